@@ -40,10 +40,10 @@ import (
 // A waiting task whose deadline passes is archived by asynq's own call: see deadline.go.
 
 // Requeues of tasks about which the limiter could not decide are spread over this range, so that
-// they do not all come back at once. Asynq's whole seconds make the longest 5 s.
+// they do not all come back at once. Asynq's whole seconds make the longest 3 s.
 const (
 	unavailableMin = time.Second
-	unavailableMax = 4 * time.Second
+	unavailableMax = 1500 * time.Millisecond
 )
 
 // Pauses between attempts to requeue while asynq's Redis does not answer, and the time limit of
@@ -220,7 +220,7 @@ func (s *Server) requeue(ctx context.Context, a attempt) error {
 	}
 	r := asynqredis.Requeued{
 		Ref: a.Ref, Message: a.message.WithDenial(reason, now),
-		At: a.denied.RetryAt, DenialID: a.denialID, Mark: a.mark,
+		At: a.denied.RetryAt, DenialID: a.denialID, Line: s.lineOf(a.denied.Request), Mark: a.mark,
 	}
 	due := false
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {

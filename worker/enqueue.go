@@ -84,8 +84,7 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueuing) {
 	byLine := map[string][]*enqueuing{}
 	for queue, es := range byQueue {
 		for _, e := range c.store(ctx, queue, es) {
-			line := c.limiter.LineOf(e.request.Policy, e.request.Tenant)
-			byLine[line] = append(byLine[line], e)
+			byLine[e.call.Line] = append(byLine[e.call.Line], e)
 		}
 	}
 	for _, line := range slices.Sorted(maps.Keys(byLine)) {
@@ -189,6 +188,7 @@ func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) []*en
 	at := asynqredis.WholeSecond(time.Now().Add(storedFor))
 	calls := make([]asynqredis.EnqueueCall, len(es))
 	for i, e := range es {
+		e.call.Line = c.limiter.LineOf(e.request.Policy, e.request.Tenant)
 		calls[i] = e.call
 	}
 	var results []asynqredis.Result

@@ -7,6 +7,7 @@
 package asynqredis
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -14,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -35,23 +37,15 @@ var lua embed.FS
 
 // scripts are those in lua, by name. One that calls keep_lock begins with lock.lua.
 var scripts = func() map[string]*redis.Script {
-	files, err := lua.ReadDir("lua")
 	all := map[string]*redis.Script{}
-	text := func(name string) string {
-		data, failed := lua.ReadFile("lua/" + name)
-		err = errors.Join(err, failed)
-		return string(data)
-	}
-	lock := text("lock.lua")
+	lock, _ := lua.ReadFile("lua/lock.lua") // the files are part of this package
+	files, _ := lua.ReadDir("lua")
 	for _, file := range files {
-		code := text(file.Name())
-		if strings.Contains(code, "keep_lock(") {
-			code = lock + code
+		code, _ := lua.ReadFile("lua/" + file.Name())
+		if bytes.Contains(code, []byte("keep_lock(")) {
+			code = slices.Concat(lock, code)
 		}
-		all[strings.TrimSuffix(file.Name(), ".lua")] = redis.NewScript(code)
-	}
-	if err != nil {
-		panic(err) // the files are part of this package
+		all[strings.TrimSuffix(file.Name(), ".lua")] = redis.NewScript(string(code))
 	}
 	return all
 }()

@@ -28,11 +28,12 @@ func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]
 	return due, nil
 }
 
-// A Move is the destination of a due task: to wait in line with a mark until a time, or without a
+// A Move is the destination of a due task: to wait in a line with a mark until a time, or without a
 // mark to where asynq forwards it.
 type Move struct {
 	ID   string
 	At   time.Time
+	Line string
 	Mark string
 }
 
@@ -45,9 +46,9 @@ func (c *Client) Forward(ctx context.Context, queue string, retried bool, moves 
 		if !move.At.IsZero() {
 			at = strconv.FormatInt(score(move.At), 10)
 		}
-		args = append(args, move.ID, at, move.Mark)
+		args = append(args, move.ID, at, move.Mark, move.Line)
 	}
-	all := keys(queue, source(retried), "scheduled", "pending")
+	all := keys(queue, source(retried), "scheduled", "pending", lines)
 	reply, err := c.run(ctx, "forward", queue, all, args...).Int64Slice()
 	if err != nil {
 		return nil, err

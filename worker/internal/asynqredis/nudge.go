@@ -10,23 +10,21 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-const nudges = "sluice:nudge" // the list in which they wait
+const (
+	nudges = "sluice:nudge" // the list in which they wait
+	lines  = "sluice:lines" // those in which tasks of a queue wait: see dequeue.lua
+)
 
-// Nudge has one idle server of the queue ask the lines of these policies now.
-func (c *Client) Nudge(ctx context.Context, queue string, policies ...string) error {
-	args := make([]any, len(policies))
-	for i, policy := range policies {
-		args[i] = policy
-	}
-	return c.run(ctx, "nudge", queue, keys(queue, nudges), args...).Err()
+// Nudge has one idle server of the queue ask each of these lines now.
+func (c *Client) Nudge(ctx context.Context, queue string, names ...any) error {
+	return c.run(ctx, "nudge", queue, keys(queue, nudges, lines), names...).Err()
 }
 
-// AwaitNudge waits for a nudge of one of the queues, for less than ReadTimeout. Unless
-// OneSlot there must be one queue. The policy is "" if no nudge came. The end of the context does
-// not end the wait.
+// AwaitNudge waits for a nudge of one of the queues, for less than ReadTimeout. Unless OneSlot there
+// must be one queue. The line is "" if no nudge came. The end of the context does not end the wait.
 func (c *Client) AwaitNudge(
 	ctx context.Context, queues []string, wait time.Duration,
-) (queue, policy string, err error) {
+) (queue, line string, err error) {
 	args := []any{"blpop"}
 	for _, queue := range queues {
 		args = append(args, prefix(queue)+nudges)
@@ -37,11 +35,8 @@ func (c *Client) AwaitNudge(
 	if errors.Is(err, redis.Nil) {
 		return "", "", nil
 	}
-	if err != nil {
+	if err != nil || len(reply) < 2 {
 		return "", "", err
-	}
-	if len(reply) != 2 {
-		return "", "", fmt.Errorf("%w: BLPOP: %d values", errReply, len(reply))
 	}
 	queue, _ = strings.CutPrefix(reply[0], "asynq:{")
 	return strings.TrimSuffix(queue, "}:"+nudges), reply[1], nil

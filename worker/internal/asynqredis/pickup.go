@@ -57,29 +57,31 @@ func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) 
 	return picks, nil
 }
 
-// DequeuePending makes up to n pending tasks of one queue active, and returns their messages, and
-// whether the queue is paused. The call is identified like that of Pick.
+// A Dequeued is the answer of DequeuePending.
+type Dequeued struct {
+	Messages  []Message
+	Paused    bool
+	Unwatched []any // lines that nobody watched: this server is to ask them
+}
+
+// DequeuePending makes up to n pending tasks of one queue active. The call is identified like that of
+// Pick. Watched are lines in which tasks of the queue wait, and that this server goes on asking.
 func (c *Client) DequeuePending(
-	ctx context.Context, queue, call string, n int,
-) (messages []Message, paused bool, err error) {
-	all := keys(queue, "sluice:dequeued:"+c.process, "pending", "paused", "active", "lease")
-	leased := time.Now().Add(LeaseFor).Unix()
-	reply, err := c.run(ctx, "dequeue", queue, all, prefix(queue)+"t:", leased, n, call).Result()
-	if err != nil {
-		return nil, false, err
+	ctx context.Context, queue, call string, n int, watched ...any) (d Dequeued, err error) {
+	all := keys(queue, "sluice:dequeued:"+c.process, lines, "pending", "paused", "active", "lease")
+	args := append([]any{prefix(queue) + "t:", time.Now().Add(LeaseFor).Unix(), n, call}, watched...)
+	reply, err := c.run(ctx, "dequeue", queue, all, args...).Slice()
+	if err != nil || len(reply) < 3 {
+		return d, err
 	}
-	list, ok := reply.([]any)
-	if !ok {
-		return nil, true, nil
+	d.Paused = reply[0] == int64(1)
+	d.Unwatched, _ = reply[1].([]any)
+	messages, _ := reply[2].([]any)
+	for _, message := range messages {
+		text, _ := message.(string)
+		d.Messages = append(d.Messages, Message(text))
 	}
-	for _, value := range list {
-		text, ok := value.(string)
-		if !ok {
-			return nil, false, fmt.Errorf("%w: dequeue: %T", errReply, value)
-		}
-		messages = append(messages, Message(text))
-	}
-	return messages, false, nil
+	return d, nil
 }
 
 // Restore puts back tasks of one queue that a call of Pick or DequeuePending made active and that
@@ -103,18 +105,19 @@ type Requeued struct {
 	Message  Message
 	At       time.Time // when forward finds it
 	DenialID string    // a repeated call has the same
+	Line     string    // in which it waits
 	Mark     string    // of its join, "" if it waits in no line
 }
 
 // Requeue puts a denied task back to wait. It reports whether the task is due now, to join its line
 // once more. Its error may be IsNotFound.
 func (c *Client) Requeue(ctx context.Context, r Requeued) (due bool, err error) {
-	all := keys(r.Queue, "active", "lease", "scheduled", "t:"+r.ID)
+	all := keys(r.Queue, "active", "lease", "scheduled", "t:"+r.ID, lines)
 	if lock := r.Message.UniqueKey(); lock != "" {
 		all = append(all, lock)
 	}
 	n, err := scripts["requeue"].Run(ctx, c.redis, all,
-		r.ID, []byte(r.Message), score(r.At), until(r.At), r.DenialID, r.Mark).Int()
+		r.ID, []byte(r.Message), score(r.At), until(r.At), r.DenialID, r.Mark, r.Line).Int()
 	return n == 2, err
 }
 

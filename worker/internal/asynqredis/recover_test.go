@@ -22,7 +22,7 @@ func TestTasksThatNeverStartedGoBack(t *testing.T) {
 			_, err = dead.Pick(s.Context(), queue, dead.Call(), s.waiting(ids...))
 			s.ok(err)
 		}
-		_, _, err = dead.DequeuePending(s.Context(), queue, dead.Call(), 1)
+		_, err = dead.DequeuePending(s.Context(), queue, dead.Call(), 1)
 		s.ok(err)
 		_, err = another.Pick(s.Context(), queue, another.Call(), s.waiting("another's"))
 		s.ok(err)

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
@@ -189,14 +191,17 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 		}
 		s.redis.RPush(s.Context(), "asynq:{default}:pending", "left behind")
 		call := s.Call()
-		first, paused, err := s.DequeuePending(s.Context(), queue, call, 4)
-		s.ok(err)
-		if got := ids(first); got != "[a b c d:e 5]" || paused {
-			t.Errorf("dequeued %s, paused %v", got, paused)
+		dequeue := func(call string, n int) asynqredis.Dequeued {
+			d, err := s.DequeuePending(s.Context(), queue, call, n)
+			s.ok(err)
+			return d
 		}
-		again, _, err := s.DequeuePending(s.Context(), queue, call, 4)
-		s.ok(err)
-		if got := ids(again); got != "[a b c d:e 5]" {
+		first := dequeue(call, 4)
+		if got := ids(first.Messages); got != "[a b c d:e 5]" || first.Paused {
+			t.Errorf("dequeued %s, paused %v", got, first.Paused)
+		}
+		again := dequeue(call, 4)
+		if got := ids(again.Messages); got != "[a b c d:e 5]" {
 			t.Errorf("repeated: %s", got)
 		}
 		s.wantStates("a active, b active, c d:e 5 active, f pending, g pending")
@@ -205,18 +210,58 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 		s.ok(s.Restore(s.Context(), queue, call, []string{"b", "c d:e 5", "f", "nobody"}, time.Time{}))
 		s.wantStates("a active, b pending, c d:e 5 pending, f pending, g pending")
 		s.ok(s.inspector.PauseQueue(queue))
-		if messages, paused, err := s.DequeuePending(s.Context(), queue, s.Call(), 4); len(messages) > 0 || !paused || err != nil {
-			t.Errorf("of a paused queue: %v, %v, %v", messages, paused, err)
+		if d := dequeue(s.Call(), 4); len(d.Messages) > 0 || !d.Paused {
+			t.Errorf("of a paused queue: %v", d)
 		}
 		s.ok(s.inspector.UnpauseQueue(queue))
-		rest, _, err := s.DequeuePending(s.Context(), queue, s.Call(), 64)
-		s.ok(err)
-		if got := ids(rest); got != "[b c d:e 5 f g]" {
+		if d := dequeue(s.Call(), 0); len(d.Messages) > 0 {
+			t.Errorf("of those asked for: %v", d)
+		}
+		rest := dequeue(s.Call(), 64)
+		if got := ids(rest.Messages); got != "[b c d:e 5 f g]" {
 			t.Errorf("what was put back is not the next: %s", got)
 		}
-		if none, paused, err := s.DequeuePending(s.Context(), queue, s.Call(), 64); len(none) > 0 || paused || err != nil {
-			t.Errorf("of an empty queue: %v, %v, %v", none, paused, err)
+		if d := dequeue(s.Call(), 64); len(d.Messages) > 0 || d.Paused {
+			t.Errorf("of an empty queue: %v", d)
 		}
+	})
+}
+
+// A line is listed when a server is nudged, or a task comes to rest. Of the servers that look, each in
+// turn is told of a line that nobody watches. It leaves the list when five were told in vain.
+func TestLinesThatNobodyWatchesAreFound(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		c := asynqredis.New(client)
+		look := func(want string, watched ...any) {
+			t.Helper()
+			d, err := c.DequeuePending(t.Context(), queue, c.Call(), 0, watched...)
+			if got := fmt.Sprint(d.Unwatched); got != want || err != nil {
+				t.Errorf("nobody watches %s, want %s, %v", got, want, err)
+			}
+		}
+		nudge := func(lines ...any) {
+			t.Helper()
+			if err := c.Nudge(t.Context(), queue, lines...); err != nil {
+				t.Error(err)
+			}
+		}
+		lapse := func() { time.Sleep(1600 * time.Millisecond) }
+		look("[]")
+		nudge("a", "b")
+		look("[a b]")
+		look("[]")
+		nudge("a")
+		look("[a]", "b") // b is watched once more
+		look("[]")
+		for range 4 { // until somebody was told of a for the fifth time
+			lapse()
+			look("[b a]")
+		}
+		lapse()
+		look("[b]")
+		lapse()
+		look("[]")
 	})
 }
 
@@ -294,7 +339,7 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 func TestNudgesNameEachPolicyOnce(t *testing.T) {
 	each(t, func(s *site) {
 		ctx := s.Context()
-		for _, policies := range [][]string{{"a", "b"}, {"a"}, {"c"}} {
+		for _, policies := range [][]any{{"a", "b"}, {"a"}, {"c"}} {
 			s.ok(s.Nudge(ctx, queue, policies...))
 		}
 		var got []string

@@ -44,12 +44,12 @@ func JoinedAt(mark string) time.Time {
 func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, at time.Time) ([]Result, error) {
 	results := make([]Result, 0, len(tasks))
 	now, call := time.Now(), c.Call()
-	into := keys(queue, "scheduled")
+	into := keys(queue, "scheduled", lines)
 	if m, ok := MembersOf(ctx); ok {
 		into = append(into, m.keys("", ":stored")...)
 	}
 	for some := range slices.Chunk(tasks, maxBatch) {
-		args := make([]any, 0, 3+4*len(some))
+		args := make([]any, 0, 3+5*len(some))
 		args = append(args, prefix(queue)+"t:", score(at), until(at))
 		for i, task := range some {
 			lock := ""
@@ -57,7 +57,7 @@ func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, a
 				lock = strconv.Itoa(task.LockFor) + ":" + task.Lock
 			}
 			mark := Mark(task.Message.JoinKey(), now, call+"."+strconv.Itoa(len(results)+i))
-			args = append(args, task.ID, []byte(task.Message), mark, lock)
+			args = append(args, task.ID, []byte(task.Message), mark, lock, task.Line)
 		}
 		reply, err := c.run(ctx, "store", queue, into, args...).Int64Slice()
 		if err != nil {

@@ -3,21 +3,40 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// aheadFrom is how many slots that become free soon start a fetch ahead.
-const aheadFrom = 8
+const (
+	// batchMax is the most tasks that one take or dequeue asks for. More cost Redis less for each, and
+	// each waits longer for the others.
+	batchMax = 20
+
+	// soon is how long a task that is taken may wait for a slot, about. soonMax is the most tasks that
+	// do.
+	soon    = 10 * time.Millisecond
+	soonMax = 64
+
+	// bufferFor is how long a task is kept ready for a slot.
+	bufferFor = 500 * time.Millisecond
+
+	// pendingFor is how many hand-outs from the line earn pending tasks one.
+	pendingFor = 3
+)
 
 // A fetch is one call that makes tasks of a queue active: a pick of tickets that were taken from a
 // line, or a dequeue of pending tasks.
 type fetch struct {
+	group  *group
 	queue  string
 	callID string // by which it can be repeated, and its tasks put back
-	n      int    // the most tasks of a dequeue
+
+	n       int   // the most tasks of a dequeue
+	watched []any // lines that this server watches, to be said by a dequeue
 
 	line    string // of a pick; "" for a dequeue
 	tickets []throttle.TakenTicket
@@ -29,6 +48,109 @@ type fetch struct {
 	ready []Task    // that are active in asynq's Redis and run nowhere yet, the next first
 }
 
+// A buffer has the tasks that are ready for a slot, and counts the slots.
+type buffer struct {
+	sync.Mutex
+	fetched []*fetch    // with tasks to hand out, the next first
+	lost    []*fetch    // whose reply has not come
+	recent  []time.Time // of the last hand-outs
+	running int         // tasks handed out that have not ended
+	slots   int
+}
+
+// wanted returns how many tasks to take at once: one for each free slot, or more if slots become
+// free quickly. It returns, too, how many turns before lines the pending tasks of a group have earned.
+func (b *buffer) wanted(g *group) (n, turns int) {
+	b.Lock()
+	defer b.Unlock()
+	ready := 0
+	for _, f := range b.fetched {
+		ready += len(f.ready)
+	}
+	b.recent = slices.DeleteFunc(b.recent, func(at time.Time) bool { return time.Since(at) > soon })
+	n = max(1, b.slots-b.running, min(len(b.recent), soonMax)-ready)
+	return min(n, batchMax), g.earned / pendingFor
+}
+
+// handOut returns the next task that is ready.
+func (b *buffer) handOut() (task Task, ok bool) {
+	b.Lock()
+	defer b.Unlock()
+	if len(b.fetched) == 0 {
+		return Task{}, false
+	}
+	from := b.fetched[0]
+	task, from.ready = from.ready[0], from.ready[1:]
+	if len(from.ready) == 0 {
+		b.fetched = b.fetched[1:]
+	}
+	b.recent = append(b.recent, time.Now())
+	b.running++
+	if from.line != "" {
+		from.group.earned++
+	} else {
+		from.group.earned = max(0, from.group.earned-pendingFor)
+	}
+	return task, true
+}
+
+// noPending notes that there is no pending task to take a turn.
+func (b *buffer) noPending(g *group) {
+	b.Lock()
+	defer b.Unlock()
+	g.earned = 0
+}
+
+// Ended frees the slot of a task that was handed out.
+func (d *Dispatcher) Ended() {
+	d.buffer.Lock()
+	defer d.buffer.Unlock()
+	d.buffer.running--
+}
+
+// load returns whether no slot is free, and when the first tasks were ready that still are.
+func (b *buffer) load() (full bool, ready time.Time) {
+	b.Lock()
+	defer b.Unlock()
+	if len(b.fetched) > 0 {
+		ready = b.fetched[0].at
+	}
+	return b.running >= b.slots, ready
+}
+
+// put notes the answer of a fetch. Open reports whether one of the same line has no answer.
+func (b *buffer) put(f *fetch, ready []Task, err error) (open bool) {
+	b.Lock()
+	defer b.Unlock()
+	if err != nil {
+		b.lost = append(b.lost, f)
+	} else if len(ready) > 0 {
+		f.at, f.ready = time.Now(), ready
+		b.fetched = append(b.fetched, f)
+	}
+	return slices.ContainsFunc(b.lost, func(l *fetch) bool { return l.line == f.line })
+}
+
+// lostOne removes and returns a fetch whose reply has not come, or nil.
+func (b *buffer) lostOne() (f *fetch) {
+	b.Lock()
+	defer b.Unlock()
+	if len(b.lost) > 0 {
+		f, b.lost = b.lost[0], b.lost[1:]
+	}
+	return f
+}
+
+// since removes and returns the fetches whose tasks have been ready since before a time.
+func (b *buffer) since(before time.Time) (old []*fetch) {
+	b.Lock()
+	defer b.Unlock()
+	for len(b.fetched) > 0 && !b.fetched[0].at.After(before) {
+		old, b.fetched = append(old, b.fetched[0]), b.fetched[1:]
+	}
+	return old
+}
+
 // fetch makes a call, and returns how many tasks it has made ready. If it gets no answer it must be
 // repeated before anything else, as some tasks may be active.
 func (d *Dispatcher) fetch(ctx context.Context, f *fetch) (n int, err error) {
@@ -37,134 +159,19 @@ func (d *Dispatcher) fetch(ctx context.Context, f *fetch) (n int, err error) {
 		call = d.dequeue
 	}
 	ready, err := call(ctx, f)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	switch {
-	case err != nil:
-		d.lost = append(d.lost, f)
-		if timer := d.acks[f.line]; timer != nil {
-			timer.Stop()
-		}
-		return 0, err
-	case f.line != "":
-		d.acknowledgeLater(f.line)
+	if open := d.buffer.put(f, ready, err); f.line != "" {
+		d.lines.picked(f.group, f.line, open)
 	}
-	if len(ready) > 0 {
-		f.at, f.ready = time.Now(), ready
-		d.buffer = append(d.buffer, f)
-		d.expiry.Reset(bufferFor)
-	}
-	return len(ready), nil
-}
-
-// handOut returns the next task that is ready. Answered means that the previous call already found
-// all queues empty, so this one returns at once.
-func (d *Dispatcher) handOut() (task Task, ok, answered bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if len(d.buffer) == 0 {
-		if answered = d.skips > 0; answered {
-			d.skips--
-		}
-		return Task{}, false, answered
-	}
-	from := d.buffer[0]
-	task, from.ready = from.ready[0], from.ready[1:]
-	if len(from.ready) == 0 {
-		d.buffer = d.buffer[1:]
-	}
-	d.skips = 0
-	d.pace.note(time.Now(), d.running)
-	d.running++
-	g := d.groupOf(task.Queue)
-	if from.line != "" {
-		g.earned++
-	} else {
-		g.earned = max(0, g.earned-pendingFor)
-	}
-	if d.running >= d.Concurrency {
-		d.passOnLater()
-	}
-	return task, true, false
-}
-
-// buffered returns how many tasks are ready. The lock is held.
-func (d *Dispatcher) buffered() (n int) {
-	for _, f := range d.buffer {
-		n += len(f.ready)
-	}
-	return n
-}
-
-// fetchAhead makes the next tasks ready in the background while slots become free quickly, so that
-// they do not wait for Redis.
-func (d *Dispatcher) fetchAhead() {
-	d.mu.Lock()
-	soon := d.freeSoon()
-	ahead := d.full && !d.fetching && !d.closed && !d.isStopped() &&
-		soon >= aheadFrom && d.buffered() <= soon/3
-	d.fetching = d.fetching || ahead
-	d.mu.Unlock()
-	if !ahead {
-		return
-	}
-	d.inBackground(func() {
-		d.rounds <- struct{}{}
-		err := d.round(d.ctx)
-		<-d.rounds
-		d.mu.Lock()
-		d.fetching, d.full = false, d.full && err == nil // Next meets the same trouble
-		d.mu.Unlock()
-		if d.isStopped() {
-			d.Later(d.empty)
-		}
-	})
-}
-
-// roundUnlessReady makes a round, unless the round that was under way has made tasks ready.
-func (d *Dispatcher) roundUnlessReady(ctx context.Context) error {
-	d.rounds <- struct{}{}
-	defer func() { <-d.rounds }()
-	d.mu.Lock()
-	ready := len(d.buffer) > 0
-	d.mu.Unlock()
-	if ready {
-		return nil
-	}
-	return d.round(ctx)
-}
-
-// expire puts back tasks for which no slot has become free.
-func (d *Dispatcher) expire() {
-	d.Later(func(ctx context.Context) error { return d.restore(ctx, time.Now().Add(-bufferFor)) })
+	return len(ready), err
 }
 
 // restore puts back tasks that have been ready since before the given time, and their tickets to
 // their ranks. Tasks that cannot be put back stay ready.
-func (d *Dispatcher) restore(ctx context.Context, before time.Time) error {
-	var old, kept []*fetch
-	d.mu.Lock()
-	for _, f := range d.buffer {
-		if f.at.After(before) {
-			kept = append(kept, f)
-		} else {
-			old = append(old, f)
-		}
-	}
-	if d.buffer = kept; len(kept) > 0 {
-		d.expiry.Reset(max(time.Millisecond, time.Until(kept[0].at.Add(bufferFor))))
-	}
-	d.mu.Unlock()
-	var failed error
-	for _, f := range old {
+func (d *Dispatcher) restore(ctx context.Context, before time.Time) (failed error) {
+	for _, f := range d.buffer.since(before) {
 		if err := d.undo(ctx, f); err != nil {
 			failed = errors.Join(failed, err)
-			d.mu.Lock()
-			d.buffer = append([]*fetch{f}, d.buffer...)
-			if !d.closed {
-				d.expiry.Reset(bufferFor)
-			}
-			d.mu.Unlock()
+			d.buffer.put(f, f.ready, nil)
 		}
 	}
 	return failed
@@ -203,26 +210,15 @@ func (d *Dispatcher) undo(ctx context.Context, f *fetch) error {
 func (d *Dispatcher) empty(ctx context.Context) error {
 	_, failed := d.askAgain(ctx)
 	failed = errors.Join(failed, d.restore(ctx, time.Now()))
-	d.acknowledgeAll()
+	d.tend()
 	return failed
-}
-
-func tasksOf(queue string, messages []asynqredis.Message) []Task {
-	tasks := make([]Task, len(messages))
-	for i, m := range messages {
-		tasks[i] = Task{Ref: asynqredis.Ref{Queue: queue, ID: m.ID()}, Message: m}
-	}
-	return tasks
 }
 
 // putBack returns tickets to their ranks, with their units, and asks their line after the given
 // time. One that was taken without units has no rank in the line as it is now: its task, which is at
 // rest, is due at once, and joins again.
 func (d *Dispatcher) putBack(line, queue string, again time.Duration, tickets []throttle.TakenTicket) {
-	if len(tickets) == 0 {
-		return
-	}
-	d.Later(func(ctx context.Context) error {
+	d.back(line, queue, again, tickets, func(ctx context.Context) error {
 		var without []asynqredis.Arranged
 		for _, t := range tickets {
 			if !t.Decision.Granted {
@@ -236,24 +232,27 @@ func (d *Dispatcher) putBack(line, queue string, again time.Duration, tickets []
 			}
 			d.WakeAt(queue, time.Now())
 		}
-		err := d.Limiter.Line(line).PutBack(ctx, tickets)
-		if err == nil {
-			d.Expect(line, queue, again)
-		}
-		return err
+		return d.Limiter.Line(line).PutBack(ctx, tickets)
 	})
 }
 
 // GiveBack refunds tickets that leave, in the background, and asks their line again: other tickets
 // may fit.
 func (d *Dispatcher) GiveBack(line, queue string, tickets ...throttle.TakenTicket) {
+	d.back(line, queue, 0, tickets, func(ctx context.Context) error {
+		return d.Limiter.Line(line).Refund(ctx, tickets)
+	})
+}
+
+func (d *Dispatcher) back(
+	line, queue string, again time.Duration, tickets []throttle.TakenTicket, give func(context.Context) error) {
 	if len(tickets) == 0 {
 		return
 	}
 	d.Later(func(ctx context.Context) error {
-		err := d.Limiter.Line(line).Refund(ctx, tickets)
+		err := give(ctx)
 		if err == nil {
-			d.Expect(line, queue, 0)
+			d.Expect(line, queue, again)
 		}
 		return err
 	})

@@ -4,42 +4,29 @@
 // lines.
 //
 // It knows throttle and asynqredis, and not asynq itself. To follow a task, read [Dispatcher.Next],
-// then round.go, take.go, pick.go and buffer.go; wait.go is for when there is none.
+// then round.go, lines.go, take.go, pick.go and buffer.go; wait.go is for when there is none, and
+// schedule.go says when a line is asked.
 package dispatch
 
 import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
-	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 const (
-	// batchMax is the most tasks that one take or dequeue asks for. More cost Redis less for each, and
-	// each waits longer for the others.
-	batchMax = 20
-
-	// soon is how long a task that is taken may wait for a slot, about. soonMax is the most tasks that
-	// do.
-	soon    = 10 * time.Millisecond
-	soonMax = 64
-
-	// bufferFor is how long a task is kept ready for a slot.
-	bufferFor = 500 * time.Millisecond
-
 	// fallbackMin is how long after its expected start forward looks at a waiting task.
 	fallbackMin = 2 * time.Minute
 
 	// stoppedPause is the pause of a call after Stop: asynq calls again at once.
 	stoppedPause = 20 * time.Millisecond
 
-	// troubleTimeout bounds calls that clean up.
-	troubleTimeout = 5 * time.Second
+	// errorPause is the pause after an error of asynq's Redis: asynq calls again at once.
+	errorPause = 100 * time.Millisecond
 )
 
 // A Limiter has lines: see Lines. A line has the name of its policy, unless that has shards.
@@ -106,66 +93,33 @@ type Task struct {
 // A Dispatcher serves one asynq server. It is safe for concurrent use.
 type Dispatcher struct {
 	Config
-	groups []*group // of queues, in the order of their importance
-
-	ctx     context.Context // ends when it is closed
-	cancel  context.CancelFunc
-	serving context.Context // ends when no more tasks are handed out
-	stop    context.CancelFunc
-	stopped sync.Once
-	emptied chan struct{} // closed when, after stop, all that was ready is put back
-	wake    chan struct{} // something has changed while Next waits
-	busy    sync.WaitGroup
-	rounds  chan struct{} // full during a round; no mutex: fake time stands still while one is waited for
-
-	mu        sync.Mutex
-	acks      map[string]*time.Timer // by line, of takes that are not acknowledged
-	buffer    []*fetch               // with tasks to hand out, the next first
-	closed    bool
-	emptyAt   time.Time                    // when the next of the empty lines is asked
-	expiry    *time.Timer                  // of the buffer
-	fetching  bool                         // a round is under way ahead of time
-	full      bool                         // the last take or dequeue got all that it asked for
-	listening map[string]bool              // the listeners that run, by their first queue
-	lost      []*fetch                     // whose reply has not come
-	lostIn    map[string]bool              // the queues of which Lost was called
-	noJoins   time.Time                    // when a join of forward failed last
-	pace      pace                         // at which slots become free
-	passing   bool                         // passOn runs
-	passOn    *time.Timer                  // of appointments that cannot be kept
-	paused    map[string]time.Time         // when to look again whether the queue is paused
-	running   int                          // tasks handed out that have not ended
-	silence   outage.Backoff               // of the limiter as a whole
-	skips     int                          // calls of this pass that are answered already
-	stuck     map[asynqredis.Ref]time.Time // since when tasks were active that were to be picked
-	waiting   bool                         // Next waits, and nudges are for it
-	wakes     map[wakeUp]bool
+	*background
+	buffer   buffer      // what is ready to run, and for how many slots
+	forwards forwards    // what forward has found
+	lines    lines       // when to ask which line
+	nudges   nudges      // what ends a wait
+	rounds   rounds      // what is known of queues and their tasks
+	tending  *time.Timer // of tend, for when Next is not called
 }
 
 // New returns a dispatcher. It makes no call before its first use.
 func New(c Config) *Dispatcher {
-	ctx, cancel := context.WithCancel(context.Background())
 	d := &Dispatcher{
-		Config:    c,
-		acks:      map[string]*time.Timer{},
-		cancel:    cancel,
-		ctx:       ctx,
-		emptied:   make(chan struct{}),
-		groups:    groups(c.Queues, c.Strict),
-		listening: map[string]bool{},
-		lostIn:    map[string]bool{},
-		paused:    map[string]time.Time{},
-		rounds:    make(chan struct{}, 1),
-		stuck:     map[asynqredis.Ref]time.Time{},
-		wake:      make(chan struct{}, 1),
-		wakes:     map[wakeUp]bool{},
+		Config:     c,
+		background: newBackground(),
+		buffer:     buffer{slots: c.Concurrency},
+		forwards:   forwards{lostIn: map[string]bool{}, wakeUps: map[wakeUp]bool{}},
+		lines:      lines{groups: groups(c.Queues, c.Strict)},
+		nudges:     nudges{wake: make(chan struct{}, 1), listening: map[string]bool{}},
+		rounds:     rounds{paused: map[string]bool{}, stuck: map[asynqredis.Ref]time.Time{}},
 	}
-	d.serving, d.stop = context.WithCancel(ctx)
-	d.expiry = time.AfterFunc(time.Hour, d.expire)
-	d.expiry.Stop()
-	d.passOn = time.AfterFunc(time.Hour, d.passOnAppointments)
-	d.passOn.Stop()
-	d.emptyAt = time.Now().Add(emptyEvery)
+	d.tending = time.AfterFunc(waitMax, func() {
+		if d.ctx.Err() == nil {
+			again, _ := d.tend()
+			d.tending.Reset(max(keptFor, time.Until(sooner(again, time.Now().Add(waitMax)))))
+		}
+	})
+	d.tending.Stop()
 	return d
 }
 
@@ -174,53 +128,32 @@ func New(c Config) *Dispatcher {
 // up to a second and returns false. Errors are those of asynq's Redis. An unavailable limiter is no
 // error.
 func (d *Dispatcher) Next(ctx context.Context) (Task, bool, error) {
-	task, ok, answered := d.handOut()
-	if ok {
-		d.fetchAhead()
-	}
-	if ok || answered {
-		return task, ok, nil
-	}
-	for end := time.Now().Add(waitMax); ; d.wait(end) {
+	for end := time.Now().Add(waitMax); ; {
+		if task, ok := d.buffer.handOut(); ok {
+			d.tending.Reset(keptFor)
+			return task, true, nil
+		}
 		if d.isStopped() {
 			d.sleep(stoppedPause)
 			return Task{}, false, nil
 		}
-		if err := d.roundUnlessReady(ctx); err != nil {
+		switch found, err := d.round(ctx); {
+		case err != nil:
 			d.sleep(errorPause)
 			return Task{}, false, err
-		}
-		if task, ok, _ := d.handOut(); ok {
-			return task, true, nil
-		}
-		if !time.Now().Before(end) {
-			d.mu.Lock()
-			d.skips = len(d.Queues) - 1
-			d.mu.Unlock()
+		case !found && !time.Now().Before(end):
 			return Task{}, false, nil
+		case !found:
+			d.wait(end)
 		}
 	}
 }
 
-// errorPause is the pause after an error of asynq's Redis: asynq calls again at once.
-const errorPause = 100 * time.Millisecond
-
-// Ended frees the slot of a task that was handed out.
-func (d *Dispatcher) Ended() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.pace.note(time.Now(), d.running)
-	d.pace.end()
-	d.running--
-}
-
-// Stop hands out no more tasks. Tasks that are ready go back to where they were, in the background.
+// Stop hands out no more tasks. In the background, tasks that are ready go back to where they were,
+// and other servers are asked to keep this one's appointments.
 func (d *Dispatcher) Stop() {
 	d.stopped.Do(func() {
 		d.stop()
-		d.mu.Lock()
-		d.passOn.Stop()
-		d.mu.Unlock()
 		d.Later(func(ctx context.Context) error {
 			err := d.empty(ctx)
 			if err == nil {
@@ -244,63 +177,8 @@ func (d *Dispatcher) Drain(ctx context.Context) {
 // Close stops, and waits for calls under way. A call that fails is not repeated any more.
 func (d *Dispatcher) Close() {
 	d.Stop()
-	d.cancel()
-	d.mu.Lock()
-	d.closed = true
-	d.expiry.Stop()
-	for _, timer := range d.acks {
-		timer.Stop()
-	}
-	d.mu.Unlock()
-	d.busy.Wait()
-}
-
-func (d *Dispatcher) isStopped() bool { return d.serving.Err() != nil }
-
-func (d *Dispatcher) sleep(pause time.Duration) {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-d.ctx.Done():
-	}
-}
-
-// Later makes a call in the background, and repeats it for ten seconds while it fails.
-func (d *Dispatcher) Later(do func(context.Context) error) {
-	d.inBackground(func() {
-		pause := 50 * time.Millisecond
-		for end := time.Now().Add(2 * troubleTimeout); ; pause = min(2*pause, time.Second) {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
-			err := do(ctx)
-			cancel()
-			if err == nil || d.ctx.Err() != nil || time.Now().After(end) {
-				return
-			}
-			d.sleep(pause)
-		}
-	})
-}
-
-// inBackground runs a function for which Close waits. After Close it runs the function at once.
-func (d *Dispatcher) inBackground(run func()) {
-	d.mu.Lock()
-	closed := d.closed
-	if !closed {
-		d.busy.Go(run)
-	}
-	d.mu.Unlock()
-	if closed {
-		run()
-	}
-}
-
-// signal ends a wait of Next. The lock is held.
-func (d *Dispatcher) signal() {
-	select {
-	case d.wake <- struct{}{}:
-	default:
-	}
+	d.tending.Stop()
+	d.close()
 }
 
 // Fallback returns when a waiting task is looked at even if nobody has taken it: two minutes after its

@@ -2,7 +2,6 @@ package dispatch
 
 const (
 	BatchMax       = batchMax
-	EmptyEvery     = emptyEvery
 	PendingFor     = pendingFor
 	StoppedPause   = stoppedPause
 	StuckMax       = stuckMax

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -18,9 +19,26 @@ const (
 	// joinTimeout bounds their join.
 	joinTimeout = 2 * time.Second
 
-	// unavailableFor is when forward looks again at a task that could not join.
-	unavailableFor = 10 * time.Second
+	// unavailableFor is when forward looks again at a task that could not join, or later, as it looks
+	// at one every unavailableEvery.
+	unavailableFor   = time.Second
+	unavailableEvery = 200 * time.Microsecond
 )
+
+// Forwards have what forward found.
+type forwards struct {
+	sync.Mutex
+	failed  time.Time       // when a join failed last
+	next    time.Time       // when to look again at the next task that could not join
+	lostIn  map[string]bool // the queues of which Lost was called
+	wakeUps map[wakeUp]bool // that are to come
+}
+
+// A wakeUp is a second at which a queue is forwarded, before asynq does so.
+type wakeUp struct {
+	queue  string
+	second int64
+}
 
 // Forward moves the due tasks of a queue, either scheduled ones or those to retry. Tasks that a
 // policy matches join its line, and the others become pending. It returns how many it has moved. If
@@ -65,6 +83,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		line := d.Limiter.LineOf(r.Policy, r.Tenant)
 		joined := asynqredis.JoinedAt(move.Mark)
 		stood := !retried && move.Mark == task.Mark && now.Sub(joined) >= fallbackMin-time.Second
+		move.Line = line
 		joins[line] = append(joins[line], joining{match, i, task.Message, stood, joined})
 	}
 	moved, lost := d.Asynq.Forward(ctx, queue, retried, moves)
@@ -128,13 +147,16 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	}
 	var arranged []asynqredis.Arranged
 	nudge, pending := false, false
-	now := time.Now()
+	now, again := time.Now(), time.Time{}
 	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
 	if err != nil && !removed {
 		d.Failed(line, unavailable(err))
-		d.mu.Lock()
-		d.noJoins = now
-		d.mu.Unlock()
+		d.forwards.Lock()
+		d.forwards.failed = now
+		again = later(d.forwards.next, now.Add(unavailableFor))
+		d.forwards.next = again.Add(time.Duration(len(all)) * unavailableEvery)
+		d.forwards.Unlock()
+		d.WakeAt(queue, again)
 		d.Expect(line, queue, 0) // the tickets may be in line all the same
 	}
 	for i, j := range all {
@@ -142,7 +164,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 		to := asynqredis.Arranged{Waiting: task}
 		switch {
 		case err != nil && !removed && !j.FailOpen:
-			to.At = now.Add(unavailableFor)
+			to.At = again
 		case err != nil, places[i].Exempt, places[i].Err != nil: // the middleware returns it
 			pending = true
 		default:
@@ -177,10 +199,10 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 // lostTicket reports, once for each queue, that a task which joined a line at a time stood in none. If
 // a join has failed since, that may have been its own.
 func (d *Dispatcher) lostTicket(queue, line string, joined time.Time) {
-	d.mu.Lock()
-	report := !d.lostIn[queue] && d.noJoins.Before(joined)
-	d.lostIn[queue] = d.lostIn[queue] || report
-	d.mu.Unlock()
+	d.forwards.Lock()
+	report := !d.forwards.lostIn[queue] && d.forwards.failed.Before(joined)
+	d.forwards.lostIn[queue] = d.forwards.lostIn[queue] || report
+	d.forwards.Unlock()
 	if report {
 		d.Lost(queue, line)
 	}
@@ -200,12 +222,31 @@ func isOfOne(err error) bool {
 	return true
 }
 
-// pendingNow has Next look for pending tasks at once.
-func (d *Dispatcher) pendingNow(queue string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.groupOf(queue).pollAt = time.Time{}
-	if d.waiting {
-		d.signal()
+// WakeAt forwards a queue at the given time, when a task that waits in no line becomes due: in the
+// past, at once.
+func (d *Dispatcher) WakeAt(queue string, at time.Time) {
+	if at.After(time.Now()) {
+		at = asynqredis.WholeSecond(at)
 	}
+	w := wakeUp{queue, at.Unix()}
+	d.forwards.Lock()
+	defer d.forwards.Unlock()
+	if d.forwards.wakeUps[w] {
+		return
+	}
+	d.forwards.wakeUps[w] = true
+	time.AfterFunc(time.Until(at), func() {
+		d.forwards.Lock()
+		delete(d.forwards.wakeUps, w)
+		d.forwards.Unlock()
+		if d.isStopped() {
+			return
+		}
+		d.inBackground(func() {
+			for n, err := 1, error(nil); n > 0 && err == nil && !d.isStopped(); {
+				// If it fails asynq's forwarder does it.
+				n, err = d.Forward(context.WithoutCancel(d.ctx), queue, false)
+			}
+		})
+	})
 }

@@ -3,7 +3,6 @@ package dispatch
 import (
 	"context"
 	"maps"
-	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -20,36 +19,19 @@ const (
 	stuckMax = time.Second
 )
 
-// picksOf groups taken tickets by queue.
-func (d *Dispatcher) picksOf(l *line, taken throttle.Taken, sent time.Time) []*fetch {
-	var all []*fetch
-	byQueue := map[string]*fetch{}
-	for _, ticket := range taken.Tickets {
-		f := byQueue[ticket.Queue]
-		if f == nil {
-			_, queue, _ := strings.Cut(ticket.Queue, "/")
-			f = &fetch{line: l.name, queue: queue, callID: d.Asynq.Call(), sent: sent, taken: taken.At}
-			byQueue[ticket.Queue] = f
-			all = append(all, f)
-		}
-		f.tickets = append(f.tickets, ticket)
-	}
-	return all
-}
-
 // pick returns the tasks of tickets, and handles the tickets whose tasks cannot be picked.
 func (d *Dispatcher) pick(ctx context.Context, f *fetch) ([]Task, error) {
 	now := time.Now()
 	wanted := make([]asynqredis.Waiting, len(f.tickets))
-	d.mu.Lock()
+	d.rounds.Lock()
 	for i, ticket := range f.tickets {
-		since, stuck := d.stuck[asynqredis.Ref{Queue: f.queue, ID: ticket.ID}]
+		since, stuck := d.rounds.stuck[asynqredis.Ref{Queue: f.queue, ID: ticket.ID}]
 		wanted[i] = asynqredis.Waiting{
 			ID: ticket.ID, JoinKey: ticket.Key,
 			Left: !ticket.Decision.Granted || stuck && now.Sub(since) > stuckMax,
 		}
 	}
-	d.mu.Unlock()
+	d.rounds.Unlock()
 	picks, err := d.Asynq.Pick(ctx, f.queue, f.callID, wanted)
 	if err != nil {
 		return nil, err
@@ -76,7 +58,7 @@ func (d *Dispatcher) pick(ctx context.Context, f *fetch) ([]Task, error) {
 				back, again = append(back, ticket), max(again, stuckPause, d.stuckFor(ref, now))
 			}
 		case asynqredis.Paused:
-			d.notePaused(f.queue)
+			d.setPaused(f.queue, true)
 			back, again = append(back, ticket), pausedFor
 		default: // a pending one reserves when it is picked up
 			gone = append(gone, ticket)
@@ -90,15 +72,14 @@ func (d *Dispatcher) pick(ctx context.Context, f *fetch) ([]Task, error) {
 // stuckFor returns for how long a task has been active whose ticket was taken. It may be about to come
 // to rest.
 func (d *Dispatcher) stuckFor(ref asynqredis.Ref, now time.Time) time.Duration {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	maps.DeleteFunc(d.stuck, func(_ asynqredis.Ref, since time.Time) bool {
-		return now.Sub(since) > 2*stuckMax
-	})
-	since, known := d.stuck[ref]
+	d.rounds.Lock()
+	defer d.rounds.Unlock()
+	stuck := d.rounds.stuck
+	maps.DeleteFunc(stuck, func(_ asynqredis.Ref, since time.Time) bool { return now.Sub(since) > 2*stuckMax })
+	since, known := stuck[ref]
 	if !known {
 		since = now
-		d.stuck[ref] = now
+		stuck[ref] = now
 	}
 	return now.Sub(since)
 }

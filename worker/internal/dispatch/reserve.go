@@ -10,7 +10,7 @@ import (
 
 // reserve reserves for pending tasks of one queue that were dequeued together, in one call for each
 // line. So no slot waits for it. A task that gets no decision here gets one in the middleware.
-func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
+func (d *Dispatcher) reserve(ctx context.Context, g *group, queue string, tasks []Task) {
 	identity, err := d.Asynq.Identity(ctx)
 	if err != nil {
 		return
@@ -30,7 +30,7 @@ func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
 		of[line] = append(of[line], i)
 	}
 	for line, all := range requests {
-		l := d.answering(line, queue, time.Now())
+		l := d.lines.answering(g, line, time.Now())
 		if l == nil {
 			continue
 		}
@@ -47,15 +47,4 @@ func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
 			}
 		}
 	}
-}
-
-// answering returns the line of a name for a queue, or nil while the limiter does not answer.
-func (d *Dispatcher) answering(name, queue string, now time.Time) *line {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	l := d.groupOf(queue).lines[name]
-	if l == nil || now.Before(l.Until) || now.Before(d.silence.Until) {
-		return nil
-	}
-	return l
 }

@@ -17,8 +17,23 @@ type share struct {
 	pruned int                // how many were left when those were dropped that are not later
 }
 
-// had notes tickets that were taken.
-func (s *share) had(tickets []throttle.TakenTicket) {
+// family is the policy of a line, which its other shards have too.
+func (l *line) family() string { return throttle.PolicyOf(l.name) }
+
+// had returns how much the tenants of a line have had. Nobody saves up turns.
+func (l *line) had() float64 { return max(l.share.at, l.group.reached[l.family()]) }
+
+// serves notes tickets that were taken.
+func (l *line) serves(tickets []throttle.TakenTicket) {
+	family, s := l.family(), &l.share
+	if len(tickets) > 0 {
+		l.group.served = family
+	}
+	if len(tickets) == 0 || family == l.name {
+		return
+	}
+	s.at = l.had()
+	l.group.reached[family] = s.at
 	if s.ends == nil {
 		s.ends = map[string]float64{}
 	}
@@ -31,9 +46,4 @@ func (s *share) had(tickets []throttle.TakenTicket) {
 		maps.DeleteFunc(s.ends, func(_ string, end float64) bool { return end <= s.at })
 		s.pruned = len(s.ends)
 	}
-}
-
-// family is the policy of a line, which its other shards have too.
-func (l *line) family() string {
-	return throttle.PolicyOf(l.name)
 }

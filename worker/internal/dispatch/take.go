@@ -1,194 +1,58 @@
 package dispatch
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
-const (
-	// takeTimeout is how long a take may block asynq's dequeue.
-	takeTimeout = 250 * time.Millisecond
+// takeTimeout is how long a take may block asynq's dequeue.
+const takeTimeout = 250 * time.Millisecond
 
-	// askAgain is when to ask a line again that had more to look at and found nothing.
-	askAgain = time.Millisecond
-
-	// acknowledgeAfter is when a take is acknowledged by a call of its own: a server that has an
-	// appointment asks within 2 s, and after 5 s others put back what was taken.
-	acknowledgeAfter = 2500 * time.Millisecond
-)
-
-// A line is this server's view of a policy's line, for the queues of one group.
-type line struct {
-	name  string // that of the policy, unless it has shards
-	group *group
-	outage.Backoff
-	due     time.Time // when its first ticket fits, by the last answer; zero: nobody waited
-	empty   bool      // nobody waited when it was asked last
-	next    time.Time // when to ask it next; if it is not empty
-	nudged  string    // the queue for which somebody asked to ask it
-	news    time.Time // when to ask it for what came since the last take was sent; zero: nothing
-	passed  time.Time // when another server was asked to ask it
-	retried time.Time // when it was asked last although it was empty
-	share   share     // of the slots, among the lines of its policy's shards
-	clock   clock     // of its Redis
-}
-
-// know adds the lines of all current policies, and drops the others.
-func (d *Dispatcher) know(now time.Time) {
-	names := d.Limiter.Lines()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, g := range d.groups {
-		for _, name := range names {
-			if g.lines[name] == nil {
-				g.lines[name] = &line{name: name, group: g, next: now}
-			}
-		}
-		if len(g.lines) > len(names) {
-			maps.DeleteFunc(g.lines, func(name string, _ *line) bool {
-				return !slices.Contains(names, name)
-			})
-		}
+// takeFrom takes from the first line of a group that has a ticket that fits.
+func (d *Dispatcher) takeFrom(ctx context.Context, g *group, n int, now time.Time) (found bool, err error) {
+	for l := d.lines.due(g, now); l != nil && !found && err == nil && !d.isStopped(); l = d.lines.due(g, now) {
+		found, err = d.take(ctx, l, n)
 	}
-}
-
-// due returns the lines of a group to ask now: policies in rotation, starting after the one served
-// last, and the shards of each by what their tenants have had.
-func (d *Dispatcher) due(g *group, now time.Time) []*line {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if now.Before(d.silence.Until) {
-		return nil
-	}
-	var due []*line
-	for _, l := range g.lines {
-		if !l.empty && !now.Before(l.next) && !now.Before(l.Until) {
-			due = append(due, l)
-		}
-	}
-	if l := d.emptyOne(now); l != nil && l.group == g {
-		due = append(due, l)
-	}
-	slices.SortFunc(due, func(a, b *line) int {
-		if after := a.family() > g.lastPolicy; after != (b.family() > g.lastPolicy) {
-			if after {
-				return -1
-			}
-			return 1
-		}
-		had := func(l *line) float64 { return max(l.share.at, g.reached[l.family()]) }
-		return cmp.Or(strings.Compare(a.family(), b.family()),
-			cmp.Compare(had(a), had(b)), strings.Compare(a.name, b.name))
-	})
-	return due
-}
-
-// emptyOne returns, if it is time to ask one of the empty lines, that for which this was done
-// longest ago, and of several the first by name. The lock is held.
-func (d *Dispatcher) emptyOne(now time.Time) (one *line) {
-	if now.Before(d.emptyAt) {
-		return nil
-	}
-	for _, g := range d.groups {
-		for _, l := range g.lines {
-			if !l.empty || now.Before(l.Until) {
-				continue
-			}
-			if one == nil || cmp.Or(l.retried.Compare(one.retried), strings.Compare(l.name, one.name)) < 0 {
-				one = l
-			}
-		}
-	}
-	return one
-}
-
-// takeFromGroup takes from the first line of a group that has a ticket that fits.
-func (d *Dispatcher) takeFromGroup(ctx context.Context, g *group, n int, now time.Time) (found bool, err error) {
-	due := d.due(g, now)
-	if len(due) == 0 {
-		return false, nil
-	}
-	queues, err := d.open(ctx, d.with(g), now)
-	if err != nil {
-		return false, err
-	}
-	identity, err := d.Asynq.Identity(ctx)
-	if err != nil {
-		return false, err
-	}
-	names := map[string]int{}
-	for _, queue := range queues {
-		names[identity+"/"+queue] = d.Queues[queue]
-	}
-	for _, l := range due {
-		if len(names) == 0 {
-			d.mu.Lock()
-			l.next, l.empty, l.nudged = now.Add(pausedFor), false, ""
-			d.mu.Unlock()
-			continue
-		}
-		found, err := d.take(ctx, l, names, n)
-		if err != nil || found || d.isStopped() || d.isSilent(time.Now()) {
-			return found, err
-		}
-	}
-	return false, nil
-}
-
-func (d *Dispatcher) isSilent(now time.Time) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return now.Before(d.silence.Until)
+	return found, err
 }
 
 // take takes from a line, and picks. Found reports that a task has become ready. The error is that
 // of asynq's Redis.
-func (d *Dispatcher) take(ctx context.Context, l *line, queues map[string]int, n int) (found bool, err error) {
-	d.mu.Lock()
-	if timer := d.acks[l.name]; timer != nil {
-		timer.Stop() // this take says it
+func (d *Dispatcher) take(ctx context.Context, l *line, n int) (found bool, err error) {
+	queues, err := d.open(ctx, l.group)
+	if err != nil {
+		return false, err
 	}
-	nudged, due, sent := l.nudged, l.due, time.Now()
-	l.news = time.Time{}
-	if l.nudged = ""; l.empty {
-		l.retried, d.emptyAt = sent, sent.Add(emptyEvery)
+	due, nudged := d.lines.sent(l, len(queues) == 0)
+	if len(queues) == 0 {
+		return false, nil
 	}
-	d.mu.Unlock()
-
 	call, cancel := context.WithTimeout(ctx, takeTimeout)
+	sent := time.Now()
 	taken, err := d.Limiter.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
 	cancel()
 	if err != nil {
 		d.failed(l, err)
 		return false, nil
 	}
-	d.answered(l, taken, sent)
+	d.lines.answered(l, taken, sent)
 	d.Answered(l.name, taken.At)
-	d.mu.Lock()
-	d.full = len(taken.Tickets) >= n
-	d.mu.Unlock()
-	if len(taken.Tickets) == 0 {
-		if nudged != "" && d.Asynq.Changed(ctx) {
-			d.Expect(l.name, nudged, 0)
+	switch {
+	case nudged && len(taken.Tickets) >= n: // more may fit
+		d.nudgeOthers(l.group.queues, l.name)
+	case nudged && len(taken.Tickets) == 0 && d.Asynq.Changed(ctx):
+		d.Expect(l.name, l.group.queues[0], 0)
+	}
+	for i, f := range d.fetchesOf(l, taken, sent) {
+		if i == 0 {
+			f.due = later(due, sent.Add(-taken.Tickets[0].Waited))
 		}
-		return false, nil
-	}
-	if nudged != "" && len(taken.Tickets) >= n {
-		d.nudgeAnother(nudged, l.name)
-	}
-	picks := d.picksOf(l, taken, sent)
-	picks[0].due = later(due, sent.Add(-taken.Tickets[0].Waited))
-	for _, p := range picks {
-		n, failed := d.fetch(ctx, p)
+		n, failed := d.fetch(ctx, f)
 		if failed != nil {
 			err = failed // the other queues' tickets are picked all the same, or kept to be picked
 		}
@@ -197,23 +61,47 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues map[string]int, n
 	return found, err
 }
 
-// failed notes that a take failed. The line is skipped for a while. If it was not the first
-// failure, all lines are.
+// open returns the queues to take from for a group, as the limiter knows them, with their priorities:
+// its own, and the more important ones, without those that are paused.
+func (d *Dispatcher) open(ctx context.Context, g *group) (map[string]int, error) {
+	identity, err := d.Asynq.Identity(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.rounds.Lock()
+	defer d.rounds.Unlock()
+	names := map[string]int{}
+	for _, queue := range g.with {
+		if !d.rounds.paused[queue] {
+			names[identity+"/"+queue] = d.Queues[queue]
+		}
+	}
+	return names, nil
+}
+
+// fetchesOf groups taken tickets by queue.
+func (d *Dispatcher) fetchesOf(l *line, taken throttle.Taken, sent time.Time) (all []*fetch) {
+	byQueue := map[string]*fetch{}
+	for _, ticket := range taken.Tickets {
+		f := byQueue[ticket.Queue]
+		if f == nil {
+			_, queue, _ := strings.Cut(ticket.Queue, "/")
+			f = &fetch{
+				group: l.group, queue: queue, callID: d.Asynq.Call(), line: l.name, sent: sent, taken: taken.At,
+			}
+			byQueue[ticket.Queue] = f
+			all = append(all, f)
+		}
+		f.tickets = append(f.tickets, ticket)
+	}
+	return all
+}
+
+// failed notes that a call of a line failed.
 func (d *Dispatcher) failed(l *line, err error) {
-	now := time.Now()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if errors.Is(err, throttle.ErrUnknownPolicy) {
-		delete(l.group.lines, l.name)
-		return
+	if d.lines.failed(l, err, time.Now()) {
+		d.Failed(l.name, unavailable(err))
 	}
-	l.Fail(now)
-	if d.silence.Failed {
-		d.silence.Fail(now)
-	}
-	d.silence.Failed = true
-	l.empty, l.next = false, l.Until
-	d.Failed(l.name, unavailable(err))
 }
 
 // unavailable returns the error of a limiter that did not answer in time.
@@ -222,96 +110,4 @@ func unavailable(err error) error {
 		return fmt.Errorf("%w: %w", throttle.ErrUnavailable, err)
 	}
 	return err
-}
-
-// answered notes the answer of a take.
-func (d *Dispatcher) answered(l *line, taken throttle.Taken, sent time.Time) {
-	now := time.Now()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	l.Backoff, d.silence = outage.Backoff{}, outage.Backoff{}
-	l.empty = taken.Next < 0
-	l.clock.learn(taken.At, sent, now)
-	in := l.clock.here(taken.At.Add(taken.Next)).Sub(now)
-	l.next, l.due = now.Add(max(0, in)), time.Time{}
-	if !l.empty {
-		l.due = l.next
-	}
-	if len(taken.Tickets) > 0 {
-		family := l.family()
-		l.group.lastPolicy = family
-		if family != l.name {
-			l.share.at = max(l.share.at, l.group.reached[family]) // nobody saves up turns
-			l.group.reached[family] = l.share.at
-			l.share.had(taken.Tickets)
-		}
-	} else if taken.Next == 0 {
-		l.next = now.Add(askAgain)
-	}
-	if !l.news.IsZero() { // the take may not have seen it, whichever reply came first
-		d.expect(l, l.news)
-	}
-}
-
-// Expect notes that a task waits in a line for a queue, and when to ask for it.
-func (d *Dispatcher) Expect(name, queue string, in time.Duration) {
-	at := time.Now().Add(min(in, waitMax)) // limits may be raised meanwhile
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	g := d.groupOf(queue)
-	l := g.lines[name]
-	if l == nil {
-		l = &line{name: name, group: g, empty: true}
-		g.lines[name] = l
-	}
-	d.expect(l, at)
-}
-
-// expect has a line asked at a time for what a take under way may not have seen. The lock is held.
-func (d *Dispatcher) expect(l *line, at time.Time) {
-	if l.news.IsZero() || at.Before(l.news) {
-		l.news = at
-	}
-	if l.empty || at.Before(l.next) {
-		l.empty, l.next = false, at
-		d.signal()
-	}
-}
-
-// acknowledgeLater acknowledges the last take from a line after a while, unless another take
-// follows or some of its tickets are not picked yet. The lock is held.
-func (d *Dispatcher) acknowledgeLater(line string) {
-	if d.closed || slices.ContainsFunc(d.lost, func(f *fetch) bool { return f.line == line }) {
-		return
-	}
-	if timer := d.acks[line]; timer != nil {
-		timer.Reset(acknowledgeAfter)
-		return
-	}
-	d.acks[line] = time.AfterFunc(acknowledgeAfter, func() { d.acknowledge(line) })
-}
-
-func (d *Dispatcher) acknowledge(line string) {
-	d.Later(func(ctx context.Context) error {
-		err := d.Limiter.Line(line).Acknowledge(ctx)
-		if errors.Is(err, throttle.ErrUnknownPolicy) {
-			return nil
-		}
-		return err
-	})
-}
-
-// acknowledgeAll acknowledges at once all takes that are not acknowledged yet.
-func (d *Dispatcher) acknowledgeAll() {
-	d.mu.Lock()
-	var lines []string
-	for line, timer := range d.acks {
-		if timer.Stop() {
-			lines = append(lines, line)
-		}
-	}
-	d.mu.Unlock()
-	for _, line := range lines {
-		d.acknowledge(line)
-	}
 }

@@ -1,12 +1,13 @@
 package dispatch
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"slices"
+	"sync"
 	"time"
 
-	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/throttle"
 )
 
 const (
@@ -15,233 +16,170 @@ const (
 
 	// listenMax bounds one wait for nudges, for which Close waits.
 	listenMax = 2 * time.Second
-
-	// keptFor is how late this server may be for an appointment before it asks another server to
-	// keep it.
-	keptFor = 20 * time.Millisecond
-
-	// passOnEvery is how often another server is asked for the same line.
-	passOnEvery = time.Second
 )
 
-// wait waits until the next round is worth it, or a nudge comes, but not beyond end.
-func (d *Dispatcher) wait(end time.Time) {
-	d.mu.Lock()
-	until := d.nextAsk(end)
-	d.waiting = true
-	d.mu.Unlock()
+// Nudges end a wait of Next.
+type nudges struct {
+	wake chan struct{} // something has changed while Next waits
+
+	sync.Mutex
+	listening map[string]bool // the listeners that run, by their first queue
+	waiting   bool            // Next waits, and nudges are for it
+}
+
+// signal ends the wait that is under way, or else the next one.
+func (n *nudges) signal() {
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// wait waits until the next round is worth it, or a nudge comes, but not beyond a time.
+func (d *Dispatcher) wait(until time.Time) {
+	again, ask := d.tend()
+	until = sooner(sooner(again, ask), until)
+	d.rounds.Lock()
+	for _, g := range d.lines.groups {
+		until = sooner(until, later(g.lookAt, time.Now()))
+	}
+	d.rounds.Unlock()
 	d.listen()
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-d.wake:
+	case <-d.nudges.wake:
 	case <-d.serving.Done():
 	}
-	d.mu.Lock()
-	d.waiting = false
-	d.mu.Unlock()
-}
-
-// nextAsk returns when the next round is worth it. The lock is held.
-func (d *Dispatcher) nextAsk(end time.Time) time.Time {
-	next := end
-	sooner := func(at time.Time) {
-		if at.Before(next) {
-			next = at
-		}
-	}
-	empty := false
-	for _, g := range d.groups {
-		sooner(g.pollAt)
-		for _, l := range g.lines {
-			if empty = empty || l.empty; !l.empty {
-				sooner(later(l.next, l.Until, d.silence.Until))
-			}
-		}
-	}
-	if empty {
-		sooner(later(d.emptyAt, d.silence.Until))
-	}
-	return next
-}
-
-func later(times ...time.Time) (latest time.Time) {
-	for _, at := range times {
-		if at.After(latest) {
-			latest = at
-		}
-	}
-	return latest
+	d.nudges.Lock()
+	defer d.nudges.Unlock()
+	d.nudges.waiting = false
 }
 
 // listen listens for nudges while Next waits: with one listener, or in a Cluster with one for each
 // queue.
 func (d *Dispatcher) listen() {
-	var all []string
-	d.mu.Lock()
-	for _, g := range d.groups {
-		if len(g.lines) > 0 {
-			all = append(all, g.queues...)
-		}
-	}
-	d.mu.Unlock()
-	together := 1
-	if d.Asynq.OneSlot() {
-		together = max(1, len(all))
-	}
-	for queues := range slices.Chunk(all, together) {
-		d.listenTo(queues)
-	}
-}
-
-func (d *Dispatcher) listenTo(queues []string) {
-	d.mu.Lock()
-	hears := d.listening[queues[0]] || d.closed
-	d.listening[queues[0]] = true
-	d.mu.Unlock()
-	if hears {
+	d.nudges.Lock()
+	defer d.nudges.Unlock()
+	d.nudges.waiting = true
+	if len(d.Limiter.Lines()) == 0 {
 		return
 	}
-	d.inBackground(func() {
-		for again := true; again; {
-			queue, line, err := d.Asynq.AwaitNudge(context.WithoutCancel(d.ctx), queues, d.listenFor())
-			d.mu.Lock()
-			waiting := d.waiting
-			again = err == nil && line == "" && waiting && !d.isStopped()
-			d.listening[queues[0]] = again
-			if err == nil && line != "" && waiting {
-				d.nudged(queue, line)
-			}
-			d.mu.Unlock()
-			if err == nil && line != "" && !waiting {
-				d.nudgeAnother(queue, line) // all slots are taken by now
-			}
+	var all []string
+	for _, g := range d.lines.groups {
+		all = append(all, g.queues...)
+	}
+	together := 1
+	if d.Asynq.OneSlot() {
+		together = len(all)
+	}
+	for queues := range slices.Chunk(all, together) {
+		if !d.nudges.listening[queues[0]] {
+			d.nudges.listening[queues[0]] = true
+			d.inBackground(func() { d.hear(queues) })
 		}
-	})
-}
-
-// listenFor is how long one command waits for a nudge.
-func (d *Dispatcher) listenFor() time.Duration {
-	if timeout := d.Asynq.ReadTimeout(); timeout > 0 {
-		return min(listenMax, timeout*2/3)
 	}
-	return listenMax
 }
 
-// nudged makes a line due now. The lock is held.
-func (d *Dispatcher) nudged(queue, line string) {
-	if l := d.groupOf(queue).lines[line]; l != nil {
-		l.nudged = queue
-		d.expect(l, time.Now())
-	}
-	d.signal()
-}
-
-// Freed makes a line due now, if tickets wait there: capacity was given back.
-func (d *Dispatcher) Freed(line string) {
-	now := time.Now()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, g := range d.groups {
-		if l := g.lines[line]; l != nil && !l.empty {
-			d.expect(l, now)
+// hear passes nudges of some queues to Next while that waits. One that comes later is for another
+// server, as all slots are taken by then.
+func (d *Dispatcher) hear(queues []string) {
+	for again := true; again; {
+		wait := listenMax
+		if timeout := d.Asynq.ReadTimeout(); timeout > 0 {
+			wait = min(wait, timeout*2/3)
+		}
+		queue, line, err := d.Asynq.AwaitNudge(context.WithoutCancel(d.ctx), queues, wait)
+		d.nudges.Lock()
+		again = err == nil && line == "" && d.nudges.waiting && !d.isStopped()
+		d.nudges.listening[queues[0]] = again
+		d.nudges.Unlock()
+		if err == nil && line != "" {
+			d.Nudge(queue, line)
 		}
 	}
 }
 
 // Nudge has a line asked now: by this server if it waits, else by another one.
 func (d *Dispatcher) Nudge(queue, line string) {
-	d.mu.Lock()
-	waiting := d.waiting
-	if waiting {
-		d.nudged(queue, line)
+	d.nudges.Lock()
+	waiting := d.nudges.waiting && !d.isStopped()
+	d.nudges.Unlock()
+	d.expect(line, queue, 0, waiting, !waiting)
+}
+
+// Expect notes that a task waits in a line for a queue, and when to ask for it.
+func (d *Dispatcher) Expect(line, queue string, in time.Duration) {
+	d.expect(line, queue, min(in, waitMax), false, d.isStopped()) // limits may be raised meanwhile
+}
+
+func (d *Dispatcher) expect(line, queue string, in time.Duration, nudged, others bool) {
+	if others {
+		d.nudgeOthers([]string{queue}, line)
+		return
 	}
-	d.mu.Unlock()
-	if !waiting {
-		d.nudgeAnother(queue, line)
+	d.lines.Lock()
+	defer d.lines.Unlock()
+	l := d.groupOf(queue).line(line)
+	l.nudged = l.nudged || nudged
+	l.expect(time.Now().Add(in))
+	d.changed()
+}
+
+// Freed makes a line due now, if tickets wait there: capacity was given back.
+func (d *Dispatcher) Freed(line string) {
+	d.lines.Lock()
+	defer d.lines.Unlock()
+	for _, g := range d.lines.groups {
+		if l := g.lines[line]; l != nil && !l.due.IsZero() {
+			l.expect(time.Now())
+			d.changed()
+		}
 	}
 }
 
-// nudgeAnother has another server ask lines now.
-func (d *Dispatcher) nudgeAnother(queue string, lines ...string) {
-	d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, lines...) })
+// changed has Next, or else tend, look when the lines need something next.
+func (d *Dispatcher) changed() {
+	d.nudges.signal()
+	d.tending.Reset(keptFor)
 }
 
-// passOnLater arranges that others keep the appointments of a server without a free slot. The lock
-// is held.
-func (d *Dispatcher) passOnLater() {
-	if !d.passing && !d.closed && !d.isStopped() {
-		d.passing = true
-		d.passOn.Reset(keptFor)
+// nudgeOthers has another server of each queue ask a line now.
+func (d *Dispatcher) nudgeOthers(queues []string, line string) {
+	for _, queue := range queues {
+		d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, line) })
 	}
 }
 
-// passOnAppointments asks other servers to keep the appointments that this one has missed, as it
-// has no free slot.
-func (d *Dispatcher) passOnAppointments() {
+// tend does what does not wait for a free slot: it acknowledges takes, puts back tasks for which no
+// slot has become free, and has other servers keep appointments. A server that has stopped does all of
+// it at once. It returns when to do so again, and when to ask a line.
+func (d *Dispatcher) tend() (again, ask time.Time) {
 	now := time.Now()
-	next := now.Add(passOnEvery)
-	nudges := map[string][]string{}
-	d.mu.Lock()
-	if d.passing = d.running >= d.Concurrency && !d.closed && !d.isStopped(); !d.passing {
-		d.mu.Unlock()
-		return
+	full, ready := d.buffer.load()
+	by := now
+	if d.isStopped() {
+		full, by = true, now.Add(time.Hour)
 	}
-	for _, g := range d.groups {
-		for _, l := range g.lines {
-			if l.empty {
-				continue
-			}
-			if at := later(l.next.Add(keptFor), l.passed.Add(passOnEvery)); at.After(now) && l.nudged == "" {
-				if at.Before(next) {
-					next = at
-				}
-				continue
-			}
-			queue := cmp.Or(l.nudged, g.queues[0])
-			l.passed, l.nudged = now, ""
-			nudges[queue] = append(nudges[queue], l.name)
-		}
+	again, ask = d.lines.tend(by, full, d.acknowledge, func(l *line) { d.nudgeOthers(l.group.queues, l.name) })
+	switch expires := ready.Add(bufferFor); {
+	case ready.IsZero():
+	case now.Before(expires):
+		again = sooner(again, expires)
+	default:
+		d.Later(func(ctx context.Context) error { return d.restore(ctx, now.Add(-bufferFor)) })
 	}
-	d.passOn.Reset(max(keptFor, time.Until(next)))
-	d.mu.Unlock()
-	for queue, names := range nudges {
-		d.nudgeAnother(queue, names...)
-	}
+	return again, ask
 }
 
-// A wakeUp is a second at which a queue is forwarded, before asynq does so.
-type wakeUp struct {
-	queue  string
-	second int64
-}
-
-// WakeAt forwards a queue at the given time, when a task that waits in no line becomes due: in the
-// past, at once.
-func (d *Dispatcher) WakeAt(queue string, at time.Time) {
-	if at.After(time.Now()) {
-		at = asynqredis.WholeSecond(at)
-	}
-	w := wakeUp{queue, at.Unix()}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.wakes[w] || d.closed {
-		return
-	}
-	d.wakes[w] = true
-	time.AfterFunc(time.Until(at), func() {
-		d.mu.Lock()
-		delete(d.wakes, w)
-		d.mu.Unlock()
-		if d.isStopped() {
-			return
+// acknowledge reports that what was taken from a line last has arrived.
+func (d *Dispatcher) acknowledge(l *line) {
+	d.Later(func(ctx context.Context) error {
+		err := d.Limiter.Line(l.name).Acknowledge(ctx)
+		if errors.Is(err, throttle.ErrUnknownPolicy) {
+			return nil
 		}
-		d.inBackground(func() {
-			for n, err := 1, error(nil); n > 0 && err == nil && !d.isStopped(); {
-				// If it fails asynq's forwarder does it.
-				n, err = d.Forward(context.WithoutCancel(d.ctx), queue, false)
-			}
-		})
+		return err
 	})
 }

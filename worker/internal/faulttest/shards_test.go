@@ -189,7 +189,9 @@ func TestLogsNameThePolicyOfAShard(t *testing.T) {
 		var c sitetest.Cable
 		limitThrough(s, &c, s.Redis)
 		s.Serve(s.Ok, sitetest.Calm)
-		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "api:x", nil))
+		for range 2 { // one of them waits
+			s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "api:x", nil))
+		}
 		time.Sleep(10 * time.Second)
 		c.Cut()
 		time.Sleep(time.Minute)

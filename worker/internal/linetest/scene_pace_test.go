@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// 500 policies with empty lines cost a worker at most five scripts a second, with asynq's own
-// settings.
+// 500 policies with empty lines cost the limiter's Redis nothing, with asynq's own settings.
 func TestSceneIdlePoliciesCostLittle(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -42,10 +41,8 @@ func TestSceneIdlePoliciesCostLittle(t *testing.T) {
 		time.Sleep(30 * time.Second) // each is asked once
 		before := scripts.Load()
 		time.Sleep(2 * time.Minute)
-		// One of them is asked every 5 s, at the end of a wait of a second at most. The two minutes may
-		// begin and end with a script.
-		if n := scripts.Load() - before; n < 120/6-1 || n > 120/5+1 {
-			t.Errorf("%d scripts in two minutes, want one in 5 to 6 s", n)
+		if n := scripts.Load() - before; n > 0 {
+			t.Errorf("%d scripts in two minutes", n)
 		}
 	})
 }

@@ -29,7 +29,7 @@ func WithArg(value string) func([]any) bool {
 
 // IsRequeue recognises the requeue of a task that was denied.
 func IsRequeue(args []any) bool {
-	return WithArg("asynq:{default}:scheduled")(args) && args[2] == 4 &&
+	return WithArg("asynq:{default}:scheduled")(args) && args[2] == 5 &&
 		args[3] == "asynq:{default}:active" && args[6] != "asynq:{default}:pending"
 }
 
@@ -72,7 +72,7 @@ func (f *Fault) Count() int {
 
 // IsForward recognises the move of tasks to retry that are due.
 func IsForward(args []any) bool {
-	return len(args) > 5 && args[2] == 3 && args[3] == "asynq:{default}:retry" && args[4] == "asynq:{default}:scheduled"
+	return len(args) > 5 && args[2] == 4 && args[3] == "asynq:{default}:retry" && args[4] == "asynq:{default}:scheduled"
 }
 
 // IsPick reports whether the command is a pick.

@@ -1,25 +1,22 @@
 -- dequeue.lua: makes pending tasks of one queue active, as asynq's dequeue does, but several at once.
+-- It also keeps the list of the lines in which tasks of the queue wait. A server that asks a line
+-- watches it. When its watch has lapsed, the next server that calls this is told to ask the line.
 --
--- KEYS  1 what this process dequeued last  2 pending (list)  3 paused  4 active (list)
---       5 lease (sorted set)
+-- KEYS  1 what this process dequeued last  2 lines, by when their watch lapses (sorted set)
+--       3 pending (list)  4 paused  5 active (list)  6 lease (sorted set)
 -- ARGV  1 prefix of the task keys  2 end of the lease (s)  3 the most tasks to return
---       4 key of this call
--- reply the messages, in order; or 0 if the queue is paused
+--       4 key of this call, then the lines that this server watches
+-- reply 1 if the queue is paused, the lines that nobody watched, and the messages, in order
 --
--- The record is "CALL LENGTH:ID LENGTH:ID ...", for a call that is repeated because its reply was
--- lost.
+-- A score is a time of Redis (ms), and as its fraction how often a server was told since one watched
+-- the line. After MOST times, more than 5 s, it has back what a dead server took, and leaves the list.
 
+local WATCH, TOLD, MOST = 1500, 0.125, 5 -- servers call this every 1.25 s, or sooner
 local prefix, call = ARGV[1], ARGV[4]
-local messages, leases = {}, {}
-local values = redis.call('MGET', KEYS[1], KEYS[3])
-local record, paused = values[1], values[2]
-if record and string.sub(record, 1, #call + 1) == call .. ' ' then
-  local at = #call + 2
-  while at <= #record do
-    local colon = string.find(record, ':', at, true)
-    local last = colon + string.sub(record, at, colon - 1)
-    local id = string.sub(record, colon + 1, last)
-    at = last + 2
+local messages, leases, unwatched = {}, {}, {}
+local record, paused = unpack(redis.call('MGET', KEYS[1], KEYS[4]))
+if record and string.find(record, '[' .. cjson.encode(call) .. ',', 1, true) == 1 then -- its reply was lost
+  for _, id in ipairs(cjson.decode(record)) do
     local found = redis.call('HMGET', prefix .. id, 'state', 'sluice_call', 'msg')
     if found[1] == 'active' and found[2] == call then
       messages[#messages + 1] = found[3]
@@ -27,14 +24,32 @@ if record and string.sub(record, 1, #call + 1) == call .. ' ' then
       leases[#leases + 1] = id
     end
   end
-  if #leases > 0 then redis.call('ZADD', KEYS[5], unpack(leases)) end
-  return messages
+  if #leases > 0 then redis.call('ZADD', KEYS[6], unpack(leases)) end
+  return {0, unwatched, messages}
 end
 
-if paused then return 0 end
-local ids = redis.call('RPOP', KEYS[2], ARGV[3])
-if not ids then return messages end
-local active, parts = {}, {call}
+if paused then return {1, unwatched, messages} end
+local listed = redis.call('ZRANGE', KEYS[2], '0', '63', 'WITHSCORES') -- those that lapsed come first
+if #listed > 0 or #ARGV > 4 then
+  local time, scores = redis.call('TIME'), {}
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  for i = 1, #listed, 2 do
+    local line, lapses = listed[i], tonumber(listed[i + 1])
+    if lapses < now then
+      local told = lapses % 1 + TOLD
+      unwatched[#unwatched + 1] = line
+      redis.call('ZREM', KEYS[2], line)
+      if told < MOST * TOLD then scores[line] = string.format('%.3f', now + WATCH + told) end
+    end
+  end
+  for i = 5, #ARGV do scores[ARGV[i]] = string.format('%d', now + WATCH) end
+  for line, score in pairs(scores) do redis.call('ZADD', KEYS[2], score, line) end
+  redis.call('PEXPIRE', KEYS[2], 86400000)
+end
+
+local ids = ARGV[3] ~= '0' and redis.call('RPOP', KEYS[3], ARGV[3])
+if not ids then return {0, unwatched, messages} end
+local active, made = {}, {call}
 for i = 1, #ids do
   local id = ids[i]
   local key = prefix .. id
@@ -46,12 +61,12 @@ for i = 1, #ids do
     active[#active + 1] = id
     leases[#leases + 1] = ARGV[2]
     leases[#leases + 1] = id
-    parts[#parts + 1] = #id .. ':' .. id
+    made[#made + 1] = id
   end
 end
 if #active > 0 then
-  redis.call('LPUSH', KEYS[4], unpack(active))
-  redis.call('ZADD', KEYS[5], unpack(leases))
-  redis.call('SET', KEYS[1], table.concat(parts, ' '), 'PX', 50000)
+  redis.call('LPUSH', KEYS[5], unpack(active))
+  redis.call('ZADD', KEYS[6], unpack(leases))
+  redis.call('SET', KEYS[1], cjson.encode(made), 'PX', 50000)
 end
-return messages
+return {0, unwatched, messages}

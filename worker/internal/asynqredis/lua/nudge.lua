@@ -1,12 +1,15 @@
--- nudge.lua: has one idle server ask the lines of these policies now.
+-- nudge.lua: wakes one idle server for each of these lines, which asks it. Until it does so, nobody
+-- watches them.
 --
--- KEYS  1 names of policies to ask for (list), on which idle servers wait
--- ARGV  names of policies
+-- KEYS  1 names of lines to ask (list), on which idle servers wait  2 lines (dequeue.lua)
+-- ARGV  names of lines
 -- reply OK
 
 for i = 1, #ARGV do
   redis.call('LREM', KEYS[1], 0, ARGV[i])
   redis.call('RPUSH', KEYS[1], ARGV[i])
+  redis.call('ZADD', KEYS[2], '0', ARGV[i])
 end
 redis.call('PEXPIRE', KEYS[1], 60000)
+redis.call('PEXPIRE', KEYS[2], 86400000)
 return redis.status_reply('OK')

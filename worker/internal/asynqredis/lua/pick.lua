@@ -25,23 +25,19 @@ for i = 4, #ARGV, 3 do
       else
         answer = found[4]
         picked[#picked + 1] = id
-        leases[#leases + 1] = ARGV[2]
-        leases[#leases + 1] = id
         redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
         if found[5] and redis.call('GET', found[6]) == id then redis.call('EXPIRE', found[6], found[5]) end
       end
     end
   elseif state == 'active' then
-    answer = 1
-    if found[3] == call then
-      answer = found[4]
-      leases[#leases + 1] = ARGV[2]
-      leases[#leases + 1] = id
-    elseif ARGV[i + 2] ~= '' then
-      redis.call('HSET', key, 'sluice_left', found[3] or '')
-    end
+    answer = found[3] == call and found[4] or 1
+    if answer == 1 and ARGV[i + 2] ~= '' then redis.call('HSET', key, 'sluice_left', found[3] or '') end
   elseif state == 'pending' then
     answer = 2
+  end
+  if type(answer) == 'string' then
+    leases[#leases + 1] = ARGV[2]
+    leases[#leases + 1] = id
   end
   reply[#reply + 1] = answer
 end

@@ -1,0 +1,195 @@
+package linetest
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// lateMost is how late a task may start after it could, whatever happened to another server.
+const lateMost = 3 * time.Second
+
+// A machine is a server with a limiter and connections of its own, which can be cut.
+type machine struct {
+	cable  sitetest.Cable
+	server *worker.Server
+}
+
+// machines starts two of them, and returns which of them ran a task last.
+func machines(s *sitetest.Site, hook func(*machine) hooktest.Hook, change ...func(*asynq.Config, *worker.Config)) (
+	all [2]*machine, last func() *machine) {
+	var mu sync.Mutex
+	var ran *machine
+	whole := s.Asynq
+	for i := range all {
+		m := &machine{}
+		all[i] = m
+		through := redis.NewClient(m.cable.Options(sitetest.SameRedis(s.Redis)))
+		own := s.AnotherLimiter(through)
+		s.Asynq = hooktest.With(sitetest.Dialed{Options: m.cable.Options(sitetest.SameRedis(s.Redis))}, hook(m))
+		m.server = s.Serve(func(ctx context.Context, t *asynq.Task) error {
+			mu.Lock()
+			ran = m
+			mu.Unlock()
+			return s.Ok(ctx, t)
+		}, append(change, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })...)
+		s.Cleanup(func() {
+			m.cable.Mend()
+			m.server.Shutdown()
+			through.Close()
+			time.Sleep(2 * time.Second) // go-redis tries to connect in the background
+		})
+	}
+	s.Asynq = whole
+	return all, func() *machine {
+		mu.Lock()
+		defer mu.Unlock()
+		return ran
+	}
+}
+
+func seesNothing(*machine) hooktest.Hook {
+	return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error { return next(ctx, cmd) }
+}
+
+// joinTogether enqueues tasks of acme by one join, which nudges one server.
+func joinTogether(s *sitetest.Site, n int) {
+	s.Helper()
+	var tasks []*asynq.Task
+	for range n {
+		tasks = append(tasks, worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
+	}
+	for _, e := range s.Client(s.AnotherLimiter(s.Redis)).EnqueueBatch(context.Background(), tasks) {
+		if e.Err != nil {
+			s.Fatal(e.Err)
+		}
+	}
+}
+
+// A server asks a line alone, and leaves. Another one idles, and knows only that the line was empty,
+// as are those of many policies.
+func TestAServerThatLeavesDelaysNobody(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"stopped", "killed"} {
+		for _, policies := range []int{1, 10, 50, 500} {
+			t.Run(fmt.Sprint(how, " with ", policies), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					const period = 10 * time.Second
+					s := sitetest.NewInBubble(t, append(idle(policies-1), sitetest.Shared(1, period))...)
+					l := sitetest.NewLedger()
+					_, last := machines(s, seesNothing, l.Watch, sitetest.Calm)
+					time.Sleep(20 * time.Second)
+					joinTogether(s, 4)
+					s.SleepUntil(l, 1, lateMost)
+					time.Sleep(period / 2)
+					if how == "stopped" {
+						last().server.Shutdown()
+					} else {
+						last().cable.Cut()
+					}
+					s.SleepUntil(l, 4, 5*time.Minute)
+					s.WantPace(l.Sorted(), lateMost, sitetest.Shared(1, period).Windows...)
+					s.WantWakes(l, sitetest.OnlyRuns)
+				})
+			})
+		}
+	}
+}
+
+// A machine dies with the nudge that it was sent.
+func TestAMachineThatDiesWithANudgeDelaysNobody(t *testing.T) {
+	t.Parallel()
+	for _, policies := range []int{1, 50} {
+		t.Run(fmt.Sprint("with ", policies), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := sitetest.NewInBubble(t, append(idle(policies-1), sitetest.Shared(100, time.Minute))...)
+				l := sitetest.NewLedger()
+				var once sync.Once
+				machines(s, func(m *machine) hooktest.Hook {
+					return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+						err := next(ctx, cmd)
+						if cmd.Name() == "blpop" && err == nil {
+							once.Do(m.cable.Cut)
+						}
+						return err
+					}
+				}, l.Watch, sitetest.Calm)
+				time.Sleep(20 * time.Second)
+				begun := time.Now()
+				s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "acme", 0, 1)
+				s.SleepUntil(l, 1, 5*time.Minute)
+				if late := l.Sorted()[0].At.Sub(begun); late > lateMost {
+					t.Errorf("it started %v late", late)
+				}
+			})
+		})
+	}
+}
+
+// A machine dies after a take that emptied the line, and before it picked. Who idles puts the tickets
+// back when they count as lost, after 5 s.
+func TestAMachineThatDiesWithTheLastTicketsDelaysThemBriefly(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, append(idle(50), sitetest.Shared(100, time.Minute))...)
+		l := sitetest.NewLedger()
+		var once sync.Once
+		machines(s, func(m *machine) hooktest.Hook {
+			return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+				if sitetest.IsPick(cmd) {
+					once.Do(m.cable.Cut)
+				}
+				return next(ctx, cmd)
+			}
+		}, l.Watch, sitetest.Calm)
+		time.Sleep(20 * time.Second)
+		begun := time.Now()
+		s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "acme", 0, 2)
+		s.SleepUntil(l, 2, 5*time.Minute)
+		if late := l.Sorted()[1].At.Sub(begun); late > 5*time.Second+lateMost {
+			t.Errorf("it started %v late", late)
+		}
+	})
+}
+
+// The limiter does not answer for a while. Whatever waits then, and however it came, starts soon after.
+func TestAnOutageOfTheLimiterDelaysNobodyForLong(t *testing.T) {
+	t.Parallel()
+	for _, out := range []time.Duration{10 * time.Second, 3 * time.Minute} {
+		t.Run(out.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const tasks = 60
+				s := sitetest.NewInBubble(t, append(idle(20), sitetest.Shared(100, time.Second))...)
+				l := sitetest.NewLedger()
+				var c sitetest.Cable
+				limited := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
+				defer limited.Close()
+				own := s.AnotherLimiter(limited)
+				s.Serve(s.Ok, l.Watch, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })
+				time.Sleep(2 * time.Second)
+				c.Cut()
+				s.EnqueueMany("acme", 0, tasks/3) // are denied
+				s.EnqueueMany("beta", 0, tasks/3, asynq.ProcessIn(out/2))
+				s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "gamma", 0, tasks/3)
+				time.Sleep(out)
+				c.Mend()
+				mended := time.Now()
+				s.SleepUntil(l, tasks, time.Minute)
+				if late := l.Sorted()[tasks-1].At.Sub(mended); late > lateMost {
+					t.Errorf("the last one started %v after the outage", late)
+				}
+				time.Sleep(2 * time.Second) // go-redis tries to connect in the background
+			})
+		})
+	}
+}

@@ -38,7 +38,7 @@ func (e *enqueuing) refuse(err error) {
 
 // report stores the expected start where ReportStart wants it.
 func (e *enqueuing) report(opts []asynq.Option) {
-	for _, o := range ours(e.task, opts) {
+	for _, o := range ours(opts) {
 		if start, ok := o.value.(*ExpectedStart); ok && start != nil {
 			*start = e.Start
 		}
@@ -166,7 +166,7 @@ func (c *Client) requestBy(
 	if err != nil {
 		return throttle.Request{}, err
 	}
-	for _, o := range ours(task, opts) {
+	for _, o := range ours(opts) {
 		switch value := o.value.(type) {
 		case time.Duration:
 			request.MaxWait = value

@@ -38,67 +38,10 @@ func TestOptionsBelowZero(t *testing.T) {
 	}
 }
 
-// Our options count in a task as asynq's own do, whichever package made it. Those of a call replace
-// them.
-func TestOptionsOfATaskCount(t *testing.T) {
-	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
-	client, err := worker.NewClient(s.Asynq, worker.ClientConfig{
-		Limiter: s.Limiter,
-		Tenant:  func(*asynq.Task) string { return "acme" },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	if _, err := client.Enqueue(sitetest.AcmeTask()); err != nil { // takes the hour's unit
-		t.Fatal(err)
-	}
-	typename := sitetest.AcmeTask().Type()
-	for name, made := range map[string]func(...asynq.Option) *asynq.Task{
-		"worker.NewTask": func(opts ...asynq.Option) *asynq.Task {
-			return worker.NewTask(worker.Identity{Tenant: "acme"}, typename, nil, opts...)
-		},
-		"asynq.NewTask": func(opts ...asynq.Option) *asynq.Task {
-			return asynq.NewTask(typename, nil, opts...)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var late *throttle.TooLateError
-			var full *throttle.BacklogError
-			if _, err := client.Enqueue(made(asynq.MaxRetry(3), worker.MaxWait(time.Minute))); !errors.As(err, &late) {
-				t.Errorf("MaxWait: %v", err)
-			}
-			if _, err := client.Enqueue(made(worker.Backlog(1))); !errors.As(err, &full) {
-				t.Errorf("Backlog: %v", err)
-			}
-			request, err := client.RequestOf(made(worker.Class(throttle.ClassBatch)))
-			if err != nil || request.Class != throttle.ClassBatch {
-				t.Errorf("Class: %q, %v", request.Class, err)
-			}
-			var single, first, second worker.ExpectedStart
-			replaced := made(worker.Backlog(1), worker.MaxWait(time.Minute), worker.ReportStart(&single))
-			if _, err := client.Enqueue(replaced, worker.Backlog(0), worker.MaxWait(24*time.Hour)); err != nil || !single.Joined {
-				t.Errorf("the call's options do not replace the task's: %+v, %v", single, err)
-			}
-			results := client.EnqueueBatch(t.Context(), []*asynq.Task{
-				made(worker.ReportStart(&first)),
-				made(worker.ReportStart(&second), worker.MaxWait(time.Minute)),
-			})
-			if results[0].Err != nil || first != results[0].Start || !first.Joined || !errors.As(results[1].Err, &late) {
-				t.Errorf("of a batch: %+v, %+v", first, results)
-			}
-		})
-	}
-}
-
 // asynq's manager enqueues as a plain client, which would ignore our options.
 func TestPeriodicTasksTakeNoOptionsOfOurs(t *testing.T) {
 	if _, err := worker.PeriodicTask("@hourly", nil); err == nil {
 		t.Error("no task")
-	}
-	task := worker.NewTask(worker.Identity{Tenant: "acme"}, "report", nil, worker.Class(throttle.ClassBatch))
-	if _, err := worker.PeriodicTask("@hourly", task); err == nil || !strings.Contains(err.Error(), "option Class(batch)") {
-		t.Errorf("an option of the task: %v", err)
 	}
 	if _, err := worker.PeriodicTask("@hourly", sitetest.AcmeTask(), worker.MaxWait(time.Hour)); err == nil ||
 		!strings.Contains(err.Error(), "option MaxWait(1h0m0s)") {

@@ -2,7 +2,6 @@ package worker
 
 import (
 	"fmt"
-	"reflect"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -21,20 +20,8 @@ func (o *option) String() string         { return fmt.Sprintf("%s(%v)", o.name, 
 func (o *option) Type() asynq.OptionType { return -1 }
 func (o *option) Value() any             { return o.value }
 
-// ours returns our options of a call: those in the task, then those of the call itself, which
-// replace them. asynq does not export a task's options, so they are looked up by reflection.
-// TestOptionsOfATaskCount fails with an asynq that stores them elsewhere.
-func ours(task *asynq.Task, call []asynq.Option) []*option {
-	var found []*option
-	if task != nil {
-		if opts := reflect.ValueOf(task).Elem().FieldByName("opts"); opts.Kind() == reflect.Slice {
-			for i := range opts.Len() {
-				if o := opts.Index(i).Elem(); o.IsValid() && o.Type() == reflect.TypeFor[*option]() {
-					found = append(found, (*option)(o.UnsafePointer()))
-				}
-			}
-		}
-	}
+// ours returns our options of a call.
+func ours(call []asynq.Option) (found []*option) {
 	for _, o := range call {
 		if o, ok := o.(*option); ok {
 			found = append(found, o)
@@ -43,10 +30,10 @@ func ours(task *asynq.Task, call []asynq.Option) []*option {
 	return found
 }
 
-// Our options work as asynq's do: in NewTask, in asynq.NewTask, and in the calls of a Client, which
-// replace those of the task. An asynq.Client ignores them.
+// Our options work in the calls of a Client. An asynq.Client ignores them. They have no effect among
+// the options of a task, which asynq does not export.
 
-// MaxWait is an option of a task that a Client enqueues. If the task may have to wait longer than d
+// MaxWait is an option of the calls by which a Client enqueues. If the task may have to wait longer than d
 // before it starts, it is refused with a *throttle.TooLateError, and not enqueued. 0 is no limit.
 // Below 0 a task is refused unless it fits at once. While the limiter's Redis does not answer
 // nothing is refused.
@@ -60,18 +47,18 @@ func MaxWait(d time.Duration) asynq.Option {
 	return &option{"MaxWait", d}
 }
 
-// Backlog is an option of a task that a Client enqueues. If n tasks of the same tenant, attributes
+// Backlog is an option of the calls by which a Client enqueues. If n tasks of the same tenant, attributes
 // and queue are in line already, the task is refused with a *throttle.BacklogError, and not
 // enqueued. 0 is no limit. While the limiter's Redis does not answer nothing is refused. With
 // ProcessAt, ProcessIn or Group it is an error.
 func Backlog(n int) asynq.Option { return &option{"Backlog", n} }
 
-// Class is an option of a task that a Client enqueues: tasks of throttle.ClassBatch let live ones go
+// Class is an option of the calls by which a Client enqueues: tasks of throttle.ClassBatch let live ones go
 // first in line. The stored task keeps it in a header, also for retries. It replaces
 // Identity.Class. It has no effect for a task with Group, and for one that no policy matches.
 func Class(c throttle.Class) asynq.Option { return &option{"Class", c} }
 
-// ReportStart is an option of a task that a Client enqueues: it stores in start when the task is
+// ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is
 // expected to start. Of several tasks that of the last stays. It has no effect if start is nil.
 func ReportStart(start *ExpectedStart) asynq.Option { return &option{"ReportStart", start} }
 

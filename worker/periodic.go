@@ -16,12 +16,12 @@ import (
 // NewTask. This config has an option that tells the headers apart, which the clients ignore.
 //
 // The manager enqueues as a plain client: a task joins the line when a worker has denied it. So
-// MaxWait, Backlog, Class and ReportStart are errors here, also among the options of the task.
+// MaxWait, Backlog, Class and ReportStart are errors here.
 func PeriodicTask(cronspec string, task *asynq.Task, opts ...asynq.Option) (*asynq.PeriodicTaskConfig, error) {
 	if task == nil {
 		return nil, errors.New("worker: PeriodicTask: task is nil: must be what NewTask returns")
 	}
-	for _, o := range ours(task, opts) {
+	for _, o := range ours(opts) {
 		return nil, fmt.Errorf("worker: PeriodicTask: task type %q: option %v needs a worker.Client, "+
 			"and asynq's manager is none: leave it out, and set the class in NewTask's Identity", task.Type(), o)
 	}

@@ -3,6 +3,7 @@ package linetest
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -296,5 +297,29 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 		l := sitetest.NewLedger()
 		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
 		s.SleepUntil(l, 5, 90*time.Second)
+	})
+}
+
+// A task that is refused, as its ID or its lock is taken, leaves the ticket of the task that has it.
+func TestARefusedTaskLeavesTheTicketOfTheFirst(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		client := s.Client(s.Limiter)
+		unique := asynq.Unique(time.Hour)
+		s.JoinMany(client, "acme", 0, 1, unique)
+		ticket := func() map[string]string {
+			return s.Redis.HGetAll(t.Context(), "sluice:{api}:t").Val()
+		}
+		before := ticket()
+		again := worker.NewTask(worker.Identity{Tenant: "beta"}, "x", []byte("another"))
+		if _, err := client.Enqueue(again, asynq.TaskID("acme-0000")); !errors.Is(err, asynq.ErrTaskIDConflict) {
+			t.Errorf("an ID that is taken: %v", err)
+		}
+		same := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil)
+		if _, err := client.Enqueue(same, unique); !errors.Is(err, asynq.ErrDuplicateTask) {
+			t.Errorf("a lock that is taken: %v", err)
+		}
+		if after := ticket(); len(before) != 1 || !maps.Equal(before, after) {
+			t.Errorf("in line before %q, and after %q", before, after)
+		}
 	})
 }

@@ -194,11 +194,30 @@ local function new_order(L, names, strict)
     begin(turn)
   end
 
+  -- alone tells whether a flow's side is the only one at a narrow scope. That is quick to see where no
+  -- flow of its server waits at one, and no other server asks.
+  local function alone(flow, suffix)
+    if flow.batch or suffix == ROOT or many_servers then return false end
+    for k = 1, #sides do
+      local side = sides[k]
+      if side.narrow == nil then
+        local at_root = L.due_at(side.q.name, ROOT) and 1 or 0
+        side.narrow = redis.call('ZCARD', P .. 'd:' .. side.q.name) > at_root
+      end
+      if side.narrow and side.q.name ~= flow.queue and L.due_at(side.q.name, suffix) then return false end
+    end
+    return true
+  end
+
   -- turn_of returns what is known of the sides at a scope, and the entry of a flow's side; nil if that
   -- waits there alone. The time of a batch counts there also if it is alone.
   local function turn_of(flow, scope)
     local turn = turns[scope.suffix]
     if not turn then
+      if turn == false or alone(flow, scope.suffix) then
+        turns[scope.suffix] = false
+        return nil
+      end
       turn = {
         scope = scope, list = {}, of = {}, tags = {}, v = 0, time = 0, both = false, changed = false,
         stale = true, shared = false,
@@ -249,11 +268,14 @@ local function new_order(L, names, strict)
     local room, live = nil, false
     for k = 1, #turn.list do
       local e = turn.list[k]
-      if e ~= own and waits(turn, e) then
-        live = live or e.class == LIVE
-        if goes_before(e, own) then
-          room = room or {reserved = {}, lapses = MOST, held = nil}
-          leave_room(room, turn, e, own)
+      if e ~= own then
+        local before = goes_before(e, own)
+        if (before or own.class == BATCH and e.class == LIVE) and waits(turn, e) then
+          live = live or e.class == LIVE
+          if before then
+            room = room or {reserved = {}, lapses = MOST, held = nil}
+            leave_room(room, turn, e, own)
+          end
         end
       end
     end
@@ -265,15 +287,23 @@ local function new_order(L, names, strict)
   end
 
   function O.moved(suffix)
-    if turns[suffix] then turns[suffix].stale = true end
+    if turns[suffix] then
+      turns[suffix].stale = true
+    elseif turns[suffix] == false then
+      turns[suffix] = nil
+    end
+    for k = 1, suffix ~= ROOT and #sides or 0 do sides[k].narrow = true end
   end
 
   function O.first(list)
     local best, first
     for i = 1, #list do
-      local q = list[i]
-      local scope = L.numbers[''] and scopes.open(call, ROOT, L.numbers[''], nil) or O.root
-      local turn, e = turn_of({queue = q.name, values = '', batch = q.batch, n = q.n}, scope)
+      local q, turn, e = list[i], turns[ROOT], nil
+      if turn and turn.shared and not turn.stale then e = turn.of[q.name] end
+      if not e then
+        local scope = L.numbers[''] and scopes.open(call, ROOT, L.numbers[''], nil) or O.root
+        turn, e = turn_of({queue = q.name, values = '', batch = q.batch, n = q.n}, scope)
+      end
       if not best or e and first and goes_before(e, first) then best, first = i, e end
     end
     return best, first and first.weight or 1

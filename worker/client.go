@@ -10,10 +10,10 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/breaker"
 	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
-	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 // DefaultLimiterTimeout is what ClientConfig.LimiterTimeout defaults to.
@@ -50,7 +50,7 @@ type Client struct {
 	headers  func(context.Context, *asynq.Task) map[string]string
 	identify identify
 	limiter  *throttle.Limiter
-	silence  outage.Silence // of the limiter
+	breaker  breaker.Breaker // of the limiter
 	sweeper  sweeper
 	shared   bool // the connection is the caller's
 	timeout  time.Duration

@@ -111,7 +111,7 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueuing) ([]th
 	}
 	before := func(p throttle.Place) bool { return p.AlreadyQueued }
 	err = c.again(ctx, line, requests, places, before, func(tickets []throttle.Ticket) bool {
-		return c.silence.Bound(ctx, c.timeout, func(ctx context.Context) error {
+		return c.breaker.Do(ctx, c.timeout, func(ctx context.Context) error {
 			return leaveAll(ctx, c.limiter.Line(line), tickets)
 		}) == nil // else they stand where the others stood
 	})
@@ -156,7 +156,7 @@ func (c *Client) placesOf(ctx context.Context, line string, requests []throttle.
 	[]throttle.Place, error) {
 	var places []throttle.Place
 	for some := range slices.Chunk(requests, throttle.MaxTake) { // one call each
-		err := c.silence.Bound(ctx, c.timeout, func(ctx context.Context) error {
+		err := c.breaker.Do(ctx, c.timeout, func(ctx context.Context) error {
 			placed, err := c.limiter.Line(line).Join(ctx, some)
 			places = append(places, placed...)
 			return err

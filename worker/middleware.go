@@ -8,6 +8,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/breaker"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
@@ -15,9 +16,6 @@ import (
 // startWithin is how old a grant may be when its task starts, as its units count from when they
 // were taken. An older grant is given back and reserved again.
 const startWithin = 100 * time.Millisecond
-
-// decideTimeout bounds how long a task waits for the limiter in its handler slot.
-const decideTimeout = 2 * time.Second
 
 // throttled is the outermost middleware: asynq gets what it returns.
 func (s *Server) throttled(handler asynq.Handler) asynq.Handler {
@@ -191,7 +189,7 @@ func (s *Server) decide(
 			return err
 		}
 	}
-	err = s.silence.Bound(ctx, decideTimeout, ask)
+	err = s.breaker.Do(ctx, breaker.AnswerWithin, ask)
 	if errors.Is(err, throttle.ErrUnavailable) && fail == throttle.FailOpen && ctx.Err() == nil {
 		d = throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: request.Policy, Tenant: request.Tenant}
 		d.Reservation = s.config.Limiter.Attach(throttle.Reservation{Request: request, At: d.At})

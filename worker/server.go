@@ -17,6 +17,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/breaker"
 	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
@@ -47,7 +48,7 @@ type Server struct {
 	outages   *outage.Log
 	owned     redis.UniversalClient // nil if the caller made it
 	server    *asynq.Server
-	silence   outage.Silence // of the limiter
+	breaker   breaker.Breaker // of the limiter
 	sweeper   sweeper
 	unmatched *unmatched
 

@@ -2,6 +2,7 @@ package httpthrottle
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,7 +12,9 @@ import (
 	"slices"
 	"strconv"
 	"sync/atomic"
+	"time"
 
+	"github.com/sluice-go/sluice/internal/breaker"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -77,7 +80,8 @@ type MiddlewareConfig struct {
 //
 // A request that can never fit gets 413. One whose tenant or attributes cannot be counted gets 400.
 // While Redis does not answer, requests get 503 with Retry-After. Under the policy's fail: open
-// they are served, without the header fields.
+// they are served, without the header fields. The first ones wait for 2 s, later ones not at all: one
+// at a time asks whether Redis answers again, for at most 250 ms.
 func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) {
 	if c.Limiter == nil {
 		return nil, errors.New("httpthrottle: MiddlewareConfig.Limiter is nil: must be what throttle.New returns")
@@ -131,6 +135,7 @@ func (c MiddlewareConfig) checkScopes(p throttle.Policy) error {
 
 type guard struct {
 	MiddlewareConfig
+	breaker         breaker.Breaker
 	unavailable     atomic.Bool // the limiter, at the last request
 	invalid, broken sparse      // requests that got 400, and 500
 	outage          sparse      // requests that came while it was unavailable
@@ -138,10 +143,7 @@ type guard struct {
 
 func (g *guard) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	request := g.request(r)
-	d, err := g.Limiter.Reserve(r.Context(), request)
-	if err == nil && !d.Granted && g.ChargeRefused {
-		d, err = g.charge(r, request, d)
-	}
+	d, err := g.reserve(r.Context(), request)
 	if err != nil {
 		g.fail(w, r, err)
 		return
@@ -156,6 +158,24 @@ func (g *guard) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 	ctx, hold := d.Reservation.Hold(r.Context())
 	defer release(r.Context(), hold, g.Logger)
 	next.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// reserve asks the limiter, or decides by the policy if that does not answer.
+func (g *guard) reserve(ctx context.Context, r throttle.Request) (d throttle.Decision, err error) {
+	err = g.breaker.Do(ctx, breaker.AnswerWithin, func(ctx context.Context) (err error) {
+		d, err = g.Limiter.Reserve(ctx, r)
+		if err == nil && !d.Granted && g.ChargeRefused {
+			d, err = g.charge(ctx, r, d)
+		}
+		return err
+	})
+	policy, _ := g.Limiter.Lookup(g.Policy)
+	if !errors.Is(err, throttle.ErrUnavailable) || policy.Fail != throttle.FailOpen || ctx.Err() != nil {
+		return d, err
+	}
+	d = throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}
+	g.Limiter.Observer().Decided(d)
+	return d, nil
 }
 
 func (g *guard) request(r *http.Request) throttle.Request {
@@ -177,17 +197,17 @@ func (g *guard) request(r *http.Request) throttle.Request {
 }
 
 // charge counts a refused request, and returns the denial as it is after that.
-func (g *guard) charge(r *http.Request, request throttle.Request, denied throttle.Decision) (throttle.Decision, error) {
-	exempt := request
+func (g *guard) charge(ctx context.Context, r throttle.Request, denied throttle.Decision) (throttle.Decision, error) {
+	exempt := r
 	exempt.Exempt = true
-	charged, err := g.Limiter.Reserve(r.Context(), exempt)
+	charged, err := g.Limiter.Reserve(ctx, exempt)
 	if err != nil {
 		return denied, err
 	}
-	if err := charged.Reservation.Release(r.Context()); err != nil {
+	if err := charged.Reservation.Release(ctx); err != nil {
 		return denied, err
 	}
-	d, err := g.Limiter.Peek(r.Context(), request)
+	d, err := g.Limiter.Peek(ctx, r)
 	if d.Granted { // there is room again, but this request was refused
 		d.Granted, d.RetryIn = false, denied.RetryIn
 	}

@@ -47,6 +47,41 @@ func TestRequestsWhileRedisIsAway(t *testing.T) {
 	}
 }
 
+// While Redis hangs, the first request waits for it, and later ones do not: in ten seconds, each of a
+// hundred clients is served.
+func TestRequestsDoNotWaitForARedisThatHangs(t *testing.T) {
+	for fail, status := range map[throttle.FailMode]int{throttle.FailClosed: 503, throttle.FailOpen: 200} {
+		synctest.Test(t, func(t *testing.T) {
+			client := redis.NewClient(&redis.Options{
+				Addr: "127.0.0.1:6379",
+				Dialer: func(context.Context, string, string) (net.Conn, error) {
+					here, there := net.Pipe()
+					go io.Copy(io.Discard, there) // it never answers
+					return here, nil
+				},
+			})
+			defer client.Close()
+			p := policy("site", perHour(1))
+			p.Fail = fail
+			h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limitertest.New(t, client, p), Policy: "site"})(http.HandlerFunc(ok))
+			begun, longest := time.Now(), time.Duration(0)
+			for i := range 100 {
+				asked := time.Now()
+				if resp := ask(h, "10.0.0.1", ""); resp.StatusCode != status {
+					t.Errorf("fail: %s: request %d: status %d, want %d", fail, i, resp.StatusCode, status)
+				}
+				if i > 0 {
+					longest = max(longest, time.Since(asked))
+				}
+				time.Sleep(50 * time.Millisecond)
+			}
+			if took := time.Since(begun); took > 10*time.Second || longest > 250*time.Millisecond {
+				t.Errorf("fail: %s: 100 requests took %v, and one after the first %v", fail, took, longest)
+			}
+		})
+	}
+}
+
 // An outage that lasts is logged once a minute.
 func TestAnOutageThatLastsIsLoggedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

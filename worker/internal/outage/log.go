@@ -1,5 +1,5 @@
 // Package outage is about a limiter that does not answer, or whose Redis has a clock that was set:
-// what is logged of it, and how long callers wait.
+// what is logged of it, and when it is asked again.
 package outage
 
 import (

@@ -1,4 +1,5 @@
-package outage
+// Package breaker bounds how long callers wait for a limiter that does not answer.
+package breaker
 
 import (
 	"context"
@@ -10,6 +11,9 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
+// AnswerWithin is how long work that a limiter guards waits for it: tasks and requests.
+const AnswerWithin = 2 * time.Second
+
 // probeTimeout bounds each call while the limiter is silent.
 const probeTimeout = 250 * time.Millisecond
 
@@ -19,34 +23,21 @@ const (
 	pauseMax = time.Second
 )
 
-// A Backoff is how long nobody asks what has failed.
-type Backoff struct {
-	Failed bool
-	Until  time.Time
-	pause  time.Duration
-}
-
-// Fail notes one more failure.
-func (b *Backoff) Fail(now time.Time) {
-	b.Failed = true
-	b.pause = min(max(2*b.pause, pauseMin), pauseMax)
-	b.Until = now.Add(b.pause)
-}
-
-// A Silence keeps callers from waiting for a limiter that does not answer. The first callers wait
+// A Breaker keeps callers from waiting for a limiter that does not answer. The first callers wait
 // for their whole timeout. After that one caller at a time asks, briefly, and all others fail at
 // once. Its zero value is ready.
-type Silence struct {
-	mu      sync.Mutex
-	backoff Backoff
+type Breaker struct {
+	mu    sync.Mutex
+	pause time.Duration // 0 while the limiter answers
+	until time.Time     // when one caller may ask
 }
 
 var errSilent = fmt.Errorf("%w: it did not answer a moment ago", throttle.ErrUnavailable)
 
-// Bound calls ask with a context that ends after timeout, or sooner while the limiter is silent. If
+// Do calls ask with a context that ends after timeout, or sooner while the limiter is silent. If
 // the time is up the error is throttle.ErrUnavailable.
-func (s *Silence) Bound(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
-	timeout, ok := s.begin(time.Now(), timeout)
+func (b *Breaker) Do(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
+	timeout, ok := b.begin(time.Now(), timeout)
 	if !ok {
 		return errSilent
 	}
@@ -55,7 +46,7 @@ func (s *Silence) Bound(ctx context.Context, timeout time.Duration, ask func(con
 	err := ask(call)
 	silent := err != nil && ctx.Err() == nil && errors.Is(call.Err(), context.DeadlineExceeded)
 	if ctx.Err() == nil {
-		s.end(time.Now(), silent)
+		b.end(time.Now(), silent)
 	}
 	if silent {
 		err = fmt.Errorf("%w: %w", throttle.ErrUnavailable, err)
@@ -64,27 +55,28 @@ func (s *Silence) Bound(ctx context.Context, timeout time.Duration, ask func(con
 }
 
 // begin returns how long a caller may wait for the limiter, and whether it may ask at all.
-func (s *Silence) begin(now time.Time, timeout time.Duration) (time.Duration, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.backoff.Failed {
+func (b *Breaker) begin(now time.Time, timeout time.Duration) (time.Duration, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.pause == 0:
 		return timeout, true
-	}
-	if now.Before(s.backoff.Until) {
+	case now.Before(b.until):
 		return 0, false
 	}
 	timeout = min(timeout, probeTimeout)
-	s.backoff.Until = now.Add(timeout) // others do not ask meanwhile
+	b.until = now.Add(timeout) // others do not ask meanwhile
 	return timeout, true
 }
 
 // end notes whether the limiter was silent.
-func (s *Silence) end(now time.Time, silent bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if silent {
-		s.backoff.Fail(now)
-	} else {
-		s.backoff = Backoff{}
+func (b *Breaker) end(now time.Time, silent bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !silent {
+		b.pause = 0
+		return
 	}
+	b.pause = min(max(2*b.pause, pauseMin), pauseMax)
+	b.until = now.Add(b.pause)
 }

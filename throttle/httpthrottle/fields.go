@@ -64,28 +64,31 @@ func unitsNamed(h http.Header) map[string]bool {
 	return units
 }
 
-// RetryAfter returns the time that a response asks to wait, 0 or more, by its field Retry-After:
-// seconds, or a date by the upstream's clock. It returns false without a valid field, or a
-// response.
+// RetryAfter returns the time that a response asks to wait, 0 or more, by its field Retry-After-Ms:
+// milliseconds; or else by Retry-After: seconds, or a date by the upstream's clock. It returns false
+// without a valid field, or a response.
 func RetryAfter(resp *http.Response) (time.Duration, bool) {
 	if resp == nil {
 		return 0, false
+	}
+	if wait, ok := number(resp.Header.Get("Retry-After-Ms"), time.Millisecond); ok {
+		return wait, true
 	}
 	value := strings.TrimSpace(resp.Header.Get("Retry-After"))
 	if date, err := http.ParseTime(value); err == nil {
 		return max(0, date.Sub(clock(resp))), true
 	}
-	return seconds(value)
+	return number(value, time.Second)
 }
 
-// seconds parses a number of seconds, 0 or more, with or without a fraction. Numbers above twice
+// number parses a number of units of time, 0 or more, with or without a fraction. Numbers above twice
 // throttle.MaxPeriod mean that.
-func seconds(value string) (time.Duration, bool) {
+func number(value string, unit time.Duration) (time.Duration, bool) {
 	n, err := strconv.ParseFloat(value, 64)
 	if err != nil || math.IsNaN(n) || n < 0 {
 		return 0, false
 	}
-	return time.Duration(math.Ceil(min(n, 2*throttle.MaxPeriod.Seconds()) * float64(time.Second))), true
+	return time.Duration(math.Ceil(min(n*float64(unit), 2*float64(throttle.MaxPeriod)))), true
 }
 
 // A remainder is how many units the upstream grants until it resets.
@@ -238,5 +241,5 @@ func resetIn(value string, now time.Time) (time.Duration, bool) {
 	case n >= epochSeconds:
 		return time.UnixMilli(int64(n * 1000)).Sub(now), true
 	}
-	return seconds(value)
+	return number(value, time.Second)
 }

@@ -62,7 +62,7 @@ func (t *Transport) learn(
 
 // report reports the upstream's remaining units where they are fewer than our windows can grant.
 func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.Decision) {
-	if age, _ := seconds(resp.Header.Get("Age")); age > 0 {
+	if age, _ := number(resp.Header.Get("Age"), time.Second); age > 0 {
 		return // a cache sent it: its numbers are old
 	}
 	units := map[string]bool{}

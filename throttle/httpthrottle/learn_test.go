@@ -36,6 +36,8 @@ func TestARefusalIsLearnt(t *testing.T) {
 		{"a date, by the upstream's clock", 429, []string{"Date", date(-day), "Retry-After", date(40*time.Second - day)}, 40 * time.Second},
 		{"a date without a clock", 429, []string{"Retry-After", now.Add(2 * time.Hour).Format(http.TimeFormat)}, 2 * time.Hour},
 		{"no word", 429, nil, 7 * time.Second},
+		{"milliseconds", 429, []string{"Retry-After-Ms", "2500"}, 2500 * time.Millisecond},
+		{"milliseconds, and seconds rounded up", 429, []string{"Retry-After-Ms", "2500", "Retry-After", "3"}, 2500 * time.Millisecond},
 		{"nonsense", 429, []string{"Retry-After", "soon"}, 7 * time.Second},
 		{"at once", 429, []string{"Retry-After", "0"}, 7 * time.Second},
 		{"below 0", 429, []string{"Retry-After", "-5"}, 7 * time.Second},

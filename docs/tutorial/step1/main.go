@@ -13,7 +13,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 
-	"github.com/sluice-go/sluice/docs/tutorial/internal/crm"
+	"github.com/sluice-go/sluice/docs/tutorial/crm"
 )
 
 const contacts = 9

@@ -14,7 +14,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/docs/tutorial/internal/crm"
+	"github.com/sluice-go/sluice/docs/tutorial/crm"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 )
@@ -61,7 +61,9 @@ func main() {
 		if _, err := client.EnqueueContext(context.Background(), task, worker.ReportStart(&start)); err != nil {
 			log.Fatal(err)
 		}
-		fmt.Printf("%s starts in %v\n", c.name, time.Until(start.At).Round(time.Second))
+		if start.Known {
+			fmt.Printf("%s starts in %v\n", c.name, time.Until(start.At).Round(time.Second))
+		}
 	}
 
 	server, err := worker.NewServer(

@@ -16,7 +16,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/docs/tutorial/internal/crm"
+	"github.com/sluice-go/sluice/docs/tutorial/crm"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/worker"

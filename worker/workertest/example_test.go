@@ -123,6 +123,20 @@ func TestThreeASecond(t *testing.T) {
 	})
 }
 
+// Without a bubble, the test turns a clock.
+func TestTheNextMonth(t *testing.T) {
+	limiter, clock := throttletest.NewLimiterAt(t, time.Date(2026, 12, 31, 23, 59, 0, 0, time.UTC), throttle.Policy{
+		Name: "sms", Windows: []throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmCalendar, Limit: 1, Resets: "@monthly"}},
+	})
+	for _, granted := range []bool{true, false, true} {
+		d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "sms", Tenant: "acme"})
+		if err != nil || d.Granted != granted {
+			t.Errorf("granted %v, %v at %v", d.Granted, err, clock.Now())
+		}
+		clock.Advance(d.RetryIn)
+	}
+}
+
 // Outside of a bubble, the real clock goes.
 func TestByTheRealClock(t *testing.T) {
 	w := workertest.Start(t, workertest.Config{Handler: asynq.HandlerFunc(handle), Policies: policies})

@@ -24,13 +24,17 @@ policies:
     match: [call]
     windows:
       - {name: pace, limit: 40, period: 1s, per: []}
+  - name: slow
+    match: [slow]
+    windows:
+      - {name: pace, limit: 1, period: 1s, per: []}
 batches:
   - name: small
     tenants: [acme, zeta]
     tasks: {type: call, count: 10, max_retry: 0}
   - name: large
     tenants: [acme]
-    tasks: {type: call, count: 400}
+    tasks: {type: slow, count: 400}
   - name: late
     tenants: [acme]
     tasks: {type: call, count: 400}
@@ -115,10 +119,15 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 	}
 	d.batch(t.Context(), "cancel", "--batch", "small").want(t, exitBadInput, "it has ended or was cancelled")
 
-	// It takes 10 s by its pace.
-	ctx, interrupt := context.WithTimeout(t.Context(), 1500*time.Millisecond)
-	defer interrupt()
-	d.batch(ctx, "run", "--batch", "large").want(t, exitInterrupted, "stopped: the firing goes on where a scheduler runs")
+	ctx, interrupt := context.WithCancel(t.Context())
+	ran := make(chan ending)
+	go func() { ran <- d.batch(ctx, "run", "--batch", "large") }()
+	for status = (batch.Status{}); status.State != batch.StateRunning; time.Sleep(20 * time.Millisecond) {
+		_ = json.Unmarshal([]byte(d.batch(t.Context(), "status", "--batch", "large", "--json").stdout), &status)
+	}
+	interrupt()
+	e = <-ran
+	e.want(t, exitInterrupted, "stopped: the firing goes on where a scheduler runs")
 	e = d.batch(t.Context(), "pause", "--batch", "large")
 	e.want(t, exitDone)
 	if !strings.Contains(e.stdout, "paused") {

@@ -186,7 +186,7 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 			"50 %", "Queue default, live: 10 waiting",
 			`<bdi>globex</bdi></a></th><td class="n">1,200</td><td class="n">75 %</td>`)
 		v.wants(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>5</dd>",
-			"<dt>The last one starts</dt><dd>in 2 min, at ", "0 of 2 requests in 1 min")
+			"<dt>The last one starts</dt><dd>in ", " min, at ", "0 of 2 requests in 1 min")
 		v.wants(v.get("?find=acme"),
 			`Tenant <bdi>acme</bdi> in <a href="./?policy=github&amp;tenant=acme">github</a>`, "<b>5</b> waiting")
 		v.wants(v.get("?find=acme-4"), "Task <bdi>acme-4</bdi>, queue default, type github:star",

@@ -13,8 +13,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// storedFor is when workers look at a stored task whose join was lost.
-const storedFor = 2 * time.Minute
+const storedFor = 2 * time.Minute // until workers look at a stored task whose join was lost
 
 // An enqueuing is one task on its way into a line.
 type enqueuing struct {

@@ -28,8 +28,7 @@ const (
 func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 	places, err := c.places(ctx, line, es)
 	if _, member := asynqredis.MembersOf(ctx); member && err != nil {
-		// Thousands of them pending would take slots in vain. Who enqueues them waits for the limiter,
-		// and these join when forward finds them.
+		// Thousands of them pending would take slots in vain: they join when forward finds them.
 		for _, e := range es {
 			e.refuse(err)
 		}

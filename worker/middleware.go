@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/breaker"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
@@ -157,12 +158,13 @@ func (s *Server) withTicket(
 // wasTaken reports whether the task comes from the line. A pending one may have been denied before.
 func wasTaken(grant *dispatch.Grant) bool { return grant != nil && !grant.Decision.Queued }
 
-// processUnmatched runs a task whose type no policy matches, or returns the error by which it
-// fails.
+// processUnmatched runs a task that no policy matches, or returns the error by which it fails.
 func (s *Server) processUnmatched(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler) error {
-	s.unmatched.attempt(task.Type())
-	if s.config.Unmatched == UnmatchedReject {
-		return &UnmatchedError{TaskType: task.Type()}
+	if !asynqredis.IsReport(a.Ref) { // of a batch: it needs no policy
+		s.unmatched.attempt(task.Type())
+		if s.config.Unmatched == UnmatchedReject {
+			return &UnmatchedError{TaskType: task.Type()}
+		}
 	}
 	id, _ := IdentityOf(task) // of the calls that the handler makes
 	request := throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}

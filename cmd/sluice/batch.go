@@ -31,7 +31,7 @@ type BatchCommand struct {
 func (m *Main) batchCommand() *cli.Command {
 	c := &BatchCommand{workersCommand: workersCommand{Main: m}}
 	batch := &cli.Command{
-		Name: "batch", Usage: "plan or fire a batch, and show, pause, resume or cancel it",
+		Name: "batch", Usage: "plan or fire a batch, and show, pause, resume, retry or cancel it",
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "policies", Destination: &c.Policies, TakesFile: true,
 				Usage: "the batches, and the policies if none are published: a policy `FILE`; - reads stdin"},
@@ -64,6 +64,7 @@ var batchVerbs = []batchVerb{
 	{"status", "show how far it is", nil, nil},
 	{"pause", "take its waiting tasks out of their lines", (*batch.Scheduler).Pause, []batch.State{batch.StatePaused}},
 	{"resume", "end a pause", (*batch.Scheduler).Resume, []batch.State{batch.StateRunning}},
+	{"retry", "run again what has failed, and follow it", (*batch.Scheduler).Retry, nil},
 	{"cancel", "delete its waiting tasks", (*batch.Scheduler).Cancel, nil},
 }
 
@@ -193,7 +194,7 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 		if err != nil {
 			return err
 		}
-		if status.HasEnded() || slices.Contains(verb.done, status.State) {
+		if status.HasEnded() || status.State == batch.StateStopped && verb.name != "resume" || slices.Contains(verb.done, status.State) {
 			progress.Close()
 			return c.print(ctx, s, status)
 		}

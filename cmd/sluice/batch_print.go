@@ -18,17 +18,17 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 	}
 	err = c.show(p, func() {
 		fmt.Fprintf(c.Stdout, "%s of %s, %d tasks: %s\n", p.Batch, p.Tick.Format(time.RFC3339), p.Total, finish(p))
-		if !p.FinishBy.IsZero() || p.Late > 0 {
+		if !p.FinishBy.IsZero() {
 			fmt.Fprintln(c.Stdout, verdict(p))
 		}
 		fmt.Fprintln(c.Stdout)
-		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "EXPECTED FINISH", "LATE", "LEFT OUT")
+		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "EXPECTED FINISH", "LATE")
 		for _, tenant := range p.Tenants {
-			t.Row(tenant.Tenant, tenant.Total, moment(tenant.Expected), tenant.Late, tenant.Trimmed)
+			t.Row(tenant.Tenant, tenant.Total, moment(tenant.Finish), tenant.Overdue)
 		}
 		t.Flush()
 	})
-	if err == nil && p.Late > 0 {
+	if err == nil && p.Overdue > 0 {
 		return errJobsFailed
 	}
 	return err
@@ -36,12 +36,12 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 
 func finish(p batch.Plan) string {
 	switch {
-	case p.Total == p.Trimmed:
-		return "none of them would run"
-	case p.Expected.IsZero():
+	case p.Total == 0:
+		return "there is nothing to do"
+	case p.Finish.IsZero():
 		return "the last is not expected to start within 400 days"
 	}
-	return "the last is expected to start at " + moment(p.Expected) + because(p.Binds)
+	return "the last is expected to start at " + moment(p.Finish) + because(p.Binds)
 }
 
 func because(binds string) string {
@@ -55,20 +55,14 @@ func because(binds string) string {
 }
 
 func verdict(p batch.Plan) string {
-	by := "the end of its hours"
-	if !p.FinishBy.IsZero() {
-		by = "finish_by, " + moment(p.FinishBy)
-	}
+	by := moment(p.FinishBy)
 	switch {
-	case p.Late == 0:
-		return "All of them start before " + by + "."
-	case p.Refused:
-		return fmt.Sprintf("It would be refused: %d of them would start after %s.", p.Late, by)
-	case p.Trimmed > 0:
-		return fmt.Sprintf("%d of them would start after %s: %d are left out, the last of each tenant.",
-			p.Late, by, p.Trimmed)
+	case p.Overdue == 0:
+		return "All of them start before finish_by, " + by + "."
+	case !p.Begins:
+		return fmt.Sprintf("It would be refused: %d of them would start after finish_by, %s.", p.Overdue, by)
 	}
-	return fmt.Sprintf("Late: %d of them would start after %s.", p.Late, by)
+	return fmt.Sprintf("Late: %d of them would start after finish_by, %s.", p.Overdue, by)
 }
 
 // moment is a time as people read it.
@@ -94,47 +88,48 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 			fmt.Fprintf(c.Stdout, "held up since %s: %s\n", moment(s.HeldUpSince), s.HeldUp)
 		}
 		if s.Reason != "" {
-			fmt.Fprintf(c.Stdout, "refused: %s\n", s.Reason)
+			fmt.Fprintf(c.Stdout, "reason: %s\n", s.Reason)
 		}
 		if len(tenants) < 2 {
 			return
 		}
 		fmt.Fprintln(c.Stdout)
-		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "ENDED", "RUNNING", "WAITING", "PLANNED FINISH", "EXPECTED FINISH")
+		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "DONE", "FAILED", "REJECTED", "RUNNING", "WAITING",
+			"PLANNED FINISH", "EXPECTED FINISH")
 		for _, tenant := range tenants {
-			t.Row(tenant.Tenant, tenant.Total, tenant.Ended, tenant.Running, tenant.Waiting,
-				moment(tenant.Planned), moment(tenant.Expected))
+			t.Row(tenant.Tenant, tenant.Total, tenant.Done, tenant.Failed, tenant.Rejected,
+				tenant.Running, tenant.Waiting, moment(tenant.Planned), moment(tenant.Finish))
 		}
 		t.Flush()
 	})
 	if err != nil {
 		return err
 	}
-	if s.Failed+s.Refused > 0 || s.State == batch.StateRefused {
+	if s.Failed+s.Rejected > 0 || s.State == batch.StateStopped || s.State == batch.StateRefused {
 		return errJobsFailed
 	}
 	return nil
 }
 
 func counts(s batch.Status) string {
-	text := fmt.Sprintf("%d tasks: %d done, %d failed, %d refused, %d cancelled, %d running, %d waiting",
-		s.Total, s.Done, s.Failed, s.Refused, s.Cancelled, s.Running, s.Waiting)
-	if s.Trimmed > 0 {
-		text += fmt.Sprintf(", and %d left out, as they would be late", s.Trimmed)
+	text := fmt.Sprintf("%d tasks: %d done, %d failed, %d rejected, %d cancelled, %d running, %d waiting",
+		s.Total, s.Done, s.Failed, s.Rejected, s.Cancelled, s.Running, s.Waiting)
+	if s.Retried > 0 {
+		text += fmt.Sprintf(", %d retried", s.Retried)
 	}
-	if s.HasEnded() || s.Expected.IsZero() {
+	if s.HasEnded() || s.Finish.IsZero() {
 		return text + behind(s)
 	}
-	text += ", the last expected to start at " + moment(s.Expected) + because(s.Binds) + behind(s)
-	if s.Late > 0 {
-		text += fmt.Sprintf(", %d late", s.Late)
+	text += ", the last expected to start at " + moment(s.Finish) + because(s.Binds) + behind(s)
+	if s.Overdue > 0 {
+		text += fmt.Sprintf(", %d late", s.Overdue)
 	}
 	return text
 }
 
 // behind is how the firing stands against its plan.
 func behind(s batch.Status) string {
-	if s.State == batch.StateRefused || s.State == batch.StateCancelled || s.Planned.IsZero() || s.Expected.IsZero() {
+	if s.State == batch.StateRefused || s.State == batch.StateCancelled || s.Planned.IsZero() || s.Finish.IsZero() {
 		return ""
 	}
 	switch behind := s.Behind().Round(time.Second); {

@@ -12,6 +12,8 @@ type Batch struct {
 	Missed       string
 	MissedWithin time.Duration
 	Name         string
+	OnFailed     string
+	Overlap      string
 	Queue        string
 	Schedule     string
 	Tasks        BatchTasks
@@ -23,10 +25,7 @@ type Batch struct {
 }
 
 // Hours are the key "hours" of a batch.
-type Hours struct {
-	From, To string
-	Stop     bool
-}
+type Hours struct{ From, To string }
 
 // BatchTasks are the key "tasks" of a batch.
 type BatchTasks struct {

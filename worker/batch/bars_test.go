@@ -91,12 +91,12 @@ func TestExpectedAgainstReality(t *testing.T) {
 			worst := 0.0
 			for _, tenant := range l.tenants {
 				if tenant.Waiting > 0 {
-					worst = max(worst, off(tenant.Expected, last[tenant.Tenant]), -off(tenant.Expected, last[tenant.Tenant]))
+					worst = max(worst, off(tenant.Finish, last[tenant.Tenant]), -off(tenant.Finish, last[tenant.Tenant]))
 				}
 			}
 			t.Logf("after %4.1f s, %5d done: expected after %.1f s, off by %+.1f %%; "+
 				"the worst tenant by %.1f %%; %q binds", l.at.Sub(begun).Seconds(), l.Done,
-				l.Expected.Sub(begun).Seconds(), off(l.Expected, ended), worst, l.Binds)
+				l.Finish.Sub(begun).Seconds(), off(l.Finish, ended), worst, l.Binds)
 		}
 	}
 }

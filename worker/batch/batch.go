@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 	_ "time/tzdata" // time zones, also where the machine has no list of them
@@ -11,6 +12,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/robfig/cron/v3"
 
+	"github.com/sluice-go/sluice/internal/ticks"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 )
@@ -48,6 +50,15 @@ type Batch struct {
 	// Queue have no effect; ProcessAt, ProcessIn and Group have the tasks refused.
 	Options []asynq.Option
 
+	// OnFailed says what happens when tasks have failed for good: "stop at 20%" stops the firing as soon as
+	// so many of its tasks have: what waits is held, and the task of Ended is enqueued. Resume goes on to
+	// the end. The default, empty, goes on.
+	OnFailed string
+
+	// Overlap says what happens to a firing while another one of the batch has not ended. The default is
+	// OverlapAllow.
+	Overlap Overlap
+
 	// Queue is the tasks' queue. The default is "default".
 	Queue string
 
@@ -73,17 +84,21 @@ type Missed string
 const (
 	MissedSkip Missed = "skip" // they do not fire
 	MissedOnce Missed = "once" // the last of them fires
-	MissedAll  Missed = "all"  // each of them fires
+)
+
+// Overlap says what happens to a firing while another one of the batch has not ended.
+type Overlap string
+
+const (
+	OverlapAllow Overlap = "allow" // it begins: their tasks wait in the same lines
+	OverlapSkip  Overlap = "skip"  // its tick does not fire, and Fire returns ErrOverlap
+	OverlapQueue Overlap = "queue" // it waits until those before it have ended
 )
 
 // Hours are hours of the day, such as from "22:00" to "06:00". Outside of them no task of the batch
-// starts; those that run go on.
+// starts; those that run go on. What is unfinished goes on when they begin again.
 type Hours struct {
 	From, To string // both empty for all hours
-
-	// Stop cancels what is unfinished when the hours end. Without it that goes on when they begin
-	// again.
-	Stop bool
 }
 
 // An Error says which field of a batch cannot be used.
@@ -113,6 +128,7 @@ type compiled struct {
 	Batch
 	finishBy func(b *compiled, tick time.Time) time.Time // nil for no such time
 	hours    *[2]clock
+	stopAt   int           // percent of tasks that have failed; 0 for never
 	schedule cron.Schedule // nil to fire by hand only
 	zone     *time.Location
 }
@@ -128,6 +144,7 @@ func (b Batch) compile() (*compiled, error) {
 	}
 	c.Missed, c.Queue = cmp.Or(b.Missed, MissedSkip), cmp.Or(b.Queue, "default")
 	c.MissedWithin, c.Late = cmp.Or(b.MissedWithin, defaultMissedWithin), cmp.Or(b.Late, LateWarn)
+	c.Overlap = cmp.Or(b.Overlap, OverlapAllow)
 	schedule, inSchedule := b.Schedule, ""
 	if rest, ok := strings.CutPrefix(schedule, "CRON_"); ok {
 		schedule = rest
@@ -148,22 +165,22 @@ func (b Batch) compile() (*compiled, error) {
 			`such as "Europe/Berlin"`)
 	case err != nil || zone == time.Local:
 		return bad("timezone", b.Timezone, `must be a name of the IANA time zone database, such as "Europe/Berlin"`)
-	case c.Missed != MissedSkip && c.Missed != MissedOnce && c.Missed != MissedAll:
-		return bad("missed", string(b.Missed), `must be "skip", "once" or "all"`)
+	case c.Missed != MissedSkip && c.Missed != MissedOnce:
+		return bad("missed", string(b.Missed), `must be "skip" or "once"`)
+	case !slices.Contains([]Overlap{OverlapAllow, OverlapSkip, OverlapQueue}, c.Overlap):
+		return bad("overlap", string(b.Overlap), `must be "allow", "skip" or "queue"`)
 	case c.MissedWithin < time.Second || c.MissedWithin > maxMissedWithin:
 		return bad("missed_within", b.MissedWithin, "must be 1s to 720h")
 	case b.MissedWithin != 0 && c.Missed == MissedSkip:
-		return bad("missed_within", b.MissedWithin, `needs missed "once" or "all"`)
+		return bad("missed_within", b.MissedWithin, `needs missed "once"`)
 	case b.Tasks == nil:
 		return bad("tasks", "", "must be given")
 	case b.Tenants == nil:
 		return bad("tenants", "", "must be given")
-	case c.Late != LateWarn && c.Late != LateRefuse && c.Late != LateTrim:
-		return bad("late", string(b.Late), `must be "warn", "refuse" or "trim"`)
-	case b.Late != "" && b.FinishBy == "" && !b.Hours.Stop:
-		return bad("late", string(b.Late), "needs finish_by, or hours with stop")
-	case b.Hours == Hours{Stop: true}:
-		return bad("hours", "", `must have from and to beside stop, such as from "22:00" to "06:00"`)
+	case c.Late != LateWarn && c.Late != LateRefuse:
+		return bad("late", string(b.Late), `must be "warn" or "refuse"`)
+	case b.Late != "" && b.FinishBy == "":
+		return bad("late", string(b.Late), "needs finish_by")
 	case b.Hours.From != "" && b.Hours.To == "":
 		return bad("hours", b.Hours.From, `must have to beside from: a time of day such as "06:00"`)
 	case b.Hours.From == "" && b.Hours.To != "":
@@ -178,8 +195,14 @@ func (b Batch) compile() (*compiled, error) {
 		}
 		c.finishBy = by
 	}
+	if b.OnFailed != "" {
+		n, err := fmt.Sscanf(b.OnFailed, "stop at %d%%", &c.stopAt)
+		if n != 1 || err != nil || c.stopAt < 1 || c.stopAt > 100 {
+			return bad("on_failed", b.OnFailed, `must be such as "stop at 20%", with 1 to 100`)
+		}
+	}
 	if b.Schedule != "" {
-		if c.schedule, err = cron.ParseStandard(schedule); err != nil {
+		if c.schedule, err = ticks.Parse(schedule); err != nil {
 			return bad("schedule", b.Schedule, `must be a cron expression of five fields, `+
 				`such as "0 2 * * *" for two o'clock every night, or such as "@every 1h"`)
 		}

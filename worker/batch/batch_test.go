@@ -151,8 +151,8 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 		s.ok(err)
 		want := batch.Status{
 			Batch: "b", Queue: "default", State: batch.StateRunning, Tick: f.Tick,
-			Total: 20, Running: 1, Done: 8, Failed: 1, Refused: 10,
-			Begun: status.Begun, Planned: status.Planned, Expected: status.Expected,
+			Total: 20, Running: 1, Done: 8, Failed: 1, Rejected: 10,
+			BegunAt: status.BegunAt, Planned: status.Planned, Finish: status.Finish,
 			Reason: `worker: task type "call": no tenant, and policy "api" matches it: ` +
 				`make the task with worker.NewTask, or set Config.Tenant`,
 		}
@@ -161,7 +161,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		status, err = p.Status(t.Context(), f)
-		if err != nil || status.State != batch.StateDone || status.Done != 9 || status.Ended.IsZero() {
+		if err != nil || status.State != batch.StateDone || status.Done != 9 || status.EndedAt.IsZero() {
 			t.Errorf("%+v, %v", status, err)
 		}
 		if len(told) < 1 || len(told) > 1+25 || told[0] == "" { // asynq's default is 25 retries
@@ -249,6 +249,53 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 	})
 }
 
+// Nothing starts after Pause or Cancel has returned, even where no scheduler runs, and nothing outside of
+// the hours. What was paused for a moment goes on at once.
+func TestNothingStartsAfterAPauseACancelOrTheHours(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, throttle.Window{Name: "pace", Limit: 15, Period: time.Second, Scope: throttle.ScopeShared})
+		hours := batch.Hours{From: "00:01", To: "00:03"}
+		b := batch.Batch{Name: "b", Hours: hours, Tasks: calls(900), Tenants: batch.List("acme", "zeta")}
+		var last time.Time
+		s.serve(func(ctx context.Context, _ *asynq.Task) error {
+			last = time.Now()
+			return work(ctx, 150*time.Millisecond)
+		})
+		p := s.scheduler(b)
+		time.Sleep(time.Minute - 100*time.Millisecond)
+		f, err := p.Fire(t.Context(), "b")
+		s.ok(err)
+		until := func(after time.Duration) time.Time {
+			at := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(after)
+			time.Sleep(time.Until(at))
+			return at
+		}
+		until(75 * time.Second)
+		s.ok(p.Pause(t.Context(), f))
+		s.ok(p.Resume(t.Context(), f))
+		if until(90 * time.Second); time.Since(last) > time.Second {
+			t.Errorf("after a pause for a moment the last task started %v ago", time.Since(last))
+		}
+		s.ok(p.Pause(t.Context(), f))
+		paused := time.Now()
+		if until(100 * time.Second); last.After(paused) {
+			t.Errorf("%v after the pause a task started", last.Sub(paused))
+		}
+		s.ok(p.Resume(t.Context(), f))
+		if until(130 * time.Second); time.Since(last) > time.Second {
+			t.Errorf("after the pause the last task started %v ago", time.Since(last))
+		}
+		until(170 * time.Second)
+		p.kill() // the hours bind all the same
+		if ends := until(3 * time.Minute); ends.Sub(last) > 3*time.Second {
+			t.Errorf("the last task started %v before the hours end", ends.Sub(last))
+		}
+		if ends := until(4 * time.Minute).Add(-time.Minute); last.After(ends) {
+			t.Errorf("%v after the hours a task started", last.Sub(ends))
+		}
+	})
+}
+
 // A firing that is cancelled while a chunk of it is on its way ends, too.
 func TestACancelEndsAChunkOnItsWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -269,15 +316,13 @@ func TestACancelEndsAChunkOnItsWay(t *testing.T) {
 	})
 }
 
-// Outside of its hours no task of a batch starts. What is left goes on the next day, or is deleted.
+// Outside of its hours no task of a batch starts. What is left goes on the next day.
 func TestABatchKeepsItsHours(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "pace", Limit: 10, Period: 2 * time.Minute})
 		hours := batch.Hours{From: "00:02", To: "00:05"} // ten tasks start at 00:02, and ten at 00:04
 		days := batch.Batch{Name: "days", Schedule: "1 0 1 * *", Hours: hours, Tasks: calls(30), Tenants: batch.List("acme")}
-		hours.Stop = true
-		day := batch.Batch{Name: "day", Schedule: "1 0 1 * *", Hours: hours, Tasks: calls(30), Tenants: batch.List("zeta")}
-		p := s.scheduler(days, day)
+		p := s.scheduler(days)
 		at := func(after time.Duration, name string) batch.Status {
 			time.Sleep(time.Until(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(after)))
 			f, err := p.Firings(t.Context(), name, 1)
@@ -296,13 +341,10 @@ func TestABatchKeepsItsHours(t *testing.T) {
 		if st := at(330*time.Second, "days"); st.State != batch.StatePaused || st.Done != 20 || st.Waiting != 10 {
 			t.Errorf("after them: %+v", st)
 		}
-		if st := at(330*time.Second, "day"); st.State != batch.StateCancelled || st.Done != 20 || st.Cancelled != 10 {
-			t.Errorf("after them, with stop: %+v", st)
-		}
 		p.kill() // a day of idling takes a test minutes
 		server.Shutdown()
 		time.Sleep(23*time.Hour + 55*time.Minute)
-		p = s.scheduler(days, day)
+		p = s.scheduler(days)
 		s.serve(succeed)
 		if st := at(24*time.Hour+90*time.Second, "days"); st.State != batch.StatePaused || st.Done != 20 {
 			t.Errorf("on the next day, before its hours: %+v", st)
@@ -358,7 +400,7 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 		p.deaf.Store(false)
 		time.Sleep(time.Minute)
 		status, err = p.Status(t.Context(), f)
-		if err != nil || status.State != batch.StateRunning || status.Total != 600 || status.Refused != 0 || status.HeldUp != "" || !status.HeldUpSince.IsZero() {
+		if err != nil || status.State != batch.StateRunning || status.Total != 600 || status.Rejected != 0 || status.HeldUp != "" || !status.HeldUpSince.IsZero() {
 			t.Errorf("%+v, %v", status, err)
 		}
 	})
@@ -409,7 +451,7 @@ func TestABatchRunsOnARedisCluster(t *testing.T) {
 	t.Parallel()
 	pace := throttle.Window{Name: "pace", Limit: 20, Period: 500 * time.Millisecond, Scope: throttle.ScopeShared}
 	s := newSite(t, &redis.Options{Addr: sitetest.Cluster(t)}, []throttle.Window{pace})
-	b := batch.Batch{Name: "b", FinishBy: "1h", Late: batch.LateTrim, Tasks: calls(60), Tenants: batch.List("acme", "zeta")}
+	b := batch.Batch{Name: "b", FinishBy: "1h", Tasks: calls(60), Tenants: batch.List("acme", "zeta")}
 	s.serve(succeed)
 	p := s.scheduler(b)
 	f, err := p.Fire(t.Context(), "b")
@@ -419,11 +461,11 @@ func TestABatchRunsOnARedisCluster(t *testing.T) {
 	s.wait(p, f, "it is paused", func(st batch.Status) bool { return st.State == batch.StatePaused && st.Running == 0 })
 	s.ok(p.Resume(t.Context(), f))
 	status := s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
-	if status.Done != 120 || status.Trimmed != 0 || status.Planned.IsZero() {
+	if status.Done != 120 || status.Planned.IsZero() {
 		t.Errorf("%+v", status)
 	}
 	tenants, err := p.Tenants(t.Context(), f)
-	if err != nil || len(tenants) != 2 || tenants[0].Ended+tenants[1].Ended != status.Done {
+	if err != nil || len(tenants) != 2 || tenants[0].Done+tenants[1].Done != status.Done {
 		t.Errorf("%+v, %v", tenants, err)
 	}
 	s.wantOnce(120)

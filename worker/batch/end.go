@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -28,36 +29,58 @@ func (w *work) watch(ctx context.Context, r record) error {
 	}
 	if time.Since(w.since) >= w.account {
 		w.account = min(w.account+time.Since(w.since), accountMost+time.Since(w.since))
-		return w.sweep(r, func(positions []int) error { return w.redis.Account(ctx, w.f, positions) })
+		return w.sweep(r, func(positions []int) error { return w.redis.Count(ctx, w.f, "failed", positions) })
 	}
 	return nil
 }
 
+// stops reports whether so many tasks have failed that the firing stops.
+func (w *work) stops(r record) bool {
+	return w.b.stopAt > 0 && r.Failed > 0 && r.Stopped == 0 && 100*r.Failed >= w.b.stopAt*r.Size &&
+		(r.Phase == phaseEnqueue || r.Phase == phaseDrain)
+}
+
+// stop pauses the firing, and enqueues the task that reports it.
+func (w *work) stop(ctx context.Context, r record) error {
+	w.config.Logger.Error("batch: a firing stops, as too many tasks have failed",
+		"batch", w.f.Batch, "firing", w.f.Name(), "failed", r.Failed, "tasks", r.Size)
+	if _, err := w.redis.Want(ctx, w.f, wantPause); err != nil {
+		return err
+	}
+	r.Stopped, r.Want = 1, wantPause
+	if err := w.report(ctx, r, "stopped"); err != nil {
+		return err
+	}
+	_, err := w.redis.Update(ctx, w.f, w.holder, "stopped", 1)
+	return err
+}
+
 // end ends the firing, and enqueues the task that reports it.
 func (w *work) end(ctx context.Context, r record, outcome State) error {
-	r.Phase, r.Outcome, r.EndedAt, r.HeldUp = phaseEnded, outcome, time.Now().Unix(), ""
-	if w.b.Ended != "" {
-		if err := w.report(ctx, w.b.status(w.f, r, 0)); err != nil {
-			return err
-		}
+	r.Phase, r.Outcome, r.Finished, r.HeldUp = phaseEnded, outcome, time.Now().Unix(), ""
+	if err := w.report(ctx, r, "ended"); err != nil {
+		return err
 	}
 	_, err := w.redis.Update(ctx, w.f, w.holder, "phase", phaseEnded, "outcome", string(outcome), "held_up", "")
 	return err
 }
 
-// endedRetention is how long the task that reports the end of a firing keeps its ID, so that it is
-// enqueued once.
+// endedRetention is how long a task that reports on a firing keeps its ID, so that it is enqueued once.
 const endedRetention = 24 * time.Hour
 
-// report enqueues the task that reports the end of the firing.
-func (w *work) report(ctx context.Context, s Status) error {
-	payload, err := json.Marshal(s)
+// report enqueues the task of Batch.Ended. What was retried ends once more.
+func (w *work) report(ctx context.Context, r record, what string) error {
+	if w.b.Ended == "" {
+		return nil
+	}
+	payload, err := json.Marshal(w.b.status(w.f, r, 0))
 	if err != nil {
 		return err
 	}
 	task := worker.NewTask(worker.Identity{Tenant: w.f.Batch}, w.b.Ended, payload)
+	id := fmt.Sprintf("%s%s-%d", w.f.IDs(), what, r.Round)
 	_, err = w.client.EnqueueContext(ctx, task,
-		asynq.TaskID(w.f.IDs()+"ended"), asynq.Queue(w.f.Queue), asynq.Retention(endedRetention))
+		asynq.TaskID(id), asynq.Queue(w.f.Queue), asynq.Retention(endedRetention))
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
 		return nil
 	}

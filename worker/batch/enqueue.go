@@ -42,9 +42,6 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 			if err != nil {
 				return err
 			}
-			if tenant.Trimmed > 0 && n == tenant.kept() {
-				break // the others are left out
-			}
 			if n++; n <= skip {
 				continue
 			}
@@ -52,7 +49,7 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 				continue
 			}
 			want, err := flush(phaseEnqueue, i, n)
-			if err != nil || want != wantRun || !w.b.open(time.Now()) {
+			if err != nil || want != wantRun || !w.b.open(w.f.Tick, time.Now()) {
 				return err
 			}
 		}
@@ -93,10 +90,10 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields 
 			return "", err
 		}
 	}
-	if err := w.redis.Release(ctx, w.f, before); err != nil {
+	if err := w.move(ctx, asynqredis.Release)(before); err != nil {
 		return "", err
 	}
-	if err := w.redis.Refuse(ctx, w.f, refused); err != nil {
+	if err := w.redis.Count(ctx, w.f, "refused", refused); err != nil {
 		return "", err
 	}
 	return w.redis.Update(ctx, w.f, w.holder, fields...)

@@ -57,7 +57,7 @@ func (e *estimator) look(ctx context.Context) error {
 		return err
 	}
 	if r.Want != "" && r.Want != wantRun { // nobody knows when it goes on
-		return e.write(ctx, expectedFields(finish{}, e.b, e.f.Tick), nil)
+		return e.write(ctx, expectedFields(finish{}), nil)
 	}
 	if e.plan == nil {
 		if e.plan, err = e.kept(ctx, e.f); err != nil {
@@ -85,9 +85,9 @@ func (e *estimator) look(ctx context.Context) error {
 	}
 	tenants := make([]time.Time, len(all.tenants))
 	for i, t := range all.tenants {
-		tenants[i] = t.expected(e.b, time.Now())
+		tenants[i] = t.expected()
 	}
-	return e.write(ctx, expectedFields(all.finish, e.b, time.Now()), tenants)
+	return e.write(ctx, expectedFields(all.finish), tenants)
 }
 
 // write keeps what is expected, if it is something else than before.
@@ -108,10 +108,8 @@ func (e *estimator) write(ctx context.Context, fields []any, tenants []time.Time
 }
 
 // expectedFields are those of a firing that say when it is expected to end.
-func expectedFields(f finish, b *compiled, now time.Time) []any {
-	return []any{
-		"expected", f.expected(b, now), "binds", f.Binds, "late", f.late,
-	}
+func expectedFields(f finish) []any {
+	return []any{"expected", f.expected(), "binds", f.Binds, "overdue", f.overdue}
 }
 
 // kept reads the plan of a firing.
@@ -124,10 +122,49 @@ func (s *Scheduler) kept(ctx context.Context, f asynqredis.Firing) (*planned, er
 	return p, err
 }
 
+// Fates are what became of a firing's tasks, by three bits for each: whether it was stored, is done, and
+// has ended. One that is done though it was not stored was cancelled.
+type fates struct{ stored, done, ended []byte }
+
+type fate int
+
+const (
+	fateOpen fate = iota
+	fateDone
+	fateFailed
+	fateRejected
+	fateCancelled
+)
+
+func (s *Scheduler) fates(ctx context.Context, f asynqredis.Firing) (all fates, err error) {
+	for name, bits := range map[string]*[]byte{"stored": &all.stored, "done": &all.done, "ended": &all.ended} {
+		data, failed := s.redis.Kept(ctx, f, name)
+		*bits, err = data, errors.Join(err, failed)
+	}
+	return all, err
+}
+
+func (f fates) of(position int) fate {
+	is := func(bits []byte) bool {
+		return position < 8*len(bits) && bits[position/8]>>(7-position%8)&1 == 1
+	}
+	switch stored, done := is(f.stored), is(f.done); {
+	case !is(f.ended):
+		return fateOpen
+	case stored && done:
+		return fateDone
+	case stored:
+		return fateFailed
+	case done:
+		return fateCancelled
+	}
+	return fateRejected
+}
+
 // counts returns how far the tenants of a firing are, by what is kept of each task.
 func (s *Scheduler) counts(
 	ctx context.Context, f asynqredis.Firing, r record, p *planned) ([]TenantStatus, error) {
-	ended, err := s.redis.Ended(ctx, f)
+	fates, err := s.fates(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -139,15 +176,21 @@ func (s *Scheduler) counts(
 	for i, t := range p.Tenants {
 		end := t.end(r)
 		c := &all[i]
-		c.Tenant, c.Planned = t.Tenant, t.Expected
+		c.Tenant, c.Planned = t.Tenant, t.Finish
 		c.Total = max(0, end-t.Start)
-		c.Ended = ones(ended, t.Start, end)
+		number := map[fate]*int{
+			fateOpen: &c.Waiting, fateDone: &c.Done, fateFailed: &c.Failed,
+			fateRejected: &c.Rejected, fateCancelled: &c.Cancelled,
+		}
+		for position := t.Start; position < end; position++ {
+			*number[fates.of(position)]++
+		}
 		for _, position := range running {
-			if position >= t.Start && position < end {
+			if position >= t.Start && position < end && fates.of(position) == fateOpen {
 				c.Running++
+				c.Waiting--
 			}
 		}
-		c.Waiting = max(0, c.Total-c.Ended-c.Running)
 	}
 	return all, nil
 }
@@ -155,16 +198,7 @@ func (s *Scheduler) counts(
 // end is the position behind the last task of the tenant.
 func (t planTenant) end(r record) int {
 	if r.Phase == phaseEnqueue {
-		return t.Start + t.kept()
+		return t.Start + t.Total
 	}
-	return min(t.Start+t.kept(), r.Position) // there may be fewer than were counted
-}
-
-// ones counts the bits that are set from a position on and before another.
-func ones(bitmap []byte, from, to int) int {
-	n := 0
-	for i := from; i < min(to, 8*len(bitmap)); i++ {
-		n += int(bitmap[i/8] >> (7 - i%8) & 1)
-	}
-	return n
+	return min(t.Start+t.Total, r.Position) // there may be fewer than were counted
 }

@@ -48,7 +48,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(plan.Total, "tasks, the last starts in", plan.Expected.Sub(plan.Tick).Round(time.Hour))
+	fmt.Println(plan.Total, "tasks, the last starts in", plan.Finish.Sub(plan.Tick).Round(time.Hour))
 
 	// It also fires by hand. A scheduler that runs, by Scheduler.Run, enqueues the tasks.
 	firing, err := scheduler.Fire(ctx, "nightly")

@@ -73,7 +73,7 @@ func TestATaskThatIsNilIsRefused(t *testing.T) {
 		s.ok(err)
 		time.Sleep(time.Minute)
 		status, err := p.Status(t.Context(), f)
-		if err != nil || status.State != batch.StateDone || status.Done != 2 || status.Refused != 1 || !strings.Contains(status.Reason, "nil") {
+		if err != nil || status.State != batch.StateDone || status.Done != 2 || status.Rejected != 1 || !strings.Contains(status.Reason, "nil") {
 			t.Errorf("%+v, %v", status, err)
 		}
 	})

@@ -18,31 +18,25 @@ type Plan struct {
 
 	Total int `json:"total"` // tasks that the batch has
 
-	// Expected is when the last task is expected to start, of those that are not left out. It is zero if
-	// that is unknown, as it is not within throttle.MaxPlan. Binds is the window that it waits for, or
-	// throttle.BySlots; empty if for none.
-	Expected time.Time `json:"expected,omitzero"`
-	Binds    string    `json:"binds,omitempty"`
+	// Finish is when the last task is expected to start. It is zero if that is unknown, as it is not
+	// within throttle.MaxPlan. Binds is the window that it waits for, or throttle.BySlots; empty if for
+	// none.
+	Finish time.Time `json:"finish,omitzero"`
+	Binds  string    `json:"binds,omitempty"`
 
 	FinishBy time.Time `json:"finish_by,omitzero"` // Batch.FinishBy
-
-	// Late is how many tasks are expected to start after FinishBy, or not before Hours end that have
-	// Stop. Batch.Late says what becomes of them: Trimmed are those left out, and Refused says that
-	// nothing is enqueued.
-	Late    int  `json:"late"`
-	Trimmed int  `json:"trimmed"`
-	Refused bool `json:"refused"`
+	Overdue  int       `json:"overdue"`            // tasks that are expected to start after that
+	Begins   bool      `json:"begins"`             // false if Batch.Late would refuse the firing
 
 	Tenants []TenantPlan `json:"tenants"`
 }
 
 // A TenantPlan is the part of a Plan for one tenant.
 type TenantPlan struct {
-	Tenant   string    `json:"tenant"`
-	Total    int       `json:"total"`
-	Late     int       `json:"late"`
-	Trimmed  int       `json:"trimmed"`
-	Expected time.Time `json:"expected,omitzero"`
+	Tenant  string    `json:"tenant"`
+	Total   int       `json:"total"`
+	Overdue int       `json:"overdue"`
+	Finish  time.Time `json:"finish,omitzero"`
 }
 
 // Plan returns when the tasks of a batch would start if it fired at a time, by the line as it is
@@ -66,11 +60,10 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, at time.Time) (Plan,
 	}
 	plan := Plan{
 		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, FinishBy: b.deadline(f.Tick),
-		Expected: p.all.expected(b, f.Tick), Binds: p.all.Binds,
-		Late: p.late, Refused: p.refused, Trimmed: p.trimmed,
+		Finish: p.all.expected(), Binds: p.all.Binds,
+		Overdue: p.overdue, Begins: !p.refused, Total: p.total,
 	}
 	for _, t := range p.Tenants {
-		plan.Total += t.Total
 		plan.Tenants = append(plan.Tenants, t.TenantPlan)
 	}
 	return plan, nil
@@ -81,21 +74,17 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, at time.Time) (Plan,
 type planned struct {
 	Tenants []planTenant `json:"tenants"`
 
-	all           outlook // without what is left out
-	late, trimmed int     // tasks
-	refused       bool
+	all            outlook
+	overdue, total int // tasks
+	refused        bool
 }
 
-// A planTenant is the tasks of one tenant, in their order. The first ones are those that are not
-// left out.
+// A planTenant is the tasks of one tenant, in their order.
 type planTenant struct {
 	TenantPlan
 	Start int         `json:"start"`           // the position of the first one, if the tasks are as they were counted
 	Kinds []*planKind `json:"kinds,omitempty"` // of those that can be enqueued
 }
-
-// kept is how many are not left out.
-func (t planTenant) kept() int { return t.Total - t.Trimmed }
 
 // A planKind is tasks that ask for the same.
 type planKind struct {
@@ -124,34 +113,17 @@ func (s *Scheduler) plan(ctx context.Context, b *compiled, f Firing, from time.T
 		}
 		p.Tenants = append(p.Tenants, tenant)
 	}
-	look := func() (err error) {
-		all := func(i int) (left, joined int) { return p.Tenants[i].kept(), 0 }
-		p.all, err = s.look(ctx, b, p.Tenants, b.planOptions(f.Tick, from), all)
-		return err
-	}
-	if err := look(); err != nil {
+	all := func(i int) (left, joined int) { return p.Tenants[i].Total, 0 }
+	var err error
+	if p.all, err = s.look(ctx, b, p.Tenants, b.planOptions(f.Tick, from), all); err != nil {
 		return nil, err
 	}
-	p.late = p.all.late
-	p.refused = p.late > 0 && b.Late == LateRefuse
+	p.overdue = p.all.overdue
+	p.refused = p.overdue > 0 && b.Late == LateRefuse
 	for i := range p.Tenants {
-		t := &p.Tenants[i]
-		t.Late = p.all.tenants[i].late
-		if b.Late == LateTrim {
-			t.Trimmed = t.Total - p.all.tenants[i].inTime(*t)
-			p.trimmed += t.Trimmed
-		}
-	}
-	if p.trimmed > 0 {
-		if err := look(); err != nil {
-			return nil, err
-		}
-	}
-	start := 0
-	for i := range p.Tenants {
-		t := &p.Tenants[i]
-		t.Start, t.Expected = start, p.all.tenants[i].expected(b, f.Tick)
-		start += t.kept()
+		t, of := &p.Tenants[i], p.all.tenants[i]
+		t.Start, t.Finish, t.Overdue = p.total, of.expected(), of.overdue
+		p.total += t.Total
 	}
 	return p, nil
 }
@@ -223,9 +195,8 @@ type outlook struct {
 // A finish is when the last of some tasks is expected to start.
 type finish struct {
 	throttle.Finish
-	left  int // how many tasks these are
-	late  int
-	kinds []throttle.Finish // of the kinds of a tenant
+	left    int // how many tasks these are
+	overdue int
 }
 
 // look finds out when tasks are expected. The function returns how many of a tenant's tasks have not
@@ -264,11 +235,11 @@ func (s *Scheduler) look(
 	rest := plan.Demands
 	for i, t := range tenants {
 		f := &all.tenants[i]
-		f.kinds, rest = rest[:len(t.Kinds)], rest[len(t.Kinds):]
-		f.Finish = throttle.PlanOf(plan.At, f.kinds).Finish
+		f.Finish = throttle.PlanOf(plan.At, rest[:len(t.Kinds)]).Finish
+		rest = rest[len(t.Kinds):]
 		if !o.By.IsZero() {
-			f.late = f.left - f.By
-			all.late += f.late
+			f.overdue = f.left - f.By
+			all.overdue += f.overdue
 		}
 	}
 	return all, nil
@@ -277,41 +248,10 @@ func (s *Scheduler) look(
 // planTimeout bounds the calls of a plan.
 const planTimeout = 20 * time.Second
 
-// expected is the time to report, zero if it is unknown. What the end of the hours deletes has ended
-// by then.
-func (f finish) expected(b *compiled, tick time.Time) time.Time {
-	switch {
-	case f.left == 0:
+// expected is the time to report, zero if it is unknown.
+func (f finish) expected() time.Time {
+	if f.left == 0 || !f.Known {
 		return time.Time{}
-	case f.Known:
-		return f.Expected.UTC().Truncate(time.Millisecond)
-	case b.hours != nil && b.Hours.Stop:
-		return b.stops(tick)
 	}
-	return time.Time{}
-}
-
-// inTime returns how many of the tenant's first tasks start in time. If they ask for different
-// costs, that is the part of the units that are granted by then.
-func (f finish) inTime(t planTenant) int {
-	if f.late <= 0 {
-		return t.Total
-	}
-	if len(t.Kinds) == 1 {
-		return t.Total * f.By / t.Kinds[0].Count
-	}
-	part := 1.0
-	granted, asked := map[string]float64{}, map[string]float64{}
-	for i, k := range t.Kinds {
-		for unit, units := range k.Units {
-			asked[unit] += float64(units)
-			granted[unit] += float64(units) * float64(f.kinds[i].By) / float64(k.Count)
-		}
-	}
-	for unit := range asked {
-		if asked[unit] > 0 {
-			part = min(part, granted[unit]/asked[unit])
-		}
-	}
-	return int(part * float64(t.Total))
+	return f.Expected.UTC().Truncate(time.Millisecond)
 }

@@ -80,7 +80,7 @@ func TestAPlanComesTrue(t *testing.T) {
 		plan, err := p.Plan(t.Context(), "b", time.Time{})
 		s.ok(err)
 		tick := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
-		if plan.Tick != tick || plan.Total != 34 || len(plan.Tenants) != 3 || plan.Binds == "" || plan.Late != 0 {
+		if plan.Tick != tick || plan.Total != 34 || len(plan.Tenants) != 3 || plan.Binds == "" || plan.Overdue != 0 {
 			t.Errorf("%+v", plan)
 		}
 		if n, err := s.seen.GetQueueInfo("default"); err == nil && n.Size != 0 {
@@ -89,8 +89,8 @@ func TestAPlanComesTrue(t *testing.T) {
 		time.Sleep(time.Until(tick.Add(3 * time.Second)))
 		f := batch.Firing{Batch: "b", Tick: tick}
 		status, err := p.Status(t.Context(), f)
-		if err != nil || !within(status.Planned, plan.Expected) || status.Behind().Abs() > follows {
-			t.Errorf("%+v, %v; planned for %v", status, err, plan.Expected)
+		if err != nil || !within(status.Planned, plan.Finish) || status.Behind().Abs() > follows {
+			t.Errorf("%+v, %v; planned for %v", status, err, plan.Finish)
 		}
 		for status.State != batch.StateDone {
 			time.Sleep(10 * time.Second)
@@ -102,26 +102,26 @@ func TestAPlanComesTrue(t *testing.T) {
 			tenants, err := p.Tenants(t.Context(), f)
 			s.ok(err)
 			for _, tenant := range tenants {
-				if tenant.Total != sizes[tenant.Tenant] || tenant.Total != tenant.Ended+tenant.Waiting+tenant.Running ||
-					tenant.Waiting > 0 && !within(tenant.Expected, tenant.Planned) {
+				if tenant.Total != sizes[tenant.Tenant] || tenant.Total != tenant.Done+tenant.Waiting+tenant.Running ||
+					tenant.Waiting > 0 && !within(tenant.Finish, tenant.Planned) {
 					t.Fatalf("after %v: %+v", time.Since(tick), tenant)
 				}
 			}
 		}
 		for i, name := range []string{"a", "b", "c"} {
-			if got := of(t, plan.Tenants, i); got.Tenant != name || got.Total != sizes[name] || !within(got.Expected, ended[name]) {
+			if got := of(t, plan.Tenants, i); got.Tenant != name || got.Total != sizes[name] || !within(got.Finish, ended[name]) {
 				t.Errorf("%+v, and it was %v", got, ended[name])
 			}
 		}
-		if !within(plan.Expected, ended["c"]) || plan.Expected.Before(tick.Add(time.Minute)) {
-			t.Errorf("expected %v, and it was %v", plan.Expected, ended["c"])
+		if !within(plan.Finish, ended["c"]) || plan.Finish.Before(tick.Add(time.Minute)) {
+			t.Errorf("expected %v, and it was %v", plan.Finish, ended["c"])
 		}
 	})
 }
 
-// A firing that would be late is refused, begins with a warning, or is trimmed to what is in time.
-func TestAFiringThatWouldBeLateIsWarnedOfRefusedOrTrimmed(t *testing.T) {
-	for _, late := range []batch.Late{batch.LateWarn, batch.LateRefuse, batch.LateTrim} {
+// A firing that would be late is refused, or begins with a warning.
+func TestAFiringThatWouldBeLateIsWarnedOfOrRefused(t *testing.T) {
+	for _, late := range []batch.Late{batch.LateWarn, batch.LateRefuse} {
 		t.Run(string(late), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := fake(t, throttle.Window{Name: "own", Limit: 1, Period: 4 * time.Second})
@@ -130,8 +130,8 @@ func TestAFiringThatWouldBeLateIsWarnedOfRefusedOrTrimmed(t *testing.T) {
 				plan, err := p.Plan(t.Context(), "b", time.Now())
 				s.ok(err)
 				finish := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
-				if plan.FinishBy != finish || plan.Late != 12 || plan.Refused != (late == batch.LateRefuse) ||
-					(plan.Trimmed == plan.Late) != (late == batch.LateTrim) || of(t, plan.Tenants, 1).Late != plan.Late/2 {
+				if plan.FinishBy != finish || plan.Overdue != 12 || plan.Begins == (late == batch.LateRefuse) ||
+					of(t, plan.Tenants, 1).Overdue != plan.Overdue/2 {
 					t.Errorf("%+v", plan)
 				}
 				s.serve(succeed)
@@ -142,26 +142,18 @@ func TestAFiringThatWouldBeLateIsWarnedOfRefusedOrTrimmed(t *testing.T) {
 				status, err := p.Status(t.Context(), f)
 				s.ok(err)
 				// It began within a second. If that was not at once, one more of each tenant is late.
-				isLate := func(n int) bool { return n == plan.Late || n == plan.Late+2 }
+				isLate := func(n int) bool { return n == plan.Overdue || n == plan.Overdue+2 }
 				switch {
 				case status.FinishBy != plan.FinishBy:
 					t.Errorf("%+v", status)
 				case late == batch.LateWarn &&
-					(status.State != batch.StateRunning || status.Total != 44 || !isLate(status.Late) ||
+					(status.State != batch.StateRunning || status.Total != 44 || !isLate(status.Overdue) ||
 						!strings.Contains(p.log.String(), "too late")):
 					t.Errorf("%+v\n%s", status, p.log.String())
 				case late == batch.LateRefuse &&
-					(status.State != batch.StateRefused || !status.HasEnded() || status.Total != 0 || !isLate(status.Late) ||
+					(status.State != batch.StateRefused || !status.HasEnded() || status.Total != 0 || !isLate(status.Overdue) ||
 						!strings.Contains(status.Reason, "nothing is enqueued")):
 					t.Errorf("%+v", status)
-				case late == batch.LateTrim &&
-					(status.State != batch.StateRunning || status.Total+status.Trimmed != 44 || !isLate(status.Trimmed) ||
-						status.Late != 0 || status.Expected.After(plan.FinishBy)):
-					t.Errorf("%+v", status)
-				}
-				time.Sleep(time.Minute)
-				if status, err = p.Status(t.Context(), f); err != nil || late == batch.LateTrim && status.State != batch.StateDone {
-					t.Errorf("after finish_by: %+v, %v", status, err)
 				}
 				if late == batch.LateRefuse {
 					s.wantOnce(0)
@@ -169,53 +161,6 @@ func TestAFiringThatWouldBeLateIsWarnedOfRefusedOrTrimmed(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A scheduler is killed while it enqueues a firing that is trimmed. The next one leaves out the same
-// tasks, although it would plan otherwise by the line as it is now.
-func TestAFiringThatIsTrimmedGoesOn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, throttle.Window{Name: "own", Limit: 20, Period: time.Second})
-		b := batch.Batch{Name: "b", FinishBy: "16s", Late: batch.LateTrim, Tasks: slow(calls(400)), Tenants: batch.List("acme", "zeta")}
-		watch := s.idle(b)
-		defer watch.Close()
-		f, err := watch.Fire(t.Context(), "b")
-		s.ok(err)
-		first := s.scheduler(b)
-		time.Sleep(1400 * time.Millisecond) // it has planned for 800 ms, and enqueued 500
-		first.kill()
-		if status, err := watch.Status(t.Context(), f); err != nil || status.State != batch.StateEnqueuing || status.Total != 500 {
-			t.Errorf("killed: %+v, %v", status, err)
-		}
-		s.scheduler(b)
-		time.Sleep(30 * time.Second)
-		status, err := watch.Status(t.Context(), f)
-		// In 16 s fit 640. For 1.6 s it plans and enqueues all.
-		const most, least = 800 - 2*20*16 + 2*20*16/10, 800 - 2*20*16
-		if err != nil || status.State != batch.StateRunning || status.Trimmed < least || status.Trimmed > most ||
-			status.Total+status.Trimmed != 800 {
-			t.Errorf("%+v, %v", status, err)
-		}
-		waiting, err := s.seen.ListScheduledTasks("default", asynq.PageSize(1000))
-		s.ok(err)
-		found := map[string]bool{}
-		for _, task := range waiting {
-			found[string(task.Payload)] = true
-		}
-		tenants, err := watch.Tenants(t.Context(), f)
-		s.ok(err)
-		for i, name := range []string{"acme", "zeta"} {
-			tenant := of(t, tenants, i)
-			for n := range tenant.Total {
-				if !found[fmt.Sprintf("%s %d", name, n)] {
-					t.Fatalf("%s has no task %d of %d", name, n, tenant.Total)
-				}
-			}
-		}
-		if len(waiting) != status.Total || len(found) != status.Total {
-			t.Errorf("%d tasks wait, %d different ones, of %d", len(waiting), len(found), status.Total)
-		}
-	})
 }
 
 // The expected finish moves within two seconds when a limit changes, is unknown during a pause, and
@@ -244,21 +189,21 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 				s.ok(l.SetPolicies(policies))
 			}
 		}
-		if st := status(10 * time.Second); !within(st.Expected, begun.Add(100*time.Second)) || st.Binds != "pace" {
+		if st := status(10 * time.Second); !within(st.Finish, begun.Add(100*time.Second)) || st.Binds != "pace" {
 			t.Errorf("at two a second: %+v", st)
 		}
 		limit(1)
-		if st := status(12 * time.Second); !within(st.Expected, begun.Add(190*time.Second)) ||
+		if st := status(12 * time.Second); !within(st.Finish, begun.Add(190*time.Second)) ||
 			(st.Behind()-90*time.Second).Abs() > follows {
 			t.Errorf("at one a second: %+v", st)
 		}
 		s.ok(p.Pause(t.Context(), f))
-		if st := status(15 * time.Second); !st.Expected.IsZero() || st.Planned.IsZero() {
+		if st := status(15 * time.Second); !st.Finish.IsZero() || st.Planned.IsZero() {
 			t.Errorf("paused: %+v", st)
 		}
 		limit(1000) // there are eight slots, of one second
 		s.ok(p.Resume(t.Context(), f))
-		if st := status(27 * time.Second); st.Binds != throttle.BySlots || !within(st.Expected, begun.Add(39*time.Second)) {
+		if st := status(27 * time.Second); st.Binds != throttle.BySlots || !within(st.Finish, begun.Add(39*time.Second)) {
 			t.Errorf("eight slots: %+v", st)
 		}
 		last := status(43 * time.Second)
@@ -278,17 +223,13 @@ func work(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// What does not fit into the hours of a day is expected on the next, or late if it is deleted.
+// What does not fit into the hours of a day is expected on the next.
 func TestPlansKnowHours(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "own", Limit: 1, Period: 10 * time.Minute})
 		hours := batch.Hours{From: "02:00", To: "04:00"}
 		p := s.idle(
 			batch.Batch{Name: "days", Hours: hours, FinishBy: "06:00", Tasks: calls(30), Tenants: batch.List("acme")},
-			batch.Batch{
-				Name: "stop", Hours: batch.Hours{From: "02:00", To: "04:00", Stop: true}, Late: batch.LateTrim,
-				Tasks: calls(30), Tenants: batch.List("acme"),
-			},
 			batch.Batch{Name: "free", Tasks: calls(30), Tenants: batch.List("acme")},
 		)
 		defer p.Close()
@@ -298,11 +239,10 @@ func TestPlansKnowHours(t *testing.T) {
 			late     int
 		}{
 			{"days", time.Date(2000, 1, 3, 2, 50, 0, 0, time.UTC), 18},
-			{"stop", time.Date(2000, 1, 1, 3, 50, 0, 0, time.UTC), 18},
 			{"free", time.Date(2000, 1, 1, 5, 50, 0, 0, time.UTC), 0},
 		} {
 			plan, err := p.Plan(t.Context(), want.name, time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC))
-			if err != nil || !within(plan.Expected, want.expected) || plan.Late != want.late {
+			if err != nil || !within(plan.Finish, want.expected) || plan.Overdue != want.late {
 				t.Errorf("%s: %+v, %v", want.name, plan, err)
 			}
 		}
@@ -318,33 +258,30 @@ func TestPlansCountCosts(t *testing.T) {
 			many = append(many, 1+i)
 		}
 		p := s.idle(
-			batch.Batch{
-				Name: "two", FinishBy: "150s", Late: batch.LateTrim,
-				Tasks: costly(slices.Repeat([]int64{30, 1}, 10)...), Tenants: batch.List("acme"),
-			},
+			batch.Batch{Name: "two", Tasks: costly(slices.Repeat([]int64{30, 1}, 10)...), Tenants: batch.List("acme")},
 			batch.Batch{Name: "many", Tasks: costly(many...), Tenants: batch.List("acme")},
 			batch.Batch{Name: "never", Tasks: costly(1, 101, 1), Tenants: batch.List("acme", "")},
 			batch.Batch{Name: "none", Tasks: calls(0), Tenants: batch.List()},
 		)
 		defer p.Close()
 		for _, want := range []struct {
-			name           string
-			total, trimmed int
-			after, off     time.Duration
+			name       string
+			total      int
+			after, off time.Duration
 		}{
-			// One unit a second, but 100 at once. Of 15 tasks, 7 have a cost of 30.
-			{"two", 20, 5, (7*30 + 8*1 - 100) * time.Second, follows},
+			// One unit a second, but 100 at once.
+			{"two", 20, (10*30 + 10*1 - 100) * time.Second, follows},
 			// Each is planned as the mean: 91/2.
-			{"many", 90, 0, (90*91/2 - 100) * time.Second, 91 * time.Second / 2},
-			{"never", 6, 0, 0, 0},
-			{"none", 0, 0, 0, 0},
+			{"many", 90, (90*91/2 - 100) * time.Second, 91 * time.Second / 2},
+			{"never", 6, 0, 0},
+			{"none", 0, 0, 0},
 		} {
 			plan, err := p.Plan(t.Context(), want.name, time.Now())
-			if err != nil || plan.Total != want.total || plan.Trimmed != want.trimmed {
+			if err != nil || plan.Total != want.total {
 				t.Errorf("%s: %+v, %v", want.name, plan, err)
 			}
-			if want.after > 0 && (time.Until(plan.Expected)-want.after).Abs() > want.off {
-				t.Errorf("%s: expected after %v, want %v", want.name, time.Until(plan.Expected), want.after)
+			if want.after > 0 && (time.Until(plan.Finish)-want.after).Abs() > want.off {
+				t.Errorf("%s: expected after %v, want %v", want.name, time.Until(plan.Finish), want.after)
 			}
 		}
 		if _, err := p.Plan(t.Context(), "other", time.Time{}); err == nil {

@@ -12,41 +12,25 @@ const (
 
 	// maxMissedWithin bounds how far back ticks are looked for.
 	maxMissedWithin = 720 * time.Hour
-
-	// maxFired is how many ticks fire at once, at most: the newest of those that were missed.
-	maxFired = 1000
 )
 
-// due returns the ticks that fire now, and up to which tick all are decided by that. It returns the
-// zero time if there is nothing to decide.
-func (b *compiled) due(last, now time.Time) (fire []time.Time, upTo time.Time) {
+// due returns the tick that fires now, and up to which tick all are decided by that. Of several that are
+// due the last one fires. Each is zero if there is none.
+func (b *compiled) due(last, now time.Time) (fire, upTo time.Time) {
 	if b.schedule == nil {
-		return nil, time.Time{}
+		return fire, upTo
 	}
 	if last.IsZero() { // the first scheduler that knows the batch: it begins now
-		return nil, now.Truncate(time.Second)
+		return fire, now.Truncate(time.Second)
 	}
-	onTime := now.Add(-grace)
-	from := onTime
-	if missed := now.Add(-b.MissedWithin); b.Missed != MissedSkip && missed.Before(from) {
+	from := now.Add(-grace)
+	if missed := now.Add(-b.MissedWithin); b.Missed == MissedOnce && missed.Before(from) {
 		from = missed
 	}
-	var missed []time.Time
 	for tick := b.next(b.start(last, from)); !tick.IsZero() && !tick.After(now); tick = b.next(tick) {
-		upTo = tick
-		switch {
-		case tick.After(onTime):
-			fire = append(fire, tick)
-		case b.Missed != MissedSkip:
-			missed = append(missed, tick)
-			if b.Missed == MissedOnce {
-				missed = missed[len(missed)-1:]
-			} else if len(missed) > maxFired {
-				missed = missed[1:]
-			}
-		}
+		fire = tick
 	}
-	return append(missed, fire...), upTo
+	return fire, fire
 }
 
 // start returns from when on ticks are looked for: the last one, or some later time that is in step
@@ -61,8 +45,8 @@ func (b *compiled) start(last, from time.Time) time.Time {
 	return from
 }
 
-// next returns the next tick. That of a zone whose clock is set forward over it does not come, and
-// one that the clock passes twice comes as robfig/cron has it.
+// next returns the next tick. That of a zone whose clock is set forward over it does not come, but for
+// midnight, and one that the clock passes twice comes as robfig/cron has it.
 func (b *compiled) next(t time.Time) time.Time { return b.schedule.Next(t.In(b.zone)) }
 
 // A clock is a time of day.
@@ -73,21 +57,85 @@ func parseClock(s string) (clock, error) {
 	return clock{t.Hour(), t.Minute()}, err
 }
 
+// A day finds times of day for one firing.
+type day struct {
+	offset time.Duration // of the zone at the firing's tick: of a time that the clock shows twice, it chooses one
+	zone   *time.Location
+}
+
+func (b *compiled) day(tick time.Time) day {
+	_, seconds := tick.In(b.zone).Zone()
+	return day{time.Duration(seconds) * time.Second, b.zone}
+}
+
 // after returns the first time after t at which the clock shows this.
-func (c clock) after(t time.Time, zone *time.Location) time.Time {
-	t = t.In(zone)
-	for day := 0; ; day++ {
-		at := time.Date(t.Year(), t.Month(), t.Day()+day, c.hour, c.minute, 0, 0, zone)
-		if at.After(t) {
+func (d day) after(c clock, t time.Time) time.Time {
+	t = t.In(d.zone)
+	for days := 0; ; days++ {
+		if at := d.at(t.Year(), t.Month(), t.Day()+days, c); at.After(t) {
 			return at
 		}
 	}
 }
 
-// open reports whether the batch's hours are now.
-func (b *compiled) open(now time.Time) bool {
+// at returns when the clock shows this on a day. If it skips that, it is when the clock is set.
+func (d day) at(year int, month time.Month, of int, c clock) time.Time {
+	wanted := time.Date(year, month, of, c.hour, c.minute, 0, 0, time.UTC)
+	shown := func(t time.Time) time.Time {
+		_, offset := t.Zone()
+		return t.UTC().Add(time.Duration(offset) * time.Second)
+	}
+	if own := wanted.Add(-d.offset).In(d.zone); shown(own).Equal(wanted) {
+		return own
+	}
+	at := time.Date(year, month, of, c.hour, c.minute, 0, 0, d.zone)
+	begins, ends := at.ZoneBounds()
+	switch {
+	case shown(at).After(wanted):
+		return begins
+	case shown(at).Before(wanted):
+		return ends
+	}
+	return at
+}
+
+// open reports whether the firing's hours are now.
+func (b *compiled) open(tick, now time.Time) bool {
 	if b.hours == nil {
 		return true
 	}
-	return b.hours[1].after(now, b.zone).Before(b.hours[0].after(now, b.zone))
+	d := b.day(tick)
+	return d.after(b.hours[1], now).Before(d.after(b.hours[0], now))
+}
+
+// opening returns a function that says from when on tasks of a firing may start. It keeps what it found
+// out: a plan asks it for each task.
+func (b *compiled) opening(tick time.Time) func(from time.Time) time.Time {
+	d := b.day(tick)
+	var since, opens, closes time.Time // the hours end before since, or are on
+	return func(t time.Time) time.Time {
+		if t.Before(since) || !t.Before(closes) {
+			since, opens = t, t
+			if !b.open(tick, t) {
+				opens = d.after(b.hours[0], t)
+			}
+			closes = d.after(b.hours[1], opens)
+		}
+		if t.Before(opens) {
+			return opens
+		}
+		return t
+	}
+}
+
+// startsWithin is how long a server keeps a task that it has picked up before it starts, at most.
+const startsWithin = time.Second
+
+// closes is when servers pick up tasks for the last time in the hours that are on (s): those that they
+// have picked up start before the hours end. It is 0 if there are no hours.
+func (b *compiled) closes(tick, now time.Time) int64 {
+	if b.hours == nil {
+		return 0
+	}
+	return b.day(tick).after(b.hours[1], now).Add(-startsWithin).Unix()
 }

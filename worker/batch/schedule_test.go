@@ -3,7 +3,6 @@ package batch_test
 import (
 	"context"
 	"iter"
-	"slices"
 	"testing"
 	"time"
 
@@ -30,32 +29,36 @@ func TestTicksAreDueOnTimeOrWhenMissed(t *testing.T) {
 		name      string
 		b         batch.Batch
 		last, now string
-		want      []string
+		want      string
 	}{
-		{"on time", batch.Batch{Schedule: "0 2 * * *"}, "2026-01-01T02:00:00Z", "2026-01-02T02:00:00Z", []string{"2026-01-02T02:00:00Z"}},
-		{"not yet", batch.Batch{Schedule: "0 2 * * *"}, "2026-01-01T02:00:00Z", "2026-01-02T01:59:59Z", nil},
+		{"on time", batch.Batch{Schedule: "0 2 * * *"}, "2026-01-01T02:00:00Z", "2026-01-02T02:00:00Z", "2026-01-02T02:00:00Z"},
+		{"not yet", batch.Batch{Schedule: "0 2 * * *"}, "2026-01-01T02:00:00Z", "2026-01-02T01:59:59Z", ""},
 		{"a minute late is on time", batch.Batch{Schedule: "0 2 * * *"},
-			"2026-01-01T02:00:00Z", "2026-01-02T02:00:59Z", []string{"2026-01-02T02:00:00Z"}},
-		{"missed: skip", batch.Batch{Schedule: "0 2 * * *"}, "2026-01-01T02:00:00Z", "2026-01-02T02:01:01Z", nil},
+			"2026-01-01T02:00:00Z", "2026-01-02T02:00:59Z", "2026-01-02T02:00:00Z"},
+		{"missed: skip", batch.Batch{Schedule: "0 2 * * *"}, "2026-01-01T02:00:00Z", "2026-01-02T02:01:01Z", ""},
 		{"missed: once", batch.Batch{Schedule: "@hourly", Missed: batch.MissedOnce},
-			"2026-01-01T02:00:00Z", "2026-01-01T06:30:00Z", []string{"2026-01-01T06:00:00Z"}},
-		{"missed: all", batch.Batch{Schedule: "@hourly", Missed: batch.MissedAll},
-			"2026-01-01T02:00:00Z", "2026-01-01T04:30:00Z", []string{"2026-01-01T03:00:00Z", "2026-01-01T04:00:00Z"}},
+			"2026-01-01T02:00:00Z", "2026-01-01T06:30:00Z", "2026-01-01T06:00:00Z"},
 		{"missed: once, and one on time", batch.Batch{Schedule: "@hourly", Missed: batch.MissedOnce},
-			"2026-01-01T02:00:00Z", "2026-01-01T05:00:00Z", []string{"2026-01-01T04:00:00Z", "2026-01-01T05:00:00Z"}},
-		{"missed long ago", batch.Batch{Schedule: "@hourly", Missed: batch.MissedAll, MissedWithin: 2 * time.Hour},
-			"2026-01-01T02:00:00Z", "2026-01-09T04:30:00Z", []string{"2026-01-09T03:00:00Z", "2026-01-09T04:00:00Z"}},
+			"2026-01-01T02:00:00Z", "2026-01-01T05:00:00Z", "2026-01-01T05:00:00Z"},
+		{"missed long ago", batch.Batch{Schedule: "30 2 * * *", Missed: batch.MissedOnce, MissedWithin: 2 * time.Hour},
+			"2026-01-01T02:30:00Z", "2026-01-09T04:31:00Z", ""},
+		{"missed: skip, one on time", batch.Batch{Schedule: "@every 5s"},
+			"2026-01-01T00:00:00Z", "2026-01-01T00:01:22Z", "2026-01-01T00:01:20Z"},
 		{"every keeps step after long", batch.Batch{Schedule: "@every 7m"},
-			"2026-01-01T00:00:00Z", "2026-01-08T00:00:10Z", []string{"2026-01-08T00:00:00Z"}},
+			"2026-01-01T00:00:00Z", "2026-01-08T00:00:10Z", "2026-01-08T00:00:00Z"},
 		{"a zone", batch.Batch{Schedule: "0 2 * * *", Timezone: "Europe/Berlin"},
-			"2026-01-01T01:00:00Z", "2026-01-02T01:00:10Z", []string{"2026-01-02T01:00:00Z"}},
+			"2026-01-01T01:00:00Z", "2026-01-02T01:00:10Z", "2026-01-02T01:00:00Z"},
 		{"a zone in the schedule", batch.Batch{Schedule: "TZ=Europe/Berlin 0 2 * * *"},
-			"2026-01-01T01:00:00Z", "2026-01-02T01:00:10Z", []string{"2026-01-02T01:00:00Z"}},
+			"2026-01-01T01:00:00Z", "2026-01-02T01:00:10Z", "2026-01-02T01:00:00Z"},
 		// Berlin sets its clocks from 2:00 to 3:00 on 29 March 2026, and from 3:00 to 2:00 on 25 October.
-		{"a time that does not come", batch.Batch{Schedule: "30 2 * * *", Timezone: "Europe/Berlin", Missed: batch.MissedAll},
-			"2026-03-28T01:30:00Z", "2026-03-29T12:00:00Z", nil},
-		{"a time that comes twice", batch.Batch{Schedule: "30 2 * * *", Timezone: "Europe/Berlin", Missed: batch.MissedAll},
-			"2026-10-24T00:30:00Z", "2026-10-25T12:00:00Z", []string{"2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"}},
+		{"a time that does not come", batch.Batch{Schedule: "30 2 * * *", Timezone: "Europe/Berlin", Missed: batch.MissedOnce},
+			"2026-03-28T01:30:00Z", "2026-03-29T12:00:00Z", ""},
+		{"a time that comes twice", batch.Batch{Schedule: "30 2 * * *", Timezone: "Europe/Berlin"},
+			"2026-10-24T00:30:00Z", "2026-10-25T00:30:10Z", "2026-10-25T00:30:00Z"},
+		{"and again", batch.Batch{Schedule: "30 2 * * *", Timezone: "Europe/Berlin"},
+			"2026-10-25T00:30:00Z", "2026-10-25T01:30:10Z", "2026-10-25T01:30:00Z"},
+		{"a midnight that does not come", batch.Batch{Schedule: "@daily", Timezone: "Africa/Cairo"},
+			"2024-04-24T22:00:00Z", "2024-04-25T22:00:10Z", "2024-04-25T22:00:00Z"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.b.Name, c.b.Tasks, c.b.Tenants = "b", noTasks, batch.List("acme")
@@ -63,17 +66,44 @@ func TestTicksAreDueOnTimeOrWhenMissed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var got []string
-			for _, tick := range fire {
-				got = append(got, tick.UTC().Format(time.RFC3339))
+			got := ""
+			if !fire.IsZero() {
+				got = fire.UTC().Format(time.RFC3339)
 			}
-			if !slices.Equal(got, c.want) {
-				t.Errorf("fires %v, want %v", got, c.want)
-			}
-			if len(fire) > 0 && !upTo.Equal(fire[len(fire)-1]) {
-				t.Errorf("decides up to %v, and fires %v", upTo, fire)
+			if got != c.want || !fire.Equal(upTo) {
+				t.Errorf("fires %v, want %v, and decides up to %v", got, c.want, upTo)
 			}
 		})
+	}
+}
+
+// Berlin sets its clocks from 3:00 to 2:00 on 25 October 2026, and Cairo from 24:00 to 1:00 on 26 April
+// 2024. A time of day that the clock shows twice is that with the offset of the tick.
+func TestTimesOfDayMeanTheFiringsOwnOffset(t *testing.T) {
+	for _, c := range []struct{ zone, finishBy, tick, want string }{
+		{"Europe/Berlin", "02:45", "2026-10-25T00:30:00Z", "2026-10-25T00:45:00Z"},
+		{"Europe/Berlin", "02:45", "2026-10-25T01:30:00Z", "2026-10-25T01:45:00Z"},
+		{"Europe/Berlin", "02:15", "2026-10-25T01:30:00Z", "2026-10-26T01:15:00Z"},
+		{"Europe/Berlin", "05:00", "2026-10-25T00:30:00Z", "2026-10-25T04:00:00Z"},
+		{"Europe/Berlin", "02:30", "2026-03-28T23:00:00Z", "2026-03-29T01:00:00Z"}, // it is skipped: 3:00
+		{"Africa/Cairo", "00:00", "2024-04-25T12:00:00Z", "2024-04-25T22:00:00Z"},  // its first instant: 1:00
+	} {
+		b := batch.Batch{Name: "b", FinishBy: c.finishBy, Timezone: c.zone, Tasks: noTasks, Tenants: batch.List()}
+		if got := batch.Deadline(b, at(t, c.tick)).UTC().Format(time.RFC3339); got != c.want {
+			t.Errorf("finish_by %s in %s, tick %s: %s, want %s", c.finishBy, c.zone, c.tick, got, c.want)
+		}
+	}
+	b := batch.Batch{
+		Name: "b", Hours: batch.Hours{From: "22:00", To: "02:30"}, Timezone: "Europe/Berlin",
+		Tasks: noTasks, Tenants: batch.List(),
+	}
+	for now, want := range map[string]bool{
+		"2026-10-24T20:00:00Z": true, "2026-10-25T00:29:00Z": true, "2026-10-25T00:31:00Z": false,
+		"2026-10-25T01:15:00Z": false, "2026-10-25T01:31:00Z": false, "2026-10-25T21:00:00Z": true,
+	} {
+		if got := batch.Open(b, at(t, "2026-10-24T20:00:00Z"), at(t, now)); got != want {
+			t.Errorf("at %s it is open: %v", now, got)
+		}
 	}
 }
 
@@ -91,7 +121,7 @@ func TestHoursMayCrossMidnight(t *testing.T) {
 		{"01:00", "03:00", "2026-01-01T03:30:00Z", false},
 	} {
 		b := batch.Batch{Name: "b", Hours: batch.Hours{From: c.from, To: c.to}, Tasks: noTasks, Tenants: batch.List()}
-		if got := batch.Open(b, at(t, c.at)); got != c.want {
+		if got := batch.Open(b, at(t, c.at), at(t, c.at)); got != c.want {
 			t.Errorf("from %s to %s, at %s: open %v", c.from, c.to, c.at, got)
 		}
 	}
@@ -114,20 +144,22 @@ func TestABatchThatCannotBeUsedSaysWhy(t *testing.T) {
 			func(b *batch.Batch) { b.Timezone = "Berlin" }},
 		{`batch "nightly": timezone "UTC": must not be given beside a schedule with TZ=`,
 			func(b *batch.Batch) { b.Timezone, b.Schedule = "UTC", "TZ=UTC 0 2 * * *" }},
-		{`batch "nightly": missed "never": must be "skip", "once" or "all"`,
+		{`batch "nightly": missed "never": must be "skip" or "once"`,
 			func(b *batch.Batch) { b.Missed = "never" }},
 		{`batch "nightly": missed_within 1000h0m0s: must be 1s to 720h`,
 			func(b *batch.Batch) { b.MissedWithin = 1000 * time.Hour }},
 		{`batch "nightly": hours "06:00": must not end when they begin`,
 			func(b *batch.Batch) { b.Hours = batch.Hours{From: "06:00", To: "06:00"} }},
-		{`batch "nightly": missed_within 1h0m0s: needs missed "once" or "all"`,
+		{`batch "nightly": missed_within 1h0m0s: needs missed "once"`,
 			func(b *batch.Batch) { b.MissedWithin = time.Hour }},
 		{`batch "nightly": hours "22:00": must have to beside from: a time of day such as "06:00"`,
 			func(b *batch.Batch) { b.Hours = batch.Hours{From: "22:00"} }},
 		{`batch "nightly": hours "06:00": must have from beside to: a time of day such as "22:00"`,
 			func(b *batch.Batch) { b.Hours = batch.Hours{To: "06:00"} }},
-		{`batch "nightly": hours "": must have from and to beside stop, such as from "22:00" to "06:00"`,
-			func(b *batch.Batch) { b.Hours.Stop = true }},
+		{`batch "nightly": overlap "never": must be "allow", "skip" or "queue"`,
+			func(b *batch.Batch) { b.Overlap = "never" }},
+		{`batch "nightly": on_failed "stop at 0%": must be such as "stop at 20%", with 1 to 100`,
+			func(b *batch.Batch) { b.OnFailed = "stop at 0%" }},
 		{`batch "nightly": tasks "": must be given`,
 			func(b *batch.Batch) { b.Tasks = nil }},
 	} {

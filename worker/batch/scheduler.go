@@ -147,46 +147,59 @@ func (s *Scheduler) tick(ctx context.Context, b *compiled) (open []asynqredis.Fi
 	if upTo.IsZero() {
 		return known.Open, pause, nil
 	}
-	decided, err := s.redis.Fire(ctx, b.Queue, b.Name, known.Last, upTo, fire)
-	if err != nil {
-		return known.Open, pause, err
+	f := asynqredis.Firing{Queue: b.Queue, Batch: b.Name, Tick: fire.UTC()}
+	fires, err := s.redis.Fire(ctx, f, known.Last, upTo, b.Overlap == OverlapSkip)
+	switch {
+	case fires > 0:
+		known.Open = append(known.Open, f)
+	case fires < 0:
+		s.config.Logger.Warn("batch: a tick is skipped, as the firing before it has not ended",
+			"batch", b.Name, "firing", f.Name())
 	}
-	if decided {
-		for _, tick := range fire {
-			known.Open = append(known.Open, asynqredis.Firing{Queue: b.Queue, Batch: b.Name, Tick: tick.UTC()})
-		}
-	}
-	return known.Open, pause, nil
+	return known.Open, pause, err
 }
 
+// ErrOverlap says that a batch does not fire while another firing of it has not ended.
+var ErrOverlap = errors.New("batch: another firing has not ended")
+
 // Fire fires a batch now, by hand. A scheduler that runs does the firing's work. Two calls within
-// one second are one firing.
+// one second are one firing. The error may be ErrOverlap.
 func (s *Scheduler) Fire(ctx context.Context, batch string) (Firing, error) {
 	b, err := s.batch(batch)
 	if err != nil {
 		return Firing{}, err
 	}
+	f, fires := asynqredis.Firing{Queue: b.Queue, Batch: b.Name}, 0
 	known, err := s.redis.Schedule(ctx, b.Queue, b.Name)
 	if err == nil {
-		known.Now = known.Now.Truncate(time.Second)
-		_, err = s.redis.Fire(ctx, b.Queue, b.Name, time.Time{}, time.Time{}, []time.Time{known.Now})
+		f.Tick = known.Now.Truncate(time.Second).UTC()
+		fires, err = s.redis.Fire(ctx, f, time.Time{}, time.Time{}, b.Overlap == OverlapSkip)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return Firing{}, fmt.Errorf("batch: %w", err)
+	case fires < 0:
+		return Firing{}, fmt.Errorf("%w: batch %q, overlap skip", ErrOverlap, batch)
 	}
-	return Firing{batch, known.Now.UTC()}, nil
+	return Firing{batch, f.Tick}, nil
 }
 
-// Pause has no more tasks of a firing start. Those that wait leave their lines within seconds, if a
-// scheduler runs: the state is Paused then. Those that run go on.
+// Pause has no more tasks of a firing start: none does after it has returned, which takes a second while
+// tasks run. Those that wait leave their lines within seconds, if a scheduler runs: the state is
+// StatePaused then. Those that run go on.
 func (s *Scheduler) Pause(ctx context.Context, f Firing) error { return s.want(ctx, f, wantPause) }
 
 // Resume has a firing go on that was paused. Its tasks join their lines again.
 func (s *Scheduler) Resume(ctx context.Context, f Firing) error { return s.want(ctx, f, wantRun) }
 
-// Cancel deletes the tasks of a firing that wait, and enqueues no more. Those that run go on, and
-// are deleted if they fail and would be retried.
+// Cancel deletes the tasks of a firing that wait, and enqueues no more. As with Pause, none starts after
+// it has returned. Those that run go on, and are deleted if they fail and would be retried.
 func (s *Scheduler) Cancel(ctx context.Context, f Firing) error { return s.want(ctx, f, wantCancel) }
+
+// Retry has all tasks of a firing wait again that have failed, with all their retries, once all are
+// enqueued. Those that asynq's archive has no more stay failed. A firing that had ended, or was stopped,
+// goes on: when it ends, Batch.Ended is told again. A scheduler that runs does the work.
+func (s *Scheduler) Retry(ctx context.Context, f Firing) error { return s.want(ctx, f, wantRetry) }
 
 func (s *Scheduler) want(ctx context.Context, f Firing, want string) error {
 	firing, err := s.firing(f)
@@ -198,13 +211,28 @@ func (s *Scheduler) want(ctx context.Context, f Firing, want string) error {
 		return fmt.Errorf("batch: %w", err)
 	}
 	if !wanted {
-		return fmt.Errorf("%w that can %s: batch %q, tick %s: it has ended or was cancelled",
-			ErrNoFiring, verbs[want], f.Batch, f.Tick.UTC().Format(time.RFC3339))
+		why := "it has ended or was cancelled"
+		if want == wantRetry {
+			why = "nothing has failed, it is being enqueued, or it was cancelled"
+		}
+		return fmt.Errorf("%w that can %s: batch %q, tick %s: %s",
+			ErrNoFiring, verbs[want], f.Batch, f.Tick.UTC().Format(time.RFC3339), why)
 	}
-	return nil
+	if want == wantRun || want == wantRetry {
+		return nil
+	}
+	for end := time.Now().Add(startsWithin); time.Now().Before(end); { // servers start what they have picked up
+		running, err := s.redis.Running(ctx, firing)
+		if err == nil && len(running) == 0 || !sleep(ctx, startsWithin/20) {
+			break
+		}
+	}
+	return ctx.Err()
 }
 
-var verbs = map[string]string{wantRun: "go on", wantPause: "pause", wantCancel: "be cancelled"}
+var verbs = map[string]string{
+	wantRun: "go on", wantPause: "pause", wantCancel: "be cancelled", wantRetry: "be retried",
+}
 
 func (s *Scheduler) batch(name string) (*compiled, error) {
 	if b := s.batches[name]; b != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"log/slog"
 	"sync"
@@ -31,6 +30,7 @@ type site struct {
 	redis   redis.UniversalClient
 	seen    *asynq.Inspector
 
+	log sitetest.Journal // of its servers
 	mu  sync.Mutex
 	ran map[string]int // tasks, by ID
 }
@@ -203,7 +203,7 @@ func (s *site) serve(handler asynq.HandlerFunc) *worker.Server {
 	server, err := worker.NewServer(s, asynq.Config{
 		Concurrency: 8, DelayedTaskCheckInterval: time.Second, LogLevel: asynq.FatalLevel,
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Second },
-	}, worker.Config{Limiter: s.limiter, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	}, worker.Config{Limiter: s.limiter, Logger: slog.New(slog.NewTextHandler(&s.log, nil))})
 	s.ok(err)
 	s.ok(server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 		id, _ := asynq.GetTaskID(ctx)

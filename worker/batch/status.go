@@ -30,6 +30,7 @@ const (
 	StateRunning    State = "running"    // all are enqueued
 	StatePausing    State = "pausing"    // its tasks are taken out of their lines
 	StatePaused     State = "paused"     // none of its tasks starts
+	StateStopped    State = "stopped"    // as StatePaused, by Batch.OnFailed
 	StateCancelling State = "cancelling" // those that wait are deleted; those that run go on
 
 	StateRefused   State = "refused"   // nothing was enqueued, as it would be late: see Batch.Late
@@ -50,27 +51,28 @@ type Status struct {
 	Running   int `json:"running"`
 	Done      int `json:"done" redis:"done"`
 	Failed    int `json:"failed" redis:"failed"`       // archived, or deleted by others
-	Refused   int `json:"refused" redis:"refused"`     // not enqueued: Error says why
+	Rejected  int `json:"rejected" redis:"refused"`    // not enqueued: Reason says why
 	Cancelled int `json:"cancelled" redis:"cancelled"` // deleted by Cancel
 
-	Begun time.Time `json:"begun,omitzero"`
-	Ended time.Time `json:"ended,omitzero"`
+	Retried int `json:"retried" redis:"retried"` // by Retry: how often a task was that had failed
 
-	// Planned is when the last task was expected to start when the firing began, and Expected when it
-	// is now: it is kept true while a scheduler runs. It is zero if that is unknown, as while the
+	BegunAt time.Time `json:"begun_at,omitzero"`
+	EndedAt time.Time `json:"ended_at,omitzero"`
+
+	// Planned is when the last task was expected to start when the firing began, and Finish when it is
+	// expected now: it is kept true while a scheduler runs. It is zero if that is unknown, as while the
 	// firing is paused. Binds is the window that the last task waits for; empty if it waits for none.
-	// It is throttle.BySlots where full handler slots hold it up. Then Expected is an estimate, by the
-	// rate at which workers took tasks of the queue in the last minute.
-	Planned  time.Time `json:"planned,omitzero" redis:"planned"`
-	Expected time.Time `json:"expected,omitzero" redis:"expected"`
-	Binds    string    `json:"binds,omitempty" redis:"binds"`
+	// It is throttle.BySlots where full handler slots hold it up. Then Finish is an estimate, by the rate
+	// at which workers took tasks of the queue in the last minute.
+	Planned time.Time `json:"planned,omitzero" redis:"planned"`
+	Finish  time.Time `json:"finish,omitzero" redis:"expected"`
+	Binds   string    `json:"binds,omitempty" redis:"binds"`
 
 	FinishBy time.Time `json:"finish_by,omitzero"`      // Batch.FinishBy
-	Late     int       `json:"late" redis:"late"`       // tasks that are expected to start after that
-	Trimmed  int       `json:"trimmed" redis:"trimmed"` // tasks left out, as they would be late
+	Overdue  int       `json:"overdue" redis:"overdue"` // tasks that are expected to start after that
 
 	// HeldUp is the error that holds the firing up now; empty if none does. Reason is why the last task
-	// that was refused was, or the whole firing.
+	// was rejected, or the firing refused.
 	HeldUp      string    `json:"held_up,omitempty" redis:"held_up"`
 	HeldUpSince time.Time `json:"held_up_since,omitzero"`
 	Reason      string    `json:"reason,omitempty" redis:"reason"`
@@ -84,9 +86,9 @@ func (s Status) HasEnded() bool {
 // Behind returns by how much the firing is behind its plan. It is negative if it is ahead, and 0 if
 // that is unknown.
 func (s Status) Behind() time.Duration {
-	last := s.Expected
+	last := s.Finish
 	if s.HasEnded() {
-		last = s.Ended
+		last = s.EndedAt
 	}
 	if s.Planned.IsZero() || last.IsZero() {
 		return 0
@@ -101,12 +103,16 @@ type record struct {
 	Want     string `redis:"want"`
 	Outcome  State  `redis:"outcome"`
 	Held     bool   `redis:"held"`
+	Closes   int64  `redis:"closes"` // s: picks end then, until the next hours
 	Position int    `redis:"position"`
 	Tenant   int    `redis:"tenant"`
 	Offset   int    `redis:"offset"`
-	BegunAt  int64  `redis:"begun"`    // s
-	EndedAt  int64  `redis:"finished"` // s; 0 if it has not ended
+	Begun    int64  `redis:"begun"`    // s
+	Finished int64  `redis:"finished"` // s; 0 if it has not ended
 	Since    int64  `redis:"held_up_since"`
+	Round    int    `redis:"round"`   // how often it was retried
+	Size     int    `redis:"size"`    // how many tasks it has by its plan
+	Stopped  int    `redis:"stopped"` // 1 if it was, since it was retried last
 }
 
 // Phases of a firing.
@@ -114,6 +120,7 @@ const (
 	phaseNew     = "new"     // nothing was enqueued
 	phaseEnqueue = "enqueue" // position, tenant and offset are its cursor
 	phaseDrain   = "drain"   // all tasks are enqueued
+	phaseRetry   = "retry"   // and those that have failed are enqueued again
 	phaseEnded   = "ended"
 )
 
@@ -122,6 +129,7 @@ const (
 	wantRun    = "run"
 	wantPause  = "pause"
 	wantCancel = "cancel"
+	wantRetry  = "retry"
 )
 
 func recordOf(fields map[string]string) (r record, err error) {
@@ -130,7 +138,7 @@ func recordOf(fields map[string]string) (r record, err error) {
 }
 
 // ended returns how many tasks have ended in any way.
-func (r record) ended() int { return r.Done + r.Failed + r.Refused + r.Cancelled }
+func (r record) ended() int { return r.Done + r.Failed + r.Rejected + r.Cancelled }
 
 func (r record) state() State {
 	switch {
@@ -138,13 +146,15 @@ func (r record) state() State {
 		return r.Outcome
 	case r.Want == wantCancel:
 		return StateCancelling
+	case r.Stopped == 1 && r.Want == wantPause:
+		return StateStopped
 	case r.Held, r.Want == wantPause && r.Phase == phaseNew: // nothing is enqueued
 		return StatePaused
 	case r.Want == wantPause:
 		return StatePausing
 	case r.Phase == phaseEnqueue:
 		return StateEnqueuing
-	case r.Phase == phaseDrain:
+	case r.Phase == phaseDrain, r.Phase == phaseRetry:
 		return StateRunning
 	}
 	return StateWaiting
@@ -153,9 +163,9 @@ func (r record) state() State {
 func (b *compiled) status(f asynqredis.Firing, r record, running int) Status {
 	s := r.Status
 	s.Batch, s.Queue, s.Tick, s.FinishBy = f.Batch, f.Queue, f.Tick, b.deadline(f.Tick)
-	s.State, s.Begun = r.state(), time.Unix(r.BegunAt, 0)
-	if r.EndedAt > 0 {
-		s.Ended = time.Unix(r.EndedAt, 0)
+	s.State, s.BegunAt = r.state(), time.Unix(r.Begun, 0)
+	if r.Finished > 0 {
+		s.EndedAt = time.Unix(r.Finished, 0)
 	}
 	if s.HeldUp != "" {
 		s.HeldUpSince = time.Unix(r.Since, 0)
@@ -180,20 +190,24 @@ func (s *Scheduler) Status(ctx context.Context, f Firing) (Status, error) {
 	return b.status(firing, r, len(running)), nil
 }
 
-// A TenantStatus is how far the tasks of one tenant of a firing are.
+// A TenantStatus is how far the tasks of one tenant of a firing are. Its fields are those of Status.
 type TenantStatus struct {
-	Tenant  string `json:"tenant"`
-	Total   int    `json:"total"` // without those that were left out
-	Waiting int    `json:"waiting"`
-	Running int    `json:"running"`
-	Ended   int    `json:"ended"` // in any way
+	Tenant string `json:"tenant"`
 
-	Planned  time.Time `json:"planned,omitzero"` // as in Status, of the tenant's tasks
-	Expected time.Time `json:"expected,omitzero"`
+	Total     int `json:"total"`
+	Waiting   int `json:"waiting"`
+	Running   int `json:"running"`
+	Done      int `json:"done"`
+	Failed    int `json:"failed"`
+	Rejected  int `json:"rejected"`
+	Cancelled int `json:"cancelled"`
+
+	Planned time.Time `json:"planned,omitzero"`
+	Finish  time.Time `json:"finish,omitzero"`
 }
 
-// Tenants returns how far the tenants of a firing are, in their order. It costs three bits a task,
-// and some 100 bytes a tenant. There are none before the firing begins.
+// Tenants returns how far the tenants of a firing are, in their order. It reads three bits a
+// task, and some 100 bytes a tenant. There are none before the firing begins.
 func (s *Scheduler) Tenants(ctx context.Context, f Firing) ([]TenantStatus, error) {
 	_, firing, r, err := s.record(ctx, f)
 	if err != nil {
@@ -219,9 +233,9 @@ func (s *Scheduler) Tenants(ctx context.Context, f Firing) ([]TenantStatus, erro
 		switch t := &all[i]; {
 		case t.Waiting == 0:
 		case data == nil: // nobody has looked yet
-			t.Expected = t.Planned
+			t.Finish = t.Planned
 		case i < len(expected):
-			t.Expected = expected[i]
+			t.Finish = expected[i]
 		}
 	}
 	return all, nil

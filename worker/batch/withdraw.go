@@ -7,15 +7,11 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-const (
-	// heldFor is how long a task that is held would wait if nobody released it.
-	heldFor = 10 * 366 * 24 * time.Hour
-
-	// sweepAgainMost is the longest pause between two sweeps.
-	sweepAgainMost = 30 * time.Second
-)
+// sweepAgainMost is the longest pause between two sweeps.
+const sweepAgainMost = 30 * time.Second
 
 // pause takes the tasks of the firing out of their lines, again and again until none of them runs,
 // as one that runs may come back.
@@ -23,23 +19,42 @@ func (w *work) pause(ctx context.Context, r record) error {
 	if r.Phase == phaseNew || !w.mayComeBack(r.Held) {
 		return nil
 	}
-	err := w.withdraw(ctx, r, func(positions []int) error {
-		return w.redis.Hold(ctx, w.f, positions, time.Now().Add(heldFor))
+	if err := w.withdraw(ctx, r, w.move(ctx, asynqredis.Hold)); err != nil {
+		return err
+	}
+	_, err := w.redis.Update(ctx, w.f, w.holder, "held", 1)
+	return err
+}
+
+// resume has the tasks join their lines again, and lets them be picked until the hours end.
+func (w *work) resume(ctx context.Context, r record) error {
+	w.sweepings = 0
+	if err := w.sweep(r, w.move(ctx, asynqredis.Release)); err != nil {
+		return err
+	}
+	_, err := w.redis.Update(ctx, w.f, w.holder, "held", 0, "closes", w.b.closes(w.f.Tick, time.Now()))
+	return err
+}
+
+// move does something with tasks of the firing.
+func (w *work) move(ctx context.Context, verb string) func(positions []int) error {
+	return func(positions []int) error { return w.redis.Move(ctx, w.f, verb, positions) }
+}
+
+// retry has all tasks wait again that have failed. The firing goes on.
+func (w *work) retry(ctx context.Context, r record) error {
+	fates, err := w.fates(ctx, w.f)
+	if err != nil {
+		return err
+	}
+	err = w.sweep(r, func(positions []int) error {
+		failed := slices.DeleteFunc(slices.Clone(positions), func(i int) bool { return fates.of(i) != fateFailed })
+		return w.move(ctx, asynqredis.RetryFailed)(failed)
 	})
 	if err != nil {
 		return err
 	}
-	_, err = w.redis.Update(ctx, w.f, w.holder, "held", 1)
-	return err
-}
-
-// resume has the tasks join their lines again.
-func (w *work) resume(ctx context.Context, r record) error {
-	w.sweepings = 0
-	if err := w.sweep(r, func(positions []int) error { return w.redis.Release(ctx, w.f, positions) }); err != nil {
-		return err
-	}
-	_, err := w.redis.Update(ctx, w.f, w.holder, "held", 0)
+	_, err = w.redis.Update(ctx, w.f, w.holder, "phase", phaseDrain, "stopped", 0)
 	return err
 }
 
@@ -52,10 +67,10 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 		return false, nil
 	}
 	err = w.withdraw(ctx, r, func(positions []int) error {
-		if err := w.redis.Delete(ctx, w.f, positions); err != nil {
+		if err := w.move(ctx, asynqredis.Delete)(positions); err != nil {
 			return err
 		}
-		return w.redis.Account(ctx, w.f, positions)
+		return w.redis.Count(ctx, w.f, "failed", positions)
 	})
 	if err != nil || w.sweepings > 0 {
 		return false, err

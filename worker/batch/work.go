@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -149,23 +151,37 @@ func (w *work) guarded(ctx context.Context, r record) (again bool, err error) {
 
 // step does one thing, and reports whether there is more to do at once.
 func (w *work) step(ctx context.Context, r record) (again bool, err error) {
-	open := w.b.open(time.Now())
+	tick, now := w.f.Tick, time.Now()
+	open := w.b.open(tick, now)
 	switch {
 	case r.Want == wantCancel:
 		return w.cancel(ctx, r)
-	case !open && w.b.Hours.Stop && r.Phase != phaseNew:
-		_, err := w.redis.Want(ctx, w.f, wantCancel)
-		return true, err
+	case w.stops(r):
+		return true, w.stop(ctx, r)
 	case r.Want == wantPause, !open:
 		return false, w.pause(ctx, r)
-	case r.Held:
+	case r.Held, r.Closes != w.b.closes(tick, now):
 		return true, w.resume(ctx, r)
 	case r.Phase == phaseNew:
+		if behind, err := w.behind(ctx); behind || err != nil {
+			return false, err
+		}
 		return true, w.begin(ctx, r)
 	case r.Phase == phaseEnqueue:
 		return true, w.enqueue(ctx, r)
+	case r.Phase == phaseRetry:
+		return true, w.retry(ctx, r)
 	}
 	return false, w.watch(ctx, r)
+}
+
+// behind reports whether the firing waits until others have ended.
+func (w *work) behind(ctx context.Context) (bool, error) {
+	if w.b.Overlap != OverlapQueue {
+		return false, nil
+	}
+	known, err := w.redis.Schedule(ctx, w.b.Queue, w.b.Name)
+	return slices.ContainsFunc(known.Open, func(f asynqredis.Firing) bool { return f.Tick.Before(w.f.Tick) }), err
 }
 
 // begin plans the firing, and keeps its tenants and how many tasks they have.
@@ -174,29 +190,27 @@ func (w *work) begin(ctx context.Context, r record) error {
 	if err != nil {
 		return err
 	}
-	late := []any{"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "tasks", p.late}
-	switch {
-	case p.refused:
-		w.config.Logger.Error("batch: nothing is enqueued, as tasks would start too late", late...)
-		r.Reason = fmt.Sprintf(
-			"batch: %d tasks are expected to start too late: nothing is enqueued", p.late)
-		fields := append(expectedFields(p.all.finish, w.b, w.f.Tick), "reason", r.Reason)
-		if _, err := w.redis.Update(ctx, w.f, w.holder, fields...); err != nil {
+	fields := append(expectedFields(p.all.finish), "planned", p.all.expected(), "size", p.total)
+	if p.overdue > 0 {
+		level, text := slog.LevelWarn, "batch: tasks are expected to start too late"
+		if p.refused {
+			level, text = slog.LevelError, "batch: nothing is enqueued, as tasks would start too late"
+		}
+		w.config.Logger.Log(ctx, level, text,
+			"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "tasks", p.overdue)
+	}
+	if p.refused {
+		r.Reason = fmt.Sprintf("batch: %d tasks are expected to start too late: nothing is enqueued", p.overdue)
+		if _, err := w.redis.Update(ctx, w.f, w.holder, append(fields, "reason", r.Reason)...); err != nil {
 			return err
 		}
 		return w.end(ctx, r, StateRefused)
-	case p.late > 0 && w.b.Late == LateTrim:
-		w.config.Logger.Warn("batch: tasks that would start too late are left out", late...)
-	case p.late > 0:
-		w.config.Logger.Warn("batch: tasks are expected to start too late", late...)
 	}
 	text, err := json.Marshal(p)
 	if err != nil {
 		return err
 	}
-	fields := append(expectedFields(p.all.finish, w.b, w.f.Tick), "phase", phaseEnqueue,
-		"planned", p.all.expected(w.b, w.f.Tick), "trimmed", p.trimmed, ":"+keptPlan, string(text))
-	_, err = w.redis.Update(ctx, w.f, w.holder, fields...)
+	_, err = w.redis.Update(ctx, w.f, w.holder, append(fields, "phase", phaseEnqueue, ":"+keptPlan, string(text))...)
 	return err
 }
 

@@ -55,6 +55,8 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 		Missed:       batch.Missed(from.Missed),
 		MissedWithin: from.MissedWithin,
 		Name:         from.Name,
+		OnFailed:     from.OnFailed,
+		Overlap:      batch.Overlap(from.Overlap),
 		Queue:        from.Queue,
 		Schedule:     from.Schedule,
 		Tenants:      batch.List(from.Tenants...),

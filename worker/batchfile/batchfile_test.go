@@ -19,8 +19,8 @@ import (
 // describe returns everything that a batch says, and its tasks.
 func describe(b batch.Batch) string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s: schedule %q in %q, queue %q, missed %s within %v, hours %+v, finish by %q, late %q, ended %q, options %v\n",
-		b.Name, b.Schedule, b.Timezone, b.Queue, b.Missed, b.MissedWithin, b.Hours, b.FinishBy, b.Late, b.Ended, b.Options)
+	fmt.Fprintf(&text, "%s: schedule %q in %q, queue %q, missed %s within %v, hours %+v, finish by %q, late %q, on failed %q, overlap %q, ended %q, options %v\n",
+		b.Name, b.Schedule, b.Timezone, b.Queue, b.Missed, b.MissedWithin, b.Hours, b.FinishBy, b.Late, b.OnFailed, b.Overlap, b.Ended, b.Options)
 	f := batch.Firing{Batch: b.Name, Tick: time.Date(2026, 1, 2, 2, 0, 0, 0, time.UTC)}
 	for tenant, err := range b.Tenants(context.Background(), f) {
 		fmt.Fprintf(&text, "  %s %v\n", tenant, err)

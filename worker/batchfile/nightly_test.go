@@ -81,8 +81,8 @@ func TestTheNightOfTheDocs(t *testing.T) {
 		}
 		// One starts every 3 s, the last of 120 after 5:57. What is expected follows within two seconds.
 		const last, follows = "02:05:57", "02:05:59"
-		if expected := plan.Expected.UTC().Format(time.TimeOnly); expected < last || expected > follows ||
-			plan.Total != 120 || plan.Late != 0 {
+		if expected := plan.Finish.UTC().Format(time.TimeOnly); expected < last || expected > follows ||
+			plan.Total != 120 || plan.Overdue != 0 {
 			t.Errorf("before two it is planned to be: %+v", plan)
 		}
 
@@ -97,14 +97,14 @@ func TestTheNightOfTheDocs(t *testing.T) {
 			status.Done < 3*60/3 || status.Done > 3*60/3+1 {
 			t.Errorf("at three past two: %+v, %v", status, err)
 		}
-		if expected := status.Expected.UTC().Format(time.TimeOnly); expected < last || expected > follows {
+		if expected := status.Finish.UTC().Format(time.TimeOnly); expected < last || expected > follows {
 			t.Errorf("at three past two it is expected to start its last task at %s", expected)
 		}
 		if behind := status.Behind(); behind.Abs() > 2*time.Second {
 			t.Errorf("at three past two it is %v behind its plan", behind)
 		}
 		time.Sleep(6 * time.Minute)
-		if len(told) != 1 || told[0].State != batch.StateDone || told[0].Done != 120 || told[0].Ended.UTC().Format(time.TimeOnly) > follows {
+		if len(told) != 1 || told[0].State != batch.StateDone || told[0].Done != 120 || told[0].EndedAt.UTC().Format(time.TimeOnly) > follows {
 			t.Errorf("at nine past two: %+v", told)
 		}
 		if len(ran) != 120 {

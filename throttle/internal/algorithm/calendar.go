@@ -10,6 +10,8 @@ import (
 	_ "time/tzdata" // time zones, also where the machine has no list of them
 
 	"github.com/robfig/cron/v3"
+
+	"github.com/sluice-go/sluice/internal/ticks"
 )
 
 // Ticks sent with every call: those within tickSlack of this machine's time, ticksBefore more
@@ -47,7 +49,7 @@ var Calendar = Algorithm{
 		if err != nil || w.Timezone == "Local" {
 			return "timezone", w.Timezone, `must be a name of the IANA time zone database, such as "America/Los_Angeles"`
 		}
-		schedule, err := cron.ParseStandard(w.Resets)
+		schedule, err := ticks.Parse(w.Resets)
 		if err != nil || strings.Contains(w.Resets, "TZ=") || strings.HasPrefix(w.Resets, "@every") {
 			return "resets", w.Resets, `must be a cron expression of five fields, such as "0 0 * * *" for every midnight`
 		}
@@ -80,7 +82,7 @@ type Ticks struct {
 
 func newTicks(w Window) *Ticks {
 	zone, _ := time.LoadLocation(w.Timezone)
-	schedule, _ := cron.ParseStandard(w.Resets)
+	schedule, _ := ticks.Parse(w.Resets)
 	return &Ticks{margin: w.Margin, schedule: schedule, zone: zone}
 }
 

@@ -35,15 +35,15 @@ const LeaseFor = 30 * time.Second
 //go:embed lua
 var lua embed.FS
 
-// scripts are those in lua, by name. One that calls keep_lock begins with lock.lua.
+// scripts are those in lua, by name. One that calls a function of functions.lua begins with it.
 var scripts = func() map[string]*redis.Script {
 	all := map[string]*redis.Script{}
-	lock, _ := lua.ReadFile("lua/lock.lua") // the files are part of this package
+	functions, _ := lua.ReadFile("lua/functions.lua") // the files are part of this package
 	files, _ := lua.ReadDir("lua")
 	for _, file := range files {
 		code, _ := lua.ReadFile("lua/" + file.Name())
-		if bytes.Contains(code, []byte("keep_lock(")) {
-			code = slices.Concat(lock, code)
+		if bytes.Contains(code, []byte("keep_lock(")) || bytes.Contains(code, []byte("is_stopped(")) {
+			code = slices.Concat(functions, code)
 		}
 		all[strings.TrimSuffix(file.Name(), ".lua")] = redis.NewScript(string(code))
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -58,6 +57,12 @@ func FiringOf(task Ref) (f Firing, position int, ok bool) {
 	return f, position, err == nil && f.Batch != ""
 }
 
+// IsReport reports whether a task is the one that reports on a firing.
+func IsReport(task Ref) bool {
+	_, _, member := FiringOf(task)
+	return !member && strings.HasPrefix(task.ID, firingPrefix)
+}
+
 // batchKeys are keys of a batch: its own with more behind it.
 func batchKeys(queue, batch string, more ...string) []string {
 	for i, text := range more {
@@ -107,10 +112,8 @@ func (c *Client) Schedule(ctx context.Context, queue, batch string) (s Schedule,
 		return s, fmt.Errorf("%w: schedule of batch %q: %v", errReply, batch, reply)
 	}
 	now, _ := reply[0].(int64)
-	s.Now = time.UnixMicro(now)
-	if last, err := strconv.ParseInt(fmt.Sprint(reply[1]), 10, 64); err == nil {
-		s.Last = time.Unix(last, 0)
-	}
+	last, err := strconv.ParseInt(fmt.Sprint(reply[1]), 10, 64)
+	s.Now, s.Last = time.UnixMicro(now), time.Unix(last, 0)
 	for _, name := range reply[2:] {
 		if f, err := FiringNamed(queue, batch, fmt.Sprint(name)); err == nil {
 			s.Open = append(s.Open, f)
@@ -119,26 +122,14 @@ func (c *Client) Schedule(ctx context.Context, queue, batch string) (s Schedule,
 	return s, nil
 }
 
-// Fire decides all ticks of a batch after one and up to another, of which some fire. It reports
-// false if they were decided by another scheduler. With the zero time for both, the firings are
-// recorded in any case.
-func (c *Client) Fire(
-	ctx context.Context, queue, batch string, after, upTo time.Time, ticks []time.Time,
-) (bool, error) {
-	args := []any{second(after), second(upTo), keptSeconds}
-	for _, tick := range ticks {
-		args = append(args, Firing{Tick: tick}.Name(), tick.Unix())
-	}
-	all := batchKeys(queue, batch, "", ":open", ":firings")
-	n, err := c.run(ctx, "batch_fire", queue, all, args...).Int()
-	return n == 1, err
-}
-
-func second(t time.Time) string {
-	if t.IsZero() {
-		return ""
-	}
-	return strconv.FormatInt(t.Unix(), 10)
+// Fire decides all ticks of a batch after one and up to another, of which f fires, unless its tick is
+// zero. With the zero time for both it fires by hand. If alone is true it is skipped while another firing
+// of the batch has not ended. The result is above 0 if it fires, below 0 if it was skipped, and 0 if none
+// fires, or another scheduler has decided.
+func (c *Client) Fire(ctx context.Context, f Firing, after, upTo time.Time, alone bool) (int, error) {
+	all := batchKeys(f.Queue, f.Batch, "", ":open", ":firings")
+	return c.run(ctx, "batch_fire", f.Queue, all,
+		after.Unix(), upTo.Unix(), keptSeconds, alone, f.Name(), f.Tick.Unix()).Int()
 }
 
 // Firings returns the newest firings of a batch, at most n, the newest first.
@@ -193,10 +184,11 @@ func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...
 	return want, err
 }
 
-// Want says what is wanted of a firing: run, pause or cancel. It reports false if that has no
+// Want says what is wanted of a firing: run, pause, cancel or retry. It reports false if that has no
 // effect any more.
 func (c *Client) Want(ctx context.Context, f Firing, want string) (bool, error) {
-	n, err := c.run(ctx, "batch_want", f.Queue, f.keys(""), want).Int()
+	of := append(f.keys(""), batchKeys(f.Queue, f.Batch, ":open")...)
+	n, err := c.run(ctx, "batch_want", f.Queue, of, want, f.Name()).Int()
 	return n == 1, err
 }
 
@@ -208,10 +200,6 @@ func (c *Client) Kept(ctx context.Context, f Firing, name string) ([]byte, error
 	}
 	return data, err
 }
-
-// Ended returns which tasks of a firing have ended in any way: a bit for each position, the highest
-// of a byte first.
-func (c *Client) Ended(ctx context.Context, f Firing) ([]byte, error) { return c.Kept(ctx, f, "ended") }
 
 // Running returns the positions of a firing's tasks that are active, by their leases.
 func (c *Client) Running(ctx context.Context, f Firing) (positions []int, err error) {
@@ -225,54 +213,56 @@ func (c *Client) Running(ctx context.Context, f Firing) (positions []int, err er
 	return positions, err
 }
 
-// Refuse counts tasks of a firing that were not enqueued.
-func (c *Client) Refuse(ctx context.Context, f Firing, positions []int) error {
-	return c.positions(ctx, f, positions, "batch_refuse", f.keys("", ":ended"))
+// Count counts tasks of a firing that were not: with "failed" those that have ended, such as those that
+// others have deleted or archived; with "refused" those that were not enqueued.
+func (c *Client) Count(ctx context.Context, f Firing, as string, positions []int) error {
+	return inBatches(positions, func(some []int) error {
+		args := []any{f.tasks(), as, keptSeconds}
+		for _, position := range some {
+			args = append(args, position)
+		}
+		return c.run(ctx, "batch_count", f.Queue, f.counts(), args...).Err()
+	})
 }
 
-// Account counts tasks of a firing that have ended and were not counted: those that were deleted
-// or archived by others.
-func (c *Client) Account(ctx context.Context, f Firing, positions []int) error {
-	return c.positions(ctx, f, positions, "batch_count", f.counts(), f.tasks(), "failed", keptSeconds)
-}
+// What Move does with tasks of a firing.
+const (
+	Hold        = "hold"    // takes them from where they wait, so that none of them starts
+	Release     = "release" // has those that wait join their lines soon, unless they are there
+	Delete      = "delete"  // those that wait, and counts them as cancelled
+	RetryFailed = "retry"   // has those that are archived wait again, with all their retries
+)
 
-// Hold takes tasks of a firing from where they wait, so that none of them starts.
-func (c *Client) Hold(ctx context.Context, f Firing, positions []int, until time.Time) error {
-	return c.positions(ctx, f, positions, "batch_withdraw", f.waits(),
-		f.tasks(), f.IDs(), score(until))
-}
+// heldFor is how long a task that is held would wait if nobody released it.
+const heldFor = 10 * 366 * 24 * time.Hour
 
-// Release has tasks that wait join their lines soon, unless they are there. Those that were held do so
-// too.
-func (c *Client) Release(ctx context.Context, f Firing, positions []int) error {
-	return c.positions(ctx, f, positions, "batch_release", keys(f.Queue, "scheduled"),
-		f.tasks(), f.IDs(), time.Now().Unix())
-}
-
-// Delete deletes tasks of a firing that wait, and counts them as cancelled.
-func (c *Client) Delete(ctx context.Context, f Firing, positions []int) error {
-	return c.positions(ctx, f, positions, "batch_withdraw", f.waits(), f.tasks(), f.IDs(), "")
+// Move does something with tasks of a firing.
+func (c *Client) Move(ctx context.Context, f Firing, verb string, positions []int) error {
+	at := time.Now().Unix()
+	if verb == Hold {
+		at = score(time.Now().Add(heldFor))
+	}
+	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.counts()...)
+	return inBatches(positions, func(some []int) error {
+		args, messages := []any{f.tasks(), f.IDs(), at, verb, len(some)}, []any(nil)
+		for _, position := range some {
+			args = append(args, position)
+			if verb == RetryFailed { // else it has none left
+				data, err := c.redis.HGet(ctx, f.tasks()+strconv.Itoa(position), "msg").Bytes()
+				if err != nil && !errors.Is(err, redis.Nil) {
+					return err
+				}
+				message, _ := Message(data).without(fieldRetried)
+				messages = append(messages, []byte(message))
+			}
+		}
+		return c.run(ctx, "batch_move", f.Queue, all, append(args, messages...)...).Err()
+	})
 }
 
 func (f Firing) tasks() string { return prefix(f.Queue) + "t:" + f.IDs() }
 
 func (f Firing) counts() []string { return f.keys("", ":stored", ":done", ":ended") }
-
-func (f Firing) waits() []string {
-	return append(keys(f.Queue, "scheduled", "retry", "pending"), f.keys("", ":ended", ":stored")...)
-}
-
-// positions calls a script for tasks of a firing.
-func (c *Client) positions(ctx context.Context, f Firing, positions []int,
-	script string, keys []string, args ...any) error {
-	return inBatches(positions, func(some []int) error {
-		all := slices.Clone(args)
-		for _, position := range some {
-			all = append(all, position)
-		}
-		return c.run(ctx, script, f.Queue, keys, all...).Err()
-	})
-}
 
 // End sends asynq's own call by which a task of a firing ends, and counts the task in the same
 // transaction. It is counted by what is there after the call: not if the call had no effect.

@@ -55,7 +55,7 @@ func (s *site) storeOf(f asynqredis.Firing, from, to int) (stored []int) {
 // begun fires the batch, and returns who holds the firing.
 func (s *site) begun() (holder string) {
 	s.Helper()
-	_, err := s.Fire(s.Context(), queue, nightly.Batch, time.Time{}, time.Time{}, []time.Time{nightly.Tick})
+	_, err := s.Fire(s.Context(), nightly, time.Time{}, time.Time{}, false)
 	s.ok(err)
 	fields, err := s.Lease(s.Context(), nightly, "holder", time.Minute)
 	s.ok(err)
@@ -86,14 +86,19 @@ func (s *site) wantFields(values []string, names ...string) {
 
 func TestATickIsDecidedOnce(t *testing.T) {
 	each(t, func(s *site) {
-		decide := func(after, upTo time.Time, ticks ...time.Time) {
-			_, err := s.Fire(s.Context(), queue, "b", after, upTo, ticks)
-			s.ok(err)
+		decide := func(tick, after, upTo time.Time, alone, skipped bool) {
+			s.Helper()
+			n, err := s.Fire(s.Context(), asynqredis.Firing{Queue: queue, Batch: "b", Tick: tick}, after, upTo, alone)
+			if err != nil || n < 0 != skipped {
+				s.Errorf("%d, %v, skipped: %v", n, err, skipped)
+			}
 		}
 		first, second := nightly.Tick, nightly.Tick.Add(time.Hour)
-		decide(time.Time{}, first)
-		decide(first, second, second)
-		decide(first, second, second.Add(time.Minute)) // too late
+		decide(time.Time{}, time.Time{}, first, false, false)
+		decide(second, first, second, true, false)
+		decide(second.Add(time.Minute), first, second.Add(time.Minute), false, false) // too late
+		decide(second.Add(time.Minute), time.Time{}, time.Time{}, true, true)         // the second one is open
+		decide(second, time.Time{}, time.Time{}, true, false)                         // by hand: it fires already
 		schedule, err := s.Schedule(s.Context(), queue, "b")
 		s.ok(err)
 		if want := []asynqredis.Firing{{Queue: queue, Batch: "b", Tick: second}}; !slices.Equal(schedule.Open, want) ||
@@ -156,7 +161,7 @@ func TestATaskOfAFiringIsStoredOnce(t *testing.T) {
 		_, err = s.Update(s.Context(), nightly, "holder", "position", 7)
 		s.ok(err)
 		for range 2 {
-			s.ok(s.Delete(s.Context(), nightly, []int{0, 1, 2, 3, 4, 5, 6, 7, 8}))
+			s.ok(s.Move(s.Context(), nightly, asynqredis.Delete, []int{0, 1, 2, 3, 4, 5, 6, 7, 8}))
 		}
 		s.wantFields([]string{"6"}, "cancelled") // without 1, which others have deleted
 	})
@@ -196,10 +201,10 @@ func TestATaskOfAFiringIsCountedOnce(t *testing.T) {
 
 		set(5, "archived")
 		s.redis.Del(s.Context(), "asynq:{default}:t:"+nightly.ID(6))
-		s.ok(s.Account(s.Context(), nightly, []int{0, 1, 2, 3, 4, 5, 6, 7, 8}))
+		s.ok(s.Count(s.Context(), nightly, "failed", []int{0, 1, 2, 3, 4, 5, 6, 7, 8}))
 		s.wantFields([]string{"3", "2"}, "done", "failed")
-		s.ok(s.Refuse(s.Context(), nightly, []int{7, 8}))
-		s.ok(s.Refuse(s.Context(), nightly, []int{8}))
+		s.ok(s.Count(s.Context(), nightly, "refused", []int{7, 8}))
+		s.ok(s.Count(s.Context(), nightly, "refused", []int{8}))
 		s.wantFields([]string{"3", "2", "2"}, "done", "failed", "refused")
 	})
 }
@@ -224,10 +229,10 @@ func TestOnlyTheHolderWritesBesideAFiring(t *testing.T) {
 			s.Errorf("it is kept for %v", ttl)
 		}
 		s.storeOf(nightly, 0, 20)
-		s.ok(s.Refuse(s.Context(), nightly, []int{1, 9}))
+		s.ok(s.Count(s.Context(), nightly, "refused", []int{1, 9}))
 		s.redis.Del(s.Context(), "asynq:{default}:t:"+nightly.ID(19))
 		s.ok(s.End(s.Context(), redis.NewIntCmd(s.Context(), "del", "none"), nightly, 19))
-		if ended, err := s.Ended(s.Context(), nightly); err != nil || !slices.Equal(ended, []byte{1 << 6, 1 << 6, 1 << 4}) {
+		if ended, err := s.Kept(s.Context(), nightly, "ended"); err != nil || !slices.Equal(ended, []byte{1 << 6, 1 << 6, 1 << 4}) {
 			s.Errorf("%b, %v", ended, err)
 		}
 	})
@@ -250,7 +255,7 @@ func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 		if n, err := s.Running(s.Context(), nightly); err != nil || !slices.Equal(n, []int{3}) {
 			s.Errorf("%d run, %v", n, err)
 		}
-		s.ok(s.Hold(s.Context(), nightly, all, time.Now().Add(time.Hour)))
+		s.ok(s.Move(s.Context(), nightly, asynqredis.Hold, all))
 		picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting(id(0), id(1), id(2), id(4)))
 		s.ok(err)
 		for i, pick := range picks {
@@ -262,12 +267,12 @@ func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 			tasks[0].NextProcessAt.Before(time.Now().Add(time.Minute)) {
 			s.Errorf("%d are scheduled, %v", len(tasks), err)
 		}
-		s.ok(s.Release(s.Context(), nightly, all))
+		s.ok(s.Move(s.Context(), nightly, asynqredis.Release, all))
 		if due, err := s.Due(s.Context(), queue, false, 10); err != nil || len(due) != 4 || due[0].Mark != "" {
 			s.Errorf("%d are due, %v", len(due), err)
 		}
-		s.ok(s.Delete(s.Context(), nightly, all))
-		s.ok(s.Delete(s.Context(), nightly, all))
+		s.ok(s.Move(s.Context(), nightly, asynqredis.Delete, all))
+		s.ok(s.Move(s.Context(), nightly, asynqredis.Delete, all))
 		s.wantFields([]string{"4"}, "cancelled")
 		if info, err := s.inspector.GetQueueInfo(queue); err != nil || info.Size != 1 || info.Active != 1 {
 			s.Errorf("%+v, %v", info, err)
@@ -287,10 +292,78 @@ func TestTasksThatWereOnlyStoredAreDueAtOnce(t *testing.T) {
 		if stored := s.storeOf(nightly, 0, 4); !slices.Equal(stored, []int{3}) {
 			s.Errorf("%d were stored by the next scheduler", stored)
 		}
-		s.ok(s.Release(s.Context(), nightly, []int{0, 1, 2}))
+		s.ok(s.Move(s.Context(), nightly, asynqredis.Release, []int{0, 1, 2}))
 		due, err := s.Due(s.Context(), queue, false, 10)
 		if err != nil || len(due) != 3 || due[0].Mark == "" {
 			s.Errorf("%+v are due, %v", due, err)
+		}
+	})
+}
+
+// Neither a waiting task nor a pending one starts while its firing is paused or cancelled, or outside
+// its hours.
+func TestTasksOfAFiringThatIsStoppedDoNotStart(t *testing.T) {
+	each(t, func(s *site) {
+		s.begun()
+		s.storeOf(nightly, 0, 6)
+		id := nightly.ID
+		starts := func(want bool, position int) {
+			s.Helper()
+			s.ok(s.inspector.RunTask(queue, id(position+1))) // pending
+			picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting(id(position)))
+			s.ok(err)
+			dequeued, err := s.DequeuePending(s.Context(), queue, s.Call(), 9)
+			if picked := picks[0].Found == asynqredis.Picked; err != nil || picked != want || len(dequeued.Messages) == 1 != want {
+				s.Errorf("picked: %v, %d dequeued, %v; want %v", picked, len(dequeued.Messages), err, want)
+			}
+		}
+		want := func(what string) {
+			s.Helper()
+			ok, err := s.Want(s.Context(), nightly, what)
+			if !ok || err != nil {
+				s.Error(ok, err)
+			}
+		}
+		want("pause")
+		starts(false, 0)
+		want("run")
+		s.wantFields([]string{"1"}, "held") // so that all of them join again
+		s.ok(s.Move(s.Context(), nightly, asynqredis.Release, []int{0, 1}))
+		s.redis.HSet(s.Context(), "asynq:{default}:sluice:batch:night.ly-1:20260102T020000Z", "closes", time.Now().Unix())
+		starts(false, 2)
+		s.redis.HSet(s.Context(), "asynq:{default}:sluice:batch:night.ly-1:20260102T020000Z", "closes", time.Now().Unix()+60)
+		starts(true, 4)
+	})
+}
+
+// What has failed runs again, with all its retries, if asynq's archive has it. Nothing else does.
+func TestTasksOfAFiringThatFailedAreRetried(t *testing.T) {
+	each(t, func(s *site) {
+		s.begun()
+		s.storeOf(nightly, 0, 4)
+		if ok, err := s.Want(s.Context(), nightly, "retry"); ok || err != nil {
+			s.Errorf("nothing has failed, and is retried: %v", err)
+		}
+		for position := range 3 {
+			s.ok(s.inspector.ArchiveTask(queue, nightly.ID(position)))
+		}
+		s.ok(s.Count(s.Context(), nightly, "failed", []int{0, 1, 2, 3}))
+		s.ok(s.inspector.DeleteTask(queue, nightly.ID(2)))
+		s.redis.HSet(s.Context(), "asynq:{default}:sluice:batch:night.ly-1:20260102T020000Z", "phase", "ended")
+		if ok, err := s.Want(s.Context(), nightly, "retry"); !ok || err != nil {
+			s.Error(ok, err)
+		}
+		for range 2 {
+			s.ok(s.Move(s.Context(), nightly, asynqredis.RetryFailed, []int{0, 1, 2, 3}))
+		}
+		s.wantFields([]string{"retry", "1", "1", "2"}, "phase", "round", "failed", "retried")
+		due, err := s.Due(s.Context(), queue, false, 10)
+		if err != nil || len(due) != 2 || due[0].Message.Retried() != 0 || due[0].Message.ID() != nightly.ID(0) {
+			s.Errorf("%+v are due, %v", due, err)
+		}
+		schedule, err := s.Schedule(s.Context(), queue, nightly.Batch)
+		if err != nil || len(schedule.Open) != 1 {
+			s.Errorf("%+v, %v", schedule, err)
 		}
 	})
 }

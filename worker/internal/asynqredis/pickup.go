@@ -14,7 +14,7 @@ const (
 	Active        // somebody has it
 	Pending       // it is asynq's to run next
 	Paused        // the queue is
-	Gone          // it was removed, has ended or failed, or waits for something else
+	Gone          // it was removed, has ended or failed, may not start, or waits for something else
 )
 
 // A Pick is a pick's answer for one task.
@@ -68,7 +68,7 @@ type Dequeued struct {
 // Pick. Watched are lines in which tasks of the queue wait, and that this server goes on asking.
 func (c *Client) DequeuePending(
 	ctx context.Context, queue, call string, n int, watched ...any) (d Dequeued, err error) {
-	all := keys(queue, "sluice:dequeued:"+c.process, lines, "pending", "paused", "active", "lease")
+	all := keys(queue, "sluice:dequeued:"+c.process, lines, "pending", "paused", "active", "lease", "scheduled")
 	args := append([]any{prefix(queue) + "t:", time.Now().Add(LeaseFor).Unix(), n, call}, watched...)
 	reply, err := c.run(ctx, "dequeue", queue, all, args...).Slice()
 	if err != nil || len(reply) < 3 {

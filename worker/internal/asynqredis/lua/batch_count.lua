@@ -1,7 +1,7 @@
--- batch_count.lua: counts tasks of a firing that have ended, each once, by what is there now.
+-- batch_count.lua: counts tasks of a firing, each once: those that have ended, or were not enqueued.
 --
 -- KEYS  1 the firing (hash)  2 stored (bitmap)  3 done (bitmap)  4 ended (bitmap)
--- ARGV  1 prefix of the task keys  2 what a task counts as that is gone: done or failed
+-- ARGV  1 prefix of the task keys  2 what a task counts as that is gone: done or failed; refused: not enqueued
 --       3 how long the firing is kept (s), then the positions
 -- reply how many were counted
 
@@ -15,7 +15,9 @@ end
 local counted = 0
 for i = 4, #ARGV do
   local position = ARGV[i]
-  if redis.call('GETBIT', KEYS[2], position) == 1 and redis.call('GETBIT', KEYS[3], position) == 0 then
+  if ARGV[2] == 'refused' then
+    counted = counted + 1 - redis.call('SETBIT', KEYS[4], position, 1)
+  elseif redis.call('GETBIT', KEYS[2], position) == 1 and redis.call('GETBIT', KEYS[3], position) == 0 then
     local state = redis.call('HGET', ARGV[1] .. position, 'state')
     local outcome = not state and ARGV[2] or state == 'completed' and 'done' or state == 'archived' and 'failed'
     if outcome then
@@ -32,4 +34,5 @@ for i = 4, #ARGV do
     end
   end
 end
+if ARGV[2] == 'refused' then add('refused', counted) end
 return counted

@@ -1,24 +1,24 @@
--- batch_fire.lua: decides about ticks of a batch, once: records the firings of those that fire.
+-- batch_fire.lua: decides about the ticks of a batch up to one, once, and records the firing of one.
 --
 -- KEYS  1 the batch (hash)  2 its firings that have not ended (set)  3 all its firings (sorted set)
--- ARGV  1 the last tick that was decided (s), as the caller knows it ("" for none)
---       2 the last that is decided now (s, or "" to fire by hand)  3 how long a firing is kept (s)
---       then two per firing: its name, its tick (s)
--- reply 1 decided, 0 another scheduler was faster
+-- ARGV  1 the last tick that was decided (s), as the caller knows it  2 the last that is decided now (s),
+--       or none to fire by hand  3 how long a firing is kept (s)
+--       4 1 to skip it while another has not ended  5 its name  6 its tick (s), or none
+-- reply 1 it fires, 0 none does or another scheduler was faster, -1 it is skipped
 
-local time = redis.call('TIME')
-if ARGV[2] ~= '' then
-  if (redis.call('HGET', KEYS[1], 'last') or '') ~= ARGV[1] then return 0 end
+local time, none = redis.call('TIME'), '-62135596800' -- year 1
+local key = KEYS[1] .. ':' .. ARGV[5]
+if ARGV[2] ~= none then
+  if (redis.call('HGET', KEYS[1], 'last') or none) ~= ARGV[1] then return 0 end
   redis.call('HSET', KEYS[1], 'last', ARGV[2])
 end
-for i = 4, #ARGV, 2 do
-  local key = KEYS[1] .. ':' .. ARGV[i]
-  if redis.call('EXISTS', key) == 0 then
-    redis.call('HSET', key, 'phase', 'new', 'begun', time[1])
-    redis.call('EXPIRE', key, ARGV[3])
-    redis.call('SADD', KEYS[2], ARGV[i])
-    redis.call('ZADD', KEYS[3], ARGV[i + 1], ARGV[i])
-  end
-end
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', time[1] - ARGV[3])
+if ARGV[6] == none then return 0 end
+if redis.call('EXISTS', key) == 0 then
+  if ARGV[4] == '1' and redis.call('SCARD', KEYS[2]) > 0 then return -1 end
+  redis.call('HSET', key, 'phase', 'new', 'begun', time[1])
+  redis.call('EXPIRE', key, ARGV[3])
+  redis.call('SADD', KEYS[2], ARGV[5])
+  redis.call('ZADD', KEYS[3], ARGV[6], ARGV[5])
+end
 return 1

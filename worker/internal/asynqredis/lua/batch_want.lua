@@ -1,11 +1,23 @@
 -- batch_want.lua: says what is wanted of a firing.
 --
--- KEYS  1 the firing (hash)
--- ARGV  1 run, pause or cancel
--- reply 1, or 0 if it has ended, was cancelled, or is gone
+-- KEYS  1 the firing (hash)  2 the batch's firings that have not ended (set)
+-- ARGV  1 run, pause, cancel, or retry: what failed, once all is enqueued  2 name of the firing
+-- reply 1, or 0 if that has no effect: it has ended, was cancelled, or is gone
 
-local found = redis.call('HMGET', KEYS[1], 'phase', 'want')
-if not found[1] or found[1] == 'ended' then return 0 end
-if found[2] == 'cancel' and ARGV[1] ~= 'cancel' then return 0 end
+local found = redis.call('HMGET', KEYS[1], 'phase', 'want', 'round')
+local phase, want = found[1], found[2]
+if not phase or want == 'cancel' and ARGV[1] ~= 'cancel' then return 0 end
+if ARGV[1] == 'retry' then
+  local failed = tonumber(redis.call('HGET', KEYS[1], 'failed') or 0)
+  if phase ~= 'ended' and phase ~= 'drain' or failed == 0 then return phase == 'retry' and 1 or 0 end
+  if want == 'pause' then redis.call('HSET', KEYS[1], 'held', 1) end
+  redis.call('HSET', KEYS[1], 'phase', 'retry', 'want', 'run', 'finished', 0, 'round', (found[3] or 0) + 1)
+  redis.call('SADD', KEYS[2], ARGV[2])
+  return 1
+end
+if phase == 'ended' then return 0 end
+if want == 'pause' and ARGV[1] == 'run' then
+  redis.call('HSET', KEYS[1], 'held', 1) -- pick has dropped tickets: the holder has all tasks join again
+end
 redis.call('HSET', KEYS[1], 'want', ARGV[1])
 return 1

@@ -5,7 +5,8 @@
 -- ARGV  1 prefix of the task keys  2 end of the lease (s)  3 key of this call
 --       then three per task: ID, join key, "left" if its ticket does not go back if the task is active
 -- reply per task its message, or why it is not picked: 1 active, 2 pending, 3 the queue is paused,
---       4 anything else: it is gone, has ended, failed, or waits for something else
+--       4 anything else: it is gone, has ended, failed, its firing is stopped, or it waits for
+--       something else
 --
 -- A call that is repeated, because its reply was lost, answers also by what it has picked before. An
 -- active task whose ticket has left is told so: when it comes to rest it joins again (requeue.lua).
@@ -19,7 +20,7 @@ for i = 4, #ARGV, 3 do
   local found = redis.call('HMGET', key, 'state', 'sluice_join', 'sluice_call', 'msg', 'sluice_lock', 'unique_key')
   local state, answer = found[1], 4
   if state == 'scheduled' then
-    if found[2] and string.sub(found[2], 1, 16) == ARGV[i + 1] then
+    if found[2] and string.sub(found[2], 1, 16) == ARGV[i + 1] and not is_stopped(prefix, id) then
       if paused then
         answer = 3
       else

@@ -1,0 +1,45 @@
+package ticks_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-go/sluice/internal/ticks"
+)
+
+func TestADayWithoutAMidnightBeginsWithItsFirstInstant(t *testing.T) {
+	for _, c := range []struct{ zone, expression, after, want string }{
+		{"Africa/Cairo", "@daily", "2024-04-25T12:00:00+02:00", "2024-04-26T01:00:00+03:00"},
+		{"Africa/Cairo", "@daily", "2024-04-26T01:00:00+03:00", "2024-04-27T00:00:00+03:00"},
+		{"America/Santiago", "0 0 * * *", "2024-09-07T12:00:00-04:00", "2024-09-08T01:00:00-03:00"},
+		{"Asia/Beirut", "0 0 * * 0", "2024-03-25T12:00:00+02:00", "2024-03-31T01:00:00+03:00"},
+		{"Asia/Beirut", "0 0 * * 1", "2024-03-30T12:00:00+02:00", "2024-04-01T00:00:00+03:00"},
+		{"Africa/Cairo", "30 0 * * *", "2024-04-25T12:00:00+02:00", "2024-04-27T00:30:00+03:00"},
+		{"Europe/Berlin", "0 0 * * *", "2024-03-30T12:00:00+01:00", "2024-03-31T00:00:00+01:00"},
+		{"Africa/Cairo", "0 0 30 2 *", "2024-04-25T12:00:00+02:00", ""},
+		{"Africa/Cairo", "@every 1h", "2024-04-25T23:30:00+02:00", "2024-04-26T01:30:00+03:00"},
+	} {
+		zone, err := time.LoadLocation(c.zone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		schedule, err := ticks.Parse(c.expression)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := time.Parse(time.RFC3339, c.after)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if next := schedule.Next(after.In(zone)); !next.IsZero() {
+			got = next.Format(time.RFC3339)
+		}
+		if got != c.want {
+			t.Errorf("%s in %s after %s: %s, want %s", c.expression, c.zone, c.after, got, c.want)
+		}
+	}
+	if _, err := ticks.Parse("never"); err == nil {
+		t.Error("an expression that is none was read")
+	}
+}

@@ -1,0 +1,162 @@
+package batch_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/worker/batch"
+)
+
+// In the morning what failed is retried by one call, with all its retries, and the end is reported once
+// more. The task that reports needs no policy.
+func TestWhatFailedIsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, many()...)
+		b := batch.Batch{Name: "b", Ended: "report", Tasks: calls(20), Tenants: batch.List("acme", "zeta")}
+		var told []batch.Status
+		down := true
+		s.serve(func(_ context.Context, task *asynq.Task) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if task.Type() == "report" {
+				var status batch.Status
+				err := json.Unmarshal(task.Payload(), &status)
+				told = append(told, status)
+				return err
+			}
+			if down && strings.HasPrefix(string(task.Payload()), "zeta") {
+				return errors.New("the upstream is down")
+			}
+			return nil
+		})
+		p := s.scheduler(b)
+		f, err := p.Fire(t.Context(), "b")
+		s.ok(err)
+		if err := p.Retry(t.Context(), f); !errors.Is(err, batch.ErrNoFiring) {
+			t.Errorf("nothing has failed yet: %v", err)
+		}
+		time.Sleep(30 * time.Second)
+		status, err := p.Status(t.Context(), f)
+		if err != nil || status.State != batch.StateDone || status.Done != 20 || status.Failed != 20 {
+			t.Fatalf("%+v, %v", status, err)
+		}
+		tenants, err := p.Tenants(t.Context(), f)
+		if err != nil || of(t, tenants, 0).Done != 20 || of(t, tenants, 1).Failed != 20 {
+			t.Errorf("%+v, %v", tenants, err)
+		}
+		down = false
+		s.ok(s.seen.DeleteTask("default", "sluice-batch:b:"+f.Tick.Format("20060102T150405Z")+":25")) // it stays failed
+		s.ok(p.Retry(t.Context(), f))
+		time.Sleep(30 * time.Second)
+		status, err = p.Status(t.Context(), f)
+		if err != nil || status.State != batch.StateDone || status.Done != 39 || status.Failed != 1 || status.Retried != 19 {
+			t.Errorf("%+v, %v", status, err)
+		}
+		if len(told) != 2 || told[0].Failed != 20 || told[1].Failed != 1 || told[1].Retried != 19 {
+			t.Errorf("told %+v", told)
+		}
+		if s.log.Count("WARN") > 0 {
+			t.Errorf("workers warn:\n%s", s.log.String())
+		}
+	})
+}
+
+// A firing of which too many tasks fail stops: what waits is held, and the end of it is up to operators.
+func TestAFiringStopsWhenTooManyTasksFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pace := many()
+		pace[0].Limit = 10
+		s := fake(t, pace...)
+		b := batch.Batch{
+			Name: "b", Ended: "report", OnFailed: "stop at 20%", Options: []asynq.Option{asynq.MaxRetry(0)},
+			Tasks: calls(500), Tenants: batch.List("acme"),
+		}
+		var told []string
+		down := true
+		s.serve(func(_ context.Context, task *asynq.Task) error {
+			if task.Type() == "report" {
+				told = append(told, string(task.Payload()))
+				return nil
+			}
+			if down {
+				return errors.New("the upstream is down")
+			}
+			return nil
+		})
+		p := s.scheduler(b)
+		f, err := p.Fire(t.Context(), "b")
+		s.ok(err)
+		status := func(after time.Duration) batch.Status {
+			time.Sleep(after)
+			status, err := p.Status(t.Context(), f)
+			s.ok(err)
+			return status
+		}
+		st := status(40 * time.Second)
+		if st.State != batch.StateStopped || st.Failed < 100 || st.Failed > 140 || st.Waiting != 500-st.Failed {
+			t.Errorf("%+v", st)
+		}
+		if len(told) != 1 || !strings.Contains(told[0], `"state":"stopped"`) {
+			t.Errorf("told %v", told)
+		}
+		down = false
+		s.ok(p.Retry(t.Context(), f))
+		if st := status(90 * time.Second); st.State != batch.StateDone || st.Done != 500 || st.Failed != 0 || len(told) != 2 {
+			t.Errorf("%+v, told %v", st, told)
+		}
+	})
+}
+
+// While a firing has not ended, the next one begins, waits, or does not come.
+func TestFiringsOverlap(t *testing.T) {
+	for overlap, want := range map[batch.Overlap][]batch.State{
+		batch.OverlapAllow: {batch.StateRunning, batch.StateRunning, batch.StateRunning},
+		batch.OverlapSkip:  {batch.StateRunning},
+		batch.OverlapQueue: {batch.StateWaiting, batch.StateWaiting, batch.StateRunning},
+	} {
+		t.Run(string(overlap), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				pace := many()
+				pace[0].Limit = 1
+				s := fake(t, pace...)
+				b := batch.Batch{Name: "b", Overlap: overlap, Schedule: "@every 5s", Tasks: calls(20), Tenants: batch.List("acme")}
+				p := s.scheduler(b)
+				s.serve(succeed)
+				time.Sleep(17500 * time.Millisecond) // a firing takes 20 s
+				var got []batch.State
+				for _, f := range firings(s, p, 9) {
+					status, err := p.Status(t.Context(), f)
+					s.ok(err)
+					got = append(got, status.State)
+				}
+				if len(got) != len(want) {
+					t.Fatalf("%v", got)
+				}
+				for i := range want {
+					if got[i] != want[i] {
+						t.Errorf("%v, want %v", got, want)
+					}
+				}
+				_, err := p.Fire(t.Context(), "b")
+				if errors.Is(err, batch.ErrOverlap) != (overlap == batch.OverlapSkip) {
+					t.Errorf("fired by hand: %v", err)
+				}
+				if overlap == batch.OverlapQueue {
+					f := firings(s, p, 9)[1] // one that waits is cancelled at once
+					s.ok(p.Cancel(t.Context(), f))
+					time.Sleep(3 * time.Second)
+					if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.StateCancelled {
+						t.Errorf("%+v, %v", status, err)
+					}
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,24 @@
+-- functions.lua: functions of the scripts that begin with it.
+
+-- keep_lock has a unique task's lock hold for at least that many seconds more, even if it had run out.
+local function keep_lock(lock, id, seconds)
+  if not redis.call('SET', lock, id, 'NX', 'EX', seconds) and redis.call('GET', lock) == id
+    and redis.call('TTL', lock) < seconds then
+    redis.call('EXPIRE', lock, seconds)
+  end
+end
+
+-- is_stopped reports whether a task must not start: its firing is paused, cancelled or outside its hours.
+local firings = {}
+local function is_stopped(prefix, id)
+  local name = string.match(id, '^sluice%-batch:(.+):%d+$')
+  if name and firings[name] == nil then
+    local key = string.sub(prefix, 1, -3) .. 'sluice:batch:' .. name
+    local found = redis.call('HMGET', key, 'want', 'closes')
+    local closes = tonumber(found[2] or 0)
+    firings[name] = found[1] == 'pause' or found[1] == 'cancel' or
+      closes > 0 and tonumber(redis.call('TIME')[1]) >= closes
+  end
+  return name and firings[name]
+end
+

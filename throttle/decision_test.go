@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -47,5 +48,14 @@ func TestAWaitIsNeverRoundedDown(t *testing.T) {
 		if got := roundUp(d).String(); got != want {
 			t.Errorf("%v is rounded to %s, want %s", d, got, want)
 		}
+	}
+}
+
+// A task that is requeued in an outage names its policy once.
+func TestAnOutageNamesItsPolicyOnce(t *testing.T) {
+	cause := classify(t.Context(), "api", errors.New("connection refused"))
+	denied := &DeniedError{Cause: cause, Decision: Decision{Policy: "api", Tenant: "acme", RetryIn: time.Second}}
+	if text := denied.Error(); strings.Count(text, "api") != 1 || !errors.Is(denied, ErrUnavailable) {
+		t.Error(text)
 	}
 }

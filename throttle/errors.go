@@ -111,7 +111,8 @@ func (e *DeniedError) Error() string {
 	case errors.As(e.Cause, &denied): // which says it all
 		text = denied.Error()
 	default:
-		text += ": " + e.Cause.Error()
+		named := fmt.Sprintf("policy %q: ", e.Decision.Policy) // by the reason already
+		text += ": " + strings.Replace(e.Cause.Error(), named, "", 1)
 	}
 	return strings.ToValidUTF8(text, "\uFFFD")
 }

@@ -172,7 +172,7 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 		}
 	}
 	for ticket, record := range tickets {
-		fields := strings.Split(record[min(14, len(record)):], " ")
+		fields := strings.Split(record[min(7, len(record)):], " ")
 		if len(fields) != 3 || !strings.HasPrefix(strings.TrimPrefix(fields[1], "!"), "|") {
 			fault("ticket %q has the record %q", ticket, record)
 			continue

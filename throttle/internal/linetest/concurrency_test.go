@@ -109,7 +109,7 @@ func TestConcurrencyScenes(t *testing.T) {
 			limitertest.Reserve(sc.t, sc.l, of("a1"))
 			a2 := limitertest.Reserve(sc.t, sc.l, of("a2"))
 			for i, want := range []time.Duration{10 * m, 10 * m, 20 * m, 20 * m, 30 * m} {
-				if d := limitertest.Reserve(sc.t, sc.l, of(fmt.Sprint("b", i))); d.Latest != want || d.RetryIn > want {
+				if d := limitertest.Reserve(sc.t, sc.l, of(fmt.Sprint("b", i))); d.Latest != want+us || d.RetryIn > want {
 					sc.t.Errorf("number %d is expected in %v to %v, want at most %v", i, d.RetryIn, d.Latest, want)
 				}
 			}
@@ -117,6 +117,28 @@ func TestConcurrencyScenes(t *testing.T) {
 			limitertest.Release(sc.t, a2) // nothing held so long as was said: a1's lease has run out too
 			if d := limitertest.Reserve(sc.t, sc.l, of("c1")); d.Latest >= 30*m {
 				sc.t.Errorf("expected in %v at most, after a hold of 2m", d.Latest)
+			}
+		}},
+		"nobody knows how long slots are held": {limitertest.Policy(limitertest.Slots(1)), func(sc *scene) {
+			sc.granted("a1")
+			r := sc.of("a2")
+			r.MaxWait, r.Deadline = s, time.Now().Add(m)
+			places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r, sc.of("a3")})
+			if err != nil {
+				sc.t.Fatal(err)
+			}
+			for _, p := range places {
+				if p.Err != nil || p.Binds != "slots" || p.Latest != 0 {
+					sc.t.Errorf("%+v: want a place without a bound", p)
+				}
+			}
+			if d := limitertest.Reserve(sc.t, sc.l, sc.without("b")); d.Granted || d.Latest != 0 {
+				sc.t.Errorf("%v to %v: want no bound", d.RetryIn, d.Latest)
+			}
+			r = sc.of("a4")
+			r.MaxWait = -1
+			if places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r}); err != nil || places[0].Err == nil {
+				sc.t.Errorf("%+v, %v: it does not fit at once", places, err)
 			}
 		}},
 	})

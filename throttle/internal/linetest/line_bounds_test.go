@@ -44,7 +44,7 @@ func anyCrossing(random *rand.Rand) throttle.Policy {
 }
 
 // Whatever the scopes, the costs and the weights of tenants are: if nobody else comes, nobody starts
-// before the lower bound that it was told, nor after the upper one.
+// after the latest start that it was told.
 func TestExpectedStartsOfManyTenantsAreBounds(t *testing.T) {
 	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		var real, most time.Duration
@@ -114,6 +114,7 @@ func TestExpectedStartsOfManyTenantsAreBounds(t *testing.T) {
 		}
 		// Measured by these seeds: bounds may come closer, and not go farther.
 		const measured = 3.26
+		t.Logf("latest starts are %.2f times the real ones", most.Seconds()/real.Seconds())
 		if float64(most) > measured*float64(real) {
 			t.Errorf("the upper bounds are %v in all, the starts %v", most, real)
 		}

@@ -343,6 +343,25 @@ window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`
 	})
 }
 
+// What goes before a ticket is what the tickets before it cost, not what all of its flow do on average.
+func TestExplainKnowsWhatTheTicketsBeforeCost(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
+		sc.cost = 9
+		sc.granted("a0")
+		for i, cost := range []int64{0, 1, 9} {
+			sc.cost = cost
+			sc.joins(fmt.Sprint("a", i+1))
+		}
+		for id, want := range map[string]time.Duration{"a1": 0, "a2": 0, "a3": 10 * s} {
+			e, err := sc.l.Explain(t.Context(), "p", limitertest.Ticket(id))
+			if err != nil || !e.Waiting || e.Expected.Sub(e.At) != want {
+				t.Errorf("%s is expected in %v, want %v: %s, %v", id, e.Expected.Sub(e.At), want, e, err)
+			}
+		}
+	})
+}
+
 // As JSON, names are in lower case with underscores, times of RFC 3339, and durations seconds.
 func TestStateHasOneFormAsJSON(t *testing.T) {
 	t.Parallel()

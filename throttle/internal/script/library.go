@@ -16,7 +16,7 @@ var files embed.FS
 var (
 	shared = []string{"scope", "upstream", "windows"}
 	line   = []string{
-		"line_appointments", "line_units", "line_fair", "line_order", "line_places", "line_write", "line", "line_bounds",
+		"line_appointments", "line_units", "line_fair", "line_order", "line_places", "line_write", "line",
 		"line_eta", "line_leave", "line_join",
 	}
 	deciding = []string{"request", "later_verbs", "reservation", "decide"}
@@ -55,7 +55,7 @@ func (l *Library) of(p *Policy) *scripts {
 }
 
 func (l *Library) script(p *Policy, body string) *redis.Script {
-	text := strings.Replace(Text(p.Algorithms, body), "SHARE = 0.05", fmt.Sprintf("SHARE = %.6f", p.BatchShare), 1)
+	text := strings.Replace(Text(p.Algorithms, body), "SHARE = 0.05", fmt.Sprintf("SHARE = %.6f", p.BatchShare), -1)
 	if l.Edit != nil {
 		text = l.Edit(text)
 	}

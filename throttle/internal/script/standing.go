@@ -171,7 +171,6 @@ type Ticket struct {
 	Costs string
 	Key   string
 	Rank  int64
-	Start int64 // the latest start that was expected when it joined
 }
 
 // Ticket returns the ticket of that name, made by TicketName; false if it does not wait.
@@ -187,16 +186,16 @@ func (r *Runner) Ticket(ctx context.Context, line, name string) (Ticket, bool, e
 	return t, err == nil, err
 }
 
-// readTicketRecord reads "costs |VALUES key", behind two times of 7 bytes.
+// readTicketRecord reads "costs |VALUES key", behind its rank of 7 bytes.
 func readTicketRecord(name, record string) (Ticket, error) {
-	f := strings.Split(record[min(14, len(record)):], " ")
+	f := strings.Split(record[min(7, len(record)):], " ")
 	if len(f) != 3 {
 		return Ticket{}, &ReplyError{fmt.Sprintf("ticket %q", name)}
 	}
 	queue, _, _ := strings.Cut(name, "/")
 	t := Ticket{Flow: queue + f[1], Costs: cmp.Or(f[0], "requests=1"), Key: unfield(f[2])}
 	for i := range 7 {
-		t.Rank, t.Start = t.Rank<<8|int64(record[i]), t.Start<<8|int64(record[7+i])
+		t.Rank = t.Rank<<8 | int64(record[i])
 	}
 	return t, nil
 }

@@ -62,17 +62,6 @@ algorithms['t'] = {
     return max(from, tick + st.margin)
   end,
 
-  rid_at = function(st, start)
-    local last, i = #st.ticks, st.at + 1
-    local span = st.ticks[last] - st.ticks[last - 1]
-    local tick = st.ticks[i]
-    while tick - st.margin <= start do -- what is granted so late counts after that tick too
-      i = i + 1
-      tick = i <= last and st.ticks[i] or tick + span
-    end
-    return tick + st.margin
-  end,
-
   take = function(st, now, cost)
     st.used = min(st.used + cost, MOST)
     if now >= st.ticks[st.at + 1] - st.margin then st.late = min(st.late + cost, MOST) end
@@ -84,12 +73,6 @@ algorithms['t'] = {
     st.used = st.used - back
     if at >= st.ticks[st.at + 1] - st.margin then st.late = max(0, st.late - back) end
     return back
-  end,
-
-  span = function(st)
-    local length = 0
-    for i = 2, #st.ticks do length = max(length, st.ticks[i] - st.ticks[i - 1]) end
-    return length, 0, st.margin > 0 and 2 or 1
   end,
 
   longest = function(window) return 400 * 86400 end,

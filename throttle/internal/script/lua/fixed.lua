@@ -57,8 +57,6 @@ algorithms['f'] = {
     return time
   end,
 
-  rid_at = function(st, start) return (st.first_use and start or clock_start(st, start)) + st.period end,
-
   take = function(st, now, cost)
     if st.first_use and st.used == 0 then st.start, st.ends = now, now + st.period end
     st.used, st.last = min(st.used + cost, MOST), now
@@ -70,8 +68,6 @@ algorithms['f'] = {
     st.used = st.used - back
     return back
   end,
-
-  span = function(st) return st.period, st.first_use and 0 or st.margin, 1 end,
 
   longest = function(window) return ceil(2 * (window.p2 + window.p3) / 1000000) end,
 

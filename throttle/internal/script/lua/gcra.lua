@@ -75,7 +75,7 @@ algorithms['g'] = {
     return max(from, min(now + drain_time(st, over, st.parts), MOST))
   end,
 
-  rid_at = function(st, start, units) return start + drain_time(st, units, 0) end,
+  more = function(a) a.drains = true end,
 
   take = function(st, now, cost)
     st.units = min(st.units + cost, MOST)

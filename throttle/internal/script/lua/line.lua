@@ -16,12 +16,11 @@
 -- Keys, behind the prefix P of the policy. A SUFFIX is a scope's key behind P, a NODE is
 -- "QUEUE|SUFFIX".
 --   q          how many tickets are in the line; no key, no line
---   t          hash: ticket "QUEUE/ID" -> rank(7) start(7) "costs |VALUES key"
---                start      the latest start expected when the ticket joined (us)
+--   t          hash: ticket "QUEUE/ID" -> rank(7) "costs |VALUES key"
 --                costs      empty for "requests=1"
 --   f          hash: flow "QUEUE|VALUES" ->
 --              "tickets units hour weight tag suffix rank tenant suffixes;own"
---                units      "requests=1" if all tickets cost that, else "unit=sum/least/most,..."
+--                units      "requests=1" if all tickets cost that, else those of line_units.lua
 --                hour       when the keys of the flow were renewed
 --                weight     in thousandths
 --                tag        its tenant's at ROOT
@@ -277,7 +276,7 @@ local function new_line(call)
   function L.ticket(id)
     local record = L.read('t', id)
     if not record then return nil end
-    local costs, values, key = match(record, '^(%S*) (%S*) (%S+)$', 15)
+    local costs, values, key = match(record, '^(%S*) (%S*) (%S+)$', 8)
     if costs == '' then costs = 'requests=1' end
     return match(id, '^[^/]*') .. values, costs, key, format('%d', unpack7(record, 1))
   end

@@ -1,113 +1,230 @@
--- line_eta.lua: when a ticket is expected to start.
+-- line_eta.lua: when a ticket is expected to start, and when at the latest.
 --
 -- new_eta(L) -> E, a table of
---   expected(flow, list, at, costs, behind, all_first, fits) -> low, most, least, binds
---                    when a ticket of these costs fits behind all others of its flow, or behind
---                    `behind` of them: the expected start, its upper bound, and the earliest start
---                    whatever becomes of other flows, and the number of the window that holds it up
---                    for longest, 0 if none does; list: the flow's scopes, at: their time. With
---                    all_first, all tickets that wait at its scopes go first. `fits`, if given, gets
---                    by window when the costs fit there, 0 for at once
---
--- Where all that waits fits now, so does the ticket. All else is for line_bounds.lua, which is set
--- up when it is first needed.
+--   expected(flow, list, at, costs, behind, all_first, fits) -> expected, latest, binds, earliest, wasted
+--     for costs that stand behind all tickets of the flow, or behind `behind` of them
+--     list       the flow's scopes, at: their time
+--     all_first  all tickets that wait at the scopes go first
+--     fits       gets by window when the costs fit there, 0 for at once; nil: nobody asks
+--   and returns
+--     expected   the longest wait of a window: behind the units of the flow, what others take
+--                meanwhile by their weights, and the room that tickets leave as they do not fit in
+--     latest     until the ticket starts, one of its windows has no room for the ticket that is first
+--                there. So it is the sum of their waits, if all that may go first does, and wastes as
+--                much as it can. 0: nobody knows how long slots are held
+--     binds      the number of the window that holds it up for longest; 0 if none does
+--     earliest   the wait for the flow's own tickets, whatever becomes of others
+--     wasted     by unit, the room that the flow leaves with this ticket (line_units.lua)
+-- Expected and latest are equal only where the start is exact: one window binds, costs are equal, and
+-- no other ticket may change places with this one.
 
 local function new_eta(L)
-  local call, bounds, roomy = L.call, nil, {}
+  local SHARE = 0.05     -- of Policy.BatchShare: Go writes that of the policy here
+  local PACED = 60000000 -- us: batches are spread over windows of at most this period
+  local READ = 64        -- tickets that are read to know what they cost
 
-  -- others_waiting tells how much waits at a scope in other queues that are alive: of batches, or if
-  -- not `batch` of live tickets. L.waiting keeps it while tickets of one queue join.
-  local function others_waiting(flow, scope, unit, own_only, batch)
+  local call, units_of = L.call, line_units.of_unit
+  local P = call.P
+
+  -- others_waiting returns how much waits at a scope in other queues that are alive, of one class:
+  -- {units, least, most of a ticket}. L.waiting keeps it while tickets of one queue join.
+  local function others_waiting(flow, scope, unit, batch)
     if L.waiting.queue ~= flow.queue then L.waiting = {queue = flow.queue} end
+    local own_only = call.only_tenants and scope.of.of_tenant
     local key = scope.suffix .. (batch and '! ' or ' ') .. unit
     local known = L.waiting[key]
     if known then return known end
-    local sum, least, most, tickets = 0, MOST, 0, 0
+    known = {0, MOST, 0}
     for name, q in pairs(L.queues) do
       if q.batch == batch and name ~= flow.queue and L.alive(q) then
         local of = own_only and L.brief_flow(name .. flow.values) or L.node_of(name, scope.suffix)
         if of.n > 0 then
-          local s, l, m = line_units.of_unit(of, unit)
-          sum, tickets, least, most = sum + s, tickets + of.n, min(least, l), max(most, m)
+          local sum, least, most = units_of(of, unit)
+          known[1], known[2], known[3] = known[1] + sum, min(known[2], least), max(known[3], most)
         end
       end
     end
-    known = {sum, least, most, tickets}
     L.waiting[key] = known
     return known
   end
 
-  -- waiting_units tells how much waits at a scope, in all queues that are alive: sum, least and most
-  -- of a ticket, and how many tickets. Batches do not count for live tickets. `only`, if given, names
-  -- the class of other queues that is asked for alone: true for batches.
-  local function waiting_units(flow, scope, unit, only)
+  -- waiting returns how much waits at a scope: units, least and most of a ticket. Batches do not count
+  -- for live tickets.
+  local function waiting(flow, scope, unit)
     local own_only, queues = call.only_tenants and scope.of.of_tenant, L.queues
-    if only ~= nil then
-      local others = others_waiting(flow, scope, unit, own_only, only)
-      return others[1], others[2], others[3], others[4]
-    end
-    local of = own_only and flow or L.node_of(flow.queue, scope.suffix)
-    local sum, least, most = line_units.of_unit(of, unit)
+    local sum, least, most = units_of(own_only and flow or L.node_of(flow.queue, scope.suffix), unit)
     local first = next(queues)
-    if first == nil or first == flow.queue and next(queues, first) == nil then
-      return sum, least, most, of.n
+    if first == nil or first == flow.queue and next(queues, first) == nil then return sum, least, most end
+    for class = 0, flow.batch and 1 or 0 do
+      local others = others_waiting(flow, scope, unit, class == 1)
+      sum, least, most = sum + others[1], min(least, others[2]), max(most, others[3])
     end
-    local batch, tickets = flow.batch, of.n
-    for class = 0, batch and 1 or 0 do
-      local others = others_waiting(flow, scope, unit, own_only, class == 1)
-      sum, tickets = sum + others[1], tickets + others[4]
-      least, most = min(least, others[2]), max(most, others[3])
-    end
-    return sum, least, most, tickets
+    return sum, least, most
   end
 
-  -- room_for tells whether all that waits at a scope fits now, so many tickets more, and the ticket.
-  local function room_for(flow, scope, at, costs, more)
-    local of = scope.of.windows
-    for j = 1, #of do
-      local i = of[j]
-      local window = call.windows[i]
-      local _, _, most, tickets = waiting_units(flow, scope, window.unit)
-      local each = max(most, costs.windows[i])
-      local ahead = min(MOST, (tickets + more) * each)
-      if each > 0 and
-        window.algorithm.fits_at(scope.states[i], at, at, each, ahead, each) > at then
-        return false
-      end
-    end
-    return true
+  -- of_batches returns what batches take, by their share, while live tickets take so many units; and
+  -- `idle` units that live tickets leave while they wait elsewhere.
+  local function of_batches(flow, scope, unit, units, idle)
+    if not call.batches or flow.batch then return 0 end
+    local others = others_waiting(flow, scope, unit, true)
+    return min(others[1], ceil(units * SHARE / (1 - SHARE)) + others[3] + idle)
   end
 
-  -- room_for_all tells whether all that waits fits now, and the ticket too. A call has no more
-  -- tickets than 64. So the second one at a scope is asked about with as many more. If these fit,
-  -- others that cost the same need not be looked at.
-  local function room_for_all(flow, list, at, costs)
-    if roomy.costs ~= costs then roomy = {costs = costs} end
-    for s = 1, #list do
-      local scope = list[s]
-      if scope.upstream then return false end
-      local seen = roomy[scope]
-      if scope.changed then seen = nil end
-      if seen ~= true then
-        if seen == nil or not room_for(flow, scope, at, costs, 64) then
-          if not room_for(flow, scope, at, costs, 0) then return false end
-          roomy[scope] = false
-        else
-          roomy[scope] = true
+  -- of_others returns how many units others of its class take at a shared scope before a ticket
+  -- that has `before` units of its own flow ahead: expected, the most, and the least. By fairness each
+  -- takes its share, and up to one ticket more, or where weights differ less.
+  local function of_others(flow, scope, costs, cost, largest, before)
+    local own, new = L.queues[flow.queue] or {weights = 0, flows = 0, priority = 1}, flow.n == 0
+    local weights, flows = own.weights + (new and flow.weight or 0), own.flows - (new and 0 or 1)
+    local all, of_server, priorities, alone = weights, weights, own.priority, true
+    for name, q in pairs(L.queues) do -- sides share as line_order.lua says
+      if q.batch == flow.batch and name ~= flow.queue and L.alive(q) then
+        all, flows, alone = all + q.weights, flows + q.flows, false
+        if q.with == own.with then
+          of_server, priorities = of_server + q.weights, priorities + q.priority
         end
       end
     end
-    return true
+    local share_of_side = of_server / all * own.priority / priorities
+    local others = max(0, weights / flow.weight / share_of_side - 1)
+    local node = L.node_of(flow.queue, scope.suffix)
+    local debt = max(0, L.tag_of(node, flow) - node.v) * flow.weight / 1000 / L.share(node, costs)
+    local share = floor((before + debt * cost) * others + 1e-6)
+    local expected, part = share + ceil(others) * cost, others == flows and 0 or flows * largest
+    return expected, alone and expected + flows * largest or MOST, max(0, share - part)
+  end
+
+  -- first_units returns what the first tickets of a flow cost. Of more than READ it knows the sum only:
+  -- the others cost as much as they do on average, and no more than the largest.
+  local function first_units(flow, unit, behind)
+    local sum, _, most = units_of(flow, unit)
+    if behind == nil or behind >= flow.n then return sum, sum end
+    if flow.same then return most * behind, most * behind end
+    L.flush_added()
+    local known, n = 0, min(behind, READ)
+    local ids = n > 0 and redis.call('ZRANGE', P .. 'f:' .. flow.id, '0', format('%d', n - 1)) or {}
+    L.read_all('t', ids)
+    for i = 1, #ids do
+      local _, text = L.ticket(ids[i])
+      known = known + (text and windows.costs_of(call, text).units[unit] or 0)
+    end
+    local left = max(0, sum - known)
+    local about = known + ceil(left * (behind - n) / max(1, flow.n - n))
+    return about, known + min(left, (behind - n) * most)
+  end
+
+  -- least_limit returns the least limit of a unit at these scopes. What tickets waste is known for it.
+  local function least_limit(list, unit)
+    local least = MOST
+    for s = 1, #list do
+      for _, i in ipairs(list[s].of.windows) do
+        if call.windows[i].unit == unit then least = min(least, list[s].states[i].limit) end
+      end
+    end
+    return least
+  end
+
+  -- room_left returns the room that a flow's tickets leave of a window, as each has to fit whole:
+  -- `own` units, and then one that costs so much. Wider windows waste as much each time, less often.
+  local function room_left(flow, st, unit, own, cost, narrowest)
+    local sum, each, _, left = units_of(flow, unit)
+    local limit = st.limit
+    if flow.same and each > 0 then
+      local whole = max(1, floor(narrowest / each))
+      left = floor(sum / each / whole) * max(0, narrowest - whole * each)
+    end
+    left = left * narrowest / limit
+    if own < sum then left = left * own / sum end
+    -- The first one does not fit beside what was taken: the rest of that is wasted, too.
+    local used = min(st.used, limit)
+    local rest = own > 0 and used > 0 and limit - used or 0
+    local room = limit - (used + rest + own + left) % limit
+    return ceil(cost > room and left + room or left), rest
   end
 
   local function expected(flow, list, at, costs, behind, all_first, fits)
-    local batch = flow.batch -- it may have to keep its pace
-    if not batch and room_for_all(flow, list, at, costs) then
-      for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
-      return at, at, at, 0
+    if flow.rest and not call.only_tenants then L.flow_of(flow.id) end -- its tenant counts
+    local batch, wasted = flow.batch, nil
+    local time, soonest, earliest, opens, waits, binds, known = at, at, at, at, 0, 0, true
+    for s = 1, #list do
+      local scope, of = list[s], list[s].of.windows
+      for j = 1, #of do
+        local i = of[j]
+        local window, st, cost = call.windows[i], scope.states[i], costs.windows[i]
+        local algorithm, unit, fit = window.algorithm, window.unit, at
+        local sum, least, most = waiting(flow, scope, unit)
+        local idle = list[2] and st.limit or 0
+        local more = of_batches(flow, scope, unit, sum + cost, idle)
+        -- Where all that waits fits now, so does the ticket.
+        if scope.upstream or batch or
+          cost + sum > 0 and algorithm.fits_at(st, at, at, cost, sum + more, 1) > at then
+          local fits_window, largest = windows.fits_window, max(most, cost)
+          local own, most_own = first_units(flow, unit, behind)
+          local others = sum - units_of(flow, unit)
+          local about, most_others, least_others = others, others, 0
+          if not scope.of.of_tenant and not all_first and others > 0 then
+            local by_share, at_most, at_least = of_others(flow, scope, costs, cost, largest, own)
+            local live = batch and others_waiting(flow, scope, unit, false)[1] or 0 -- all goes first
+            about = min(others, by_share + live)
+            if call.only_tenants and not list[2] then
+              most_others, least_others = min(others, at_most + live), min(others, at_least)
+            end
+          end
+          local ahead, most_ahead = own + about, most_own + most_others
+          ahead = ahead + of_batches(flow, scope, unit, ahead + cost, 0)
+          most_ahead = most_ahead + of_batches(flow, scope, unit, most_ahead + cost, idle)
+          local same = more == 0 and (sum == 0 or least == most and least == cost)
+          local each = same and cost or 1
+          local soon = at
+          if cost > 0 then
+            if not same and not algorithm.drains then
+              local narrowest = least_limit(list, unit)
+              local left, rest = room_left(flow, st, unit, own, cost, narrowest)
+              if st.limit == narrowest then
+                wasted = wasted or {}
+                wasted[unit] = left
+              end
+              ahead = ahead + left + rest + ceil(about * (own > 0 and left / own or most / 4 / st.limit))
+            end
+            fit = fits_window(scope, i, at, at, cost, ahead, each)
+            soon = others > 0 and not all_first and
+              fits_window(scope, i, at, at, cost, own + least_others, each) or fit
+            if batch and st.period and st.period <= PACED then
+              fit = max(fit, at + ceil(ahead * st.period / st.limit))
+            end
+          elseif scope.upstream then
+            fit = fits_window(scope, i, at, at, 0, 0, 1)
+          end
+          local open = scope.upstream and fits_window(scope, i, at, at, 0, 0, 1) or at
+          local late = open
+          if cost + own > 0 or not scope.of.of_tenant and sum > 0 then
+            local units = most_ahead
+            if not same and not algorithm.drains then
+              units = ceil(units * st.limit / max(1, st.limit - largest + 1, st.limit / 2))
+            end
+            late = fits_window(scope, i, at, at, largest, units, each)
+            if batch and st.period and st.period <= PACED then
+              late = late + ceil((most_ahead + cost) / st.limit + 2) * st.period
+            end
+          end
+          if algorithm.release then -- slots may be given back at any time
+            soon, known = at, known and (st.hold > 0 or late <= at)
+          elseif cost > 0 then
+            local _, least_own = units_of(flow, unit)
+            local units = min(own, (behind or flow.n) * least_own)
+            earliest = max(earliest, fits_window(scope, i, at, at, cost, units, 1))
+          end
+          opens, waits = max(opens, open), waits + late - open
+          soonest = max(soonest, soon)
+          if fit > time then time, binds = fit, i end
+        end
+        if fits then fits[i] = fit > at and fit or 0 end
+      end
     end
-    bounds = bounds or new_bounds(L, waiting_units)
-    return bounds(flow, list, at, costs, behind, all_first, fits)
+    time = min(time, MOST)
+    local latest = min(MOST, max(time, opens + waits))
+    if time == latest and soonest < time then latest = latest + 1 end -- it is not exact
+    return time, known and latest or 0, binds, min(earliest, time), wasted
   end
 
   return {expected = expected}

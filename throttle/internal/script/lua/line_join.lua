@@ -6,7 +6,7 @@
 --   waits(id)                         whether the ticket is in line
 --   rank(id)                          its rank, nil if it is not in line
 --   somebody_waits(r, id)             whether tickets other than `id` wait at the request's scopes
---   expect(r, list, at, fits) -> expected, latest, binds, earliest
+--   expect(r, list, at, fits) -> expected, latest, binds
 --                                     when a request without a place would start
 --   stands(r, list, at, fits) -> expected, latest, binds
 --                                     when its ticket is expected to start, or without one the last
@@ -67,7 +67,7 @@ local function new_join(L)
   end
 
   -- enter writes a ticket at its rank, and has its flow wait where it has to.
-  local function enter(r, flow, costs, start)
+  local function enter(r, flow, costs, wasted)
     local id, queue, at_rank = r.ticket, r.queue, (r.rank or new_rank(r.front)) + 0
     local rank, q, is_first = format('%d', at_rank), L.queue_of(queue), flow.n == 0
     if q.claims then q.asked = now end
@@ -82,7 +82,7 @@ local function new_join(L)
     local text = costs.text
     if text == 'requests=1' then text = '' end -- the costs of most tickets
     local values = q.batch and '!' .. flow.values or flow.values
-    L.write('t', id, pack7(at_rank) .. pack_time(start) .. text .. ' ' .. values .. ' ' .. r.key)
+    L.write('t', id, pack7(at_rank) .. text .. ' ' .. values .. ' ' .. r.key)
     local added = L.added[r.flow]
     if added then
       local n = #added
@@ -91,6 +91,10 @@ local function new_join(L)
       L.added[r.flow] = {rank, id}
     end
     line_units.count(flow, costs, 1)
+    for unit, left in pairs(wasted or {}) do
+      local u = flow.units and flow.units[unit]
+      if u then u[4] = left end
+    end
     if call.only_tenants then
       line_units.count(root, costs, 1)
     else
@@ -113,7 +117,7 @@ local function new_join(L)
     local q = L.queue_of(r.queue)
     if q.since == 0 or q.claims then return low, high, binds end
     local slot = appointments.slot_at(q, now, flow, position)
-    if slot > high then return slot, 0, SLOTS end
+    if slot > max(low, high) then return slot, 0, SLOTS end
     return low, high, binds
   end
 
@@ -125,17 +129,18 @@ local function new_join(L)
         L.flush_added()
         local flow, behind = L.brief_flow(of), redis.call('ZRANK', P .. 'f:' .. of, r.ticket)
         if flow and behind then
-          local low, high, _, binds = expected(flow, list, at, costs, behind)
+          local low, high, binds = expected(flow, list, at, costs, behind)
           return 6, with_slots(r, flow, behind, low, high, binds)
         end
       end
       J.remove(r.ticket) -- from another flow: scopes or attributes have changed
     end
     local flow, behind = J.flow_for(r), r.front and 0 or nil
-    local low, high, earliest, binds = expected(flow, list, at, costs, behind)
-    local refused = r.backlog and flow.n >= r.backlog and 5 or windows.too_late(r, at, high, earliest)
+    local low, high, binds, earliest, wasted = expected(flow, list, at, costs, behind)
+    local refused = r.backlog and flow.n >= r.backlog and 5 or
+      windows.too_late(r, at, low, high, earliest)
     if refused then return refused, low, high, binds, 0 end
-    enter(r, flow, costs, high)
+    enter(r, flow, costs, wasted)
     local nudge = r.rank and 0 or appointments.nudge(L.queue_of(r.queue), now, low)
     low, high, binds = with_slots(r, flow, behind or flow.n - 1, low, high, binds)
     return 3, low, high, binds, nudge

@@ -90,11 +90,7 @@ local function add_leaving(L, J, E, with_slots)
 
   function J.expect(r, list, at, fits)
     local flow, costs = J.flow_for(r), windows.costs_of(call, r.costs_text)
-    local low, high, earliest, binds = E.expected(flow, list, at, costs, nil, false, fits)
-    if low <= at then
-      low, high, earliest, binds = E.expected(flow, list, at, costs, nil, true, fits)
-    end
-    return low, high, binds, earliest
+    return E.expected(flow, list, at, costs, nil, true, fits)
   end
 
   function J.stands(r, list, at, fits)
@@ -106,7 +102,7 @@ local function add_leaving(L, J, E, with_slots)
     if not behind then return nil end
     local of, text = L.ticket(id)
     if of ~= flow.id then return nil end
-    local low, high, _, binds = E.expected(flow, list, at, windows.costs_of(call, text), behind, false, fits)
+    local low, high, binds = E.expected(flow, list, at, windows.costs_of(call, text), behind, false, fits)
     return with_slots(r, flow, behind, low, high, binds)
   end
 

@@ -29,10 +29,6 @@
 --   moved(suffix)              has the scope looked at again: a flow began to wait there
 --   charge(flow, list, costs)  counts a grant; list: the flow's scopes
 --   write()                    writes the tags that have moved
---   pace(scope, i, units, from) -> time, period
---                              when a ticket of a batch goes that has so many units before it, if
---                              these begin at `from`; nil if the window is not paced
---   ratio                      the most that batches get for each unit of live tickets
 --   root                       stands for ROOT where tickets wait for slots only
 
 local function new_order(L, names, strict)
@@ -46,7 +42,7 @@ local function new_order(L, names, strict)
 
   local call = L.call
   local P, now, ROOT = call.P, call.now, windows.ROOT
-  local O = {ratio = SHARE / (1 - SHARE), root = {suffix = ROOT, of = {windows = {}}}}
+  local O = {root = {suffix = ROOT, of = {windows = {}}}}
   local mine, sides, turns, servers = {}, {}, {}, {}
   for i = 1, #names do mine[names[i]] = true end
   for name, q in pairs(L.queues) do
@@ -313,14 +309,6 @@ local function new_order(L, names, strict)
     local st = scope.states[i]
     if not st.period or st.period > PACED then return nil end
     return units * st.period / st.limit
-  end
-
-  function O.pace(scope, i, units, from)
-    local time = spread(scope, i, units)
-    if not time then return nil end
-    local text = redis.call('GET', P .. 's:' .. scope.suffix)
-    local paced = text and match(text, '^%d+ (%d+)') + 0 or 0
-    return ceil(max(paced - BURST, from) + max(0, time - BURST)), scope.states[i].period
   end
 
   local function charge_at(flow, scope, costs)

@@ -225,8 +225,8 @@ local function add_places(L)
         between = (flow.batch and ' !' or ' ') .. flow.values .. ' '
         flow.between = between
       end
-      if record and sub(record, 15, 14 + #between) == between then -- costs what most tickets do
-        of, costs, key = flow.id, 'requests=1', sub(record, 15 + #between)
+      if record and sub(record, 8, 7 + #between) == between then -- costs what most tickets do
+        of, costs, key = flow.id, 'requests=1', sub(record, 8 + #between)
         rank = format('%d', unpack7(record, 1))
       else
         of, costs, key, rank = L.ticket(id)

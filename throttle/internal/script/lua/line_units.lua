@@ -2,14 +2,15 @@
 --
 -- What is counted is a table `of` with n, how many tickets, and one of these:
 --   same    the costs of every ticket (windows.costs_of), while all cost the same
---   units   by unit {sum, least, most} of one ticket's cost; least and most never shrink again
--- Its text is "requests=1" in the first case, and "requests=3/1/2,..." in the second.
+--   units   by unit {sum, least and most of one ticket's cost, wasted}; least and most never shrink
+--           again. Wasted is the room that the tickets of a flow leave, as each has to fit whole
+-- Its text is "requests=1" in the first case, and "requests=3/1/2/0,..." in the second.
 --
 -- line_units is a table of
 --   parse(call, of, text)     reads the text into `of`, whose n is known
 --   text(of) -> text          "-" if nothing is counted
 --   count(of, costs, sign)    adds a ticket's costs (1), or takes them off (-1)
---   of_unit(of, unit) -> sum, least, most
+--   of_unit(of, unit) -> sum, least, most, wasted
 
 local line_units = {
   parse = function(call, of, text)
@@ -19,8 +20,8 @@ local line_units = {
       return
     end
     of.units = {}
-    for unit, sum, least, most in gmatch(text, '([^=,]+)=(%d+)/(%d+)/(%d+)') do
-      of.units[unit] = {sum + 0, least + 0, most + 0}
+    for unit, sum, least, most, wasted in gmatch(text, '([^=,]+)=(%d+)/(%d+)/(%d+)/(%d+)') do
+      of.units[unit] = {sum + 0, least + 0, most + 0, wasted + 0}
     end
   end,
 
@@ -29,7 +30,7 @@ local line_units = {
     local parts, n = {}, 0
     for unit, u in pairs(of.units or {}) do
       n = n + 1
-      parts[n] = format('%s=%d/%d/%d', unit, u[1], u[2], u[3])
+      parts[n] = format('%s=%d/%d/%d/%d', unit, u[1], u[2], u[3], u[4])
     end
     return n > 0 and concat(parts, ',') or '-'
   end,
@@ -49,16 +50,17 @@ local line_units = {
       end
       of.units = {}
       for unit, cost in pairs(of.same and of.same.units or {}) do
-        of.units[unit] = {cost * (n - sign), cost, cost}
+        of.units[unit] = {cost * (n - sign), cost, cost, 0}
       end
       of.same = false
     end
     for unit, cost in pairs(costs.units) do
       local u = of.units[unit]
       if not u then
-        of.units[unit] = {max(0, sign * cost), cost, cost}
+        of.units[unit] = {max(0, sign * cost), cost, cost, 0}
       else
         u[1] = max(0, min(u[1] + sign * cost, MOST))
+        if sign < 0 then u[4] = u[4] * n / (n + 1) end
         if cost < u[2] then u[2] = cost end
         if cost > u[3] then u[3] = cost end
       end
@@ -68,11 +70,11 @@ local line_units = {
   of_unit = function(of, unit)
     if of.same then
       local cost = of.same.units[unit]
-      if not cost then return 0, MOST, 0 end
-      return cost * of.n, cost, cost
+      if not cost then return 0, MOST, 0, 0 end
+      return cost * of.n, cost, cost, 0
     end
     local u = of.units and of.units[unit]
-    if not u then return 0, MOST, 0 end
-    return u[1], u[2], u[3]
+    if not u then return 0, MOST, 0, 0 end
+    return u[1], u[2], u[3], u[4]
   end,
 }

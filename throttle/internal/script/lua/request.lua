@@ -68,18 +68,21 @@ requests = {
     local latest, binds, earliest, longest = time, 0, now, now
     for i = 1, #call.windows do
       if fits[i] > longest then longest, binds = fits[i], i end
-      -- Slots may be given back at any time.
-      if not call.windows[i].algorithm.release then earliest = max(earliest, fits[i]) end
+      if not call.windows[i].algorithm.release then
+        earliest = max(earliest, fits[i])
+      elseif fits[i] > now and list[call.scope_of[i]].states[i].hold == 0 then
+        latest = 0 -- nobody knows how long slots are held
+      end
     end
     if call.line then
       requests.read_place(r)
       local low, high, by = call.line.expect(r, list, now, fits)
       if low > time then time, binds = low, by end
-      latest = max(latest, high)
+      latest = high > 0 and latest > 0 and max(latest, high) or 0
       -- Everything fits, and others wait for slots.
       if time <= now then time, latest = now + SOON, max(latest, now + SOON) end
     end
-    return windows.too_late(r, now, latest, earliest) or 0, call.now, time, latest, binds
+    return windows.too_late(r, now, time, latest, earliest) or 0, call.now, time, latest, binds
   end,
 
   line = function(call)

@@ -26,11 +26,6 @@
 --   payload(st, now) -> bytes      or three strings that follow each other, as every copy of a long
 --                                  one costs time
 -- and, where the algorithm has them:
---   rid_at(st, start, units) -> time
---                                  when a cost fits that did not fit beside a ticket granted at
---                                  `start`, if no more than `units` were granted since, it included
---   span(st) -> us, margin, counts the longest time between two resets, for how long before one
---                                  nothing is granted, and in how many spans a grant may count
 --   opens_at(st, now) -> time      the next look at a full window, if nothing is given back before
 --   release(st, now, at, cost, id) -> units, and renew(st, now, cost, id, waits) -> units
 --                                  what is held by a lease is given back, or kept for as long again:
@@ -38,9 +33,9 @@
 --   kept_until(st, now) -> time    how long the state is of use, if that is longer than resets_at
 --   longest(window) -> seconds     how long a line may have to wait for the window
 --   grants(st, at) -> text         what was granted at `at` or later: "TIME/UNITS,..."
---   exact                          true if fits_at is exact behind tickets that cost all the same
+--   drains                         true if tickets that do not fit in waste nothing
 --   more(a)                        adds to the table a what most calls do not need: give_back,
---                                  grants, longest, rid_at and exact (windows.complete)
+--                                  grants, longest and drains (windows.complete)
 
 local scopes
 do

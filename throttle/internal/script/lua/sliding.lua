@@ -157,10 +157,6 @@ algorithms['s'] = {
   end,
 
   more = function(a)
-    a.exact = true
-
-    function a.rid_at(st, start) return start + st.period end
-
     function a.longest(window) return ceil(2 * window.p2 / 1000000) end
 
     function a.grants(st, at)

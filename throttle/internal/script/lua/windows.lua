@@ -229,8 +229,10 @@ windows = {
   end,
 
   -- too_late returns the status by which a request is refused that waits until then; nil if it is not.
-  too_late = function(r, at, latest, earliest)
-    if r.max_wait and latest - at > r.max_wait then return 4 end
+  too_late = function(r, at, expected, latest, earliest)
+    -- If nobody knows, only what may not wait at all is refused.
+    local wait = latest > 0 and latest - at or min(expected - at, 2)
+    if r.max_wait and wait > r.max_wait then return 4 end
     if r.deadline and earliest - at > r.deadline then return 7 end
     return nil
   end,

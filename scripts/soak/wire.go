@@ -38,7 +38,7 @@ var scripts = []struct {
 	call func(args []string) wireCall
 }{
 	{[]string{"pending", "paused", "active", "lease"}, func([]string) wireCall { return wireCall{kind: dequeues} }},
-	{[]string{"", "pending", "paused", "active", "lease"}, func(args []string) wireCall {
+	{[]string{"", "sluice:lines", "pending", "paused", "active", "lease"}, func(args []string) wireCall {
 		return wireCall{kind: dequeues, call: at(args, 3)}
 	}},
 	{[]string{"scheduled", "active", "lease", "paused"}, func(args []string) wireCall {
@@ -93,8 +93,8 @@ func callOf(words []string) wireCall {
 		_, id, _ := strings.Cut(keys[slices.Index(s.keys, "t:")], "}:t:")
 		return wireCall{kind: enqueues, tasks: []string{id}}
 	}
-	const first, each = 3, 4 // the first task's values are behind so many, and each task has so many
-	if n == 1 && match(keys, []string{"scheduled"}) && strings.HasSuffix(at(args, 0), "}:t:") &&
+	const first, each = 3, 5 // the first task's values are behind so many, and each task has so many
+	if n == 2 && match(keys, []string{"scheduled", "sluice:lines"}) && strings.HasSuffix(at(args, 0), "}:t:") &&
 		len(args) >= first+each && (len(args)-first)%each == 0 {
 		call := wireCall{kind: enqueues}
 		for i := first; i < len(args); i += each {
@@ -121,14 +121,16 @@ func match(keys, shape []string) bool {
 	return true
 }
 
-// tasksIn returns the IDs of the tasks whose messages are in the reply to a dequeue.
+// tasksIn returns the IDs of the tasks whose messages are in the reply to a dequeue, or in its lists.
 func tasksIn(reply []byte) (ids []string) {
 	values, err := parts(reply)
 	if err != nil {
 		return nil
 	}
 	for _, value := range values {
-		if message, ok := text(value); ok {
+		if len(value) > 0 && value[0] == '*' {
+			ids = append(ids, tasksIn(value)...)
+		} else if message, ok := text(value); ok {
 			if id, ok := idOf([]byte(message)); ok {
 				ids = append(ids, id)
 			}

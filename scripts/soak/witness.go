@@ -68,7 +68,7 @@ func (w *witness) saw(call wireCall, reply []byte, holder string, delivered bool
 			}
 		}
 	case finishes:
-		if reply[0] == '+' {
+		if reply[0] == '+' || reply[0] == ':' { // asynq's, or a requeue's
 			w.putDown(call, holder, now)
 		}
 	case restores:

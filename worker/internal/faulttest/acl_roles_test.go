@@ -208,9 +208,11 @@ func workOfOperator(s *sitetest.Site) {
 	other := asynq.NewServer(sitetest.Dialed{Options: sitetest.SameRedis(s.Redis)}, config)
 	must(other.Start(asynq.HandlerFunc(s.Ok)))
 	defer other.Shutdown()
+	_, err := s.Limiter.CheckRedis(s.Context()) // as `sluice doctor` does
+	must(err)
 	i := inspectorAs(s)
 	s.Wait("a server is shown", func() bool { servers, err := i.Servers(); return err != nil || len(servers) > 0 })
-	_, err := i.Queues()
+	_, err = i.Queues()
 	must(err)
 	_, err = i.GetQueueInfo("default")
 	must(err)

@@ -200,33 +200,6 @@ local list, plain_fits = {nil}, {nil, nil} -- the scopes of one request, and whe
 local last_grant, last_at                  -- of the record: the grants of a batch are alike
 local all, open, scope_of = call.windows, call.open, call.scope_of
 
--- fields_of returns the fields of an answer. Most have few.
-local function fields_of(r, now, fits, time, latest, binds, nudge)
-  local text = format('time=%d', time)
-  if latest and latest ~= time then text = text .. format(' latest=%d', latest) end
-  if binds and binds ~= 0 then text = text .. format(' binds=%d', binds) end
-  if now > call.now then text = text .. format(' behind=%d', now - call.now) end
-  if nudge == 1 then text = text .. ' nudge=1' end
-  if r.before then text = text .. ' before:' .. r.before end
-  if fits then
-    local times = {nil, nil}
-    for i = 1, nwindows do times[i] = format('%d', fits[i] or 0) end
-    text = text .. ' fits:' .. concat(times, ',')
-  end
-  for s = 1, nscopes do
-    if list[s].upstream then return text .. ' ' .. upstream().said(list, now) end
-  end
-  return text
-end
-
--- lost_grant finds what a call whose reply was lost granted to the request that r cancels.
-local function lost_grant(r)
-  call.dirty = true -- a late copy of that call does nothing
-  if last ~= r.lost_seq or byte(known, 8 * r.lost) ~= 1 then return false end
-  r.at = unpack7(known, 8 * r.lost + 1)
-  return true
-end
-
 for at = first, #argv, stride do
   count = count + 1
   local now, aligned, failed, r = call.now, true, nil, requests.read(call, argv, at)
@@ -251,12 +224,8 @@ for at = first, #argv, stride do
     local before = record and byte(record, 8 * count)
     if before then r.done_at = unpack7(record, 8 * count + 1) end
     local fits = op == 'reserve' and plain_fits or {}
-    local status, decided, time, latest, binds, nudge
-    if r.lost and before ~= 1 and not lost_grant(r) then
-      status, decided = 8, now
-    else
-      status, decided, time, latest, binds, nudge = verb(r, list, now, fits, before)
-    end
+    if r.lost then r.known = known end
+    local status, decided, time, latest, binds, nudge = verb(r, list, now, fits, before)
 
     if before == 1 then
       done[count] = sub(record, 8 * count, 8 * count + 7)
@@ -271,7 +240,8 @@ for at = first, #argv, stride do
     m = m + 2
     if time or r.before or now > call.now then
       out[m - 1], m = status + 16, m + 1
-      out[m] = fields_of(r, now, needs_windows and fits, time or decided, latest, binds, nudge)
+      time = time or decided
+      out[m] = requests.fields(r, list, now, needs_windows and fits, time, latest, binds, nudge)
     end
     if needs_windows then
       for i = 1, nwindows do -- in this order, as a list that grows in another one costs more

@@ -6,6 +6,7 @@
 --   suffixes           its scopes; nil where nothing asks
 --   done_at            when an earlier attempt of the same call did it, if one did
 --   lease              its id as leases keep it, once it is needed
+--   known              with `lost`: what the script remembers of the last call of the process
 --   before             what the reservation cost, if that was corrected: the reply of decide.lua
 -- and of its place, once that is read: queue, batch (its class), flow, tenant, weight, key.
 --
@@ -20,6 +21,8 @@
 --                                              was granted, 10 if that was another request; or nil
 --   take(call, r, list, now)                   takes the costs
 --   replace(call, r, list, now)                gives back what was granted at r.at, once
+--   fields(r, list, now, fits, time, latest, binds, nudge) -> text
+--                                              the fields of the answer; fits: nil without windows
 --   look_again(call, r)                        makes nodes of its scopes due, where flows wait
 --
 -- Of the call, two fields belong to decide.lua and its verbs:
@@ -131,6 +134,24 @@ requests = {
     redis.call('SET', state_key, format('at=%d again=1', now), 'PX', KEPT)
     call.dirty = true
     requests.look_again(call, r)
+  end,
+
+  fields = function(r, list, now, fits, time, latest, binds, nudge)
+    local call, text = list[1].call, format('time=%d', time)
+    if latest and latest ~= time then text = text .. format(' latest=%d', latest) end
+    if binds and binds ~= 0 then text = text .. format(' binds=%d', binds) end
+    if now > call.now then text = text .. format(' behind=%d', now - call.now) end
+    if nudge == 1 then text = text .. ' nudge=1' end
+    if r.before then text = text .. ' before:' .. r.before end
+    if fits then
+      local times = {nil, nil}
+      for i = 1, #call.windows do times[i] = format('%d', fits[i] or 0) end
+      text = text .. ' fits:' .. concat(times, ',')
+    end
+    for s = 1, #list do
+      if list[s].upstream then return text .. ' ' .. upstream().said(list, now) end
+    end
+    return text
   end,
 
   look_again = function(call, r)

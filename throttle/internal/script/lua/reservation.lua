@@ -158,6 +158,12 @@ local reservation_verbs = once(function(call)
 
   function verbs.cancel(r, list, now, fits, before)
     if before == 1 then return 1, r.done_at end
+    if r.lost then
+      call.dirty = true -- a late copy of the call that was lost does nothing
+      local known, place = r.known or '', 8 * r.lost
+      if byte(known, place) ~= 1 or unpack7(known, 1) ~= r.lost_seq then return 8, now end
+      r.at = unpack7(known, place + 1)
+    end
     read_state(r)
     if r.cancelled then return 8, now, now end
     note_before(r)

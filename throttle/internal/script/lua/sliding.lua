@@ -139,7 +139,7 @@ algorithms['s'] = {
 
   payload = function(st, now)
     local log, units, used, left = st.log, st.units, st.used, 0
-    if st.limit > ENTRIES and st.left + st.period + tick(st) > now then left = st.left end
+    if st.left > 0 and st.limit > ENTRIES and st.left + st.period + tick(st) > now then left = st.left end
     local merged = st.began ~= st.time or left > 0
     if log and units > 255 then flatten(log, 14) end
     local width, head = log and log.width or units > 255 and 14 or 8, nil

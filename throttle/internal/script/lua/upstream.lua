@@ -87,7 +87,9 @@ local upstream = once(function()
     local period, i = shortest(scope)
     if not period then return nil end
     local before = state_of(scope, ADAPTED, now)
-    if at == 0 then at = before and now < before.last + before.wait and before.last or now end -- unknown
+    if at == 0 then -- unknown
+      at = before and now < before.last + before.wait and before.last or now
+    end
     if before and at <= before.last then return guess > 0 and 0 or wait, false end
     local span, unit = min(period, MINUTE), unit_of(scope, period, i)
     if guess > 0 then
@@ -96,8 +98,8 @@ local upstream = once(function()
       wait = min(ceil(wait), guess)
     end
     local changes, a = true, {
-      rate = PARTS, peak = PARTS, cut = now, from = now, next = before and before.next or 0, hold = HOLD * unit,
-      last = now, wait = wait, since = before and before.since or now,
+      rate = PARTS, peak = PARTS, cut = now, from = now, hold = HOLD * unit, last = now, wait = wait,
+      next = before and before.next or 0, since = before and before.since or now,
       refusals = (before and before.refusals or 0) + 1,
     }
     if before and before.free <= now then
@@ -224,8 +226,8 @@ local upstream = once(function()
       local paused, adapted = state_of(scope, PAUSE, now), spread(scope, now)
       if paused and paused.ends + paused.ramp > last then
         last = paused.ends + paused.ramp
-        for _, name in ipairs({'ends', 'reported', 'tenant', 'cause', 'by', 'hand'}) do reply[name] = paused[name] end
-        reply.opens = last
+        reply.ends, reply.opens, reply.reported, reply.hand = paused.ends, last, paused.reported, paused.hand
+        reply.tenant, reply.cause, reply.by = paused.tenant, paused.cause, paused.by
       end
       local period, first = shortest(scope)
       if adapted and period then

@@ -68,7 +68,7 @@ type Dequeued struct {
 // Pick. Watched are lines in which tasks of the queue wait, and that this server goes on asking.
 func (c *Client) DequeuePending(
 	ctx context.Context, queue, call string, n int, watched ...any) (d Dequeued, err error) {
-	all := keys(queue, "sluice:dequeued:"+c.process, lines, "pending", "paused", "active", "lease", "scheduled")
+	all := keys(queue, "sluice:dequeued:"+c.process, lines, "pending", "paused", "active", "scheduled", "lease")
 	args := append([]any{prefix(queue) + "t:", time.Now().Add(LeaseFor).Unix(), n, call}, watched...)
 	reply, err := c.run(ctx, "dequeue", queue, all, args...).Slice()
 	if err != nil || len(reply) < 3 {

@@ -3,7 +3,7 @@
 -- watches it. When its watch has lapsed, the next server that calls this is told to ask the line.
 --
 -- KEYS  1 what this process dequeued last  2 lines, by when their watch lapses (sorted set)
---       3 pending (list)  4 paused  5 active (list)  6 lease (sorted set)  7 scheduled (sorted set)
+--       3 pending (list)  4 paused  5 active (list)  6 scheduled (sorted set)  7 lease (sorted set)
 -- ARGV  1 prefix of the task keys  2 end of the lease (s)  3 the most tasks to return
 --       4 key of this call, then the lines that this server watches
 -- reply 1 if the queue is paused, the lines that nobody watched, and the messages, in order
@@ -24,7 +24,7 @@ if record and string.find(record, '[' .. cjson.encode(call) .. ',', 1, true) == 
       leases[#leases + 1] = id
     end
   end
-  if #leases > 0 then redis.call('ZADD', KEYS[6], unpack(leases)) end
+  if #leases > 0 then redis.call('ZADD', KEYS[7], unpack(leases)) end
   return {0, unwatched, messages}
 end
 
@@ -56,7 +56,7 @@ for i = 1, #ids do
   local message = redis.call('HGET', key, 'msg')
   if message and is_stopped(prefix, id) then -- it is held, as by batch_move
     redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', 'held')
-    redis.call('ZADD', KEYS[7], ARGV[2] + 10 * 366 * 86400, id)
+    redis.call('ZADD', KEYS[6], ARGV[2] + 10 * 366 * 86400, id)
   elseif message then -- or else the task was removed and its ID left behind
     redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
     redis.call('HDEL', key, 'pending_since')
@@ -69,7 +69,7 @@ for i = 1, #ids do
 end
 if #active > 0 then
   redis.call('LPUSH', KEYS[5], unpack(active))
-  redis.call('ZADD', KEYS[6], unpack(leases))
+  redis.call('ZADD', KEYS[7], unpack(leases))
   redis.call('SET', KEYS[1], cjson.encode(made), 'PX', 50000)
 end
 return {0, unwatched, messages}

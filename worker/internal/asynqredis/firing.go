@@ -112,7 +112,7 @@ func (c *Client) Schedule(ctx context.Context, queue, batch string) (s Schedule,
 		return s, fmt.Errorf("%w: schedule of batch %q: %v", errReply, batch, reply)
 	}
 	now, _ := reply[0].(int64)
-	last, err := strconv.ParseInt(fmt.Sprint(reply[1]), 10, 64)
+	last, _ := strconv.ParseInt(fmt.Sprint(reply[1]), 10, 64) // 0 of a batch that never fired
 	s.Now, s.Last = time.UnixMicro(now), time.Unix(last, 0)
 	for _, name := range reply[2:] {
 		if f, err := FiringNamed(queue, batch, fmt.Sprint(name)); err == nil {

@@ -21,15 +21,18 @@ type days struct{ *cron.SpecSchedule }
 
 func (d days) Next(t time.Time) time.Time {
 	next := d.SpecSchedule.Next(t)
-	for at := t; ; {
-		_, at = at.ZoneBounds() // the next time at which the clock is set
-		if at.IsZero() || !at.Before(next) {
-			return next
-		}
-		before, midnight := at.Add(-time.Second), time.Date(at.Year(), at.Month(), at.Day(), 0, 0, 0, 0, time.UTC)
-		skipped := before.Day() != at.Day() && at.Hour()+at.Minute() > 0
-		if skipped && d.SpecSchedule.Next(midnight.Add(-time.Second)).Equal(midnight) {
-			return at
-		}
+	_, offset := t.Zone()
+	shown := d.SpecSchedule.Next(t.UTC().Add(time.Duration(offset) * time.Second)) // if no clock were set
+	midnight := time.Date(shown.Year(), shown.Month(), shown.Day(), 0, 0, 0, 0, t.Location())
+	if shown.IsZero() || shown.Hour()+shown.Minute() > 0 || midnight.Hour()+midnight.Minute() == 0 {
+		return next
 	}
+	first, set := midnight.ZoneBounds()
+	if midnight.Day() != shown.Day() { // before the clock is set
+		first = set
+	}
+	if first.After(t) && first.Before(next) {
+		return first
+	}
+	return next
 }

@@ -337,7 +337,8 @@ func (cr *crowd) conserves(next time.Duration, queues []string) {
 				cr.fatal("%v never fits, and was not handed out", w.id)
 			}
 			d := cr.m.peek(w.request, cr.now())
-			if late := next - d.RetryIn; d.Granted || late > time.Duration(cr.asked-1)*spacing {
+			// Each other server may have an appointment before, and so may one that was nudged.
+			if late := next - d.RetryIn; d.Granted || late > time.Duration(cr.asked)*spacing {
 				cr.fatal("%v fits in %v, and the line is asked in %v", w.id, d.RetryIn, next)
 			}
 		} else if cr.fits(w) && !slices.ContainsFunc(cr.waiting(), func(g *standing) bool {

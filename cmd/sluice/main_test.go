@@ -379,7 +379,7 @@ func TestUnknownCommands(t *testing.T) {
 		{[]string{"run", "--jbos", "x"}, `sluice: unknown flag --jbos: see "sluice run -h"`},
 		{[]string{"run", "--polices", "x"}, `sluice: unknown flag --polices: did you mean --policies?`},
 		{[]string{"run", "jobs.jsonl"}, `sluice: unexpected argument "jobs.jsonl": every input has a flag: see "sluice run -h"`},
-		{[]string{"batch"}, `sluice: batch needs one of plan, run, status, pause, resume, cancel: see "sluice batch -h"`},
+		{[]string{"batch"}, `sluice: batch needs one of plan, run, status, pause, resume, retry, cancel: see "sluice batch -h"`},
 		{[]string{"batch", "puase"}, `sluice: unknown command "puase": did you mean "pause"?`},
 		{[]string{"batch", "run"},
 			`sluice: --policies is missing: must be a policy file with batches: see "sluice batch run -h"`},

@@ -38,7 +38,7 @@ var scripts = []struct {
 	call func(args []string) wireCall
 }{
 	{[]string{"pending", "paused", "active", "lease"}, func([]string) wireCall { return wireCall{kind: dequeues} }},
-	{[]string{"", "sluice:lines", "pending", "paused", "active", "lease"}, func(args []string) wireCall {
+	{[]string{"", "sluice:lines", "pending", "paused", "active", "scheduled", "lease"}, func(args []string) wireCall {
 		return wireCall{kind: dequeues, call: at(args, 3)}
 	}},
 	{[]string{"scheduled", "active", "lease", "paused"}, func(args []string) wireCall {

@@ -160,7 +160,7 @@ func TestWitnessOfRepeatedCalls(t *testing.T) {
 	for name, begin := range map[string]wireCall{
 		"pick": callOf([]string{"evalsha", "x", "4", scheduled, active, lease, paused,
 			tasks, "99", "call", "a", "key"}),
-		"dequeue": callOf([]string{"evalsha", "x", "6", prefix + "sluice:dequeued:p", prefix + "sluice:lines", pending, paused, active, lease,
+		"dequeue": callOf([]string{"evalsha", "x", "7", prefix + "sluice:dequeued:p", prefix + "sluice:lines", pending, paused, active, scheduled, lease,
 			tasks, "99", "7", "call"}),
 	} {
 		w := newWitness()

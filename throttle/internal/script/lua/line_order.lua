@@ -53,6 +53,7 @@ local function new_order(L, names, strict)
       servers[q.with] = true
     end
   end
+  table.sort(sides, function(a, b) return a.q.name < b.q.name end) -- equal tags go by name
   local many_servers = next(servers, next(servers)) ~= nil
 
   local function part_of(scope, costs)

@@ -162,7 +162,7 @@ func (d *diary) plan(client *worker.Client, task *asynq.Task, opts ...asynq.Opti
 	defer d.mu.Unlock()
 	if err == nil {
 		e := d.of(payload)
-		if start.Joined { // else nothing is known, and it may start now
+		if start.Joined && !start.Latest.IsZero() { // else nothing is known, and it may start now
 			e.least, e.most = start.At, start.Latest
 		}
 	}

@@ -192,6 +192,8 @@ func TestAJobThatFailedOpenCorrectsNothing(t *testing.T) {
 		if len(s.Runs()) != 1 || settled != nil || cancelled != nil {
 			t.Errorf("%d runs, Settle: %v, Cancel: %v", len(s.Runs()), settled, cancelled)
 		}
+		late.Store(false)
+		time.Sleep(6 * time.Second) // until the last reply has come
 	})
 }
 

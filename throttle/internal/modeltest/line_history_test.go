@@ -196,10 +196,10 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 			if len(cr.lost) >= 4 {
 				t.Skip("so many are put back in one call")
 			}
-			n := len(cr.taken)
+			n, failed := len(cr.taken), len(cr.failed)
 			server := cr.newServer()
 			cr.take(server, rapid.IntRange(1, 3).Draw(t, "most"), anyQueues(t)...)
-			for _, ticket := range cr.taken[n:] {
+			for _, ticket := range slices.Concat(cr.taken[n:], cr.failed[failed:]) {
 				cr.lost[ticket.Queue+ticket.ID] = lostTake{cr.now(), standing{ticket.Ticket, ticket.request, ticket.Rank - limitertest.LineZero}}
 			}
 			cr.taken = cr.taken[:n]

@@ -26,6 +26,7 @@ type crowd struct {
 	m         *model
 	flows     map[string][]*standing
 	taken     []had               // what was taken and is not given back
+	failed    []had               // what was taken to fail, as it never fits
 	lost      map[string]lostTake // by ticket: taken by a process that is gone
 	seq       int
 	asked     int  // servers that ever were
@@ -267,7 +268,9 @@ func (cr *crowd) take(server *limitertest.Hooked, most int, queues ...string) th
 			cr.fatal("taken is %+v, the model has %+v", ticket, w)
 		}
 		cr.remove(ticket.Ticket)
-		if !ticket.NeverFits {
+		if ticket.NeverFits {
+			cr.failed = append(cr.failed, had{ticket, w.request})
+		} else {
 			cr.grant(ticket.Decision.Reservation, ticket.Ticket)
 			cr.taken = append(cr.taken, had{ticket, w.request})
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -256,15 +257,16 @@ func TestNothingStartsAfterAPauseACancelOrTheHours(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "pace", Limit: 15, Period: time.Second, Scope: throttle.ScopeShared})
 		hours := batch.Hours{From: "00:01", To: "00:03"}
 		b := batch.Batch{Name: "b", Hours: hours, Tasks: calls(900), Tenants: batch.List("acme", "zeta")}
-		var last time.Time
+		var start atomic.Int64
 		s.serve(func(ctx context.Context, _ *asynq.Task) error {
-			last = time.Now()
+			start.Store(time.Now().UnixNano())
 			return work(ctx, 150*time.Millisecond)
 		})
 		p := s.scheduler(b)
 		time.Sleep(time.Minute - 100*time.Millisecond)
 		f, err := p.Fire(t.Context(), "b")
 		s.ok(err)
+		last := func() time.Time { return time.Unix(0, start.Load()) } // when the last task started
 		until := func(after time.Duration) time.Time {
 			at := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(after)
 			time.Sleep(time.Until(at))
@@ -273,25 +275,25 @@ func TestNothingStartsAfterAPauseACancelOrTheHours(t *testing.T) {
 		until(75 * time.Second)
 		s.ok(p.Pause(t.Context(), f))
 		s.ok(p.Resume(t.Context(), f))
-		if until(90 * time.Second); time.Since(last) > time.Second {
-			t.Errorf("after a pause for a moment the last task started %v ago", time.Since(last))
+		if until(90 * time.Second); time.Since(last()) > time.Second {
+			t.Errorf("after a pause for a moment the last task started %v ago", time.Since(last()))
 		}
 		s.ok(p.Pause(t.Context(), f))
 		paused := time.Now()
-		if until(100 * time.Second); last.After(paused) {
-			t.Errorf("%v after the pause a task started", last.Sub(paused))
+		if until(100 * time.Second); last().After(paused) {
+			t.Errorf("%v after the pause a task started", last().Sub(paused))
 		}
 		s.ok(p.Resume(t.Context(), f))
-		if until(130 * time.Second); time.Since(last) > time.Second {
-			t.Errorf("after the pause the last task started %v ago", time.Since(last))
+		if until(130 * time.Second); time.Since(last()) > time.Second {
+			t.Errorf("after the pause the last task started %v ago", time.Since(last()))
 		}
 		until(170 * time.Second)
 		p.kill() // the hours bind all the same
-		if ends := until(3 * time.Minute); ends.Sub(last) > 3*time.Second {
-			t.Errorf("the last task started %v before the hours end", ends.Sub(last))
+		if ends := until(3 * time.Minute); ends.Sub(last()) > 3*time.Second {
+			t.Errorf("the last task started %v before the hours end", ends.Sub(last()))
 		}
-		if ends := until(4 * time.Minute).Add(-time.Minute); last.After(ends) {
-			t.Errorf("%v after the hours a task started", last.Sub(ends))
+		if ends := until(4 * time.Minute).Add(-time.Minute); last().After(ends) {
+			t.Errorf("%v after the hours a task started", last().Sub(ends))
 		}
 	})
 }

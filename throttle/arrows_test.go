@@ -35,6 +35,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		"throttle":              {"asynq", "opentelemetry", "prometheus", "worker", "yaml"},
 		"throttle/control":      {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 		"throttle/httpthrottle": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
+		"throttle/inspect":      {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 		"throttle/policyfile":   {"asynq", "opentelemetry", "prometheus", "worker"},
 		"throttle/promthrottle": {"asynq", "opentelemetry", "policyfile", "worker", "yaml"},
 		"throttle/usage":        {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},

@@ -25,18 +25,9 @@ const (
 	MaxCauseBytes  = 128  // of the cause of a pause
 	MaxNameBytes   = 128  // of Config.Name
 	MaxTake        = 64   // tickets of one Line.Take
-	MaxStatePage   = 500  // of StateRequest.Limit
-
-	// MaxPlan is how far ahead plans and simulations look.
-	MaxPlan = 400 * 24 * time.Hour
-
-	// MaxSimulated is how many tenants a simulation asks what their own windows have counted, each
-	// with its other attributes, queue and class. It takes those of the rest for empty.
-	MaxSimulated = 10_000
 
 	DefaultBatchShare = 0.05
 	DefaultLease      = algorithm.DefaultLease // 30 s
 	DefaultMaxPause   = time.Hour
 	DefaultPause      = time.Second // of a policy that does not adapt, if the upstream does not say
-	DefaultStatePage  = 50
 )

@@ -134,15 +134,6 @@ func (d Decision) Binds() string {
 	return ByUpstream
 }
 
-// times returns when the request is expected to start, and the upper bound, zero if none is known.
-func (d Decision) times() (expected, latest time.Time) {
-	expected = d.At.Add(d.RetryIn)
-	if d.Latest >= d.RetryIn {
-		latest = d.At.Add(d.Latest)
-	}
-	return expected, latest
-}
-
 // Reason says in one line which window denied which tenant, and for how long, such as "throttled:
 // github-api/burst, tenant acme, 1.8s"; or which pause, or that others wait before it. While the
 // policy adapts it adds the rate: see Adapted.String. It is empty if granted.

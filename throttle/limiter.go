@@ -27,16 +27,13 @@ import (
 // count together. It is safe for concurrent use. Calls of one policy that are made while another is
 // under way share the next call to Redis.
 type Limiter struct {
+	config        Config // with defaults
 	interventions atomic.Pointer[interventions]
 	library       script.Library
-	logger        *slog.Logger
-	name          string
-	observer      Observer
 	panics        panics
 	policies      atomic.Pointer[policySet]
 	runner        *script.Runner
 	setting       sync.Mutex // held by SetPolicies and SetInterventions
-	tenants       TenantFunc
 }
 
 // A TenantFunc looks up the settings of one tenant, such as in a database. It is called at every
@@ -93,9 +90,9 @@ func New(c Config) (*Limiter, error) {
 		c.Name = fmt.Sprintf("%s/%d", host[:min(len(host), MaxNameBytes/2)], os.Getpid())
 	}
 	c.Logger = cmp.Or(c.Logger, slog.Default())
-	l := &Limiter{logger: c.Logger, name: c.Name, tenants: c.Tenants}
+	l := &Limiter{config: c}
 	l.panics.logger, l.panics.logged = c.Logger, map[string]time.Time{}
-	l.observer = c.Observer.guarded(&l.panics)
+	l.config.Observer = c.Observer.guarded(&l.panics)
 	l.interventions.Store(&interventions{})
 	l.library.Prefix = c.Prefix
 	now := func() int64 { return 0 }
@@ -108,8 +105,9 @@ func New(c Config) (*Limiter, error) {
 	l.runner = script.NewRunner(c.Client, c.Prefix, now)
 	l.runner.Called = func(ctx context.Context, line, script string, n int, took time.Duration, err error) {
 		policy := PolicyOf(line)
-		l.observer.Called(Call{classify(ctx, policy, err), n, policy, script, took})
+		l.config.Observer.Called(Call{classify(ctx, policy, err), n, policy, script, took})
 	}
+	l.config.Policies = nil
 	if err := l.SetPolicies(c.Policies); err != nil {
 		return nil, err
 	}
@@ -129,10 +127,9 @@ func (l *Limiter) hook(hooks *testhook.Client) {
 	}
 }
 
-// Redis returns Config.Client and Config.Prefix, for packages that keep something beside the limiter.
-func (l *Limiter) Redis() (client redis.UniversalClient, prefix string) {
-	return l.runner.Client(), l.library.Prefix
-}
+// Config returns what New got, with defaults, and without the policies. No function of its Observer is
+// nil.
+func (l *Limiter) Config() Config { return l.config }
 
 // Reserve takes the cost of a request from all windows of its policy, or from none, without a wait.
 // A denial is not an error. A denied request that has a ticket joins the line (Decision.Queued).
@@ -198,7 +195,7 @@ func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (D
 		o.hold(&d)
 	}
 	if a.Status == script.TooLate || a.Status == script.PastDeadline {
-		l.observer.Decided(d)
+		l.config.Observer.Decided(d)
 		return Decision{}, o.tooLate(a, d)
 	}
 	if d.Granted {
@@ -209,7 +206,7 @@ func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (D
 		return Decision{}, o.badStatus(a)
 	}
 	if a.Status != script.GrantedBefore && (ask.At == 0 || !d.Granted) { // else it replaces a grant
-		l.observer.Decided(d)
+		l.config.Observer.Decided(d)
 	}
 	return d, nil
 }
@@ -222,7 +219,7 @@ func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decisi
 	r := o.request
 	d := Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}
 	d.Reservation = Reservation{Request: r, At: d.At, limiter: l}
-	l.observer.Decided(d)
+	l.config.Observer.Decided(d)
 	return d, nil
 }
 
@@ -318,7 +315,7 @@ func (cp *compiledPolicy) operationFor(r Request, t tenantNow) (*operation, erro
 
 func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (tenantNow, error) {
 	t := cp.Tenants[name]
-	if l.tenants != nil {
+	if l.config.Tenants != nil {
 		found, ok, err := l.lookUp(ctx, cp.Name, name)
 		if err != nil {
 			return tenantNow{}, err
@@ -352,7 +349,7 @@ func (l *Limiter) lookUp(ctx context.Context, policy, name string) (t Tenant, fo
 			err = &RequestError{Policy: policy, Field: TenantAttribute, Value: name, Hint: hint}
 		}
 	}()
-	if t, found, err = l.tenants(ctx, policy, name); err != nil {
+	if t, found, err = l.config.Tenants(ctx, policy, name); err != nil {
 		err = fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", policy, quote.Short(name), err)
 	}
 	return t, found, err

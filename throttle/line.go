@@ -103,7 +103,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 		}
 	}
 	for i, place := range places {
-		n.limiter.observer.Joined(cp.Name, requests[i].Tenant, place)
+		n.limiter.config.Observer.Joined(cp.Name, requests[i].Tenant, place)
 	}
 	return places, nil
 }

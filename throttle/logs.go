@@ -15,7 +15,7 @@ func (l *Limiter) logRefusal(refusal Refusal) {
 	if refusal.Adapted != nil {
 		about = append(about, "rate", refusal.Adapted.String())
 	}
-	l.logger.Warn("throttle: the upstream refused a call: its policy pauses", about...)
+	l.config.Logger.Warn("throttle: the upstream refused a call: its policy pauses", about...)
 }
 
 func (l *Limiter) logPolicies(before, now *policySet) {
@@ -38,6 +38,6 @@ func (l *Limiter) logPolicies(before, now *policySet) {
 		about = append(about, what, slices.Sorted(slices.Values(names[what])))
 	}
 	if about != nil {
-		l.logger.Info("throttle: the policies were replaced", about...)
+		l.config.Logger.Info("throttle: the policies were replaced", about...)
 	}
 }

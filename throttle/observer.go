@@ -71,6 +71,3 @@ type Start struct {
 	// Waited is how long the work waited since it joined the line, or since Limiter.Wait was called.
 	Waited time.Duration
 }
-
-// Observer returns the observer of the limiter, for packages that call its functions: none is nil.
-func (l *Limiter) Observer() Observer { return l.observer }

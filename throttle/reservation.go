@@ -49,7 +49,7 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	o.claims.released()
 	d := o.decision(a)
 	if a.Status == script.Granted {
-		r.limiter.observer.Corrected(Correction{Cancelled: true, Change: o.change(a.Before, nil), Reservation: r})
+		r.limiter.config.Observer.Corrected(Correction{Cancelled: true, Change: o.change(a.Before, nil), Reservation: r})
 	}
 	return Refund{At: d.At, ClockBehind: d.ClockBehind, Cancelled: a.Status == script.Granted, Windows: d.Windows}, nil
 }
@@ -90,7 +90,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	}
 	if a.Status == script.Granted {
 		o.claims.released()
-		r.limiter.observer.Corrected(Correction{Change: o.change(a.Before, costs), Cost: maps.Clone(actual), Reservation: r})
+		r.limiter.config.Observer.Corrected(Correction{Change: o.change(a.Before, costs), Cost: maps.Clone(actual), Reservation: r})
 	}
 	r.Cost = maps.Collect(maps.All(r.Cost)) // a copy that is not nil
 	maps.Copy(r.Cost, actual)

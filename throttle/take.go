@@ -93,7 +93,7 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 		}
 	}
 	if len(taken.Tickets) > 0 {
-		l.observer.Taken(cp.Name, taken.Tickets)
+		l.config.Observer.Taken(cp.Name, taken.Tickets)
 	}
 	if others != nil {
 		if err := n.PutBack(ctx, others); err != nil {

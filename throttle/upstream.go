@@ -179,7 +179,7 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 		return refusal, err
 	}
 	r.limiter.logRefusal(refusal)
-	r.limiter.observer.Refused(refusal)
+	r.limiter.config.Observer.Refused(refusal)
 	return refusal, nil
 }
 
@@ -196,7 +196,7 @@ func (l *Limiter) pause(
 		return refusal, err
 	}
 	refused.RampMax = maxRamp.Microseconds()
-	refused.Adapt, refused.Tenant, refused.By = int64(slices.Index(adapts, cmp.Or(adapt, o.Adapt))), r.Tenant, l.name
+	refused.Adapt, refused.Tenant, refused.By = int64(slices.Index(adapts, cmp.Or(adapt, o.Adapt))), r.Tenant, l.config.Name
 	if pause == 0 {
 		pause, refused.Guess = DefaultPause, o.MaxPause.Microseconds()
 	}

@@ -45,7 +45,7 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	w := waiter{limiter: l, request: r, until: until}
 	d, err := w.wait(ctx)
 	if err == nil {
-		l.observer.Started(Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(began)})
+		l.config.Observer.Started(Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(began)})
 	}
 	return d, err
 }
@@ -181,7 +181,7 @@ func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket)
 		w.leave(ctx, o) // it may have joined again
 	}
 	ticket := o.taken(*t)
-	w.limiter.observer.Taken(o.Name, []TakenTicket{ticket})
+	w.limiter.config.Observer.Taken(o.Name, []TakenTicket{ticket})
 	if w.request.IdempotencyKey != "" { // it is granted once more, to record the key
 		d, err := w.limiter.replace(ctx, o, ticket)
 		if err != nil || d.FailedOpen != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
 // An Explanation says why a task waits: what asynq knows of it, and where it stands in line.
@@ -33,7 +34,7 @@ type Explanation struct {
 	Servers     int  `json:"servers"`                // that serve the queue
 
 	// Line describes its place in line. It is nil if the task stands in none.
-	Line *throttle.Explanation `json:"line,omitempty"`
+	Line *inspect.TicketState `json:"line,omitempty"`
 
 	// Why is one line of text: why the task is in that state.
 	Why string `json:"why"`
@@ -80,7 +81,7 @@ func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, er
 		}
 		ticket := throttle.Ticket{Queue: identity + "/" + queue, ID: id}
 		for _, policy := range c.policies(e.Policy) {
-			line, err := c.limiter.Explain(ctx, policy, ticket)
+			line, err := inspect.Of(c.limiter).Explain(ctx, policy, ticket)
 			if err != nil {
 				return e, err
 			}

@@ -195,7 +195,7 @@ func (s *Server) decide(
 	if errors.Is(err, throttle.ErrUnavailable) && fail == throttle.FailOpen && ctx.Err() == nil {
 		d = throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: request.Policy, Tenant: request.Tenant}
 		d.Reservation = s.config.Limiter.Attach(throttle.Reservation{Request: request, At: d.At})
-		s.config.Limiter.Observer().Decided(d)
+		s.config.Limiter.Config().Observer.Decided(d)
 		return d, nil
 	}
 	return d, err
@@ -235,10 +235,10 @@ func (s *Server) started(d throttle.Decision, grant *dispatch.Grant) {
 			start.Late = max(0, time.Since(grant.Due))
 		}
 	}
-	s.config.Limiter.Observer().Started(start)
+	s.config.Limiter.Config().Observer.Started(start)
 }
 
 // reportUnavailable reports a task that is requeued because the limiter could not decide.
 func (s *Server) reportUnavailable(r throttle.Request, err error) {
-	s.config.Limiter.Observer().Unavailable(r.Policy, r.Tenant, err)
+	s.config.Limiter.Config().Observer.Unavailable(r.Policy, r.Tenant, err)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -58,7 +59,7 @@ func TestWhatWasNeverMadeSaysSo(t *testing.T) {
 	_, enqueue := client.Enqueue(sitetest.AcmeTask())
 	_, explain := client.Explain(t.Context(), "default", "t")
 	_, requestOf := client.RequestOf(sitetest.AcmeTask())
-	_, plan := client.Plan(t.Context(), nil, throttle.PlanOptions{})
+	_, plan := client.Plan(t.Context(), nil, inspect.PlanOptions{})
 	_, clientCheck := client.CheckRedis(t.Context())
 	_, serverCheck := server.CheckRedis(t.Context())
 	const zeroClient, zeroServer = "worker: a Client must be made by NewClient", "worker: a Server must be made by NewServer"

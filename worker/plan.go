@@ -10,6 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
 // RequestOf returns what the task asks of the policy that matches it, if it is enqueued with the
@@ -31,17 +32,17 @@ func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Req
 
 // Plan returns when tasks would have started: throttle.Line.Plan. Nothing is enqueued. A demand's
 // Queue is asynq's, and its Request that of RequestOf. Its Count may be 0.
-func (c *Client) Plan(ctx context.Context, demands []throttle.Demand, o throttle.PlanOptions) (
-	throttle.Plan, error) {
+func (c *Client) Plan(ctx context.Context, demands []inspect.Demand, o inspect.PlanOptions) (
+	inspect.Plan, error) {
 	if c.client == nil {
-		return throttle.Plan{}, errZeroClient
+		return inspect.Plan{}, errZeroClient
 	}
 	identity, err := c.asynq.Identity(ctx)
 	if err != nil {
-		return throttle.Plan{}, err
+		return inspect.Plan{}, err
 	}
-	lines, of := map[string][]throttle.Demand{}, map[string][]int{} // by line: demands, and their places
-	finishes := slices.Repeat([]throttle.Finish{{Known: true}}, len(demands))
+	lines, of := map[string][]inspect.Demand{}, map[string][]int{} // by line: demands, and their places
+	finishes := slices.Repeat([]inspect.Finish{{Known: true}}, len(demands))
 	for i, d := range demands {
 		if d.Count == 0 {
 			continue
@@ -52,14 +53,14 @@ func (c *Client) Plan(ctx context.Context, demands []throttle.Demand, o throttle
 	}
 	at := time.Now()
 	for line, demands := range lines {
-		plan, err := c.limiter.Line(line).Plan(ctx, demands, o)
+		plan, err := inspect.Of(c.limiter).Plan(ctx, line, demands, o)
 		if err != nil {
-			return throttle.Plan{}, err
+			return inspect.Plan{}, err
 		}
 		at = plan.At
 		for j, i := range of[line] {
 			finishes[i] = plan.Demands[j]
 		}
 	}
-	return throttle.PlanOf(at, finishes), nil
+	return inspect.PlanOf(at, finishes), nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/throttle/usage"
 )
@@ -158,7 +159,7 @@ func (c *ControlCommand) about(ctx context.Context, f *fleet, args cli.Args) err
 // seen reports whether anything is known of the tenant, and who else waits or was granted most.
 func (c *ControlCommand) seen(ctx context.Context, f *fleet, p throttle.Policy) (seen bool, others []string, err error) {
 	_, seen = p.Tenants[c.tenant]
-	own, err := f.limiter.State(ctx, throttle.StateRequest{Policy: p.Name, Tenant: c.tenant})
+	own, err := inspect.Of(f.limiter).State(ctx, inspect.Query{Policy: p.Name, Tenant: c.tenant})
 	if err != nil {
 		return false, nil, err
 	}
@@ -179,7 +180,7 @@ func (c *ControlCommand) seen(ctx context.Context, f *fleet, p throttle.Policy) 
 		seen = seen || use.Tenant == c.tenant
 		others = append(others, use.Tenant)
 	}
-	all, err := f.limiter.State(ctx, throttle.StateRequest{Limit: throttle.MaxStatePage, Policy: p.Name})
+	all, err := inspect.Of(f.limiter).State(ctx, inspect.Query{Limit: inspect.MaxLimit, Policy: p.Name})
 	for _, t := range all.Tenants {
 		others = append(others, t.Tenant)
 	}

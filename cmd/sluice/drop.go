@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -150,7 +151,7 @@ func (c *ControlCommand) drop(ctx context.Context, f *fleet, verb string, all in
 			return n, err
 		case <-time.After(500 * time.Millisecond):
 		}
-		s, err := f.limiter.State(ctx, throttle.StateRequest{Policy: c.policy, Tenant: c.tenant})
+		s, err := inspect.Of(f.limiter).State(ctx, inspect.Query{Policy: c.policy, Tenant: c.tenant})
 		if err != nil {
 			continue
 		}

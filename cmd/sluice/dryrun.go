@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/redisconn"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -66,7 +67,7 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 			}
 		}
 	})
-	plan, err := client.Plan(ctx, demands, throttle.PlanOptions{})
+	plan, err := client.Plan(ctx, demands, inspect.PlanOptions{})
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
 // SimulateCommand says when the backlog of a policy would be done by other limits or weights.
@@ -25,9 +26,9 @@ type SimulateCommand struct {
 
 // A simulated is the JSON of simulate.
 type simulated struct {
-	Source string              `json:"source"` // of the policy
-	Now    throttle.Simulation `json:"now"`    // by the policy as it is
-	If     throttle.Simulation `json:"if"`     // by the changed one
+	Source string             `json:"source"` // of the policy
+	Now    inspect.Simulation `json:"now"`    // by the policy as it is
+	If     inspect.Simulation `json:"if"`     // by the changed one
 }
 
 func (m *Main) simulateCommand() *cli.Command {
@@ -66,7 +67,7 @@ func (c *SimulateCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	backlogs, err := f.limiter.Simulate(ctx, policy, changed)
+	backlogs, err := inspect.Of(f.limiter).Simulate(ctx, policy, changed)
 	if errors.As(err, new(*throttle.PolicyError)) {
 		return inputError{err}
 	}
@@ -127,13 +128,13 @@ func cutLast(s string) (before, after string, found bool) {
 	return s[:i], s[i+1:], true
 }
 
-func (c *SimulateCommand) print(now, then throttle.Simulation) {
+func (c *SimulateCommand) print(now, then inspect.Simulation) {
 	fmt.Fprintf(c.Stdout, "policy %s: %s waiting, all started %s now, %s then\n",
 		now.Policy, count(now.Waiting, "ticket"), finishText(now.Finish, now.At), finishText(then.Finish, then.At))
 	if len(now.Tenants) == 0 {
 		return
 	}
-	after := map[string]throttle.TenantSimulation{}
+	after := map[string]inspect.TenantSimulation{}
 	for _, t := range then.Tenants {
 		after[t.Tenant] = t
 	}
@@ -152,7 +153,7 @@ func (c *SimulateCommand) print(now, then throttle.Simulation) {
 	}
 }
 
-func finishText(f throttle.Finish, at time.Time) string {
+func finishText(f inspect.Finish, at time.Time) string {
 	switch {
 	case !f.Known:
 		return "never"

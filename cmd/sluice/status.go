@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/usage"
 )
 
@@ -29,7 +30,7 @@ const usersShown = 5
 
 // A policyStatus is a policy in the JSON of status.
 type policyStatus struct {
-	throttle.PolicyState
+	inspect.PolicyState
 	Used []usage.Use `json:"used,omitempty"` // requests of the last hour, where package usage counts them
 }
 
@@ -56,8 +57,8 @@ func (m *Main) statusCommand() *cli.Command {
 
 func (c *StatusCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	switch {
-	case c.Tenants < 1 || c.Tenants > throttle.MaxStatePage:
-		return badUsage("--tenants %d: must be 1 to %d", c.Tenants, throttle.MaxStatePage)
+	case c.Tenants < 1 || c.Tenants > inspect.MaxLimit:
+		return badUsage("--tenants %d: must be 1 to %d", c.Tenants, inspect.MaxLimit)
 	case c.Every < 100*time.Millisecond || c.Every > time.Hour:
 		return badUsage("--every %v: must be 100ms to 1h", c.Every)
 	}
@@ -121,8 +122,8 @@ func (c *StatusCommand) showOnce(ctx context.Context, f *fleet, policy, tenant s
 // tickets first. It may be more than what is shown.
 func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant string) (s policyStatus, err error) {
 	for after := ""; ; { // a shard may have nobody that waits
-		page, err := f.limiter.State(ctx, throttle.StateRequest{
-			After: after, Limit: throttle.MaxStatePage, Policy: policy, Tenant: tenant,
+		page, err := inspect.Of(f.limiter).State(ctx, inspect.Query{
+			After: after, Limit: inspect.MaxLimit, Policy: policy, Tenant: tenant,
 		})
 		if err != nil {
 			return s, err
@@ -191,7 +192,7 @@ func usedText(used []usage.Use) string {
 	return "granted in the last hour to " + strings.Join(parts, ", ")
 }
 
-func tenantText(t throttle.TenantState) string {
+func tenantText(t inspect.TenantState) string {
 	scope := throttle.ScopeValue{}
 	for _, w := range t.Windows {
 		if len(w.Scope.Attributes) > len(scope.Attributes) {
@@ -204,7 +205,7 @@ func tenantText(t throttle.TenantState) string {
 	return t.Tenant
 }
 
-func queueText(q throttle.QueueState) string {
+func queueText(q inspect.QueueState) string {
 	switch {
 	case !q.Served:
 		return "no server takes from it"
@@ -221,7 +222,7 @@ func rateText(perSecond float64) string {
 	return fmt.Sprintf(", %.3g a second", perSecond)
 }
 
-func lastText(t throttle.TenantState, at time.Time) string {
+func lastText(t inspect.TenantState, at time.Time) string {
 	text := since(at, t.Expected)
 	if t.Binds == throttle.BySlots {
 		return text + ", by slots"
@@ -232,7 +233,7 @@ func lastText(t throttle.TenantState, at time.Time) string {
 	return text
 }
 
-func windowsText(t throttle.TenantState) string {
+func windowsText(t inspect.TenantState) string {
 	parts := make([]string, len(t.Windows))
 	for i, w := range t.Windows {
 		parts[i] = fmt.Sprintf("%s %d/%d", w.Name, w.Used, w.Burst)
@@ -241,7 +242,7 @@ func windowsText(t throttle.TenantState) string {
 }
 
 // heldText is what holds a tenant back that does not hold back all.
-func heldText(t throttle.TenantState, s throttle.PolicyState) string {
+func heldText(t inspect.TenantState, s inspect.PolicyState) string {
 	var parts []string
 	if t.Exempt {
 		parts = append(parts, "exempt")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/throttle/usage"
@@ -105,7 +106,7 @@ func TestStatusShowsWhoWaits(t *testing.T) {
 		t.Errorf("%s", e.stdout)
 	}
 	var got struct {
-		Policies []throttle.PolicyState `json:"policies"`
+		Policies []inspect.PolicyState `json:"policies"`
 	}
 	e = d.run(t, "status", "--json", "--tenants", "1")
 	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || len(got.Policies) != 1 ||
@@ -210,7 +211,7 @@ func TestExplainSaysWhyATaskWaits(t *testing.T) {
 	}
 	var got explained
 	e = d.run(t, "explain", "t1", "--json")
-	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Line == nil || got.Line.Place != 2 ||
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Line == nil || got.Line.Position != 2 ||
 		got.Policy != "api" || len(got.Used) != 1 || got.Used[0].Tenant != "zeta" {
 		t.Errorf("%v:\n%s", err, e.stdout)
 	}

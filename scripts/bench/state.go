@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
 // caseState: what it costs an operator to look at a long line of many tenants.
@@ -22,7 +22,7 @@ func caseState(ctx context.Context, o scenarioOptions) []figure {
 	after, seen := "", 0
 	for page := 0; page == 0 || after != "" && page < 500; page++ {
 		begin := time.Now()
-		st := must(joins.limiter.State(ctx, throttle.StateRequest{Policy: "long", After: after}))
+		st := must(inspect.Of(joins.limiter).State(ctx, inspect.Query{Policy: "long", After: after}))
 		pages = append(pages, time.Since(begin))
 		seen += len(st.Tenants)
 		after = st.Next
@@ -30,7 +30,7 @@ func caseState(ctx context.Context, o scenarioOptions) []figure {
 	const looks = 100
 	for i := range looks {
 		begin := time.Now()
-		must(joins.limiter.Explain(ctx, "long", joins.joined[i*len(joins.joined)/looks]))
+		must(inspect.Of(joins.limiter).Explain(ctx, "long", joins.joined[i*len(joins.joined)/looks]))
 		explanations = append(explanations, time.Since(begin))
 	}
 	return []figure{

@@ -70,13 +70,13 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 	case c.Store == nil:
 		return nil, errors.New("control: FollowConfig.Store is nil: must be NewStore by the limiter's client and prefix")
 	}
-	client, prefix := c.Limiter.Redis()
-	if c.Store.prefix != prefix {
+	of := c.Limiter.Config()
+	if c.Store.prefix != of.Prefix {
 		return nil, fmt.Errorf("control: FollowConfig.Store has the prefix %q, and the limiter %q: must be the same",
-			c.Store.prefix, prefix)
+			c.Store.prefix, of.Prefix)
 	}
 	c.Logger = cmp.Or(c.Logger, slog.Default())
-	if elsewhere(client, c.Store.client) { // it may be one server by two names
+	if elsewhere(of.Client, c.Store.client) { // it may be one server by two names
 		c.Logger.Warn("control: FollowConfig.Store seems to be on another Redis than the limiter: " +
 			"what is changed on one has no effect on the other")
 	}
@@ -204,7 +204,7 @@ func (f *Follower) publish(state, before State) {
 		f.config.Logger.Error("control: published policies cannot be used: those before stay in force",
 			"version", state.Version, "err", err)
 	}
-	f.config.Limiter.Observer().Followed(state.Version, err)
+	f.config.Limiter.Config().Observer.Followed(state.Version, err)
 }
 
 // log logs which overrides and pauses have begun, and which have ended.

@@ -174,7 +174,7 @@ func (g *guard) reserve(ctx context.Context, r throttle.Request) (d throttle.Dec
 		return d, err
 	}
 	d = throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}
-	g.Limiter.Observer().Decided(d)
+	g.Limiter.Config().Observer.Decided(d)
 	return d, nil
 }
 

@@ -3,7 +3,7 @@ package batch
 import (
 	"time"
 
-	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
 // Late says what becomes of a firing whose tasks are not all expected to start by Batch.FinishBy.
@@ -21,7 +21,7 @@ func parseFinishBy(s string) (by func(b *compiled, tick time.Time) time.Time, ok
 	}
 	after, err := time.ParseDuration(s)
 	return func(_ *compiled, tick time.Time) time.Time { return tick.Add(after) },
-		err == nil && after >= time.Second && after <= throttle.MaxPlan
+		err == nil && after >= time.Second && after <= inspect.MaxPlan
 }
 
 // deadline is until when a firing is to be done, zero for no such time.
@@ -33,8 +33,8 @@ func (b *compiled) deadline(tick time.Time) time.Time {
 }
 
 // planOptions are those of a plan of a firing whose tasks start from a time on.
-func (b *compiled) planOptions(tick, from time.Time) throttle.PlanOptions {
-	o := throttle.PlanOptions{By: b.deadline(tick), From: from}
+func (b *compiled) planOptions(tick, from time.Time) inspect.PlanOptions {
+	o := inspect.PlanOptions{By: b.deadline(tick), From: from}
 	if b.hours != nil {
 		o.Open = b.opening(tick)
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
 // A Plan is when the tasks of a firing are expected to start, before any is enqueued. A task has
@@ -19,7 +20,7 @@ type Plan struct {
 	Total int `json:"total"` // tasks that the batch has
 
 	// Finish is when the last task is expected to start. It is zero if that is unknown, as it is not
-	// within throttle.MaxPlan. Binds is the window that it waits for, or throttle.BySlots; empty if for
+	// within inspect.MaxPlan. Binds is the window that it waits for, or throttle.BySlots; empty if for
 	// none.
 	Finish time.Time `json:"finish,omitzero"`
 	Binds  string    `json:"binds,omitempty"`
@@ -194,7 +195,7 @@ type outlook struct {
 
 // A finish is when the last of some tasks is expected to start.
 type finish struct {
-	throttle.Finish
+	inspect.Finish
 	left    int // how many tasks these are
 	overdue int
 }
@@ -202,10 +203,10 @@ type finish struct {
 // look finds out when tasks are expected. The function returns how many of a tenant's tasks have not
 // started, and how many of these stand in line.
 func (s *Scheduler) look(
-	ctx context.Context, b *compiled, tenants []planTenant, o throttle.PlanOptions,
+	ctx context.Context, b *compiled, tenants []planTenant, o inspect.PlanOptions,
 	left func(tenant int) (left, joined int),
 ) (outlook, error) {
-	var demands []throttle.Demand
+	var demands []inspect.Demand
 	all := outlook{tenants: make([]finish, len(tenants))}
 	for i, t := range tenants {
 		total := 0
@@ -219,7 +220,7 @@ func (s *Scheduler) look(
 		sum := 0
 		for _, k := range t.Kinds { // each has its part of what is left
 			part := func(of int) int { return of*(sum+k.Count)/total - of*sum/total }
-			demands = append(demands, throttle.Demand{
+			demands = append(demands, inspect.Demand{
 				Count: part(n), Joined: min(part(n), part(joined)), Queue: b.Queue, Request: k.request(),
 			})
 			sum += k.Count
@@ -235,7 +236,7 @@ func (s *Scheduler) look(
 	rest := plan.Demands
 	for i, t := range tenants {
 		f := &all.tenants[i]
-		f.Finish = throttle.PlanOf(plan.At, rest[:len(t.Kinds)]).Finish
+		f.Finish = inspect.PlanOf(plan.At, rest[:len(t.Kinds)]).Finish
 		rest = rest[len(t.Kinds):]
 		if !o.By.IsZero() {
 			f.overdue = f.left - f.By

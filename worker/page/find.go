@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -27,7 +28,7 @@ type foundView struct {
 
 // A foundTenant is a tenant in a policy.
 type foundTenant struct {
-	throttle.TenantState
+	inspect.TenantState
 	Policy string
 }
 
@@ -90,7 +91,7 @@ func (p *Page) findTenant(ctx context.Context, f *foundView, policies []throttle
 		f.problem(errors.New("the tenant is looked for in the first 100 policies only"))
 	}
 	for _, policy := range policies[:min(len(policies), maxSearched)] {
-		s, err := p.state(ctx, throttle.StateRequest{Policy: policy.Name, Tenant: f.Asked})
+		s, err := p.state(ctx, inspect.Query{Policy: policy.Name, Tenant: f.Asked})
 		if err != nil {
 			f.problem(err)
 			continue

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
 const (
@@ -32,7 +32,7 @@ type history struct {
 }
 
 // note notes how a policy stands, at most every 2 s.
-func (h *history) note(s throttle.PolicyState, now time.Time) {
+func (h *history) note(s inspect.PolicyState, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	samples := h.samples[s.Policy]
@@ -59,7 +59,7 @@ func (p *Page) Run(ctx context.Context) {
 	for {
 		for _, policy := range p.config.Limiter.Policies() {
 			// The page shows errors.
-			_, _ = p.state(ctx, throttle.StateRequest{Policy: policy.Name, Limit: tenantsAtOnce})
+			_, _ = p.state(ctx, inspect.Query{Policy: policy.Name, Limit: tenantsAtOnce})
 		}
 		select {
 		case <-tick.C:

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/usage"
 )
 
@@ -64,7 +65,7 @@ type view struct {
 
 // A policyView is a policy in the list.
 type policyView struct {
-	throttle.PolicyState
+	inspect.PolicyState
 	Name   string
 	Error  string                  // why State is not known
 	Paused *throttle.OperatorPause // of the whole policy, by hand
@@ -76,7 +77,7 @@ type chosenView struct {
 	Charts   []chart
 	Used     []usage.Use // in the last hour, of all tenants
 	Tenant   string      // only this one is shown
-	Own      *throttle.TenantState
+	Own      *inspect.TenantState
 	Override *throttle.TenantOverride // of Tenant
 	Held     *throttle.OperatorPause  // of Tenant
 	Limits   []throttle.Window        // that can be overridden for a tenant
@@ -109,7 +110,7 @@ func (p *Page) view(ctx context.Context, q question, s *session) view {
 		v.From, list = list[policiesAtOnce].Name, list[:policiesAtOnce]
 	}
 	for _, policy := range list {
-		v.Policies = append(v.Policies, p.policy(ctx, v, throttle.StateRequest{Policy: policy.Name}))
+		v.Policies = append(v.Policies, p.policy(ctx, v, inspect.Query{Policy: policy.Name}))
 	}
 	if q.Policy != "" {
 		v.Chosen = p.chosen(ctx, v, policies)
@@ -121,7 +122,7 @@ func (p *Page) view(ctx context.Context, q question, s *session) view {
 }
 
 // policy describes how one policy stands.
-func (p *Page) policy(ctx context.Context, v view, r throttle.StateRequest) policyView {
+func (p *Page) policy(ctx context.Context, v view, r inspect.Query) policyView {
 	r.Limit = tenantsAtOnce
 	state, err := p.state(ctx, r)
 	pv := policyView{PolicyState: state, Name: r.Policy}
@@ -156,7 +157,7 @@ func pauseOf(pauses []throttle.OperatorPause, policy, tenant string) *throttle.O
 func (p *Page) chosen(ctx context.Context, v view, policies []throttle.Policy) *chosenView {
 	q := v.Asked
 	c := &chosenView{Tenant: q.Tenant}
-	c.policyView = p.policy(ctx, v, throttle.StateRequest{After: q.After, Policy: q.Policy, Tenant: q.Tenant})
+	c.policyView = p.policy(ctx, v, inspect.Query{After: q.After, Policy: q.Policy, Tenant: q.Tenant})
 	c.Charts = p.history.charts(q.Policy, v.At)
 	if q.Tenant == "" {
 		p.used(ctx, c)
@@ -222,10 +223,10 @@ func (p *Page) inForce(ctx context.Context) (state control.State, changes []cont
 }
 
 // state asks the limiter, and notes what it says for the charts.
-func (p *Page) state(ctx context.Context, r throttle.StateRequest) (throttle.PolicyState, error) {
+func (p *Page) state(ctx context.Context, r inspect.Query) (inspect.PolicyState, error) {
 	key := strings.Join([]string{"state", r.Policy, r.After, r.Tenant}, "\x00")
-	return remember(&p.recent, ctx, key, func(ctx context.Context) (throttle.PolicyState, error) {
-		s, err := p.config.Limiter.State(ctx, r)
+	return remember(&p.recent, ctx, key, func(ctx context.Context) (inspect.PolicyState, error) {
+		s, err := inspect.Of(p.config.Limiter).State(ctx, r)
 		if err == nil && r.After == "" && r.Tenant == "" {
 			p.history.note(s, time.Now())
 		}

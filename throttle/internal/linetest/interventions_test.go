@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -53,7 +54,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 		if d := limitertest.Reserve(sc.t, sc.l, sc.of("a4")); d.Granted || !d.Queued || d.Binds() != throttle.ByPause || d.RetryIn < h-m {
 			sc.t.Errorf("%+v", d)
 		}
-		e, err := sc.l.Explain(sc.t.Context(), "p", limitertest.Ticket("a2"))
+		e, err := inspect.Of(sc.l).Explain(sc.t.Context(), "p", limitertest.Ticket("a2"))
 		if err != nil || !e.Waiting || e.Binds != throttle.ByPause || e.Pause.By != "anna" || e.Expected.Sub(e.At) < h-m {
 			sc.t.Errorf("a2 is explained by %v, %v", e, err)
 		}

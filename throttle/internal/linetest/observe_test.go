@@ -230,7 +230,7 @@ func TestAnObserverThatPanicsDisturbsNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		guarded := reflect.ValueOf(l.Observer())
+		guarded := reflect.ValueOf(l.Config().Observer)
 		for range 2 {
 			for i := range guarded.NumField() {
 				f := guarded.Field(i)

@@ -12,21 +12,22 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-func (sc *scene) plan(o throttle.PlanOptions, demands ...throttle.Demand) throttle.Plan {
+func (sc *scene) plan(o inspect.PlanOptions, demands ...inspect.Demand) inspect.Plan {
 	sc.t.Helper()
-	plan, err := sc.l.Line("p").Plan(sc.t.Context(), demands, o)
+	plan, err := inspect.Of(sc.l).Plan(sc.t.Context(), "p", demands, o)
 	if err != nil {
 		sc.t.Fatal(err)
 	}
 	return plan
 }
 
-func demand(tenant string, n int, class throttle.Class) throttle.Demand {
-	return throttle.Demand{Count: n, Queue: "q", Request: throttle.Request{Tenant: tenant, Class: class}}
+func demand(tenant string, n int, class throttle.Class) inspect.Demand {
+	return inspect.Demand{Count: n, Queue: "q", Request: throttle.Request{Tenant: tenant, Class: class}}
 }
 
 // A plan comes true, for each tenant and for all, beside others that wait, with windows and weights
@@ -52,13 +53,13 @@ func TestPlansComeTrue(t *testing.T) {
 					sc := newScene(t, client, p)
 					sc.at(3*h).joinMany("q", "t3", 40)
 					sc.joinMany("q", "else", 60)
-					var demands []throttle.Demand
+					var demands []inspect.Demand
 					tenants := []string{"t0", "t1", "t2", "t3", "t4"}
 					for i, tenant := range tenants {
 						demands = append(demands, demand(tenant, 40+10*i, class))
 					}
 					before := lineDump(t, client)
-					plan := sc.plan(throttle.PlanOptions{By: limitertest.At(3*h + 10*s)}, demands...)
+					plan := sc.plan(inspect.PlanOptions{By: limitertest.At(3*h + 10*s)}, demands...)
 					if after := lineDump(t, client); after != before {
 						t.Errorf("the plan made\n%s\nof\n%s", after, before)
 					}
@@ -130,34 +131,34 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		sc.joinMany("q", "a", 30)
 		d := demand("a", 50, throttle.ClassLive)
-		if got := sc.plan(throttle.PlanOptions{}, d); got.Expected != limitertest.At(7*s) {
+		if got := sc.plan(inspect.PlanOptions{}, d); got.Expected != limitertest.At(7*s) {
 			t.Errorf("50 after 30: %+v", got)
 		}
 		d.Joined = 30
-		if got := sc.plan(throttle.PlanOptions{}, d); got.Expected != limitertest.At(4*s) || got.Binds != "shared" {
+		if got := sc.plan(inspect.PlanOptions{}, d); got.Expected != limitertest.At(4*s) || got.Binds != "shared" {
 			t.Errorf("50, 30 of them in line: %+v", got)
 		}
-		var crowd []throttle.Demand
+		var crowd []inspect.Demand
 		for i := range 30 {
 			crowd = append(crowd, demand(fmt.Sprint("t", i), 1, ""))
 		}
-		for i, got := range sc.plan(throttle.PlanOptions{}, crowd...).Demands {
+		for i, got := range sc.plan(inspect.PlanOptions{}, crowd...).Demands {
 			if now := got.Expected == limitertest.At(0); now != (got.Binds == "") {
 				t.Errorf("the window holds up all that do not start now, %d: %+v", i, got)
 			}
 		}
-		if got := sc.plan(throttle.PlanOptions{From: limitertest.At(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Expected != limitertest.At(h+4*s) || got.By != 10 {
+		if got := sc.plan(inspect.PlanOptions{From: limitertest.At(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Expected != limitertest.At(h+4*s) || got.By != 10 {
 			t.Errorf("an hour later: %+v", got)
 		}
 		d.Count = 0
-		if _, err := sc.l.Line("p").Plan(t.Context(), []throttle.Demand{d}, throttle.PlanOptions{}); err == nil {
+		if _, err := inspect.Of(sc.l).Plan(t.Context(), "p", []inspect.Demand{d}, inspect.PlanOptions{}); err == nil {
 			t.Error("a demand of nothing is planned")
 		}
 		limitertest.SetPolicy(t, sc.l, limitertest.SharedWindow(1_000_000, s))
 		for now := time.Duration(0); now <= 2*s; now += 200 * ms {
 			limitertest.Take(t, sc.at(10*s+now).l, 2, "q")
 		}
-		if got := sc.plan(throttle.PlanOptions{}, demand("b", 100, "")); got.Binds != throttle.BySlots || got.Expected != limitertest.At(12*s+(100+8-2)*s/10) { // two start at once
+		if got := sc.plan(inspect.PlanOptions{}, demand("b", 100, "")); got.Binds != throttle.BySlots || got.Expected != limitertest.At(12*s+(100+8-2)*s/10) { // two start at once
 			t.Errorf("100 beside 8, by slots of 10 in a second: %+v", got)
 		}
 		sc.class = throttle.ClassBatch
@@ -167,7 +168,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		}
 		batch := demand("a", 58, throttle.ClassBatch)
 		batch.Queue, batch.Joined = "r", 58
-		if got := sc.plan(throttle.PlanOptions{}, batch); got.Binds != throttle.BySlots || got.Expected != limitertest.At(24*s+(58-2)*s/10) {
+		if got := sc.plan(inspect.PlanOptions{}, batch); got.Binds != throttle.BySlots || got.Expected != limitertest.At(24*s+(58-2)*s/10) {
 			t.Errorf("58 of a batch, by slots of 10 in a second: %+v", got)
 		}
 		opens := func(t time.Time) time.Time {
@@ -176,7 +177,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 			}
 			return t
 		}
-		if got := sc.plan(throttle.PlanOptions{Open: opens}, throttle.Demand{Count: 50, Request: throttle.Request{Tenant: "b"}}); got.Expected != limitertest.At(2*h) {
+		if got := sc.plan(inspect.PlanOptions{Open: opens}, inspect.Demand{Count: 50, Request: throttle.Request{Tenant: "b"}}); got.Expected != limitertest.At(2*h) {
 			t.Errorf("that all fit, and may start after two hours: %+v", got)
 		}
 	})
@@ -188,7 +189,7 @@ func TestAPlanEndsWithItsContext(t *testing.T) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		ctx, cancel := context.WithCancel(t.Context())
 		opens := func(t time.Time) time.Time { cancel(); return t }
-		_, err := sc.l.Line("p").Plan(ctx, []throttle.Demand{demand("a", math.MaxInt, "")}, throttle.PlanOptions{Open: opens})
+		_, err := inspect.Of(sc.l).Plan(ctx, "p", []inspect.Demand{demand("a", math.MaxInt, "")}, inspect.PlanOptions{Open: opens})
 		if !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
@@ -202,12 +203,12 @@ func BenchmarkPlan(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	var demands []throttle.Demand
+	var demands []inspect.Demand
 	for i := range 50 {
 		demands = append(demands, demand(fmt.Sprint("t", i), 1000, throttle.ClassBatch))
 	}
 	for b.Loop() {
-		if plan, err := l.Line("p").Plan(b.Context(), demands, throttle.PlanOptions{}); err != nil || !plan.Known {
+		if plan, err := inspect.Of(l).Plan(b.Context(), "p", demands, inspect.PlanOptions{}); err != nil || !plan.Known {
 			b.Fatal(plan, err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -31,7 +32,7 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 		faster.Windows[1].Limit = 8
 		heavier.Tenants = map[string]throttle.Tenant{"a": {Weight: 5}}
 		tighter.Windows[0].Limit = 1
-		got, err := sc.l.Simulate(t.Context(), p, faster, heavier, tighter)
+		got, err := inspect.Of(sc.l).Simulate(t.Context(), p, faster, heavier, tighter)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,12 +57,12 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 		never.Windows[0].Limit = 1
 		sc.cost = 2
 		sc.joins("c1")
-		got, err = sc.l.Simulate(t.Context(), never)
+		got, err = inspect.Of(sc.l).Simulate(t.Context(), never)
 		if err != nil || got[0].Known || got[0].Tenants[2].NeverFits != "own" || !got[0].Tenants[0].Known {
 			t.Errorf("%+v, %v", got, err)
 		}
 		never.Windows[0].Limit = 0
-		if _, err := sc.l.Simulate(t.Context(), never); !errors.As(err, new(*throttle.PolicyError)) {
+		if _, err := inspect.Of(sc.l).Simulate(t.Context(), never); !errors.As(err, new(*throttle.PolicyError)) {
 			t.Error(err)
 		}
 	})

@@ -15,14 +15,15 @@ import (
 
 	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-func state(t *testing.T, l *throttle.Limiter, q throttle.StateRequest) throttle.PolicyState {
+func state(t *testing.T, l *throttle.Limiter, q inspect.Query) inspect.PolicyState {
 	t.Helper()
 	q.Policy = "p"
-	st, err := l.State(t.Context(), q)
+	st, err := inspect.Of(l).State(t.Context(), q)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +46,7 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		sc.joins("a6")
 		last := sc.joins("a6") // it keeps its place
 		before := limitertest.Dump(t, client)
-		st := state(t, sc.l, throttle.StateRequest{})
+		st := state(t, sc.l, inspect.Query{})
 		if after := limitertest.Dump(t, client); fmt.Sprint(after) != fmt.Sprint(before) {
 			t.Errorf("it changed %v to %v", before, after)
 		}
@@ -75,10 +76,10 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		if b.Tenant != "b" || b.Waiting != 1 || b.Weight != 3 || b.Share != 0.75 || !b.Expected.Equal(limitertest.At(20*s)) {
 			t.Errorf("%+v", b)
 		}
-		if one := state(t, sc.l, throttle.StateRequest{Tenant: "a"}); len(one.Tenants) != 1 || fmt.Sprint(one.Tenants[0]) != fmt.Sprint(a) {
+		if one := state(t, sc.l, inspect.Query{Tenant: "a"}); len(one.Tenants) != 1 || fmt.Sprint(one.Tenants[0]) != fmt.Sprint(a) {
 			t.Errorf("of a alone: %+v, want %+v", one.Tenants, a)
 		}
-		if st := state(t, sc.l, throttle.StateRequest{Tenant: "c"}); len(st.Tenants) != 1 || st.Tenants[0].Waiting != 0 || st.Tenants[0].Windows[0].Used != 1 {
+		if st := state(t, sc.l, inspect.Query{Tenant: "c"}); len(st.Tenants) != 1 || st.Tenants[0].Waiting != 0 || st.Tenants[0].Windows[0].Used != 1 {
 			t.Errorf("of a tenant that does not wait: %+v", st.Tenants)
 		}
 	})
@@ -98,7 +99,7 @@ func TestStateTellsTheCauseOfAPause(t *testing.T) {
 		if _, err := d.Reservation.Pause(t.Context(), time.Hour, "429: slow down"); err != nil {
 			t.Fatal(err)
 		}
-		st, err := named.State(t.Context(), throttle.StateRequest{Policy: "p", Tenant: "b"})
+		st, err := inspect.Of(named).State(t.Context(), inspect.Query{Policy: "p", Tenant: "b"})
 		if err != nil || st.Pause == nil {
 			t.Fatalf("%+v, %v", st, err)
 		}
@@ -139,7 +140,7 @@ func TestAPageOfTheStateCostsTheSame(t *testing.T) {
 		seen, most, after := map[string]bool{}, 0, ""
 		for {
 			before := calls(t, client)
-			st := state(t, l, throttle.StateRequest{After: after, Limit: limit})
+			st := state(t, l, inspect.Query{After: after, Limit: limit})
 			most = max(most, calls(t, client)-before)
 			if len(st.Tenants) > 2*limit || st.Waiting != int64(n) {
 				t.Fatalf("%d tenants on a page of %d, %d waiting", len(st.Tenants), limit, st.Waiting)
@@ -199,9 +200,9 @@ func TestStateTellsAttributesApart(t *testing.T) {
 			}
 			ended <- err
 		}()
-		st := state(t, l, throttle.StateRequest{})
+		st := state(t, l, inspect.Query{})
 		for end := time.Now().Add(time.Minute); st.Waiting < 3 && time.Now().Before(end); time.Sleep(5 * ms) {
-			st = state(t, l, throttle.StateRequest{})
+			st = state(t, l, inspect.Query{})
 		}
 		stop()
 		<-ended
@@ -215,7 +216,7 @@ func TestStateTellsAttributesApart(t *testing.T) {
 		if len(st.Queues) != 2 || st.Queues[0].Queue != "" || st.Queues[0].Waiting != 1 || st.Queues[1].Waiting != 2 {
 			t.Errorf("%+v", st.Queues)
 		}
-		if st := state(t, l, throttle.StateRequest{Tenant: "acme"}); len(st.Tenants) != 1 || st.Tenants[0].Attributes["user"] != "bob" {
+		if st := state(t, l, inspect.Query{Tenant: "acme"}); len(st.Tenants) != 1 || st.Tenants[0].Attributes["user"] != "bob" {
 			t.Errorf("%+v", st.Tenants)
 		}
 	})
@@ -245,7 +246,7 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 	}
 	var seen []string
 	for after := ""; ; {
-		st := state(t, l, throttle.StateRequest{After: after})
+		st := state(t, l, inspect.Query{After: after})
 		for _, tenant := range st.Tenants {
 			seen = append(seen, tenant.Tenant)
 		}
@@ -260,17 +261,17 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 	if len(seen) != 12 || len(slices.Compact(seen)) != 12 {
 		t.Errorf("%q", seen)
 	}
-	e, err := l.Explain(t.Context(), "p", limitertest.Ticket("t7"))
-	if err != nil || !e.Waiting || e.Tenant != "t7" || e.Place != 1 {
+	e, err := inspect.Of(l).Explain(t.Context(), "p", limitertest.Ticket("t7"))
+	if err != nil || !e.Waiting || e.Tenant != "t7" || e.Position != 1 {
 		t.Errorf("%+v, %v", e, err)
 	}
-	if backlogs, err := l.Simulate(t.Context(), p); err != nil || backlogs[0].Waiting != 12 || !backlogs[0].Known {
+	if backlogs, err := inspect.Of(l).Simulate(t.Context(), p); err != nil || backlogs[0].Waiting != 12 || !backlogs[0].Known {
 		t.Errorf("%+v, %v", backlogs, err)
 	}
 	if err := l.Ping(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if st := state(t, l, throttle.StateRequest{Tenant: "t7"}); len(st.Tenants) != 1 || st.Tenants[0].Waiting != 1 || st.Next != "" {
+	if st := state(t, l, inspect.Query{Tenant: "t7"}); len(st.Tenants) != 1 || st.Tenants[0].Waiting != 1 || st.Next != "" {
 		t.Errorf("%+v", st)
 	}
 }
@@ -278,15 +279,15 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 func TestStateRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	l := limitertest.New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}), limitertest.Policy(limitertest.SharedWindow(1, s)))
-	for _, q := range []throttle.StateRequest{{Policy: "p", Limit: 501}, {Policy: "p", Limit: -1}, {Policy: "p", After: "x"}, {Policy: "p", After: "1.0"}} {
-		if _, err := l.State(t.Context(), q); !errors.As(err, new(*throttle.RequestError)) {
+	for _, q := range []inspect.Query{{Policy: "p", Limit: 501}, {Policy: "p", Limit: -1}, {Policy: "p", After: "x"}, {Policy: "p", After: "1.0"}} {
+		if _, err := inspect.Of(l).State(t.Context(), q); !errors.As(err, new(*throttle.RequestError)) {
 			t.Errorf("%+v: %v", q, err)
 		}
 	}
-	if _, err := l.State(t.Context(), throttle.StateRequest{Policy: "q"}); !errors.Is(err, throttle.ErrUnknownPolicy) {
+	if _, err := inspect.Of(l).State(t.Context(), inspect.Query{Policy: "q"}); !errors.Is(err, throttle.ErrUnknownPolicy) {
 		t.Error(err)
 	}
-	if _, err := l.State(t.Context(), throttle.StateRequest{Policy: "p"}); !errors.Is(err, throttle.ErrUnavailable) {
+	if _, err := inspect.Of(l).State(t.Context(), inspect.Query{Policy: "p"}); !errors.Is(err, throttle.ErrUnavailable) {
 		t.Error(err)
 	}
 }
@@ -296,9 +297,9 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 60 * s}, limitertest.SharedWindow(4, 20*s)))
-		explain := func(ticket string) throttle.Explanation {
+		explain := func(ticket string) inspect.TicketState {
 			t.Helper()
-			e, err := sc.l.Explain(t.Context(), "p", limitertest.Ticket(ticket))
+			e, err := inspect.Of(sc.l).Explain(t.Context(), "p", limitertest.Ticket(ticket))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -313,10 +314,10 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 		if after := limitertest.Dump(t, client); fmt.Sprint(after) != fmt.Sprint(before) {
 			t.Errorf("it changed %v to %v", before, after)
 		}
-		if own.Binds != "own" || !own.Expected.Equal(limitertest.At(60*s)) || own.Place != 1 || own.Of != 1 || own.TenantsAhead != 0 || !own.Joined.Equal(limitertest.At(s)) {
+		if own.Binds != "own" || !own.Expected.Equal(limitertest.At(60*s)) || own.Position != 1 || own.Of != 1 || own.TenantsAhead != 0 || !own.Joined.Equal(limitertest.At(s)) {
 			t.Errorf("%+v", own)
 		}
-		if shared.Binds != "shared" || !shared.Expected.Equal(limitertest.At(s+place.Expected)) || shared.Place != 2 || shared.Of != 2 || shared.Tenant != "c" {
+		if shared.Binds != "shared" || !shared.Expected.Equal(limitertest.At(s+place.Expected)) || shared.Position != 2 || shared.Of != 2 || shared.Tenant != "c" {
 			t.Errorf("%+v, joined with %+v", shared, place)
 		}
 		if shared.TenantsAhead != 1 || len(shared.Ahead) != 1 || shared.Ahead[0].Tenant != "b" || shared.Ahead[0].Windows[0].Used != 1 {
@@ -354,7 +355,7 @@ func TestExplainKnowsWhatTheTicketsBeforeCost(t *testing.T) {
 			sc.joins(fmt.Sprint("a", i+1))
 		}
 		for id, want := range map[string]time.Duration{"a1": 0, "a2": 0, "a3": 10 * s} {
-			e, err := sc.l.Explain(t.Context(), "p", limitertest.Ticket(id))
+			e, err := inspect.Of(sc.l).Explain(t.Context(), "p", limitertest.Ticket(id))
 			if err != nil || !e.Waiting || e.Expected.Sub(e.At) != want {
 				t.Errorf("%s is expected in %v, want %v: %s, %v", id, e.Expected.Sub(e.At), want, e, err)
 			}
@@ -368,7 +369,7 @@ func TestStateHasOneFormAsJSON(t *testing.T) {
 	sc := newScene(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 90 * s}))
 	sc.granted("a1")
 	sc.joins("a2", "a3")
-	text, err := json.MarshalIndent(state(t, sc.l, throttle.StateRequest{}), "", " ")
+	text, err := json.MarshalIndent(state(t, sc.l, inspect.Query{}), "", " ")
 	if err != nil {
 		t.Fatal(err)
 	}

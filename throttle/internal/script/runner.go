@@ -1,6 +1,7 @@
 package script
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -83,28 +84,24 @@ func (r *Runner) Flows(ctx context.Context, policy string, do func(flows []strin
 	return r.pages(ctx, Prefix(r.prefix, policy)+"f", 100, func(flows, _ []string) error { return do(flows) })
 }
 
-// Standing returns the flows that wait in the policy's line, by name.
-func (r *Runner) Standing(ctx context.Context, policy string) (map[string]Standing, error) {
-	all := map[string]Standing{}
-	err := r.pages(ctx, Prefix(r.prefix, policy)+"f", 500, func(names, records []string) error {
-		flows, err := readFlows(names, records)
-		for _, flow := range flows {
-			all[flow.Name] = flow
-		}
-		return err
-	})
-	return all, err
+// A Ticket is one that waits in a line.
+type Ticket struct {
+	Flow, Costs, Key string
+	Rank             int64
 }
 
-// SlotRates returns how many tickets of each queue servers took in a second, of both classes, since
-// they left some that fit; 0 while they leave none. Now is the time of Redis in microseconds.
-func (r *Runner) SlotRates(ctx context.Context, line string, now int64) (map[string]float64, error) {
-	queues, err := r.Queues(ctx, line)
-	rates := map[string]float64{}
-	for _, q := range queues {
-		rates[q.Queue] += q.Rate(now)
+// ReadTicket reads "costs |VALUES key", behind its rank of 7 bytes, as lua/line.lua keeps it.
+func ReadTicket(name, record string) (Ticket, error) {
+	f := strings.Split(record[min(7, len(record)):], " ")
+	if len(f) != 3 {
+		return Ticket{}, &ReplyError{fmt.Sprintf("ticket %q", name)}
 	}
-	return rates, err
+	queue, _, _ := strings.Cut(name, "/")
+	t := Ticket{Flow: queue + f[1], Costs: cmp.Or(f[0], "requests=1"), Key: unfield(f[2])}
+	for i := range 7 {
+		t.Rank = t.Rank<<8 | int64(record[i])
+	}
+	return t, nil
 }
 
 // Tickets calls do for pages of the tickets in the policy's line, by their queues, IDs and flows,
@@ -113,7 +110,7 @@ func (r *Runner) Tickets(ctx context.Context, policy string, do func(queues, ids
 	return r.pages(ctx, Prefix(r.prefix, policy)+"t", 500, func(names, records []string) error {
 		var queues, ids, flows []string
 		for i, name := range names {
-			t, err := readTicketRecord(name, records[i])
+			t, err := ReadTicket(name, records[i])
 			if queue, id, ok := parseTicket(name); ok && err == nil && !strings.HasPrefix(queue, "!") {
 				queues, ids, flows = append(queues, queue), append(ids, id), append(flows, t.Flow)
 			}

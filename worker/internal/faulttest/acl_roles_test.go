@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	limits "github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -52,7 +53,7 @@ func workOfLimiter(s *sitetest.Site) {
 	must(line.PutBack(ctx, taken.Tickets))
 	_, err = line.Len(ctx)
 	must(err)
-	_, err = line.Plan(ctx, []throttle.Demand{{Count: 2, Request: throttle.Request{Tenant: "acme"}}}, throttle.PlanOptions{})
+	_, err = inspect.Of(s.Limiter).Plan(ctx, "api", []inspect.Demand{{Count: 2, Request: throttle.Request{Tenant: "acme"}}}, inspect.PlanOptions{})
 	must(err)
 	must(s.Limiter.SetPolicies(s.Limiter.Policies()))
 	_, err = line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 2})
@@ -246,9 +247,9 @@ func workOfOperator(s *sitetest.Site) {
 	_, err = s.Limiter.Pause(s.Context(), throttle.Request{Policy: "api", Tenant: "acme"}, time.Minute, "")
 	must(err)
 	must(s.Limiter.Resume(s.Context(), throttle.Request{Policy: "api", Tenant: "acme"}))
-	_, err = s.Limiter.State(s.Context(), throttle.StateRequest{Policy: "api"})
+	_, err = inspect.Of(s.Limiter).State(s.Context(), inspect.Query{Policy: "api"})
 	must(err)
-	_, err = s.Limiter.Explain(s.Context(), "api", throttle.Ticket{Queue: "default", ID: "none"})
+	_, err = inspect.Of(s.Limiter).Explain(s.Context(), "api", throttle.Ticket{Queue: "default", ID: "none"})
 	must(err)
 	must(s.Client(s.Limiter).Ping())
 	must(i.DeleteQueue("default", true))

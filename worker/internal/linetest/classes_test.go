@@ -12,6 +12,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -143,13 +144,13 @@ func TestPlansOfTasks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		demands := []throttle.Demand{{Count: 4, Queue: "default", Request: request}}
-		plan, err := client.Plan(context.Background(), demands, throttle.PlanOptions{})
+		demands := []inspect.Demand{{Count: 4, Queue: "default", Request: request}}
+		plan, err := client.Plan(context.Background(), demands, inspect.PlanOptions{})
 		if wait := plan.Expected.Sub(plan.At).Round(time.Minute); err != nil || !plan.Known || wait != 3*time.Hour {
 			t.Errorf("four behind four: %+v in %v, %v", plan, wait, err)
 		}
 		demands[0].Joined, demands[0].Request.Class = 4, ""
-		plan, err = client.Plan(context.Background(), demands, throttle.PlanOptions{})
+		plan, err = client.Plan(context.Background(), demands, inspect.PlanOptions{})
 		if wait := plan.Expected.Sub(plan.At).Round(time.Minute); err != nil || wait != time.Hour {
 			t.Errorf("the four: %+v in %v, %v", plan, wait, err)
 		}

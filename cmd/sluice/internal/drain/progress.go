@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -57,7 +58,7 @@ func (d *Drain) outlook(ctx context.Context, client *worker.Client) Outlook {
 	}
 	ctx, cancel := context.WithTimeout(ctx, expectTimeout)
 	defer cancel()
-	plan, err := client.Plan(ctx, demands, throttle.PlanOptions{})
+	plan, err := client.Plan(ctx, demands, inspect.PlanOptions{})
 	if err != nil || !plan.Known || len(demands) == 0 {
 		return Outlook{}
 	}
@@ -68,8 +69,8 @@ func (d *Drain) outlook(ctx context.Context, client *worker.Client) Outlook {
 
 // Demands returns what jobs ask of the lines of a limiter, equal ones together. Jobs that never wait
 // in a line are left out.
-func Demands(limiter *throttle.Limiter, queue string, list iter.Seq[*jobs.Job]) []throttle.Demand {
-	demands, of := []throttle.Demand{}, map[string]int{}
+func Demands(limiter *throttle.Limiter, queue string, list iter.Seq[*jobs.Job]) []inspect.Demand {
+	demands, of := []inspect.Demand{}, map[string]int{}
 	for job := range list {
 		info, ok := limiter.Match(job.Type)
 		if !ok || info.Requeue == throttle.RequeueEarliestReset {
@@ -80,7 +81,7 @@ func Demands(limiter *throttle.Limiter, queue string, list iter.Seq[*jobs.Job]) 
 		if !known {
 			i = len(demands)
 			of[key] = i
-			demands = append(demands, throttle.Demand{
+			demands = append(demands, inspect.Demand{
 				Queue: queue, Request: throttle.Request{Cost: job.Cost, Policy: info.Name, Tenant: job.Tenant},
 			})
 		}

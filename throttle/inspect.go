@@ -1,0 +1,147 @@
+package throttle
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
+	"github.com/sluice-go/sluice/throttle/internal/script"
+)
+
+// A Standing is how the tickets of one flow stand, or how a request would. Package inspect makes its
+// views of them: programs use that package.
+type Standing struct {
+	// Flow is the name of the flow in its line. By default it is that of the Request.
+	Flow string
+
+	// Costs are those of one ticket of the flow, as the line writes them.
+	Costs string
+
+	// Ticket is the name of a ticket in the line. The default is the last one of the flow.
+	Ticket string
+
+	// Request is that of the Flow, as far as it is known there. Without either, only what all tenants
+	// share is asked.
+	Request Request
+
+	// Ask asks Redis. Without it, all windows count as empty.
+	Ask bool
+
+	BatchShare float64  // of the policy
+	Binds      string   // what holds it up for longest, as Place.Binds
+	Decision   Decision // AlreadyQueued: it waits
+	Err        error    // a *RequestError or *NeverFitsError: the rest is not known
+	Observes   bool     // the policy denies nothing
+	Weight     float64  // of its tenant
+
+	operation *operation
+	answers   []script.WindowAnswer
+}
+
+// Stand completes standings, and changes nothing. Errors are Take's and that of the TenantFunc.
+func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
+	cp, err := n.limiter.findLine(n.name, true)
+	if err != nil {
+		return err
+	}
+	var asks []script.Request
+	var asked []*Standing
+	for _, s := range standings {
+		s.BatchShare, s.Observes = cp.BatchShare, cp.Mode == ModeObserve
+		switch err := n.stand(ctx, cp, s); {
+		case errors.As(err, new(*RequestError)) || errors.As(err, new(*NeverFitsError)):
+			s.Err = err
+			continue
+		case err != nil:
+			return err
+		case !s.Ask:
+			s.answer(script.Answer{Windows: make([]script.WindowAnswer, len(cp.Windows))})
+			continue
+		}
+		ask := s.operation.scriptRequest(script.Expect, "")
+		if ask.Cost = ""; s.Flow != "" {
+			ask.Place, ask.Ticket = s.operation.place(), s.Ticket
+			ask.Place.Flow = s.Flow
+		}
+		asks, asked = append(asks, ask), append(asked, s)
+	}
+	answers, err := cp.decide(ctx, asks...)
+	for i := range asked {
+		if err == nil {
+			asked[i].answer(answers[i])
+		}
+	}
+	return err
+}
+
+func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err error) {
+	queue := s.Request.Ticket.Queue
+	switch {
+	case s.Flow != "":
+		var ok bool
+		s.Request, ok = cp.requestOf(s.Flow, s.Costs)
+		if !ok {
+			return s.Request.bad("flow", s.Flow, "joined by other scopes than the policy has now")
+		}
+		maps.DeleteFunc(s.Request.Cost, func(unit string, _ int64) bool { return !slices.Contains(cp.units, unit) })
+		queue, s.Request.Ticket = s.Request.Ticket.Queue, Ticket{}
+		s.operation, err = n.limiter.checkedFor(ctx, cp, s.Request)
+	case s.Request.Policy != "":
+		s.Request.Ticket = Ticket{}
+		if s.operation, err = n.checked(ctx, cp, s.Request); err == nil {
+			s.Flow = cp.flow(script.Escape(queue), s.Request)
+		}
+	default:
+		s.operation = cp.ofAll(n.limiter.interventions.Load().over(cp, "", Tenant{}))
+	}
+	if s.Request.Ticket.Queue = queue; s.operation != nil {
+		s.Weight = float64(s.operation.weight()) / 1000
+	}
+	return err
+}
+
+// ofAll returns an operation without a tenant. Other scopes than that of all are empty: no count has
+// empty values.
+func (cp *compiledPolicy) ofAll(t tenantNow) *operation {
+	o := &operation{compiledPolicy: cp, tenant: t, windows: cp.Windows, costs: make([]int64, len(cp.Windows))}
+	for _, attributes := range cp.scopes {
+		values := make([]string, len(attributes))
+		o.keys, o.values = append(o.keys, script.ScopeKey(attributes, values)), append(o.values, values)
+	}
+	return o
+}
+
+func (s *Standing) answer(a script.Answer) {
+	s.answers, s.Decision = a.Windows, s.operation.decision(a)
+	s.operation.hold(&s.Decision)
+	s.Binds = s.operation.binds(a, s.Decision)
+}
+
+// Simulated returns a window that has counted what the standing says; nil if it cannot be simulated.
+// Even says that it grants evenly. It is shared by all tenants or not. Now is of Redis, in microseconds.
+func (s *Standing) Simulated(i int, now int64) (simulated algorithm.Simulated, even bool) {
+	a, counted := s.operation.algorithms[i], s.answers[i]
+	if a.Simulate == nil {
+		return nil, false
+	}
+	return a.Simulate(s.operation.windows[i].numbers(), counted.Used, now, max(now, counted.Resets)), a.Even
+}
+
+// PerSecond returns what the window has granted in a second, lately; 0 if that is not known.
+func (w WindowState) PerSecond(at time.Time) float64 {
+	lately := algorithms[w.Algorithm].Lately
+	if lately == nil {
+		return 0
+	}
+	return float64(w.Used) / lately(w.Period, w.ResetsAt.Sub(at)).Seconds()
+}
+
+// Read calls f with the client of the line and what its keys begin with. Errors are Take's.
+func (n *Line) Read(ctx context.Context, f func(client redis.UniversalClient, prefix string) error) error {
+	return classify(ctx, PolicyOf(n.name), f(n.limiter.runner.Client(), script.Prefix(n.limiter.library.Prefix, n.name)))
+}

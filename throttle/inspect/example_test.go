@@ -1,0 +1,111 @@
+package inspect_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
+)
+
+// exampleLimiter is a limiter on an embedded Redis; any Redis will do.
+func exampleLimiter(policies ...throttle.Policy) (l *throttle.Limiter, end func()) {
+	server, err := miniredis.Run()
+	if err != nil {
+		log.Fatal(err)
+	}
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	l, err = throttle.New(throttle.Config{Client: client, Policies: policies})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return l, func() { client.Close(); server.Close() }
+}
+
+// An operator asks who waits, in pages of tenants, and why the last ticket of one does.
+func ExampleInspector_State() {
+	limiter, end := exampleLimiter(throttle.Policy{
+		Name:    "github-api",
+		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour}},
+	})
+	defer end()
+	ctx := context.Background()
+	for i := range 5 {
+		r := throttle.Request{
+			Policy: "github-api", Tenant: "acme", Ticket: throttle.Ticket{Queue: "mail", ID: fmt.Sprint("task ", i)},
+		}
+		if _, err := limiter.Reserve(ctx, r); err != nil {
+			log.Fatal(err)
+		}
+	}
+	for q := (inspect.Query{Policy: "github-api"}); ; {
+		state, err := inspect.Of(limiter).State(ctx, q)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, t := range state.Tenants {
+			fmt.Println(t.Tenant, t.Waiting, t.Expected.Sub(state.At).Round(time.Hour), t.Windows[0].Used)
+		}
+		if q.After = state.Next; q.After == "" {
+			break
+		}
+	}
+	why, err := inspect.Of(limiter).Explain(ctx, "github-api", throttle.Ticket{Queue: "mail", ID: "task 4"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(why.Position, why.Of, why.HeldUpBy())
+	// Output:
+	// acme 3 2h0m0s 2
+	// 3 3 window per-hour
+}
+
+// When would 10 more requests have started, behind what waits already? Nothing joins the line.
+func ExampleInspector_Plan() {
+	limiter, end := exampleLimiter(throttle.Policy{
+		Name:    "geocoder",
+		Windows: []throttle.Window{{Name: "per-hour", Limit: 4, Period: time.Hour}},
+	})
+	defer end()
+	demand := inspect.Demand{Count: 10, Request: throttle.Request{Tenant: "acme"}}
+	plan, err := inspect.Of(limiter).Plan(context.Background(), "geocoder", []inspect.Demand{demand}, inspect.PlanOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(plan.Expected.Sub(plan.At).Round(time.Hour), plan.Binds)
+	// Output: 2h0m0s per-hour
+}
+
+// Would another limit help those that wait?
+func ExampleInspector_Simulate() {
+	policy := throttle.Policy{
+		Name:    "geocoder",
+		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour}},
+	}
+	limiter, end := exampleLimiter(policy)
+	defer end()
+	var waiting []throttle.Request
+	for i := range 6 {
+		waiting = append(waiting, throttle.Request{Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}})
+	}
+	if _, err := limiter.Line("geocoder").Join(context.Background(), waiting); err != nil {
+		log.Fatal(err)
+	}
+	raised := policy.WithDefaults()
+	raised.Windows[0].Limit = 3
+	simulations, err := inspect.Of(limiter).Simulate(context.Background(), policy, raised)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, s := range simulations {
+		fmt.Println(s.Waiting, "waiting, the last starts in", s.Expected.Sub(s.At).Round(time.Hour))
+	}
+	// Output:
+	// 6 waiting, the last starts in 2h0m0s
+	// 6 waiting, the last starts in 1h0m0s
+}

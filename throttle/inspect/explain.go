@@ -1,0 +1,166 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/quote"
+	"github.com/sluice-go/sluice/throttle/internal/script"
+)
+
+const maxAhead = 10
+
+// A TicketState says why a ticket waits, until when, and what goes before it.
+type TicketState struct {
+	At     time.Time       `json:"at"` // by the clock of Redis
+	Policy string          `json:"policy"`
+	Ticket throttle.Ticket `json:"ticket"`
+
+	// Waiting is false if the ticket stands in no line of the policy. All that follows is then zero.
+	Waiting bool `json:"waiting"`
+
+	Tenant     string            `json:"tenant,omitempty"`
+	Attributes map[string]string `json:"attributes,omitempty"` // others that windows count by
+	Class      throttle.Class    `json:"class,omitempty"`
+	Cost       map[string]int64  `json:"cost,omitempty"` // by unit
+	Key        string            `json:"key,omitempty"`  // Request.Key
+	Joined     time.Time         `json:"joined,omitzero"`
+
+	// Position is that of the ticket among the Of tickets of its tenant, attributes, queue and class,
+	// from 1. It is 0 if it has just left.
+	Position int64 `json:"position,omitempty"`
+	Of       int64 `json:"of,omitempty"`
+
+	Limits // Denied and RetryIn of windows: when its turn comes there
+
+	// TenantsAhead is how many tenants go before its own where it waits, and Ahead the first ten of
+	// them. Where its own window denies, no tenant does.
+	TenantsAhead int64         `json:"tenants_ahead,omitempty"`
+	Ahead        []TenantState `json:"ahead,omitempty"`
+
+	// There is how many tickets wait in its queue for the scope that holds it up; 0 if not counted.
+	There int64 `json:"there,omitempty"`
+}
+
+// Explain returns why a ticket waits for a policy. Its cost does not depend on how many others wait.
+func (i Inspector) Explain(ctx context.Context, policy string, t throttle.Ticket) (TicketState, error) {
+	s := TicketState{At: time.Now(), Policy: policy, Ticket: t}
+	lines, err := i.lines(policy)
+	if err != nil {
+		return s, err
+	}
+	name := script.TicketName(script.Escape(t.Queue), t.ID)
+	for _, of := range lines {
+		l := &line{Line: i.limiter.Line(of)}
+		record, waits, err := l.ticket(ctx, name)
+		if err != nil {
+			return s, err
+		}
+		if waits {
+			return s, i.explain(ctx, of, name, record, &s)
+		}
+	}
+	return s, nil
+}
+
+func (i Inspector) explain(ctx context.Context, of, name string, record script.Ticket, s *TicketState) error {
+	l, err := i.open(ctx, of)
+	if err != nil {
+		return err
+	}
+	flows, err := l.named(ctx, []string{record.Flow})
+	if err != nil {
+		return err
+	}
+	standing := &throttle.Standing{Flow: record.Flow, Costs: record.Costs, Ticket: name, Ask: len(flows) > 0}
+	if err := l.Stand(ctx, standing); err != nil {
+		return err
+	}
+	r, d := standing.Request, standing.Decision
+	s.Waiting, s.Tenant, s.Attributes, s.Cost, s.Key = true, r.Tenant, maps.Clone(r.Attributes), r.Cost, record.Key
+	queue, _, _ := strings.Cut(record.Flow, "|")
+	s.Class, s.Joined = classOf(queue), time.UnixMicro(script.JoinedAt(record.Rank))
+	if len(flows) == 0 || standing.Err != nil { // it has just left, or joined by other scopes than the policy has now
+		return nil
+	}
+	s.At = d.At
+	if s.Limits.add(standing, true, true); !d.AlreadyQueued {
+		return nil // it was taken meanwhile
+	}
+	at, err := l.spot(ctx, name, flows[0], maxAhead)
+	if err != nil {
+		return err
+	}
+	s.Position, s.Of, s.There, s.TenantsAhead = at.before+1, flows[0].tickets, at.there, at.flows
+	ahead, err := l.named(ctx, at.first)
+	if err != nil {
+		return err
+	}
+	var rows []*tenantFlow
+	for _, f := range ahead {
+		rows = append(rows, &tenantFlow{flow: f, row: f.name})
+	}
+	if len(rows) > 0 {
+		s.Ahead, err = l.states(ctx, rows)
+	}
+	return err
+}
+
+// String is the state in lines of text, without an end of line. Times are UTC.
+func (s TicketState) String() string {
+	var b strings.Builder
+	line := func(format string, a ...any) { fmt.Fprintf(&b, "\n"+format, a...) }
+	fmt.Fprintf(&b, "%s: ticket %s of queue %s", s.Policy, quote.Name(s.Ticket.ID), quote.Name(s.Ticket.Queue))
+	if !s.Waiting {
+		return b.String() + " stands in no line"
+	}
+	fmt.Fprintf(&b, ", tenant %s, waits since %s", quote.Name(s.Tenant), s.clock(s.Joined))
+	switch {
+	case s.Position == 0:
+		line("it leaves the line just now")
+		return b.String()
+	case !s.Expected.After(s.At):
+		line("it fits now, and starts as soon as a server takes it")
+	case s.Latest.After(s.Expected):
+		line("expected to start at %s, at the latest at %s", s.clock(s.Expected), s.clock(s.Latest))
+	default:
+		line("expected to start at %s", s.clock(s.Expected))
+	}
+	if s.Binds != "" {
+		line("held up by %s", s.HeldUpBy())
+	}
+	for _, note := range s.Notes(s.At) {
+		line("%s", note)
+	}
+	line("place %d of %d of its tenant", s.Position, s.Of)
+	if s.TenantsAhead > 0 {
+		line("tenants that go before its own: %d", s.TenantsAhead)
+		for _, t := range s.Ahead {
+			line("  %s, %d waiting", quote.Name(t.Tenant), t.Waiting)
+			for _, w := range t.Windows {
+				fmt.Fprintf(&b, ", %s %d of %d %s used", w.Name, w.Used, w.Burst, w.Unit)
+			}
+		}
+	}
+	for _, w := range s.Windows {
+		state := "has room"
+		if w.Denied {
+			state = "has room for it at " + s.clock(s.At.Add(w.RetryIn))
+		}
+		line("window %s (%s): %d of %d %s used, %s", w.Name, w.Scope, w.Used, w.Burst, w.Unit, state)
+	}
+	return b.String()
+}
+
+// clock writes a time, with its date if that is not today's.
+func (s TicketState) clock(t time.Time) string {
+	t, at := t.UTC(), s.At.UTC()
+	if t.Format(time.DateOnly) == at.Format(time.DateOnly) {
+		return t.Format("15:04:05 UTC")
+	}
+	return t.Format(time.DateTime + " UTC")
+}

@@ -1,0 +1,124 @@
+// Package inspect shows how the lines of a throttle.Limiter stand: who waits, since when, why and
+// until when, and what would be if limits were others. All is read from one snapshot of a line.
+// Nothing is changed.
+package inspect
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/quote"
+)
+
+// Bounds and defaults.
+const (
+	DefaultLimit = 50
+	MaxLimit     = 500 // of Query.Limit
+
+	// MaxPlan is how far ahead plans and simulations look.
+	MaxPlan = 400 * 24 * time.Hour
+
+	// MaxSimulated is how many tenants a simulation asks what their own windows have counted, each
+	// with its other attributes, queue and class. It takes those of the rest for empty.
+	MaxSimulated = 10_000
+)
+
+// An Inspector looks at the lines of a limiter. It is safe for concurrent use. Its errors are those of
+// Limiter.Reserve.
+type Inspector struct{ limiter *throttle.Limiter }
+
+// Of returns an inspector of a limiter.
+func Of(l *throttle.Limiter) Inspector { return Inspector{l} }
+
+// lines returns the names of the lines of a policy, also of one that was removed while somebody waits.
+func (i Inspector) lines(policy string) ([]string, error) {
+	lines := slices.DeleteFunc(i.limiter.Lines(), func(line string) bool { return throttle.PolicyOf(line) != policy })
+	if len(lines) == 0 {
+		return nil, fmt.Errorf("%w %q", throttle.ErrUnknownPolicy, quote.Short(policy))
+	}
+	return lines, nil
+}
+
+// Limits are what holds requests up, and until when. As JSON, times are of RFC 3339, and durations are
+// seconds.
+type Limits struct {
+	Windows []throttle.WindowState `json:"windows"`
+
+	// Binds is what holds them up for longest, as throttle.Place.Binds. Expected is when the last one is
+	// expected to start, and Latest the upper bound of it. They are zero if nobody waits, Latest also
+	// where no bound is known.
+	Binds    string    `json:"binds,omitempty"`
+	Expected time.Time `json:"expected,omitzero"`
+	Latest   time.Time `json:"latest,omitzero"`
+
+	Pause     *throttle.Pause   `json:"pause,omitempty"`      // nil if there is none
+	Adapted   *throttle.Adapted `json:"adapted,omitempty"`    // the rate, if it is not the published one
+	Observes  bool              `json:"observes,omitempty"`   // the policy only observes: nothing is held up
+	PerSecond float64           `json:"per_second,omitempty"` // requests, lately, by the shortest window; 0 if unknown
+}
+
+// add adds what a standing says, of the windows that all tenants share, or of others, or both.
+func (l *Limits) add(s *throttle.Standing, shared, others bool) {
+	d := s.Decision
+	l.Pause, l.Adapted, l.Observes, l.Windows = d.Pause, d.Adapted, s.Observes, []throttle.WindowState{}
+	shortest := time.Duration(0)
+	for _, w := range d.Windows {
+		if ofAll := len(w.Scope.Attributes) == 0; ofAll && !shared || !ofAll && !others {
+			continue
+		}
+		l.Windows = append(l.Windows, w)
+		first := shortest == 0 || w.Period > 0 && w.Period < shortest
+		if rate := w.PerSecond(d.At); w.Unit == throttle.Requests && rate > 0 && first {
+			l.PerSecond, shortest = rate, w.Period
+		}
+	}
+	if expected := d.At.Add(d.RetryIn); d.AlreadyQueued && expected.After(l.Expected) {
+		l.Binds, l.Expected, l.Latest = s.Binds, expected, time.Time{}
+		if d.Latest >= d.RetryIn {
+			l.Latest = d.At.Add(d.Latest)
+		}
+	}
+}
+
+// HeldUpBy says Binds in words, such as "window burst". It is empty if the ticket can start now.
+func (l Limits) HeldUpBy() string {
+	switch l.Binds {
+	case "":
+		return ""
+	case throttle.BySlots:
+		return "handler slots: servers have none free"
+	case throttle.ByPause:
+		return "a pause"
+	case throttle.ByUpstream:
+		return "a pause by the upstream"
+	case throttle.ByLine:
+		return "tickets that wait before it"
+	}
+	return "window " + l.Binds
+}
+
+// Notes say in sentences what changes the numbers of the windows: a pause, an adapted rate, that the
+// policy only observes.
+func (l Limits) Notes(at time.Time) (notes []string) {
+	if l.Observes {
+		notes = append(notes, "the policy only observes: nothing is denied")
+	}
+	if l.Pause != nil {
+		notes = append(notes, l.Pause.Describe(at))
+	}
+	if l.Adapted != nil {
+		notes = append(notes, l.Adapted.String())
+	}
+	return notes
+}
+
+// classOf returns the class of a flow or a queue, by its name: those of batches end in "!".
+func classOf(queue string) throttle.Class {
+	if strings.HasSuffix(queue, "!") {
+		return throttle.ClassBatch
+	}
+	return throttle.ClassLive
+}

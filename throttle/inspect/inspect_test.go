@@ -1,0 +1,33 @@
+package inspect
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// What holds tickets up has a name, and what changes the numbers of windows a sentence.
+func TestWhatHoldsUpIsNamed(t *testing.T) {
+	for binds, want := range map[string]string{
+		"": "", "burst": "window burst", throttle.ByPause: "a pause", throttle.ByUpstream: "a pause by the upstream",
+		throttle.ByLine: "tickets that wait before it", throttle.BySlots: "handler slots: servers have none free",
+	} {
+		if got := (Limits{Binds: binds}).HeldUpBy(); got != want {
+			t.Errorf("%q: %q, want %q", binds, got, want)
+		}
+	}
+	at := time.Date(2026, 1, 2, 14, 0, 0, 0, time.UTC)
+	limits := Limits{
+		Observes: true,
+		Pause:    &throttle.Pause{ByHand: true, By: "ada", Cause: "maintenance", Until: at.Add(time.Minute)},
+	}
+	want := []string{
+		"the policy only observes: nothing is denied",
+		"paused until 14:01:00 UTC by hand: maintenance, set by ada",
+	}
+	if got := limits.Notes(at); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -1,0 +1,245 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/script"
+)
+
+// A line is one line of a policy as it is read. Its keys are those of internal/script/lua/line.lua. No
+// command depends on how many tickets or tenants wait.
+type line struct {
+	*throttle.Line
+	queues []queue
+}
+
+// A flow is the tickets of one tenant, with its attributes, in one queue.
+type flow struct {
+	name    string
+	tickets int64
+	units   map[string]int64 // of all tickets together
+	weight  int64            // in thousandths
+	node    string           // the suffix of the node where it waits
+	rank    string           // that of its first ticket there, of 16 digits
+}
+
+// side returns the queue and class of a flow, as queues are named, and the rest of its name.
+func (f flow) side() (queue, values string) {
+	queue, values, _ = strings.Cut(f.name, "|")
+	return queue, values
+}
+
+// costs are those of one ticket of the flow, on average.
+func (f flow) costs() string {
+	var parts []string
+	for unit, n := range f.units {
+		parts = append(parts, fmt.Sprintf("%s=%d", unit, (n+f.tickets-1)/max(1, f.tickets)))
+	}
+	return strings.Join(parts, ",")
+}
+
+// readFlow reads "tickets units hour weight tag suffix rank ...".
+func readFlow(name, record string) (flow, error) {
+	f := strings.SplitN(record, " ", 8)
+	if len(f) < 8 {
+		return flow{}, &script.ReplyError{Reason: fmt.Sprintf("flow %q", name)}
+	}
+	read := flow{name: name, units: map[string]int64{}, node: f[5], rank: f[6]}
+	read.tickets, _ = strconv.ParseInt(f[0], 10, 64)
+	read.weight, _ = strconv.ParseInt(f[3], 10, 64)
+	for part := range strings.SplitSeq(f[1], ",") {
+		unit, text, _ := strings.Cut(part, "=")
+		sum, _, summed := strings.Cut(text, "/")
+		n, _ := strconv.ParseInt(sum, 10, 64)
+		if !summed { // it is what each costs
+			n *= read.tickets
+		}
+		read.units[unit] = n
+	}
+	return read, nil
+}
+
+// A queue is what is known of one queue in a line, for one class of its tickets. Times are
+// microseconds.
+type queue struct {
+	name         string // as flows begin with it
+	asked        int64  // when a server asked for it last
+	tickets      int64
+	weights      int64 // of its flows, in thousandths
+	flows        int64
+	since, taken int64 // since when servers left tickets that fit, 0 if they do not, and how many they took
+}
+
+// of returns the name of the queue as tickets have it, empty for calls that wait in place, and its class.
+func (q queue) of() (name string, class throttle.Class) {
+	name, batch := strings.CutSuffix(q.name, "!")
+	class = throttle.ClassLive
+	if batch {
+		class = throttle.ClassBatch
+	}
+	if strings.HasPrefix(name, "!") {
+		return "", class
+	}
+	return script.Unescape(name), class
+}
+
+// rate returns how many tickets servers took in a second, while slots are what they wait for; 0 if
+// they are not, or that is not known yet.
+func (q queue) rate(now int64) float64 {
+	if span := now - q.since; q.since > 0 && span >= 1_000_000 && q.taken >= 10 {
+		return float64(q.taken) / float64(span) * 1e6
+	}
+	return 0
+}
+
+// readQueue reads "asked tickets weights first last with since taken flows ...".
+func readQueue(name, record string) (queue, error) {
+	q, f := queue{name: name}, strings.Fields(record)
+	for i, to := range map[int]*int64{0: &q.asked, 1: &q.tickets, 2: &q.weights, 6: &q.since, 7: &q.taken, 8: &q.flows} {
+		n, err := strconv.ParseInt(f[min(i, len(f)-1)], 10, 64)
+		if err != nil || len(f) < 9 {
+			return q, &script.ReplyError{Reason: fmt.Sprintf("queue %q", name)}
+		}
+		*to = n
+	}
+	return q, nil
+}
+
+// open reads the queues of a line.
+func (i Inspector) open(ctx context.Context, name string) (*line, error) {
+	l := &line{Line: i.limiter.Line(name)}
+	return l, l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
+		records, err := client.HGetAll(ctx, prefix+"z").Result()
+		for name, record := range records {
+			q, bad := readQueue(name, record)
+			if err = cmp.Or(err, bad); q.tickets > 0 {
+				l.queues = append(l.queues, q)
+			}
+		}
+		return err
+	})
+}
+
+// page returns about n of the flows that wait, behind a cursor that begins at 0, and the next cursor,
+// 0 at the end. A flow may come twice.
+func (l *line) page(ctx context.Context, cursor uint64, n int64) (flows []flow, next uint64, err error) {
+	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) (err error) {
+		var pairs []string
+		pairs, next, err = client.HScan(ctx, prefix+"f", cursor, "", n).Result()
+		for pair := range slices.Chunk(pairs, 2) {
+			f, bad := readFlow(pair[0], pair[1])
+			flows, err = append(flows, f), cmp.Or(err, bad)
+		}
+		return err
+	})
+	return flows, next, err
+}
+
+// all returns all flows that wait, by name.
+func (l *line) all(ctx context.Context) (map[string]flow, error) {
+	all := map[string]flow{}
+	for cursor := uint64(0); ; {
+		flows, next, err := l.page(ctx, cursor, 1000)
+		for _, f := range flows {
+			all[f.name] = f
+		}
+		if cursor = next; err != nil || cursor == 0 {
+			return all, err
+		}
+	}
+}
+
+// named returns those flows of the names that wait.
+func (l *line) named(ctx context.Context, names []string) (flows []flow, err error) {
+	for part := range slices.Chunk(names, 1000) {
+		err = cmp.Or(err, l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
+			records, err := client.HMGet(ctx, prefix+"f", part...).Result()
+			for i, record := range records {
+				if text, ok := record.(string); ok {
+					f, bad := readFlow(part[i], text)
+					flows, err = append(flows, f), cmp.Or(err, bad)
+				}
+			}
+			return err
+		}))
+	}
+	return flows, err
+}
+
+// ranks returns the ranks of the first tickets of flows, 0 if none waits any more.
+func (l *line) ranks(ctx context.Context, flows []*tenantFlow) error {
+	return l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
+		first := make([]*redis.ZSliceCmd, len(flows))
+		_, err := client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+			for i, f := range flows {
+				first[i] = pipe.ZRangeWithScores(ctx, prefix+"f:"+f.name, 0, 0)
+			}
+			return nil
+		})
+		for i, cmd := range first {
+			for _, z := range cmd.Val() {
+				flows[i].first = int64(z.Score)
+			}
+		}
+		return err
+	})
+}
+
+// ticket returns the ticket of a name; false if it does not wait.
+func (l *line) ticket(ctx context.Context, name string) (t script.Ticket, waits bool, err error) {
+	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
+		record, err := client.HGet(ctx, prefix+"t", name).Result()
+		if errors.Is(err, redis.Nil) {
+			return nil
+		}
+		if err == nil {
+			t, err = script.ReadTicket(name, record)
+			waits = err == nil
+		}
+		return err
+	})
+	return t, waits, err
+}
+
+// A spot is where a ticket stands.
+type spot struct {
+	before int64    // tickets of its own flow
+	flows  int64    // that go before its own where that waits
+	first  []string // of them, the first ones, by name
+	there  int64    // tickets that wait in this queue for the scope where the flow waits; 0 if that is not counted
+}
+
+// spot returns where a ticket of a flow stands, with the first n flows before its own. It is zero if
+// the ticket or the flow has left.
+func (l *line) spot(ctx context.Context, ticket string, f flow, n int64) (s spot, err error) {
+	queue, _ := f.side()
+	node := queue + "|" + f.node
+	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
+		pipe := client.Pipeline()
+		behind := pipe.ZRank(ctx, prefix+"f:"+f.name, ticket)
+		place := pipe.ZRank(ctx, prefix+"n:"+node, f.rank+" "+f.name)
+		first := pipe.ZRange(ctx, prefix+"n:"+node, 0, n-1)
+		there := pipe.HGet(ctx, prefix+"u", "n "+node)
+		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+			return err
+		}
+		s.before, s.flows = behind.Val(), place.Val()
+		for _, member := range first.Val()[:min(s.flows, int64(len(first.Val())))] {
+			_, name, _ := strings.Cut(member, " ")
+			s.first = append(s.first, name)
+		}
+		tickets, _, _ := strings.Cut(there.Val(), " ")
+		s.there, _ = strconv.ParseInt(tickets, 10, 64)
+		return nil
+	})
+	return s, err
+}

@@ -1,0 +1,292 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/script"
+)
+
+// servedWithin is how long a queue counts as served after a server asked: as in
+// internal/script/lua/line.lua.
+const servedWithin = time.Minute
+
+// A Query says what State returns.
+type Query struct {
+	// After is PolicyState.Next of the page before. The default is the first page.
+	After string
+
+	// Limit is about how many tenants a page has: 1 to MaxLimit. The default is DefaultLimit.
+	Limit int
+
+	// Policy is the policy's name. It is required.
+	Policy string
+
+	// Tenant restricts the page to one tenant, even if it does not wait. The default is all that wait.
+	Tenant string
+}
+
+// A PolicyState is how a policy stands: what it has granted, and who waits.
+type PolicyState struct {
+	At      time.Time     `json:"at"` // by the clock of Redis
+	Policy  string        `json:"policy"`
+	Waiting int64         `json:"waiting"` // tickets in line, with those of calls that wait in place
+	Queues  []QueueState  `json:"queues"`  // where they wait
+	Limits                // those that all tenants share
+	Tenants []TenantState `json:"tenants"`        // a page of those that wait
+	Next    string        `json:"next,omitempty"` // Query.After of the next page; empty at the end
+}
+
+// A QueueState is what waits in one queue, of one class.
+type QueueState struct {
+	Queue     string         `json:"queue"` // Ticket.Queue; empty for calls that wait in place
+	Class     throttle.Class `json:"class"`
+	Waiting   int64          `json:"waiting"`
+	Flows     int64          `json:"flows"`                // tenants, each with its other attributes
+	Asked     time.Time      `json:"asked"`                // when a server asked for it last
+	Served    bool           `json:"served"`               // a server asked within the last minute
+	Binds     string         `json:"binds,omitempty"`      // throttle.BySlots, or empty if tickets wait for limits
+	PerSecond float64        `json:"per_second,omitempty"` // taken while slots bind; 0 if that is not known yet
+}
+
+// A TenantState is how one tenant stands that waits, with its other attributes.
+type TenantState struct {
+	Tenant     string            `json:"tenant"`
+	Attributes map[string]string `json:"attributes,omitempty"` // others that windows count by
+	Waiting    int64             `json:"waiting"`
+	Batch      int64             `json:"batch,omitempty"`  // of Waiting, tickets of batches
+	Oldest     time.Time         `json:"oldest,omitzero"`  // when the ticket joined that waits longest; zero if none waits
+	Exempt     bool              `json:"exempt,omitempty"` // it is never denied
+	Weight     float64           `json:"weight"`           // as its tickets joined
+	Share      float64           `json:"share"`            // of its weight in those of all that wait in its queue: 0 to 1
+	Limits                       // all but those that all tenants share
+}
+
+// State returns how a policy stands, with a page of the tenants that wait. A page costs a few commands,
+// and one call of a script for each 64 tenants, however many wait. Of a page, tenants with most tickets
+// come first.
+//
+// Pages are in no order. A tenant that waits all the time comes at least once, and may come twice.
+// A removed policy has a state while somebody waits for it.
+func (i Inspector) State(ctx context.Context, q Query) (PolicyState, error) {
+	s := PolicyState{At: time.Now(), Policy: q.Policy, Tenants: []TenantState{}}
+	names, err := i.lines(q.Policy)
+	if err != nil {
+		return s, err
+	}
+	bad := func(field string, value any, hint string) (PolicyState, error) {
+		return s, &throttle.RequestError{Policy: q.Policy, Field: field, Value: value, Hint: hint}
+	}
+	if q.Limit = cmp.Or(q.Limit, DefaultLimit); q.Limit < 1 || q.Limit > MaxLimit {
+		return bad("limit", q.Limit, fmt.Sprintf("must be 1 to %d", MaxLimit))
+	}
+	at, cursor := 0, uint64(0)
+	if q.After != "" {
+		if n, _ := fmt.Sscanf(q.After, "%d.%d", &at, &cursor); n != 2 || at < 0 || at >= len(names) {
+			return bad("after", q.After, "must be the Next of a page")
+		}
+	}
+	if q.Tenant != "" {
+		at = max(0, slices.Index(names, i.limiter.LineOf(q.Policy, q.Tenant)))
+	}
+	var queues []queue
+	var here *line
+	for n, name := range names {
+		l, err := i.open(ctx, name)
+		if err != nil {
+			return s, err
+		}
+		if queues = append(queues, l.queues...); n == at {
+			here = l
+		}
+	}
+	shared := &throttle.Standing{Ask: true}
+	if err := here.Stand(ctx, shared); err != nil {
+		return s, err
+	}
+	s.At = shared.Decision.At
+	s.Limits.add(shared, true, false)
+	s.Queues = queueStates(queues, s.At)
+	for _, q := range s.Queues {
+		s.Waiting += q.Waiting
+	}
+	whole := false
+	if s.Tenants, cursor, whole, err = here.tenants(ctx, cursor, q); err != nil {
+		return s, err
+	}
+	switch {
+	case whole:
+	case cursor != 0:
+		s.Next = fmt.Sprintf("%d.%d", at, cursor)
+	case q.Tenant == "" && at+1 < len(names):
+		s.Next = fmt.Sprintf("%d.0", at+1)
+	}
+	return s, nil
+}
+
+func queueStates(queues []queue, at time.Time) []QueueState {
+	sums := map[string]*QueueState{}
+	for _, q := range queues {
+		queue, class := q.of()
+		sum := sums[string(class)+queue]
+		if sum == nil {
+			sum = &QueueState{Queue: queue, Class: class}
+			sums[string(class)+queue] = sum
+		}
+		sum.Waiting += q.tickets
+		sum.Flows += q.flows
+		if asked := time.UnixMicro(q.asked); asked.After(sum.Asked) {
+			sum.Asked = asked
+		}
+		sum.Served = at.Sub(sum.Asked) < servedWithin
+		if q.since > 0 {
+			sum.Binds = throttle.BySlots
+		}
+		sum.PerSecond += q.rate(at.UnixMicro())
+	}
+	states := make([]QueueState, 0, len(sums))
+	for _, sum := range sums {
+		states = append(states, *sum)
+	}
+	slices.SortFunc(states, func(a, b QueueState) int {
+		return cmp.Or(cmp.Compare(a.Queue, b.Queue), -cmp.Compare(a.Class, b.Class))
+	})
+	return states
+}
+
+// A tenantFlow is a flow as it stands, of one tenant's row on a page.
+type tenantFlow struct {
+	flow
+	first    int64 // rank of its first ticket
+	row      string
+	standing throttle.Standing
+}
+
+// tenants returns a page of tenants behind a cursor, and the next one. Whole says that it has all of a
+// tenant that was asked for.
+func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantState, next uint64, whole bool, err error) {
+	var found []flow
+	if q.Tenant != "" {
+		own := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
+		if err := l.Stand(ctx, own); err != nil {
+			return nil, 0, false, err
+		}
+		if whole = own.Err == nil; whole { // no window counts by other attributes
+			found = []flow{{name: own.Flow}}
+		}
+	}
+	if !whole {
+		if found, next, err = l.page(ctx, cursor, int64(q.Limit)); err != nil {
+			return nil, 0, false, err
+		}
+	}
+	flows, err := l.siblings(ctx, found)
+	if err != nil {
+		return nil, 0, false, err
+	}
+	states, err := l.states(ctx, flows)
+	if q.Tenant != "" {
+		states = slices.DeleteFunc(states, func(t TenantState) bool { return t.Tenant != q.Tenant })
+	}
+	return states, next, whole, err
+}
+
+// siblings returns the flows of the same tenants and attributes in all queues and classes. Flows that
+// are not the first of these in order come with other pages. One that does not wait is asked alone.
+func (l *line) siblings(ctx context.Context, found []flow) ([]*tenantFlow, error) {
+	var names []string
+	for _, f := range found {
+		_, values := f.side()
+		for _, q := range l.queues {
+			names = append(names, q.name+"|"+values)
+		}
+	}
+	slices.Sort(names)
+	all, err := l.named(ctx, slices.Compact(names))
+	if err != nil {
+		return nil, err
+	}
+	byRow := map[string][]flow{}
+	for _, f := range all {
+		_, values := f.side()
+		byRow[values] = append(byRow[values], f)
+	}
+	var flows []*tenantFlow
+	for _, f := range found {
+		_, values := f.side()
+		row := byRow[values]
+		if len(row) == 0 && f.tickets == 0 {
+			row = []flow{f}
+		}
+		if len(row) == 0 || f.tickets > 0 && f.name != row[0].name {
+			continue
+		}
+		for _, f := range row {
+			flows = append(flows, &tenantFlow{flow: f, row: values})
+		}
+	}
+	return flows, nil
+}
+
+// states returns how the tenants of flows stand, by the order in which State returns them.
+func (l *line) states(ctx context.Context, flows []*tenantFlow) ([]TenantState, error) {
+	standings := make([]*throttle.Standing, len(flows))
+	for i, f := range flows {
+		f.standing = throttle.Standing{Flow: f.name, Ask: true}
+		standings[i] = &f.standing
+	}
+	if err := l.ranks(ctx, flows); err != nil {
+		return nil, err
+	}
+	if err := l.Stand(ctx, standings...); err != nil {
+		return nil, err
+	}
+	rows := map[string]*TenantState{}
+	most := map[string]int64{}
+	for _, f := range flows {
+		t := rows[f.row]
+		if t == nil {
+			r := f.standing.Request
+			t = &TenantState{Tenant: r.Tenant, Attributes: maps.Clone(r.Attributes), Weight: cmp.Or(f.standing.Weight, 1),
+				Limits: Limits{Windows: []throttle.WindowState{}}}
+			rows[f.row] = t
+		}
+		t.Waiting += f.tickets
+		queue, _ := f.side()
+		if classOf(queue) == throttle.ClassBatch {
+			t.Batch += f.tickets
+		}
+		if f.tickets > most[f.row] {
+			most[f.row], t.Weight = f.tickets, float64(f.weight)/1000
+			for _, q := range l.queues {
+				if q.name == queue {
+					t.Share = min(1, float64(f.weight)/float64(max(1, q.weights)))
+				}
+			}
+		}
+		if f.standing.Err != nil {
+			continue
+		}
+		t.Exempt = f.standing.Decision.Exempt
+		oldest := time.UnixMicro(script.JoinedAt(f.first))
+		if f.first > 0 && f.standing.Decision.AlreadyQueued && (t.Oldest.IsZero() || oldest.Before(t.Oldest)) {
+			t.Oldest = oldest
+		}
+		t.Limits.add(&f.standing, false, true)
+	}
+	states := make([]TenantState, 0, len(rows))
+	for _, t := range rows {
+		states = append(states, *t)
+	}
+	slices.SortFunc(states, func(a, b TenantState) int {
+		return cmp.Or(-cmp.Compare(a.Waiting, b.Waiting), strings.Compare(a.Tenant, b.Tenant),
+			strings.Compare(fmt.Sprint(a.Attributes), fmt.Sprint(b.Attributes)))
+	})
+	return states, nil
+}

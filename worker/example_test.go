@@ -41,9 +41,9 @@ func Example() {
 		Policies: []throttle.Policy{{
 			Name:  "github-api",
 			Match: []string{"github:*"}, // the task types that it guards
-			Windows: []throttle.Window{
-				{Name: "per-minute", Limit: 20, Period: time.Minute},
-				{Name: "burst", Limit: 2, Period: time.Second},
+			Windows: []throttle.Window{ // of each tenant
+				{Name: "per-minute", Limit: 20, Period: time.Minute, Margin: 50 * time.Millisecond},
+				{Name: "burst", Limit: 2, Period: time.Second, Margin: 50 * time.Millisecond},
 			},
 		}},
 	})

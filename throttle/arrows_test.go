@@ -94,3 +94,19 @@ func TestSomeModulesHaveOneDoor(t *testing.T) {
 		}
 	}
 }
+
+// A worker links the modules that asynq links anyway, and no other.
+func TestAWorkerLinksWhatAsynqLinks(t *testing.T) {
+	const modules = `{{with .Module}}{{.Path}}{{end}}`
+	asynqs := goList(t, "-deps", "-f", modules, "github.com/hibiken/asynq")
+	if !slices.Contains(asynqs, "github.com/redis/go-redis/v9") {
+		t.Errorf("go list tells no modules of asynq: %v", asynqs)
+	}
+	for _, pkg := range []string{"throttle", "throttle/control", "throttle/usage", "worker", "worker/batch", "worker/page"} {
+		for _, path := range slices.Compact(goList(t, "-deps", "-f", modules, module+"/"+pkg)) {
+			if path != module && !slices.Contains(asynqs, path) {
+				t.Errorf("package %s links %s", pkg, path)
+			}
+		}
+	}
+}

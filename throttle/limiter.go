@@ -18,9 +18,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/isnil"
+	"github.com/sluice-go/sluice/internal/testhook"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
-	"github.com/sluice-go/sluice/throttle/internal/testhook"
 )
 
 // A Limiter reserves capacity by policies. Limiters with the same policies and Prefix on one Redis

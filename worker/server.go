@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/breaker"
 	"github.com/sluice-go/sluice/internal/isnil"
+	"github.com/sluice-go/sluice/internal/testhook"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
@@ -103,6 +104,12 @@ func copyOf(c redis.UniversalClient) redis.UniversalClient {
 }
 
 func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (*Server, error) {
+	hooks, ok := client.(*testhook.Client)
+	if ok {
+		client = hooks.UniversalClient
+	} else {
+		hooks = &testhook.Client{}
+	}
 	config, err := throttled.withDefaults()
 	if err != nil {
 		return nil, err
@@ -122,7 +129,10 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 		},
 	}
 	s.shutdownGrace, s.endGrace = context.WithCancel(context.Background())
-	s.dispatch = dispatch.New(s.dispatching(c))
+	dispatching := s.dispatching(c)
+	dispatching.HasPending = hooks.HasPending
+	s.dispatch = dispatch.New(dispatching)
+	hooks.Look = s.dispatch.Look
 	s.asynq.Slots = s.dispatch.Concurrency
 	s.attempts = &attempts{byTask: map[asynqredis.Ref]*attempt{}, free: s.dispatch.Ended, swept: time.Now()}
 	client.AddHook(&hook{server: s})

@@ -49,7 +49,7 @@ func handle(ctx context.Context, task *asynq.Task) error {
 
 var acme = worker.Identity{Tenant: "acme", Cost: map[string]int64{throttle.Requests: 1, "tokens": 1500}}
 
-// A day of throttling takes no time.
+// A day of throttling takes seconds.
 func TestADayOfTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := workertest.Start(t, workertest.Config{Handler: asynq.HandlerFunc(handle), Policies: policies})
@@ -63,6 +63,13 @@ func TestADayOfTasks(t *testing.T) {
 			if got, want := run.Start.Sub(begun).Round(time.Second), time.Duration(i/2)*time.Minute; got != want {
 				t.Errorf("run %d began after %v, want %v", i, got, want)
 			}
+		}
+
+		time.Sleep(24 * time.Hour)
+		next := w.Enqueue(worker.NewTask(acme, "llm:ask", nil))
+		w.Drain(time.Minute)
+		if late := w.Runs()[5].Start.Sub(next.At); late > 50*time.Millisecond {
+			t.Errorf("the next day, a task began %v late", late)
 		}
 	})
 }

@@ -21,8 +21,8 @@ import (
 
 // Config is what Start needs. Limiters and loggers in it are replaced by those of the test.
 type Config struct {
-	// Asynq configures the server. The defaults are asynq's own, but Concurrency is 4 and LogLevel is
-	// FatalLevel.
+	// Asynq configures the server. The defaults are asynq's own, but Concurrency is 4, JanitorInterval a
+	// minute, and LogLevel FatalLevel.
 	Asynq asynq.Config
 
 	// Client configures the client.
@@ -57,7 +57,8 @@ func Start(t testing.TB, c Config) *Worker {
 		t.Fatal("workertest: Config.Handler is nil: must be what runs the tasks")
 	}
 	w := &Worker{Memory: throttletest.InMemory(t), t: t}
-	logger := slog.New(slog.NewTextHandler(t.Output(), nil))
+	k := &kit{Memory: w.Memory, log: t.Output()}
+	logger := slog.New(slog.NewTextHandler(k, nil))
 	fatal := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -66,7 +67,7 @@ func Start(t testing.TB, c Config) *Worker {
 	}
 	var err error
 	w.Limiter, err = throttle.New(throttle.Config{
-		Client: w.Memory.Client(t), Logger: logger, Observer: w.runs.observer(), Policies: c.Policies,
+		Client: k.limiterClient(t), Logger: logger, Observer: k.observer(w.runs.observer()), Policies: c.Policies,
 	})
 	fatal(err)
 	w.Inspector = asynq.NewInspector(w.Memory)
@@ -78,9 +79,10 @@ func Start(t testing.TB, c Config) *Worker {
 	t.Cleanup(func() { w.Client.Close() })
 
 	c.Asynq.Concurrency = cmp.Or(c.Asynq.Concurrency, 4)
+	c.Asynq.JanitorInterval = cmp.Or(c.Asynq.JanitorInterval, time.Minute)
 	c.Asynq.LogLevel = cmp.Or(c.Asynq.LogLevel, asynq.FatalLevel)
 	c.Worker.Limiter, c.Worker.Logger = w.Limiter, logger
-	w.Server, err = worker.NewServer(w.Memory, c.Asynq, c.Worker)
+	w.Server, err = worker.NewServer(k, c.Asynq, c.Worker)
 	fatal(err)
 	t.Cleanup(w.Server.Shutdown)
 	fatal(w.Server.Start(w.runs.recorded(c.Handler)))

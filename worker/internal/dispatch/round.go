@@ -16,8 +16,9 @@ const (
 	// pausedFor is when to ask again a line all of whose queues are paused.
 	pausedFor = time.Second
 
-	// lookMost bounds the time between two looks at the lines that nobody watches.
-	lookMost = time.Second
+	// lookMost bounds the time between two looks at the lines that nobody watches, but in a test kit.
+	lookMost    = time.Second
+	lookMostKit = time.Minute
 )
 
 // A group is the queues that are asked together: all of them, or one with strict priorities.
@@ -131,11 +132,13 @@ func (d *Dispatcher) pending(ctx context.Context, g *group, n int, now time.Time
 	if !poll {
 		n = 0
 	}
-	watched := d.lines.watched(g, now)
-	for _, queue := range g.draw(d.Queues) {
-		n, err := d.fetch(ctx, &fetch{group: g, queue: queue, callID: d.Asynq.Call(), n: n, watched: watched})
-		if err != nil || n > 0 {
-			return true, err
+	if !d.isQuiet(g, now) {
+		watched := d.lines.watched(g, now)
+		for _, queue := range g.draw(d.Queues) {
+			n, err := d.fetch(ctx, &fetch{group: g, queue: queue, callID: d.Asynq.Call(), n: n, watched: watched})
+			if err != nil || n > 0 {
+				return true, err
+			}
 		}
 	}
 	d.buffer.noPending(g)
@@ -147,6 +150,18 @@ func (d *Dispatcher) pending(ctx context.Context, g *group, n int, now time.Time
 		g.pollAt = now.Add(d.Poll * 3 / 4)
 	}
 	return false, nil
+}
+
+// isQuiet reports, in a test kit, that a look at the queues of a group would find nothing.
+func (d *Dispatcher) isQuiet(g *group, now time.Time) bool {
+	if d.HasPending == nil || now.Sub(g.watchedAt) >= lookMostKit {
+		return false
+	}
+	d.rounds.Lock()
+	defer d.rounds.Unlock()
+	return !slices.ContainsFunc(g.queues, func(queue string) bool {
+		return d.rounds.paused[queue] || d.HasPending(queue)
+	})
 }
 
 // pendingNow has Next look for pending tasks at once.

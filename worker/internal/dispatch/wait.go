@@ -139,6 +139,13 @@ func (d *Dispatcher) Freed(line string) {
 	}
 }
 
+// Look makes all lines due now where tickets wait.
+func (d *Dispatcher) Look() {
+	for _, line := range d.Limiter.Lines() {
+		d.Freed(line)
+	}
+}
+
 // changed has Next, or else tend, look when the lines need something next.
 func (d *Dispatcher) changed() {
 	d.nudges.signal()

@@ -1,4 +1,5 @@
-// Package testhook lets tests hand a limiter its clock and edit its scripts, wherever they live.
+// Package testhook lets tests hand a limiter its clock and edit its scripts, wherever they live, and
+// tell a worker when there is nothing to look for.
 package testhook
 
 import (
@@ -7,7 +8,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Client is a connection to Redis with hooks for the one limiter that throttle.New makes with it.
+// A Client is a connection to Redis with hooks for the one limiter that throttle.New makes with it, or
+// for the one server that worker.NewServer makes with it.
 type Client struct {
 	redis.UniversalClient
 
@@ -20,6 +22,13 @@ type Client struct {
 
 	// Gathered returns how many requests of a policy wait for the call that is under way. New sets it.
 	Gathered func(policy string) int
+
+	// HasPending, if not nil, reports whether a queue has pending tasks. The worker then asks Redis only
+	// if there are some, and each minute.
+	HasPending func(queue string) bool
+
+	// Look has the worker ask its lines where tasks wait. NewServer sets it.
+	Look func()
 
 	// Refresh does at once what the first take after SetPolicies does in the background: tenants'
 	// weights and own limits hold for the tickets in line. New sets it.

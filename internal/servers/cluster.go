@@ -55,7 +55,11 @@ func (c *RedisCluster) start(dir string, primaries, replicas int, args []string)
 	for i, p := range c.Nodes {
 		calls := [][]any{{"cluster", "set-config-epoch", i + 1}}
 		if i < primaries {
-			calls = append(calls, []any{"cluster", "addslotsrange", i * slots / primaries, (i+1)*slots/primaries - 1})
+			add := []any{"cluster", "addslots"} // ADDSLOTSRANGE needs Redis 7.0
+			for slot := i * slots / primaries; slot < (i+1)*slots/primaries; slot++ {
+				add = append(add, slot)
+			}
+			calls = append(calls, add)
 		}
 		if i > 0 {
 			host, port, _ := strings.Cut(c.Nodes[0].Addr, ":")
@@ -63,7 +67,7 @@ func (c *RedisCluster) start(dir string, primaries, replicas int, args []string)
 		}
 		for _, call := range calls {
 			if err := p.do(ctx, call...).Err(); err != nil {
-				return fmt.Errorf("%v: %w", call, err)
+				return fmt.Errorf("%v: %w", call[:2], err)
 			}
 		}
 	}

@@ -7,7 +7,8 @@ import "time"
 // call the limiter. Those that are nil cost nothing. A panic is recovered, and logged with its stack:
 // at most once a minute for each function.
 type Observer struct {
-	// Called is called after each call of a script in Redis.
+	// Called is called after each call of a script in Redis. Package worker calls it for each dequeue
+	// that asynq's Redis did not answer, and for the first one that it answers again.
 	Called func(Call)
 
 	// Corrected is called for each reservation whose cost was settled to another, or that was
@@ -32,8 +33,7 @@ type Observer struct {
 	// it calls a task's handler.
 	Started func(Start)
 
-	// Taken is called for the tickets that left the line of a policy with their capacity, if there are
-	// any. Some may be put back.
+	// Taken is called for tickets that left a policy's line with their capacity. Some may be put back.
 	Taken func(policy string, tickets []TakenTicket)
 
 	// Unavailable is called, by package worker, for each task that goes back to wait because the limiter
@@ -46,8 +46,8 @@ type Observer struct {
 type Call struct {
 	Err    error         // nil, or of the class ErrUnavailable, ErrState, ErrClock or ErrReply, or the context's error
 	N      int           // requests that it decided, or tickets that it took
-	Policy string        //
-	Script string        // "decide" or "take"
+	Policy string        // empty for a dequeue
+	Script string        // "decide", "take" or "dequeue"
 	Took   time.Duration // until the reply had arrived
 }
 

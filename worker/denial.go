@@ -100,7 +100,7 @@ func (s *Server) mark(a *attempt, r throttle.Request) string {
 // closed. The task may have joined the line all the same.
 func (s *Server) unavailable(a *attempt, r throttle.Request, cause error) error {
 	s.outages.Failed(cause, "policy", r.Policy, "fails", "closed")
-	s.reportUnavailable(r, cause)
+	s.config.Limiter.Config().Observer.Unavailable(r.Policy, r.Tenant, cause)
 	return s.attempts.deny(a, newUnavailable(r, cause), s.mark(a, r))
 }
 

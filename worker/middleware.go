@@ -109,7 +109,6 @@ func (s *Server) noteDecision(d throttle.Decision) {
 	}
 	s.outages.Decided()
 	s.outages.ClockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
-	s.outages.ClockAhead(d.Policy, d.At)
 }
 
 // follow does what was decided: it runs the task, or returns its denial.
@@ -205,7 +204,7 @@ func (s *Server) decide(
 func (s *Server) outOfTime(ctx context.Context, r throttle.Request, d throttle.Decision) {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		s.outages.Failed(errOutOfTime, "fails", "closed")
-		s.reportUnavailable(r, errOutOfTime)
+		s.config.Limiter.Config().Observer.Unavailable(r.Policy, r.Tenant, errOutOfTime)
 	}
 	if d.Granted {
 		s.cancelLater(d)
@@ -236,9 +235,4 @@ func (s *Server) started(d throttle.Decision, grant *dispatch.Grant) {
 		}
 	}
 	s.config.Limiter.Config().Observer.Started(start)
-}
-
-// reportUnavailable reports a task that is requeued because the limiter could not decide.
-func (s *Server) reportUnavailable(r throttle.Request, err error) {
-	s.config.Limiter.Config().Observer.Unavailable(r.Policy, r.Tenant, err)
 }

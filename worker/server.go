@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -53,6 +54,7 @@ type Server struct {
 	sweeper   sweeper
 	unmatched *unmatched
 
+	dequeueFails    atomic.Bool
 	shutdown        sync.Once
 	shutdownGrace   context.Context // ends when the server's shutdown waits no longer
 	endGrace        context.CancelFunc
@@ -143,10 +145,7 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 // dispatching returns how the dispatcher serves an asynq.Server of this config.
 func (s *Server) dispatching(c asynq.Config) dispatch.Config {
 	return dispatch.Config{
-		Answered: func(line string, at time.Time) {
-			s.outages.Decided()
-			s.outages.ClockAt(line, at)
-		},
+		Answered:    s.outages.Answered,
 		Asynq:       s.asynq,
 		Concurrency: cmp.Or(max(c.Concurrency, 0), runtime.NumCPU()),
 		Failed: func(line string, err error) {
@@ -263,6 +262,7 @@ func (s *Server) Shutdown() {
 		s.dispatch.Drain(s.shutdownGrace)
 		s.endGrace()
 		s.dispatch.Close()
+		s.outages.Close()
 		if s.owned != nil {
 			s.owned.Close()
 		}

@@ -3,45 +3,70 @@ package promthrottle
 import (
 	"context"
 	"errors"
-	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
+	"strconv"
+	"strings"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
-// with returns labels, and that of the tenant if tenants are told apart. The tenants' lock is held.
+// with returns labels, and that of the tenant if tenants have one.
 func (m *Metrics) with(tenant string, labels ...string) []string {
-	if m.tenants.most > 0 {
-		labels = append(labels, m.tenants.label(tenant, time.Now(), m.forget))
+	if m.tenant != nil {
+		labels = append(labels, labelOf(m.tenant(tenant)))
 	}
 	return labels
 }
 
-func (m *Metrics) forget(label string) {
-	for _, v := range m.all {
-		v.DeletePartialMatch(prometheus.Labels{tenantLabel: label})
+// labelOf makes a label of a name, which is data: valid UTF-8, and not long. What does not print is
+// quoted.
+func labelOf(name string) string {
+	label := strings.ToValidUTF8(quote.Short(name), "\uFFFD")
+	if quoted := strconv.Quote(label); quoted[1:len(quoted)-1] != label {
+		return quoted
 	}
+	return label
 }
 
 func (m *Metrics) called(c throttle.Call) {
-	m.call.WithLabelValues(c.Policy, c.Script).Observe(c.Took.Seconds())
-	if c.Err != nil {
-		m.errors.WithLabelValues(c.Policy, c.Script, classOf(c.Err)).Inc()
+	class := classOf(c.Err)
+	switch {
+	case c.Script == dequeue:
+		m.down[1].note("", c.Err)
+	case class == "" || class == "unavailable" || class == "timeout":
+		m.down[0].note(c.Policy, c.Err)
+	}
+	if class != "" {
+		m.errors.WithLabelValues(c.Policy, c.Script, class).Inc()
+	}
+	if c.Script == dequeue {
 		return
 	}
-	m.batch.WithLabelValues(c.Policy, c.Script).Observe(float64(c.N))
+	m.call.WithLabelValues(c.Policy, c.Script).Observe(c.Took.Seconds())
+	if class == "" {
+		m.batch.WithLabelValues(c.Policy, c.Script).Observe(float64(c.N))
+	}
 }
 
+// dequeue is the script of calls that package worker reports of asynq's Redis.
+const dequeue = "dequeue"
+
+// classes are errors, and their names as labels.
+var classes = []struct {
+	err  error
+	name string
+}{
+	{throttle.ErrForbidden, "forbidden"}, {throttle.ErrUnavailable, "unavailable"},
+	{throttle.ErrState, "state"}, {throttle.ErrClock, "clock"},
+	{throttle.ErrReply, "reply"}, {context.DeadlineExceeded, "timeout"}, {context.Canceled, "canceled"},
+}
+
+// classOf returns the class of an error, "" for nil.
 func classOf(err error) string {
-	for _, c := range []struct {
-		err  error
-		name string
-	}{
-		{throttle.ErrForbidden, "forbidden"}, {throttle.ErrUnavailable, "unavailable"},
-		{throttle.ErrState, "state"}, {throttle.ErrClock, "clock"},
-		{throttle.ErrReply, "reply"}, {context.DeadlineExceeded, "timeout"}, {context.Canceled, "canceled"},
-	} {
+	if err == nil {
+		return ""
+	}
+	for _, c := range classes {
 		if errors.Is(err, c.err) {
 			return c.name
 		}
@@ -50,7 +75,6 @@ func classOf(err error) string {
 }
 
 func (m *Metrics) decided(d throttle.Decision) {
-	defer m.tenants.lock()()
 	if d.Observed != nil {
 		m.observed.WithLabelValues(m.with(d.Tenant, d.Policy, d.Observed.By)...).Inc()
 		if !d.Observed.NeverFits {
@@ -69,15 +93,11 @@ func (m *Metrics) decided(d throttle.Decision) {
 	if d.Queued && !d.AlreadyQueued {
 		m.expected.WithLabelValues(d.Policy).Observe(d.RetryIn.Seconds())
 	}
-	if d.Adapted != nil {
-		m.rates.note(d.Policy, *d.Adapted, d.At)
-	}
 }
 
 func (m *Metrics) followed(version int64, err error) {
-	unusable := m.unusable.WithLabelValues() // it is exported from the first version on
 	if err != nil {
-		unusable.Inc()
+		m.unusable.WithLabelValues().Inc()
 		return
 	}
 	m.version.WithLabelValues().Set(float64(version))
@@ -110,16 +130,10 @@ func resultOf(p throttle.Place) string {
 }
 
 func (m *Metrics) refused(r throttle.Refusal) {
-	defer m.tenants.lock()()
 	m.refusals.WithLabelValues(m.with(r.Tenant, r.Policy)...).Inc()
-	m.paused.WithLabelValues(r.Policy).Add(r.Pause.Seconds())
-	if r.Adapted != nil {
-		m.rates.note(r.Policy, *r.Adapted, r.Adapted.Changed)
-	}
 }
 
 func (m *Metrics) started(s throttle.Start) {
-	defer m.tenants.lock()()
 	m.wait.WithLabelValues(m.with(s.Tenant, s.Policy)...).Observe(s.Waited.Seconds())
 	if s.Late >= 0 {
 		m.late.WithLabelValues(s.Policy).Observe(s.Late.Seconds())
@@ -127,7 +141,6 @@ func (m *Metrics) started(s throttle.Start) {
 }
 
 func (m *Metrics) taken(policy string, tickets []throttle.TakenTicket) {
-	defer m.tenants.lock()()
 	for _, t := range tickets {
 		if t.Decision.Granted {
 			m.grants.WithLabelValues(m.with(t.Decision.Tenant, policy, "line")...).Inc()

@@ -29,7 +29,7 @@ func Example() {
 	}}
 
 	registry := prometheus.NewRegistry()
-	metrics, err := promthrottle.New(promthrottle.Config{Registerer: registry, Tenants: 20})
+	metrics, err := promthrottle.New(promthrottle.Config{Registerer: registry})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -50,7 +50,11 @@ func Example() {
 	}
 	for _, family := range families {
 		if name := family.GetName(); name == "sluice_grants_total" || name == "sluice_denials_total" {
-			fmt.Println(name, family.GetMetric()[0].GetCounter().GetValue())
+			sum := 0.0
+			for _, series := range family.GetMetric() {
+				sum += series.GetCounter().GetValue()
+			}
+			fmt.Println(name, sum)
 		}
 	}
 	// Output:

@@ -8,22 +8,15 @@
 package promthrottle
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"sync/atomic"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/throttle"
 )
-
-// MaxTenants bounds Config.Tenants: each is a series of several metrics, and ten or more of a
-// histogram.
-const MaxTenants = 200
 
 // Config configures New.
 type Config struct {
@@ -31,24 +24,25 @@ type Config struct {
 	// prometheus.WrapRegistererWith adds a label that tells them apart.
 	Registerer prometheus.Registerer
 
-	// Tenants is how many tenants are told apart, by a label tenant: those with the most events, and
-	// the rest together as "other". It is at most MaxTenants. The default, 0, is no such label.
-	Tenants int
+	// Tenant returns a label for a tenant, such as its plan, or its own name if it is one of a few. Each
+	// label is a series of several metrics. The default, nil, is no label.
+	Tenant func(tenant string) (label string)
 }
 
 // Metrics are the metrics of one limiter. It is safe for concurrent use.
 type Metrics struct {
-	batch, call, expected, late, wait, would   *prometheus.HistogramVec
-	denials, errors, grants, joins             *prometheus.CounterVec
-	observed, paused, refusals                 *prometheus.CounterVec
-	unavailable, unusable                      *prometheus.CounterVec
-	version                                    *prometheus.GaugeVec
-	adaptedCounts, adaptedRate, waitingTickets *prometheus.Desc
+	batch, call, expected, late, wait, would          *prometheus.HistogramVec
+	denials, errors, grants, joins                    *prometheus.CounterVec
+	observed, refusals, unavailable, unusable         *prometheus.CounterVec
+	adapted, asked, inQueue, joinedAt, oldest, paused *prometheus.Desc
+	redisDown, redisUp, share, used, waiting          *prometheus.Desc
+	version                                           *prometheus.GaugeVec
 
-	all     []*prometheus.MetricVec
-	limiter atomic.Pointer[throttle.Limiter]
-	rates   rates
-	tenants tenants
+	events  *prometheus.Registry
+	states  []*prometheus.Desc
+	down    [2]outages // of the limiter's Redis, and of asynq's
+	tenant  func(string) string
+	watched watched
 }
 
 // Buckets, in seconds.
@@ -64,67 +58,57 @@ func New(c Config) (*Metrics, error) {
 	if isnil.Value(c.Registerer) {
 		return nil, errors.New("promthrottle: Config.Registerer is nil: must be such as prometheus.DefaultRegisterer")
 	}
-	if c.Tenants < 0 || c.Tenants > MaxTenants {
-		return nil, fmt.Errorf("promthrottle: Config.Tenants %d: must be 0 to %d", c.Tenants, MaxTenants)
-	}
-	m := &Metrics{rates: rates{byCount: map[string]rate{}}, tenants: tenants{most: c.Tenants}}
+	m := &Metrics{events: prometheus.NewRegistry(), tenant: c.Tenant}
 	ofTenant := func(labels ...string) []string {
-		if c.Tenants > 0 {
-			labels = append(labels, tenantLabel)
+		if c.Tenant != nil {
+			labels = append(labels, "tenant")
 		}
 		return labels
 	}
-	counter := func(name, help string, labels []string) *prometheus.CounterVec {
-		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sluice_" + name, Help: help}, labels)
-		m.all = append(m.all, v.MetricVec)
-		return v
+	of := promauto.With(m.events)
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return of.NewCounterVec(prometheus.CounterOpts{Name: "sluice_" + name, Help: help}, labels)
 	}
-	histogram := func(name, help string, buckets []float64, labels []string) *prometheus.HistogramVec {
-		opts := prometheus.HistogramOpts{Name: "sluice_" + name, Help: help, Buckets: buckets}
-		v := prometheus.NewHistogramVec(opts, labels)
-		m.all = append(m.all, v.MetricVec)
-		return v
+	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		return of.NewHistogramVec(prometheus.HistogramOpts{Name: "sluice_" + name, Help: help, Buckets: buckets}, labels)
 	}
-	policy := []string{"policy"}
-	m.grants = counter("grants_total",
-		"Requests that were granted: at once, from the line, or uncounted as the policy fails open.",
-		ofTenant("policy", "source"))
-	m.denials = counter("denials_total",
-		"Requests that were denied, by the window that denied for longest.", ofTenant("policy", "by"))
-	m.observed = counter("observed_denials_total",
-		"Requests that would be denied, by the window that would deny for longest: the policy observes only.",
-		ofTenant("policy", "by"))
-	m.would = histogram("observed_wait_seconds", "How long requests would wait that would be denied.", forWaits, policy)
-	m.joins = counter("joins_total",
-		"Tickets that were to join the line, by what became of them.", []string{"policy", "result"})
-	m.expected = histogram("expected_wait_seconds",
-		"The expected wait of tickets, as of their joins.", forWaits, policy)
-	m.wait = histogram("wait_seconds",
-		"How long work waited from its join until it started.", forWaits, ofTenant("policy"))
-	m.late = histogram("start_delay_seconds",
-		"How long after it fitted work started, with the wait for a free slot.", forStarts, policy)
-	m.refusals = counter("refusals_total", "Calls that the upstream refused.", ofTenant("policy"))
-	m.paused = counter("pauses_seconds_total", "Length of the pauses that began by a refusal.", policy)
-	m.unavailable = counter("unavailable_requeues_total",
-		"Tasks that were requeued because the limiter could not decide.", policy)
-	m.call = histogram("script_seconds",
-		"How long calls of scripts in Redis took, as the caller sees it.", forCalls, []string{"policy", "script"})
-	m.errors = counter("script_errors_total",
-		"Calls of scripts in Redis that failed.", []string{"policy", "script", "class"})
-	m.batch = histogram("script_batch_size",
-		"Requests that one call decided, or tickets that it took.",
-		[]float64{0, 1, 2, 4, 8, 16, 32, 64}, []string{"policy", "script"})
-	m.unusable = counter("policies_unusable_total",
-		"Published versions of policies that could not be put in force.", nil)
-	m.version = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	state := func(name, help string, labels ...string) *prometheus.Desc {
+		m.states = append(m.states, prometheus.NewDesc("sluice_"+name, help, labels, nil))
+		return m.states[len(m.states)-1]
+	}
+	m.grants = counter("grants_total", "Requests granted: at once, from the line, or uncounted as the policy fails open.",
+		ofTenant("policy", "source")...)
+	m.denials = counter("denials_total", "Requests denied, by the window that denied for longest.",
+		ofTenant("policy", "by")...)
+	m.observed = counter("observed_denials_total", "Requests that an observing policy would deny, by window.",
+		ofTenant("policy", "by")...)
+	m.would = histogram("observed_wait_seconds", "How long these requests would wait.", forWaits, "policy")
+	m.joins = counter("joins_total", "Tickets that asked to join a line, by what became of them.", "policy", "result")
+	m.expected = histogram("expected_wait_seconds", "Expected wait of tickets when they joined.", forWaits, "policy")
+	m.wait = histogram("wait_seconds", "How long work waited from its join to its start.", forWaits, ofTenant("policy")...)
+	m.late = histogram("start_delay_seconds", "How long after it fitted work started.", forStarts, "policy")
+	m.refusals = counter("refusals_total", "Calls that the upstream refused.", ofTenant("policy")...)
+	m.unavailable = counter("unavailable_requeues_total", "Tasks requeued because nothing was decided.", "policy")
+	m.call = histogram("script_seconds", "How long calls of scripts in Redis took.", forCalls, "policy", "script")
+	m.errors = counter("script_errors_total", "Calls of scripts in Redis that failed.", "policy", "script", "class")
+	m.batch = histogram("script_batch_size", "Requests that one call decided, or tickets that it took.",
+		[]float64{0, 1, 2, 4, 8, 16, 32, 64}, "policy", "script")
+	m.unusable = counter("policies_unusable_total", "Published versions of policies that are not in force.")
+	m.version = of.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "sluice_policies_version", Help: "The version of the published policies that is in force.",
 	}, nil)
-	m.all = append(m.all, m.version.MetricVec)
-	m.adaptedRate = prometheus.NewDesc("sluice_adapted_rate_ratio",
-		"The lowest rate in force after refusals, as a part of the published one.", policy, nil)
-	m.adaptedCounts = prometheus.NewDesc("sluice_adapted_counts",
-		"How many counts of windows have adapted their rate, such as one of each tenant.", policy, nil)
-	m.waitingTickets = prometheus.NewDesc("sluice_waiting", "Tickets in line.", policy, nil)
+	m.redisUp = state("redis_up", "Whether the Redis of the limiter, or of asynq's queues, answered last.", "redis")
+	m.redisDown = state("redis_down_seconds_total", "For how long it did not answer.", "redis")
+	m.adapted = state("adapted_rate_ratio", "The lowest rate after refusals, as a part of the published one.", "policy")
+	m.waiting = state("waiting", "Tickets in line.", "policy")
+	m.inQueue = state("queue_waiting", "Tickets in line, by queue and class.", "policy", "queue", "class")
+	m.asked = state("queue_asked_seconds", "Time since a server asked for the queue.", "policy", "queue", "class")
+	m.oldest = state("oldest_wait_seconds", "How long the ticket has waited that waits longest.", "policy")
+	m.joinedAt = state("oldest_join_timestamp_seconds",
+		"Join of the oldest ticket that nothing of its own tenant holds up; now if there is none.", "policy")
+	m.share = state("oldest_share_ratio", "The share of that ticket's tenant by weight, in its queue.", "policy")
+	m.paused = state("paused", "Whether the upstream or an operator pauses the policy.", "policy", "by")
+	m.used = state("window_used_ratio", "Units counted by a shared window, as a part of its limit.", "policy", "window")
 	if err := c.Registerer.Register(m); err != nil {
 		return nil, fmt.Errorf("promthrottle: %w", err)
 	}
@@ -139,56 +123,21 @@ func (m *Metrics) Observer() throttle.Observer {
 	}
 }
 
-// Watch adds what only the limiter knows: the metric sluice_waiting. Each scrape then asks Redis
-// for one number a policy, for a second at most. Numbers that do not come are left out.
-func (m *Metrics) Watch(l *throttle.Limiter) { m.limiter.Store(l) }
-
 // Describe is for the Registerer.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, v := range m.all {
-		v.Describe(ch)
+	m.events.Describe(ch)
+	for _, desc := range m.states {
+		ch <- desc
 	}
-	ch <- m.adaptedRate
-	ch <- m.adaptedCounts
-	ch <- m.waitingTickets
 }
-
-const scrapeTimeout = time.Second
 
 // Collect is for the Registerer.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(desc *prometheus.Desc, value float64, policy string) {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, policy)
-	}
-	for _, v := range m.all {
-		v.Collect(ch)
-	}
-	var lines, policies []string
-	limiter := m.limiter.Load()
-	if limiter != nil {
-		lines = limiter.Lines()
-	}
-	for _, line := range lines { // of a policy with shards there are several
-		if policy := throttle.PolicyOf(line); !slices.Contains(policies, policy) {
-			policies = append(policies, policy)
-		}
-	}
-	for policy, now := range m.rates.inForce(time.Now(), policies) {
-		gauge(m.adaptedRate, now.lowest, policy)
-		gauge(m.adaptedCounts, float64(now.counts), policy)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
-	defer cancel()
-	waiting, silent := map[string]int64{}, map[string]bool{}
-	for _, line := range lines {
-		policy := throttle.PolicyOf(line)
-		n, err := limiter.Line(line).Len(ctx)
-		waiting[policy] += n
-		silent[policy] = silent[policy] || err != nil
-	}
-	for policy, n := range waiting {
-		if !silent[policy] {
-			gauge(m.waitingTickets, float64(n), policy)
-		}
+	m.watch(ch)
+	m.events.Collect(ch)
+	for i, redis := range []string{"limiter", "queues"} {
+		up, seconds := m.down[i].now()
+		ch <- prometheus.MustNewConstMetric(m.redisUp, prometheus.GaugeValue, up, redis)
+		ch <- prometheus.MustNewConstMetric(m.redisDown, prometheus.CounterValue, seconds, redis)
 	}
 }

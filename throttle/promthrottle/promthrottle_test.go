@@ -3,6 +3,8 @@ package promthrottle_test
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -49,11 +51,15 @@ func wantSeries(t *testing.T, registry *prometheus.Registry, want ...string) {
 	}
 }
 
+func same(tenant string) string { return tenant }
+
 func limiter(t *testing.T, client redis.UniversalClient, metrics *promthrottle.Metrics) *throttle.Limiter {
 	t.Helper()
 	l, err := throttle.New(throttle.Config{
 		Client: client, Observer: metrics.Observer(),
-		Policies: []throttle.Policy{{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{{Name: "hour", Limit: 2, Period: time.Hour}}}},
+		Policies: []throttle.Policy{{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
+			{Name: "hour", Limit: 2, Period: time.Hour}, {Name: "all", Limit: 10, Period: time.Hour, Scope: throttle.ScopeShared},
+		}}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -61,10 +67,10 @@ func limiter(t *testing.T, client redis.UniversalClient, metrics *promthrottle.M
 	return l
 }
 
-func metrics(t *testing.T, tenants int) (*promthrottle.Metrics, *prometheus.Registry) {
+func metrics(t *testing.T, tenant func(string) string) (*promthrottle.Metrics, *prometheus.Registry) {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
-	m, err := promthrottle.New(promthrottle.Config{Registerer: registry, Tenants: tenants})
+	m, err := promthrottle.New(promthrottle.Config{Registerer: registry, Tenant: tenant})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,10 +82,11 @@ func TestMetricsOfALimiter(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		ctx := t.Context()
-		m, registry := metrics(t, 2)
+		m, registry := metrics(t, same)
 		l := limiter(t, client, m)
 		wantSeries(t, registry)
 		m.Watch(l)
+		wantSeries(t, registry, `sluice_script_errors_total{class="unavailable",policy="api",script="take"} 0`)
 		wantSeries(t, registry, `sluice_waiting{policy="api"} 0`, `sluice_adapted_rate_ratio{policy="api"} 1`)
 
 		ticket := func(tenant, id string) throttle.Request {
@@ -108,8 +115,9 @@ func TestMetricsOfALimiter(t *testing.T) {
 			`sluice_joins_total{policy="api",result="backlog"} 1`,
 			`sluice_expected_wait_seconds{policy="api"} 2`,
 			`sluice_waiting{policy="api"} 2`,
-			`sluice_script_seconds{policy="api",script="decide"} 4`,
-			`sluice_script_batch_size{policy="api",script="decide"} 4`,
+			`sluice_queue_waiting{class="live",policy="api",queue="q"} 2`,
+			`sluice_window_used_ratio{policy="api",window="all"} 0.2`,
+			`sluice_paused{by="upstream",policy="api"} 0`,
 		)
 		if taken, err := l.Line("api").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 10}); err != nil || len(taken.Tickets) != 1 {
 			t.Fatal(taken, err)
@@ -131,8 +139,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 			`sluice_grants_total{policy="api",source="line",tenant="b"} 1`,
 			`sluice_waiting{policy="api"} 1`,
 			`sluice_refusals_total{policy="api",tenant="a"} 1`,
-			`sluice_pauses_seconds_total{policy="api"} 1`,
-			`sluice_adapted_counts{policy="api"} 1`,
+			`sluice_adapted_rate_ratio{policy="api"} 1`,
 			`sluice_wait_seconds{policy="api",tenant="b"} 2`,
 			`sluice_start_delay_seconds{policy="api"} 1`,
 			`sluice_unavailable_requeues_total{policy="api"} 1`,
@@ -162,7 +169,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 func TestWaitingInAllShards(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		m, registry := metrics(t, 0)
+		m, registry := metrics(t, nil)
 		p := throttle.Policy{Name: "api", Shards: 4, Match: []string{"*"}, Windows: []throttle.Window{{Name: "hour", Limit: 2, Period: time.Hour}}}
 		l, err := throttle.New(throttle.Config{Client: client, Observer: m.Observer(), Policies: []throttle.Policy{p}})
 		if err != nil {
@@ -179,43 +186,62 @@ func TestWaitingInAllShards(t *testing.T) {
 	})
 }
 
-// A rate that was lowered is seen until it is over.
-func TestTheRateInForceIsAMetric(t *testing.T) {
-	t.Parallel()
-	m, registry := metrics(t, 0)
-	tell := m.Observer()
-	at := time.Now().Add(time.Hour) // the clock of Redis is another
-	adapted := func(tenant string, rate float64, until time.Duration) *throttle.Adapted {
-		return &throttle.Adapted{
-			Changed: at, Published: 10, Rate: rate, Until: at.Add(until), Window: "w",
-			Scope: throttle.ScopeValue{Attributes: []string{"tenant"}, Values: []string{tenant}},
-		}
-	}
-	tell.Refused(throttle.Refusal{Adapted: adapted("a", 8, time.Minute), Policy: "api", Tenant: "a"})
-	tell.Decided(throttle.Decision{At: at, Adapted: adapted("b", 5, time.Minute), Policy: "api", Tenant: "b"})
-	wantSeries(t, registry, `sluice_adapted_rate_ratio{policy="api"} 0.5`, `sluice_adapted_counts{policy="api"} 2`)
-	tell.Decided(throttle.Decision{At: at, Adapted: adapted("b", 6, 0), Policy: "api", Tenant: "b"})
-	wantSeries(t, registry, `sluice_adapted_rate_ratio{policy="api"} 0.8`, `sluice_adapted_counts{policy="api"} 1`)
-}
-
 // Without Redis a scrape has all other metrics.
 func TestAScrapeWithoutRedis(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1, MaxRetries: -1})
 	defer client.Close()
-	m, registry := metrics(t, 0)
+	m, registry := metrics(t, nil)
 	l := limiter(t, client, m)
 	m.Watch(l)
 	if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "a"}); !errors.Is(err, throttle.ErrUnavailable) {
 		t.Fatal(err)
 	}
-	wantSeries(t, registry, `sluice_script_errors_total{class="unavailable",policy="api",script="decide"} 1`)
+	wantSeries(t, registry, `sluice_script_errors_total{class="unavailable",policy="api",script="decide"} 1`,
+		`sluice_redis_up{redis="limiter"} 0`, `sluice_redis_up{redis="queues"} 1`)
+	m.Observer().Called(throttle.Call{Err: io.EOF, Script: "dequeue"})
+	wantSeries(t, registry, `sluice_redis_up{redis="queues"} 0`)
+	m.Observer().Called(throttle.Call{Script: "dequeue"})
+	wantSeries(t, registry, `sluice_redis_up{redis="queues"} 1`)
+}
+
+// While Redis hangs a scrape says so in time, and the next one does not ask again.
+func TestAScrapeWhileRedisHangs(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close() // nobody accepts
+	client := redis.NewClient(&redis.Options{Addr: listener.Addr().String()})
+	defer client.Close()
+	m, registry := metrics(t, nil)
+	m.Watch(limiter(t, client, m))
+	for range 2 {
+		wantSeries(t, registry, `sluice_redis_up{redis="limiter"} 0`)
+	}
+	for _, line := range series(t, registry) {
+		if strings.HasPrefix(line, "sluice_waiting") {
+			t.Errorf("nobody knows %s", line)
+		}
+	}
+}
+
+// A tenant's name is data.
+func TestLabelsOfHostileNames(t *testing.T) {
+	m, registry := metrics(t, same)
+	for name, want := range map[string]string{
+		"acme": "acme", "a\nb": `"a\nb"`, `a"b`: `"a\"b"`, "\xff\xfe": "\uFFFD",
+		strings.Repeat("x", 70): strings.Repeat("x", 64) + "...",
+	} {
+		m.Observer().Refused(throttle.Refusal{Policy: "p", Tenant: name})
+		wantSeries(t, registry, fmt.Sprintf("sluice_refusals_total{policy=%q,tenant=%q} 1", "p", want))
+	}
 }
 
 func TestConfigIsChecked(t *testing.T) {
 	for want, c := range map[string]promthrottle.Config{
 		"promthrottle: Config.Registerer is nil: must be such as prometheus.DefaultRegisterer": {},
-		"promthrottle: Config.Tenants -1: must be 0 to 200":                                    {Registerer: prometheus.NewRegistry(), Tenants: -1},
 	} {
 		if _, err := promthrottle.New(c); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
@@ -225,7 +251,7 @@ func TestConfigIsChecked(t *testing.T) {
 	if _, err := promthrottle.New(promthrottle.Config{Registerer: none}); err == nil {
 		t.Error("a registry that is a nil pointer is taken")
 	}
-	_, registry := metrics(t, 0)
+	_, registry := metrics(t, nil)
 	if _, err := promthrottle.New(promthrottle.Config{Registerer: registry}); !errors.As(err, new(prometheus.AlreadyRegisteredError)) {
 		t.Errorf("a second time: %v", err)
 	}
@@ -233,9 +259,9 @@ func TestConfigIsChecked(t *testing.T) {
 
 // What the metrics cost for each task: a call that joined it, one that took it, and its start.
 func BenchmarkATask(b *testing.B) {
-	for _, tenants := range []int{0, 20} {
-		b.Run(fmt.Sprintf("tenants=%d", tenants), func(b *testing.B) {
-			m, err := promthrottle.New(promthrottle.Config{Registerer: prometheus.NewRegistry(), Tenants: tenants})
+	for name, tenant := range map[string]func(string) string{"policies": nil, "tenants": same} {
+		b.Run(name, func(b *testing.B) {
+			m, err := promthrottle.New(promthrottle.Config{Registerer: prometheus.NewRegistry(), Tenant: tenant})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -262,7 +288,7 @@ func BenchmarkATask(b *testing.B) {
 func TestMetricsOfAPolicyWithShards(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		m, registry := metrics(t, 2)
+		m, registry := metrics(t, same)
 		l := limiter(t, client, m)
 		m.Watch(l)
 		p := throttle.Policy{Name: "api", Shards: 4, Windows: []throttle.Window{{Name: "hour", Limit: 1, Period: time.Hour}}}
@@ -275,6 +301,6 @@ func TestMetricsOfAPolicyWithShards(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		wantSeries(t, registry, `sluice_waiting{policy="api"} 8`, `sluice_script_seconds{policy="api",script="decide"} 8`)
+		wantSeries(t, registry, `sluice_waiting{policy="api"} 8`, `sluice_queue_waiting{class="live",policy="api",queue="q"} 8`)
 	})
 }

@@ -3,6 +3,7 @@ package tasktrace_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -18,6 +19,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/tasktrace"
+	"github.com/sluice-go/sluice/worker/workertest"
 )
 
 // A recorder is an SDK that keeps the spans that have ended.
@@ -174,6 +176,35 @@ func TestConfigIsChecked(t *testing.T) {
 	if _, err := tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: none}); err == nil {
 		t.Error("a provider that is a nil pointer is taken")
 	}
+}
+
+// The span of a wait names the window that held the task.
+func TestAWaitNamesTheWindowThatHeldTheTask(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var spans recorder
+		tracing, err := tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: &spans})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := workertest.Start(t, workertest.Config{
+			Client:  worker.ClientConfig{Headers: tracing.Headers},
+			Handler: tracing.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })),
+			Policies: []throttle.Policy{{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
+				{Name: "burst", Limit: 1, Period: 3 * time.Second}, {Name: "provider", Limit: 9, Period: time.Minute, Scope: throttle.ScopeShared},
+			}}},
+		})
+		for range 3 {
+			w.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil))
+		}
+		w.Drain(time.Hour)
+		var held []string
+		for _, s := range spans.spans {
+			held = append(held, s.attributes["sluice.window"])
+		}
+		if want := []string{"", "burst", "burst"}; !slices.Equal(held, want) {
+			t.Errorf("held by %q, want %q", held, want)
+		}
+	})
 }
 
 // Start refuses a nil handler, whether or not it is traced.

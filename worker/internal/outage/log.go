@@ -3,6 +3,7 @@
 package outage
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"sync"
@@ -13,7 +14,7 @@ import (
 
 // A Log logs that the limiter is unavailable: for each class of error when it begins, every minute
 // while it lasts, and when it is over, rather than for every task. It also logs that the clock of
-// Redis was set back, or went ahead.
+// Redis was set back.
 type Log struct {
 	logger *slog.Logger
 
@@ -21,23 +22,16 @@ type Log struct {
 	byClass   map[error]*outage
 	catchesUp time.Time            // when the clock of Redis will be where it was before it was set back
 	latest    map[string]time.Time // by line: the latest time of that clock
-
-	begun  time.Time        // of this process's own clock
-	clocks map[string]clock // by line: in a Redis Cluster they may be on several servers
-	ahead  *time.Duration   // the offset of the clock that went ahead last, until one is set back
 }
 
-// A clock is that of a Redis, by its offset to our own, which never jumps. Replies may be late, and
-// then the offset seems smaller. So the largest one counts.
-type clock struct {
-	offset time.Duration
-	less   time.Duration // the largest of the smaller ones seen since
-	times  int           // how often
-}
-
+// An outage is of one class of errors.
 type outage struct {
-	since, last, logged time.Time
-	tasks               int
+	since    time.Time // the first failure
+	answered time.Time // the first answer after the last failure
+	logged   bool
+	tasks    int
+	cause    []any
+	timer    *time.Timer // says that it lasts, or that it is over
 }
 
 // stillEvery is how often it is logged that an outage lasts.
@@ -48,23 +42,16 @@ const stillEvery = time.Minute
 // logged at every task.
 const overAfter = 20 * time.Second
 
+// slowFor is how long answers may be late before that is an outage: a busy host misses time limits.
+const slowFor = 2 * time.Second
+
 // clockBehindMax is how far behind its windows the clock of Redis may be without being logged.
 // Disciplined clocks, and those of two servers of a failover, differ by less.
 const clockBehindMax = time.Second
 
-// clockAheadMax is how far that clock may go ahead of our own without being logged. Replies may be
-// late by a little less.
-const clockAheadMax = 5 * time.Second
-
-// clockSlower is how many smaller offsets in a row show that a clock was set back.
-const clockSlower = 20
-
 // NewLog returns a log of one server.
 func NewLog(logger *slog.Logger) *Log {
-	return &Log{
-		logger: logger, begun: time.Now(),
-		byClass: map[error]*outage{}, clocks: map[string]clock{}, latest: map[string]time.Time{},
-	}
+	return &Log{logger: logger, byClass: map[error]*outage{}, latest: map[string]time.Time{}}
 }
 
 // Failed notes that the limiter could not decide, or was not asked. Details are those of slog.
@@ -82,16 +69,19 @@ func (o *Log) Failed(err error, details ...any) {
 	now := time.Now()
 	out := o.byClass[class]
 	if out == nil {
-		out = &outage{since: now, logged: now}
+		out = &outage{since: now}
 		o.byClass[class] = out
-		o.logger.Error("worker: the limiter is unavailable", append([]any{"err", err}, details...)...)
 	}
-	out.last = now
 	out.tasks++
-	if now.Sub(out.logged) >= stillEvery {
-		out.logged = now
-		o.logger.Error("worker: the limiter is still unavailable",
-			append([]any{"for", now.Sub(out.since).Round(time.Second), "tasks", out.tasks, "err", err}, details...)...)
+	out.cause = append([]any{"err", err}, details...)
+	if !out.answered.IsZero() {
+		out.answered = time.Time{}
+		out.timer.Reset(stillEvery)
+	}
+	if !out.logged && (!errors.Is(err, context.DeadlineExceeded) || now.Sub(out.since) >= slowFor) {
+		out.logged = true
+		out.timer = time.AfterFunc(stillEvery, func() { o.goesOn(class, out) })
+		o.logger.Error("worker: the limiter is unavailable", out.cause...)
 	}
 }
 
@@ -100,12 +90,38 @@ func (o *Log) Decided() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for class, out := range o.byClass {
-		if time.Since(out.last) > overAfter {
+		switch {
+		case !out.logged:
 			delete(o.byClass, class)
-			o.logger.Info("worker: the limiter is available again",
-				"after", out.last.Sub(out.since), "tasks", out.tasks)
+		case out.answered.IsZero():
+			out.answered = time.Now()
+			out.timer.Reset(overAfter)
 		}
 	}
+}
+
+// goesOn logs that an outage lasts, or that it is over.
+func (o *Log) goesOn(class error, out *outage) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.byClass[class] != out: // closed
+	case out.answered.IsZero():
+		out.timer.Reset(stillEvery)
+		o.logger.Error("worker: the limiter is still unavailable",
+			append([]any{"for", time.Since(out.since).Round(time.Second), "tasks", out.tasks}, out.cause...)...)
+	case time.Since(out.answered) >= overAfter:
+		delete(o.byClass, class)
+		o.logger.Info("worker: the limiter is available again",
+			"after", out.answered.Sub(out.since).Round(time.Millisecond), "tasks", out.tasks)
+	}
+}
+
+// Close logs nothing more of the outages that last.
+func (o *Log) Close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	clear(o.byClass)
 }
 
 // OfLine is what a log says of a line: its policy, and which of its shards it is if it has some.
@@ -116,9 +132,10 @@ func OfLine(line string) []any {
 	return []any{"policy", line}
 }
 
-// ClockAt notes what the clock of Redis said when a line was asked. It may have been set back since
-// it was asked before.
-func (o *Log) ClockAt(line string, at time.Time) {
+// Answered notes that a line was asked, and the time by the clock of Redis. It may have been set back
+// since a line was asked before.
+func (o *Log) Answered(line string, at time.Time) {
+	o.Decided()
 	o.mu.Lock()
 	latest := o.latest[line]
 	if at.After(latest) {
@@ -126,37 +143,6 @@ func (o *Log) ClockAt(line string, at time.Time) {
 	}
 	o.mu.Unlock()
 	o.ClockBehind(latest.Sub(at), OfLine(line)...)
-	o.ClockAhead(line, at)
-}
-
-// ClockAhead logs once if the clock of Redis went ahead since it was asked before: what the windows
-// count became older at once, and they grant more than they would by a true clock.
-func (o *Log) ClockAhead(line string, at time.Time) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	offset := at.Sub(o.begun) - time.Since(o.begun)
-	c, known := o.clocks[line]
-	switch {
-	case !known || offset >= c.offset:
-		by := offset - c.offset
-		if known && by > clockAheadMax && (o.ahead == nil || (offset-*o.ahead).Abs() > clockAheadMax) {
-			o.ahead = &offset
-			o.logger.Warn("worker: the clock of Redis went ahead: each window may grant up to its limit once more",
-				append(OfLine(line), "by", by.Round(time.Millisecond))...)
-		}
-		c = clock{offset: offset}
-	case c.times == 0 || offset > c.less:
-		c.less = offset
-		fallthrough
-	default:
-		if c.times++; c.times == clockSlower {
-			if c.offset-c.less > clockAheadMax {
-				o.ahead = nil
-			}
-			c = clock{offset: c.less}
-		}
-	}
-	o.clocks[line] = c
 }
 
 // ClockBehind logs once that the clock of Redis was set back. Until it has caught up no window

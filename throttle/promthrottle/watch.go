@@ -1,0 +1,209 @@
+package promthrottle
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
+)
+
+const (
+	// scrapeTimeout is how long a scrape waits for Redis.
+	scrapeTimeout = 1500 * time.Millisecond
+
+	// atOnce is how many policies are read at once.
+	atOnce = 16
+
+	// sampled is how many tenants of a policy are looked at.
+	sampled = 16
+)
+
+// watched are the policies that are read at each scrape, by one scrape at a time.
+type watched struct {
+	sync.Mutex
+	limiter *throttle.Limiter
+	reading sync.Map // policies whose answers have not come yet
+	slots   chan struct{}
+}
+
+// Watch adds the metrics that only Redis knows, such as sluice_waiting. Each scrape then reads the
+// state of every policy, and waits for 1.5 seconds at most. A policy that was not read in time has no
+// such metrics, and counts as a failure of Redis.
+func (m *Metrics) Watch(l *throttle.Limiter) {
+	m.watched.Lock()
+	defer m.watched.Unlock()
+	m.watched.limiter, m.watched.slots = l, make(chan struct{}, atOnce)
+}
+
+// watch exports the state of each policy that Redis tells in time.
+func (m *Metrics) watch(ch chan<- prometheus.Metric) {
+	m.watched.Lock()
+	defer m.watched.Unlock()
+	l := m.watched.limiter
+	if l == nil {
+		return
+	}
+	m.begin(l.Policies())
+	policies := map[string]bool{}
+	for _, line := range l.Lines() { // of a policy with shards there are several
+		policies[throttle.PolicyOf(line)] = true
+	}
+	answers := make(chan inspect.PolicyState, len(policies))
+	for policy := range policies {
+		go m.read(l, policy, answers)
+	}
+	for timeout := time.After(scrapeTimeout); len(policies) > 0; {
+		select {
+		case s := <-answers:
+			delete(policies, s.Policy)
+			if !s.At.IsZero() {
+				m.export(ch, s)
+			}
+		case <-timeout:
+			for policy := range policies {
+				m.down[0].note(policy, context.DeadlineExceeded)
+			}
+			return
+		}
+	}
+}
+
+// read sends the state of a policy, one without a time if Redis does not tell it. A policy that is
+// being read for an earlier scrape is left to that one.
+func (m *Metrics) read(l *throttle.Limiter, policy string, answers chan<- inspect.PolicyState) {
+	w := &m.watched
+	if _, before := w.reading.LoadOrStore(policy, true); before {
+		return
+	}
+	w.slots <- struct{}{}
+	s, err := inspect.Of(l).State(context.Background(), inspect.Query{Policy: policy, Limit: sampled})
+	<-w.slots
+	w.reading.Delete(policy)
+	m.down[0].note(policy, err)
+	if s.Policy = policy; err != nil {
+		s.At = time.Time{}
+	}
+	answers <- s
+}
+
+// export exports what Redis said of a policy.
+func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
+	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, append([]string{s.Policy}, labels...)...)
+	}
+	rate := 1.0
+	adapt := func(a *throttle.Adapted) {
+		if a != nil {
+			rate = min(rate, a.Rate/a.Published)
+		}
+	}
+	adapt(s.Adapted)
+	oldest, head, share := s.At, s.At, 1.0
+	for _, t := range s.Tenants {
+		adapt(t.Adapted)
+		if t.Oldest.IsZero() {
+			continue
+		}
+		if t.Oldest.Before(oldest) {
+			oldest = t.Oldest
+		}
+		full := func(w throttle.WindowState) bool { return w.Remaining == 0 }
+		if t.Oldest.Before(head) && t.Pause == nil && !slices.ContainsFunc(t.Windows, full) {
+			head, share = t.Oldest, t.Share
+		}
+	}
+	type of struct{ queue, class string }
+	queues := map[of]inspect.QueueState{} // several asynqs may have one of the same name
+	for _, q := range s.Queues {
+		_, name, _ := strings.Cut(q.Queue, "/") // package worker puts the asynq's identity before it
+		as := of{labelOf(cmp.Or(name, q.Queue)), string(q.Class)}
+		q.Waiting += queues[as].Waiting
+		if before := queues[as].Asked; before.After(q.Asked) {
+			q.Asked = before
+		}
+		queues[as] = q
+	}
+	for as, q := range queues {
+		gauge(m.inQueue, float64(q.Waiting), as.queue, as.class)
+		gauge(m.asked, s.At.Sub(q.Asked).Seconds(), as.queue, as.class)
+	}
+	for _, w := range s.Windows {
+		gauge(m.used, float64(w.Used)/float64(w.Limit), w.Name)
+	}
+	gauge(m.adapted, rate)
+	gauge(m.waiting, float64(s.Waiting))
+	gauge(m.oldest, s.At.Sub(oldest).Seconds())
+	gauge(m.joinedAt, float64(head.UnixMicro())/1e6)
+	gauge(m.share, share)
+	for by, byHand := range map[string]bool{"operator": true, "upstream": false} {
+		paused := s.Pause != nil && s.Pause.ByHand == byHand
+		gauge(m.paused, map[bool]float64{true: 1}[paused], by)
+	}
+}
+
+// begin has series for what has not happened yet, as the first event would go unnoticed otherwise.
+func (m *Metrics) begin(policies []throttle.Policy) {
+	const tenant = "" // where tenants have labels, some tenant has this one, or nobody
+	m.unusable.WithLabelValues()
+	for _, p := range policies {
+		for _, source := range []string{"failed_open", "line", "reserve"} {
+			m.grants.WithLabelValues(m.with(tenant, p.Name, source)...)
+		}
+		for _, w := range p.Windows {
+			m.denials.WithLabelValues(m.with(tenant, p.Name, w.Name)...)
+		}
+		for _, script := range []string{"decide", "take"} {
+			for _, c := range classes {
+				m.errors.WithLabelValues(p.Name, script, c.name)
+			}
+		}
+		m.refusals.WithLabelValues(m.with(tenant, p.Name)...)
+		m.unavailable.WithLabelValues(p.Name)
+	}
+}
+
+// outages are the times in which a Redis did not answer.
+type outages struct {
+	mu     sync.Mutex
+	failed map[string]time.Time // policies whose last call failed, and when
+	since  time.Time            // the first of them, while there are any
+	past   time.Duration
+}
+
+// note notes that a call about a policy failed, or succeeded by nil.
+func (o *outages) note(policy string, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch before := len(o.failed); {
+	case err != nil && before == 0:
+		o.failed, o.since = map[string]time.Time{policy: time.Now()}, time.Now()
+	case err != nil:
+		o.failed[policy] = time.Now()
+	case before > 0:
+		if delete(o.failed, policy); len(o.failed) == 0 {
+			o.past += time.Since(o.since)
+		}
+	}
+}
+
+// now returns 1 if Redis answers, else 0, and for how many seconds it has not answered in all.
+func (o *outages) now() (up, seconds float64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for policy, at := range o.failed { // perhaps nobody asks about it any more
+		if time.Since(at) > time.Minute {
+			delete(o.failed, policy)
+		}
+	}
+	if len(o.failed) == 0 {
+		return 1, o.past.Seconds()
+	}
+	return 0, (o.past + time.Since(o.since)).Seconds()
+}

@@ -37,6 +37,7 @@ type Standing struct {
 	Decision   Decision // AlreadyQueued: it waits
 	Err        error    // a *RequestError or *NeverFitsError: the rest is not known
 	Observes   bool     // the policy denies nothing
+	Removed    bool     // the policy is in force no more
 	Weight     float64  // of its tenant
 
 	operation *operation
@@ -53,6 +54,7 @@ func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
 	var asked []*Standing
 	for _, s := range standings {
 		s.BatchShare, s.Observes = cp.BatchShare, cp.Mode == ModeObserve
+		s.Removed = n.limiter.policies.Load().byLine[n.name] != cp
 		switch err := n.stand(ctx, cp, s); {
 		case errors.As(err, new(*RequestError)) || errors.As(err, new(*NeverFitsError)):
 			s.Err = err

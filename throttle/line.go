@@ -61,13 +61,14 @@ type Place struct {
 // Join puts requests in line by their tickets, whether or not they fit now, and returns a place for
 // each, in order: a few hundred at once. A ticket that is in line keeps its place. With another
 // tenant, class or attribute of a scope it leaves that place, and joins as if it came new.
-// IdempotencyKey is ignored. After an error some tickets may have joined. Errors are Take's and that
+// IdempotencyKey is ignored. The line may be that of a removed policy. After an error some tickets may have joined. Errors are Take's and that
 // of the TenantFunc.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
-	cp, err := n.limiter.findLine(n.name, false)
+	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {
 		return nil, err
 	}
+	cp.drained.Store(false)
 	places := make([]Place, len(requests))
 	operations := make([]*operation, 0, len(requests))
 	asks := make([]script.Request, 0, len(requests))

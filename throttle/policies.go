@@ -20,14 +20,35 @@ import (
 // taken from until it is empty, and its reservations can be corrected and released. The error is a
 // *PolicyError. Then nothing changes.
 func (l *Limiter) SetPolicies(policies []Policy) error {
+	l.setting.Lock()
+	defer l.setting.Unlock()
+	return l.setPolicies(policies, nil)
+}
+
+// SetRemoved has Take serve the lines of policies that are in force no more, until they are empty: as
+// a program does that had these policies before. Those that are in force again are left out. The error
+// is a *PolicyError. Then nothing changes.
+func (l *Limiter) SetRemoved(policies []Policy) error {
+	l.setting.Lock()
+	defer l.setting.Unlock()
+	return l.setPolicies(l.Policies(), policies)
+}
+
+func (l *Limiter) setPolicies(policies, removed []Policy) error {
 	set, err := compile(policies, &l.library)
 	if err != nil {
 		return err
 	}
-	l.setting.Lock()
-	defer l.setting.Unlock()
+	var former []*compiledPolicy
+	for _, p := range removed {
+		shards, err := compilePolicy(p, &l.library)
+		if err != nil {
+			return err
+		}
+		former = append(former, shards...)
+	}
 	before := l.policies.Load()
-	set.inherit(before, l.runner)
+	set.inherit(before, former, l.runner)
 	l.policies.Store(set)
 	if before != nil {
 		l.logPolicies(before, set)
@@ -51,6 +72,7 @@ type PolicyInfo struct {
 	Leases   bool // some window is a Concurrency window: reservations have to be held and released
 	MaxPause time.Duration
 	Name     string
+	Removed  bool // it is in force no more, and somebody may wait for it
 	Requeue  Requeue
 
 	MaxRefusals    int64
@@ -59,24 +81,48 @@ type PolicyInfo struct {
 
 // Match returns the policy whose Policy.Match matches a task type, or false.
 func (l *Limiter) Match(taskType string) (PolicyInfo, bool) {
-	return l.policies.Load().match(taskType).info()
+	return l.policies.Load().match(taskType).info(false)
 }
 
-// Lookup returns the policy of that name, or the one that has a line of that name, or false.
+// MatchWaiting is Match for work that waits or waited in line. If no policy matches it is one that was
+// removed.
+func (l *Limiter) MatchWaiting(taskType string) (PolicyInfo, bool) {
+	set := l.policies.Load()
+	if cp := set.match(taskType); cp != nil {
+		return cp.info(false)
+	}
+	return set.removed(func(cp *compiledPolicy) bool { return cp.Matches(taskType) }).info(true)
+}
+
+// Lookup returns the policy of that name, or the one that has a line of that name, or false. It may
+// have been removed.
 func (l *Limiter) Lookup(policy string) (PolicyInfo, bool) {
 	set := l.policies.Load()
 	if shards := set.byName[policy]; shards != nil {
-		return shards[0].info()
+		return shards[0].info(false)
 	}
-	return set.byLine[policy].info()
+	if cp := set.byLine[policy]; cp != nil {
+		return cp.info(false)
+	}
+	return set.removed(func(cp *compiledPolicy) bool { return cp.line == policy || cp.Name == policy }).info(true)
 }
 
-func (cp *compiledPolicy) info() (PolicyInfo, bool) {
+// removed returns the first removed policy, by name, of which that is true, or nil.
+func (set *policySet) removed(is func(*compiledPolicy) bool) *compiledPolicy {
+	for _, line := range slices.Sorted(maps.Keys(set.former)) {
+		if cp := set.former[line]; !cp.drained.Load() && is(cp) {
+			return cp
+		}
+	}
+	return nil
+}
+
+func (cp *compiledPolicy) info(removed bool) (PolicyInfo, bool) {
 	if cp == nil {
 		return PolicyInfo{}, false
 	}
 	return PolicyInfo{
-		Fail: cp.Fail, Leases: cp.leases, MaxPause: cp.MaxPause, Name: cp.Name, Requeue: cp.Requeue,
+		Fail: cp.Fail, Leases: cp.leases, MaxPause: cp.MaxPause, Name: cp.Name, Removed: removed, Requeue: cp.Requeue,
 		MaxRefusals: cp.MaxRefusals, MaxRefusedWait: cp.MaxRefusedWait,
 	}, true
 }
@@ -159,8 +205,9 @@ func checkOverlaps(policies []Policy) error {
 	return &PolicyError{Policy: second.Name, Field: "match", Value: second.Match[o.SecondGlob], Hint: hint}
 }
 
-// inherit takes over the state that the policies of a line share, and makes it for new lines.
-func (set *policySet) inherit(before *policySet, r *script.Runner) {
+// inherit takes over the state that the policies of a line share, and makes it for new lines. It keeps
+// what was removed before, and adds former policies.
+func (set *policySet) inherit(before *policySet, former []*compiledPolicy, r *script.Runner) {
 	set.former = map[string]*compiledPolicy{}
 	if before != nil {
 		for _, all := range []map[string]*compiledPolicy{before.former, before.byLine} {
@@ -173,9 +220,16 @@ func (set *policySet) inherit(before *policySet, r *script.Runner) {
 			}
 		}
 	}
-	for _, cp := range set.byLine {
-		if cp.policyState == nil {
-			cp.policyState = &policyState{batcher: r.NewBatcher(), claims: newClaims(r), taker: r.NewTaker()}
+	for _, cp := range former {
+		if set.byLine[cp.line] == nil && set.former[cp.line] == nil {
+			set.former[cp.line] = cp
+		}
+	}
+	for _, all := range []map[string]*compiledPolicy{set.byLine, set.former} {
+		for _, cp := range all {
+			if cp.policyState == nil {
+				cp.policyState = &policyState{batcher: r.NewBatcher(), claims: newClaims(r), taker: r.NewTaker()}
+			}
 		}
 	}
 }
@@ -242,7 +296,12 @@ func shardOf(tenant string, shards int) int {
 // LineOf returns the name of the line in which tickets of a tenant wait for a policy. It is the
 // policy's, unless that has shards. Tickets that joined before these changed wait in other lines.
 func (l *Limiter) LineOf(policy, tenant string) string {
-	return lineName(policy, tenant, len(l.policies.Load().byName[policy]))
+	set := l.policies.Load()
+	shards := len(set.byName[policy])
+	if cp := set.removed(func(cp *compiledPolicy) bool { return cp.Name == policy }); shards == 0 && cp != nil {
+		shards = cp.Shards
+	}
+	return lineName(policy, tenant, shards)
 }
 
 // PolicyOf returns the name of the policy that a line belongs to.

@@ -189,6 +189,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		asks[cp] = append(asks[cp], ask)
 	}
 	for cp, asks := range asks {
+		cp.drained.Store(false)
 		if _, err := cp.decide(ctx, asks...); err != nil {
 			return err
 		}
@@ -203,7 +204,11 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 // ticket, and then is Limiter.Reserve. Errors are Reserve's.
 func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Decision, error) {
 	l := n.limiter
-	o, err := l.checked(ctx, r)
+	cp, err := n.decides(r)
+	if err != nil {
+		return Decision{}, err
+	}
+	o, err := l.checkedFor(ctx, cp, r)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -228,11 +233,21 @@ func (l *Limiter) replace(ctx context.Context, o *operation, t TakenTicket) (Dec
 	return l.send(ctx, o, o.reserveRequest(granted))
 }
 
+// decides returns the policy that decides about a ticket of the line: that of the request's name, or the
+// removed one of this line.
+func (n *Line) decides(r Request) (*compiledPolicy, error) {
+	cp, err := n.limiter.find(r.Policy, r.Tenant)
+	if former := n.limiter.policies.Load().former[n.name]; err != nil && former != nil && former.Name == r.Policy {
+		return former, nil
+	}
+	return cp, err
+}
+
 // Matches reports whether a request has the policy, attributes and cost by which a ticket was
 // taken. It does if neither policy nor job has changed since the join, or if the policy had further
 // scopes or units then, as in a rolling deploy.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
-	cp, err := n.limiter.find(r.Policy, r.Tenant)
+	cp, err := n.decides(r)
 	return err == nil && t.Decision.Granted && cp.line == t.Decision.Reservation.line() &&
 		t.flow == cp.flow(script.Escape(t.Queue), r) &&
 		cp.costsText(t.Decision.Reservation.Request) == cp.costsText(r)

@@ -52,7 +52,7 @@ func (s *Server) missedDeadline(message asynqredis.Message, now time.Time) *thro
 	if deadline.IsZero() || now.Before(deadline) {
 		return nil
 	}
-	policy, matched := s.config.Limiter.Match(message.Type())
+	policy, matched := s.config.Limiter.MatchWaiting(message.Type())
 	if !matched || message.LastError() != "" && !message.Denied() {
 		return nil
 	}

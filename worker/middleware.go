@@ -47,6 +47,9 @@ func (s *Server) process(ctx context.Context, task *asynq.Task, next asynq.Handl
 	}()
 
 	policy, ok := s.config.Limiter.Match(task.Type())
+	if !ok && grant != nil { // its policy was removed while it waited
+		policy, ok = s.config.Limiter.MatchWaiting(task.Type())
+	}
 	if !ok {
 		return s.processUnmatched(ctx, a, task, next)
 	}

@@ -191,9 +191,13 @@ func queuesOf(configured map[string]int) map[string]int {
 	return queues
 }
 
-// match returns how a task that is due joins a line, and false if it joins none.
-func (s *Server) match(m asynqredis.Message) (match dispatch.Match, ok bool) {
+// match returns how a task that is due joins a line, and false if it joins none. One that waited in a
+// line goes on by a policy that was removed.
+func (s *Server) match(m asynqredis.Message, waited bool) (match dispatch.Match, ok bool) {
 	policy, ok := s.config.Limiter.Match(m.Type())
+	if !ok && waited {
+		policy, ok = s.config.Limiter.MatchWaiting(m.Type())
+	}
 	if !ok || policy.Requeue == throttle.RequeueEarliestReset {
 		return dispatch.Match{}, false
 	}

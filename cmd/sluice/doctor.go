@@ -5,9 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -59,12 +64,37 @@ func (c *workersCommand) findings(ctx context.Context, warnings *[]string) ([]st
 	for _, p := range f.limiter.Policies() {
 		*warnings = append(*warnings, p.Warnings()...)
 	}
+	lines := inspect.Of(f.limiter)
+	for _, p := range f.state.Removed {
+		s, err := lines.State(ctx, inspect.Query{Limit: 1, Policy: p.Name})
+		if err != nil {
+			return nil, err
+		}
+		if s.Waiting > 0 {
+			*warnings = append(*warnings, s.RemovedText())
+		}
+	}
+	orphans, err := lines.Orphans(ctx)
+	if err != nil && !errors.Is(err, throttle.ErrForbidden) {
+		return nil, err
+	}
+	for _, policy := range slices.Sorted(maps.Keys(orphans)) {
+		*warnings = append(*warnings, fmt.Sprintf("policy %s is not published, and %s in its line: "+
+			"workers must have it in their files, or nobody takes them", show.Name(policy), waits(orphans[policy])))
+	}
 	client, err := worker.NewClient(f.server.Opt, worker.ClientConfig{Limiter: f.limiter})
 	if err != nil {
 		return nil, err
 	}
 	defer client.Close()
 	return client.CheckRedis(ctx)
+}
+
+func waits(n int64) string {
+	if n == 1 {
+		return "1 task waits"
+	}
+	return fmt.Sprintf("%d tasks wait", n)
 }
 
 func (d diagnosis) print(w io.Writer) {

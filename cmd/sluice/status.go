@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -88,19 +89,21 @@ func (c *StatusCommand) Run(ctx context.Context, cmd *cli.Command) error {
 
 // showOnce shows how a policy stands, or with "" each, for a tenant, or with "" all that wait.
 func (c *StatusCommand) showOnce(ctx context.Context, f *fleet, policy, tenant string) error {
-	policies := f.limiter.Policies()
+	policies := inspect.Of(f.limiter).Policies()
 	if policy != "" {
-		p, err := f.policy(policy)
+		if !slices.Contains(policies, policy) {
+			return badInput("policy %q: must be one of %s", policy, strings.Join(policies, ", "))
+		}
+		policies = []string{policy}
+	}
+	found := fleetStatus{Source: f.source, Policies: []policyStatus{}}
+	for _, name := range policies {
+		s, err := c.state(ctx, f, name, tenant)
 		if err != nil {
 			return err
 		}
-		policies = []throttle.Policy{p}
-	}
-	found := fleetStatus{Source: f.source, Policies: make([]policyStatus, len(policies))}
-	for i, p := range policies {
-		var err error
-		if found.Policies[i], err = c.state(ctx, f, p.Name, tenant); err != nil {
-			return err
+		if !s.Removed || s.Waiting > 0 || policy != "" {
+			found.Policies = append(found.Policies, s)
 		}
 	}
 	if c.json && c.Watch { // one line each time
@@ -142,11 +145,11 @@ func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant stri
 func printState(w io.Writer, s policyStatus) {
 	fmt.Fprintf(w, "policy %s at %s: %s waiting%s\n",
 		s.Policy, s.At.Local().Format(time.TimeOnly), count(s.Waiting, "ticket"), rateText(s.PerSecond))
-	if s.Pause != nil {
-		fmt.Fprintf(w, "%s\n", s.Pause.Describe(s.At))
+	if s.Removed {
+		fmt.Fprintln(w, s.RemovedText())
 	}
-	if s.Adapted != nil {
-		fmt.Fprintf(w, "%s\n", s.Adapted)
+	for _, note := range s.Notes(s.At) {
+		fmt.Fprintln(w, note)
 	}
 	if len(s.Windows) > 0 {
 		t := show.NewTable(w, "SHARED WINDOW", "USED", "OF", "UNIT", "EMPTY IN")

@@ -14,12 +14,13 @@ import (
 type document struct {
 	Format   int
 	Policies []throttle.Policy
+	Removed  []throttle.Policy `json:",omitempty"` // for which somebody may wait
 }
 
 const format = 1
 
-func encodePolicies(policies []throttle.Policy) (string, error) {
-	d := document{Format: format}
+func encodePolicies(policies, removed []throttle.Policy) (string, error) {
+	d := document{Format: format, Removed: removed}
 	for _, p := range policies {
 		for tenant := range p.Tenants {
 			if !utf8.ValidString(tenant) { // JSON would hold another name
@@ -36,15 +37,15 @@ func encodePolicies(policies []throttle.Policy) (string, error) {
 	return string(data), nil
 }
 
-func decodePolicies(text string) ([]throttle.Policy, error) {
+func decodePolicies(text string) (policies, removed []throttle.Policy, err error) {
 	var d document
 	strict := json.NewDecoder(strings.NewReader(text))
 	strict.DisallowUnknownFields()
 	if err := strict.Decode(&d); err != nil {
-		return nil, fmt.Errorf("control: published policies cannot be read: %w: they are for a newer release, or damaged", err)
+		return nil, nil, fmt.Errorf("control: published policies cannot be read: %w: they are for a newer release, or damaged", err)
 	}
 	if d.Format != format {
-		return nil, fmt.Errorf("control: published policies have format %d: must be %d: update this program", d.Format, format)
+		return nil, nil, fmt.Errorf("control: published policies have format %d: must be %d: update this program", d.Format, format)
 	}
-	return d.Policies, nil
+	return d.Policies, d.Removed, nil
 }

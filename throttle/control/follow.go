@@ -198,7 +198,7 @@ func (f *Follower) publish(state, before State) {
 	f.version = version
 	err := state.PoliciesErr
 	if err == nil {
-		err = f.config.Limiter.SetPolicies(state.Policies)
+		err = cmp.Or(f.config.Limiter.SetPolicies(state.Policies), f.config.Limiter.SetRemoved(state.Removed))
 	}
 	if err != nil {
 		f.config.Logger.Error("control: published policies cannot be used: those before stay in force",

@@ -163,7 +163,7 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 		return err
 	}
 	named := func(p throttle.Policy) bool { return p.Name == policy }
-	if state.Policies != nil && !slices.ContainsFunc(state.Policies, named) {
+	if state.Policies != nil && !slices.ContainsFunc(slices.Concat(state.Policies, state.Removed), named) {
 		return &throttle.PolicyError{Policy: policy, Field: "name", Value: policy,
 			Hint: "must be the name of a policy in force"}
 	}

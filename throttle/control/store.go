@@ -79,6 +79,10 @@ type State struct {
 	// Policies are the published policies, with their defaults. It is nil if none were published.
 	Policies []throttle.Policy
 
+	// Removed are policies that were published before, with their last windows. Who waits for them goes on
+	// by these.
+	Removed []throttle.Policy
+
 	// PoliciesErr says why Policies cannot be read, as by a program that is older than they are.
 	PoliciesErr error
 
@@ -127,7 +131,7 @@ func (s *Store) read(ctx context.Context, before string) (state State, changed b
 	state.epoch, state.mark = fields["epoch"], fields["epoch"]+" "+fields["version"]
 	state.Version, _ = strconv.ParseInt(fields["policies_version"], 10, 64)
 	if state.Version > 0 {
-		state.Policies, state.PoliciesErr = decodePolicies(fields["policies"])
+		state.Policies, state.Removed, state.PoliciesErr = decodePolicies(fields["policies"])
 	}
 	for name, value := range fields {
 		if err := state.add(name, value); err != nil {
@@ -178,16 +182,20 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	if _, err := s.limiter(policies); err != nil {
 		return 0, err
 	}
-	document, err := encodePolicies(policies)
-	if err != nil {
-		return 0, err
-	}
 	before, err := s.State(ctx)
 	if err != nil {
 		return 0, err
 	}
 	if before.Version != version {
 		return 0, &ConflictError{before.Version, version}
+	}
+	removed, err := s.removed(ctx, before, policies)
+	if err != nil {
+		return 0, err
+	}
+	document, err := encodePolicies(policies, removed)
+	if err != nil {
+		return 0, err
 	}
 	what := Change{What: Published, By: by, Policies: policies, Text: Differences(before.Policies, policies)}
 	if before.PoliciesErr != nil {
@@ -196,6 +204,35 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 		return version, nil
 	}
 	return s.change(ctx, "policies", document, 0, version, what)
+}
+
+// removed returns the policies that others do not replace: those that were in force, and those removed
+// before for which somebody waits still.
+func (s *Store) removed(ctx context.Context, before State, policies []throttle.Policy) (removed []throttle.Policy, err error) {
+	now, err := s.limiter(policies)
+	if err != nil {
+		return nil, err
+	}
+	lines := now.Lines()
+	for i, p := range slices.Concat(before.Policies, before.Removed) {
+		l, err := s.limiter([]throttle.Policy{p})
+		if err != nil {
+			return nil, err
+		}
+		keep := false
+		for _, line := range l.Lines() {
+			waiting, err := l.Line(line).Len(ctx)
+			if err != nil {
+				return nil, err
+			}
+			keep = keep || !slices.Contains(lines, line) && (waiting > 0 || i < len(before.Policies))
+		}
+		if keep {
+			removed = append(removed, p)
+			lines = append(lines, l.Lines()...)
+		}
+	}
+	return removed, nil
 }
 
 // limiter returns a limiter that has these policies, or a *throttle.PolicyError.

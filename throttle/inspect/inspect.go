@@ -4,13 +4,18 @@
 package inspect
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
+	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 // Bounds and defaults.
@@ -32,6 +37,51 @@ type Inspector struct{ limiter *throttle.Limiter }
 
 // Of returns an inspector of a limiter.
 func Of(l *throttle.Limiter) Inspector { return Inspector{l} }
+
+// Policies returns the names of the limiter's policies, and then of those that were removed, for which
+// somebody may wait.
+func (i Inspector) Policies() []string {
+	var names []string
+	for _, line := range i.limiter.Lines() {
+		if name := throttle.PolicyOf(line); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Orphans returns how many tickets wait in lines of policies that the limiter does not have, by policy.
+// It looks through all keys of a Redis, some thousand a call.
+func (i Inspector) Orphans(ctx context.Context) (map[string]int64, error) {
+	known, orphans := i.Policies(), map[string]int64{}
+	var mu sync.Mutex
+	scan := func(ctx context.Context, client *redis.Client) error {
+		keys := client.Scan(ctx, 0, script.Prefix(i.limiter.Config().Prefix, "*")+"q", 5000).Iterator()
+		for keys.Next(ctx) {
+			_, line, _ := strings.Cut(keys.Val(), "{")
+			line, _, _ = strings.Cut(line, "}")
+			n, err := client.HLen(ctx, strings.TrimSuffix(keys.Val(), "q")+"t").Result()
+			if err != nil {
+				return err
+			}
+			if policy := throttle.PolicyOf(line); n > 0 && !slices.Contains(known, policy) {
+				mu.Lock()
+				orphans[policy] += n
+				mu.Unlock()
+			}
+		}
+		return keys.Err()
+	}
+	return orphans, i.limiter.Line("").Read(ctx, func(client redis.UniversalClient, _ string) error {
+		switch c := client.(type) {
+		case *redis.ClusterClient:
+			return c.ForEachMaster(ctx, scan)
+		case *redis.Client:
+			return scan(ctx, c)
+		}
+		return nil
+	})
+}
 
 // lines returns the names of the lines of a policy, also of one that was removed while somebody waits.
 func (i Inspector) lines(policy string) ([]string, error) {
@@ -57,13 +107,15 @@ type Limits struct {
 	Pause     *throttle.Pause   `json:"pause,omitempty"`      // nil if there is none
 	Adapted   *throttle.Adapted `json:"adapted,omitempty"`    // the rate, if it is not the published one
 	Observes  bool              `json:"observes,omitempty"`   // the policy only observes: nothing is held up
+	Removed   bool              `json:"removed,omitempty"`    // the policy was: who waits goes on by its last windows
 	PerSecond float64           `json:"per_second,omitempty"` // requests, lately, by the shortest window; 0 if unknown
 }
 
 // add adds what a standing says, of the windows that all tenants share, or of others, or both.
 func (l *Limits) add(s *throttle.Standing, shared, others bool) {
 	d := s.Decision
-	l.Pause, l.Adapted, l.Observes, l.Windows = d.Pause, d.Adapted, s.Observes, []throttle.WindowState{}
+	l.Pause, l.Adapted, l.Observes, l.Removed = d.Pause, d.Adapted, s.Observes, s.Removed
+	l.Windows = []throttle.WindowState{}
 	shortest := time.Duration(0)
 	for _, w := range d.Windows {
 		if ofAll := len(w.Scope.Attributes) == 0; ofAll && !shared || !ofAll && !others {

@@ -55,17 +55,20 @@ func (l limiter) Line(name string) Line { return l.Limiter.Line(name) }
 
 // Config configures New. All fields but HasPending are required.
 type Config struct {
-	Answered    func(line string, at time.Time)        // is called when a take is answered; at: Redis' clock
-	Asynq       *asynqredis.Client                     // of the server's connection
-	Concurrency int                                    // of the server: its slots
-	Failed      func(line string, err error)           // is called when a take or a join fails
-	HasPending  func(queue string) bool                // in a test kit, which it spares a look each second
-	Limiter     Limiter                                //
-	Lost        func(queue, line string)               // is called once a queue: a task that waits stands in no line
-	Match       func(asynqredis.Message) (Match, bool) // how a task joins a line; false: none
-	Poll        time.Duration                          // how often to look for pending tasks
-	Queues      map[string]int                         // the server's queues with their priorities
-	Strict      bool                                   // whether priorities are strict
+	Answered    func(line string, at time.Time) // is called when a take is answered; at: Redis' clock
+	Asynq       *asynqredis.Client              // of the server's connection
+	Concurrency int                             // of the server: its slots
+	Failed      func(line string, err error)    // is called when a take or a join fails
+	HasPending  func(queue string) bool         // in a test kit, which it spares a look each second
+	Limiter     Limiter                         //
+	Lost        func(queue, line string)        // is called once a queue: a task that waits stands in no line
+
+	// Match returns how a task joins a line, that has waited in one or not; false: it joins none.
+	Match func(m asynqredis.Message, waited bool) (Match, bool)
+
+	Poll   time.Duration  // how often to look for pending tasks
+	Queues map[string]int // the server's queues with their priorities
+	Strict bool           // whether priorities are strict
 }
 
 // A Match says how a task joins a line.

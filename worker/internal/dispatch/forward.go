@@ -63,7 +63,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		if task.Message.GroupKey() != "" {
 			continue
 		}
-		match, ok := d.Match(task.Message)
+		match, ok := d.Match(task.Message, task.Mark != "")
 		if !ok {
 			continue
 		}

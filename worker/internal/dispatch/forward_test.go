@@ -151,11 +151,11 @@ func TestAFailedTaskComesBackInFront(t *testing.T) {
 func TestWhatJoinsNoLineIsForwardedAsByAsynq(t *testing.T) {
 	inBubble(t, of(perHour(1)), func(c *dispatch.Config) {
 		match := c.Match
-		c.Match = func(m asynqredis.Message) (dispatch.Match, bool) {
+		c.Match = func(m asynqredis.Message, _ bool) (dispatch.Match, bool) {
 			if m.Type() == "removed" { // its policy, since it was matched
 				return dispatch.Match{Request: throttle.Request{Policy: "removed", Tenant: "acme"}}, true
 			}
-			return match(m)
+			return match(m, false)
 		}
 	}, func(b *bench) {
 		_, err := b.plain.Enqueue(asynq.NewTask("plain", nil), asynq.TaskID("unmatched"), asynq.ProcessIn(time.Second))
@@ -183,8 +183,8 @@ func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		inBubble(t, nil, func(c *dispatch.Config) {
 			match := c.Match
-			c.Match = func(m asynqredis.Message) (dispatch.Match, bool) {
-				found, ok := match(m)
+			c.Match = func(m asynqredis.Message, _ bool) (dispatch.Match, bool) {
+				found, ok := match(m, false)
 				found.FailOpen = open
 				return found, ok
 			}

@@ -18,7 +18,7 @@ func (d *Dispatcher) reserve(ctx context.Context, g *group, queue string, tasks 
 	requests := map[string][]throttle.Request{}
 	of := map[string][]int{} // by line: the tasks of its requests
 	for i, task := range tasks {
-		match, ok := d.Match(task.Message)
+		match, ok := d.Match(task.Message, false)
 		if !ok {
 			continue
 		}

@@ -153,7 +153,7 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 			Failed:      func(string, error) { b.failed.Add(1) },
 			Limiter:     watched{dispatch.Lines(limiter), b},
 			Lost:        func(string, string) { b.lost.Add(1) },
-			Match: func(m asynqredis.Message) (dispatch.Match, bool) {
+			Match: func(m asynqredis.Message, _ bool) (dispatch.Match, bool) {
 				match := dispatch.Match{Request: throttle.Request{Policy: "api", Tenant: string(m.Payload()), Front: m.Retried() > 0}}
 				return match, m.Type() == "throttled"
 			},

@@ -99,25 +99,6 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 	}
 }
 
-// Tasks whose policy is gone run when they come by themselves.
-func TestTasksOfARemovedPolicyRun(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
-		s.Serve(s.Ok, sitetest.Calm)
-		s.EnqueueMany("acme", 0, 3)
-		time.Sleep(5 * time.Second)
-		if err := s.Limiter.SetPolicies(nil); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(6 * time.Minute)
-		if got := s.Runs(); !slices.Equal(got, []string{"acme-0000", "acme-0001", "acme-0002"}) {
-			t.Errorf("ran: %q", got)
-		}
-		s.WantCounters(sitetest.Counters{Processed: 3})
-	})
-}
-
 // A tenant that becomes exempt while its tasks wait leaves nothing in the line.
 func TestATenantThatBecomesExemptLeavesTheLine(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,101 @@
+package linetest
+
+import (
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/inspect"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// hostile are tenants whose names are data.
+var hostile = []string{"acme", "a|b,c", "{x}:%", "\x1b[2J", "zoë \"q\""}
+
+// A removed policy keeps its last windows until its line is empty, also after all workers have
+// restarted.
+func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const limit, tasks = 30, 150
+		p := sitetest.Shared(limit, time.Minute)
+		s := sitetest.NewInBubble(t, p)
+		store, err := control.NewStore(s.Redis, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		publish := func(version int64, policies ...throttle.Policy) {
+			t.Helper()
+			if _, err := store.Publish(t.Context(), policies, version, control.By{Who: "ada", Why: "test"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var servers []*worker.Server
+		serve := func() {
+			servers = nil
+			for range 3 {
+				limiter := s.AnotherLimiter(s.Redis)
+				f, err := control.Follow(t.Context(), control.FollowConfig{
+					Limiter: limiter, Logger: slog.New(slog.NewTextHandler(s.Journal, nil)), Store: store,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { f.Close() })
+				servers = append(servers, s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter }))
+			}
+		}
+		other := throttle.Policy{Name: "other", Match: []string{"other"}, Windows: p.Windows}
+		publish(0, p)
+		serve()
+		for _, tenant := range hostile {
+			s.EnqueueMany(tenant, 0, tasks/len(hostile))
+		}
+		time.Sleep(10 * time.Second)
+		publish(1, other)
+		within := func(when string, d time.Duration, want int) {
+			t.Helper()
+			time.Sleep(d)
+			if n := len(s.Runs()); n > want || n < want-limit {
+				t.Errorf("%s %d tasks have run, want %d", when, n, want)
+			}
+		}
+		within("a minute after the policy was removed", time.Minute, 2*limit)
+		for _, server := range servers {
+			server.Shutdown()
+		}
+		time.Sleep(10 * time.Minute) // all that wait come back by themselves
+		serve()
+		within("after the restart", 10*time.Second, 3*limit)
+		state, err := store.State(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		looks := s.AnotherLimiter(s.Redis)
+		if err := looks.SetPolicies(state.Policies); err != nil {
+			t.Fatal(err)
+		}
+		if err := looks.SetRemoved(state.Removed); err != nil {
+			t.Fatal(err)
+		}
+		st, err := inspect.Of(looks).State(t.Context(), inspect.Query{Policy: p.Name})
+		if want := "policy api was removed: 60 tasks go on by its last windows"; err != nil || st.RemovedText() != want {
+			t.Errorf("%q, want %q: %+v, %v", st.RemovedText(), want, st, err)
+		}
+		within("at the end", 5*time.Minute, tasks)
+		if n := len(s.Runs()); n != tasks {
+			t.Errorf("%d of %d tasks have run", n, tasks)
+		}
+		s.WantNobodyInLine()
+		publish(2, other, throttle.Policy{Name: "third", Windows: p.Windows})
+		if state, err = store.State(t.Context()); err != nil || len(state.Removed) > 0 {
+			t.Errorf("nobody waits for what was removed: %+v, %v", state.Removed, err)
+		}
+	})
+}

@@ -136,7 +136,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	own := all(header(windows), `(?m)(?:^-- ARGV  |^--       |   )(\d) [a-z]`)
 	fields := strings.Count(one(t, code(windows), `(?m) in gmatch\(argv\[5\], '(.*);'\) do$`), "(")
 	if listed := names(one(t, header(windows), `(?m)by blanks, and ";":\n--\s+(.*)$`)); !slices.Equal(own, []string{"1", "2", "3", "4", "5", "6"}) ||
-		len(listed) != 6 || fields != 6 || !strings.Contains(code(windows), ", ARGV[3] + 0, 7\n") {
+		len(listed) != 6 || fields != 6 || !strings.Contains(code(decide), "ARGV, 7, call.P\n") || !strings.Contains(code(take), "call.now, 7\n") {
 		t.Errorf("windows.lua: the header lists the arguments %q and for each window %q", own, listed)
 	}
 	for i, c := range []struct {

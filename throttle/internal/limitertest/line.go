@@ -1,7 +1,6 @@
 package limitertest
 
 import (
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,7 +14,13 @@ import (
 const LineZero = 1 << 52
 
 // RankOf is the rank in a ticket's record.
-func RankOf(record string) int64 { return int64(binary.BigEndian.Uint64([]byte("\x00" + record[:7]))) }
+func RankOf(record string) int64 {
+	rank, err := strconv.ParseInt(record[:16], 10, 64)
+	if err != nil {
+		panic(err)
+	}
+	return rank
+}
 
 // A LineState is a line as its keys hold it (internal/script/lua/line.lua).
 type LineState struct {
@@ -172,7 +177,7 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 		}
 	}
 	for ticket, record := range tickets {
-		fields := strings.Split(record[min(7, len(record)):], " ")
+		fields := strings.Split(record[min(16, len(record)):], " ")
 		if len(fields) != 3 || !strings.HasPrefix(strings.TrimPrefix(fields[1], "!"), "|") {
 			fault("ticket %q has the record %q", ticket, record)
 			continue

@@ -12,15 +12,17 @@ import (
 //go:embed lua
 var files embed.FS
 
-// The files of a script besides those of its algorithms. A file uses only what stands before it.
-var (
-	shared = []string{"scope", "upstream", "windows"}
-	line   = []string{
-		"line_appointments", "line_units", "line_fair", "line_order", "line_places", "line_write", "line",
-		"line_eta", "line_leave", "line_join",
-	}
-	deciding = []string{"request", "later_verbs", "reservation", "decide"}
-	taking   = []string{"line_lists", "line_take", "take"}
+// The files of a script, besides those of its algorithms. A file uses only what stands before it.
+const (
+	line = "line_appointments line_units line_fair line_order line_places line_write line "
+	join = "line_eta line_leave line_join "
+)
+
+// What most calls do not need is a function that is called once, by calls that need it. It returns
+// these functions.
+const (
+	extrasOfTake   = "new_join upstream"
+	extrasOfDecide = "denied fields granted_before line_of read_place replace upstream verb"
 )
 
 // scripts are shared by all policies that count by the same algorithms and have the same constants.
@@ -62,27 +64,38 @@ func (l *Library) script(p *Policy, body string) *redis.Script {
 	return redis.NewScript(text)
 }
 
-// Text puts a script together. Most calls that decide find no line. So the files of lines stand in
-// a function, which is called only if there is one.
+// Text puts a script together.
 func Text(algorithms []string, body string) string {
-	parts := []string{File("codec"), "local algorithms = {}\n"}
-	add := func(names ...string) {
-		for _, name := range names {
-			parts = append(parts, File(name))
-		}
-	}
-	add(algorithms...)
-	add(shared...)
+	own := strings.Join(algorithms, " ")
 	if body == "take" {
-		add(line...)
-		add(taking...)
-	} else {
-		parts = append(parts, "local function line_files()\n")
-		add(line...)
-		parts = append(parts, "return new_line, new_join\nend\n")
-		add(deciding...)
+		return texts("codec", own, "scope windows complete", line) +
+			function("extras", texts("upstream", join), extrasOfTake) +
+			texts("line_lists line_take take")
 	}
-	return strings.Join(parts, "\n")
+	return texts("codec", own, "scope windows request") +
+		function("extras", texts("complete upstream")+
+			function("line_files", texts(line, join), "new_join new_line")+
+			texts("request_more later_verbs reservation"), extrasOfDecide) +
+		texts("decide")
+}
+
+// texts returns the texts of files, by lists of their names.
+func texts(names ...string) string {
+	var b strings.Builder
+	for _, name := range strings.Fields(strings.Join(names, " ")) {
+		b.WriteString(File(name) + "\n")
+	}
+	return b.String()
+}
+
+// function returns a Lua function that returns a table of what it defines.
+func function(name, text, returns string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "function %s(call)\n%sreturn {", name, text)
+	for _, name := range strings.Fields(returns) {
+		fmt.Fprintf(&b, "%[1]s = %[1]s, ", name)
+	}
+	return b.String() + "}\nend\n"
 }
 
 // File returns the text of a Lua file, by its name without ".lua".

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -90,18 +91,16 @@ type Ticket struct {
 	Rank             int64
 }
 
-// ReadTicket reads "costs |VALUES key", behind its rank of 7 bytes, as lua/line.lua keeps it.
+// ReadTicket reads "costs |VALUES key", behind its rank of 16 digits, as lua/line.lua keeps it.
 func ReadTicket(name, record string) (Ticket, error) {
-	f := strings.Split(record[min(7, len(record)):], " ")
-	if len(f) != 3 {
+	digits := record[:min(16, len(record))]
+	f := strings.Split(record[len(digits):], " ")
+	rank, err := strconv.ParseInt(digits, 10, 64)
+	if len(f) != 3 || err != nil {
 		return Ticket{}, &ReplyError{fmt.Sprintf("ticket %q", name)}
 	}
 	queue, _, _ := strings.Cut(name, "/")
-	t := Ticket{Flow: queue + f[1], Costs: cmp.Or(f[0], "requests=1"), Key: unfield(f[2])}
-	for i := range 7 {
-		t.Rank = t.Rank<<8 | int64(record[i])
-	}
-	return t, nil
+	return Ticket{Flow: queue + f[1], Costs: cmp.Or(f[0], "requests=1"), Key: unfield(f[2]), Rank: rank}, nil
 }
 
 // Tickets calls do for pages of the tickets in the policy's line, by their queues, IDs and flows,

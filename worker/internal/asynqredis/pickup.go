@@ -3,6 +3,7 @@ package asynqredis
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 )
 
@@ -26,15 +27,15 @@ type Pick struct {
 // Pick makes waiting tasks of one queue active. The call is identified by its key: repeat it with
 // the same tasks until it is answered, or take it back by Restore.
 func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) ([]Pick, error) {
-	args := make([]any, 0, 3+3*len(tasks))
-	args = append(args, prefix(queue)+"t:", time.Now().Add(LeaseFor).Unix(), call)
-	for _, task := range tasks {
-		left := ""
+	args := make([]any, 4, 4+2*len(tasks))
+	left := ","
+	for i, task := range tasks {
 		if task.Left {
-			left = "left"
+			left += strconv.Itoa(i+1) + ","
 		}
-		args = append(args, task.ID, task.JoinKey, left)
+		args = append(args, task.ID, task.JoinKey)
 	}
+	args[0], args[1], args[2], args[3] = prefix(queue)+"t:", time.Now().Add(LeaseFor).Unix(), call, left
 	all := keys(queue, "scheduled", "active", "lease", "paused")
 	reply, err := c.run(ctx, "pick", queue, all, args...).Slice()
 	if err != nil {

@@ -49,15 +49,21 @@ func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, a
 		into = append(into, m.keys("", ":stored")...)
 	}
 	for some := range slices.Chunk(tasks, maxBatch) {
-		args := make([]any, 0, 3+5*len(some))
-		args = append(args, prefix(queue)+"t:", score(at), until(at))
+		var lines []any
+		for _, task := range some {
+			if !slices.Contains(lines, any(task.Line)) {
+				lines = append(lines, task.Line)
+			}
+		}
+		args := make([]any, 0, 4+len(lines)+4*len(some))
+		args = append(append(args, prefix(queue)+"t:", score(at), until(at), len(lines)), lines...)
 		for i, task := range some {
 			lock := ""
 			if task.Lock != "" {
 				lock = strconv.Itoa(task.LockFor) + ":" + task.Lock
 			}
 			mark := Mark(task.Message.JoinKey(), now, call+"."+strconv.Itoa(len(results)+i))
-			args = append(args, task.ID, []byte(task.Message), mark, lock, task.Line)
+			args = append(args, task.ID, []byte(task.Message), mark, lock)
 		}
 		reply, err := c.run(ctx, "store", queue, into, args...).Int64Slice()
 		if err != nil {

@@ -18,14 +18,20 @@ local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 -- Doubles hold every integer up to here. Only what exempt tenants take can come near.
 local MOST = 9007199254740992
 
--- once returns a function that returns what `make` returned when it was called first. It is the one
--- way to leave functions out of calls that do not need them.
-local function once(make)
-  local made
-  return function(...)
-    made = made or make(...)
-    return made
+-- Algorithms are by their letters. What most calls do not need is made by extras(call), and lines by
+-- line_files (library.go).
+local algorithms, extras, line_files = {}, nil, nil
+
+-- once returns what `make` returned when it was called first. It is the one way to leave functions
+-- out of calls that do not need them.
+local made = {}
+local function once(make, ...)
+  local it = made[make]
+  if not it then
+    it = make(...)
+    made[make] = it
   end
+  return it
 end
 
 -- Fields are written by blanks: "name=12" is a number, "name:text" a text, which has no blank. A

@@ -95,7 +95,6 @@
 --   n:TENANT:KEY  when the request of an idempotency key was granted, a blank, and its digest
 
 local call = windows.read_policy()
-local KEPT = 60000 -- ms for which a repeated call is recognised
 
 local nscopes, nwindows, argv, first, P = #call.scopes, #call.windows, ARGV, 7, call.P
 local seq = argv[3] + 0
@@ -129,47 +128,50 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 -- plain grant or done: time, latest, binds and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, before)
-    if r.at > 0 and before ~= 1 then requests.replace(call, r, list, now) end
+    if r.at > 0 and before ~= 1 then once(extras, call).replace(call, r, list, now) end
     if before or r.once then
-      local status, at = requests.granted_before(call, r, before)
+      local status, at = once(extras, call).granted_before(call, r, before)
       if status then return status, at end
     end
     local line = call.line
     local waits = r.ticket and line and line.waits(r.ticket)
     local time = windows.fits_at(call, list, r.costs, now, fits)
-    if line then requests.read_place(r) end
+    if line then once(extras, call).read_place(r) end
     if time <= now and
       (not line or r.at > 0 or not line.somebody_waits(r, waits and r.ticket)) then
-      requests.take(call, r, list, now)
+      grant(call, r, list, now)
       if waits then line.remove(r.ticket) end
       if call.batches and line then line.granted(r, list) end
       return 1, now
     end
     if r.ticket then
       call.dirty = true
-      requests.read_place(r)
-      local status, low, high, binds, nudge = requests.line(call).join(r, list, now)
+      local more = once(extras, call)
+      more.read_place(r)
+      local status, low, high, binds, nudge = more.line_of(call).join(r, list, now)
       return status, call.now, max(time, low), high > 0 and max(time, high) or 0, binds, nudge
     end
-    return requests.denied(call, r, list, now, fits, time)
+    return once(extras, call).denied(call, r, list, now, fits, time)
   end,
 
   join = function(r, list, now, fits, before)
-    local line = requests.line(call)
-    requests.read_place(r)
+    local more = once(extras, call)
+    local line = more.line_of(call)
+    more.read_place(r)
     if before == 3 and not line.waits(r.ticket) then -- it was taken since
       return 3, call.now, now, now
     end
     call.dirty = true
     local status, low, high, binds, nudge = line.join(r, list, now)
     if before == 3 then status, nudge = 3, 1 end -- a nudge too many does no harm
+    if nudge == 0 and high == call.now then return status, high end
     return status, call.now, low, high, binds, nudge
   end,
 }
 
 -- Everything that the line will be asked for in this call is read at once.
 if call.waiting or argv[first] == 'join' then
-  local line = requests.line(call)
+  local line = once(extras, call).line_of(call)
   local tickets, flows, nodes, seen = {}, {}, {}, {}
   for at = first, #argv, stride do
     if argv[at + 2] ~= '' then tickets[#tickets + 1] = argv[at + 2] end
@@ -202,7 +204,7 @@ local all, open, scope_of = call.windows, call.open, call.scope_of
 
 for at = first, #argv, stride do
   count = count + 1
-  local now, aligned, failed, r = call.now, true, nil, requests.read(call, argv, at)
+  local now, aligned, failed, r = call.now, true, nil, read_request(call, argv, at)
   local op, own = r.op, r.own and windows.own_parameters(call, r.own)
   for i = 1, nscopes do
     local suffix = argv[at + 4 + i]
@@ -220,7 +222,7 @@ for at = first, #argv, stride do
   else
     local needs_windows = op == 'reserve' or op == 'exempt' or op == 'observe' or op == 'peek' or
       op == 'cancel' or op == 'expect'
-    local verb = verbs[op] or later_verbs(call)[op] or reservation_verbs(call)[op]
+    local verb = verbs[op] or once(extras, call).verb(op)
     local before = record and byte(record, 8 * count)
     if before then r.done_at = unpack7(record, 8 * count + 1) end
     local fits = op == 'reserve' and plain_fits or {}
@@ -241,7 +243,7 @@ for at = first, #argv, stride do
     if time or r.before or now > call.now then
       out[m - 1], m = status + 16, m + 1
       time = time or decided
-      out[m] = requests.fields(r, list, now, needs_windows and fits, time, latest, binds, nudge)
+      out[m] = once(extras, call).fields(r, list, now, needs_windows and fits, time, latest, binds, nudge)
     end
     if needs_windows then
       for i = 1, nwindows do -- in this order, as a list that grows in another one costs more

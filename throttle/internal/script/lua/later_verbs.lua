@@ -5,13 +5,13 @@
 --   leave, refresh, expect      tickets and flows of a line
 --   pause, resume, remaining    what the upstream said
 
-local later_verbs = once(function(call)
+local function later_verbs(call)
   local verbs = {}
 
   function verbs.exempt(r, list, now, fits, before)
-    local status, at = requests.granted_before(call, r, before)
+    local status, at = granted_before(call, r, before)
     if status then return status, at end
-    requests.take(call, r, list, now)
+    grant(call, r, list, now)
     if call.line and r.ticket then call.line.remove(r.ticket) end
     return 1, now
   end
@@ -25,8 +25,10 @@ local later_verbs = once(function(call)
 
   function verbs.peek(r, list, now, fits)
     local time, line = windows.fits_at(call, list, r.costs, now, fits), call.line
-    requests.read_place(r)
-    if time > now or line and line.somebody_waits(r, r.ticket) then return requests.denied(call, r, list, now, fits, time) end
+    read_place(r)
+    if time > now or line and line.somebody_waits(r, r.ticket) then
+      return denied(call, r, list, now, fits, time)
+    end
     for s = 1, #list do -- the answer also has what the upstream said
       if list[s].upstream then return 1, now, now end
     end
@@ -41,13 +43,13 @@ local later_verbs = once(function(call)
 
   function verbs.refresh(r, list, now)
     if not call.line then return 8, now end
-    requests.read_place(r)
+    read_place(r)
     call.line.refresh(r)
     return 1, now
   end
 
   function verbs.expect(r, list, now, fits)
-    requests.read_place(r)
+    read_place(r)
     local low, high, binds
     if call.line and r.flow then low, high, binds = call.line.stands(r, list, now, fits) end
     if low then return 6, call.now, low, high, binds end
@@ -60,14 +62,13 @@ local later_verbs = once(function(call)
     return function(r, list, now, fits, before)
       if before == 1 then return 1, r.done_at end
       local status = 8
-      windows.complete(call)
       for place in gmatch(r.scopes, '%d+') do
         local scope = list[place + 0]
         scopes.touch(scope, now)
         if upstream()[says](scope, now, r) ~= false then status = 1 end
       end
       call.dirty = true
-      requests.look_again(call, r)
+      look_again(call, r)
       return status, now, now
     end
   end
@@ -76,4 +77,4 @@ local later_verbs = once(function(call)
   verbs.resume = upstream_verb('resume')
   verbs.remaining = upstream_verb('remaining')
   return verbs
-end)
+end

@@ -16,7 +16,8 @@
 -- Keys, behind the prefix P of the policy. A SUFFIX is a scope's key behind P, a NODE is
 -- "QUEUE|SUFFIX".
 --   q          how many tickets are in the line; no key, no line
---   t          hash: ticket "QUEUE/ID" -> rank(7) "costs |VALUES key"
+--   t          hash: ticket "QUEUE/ID" -> "RANKcosts |VALUES key"
+--                RANK       of 16 digits
 --                costs      empty for "requests=1"
 --   f          hash: flow "QUEUE|VALUES" ->
 --              "tickets units hour weight tag suffix rank tenant suffixes;own"
@@ -276,9 +277,9 @@ local function new_line(call)
   function L.ticket(id)
     local record = L.read('t', id)
     if not record then return nil end
-    local costs, values, key = match(record, '^(%S*) (%S*) (%S+)$', 8)
+    local costs, values, key = match(record, '^(%S*) (%S*) (%S+)$', 17)
     if costs == '' then costs = 'requests=1' end
-    return match(id, '^[^/]*') .. values, costs, key, format('%d', unpack7(record, 1))
+    return match(id, '^[^/]*') .. values, costs, key, sub(record, 1, 16)
   end
 
   add_writing(L)

@@ -1,6 +1,6 @@
 -- line_eta.lua: when a ticket is expected to start, and when at the latest.
 --
--- new_eta(L) -> E, a table of
+-- new_eta(L) -> expected, a function:
 --   expected(flow, list, at, costs, behind, all_first, fits) -> expected, latest, binds, earliest, wasted
 --     for costs that stand behind all tickets of the flow, or behind `behind` of them
 --     list       the flow's scopes, at: their time
@@ -17,50 +17,16 @@
 --     wasted     by unit, the room that the flow leaves with this ticket (line_units.lua)
 -- Expected and latest are equal only where the start is exact: one window binds, costs are equal, and
 -- no other ticket may change places with this one.
+--
+-- Where all that waits fits now, so does the ticket. All else is for new_estimate.
 
-local function new_eta(L)
+local function new_estimate(L, waiting, others_waiting)
   local SHARE = 0.05     -- of Policy.BatchShare: Go writes that of the policy here
   local PACED = 60000000 -- us: batches are spread over windows of at most this period
   local READ = 64        -- tickets that are read to know what they cost
 
   local call, units_of = L.call, line_units.of_unit
   local P = call.P
-
-  -- others_waiting returns how much waits at a scope in other queues that are alive, of one class:
-  -- {units, least, most of a ticket}. L.waiting keeps it while tickets of one queue join.
-  local function others_waiting(flow, scope, unit, batch)
-    if L.waiting.queue ~= flow.queue then L.waiting = {queue = flow.queue} end
-    local own_only = call.only_tenants and scope.of.of_tenant
-    local key = scope.suffix .. (batch and '! ' or ' ') .. unit
-    local known = L.waiting[key]
-    if known then return known end
-    known = {0, MOST, 0}
-    for name, q in pairs(L.queues) do
-      if q.batch == batch and name ~= flow.queue and L.alive(q) then
-        local of = own_only and L.brief_flow(name .. flow.values) or L.node_of(name, scope.suffix)
-        if of.n > 0 then
-          local sum, least, most = units_of(of, unit)
-          known[1], known[2], known[3] = known[1] + sum, min(known[2], least), max(known[3], most)
-        end
-      end
-    end
-    L.waiting[key] = known
-    return known
-  end
-
-  -- waiting returns how much waits at a scope: units, least and most of a ticket. Batches do not count
-  -- for live tickets.
-  local function waiting(flow, scope, unit)
-    local own_only, queues = call.only_tenants and scope.of.of_tenant, L.queues
-    local sum, least, most = units_of(own_only and flow or L.node_of(flow.queue, scope.suffix), unit)
-    local first = next(queues)
-    if first == nil or first == flow.queue and next(queues, first) == nil then return sum, least, most end
-    for class = 0, flow.batch and 1 or 0 do
-      local others = others_waiting(flow, scope, unit, class == 1)
-      sum, least, most = sum + others[1], min(least, others[2]), max(most, others[3])
-    end
-    return sum, least, most
-  end
 
   -- of_batches returns what batches take, by their share, while live tickets take so many units; and
   -- `idle` units that live tickets leave while they wait elsewhere.
@@ -142,7 +108,7 @@ local function new_eta(L)
     return ceil(cost > room and left + room or left), rest
   end
 
-  local function expected(flow, list, at, costs, behind, all_first, fits)
+  return function(flow, list, at, costs, behind, all_first, fits)
     if flow.rest and not call.only_tenants then L.flow_of(flow.id) end -- its tenant counts
     local batch, wasted = flow.batch, nil
     local time, soonest, earliest, opens, waits, binds, known = at, at, at, at, 0, 0, true
@@ -226,6 +192,77 @@ local function new_eta(L)
     if time == latest and soonest < time then latest = latest + 1 end -- it is not exact
     return time, known and latest or 0, binds, min(earliest, time), wasted
   end
+end
 
-  return {expected = expected}
+local function new_eta(L)
+  local MANY = 64 -- tickets that one call has, at most
+
+  local call, units_of, roomy = L.call, line_units.of_unit, {}
+
+  -- others_waiting returns how much waits at a scope in other queues that are alive, of one class:
+  -- {units, least, most of a ticket}. L.waiting keeps it while tickets of one queue join.
+  local function others_waiting(flow, scope, unit, batch)
+    if L.waiting.queue ~= flow.queue then L.waiting = {queue = flow.queue} end
+    local own_only = call.only_tenants and scope.of.of_tenant
+    local key = scope.suffix .. (batch and '! ' or ' ') .. unit
+    local known = L.waiting[key]
+    if known then return known end
+    known = {0, MOST, 0}
+    for name, q in pairs(L.queues) do
+      if q.batch == batch and name ~= flow.queue and L.alive(q) then
+        local of = own_only and L.brief_flow(name .. flow.values) or L.node_of(name, scope.suffix)
+        if of.n > 0 then
+          local sum, least, most = units_of(of, unit)
+          known[1], known[2], known[3] = known[1] + sum, min(known[2], least), max(known[3], most)
+        end
+      end
+    end
+    L.waiting[key] = known
+    return known
+  end
+
+  -- waiting returns how much waits at a scope: units, least and most of a ticket. Batches do not count
+  -- for live tickets.
+  local function waiting(flow, scope, unit)
+    local own_only, queues = call.only_tenants and scope.of.of_tenant, L.queues
+    local sum, least, most = units_of(own_only and flow or L.node_of(flow.queue, scope.suffix), unit)
+    local first = next(queues)
+    if first == nil or first == flow.queue and next(queues, first) == nil then return sum, least, most end
+    for class = 0, flow.batch and 1 or 0 do
+      local others = others_waiting(flow, scope, unit, class == 1)
+      sum, least, most = sum + others[1], min(least, others[2]), max(most, others[3])
+    end
+    return sum, least, most
+  end
+
+  -- room_for_all tells whether all that waits fits now, and so does the ticket. If as many tickets fit
+  -- as a call has, the others that cost the same need not be looked at.
+  local function room_for_all(flow, list, at, costs)
+    if roomy.costs ~= costs then roomy = {costs = costs} end
+    for s = 1, #list do
+      local scope = list[s]
+      local room, of = roomy[scope], scope.of.windows
+      if room == nil or scope.changed then
+        room = not scope.upstream
+        for j = 1, #of do
+          local i = of[j]
+          local window, st, cost = call.windows[i], scope.states[i], costs.windows[i]
+          local ahead = waiting(flow, scope, window.unit) + (MANY - 1) * cost
+          room = room and (ahead <= 0 or window.algorithm.fits_at(st, at, at, cost, ahead, 1) <= at)
+        end
+        roomy[scope] = room
+      end
+      if not room then return false end
+    end
+    return true
+  end
+
+  return function(flow, list, at, costs, behind, all_first, fits)
+    if not call.batches and room_for_all(flow, list, at, costs) then
+      for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
+      return at, at, 0, at
+    end
+    local estimate = once(new_estimate, L, waiting, others_waiting)
+    return estimate(flow, list, at, costs, behind, all_first, fits)
+  end
 end

@@ -30,7 +30,7 @@ local function new_join(L)
 
   local call = L.call
   local P, now, ROOT = call.P, call.now, windows.ROOT
-  local E = new_eta(L)
+  local expected = new_eta(L)
   local J = { -- all fields are named here, as a table that grows is copied
     read_line = L.read_line, flow_for = false, prefetch = false, waits = false, join = false,
     finish = false, untook = false,
@@ -82,7 +82,7 @@ local function new_join(L)
     local text = costs.text
     if text == 'requests=1' then text = '' end -- the costs of most tickets
     local values = q.batch and '!' .. flow.values or flow.values
-    L.write('t', id, pack7(at_rank) .. text .. ' ' .. values .. ' ' .. r.key)
+    L.write('t', id, rank .. text .. ' ' .. values .. ' ' .. r.key)
     local added = L.added[r.flow]
     if added then
       local n = #added
@@ -91,9 +91,10 @@ local function new_join(L)
       L.added[r.flow] = {rank, id}
     end
     line_units.count(flow, costs, 1)
-    for unit, left in pairs(wasted or {}) do
-      local u = flow.units and flow.units[unit]
-      if u then u[4] = left end
+    if wasted and flow.units then
+      for unit, left in pairs(wasted) do
+        if flow.units[unit] then flow.units[unit][4] = left end
+      end
     end
     if call.only_tenants then
       line_units.count(root, costs, 1)
@@ -122,7 +123,7 @@ local function new_join(L)
   end
 
   function J.join(r, list, at)
-    local costs, expected = windows.costs_of(call, r.costs_text), E.expected
+    local costs = windows.costs_of(call, r.costs_text)
     if L.read('t', r.ticket) then
       local of = L.ticket(r.ticket)
       if of == r.flow then
@@ -137,8 +138,8 @@ local function new_join(L)
     end
     local flow, behind = J.flow_for(r), r.front and 0 or nil
     local low, high, binds, earliest, wasted = expected(flow, list, at, costs, behind)
-    local refused = r.backlog and flow.n >= r.backlog and 5 or
-      windows.too_late(r, at, low, high, earliest)
+    if r.backlog and flow.n >= r.backlog then return 5, low, high, binds, 0 end
+    local refused = (r.max_wait or r.deadline) and windows.too_late(r, at, low, high, earliest)
     if refused then return refused, low, high, binds, 0 end
     enter(r, flow, costs, wasted)
     local nudge = r.rank and 0 or appointments.nudge(L.queue_of(r.queue), now, low)
@@ -153,7 +154,7 @@ local function new_join(L)
 
   return setmetatable(J, {__index = function(_, name)
     setmetatable(J, nil)
-    add_leaving(L, J, E, with_slots)
+    add_leaving(L, J, expected, with_slots)
     return J[name]
   end})
 end

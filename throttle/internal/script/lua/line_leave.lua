@@ -1,19 +1,19 @@
 -- line_leave.lua: how tickets leave a line untaken, and what else few calls ask of it.
 --
--- add_leaving(L, J, E, with_slots) adds to the verbs of line_join.lua those that are set up when they are first
--- asked for. Besides those that it lists:
+-- add_leaving(L, J, expected, with_slots) adds to the verbs of line_join.lua those that are set up
+-- when they are first asked for. Besides those that it lists:
 --   place_first(flow, rank, costs)   has a flow wait where its new first ticket has to
 --   new_flow(r) -> flow              the flow of a request that has none in line
 --   granted(r, list)                 counts the grant of a request that did not wait, for batches
 
-local function add_leaving(L, J, E, with_slots)
+local function add_leaving(L, J, expected, with_slots)
   local gsub = string.gsub
 
   local SWEPT = 64 -- claims that one call removes
 
   local call = L.call
   local P, now = call.P, call.now
-  local order = once(function() return new_order(L, {}, false) end)
+  local function order() return once(new_order, L, {}, false) end
 
   -- A line keeps a tenant's own parameters by the names of windows. Their places may change.
   local function own_text(own)
@@ -90,7 +90,7 @@ local function add_leaving(L, J, E, with_slots)
 
   function J.expect(r, list, at, fits)
     local flow, costs = J.flow_for(r), windows.costs_of(call, r.costs_text)
-    return E.expected(flow, list, at, costs, nil, true, fits)
+    return expected(flow, list, at, costs, nil, true, fits)
   end
 
   function J.stands(r, list, at, fits)
@@ -102,7 +102,7 @@ local function add_leaving(L, J, E, with_slots)
     if not behind then return nil end
     local of, text = L.ticket(id)
     if of ~= flow.id then return nil end
-    local low, high, binds = E.expected(flow, list, at, windows.costs_of(call, text), behind, false, fits)
+    local low, high, binds = expected(flow, list, at, windows.costs_of(call, text), behind, false, fits)
     return with_slots(r, flow, behind, low, high, binds)
   end
 

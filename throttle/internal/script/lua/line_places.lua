@@ -88,7 +88,7 @@ local function add_places(L)
       end
     end
     if scope.upstream then
-      alone = upstream().fits_at(scope, window, st, at, alone, cost, before)
+      alone = once(extras, call).upstream().fits_at(scope, window, st, at, alone, cost, before)
     end
     return min(opens, max(alone, lapses), at + LOOK_AGAIN)
   end
@@ -124,7 +124,7 @@ local function add_places(L)
           end
         end
         if scope.upstream then
-          opens = upstream().fits_at(scope, window, st, at, opens, cost, before + reserved)
+          opens = once(extras, call).upstream().fits_at(scope, window, st, at, opens, cost, before + reserved)
         end
         if opens > at then
           if reserved > 0 then
@@ -225,9 +225,8 @@ local function add_places(L)
         between = (flow.batch and ' !' or ' ') .. flow.values .. ' '
         flow.between = between
       end
-      if record and sub(record, 8, 7 + #between) == between then -- costs what most tickets do
-        of, costs, key = flow.id, 'requests=1', sub(record, 8 + #between)
-        rank = format('%d', unpack7(record, 1))
+      if record and sub(record, 17, 16 + #between) == between then -- costs what most tickets do
+        of, costs, key, rank = flow.id, 'requests=1', sub(record, 17 + #between), sub(record, 1, 16)
       else
         of, costs, key, rank = L.ticket(id)
       end

@@ -40,15 +40,9 @@ local function new_take(L)
     kept[k + 1], kept[k + 2] = text, flow.static
     kept[k + 3] = at == now and '\n' or format('\t%d\n', at)
     n = n + 2
-    for i = 1, #call.windows do taken[n + i] = 0 end
-    if status ~= '1' then return end
-    local list = flow.scopes
-    for s = 1, #list do
-      local of, states = list[s].of.windows, list[s].states
-      for j = 1, #of do
-        local i = of[j]
-        taken[n + i] = call.windows[i].algorithm.used(states[i])
-      end
+    local list, all, scope_of = flow.scopes, call.windows, call.scope_of
+    for i = 1, #all do
+      taken[n + i] = status == '1' and all[i].algorithm.used(list[scope_of[i]].states[i]) or 0
     end
   end
 
@@ -194,7 +188,7 @@ local function new_take(L)
   end
 
   function T.put_back(record)
-    local J = new_join(L)
+    local J = once(extras, call).new_join(L)
     L.read_line()
     for ticket in gmatch(sub(record, 32), '[^\n]+') do
       local id, costs, rank, flow_id, key, tenant, weight, list, own =

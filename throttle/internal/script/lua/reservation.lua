@@ -14,8 +14,7 @@
 --
 -- reservation_verbs(call) returns a table of the verbs.
 
-local reservation_verbs = once(function(call)
-  windows.complete(call)
+local function reservation_verbs(call)
   local ADDED = 16   -- corrections of one reservation whose times are known
   local KEPT = 60000 -- ms for which the key is kept, at least
   local verbs = {}
@@ -78,7 +77,7 @@ local reservation_verbs = once(function(call)
   -- how many still counted.
   local function give_back(r, scope, i, now, units)
     local window, st, given = call.windows[i], scope.states[i], 0
-    local id = requests.lease_id(call, r)
+    local id = lease_id(call, r)
     for k = #r.added, 1, -1 do
       local added = r.added[k]
       local part = min(units, added.units[window.name] or 0)
@@ -137,8 +136,8 @@ local reservation_verbs = once(function(call)
   -- may have been granted what it had.
   function verbs.put_back(r, list, now, fits, before)
     if before == 1 then return 1, r.done_at end
-    local line = requests.line(call)
-    requests.read_place(r)
+    local line = line_of(call)
+    read_place(r)
     read_state(r)
     local rank = line.rank(r.ticket)
     if r.cancelled or rank and rank + 0 == r.rank then return 8, now end -- it was put back
@@ -147,12 +146,12 @@ local reservation_verbs = once(function(call)
       return 1, now
     end
     local time = until_all(list, now, r.costs)
-    windows.give_back(call, list, r.costs, now, r.at, requests.lease_id(call, r))
+    windows.give_back(call, list, r.costs, now, r.at, lease_id(call, r))
     remember(r, {again = r.state.again, cancelled = 1}, time)
     line.take_back(r)
     line.join(r, list, now)
     line.untook(r)
-    requests.look_again(call, r)
+    look_again(call, r)
     return 1, now
   end
 
@@ -181,10 +180,10 @@ local reservation_verbs = once(function(call)
     remember(r, {again = r.state.again, cancelled = 1}, time)
     if r.once then redis.call('DEL', call.P .. 'n:' .. r.once) end
     if call.line then
-      requests.read_place(r)
+      read_place(r)
       if r.flow then call.line.take_back(r) end
     end
-    requests.look_again(call, r)
+    look_again(call, r)
     return given > 0 and 1 or 8, now, now
   end
 
@@ -193,7 +192,7 @@ local reservation_verbs = once(function(call)
     local state, time, freed = r.state, now, false
     if next(r.settled) then time = until_all(list, now, r.costs) end
     each_lease(list, now, function(algorithm, st, i)
-      if algorithm.release(st, now, r.at, r.costs[i], requests.lease_id(call, r)) > 0 then
+      if algorithm.release(st, now, r.at, r.costs[i], lease_id(call, r)) > 0 then
         freed = true
         time = max(time, now + st.lease) -- a renewal may still be on its way
       end
@@ -201,7 +200,7 @@ local reservation_verbs = once(function(call)
     if not freed then return 8, now end
     state.released = 1
     if not r.cancelled then remember(r, state, time) end
-    requests.look_again(call, r)
+    look_again(call, r)
     return 1, now
   end
 
@@ -211,7 +210,7 @@ local reservation_verbs = once(function(call)
     read_state(r)
     each_lease(list, now, function(algorithm, st, i, scope)
       if r.costs[i] == 0 then return end
-      local id, waits = requests.lease_id(call, r), call.line and call.line.waits_at(scope.suffix)
+      local id, waits = lease_id(call, r), call.line and call.line.waits_at(scope.suffix)
       if r.cancelled or r.state.released or algorithm.renew(st, now, r.costs[i], id, waits) == 0 then
         status = 8
       end
@@ -240,7 +239,7 @@ local reservation_verbs = once(function(call)
       local window, change = call.windows[i], changes[i]
       scopes.touch(scope, now)
       if change > 0 then
-        window.algorithm.take(scope.states[i], now, change, 0, requests.lease_id(call, r))
+        window.algorithm.take(scope.states[i], now, change, 0, lease_id(call, r))
         adds.units[window.name] = change
       elseif change < 0 then
         give_back(r, scope, i, now, -change)
@@ -254,9 +253,11 @@ local reservation_verbs = once(function(call)
     remember(r, state, max(time, until_all(list, now, r.costs, changes)))
     -- Also after units were added: the first flow may have to wait here now, and hold up nobody
     -- elsewhere.
-    requests.look_again(call, r)
+    look_again(call, r)
     return 1, now
   end
 
   return verbs
-end)
+end
+
+local function verb(op) return once(later_verbs, call)[op] or once(reservation_verbs, call)[op] end

@@ -35,7 +35,7 @@
 --   grants(st, at) -> text         what was granted at `at` or later: "TIME/UNITS,..."
 --   drains                         true if tickets that do not fit in waste nothing
 --   more(a)                        adds to the table a what most calls do not need: give_back,
---                                  grants, longest and drains (windows.complete)
+--                                  grants, longest and drains (complete.lua)
 
 local scopes
 do

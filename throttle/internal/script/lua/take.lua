@@ -26,31 +26,28 @@
 -- `at`, and an end of line.
 
 local call = windows.read_policy()
-windows.complete(call)
 local KEPT = '60000'   -- ms for which the number of a call is known
 local LOST = 5000000   -- us after which a take counts as lost
 local PUT_BACK = '4'   -- lost takes that one call puts back
 
-local P, now = call.P, call.now
-local most, nqueues = ARGV[call.first] + 0, ARGV[call.first + 2] + 0
-call.id_base = ARGV[call.first + 1]
-local own_key = P .. 'k:' .. call.process
+local P, now, first = call.P, call.now, 7
+local process, seq, id_base = ARGV[2], ARGV[3] + 0, ARGV[first + 1]
+local own_key = P .. 'k:' .. process
 call.waiting = (redis.call('MGET', P .. 'q')[1] or 0) + 0
 
 -- remember writes the record of this call, with what it took.
 local function remember(next_time, tickets, ttl)
-  local head = pack7(call.seq) .. pack7(now) .. pack7(next_time) .. call.id_base
-  redis.call('SET', own_key, head .. tickets, 'PX', ttl)
-  return {now, next_time, call.id_base}
+  redis.call('SET', own_key, pack7(seq) .. pack7(now) .. pack7(next_time) .. id_base .. tickets, 'PX', ttl)
+  return {now, next_time, id_base}
 end
 
 -- Of the record of the take before only the head is read: the tickets are long.
 local before, appointment = redis.call('GETRANGE', own_key, '0', '31'), 0
 local held = #before > 31
 if #before > 0 then
-  local seq = unpack7(before, 1)
-  if seq == call.seq then
-    if not held then return {now, now, call.id_base} end -- that was then
+  local last = unpack7(before, 1)
+  if last == seq then
+    if not held then return {now, now, id_base} end -- that was then
     local out, taken_at = {now, unpack7(before, 15), sub(before, 22, 31)}, unpack7(before, 8)
     local tickets = redis.call('GETRANGE', own_key, '31', '-1')
     for text, at in gmatch(tickets, '(%S+ %S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
@@ -60,10 +57,10 @@ if #before > 0 then
     end
     return out
   end
-  if seq > call.seq then return {now, 0, call.id_base} end -- a late copy: its caller has given up
+  if last > seq then return {now, 0, id_base} end -- a late copy: its caller has given up
   appointment = unpack7(before, 15)
   if held and call.waiting == 0 then
-    redis.call('ZREM', P .. 'k', call.process)
+    redis.call('ZREM', P .. 'k', process)
     held = false
   end
 end
@@ -71,25 +68,27 @@ end
 if call.waiting == 0 and redis.call('EXISTS', P .. 'k') == 0 then
   return remember(0, '', KEPT)
 end
+complete(call)
+call.id_base = id_base
 local L = new_line(call)
 local T = new_take(L)
 local lost = format('%d', now - LOST)
-for _, process in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', lost, 'LIMIT', '0', PUT_BACK)) do
-  if process ~= call.process then -- whose take before is acknowledged by this call
-    local record = redis.call('GET', P .. 'k:' .. process)
+for _, other in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', lost, 'LIMIT', '0', PUT_BACK)) do
+  if other ~= process then -- whose take before is acknowledged by this call
+    local record = redis.call('GET', P .. 'k:' .. other)
     if record then T.put_back(record) end
-    redis.call('ZREM', P .. 'k', process)
-    redis.call('DEL', P .. 'k:' .. process)
+    redis.call('ZREM', P .. 'k', other)
+    redis.call('DEL', P .. 'k:' .. other)
   end
 end
 
-local queues, taken = {}, {now, 0, call.id_base, n = 0, kept = {''}}
-for i = 1, nqueues do
-  local priority, name = match(ARGV[call.first + 3 + i], '^(%d+) (.*)$')
+local queues, taken = {}, {now, 0, id_base, n = 0, kept = {''}}
+for i = 1, ARGV[first + 2] + 0 do
+  local priority, name = match(ARGV[first + 3 + i], '^(%d+) (.*)$')
   queues[i] = {name = name, priority = priority + 0}
 end
-local next_time = T.take(queues, ARGV[call.first + 3] == '1', most, appointment, taken)
-if L.own.dead_claims then new_join(L).sweep() end
+local next_time = T.take(queues, ARGV[first + 3] == '1', ARGV[first] + 0, appointment, taken)
+if L.own.dead_claims then once(extras, call).new_join(L).sweep() end
 scopes.write_all(call)
 L.finish()
 taken[2] = next_time
@@ -97,9 +96,9 @@ taken[2] = next_time
 local lasts = taken.n > 0 and not L.queue_of(queues[1].name).claims
 remember(next_time, concat(taken.kept), lasts and L.ttl .. '000' or KEPT)
 if lasts then
-  redis.call('ZADD', P .. 'k', format('%d', now), call.process)
+  redis.call('ZADD', P .. 'k', format('%d', now), process)
   expire(P .. 'k', L.ttl)
 elseif held then
-  redis.call('ZREM', P .. 'k', call.process)
+  redis.call('ZREM', P .. 'k', process)
 end
 return taken

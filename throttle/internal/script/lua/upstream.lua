@@ -25,7 +25,7 @@
 --
 -- Grants are spread, and the rate is meant, by the scope's windows of the shortest period.
 
-local upstream = once(function()
+local function new_upstream()
   local PAUSE, LEFT, ADAPTED = '!p', '!r', '!a'
   local PARTS = 1e12
   local KEEP = 0.875 -- of the rate, at a cut
@@ -288,4 +288,6 @@ local upstream = once(function()
   end
 
   return {fits_at = fits_at, take = take, pause = pause, resume = resume, said = said, remaining = remaining}
-end)
+end
+
+local function upstream() return once(new_upstream) end

@@ -10,7 +10,7 @@
 --         scope (1 to S), name and kind, unit, p1, p2, rest ("p3,p4", or "-" if both are 0)
 --         See the kind's file for p1 to p4
 --       6 lists: those that stand for p4 where that is "@", each with a ";"
---       then what the script's own file says, from ARGV[call.first] on
+--       then what the script's own file says, from ARGV[7] on
 --
 -- A call is a table:
 --   P, now                      as above
@@ -23,9 +23,8 @@
 --   raw                         values that were read ahead, by key
 --   texts                       what was made of costs and of own parameters, by text
 --   dirty                       see request.lua
--- and, once it is complete:
---   process, seq                as above
---   first                       where the arguments begin that the script's own file names
+-- and, once it is complete (complete.lua):
+--   complete                    true
 --   only_tenants                whether no attribute but the tenant counts
 --   waiting                     how many tickets were in line when the call began
 
@@ -38,7 +37,7 @@ local function costs_of(call, text)
   if costs then return costs end
   local by_window, all, units = {0, 0}, call.windows, nil
   for i = 3, #all do by_window[i] = 0 end
-  if call.first then units = {} end
+  if call.complete then units = {} end
   for unit, n in gmatch(text, '([^=,]+)=(%d+)') do
     n = n + 0
     for i = 1, #all do
@@ -57,12 +56,15 @@ local function fits_window(scope, i, now, from, cost, ahead, each)
   local window, st = scope.call.windows[i], scope.states[i]
   local time = from
   if cost > 0 then time = window.algorithm.fits_at(st, now, from, cost, ahead, each) end
-  if scope.upstream then time = upstream().fits_at(scope, window, st, now, time, cost, ahead) end
+  if scope.upstream then
+    time = once(extras, scope.call).upstream().fits_at(scope, window, st, now, time, cost, ahead)
+  end
   return time
 end
 
 windows = {
   costs_of = costs_of,
+  fits_window = fits_window,
 
   -- read_policy makes the call of KEYS and ARGV.
   read_policy = function()
@@ -109,46 +111,6 @@ windows = {
       P = sub(KEYS[1], 1, -2), now = now, scopes = scopes, windows = list, scope_of = scope_of,
       open = {}, raw = {}, texts = {}, dirty = false, leases = leases,
     }
-  end,
-
-  -- complete adds to a call, to this table and to those of the algorithms what most calls do not
-  -- need: what a line asks for, and what few verbs use.
-  complete = function(call)
-    if call.first then return end
-    call.process, call.seq, call.first = ARGV[2], ARGV[3] + 0, 7
-    call.waiting, call.only_tenants, call.texts = call.waiting or 0, true, {}
-    for _, of in ipairs(call.scopes) do
-      if of.attributes ~= '' and of.attributes ~= 'tenant' then call.only_tenants = false end
-    end
-    for _, window in ipairs(call.windows) do
-      local more = window.algorithm.more
-      if more then more(window.algorithm) end
-    end
-
-    windows.fits_window = fits_window
-
-    -- The scope that all share. A line waits for handler slots there, even if it has no window.
-    windows.ROOT = 'w:'
-
-    -- limits returns what of the policy says which costs fit. Calls by another policy differ in it.
-    function windows.limits() return ARGV[4] .. ARGV[5] end
-
-    -- give_back gives back what was taken at `at`.
-    function windows.give_back(call, list, costs, now, at, id)
-      for s = 1, #list do
-        local scope, of = list[s], list[s].of.windows
-        scopes.touch(scope, now)
-        for j = 1, #of do
-          local i = of[j]
-          local algorithm = call.windows[i].algorithm
-          -- What was granted later than now, before a clock was set back, is in no state any more.
-          -- What a lease holds is not what was settled since.
-          if at <= now and (costs[i] > 0 or algorithm.release) then
-            algorithm.give_back(scope.states[i], now, at, costs[i], id)
-          end
-        end
-      end
-    end
   end,
 
   -- lease_bytes returns a reservation's id as a lease keeps it: 8 bytes of 16 hex digits.
@@ -228,15 +190,6 @@ windows = {
     return time
   end,
 
-  -- too_late returns the status by which a request is refused that waits until then; nil if it is not.
-  too_late = function(r, at, expected, latest, earliest)
-    -- If nobody knows, only what may not wait at all is refused.
-    local wait = latest > 0 and latest - at or min(expected - at, 2)
-    if r.max_wait and wait > r.max_wait then return 4 end
-    if r.deadline and earliest - at > r.deadline then return 7 end
-    return nil
-  end,
-
   -- take takes the costs in all scopes, at `now`.
   take = function(call, list, costs, now, hold, id)
     local all = call.windows
@@ -250,7 +203,7 @@ windows = {
         local cost = costs[i]
         if cost > 0 then all[i].algorithm.take(states[i], now, cost, hold, id) end
       end
-      if scope.upstream then upstream().take(scope, costs, now) end
+      if scope.upstream then once(extras, call).upstream().take(scope, costs, now) end
     end
   end,
 

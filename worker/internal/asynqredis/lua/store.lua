@@ -4,9 +4,9 @@
 -- KEYS  1 scheduled (sorted set)  2 lines (dequeue.lua)  3 the firing of a batch (hash)
 --       4 which of its tasks were stored (bitmap): without 4 there is no firing
 -- ARGV  1 prefix of the task keys  2 score (s): when forward finds what is still there
---       3 seconds until then, then five per task:
+--       3 seconds until then  4 how many lines: these follow, which the tasks join; then four per task:
 --       ID, message, mark (join key, "." and when and by which call it was stored),
---       lock: "" or "SECONDS:KEY" of a unique task, the line that it joins
+--       lock: "" or "SECONDS:KEY" of a unique task
 -- reply per task: 1 stored, 0 the ID is taken, -1 the lock is taken
 --
 -- The ID of a task of a firing ends in its position. It is taken for ever: a scheduler that was
@@ -16,14 +16,14 @@ local prefix, score, stored = ARGV[1], ARGV[2], KEYS[4]
 local firing = stored and KEYS[3]
 local closed = firing and (redis.call('HGET', firing, 'phase') ~= 'enqueue' or
   redis.call('HGET', firing, 'want') == 'cancel')
-local reply, scheduled, keys, seen, absent, lines = {}, {}, {}, {}, {}, {}
-for i = 4, #ARGV, 5 do
+local reply, scheduled, keys, seen, absent, first = {}, {}, {}, {}, {}, 5 + ARGV[4]
+for i = first, #ARGV, 4 do
   local key = prefix .. ARGV[i]
   if seen[key] then absent = nil end -- an ID occurs twice
   keys[#keys + 1], seen[key] = key, true
 end
 if absent and redis.call('EXISTS', unpack(keys)) > 0 then absent = nil end -- one by one
-for i = 4, #ARGV, 5 do
+for i = first, #ARGV, 4 do
   local id, mark, lock = ARGV[i], ARGV[i + 2], ARGV[i + 3]
   local key = prefix .. id
   local found = absent or redis.call('HMGET', key, 'state', 'sluice_join')
@@ -55,11 +55,10 @@ for i = 4, #ARGV, 5 do
     scheduled[#scheduled + 1] = id
   end
   if firing and n == 1 then redis.call('SETBIT', stored, string.match(id, '%d+$'), 1) end
-  if n == 1 then lines[ARGV[i + 4]] = true end
   reply[#reply + 1] = n
 end
 if #scheduled > 0 then redis.call('ZADD', KEYS[1], unpack(scheduled)) end
-for line in pairs(lines) do
-  if redis.call('ZADD', KEYS[2], 'NX', '0', line) == 1 then redis.call('PEXPIRE', KEYS[2], 86400000) end
+for i = 5, first - 1 do
+  if redis.call('ZADD', KEYS[2], 'NX', '0', ARGV[i]) == 1 then redis.call('PEXPIRE', KEYS[2], 86400000) end
 end
 return reply

@@ -1,0 +1,46 @@
+-- complete.lua: what most calls do not need of a call, of windows and of the algorithms.
+--
+-- complete(call) adds it, for lines and for few verbs.
+
+local function complete(call)
+  call.complete, call.waiting, call.only_tenants, call.texts = true, call.waiting or 0, true, {}
+  for _, of in ipairs(call.scopes) do
+    if of.attributes ~= '' and of.attributes ~= 'tenant' then call.only_tenants = false end
+  end
+  for _, window in ipairs(call.windows) do
+    local more = window.algorithm.more
+    if more then more(window.algorithm) end
+  end
+
+  -- The scope that all share. A line waits for handler slots there, even if it has no window.
+  windows.ROOT = 'w:'
+
+  -- limits returns what of the policy says which costs fit. Calls by another policy differ in it.
+  function windows.limits() return ARGV[4] .. ARGV[5] end
+
+  -- give_back gives back what was taken at `at`.
+  function windows.give_back(call, list, costs, now, at, id)
+    for s = 1, #list do
+      local scope, of = list[s], list[s].of.windows
+      scopes.touch(scope, now)
+      for j = 1, #of do
+        local i = of[j]
+        local algorithm = call.windows[i].algorithm
+        -- What was granted later than now, before a clock was set back, is in no state any more.
+        -- What a lease holds is not what was settled since.
+        if at <= now and (costs[i] > 0 or algorithm.release) then
+          algorithm.give_back(scope.states[i], now, at, costs[i], id)
+        end
+      end
+    end
+  end
+
+  -- too_late returns the status by which a request is refused that waits until then; nil if it is not.
+  function windows.too_late(r, at, expected, latest, earliest)
+    -- If nobody knows, only what may not wait at all is refused.
+    local wait = latest > 0 and latest - at or min(expected - at, 2)
+    if r.max_wait and wait > r.max_wait then return 4 end
+    if r.deadline and earliest - at > r.deadline then return 7 end
+    return nil
+  end
+end

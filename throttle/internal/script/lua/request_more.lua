@@ -1,0 +1,96 @@
+-- request_more.lua: what the verbs share for requests that are not simply granted.
+--
+--   read_place(r)                              reads what only a line needs
+--   line_of(call) -> J                         the verbs of line_join.lua, set up once
+--   denied(call, r, list, now, fits, time) -> status, at, expected, latest, binds
+--                                              the answer to a denied request without a place in line
+--   granted_before(call, r, before) -> status, at   1 if this call has granted it, 2 if its key
+--                                              was granted, 10 if that was another request; or nil
+--   look_again(call, r)                        makes nodes of its scopes due, where flows wait
+--   replace(call, r, list, now)                gives back what was granted at r.at, once
+--   fields(r, list, now, fits, time, latest, binds, nudge) -> text
+--                                              the fields of the answer; fits: nil without windows
+
+complete(call)
+
+local SOON = 100000 -- us after which tickets that wait for slots may have gone
+
+local function read_place(r)
+  if r.flow or r.place == '' then return end
+  r.flow, r.tenant, r.weight, r.key = match(r.place, '^(%S+) (%S+) (%S+) (%S+)$')
+  r.queue = match(r.flow, '^[^|]*')
+  r.batch = sub(r.queue, -1) == '!'
+end
+
+local function line_of(call)
+  if not call.line then
+    local files = line_files(call)
+    call.line = files.new_join(files.new_line(call))
+    -- Otherwise decide.lua reads ahead what its requests need.
+    if call.waiting == 0 then call.line.read_line() end
+  end
+  return call.line
+end
+
+local function denied(call, r, list, now, fits, time)
+  local latest, binds, earliest, longest = time, 0, now, now
+  for i = 1, #call.windows do
+    if fits[i] > longest then longest, binds = fits[i], i end
+    if not call.windows[i].algorithm.release then
+      earliest = max(earliest, fits[i])
+    elseif fits[i] > now and list[call.scope_of[i]].states[i].hold == 0 then
+      latest = 0 -- nobody knows how long slots are held
+    end
+  end
+  if call.line then
+    read_place(r)
+    local low, high, by = call.line.expect(r, list, now, fits)
+    if low > time then time, binds = low, by end
+    latest = high > 0 and latest > 0 and max(latest, high) or 0
+    -- Everything fits, and others wait for slots.
+    if time <= now then time, latest = now + SOON, max(latest, now + SOON) end
+  end
+  return windows.too_late(r, now, time, latest, earliest) or 0, call.now, time, latest, binds
+end
+
+local function granted_before(call, r, before)
+  if before == 1 then return 1, r.done_at end
+  local granted = r.once and redis.call('GET', call.P .. 'n:' .. r.once)
+  if not granted then return nil end
+  local at, digest = match(granted, '^(%d+) (.*)$')
+  if digest ~= r.digest then return 10, call.now end
+  return 2, at + 0
+end
+
+local function look_again(call, r)
+  if call.line then call.line.look_again(r.suffixes) end
+end
+
+local function replace(call, r, list, now)
+  local id = r.replaces or r.id
+  local state_key = call.P .. 'n:' .. id
+  if redis.call('EXISTS', state_key) == 1 then return end
+  windows.give_back(call, list, r.costs, now, r.at, call.leases and windows.lease_bytes(id))
+  -- A late cancel, or another such request, gives back nothing.
+  redis.call('SET', state_key, format('at=%d again=1', now), 'PX', KEPT)
+  call.dirty = true
+  look_again(call, r)
+end
+
+local function fields(r, list, now, fits, time, latest, binds, nudge)
+  local call, text = list[1].call, format('time=%d', time)
+  if latest and latest ~= time then text = text .. format(' latest=%d', latest) end
+  if binds and binds ~= 0 then text = text .. format(' binds=%d', binds) end
+  if now > call.now then text = text .. format(' behind=%d', now - call.now) end
+  if nudge == 1 then text = text .. ' nudge=1' end
+  if r.before then text = text .. ' before:' .. r.before end
+  if fits then
+    local times = {nil, nil}
+    for i = 1, #call.windows do times[i] = format('%d', fits[i] or 0) end
+    text = text .. ' fits:' .. concat(times, ',')
+  end
+  for s = 1, #list do
+    if list[s].upstream then return text .. ' ' .. upstream().said(list, now) end
+  end
+  return text
+end

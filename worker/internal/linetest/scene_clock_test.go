@@ -13,7 +13,7 @@ import (
 
 // The clock of Redis goes 61 s ahead, and later 100 s back, while tasks wait in line. No limit is
 // exceeded by that clock. A clock that goes ahead delays no task. One that was set back delays all
-// until it has caught up. Both are logged once, within seconds. All tasks run, in order.
+// until it has caught up, which is logged once, within seconds. All tasks run, in order.
 func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

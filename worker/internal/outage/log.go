@@ -1,4 +1,4 @@
-// Package outage is about a limiter that does not answer, or whose Redis has a clock that was set:
+// Package outage is about a limiter that does not answer, or whose Redis has a clock that was set back:
 // what is logged of it, and when it is asked again.
 package outage
 

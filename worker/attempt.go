@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"sync"
 	"time"
 
@@ -25,6 +26,17 @@ func taskOf(ctx context.Context) asynqredis.Ref {
 	return asynqredis.Ref{Queue: queue, ID: id}
 }
 
+// A progress is how far an attempt is. The call by which asynq ends the task does what it says.
+type progress int
+
+const (
+	pickedUp progress = iota // it may fail
+	asking                   // the limiter decides. If the task's time runs out meanwhile, the task waits
+	waits                    // it was denied, and waits, whatever asynq's call would do
+	runs                     // it was granted: it may fail
+	done                     // its handler has returned no error, or has revoked it: only now it may be gone
+)
+
 // An attempt is one run of a task by this server, from asynq's dequeue to the call by which asynq
 // ends it.
 type attempt struct {
@@ -33,12 +45,15 @@ type attempt struct {
 	grant   *dispatch.Grant    // what was decided before it was handed out; nil: nothing
 	message asynqredis.Message // the task as it was stored when it was picked up
 
-	denied   *throttle.DeniedError  // the middleware's last answer, if that was a denial
+	progress progress
 	ctx      context.Context        // of the handler; nil before the middleware
 	freed    bool                   // its slot is free again
 	late     *throttle.TooLateError // set if the task's deadline had passed when it was picked up
-	mark     string                 // of the join of a denied task; "" if it waits in no line
-	denialID string                 // identifies the denial to a requeue that is repeated
+
+	// Of one that waits, or that will if its time runs out while the limiter is asked.
+	denied   *throttle.DeniedError
+	mark     string // of its join; "" if it waits in no line
+	denialID string // identifies the denial to a requeue that is repeated
 }
 
 func (a *attempt) running() bool { return a.ctx != nil && a.ctx.Err() == nil }
@@ -58,9 +73,7 @@ func (as *attempts) begin(task dispatch.Task, late *throttle.TooLateError) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	now := time.Now()
-	if before := as.byTask[task.Ref]; before != nil {
-		as.release(before)
-	}
+	as.release(as.byTask[task.Ref])
 	as.byTask[task.Ref] = &attempt{Ref: task.Ref, begun: now, grant: task.Grant, late: late, message: task.Message}
 	if now.Sub(as.swept) < time.Minute {
 		return
@@ -76,10 +89,17 @@ func (as *attempts) begin(task dispatch.Task, late *throttle.TooLateError) {
 
 // release frees the slot of an attempt, once. The lock is held.
 func (as *attempts) release(a *attempt) {
-	if !a.freed {
+	if a != nil && !a.freed {
 		a.freed = true
 		as.free()
 	}
+}
+
+// freeSlot frees the slot of an attempt that is about to end.
+func (as *attempts) freeSlot(a *attempt) {
+	as.mu.Lock()
+	defer as.mu.Unlock()
+	as.release(a)
 }
 
 // enter notes that the middleware decides about the task. What it decides is noted with the attempt
@@ -101,21 +121,36 @@ func (as *attempts) enter(ctx context.Context, ref asynqredis.Ref) *attempt {
 	return a
 }
 
-// deny notes the denial, and the mark by which the task waits in line, and returns the denial.
+// deny notes that the task waits, why, and the mark by which it does in line. It returns what asynq is
+// told: no error, as no function of the user's has to know of it.
 func (as *attempts) deny(a *attempt, denied *throttle.DeniedError, mark string) error {
-	as.note(a, denied, mark)
-	return denied
+	as.note(a, waits, denied, mark)
+	return nil
 }
 
-// allow takes a denial back.
-func (as *attempts) allow(a *attempt) { as.note(a, nil, "") }
+// ask notes that the limiter is asked, and the denial if there is no answer in time.
+func (as *attempts) ask(a *attempt, outOfTime *throttle.DeniedError, mark string) {
+	as.note(a, asking, outOfTime, mark)
+}
 
-func (as *attempts) note(a *attempt, denied *throttle.DeniedError, mark string) {
+// run notes that the task was granted, or fails.
+func (as *attempts) run(a *attempt) { as.note(a, runs, nil, "") }
+
+func (as *attempts) note(a *attempt, p progress, denied *throttle.DeniedError, mark string) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	a.denied, a.mark = denied, mark
+	a.progress, a.denied, a.mark = p, denied, mark
 	if denied != nil {
 		a.denialID = rand.Text()
+	}
+}
+
+// returned notes what asynq is told of a task, unless it waits.
+func (as *attempts) returned(a *attempt, err error) {
+	as.mu.Lock()
+	defer as.mu.Unlock()
+	if a.denied == nil && (err == nil || errors.Is(err, asynq.RevokeTask)) {
+		a.progress = done
 	}
 }
 
@@ -142,9 +177,7 @@ func (as *attempts) get(ref asynqredis.Ref) (attempt, *attempt) {
 func (as *attempts) end(ref asynqredis.Ref, a *attempt) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	if a != nil {
-		as.release(a)
-	}
+	as.release(a)
 	if as.byTask[ref] == a {
 		delete(as.byTask, ref)
 	}

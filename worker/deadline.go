@@ -33,7 +33,7 @@ func (s *Server) tooLate(ctx context.Context, a *attempt, task *asynq.Task, late
 	if s.config.OnDecision != nil {
 		s.config.OnDecision(ctx, task, late.Decision)
 	}
-	s.attempts.allow(a)
+	s.attempts.run(a)
 	return notAgain{late}
 }
 

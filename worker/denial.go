@@ -17,25 +17,17 @@ import (
 
 // A denied task's way back.
 //
-// The middleware notes a denial with the task's attempt, and returns it as an error. To asynq that
-// is an error like any other. Asynq now asks about it, and acts, in this order:
+// The middleware notes a denial with the task's attempt, and returns no error. So asynq calls none of the
+// user's functions, and is about to delete the task, or to complete it. The hook in the server's
+// connection requeues the task in place of that call. It finds the attempt by the task's ID.
 //
-//	asynq asks            it gives          we answer                              by
-//	Config.ErrorHandler   context, error    the user's handler is not called       the attempt
-//	errors.Is(SkipRetry)  the error         nothing: asynq archives, or retries    -
-//	Config.IsFailure      the error         false                                  the error
-//	Config.RetryDelayFunc the error         0                                      the error
-//	its retry or archive  the task          our requeue in place of asynq's call   the attempt
-//	call
+// This is safe because the hook lets no task go but those whose handler has returned: a call that ends
+// another one is refused, and then asynq's recoverer finds the task. It requeues a denied task in place
+// of any other script that names it, too, as those of an asynq to come might.
 //
-// Only the last one moves the task, so only it has to be right: asynq archives a task without
-// retries before it asks whether its error was a failure. The hook in the server's connection finds
-// the attempt by the task's ID. The other answers keep the user's functions from being called for a
-// denial.
-//
-// IsFailure and RetryDelayFunc learn no task. If the task's time ran out while the limiter was asked,
-// asynq gives them the error of its context, and the user's functions are called. What they return
-// about a denied task has no effect.
+// If the task's time runs out while the limiter is asked, asynq goes on at once by the error of the
+// task's context. It asks the user's IsFailure and RetryDelayFunc, and calls to retry or archive the
+// task. The hook requeues it all the same.
 //
 // A waiting task whose deadline passes is archived by asynq's own call: see deadline.go.
 
@@ -61,7 +53,7 @@ var errOutOfTime = errors.New("worker: the task's time ran out before the limite
 
 // The denials.
 
-// deny returns the denial of a task that waits in line, or else for a time.
+// deny notes the denial of a task that waits in line, or else for a time.
 func (s *Server) deny(a *attempt, r throttle.Request, d throttle.Decision, otherwise time.Duration) error {
 	if d.Queued {
 		return s.waitInLine(a, r, d, nil)
@@ -70,7 +62,7 @@ func (s *Server) deny(a *attempt, r throttle.Request, d throttle.Decision, other
 	return s.attempts.deny(a, &throttle.DeniedError{Decision: d, Request: r, RetryAt: at}, "")
 }
 
-// waitInLine returns the denial of a task whose ticket is in line.
+// waitInLine notes the denial of a task whose ticket is in line.
 func (s *Server) waitInLine(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
 	s.dispatch.Expect(s.lineOf(r), a.Queue, d.RetryIn)
 	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, s.failsOpen(d.Policy))))
@@ -96,7 +88,7 @@ func (s *Server) mark(a *attempt, r throttle.Request) string {
 	return asynqredis.Mark(a.message.JoinKey(), time.Now(), s.asynq.Call())
 }
 
-// unavailable returns the denial of a task about which the limiter could not decide: it fails
+// unavailable notes the denial of a task about which the limiter could not decide: it fails
 // closed. The task may have joined the line all the same.
 func (s *Server) unavailable(a *attempt, r throttle.Request, cause error) error {
 	s.outages.Failed(cause, "policy", r.Policy, "fails", "closed")
@@ -115,7 +107,7 @@ func newUnavailable(r throttle.Request, cause error) *throttle.DeniedError {
 	}
 }
 
-// requeueFront returns the denial of a task whose handler ran while its own policy was paused: it
+// requeueFront notes the denial of a task whose handler ran while its own policy was paused: it
 // joins its line again, in front of its tenant's other tickets.
 func (s *Server) requeueFront(
 	ctx context.Context, a *attempt, r throttle.Request, d throttle.Decision, cause error,
@@ -138,7 +130,7 @@ func (s *Server) requeueFront(
 	return s.waitInLine(a, r, d, cause)
 }
 
-// requeueAt returns the denial of a task whose handler ran and could not do its work yet. After the
+// requeueAt notes the denial of a task whose handler ran and could not do its work yet. After the
 // decision's RetryIn the task joins the line of its own policy, at the front.
 func (s *Server) requeueAt(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
 	d.RetryIn = max(d.RetryIn, time.Millisecond)
@@ -146,12 +138,9 @@ func (s *Server) requeueAt(a *attempt, r throttle.Request, d throttle.Decision, 
 	return s.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, asynqredis.FrontMark)
 }
 
-// The answers to asynq.
-
-// answer wraps the functions of a config by which asynq asks about errors.
-func (s *Server) answer(c *asynq.Config) {
-	handler := c.ErrorHandler
-	c.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, task *asynq.Task, err error) {
+// reportErrors wraps the user's ErrorHandler. It is not called for a task that waits, whose time ran out.
+func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc {
+	return func(ctx context.Context, task *asynq.Task, err error) {
 		a, _ := s.attempts.get(taskOf(ctx))
 		if a.late != nil {
 			s.leaveLate(ctx, task, a.late)
@@ -161,27 +150,8 @@ func (s *Server) answer(c *asynq.Config) {
 		if handler != nil && (a.denied == nil || asynq.IsPanicError(err)) {
 			handler.HandleError(ctx, task, err)
 		}
-	})
-
-	isFailure := c.IsFailure
-	if isFailure == nil {
-		isFailure = func(err error) bool { return err != nil }
-	}
-	c.IsFailure = func(err error) bool { return !isDenial(err) && isFailure(err) }
-
-	delay := c.RetryDelayFunc
-	if delay == nil {
-		delay = asynq.DefaultRetryDelayFunc
-	}
-	c.RetryDelayFunc = func(n int, err error, task *asynq.Task) time.Duration {
-		if isDenial(err) {
-			return 0
-		}
-		return delay(n, err, task)
 	}
 }
-
-func isDenial(err error) bool { return errors.As(err, new(*throttle.DeniedError)) }
 
 // finish lets asynq's call end a task, unless the task was denied.
 func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call) error {
@@ -193,23 +163,25 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 			return s.asynq.End(ctx, cmd, firing, position)
 		}
 	}
-	if ended.late != nil && call.Verb == asynqredis.Archive {
+	var err error
+	switch {
+	case ended.denied != nil && call.Verb != asynqredis.Requeue: // that of a shutdown loses nothing
+		err = reply(cmd, "OK", s.requeue(ctx, ended))
+	case call.Verb == asynqredis.Other:
+		return next(ctx, cmd)
+	case (call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete) && ended.progress != done:
+		return reply(cmd, nil, fmt.Errorf("worker: task %s has not ended here: it stays", call.ID))
+	case ended.late != nil && call.Verb == asynqredis.Archive:
 		call.Args[1] = []byte(ended.message.WithError(ended.late.Error(), time.Now()))
-		err := s.conclude(ctx, next, cmd)
-		if err == nil { // else asynq calls again, as Redis does not know its script
-			s.attempts.end(call.Ref, a)
-		}
-		return err
+		fallthrough
+	default:
+		s.attempts.freeSlot(a)
+		err = s.conclude(ctx, next, cmd)
 	}
-	if call.Verb == asynqredis.Requeue || ended.denied == nil { // a requeue, at shutdown, loses nothing
-		s.attempts.end(call.Ref, a)
-		return s.conclude(ctx, next, cmd)
-	}
-	err := s.requeue(ctx, ended)
-	if err == nil || asynqredis.IsNotFound(err) {
+	if err == nil || asynqredis.IsNotFound(err) { // else asynq calls again, such as if Redis has lost its scripts
 		s.attempts.end(call.Ref, a)
 	}
-	return reply(cmd, "OK", err)
+	return err
 }
 
 // requeue puts a denied task back to wait. It is repeated as asynq's own calls are.

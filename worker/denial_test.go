@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -134,5 +137,46 @@ func TestAPanicOverAGrantGivesItBack(t *testing.T) {
 			d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 			return err == nil && d.Granted
 		})
+	})
+}
+
+// To asynq a denied task is done, and it is about to delete it. It is not deleted, even if the server
+// has lost track of its attempt, or does not know asynq's call.
+func TestADeniedTaskIsNeverDeleted(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		missed, unknown := []string{"missed", "missed, kept"}, []string{"unknown", "unknown, kept"}
+		for _, tenant := range slices.Concat(missed, unknown) {
+			s.Fill(tenant)
+			opts := []asynq.Option{asynq.TaskID(tenant), asynq.MaxRetry(0)}
+			if strings.HasSuffix(tenant, "kept") {
+				opts = append(opts, asynq.Retention(time.Hour))
+			}
+			s.Enqueue(sitetest.Task(tenant), opts...)
+		}
+		isUnknown := func(args []any) bool {
+			return slices.ContainsFunc(unknown, func(id string) bool { return sitetest.WithArg(id)(args) })
+		}
+		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			args := cmd.Args()
+			if isUnknown(args) && args[3] == "asynq:{default}:active" && args[5] != "asynq:{default}:scheduled" {
+				args[3], args[5] = args[5], args[3] // as no asynq that is known calls to end a task
+			}
+			return next(ctx, cmd)
+		}))
+		var server *worker.Server
+		started, log := make(chan struct{}), &sitetest.Journal{}
+		server = s.Serve(s.Ok, func(theirs *asynq.Config, ours *worker.Config) {
+			theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Journal: log}, asynq.WarnLevel
+			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
+				if <-started; slices.Contains(missed, d.Tenant) {
+					server.EndOf(d.Tenant)()
+				}
+			}
+		})
+		close(started)
+		s.WaitState(asynq.TaskStateScheduled, unknown...)
+		s.Wait("asynq was refused", func() bool { return log.Count("has not ended here") == 2 })
+		s.WaitState(asynq.TaskStateActive, missed...) // for asynq's recoverer
+		s.WantCounters(sitetest.Counters{Active: 2, Leases: 2, Scheduled: 2})
 	})
 }

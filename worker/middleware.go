@@ -24,22 +24,23 @@ func (s *Server) throttled(handler asynq.Handler) asynq.Handler {
 		return nil // asynq returns the error
 	}
 	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-		return s.process(ctx, task, handler)
+		a := s.attempts.enter(ctx, taskOf(ctx))
+		if a == nil {
+			return errLost
+		}
+		err := s.process(ctx, a, task, handler)
+		s.attempts.returned(a, err)
+		return err
 	})
 }
 
 // errLost is of a task whose lease ran out before it got here: its attempt has ended.
 var errLost = errors.New("worker: the task's lease was lost before it started")
 
-// process runs the task, or returns a *throttle.DeniedError, or the error by which the task fails.
-func (s *Server) process(ctx context.Context, task *asynq.Task, next asynq.Handler) error {
-	a := s.attempts.enter(ctx, taskOf(ctx))
-	if a == nil {
-		return errLost
-	}
-	grant := a.grant
-	a.grant = nil
-	used := false // the grant, or it was given back
+// process runs the task, or notes with the attempt that it waits. It returns the error by which the task
+// fails. What was granted to the task before it had a slot is used, or else returned.
+func (s *Server) process(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler) error {
+	grant, used := a.grant, false
 	defer func() {
 		if !used { // even if a user's function panics
 			s.giveBack(grant)
@@ -68,24 +69,21 @@ func (s *Server) process(ctx context.Context, task *asynq.Task, next asynq.Handl
 	}
 	// Should the task's time run out meanwhile, asynq goes on at once. The task did not run: it
 	// waits.
-	waits := s.attempts.deny(a, newUnavailable(request, errOutOfTime), s.mark(a, request))
-	used = true
+	s.attempts.ask(a, newUnavailable(request, errOutOfTime), s.mark(a, request))
 	d, err := s.decideOrSweep(ctx, grant, request, policy.Fail)
-	if err != nil {
-		s.giveBack(grant) // it may have been used or not
-	}
+	used = err == nil // else it may have been used or not
 	var late *throttle.TooLateError
 	switch {
 	case errors.As(err, &late):
 		return s.tooLate(ctx, a, task, late)
 	case isInvalid(err):
-		s.attempts.allow(a)
+		s.attempts.run(a)
 		return fmt.Errorf("worker: task type %q: %w", task.Type(), err)
 	case err != nil && ctx.Err() == nil:
 		return s.unavailable(a, request, err)
 	case ctx.Err() != nil:
 		s.outOfTime(ctx, request, d)
-		return waits
+		return ctx.Err()
 	}
 	s.noteDecision(d)
 	return s.follow(ctx, a, task, next, request, d, grant)
@@ -114,14 +112,14 @@ func (s *Server) noteDecision(d throttle.Decision) {
 	s.outages.ClockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
 }
 
-// follow does what was decided: it runs the task, or returns its denial.
+// follow does what was decided: it runs the task, or notes its denial.
 func (s *Server) follow(
 	ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler,
 	request throttle.Request, d throttle.Decision, grant *dispatch.Grant,
 ) error {
 	started := false
 	if d.Granted {
-		s.attempts.allow(a)
+		s.attempts.run(a)
 		defer func() {
 			if !started { // OnDecision panicked
 				s.cancelLater(d)

@@ -165,13 +165,9 @@ func (s *Server) dispatching(c asynq.Config) dispatch.Config {
 	}
 }
 
-// asynqConfig returns the config of the asynq.Server: the user's, whose functions know of no denial.
+// asynqConfig returns the config of the asynq.Server.
 func (s *Server) asynqConfig(c asynq.Config) asynq.Config {
-	s.answer(&c)
-	if c.Logger == nil {
-		c.Logger = newPlainLogger()
-	}
-	c.Logger = quietLogger{c.Logger, s.attempts}
+	c.ErrorHandler = s.reportErrors(c.ErrorHandler)
 	if c.DelayedTaskCheckInterval < 0 { // asynq would spin
 		c.DelayedTaskCheckInterval = 0
 	}

@@ -18,6 +18,8 @@ const (
 
 	ForwardScheduled = "forward scheduled"
 	ForwardRetry     = "forward retry"
+
+	Other = "other" // a script that names a task and the active ones, and is none of these
 )
 
 // A Call is what asynq does to a task or a queue by one of its scripts.
@@ -58,7 +60,27 @@ func CallOf(args []any) Call {
 			return Call{shape.verb, Ref{queue, id}, rest}
 		}
 	}
-	return Call{}
+	return otherCall(keys, rest)
+}
+
+// otherCall recognises a script, not one of ours, that may move an active task.
+func otherCall(keys, rest []any) (call Call) {
+	active := false
+	for _, key := range keys {
+		name, _ := key.(string)
+		queue, name, _ := strings.Cut(strings.TrimPrefix(name, "asynq:{"), "}:")
+		if id, ok := strings.CutPrefix(name, "t:"); ok {
+			call = Call{Other, Ref{queue, id}, rest}
+		}
+		if strings.HasPrefix(name, "sluice:") {
+			return Call{}
+		}
+		active = active || name == "active"
+	}
+	if !active {
+		return Call{}
+	}
+	return call
 }
 
 func scriptCall(args []any) (keys, rest []any, ok bool) {

@@ -2,15 +2,11 @@ package limitertest
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func TestACallerRecordsRefusals(t *testing.T) {
@@ -52,26 +48,5 @@ func TestACallerRecordsRefusals(t *testing.T) {
 		want("a call before the refusals is answered", 0, "other", true)
 		caller.Answered(time.Now())
 		want("answered", 0, "", false)
-	})
-}
-
-func TestExemptRequestsAreCountedAndNeverDenied(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l := New(t, client, Policy(throttle.Window{Name: "w", Limit: 2, Period: h}))
-		exempt := Acme(3)
-		exempt.Exempt = true
-		var never *throttle.NeverFitsError
-		if _, err := l.Reserve(t.Context(), Acme(3)); !errors.As(err, &never) {
-			t.Errorf("3 of 2: %v", err)
-		}
-		for range 2 {
-			if d := Reserve(t, l, exempt); !d.Granted || !d.Exempt {
-				t.Errorf("granted %v, exempt %v", d.Granted, d.Exempt)
-			}
-		}
-		if d := Reserve(t, l, Acme(1)); d.Granted || d.Exempt || d.Windows[0].Used != 6 {
-			t.Errorf("the next of the same tenant: granted %v, exempt %v, %d used", d.Granted, d.Exempt, d.Windows[0].Used)
-		}
 	})
 }

@@ -15,41 +15,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-func TestSameKeyIsChargedOnce(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := NewHanded(t, client, three())
-		r := Acme(5)
-		r.IdempotencyKey = "n"
-		first := Reserve(t, l, r)
-		before := Dump(t, client)
-		c.Set(3 * s)
-		again := Reserve(t, l, r)
-		if !again.Granted || !again.At.Equal(first.At) || !again.Reservation.At.Equal(first.At) || again.RetryIn != 0 {
-			t.Errorf("granted %v at %v, want the time of the first, %v", again.Granted, again.At, first.At)
-		}
-		if !slices.Equal(Used(again), []int64{5, 5, 2}) {
-			t.Errorf("used %v", Used(again))
-		}
-		for i, want := range []time.Duration{10 * s, 10 * s, 5 * s} {
-			if got := again.Windows[i]; !got.ResetsAt.Equal(At(want)) || got.Denied {
-				t.Errorf("window %s resets at %v, denied %v", got.Name, got.ResetsAt, got.Denied)
-			}
-		}
-		if after := Dump(t, client); !maps.Equal(before, after) {
-			t.Errorf("Redis was changed:\n%q\n%q", before, after)
-		}
-		r.IdempotencyKey = "another"
-		if d := Reserve(t, l, r); !slices.Equal(Used(d), []int64{10, 10, 7}) {
-			t.Errorf("another key: used %v", Used(d))
-		}
-		// Also when nothing would fit any more.
-		r.IdempotencyKey = "n"
-		if d := Reserve(t, l, r); !d.Granted || !d.At.Equal(first.At) {
-			t.Errorf("granted %v at %v", d.Granted, d.At)
-		}
-	})
-}
-
 // A key is its tenant's own: one tenant's call is never taken for another's, nor given back by it.
 func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -16,94 +15,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
-
-func TestScopesMixInOnePolicy(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := NewHanded(t, client, Policy(
-			throttle.Window{Name: "all", Limit: 6, Period: m, Scope: throttle.ScopeShared},
-			throttle.Window{Name: "tenant", Limit: 4, Period: m},
-			throttle.Window{Name: "user", Limit: 2, Period: m, Scope: throttle.Per("user", "tenant")},
-			throttle.Window{Name: "ip", Limit: 3, Period: m, Scope: throttle.Per("ip")},
-		))
-		for i, step := range []struct {
-			tenant, user, ip string
-			deniedBy         string
-			remaining        []int64 // all, tenant, user, ip
-		}{
-			{"acme", "bob", "1", "", []int64{5, 3, 1, 2}},
-			{"acme", "bob", "1", "", []int64{4, 2, 0, 1}},
-			{"acme", "bob", "2", "user", []int64{4, 2, 0, 3}},
-			{"acme", "eve", "1", "", []int64{3, 1, 1, 0}},
-			{"acme", "eve", "1", "ip", []int64{3, 1, 1, 0}},
-			{"initech", "bob", "1", "ip", []int64{3, 4, 2, 0}}, // another tenant's bob, the same ip
-			{"initech", "bob", "2", "", []int64{2, 3, 1, 2}},
-			{"acme", "eve", "2", "", []int64{1, 0, 0, 1}},
-			{"acme", "joe", "3", "tenant", []int64{1, 0, 2, 3}},
-			{"initech", "bob", "3", "", []int64{0, 2, 0, 2}},
-			{"umbrella", "zoe", "9", "all", []int64{0, 4, 2, 3}},
-			{"acme", "bob", "1", "all tenant user ip", []int64{0, 0, 0, 0}},
-		} {
-			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: step.tenant, Attributes: map[string]string{"user": step.user, "ip": step.ip}})
-			var denied []string
-			for _, w := range d.Windows {
-				if w.Denied {
-					denied = append(denied, w.Name)
-				}
-			}
-			if got := strings.Join(denied, " "); got != step.deniedBy || !slices.Equal(remaining(d), step.remaining) {
-				t.Errorf("step %d: denied by %q, remaining %v; want %q, %v", i, got, remaining(d), step.deniedBy, step.remaining)
-			}
-			if got, want := d.Windows[2].Scope.String(), "tenant="+step.tenant+",user="+step.user; got != want {
-				t.Errorf("scope %s, want %s", got, want)
-			}
-			if got := d.Windows[0].Scope.String(); got != "shared" {
-				t.Errorf("scope %s, want shared", got)
-			}
-		}
-	})
-}
-
-func TestTenantIsOptionalWhereNoWindowCountsByIt(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.ScopeShared}))
-		if d := Reserve(t, l, throttle.Request{Policy: "p"}); !d.Granted {
-			t.Error("denied")
-		}
-		if d := Reserve(t, l, Acme(1)); d.Granted {
-			t.Error("granted")
-		}
-	})
-}
-
-func TestExemptTenantsAreCountedNeverDenied(t *testing.T) {
-	p := Policy(
-		throttle.Window{Name: "own", Limit: 2, Period: m},
-		throttle.Window{Name: "all", Algorithm: throttle.AlgorithmGCRA, Limit: 3, Period: m, Scope: throttle.ScopeShared},
-	)
-	p.Tenants = map[string]throttle.Tenant{"internal": {Exempt: true}}
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := NewHanded(t, client, p)
-		r := throttle.Request{Policy: "p", Tenant: "internal"}
-		var last throttle.Decision
-		for i := range 5 {
-			if d := Peek(t, l, r); !d.Granted || !d.Exempt || d.RetryIn != 0 || d.Windows[0].Used != int64(i) {
-				t.Errorf("Peek: %+v", d)
-			}
-			last = Reserve(t, l, r)
-			w := last.Windows[0]
-			if !last.Granted || !last.Exempt || w.Denied || w.Used != int64(i+1) || w.Remaining != max(0, int64(1-i)) {
-				t.Errorf("Reserve: %+v", last)
-			}
-		}
-		if d := Reserve(t, l, Acme(1)); d.Granted || d.Exempt || d.Windows[1].Used != 5 || d.RetryIn != m {
-			t.Errorf("what exempt tenants use is not counted: %+v", d)
-		}
-		Cancel(t, l, last.Reservation)
-		if d := Peek(t, l, Acme(1)); d.Windows[1].Used != 4 || d.RetryIn != 40*s {
-			t.Errorf("an exempt tenant's units are not given back: %+v", d)
-		}
-	})
-}
 
 func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 	p := Policy(

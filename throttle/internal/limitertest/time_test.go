@@ -56,30 +56,6 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 	})
 }
 
-// Time stands still for the keys of a call together, and goes on for all others.
-func TestClockThatStepsBackInOneScope(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := NewHanded(t, client, Policy(
-			throttle.Window{Name: "w", Limit: 10, Period: 10 * s},
-			throttle.Window{Name: "ip", Limit: 10, Period: 10 * s, Scope: throttle.Per("ip")},
-		))
-		from := func(tenant, ip string) throttle.Request {
-			return throttle.Request{Policy: "p", Tenant: tenant, Attributes: map[string]string{"ip": ip}}
-		}
-		c.Set(100 * s)
-		Reserve(t, l, from("acme", "1"))
-		c.Set(0)
-		for _, step := range []struct {
-			tenant, ip string
-			at         time.Duration
-		}{{"initech", "2", 0}, {"initech", "1", 100 * s}, {"umbrella", "3", 0}, {"initech", "3", 100 * s}} {
-			if d := Reserve(t, l, from(step.tenant, step.ip)); !d.At.Equal(At(step.at)) {
-				t.Errorf("%s from %s: at %v, want %v", step.tenant, step.ip, d.At, At(step.at))
-			}
-		}
-	})
-}
-
 // Redis forgets a key in the first millisecond after the one that EXPIRETIME names.
 func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
 	cases := map[string]throttle.Window{}
@@ -197,37 +173,6 @@ func TestCancelTakesTheEmptyKeyAway(t *testing.T) {
 		Cancel(t, l, d.Reservation)
 		if keys := client.Keys(t.Context(), "*:w:*").Val(); len(keys) != 0 {
 			t.Errorf("still there: %q", keys)
-		}
-	})
-}
-
-// Redis is 61 s ahead for a while, and then corrected: the windows that were counted meanwhile
-// stand still for as long, which the decisions say. Others go on.
-func TestClockThatWasAhead(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 3, Period: 1 * s}))
-		initech := Acme(1)
-		initech.Tenant = "initech"
-		Reserve(t, l, initech)
-		c.Set(61 * s)
-		Reserve(t, l, Acme(2))
-		for _, step := range []struct {
-			at, behind, retryIn time.Duration
-			granted             bool
-		}{
-			{0, 61 * s, 0, true},
-			{0, 61 * s, 62 * s, false},
-			{30 * s, 31 * s, 32 * s, false},
-			{61 * s, 0, 1 * s, false},
-			{62 * s, 0, 0, true},
-		} {
-			c.Set(step.at)
-			if d := Reserve(t, l, Acme(1)); d.Granted != step.granted || d.ClockBehind != step.behind || d.RetryIn != step.retryIn {
-				t.Errorf("at %v: granted %v, retry in %v, clock behind %v; want %+v", step.at, d.Granted, d.RetryIn, d.ClockBehind, step)
-			}
-			if d := Reserve(t, l, initech); d.ClockBehind != 0 {
-				t.Errorf("another tenant's windows at %v: clock behind %v", step.at, d.ClockBehind)
-			}
 		}
 	})
 }

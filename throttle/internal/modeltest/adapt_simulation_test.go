@@ -2,7 +2,6 @@ package modeltest
 
 import (
 	"container/heap"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -223,86 +222,5 @@ func TestAdaptingToAStrangerOnTheSameKey(t *testing.T) {
 	t.Logf("refusals %.3f, utilization of what is left %.3f", figures[0], figures[1])
 	if figures[0] > apitest.MostRefusedBeside || figures[1] < apitest.LeastUsedBeside {
 		t.Errorf("want at most %v, at least %v", apitest.MostRefusedBeside, apitest.LeastUsedBeside)
-	}
-}
-
-// Where the API counts as published, adaptation never starts.
-func TestAdaptingToNothing(t *testing.T) {
-	with := simulate(1, apitest.PublishedCount(apiLimit, apiPeriod), 250, time.Hour, true)
-	without := simulate(1, apitest.PublishedCount(apiLimit, apiPeriod), 250, time.Hour, false)
-	if with.model.on || !slices.Equal(with.accepted, without.accepted) {
-		t.Errorf("%d refusals, the end after %v, without adaptation after %v", len(with.refused), with.end(), without.end())
-	}
-}
-
-// A single refusal, such as of a call that came late by more than the margin, costs no more than the
-// pause after it.
-func TestAdaptingToALonelyRefusal(t *testing.T) {
-	const jobs, late = 500, 100
-	end := map[bool]float64{}
-	for _, adapt := range []bool{false, true} {
-		figures := mean(func(seed uint64) []float64 {
-			count, calls := apitest.PublishedCount(apiLimit, apiPeriod), 0
-			s := simulate(seed, func(now time.Duration) bool {
-				calls++
-				return calls != late && count(now)
-			}, jobs, time.Hour, adapt)
-			return []float64{float64(len(s.refused)), s.end().Seconds()}
-		})
-		if end[adapt] = figures[1]; math.Round(1000*figures[0]) != 1000 {
-			t.Errorf("adaptation %v: %.2f refusals, want 1", adapt, figures[0])
-		}
-	}
-	t.Logf("the end after %.2f s, without adaptation after %.2f s", end[true], end[false])
-	if pause := (apiPeriod + apiMargin).Seconds() / 8; end[true] > end[false]+pause {
-		t.Errorf("want at most %v s later", pause)
-	}
-}
-
-// An exact sliding window that is shared with a stranger is full most of the time, or much of it is
-// unused. Not even the best constant rate has both few refusals and nearly all of what is left. Such
-// a caller knows the period, so that each call takes the place of an older one of its own, and
-// never pauses. Adaptation has to find its rate, and leaves more to the stranger.
-func TestAnExactWindowSharedWithAStranger(t *testing.T) {
-	const until = 2 * time.Minute
-	shared := func(seed uint64) (apitest.Count, func() float64) {
-		count, stranger := apitest.SharedCount(apitest.PublishedCount(apiLimit, apiPeriod), apiPeriod/(apiLimit/2), seed)
-		return count, func() float64 { return published(until) - float64(stranger()) }
-	}
-	constant := func(spacing time.Duration) []float64 {
-		return mean(func(seed uint64) []float64 {
-			count, left := shared(seed)
-			s := &simulation{random: rand.New(rand.NewPCG(seed, seed)), until: until}
-			var calls []time.Duration
-			for at := time.Duration(0); at < until; at += spacing {
-				calls = append(calls, at+s.delay())
-			}
-			slices.Sort(calls)
-			for _, at := range calls {
-				if count(at) {
-					s.accepted = append(s.accepted, at)
-				} else {
-					s.refused = append(s.refused, at)
-				}
-			}
-			return []float64{s.refusals(0), float64(len(s.accepted)) / left()}
-		})
-	}
-	adapted := mean(func(seed uint64) []float64 {
-		count, left := shared(seed)
-		s := simulate(seed, count, 1e6, until, true)
-		return []float64{s.refusals(0), between(s.accepted, 0, until) / left()}
-	})
-	t.Logf("adaptation: refusals %.3f, utilization of what is left %.3f", adapted[0], adapted[1])
-	// Both bars are missed. These are the figures of the page with the bars.
-	if math.Round(1000*adapted[0]) != 61 || math.Round(1000*adapted[1]) != 695 {
-		t.Error("want 0.061 and 0.695")
-	}
-	for calls := 8; calls <= 15; calls++ {
-		of := constant((apiPeriod + 30*time.Millisecond) / time.Duration(calls))
-		t.Logf("%d calls in each period and 30 ms: refusals %.3f, utilization %.3f", calls, of[0], of[1])
-		if of[0] <= apitest.MostRefusedBeside && of[1] >= apitest.LeastUsedBeside {
-			t.Errorf("%d calls in each period meet both bars: adaptation could, too", calls)
-		}
 	}
 }

@@ -47,6 +47,8 @@ func (m *model) setWindows(windows []throttle.Window) {
 	m.windows = limitertest.Policy(windows...).WithDefaults().Windows
 }
 
+func (m *model) exempts(r throttle.Request) bool { return r.Exempt || r.Tenant == m.exempt }
+
 func scopeOf(w throttle.Window, r throttle.Request) throttle.ScopeValue {
 	attributes := w.Scope.Attributes()
 	scope := throttle.ScopeValue{Attributes: attributes, Values: make([]string, len(attributes))}
@@ -68,7 +70,7 @@ func capacity(w throttle.Window) int64 {
 
 func (m *model) neverFits(r throttle.Request) bool {
 	for _, w := range m.windows {
-		if limitertest.CostOf(w, r) > capacity(w) && r.Tenant != m.exempt {
+		if limitertest.CostOf(w, r) > capacity(w) && !m.exempts(r) {
 			return true
 		}
 	}
@@ -149,7 +151,7 @@ func (v *view) earliest() int64 {
 
 func (v *view) decision(granted bool, decided, retryAt int64) throttle.Decision {
 	d := throttle.Decision{
-		At: time.UnixMicro(decided), ClockBehind: time.Duration(v.behind) * us, Exempt: v.r.Tenant == v.model.exempt, Granted: granted, Policy: "p", Tenant: v.r.Tenant,
+		At: time.UnixMicro(decided), ClockBehind: time.Duration(v.behind) * us, Exempt: v.model.exempts(v.r), Granted: granted, Policy: "p", Tenant: v.r.Tenant,
 	}
 	if !granted {
 		d.RetryIn = time.Duration(retryAt-decided) * us
@@ -180,7 +182,7 @@ func (m *model) peek(r throttle.Request, real int64) throttle.Decision {
 	if v.fits() {
 		return v.decision(true, v.now, 0)
 	}
-	if r.Tenant == m.exempt {
+	if m.exempts(r) {
 		return v.decision(true, real, 0)
 	}
 	return v.decision(false, real, v.earliest())
@@ -191,7 +193,7 @@ func (m *model) reserve(r throttle.Request, real int64) throttle.Decision {
 	if before := m.granted[r.IdempotencyKey]; before != 0 {
 		return v.decision(true, before, 0)
 	}
-	if !v.fits() && r.Tenant != m.exempt {
+	if !v.fits() && !m.exempts(r) {
 		return v.decision(false, real, v.earliest())
 	}
 	var events []*event

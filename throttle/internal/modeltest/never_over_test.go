@@ -2,7 +2,6 @@ package modeltest
 
 import (
 	"fmt"
-	"math/big"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -15,82 +14,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
-
-// Steps and costs at random, keys of every algorithm kept full, some reservations cancelled.
-func TestNoWindowIsEverExceeded(t *testing.T) {
-	limitertest.EachOf(t, map[string]throttle.Window{
-		"sliding":            {Limit: 20, Period: 10 * s},
-		"sliding, margin":    {Limit: 20, Period: 10 * s, Margin: 333 * ms},
-		"fixed":              {Algorithm: throttle.AlgorithmFixed, Limit: 20, Period: 10 * s},
-		"fixed, margin":      {Algorithm: throttle.AlgorithmFixed, Limit: 20, Period: 10 * s, Margin: s},
-		"first use":          {Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 20, Period: 10 * s},
-		"first use, margin":  {Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 20, Period: 10 * s, Margin: s},
-		"gcra":               {Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 7, Period: 10 * s},
-		"gcra, margin":       {Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 7, Period: 10 * s, Margin: 7 * ms},
-		"gcra, bad fraction": {Algorithm: throttle.AlgorithmGCRA, Limit: 999_999_937, Burst: 1000, Period: 24*h - us},
-		"gcra, huge burst":   {Algorithm: throttle.AlgorithmGCRA, Limit: 10_000_019, Burst: 1e12, Period: 7 * s},
-		"sliding, huge":      {Limit: 1e12, Period: 366 * 24 * h},
-	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
-		w.Name = "w"
-		l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
-		random := rand.New(rand.NewPCG(1, 2))
-		largest, step := capacity(w.WithDefaults()), int64(w.Period)/20
-		if w.Algorithm == throttle.AlgorithmGCRA {
-			step = int64(float64(w.Period) / float64(w.Limit) * float64(w.Burst) / 4)
-		}
-		var log []limitertest.Grant
-		at, most := time.Duration(0), int64(0)
-		for range 150 {
-			c.Set(at)
-			d := limitertest.Reserve(t, l, limitertest.Acme(1+random.Int64N(largest/4)))
-			most = max(most, d.Windows[0].Used)
-			switch {
-			case !d.Granted && random.IntN(2) == 0:
-				at += d.RetryIn
-			case d.Granted && w.Anchor != throttle.AnchorFirstUse && random.IntN(4) == 0:
-				limitertest.Cancel(t, l, d.Reservation)
-			case d.Granted:
-				log = append(log, limitertest.Grant{At: d.At.UnixMicro(), Units: d.Reservation.Cost["requests"]})
-				at += time.Duration(random.Int64N(step)) / us * us
-			}
-		}
-		if over := limitertest.MostOver(w, log); over > 0 {
-			t.Errorf("%d units over", over)
-		}
-		if most < largest-largest/4 || len(log) < 30 { // when the largest cost is denied, all but a quarter is used
-			t.Errorf("the window was never full: at most %d of %d used, %d grants", most, largest, len(log))
-		}
-	})
-}
-
-// The rate of a GCRA window is kept, whatever its fraction.
-func TestGCRARateIsKept(t *testing.T) {
-	limitertest.EachOf(t, map[string]throttle.Window{
-		"prime":      {Limit: 999_999_937, Burst: 1, Period: 24*h - us},
-		"slow":       {Limit: 7, Burst: 1, Period: 366*24*h - us},
-		"deep":       {Limit: 10_000_019, Burst: 1e12, Period: 7 * s},
-		"deep, fast": {Limit: 1e12, Burst: 1e12, Period: ms},
-	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
-		w.Name, w.Algorithm = "w", throttle.AlgorithmGCRA
-		l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
-		limitertest.Reserve(t, l, limitertest.Acme(w.Burst))
-		units, at := int64(0), time.Duration(0)
-		const steps = 50
-		for i := range int64(steps) {
-			cost := max(1, w.Burst/(i+1))
-			at += limitertest.Reserve(t, l, limitertest.Acme(cost)).RetryIn
-			c.Set(at)
-			if d := limitertest.Reserve(t, l, limitertest.Acme(cost)); !d.Granted {
-				t.Fatalf("denied after RetryIn, for %v", d.RetryIn)
-			}
-			units += cost
-		}
-		ideal := new(big.Rat).Mul(big.NewRat(units, w.Limit), big.NewRat(w.Period.Microseconds(), 1))
-		if want := time.Duration(ceil(ideal)) * us; at < want || at > want+steps*us { // each step is rounded up
-			t.Errorf("%d units took %v, want %v", units, at, want)
-		}
-	})
-}
 
 // Merged grants are later than they were, by a 96th of the period at most (here a quarter): never
 // over, and never denied for longer than that.

@@ -3,6 +3,7 @@ package modeltest
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"strings"
 	"testing"
@@ -41,7 +42,7 @@ func anyWindow(t *rapid.T, i int) throttle.Window {
 }
 
 // The scripts answer random sequences of calls as the model does: granted, used, remaining, when to
-// retry and when all resets, for every window.
+// retry and when all resets, for every window. A denial, a Peek and an error change no byte in Redis.
 func TestScriptsAnswerAsTheModel(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		rounds := 1
@@ -87,6 +88,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 			IdempotencyKey: fmt.Sprint("n", keys),
 			Policy:         "p",
 			Tenant:         rapid.SampledFrom([]string{"acme", "acme", "initech", "exempt"}).Draw(t, "tenant"),
+			Exempt:         rapid.IntRange(0, 9).Draw(t, "exempt") == 0,
 		}
 		if rapid.Bool().Draw(t, "without a key") {
 			r.IdempotencyKey = ""
@@ -115,7 +117,11 @@ func sequence(t *rapid.T, client *redis.Client) {
 	}
 	tryReserve := func(t *rapid.T, r throttle.Request) {
 		real := c.US.Load()
+		before := limitertest.Dump(t, client)
 		d, err := l.Reserve(t.Context(), r)
+		if !d.Granted && !maps.Equal(before, limitertest.Dump(t, client)) {
+			t.Fatalf("a denial changed Redis: %+v, %v", d, err)
+		}
 		if m.neverFits(r) {
 			if !errors.As(err, new(*throttle.NeverFitsError)) {
 				t.Fatalf("a cost that never fits: %v", err)
@@ -182,7 +188,11 @@ func sequence(t *rapid.T, client *redis.Client) {
 		},
 		"peek": func(t *rapid.T) {
 			if r := anyRequest(t); !m.neverFits(r) {
+				before := limitertest.Dump(t, client)
 				same(t, "Peek", limitertest.Peek(t, l, r), m.peek(r, c.US.Load()))
+				if !maps.Equal(before, limitertest.Dump(t, client)) {
+					t.Fatal("Peek changed Redis")
+				}
 			}
 		},
 		"cancel": func(t *rapid.T) {

@@ -42,7 +42,7 @@ func TestFaultsCostNothing(t *testing.T) {
 		// and joins.
 		for _, failures := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%s after %d failures", name, failures), func(t *testing.T) {
-				sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+				sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 					f := &sitetest.Fault{Is: []func([]any) bool{sitetest.IsRequeue, sitetest.IsForward}[failures], Lost: row.lost, Err: row.err, Hits: sitetest.Only(1)}
 					if row.limiter {
 						f.Is = sitetest.WithArg([]string{"reserve", "join"}[failures])
@@ -108,7 +108,7 @@ func waitForgotten(s *sitetest.Site, server *worker.Server) {
 // However an attempt ends that was granted, what it was granted stays granted, once, the task fails
 // as it does without throttling, and nothing is remembered of it.
 func TestAttemptsThatEndBadly(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		end := make(chan struct{})
 		t.Cleanup(func() { close(end) })
 		server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
@@ -196,7 +196,7 @@ func TestAttemptsAreKeptApart(t *testing.T) {
 
 // A task that goes back at shutdown is not a denied one any more.
 func TestShutdownGivesTasksBack(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		s.Fill("denied")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("granted"), asynq.MaxRetry(0))
 		s.Enqueue(sitetest.Task("denied"), asynq.TaskID("denied"), asynq.MaxRetry(0))
@@ -223,8 +223,7 @@ func TestShutdownGivesTasksBack(t *testing.T) {
 
 // Attempts whose end is never seen are forgotten, and others never.
 func TestAnAttemptWhoseEndIsNotSeenIsForgotten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
+	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
 		server := s.Idle()
 		running, stop := context.WithCancel(context.Background())
 		defer stop()

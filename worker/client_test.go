@@ -19,7 +19,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 	p := sitetest.Policy(5, time.Hour)
 	p.Match = []string{"x"}
 	p.Windows[0].Scope = throttle.Per("tenant", "user")
-	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		limiter, err := throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{p},
 			Tenants: func(_ context.Context, _, tenant string) (throttle.Tenant, bool, error) {
 				if tenant == "unknown" {
@@ -88,7 +88,7 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 	line := sitetest.Policy(5, time.Hour)
 	line.Match = []string{"x"}
 	at := time.Now().Add(time.Hour).Truncate(time.Second)
-	sitetest.Each(t, []throttle.Policy{line, reset}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{line, reset}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		for _, typename := range []string{"x", "reset", "unmatched"} {
 			for name, row := range map[string]struct {
@@ -138,7 +138,7 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 // A connection that the caller made is used by a client and by several servers, and stays the
 // caller's.
 func TestAClientAndServersShareAConnection(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		shared := redis.NewClient(sitetest.SameRedis(s.Redis))
 		defer shared.Close()
 		client, err := worker.NewClientFromRedisClient(shared, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})

@@ -29,7 +29,7 @@ func TestADeniedTaskWaits(t *testing.T) {
 	}
 	for _, retries := range []int{0, 3} {
 		t.Run(fmt.Sprint("MaxRetry ", retries), func(t *testing.T) {
-			sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+			sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 				promised := map[string]time.Time{}
 				observe := func(_ *asynq.Config, ours *worker.Config) {
 					onDecision := ours.OnDecision
@@ -107,7 +107,7 @@ func TestADeniedTaskWaits(t *testing.T) {
 
 // A task waits even if a function of the user's panics over its denial. The ErrorHandler is told.
 func TestAPanicOverADenialIsReported(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		s.Serve(s.Ok, func(_ *asynq.Config, ours *worker.Config) {
@@ -127,7 +127,7 @@ func TestAPanicOverADenialIsReported(t *testing.T) {
 func TestAPanicOverAGrantGivesItBack(t *testing.T) {
 	slots := sitetest.Policy(1, time.Hour)
 	slots.Windows = append(slots.Windows, throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1})
-	sitetest.Each(t, []throttle.Policy{slots}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{slots}, func(t *testing.T, s *sitetest.Site) {
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		s.Serve(s.Ok, func(_ *asynq.Config, ours *worker.Config) {
 			ours.OnDecision = func(context.Context, *asynq.Task, throttle.Decision) { panic("on purpose") }

@@ -23,7 +23,7 @@ import (
 
 // A refusal by the upstream pauses the policy everywhere, costs no retry, and nobody's place.
 func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		var refuse atomic.Bool
 		refuse.Store(true)
 		handler := func(ctx context.Context, task *asynq.Task) error {
@@ -59,7 +59,7 @@ func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 
 // A handler can have a refusal burn a retry.
 func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 			job := worker.FromContext(ctx)
 			if err := errors.Join(job.Pause(ctx, time.Minute), job.Pause(ctx, time.Minute)); err != nil {
@@ -82,7 +82,7 @@ func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 func TestAJobSettlesAndCancels(t *testing.T) {
 	p := sitetest.Policy(1500, time.Hour)
 	p.Windows[0].Unit = "tokens"
-	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		tokens := map[string]int64{"tokens": 1500}
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			id, _ := asynq.GetTaskID(ctx)
@@ -109,7 +109,7 @@ func TestAJobSettlesAndCancels(t *testing.T) {
 func TestAJobReservesByASecondPolicy(t *testing.T) {
 	github, slack := sitetest.Policy(1000, time.Minute), sitetest.Policy(1, 2*time.Second)
 	slack.Name, slack.Match = "slack", nil
-	sitetest.Each(t, []throttle.Policy{github, slack}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{github, slack}, func(t *testing.T, s *sitetest.Site) {
 		var inLine atomic.Int64
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			id, _ := asynq.GetTaskID(ctx)
@@ -145,31 +145,10 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 	})
 }
 
-// A refusal that the handler did not deal with requeues the task.
-func TestARefusedCallRequeuesTheTask(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
-		var calls atomic.Int64
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			job := throttle.CallerFrom(ctx)
-			if calls.Add(1) == 1 {
-				job.Refused("api", time.Second)
-				return errors.New("429")
-			}
-			job.Refused("api", time.Hour)
-			job.Answered(time.Now()) // and tried again, with success
-			return s.Ok(ctx, task)
-		})
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
-		s.WaitGone("t")
-		s.WantCounters(sitetest.Counters{Processed: 1})
-		s.WantReported(nil, nil)
-	})
-}
-
 // A handler whose own reserve finds no Redis is requeued like a task that the middleware could not
 // decide.
 func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		var calls atomic.Int64
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if calls.Add(1) == 1 {
@@ -181,17 +160,6 @@ func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {
 		s.WaitGone("t")
 		s.WantCounters(sitetest.Counters{Processed: 1})
 		s.WantReported(nil, nil)
-	})
-}
-
-// SkipRetry beside another error holds.
-func TestSkipRetryIsTheLastWord(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			return errors.Join(worker.RetryAfter(time.Minute), asynq.SkipRetry)
-		})
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(5))
-		s.WaitState(asynq.TaskStateArchived, "t")
 	})
 }
 
@@ -257,9 +225,7 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 
 // A refusal is passed on even if the task's time has run out.
 func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(1000, time.Minute))
+	sitetest.Bubble(t, sitetest.Policy(1000, time.Minute), func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			<-ctx.Done()
 			return worker.RetryAfter(time.Hour)
@@ -269,38 +235,6 @@ func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 		if err != nil || d.Granted {
 			t.Errorf("granted %v, %v", d.Granted, err)
-		}
-	})
-}
-
-// A handler that waits in line goes on as soon as it fits, before its expected start.
-func TestAWaitingJobReservesAsSoonAsItFits(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		slack := sitetest.Policy(1, time.Minute)
-		slack.Name, slack.Match = "slack", nil
-		s := sitetest.NewInBubble(t, sitetest.Policy(1000, time.Minute), slack)
-		var cancelled, reserved time.Time
-		taken, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			if _, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "slack", MaxWait: 5 * time.Minute}); err != nil {
-				t.Error(err)
-			}
-			reserved = time.Now()
-			return s.Ok(ctx, task)
-		}, sitetest.Calm)
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"))
-		time.Sleep(10 * time.Second)
-		cancelled = time.Now()
-		if _, err := taken.Reservation.Cancel(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(5 * time.Minute)
-		if after := reserved.Sub(cancelled); after < 0 || after > time.Second { // claims ask once a second
-			t.Errorf("reserved %v after the unit was given back", after)
 		}
 	})
 }

@@ -58,7 +58,7 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 		Cost:       map[string]int64{"tokens": 300},
 		Tenant:     "a}{:\n%2F \xfe\xffc",
 	}
-	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		got := make(chan throttle.Decision, 2)
 		s.Enqueue(worker.NewTask(id, "x", nil))
 		s.Enqueue(asynq.NewTask("unmatched", nil))
@@ -89,7 +89,7 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 func TestTheUsersFunctionsIdentifyATask(t *testing.T) {
 	p := sitetest.Policy(10, time.Hour)
 	p.Windows[0].Scope = throttle.Per("region")
-	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		s.Enqueue(asynq.NewTask("x", []byte("eu")))
 		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) {
 			c.Attributes = func(task *asynq.Task) map[string]string { return map[string]string{"region": string(task.Payload())} }

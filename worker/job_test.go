@@ -60,7 +60,7 @@ func TestAContextWithoutATaskHasNoJob(t *testing.T) {
 // The methods of a job whose type may be misspelt say so. By a policy that it names its handler may
 // reserve.
 func TestAJobThatNoPolicyMatchesSaysSo(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			job := worker.FromContext(ctx)
 			if _, ok := job.Decision(); ok {
@@ -88,7 +88,7 @@ func TestAJobThatNoPolicyMatchesSaysSo(t *testing.T) {
 // call twice, and requeue the task for ever. It says so at the first call. After Cancel it may
 // reserve.
 func TestATransportDoesNotCountAJobTwice(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		var calls atomic.Int64
 		upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls.Add(1) }))
 		defer upstream.Close()
@@ -132,7 +132,7 @@ func TestATransportDoesNotCountAJobTwice(t *testing.T) {
 func TestTheReasonOfARequeuedTaskIsNotDoubled(t *testing.T) {
 	slack := sitetest.Policy(1, time.Hour)
 	slack.Name, slack.Match = "slack", nil
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100, time.Hour), slack}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(100, time.Hour), slack}, func(t *testing.T, s *sitetest.Site) {
 		if _, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"}); err != nil {
 			t.Fatal(err)
 		}

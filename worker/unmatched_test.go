@@ -30,7 +30,7 @@ func TestUnmatchedTypesAreLoggedOnceAndCounted(t *testing.T) {
 		worker.UnmatchedReject: "its tasks fail\" type=",
 	} {
 		t.Run(string(unmatched), func(t *testing.T) {
-			sitetest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
+			sitetest.OnRedis(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
 				server := s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) { c.Unmatched = unmatched })
 				for i := range 6 {
 					s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, []string{"githib:star", "gitbuh:star", "github:star"}[i%3], nil),
@@ -63,7 +63,7 @@ func TestUnmatchedTypesAreLoggedOnceAndCounted(t *testing.T) {
 // Task types may be made up for each task: those that are logged, and remembered for it, are
 // bounded.
 func TestUnmatchedTypesThatAreLoggedAreBounded(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
 		server := s.Serve(s.Ok)
 		for i := range 250 {
 			s.Enqueue(asynq.NewTask(fmt.Sprint("made-up-", i), nil))
@@ -81,7 +81,7 @@ func TestUnmatchedTypesThatAreLoggedAreBounded(t *testing.T) {
 // In a task that no policy matches, RetryAfter is an error like any other: there is nothing to
 // pause, and nothing bounds how often the task would come back.
 func TestRetryAfterInAnUnmatchedTaskIsAFailure(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(context.Context, *asynq.Task) error { return worker.RetryAfter(time.Hour) })
 		s.Enqueue(asynq.NewTask("githib:star", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
 		s.WaitState(asynq.TaskStateArchived, "a")

@@ -146,7 +146,7 @@ func TestChecksOfAsynqsRedisHaveClasses(t *testing.T) {
 // Asynq says of a task without retries that these are used up, before anybody can tell it that the
 // task was denied. Its log does not.
 func TestAsynqsLogKnowsNoDenials(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("denied"), asynq.MaxRetry(0))
 		s.Enqueue(sitetest.Task("zeta"), asynq.TaskID("fails"), asynq.MaxRetry(0))

@@ -20,7 +20,7 @@ import (
 // Read this test first. Three tasks come together, and one fits a window: the others wait and run
 // in turn. None has retries to lose, so asynq alone would archive each task that is denied.
 func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, 600*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, 600*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
 		ours := s.Client(s.Limiter)
 		ids := []string{"ours", "plain-1", "plain-2"}
 		for _, id := range ids {
@@ -57,7 +57,7 @@ func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 
 // Real failures use up the retries, and nothing else does.
 func TestOnlyRealFailuresUseUpRetries(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, 600*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, 600*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
 		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(2))
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			s.Ok(ctx, task)
@@ -126,7 +126,7 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 		"bad cost":     {header("sluice-cost", "requests=many"), `worker: task type "x": header sluice-cost "requests=many": must be whole numbers of units, such as requests=1&tokens=1500`},
 		"bad user":     {header("sluice-attributes", "user=%zz"), `worker: task type "x": header sluice-attributes "user=%zz": invalid URL escape "%zz"`},
 	}
-	sitetest.Each(t, []throttle.Policy{p, byUser}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{p, byUser}, func(t *testing.T, s *sitetest.Site) {
 		for id, c := range tasks {
 			s.Enqueue(c.task, asynq.TaskID(id), asynq.MaxRetry(0))
 		}
@@ -152,7 +152,7 @@ func TestEarliestResetComesBackAtTheFirstReset(t *testing.T) {
 	p := sitetest.Policy(1, 2*time.Hour)
 	p.Requeue = throttle.RequeueEarliestReset
 	p.Windows = append(p.Windows, throttle.Window{Name: "short", Limit: 1, Period: time.Hour})
-	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		s.Fill("acme")
 		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"))
 		s.Serve(s.Ok)

@@ -82,8 +82,7 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 
 // A call whose own time runs out says nothing of the limiter: the next one asks it.
 func TestACallersTimeIsNoOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
+	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
 		limited := sitetest.Connect(sitetest.SameRedis(s.Redis))

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -116,8 +114,7 @@ func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 func TestWorkersClocksDiffer(t *testing.T) {
 	for _, by := range []time.Duration{-5 * time.Minute, 90 * time.Second, 5 * time.Minute} {
 		t.Run(fmt.Sprint(by), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
+			sitetest.Bubble(t, sitetest.Policy(4, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 				var c sitetest.Counted
 				l := sitetest.NewLedger()
 				s.Serve(c.Handle, sitetest.Calm, l.Watch)
@@ -139,49 +136,4 @@ func TestWorkersClocksDiffer(t *testing.T) {
 			})
 		})
 	}
-}
-
-// The clock of Redis is 61 s ahead for a while, and then corrected: the windows stand still until
-// it has caught up, which is logged once, and all tasks run then.
-func TestClockOfRedisIsSetBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := throttletest.InMemory(t)
-		client := m.Client(t)
-		p := sitetest.Policy(4, 10*time.Second)
-		// Miniredis counts how long keys live down, and does not see that its clock was set back.
-		p.Windows = append(p.Windows, throttle.Window{Name: "hour", Limit: 1000, Period: time.Hour})
-		s := sitetest.New(t, client, p)
-		var ahead atomic.Int64
-		ahead.Store(int64(61 * time.Second))
-		defer sitetest.SetClock(m.Miniredis, &ahead)()
-		var c sitetest.Counted
-		l := sitetest.NewLedger()
-		s.Serve(c.Handle, sitetest.Calm, l.Watch)
-		s.EnqueueMany("acme", 0, 20, asynq.MaxRetry(0))
-		s.EnqueueMany("initech", 0, 1)
-		time.Sleep(25 * time.Second)
-		ahead.Store(0)
-		time.Sleep(5 * time.Second)
-		if n := of(l, "acme").Count(); n != 12 {
-			t.Errorf("%d ran before the clock was set back, want 12", n)
-		}
-		for i := range 30 { // the others do not stand still, and do not say that it is over
-			s.Enqueue(sitetest.AcmeTask(asynq.TaskID(fmt.Sprint("ask", i))))
-			time.Sleep(time.Second)
-		}
-		if n := of(l, "acme").Count(); n != 12 {
-			t.Errorf("%d ran, want none before the clock has caught up", n)
-		}
-		s.SleepUntil(l, 51, 10*time.Minute)
-		c.OnceEach(t, 51)
-		s.WantCounters(sitetest.Counters{Processed: 51})
-		if over := of(l, "acme").Excess(4, 10*time.Second); over > 0 {
-			t.Errorf("%d were granted above the limit", over)
-		}
-		// The other line is of the start, when it was ahead.
-		if s.Journal.Count("the clock of Redis was set back") != 1 ||
-			s.Journal.Count("its clock is 1m1s ahead") != 1 || s.Journal.Count("\n") != 2 {
-			t.Errorf("want each told once:\n%s", s.Journal)
-		}
-	})
 }

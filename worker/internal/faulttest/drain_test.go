@@ -19,26 +19,24 @@ import (
 )
 
 // A drain is two servers that work through the lines of several policies, while a primary of their
-// Redis is replaced. Beside them a server of plain asynq may do the same work without limits.
+// Redis is replaced.
 type drain struct {
 	testing.TB
-	asynq   asynq.RedisConnOpt
-	limits  func() redis.UniversalClient // a new client of the limiters' Redis
-	names   []string                     // of the policies; task types are NAME:x
-	queues  []string
-	each    int  // tasks of each policy
-	control bool // tasks of plain asynq run beside ours
+	asynq  asynq.RedisConnOpt
+	limits func() redis.UniversalClient // a new client of the limiters' Redis
+	names  []string                     // of the policies; task types are NAME:x
+	queues []string
+	each   int // tasks of each policy
 
-	ours, theirs sitetest.Counted
-	ledgers      map[string]*sitetest.Ledger
-	inspector    *asynq.Inspector
+	ran       sitetest.Counted
+	ledgers   map[string]*sitetest.Ledger
+	inspector *asynq.Inspector
 }
 
 const (
 	drainSlots  = 8 // of each of two servers
 	drainLimit  = 20
 	drainPeriod = 500 * time.Millisecond
-	control     = "control" // the queue of plain asynq
 )
 
 // long reports whether drains are of 2,000 tasks, and those are run that take long. It is asked for
@@ -50,9 +48,6 @@ func (d *drain) start() {
 	d.Helper()
 	if long() {
 		d.each = 2000 / len(d.names)
-	}
-	if d.control {
-		d.startControl()
 	}
 	var policies []throttle.Policy
 	d.ledgers = map[string]*sitetest.Ledger{}
@@ -90,7 +85,7 @@ func (d *drain) start() {
 			d.Fatal(err)
 		}
 		d.Cleanup(server.Shutdown)
-		if err := server.Start(asynq.HandlerFunc(d.ours.Handle)); err != nil {
+		if err := server.Start(asynq.HandlerFunc(d.ran.Handle)); err != nil {
 			d.Fatal(err)
 		}
 	}
@@ -119,31 +114,6 @@ func (d *drain) enqueue(limiter *throttle.Limiter) {
 	wait.Wait()
 }
 
-// startControl does as much work by plain asynq, in about the same time.
-func (d *drain) startControl() {
-	d.Helper()
-	client := asynq.NewClient(d.asynq)
-	defer client.Close()
-	for i := range d.each * len(d.names) {
-		_, err := client.Enqueue(asynq.NewTask("x", nil),
-			asynq.MaxRetry(3), asynq.TaskID(fmt.Sprint(i)), asynq.Queue(control))
-		if err != nil {
-			d.Fatal(err)
-		}
-	}
-	server := asynq.NewServer(d.asynq, asynq.Config{
-		Concurrency: 2 * drainSlots, LogLevel: asynq.FatalLevel, Queues: map[string]int{control: 1}, ShutdownTimeout: time.Second,
-	})
-	d.Cleanup(server.Shutdown)
-	err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-		time.Sleep(drainPeriod * 2 * drainSlots / time.Duration(drainLimit*len(d.names)))
-		return d.theirs.Handle(ctx, task)
-	}))
-	if err != nil {
-		d.Fatal(err)
-	}
-}
-
 func (d *drain) note(ctx context.Context, task *asynq.Task, decision throttle.Decision) {
 	var c worker.Config
 	d.ledgers[decision.Policy].Watch(nil, &c)
@@ -155,7 +125,7 @@ func (d *drain) until(what string, condition func() bool) {
 	d.Helper()
 	for end := time.Now().Add(2 * time.Minute); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			d.Fatalf("waited in vain until %s: %d of %d tasks have run", what, d.ours.Done(), d.each*len(d.names))
+			d.Fatalf("waited in vain until %s: %d of %d tasks have run", what, d.ran.Done(), d.each*len(d.names))
 		}
 	}
 }
@@ -163,7 +133,7 @@ func (d *drain) until(what string, condition func() bool) {
 // part waits until this part of the tasks has run.
 func (d *drain) part(part float64) {
 	d.Helper()
-	d.until("a part has run", func() bool { return float64(d.ours.Done()) >= part*float64(d.each*len(d.names)) })
+	d.until("a part has run", func() bool { return float64(d.ran.Done()) >= part*float64(d.each*len(d.names)) })
 }
 
 // finish waits until all tasks have run. Nothing is lost, archived or failed. A task runs twice only
@@ -171,8 +141,8 @@ func (d *drain) part(part float64) {
 func (d *drain) finish(promoted time.Time, twice int) {
 	d.Helper()
 	n := d.each * len(d.names)
-	d.until("all have run", func() bool { return d.ours.Done() == n })
-	again := d.ours.Again()
+	d.until("all have run", func() bool { return d.ran.Done() == n })
+	again := d.ran.Again()
 	d.Logf("%d tasks have run, %d of them twice", n, again)
 	if again > twice {
 		d.Errorf("%d tasks ran twice, want at most %d", again, twice)
@@ -200,14 +170,4 @@ func (d *drain) finish(promoted time.Time, twice int) {
 			d.Errorf("queue %s: %d archived, %d failed", queue, info.Archived, info.FailedTotal)
 		}
 	}
-	if !d.control {
-		return
-	}
-	d.until("plain asynq has run all", func() bool { return d.theirs.Done() == n })
-	info, err := d.inspector.GetQueueInfo(control)
-	if err != nil {
-		d.Fatal(err)
-	}
-	d.Logf("plain asynq: %d tasks, %d twice, %d left active, %d failed, %d archived",
-		n, d.theirs.Again(), info.Active, info.FailedTotal, info.Archived)
 }

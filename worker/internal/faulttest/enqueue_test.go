@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -30,9 +29,7 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 		sent bool // the call arrives, and its reply is lost
 	}{{"before the task is stored", false}, {"after it", true}} {
 		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Second))
+			sitetest.Bubble(t, sitetest.Shared(1, time.Second), func(t *testing.T, s *sitetest.Site) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				interrupts := interrupts{"asynq:{default}:scheduled", row.sent, cancel}
@@ -62,7 +59,7 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 
 // A client whose call ends after the task was stored has enqueued it.
 func TestACallThatEndsWhileItJoinsHasEnqueued(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		limited := sitetest.Connect(sitetest.SameRedis(s.Redis))
@@ -80,7 +77,7 @@ func TestACallThatEndsWhileItJoinsHasEnqueued(t *testing.T) {
 // The task was stored, but the reply was lost, and go-redis repeats the call: the task is not taken
 // for another with its ID.
 func TestAStoreWhoseReplyIsLostIsNoConflict(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
 		for name, opts := range map[string][]asynq.Option{"plain": nil, "unique": {asynq.Unique(time.Hour)}} {
 			lost := &lossyLine{key: "asynq:{default}:scheduled"}

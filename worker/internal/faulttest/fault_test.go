@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -28,9 +27,7 @@ import (
 func TestCallsAreLost(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, sitetest.Shared(4, 5*time.Second))
+			sitetest.Bubble(t, sitetest.Shared(4, 5*time.Second), func(t *testing.T, s *sitetest.Site) {
 				l := sitetest.NewLedger()
 				random := rand.New(rand.NewPCG(3, 4))
 				f := &sitetest.Fault{Is: sitetest.IsPickCall, Lost: lost, Err: io.EOF, Hits: func(int) bool { return random.IntN(3) == 0 }}
@@ -65,9 +62,7 @@ func TestCallsAreLost(t *testing.T) {
 
 // A shutdown does not wait until the leases of denied tasks run out that cannot be put back.
 func TestShutdownWithoutRedis(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
+	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
 		var c sitetest.Cable
 		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
 		s.Fill("acme")
@@ -112,9 +107,7 @@ func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
 			sitetest.Counters{Processed: 1, Failed: 1, Archived: 1}},
 	} {
 		t.Run(fmt.Sprintf("%s, plain %v, arrives %v", row.verb, row.plain, row.lost), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, sitetest.Policy(10, time.Hour))
+			sitetest.Bubble(t, sitetest.Policy(10, time.Hour), func(t *testing.T, s *sitetest.Site) {
 				f := &sitetest.Fault{
 					Is:   func(args []any) bool { return asynqredis.CallOf(args).Verb == row.verb },
 					Hits: func(n int) bool { return n <= 4 }, Lost: row.lost, Err: row.fault,
@@ -177,9 +170,7 @@ func (k *kept) MakeRedisClient() any {
 // A queue is paused for so long that all its denied tasks reach their fallback. They wake at most
 // once in vain afterwards.
 func TestTasksOutlastALongPauseOfTheirQueue(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(8, 30*time.Second))
+	sitetest.Bubble(t, sitetest.Shared(8, 30*time.Second), func(t *testing.T, s *sitetest.Site) {
 		l := sitetest.NewLedger()
 		s.Serve(s.Ok, l.Watch, sitetest.Calm)
 		s.EnqueueMany("acme", 0, 40, asynq.MaxRetry(0))

@@ -29,7 +29,7 @@ func limitThrough(s *sitetest.Site, c *sitetest.Cable, client *redis.Client) {
 
 // The limiter has a Redis of its own here, which goes away: nothing runs, nothing is lost.
 func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		var c sitetest.Cable
 		limitThrough(s, &c, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 		c.Cut()
@@ -67,8 +67,7 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 // An outage is logged once when it begins, every minute while it lasts, and once when it is over, for
 // any number of tasks, even while others succeed.
 func TestOutagesAreLoggedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(1000, time.Hour))
+	sitetest.Bubble(t, sitetest.Policy(1000, time.Hour), func(t *testing.T, s *sitetest.Site) {
 		var c sitetest.Cable
 		limitThrough(s, &c, s.Redis)
 		lookup := errors.New("the database of plans: \xff")
@@ -154,7 +153,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 func TestFailOpenRunsAndIsLogged(t *testing.T) {
 	p := sitetest.Policy(1, time.Hour)
 	p.Fail = throttle.FailOpen
-	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		var c sitetest.Cable
 		limitThrough(s, &c, s.Redis)
 		c.Cut()
@@ -201,8 +200,7 @@ func TestAJobThatFailedOpenCorrectsNothing(t *testing.T) {
 // limiter. Asynq does not wait for it, and the task did not run. What it was granted too late it gives
 // back.
 func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Minute))
+	sitetest.Bubble(t, sitetest.Policy(1, 10*time.Minute), func(t *testing.T, s *sitetest.Site) {
 		slow := sitetest.Connect(sitetest.SameRedis(s.Redis))
 		defer slow.Close()
 		var late atomic.Bool

@@ -170,7 +170,7 @@ func TestWorkerIsKilled(t *testing.T) {
 	} {
 		for _, retries := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%s, MaxRetry %d", row.at, retries), func(t *testing.T) {
-				sitetest.Each(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+				sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 					if row.denied {
 						s.Fill("acme", "acme")
 					}
@@ -233,7 +233,7 @@ func TestWorkerIsKilled(t *testing.T) {
 // A worker ends by a signal, and leaves no goroutine behind. Tasks in its handlers go
 // back, those that were denied wait, and none loses a retry.
 func TestWorkerIsTerminated(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		ids := []string{"a", "b", "c", "d", "e", "f"}
 		for i, id := range ids {
 			tenant := []string{"acme", "beta"}[i/5] // one of beta's gets through
@@ -293,7 +293,7 @@ func workQuickly(addr, _ string) error {
 // tasks that did not start lose no retry: of those that wait for a slot, none is archived.
 func TestTasksOfKilledWorkersThatNeverStarted(t *testing.T) {
 	const slots, tasks = 2, 400
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100_000, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(100_000, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		for name, enqueue := range map[string]func(from, n int, opts ...asynq.Option){
 			"in line": func(from, n int, opts ...asynq.Option) { s.JoinMany(s.Client(s.Limiter), "acme", from, n, opts...) },
 			"pending": func(from, n int, opts ...asynq.Option) { s.EnqueueMany("acme", from, n, opts...) },
@@ -377,7 +377,7 @@ func workAtOnce(addr, _ string) error {
 // Workers are killed, and others come. By the log of the service that they call, never more than
 // the limit run at once. The slots of the killed ones are used again.
 func TestConcurrencyOfKilledWorkers(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{fewAtOnce()}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{fewAtOnce()}, func(t *testing.T, s *sitetest.Site) {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)

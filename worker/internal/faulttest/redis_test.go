@@ -6,11 +6,9 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -28,8 +26,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 	for _, pause := range []time.Duration{10 * time.Second, 40 * time.Second} {
 		for _, who := range []string{"the limiter's", "all"} {
 			t.Run(fmt.Sprint(who, " for ", pause), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					s := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
+				sitetest.Bubble(t, sitetest.Policy(4, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 					var f sitetest.Freezer
 					limits := f.Options(sitetest.SameRedis(s.Redis))
 					if who == "all" {
@@ -96,7 +93,12 @@ func of(l *sitetest.Ledger, tenant string) *sitetest.Ledger {
 }
 
 // A place is where a Redis is found, which may change: as when it is restarted.
-type place struct{ addr atomic.Value }
+type place struct {
+	addr    atomic.Value
+	admin   *redis.Client
+	dir     string
+	process *servers.Process
+}
 
 func (p *place) options() *redis.Options {
 	return &redis.Options{
@@ -109,23 +111,16 @@ func (p *place) options() *redis.Options {
 }
 
 // start starts a redis-server in the directory, which its last one has left.
-func (p *place) start(t *testing.T, dir string, args ...string) *servers.Process {
+func (p *place) start(t *testing.T, args ...string) {
 	t.Helper()
-	process, err := servers.StartRedis(dir, args...)
+	process, err := servers.StartRedis(p.dir, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(process.Stop)
+	p.process = process
 	p.addr.Store(process.Addr)
-	return process
-}
-
-// newPlace starts a redis-server, or skips the test where there is none.
-func newPlace(t *testing.T, args ...string) (p *place, process *servers.Process, dir string) {
-	t.Helper()
-	servers.Redis(t).Stop()
-	p, dir = &place{}, t.TempDir()
-	return p, p.start(t, dir, args...), dir
+	p.admin = throttletest.Client(t, process.Addr)
 }
 
 // faultSite is a site of which the limiter's Redis is at the place, and all of it if same is set.
@@ -145,17 +140,6 @@ func faultSite(t *testing.T, p *place, same bool, policies ...throttle.Policy) *
 	}
 	s.Limiter = limiter
 	return s
-}
-
-// faulty runs the test with the limiter's Redis the same as asynq's, and another.
-func faulty(t *testing.T, test func(t *testing.T, same bool)) {
-	t.Parallel()
-	for name, same := range map[string]bool{"the same Redis": true, "another Redis": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, same)
-		})
-	}
 }
 
 // throughFault lets 3 of 9 tasks run, has the fault happen while the others wait, and waits for
@@ -195,100 +179,69 @@ func decided(l *sitetest.Ledger) int {
 
 const faultPeriod = 1500 * time.Millisecond
 
-func TestRedisIsStoppedBySignal(t *testing.T) {
-	faulty(t, func(t *testing.T, same bool) {
-		p, process, _ := newPlace(t)
-		s := faultSite(t, p, same, sitetest.Policy(3, faultPeriod))
-		l := throughFault(s, func(late func()) {
-			process.Cmd.Process.Signal(syscall.SIGSTOP)
-			if !same {
-				late()
-			}
+// Whatever happens to a redis-server while tasks wait: none is lost or loses a retry, and no limit is
+// exceeded. It is the limiter's, or that of all.
+func TestFaultsOfARedisServer(t *testing.T) {
+	t.Parallel()
+	persist := []string{"--appendonly", "yes", "--appendfsync", "always"}
+	for name, row := range map[string]struct {
+		args  []string
+		fault func(t *testing.T, p *place, late func())
+	}{
+		"stopped by a signal": {nil, func(_ *testing.T, p *place, late func()) {
+			p.process.Cmd.Process.Signal(syscall.SIGSTOP)
+			late()
 			time.Sleep(time.Second)
-			process.Cmd.Process.Signal(syscall.SIGCONT)
-		})
-		if over := l.Excess(3, faultPeriod); over > 0 {
-			t.Errorf("%d were granted above the limit", over)
-		}
-	})
-}
-
-// Killed, and started again with what it had written: the windows and the line are as they were.
-func TestRedisRestartsWithItsData(t *testing.T) {
-	faulty(t, func(t *testing.T, same bool) {
-		persist := []string{"--appendonly", "yes", "--appendfsync", "always"}
-		p, process, dir := newPlace(t, persist...)
-		s := faultSite(t, p, same, sitetest.Policy(3, faultPeriod))
-		l := throughFault(s, func(late func()) {
-			process.Stop()
-			if !same {
-				late()
-			}
+			p.process.Cmd.Process.Signal(syscall.SIGCONT)
+		}},
+		"killed, and started again with what it had written": {persist, func(t *testing.T, p *place, late func()) {
+			p.process.Stop()
+			late()
 			time.Sleep(200 * time.Millisecond)
-			p.start(t, dir, persist...)
-		})
-		if over := l.Excess(3, faultPeriod); over > 0 {
-			t.Errorf("%d were granted above the limit", over)
-		}
-	})
-}
-
-// The memory is full: reads are served and writes are not.
-func TestRedisRefusesWrites(t *testing.T) {
-	faulty(t, func(t *testing.T, same bool) {
-		p, _, _ := newPlace(t)
-		s := faultSite(t, p, same, sitetest.Policy(3, faultPeriod))
-		admin := redis.NewClient(p.options())
-		defer admin.Close()
-		l := throughFault(s, func(late func()) {
-			admin.ConfigSet(t.Context(), "maxmemory", "1")
-			if !same {
-				late()
-			}
+			p.start(t, persist...)
+		}},
+		"its memory is full": {nil, func(t *testing.T, p *place, late func()) {
+			p.admin.ConfigSet(t.Context(), "maxmemory", "1")
+			late()
 			time.Sleep(faultPeriod)
-			admin.ConfigSet(t.Context(), "maxmemory", "0")
-		})
-		if over := l.Excess(3, faultPeriod); over > 0 {
-			t.Errorf("%d were granted above the limit", over)
-		}
-	})
-}
-
-// The scripts are gone, again and again.
-func TestRedisLosesItsScripts(t *testing.T) {
-	faulty(t, func(t *testing.T, same bool) {
-		p, _, _ := newPlace(t)
-		s := faultSite(t, p, same, sitetest.Policy(3, faultPeriod/5))
-		admin := redis.NewClient(p.options())
-		defer admin.Close()
-		flushing, flushes := make(chan struct{}), sync.WaitGroup{}
-		flushes.Go(func() {
-			for {
-				select {
-				case <-flushing:
-					return
-				case <-time.After(5 * time.Millisecond):
-					admin.ScriptFlush(t.Context())
+			p.admin.ConfigSet(t.Context(), "maxmemory", "0")
+		}},
+		"it loses its scripts, again and again": {nil, func(t *testing.T, p *place, _ func()) {
+			go func() {
+				for ; t.Context().Err() == nil; time.Sleep(5 * time.Millisecond) {
+					p.admin.ScriptFlush(t.Context())
 				}
-			}
-		})
-		l := throughFault(s, func(func()) {})
-		close(flushing)
-		flushes.Wait()
-		if over := l.Excess(3, faultPeriod/5); over > 0 {
-			t.Errorf("%d were granted above the limit", over)
+			}()
+		}},
+	} {
+		for who, same := range map[string]bool{"the same Redis": true, "another Redis": false} {
+			t.Run(name+", "+who, func(t *testing.T) {
+				t.Parallel()
+				servers.Redis(t).Stop() // or skips the test where there is none
+				p := &place{dir: t.TempDir()}
+				p.start(t, row.args...)
+				s := faultSite(t, p, same, sitetest.Policy(3, faultPeriod))
+				l := throughFault(s, func(late func()) {
+					if same {
+						late = func() {}
+					}
+					row.fault(t, p, late)
+				})
+				if over := l.Excess(3, faultPeriod); over > 0 {
+					t.Errorf("%d were granted above the limit", over)
+				}
+				if strings.Contains(s.Journal.String(), "NOSCRIPT") {
+					t.Errorf("nothing was to be noticed:\n%s", s.Journal)
+				}
+			})
 		}
-		if strings.Contains(s.Journal.String(), "NOSCRIPT") { // a slow machine may log a timeout
-			t.Errorf("nothing was to be noticed:\n%s", s.Journal)
-		}
-	})
+	}
 }
 
 // The limiter's Redis starts again with nothing, while asynq still has the tasks: they come by
 // their fallback at the latest, and those that come after them do not wait for them.
 func TestLimitersRedisRestartsEmpty(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
+	sitetest.Bubble(t, sitetest.Policy(4, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		own := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
 		s.Limiter = own.Limiter
 		const n = 24

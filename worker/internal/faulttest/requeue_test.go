@@ -5,7 +5,6 @@ import (
 	"io"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -20,7 +19,7 @@ import (
 // Asynq's Redis goes away just when a task was denied. Asynq would leave the task active until
 // its lease runs out, and then count a retry, or archive it.
 func TestRequeueOutlastsABrokenConnection(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		var c sitetest.Cable
 		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
 		s.Fill("acme")
@@ -44,8 +43,7 @@ func TestRequeueOutlastsABrokenConnection(t *testing.T) {
 // When it stays away for longer than the lease, the recoverer finds the task, and would archive
 // it: that is a denied task still.
 func TestRequeueAfterTheLease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Minute))
+	sitetest.Bubble(t, sitetest.Policy(1, 10*time.Minute), func(t *testing.T, s *sitetest.Site) {
 		var c sitetest.Cable
 		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
 		s.Fill("acme")
@@ -72,8 +70,7 @@ func TestRequeueAfterTheLease(t *testing.T) {
 
 // Asynq's recoverer, which has all the time there is, must not be held up by one task.
 func TestRequeueInTheRecovererFails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
+	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
 		refused := &losesReply{unsent: true}
 		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(refused.see))
 		s.Fill("acme")
@@ -97,7 +94,7 @@ func TestRequeueInTheRecovererFails(t *testing.T) {
 // The requeue went through, but its reply was lost, and the task was picked up again before it
 // is repeated: the worker that runs it now must keep it.
 func TestRequeueWhoseReplyWasLost(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		running, finish := make(chan struct{}), make(chan struct{})
 		lost := &losesReply{meanwhile: func() {
 			s.Open("a")

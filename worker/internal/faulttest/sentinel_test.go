@@ -44,10 +44,9 @@ func TestADrainGoesOnAfterASentinelFailover(t *testing.T) {
 			t.Parallel()
 			s := servers.Sentinel(t, 1, row.args...)
 			d := &drain{
-				TB:      t,
-				asynq:   asynq.RedisFailoverClientOpt{MasterName: servers.MasterName, SentinelAddrs: s.Addrs()},
-				control: true,
-				each:    100,
+				TB:    t,
+				asynq: asynq.RedisFailoverClientOpt{MasterName: servers.MasterName, SentinelAddrs: s.Addrs()},
+				each:  100,
 				limits: func() redis.UniversalClient {
 					return redis.NewFailoverClient(&redis.FailoverOptions{MasterName: servers.MasterName, SentinelAddrs: s.Addrs()})
 				},

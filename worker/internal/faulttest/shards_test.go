@@ -27,8 +27,7 @@ func inShards(shards, limit int, period time.Duration) throttle.Policy {
 // also those that wait while the number of shards changes.
 func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 	const tenants, each, limit, period = 6, 8, 2, time.Minute
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, inShards(3, limit, period))
+	sitetest.Bubble(t, inShards(3, limit, period), func(t *testing.T, s *sitetest.Site) {
 		l := sitetest.NewLedger()
 		s.Serve(s.Ok, sitetest.Calm, l.Watch)
 		client := s.Client(s.Limiter)
@@ -184,8 +183,7 @@ func offMean(weights map[string]float64, one string, turn float64) (off float64)
 
 // A log about the line of one shard names the policy, and the line beside it.
 func TestLogsNameThePolicyOfAShard(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, inShards(2, 1, time.Hour))
+	sitetest.Bubble(t, inShards(2, 1, time.Hour), func(t *testing.T, s *sitetest.Site) {
 		var c sitetest.Cable
 		limitThrough(s, &c, s.Redis)
 		s.Serve(s.Ok, sitetest.Calm)

@@ -3,13 +3,10 @@ package linetest
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
@@ -54,8 +51,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 				continue // what is read at a start is the same for all
 			}
 			t.Run(fmt.Sprintf("%s, restart %v", row.name, restart), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					s := sitetest.NewInBubble(t, row.policy)
+				sitetest.Bubble(t, row.policy, func(t *testing.T, s *sitetest.Site) {
 					l := sitetest.NewLedger()
 					var limiters []*throttle.Limiter
 					var servers []*worker.Server
@@ -101,9 +97,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 
 // A tenant that becomes exempt while its tasks wait leaves nothing in the line.
 func TestATenantThatBecomesExemptLeavesTheLine(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
+	sitetest.Bubble(t, sitetest.Shared(1, time.Minute), func(t *testing.T, s *sitetest.Site) {
 		l := sitetest.NewLedger()
 		s.Serve(s.Ok, l.Watch, sitetest.Calm)
 		s.EnqueueMany("acme", 0, 5)
@@ -111,36 +105,5 @@ func TestATenantThatBecomesExemptLeavesTheLine(t *testing.T) {
 		s.SetPolicy(func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Exempt: true}} }, s.Limiter)
 		s.SleepUntil(l, 5, 5*time.Minute)
 		s.WantNobodyInLine()
-	})
-}
-
-// Where a policy fails open, tasks that wait run when they come by themselves, and the places that
-// they leave behind while Redis is away are found to be empty.
-func TestTasksThatWaitRunWhereAPolicyFailsOpen(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := sitetest.Shared(1, 30*time.Second)
-		p.Fail = throttle.FailOpen
-		s := sitetest.NewInBubble(t, p)
-		l := sitetest.NewLedger()
-		var c sitetest.Cable
-		through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
-		defer through.Close()
-		limiter := s.AnotherLimiter(through)
-		s.Serve(s.Ok, l.Watch, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })
-		s.EnqueueMany("acme", 0, 3)
-		time.Sleep(5 * time.Second)
-		c.Cut()
-		time.Sleep(5 * time.Minute)
-		if got := s.Runs(); !slices.Equal(got, []string{"acme-0000", "acme-0001", "acme-0002"}) {
-			t.Errorf("ran while Redis is away: %q", got)
-		}
-		if n := len(s.InLine()); n != 2 {
-			t.Errorf("%d stand in line: want those two that could not leave it", n)
-		}
-		c.Mend()
-		time.Sleep(3 * time.Minute)
-		s.WantNobodyInLine()
-		s.WantCounters(sitetest.Counters{Processed: 3})
 	})
 }

@@ -91,7 +91,7 @@ func TestLiveTasksBesideABatch(t *testing.T) {
 
 // A task keeps its class: when it is denied, when it failed, and when it joins later.
 func TestATaskKeepsItsClass(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Shared(2, 100*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(2, 100*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
 		var mu sync.Mutex
 		classes := map[string][]throttle.Class{}
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
@@ -137,7 +137,7 @@ func TestATaskKeepsItsClass(t *testing.T) {
 
 // A plan of tasks is that of their tickets: by policy, queue and class.
 func TestPlansOfTasks(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Shared(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 4)
 		request, err := client.RequestOf(sitetest.AcmeTask(), worker.Class(throttle.ClassBatch))

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -47,7 +46,7 @@ func wantLate(s *sitetest.Site, id string, retries int, reason string) {
 func TestADeniedTaskThatIsTooLateFailsOnce(t *testing.T) {
 	for _, retries := range []int{0, 5} {
 		t.Run(fmt.Sprint("MaxRetry ", retries), func(t *testing.T) {
-			sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+			sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 				s.Fill("acme")
 				keys := s.Redis.Keys(t.Context(), "sluice:*").Val()
 				deadline := time.Now().Add(30 * time.Minute).Truncate(time.Second)
@@ -81,9 +80,7 @@ func TestADeniedTaskThatIsTooLateFailsOnce(t *testing.T) {
 func TestATaskWhoseDeadlinePassesInLineFailsOnce(t *testing.T) {
 	for name, planned := range map[string]bool{"denied": false, "planned": true} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Minute))
+			sitetest.Bubble(t, sitetest.Policy(1, 10*time.Minute), func(t *testing.T, s *sitetest.Site) {
 				s.Fill("acme")
 				opts := []asynq.Option{asynq.TaskID("late"), asynq.MaxRetry(5), asynq.Deadline(time.Now().Add(12 * time.Minute))}
 				if planned {
@@ -119,9 +116,7 @@ func TestAFailedTaskWhoseDeadlinePassesKeepsAsynqsWays(t *testing.T) {
 	t.Parallel()
 	for _, failure := range []string{"boom", "throttled: by somebody else"} {
 		t.Run(failure, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, sitetest.Policy(1, 5*time.Second))
+			sitetest.Bubble(t, sitetest.Policy(1, 5*time.Second), func(t *testing.T, s *sitetest.Site) {
 				s.Fill("acme") // it is denied before it runs and fails
 				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(2), asynq.Deadline(time.Now().Add(10*time.Second)))
 				fail := func(context.Context, *asynq.Task) error { return errors.New(failure) }
@@ -142,7 +137,7 @@ func TestAFailedTaskWhoseDeadlinePassesKeepsAsynqsWays(t *testing.T) {
 
 // Our client does not enqueue what would start after its deadline, and no place is taken for it.
 func TestTheClientRefusesATaskThatWouldStartTooLate(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 3) // now, in 1 h, in 2 h; the next in 3 h
 		before := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val()))
@@ -191,9 +186,7 @@ func TestMaxWaitOfATaskThatJoinsLater(t *testing.T) {
 	t.Parallel()
 	for name, unique := range map[string][]asynq.Option{"": nil, "unique": {asynq.Unique(time.Hour)}} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
+			sitetest.Bubble(t, sitetest.Shared(1, time.Minute), func(t *testing.T, s *sitetest.Site) {
 				client := s.Client(s.Limiter)
 				later := func(id string, opts ...asynq.Option) {
 					task := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte(id))
@@ -237,9 +230,7 @@ func TestMaxWaitOfATaskThatJoinsLater(t *testing.T) {
 // The lock of a unique task of our client holds also if the task waits for longer than it was
 // promised, and ends with the task.
 func TestAUniqueLockIsProlongedWhileTheTaskWaits(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
+	sitetest.Bubble(t, sitetest.Shared(1, time.Minute), func(t *testing.T, s *sitetest.Site) {
 		l := sitetest.NewLedger()
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 2)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -43,9 +42,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 		"observed after enforced":      {api(own), observed, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, row.before)
+			sitetest.Bubble(t, row.before, func(t *testing.T, s *sitetest.Site) {
 				s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 					if hooktest.IsScript(cmd) { // else no call is under way beside another
 						time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond)

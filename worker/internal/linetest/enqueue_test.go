@@ -3,11 +3,9 @@ package linetest
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -21,7 +19,7 @@ import (
 // A task in line learns when it is expected to start, and asynq's tools show when workers look at
 // it.
 func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Shared(2, 2*time.Minute)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(2, 2*time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		begun := time.Now()
 		for i, e := range s.JoinMany(client, "acme", 0, 7) {
@@ -55,7 +53,7 @@ func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
 
 // What MaxWait and Backlog refuse leaves nothing behind.
 func TestARefusedTaskLeavesNothing(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		begun := time.Now()
 		s.JoinMany(client, "acme", 0, 3) // now, in 1 h, in 2 h; the next in 3 h
@@ -110,7 +108,7 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 
 // A task that asynq refuses neither takes a place nor costs the one it was taken for its own.
 func TestAConflictKeepsThePlaceInLine(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 2)
 		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.TaskID("unique"), asynq.Unique(time.Minute))); err != nil {
@@ -144,41 +142,11 @@ func TestAConflictKeepsThePlaceInLine(t *testing.T) {
 	})
 }
 
-// The lock of a unique task holds for as long as the task waits.
-func TestAUniqueLockHoldsWhileTheTaskWaits(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
-		l := sitetest.NewLedger()
-		client := s.Client(s.Limiter)
-		s.JoinMany(client, "acme", 0, 5)
-		unique := asynq.Unique(10 * time.Second)
-		task := sitetest.AcmeTask(asynq.TaskID("acme-0005"), unique)
-		if _, err := client.EnqueueContext(t.Context(), task); err != nil {
-			t.Fatal(err)
-		}
-		s.Serve(s.Ok, l.Watch, sitetest.Calm)
-		for l.Count() < 6 {
-			_, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(unique))
-			if !errors.Is(err, asynq.ErrDuplicateTask) {
-				t.Fatalf("after %v the lock is open, and the task waits: %v", time.Since(l.Begun), err)
-			}
-			time.Sleep(10 * time.Second)
-		}
-		if took := time.Since(l.Begun); took < 5*time.Minute { // one a minute
-			t.Errorf("it waited for %v", took)
-		}
-		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Unique(10*time.Second))); err != nil {
-			t.Errorf("after the task ran: %v", err)
-		}
-	})
-}
-
 // Options that are hidden in asynq.NewTask work as they do for asynq's client, for tasks that start
 // at once and for those that wait.
 func TestATaskInLineKeepsItsOptions(t *testing.T) {
 	deadline := time.Now().Add(100 * time.Hour).Truncate(time.Second)
-	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		for i, state := range []asynq.TaskState{asynq.TaskStateScheduled, asynq.TaskStateScheduled} {
 			id := fmt.Sprint("mine/", i)
@@ -242,9 +210,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 
 // While the limiter's Redis is away, tasks are enqueued as asynq does.
 func TestTasksAreEnqueuedWithoutTheLimitersRedis(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(1, 10*time.Second))
+	sitetest.Bubble(t, sitetest.Shared(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		l := sitetest.NewLedger()
 		var c sitetest.Cable
 		through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
@@ -269,9 +235,7 @@ func TestTasksAreEnqueuedWithoutTheLimitersRedis(t *testing.T) {
 
 // A Close leaves nothing running: a bubble ends only when all its goroutines have ended.
 func TestClosingLeavesNothingRunning(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(1, 10*time.Second))
+	sitetest.Bubble(t, sitetest.Shared(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		config, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
@@ -297,29 +261,5 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 		l := sitetest.NewLedger()
 		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
 		s.SleepUntil(l, 5, 90*time.Second)
-	})
-}
-
-// A task that is refused, as its ID or its lock is taken, leaves the ticket of the task that has it.
-func TestARefusedTaskLeavesTheTicketOfTheFirst(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		client := s.Client(s.Limiter)
-		unique := asynq.Unique(time.Hour)
-		s.JoinMany(client, "acme", 0, 1, unique)
-		ticket := func() map[string]string {
-			return s.Redis.HGetAll(t.Context(), "sluice:{api}:t").Val()
-		}
-		before := ticket()
-		again := worker.NewTask(worker.Identity{Tenant: "beta"}, "x", []byte("another"))
-		if _, err := client.Enqueue(again, asynq.TaskID("acme-0000")); !errors.Is(err, asynq.ErrTaskIDConflict) {
-			t.Errorf("an ID that is taken: %v", err)
-		}
-		same := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil)
-		if _, err := client.Enqueue(same, unique); !errors.Is(err, asynq.ErrDuplicateTask) {
-			t.Errorf("a lock that is taken: %v", err)
-		}
-		if after := ticket(); len(before) != 1 || !maps.Equal(before, after) {
-			t.Errorf("in line before %q, and after %q", before, after)
-		}
 	})
 }

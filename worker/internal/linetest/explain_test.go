@@ -18,7 +18,7 @@ import (
 func TestExplainKnowsEveryState(t *testing.T) {
 	guarded := sitetest.Policy(1, time.Hour)
 	guarded.Match = []string{"x"}
-	sitetest.Each(t, []throttle.Policy{guarded}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{guarded}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		explain := func(queue, id string) worker.Explanation {
 			t.Helper()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -21,9 +20,7 @@ func TestATaskWithoutATicketRunsTwoMinutesLate(t *testing.T) {
 		"by a plain client": func(s *sitetest.Site) { s.EnqueueMany("acme", 0, 2) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, sitetest.Shared(1, 10*time.Minute))
+			sitetest.Bubble(t, sitetest.Shared(1, 10*time.Minute), func(t *testing.T, s *sitetest.Site) {
 				l := sitetest.NewLedger()
 				s.Serve(s.Ok, l.Watch, sitetest.Calm)
 				begin := time.Now()
@@ -44,9 +41,7 @@ func TestATaskWithoutATicketRunsTwoMinutesLate(t *testing.T) {
 
 // A task whose error is no failure keeps its place in line, as a retry does.
 func TestATaskThatDidNotFailRejoinsInFront(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(1, 4*time.Second))
+	sitetest.Bubble(t, sitetest.Shared(1, 4*time.Second), func(t *testing.T, s *sitetest.Site) {
 		l := sitetest.NewLedger()
 		errAgain := errors.New("again")
 		failed := false

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -23,7 +22,7 @@ import (
 func TestHandlersThatWantEachOthersSlotsNeverDeadlock(t *testing.T) {
 	alpha, beta := sitetest.AtOnceOf("alpha", 1), sitetest.AtOnceOf("beta", 1)
 	alpha.Match, beta.Match = []string{"alpha:*"}, []string{"beta:*"}
-	sitetest.Each(t, []throttle.Policy{alpha, beta}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{alpha, beta}, func(t *testing.T, s *sitetest.Site) {
 		var mu sync.Mutex
 		began, denied := map[string]chan struct{}{"alpha": make(chan struct{}), "beta": make(chan struct{})}, map[string]int{}
 		begin := func(name string) {
@@ -88,7 +87,7 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 		{name: "after Cancel", cost: 1, reserve: 2, cancels: true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			sitetest.Each(t, []throttle.Policy{own}, func(t *testing.T, s *sitetest.Site) {
+			sitetest.OnRedis(t, []throttle.Policy{own}, func(t *testing.T, s *sitetest.Site) {
 				slots := func(n int64) map[string]int64 { return map[string]int64{throttle.Requests: n} }
 				hold := func(tenant string, n int64) {
 					d, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: tenant, Cost: slots(n)})
@@ -146,7 +145,7 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 func TestHandlerThatHoldsASlotWaitsForARate(t *testing.T) {
 	slots, rate := sitetest.AtOnceOf("slots", 1), sitetest.Policy(1, 300*time.Millisecond)
 	slots.Match, rate.Name, rate.Match = []string{"*"}, "a-rate", nil
-	sitetest.Each(t, []throttle.Policy{slots, rate}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{slots, rate}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			for range 3 {
 				if _, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "a-rate", MaxWait: time.Minute}); err != nil {
@@ -161,56 +160,11 @@ func TestHandlerThatHoldsASlotWaitsForARate(t *testing.T) {
 	})
 }
 
-// Calls that wait in place get their share beside a backlog of tasks.
-func TestCallsThatWaitShareWithTasks(t *testing.T) {
-	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
-		{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 50, Burst: 1, Period: time.Second, Scope: throttle.ScopeShared},
-	}}
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, p)
-		client := s.Client(s.Limiter)
-		for range 110 {
-			if _, err := client.EnqueueContext(t.Context(), sitetest.Task("batch")); err != nil {
-				t.Fatal(err)
-			}
-		}
-		s.Serve(s.Ok)
-		ctx, cancel := context.WithCancel(t.Context())
-		var waited atomic.Int64
-		var group sync.WaitGroup
-		for range 5 {
-			group.Go(func() {
-				for {
-					if _, err := s.Limiter.Wait(ctx, throttle.Request{Policy: "api", Tenant: "user"}); err != nil {
-						return
-					}
-					waited.Add(1)
-				}
-			})
-		}
-		// granted waits for n of both, and counts when all that was granted is noted.
-		granted := func(n int) map[string]int {
-			s.Wait("so many are granted", func() bool { return int(waited.Load())+len(s.Runs()) >= n })
-			synctest.Wait()
-			return map[string]int{"user": int(waited.Load()), "batch": len(s.Runs())}
-		}
-		// The first tasks may start before the first call waits: count from where both do.
-		before, got := granted(10), granted(110)
-		for tenant, n := range before {
-			got[tenant] -= n
-		}
-		cancel()
-		group.Wait()
-		sitetest.WantFair(t, got, map[string]float64{"user": 1, "batch": 1})
-	})
-}
-
 // A handler that returns that it could not wait for a call costs no retry.
 func TestAHandlerWhoseWaitIsTooLateIsRequeued(t *testing.T) {
 	slack := sitetest.Policy(1, time.Hour)
 	slack.Name, slack.Match = "slack", nil
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute), slack}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute), slack}, func(t *testing.T, s *sitetest.Site) {
 		var late atomic.Int64
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			short, cancel := context.WithTimeout(ctx, 30*time.Second)

@@ -2,7 +2,6 @@ package linetest
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -45,8 +44,7 @@ func TestInterventionsActOnTheBacklog(t *testing.T) {
 		}, 8, 8, 3 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, row.policy)
+			sitetest.Bubble(t, row.policy, func(t *testing.T, s *sitetest.Site) {
 				l := sitetest.NewLedger()
 				s.Serve(s.Ok, l.Watch, sitetest.Calm)
 				s.EnqueueMany("acme", 0, 3)

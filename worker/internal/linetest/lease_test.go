@@ -21,32 +21,6 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-func TestAConcurrencyWindowBoundsHowManyRunAtOnce(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.AtOnce(3)}, func(t *testing.T, s *sitetest.Site) {
-		var ids []string
-		for i := range 40 {
-			ids = append(ids, fmt.Sprint("t", i))
-			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(ids[i]), asynq.MaxRetry(0))
-		}
-		g := &sitetest.Gauge{}
-		work := g.Handler(func(ctx context.Context, task *asynq.Task) error {
-			time.Sleep(20 * time.Millisecond)
-			return s.Ok(ctx, task)
-		})
-		s.Serve(work)
-		s.Serve(work)
-		s.WaitGone(ids...)
-		if most := g.Most.Load(); most > 3 {
-			t.Errorf("%d ran at once, the limit is 3", most)
-		}
-		s.WantCounters(sitetest.Counters{Processed: 40})
-		s.Wait("nothing is held", func() bool {
-			d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-			return err == nil && d.Windows[0].Used == 0
-		})
-	})
-}
-
 // Minutes of work a task, longer than its lease, and four times as many tasks as slots, by a made-up
 // clock.
 func TestLongHandlersWakeTwice(t *testing.T) {
@@ -80,7 +54,7 @@ func TestLongHandlersWakeTwice(t *testing.T) {
 
 // However an attempt ends, what it held is given back, once.
 func TestLeasesEndWithTheAttempt(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.AtOnce(1)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.AtOnce(1)}, func(t *testing.T, s *sitetest.Site) {
 		var slow sync.WaitGroup
 		handlers := map[string]asynq.HandlerFunc{
 			"panics": func(context.Context, *asynq.Task) error { panic("on purpose") },
@@ -149,34 +123,9 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 	})
 }
 
-// What was given back is not renewed, and its handler goes on.
-func TestCancelEndsTheLease(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.AtOnce(1))
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			if err := worker.FromContext(ctx).Cancel(ctx); err != nil {
-				t.Error(err)
-			}
-			time.Sleep(2 * time.Minute)
-			if ctx.Err() != nil {
-				t.Errorf("the handler's context ended by %v", context.Cause(ctx))
-			}
-			return s.Ok(ctx, task)
-		}, sitetest.Calm)
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.Timeout(time.Hour))
-		time.Sleep(3 * time.Minute)
-		if got := s.Runs(); len(got) != 1 {
-			t.Errorf("ran: %q", got)
-		}
-	})
-}
-
 // A lease that is made shorter is renewed as often as it has to be.
 func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.AtOnce(1))
+	sitetest.Bubble(t, sitetest.AtOnce(1), func(t *testing.T, s *sitetest.Site) {
 		var g sitetest.Gauge
 		s.Serve(g.Handler(func(ctx context.Context, task *asynq.Task) error {
 			time.Sleep(40 * time.Second)

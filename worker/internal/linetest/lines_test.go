@@ -3,7 +3,6 @@
 package linetest
 
 import (
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,7 +15,7 @@ import (
 )
 
 // A backlog of a plain client drains at the rate of the tightest window, in order, and a task
-// wakes at most twice: to be denied, and to run.
+// wakes at most twice: to be denied, and to run. None has a retry to lose.
 func TestBacklogDrains(t *testing.T) {
 	t.Parallel()
 	minuteAndBurst := sitetest.Policy(20, time.Minute)
@@ -34,10 +33,9 @@ func TestBacklogDrains(t *testing.T) {
 		{"20 per second, shared", sitetest.Shared(20, time.Second), 100, sitetest.Quick},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, row.policy)
+			sitetest.Bubble(t, row.policy, func(t *testing.T, s *sitetest.Site) {
 				l := sitetest.NewLedger()
-				s.EnqueueMany("acme", 0, row.tasks)
+				s.EnqueueMany("acme", 0, row.tasks, asynq.MaxRetry(0))
 				s.Serve(s.Ok, l.Watch, row.pace, s.Apart)
 				s.Serve(s.Ok, l.Watch, row.pace, s.Apart)
 				w := row.policy.Windows[0]
@@ -50,31 +48,6 @@ func TestBacklogDrains(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A planned backlog is never denied.
-func TestPlannedBacklogDrains(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := sitetest.Shared(20, time.Second)
-		s := sitetest.NewInBubble(t, p)
-		l := sitetest.NewLedger()
-		client := s.Client(s.AnotherLimiter(s.Redis))
-		s.Serve(s.Ok, l.Watch, sitetest.Quick, s.Apart)
-		s.Serve(s.Ok, l.Watch, sitetest.Quick, s.Apart)
-		infos := s.JoinMany(client, "acme", 0, 200)
-		s.SleepUntil(l, 200, 20*time.Second)
-		s.WantWakes(l, sitetest.OnlyRuns)
-		s.WantPace(l.Sorted(), sitetest.Spacing, p.Windows...)
-		s.WantInOrder(l)
-		for i, g := range l.Sorted() {
-			if off := g.At.Sub(infos[i].Start.At); off < 0 || off > sitetest.Spacing {
-				t.Errorf("%s started %v after it was to", g.ID, off)
-			}
-		}
-		s.WantNobodyInLine()
-		s.WantCounters(sitetest.Counters{Processed: 200})
-	})
 }
 
 // Four tenants share a window by weight, two of which come later, and nothing is left idle.
@@ -117,33 +90,9 @@ func TestWeightedTenantsShare(t *testing.T) {
 	})
 }
 
-// Four tenants, the last of weight 2, one of which has much waiting when the others come.
-func TestTenantsThatComeLaterWakeNobodyInVain(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := sitetest.Shared(50, time.Second)
-		p.Tenants = map[string]throttle.Tenant{"dune": {Weight: 2}}
-		s := sitetest.NewInBubble(t, p)
-		l := sitetest.NewLedger()
-		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
-		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
-		s.EnqueueMany("acme", 0, 300)
-		time.Sleep(2 * time.Second)
-		s.EnqueueMany("beta", 0, 100)
-		s.EnqueueMany("chip", 0, 100)
-		time.Sleep(2 * time.Second)
-		s.EnqueueMany("dune", 0, 100)
-		s.SleepUntil(l, 600, 30*time.Second)
-		s.WantWakes(l, sitetest.DeniedAndRun)
-		s.WantPace(l.Sorted(), sitetest.Spacing, p.Windows...)
-	})
-}
-
 // A client alone, whose process ends before any worker's begins, leaves a line that is found.
 func TestTheLineOfAClientAloneIsFound(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Second))
+	sitetest.Bubble(t, sitetest.Policy(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		s.Fill("acme") // so that none is pending, and only the line tells of them
 		client := s.Client(s.AnotherLimiter(s.Redis))
 		infos := s.JoinMany(client, "acme", 0, 3)
@@ -160,57 +109,5 @@ func TestTheLineOfAClientAloneIsFound(t *testing.T) {
 			}
 		}
 		s.WantNobodyInLine()
-	})
-}
-
-// Without any worker for a minute the line keeps its order, and drains at its rate afterwards.
-func TestALineOutlastsAMinuteWithoutWorkers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := sitetest.Shared(20, time.Second)
-		s := sitetest.NewInBubble(t, p)
-		l := sitetest.NewLedger()
-		s.EnqueueMany("acme", 0, 300)
-		server := s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
-		time.Sleep(5 * time.Second)
-		server.Shutdown()
-		done := l.Count()
-		time.Sleep(time.Minute)
-		begun := time.Now()
-		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
-		s.SleepUntil(l, 300, time.Minute)
-		after := l.Sorted()[done:]
-		if late := after[0].At.Sub(begun); late > sitetest.Spacing {
-			t.Errorf("the first started %v after the server", late)
-		}
-		s.WantPace(after, sitetest.Spacing, p.Windows...)
-		s.WantWakes(l, sitetest.DeniedAndRun)
-		s.WantInOrder(l)
-		s.WantNobodyInLine()
-	})
-}
-
-// Tasks deleted with asynq's Inspector leave the line when their turn comes, and their room is for
-// the next.
-func TestDeletedTasksLeaveTheLine(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := sitetest.Shared(20, time.Second)
-		s := sitetest.NewInBubble(t, p)
-		l := sitetest.NewLedger()
-		s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "acme", 0, 260)
-		for i := range 260 {
-			if i >= 20 && i%2 == 0 {
-				if err := s.Inspector.DeleteTask("default", fmt.Sprintf("acme-%04d", i)); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		s.Serve(s.Ok, l.Watch, sitetest.Quick, s.Apart)
-		s.SleepUntil(l, 140, 20*time.Second)
-		s.WantPace(l.Sorted(), sitetest.Spacing, p.Windows...)
-		s.WantWakes(l, sitetest.OnlyRuns)
-		s.WantNobodyInLine()
-		s.WantCounters(sitetest.Counters{Processed: 140})
 	})
 }

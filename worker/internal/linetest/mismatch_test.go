@@ -2,7 +2,6 @@ package linetest
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -27,8 +26,7 @@ func TestAClientWithAnotherLimiterIsNoticed(t *testing.T) {
 		"a prefix":     {"staging:", policy, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, policy)
+			sitetest.Bubble(t, policy, func(t *testing.T, s *sitetest.Site) {
 				limiter, err := throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{row.policy}, Prefix: row.prefix})
 				if err != nil {
 					t.Fatal(err)

@@ -38,8 +38,7 @@ func limitBy(s *sitetest.Site, c throttle.Config) {
 
 // An observer of the limiter is told how long each task waited, and how late it starts.
 func TestStartsAreObserved(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Second))
+	sitetest.Bubble(t, sitetest.Policy(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		starts := make(chan throttle.Start, 10)
 		observe(s, s.Redis, throttle.Observer{Started: func(s throttle.Start) { starts <- s }})
 		client := s.Client(s.Limiter)
@@ -126,31 +125,9 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 	}
 }
 
-// An observer that panics stops neither clients nor servers.
-func TestAnObserverThatPanicsStopsNoTask(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		observe(s, s.Redis, throttle.Observer{
-			Called:  func(throttle.Call) { panic("on purpose") },
-			Decided: func(throttle.Decision) { panic("on purpose") },
-			Joined:  func(string, string, throttle.Place) { panic("on purpose") },
-			Started: func(throttle.Start) { panic("on purpose") },
-			Taken:   func(string, []throttle.TakenTicket) { panic("on purpose") },
-		})
-		s.Serve(s.Ok)
-		client := s.Client(s.Limiter)
-		for _, id := range []string{"a", "b"} {
-			if _, err := client.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("plain"), asynq.MaxRetry(0))
-		s.WaitGone("a", "b", "plain")
-	})
-}
-
 // A lookup of a tenant that panics fails the tenant's tasks, and no others.
 func TestALookupThatPanicsFailsItsTasks(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		limitBy(s, throttle.Config{Client: s.Redis, Tenants: func(_ context.Context, _, tenant string) (t throttle.Tenant, found bool, err error) {
 			if tenant == "acme" {
 				panic("on purpose")

@@ -65,7 +65,7 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			own := own
 			own.Match = row.match
-			sitetest.Each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *sitetest.Site) {
+			sitetest.OnRedis(t, []throttle.Policy{own, calls}, func(t *testing.T, s *sitetest.Site) {
 				var asked atomic.Int64
 				upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					if asked.Add(1) == 1 {
@@ -109,7 +109,7 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 
 // Of calls under way together, one that is answered says nothing about one that is refused.
 func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		var runs atomic.Int64
 		slow, refused := make(chan struct{}), make(chan struct{})
 		upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -161,7 +161,7 @@ func TestARefusalMayTakeARetry(t *testing.T) {
 		"by asynq.SkipRetry": func(context.Context) error { return asynq.SkipRetry },
 	} {
 		t.Run(name, func(t *testing.T) {
-			sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
+			sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 				s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 					throttle.CallerFrom(ctx).Refused("api", 100*time.Millisecond)
 					return fail(ctx)
@@ -207,8 +207,7 @@ func TestARefusedTaskDoesNotSpin(t *testing.T) {
 			"over, of an error": &worker.RefusedError{After: -1},
 		} {
 			t.Run(name+", "+kind, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					s := sitetest.NewInBubble(t, row.policy)
+				sitetest.Bubble(t, row.policy, func(t *testing.T, s *sitetest.Site) {
 					if row.hook != nil {
 						s.Redis.AddHook(row.hook)
 					}
@@ -290,7 +289,7 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 func TestATaskIsGivenUpByThePolicyOfItsCalls(t *testing.T) {
 	own, calls := sitetest.Policy(1000, time.Minute), sitetest.Policy(1000, time.Minute)
 	calls.Name, calls.Match, calls.MaxRefusals = "calls", nil, 2
-	sitetest.Each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{own, calls}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 			throttle.CallerFrom(ctx).Refused("calls", time.Millisecond)
 			return errors.New("429")

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -29,9 +28,7 @@ func TestAnOldGrantIsReservedAgain(t *testing.T) {
 		anew  bool
 	}{{"in time", 50 * time.Millisecond, false}, {"too old", 300 * time.Millisecond, true}} {
 		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, sitetest.Policy(10, time.Hour))
+			sitetest.Bubble(t, sitetest.Policy(10, time.Hour), func(t *testing.T, s *sitetest.Site) {
 				s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 					err := next(ctx, cmd)
 					if sitetest.IsPick(cmd) {
@@ -59,9 +56,7 @@ func TestAnOldGrantIsReservedAgain(t *testing.T) {
 // A limit is cut while tasks that were taken wait, so that their old grants are not all renewed. What
 // is denied then goes before the tasks that stood behind it.
 func TestAnOldGrantThatIsDeniedWaitsInFront(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(2, 10*time.Second))
+	sitetest.Bubble(t, sitetest.Policy(2, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		var once sync.Once
 		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)
@@ -93,9 +88,7 @@ func TestTheWorkersRequestCounts(t *testing.T) {
 		"tenant": func(c *worker.Config) { c.Tenant = func(*asynq.Task) string { return "beta" } },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, sitetest.Policy(10, time.Hour))
+			sitetest.Bubble(t, sitetest.Policy(10, time.Hour), func(t *testing.T, s *sitetest.Site) {
 				s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { change(c) })
 				s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
 				time.Sleep(5 * time.Second)
@@ -114,40 +107,13 @@ func TestTheWorkersRequestCounts(t *testing.T) {
 	}
 }
 
-// A limit is cut below the cost of a task that waits: it can never fit any more, and fails by that,
-// once, and those behind it go on.
-func TestATaskThatNeverFitsAnyMoreFails(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(10, 10*time.Second))
-		l := sitetest.NewLedger()
-		client := s.Client(s.Limiter)
-		s.JoinMany(client, "acme", 0, 10)
-		large := worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": 8}}, "x", nil)
-		if _, err := client.EnqueueContext(t.Context(), large, asynq.TaskID("large"), asynq.MaxRetry(0)); err != nil {
-			t.Fatal(err)
-		}
-		s.JoinMany(client, "acme", 10, 4)
-		s.Serve(s.Ok, l.Watch, sitetest.Calm)
-		time.Sleep(2 * time.Second)
-		s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Limit = 5 }, s.Limiter)
-		s.SleepUntil(l, 14, time.Minute)
-		if task := s.Task("large"); task.State != asynq.TaskStateArchived ||
-			!strings.Contains(task.LastErr, "cost of 8 requests never fits: the window holds 5 at most") {
-			t.Errorf("it is %v: %s", task.State, task.LastErr)
-		}
-		s.WantNobodyInLine()
-		s.WantCounters(sitetest.Counters{Processed: 15, Failed: 1, Archived: 1})
-	})
-}
-
 // Every task of a batch has its own result, and the rest is as if it was enqueued alone.
 func TestABatchHasAResultForEachTask(t *testing.T) {
 	other := sitetest.Policy(5, time.Hour)
 	other.Name, other.Match = "other", []string{"other"}
 	api := sitetest.Shared(1, time.Hour)
 	api.Match = []string{"x"}
-	sitetest.Each(t, []throttle.Policy{api, other}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{api, other}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		task := func(typename string, cost int64, opts ...asynq.Option) *asynq.Task {
 			identity := worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": cost}}
@@ -215,7 +181,7 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 
 // A batch of any size takes few calls.
 func TestABatchTakesFewCalls(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Shared(10, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(10, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		calls := 0
 		count := hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			calls++
@@ -256,7 +222,7 @@ func TestABatchTakesFewCalls(t *testing.T) {
 // A task that is enqueued with the ID of one that was deleted stands behind those that waited
 // before.
 func TestATaskIDMayBeUsedAgain(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 3)
 		if err := s.Inspector.DeleteTask("default", "acme-0001"); err != nil {

@@ -10,7 +10,6 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"slices"
 	"testing/synctest"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
@@ -26,7 +25,7 @@ func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 		t.Skip("a Redis Cluster has one database")
 	}
 	const tasks = 60
-	sitetest.Each(t, append(idle(10), sitetest.Shared(20, 500*time.Millisecond)), func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, append(idle(10), sitetest.Shared(20, 500*time.Millisecond)), func(t *testing.T, s *sitetest.Site) {
 		client := sitetest.Connect(sitetest.SameRedis(s.Redis))
 		defer client.Close()
 		client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
@@ -72,29 +71,6 @@ func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 			d.awaitAll(t, notStranded) // each once
 		}
 		s.Wait("nobody is in line", func() bool { return len(s.InLine()) == 0 })
-	})
-}
-
-// Two asynqs may share a limiter: their queues of one name are two.
-func TestTwoAsynqsShareALimiter(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		one, two := sitetest.NewInBubble(t, sitetest.Shared(1, 10*time.Second)), sitetest.NewInBubble(t)
-		two.Limiter = one.AnotherLimiter(one.Redis)
-		l := sitetest.NewLedger()
-		for _, s := range []*sitetest.Site{one, two} {
-			s.Serve(s.Ok, l.Watch, sitetest.Calm)
-			s.JoinMany(s.Client(s.Limiter), "acme", 0, 3)
-		}
-		one.SleepUntil(l, 6, time.Minute)
-		for _, s := range []*sitetest.Site{one, two} {
-			if got := s.Runs(); !slices.Equal(got, []string{"acme-0000", "acme-0001", "acme-0002"}) {
-				t.Errorf("ran: %q", got)
-			}
-		}
-		if over := l.Excess(1, 10*time.Second); over > 0 {
-			t.Errorf("%d were granted above the limit", over)
-		}
 	})
 }
 

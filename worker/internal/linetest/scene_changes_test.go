@@ -59,7 +59,7 @@ func TestScenePoliciesChangeWhileTasksWait(t *testing.T) {
 			throttle.Window{Name: "whole", Limit: 20, Period: time.Second, Scope: throttle.ScopeShared})}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			sitetest.Each(t, append(idle(20), row.before), func(t *testing.T, s *sitetest.Site) {
+			sitetest.OnRedis(t, append(idle(20), row.before), func(t *testing.T, s *sitetest.Site) {
 				stop := wantEveryKeyToExpire(s)
 				defer stop()
 				d := newDiary()

@@ -2,7 +2,6 @@ package linetest
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,49 +11,6 @@ import (
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
-
-// The expected start of a task holds where costs do not fill a window, or differ. It is exact, or
-// an upper bound.
-func TestSceneStartsOfCostsAreTold(t *testing.T) {
-	t.Parallel()
-	for _, row := range []struct {
-		name  string
-		cost  func() int64
-		exact bool
-	}{
-		{"7 of 12", func() int64 { return 7 }, true},
-		{"1 to 7 of 12", func() int64 { return 1 + rand.Int64N(7) }, false},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, sitetest.Shared(12, 10*time.Second))
-				d := newDiary()
-				client := s.Client(s.AnotherLimiter(s.Redis))
-				s.Serve(d.handle, d.watch, s.Apart, sitetest.Calm)
-				for i := range 40 {
-					cost := worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": row.cost()}}
-					if err := d.plan(client, worker.NewTask(cost, "x", fmt.Append(nil, "t", i))); err != nil {
-						t.Fatal(err)
-					}
-				}
-				const most = sitetest.Spacing + time.Millisecond // await wants it to be less
-				d.awaitAll(t, most)
-				early := time.Duration(0)
-				for payload, e := range d.tasks {
-					early = max(early, e.least.Sub(e.starts[0]))
-					if row.exact && (e.starts[0].Sub(e.least).Abs() > most || !e.least.Equal(e.most)) {
-						t.Errorf("%s started %v after it was to, and was told %v to %v", payload, e.starts[0].Sub(e.least), e.least, e.most)
-					}
-					if e.decisions > 1 {
-						t.Errorf("%s woke %d times", payload, e.decisions)
-					}
-				}
-				t.Logf("the earliest started %v before its time", early)
-				s.WantNobodyInLine()
-			})
-		})
-	}
-}
 
 // All but 20 of 500 waiting tasks are deleted, which fill 50 s. At that moment another task comes,
 // with a deadline in half a minute, by a client of ours or by a plain one. It runs.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -40,8 +39,7 @@ func TestSceneCutBelowTheCostOfWaitingTasks(t *testing.T) {
 				continue // its tasks are in the same line by then
 			}
 			t.Run(fmt.Sprintf("%s, plain client %v", row.name, plain), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					s := sitetest.NewInBubble(t, p)
+				sitetest.Bubble(t, p, func(t *testing.T, s *sitetest.Site) {
 					d := newDiary()
 					limiter := s.AnotherLimiter(s.Redis)
 					s.Serve(d.handle, d.watch, s.Apart, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })

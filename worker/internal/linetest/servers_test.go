@@ -7,12 +7,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -90,100 +88,10 @@ func TestServersAndClientsShareALimiter(t *testing.T) {
 	})
 }
 
-// A server that stops or dies leaves the line to another one, which takes on at the same rate.
-func TestServersComeAndGo(t *testing.T) {
-	t.Parallel()
-	for _, row := range []struct {
-		name string
-		dies bool
-	}{{"stopped", false}, {"died", true}} {
-		t.Run(row.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p := sitetest.Shared(20, 2*time.Second)
-				s := sitetest.NewInBubble(t, p)
-				l := sitetest.NewLedger()
-				var c sitetest.Cable
-				through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
-				defer through.Close()
-				own := s.AnotherLimiter(through)
-				s.EnqueueMany("acme", 0, 200)
-				leading := s.Asynq
-				s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
-				server := s.Serve(s.Ok, l.Watch, sitetest.Brisk, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })
-				s.Asynq = leading
-				time.Sleep(5 * time.Second)
-				s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
-				time.Sleep(5 * time.Second)
-				if row.dies {
-					c.Cut()
-				} else {
-					server.Shutdown()
-				}
-				s.SleepUntil(l, 200, 35*time.Second)
-				s.WantWakes(l, sitetest.DeniedAndRun)
-				late := sitetest.Spacing
-				if row.dies { // what the dead server took last counts, and its tasks are granted again
-					late += p.Windows[0].Period
-				}
-				s.WantPace(l.Sorted(), late, p.Windows...)
-				s.WantInOrder(l)
-				if row.dies {
-					c.Mend()
-					server.Shutdown()
-					time.Sleep(2 * time.Second) // go-redis tries to connect in the background
-				}
-			})
-		})
-	}
-}
-
-// A server that dies between a take and its pick takes nobody with it: what it took is put back at
-// its ranks after 5 s.
-func TestServerDiesBeforeItPicks(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(10, 2*time.Second))
-		l := sitetest.NewLedger()
-		var c sitetest.Cable
-		through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
-		defer through.Close()
-		own := s.AnotherLimiter(through)
-		s.JoinMany(s.Client(s.Limiter), "acme", 0, 60)
-		whole := s.Asynq
-		s.Asynq = hooktest.With(sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}, hooktest.Hook(
-			func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-				if sitetest.IsPick(cmd) {
-					c.Cut()
-				}
-				return next(ctx, cmd)
-			}))
-		dead := s.Serve(s.Ok, l.Watch, sitetest.Brisk, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })
-		time.Sleep(time.Second)
-		if n := l.Count(); n > 0 {
-			t.Fatalf("%d tasks were picked", n)
-		}
-		s.Asynq = whole
-		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
-		s.SleepUntil(l, 60, 25*time.Second) // instead of 12 s
-		s.WantWakes(l, sitetest.OnlyRuns)
-		if n := l.Excess(10, 2*time.Second); n != 0 {
-			t.Errorf("%d more than the limit", n)
-		}
-		s.WantInOrder(l)
-		s.WantNobodyInLine()
-		c.Mend()
-		dead.Shutdown()
-		time.Sleep(2 * time.Second)
-		s.WantCounters(sitetest.Counters{Processed: 60})
-	})
-}
-
 // A server is told to stop while it picks tasks. Those that it does not hand out any more go back at
 // once.
 func TestAServerThatStopsDuringAPickPutsTasksBack(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(10, time.Hour))
+	sitetest.Bubble(t, sitetest.Policy(10, time.Hour), func(t *testing.T, s *sitetest.Site) {
 		l := sitetest.NewLedger()
 		whole := s.Asynq
 		s.Asynq = hooktest.With(whole, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
@@ -202,28 +110,5 @@ func TestAServerThatStopsDuringAPickPutsTasksBack(t *testing.T) {
 		s.Serve(s.Ok, l.Watch, sitetest.Calm, s.Apart)
 		s.SleepUntil(l, 4, 2*time.Second)
 		s.WantWakes(l, sitetest.OnlyRuns)
-	})
-}
-
-// A server that reaches the limiter's Redis and not asynq's takes no more than it can pick.
-func TestServerWithoutAsynqsRedis(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(10, 2*time.Second))
-		l := sitetest.NewLedger()
-		var c sitetest.Cable
-		whole := s.Asynq
-		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
-		server := s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
-		s.Asynq = whole
-		s.JoinMany(s.Client(s.Limiter), "acme", 0, 60)
-		time.Sleep(1500 * time.Millisecond)
-		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
-		c.Cut()
-		s.SleepUntil(l, 60, 30*time.Second)
-		s.WantNobodyInLine()
-		c.Mend()
-		server.Shutdown()
-		time.Sleep(2 * time.Second)
 	})
 }

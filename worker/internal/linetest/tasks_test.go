@@ -21,9 +21,7 @@ import (
 // A ticket never runs a task again that has run: neither one that is retained nor one in the
 // archive.
 func TestATicketRunsNoTaskAgain(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(2, time.Second))
+	sitetest.Bubble(t, sitetest.Shared(2, time.Second), func(t *testing.T, s *sitetest.Site) {
 		l := sitetest.NewLedger()
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if task.Type() == "bad" {
@@ -67,9 +65,7 @@ func TestATicketRunsNoTaskAgain(t *testing.T) {
 
 // A task may be taken before asynq has put it down: it is picked shortly after.
 func TestATaskThatIsStillActiveIsPickedShortly(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(1, 200*time.Millisecond))
+	sitetest.Bubble(t, sitetest.Shared(1, 200*time.Millisecond), func(t *testing.T, s *sitetest.Site) {
 		l := sitetest.NewLedger()
 		s.Serve(s.Ok, l.Watch, sitetest.Brisk, func(_ *asynq.Config, c *worker.Config) {
 			watched := c.OnDecision
@@ -92,9 +88,7 @@ func TestATaskThatIsStillActiveIsPickedShortly(t *testing.T) {
 // While a queue is paused, the line goes on without those of its tasks that are called, and they
 // wake at most once in vain afterwards.
 func TestAPausedQueueHoldsUpNoOther(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(10, time.Second))
+	sitetest.Bubble(t, sitetest.Shared(10, time.Second), func(t *testing.T, s *sitetest.Site) {
 		l := sitetest.NewLedger()
 		s.Serve(s.Ok, l.Watch, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
 			c.Queues = map[string]int{"default": 1, "other": 1}
@@ -124,9 +118,7 @@ func TestAPausedQueueHoldsUpNoOther(t *testing.T) {
 
 // Tasks that asynq itself enqueues, or holds back, take their place when they are denied.
 func TestTasksThatAsynqEnqueuesTakeTheirPlaces(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(10, 20*time.Second))
+	sitetest.Bubble(t, sitetest.Shared(10, 20*time.Second), func(t *testing.T, s *sitetest.Site) {
 		l := sitetest.NewLedger()
 		scheduler := asynq.NewScheduler(s.Asynq, &asynq.SchedulerOpts{LogLevel: asynq.FatalLevel})
 		acme := worker.Identity{Tenant: "acme"}
@@ -170,9 +162,7 @@ func (p provider) GetConfigs() ([]*asynq.PeriodicTaskConfig, error) { return p, 
 
 // A group is throttled as the task that it becomes.
 func TestGroupsAreThrottledAfterAggregation(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(1, 5*time.Second))
+	sitetest.Bubble(t, sitetest.Shared(1, 5*time.Second), func(t *testing.T, s *sitetest.Site) {
 		l := sitetest.NewLedger()
 		s.Serve(s.Ok, l.Watch, sitetest.Brisk, func(c *asynq.Config, _ *worker.Config) {
 			c.GroupAggregator = asynq.GroupAggregatorFunc(func(group string, tasks []*asynq.Task) *asynq.Task {
@@ -223,9 +213,7 @@ func TestEarliestResetKnowsNoLine(t *testing.T) {
 // A task that really failed comes back after asynq's own delay, at the front of its tenant's
 // waiters; its retries are counted, and it ends in the archive.
 func TestAFailedTaskComesBackInFront(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(1, 10*time.Second))
+	sitetest.Bubble(t, sitetest.Shared(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		l := sitetest.NewLedger()
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if task.Type() == "bad" {
@@ -259,9 +247,7 @@ func TestAFailedTaskComesBackInFront(t *testing.T) {
 // The limiter puts a pending task in line, and its reply is lost. The task waits for a second or
 // more, and its ticket may be taken before. It keeps its place.
 func TestTaskThatJoinedUnknownKeepsItsPlace(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Shared(1, 900*time.Millisecond))
+	sitetest.Bubble(t, sitetest.Shared(1, 900*time.Millisecond), func(t *testing.T, s *sitetest.Site) {
 		s.Fill("other")
 		client := sitetest.Connect(sitetest.SameRedis(s.Redis))
 		defer client.Close()

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -68,16 +69,22 @@ func New(t testing.TB, client *redis.Client, policies ...throttle.Policy) *Site 
 	return s
 }
 
-// Each runs the test on a site on real Redis and on one on miniredis.
-func Each(t *testing.T, policies []throttle.Policy, test func(t *testing.T, s *Site)) {
+// OnRedis runs the test on a site on a real Redis, by the real clock.
+func OnRedis(t *testing.T, policies []throttle.Policy, test func(t *testing.T, s *Site)) {
 	t.Parallel()
+	addr := ""
 	if OnCluster() {
-		test(t, New(t, throttletest.Client(t, Cluster(t)), policies...))
-		return
+		addr = Cluster(t)
+	} else {
+		addr = throttletest.Redis(t)
 	}
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		test(t, New(t, client, policies...))
-	})
+	test(t, New(t, throttletest.Client(t, addr), policies...))
+}
+
+// Bubble runs the test on fake time, on a site on a miniredis.
+func Bubble(t *testing.T, p throttle.Policy, test func(t *testing.T, s *Site)) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { test(t, NewInBubble(t, p)) })
 }
 
 // NewInBubble is a site in a bubble, on a miniredis.

@@ -3,10 +3,7 @@ package httpthrottle_test
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
-	"net/http/httptest"
-	"sync"
 	"testing"
 	"time"
 
@@ -62,102 +59,4 @@ func TestACallWaitsForItsTurn(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestACallWaitsForASlotThatComesEarly(t *testing.T) {
-	t.Parallel()
-	limitertest.Bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
-		fake, writer := stream()
-		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", MaxWait: time.Minute, Base: fake})
-		// It says that it may take an hour: all that is known of when the slot is free.
-		long, cancel := context.WithTimeout(t.Context(), time.Hour)
-		defer cancel()
-		first, err := rt.RoundTrip(httptest.NewRequestWithContext(long, "GET", "http://upstream", nil))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if d := limitertest.Peek(t, l, throttle.Request{Policy: "api"}); d.RetryIn < 59*time.Minute {
-			t.Fatalf("the slot is free in %v at the latest, not an hour", d.RetryIn)
-		}
-		time.AfterFunc(10*time.Second+300*time.Millisecond, func() { writer.Close() })
-		go io.Copy(io.Discard, first.Body)
-		start := time.Now()
-		rt = newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", MaxWait: time.Minute, Base: answer(http.NoBody)})
-		if _, err := get(t.Context(), rt, "http://upstream"); err != nil {
-			t.Fatal(err)
-		}
-		if waited := time.Since(start); waited != 10300*time.Millisecond {
-			t.Errorf("waited %v for a slot that was free after 10.3s", waited)
-		}
-	})
-}
-
-func TestACallWhoseContextEndsWaitsNoLonger(t *testing.T) {
-	t.Parallel()
-	limitertest.Bubble(t, policy("api", perHour(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
-		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", MaxWait: 2 * time.Hour, Base: answer(http.NoBody)})
-		if _, err := get(t.Context(), rt, "http://upstream"); err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(time.Minute, cancel)
-		start := time.Now()
-		if _, err := get(ctx, rt, "http://upstream"); !errors.Is(err, context.Canceled) || time.Since(start) != time.Minute {
-			t.Errorf("after %v: %v", time.Since(start), err)
-		}
-	})
-}
-
-// The next call gets a slot at once that another gives back.
-func TestCallsFollowEachOtherThroughSlots(t *testing.T) {
-	t.Parallel()
-	const calls, atOnce, each = 80, 3, 5 * time.Millisecond
-	limitertest.Bubble(t, policy("api", slots(atOnce)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
-		rt := newTransport(t, httpthrottle.TransportConfig{
-			Limiter: l, Policy: "api", MaxWait: time.Minute,
-			Base: base(func(req *http.Request) (*http.Response, error) {
-				time.Sleep(each)
-				return answer(http.NoBody)(req)
-			}),
-		})
-		start := time.Now()
-		var group sync.WaitGroup
-		for range calls {
-			group.Go(func() {
-				if _, err := get(t.Context(), rt, "http://upstream"); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		group.Wait()
-		if took, most := time.Since(start), (calls+atOnce-1)/atOnce*each; took > most {
-			t.Errorf("%d calls of %v, %d at once, took %v, want %v at most", calls, each, atOnce, took, most)
-		}
-	})
-}
-
-// A free slot does not keep a call waiting for a window that has no room in time.
-func TestACallThatCannotFitInTimeIsDeniedAtOnce(t *testing.T) {
-	t.Parallel()
-	limitertest.Bubble(t, policy("api", perHour(1), slots(3)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
-		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", MaxWait: time.Minute, Base: answer(http.NoBody)})
-		if _, err := get(t.Context(), rt, "http://upstream"); err != nil {
-			t.Fatal(err)
-		}
-		start := time.Now()
-		notInTime := func(err error) bool {
-			return errors.As(err, new(*throttle.DeniedError)) && errors.Is(err, context.DeadlineExceeded)
-		}
-		if _, err := get(t.Context(), rt, "http://upstream"); !notInTime(err) {
-			t.Errorf("within MaxWait: %v", err)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-		defer cancel()
-		if _, err := get(ctx, rt, "http://upstream"); !notInTime(err) {
-			t.Errorf("within the context's deadline: %v", err)
-		}
-		if waited := time.Since(start); waited != 0 {
-			t.Errorf("waited %v", waited)
-		}
-	})
 }

@@ -53,8 +53,7 @@ func TestCalendarFollowsItsTimeZone(t *testing.T) {
 
 // A call whose ticks are not around Redis's time is refused before anything is written.
 func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := Policy(Quota(5, "* * * * *", ""))
 		l := New(t, client, p)
 		if !Reserve(t, l, Acme(1)).Granted {

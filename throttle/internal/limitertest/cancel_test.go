@@ -11,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // three has one window of each algorithm, limit 10 per 10 s.
@@ -26,7 +25,7 @@ func three() throttle.Policy {
 // A cancelled reservation is remembered as long as its units would have counted, and by real
 // time at least as long as an idempotency key.
 func TestCancelledIsRememberedAsLongAsItCounts(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for period, want := range map[time.Duration]time.Duration{s: m, 24 * h: 24 * h} {
 			w := throttle.Window{Name: "w", Limit: 10, Period: period}
 			l := New(t, client, Policy(w))
@@ -63,7 +62,7 @@ func TestCancelOfWhatACorrectionAddedIsRemembered(t *testing.T) {
 
 // The server that granted is gone, its state too, and the clock of the next one is behind.
 func TestCancelOfWhatIsLostGivesNothingBack(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, c := NewHanded(t, client, three())
 		c.Set(5 * s)
 		lost := Reserve(t, l, Acme(1)).Reservation
@@ -78,7 +77,7 @@ func TestCancelOfWhatIsLostGivesNothingBack(t *testing.T) {
 
 // Reservations are plain data: another process cancels them.
 func TestReservationsTravel(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, _ := NewHanded(t, client, three())
 		text, err := json.Marshal(Reserve(t, l, Acme(4)).Reservation)
 		if err != nil {
@@ -96,7 +95,7 @@ func TestReservationsTravel(t *testing.T) {
 }
 
 func TestCancelOfNothing(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, _ := NewHanded(t, client, three())
 		Reserve(t, l, Acme(5))
 		before := Dump(t, client)
@@ -114,7 +113,7 @@ func TestCancelOfNothing(t *testing.T) {
 // whose own entry has gone gives back nothing. A second cancel, when nothing is remembered any more,
 // says that it cancelled nothing.
 func TestCancelOfMergedGrantsThatAreOlderThanAPeriod(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		const period = 7680 * ms // a tick is 80 ms
 		l, c := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 2000, Period: period}))
 		var alone, merged throttle.Reservation

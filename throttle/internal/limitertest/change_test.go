@@ -10,8 +10,24 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
+
+// The rate of a window changes too: what is counted keeps its worth in units.
+func TestGCRALevelSurvivesAChangedRate(t *testing.T) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
+		w := throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 7, Burst: 10, Period: 13 * s}
+		l, _ := NewHanded(t, client, Policy(w))
+		Reserve(t, l, Acme(9))
+		for _, limit := range []int64{1, 13, 999, 3, 7} {
+			w.Limit = limit
+			SetPolicy(t, l, w)
+			if d := Peek(t, l, Acme(2)); d.Granted || d.Windows[0].Used != 9 || d.RetryIn != time.Duration((13_000_000+limit-1)/limit)*us {
+				t.Errorf("limit %d: granted %v, used %d, retry in %v", limit, d.Granted, d.Windows[0].Used, d.RetryIn)
+			}
+			Reserve(t, l, Acme(0)) // writes the state in the new scale
+		}
+	})
+}
 
 func TestWindowsComeAndGo(t *testing.T) {
 	a := throttle.Window{Name: "a", Limit: 10, Period: m}
@@ -19,7 +35,7 @@ func TestWindowsComeAndGo(t *testing.T) {
 	g := throttle.Window{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: m}
 	renamed := a
 	renamed.Name = "z"
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, c := NewHanded(t, client, Policy(a, b))
 		for i, step := range []struct {
 			at        time.Duration
@@ -94,7 +110,7 @@ func TestWhatAWindowNeverCountedIsNotGivenBack(t *testing.T) {
 // Work that began before the last window of a unit went may report what it used: that is no error, by
 // which it would fail.
 func TestAUnitThatIsNotCountedAnyMoreIsSettled(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		requests := throttle.Window{Name: "requests", Limit: 10, Period: m}
 		l, _ := NewHanded(t, client, Policy(requests, throttle.Window{Name: "tokens", Unit: "tokens", Limit: 10, Period: m}))
 		r := Reserve(t, l, Acme(1)).Reservation
@@ -114,7 +130,7 @@ func TestAUnitThatIsNotCountedAnyMoreIsSettled(t *testing.T) {
 
 // It counts another unit by now: of that, the requests before took nothing.
 func TestAWindowOfAnotherUnitGivesNothingBack(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		fixed := func(name, unit string) throttle.Window {
 			return throttle.Window{Name: name, Unit: unit, Algorithm: throttle.AlgorithmFixed, Limit: 10, Period: h}
 		}
@@ -136,7 +152,7 @@ func TestAWindowOfAnotherUnitGivesNothingBack(t *testing.T) {
 func TestOlderWorkersKeepWhatNewerOnesCount(t *testing.T) {
 	known := throttle.Window{Name: "known", Limit: 10, Period: m}
 	added := throttle.Window{Name: "added", Limit: 10, Period: h}
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		older, c := NewHanded(t, client, Policy(known))
 		newer := NewBy(t, client, c, Policy(known, added))
 		Reserve(t, newer, Acme(3))
@@ -152,7 +168,7 @@ func TestOlderWorkersKeepWhatNewerOnesCount(t *testing.T) {
 
 // A state that another algorithm left cannot be read, and is there when that algorithm is back.
 func TestAChangedAlgorithmStartsEmptyAndForgetsNothing(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		w := throttle.Window{Name: "w", Limit: 10, Period: m}
 		l, _ := NewHanded(t, client, Policy(w))
 		for round := range int64(2) {
@@ -189,7 +205,7 @@ func TestWorkersOfTwoPoliciesEachHoldTheirLimit(t *testing.T) {
 		w.Limit = 3
 		variants[name+", of 3"] = Policy(w)
 	}
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for older, a := range variants {
 			for newer, b := range variants {
 				if older >= newer {

@@ -63,7 +63,7 @@ func TestRequestsThatCanNeverBeGranted(t *testing.T) {
 	}
 	p := Policy(windows...)
 	p.Tenants = map[string]throttle.Tenant{"small": {Windows: map[string]throttle.Override{"calls": {Limit: 2}}}}
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, _ := NewHanded(t, client, p)
 		good := throttle.Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": "bob"}}
 		Reserve(t, l, good)

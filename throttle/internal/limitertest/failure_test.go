@@ -41,28 +41,6 @@ func givesUpAfter(t *testing.T, addr string, wait time.Duration) *redis.Client {
 	return client
 }
 
-func TestFlushedScriptsAreInvisible(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := NewHanded(t, client, three())
-		var d throttle.Decision
-		for i := range int64(3) {
-			for _, verb := range []func(){
-				func() { Peek(t, l, Acme(1)) },
-				func() { d = Reserve(t, l, Acme(1)) },
-				func() { Cancel(t, l, Reserve(t, l, Acme(1)).Reservation) },
-			} {
-				if err := client.ScriptFlush(t.Context()).Err(); err != nil {
-					t.Fatal(err)
-				}
-				verb()
-			}
-			if d.Windows[0].Used != i+1 {
-				t.Errorf("used %d, want %d", d.Windows[0].Used, i+1)
-			}
-		}
-	})
-}
-
 // unavailable is what both modes make of a Redis that cannot serve.
 func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 	t.Helper()

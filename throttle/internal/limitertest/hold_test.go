@@ -11,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // usedNow is how much of the first window acme uses.
@@ -99,7 +98,7 @@ func TestACancelledHoldIsNotLost(t *testing.T) {
 }
 
 func TestAHoldGoesOnFromWhatWasSettled(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l := New(t, client, Policy(throttle.Window{Name: "w", Limit: 10, Period: h}))
 		ctx, hold := Reserve(t, l, Acme(8)).Reservation.Hold(t.Context())
 		if ctx != t.Context() {

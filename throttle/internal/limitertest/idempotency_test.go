@@ -17,7 +17,7 @@ import (
 
 // A key is its tenant's own: one tenant's call is never taken for another's, nor given back by it.
 func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, _ := NewHanded(t, client, Policy(SharedWindow(10, 10*s)))
 		of := func(tenant, key string) throttle.Reservation {
 			t.Helper()
@@ -145,7 +145,7 @@ func wantOtherRequest(t *testing.T, name string, l *throttle.Limiter, r throttle
 
 // In one call to Redis too, and also if that is repeated. Tickets of a line go by the same rule.
 func TestAKeyStandsForOneRequestOfABatch(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		repeating := redis.NewClient(client.Options())
 		defer repeating.Close()
 		repeating.AddHook(repeatAt(0, 1*s, 2*s))
@@ -174,7 +174,7 @@ func TestAKeyStandsForOneRequestOfABatch(t *testing.T) {
 }
 
 func TestDeniedKeyMayBeReservedLater(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, c := NewHanded(t, client, three())
 		Reserve(t, l, Acme(10))
 		r := Acme(1)
@@ -191,7 +191,7 @@ func TestDeniedKeyMayBeReservedLater(t *testing.T) {
 
 // go-redis repeats a call whose connection broke.
 func TestLostReplyIsChargedOnce(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := NewProxy(t, client.Options().Addr)
 		l := New(t, throttletest.Client(t, p.Addr), Policy(throttle.Window{Name: "w", Limit: 10, Period: 24 * h}))
 		Peek(t, l, Acme(1)) // loads the script
@@ -240,7 +240,7 @@ func repeatAt(times ...time.Duration) hooktest.Hook {
 // fit by then. Repeated once more, it is not charged again.
 func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
 	p := Policy(throttle.Window{Name: "w", Limit: 2, Period: 10 * s})
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, c := NewHanded(t, client, p)
 		Reserve(t, l, Acme(1))
 		repeating := redis.NewClient(client.Options())
@@ -266,7 +266,7 @@ func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
 // call of the process gives back what it took. One that never arrived takes nothing, also if a copy
 // of it arrives late.
 func TestWhatAnErrorHidesIsGivenBack(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, direct *redis.Client) {
+	OnRedis(t, func(t *testing.T, direct *redis.Client) {
 		proxy := NewProxy(t, direct.Options().Addr)
 		client := redis.NewClient(&redis.Options{Addr: proxy.Addr, MaxRetries: -1})
 		defer client.Close()

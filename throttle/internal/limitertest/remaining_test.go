@@ -46,7 +46,7 @@ func TestWhatIsUnderWayIsNoPartOfWhatIsLeft(t *testing.T) {
 
 // A lease that has run out is renewed while nobody waits for the slot, and then no more.
 func TestALeaseThatRanOutGoesToWhoeverWaits(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, c := NewHanded(t, client, Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: 30 * s}))
 		holder := Reserve(t, l, Acme(1)).Reservation
 		renewed := func(want bool) {

@@ -12,7 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // methods calls every method of a reservation that may fail, and returns the errors by name.
@@ -70,7 +69,7 @@ func TestAReservationWithoutAnIDIsRefused(t *testing.T) {
 }
 
 func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l := New(t, client, Policy(Slots(1)))
 		r := Made(Acme(1), "0123456789abcdef")
 		r.Policy = "never"
@@ -116,7 +115,7 @@ func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
 
 // A lookup of tenants that fails while work goes on takes neither its lease nor what it corrects.
 func TestWhatIsHeldOutlastsTheLookupOfItsTenant(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		var away atomic.Bool
 		l, err := throttle.New(throttle.Config{
 			Client: client, Policies: []throttle.Policy{Policy(Slots(1), throttle.Window{Name: "w", Limit: 9, Period: h})},
@@ -156,7 +155,7 @@ func TestWhatIsHeldOutlastsTheLookupOfItsTenant(t *testing.T) {
 
 // Work that began before its policy got a scope of another attribute goes on to its end.
 func TestWhatIsHeldOutlastsAnAttributeThatItLacks(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		w := throttle.Window{Name: "w", Limit: 9, Period: h}
 		l := New(t, client, Policy(Slots(1), w))
 		r := Reserve(t, l, Acme(1)).Reservation

@@ -3,17 +3,13 @@ package limitertest
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"reflect"
-	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
@@ -79,66 +75,4 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-}
-
-// Tenants are data: no name reaches what is another's.
-func TestHostileTenantNames(t *testing.T) {
-	names := []string{
-		"acme", "ACME", "{acme}", "acme}:w:tenant:initech", "initech", "a:b", "a,b", "a", "b", "%61", "%2561", "a\x00b", "a\nb",
-		"\xff\xfe", "é", " ", "*", strings.Repeat("x", throttle.MaxValueBytes), strings.Repeat("\xff", throttle.MaxValueBytes),
-	}
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := NewHanded(t, client,
-			Policy(throttle.Window{Name: "w", Limit: 2, Period: m}),
-			throttle.Policy{Name: "q", Windows: []throttle.Window{
-				{Name: "w", Limit: 2, Period: m, Scope: throttle.Per("tenant", "user")},
-				{Name: "all", Limit: 1e6, Period: m, Scope: throttle.ScopeShared},
-			}},
-		)
-		for round := range int64(2) {
-			for _, name := range names {
-				before := Dump(t, client)
-				r := throttle.Request{Policy: "p", Tenant: name, IdempotencyKey: name + fmt.Sprint(round)}
-				r.IdempotencyKey = r.IdempotencyKey[max(0, len(r.IdempotencyKey)-throttle.MaxValueBytes):]
-				if d := Reserve(t, l, r); !d.Granted || d.Windows[0].Used != round+1 || d.Windows[0].Scope.Values[0] != name {
-					t.Errorf("%q: %+v", name, d)
-				}
-				after := Dump(t, client)
-				changed := 0
-				for key, value := range after {
-					if before[key] != value {
-						changed++
-					}
-				}
-				if changed != 3 { // its windows, its idempotency key and what the process did last
-					t.Errorf("%q changed %d keys", name, changed)
-				}
-				for _, user := range []string{"bob", name, "x," + name} {
-					if len(user) > throttle.MaxValueBytes {
-						continue
-					}
-					r := throttle.Request{Policy: "q", Tenant: name, Attributes: map[string]string{"user": user}}
-					if d := Reserve(t, l, r); !d.Granted || d.Windows[0].Used != round+1 {
-						t.Errorf("%q, user %q: %+v", name, user, d)
-					}
-				}
-			}
-		}
-		for _, name := range names {
-			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: name})
-			if d.Granted {
-				t.Errorf("%q: granted three times", name)
-			}
-			if reason := d.Reason(); breaksLine(reason) {
-				t.Errorf("the reason breaks its line: %q", reason)
-			}
-			if scope := d.Windows[0].Scope.String(); breaksLine(scope) {
-				t.Errorf("the scope breaks its line: %q", scope)
-			}
-		}
-	})
-}
-
-func breaksLine(s string) bool {
-	return !utf8.ValidString(s) || strings.ContainsAny(s, "\n\x00")
 }

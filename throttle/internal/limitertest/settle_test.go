@@ -9,7 +9,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func threeHours() throttle.Policy {
@@ -37,7 +36,7 @@ func TestSettleAndCancelGoByTheLastCorrection(t *testing.T) {
 			}
 		}
 	}
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, c := NewHanded(t, client, threeHours())
 		run(t, l, func() { c.Set(2 * time.Minute) })
 	})

@@ -11,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // sharded is a policy of two windows per tenant, in that many shards.
@@ -45,7 +44,7 @@ func tenantIn(l *throttle.Limiter, line string) string {
 
 // Every tenant has a shard, with its windows and its line: calls of all kinds find it.
 func TestTenantsAreSpreadOverShards(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		ctx, l := t.Context(), New(t, client, sharded(4))
 		lines := l.Lines()
 		if want := []string{"p/1of4", "p/2of4", "p/3of4", "p/4of4"}; !slices.Equal(lines, want) {
@@ -118,7 +117,7 @@ func takeFrom(t *testing.T, l *throttle.Limiter, line string) []throttle.TakenTi
 // After a change of shards all tenants count from 0. What was granted before is released where it
 // counts, and lines of before are taken from until they are empty. Their tickets are charged anew.
 func TestShardsChangeLikeANewName(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for _, c := range []struct{ from, to int }{{1, 4}, {4, 1}, {4, 3}} {
 			ctx, l := t.Context(), New(t, client, sharded(c.from))
 			then := New(t, client, sharded(c.to))
@@ -174,7 +173,7 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 
 // A call that waits in place goes on waiting in its new shard.
 func TestACallWaitsOnWhileShardsChange(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l := New(t, client, sharded(1))
 		r := throttle.Request{Policy: "p", Tenant: "acme"}
 		held := []throttle.Decision{Reserve(t, l, r), Reserve(t, l, r)}

@@ -14,7 +14,7 @@ import (
 )
 
 func TestClockThatStepsBackReopensNothing(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, c := NewHanded(t, client, three())
 		c.Set(100 * s)
 		Reserve(t, l, Acme(7))
@@ -110,7 +110,7 @@ func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
 func TestKeysLiveAsLongAsTheLongestWindow(t *testing.T) {
 	short := throttle.Window{Name: "short", Limit: 10, Period: m}
 	long := throttle.Window{Name: "long", Limit: 10, Period: 10 * h}
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		c := NewClock()
 		l := NewEdited(t, client, c, nil, Policy(short, long)).Limiter
 		c.Set(5 * h)
@@ -167,7 +167,7 @@ func TestIdleTenantsLeaveNothing(t *testing.T) {
 
 // A cancelled reservation that was the last thing counted takes its key away.
 func TestCancelTakesTheEmptyKeyAway(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, _ := NewHanded(t, client, three())
 		d := Reserve(t, l, Acme(1))
 		Cancel(t, l, d.Reservation)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -31,24 +30,6 @@ func TestWaitSleepsUntilItFits(t *testing.T) {
 		const each = 20571429 * us // a seventh of 144 s, never rounded down
 		if want := []time.Duration{0, each, m, m + each}; !slices.Equal(waited, want) {
 			t.Errorf("granted after %v, want %v", waited, want)
-		}
-	})
-}
-
-func TestWaitOfManyIsGrantedOneByOne(t *testing.T) {
-	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 3, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
-		start := time.Now()
-		var group sync.WaitGroup
-		for range 12 {
-			group.Go(func() {
-				if _, err := l.Wait(t.Context(), Acme(1)); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		group.Wait()
-		if took := time.Since(start); took != 3*m {
-			t.Errorf("12 at 3 a minute took %v, want 3m", took)
 		}
 	})
 }

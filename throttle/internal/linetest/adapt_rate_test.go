@@ -10,13 +10,11 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // Who asks learns how often the upstream refused, and what is granted now.
 func TestTheRateInForceIsTold(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		tell := func(want string) {
 			t.Helper()
@@ -93,8 +91,7 @@ func (sc *scene) refusedAt(at time.Duration, ticket string) {
 
 // The rate grows fast at first, hardly near the rate that was refused, and faster beyond.
 func TestTheRateRemembersWhereItWasRefused(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		sc.refusedAt(0, "a1")
 		sc.refusedAt(s, "a2") // it was refused at 10/s, and cut to 8.75/s
@@ -111,8 +108,7 @@ func TestTheRateRemembersWhereItWasRefused(t *testing.T) {
 
 // However often calls are refused, a 64th of the rate goes on, and tries again.
 func TestTheRateHasAFloor(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(64, s)))
 		var rates []float64
 		for at := time.Duration(0); at < 50*m && len(rates) < 100; at += 2 * s {
@@ -163,8 +159,7 @@ func TestOnlyWhatWasRefusedAdapts(t *testing.T) {
 
 // A refusal that one process reports changes what every other grants, with its next call.
 func TestAllProcessesAdaptTogether(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p, c := limitertest.Policy(limitertest.SharedWindow(10, s)), limitertest.NewClock()
 		one, other := limitertest.NewBy(t, client, c, p), limitertest.NewBy(t, client, c, p)
 		r := throttle.Request{Policy: "p", Tenant: "a"}
@@ -186,8 +181,7 @@ func TestAllProcessesAdaptTogether(t *testing.T) {
 
 // Those who wait are told when the rate in force lets them start, and do.
 func TestExpectedStartsKnowTheRate(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		sc.refusedAt(0, "a1")
 		sc.refusedAt(s, "a2")
@@ -210,8 +204,7 @@ func TestExpectedStartsKnowTheRate(t *testing.T) {
 
 // The observer is told of each refusal, and of a changed rate once.
 func TestRefusalsAreObserved(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		var told []throttle.Refusal
 		l, err := throttle.New(throttle.Config{
 			Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(10, s))},
@@ -246,38 +239,13 @@ func TestRefusalsAreObserved(t *testing.T) {
 
 // A pause that the upstream asks for begins also if the rate stays.
 func TestAPauseMayBeginWithoutAnotherRate(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		sc.refusedAt(0, "a1")
 		d := sc.at(200 * ms).granted("a2")
 		refusal, err := d.Reservation.Pause(t.Context(), 3*s, "")
 		if want := (throttle.Refusal{Pause: 3 * s, Policy: "p", Tenant: "a"}); err != nil || refusal != want {
 			t.Errorf("%+v, %v, want %+v", refusal, err, want)
-		}
-	})
-}
-
-// A late request catches up where the rate is the published one. Where it was cut it hardly does.
-func TestLateRequestsCatchUp(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
-		sc.refusedAt(0, "a1")
-		sc.at(135 * ms).granted("a2")
-		sc.at(235*ms + 15*ms).granted("a3") // 15 ms late
-		sc.denied("a4", 85*ms)
-		sc.leave("a4")
-		sc.refusedAt(s, "a5")
-		sc.at(1135 * ms).granted("a6")
-		sc.at(1250 * ms)
-		d := limitertest.Peek(t, sc.l, sc.without("a"))
-		sc.at(1265*ms + d.RetryIn).granted("a7")
-		// It has grown since 1135 ms, as in TestTheRateRemembersWhereItWasRefused, and catches up by 1e8 us^2.
-		spacing := 1e6 / (9.375 - 10*1e-4*math.Pow(math.Cbrt(0.0625/1e-4)-0.13, 3))
-		want := time.Duration(math.Ceil(spacing-1e8/spacing)) * us
-		if d := limitertest.Peek(t, sc.l, sc.without("a")); d.RetryIn != want {
-			t.Errorf("after a late call at 8.75/s the next one fits in %v, want %v", d.RetryIn, want)
 		}
 	})
 }

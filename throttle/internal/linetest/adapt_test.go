@@ -43,45 +43,10 @@ func TestAdaptingToRefusals(t *testing.T) {
 			sc.denied("a3", 225*ms)
 			sc.denied("a4", 325*ms)
 		}},
-		"refusals of one moment are one": {with(throttle.AdaptFull, second), func(sc *scene) {
-			first, second := sc.granted("a1"), sc.granted("a2")
-			sc.at(10 * ms).refused(first.Reservation)
-			sc.at(20 * ms).refused(second.Reservation)
-			sc.waits("a3", "a4", "a5")
-			sc.spreads(135*ms, 100*ms, "a3", "a4", "a5")
-		}},
-		"a later refusal lowers the rate by an eighth": {with(throttle.AdaptFull, second), func(sc *scene) {
-			sc.refused(sc.granted("a1").Reservation)
-			sc.at(s)
-			d := sc.granted("a2")
-			sc.at(1010 * ms).refused(d.Reservation)
-			sc.waits("a3", "a4")
-			sc.at(1135 * ms).takes("a3")
-			sc.at(1135*ms + 113*ms).takes() // 100 ms / 0.875, less what the rate has grown
-			sc.at(1135*ms + 115*ms).takes("a4")
-		}},
-		"spread does not lower the rate": {with(throttle.AdaptSpread, second), func(sc *scene) {
-			sc.refused(sc.granted("a1").Reservation)
-			sc.at(s)
-			d := sc.granted("a2")
-			sc.at(1010 * ms).refused(d.Reservation)
-			sc.waits("a3", "a4", "a5")
-			sc.spreads(1135*ms, 100*ms, "a3", "a4", "a5")
-		}},
 		"off opens as the windows do": {with(throttle.AdaptOff, second), func(sc *scene) {
 			sc.refused(sc.granted("a1").Reservation)
 			sc.denied("a2", throttle.DefaultPause)
 			sc.at(3*s).takes("a2").granted("a3", "a4", "a5")
-		}},
-		"refusals that go on double the pause": {with(throttle.AdaptFull, second), func(sc *scene) {
-			sc.refused(sc.granted("a1").Reservation)
-			sc.at(125 * ms).refused(sc.granted("a2").Reservation)
-			sc.denied("a3", 250*ms)
-		}},
-		"what the upstream says is how long it pauses": {with(throttle.AdaptFull, second), func(sc *scene) {
-			sc.pause(sc.granted("a1").Reservation, 20*s)
-			sc.waits("a2", "a3")
-			sc.spreads(20*s, 100*ms, "a2", "a3")
 		}},
 		"the tenant who was refused adapts": {with(throttle.AdaptFull, throttle.Window{Name: "own", Limit: 10, Period: s}), func(sc *scene) {
 			sc.refused(sc.granted("a1").Reservation)
@@ -103,18 +68,6 @@ func TestAdaptingToRefusals(t *testing.T) {
 			sc.refused(sc.granted("a1").Reservation)
 			sc.waits("a2", "a3", "a4")
 			sc.spreads(62500*us, 100*ms, "a2", "a3", "a4")
-		}},
-		"after a minute the window is open again": {with(throttle.AdaptFull, second), func(sc *scene) {
-			sc.refused(sc.granted("a1").Reservation)
-			sc.at(m+125*ms).granted("a2", "a3", "a4")
-		}},
-		"a refusal after that spreads for two minutes": {with(throttle.AdaptFull, second), func(sc *scene) {
-			sc.refused(sc.granted("a1").Reservation)
-			sc.at(m + s).refused(sc.granted("a2").Reservation)
-			sc.at(3 * m).granted("a3")
-			sc.denied("a4", 80*ms) // a late request may catch up with 20 ms
-			sc.leave("a4")
-			sc.at(3*m+1125*ms).granted("a5", "a6")
 		}},
 		"slots are not spread": {with(throttle.AdaptFull, throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 10, Scope: throttle.ScopeShared}), func(sc *scene) {
 			sc.refused(sc.granted("a1").Reservation)

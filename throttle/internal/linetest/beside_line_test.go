@@ -9,7 +9,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // What is corrected, paused or released beside a line counts once.
@@ -23,13 +22,6 @@ func TestCorrectionsBesideALine(t *testing.T) {
 			d := limitertest.Reserve(sc.t, sc.l, r)
 			sc.at(2*s).pause(d.Reservation, 1*s)
 			sc.denied("a1", h-2*s)
-		}},
-		"settled twice from the same reservation": {limitertest.Policy(limitertest.SharedWindow(10, 10*s), tokens(4000, 60*s)), func(sc *scene) {
-			sc.tokens = 1500
-			first := sc.granted("a1")
-			sc.settle(first.Reservation, 2000)
-			sc.settle(first.Reservation, 2000)
-			sc.used(2000)
 		}},
 		"settled to nothing": {limitertest.Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Scope: throttle.ScopeShared}, limitertest.SharedWindow(10, 10*s)), func(sc *scene) {
 			first := sc.granted("a1")
@@ -97,8 +89,7 @@ func TestCorrectionsBesideALine(t *testing.T) {
 
 // A late renewal does not take again what was released, with any lease.
 func TestReleasedIsRememberedForALease(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		w := limitertest.Slots(1)
 		w.Lease = h
 		l := limitertest.New(t, client, limitertest.Policy(w))

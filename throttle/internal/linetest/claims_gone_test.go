@@ -18,8 +18,7 @@ import (
 )
 
 func TestAClaimWhoseOwnerIsGoneHoldsNobodyUp(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.Policy(limitertest.SharedWindow(10, s))
 		own, cut := newCaller(t, client)
 		l, other := limitertest.New(t, client, p), limitertest.New(t, own, p)
@@ -57,73 +56,6 @@ func TestAClaimThatWasTakenDoesNotComeBack(t *testing.T) {
 		}
 		if got := ids(limitertest.Take(t, other, 64, "q")); got != "a" {
 			t.Errorf("took %q", got)
-		}
-		limitertest.IsGone(t, client)
-	})
-}
-
-func TestAWaitThatGivesUpLeavesNothing(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l := limitertest.New(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 5, Period: time.Hour}, limitertest.SharedWindow(1, time.Hour)))
-		limitertest.Reserve(t, l, limitertest.Acme(1))
-		ctx, cancel := context.WithCancel(t.Context())
-		var all []<-chan error
-		for _, tenant := range []string{"a", "b", "c"} {
-			all = append(all, waits(ctx, t, client, l, throttle.Request{Policy: "p", Tenant: tenant}))
-		}
-		limitertest.Agrees(t, client)
-		cancel()
-		for _, ended := range all {
-			if err := <-ended; !errors.Is(err, context.Canceled) {
-				t.Error(err)
-			}
-		}
-		limitertest.IsGone(t, client)
-		if d := limitertest.Peek(t, l, limitertest.Acme(1)); d.Windows[1].Used != 1 {
-			t.Errorf("used %d", d.Windows[1].Used)
-		}
-	})
-}
-
-// Others remove the claims of a process that was stopped for seconds. They join again.
-func TestClaimsOfAProcessThatWasStopped(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := limitertest.Policy(limitertest.SharedWindow(1, time.Hour))
-		own, stopped := newCaller(t, client)
-		l, other := limitertest.New(t, client, p), limitertest.New(t, own, p)
-		full := limitertest.Reserve(t, l, limitertest.Acme(1))
-		first := waits(t.Context(), t, client, other, limitertest.Acme(1))
-		second := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "b"})
-		stopped.stop.Lock()
-		limitertest.Until(t, "the claims are removed", func() bool {
-			limitertest.Reserve(t, l, limitertest.Acme(0))
-			return len(limitertest.ReadLine(t, client).Hashes["t"]) == 0
-		})
-		limitertest.IsGone(t, client)
-		stopped.stop.Unlock()
-		limitertest.Until(t, "they join again", func() bool { return len(limitertest.ReadLine(t, client).Hashes["t"]) == 2 })
-		limitertest.Agrees(t, client)
-		limitertest.Cancel(t, l, full.Reservation)
-		var left <-chan error
-		select {
-		case err := <-first:
-			left = second
-			if err != nil {
-				t.Error(err)
-			}
-		case err := <-second:
-			left = first
-			if err != nil {
-				t.Error(err)
-			}
-		case <-time.After(time.Minute):
-			t.Fatal("nobody is let in")
-		}
-		p.Windows[0].Limit = 2
-		if err := errors.Join(other.SetPolicies([]throttle.Policy{p}), <-left); err != nil {
-			t.Error(err)
 		}
 		limitertest.IsGone(t, client)
 	})

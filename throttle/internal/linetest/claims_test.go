@@ -7,7 +7,6 @@ import (
 	"net"
 	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -280,8 +279,7 @@ func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 }
 
 func TestWaitingByOneKeyIsChargedOnce(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, time.Hour)))
 		full := limitertest.Reserve(t, l, limitertest.Acme(2))
 		r := limitertest.Acme(1)
@@ -300,8 +298,7 @@ func TestWaitingByOneKeyIsChargedOnce(t *testing.T) {
 // A grant from the line and its repeat by Reserve are one reservation: cancelled by both, it is
 // given back once.
 func TestAKeyThatWaitedIsOneReservation(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, time.Hour), limitertest.Slots(2)))
 		full := limitertest.Reserve(t, l, limitertest.Acme(2))
 		r := limitertest.Acme(1)
@@ -339,8 +336,7 @@ func TestAKeyThatWaitedIsOneReservation(t *testing.T) {
 
 // A correction uses up the limit between the take and the call that records the key.
 func TestACallByAKeyWaitsOnAfterACorrection(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.Policy(limitertest.SharedWindow(2, 2*time.Second))
 		other := limitertest.New(t, client, p)
 		cancelled, settled := limitertest.Reserve(t, other, limitertest.Acme(1)), limitertest.Reserve(t, other, limitertest.Acme(1))
@@ -372,8 +368,7 @@ func TestACallByAKeyWaitsOnAfterACorrection(t *testing.T) {
 
 // The key is taken by the time that the other one gets its units. It gives them back.
 func TestWaitingByAKeyOfAnotherCost(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(5, time.Hour)))
 		full := limitertest.Reserve(t, l, limitertest.Acme(5))
 		first, second := limitertest.Acme(1), limitertest.Acme(2)
@@ -390,30 +385,6 @@ func TestWaitingByAKeyOfAnotherCost(t *testing.T) {
 		}
 		limitertest.Until(t, "one is charged", func() bool { return limitertest.Peek(t, l, limitertest.Acme(0)).Windows[0].Used == used })
 		limitertest.IsGone(t, client)
-	})
-}
-
-func TestWeightsOfClaimsChange(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := limitertest.Policy(limitertest.SharedWindow(1, time.Hour))
-		hooked := limitertest.NewEdited(t, client, nil, nil, p)
-		l := hooked.Limiter
-		limitertest.Reserve(t, l, limitertest.Acme(1))
-		ctx, stop := context.WithCancel(t.Context())
-		ended := waits(ctx, t, client, l, limitertest.Acme(1))
-		p.Tenants = map[string]throttle.Tenant{"acme": {Weight: 4}}
-		if err := errors.Join(l.SetPolicies([]throttle.Policy{p}), hooked.Refresh(t.Context(), "p")); err != nil {
-			t.Fatal(err)
-		}
-		for flow, record := range limitertest.ReadLine(t, client).Hashes["f"] {
-			if weight := strings.Fields(record)[3]; weight != "4000" {
-				t.Errorf("%s has the weight %s", flow, weight)
-			}
-		}
-		limitertest.Agrees(t, client)
-		stop()
-		<-ended
 	})
 }
 

@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // batch has the tickets that follow be of a batch, and live of none.
@@ -205,7 +204,7 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 // A batch in a queue of another server waits for live tickets that are about to be taken, and gets
 // its share of what they take. Live tickets of a server that does not ask hold it up no more.
 func TestClassesOfSeveralServers(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.Policy(limitertest.SharedWindow(10, s))
 		p.BatchShare = 0.1
 		sc := newScene(t, client, p)

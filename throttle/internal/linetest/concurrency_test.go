@@ -39,13 +39,6 @@ func TestConcurrencyScenes(t *testing.T) {
 			}
 			sc.takes("b1")
 		}},
-		"a lease runs out": {limitertest.Policy(limitertest.Slots(2)), func(sc *scene) {
-			sc.granted("a1")
-			sc.at(20 * s).granted("a2")
-			sc.at(21 * s).waits("a3")
-			sc.at(30*s - us).takes()
-			sc.at(30 * s).takes("a3")
-		}},
 		"a lease is renewed": {limitertest.Policy(limitertest.Slots(1)), func(sc *scene) {
 			first := sc.granted("a1")
 			for at := 10 * s; at <= 100*s; at += 10 * s {
@@ -61,21 +54,6 @@ func TestConcurrencyScenes(t *testing.T) {
 			}
 			limitertest.Release(sc.t, first)
 			sc.waits("a3")
-		}},
-		"a lease that ran out is taken again while there is room": {limitertest.Policy(limitertest.Slots(1)), func(sc *scene) {
-			first := sc.granted("a1")
-			if sc.at(60 * s); !renew(sc.t, sc.l, first) {
-				sc.t.Error("there is room, but the lease is lost")
-			}
-			sc.waits("a2")
-		}},
-		"what was cancelled is not renewed": {limitertest.Policy(limitertest.Slots(1)), func(sc *scene) {
-			first := sc.granted("a1")
-			limitertest.Cancel(sc.t, sc.l, first.Reservation)
-			if renew(sc.t, sc.l, first) {
-				sc.t.Error("renewed")
-			}
-			sc.granted("a2")
 		}},
 		"all windows must have room": {limitertest.Policy(limitertest.Slots(2), limitertest.SharedWindow(2, 10*s)), func(sc *scene) {
 			first := sc.granted("a1")

@@ -3,8 +3,6 @@ package linetest
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,13 +11,12 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func TestJoinAnswersForEachTicket(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: 10 * s}, limitertest.SharedWindow(5, 10*s))
 	p.Tenants = map[string]throttle.Tenant{"x": {Exempt: true}, "b": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, p)
 		sc.granted("a0", "a1")
 		request := func(id string, change func(*throttle.Request)) throttle.Request {
@@ -111,7 +108,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 
 // A deadline that is over refuses a ticket that fits now, too.
 func TestJoinRefusesByADeadlineThatIsOver(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
 		late, now := sc.of("a1"), sc.of("a2")
 		late.Deadline, now.Deadline = time.Now(), time.Now().Add(h)
@@ -122,52 +119,10 @@ func TestJoinRefusesByADeadlineThatIsOver(t *testing.T) {
 	})
 }
 
-func TestJoinOfHundreds(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(50, 10*s)))
-		var requests []throttle.Request
-		for i := range 300 {
-			id := fmt.Sprint("a", i)
-			requests = append(requests, sc.of(id))
-		}
-		places, err := sc.l.Line("p").Join(t.Context(), requests)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, p := range places {
-			if want := time.Duration(i/50) * 10 * s; p.Err != nil || p.Expected != want || p.Latest != want {
-				t.Fatalf("ticket %d: %+v, want %v", i, p, want)
-			}
-		}
-		if !places[0].Nudge || places[1].Nudge {
-			t.Errorf("nudges %v, %v: one is to be woken", places[0].Nudge, places[1].Nudge)
-		}
-		var got []string
-		for i := range 6 {
-			sc.at(time.Duration(i) * 10 * s)
-			for {
-				taken := limitertest.Take(t, sc.l, 20, "q")
-				for _, ticket := range taken.Tickets {
-					got = append(got, ticket.ID)
-				}
-				if taken.Next != 0 {
-					break
-				}
-			}
-			if len(got) != (i+1)*50 {
-				t.Fatalf("after %d periods %d are taken", i+1, len(got))
-			}
-		}
-		if !slices.IsSortedFunc(got, func(a, b string) int { return len(a)*1000 - len(b)*1000 + strings.Compare(a, b) }) {
-			t.Errorf("not in order: %q", got)
-		}
-	})
-}
-
 // Tickets that reserve together are granted or wait, each for its own, and one that is wrong changes
 // nothing. What was granted can be handled as if it was taken.
 func TestTicketsReserveTogether(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(4, h)))
 		var requests []throttle.Request
 		for i, cost := range []int64{1, 2, 5, 1, 1} { // 5 never fits

@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // anyCrossing is one to four windows of scopes that may cross, and tenants of any weights.
@@ -124,7 +123,7 @@ func TestExpectedStartsOfManyTenantsAreBounds(t *testing.T) {
 // A request without a ticket may start as soon as the windows let it, if all who wait leave. Only a
 // deadline before that refuses it.
 func TestDeadlinesRefuseRequestsWithoutATicket(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, s)))
 		sc.granted("a0")
 		sc.joins("a1", "b1", "c1")
@@ -144,7 +143,7 @@ func TestDeadlinesRefuseRequestsWithoutATicket(t *testing.T) {
 // Tenants that are held up by windows of their own make others expect to wait. But a deadline is
 // not missed by that: the others may start at once.
 func TestDeadlineOfTicketsBehindThoseHeldUpNarrower(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, c := limitertest.NewHanded(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: time.Hour}, limitertest.SharedWindow(10, s)))
 		join := func(tenant, id string, deadline time.Duration) throttle.Place {
 			t.Helper()
@@ -191,7 +190,7 @@ func TestDeadlineOfTicketsBehindThoseHeldUpNarrower(t *testing.T) {
 
 // Where slots hold tickets up, and not limits, they are expected at the rate of the takes.
 func TestExpectedStartsWhereSlotsBind(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1_000_000, s)))
 		requests := make([]throttle.Request, 200)
 		for i := range requests {

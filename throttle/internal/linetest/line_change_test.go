@@ -4,13 +4,9 @@ import (
 	"fmt"
 	"maps"
 	"testing"
-	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // owning is a policy by which the tenant a has a limit of its own.
@@ -94,12 +90,6 @@ func TestChangesOfAStandingLine(t *testing.T) {
 				sc.t.Error("the last to join is granted")
 			}
 			sc.at(2*s).takes("a2", "b1").asks(s)
-		}},
-		"a limit is raised before anybody asks": {limitertest.Policy(limitertest.SharedWindow(1, h)), func(sc *scene) {
-			sc.granted("a1")
-			sc.waits("a2")
-			sc.set(limitertest.Policy(limitertest.SharedWindow(2, h)))
-			sc.at(s).takes("a2").asks(-1)
 		}},
 		"a client has yesterday's limit": {limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: h}), func(sc *scene) {
 			sc.granted("a1", "a2", "a3", "b1", "b2")
@@ -242,15 +232,6 @@ func TestChangesOfAStandingLine(t *testing.T) {
 				sc.t.Errorf("%+v", sc.took["a1"])
 			}
 		}},
-		"a ticket that was put back goes before those that came since": {limitertest.Policy(limitertest.SharedWindow(2, s)), func(sc *scene) {
-			sc.joins("a1", "a2")
-			sc.takes("a1", "a2")
-			sc.at(ms).joins("a3")
-			sc.putBack("a2", "a1")
-			sc.joins("a4")
-			sc.takes("a1", "a2")
-			sc.at(s+ms).takes("a3", "a4").asks(-1)
-		}},
 		// a1 has passed its region when it leaves, or turns out to have no room elsewhere. What was
 		// kept for it is b1's.
 		"a ticket passed a node and left": {passing, func(sc *scene) {
@@ -293,42 +274,5 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.at(15 * s).takes().takes("b1")
 			sc.at(40 * s).takes("a1").asks(-1)
 		}},
-	})
-}
-
-// Calls are repeated, because the caller lost the answer or its process. A ticket is in line once,
-// and its units are charged once.
-func TestLineWithCallersThatRepeatThemselves(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
-		other := sc.server()
-		for range 3 {
-			if _, err := other.Line("p").Join(t.Context(), []throttle.Request{sc.of("a1")}); err != nil {
-				t.Fatal(err)
-			}
-			sc.joins("a1", "a2", "a3")
-			limitertest.Agrees(t, client)
-		}
-		sc.takes("a1", "a2")
-		sc.joins("a1") // its task says so again, while it is on its way
-		for range 2 {
-			sc.putBack("a1", "a2")
-			limitertest.Agrees(t, client)
-		}
-		if d := limitertest.Peek(t, sc.l, sc.without("x")); d.Windows[0].Used > 1 {
-			t.Errorf("%d are used", d.Windows[0].Used)
-		}
-		sc.leave("a3", "a3")
-		at, got := time.Duration(0), map[string]int{}
-		for ; at < m; at += 10 * s {
-			for _, ticket := range limitertest.Take(t, sc.at(at).l, 64, "q").Tickets {
-				got[ticket.ID]++
-			}
-		}
-		if len(got) != 2 || got["a1"] != 1 || got["a2"] != 1 {
-			t.Errorf("took %v", got)
-		}
-		limitertest.IsGone(t, client)
 	})
 }

@@ -2,7 +2,6 @@ package linetest
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,19 +11,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
-
-// Many tenants with limits of their own, of which each alone could fill the shared window.
-func TestFleetOfManyTenants(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		f := newFleet(t, client, 4, limitertest.Policy(limitertest.SharedWindow(50, s), throttle.Window{Name: "own", Limit: 5, Period: 3 * s}))
-		for i := range 100 {
-			f.arrive(time.Duration(i)*5*ms, fmt.Sprint("t", i), 7)
-		}
-		f.run(700, m)
-		f.keepsPace(50, s)
-		limitertest.IsGone(t, client)
-	})
-}
 
 // One tenant's bulk does not hold up tenants that come now and then, at a window or for slots.
 func TestFleetBulkBesideLiveTenants(t *testing.T) {
@@ -53,63 +39,6 @@ func TestFleetBulkBesideLiveTenants(t *testing.T) {
 				}
 			}
 		}
-	})
-}
-
-// No tenant is later than it would be if the window were cut into equal parts at every moment.
-func TestFleetOfZipfTenants(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		f := newFleet(t, client, 4, limitertest.Policy(limitertest.SharedWindow(50, s)))
-		jobs, total := map[string]int{}, 0
-		for i := range 60 {
-			tenant := fmt.Sprintf("z%02d", i)
-			jobs[tenant] = max(1, 200/(i+1))
-			f.arrive(0, tenant, jobs[tenant])
-			total += jobs[tenant]
-		}
-		f.run(total, m)
-		f.keepsPace(50, s)
-		finished := map[string]time.Duration{}
-		for job, at := range f.granted {
-			tenant := strings.Fields(job)[0]
-			finished[tenant] = max(finished[tenant], at)
-		}
-		for tenant, n := range jobs {
-			units := 0 // before this tenant is done, nobody gets more than one more
-			for _, other := range jobs {
-				units += min(n+1, other)
-			}
-			if fair := f.latest(units, 50, s); finished[tenant] > fair {
-				t.Errorf("tenant %s with %d jobs was done at %v, its fair time is %v", tenant, n, finished[tenant], fair)
-			}
-		}
-	})
-}
-
-// Tickets that left cost the others nothing, and a stop of all servers only its own time.
-func TestFleetStoppedAndHalfDeleted(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		f := newFleet(t, client, 2, limitertest.Policy(limitertest.SharedWindow(20, s)))
-		f.arrive(0, "acme", 400)
-		f.at(s-ms, func() {
-			for i := 20; i < 400; i += 2 {
-				f.sc.leave(fmt.Sprintf("acme %05d", i))
-			}
-		})
-		f.run(100, m)
-		stopped := f.now
-		for i := range f.moments { // all that was to come comes 45 s later
-			f.moments[i].at += 45 * s
-		}
-		f.run(210, 10*m)
-		if most := f.latest(100, 20, s); stopped > most {
-			t.Errorf("stopped at %v, want %v", stopped, most)
-		}
-		// The window is empty then: of 110 the last one starts after five periods.
-		if last, most := f.granted[f.order[209]]-45*s, stopped+5*s+6*(spacing+loop); last > most {
-			t.Errorf("done at %v, want %v", last, most)
-		}
-		limitertest.IsGone(t, client)
 	})
 }
 
@@ -204,54 +133,5 @@ func TestFleetOfCosts(t *testing.T) {
 			}
 		}
 		limitertest.IsGone(t, client)
-	})
-}
-
-// A large cost at the head of a shared window is not starved by small ones that come from windows
-// of their own.
-func TestFleetLargeCostIsNotStarved(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		f := newFleet(t, client, 3, limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: s}, limitertest.SharedWindow(10, s)))
-		f.request = func(job string) throttle.Request {
-			r := throttle.Request{Tenant: strings.Fields(job)[0]}
-			if r.Tenant == "large" {
-				r.Cost = map[string]int64{"requests": 10}
-			}
-			return r
-		}
-		for i := range 8 { // spread out, so that the shared window is never empty
-			for j := range 20 {
-				f.at(steps(j)*700*ms+steps(i)*90*ms, func() { f.join(fmt.Sprintf("small%d %05d", i, j)) })
-			}
-		}
-		f.arrive(2*s, "large", 1)
-		f.run(161, 2*m)
-		// In the first period one of each small tenant may go first, and in the second it is empty.
-		if waited := f.granted["large 00000"] - 2*s; waited > 2*(s+spacing+loop) {
-			t.Errorf("the large one waited %v", waited)
-		}
-	})
-}
-
-// Where slots bind and nothing else, all of them are in use while anybody waits.
-func TestFleetUsesAllSlots(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		f := newFleet(t, client, 3, limitertest.Policy(throttle.Window{Name: "own", Limit: 1e6, Period: s}))
-		f.takes = 100
-		for _, tenant := range []string{"a", "b", "c"} {
-			f.arrive(0, tenant, 200)
-		}
-		f.run(600, m)
-		f.keepsPace(24, 100*ms)
-		starts := make([]time.Duration, 0, 600)
-		for _, at := range f.granted {
-			starts = append(starts, at)
-		}
-		slices.Sort(starts)
-		for i := range starts[24:] {
-			if starts[i+24]-starts[i] < 100*ms {
-				t.Fatalf("more than 24 run at %v", starts[i+24])
-			}
-		}
 	})
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // told makes tickets join one by one, and returns when each is expected to start.
@@ -43,24 +42,6 @@ func (sc *scene) starts() map[string]time.Duration {
 		}
 		now += sc.next
 	}
-}
-
-// Costs are not divisible: of 3 units two fit one ticket of 2.
-func TestExpectedStartsOfWholeTickets(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(3, 10*s)))
-		sc.cost = 2
-		sc.joins("a0")
-		sc.takes("a0")
-		told := sc.told("a1", "a2", "a3", "a4")
-		starts := sc.starts()
-		for i, ticket := range []string{"a1", "a2", "a3", "a4"} {
-			want := steps(i+1) * 10 * s
-			if p := told[ticket]; p.Expected != want || p.Latest != want || starts[ticket] != want {
-				t.Errorf("%s is told %v to %v and starts at %v, want %v", ticket, p.Expected, p.Latest, starts[ticket], want)
-			}
-		}
-	})
 }
 
 var etaPolicies = map[string][]throttle.Window{
@@ -114,111 +95,9 @@ func TestExpectedStartsAreKept(t *testing.T) {
 	})
 }
 
-// With any costs of one tenant, no ticket starts after its latest start, nor more than a period
-// before it is expected.
-func TestExpectedStartsAreBounds(t *testing.T) {
-	t.Parallel()
-	limitertest.EachOf(t, etaPolicies, func(t *testing.T, client *redis.Client, windows []throttle.Window) {
-		sc := newScene(t, client, limitertest.Policy(windows...))
-		sc.with = map[string]string{"user": "bob"}
-		random := rand.New(rand.NewPCG(1, 7))
-		told := map[string]throttle.Place{}
-		const tickets = 25
-		for i := range tickets {
-			sc.cost = 1 + random.Int64N(3)
-			told[fmt.Sprintf("a%02d", i)] = sc.joins(fmt.Sprintf("a%02d", i))
-		}
-		for ticket, at := range sc.starts() {
-			// A GCRA window rounds each start up to the next microsecond.
-			if p := told[ticket]; at < p.Expected-5*s || at > p.Latest+tickets*us {
-				t.Errorf("%s starts at %v, it was told %v to %v", ticket, at, p.Expected, p.Latest)
-			}
-			delete(told, ticket)
-		}
-		if len(told) > 0 {
-			t.Errorf("%d wait for ever", len(told))
-		}
-	})
-}
-
-// Where scopes cross, no ticket starts after its upper bound as it is when the last one has joined.
-// (One that joins later may pass it at a window of its own.)
-func TestExpectedStartsAcrossScopes(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		for seed := range uint64(3) {
-			sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(30, 10*s),
-				throttle.Window{Name: "region", Limit: 14, Period: 10 * s, Scope: throttle.Per("region")},
-				throttle.Window{Name: "user", Limit: 12, Period: 10 * s, Scope: throttle.Per("user")}))
-			random := rand.New(rand.NewPCG(seed, 7))
-			costs, of := map[string]int64{}, map[string]map[string]string{}
-			for i := range 40 {
-				ticket := fmt.Sprintf("a%02d", i)
-				costs[ticket] = 1 + random.Int64N(7)
-				of[ticket] = map[string]string{"region": fmt.Sprint("r", random.IntN(2)), "user": fmt.Sprint("u", random.IntN(3))}
-				sc.cost, sc.with = costs[ticket], of[ticket]
-				sc.joins(ticket)
-			}
-			told := map[string]throttle.Place{}
-			for ticket, cost := range costs {
-				sc.cost, sc.with = cost, of[ticket]
-				if told[ticket] = sc.joins(ticket); !told[ticket].AlreadyQueued {
-					t.Fatalf("%s was not in line", ticket)
-				}
-			}
-			for ticket, at := range sc.starts() {
-				if p := told[ticket]; at > p.Latest {
-					t.Errorf("seed %d: %s starts at %v, it was told %v to %v", seed, ticket, at, p.Expected, p.Latest)
-				}
-				delete(told, ticket)
-			}
-			if len(told) > 0 {
-				t.Errorf("%d wait for ever", len(told))
-			}
-		}
-	})
-}
-
-// With several tenants no ticket starts after its expected start, unless others joined after it.
-func TestExpectedStartsBetweenTenants(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		for _, last := range []string{"a", "b", "c"} {
-			p := limitertest.Policy(limitertest.SharedWindow(4, s))
-			p.Tenants = map[string]throttle.Tenant{"b": {Weight: 2.5}, "c": {Weight: 0.5}}
-			sc := newScene(t, client, p)
-			sc.granted("a", "b", "c", "d")
-			for i := range 40 {
-				if tenant := "abc"[i%3 : i%3+1]; tenant != last {
-					sc.waits(fmt.Sprintf("%s%02d", tenant, i))
-				}
-			}
-			told := map[string]throttle.Place{}
-			for i := range 20 {
-				ticket := fmt.Sprintf("%s%02d", last, i)
-				told[ticket] = sc.joins(ticket)
-			}
-			early, waiting := time.Duration(0), len(limitertest.ReadLine(t, client).Hashes["t"])
-			starts := sc.starts()
-			for ticket, p := range told {
-				if at := starts[ticket]; at > p.Latest {
-					t.Errorf("%s starts at %v, it was told %v to %v", ticket, at, p.Expected, p.Latest)
-				} else {
-					early = max(early, p.Expected-at)
-				}
-			}
-			// For a ticket of c's weight, 0.5, the others may get seven: in two periods.
-			if len(starts) != waiting || early > 2*s {
-				t.Errorf("last %s: %d started, up to %v before their time", last, len(starts), early)
-			}
-		}
-	})
-}
-
 // MaxWait refuses by the upper bound, Deadline by the lower, and a refusal changes nothing.
 func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		joined := 0
 		for i := range 100 {

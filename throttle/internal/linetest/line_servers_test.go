@@ -103,34 +103,6 @@ func TestQueuesShareALine(t *testing.T) {
 				sc.t.Error("granted before those that wait")
 			}
 		}},
-		"of hostile names": {limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s}, limitertest.SharedWindow(100, s)), func(sc *scene) {
-			names := []string{"", "-", "a b", "a|b", "a,b/c:d;e=f", "w:", "\n\t\x00\xff", "%2D", "{p}", "q:f"}
-			for i, name := range names {
-				for j := range 2 {
-					r := throttle.Request{Tenant: names[(i+1)%len(names)] + "x", Cost: map[string]int64{"requests": 1}}
-					r.Ticket, r.Key = throttle.Ticket{Queue: name, ID: name + fmt.Sprint(j)}, name
-					places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r})
-					if err != nil || places[0].Err != nil {
-						sc.t.Fatal(err, places)
-					}
-				}
-			}
-			for j := range 2 {
-				sc.at(steps(j) * s)
-				for i, name := range names {
-					taken := limitertest.Take(sc.t, sc.l, 64, name)
-					if len(taken.Tickets) != 1 {
-						sc.t.Fatalf("%q: took %+v", name, taken)
-					}
-					ticket := taken.Tickets[0]
-					if ticket.Queue != name || ticket.ID != name+fmt.Sprint(j) || ticket.Key != name || ticket.Decision.Tenant != names[(i+1)%len(names)]+"x" {
-						sc.t.Errorf("took %+v", ticket)
-					}
-				}
-				limitertest.Agrees(sc.t, sc.client)
-			}
-			limitertest.IsGone(sc.t, sc.client)
-		}},
 	})
 }
 
@@ -257,8 +229,7 @@ func TestAJoinThatFitsWakesOneServer(t *testing.T) {
 // Somebody waits in another queue, which keeps the line: also then the servers of an empty queue
 // are woken for the next ticket, however soon it comes after the last one was taken.
 func TestNudgesBesideAnotherQueue(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
 		other := sc.of("z1")
 		other.Ticket.Queue = "other"

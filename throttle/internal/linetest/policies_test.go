@@ -13,12 +13,11 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // What is removed goes on being taken from until its line is empty.
 func TestRemovedPolicies(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		keep := throttle.Policy{Name: "keep", Windows: []throttle.Window{{Name: "w", Limit: 1, Period: s}}}
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
 		d := sc.granted("a1")
@@ -57,7 +56,7 @@ func TestRemovedPolicies(t *testing.T) {
 
 // A changed weight or limit of a tenant holds for its waiting tickets.
 func TestTenantsChangeWhileTheirTicketsWait(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 5, Period: 10 * s}, limitertest.SharedWindow(100, 10*s))
 		p.Tenants = map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}
 		sc := newScene(t, client, p)
@@ -87,7 +86,7 @@ func TestTenantsChangeWhileTheirTicketsWait(t *testing.T) {
 
 // All that a limiter hands out is the caller's to change.
 func TestNothingThatIsHandedOutIsLive(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := throttle.Policy{
 			Name: "p", Match: []string{"http:*"}, Windows: []throttle.Window{{Name: "w", Limit: 5, Period: m, Scope: throttle.Per("tenant", "user")}},
 			Tenants: map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"w": {Limit: 2}}}},
@@ -182,7 +181,7 @@ func TestTicketsThatJoinedByOtherScopes(t *testing.T) {
 // The clock is set back by 100 s while tickets wait. None is granted until the clock has caught up,
 // and then each has its turn.
 func TestClockThatStepsBackBesideALine(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 		sc.at(200*s).granted("a1", "a2")
 		sc.waits("a3", "a4", "a5", "b1")
@@ -202,7 +201,7 @@ func TestClockThatStepsBackBesideALine(t *testing.T) {
 // While the clock is behind, each ticket of a take is granted at the time of the windows, and given
 // back from there.
 func TestRefundOfWhatWasTakenWhileTheClockIsBehind(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
 		sc.at(20 * s).granted("a0")
 		sc.at(15*s).joins("a1", "a2", "a3")
@@ -226,8 +225,7 @@ func TestRefundOfWhatWasTakenWhileTheClockIsBehind(t *testing.T) {
 // A ticket that waits for several resets learns the right one, by the calendar and not by the
 // length of today. Beyond the ticks that are sent, the pace is the same.
 func TestCalendarPromises(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.Quota(1, "0 0 1 * *", "UTC")))
 		sc.at(limitertest.Day(t, "2027-01-31T00:00:00Z")).granted("a0")
 		for i, want := range []string{"2027-02-01T00:00:00Z", "2027-03-01T00:00:00Z", "2027-04-01T00:00:00Z", "2027-05-01T00:00:00Z"} {

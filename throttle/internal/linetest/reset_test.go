@@ -8,12 +8,11 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // A reset empties what it is asked for, and what waits behind it starts.
 func TestAResetLetsGoWhatWaits(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(
 			throttle.Window{Name: "own", Limit: 1, Period: h},
 			throttle.Window{Name: "users", Limit: 2, Period: h, Scope: throttle.Per("tenant", "user")},

@@ -33,7 +33,7 @@ type play struct {
 	play func(sc *scene)
 }
 
-// plays plays each scene on both kinds of Redis. Then the keys of its line agree. If the last take
+// plays plays each scene on a real Redis. Then the keys of its line agree. If the last take
 // said that nobody waits, and nobody came since, nothing is left.
 func plays(t *testing.T, scenes map[string]play) {
 	t.Helper()

@@ -9,7 +9,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // What a settle adds is given back by a later one and by a cancel, as far as it still counts, even
@@ -68,8 +67,7 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 // By random settles and cancels at random times: a sliding window counts for each reservation what
 // was granted, and what settles added and did not give back, while it is not too old.
 func TestSettlesAddUp(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		rapid.Check(t, func(t *rapid.T) {
 			if err := client.FlushAll(t.Context()).Err(); err != nil {
 				t.Fatal(err)
@@ -152,8 +150,7 @@ func TestSettlesAddUp(t *testing.T) {
 // Of many corrections the oldest count as one: what is known of a reservation stays small, and
 // others' units are never given back.
 func TestManyCorrections(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "tokens", Limit: 1000, Period: h, Unit: "tokens"}))
 		of := func(units int64) throttle.Request {
 			return throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{"tokens": units}}

@@ -31,56 +31,6 @@ func (sc *scene) used(want int64) {
 	}
 }
 
-func TestSettleScenes(t *testing.T) {
-	t.Parallel()
-	p := limitertest.Policy(limitertest.SharedWindow(10, 10*s), tokens(4000, 60*s))
-	limitertest.EachOf(t, map[string]func(sc *scene){
-		"an overestimate is given back, for those that wait": func(sc *scene) {
-			first := sc.granted("a1")
-			sc.granted("a2")
-			sc.waits("a3") // 1500 of the 1000 that are left
-			sc.at(2*s).settle(first.Reservation, 900)
-			sc.takes("a3")
-			sc.used(3900)
-		},
-		"what is too little is a debt": func(sc *scene) {
-			first := sc.granted("a1")
-			sc.at(2*s).settle(first.Reservation, 5000)
-			sc.used(5000)
-			sc.denied("a2", 60*s) // 3500 of it came 2 s later, and 1000 too many
-		},
-		"settled twice, by what it was settled for before": func(sc *scene) {
-			first := sc.granted("a1")
-			r := sc.settle(first.Reservation, 900)
-			sc.used(900)
-			r = sc.settle(r, 1200)
-			sc.used(1200)
-			limitertest.Cancel(sc.t, sc.l, r)
-			sc.used(0)
-			sc.settle(r, 3000) // it was cancelled
-			sc.used(0)
-		},
-		"other units stay": func(sc *scene) {
-			first := sc.granted("a1")
-			sc.settle(first.Reservation, 0)
-			sc.used(0)
-			if d := limitertest.Peek(sc.t, sc.l, sc.of("a")); d.Windows[0].Used != 1 {
-				sc.t.Errorf("%d requests are counted, want 1", d.Windows[0].Used)
-			}
-		},
-		"what no longer counts is not given back": func(sc *scene) {
-			first := sc.granted("a1")
-			sc.at(59 * s).granted("a2")
-			sc.at(61*s).settle(first.Reservation, 100)
-			sc.used(1500)
-		},
-	}, func(t *testing.T, client *redis.Client, play func(sc *scene)) {
-		sc := newScene(t, client, p)
-		sc.tokens = 1500
-		play(sc)
-	})
-}
-
 // A settle whose reply was lost is repeated by go-redis: it counts once, for all algorithms.
 func TestSettleWhoseReplyWasLost(t *testing.T) {
 	t.Parallel()
@@ -116,8 +66,7 @@ func TestSettleWhoseReplyWasLost(t *testing.T) {
 // What was granted is at most the limit and the sum of what was estimated too low: by random
 // settles, by a log that knows what was really used.
 func TestExcessIsWhatWasUnderestimated(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		rapid.Check(t, func(t *rapid.T) {
 			if err := client.FlushAll(t.Context()).Err(); err != nil {
 				t.Fatal(err)

@@ -14,7 +14,6 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func ids(taken throttle.Taken) string {
@@ -28,7 +27,7 @@ func ids(taken throttle.Taken) string {
 // The reply of a take is lost, again and again: its tickets come with the next one, and are charged
 // once.
 func TestATakeWhoseReplyIsLost(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.NewProxy(t, client.Options().Addr)
 		through := redis.NewClient(&redis.Options{Addr: p.Addr, MaxRetries: -1})
 		defer through.Close()
@@ -70,7 +69,7 @@ func TestATakeWhoseReplyIsLost(t *testing.T) {
 }
 
 func TestATakeThatNobodyAcknowledges(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 		other := limitertest.NewBy(t, client, sc.c, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 		sc.joins("a1", "a2", "a3", "a4", "a5", "a6")
@@ -97,7 +96,7 @@ func TestATakeThatNobodyAcknowledges(t *testing.T) {
 // A copy of a take comes late, as from a proxy: after its own reply, with tickets or without, after an
 // acknowledgement, and after a later take. It takes nothing.
 func TestALateCopyOfATakeTakesNothing(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(100, h)))
 		through := redis.NewClient(client.Options())
 		defer through.Close()
@@ -135,7 +134,7 @@ func TestALateCopyOfATakeTakesNothing(t *testing.T) {
 // What was taken and not acknowledged is remembered as long as the line: see
 // TestATakeThatNobodyAcknowledges.
 func TestATakeIsRememberedWhileItHoldsTickets(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 		for _, ticket := range []string{"1", "2", "3"} {
 			r := limitertest.Acme(1)
@@ -160,7 +159,7 @@ func TestATakeIsRememberedWhileItHoldsTickets(t *testing.T) {
 
 // A take acknowledges the one before, also if it gets nothing: nobody looks for its tickets later.
 func TestAnEmptyTakeAcknowledges(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
 		sc.joins("a1", "a2")
 		sc.takes("a1")
@@ -174,7 +173,7 @@ func TestAnEmptyTakeAcknowledges(t *testing.T) {
 // The reply to a put-back is lost. Its caller repeats it after the ticket was taken again, or had
 // been refunded: that changes nothing.
 func TestALatePutBackIsIgnored(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(3, 10*s)))
 		sc.joins("a1", "a2", "a3")
 		sc.takes("a1", "a2", "a3")
@@ -203,7 +202,7 @@ func TestALatePutBackIsIgnored(t *testing.T) {
 // The reply to a ReserveAgain is lost, and its caller gives the ticket's units back. Those of
 // another ticket of the same take stay.
 func TestRefundAfterReserveAgainGivesNothingBack(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for _, limit := range []int64{2, 1} { // granted, and denied after a cut
 			sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 			sc.at(0).joins("a1", "a2")
@@ -232,45 +231,10 @@ func TestRefundAfterReserveAgainGivesNothingBack(t *testing.T) {
 	})
 }
 
-func TestPutBackAndGiveBack(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(3, 10*s), limitertest.Slots(3)))
-		sc.joins("a1", "a2", "a3", "a4", "a5")
-		sc.takes("a1", "a2", "a3")
-		sc.putBack("a2", "a1", "a2")
-		if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
-			t.Errorf("used %v", limitertest.Used(d))
-		}
-		sc.takes("a1", "a2")
-		give := []throttle.TakenTicket{sc.took["a3"], sc.took["a1"]}
-		for range 2 {
-			if err := sc.l.Line("p").Refund(t.Context(), give); err != nil {
-				t.Fatal(err)
-			}
-			if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
-				t.Errorf("used %v", limitertest.Used(d))
-			}
-		}
-		sc.takes("a4", "a5")
-		w := sc.took["a5"].Decision.Windows
-		if len(w) != 2 || w[0].Used != 3 || w[0].Remaining != 0 || w[0].Limit != 3 || w[1].Used != 3 || w[1].Name != "slots" {
-			t.Errorf("%+v", w)
-		}
-		// A decision of a take is one like any other.
-		r := sc.took["a5"].Decision.Reservation
-		if held, err := r.Renew(t.Context()); !held || err != nil {
-			t.Errorf("held %v, %v", held, err)
-		}
-		if d := limitertest.Cancel(t, sc.l, r); !d.Granted || !slices.Equal(limitertest.Used(d), []int64{2, 2}) {
-			t.Errorf("%+v", d)
-		}
-	})
-}
-
 // A ticket that joined again while it was taken has a new place: what it was granted is given back,
 // once, and it stays there.
 func TestPutBackOfATicketThatJoinedAgain(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(3, 10*s), limitertest.Slots(3)))
 		sc.joins("a1", "a2")
 		sc.takes("a1", "a2")
@@ -287,7 +251,7 @@ func TestPutBackOfATicketThatJoinedAgain(t *testing.T) {
 }
 
 func TestReserveAgain(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s), limitertest.Slots(9)))
 		sc.joins("a1", "a2", "a3")
 		sc.takes("a1", "a2")
@@ -322,7 +286,7 @@ func TestReserveAgain(t *testing.T) {
 
 // The policy got another window since the take: that gives nothing back for the ticket.
 func TestReserveAgainByAPolicyWithAnotherWindow(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		shared := limitertest.SharedWindow(2, 10*s)
 		sc := newScene(t, client, limitertest.Policy(shared))
 		sc.at(0).joins("a1", "a2")
@@ -342,7 +306,7 @@ func TestReserveAgainByAPolicyWithAnotherWindow(t *testing.T) {
 // A caller that repeats a ReserveAgain gives the ticket's units back once: those of another ticket
 // of the same take stay. With a key it is charged once, too.
 func TestARepeatedReserveAgainGivesBackOnce(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for _, key := range []string{"", "key"} {
 			sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9)))
 			sc.at(0).joins("a1", "a2")
@@ -364,7 +328,7 @@ func TestARepeatedReserveAgainGivesBackOnce(t *testing.T) {
 // What was granted to a ticket, and its repeat by the key, are one reservation: cancelled by both,
 // it is given back once. Of a ticket whose key was granted before, the units are given back.
 func TestAKeyIsOneReservation(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9)))
 		sc.joins("a1", "a2", "a3", "a4")
 		sc.takes("a1", "a2", "a3", "a4")
@@ -411,7 +375,7 @@ func TestAKeyIsOneReservation(t *testing.T) {
 
 // Tickets lists all that wait, whatever their names, without calls that wait in place.
 func TestTicketsOfALine(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(1, h)))
 		line, waiting := l.Line("p"), map[throttle.Ticket]bool{}
 		var requests []throttle.Request
@@ -459,7 +423,7 @@ func TestTicketsOfALine(t *testing.T) {
 
 // Only the line that a ticket was taken from has its place and its units.
 func TestATicketGoesBackToItsOwnLine(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.Policy(limitertest.SharedWindow(4, h))
 		other := p.WithDefaults()
 		other.Name = "other"

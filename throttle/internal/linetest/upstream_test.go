@@ -198,8 +198,7 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 
 // A request that a pause denies learns of it: until when, and why.
 func TestAPauseIsTheReason(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: 10 * s}, limitertest.SharedWindow(10, 10*s))
 		p.Upstream, p.MaxPause = throttle.UpstreamShared, 10*m
 		sc := newScene(t, client, p)
@@ -253,8 +252,7 @@ func TestAPauseIsTheReason(t *testing.T) {
 
 // A pause whose reply was lost began all the same.
 func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		repeating := redis.NewClient(client.Options())
 		t.Cleanup(func() { repeating.Close() })
 		repeating.AddHook(hooktest.Hook(hooktest.Twice))

@@ -12,7 +12,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // Redis loses a line, its windows or both, by a restart without persistence or by hand. All waiting
@@ -20,7 +19,7 @@ import (
 // is exceeded by what is still counted, and nothing is left behind.
 func TestKeysOfALineVanish(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: 7 * s}, limitertest.SharedWindow(3, 10*s))
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for seed := range uint64(9) {
 			random := rand.New(rand.NewPCG(seed, 7))
 			client.FlushDB(t.Context())

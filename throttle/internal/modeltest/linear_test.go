@@ -15,7 +15,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // A historyStep is what one caller asked for.
@@ -96,7 +95,7 @@ func TestConcurrentCallsAreLinearizable(t *testing.T) {
 		{Name: "shared", Algorithm: throttle.AlgorithmFixed, Limit: 7, Period: 15 * s, Scope: throttle.ScopeShared},
 		{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 4, Burst: 6, Period: 7 * s},
 	}
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for seed := range uint64(3) {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)

@@ -20,7 +20,7 @@ import (
 func TestMergedGrantsAreOnlyALittleStricter(t *testing.T) {
 	w := limitertest.Policy(throttle.Window{Name: "w", Limit: 60, Period: 10 * s}).WithDefaults().Windows[0]
 	const tick = 10e6 / 4 // us
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		c := limitertest.NewClock()
 		l := limitertest.NewEdited(t, client, c, []func(string) string{limitertest.WithoutExpiry, limitertest.MergeFrom("8")}, limitertest.Policy(w))
 		onlyStricter(t, l.Limiter, c, w, tick, 700, 3, 40*ms)
@@ -30,7 +30,7 @@ func TestMergedGrantsAreOnlyALittleStricter(t *testing.T) {
 // The same with the scripts as they are: hundreds of grants in little more than 1 kB.
 func TestHundredsOfGrantsAreMerged(t *testing.T) {
 	w := limitertest.Policy(throttle.Window{Name: "w", Limit: 600, Period: 1024 * s}).WithDefaults().Windows[0]
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
 		onlyStricter(t, l, c, w, w.Period.Microseconds()/96, 700, 1, s)
 		bytes := client.StrLen(t.Context(), "sluice:{p}:w:tenant:acme").Val()
@@ -52,7 +52,7 @@ func TestHundredsOfGrantsAreMerged(t *testing.T) {
 func TestABacklogKeepsItsPace(t *testing.T) {
 	const limit, piece, every, periods = 500, 32, 2 * ms, 10
 	w := limitertest.Policy(throttle.Window{Name: "w", Limit: limit, Period: s}).WithDefaults().Windows[0]
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
 		at := time.Duration(0)
 		for granted := int64(0); granted < periods*limit; {

@@ -143,7 +143,7 @@ func TestAPanicOverAGrantGivesItBack(t *testing.T) {
 // To asynq a denied task is done, and it is about to delete it. It is not deleted, even if the server
 // has lost track of its attempt, or does not know asynq's call.
 func TestADeniedTaskIsNeverDeleted(t *testing.T) {
-	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		missed, unknown := []string{"missed", "missed, kept"}, []string{"unknown", "unknown, kept"}
 		for _, tenant := range slices.Concat(missed, unknown) {
 			s.Fill(tenant)

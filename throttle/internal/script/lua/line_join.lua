@@ -4,7 +4,7 @@
 --   read_line()                       reads the queues, which all other verbs need
 --   prefetch(tickets, flows, nodes)   reads these too, in few commands
 --   waits(id)                         whether the ticket is in line
---   rank(id)                          its rank, nil if it is not in line
+--   ticket(id)                        that of line.lua
 --   somebody_waits(r, id)             whether tickets other than `id` wait at the request's scopes
 --   expect(r, list, at, fits) -> expected, latest, binds
 --                                     when a request without a place would start
@@ -32,8 +32,8 @@ local function new_join(L)
   local P, now, ROOT = call.P, call.now, windows.ROOT
   local expected = new_eta(L)
   local J = { -- all fields are named here, as a table that grows is copied
-    read_line = L.read_line, flow_for = false, prefetch = false, waits = false, join = false,
-    finish = false, untook = false,
+    read_line = L.read_line, ticket = L.ticket, flow_for = false, prefetch = false, waits = false,
+    join = false, finish = false, untook = false,
   }
 
   -- flow_for returns the flow of a request, as it is stored or as it would be.

@@ -28,11 +28,6 @@ local function add_leaving(L, J, expected, with_slots)
     return L.new_flow(r.flow, r.weight + 0, r.tenant, r.suffixes, list, own_text(r.own))
   end
 
-  function J.rank(id)
-    local _, _, _, rank = L.ticket(id)
-    return rank
-  end
-
   -- A take by other limits looks at the flow again.
   function J.place_first(flow, rank, costs)
     L.place(flow, rank, costs)

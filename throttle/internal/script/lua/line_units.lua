@@ -27,12 +27,9 @@ local line_units = {
 
   text = function(of)
     if of.same then return of.same.text end
-    local parts, n = {}, 0
-    for unit, u in pairs(of.units or {}) do
-      n = n + 1
-      parts[n] = format('%s=%d/%d/%d/%d', unit, u[1], u[2], u[3], u[4])
-    end
-    return n > 0 and concat(parts, ',') or '-'
+    local parts = {}
+    for unit, u in pairs(of.units or {}) do parts[#parts + 1] = format('%s=%d/%d/%d/%d', unit, unpack(u)) end
+    return parts[1] and concat(parts, ',') or '-'
   end,
 
   count = function(of, costs, sign)
@@ -68,13 +65,9 @@ local line_units = {
   end,
 
   of_unit = function(of, unit)
-    if of.same then
-      local cost = of.same.units[unit]
-      if not cost then return 0, MOST, 0, 0 end
-      return cost * of.n, cost, cost, 0
-    end
-    local u = of.units and of.units[unit]
-    if not u then return 0, MOST, 0, 0 end
-    return u[1], u[2], u[3], u[4]
+    local cost, u = of.same and of.same.units[unit], of.units and of.units[unit]
+    if cost then return cost * of.n, cost, cost, 0 end
+    if u then return unpack(u) end
+    return 0, MOST, 0, 0
   end,
 }

@@ -25,18 +25,30 @@ local function add_writing(L)
     for from = 1, n, PART do redis.call(name, key, unpack(list, from, min(n, from + PART - 1))) end
   end
 
-  -- list_in returns the list of that name, made empty if there is none.
-  local function list_in(lists, name)
-    local list = lists[name]
-    if not list then
-      list = {}
-      lists[name] = list
-    end
-    return list
-  end
-
   local call = L.call
   local P, hour, flows = call.P, L.hour, L.flows
+  local changes = {} -- of sorted sets, by key
+
+  -- change notes the score that a sorted set gets for a member; without one the member leaves.
+  local function change(key, member, score)
+    local of = changes[key]
+    if not of then
+      of = {add = {}, gone = {}}
+      changes[key] = of
+    end
+    if score then of.add[#of.add + 1] = format('%d', score) end
+    local list = score and of.add or of.gone
+    list[#list + 1] = member
+  end
+
+  local function write_changes()
+    for key, of in pairs(changes) do
+      call_in_parts('ZREM', key, of.gone)
+      call_in_parts('ZADD', key, of.add)
+      if of.add[1] then expire(key, L.ttl) end
+    end
+    changes = {}
+  end
 
   function L.flush_added()
     if not next(L.added) then return end
@@ -45,34 +57,19 @@ local function add_writing(L)
   end
 
   function L.flush_places()
-    local gone, placed = {}, {}
     for id, flow in pairs(flows) do
-      if flow and flow.score then
-        local moved = flow.suffix ~= flow.stored_suffix or flow.rank ~= flow.stored_rank
-        if moved or flow.score ~= flow.stored_score then
-          if flow.stored_suffix and moved then
-            local list = list_in(gone, flow.queue .. '|' .. flow.stored_suffix)
-            list[#list + 1] = flow.stored_rank .. ' ' .. id
-          end
-          if flow.suffix then
-            local list = list_in(placed, flow.queue .. '|' .. flow.suffix)
-            list[#list + 1] = format('%d', flow.score)
-            list[#list + 1] = flow.rank .. ' ' .. id
-          end
-          if moved then flow.changed = true end
-          flow.stored_suffix, flow.stored_rank, flow.stored_score = flow.suffix, flow.rank, flow.score
-        end
-      elseif flow and flow.stored_suffix and not flow.suffix then
-        local list = list_in(gone, flow.queue .. '|' .. flow.stored_suffix)
-        list[#list + 1] = flow.stored_rank .. ' ' .. id
-        flow.stored_suffix, flow.stored_rank, flow.changed = nil, nil, true
+      local suffix, rank = flow and flow.suffix, flow and flow.rank
+      local stored = flow and flow.stored_suffix
+      local moved = stored ~= suffix or suffix and rank ~= flow.stored_rank
+      if flow and (moved or suffix and flow.score and flow.score ~= flow.stored_score) then
+        local nodes = P .. 'n:' .. flow.queue .. '|'
+        if stored and moved then change(nodes .. stored, flow.stored_rank .. ' ' .. id) end
+        if suffix then change(nodes .. suffix, rank .. ' ' .. id, flow.score) end
+        flow.changed = flow.changed or moved
+        flow.stored_suffix, flow.stored_rank, flow.stored_score = suffix, rank, flow.score
       end
     end
-    for name, list in pairs(gone) do call_in_parts('ZREM', P .. 'n:' .. name, list) end
-    for name, list in pairs(placed) do
-      call_in_parts('ZADD', P .. 'n:' .. name, list)
-      expire(P .. 'n:' .. name, L.ttl)
-    end
+    write_changes()
   end
 
   -- A flow's tickets are renewed once an hour.
@@ -103,21 +100,12 @@ local function add_writing(L)
 
   -- write_tags writes the tenants' tags that are above V. The others are the same as V.
   local function write_tags(node)
-    local key, list, gone = P .. 'g:' .. node.name, {}, {}
+    local key = P .. 'g:' .. node.name
     for tenant, tag in pairs(node.new_tags or {}) do
-      if tag > node.v then
-        list[#list + 1] = format('%d', tag)
-        list[#list + 1] = tenant
-      else
-        gone[#gone + 1] = tenant -- a ticket was put back, and its charge undone
-      end
+      change(key, tenant, tag > node.v and tag) -- else a ticket was put back, and its charge undone
     end
-    call_in_parts('ZREM', key, gone)
+    write_changes()
     redis.call('ZREMRANGEBYSCORE', key, '-inf', format('%d', node.v))
-    if list[1] then
-      call_in_parts('ZADD', key, list)
-      expire(key, L.ttl)
-    end
     node.new_tags, node.moved = nil, false
   end
 
@@ -143,23 +131,10 @@ local function add_writing(L)
 
   function L.flush_dues()
     for queue, suffixes in pairs(L.dues_changed) do
-      local key, list, gone = P .. 'd:' .. queue, {}, {}
-      for suffix in pairs(suffixes) do
-        local time = L.dues[queue][suffix]
-        if time then
-          list[#list + 1] = format('%d', time)
-          list[#list + 1] = suffix
-        else
-          gone[#gone + 1] = suffix
-        end
-        L.dues_changed[queue] = nil
-      end
-      if list[1] then
-        call_in_parts('ZADD', key, list)
-        expire(key, L.ttl)
-      end
-      call_in_parts('ZREM', key, gone)
+      for suffix in pairs(suffixes) do change(P .. 'd:' .. queue, suffix, L.dues[queue][suffix]) end
+      L.dues_changed[queue] = nil
     end
+    write_changes()
   end
 
   local function flush_hash(key)

@@ -139,7 +139,7 @@ local function reservation_verbs(call)
     local line = line_of(call)
     read_place(r)
     read_state(r)
-    local rank = line.rank(r.ticket)
+    local _, _, _, rank = line.ticket(r.ticket)
     if r.cancelled or rank and rank + 0 == r.rank then return 8, now end -- it was put back
     if rank then -- it joined again, and stays there
       verbs.cancel(r, list, now, fits, before)

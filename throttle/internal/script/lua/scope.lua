@@ -134,6 +134,33 @@ local function reload(scope, now)
   end
 end
 
+-- keep keeps the values of scopes for open, false where there is none. They begin at `from`, as their
+-- keys do. MGET says of a list or a hash, too, that there is no value: here it is true.
+local function keep(call, suffixes, keys, values, from)
+  local raw, missing, n = call.raw, {}, 0
+  for i = 1, #suffixes do
+    local value = values[from + i - 1]
+    raw[suffixes[i]] = value
+    if not value then
+      n = n + 1
+      missing[n] = keys[from + i - 1]
+    end
+  end
+  if n > 0 and redis.call('EXISTS', unpack(missing)) > 0 then
+    for i = 1, #suffixes do
+      raw[suffixes[i]] = values[from + i - 1] or redis.call('EXISTS', keys[from + i - 1]) == 1
+    end
+  end
+end
+
+-- read reads the values of scopes that will be opened, in one call.
+local function read(call, suffixes)
+  if not suffixes[1] then return end
+  local P, keys = call.P, {}
+  for i = 1, #suffixes do keys[i] = P .. suffixes[i] end
+  keep(call, suffixes, keys, redis.call('MGET', unpack(keys)), 1)
+end
+
 -- open(call, suffix, number, own) -> the scope of that key, with the windows' states. number is its
 -- place in the policy. own are the tenant's own parameters by window, or nil: they hold where the
 -- scope contains the tenant.
@@ -147,50 +174,24 @@ local function open(call, suffix, number, own)
     end
     return scope
   end
-  local raw, read = call.raw[suffix], true
-  if raw == nil then raw, read = redis.call('MGET', call.P .. suffix)[1], false end
+  if call.raw[suffix] == nil then read(call, {suffix}) end
+  local raw = call.raw[suffix]
   -- Eight fields: a ninth, which few scopes get, makes a table twice as large.
   scope = {
     call = call, suffix = suffix, of = of, own = own, now = call.now, states = {nil, nil},
     changed = false, upstream = nil,
   }
   call.open[suffix] = scope
-  if raw then
-    parse(scope, raw)
-  elseif not read and redis.call('EXISTS', call.P .. suffix) == 1 then
+  if raw == true then
     fail(scope, 'not a string')
+  elseif raw then
+    parse(scope, raw)
   end
   local list, states = of.windows, scope.states
   for j = 1, #list do
     if not states[list[j]] then load_window(scope, list[j], nil) end
   end
   return scope
-end
-
--- keep keeps the values of scopes for open. They begin at `from`, as their keys do. MGET says of a
--- list or a hash that there is no value: open looks again if one of them may be that.
-local function keep(call, suffixes, keys, values, from)
-  local raw, missing, n = call.raw, {}, 0
-  for i = 1, #suffixes do
-    local value = values[from + i - 1]
-    raw[suffixes[i]] = value
-    if not value then
-      n = n + 1
-      missing[n] = keys[from + i - 1]
-    end
-  end
-  if n > 0 and redis.call('EXISTS', unpack(missing)) > 0 then
-    for i = 1, #suffixes do raw[suffixes[i]] = values[from + i - 1] or nil end
-  end
-end
-
--- read reads the values of scopes that will be opened, in one call.
-local function read(call, suffixes)
-  local n = #suffixes
-  if n < 2 then return end
-  local P, keys = call.P, {}
-  for i = 1, n do keys[i] = P .. suffixes[i] end
-  keep(call, suffixes, keys, redis.call('MGET', unpack(keys)), 1)
 end
 
 -- section returns a section, except for what follows `first` of the payload's bytes.

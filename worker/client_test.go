@@ -28,9 +28,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 				return throttle.Tenant{}, false, nil
 			},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		client := s.Client(limiter)
 		task := func(tenant string, cost int64) *asynq.Task {
 			return worker.NewTask(worker.Identity{Attributes: map[string]string{"user": "bob"}, Cost: map[string]int64{"requests": cost}, Tenant: tenant}, "x", nil)
@@ -56,9 +54,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 
 		for _, ok := range []*asynq.Task{task("acme", 5), task("unknown", 6), asynq.NewTask("unmatched", nil)} {
 			info, err := client.EnqueueContext(t.Context(), ok, asynq.MaxRetry(7))
-			if err != nil {
-				t.Fatal(err)
-			}
+			sitetest.Must(t, err)
 			if got := s.Task(info.ID); got.MaxRetry != 7 || ok.Type() == "unmatched" && got.State != asynq.TaskStatePending {
 				t.Errorf("enqueued %+v", got)
 			}
@@ -70,9 +66,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 			Limiter:    limiter,
 			Tenant:     func(task *asynq.Task) string { return string(task.Payload()) },
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		defer byPayload.Close()
 		if _, err := byPayload.EnqueueContext(t.Context(), asynq.NewTask("x", []byte("acme"))); err != nil {
 			t.Error(err)
@@ -142,18 +136,14 @@ func TestAClientAndServersShareAConnection(t *testing.T) {
 		shared := redis.NewClient(sitetest.SameRedis(s.Redis))
 		defer shared.Close()
 		client, err := worker.NewClientFromRedisClient(shared, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		ran := map[string]chan string{"one": make(chan string, 4), "two": make(chan string, 4)}
 		var servers []*worker.Server
 		for queue, ran := range ran {
 			theirs, ours := s.Configs()
 			theirs.Queues = map[string]int{queue: 1}
 			server, err := worker.NewServerFromRedisClient(shared, theirs, ours)
-			if err != nil {
-				t.Fatal(err)
-			}
+			sitetest.Must(t, err)
 			if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 				id, _ := asynq.GetTaskID(ctx)
 				ran <- id

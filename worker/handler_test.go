@@ -192,12 +192,8 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 			t.Fatal(err)
 		}
 		warm, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "second", Tenant: "acme"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := warm.Reservation.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
+		sitetest.Must(t, warm.Reservation.Release(t.Context()))
 		left := make(chan error, 1)
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			la.on.Store(true)

@@ -93,9 +93,7 @@ func TestATransportDoesNotCountAJobTwice(t *testing.T) {
 		upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls.Add(1) }))
 		defer upstream.Close()
 		transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{Limiter: s.Limiter, Policy: "api"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if id, _ := asynq.GetTaskID(ctx); id == "cancels" {
 				if err := worker.FromContext(ctx).Cancel(ctx); err != nil {

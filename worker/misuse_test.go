@@ -19,9 +19,7 @@ import (
 func TestOptionsBelowZero(t *testing.T) {
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
 	client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	defer client.Close()
 	var invalid *throttle.RequestError
 	if _, err := client.Enqueue(sitetest.AcmeTask(), worker.Backlog(-1)); !errors.As(err, &invalid) {

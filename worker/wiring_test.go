@@ -27,9 +27,7 @@ func TestShutdownClosesTheConnection(t *testing.T) {
 	s.WaitState(asynq.TaskStateScheduled, "a")
 	theirs, ours := s.Configs()
 	idle, err := worker.NewServer(s.Asynq, theirs, ours)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	if err := idle.Ping(); err != nil {
 		t.Error(err)
 	}
@@ -60,9 +58,7 @@ func TestShutdownLeavesNoConnection(t *testing.T) {
 	s := sitetest.New(t, client, sitetest.Policy(2, time.Second), sitetest.AtOnceOf("slots", 1))
 	connections := func() int {
 		list, err := watch.ClientList(t.Context()).Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		return strings.Count(list, "\n")
 	}
 	var servers []*worker.Server
@@ -125,9 +121,7 @@ func TestChecksOfAsynqsRedisHaveClasses(t *testing.T) {
 	check := func(ctx context.Context, addr string) error {
 		t.Helper()
 		client, err := worker.NewClient(asynq.RedisClientOpt{Addr: addr}, worker.ClientConfig{Limiter: s.Limiter})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		defer client.Close()
 		findings, err := client.CheckRedis(ctx)
 		if err == nil || !strings.Contains(err.Error(), "asynq's Redis") || strings.Contains(err.Error(), "limiter's") || len(findings) > 0 {

@@ -31,9 +31,7 @@ func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 			} else {
 				_, err = s.Plain.Enqueue(asynq.NewTask("x", []byte("acme")), opts...)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			sitetest.Must(t, err)
 		}
 		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) {
 			c.Tenant = func(task *asynq.Task) string {
@@ -167,9 +165,7 @@ func TestConstructorsNameWhatIsWrong(t *testing.T) {
 	client := redis.NewClient(&redis.Options{})
 	defer client.Close()
 	limiter, err := throttle.New(throttle.Config{Client: client})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	ok := worker.Config{Limiter: limiter}
 	server := func(opt asynq.RedisConnOpt, theirs asynq.Config, ours worker.Config) error {
 		_, err := worker.NewServer(opt, theirs, ours)

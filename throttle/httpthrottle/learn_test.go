@@ -116,9 +116,7 @@ func TestAPauseHoldsForAllWhoShareThePolicy(t *testing.T) {
 			limiter, err := throttle.New(throttle.Config{
 				Client: client, Logger: slog.New(slog.NewTextHandler(&log, nil)), Policies: []throttle.Policy{policy(name, perHour(1000))},
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			one := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: name, LearnOnly: learnOnly})
 			other := newTransport(t, httpthrottle.TransportConfig{Limiter: limitertest.New(t, client, policy(name, perHour(1000))), Policy: name})
 			before := server.calls.Load()

@@ -26,9 +26,7 @@ func TestABurstAboveTheLimitIsTheQuota(t *testing.T) {
 			{3, 20, `"w";q=20;w=24000`, `"w";r=19;t=1200`, "19", "20"},
 			{60, 2, `"w";q=60;w=3600`, `"w";r=1;t=60`, "1", "60"},
 		} {
-			if err := client.FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, client.FlushDB(t.Context()).Err())
 			limiter := limitertest.New(t, client, policy("site", throttle.Window{
 				Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: tc.limit, Burst: tc.burst, Period: time.Hour, Scope: throttle.Per("ip"),
 			}))

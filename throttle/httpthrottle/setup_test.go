@@ -48,9 +48,7 @@ func newTransport(t testing.TB, c httpthrottle.TransportConfig) *httpthrottle.Tr
 		c.Base = base
 	}
 	transport, err := httpthrottle.NewTransport(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	return transport
 }
 
@@ -60,9 +58,7 @@ func newMiddleware(t testing.TB, c httpthrottle.MiddlewareConfig) func(http.Hand
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	middleware, err := httpthrottle.NewMiddleware(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	return middleware
 }
 

@@ -42,9 +42,7 @@ func TestASlotIsHeldForAsLongAsTheCall(t *testing.T) {
 				defer cancel()
 				resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: fake}).
 					RoundTrip(httptest.NewRequestWithContext(ctx, "GET", "http://upstream", nil))
-				if err != nil {
-					t.Fatal(err)
-				}
+				limitertest.Must(t, err)
 				if !strings.HasSuffix(name, unread) {
 					go io.Copy(io.Discard, resp.Body)
 				}
@@ -120,9 +118,7 @@ func TestACallEndsWhoseSlotIsLost(t *testing.T) {
 		})
 		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
 		resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"}).RoundTrip(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		client.FlushAll(t.Context())
 		other := throttle.Request{Policy: "api", Exempt: true} // a renewal may have come before
 		if d, err := limiter.Reserve(t.Context(), other); err != nil || !d.Granted {
@@ -147,9 +143,7 @@ func TestASwitchedConnectionIsHeldToo(t *testing.T) {
 		near, far := net.Pipe()
 		resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: answer(near)}).
 			RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		both, ok := resp.Body.(io.ReadWriteCloser)
 		if !ok {
 			t.Fatalf("a %T cannot be written to", resp.Body)

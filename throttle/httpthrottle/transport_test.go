@@ -134,9 +134,7 @@ func TestACallThatWasNeverMadeCostsNothing(t *testing.T) {
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"})
 
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		address := "http://" + listener.Addr().String()
 		go func() {
 			for {

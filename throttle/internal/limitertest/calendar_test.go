@@ -74,9 +74,7 @@ func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 			}
 		}
 		for _, off := range []time.Duration{-5 * m, 5 * m} {
-			if err := client.FlushAll(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, client.FlushAll(t.Context()).Err())
 			l := NewEdited(t, client, nil, []func(string) string{ShiftClock(off.Microseconds())}, p)
 			if d, err := l.Reserve(t.Context(), Acme(1)); err != nil || !d.Granted {
 				t.Errorf("Redis's clock is off by %v: granted %v, %v", off, d.Granted, err)
@@ -90,20 +88,14 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		rapid.Check(t, func(t *rapid.T) {
-			if err := client.FlushAll(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, client.FlushAll(t.Context()).Err())
 			w := Quota(rapid.Int64Range(1, 6).Draw(t, "limit"), rapid.SampledFrom([]string{"0 * * * *", "0 0 * * *", "30 2 * * *", "0 0 1 * *"}).Draw(t, "resets"),
 				rapid.SampledFrom([]string{"UTC", "America/Los_Angeles", "America/St_Johns", "Asia/Kathmandu"}).Draw(t, "zone"))
 			w.Margin = time.Duration(rapid.IntRange(0, 25).Draw(t, "margin")) * m
 			schedule, err := cron.ParseStandard(w.Resets)
-			if err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
 			zone, err := time.LoadLocation(w.Timezone)
-			if err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
 			l, c := NewHanded(t, client, Policy(w))
 			type grant struct {
 				throttle.Decision

@@ -80,13 +80,9 @@ func TestReservationsTravel(t *testing.T) {
 	OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l, _ := NewHanded(t, client, three())
 		text, err := json.Marshal(Reserve(t, l, Acme(4)).Reservation)
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		var r throttle.Reservation
-		if err := json.Unmarshal(text, &r); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, json.Unmarshal(text, &r))
 		other, _ := NewHanded(t, client, three())
 		if d := Cancel(t, other, r); !slices.Equal(Used(d), []int64{0, 0, 0}) {
 			t.Errorf("used %v", Used(d))

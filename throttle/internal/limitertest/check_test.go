@@ -37,9 +37,7 @@ func TestCheckRedisFindsWhatIsNotSetUp(t *testing.T) {
 		client.ConfigSet(ctx, "maxmemory-policy", "allkeys-lru")
 		found(t, client, "redis "+primary+": maxmemory-policy is allkeys-lru: must be noeviction")
 		client.ConfigSet(ctx, "maxmemory-policy", "noeviction")
-		if err := client.Do(ctx, "acl", "setuser", "meek", "on", "nopass", "~*", "+@all", "-info").Err(); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, client.Do(ctx, "acl", "setuser", "meek", "on", "nopass", "~*", "+@all", "-info").Err())
 		meek := redis.NewClient(&redis.Options{Addr: primary, Username: "meek", Password: "any"})
 		defer meek.Close()
 		found(t, meek, "")

@@ -39,14 +39,10 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 		}
 		Reserve(t, l, request("acme", 2))
 		if waiting {
-			if err := join("0"); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, join("0"))
 		}
 		slot, err := nodes.Slot(ctx, "sluice:{"+name+"}:q")
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		to := nodes.Nodes[0]
 		if from, err := nodes.Primary(ctx, slot); err != nil {
 			t.Fatal(err)
@@ -55,9 +51,7 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 		}
 		before := keysOf(t, client)
 		m, err := nodes.Migrate(ctx, slot, to)
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		refused := func(stage string) {
 			t.Helper()
 			for _, tenant := range []string{"acme", "new"} {
@@ -84,9 +78,7 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		refused("all keys have moved")
-		if err := m.Finish(ctx); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, m.Finish(ctx))
 		if d := Peek(t, l, request("acme", 1)); d.Windows[0].Used != 2 || d.Windows[1].Used != 2 || d.Granted == waiting {
 			t.Errorf("%s waits, after the migration: granted %v, %+v", name, d.Granted, d.Windows)
 		}
@@ -101,8 +93,6 @@ func keysOf(t *testing.T, client *redis.ClusterClient) int64 {
 		n.Add(keys)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return n.Load()
 }

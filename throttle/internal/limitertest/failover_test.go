@@ -109,9 +109,7 @@ func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 			drive(behind, granted(12))
 			hole.Hole.Store(true)
 			drive(behind, func(err error) bool { return errors.Is(err, throttle.ErrUnavailable) })
-			if err := promoted.Do(t.Context(), "replicaof", "no", "one").Err(); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, promoted.Do(t.Context(), "replicaof", "no", "one").Err())
 			var both sync.WaitGroup
 			over, stopped := time.Now().Add(s), atomic.Bool{}
 			both.Go(func() {
@@ -153,12 +151,8 @@ func twoServers(t *testing.T, args ...string) (primary, replica *redis.Client) {
 // promote makes the replica a primary that knows all until now, beside the old one.
 func promote(t *testing.T, primary, replica *redis.Client) {
 	t.Helper()
-	if err := primary.Wait(t.Context(), 1, 10*time.Second).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := replica.Do(t.Context(), "replicaof", "no", "one").Err(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, primary.Wait(t.Context(), 1, 10*time.Second).Err())
+	Must(t, replica.Do(t.Context(), "replicaof", "no", "one").Err())
 	untilReplication(t, primary, "connected_slaves:0")
 }
 

@@ -137,9 +137,7 @@ func TestRedisThatCannotServe(t *testing.T) {
 		client := impatient(t, throttletest.Redis(t))
 		do := func(args ...any) {
 			t.Helper()
-			if err := client.Do(t.Context(), args...).Err(); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, client.Do(t.Context(), args...).Err())
 		}
 		l := New(t, client, three())
 		Reserve(t, l, Acme(1))
@@ -220,9 +218,7 @@ func TestUnexpectedReplies(t *testing.T) {
 func answering(t *testing.T, reply string) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { listener.Close() })
 	serve := func(conn net.Conn) {
 		defer conn.Close()
@@ -295,9 +291,7 @@ func TestContextThatEnds(t *testing.T) {
 	t.Run("cancelled while Redis is down", func(t *testing.T) {
 		t.Parallel()
 		server, err := miniredis.Run()
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		addr := server.Addr()
 		server.Close()
 		ctx, end := context.WithCancelCause(t.Context())

@@ -19,9 +19,7 @@ type Proxy struct {
 func NewProxy(t *testing.T, server string) *Proxy {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { listener.Close() })
 	p := &Proxy{Addr: listener.Addr().String()}
 	go func() {

@@ -109,9 +109,7 @@ func TestAKeyStandsForOneRequest(t *testing.T) {
 				}
 				wantGrant("a repeat")
 				settled, err := made.Settle(t.Context(), map[string]int64{"tokens": 9})
-				if err != nil {
-					t.Fatal(err)
-				}
+				Must(t, err)
 				wantGrant("after Settle")
 				wantOtherRequest(t, "the settled cost", l, settled.Request)
 				if d := Reserve(t, l, other(func(r *throttle.Request) { r.IdempotencyKey = "another" })); !slices.Equal(Used(d), []int64{2, 14}) {

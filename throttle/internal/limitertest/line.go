@@ -35,9 +35,7 @@ func ReadLine(t TB, client *redis.Client) LineState {
 	t.Helper()
 	ctx, prefix := t.Context(), "sluice:{p}:"
 	keys, err := client.Keys(ctx, prefix+"*").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	pipe := client.Pipeline()
 	values, hashes, sets := map[string]*redis.StringCmd{}, map[string]*redis.MapStringStringCmd{}, map[string]*redis.ZSliceCmd{}
 	ttls := map[string]*redis.DurationCmd{}

@@ -23,9 +23,7 @@ func TestRatesAreLogged(t *testing.T) {
 		l, err := throttle.New(throttle.Config{
 			Client: client, Logger: slog.New(slog.NewTextHandler(log, nil)), Policies: []throttle.Policy{p},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		wants := func(want ...string) {
 			t.Helper()
 			synctest.Wait()
@@ -67,9 +65,7 @@ func TestReplacedPoliciesAreLogged(t *testing.T) {
 	l, err := throttle.New(throttle.Config{
 		Client: client, Logger: slog.New(slog.NewTextHandler(log, nil)), Policies: []throttle.Policy{named("a", 1), named("b", 1), named("c", 1)},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	for _, row := range []struct {
 		policies []throttle.Policy
 		want     string

@@ -31,9 +31,7 @@ func TestPolicyForATaskType(t *testing.T) {
 			t.Fatalf("type %d: policy %q", i, p.Name)
 		}
 	}
-	if err := l.SetPolicies([]throttle.Policy{{Name: "all", Match: []string{"*"}, Windows: window}}); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, l.SetPolicies([]throttle.Policy{{Name: "all", Match: []string{"*"}, Windows: window}}))
 	if p, _ := l.Match("mail:sent"); p.Name != "all" {
 		t.Errorf("after SetPolicies: policy %q", p.Name)
 	}

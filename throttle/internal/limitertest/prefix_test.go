@@ -18,9 +18,7 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 				Client: client, Prefix: prefix,
 				Policies: []throttle.Policy{Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.ScopeShared})},
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
 			return l
 		}
 		waiting := Acme(1)
@@ -40,9 +38,7 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 			t.Fatalf("not queued: %+v", d)
 		}
 		// The line of a removed policy is served while somebody waits in it.
-		if err := staging.SetPolicies(nil); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, staging.SetPolicies(nil))
 		if _, err := staging.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 1}, Max: 1}); err != nil {
 			t.Fatal(err)
 		}
@@ -51,9 +47,7 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 		}
 		counts := map[string]int{}
 		keys, err := client.Keys(t.Context(), "*").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		for _, key := range keys {
 			prefix, rest, found := strings.Cut(key, "sluice:{p}:")
 			if counts[prefix]++; !found {

@@ -19,9 +19,7 @@ func TestWhatIsUnderWayIsNoPartOfWhatIsLeft(t *testing.T) {
 				l, c := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 100, Period: 10 * s}))
 				report := func(r throttle.Reservation, units int64) {
 					t.Helper()
-					if err := r.ReportRemaining(t.Context(), throttle.Remaining{Units: units, Reset: m}); err != nil {
-						t.Fatal(err)
-					}
+					Must(t, r.ReportRemaining(t.Context(), throttle.Remaining{Units: units, Reset: m}))
 				}
 				for period := range 2 {
 					var calls []throttle.Reservation

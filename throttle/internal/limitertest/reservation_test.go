@@ -29,9 +29,7 @@ func methods(ctx context.Context, r throttle.Reservation) map[string]error {
 func TestADetachedReservationSaysSo(t *testing.T) {
 	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), Policy(Slots(1)))
 	text, err := json.Marshal(l.Attach(Made(Acme(1), "0123456789abcdef")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	var decoded throttle.Reservation
 	if err := json.Unmarshal(text, &decoded); err != nil || decoded.ID != "0123456789abcdef" || decoded.Tenant != "acme" {
 		t.Fatalf("%+v, %v", decoded, err)
@@ -80,9 +78,7 @@ func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
 		}
 		// One that was removed is still known.
 		held := Reserve(t, l, Acme(1)).Reservation
-		if err := l.SetPolicies(nil); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, l.SetPolicies(nil))
 		for method, err := range methods(t.Context(), held) {
 			if err != nil {
 				t.Errorf("%s by a policy that was removed: %v", method, err)
@@ -126,9 +122,7 @@ func TestWhatIsHeldOutlastsTheLookupOfItsTenant(t *testing.T) {
 				return throttle.Tenant{}, false, nil
 			},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		r := Reserve(t, l, Acme(1)).Reservation
 		away.Store(true)
 		if held, err := r.Renew(t.Context()); !held || err != nil {

@@ -46,9 +46,7 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 		"function": {find, map[string]limits{"acme": {9, 2, 2, 30}, "startup": {1, 2, 2, 30}, "other": {2, 2, 2, 30}}},
 	}, func(t *testing.T, client *redis.Client, tc row) {
 		l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}, Tenants: tc.tenants})
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		got := map[string]limits{}
 		for tenant := range tc.want {
 			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: tenant})

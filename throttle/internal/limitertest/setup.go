@@ -54,6 +54,14 @@ type Hooked struct {
 	gate  *gate
 }
 
+// Must fails the test by an error.
+func Must(t TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // OnRedis runs the test on a real Redis. miniredis is for what users' kits promise, and takes ten times
 // as long for a script: throttletest.Each is for a test or two of each verb.
 func OnRedis(t *testing.T, test func(t *testing.T, client *redis.Client)) {
@@ -69,9 +77,7 @@ func EachOf[Case any](t *testing.T, cases map[string]Case, test func(t *testing.
 	client := throttletest.Client(t, throttletest.Redis(t))
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			if err := client.FlushAll(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, client.FlushAll(t.Context()).Err())
 			test(t, client, c)
 		})
 	}
@@ -81,9 +87,7 @@ func EachOf[Case any](t *testing.T, cases map[string]Case, test func(t *testing.
 func New(t TB, client redis.UniversalClient, policies ...throttle.Policy) *throttle.Limiter {
 	t.Helper()
 	l, err := throttle.New(throttle.Config{Client: client, Policies: policies})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return l
 }
 
@@ -112,9 +116,7 @@ func NewEdited(t TB, client redis.UniversalClient, c *Clock, edits []func(string
 		hooks.Now = c.US.Load
 	}
 	l := New(t, hooks, policies...)
-	if err := check(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, check())
 	return &Hooked{l, hooks, g}
 }
 
@@ -143,9 +145,7 @@ func Acme(cost int64) throttle.Request {
 func Reserve(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 	t.Helper()
 	d, err := l.Reserve(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return d
 }
 
@@ -153,9 +153,7 @@ func Reserve(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 func Peek(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 	t.Helper()
 	d, err := l.Peek(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return d
 }
 
@@ -163,9 +161,7 @@ func Peek(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 func Cancel(t TB, l *throttle.Limiter, r throttle.Reservation) throttle.Decision {
 	t.Helper()
 	d, err := TryCancel(t.Context(), l, r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return d
 }
 
@@ -182,9 +178,7 @@ func TryCancel(ctx context.Context, l *throttle.Limiter, r throttle.Reservation)
 func Dump(t TB, client *redis.Client) map[string]string {
 	t.Helper()
 	keys, err := client.Keys(t.Context(), "*").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	pipelined := func(command func(pipe redis.Pipeliner, i int) redis.Cmder) []redis.Cmder {
 		cmds, err := client.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
 			for i := range keys {
@@ -192,9 +186,7 @@ func Dump(t TB, client *redis.Client) map[string]string {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		return cmds
 	}
 	kinds := pipelined(func(pipe redis.Pipeliner, i int) redis.Cmder { return pipe.Type(t.Context(), keys[i]) })
@@ -240,9 +232,7 @@ func Slots(limit int64, per ...string) throttle.Window {
 // Release releases what was granted.
 func Release(t TB, d throttle.Decision) {
 	t.Helper()
-	if err := d.Reservation.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, d.Reservation.Release(t.Context()))
 }
 
 // Queues returns queues of equal priorities, for throttle.TakeOptions.
@@ -258,9 +248,7 @@ func Queues(names ...string) map[string]int {
 func Take(t TB, l *throttle.Limiter, max int, queues ...string) throttle.Taken {
 	t.Helper()
 	taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: Queues(queues...), Max: max})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return taken
 }
 
@@ -273,18 +261,14 @@ func Quota(limit int64, resets, zone string) throttle.Window {
 func Day(t TB, text string) time.Duration {
 	t.Helper()
 	at, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return at.Sub(time.UnixMicro(Midnight))
 }
 
 // SetPolicy changes the policy between two calls, as SetPolicies does in a running worker.
 func SetPolicy(t TB, l *throttle.Limiter, windows ...throttle.Window) {
 	t.Helper()
-	if err := l.SetPolicies([]throttle.Policy{Policy(windows...)}); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, l.SetPolicies([]throttle.Policy{Policy(windows...)}))
 }
 
 // CostOf is what a request takes of a window.
@@ -312,8 +296,6 @@ func Ticket(ticket string) throttle.Ticket { return throttle.Ticket{Queue: "q", 
 func Settle(t TB, l *throttle.Limiter, r throttle.Reservation, tokens int64) throttle.Reservation {
 	t.Helper()
 	r, err := l.Attach(r).Settle(t.Context(), map[string]int64{"tokens": tokens})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return r
 }

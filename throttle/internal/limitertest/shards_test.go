@@ -28,9 +28,7 @@ func shardIn(l *throttle.Limiter, tenant string) string {
 
 func setShards(t *testing.T, l *throttle.Limiter, shards int) {
 	t.Helper()
-	if err := l.SetPolicies([]throttle.Policy{sharded(shards)}); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, l.SetPolicies([]throttle.Policy{sharded(shards)}))
 }
 
 // tenantIn returns a tenant of a line.
@@ -108,9 +106,7 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 func takeFrom(t *testing.T, l *throttle.Limiter, line string) []throttle.TakenTicket {
 	t.Helper()
 	taken, err := l.Line(line).Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 10})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return taken.Tickets
 }
 
@@ -201,9 +197,7 @@ func TestACallWaitsOnWhileShardsChange(t *testing.T) {
 func waiting(t *testing.T, client *redis.Client) (n int64) {
 	t.Helper()
 	keys, err := client.Keys(t.Context(), "sluice:*:t").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	for _, key := range keys {
 		n += client.HLen(t.Context(), key).Val()
 	}

@@ -41,14 +41,10 @@ func TestStateThatCannotBeRead(t *testing.T) {
 		Reserve(t, l, Acme(1))
 		key := acmeKey
 		good, err := client.Get(t.Context(), key).Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		put := func(value string) {
 			t.Helper()
-			if err := client.Set(t.Context(), key, value, 0).Err(); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, client.Set(t.Context(), key, value, 0).Err())
 		}
 		for what, value := range map[string]string{
 			"empty":            "",

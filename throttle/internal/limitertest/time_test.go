@@ -81,9 +81,7 @@ func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
 			if redis.HasErrorPrefix(err, "unknown command") {
 				t.Skip("PEXPIRETIME needs Redis 7.0")
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
 			if !d.Granted || expires < 0 {
 				time.Sleep(time.Millisecond)
 				continue
@@ -145,9 +143,7 @@ func TestIdleTenantsLeaveNothing(t *testing.T) {
 		var left []string
 		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(50 * ms) {
 			keys, err := client.Keys(t.Context(), "*").Result()
-			if err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
 			// What a repeated call is recognised by is kept for a minute, by its own expiry.
 			left = slices.DeleteFunc(keys, func(key string) bool { return !strings.HasPrefix(key, "sluice:{p}:w:") })
 			if len(left) == 0 {

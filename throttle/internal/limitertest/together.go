@@ -92,9 +92,7 @@ func (h *Hooked) TryTogether(t TB, calls ...Call) ([]throttle.Decision, []error)
 		}
 	}
 	h.gate.open()
-	if err := <-peeked; err != nil {
-		t.Fatal(err)
-	}
+	Must(t, <-peeked)
 	made.Wait()
 	return decisions, errs
 }

@@ -145,9 +145,7 @@ func TestWaitEndsWhenTheProcessGivesSomethingBack(t *testing.T) {
 					waited.Store(true)
 				}()
 				time.Sleep(m + 500*ms) // between two takes of the claims, which come each second
-				if err := giveBack(t.Context(), l, d); err != nil {
-					t.Fatal(err)
-				}
+				Must(t, giveBack(t.Context(), l, d))
 				time.Sleep(ms)
 				if !waited.Load() {
 					t.Error("it goes on waiting")

@@ -19,9 +19,7 @@ func TestTheRateInForceIsTold(t *testing.T) {
 		tell := func(want string) {
 			t.Helper()
 			d, err := sc.l.Peek(t.Context(), sc.without("b"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			got := ""
 			if d.Adapted != nil {
 				got = d.Adapted.String()
@@ -210,9 +208,7 @@ func TestRefusalsAreObserved(t *testing.T) {
 			Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(10, s))},
 			Observer: throttle.Observer{Refused: func(r throttle.Refusal) { told = append(told, r) }},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		r := throttle.Request{Policy: "p", Tenant: "a"}
 		calls := []throttle.Decision{limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r)}
 		for _, d := range calls {

@@ -75,9 +75,7 @@ func TestAdaptingToRefusals(t *testing.T) {
 		}},
 		"Resume ends it": {with(throttle.AdaptFull, second), func(sc *scene) {
 			sc.refused(sc.granted("a1").Reservation)
-			if err := sc.l.Resume(sc.t.Context(), of("a")); err != nil {
-				sc.t.Fatal(err)
-			}
+			limitertest.Must(sc.t, sc.l.Resume(sc.t.Context(), of("a")))
 			sc.granted("a2", "a3", "a4")
 		}},
 	})

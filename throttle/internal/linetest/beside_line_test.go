@@ -26,17 +26,11 @@ func TestCorrectionsBesideALine(t *testing.T) {
 		"settled to nothing": {limitertest.Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Scope: throttle.ScopeShared}, limitertest.SharedWindow(10, 10*s)), func(sc *scene) {
 			first := sc.granted("a1")
 			r, err := first.Reservation.Settle(sc.t.Context(), map[string]int64{"requests": 0})
-			if err != nil {
-				sc.t.Fatal(err)
-			}
-			if err := r.Release(sc.t.Context()); err != nil {
-				sc.t.Fatal(err)
-			}
+			limitertest.Must(sc.t, err)
+			limitertest.Must(sc.t, r.Release(sc.t.Context()))
 			b := sc.granted("a2")
 			r, err = b.Reservation.Settle(sc.t.Context(), map[string]int64{"requests": 0})
-			if err != nil {
-				sc.t.Fatal(err)
-			}
+			limitertest.Must(sc.t, err)
 			limitertest.Cancel(sc.t, sc.l, r)
 			sc.granted("a3")
 		}},
@@ -44,9 +38,7 @@ func TestCorrectionsBesideALine(t *testing.T) {
 			first := sc.granted("a1")
 			sc.granted("a2")
 			r, err := first.Reservation.Settle(sc.t.Context(), map[string]int64{"requests": 2})
-			if err != nil {
-				sc.t.Fatal(err)
-			}
+			limitertest.Must(sc.t, err)
 			if _, err := r.Renew(sc.t.Context()); err != nil {
 				sc.t.Fatal(err)
 			}

@@ -220,9 +220,7 @@ func TestAClaimTakesASlotThatIsGivenBack(t *testing.T) {
 				}()
 				time.Sleep(row.waits)
 				released := time.Now()
-				if err := held.Release(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				limitertest.Must(t, held.Release(t.Context()))
 				if took := (<-granted).Sub(released); took > row.takes {
 					t.Errorf("it took %v, want at most %v", took, row.takes)
 				}
@@ -263,9 +261,7 @@ func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 			t.Errorf("a slot is free soon: %v", err)
 		}
 		for range 8 {
-			if err := waited(s, time.Hour); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, waited(s, time.Hour))
 		}
 		// A slot is free, and the minute is used up.
 		if err := waited(30*s, time.Hour); !errors.As(err, &denied) || denied.Decision.RetryIn < 40*s {
@@ -317,9 +313,7 @@ func TestAKeyThatWaitedIsOneReservation(t *testing.T) {
 		limitertest.Until(t, "both wait", func() bool { return len(limitertest.ReadLine(t, client).Hashes["t"]) == 2 })
 		limitertest.Cancel(t, l, full.Reservation)
 		waited, err := (<-decided).Reservation, <-other
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		repeat := limitertest.Reserve(t, l, r).Reservation
 		if repeat.ID != waited.ID || !repeat.At.Equal(waited.At) {
 			t.Errorf("repeated: %+v, want %+v", repeat, waited)
@@ -414,9 +408,7 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 		if _, err := l.Wait(ctx, r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued {
 			t.Errorf("it holds a slot: %v", err)
 		}
-		if err := giveBack(ctx, held, hold); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, giveBack(ctx, held, hold))
 		others := limitertest.Reserve(t, l, limitertest.Acme(1)).Reservation
 		ended := waits(ctx, t, client, l, limitertest.Acme(1))
 		if err := errors.Join(others.Release(t.Context()), <-ended); err != nil {

@@ -16,9 +16,7 @@ import (
 func renew(t limitertest.TB, l *throttle.Limiter, d throttle.Decision) bool {
 	t.Helper()
 	held, err := d.Reservation.Renew(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	return held
 }
 
@@ -34,9 +32,7 @@ func TestConcurrencyScenes(t *testing.T) {
 			sc.waits("c1")
 			limitertest.Release(sc.t, first) // once is enough
 			sc.takes()
-			if err := sc.took["a3"].Decision.Reservation.Release(sc.t.Context()); err != nil {
-				sc.t.Fatal(err)
-			}
+			limitertest.Must(sc.t, sc.took["a3"].Decision.Reservation.Release(sc.t.Context()))
 			sc.takes("b1")
 		}},
 		"a lease is renewed": {limitertest.Policy(limitertest.Slots(1)), func(sc *scene) {
@@ -102,9 +98,7 @@ func TestConcurrencyScenes(t *testing.T) {
 			r := sc.of("a2")
 			r.MaxWait, r.Deadline = s, time.Now().Add(m)
 			places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r, sc.of("a3")})
-			if err != nil {
-				sc.t.Fatal(err)
-			}
+			limitertest.Must(sc.t, err)
 			for _, p := range places {
 				if p.Err != nil || p.Binds != "slots" || p.Latest != 0 {
 					sc.t.Errorf("%+v: want a place without a bound", p)
@@ -127,9 +121,7 @@ func TestConcurrencyIsNeverExceeded(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		rapid.Check(t, func(t *rapid.T) {
-			if err := client.FlushAll(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, client.FlushAll(t.Context()).Err())
 			limit := rapid.Int64Range(1, 5).Draw(t, "limit")
 			w := limitertest.Slots(limit)
 			l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
@@ -168,9 +160,7 @@ func TestConcurrencyIsNeverExceeded(t *testing.T) {
 				"limit": func(t *rapid.T) {
 					w.Limit = rapid.Int64Range(1, 5).Draw(t, "limit")
 					limit = w.Limit
-					if err := l.SetPolicies([]throttle.Policy{limitertest.Policy(w)}); err != nil {
-						t.Fatal(err)
-					}
+					limitertest.Must(t, l.SetPolicies([]throttle.Policy{limitertest.Policy(w)}))
 				},
 				"reserve": func(t *rapid.T) {
 					cost := rapid.Int64Range(1, limit).Draw(t, "cost")

@@ -188,9 +188,7 @@ func TestInvalidNumbersAreErrors(t *testing.T) {
 		tenant := throttle.Tenant{}
 		l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{limitertest.Policy(throttle.Window{Name: "w", Limit: 5, Period: m})},
 			Tenants: func(context.Context, string, string) (throttle.Tenant, bool, error) { return tenant, true, nil }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		limitertest.Reserve(t, l, limitertest.Acme(1))
 		before := limitertest.Dump(t, client)
 		for _, weight := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, 1e7, -math.SmallestNonzeroFloat64} {

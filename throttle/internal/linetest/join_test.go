@@ -131,9 +131,7 @@ func TestTicketsReserveTogether(t *testing.T) {
 			requests = append(requests, r)
 		}
 		tickets, err := l.Line("p").Reserve(t.Context(), requests)
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		for i, want := range []struct{ granted, queued bool }{{true, false}, {true, false}, {}, {true, false}, {false, true}} {
 			d := tickets[i].Decision
 			if d.Granted != want.granted || d.Queued != want.queued {
@@ -146,9 +144,7 @@ func TestTicketsReserveTogether(t *testing.T) {
 		if d := limitertest.Peek(t, l, limitertest.Acme(1)); d.Windows[0].Used != 4 {
 			t.Errorf("%d are counted", d.Windows[0].Used)
 		}
-		if err := l.Line("p").Refund(t.Context(), tickets); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, l.Line("p").Refund(t.Context(), tickets))
 		if got := ids(limitertest.Take(t, l, 64, "q")); got != "e" {
 			t.Errorf("took %q", got)
 		}

@@ -152,9 +152,7 @@ func TestDeadlineOfTicketsBehindThoseHeldUpNarrower(t *testing.T) {
 				r.Deadline = time.Now().Add(deadline)
 			}
 			places, err := l.Line("p").Join(t.Context(), []throttle.Request{r})
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			return places[0]
 		}
 		now := time.Duration(0)

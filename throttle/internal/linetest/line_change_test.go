@@ -20,9 +20,7 @@ func owning(limit int64, windows ...throttle.Window) throttle.Policy {
 // background.
 func (sc *scene) refresh() {
 	sc.t.Helper()
-	if err := sc.hooked.Refresh(sc.t.Context(), "p"); err != nil {
-		sc.t.Fatal(err)
-	}
+	limitertest.Must(sc.t, sc.hooked.Refresh(sc.t.Context(), "p"))
 }
 
 func (sc *scene) neverFits(tickets ...string) {
@@ -168,9 +166,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 		"a slot is given back": {limitertest.Policy(limitertest.Slots(2)), func(sc *scene) {
 			sc.joins("a1", "a2", "a3", "a4")
 			sc.takes("a1", "a2")
-			if err := sc.took["a1"].Decision.Reservation.Release(sc.t.Context()); err != nil {
-				sc.t.Fatal(err)
-			}
+			limitertest.Must(sc.t, sc.took["a1"].Decision.Reservation.Release(sc.t.Context()))
 			sc.takes("a3")
 			sc.at(30 * s).takes("a4").asks(-1) // the lease of a2 is over
 		}},

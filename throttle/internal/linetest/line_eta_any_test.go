@@ -179,9 +179,7 @@ func TestMaxWaitOfWholeTickets(t *testing.T) {
 			r := sc.of(id)
 			r.MaxWait = 100 * s
 			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r})
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			if places[0].Err == nil {
 				joined = append(joined, id)
 			}

@@ -106,9 +106,7 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 			r := sc.of(id)
 			r.MaxWait = 4 * s
 			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r})
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			var refused *throttle.TooLateError
 			switch err := places[0].Err; {
 			case err == nil:
@@ -142,9 +140,7 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 			r := sc.of(id)
 			r.Deadline, r.MaxWait = deadline, maxWait
 			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r})
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			return places[0].Err
 		}
 		between := (p.Expected + p.Latest) / 2

@@ -24,9 +24,7 @@ func (sc *scene) joinMany(queue, tenant string, n int) {
 		requests = append(requests, r)
 	}
 	places, err := sc.l.Line("p").Join(sc.t.Context(), requests)
-	if err != nil {
-		sc.t.Fatal(err)
-	}
+	limitertest.Must(sc.t, err)
 	for _, p := range places {
 		if p.Err != nil {
 			sc.t.Fatal(p.Err)
@@ -223,9 +221,7 @@ func TestTagsOfTenantsThatLeft(t *testing.T) {
 		// Leaving and coming again is no way to be first.
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, s)))
 		sc.at(h)
-		if err := client.FlushDB(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, client.FlushDB(t.Context()).Err())
 		sc.joinMany("q", "b", 20)
 		got := map[string]int64{}
 		for i := range 20 {

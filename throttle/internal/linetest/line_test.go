@@ -86,9 +86,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 		"what is given back is not paid for": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(sc *scene) {
 			sc.joins("a1", "a2", "a3", "b1", "b2")
 			for _, ticket := range []string{"a1", "a2"} {
-				if err := sc.takes(ticket).l.Line("p").Refund(sc.t.Context(), []throttle.TakenTicket{sc.took[ticket]}); err != nil {
-					sc.t.Fatal(err)
-				}
+				limitertest.Must(sc.t, sc.takes(ticket).l.Line("p").Refund(sc.t.Context(), []throttle.TakenTicket{sc.took[ticket]}))
 			}
 			sc.takes("a3")
 			sc.at(1 * s).takes("b1")

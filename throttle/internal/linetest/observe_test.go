@@ -57,9 +57,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 				},
 			},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		wants := func(what string, want ...string) {
 			t.Helper()
 			if !slices.Equal(told, want) {
@@ -95,17 +93,13 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		full := sc.of("b2")
 		full.Backlog = 1
 		places, err := line.Join(t.Context(), []throttle.Request{sc.of("a2"), full})
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		wants("a join", "call p decide 2", fmt.Sprintf("join p a %v false", places[0].Expected), "join p b 30s true")
 		sc.takes()
 		wants("a take of nothing", "call p take 0")
 		sc.at(10 * s).takes("b1")
 		wants("a take", "call p take 1", "taken p b1 10s")
-		if err := line.PutBack(t.Context(), []throttle.TakenTicket{sc.took["b1"]}); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, line.PutBack(t.Context(), []throttle.TakenTicket{sc.took["b1"]}))
 		wants("a ticket that is put back", "call p decide 1")
 		sc.at(12 * s).takes("b1")
 		wants("its second take", "call p take 1", "taken p b1 12s")
@@ -145,9 +139,7 @@ func TestAWaitIsObserved(t *testing.T) {
 				Taken: func(_ string, tickets []throttle.TakenTicket) { tell("taken %d", len(tickets)) },
 			},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		for _, want := range [][]string{
 			{"decided true", "started p a -1ns 0s"},
 			{"decided false", "taken 1", "started p a -1ns 10s"},
@@ -178,9 +170,7 @@ func TestAnOutageIsObserved(t *testing.T) {
 		Called:  func(c throttle.Call) { calls = append(calls, c) },
 		Decided: func(d throttle.Decision) { decisions = append(decisions, d) },
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"}); err != nil {
 		t.Fatal(err)
 	}
@@ -198,9 +188,7 @@ func TestARepeatByAKeyIsNotDecidedAgain(t *testing.T) {
 			Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(9, 10*s))},
 			Observer: throttle.Observer{Decided: func(throttle.Decision) { decided.Add(1) }},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		for i, want := range []int64{1, 1, 2} {
 			r := limitertest.Acme(1)
 			r.IdempotencyKey = []string{"key", "key", "another"}[i]
@@ -227,9 +215,7 @@ func TestAnObserverThatPanicsDisturbsNothing(t *testing.T) {
 			Client: throttletest.Memory{Miniredis: server}.Client(t), Observer: o, Policies: []throttle.Policy{p},
 			Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		guarded := reflect.ValueOf(l.Config().Observer)
 		for range 2 {
 			for i := range guarded.NumField() {

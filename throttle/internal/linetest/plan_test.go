@@ -20,9 +20,7 @@ import (
 func (sc *scene) plan(o inspect.PlanOptions, demands ...inspect.Demand) inspect.Plan {
 	sc.t.Helper()
 	plan, err := inspect.Of(sc.l).Plan(sc.t.Context(), "p", demands, o)
-	if err != nil {
-		sc.t.Fatal(err)
-	}
+	limitertest.Must(sc.t, err)
 	return plan
 }
 

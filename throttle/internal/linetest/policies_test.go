@@ -158,9 +158,7 @@ func TestTicketsThatJoinedByOtherScopes(t *testing.T) {
 				continue
 			}
 			d, err := l.Line("p").ReserveAgain(t.Context(), ticket, r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			if d.Granted {
 				granted++
 			}
@@ -213,9 +211,7 @@ func TestRefundOfWhatWasTakenWhileTheClockIsBehind(t *testing.T) {
 			}
 			give = append(give, sc.took[id])
 		}
-		if err := sc.l.Line("p").Refund(t.Context(), give); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, sc.l.Line("p").Refund(t.Context(), give))
 		if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{1}) {
 			t.Errorf("used %v, want 1", limitertest.Used(d))
 		}

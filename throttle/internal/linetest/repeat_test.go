@@ -96,9 +96,7 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 					sc.leave(ticket)
 				case "take":
 					got, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: max})
-					if err != nil {
-						t.Fatal(err)
-					}
+					limitertest.Must(t, err)
 					for _, ticket := range got.Tickets {
 						ds[i] += fmt.Sprint(ticket.ID, ticket.Rank, ticket.Decision.At, " ") // what windows count is not kept
 						tickets++
@@ -106,16 +104,12 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 					taken[i] = append(taken[i], got.Tickets...)
 				case "put back":
 					if n := len(taken[i]); n > 0 {
-						if err := sc.l.Line("p").PutBack(t.Context(), taken[i][n-1:]); err != nil {
-							t.Fatal(err)
-						}
+						limitertest.Must(t, sc.l.Line("p").PutBack(t.Context(), taken[i][n-1:]))
 						taken[i] = taken[i][:n-1]
 					}
 				case "cancel":
 					if n := len(taken[i]); n > 0 && number%2 == 0 {
-						if err := sc.l.Line("p").Refund(t.Context(), taken[i][number/2%n:][:1]); err != nil {
-							t.Fatal(err)
-						}
+						limitertest.Must(t, sc.l.Line("p").Refund(t.Context(), taken[i][number/2%n:][:1]))
 					} else if n := len(reserved[i]); n > 0 {
 						limitertest.Cancel(t, sc.l, reserved[i][number%n])
 					}
@@ -157,9 +151,7 @@ func TestRepeatedBatchIsChargedOnce(t *testing.T) {
 		tw := newTwice()
 		through.AddHook(tw)
 		batches, err := through.AutoPipeline()
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		l := limitertest.New(t, batches, limitertest.Policy(throttle.Window{Name: "w", Limit: 60, Period: 24 * h}, throttle.Window{Name: "all", Limit: 1000, Period: 24 * h, Scope: throttle.ScopeShared}))
 		limitertest.Peek(t, l, limitertest.Acme(1)) // loads the script
 		tw.repeated.Store(0)

@@ -51,9 +51,7 @@ func plays(t *testing.T, scenes map[string]play) {
 func newScene(t *testing.T, client *redis.Client, p throttle.Policy) *scene {
 	t.Helper()
 	sc := &scene{t: t, client: client, cost: 1, took: map[string]throttle.TakenTicket{}}
-	if err := client.FlushDB(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, client.FlushDB(t.Context()).Err())
 	sc.c = limitertest.NewClock()
 	sc.edit(limitertest.WithoutExpiry, p)
 	return sc
@@ -136,9 +134,7 @@ func (sc *scene) expects(ticket string, in time.Duration) {
 func (sc *scene) takes(tickets ...string) *scene {
 	sc.t.Helper()
 	taken, err := sc.l.Line("p").Take(sc.t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
-	if err != nil {
-		sc.t.Fatal(err)
-	}
+	limitertest.Must(sc.t, err)
 	var ids []string
 	for _, ticket := range taken.Tickets {
 		ids = append(ids, ticket.ID)
@@ -174,25 +170,19 @@ func (sc *scene) putBack(tickets ...string) *scene {
 	for _, ticket := range tickets {
 		back = append(back, sc.took[ticket])
 	}
-	if err := sc.l.Line("p").PutBack(sc.t.Context(), back); err != nil {
-		sc.t.Fatal(err)
-	}
+	limitertest.Must(sc.t, sc.l.Line("p").PutBack(sc.t.Context(), back))
 	return sc
 }
 
 func (sc *scene) leave(tickets ...string) *scene {
 	sc.t.Helper()
 	for _, ticket := range tickets {
-		if err := sc.l.Line("p").Leave(sc.t.Context(), limitertest.Ticket(ticket)); err != nil {
-			sc.t.Fatal(err)
-		}
+		limitertest.Must(sc.t, sc.l.Line("p").Leave(sc.t.Context(), limitertest.Ticket(ticket)))
 	}
 	return sc
 }
 
 func (sc *scene) set(p throttle.Policy) {
 	sc.t.Helper()
-	if err := sc.l.SetPolicies([]throttle.Policy{p}); err != nil {
-		sc.t.Fatal(err)
-	}
+	limitertest.Must(sc.t, sc.l.SetPolicies([]throttle.Policy{p}))
 }

@@ -69,9 +69,7 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 func TestSettlesAddUp(t *testing.T) {
 	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		rapid.Check(t, func(t *rapid.T) {
-			if err := client.FlushAll(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, client.FlushAll(t.Context()).Err())
 			const period = 10 * s
 			l, c := limitertest.NewHanded(t, client, limitertest.Policy(throttle.Window{Name: "tokens", Limit: 120, Period: period, Unit: "tokens"}))
 			type part struct {

@@ -41,9 +41,7 @@ func TestSettleWhoseReplyWasLost(t *testing.T) {
 			{Name: "tokens", Algorithm: throttle.AlgorithmGCRA, Limit: 1, Burst: 4000, Period: h, Unit: "tokens"},
 			{Name: "tokens", Algorithm: throttle.AlgorithmCalendar, Limit: 4000, Resets: "@yearly", Unit: "tokens"},
 		} {
-			if err := client.FlushAll(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, client.FlushAll(t.Context()).Err())
 			l, _ := limitertest.NewHanded(t, client, limitertest.Policy(w))
 			repeating := redis.NewClient(client.Options())
 			t.Cleanup(func() { repeating.Close() })
@@ -68,9 +66,7 @@ func TestSettleWhoseReplyWasLost(t *testing.T) {
 func TestExcessIsWhatWasUnderestimated(t *testing.T) {
 	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		rapid.Check(t, func(t *rapid.T) {
-			if err := client.FlushAll(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, client.FlushAll(t.Context()).Err())
 			const limit = 100
 			w := tokens(limit, 10*s)
 			l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))

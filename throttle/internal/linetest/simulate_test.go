@@ -33,9 +33,7 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 		heavier.Tenants = map[string]throttle.Tenant{"a": {Weight: 5}}
 		tighter.Windows[0].Limit = 1
 		got, err := inspect.Of(sc.l).Simulate(t.Context(), p, faster, heavier, tighter)
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		if after := limitertest.Dump(t, client); len(after) != len(before) {
 			t.Errorf("it changed %v to %v", before, after)
 		}

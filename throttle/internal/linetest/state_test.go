@@ -24,9 +24,7 @@ func state(t *testing.T, l *throttle.Limiter, q inspect.Query) inspect.PolicySta
 	t.Helper()
 	q.Policy = "p"
 	st, err := inspect.Of(l).State(t.Context(), q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	return st
 }
 
@@ -92,9 +90,7 @@ func TestStateTellsTheCauseOfAPause(t *testing.T) {
 		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}, limitertest.SharedWindow(4, 20*s))
 		p.Upstream, p.Adapt = throttle.UpstreamShared, throttle.AdaptOff
 		named, err := throttle.New(throttle.Config{Client: client, Name: "worker:7", Policies: []throttle.Policy{p}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		d := limitertest.Reserve(t, named, of("a"))
 		if _, err := d.Reservation.Pause(t.Context(), time.Hour, "429: slow down"); err != nil {
 			t.Fatal(err)
@@ -167,9 +163,7 @@ func TestAPageOfTheStateCostsTheSame(t *testing.T) {
 func calls(t *testing.T, client *redis.Client) (n int) {
 	t.Helper()
 	text, err := client.Info(t.Context(), "commandstats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	for line := range strings.Lines(text) {
 		if _, stats, ok := strings.Cut(line, ":calls="); ok {
 			count, _, _ := strings.Cut(stats, ",")
@@ -300,9 +294,7 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 		explain := func(ticket string) inspect.TicketState {
 			t.Helper()
 			e, err := inspect.Of(sc.l).Explain(t.Context(), "p", limitertest.Ticket(ticket))
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			return e
 		}
 		sc.granted("a1", "a2", "a3", "b1")
@@ -370,9 +362,7 @@ func TestStateHasOneFormAsJSON(t *testing.T) {
 	sc.granted("a1")
 	sc.joins("a2", "a3")
 	text, err := json.MarshalIndent(state(t, sc.l, inspect.Query{}), "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	day := limitertest.At(0).UTC().Format(time.DateOnly)
 	var got struct {
 		Tenants []struct {

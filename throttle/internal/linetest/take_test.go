@@ -86,9 +86,7 @@ func TestATakeThatNobodyAcknowledges(t *testing.T) {
 			t.Errorf("took %s", got)
 		}
 		sc.at(14 * s)
-		if err := other.Line("p").Acknowledge(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, other.Line("p").Acknowledge(t.Context()))
 		sc.at(20*s).takes("a3", "a4")
 	})
 }
@@ -120,9 +118,7 @@ func TestALateCopyOfATakeTakesNothing(t *testing.T) {
 			copied := last
 			for _, after := range []string{"at once", "after the next call"} {
 				sc.joins("a2")
-				if err := through.Do(t.Context(), copied...).Err(); err != nil {
-					t.Fatal(err)
-				}
+				limitertest.Must(t, through.Do(t.Context(), copied...).Err())
 				if got := ids(limitertest.Take(t, l, 1, "q")); got != "a2" {
 					t.Errorf("a copy of %s, %s: the next take got %q", name, after, got)
 				}
@@ -181,18 +177,14 @@ func TestALatePutBackIsIgnored(t *testing.T) {
 		sc.at(1 * s).putBack("a1").takes("a1")
 		check := func(want int64) {
 			t.Helper()
-			if err := sc.l.Line("p").PutBack(t.Context(), []throttle.TakenTicket{first}); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, sc.l.Line("p").PutBack(t.Context(), []throttle.TakenTicket{first}))
 			if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{want}) {
 				t.Errorf("used %v, want %d", limitertest.Used(d), want)
 			}
 			sc.takes()
 		}
 		check(3)
-		if err := sc.l.Line("p").Refund(t.Context(), []throttle.TakenTicket{sc.took["a1"]}); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, sc.l.Line("p").Refund(t.Context(), []throttle.TakenTicket{sc.took["a1"]}))
 		check(2)
 		first = sc.took["a1"]
 		check(2)
@@ -213,9 +205,7 @@ func TestRefundAfterReserveAgainGivesNothingBack(t *testing.T) {
 				t.Fatalf("granted %v, %v", d.Granted, err)
 			}
 			for range 2 {
-				if err := sc.l.Line("p").Refund(t.Context(), []throttle.TakenTicket{sc.took["a1"]}); err != nil {
-					t.Fatal(err)
-				}
+				limitertest.Must(t, sc.l.Line("p").Refund(t.Context(), []throttle.TakenTicket{sc.took["a1"]}))
 			}
 			if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{limit}) {
 				t.Errorf("used %v, want %d", limitertest.Used(d), limit)
@@ -258,9 +248,7 @@ func TestReserveAgain(t *testing.T) {
 		sc.at(1 * s)
 		again := func(ticket string, r throttle.Request) throttle.Decision {
 			d, err := sc.l.Line("p").ReserveAgain(t.Context(), sc.took[ticket], r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			return d
 		}
 		d := again("a1", sc.of("a1")) // although a3 waits
@@ -347,9 +335,7 @@ func TestAKeyIsOneReservation(t *testing.T) {
 			return d.Reservation, err
 		}
 		first, err := again("a1", 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		used("the first", 4)
 		if second, err := again("a2", 1); err != nil || second.ID != first.ID || !second.At.Equal(first.At) {
 			t.Errorf("%+v, %v, want %+v", second, err, first)
@@ -390,9 +376,7 @@ func TestTicketsOfALine(t *testing.T) {
 		if _, err := line.Join(t.Context(), requests); err != nil {
 			t.Fatal(err)
 		}
-		if err := line.Leave(t.Context(), requests[0].Ticket); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, line.Leave(t.Context(), requests[0].Ticket))
 		delete(waiting, requests[0].Ticket)
 		listed := map[throttle.Ticket]bool{}
 		if err := line.Tickets(t.Context(), "", func(page []throttle.Ticket) error {
@@ -433,9 +417,7 @@ func TestATicketGoesBackToItsOwnLine(t *testing.T) {
 		if _, err := l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
 			t.Fatal(err)
 		}
-		if err := l.Line("other").PutBack(t.Context(), limitertest.Take(t, l, 1, "q").Tickets); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, l.Line("other").PutBack(t.Context(), limitertest.Take(t, l, 1, "q").Tickets))
 		if got := ids(limitertest.Take(t, l, 2, "q")); got != "a" {
 			t.Errorf("took %q", got)
 		}

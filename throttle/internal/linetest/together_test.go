@@ -30,9 +30,7 @@ func TestManyAskAtOnce(t *testing.T) {
 		limitertest.Peek(t, l, limitertest.Acme(1))
 		client.Set(t.Context(), "sluice:{p}:w:tenant:broken", "what is this", 0)
 		p := limitertest.Policy(limitertest.SharedWindow(300, h), throttle.Window{Name: "own", Limit: 1000, Period: h})
-		if err := l.SetPolicies([]throttle.Policy{p}); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, l.SetPolicies([]throttle.Policy{p}))
 		calls.Store(0)
 		var granted, gone, broken, never atomic.Int64
 		var callers sync.WaitGroup

@@ -32,9 +32,7 @@ func (sc *scene) pauseByHand(r throttle.Request, d time.Duration) *scene {
 
 func (sc *scene) remaining(r throttle.Reservation, units int64, reset time.Duration) *scene {
 	sc.t.Helper()
-	if err := r.ReportRemaining(sc.t.Context(), throttle.Remaining{Units: units, Reset: reset}); err != nil {
-		sc.t.Fatal(err)
-	}
+	limitertest.Must(sc.t, r.ReportRemaining(sc.t.Context(), throttle.Remaining{Units: units, Reset: reset}))
 	return sc
 }
 
@@ -94,9 +92,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			sc.pauseByHand(of("a"), h)
 			sc.waits("a1", "b1")
 			sc.at(1 * m)
-			if err := sc.l.Resume(sc.t.Context(), of("c")); err != nil {
-				sc.t.Fatal(err)
-			}
+			limitertest.Must(sc.t, sc.l.Resume(sc.t.Context(), of("c")))
 			sc.takes("a1", "b1")
 		}},
 		"what was taken comes back to its place in a pause": {limitertest.Policy(limitertest.SharedWindow(1, 2*s)), func(sc *scene) {
@@ -154,9 +150,7 @@ func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 		if _, err := l.Pause(t.Context(), of("a"), 50*ms, ""); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.Reservation.ReportRemaining(t.Context(), throttle.Remaining{Units: 3, Reset: 50 * ms}); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, d.Reservation.ReportRemaining(t.Context(), throttle.Remaining{Units: 3, Reset: 50 * ms}))
 		keys, err := client.Keys(t.Context(), "*").Result()
 		if err != nil || len(keys) == 0 {
 			t.Fatalf("%q, %v", keys, err)

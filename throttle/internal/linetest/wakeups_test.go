@@ -28,9 +28,7 @@ func TestEveryTicketThatFitsIsTaken(t *testing.T) {
 
 func wakeups(t *rapid.T, client *redis.Client) {
 	ctx := t.Context()
-	if err := client.FlushDB(ctx).Err(); err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, client.FlushDB(ctx).Err())
 	anyWindow := func(i int) throttle.Window {
 		w := throttle.Window{
 			Name:  fmt.Sprint("w", i),
@@ -68,9 +66,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 	take := func() (ids []string) {
 		for n := 0; ; n++ {
 			taken, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			for _, ticket := range taken.Tickets {
 				if _, waiting := waits[ticket.ID]; !waiting || ticket.NeverFits {
 					t.Fatalf("took %+v, which does not wait", ticket)
@@ -98,9 +94,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		}
 		line := strings.Fields(client.HGet(ctx, "sluice:{p}:u", "line").Val()) // rank, front, limits_at, hour
 		line[2] = "0"
-		if err := client.HSet(ctx, "sluice:{p}:u", "limits", "other", "line", strings.Join(line, " ")).Err(); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, client.HSet(ctx, "sluice:{p}:u", "limits", "other", "line", strings.Join(line, " ")).Err())
 		if ids := take(); len(ids) > 0 {
 			t.Fatalf("after %s nobody had seen that %q fit", after, ids)
 		}
@@ -125,9 +119,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		return runs[rapid.IntRange(max(0, len(runs)-6), len(runs)-1).Draw(t, "run")]
 	}
 	check := func(err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 	}
 	did := ""
 	t.Repeat(map[string]func(*rapid.T){

@@ -20,9 +20,7 @@ func TestLuaAdaptsAsTheModel(t *testing.T) {
 }
 
 func adaptLike(t *rapid.T, client *redis.Client) {
-	if err := client.FlushDB(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, client.FlushDB(t.Context()).Err())
 	period := rapid.SampledFrom([]time.Duration{time.Second, 2050 * time.Millisecond, 100 * time.Second, time.Hour}).Draw(t, "period")
 	limit := rapid.SampledFrom([]int64{5, 20, 1000}).Draw(t, "limit")
 	adapt := rapid.SampledFrom([]throttle.Adapt{throttle.AdaptFull, throttle.AdaptSpread}).Draw(t, "adapt")
@@ -54,9 +52,7 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 			continue
 		}
 		d, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		fits := max(now, paused, ofUS(math.Ceil(model.fitsAt(toUS(now)))))
 		const rounding = time.Microsecond // the last digits of a cube root may differ
 		switch {

@@ -68,9 +68,7 @@ func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 		random, denials := rand.New(rand.NewPCG(7, 8)), 0
 		for _, w := range windows {
 			w.Name, w.Algorithm = "w", throttle.AlgorithmGCRA
-			if err := client.FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, client.FlushDB(t.Context()).Err())
 			l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
 			m := newModel("", []throttle.Window{w})
 			w = m.windows[0]
@@ -116,9 +114,7 @@ func TestDebtsAreKept(t *testing.T) {
 			{Limit: 1, Burst: throttle.MaxLimit, Period: 24 * h, Algorithm: throttle.AlgorithmGCRA},
 			{Limit: throttle.MaxLimit, Resets: "@yearly", Algorithm: throttle.AlgorithmCalendar},
 		} {
-			if err := client.FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, client.FlushDB(t.Context()).Err())
 			w.Name, w.Unit = "tokens", "tokens"
 			l, _ := limitertest.NewHanded(t, client, limitertest.Policy(w))
 			tokens := throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": 1}}

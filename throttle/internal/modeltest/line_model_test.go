@@ -156,9 +156,7 @@ func (cr *crowd) reserve(r throttle.Request) {
 		}
 		return
 	}
-	if err != nil {
-		cr.t.Fatal(err)
-	}
+	limitertest.Must(cr.t, err)
 	fits := cr.m.peek(r, cr.now())
 	if d.Granted {
 		// A ticket that waits only for a slot, where no window is shared, holds up no other.
@@ -197,9 +195,7 @@ func (cr *crowd) join(r throttle.Request, maxWait time.Duration, backlog int) {
 	}
 	r.MaxWait, r.Backlog, r.Key = maxWait, backlog, "key/"+r.Ticket.ID
 	places, err := cr.servers[0].Line("p").Join(cr.t.Context(), []throttle.Request{r})
-	if err != nil {
-		cr.t.Fatal(err)
-	}
+	limitertest.Must(cr.t, err)
 	switch err := places[0].Err; {
 	case err == nil:
 		if n := len(cr.flows[cr.flow(r.Ticket, r)]); backlog > 0 && n >= backlog && !known {
@@ -233,9 +229,7 @@ func (cr *crowd) lostAreBack() {
 // back what is lost.
 func (cr *crowd) acknowledge() {
 	for _, server := range cr.servers {
-		if err := server.Line("p").Acknowledge(cr.t.Context()); err != nil {
-			cr.t.Fatal(err)
-		}
+		limitertest.Must(cr.t, server.Line("p").Acknowledge(cr.t.Context()))
 	}
 	tickets := limitertest.ReadLine(cr.t, cr.client).Hashes["t"]
 	for _, lost := range cr.lost {
@@ -254,9 +248,7 @@ func (cr *crowd) pass(d time.Duration) {
 // take takes once, and checks what it got.
 func (cr *crowd) take(server *limitertest.Hooked, most int, queues ...string) throttle.Taken {
 	taken, err := server.Line("p").Take(cr.t.Context(), throttle.TakeOptions{Queues: limitertest.Queues(queues...), Max: most})
-	if err != nil {
-		cr.t.Fatal(err)
-	}
+	limitertest.Must(cr.t, err)
 	cr.lostAreBack()
 	for _, ticket := range taken.Tickets {
 		flow, i := cr.find(ticket.Ticket)
@@ -314,9 +306,7 @@ func (cr *crowd) asks() map[string]bool {
 	asks := map[string]bool{}
 	for queue, record := range limitertest.ReadLine(cr.t, cr.client).Hashes["z"] {
 		last, err := strconv.ParseInt(strings.Fields(record)[4], 10, 64)
-		if err != nil {
-			cr.t.Fatal(err)
-		}
+		limitertest.Must(cr.t, err)
 		queue = strings.TrimSuffix(queue, "!") // of either class
 		asks[queue] = asks[queue] || last > cr.now()-(20*ms).Microseconds()
 	}
@@ -365,21 +355,15 @@ func (cr *crowd) takeAll(queues ...string) (next time.Duration) {
 
 func (cr *crowd) set() {
 	for _, server := range cr.servers {
-		if err := server.SetPolicies([]throttle.Policy{cr.p}); err != nil {
-			cr.t.Fatal(err)
-		}
-		if err := server.Refresh(cr.t.Context(), "p"); err != nil {
-			cr.t.Fatal(err)
-		}
+		limitertest.Must(cr.t, server.SetPolicies([]throttle.Policy{cr.p}))
+		limitertest.Must(cr.t, server.Refresh(cr.t.Context(), "p"))
 	}
 }
 
 func (cr *crowd) newServer() *limitertest.Hooked {
 	cr.asked++
 	l := limitertest.NewEdited(cr.t, cr.client, cr.c, []func(string) string{limitertest.WithoutShortExpiry}, cr.p)
-	if err := l.Refresh(cr.t.Context(), "p"); err != nil {
-		cr.t.Fatal(err)
-	}
+	limitertest.Must(cr.t, l.Refresh(cr.t.Context(), "p"))
 	return l
 }
 

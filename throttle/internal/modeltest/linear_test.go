@@ -97,9 +97,7 @@ func TestConcurrentCallsAreLinearizable(t *testing.T) {
 	}
 	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for seed := range uint64(3) {
-			if err := client.FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, client.FlushDB(t.Context()).Err())
 			c := limitertest.NewClock()
 			var limiters []*throttle.Limiter
 			for range 2 {

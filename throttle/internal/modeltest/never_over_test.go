@@ -58,9 +58,7 @@ func TestABacklogKeepsItsPace(t *testing.T) {
 		for granted := int64(0); granted < periods*limit; {
 			c.Set(at)
 			d, err := l.Peek(t.Context(), limitertest.Acme(1))
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			n := min(piece, d.Windows[0].Remaining)
 			if n == 0 {
 				at += d.RetryIn

@@ -71,9 +71,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 		p.Tenants = map[string]throttle.Tenant{"exempt": {Exempt: true}}
 		return p
 	}
-	if err := client.FlushDB(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, client.FlushDB(t.Context()).Err())
 	c := limitertest.NewClock()
 	hooked := limitertest.NewEdited(t, client, c, []func(string) string{limitertest.WithoutExpiry}, withExempt())
 	l := hooked.Limiter
@@ -136,9 +134,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 			}
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		same(t, "Reserve", d, m.reserve(known(throttle.Reservation{Request: r, ID: d.Reservation.ID}).Request, real))
 		if d.Granted {
 			made = append(made, d.Reservation)
@@ -299,9 +295,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 			if windows[i].Algorithm == throttle.AlgorithmGCRA {
 				windows[i].Burst = rapid.Int64Range(1, 8).Draw(t, "burst")
 			}
-			if err := l.SetPolicies([]throttle.Policy{withExempt()}); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, l.SetPolicies([]throttle.Policy{withExempt()}))
 			m.setWindows(windows)
 		}
 	}

@@ -84,9 +84,7 @@ func workOfClient(s *sitetest.Site) {
 	if _, err := scheduler.Register("@every 1h", sitetest.AcmeTask()); err != nil {
 		s.Fatal(err)
 	}
-	if err := scheduler.Start(); err != nil {
-		s.Fatal(err)
-	}
+	sitetest.Must(s, scheduler.Start())
 	scheduler.Shutdown()
 }
 
@@ -95,23 +93,17 @@ func workOfClient(s *sitetest.Site) {
 func firesABatch(s *sitetest.Site) (n int) {
 	s.Helper()
 	of, err := batch.Template{Type: "x", Count: 3}.Tasks()
-	if err != nil {
-		s.Fatal(err)
-	}
+	sitetest.Must(s, err)
 	scheduler, err := batch.NewScheduler(s.Asynq, batch.Config{
 		Batches: []batch.Batch{{Name: "b", Tasks: of, Tenants: batch.List("acme", "")}}, Client: worker.ClientConfig{Limiter: s.Limiter},
 	})
-	if err != nil {
-		s.Fatal(err)
-	}
+	sitetest.Must(s, err)
 	ctx, cancel := context.WithCancel(s.Context())
 	var running sync.WaitGroup
 	running.Go(func() { _ = scheduler.Run(ctx) })
 	defer func() { cancel(); running.Wait(); scheduler.Close() }()
 	f, err := scheduler.Fire(ctx, "b")
-	if err != nil {
-		s.Fatal(err)
-	}
+	sitetest.Must(s, err)
 	is := func(state batch.State) func() bool {
 		return func() bool {
 			status, err := scheduler.Status(ctx, f)

@@ -19,9 +19,7 @@ import (
 func usersOfDocs(t *testing.T) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/howto/lock-down-redis.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	users := map[string][]string{}
 	for _, user := range regexp.MustCompile(`(?m)^ACL SETUSER (.*\\\n)*.*$`).FindAllString(string(text), -1) {
 		words := strings.Fields(strings.ReplaceAll(user, "\\\n", " "))
@@ -36,14 +34,10 @@ func commandsOfScripts(t *testing.T, dirs ...string) map[string]bool {
 	commands := map[string]bool{}
 	for _, dir := range dirs {
 		files, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		for _, file := range files {
 			text, err := os.ReadFile(dir + "/" + file.Name())
-			if err != nil {
-				t.Fatal(err)
-			}
+			sitetest.Must(t, err)
 			for _, call := range regexp.MustCompile(`(?:redis\.p?call|call_in_parts)\('(\w+)'`).FindAllStringSubmatch(string(text), -1) {
 				commands[strings.ToLower(call[1])] = true
 			}
@@ -86,9 +80,7 @@ func TestARoleNeedsNoMoreThanItsUser(t *testing.T) {
 			if role.without != "" {
 				setUser(t, admin, []string{"ACL", "SETUSER", role.user, "-" + role.without})
 			}
-			if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			sitetest.Must(t, admin.ConfigResetStat(t.Context()).Err())
 			as := sitetest.SameRedis(admin)
 			as.Username, as.Password = role.user, "SECRET"
 			client := redis.NewClient(as)
@@ -114,9 +106,7 @@ func setUser(t *testing.T, admin *redis.Client, words []string) {
 	for i, word := range words {
 		args[i] = word
 	}
-	if err := admin.Do(t.Context(), args...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, admin.Do(t.Context(), args...).Err())
 }
 
 // wantRefused fails if Redis refused anything but that command. The client library ignores that it
@@ -124,9 +114,7 @@ func setUser(t *testing.T, admin *redis.Client, words []string) {
 func wantRefused(t *testing.T, admin *redis.Client, command string) {
 	t.Helper()
 	log, err := admin.ACLLog(t.Context(), 100).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	refused := false
 	for _, entry := range log {
 		object := strings.ToLower(entry.Object)
@@ -144,9 +132,7 @@ func wantRefused(t *testing.T, admin *redis.Client, command string) {
 func commandsCalled(t *testing.T, admin *redis.Client) map[string]bool {
 	t.Helper()
 	text, err := admin.Info(t.Context(), "commandstats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	called := map[string]bool{}
 	for _, stat := range regexp.MustCompile(`cmdstat_(\S+?):calls=`).FindAllStringSubmatch(text, -1) {
 		called[stat[1]] = true
@@ -174,9 +160,7 @@ func store(s *sitetest.Site) *limits.Store {
 	client := s.Asynq.MakeRedisClient().(redis.UniversalClient)
 	s.Cleanup(func() { client.Close() })
 	store, err := limits.NewStore(client, "")
-	if err != nil {
-		s.Fatal(err)
-	}
+	sitetest.Must(s, err)
 	return store
 }
 
@@ -184,8 +168,6 @@ func store(s *sitetest.Site) *limits.Store {
 func follows(s *sitetest.Site) {
 	s.Helper()
 	f, err := limits.Follow(s.Context(), limits.FollowConfig{Limiter: s.Limiter, Store: store(s)})
-	if err != nil {
-		s.Fatal(err)
-	}
+	sitetest.Must(s, err)
 	s.Cleanup(func() { f.Close() })
 }

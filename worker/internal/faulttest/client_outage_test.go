@@ -47,13 +47,9 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 					})
 					defer down.Close()
 					limiter, err := throttle.New(throttle.Config{Client: down, Policies: []throttle.Policy{sitetest.Policy(1, time.Hour)}})
-					if err != nil {
-						t.Fatal(err)
-					}
+					sitetest.Must(t, err)
 					client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: timeout})
-					if err != nil {
-						t.Fatal(err)
-					}
+					sitetest.Must(t, err)
 					defer client.Close()
 					begun := time.Now()
 					for range 100 {

@@ -44,9 +44,7 @@ func TestCallsOfAsynqsClient(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := inspector.RunTask("default", "id of run"); err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, inspector.RunTask("default", "id of run"))
 	recorder.wantCalls(t, callsOfAsynqsClient, " - EnqueueOf in internal/asynqredis/calls.go: are the keys and arguments still these?\n"+
 		" - internal/asynqredis/lua/store.lua: does it still leave a task as schedule does? arrange.lua: as enqueue does?")
 }

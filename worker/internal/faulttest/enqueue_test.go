@@ -35,9 +35,7 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 				interrupts := interrupts{"asynq:{default}:scheduled", row.sent, cancel}
 				config := worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute}
 				client, err := worker.NewClient(hooktest.With(s.Asynq, hooktest.Hook(interrupts.see)), config)
-				if err != nil {
-					t.Fatal(err)
-				}
+				sitetest.Must(t, err)
 				defer client.Close()
 				if info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut"))); err == nil ||
 					!strings.Contains(err.Error(), context.Canceled.Error()) {
@@ -83,9 +81,7 @@ func TestAStoreWhoseReplyIsLostIsNoConflict(t *testing.T) {
 			lost := &lossyLine{key: "asynq:{default}:scheduled"}
 			config := worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute}
 			client, err := worker.NewClient(sitetest.Dialed{Options: lost.options(sitetest.SameRedis(s.Redis))}, config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			sitetest.Must(t, err)
 			defer client.Close()
 			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.TaskID(name)), opts...)
 			if err != nil || info.State != asynq.TaskStateScheduled {

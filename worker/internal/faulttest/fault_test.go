@@ -140,9 +140,7 @@ func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
 					s.Ok(ctx, task)
 					return row.err
 				}))
-				if err != nil {
-					t.Fatal(err)
-				}
+				sitetest.Must(t, err)
 				t.Cleanup(server.Shutdown)
 				time.Sleep(20 * time.Second)
 				s.WantCounters(row.want)
@@ -175,15 +173,11 @@ func TestTasksOutlastALongPauseOfTheirQueue(t *testing.T) {
 		s.Serve(s.Ok, l.Watch, sitetest.Calm)
 		s.EnqueueMany("acme", 0, 40, asynq.MaxRetry(0))
 		time.Sleep(10 * time.Second)
-		if err := s.Inspector.PauseQueue("default"); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, s.Inspector.PauseQueue("default"))
 		before := l.Count()
 		time.Sleep(6 * time.Minute)
 		s.WantStates("default", 0, 40-before)
-		if err := s.Inspector.UnpauseQueue("default"); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, s.Inspector.UnpauseQueue("default"))
 		s.SleepUntil(l, 40, 20*time.Minute)
 		if _, most := l.WakesPerTask(); most > sitetest.DeniedAndRun+1 || l.Excess(8, 30*time.Second) != 0 {
 			t.Errorf("a task woke %d times; %d more than the limit", most, l.Excess(8, 30*time.Second))

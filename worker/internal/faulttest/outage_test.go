@@ -82,9 +82,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 				return throttle.Tenant{}, false, nil
 			},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		enqueue := func(n int, tenant string) {
 			for range n {
 				s.Enqueue(sitetest.Task(tenant), asynq.MaxRetry(0))

@@ -124,9 +124,7 @@ func process(s *sitetest.Site, dies string, env ...string) (*exec.Cmd, <-chan er
 	cmd, log := exec.Command(os.Args[0]), &sitetest.Journal{}
 	cmd.Env = append(append(os.Environ(), workerEnv+"="+s.Redis.Options().Addr, diesEnv+"="+dies), env...)
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		s.Fatal(err)
-	}
+	sitetest.Must(s, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	s.Cleanup(func() { cmd.Process.Kill() })
@@ -314,9 +312,7 @@ func TestTasksOfKilledWorkersThatNeverStarted(t *testing.T) {
 			cmd.Process.Kill()
 			waitEnd(s, ended)
 			archived, err := s.Inspector.ListArchivedTasks("default")
-			if err != nil {
-				t.Fatal(err)
-			}
+			sitetest.Must(t, err)
 			never := 0
 			for _, task := range archived {
 				if !s.Redis.SIsMember(t.Context(), "started", task.ID).Val() {
@@ -379,9 +375,7 @@ func workAtOnce(addr, _ string) error {
 func TestConcurrencyOfKilledWorkers(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{fewAtOnce()}, func(t *testing.T, s *sitetest.Site) {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		defer listener.Close()
 		g := &sitetest.Gauge{}
 		var calls atomic.Int64

@@ -114,9 +114,7 @@ func (p *place) options() *redis.Options {
 func (p *place) start(t *testing.T, args ...string) {
 	t.Helper()
 	process, err := servers.StartRedis(p.dir, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	t.Cleanup(process.Stop)
 	p.process = process
 	p.addr.Store(process.Addr)
@@ -135,9 +133,7 @@ func faultSite(t *testing.T, p *place, same bool, policies ...throttle.Policy) *
 	}
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policies...)
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	s.Limiter = limiter
 	return s
 }

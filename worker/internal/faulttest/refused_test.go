@@ -20,9 +20,7 @@ func TestARefusedUserIsTold(t *testing.T) {
 	t.Parallel()
 	admin := throttletest.Client(t, throttletest.Redis(t))
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Redis(t)), sitetest.Policy(100, time.Hour))
-	if err := admin.Do(t.Context(), "acl", "setuser", "half", "on", "nopass", "~*", "+@all", "-set").Err(); err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, admin.Do(t.Context(), "acl", "setuser", "half", "on", "nopass", "~*", "+@all", "-set").Err())
 	limits := redis.NewClient(&redis.Options{Addr: admin.Options().Addr, Username: "half", Password: "any"})
 	defer limits.Close()
 	s.Limiter = s.LimiterOn(limits)
@@ -36,9 +34,7 @@ func TestARefusedUserIsTold(t *testing.T) {
 	s.Wait("it is logged", func() bool {
 		return s.Journal.Count("worker: the limiter is unavailable") > 0 && s.Journal.Count(throttle.ErrForbidden.Error()) > 0
 	})
-	if err := admin.Do(t.Context(), "acl", "setuser", "half", "+set").Err(); err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, admin.Do(t.Context(), "acl", "setuser", "half", "+set").Err())
 	s.WaitGone("a")
 	if err := server.Ping(); err != nil {
 		t.Error(err)

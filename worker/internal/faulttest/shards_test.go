@@ -80,9 +80,7 @@ func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 			t.Errorf("%d tasks ran within two periods", n)
 		}
 		changed := time.Now()
-		if err := s.Limiter.SetPolicies([]throttle.Policy{inShards(2, limit, period)}); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, s.Limiter.SetPolicies([]throttle.Policy{inShards(2, limit, period)}))
 		s.SleepUntil(l, tenants*each, 5*time.Minute)
 		check(changed, each-2*limit)
 		if lines := s.Limiter.Lines(); len(lines) != 2 {
@@ -124,9 +122,7 @@ func TestShardsShareSlotsByWeight(t *testing.T) {
 		for tenant, weight := range weights {
 			p.Tenants[tenant], sum = throttle.Tenant{Weight: weight}, sum+weight
 		}
-		if err := s.Limiter.SetPolicies([]throttle.Policy{p}); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, s.Limiter.SetPolicies([]throttle.Policy{p}))
 		client := s.Client(s.Limiter)
 		for tenant := range weights {
 			var tasks []*asynq.Task
@@ -219,18 +215,12 @@ func drainShards(t *testing.T, connect func() redis.UniversalClient, p throttle.
 		server, err := worker.NewServer(tasks, asynq.Config{
 			Concurrency: drainSlots, LogLevel: asynq.FatalLevel, Queues: map[string]int{queue: 1}, ShutdownTimeout: time.Second,
 		}, c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		t.Cleanup(server.Shutdown)
-		if err := server.Start(asynq.HandlerFunc(ran.Handle)); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, server.Start(asynq.HandlerFunc(ran.Handle)))
 	}
 	client, err := worker.NewClient(tasks, worker.ClientConfig{Limiter: limiter})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	defer client.Close()
 	batch := make([]*asynq.Task, 0, tenants*each)
 	for i := range tenants * each {

@@ -106,9 +106,7 @@ func adaptingPolicy(adapt throttle.Adapt) throttle.Policy {
 // They call the API through a transport.
 func work(s *sitetest.Site, api *adaptingAPI, jobs int) {
 	transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{Base: api, Limiter: s.Limiter, LearnOnly: true})
-	if err != nil {
-		s.Fatal(err)
-	}
+	sitetest.Must(s, err)
 	client := s.Client(s.Limiter)
 	for i := range jobs {
 		task := worker.NewTask(worker.Identity{Tenant: []string{"acme", "umbrella"}[i%2]}, "call", nil)

@@ -109,9 +109,7 @@ func TestATaskKeepsItsClass(t *testing.T) {
 		ours := func(id string, opts ...asynq.Option) {
 			task := asynq.NewTaskWithHeaders("x", nil, map[string]string{"sluice-tenant": "acme"}, asynq.TaskID(id))
 			_, err := client.Enqueue(task, append(opts, worker.Class(throttle.ClassBatch))...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			sitetest.Must(t, err)
 		}
 		var ids []string
 		for i := range 4 {
@@ -141,9 +139,7 @@ func TestPlansOfTasks(t *testing.T) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 4)
 		request, err := client.RequestOf(sitetest.AcmeTask(), worker.Class(throttle.ClassBatch))
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		demands := []inspect.Demand{{Count: 4, Queue: "default", Request: request}}
 		plan, err := client.Plan(context.Background(), demands, inspect.PlanOptions{})
 		if wait := plan.Expected.Sub(plan.At).Round(time.Minute); err != nil || !plan.Known || wait != 3*time.Hour {

@@ -52,9 +52,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 				l := sitetest.NewLedger()
 				limiter := func(p throttle.Policy) *throttle.Limiter {
 					made, err := throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{p}})
-					if err != nil {
-						t.Fatal(err)
-					}
+					sitetest.Must(t, err)
 					return made
 				}
 				for _, p := range []throttle.Policy{row.before, row.after, row.before, row.after} {
@@ -75,9 +73,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 					} else {
 						_, err = clients[i%2].Enqueue(task, id)
 					}
-					if err != nil {
-						t.Fatal(err)
-					}
+					sitetest.Must(t, err)
 				}
 				s.SleepUntil(l, n, 5*time.Minute)
 				mean, most := l.WakesPerTask()

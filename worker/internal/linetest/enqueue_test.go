@@ -152,13 +152,9 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 			id := fmt.Sprint("mine/", i)
 			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Queue("my queue"), asynq.TaskID(id), asynq.MaxRetry(3),
 				asynq.Retention(time.Hour), asynq.Timeout(time.Minute), asynq.Deadline(deadline)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			sitetest.Must(t, err)
 			stored, err := s.Inspector.GetTaskInfo("my queue", id)
-			if err != nil {
-				t.Fatal(err)
-			}
+			sitetest.Must(t, err)
 			for _, got := range []*asynq.TaskInfo{info, stored} {
 				if got.Queue != "my queue" || got.ID != id || got.MaxRetry != 3 || got.Retention != time.Hour ||
 					got.Timeout != time.Minute ||
@@ -237,9 +233,7 @@ func TestTasksAreEnqueuedWithoutTheLimitersRedis(t *testing.T) {
 func TestClosingLeavesNothingRunning(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Shared(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		config, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		if err := config.Close(); err != nil { // that was never used
 			t.Error(err)
 		}

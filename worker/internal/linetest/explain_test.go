@@ -23,9 +23,7 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		explain := func(queue, id string) worker.Explanation {
 			t.Helper()
 			e, err := client.Explain(t.Context(), queue, id)
-			if err != nil {
-				t.Fatal(err)
-			}
+			sitetest.Must(t, err)
 			return e
 		}
 		says := func(id, state string, why ...string) {
@@ -64,13 +62,9 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		}
 		says("later", "scheduled", "it is scheduled for ", "joins the line of policy api then")
 		says("plain", "pending", "policy api decides about it")
-		if err := s.Inspector.PauseQueue("default"); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, s.Inspector.PauseQueue("default"))
 		says("free", "pending", "no policy matches its type", "its queue is paused")
-		if err := s.Inspector.UnpauseQueue("default"); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, s.Inspector.UnpauseQueue("default"))
 		s.Serve(func(_ context.Context, task *asynq.Task) error {
 			if task.Type() == "fails" {
 				return errors.New("boom")

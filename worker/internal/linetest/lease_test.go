@@ -136,9 +136,7 @@ func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		p := sitetest.AtOnce(1)
 		p.Windows[0].Lease = 2 * time.Second
-		if err := s.Limiter.SetPolicies([]throttle.Policy{p}); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, s.Limiter.SetPolicies([]throttle.Policy{p}))
 		time.Sleep(2 * time.Minute)
 		if most := g.Most.Load(); most != 1 {
 			t.Errorf("%d ran at once", most)

@@ -28,9 +28,7 @@ func TestAClientWithAnotherLimiterIsNoticed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			sitetest.Bubble(t, policy, func(t *testing.T, s *sitetest.Site) {
 				limiter, err := throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{row.policy}, Prefix: row.prefix})
-				if err != nil {
-					t.Fatal(err)
-				}
+				sitetest.Must(t, err)
 				s.Serve(s.Ok, sitetest.Calm)
 				client := s.Client(limiter)
 				for _, id := range []string{"a", "b"} {

@@ -30,9 +30,7 @@ func limitBy(s *sitetest.Site, c throttle.Config) {
 	s.Helper()
 	c.Logger, c.Policies = slog.New(slog.NewTextHandler(s.Journal, nil)), s.Limiter.Policies()
 	limiter, err := throttle.New(c)
-	if err != nil {
-		s.Fatal(err)
-	}
+	sitetest.Must(s, err)
 	s.Limiter = limiter
 }
 

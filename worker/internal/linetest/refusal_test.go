@@ -79,9 +79,7 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 				config := row.config
 				config.Base, config.Limiter, config.Logger = upstream.Client().Transport, s.Limiter, slog.New(slog.DiscardHandler)
 				transport, err := httpthrottle.NewTransport(config)
-				if err != nil {
-					t.Fatal(err)
-				}
+				sitetest.Must(t, err)
 				client := &http.Client{Transport: transport}
 				s.Serve(func(ctx context.Context, task *asynq.Task) error {
 					if err := fetch(ctx, client, upstream.URL); err != nil {
@@ -126,9 +124,7 @@ func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
 		transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
 			Base: upstream.Client().Transport, Limiter: s.Limiter, LearnOnly: true, Logger: slog.New(slog.DiscardHandler),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		client := &http.Client{Transport: transport}
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if runs.Add(1) > 1 {

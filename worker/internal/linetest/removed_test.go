@@ -27,9 +27,7 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		p := sitetest.Shared(limit, time.Minute)
 		s := sitetest.NewInBubble(t, p)
 		store, err := control.NewStore(s.Redis, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		publish := func(version int64, policies ...throttle.Policy) {
 			t.Helper()
 			if _, err := store.Publish(t.Context(), policies, version, control.By{Who: "ada", Why: "test"}); err != nil {
@@ -44,9 +42,7 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 				f, err := control.Follow(t.Context(), control.FollowConfig{
 					Limiter: limiter, Logger: slog.New(slog.NewTextHandler(s.Journal, nil)), Store: store,
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				sitetest.Must(t, err)
 				t.Cleanup(func() { f.Close() })
 				servers = append(servers, s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter }))
 			}
@@ -74,16 +70,10 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		serve()
 		within("after the restart", 10*time.Second, 3*limit)
 		state, err := store.State(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		looks := s.AnotherLimiter(s.Redis)
-		if err := looks.SetPolicies(state.Policies); err != nil {
-			t.Fatal(err)
-		}
-		if err := looks.SetRemoved(state.Removed); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, looks.SetPolicies(state.Policies))
+		sitetest.Must(t, looks.SetRemoved(state.Removed))
 		st, err := inspect.Of(looks).State(t.Context(), inspect.Query{Policy: p.Name})
 		if want := "policy api was removed: 60 tasks go on by its last windows"; err != nil || st.RemovedText() != want {
 			t.Errorf("%q, want %q: %+v, %v", st.RemovedText(), want, st, err)

@@ -192,9 +192,7 @@ func TestABatchTakesFewCalls(t *testing.T) {
 		limited.AddHook(count)
 		config := worker.ClientConfig{Limiter: s.LimiterOn(limited), LimiterTimeout: time.Minute}
 		client, err := worker.NewClient(hooktest.With(s.Asynq, count), config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		defer client.Close()
 		tasks := make([]*asynq.Task, 510) // two chunks
 		for i := range tasks {
@@ -225,9 +223,7 @@ func TestATaskIDMayBeUsedAgain(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 3)
-		if err := s.Inspector.DeleteTask("default", "acme-0001"); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, s.Inspector.DeleteTask("default", "acme-0001"))
 		var start worker.ExpectedStart
 		another := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte("another"))
 		info, err := client.EnqueueContext(t.Context(), another, asynq.TaskID("acme-0001"), worker.ReportStart(&start))

@@ -55,9 +55,7 @@ func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 				} else {
 					err = d.plan(ours, task)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				sitetest.Must(t, err)
 			}
 		}
 		for _, d := range diaries {
@@ -89,9 +87,7 @@ func TestAnAsynqThatComesBackEmpty(t *testing.T) {
 				old := s.Client(s.Limiter)
 				s.JoinMany(old, "acme", 0, 10)
 				s.SleepUntil(l, 10, time.Second)
-				if err := s.Redis.FlushAll(t.Context()).Err(); err != nil {
-					t.Fatal(err)
-				}
+				sitetest.Must(t, s.Redis.FlushAll(t.Context()).Err())
 				time.Sleep(time.Second)
 				clients := []*worker.Client{s.Client(s.Limiter), old}
 				if first == "the old client" {

@@ -76,16 +76,12 @@ func TestScenePoliciesChangeWhileTasksWait(t *testing.T) {
 					} else {
 						err = d.enqueue(s.Plain, task)
 					}
-					if err != nil {
-						t.Fatal(err)
-					}
+					sitetest.Must(t, err)
 				}
 				time.Sleep(200 * time.Millisecond)
 				changed := time.Now()
 				for _, limiter := range limiters {
-					if err := limiter.SetPolicies(append(idle(20), row.after...)); err != nil {
-						t.Fatal(err)
-					}
+					sitetest.Must(t, limiter.SetPolicies(append(idle(20), row.after...)))
 					time.Sleep(50 * time.Millisecond)
 				}
 				// At 20 a second all run within three seconds. A task that is stranded waits for two minutes.

@@ -45,9 +45,7 @@ func TestSceneDeletedTasksHoldUpNobody(t *testing.T) {
 				} else {
 					err = d.plan(client, soon, deadline)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				sitetest.Must(t, err)
 				begun := time.Now()
 				// It goes with the window after those of the tasks that are left. Each look at a deleted
 				// one may take a millisecond.

@@ -53,9 +53,7 @@ func TestSceneCutBelowTheCostOfWaitingTasks(t *testing.T) {
 						} else {
 							err = d.plan(client, task, asynq.MaxRetry(0))
 						}
-						if err != nil {
-							t.Fatal(err)
-						}
+						sitetest.Must(t, err)
 					}
 					for i := range costly {
 						enqueue("big", i, 7)
@@ -85,9 +83,7 @@ func TestSceneCutBelowTheCostOfWaitingTasks(t *testing.T) {
 						failed := int64(costly - bigStarts)
 						s.WantCounters(sitetest.Counters{Processed: costly + 2*small, Failed: failed, Archived: failed})
 						archived, err := s.Inspector.ListArchivedTasks("default")
-						if err != nil {
-							t.Fatal(err)
-						}
+						sitetest.Must(t, err)
 						for _, task := range archived {
 							if !strings.Contains(task.LastErr, "cost of 7 requests never fits: the window holds 6 at most") {
 								t.Errorf("%s failed by %q", task.ID, task.LastErr)

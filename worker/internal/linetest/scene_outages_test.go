@@ -36,9 +36,7 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 				// run is the slowest of the plain tasks, ten a second.
 				run := func(name string) time.Duration {
 					for i := range plain {
-						if err := d.enqueue(s.Plain, asynq.NewTask("plain", fmt.Append(nil, name, i))); err != nil {
-							t.Fatal(err)
-						}
+						sitetest.Must(t, d.enqueue(s.Plain, asynq.NewTask("plain", fmt.Append(nil, name, i))))
 						time.Sleep(100 * time.Millisecond)
 					}
 					slowest := time.Duration(0)
@@ -88,13 +86,9 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 	}{
 		// A paused queue is looked at once a second. What was taken is put back after 5 s.
 		{"paused", time.Second, func(s *sitetest.Site, _ *sitetest.Cable) {
-			if err := s.Inspector.PauseQueue("default"); err != nil {
-				s.Fatal(err)
-			}
+			sitetest.Must(s, s.Inspector.PauseQueue("default"))
 			time.Sleep(20 * time.Second)
-			if err := s.Inspector.UnpauseQueue("default"); err != nil {
-				s.Fatal(err)
-			}
+			sitetest.Must(s, s.Inspector.UnpauseQueue("default"))
 		}},
 		{"asynq's Redis away", 5 * time.Second, func(_ *sitetest.Site, c *sitetest.Cable) {
 			c.Cut()
@@ -172,9 +166,7 @@ func TestSceneFailOpenFreesThoseWhoWait(t *testing.T) {
 		})
 		client := s.Client(s.AnotherLimiter(s.Redis))
 		for i := range 110 { // ten run at once
-			if err := d.plan(client, taskOf(s, "acme", i)); err != nil {
-				t.Fatal(err)
-			}
+			sitetest.Must(t, d.plan(client, taskOf(s, "acme", i)))
 		}
 		time.Sleep(150 * time.Second) // after two minutes forward has looked at them once
 		c.Cut()

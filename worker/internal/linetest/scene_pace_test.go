@@ -31,12 +31,8 @@ func TestSceneIdlePoliciesCostLittle(t *testing.T) {
 		defer limited.Close()
 		limited.AddHook(count)
 		server, err := worker.NewServer(s.Asynq, asynq.Config{LogLevel: asynq.FatalLevel}, worker.Config{Limiter: s.LimiterOn(limited)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := server.Start(asynq.HandlerFunc(s.Ok)); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
+		sitetest.Must(t, server.Start(asynq.HandlerFunc(s.Ok)))
 		defer server.Shutdown()
 		time.Sleep(30 * time.Second) // each is asked once
 		before := scripts.Load()
@@ -63,9 +59,7 @@ func TestSceneTaskCheckIntervalMattersToPlainTasksOnly(t *testing.T) {
 				time.Sleep(20 * time.Second)
 				client := s.Client(s.AnotherLimiter(s.Redis))
 				for i := range 12 {
-					if err := d.plan(client, taskOf(s, "acme", i)); err != nil {
-						t.Fatal(err)
-					}
+					sitetest.Must(t, d.plan(client, taskOf(s, "acme", i)))
 				}
 				d.awaitAll(t, sitetest.Spacing)
 				time.Sleep(10 * time.Second)

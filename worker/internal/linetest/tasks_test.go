@@ -45,9 +45,7 @@ func TestATicketRunsNoTaskAgain(t *testing.T) {
 		// One that waits is archived by hand.
 		s.EnqueueMany("acme", 0, 6)
 		time.Sleep(100 * time.Millisecond)
-		if err := s.Inspector.ArchiveTask("default", "acme-0005"); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, s.Inspector.ArchiveTask("default", "acme-0005"))
 		time.Sleep(5 * time.Second)
 		s.WantNobodyInLine()
 		s.WaitState(asynq.TaskStateCompleted, "retained")
@@ -95,18 +93,14 @@ func TestAPausedQueueHoldsUpNoOther(t *testing.T) {
 		})
 		s.EnqueueMany("acme", 0, 60)
 		time.Sleep(1500 * time.Millisecond)
-		if err := s.Inspector.PauseQueue("default"); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, s.Inspector.PauseQueue("default"))
 		before := l.Count()
 		s.EnqueueMany("beta", 0, 60, asynq.Queue("other"))
 		time.Sleep(30 * time.Second)
 		if others := l.Count() - before; others != 60 {
 			t.Errorf("%d of 60 tasks of the other queue were granted in the meantime", others)
 		}
-		if err := s.Inspector.UnpauseQueue("default"); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, s.Inspector.UnpauseQueue("default"))
 		s.SleepUntil(l, 120, 30*time.Second)
 		s.WantWakes(l, sitetest.DeniedAndRun+1)
 		if n := l.Excess(10, time.Second); n != 0 {
@@ -125,19 +119,13 @@ func TestTasksThatAsynqEnqueuesTakeTheirPlaces(t *testing.T) {
 		if _, err := scheduler.Register("@every 1s", worker.NewTask(acme, "scheduled", nil)); err != nil {
 			t.Fatal(err)
 		}
-		if err := scheduler.Start(); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, scheduler.Start())
 		periodic, err := asynq.NewPeriodicTaskManager(asynq.PeriodicTaskManagerOpts{
 			PeriodicTaskConfigProvider: provider{{Cronspec: "@every 2s", Task: worker.NewTask(acme, "periodic", nil)}},
 			RedisConnOpt:               s.Asynq, SyncInterval: time.Minute, SchedulerOpts: &asynq.SchedulerOpts{LogLevel: asynq.FatalLevel},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := periodic.Start(); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
+		sitetest.Must(t, periodic.Start())
 		s.Serve(s.Ok, l.Watch, sitetest.Calm)
 		s.EnqueueMany("acme", 0, 5, asynq.ProcessIn(5*time.Second))
 		s.EnqueueMany("acme", 5, 5, asynq.ProcessAt(time.Now().Add(10*time.Second)))

@@ -218,9 +218,7 @@ func (s *Site) AnotherLimiter(client *redis.Client) *throttle.Limiter {
 func (s *Site) Client(limiter *throttle.Limiter) *worker.Client {
 	s.Helper()
 	client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
-	if err != nil {
-		s.Fatal(err)
-	}
+	Must(s, err)
 	s.Cleanup(func() { client.Close() })
 	return client
 }
@@ -278,9 +276,7 @@ func (s *Site) WantInOrder(l *Ledger) {
 	grants := l.Sorted()
 	number := func(g Granted) int {
 		n, err := strconv.Atoi(strings.TrimPrefix(g.ID, g.Tenant+"-"))
-		if err != nil {
-			s.Fatal(err)
-		}
+		Must(s, err)
 		return n
 	}
 	for i, late := range grants {
@@ -335,9 +331,7 @@ func (s *Site) SetPolicy(change func(*throttle.Policy), limiters ...*throttle.Li
 	for _, l := range limiters {
 		policies := l.Policies()
 		change(&policies[0])
-		if err := l.SetPolicies(policies); err != nil {
-			s.Fatal(err)
-		}
+		Must(s, l.SetPolicies(policies))
 	}
 }
 
@@ -345,9 +339,7 @@ func (s *Site) SetPolicy(change func(*throttle.Policy), limiters ...*throttle.Li
 func (s *Site) Join(tenant, id string, task *asynq.Task) {
 	s.Helper()
 	identity, err := asynqredis.New(s.Redis).Identity(context.Background())
-	if err != nil {
-		s.Fatal(err)
-	}
+	Must(s, err)
 	places, err := s.Limiter.Line("api").Join(context.Background(), []throttle.Request{{
 		Key:    joinKey(task),
 		Tenant: tenant,
@@ -356,9 +348,7 @@ func (s *Site) Join(tenant, id string, task *asynq.Task) {
 	if err != nil || places[0].Err != nil {
 		s.Fatal(err, places)
 	}
-	if err := asynqredis.New(s.Redis).Nudge(context.Background(), "default", "api"); err != nil {
-		s.Fatal(err)
-	}
+	Must(s, asynqredis.New(s.Redis).Nudge(context.Background(), "default", "api"))
 }
 
 // joinKey is the join key of a task.

@@ -89,8 +89,6 @@ func (s *Site) WantCounters(want Counters) {
 func (s *Site) Stored(id string) map[string]string {
 	s.Helper()
 	fields, err := s.Redis.HGetAll(context.Background(), "asynq:{default}:t:"+id).Result()
-	if err != nil {
-		s.Fatal(err)
-	}
+	Must(s, err)
 	return fields
 }

@@ -19,14 +19,10 @@ func Cluster(t *testing.T) (addr string) {
 	t.Helper()
 	addr = throttletest.Redis(t, "--cluster-enabled", "yes")
 	node := throttletest.Client(t, addr)
-	if err := node.ClusterAddSlotsRange(t.Context(), 0, 16383).Err(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, node.ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
 	for {
 		info, err := node.ClusterInfo(t.Context()).Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		if strings.Contains(info, "cluster_state:ok") {
 			clusters.Store(addr, true)
 			return addr

@@ -23,6 +23,14 @@ import (
 
 func init() { logging.Disable() } // connections break on purpose in these tests
 
+// Must fails the test by an error.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Policy is a policy over every task type, with one window by tenant.
 func Policy(limit int64, period time.Duration) throttle.Policy {
 	return throttle.Policy{
@@ -59,9 +67,7 @@ func New(t testing.TB, client *redis.Client, policies ...throttle.Policy) *Site 
 	log := &Journal{}
 	logger := slog.New(slog.NewTextHandler(log, nil))
 	limiter, err := throttle.New(throttle.Config{Client: limits, Logger: logger, Policies: policies})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	s := &Site{TB: t, Asynq: Dialed{SameRedis(client)}, Limiter: limiter, Journal: log, Redis: client}
 	s.Inspector = asynq.NewInspector(s.Asynq)
 	s.Plain = asynq.NewClient(s.Asynq)
@@ -130,12 +136,8 @@ func (s *Site) Serve(handler asynq.HandlerFunc, change ...func(*asynq.Config, *w
 		f(&theirs, &ours)
 	}
 	server, err := worker.NewServer(s.Asynq, theirs, ours)
-	if err != nil {
-		s.Fatal(err)
-	}
-	if err := server.Start(handler); err != nil {
-		s.Fatal(err)
-	}
+	Must(s, err)
+	Must(s, server.Start(handler))
 	s.Cleanup(server.Shutdown)
 	return server
 }
@@ -145,9 +147,7 @@ func (s *Site) Idle() *worker.Server {
 	s.Helper()
 	theirs, ours := s.Configs()
 	server, err := worker.NewServer(s.Asynq, theirs, ours)
-	if err != nil {
-		s.Fatal(err)
-	}
+	Must(s, err)
 	s.Cleanup(server.Shutdown)
 	return server
 }
@@ -207,9 +207,7 @@ func (s *Site) Open(ids ...string) {
 			policies[i].Windows[j].Limit = 1000
 		}
 	}
-	if err := s.Limiter.SetPolicies(policies); err != nil {
-		s.Fatal(err)
-	}
+	Must(s, s.Limiter.SetPolicies(policies))
 	for _, id := range ids { // those that stand in line may have been taken, and have run, by now
 		_ = s.Inspector.RunTask("default", id)
 	}
@@ -251,9 +249,7 @@ func (s *Site) WantReported(reported, asked []string) {
 func (s *Site) LimiterOn(client redis.UniversalClient) *throttle.Limiter {
 	s.Helper()
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies()})
-	if err != nil {
-		s.Fatal(err)
-	}
+	Must(s, err)
 	return limiter
 }
 
@@ -261,9 +257,7 @@ func (s *Site) LimiterOn(client redis.UniversalClient) *throttle.Limiter {
 func (s *Site) Used() int64 {
 	s.Helper()
 	d, err := s.Limiter.Peek(context.Background(), throttle.Request{Policy: "api", Tenant: "acme"})
-	if err != nil {
-		s.Fatal(err)
-	}
+	Must(s, err)
 	return d.Windows[0].Used
 }
 

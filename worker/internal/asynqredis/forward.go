@@ -12,32 +12,24 @@ import (
 // A Due is a task whose time has come.
 type Due struct {
 	ID      string
-	Message Message // empty if the task was removed and its ID left behind
-	Mark    string  // of its join, "" if it has joined no line
+	Message Message
+	Mark    string // of its join, "" if it has joined no line
 }
 
 // Due returns up to n tasks of a queue that are due, either scheduled ones or those to retry.
 func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]Due, error) {
-	until := &redis.ZRangeBy{Min: "-inf", Max: strconv.FormatInt(time.Now().Unix(), 10), Count: int64(n)}
-	ids, err := c.redis.ZRangeByScore(ctx, prefix(queue)+source(retried), until).Result()
-	if err != nil || len(ids) == 0 {
-		return nil, err
+	from, now := keys(queue, source(retried)), time.Now().Unix()
+	first := &redis.ZRangeBy{Min: "-inf", Max: strconv.FormatInt(now, 10), Count: 1}
+	if ids, err := c.redis.ZRangeByScore(ctx, from[0], first).Result(); err != nil || len(ids) == 0 {
+		return nil, err // mostly: a script would cost more
 	}
-	found := make([]*redis.SliceCmd, len(ids))
-	_, err = c.redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for i, id := range ids {
-			found[i] = p.HMGet(ctx, prefix(queue)+"t:"+id, "msg", "sluice_join")
-		}
-		return nil
-	})
+	reply, err := c.run(ctx, "due", queue, from, prefix(queue)+"t:", now, n).StringSlice()
 	if err != nil {
 		return nil, err
 	}
-	due := make([]Due, len(ids))
-	for i, id := range ids {
-		message, _ := found[i].Val()[0].(string)
-		mark, _ := found[i].Val()[1].(string)
-		due[i] = Due{id, Message(message), mark}
+	due := make([]Due, 0, len(reply)/3)
+	for i := 0; i+2 < len(reply); i += 3 {
+		due = append(due, Due{reply[i], Message(reply[i+1]), reply[i+2]})
 	}
 	return due, nil
 }

@@ -102,7 +102,6 @@ type Dispatcher struct {
 	forwards forwards    // what forward has found
 	lines    lines       // when to ask which line
 	nudges   nudges      // what ends a wait
-	rounds   rounds      // what is known of queues and their tasks
 	tending  *time.Timer // of tend, for when Next is not called
 }
 
@@ -113,9 +112,10 @@ func New(c Config) *Dispatcher {
 		background: newBackground(),
 		buffer:     buffer{slots: c.Concurrency},
 		forwards:   forwards{lostIn: map[string]bool{}, wakeUps: map[wakeUp]bool{}},
-		lines:      lines{groups: groups(c.Queues, c.Strict)},
-		nudges:     nudges{wake: make(chan struct{}, 1), listening: map[string]bool{}},
-		rounds:     rounds{paused: map[string]bool{}, stuck: map[asynqredis.Ref]time.Time{}},
+		lines: lines{
+			groups: groups(c.Queues, c.Strict), paused: map[string]bool{}, stuck: map[asynqredis.Ref]time.Time{},
+		},
+		nudges: nudges{wake: make(chan struct{}, 1), listening: map[string]bool{}},
 	}
 	d.tending = time.AfterFunc(waitMax, func() {
 		if d.ctx.Err() == nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
@@ -18,16 +19,21 @@ const (
 	// askAgain is when to ask a line again that had more to look at and found nothing.
 	askAgain = time.Millisecond
 
+	// transitMost bounds how much later a line is asked than it is due, if a reply took long.
+	transitMost = time.Millisecond
+
 	// watchEvery is how often a server says which lines it watches, at most. A watch lapses after
 	// 1.5 s: worker/internal/asynqredis/lua/dequeue.lua.
 	watchEvery = 750 * time.Millisecond
 )
 
-// Lines are this server's views of all lines, which are in the groups.
+// Lines are this server's views of all lines, which are in the groups, and of queues and their tasks.
 type lines struct {
 	sync.Mutex
 	groups  []*group
-	silence outage.Backoff // of the limiter as a whole
+	paused  map[string]bool              // queues
+	stuck   map[asynqredis.Ref]time.Time // since when tasks were active that were to be picked
+	silence outage.Backoff               // of the limiter as a whole
 }
 
 // A line is this server's view of a policy's line, for the queues of a group.
@@ -35,7 +41,6 @@ type line struct {
 	schedule
 	name   string // that of the policy, unless it has shards
 	group  *group
-	clock  clock     // of its Redis
 	due    time.Time // when its first ticket fits, by the last answer; zero: nobody waited
 	nudged bool      // nobody else asks it for its news
 	share  share     // of the slots, among the lines of its policy's shards
@@ -121,11 +126,11 @@ func (ls *lines) answered(l *line, taken throttle.Taken, sent time.Time) {
 	defer ls.Unlock()
 	now := time.Now()
 	ls.silence = outage.Backoff{}
-	l.clock.learn(taken.At, sent, now)
 	l.serves(taken.Tickets)
 	l.due = time.Time{}
 	if taken.Next >= 0 {
-		l.due = later(now, l.clock.here(taken.At.Add(taken.Next)))
+		// A take that is sent then arrives then, if it takes as long to get there as this one.
+		l.due = later(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 	}
 	if len(taken.Tickets) == 0 && taken.Next == 0 {
 		l.answered(now.Add(askAgain))

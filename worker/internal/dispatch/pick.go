@@ -23,15 +23,15 @@ const (
 func (d *Dispatcher) pick(ctx context.Context, f *fetch) ([]Task, error) {
 	now := time.Now()
 	wanted := make([]asynqredis.Waiting, len(f.tickets))
-	d.rounds.Lock()
+	d.lines.Lock()
 	for i, ticket := range f.tickets {
-		since, stuck := d.rounds.stuck[asynqredis.Ref{Queue: f.queue, ID: ticket.ID}]
+		since, stuck := d.lines.stuck[asynqredis.Ref{Queue: f.queue, ID: ticket.ID}]
 		wanted[i] = asynqredis.Waiting{
 			ID: ticket.ID, JoinKey: ticket.Key,
 			Left: !ticket.Decision.Granted || stuck && now.Sub(since) > stuckMax,
 		}
 	}
-	d.rounds.Unlock()
+	d.lines.Unlock()
 	picks, err := d.Asynq.Pick(ctx, f.queue, f.callID, wanted)
 	if err != nil {
 		return nil, err
@@ -72,9 +72,9 @@ func (d *Dispatcher) pick(ctx context.Context, f *fetch) ([]Task, error) {
 // stuckFor returns for how long a task has been active whose ticket was taken. It may be about to come
 // to rest.
 func (d *Dispatcher) stuckFor(ref asynqredis.Ref, now time.Time) time.Duration {
-	d.rounds.Lock()
-	defer d.rounds.Unlock()
-	stuck := d.rounds.stuck
+	d.lines.Lock()
+	defer d.lines.Unlock()
+	stuck := d.lines.stuck
 	maps.DeleteFunc(stuck, func(_ asynqredis.Ref, since time.Time) bool { return now.Sub(since) > 2*stuckMax })
 	since, known := stuck[ref]
 	if !known {

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
@@ -35,10 +34,8 @@ type group struct {
 	reached   map[string]float64 // by policy with shards: where the shard was whose turn it was last
 	served    string             // the policy of which something was taken last
 	watchedAt time.Time          // when this server said last which lines it watches
-
-	// Of Dispatcher.rounds.
-	lookAt time.Time // when to look at its queues, after there was nothing
-	pollAt time.Time // from when on a look is for pending tasks, too
+	lookAt    time.Time          // when to look at its queues, after there was nothing
+	pollAt    time.Time          // from when on a look is for pending tasks, too
 }
 
 func groups(queues map[string]int, strict bool) (all []*group) {
@@ -74,13 +71,6 @@ func (g *group) draw(priorities map[string]int) []string {
 		at[queue] = rand.ExpFloat64() / float64(priorities[queue])
 	}
 	return slices.SortedFunc(maps.Keys(at), func(a, b string) int { return cmp.Compare(at[a], at[b]) })
-}
-
-// Rounds have what they found.
-type rounds struct {
-	sync.Mutex
-	paused map[string]bool              // queues
-	stuck  map[asynqredis.Ref]time.Time // since when tasks were active that were to be picked
 }
 
 // round makes tasks ready, and reports whether there are any. It repeats unanswered calls first. Then
@@ -123,9 +113,9 @@ func (d *Dispatcher) askAgain(ctx context.Context) (found bool, err error) {
 
 // pending dequeues pending tasks, unless there were none a moment ago.
 func (d *Dispatcher) pending(ctx context.Context, g *group, n int, now time.Time) (found bool, err error) {
-	d.rounds.Lock()
+	d.lines.Lock()
 	poll, look := g.strict || !now.Before(g.pollAt), g.strict || !now.Before(g.lookAt)
-	d.rounds.Unlock()
+	d.lines.Unlock()
 	if !look {
 		return false, nil
 	}
@@ -142,8 +132,8 @@ func (d *Dispatcher) pending(ctx context.Context, g *group, n int, now time.Time
 		}
 	}
 	d.buffer.noPending(g)
-	d.rounds.Lock()
-	defer d.rounds.Unlock()
+	d.lines.Lock()
+	defer d.lines.Unlock()
 	every := min(d.Poll, lookMost)
 	g.lookAt = now.Add(every*3/4 + rand.N(max(1, every/2)))
 	if poll {
@@ -157,17 +147,17 @@ func (d *Dispatcher) isQuiet(g *group, now time.Time) bool {
 	if d.HasPending == nil || now.Sub(g.watchedAt) >= lookMostKit {
 		return false
 	}
-	d.rounds.Lock()
-	defer d.rounds.Unlock()
+	d.lines.Lock()
+	defer d.lines.Unlock()
 	return !slices.ContainsFunc(g.queues, func(queue string) bool {
-		return d.rounds.paused[queue] || d.HasPending(queue)
+		return d.lines.paused[queue] || d.HasPending(queue)
 	})
 }
 
 // pendingNow has Next look for pending tasks at once.
 func (d *Dispatcher) pendingNow(queue string) {
-	d.rounds.Lock()
-	defer d.rounds.Unlock()
+	d.lines.Lock()
+	defer d.lines.Unlock()
 	g := d.groupOf(queue)
 	g.lookAt, g.pollAt = time.Time{}, time.Time{}
 	d.nudges.signal()
@@ -192,7 +182,7 @@ func (d *Dispatcher) dequeue(ctx context.Context, f *fetch) ([]Task, error) {
 
 // setPaused notes whether a queue is paused. Its lines are not taken from until it is not.
 func (d *Dispatcher) setPaused(queue string, is bool) {
-	d.rounds.Lock()
-	defer d.rounds.Unlock()
-	d.rounds.paused[queue] = is
+	d.lines.Lock()
+	defer d.lines.Unlock()
+	d.lines.paused[queue] = is
 }

@@ -68,11 +68,11 @@ func (d *Dispatcher) open(ctx context.Context, g *group) (map[string]int, error)
 	if err != nil {
 		return nil, err
 	}
-	d.rounds.Lock()
-	defer d.rounds.Unlock()
+	d.lines.Lock()
+	defer d.lines.Unlock()
 	names := map[string]int{}
 	for _, queue := range g.with {
-		if !d.rounds.paused[queue] {
+		if !d.lines.paused[queue] {
 			names[identity+"/"+queue] = d.Queues[queue]
 		}
 	}

@@ -39,11 +39,11 @@ func (n *nudges) signal() {
 func (d *Dispatcher) wait(until time.Time) {
 	again, ask := d.tend()
 	until = sooner(sooner(again, ask), until)
-	d.rounds.Lock()
+	d.lines.Lock()
 	for _, g := range d.lines.groups {
 		until = sooner(until, later(g.lookAt, time.Now()))
 	}
-	d.rounds.Unlock()
+	d.lines.Unlock()
 	d.listen()
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()

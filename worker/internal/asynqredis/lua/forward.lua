@@ -4,7 +4,7 @@
 --       3 pending (list)  4 lines (dequeue.lua)
 -- ARGV  1 prefix of the task keys  2 prefix of the keys of groups  3 now (s)  4 now (ns)
 --       then four per task: ID, score (s) or "" for pending, mark of its join, the line
--- reply per task 1 moved (also: by an earlier send of this call), 0 it is not due any more, or is gone
+-- reply per task 1 moved (also: by an earlier send of this call), 0 it is not due any more
 --
 -- Tasks are marked before they join: a pick that came between would take them for others.
 
@@ -18,10 +18,8 @@ for i = 5, #ARGV, 4 do
   if at and tonumber(at) <= now then
     n = 1
     moved[#moved + 1] = id
-    local found = redis.call('HMGET', key, 'group', 'unique_key', 'sluice_lock', 'msg')
-    if not found[4] then
-      n = 0
-    elseif score ~= '' then
+    local found = redis.call('HMGET', key, 'group', 'unique_key', 'sluice_lock')
+    if score ~= '' then
       scores[#scores + 1] = score
       scores[#scores + 1] = id
       redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', ARGV[i + 2])

@@ -124,14 +124,22 @@ func (s *Standing) answer(a script.Answer) {
 	s.Binds = s.operation.binds(a, s.Decision)
 }
 
-// Simulated returns a window that has counted what the standing says; nil if it cannot be simulated.
-// Even says that it grants evenly. It is shared by all tenants or not. Now is of Redis, in microseconds.
-func (s *Standing) Simulated(i int, now int64) (simulated algorithm.Simulated, even bool) {
-	a, counted := s.operation.algorithms[i], s.answers[i]
-	if a.Simulate == nil {
-		return nil, false
+// Simulated returns how a window counts in a simulation, that has counted what the standing says, and the
+// largest cost that fits it. Paced is the period over which batches use it evenly, 0 if they do not. A
+// limit above 0 goes in place of the one in force, unless the tenant has its own. Now is of Redis, in
+// microseconds; grants are what still counts, nil if that is not known.
+func (s *Standing) Simulated(i int, now, limit int64, grants []algorithm.Grant) (
+	w algorithm.Simulated, capacity int64, paced time.Duration) {
+	a, counted, window := s.operation.algorithms[i], s.answers[i], s.operation.windows[i]
+	if _, own := s.operation.tenant.Windows[window.Name]; limit > 0 && !own {
+		window = Tenant{Windows: map[string]Override{window.Name: {Limit: limit}}}.apply(window)
 	}
-	return a.Simulate(s.operation.windows[i].numbers(), counted.Used, now, max(now, counted.Resets)), a.Even
+	numbers := window.numbers()
+	if a.Paced != nil {
+		paced = a.Paced(numbers)
+	}
+	known := algorithm.Counted{Used: counted.Used, Now: now, Resets: max(now, counted.Resets), Grants: grants}
+	return a.Simulate(numbers, known), a.Capacity(numbers), paced
 }
 
 // PerSecond returns what the window has granted in a second, lately; 0 if that is not known.

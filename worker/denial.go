@@ -159,8 +159,12 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	switch firing, position, member := asynqredis.FiringOf(call.Ref); {
 	case !member:
 	case call.Verb == asynqredis.Done, call.Verb == asynqredis.Complete, call.Verb == asynqredis.Archive:
+		took := time.Duration(0)
+		if a != nil {
+			took = time.Since(ended.begun)
+		}
 		next = func(ctx context.Context, cmd redis.Cmder) error {
-			return s.asynq.End(ctx, cmd, firing, position)
+			return s.asynq.End(ctx, cmd, firing, position, took)
 		}
 	}
 	var err error

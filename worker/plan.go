@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/hibiken/asynq"
 
@@ -30,8 +29,8 @@ func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Req
 	return c.requestBy(context.Background(), policy, task, opts)
 }
 
-// Plan returns when tasks would have started: throttle.Line.Plan. Nothing is enqueued. A demand's
-// Queue is asynq's, and its Request that of RequestOf. Its Count may be 0.
+// Plan returns when tasks would have ended: inspect.Inspector.Plan. Nothing is enqueued. A demand's Queue
+// is asynq's, as in PlanOptions.Slots, and its Request that of RequestOf.
 func (c *Client) Plan(ctx context.Context, demands []inspect.Demand, o inspect.PlanOptions) (
 	inspect.Plan, error) {
 	if c.client == nil {
@@ -41,26 +40,13 @@ func (c *Client) Plan(ctx context.Context, demands []inspect.Demand, o inspect.P
 	if err != nil {
 		return inspect.Plan{}, err
 	}
-	lines, of := map[string][]inspect.Demand{}, map[string][]int{} // by line: demands, and their places
-	finishes := slices.Repeat([]inspect.Finish{{Known: true}}, len(demands))
-	for i, d := range demands {
-		if d.Count == 0 {
-			continue
-		}
-		d.Queue = identity + "/" + d.Queue
-		line := c.limiter.LineOf(d.Request.Policy, d.Request.Tenant)
-		lines[line], of[line] = append(lines[line], d), append(of[line], i)
+	demands, slots := slices.Clone(demands), map[string]int{}
+	for i := range demands {
+		demands[i].Queue = identity + "/" + demands[i].Queue
 	}
-	at := time.Now()
-	for line, demands := range lines {
-		plan, err := inspect.Of(c.limiter).Plan(ctx, line, demands, o)
-		if err != nil {
-			return inspect.Plan{}, err
-		}
-		at = plan.At
-		for j, i := range of[line] {
-			finishes[i] = plan.Demands[j]
-		}
+	for queue, n := range o.Slots {
+		slots[identity+"/"+queue] = n
 	}
-	return inspect.PlanOf(at, finishes), nil
+	o.Slots = slots
+	return inspect.Of(c.limiter).Plan(ctx, demands, o)
 }

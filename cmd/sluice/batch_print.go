@@ -1,8 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
@@ -12,7 +16,19 @@ import (
 
 // plan prints when the batch would be done.
 func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f batch.Firing) error {
-	p, err := scheduler.Plan(ctx, f.Batch, f.Tick)
+	o := batch.PlanOptions{At: f.Tick, Limits: map[string]int64{}}
+	for _, flag := range c.Limits {
+		window, number, _ := cutLast(flag)
+		n, err := strconv.ParseInt(number, 10, 64)
+		if err != nil {
+			return badUsage("--limit %q: must be WINDOW=N, with a whole number", flag)
+		}
+		o.Limits[window] = n
+	}
+	p, err := scheduler.Plan(ctx, f.Batch, o)
+	if errors.As(err, new(*throttle.RequestError)) {
+		return inputError{err}
+	}
 	if err != nil {
 		return err
 	}
@@ -22,7 +38,7 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 			fmt.Fprintln(c.Stdout, verdict(p))
 		}
 		fmt.Fprintln(c.Stdout)
-		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "EXPECTED FINISH", "LATE")
+		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "EXPECTED END", "OVERDUE")
 		for _, tenant := range p.Tenants {
 			t.Row(tenant.Tenant, tenant.Total, moment(tenant.Finish), tenant.Overdue)
 		}
@@ -39,9 +55,20 @@ func finish(p batch.Plan) string {
 	case p.Total == 0:
 		return "there is nothing to do"
 	case p.Finish.IsZero():
-		return "the last is not expected to start within 400 days"
+		return "the last is not expected to end within 400 days"
 	}
-	return "the last is expected to start at " + moment(p.Finish) + because(p.Binds)
+	text := "the last is expected to end at " + moment(p.Finish) + because(p.Binds)
+	takes := map[batch.Source]string{
+		"":                   "How long a task takes is not known: the last one starts then.",
+		batch.SourceMeasured: "A task takes %.3g s, as measured.",
+		batch.SourceGiven:    "A task takes %.3g s, as the file says.",
+		batch.SourceTimeout:  "A task takes %.3g s at most, its timeout.",
+	}[p.Duration.From]
+	text += "\n" + strings.ReplaceAll(takes, "%.3g", fmt.Sprintf("%.3g", p.Duration.Seconds))
+	if len(p.Unknown) > 0 {
+		text += "\nIt may take longer. Not known, and not counted: " + strings.Join(p.Unknown, ", ") + "."
+	}
+	return text
 }
 
 func because(binds string) string {
@@ -49,7 +76,7 @@ func because(binds string) string {
 	case "":
 		return ""
 	case throttle.BySlots:
-		return " (by the rate of the last minute: handler slots are full)"
+		return " (it waits for a handler slot)"
 	}
 	return " (it waits for the window " + binds + ")"
 }
@@ -57,12 +84,25 @@ func because(binds string) string {
 func verdict(p batch.Plan) string {
 	by := moment(p.FinishBy)
 	switch {
+	case p.Overdue == 0 && len(p.Unknown) > 0:
+		return "As far as is known, all of them end before finish_by, " + by + "."
 	case p.Overdue == 0:
-		return "All of them start before finish_by, " + by + "."
-	case !p.Begins:
-		return fmt.Sprintf("It would be refused: %d of them would start after finish_by, %s.", p.Overdue, by)
+		return "All of them end before finish_by, " + by + "."
 	}
-	return fmt.Sprintf("Late: %d of them would start after finish_by, %s.", p.Overdue, by)
+	text := fmt.Sprintf("Overdue: %d of them would end after finish_by, %s.", p.Overdue, by)
+	if !p.Begins {
+		text += " The firing would be refused."
+	}
+	for _, d := range p.Delays {
+		text += fmt.Sprintf("\n%d of these wait for %s.", d.Count, cmp.Or(d.Binds, "nothing: they come too late"))
+	}
+	for i, c := range p.Fits {
+		text += fmt.Sprintf("%s %s %d -> %d", []string{"\nAll would end in time with", " and"}[min(i, 1)], c.Window, c.Limit, c.Fits)
+	}
+	if len(p.Fits) == 0 {
+		return text + "\nNo other limit would have all end in time."
+	}
+	return text + "."
 }
 
 // moment is a time as people read it.
@@ -95,7 +135,7 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 		}
 		fmt.Fprintln(c.Stdout)
 		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "DONE", "FAILED", "REJECTED", "RUNNING", "WAITING",
-			"PLANNED FINISH", "EXPECTED FINISH")
+			"PLANNED END", "EXPECTED END")
 		for _, tenant := range tenants {
 			t.Row(tenant.Tenant, tenant.Total, tenant.Done, tenant.Failed, tenant.Rejected,
 				tenant.Running, tenant.Waiting, moment(tenant.Planned), moment(tenant.Finish))
@@ -120,9 +160,9 @@ func counts(s batch.Status) string {
 	if s.HasEnded() || s.Finish.IsZero() {
 		return text + behind(s)
 	}
-	text += ", the last expected to start at " + moment(s.Finish) + because(s.Binds) + behind(s)
+	text += ", the last expected to end at " + moment(s.Finish) + because(s.Binds) + behind(s)
 	if s.Overdue > 0 {
-		text += fmt.Sprintf(", %d late", s.Overdue)
+		text += fmt.Sprintf(", %d overdue", s.Overdue)
 	}
 	return text
 }

@@ -90,9 +90,9 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 
 	e = d.batch(t.Context(), "plan", "--batch", "large")
 	e.want(t, exitDone)
-	if !strings.Contains(columns(e.stdout), ", 400 tasks: the last is expected to start at ") ||
+	if !strings.Contains(columns(e.stdout), ", 400 tasks: the last is expected to end at ") ||
 		!strings.Contains(columns(e.stdout), "(it waits for the window pace) ") ||
-		!strings.Contains(columns(e.stdout), "TENANT TASKS EXPECTED FINISH LATE acme 400 ") {
+		!strings.Contains(columns(e.stdout), "TENANT TASKS EXPECTED END OVERDUE acme 400 ") {
 		t.Errorf("plan says:\n%s", e.stdout)
 	}
 	var plan batch.Plan // 40 a second start until the finish, at which the third window opens

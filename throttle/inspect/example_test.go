@@ -72,8 +72,8 @@ func ExampleInspector_Plan() {
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 4, Period: time.Hour}},
 	})
 	defer end()
-	demand := inspect.Demand{Count: 10, Request: throttle.Request{Tenant: "acme"}}
-	plan, err := inspect.Of(limiter).Plan(context.Background(), "geocoder", []inspect.Demand{demand}, inspect.PlanOptions{})
+	demand := inspect.Demand{Count: 10, Request: throttle.Request{Policy: "geocoder", Tenant: "acme"}}
+	plan, err := inspect.Of(limiter).Plan(context.Background(), []inspect.Demand{demand}, inspect.PlanOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -7,18 +7,20 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/plan"
-	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 // A Demand is equal requests that are to wait in line, or do so already.
 type Demand struct {
-	// Count is how many there are, those that stand in line included. It is required.
+	// Count is how many there are, those that stand in line included. The default is none.
 	Count int
+
+	// Hold is how long each holds a handler slot, and what Concurrency windows grant, from its start to its
+	// end. The default, 0, is unknown: neither is counted, and it ends when it starts.
+	Hold time.Duration
 
 	// Joined is how many of them stand in line already. The default is 0.
 	Joined int
@@ -26,37 +28,74 @@ type Demand struct {
 	// Queue is that of their tickets (Ticket.Queue). The default is a queue of its own.
 	Queue string
 
-	// Request is one of them. Only its tenant, attributes, class, cost and Exempt are used.
+	// Request is one of them. Only its policy, tenant, attributes, class, cost and Exempt are used.
 	Request throttle.Request
 }
 
 // PlanOptions are the options of Plan.
 type PlanOptions struct {
-	// By is the time until which Finish.By counts. The default, zero, counts nothing.
+	// By is the time until which Finish.By counts, and after which requests are late. The default, zero, is
+	// no such time.
 	By time.Time
+
+	// Fit also finds out by which limits no request would be late.
+	Fit bool
 
 	// From is the time before which no demand starts. The default is now.
 	From time.Time
 
+	// Limits are limits to plan by in place of those in force, by the names of windows: of all tenants
+	// without an own limit there. That of throttle.BySlots is how many slots each queue has.
+	Limits map[string]int64
+
 	// Open returns the earliest time, from the given one on, at which demands may start. The default,
 	// nil, has them start at any time.
 	Open func(from time.Time) time.Time
+
+	// Order is in which order the requests of demands wait. The default is demand after demand.
+	Order []Run
+
+	// Slots is how many handler slots each queue has. Those of other queues are unknown, and not counted.
+	Slots map[string]int
 }
 
-// A Plan is when demands are expected to start. Times are by the clock of Redis.
+// A Run is so many requests of a demand, by its place.
+type Run struct{ Demand, Count int }
+
+// A Plan is when demands are expected to end. Times are by the clock of Redis.
 type Plan struct {
 	At      time.Time // of the state that it starts from
 	Finish            // of all demands together
 	Demands []Finish  // of each, in order
+
+	// Delays are what the late requests wait for, each for longest, by how many do.
+	Delays []Delay
+
+	// Fits is the smallest change of limits by which none is late, with PlanOptions.Fit. It is empty if
+	// none is late, or no limit helps.
+	Fits []Change
+
+	// Unknown are windows, and throttle.BySlots, that are not counted, as nobody knows how long requests
+	// hold them, or how many there are: it may take longer.
+	Unknown []string
 }
 
-// A Finish is when the last request of a demand is expected to start.
+// A Finish is when the last request of a demand is expected to end.
 type Finish struct {
-	Binds    string    `json:"binds,omitempty"`   // the window that the last one waits for, or BySlots, by the last minute's rate
-	By       int       `json:"by,omitempty"`      // how many start until PlanOptions.By
+	Binds    string    `json:"binds,omitempty"`   // what it waits for, for longest: a window, or throttle.BySlots
+	By       int       `json:"by,omitempty"`      // how many end until PlanOptions.By
 	Expected time.Time `json:"expected,omitzero"` // zero unless Known
-	Known    bool      `json:"known"`             // false if the last one does not start within MaxPlan
+	Known    bool      `json:"known"`             // false if the last one does not end within MaxPlan
 }
+
+// A Delay says for what late requests wait.
+type Delay struct {
+	Binds string `json:"binds"` // a window, or throttle.BySlots; empty for none: they come too late
+	Count int    `json:"count"`
+}
+
+// A Change is another limit of a window, or of throttle.BySlots.
+type Change = plan.Change
 
 // A Simulation is when all that waits for a policy would be done, if nothing else comes. Times are
 // by the clock of Redis.
@@ -92,78 +131,42 @@ func PlanOf(at time.Time, demands []Finish) Plan {
 	return p
 }
 
-// Plan returns when demands would have started, if nothing else comes and all takers ask in time. It
-// starts from what the windows have counted, from all that waits in a line and from a pause, and
-// simulates the line. Where servers left tickets in the demand's queue that fit, it also goes by the
-// rate at which they took. It leaves out Concurrency windows, and how an upstream has slowed the policy
-// down (Policy.Adapt).
+// Plan returns when demands would have ended, if nothing else comes and all takers ask in time. It
+// starts from what the windows have counted, from all that waits in the demands' lines and from a pause,
+// and simulates these lines. Where servers left tickets in a demand's queue that fit, it also goes by the
+// rate at which they took. Others that wait are taken to hold what they get as long as demands do on
+// average. It leaves out how an upstream has slowed the policy down (Policy.Adapt).
 //
-// It calls Redis for pages of the flows that wait, and for each 64 demands.
-func (i Inspector) Plan(ctx context.Context, name string, demands []Demand, o PlanOptions) (Plan, error) {
-	standings := make([]*throttle.Standing, len(demands))
-	for j, d := range demands {
-		r := d.Request
-		r.Policy, r.Key, r.IdempotencyKey = throttle.PolicyOf(name), "", ""
-		if r.Ticket = (throttle.Ticket{Queue: d.Queue}); d.Count < 1 || d.Joined < 0 || d.Joined > d.Count {
-			return Plan{}, &throttle.RequestError{Policy: r.Policy, Field: "count",
-				Value: fmt.Sprintf("%d, %d joined", d.Count, d.Joined),
-				Hint:  "must be at least 1, of which all may have joined"}
-		}
-		standings[j] = &throttle.Standing{Request: r, Ask: true}
-	}
-	if len(demands) == 0 {
-		return PlanOf(time.Now(), nil), nil
-	}
-	f, err := i.forecast(ctx, name)
-	if err == nil {
-		err = f.Stand(ctx, standings...)
-	}
+// It calls Redis for pages of the flows that wait, and for each 64 demands. An error may be a
+// *throttle.RequestError of a demand.
+func (i Inspector) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan, error) {
+	p, err := i.prepare(ctx, demands, o)
 	if err != nil {
 		return Plan{}, err
 	}
-	for _, s := range standings {
-		if s.Err != nil {
-			return Plan{}, s.Err
-		}
+	made, err := p.run(ctx, o.Limits)
+	if err != nil || !o.Fit || made.late() == 0 {
+		return made, err
 	}
-	sim := f.start(standings)
-	for _, d := range demands {
-		sim.SetSlots(d.Queue, f.slots[d.Queue])
+	inForce := p.limits()
+	maps.Copy(inForce, o.Limits)
+	made.Fits, err = plan.Fit(inForce, func(changed map[string]int64) (int, error) {
+		limits := maps.Clone(inForce)
+		maps.Copy(limits, changed)
+		made, err := p.run(ctx, limits)
+		return made.late(), err
+	})
+	if ctx.Err() != nil { // the plan is known all the same
+		err = nil
 	}
-	joined := map[string]int64{}
-	for j, s := range standings {
-		sim.Demand(f.flow(s), int64(demands[j].Count), costsOf(s))
-		joined[s.Flow] += int64(demands[j].Joined)
+	return made, err
+}
+
+func (p Plan) late() (n int) {
+	for _, d := range p.Delays {
+		n += d.Count
 	}
-	waiting, err := f.waiting(ctx, 0)
-	if err != nil {
-		return Plan{}, err
-	}
-	for _, w := range waiting {
-		if w.standing.Err != nil {
-			continue
-		}
-		flow := f.flow(&w.standing)
-		if before := w.tickets - joined[w.name]; before > 0 {
-			flow.Before(before, costsOf(&w.standing))
-		}
-		flow.InLine = true
-	}
-	if !o.From.IsZero() {
-		sim.From = max(sim.Now, o.From.UnixMicro())
-	}
-	if !o.By.IsZero() {
-		sim.By = o.By.UnixMicro()
-	}
-	sim.Open = o.Open
-	if err := f.run(ctx); err != nil {
-		return Plan{}, err
-	}
-	finishes := make([]Finish, len(demands))
-	for j := range demands {
-		finishes[j] = finishOf(sim.Start(j))
-	}
-	return PlanOf(time.UnixMicro(sim.Now), finishes), nil
+	return n
 }
 
 // Simulate returns when all that waits would be done by some variants of the limiter's policies, such
@@ -192,11 +195,7 @@ func (i Inspector) Simulate(ctx context.Context, variants ...throttle.Policy) ([
 		s := Simulation{At: time.Now(), Policy: v.Name, Finish: Finish{Known: true}}
 		tenants := map[string]TenantSimulation{}
 		for _, line := range lines {
-			f, err := Of(other).forecast(ctx, line)
-			if err == nil {
-				err = f.simulate(ctx, &s, tenants)
-			}
-			if err != nil {
+			if err := Of(other).simulate(ctx, line, &s, tenants); err != nil {
 				return nil, err
 			}
 		}
@@ -210,41 +209,38 @@ func (i Inspector) Simulate(ctx context.Context, variants ...throttle.Policy) ([
 }
 
 // simulate runs all that waits in a line, and adds to a simulation and its tenants.
-func (f *forecast) simulate(ctx context.Context, s *Simulation, tenants map[string]TenantSimulation) error {
-	waiting, err := f.waiting(ctx, MaxSimulated)
+func (i Inspector) simulate(ctx context.Context, name string, s *Simulation, tenants map[string]TenantSimulation) error {
+	l, err := i.snapshot(ctx, name, nil, MaxSimulated)
 	if err != nil {
 		return err
 	}
-	standings := make([]*throttle.Standing, len(waiting))
-	for i, w := range waiting {
-		standings[i] = &w.standing
+	now := cmp.Or(l.now, time.Now().UnixMicro())
+	sim := plan.New(now, now+MaxPlan.Microseconds())
+	for queue, rate := range l.rates() {
+		sim.SetSlotRate(queue, rate)
 	}
-	sim := f.start(standings)
-	for queue, rate := range f.slots {
-		sim.SetSlots(queue, rate)
-	}
-	demands := make([]int, len(waiting)) // -1: it never fits
-	for i, w := range waiting {
+	in := l.in(sim, nil)
+	demands := make([]int, len(l.waiting))
+	for i, w := range l.waiting {
+		demands[i] = sim.Demand()
 		var never *throttle.NeverFitsError
-		if demands[i] = -1; w.standing.Err == nil {
-			flow := f.flow(&w.standing)
-			flow.InLine = true
-			demands[i] = sim.Demand(flow, w.tickets, costsOf(&w.standing))
+		if w.standing.Err == nil {
+			in.flow(&w.standing).Add(demands[i], w.tickets, costsOf(&w.standing), 0)
 		} else if !errors.As(w.standing.Err, &never) {
 			return fmt.Errorf("throttle: policy %q cannot be simulated: %w", s.Policy, w.standing.Err)
 		}
 	}
-	if err := f.run(ctx); err != nil {
-		return err
+	if err := sim.Run(ctx); err != nil {
+		return fmt.Errorf("throttle: %w", err)
 	}
-	s.At = time.UnixMicro(sim.Now)
-	for i, w := range waiting {
+	s.At = time.UnixMicro(now)
+	for i, w := range l.waiting {
 		t := TenantSimulation{Tenant: w.standing.Request.Tenant, Waiting: w.tickets}
 		var never *throttle.NeverFitsError
 		if errors.As(w.standing.Err, &never) {
 			t.NeverFits = never.Window
 		} else {
-			t.Finish = finishOf(sim.Start(demands[i]))
+			t.Finish = finishOf(sim.Result(demands[i]))
 		}
 		s.Waiting += t.Waiting
 		s.Finish = PlanOf(s.At, []Finish{s.Finish, t.Finish}).Finish
@@ -255,135 +251,4 @@ func (f *forecast) simulate(ctx context.Context, s *Simulation, tenants map[stri
 		tenants[t.Tenant] = t
 	}
 	return nil
-}
-
-// A forecast is a line that is simulated from how it stands.
-type forecast struct {
-	*line
-	sim   *plan.Line
-	slots map[string]float64 // by queue: tickets a second, of both classes
-}
-
-func (i Inspector) forecast(ctx context.Context, name string) (*forecast, error) {
-	l, err := i.open(ctx, name)
-	return &forecast{line: l, slots: map[string]float64{}}, err
-}
-
-// waiting returns the flows that wait, in order, without calls that wait in place. Of the first ones
-// it asks what their windows have counted.
-func (f *forecast) waiting(ctx context.Context, ask int) ([]*tenantFlow, error) {
-	all, err := f.all(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var waiting []*tenantFlow
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		if w := all[name]; w.tickets > 0 && (ask == 0 || !strings.HasPrefix(name, "!")) {
-			asked := len(waiting) < ask
-			waiting = append(waiting, &tenantFlow{flow: w, standing: throttle.Standing{Flow: name, Costs: w.costs(), Ask: asked}})
-		}
-	}
-	for part := range slices.Chunk(waiting, 1024) { // others may want to call in between
-		standings := make([]*throttle.Standing, len(part))
-		for i, w := range part {
-			standings[i] = &w.standing
-		}
-		if err := f.Stand(ctx, standings...); err != nil {
-			return nil, err
-		}
-	}
-	return waiting, nil
-}
-
-// start begins a simulation with what windows have counted.
-func (f *forecast) start(standings []*throttle.Standing) *plan.Line {
-	now, opens, share := int64(0), int64(0), throttle.DefaultBatchShare
-	for _, s := range standings {
-		if share = s.BatchShare; s.Ask && s.Err == nil {
-			now = max(now, s.Decision.At.UnixMicro())
-			if p := s.Decision.Pause; p != nil {
-				opens = max(opens, p.OpensAt.UnixMicro())
-			}
-		}
-	}
-	if now == 0 {
-		now = time.Now().UnixMicro()
-	}
-	f.sim = plan.New(share)
-	f.sim.Now, f.sim.From, f.sim.End, f.sim.Opens = now, now, now+MaxPlan.Microseconds(), opens
-	for _, q := range f.queues {
-		queue, _ := q.of()
-		f.slots[queue] += q.rate(now)
-	}
-	for _, s := range standings {
-		for i := range s.Decision.Windows {
-			if s.Ask && s.Err == nil {
-				f.window(s, i)
-			}
-		}
-	}
-	return f.sim
-}
-
-// window returns a window of a standing in the simulation; nil if simulations leave it out.
-func (f *forecast) window(s *throttle.Standing, i int) *plan.Window {
-	simulated, even := s.Simulated(i, f.sim.Now)
-	if simulated == nil {
-		return nil
-	}
-	w := s.Decision.Windows[i]
-	return f.sim.Window(script.ScopeKey(w.Scope.Attributes, w.Scope.Values)+" "+w.Name, func() *plan.Window {
-		made := &plan.Window{
-			Simulated: simulated, Limit: float64(w.Burst), Name: w.Name, Place: i, Shared: len(w.Scope.Attributes) == 0,
-		}
-		if !even {
-			made.Period = w.Period
-		}
-		return made
-	})
-}
-
-func (f *forecast) flow(s *throttle.Standing) *plan.Flow {
-	return f.sim.Flow(s.Flow, s.Request.Ticket.Queue, func() *plan.Flow {
-		made := &plan.Flow{Batch: s.Request.Class == throttle.ClassBatch, Weight: s.Weight}
-		for i := range s.Decision.Windows {
-			switch w := f.window(s, i); {
-			case w == nil || s.Decision.Granted: // it is exempt
-			case w.Shared:
-				made.Shared = append(made.Shared, w)
-			default:
-				made.Own = append(made.Own, w)
-			}
-		}
-		return made
-	})
-}
-
-func (f *forecast) run(ctx context.Context) error {
-	if err := f.sim.Run(ctx); err != nil {
-		return fmt.Errorf("throttle: %w", err)
-	}
-	return nil
-}
-
-// costsOf returns what a request takes, by window.
-func costsOf(s *throttle.Standing) []int64 {
-	costs := make([]int64, len(s.Decision.Windows))
-	for i, w := range s.Decision.Windows {
-		costs[i] = s.Request.CostOf(w.Unit)
-	}
-	return costs
-}
-
-func finishOf(s plan.Start) Finish {
-	f := Finish{By: int(s.By), Known: s.Known}
-	if s.Known {
-		f.Expected = time.UnixMicro(s.Last)
-	}
-	if s.HeldBy != nil {
-		if f.Binds = s.HeldBy.Name; s.HeldBy.Slots {
-			f.Binds = throttle.BySlots
-		}
-	}
-	return f
 }

@@ -5,6 +5,7 @@ import "time"
 // A Batch is an entry under the key "batches", as it is written. Package worker/batchfile knows what
 // may stand in its fields. Those that the file leaves out are zero.
 type Batch struct {
+	Duration     time.Duration
 	Ended        string
 	FinishBy     string
 	Hours        Hours

@@ -19,27 +19,31 @@ import (
 
 // A Batch says which tasks are enqueued, and when.
 type Batch struct {
+	// Duration is how long a task takes, for plans, until a firing has measured it. The default, 0, is
+	// unknown. A Timeout among the Options counts if neither is known.
+	Duration time.Duration
+
 	// Ended is the type of a task that is enqueued when a firing has ended, once, into the batch's
 	// queue. Its payload is the Status as JSON, its tenant the batch's name. The default is none.
 	Ended string
 
-	// FinishBy is until when a firing is to be done: a time of day, such as "06:00", which is the first
-	// after the tick, or a time after the tick, such as "4h". Late says what becomes of a firing whose
-	// tasks are expected to start after it. The default is no such time.
+	// FinishBy is until when all tasks of a firing are to have ended: a time of day, such as "06:00", which
+	// is the first after the tick, or a time after the tick, such as "4h". Late says what becomes of a firing
+	// whose tasks are expected to end after it. The default is no such time.
 	FinishBy string
 
 	// Hours confines the batch to hours of the day. The default is all.
 	Hours Hours
 
-	// Late says what becomes of a firing that would not be done by FinishBy, or before Hours end that have
-	// Stop. It is decided before any task is enqueued. The default is Warn.
+	// Late says what becomes of a firing that would not be done by FinishBy. It is decided before any task
+	// is enqueued, by what is known: see Plan.Unknown. The default is LateWarn.
 	Late Late
 
 	// Missed says what happens to ticks that came while no scheduler ran. The default is Skip.
 	Missed Missed
 
-	// MissedWithin is how old a missed tick may be that fires: 1 second to 720 hours. It needs Once or
-	// All. The default is 24 hours.
+	// MissedWithin is how old a missed tick may be that fires: 1 second to 720 hours. It needs MissedOnce.
+	// The default is 24 hours.
 	MissedWithin time.Duration
 
 	// Name identifies the batch: at most 64 letters, digits, "_", "-" and ".". It is required. Names
@@ -181,6 +185,8 @@ func (b Batch) compile() (*compiled, error) {
 		return bad("late", string(b.Late), `must be "warn" or "refuse"`)
 	case b.Late != "" && b.FinishBy == "":
 		return bad("late", string(b.Late), "needs finish_by")
+	case b.Duration < 0:
+		return bad("duration", b.Duration, "must not be below 0")
 	case b.Hours.From != "" && b.Hours.To == "":
 		return bad("hours", b.Hours.From, `must have to beside from: a time of day such as "06:00"`)
 	case b.Hours.From == "" && b.Hours.To != "":

@@ -18,6 +18,9 @@ const (
 
 	// estimateMost is the longest pause between two looks.
 	estimateMost = 30 * time.Second
+
+	// looksMost is how often it looks again if tasks have started meanwhile: they would count twice.
+	looksMost = 3
 )
 
 // Names of what is kept of a firing beside its fields.
@@ -64,21 +67,35 @@ func (e *estimator) look(ctx context.Context) error {
 			return err
 		}
 	}
-	counts, err := e.counts(ctx, e.f, r, e.plan)
-	if err != nil {
-		return err
+	if r.Done >= measuredTasks && r.Took > 0 {
+		e.plan.Duration = r.duration()
 	}
-	waiting := func(i int) (left, joined int) {
-		left, t := counts[i].Waiting, e.plan.Tenants[i]
-		if r.Held {
-			return left, 0
+	all, before := outlook{}, -1
+	for tries := 0; tries < looksMost; tries++ {
+		counts, err := e.counts(ctx, e.f, r, e.plan)
+		if err != nil {
+			return err
 		}
-		notEnqueued := max(0, t.end(r)-max(t.Start, r.Position))
-		return left, max(0, left-notEnqueued)
-	}
-	all, err := e.Scheduler.look(ctx, e.b, e.plan.Tenants, e.b.planOptions(e.f.Tick, time.Now()), waiting)
-	if err != nil {
-		return err
+		started := 0
+		for _, c := range counts {
+			started += c.Total - c.Waiting
+		}
+		if started == before {
+			break
+		}
+		before = started
+		waiting := func(i int) (left, joined int) {
+			left, t := counts[i].Waiting, e.plan.Tenants[i]
+			if r.Held {
+				return left, 0
+			}
+			notEnqueued := max(0, t.end(r)-max(t.Start, r.Position))
+			return left, max(0, left-notEnqueued)
+		}
+		all, err = e.Scheduler.look(ctx, e.b, e.plan, e.b.planOptions(e.f.Tick, time.Now()), waiting)
+		if err != nil {
+			return err
+		}
 	}
 	if all.left == 0 { // it stays what it was
 		return nil

@@ -44,7 +44,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer scheduler.Close()
-	plan, err := scheduler.Plan(ctx, "nightly", time.Now())
+	plan, err := scheduler.Plan(ctx, "nightly", batch.PlanOptions{At: time.Now()})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
-// Late says what becomes of a firing whose tasks are not all expected to start by Batch.FinishBy.
+// Late says what becomes of a firing whose tasks are not all expected to end by Batch.FinishBy.
 type Late string
 
 const (

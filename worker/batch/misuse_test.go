@@ -102,7 +102,7 @@ func TestATenantThatComesTwiceHoldsAFiringUp(t *testing.T) {
 		s.serve(succeed)
 		p := s.scheduler(batch.Batch{Name: "b", Tasks: calls(3), Tenants: batch.List("a", "b", "a")})
 		want := `batch: batch "b": tenants "a": must not come twice`
-		if _, err := p.Plan(t.Context(), "b", time.Time{}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := p.Plan(t.Context(), "b", batch.PlanOptions{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("planned: %v", err)
 		}
 		f, err := p.Fire(t.Context(), "b")

@@ -4,30 +4,40 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
+
+	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
-// A Plan is when the tasks of a firing are expected to start, before any is enqueued. A task has
-// ended when its handler has: that time comes on top.
+// A Plan is when the tasks of a firing are expected to end, before any is enqueued.
 type Plan struct {
 	Batch string    `json:"batch"`
 	Queue string    `json:"queue"`
 	Tick  time.Time `json:"tick"`
 
-	Total int `json:"total"` // tasks that the batch has
+	Total    int      `json:"total"` // tasks that the batch has
+	Duration Duration `json:"duration"`
 
-	// Finish is when the last task is expected to start. It is zero if that is unknown, as it is not
-	// within inspect.MaxPlan. Binds is the window that it waits for, or throttle.BySlots; empty if for
-	// none.
+	// Finish is when the last task is expected to end; when it starts, if its Duration is unknown. It is
+	// zero if that is unknown, as it is not within inspect.MaxPlan. Binds is what it waits for, for longest:
+	// a window, or throttle.BySlots; empty if for nothing.
 	Finish time.Time `json:"finish,omitzero"`
 	Binds  string    `json:"binds,omitempty"`
 
+	// Unknown are windows, and throttle.BySlots, that the plan does not count, as nobody knows how long
+	// tasks hold them, or how many slots there are. The firing may take longer.
+	Unknown []string `json:"unknown,omitempty"`
+
 	FinishBy time.Time `json:"finish_by,omitzero"` // Batch.FinishBy
-	Overdue  int       `json:"overdue"`            // tasks that are expected to start after that
+	Overdue  int       `json:"overdue"`            // tasks that are expected to end after that
 	Begins   bool      `json:"begins"`             // false if Batch.Late would refuse the firing
+
+	Delays []inspect.Delay  `json:"delays,omitempty"` // what the overdue tasks wait for
+	Fits   []inspect.Change `json:"fits,omitempty"`   // the smallest change of limits by which none is overdue
 
 	Tenants []TenantPlan `json:"tenants"`
 }
@@ -40,14 +50,23 @@ type TenantPlan struct {
 	Finish  time.Time `json:"finish,omitzero"`
 }
 
-// Plan returns when the tasks of a batch would start if it fired at a time, by the line as it is
-// now. The zero time is the next tick, or now for a batch without a schedule. Nothing is enqueued.
-// It calls Tenants and Tasks, and goes through all tasks once.
-func (s *Scheduler) Plan(ctx context.Context, batch string, at time.Time) (Plan, error) {
+// PlanOptions are the options of Scheduler.Plan.
+type PlanOptions struct {
+	// At is when the batch fires. The default is the next tick, or now for a batch without a schedule.
+	At time.Time
+
+	// Limits are limits to plan by in place of those in force: see inspect.PlanOptions.
+	Limits map[string]int64
+}
+
+// Plan returns when the tasks of a batch would end if it fired, by the line as it is now. Nothing is
+// enqueued. It calls Tenants and Tasks, and goes through all tasks once.
+func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan, error) {
 	b, err := s.batch(batch)
 	if err != nil {
 		return Plan{}, err
 	}
+	at := o.At
 	if at.IsZero() {
 		at = time.Now()
 		if b.schedule != nil {
@@ -55,14 +74,14 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, at time.Time) (Plan,
 		}
 	}
 	f := Firing{b.Name, at.UTC().Truncate(time.Second)}
-	p, err := s.plan(ctx, b, f, at)
+	p, err := s.plan(ctx, b, f, at, o.Limits)
 	if err != nil {
 		return Plan{}, fmt.Errorf("batch: %w", err)
 	}
 	plan := Plan{
-		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, FinishBy: b.deadline(f.Tick),
-		Finish: p.all.expected(), Binds: p.all.Binds,
-		Overdue: p.overdue, Begins: !p.refused, Total: p.total,
+		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, FinishBy: b.deadline(f.Tick), Duration: p.Duration,
+		Finish: p.all.expected(), Binds: p.all.Binds, Unknown: p.all.unknown,
+		Overdue: p.all.overdue, Begins: !p.refused, Delays: p.all.delays, Fits: p.all.fits, Total: p.total,
 	}
 	for _, t := range p.Tenants {
 		plan.Tenants = append(plan.Tenants, t.TenantPlan)
@@ -73,11 +92,12 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, at time.Time) (Plan,
 // A planned firing is what its tasks are, and when they were expected when it began. Its exported
 // fields are kept in Redis.
 type planned struct {
-	Tenants []planTenant `json:"tenants"`
+	Tenants  []planTenant `json:"tenants"`
+	Duration Duration     `json:"duration"`
 
-	all            outlook
-	overdue, total int // tasks
-	refused        bool
+	all     outlook
+	total   int // tasks
+	refused bool
 }
 
 // A planTenant is the tasks of one tenant, in their order.
@@ -85,6 +105,7 @@ type planTenant struct {
 	TenantPlan
 	Start int         `json:"start"`           // the position of the first one, if the tasks are as they were counted
 	Kinds []*planKind `json:"kinds,omitempty"` // of those that can be enqueued
+	Order string      `json:"order,omitempty"` // the kind of each, a letter; empty if there is one
 }
 
 // A planKind is tasks that ask for the same.
@@ -98,7 +119,9 @@ type planKind struct {
 }
 
 // plan counts the tasks of a firing, and finds out when they are expected if it begins then.
-func (s *Scheduler) plan(ctx context.Context, b *compiled, f Firing, from time.Time) (*planned, error) {
+func (s *Scheduler) plan(
+	ctx context.Context, b *compiled, f Firing, from time.Time, limits map[string]int64,
+) (*planned, error) {
 	p, seen := &planned{}, map[string]bool{}
 	for name, err := range b.Tenants(ctx, f) {
 		if err != nil {
@@ -114,13 +137,17 @@ func (s *Scheduler) plan(ctx context.Context, b *compiled, f Firing, from time.T
 		}
 		p.Tenants = append(p.Tenants, tenant)
 	}
-	all := func(i int) (left, joined int) { return p.Tenants[i].Total, 0 }
 	var err error
-	if p.all, err = s.look(ctx, b, p.Tenants, b.planOptions(f.Tick, from), all); err != nil {
+	if p.Duration, err = s.duration(ctx, b); err != nil {
 		return nil, err
 	}
-	p.overdue = p.all.overdue
-	p.refused = p.overdue > 0 && b.Late == LateRefuse
+	all := func(i int) (left, joined int) { return p.Tenants[i].Total, 0 }
+	o := b.planOptions(f.Tick, from)
+	o.Fit, o.Limits = true, limits
+	if p.all, err = s.look(ctx, b, p, o, all); err != nil {
+		return nil, err
+	}
+	p.refused = p.all.overdue > 0 && b.Late == LateRefuse
 	for i := range p.Tenants {
 		t, of := &p.Tenants[i], p.all.tenants[i]
 		t.Start, t.Finish, t.Overdue = p.total, of.expected(), of.overdue
@@ -129,28 +156,32 @@ func (s *Scheduler) plan(ctx context.Context, b *compiled, f Firing, from time.T
 	return p, nil
 }
 
-// kindsMost is how many different costs of a tenant are told apart. If there are more, all of them
-// count as their mean.
-const kindsMost = 64
+// letters name the kinds of a tenant's tasks in their order. If there are more, all of them count as
+// their mean.
+const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 // count goes through the tasks of a tenant.
 func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant string) (planTenant, error) {
 	t := planTenant{TenantPlan: TenantPlan{Tenant: tenant}}
-	kinds, byCost, options := map[string]*planKind{}, true, b.options()
+	places, byCost, options := map[string]int{}, true, b.options()
+	var order []byte
 	add := func(k *planKind) {
 		key := fmt.Sprintf("%q %q %q %v", k.Policy, k.Tenant, k.Class, k.Attributes)
 		if byCost {
 			key += fmt.Sprint(k.Units)
 		}
-		alike := kinds[key]
-		if alike == nil {
-			kinds[key], t.Kinds = k, append(t.Kinds, k)
-			return
+		i, alike := places[key]
+		if !alike {
+			i, places[key] = len(t.Kinds), len(t.Kinds)
+			t.Kinds = append(t.Kinds, &planKind{
+				Attributes: k.Attributes, Class: k.Class, Policy: k.Policy, Tenant: k.Tenant, Units: map[string]int64{},
+			})
 		}
-		alike.Count += k.Count
+		t.Kinds[i].Count += k.Count
 		for unit, n := range k.Units {
-			alike.Units[unit] += n
+			t.Kinds[i].Units[unit] += n
 		}
+		order = append(order, letters[i%len(letters)])
 	}
 	for task, err := range b.Tasks(ctx, f, tenant) {
 		if err != nil {
@@ -159,7 +190,7 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 		t.Total++
 		r, err := s.client.RequestOf(task, options...)
 		if err != nil {
-			continue // it is counted as refused when it is its turn
+			continue // it is counted as rejected when it is its turn
 		}
 		units := map[string]int64{throttle.Requests: 1}
 		maps.Copy(units, r.Cost)
@@ -167,15 +198,51 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 			Attributes: r.Attributes, Class: r.Class, Count: 1, Policy: r.Policy, Tenant: r.Tenant,
 			Units: units,
 		})
-		if byCost && len(t.Kinds) > kindsMost {
+		if byCost && len(t.Kinds) > len(letters) {
 			told := t.Kinds
-			kinds, byCost, t.Kinds = map[string]*planKind{}, false, nil
+			places, byCost, t.Kinds = map[string]int{}, false, nil
 			for _, k := range told {
 				add(k)
 			}
 		}
 	}
+	if 1 < len(t.Kinds) && len(t.Kinds) <= len(letters) && byCost {
+		t.Order = string(order)
+	}
 	return t, ctx.Err()
+}
+
+// left returns the last n of the tasks that can be enqueued, in runs of one kind, and how many of each
+// kind are among the first of these.
+func (t planTenant) left(n, first int) (runs []inspect.Run, joined []int) {
+	joined = make([]int, len(t.Kinds))
+	total := 0
+	for _, k := range t.Kinds {
+		total += k.Count
+	}
+	n = min(n, total)
+	add := func(kind, count int) {
+		if last := len(runs) - 1; last >= 0 && runs[last].Demand == kind {
+			runs[last].Count += count
+		} else if count > 0 {
+			runs = append(runs, inspect.Run{Demand: kind, Count: count})
+		}
+		among := min(first, count)
+		joined[kind] += among
+		first -= among
+	}
+	if t.Order != "" {
+		for i := range n {
+			add(strings.IndexByte(letters, t.Order[total-n+i]), 1)
+		}
+		return runs, joined
+	}
+	sum := 0
+	for kind, k := range t.Kinds { // each has its part of what is left
+		add(kind, n*(sum+k.Count)/total-n*sum/total)
+		sum += k.Count
+	}
+	return runs, joined
 }
 
 // request is that of each task of the kind.
@@ -191,9 +258,13 @@ func (k *planKind) request() throttle.Request {
 type outlook struct {
 	finish
 	tenants []finish
+
+	delays  []inspect.Delay
+	fits    []inspect.Change
+	unknown []string
 }
 
-// A finish is when the last of some tasks is expected to start.
+// A finish is when the last of some tasks is expected to end.
 type finish struct {
 	inspect.Finish
 	left    int // how many tasks these are
@@ -203,28 +274,29 @@ type finish struct {
 // look finds out when tasks are expected. The function returns how many of a tenant's tasks have not
 // started, and how many of these stand in line.
 func (s *Scheduler) look(
-	ctx context.Context, b *compiled, tenants []planTenant, o inspect.PlanOptions,
+	ctx context.Context, b *compiled, p *planned, o inspect.PlanOptions,
 	left func(tenant int) (left, joined int),
 ) (outlook, error) {
 	var demands []inspect.Demand
-	all := outlook{tenants: make([]finish, len(tenants))}
-	for i, t := range tenants {
-		total := 0
-		for _, k := range t.Kinds {
-			total += k.Count
+	all := outlook{tenants: make([]finish, len(p.Tenants))}
+	for i, t := range p.Tenants {
+		runs, joined := t.left(left(i))
+		counts := make([]int, len(t.Kinds))
+		for _, run := range runs {
+			counts[run.Demand] += run.Count
+			all.tenants[i].left += run.Count
+			o.Order = append(o.Order, inspect.Run{Demand: len(demands) + run.Demand, Count: run.Count})
 		}
-		n, joined := left(i)
-		n, joined = min(n, total), min(joined, total)
-		all.tenants[i].left = n
-		all.left += n
-		sum := 0
-		for _, k := range t.Kinds { // each has its part of what is left
-			part := func(of int) int { return of*(sum+k.Count)/total - of*sum/total }
+		all.left += all.tenants[i].left
+		for kind, k := range t.Kinds {
 			demands = append(demands, inspect.Demand{
-				Count: part(n), Joined: min(part(n), part(joined)), Queue: b.Queue, Request: k.request(),
+				Count: counts[kind], Hold: p.Duration.of(), Joined: joined[kind], Queue: b.Queue, Request: k.request(),
 			})
-			sum += k.Count
 		}
+	}
+	var err error
+	if o.Slots, err = s.slots(b.Queue); err != nil {
+		return all, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, planTimeout)
 	defer cancel()
@@ -232,9 +304,9 @@ func (s *Scheduler) look(
 	if err != nil {
 		return all, err
 	}
-	all.Finish = plan.Finish
+	all.Finish, all.delays, all.fits, all.unknown = plan.Finish, plan.Delays, plan.Fits, plan.Unknown
 	rest := plan.Demands
-	for i, t := range tenants {
+	for i, t := range p.Tenants {
 		f := &all.tenants[i]
 		f.Finish = inspect.PlanOf(plan.At, rest[:len(t.Kinds)]).Finish
 		rest = rest[len(t.Kinds):]
@@ -244,6 +316,18 @@ func (s *Scheduler) look(
 		}
 	}
 	return all, nil
+}
+
+// slots returns how many handlers the servers of a queue run at once: none if no server is known.
+func (s *Scheduler) slots(queue string) (map[string]int, error) {
+	servers, err := asynq.NewInspectorFromRedisClient(s.conn).Servers()
+	slots := map[string]int{}
+	for _, server := range servers {
+		if server.Queues[queue] > 0 {
+			slots[queue] += server.Concurrency
+		}
+	}
+	return slots, err
 }
 
 // planTimeout bounds the calls of a plan.

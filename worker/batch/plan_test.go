@@ -2,6 +2,7 @@ package batch_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -77,7 +78,7 @@ func TestAPlanComesTrue(t *testing.T) {
 			return nil
 		})
 		p := s.scheduler(b)
-		plan, err := p.Plan(t.Context(), "b", time.Time{})
+		plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
 		s.ok(err)
 		tick := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
 		if plan.Tick != tick || plan.Total != 34 || len(plan.Tenants) != 3 || plan.Binds == "" || plan.Overdue != 0 {
@@ -127,7 +128,7 @@ func TestAFiringThatWouldBeLateIsWarnedOfOrRefused(t *testing.T) {
 				s := fake(t, throttle.Window{Name: "own", Limit: 1, Period: 4 * time.Second})
 				b := batch.Batch{Name: "b", FinishBy: "00:01", Late: late, Tasks: calls(22), Tenants: batch.List("acme", "zeta")}
 				p := s.scheduler(b)
-				plan, err := p.Plan(t.Context(), "b", time.Now())
+				plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{At: time.Now()})
 				s.ok(err)
 				finish := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
 				if plan.FinishBy != finish || plan.Overdue != 12 || plan.Begins == (late == batch.LateRefuse) ||
@@ -189,12 +190,12 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 				s.ok(l.SetPolicies(policies))
 			}
 		}
-		if st := status(10 * time.Second); !within(st.Finish, begun.Add(100*time.Second)) || st.Binds != "pace" {
+		if st := status(10 * time.Second); !within(st.Finish, begun.Add(101*time.Second)) || st.Binds != "pace" {
 			t.Errorf("at two a second: %+v", st)
 		}
 		limit(1)
-		if st := status(12 * time.Second); !within(st.Finish, begun.Add(190*time.Second)) ||
-			(st.Behind()-90*time.Second).Abs() > follows {
+		if st := status(12 * time.Second); !within(st.Finish, begun.Add(191*time.Second)) ||
+			(st.Behind()-91*time.Second).Abs() > follows {
 			t.Errorf("at one a second: %+v", st)
 		}
 		s.ok(p.Pause(t.Context(), f))
@@ -203,7 +204,7 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 		}
 		limit(1000) // there are eight slots, of one second
 		s.ok(p.Resume(t.Context(), f))
-		if st := status(27 * time.Second); st.Binds != throttle.BySlots || !within(st.Finish, begun.Add(39*time.Second)) {
+		if st := status(27 * time.Second); st.Binds != throttle.BySlots || !within(st.Finish, begun.Add(40*time.Second)) {
 			t.Errorf("eight slots: %+v", st)
 		}
 		last := status(43 * time.Second)
@@ -241,7 +242,7 @@ func TestPlansKnowHours(t *testing.T) {
 			{"days", time.Date(2000, 1, 3, 2, 50, 0, 0, time.UTC), 18},
 			{"free", time.Date(2000, 1, 1, 5, 50, 0, 0, time.UTC), 0},
 		} {
-			plan, err := p.Plan(t.Context(), want.name, time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC))
+			plan, err := p.Plan(t.Context(), want.name, batch.PlanOptions{At: time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC)})
 			if err != nil || !within(plan.Finish, want.expected) || plan.Overdue != want.late {
 				t.Errorf("%s: %+v, %v", want.name, plan, err)
 			}
@@ -276,7 +277,7 @@ func TestPlansCountCosts(t *testing.T) {
 			{"never", 6, 0, 0},
 			{"none", 0, 0, 0},
 		} {
-			plan, err := p.Plan(t.Context(), want.name, time.Now())
+			plan, err := p.Plan(t.Context(), want.name, batch.PlanOptions{At: time.Now()})
 			if err != nil || plan.Total != want.total {
 				t.Errorf("%s: %+v, %v", want.name, plan, err)
 			}
@@ -284,7 +285,7 @@ func TestPlansCountCosts(t *testing.T) {
 				t.Errorf("%s: expected after %v, want %v", want.name, time.Until(plan.Finish), want.after)
 			}
 		}
-		if _, err := p.Plan(t.Context(), "other", time.Time{}); err == nil {
+		if _, err := p.Plan(t.Context(), "other", batch.PlanOptions{}); err == nil {
 			t.Error("a batch that nobody knows is planned")
 		}
 	})
@@ -299,4 +300,74 @@ func TestFinishByIsChecked(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// The limit that holds tasks up is named, with the smallest change by which none is overdue: not the
+// window that the last task waits for in the end.
+func TestThePlanNamesTheLimitThatHoldsIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pace := throttle.Window{
+			Name: "pace", Algorithm: throttle.AlgorithmGCRA, Burst: 1, Limit: 20, Period: time.Minute, Scope: throttle.ScopeShared,
+		}
+		daily := throttle.Window{
+			Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 100, Resets: "@daily", Scope: throttle.ScopeShared,
+		}
+		s := fake(t, pace, daily)
+		p := s.idle(batch.Batch{Name: "b", FinishBy: "4h", Late: batch.LateRefuse, Tasks: calls(60), Tenants: batch.List("acme", "zeta")})
+		defer p.Close()
+		plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
+		s.ok(err)
+		if plan.Overdue != 20 || plan.Begins || plan.Binds != "quota" || fmt.Sprint(plan.Delays, plan.Fits) != "[{quota 20}] [{quota 100 120}]" {
+			t.Errorf("%+v", plan)
+		}
+		plan, err = p.Plan(t.Context(), "b", batch.PlanOptions{Limits: map[string]int64{"quota": 120}})
+		s.ok(err)
+		if plan.Overdue != 0 || !plan.Begins || plan.Fits != nil {
+			t.Errorf("with a quota of 120: %+v", plan)
+		}
+		for _, limits := range []map[string]int64{{"quotas": 1}, {"quota": 0}} {
+			if _, err := p.Plan(t.Context(), "b", batch.PlanOptions{Limits: limits}); !errors.As(err, new(*throttle.RequestError)) {
+				t.Errorf("%v: %v", limits, err)
+			}
+		}
+	})
+}
+
+// What is not known is not counted, and the plan says so. A firing that may be late begins with a warning.
+func TestPlansSayWhatTheyDoNotKnow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, throttle.Window{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 2, Scope: throttle.ScopeShared})
+		b := batch.Batch{FinishBy: "20s", Late: batch.LateRefuse, Tasks: calls(20), Tenants: batch.List("acme")}
+		of := func(name string, change func(*batch.Batch)) batch.Batch {
+			b := b
+			b.Name = name
+			change(&b)
+			return b
+		}
+		p := s.scheduler(
+			of("unknown", func(*batch.Batch) {}),
+			of("given", func(b *batch.Batch) { b.Duration = 3 * time.Second }),
+			of("timeout", func(b *batch.Batch) { b.Options = []asynq.Option{asynq.Timeout(4 * time.Second)} }),
+		)
+		ends := func(name string, unknown string, from batch.Source, after time.Duration, overdue int) {
+			t.Helper()
+			plan, err := p.Plan(t.Context(), name, batch.PlanOptions{})
+			s.ok(err)
+			if fmt.Sprint(plan.Unknown) != unknown || plan.Duration.From != from || plan.Overdue != overdue ||
+				plan.Begins != (overdue == 0) || !within(plan.Finish, time.Now().Add(after)) {
+				t.Errorf("%s: %+v", name, plan)
+			}
+		}
+		ends("unknown", "[(slots) at-once]", "", 0, 0)
+		ends("given", "[(slots)]", batch.SourceGiven, 30*time.Second, 8)
+		ends("timeout", "[(slots)]", batch.SourceTimeout, 40*time.Second, 10)
+		s.serve(func(ctx context.Context, _ *asynq.Task) error { return work(ctx, time.Second) })
+		f, err := p.Fire(t.Context(), "unknown")
+		s.ok(err)
+		s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
+		if !strings.Contains(p.log.String(), "not all that binds them is known") {
+			t.Errorf("the log says:\n%s", p.log.String())
+		}
+		ends("unknown", "[]", batch.SourceMeasured, 10*time.Second, 0)
+	})
 }

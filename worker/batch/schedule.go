@@ -115,11 +115,11 @@ func (b *compiled) opening(tick time.Time) func(from time.Time) time.Time {
 	var since, opens, closes time.Time // the hours end before since, or are on
 	return func(t time.Time) time.Time {
 		if t.Before(since) || !t.Before(closes) {
-			since, opens = t, t
-			if !b.open(tick, t) {
+			since, opens, closes = t, t, d.after(b.hours[1], t).Add(-startsWithin)
+			if !b.open(tick, t) || !t.Before(closes) {
 				opens = d.after(b.hours[0], t)
+				closes = d.after(b.hours[1], opens).Add(-startsWithin)
 			}
-			closes = d.after(b.hours[1], opens)
 		}
 		if t.Before(opens) {
 			return opens

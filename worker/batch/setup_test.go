@@ -1,6 +1,7 @@
 package batch_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,7 @@ type site struct {
 	options *redis.Options
 	redis   redis.UniversalClient
 	seen    *asynq.Inspector
+	slots   int // of a server; the default is 8
 
 	log sitetest.Journal // of its servers
 	mu  sync.Mutex
@@ -201,7 +203,7 @@ func (p *process) kill() {
 func (s *site) serve(handler asynq.HandlerFunc) *worker.Server {
 	s.Helper()
 	server, err := worker.NewServer(s, asynq.Config{
-		Concurrency: 8, DelayedTaskCheckInterval: time.Second, LogLevel: asynq.FatalLevel,
+		Concurrency: cmp.Or(s.slots, 8), DelayedTaskCheckInterval: time.Second, LogLevel: asynq.FatalLevel,
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Second },
 	}, worker.Config{Limiter: s.limiter, Logger: slog.New(slog.NewTextHandler(&s.log, nil))})
 	s.ok(err)

@@ -59,17 +59,16 @@ type Status struct {
 	BegunAt time.Time `json:"begun_at,omitzero"`
 	EndedAt time.Time `json:"ended_at,omitzero"`
 
-	// Planned is when the last task was expected to start when the firing began, and Finish when it is
+	// Planned is when the last task was expected to end when the firing began, and Finish when it is
 	// expected now: it is kept true while a scheduler runs. It is zero if that is unknown, as while the
-	// firing is paused. Binds is the window that the last task waits for; empty if it waits for none.
-	// It is throttle.BySlots where full handler slots hold it up. Then Finish is an estimate, by the rate
-	// at which workers took tasks of the queue in the last minute.
+	// firing is paused. Binds is what the last task waits for, for longest: a window, or throttle.BySlots;
+	// empty if for nothing. For what they do not count see Plan.Unknown.
 	Planned time.Time `json:"planned,omitzero" redis:"planned"`
 	Finish  time.Time `json:"finish,omitzero" redis:"expected"`
 	Binds   string    `json:"binds,omitempty" redis:"binds"`
 
 	FinishBy time.Time `json:"finish_by,omitzero"`      // Batch.FinishBy
-	Overdue  int       `json:"overdue" redis:"overdue"` // tasks that are expected to start after that
+	Overdue  int       `json:"overdue" redis:"overdue"` // tasks that are expected to end after that
 
 	// HeldUp is the error that holds the firing up now; empty if none does. Reason is why the last task
 	// was rejected, or the firing refused.
@@ -113,6 +112,7 @@ type record struct {
 	Round    int    `redis:"round"`   // how often it was retried
 	Size     int    `redis:"size"`    // how many tasks it has by its plan
 	Stopped  int    `redis:"stopped"` // 1 if it was, since it was retried last
+	Took     int64  `redis:"took"`    // us: what is done, together
 }
 
 // Phases of a firing.

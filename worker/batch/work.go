@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -186,25 +185,27 @@ func (w *work) behind(ctx context.Context) (bool, error) {
 
 // begin plans the firing, and keeps its tenants and how many tasks they have.
 func (w *work) begin(ctx context.Context, r record) error {
-	p, err := w.plan(ctx, w.b, w.user(), time.Now())
+	p, err := w.plan(ctx, w.b, w.user(), time.Now(), nil)
 	if err != nil {
 		return err
 	}
 	fields := append(expectedFields(p.all.finish), "planned", p.all.expected(), "size", p.total)
-	if p.overdue > 0 {
-		level, text := slog.LevelWarn, "batch: tasks are expected to start too late"
-		if p.refused {
-			level, text = slog.LevelError, "batch: nothing is enqueued, as tasks would start too late"
-		}
-		w.config.Logger.Log(ctx, level, text,
-			"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "tasks", p.overdue)
+	details := []any{
+		"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "tasks", p.all.overdue,
+		"unknown", p.all.unknown, "delays", p.all.delays, "fits", p.all.fits,
 	}
-	if p.refused {
-		r.Reason = fmt.Sprintf("batch: %d tasks are expected to start too late: nothing is enqueued", p.overdue)
+	switch {
+	case p.refused:
+		w.config.Logger.Error("batch: nothing is enqueued, as tasks would end too late", details...)
+		r.Reason = fmt.Sprintf("batch: %d tasks are expected to end too late: nothing is enqueued", p.all.overdue)
 		if _, err := w.redis.Update(ctx, w.f, w.holder, append(fields, "reason", r.Reason)...); err != nil {
 			return err
 		}
 		return w.end(ctx, r, StateRefused)
+	case p.all.overdue > 0:
+		w.config.Logger.Warn("batch: tasks are expected to end too late", details...)
+	case w.b.FinishBy != "" && len(p.all.unknown) > 0:
+		w.config.Logger.Warn("batch: tasks may end too late, as not all that binds them is known", details...)
 	}
 	text, err := json.Marshal(p)
 	if err != nil {

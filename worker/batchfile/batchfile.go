@@ -48,6 +48,7 @@ func Parse(name string, data []byte) ([]throttle.Policy, []batch.Batch, error) {
 
 func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.Batch, error) {
 	b := batch.Batch{
+		Duration:     from.Duration,
 		Ended:        from.Ended,
 		FinishBy:     from.FinishBy,
 		Hours:        batch.Hours(from.Hours),

@@ -75,7 +75,7 @@ func TestTheNightOfTheDocs(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- scheduler.Run(ctx) }()
 
-		plan, err := scheduler.Plan(ctx, "nightly", time.Time{}) // the next tick
+		plan, err := scheduler.Plan(ctx, "nightly", batch.PlanOptions{}) // the next tick
 		if err != nil {
 			t.Fatal(err)
 		}

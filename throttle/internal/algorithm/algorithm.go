@@ -35,9 +35,6 @@ type Algorithm struct {
 	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
 	File string
 
-	// Even says that units are granted evenly: a batch needs no pace beside that.
-	Even bool
-
 	// ForgetsExcess says that a policy that only observes must count by GCRA instead.
 	ForgetsExcess bool
 
@@ -58,12 +55,14 @@ type Algorithm struct {
 	// Options are the fields that some algorithms have, and this one.
 	Options []Option
 
+	// Paced is the time over which batches use evenly what the window holds. Without it they do not.
+	Paced func(Window) time.Duration
+
 	// Params turns a valid window into the numbers of the Lua side.
 	Params func(Window) [4]int64
 
-	// Simulate returns a window that has counted so many units at a time, and counts none of them any
-	// more at `resets`; times are microseconds. Without it, plans leave the window out.
-	Simulate func(w Window, used, now, resets int64) Simulated
+	// Simulate returns a window that has counted so much.
+	Simulate func(Window, Counted) Simulated
 
 	// Ticks makes the list that goes in place of the last parameter.
 	Ticks func(Window) *Ticks

@@ -39,9 +39,9 @@ var Calendar = Algorithm{
 		h.Write([]byte(w.Resets + "\n" + w.Timezone))
 		return [4]int64{w.Limit, w.Margin.Microseconds(), int64(h.Sum32())}
 	},
-	Simulate: func(w Window, used, now, _ int64) Simulated {
+	Simulate: func(w Window, c Counted) Simulated {
 		reset := newTicks(w).resetAfter
-		return &simulatedBuckets{limit: w.Limit, used: used, ends: reset(now), reset: reset}
+		return &simulatedBuckets{limit: w.Limit, used: c.Used, ends: reset(c.Now), reset: reset}
 	},
 	Ticks: newTicks,
 	Rule: func(w Window) (string, any, string) {

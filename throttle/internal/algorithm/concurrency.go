@@ -24,6 +24,7 @@ var Concurrency = Algorithm{
 	Leases:   true,
 	Options:  []Option{OptionLease},
 	Params:   func(w Window) [4]int64 { return [4]int64{w.Limit, w.Lease.Microseconds()} },
+	Simulate: func(w Window, c Counted) Simulated { return newLog(w.Limit, 0, c) },
 	Rule: func(w Window) (string, any, string) {
 		switch {
 		case w.Limit > MaxConcurrency:

@@ -25,6 +25,7 @@ var Fixed = Algorithm{
 		return max(period-max(0, left), period/10) // a bucket that has just begun says little
 	},
 	Options: []Option{OptionAnchor, OptionMargin, OptionPeriod},
+	Paced:   func(w Window) time.Duration { return w.Period },
 	Params: func(w Window) [4]int64 {
 		firstUse := int64(0)
 		if w.Anchor == AnchorFirstUse {
@@ -32,9 +33,9 @@ var Fixed = Algorithm{
 		}
 		return [4]int64{w.Limit, w.Period.Microseconds(), w.Margin.Microseconds(), firstUse}
 	},
-	Simulate: func(w Window, used, now, resets int64) Simulated {
+	Simulate: func(w Window, c Counted) Simulated {
 		period, margin := w.Period.Microseconds(), w.Margin.Microseconds()
-		s := &simulatedBuckets{limit: w.Limit, used: used, ends: max(now, resets)}
+		s := &simulatedBuckets{limit: w.Limit, used: c.Used, ends: c.Resets}
 		if s.reset = func(t int64) int64 { return t + period + margin }; w.Anchor == AnchorClock {
 			s.closed, s.reset = margin, func(t int64) int64 { return t - t%period + period }
 		}

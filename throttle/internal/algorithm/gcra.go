@@ -13,16 +13,18 @@ var GCRA = Algorithm{
 	File:     "gcra",
 	Capacity: func(w Window) int64 { return w.Burst },
 	Defaults: func(w *Window) { w.Burst = cmp.Or(w.Burst, w.Limit) },
-	Even:     true,
 	Options:  []Option{OptionBurst, OptionMargin, OptionPeriod},
+	Paced: func(w Window) time.Duration {
+		return time.Duration(float64(w.Period+w.Margin) * float64(w.Burst) / float64(w.Limit))
+	},
 	Params: func(w Window) [4]int64 {
 		span, drained := gcraRate(w)
 		return [4]int64{w.Burst, span, drained}
 	},
-	Simulate: func(w Window, used, now, _ int64) Simulated {
+	Simulate: func(w Window, c Counted) Simulated {
 		return &simulatedGCRA{
 			burst: float64(w.Burst), rate: float64(w.Limit) / float64((w.Period + w.Margin).Microseconds()),
-			level: float64(used), at: now,
+			level: float64(c.Used), at: c.Now,
 		}
 	},
 	UnitsIn: func(w Window, span time.Duration) int64 {

@@ -19,13 +19,13 @@ import (
 
 func (sc *scene) plan(o inspect.PlanOptions, demands ...inspect.Demand) inspect.Plan {
 	sc.t.Helper()
-	plan, err := inspect.Of(sc.l).Plan(sc.t.Context(), "p", demands, o)
+	plan, err := inspect.Of(sc.l).Plan(sc.t.Context(), demands, o)
 	limitertest.Must(sc.t, err)
 	return plan
 }
 
 func demand(tenant string, n int, class throttle.Class) inspect.Demand {
-	return inspect.Demand{Count: n, Queue: "q", Request: throttle.Request{Tenant: tenant, Class: class}}
+	return inspect.Demand{Count: n, Queue: "q", Request: throttle.Request{Policy: "p", Tenant: tenant, Class: class}}
 }
 
 // A plan comes true, for each tenant and for all, beside others that wait, with windows and weights
@@ -149,7 +149,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 			t.Errorf("an hour later: %+v", got)
 		}
 		d.Count = 0
-		if _, err := inspect.Of(sc.l).Plan(t.Context(), "p", []inspect.Demand{d}, inspect.PlanOptions{}); err == nil {
+		if _, err := inspect.Of(sc.l).Plan(t.Context(), []inspect.Demand{d}, inspect.PlanOptions{}); err == nil {
 			t.Error("a demand of nothing is planned")
 		}
 		limitertest.SetPolicy(t, sc.l, limitertest.SharedWindow(1_000_000, s))
@@ -175,7 +175,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 			}
 			return t
 		}
-		if got := sc.plan(inspect.PlanOptions{Open: opens}, inspect.Demand{Count: 50, Request: throttle.Request{Tenant: "b"}}); got.Expected != limitertest.At(2*h) {
+		if got := sc.plan(inspect.PlanOptions{Open: opens}, inspect.Demand{Count: 50, Request: throttle.Request{Policy: "p", Tenant: "b"}}); got.Expected != limitertest.At(2*h) {
 			t.Errorf("that all fit, and may start after two hours: %+v", got)
 		}
 	})
@@ -187,7 +187,7 @@ func TestAPlanEndsWithItsContext(t *testing.T) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		ctx, cancel := context.WithCancel(t.Context())
 		opens := func(t time.Time) time.Time { cancel(); return t }
-		_, err := inspect.Of(sc.l).Plan(ctx, "p", []inspect.Demand{demand("a", math.MaxInt, "")}, inspect.PlanOptions{Open: opens})
+		_, err := inspect.Of(sc.l).Plan(ctx, []inspect.Demand{demand("a", math.MaxInt, "")}, inspect.PlanOptions{Open: opens})
 		if !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
@@ -206,7 +206,7 @@ func BenchmarkPlan(b *testing.B) {
 		demands = append(demands, demand(fmt.Sprint("t", i), 1000, throttle.ClassBatch))
 	}
 	for b.Loop() {
-		if plan, err := inspect.Of(l).Plan(b.Context(), "p", demands, inspect.PlanOptions{}); err != nil || !plan.Known {
+		if plan, err := inspect.Of(l).Plan(b.Context(), demands, inspect.PlanOptions{}); err != nil || !plan.Known {
 			b.Fatal(plan, err)
 		}
 	}

@@ -1,83 +1,274 @@
-// Package plan simulates a line and its windows: when would requests start, if nothing else comes
-// and servers ask in time? It has classes, weights, windows and handler slots, and knows nothing of
-// policies or Redis. Times are microseconds since 1970.
+// Package plan simulates lines and their windows: when would requests start and end, if nothing else
+// comes and servers ask in time? It has classes, weights, windows and handler slots, and knows nothing
+// of policies or Redis. Times are microseconds since 1970.
 package plan
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
-// pacedPeriod and paceBurst are those of internal/script/lua/line_order.lua.
-const (
-	pacedPeriod = int64(time.Minute / time.Microsecond)
-	paceBurst   = int64(100 * time.Millisecond / time.Microsecond)
-)
+// A Simulation is what waits in lines, and what their windows have counted. Fill it, and Run it once.
+type Simulation struct {
+	Now  int64                          // of the state that it starts from
+	From int64                          // before which no demand starts
+	By   int64                          // until which Result.By counts
+	End  int64                          // of the simulation
+	Hold int64                          // how long tickets that are no demand hold what they take; 0 if unknown
+	Open func(from time.Time) time.Time // from when on demands may start; nil is at any time
 
-// A Line is what waits for a policy, and what its windows have counted. Fill it, and Run it once.
-type Line struct {
-	Now   int64                          // of the state that it starts from
-	From  int64                          // before which no demand starts
-	By    int64                          // until which Start.By counts
-	End   int64                          // of the simulation
-	Opens int64                          // the end of a pause
-	Open  func(from time.Time) time.Time // from when on demands may start; nil is at any time
-
-	flows       map[string]*Flow
-	windows     map[string]*Window
-	slots       map[string]*Window // by queue; nil where slots do not bind
-	demands     []*work
-	unfinished  int
-	live, batch class    // by tag
-	waiting     flowHeap // those without room in their own windows, by when they have it
-	owed, share float64  // what is owed to batches, in parts of a shared window; their share
-	heldBy      *Window  // the shared one that the next flow in turn waited for last
-	lump        int64    // tickets that go as one
+	lines      []*Line
+	slots      map[string][]*Window // by queue
+	demands    []*demand
+	unfinished int
+	lump       int64 // tickets that go as one
+	rank       int   // of the next demand
 }
 
-// New returns an empty line of a policy with that share of batches.
-func New(batchShare float64) *Line {
-	return &Line{
-		flows: map[string]*Flow{}, windows: map[string]*Window{}, slots: map[string]*Window{}, share: batchShare,
-		live: class{flowHeap: flowHeap{less: byTag}}, batch: class{flowHeap: flowHeap{less: byTag}}, waiting: flowHeap{less: byReady},
-	}
+// A Line is what waits for one policy.
+type Line struct {
+	Opens int64 // the end of a pause
+
+	sim     *Simulation
+	share   float64 // of batches
+	scopes  map[string]*Scope
+	root    *Scope
+	sides   []*side
+	flows   map[string]*Flow
+	waiting flowHeap // those without room in their own windows, by when they have it
+
+	binds  string           // what the line waits for at the root
+	waited map[string]int64 // us, by what it waited for there
+}
+
+// BySlots is what binds where handler slots do.
+const BySlots = "(slots)"
+
+// New returns a simulation without lines.
+func New(now, end int64) *Simulation {
+	return &Simulation{Now: now, From: now, End: end, slots: map[string][]*Window{}}
+}
+
+// Line adds the line of a policy with that share of batches.
+func (s *Simulation) Line(batchShare float64) *Line {
+	l := &Line{sim: s, share: batchShare, scopes: map[string]*Scope{}, flows: map[string]*Flow{}, waited: map[string]int64{}}
+	l.waiting.less = byReady
+	l.root = l.Scope(Root)
+	s.lines = append(s.lines, l)
+	return l
 }
 
 // A Window is one window of one scope, or the handler slots of a queue.
 type Window struct {
 	algorithm.Simulated
 	Limit  float64       // units
-	Name   string        // empty for slots
+	Name   string        // or BySlots
 	Period time.Duration // over which batches use the limit evenly; 0 if they do not
-	Place  int           // of its cost in a demand's costs
-	Shared bool          // all tenants count together
-	Slots  bool          // its cost is one for each ticket
-
-	spread float64 // us a unit by which batches are paced; 0 if they are not
-	next   float64 // when the next one of a batch goes at its pace, where no live one waits
-
-	live, batches int     // how many flows of each class wait for it, if it is of one tenant
-	owed          float64 // to batches there, in parts of it
+	Place  int           // of its cost in a ticket's costs
+	Held   bool          // what it grants is held
 }
 
-// Window returns the window of that key, made by `build` if there is none.
-func (l *Line) Window(key string, build func() *Window) *Window {
-	w := l.windows[key]
-	if w == nil {
-		w = build()
-		if period := w.Period.Microseconds(); period <= pacedPeriod {
-			w.spread = float64(period) / w.Limit
+// A Scope is the windows that count one value of some attributes, and the order of sides there. That
+// of no attributes is the root of its line: all tenants share it.
+type Scope struct {
+	Windows []*Window
+
+	line *Line
+	turn
+}
+
+func (s *Scope) root() bool { return s == s.line.root }
+
+// Root is the key of the scope that all tenants share.
+const Root = "w:"
+
+// Scope returns the scope of that key, empty when it is new.
+func (l *Line) Scope(key string) *Scope {
+	s := l.scopes[key]
+	if s == nil {
+		s = &Scope{line: l}
+		l.scopes[key] = s
+	}
+	return s
+}
+
+// SetSlots has no more tickets of a queue run at once. It is for flows that are made later.
+func (s *Simulation) SetSlots(queue string, n int64) {
+	counter := algorithm.Concurrency.Simulate(algorithm.Window{Limit: n}, algorithm.Counted{Now: s.Now})
+	w := &Window{Simulated: counter, Limit: float64(n), Name: BySlots, Held: true, Place: -1}
+	s.slots[queue] = append(s.slots[queue], w)
+}
+
+// SetSlotRate has tickets of a queue start at no more than that rate, in tickets a second. It is for
+// flows that are made later.
+func (s *Simulation) SetSlotRate(queue string, rate float64) {
+	w := &Window{Simulated: &slotRate{each: 1e6 / rate}, Limit: 1e9, Name: BySlots, Place: -1}
+	s.slots[queue] = append(s.slots[queue], w)
+}
+
+// slotRate are handler slots by the rate at which servers took tickets.
+type slotRate struct {
+	each float64 // between two tickets (us)
+	next float64
+}
+
+func (s *slotRate) Fits(t, _ int64) int64 { return max(t, int64(s.next)) }
+
+func (s *slotRate) Take(t, cost, _ int64) {
+	s.next = max(s.next, float64(t)-s.each) + s.each*float64(cost)
+}
+
+// A Flow is tickets that go one after the other.
+type Flow struct {
+	Batch  bool
+	Scopes []*Scope // that its tickets count in, narrow to broad, without the root
+	Queue  string
+	Tenant string
+	Weight float64 // of its tenant
+
+	line   *Line
+	side   *side
+	tag    *int64 // of its tenant at the root
+	score  int64  // the tag by which it stands there
+	works  []work
+	at     *Scope           // where it waits; nil if for a time only
+	ready  int64            // until when it waits, if not at the root
+	by     *Window          // what it waits for at a narrow scope
+	since  int64            // when it began to wait there
+	waited map[string]int64 // us, by what it waited for; without what its line had waited, while it is at the root
+}
+
+// A work is equal tickets of one flow.
+type work struct {
+	of         *demand // nil for none
+	costs      []int64 // by Window.Place
+	left, hold int64   // hold: how long each holds what it takes; 0 if unknown
+	rank       int     // of the first one
+}
+
+type demand struct {
+	left  int64
+	by    int
+	end   int64
+	binds string         // what the last one waited for
+	late  map[string]int // tickets that end after Simulation.By, by what they waited for
+}
+
+// Flow returns the flow of that name, made by `build` if there is none.
+func (l *Line) Flow(name string, build func() *Flow) *Flow {
+	f := l.flows[name]
+	if f == nil {
+		f = build()
+		f.line, f.waited = l, map[string]int64{}
+		f.side = l.side(f.Queue, f.Batch)
+		f.tag = f.side.tagOf(f.Tenant)
+		l.flows[name] = f
+	}
+	return f
+}
+
+// Demand adds a demand, whose tickets Add adds to flows. Demands are numbered from 0.
+func (s *Simulation) Demand() int {
+	s.demands = append(s.demands, &demand{late: map[string]int{}})
+	return len(s.demands) - 1
+}
+
+// Add adds tickets of a demand to the end of a flow. They are behind all that were added before.
+func (f *Flow) Add(demand int, tickets int64, costs []int64, hold int64) {
+	s := f.line.sim
+	d := s.demands[demand]
+	d.left += tickets
+	f.works = append(f.works, work{of: d, costs: costs, left: tickets, hold: hold, rank: s.rank})
+	s.rank += int(tickets)
+}
+
+// Before adds tickets of that rank among such tickets to the front of a flow.
+func (f *Flow) Before(rank int, tickets int64, costs []int64) {
+	f.works = slices.Insert(f.works, 0, work{costs: costs, left: tickets, hold: f.line.sim.Hold, rank: rank - 1<<48})
+}
+
+// A Result is when the tickets of a demand end. Those whose hold is unknown end when they start.
+type Result struct {
+	By    int            // how many end until Simulation.By
+	Known bool           // false if the last one does not start until Simulation.End
+	Last  int64          // when the last one ends; 0 unless Known
+	Binds string         // what the last one waited for, for longest; empty if for nothing
+	Late  map[string]int // those that end after Simulation.By, by what they waited for
+}
+
+// Result returns what became of a demand, after Run.
+func (s *Simulation) Result(demand int) Result {
+	d := s.demands[demand]
+	r := Result{By: d.by, Known: d.left <= 0 && d.end <= s.End, Late: d.late}
+	if r.Known {
+		r.Last, r.Binds = d.end, d.binds
+	}
+	return r
+}
+
+// A side is the flows of one class in one queue. Its heap has those that wait at the root.
+type side struct {
+	flowHeap
+	batch bool
+	queue string
+	slots []*Window
+	tags  map[string]*int64
+	v     int64 // of the tenants: the tag of the last start
+}
+
+func (l *Line) side(queue string, batch bool) *side {
+	i := slices.IndexFunc(l.sides, func(s *side) bool { return s.queue == queue && s.batch == batch })
+	if i >= 0 {
+		return l.sides[i]
+	}
+	s := &side{batch: batch, queue: queue, slots: l.sim.slots[queue], tags: map[string]*int64{}}
+	s.less = byScore
+	l.sides = append(l.sides, s)
+	slices.SortFunc(l.sides, func(a, b *side) int {
+		if a.batch != b.batch {
+			return map[bool]int{false: -1, true: 1}[a.batch]
 		}
-		l.windows[key] = w
-	}
-	return w
+		return cmp.Compare(a.queue, b.queue)
+	})
+	return s
 }
 
-// SetSlots has tickets of a queue start at no more than that rate, in tickets a second. At 0 slots
-// do not bind. It is for flows that are made later.
-func (l *Line) SetSlots(queue string, rate float64) {
-	if rate > 0 {
-		l.slots[queue] = &Window{Simulated: &algorithm.Slots{Each: 1e6 / rate}, Slots: true}
+func (s *side) tagOf(tenant string) *int64 {
+	if s.tags[tenant] == nil {
+		s.tags[tenant] = new(int64)
 	}
+	return s.tags[tenant]
+}
+
+// A flowHeap is flows, the least one first.
+type flowHeap struct {
+	flows []*Flow
+	less  func(a, b *Flow) bool
+}
+
+func byScore(a, b *Flow) bool {
+	if a.score != b.score {
+		return a.score < b.score
+	}
+	return a.works[0].rank < b.works[0].rank
+}
+
+func byReady(a, b *Flow) bool {
+	if a.ready != b.ready {
+		return a.ready < b.ready
+	}
+	return a.works[0].rank < b.works[0].rank
+}
+
+func (h *flowHeap) Len() int           { return len(h.flows) }
+func (h *flowHeap) Less(i, j int) bool { return h.less(h.flows[i], h.flows[j]) }
+func (h *flowHeap) Swap(i, j int)      { h.flows[i], h.flows[j] = h.flows[j], h.flows[i] }
+func (h *flowHeap) Push(x any)         { h.flows = append(h.flows, x.(*Flow)) }
+func (h *flowHeap) Pop() any {
+	last := h.flows[len(h.flows)-1]
+	h.flows = h.flows[:len(h.flows)-1]
+	return last
 }

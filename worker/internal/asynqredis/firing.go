@@ -217,7 +217,7 @@ func (c *Client) Running(ctx context.Context, f Firing) (positions []int, err er
 // others have deleted or archived; with "refused" those that were not enqueued.
 func (c *Client) Count(ctx context.Context, f Firing, as string, positions []int) error {
 	return inBatches(positions, func(some []int) error {
-		args := []any{f.tasks(), as, keptSeconds}
+		args := []any{f.tasks(), as, keptSeconds, 0}
 		for _, position := range some {
 			args = append(args, position)
 		}
@@ -264,13 +264,13 @@ func (f Firing) tasks() string { return prefix(f.Queue) + "t:" + f.IDs() }
 
 func (f Firing) counts() []string { return f.keys("", ":stored", ":done", ":ended") }
 
-// End sends asynq's own call by which a task of a firing ends, and counts the task in the same
-// transaction. It is counted by what is there after the call: not if the call had no effect.
-func (c *Client) End(ctx context.Context, call redis.Cmder, f Firing, position int) error {
+// End sends asynq's own call by which a task of a firing ends that took so long, and counts the task in the
+// same transaction. It is counted by what is there after the call: not if the call had no effect.
+func (c *Client) End(ctx context.Context, call redis.Cmder, f Firing, position int, took time.Duration) error {
 	_, err := c.redis.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		_ = p.Process(ctx, call)
 		count, keys := scripts["batch_count"], c.guarded(f.Queue, f.counts())
-		return count.Eval(ctx, p, keys, f.tasks(), "done", keptSeconds, position).Err()
+		return count.Eval(ctx, p, keys, f.tasks(), "done", keptSeconds, took.Microseconds(), position).Err()
 	})
 	if call.Err() == nil && err != nil && !errors.Is(err, redis.Nil) {
 		return err

@@ -182,7 +182,7 @@ func TestATaskOfAFiringIsCountedOnce(t *testing.T) {
 				call = redis.NewIntCmd(s.Context(), "del", "asynq:{default}:t:"+nightly.ID(position))
 			}
 			for range 2 {
-				s.ok(s.End(s.Context(), call, nightly, position))
+				s.ok(s.End(s.Context(), call, nightly, position, time.Second))
 			}
 		}
 		end(0, "")
@@ -194,7 +194,7 @@ func TestATaskOfAFiringIsCountedOnce(t *testing.T) {
 		end(2, "") // it was run again
 		s.wantFields([]string{"3", "0"}, "done", "failed")
 		refused := redis.NewIntCmd(s.Context(), "zadd", "asynq:{default}:t:"+nightly.ID(4), 1, "x")
-		if err := s.End(s.Context(), refused, nightly, 4); err == nil {
+		if err := s.End(s.Context(), refused, nightly, 4, 0); err == nil {
 			s.Error("asynq's call failed, and no error is told")
 		}
 		s.wantFields([]string{"3", "0"}, "done", "failed")
@@ -231,7 +231,7 @@ func TestOnlyTheHolderWritesBesideAFiring(t *testing.T) {
 		s.storeOf(nightly, 0, 20)
 		s.ok(s.Count(s.Context(), nightly, "refused", []int{1, 9}))
 		s.redis.Del(s.Context(), "asynq:{default}:t:"+nightly.ID(19))
-		s.ok(s.End(s.Context(), redis.NewIntCmd(s.Context(), "del", "none"), nightly, 19))
+		s.ok(s.End(s.Context(), redis.NewIntCmd(s.Context(), "del", "none"), nightly, 19, 0))
 		if ended, err := s.Kept(s.Context(), nightly, "ended"); err != nil || !slices.Equal(ended, []byte{1 << 6, 1 << 6, 1 << 4}) {
 			s.Errorf("%b, %v", ended, err)
 		}

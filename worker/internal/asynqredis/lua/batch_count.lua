@@ -2,7 +2,7 @@
 --
 -- KEYS  1 the firing (hash)  2 stored (bitmap)  3 done (bitmap)  4 ended (bitmap)
 -- ARGV  1 prefix of the task keys  2 what a task counts as that is gone: done or failed; refused: not enqueued
---       3 how long the firing is kept (s), then the positions
+--       3 how long the firing is kept (s)  4 how long the task took (us), then the positions
 -- reply how many were counted
 
 local function add(field, n)
@@ -13,7 +13,7 @@ local function add(field, n)
 end
 
 local counted = 0
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   local position = ARGV[i]
   if ARGV[2] == 'refused' then
     counted = counted + 1 - redis.call('SETBIT', KEYS[4], position, 1)
@@ -25,6 +25,7 @@ for i = 4, #ARGV do
       if outcome == 'done' then
         redis.call('SETBIT', KEYS[3], position, 1)
         add('done', 1)
+        redis.call('HINCRBY', KEYS[1], 'took', ARGV[4])
         if ended then add('failed', -1) end -- an operator had it run again
         counted = counted + 1
       elseif not ended then

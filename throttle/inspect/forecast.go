@@ -1,0 +1,422 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
+	"github.com/sluice-go/sluice/throttle/internal/plan"
+	"github.com/sluice-go/sluice/throttle/internal/script"
+)
+
+// A snapshot is all of a line that a simulation starts from.
+type snapshot struct {
+	*line
+	demands    []*throttle.Standing
+	waiting    []*tenantFlow     // the first one first
+	values     map[string]string // of scopes whose windows have counted anything, by key
+	now, opens int64
+	batchShare float64
+}
+
+// snapshot reads a line, with the requests of demands. Of the first flows that wait it asks what their
+// windows have counted. Without demands, it leaves out calls that wait in place.
+func (i Inspector) snapshot(ctx context.Context, name string, demands []*throttle.Standing, ask int) (*snapshot, error) {
+	for tries := 1; ; tries++ {
+		s, err := i.read(ctx, name, demands, ask)
+		if err != nil || tries == 3 {
+			return s, err
+		}
+		now, err := i.open(ctx, name)
+		if err != nil || slices.Equal(s.counts(), now.counts()) {
+			return s, err
+		}
+	} // what was taken meanwhile would count twice
+}
+
+// counts are the tickets of all queues.
+func (l *line) counts() (counts []string) {
+	for _, q := range l.queues {
+		counts = append(counts, fmt.Sprint(q.name, q.tickets))
+	}
+	slices.Sort(counts)
+	return counts
+}
+
+func (i Inspector) read(ctx context.Context, name string, demands []*throttle.Standing, ask int) (*snapshot, error) {
+	l, err := i.open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	s := &snapshot{line: l, demands: demands}
+	all, err := l.all(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Stand(ctx, demands...); err != nil {
+		return nil, err
+	}
+	standings, known := slices.Clone(demands), map[string]bool{}
+	for _, d := range demands {
+		known[d.Flow] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if w := all[name]; w.tickets > 0 && (demands != nil || !strings.HasPrefix(name, "!")) {
+			waits := &tenantFlow{flow: w, standing: throttle.Standing{Flow: name, Costs: w.costs()}}
+			if waits.standing.Ask = !known[name] && ask > 0; waits.standing.Ask {
+				ask--
+			}
+			s.waiting, standings = append(s.waiting, waits), append(standings, &waits.standing)
+		}
+	}
+	slices.SortStableFunc(s.waiting, func(a, b *tenantFlow) int { return cmp.Compare(a.rank, b.rank) })
+	for part := range slices.Chunk(standings[len(demands):], 1024) { // others may want to call in between
+		if err := s.Stand(ctx, part...); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.readValues(ctx, standings); err != nil {
+		return nil, err
+	}
+	for _, of := range standings {
+		if s.batchShare = of.BatchShare; of.Ask && of.Err == nil {
+			s.now = max(s.now, of.Decision.At.UnixMicro())
+			if p := of.Decision.Pause; p != nil {
+				s.opens = max(s.opens, p.OpensAt.UnixMicro())
+			}
+		}
+	}
+	return s, nil
+}
+
+// readValues reads the scopes whose windows have counted anything.
+func (s *snapshot) readValues(ctx context.Context, standings []*throttle.Standing) error {
+	s.values = map[string]string{}
+	for _, of := range standings {
+		for _, w := range of.Decision.Windows {
+			if of.Ask && w.Used > 0 && !w.Algorithm.Leases() {
+				s.values[script.ScopeKey(w.Scope.Attributes, w.Scope.Values)] = ""
+			}
+		}
+	}
+	return s.Read(ctx, func(client redis.UniversalClient, prefix string) error {
+		for keys := range slices.Chunk(slices.Collect(maps.Keys(s.values)), 500) {
+			names := make([]string, len(keys))
+			for i, key := range keys {
+				names[i] = prefix + key
+			}
+			values, err := client.MGet(ctx, names...).Result()
+			if err != nil {
+				return err
+			}
+			for i, key := range keys {
+				s.values[key], _ = values[i].(string)
+			}
+		}
+		return nil
+	})
+}
+
+// grants returns what a sliding window has granted, by the value of its scope: see
+// internal/script/lua/scope.lua and sliding.lua. It is nil if that is not there.
+func grants(value, window string) (grants []algorithm.Grant) {
+	number := func(text string) (n int64) {
+		for i := range len(text) {
+			n = n<<8 | int64(text[i])
+		}
+		return n
+	}
+	for i := 8; i+11 <= len(value); {
+		head := i + 11 + int(value[i+10])
+		end := head + int(number(value[i+7:i+10]))
+		if end > len(value) {
+			return nil
+		}
+		if payload := value[head:end]; value[i+11:head] == window+"s" && payload != "" {
+			width, at := int(payload[0]), 8
+			if width > 128 {
+				width, at = width-128, 22
+			}
+			for ; width > 7 && at+width <= len(payload); at += width {
+				grants = append(grants, algorithm.Grant{At: number(payload[at : at+7]), Units: number(payload[at+7 : at+width])})
+			}
+		}
+		i = end
+	}
+	return grants
+}
+
+// rates returns how many tickets of each queue servers took in a second, while slots are what they wait
+// for.
+func (s *snapshot) rates() map[string]float64 {
+	rates := map[string]float64{}
+	for _, q := range s.queues {
+		queue, _ := q.of()
+		rates[queue] += q.rate(s.now)
+	}
+	maps.DeleteFunc(rates, func(_ string, rate float64) bool { return rate == 0 })
+	return rates
+}
+
+// A simulated is a snapshot's line in a simulation.
+type simulated struct {
+	*snapshot
+	line   *plan.Line
+	limits map[string]int64
+}
+
+func (s *snapshot) in(sim *plan.Simulation, limits map[string]int64) simulated {
+	l := simulated{snapshot: s, line: sim.Line(s.batchShare), limits: limits}
+	l.line.Opens = s.opens
+	for _, of := range s.demands {
+		l.know(of)
+	}
+	for _, w := range s.waiting {
+		l.know(&w.standing)
+	}
+	return l
+}
+
+// know makes windows that have counted what a standing says.
+func (l simulated) know(s *throttle.Standing) {
+	for i := range s.Decision.Windows {
+		if s.Ask && s.Err == nil {
+			l.scope(s, i)
+		}
+	}
+}
+
+// scope returns the scope of a window of a standing, with the window.
+func (l simulated) scope(s *throttle.Standing, i int) *plan.Scope {
+	w := s.Decision.Windows[i]
+	key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
+	scope := l.line.Scope(key)
+	if slices.ContainsFunc(scope.Windows, func(made *plan.Window) bool { return made.Place == i }) {
+		return scope
+	}
+	counts, capacity, paced := s.Simulated(i, l.now, l.limits[w.Name], grants(l.values[key], w.Name))
+	scope.Windows = append(scope.Windows, &plan.Window{
+		Simulated: counts, Held: w.Algorithm.Leases(), Limit: float64(capacity), Name: w.Name,
+		Period: paced, Place: i,
+	})
+	return scope
+}
+
+func (l simulated) flow(s *throttle.Standing) *plan.Flow {
+	return l.line.Flow(s.Flow, func() *plan.Flow {
+		made := &plan.Flow{
+			Batch: s.Request.Class == throttle.ClassBatch, Queue: s.Request.Ticket.Queue,
+			Tenant: s.Request.Tenant, Weight: s.Weight,
+		}
+		attributes := map[*plan.Scope]int{}
+		for i, w := range s.Decision.Windows {
+			scope := l.scope(s, i)
+			if n := len(w.Scope.Attributes); n > 0 && attributes[scope] == 0 {
+				attributes[scope] = n
+				made.Scopes = append(made.Scopes, scope)
+			}
+		}
+		slices.SortStableFunc(made.Scopes, func(a, b *plan.Scope) int { return attributes[b] - attributes[a] })
+		return made
+	})
+}
+
+// costsOf returns what a request takes, by window: nothing if it is exempt.
+func costsOf(s *throttle.Standing) []int64 {
+	costs := make([]int64, len(s.Decision.Windows))
+	for i, w := range s.Decision.Windows {
+		if !s.Decision.Granted {
+			costs[i] = s.Request.CostOf(w.Unit)
+		}
+	}
+	return costs
+}
+
+// A prepared plan has all that is known of its lines. It may be run by several limits.
+type prepared struct {
+	PlanOptions
+	demands   []Demand
+	standings []*throttle.Standing // of the demands; nil for one without requests
+	of        []int                // the line of each demand
+	lines     []*snapshot
+	now       int64
+}
+
+func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions) (*prepared, error) {
+	p := &prepared{PlanOptions: o, demands: demands, of: make([]int, len(demands)), now: time.Now().UnixMicro()}
+	p.standings = make([]*throttle.Standing, len(demands))
+	var names []string
+	byLine := map[string][]*throttle.Standing{}
+	for n, d := range demands {
+		r := d.Request
+		r.Key, r.IdempotencyKey, r.Ticket = "", "", throttle.Ticket{Queue: d.Queue}
+		if d.Count < 0 || d.Joined < 0 || d.Joined > d.Count || d.Hold < 0 {
+			return nil, &throttle.RequestError{Policy: r.Policy, Field: "demand",
+				Value: fmt.Sprintf("of %d, %d joined, hold %v", d.Count, d.Joined, d.Hold),
+				Hint:  "must not be below 0; all of them may have joined, and no more"}
+		}
+		if d.Count == 0 {
+			continue
+		}
+		name := i.limiter.LineOf(r.Policy, r.Tenant)
+		if byLine[name] == nil {
+			names = append(names, name)
+		}
+		p.standings[n], p.of[n] = &throttle.Standing{Request: r, Ask: true}, slices.Index(names, name)
+		byLine[name] = append(byLine[name], p.standings[n])
+	}
+	for _, name := range names {
+		l, err := i.snapshot(ctx, name, byLine[name], MaxSimulated)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range byLine[name] {
+			if s.Err != nil {
+				return nil, s.Err
+			}
+		}
+		p.now = l.now
+		p.lines = append(p.lines, l)
+	}
+	inForce := p.limits()
+	for name, n := range o.Limits {
+		if inForce[name] == 0 || n < 1 {
+			return nil, &throttle.RequestError{Policy: demands[0].Request.Policy, Field: "limit", Value: fmt.Sprintf("%s=%d", name, n),
+				Hint: "must be at least 1, of one of " + strings.Join(slices.Sorted(maps.Keys(inForce)), ", ")}
+		}
+	}
+	if p.Order == nil {
+		for n, d := range demands {
+			p.Order = append(p.Order, Run{n, d.Count})
+		}
+	}
+	return p, nil
+}
+
+// run returns the plan by some limits.
+func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, error) {
+	sim := plan.New(p.now, p.now+MaxPlan.Microseconds())
+	if !p.From.IsZero() {
+		sim.From = max(p.now, p.From.UnixMicro())
+	}
+	if !p.By.IsZero() {
+		sim.By = p.By.UnixMicro()
+	}
+	sim.Open = p.Open
+	unknown := p.slots(sim, limits[throttle.BySlots])
+	lines := make([]simulated, len(p.lines))
+	for n, l := range p.lines {
+		lines[n] = l.in(sim, limits)
+	}
+	joined := map[*plan.Flow]int64{}
+	for n, d := range p.demands {
+		sim.Demand()
+		if s := p.standings[n]; s != nil {
+			joined[lines[p.of[n]].flow(s)] += int64(d.Joined)
+			for _, w := range s.Decision.Windows {
+				if w.Algorithm.Leases() && d.Hold == 0 && s.Request.CostOf(w.Unit) > 0 {
+					unknown[w.Name] = true
+				}
+			}
+		}
+	}
+	for _, run := range p.Order {
+		if s := p.standings[run.Demand]; s != nil && run.Count > 0 {
+			hold := p.demands[run.Demand].Hold.Microseconds()
+			lines[p.of[run.Demand]].flow(s).Add(run.Demand, int64(run.Count), costsOf(s), hold)
+		}
+	}
+	for _, l := range lines {
+		for rank, w := range l.waiting {
+			if w.standing.Err != nil {
+				continue
+			}
+			f := l.flow(&w.standing)
+			if before := w.tickets - joined[f]; before > 0 {
+				f.Before(rank, before, costsOf(&w.standing))
+			}
+		}
+	}
+	if err := sim.Run(ctx); err != nil {
+		return Plan{}, fmt.Errorf("throttle: %w", err)
+	}
+	return p.result(sim, slices.Sorted(maps.Keys(unknown))), nil
+}
+
+// slots sets the slots of all queues, and how long those hold them that wait. It returns throttle.BySlots
+// if they are not known for a demand.
+func (p *prepared) slots(sim *plan.Simulation, n int64) (unknown map[string]bool) {
+	rates, total := map[string]float64{}, int64(0)
+	for _, l := range p.lines {
+		for queue, rate := range l.rates() {
+			rates[queue] += rate
+		}
+	}
+	for queue, slots := range p.Slots {
+		if slots > 0 {
+			sim.SetSlots(queue, cmp.Or(n, int64(slots)))
+		}
+	}
+	for queue, rate := range rates {
+		sim.SetSlotRate(queue, rate)
+	}
+	unknown = map[string]bool{}
+	for _, d := range p.demands {
+		sim.Hold += int64(d.Count) * d.Hold.Microseconds()
+		total += int64(d.Count)
+		if d.Count > 0 && rates[d.Queue] == 0 && (p.Slots[d.Queue] == 0 || d.Hold == 0) {
+			unknown[throttle.BySlots] = true
+		}
+	}
+	sim.Hold /= max(1, total)
+	return unknown
+}
+
+func (p *prepared) result(sim *plan.Simulation, unknown []string) Plan {
+	finishes, late := make([]Finish, len(p.demands)), map[string]int{}
+	for n := range p.demands {
+		r := sim.Result(n)
+		finishes[n] = finishOf(r)
+		for binds, count := range r.Late {
+			late[binds] += count
+		}
+	}
+	made := PlanOf(time.UnixMicro(p.now), finishes)
+	made.Unknown = unknown
+	for _, binds := range slices.Sorted(maps.Keys(late)) {
+		made.Delays = append(made.Delays, Delay{binds, late[binds]})
+	}
+	slices.SortStableFunc(made.Delays, func(a, b Delay) int { return b.Count - a.Count })
+	return made
+}
+
+// limits returns the limits in force that a change may raise.
+func (p *prepared) limits() map[string]int64 {
+	limits := map[string]int64{}
+	for _, s := range p.standings {
+		for i := 0; s != nil && i < len(s.Decision.Windows); i++ {
+			w := s.Decision.Windows[i]
+			limits[w.Name] = max(limits[w.Name], w.Limit)
+		}
+	}
+	for _, slots := range p.Slots {
+		limits[throttle.BySlots] = int64(slots)
+	}
+	return limits
+}
+
+func finishOf(r plan.Result) Finish {
+	f := Finish{Binds: r.Binds, By: r.By, Known: r.Known}
+	if r.Known && r.Last > 0 {
+		f.Expected = time.UnixMicro(r.Last)
+	}
+	return f
+}

@@ -1,0 +1,79 @@
+package plan
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
+)
+
+const second = 1_000_000
+
+func sliding(name string, limit int64) *Window {
+	counts := algorithm.Concurrency.Simulate(algorithm.Window{Limit: limit}, algorithm.Counted{})
+	return &Window{Simulated: counts, Limit: float64(limit), Name: name, Held: true}
+}
+
+// flow adds a flow that counts in the root's windows.
+func flow(l *Line, name, queue string) *Flow {
+	return l.Flow(name, func() *Flow { return &Flow{Queue: queue, Tenant: name, Weight: 1} })
+}
+
+// Tickets that wait for the slots of their queue hold up no other queue.
+func TestQueuesWithoutSlotsHoldUpNoOther(t *testing.T) {
+	s := New(0, 1000*second)
+	s.SetSlots("busy", 1)
+	l := s.Line(0.05)
+	l.Scope(Root).Windows = []*Window{sliding("at-once", 5)}
+	busy, free := s.Demand(), s.Demand()
+	flow(l, "a", "busy").Add(busy, 4, []int64{1}, 10*second)
+	flow(l, "b", "free").Add(free, 4, []int64{1}, 10*second)
+	if err := s.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if r := s.Result(busy); r.Last != 40*second || r.Binds != BySlots {
+		t.Errorf("one slot: %+v", r)
+	}
+	if r := s.Result(free); r.Last != 10*second || r.Binds != "" {
+		t.Errorf("beside it: %+v", r)
+	}
+}
+
+// What is late is counted by what it waited for, and the least limit is found.
+func TestTheLeastLimitIsFound(t *testing.T) {
+	late := func(limits map[string]int64) (int, error) {
+		s := New(0, 1000*second)
+		s.By = 30 * second
+		l := s.Line(0.05)
+		l.Scope(Root).Windows = []*Window{sliding("first", limits["first"]), sliding("second", limits["second"])}
+		flow(l, "a", "q").Add(s.Demand(), 30, []int64{1, 1}, 10*second)
+		err := s.Run(t.Context())
+		n := 0
+		for _, count := range s.Result(0).Late {
+			n += count
+		}
+		return n, err
+	}
+	for _, c := range []struct {
+		first, second int64
+		want          []Change
+	}{
+		{9, 100, []Change{{"first", 9, 10}}},
+		{9, 4, []Change{{"first", 9, 10}, {"second", 4, 10}}},
+	} {
+		limits := map[string]int64{"first": c.first, "second": c.second}
+		got, err := Fit(limits, func(changed map[string]int64) (int, error) {
+			tried := map[string]int64{"first": c.first, "second": c.second}
+			for name, n := range changed {
+				tried[name] = n
+			}
+			return late(tried)
+		})
+		if err != nil || !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%+v: %+v, %v", c, got, err)
+		}
+	}
+	if got, err := Fit(map[string]int64{"none": 1}, func(map[string]int64) (int, error) { return 1, nil }); err != nil || got != nil {
+		t.Errorf("no limit helps: %+v, %v", got, err)
+	}
+}

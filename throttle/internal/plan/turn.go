@@ -1,0 +1,205 @@
+package plan
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// These are those of internal/script/lua/line_order.lua and line_fair.lua.
+const (
+	pacedPeriod = time.Minute
+	paceBurst   = int64(100 * time.Millisecond / time.Microsecond)
+	whole       = 100_000_000 // what a tag moves by for all that a window holds
+	slot        = 100_000     // and for a slot
+)
+
+// A turn says which side goes first at a scope: the one with the least tag, as in
+// internal/script/lua/line_order.lua.
+type turn struct {
+	v       int64
+	paced   float64 // when the next ticket of a batch goes, where no live one waits
+	entries []*entry
+}
+
+// An entry is a side at a scope.
+type entry struct {
+	*side
+	scope  *Scope
+	tag    int64
+	here   []*Flow // that wait here; those at the root are in the heap of the side
+	opened int64   // when the last one went on from here
+	last   *Flow   // that one
+}
+
+func (s *Scope) entry(of *side) *entry {
+	for _, e := range s.entries {
+		if e.side == of {
+			return e
+		}
+	}
+	e := &entry{side: of, scope: s, tag: -1}
+	s.entries = append(s.entries, e)
+	return e
+}
+
+// waits reports whether the side waits here. A flow that went on from here just now still wants room.
+func (e *entry) waits(t int64) bool {
+	if e.scope.root() {
+		return e.Len() > 0
+	}
+	return len(e.here) > 0 || e.opened == t && e.last != nil && e.last.at != nil && e.last.at.root()
+}
+
+// next returns the flow that may go on first of those that wait at a narrow scope; nil if none does.
+func (e *entry) next() (next *Flow) {
+	for _, f := range e.here {
+		if next == nil || f.ready < next.ready {
+			next = f
+		}
+	}
+	return next
+}
+
+// any returns a flow of a side that waits.
+func (e *entry) any() *Flow {
+	switch {
+	case e.scope.root():
+		return e.flows[0]
+	case len(e.here) > 0:
+		return e.here[0]
+	}
+	return e.last
+}
+
+// step is by what tickets of a side move the side's tag.
+func (e *entry) step(f *Flow, lump, t int64) int64 {
+	alike, others := 1.0, false
+	for _, other := range e.scope.entries {
+		switch {
+		case other == e || !other.waits(t):
+		case other.batch == e.batch:
+			alike++
+		default:
+			others = true
+		}
+	}
+	weight := 1 / alike
+	switch {
+	case others && e.batch:
+		weight *= e.scope.line.share
+	case others:
+		weight *= 1 - e.scope.line.share
+	}
+	return int64(math.Ceil(e.scope.part(f, lump) / weight))
+}
+
+// part is what tickets take of the tightest window, or of slots.
+func (s *Scope) part(f *Flow, lump int64) float64 {
+	part := 0.0
+	for _, w := range s.Windows {
+		part = max(part, whole*float64(w.cost(&f.works[0]))/w.Limit)
+	}
+	if part == 0 {
+		part = slot
+	}
+	return part * float64(lump)
+}
+
+// begins gives a side its tag that begins to wait. Where live tickets begin, batches go one ticket later.
+func (e *entry) begins(t int64) {
+	s, fresh := e.scope, e.tag < e.scope.v
+	e.tag = max(e.tag, s.v)
+	live := slices.ContainsFunc(s.entries, func(o *entry) bool { return o != e && !o.batch && o.waits(t) })
+	for _, o := range s.entries {
+		if fresh && o.batch && o.waits(t) && (!e.batch && !live || o == e && live) {
+			o.tag = max(o.tag, s.v+o.step(o.any(), 1, t))
+		}
+	}
+}
+
+// before reports whether a side goes before another.
+func (e *entry) before(other *entry) bool {
+	if e.tag != other.tag {
+		return e.tag < other.tag
+	}
+	return !e.batch && other.batch
+}
+
+// charge counts a start.
+func (e *entry) charge(f *Flow, t, lump int64) {
+	s, v, alone := e.scope, e.tag, true
+	for _, o := range s.entries {
+		if o != e && o.waits(t) {
+			v, alone = min(v, o.tag), false
+		}
+	}
+	if alone && !e.batch {
+		return
+	}
+	s.v = max(s.v, v)
+	e.tag += e.step(f, lump, t)
+	if !e.batch {
+		return
+	}
+	longest := 0.0
+	for _, w := range s.Windows {
+		if w.Period > 0 && w.Period <= pacedPeriod {
+			longest = max(longest, float64(w.cost(&f.works[0])*lump)*float64(w.Period.Microseconds())/w.Limit)
+		}
+	}
+	if longest > 0 {
+		s.paced = math.Ceil(max(s.paced, float64(t)) + longest)
+	}
+}
+
+// fits returns when tickets of a flow have room in a scope, beside the sides that go first there, and
+// what the last reason is to wait.
+func (s *Scope) fits(f *Flow, t, lump int64) (int64, *Window) {
+	own, live := s.entry(f.side), false
+	var first []*entry // that leave less room
+	for _, e := range s.entries {
+		before := e != own && e.before(own)
+		if e == own || !before && !f.Batch || !e.waits(t) {
+			continue
+		}
+		live = live || !e.batch
+		switch next := e.next(); {
+		case !before || s.root():
+		case next != nil && next.ready > t:
+			return next.ready, next.by
+		default:
+			first = append(first, e)
+		}
+	}
+	at, by := t, (*Window)(nil)
+	if paced := int64(s.paced) - paceBurst; f.Batch && !live && paced > t {
+		at, by = paced, s.tightest()
+	}
+	for again := true; again; {
+		again = false
+		for _, w := range s.Windows {
+			cost := w.cost(&f.works[0]) * lump
+			if cost == 0 {
+				continue
+			}
+			for _, e := range first {
+				cost += w.cost(&e.any().works[0])
+			}
+			if fits := w.Fits(at, min(cost, int64(w.Limit))); fits > at {
+				at, by, again = fits, w, fits < never
+			}
+		}
+	}
+	return at, by
+}
+
+// tightest is the window by which batches are paced.
+func (s *Scope) tightest() (w *Window) {
+	for _, other := range s.Windows {
+		if p := other.Period; p > 0 && p <= pacedPeriod && (w == nil || float64(p)/other.Limit > float64(w.Period)/w.Limit) {
+			w = other
+		}
+	}
+	return w
+}

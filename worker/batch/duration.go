@@ -1,0 +1,69 @@
+package batch
+
+import (
+	"context"
+	"time"
+
+	"github.com/hibiken/asynq"
+)
+
+// A Duration is how long a task takes, on average.
+type Duration struct {
+	Seconds float64 `json:"seconds"` // 0 if it is unknown
+	From    Source  `json:"from,omitempty"`
+}
+
+// Source says how a Duration is known.
+type Source string
+
+const (
+	SourceMeasured Source = "measured" // by the newest firings of the batch
+	SourceGiven    Source = "given"    // Batch.Duration
+	SourceTimeout  Source = "timeout"  // asynq.Timeout among Batch.Options: it takes no longer
+)
+
+func (d Duration) of() time.Duration { return time.Duration(d.Seconds * float64(time.Second)) }
+
+const (
+	measuredMost  = 5  // firings that a duration is measured by
+	measuredTasks = 10 // tasks of a firing after which it counts for itself
+)
+
+// duration returns how long a task of the batch takes.
+func (s *Scheduler) duration(ctx context.Context, b *compiled) (Duration, error) {
+	firings, err := s.redis.Firings(ctx, b.Queue, b.Name, measuredMost)
+	if err != nil {
+		return Duration{}, err
+	}
+	var measured record
+	for _, f := range firings {
+		fields, err := s.redis.Fields(ctx, f)
+		if err != nil {
+			return Duration{}, err
+		}
+		if r, err := recordOf(fields); err == nil {
+			measured.Took += r.Took
+			measured.Done += r.Done
+		}
+	}
+	if d := measured.duration(); d.Seconds > 0 {
+		return d, nil
+	}
+	if b.Duration > 0 {
+		return Duration{b.Duration.Seconds(), SourceGiven}, nil
+	}
+	for _, o := range b.Options {
+		if timeout, ok := o.Value().(time.Duration); ok && o.Type() == asynq.TimeoutOpt && timeout > 0 {
+			return Duration{timeout.Seconds(), SourceTimeout}, nil
+		}
+	}
+	return Duration{}, nil
+}
+
+// duration is how long the firing's tasks took that are done.
+func (r record) duration() Duration {
+	if r.Done == 0 || r.Took == 0 {
+		return Duration{}
+	}
+	return Duration{float64(r.Took) / 1e6 / float64(r.Done), SourceMeasured}
+}

@@ -1,0 +1,162 @@
+package batch_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"math"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/batch"
+)
+
+// A forecast is a batch whose finish is predicted, and then awaited.
+type forecast struct {
+	name    string
+	windows []throttle.Window
+	own     map[string]throttle.Tenant
+	tenants int
+	each    int           // tasks of a tenant
+	costs   int64         // of the tasks: 1 to this one, in turn
+	live    int           // live tasks of three tenants wait before it
+	slots   int           // of handlers; the default is 100
+	takes   time.Duration // each task
+	hours   batch.Hours
+	most    float64 // percent by which the prediction may be wrong
+}
+
+func shared(name string, algorithm throttle.Algorithm, limit int64, period time.Duration) throttle.Window {
+	return throttle.Window{Name: name, Algorithm: algorithm, Limit: limit, Period: period, Scope: throttle.ScopeShared}
+}
+
+var (
+	own   = throttle.Window{Name: "own", Limit: 4, Period: 10 * time.Second}
+	quota = throttle.Window{
+		Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 80, Resets: "*/2 * * * *", Scope: throttle.ScopeShared,
+	}
+	held = throttle.Window{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Scope: throttle.ScopeShared}
+)
+
+var forecasts = []forecast{
+	{name: "sliding", windows: []throttle.Window{{Name: "own", Limit: 20, Period: 10 * time.Second}}, tenants: 1, each: 150},
+	{name: "fixed", windows: []throttle.Window{shared("all", throttle.AlgorithmFixed, 40, time.Minute)}, tenants: 20, each: 7},
+	{name: "gcra", windows: []throttle.Window{shared("all", throttle.AlgorithmGCRA, 10, time.Second)}, tenants: 200, each: 1},
+	{name: "calendar", windows: []throttle.Window{quota}, tenants: 20, each: 10},
+	{name: "two windows", windows: []throttle.Window{own, shared("all", "", 20, 10*time.Second)}, tenants: 20, each: 7},
+	{name: "three windows", windows: []throttle.Window{own, shared("all", throttle.AlgorithmGCRA, 5, time.Second), quota},
+		tenants: 20, each: 8},
+	{name: "costs 1 to 7", windows: []throttle.Window{{Name: "own", Limit: 12, Period: 10 * time.Second}},
+		tenants: 1, each: 56, costs: 7},
+	{name: "costs 1 to 7, two windows", windows: []throttle.Window{{Name: "own", Limit: 12, Period: 10 * time.Second},
+		shared("all", "", 40, 10*time.Second)}, tenants: 20, each: 5, costs: 7},
+	{name: "weights 1 to 4", windows: []throttle.Window{shared("all", "", 20, 10*time.Second)}, tenants: 20, each: 6,
+		own: map[string]throttle.Tenant{"tenant-1": {Weight: 2}, "tenant-2": {Weight: 3}, "tenant-3": {Weight: 4}}},
+	{name: "behind live tasks", windows: []throttle.Window{shared("all", "", 20, 10*time.Second)}, tenants: 20, each: 5, live: 90},
+	{name: "behind live tasks, two windows", windows: []throttle.Window{own, shared("all", throttle.AlgorithmFixed, 20, 10*time.Second)},
+		tenants: 20, each: 5, live: 90},
+	{name: "an override: 1 of 4", windows: []throttle.Window{own, shared("all", "", 20, 10*time.Second)}, tenants: 20, each: 6,
+		own: map[string]throttle.Tenant{"tenant-3": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}},
+	{name: "hours", windows: []throttle.Window{shared("all", "", 20, 10*time.Second)}, tenants: 20, each: 8,
+		hours: batch.Hours{From: "00:04", To: "00:02"}, most: 1}, // the scheduler looks each second
+	{name: "concurrency 3, 2 s", windows: []throttle.Window{held}, tenants: 20, each: 5, takes: 2 * time.Second, most: 5},
+	{name: "4 slots, 1.5 s", windows: []throttle.Window{own}, tenants: 200, each: 1, slots: 4, takes: 1500 * time.Millisecond, most: 5},
+	{name: "concurrency 3, 1.5 s, and a quota", windows: []throttle.Window{held, quota}, tenants: 20, each: 8, slots: 8,
+		takes: 1500 * time.Millisecond, most: 5},
+}
+
+// tasks are those of the batch: each costs one more than the one before, up to the forecast's costs.
+func (f forecast) tasks() batch.Tasks {
+	return func(_ context.Context, _ batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
+		return func(yield func(*asynq.Task, error) bool) {
+			for i := range f.each {
+				id := worker.Identity{Tenant: tenant, Cost: map[string]int64{throttle.Requests: 1 + int64(i)%max(1, f.costs)}}
+				if !yield(worker.NewTask(id, "call", nil), nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// run returns when the last task of the batch was predicted to end, and when it ended, both since
+// the batch was fired.
+func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.Plan) {
+	s := fake(t, f.windows...)
+	policies := s.limiter.Policies()
+	policies[0].Tenants = f.own
+	s.ok(s.limiter.SetPolicies(policies))
+	s.slots = cmp.Or(f.slots, 100)
+	b := batch.Batch{Name: "b", Tasks: f.tasks(), Tenants: batch.List(tenants(f.tenants)...), Hours: f.hours, Duration: f.takes, Schedule: "1 0 * * *"}
+	p := s.scheduler(b)
+	client, err := worker.NewClient(s, worker.ClientConfig{Limiter: s.limiter})
+	s.ok(err)
+	defer client.Close()
+	last := time.Time{}
+	s.serve(func(ctx context.Context, task *asynq.Task) error {
+		time.Sleep(f.takes)
+		if id, _ := worker.IdentityOf(task); id.Class == throttle.ClassBatch {
+			s.mu.Lock()
+			last = time.Now()
+			s.mu.Unlock()
+		}
+		return nil
+	})
+	tick := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
+	time.Sleep(time.Until(tick.Add(-time.Second)))
+	for i := range f.live {
+		_, err := client.Enqueue(worker.NewTask(worker.Identity{Tenant: fmt.Sprint("live-", i%3)}, "call", nil))
+		s.ok(err)
+	}
+	plan, err = p.Plan(t.Context(), "b", batch.PlanOptions{})
+	s.ok(err)
+	time.Sleep(time.Until(tick.Add(time.Second)))
+	for status := (batch.Status{}); status.State != batch.StateDone; time.Sleep(5 * time.Second) {
+		status, err = p.Status(t.Context(), batch.Firing{Batch: "b", Tick: tick})
+		s.ok(err)
+		if time.Since(tick) > time.Hour {
+			t.Fatalf("%+v", status)
+		}
+	}
+	return plan.Finish.Sub(tick), last.Sub(tick), plan
+}
+
+// The finish of batches of all kinds is predicted, and comes. This prints the table of
+// docs/reference/batches.md:
+// go test -run TestForecasts -v ./worker/batch
+func TestForecasts(t *testing.T) {
+	page, err := os.ReadFile("../../docs/reference/batches.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := make([]string, len(forecasts))
+	t.Run("all", func(t *testing.T) {
+		for i, f := range forecasts {
+			t.Run(f.name, func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					predicted, real, plan := f.run(t)
+					off := 100 * (predicted - real).Seconds() / real.Seconds()
+					seconds := func(d time.Duration) float64 { return d.Round(100 * time.Millisecond).Seconds() }
+					row := fmt.Sprintf("| %s | %d x %d | %s | %.1f s |", f.name, f.tenants, f.each, plan.Binds, seconds(predicted))
+					rows[i] = fmt.Sprintf("%s %.1f s | %.1f %% |", row, seconds(real), math.Abs(off))
+					if math.Abs(off) > max(f.most, 0.1) {
+						t.Errorf("predicted %v, and it was %v: off by %.1f %%", predicted, real, off)
+					}
+					if !strings.Contains(string(page), row) {
+						t.Errorf("the page has not: %s", row)
+					}
+				})
+			})
+		}
+	})
+	t.Log("\n| batch | tenants x tasks | binds | predicted | real | off by |\n|---|---|---|---|---|---|\n" + strings.Join(rows, "\n"))
+}

@@ -50,50 +50,6 @@ func TestShutdownClosesTheConnection(t *testing.T) {
 	s.Wait("all connections are closed", func() bool { return m.CurrentConnectionCount() == 0 })
 }
 
-// Servers and clients that were shut down leave no connection to Redis behind, even after failures.
-func TestShutdownLeavesNoConnection(t *testing.T) {
-	t.Parallel()
-	addr := throttletest.Redis(t)
-	watch, client := throttletest.Client(t, addr), redis.NewClient(&redis.Options{Addr: addr})
-	s := sitetest.New(t, client, sitetest.Policy(2, time.Second), sitetest.AtOnceOf("slots", 1))
-	connections := func() int {
-		list, err := watch.ClientList(t.Context()).Result()
-		sitetest.Must(t, err)
-		return strings.Count(list, "\n")
-	}
-	var servers []*worker.Server
-	for range 2 {
-		servers = append(servers, s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			switch id, _ := asynq.GetTaskID(ctx); id[0] {
-			case 'p':
-				panic("on purpose")
-			case 'r':
-				if _, err := worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "slots"}); err != nil {
-					return err
-				}
-			}
-			return s.Ok(ctx, task)
-		}))
-	}
-	planner := s.Client(s.Limiter)
-	for _, id := range []string{"a", "p", "r", "b"} {
-		if _, err := planner.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s.Wait("some have run", func() bool { return len(s.Runs()) >= 2 })
-	for _, server := range servers {
-		server.Shutdown()
-	}
-	if err := planner.Close(); err != nil {
-		t.Error(err)
-	}
-	s.Inspector.Close()
-	s.Plain.Close()
-	client.Close()
-	s.Wait("no connection is left but that which counts them", func() bool { return connections() == 1 })
-}
-
 // A server says at its start, once, how the Redis of both is not set up.
 func TestAServerChecksItsRedis(t *testing.T) {
 	t.Parallel()

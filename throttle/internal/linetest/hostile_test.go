@@ -1,11 +1,7 @@
 package linetest
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"maps"
-	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -179,44 +175,4 @@ func TestLargestNumbers(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Numbers that no policy and no task may have are errors, even if a user's own function returns
-// them, and Redis stays as it is.
-func TestInvalidNumbersAreErrors(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		tenant := throttle.Tenant{}
-		l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{limitertest.Policy(throttle.Window{Name: "w", Limit: 5, Period: m})},
-			Tenants: func(context.Context, string, string) (throttle.Tenant, bool, error) { return tenant, true, nil }})
-		limitertest.Must(t, err)
-		limitertest.Reserve(t, l, limitertest.Acme(1))
-		before := limitertest.Dump(t, client)
-		for _, weight := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, 1e7, -math.SmallestNonzeroFloat64} {
-			tenant = throttle.Tenant{Weight: weight}
-			var bad *throttle.PolicyError
-			if _, err := l.Reserve(t.Context(), limitertest.Acme(1)); !errors.As(err, &bad) || bad.Field != "weight" {
-				t.Errorf("weight %v: %v", weight, err)
-			}
-		}
-		for _, limit := range []int64{-1, math.MinInt64, math.MaxInt64, throttle.MaxLimit + 1} {
-			tenant = throttle.Tenant{Windows: map[string]throttle.Override{"w": {Limit: limit}}}
-			var bad *throttle.PolicyError
-			if _, err := l.Reserve(t.Context(), limitertest.Acme(1)); !errors.As(err, &bad) || bad.Field != "limit" {
-				t.Errorf("limit %v: %v", limit, err)
-			}
-		}
-		tenant = throttle.Tenant{}
-		for _, cost := range []int64{-1, math.MinInt64, math.MaxInt64, throttle.MaxLimit + 1} {
-			var bad *throttle.RequestError
-			if _, err := l.Reserve(t.Context(), limitertest.Acme(cost)); !errors.As(err, &bad) || bad.Field != "cost requests" {
-				t.Errorf("cost %v: %v", cost, err)
-			}
-		}
-		if after := limitertest.Dump(t, client); !maps.Equal(before, after) {
-			t.Errorf("Redis was changed:\n%q\n%q", before, after)
-		}
-		if d := limitertest.Reserve(t, l, limitertest.Acme(0)); !d.Granted || d.Windows[0].Used != 1 {
-			t.Errorf("cost 0: %+v", d)
-		}
-	})
 }

@@ -1,13 +1,9 @@
 package faulttest
 
 import (
-	"bytes"
 	"context"
-	"io"
-	"net"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -70,68 +66,6 @@ func TestACallThatEndsWhileItJoinsHasEnqueued(t *testing.T) {
 			t.Errorf("%v, %v; it is %v", info, err, s.Task("cut").State)
 		}
 	})
-}
-
-// The task was stored, but the reply was lost, and go-redis repeats the call: the task is not taken
-// for another with its ID.
-func TestAStoreWhoseReplyIsLostIsNoConflict(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
-		for name, opts := range map[string][]asynq.Option{"plain": nil, "unique": {asynq.Unique(time.Hour)}} {
-			lost := &lossyLine{key: "asynq:{default}:scheduled"}
-			config := worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute}
-			client, err := worker.NewClient(sitetest.Dialed{Options: lost.options(sitetest.SameRedis(s.Redis))}, config)
-			sitetest.Must(t, err)
-			defer client.Close()
-			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.TaskID(name)), opts...)
-			if err != nil || info.State != asynq.TaskStateScheduled {
-				t.Errorf("%s: %v, %v", name, info, err)
-			}
-			if n := lost.replies.Load(); n < 2 {
-				t.Errorf("%s: answered %d times: the call was not repeated", name, n)
-			}
-			if got := s.InLine(); !slices.Contains(got, "default/"+name) {
-				t.Errorf("in line: %q, without default/%s", got, name)
-			}
-		}
-	})
-}
-
-// A lossyLine loses the first reply to a call that has the key among its arguments, and the
-// connection with it. That Redis does not know a script yet is no such reply.
-type lossyLine struct {
-	key     string
-	replies atomic.Int32
-}
-
-func (l *lossyLine) options(o *redis.Options) *redis.Options {
-	lossy, dial := *o, o.Dialer
-	lossy.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := dial(ctx, network, addr)
-		return &lossyConn{Conn: conn, line: l}, err
-	}
-	return &lossy
-}
-
-type lossyConn struct {
-	net.Conn
-	asked bool
-	line  *lossyLine
-}
-
-func (c *lossyConn) Write(b []byte) (int, error) {
-	c.asked = bytes.Contains(b, []byte(c.line.key))
-	return c.Conn.Write(b)
-}
-
-func (c *lossyConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if c.asked && !bytes.HasPrefix(b[:n], []byte("-NOSCRIPT")) && c.line.replies.Add(1) == 1 {
-		c.Conn.Close()
-		return 0, io.EOF
-	}
-	c.asked = false
-	return n, err
 }
 
 // interrupts ends a context at the call that has the key among its arguments.

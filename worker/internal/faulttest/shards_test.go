@@ -177,26 +177,6 @@ func offMean(weights map[string]float64, one string, turn float64) (off float64)
 	return off
 }
 
-// A log about the line of one shard names the policy, and the line beside it.
-func TestLogsNameThePolicyOfAShard(t *testing.T) {
-	sitetest.Bubble(t, inShards(2, 1, time.Hour), func(t *testing.T, s *sitetest.Site) {
-		var c sitetest.Cable
-		limitThrough(s, &c, s.Redis)
-		s.Serve(s.Ok, sitetest.Calm)
-		for range 2 { // one of them waits
-			s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "api:x", nil))
-		}
-		time.Sleep(10 * time.Second)
-		c.Cut()
-		time.Sleep(time.Minute)
-		c.Mend()
-		time.Sleep(time.Minute)
-		if s.Journal.Count(" policy=api line=api/") == 0 {
-			t.Errorf("the log says\n%s", s.Journal)
-		}
-	})
-}
-
 // drainShards drains a policy with shards by two servers, whose tasks may be in another Redis.
 func drainShards(t *testing.T, connect func() redis.UniversalClient, p throttle.Policy, tasks asynq.RedisConnOpt, tenants, each int) {
 	t.Helper()

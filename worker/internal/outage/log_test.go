@@ -86,3 +86,12 @@ func TestATakeThatMissesIsNoOutage(t *testing.T) {
 		}
 	}), `level=ERROR msg="worker: the limiter is unavailable" policy=api`)
 }
+
+// A log about the line of one shard names the policy, and the line beside it.
+func TestALogNamesThePolicyOfAShard(t *testing.T) {
+	for line, want := range map[string]string{"api": "[policy api]", "api/2of3": "[policy api line api/2of3]"} {
+		if got := fmt.Sprint(OfLine(line)); got != want {
+			t.Errorf("of the line %s it says %s", line, got)
+		}
+	}
+}

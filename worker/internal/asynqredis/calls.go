@@ -2,6 +2,7 @@ package asynqredis
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 )
@@ -60,28 +61,19 @@ func CallOf(args []any) Call {
 			return Call{shape.verb, Ref{queue, id}, rest}
 		}
 	}
-	return otherCall(keys, rest)
-}
-
-// otherCall recognises a script, not one of ours, that may move an active task.
-func otherCall(keys, rest []any) (call Call) {
-	active := false
-	for _, key := range keys {
-		name, _ := key.(string)
-		queue, name, _ := strings.Cut(strings.TrimPrefix(name, "asynq:{"), "}:")
-		if id, ok := strings.CutPrefix(name, "t:"); ok {
-			call = Call{Other, Ref{queue, id}, rest}
-		}
-		if strings.HasPrefix(name, "sluice:") {
-			return Call{}
-		}
-		active = active || name == "active"
-	}
-	if !active {
+	all := fmt.Sprint(keys...)
+	if !strings.Contains(all, "}:active") || strings.Contains(all, "}:sluice:") { // ours
 		return Call{}
 	}
-	return call
+	for _, key := range keys {
+		if task := taskKey.FindStringSubmatch(fmt.Sprint(key)); task != nil {
+			return Call{Other, Ref{task[1], task[2]}, rest}
+		}
+	}
+	return Call{}
 }
+
+var taskKey = regexp.MustCompile(`(?s)^asynq:\{(.*?)\}:t:(.*)$`)
 
 func scriptCall(args []any) (keys, rest []any, ok bool) {
 	if len(args) < 3 || args[0] != "evalsha" && args[0] != "eval" {
@@ -136,49 +128,35 @@ func (c *EnqueueCall) SetHeader(name, value string) {
 	*c.argument = []byte(c.Message)
 }
 
-// enqueues are the keys of asynq's enqueue, enqueueUnique, schedule and scheduleUnique, and which
-// of their arguments are the ID, the message and the time. TestCallsOfAsynqsClient holds them to
-// what the asynq in use does.
-var enqueues = []struct {
-	unique          bool // the lock is the first key, and its seconds are the second argument
-	keys            []string
-	id, message, at int
-}{
-	{false, []string{"t:", "pending"}, 1, 0, -1},
-	{true, []string{"t:", "pending"}, 0, 2, -1},
-	{false, []string{"t:", "scheduled"}, 2, 0, 1},
-	{true, []string{"t:", "scheduled"}, 0, 3, 2},
-}
-
-// EnqueueOf recognises a call by which asynq's client enqueues a task.
+// EnqueueOf recognises a call by which asynq's client enqueues a task: its enqueue, enqueueUnique,
+// schedule or scheduleUnique. Of its arguments one is the message, one a time, and one the seconds of a
+// lock. TestCallsOfAsynqsClient holds this to what the asynq in use does.
 func EnqueueOf(args []any) (call EnqueueCall, ok bool) {
 	keys, rest, ok := scriptCall(args)
-	unique := len(keys) == 3
-	if !ok || len(keys) < 2 || len(keys) > 3 || len(rest) != len(keys)+1 {
+	if !ok {
 		return EnqueueCall{}, false
 	}
-	if unique {
-		call.Lock, _ = keys[0].(string)
-		call.LockFor, _ = rest[1].(int)
+	var at time.Time
+	for i, arg := range rest {
+		switch arg := arg.(type) {
+		case []byte:
+			call.Message, call.argument = arg, &rest[i]
+		case int64:
+			at = time.Unix(arg, 0)
+		case int:
+			call.LockFor = arg
+		}
+	}
+	if call.Lock = call.Message.UniqueKey(); call.Lock != "" && keys[0] == call.Lock {
 		keys = keys[1:]
 	}
-	for _, shape := range enqueues {
-		if unique != shape.unique {
-			continue
-		}
-		id := fmt.Sprint(rest[shape.id])
-		queue, shaped := queueOf(keys, shape.keys, id)
-		message, isMessage := rest[shape.message].([]byte)
-		if !shaped || !isMessage {
-			continue
-		}
-		call.Ref, call.Message, call.argument = Ref{queue, id}, message, &rest[shape.message]
-		if shape.at >= 0 {
-			seconds, isTime := rest[shape.at].(int64)
-			call.At = time.Unix(seconds, 0)
-			return call, isTime
-		}
-		return call, true
+	call.ID = call.Message.ID()
+	if len(keys) != 2 || call.ID == "" {
+		return EnqueueCall{}, false
 	}
-	return EnqueueCall{}, false
+	if call.Queue, ok = queueOf(keys, []string{"t:", "pending"}, call.ID); !ok {
+		call.Queue, ok = queueOf(keys, []string{"t:", "scheduled"}, call.ID)
+		call.At = at
+	}
+	return call, ok
 }

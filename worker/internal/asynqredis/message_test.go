@@ -159,8 +159,13 @@ func FuzzCallOf(f *testing.F) {
 		if call := asynqredis.CallOf(done); call.Verb != asynqredis.Done || call.Queue != queue || call.ID != id {
 			t.Errorf("queue %q, ID %q: %+v", queue, id, call)
 		}
-		enqueue := []any{"eval", "script", 2, prefix + "t:" + id, prefix + "pending", []byte("task"), id, int64(1)}
-		if call, ok := asynqredis.EnqueueOf(enqueue); !ok || call.Queue != queue || call.ID != id {
+		message := protowire.AppendString(protowire.AppendTag(nil, 3, protowire.BytesType), id)
+		enqueue := []any{"eval", "script", 2, prefix + "t:" + id, prefix + "pending", message, id, int64(1)}
+		if call, ok := asynqredis.EnqueueOf(enqueue); ok != (id != "") || ok && (call.Queue != queue || call.ID != id) {
+			t.Errorf("queue %q, ID %q: %+v", queue, id, call)
+		}
+		done[3], done[5] = done[5], done[3] // as no asynq that is known
+		if call := asynqredis.CallOf(done); !strings.Contains(queue+id, "}:") && (call.Verb != asynqredis.Other || call.Queue != queue || call.ID != id) {
 			t.Errorf("queue %q, ID %q: %+v", queue, id, call)
 		}
 		for n := range done { // other calls do no harm

@@ -2,6 +2,7 @@ package linetest
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -133,5 +134,48 @@ func TestFleetOfCosts(t *testing.T) {
 			}
 		}
 		limitertest.IsGone(t, client)
+	})
+}
+
+// After a limit has changed, a take looks at as many tenants as ever, however many wait at their own
+// nodes. Takes go on until all were looked at.
+func TestATakeLooksAtSoManyWhateverHasChanged(t *testing.T) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		own := throttle.Window{Name: "own", Limit: 1, Period: h}
+		tenants := []int{500, 4000}
+		if os.Getenv("SLUICE_LONG") != "" {
+			tenants[1] = 20_000
+		}
+		var commands [2]int // of a take, at most
+		for k, n := range tenants {
+			client.FlushAll(t.Context())
+			l := limitertest.New(t, client, limitertest.Policy(own))
+			var requests []throttle.Request
+			for i := range 2 * n {
+				r := throttle.Request{Policy: "p", Tenant: fmt.Sprint(i / 2), Ticket: limitertest.Ticket(fmt.Sprint(i))}
+				requests = append(requests, r)
+			}
+			if _, err := l.Line("p").Reserve(t.Context(), requests); err != nil {
+				t.Fatal(err)
+			}
+			limitertest.Take(t, l, throttle.MaxTake, "q")
+			changed := own
+			changed.Limit = 2
+			if err := l.SetPolicies([]throttle.Policy{limitertest.Policy(changed)}); err != nil {
+				t.Fatal(err)
+			}
+			for left := n; left > 0; {
+				before := calls(t, client)
+				taken := limitertest.Take(t, l, throttle.MaxTake, "q")
+				commands[k] = max(commands[k], calls(t, client)-before)
+				if left -= len(taken.Tickets); len(taken.Tickets) == 0 && taken.Next != 0 {
+					t.Fatalf("%d of %d tenants still wait", left, n)
+				}
+			}
+		}
+		t.Logf("of %d tenants: a take made %d commands at most", tenants, commands)
+		if commands[1] > commands[0]*5/4 {
+			t.Errorf("of %d tenants: a take made %d commands at most", tenants, commands)
+		}
 	})
 }

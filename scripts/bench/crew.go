@@ -22,6 +22,7 @@ type crew struct {
 	servers int              // 0 is one
 	slots   int              // of each: asynq.Config.Concurrency
 	work    time.Duration    // of every handler
+	queues  map[string]int   // asynq.Config.Queues
 
 	denied func(id string, d throttle.Decision) // is called with every denial, if not nil
 }
@@ -60,7 +61,7 @@ func (s *shift) end() {
 }
 
 func (c crew) config() asynq.Config {
-	return asynq.Config{Concurrency: c.slots, LogLevel: asynq.FatalLevel}
+	return asynq.Config{Concurrency: c.slots, LogLevel: asynq.FatalLevel, Queues: c.queues}
 }
 
 func (s *shift) startPlain(c crew, server int, addr string, j *journal) {

@@ -52,7 +52,8 @@ func cases() []scenario {
 		{"rate-500", "Sluice at 500 per second, shared, and a window for each tenant; " +
 			"Redis CPU against plain asynq without limits", caseRate(500, 0.99, true)},
 		{"rate-2000", "the same at 2,000 per second", caseRate(2000, 0.96, true)},
-		{"rate-5000", "the same at 5,000 per second", caseRate(5000, 0.85, false)},
+		{"queues", "the same in three queues, 6:3:1; Redis CPU against one queue", caseQueues},
+		{"rate-5000", "Sluice at 5,000 per second", caseRate(5000, 0.85, false)},
 		{"second", "a backlog at 20 per second, default settings; utilization of the limit, time to start",
 			caseDefaults(rate{20, time.Second}, 100, 620, 0.99, true)},
 		{"tenth", "the same at 5 per 100 ms",

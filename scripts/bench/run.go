@@ -66,13 +66,35 @@ func caseRate(limit int, utilization float64, barred bool) runFunc {
 	}
 }
 
+// caseQueues: a backlog at 2,000 per second in three queues, 6:3:1, in turn with one in a single queue.
+func caseQueues(ctx context.Context, o scenarioOptions) []figure {
+	policy := policyOf(shared("shared", 2000, time.Second), throttle.Window{Name: "tenant", Limit: 400, Period: time.Second})
+	c := crew{policy: &policy, slots: 32}
+	s, _ := newDrainSite(ctx, o, c)
+	n := 2000 * o.of(4, 21)
+	return medians(o.rounds, func(int) []figure {
+		var cpu [2]float64
+		for i, queues := range []map[string]int{{"default": 10}, {"critical": 6, "default": 3, "low": 1}} {
+			var all []*asynq.Task
+			for queue, priority := range queues {
+				for j := range n * priority / 10 {
+					id := worker.Identity{Tenant: fmt.Sprint("tenant-", j%10)}
+					all = append(all, worker.NewTask(id, "call", nil, asynq.Queue(queue)))
+				}
+			}
+			c.queues = queues
+			cpu[i] = s.drainOurs(ctx, c, all).cpu
+		}
+		o.say("one queue: %.1f us of Redis a task; three: %.1f", cpu[0], cpu[1])
+		return []figure{{Name: "Redis CPU a task, beside one queue's", Value: cpu[1] / cpu[0], AtMost: new(1.5)}}
+	})
+}
+
 // caseDefaults: a backlog of our client at a window. Only the concurrency is set.
 func caseDefaults(r rate, short, full int, utilization float64, react bool) runFunc {
 	return func(ctx context.Context, o scenarioOptions) []figure {
 		policy := policyOf(shared("shared", int64(r.limit), r.period))
 		s := newSite(o)
-		stalls := watchStalls(s.control)
-		defer stalls.end()
 		return medians(o.rounds, func(int) []figure {
 			ours := s.drainOurs(ctx, crew{policy: &policy, slots: 32}, tasks(o.of(short, full), 10))
 			wakes := figure{Name: "wakes a task", Value: ours.wakes}
@@ -86,8 +108,7 @@ func caseDefaults(r rate, short, full int, utilization float64, react bool) runF
 			if react {
 				wakes.AtMost, p50.AtMost, p99.AtMost = new(1.02), new(5.), new(25.)
 			}
-			return append(figures, wakes, p50, p99,
-				figure{Name: "stall of this machine, longest", Value: milliseconds(stalls.longest()), Unit: "ms"})
+			return append(figures, wakes, p50, p99)
 		})
 	}
 }

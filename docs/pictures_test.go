@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-var draw = flag.Bool("draw", false, "write the pictures of docs/howto/choose.md anew")
+var draw = flag.Bool("draw", false, "write the pictures of docs anew")
 
 // A track is one window, and when it granted calls while callers asked all the time.
 type track struct {
@@ -48,14 +48,56 @@ func TestThePictureOfWindows(t *testing.T) {
 	for _, tr := range tracks {
 		synctest.Test(t, tr.run)
 	}
-	path, want := filepath.Join("howto", "choose.svg"), picture(tracks)
+	upToDate(t, filepath.Join("howto", "choose.svg"), picture(tracks))
+}
+
+// The picture shows when tickets of three queues start that share 20 per 3 s by their priorities, by a
+// line on fake time: go test -run TestThePictureOfPriorities ./docs -draw
+func TestThePictureOfPriorities(t *testing.T) {
+	queues := map[string]int{"critical": 6, "default": 3, "low": 1}
+	of := map[string]*track{}
+	var tracks []*track
+	for _, queue := range []string{"critical", "default", "low"} {
+		of[queue] = &track{says: fmt.Sprintf("%s, priority %d", queue, queues[queue])}
+		tracks = append(tracks, of[queue])
+	}
+	synctest.Test(t, func(t *testing.T) {
+		shared := throttle.Window{Name: "w", Limit: 20, Period: 3 * time.Second, Scope: throttle.ScopeShared}
+		line := throttletest.NewLimiter(t, throttle.Policy{Name: "p", Windows: []throttle.Window{shared}}).Line("p")
+		var requests []throttle.Request
+		for queue := range queues {
+			for i := range 150 {
+				ticket := throttle.Ticket{Queue: queue, ID: fmt.Sprint(i)}
+				requests = append(requests, throttle.Request{Policy: "p", Tenant: "acme", Ticket: ticket})
+			}
+		}
+		if _, err := line.Join(t.Context(), requests); err != nil {
+			t.Fatal(err)
+		}
+		for begin := time.Now(); time.Since(begin) < trackFor-2*time.Second; time.Sleep(trackStep) {
+			taken, err := line.Take(t.Context(), throttle.TakeOptions{Queues: queues, Max: throttle.MaxTake})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, ticket := range taken.Tickets {
+				tr := of[ticket.Queue]
+				tr.grants = append(tr.grants, time.Since(begin)+time.Second)
+			}
+		}
+	})
+	upToDate(t, filepath.Join("explanation", "line.svg"), picture(tracks))
+}
+
+// upToDate compares a picture with its file.
+func upToDate(t *testing.T, path, want string) {
+	t.Helper()
 	if *draw {
 		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if got, err := os.ReadFile(path); err != nil || string(got) != want {
-		t.Errorf("%s is not what the windows let through (%v): run this test with -draw", path, err)
+		t.Errorf("%s is not what is drawn now (%v): run this test with -draw", path, err)
 	}
 }
 

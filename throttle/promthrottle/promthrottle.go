@@ -31,12 +31,12 @@ type Config struct {
 
 // Metrics are the metrics of one limiter. It is safe for concurrent use.
 type Metrics struct {
-	batch, call, expected, late, wait, would          *prometheus.HistogramVec
-	denials, errors, grants, joins                    *prometheus.CounterVec
-	observed, refusals, unavailable, unusable         *prometheus.CounterVec
-	adapted, asked, inQueue, joinedAt, oldest, paused *prometheus.Desc
-	redisDown, redisUp, share, used, waiting          *prometheus.Desc
-	version                                           *prometheus.GaugeVec
+	batch, call, expected, late, wait, would    *prometheus.HistogramVec
+	denials, errors, grants, joins              *prometheus.CounterVec
+	observed, refusals, unavailable, unusable   *prometheus.CounterVec
+	adapted, asked, inQueue, oldest, paused     *prometheus.Desc
+	redisDown, redisUp, starving, used, waiting *prometheus.Desc
+	version                                     *prometheus.GaugeVec
 
 	events  *prometheus.Registry
 	states  []*prometheus.Desc
@@ -104,9 +104,7 @@ func New(c Config) (*Metrics, error) {
 	m.inQueue = state("queue_waiting", "Tickets in line, by queue and class.", "policy", "queue", "class")
 	m.asked = state("queue_asked_seconds", "Time since a server asked for the queue.", "policy", "queue", "class")
 	m.oldest = state("oldest_wait_seconds", "How long the ticket has waited that waits longest.", "policy")
-	m.joinedAt = state("oldest_join_timestamp_seconds",
-		"Join of the oldest ticket that nothing of its own tenant holds up; now if there is none.", "policy")
-	m.share = state("oldest_share_ratio", "The share of that ticket's tenant by weight, in its queue.", "policy")
+	m.starving = state("starving_tenants", "Tenants that are granted nothing, though others are.", "policy")
 	m.paused = state("paused", "Whether the upstream or an operator pauses the policy.", "policy", "by")
 	m.used = state("window_used_ratio", "Units counted by a shared window, as a part of its limit.", "policy", "window")
 	if err := c.Registerer.Register(m); err != nil {

@@ -3,7 +3,6 @@ package promthrottle
 import (
 	"cmp"
 	"context"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -29,6 +28,7 @@ const (
 type watched struct {
 	sync.Mutex
 	limiter *throttle.Limiter
+	heads   inspect.Heads
 	reading sync.Map // policies whose answers have not come yet
 	slots   chan struct{}
 }
@@ -105,18 +105,11 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 		}
 	}
 	adapt(s.Adapted)
-	oldest, head, share := s.At, s.At, 1.0
+	oldest := s.At
 	for _, t := range s.Tenants {
 		adapt(t.Adapted)
-		if t.Oldest.IsZero() {
-			continue
-		}
-		if t.Oldest.Before(oldest) {
+		if !t.Oldest.IsZero() && t.Oldest.Before(oldest) {
 			oldest = t.Oldest
-		}
-		full := func(w throttle.WindowState) bool { return w.Remaining == 0 }
-		if t.Oldest.Before(head) && t.Pause == nil && !slices.ContainsFunc(t.Windows, full) {
-			head, share = t.Oldest, t.Share
 		}
 	}
 	type of struct{ queue, class string }
@@ -140,8 +133,7 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 	gauge(m.adapted, rate)
 	gauge(m.waiting, float64(s.Waiting))
 	gauge(m.oldest, s.At.Sub(oldest).Seconds())
-	gauge(m.joinedAt, float64(head.UnixMicro())/1e6)
-	gauge(m.share, share)
+	gauge(m.starving, float64(len(m.watched.heads.Note(s))))
 	for by, byHand := range map[string]bool{"operator": true, "upstream": false} {
 		paused := s.Pause != nil && s.Pause.ByHand == byHand
 		gauge(m.paused, map[bool]float64{true: 1}[paused], by)

@@ -1,0 +1,263 @@
+// Package alerts evaluates the alert rules of docs/howto/metrics/alerts.yml on what was scraped from
+// real outages. It is a module of its own, so that no other one needs Prometheus.
+package alerts
+
+import (
+	"bufio"
+	"compress/gzip"
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/histogram"
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/model/value"
+	"github.com/prometheus/prometheus/promql"
+	"github.com/prometheus/prometheus/promql/parser"
+	"github.com/prometheus/prometheus/storage"
+	"github.com/prometheus/prometheus/tsdb/chunkenc"
+	"github.com/prometheus/prometheus/tsdb/chunks"
+	"github.com/prometheus/prometheus/util/annotations"
+)
+
+const rulesFile = "../../docs/howto/metrics/alerts.yml"
+
+var language = parser.NewParser(parser.Options{})
+
+// rules returns the rules that users get.
+func rules(t *testing.T) []rulefmt.Rule {
+	t.Helper()
+	groups, errs := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation, language, slog.New(slog.DiscardHandler))
+	if len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	return groups.Groups[0].Rules
+}
+
+// A scrape is what one process answered, or nothing if it did not.
+type scrape struct {
+	at       time.Time
+	instance string
+	series   map[string]float64 // by `name{labels}`
+}
+
+// A recording is all scrapes of a story, in order.
+type recording []scrape
+
+// used are the names of the metrics in the rules.
+func used(t *testing.T) map[string]bool {
+	t.Helper()
+	text, err := os.ReadFile(rulesFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]bool{}
+	for _, name := range regexp.MustCompile(`sluice_[a-z_]+`).FindAllString(string(text), -1) {
+		names[name] = true
+	}
+	return names
+}
+
+// save writes a recording.
+func (r recording) save(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	w := gzip.NewWriter(f)
+	defer w.Close()
+	for _, s := range r {
+		fmt.Fprintf(w, "> %d %s\n", s.at.UnixMilli(), s.instance)
+		for _, name := range slices.Sorted(maps.Keys(s.series)) {
+			fmt.Fprintf(w, "%s %v\n", name, s.series[name])
+		}
+	}
+}
+
+func load(t *testing.T, path string) (r recording) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	zipped, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lines := bufio.NewScanner(zipped); lines.Scan(); {
+		line := lines.Text()
+		if head, ok := strings.CutPrefix(line, "> "); ok {
+			at, instance, _ := strings.Cut(head, " ")
+			ms, _ := strconv.ParseInt(at, 10, 64)
+			r = append(r, scrape{time.UnixMilli(ms), instance, map[string]float64{}})
+			continue
+		}
+		i := strings.LastIndex(line, " ")
+		v, err := strconv.ParseFloat(line[i+1:], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r[len(r)-1].series[line[:i]] = v
+	}
+	return r
+}
+
+// every keeps the scrapes that come at an interval in each process, from a phase on.
+func (r recording) every(interval, phase time.Duration) (kept recording) {
+	next := map[string]time.Time{}
+	for _, s := range r {
+		due, ok := next[s.instance]
+		if !ok {
+			due = r[0].at.Add(phase)
+		}
+		if !s.at.Before(due) {
+			kept = append(kept, s)
+			for !s.at.Before(due) {
+				due = due.Add(interval)
+			}
+		}
+		next[s.instance] = due
+	}
+	return kept
+}
+
+// A point is a sample of a series.
+type point struct {
+	t int64
+	v float64
+}
+
+func (p point) T() int64                      { return p.t }
+func (p point) ST() int64                     { return 0 }
+func (p point) F() float64                    { return p.v }
+func (p point) H() *histogram.Histogram       { return nil }
+func (p point) FH() *histogram.FloatHistogram { return nil }
+func (p point) Type() chunkenc.ValueType      { return chunkenc.ValFloat }
+func (p point) Copy() chunks.Sample           { return p }
+
+// A store keeps the series of a recording as Prometheus would.
+type store map[string]*stored
+
+type stored struct {
+	labels labels.Labels
+	points []chunks.Sample
+}
+
+func (r recording) store(t *testing.T) store {
+	t.Helper()
+	all, before := store{}, map[string]map[string]float64{}
+	for _, s := range r {
+		add := func(name string, v float64) {
+			key := name + " " + s.instance
+			if all[key] == nil {
+				of, err := language.ParseMetric(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				b := labels.NewBuilder(of)
+				b.Set("instance", s.instance)
+				b.Set("job", "workers")
+				all[key] = &stored{labels: b.Labels()}
+			}
+			all[key].points = append(all[key].points, point{s.at.UnixMilli(), v})
+		}
+		for name, v := range s.series {
+			add(name, v)
+		}
+		for name := range before[s.instance] {
+			if _, still := s.series[name]; !still {
+				add(name, math.Float64frombits(value.StaleNaN))
+			}
+		}
+		before[s.instance] = s.series
+	}
+	return all
+}
+
+// Querier is for the engine.
+func (s store) Querier(int64, int64) (storage.Querier, error) {
+	return &storage.MockQuerier{SelectMockFunction: func(_ bool, _ *storage.SelectHints, ms ...*labels.Matcher) storage.SeriesSet {
+		set := &set{}
+		for _, one := range s {
+			if !slices.ContainsFunc(ms, func(m *labels.Matcher) bool { return !m.Matches(one.labels.Get(m.Name)) }) {
+				set.all = append(set.all, storage.NewListSeries(one.labels, one.points))
+			}
+		}
+		return set
+	}}, nil
+}
+
+type set struct {
+	all  []storage.Series
+	next int
+}
+
+func (s *set) Next() bool                        { s.next++; return s.next <= len(s.all) }
+func (s *set) At() storage.Series                { return s.all[s.next-1] }
+func (s *set) Err() error                        { return nil }
+func (s *set) Warnings() annotations.Annotations { return nil }
+
+// A firing is an alert, from when it fired until it no longer did.
+type firing struct {
+	alert    string // with its labels
+	from, to time.Duration
+}
+
+// fired evaluates the rules every 15 s, and returns what fired, in order, by the time since the start.
+func fired(t *testing.T, rules []rulefmt.Rule, r recording) (all []firing) {
+	t.Helper()
+	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute, Parser: language})
+	defer engine.Close()
+	data := r.store(t)
+	begun := r[0].at
+	for _, rule := range rules {
+		pending, open := map[string]time.Time{}, map[string]int{}
+		for at := begun; at.Before(r[len(r)-1].at); at = at.Add(15 * time.Second) {
+			q, err := engine.NewInstantQuery(t.Context(), data, nil, rule.Expr, at)
+			if err != nil {
+				t.Fatal(rule.Alert, err)
+			}
+			v, err := q.Exec(context.Background()).Vector()
+			if err != nil {
+				t.Fatal(rule.Alert, err)
+			}
+			active := map[string]bool{}
+			for _, sample := range v {
+				name := rule.Alert + sample.Metric.String()
+				active[name] = true
+				if pending[name].IsZero() {
+					pending[name] = at
+				}
+				if _, fires := open[name]; !fires && at.Sub(pending[name]) >= time.Duration(rule.For) {
+					open[name] = len(all)
+					all = append(all, firing{alert: name, from: at.Sub(begun), to: math.MaxInt64})
+				}
+			}
+			for name := range pending {
+				if !active[name] {
+					if i, fires := open[name]; fires {
+						all[i].to = at.Sub(begun)
+					}
+					delete(pending, name)
+					delete(open, name)
+				}
+			}
+			q.Close()
+		}
+	}
+	return all
+}

@@ -1,0 +1,192 @@
+package alerts
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/promthrottle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// workerEnv has the setup of a worker: the test binary is one if it is set.
+const workerEnv = "SLUICE_DRILL_WORKER"
+
+// A setup is that of a worker.
+type setup struct {
+	Redis  string
+	Limit  int64
+	Queues map[string]int
+	Strict bool
+}
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(workerEnv); text != "" {
+		if err := work(text); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// limiter returns a limiter of the policy api with its metrics.
+func (s setup) limiter() (*throttle.Limiter, http.Handler, error) {
+	registry := prometheus.NewRegistry()
+	metrics, err := promthrottle.New(promthrottle.Config{Registerer: registry})
+	if err != nil {
+		return nil, nil, err
+	}
+	limiter, err := throttle.New(throttle.Config{
+		Client: redis.NewClient(&redis.Options{Addr: s.Redis}), Observer: metrics.Observer(),
+		Policies: []throttle.Policy{{Name: "api", Match: []string{"api:*"}, Windows: []throttle.Window{
+			{Name: "provider", Limit: s.Limit, Period: time.Second, Scope: throttle.ScopeShared},
+			{Name: "per-minute", Limit: 100_000, Period: time.Minute},
+		}}},
+	})
+	if err == nil {
+		metrics.Watch(limiter)
+	}
+	return limiter, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), err
+}
+
+// work is a worker. It prints the address of its metrics, and ends with its standard input.
+func work(text string) error {
+	var s setup
+	if err := json.Unmarshal([]byte(text), &s); err != nil {
+		return err
+	}
+	limiter, metrics, err := s.limiter()
+	if err != nil {
+		return err
+	}
+	logger := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: s.Redis},
+		asynq.Config{Concurrency: 16, Queues: s.Queues, StrictPriority: s.Strict, LogLevel: asynq.FatalLevel},
+		worker.Config{Limiter: limiter, Logger: logger})
+	if err != nil {
+		return err
+	}
+	err = server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+		time.Sleep(5 * time.Millisecond)
+		return nil
+	}))
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	fmt.Println(listener.Addr())
+	go http.Serve(listener, metrics)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	server.Shutdown()
+	return nil
+}
+
+// A process is a worker that a drill has started.
+type process struct {
+	name  string
+	cmd   *exec.Cmd
+	stdin io.Closer
+	url   string
+}
+
+func (s setup) start(t *testing.T, name string) *process {
+	t.Helper()
+	text, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
+	log, err := os.Create(t.TempDir() + "/log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = log
+	in, _ := cmd.StdinPipe()
+	out, _ := cmd.StdoutPipe()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &process{name: name, cmd: cmd, stdin: in}
+	t.Cleanup(func() {
+		p.kill()
+		text, _ := os.ReadFile(log.Name())
+		t.Logf("%s logged\n%s", name, text)
+	})
+	addr, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.url = "http://" + strings.TrimSpace(addr)
+	return p
+}
+
+// kill ends the worker as SIGKILL does.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}
+
+// stop ends the worker, which puts down what it has.
+func (p *process) stop() {
+	p.stdin.Close()
+	_ = p.cmd.Wait()
+}
+
+// scraped returns the series of the metrics that the rules use.
+func scraped(url string, used map[string]bool) map[string]float64 {
+	client := http.Client{Timeout: 4 * time.Second}
+	resp, err := client.Get(url)
+	if err != nil {
+		return nil
+	}
+	defer resp.Body.Close()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(resp.Body)
+	if err != nil {
+		return nil
+	}
+	series := map[string]float64{}
+	for name, family := range families {
+		for _, m := range family.GetMetric() {
+			var labels []string
+			for _, pair := range m.GetLabel() {
+				labels = append(labels, fmt.Sprintf("%s=%q", pair.GetName(), pair.GetValue()))
+			}
+			if used[name] {
+				series[name+"{"+strings.Join(labels, ",")+"}"] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+			if !used[name+"_bucket"] {
+				continue
+			}
+			for _, b := range m.GetHistogram().GetBucket() {
+				le := fmt.Sprintf("le=%q", fmt.Sprint(b.GetUpperBound()))
+				series[name+"_bucket{"+strings.Join(append(labels, le), ",")+"}"] = float64(b.GetCumulativeCount())
+			}
+		}
+	}
+	return series
+}

@@ -1,0 +1,54 @@
+package inspect
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+const (
+	// starvesAfter is how long a tenant is granted nothing until it starves, if starvesDue grants of its
+	// policy were its share meanwhile.
+	starvesAfter = 75 * time.Second
+	starvesDue   = 20
+
+	maxHeads = 10_000
+)
+
+// Heads remember the first ticket of each tenant, by states that are noted again and again. So they tell
+// which tenants starve: others are granted, and they are not. The zero value is ready. It is safe for
+// concurrent use.
+type Heads struct {
+	mu  sync.Mutex
+	all map[[2]string]head // by policy and tenant
+}
+
+type head struct{ joined, since time.Time }
+
+// Note notes a state. It returns the tenants of it that starve: no pause and no window of their own holds
+// them up, and more than 20 grants were their share by weight since their first ticket is the same. Their
+// queue or class gives way.
+func (h *Heads) Note(s PolicyState) (starving []TenantState) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.all == nil || len(h.all) > maxHeads {
+		h.all = map[[2]string]head{}
+	}
+	for _, t := range s.Tenants {
+		of := [2]string{s.Policy, t.Tenant}
+		first := h.all[of]
+		if first.joined != t.Oldest {
+			first = head{t.Oldest, s.At}
+			h.all[of] = first
+		}
+		full := func(w throttle.WindowState) bool { return w.Remaining == 0 }
+		stood := s.At.Sub(first.since)
+		if !t.Oldest.IsZero() && t.Pause == nil && !slices.ContainsFunc(t.Windows, full) &&
+			stood >= starvesAfter && s.PerSecond*stood.Seconds()*t.Share > starvesDue {
+			starving = append(starving, t)
+		}
+	}
+	return starving
+}

@@ -3,18 +3,55 @@ package page
 import (
 	"context"
 	"crypto/subtle"
+	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/inspect"
+	"github.com/sluice-go/sluice/worker"
 )
 
-// change does what an operator's form asks for.
+// What operators do beside what the log calls so.
+const (
+	setLimit = "limit" // it is published
+	front    = "front" // an override of the weight
+)
+
+// frontWeight has a tenant go before all others: it is the largest weight.
+const frontWeight = 1e6
+
+// A preview is what an action would do. Nothing has been done yet.
+type preview struct {
+	What, Text string
+	Form       url.Values // of the action, to be sent again
+	Rows       []previewRow
+	Note       string
+	Name       string // to be typed in to confirm; else a tick does
+	Danger     bool
+}
+
+// A previewRow is when the last task of a tenant starts, now and then.
+type previewRow struct{ Tenant, Now, Then string }
+
+// An action is what a form asks for.
+type action struct {
+	what, policy, tenant string
+	length               time.Duration
+	by                   control.By
+	form                 url.Values
+	config               throttle.Policy // of the policy
+	state                control.State
+}
+
+// change shows what an operator's form would do, or does it if the operator is sure.
 func (p *Page) change(w http.ResponseWriter, r *http.Request) {
 	if !p.form(w, r) {
 		return
@@ -22,66 +59,270 @@ func (p *Page) change(w http.ResponseWriter, r *http.Request) {
 	s := p.sessionOf(r)
 	switch {
 	case s == nil:
-		p.render(w, r, http.StatusUnauthorized, "You are not signed in any more: nothing has changed.")
+		p.render(w, r, http.StatusUnauthorized, "You are not signed in any more: nothing has changed.", nil)
 		return
 	case subtle.ConstantTimeCompare([]byte(r.PostForm.Get("csrf")), []byte(s.CSRF)) != 1:
 		http.Error(w, "the form is not one of this session: load the page again. Nothing has changed.",
 			http.StatusForbidden)
 		return
 	}
-	policy := r.PostForm.Get("policy")
 	tenant, err := url.QueryUnescape(r.PostForm.Get("tenant")) // browsers change line ends in forms
-	if err == nil {
-		err = p.do(r.Context(), s, policy, tenant, r.PostForm)
+	if typed := r.PostForm.Get("whom"); err == nil && tenant == "" {
+		tenant = typed
 	}
-	back := url.Values{"policy": {policy}}
+	back := url.Values{"policy": {r.PostForm.Get("policy")}}
 	if tenant != "" {
 		back.Set("tenant", tenant)
 	}
-	if err != nil {
-		r.URL.RawQuery = back.Encode()
-		p.render(w, r, http.StatusUnprocessableEntity, said(err)+". Nothing has changed.")
-		return
+	a := action{what: r.PostForm.Get("what"), policy: r.PostForm.Get("policy"), tenant: tenant, form: r.PostForm,
+		by: control.By{Who: s.Who, Why: strings.TrimSpace(r.PostForm.Get("why"))}}
+	var shown *preview
+	if err == nil {
+		shown, err = p.act(r.Context(), &a)
 	}
-	p.recent.forget()
-	what := r.PostForm.Get("what")
-	p.config.Logger.Info("page: a change", "what", what, "policy", policy, "tenant", tenant, "who", s.Who)
-	back.Set("done", what)
-	redirect(w, "./?"+back.Encode(), http.StatusSeeOther)
+	r.URL.RawQuery = back.Encode()
+	switch {
+	case err != nil:
+		p.render(w, r, http.StatusUnprocessableEntity, said(err)+". Nothing has changed.", nil)
+	case shown != nil:
+		p.render(w, r, http.StatusOK, "", shown)
+	default:
+		p.recent.forget()
+		p.config.Logger.Info("page: a change", "what", a.what, "policy", a.policy, "tenant", tenant, "who", s.Who)
+		back.Set("done", a.what)
+		redirect(w, "./?"+back.Encode(), http.StatusSeeOther)
+	}
 }
 
-func (p *Page) do(ctx context.Context, s *session, policy, tenant string, form url.Values) error {
-	if _, ok := p.config.Limiter.Lookup(policy); !ok {
-		return fmt.Errorf("policy %q: is none of this page's limiter", policy)
+// act returns what an action would do, or does it and returns nil.
+func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	policies := p.config.Limiter.Policies()
+	i := slices.IndexFunc(policies, func(policy throttle.Policy) bool { return policy.Name == a.policy })
+	if i < 0 {
+		return nil, fmt.Errorf("policy %q: is none of this page's limiter", a.policy)
 	}
-	by := control.By{Who: s.Who, Why: strings.TrimSpace(form.Get("why"))}
-	switch what := form.Get("what"); what {
-	case control.Paused, control.Overridden:
-		length, err := time.ParseDuration(form.Get("for"))
-		if err != nil {
-			return fmt.Errorf("for %q: must be a duration such as 30m or 2h", form.Get("for"))
+	a.config = policies[i]
+	if a.by.Why == "" {
+		return nil, errors.New("why: must be given, for the log")
+	}
+	var err error
+	if text := a.form.Get("for"); text != "" {
+		if a.length, err = time.ParseDuration(text); err != nil || a.length <= 0 {
+			return nil, fmt.Errorf("for %q: must be a duration such as 30m or 2h", text)
 		}
-		if what == control.Paused {
-			return p.config.Control.Pause(ctx, policy, tenant, length, by)
+	}
+	if a.state, err = p.config.Control.State(ctx); err != nil {
+		return nil, err
+	}
+	do, shown, err := p.plan(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	version := strconv.FormatInt(a.state.Version, 10)
+	if sure := a.form.Get("sure"); sure != "" && (shown.Name == "" || sure == shown.Name) {
+		if seen := a.form.Get("version"); seen != version {
+			return nil, fmt.Errorf("version %s: somebody has published version %s since", seen, version)
 		}
-		o, err := overrideOf(policy, tenant, form)
-		if err == nil {
-			err = p.config.Limiter.ValidateOverride(o)
+		return nil, do(ctx)
+	}
+	shown.What, shown.Form = a.what, url.Values{"version": {version}, "policy": {a.policy}, "tenant": {url.QueryEscape(a.tenant)}}
+	for key, values := range a.form {
+		if !slices.Contains([]string{"csrf", "policy", "tenant", "whom", "sure", "version"}, key) {
+			shown.Form[key] = values
 		}
-		if err != nil {
+	}
+	return shown, nil
+}
+
+// plan returns what an action does, and what that would lead to.
+func (p *Page) plan(ctx context.Context, a *action) (do func(context.Context) error, shown *preview, err error) {
+	who := "all tenants"
+	if a.tenant != "" {
+		who = "tenant " + short(a.tenant)
+	}
+	until := clock(time.Now().Add(a.length), time.Now())
+	shown = &preview{}
+	switch a.what {
+	case control.Paused:
+		shown.Text = fmt.Sprintf("Nothing of %s, %s, starts until %s. What waits keeps its place.", a.policy, who, until)
+		return func(ctx context.Context) error {
+			return p.config.Control.Pause(ctx, a.policy, a.tenant, a.length, a.by)
+		}, shown, nil
+	case control.Resumed:
+		shown.Text = fmt.Sprintf("The pause of %s, %s, ends now. What waits starts as the limits allow.", a.policy, who)
+		return func(ctx context.Context) error {
+			_, err := p.config.Control.Resume(ctx, a.policy, a.tenant, a.by)
+			return err
+		}, shown, nil
+	case control.Cleared:
+		shown.Text = fmt.Sprintf("The override of %s, %s, ends now.", a.policy, who)
+		return func(ctx context.Context) error {
+			_, err := p.config.Control.ClearOverride(ctx, a.policy, a.tenant, a.by)
+			return err
+		}, shown, nil
+	case control.WasReset:
+		shown.Danger = true
+		shown.Text = fmt.Sprintf("The windows of %s forget what they have counted for %s. The upstream does not: it may refuse.", a.policy, who)
+		return func(ctx context.Context) error {
+			if err := p.record(ctx, a); err != nil {
+				return err
+			}
+			_, err := p.config.Limiter.Reset(ctx, a.policy, a.tenant)
+			return err
+		}, shown, nil
+	case control.Dropped:
+		return p.planDrop(ctx, a)
+	case setLimit:
+		return p.planLimit(ctx, a)
+	case control.Overridden, front:
+		return p.planOverride(ctx, a, until)
+	}
+	return nil, nil, fmt.Errorf("what %q: must be an action of this page", a.what)
+}
+
+func (p *Page) record(ctx context.Context, a *action) error {
+	return p.config.Control.Record(ctx, control.Change{By: a.by, Policy: a.policy, Tenant: a.tenant, What: a.what})
+}
+
+func (p *Page) planDrop(ctx context.Context, a *action) (func(context.Context) error, *preview, error) {
+	if p.config.Queues == nil || a.tenant == "" {
+		return nil, nil, errors.New("drop: needs a tenant, and page.Config.Queues")
+	}
+	s, err := inspect.Of(p.config.Limiter).State(ctx, inspect.Query{Policy: a.policy, Tenant: a.tenant})
+	if err != nil {
+		return nil, nil, err
+	}
+	waiting := int64(0)
+	for _, t := range s.Tenants {
+		waiting += t.Waiting
+	}
+	o := worker.DropOptions{Delete: a.form.Get("then") == "delete", Policy: a.policy, Tenant: a.tenant}
+	then := "archived: of each queue asynq keeps the last 10,000, for 90 days"
+	if o.Delete {
+		then = "deleted: they are gone"
+	}
+	shown := &preview{Danger: true, Name: name(a.tenant),
+		Text: fmt.Sprintf("%s waiting tasks of %s in %s are %s.", number(waiting), short(a.tenant), a.policy, then)}
+	return func(ctx context.Context) error {
+		if err := p.record(ctx, a); err != nil {
 			return err
 		}
-		return p.config.Control.SetOverride(ctx, o, length, by)
-	case control.Resumed:
-		_, err := p.config.Control.Resume(ctx, policy, tenant, by)
+		_, err := worker.Drop(context.WithoutCancel(ctx), p.config.Queues, p.config.Limiter, o)
 		return err
-	case control.Cleared:
-		_, err := p.config.Control.ClearOverride(ctx, policy, tenant, by)
-		return err
-	default:
-		return fmt.Errorf("what %q: must be %s, %s, %s or %s",
-			what, control.Paused, control.Resumed, control.Overridden, control.Cleared)
+	}, shown, nil
+}
+
+// planLimit publishes the policies with another limit of a window.
+func (p *Page) planLimit(ctx context.Context, a *action) (func(context.Context) error, *preview, error) {
+	if a.state.Version == 0 {
+		return nil, nil, errors.New("no policies are published: publish a policy file first, by sluice limits publish")
 	}
+	limit, err := limitOf(a.form.Get("limit"), a.form.Get("window"))
+	if err != nil {
+		return nil, nil, err
+	}
+	policies := slices.Clone(a.state.Policies)
+	i := slices.IndexFunc(policies, func(policy throttle.Policy) bool { return policy.Name == a.policy })
+	if i < 0 {
+		return nil, nil, fmt.Errorf("policy %q: is none of the published ones", a.policy)
+	}
+	variant := policies[i]
+	variant.Windows = slices.Clone(variant.Windows)
+	w := slices.IndexFunc(variant.Windows, func(w throttle.Window) bool { return w.Name == a.form.Get("window") })
+	if w < 0 {
+		return nil, nil, fmt.Errorf("window %q: is none of policy %s", a.form.Get("window"), a.policy)
+	}
+	before := variant.Windows[w].Limit
+	if variant.Windows[w].Burst == before {
+		variant.Windows[w].Burst = limit
+	}
+	variant.Windows[w].Limit = limit
+	policies[i] = variant
+	shown, err := p.simulate(ctx, a.config, variant)
+	if err == nil {
+		shown.Text = fmt.Sprintf("%s: limit %s → %s, for all tenants, until it is changed again.",
+			variant.Windows[w].Name, number(before), number(limit))
+	}
+	return func(ctx context.Context) error {
+		_, err := p.config.Control.Publish(ctx, policies, a.state.Version, a.by)
+		return err
+	}, shown, err
+}
+
+// planOverride overrides one tenant's settings for a while.
+func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(context.Context) error, *preview, error) {
+	o, err := overrideOf(a.policy, a.tenant, a.form)
+	if a.what == front {
+		o.Weight = frontWeight
+	}
+	if err == nil {
+		err = p.config.Limiter.ValidateOverride(o)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	variant := a.config
+	variant.Tenants = maps.Clone(variant.Tenants)
+	if variant.Tenants == nil {
+		variant.Tenants = map[string]throttle.Tenant{}
+	}
+	t := variant.Tenants[a.tenant]
+	t.Windows = maps.Clone(t.Windows)
+	if t.Windows == nil {
+		t.Windows = map[string]throttle.Override{}
+	}
+	maps.Copy(t.Windows, o.Windows)
+	if o.Weight > 0 {
+		t.Weight = o.Weight
+	}
+	if o.Exempt != nil {
+		t.Exempt = *o.Exempt
+	}
+	variant.Tenants[a.tenant] = t
+	shown, err := p.simulate(ctx, a.config, variant)
+	if err != nil {
+		return nil, nil, err
+	}
+	shown.Text = fmt.Sprintf("%s: %s until %s.", short(a.tenant), control.Describe(o), until)
+	if a.what == front {
+		shown.Text = fmt.Sprintf("%s goes before other tenants until %s. Its own limits still apply.", short(a.tenant), until)
+	}
+	for _, there := range a.state.Overrides {
+		if there.Policy == a.policy && there.Tenant == a.tenant {
+			shown.Note = fmt.Sprintf("It replaces the override by %s: %s. %s", short(there.By), control.Describe(there), shown.Note)
+		}
+	}
+	return func(ctx context.Context) error { return p.config.Control.SetOverride(ctx, o, a.length, a.by) }, shown, nil
+}
+
+const previewRows = 8
+
+// simulate compares when tasks would start.
+func (p *Page) simulate(ctx context.Context, now, then throttle.Policy) (*preview, error) {
+	both, err := inspect.Of(p.config.Limiter).Simulate(ctx, now, then)
+	if err != nil {
+		return nil, err
+	}
+	at := func(f inspect.Finish) string {
+		if !f.Known {
+			return "not known"
+		}
+		return clock(f.Expected, both[0].At)
+	}
+	shown := &preview{Note: "If nothing else comes. Refusals by the upstream are not foreseen."}
+	after := map[string]inspect.Finish{}
+	for _, t := range both[1].Tenants {
+		after[t.Tenant] = t.Finish
+	}
+	for _, t := range both[0].Tenants[:min(len(both[0].Tenants), previewRows)] {
+		shown.Rows = append(shown.Rows, previewRow{short(t.Tenant), at(t.Finish), at(after[t.Tenant])})
+	}
+	if both[0].Waiting > 0 {
+		shown.Rows = append(shown.Rows, previewRow{"all " + number(both[0].Waiting), at(both[0].Finish), at(both[1].Finish)})
+	}
+	return shown, nil
 }
 
 // overrideOf reads an override. Empty fields keep what the policy says.
@@ -104,11 +345,22 @@ func overrideOf(policy, tenant string, form url.Values) (throttle.TenantOverride
 		if !ok || text == "" {
 			continue
 		}
-		limit, err := strconv.ParseInt(text, 10, 64)
-		if err != nil || limit < 1 {
-			return o, fmt.Errorf("limit %q of window %s: must be a whole number above 0", text, window)
+		limit, err := limitOf(text, window)
+		if err != nil {
+			return o, err
 		}
 		o.Windows[window] = throttle.Override{Limit: limit}
 	}
+	if o.Weight == 0 && o.Exempt == nil && len(o.Windows) == 0 && form.Get("what") != front {
+		return o, errors.New("override: must change a limit, the weight, or whether the tenant is exempt")
+	}
 	return o, nil
+}
+
+func limitOf(text, window string) (int64, error) {
+	limit, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+	if err != nil || limit < 1 {
+		return 0, fmt.Errorf("limit %q of window %s: must be a whole number above 0", text, window)
+	}
+	return limit, nil
 }

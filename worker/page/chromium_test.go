@@ -12,6 +12,9 @@ import (
 	"time"
 )
 
+// axeEnv names a file with axe-core, such as node_modules/axe-core/axe.min.js, by which pages are checked.
+const axeEnv = "SLUICE_AXE"
+
 // shotsEnv names a directory in which tests leave pictures of the page.
 const shotsEnv = "SLUICE_SCREENSHOTS"
 
@@ -147,7 +150,7 @@ func (b *browser) until(expression string) {
 func (b *browser) open(url string) {
 	b.Helper()
 	b.call("Page.navigate", map[string]any{"url": url})
-	b.until("location.href === " + quoted(url) + " && document.getElementById('live')?.textContent === 'Live'")
+	b.until("location.href === " + quoted(url) + " && document.getElementById('live')?.textContent.startsWith('Live')")
 }
 
 func quoted(s string) string {
@@ -191,5 +194,24 @@ func (b *browser) shoot(name string) {
 	}
 	if err != nil {
 		b.Fatal(err)
+	}
+}
+
+// axe checks the page by axe-core, if there is one.
+func (b *browser) axe() {
+	b.Helper()
+	path := os.Getenv(axeEnv)
+	if path == "" {
+		return
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.eval(string(text) + "; 0")
+	b.eval("window.found = null; axe.run().then((r) => { window.found = r.violations.map((v) => v.id + ': ' + v.nodes[0].html + ' ' + v.nodes[0].failureSummary).join('\\n') }); 0")
+	b.until("window.found !== null")
+	if found := b.eval("window.found"); found != "" {
+		b.Errorf("axe-core: %v", found)
 	}
 }

@@ -57,7 +57,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	go sluice.Run(ctx) // for charts of the time before somebody looks
+	go sluice.Run(ctx) // records how many wait
 	mux := http.NewServeMux()
 	mux.Handle("/sluice/", http.StripPrefix("/sluice", sluice))
 

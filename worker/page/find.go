@@ -23,7 +23,8 @@ type foundView struct {
 	Problems []string
 	Tasks    []worker.Explanation
 	Tenants  []foundTenant
-	Wider    bool // a tenant was looked for too
+	Policies []string
+	Wider    bool // tenants and policies were looked for too
 }
 
 // A foundTenant is a tenant in a policy.
@@ -34,17 +35,22 @@ type foundTenant struct {
 
 // find looks for a task of that ID, in one queue or in all. Of a word that was typed in, it also looks
 // for the tenant of that name.
-func (p *Page) find(ctx context.Context, q question, policies []throttle.Policy) *foundView {
+func (p *Page) find(ctx context.Context, q question, policies []string) *foundView {
 	f := &foundView{Asked: q.Task, Wider: q.Task == ""}
 	queues := []string{q.Queue}
 	if f.Wider {
-		f.Asked, queues = q.Find, p.queues(f)
+		f.Asked, queues = q.Find, p.queues(ctx, f)
 	}
 	for _, queue := range queues {
 		p.findTask(ctx, f, queue)
 	}
 	if f.Wider {
 		p.findTenant(ctx, f, policies)
+		for _, policy := range policies {
+			if strings.Contains(strings.ToLower(policy), strings.ToLower(f.Asked)) {
+				f.Policies = append(f.Policies, policy)
+			}
+		}
 	}
 	return f
 }
@@ -56,11 +62,11 @@ func (f *foundView) problem(err error) {
 }
 
 // queues returns the queues of asynq.
-func (p *Page) queues(f *foundView) []string {
+func (p *Page) queues(ctx context.Context, f *foundView) []string {
 	if p.config.Inspector == nil || p.config.Client == nil {
 		return nil
 	}
-	queues, err := p.config.Inspector.Queues()
+	queues, err := remember(&p.recent, ctx, "queues", func(context.Context) ([]string, error) { return p.config.Inspector.Queues() })
 	if err != nil {
 		f.problem(err)
 	}
@@ -83,7 +89,7 @@ func (p *Page) findTask(ctx context.Context, f *foundView, queue string) {
 	}
 }
 
-func (p *Page) findTenant(ctx context.Context, f *foundView, policies []throttle.Policy) {
+func (p *Page) findTenant(ctx context.Context, f *foundView, policies []string) {
 	if len(f.Asked) > throttle.MaxValueBytes {
 		return
 	}
@@ -91,7 +97,7 @@ func (p *Page) findTenant(ctx context.Context, f *foundView, policies []throttle
 		f.problem(errors.New("the tenant is looked for in the first 100 policies only"))
 	}
 	for _, policy := range policies[:min(len(policies), maxSearched)] {
-		s, err := p.state(ctx, inspect.Query{Policy: policy.Name, Tenant: f.Asked})
+		s, err := p.state(ctx, inspect.Query{Policy: policy, Tenant: f.Asked})
 		if err != nil {
 			f.problem(err)
 			continue
@@ -99,7 +105,7 @@ func (p *Page) findTenant(ctx context.Context, f *foundView, policies []throttle
 		for _, t := range s.Tenants {
 			used := slices.ContainsFunc(t.Windows, func(w throttle.WindowState) bool { return w.Used > 0 })
 			if t.Waiting > 0 || used || t.Pause != nil {
-				f.Tenants = append(f.Tenants, foundTenant{t, policy.Name})
+				f.Tenants = append(f.Tenants, foundTenant{t, policy})
 			}
 		}
 	}

@@ -101,11 +101,11 @@ func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case subtle.ConstantTimeCompare(token[:], p.guard.token[:]) != 1:
 		p.config.Logger.Warn("page: a sign-in with another token", "who", who, "from", r.RemoteAddr)
-		p.render(w, r, http.StatusUnauthorized, "This is not the token.")
+		p.render(w, r, http.StatusUnauthorized, "This is not the token.", nil)
 		return
 	case who == "" || len(who) > control.MaxWhoBytes:
 		p.render(w, r, http.StatusUnprocessableEntity,
-			"Your name is missing: it stands in the log beside what you change.")
+			"Your name is missing: it stands in the log beside what you change.", nil)
 		return
 	}
 	p.config.Logger.Info("page: somebody has signed in", "who", who, "from", r.RemoteAddr)

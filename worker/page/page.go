@@ -18,8 +18,10 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/page/history"
 )
 
 // MinTokenBytes is the least length of Config.Token.
@@ -48,6 +50,9 @@ type Config struct {
 	// Logger gets sign-ins, changes and errors. The default is slog.Default().
 	Logger *slog.Logger
 
+	// Queues is asynq's Redis, where operators may drop tasks. The default, nil, lets them drop none.
+	Queues asynq.RedisConnOpt
+
 	// Token lets who knows it set overrides, pause and resume, by Control. It has at least
 	// MinTokenBytes. The default, empty, makes the page read-only. Who may read the page is up to what
 	// it stands behind.
@@ -66,7 +71,8 @@ type Config struct {
 type Page struct {
 	config  Config
 	guard   *guard // nil if the page is read-only
-	history history
+	heads   inspect.Heads
+	history history.Config
 	mux     *http.ServeMux
 	recent  recent
 	viewers chan struct{} // who follows the page, at most maxViewers
@@ -86,7 +92,8 @@ func New(c Config) (*Page, error) {
 			"must be the address of asynqmon, such as https://HOST/PATH or /PATH", c.Asynqmon)
 	}
 	p := &Page{config: c, mux: http.NewServeMux(), viewers: make(chan struct{}, maxViewers)}
-	p.history.samples = map[string][]sample{}
+	limiter := c.Limiter.Config()
+	p.history = history.Config{Client: limiter.Client, Logger: c.Logger, Prefix: limiter.Prefix}
 	switch {
 	case c.Token == "":
 	case len(c.Token) < MinTokenBytes:
@@ -169,12 +176,13 @@ func redirect(w http.ResponseWriter, to string, status int) {
 
 // show serves the whole page.
 func (p *Page) show(w http.ResponseWriter, r *http.Request) {
-	p.render(w, r, http.StatusOK, "")
+	p.render(w, r, http.StatusOK, "", nil)
 }
 
-// render answers with the page, and says what went wrong.
-func (p *Page) render(w http.ResponseWriter, r *http.Request, status int, problem string) {
+// render answers with the page, and says what went wrong, or what would be done.
+func (p *Page) render(w http.ResponseWriter, r *http.Request, status int, problem string, shown *preview) {
 	v := p.view(r.Context(), questionOf(r), p.sessionOf(r))
+	v.Preview = shown
 	v.News, v.Problem = r.URL.RawQuery, problem // after a form it is not the query of the browser's address
 	var text strings.Builder
 	if err := templates.ExecuteTemplate(&text, "page.html", v); err != nil {

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/cookiejar"
 	"net/http/httptest"
 	"net/url"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -77,7 +79,7 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 	inspector := asynq.NewInspector(opt)
 	t.Cleanup(func() { inspector.Close() })
 	c := page.Config{
-		Asynqmon: "https://ops.example.com/asynqmon/", Client: enqueuer, Control: store, Inspector: inspector, Limiter: limiter,
+		Asynqmon: "https://ops.example.com/asynqmon/", Client: enqueuer, Control: store, Inspector: inspector, Limiter: limiter, Queues: opt,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Token: token,
 		Used: func(context.Context, string) ([]usage.Use, error) {
 			return []usage.Use{{Tenant: "globex", Units: 1200, Part: 0.75}, {Tenant: hostile, Units: 400, Part: 0.25}}, nil
@@ -86,15 +88,23 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 	for _, f := range change {
 		f(&c)
 	}
+	return &site{TB: t, control: store, limiter: limiter, url: serveSite(t, c)}
+}
+
+// serveSite serves a page, and returns its address.
+func serveSite(t testing.TB, c page.Config) string {
+	t.Helper()
 	p, err := page.New(c)
-	must(err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	mux := http.NewServeMux()
 	mux.Handle("/sluice/", http.StripPrefix("/sluice", p))
 	mux.Handle("/sluice", http.StripPrefix("/sluice", p))
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections) // of those that follow the page
-	return &site{TB: t, control: store, limiter: limiter, url: server.URL + "/sluice/"}
+	return server.URL + "/sluice/"
 }
 
 // pause pauses the policy, or one tenant of it.
@@ -179,20 +189,21 @@ func each(t *testing.T, test func(t *testing.T, client *redis.Client)) {
 func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
 		v := newSite(t, client).visitor()
-		v.wants(v.get(""), "<h3><a href=\"./?policy=github\">github</a></h3>", "<b>10</b> waiting",
-			"idle", "0 of 5,000 requests in 1 h", "Nothing has been changed.")
-		v.wants(v.get("?policy=github"),
-			`<a href="./?policy=github&amp;tenant=acme" title="acme"><bdi>acme</bdi></a>`,
-			"50 %", "Queue default, live: 10 waiting",
-			`<bdi>globex</bdi></a></th><td class="n">1,200</td><td class="n">75 %</td>`)
-		v.wants(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>5</dd>",
-			"<dt>The last one starts</dt><dd>in ", " min, at ", "0 of 2 requests in 1 min")
-		v.wants(v.get("?find=acme"),
-			`Tenant <bdi>acme</bdi> in <a href="./?policy=github&amp;tenant=acme">github</a>`, "<b>5</b> waiting")
-		v.wants(v.get("?find=acme-4"), "Task <bdi>acme-4</bdi>, queue default, type github:star",
-			"place 5 of 5 of its tenant", "<dt>Held up by</dt><dd>window minute</dd>",
+		v.wants(v.get(""), `<a href="./?policy=github">github</a>`, `data-l="Waiting" class="r"><b>10</b>`,
+			"Saturated</b> by tenants’ own limits", "idle", "0 of 5,000 in 1 h", "Nothing has been changed.", "Nothing needs you")
+		v.wants(v.get("?policy=github"), "<bdi>acme</bdi>", `data-l="Waiting" class="r">5<`, "50 %", "0 of 2 in 1 min",
+			`title="globex">globex</bdi></a></span><span class="n"><b>1,200</b> 75 %`, "Who waits", "Nothing is recorded")
+		if text := v.get("?policy=github&like=globex"); strings.Contains(text, `data-l="Waiting"`) {
+			t.Errorf("a filter lets others through:\n%s", text)
+		}
+		v.wants(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>5</dd>", "<dt>Held up by</dt><dd>window minute</dd>",
+			"<dt>Last starts</dt>", "0 of 2 in 1 min")
+		v.wants(v.get("?find=acme"), `<a href="./?policy=github&amp;tenant=acme"><bdi title="acme">acme</bdi></a> in`, "<b>5</b> waiting")
+		v.wants(v.get("?find=GIT"), `Policy <a href="./?policy=github">github</a>`)
+		v.wants(v.get("?find=acme-4"), "<bdi>acme-4</bdi>", "queue default", "github:star", "Starts in about", "Joined the line",
+			"place 5", "of 5 of its tenant", "<dt>Held up by</dt><dd>window minute</dd>", "<b>Binds</b>",
 			`<a href="https://ops.example.com/asynqmon/queues/default/tasks/acme-4">`)
-		v.wants(v.get("queues/default/tasks/acme-4"), "Task <bdi>acme-4</bdi>, queue default", "place 5 of 5")
+		v.wants(v.get("queues/default/tasks/acme-4"), "<bdi>acme-4</bdi>", "queue default", "place 5")
 		v.wants(v.get("?find=nobody"), "No task has this ID.")
 		v.wants(v.get("?policy=none"), "Throttle: unknown policy &#34;none&#34;")
 	})
@@ -207,7 +218,7 @@ func TestNamesAreOnlyText(t *testing.T) {
 	text := url.QueryEscape(hostile)
 	v.post("change", http.StatusOK, url.Values{
 		"csrf": {csrf}, "what": {"override"}, "policy": {"github"}, "tenant": {text},
-		"limit minute": {"3"}, "for": {"1h"}, "why": {hostile[:60]},
+		"limit minute": {"3"}, "for": {"1h"}, "why": {hostile[:60]}, "sure": {"yes"}, "version": {"0"},
 	})
 	for _, path := range []string{
 		"?policy=github", "?policy=github&tenant=" + text, "?find=" + text, "?policy=" + text,
@@ -218,7 +229,7 @@ func TestNamesAreOnlyText(t *testing.T) {
 			t.Errorf("%s: the tenant's name is in the page as it is:\n%s", path, text)
 		}
 	}
-	v.wants(v.get("?policy=github&tenant="+url.QueryEscape(hostile)), "minute 3", "<dt>Waiting</dt><dd>5</dd>")
+	v.wants(v.get("?policy=github&tenant="+url.QueryEscape(hostile)), "Minute 3", "<dt>Waiting</dt><dd>5</dd>")
 }
 
 // Whoever does not know the token changes nothing, nor does another site by the browser of one who
@@ -226,7 +237,7 @@ func TestNamesAreOnlyText(t *testing.T) {
 func TestOnlyOperatorsChangeSomething(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
-	pause := url.Values{"what": {"pause"}, "policy": {"github"}, "for": {"1h"}, "why": {"they asked"}}
+	pause := url.Values{"what": {"pause"}, "policy": {"github"}, "for": {"1h"}, "why": {"they asked"}, "sure": {"yes"}, "version": {"0"}}
 	stranger := s.visitor()
 	if strings.Contains(stranger.get("?policy=github"), "csrf") {
 		t.Error("a stranger is shown forms")
@@ -262,29 +273,61 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		s := newSite(t, client)
 		v := s.visitor()
 		csrf := v.signIn()
+		version := ""
 		change := func(status int, pairs ...string) string {
 			t.Helper()
-			form := url.Values{"csrf": {csrf}, "policy": {"github"}, "why": {"a test"}}
+			form := url.Values{"csrf": {csrf}, "policy": {"github"}, "why": {"a test"}, "version": {version}}
 			for i := 0; i < len(pairs); i += 2 {
 				form.Set(pairs[i], pairs[i+1])
 			}
 			return v.post("change", status, form)
 		}
-		v.wants(change(200, "what", "pause", "for", "1h"), "The pause has begun.", "Paused by anna until ", "a test")
-		v.wants(change(200, "what", "override", "tenant", "acme", "limit minute", "50", "weight", "3", "for", "30m"),
-			"The override is in force.", "minute 50, weight 3")
+		// sure sees first what an action would do.
+		sure := func(would string, pairs ...string) string {
+			t.Helper()
+			text := change(200, pairs...)
+			v.wants(text, "nothing has been done yet", would)
+			_, rest, _ := strings.Cut(text, `name="version" value="`)
+			version, _, _ = strings.Cut(rest, `"`)
+			return change(200, append(pairs, "sure", "yes")...)
+		}
+		v.wants(sure("Nothing of github, all tenants, starts until ", "what", "pause", "for", "1h"),
+			"The pause has begun.", "Paused until ", "by anna", "a test")
+		v.wants(sure("acme: minute 50, weight 3 until ", "what", "override", "tenant", "acme", "limit minute", "50", "weight", "3", "for", "30m"),
+			"The override is in force.", "Minute 50, weight 3")
 		state, err := s.control.State(t.Context())
 		if err != nil || len(state.Pauses) != 1 || len(state.Overrides) != 1 ||
 			state.Overrides[0].Windows["minute"].Limit != 50 || state.Overrides[0].By != "anna" {
 			t.Errorf("in force: %+v, %v", state.Interventions, err)
 		}
-		v.wants(change(200, "what", "resume"), "The pause has ended.")
-		v.wants(change(200, "what", "clear", "tenant", "acme"), "The override has ended.", "No override, and no pause.")
+		v.wants(sure("ends now", "what", "resume"), "The pause has ended.")
+		v.wants(sure("The override of github, tenant acme, ends now", "what", "clear", "tenant", "acme"), "The override has ended.")
+		v.wants(v.get(""), "No override, and no pause.")
+		v.wants(sure("acme goes before other tenants until ", "what", "front", "whom", "acme", "for", "10m"), "The tenant goes first.")
+		v.wants(sure("forget what they have counted for all tenants", "what", "reset"), "The windows were reset.")
+		if _, err := s.control.Publish(t.Context(), s.limiter.Policies(), 0, control.By{Who: "ci", Why: "first"}); err != nil {
+			t.Fatal(err)
+		}
+		v.wants(sure("account: limit 5,000 → 6,000", "what", "limit", "window", "account", "limit", "6000"), "The limit is in force.")
+		version = "1" // of before
+		v.wants(change(http.StatusUnprocessableEntity, "what", "limit", "window", "account", "limit", "7000", "sure", "yes"), "Nothing has changed.")
+		if state, err = s.control.State(t.Context()); err != nil || state.Policies[0].Windows[1].Limit != 6000 {
+			t.Errorf("published: %+v, %v", state.Policies, err)
+		}
+		drop := []string{"what", "drop", "tenant", "acme", "then", "archive"}
+		v.wants(change(200, drop...), "5 waiting tasks of acme in github are archived", "Type the tenant’s name again")
+		version = fmt.Sprint(state.Version)
+		v.wants(change(200, append(drop, "sure", "yes")...), "nothing has been done yet") // that is not its name
+		v.wants(change(200, append(drop, "sure", "acme")...), "The tasks were dropped.")
+		v.wants(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>0</dd>")
 		for _, bad := range [][]string{
+			{"what", "rob"},
 			{"what", "drop"},
 			{"what", "pause", "for", "soon"},
 			{"what", "pause", "for", "1h", "why", ""},
 			{"what", "pause", "for", "1h", "policy", "none"},
+			{"what", "limit", "window", "none", "limit", "1"},
+			{"what", "limit", "window", "account", "limit", "0"},
 			{"what", "override", "tenant", "acme", "for", "1h"},
 			{"what", "override", "tenant", "acme", "for", "1h", "limit minute", "many"},
 			{"what", "override", "tenant", "acme", "for", "1h", "limit none", "5"},
@@ -292,8 +335,8 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		} {
 			v.wants(change(http.StatusUnprocessableEntity, bad...), "Nothing has changed.")
 		}
-		if changes, err := s.control.Changes(t.Context(), "", 100); err != nil || len(changes) != 4 {
-			t.Errorf("%d changes are logged, want 4: %v", len(changes), err)
+		if changes, err := s.control.Changes(t.Context(), "", 100); err != nil || len(changes) != 9 {
+			t.Errorf("%d changes are logged, want 9: %v", len(changes), err)
 		}
 	})
 }
@@ -313,13 +356,40 @@ func TestABadConfigIsRefused(t *testing.T) {
 	}
 }
 
-// While Redis does not answer, the page says so.
+// While Redis does not answer, the page says so in time, and shows what was known.
 func TestThePageSaysThatRedisDoesNotAnswer(t *testing.T) {
 	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close() // a Redis that hangs: nobody accepts
 	server := throttletest.Miniredis(t)
-	s := newSite(t, throttletest.Client(t, server.Addr()))
-	server.Close()
-	s.visitor().wants(s.visitor().get("?policy=github"), "unavailable", `class="problem"`)
+	var hangs atomic.Bool
+	client := redis.NewClient(&redis.Options{Addr: server.Addr(), Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if hangs.Load() {
+			addr = listener.Addr().String()
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}})
+	t.Cleanup(func() { client.Close() })
+	v := newSite(t, client).visitor()
+	v.wants(v.get(""), "Nothing needs you", "No override, and no pause.")
+	hangs.Store(true)
+	server.Close() // of the connections that are open
+	time.Sleep(1100 * time.Millisecond)
+	for _, path := range []string{"", "?policy=github", "?find=acme-1"} {
+		begun := time.Now()
+		text := v.get(path)
+		if took := time.Since(begun); took > 10*time.Second { // 2 s on a quiet machine
+			t.Errorf("%s: it took %v", path, took)
+		}
+		v.wants(text, "Redis does not answer", "No task is lost", "No policy says “fail: open”")
+		if strings.Contains(text, "No override, and no pause.") || strings.Contains(text, "Nothing needs you") {
+			t.Errorf("%s: nobody knows that:\n%s", path, text)
+		}
+	}
+	v.wants(v.get(""), `<b>10</b>`)
 }
 
 // Whoever follows the page gets its content at once, and again when it has changed.
@@ -349,10 +419,10 @@ func TestThePageIsLive(t *testing.T) {
 			text.Write(buffer[:n])
 		}
 	}
-	read("data: <li id=\"policy-github\" class=\"card\">")
+	read("data: <tr id=\"policy-github\">")
 	read("\n\n")
 	s.pause(ctx, "")
-	read("Paused by bob until ")
+	read("Paused until ")
 }
 
 // The page loads nothing from elsewhere, and lets nobody frame it.

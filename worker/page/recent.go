@@ -2,38 +2,47 @@ package page
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 )
 
 const (
-	fresh      = time.Second     // for how long an answer is shown to others too
-	askTimeout = 5 * time.Second // of a question to Redis
-	maxRecent  = 1000            // answers
+	fresh      = time.Second             // for how long an answer is shown to others too
+	askTimeout = 5 * time.Second         // of a question to Redis
+	viewWithin = 1500 * time.Millisecond // a page waits for its answers
+	maxRecent  = 1000                    // answers
 )
 
-// recent keeps answers for a moment: however many follow the page, Redis is asked once a second.
+// recent keeps answers for a moment: however many follow the page, Redis is asked once a second. A
+// question that Redis has not answered is not asked again meanwhile, and has its last answer.
 type recent struct {
 	mu      sync.Mutex
 	answers map[string]*answer
+	failing time.Time // since when nothing is answered; zero while Redis answers
+	good    time.Time // when Redis answered last
 }
 
 type answer struct {
-	at    time.Time
-	done  chan struct{}
-	value any
-	err   error
+	at     time.Time
+	before any // the last value that came
+	done   chan struct{}
+	value  any
+	err    error
 }
 
-// remember returns the answer to a question, which it asks if nobody has done so just now.
+var errSilent = errors.New("redis does not answer")
+
+// remember returns the answer to a question, which it asks if nobody has done so just now. With an
+// error it returns the last value that came.
 func remember[T any](r *recent, ctx context.Context, key string, ask func(context.Context) (T, error)) (T, error) {
 	a, ours := r.of(key)
 	if ours {
-		func() {
-			defer close(a.done)
+		go func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTimeout) // others wait for it too
 			defer cancel()
-			a.value, a.err = ask(ctx)
+			value, err := ask(ctx)
+			r.answered(a, value, err)
 		}()
 	}
 	select {
@@ -41,9 +50,44 @@ func remember[T any](r *recent, ctx context.Context, key string, ask func(contex
 		value, _ := a.value.(T)
 		return value, a.err
 	case <-ctx.Done():
-		var none T
-		return none, ctx.Err()
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			r.fails()
+		}
+		value, _ := a.before.(T)
+		return value, errSilent
 	}
+}
+
+// answered notes an answer.
+func (r *recent) answered(a *answer, value any, err error) {
+	if err != nil {
+		if isOutage(err) {
+			r.fails()
+		}
+		value = a.before
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil {
+		r.failing, r.good = time.Time{}, time.Now()
+	}
+	a.value, a.err = value, err
+	close(a.done)
+}
+
+func (r *recent) fails() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.failing.IsZero() {
+		r.failing = time.Now()
+	}
+}
+
+// outage returns since when Redis does not answer, zero if it does, and when it answered last.
+func (r *recent) outage() (since, good time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failing, r.good
 }
 
 // of returns the answer to a question, and whether the caller is to ask it.
@@ -51,26 +95,37 @@ func (r *recent) of(key string) (a *answer, ours bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
-	if a = r.answers[key]; a != nil && now.Sub(a.at) < fresh {
-		return a, false
-	}
-	if r.answers == nil || len(r.answers) >= maxRecent {
-		kept := map[string]*answer{}
-		for key, a := range r.answers {
-			if now.Sub(a.at) < fresh {
-				kept[key] = a
-			}
-		}
-		r.answers = kept
+	before := r.answers[key]
+	if before != nil && now.Sub(before.at) < fresh {
+		return before, false
 	}
 	a = &answer{at: now, done: make(chan struct{})}
+	if before != nil {
+		select {
+		case <-before.done:
+			a.before = before.value
+		default:
+			return before, false // it is still under way
+		}
+	}
+	if r.answers == nil {
+		r.answers = map[string]*answer{}
+	}
+	for key := range r.answers {
+		if len(r.answers) < maxRecent {
+			break
+		}
+		delete(r.answers, key)
+	}
 	r.answers[key] = a
 	return a, true
 }
 
-// forget forgets all answers, as something has changed.
+// forget has everything asked anew, as something has changed.
 func (r *recent) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.answers = nil
+	for _, a := range r.answers {
+		a.at = time.Time{}
+	}
 }

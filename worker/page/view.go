@@ -3,15 +3,22 @@ package page
 import (
 	"cmp"
 	"context"
+	"errors"
+	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"time"
+
+	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/usage"
+	"github.com/sluice-go/sluice/worker/page/history"
 )
 
 const (
@@ -23,10 +30,14 @@ const (
 // A question is what is asked for in the address of the page.
 type question struct {
 	After  string // a page of tenants of Policy
-	Find   string // a task's ID or a tenant's name
+	Find   string // a task's ID, a tenant's or policy's name
 	From   string // the first policy in the list
+	Like   string // a part of tenants' names
+	Only   string // tenants in that state
 	Policy string
 	Queue  string // of Task
+	Sort   string
+	Span   string // of the charts
 	Task   string // by its ID
 	Tenant string // of Policy
 	done   string // what has just been changed
@@ -35,8 +46,9 @@ type question struct {
 func questionOf(r *http.Request) question {
 	q := r.URL.Query()
 	return question{
-		After: q.Get("after"), Find: strings.TrimSpace(q.Get("find")), From: q.Get("from"), Policy: q.Get("policy"),
-		Queue: q.Get("queue"), Task: q.Get("task"), Tenant: q.Get("tenant"), done: q.Get("done"),
+		After: q.Get("after"), Find: strings.TrimSpace(q.Get("find")), From: q.Get("from"), Like: q.Get("like"),
+		Only: q.Get("only"), Policy: q.Get("policy"), Queue: q.Get("queue"), Sort: q.Get("sort"), Span: q.Get("span"),
+		Task: q.Get("task"), Tenant: q.Get("tenant"), done: q.Get("done"),
 	}
 }
 
@@ -51,36 +63,69 @@ type view struct {
 	News       string // the query for news of the page
 	Notice     string // of what has been done
 	Problem    string // of what could not be done
+	Title      string
 
-	Policies []policyView
-	From     string // the first policy of the next list; "" at its end
-	First    bool   // it is the first list
+	Headline headline
+	Strip    []fact
+	Groups   []group // of the list of policies
+	From     string  // the first policy of the next list; "" at its end
+	First    bool    // it is the first list
 	Chosen   *chosenView
 	Found    *foundView
+	Preview  *preview
+	Down     *down
 
-	InForce      control.State
-	InForceError string
-	Changes      []control.Change
+	InForce control.State
+	Changes []control.Change
+
+	history map[string][]history.Point
 }
 
-// A policyView is a policy in the list.
-type policyView struct {
-	inspect.PolicyState
-	Name   string
-	Error  string                  // why State is not known
-	Paused *throttle.OperatorPause // of the whole policy, by hand
+// A headline says what is worst, and what to do.
+type headline struct {
+	Class, Text string
+	More        []policyView
+}
+
+// A fact is a number in the strip.
+type fact struct{ Name, Value, Class, Note, NoteClass string }
+
+// A group of policies is in the same trouble.
+type group struct {
+	Name, Note string
+	Policies   []policyView
+}
+
+// A down says that Redis does not answer.
+type down struct {
+	Since, Good time.Time
+	Open        []string // policies that run without limits
 }
 
 // A chosenView is one policy, in detail.
 type chosenView struct {
 	policyView
-	Charts   []chart
+	Charts   *charts
 	Used     []usage.Use // in the last hour, of all tenants
 	Tenant   string      // only this one is shown
 	Own      *inspect.TenantState
 	Override *throttle.TenantOverride // of Tenant
-	Held     *throttle.OperatorPause  // of Tenant
-	Limits   []throttle.Window        // that can be overridden for a tenant
+	Held     *throttle.OperatorPause  // of Tenant, or else of the policy
+	Rows     []tenantRow
+	Counts   []count // of the filters
+	Config   throttle.Policy
+}
+
+// A tenantRow is a tenant in the list.
+type tenantRow struct {
+	inspect.TenantState
+	Status status
+}
+
+// A count is a filter of the list of tenants.
+type count struct {
+	Key, Name string
+	N         int
 }
 
 var notices = map[string]string{
@@ -88,151 +133,305 @@ var notices = map[string]string{
 	control.Cleared:    "The override has ended.",
 	control.Paused:     "The pause has begun.",
 	control.Resumed:    "The pause has ended.",
+	control.WasReset:   "The windows were reset.",
+	control.Dropped:    "The tasks were dropped.",
+	setLimit:           "The limit is in force.",
+	front:              "The tenant goes first.",
 	"in":               "You are signed in.",
 	"out":              "You are signed out.",
 }
 
-// view collects what is asked for.
+// view collects what is asked for, as far as Redis answers in time.
 func (p *Page) view(ctx context.Context, q question, s *session) view {
+	ctx, cancel := context.WithTimeout(ctx, viewWithin)
+	defer cancel()
 	v := view{
 		Asked: q, At: time.Now(), Asynqmon: p.config.Asynqmon, Session: s, CanSignIn: p.guard != nil && s == nil,
-		HasControl: p.config.Control != nil, Notice: notices[q.done],
+		HasControl: p.config.Control != nil, Notice: notices[q.done], Title: "Sluice",
 	}
-	v.InForce, v.Changes, v.InForceError = p.inForce(ctx)
-	policies := p.config.Limiter.Policies()
-	slices.SortFunc(policies, func(a, b throttle.Policy) int { return cmp.Compare(a.Name, b.Name) })
-	from, _ := slices.BinarySearchFunc(policies, q.From, func(p throttle.Policy, name string) int {
-		return cmp.Compare(p.Name, name)
-	})
-	v.First = from == 0
-	list := policies[from:]
-	if len(list) > policiesAtOnce {
-		v.From, list = list[policiesAtOnce].Name, list[:policiesAtOnce]
+	names := p.names()
+	var all sync.WaitGroup
+	all.Go(func() { v.InForce, v.Changes = p.inForce(ctx) })
+	list := names
+	from, _ := slices.BinarySearch(names, q.From)
+	if v.First = from == 0; q.Policy == "" {
+		if list = names[from:]; len(list) > policiesAtOnce {
+			v.From, list = list[policiesAtOnce], list[:policiesAtOnce]
+		}
+	} else {
+		list = []string{q.Policy}
 	}
-	for _, policy := range list {
-		v.Policies = append(v.Policies, p.policy(ctx, v, inspect.Query{Policy: policy.Name}))
+	var servers []*asynq.ServerInfo
+	all.Go(func() { v.history = p.points(ctx, list, time.Hour) })
+	all.Go(func() { servers = p.servers(ctx) })
+	all.Wait()
+	switch {
+	case q.Find != "" || q.Task != "":
+		v.Found = p.find(ctx, q, names)
+		v.Title = "Search · Sluice"
+	case q.Policy != "":
+		v.Chosen = p.chosen(ctx, &v)
+		v.Title = name(q.Policy) + ": " + v.Chosen.Status.Text() + " · Sluice"
+	default:
+		p.home(ctx, &v, list, servers)
 	}
-	if q.Policy != "" {
-		v.Chosen = p.chosen(ctx, v, policies)
-	}
-	if q.Find != "" || q.Task != "" {
-		v.Found = p.find(ctx, q, policies)
+	if since, good := p.recent.outage(); !since.IsZero() {
+		v.Down = &down{Since: since, Good: good, Open: p.open()}
+		v.Title = "Redis does not answer · Sluice"
 	}
 	return v
 }
 
-// policy describes how one policy stands.
-func (p *Page) policy(ctx context.Context, v view, r inspect.Query) policyView {
-	r.Limit = tenantsAtOnce
-	state, err := p.state(ctx, r)
-	pv := policyView{PolicyState: state, Name: r.Policy}
-	if err != nil {
-		pv.Error = said(err)
+// names returns the policies, also those that were removed while somebody waits, in order.
+func (p *Page) names() (names []string) {
+	for _, policy := range p.config.Limiter.Policies() {
+		names = append(names, policy.Name)
 	}
-	pv.Paused = pauseOf(v.InForce.Pauses, r.Policy, "")
-	pv.Pause = besides(pv.Pause, pv.Paused)
-	return pv
+	for _, line := range p.config.Limiter.Lines() {
+		names = append(names, throttle.PolicyOf(line))
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
-// besides leaves out a pause that an operator's own is: a limiter that follows Control shows it too.
-func besides(pause *throttle.Pause, own ...*throttle.OperatorPause) *throttle.Pause {
-	for _, p := range own {
-		if p != nil && pause != nil && pause.ByHand && pause.By == p.By {
-			return nil
+// open returns the policies that run without limits while Redis does not answer.
+func (p *Page) open() (names []string) {
+	for _, policy := range p.config.Limiter.Policies() {
+		if policy.Fail == throttle.FailOpen {
+			names = append(names, policy.Name)
 		}
 	}
-	return pause
+	return names
 }
 
-func pauseOf(pauses []throttle.OperatorPause, policy, tenant string) *throttle.OperatorPause {
-	for i := range pauses {
-		if pauses[i].Policy == policy && pauses[i].Tenant == tenant {
-			return &pauses[i]
+func (p *Page) servers(ctx context.Context) []*asynq.ServerInfo {
+	if p.config.Inspector == nil {
+		return nil
+	}
+	servers, _ := remember(&p.recent, ctx, "servers", func(context.Context) ([]*asynq.ServerInfo, error) {
+		return p.config.Inspector.Servers()
+	})
+	return servers
+}
+
+// home shows all policies, in order of their trouble.
+func (p *Page) home(ctx context.Context, v *view, names []string, servers []*asynq.ServerInfo) {
+	policies := make([]policyView, len(names))
+	var all sync.WaitGroup
+	for i, name := range names {
+		all.Go(func() { policies[i] = p.policy(ctx, v, inspect.Query{Policy: name}) })
+	}
+	all.Wait()
+	by := func(a, b policyView) int {
+		switch v.Asked.Sort {
+		case "name":
+			return cmp.Compare(a.Policy, b.Policy)
+		case "waiting":
+			return cmp.Compare(b.Waiting, a.Waiting)
+		}
+		return cmp.Or(cmp.Compare(b.Status.Trouble, a.Status.Trouble), cmp.Compare(b.Longest, a.Longest),
+			cmp.Compare(a.Policy, b.Policy))
+	}
+	slices.SortFunc(policies, by)
+	groups := []group{{Name: "Needs you", Note: "does not get by alone"}, {Name: "Watch", Note: "gets by without you"}, {Name: "Fine", Note: "nothing to do"}}
+	for _, pv := range policies {
+		g := &groups[act-pv.Status.Trouble]
+		g.Policies = append(g.Policies, pv)
+	}
+	if v.Asked.Sort != "" {
+		groups = []group{{Name: "All", Policies: policies}}
+	}
+	v.Groups = slices.DeleteFunc(groups, func(g group) bool { return len(g.Policies) == 0 })
+	v.headline(policies)
+	v.strip(policies, servers)
+}
+
+// headline says what is worst. Policies are in order of their trouble.
+func (v *view) headline(policies []policyView) {
+	worst := slices.Clone(policies)
+	slices.SortStableFunc(worst, func(a, b policyView) int { return cmp.Compare(b.Status.Trouble, a.Status.Trouble) })
+	troubled := slices.DeleteFunc(worst, func(pv policyView) bool { return pv.Status.Trouble == fine })
+	if len(troubled) == 0 {
+		v.Headline.Text = "Nothing needs you"
+		return
+	}
+	first := troubled[0]
+	v.Headline = headline{Class: first.Status.Class(), More: troubled[:min(len(troubled), 5)]}
+	v.Headline.Text = name(first.Policy) + ": " + first.Status.Text()
+	v.Title = v.Headline.Text + " · Sluice"
+}
+
+// strip sums up all policies.
+func (v *view) strip(policies []policyView, servers []*asynq.ServerInfo) {
+	var waiting, trend, refused int64
+	var oldest policyView
+	for _, pv := range policies {
+		waiting, trend, refused = waiting+pv.Waiting, trend+pv.Trend, refused+pv.Refused
+		if pv.Longest > oldest.Longest {
+			oldest = pv
 		}
 	}
-	return nil
+	v.Strip = []fact{{Name: "Waiting", Value: number(waiting), Note: trendOf(trend)}}
+	longest := fact{Name: "Longest wait", Value: "none"}
+	if oldest.Longest > 0 {
+		longest.Value, longest.Note = long(oldest.Longest), name(oldest.Policy)+", "+short(oldest.Oldest.Tenant)
+	}
+	v.Strip = append(v.Strip, longest, fact{Name: "Refusals, last hour", Value: number(refused)})
+	if servers != nil {
+		slots, busy := 0, 0
+		for _, s := range servers {
+			slots, busy = slots+s.Concurrency, busy+len(s.ActiveWorkers)
+		}
+		f := fact{Name: "Workers", Value: number(int64(len(servers))), Note: number(int64(busy)) + " of " + number(int64(slots)) + " slots busy"}
+		if len(servers) == 0 {
+			f.Class, f.Note = "act", "none is there"
+		}
+		v.Strip = append(v.Strip, f)
+	}
+	if v.HasControl {
+		v.Strip = append(v.Strip, fact{Name: "Policies", Value: "version " + number(v.InForce.Version)})
+	}
+}
+
+func trendOf(perMinute int64) string {
+	switch {
+	case perMinute > 0:
+		return "▲ " + number(perMinute) + "/min"
+	case perMinute < 0:
+		return "▼ " + number(-perMinute) + "/min"
+	}
+	return ""
 }
 
 // chosen describes the policy that is asked for.
-func (p *Page) chosen(ctx context.Context, v view, policies []throttle.Policy) *chosenView {
+func (p *Page) chosen(ctx context.Context, v *view) *chosenView {
 	q := v.Asked
 	c := &chosenView{Tenant: q.Tenant}
-	c.policyView = p.policy(ctx, v, inspect.Query{After: q.After, Policy: q.Policy, Tenant: q.Tenant})
-	c.Charts = p.history.charts(q.Policy, v.At)
-	if q.Tenant == "" {
-		p.used(ctx, c)
-		return c
+	for _, policy := range p.config.Limiter.Policies() {
+		if policy.Name == q.Policy {
+			c.Config = policy
+		}
 	}
-	c.Held = pauseOf(v.InForce.Pauses, q.Policy, q.Tenant)
-	if len(c.Tenants) > 0 {
-		own := c.Tenants[0] // others are shown the same state
-		own.Pause = besides(own.Pause, c.Held, c.Paused)
-		c.Own = &own
+	c.policyView = p.policy(ctx, v, inspect.Query{After: q.After, Policy: q.Policy, Tenant: q.Tenant})
+	span := spans[0]
+	for _, s := range spans {
+		if s.Name == q.Span {
+			span = s
+		}
+	}
+	c.Charts = chartsOf(p.points(ctx, []string{q.Policy}, span.Of)[q.Policy], span.Name, c.policyView)
+	if q.Tenant == "" && p.config.Used != nil {
+		c.Used, _ = remember(&p.recent, ctx, "used\x00"+q.Policy, func(ctx context.Context) ([]usage.Use, error) {
+			return p.config.Used(ctx, q.Policy)
+		})
+	}
+	for i, pause := range v.InForce.Pauses {
+		if pause.Policy == q.Policy && pause.Tenant == q.Tenant {
+			c.Held = &v.InForce.Pauses[i]
+		}
 	}
 	for i, o := range v.InForce.Overrides {
 		if o.Policy == q.Policy && o.Tenant == q.Tenant {
 			c.Override = &v.InForce.Overrides[i]
 		}
 	}
-	for _, policy := range policies {
-		if policy.Name != q.Policy {
-			continue
-		}
-		for _, w := range policy.Windows {
-			if slices.Contains(w.Scope.Attributes(), throttle.TenantAttribute) {
-				c.Limits = append(c.Limits, w)
-			}
-		}
+	if q.Tenant != "" && len(c.Tenants) > 0 {
+		c.Own = &c.Tenants[0]
 	}
+	c.tenants(*v)
 	return c
 }
 
-// used lists who was granted most by the policy.
-func (p *Page) used(ctx context.Context, c *chosenView) {
-	if p.config.Used == nil || c.Error != "" {
-		return
+// tenants filters and sorts the tenants that are shown.
+func (c *chosenView) tenants(v view) {
+	is := map[string]func(tenantRow) bool{
+		"starving":   func(r tenantRow) bool { return strings.HasPrefix(r.Status.Word, "Starves") },
+		"paused":     func(r tenantRow) bool { return strings.HasPrefix(r.Status.Word, "Paused") },
+		"overridden": func(r tenantRow) bool { return strings.Contains(r.Status.How, "override") },
+		"full":       func(r tenantRow) bool { return r.Status.Full },
 	}
-	used, err := remember(&p.recent, ctx, "used\x00"+c.Name, func(ctx context.Context) ([]usage.Use, error) {
-		return p.config.Used(ctx, c.Name)
+	var rows []tenantRow
+	for _, t := range c.Tenants {
+		rows = append(rows, tenantRow{t, c.tenant(v, t)})
+	}
+	c.Counts = []count{{"", "All", len(rows)}}
+	for _, key := range []string{"starving", "paused", "overridden", "full"} {
+		n := 0
+		for _, r := range rows {
+			if is[key](r) {
+				n++
+			}
+		}
+		c.Counts = append(c.Counts, count{key, sentence(key), n})
+	}
+	for _, r := range rows {
+		only := is[v.Asked.Only]
+		if strings.Contains(r.Tenant, v.Asked.Like) && (only == nil || only(r)) {
+			c.Rows = append(c.Rows, r)
+		}
+	}
+	slices.SortStableFunc(c.Rows, func(a, b tenantRow) int {
+		switch v.Asked.Sort {
+		case "name":
+			return cmp.Compare(a.Tenant, b.Tenant)
+		case "waiting":
+			return cmp.Compare(b.Waiting, a.Waiting)
+		case "last":
+			return b.Expected.Compare(a.Expected)
+		}
+		return cmp.Or(cmp.Compare(b.Status.Trouble, a.Status.Trouble), a.Oldest.Compare(b.Oldest))
 	})
-	if err != nil {
-		c.Error = said(err)
-	}
-	c.Used = used
 }
 
 // inForce returns what operators have put in force, and the newest changes.
-func (p *Page) inForce(ctx context.Context) (state control.State, changes []control.Change, problem string) {
-	if p.config.Control == nil {
-		return state, nil, ""
-	}
+func (p *Page) inForce(ctx context.Context) (control.State, []control.Change) {
 	type both struct {
 		state   control.State
 		changes []control.Change
 	}
-	got, err := remember(&p.recent, ctx, "control", func(ctx context.Context) (b both, err error) {
+	if p.config.Control == nil {
+		return control.State{}, nil
+	}
+	got, _ := remember(&p.recent, ctx, "control", func(ctx context.Context) (b both, err error) {
 		if b.state, err = p.config.Control.State(ctx); err == nil {
 			b.changes, err = p.config.Control.Changes(ctx, "", changesAtOnce)
 		}
 		return b, err
 	})
-	if err != nil {
-		problem = said(err)
-	}
-	return got.state, got.changes, problem
+	return got.state, got.changes
 }
 
-// state asks the limiter, and notes what it says for the charts.
+// state asks the limiter.
 func (p *Page) state(ctx context.Context, r inspect.Query) (inspect.PolicyState, error) {
 	key := strings.Join([]string{"state", r.Policy, r.After, r.Tenant}, "\x00")
 	return remember(&p.recent, ctx, key, func(ctx context.Context) (inspect.PolicyState, error) {
-		s, err := inspect.Of(p.config.Limiter).State(ctx, r)
-		if err == nil && r.After == "" && r.Tenant == "" {
-			p.history.note(s, time.Now())
-		}
-		return s, err
+		return inspect.Of(p.config.Limiter).State(ctx, r)
 	})
+}
+
+// isOutage reports whether an error says that Redis does not answer.
+func isOutage(err error) bool {
+	return errors.Is(err, throttle.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, new(net.Error))
 }
 
 // said is an error in the words of the page.
 func said(err error) string { return sentence(err.Error()) }
+
+// link returns the address of the page with other parameters, by pairs.
+func (q question) link(pairs ...string) string {
+	query := url.Values{}
+	for key, value := range map[string]string{
+		"policy": q.Policy, "tenant": q.Tenant, "only": q.Only, "like": q.Like, "sort": q.Sort, "span": q.Span,
+	} {
+		if value != "" {
+			query.Set(key, value)
+		}
+	}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		query.Set(pairs[i], pairs[i+1])
+	}
+	return "./?" + query.Encode()
+}
+
+// Link is link, for templates.
+func (q question) Link(pairs ...string) string { return q.link(pairs...) }

@@ -21,17 +21,23 @@ var functions = template.FuncMap{
 	"changes":   control.Describe,
 	"clock":     clock,
 	"dict":      pairs,
+	"free":      free,
 	"gauge":     newGauge,
+	"int64":     func(n int) int64 { return int64(n) },
 	"in":        func(at, now time.Time) string { return long(at.Sub(now)) },
 	"long":      long,
 	"name":      name,
 	"number":    number,
 	"percent":   func(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) },
 	"queue":     queueName,
-	"rate":      rate,
+	"perSecond": perSecond,
+	"spans":     func() any { return spans },
+	"trend":     trendOf,
+	"window":    window,
 	"rfc3339":   func(at time.Time) string { return at.UTC().Format(time.RFC3339) },
 	"sentence":  sentence,
 	"short":     short,
+	"shorter":   func(s string) string { return cut(s, 16) },
 	"since":     func(at, now time.Time) string { return long(now.Sub(at)) },
 	"unchanged": url.QueryEscape,
 }
@@ -64,11 +70,14 @@ const shownRunes = 60
 
 // short shows a name, or what fits of it.
 func short(s string) string {
-	shown := []rune(name(s))
-	if len(shown) <= shownRunes {
-		return string(shown)
+	return cut(name(s), shownRunes)
+}
+
+func cut(s string, n int) string {
+	if shown := []rune(s); len(shown) > n {
+		return string(shown[:n-1]) + "…"
 	}
-	return string(shown[:shownRunes-1]) + "…"
+	return s
 }
 
 // number writes 12345 as 12,345.
@@ -78,17 +87,6 @@ func number(n int64) string {
 		text = text[:i] + "," + text[i:]
 	}
 	return text
-}
-
-func rate(perSecond float64) string {
-	switch {
-	case perSecond <= 0:
-		return ""
-	case perSecond < 1:
-		return fmt.Sprintf("%.3g per minute", 60*perSecond)
-	default:
-		return fmt.Sprintf("%.3g per second", perSecond)
-	}
 }
 
 // long writes a duration by its two largest units: "3 h 20 min".
@@ -116,13 +114,13 @@ func long(d time.Duration) string {
 	return "0 s"
 }
 
-// clock writes a time in UTC, with its date if that is not today's.
+// clock writes a time in UTC, as the page says, with its date if that is not today's.
 func clock(at, now time.Time) string {
 	at, now = at.UTC(), now.UTC()
 	if at.Format(time.DateOnly) == now.Format(time.DateOnly) {
-		return at.Format("15:04:05") + " UTC"
+		return at.Format("15:04:05")
 	}
-	return at.Format(time.DateTime) + " UTC"
+	return at.Format("Jan 2, 15:04")
 }
 
 // queueName leaves out which asynq a queue is of.
@@ -147,27 +145,9 @@ func deniedBy(by string) string {
 }
 
 // A gauge is a window as a meter.
-type gauge struct {
-	throttle.WindowState
-	Full         bool
-	Low, High    float64 // of the meter: from Low on it is nearly full, from High on full
-	Shown, Most  int64
-	Text, Resets string
-}
+type gauge struct{ Shown, Most int64 }
 
-func newGauge(w throttle.WindowState, now time.Time) gauge {
+func newGauge(w throttle.WindowState) gauge {
 	most := max(w.Burst, w.Limit, 1)
-	end := float64(most)
-	g := gauge{
-		WindowState: w, Full: w.Used >= most, Most: most, Shown: min(w.Used, most),
-		Low: min(0.8*end, end-0.5), High: end - 0.5,
-	}
-	g.Text = fmt.Sprintf("%s of %s %s", number(w.Used), number(most), w.Unit)
-	if w.Period > 0 {
-		g.Text += " in " + long(w.Period)
-	}
-	if w.Used > 0 && w.ResetsAt.Sub(now) >= time.Second {
-		g.Resets = long(w.ResetsAt.Sub(now))
-	}
-	return g
+	return gauge{min(w.Used, most), most}
 }

@@ -9,7 +9,7 @@ let latest = null; // what came while the page holds still
 
 function say(text, lost) {
   if (live.textContent !== text) live.textContent = text;
-  live.classList.toggle('lost', lost);
+  live.classList.toggle('act', lost);
 }
 
 function alike(a, b) {
@@ -60,6 +60,8 @@ function show(html) {
   const focused = document.activeElement;
   const news = new DOMParser().parseFromString('<main>' + html + '</main>', 'text/html').querySelector('main');
   changeChildren(content, news);
+  const lost = document.getElementById('down') !== null;
+  say((lost ? 'Lost, tried at ' : 'Live, ') + new Date().toISOString().slice(11, 19) + ' UTC', lost);
   if (focused && focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
 }
 

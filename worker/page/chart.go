@@ -1,0 +1,223 @@
+package page
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/page/history"
+)
+
+// Spans of the charts.
+var spans = []struct {
+	Name string
+	Of   time.Duration
+}{{"30m", 30 * time.Minute}, {"6h", 6 * time.Hour}, {"24h", history.Span}}
+
+// Run records how many wait, every 10 s until ctx ends. Granting processes record that too, with what
+// they grant, if they have a history.Recorder.
+func (p *Page) Run(ctx context.Context) {
+	history.New(p.history).Run(ctx, p.config.Limiter)
+}
+
+// points returns the last hour of some policies, or more of one.
+func (p *Page) points(ctx context.Context, policies []string, back time.Duration) map[string][]history.Point {
+	key := fmt.Sprint("history", back, policies)
+	points, _ := remember(&p.recent, ctx, key, func(ctx context.Context) (map[string][]history.Point, error) {
+		return history.Read(ctx, p.history, policies, time.Now().Add(-back))
+	})
+	return points
+}
+
+// A spark is a small chart of what was granted in the last half hour.
+type spark struct{ Line, Cap string }
+
+const sparkHeight = 30
+
+func sparkOf(points []history.Point) spark {
+	points = points[max(0, len(points)-31):max(0, len(points)-1)] // the last minute is under way
+	most := int64(0)
+	for _, p := range points {
+		most = max(most, p.Granted)
+	}
+	if most == 0 {
+		return spark{}
+	}
+	var line strings.Builder
+	for i, p := range points {
+		fmt.Fprintf(&line, "%.1f,%.1f ", 100*float64(i)/float64(len(points)-1),
+			2+(sparkHeight-2)*(1-float64(p.Granted)/float64(most)))
+	}
+	return spark{Line: line.String()}
+}
+
+// The size of a chart, in its own units.
+const (
+	chartWidth  = 600
+	chartHeight = 100
+)
+
+// A chart is one row of the charts of a policy, over their common time.
+type chart struct {
+	Title, Now, Note, Text string
+	Bars, Line, Area       string
+	Ticks                  []string // of the axis, from its top
+	Low                    bool
+}
+
+// charts are the charts of a policy.
+type charts struct {
+	All    []chart
+	Span   string
+	Step   string
+	Clocks []string // of the time axis
+	Table  []row
+}
+
+// A row is a point in the table.
+type row struct {
+	At                        time.Time
+	PerSecond                 string
+	Granted, Refused, Waiting int64
+}
+
+// chartsOf draws points; nil if there is nothing to draw.
+func chartsOf(points []history.Point, span string, pv policyView) *charts {
+	points = points[:max(0, len(points)-1)]
+	group := max(1, len(points)/60) // minutes a point
+	var steps []history.Point
+	known := false
+	for i := 0; i+group <= len(points); i += group {
+		sum := history.Point{At: points[i].At}
+		for _, p := range points[i : i+group] {
+			sum.Granted += p.Granted
+			sum.Refused += p.Refused
+			sum.Waiting = max(sum.Waiting, p.Waiting)
+			known = known || p.Known
+		}
+		steps = append(steps, sum)
+	}
+	if !known || len(steps) < 2 {
+		return nil
+	}
+	step := time.Duration(group) * history.Step
+	c := &charts{Span: span, Step: long(step)}
+	for i := range 4 {
+		at := steps[0].At.Add(time.Duration(i) * time.Duration(len(steps)) * step / 3)
+		c.Clocks = append(c.Clocks, at.UTC().Format("15:04"))
+	}
+	granted := func(p history.Point) float64 { return float64(p.Granted) / step.Seconds() }
+	waiting := func(p history.Point) float64 { return float64(p.Waiting) }
+	refused := func(p history.Point) float64 { return float64(p.Refused) }
+	last := steps[len(steps)-1]
+	c.All = []chart{
+		newChart("Granted per second", perSecond(granted(last))+" lately", steps, granted, ""),
+		newChart("Waiting", number(pv.Waiting)+" now", steps, waiting, "area"),
+		newChart("Refusals by the upstream", "", steps, refused, "bars"),
+	}
+	for i := len(steps) - 1; i >= 0; i-- {
+		p := steps[i]
+		c.Table = append(c.Table, row{p.At, perSecond(granted(p)), p.Granted, p.Refused, p.Waiting})
+	}
+	return c
+}
+
+func newChart(title, now string, steps []history.Point, value func(history.Point) float64, kind string) chart {
+	most, sum := 0.0, 0.0
+	for _, p := range steps {
+		most, sum = max(most, value(p)), sum+value(p)
+	}
+	top := nice(most)
+	c := chart{Title: title, Now: now, Note: "at most " + axis(most), Ticks: []string{axis(top), axis(top / 2), "0"}}
+	c.Text = fmt.Sprintf("%s, %s to %s UTC: %s", title, steps[0].At.UTC().Format("15:04"),
+		steps[len(steps)-1].At.UTC().Format("15:04"), c.Note)
+	var line strings.Builder
+	width := float64(chartWidth) / float64(len(steps)-1)
+	for i, p := range steps {
+		x, y := float64(i)*width, chartHeight*(1-value(p)/top)
+		if kind == "bars" {
+			if value(p) > 0 {
+				fmt.Fprintf(&line, "M%.0f %dv-%.1fh%.1fv%.1fz", x*0.98, chartHeight, chartHeight-y, width*0.7, chartHeight-y)
+			}
+			continue
+		}
+		fmt.Fprintf(&line, "%.0f,%.1f ", x, y)
+	}
+	switch kind {
+	case "bars":
+		c.Bars, c.Low, c.Ticks, c.Now, c.Note = line.String(), true, []string{c.Ticks[0], "0"}, number(int64(sum)), ""
+	case "area":
+		c.Area = fmt.Sprintf("0,%d %s%d,%d", chartHeight, line.String(), chartWidth, chartHeight)
+		fallthrough
+	default:
+		c.Line = line.String()
+	}
+	return c
+}
+
+// nice returns a round number that is not below.
+func nice(v float64) float64 {
+	if v <= 0 {
+		return 1
+	}
+	for unit := math.Pow(10, math.Floor(math.Log10(v))); ; unit *= 10 {
+		for _, n := range []float64{1, 2, 4, 6, 10} {
+			if n*unit >= v {
+				return n * unit
+			}
+		}
+	}
+}
+
+func axis(v float64) string {
+	if v >= 10 || v == math.Trunc(v) {
+		return number(int64(math.Round(v)))
+	}
+	return fmt.Sprintf("%.2g", v)
+}
+
+// perSecond writes a rate.
+func perSecond(v float64) string {
+	switch {
+	case v >= 100:
+		return number(int64(math.Round(v)))
+	case v >= 9.95:
+		return fmt.Sprintf("%.0f", v)
+	case v == 0:
+		return "0"
+	}
+	return fmt.Sprintf("%.2g", v)
+}
+
+// window says in words how full a window is.
+func window(w throttle.WindowState) string {
+	text := fmt.Sprintf("%s of %s", number(w.Used), number(max(w.Burst, w.Limit)))
+	if w.Unit != throttle.Requests {
+		text += " " + w.Unit
+	}
+	if w.Period > 0 {
+		text += " in " + long(w.Period)
+	}
+	return text
+}
+
+// free says when a window has room again.
+func free(w throttle.WindowState, at time.Time) string {
+	next := max(w.RetryIn, w.ResetsAt.Sub(at))
+	switch {
+	case w.Remaining > 0:
+		return "free now"
+	case w.RetryIn > 0 && w.RetryIn < time.Second:
+		return fmt.Sprintf("next free in %d ms", max(1, w.RetryIn.Milliseconds()))
+	case next <= 0:
+		return "full"
+	case next < time.Second:
+		return "next free within 1 s"
+	case w.RetryIn > 0:
+		return "next free in " + long(w.RetryIn)
+	}
+	return "empty in " + long(next)
+}

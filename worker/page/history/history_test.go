@@ -1,0 +1,70 @@
+package history_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker/page/history"
+)
+
+// Grants, refusals and tickets in line are kept by the minute, for a day.
+func TestWhatPoliciesDidIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := throttletest.InMemory(t)
+		client := memory.Client(t)
+		writes := 0
+		c := history.Config{Client: client}
+		recorder := history.New(c)
+		limiter, err := throttle.New(throttle.Config{
+			Client: client, Observer: recorder.Observer(throttle.Observer{Decided: func(throttle.Decision) { writes++ }}),
+			Policies: []throttle.Policy{{Name: "p", Windows: []throttle.Window{{Name: "w", Limit: 3, Period: time.Hour}}}, {Name: "idle",
+				Windows: []throttle.Window{{Name: "w", Limit: 3, Period: time.Hour}}}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		go recorder.Run(ctx, limiter)
+		for i := range 5 {
+			r := throttle.Request{Policy: "p", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
+			d, err := limiter.Reserve(t.Context(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i == 0 {
+				if _, err := d.Reservation.Pause(t.Context(), time.Second, ""); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(2 * time.Second)
+			}
+		}
+		time.Sleep(3 * time.Minute)
+		stop()
+		synctest.Wait()
+		points, err := history.Read(t.Context(), c, []string{"p", "idle"}, time.Now().Add(-time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var granted, refused int64
+		for _, p := range points["p"] {
+			granted, refused = granted+p.Granted, refused+p.Refused
+		}
+		if last := points["p"][len(points["p"])-1]; granted != 3 || refused != 1 || last.Waiting != 2 || writes != 5 {
+			t.Errorf("granted %d, refused %d, %+v, %d decisions", granted, refused, last, writes)
+		}
+		for _, p := range points["idle"] {
+			if p.Known {
+				t.Errorf("of an idle policy there is %+v", p)
+			}
+		}
+		time.Sleep(history.Span + 3*time.Hour)
+		if keys, _ := client.Keys(t.Context(), "*:h:*").Result(); len(keys) > 0 {
+			t.Errorf("kept: %q", keys)
+		}
+	})
+}

@@ -1,0 +1,222 @@
+package page
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
+)
+
+// How much trouble something is in. Only trouble has a colour.
+const (
+	fine  = iota
+	watch // it gets by alone
+	act   // it needs a person
+)
+
+// A status is the state of a policy or tenant: its trouble, a word, and what to add.
+type status struct {
+	Trouble   int
+	Full      bool // it uses all that it may
+	Word, How string
+}
+
+// Text is the status in words.
+func (s status) Text() string {
+	word := strings.TrimRight(s.Word, ",:")
+	if s.How == "" || s.Trouble == fine && s.Word != word || strings.HasPrefix(s.How, "by ") || strings.HasPrefix(s.How, "asks ") {
+		return strings.TrimSpace(word + " " + s.How)
+	}
+	return word + ": " + s.How
+}
+
+// Class is that of the status in the style sheet.
+func (s status) Class() string {
+	switch {
+	case s.Trouble == act:
+		return "act"
+	case s.Trouble == watch:
+		return "watch"
+	case s.Full:
+		return "full"
+	}
+	return ""
+}
+
+// A policyView is a policy in the list.
+type policyView struct {
+	inspect.PolicyState
+	Error    string // why the state is not known, or not up to date
+	Fails    throttle.FailMode
+	Granted  float64 // in a second, in the last minutes
+	Limit    string  // of Granted
+	History  spark
+	Status   status
+	Trend    int64 // how many more wait than a minute ago
+	Drains   time.Time
+	Stuck    bool // it never drains
+	Longest  time.Duration
+	Oldest   inspect.TenantState // whose ticket waits longest
+	Window   *throttle.WindowState
+	Starving []inspect.TenantState
+	ByHand   []throttle.OperatorPause // of its tenants
+	Refused  int64                    // in the last hour
+	NoServer string                   // a queue that no server asks for
+}
+
+// policy describes how one policy stands.
+func (p *Page) policy(ctx context.Context, v *view, q inspect.Query) policyView {
+	q.Limit = tenantsAtOnce
+	state, err := p.state(ctx, q)
+	pv := policyView{PolicyState: state}
+	pv.Policy = q.Policy
+	if err != nil {
+		pv.Error = said(err)
+	}
+	info, known := p.config.Limiter.Lookup(q.Policy)
+	pv.Fails = info.Fail
+	points := v.history[q.Policy]
+	pv.History = sparkOf(points)
+	for _, point := range points[max(0, len(points)-60):] {
+		pv.Refused += point.Refused
+	}
+	if n := len(points); n >= 3 && points[n-2].Known {
+		pv.Granted = float64(points[n-2].Granted) / 60
+		pv.Trend = points[n-2].Waiting - points[n-3].Waiting
+	}
+	pv.Granted = cmp.Or(pv.Granted, pv.PerSecond)
+	pv.Starving = p.heads.Note(state)
+	for _, t := range pv.Tenants {
+		if !t.Oldest.IsZero() && pv.At.Sub(t.Oldest) > pv.Longest {
+			pv.Longest, pv.Oldest = pv.At.Sub(t.Oldest), t
+		}
+		if t.Expected.After(pv.Drains) {
+			pv.Drains = t.Expected
+		}
+	}
+	if pv.Next != "" || q.After != "" { // more wait than are shown
+		pv.Drains = time.Time{}
+		if pv.Granted > 0 {
+			pv.Drains = pv.At.Add(time.Duration(float64(pv.Waiting) / pv.Granted * float64(time.Second)))
+		}
+	}
+	for _, pause := range v.InForce.Pauses {
+		switch {
+		case pause.Policy == q.Policy && pause.Tenant != "":
+			pv.ByHand = append(pv.ByHand, pause)
+		case pause.Policy == q.Policy && (pv.Pause == nil || pause.Until.After(pv.Pause.Until)):
+			pv.Pause = &throttle.Pause{By: pause.By, ByHand: true, Cause: pause.Why, Until: pause.Until, OpensAt: pause.Until}
+		}
+	}
+	pv.bind()
+	for _, q := range pv.Queues {
+		if q.Queue != "" && q.Waiting > 0 && !q.Served {
+			pv.NoServer, pv.Stuck = queueName(q.Queue), true
+			pv.Status = status{Trouble: act, Word: "No server", How: "asks for queue " + name(pv.NoServer)}
+			if !q.Asked.IsZero() && q.Asked.Year() > 1970 {
+				pv.Status.How += " since " + clock(q.Asked, pv.At)
+			}
+			return pv
+		}
+	}
+	pv.Status = pv.status(known)
+	return pv
+}
+
+// bind finds the window that binds: the one that is fullest.
+func (pv *policyView) bind() {
+	most := -1.0
+	for i, w := range pv.Windows {
+		if part := float64(w.Used) / float64(max(1, w.Burst)); part > most {
+			most, pv.Window = part, &pv.Windows[i]
+		}
+		if w.Unit == throttle.Requests && w.Period > 0 && pv.Limit == "" {
+			pv.Limit = "of " + perSecond(float64(w.Limit)/w.Period.Seconds())
+		}
+	}
+	if pv.Limit == "" && len(pv.Windows) == 0 {
+		pv.Limit = "own limits"
+	}
+}
+
+// status says in a word how the policy stands.
+func (pv *policyView) status(known bool) status {
+	starving := ""
+	if n := len(pv.Starving); n > 0 {
+		starving = fmt.Sprintf("%d %s", n, plural(n, "tenant starves", "tenants starve"))
+	}
+	switch full := pv.Window != nil && pv.Window.Remaining == 0; {
+	case pv.At.IsZero() || pv.Error != "" && pv.Waiting == 0 && len(pv.Windows) == 0:
+		return status{Trouble: act, Word: "Unknown"}
+	case pv.Pause != nil:
+		by := "by the upstream"
+		if pv.Pause.ByHand {
+			by = "by " + short(pv.Pause.By)
+		}
+		return status{Trouble: watch, Word: "Paused until " + clock(pv.Pause.Until, pv.At), How: by}
+	case starving != "":
+		return status{Trouble: watch, Full: full, Word: "Saturated,", How: starving}
+	case pv.Adapted != nil:
+		a := pv.Adapted
+		return status{Trouble: watch, Word: "Adapting:",
+			How: fmt.Sprintf("%s of %s per s, until %s", perSecond(a.Rate), perSecond(a.Published), clock(a.Until, pv.At))}
+	case !known:
+		return status{Full: pv.Waiting > 0, Word: "Removed:", How: "what waits goes on by its last windows"}
+	case pv.Observes:
+		return status{Word: "Observing,", How: "denies nothing"}
+	case pv.Waiting > 0 && slices.ContainsFunc(pv.Queues, func(q inspect.QueueState) bool { return q.Binds != "" }):
+		return status{Trouble: watch, Full: true, Word: "Short of handlers:", How: "more workers would use the limit"}
+	case pv.Waiting > 0 && full:
+		return status{Full: true, Word: "Saturated"}
+	case pv.Waiting > 0 && slices.ContainsFunc(pv.Tenants, func(t inspect.TenantState) bool { return len(t.Windows) > 0 }):
+		return status{Full: true, Word: "Saturated", How: "by tenants’ own limits"}
+	case pv.Waiting > 0:
+		return status{Full: true, Word: "Waiting"}
+	}
+	return status{Word: "Flowing"}
+}
+
+// tenant says in a word how a tenant stands.
+func (pv *policyView) tenant(v view, t inspect.TenantState) status {
+	for _, pause := range v.InForce.Pauses {
+		if pause.Policy == pv.Policy && pause.Tenant == t.Tenant {
+			return status{Trouble: watch, Word: "Paused until " + clock(pause.Until, pv.At), How: "by " + short(pause.By)}
+		}
+	}
+	var how []string
+	for _, o := range v.InForce.Overrides {
+		if o.Policy == pv.Policy && o.Tenant == t.Tenant {
+			how = append(how, "override until "+clock(o.Until, pv.At))
+		}
+	}
+	if t.Exempt {
+		how = append(how, "exempt")
+	}
+	st := status{Word: "Flowing", How: strings.Join(how, ", ")}
+	switch {
+	case slices.ContainsFunc(pv.Starving, func(s inspect.TenantState) bool { return s.Tenant == t.Tenant }):
+		st = status{Trouble: watch, Word: "Starves:", How: "its queue or class gives way"}
+	case t.Pause != nil:
+		st.Trouble, st.Word = watch, "Paused until "+clock(t.Pause.Until, pv.At)
+	case slices.ContainsFunc(t.Windows, func(w throttle.WindowState) bool { return w.Remaining == 0 }):
+		st.Full, st.Word = true, "Full"
+	case t.Waiting == 0:
+		st.Word = "Idle"
+	}
+	if st.How != "" && st.Trouble == fine {
+		st.Word += ","
+	}
+	return st
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
+}

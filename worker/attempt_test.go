@@ -46,10 +46,7 @@ func TestFaultsCostNothing(t *testing.T) {
 					f := &sitetest.Fault{Is: []func([]any) bool{sitetest.IsRequeue, sitetest.IsForward}[failures], Lost: row.lost, Err: row.err, Hits: sitetest.Only(1)}
 					if row.limiter {
 						f.Is = sitetest.WithArg([]string{"reserve", "join"}[failures])
-						client := sitetest.Connect(sitetest.SameRedis(s.Redis))
-						defer client.Close()
-						client.AddHook(hooktest.Hook(f.See))
-						s.Limiter = s.LimiterOn(client)
+						s.Limiter = s.AnotherLimiter(hooktest.Hook(f.See))
 					} else {
 						s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(f.See))
 					}

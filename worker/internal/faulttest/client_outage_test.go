@@ -81,17 +81,14 @@ func TestACallersTimeIsNoOutage(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
-		limited := sitetest.Connect(sitetest.SameRedis(s.Redis))
-		defer limited.Close()
-		limited.AddHook(hooktest.Hook(func(of context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		client := s.Client(s.AnotherLimiter(hooktest.Hook(func(of context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			if ctx.Err() == nil && hooktest.IsScript(cmd) {
 				<-of.Done()
 				cmd.SetErr(of.Err())
 				return of.Err()
 			}
 			return next(of, cmd)
-		}))
-		client := s.Client(s.LimiterOn(limited))
+		})))
 		if _, err := client.EnqueueContext(ctx, sitetest.AcmeTask()); err != nil {
 			t.Fatal(err)
 		}

@@ -28,15 +28,6 @@ func (o skewed) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook
 	return next(ctx, cmd)
 }
 
-// limitByClock gives the site a limiter whose Redis has another clock.
-func limitByClock(s *sitetest.Site, by time.Duration) {
-	s.Helper()
-	client := sitetest.Connect(sitetest.SameRedis(s.Redis))
-	client.AddHook(hooktest.Hook(skewed{by}.see))
-	s.Cleanup(func() { client.Close() })
-	s.Limiter = s.LimiterOn(client)
-}
-
 // The clocks of all workers are off from that of Redis: nobody notices.
 func TestWorkersClocksAreOff(t *testing.T) {
 	for _, by := range []time.Duration{-5 * time.Minute, 5 * time.Minute} {
@@ -46,7 +37,7 @@ func TestWorkersClocksAreOff(t *testing.T) {
 					p := sitetest.Policy(4, 10*time.Second)
 					p.Requeue = requeue
 					s := sitetest.NewInBubble(t, p)
-					limitByClock(s, by)
+					s.Limiter = s.AnotherLimiter(hooktest.Hook(skewed{by}.see))
 					var c sitetest.Counted
 					l := sitetest.NewLedger()
 					s.Serve(c.Handle, sitetest.Calm, l.Watch)

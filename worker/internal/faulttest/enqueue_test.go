@@ -56,11 +56,8 @@ func TestACallThatEndsWhileItJoinsHasEnqueued(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		limited := sitetest.Connect(sitetest.SameRedis(s.Redis))
-		defer limited.Close()
 		interrupts := interrupts{"sluice:{api}:q", false, cancel}
-		limited.AddHook(hooktest.Hook(interrupts.see))
-		client := s.Client(s.LimiterOn(limited))
+		client := s.Client(s.AnotherLimiter(hooktest.Hook(interrupts.see)))
 		info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut")))
 		if err != nil || info.State != asynq.TaskStatePending || s.Task("cut").State != asynq.TaskStatePending {
 			t.Errorf("%v, %v; it is %v", info, err, s.Task("cut").State)

@@ -34,7 +34,7 @@ func TestCallsAreLost(t *testing.T) {
 				whole := s.Asynq
 				s.Asynq = hooktest.With(whole, hooktest.Hook(f.See))
 				s.EnqueueMany("acme", 0, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
-				s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "acme", 15, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
+				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 15, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
 				for range 2 {
 					s.Serve(s.Ok, l.Watch, sitetest.Calm, s.Apart)
 				}

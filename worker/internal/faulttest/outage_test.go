@@ -14,24 +14,15 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// limitThrough lets the limiter reach its Redis, the same or another, through the cable.
-func limitThrough(s *sitetest.Site, c *sitetest.Cable, client *redis.Client) {
-	s.Helper()
-	through := sitetest.Connect(c.Options(sitetest.SameRedis(client)))
-	s.Cleanup(func() { through.Close() })
-	s.Limiter = s.LimiterOn(through)
-}
-
-// The limiter has a Redis of its own here, which goes away: nothing runs, nothing is lost.
+// The limiter's Redis goes away, and asynq's does not: nothing runs, nothing is lost.
 func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		var c sitetest.Cable
-		limitThrough(s, &c, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+		s.Limiter = s.LimiterThrough(&c)
 		c.Cut()
 		ids := []string{"a", "b", "c"}
 		for _, id := range ids {
@@ -69,7 +60,7 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 func TestOutagesAreLoggedOnce(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1000, time.Hour), func(t *testing.T, s *sitetest.Site) {
 		var c sitetest.Cable
-		limitThrough(s, &c, s.Redis)
+		s.Limiter = s.LimiterThrough(&c)
 		lookup := errors.New("the database of plans: \xff")
 		var failing atomic.Bool
 		failing.Store(true)
@@ -153,7 +144,7 @@ func TestFailOpenRunsAndIsLogged(t *testing.T) {
 	p.Fail = throttle.FailOpen
 	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		var c sitetest.Cable
-		limitThrough(s, &c, s.Redis)
+		s.Limiter = s.LimiterThrough(&c)
 		c.Cut()
 		for _, id := range []string{"a", "b"} {
 			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id))
@@ -172,12 +163,9 @@ func TestAJobThatFailedOpenCorrectsNothing(t *testing.T) {
 		p := sitetest.Policy(1, time.Hour)
 		p.Fail = throttle.FailOpen
 		s := sitetest.NewInBubble(t, p)
-		slow := sitetest.Connect(sitetest.SameRedis(s.Redis))
-		defer slow.Close()
 		var late atomic.Bool
 		late.Store(true)
-		slow.AddHook(hooktest.Hook(slowReply{&late}.see))
-		s.Limiter = s.LimiterOn(slow)
+		s.Limiter = s.AnotherLimiter(hooktest.Hook(slowReply{&late}.see))
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		var settled, cancelled error
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
@@ -199,12 +187,9 @@ func TestAJobThatFailedOpenCorrectsNothing(t *testing.T) {
 // back.
 func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, 10*time.Minute), func(t *testing.T, s *sitetest.Site) {
-		slow := sitetest.Connect(sitetest.SameRedis(s.Redis))
-		defer slow.Close()
 		var late atomic.Bool
 		late.Store(true)
-		slow.AddHook(hooktest.Hook(slowReply{&late}.see))
-		s.Limiter = s.LimiterOn(slow)
+		s.Limiter = s.AnotherLimiter(hooktest.Hook(slowReply{&late}.see))
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0), asynq.Timeout(time.Second))
 		s.Serve(s.Ok, sitetest.Calm)
 		time.Sleep(time.Minute)

@@ -28,13 +28,10 @@ func TestRedisStopsAnswering(t *testing.T) {
 			t.Run(fmt.Sprint(who, " for ", pause), func(t *testing.T) {
 				sitetest.Bubble(t, sitetest.Policy(4, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 					var f sitetest.Freezer
-					limits := f.Options(sitetest.SameRedis(s.Redis))
 					if who == "all" {
-						s.Asynq = sitetest.Dialed{Options: limits}
+						s.Asynq = sitetest.Dialed{Options: f.Options(sitetest.SameRedis(s.Redis))}
 					}
-					client := redis.NewClient(limits)
-					defer client.Close()
-					s.Limiter = s.LimiterOn(client)
+					s.Limiter = s.LimiterThrough(&f)
 
 					// A dequeue that Redis did when nobody waited for it any more costs a retry, as
 					// it does in plain asynq.

@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hibiken/asynq"
-
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -56,9 +54,9 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 					var limiters []*throttle.Limiter
 					var servers []*worker.Server
 					serve := func() {
-						limiter := s.AnotherLimiter(s.Redis)
+						limiter := s.AnotherLimiter()
 						limiters = append(limiters, limiter)
-						own := func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter }
+						own := sitetest.By(limiter)
 						servers = append(servers, s.Serve(s.Ok, l.Watch, sitetest.Calm, own))
 					}
 					serve()

@@ -57,7 +57,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 				}
 				for _, p := range []throttle.Policy{row.before, row.after, row.before, row.after} {
 					own := limiter(p)
-					s.Serve(s.Ok, l.Watch, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })
+					s.Serve(s.Ok, l.Watch, sitetest.Calm, sitetest.By(own))
 				}
 				clients := []*worker.Client{s.Client(limiter(row.before)), s.Client(limiter(row.after))}
 				const n = 240

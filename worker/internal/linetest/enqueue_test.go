@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
@@ -209,9 +208,7 @@ func TestTasksAreEnqueuedWithoutTheLimitersRedis(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Shared(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		l := sitetest.NewLedger()
 		var c sitetest.Cable
-		through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
-		defer through.Close()
-		client := s.Client(s.AnotherLimiter(through))
+		client := s.Client(s.LimiterThrough(&c))
 		s.JoinMany(client, "acme", 0, 2)
 		c.Cut()
 		for i, e := range s.JoinMany(client, "acme", 2, 2) {

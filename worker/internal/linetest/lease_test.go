@@ -16,7 +16,6 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -84,45 +83,6 @@ func TestLeasesEndWithTheAttempt(t *testing.T) {
 	})
 }
 
-// A handler whose lease cannot be renewed is stopped before its slot can be granted to another.
-func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t)
-		var line sitetest.Cable
-		client := redis.NewClient(line.Options(throttletest.InMemory(t).Options()))
-		t.Cleanup(func() { client.Close() })
-		var err error
-		if s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{sitetest.AtOnce(1)}}); err != nil {
-			t.Fatal(err)
-		}
-		var told atomic.Int64
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			if told.Load() > 0 {
-				return s.Ok(ctx, task)
-			}
-			line.Cut()
-			begun := time.Now()
-			<-ctx.Done()
-			if cause := context.Cause(ctx); cause != throttle.ErrLeaseLost {
-				t.Errorf("the handler's context ended by %v", cause)
-			}
-			if after := time.Since(begun); after != sitetest.StoppedAfter(throttle.DefaultLease) {
-				t.Errorf("told after %v, with a lease of 30s", after)
-			}
-			told.Add(1)
-			line.Mend()
-			return ctx.Err()
-		}, sitetest.Calm)
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0), asynq.Timeout(time.Hour))
-		time.Sleep(3 * time.Minute)
-		if got := s.Runs(); !slices.Equal(got, []string{"t"}) {
-			t.Errorf("ran: %q", got)
-		}
-		s.WantCounters(sitetest.Counters{Processed: 1})
-	})
-}
-
 // A lease that is made shorter is renewed as often as it has to be.
 func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
 	sitetest.Bubble(t, sitetest.AtOnce(1), func(t *testing.T, s *sitetest.Site) {
@@ -159,43 +119,48 @@ func (st *stall) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHoo
 	return next(ctx, cmd)
 }
 
-func TestAHandlerIsStoppedThoughRenewalsHang(t *testing.T) {
+// A handler whose lease cannot be renewed is stopped before its slot can be granted to another: when
+// the connection is cut, and when renewals hang.
+func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 	t.Parallel()
-	for _, lease := range []time.Duration{time.Second, 5 * time.Second, 30 * time.Second} {
+	for _, row := range []struct {
+		lease time.Duration
+		hangs bool
+	}{{throttle.DefaultLease, false}, {time.Second, true}, {5 * time.Second, true}, {30 * time.Second, true}} {
 		synctest.Test(t, func(t *testing.T) {
-			s := sitetest.NewInBubble(t)
-			client := throttletest.InMemory(t).Client(t)
-			st := &stall{}
-			client.AddHook(hooktest.Hook(st.see))
 			p := sitetest.AtOnce(1)
-			p.Windows[0].Lease = lease
-			var err error
-			if s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}}); err != nil {
-				t.Fatal(err)
-			}
+			p.Windows[0].Lease = row.lease
+			s := sitetest.NewInBubble(t, p)
+			var c sitetest.Cable
+			var st stall
+			s.Limiter = s.LimiterThrough(&c, hooktest.Hook(st.see))
 			var told atomic.Bool
 			s.Serve(func(ctx context.Context, task *asynq.Task) error {
 				if told.Load() {
 					return s.Ok(ctx, task)
 				}
-				st.stalled.Store(true)
+				if st.stalled.Store(row.hangs); !row.hangs {
+					c.Cut()
+				}
 				begun := time.Now()
 				<-ctx.Done()
 				if cause := context.Cause(ctx); cause != throttle.ErrLeaseLost {
 					t.Errorf("the handler's context ended by %v", cause)
 				}
-				if after := time.Since(begun); after != sitetest.StoppedAfter(lease) {
-					t.Errorf("told after %v, with a lease of %v", after, lease)
+				if after := time.Since(begun); after != sitetest.StoppedAfter(row.lease) {
+					t.Errorf("told after %v, with a lease of %v", after, row.lease)
 				}
 				told.Store(true)
 				st.stalled.Store(false)
+				c.Mend()
 				return ctx.Err()
 			}, sitetest.Calm)
 			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0), asynq.Timeout(time.Hour))
-			time.Sleep(2 * time.Minute)
+			time.Sleep(3 * time.Minute)
 			if got := s.Runs(); !slices.Equal(got, []string{"t"}) {
 				t.Errorf("ran: %q", got)
 			}
+			s.WantCounters(sitetest.Counters{Processed: 1})
 		})
 	}
 }

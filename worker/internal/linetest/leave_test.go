@@ -34,19 +34,16 @@ func machines(s *sitetest.Site, hook func(*machine) hooktest.Hook, change ...fun
 	for i := range all {
 		m := &machine{}
 		all[i] = m
-		through := redis.NewClient(m.cable.Options(sitetest.SameRedis(s.Redis)))
-		own := s.AnotherLimiter(through)
 		s.Asynq = hooktest.With(sitetest.Dialed{Options: m.cable.Options(sitetest.SameRedis(s.Redis))}, hook(m))
 		m.server = s.Serve(func(ctx context.Context, t *asynq.Task) error {
 			mu.Lock()
 			ran = m
 			mu.Unlock()
 			return s.Ok(ctx, t)
-		}, append(change, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })...)
+		}, append(change, sitetest.By(s.LimiterThrough(&m.cable)))...)
 		s.Cleanup(func() {
 			m.cable.Mend()
 			m.server.Shutdown()
-			through.Close()
 			time.Sleep(2 * time.Second) // go-redis tries to connect in the background
 		})
 	}
@@ -69,7 +66,7 @@ func joinTogether(s *sitetest.Site, n int) {
 	for range n {
 		tasks = append(tasks, worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
 	}
-	for _, e := range s.Client(s.AnotherLimiter(s.Redis)).EnqueueBatch(context.Background(), tasks) {
+	for _, e := range s.Client(s.AnotherLimiter()).EnqueueBatch(context.Background(), tasks) {
 		if e.Err != nil {
 			s.Fatal(e.Err)
 		}
@@ -126,7 +123,7 @@ func TestAMachineThatDiesWithANudgeDelaysNobody(t *testing.T) {
 				}, l.Watch, sitetest.Calm)
 				time.Sleep(20 * time.Second)
 				begun := time.Now()
-				s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "acme", 0, 1)
+				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, 1)
 				s.SleepUntil(l, 1, 5*time.Minute)
 				if late := l.Sorted()[0].At.Sub(begun); late > lateMost {
 					t.Errorf("it started %v late", late)
@@ -154,7 +151,7 @@ func TestAMachineThatDiesWithTheLastTicketsDelaysThemBriefly(t *testing.T) {
 		}, l.Watch, sitetest.Calm)
 		time.Sleep(20 * time.Second)
 		begun := time.Now()
-		s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "acme", 0, 2)
+		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, 2)
 		s.SleepUntil(l, 2, 5*time.Minute)
 		if late := l.Sorted()[1].At.Sub(begun); late > 5*time.Second+lateMost {
 			t.Errorf("it started %v late", late)
@@ -172,15 +169,12 @@ func TestAnOutageOfTheLimiterDelaysNobodyForLong(t *testing.T) {
 				s := sitetest.NewInBubble(t, append(idle(20), sitetest.Shared(100, time.Second))...)
 				l := sitetest.NewLedger()
 				var c sitetest.Cable
-				limited := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
-				defer limited.Close()
-				own := s.AnotherLimiter(limited)
-				s.Serve(s.Ok, l.Watch, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })
+				s.Serve(s.Ok, l.Watch, sitetest.Calm, sitetest.By(s.LimiterThrough(&c)))
 				time.Sleep(2 * time.Second)
 				c.Cut()
 				s.EnqueueMany("acme", 0, tasks/3) // are denied
 				s.EnqueueMany("beta", 0, tasks/3, asynq.ProcessIn(out/2))
-				s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "gamma", 0, tasks/3)
+				s.JoinMany(s.Client(s.AnotherLimiter()), "gamma", 0, tasks/3)
 				time.Sleep(out)
 				c.Mend()
 				mended := time.Now()

@@ -94,7 +94,7 @@ func TestWeightedTenantsShare(t *testing.T) {
 func TestTheLineOfAClientAloneIsFound(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		s.Fill("acme") // so that none is pending, and only the line tells of them
-		client := s.Client(s.AnotherLimiter(s.Redis))
+		client := s.Client(s.AnotherLimiter())
 		infos := s.JoinMany(client, "acme", 0, 3)
 		client.Close()
 		l := sitetest.NewLedger()

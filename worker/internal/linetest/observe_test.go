@@ -19,12 +19,6 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// observe has the site's limiter use a client, and tell an observer.
-func observe(s *sitetest.Site, client *redis.Client, o throttle.Observer) {
-	s.Helper()
-	limitBy(s, throttle.Config{Client: client, Observer: o})
-}
-
 // limitBy gives the site another limiter, with the policies and the logger that it has.
 func limitBy(s *sitetest.Site, c throttle.Config) {
 	s.Helper()
@@ -38,7 +32,7 @@ func limitBy(s *sitetest.Site, c throttle.Config) {
 func TestStartsAreObserved(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		starts := make(chan throttle.Start, 10)
-		observe(s, s.Redis, throttle.Observer{Started: func(s throttle.Start) { starts <- s }})
+		limitBy(s, throttle.Config{Client: s.Redis, Observer: throttle.Observer{Started: func(s throttle.Start) { starts <- s }}})
 		client := s.Client(s.Limiter)
 		for range 3 {
 			if _, err := client.Enqueue(sitetest.AcmeTask()); err != nil {
@@ -96,14 +90,14 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 				tell := func(policy, tenant string, err error) {
 					told <- fmt.Sprint(policy, " ", tenant, " ", errors.Is(err, throttle.ErrUnavailable))
 				}
-				observe(s, through, throttle.Observer{
+				limitBy(s, throttle.Config{Client: through, Observer: throttle.Observer{
 					Decided: func(d throttle.Decision) {
 						if d.FailedOpen != nil {
 							tell(d.Policy, "open "+d.Tenant, d.FailedOpen)
 						}
 					},
 					Unavailable: tell,
-				})
+				}})
 				s.Serve(func(context.Context, *asynq.Task) error { return nil }, sitetest.Calm)
 				c.Cut()
 				s.Enqueue(sitetest.AcmeTask())

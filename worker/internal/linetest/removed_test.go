@@ -6,8 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/hibiken/asynq"
-
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/inspect"
@@ -38,13 +36,13 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		serve := func() {
 			servers = nil
 			for range 3 {
-				limiter := s.AnotherLimiter(s.Redis)
+				limiter := s.AnotherLimiter()
 				f, err := control.Follow(t.Context(), control.FollowConfig{
 					Limiter: limiter, Logger: slog.New(slog.NewTextHandler(s.Journal, nil)), Store: store,
 				})
 				sitetest.Must(t, err)
 				t.Cleanup(func() { f.Close() })
-				servers = append(servers, s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter }))
+				servers = append(servers, s.Serve(s.Ok, sitetest.Calm, sitetest.By(limiter)))
 			}
 		}
 		other := throttle.Policy{Name: "other", Match: []string{"other"}, Windows: p.Windows}
@@ -71,7 +69,7 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		within("after the restart", 10*time.Second, 3*limit)
 		state, err := store.State(t.Context())
 		sitetest.Must(t, err)
-		looks := s.AnotherLimiter(s.Redis)
+		looks := s.AnotherLimiter()
 		sitetest.Must(t, looks.SetPolicies(state.Policies))
 		sitetest.Must(t, looks.SetRemoved(state.Removed))
 		st, err := inspect.Of(looks).State(t.Context(), inspect.Query{Policy: p.Name})

@@ -187,10 +187,7 @@ func TestABatchTakesFewCalls(t *testing.T) {
 			calls++
 			return next(ctx, cmd)
 		})
-		limited := sitetest.Connect(sitetest.SameRedis(s.Redis))
-		defer limited.Close()
-		limited.AddHook(count)
-		config := worker.ClientConfig{Limiter: s.LimiterOn(limited), LimiterTimeout: time.Minute}
+		config := worker.ClientConfig{Limiter: s.AnotherLimiter(count), LimiterTimeout: time.Minute}
 		client, err := worker.NewClient(hooktest.With(s.Asynq, count), config)
 		sitetest.Must(t, err)
 		defer client.Close()

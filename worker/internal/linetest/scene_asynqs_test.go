@@ -26,9 +26,7 @@ func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 	}
 	const tasks = 60
 	sitetest.OnRedis(t, append(idle(10), sitetest.Shared(20, 500*time.Millisecond)), func(t *testing.T, s *sitetest.Site) {
-		client := sitetest.Connect(sitetest.SameRedis(s.Redis))
-		defer client.Close()
-		client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		s.Limiter = s.AnotherLimiter(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)
 			if err == nil && hooktest.IsScript(cmd) && rand.N(10) == 0 {
 				err = context.DeadlineExceeded
@@ -36,7 +34,6 @@ func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 			}
 			return err
 		}))
-		s.Limiter = s.LimiterOn(client)
 		l := sitetest.NewLedger()
 		diaries := []*diary{newDiary(), newDiary()}
 		begun := time.Now()
@@ -45,7 +42,7 @@ func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 			o.DB = i
 			s.Asynq = sitetest.Dialed{Options: o}
 			s.Serve(d.handle, l.Watch)
-			ours := s.Client(s.AnotherLimiter(s.Redis))
+			ours := s.Client(s.AnotherLimiter())
 			plain := asynq.NewClient(s.Asynq)
 			defer plain.Close()
 			for n := range tasks {
@@ -80,7 +77,7 @@ func TestAnAsynqThatComesBackEmpty(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				limits, s := sitetest.NewInBubble(t, sitetest.Shared(1000, time.Second)), sitetest.NewInBubble(t)
-				s.Limiter = limits.AnotherLimiter(limits.Redis)
+				s.Limiter = limits.AnotherLimiter()
 				l := sitetest.NewLedger()
 				s.Serve(s.Ok, l.Watch, sitetest.Calm)
 				s.Serve(s.Ok, l.Watch, sitetest.Calm)

@@ -6,10 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hibiken/asynq"
-
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -63,11 +60,11 @@ func TestScenePoliciesChangeWhileTasksWait(t *testing.T) {
 				stop := wantEveryKeyToExpire(s)
 				defer stop()
 				d := newDiary()
-				limiters := []*throttle.Limiter{s.AnotherLimiter(s.Redis), s.AnotherLimiter(s.Redis)}
+				limiters := []*throttle.Limiter{s.AnotherLimiter(), s.AnotherLimiter()}
 				for _, limiter := range limiters {
-					s.Serve(d.handle, d.watch, func(c *asynq.Config, w *worker.Config) { w.Limiter = limiter })
+					s.Serve(d.handle, d.watch, sitetest.By(limiter))
 				}
-				client := s.Client(s.AnotherLimiter(s.Redis))
+				client := s.Client(s.AnotherLimiter())
 				for i := range 60 {
 					task := taskOf(s, []string{"acme", "beta", "chip"}[i%3], i)
 					var err error

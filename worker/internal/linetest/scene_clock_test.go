@@ -27,7 +27,7 @@ func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 		defer sitetest.SetClock(m.Miniredis, &ahead)()
 		d, l := newDiary(), sitetest.NewLedger()
 		s.Serve(d.handle, l.Watch, sitetest.Calm)
-		s.JoinMany(s.Client(s.AnotherLimiter(client)), "acme", 0, 100)
+		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, 100)
 		time.Sleep(7500 * time.Millisecond) // 10 have run
 		ran := func(want int, when string) {
 			t.Helper()

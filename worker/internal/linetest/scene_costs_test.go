@@ -22,7 +22,7 @@ func TestSceneDeletedTasksHoldUpNobody(t *testing.T) {
 				const limit, all, deleted, begin = 10, 500, 480, 500 * time.Millisecond
 				s := sitetest.NewInBubble(t, sitetest.Shared(limit, time.Second))
 				d := newDiary()
-				client := s.Client(s.AnotherLimiter(s.Redis))
+				client := s.Client(s.AnotherLimiter())
 				tasks := make([]*asynq.Task, all)
 				for i := range tasks {
 					tasks[i] = taskOf(s, "acme", i, asynq.TaskID(fmt.Sprintf("acme-%04d", i)))

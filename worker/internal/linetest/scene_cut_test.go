@@ -41,9 +41,9 @@ func TestSceneCutBelowTheCostOfWaitingTasks(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, plain client %v", row.name, plain), func(t *testing.T) {
 				sitetest.Bubble(t, p, func(t *testing.T, s *sitetest.Site) {
 					d := newDiary()
-					limiter := s.AnotherLimiter(s.Redis)
-					s.Serve(d.handle, d.watch, s.Apart, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })
-					client := s.Client(s.AnotherLimiter(s.Redis))
+					limiter := s.AnotherLimiter()
+					s.Serve(d.handle, d.watch, s.Apart, sitetest.Calm, sitetest.By(limiter))
+					client := s.Client(s.AnotherLimiter())
 					enqueue := func(tenant string, i int, cost int64) {
 						who := worker.Identity{Tenant: tenant, Cost: map[string]int64{"requests": cost}}
 						task := worker.NewTask(who, "x", fmt.Appendf(nil, "%s-%04d", tenant, i))

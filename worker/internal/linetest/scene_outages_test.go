@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
@@ -27,12 +26,10 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 				p.Match, p.Fail = []string{"x"}, fail
 				s := sitetest.NewInBubble(t, append(idle(30), p)...)
 				var f sitetest.Freezer
-				client := sitetest.Connect(f.Options(sitetest.SameRedis(s.Redis)))
-				defer client.Close()
-				s.Limiter = s.LimiterOn(client)
+				s.Limiter = s.LimiterThrough(&f)
 				d := newDiary()
 				s.Serve(d.handle, sitetest.Calm)
-				s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "acme", 0, waiting)
+				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, waiting)
 				// run is the slowest of the plain tasks, ten a second.
 				run := func(name string) time.Duration {
 					for i := range plain {
@@ -101,7 +98,7 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 				const limit, tasks = 50, 100 + 150 // the first hundred run before the pause
 				s, l := sitetest.NewInBubble(t, sitetest.Shared(limit, time.Second)), sitetest.NewLedger()
 				var c sitetest.Cable
-				s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "acme", 0, tasks)
+				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, tasks)
 				whole := s.Asynq
 				s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
 				s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
@@ -158,13 +155,10 @@ func TestSceneFailOpenFreesThoseWhoWait(t *testing.T) {
 		s := sitetest.NewInBubble(t, p)
 		d := newDiary()
 		var c sitetest.Cable
-		through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
-		defer through.Close()
-		own := s.AnotherLimiter(through)
-		s.Serve(d.handle, d.watch, func(_ *asynq.Config, w *worker.Config) { w.Limiter = own }, func(c *asynq.Config, _ *worker.Config) {
+		s.Serve(d.handle, d.watch, sitetest.By(s.LimiterThrough(&c)), func(c *asynq.Config, _ *worker.Config) {
 			c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, time.Second
 		})
-		client := s.Client(s.AnotherLimiter(s.Redis))
+		client := s.Client(s.AnotherLimiter())
 		for i := range 110 { // ten run at once
 			sitetest.Must(t, d.plan(client, taskOf(s, "acme", i)))
 		}

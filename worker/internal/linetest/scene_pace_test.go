@@ -27,10 +27,7 @@ func TestSceneIdlePoliciesCostLittle(t *testing.T) {
 			}
 			return next(ctx, cmd)
 		})
-		limited := sitetest.Connect(sitetest.SameRedis(s.Redis))
-		defer limited.Close()
-		limited.AddHook(count)
-		server, err := worker.NewServer(s.Asynq, asynq.Config{LogLevel: asynq.FatalLevel}, worker.Config{Limiter: s.LimiterOn(limited)})
+		server, err := worker.NewServer(s.Asynq, asynq.Config{LogLevel: asynq.FatalLevel}, worker.Config{Limiter: s.AnotherLimiter(count)})
 		sitetest.Must(t, err)
 		sitetest.Must(t, server.Start(asynq.HandlerFunc(s.Ok)))
 		defer server.Shutdown()
@@ -57,7 +54,7 @@ func TestSceneTaskCheckIntervalMattersToPlainTasksOnly(t *testing.T) {
 					})
 				}
 				time.Sleep(20 * time.Second)
-				client := s.Client(s.AnotherLimiter(s.Redis))
+				client := s.Client(s.AnotherLimiter())
 				for i := range 12 {
 					sitetest.Must(t, d.plan(client, taskOf(s, "acme", i)))
 				}

@@ -31,7 +31,7 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 		var clients []*worker.Client
 		for range 2 {
 			limiter := jitteryLimiter(s)
-			s.Serve(d.handle, d.watch, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })
+			s.Serve(d.handle, d.watch, sitetest.By(limiter))
 			clients = append(clients, s.Client(jitteryLimiter(s)))
 		}
 		var latest atomic.Int64
@@ -90,7 +90,7 @@ func TestSceneConflictingIDsStrandNobody(t *testing.T) {
 		var clients []*worker.Client
 		for range 2 {
 			limiter := jitteryLimiter(s)
-			s.Serve(d.handle, d.watch, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })
+			s.Serve(d.handle, d.watch, sitetest.By(limiter))
 			clients = append(clients, s.Client(jitteryLimiter(s)))
 		}
 		const ids = 30

@@ -85,10 +85,7 @@ func jittery(s *sitetest.Site) { s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(
 // jitteryLimiter returns another limiter, whose replies cross.
 func jitteryLimiter(s *sitetest.Site) *throttle.Limiter {
 	s.Helper()
-	client := sitetest.Connect(sitetest.SameRedis(s.Redis))
-	s.Cleanup(func() { client.Close() })
-	client.AddHook(hooktest.Hook(jitter))
-	return s.LimiterOn(client)
+	return s.AnotherLimiter(hooktest.Hook(jitter))
 }
 
 // A diary notes when tasks were expected to start, and when they did. A task is known by its

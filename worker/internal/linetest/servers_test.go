@@ -45,7 +45,7 @@ func TestServersHearOfNews(t *testing.T) {
 				if row.enqueued {
 					s.EnqueueMany("quick", 0, row.tasks)
 				} else {
-					client := s.Client(s.AnotherLimiter(s.Redis))
+					client := s.Client(s.AnotherLimiter())
 					s.JoinMany(client, "quick", 0, row.tasks)
 					client.Close()
 				}

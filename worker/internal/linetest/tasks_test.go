@@ -237,11 +237,9 @@ func TestAFailedTaskComesBackInFront(t *testing.T) {
 func TestTaskThatJoinedUnknownKeepsItsPlace(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Shared(1, 900*time.Millisecond), func(t *testing.T, s *sitetest.Site) {
 		s.Fill("other")
-		client := sitetest.Connect(sitetest.SameRedis(s.Redis))
-		defer client.Close()
 		var loses atomic.Bool
 		loses.Store(true)
-		client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		s.Limiter = s.AnotherLimiter(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)
 			if err == nil && loses.Load() && slices.Contains(cmd.Args(), any("reserve")) {
 				err = context.DeadlineExceeded
@@ -249,7 +247,6 @@ func TestTaskThatJoinedUnknownKeepsItsPlace(t *testing.T) {
 			}
 			return err
 		}))
-		s.Limiter = s.LimiterOn(client)
 		l := sitetest.NewLedger()
 		s.Serve(s.Ok, l.Watch, sitetest.Brisk)
 		s.EnqueueMany("acme", 0, 1)

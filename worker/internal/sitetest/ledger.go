@@ -204,13 +204,34 @@ func Brisk(c *asynq.Config, w *worker.Config) {
 }
 
 // Apart is a change that gives a server a limiter of its own, as that of another process.
-func (s *Site) Apart(_ *asynq.Config, c *worker.Config) { c.Limiter = s.AnotherLimiter(s.Redis) }
+func (s *Site) Apart(_ *asynq.Config, c *worker.Config) { c.Limiter = s.AnotherLimiter() }
 
-// AnotherLimiter returns a limiter as that of another process.
-func (s *Site) AnotherLimiter(client *redis.Client) *throttle.Limiter {
+// By has a server ask this limiter.
+func By(l *throttle.Limiter) func(*asynq.Config, *worker.Config) {
+	return func(_ *asynq.Config, c *worker.Config) { c.Limiter = l }
+}
+
+// AnotherLimiter returns a limiter as that of another process. The hooks see its calls.
+func (s *Site) AnotherLimiter(hooks ...redis.Hook) *throttle.Limiter {
 	s.Helper()
-	own := Connect(SameRedis(client))
+	return s.limiter(SameRedis(s.Redis), hooks...)
+}
+
+// LimiterThrough is AnotherLimiter through a Cable or a Freezer.
+func (s *Site) LimiterThrough(w interface {
+	Options(o *redis.Options) *redis.Options
+}, hooks ...redis.Hook) *throttle.Limiter {
+	s.Helper()
+	return s.limiter(w.Options(SameRedis(s.Redis)), hooks...)
+}
+
+func (s *Site) limiter(o *redis.Options, hooks ...redis.Hook) *throttle.Limiter {
+	s.Helper()
+	own := Connect(o)
 	s.Cleanup(func() { own.Close() })
+	for _, h := range hooks {
+		own.AddHook(h)
+	}
 	return s.LimiterOn(own)
 }
 

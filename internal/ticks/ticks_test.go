@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-go/sluice/internal/ticks"
 )
 
-func TestADayWithoutAMidnightBeginsWithItsFirstInstant(t *testing.T) {
+func TestADayBeginsOnceWithItsFirstInstant(t *testing.T) {
 	for _, c := range []struct{ zone, expression, after, want string }{
 		{"Africa/Cairo", "@daily", "2024-04-25T12:00:00+02:00", "2024-04-26T01:00:00+03:00"},
 		{"Africa/Cairo", "@daily", "2024-04-26T01:00:00+03:00", "2024-04-27T00:00:00+03:00"},
@@ -19,6 +19,9 @@ func TestADayWithoutAMidnightBeginsWithItsFirstInstant(t *testing.T) {
 		{"Africa/Cairo", "0 0,6 * * *", "2024-04-25T23:30:00+02:00", "2024-04-26T01:00:00+03:00"},
 		{"Africa/Cairo", "0 23 * * *", "2024-04-25T22:30:00+02:00", "2024-04-25T23:00:00+02:00"},
 		{"America/New_York", "0 0 1 1 *", "3977-04-25T22:30:00-04:00", "3978-01-01T00:00:00-05:00"},
+		{"America/Havana", "@daily", "2024-11-02T12:00:00-04:00", "2024-11-03T00:00:00-04:00"},
+		{"America/Havana", "@daily", "2024-11-03T00:00:00-04:00", "2024-11-04T00:00:00-05:00"},
+		{"America/Havana", "@hourly", "2024-11-03T00:00:00-04:00", "2024-11-03T00:00:00-05:00"},
 		{"Africa/Cairo", "0 0 30 2 *", "2024-04-25T12:00:00+02:00", ""},
 		{"Africa/Cairo", "@every 1h", "2024-04-25T23:30:00+02:00", "2024-04-26T01:30:00+03:00"},
 	} {

@@ -162,6 +162,34 @@ func TestShareOfABatch(t *testing.T) {
 	})
 }
 
+// The share holds also where several tenants of each class wait, some for their own window.
+func TestShareOfABatchOfManyTenants(t *testing.T) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		for _, own := range []int64{2, 4, 1000} {
+			p := limitertest.Policy(throttle.Window{Name: "own", Limit: own, Period: s}, limitertest.SharedWindow(7, s))
+			p.BatchShare = 0.2
+			sc := newScene(t, client, p)
+			for i := range 4 {
+				sc.live().joinMany("q", fmt.Sprint("live", i), 200)
+				sc.batch().joinMany("q", fmt.Sprint("night", i), 100)
+			}
+			batches, all := 0, 0
+			for all < 350 {
+				taken := limitertest.Take(t, sc.l, throttle.MaxTake, "q")
+				for _, ticket := range taken.Tickets {
+					if all++; ticket.Decision.Reservation.Class == throttle.ClassBatch {
+						batches++
+					}
+				}
+				sc.c.US.Add(taken.Next.Microseconds())
+			}
+			if owed := p.BatchShare*float64(all) - float64(batches); owed < -2 || owed > 2 {
+				t.Errorf("own limit %d: %d of %d are of batches", own, batches, all)
+			}
+		}
+	})
+}
+
 // Expected starts count the other class as it is served, and each ticket starts between its bounds.
 func TestExpectedStartsOfClasses(t *testing.T) {
 	t.Parallel()

@@ -152,3 +152,47 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 		}
 	})
 }
+
+// A start that is told as exact is, also where tenants tie for the rest of a bucket. Else it is a bound.
+func TestAnExactStartIsExactWhereTenantsTie(t *testing.T) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		exact := 0
+		for seed := range uint64(12) {
+			random := rand.New(rand.NewPCG(seed, 5))
+			sc := newScene(t, client, limitertest.Policy(throttle.Window{
+				Name: "w", Algorithm: []throttle.Algorithm{throttle.AlgorithmFixed, throttle.AlgorithmSliding}[random.IntN(2)],
+				Limit: 3 + random.Int64N(5), Period: 10 * s, Scope: throttle.ScopeShared,
+			}))
+			sc.cost = 1 + random.Int64N(3)
+			var tickets []string
+			for i := range 14 {
+				tickets = append(tickets, fmt.Sprintf("%c%02d", "abcd"[random.IntN(1+int(seed%4))], i))
+			}
+			sc.at(time.Duration(random.IntN(9_000)) * ms)
+			first := sc.told(tickets...) // later ones may change a bound
+			for _, ticket := range tickets {
+				sc.joins(ticket)
+			}
+			now := time.Duration(sc.c.US.Load()-limitertest.Midnight) * us
+			told := map[string]throttle.Place{}
+			for ticket := range first {
+				places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{sc.of(ticket)})
+				limitertest.Must(t, err)
+				told[ticket] = places[0]
+			}
+			for ticket, at := range sc.starts() {
+				p, start := told[ticket], at-now
+				if start > p.Latest || p.Expected == p.Latest && start != p.Expected {
+					t.Errorf("seed %d: %s starts after %v, it was told %v to %v", seed, ticket, start, p.Expected, p.Latest)
+				}
+				if p.Expected == p.Latest {
+					exact++
+				}
+			}
+			limitertest.IsGone(t, client)
+		}
+		if exact == 0 {
+			t.Error("no start was exact")
+		}
+	})
+}

@@ -37,7 +37,7 @@ local function new_estimate(L, waiting, others_waiting)
   end
 
   -- of_others returns how many units others of its class take at a shared scope before a ticket
-  -- that has `before` units of its own flow ahead: expected, the most, and the least. By fairness each
+  -- that has `before` units of its own flow ahead: expected, and the most. By fairness each
   -- takes its share, and up to one ticket more, or where weights differ less.
   local function of_others(flow, scope, costs, cost, largest, before)
     local own, new = L.queues[flow.queue] or {weights = 0, flows = 0, priority = 1}, flow.n == 0
@@ -56,8 +56,8 @@ local function new_estimate(L, waiting, others_waiting)
     local node = L.node_of(flow.queue, scope.suffix)
     local debt = max(0, L.tag_of(node, flow) - node.v) * flow.weight / 1000 / L.share(node, costs)
     local share = floor((before + debt * cost) * others + 1e-6)
-    local expected, part = share + ceil(others) * cost, others == flows and 0 or flows * largest
-    return expected, alone and expected + flows * largest or MOST, max(0, share - part)
+    local expected = share + ceil(others) * cost
+    return expected, alone and expected + flows * largest or MOST
   end
 
   -- first_units returns what the first tickets of a flow cost. Of more than READ it knows the sum only:
@@ -127,13 +127,13 @@ local function new_estimate(L, waiting, others_waiting)
           local fits_window, largest = windows.fits_window, max(most, cost)
           local own, most_own = first_units(flow, unit, behind)
           local others = sum - units_of(flow, unit)
-          local about, most_others, least_others = others, others, 0
+          local about, most_others = others, others
           if not scope.of.of_tenant and not all_first and others > 0 then
-            local by_share, at_most, at_least = of_others(flow, scope, costs, cost, largest, own)
+            local by_share, at_most = of_others(flow, scope, costs, cost, largest, own)
             local live = batch and others_waiting(flow, scope, unit, false)[1] or 0 -- all goes first
             about = min(others, by_share + live)
             if call.only_tenants and not list[2] then
-              most_others, least_others = min(others, at_most + live), min(others, at_least)
+              most_others = min(others, at_most + live)
             end
           end
           local ahead, most_ahead = own + about, most_own + most_others
@@ -154,7 +154,7 @@ local function new_estimate(L, waiting, others_waiting)
             end
             fit = fits_window(scope, i, at, at, cost, ahead, each)
             soon = others > 0 and not all_first and
-              fits_window(scope, i, at, at, cost, own + least_others, each) or fit
+              fits_window(scope, i, at, at, cost, own, each) or fit -- others may be out of tickets
             if batch and st.period and st.period <= PACED then
               fit = max(fit, at + ceil(ahead * st.period / st.limit))
             end

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -164,5 +165,55 @@ func TestLiveTasksBesideALargeBatch(t *testing.T) {
 		mu.Unlock()
 		client.Close()
 		p.kill()
+	}
+}
+
+// Live tasks, one a second, behind a batch that uses up a quota of 400 a minute: with the same quota, and
+// with a fifth of it as a window of their own. It is in fake time:
+// SLUICE_LONG=1 go test -run TestLiveTasksBehindALongQuota -v ./worker/batch
+func TestLiveTasksBehindALongQuota(t *testing.T) {
+	long(t)
+	for _, period := range []time.Duration{time.Minute, 2 * time.Minute} {
+		for _, own := range []int64{0, 80} {
+			synctest.Test(t, func(t *testing.T) {
+				per := func(limit int64) throttle.Window {
+					return shared("quota", throttle.AlgorithmFixed, limit*int64(period/time.Minute), period)
+				}
+				s := fake(t, per(400-own))
+				policies, task := s.limiter.Policies(), "call"
+				if own > 0 {
+					task = "live"
+					policies = append(policies, throttle.Policy{Name: "live", Match: []string{task}, Windows: []throttle.Window{per(own)}})
+					s.ok(s.limiter.SetPolicies(policies))
+				}
+				s.slots = 50
+				var waited []time.Duration
+				s.serve(func(_ context.Context, task *asynq.Task) error {
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					if at, err := time.Parse(time.RFC3339Nano, string(task.Payload())); err == nil { // it is live
+						waited = append(waited, time.Since(at))
+					}
+					return nil
+				})
+				p := s.scheduler(batch.Batch{Name: "b", Tasks: calls(1000), Tenants: batch.List("a", "b")})
+				_, err := p.Fire(t.Context(), "b")
+				s.ok(err)
+				time.Sleep(5 * time.Second)
+				client, err := worker.NewClient(s, worker.ClientConfig{Limiter: s.limiter})
+				s.ok(err)
+				defer client.Close()
+				for range 180 {
+					payload := time.Now().AppendFormat(nil, time.RFC3339Nano)
+					_, err := client.Enqueue(worker.NewTask(worker.Identity{Tenant: "c"}, task, payload))
+					s.ok(err)
+					time.Sleep(time.Second)
+				}
+				slices.Sort(waited)
+				part := func(n int) time.Duration { return waited[len(waited)*n/100].Round(time.Second) }
+				t.Logf("400 a minute, for %v, %d of them for live tasks alone: they waited p50 %v, p90 %v, max %v",
+					period, own, part(50), part(90), part(99))
+			})
+		}
 	}
 }

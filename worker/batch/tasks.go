@@ -18,8 +18,9 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Tenants yields the tenants of a firing. One that comes twice is an error. It is called once for each firing, and once for
-// each plan: the list is kept in Redis. An error or a panic has it called again some time later.
+// Tenants yields the tenants of a firing. One that comes twice is an error. It is called once for each
+// firing, and once for each plan: the list is kept in Redis. An error or a panic has it called again
+// some time later.
 type Tenants func(ctx context.Context, f Firing) iter.Seq2[string, error]
 
 // Tasks yields the tasks of one tenant of a firing. They are never all in memory. It is called once to

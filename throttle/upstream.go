@@ -88,18 +88,40 @@ type Adapted struct {
 }
 
 // String says how often the upstream refused, and what is granted now, such as "refused 3 times
-// since 14:02 UTC, now 8.5/s of 10/s".
+// since 14:02 UTC, now 8.5/s of 10/s". If only the spread has changed it is "refused once since 14:02
+// UTC, spread evenly at 10/s".
 func (a Adapted) String() string {
-	rate, published, per := a.Rate, a.Published, "s"
-	if published < 1 {
-		rate, published, per = 60*rate, 60*published, "min"
-	}
 	times := "once"
 	if a.Refusals > 1 {
 		times = fmt.Sprintf("%d times", a.Refusals)
 	}
-	since := a.Since.UTC().Format("15:04")
-	return fmt.Sprintf("refused %s since %s UTC, now %.3g/%s of %.3g/%s", times, since, rate, per, published, per)
+	now := "now " + a.Rates()
+	if rate := rateText(a.Published, a.Published); rate == rateText(a.Rate, a.Published) {
+		now = "spread evenly at " + rate
+	}
+	return fmt.Sprintf("refused %s since %s UTC, %s", times, a.Since.UTC().Format("15:04"), now)
+}
+
+// Rates is the rate in force and the published one, such as "8.5/s of 10/s".
+func (a Adapted) Rates() string {
+	return rateText(a.Rate, a.Published) + " of " + rateText(a.Published, a.Published)
+}
+
+// rateText writes units a second in the largest unit in which the published rate is 1 or more.
+func rateText(rate, published float64) string {
+	per, seconds := "s", 1.0
+	for _, longer := range []struct {
+		per     string
+		seconds float64
+	}{{"min", 60}, {"h", 3600}, {"day", 86_400}} {
+		if published*seconds < 1 {
+			per, seconds = longer.per, longer.seconds
+		}
+	}
+	if rate *= seconds; rate < 1000 {
+		return fmt.Sprintf("%.3g/%s", rate, per)
+	}
+	return fmt.Sprintf("%.0f/%s", rate, per)
 }
 
 // adapted returns what an answer says of the rate; nil if it is of another policy.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -37,8 +38,9 @@ type policyStatus struct {
 
 // A fleetStatus is the JSON of status.
 type fleetStatus struct {
-	Source   string         `json:"source"` // of the policies
-	Policies []policyStatus `json:"policies"`
+	Source    string              `json:"source"`    // of the policies
+	Processes map[string][]string `json:"processes"` // by which policies they run
+	Policies  []policyStatus      `json:"policies"`
 }
 
 func (m *Main) statusCommand() *cli.Command {
@@ -97,6 +99,10 @@ func (c *StatusCommand) showOnce(ctx context.Context, f *fleet, policy, tenant s
 		policies = []string{policy}
 	}
 	found := fleetStatus{Source: f.source, Policies: []policyStatus{}}
+	var err error
+	if found.Processes, err = f.store.Processes(ctx); err != nil {
+		return err
+	}
 	for _, name := range policies {
 		s, err := c.state(ctx, f, name, tenant)
 		if err != nil {
@@ -114,6 +120,9 @@ func (c *StatusCommand) showOnce(ctx context.Context, f *fleet, policy, tenant s
 			fmt.Fprint(c.Stdout, "\x1b[H\x1b[2J") // from the top of an empty screen
 		}
 		fmt.Fprintln(c.Stdout, "policies: "+f.source)
+		for _, runs := range slices.Sorted(maps.Keys(found.Processes)) {
+			fmt.Fprintln(c.Stdout, processesText(runs, found.Processes[runs]))
+		}
 		for _, s := range found.Policies {
 			fmt.Fprintln(c.Stdout)
 			printState(c.Stdout, s)
@@ -140,6 +149,25 @@ func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant stri
 	s.Tenants = s.Tenants[:min(len(s.Tenants), c.Tenants)]
 	s.Used, err = c.mostUsed(ctx, f, policy)
 	return s, err
+}
+
+// processesShown is how many processes are named that run the same policies.
+const processesShown = 5
+
+// processesText says which processes run the same policies.
+func processesText(runs string, names []string) string {
+	parts := make([]string, min(len(names), processesShown))
+	for i := range parts {
+		parts[i] = show.Name(names[i])
+	}
+	if more := len(names) - len(parts); more > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more", more))
+	}
+	who := "1 process runs"
+	if len(names) > 1 {
+		who = fmt.Sprintf("%d processes run", len(names))
+	}
+	return fmt.Sprintf("%s %s: %s", who, runs, strings.Join(parts, ", "))
 }
 
 func printState(w io.Writer, s policyStatus) {

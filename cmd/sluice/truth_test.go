@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"log/slog"
 	"strings"
 	"testing"
 
@@ -16,6 +18,53 @@ func wantLines(t *testing.T, output string, lines ...string) {
 			t.Errorf("no line %q in\n%s", want, output)
 		}
 	}
+}
+
+// Which processes run which policies, and what a program is told whose own policies differ.
+func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	c := d.limiter.Config()
+	store, err := control.NewStore(c.Client, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	published := d.limiter.Policies()
+	published[0].Windows[1].Limit = 3
+	var log bytes.Buffer
+	follow := func(name string, keep bool) {
+		c.Name, c.Policies = name, d.limiter.Policies()
+		l, err := throttle.New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := control.Follow(t.Context(), control.FollowConfig{
+			KeepPolicies: keep, Limiter: l, Logger: slog.New(slog.NewTextHandler(&log, nil)), Store: store,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+	}
+	if _, err := store.Publish(t.Context(), published, 0, control.By{Who: "ada", Why: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	follow("w-1", false)
+	follow("w\x1b2", false)
+	own := log.Len()
+	follow("w-3", true)
+	_, digest, _ := strings.Cut(log.String(), " own=")
+	digest, _, _ = strings.Cut(digest, " ")
+	for i, text := range []string{log.String()[:own], log.String()[own:]} {
+		want := []string{`in force"=published`, `in force"=own`}[i]
+		if !strings.Contains(text, "level=WARN") || !strings.Contains(text, "own="+digest+" published=1 \""+want) ||
+			!strings.Contains(text, `differs="api/shared 2/h -> 3/h"`) {
+			t.Errorf("%s", text)
+		}
+	}
+	e := runMain(t.Context(), "", "status", "--redis", "redis://"+d.addr)
+	e.want(t, exitDone)
+	wantLines(t, e.stdout, "1 process runs its own policies "+digest+": w-3", `2 processes run published version 1: "w\x1b2", w-1`)
 }
 
 // What operators are told of policies that were removed, and of lines that nobody serves.

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -35,6 +36,12 @@ func encodePolicies(policies, removed []throttle.Policy) (string, error) {
 		return "", fmt.Errorf("control: %w", err)
 	}
 	return string(data), nil
+}
+
+// digest tells versions of a program's own policies apart.
+func digest(policies []throttle.Policy) string {
+	text, _ := encodePolicies(policies, nil)
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(text)))[:8]
 }
 
 func decodePolicies(text string) (policies, removed []throttle.Policy, err error) {

@@ -48,11 +48,14 @@ type Follower struct {
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 
-	state   State // as it was read last
-	offset  time.Duration
-	version string // of the policies that were looked at last, whether or not they are in force
-	silent  bool   // Redis did not answer last time
-	deaf    bool   // it cannot subscribe
+	own      []throttle.Policy // of the program
+	runs     string            // which policies are in force here
+	state    State             // as it was read last
+	offset   time.Duration
+	version  string // of the policies that were looked at last, whether or not they are in force
+	reported string // that this process runs
+	silent   bool   // Redis did not answer last time
+	deaf     bool   // it cannot subscribe
 }
 
 // Follow has a limiter follow a Store, from now until Close. It reads the Store once before it
@@ -80,7 +83,8 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 		c.Logger.Warn("control: FollowConfig.Store seems to be on another Redis than the limiter: " +
 			"what is changed on one has no effect on the other")
 	}
-	f := &Follower{config: c}
+	f := &Follower{config: c, own: c.Limiter.Policies()}
+	f.runs = "its own policies " + digest(f.own)
 	f.look(ctx)
 	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	f.done.Go(func() {
@@ -102,6 +106,7 @@ func elsewhere(one, other redis.UniversalClient) bool {
 func (f *Follower) Close() error {
 	f.cancel()
 	f.done.Wait()
+	f.report("")
 	return nil
 }
 
@@ -179,30 +184,64 @@ func (f *Follower) look(ctx context.Context) bool {
 		f.config.Limiter.SetInterventions(state.Interventions)
 		f.log(before, state)
 	}
+	f.report(f.runs)
 	return changed
 }
 
-// publish puts policies in force, if they are new.
-func (f *Follower) publish(state, before State) {
-	if f.config.KeepPolicies {
+// report notes for other processes which policies this one runs, or with "" that it has ended.
+func (f *Follower) report(runs string) {
+	if f.silent {
 		return
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+	defer cancel()
+	store, name := f.config.Store, f.config.Limiter.Config().Name
+	_, _ = store.client.Pipelined(ctx, func(pipe redis.Pipeliner) error { // the next look does it again
+		if f.reported != "" && f.reported != runs {
+			pipe.ZRem(ctx, store.key("processes"), f.reported+"\n"+name)
+		}
+		if f.reported = runs; runs != "" {
+			now := time.Now().Add(f.offset)
+			pipe.ZAdd(ctx, store.key("processes"), redis.Z{Score: float64(now.Unix()), Member: runs + "\n" + name})
+			pipe.ZRemRangeByScore(ctx, store.key("processes"), "0", fmt.Sprint(now.Add(-reportedFor).Unix()))
+			pipe.Expire(ctx, store.key("processes"), reportedFor)
+		}
+		return nil
+	})
+}
+
+// publish puts policies in force, if they are new, and warns if they are not those of the program.
+func (f *Follower) publish(state, before State) {
 	version := fmt.Sprint(state.epoch, " ", state.Version)
 	switch {
 	case state.Version == 0 && before.Version > 0:
-		f.config.Logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
+		if !f.config.KeepPolicies {
+			f.config.Logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
+		}
 		return
 	case state.Version == 0 || version == f.version:
 		return
 	}
 	f.version = version
-	err := state.PoliciesErr
+	err, goes := state.PoliciesErr, "published"
+	if f.config.KeepPolicies {
+		goes = "own"
+	}
+	if differs := Differences(f.own, state.Policies); err == nil && len(f.own) > 0 && differs != "" {
+		f.config.Logger.Warn("control: the policies of this program are not those that are published",
+			"own", digest(f.own), "published", state.Version, "in force", goes, "differs", differs)
+	}
+	if f.config.KeepPolicies {
+		return
+	}
 	if err == nil {
 		err = cmp.Or(f.config.Limiter.SetPolicies(state.Policies), f.config.Limiter.SetRemoved(state.Removed))
 	}
 	if err != nil {
 		f.config.Logger.Error("control: published policies cannot be used: those before stay in force",
 			"version", state.Version, "err", err)
+	} else {
+		f.runs = fmt.Sprintf("published version %d", state.Version)
 	}
 	f.config.Limiter.Config().Observer.Followed(state.Version, err)
 }

@@ -148,6 +148,28 @@ func (s *Store) read(ctx context.Context, before string) (state State, changed b
 	return state, true, nil
 }
 
+// reportedFor is how long a process counts that does not report.
+const reportedFor = time.Minute
+
+// Processes returns the names of the processes that follow (throttle.Config.Name), in order, by which
+// policies they run, such as "published version 3" or "its own policies 1a2b3c4d". The error wraps that
+// of Redis.
+func (s *Store) Processes(ctx context.Context) (map[string][]string, error) {
+	members, err := s.client.ZRange(ctx, s.key("processes"), 0, -1).Result()
+	if err != nil {
+		return nil, fmt.Errorf("control: reading the processes: %w", err)
+	}
+	processes := map[string][]string{}
+	for _, member := range members {
+		runs, name, _ := strings.Cut(member, "\n")
+		processes[runs] = append(processes[runs], name)
+	}
+	for _, names := range processes {
+		slices.Sort(names)
+	}
+	return processes, nil
+}
+
 // A ConflictError says that somebody else has published policies since the version was read.
 type ConflictError struct {
 	Version int64 // of the published policies now

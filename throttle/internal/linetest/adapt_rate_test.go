@@ -41,11 +41,11 @@ func TestTheRateInForceIsTold(t *testing.T) {
 			}
 		}
 		first, together := sc.granted("a1"), sc.granted("a11")
-		refused(first, 125*ms, "refused once since 00:00 UTC, now 10/s of 10/s")
+		refused(first, 125*ms, "refused once since 00:00 UTC, spread evenly at 10/s")
 		refused(together, 0, "")
-		tell("refused once since 00:00 UTC, now 10/s of 10/s")
+		tell("refused once since 00:00 UTC, spread evenly at 10/s")
 		sc.at(s)
-		tell("refused once since 00:00 UTC, now 10/s of 10/s") // although it would be granted
+		tell("refused once since 00:00 UTC, spread evenly at 10/s") // although it would be granted
 		d := sc.granted("a2")
 		sc.at(1010 * ms)
 		refused(d, 125*ms, "refused 2 times since 00:00 UTC, now 8.75/s of 10/s")

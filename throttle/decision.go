@@ -50,6 +50,10 @@ type Decision struct {
 	// Queued says that the ticket waits in line: the request was denied, and joined.
 	Queued bool
 
+	// Remaining, if not nil, is what the upstream has left, less what was granted since it said so. Grants
+	// do not report it, but Peek does.
+	Remaining *Remaining
+
 	// Reservation is the capacity that was granted. It is zero after a denial and after a Peek.
 	Reservation Reservation
 

@@ -150,7 +150,7 @@ func (e Explanation) why() string {
 		}
 	}
 	if e.QueuePaused && !e.runs() {
-		text += "; its queue is paused"
+		text += "; its queue is paused by asynq's tools"
 	}
 	if e.Servers == 0 && !e.runs() {
 		text += "; no server serves its queue"

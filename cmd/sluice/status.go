@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hibiken/asynq"
 	"github.com/urfave/cli/v3"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
@@ -33,7 +34,8 @@ const usersShown = 5
 // A policyStatus is a policy in the JSON of status.
 type policyStatus struct {
 	inspect.PolicyState
-	Used []usage.Use `json:"used,omitempty"` // requests of the last hour, where package usage counts them
+	PausedQueues []string    `json:"paused_queues,omitempty"` // by asynq's tools: no server takes from them
+	Used         []usage.Use `json:"used,omitempty"`          // requests of the last hour, where package usage counts them
 }
 
 // A fleetStatus is the JSON of status.
@@ -147,6 +149,12 @@ func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant stri
 		}
 	}
 	s.Tenants = s.Tenants[:min(len(s.Tenants), c.Tenants)]
+	inspector := asynq.NewInspectorFromRedisClient(f.server.Client)
+	for _, q := range s.Queues {
+		if info, err := inspector.GetQueueInfo(queueOf(q.Queue)); err == nil && info.Paused { // else it is not asynq's
+			s.PausedQueues = append(s.PausedQueues, q.Queue)
+		}
+	}
 	s.Used, err = c.mostUsed(ctx, f, policy)
 	return s, err
 }
@@ -192,7 +200,11 @@ func printState(w io.Writer, s policyStatus) {
 	if len(s.Queues) > 0 {
 		t := show.NewTable(w, "QUEUE", "CLASS", "WAITING", "TENANTS", "LAST ASKED FOR", "")
 		for _, q := range s.Queues {
-			t.Row(queueOf(q.Queue), q.Class, q.Waiting, q.Flows, since(q.Asked, s.At)+" ago", queueText(q))
+			text := queueText(q)
+			if slices.Contains(s.PausedQueues, q.Queue) {
+				text = "paused by asynq's tools: no server takes from it"
+			}
+			t.Row(queueOf(q.Queue), q.Class, q.Waiting, q.Flows, since(q.Asked, s.At)+" ago", text)
 		}
 		t.Flush()
 	}
@@ -278,11 +290,11 @@ func heldText(t inspect.TenantState, s inspect.PolicyState) string {
 	if t.Exempt {
 		parts = append(parts, "exempt")
 	}
-	if t.Pause != nil && (s.Pause == nil || *s.Pause != *t.Pause) {
-		parts = append(parts, t.Pause.Describe(s.At))
-	}
-	if t.Adapted != nil && s.Adapted == nil {
-		parts = append(parts, t.Adapted.String())
+	of := s.Notes(s.At)
+	for _, note := range t.Notes(s.At) {
+		if !slices.Contains(of, note) {
+			parts = append(parts, note)
+		}
 	}
 	return strings.Join(parts, "; ")
 }

@@ -118,7 +118,7 @@ func (s TicketState) String() string {
 	if !s.Waiting {
 		return b.String() + " stands in no line"
 	}
-	fmt.Fprintf(&b, ", tenant %s, waits since %s", quote.Name(s.Tenant), s.clock(s.Joined))
+	fmt.Fprintf(&b, ", tenant %s, waits since %s", quote.Name(s.Tenant), clock(s.Joined, s.At))
 	switch {
 	case s.Position == 0:
 		line("it leaves the line just now")
@@ -126,9 +126,9 @@ func (s TicketState) String() string {
 	case !s.Expected.After(s.At):
 		line("it fits now, and starts as soon as a server takes it")
 	case s.Latest.After(s.Expected):
-		line("expected to start at %s, at the latest at %s", s.clock(s.Expected), s.clock(s.Latest))
+		line("expected to start at %s, at the latest at %s", clock(s.Expected, s.At), clock(s.Latest, s.At))
 	default:
-		line("expected to start at %s", s.clock(s.Expected))
+		line("expected to start at %s", clock(s.Expected, s.At))
 	}
 	if s.Binds != "" {
 		line("held up by %s", s.HeldUpBy())
@@ -149,18 +149,9 @@ func (s TicketState) String() string {
 	for _, w := range s.Windows {
 		state := "has room"
 		if w.Denied {
-			state = "has room for it at " + s.clock(s.At.Add(w.RetryIn))
+			state = "has room for it at " + clock(s.At.Add(w.RetryIn), s.At)
 		}
 		line("window %s (%s): %d of %d %s used, %s", w.Name, w.Scope, w.Used, w.Burst, w.Unit, state)
 	}
 	return b.String()
-}
-
-// clock writes a time, with its date if that is not today's.
-func (s TicketState) clock(t time.Time) string {
-	t, at := t.UTC(), s.At.UTC()
-	if t.Format(time.DateOnly) == at.Format(time.DateOnly) {
-		return t.Format("15:04:05 UTC")
-	}
-	return t.Format(time.DateTime + " UTC")
 }

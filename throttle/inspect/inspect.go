@@ -106,9 +106,17 @@ type Limits struct {
 
 	Pause     *throttle.Pause   `json:"pause,omitempty"`      // nil if there is none
 	Adapted   *throttle.Adapted `json:"adapted,omitempty"`    // the rate, if it is not the published one
+	Remaining *Remaining        `json:"remaining,omitempty"`  // what the upstream has left; nil if it does not say
 	Observes  bool              `json:"observes,omitempty"`   // the policy only observes: nothing is held up
 	Removed   bool              `json:"removed,omitempty"`    // the policy was: who waits goes on by its last windows
 	PerSecond float64           `json:"per_second,omitempty"` // requests, lately, by the shortest window; 0 if unknown
+}
+
+// Remaining is what an upstream has left until a time.
+type Remaining struct {
+	Unit  string    `json:"unit"`
+	Units int64     `json:"units"`
+	Until time.Time `json:"until"`
 }
 
 // add adds what a standing says, of the windows that all tenants share, or of others, or both.
@@ -116,6 +124,9 @@ func (l *Limits) add(s *throttle.Standing, shared, others bool) {
 	d := s.Decision
 	l.Pause, l.Adapted, l.Observes, l.Removed = d.Pause, d.Adapted, s.Observes, s.Removed
 	l.Windows = []throttle.WindowState{}
+	if left := d.Remaining; left != nil {
+		l.Remaining = &Remaining{left.Unit, left.Units, d.At.Add(left.Reset)}
+	}
 	shortest := time.Duration(0)
 	for _, w := range d.Windows {
 		if ofAll := len(w.Scope.Attributes) == 0; ofAll && !shared || !ofAll && !others {
@@ -161,10 +172,22 @@ func (l Limits) Notes(at time.Time) (notes []string) {
 	if l.Pause != nil {
 		notes = append(notes, l.Pause.Describe(at))
 	}
+	if r := l.Remaining; r != nil {
+		notes = append(notes, fmt.Sprintf("%d %s left until %s by the upstream", r.Units, r.Unit, clock(r.Until, at)))
+	}
 	if l.Adapted != nil {
 		notes = append(notes, l.Adapted.String())
 	}
 	return notes
+}
+
+// clock writes a time, with its date if that is not that of another.
+func clock(t, at time.Time) string {
+	t, at = t.UTC(), at.UTC()
+	if t.Format(time.DateOnly) == at.Format(time.DateOnly) {
+		return t.Format("15:04:05 UTC")
+	}
+	return t.Format(time.DateTime + " UTC")
 }
 
 // classOf returns the class of a flow or a queue, by its name: those of batches end in "!".

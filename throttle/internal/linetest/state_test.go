@@ -381,3 +381,29 @@ func TestStateHasOneFormAsJSON(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 }
+
+// What binds beside the windows is named where they are shown: what the upstream has left, and a pause.
+func TestWhatBindsBesideTheWindowsIsNamed(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
+		p.Upstream = throttle.UpstreamShared
+		sc := newScene(t, client, p)
+		d := sc.granted("a1")
+		sc.at(s).remaining(d.Reservation, 2, m)
+		sc.granted("a2", "a3")
+		sc.joins("b1")
+		const left = "0 requests left until 00:01:01 UTC by the upstream"
+		st := state(t, sc.l, inspect.Query{})
+		if got := st.Notes(st.At); !slices.Equal(got, []string{left}) || st.Tenants[0].Remaining == nil {
+			t.Errorf("%q, want %q: %+v", got, left, st)
+		}
+		e, err := inspect.Of(sc.l).Explain(t.Context(), "p", limitertest.Ticket("b1"))
+		if err != nil || !strings.Contains(e.String(), "\n"+left+"\n") || !e.Expected.Equal(limitertest.At(m+s)) {
+			t.Errorf("%s, %v", e, err)
+		}
+		sc.at(m + 2*s)
+		if st := state(t, sc.l, inspect.Query{}); st.Remaining != nil {
+			t.Errorf("it has started again: %+v", st.Remaining)
+		}
+	})
+}

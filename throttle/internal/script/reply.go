@@ -44,6 +44,7 @@ type Answer struct {
 	Nudge   bool  // a server should be woken for the ticket
 	Pause   PauseAnswer
 	Adapted AdaptedAnswer
+	Left    LeftAnswer
 	Before  []int64 // by window, what a Settle or Cancel corrected; nil if that is what the request says
 	Windows []WindowAnswer
 	Err     error // *StateError, if the status is Failed
@@ -69,6 +70,13 @@ type AdaptedAnswer struct {
 	Window   int64 // its place, from 1
 	Changed  int64 // when a refusal changed the rate last (us)
 	Until    int64 // when grants are spread no longer (us)
+}
+
+// A LeftAnswer is what the upstream has left. It is zero if that is not known.
+type LeftAnswer struct {
+	Units  int64
+	Until  int64 // when it starts again (us)
+	Window int64 // whose units, from 1
 }
 
 // A WindowAnswer is the state of one window.
@@ -195,21 +203,24 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 // The fields of a reply, as lua/decide.lua lists them: numbers, and texts.
 var (
 	numberFields = map[string]func(a *Answer, n int64){
-		"time":     func(a *Answer, n int64) { a.Time, a.Latest = n, n },
-		"latest":   func(a *Answer, n int64) { a.Latest = n }, // it follows the time
-		"binds":    func(a *Answer, n int64) { a.Binds = n },
-		"behind":   func(a *Answer, n int64) { a.Behind = n },
-		"nudge":    func(a *Answer, n int64) { a.Nudge = n == 1 },
-		"ends":     func(a *Answer, n int64) { a.Pause.Until = n },
-		"opens":    func(a *Answer, n int64) { a.Pause.Open = n },
-		"reported": func(a *Answer, n int64) { a.Pause.At = n },
-		"hand":     func(a *Answer, n int64) { a.Pause.ByHand = n == 1 },
-		"rate":     func(a *Answer, n int64) { a.Adapted.Rate = n },
-		"window":   func(a *Answer, n int64) { a.Adapted.Window = n },
-		"since":    func(a *Answer, n int64) { a.Adapted.Since = n },
-		"refusals": func(a *Answer, n int64) { a.Adapted.Refusals = n },
-		"cut":      func(a *Answer, n int64) { a.Adapted.Changed = n },
-		"free":     func(a *Answer, n int64) { a.Adapted.Until = n },
+		"time":        func(a *Answer, n int64) { a.Time, a.Latest = n, n },
+		"latest":      func(a *Answer, n int64) { a.Latest = n }, // it follows the time
+		"binds":       func(a *Answer, n int64) { a.Binds = n },
+		"behind":      func(a *Answer, n int64) { a.Behind = n },
+		"nudge":       func(a *Answer, n int64) { a.Nudge = n == 1 },
+		"ends":        func(a *Answer, n int64) { a.Pause.Until = n },
+		"opens":       func(a *Answer, n int64) { a.Pause.Open = n },
+		"reported":    func(a *Answer, n int64) { a.Pause.At = n },
+		"hand":        func(a *Answer, n int64) { a.Pause.ByHand = n == 1 },
+		"rate":        func(a *Answer, n int64) { a.Adapted.Rate = n },
+		"window":      func(a *Answer, n int64) { a.Adapted.Window = n },
+		"since":       func(a *Answer, n int64) { a.Adapted.Since = n },
+		"refusals":    func(a *Answer, n int64) { a.Adapted.Refusals = n },
+		"cut":         func(a *Answer, n int64) { a.Adapted.Changed = n },
+		"left":        func(a *Answer, n int64) { a.Left.Units = n },
+		"left_until":  func(a *Answer, n int64) { a.Left.Until = n },
+		"left_window": func(a *Answer, n int64) { a.Left.Window = n },
+		"free":        func(a *Answer, n int64) { a.Adapted.Until = n },
 	}
 	textFields = map[string]func(a *Answer, text string) bool{
 		"tenant": func(a *Answer, text string) bool { a.Pause.Tenant = Unescape(text); return true },

@@ -88,6 +88,8 @@
 --           a pause (upstream.lua): until when nothing is granted, and until when little
 --   rate, window, since, refusals, cut, free
 --           what a scope adapted to: the rate in millionths of the window's published one
+--   left, left_until, left_window
+--           how many units the upstream has left until a time, of what the window counts
 --
 -- Keys, behind the prefix P of the policy:
 --   r:PROCESS     what the last call of a process did, which answers that call if it is repeated:

@@ -216,9 +216,9 @@ local function new_upstream()
     return begins or changes or false
   end
 
-  -- said(list, now) -> fields of the reply: the longest pause of some scopes, until it `opens`; and
-  -- the adapted state of the scope that lets out least: rate in millionths of the published one, and
-  -- the window that is meant.
+  -- said(list, now) -> fields of the reply: the longest pause of some scopes, until it `opens`; the
+  -- adapted state of the scope that grants least: rate in millionths of the published one, and the
+  -- window that is meant; and the least units that the upstream has left.
   local function said(list, now)
     local last, least, reply = now, nil, {}
     for i = 1, #list do
@@ -228,6 +228,12 @@ local function new_upstream()
         last = paused.ends + paused.ramp
         reply.ends, reply.opens, reply.reported, reply.hand = paused.ends, last, paused.reported, paused.hand
         reply.tenant, reply.cause, reply.by = paused.tenant, paused.cause, paused.by
+      end
+      for _, w in ipairs(scope.of.windows) do
+        local rest = state_of(scope, LEFT .. scope.call.windows[w].unit, now)
+        if rest and rest.resets > now and (not reply.left or rest.left < reply.left) then
+          reply.left, reply.left_until, reply.left_window = rest.left, rest.resets, w
+        end
       end
       local period, first = shortest(scope)
       if adapted and period then

@@ -140,8 +140,13 @@ func (o *operation) own() (own script.Own) {
 
 func (o *operation) place() *script.Place {
 	r := o.request
+	since := int64(0)
+	if !r.Since.IsZero() {
+		since = r.Since.UnixMicro()
+	}
 	return &script.Place{
-		Flow: o.flow(script.Escape(r.Ticket.Queue), r), Tenant: r.Tenant, Weight: o.weight(), Key: r.Key, Front: r.Front,
+		Since: since,
+		Flow:  o.flow(script.Escape(r.Ticket.Queue), r), Tenant: r.Tenant, Weight: o.weight(), Key: r.Key, Front: r.Front,
 	}
 }
 

@@ -56,6 +56,10 @@ type Request struct {
 	// Policy is the policy's name. It is required, except by methods of a Line.
 	Policy string
 
+	// Since is when the work began to wait, by the clock of Redis, if that was before it joins the line: see
+	// TakenTicket.Since. It changes no place. The default is the join.
+	Since time.Time
+
 	// Tenant is the value of TenantAttribute: 1 to MaxValueBytes bytes. It may be empty if no window
 	// of the policy counts by it.
 	Tenant string

@@ -38,6 +38,9 @@ type TakenTicket struct {
 	Weight     float64  // of its tenant, above 0, if the policy has shards: their lines should share slots by it
 	Decision   Decision // granted, with a Reservation, unless NeverFits or not Line.Matches
 
+	// Since is when the work began to wait: when it joined, or Request.Since.
+	Since time.Time
+
 	// Waited is how long it was in line, including the time after it was put back.
 	Waited time.Duration
 
@@ -119,7 +122,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 	ticket := TakenTicket{
 		Ticket: r.Ticket, Key: t.Key, Flow: t.Flow, Cost: t.Costs, Rank: t.Rank, NeverFits: t.NeverFits,
 		flow: flow, policy: cp,
-		Waited: micros(t.At - script.JoinedAt(t.Rank)),
+		Since: time.UnixMicro(t.Since), Waited: micros(t.At - t.Joined),
 		Decision: Decision{
 			At: time.UnixMicro(t.At), Granted: t.Granted != "", Policy: cp.Name, Tenant: t.Tenant,
 		},

@@ -117,7 +117,9 @@ func (s *Server) requeueFront(
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	r.Front = true
+	if r.Front = true; wasTaken(a.grant) {
+		r.Since = a.grant.Since
+	}
 	places, err := s.config.Limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
 	if err != nil || places[0].Err != nil || places[0].Exempt {
 		return s.requeueAt(a, r, d, cause)

@@ -26,9 +26,9 @@ type TicketState struct {
 	Tenant     string            `json:"tenant,omitempty"`
 	Attributes map[string]string `json:"attributes,omitempty"` // others that windows count by
 	Class      throttle.Class    `json:"class,omitempty"`
-	Cost       map[string]int64  `json:"cost,omitempty"` // by unit
-	Key        string            `json:"key,omitempty"`  // Request.Key
-	Joined     time.Time         `json:"joined,omitzero"`
+	Cost       map[string]int64  `json:"cost,omitempty"`  // by unit
+	Key        string            `json:"key,omitempty"`   // Request.Key
+	Joined     time.Time         `json:"joined,omitzero"` // when it began to wait, also if it ran since and was refused
 
 	// Position is that of the ticket among the Of tickets of its tenant, attributes, queue and class,
 	// from 1. It is 0 if it has just left.
@@ -83,7 +83,7 @@ func (i Inspector) explain(ctx context.Context, of, name string, record script.T
 	r, d := standing.Request, standing.Decision
 	s.Waiting, s.Tenant, s.Attributes, s.Cost, s.Key = true, r.Tenant, maps.Clone(r.Attributes), r.Cost, record.Key
 	queue, _, _ := strings.Cut(record.Flow, "|")
-	s.Class, s.Joined = classOf(queue), time.UnixMicro(script.JoinedAt(record.Rank))
+	s.Class, s.Joined = classOf(queue), time.UnixMicro(record.Since)
 	if len(flows) == 0 || standing.Err != nil { // it has just left, or joined by other scopes than the policy has now
 		return nil
 	}

@@ -175,19 +175,39 @@ func (l *line) named(ctx context.Context, names []string) (flows []flow, err err
 	return flows, err
 }
 
-// ranks returns the ranks of the first tickets of flows, 0 if none waits any more.
-func (l *line) ranks(ctx context.Context, flows []*tenantFlow) error {
+// oldest finds since when the tickets of flows wait that wait longest: the first one that joined at the
+// end, or the last one in front of it, which ran before.
+func (l *line) oldest(ctx context.Context, flows []*tenantFlow) error {
 	return l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
-		first := make([]*redis.ZSliceCmd, len(flows))
+		first := make([][2]*redis.StringSliceCmd, len(flows))
 		_, err := client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 			for i, f := range flows {
-				first[i] = pipe.ZRangeWithScores(ctx, prefix+"f:"+f.name, 0, 0)
+				key := prefix + "f:" + f.name
+				first[i][0] = pipe.ZRangeArgs(ctx, redis.ZRangeArgs{Key: key, Start: script.LineZero, Stop: "+inf", ByScore: true, Count: 1})
+				first[i][1] = pipe.ZRangeArgs(ctx, redis.ZRangeArgs{Key: key, Start: "-inf", Stop: script.LineZero, ByScore: true, Rev: true, Count: 1})
 			}
 			return nil
 		})
-		for i, cmd := range first {
-			for _, z := range cmd.Val() {
-				flows[i].first = int64(z.Score)
+		names := []string{"-"}
+		for _, both := range first {
+			names = append(names, slices.Concat(both[0].Val(), both[1].Val())...)
+		}
+		if err != nil {
+			return err
+		}
+		records, err := client.HMGet(ctx, prefix+"t", names...).Result()
+		since := map[string]int64{}
+		for i, record := range records {
+			if text, ok := record.(string); ok {
+				t, bad := script.ReadTicket(names[i], text)
+				since[names[i]], err = t.Since, cmp.Or(err, bad)
+			}
+		}
+		for i, f := range flows {
+			for _, name := range slices.Concat(first[i][0].Val(), first[i][1].Val()) {
+				if at := since[name]; at > 0 && (f.since == 0 || at < f.since) {
+					f.since = at
+				}
 			}
 		}
 		return err

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 // servedWithin is how long a queue counts as served after a server asked: as in
@@ -61,7 +60,7 @@ type TenantState struct {
 	Attributes map[string]string `json:"attributes,omitempty"` // others that windows count by
 	Waiting    int64             `json:"waiting"`
 	Batch      int64             `json:"batch,omitempty"`  // of Waiting, tickets of batches
-	Oldest     time.Time         `json:"oldest,omitzero"`  // when the ticket joined that waits longest; zero if none waits
+	Oldest     time.Time         `json:"oldest,omitzero"`  // when the ticket began to wait that waits longest; zero if none waits
 	Exempt     bool              `json:"exempt,omitempty"` // it is never denied
 	Weight     float64           `json:"weight"`           // as its tickets joined
 	Share      float64           `json:"share"`            // of its weight in those of all that wait in its queue: 0 to 1
@@ -176,7 +175,7 @@ func queueStates(queues []queue, at time.Time) []QueueState {
 // A tenantFlow is a flow as it stands, of one tenant's row on a page.
 type tenantFlow struct {
 	flow
-	first    int64 // rank of its first ticket
+	since    int64 // when the ticket began to wait that waits longest (us)
 	row      string
 	standing throttle.Standing
 }
@@ -254,7 +253,7 @@ func (l *line) states(ctx context.Context, flows []*tenantFlow) ([]TenantState, 
 		f.standing = throttle.Standing{Flow: f.name, Ask: true}
 		standings[i] = &f.standing
 	}
-	if err := l.ranks(ctx, flows); err != nil {
+	if err := l.oldest(ctx, flows); err != nil {
 		return nil, err
 	}
 	if err := l.Stand(ctx, standings...); err != nil {
@@ -287,8 +286,8 @@ func (l *line) states(ctx context.Context, flows []*tenantFlow) ([]TenantState, 
 			continue
 		}
 		t.Exempt = f.standing.Decision.Exempt
-		oldest := time.UnixMicro(script.JoinedAt(f.first))
-		if f.first > 0 && f.standing.Decision.AlreadyQueued && (t.Oldest.IsZero() || oldest.Before(t.Oldest)) {
+		oldest := time.UnixMicro(f.since)
+		if f.since > 0 && f.standing.Decision.AlreadyQueued && (t.Oldest.IsZero() || oldest.Before(t.Oldest)) {
 			t.Oldest = oldest
 		}
 		t.Limits.add(&f.standing, false, true)

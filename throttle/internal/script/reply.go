@@ -100,6 +100,8 @@ type TakenTicket struct {
 	Flow      string
 	Costs     string
 	Rank      int64
+	Joined    int64 // and
+	Since     int64 // when it began to wait first (us)
 	At        int64 // when it was granted (us)
 	NeverFits bool
 	Scopes    string // if it joined by scopes that the policy has not: all of its scopes, for ParseScopes
@@ -299,16 +301,11 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 	return t, nil
 }
 
-// lineZero is the rank of time 0 at the end of the line: ranks in front of all are below it.
-const lineZero = 1 << 52
+// LineZero is the rank of time 0 at the end of the line: ranks in front of all are below it.
+const LineZero = 1 << 52
 
-// JoinedAt returns when a ticket joined that was not put back since (us), by its rank.
-func JoinedAt(rank int64) int64 {
-	if rank < lineZero {
-		return lineZero - rank
-	}
-	return rank - lineZero
-}
+// joinedAt returns when a ticket joined (us), by its rank.
+func joinedAt(rank int64) int64 { return max(LineZero-rank, rank-LineZero) }
 
 // readTicket reads "ticket costs rank flow key tenant status:scopes". A ticket that was charged gets the
 // ID.
@@ -324,9 +321,10 @@ func readTicket(text, id string) (t TakenTicket, ok bool) {
 	}
 	status, scopes, _ := strings.Cut(f[6], ":")
 	t = TakenTicket{
-		Queue: queue, ID: name, Key: unfield(f[4]), Flow: f[3], Costs: unfield(f[1]), Rank: rank,
+		Queue: queue, ID: name, Joined: joinedAt(rank), Flow: f[3], Costs: unfield(f[1]), Rank: rank,
 		NeverFits: status == "7", Scopes: scopes, Tenant: unfield(f[5]),
 	}
+	t.Key, t.Since = readKey(f[4], rank)
 	if status == "1" {
 		t.Granted = id
 	}

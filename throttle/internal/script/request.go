@@ -90,6 +90,7 @@ type Place struct {
 	Tenant   string
 	Weight   int64 // in thousandths
 	Key      string
+	Since    int64 // when it began to wait (us); 0: when it joins
 	Front    bool
 	MaxWait  int64 // the longest wait (us); 0 is no limit
 	Backlog  int64 // tickets of the flow before it is refused; 0 is no limit
@@ -105,7 +106,18 @@ func (p *Place) text() string {
 	if p == nil {
 		return ""
 	}
-	return p.Flow + " " + field(p.Tenant) + " " + strconv.FormatInt(p.Weight, 10) + " " + field(p.Key)
+	text := p.Flow + " " + field(p.Tenant) + " " + strconv.FormatInt(p.Weight, 10) + " " + field(p.Key)
+	if p.Since > 0 { // it is a part of the key to the scripts, which return it
+		text += ":" + strconv.FormatInt(p.Since, 10)
+	}
+	return text
+}
+
+// readKey reads a key and since when its ticket of a rank waits.
+func readKey(text string, rank int64) (key string, since int64) {
+	key, began, _ := strings.Cut(text, ":")
+	since, _ = strconv.ParseInt(began, 10, 64)
+	return unfield(key), cmp.Or(since, joinedAt(rank))
 }
 
 // text returns it as an argument. What is about no window comes last: see own_text in

@@ -88,7 +88,7 @@ func (r *Runner) Flows(ctx context.Context, policy string, do func(flows []strin
 // A Ticket is one that waits in a line.
 type Ticket struct {
 	Flow, Costs, Key string
-	Rank             int64
+	Since            int64 // when it began to wait (us)
 }
 
 // ReadTicket reads "costs |VALUES key", behind its rank of 16 digits, as lua/line.lua keeps it.
@@ -100,7 +100,9 @@ func ReadTicket(name, record string) (Ticket, error) {
 		return Ticket{}, &ReplyError{fmt.Sprintf("ticket %q", name)}
 	}
 	queue, _, _ := strings.Cut(name, "/")
-	return Ticket{Flow: queue + f[1], Costs: cmp.Or(f[0], "requests=1"), Key: unfield(f[2]), Rank: rank}, nil
+	t := Ticket{Flow: queue + f[1], Costs: cmp.Or(f[0], "requests=1")}
+	t.Key, t.Since = readKey(f[2], rank)
+	return t, nil
 }
 
 // Tickets calls do for pages of the tickets in the policy's line, by their queues, IDs and flows,

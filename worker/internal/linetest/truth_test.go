@@ -1,6 +1,7 @@
 package linetest
 
 import (
+	"context"
 	"log/slog"
 	"testing"
 	"testing/synctest"
@@ -84,6 +85,33 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		publish(2, other, throttle.Policy{Name: "third", Windows: p.Windows})
 		if state, err = store.State(t.Context()); err != nil || len(state.Removed) > 0 {
 			t.Errorf("nobody waits for what was removed: %+v, %v", state.Removed, err)
+		}
+	})
+}
+
+// The longest wait counts from when a task began to wait, also after its call was refused.
+func TestTheLongestWaitOutlastsARefusal(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
+		refuse := func(ctx context.Context, task *asynq.Task) error {
+			if id, _ := asynq.GetTaskID(ctx); id == "acme-0000" {
+				return s.Ok(ctx, task)
+			}
+			return worker.RetryAfter(10 * time.Minute)
+		}
+		s.Serve(refuse, sitetest.Calm)
+		begin := time.Now()
+		s.EnqueueMany("acme", 0, 3)
+		for i, wait := range []time.Duration{30 * time.Second, 5 * time.Minute, 20 * time.Minute} {
+			time.Sleep(wait)
+			st, err := inspect.Of(s.Limiter).State(t.Context(), inspect.Query{Policy: "api"})
+			if err != nil || len(st.Tenants) != 1 || st.Tenants[0].Waiting != 2 {
+				t.Fatalf("%+v, %v", st, err)
+			}
+			if waited := st.Tenants[0].Oldest.Sub(begin); waited > 2*time.Second {
+				t.Errorf("look %d: the oldest waits since %v after the start: %+v", i, waited, st.Tenants[0])
+			}
 		}
 	})
 }

@@ -184,7 +184,7 @@ func (l *line) oldest(ctx context.Context, flows []*tenantFlow) error {
 			for i, f := range flows {
 				key := prefix + "f:" + f.name
 				first[i][0] = pipe.ZRangeArgs(ctx, redis.ZRangeArgs{Key: key, Start: script.LineZero, Stop: "+inf", ByScore: true, Count: 1})
-				first[i][1] = pipe.ZRangeArgs(ctx, redis.ZRangeArgs{Key: key, Start: "-inf", Stop: script.LineZero, ByScore: true, Rev: true, Count: 1})
+				first[i][1] = pipe.ZRangeArgs(ctx, redis.ZRangeArgs{Key: key, Start: script.LineZero, Stop: "-inf", ByScore: true, Rev: true, Count: 1})
 			}
 			return nil
 		})

@@ -41,7 +41,7 @@ func init() {
 		work := work
 		switch os.Getenv(callsEnv) {
 		case "":
-		case quick:
+		case quick, quickPlain:
 			work = workQuickly
 		default:
 			work = workAtOnce
@@ -265,8 +265,11 @@ func TestWorkerIsTerminated(t *testing.T) {
 	})
 }
 
-// quick is the callsEnv of a worker process whose handlers note the start of a task, and end.
-const quick = "quick"
+// These are the callsEnv of worker processes whose handlers note the start of a task, and end.
+const (
+	quick      = "quick"
+	quickPlain = "quick, with plain asynq"
+)
 
 func workQuickly(addr, _ string) error {
 	client := redis.NewClient(&redis.Options{Addr: addr})
@@ -275,54 +278,71 @@ func workQuickly(addr, _ string) error {
 	if err != nil {
 		return err
 	}
-	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: addr}, asynq.Config{
-		Concurrency: 2, LogLevel: asynq.FatalLevel, TaskCheckInterval: 10 * time.Millisecond,
-	}, worker.Config{Limiter: limiter})
+	opt := asynq.RedisClientOpt{Addr: addr}
+	config := asynq.Config{Concurrency: 2, LogLevel: asynq.FatalLevel, TaskCheckInterval: 10 * time.Millisecond}
+	handler := asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		id, _ := asynq.GetTaskID(ctx)
+		return client.SAdd(ctx, "started", id).Err()
+	})
+	if os.Getenv(callsEnv) == quickPlain {
+		return asynq.NewServer(opt, config).Run(handler)
+	}
+	server, err := worker.NewServer(opt, config, worker.Config{Limiter: limiter})
 	if err != nil {
 		return err
 	}
-	return server.Run(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
-		id, _ := asynq.GetTaskID(ctx)
-		return client.SAdd(ctx, "started", id).Err()
-	}))
+	return server.Run(handler)
 }
 
-// Workers are killed whose tasks are quick, so that they pick more of them than they have slots. The
-// tasks that did not start lose no retry: of those that wait for a slot, none is archived.
+// Workers are killed whose tasks are quick, so that they pick more of them than they have slots. As with
+// plain asynq, no more tasks lose a retry than the worker had slots. SLUICE_LONG=1 kills 20 of each.
 func TestTasksOfKilledWorkersThatNeverStarted(t *testing.T) {
 	const slots, tasks = 2, 400
+	kills := 1
+	if os.Getenv("SLUICE_LONG") != "" {
+		kills = 20
+	}
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(100_000, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		for name, enqueue := range map[string]func(from, n int, opts ...asynq.Option){
-			"in line": func(from, n int, opts ...asynq.Option) { s.JoinMany(s.Client(s.Limiter), "acme", from, n, opts...) },
-			"pending": func(from, n int, opts ...asynq.Option) { s.EnqueueMany("acme", from, n, opts...) },
+		for _, row := range []struct {
+			name, calls string
+			enqueue     func(tenant string, from, n int, opts ...asynq.Option)
+		}{
+			{"plain asynq", quickPlain, s.EnqueueMany},
+			{"pending", quick, s.EnqueueMany},
+			{"in line", quick, func(tenant string, from, n int, opts ...asynq.Option) {
+				s.JoinMany(s.Client(s.Limiter), tenant, from, n, opts...)
+			}},
 		} {
-			s.Redis.FlushAll(t.Context())
-			enqueue(0, tasks, asynq.MaxRetry(0))
-			cmd, ended, _ := process(s, "", callsEnv+"="+quick)
-			s.Wait("some have run", func() bool { return s.Redis.SCard(t.Context(), "started").Val() > 50 })
-			cmd.Process.Kill()
-			waitEnd(s, ended)
-			active := s.Redis.LLen(t.Context(), "asynq:{default}:active").Val()
-			lapse(s)
-			cmd, ended, _ = process(s, "", callsEnv+"="+quick)
-			s.Wait("nothing waits", func() bool {
-				q, err := s.Inspector.GetQueueInfo("default")
-				return err == nil && q.Active+q.Pending+q.Scheduled == 0
-			})
-			cmd.Process.Kill()
-			waitEnd(s, ended)
-			archived, err := s.Inspector.ListArchivedTasks("default")
-			sitetest.Must(t, err)
-			never := 0
-			for _, task := range archived {
-				if !s.Redis.SIsMember(t.Context(), "started", task.ID).Val() {
-					never++
+			active, lost, never := 0, 0, 0
+			for range kills {
+				s.Redis.FlushAll(t.Context())
+				s.Redis.SAdd(t.Context(), "asynq:queues", "default") // clients have done so once
+				row.enqueue("acme", 0, tasks, asynq.MaxRetry(0))
+				cmd, ended, _ := process(s, "", callsEnv+"="+row.calls)
+				s.Wait("some have run", func() bool { return s.Redis.SCard(t.Context(), "started").Val() > 50 })
+				cmd.Process.Kill()
+				waitEnd(s, ended)
+				active += int(s.Redis.LLen(t.Context(), "asynq:{default}:active").Val())
+				lapse(s)
+				cmd, ended, _ = process(s, "", callsEnv+"="+row.calls)
+				s.Wait("nothing waits", func() bool {
+					q, err := s.Inspector.GetQueueInfo("default")
+					return err == nil && q.Active+q.Pending+q.Scheduled == 0
+				})
+				cmd.Process.Kill()
+				waitEnd(s, ended)
+				archived, err := s.Inspector.ListArchivedTasks("default")
+				sitetest.Must(t, err)
+				if lost += len(archived); len(archived) > slots {
+					t.Errorf("%s: %d tasks are archived: the worker had %d slots", row.name, len(archived), slots)
+				}
+				for _, task := range archived {
+					if !s.Redis.SIsMember(t.Context(), "started", task.ID).Val() {
+						never++
+					}
 				}
 			}
-			t.Logf("%s: %d were active, %d archived, %d of them had not started", name, active, len(archived), never)
-			if len(archived) > slots {
-				t.Errorf("%s: %d tasks are archived: the worker had %d slots", name, len(archived), slots)
-			}
+			t.Logf("%s, %d kills: %d were active, %d archived, %d of them had not started", row.name, kills, active, lost, never)
 		}
 	})
 }

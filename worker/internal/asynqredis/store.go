@@ -50,14 +50,11 @@ func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, a
 	}
 	for some := range slices.Chunk(tasks, maxBatch) {
 		var lines []any
-		for _, task := range some {
+		args := append(make([]any, 0, 5+4*len(some)), prefix(queue)+"t:", score(at), until(at), len(some))
+		for i, task := range some {
 			if !slices.Contains(lines, any(task.Line)) {
 				lines = append(lines, task.Line)
 			}
-		}
-		args := make([]any, 0, 4+len(lines)+4*len(some))
-		args = append(append(args, prefix(queue)+"t:", score(at), until(at), len(lines)), lines...)
-		for i, task := range some {
 			lock := ""
 			if task.Lock != "" {
 				lock = strconv.Itoa(task.LockFor) + ":" + task.Lock
@@ -65,7 +62,7 @@ func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, a
 			mark := Mark(task.Message.JoinKey(), now, call+"."+strconv.Itoa(len(results)+i))
 			args = append(args, task.ID, []byte(task.Message), mark, lock)
 		}
-		reply, err := c.run(ctx, "store", queue, into, args...).Int64Slice()
+		reply, err := c.run(ctx, "store", queue, into, append(args, lines...)...).Int64Slice()
 		if err != nil {
 			return results, err
 		}

@@ -11,7 +11,7 @@ end
 -- is_stopped reports whether a task must not start: its firing is paused, cancelled or outside its hours.
 local firings = {}
 local function is_stopped(prefix, id)
-  local name = string.match(id, '^sluice%-batch:(.+):%d+$')
+  local name = string.byte(id) == 115 and string.match(id, '^sluice%-batch:(.+):%d+$') -- "s"
   if name and firings[name] == nil then
     local key = string.sub(prefix, 1, -3) .. 'sluice:batch:' .. name
     local found = redis.call('HMGET', key, 'want', 'closes')

@@ -26,18 +26,14 @@ func functions(t *testing.T, name string) (names []string) {
 	t.Helper()
 	if strings.HasSuffix(name, ".lua") {
 		text, err := os.ReadFile(filepath.Join(root, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, m := range luaFunction.FindAllStringSubmatch(string(text), -1) {
 			names = append(names, m[1]+m[2])
 		}
 		return names
 	}
 	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, name), nil, parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, decl := range file.Decls {
 		f, ok := decl.(*ast.FuncDecl)
 		switch {
@@ -63,9 +59,7 @@ func TestNamedFilesAndFunctionsExist(t *testing.T) {
 	pages := files(t, ".md")
 	var folders []string
 	entries, err := os.ReadDir(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, entry := range entries {
 		if entry.IsDir() {
 			folders = append(folders, entry.Name())
@@ -111,9 +105,7 @@ func TestNamedFilesAndFunctionsExist(t *testing.T) {
 // The table of direct dependencies is that of go.mod.
 func TestDependenciesAreListed(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "go.mod"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var needed, listed []string
 	for _, m := range require.FindAllStringSubmatch(string(text), -1) { // no "// indirect" behind it
 		needed = append(needed, m[1])

@@ -32,14 +32,10 @@ func findsTests(t *testing.T, pattern, folder string) bool {
 	t.Helper()
 	matches := regexp.MustCompile(`^(Test|Example).*` + pattern + `|^` + pattern)
 	paths, err := filepath.Glob(filepath.Join(root, folder, "*_test.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, path := range paths {
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, decl := range file.Decls {
 			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil && matches.MatchString(f.Name.Name) {
 				return true

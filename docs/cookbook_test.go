@@ -94,9 +94,7 @@ func policiesOfCookbook(t *testing.T) []throttle.Policy {
 func TestTheCookbookWorks(t *testing.T) {
 	policies := policiesOfCookbook(t)
 	limiter, err := limiterOf(throttletest.InMemory(t).Client(t), policies)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx := t.Context()
 	for i, granted := range []bool{true, true, false} {
 		d, err := limiter.Reserve(ctx, throttle.Request{Policy: "reports", Tenant: "acme"})
@@ -111,19 +109,13 @@ func TestTheCookbookWorks(t *testing.T) {
 	api := httptest.NewServer(http.NotFoundHandler())
 	defer api.Close()
 	transport, err := transportOf(limiter)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	resp, err := (&http.Client{Transport: transport}).Get(api.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	resp.Body.Close()
 
 	limit, err := middlewareOf(limiter)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	webhooks := limit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	refused := 0
 	for range 101 {

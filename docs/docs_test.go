@@ -43,9 +43,7 @@ func files(t *testing.T, suffix string) map[string]string {
 		found[filepath.ToSlash(name)] = string(text)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(found) == 0 {
 		t.Fatalf("no file ends in %q: is the test looking in the wrong place?", suffix)
 	}
@@ -304,5 +302,13 @@ func TestProgramsPrintWhatThePageSays(t *testing.T) {
 				t.Errorf("%s says:\n%s\nthe program says:\n%s", p.where, p.want, got)
 			}
 		})
+	}
+}
+
+// must fails by an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

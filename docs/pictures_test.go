@@ -76,9 +76,7 @@ func TestThePictureOfPriorities(t *testing.T) {
 		}
 		for begin := time.Now(); time.Since(begin) < trackFor-2*time.Second; time.Sleep(trackStep) {
 			taken, err := line.Take(t.Context(), throttle.TakeOptions{Queues: queues, Max: throttle.MaxTake})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for _, ticket := range taken.Tickets {
 				tr := of[ticket.Queue]
 				tr.grants = append(tr.grants, time.Since(begin)+time.Second)
@@ -92,9 +90,7 @@ func TestThePictureOfPriorities(t *testing.T) {
 func upToDate(t *testing.T, path, want string) {
 	t.Helper()
 	if *draw {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(want), 0o644))
 	}
 	if got, err := os.ReadFile(path); err != nil || string(got) != want {
 		t.Errorf("%s is not what is drawn now (%v): run this test with -draw", path, err)
@@ -113,9 +109,7 @@ func (tr *track) run(t *testing.T) {
 	for ; time.Since(begin) < trackFor; time.Sleep(trackStep) {
 		for {
 			d, err := limiter.Reserve(ctx, throttle.Request{Policy: "p"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if !d.Granted {
 				break
 			}

@@ -51,23 +51,15 @@ type batchDesk struct {
 func newBatchDesk(t *testing.T, handler asynq.HandlerFunc) batchDesk {
 	d := batchDesk{newDesk(t, nightly, ""), throttletest.Redis(t)}
 	policies, err := policyfile.Load(d.path("policies.yml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	client := redis.NewClient(&redis.Options{Addr: d.addr})
 	t.Cleanup(func() { client.Close() })
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config := asynq.Config{LogLevel: asynq.FatalLevel, DelayedTaskCheckInterval: time.Second}
 	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: d.addr}, config, worker.Config{Limiter: limiter})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := server.Start(handler); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, server.Start(handler))
 	t.Cleanup(server.Shutdown)
 	return d
 }

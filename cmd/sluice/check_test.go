@@ -87,9 +87,7 @@ policies:
 		}
 		Warnings []string
 	}
-	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(e.stdout), &got))
 	if w := got.Policies[0].Windows[3]; w.Name != "spend" || w.Limit != 90000 || w.Period != "1h" || w.Unit != "tokens" ||
 		!slices.Equal(w.Per, []string{"tenant"}) || w.Algorithm != "gcra" || w.Burst != 20000 {
 		t.Errorf("spend is %+v", w)

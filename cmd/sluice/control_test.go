@@ -112,18 +112,12 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		// Tasks of two tenants wait behind a full window.
 		asynqs := asynq.RedisClientOpt{Addr: client.Options().Addr}
 		policies, err := policyfile.Load(d.path("policies.yml"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		policies[0].Windows[1].Limit = 1
 		limiter, err := throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.DiscardHandler), Policies: policies})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		tasks, err := worker.NewClient(asynqs, worker.ClientConfig{Limiter: limiter})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer tasks.Close()
 		for i := range 6 {
 			id := worker.Identity{Tenant: []string{"acme", "zeta"}[i%2]}
@@ -136,9 +130,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		}
 		wait := func() int64 {
 			n, err := limiter.Line("api").Len(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return n
 		}
 		says(run("drop", "api", "acme"), `tenant "acme" of api: would archive 3 waiting tasks. Nothing is changed: --yes does it.`)
@@ -182,9 +174,7 @@ func TestDropSaysWhatAsynqDoesNotKeep(t *testing.T) {
 	d := newLiveDesk(t)
 	client := throttletest.Client(t, d.addr)
 	tasks, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer tasks.Close()
 	for range 4 { // one of them fits
 		if _, err := tasks.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil)); err != nil {

@@ -178,9 +178,7 @@ func TestAQueueIsNamedByItsFiles(t *testing.T) {
 	t.Chdir(dir)
 	name := func(c RunCommand) string {
 		name, err := c.queueName()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return name
 	}
 	names := []string{

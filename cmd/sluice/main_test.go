@@ -274,9 +274,7 @@ func TestHelpTeachesByExample(t *testing.T) {
 func TestDocsKnowEveryFlag(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/reference/sluice.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	docs := string(text)
 	var know func(commands []*cli.Command)
 	know = func(commands []*cli.Command) {
@@ -337,18 +335,14 @@ func TestHelpShowsWhatWorks(t *testing.T) {
 	t.Parallel()
 	for _, page := range []string{"run", "batch", "check"} {
 		text, err := helpTexts.ReadFile("help/" + page + ".txt")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, policies, _ := strings.Cut(string(text), "\n  policies:\n")
 		policies, _, _ = strings.Cut(policies, "\n\n")
 		d := newDesk(t, "policies:\n"+strings.ReplaceAll(policies, "\n  ", "\n")[2:], "")
 		runMain(t.Context(), "", "check", d.path("policies.yml")).want(t, exitDone)
 	}
 	text, err := helpTexts.ReadFile("help/run.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	between := func(begin, end string) string {
 		_, rest, _ := strings.Cut(string(text), begin)
 		part, _, found := strings.Cut(rest, end)
@@ -415,3 +409,11 @@ func TestUnknownCommands(t *testing.T) {
 
 // columns takes the padding out of a table.
 func columns(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+// must fails by an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -53,9 +53,7 @@ func TestThePageIsServed(t *testing.T) {
 	}
 	url := regexp.MustCompile(`http://\S+`).FindString(line.text.String())
 	resp, err := http.Get(url + "?policy=api")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil || !strings.Contains(string(text), "<bdi>acme</bdi>") {

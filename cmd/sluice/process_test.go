@@ -45,9 +45,7 @@ policies:
 		cmd := program(args...)
 		var stdout, stderr bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, cmd.Start())
 		for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 			if out, _ := os.ReadFile(d.path("out.jsonl")); bytes.Count(out, []byte("\n")) >= 12 {
 				break

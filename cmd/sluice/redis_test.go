@@ -142,9 +142,7 @@ func TestRedisIsReachedByTLS(t *testing.T) {
 func newCluster(t *testing.T, args ...string) *redis.Client {
 	args = append(args, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1")
 	admin := throttletest.Client(t, throttletest.Redis(t, args...))
-	if err := admin.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, admin.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err())
 	waitFor(t, "the cluster", func() bool {
 		info, err := admin.ClusterInfo(t.Context()).Result()
 		return err == nil && strings.Contains(info, "cluster_state:ok")
@@ -160,13 +158,9 @@ func newSentinel(t *testing.T, master string, args ...string) string {
 	config := filepath.Join(t.TempDir(), "sentinel.conf")
 	text := fmt.Sprintf("port %s\nbind 127.0.0.1\ndir %s\nsentinel monitor mymaster %s %s 1\n",
 		portOf(addr), filepath.Dir(config), host, port)
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(config, []byte(text), 0o600))
 	cmd := exec.Command("redis-server", slices.Concat([]string{config, "--sentinel"}, args)...)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	watched := redis.NewSentinelClient(&redis.Options{Addr: addr})
 	defer watched.Close()
@@ -213,9 +207,7 @@ func TestRedisIsReachedBySocket(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
 	dir, err := os.MkdirTemp("", "") // a test's own directory can be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "s")
 	admin := throttletest.Client(t, throttletest.Redis(t, "--unixsocket", socket))
@@ -246,9 +238,7 @@ policies:
 			t.Errorf("%d calls", r.total())
 		}
 		keys, err := client.Keys(t.Context(), "*sluice:{api}:*").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		seen := map[string]bool{}
 		for _, key := range keys {
 			prefix, _, _ := strings.Cut(key, "sluice:{")
@@ -277,17 +267,13 @@ func newCerts(t *testing.T) certs {
 	dir := t.TempDir()
 	write := func(name, kind string, der []byte) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
 		return path
 	}
 	serial := int64(0)
 	sign := func(name string, template, parent *x509.Certificate, by *ecdsa.PrivateKey) (cert, keyFile string, key *ecdsa.PrivateKey) {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if by == nil {
 			by = key
 		}
@@ -295,13 +281,9 @@ func newCerts(t *testing.T) certs {
 		template.SerialNumber, template.Subject = big.NewInt(serial), pkix.Name{CommonName: name}
 		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
 		der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return write(name+".crt", "CERTIFICATE", der), write(name+".key", "PRIVATE KEY", keyDER), key
 	}
 	ca := &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}

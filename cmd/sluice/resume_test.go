@@ -94,18 +94,14 @@ func TestRunTakesOver(t *testing.T) {
 			once(7)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/old"}
 {"id":"known","tenant":"t0","url":"URL/known"}
 `, "URL", r.URL)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		enqueuer := asynq.NewClientFromRedisClient(client)
 		for _, job := range list {
 			body, _ := json.Marshal(payload{job, time.Now()})
 			task := worker.NewTask(worker.Identity{Tenant: job.Tenant}, job.Type, body)
 			_, err := enqueuer.Enqueue(task, asynq.MaxRetry(job.MaxRetry),
 				asynq.Queue(queue), asynq.Retention(time.Hour), asynq.TaskID(job.ID))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		}
 		key := "asynq:{" + queue + "}:"
 		for _, id := range []string{"/0", "/1", "known"} { // as a worker leaves a task that dies with it
@@ -135,9 +131,7 @@ func TestRunWaitsToBeAlone(t *testing.T) {
 	addr := throttletest.Miniredis(t).Addr()
 	config := asynq.Config{Queues: map[string]int{"shared": 1}, LogLevel: asynq.FatalLevel}
 	other := asynq.NewServer(asynq.RedisClientOpt{Addr: addr}, config)
-	if err := other.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })); err != nil {
-		t.Fatal(err)
-	}
+	must(t, other.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })))
 	defer other.Shutdown()
 	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: addr})
 	defer inspector.Close()

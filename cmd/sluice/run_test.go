@@ -68,9 +68,7 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 		}
 
 		var s drain.Summary
-		if err := json.Unmarshal([]byte(e.stdout), &s); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal([]byte(e.stdout), &s))
 		if s.Jobs != 8 || s.Succeeded != 5 || s.Failed != 3 || s.Dequeues != 11+s.Denials || s.Seconds <= 0 {
 			t.Errorf("%+v", s)
 		}
@@ -81,9 +79,7 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 func closedPort(t *testing.T) string {
 	t.Helper()
 	port, err := servers.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return fmt.Sprint("127.0.0.1:", port)
 }
 

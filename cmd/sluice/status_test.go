@@ -43,15 +43,11 @@ type liveDesk struct {
 func newLiveDesk(t *testing.T) liveDesk {
 	d := liveDesk{desk: newDesk(t, livePolicies, ""), addr: throttletest.Redis(t)}
 	policies, err := policyfile.Load(d.path("policies.yml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	client := redis.NewClient(&redis.Options{Addr: d.addr})
 	t.Cleanup(func() { client.Close() })
 	counter, err := usage.New(usage.Config{Client: client, Every: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d.flush = counter.Close
 	if d.limiter, err = throttle.New(throttle.Config{
 		Client: client, Name: "worker-7", Observer: counter.Observer(throttle.Observer{}), Policies: policies,
@@ -66,9 +62,7 @@ func (d liveDesk) reserves(t *testing.T, tenant, ticket string) throttle.Decisio
 	t.Helper()
 	r := throttle.Request{Policy: "api", Tenant: tenant, Ticket: throttle.Ticket{Queue: "0a/default", ID: ticket}}
 	decision, err := d.limiter.Reserve(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return decision
 }
 
@@ -174,9 +168,7 @@ func TestDoctorSaysWhatIsWrong(t *testing.T) {
 		len(got.Findings) != 1 || !strings.Contains(got.Findings[0], "noeviction") {
 		t.Errorf("exit code %d, %v:\n%s", e.code, err, e.stdout)
 	}
-	if err := client.Do(t.Context(), "acl", "setuser", "half", "on", "nopass", "~*", "+@all", "-set", "-info").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.Do(t.Context(), "acl", "setuser", "half", "on", "nopass", "~*", "+@all", "-set", "-info").Err())
 	e = runMain(t.Context(), "", "doctor", "--policies", d.path("policies.yml"), "--redis", "redis://half:any@"+d.addr)
 	if e.want(t, exitFailed); !strings.Contains(e.stdout, "finding: redis: its user may not call set: must be allowed") {
 		t.Errorf("%s", e.stdout)
@@ -191,9 +183,7 @@ func TestExplainSaysWhyATaskWaits(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t)
 	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer client.Close()
 	d.reserves(t, "zeta", "z1")
 	d.flush()

@@ -72,9 +72,7 @@ func TestLinesWithoutAPolicyAreTold(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t)
 	store, err := control.NewStore(d.limiter.Config().Client, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	publish := func(version int64, policies ...throttle.Policy) {
 		t.Helper()
 		if _, err := store.Publish(t.Context(), policies, version, control.By{Who: "ada", Why: "test"}); err != nil {

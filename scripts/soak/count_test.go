@@ -257,16 +257,12 @@ func TestAJobFailsAsOftenAsItIsTo(t *testing.T) {
 		{"always", false, true}, {"always", false, true}, {"always", false, true},
 	} {
 		var v Verdict
-		if err := calls.Start(Started{Task: row.task}, &v); err != nil {
-			t.Fatal(err)
-		}
+		must(t, calls.Start(Started{Task: row.task}, &v))
 		if v.Fail != row.fail || v.Panic != (row.task == "always") {
 			t.Errorf("%+v: %+v", row, v)
 		}
 		if !row.killed {
-			if err := calls.End(Ended{v.Run, v.Fail}, &None{}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, calls.End(Ended{v.Run, v.Fail}, &None{}))
 		}
 	}
 	if n := calls.journal.begun(); n != 8 {

@@ -58,9 +58,7 @@ func TestSoakOfASecond(t *testing.T) {
 		Seed    uint64
 		Figures []figure
 	}
-	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(out.Bytes(), &report))
 	got := map[string]figure{}
 	for _, f := range report.Figures {
 		got[f.Name] = f

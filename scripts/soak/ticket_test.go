@@ -14,18 +14,14 @@ func TestWaitingTasks(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{soakPolicy()}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		ids := []string{"!x", "0b6e1a5c-7d1f-4c0e-9a53-1f0e2d3c4b5a", "a/b c%20", "task-00001"}
 		var requests []throttle.Request
 		for _, id := range ids {
 			requests = append(requests, throttle.Request{Tenant: "acme", Ticket: throttle.Ticket{Queue: "redis%2F" + queue, ID: id}})
 		}
 		places, err := limiter.Line(policyName).Join(t.Context(), requests)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, p := range places {
 			if p.Err != nil {
 				t.Fatal(p.Err)

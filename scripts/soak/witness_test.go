@@ -70,16 +70,12 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 		}, {
 			Name: "roomy", Match: []string{"taken"}, Windows: []throttle.Window{{Name: "many", Limit: 100, Period: time.Hour}},
 		}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil || !d.Granted {
 			t.Fatal(d, err)
 		}
 		server, err := worker.NewServer(w.opt("w.1"), quick(2), worker.Config{Limiter: limiter})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		plain := asynq.NewClient(w.opt("producer"))
 		defer plain.Close()
 		for id, opts := range map[string][]asynq.Option{
@@ -92,9 +88,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 			}
 		}
 		joiner, err := worker.NewClient(w.opt("producer"), worker.ClientConfig{Limiter: limiter})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer joiner.Close()
 		before := w.proxy.drawn(enqueues)
 		for _, result := range joiner.EnqueueBatch(t.Context(), []*asynq.Task{
@@ -278,4 +272,12 @@ func TestLostRepliesOfEnqueues(t *testing.T) {
 			t.Error("a unique task was enqueued, and nobody saw it")
 		}
 	})
+}
+
+// must fails by an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

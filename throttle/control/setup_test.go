@@ -20,9 +20,7 @@ func policy(name string, limit int64) throttle.Policy {
 func newStore(t testing.TB, client redis.UniversalClient) *control.Store {
 	t.Helper()
 	s, err := control.NewStore(client, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
@@ -41,18 +39,14 @@ func newLimiter(t testing.TB, c throttle.Config) *throttle.Limiter {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	l, err := throttle.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return l
 }
 
 func follow(t testing.TB, l *throttle.Limiter, s *control.Store) {
 	t.Helper()
 	f, err := control.Follow(t.Context(), control.FollowConfig{Limiter: l, Logger: slog.New(slog.DiscardHandler), Store: s})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { f.Close() })
 }
 
@@ -60,9 +54,7 @@ func follow(t testing.TB, l *throttle.Limiter, s *control.Store) {
 func granted(t testing.TB, l *throttle.Limiter, policy, tenant string) bool {
 	t.Helper()
 	d, err := l.Reserve(t.Context(), throttle.Request{Policy: policy, Tenant: tenant})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return d.Granted
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
@@ -56,9 +57,7 @@ func TestGoodFilesSayWhatTheyMean(t *testing.T) {
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			policies, err := policyfile.Load(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			usable(t, policies)
 			golden := strings.TrimSuffix(file, ".good.yml") + ".golden"
 			want, _ := os.ReadFile(golden)
@@ -93,9 +92,7 @@ func TestBadFilesAreRefusedWithTheirLines(t *testing.T) {
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			data, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			policies, err := policyfile.Parse(filepath.Base(file), data)
 			if err == nil || policies != nil {
 				t.Fatalf("read as\n%s", describe(policies))
@@ -134,13 +131,9 @@ func key(field string) string {
 // Policy files have a key for each field of package throttle.
 func TestEveryFieldCanBeWritten(t *testing.T) {
 	policies, err := policyfile.Load("testdata/everything.good.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	reference, err := os.ReadFile("../../docs/reference/policies.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	written := map[string]bool{}
 	note := func(value any) {
 		v := reflect.ValueOf(value)
@@ -174,9 +167,7 @@ func TestEveryFieldCanBeWritten(t *testing.T) {
 
 func TestReferenceExamples(t *testing.T) {
 	reference, err := os.ReadFile("../../docs/reference/policies.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	examples := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```").FindAllSubmatch(reference, -1)
 	if len(examples) == 0 {
 		t.Fatal("no examples")
@@ -201,17 +192,13 @@ func TestReferenceExamples(t *testing.T) {
 // Each message that the reference shows is caused by some bad file.
 func TestReferenceMessages(t *testing.T) {
 	reference, err := os.ReadFile("../../docs/reference/policies.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	place := regexp.MustCompile(`^policyfile: [^ :]+(:\d+)?: `)
 	known := map[string]bool{}
 	files, _ := filepath.Glob("testdata/*.bad.yml")
 	for _, file := range files {
 		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		for _, message := range wants(data) {
 			known[place.ReplaceAllString(message, "")] = true
 		}
@@ -235,9 +222,7 @@ policies:
       - {name: absent, limit: 1, period: 1s}
       - {name: shared, limit: 1, period: 1s, per: []}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	if scope := policies[0].Windows[0].Scope; scope != (throttle.Scope{}) {
 		t.Errorf("without per: %v, want the tenant", scope)
 	}
@@ -277,9 +262,7 @@ func FuzzParse(f *testing.F) {
 	files, _ := filepath.Glob("testdata/*.yml")
 	for _, file := range files {
 		data, err := os.ReadFile(file)
-		if err != nil {
-			f.Fatal(err)
-		}
+		limitertest.Must(f, err)
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -308,9 +291,7 @@ func TestProviderFiles(t *testing.T) {
 		t.Fatalf("%d files in %s", len(files), dir)
 	}
 	readme, err := os.ReadFile(dir + "README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	var all []throttle.Policy
 	for _, file := range files {
 		policies, err := policyfile.Load(file)
@@ -324,9 +305,7 @@ func TestProviderFiles(t *testing.T) {
 		}
 		all = append(all, policies...)
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		for _, shape := range []string{`(?m)^# Source: https://\S+$`, `(?m)^# Read:   20\d\d-\d\d-\d\d\b`} {
 			if !regexp.MustCompile(shape).Match(text) {
 				t.Errorf("%s: no line matches %s", file, shape)

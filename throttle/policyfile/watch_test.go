@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
@@ -28,12 +29,8 @@ func TestAFileIsWatched(t *testing.T) {
 		var refuse atomic.Bool
 		write := func(text string) {
 			t.Helper()
-			if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Rename(path+".new", path); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, os.WriteFile(path+".new", []byte(text), 0o600))
+			limitertest.Must(t, os.Rename(path+".new", path))
 			time.Sleep(2 * time.Second)
 		}
 		good := func(limit string) string {
@@ -59,9 +56,7 @@ func TestAFileIsWatched(t *testing.T) {
 		refuse.Store(true)
 		write(good("4"))
 		refuse.Store(false)
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, os.Remove(path))
 		time.Sleep(3 * time.Second)
 		write(good("5"))
 		stop()
@@ -82,9 +77,7 @@ func TestAFileIsWatched(t *testing.T) {
 
 func TestAWatchThatCanPutNothingInForceEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "policies.yml")
-	if err := os.WriteFile(path, []byte("policies: [{name: p, windows: [{name: w, period: 1s, limit: 1}]}]"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, os.WriteFile(path, []byte("policies: [{name: p, windows: [{name: w, period: 1s, limit: 1}]}]"), 0o600))
 	for _, path := range []string{path, path + ".missing"} {
 		var journal bytes.Buffer
 		policyfile.Watch(t.Context(), path, policyfile.WatchConfig{Logger: slog.New(slog.NewTextHandler(&journal, nil))})

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/promthrottle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -24,9 +25,7 @@ import (
 func series(t *testing.T, registry *prometheus.Registry) (lines []string) {
 	t.Helper()
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	for _, family := range families {
 		for _, m := range family.GetMetric() {
 			var labels []string
@@ -61,9 +60,7 @@ func limiter(t *testing.T, client redis.UniversalClient, metrics *promthrottle.M
 			{Name: "hour", Limit: 2, Period: time.Hour}, {Name: "all", Limit: 10, Period: time.Hour, Scope: throttle.ScopeShared},
 		}}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	return l
 }
 
@@ -71,9 +68,7 @@ func metrics(t *testing.T, tenant func(string) string) (*promthrottle.Metrics, *
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
 	m, err := promthrottle.New(promthrottle.Config{Registerer: registry, Tenant: tenant})
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	return m, registry
 }
 
@@ -95,9 +90,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 		var granted throttle.Decision
 		for i := range 3 { // the third joins the line
 			d, err := l.Reserve(ctx, ticket("a", fmt.Sprint(i)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			if d.Granted {
 				granted = d
 			}
@@ -152,9 +145,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 		)
 
 		families, err := registry.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		problems, err := promlint.NewWithMetricFamilies(families).Lint()
 		if err != nil || len(problems) > 0 {
 			t.Errorf("promlint: %v, %v", problems, err)
@@ -172,9 +163,7 @@ func TestWaitingInAllShards(t *testing.T) {
 		m, registry := metrics(t, nil)
 		p := throttle.Policy{Name: "api", Shards: 4, Match: []string{"*"}, Windows: []throttle.Window{{Name: "hour", Limit: 2, Period: time.Hour}}}
 		l, err := throttle.New(throttle.Config{Client: client, Observer: m.Observer(), Policies: []throttle.Policy{p}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		m.Watch(l)
 		for i := range 8 {
 			r := throttle.Request{Policy: "api", Tenant: fmt.Sprint("tenant-", i), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
@@ -209,9 +198,7 @@ func TestAScrapeWithoutRedis(t *testing.T) {
 func TestAScrapeWhileRedisHangs(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	defer listener.Close() // nobody accepts
 	client := redis.NewClient(&redis.Options{Addr: listener.Addr().String()})
 	defer client.Close()
@@ -262,9 +249,7 @@ func BenchmarkATask(b *testing.B) {
 	for name, tenant := range map[string]func(string) string{"policies": nil, "tenants": same} {
 		b.Run(name, func(b *testing.B) {
 			m, err := promthrottle.New(promthrottle.Config{Registerer: prometheus.NewRegistry(), Tenant: tenant})
-			if err != nil {
-				b.Fatal(err)
-			}
+			limitertest.Must(b, err)
 			tell := m.Observer()
 			taken := []throttle.TakenTicket{{Decision: throttle.Decision{Granted: true, Policy: "api"}}}
 			names := make([]string, 1000)
@@ -292,9 +277,7 @@ func TestMetricsOfAPolicyWithShards(t *testing.T) {
 		l := limiter(t, client, m)
 		m.Watch(l)
 		p := throttle.Policy{Name: "api", Shards: 4, Windows: []throttle.Window{{Name: "hour", Limit: 1, Period: time.Hour}}}
-		if err := l.SetPolicies([]throttle.Policy{p}); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, l.SetPolicies([]throttle.Policy{p}))
 		for i := range 8 {
 			r := throttle.Request{Tenant: fmt.Sprint("tenant", i), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
 			if _, err := l.Line(l.LineOf("api", r.Tenant)).Join(t.Context(), []throttle.Request{r}); err != nil {

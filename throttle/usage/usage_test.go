@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/throttle/usage"
 )
@@ -21,9 +22,7 @@ import (
 func counted(t *testing.T, client *redis.Client, next throttle.Observer) (*usage.Counter, *throttle.Limiter) {
 	t.Helper()
 	c, err := usage.New(usage.Config{Client: client, Every: time.Hour, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Prefix: "test:"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	l, err := throttle.New(throttle.Config{Client: client, Observer: c.Observer(next), Prefix: "test:", Policies: []throttle.Policy{{
 		Name: "api",
 		Windows: []throttle.Window{
@@ -31,18 +30,14 @@ func counted(t *testing.T, client *redis.Client, next throttle.Observer) (*usage
 			{Name: "tokens", Unit: "tokens", Limit: 1000, Period: time.Hour, Scope: throttle.ScopeShared},
 		},
 	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	return c, l
 }
 
 func top(t *testing.T, client *redis.Client, unit string, n int) string {
 	t.Helper()
 	uses, err := usage.Top(t.Context(), client, usage.TopOptions{Max: n, Policy: "api", Prefix: "test:", Unit: unit})
-	if err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, err)
 	return fmt.Sprint(uses)
 }
 
@@ -193,9 +188,7 @@ func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
 		var stale []throttle.Reservation
 		for range 2 {
 			d, err := l.Reserve(t.Context(), r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			stale = append(stale, d.Reservation)
 			for _, actual := range []int64{40, 70, 70, 100} {
 				if _, err := d.Reservation.Settle(t.Context(), tokens(actual)); err != nil {
@@ -203,9 +196,7 @@ func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
 				}
 			}
 			settled, err := d.Reservation.Settle(t.Context(), tokens(10))
-			if err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, err)
 			if _, err := settled.Settle(t.Context(), tokens(30)); err != nil {
 				t.Fatal(err)
 			}

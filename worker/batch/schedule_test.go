@@ -9,6 +9,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/worker/batch"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 func noTasks(context.Context, batch.Firing, string) iter.Seq2[*asynq.Task, error] {
@@ -18,9 +19,7 @@ func noTasks(context.Context, batch.Firing, string) iter.Seq2[*asynq.Task, error
 func at(t *testing.T, s string) time.Time {
 	t.Helper()
 	parsed, err := time.Parse(time.RFC3339, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	return parsed
 }
 
@@ -63,9 +62,7 @@ func TestTicksAreDueOnTimeOrWhenMissed(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			c.b.Name, c.b.Tasks, c.b.Tenants = "b", noTasks, batch.List("acme")
 			fire, upTo, err := batch.Due(c.b, at(t, c.last), at(t, c.now))
-			if err != nil {
-				t.Fatal(err)
-			}
+			sitetest.Must(t, err)
 			got := ""
 			if !fire.IsZero() {
 				got = fire.UTC().Format(time.RFC3339)

@@ -80,9 +80,7 @@ func (s *site) MakeRedisClient() any { return s.connect() }
 
 func (s *site) ok(err error) {
 	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
+	sitetest.Must(s, err)
 }
 
 // many are windows that never bind.

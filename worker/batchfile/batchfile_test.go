@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
 	"github.com/sluice-go/sluice/worker/batchfile"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // describe returns everything that a batch says, and its tasks.
@@ -39,9 +40,7 @@ func TestGoodFilesAreRead(t *testing.T) {
 	}
 	for _, file := range files {
 		_, batches, err := batchfile.Load(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		got := ""
 		for _, b := range batches {
 			got += describe(b)
@@ -61,9 +60,7 @@ func TestBadFilesSayWhatIsWrong(t *testing.T) {
 	}
 	for _, file := range files {
 		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		var want []string
 		for line := range strings.Lines(string(data)) {
 			if message, ok := strings.CutPrefix(strings.TrimSpace(line), "# want: "); ok {

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
 	"github.com/sluice-go/sluice/worker/batchfile"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // The night of docs/howto/nightly-batches.md, from two to nine past, on fake time.
@@ -23,14 +24,10 @@ func TestTheNightOfTheDocs(t *testing.T) {
 		redisOpt := throttletest.InMemory(t)
 
 		policies, batches, err := batchfile.Load("testdata/nightly.yml")
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		client := redisOpt.Client(t)
 		limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 
 		// In every worker:
 		ran := map[string]int{}
@@ -54,12 +51,8 @@ func TestTheNightOfTheDocs(t *testing.T) {
 			},
 			worker.Config{Limiter: limiter},
 		)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := server.Start(mux); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
+		sitetest.Must(t, server.Start(mux))
 		defer server.Shutdown()
 
 		// In one process or more:
@@ -67,18 +60,14 @@ func TestTheNightOfTheDocs(t *testing.T) {
 			Batches: batches,
 			Client:  worker.ClientConfig{Limiter: limiter},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		defer scheduler.Close()
 		ctx, stop := context.WithCancel(context.Background())
 		done := make(chan error)
 		go func() { done <- scheduler.Run(ctx) }()
 
 		plan, err := scheduler.Plan(ctx, "nightly", batch.PlanOptions{}) // the next tick
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		// One starts every 3 s, the last of 120 after 5:57. What is expected follows within two seconds.
 		const last, follows = "02:05:57", "02:05:59"
 		if expected := plan.Finish.UTC().Format(time.TimeOnly); expected < last || expected > follows ||

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 	"github.com/sluice-go/sluice/worker/page"
 )
 
@@ -26,9 +27,7 @@ func inBubble(t *testing.T, test func(t *testing.T, get func() string, p *page.P
 			Observer: throttle.Observer{Called: func(throttle.Call) { calls.Add(1) }},
 			Policies: []throttle.Policy{{Name: "p", Windows: []throttle.Window{{Name: "w", Limit: 1, Period: 10 * time.Hour}}}},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		for i := range 3 {
 			r := throttle.Request{Policy: "p", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
 			if _, err := limiter.Reserve(t.Context(), r); err != nil {
@@ -36,9 +35,7 @@ func inBubble(t *testing.T, test func(t *testing.T, get func() string, p *page.P
 			}
 		}
 		p, err := page.New(page.Config{Limiter: limiter})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		get := func() string {
 			w := httptest.NewRecorder()
 			p.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/?policy=p", nil))

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 	"github.com/sluice-go/sluice/worker/page"
 )
 
@@ -51,9 +52,7 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 	}
 	windows := []throttle.Window{
 		{Name: "minute", Limit: 2, Period: time.Minute},
@@ -95,9 +94,7 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 func serveSite(t testing.TB, c page.Config) string {
 	t.Helper()
 	p, err := page.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	mux := http.NewServeMux()
 	mux.Handle("/sluice/", http.StripPrefix("/sluice", p))
 	mux.Handle("/sluice", http.StripPrefix("/sluice", p))
@@ -110,9 +107,7 @@ func serveSite(t testing.TB, c page.Config) string {
 // pause pauses the policy, or one tenant of it.
 func (s *site) pause(ctx context.Context, tenant string) {
 	s.Helper()
-	if err := s.control.Pause(ctx, "github", tenant, time.Hour, control.By{Who: "bob", Why: "the API is down"}); err != nil {
-		s.Fatal(err)
-	}
+	sitetest.Must(s, s.control.Pause(ctx, "github", tenant, time.Hour, control.By{Who: "bob", Why: "the API is down"}))
 }
 
 // A visitor is a browser without scripts.
@@ -360,9 +355,7 @@ func TestABadConfigIsRefused(t *testing.T) {
 func TestThePageSaysThatRedisDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	defer listener.Close() // a Redis that hangs: nobody accepts
 	server := throttletest.Miniredis(t)
 	var hangs atomic.Bool
@@ -400,9 +393,7 @@ func TestThePageIsLive(t *testing.T) {
 	defer cancel()
 	r, _ := http.NewRequestWithContext(ctx, "GET", s.url+"live?policy=github", nil)
 	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	defer resp.Body.Close()
 	if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
 		t.Error(got)
@@ -430,9 +421,7 @@ func TestThePageTrustsNobody(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	resp, err := http.Get(strings.TrimSuffix(s.url, "/"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	defer resp.Body.Close()
 	if resp.Request.URL.Path != "/sluice/" {
 		t.Errorf("without a slash: %s", resp.Request.URL)

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 	"github.com/sluice-go/sluice/worker/page"
 )
 
@@ -38,19 +39,13 @@ func busy(t testing.TB, client *redis.Client) *site {
 		{Name: "webhooks", Match: []string{"hook:*"}, Fail: throttle.FailOpen, Windows: []throttle.Window{shared("outbound", 100, s)}},
 	}
 	limiter, err := throttle.New(throttle.Config{Client: client, Name: "worker-7", Policies: policies})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	opt := asynq.RedisClientOpt{Addr: client.Options().Addr}
 	enqueuer, err := worker.NewClient(opt, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	t.Cleanup(func() { enqueuer.Close() })
 	store, err := control.NewStore(client, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	ctx := t.Context()
 	if _, err := store.Publish(ctx, policies, 0, control.By{Who: "ci-deploy", Why: "first version, PR 801"}); err != nil {
 		t.Fatal(err)
@@ -107,17 +102,13 @@ func busy(t testing.TB, client *redis.Client) *site {
 	}
 	serve(ctx)
 	d, err := limiter.Reserve(ctx, throttle.Request{Policy: "llm", Tenant: "beta", Exempt: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	if _, err := d.Reservation.Pause(ctx, 3*time.Minute, "429"); err != nil {
 		t.Fatal(err)
 	}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 	}
 	must(store.Pause(ctx, "github-api", "small", 30*time.Minute, control.By{Who: "on-call", Why: "sends duplicates, INC-31"}))
 	must(store.SetOverride(ctx, throttle.TenantOverride{Policy: "mail", Tenant: hostile, Weight: 4}, time.Hour, control.By{Who: "<b>on-call</b>", Why: "their newsletter, INC-27"}))

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 	"github.com/sluice-go/sluice/worker/tasktrace"
 	"github.com/sluice-go/sluice/worker/workertest"
 )
@@ -79,18 +80,12 @@ func TestWaitsAreSpans(t *testing.T) {
 		limiter, err := throttle.New(throttle.Config{Client: opt.Client(t), Policies: []throttle.Policy{{
 			Name: "api", Match: []string{"api:*"}, Windows: []throttle.Window{{Name: "w", Limit: 1, Period: 10 * time.Second}},
 		}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		var spans recorder
 		tracing, err := tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: &spans})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		client, err := worker.NewClient(opt, worker.ClientConfig{Headers: tracing.Headers, Limiter: limiter})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		defer client.Close()
 		ctx := trace.ContextWithSpanContext(t.Context(), enqueuer)
 		begun := time.Now()
@@ -110,9 +105,7 @@ func TestWaitsAreSpans(t *testing.T) {
 			DelayedTaskCheckInterval: 100 * time.Millisecond, LogLevel: asynq.FatalLevel,
 			RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Second },
 		}, worker.Config{Limiter: limiter})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		var runs sync.Map
 		if err := server.Start(tracing.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 			id, _ := asynq.GetTaskID(ctx)
@@ -183,9 +176,7 @@ func TestAWaitNamesTheWindowThatHeldTheTask(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var spans recorder
 		tracing, err := tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: &spans})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		w := workertest.Start(t, workertest.Config{
 			Client:  worker.ClientConfig{Headers: tracing.Headers},
 			Handler: tracing.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })),
@@ -211,9 +202,7 @@ func TestAWaitNamesTheWindowThatHeldTheTask(t *testing.T) {
 func TestThereIsNothingToTraceInNoHandler(t *testing.T) {
 	opt := throttletest.InMemory(t)
 	tracing, err := tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: noop.NewTracerProvider()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sitetest.Must(t, err)
 	server := asynq.NewServer(opt, asynq.Config{LogLevel: asynq.FatalLevel})
 	if err := server.Start(tracing.Middleware(nil)); err == nil {
 		server.Shutdown()

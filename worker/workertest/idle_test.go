@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 	"github.com/sluice-go/sluice/worker/workertest"
 )
 
@@ -41,9 +42,7 @@ func TestIdleTimeCostsNoMoreThanWithPlainAsynq(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := throttletest.InMemory(t)
 		s := asynq.NewServer(m, asynq.Config{Concurrency: 4, LogLevel: asynq.FatalLevel})
-		if err := s.Start(asynq.NotFoundHandler()); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, s.Start(asynq.NotFoundHandler()))
 		defer s.Shutdown()
 		plain = idleTime(m)
 	})
@@ -80,22 +79,16 @@ func TestAnIdleWorkerFindsWhatComes(t *testing.T) {
 		}
 		wantRuns("a plain client's task", 3, 2*time.Second)
 
-		if err := w.Inspector.PauseQueue("default"); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, w.Inspector.PauseQueue("default"))
 		w.Enqueue(worker.NewTask(worker.Identity{Tenant: "gamma"}, "report", nil))
 		wantRuns("a task of a paused queue", 3, time.Minute)
-		if err := w.Inspector.UnpauseQueue("default"); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, w.Inspector.UnpauseQueue("default"))
 		wantRuns("when it goes on", 4, 3*time.Second)
 
 		time.Sleep(10 * time.Minute)
 		policies := w.Limiter.Policies()
 		policies[0].Windows[0].Limit = 2
-		if err := w.Limiter.SetPolicies(policies); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, w.Limiter.SetPolicies(policies))
 		wantRuns("a raised limit", 5, 3*time.Second)
 	})
 }

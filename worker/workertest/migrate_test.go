@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // tenantOf finds the tenant of tasks that were enqueued before tasks named one.
@@ -48,9 +49,7 @@ func TestAFullQueueIsThrottledAndGoesBack(t *testing.T) {
 		limiter, err := throttle.New(throttle.Config{Client: redisOpt.Client(t), Policies: []throttle.Policy{{
 			Name: "crm", Match: []string{"crm:*"}, Windows: []throttle.Window{{Name: "w", Limit: 2, Period: time.Minute}},
 		}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, err)
 		plain := asynq.NewClient(redisOpt)
 		defer plain.Close()
 		const tasks = 40
@@ -90,9 +89,7 @@ func TestAFullQueueIsThrottledAndGoesBack(t *testing.T) {
 		before := count()
 
 		back := asynq.NewServer(redisOpt, config)
-		if err := back.Start(handler); err != nil {
-			t.Fatal(err)
-		}
+		sitetest.Must(t, back.Start(handler))
 		defer back.Shutdown()
 		time.Sleep(15 * time.Minute)
 		if got := count(); got != tasks || before > 6*4 { // the sixth minute may have begun

@@ -56,7 +56,7 @@ func TestThePageIsServed(t *testing.T) {
 	must(t, err)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil || !strings.Contains(string(text), "<bdi>acme</bdi>") {
+	if err != nil || !strings.Contains(string(text), ">acme</bdi>") {
 		t.Errorf("%v: %s", err, text)
 	}
 	interrupt()

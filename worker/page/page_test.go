@@ -186,7 +186,7 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 		v := newSite(t, client).visitor()
 		v.wants(v.get(""), `<a href="./?policy=github">github</a>`, `data-l="Waiting" class="r"><b>10</b>`,
 			"Saturated</b> by tenants’ own limits", "idle", "0 of 5,000 in 1 h", "Nothing has been changed.", "Nothing needs you")
-		v.wants(v.get("?policy=github"), "<bdi>acme</bdi>", `data-l="Waiting" class="r">5<`, "50 %", "0 of 2 in 1 min",
+		v.wants(v.get("?policy=github"), ">acme</bdi>", `data-l="Waiting" class="r">5<`, "50 %", "0 of 2 in 1 min",
 			`title="globex">globex</bdi></a></span><span class="n"><b>1,200</b> 75 %`, "Who waits", "Nothing is recorded")
 		if text := v.get("?policy=github&like=globex"); strings.Contains(text, `data-l="Waiting"`) {
 			t.Errorf("a filter lets others through:\n%s", text)
@@ -391,7 +391,7 @@ func TestThePageIsLive(t *testing.T) {
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	r, _ := http.NewRequestWithContext(ctx, "GET", s.url+"live?policy=github", nil)
+	r, _ := http.NewRequestWithContext(ctx, "GET", s.url+"live", nil)
 	resp, err := http.DefaultClient.Do(r)
 	sitetest.Must(t, err)
 	defer resp.Body.Close()

@@ -88,7 +88,7 @@ type headline struct {
 }
 
 // A fact is a number in the strip.
-type fact struct{ Name, Value, Class, Note, NoteClass string }
+type fact struct{ Name, Value, Class, Note string }
 
 // A group of policies is in the same trouble.
 type group struct {
@@ -417,8 +417,8 @@ func isOutage(err error) bool {
 // said is an error in the words of the page.
 func said(err error) string { return sentence(err.Error()) }
 
-// link returns the address of the page with other parameters, by pairs.
-func (q question) link(pairs ...string) string {
+// Link returns the address of the page with other parameters, by pairs.
+func (q question) Link(pairs ...string) string {
 	query := url.Values{}
 	for key, value := range map[string]string{
 		"policy": q.Policy, "tenant": q.Tenant, "only": q.Only, "like": q.Like, "sort": q.Sort, "span": q.Span,
@@ -432,6 +432,3 @@ func (q question) link(pairs ...string) string {
 	}
 	return "./?" + query.Encode()
 }
-
-// Link is link, for templates.
-func (q question) Link(pairs ...string) string { return q.link(pairs...) }

@@ -204,6 +204,27 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 	})
 }
 
+// A process that goes by its own policies is told beside the version of the published ones.
+func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
+	each(t, func(t *testing.T, client *redis.Client) {
+		s := newSite(t, client)
+		published := s.limiter.Policies()
+		published[0].Windows[0].Limit = 3
+		if _, err := s.control.Publish(t.Context(), published, 0, control.By{Who: "ada", Why: "test"}); err != nil {
+			t.Fatal(err)
+		}
+		f, err := control.Follow(t.Context(), control.FollowConfig{
+			KeepPolicies: true, Limiter: s.limiter, Logger: slog.New(slog.DiscardHandler), Store: s.control,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		v := s.visitor()
+		v.wants(v.get(""), "version 1", "1 of the processes: its own policies ")
+	})
+}
+
 // What is data stays data, in the page and in its news.
 func TestNamesAreOnlyText(t *testing.T) {
 	t.Parallel()

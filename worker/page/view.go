@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -75,8 +77,9 @@ type view struct {
 	Preview  *preview
 	Down     *down
 
-	InForce control.State
-	Changes []control.Change
+	processes map[string][]string // by which policies they run
+	InForce   control.State
+	Changes   []control.Change
 
 	history map[string][]history.Point
 }
@@ -151,7 +154,7 @@ func (p *Page) view(ctx context.Context, q question, s *session) view {
 	}
 	names := p.names()
 	var all sync.WaitGroup
-	all.Go(func() { v.InForce, v.Changes = p.inForce(ctx) })
+	all.Go(func() { v.InForce, v.Changes, v.processes = p.inForce(ctx) })
 	list := names
 	from, _ := slices.BinarySearch(names, q.From)
 	if v.First = from == 0; q.Policy == "" {
@@ -289,7 +292,13 @@ func (v *view) strip(policies []policyView, servers []*asynq.ServerInfo) {
 		v.Strip = append(v.Strip, f)
 	}
 	if v.HasControl {
-		v.Strip = append(v.Strip, fact{Name: "Policies", Value: "version " + number(v.InForce.Version)})
+		f := fact{Name: "Policies", Value: "version " + number(v.InForce.Version)}
+		for _, runs := range slices.Sorted(maps.Keys(v.processes)) {
+			if n := len(v.processes[runs]); runs != fmt.Sprint("published version ", v.InForce.Version) {
+				f.Class, f.Note = "watch", fmt.Sprintf("%d of the processes: %s", n, runs)
+			}
+		}
+		v.Strip = append(v.Strip, f)
 	}
 }
 
@@ -384,21 +393,25 @@ func (c *chosenView) tenants(v view) {
 }
 
 // inForce returns what operators have put in force, and the newest changes.
-func (p *Page) inForce(ctx context.Context) (control.State, []control.Change) {
-	type both struct {
-		state   control.State
-		changes []control.Change
+func (p *Page) inForce(ctx context.Context) (control.State, []control.Change, map[string][]string) {
+	type all struct {
+		state     control.State
+		changes   []control.Change
+		processes map[string][]string
 	}
 	if p.config.Control == nil {
-		return control.State{}, nil
+		return control.State{}, nil, nil
 	}
-	got, _ := remember(&p.recent, ctx, "control", func(ctx context.Context) (b both, err error) {
-		if b.state, err = p.config.Control.State(ctx); err == nil {
-			b.changes, err = p.config.Control.Changes(ctx, "", changesAtOnce)
+	got, _ := remember(&p.recent, ctx, "control", func(ctx context.Context) (a all, err error) {
+		if a.state, err = p.config.Control.State(ctx); err == nil {
+			a.changes, err = p.config.Control.Changes(ctx, "", changesAtOnce)
 		}
-		return b, err
+		if err == nil {
+			a.processes, err = p.config.Control.Processes(ctx)
+		}
+		return a, err
 	})
-	return got.state, got.changes
+	return got.state, got.changes, got.processes
 }
 
 // state asks the limiter.

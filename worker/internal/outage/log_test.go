@@ -14,8 +14,8 @@ import (
 )
 
 var (
-	missed = fmt.Errorf("%w: %w", throttle.ErrUnavailable, context.DeadlineExceeded)
-	gone   = fmt.Errorf("%w: connection refused", throttle.ErrUnavailable)
+	errMissed = fmt.Errorf("%w: %w", throttle.ErrUnavailable, context.DeadlineExceeded)
+	errGone   = fmt.Errorf("%w: connection refused", throttle.ErrUnavailable)
 )
 
 // logging runs a story about a log in a bubble, and returns the lines logged.
@@ -49,17 +49,17 @@ func wantLog(t *testing.T, got []string, want ...string) {
 // and at its end how long it lasted.
 func TestAnOutageIsLoggedWhileItLasts(t *testing.T) {
 	wantLog(t, logging(t, func(o *Log) {
-		o.Failed(gone, "policy", "api")
+		o.Failed(errGone, "policy", "api")
 		time.Sleep(150 * time.Second)
 		o.Decided()
 		o.Decided()
 		time.Sleep(10 * time.Second)
-		o.Failed(gone, "policy", "api") // it was not over
+		o.Failed(errGone, "policy", "api") // it was not over
 		time.Sleep(30 * time.Second)
 		o.Decided()
 		time.Sleep(time.Minute)
 		o.Decided()
-		o.Failed(gone, "policy", "mail")
+		o.Failed(errGone, "policy", "mail")
 	}),
 		`level=ERROR msg="worker: the limiter is unavailable" policy=api`,
 		`level=ERROR msg="worker: the limiter is still unavailable" for=1m0s tasks=1 policy=api`,
@@ -73,15 +73,15 @@ func TestAnOutageIsLoggedWhileItLasts(t *testing.T) {
 func TestATakeThatMissesIsNoOutage(t *testing.T) {
 	wantLog(t, logging(t, func(o *Log) {
 		for range 10 {
-			o.Failed(missed, "policy", "api")
+			o.Failed(errMissed, "policy", "api")
 			time.Sleep(time.Second)
-			o.Failed(missed, "policy", "api")
+			o.Failed(errMissed, "policy", "api")
 			o.Decided()
 		}
 	}), "")
 	wantLog(t, logging(t, func(o *Log) {
 		for range 4 {
-			o.Failed(missed, "policy", "api")
+			o.Failed(errMissed, "policy", "api")
 			time.Sleep(time.Second)
 		}
 	}), `level=ERROR msg="worker: the limiter is unavailable" policy=api`)

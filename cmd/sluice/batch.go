@@ -206,7 +206,7 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 		}
 		progress.Show(status.Total-status.Waiting-status.Running, status.Total,
 			fmt.Sprintf("%s, %d failed", status.State, status.Failed),
-			func() string { return fmt.Sprintf("%s: %s", status.State, counts(status)) })
+			func() string { return fmt.Sprintf("%s: %v", status.State, status) })
 		select {
 		case <-ctx.Done():
 		case <-time.After(200 * time.Millisecond):

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
@@ -33,11 +31,7 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 		return err
 	}
 	err = c.show(p, func() {
-		fmt.Fprintf(c.Stdout, "%s of %s, %d tasks: %s\n", p.Batch, p.Tick.Format(time.RFC3339), p.Total, finish(p))
-		if !p.FinishBy.IsZero() {
-			fmt.Fprintln(c.Stdout, verdict(p))
-		}
-		fmt.Fprintln(c.Stdout)
+		fmt.Fprintf(c.Stdout, "%v\n\n", p)
 		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "EXPECTED END", "OVERDUE")
 		for _, tenant := range p.Tenants {
 			t.Row(tenant.Tenant, tenant.Total, moment(tenant.Finish), tenant.Overdue)
@@ -48,61 +42,6 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 		return errJobsFailed
 	}
 	return err
-}
-
-func finish(p batch.Plan) string {
-	switch {
-	case p.Total == 0:
-		return "there is nothing to do"
-	case p.Finish.IsZero():
-		return "the last is not expected to end within 400 days"
-	}
-	text := "the last is expected to end at " + moment(p.Finish) + because(p.Binds)
-	takes := map[batch.Source]string{
-		"":                   "How long a task takes is not known: the last one starts then.",
-		batch.SourceMeasured: "A task takes %.3g s, as measured.",
-		batch.SourceGiven:    "A task takes %.3g s, as the file says.",
-		batch.SourceTimeout:  "A task takes %.3g s at most, its timeout.",
-	}[p.Duration.From]
-	text += "\n" + strings.ReplaceAll(takes, "%.3g", fmt.Sprintf("%.3g", p.Duration.Seconds))
-	if len(p.Unknown) > 0 {
-		text += "\nIt may take longer. Not known, and not counted: " + strings.Join(p.Unknown, ", ") + "."
-	}
-	return text
-}
-
-func because(binds string) string {
-	switch binds {
-	case "":
-		return ""
-	case throttle.BySlots:
-		return " (it waits for a handler slot)"
-	}
-	return " (it waits for the window " + binds + ")"
-}
-
-func verdict(p batch.Plan) string {
-	by := moment(p.FinishBy)
-	switch {
-	case p.Overdue == 0 && len(p.Unknown) > 0:
-		return "As far as is known, all of them end before finish_by, " + by + "."
-	case p.Overdue == 0:
-		return "All of them end before finish_by, " + by + "."
-	}
-	text := fmt.Sprintf("Overdue: %d of them would end after finish_by, %s.", p.Overdue, by)
-	if !p.Begins {
-		text += " The firing would be refused."
-	}
-	for _, d := range p.Delays {
-		text += fmt.Sprintf("\n%d of these wait for %s.", d.Count, cmp.Or(d.Binds, "nothing: they come too late"))
-	}
-	for i, c := range p.Fits {
-		text += fmt.Sprintf("%s %s %d -> %d", []string{"\nAll would end in time with", " and"}[min(i, 1)], c.Window, c.Limit, c.Fits)
-	}
-	if len(p.Fits) == 0 {
-		return text + "\nNo other limit would have all end in time."
-	}
-	return text + "."
 }
 
 // moment is a time as people read it.
@@ -123,7 +62,7 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 		batch.Status
 		Tenants []batch.TenantStatus `json:"tenants"`
 	}{s, tenants}, func() {
-		fmt.Fprintf(c.Stdout, "%s of %s: %s\n%s\n", s.Batch, s.Tick.UTC().Format(time.RFC3339), s.State, counts(s))
+		fmt.Fprintf(c.Stdout, "%s of %s: %s\n%v\n", s.Batch, s.Tick.UTC().Format(time.RFC3339), s.State, s)
 		if s.HeldUp != "" {
 			fmt.Fprintf(c.Stdout, "held up since %s: %s\n", moment(s.HeldUpSince), s.HeldUp)
 		}
@@ -149,34 +88,4 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 		return errJobsFailed
 	}
 	return nil
-}
-
-func counts(s batch.Status) string {
-	text := fmt.Sprintf("%d tasks: %d done, %d failed, %d rejected, %d cancelled, %d running, %d waiting",
-		s.Total, s.Done, s.Failed, s.Rejected, s.Cancelled, s.Running, s.Waiting)
-	if s.Retried > 0 {
-		text += fmt.Sprintf(", %d retried", s.Retried)
-	}
-	if s.HasEnded() || s.Finish.IsZero() {
-		return text + behind(s)
-	}
-	text += ", the last expected to end at " + moment(s.Finish) + because(s.Binds) + behind(s)
-	if s.Overdue > 0 {
-		text += fmt.Sprintf(", %d overdue", s.Overdue)
-	}
-	return text
-}
-
-// behind is how the firing stands against its plan.
-func behind(s batch.Status) string {
-	if s.State == batch.StateRefused || s.State == batch.StateCancelled || s.Planned.IsZero() || s.Finish.IsZero() {
-		return ""
-	}
-	switch behind := s.Behind().Round(time.Second); {
-	case behind > 0:
-		return ", " + show.Span(behind) + " behind its plan"
-	case behind < 0:
-		return ", " + show.Span(-behind) + " ahead of its plan"
-	}
-	return ", as planned"
 }

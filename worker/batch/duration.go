@@ -17,21 +17,19 @@ type Duration struct {
 type Source string
 
 const (
-	SourceMeasured Source = "measured" // by the newest firings of the batch
-	SourceGiven    Source = "given"    // Batch.Duration
-	SourceTimeout  Source = "timeout"  // asynq.Timeout among Batch.Options: it takes no longer
+	SourceMeasured Source = "measured"    // by the newest firings of the batch
+	SourceGiven    Source = "given"       // Batch.Duration
+	SourceTimeout  Source = "its timeout" // asynq.Timeout among Batch.Options: it takes no longer
 )
 
 func (d Duration) of() time.Duration { return time.Duration(d.Seconds * float64(time.Second)) }
 
-const (
-	measuredMost  = 5  // firings that a duration is measured by
-	measuredTasks = 10 // tasks of a firing after which it counts for itself
-)
+// measuredTasks is after how many tasks a firing counts for itself.
+const measuredTasks = 10
 
-// duration returns how long a task of the batch takes.
+// duration returns how long a task of the batch takes, by its newest five firings.
 func (s *Scheduler) duration(ctx context.Context, b *compiled) (Duration, error) {
-	firings, err := s.redis.Firings(ctx, b.Queue, b.Name, measuredMost)
+	firings, err := s.redis.Firings(ctx, b.Queue, b.Name, 5)
 	if err != nil {
 		return Duration{}, err
 	}
@@ -60,10 +58,7 @@ func (s *Scheduler) duration(ctx context.Context, b *compiled) (Duration, error)
 	return Duration{}, nil
 }
 
-// duration is how long the firing's tasks took that are done.
+// duration is how long the firing's tasks took that are done, if any is.
 func (r record) duration() Duration {
-	if r.Done == 0 || r.Took == 0 {
-		return Duration{}
-	}
-	return Duration{float64(r.Took) / 1e6 / float64(r.Done), SourceMeasured}
+	return Duration{float64(r.Took) / 1e6 / float64(max(1, r.Done)), SourceMeasured}
 }

@@ -18,9 +18,6 @@ const (
 
 	// estimateMost is the longest pause between two looks.
 	estimateMost = 30 * time.Second
-
-	// looksMost is how often it looks again if tasks have started meanwhile: they would count twice.
-	looksMost = 3
 )
 
 // Names of what is kept of a firing beside its fields.
@@ -71,7 +68,7 @@ func (e *estimator) look(ctx context.Context) error {
 		e.plan.Duration = r.duration()
 	}
 	all, before := outlook{}, -1
-	for tries := 0; tries < looksMost; tries++ {
+	for range 3 { // again if tasks have started meanwhile: they would count twice
 		counts, err := e.counts(ctx, e.f, r, e.plan)
 		if err != nil {
 			return err

@@ -22,24 +22,22 @@ type Plan struct {
 	Total    int      `json:"total"` // tasks that the batch has
 	Duration Duration `json:"duration"`
 
-	// Finish is when the last task is expected to end; when it starts, if its Duration is unknown. It is
-	// zero if that is unknown, as it is not within inspect.MaxPlan. Binds is what it waits for, for longest:
-	// a window, or throttle.BySlots; empty if for nothing.
+	// Finish is when the last task is expected to end; when it starts, if its Duration is unknown; zero if
+	// that is not within inspect.MaxPlan. Binds is what it waits for, for longest: a window, or
+	// throttle.BySlots; empty if for nothing.
 	Finish time.Time `json:"finish,omitzero"`
 	Binds  string    `json:"binds,omitempty"`
 
-	// Unknown are windows, and throttle.BySlots, that the plan does not count, as nobody knows how long
-	// tasks hold them, or how many slots there are. The firing may take longer.
+	// Unknown are windows, and throttle.BySlots, that the plan cannot count: the firing may take longer.
 	Unknown []string `json:"unknown,omitempty"`
 
 	FinishBy time.Time `json:"finish_by,omitzero"` // Batch.FinishBy
 	Overdue  int       `json:"overdue"`            // tasks that are expected to end after that
 	Begins   bool      `json:"begins"`             // false if Batch.Late would refuse the firing
 
-	Delays []inspect.Delay  `json:"delays,omitempty"` // what the overdue tasks wait for
-	Fits   []inspect.Change `json:"fits,omitempty"`   // the smallest change of limits by which none is overdue
-
-	Tenants []TenantPlan `json:"tenants"`
+	Delays  []inspect.Delay  `json:"delays,omitempty"` // what the overdue tasks wait for
+	Fits    []inspect.Change `json:"fits,omitempty"`   // the smallest change of limits by which none is overdue
+	Tenants []TenantPlan     `json:"tenants"`
 }
 
 // A TenantPlan is the part of a Plan for one tenant.
@@ -68,8 +66,7 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 	}
 	at := o.At
 	if at.IsZero() {
-		at = time.Now()
-		if b.schedule != nil {
+		if at = time.Now(); b.schedule != nil {
 			at = b.next(at)
 		}
 	}

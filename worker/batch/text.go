@@ -1,0 +1,102 @@
+package batch
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// String returns the plan in sentences, without its tenants. Times are local.
+func (p Plan) String() string {
+	text := p.finish() + p.verdict()
+	return fmt.Sprintf("%s of %s, %d tasks: %s", p.Batch, p.Tick.Format(time.RFC3339), p.Total, text)
+}
+
+func (p Plan) finish() string {
+	switch {
+	case p.Total == 0:
+		return "there is nothing to do"
+	case p.Finish.IsZero():
+		return "the last is not expected to end within 400 days"
+	}
+	text := "the last is expected to end at " + moment(p.Finish) + because(p.Binds)
+	if p.Duration.From == "" {
+		text += "\nHow long a task takes is not known: the last one starts then."
+	} else {
+		text += fmt.Sprintf("\nA task takes %.3g s, as %s.", p.Duration.Seconds, p.Duration.From)
+	}
+	if len(p.Unknown) > 0 {
+		text += "\nIt may take longer. Not known, and not counted: " + strings.Join(p.Unknown, ", ") + "."
+	}
+	return text
+}
+
+func moment(t time.Time) string { return t.Local().Format(time.DateTime) }
+
+func because(binds string) string {
+	switch binds {
+	case "":
+		return ""
+	case throttle.BySlots:
+		return " (it waits for a handler slot)"
+	}
+	return " (it waits for the window " + binds + ")"
+}
+
+func (p Plan) verdict() string {
+	by := moment(p.FinishBy)
+	switch {
+	case p.FinishBy.IsZero():
+		return ""
+	case p.Overdue == 0 && len(p.Unknown) > 0:
+		return "\nAs far as is known, all of them end before finish_by, " + by + "."
+	case p.Overdue == 0:
+		return "\nAll of them end before finish_by, " + by + "."
+	}
+	text := fmt.Sprintf("\nOverdue: %d of them would end after finish_by, %s.", p.Overdue, by)
+	if !p.Begins {
+		text += " The firing would be refused."
+	}
+	for _, d := range p.Delays {
+		text += fmt.Sprintf("\n%d of these wait for %s.", d.Count, cmp.Or(d.Binds, "nothing: they come too late"))
+	}
+	if len(p.Fits) == 0 {
+		return text + "\nNo other limit would have all end in time."
+	}
+	var fits []string
+	for _, c := range p.Fits {
+		fits = append(fits, fmt.Sprintf("%s %d -> %d", c.Window, c.Limit, c.Fits))
+	}
+	return text + "\nAll would end in time with " + strings.Join(fits, " and ") + "."
+}
+
+// String returns how far the firing is, in a line.
+func (s Status) String() string {
+	text := fmt.Sprintf("%d tasks: %d done, %d failed, %d rejected, %d cancelled, %d running, %d waiting",
+		s.Total, s.Done, s.Failed, s.Rejected, s.Cancelled, s.Running, s.Waiting)
+	if s.Retried > 0 {
+		text += fmt.Sprintf(", %d retried", s.Retried)
+	}
+	if s.HasEnded() || s.Finish.IsZero() {
+		return text + s.behind()
+	}
+	text += ", the last expected to end at " + moment(s.Finish) + because(s.Binds) + s.behind()
+	if s.Overdue > 0 {
+		text += fmt.Sprintf(", %d overdue", s.Overdue)
+	}
+	return text
+}
+
+// behind is how the firing stands against its plan.
+func (s Status) behind() string {
+	if s.State == StateRefused || s.State == StateCancelled || s.Planned.IsZero() || s.Finish.IsZero() {
+		return ""
+	}
+	behind := s.Behind().Round(time.Second)
+	return []string{
+		fmt.Sprintf(", %v ahead of its plan", -behind), ", as planned", fmt.Sprintf(", %v behind its plan", behind),
+	}[1+cmp.Compare(behind, 0)]
+}

@@ -105,6 +105,9 @@ type Simulation struct {
 	Waiting int64              `json:"waiting"` // tickets in line
 	Finish                     // of all
 	Tenants []TenantSimulation `json:"tenants"` // those with most tickets first
+
+	// Sampled is of how many tenants the windows were asked, if not of all: see MaxSimulated.
+	Sampled int `json:"sampled,omitempty"`
 }
 
 // A TenantSimulation is when all that waits of one tenant would be done.
@@ -234,6 +237,9 @@ func (i Inspector) simulate(ctx context.Context, name string, s *Simulation, ten
 		return fmt.Errorf("throttle: %w", err)
 	}
 	s.At = time.UnixMicro(now)
+	if len(l.waiting) > MaxSimulated {
+		s.Sampled += MaxSimulated
+	}
 	for i, w := range l.waiting {
 		t := TenantSimulation{Tenant: w.standing.Request.Tenant, Waiting: w.tickets}
 		var never *throttle.NeverFitsError

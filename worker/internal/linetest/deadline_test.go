@@ -135,51 +135,6 @@ func TestAFailedTaskWhoseDeadlinePassesKeepsAsynqsWays(t *testing.T) {
 	}
 }
 
-// Our client does not enqueue what would start after its deadline, and no place is taken for it.
-func TestTheClientRefusesATaskThatWouldStartTooLate(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		client := s.Client(s.Limiter)
-		s.JoinMany(client, "acme", 0, 3) // now, in 1 h, in 2 h; the next in 3 h
-		before := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val()))
-		for name, row := range map[string]struct {
-			in   time.Duration
-			opts []asynq.Option
-		}{
-			"before its turn": {in: 2*time.Hour + 30*time.Minute},
-			"passed":          {in: -time.Minute},
-			"unique":          {in: time.Minute, opts: []asynq.Option{asynq.Unique(time.Hour)}},
-			"would wait":      {in: time.Minute, opts: []asynq.Option{worker.MaxWait(24 * time.Hour), worker.Backlog(100)}},
-		} {
-			deadline := time.Now().Add(row.in).Truncate(time.Second)
-			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), append(row.opts, asynq.Deadline(deadline))...)
-			var late *throttle.TooLateError
-			if info != nil || !errors.As(err, &late) || !late.Deadline.Equal(deadline) || errors.Is(err, asynq.SkipRetry) ||
-				!strings.HasPrefix(err.Error(), `worker: task type "x": throttled: api`) {
-				t.Errorf("%s: %v, %v", name, info, err)
-			} else if row.in > 0 && sitetest.Off(late.StartsAt, time.Now().Add(3*time.Hour)) {
-				t.Errorf("%s: would have started at %v", name, late.StartsAt)
-			}
-		}
-		// A shorter MaxWait is what refuses.
-		var refused *throttle.TooLateError
-		_, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(),
-			asynq.Deadline(time.Now().Add(time.Hour)), worker.MaxWait(time.Minute))
-		if !errors.As(err, &refused) || refused.MaxWait != time.Minute {
-			t.Error(err)
-		}
-		if after := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val())); !slices.Equal(before, after) {
-			t.Errorf("keys %q before and %q after", before, after)
-		}
-		s.WantStates("default", 0, 3)
-		if n := len(s.InLine()); n != 3 {
-			t.Errorf("%d stand in line, want 3", n)
-		}
-		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.Deadline(time.Now().Add(4*time.Hour))); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 // MaxWait of a task with ProcessAt is checked when it joins, by forward and by the middleware. It
 // counts from then. A refused task fails once.
 func TestMaxWaitOfATaskThatJoinsLater(t *testing.T) {

@@ -50,27 +50,32 @@ func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
 	})
 }
 
-// What MaxWait and Backlog refuse leaves nothing behind.
+// What a deadline, MaxWait and Backlog refuse leaves nothing behind, and takes no place.
 func TestARefusedTaskLeavesNothing(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
-		begun := time.Now()
 		s.JoinMany(client, "acme", 0, 3) // now, in 1 h, in 2 h; the next in 3 h
 		before := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val()))
+		now := time.Now().Truncate(time.Second)
+		by := func(in time.Duration) asynq.Option { return asynq.Deadline(now.Add(in)) }
+		unique := asynq.Unique(time.Hour)
 		for _, row := range []struct {
-			name    string
-			opts    []asynq.Option
-			backlog int
-			maxWait time.Duration
-			text    string
+			opts     []asynq.Option
+			backlog  int
+			maxWait  time.Duration
+			deadline time.Duration
+			text     string
 		}{
-			{"waits too long", []asynq.Option{worker.MaxWait(90 * time.Minute)}, 0, 90 * time.Minute, "longer than 1h30m0s"},
-			{"too many wait", []asynq.Option{worker.Backlog(3)}, 3, 0, "has 3 waiting already"},
-			{"waits too long, and not too many", []asynq.Option{worker.MaxWait(time.Hour), worker.Backlog(100)}, 0,
-				time.Hour, "longer than 1h0m0s"},
-			{"too many, and not too long", []asynq.Option{worker.MaxWait(24 * time.Hour), worker.Backlog(2)}, 2, 0,
-				"has 2 waiting already"},
-			{"unique", []asynq.Option{worker.Backlog(3), asynq.Unique(time.Hour)}, 3, 0, "has 3 waiting already"},
+			{[]asynq.Option{worker.MaxWait(90 * time.Minute)}, 0, 90 * time.Minute, 0, "longer than 1h30m0s"},
+			{[]asynq.Option{worker.Backlog(3)}, 3, 0, 0, "has 3 waiting already"},
+			{[]asynq.Option{worker.MaxWait(time.Hour), worker.Backlog(100)}, 0, time.Hour, 0, "longer than 1h0m0s"},
+			{[]asynq.Option{worker.MaxWait(24 * time.Hour), worker.Backlog(2)}, 2, 0, 0, "has 2 waiting already"},
+			{[]asynq.Option{worker.Backlog(3), unique}, 3, 0, 0, "has 3 waiting already"},
+			{[]asynq.Option{by(150 * time.Minute)}, 0, 0, 150 * time.Minute, "throttled: api"},
+			{[]asynq.Option{by(-time.Minute)}, 0, 0, -time.Minute, "throttled: api"},
+			{[]asynq.Option{by(time.Minute), unique}, 0, 0, time.Minute, "throttled: api"},
+			{[]asynq.Option{by(time.Minute), worker.MaxWait(24 * time.Hour), worker.Backlog(100)}, 0, 0, time.Minute, "throttled: api"},
+			{[]asynq.Option{by(time.Hour), worker.MaxWait(time.Minute)}, 0, time.Minute, 0, "longer than 1m0s"},
 		} {
 			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), row.opts...)
 			var d throttle.Decision
@@ -81,10 +86,14 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 			case errors.As(err, &full):
 				d = full.Decision
 			}
-			if info != nil || full.Backlog != row.backlog || late.MaxWait != row.maxWait || !strings.Contains(err.Error(), row.text) {
-				t.Errorf("%s: %v, %v", row.name, info, err)
-			} else if sitetest.Off(begun.Add(d.RetryIn), begun.Add(3*time.Hour)) || d.Granted {
-				t.Errorf("%s: would have waited %v", row.name, d.RetryIn)
+			if info != nil || err == nil || errors.Is(err, asynq.SkipRetry) || d.Granted ||
+				full.Backlog != row.backlog || late.MaxWait != row.maxWait || !strings.Contains(err.Error(), row.text) ||
+				!strings.HasPrefix(err.Error(), `worker: task type "x": throttle`) {
+				t.Errorf("%v: %v, %v", row, info, err)
+			} else if row.deadline >= 0 && sitetest.Off(now.Add(d.RetryIn), now.Add(3*time.Hour)) {
+				t.Errorf("%v: would have waited %v", row, d.RetryIn)
+			} else if row.deadline != 0 && !late.Deadline.Equal(now.Add(row.deadline)) {
+				t.Errorf("%v: the deadline is %v", row, late.Deadline)
 			}
 		}
 		after := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val()))
@@ -95,13 +104,11 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 		if n := len(s.InLine()); n != 3 {
 			t.Errorf("%d stand in line, want 3", n)
 		}
-		// What fits under both is planned; another tenant has a backlog of its own.
-		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), worker.MaxWait(24*time.Hour), worker.Backlog(4)); err != nil {
-			t.Error(err)
-		}
-		if _, err := client.EnqueueContext(t.Context(), sitetest.Task("beta"), worker.Backlog(1)); err != nil {
-			t.Error(err)
-		}
+		// What fits under all is planned; another tenant has a backlog of its own.
+		_, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(by(4*time.Hour)), worker.MaxWait(24*time.Hour), worker.Backlog(4))
+		sitetest.Must(t, err)
+		_, err = client.EnqueueContext(t.Context(), sitetest.Task("beta"), worker.Backlog(1))
+		sitetest.Must(t, err)
 	})
 }
 

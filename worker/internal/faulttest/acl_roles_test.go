@@ -53,7 +53,7 @@ func workOfLimiter(s *sitetest.Site) {
 	must(line.PutBack(ctx, taken.Tickets))
 	_, err = line.Len(ctx)
 	must(err)
-	_, err = inspect.Of(s.Limiter).Plan(ctx, []inspect.Demand{{Count: 2, Request: throttle.Request{Tenant: "acme"}}}, inspect.PlanOptions{})
+	_, err = inspect.Of(s.Limiter).Plan(ctx, []inspect.Demand{{Count: 2, Request: throttle.Request{Policy: "api", Tenant: "acme"}}}, inspect.PlanOptions{})
 	must(err)
 	must(s.Limiter.SetPolicies(s.Limiter.Policies()))
 	_, err = line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 2})

@@ -69,6 +69,7 @@ func workOfLimiter(s *sitetest.Site) {
 func workOfClient(s *sitetest.Site) {
 	s.Helper()
 	follows(s)
+	defer serves(s).Shutdown()
 	client := s.Client(s.Limiter)
 	enqueueAll(s, client)
 	if err := client.Ping(); err != nil {
@@ -182,6 +183,19 @@ func asynqRetried(ctx context.Context) int {
 	return n
 }
 
+// serves starts a server by another user, of a queue without tasks, until Redis shows it.
+func serves(s *sitetest.Site) *asynq.Server {
+	s.Helper()
+	config := asynq.Config{Queues: map[string]int{"other": 1}, LogLevel: asynq.FatalLevel}
+	as := sitetest.Dialed{Options: sitetest.SameRedis(s.Redis)}
+	server := asynq.NewServer(as, config)
+	sitetest.Must(s, server.Start(asynq.HandlerFunc(s.Ok)))
+	inspector := asynq.NewInspector(as)
+	defer inspector.Close()
+	s.Wait("a server is shown", func() bool { servers, err := inspector.Servers(); return err != nil || len(servers) > 0 })
+	return server
+}
+
 func workOfOperator(s *sitetest.Site) {
 	s.Helper()
 	must := func(err error) {
@@ -197,10 +211,7 @@ func workOfOperator(s *sitetest.Site) {
 		}
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(state))
 	}
-	config := asynq.Config{Queues: map[string]int{"other": 1}, LogLevel: asynq.FatalLevel}
-	other := asynq.NewServer(sitetest.Dialed{Options: sitetest.SameRedis(s.Redis)}, config)
-	must(other.Start(asynq.HandlerFunc(s.Ok)))
-	defer other.Shutdown()
+	defer serves(s).Shutdown()
 	_, err := s.Limiter.CheckRedis(s.Context()) // as `sluice doctor` does
 	must(err)
 	i := inspectorAs(s)

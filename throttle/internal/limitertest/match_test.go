@@ -35,8 +35,8 @@ func TestPolicyForATaskType(t *testing.T) {
 	if p, _ := l.Match("mail:sent"); p.Name != "all" {
 		t.Errorf("after SetPolicies: policy %q", p.Name)
 	}
-	if _, ok := l.Lookup("http"); ok || len(l.Policies()) != 1 {
-		t.Error("a policy that was replaced is still there")
+	if p, ok := l.Lookup("http"); !ok || !p.Removed || len(l.Policies()) != 1 {
+		t.Errorf("a policy that was replaced: %+v, %v", p, ok)
 	}
 
 	var bad *throttle.PolicyError

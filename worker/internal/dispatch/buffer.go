@@ -21,6 +21,9 @@ const (
 	soon    = 10 * time.Millisecond
 	soonMax = 64
 
+	// aheadFrom is how many slots that become free soon start a round ahead of time.
+	aheadFrom = 8
+
 	// bufferFor is how long a task is kept ready for a slot.
 	bufferFor = 500 * time.Millisecond
 
@@ -56,6 +59,8 @@ type buffer struct {
 	recent  []time.Time // of the last hand-outs
 	running int         // tasks handed out that have not ended
 	slots   int
+	found   bool // by the last round
+	ahead   bool // a round is under way ahead of time
 }
 
 // wanted returns how many tasks to take at once: one for each free slot, or more if slots become
@@ -63,13 +68,42 @@ type buffer struct {
 func (b *buffer) wanted(g *group) (n, turns int) {
 	b.Lock()
 	defer b.Unlock()
-	ready := 0
-	for _, f := range b.fetched {
-		ready += len(f.ready)
-	}
-	b.recent = slices.DeleteFunc(b.recent, func(at time.Time) bool { return time.Since(at) > soon })
-	n = max(1, b.slots-b.running, min(len(b.recent), soonMax)-ready)
+	n = max(1, b.slots-b.running, b.freeSoon()-b.count())
 	return min(n, batchMax), g.earned / pendingFor
+}
+
+// count returns how many tasks are ready. The lock is held.
+func (b *buffer) count() (n int) {
+	for _, f := range b.fetched {
+		n += len(f.ready)
+	}
+	return n
+}
+
+// freeSoon returns how many slots become free soon, by what was handed out lately. The lock is held.
+func (b *buffer) freeSoon() int {
+	b.recent = slices.DeleteFunc(b.recent, func(at time.Time) bool { return time.Since(at) > soon })
+	return min(len(b.recent), soonMax)
+}
+
+// begins reports whether to make a round ahead of time, which is under way from now on: slots become
+// free quickly, and the tasks that are ready run out.
+func (b *buffer) begins() bool {
+	b.Lock()
+	defer b.Unlock()
+	if b.ahead || !b.found || len(b.recent) < aheadFrom {
+		return false
+	}
+	soon := b.freeSoon()
+	b.ahead = soon >= aheadFrom && b.count() <= soon/3
+	return b.ahead
+}
+
+// ended notes what a round found.
+func (b *buffer) ended(found, ahead bool) {
+	b.Lock()
+	defer b.Unlock()
+	b.found, b.ahead = found, b.ahead && !ahead
 }
 
 // handOut returns the next task that is ready.

@@ -98,11 +98,12 @@ type Task struct {
 type Dispatcher struct {
 	Config
 	*background
-	buffer   buffer      // what is ready to run, and for how many slots
-	forwards forwards    // what forward has found
-	lines    lines       // when to ask which line
-	nudges   nudges      // what ends a wait
-	tending  *time.Timer // of tend, for when Next is not called
+	rounds   chan struct{} // has room unless a round is under way
+	buffer   buffer        // what is ready to run, and for how many slots
+	forwards forwards      // what forward has found
+	lines    lines         // when to ask which line
+	nudges   nudges        // what ends a wait
+	tending  *time.Timer   // of tend, for when Next is not called
 }
 
 // New returns a dispatcher. It makes no call before its first use.
@@ -110,6 +111,7 @@ func New(c Config) *Dispatcher {
 	d := &Dispatcher{
 		Config:     c,
 		background: newBackground(),
+		rounds:     make(chan struct{}, 1),
 		buffer:     buffer{slots: c.Concurrency},
 		forwards:   forwards{lostIn: map[string]bool{}, wakeUps: map[wakeUp]bool{}},
 		lines: lines{
@@ -135,13 +137,14 @@ func (d *Dispatcher) Next(ctx context.Context) (Task, bool, error) {
 	for end := time.Now().Add(waitMax); ; {
 		if task, ok := d.buffer.handOut(); ok {
 			d.tending.Reset(keptFor)
+			d.fetchAhead()
 			return task, true, nil
 		}
 		if d.isStopped() {
 			d.sleep(stoppedPause)
 			return Task{}, false, nil
 		}
-		switch found, err := d.round(ctx); {
+		switch found, err := d.roundUnlessReady(ctx); {
 		case err != nil:
 			d.sleep(errorPause)
 			return Task{}, false, err

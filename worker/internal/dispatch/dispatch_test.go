@@ -138,6 +138,37 @@ func TestLinesTakeTurns(t *testing.T) {
 	})
 }
 
+// While tasks are handed out fast the next are made ready in the background, so that slots do not
+// wait for Redis. Who needs a task meanwhile waits for these, and asks for no others.
+func TestTasksAreFetchedAhead(t *testing.T) {
+	inBubble(t, of(perHour(1000)), slots(16), func(b *bench) {
+		var ids []string
+		for i := range 300 {
+			ids = append(ids, fmt.Sprintf("t%03d", i))
+		}
+		b.wait("default", ids...)
+		b.run(1)
+		b.took = func() { time.Sleep(50 * time.Millisecond) }
+		b.run(14) // of the 16 that the first take got
+		synctest.Wait()
+		if n := len(b.asked()); n != 2 {
+			t.Fatalf("%d takes: nothing is fetched ahead", n)
+		}
+		b.run(1)
+		b.want("ran next", b.run(1), "[t016]")
+		b.want("takes", len(b.asked()), 2)
+		b.took = nil
+		for range 50 {
+			b.run(1)
+			synctest.Wait()
+		}
+		// A take of the next begins when a third is left of the 64 that become free soon, at most.
+		if n := b.used() - (17 + 50); n > 64/3+dispatch.BatchMax {
+			t.Errorf("%d are ready", n)
+		}
+	})
+}
+
 // A limiter that is silent holds up pending tasks by 250 ms at most now and then, and is no
 // error.
 func TestASilentLimiterHoldsPendingTasksUpBriefly(t *testing.T) {

@@ -73,6 +73,35 @@ func (g *group) draw(priorities map[string]int) []string {
 	return slices.SortedFunc(maps.Keys(at), func(a, b string) int { return cmp.Compare(at[a], at[b]) })
 }
 
+// roundUnlessReady makes a round, unless the one that was under way has made tasks ready.
+func (d *Dispatcher) roundUnlessReady(ctx context.Context) (found bool, err error) {
+	d.rounds <- struct{}{}
+	defer func() { <-d.rounds }()
+	if _, ready := d.buffer.load(); !ready.IsZero() {
+		return true, nil
+	}
+	found, err = d.round(ctx)
+	d.buffer.ended(found && err == nil, false)
+	return found, err
+}
+
+// fetchAhead makes a round in the background while slots become free quickly, so that they do not wait
+// for Redis.
+func (d *Dispatcher) fetchAhead() {
+	if d.isStopped() || !d.buffer.begins() {
+		return
+	}
+	d.inBackground(func() {
+		d.rounds <- struct{}{}
+		found, err := d.round(d.ctx)
+		<-d.rounds
+		d.buffer.ended(found && err == nil, true) // Next meets the same trouble
+		if d.isStopped() {
+			d.Later(d.empty)
+		}
+	})
+}
+
 // round makes tasks ready, and reports whether there are any. It repeats unanswered calls first. Then
 // it asks, group by group, the lines that are due and the pending tasks.
 func (d *Dispatcher) round(ctx context.Context) (found bool, err error) {

@@ -298,8 +298,10 @@ func shardOf(tenant string, shards int) int {
 func (l *Limiter) LineOf(policy, tenant string) string {
 	set := l.policies.Load()
 	shards := len(set.byName[policy])
-	if cp := set.removed(func(cp *compiledPolicy) bool { return cp.Name == policy }); shards == 0 && cp != nil {
-		shards = cp.Shards
+	if shards == 0 {
+		if cp := set.removed(func(cp *compiledPolicy) bool { return cp.Name == policy }); cp != nil {
+			shards = cp.Shards
+		}
 	}
 	return lineName(policy, tenant, shards)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -63,11 +64,11 @@ func (c *SimulateCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	changed, err := c.changed(policy)
+	changed, err := c.changed(policy, f.limiter.Interventions())
 	if err != nil {
 		return err
 	}
-	backlogs, err := inspect.Of(f.limiter).Simulate(ctx, policy, changed)
+	backlogs, err := inspect.Of(f.limiter).Simulate(ctx, inspect.Variant{Policy: policy}, changed)
 	if errors.As(err, new(*throttle.PolicyError)) {
 		return inputError{err}
 	}
@@ -81,42 +82,55 @@ func (c *SimulateCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	})
 }
 
-// changed returns the policy as the flags would have it.
-func (c *SimulateCommand) changed(p throttle.Policy) (throttle.Policy, error) {
-	p = p.WithDefaults()
+// changed returns what the flags ask for. A change for one tenant is an override: it wins over the file,
+// and keeps what an override in force says beside it.
+func (c *SimulateCommand) changed(p throttle.Policy, now throttle.Interventions) (inspect.Variant, error) {
+	v := inspect.Variant{Policy: p.WithDefaults()}
 	for _, flag := range c.Limits {
 		what, number, _ := cutLast(flag)
-		window, tenant, own := strings.Cut(what, "@")
+		window, tenant, one := strings.Cut(what, "@")
 		limit, err := strconv.ParseInt(number, 10, 64)
-		if err != nil || own && tenant == "" {
-			return p, badUsage("--limit %q: must be WINDOW=N or WINDOW@TENANT=N, with a whole number", flag)
+		if err != nil || one && tenant == "" {
+			return v, badUsage("--limit %q: must be WINDOW=N or WINDOW@TENANT=N, with a whole number", flag)
 		}
-		w, err := windowOf(p, window)
+		w, err := windowOf(v.Policy, window)
 		if err != nil {
-			return p, badUsage("--limit %q: %w", flag, err)
+			return v, badUsage("--limit %q: %w", flag, err)
 		}
-		if !own {
+		if !one {
 			setLimit(w, limit)
 			continue
 		}
-		t := p.Tenants[tenant]
-		if t.Windows == nil {
-			t.Windows = map[string]throttle.Override{}
-		}
-		t.Windows[window] = throttle.Override{Burst: t.Windows[window].Burst, Limit: limit}
-		p.Tenants[tenant] = t
+		o := overrideOf(&v, tenant, now)
+		burst := o.Windows[window].Burst
+		o.Windows[window] = throttle.Override{Burst: burst, Limit: limit}
 	}
 	for _, flag := range c.Weights {
 		tenant, number, ok := cutLast(flag)
 		weight, err := strconv.ParseFloat(number, 64)
 		if !ok || err != nil || tenant == "" {
-			return p, badUsage("--weight %q: must be TENANT=W, with a number", flag)
+			return v, badUsage("--weight %q: must be TENANT=W, with a number", flag)
 		}
-		t := p.Tenants[tenant]
-		t.Weight = weight
-		p.Tenants[tenant] = t
+		overrideOf(&v, tenant, now).Weight = weight
 	}
-	return p, nil
+	return v, nil
+}
+
+// overrideOf returns the variant's override of a tenant. If it has none, it begins as a copy of the one in force.
+func overrideOf(v *inspect.Variant, tenant string, now throttle.Interventions) *throttle.TenantOverride {
+	match := func(o throttle.TenantOverride) bool { return o.Policy == v.Policy.Name && o.Tenant == tenant }
+	i := slices.IndexFunc(v.Overrides, match)
+	if i < 0 {
+		o := throttle.TenantOverride{Policy: v.Policy.Name, Tenant: tenant}
+		if j := slices.IndexFunc(now.Overrides, match); j >= 0 {
+			o = now.Overrides[j]
+		}
+		if o.Windows == nil {
+			o.Windows = map[string]throttle.Override{}
+		}
+		i, v.Overrides = len(v.Overrides), append(v.Overrides, o)
+	}
+	return &v.Overrides[i]
 }
 
 // cutLast cuts at the last equals sign: names of tenants may hold some.

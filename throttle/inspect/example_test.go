@@ -98,7 +98,7 @@ func ExampleInspector_Simulate() {
 	}
 	raised := policy.WithDefaults()
 	raised.Windows[0].Limit = 3
-	simulations, err := inspect.Of(limiter).Simulate(context.Background(), policy, raised)
+	simulations, err := inspect.Of(limiter).Simulate(context.Background(), inspect.Variant{Policy: policy}, inspect.Variant{Policy: raised})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -17,12 +18,12 @@ const (
 	maxHeads = 10_000
 )
 
-// Heads remember the first ticket of each tenant, by states that are noted again and again. So they tell
+// Heads remember the first ticket of each tenant, with its other attributes, by states that are noted again and again. So they tell
 // which tenants starve: others are granted, and they are not. The zero value is ready. It is safe for
 // concurrent use.
 type Heads struct {
 	mu  sync.Mutex
-	all map[[2]string]head // by policy and tenant
+	all map[[3]string]head // by policy, tenant and attributes
 }
 
 type head struct{ joined, since time.Time }
@@ -34,10 +35,10 @@ func (h *Heads) Note(s PolicyState) (starving []TenantState) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.all == nil || len(h.all) > maxHeads {
-		h.all = map[[2]string]head{}
+		h.all = map[[3]string]head{}
 	}
 	for _, t := range s.Tenants {
-		of := [2]string{s.Policy, t.Tenant}
+		of := [3]string{s.Policy, t.Tenant, fmt.Sprint(t.Attributes)}
 		first := h.all[of]
 		if first.joined != t.Oldest {
 			first = head{t.Oldest, s.At}

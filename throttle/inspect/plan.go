@@ -172,30 +172,38 @@ func (p Plan) late() (n int) {
 	return n
 }
 
+// A Variant is a policy as it could be.
+type Variant struct {
+	Policy throttle.Policy
+
+	// Overrides are in force in place of those that operators have set for the same tenants. Their Until
+	// is ignored.
+	Overrides []throttle.TenantOverride
+}
+
 // Simulate returns when all that waits would be done by some variants of the limiter's policies, such
 // as one with another limit or weight. A variant begins with what the windows have counted that have
-// the same name, algorithm and scope. For what it leaves out see Plan.
+// the same name, algorithm and scope. What operators have put in force holds in each. For what it leaves
+// out see Plan.
 //
 // It reads all tenants that wait in pages, and what their windows have counted by a call for each
 // 64. An error may be a *throttle.PolicyError of a variant.
-func (i Inspector) Simulate(ctx context.Context, variants ...throttle.Policy) ([]Simulation, error) {
+func (i Inspector) Simulate(ctx context.Context, variants ...Variant) ([]Simulation, error) {
 	simulations := make([]Simulation, len(variants))
 	for n, v := range variants {
-		lines, err := i.lines(v.Name)
+		lines, err := i.lines(v.Policy.Name)
 		if err != nil {
 			return nil, err
 		}
-		c := i.limiter.Config()
-		c.Policies = []throttle.Policy{v}
-		other, err := throttle.New(c)
+		other, err := v.limiter(i.limiter)
 		if err != nil {
 			return nil, err
 		}
-		if other.SetInterventions(i.limiter.Interventions()); !slices.Equal(other.Lines(), lines) {
-			return nil, &throttle.PolicyError{Policy: v.Name, Field: "shards", Value: v.Shards,
+		if !slices.Equal(other.Lines(), lines) {
+			return nil, &throttle.PolicyError{Policy: v.Policy.Name, Field: "shards", Value: v.Policy.Shards,
 				Hint: "must be those of the policy in force: a simulation moves no tenant"}
 		}
-		s := Simulation{At: time.Now(), Policy: v.Name, Finish: Finish{Known: true}}
+		s := Simulation{At: time.Now(), Policy: v.Policy.Name, Finish: Finish{Known: true}}
 		tenants := map[string]TenantSimulation{}
 		for _, line := range lines {
 			if err := Of(other).simulate(ctx, line, &s, tenants); err != nil {
@@ -209,6 +217,29 @@ func (i Inspector) Simulate(ctx context.Context, variants ...throttle.Policy) ([
 		simulations[n] = s
 	}
 	return simulations, nil
+}
+
+// limiter returns one like another, with the variant in place of its policies.
+func (v Variant) limiter(of *throttle.Limiter) (*throttle.Limiter, error) {
+	c := of.Config()
+	c.Policies = []throttle.Policy{v.Policy}
+	l, err := throttle.New(c)
+	if err != nil {
+		return nil, err
+	}
+	in := of.Interventions()
+	for _, o := range v.Overrides {
+		if err := l.ValidateOverride(o); err != nil {
+			return nil, err
+		}
+		in.Overrides = slices.DeleteFunc(in.Overrides, func(other throttle.TenantOverride) bool {
+			return other.Policy == o.Policy && other.Tenant == o.Tenant
+		})
+		o.Until = in.At.Add(MaxPlan)
+		in.Overrides = append(in.Overrides, o)
+	}
+	l.SetInterventions(in)
+	return l, nil
 }
 
 // simulate runs all that waits in a line, and adds to a simulation and its tenants.

@@ -5,7 +5,6 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -240,7 +239,7 @@ func (p *Page) planLimit(ctx context.Context, a *action) (func(context.Context) 
 	}
 	variant.Windows[w].Limit = limit
 	policies[i] = variant
-	shown, err := p.simulate(ctx, a.config, variant)
+	shown, err := p.simulate(ctx, a.config, inspect.Variant{Policy: variant})
 	if err == nil {
 		shown.Text = fmt.Sprintf("%s: limit %s → %s, for all tenants, until it is changed again.",
 			variant.Windows[w].Name, number(before), number(limit))
@@ -257,31 +256,10 @@ func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(
 	if a.what == front {
 		o.Weight = frontWeight
 	}
-	if err == nil {
-		err = p.config.Limiter.ValidateOverride(o)
-	}
 	if err != nil {
 		return nil, nil, err
 	}
-	variant := a.config
-	variant.Tenants = maps.Clone(variant.Tenants)
-	if variant.Tenants == nil {
-		variant.Tenants = map[string]throttle.Tenant{}
-	}
-	t := variant.Tenants[a.tenant]
-	t.Windows = maps.Clone(t.Windows)
-	if t.Windows == nil {
-		t.Windows = map[string]throttle.Override{}
-	}
-	maps.Copy(t.Windows, o.Windows)
-	if o.Weight > 0 {
-		t.Weight = o.Weight
-	}
-	if o.Exempt != nil {
-		t.Exempt = *o.Exempt
-	}
-	variant.Tenants[a.tenant] = t
-	shown, err := p.simulate(ctx, a.config, variant)
+	shown, err := p.simulate(ctx, a.config, inspect.Variant{Policy: a.config, Overrides: []throttle.TenantOverride{o}})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -300,8 +278,8 @@ func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(
 const previewRows = 8
 
 // simulate compares when tasks would start.
-func (p *Page) simulate(ctx context.Context, now, then throttle.Policy) (*preview, error) {
-	both, err := inspect.Of(p.config.Limiter).Simulate(ctx, now, then)
+func (p *Page) simulate(ctx context.Context, now throttle.Policy, then inspect.Variant) (*preview, error) {
+	both, err := inspect.Of(p.config.Limiter).Simulate(ctx, inspect.Variant{Policy: now}, then)
 	if err != nil {
 		return nil, err
 	}

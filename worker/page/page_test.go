@@ -204,7 +204,7 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 	})
 }
 
-// A process that goes by its own policies is told beside the version of the published ones.
+// Processes that go by policies of their own are told beside the version of the published ones.
 func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
 		s := newSite(t, client)
@@ -213,15 +213,42 @@ func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 		if _, err := s.control.Publish(t.Context(), published, 0, control.By{Who: "ada", Why: "test"}); err != nil {
 			t.Fatal(err)
 		}
+		for limit := int64(4); limit < 6; limit++ {
+			policies := s.limiter.Policies()
+			policies[0].Windows[0].Limit = limit
+			l, err := throttle.New(throttle.Config{Client: client, Policies: policies})
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, err := control.Follow(t.Context(), control.FollowConfig{
+				KeepPolicies: true, Limiter: l, Logger: slog.New(slog.DiscardHandler), Store: s.control,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+		}
+		text := s.visitor().get("")
+		if !strings.Contains(text, "version 1") || strings.Count(text, "1 of the processes: its own policies ") != 2 {
+			t.Errorf("it does not name both:\n%s", text)
+		}
+	})
+}
+
+// Where nothing was published, policies of the program's own are no trouble.
+func TestThePageSaysThatNothingIsPublished(t *testing.T) {
+	each(t, func(t *testing.T, client *redis.Client) {
+		s := newSite(t, client)
 		f, err := control.Follow(t.Context(), control.FollowConfig{
-			KeepPolicies: true, Limiter: s.limiter, Logger: slog.New(slog.DiscardHandler), Store: s.control,
+			Limiter: s.limiter, Logger: slog.New(slog.DiscardHandler), Store: s.control,
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		v := s.visitor()
-		v.wants(v.get(""), "version 1", "1 of the processes: its own policies ")
+		if text := s.visitor().get(""); !strings.Contains(text, "none published") || strings.Contains(text, "of the processes") {
+			t.Errorf("it finds trouble:\n%s", text)
+		}
 	})
 }
 

@@ -152,7 +152,7 @@ func (p *Page) view(ctx context.Context, q question, s *session) view {
 		Asked: q, At: time.Now(), Asynqmon: p.config.Asynqmon, Session: s, CanSignIn: p.guard != nil && s == nil,
 		HasControl: p.config.Control != nil, Notice: notices[q.done], Title: "Sluice",
 	}
-	names := p.names()
+	names := slices.Sorted(slices.Values(inspect.Of(p.config.Limiter).Policies()))
 	var all sync.WaitGroup
 	all.Go(func() { v.InForce, v.Changes, v.processes = p.inForce(ctx) })
 	list := names
@@ -183,18 +183,6 @@ func (p *Page) view(ctx context.Context, q question, s *session) view {
 		v.Title = "Redis does not answer · Sluice"
 	}
 	return v
-}
-
-// names returns the policies, also those that were removed while somebody waits, in order.
-func (p *Page) names() (names []string) {
-	for _, policy := range p.config.Limiter.Policies() {
-		names = append(names, policy.Name)
-	}
-	for _, line := range p.config.Limiter.Lines() {
-		names = append(names, throttle.PolicyOf(line))
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
 }
 
 // open returns the policies that run without limits while Redis does not answer.
@@ -292,11 +280,20 @@ func (v *view) strip(policies []policyView, servers []*asynq.ServerInfo) {
 		v.Strip = append(v.Strip, f)
 	}
 	if v.HasControl {
-		f := fact{Name: "Policies", Value: "version " + number(v.InForce.Version)}
+		f := fact{Name: "Policies", Value: "none published"}
+		published := ""
+		if v.InForce.Version > 0 {
+			f.Value = "version " + number(v.InForce.Version)
+			published = fmt.Sprint("published version ", v.InForce.Version)
+		}
+		var others []string
 		for _, runs := range slices.Sorted(maps.Keys(v.processes)) {
-			if n := len(v.processes[runs]); runs != fmt.Sprint("published version ", v.InForce.Version) {
-				f.Class, f.Note = "watch", fmt.Sprintf("%d of the processes: %s", n, runs)
+			if runs != published {
+				others = append(others, fmt.Sprintf("%d of the processes: %s", len(v.processes[runs]), runs))
 			}
+		}
+		if published != "" && len(others) > 0 || len(others) > 1 {
+			f.Class, f.Note = "watch", strings.Join(others, "; ")
 		}
 		v.Strip = append(v.Strip, f)
 	}

@@ -259,7 +259,7 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 	if err != nil || !e.Waiting || e.Tenant != "t7" || e.Position != 1 {
 		t.Errorf("%+v, %v", e, err)
 	}
-	if backlogs, err := inspect.Of(l).Simulate(t.Context(), p); err != nil || backlogs[0].Waiting != 12 || !backlogs[0].Known {
+	if backlogs, err := inspect.Of(l).Simulate(t.Context(), inspect.Variant{Policy: p}); err != nil || backlogs[0].Waiting != 12 || !backlogs[0].Known {
 		t.Errorf("%+v, %v", backlogs, err)
 	}
 	if err := l.Ping(t.Context()); err != nil {

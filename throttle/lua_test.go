@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -58,6 +59,22 @@ func all(text, pattern string) (found []string) {
 		found = append(found, match[1])
 	}
 	return found
+}
+
+// tags returns the names by which calls carry the fields of a struct, and of the structs in it.
+func tags(t reflect.Type) (names []string) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if f.Type.Kind() == reflect.Pointer {
+			f.Type = f.Type.Elem()
+		}
+		if name, _, _ := strings.Cut(f.Tag.Get("lua"), ","); name != "" {
+			names = append(names, name)
+		} else if f.Type.Kind() == reflect.Struct {
+			names = append(names, tags(f.Type)...)
+		}
+	}
+	return names
 }
 
 // testWindow is a window that counts by the algorithm, with what it takes.
@@ -195,7 +212,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	_, asked, _ := strings.Cut(lists[0], "-- Fields of a request.")
 	for _, c := range []struct {
 		listed, got []string
-	}{{listed(asked, "-- Verbs:"), script.RequestFields()}, {listed(lists[1], "-- Keys,"), script.AnswerFields()}} {
+	}{{listed(asked, "-- Verbs:"), tags(reflect.TypeFor[script.Request]())}, {listed(lists[1], "-- Keys,"), tags(reflect.TypeFor[script.Answer]())}} {
 		slices.Sort(c.listed)
 		slices.Sort(c.got)
 		if !slices.Equal(c.listed, c.got) {

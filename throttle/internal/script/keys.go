@@ -178,15 +178,15 @@ func Unescape(s string) string {
 	return s
 }
 
-// field is Escape for a field between spaces, where "-" stands for nothing.
-func field(s string) string {
+// escapeWord is Escape for a word between spaces, where "-" stands for nothing.
+func escapeWord(s string) string {
 	if s == "-" {
 		return "%2D"
 	}
 	return dash(Escape(s))
 }
 
-func unfield(s string) string {
+func unescapeWord(s string) string {
 	if s == "-" {
 		return ""
 	}

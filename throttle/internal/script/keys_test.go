@@ -27,11 +27,11 @@ func FuzzEscape(f *testing.F) {
 		if Unescape(escaped) != a {
 			t.Errorf("Escape(%q) = %q, which says %q", a, escaped, Unescape(escaped))
 		}
-		if (a == b) != (escaped == Escape(b)) || (a == b) != (field(a) == field(b)) {
-			t.Errorf("%q and %q are both written %q or %q", a, b, escaped, field(a))
+		if (a == b) != (escaped == Escape(b)) || (a == b) != (escapeWord(a) == escapeWord(b)) {
+			t.Errorf("%q and %q are both written %q or %q", a, b, escaped, escapeWord(a))
 		}
-		if unfield(field(a)) != a || field(a) == "" || strings.ContainsAny(field(a), " :,/|\n") {
-			t.Errorf("as a field %q is %q, which says %q", a, field(a), unfield(field(a)))
+		if unescapeWord(escapeWord(a)) != a || escapeWord(a) == "" || strings.ContainsAny(escapeWord(a), " :,/|\n") {
+			t.Errorf("as a field %q is %q, which says %q", a, escapeWord(a), unescapeWord(escapeWord(a)))
 		}
 		for _, mark := range []string{"", "!", "!abcd"} {
 			for _, batch := range []bool{false, true} {

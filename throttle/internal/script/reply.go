@@ -3,7 +3,6 @@ package script
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -30,59 +29,62 @@ const (
 // Slots is Answer.Binds of a ticket that fits, and waits for a handler slot.
 const Slots = -1
 
-// fullForm is added to the status of an answer in the full form.
-const fullForm = 16
+const (
+	fullForm = 16 // is added to the status of an answer with fields
+	unsaid   = -1 // Latest, if no field says it: it is the expected start then
+)
 
 // An Answer answers a request. All times are microseconds by the clock of Redis.
 type Answer struct {
 	Status  int64
 	At      int64 // when this was decided; when it was granted, if it was before
-	Time    int64 // the expected start
-	Latest  int64 // its upper bound; 0 if none is known
-	Binds   int64 // the number of the window that holds it up for longest, from 1; Slots, or 0
-	Behind  int64 // how far the clock is behind the windows
-	Nudge   bool  // a server should be woken for the ticket
+	Time    int64 `lua:"time"`   // the expected start
+	Latest  int64 `lua:"latest"` // its upper bound; 0 if none is known
+	Binds   int64 `lua:"binds"`  // the number of the window that holds it up for longest, from 1; Slots, or 0
+	Behind  int64 `lua:"behind"` // how far the clock is behind the windows
+	Nudge   bool  `lua:"nudge"`  // a server should be woken for the ticket
 	Pause   PauseAnswer
 	Adapted AdaptedAnswer
 	Left    LeftAnswer
-	Before  []int64 // by window, what a Settle or Cancel corrected; nil if that is what the request says
+	Before  []int64 `lua:"before"` // by window, what a Settle or Cancel corrected; nil if that is what the request says
+	Fits    []int64 `lua:"fits"`   // by window, when the cost fits it alone, 0 for at once; nil if that is at once
 	Windows []WindowAnswer
 	Err     error // *StateError, if the status is Failed
 }
 
-// A PauseAnswer is the pause of a request's scopes. Nothing is granted until Until, and from then
-// on little until Open (us). It is zero without a pause.
+// A PauseAnswer is the pause of a request's scopes. It is zero without one.
 type PauseAnswer struct {
-	Until, Open int64
-	At          int64 // when it was reported (us)
-	By          string
-	ByHand      bool
-	Cause       string
-	Tenant      string // the one that was refused
+	Until  int64  `lua:"ends"`     // nothing is granted before
+	Open   int64  `lua:"opens"`    // from Until on little is granted before
+	At     int64  `lua:"reported"` // when it was reported
+	By     string `lua:"by"`
+	ByHand bool   `lua:"hand"`
+	Cause  string `lua:"cause"`
+	Tenant string `lua:"tenant"` // the one that was refused
 }
 
-// An AdaptedAnswer is what refusals by the upstream made of a window's rate. It is zero if it is
+// An AdaptedAnswer is what refusals by the upstream made of a window's rate. It is zero if that is
 // the published one.
 type AdaptedAnswer struct {
-	Rate     int64 // in millionths of the published rate
-	Since    int64 // the first refusal (us)
-	Refusals int64
-	Window   int64 // its place, from 1
-	Changed  int64 // when a refusal changed the rate last (us)
-	Until    int64 // when grants are spread no longer (us)
+	Rate     int64 `lua:"rate"`  // in millionths of the published rate
+	Since    int64 `lua:"since"` // the first refusal
+	Refusals int64 `lua:"refusals"`
+	Window   int64 `lua:"window"` // its place, from 1
+	Changed  int64 `lua:"cut"`    // when a refusal changed the rate last
+	Until    int64 `lua:"free"`   // when grants are spread no longer
 }
 
-// A LeftAnswer is what the upstream has left. It is zero if that is not known.
+// A LeftAnswer is the state of a limit that the upstream reported. It is zero if that is not known.
 type LeftAnswer struct {
-	Units  int64
-	Until  int64 // when it starts again (us)
-	Window int64 // whose units, from 1
+	Units  int64 `lua:"left"`
+	Until  int64 `lua:"left_until"`  // when it starts again
+	Window int64 `lua:"left_window"` // whose units, from 1
 }
 
 // A WindowAnswer is the state of one window.
 type WindowAnswer struct {
 	Used   int64 // units
-	Fits   int64 // when the cost fits this window alone, 0 for at once
+	Fits   int64 // see Answer.Fits
 	Resets int64 // when nothing is counted any more
 }
 
@@ -188,95 +190,26 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 		return
 	}
 	a.At = r.integer()
-	a.Time, a.Latest = a.At, a.At
-	if hasWindows(op) {
-		a.Windows = make([]WindowAnswer, len(p.Windows))
-	}
+	a.Time, a.Latest = a.At, unsaid
 	if full {
-		r.bad = r.bad || !readFields(r.text(), a.number, a.text)
+		r.bad = !a.read(r.text()) || r.bad
 	}
+	if a.Latest == unsaid {
+		a.Latest = a.Time
+	}
+	if !hasWindows(op) {
+		return
+	}
+	a.Windows = make([]WindowAnswer, len(p.Windows))
+	r.bad = r.bad || a.Fits != nil && len(a.Fits) != len(a.Windows)
 	for j := range a.Windows {
 		w := &a.Windows[j]
 		w.Used, w.Resets = r.integer(), r.integer()
 		r.bad = r.bad || w.Used < 0
-	}
-}
-
-// The fields of a reply, as lua/decide.lua lists them: numbers, and texts.
-var (
-	numberFields = map[string]func(a *Answer, n int64){
-		"time":        func(a *Answer, n int64) { a.Time, a.Latest = n, n },
-		"latest":      func(a *Answer, n int64) { a.Latest = n }, // it follows the time
-		"binds":       func(a *Answer, n int64) { a.Binds = n },
-		"behind":      func(a *Answer, n int64) { a.Behind = n },
-		"nudge":       func(a *Answer, n int64) { a.Nudge = n == 1 },
-		"ends":        func(a *Answer, n int64) { a.Pause.Until = n },
-		"opens":       func(a *Answer, n int64) { a.Pause.Open = n },
-		"reported":    func(a *Answer, n int64) { a.Pause.At = n },
-		"hand":        func(a *Answer, n int64) { a.Pause.ByHand = n == 1 },
-		"rate":        func(a *Answer, n int64) { a.Adapted.Rate = n },
-		"window":      func(a *Answer, n int64) { a.Adapted.Window = n },
-		"since":       func(a *Answer, n int64) { a.Adapted.Since = n },
-		"refusals":    func(a *Answer, n int64) { a.Adapted.Refusals = n },
-		"cut":         func(a *Answer, n int64) { a.Adapted.Changed = n },
-		"left":        func(a *Answer, n int64) { a.Left.Units = n },
-		"left_until":  func(a *Answer, n int64) { a.Left.Until = n },
-		"left_window": func(a *Answer, n int64) { a.Left.Window = n },
-		"free":        func(a *Answer, n int64) { a.Adapted.Until = n },
-	}
-	textFields = map[string]func(a *Answer, text string) bool{
-		"tenant": func(a *Answer, text string) bool { a.Pause.Tenant = Unescape(text); return true },
-		"cause":  func(a *Answer, text string) bool { a.Pause.Cause = Unescape(text); return true },
-		"by":     func(a *Answer, text string) bool { a.Pause.By = Unescape(text); return true },
-		"before": func(a *Answer, text string) (ok bool) { a.Before, ok = integers(text); return ok },
-		"fits": func(a *Answer, text string) bool {
-			fits, ok := integers(text)
-			if !ok || len(fits) != len(a.Windows) {
-				return false
-			}
-			for i, n := range fits {
-				a.Windows[i].Fits = n
-			}
-			return true
-		},
-	}
-)
-
-func (a *Answer) number(name string, n int64) bool {
-	set, ok := numberFields[name]
-	if ok {
-		set(a, n)
-	}
-	return ok
-}
-
-func (a *Answer) text(name, value string) bool {
-	set, ok := textFields[name]
-	return ok && set(a, value)
-}
-
-// RequestFields and AnswerFields return the names of the fields, for a test of the scripts' headers.
-func RequestFields() (names []string) {
-	for _, f := range requestFields {
-		names = append(names, f.name)
-	}
-	return names
-}
-
-func AnswerFields() []string {
-	return slices.AppendSeq(slices.Collect(maps.Keys(numberFields)), maps.Keys(textFields))
-}
-
-// integers reads a list by commas.
-func integers(list string) (numbers []int64, ok bool) {
-	for word := range strings.SplitSeq(list, ",") {
-		n, err := strconv.ParseInt(word, 10, 64)
-		if err != nil {
-			return nil, false
+		if a.Fits != nil && !r.bad {
+			w.Fits = a.Fits[j]
 		}
-		numbers = append(numbers, n)
 	}
-	return numbers, true
 }
 
 func (p *Policy) readTaken(reply []any) (Taken, error) {
@@ -321,8 +254,8 @@ func readTicket(text, id string) (t TakenTicket, ok bool) {
 	}
 	status, scopes, _ := strings.Cut(f[6], ":")
 	t = TakenTicket{
-		Queue: queue, ID: name, Joined: joinedAt(rank), Flow: f[3], Costs: unfield(f[1]), Rank: rank,
-		NeverFits: status == "7", Scopes: scopes, Tenant: unfield(f[5]),
+		Queue: queue, ID: name, Joined: joinedAt(rank), Flow: f[3], Costs: unescapeWord(f[1]), Rank: rank,
+		NeverFits: status == "7", Scopes: scopes, Tenant: unescapeWord(f[5]),
 	}
 	t.Key, t.Since = readKey(f[4], rank)
 	if status == "1" {

@@ -9,7 +9,7 @@
 --   5 more      fields (codec.lua), of those below; empty for most requests
 --   then S ends of the scopes' keys, narrow to broad
 --
--- Fields of a request. Times are in us, lists by commas.
+-- Fields of a request. Times are in us, lists like [1,2].
 --   own         the tenant's own parameters (windows.lua), in place of the policy's
 --   front       1: joins in front of all
 --   max_wait, backlog, deadline

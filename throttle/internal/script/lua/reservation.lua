@@ -225,7 +225,7 @@ local function reservation_verbs(call)
     if r.cancelled then return 8, now end
     note_before(r)
     local adds, changes, changed = {at = now, units = {}}, {}, false
-    for cost in gmatch(r.actual, '[^,]+') do
+    for cost in gmatch(r.actual, '-?%d+') do
       local i = #changes + 1
       cost = cost + 0
       changes[i] = cost >= 0 and cost - cost_of(r, i) or 0

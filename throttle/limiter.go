@@ -47,8 +47,8 @@ type Config struct {
 	// Client is that of Redis, single or cluster. It is required. The caller closes it.
 	Client redis.UniversalClient
 
-	// Logger gets pauses and changed rates by the refusals of upstreams, what SetPolicies changes, and
-	// panics of the other fields' functions. The default is slog.Default().
+	// Logger gets pauses and changed rates by the refusals of upstreams, what SetPolicies changes, panics of
+	// the other fields' functions, and what package control puts in force. The default is slog.Default().
 	Logger *slog.Logger
 
 	// Name is how others know this process: a pause says who reported the refusal. It is at most

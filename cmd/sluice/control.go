@@ -172,7 +172,7 @@ func (c *ControlCommand) seen(ctx context.Context, f *fleet, p throttle.Policy) 
 	for _, o := range f.state.Overrides {
 		seen = seen || o.Policy == p.Name && o.Tenant == c.tenant
 	}
-	uses, err := usage.Top(ctx, f.server.Client, usage.TopOptions{Max: 1000, Policy: p.Name, Prefix: c.Prefix})
+	uses, err := usage.Top(ctx, f.limiter, usage.TopOptions{Max: 1000, Policy: p.Name})
 	if err != nil || seen {
 		return seen, nil, err
 	}

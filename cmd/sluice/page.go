@@ -12,7 +12,6 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/sluice-go/sluice/throttle/control"
-	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/page"
 )
@@ -53,15 +52,12 @@ func (c *workersCommand) servePage(ctx context.Context, addr, asynqmon string, f
 	p, err := page.New(page.Config{
 		Asynqmon: asynqmon, Client: client, Control: f.store,
 		Inspector: asynq.NewInspectorFromRedisClient(f.server.Client), Limiter: f.limiter, Queues: f.server.Opt, Token: token,
-		Used: func(ctx context.Context, policy string) ([]usage.Use, error) {
-			return c.mostUsed(ctx, f, policy)
-		},
 	})
 	if err != nil {
 		return inputError{err}
 	}
 	// The page shows what is in force.
-	follower, err := control.Follow(ctx, control.FollowConfig{KeepPolicies: f.file != nil, Limiter: f.limiter, Store: f.store})
+	follower, err := control.Follow(ctx, control.FollowConfig{KeepPolicies: f.file != nil, Store: f.store})
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/usage"
 )
 
 // Run checks all input, and only then begins to write.
@@ -55,8 +56,10 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		return inputError{err}
 	}
 	defer server.Close()
+	counter := usage.New()
 	limiter, err := throttle.New(throttle.Config{
-		Client: server.Client, Logger: progress.Logger(), Policies: policies, Prefix: c.prefix(),
+		Client: server.Client, Logger: progress.Logger(), Observer: counter.Observer(throttle.Observer{}),
+		Policies: policies, Prefix: c.prefix(),
 	})
 	if err != nil {
 		return inputError{err}
@@ -88,15 +91,16 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		}
 	}
 
-	if store, err := control.NewStore(server.Client, c.prefix()); err == nil { // operators may pause and override
-		follower, err := control.Follow(ctx, control.FollowConfig{
-			KeepPolicies: true, Limiter: limiter, Logger: progress.Logger(), Store: store,
-		})
-		if err != nil {
-			return err
-		}
-		defer follower.Close()
+	store, err := control.NewStore(limiter)
+	if err != nil {
+		return err
 	}
+	follower, err := control.Follow(ctx, control.FollowConfig{KeepPolicies: true, Store: store}) // operators may pause and override
+	if err != nil {
+		return err
+	}
+	defer follower.Close()
+	defer counter.Start(limiter)()
 	d := &drain.Drain{
 		Caller:      caller,
 		Client:      server.Client,

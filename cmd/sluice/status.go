@@ -155,7 +155,7 @@ func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant stri
 			s.PausedQueues = append(s.PausedQueues, q.Queue)
 		}
 	}
-	s.Used, err = c.mostUsed(ctx, f, policy)
+	s.Used, err = usage.Top(ctx, f.limiter, usage.TopOptions{Max: usersShown, Policy: policy})
 	return s, err
 }
 

@@ -46,14 +46,13 @@ func newLiveDesk(t *testing.T) liveDesk {
 	must(t, err)
 	client := redis.NewClient(&redis.Options{Addr: d.addr})
 	t.Cleanup(func() { client.Close() })
-	counter, err := usage.New(usage.Config{Client: client, Every: time.Hour})
-	must(t, err)
-	d.flush = counter.Close
+	counter := usage.New()
 	if d.limiter, err = throttle.New(throttle.Config{
 		Client: client, Name: "worker-7", Observer: counter.Observer(throttle.Observer{}), Policies: policies,
 	}); err != nil {
 		t.Fatal(err)
 	}
+	d.flush = counter.Start(d.limiter)
 	return d
 }
 
@@ -220,9 +219,7 @@ func TestStatusIsShownLive(t *testing.T) {
 	defer interrupt()
 	out := &lineCounter{atThird: interrupt}
 	out.atFirst = func() {
-		client := redis.NewClient(&redis.Options{Addr: d.addr})
-		defer client.Close()
-		store, err := control.NewStore(client, "")
+		store, err := control.NewStore(d.limiter)
 		if err == nil {
 			err = store.Pause(ctx, "api", "", time.Hour, control.By{Who: "alice", Why: "the API moves"})
 		}

@@ -25,7 +25,7 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t)
 	c := d.limiter.Config()
-	store, err := control.NewStore(c.Client, "")
+	store, err := control.NewStore(d.limiter)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,17 +33,13 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 	published[0].Windows[1].Limit = 3
 	var log bytes.Buffer
 	follow := func(name string, keep bool) {
-		c.Name, c.Policies = name, d.limiter.Policies()
+		c.Logger, c.Name, c.Policies = slog.New(slog.NewTextHandler(&log, nil)), name, d.limiter.Policies()
 		l, err := throttle.New(c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		f, err := control.Follow(t.Context(), control.FollowConfig{
-			KeepPolicies: keep, Limiter: l, Logger: slog.New(slog.NewTextHandler(&log, nil)), Store: store,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		own, err := control.NewStore(l)
+		must(t, err)
+		f, err := control.Follow(t.Context(), control.FollowConfig{KeepPolicies: keep, Store: own})
+		must(t, err)
 		t.Cleanup(func() { f.Close() })
 	}
 	if _, err := store.Publish(t.Context(), published, 0, control.By{Who: "ada", Why: "test"}); err != nil {
@@ -71,7 +67,7 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 func TestLinesWithoutAPolicyAreTold(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t)
-	store, err := control.NewStore(d.limiter.Config().Client, "")
+	store, err := control.NewStore(d.limiter)
 	must(t, err)
 	publish := func(version int64, policies ...throttle.Policy) {
 		t.Helper()

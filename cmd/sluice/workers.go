@@ -13,7 +13,6 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/redisconn"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
-	"github.com/sluice-go/sluice/throttle/usage"
 )
 
 // A workersCommand is about workers that run elsewhere. It asks their Redis.
@@ -68,14 +67,10 @@ func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
 	if f.server, err = c.open(ctx); err != nil {
 		return nil, err
 	}
-	f.store, err = control.NewStore(f.server.Client, c.Prefix)
-	if err == nil {
-		warn := slog.New(slog.NewTextHandler(c.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-		f.limiter, err = throttle.New(throttle.Config{Client: f.server.Client, Logger: warn, Prefix: c.Prefix})
-	}
-	if err != nil {
+	warn := slog.New(slog.NewTextHandler(c.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if f.limiter, err = throttle.New(throttle.Config{Client: f.server.Client, Logger: warn, Prefix: c.Prefix}); err != nil {
 		err = inputError{err}
-	} else {
+	} else if f.store, err = control.NewStore(f.limiter); err == nil {
 		err = f.look(ctx, c.Policies)
 	}
 	if err != nil {
@@ -128,11 +123,6 @@ func (f *fleet) policy(name string) (throttle.Policy, error) {
 		}
 	}
 	return throttle.Policy{}, badInput("policy %q: must be one of %s", name, strings.Join(names, ", "))
-}
-
-// mostUsed returns who was granted most requests of a policy, where package usage counts them.
-func (c *workersCommand) mostUsed(ctx context.Context, f *fleet, policy string) ([]usage.Use, error) {
-	return usage.Top(ctx, f.server.Client, usage.TopOptions{Max: usersShown, Policy: policy, Prefix: c.Prefix})
 }
 
 // windowOf returns the window of a name, to be changed in place.

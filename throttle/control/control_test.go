@@ -3,7 +3,6 @@ package control_test
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"reflect"
 	"regexp"
 	"slices"
@@ -28,7 +27,7 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 		s := newStore(t, client)
 		own, late := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}}),
 			newLimiter(t, throttle.Config{Client: client})
-		follow(t, own, s)
+		follow(t, own, false)
 		if got := own.Policies()[0].Windows[0].Limit; got != 1 {
 			t.Fatalf("before anything is published the limit is %d, not the limiter's own", got)
 		}
@@ -49,7 +48,7 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 		if got := own.Policies(); !reflect.DeepEqual(got, want) {
 			t.Errorf("policies have changed on their way:\n%+v\n%+v", got, want)
 		}
-		follow(t, late, s)
+		follow(t, late, false)
 		if got := late.Policies(); !reflect.DeepEqual(got, want) {
 			t.Errorf("one that follows later has not at once what was published: %+v", got)
 		}
@@ -121,7 +120,7 @@ func TestOverridesOfATenant(t *testing.T) {
 func overrideATenant(t *testing.T, client redis.UniversalClient) {
 	s := newStore(t, client)
 	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
-	follow(t, l, s)
+	follow(t, l, false)
 	if !granted(t, l, "p", "acme") || granted(t, l, "p", "acme") {
 		t.Fatal("the limit is not 1")
 	}
@@ -234,7 +233,7 @@ func TestATenantThatIsNotTextIsPaused(t *testing.T) {
 	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
 	s, l := newStore(t, client), newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 2)}})
 	must(t, s.Pause(t.Context(), "p", "a\xff %", time.Hour, anna))
-	follow(t, l, s)
+	follow(t, l, false)
 	if granted(t, l, "p", "a\xff %") || !granted(t, l, "p", "a\xfe %") {
 		t.Error("another tenant than the one that was named is paused")
 	}
@@ -299,9 +298,7 @@ func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := throttletest.InMemory(t).Client(t)
 		s, l := newStore(t, client), newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 4)}})
-		f, err := control.Follow(t.Context(), control.FollowConfig{Limiter: l, Logger: slog.New(slog.DiscardHandler), Store: s})
-		must(t, err)
-		defer f.Close()
+		follow(t, l, false)
 		cut := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 1}}}
 		must(t, s.SetOverride(t.Context(), cut, 25*time.Second, anna))
 		synctest.Wait()
@@ -310,7 +307,7 @@ func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 		for i := range 3 {
 			requests = append(requests, throttle.Request{Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}})
 		}
-		_, err = line.Join(t.Context(), requests)
+		_, err := line.Join(t.Context(), requests)
 		must(t, err)
 		var at []time.Duration
 		for range 29 { // a server asks each second

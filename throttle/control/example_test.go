@@ -33,11 +33,11 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	store, err := control.NewStore(client, "")
+	store, err := control.NewStore(limiter)
 	if err != nil {
 		log.Fatal(err)
 	}
-	follower, err := control.Follow(ctx, control.FollowConfig{Limiter: limiter, Store: store})
+	follower, err := control.Follow(ctx, control.FollowConfig{Store: store})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -31,19 +31,16 @@ type FollowConfig struct {
 	// KeepPolicies has the limiter keep its own policies, and follow overrides and pauses only.
 	KeepPolicies bool
 
-	// Limiter follows. It is required. Its Observer.Followed is called for each version.
-	Limiter *throttle.Limiter
-
-	// Logger gets what is put in force, and what cannot be. The default is slog.Default().
-	Logger *slog.Logger
-
-	// Store is followed. It is required, with the limiter's Redis and Prefix.
+	// Store is followed by its limiter. It is required. The limiter's Logger gets what is put in force, and
+	// what cannot be. Its Observer.Followed is called for each version.
 	Store *Store
 }
 
 // A Follower has a limiter follow a Store.
 type Follower struct {
-	config FollowConfig
+	config  FollowConfig
+	limiter *throttle.Limiter
+	logger  *slog.Logger
 
 	cancel context.CancelFunc
 	done   sync.WaitGroup
@@ -58,7 +55,7 @@ type Follower struct {
 	deaf     bool   // it cannot subscribe
 }
 
-// Follow has a limiter follow a Store, from now until Close. It reads the Store once before it
+// Follow has a limiter follow its Store, from now until Close. It reads the Store once before it
 // returns. While Redis does not answer, or nothing was published, the limiter has its own policies.
 //
 // Every change is in force within a second, or within 10 seconds if a message of Redis is lost.
@@ -67,23 +64,11 @@ type Follower struct {
 //
 // The error names the field that is invalid.
 func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
-	switch {
-	case c.Limiter == nil:
-		return nil, errors.New("control: FollowConfig.Limiter is nil: must be the limiter that is to follow")
-	case c.Store == nil:
-		return nil, errors.New("control: FollowConfig.Store is nil: must be NewStore by the limiter's client and prefix")
+	if c.Store == nil {
+		return nil, errors.New("control: FollowConfig.Store is nil: must be what NewStore returns")
 	}
-	of := c.Limiter.Config()
-	if c.Store.prefix != of.Prefix {
-		return nil, fmt.Errorf("control: FollowConfig.Store has the prefix %q, and the limiter %q: must be the same",
-			c.Store.prefix, of.Prefix)
-	}
-	c.Logger = cmp.Or(c.Logger, slog.Default())
-	if elsewhere(of.Client, c.Store.client) { // it may be one server by two names
-		c.Logger.Warn("control: FollowConfig.Store seems to be on another Redis than the limiter: " +
-			"what is changed on one has no effect on the other")
-	}
-	f := &Follower{config: c, own: c.Limiter.Policies()}
+	l := c.Store.of
+	f := &Follower{config: c, limiter: l, logger: l.Config().Logger, own: l.Policies()}
 	f.runs = "its own policies " + digest(f.own)
 	f.look(ctx)
 	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -93,13 +78,6 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 		}
 	})
 	return f, nil
-}
-
-// elsewhere reports whether two clients of single servers have different addresses or databases.
-func elsewhere(one, other redis.UniversalClient) bool {
-	a, single := one.(*redis.Client)
-	b, both := other.(*redis.Client)
-	return single && both && (a.Options().Addr != b.Options().Addr || a.Options().DB != b.Options().DB)
 }
 
 // Close ends it. What is in force stays.
@@ -125,7 +103,7 @@ func (f *Follower) listen(ctx context.Context) {
 		if !heard && !(errors.As(err, &timeout) && timeout.Timeout()) {
 			if !f.deaf {
 				f.deaf = true
-				f.config.Logger.Warn("control: cannot hear of changes at once: looks for them every second", "err", err)
+				f.logger.Warn("control: cannot hear of changes at once: looks for them every second", "err", err)
 			}
 			f.look(ctx)
 			select {
@@ -162,7 +140,7 @@ func (f *Follower) look(ctx context.Context) bool {
 	if err != nil {
 		if ctx.Err() != context.Canceled && !f.silent {
 			f.silent = true
-			f.config.Logger.Warn("control: what is in force cannot be read: what was read last stays", "err", err)
+			f.logger.Warn("control: what is in force cannot be read: what was read last stays", "err", err)
 		}
 		changed = false
 		state.At = time.Now().Add(f.offset) // what has ended, has
@@ -181,7 +159,7 @@ func (f *Follower) look(ctx context.Context) bool {
 		f.publish(state, before)
 	}
 	if !reflect.DeepEqual(before.Overrides, state.Overrides) || !reflect.DeepEqual(before.Pauses, state.Pauses) {
-		f.config.Limiter.SetInterventions(state.Interventions)
+		f.limiter.SetInterventions(state.Interventions)
 		f.log(before, state)
 	}
 	f.report(f.runs)
@@ -195,7 +173,7 @@ func (f *Follower) report(runs string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
-	store, name := f.config.Store, f.config.Limiter.Config().Name
+	store, name := f.config.Store, f.limiter.Config().Name
 	_, _ = store.client.Pipelined(ctx, func(pipe redis.Pipeliner) error { // the next look does it again
 		if f.reported != "" && f.reported != runs {
 			pipe.ZRem(ctx, store.key("processes"), f.reported+"\n"+name)
@@ -216,7 +194,7 @@ func (f *Follower) publish(state, before State) {
 	switch {
 	case state.Version == 0 && before.Version > 0:
 		if !f.config.KeepPolicies {
-			f.config.Logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
+			f.logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
 		}
 		return
 	case state.Version == 0 || version == f.version:
@@ -228,22 +206,22 @@ func (f *Follower) publish(state, before State) {
 		goes = "own"
 	}
 	if differs := Differences(f.own, state.Policies); err == nil && len(f.own) > 0 && differs != "" {
-		f.config.Logger.Warn("control: the policies of this program are not those that are published",
+		f.logger.Warn("control: the policies of this program are not those that are published",
 			"own", digest(f.own), "published", state.Version, "in force", goes, "differs", differs)
 	}
 	if f.config.KeepPolicies {
 		return
 	}
 	if err == nil {
-		err = cmp.Or(f.config.Limiter.SetPolicies(state.Policies), f.config.Limiter.SetRemoved(state.Removed))
+		err = cmp.Or(f.limiter.SetPolicies(state.Policies), f.limiter.SetRemoved(state.Removed))
 	}
 	if err != nil {
-		f.config.Logger.Error("control: published policies cannot be used: those before stay in force",
+		f.logger.Error("control: published policies cannot be used: those before stay in force",
 			"version", state.Version, "err", err)
 	} else {
 		f.runs = fmt.Sprintf("published version %d", state.Version)
 	}
-	f.config.Limiter.Config().Observer.Followed(state.Version, err)
+	f.limiter.Config().Observer.Followed(state.Version, err)
 }
 
 // log logs which overrides and pauses have begun, and which have ended.
@@ -251,12 +229,12 @@ func (f *Follower) log(before, now State) {
 	was, is := before.describe(), now.describe()
 	for about, text := range is {
 		if was[about] != text {
-			f.config.Logger.Info("control: in force", "policy", about.Policy, "tenant", about.Tenant, "what", text)
+			f.logger.Info("control: in force", "policy", about.Policy, "tenant", about.Tenant, "what", text)
 		}
 	}
 	for about, text := range was {
 		if is[about] == "" {
-			f.config.Logger.Info("control: ended", "policy", about.Policy, "tenant", about.Tenant, "what", text)
+			f.logger.Info("control: ended", "policy", about.Policy, "tenant", about.Tenant, "what", text)
 		}
 	}
 }

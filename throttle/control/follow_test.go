@@ -1,10 +1,7 @@
 package control_test
 
 import (
-	"bytes"
 	"context"
-	"log/slog"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -14,7 +11,6 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -32,7 +28,7 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 		}})
 		_, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 3)}, 0, anna)
 		must(t, err)
-		follow(t, l, s)
+		follow(t, l, false)
 		if f := followed.Load(); f == nil || f.err != nil || f.version == 0 {
 			t.Fatalf("the observer was told %+v", f)
 		}
@@ -74,30 +70,6 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 	})
 }
 
-func TestAFollowerHasTheRedisOfItsStore(t *testing.T) {
-	addr := throttletest.Miniredis(t).Addr()
-	client, other := throttletest.Client(t, addr), redis.NewClient(&redis.Options{Addr: addr, DB: 4})
-	defer other.Close()
-	staging, err := control.NewStore(client, "staging:")
-	must(t, err)
-	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}, Prefix: "production:"})
-	if _, err := control.Follow(t.Context(), control.FollowConfig{Limiter: l, Store: staging}); err == nil ||
-		!strings.Contains(err.Error(), `"staging:"`) || !strings.Contains(err.Error(), `"production:"`) {
-		t.Errorf("following a store with another prefix: %v", err)
-	}
-	for c, warned := range map[*redis.Client]bool{client: false, throttletest.Client(t, addr): false, other: true} {
-		var journal bytes.Buffer
-		elsewhere, err := control.NewStore(c, "production:")
-		must(t, err)
-		f, err := control.Follow(t.Context(), control.FollowConfig{Limiter: l, Logger: slog.New(slog.NewTextHandler(&journal, nil)), Store: elsewhere})
-		must(t, err)
-		f.Close()
-		if got := strings.Contains(journal.String(), "another Redis"); got != warned {
-			t.Errorf("a store on database %d of %s: warned %v, want %v:\n%s", c.Options().DB, c.Options().Addr, got, warned, journal.String())
-		}
-	}
-}
-
 func TestAFollowerBeginsWhileRedisDoesNotAnswer(t *testing.T) {
 	server := throttletest.Miniredis(t)
 	client := throttletest.Client(t, server.Addr())
@@ -106,7 +78,7 @@ func TestAFollowerBeginsWhileRedisDoesNotAnswer(t *testing.T) {
 	must(t, err)
 	server.SetError("LOADING for a while")
 	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
-	follow(t, l, s)
+	follow(t, l, false)
 	if got := l.Policies()[0].Windows[0].Limit; got != 1 {
 		t.Errorf("without an answer the limit is %d, not the limiter's own", got)
 	}
@@ -121,9 +93,7 @@ func TestALimiterMayKeepItsPoliciesAndFollowTheRest(t *testing.T) {
 	must(t, err)
 	must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
 	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
-	f, err := control.Follow(t.Context(), control.FollowConfig{KeepPolicies: true, Limiter: l, Logger: slog.New(slog.DiscardHandler), Store: s})
-	must(t, err)
-	defer f.Close()
+	follow(t, l, true)
 	if got := l.Policies()[0].Windows[0].Limit; got != 1 || len(l.Interventions().Pauses) != 1 {
 		t.Errorf("the limit is %d, and in force are %+v", got, l.Interventions())
 	}
@@ -141,9 +111,7 @@ func TestFollowingCostsLittle(t *testing.T) {
 			return next(ctx, cmd)
 		}))
 		l := newLimiter(t, throttle.Config{Client: counted, Policies: []throttle.Policy{policy("p", 1)}})
-		f, err := control.Follow(t.Context(), control.FollowConfig{Limiter: l, Logger: slog.New(slog.DiscardHandler), Store: newStore(t, counted)})
-		must(t, err)
-		defer f.Close()
+		follow(t, l, false)
 		time.Sleep(time.Second)
 		calls.Store(0)
 		time.Sleep(10 * time.Minute)

@@ -19,18 +19,9 @@ func policy(name string, limit int64) throttle.Policy {
 
 func newStore(t testing.TB, client redis.UniversalClient) *control.Store {
 	t.Helper()
-	s, err := control.NewStore(client, "")
+	s, err := control.NewStore(newLimiter(t, throttle.Config{Client: client}))
 	must(t, err)
 	return s
-}
-
-func TestAStoreNeedsAClient(t *testing.T) {
-	for _, client := range []redis.UniversalClient{nil, (*redis.Client)(nil)} {
-		_, err := control.NewStore(client, "")
-		if want := "control: throttle: Config.Client is nil: must be a connection to Redis"; err == nil || err.Error() != want {
-			t.Errorf("%T: got %v, want %s", client, err, want)
-		}
-	}
 }
 
 func newLimiter(t testing.TB, c throttle.Config) *throttle.Limiter {
@@ -43,9 +34,11 @@ func newLimiter(t testing.TB, c throttle.Config) *throttle.Limiter {
 	return l
 }
 
-func follow(t testing.TB, l *throttle.Limiter, s *control.Store) {
+func follow(t testing.TB, l *throttle.Limiter, keepPolicies bool) {
 	t.Helper()
-	f, err := control.Follow(t.Context(), control.FollowConfig{Limiter: l, Logger: slog.New(slog.DiscardHandler), Store: s})
+	s, err := control.NewStore(l)
+	must(t, err)
+	f, err := control.Follow(t.Context(), control.FollowConfig{KeepPolicies: keepPolicies, Store: s})
 	must(t, err)
 	t.Cleanup(func() { f.Close() })
 }

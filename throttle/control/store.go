@@ -2,8 +2,8 @@
 // tenants, operators' pauses, and a log of all changes in the limiter's Redis. A limiter follows
 // it:
 //
-//	store, err := control.NewStore(client, "")
-//	follower, err := control.Follow(ctx, control.FollowConfig{Limiter: limiter, Store: store})
+//	store, err := control.NewStore(limiter)
+//	follower, err := control.Follow(ctx, control.FollowConfig{Store: store})
 //	defer follower.Close()
 //
 // docs/howto/change-limits.md shows it by task.
@@ -40,17 +40,17 @@ const (
 // A Store keeps what is in force in Redis. It is safe for concurrent use.
 type Store struct {
 	client redis.UniversalClient
+	of     *throttle.Limiter
 	prefix string
 }
 
-// NewStore returns the store of the limiters with this throttle.Config.Client and Prefix. It does
-// not call Redis. Errors are those of throttle.New.
-func NewStore(client redis.UniversalClient, prefix string) (*Store, error) {
-	s := &Store{client, prefix}
-	if _, err := s.limiter(nil); err != nil {
-		return nil, fmt.Errorf("control: %w", err)
+// NewStore returns the store of all limiters with the Client and Prefix of this one. It does not call
+// Redis. The error says that the limiter is nil.
+func NewStore(l *throttle.Limiter) (*Store, error) {
+	if l == nil {
+		return nil, errors.New("control: the limiter is nil: must be what throttle.New returns")
 	}
-	return s, nil
+	return &Store{l.Config().Client, l, l.Config().Prefix}, nil
 }
 
 // key returns a key of the store. No policy has a "!" in its name, so none has these keys.

@@ -3,7 +3,6 @@ package usage_test
 import (
 	"context"
 	"fmt"
-	"io"
 	"log"
 	"log/slog"
 	"slices"
@@ -19,11 +18,11 @@ import (
 	"github.com/sluice-go/sluice/throttle/usage"
 )
 
-func counted(t *testing.T, client *redis.Client, next throttle.Observer) (*usage.Counter, *throttle.Limiter) {
+// counted returns a limiter whose grants are counted, and written when the function is called.
+func counted(t *testing.T, client *redis.Client, next throttle.Observer) (write func(), _ *throttle.Limiter) {
 	t.Helper()
-	c, err := usage.New(usage.Config{Client: client, Every: time.Hour, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Prefix: "test:"})
-	limitertest.Must(t, err)
-	l, err := throttle.New(throttle.Config{Client: client, Observer: c.Observer(next), Prefix: "test:", Policies: []throttle.Policy{{
+	c, silent := usage.New(), slog.New(slog.DiscardHandler)
+	l, err := throttle.New(throttle.Config{Client: client, Logger: silent, Observer: c.Observer(next), Prefix: "test:", Policies: []throttle.Policy{{
 		Name: "api",
 		Windows: []throttle.Window{
 			{Name: "shared", Limit: 100, Period: time.Hour, Scope: throttle.ScopeShared},
@@ -31,12 +30,12 @@ func counted(t *testing.T, client *redis.Client, next throttle.Observer) (*usage
 		},
 	}}})
 	limitertest.Must(t, err)
-	return c, l
+	return func() { c.Start(l)() }, l
 }
 
-func top(t *testing.T, client *redis.Client, unit string, n int) string {
+func top(t *testing.T, l *throttle.Limiter, unit string, n int) string {
 	t.Helper()
-	uses, err := usage.Top(t.Context(), client, usage.TopOptions{Max: n, Policy: "api", Prefix: "test:", Unit: unit})
+	uses, err := usage.Top(t.Context(), l, usage.TopOptions{Max: n, Policy: "api", Unit: unit})
 	limitertest.Must(t, err)
 	return fmt.Sprint(uses)
 }
@@ -47,8 +46,8 @@ func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		decisions := 0
-		one, first := counted(t, client, throttle.Observer{Decided: func(throttle.Decision) { decisions++ }})
-		other, second := counted(t, client, throttle.Observer{})
+		writeOne, first := counted(t, client, throttle.Observer{Decided: func(throttle.Decision) { decisions++ }})
+		writeOther, second := counted(t, client, throttle.Observer{})
 		reserve := func(l *throttle.Limiter, tenant string, tokens int64) throttle.Reservation {
 			t.Helper()
 			d, err := l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: tenant, Cost: map[string]int64{"tokens": tokens}})
@@ -73,11 +72,11 @@ func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
 		if taken, err := second.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); err != nil || len(taken.Tickets) != 1 {
 			t.Fatalf("%+v, %v", taken, err)
 		}
-		if got := top(t, client, "requests", 10); got != "[]" {
+		if got := top(t, first, "requests", 10); got != "[]" {
 			t.Errorf("nothing is written yet, but %s", got)
 		}
-		one.Close()
-		other.Close()
+		writeOne()
+		writeOther()
 		for _, row := range []struct {
 			unit string
 			n    int
@@ -88,7 +87,7 @@ func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
 			{"tokens", 1, fmt.Sprintf("[{zeta 40 %v}]", 40./70)},
 			{"other", 1, "[]"},
 		} {
-			if got := top(t, client, row.unit, row.n); got != row.want {
+			if got := top(t, first, row.unit, row.n); got != row.want {
 				t.Errorf("%s: %s, want %s", row.unit, got, row.want)
 			}
 		}
@@ -120,25 +119,22 @@ func ExampleCounter() {
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 100, Period: time.Hour, Scope: throttle.ScopeShared}},
 	}}
 
-	counter, err := usage.New(usage.Config{Client: client})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer counter.Close()
+	counter := usage.New()
 	limiter, err := throttle.New(throttle.Config{
 		Client: client, Observer: counter.Observer(throttle.Observer{}), Policies: policies,
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
+	stop := counter.Start(limiter)
 
 	for _, tenant := range []string{"acme", "acme", "zeta", "acme"} {
 		if _, err := limiter.Reserve(context.Background(), throttle.Request{Policy: "github-api", Tenant: tenant}); err != nil {
 			log.Fatal(err)
 		}
 	}
-	counter.Close() // in a program that goes on, sums are written every 10 s
-	top, err := usage.Top(context.Background(), client, usage.TopOptions{Policy: "github-api"})
+	stop() // in a program that goes on, sums are written every 10 s
+	top, err := usage.Top(context.Background(), limiter, usage.TopOptions{Policy: "github-api"})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -152,28 +148,19 @@ func TestACounterOutlastsRedis(t *testing.T) {
 	t.Parallel()
 	server := throttletest.Miniredis(t)
 	client := throttletest.Client(t, server.Addr())
-	c, l := counted(t, client, throttle.Observer{})
+	write, l := counted(t, client, throttle.Observer{})
 	if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil {
 		t.Fatal(err)
 	}
 	server.SetError("LOADING")
-	c.Close()
+	write()
 	server.SetError("")
-	if got := top(t, client, "requests", 10); got != "[]" {
+	if got := top(t, l, "requests", 10); got != "[]" {
 		t.Errorf("%s was written", got)
 	}
-	c.Close()
-	if got := top(t, client, "requests", 10); got != "[{acme 1 1}]" {
+	write()
+	if got := top(t, l, "requests", 10); got != "[{acme 1 1}]" {
 		t.Errorf("%s", got)
-	}
-}
-
-func TestNewRefusesWhatCannotBe(t *testing.T) {
-	t.Parallel()
-	for _, c := range []usage.Config{{}, {Client: redis.NewClient(&redis.Options{}), Every: time.Millisecond}} {
-		if _, err := usage.New(c); err == nil {
-			t.Errorf("%+v: want an error", c)
-		}
 	}
 }
 
@@ -182,7 +169,7 @@ func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		var changes []string
-		c, l := counted(t, client, throttle.Observer{Corrected: func(c throttle.Correction) { changes = append(changes, fmt.Sprint(c.Change)) }})
+		write, l := counted(t, client, throttle.Observer{Corrected: func(c throttle.Correction) { changes = append(changes, fmt.Sprint(c.Change)) }})
 		tokens := func(n int64) map[string]int64 { return map[string]int64{"tokens": n} }
 		r := throttle.Request{Policy: "api", Tenant: "acme", Cost: tokens(100)}
 		var stale []throttle.Reservation
@@ -208,22 +195,9 @@ func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
 		if want := append(slices.Concat(of, of), "map[requests:-1 tokens:-30]"); !slices.Equal(changes, want) {
 			t.Errorf("the changes are %q, want %q", changes, want)
 		}
-		c.Close()
-		if requests, tokens := top(t, client, "requests", 1), top(t, client, "tokens", 1); requests != "[{acme 1 1}]" || tokens != "[{acme 30 1}]" {
+		write()
+		if requests, tokens := top(t, l, "requests", 1), top(t, l, "tokens", 1); requests != "[{acme 1 1}]" || tokens != "[{acme 30 1}]" {
 			t.Errorf("requests %s, tokens %s", requests, tokens)
 		}
 	})
-}
-
-func TestAClientIsRequired(t *testing.T) {
-	for _, client := range []redis.UniversalClient{nil, (*redis.Client)(nil)} {
-		_, err := usage.New(usage.Config{Client: client})
-		if want := "usage: Config.Client is nil: must be the limiter's connection to Redis"; err == nil || err.Error() != want {
-			t.Errorf("%T: got %v, want %s", client, err, want)
-		}
-		_, err = usage.Top(t.Context(), client, usage.TopOptions{Policy: "api"})
-		if want := "usage: the client is nil: must be a connection to the limiter's Redis"; err == nil || err.Error() != want {
-			t.Errorf("%T: got %v, want %s", client, err, want)
-		}
-	}
 }

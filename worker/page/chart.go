@@ -8,26 +8,27 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker/page/history"
+	"github.com/sluice-go/sluice/throttle/usage"
 )
 
 // Spans of the charts.
 var spans = []struct {
 	Name string
 	Of   time.Duration
-}{{"30m", 30 * time.Minute}, {"6h", 6 * time.Hour}, {"24h", history.Span}}
+}{{"30m", 30 * time.Minute}, {"6h", 6 * time.Hour}, {"24h", usage.HistorySpan}}
 
 // Run records how many wait, every 10 s until ctx ends. Granting processes record that too, with what
-// they grant, if they have a history.Recorder.
+// they grant, if they have a usage.Counter.
 func (p *Page) Run(ctx context.Context) {
-	history.New(p.history).Run(ctx, p.config.Limiter)
+	defer usage.New().Start(p.config.Limiter)()
+	<-ctx.Done()
 }
 
 // points returns the last hour of some policies, or more of one.
-func (p *Page) points(ctx context.Context, policies []string, back time.Duration) map[string][]history.Point {
+func (p *Page) points(ctx context.Context, policies []string, back time.Duration) map[string][]usage.Point {
 	key := fmt.Sprint("history", back, policies)
-	points, _ := remember(&p.recent, ctx, key, func(ctx context.Context) (map[string][]history.Point, error) {
-		return history.Read(ctx, p.history, policies, time.Now().Add(-back))
+	points, _ := remember(&p.recent, ctx, key, func(ctx context.Context) (map[string][]usage.Point, error) {
+		return usage.History(ctx, p.config.Limiter, policies, time.Now().Add(-back))
 	})
 	return points
 }
@@ -37,7 +38,7 @@ type spark struct{ Line, Cap string }
 
 const sparkHeight = 30
 
-func sparkOf(points []history.Point) spark {
+func sparkOf(points []usage.Point) spark {
 	points = points[max(0, len(points)-31):max(0, len(points)-1)] // the last minute is under way
 	most := int64(0)
 	for _, p := range points {
@@ -85,13 +86,13 @@ type row struct {
 }
 
 // chartsOf draws points; nil if there is nothing to draw.
-func chartsOf(points []history.Point, span string, pv policyView) *charts {
+func chartsOf(points []usage.Point, span string, pv policyView) *charts {
 	points = points[:max(0, len(points)-1)]
 	group := max(1, len(points)/60) // minutes a point
-	var steps []history.Point
+	var steps []usage.Point
 	known := false
 	for i := 0; i+group <= len(points); i += group {
-		sum := history.Point{At: points[i].At}
+		sum := usage.Point{At: points[i].At}
 		for _, p := range points[i : i+group] {
 			sum.Granted += p.Granted
 			sum.Refused += p.Refused
@@ -103,15 +104,15 @@ func chartsOf(points []history.Point, span string, pv policyView) *charts {
 	if !known || len(steps) < 2 {
 		return nil
 	}
-	step := time.Duration(group) * history.Step
+	step := time.Duration(group) * usage.Step
 	c := &charts{Span: span, Step: long(step)}
 	for i := range 4 {
 		at := steps[0].At.Add(time.Duration(i) * time.Duration(len(steps)) * step / 3)
 		c.Clocks = append(c.Clocks, at.UTC().Format("15:04"))
 	}
-	granted := func(p history.Point) float64 { return float64(p.Granted) / step.Seconds() }
-	waiting := func(p history.Point) float64 { return float64(p.Waiting) }
-	refused := func(p history.Point) float64 { return float64(p.Refused) }
+	granted := func(p usage.Point) float64 { return float64(p.Granted) / step.Seconds() }
+	waiting := func(p usage.Point) float64 { return float64(p.Waiting) }
+	refused := func(p usage.Point) float64 { return float64(p.Refused) }
 	last := steps[len(steps)-1]
 	c.All = []chart{
 		newChart("Granted per second", perSecond(granted(last))+" lately", steps, granted, ""),
@@ -125,7 +126,7 @@ func chartsOf(points []history.Point, span string, pv policyView) *charts {
 	return c
 }
 
-func newChart(title, now string, steps []history.Point, value func(history.Point) float64, kind string) chart {
+func newChart(title, now string, steps []usage.Point, value func(usage.Point) float64, kind string) chart {
 	most, sum := 0.0, 0.0
 	for _, p := range steps {
 		most, sum = max(most, value(p)), sum+value(p)

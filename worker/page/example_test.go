@@ -46,7 +46,7 @@ func Example() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 
-	store, err := control.NewStore(limits, "") // the limiter's client and Prefix
+	store, err := control.NewStore(limiter)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -39,7 +39,7 @@ func BenchmarkThePageAtAMillion(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	store, err := control.NewStore(client, "")
+	store, err := control.NewStore(limiter)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -4,7 +4,6 @@
 package page
 
 import (
-	"context"
 	"embed"
 	"errors"
 	"fmt"
@@ -19,9 +18,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/inspect"
-	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/page/history"
 )
 
 // MinTokenBytes is the least length of Config.Token.
@@ -44,7 +41,8 @@ type Config struct {
 	// The caller closes it.
 	Inspector *asynq.Inspector
 
-	// Limiter has the policies that the page shows. It is required.
+	// Limiter has the policies that the page shows. It is required. What it granted is shown if the
+	// processes that grant have a usage.Counter.
 	Limiter *throttle.Limiter
 
 	// Logger gets sign-ins, changes and errors. The default is slog.Default().
@@ -57,10 +55,6 @@ type Config struct {
 	// MinTokenBytes. The default, empty, makes the page read-only. Who may read the page is up to what
 	// it stands behind.
 	Token string
-
-	// Used returns who was granted most by a policy in the last hour, such as usage.Top does. The default,
-	// nil, shows nobody.
-	Used func(ctx context.Context, policy string) ([]usage.Use, error)
 }
 
 // A Page is an http.Handler. Mount it below a path of its own, without that path:
@@ -72,7 +66,6 @@ type Page struct {
 	config  Config
 	guard   *guard // nil if the page is read-only
 	heads   inspect.Heads
-	history history.Config
 	mux     *http.ServeMux
 	recent  recent
 	viewers chan struct{} // who follows the page, at most maxViewers
@@ -92,8 +85,6 @@ func New(c Config) (*Page, error) {
 			"must be the address of asynqmon, such as https://HOST/PATH or /PATH", c.Asynqmon)
 	}
 	p := &Page{config: c, mux: http.NewServeMux(), viewers: make(chan struct{}, maxViewers)}
-	limiter := c.Limiter.Config()
-	p.history = history.Config{Client: limiter.Client, Logger: c.Logger, Prefix: limiter.Prefix}
 	switch {
 	case c.Token == "":
 	case len(c.Token) < MinTokenBytes:

@@ -62,6 +62,16 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 		{Name: "github", Match: []string{"github:*"}, Windows: windows}, {Name: "idle", Windows: windows},
 	}})
 	must(err)
+	counter := usage.New() // in a process with other windows
+	granting, err := throttle.New(throttle.Config{Client: client, Observer: counter.Observer(throttle.Observer{}), Policies: []throttle.Policy{
+		{Name: "github", Windows: []throttle.Window{{Name: "other", Limit: 1e6, Period: time.Hour}}},
+	}})
+	must(err)
+	for tenant, n := range map[string]int64{"globex": 1200, hostile: 400} {
+		_, err := granting.Reserve(t.Context(), throttle.Request{Cost: map[string]int64{throttle.Requests: n}, Policy: "github", Tenant: tenant})
+		must(err)
+	}
+	counter.Start(granting)()
 	opt := asynq.RedisClientOpt{Addr: client.Options().Addr}
 	enqueuer, err := worker.NewClient(opt, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
 	must(err)
@@ -73,16 +83,13 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 			must(err)
 		}
 	}
-	store, err := control.NewStore(client, "")
+	store, err := control.NewStore(limiter)
 	must(err)
 	inspector := asynq.NewInspector(opt)
 	t.Cleanup(func() { inspector.Close() })
 	c := page.Config{
 		Asynqmon: "https://ops.example.com/asynqmon/", Client: enqueuer, Control: store, Inspector: inspector, Limiter: limiter, Queues: opt,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Token: token,
-		Used: func(context.Context, string) ([]usage.Use, error) {
-			return []usage.Use{{Tenant: "globex", Units: 1200, Part: 0.75}, {Tenant: hostile, Units: 400, Part: 0.25}}, nil
-		},
 	}
 	for _, f := range change {
 		f(&c)
@@ -187,7 +194,8 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 		v.wants(v.get(""), `<a href="./?policy=github">github</a>`, `data-l="Waiting" class="r"><b>10</b>`,
 			"Saturated</b> by tenants’ own limits", "idle", "0 of 5,000 in 1 h", "Nothing has been changed.", "Nothing needs you")
 		v.wants(v.get("?policy=github"), ">acme</bdi>", `data-l="Waiting" class="r">5<`, "50 %", "0 of 2 in 1 min",
-			`title="globex">globex</bdi></a></span><span class="n"><b>1,200</b> 75 %`, "Who waits", "Nothing is recorded")
+			`title="globex">globex</bdi></a></span><span class="n"><b>1,200</b> 75 %`, "Who waits")
+		v.wants(v.get("?policy=idle"), "Nothing is recorded")
 		if text := v.get("?policy=github&like=globex"); strings.Contains(text, `data-l="Waiting"`) {
 			t.Errorf("a filter lets others through:\n%s", text)
 		}
@@ -216,16 +224,12 @@ func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 		for limit := int64(4); limit < 6; limit++ {
 			policies := s.limiter.Policies()
 			policies[0].Windows[0].Limit = limit
-			l, err := throttle.New(throttle.Config{Client: client, Policies: policies})
-			if err != nil {
-				t.Fatal(err)
-			}
-			f, err := control.Follow(t.Context(), control.FollowConfig{
-				KeepPolicies: true, Limiter: l, Logger: slog.New(slog.DiscardHandler), Store: s.control,
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			l, err := throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.DiscardHandler), Policies: policies})
+			sitetest.Must(t, err)
+			store, err := control.NewStore(l)
+			sitetest.Must(t, err)
+			f, err := control.Follow(t.Context(), control.FollowConfig{KeepPolicies: true, Store: store})
+			sitetest.Must(t, err)
 			defer f.Close()
 		}
 		text := s.visitor().get("")
@@ -239,9 +243,7 @@ func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 func TestThePageSaysThatNothingIsPublished(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
 		s := newSite(t, client)
-		f, err := control.Follow(t.Context(), control.FollowConfig{
-			Limiter: s.limiter, Logger: slog.New(slog.DiscardHandler), Store: s.control,
-		})
+		f, err := control.Follow(t.Context(), control.FollowConfig{Store: s.control})
 		if err != nil {
 			t.Fatal(err)
 		}

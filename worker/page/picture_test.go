@@ -44,7 +44,7 @@ func busy(t testing.TB, client *redis.Client) *site {
 	enqueuer, err := worker.NewClient(opt, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
 	sitetest.Must(t, err)
 	t.Cleanup(func() { enqueuer.Close() })
-	store, err := control.NewStore(client, "")
+	store, err := control.NewStore(limiter)
 	sitetest.Must(t, err)
 	ctx := t.Context()
 	if _, err := store.Publish(ctx, policies, 0, control.By{Who: "ci-deploy", Why: "first version, PR 801"}); err != nil {

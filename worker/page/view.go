@@ -20,7 +20,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/usage"
-	"github.com/sluice-go/sluice/worker/page/history"
 )
 
 const (
@@ -81,7 +80,7 @@ type view struct {
 	InForce   control.State
 	Changes   []control.Change
 
-	history map[string][]history.Point
+	history map[string][]usage.Point
 }
 
 // A headline says what is worst, and what to do.
@@ -326,9 +325,9 @@ func (p *Page) chosen(ctx context.Context, v *view) *chosenView {
 		}
 	}
 	c.Charts = chartsOf(p.points(ctx, []string{q.Policy}, span.Of)[q.Policy], span.Name, c.policyView)
-	if q.Tenant == "" && p.config.Used != nil {
+	if q.Tenant == "" {
 		c.Used, _ = remember(&p.recent, ctx, "used\x00"+q.Policy, func(ctx context.Context) ([]usage.Use, error) {
-			return p.config.Used(ctx, q.Policy)
+			return usage.Top(ctx, p.config.Limiter, usage.TopOptions{Policy: q.Policy})
 		})
 	}
 	for i, pause := range v.InForce.Pauses {

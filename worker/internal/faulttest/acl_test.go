@@ -157,9 +157,7 @@ func everyAlgorithm() throttle.Policy {
 // store is that of the site, by its user.
 func store(s *sitetest.Site) *limits.Store {
 	s.Helper()
-	client := s.Asynq.MakeRedisClient().(redis.UniversalClient)
-	s.Cleanup(func() { client.Close() })
-	store, err := limits.NewStore(client, "")
+	store, err := limits.NewStore(s.Limiter)
 	sitetest.Must(s, err)
 	return store
 }
@@ -167,7 +165,7 @@ func store(s *sitetest.Site) *limits.Store {
 // follows has the limiter follow what is published.
 func follows(s *sitetest.Site) {
 	s.Helper()
-	f, err := limits.Follow(s.Context(), limits.FollowConfig{Limiter: s.Limiter, Store: store(s)})
+	f, err := limits.Follow(s.Context(), limits.FollowConfig{Store: store(s)})
 	sitetest.Must(s, err)
 	s.Cleanup(func() { f.Close() })
 }

@@ -2,7 +2,6 @@ package linetest
 
 import (
 	"context"
-	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,7 +26,7 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		const limit, tasks = 30, 150
 		p := sitetest.Shared(limit, time.Minute)
 		s := sitetest.NewInBubble(t, p)
-		store, err := control.NewStore(s.Redis, "")
+		store, err := control.NewStore(s.Limiter)
 		sitetest.Must(t, err)
 		publish := func(version int64, policies ...throttle.Policy) {
 			t.Helper()
@@ -40,9 +39,9 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 			servers = nil
 			for range 3 {
 				limiter := s.AnotherLimiter()
-				f, err := control.Follow(t.Context(), control.FollowConfig{
-					Limiter: limiter, Logger: slog.New(slog.NewTextHandler(s.Journal, nil)), Store: store,
-				})
+				own, err := control.NewStore(limiter)
+				sitetest.Must(t, err)
+				f, err := control.Follow(t.Context(), control.FollowConfig{Store: own})
 				sitetest.Must(t, err)
 				t.Cleanup(func() { f.Close() })
 				servers = append(servers, s.Serve(s.Ok, sitetest.Calm, sitetest.By(limiter)))

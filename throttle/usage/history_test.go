@@ -1,7 +1,6 @@
-package history_test
+package usage_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -9,7 +8,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
-	"github.com/sluice-go/sluice/worker/page/history"
+	"github.com/sluice-go/sluice/throttle/usage"
 )
 
 // Grants, refusals and tickets in line are kept by the minute, for a day.
@@ -18,10 +17,9 @@ func TestWhatPoliciesDidIsKept(t *testing.T) {
 		memory := throttletest.InMemory(t)
 		client := memory.Client(t)
 		decided, want := 0, int64(0)
-		c := history.Config{Client: client}
-		recorder := history.New(c)
+		counter := usage.New()
 		limiter, err := throttle.New(throttle.Config{
-			Client: client, Observer: recorder.Observer(throttle.Observer{Decided: func(d throttle.Decision) {
+			Client: client, Observer: counter.Observer(throttle.Observer{Decided: func(d throttle.Decision) {
 				decided++
 				if d.Granted {
 					want++
@@ -33,8 +31,7 @@ func TestWhatPoliciesDidIsKept(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, stop := context.WithCancel(t.Context())
-		go recorder.Run(ctx, limiter)
+		stop := counter.Start(limiter)
 		for i := range 5 {
 			r := throttle.Request{Policy: "p", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
 			d, err := limiter.Reserve(t.Context(), r)
@@ -50,8 +47,7 @@ func TestWhatPoliciesDidIsKept(t *testing.T) {
 		}
 		time.Sleep(3 * time.Minute)
 		stop()
-		synctest.Wait()
-		points, err := history.Read(t.Context(), c, []string{"p", "idle"}, time.Now().Add(-time.Hour))
+		points, err := usage.History(t.Context(), limiter, []string{"p", "idle"}, time.Now().Add(-time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -67,7 +63,7 @@ func TestWhatPoliciesDidIsKept(t *testing.T) {
 				t.Errorf("of an idle policy there is %+v", p)
 			}
 		}
-		time.Sleep(history.Span + 3*time.Hour)
+		time.Sleep(usage.HistorySpan + 3*time.Hour)
 		if keys, _ := client.Keys(t.Context(), "*:h:*").Result(); len(keys) > 0 {
 			t.Errorf("kept: %q", keys)
 		}

@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -129,13 +130,7 @@ func (d Decision) Binds() string {
 			by, longest = w.Name, w.RetryIn
 		}
 	}
-	switch {
-	case d.Pause == nil || d.At.Add(longest).After(d.Pause.OpensAt):
-		return by
-	case d.Pause.ByHand:
-		return ByPause
-	}
-	return ByUpstream
+	return cmp.Or(d.Pause.binds(d.At, d.At.Add(longest)), by)
 }
 
 // Reason says in one line which window denied which tenant, and for how long, such as "throttled:

@@ -120,7 +120,6 @@ func (cp *compiledPolicy) ofAll(t tenantNow) *operation {
 
 func (s *Standing) answer(a script.Answer) {
 	s.answers, s.Decision = a.Windows, s.operation.decision(a)
-	s.operation.hold(&s.Decision)
 	s.Binds = s.operation.binds(a, s.Decision)
 }
 

@@ -69,7 +69,6 @@ type interventions struct {
 type tenantNow struct {
 	Tenant
 	pause       *OperatorPause // the longest that holds it back, or nil
-	pauseEnds   time.Time      // by this machine's clock
 	pausedUntil int64          // the end of a pause of this tenant alone (us, by the clock of Redis)
 }
 
@@ -178,15 +177,14 @@ func (now *interventions) over(cp *compiledPolicy, name string, settings Tenant)
 		if p == nil {
 			continue
 		}
-		left := now.left(p.Until)
-		if left <= 0 {
+		if now.left(p.Until) <= 0 {
 			continue
 		}
 		if c.tenant != "" {
 			t.pausedUntil = p.Until.UnixMicro()
 		}
 		if t.pause == nil || p.Until.After(t.pause.Until) {
-			t.pause, t.pauseEnds, t.Exempt = p, time.Now().Add(left), false
+			t.pause, t.Exempt = p, false
 		}
 	}
 	return t
@@ -230,29 +228,4 @@ func (l *Limiter) paused(cp *compiledPolicy) time.Duration {
 		return max(0, now.left(p.Until))
 	}
 	return 0
-}
-
-// pauseLeft returns how long operators pause the request, at least a microsecond if they do.
-func (o *operation) pauseLeft() time.Duration {
-	if o.tenant.pause == nil {
-		return 0
-	}
-	return max(time.Microsecond, time.Until(o.tenant.pauseEnds))
-}
-
-// hold makes of a decision a denial, if operators pause the request.
-func (o *operation) hold(d *Decision) {
-	left := o.pauseLeft()
-	if left == 0 {
-		return
-	}
-	d.Granted = false
-	if d.Latest > 0 || d.RetryIn == 0 { // tickets before it go when the pause has ended
-		d.Latest += left
-	}
-	d.RetryIn = max(d.RetryIn, left)
-	p := o.tenant.pause
-	if d.Pause == nil || p.Until.After(d.Pause.Until) {
-		d.Pause = &Pause{By: p.By, ByHand: true, Cause: p.Why, OpensAt: p.Until, Tenant: p.Tenant, Until: p.Until}
-	}
 }

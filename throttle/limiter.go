@@ -155,22 +155,18 @@ func (o *operation) reserveRequest(replaces Reservation) script.Request {
 		at = replaces.At.UnixMicro()
 	}
 	op := script.Reserve
-	switch paused := o.tenant.pause != nil && at == 0; {
+	switch {
 	case o.observes && o.neverFits() < 0:
 		op = script.Observe
 	case o.tenant.Exempt:
 		op = script.Exempt
-	case paused && o.request.Ticket != (Ticket{}):
-		op = script.Join
-	case paused:
-		op = script.Peek
 	}
 	ask := o.lineRequest(op, reservationID(o.request))
 	o.refuseLate(ask.Place)
-	ask.At, ask.Replaces = at, replaces.ID
-	if ask.Once = o.request.onceKey(); op == script.Peek || op == script.Join {
-		ask.Once = ""
-	} else if ask.Once != "" {
+	if ask.At, ask.Replaces = at, replaces.ID; at != 0 {
+		ask.Paused = 0 // it had its turn
+	}
+	if ask.Once = o.request.onceKey(); ask.Once != "" {
 		ask.Digest = script.OnceDigest(ask.Cost, ask.Keys)
 	}
 	return ask
@@ -191,9 +187,6 @@ func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (D
 			"stands for another cost or other attributes: use another key for another request")
 	}
 	d := o.decision(a)
-	if ask.At == 0 {
-		o.hold(&d)
-	}
 	if a.Status == script.TooLate || a.Status == script.PastDeadline {
 		l.config.Observer.Decided(d)
 		return Decision{}, o.tooLate(a, d)
@@ -202,7 +195,7 @@ func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (D
 		d.Reservation = Reservation{
 			Request: o.request, At: d.At, ID: ask.ID, Shards: o.Shards, by: o.compiledPolicy, limiter: l,
 		}
-	} else if !d.Queued && (a.Status != script.Denied && ask.Op != script.Peek || d.RetryIn == 0) {
+	} else if !d.Queued && (a.Status != script.Denied || d.RetryIn == 0) {
 		return Decision{}, o.badStatus(a)
 	}
 	if a.Status != script.GrantedBefore && (ask.At == 0 || !d.Granted) { // else it replaces a grant
@@ -261,8 +254,7 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 		return Decision{}, err
 	}
 	d := o.decision(a)
-	o.hold(&d)
-	if !d.Granted && (a.Status != script.Denied && d.Pause == nil || d.RetryIn == 0) {
+	if !d.Granted && (a.Status != script.Denied || d.RetryIn == 0) {
 		return Decision{}, o.badStatus(a)
 	}
 	return d, nil

@@ -60,7 +60,8 @@ type Place struct {
 
 // Join puts requests in line by their tickets, whether or not they fit now, and returns a place for
 // each, in order: a few hundred at once. A ticket that is in line keeps its place. With another
-// tenant, class or attribute of a scope it leaves that place, and joins as if it came new.
+// tenant, class or attribute of a scope it leaves that place, and joins as if it came new, unless it is
+// refused.
 // IdempotencyKey is ignored. The line may be that of a removed policy, but not one that a policy in
 // force has left for others. After an error some tickets may have joined. Errors are Take's and that
 // of the TenantFunc.
@@ -127,14 +128,13 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 
 func (o *operation) placed(a script.Answer) (Place, error) {
 	d := o.decision(a)
-	o.hold(&d)
 	p := Place{
 		AlreadyQueued: d.AlreadyQueued, Binds: o.binds(a, d), ClockBehind: d.ClockBehind,
 		Expected: d.RetryIn, Latest: d.Latest,
 	}
 	switch a.Status {
 	case script.Waits, script.WaitedBefore:
-		p.Nudge = a.Nudge && o.pauseLeft() == 0
+		p.Nudge = a.Nudge
 		return p, nil
 	case script.BacklogFull:
 		p.Err = &BacklogError{Decision: d, Backlog: o.request.Backlog}

@@ -121,7 +121,11 @@ func (cp *compiledPolicy) unitsHint() string {
 
 // scriptRequest returns the fields of a script's request that all operations share.
 func (o *operation) scriptRequest(op, id string) script.Request {
-	return script.Request{Op: op, ID: id, Own: o.own(), Keys: o.keys, Cost: o.costsText(o.request)}
+	ask := script.Request{Op: op, ID: id, Own: o.own(), Keys: o.keys, Cost: o.costsText(o.request)}
+	if o.tenant.pause != nil {
+		ask.Paused = o.tenant.pause.Until.UnixMicro()
+	}
+	return ask
 }
 
 // own returns what differs for the tenant: parameters of windows, and a pause.
@@ -269,6 +273,9 @@ func (o *operation) decision(a script.Answer) Decision {
 				OpensAt: time.UnixMicro(p.Open), Tenant: p.Tenant, Until: time.UnixMicro(p.Until),
 			}
 		}
+		if p := o.tenant.pause; p != nil && p.Until.UnixMicro() > max(a.At, a.Pause.Until) {
+			d.Pause = &Pause{By: p.By, ByHand: true, Cause: p.Why, OpensAt: p.Until, Tenant: p.Tenant, Until: p.Until}
+		}
 	}
 	if o.observes {
 		d.Observed = o.observed(a)
@@ -287,13 +294,11 @@ func (o *operation) decision(a script.Answer) Decision {
 
 // binds returns what holds up a ticket whose decision this is.
 func (o *operation) binds(a script.Answer, d Decision) string {
-	switch {
+	switch by := d.Pause.binds(d.At, d.At.Add(d.RetryIn)); {
 	case d.RetryIn <= 0:
 		return ""
-	case micros(a.Time-a.At) <= o.pauseLeft(), a.Time <= a.Pause.Open && a.Pause.ByHand:
-		return ByPause
-	case a.Time <= a.Pause.Open:
-		return ByUpstream
+	case by != "":
+		return by
 	case a.Binds == script.Slots:
 		return BySlots
 	case a.Binds > 0 && a.Binds <= int64(len(o.windows)):
@@ -304,14 +309,14 @@ func (o *operation) binds(a script.Answer, d Decision) string {
 
 // refuseLate has the script refuse a request that cannot start in time.
 func (o *operation) refuseLate(p *script.Place) {
-	left := o.pauseLeft().Microseconds()
-	if most := o.request.MaxWait; most != 0 {
-		if p.MaxWait = max(1, most.Microseconds()) - left; p.MaxWait <= 0 {
-			p.MaxWait = script.Refuse
-		}
+	switch most := o.request.MaxWait; {
+	case most > 0:
+		p.MaxWait = max(1, most.Microseconds())
+	case most < 0:
+		p.MaxWait = script.Refuse
 	}
 	if deadline := o.request.Deadline; !deadline.IsZero() {
-		if p.Deadline = time.Until(deadline).Microseconds(); p.Deadline <= left {
+		if p.Deadline = time.Until(deadline).Microseconds(); p.Deadline <= 0 {
 			p.Deadline = script.Refuse
 		}
 	}

@@ -73,6 +73,18 @@ func (p *Pause) describe(at time.Time) string {
 	return text
 }
 
+// binds returns ByPause or ByUpstream if the pause is what holds up, for longest, a request from a time
+// until another. Windows free up during a pause by hand, and grant from its end on.
+func (p *Pause) binds(at, until time.Time) string {
+	switch {
+	case p == nil, until.After(p.OpensAt) && !(p.ByHand && until.Sub(p.Until) <= p.Until.Sub(at)):
+		return ""
+	case p.ByHand:
+		return ByPause
+	}
+	return ByUpstream
+}
+
 // An Adapted is the rate that a policy adapted to, after refusals by the upstream: see
 // Policy.Adapt.
 type Adapted struct {

@@ -118,9 +118,6 @@ func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, 
 	ask := o.reserveRequest(Reservation{})
 	left := w.left()
 	ask.Place.MaxWait, ask.Place.Deadline = 0, 0 // it waits until then
-	if ask.Op == script.Peek && o.pauseLeft() < left {
-		ask.Op = script.Join
-	}
 	ask.Ticket = script.TicketName(o.claims.queue, w.claim.id)
 	ask.Place.Flow = o.flow(o.claims.queue, w.request)
 	if left < math.MaxInt64 {

@@ -119,6 +119,25 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			sc.pauses()
 			sc.at(21*s).takes("a1", "b1").at(31*s).takes("c1", "d1").asks(-1)
 		}},
+		"windows free up during a pause, and the line goes on behind it": {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), func(sc *scene) {
+			sc.granted("a0")
+			sc.pauses("")
+			for k, ticket := range []string{"a1", "a2", "a3"} {
+				at := h + time.Duration(k)*10*s
+				if p := sc.joins(ticket); p.Expected != at || p.Latest != at {
+					sc.t.Errorf("%s: in %v to %v, want exactly %v", ticket, p.Expected, p.Latest, at)
+				}
+			}
+			if d := limitertest.Peek(sc.t, sc.l, sc.without("a")); d.RetryIn != h+30*s || d.Latest != h+30*s {
+				sc.t.Errorf("in %v to %v, want %v", d.RetryIn, d.Latest, h+30*s)
+			}
+			e, err := inspect.Of(sc.l).Explain(sc.t.Context(), "p", limitertest.Ticket("a3"))
+			if err != nil || e.Expected.Sub(e.At) != h+20*s || e.Binds != throttle.ByPause {
+				sc.t.Errorf("a3 is explained by %v, %v", e, err)
+			}
+			sc.at(h).pauses()
+			sc.takes("a1").at(h + 10*s).takes("a2").at(h + 20*s).takes("a3").asks(-1)
+		}},
 		"one of many tenants is paused":                           {limitertest.Policy(own, limitertest.SharedWindow(3, 10*s)), pauseOne},
 		"a tenant is paused where all windows are shared":         {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), pauseOne},
 		"a tenant is paused where windows count by its users":     {limitertest.Policy(users, limitertest.SharedWindow(9, 10*s)), pauseOne},

@@ -106,6 +106,37 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 	})
 }
 
+// A ticket that joins again with another tenant, and is refused, keeps its place.
+func TestARefusedMoveKeepsThePlace(t *testing.T) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		for name, limit := range map[string]func(*throttle.Request){
+			"max wait": func(r *throttle.Request) { r.MaxWait = s },
+			"deadline": func(r *throttle.Request) { r.Deadline = time.Now().Add(s) },
+			"backlog":  func(r *throttle.Request) { r.Backlog = 1 },
+		} {
+			sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s}))
+			sc.granted("a0", "b0")
+			sc.waits("a1", "b1")
+			r := sc.of("b1")
+			r.Ticket = limitertest.Ticket("a1")
+			limit(&r)
+			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r})
+			if err != nil || places[0].Err == nil {
+				t.Fatalf("%s: %+v, %v: want a refusal", name, places, err)
+			}
+			sc.at(10*s).takes("a1", "b1").asks(-1)
+			limitertest.Agrees(t, client)
+			sc.waits("a2", "b2")
+			r.Ticket, r.MaxWait, r.Deadline, r.Backlog = limitertest.Ticket("a2"), 0, time.Time{}, 0
+			if places, err = sc.l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil || places[0].Expected != 20*s {
+				t.Errorf("%s: %+v, %v: want a place behind b2", name, places, err)
+			}
+			sc.at(20 * s).takes("b2").at(30 * s).takes("a2").asks(-1)
+			limitertest.Agrees(t, client)
+		}
+	})
+}
+
 // A deadline that is over refuses a ticket that fits now, too.
 func TestJoinRefusesByADeadlineThatIsOver(t *testing.T) {
 	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {

@@ -37,6 +37,7 @@ type Request struct {
 	Digest   string   `lua:"digest"`   // with Once: made by OnceDigest
 	Hold     int64    `lua:"hold"`     // how long it may hold units by leases, 0 if unknown
 	Own      Own      `lua:"own"`      // what differs for the tenant
+	Paused   int64    `lua:"paused"`   // when operators' pause of the policy or the tenant ends; 0 is no pause
 	Ticket   string   // made by TicketName; empty if it does not wait
 	Place    *Place   // nil if no line is asked
 	Keys     []string // of the scopes, made by ScopeKey

@@ -35,12 +35,22 @@ local function complete(call)
     end
   end
 
+  -- resumed returns the scopes of a request as they will stand when operators' pause of it ends, and when
+  -- that is. Without a pause it returns what it gets.
+  function windows.resumed(r, list, at)
+    if not r.paused then return list, at end
+    local later = {}
+    for s = 1, #list do later[s] = scopes.later(list[s], r.paused) end
+    return later, r.paused
+  end
+
   -- too_late returns the status by which a request is refused that waits until then; nil if it is not.
-  function windows.too_late(r, at, expected, latest, earliest)
+  function windows.too_late(r, expected, latest, earliest)
+    local now = call.now
     -- If nobody knows, only what may not wait at all is refused.
-    local wait = latest > 0 and latest - at or min(expected - at, 2)
+    local wait = latest > 0 and latest - now or max(min(expected - now, 2), (r.paused or now) - now)
     if r.max_wait and wait > r.max_wait then return 4 end
-    if r.deadline and earliest - at > r.deadline then return 7 end
+    if r.deadline and earliest - now > r.deadline then return 7 end
     return nil
   end
 end

@@ -12,6 +12,7 @@
 -- Fields of a request. Times are in us, lists like [1,2].
 --   own         the tenant's own parameters (windows.lua), in place of the policy's
 --   front       1: joins in front of all
+--   paused      when operators' pause of the policy or the tenant ends
 --   max_wait, backlog, deadline
 --               under which conditions it joins: the longest wait, and how many tickets of its flow
 --   rank        of a ticket that is put back
@@ -139,7 +140,7 @@ local verbs = {
     local waits = r.ticket and line and line.waits(r.ticket)
     local time = windows.fits_at(call, list, r.costs, now, fits)
     if line then once(extras, call).read_place(r) end
-    if time <= now and
+    if time <= now and not r.paused and
       (not line or r.at > 0 or not line.somebody_waits(r, waits and r.ticket)) then
       grant(call, r, list, now)
       if waits then line.remove(r.ticket) end
@@ -217,6 +218,7 @@ for at = first, #argv, stride do
     list[i] = scope
   end
   if not aligned then now = windows.align(call, list) end
+  if r.paused and r.paused <= now then r.paused = nil end
   if failed and op ~= 'leave' then
     out[m + 1], out[m + 2] = 9, failed
     m = m + 2

@@ -26,7 +26,7 @@ local function later_verbs(call)
   function verbs.peek(r, list, now, fits)
     local time, line = windows.fits_at(call, list, r.costs, now, fits), call.line
     read_place(r)
-    if time > now or line and line.somebody_waits(r, r.ticket) then
+    if time > now or r.paused or line and line.somebody_waits(r, r.ticket) then
       return denied(call, r, list, now, fits, time)
     end
     for s = 1, #list do -- the answer also has what the upstream said

@@ -123,26 +123,28 @@ local function new_join(L)
   end
 
   function J.join(r, list, at)
-    local costs = windows.costs_of(call, r.costs_text)
-    if L.read('t', r.ticket) then
-      local of = L.ticket(r.ticket)
-      if of == r.flow then
-        L.flush_added()
-        local flow, behind = L.brief_flow(of), redis.call('ZRANK', P .. 'f:' .. of, r.ticket)
-        if flow and behind then
-          local low, high, binds = expected(flow, list, at, costs, behind)
-          return 6, with_slots(r, flow, behind, low, high, binds)
-        end
+    local costs, of = windows.costs_of(call, r.costs_text), J.waits(r.ticket) and L.ticket(r.ticket)
+    list, at = windows.resumed(r, list, at)
+    if of == r.flow then
+      L.flush_added()
+      local flow, behind = L.brief_flow(of), redis.call('ZRANK', P .. 'f:' .. of, r.ticket)
+      if flow and behind then
+        local low, high, binds = expected(flow, list, at, costs, behind)
+        return 6, with_slots(r, flow, behind, low, high, binds)
       end
-      J.remove(r.ticket) -- from another flow: scopes or attributes have changed
     end
     local flow, behind = J.flow_for(r), r.front and 0 or nil
     local low, high, binds, earliest, wasted = expected(flow, list, at, costs, behind)
     if r.backlog and flow.n >= r.backlog then return 5, low, high, binds, 0 end
-    local refused = (r.max_wait or r.deadline) and windows.too_late(r, at, low, high, earliest)
+    local refused = (r.max_wait or r.deadline) and windows.too_late(r, low, high, earliest)
     if refused then return refused, low, high, binds, 0 end
+    if of then -- it leaves another flow: scopes or attributes have changed
+      J.remove(r.ticket)
+      flow = J.flow_for(r)
+      low, high, binds, earliest, wasted = expected(flow, list, at, costs, behind)
+    end
     enter(r, flow, costs, wasted)
-    local nudge = r.rank and 0 or appointments.nudge(L.queue_of(r.queue), now, low)
+    local nudge = (r.rank or r.paused) and 0 or appointments.nudge(L.queue_of(r.queue), now, low)
     low, high, binds = with_slots(r, flow, behind or flow.n - 1, low, high, binds)
     return 3, low, high, binds, nudge
   end

@@ -85,6 +85,7 @@ local function add_leaving(L, J, expected, with_slots)
 
   function J.expect(r, list, at, fits)
     local flow, costs = J.flow_for(r), windows.costs_of(call, r.costs_text)
+    list, at = windows.resumed(r, list, at)
     return expected(flow, list, at, costs, nil, true, fits)
   end
 
@@ -97,6 +98,7 @@ local function add_leaving(L, J, expected, with_slots)
     if not behind then return nil end
     local of, text = L.ticket(id)
     if of ~= flow.id then return nil end
+    list, at = windows.resumed(r, list, at)
     local low, high, binds = expected(flow, list, at, windows.costs_of(call, text), behind, false, fits)
     return with_slots(r, flow, behind, low, high, binds)
   end

@@ -33,6 +33,10 @@ local function line_of(call)
 end
 
 local function denied(call, r, list, now, fits, time)
+  if r.paused then
+    list, now = windows.resumed(r, list, now)
+    time = windows.fits_at(call, list, r.costs, now)
+  end
   local latest, binds, earliest, longest = time, 0, now, now
   for i = 1, #call.windows do
     if fits[i] > longest then longest, binds = fits[i], i end
@@ -48,9 +52,9 @@ local function denied(call, r, list, now, fits, time)
     if low > time then time, binds = low, by end
     latest = high > 0 and latest > 0 and max(latest, high) or 0
     -- Everything fits, and others wait for slots.
-    if time <= now then time, latest = now + SOON, max(latest, now + SOON) end
+    if time <= now and not r.paused then time, latest = now + SOON, max(latest, now + SOON) end
   end
-  return windows.too_late(r, now, time, latest, earliest) or 0, call.now, time, latest, binds
+  return windows.too_late(r, time, latest, earliest) or 0, call.now, time, latest, binds
 end
 
 local function granted_before(call, r, before)

@@ -264,6 +264,16 @@ scopes = {
   read = read,
   reload = reload,
 
+  -- later returns the scope as it will stand at a time, if nothing is granted until then.
+  later = function(scope, time)
+    local copy = {}
+    for name, value in pairs(scope) do copy[name] = value end
+    copy.states = {}
+    for i, st in pairs(scope.states) do copy.states[i] = st end
+    reload(copy, time)
+    return copy
+  end,
+
   -- touch notes that a scope has to be written; it then stands at `now`.
   touch = function(scope, now)
     if now > scope.now then reload(scope, now) end

@@ -95,18 +95,23 @@ func (c *ControlCommand) intervention(name, usage, args string, do intervention,
 			return done{}, err
 		}
 		made, err := do(ctx, f)
-		made.Policy, made.Tenant, made.text = c.policy, c.tenant, c.name()+made.text
-		if c.needFor {
-			until := time.Now().Add(c.For)
-			made.Changed, made.Until = true, until.UTC().Format(time.RFC3339)
-			made.text += " until " + clockText(until)
-		}
-		if made.Replaces != "" {
-			made.text += ", in place of " + made.Replaces
-		}
-		return made, err
+		return c.lasting(made), err
 	}
 	return c.change(name, usage, args, did, own...)
+}
+
+// lasting says whom a change is about, until when it lasts, and what it replaces.
+func (c *ControlCommand) lasting(made done) done {
+	made.Policy, made.Tenant, made.text = c.policy, c.tenant, c.name()+made.text
+	if c.For > 0 {
+		until := time.Now().Add(c.For)
+		made.Changed, made.Until = true, until.UTC().Format(time.RFC3339)
+		made.text += " until " + clockText(until)
+	}
+	if made.Replaces != "" {
+		made.text += ", in place of " + made.Replaces
+	}
+	return made
 }
 
 // forFlag is of a change that ends by itself.

@@ -57,6 +57,12 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		run("limits", "set", "api", "pce", "--limit", "30", "--why", "x").want(t, exitBadInput, `window "pce": must be one of pace, minute`)
 		run("limits", "set", "api", "pace", "--limit=-3", "--why", "x").want(t, exitBadInput, "limit -3: must be 1 to")
 
+		says(run("limits", "set", "api", "pace", "--limit", "9", "--for", "2h", "--why", "a bad day"), "api: pace 9 until ")
+		says(run("limits", "set", "api", "pace", "--limit", "8", "--for", "2h", "--why", "worse"), ", in place of pace 9 until ")
+		says(look("limits", "show"), "(all)")
+		says(look("limits", "log", "--last", "1"), "pace 8 for 2h, in place of pace 9 until ")
+		says(run("limits", "clear", "api", "--why", "better"), "api has no override any more")
+
 		override := []string{"--window", "minute=50", "--weight", "2", "--for", "1h", "--why", "INC-7"}
 		says(run(append([]string{"limits", "override", "api", "acme"}, override...)...),
 			`tenant "acme" of api: minute 50, weight 2 until `)
@@ -162,7 +168,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		says(run("reset", "api", "--why", "new quota"), `api: emptied `)
 		run("reset", "apo", "--why", "x").want(t, exitBadInput, `policy "apo": must be one of api`)
 		says(run("front", "api", "acme", "--for", "10m", "--why", "release"), `tenant "acme" of api goes before others until `)
-		says(look("limits", "show"), "weight 1e+06")
+		says(look("limits", "show"), "goes first")
 		runMain(t.Context(), "", "limits", "show").want(t, exitBadInput, "there is no Redis: --redis must be")
 		runMain(t.Context(), "", "limits", "shoe").want(t, exitBadInput, `unknown command "shoe": did you mean "show"?`)
 	})

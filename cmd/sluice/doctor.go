@@ -10,7 +10,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
+	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker"
@@ -80,7 +80,7 @@ func (c *workersCommand) findings(ctx context.Context, warnings *[]string) ([]st
 	}
 	for _, policy := range slices.Sorted(maps.Keys(orphans)) {
 		*warnings = append(*warnings, fmt.Sprintf("policy %s is not published, and %s in its line: "+
-			"workers must have it in their files, or nobody takes them", show.Name(policy), waits(orphans[policy])))
+			"workers must have it in their files, or nobody takes them", words.Name(policy), waits(orphans[policy])))
 	}
 	client, err := worker.NewClient(f.server.Opt, worker.ClientConfig{Limiter: f.limiter})
 	if err != nil {

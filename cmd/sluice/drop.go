@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
+	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/inspect"
@@ -126,7 +127,7 @@ func (d dropped) warn(m *Main) {
 	for _, q := range d.Queues {
 		if q.Lost+q.LostOld > 0 {
 			fmt.Fprintf(m.Stderr, "sluice: warning: asynq keeps %d archived tasks of a queue: of %s it deletes %d that are "+
-				"archived already, of any tenant, and %d of these\n", archiveKeeps, show.Name(q.Queue), q.LostOld, q.Lost)
+				"archived already, of any tenant, and %d of these\n", archiveKeeps, words.Name(q.Queue), q.LostOld, q.Lost)
 		}
 	}
 }

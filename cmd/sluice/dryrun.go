@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/drain"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/redisconn"
-	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
+	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker"
@@ -73,7 +73,7 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 	}
 	f := forecast{Jobs: len(todo), Done: len(list) - len(todo), Window: plan.Binds}
 	took := max(0, plan.Expected.Sub(plan.At))
-	text := fmt.Sprintf("take %s at best: the last one waits for window %s", show.Span(took), f.Window)
+	text := fmt.Sprintf("take %s at best: the last one waits for window %s", words.Span(took), f.Window)
 	switch {
 	case !plan.Known && len(todo) > 0:
 		text = "take longer than can be planned"

@@ -72,9 +72,6 @@ func (m *Main) resetCommand() *cli.Command {
 	return cmd
 }
 
-// frontWeight has a tenant go before all others: it is the largest weight.
-const frontWeight = 1e6
-
 // frontCommand lets the tasks of a tenant go before those of others.
 func (m *Main) frontCommand() *cli.Command {
 	c := m.control()
@@ -83,12 +80,12 @@ func (m *Main) frontCommand() *cli.Command {
 			o := throttle.TenantOverride{Policy: c.policy, Tenant: c.tenant}
 			if before := c.overridden(f); before != nil {
 				o = *before
-				if left := o.Until.Sub(f.state.At); o.Weight != frontWeight && left > c.For {
+				if left := o.Until.Sub(f.state.At); o.Weight != control.MaxWeight && left > c.For {
 					return done{}, badInput("%s has an override by %q until %s: clear it, or let front hold for as long",
 						c.name(), o.By, clockText(o.Until))
 				}
 			}
-			o.Weight = frontWeight
+			o.Weight = control.MaxWeight
 			return done{text: " goes before others"}, f.store.SetOverride(ctx, o, c.For, c.by)
 		}, c.forFlag())
 }

@@ -75,7 +75,7 @@ func (c *ControlCommand) printState(state control.State) {
 	if len(state.Overrides) > 0 {
 		t := show.NewTable(c.Stdout, "OVERRIDE", "TENANT", "WHAT", "UNTIL", "BY", "WHY")
 		for _, o := range state.Overrides {
-			t.Row(o.Policy, o.Tenant, control.Describe(o), clockText(o.Until), o.By, o.Why)
+			t.Row(o.Policy, cmp.Or(o.Tenant, "(all)"), control.Describe(o), clockText(o.Until), o.By, o.Why)
 		}
 		t.Flush()
 	}
@@ -122,42 +122,37 @@ func (m *Main) limitsSet() *cli.Command {
 	c := m.control()
 	var limit, burst int64
 	set := func(ctx context.Context, f *fleet, args cli.Args) (done, error) {
-		if limit == 0 && burst == 0 {
+		switch {
+		case limit == 0 && burst == 0:
 			return done{}, badUsage("set needs --limit, --burst or both")
+		case f.state.Version == 0:
+			return done{}, badUsage("no policies are published: publish a policy file first")
 		}
-		now, err := edited(f, args.Get(0), args.Get(1), limit, burst)
+		c.policy = args.Get(0)
+		p, err := f.policy(c.policy)
+		if err != nil {
+			return done{}, err
+		}
+		if _, err := windowOf(p, args.Get(1)); err != nil {
+			return done{}, err
+		}
+		o := throttle.TenantOverride{Policy: c.policy, Windows: map[string]throttle.Override{args.Get(1): {Burst: burst, Limit: limit}}}
+		if c.For != 0 {
+			replaces := f.state.Describe(control.Overridden, c.policy, "")
+			return c.lasting(done{Replaces: replaces, text: ": " + control.Describe(o)}), f.store.SetOverride(ctx, o, c.For, c.by)
+		}
+		now, err := f.state.With(o)
 		if err != nil {
 			return done{}, err
 		}
 		made, err := c.publish(ctx, f, now, f.state.Version)
-		made.Policy = args.Get(0)
+		made.Policy = c.policy
 		return made, err
 	}
 	return c.change("set", "change the numbers of a window", "POLICY WINDOW", set,
 		&cli.Int64Flag{Name: "limit", Usage: "the window grants `N` units", Destination: &limit},
-		&cli.Int64Flag{Name: "burst", Usage: "of a gcra window: `N` units at once", Destination: &burst})
-}
-
-// edited returns the published policies with other numbers of a window, where they are not 0.
-func edited(f *fleet, policy, window string, limit, burst int64) ([]throttle.Policy, error) {
-	if f.state.Version == 0 {
-		return nil, badUsage("no policies are published: publish a policy file first")
-	}
-	if _, err := f.policy(policy); err != nil {
-		return nil, err
-	}
-	now := slices.Clone(f.state.Policies)
-	i := slices.IndexFunc(now, func(p throttle.Policy) bool { return p.Name == policy })
-	now[i].Windows = slices.Clone(now[i].Windows)
-	w, err := windowOf(now[i], window)
-	if err != nil {
-		return nil, err
-	}
-	if limit != 0 {
-		setLimit(w, limit)
-	}
-	w.Burst = cmp.Or(burst, w.Burst)
-	return now, nil
+		&cli.Int64Flag{Name: "burst", Usage: "of a gcra window: `N` units at once", Destination: &burst},
+		&cli.DurationFlag{Name: "for", Usage: "it ends by itself after `DURATION`; by default it is published", Destination: &c.For})
 }
 
 func (m *Main) limitsRollback() *cli.Command {
@@ -230,7 +225,7 @@ func (m *Main) limitsOverride() *cli.Command {
 
 func (m *Main) limitsClear() *cli.Command {
 	c := m.control()
-	return c.intervention("clear", "end an override early", "POLICY TENANT",
+	return c.intervention("clear", "end an override early", "POLICY [TENANT]",
 		func(ctx context.Context, f *fleet) (done, error) {
 			found, err := f.store.ClearOverride(ctx, c.policy, c.tenant, c.by)
 			if !found {

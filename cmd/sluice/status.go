@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
+	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/usage"
@@ -166,7 +167,7 @@ const processesShown = 5
 func processesText(runs string, names []string) string {
 	parts := make([]string, min(len(names), processesShown))
 	for i := range parts {
-		parts[i] = show.Name(names[i])
+		parts[i] = words.Name(names[i])
 	}
 	if more := len(names) - len(parts); more > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more", more))
@@ -230,7 +231,7 @@ func printState(w io.Writer, s policyStatus) {
 func usedText(used []usage.Use) string {
 	parts := make([]string, len(used))
 	for i, use := range used {
-		parts[i] = fmt.Sprintf("%s %.3g%%", show.Name(use.Tenant), 100*use.Part)
+		parts[i] = fmt.Sprintf("%s %.3g%%", words.Name(use.Tenant), 100*use.Part)
 	}
 	return "granted in the last hour to " + strings.Join(parts, ", ")
 }
@@ -304,5 +305,5 @@ func since(from, to time.Time) string {
 	if from.IsZero() || to.IsZero() {
 		return "-"
 	}
-	return show.Span(to.Sub(from))
+	return words.Span(to.Sub(from))
 }

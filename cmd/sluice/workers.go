@@ -84,7 +84,7 @@ func (f *fleet) look(ctx context.Context, file string) (err error) {
 	if f.state, err = f.store.State(ctx); err != nil {
 		return err
 	}
-	policies := f.state.Policies
+	policies, rest := f.state.Effective()
 	switch published := fmt.Sprintf("published version %d", f.state.Version); {
 	case f.file == nil && f.state.PoliciesErr != nil:
 		return f.state.PoliciesErr
@@ -98,7 +98,7 @@ func (f *fleet) look(ctx context.Context, file string) (err error) {
 	if err := cmp.Or(f.limiter.SetPolicies(policies), f.limiter.SetRemoved(f.state.Removed)); err != nil {
 		return inputError{err}
 	}
-	f.limiter.SetInterventions(f.state.Interventions)
+	f.limiter.SetInterventions(rest)
 	return nil
 }
 

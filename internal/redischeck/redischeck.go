@@ -14,10 +14,7 @@ import (
 )
 
 // clockOffMax is how far the clocks of Redis and of this machine may differ without a finding.
-const (
-	clockOffMax = time.Second
-	withinClock = "must be within %v, or deadlines and expected starts are off by that"
-)
+const clockOffMax = time.Second
 
 // Findings returns what is not set up, one line each: see throttle.Limiter.CheckRedis. The error is
 // that of go-redis, if there is no answer, or a refusal of the user.
@@ -38,7 +35,6 @@ func Findings(ctx context.Context, client redis.UniversalClient) ([]string, erro
 		err = c.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
 			return check(ctx, node, node.Options().Addr)
 		})
-		findings = append(findings, checkTags(ctx, c)...)
 	case *redis.Client:
 		err = check(ctx, c, c.Options().Addr)
 	default:
@@ -62,15 +58,13 @@ func checkServer(
 	if unanswered(err) || stranger { // Redis refuses whatever a user asks that it does not know
 		return nil, err
 	}
-	ended := time.Now()
-	switch { // the clock was read in between
-	case err != nil:
-	case at.After(ended.Add(clockOffMax)):
-		find("its clock is %v ahead of this machine's: "+withinClock,
-			at.Sub(ended).Round(time.Millisecond), clockOffMax)
-	case at.Before(begun.Add(-clockOffMax)):
-		find("its clock is %v behind this machine's: "+withinClock,
-			begun.Sub(at).Round(time.Millisecond), clockOffMax)
+	off, way := time.Until(at), "ahead of" // the clock was read since it begun
+	if behind := begun.Sub(at); behind > off {
+		off, way = behind, "behind"
+	}
+	if err == nil && off > clockOffMax {
+		find("its clock is %v %s this machine's: must be within %v, or deadlines and expected starts are off by that",
+			off.Round(time.Millisecond), way, clockOffMax)
 	}
 	text, err := client.Info(ctx).Result()
 	switch {
@@ -101,18 +95,6 @@ func checkServer(
 		find("it is a node of a Cluster: the client must be that of a Cluster, such as redis.NewClusterClient")
 	}
 	return findings, nil
-}
-
-// checkTags looks whether a Cluster heeds hash tags, by which all keys of a policy share a slot.
-func checkTags(ctx context.Context, client *redis.ClusterClient) []string {
-	a, err := client.ClusterKeySlot(ctx, "{sluice}a").Result()
-	if err != nil {
-		return nil
-	}
-	if b, err := client.ClusterKeySlot(ctx, "{sluice}b").Result(); err == nil && a != b {
-		return []string{"redis: the Cluster ignores hash tags: must keep keys with the same {tag} in one slot"}
-	}
-	return nil
 }
 
 // unanswered reports whether an error is none of Redis' own.

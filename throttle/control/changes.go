@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
 // What a Change is.
@@ -26,8 +25,6 @@ const (
 	WasReset   = "reset"
 	Dropped    = "drop"
 )
-
-var whats = []string{Published, Overridden, Cleared, Paused, Resumed, WasReset, Dropped}
 
 // A Change is an entry of the log.
 type Change struct {
@@ -75,9 +72,6 @@ func (s *Store) Changes(ctx context.Context, before string, n int) ([]Change, er
 // Record logs a change that is made elsewhere, such as WasReset by throttle.Limiter.Reset. Use it
 // before the change is made: so none is missing. Errors are SetOverride's.
 func (s *Store) Record(ctx context.Context, c Change) error {
-	if !slices.Contains(whats, c.What) {
-		return fmt.Errorf("control: what %q: must be one of %s", quote.Short(c.What), strings.Join(whats, ", "))
-	}
 	_, err := s.change(ctx, "", "", 0, 0, c)
 	return err
 }

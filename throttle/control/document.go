@@ -13,15 +13,12 @@ import (
 // A document is how policies are stored. It is read strictly: a program that does not know one of
 // its fields keeps the policies that it has.
 type document struct {
-	Format   int
 	Policies []throttle.Policy
 	Removed  []throttle.Policy `json:",omitempty"` // for which somebody may wait
 }
 
-const format = 1
-
 func encodePolicies(policies, removed []throttle.Policy) (string, error) {
-	d := document{Format: format, Removed: removed}
+	d := document{Removed: removed}
 	for _, p := range policies {
 		for tenant := range p.Tenants {
 			if !utf8.ValidString(tenant) { // JSON would hold another name
@@ -50,9 +47,6 @@ func decodePolicies(text string) (policies, removed []throttle.Policy, err error
 	strict.DisallowUnknownFields()
 	if err := strict.Decode(&d); err != nil {
 		return nil, nil, fmt.Errorf("control: published policies cannot be read: %w: they are for a newer release, or damaged", err)
-	}
-	if d.Format != format {
-		return nil, nil, fmt.Errorf("control: published policies have format %d: must be %d: update this program", d.Format, format)
 	}
 	return d.Policies, d.Removed, nil
 }

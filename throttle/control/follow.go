@@ -45,14 +45,15 @@ type Follower struct {
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 
-	own      []throttle.Policy // of the program
-	runs     string            // which policies are in force here
-	state    State             // as it was read last
-	offset   time.Duration
-	version  string // of the policies that were looked at last, whether or not they are in force
-	reported string // that this process runs
-	silent   bool   // Redis did not answer last time
-	deaf     bool   // it cannot subscribe
+	own       []throttle.Policy // of the program
+	runs      string            // which policies are in force here
+	published bool              // published ones are
+	state     State             // as it was read last
+	offset    time.Duration
+	version   string // of the policies that were looked at last, whether or not they are in force
+	reported  string // that this process runs
+	silent    bool   // Redis did not answer last time
+	deaf      bool   // it cannot subscribe
 }
 
 // Follow has a limiter follow its Store, from now until Close. It reads the Store once before it
@@ -159,7 +160,12 @@ func (f *Follower) look(ctx context.Context) bool {
 		f.publish(state, before)
 	}
 	if !reflect.DeepEqual(before.Overrides, state.Overrides) || !reflect.DeepEqual(before.Pauses, state.Pauses) {
-		f.limiter.SetInterventions(state.Interventions)
+		was, _ := before.Effective()
+		policies, rest := state.Effective()
+		f.limiter.SetInterventions(rest)
+		if f.published && policies != nil && !reflect.DeepEqual(was, policies) {
+			_ = f.put(state)
+		}
 		f.log(before, state)
 	}
 	f.report(f.runs)
@@ -212,16 +218,24 @@ func (f *Follower) publish(state, before State) {
 	if f.config.KeepPolicies {
 		return
 	}
+	if err = f.put(state); err == nil {
+		f.runs, f.published = fmt.Sprintf("published version %d", state.Version), true
+	}
+	f.limiter.Config().Observer.Followed(state.Version, err)
+}
+
+// put puts published policies in force, with what holds for all tenants.
+func (f *Follower) put(state State) error {
+	policies, _ := state.Effective()
+	err := state.PoliciesErr
 	if err == nil {
-		err = cmp.Or(f.limiter.SetPolicies(state.Policies), f.limiter.SetRemoved(state.Removed))
+		err = cmp.Or(f.limiter.SetPolicies(policies), f.limiter.SetRemoved(state.Removed))
 	}
 	if err != nil {
 		f.logger.Error("control: published policies cannot be used: those before stay in force",
 			"version", state.Version, "err", err)
-	} else {
-		f.runs = fmt.Sprintf("published version %d", state.Version)
 	}
-	f.limiter.Config().Observer.Followed(state.Version, err)
+	return err
 }
 
 // log logs which overrides and pauses have begun, and which have ended.

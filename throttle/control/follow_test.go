@@ -2,6 +2,7 @@ package control_test
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -128,6 +129,51 @@ func TestFollowingCostsLittle(t *testing.T) {
 		time.Sleep(time.Minute)
 		if n := calls.Load(); n > int64(time.Minute/(10*time.Second))+2 {
 			t.Errorf("%d calls for a change, its end and a minute", n)
+		}
+	})
+}
+
+// An override without a tenant changes a window that all share, until it ends.
+func TestALimitOfAllHoldsForAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := throttletest.InMemory(t).Client(t)
+		s, l := newStore(t, client), newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
+		shared := throttle.Policy{Name: "p", Windows: []throttle.Window{
+			{Name: "all", Limit: 10, Period: time.Hour, Scope: throttle.ScopeShared}, {Name: "hour", Limit: 5, Period: time.Hour},
+		}}
+		version, err := s.Publish(t.Context(), []throttle.Policy{shared}, 0, anna)
+		must(t, err)
+		follow(t, l, false)
+		limits := func(want string) {
+			t.Helper()
+			synctest.Wait()
+			p := l.Policies()[0]
+			if got := fmt.Sprint(p.Windows[0].Limit, p.Windows[1].Limit, len(l.Interventions().Overrides)); got != want {
+				t.Errorf("in force is %s, want %s", got, want)
+			}
+		}
+		cut := throttle.TenantOverride{Policy: "p", Windows: map[string]throttle.Override{"all": {Limit: 2}}}
+		must(t, s.SetOverride(t.Context(), cut, 2*time.Hour, anna))
+		limits("2 5 0")
+		follow(t, newLimiter(t, throttle.Config{Client: client}), false) // a process that begins meanwhile
+		shared.Windows[1].Limit = 6
+		_, err = s.Publish(t.Context(), []throttle.Policy{shared}, version, anna)
+		must(t, err)
+		limits("2 6 0")
+		time.Sleep(2*time.Hour + time.Second)
+		limits("10 6 0")
+		changes, err := s.Changes(t.Context(), "", 10)
+		must(t, err)
+		if text := changes[1].Text; text != "all 2 for 2h" {
+			t.Errorf("the log says %q", text)
+		}
+		for _, wrong := range []throttle.TenantOverride{
+			{Policy: "q", Windows: cut.Windows}, {Policy: "p", Weight: 2},
+			{Policy: "p", Windows: map[string]throttle.Override{"none": {Limit: 2}}},
+		} {
+			if err := s.SetOverride(t.Context(), wrong, time.Hour, anna); err == nil {
+				t.Errorf("%+v was taken", wrong)
+			}
 		}
 	})
 }

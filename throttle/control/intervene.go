@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
@@ -61,20 +62,20 @@ func (s *State) add(field, value string) error {
 // place of the one before. Its By, Until and Why are ignored. It has to suit policies that were
 // published. For others see throttle.Limiter.ValidateOverride.
 //
-// Errors are a *throttle.PolicyError, a *TooManyError, one that names the field that is invalid, or
-// wrap that of Redis.
+// Without a tenant it changes windows of a published policy, shared ones too, for all tenants.
+//
+// Errors are a *throttle.PolicyError, one that names the field that is invalid, or wrap that of Redis.
 func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, by By) error {
 	if err := checkCase(o.Policy, o.Tenant, ttl, by); err != nil {
 		return err
 	}
 	switch {
-	case o.Tenant == "":
-		return fmt.Errorf("control: tenant %q: must be 1 to %d bytes: publish policies to change the limits of all",
-			o.Tenant, throttle.MaxValueBytes)
+	case o.Tenant == "" && (o.Exempt != nil || o.Weight != 0):
+		return errors.New("control: tenant is missing: weights and exemptions are of one tenant")
 	case o.Exempt == nil && o.Weight == 0 && len(o.Windows) == 0:
 		return fmt.Errorf("control: the override of tenant %q is empty: "+
 			"must change a limit, the weight or whether it is exempt", quote.Short(o.Tenant))
-	case !(o.Weight >= 0 && o.Weight <= 1e6):
+	case !(o.Weight >= 0 && o.Weight <= MaxWeight):
 		return fmt.Errorf("control: weight %v: must be above 0 and at most 1000000", o.Weight)
 	}
 	for window, own := range o.Windows {
@@ -87,14 +88,61 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 	if err != nil {
 		return err
 	}
-	if l, err := s.limiter(state.Policies); err == nil && state.Policies != nil { // else followers check it
+	if o.Tenant == "" {
+		policies, err := state.With(o)
+		if err == nil {
+			_, err = s.limiter(policies)
+		}
+		if err != nil {
+			return err
+		}
+	} else if l, err := s.limiter(state.Policies); err == nil && state.Policies != nil { // else followers check it
 		if err := l.ValidateOverride(o); err != nil {
 			return err
 		}
 	}
 	o.By, o.Until, o.Why = by.Who, time.Time{}, by.Why
 	return s.intervene(ctx, kindOverride, o, ttl, state,
-		Change{What: Overridden, By: by, Policy: o.Policy, Tenant: o.Tenant, Text: Describe(o) + " for " + ttl.String()})
+		Change{What: Overridden, By: by, Policy: o.Policy, Tenant: o.Tenant, Text: Describe(o) + " for " + words.Span(ttl)})
+}
+
+// With returns the published policies as they are with the windows of an override for all tenants. The
+// error is a *throttle.PolicyError. A burst that is the default follows its limit.
+func (s State) With(o throttle.TenantOverride) ([]throttle.Policy, error) {
+	policies := slices.Clone(s.Policies)
+	i := slices.IndexFunc(policies, func(p throttle.Policy) bool { return p.Name == o.Policy })
+	if i < 0 {
+		return nil, &throttle.PolicyError{Policy: o.Policy, Field: "name", Value: o.Policy, Hint: "must be a published policy"}
+	}
+	windows := slices.Clone(policies[i].Windows)
+	for name, change := range o.Windows {
+		w := slices.IndexFunc(windows, func(w throttle.Window) bool { return w.Name == name })
+		if w < 0 {
+			return nil, &throttle.PolicyError{Policy: o.Policy, Field: "window", Value: name, Hint: "must be a window of the policy"}
+		}
+		if change.Limit > 0 && windows[w].Burst == windows[w].Limit {
+			windows[w].Burst = 0
+		}
+		windows[w].Limit = cmp.Or(change.Limit, windows[w].Limit)
+		windows[w].Burst = cmp.Or(change.Burst, windows[w].Burst)
+	}
+	policies[i].Windows = windows
+	return policies, nil
+}
+
+// Effective returns the published policies with what is in force for all tenants, and the rest of what
+// is in force.
+func (s State) Effective() ([]throttle.Policy, throttle.Interventions) {
+	rest := s.Interventions
+	rest.Overrides = nil
+	for _, o := range s.Overrides {
+		if o.Tenant != "" {
+			rest.Overrides = append(rest.Overrides, o)
+		} else if policies, err := s.With(o); err == nil { // else it is of a policy that was removed since
+			s.Policies = policies
+		}
+	}
+	return s.Policies, rest
 }
 
 // Describe says what an override changes, such as "minute 50, burst 5, weight 3, exempt".
@@ -111,7 +159,9 @@ func Describe(o throttle.TenantOverride) string {
 		parts = append(parts, text)
 	}
 	slices.Sort(parts)
-	if o.Weight > 0 {
+	if o.Weight == MaxWeight {
+		parts = append(parts, "goes first")
+	} else if o.Weight > 0 {
 		parts = append(parts, fmt.Sprintf("weight %v", o.Weight))
 	}
 	if o.Exempt != nil && *o.Exempt {
@@ -169,7 +219,7 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 	}
 	pause := throttle.OperatorPause{By: by.Who, Policy: policy, Tenant: tenant, Why: by.Why}
 	return s.intervene(ctx, kindPause, pause, d, state, Change{
-		What: Paused, By: by, Policy: policy, Tenant: tenant, Text: "for " + d.String()})
+		What: Paused, By: by, Policy: policy, Tenant: tenant, Text: "for " + words.Span(d)})
 }
 
 // Resume ends a pause by Pause, and reports whether there was one. For what an upstream asked for

@@ -32,6 +32,7 @@ import (
 const (
 	MaxInForce  = 1000 // overrides and pauses together
 	MaxTTL      = throttle.MaxPeriod
+	MaxWeight   = 1e6    // by which a tenant goes before all others
 	MaxChanges  = 10_000 // that the log keeps: of more, the oldest go
 	MaxWhoBytes = 200
 	MaxWhyBytes = 500
@@ -181,14 +182,6 @@ func (e *ConflictError) Error() string {
 		"look at it, and publish again", e.Tried, e.Version)
 }
 
-// A TooManyError says that MaxInForce overrides and pauses are in force.
-type TooManyError struct{ InForce int64 }
-
-func (e *TooManyError) Error() string {
-	return fmt.Sprintf("control: %d overrides and pauses are in force: must be at most %d: "+
-		"clear some, or publish policies", e.InForce, MaxInForce)
-}
-
 // Publish puts policies in force, on all limiters that follow, in place of those of a version: 0 if
 // none were published. It returns the version of the new ones, or the same if nothing differs.
 //
@@ -288,7 +281,7 @@ func (s *Store) change(
 	case 3:
 		return 0, errNothing
 	}
-	return 0, &TooManyError{reply[1]}
+	return 0, fmt.Errorf("control: %d overrides and pauses are in force: must be at most %d: clear some", reply[1], MaxInForce)
 }
 
 var errNothing = errors.New("control: nothing to delete")

@@ -3,9 +3,9 @@ package promthrottle
 import (
 	"context"
 	"errors"
-	"strconv"
 	"strings"
 
+	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
@@ -18,15 +18,8 @@ func (m *Metrics) with(tenant string, labels ...string) []string {
 	return labels
 }
 
-// labelOf makes a label of a name, which is data: valid UTF-8, and not long. What does not print is
-// quoted.
-func labelOf(name string) string {
-	label := strings.ToValidUTF8(quote.Short(name), "\uFFFD")
-	if quoted := strconv.Quote(label); quoted[1:len(quoted)-1] != label {
-		return quoted
-	}
-	return label
-}
+// labelOf makes a label of a name, which is data: valid UTF-8, and not long.
+func labelOf(name string) string { return words.Name(strings.ToValidUTF8(quote.Short(name), "\uFFFD")) }
 
 func (m *Metrics) called(c throttle.Call) {
 	class := classOf(c.Err)

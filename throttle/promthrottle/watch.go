@@ -29,8 +29,6 @@ type watched struct {
 	sync.Mutex
 	limiter *throttle.Limiter
 	heads   inspect.Heads
-	reading sync.Map // policies whose answers have not come yet
-	slots   chan struct{}
 }
 
 // Watch adds the metrics that only Redis knows, such as sluice_waiting. Each scrape then reads the
@@ -39,7 +37,7 @@ type watched struct {
 func (m *Metrics) Watch(l *throttle.Limiter) {
 	m.watched.Lock()
 	defer m.watched.Unlock()
-	m.watched.limiter, m.watched.slots = l, make(chan struct{}, atOnce)
+	m.watched.limiter = l
 }
 
 // watch exports the state of each policy that Redis tells in time.
@@ -55,42 +53,39 @@ func (m *Metrics) watch(ch chan<- prometheus.Metric) {
 	for _, line := range l.Lines() { // of a policy with shards there are several
 		policies[throttle.PolicyOf(line)] = true
 	}
-	answers := make(chan inspect.PolicyState, len(policies))
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+	defer cancel()
+	answers, slots := make(chan inspect.PolicyState, len(policies)), make(chan struct{}, atOnce)
 	for policy := range policies {
-		go m.read(l, policy, answers)
+		go func() {
+			select {
+			case slots <- struct{}{}:
+			case <-ctx.Done():
+				return
+			}
+			s, err := inspect.Of(l).State(ctx, inspect.Query{Policy: policy, Limit: sampled})
+			<-slots
+			m.down[0].note(policy, err)
+			if s.Policy = policy; err != nil {
+				s.At = time.Time{}
+			}
+			answers <- s
+		}()
 	}
-	for timeout := time.After(scrapeTimeout); len(policies) > 0; {
+	for len(policies) > 0 {
 		select {
 		case s := <-answers:
 			delete(policies, s.Policy)
 			if !s.At.IsZero() {
 				m.export(ch, s)
 			}
-		case <-timeout:
+		case <-ctx.Done():
 			for policy := range policies {
-				m.down[0].note(policy, context.DeadlineExceeded)
+				m.down[0].note(policy, ctx.Err())
 			}
 			return
 		}
 	}
-}
-
-// read sends the state of a policy, one without a time if Redis does not tell it. A policy that is
-// being read for an earlier scrape is left to that one.
-func (m *Metrics) read(l *throttle.Limiter, policy string, answers chan<- inspect.PolicyState) {
-	w := &m.watched
-	if _, before := w.reading.LoadOrStore(policy, true); before {
-		return
-	}
-	w.slots <- struct{}{}
-	s, err := inspect.Of(l).State(context.Background(), inspect.Query{Policy: policy, Limit: sampled})
-	<-w.slots
-	w.reading.Delete(policy)
-	m.down[0].note(policy, err)
-	if s.Policy = policy; err != nil {
-		s.At = time.Time{}
-	}
-	answers <- s
 }
 
 // export exports what Redis said of a policy.

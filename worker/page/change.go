@@ -24,9 +24,6 @@ const (
 	front    = "front" // an override of the weight
 )
 
-// frontWeight has a tenant go before all others: it is the largest weight.
-const frontWeight = 1e6
-
 // A preview is what an action would do. Nothing has been done yet.
 type preview struct {
 	What, Text string
@@ -174,7 +171,7 @@ func (p *Page) plan(ctx context.Context, a *action) (do func(context.Context) er
 	case control.Dropped:
 		return p.planDrop(ctx, a)
 	case setLimit:
-		return p.planLimit(ctx, a)
+		return p.planLimit(ctx, a, until)
 	case control.Overridden, front:
 		return p.planOverride(ctx, a, until)
 	}
@@ -214,7 +211,7 @@ func (p *Page) planDrop(ctx context.Context, a *action) (func(context.Context) e
 }
 
 // planLimit publishes the policies with another limit of a window.
-func (p *Page) planLimit(ctx context.Context, a *action) (func(context.Context) error, *preview, error) {
+func (p *Page) planLimit(ctx context.Context, a *action, until string) (func(context.Context) error, *preview, error) {
 	if a.state.Version == 0 {
 		return nil, nil, errors.New("no policies are published: publish a policy file first, by sluice limits publish")
 	}
@@ -222,39 +219,35 @@ func (p *Page) planLimit(ctx context.Context, a *action) (func(context.Context) 
 	if err != nil {
 		return nil, nil, err
 	}
-	policies := slices.Clone(a.state.Policies)
+	o := throttle.TenantOverride{Policy: a.policy, Windows: map[string]throttle.Override{a.form.Get("window"): {Limit: limit}}}
+	policies, err := a.state.With(o)
+	if err != nil {
+		return nil, nil, err
+	}
 	i := slices.IndexFunc(policies, func(policy throttle.Policy) bool { return policy.Name == a.policy })
-	if i < 0 {
-		return nil, nil, fmt.Errorf("policy %q: is none of the published ones", a.policy)
+	shown, err := p.simulate(ctx, a.config, inspect.Variant{Policy: policies[i]})
+	if err != nil {
+		return nil, nil, err
 	}
-	variant := policies[i]
-	variant.Windows = slices.Clone(variant.Windows)
-	w := slices.IndexFunc(variant.Windows, func(w throttle.Window) bool { return w.Name == a.form.Get("window") })
-	if w < 0 {
-		return nil, nil, fmt.Errorf("window %q: is none of policy %s", a.form.Get("window"), a.policy)
-	}
-	before := variant.Windows[w].Limit
-	if variant.Windows[w].Burst == before {
-		variant.Windows[w].Burst = limit
-	}
-	variant.Windows[w].Limit = limit
-	policies[i] = variant
-	shown, err := p.simulate(ctx, a.config, inspect.Variant{Policy: variant})
-	if err == nil {
-		shown.Text = fmt.Sprintf("%s: limit %s → %s, for all tenants, until it is changed again.",
-			variant.Windows[w].Name, number(before), number(limit))
+	shown.Text = control.Differences(a.state.Policies, policies) + ", for all tenants, until it is changed again."
+	if a.length > 0 {
+		shown.Text = fmt.Sprintf("%s, for all tenants, until %s.", control.Differences(a.state.Policies, policies), until)
+		shown.Note = a.replaces() + shown.Note
 	}
 	return func(ctx context.Context) error {
+		if a.length > 0 {
+			return p.config.Control.SetOverride(ctx, o, a.length, a.by)
+		}
 		_, err := p.config.Control.Publish(ctx, policies, a.state.Version, a.by)
 		return err
-	}, shown, err
+	}, shown, nil
 }
 
 // planOverride overrides one tenant's settings for a while.
 func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(context.Context) error, *preview, error) {
 	o, err := overrideOf(a.policy, a.tenant, a.form)
 	if a.what == front {
-		o.Weight = frontWeight
+		o.Weight = control.MaxWeight
 	}
 	if err != nil {
 		return nil, nil, err
@@ -267,12 +260,16 @@ func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(
 	if a.what == front {
 		shown.Text = fmt.Sprintf("%s goes before other tenants until %s. Its own limits still apply.", short(a.tenant), until)
 	}
-	for _, there := range a.state.Overrides {
-		if there.Policy == a.policy && there.Tenant == a.tenant {
-			shown.Note = fmt.Sprintf("It replaces the override by %s: %s. %s", short(there.By), control.Describe(there), shown.Note)
-		}
-	}
+	shown.Note = a.replaces() + shown.Note
 	return func(ctx context.Context) error { return p.config.Control.SetOverride(ctx, o, a.length, a.by) }, shown, nil
+}
+
+// replaces says which override is in force, and whose.
+func (a *action) replaces() string {
+	if text := a.state.Describe(control.Overridden, a.policy, a.tenant); text != "" {
+		return "It replaces: " + text + ". "
+	}
+	return ""
 }
 
 const previewRows = 8

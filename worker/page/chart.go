@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/usage"
 )
@@ -105,7 +106,7 @@ func chartsOf(points []usage.Point, span string, pv policyView) *charts {
 		return nil
 	}
 	step := time.Duration(group) * usage.Step
-	c := &charts{Span: span, Step: long(step)}
+	c := &charts{Span: span, Step: words.Span(step)}
 	for i := range 4 {
 		at := steps[0].At.Add(time.Duration(i) * time.Duration(len(steps)) * step / 3)
 		c.Clocks = append(c.Clocks, at.UTC().Format("15:04"))
@@ -200,25 +201,21 @@ func window(w throttle.WindowState) string {
 		text += " " + w.Unit
 	}
 	if w.Period > 0 {
-		text += " in " + long(w.Period)
+		text += " in " + words.Span(w.Period)
 	}
 	return text
 }
 
 // free says when a window has room again.
 func free(w throttle.WindowState, at time.Time) string {
-	next := max(w.RetryIn, w.ResetsAt.Sub(at))
+	empty := w.ResetsAt.Sub(at)
 	switch {
 	case w.Remaining > 0:
 		return "free now"
-	case w.RetryIn > 0 && w.RetryIn < time.Second:
-		return fmt.Sprintf("next free in %d ms", max(1, w.RetryIn.Milliseconds()))
-	case next <= 0:
-		return "full"
-	case next < time.Second:
-		return "next free within 1 s"
 	case w.RetryIn > 0:
-		return "next free in " + long(w.RetryIn)
+		return "next free in " + words.Span(max(w.RetryIn, time.Millisecond))
+	case empty > 0:
+		return "empty in " + words.Span(empty)
 	}
-	return "empty in " + long(next)
+	return "full"
 }

@@ -192,15 +192,15 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
 		v := newSite(t, client).visitor()
 		v.wants(v.get(""), `<a href="./?policy=github">github</a>`, `data-l="Waiting" class="r"><b>10</b>`,
-			"Saturated</b> by tenants’ own limits", "idle", "0 of 5,000 in 1 h", "Nothing has been changed.", "Nothing needs you")
-		v.wants(v.get("?policy=github"), ">acme</bdi>", `data-l="Waiting" class="r">5<`, "50 %", "0 of 2 in 1 min",
+			"Saturated</b> by tenants’ own limits", "idle", "0 of 5,000 in 1h", "Nothing has been changed.", "Nothing needs you")
+		v.wants(v.get("?policy=github"), ">acme</bdi>", `data-l="Waiting" class="r">5<`, "50 %", "0 of 2 in 1m",
 			`title="globex">globex</bdi></a></span><span class="n"><b>1,200</b> 75 %`, "Who waits")
 		v.wants(v.get("?policy=idle"), "Nothing is recorded")
 		if text := v.get("?policy=github&like=globex"); strings.Contains(text, `data-l="Waiting"`) {
 			t.Errorf("a filter lets others through:\n%s", text)
 		}
 		v.wants(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>5</dd>", "<dt>Held up by</dt><dd>window minute</dd>",
-			"<dt>Last starts</dt>", "0 of 2 in 1 min")
+			"<dt>Last starts</dt>", "0 of 2 in 1m")
 		v.wants(v.get("?find=acme"), `<a href="./?policy=github&amp;tenant=acme"><bdi title="acme">acme</bdi></a> in`, "<b>5</b> waiting")
 		v.wants(v.get("?find=GIT"), `Policy <a href="./?policy=github">github</a>`)
 		v.wants(v.get("?find=acme-4"), "<bdi>acme-4</bdi>", "queue default", "github:star", "Starts in about", "Joined the line",
@@ -353,7 +353,10 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		if _, err := s.control.Publish(t.Context(), s.limiter.Policies(), 0, control.By{Who: "ci", Why: "first"}); err != nil {
 			t.Fatal(err)
 		}
-		v.wants(sure("account: limit 5,000 → 6,000", "what", "limit", "window", "account", "limit", "6000"), "The limit is in force.")
+		v.wants(sure("github/account 5000/h -&gt; 6000/h, for all tenants, until it is changed again.", "what", "limit", "window", "account", "limit", "6000"), "The limit is in force.")
+		v.wants(sure("github/account 6000/h -&gt; 3000/h, for all tenants, until ", "what", "limit", "window", "account", "limit", "3000", "for", "2h"),
+			"The limit is in force.", "Account 3000", "End the override…")
+		v.wants(sure("The override of github, all tenants, ends now", "what", "clear"), "The override has ended.")
 		version = "1" // of before
 		v.wants(change(http.StatusUnprocessableEntity, "what", "limit", "window", "account", "limit", "7000", "sure", "yes"), "Nothing has changed.")
 		if state, err = s.control.State(t.Context()); err != nil || state.Policies[0].Windows[1].Limit != 6000 {
@@ -380,8 +383,8 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		} {
 			v.wants(change(http.StatusUnprocessableEntity, bad...), "Nothing has changed.")
 		}
-		if changes, err := s.control.Changes(t.Context(), "", 100); err != nil || len(changes) != 9 {
-			t.Errorf("%d changes are logged, want 9: %v", len(changes), err)
+		if changes, err := s.control.Changes(t.Context(), "", 100); err != nil || len(changes) != 11 {
+			t.Errorf("%d changes are logged, want 11: %v", len(changes), err)
 		}
 	})
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/inspect"
@@ -264,7 +265,7 @@ func (v *view) strip(policies []policyView, servers []*asynq.ServerInfo) {
 	v.Strip = []fact{{Name: "Waiting", Value: number(waiting), Note: trendOf(trend)}}
 	longest := fact{Name: "Longest wait", Value: "none"}
 	if oldest.Longest > 0 {
-		longest.Value, longest.Note = long(oldest.Longest), name(oldest.Policy)+", "+short(oldest.Oldest.Tenant)
+		longest.Value, longest.Note = words.Span(oldest.Longest), name(oldest.Policy)+", "+short(oldest.Oldest.Tenant)
 	}
 	v.Strip = append(v.Strip, longest, fact{Name: "Refusals, last hour", Value: number(refused)})
 	if servers != nil {

@@ -1,9 +1,9 @@
 package page
 
 import (
+	"cmp"
 	"fmt"
 	"html/template"
-	"math"
 	"net/url"
 	"strconv"
 	"strings"
@@ -11,21 +11,21 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 )
 
 // What templates call.
 var functions = template.FuncMap{
-	"by":        deniedBy,
 	"changes":   control.Describe,
 	"clock":     clock,
 	"dict":      pairs,
 	"free":      free,
 	"gauge":     newGauge,
 	"int64":     func(n int) int64 { return int64(n) },
-	"in":        func(at, now time.Time) string { return long(at.Sub(now)) },
-	"long":      long,
+	"in":        func(at, now time.Time) string { return words.Span(at.Sub(now)) },
+	"long":      words.Span,
 	"name":      name,
 	"number":    number,
 	"percent":   func(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) },
@@ -38,7 +38,7 @@ var functions = template.FuncMap{
 	"sentence":  sentence,
 	"short":     short,
 	"shorter":   func(s string) string { return cut(s, 16) },
-	"since":     func(at, now time.Time) string { return long(now.Sub(at)) },
+	"since":     func(at, now time.Time) string { return words.Span(now.Sub(at)) },
 	"unchanged": url.QueryEscape,
 }
 
@@ -51,14 +51,8 @@ func pairs(pairs ...any) map[string]any {
 	return values
 }
 
-// name shows a name that is data: what cannot be printed is quoted, also what turns text around.
-func name(s string) string {
-	clean := utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
-	if !clean || strings.TrimSpace(s) != s || s == "" {
-		return strconv.QuoteToGraphic(s)
-	}
-	return s
-}
+// name shows a name that is data.
+func name(s string) string { return cmp.Or(words.Name(s), `""`) }
 
 // sentence begins with a capital letter.
 func sentence(s string) string {
@@ -89,31 +83,6 @@ func number(n int64) string {
 	return text
 }
 
-// long writes a duration by its two largest units: "3 h 20 min".
-func long(d time.Duration) string {
-	if d < time.Second {
-		return "0 s"
-	}
-	seconds := int64(math.Round(d.Seconds()))
-	units := []struct {
-		name string
-		of   int64
-	}{{"d", 86_400}, {"h", 3600}, {"min", 60}, {"s", 1}}
-	for i, u := range units {
-		if seconds < u.of {
-			continue
-		}
-		text := fmt.Sprintf("%d %s", seconds/u.of, u.name)
-		if i+1 < len(units) {
-			if next := seconds % u.of / units[i+1].of; next > 0 {
-				text += fmt.Sprintf(" %d %s", next, units[i+1].name)
-			}
-		}
-		return text
-	}
-	return "0 s"
-}
-
 // clock writes a time in UTC, as the page says, with its date if that is not today's.
 func clock(at, now time.Time) string {
 	at, now = at.UTC(), now.UTC()
@@ -125,24 +94,6 @@ func clock(at, now time.Time) string {
 
 // queueName leaves out which asynq a queue is of.
 func queueName(queue string) string { return queue[strings.Index(queue, "/")+1:] }
-
-// deniedBy says what holds work up.
-func deniedBy(by string) string {
-	switch by {
-	case throttle.ByPause:
-		return "a pause"
-	case throttle.ByUpstream:
-		return "a pause by the upstream"
-	case throttle.ByLine:
-		return "those that wait before it"
-	case throttle.BySlots:
-		return "full handler slots"
-	case "":
-		return "nothing: it can start now"
-	default:
-		return "window " + by
-	}
-}
 
 // A gauge is a window as a meter.
 type gauge struct{ Shown, Most int64 }

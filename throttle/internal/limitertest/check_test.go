@@ -1,7 +1,6 @@
 package limitertest
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -67,19 +66,6 @@ func TestCheckRedisFindsWhatIsNotSetUp(t *testing.T) {
 		m.SetTime(time.Now().Add(time.Minute))
 		found(t, client, "ahead of this machine's")
 		m.SetTime(time.Time{})
-		odd := throttletest.Miniredis(t)
-		odd.Server().SetPreHook(func(c *server.Peer, command string, args ...string) bool {
-			if command != "CLUSTER" || len(args) != 2 {
-				return false
-			}
-			c.WriteInt(len(args[1]) + int(args[1][len(args[1])-1])) // of the whole key
-			return true
-		})
-		cluster := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: odd.Addr()}}}}, nil
-		}})
-		defer cluster.Close()
-		found(t, cluster, "the Cluster ignores hash tags")
 		for version, old := range map[string]bool{"5.0.14": true, "6.0.20": true, "6.2.0": false, "7.4.1": false, "10.0.0": false, "": false} {
 			other := throttletest.Miniredis(t)
 			other.Server().SetPreHook(func(c *server.Peer, command string, _ ...string) bool {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
+	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker"
@@ -182,5 +183,5 @@ func (p *Progress) rest(c Counts) string {
 	if !p.outlook.At.IsZero() {
 		left = max(left, time.Until(p.outlook.At))
 	}
-	return fmt.Sprintf("%s, done in about %s", text, show.Span(left))
+	return fmt.Sprintf("%s, done in about %s", text, words.Span(left))
 }

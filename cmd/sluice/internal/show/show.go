@@ -1,4 +1,4 @@
-// Package show writes what a command prints: tables, JSON, durations and progress.
+// Package show writes what a command prints: tables, JSON and progress.
 package show
 
 import (
@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/rivo/uniseg"
 	"golang.org/x/term"
+
+	"github.com/sluice-go/sluice/internal/words"
 )
 
 // A Table aligns cells. On a terminal it is no wider than that, whatever the cells hold.
@@ -36,7 +36,7 @@ func NewTable(w io.Writer, header ...any) *Table {
 func (t *Table) Row(cells ...any) {
 	row := make([]string, len(cells))
 	for i, c := range cells {
-		row[i] = Name(fmt.Sprint(c))
+		row[i] = words.Name(fmt.Sprint(c))
 	}
 	t.rows = append(t.rows, row)
 }
@@ -89,43 +89,9 @@ func cut(text string, width int) string {
 	return short + "…"
 }
 
-// Name is a name that is data: in quotes if it would break out of a line of text.
-func Name(s string) string {
-	if quoted := strconv.Quote(s); quoted[1:len(quoted)-1] != s {
-		return quoted
-	}
-	return s
-}
-
 // JSON writes a value over several lines.
 func JSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
-}
-
-// Span is a duration by its two largest units: "847ms", "2.3s", "1m30s", "3d4h".
-func Span(d time.Duration) string {
-	switch {
-	case d < time.Second:
-		return max(0, d).Round(time.Millisecond).String()
-	case d < 10*time.Second:
-		return d.Round(100 * time.Millisecond).String()
-	}
-	units := []struct {
-		name    string
-		seconds int64
-	}{{"y", 365 * 86_400}, {"d", 86_400}, {"h", 3600}, {"m", 60}, {"s", 1}}
-	left, text := int64(d.Round(time.Second)/time.Second), ""
-	for i, u := range units {
-		if left < u.seconds {
-			continue
-		}
-		text = fmt.Sprint(left/u.seconds, u.name)
-		if left %= u.seconds; i+1 < len(units) && left >= units[i+1].seconds {
-			text += fmt.Sprint(left/units[i+1].seconds, units[i+1].name)
-		}
-		break
-	}
-	return text
 }

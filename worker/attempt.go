@@ -26,17 +26,6 @@ func taskOf(ctx context.Context) asynqredis.Ref {
 	return asynqredis.Ref{Queue: queue, ID: id}
 }
 
-// A progress is how far an attempt is. The call by which asynq ends the task does what it says.
-type progress int
-
-const (
-	pickedUp progress = iota // it may fail
-	asking                   // the limiter decides. If the task's time runs out meanwhile, the task waits
-	waits                    // it was denied, and waits, whatever asynq's call would do
-	runs                     // it was granted: it may fail
-	done                     // its handler has returned no error, or has revoked it: only now it may be gone
-)
-
 // An attempt is one run of a task by this server, from asynq's dequeue to the call by which asynq
 // ends it.
 type attempt struct {
@@ -45,12 +34,12 @@ type attempt struct {
 	grant   *dispatch.Grant    // what was decided before it was handed out; nil: nothing
 	message asynqredis.Message // the task as it was stored when it was picked up
 
-	progress progress
-	ctx      context.Context        // of the handler; nil before the middleware
-	freed    bool                   // its slot is free again
-	late     *throttle.TooLateError // set if the task's deadline had passed when it was picked up
+	ctx   context.Context // of the handler; nil before the middleware
+	done  bool            // its handler has returned no error, or has revoked it: only now it may be gone
+	freed bool            // its slot is free again
 
-	// Of one that waits, or that will if its time runs out while the limiter is asked.
+	// Set while the task waits, whatever asynq's call would do. They are set, too, while the limiter
+	// decides: if the task's time runs out meanwhile, the task waits.
 	denied   *throttle.DeniedError
 	mark     string // of its join; "" if it waits in no line
 	denialID string // identifies the denial to a requeue that is repeated
@@ -69,22 +58,23 @@ type attempts struct {
 }
 
 // begin notes that a task was picked up, and forgets its attempt before.
-func (as *attempts) begin(task dispatch.Task, late *throttle.TooLateError) {
+func (as *attempts) begin(task dispatch.Task) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	now := time.Now()
 	as.release(as.byTask[task.Ref])
-	as.byTask[task.Ref] = &attempt{Ref: task.Ref, begun: now, grant: task.Grant, late: late, message: task.Message}
-	if now.Sub(as.swept) < time.Minute {
-		return
-	}
-	as.swept = now
-	for ref, a := range as.byTask {
-		if !a.running() && now.Sub(a.begun) > forgetAfter {
-			as.release(a)
-			delete(as.byTask, ref)
+	begun := &attempt{Ref: task.Ref, begun: now, grant: task.Grant, message: task.Message}
+	as.byTask[task.Ref] = begun
+	if now.Sub(as.swept) >= time.Minute {
+		as.swept = now
+		for ref, a := range as.byTask {
+			if !a.running() && now.Sub(a.begun) > forgetAfter {
+				as.release(a)
+				delete(as.byTask, ref)
+			}
 		}
 	}
+	return begun
 }
 
 // release frees the slot of an attempt, once. The lock is held.
@@ -121,25 +111,11 @@ func (as *attempts) enter(ctx context.Context, ref asynqredis.Ref) *attempt {
 	return a
 }
 
-// deny notes that the task waits, why, and the mark by which it does in line. It returns what asynq is
-// told: no error, as no function of the user's has to know of it.
-func (as *attempts) deny(a *attempt, denied *throttle.DeniedError, mark string) error {
-	as.note(a, waits, denied, mark)
-	return nil
-}
-
-// ask notes that the limiter is asked, and the denial if there is no answer in time.
-func (as *attempts) ask(a *attempt, outOfTime *throttle.DeniedError, mark string) {
-	as.note(a, asking, outOfTime, mark)
-}
-
-// run notes that the task was granted, or fails.
-func (as *attempts) run(a *attempt) { as.note(a, runs, nil, "") }
-
-func (as *attempts) note(a *attempt, p progress, denied *throttle.DeniedError, mark string) {
+// note notes why the task waits, and the mark by which it does in line; nil if it runs, or fails.
+func (as *attempts) note(a *attempt, denied *throttle.DeniedError, mark string) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	a.progress, a.denied, a.mark = p, denied, mark
+	a.denied, a.mark = denied, mark
 	if denied != nil {
 		a.denialID = rand.Text()
 	}
@@ -149,9 +125,7 @@ func (as *attempts) note(a *attempt, p progress, denied *throttle.DeniedError, m
 func (as *attempts) returned(a *attempt, err error) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	if a.denied == nil && (err == nil || errors.Is(err, asynq.RevokeTask)) {
-		a.progress = done
-	}
+	a.done = a.denied == nil && (err == nil || errors.Is(err, asynq.RevokeTask))
 }
 
 // refused notes that the upstream refused a call of the task. It returns how often it did so since

@@ -39,27 +39,25 @@ func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 				call.SetHeader(name, value)
 			}
 		}
-		if !e.matched {
-			return next(ctx, cmd)
-		}
-		scheduled := !call.At.IsZero()
-		if known && !scheduled && e.joins {
-			e.call, e.captured = call, true
+		_, member := asynqredis.MembersOf(ctx)
+		deadline, scheduled := call.Message.Deadline(), !call.At.IsZero()
+		switch {
+		case known && !scheduled && e.joins:
+			e.call = call
 			script.SetVal(int64(1)) // enqueued, as far as asynq's client knows
 			return nil
-		}
-		joinsLater := scheduled && e.joins && call.Message.GroupKey() == ""
-		switch deadline := call.Message.Deadline(); {
+		case member:
+			e.refuse(errMember)
+		case e.request.Policy == "":
 		case !deadline.IsZero() && !call.At.Before(deadline):
 			e.refuse(missed(e.request.Policy, e.request.Tenant, deadline, call.At))
-		case e.member:
-			e.refuse(errMember)
 		case e.request.Backlog > 0:
 			e.refuse(errJoinsLater)
-		case e.request.MaxWait > 0 && !joinsLater:
-			e.refuse(errJoinsNever)
-		case e.request.MaxWait > 0: // forward looks at it when the task joins
+		case e.request.MaxWait == 0:
+		case scheduled && e.joins && call.Message.GroupKey() == "": // forward looks at it when the task joins
 			call.SetHeader(maxWaitHeader, e.request.MaxWait.String())
+		default:
+			e.refuse(errJoinsNever)
 		}
 		if e.Err != nil {
 			script.SetErr(e.Err)

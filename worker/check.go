@@ -20,17 +20,11 @@ const checkTimeout = 5 * time.Second
 // is not set up, one line each: see throttle.Limiter.CheckRedis. Use it at the start of a program.
 // Errors are throttle.ErrUnavailable, throttle.ErrForbidden and the context's.
 func (c *Client) CheckRedis(ctx context.Context) ([]string, error) {
-	if c.limiter == nil {
-		return nil, errZeroClient
-	}
 	return check(ctx, c.limiter, c.asynq.Redis())
 }
 
 // CheckRedis is Client.CheckRedis for a server.
 func (s *Server) CheckRedis(ctx context.Context) ([]string, error) {
-	if s.server == nil {
-		return nil, errZeroServer
-	}
 	return check(ctx, s.config.Limiter, s.asynq.Redis())
 }
 
@@ -69,17 +63,11 @@ func bothFailed(limiter, asynq error) error {
 // for readiness probes, and takes 5 seconds at most for each. Errors are throttle.ErrUnavailable, and
 // throttle.ErrForbidden of the limiter's.
 func (c *Client) Ping() error {
-	if c.limiter == nil {
-		return errZeroClient
-	}
 	return ping(c.limiter, c.client.Ping)
 }
 
 // Ping is Client.Ping for a server.
 func (s *Server) Ping() error {
-	if s.server == nil {
-		return errZeroServer
-	}
 	return ping(s.config.Limiter, s.server.Ping)
 }
 

@@ -19,15 +19,14 @@ import (
 // DefaultLimiterTimeout is what ClientConfig.LimiterTimeout defaults to.
 const DefaultLimiterTimeout = 250 * time.Millisecond
 
-// ClientConfig configures a Client. Its functions are those of the Config of the workers, and have
-// the same defaults.
+// ClientConfig configures a Client.
 type ClientConfig struct {
-	Attributes func(*asynq.Task) map[string]string
-	Cost       func(*asynq.Task) map[string]int64
-
 	// Headers, if not nil, returns headers to add to a task that is enqueued by this context, such as
 	// those of a trace: see package tasktrace. Retries keep them. A task with a Group gets none.
 	Headers func(context.Context, *asynq.Task) map[string]string
+
+	// Identify is that of the workers' Config.
+	Identify func(*asynq.Task) (Identity, error)
 
 	// Limiter decides which policy matches a task, and has the policy's line. It is required.
 	Limiter *throttle.Limiter
@@ -37,8 +36,6 @@ type ClientConfig struct {
 	// After that, enqueues do not ask the limiter for 100 ms to 1 s. The default is
 	// DefaultLimiterTimeout.
 	LimiterTimeout time.Duration
-
-	Tenant func(*asynq.Task) string
 }
 
 // A Client is an asynq.Client whose tasks join their policy's line when they are enqueued. It
@@ -48,7 +45,7 @@ type Client struct {
 	client   *asynq.Client
 	gather   gatherer // of single tasks
 	headers  func(context.Context, *asynq.Task) map[string]string
-	identify identify
+	identify func(*asynq.Task) (Identity, error)
 	limiter  *throttle.Limiter
 	breaker  breaker.Breaker // of the limiter
 	sweeper  sweeper
@@ -97,7 +94,7 @@ func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 		asynq:    asynqredis.New(client),
 		client:   asynq.NewClient(connection{client}),
 		headers:  c.Headers,
-		identify: identify{c.Attributes, c.Cost, c.Tenant},
+		identify: c.Identify,
 		limiter:  c.Limiter,
 		sweeper:  sweeper{limiter: c.Limiter, swept: map[string]time.Time{}},
 		timeout:  cmp.Or(c.LimiterTimeout, DefaultLimiterTimeout),
@@ -161,11 +158,9 @@ func (c *Client) EnqueueBatch(ctx context.Context, tasks []*asynq.Task, opts ...
 	return results
 }
 
-var errZeroClient = errors.New("worker: a Client must be made by NewClient")
-
 // Close closes the connection, unless that is the caller's.
 func (c *Client) Close() error {
-	if c.shared || c.client == nil {
+	if c.shared {
 		return nil
 	}
 	return c.client.Close()

@@ -36,7 +36,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 		var request *throttle.RequestError
 		var neverFits *throttle.NeverFitsError
 		if _, err := client.EnqueueContext(t.Context(), asynq.NewTask("x", nil)); err == nil ||
-			err.Error() != `worker: task type "x": no tenant, and policy "api" matches it: make the task with worker.NewTask, or set Config.Tenant` {
+			err.Error() != `worker: task type "x": no tenant, and policy "api" matches it: make the task with worker.NewTask, or set Config.Identify` {
 			t.Errorf("without a tenant: %v", err)
 		}
 		if _, err := client.EnqueueContext(t.Context(), task("acme", 6)); !errors.As(err, &neverFits) || neverFits.Capacity != 5 {
@@ -61,10 +61,12 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 		}
 
 		byPayload, err := worker.NewClient(s.Asynq, worker.ClientConfig{
-			Attributes: func(*asynq.Task) map[string]string { return map[string]string{"user": "bob"} },
-			Cost:       func(*asynq.Task) map[string]int64 { return map[string]int64{"requests": 5} },
-			Limiter:    limiter,
-			Tenant:     func(task *asynq.Task) string { return string(task.Payload()) },
+			Identify: func(task *asynq.Task) (worker.Identity, error) {
+				return worker.Identity{
+					Attributes: map[string]string{"user": "bob"}, Cost: map[string]int64{"requests": 5}, Tenant: string(task.Payload()),
+				}, nil
+			},
+			Limiter: limiter,
 		})
 		sitetest.Must(t, err)
 		defer byPayload.Close()

@@ -14,13 +14,9 @@ import (
 // Config configures how tasks are throttled. Its functions may be called at every attempt of a
 // task, by many goroutines at once.
 type Config struct {
-	// Attributes returns the attributes by which windows of other scopes than the tenant count the
-	// task. The default is what NewTask was given.
-	Attributes func(*asynq.Task) map[string]string
-
-	// Cost returns what the task costs, per unit. The default is what NewTask was given, else 1
-	// throttle.Requests.
-	Cost func(*asynq.Task) map[string]int64
+	// Identify returns the task's identity. Its class is always that of the task's header. The default is
+	// IdentityOf: what NewTask was given.
+	Identify func(*asynq.Task) (Identity, error)
 
 	// Limiter decides. Its policies name the task types that they match. It is required.
 	Limiter *throttle.Limiter
@@ -32,10 +28,6 @@ type Config struct {
 	// OnDecision, if not nil, is called with every decision about a task before it takes effect. For
 	// metrics of all that a limiter does, see throttle.Observer.
 	OnDecision func(ctx context.Context, t *asynq.Task, d throttle.Decision)
-
-	// Tenant returns the task's tenant. The default is what NewTask was given. A function can look
-	// there first by IdentityOf.
-	Tenant func(*asynq.Task) string
 
 	// Unmatched selects what happens to a task whose type no policy matches. The default is
 	// UnmatchedRun. The first task of each such type is logged, and all are counted.

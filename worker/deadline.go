@@ -26,51 +26,24 @@ func maxWaitOf(message asynqredis.Message) time.Duration {
 	return max(0, d)
 }
 
-// tooLate returns the error by which a task fails that the limiter refused, as it cannot start in
-// time.
-func (s *Server) tooLate(ctx context.Context, a *attempt, task *asynq.Task, late *throttle.TooLateError) error {
-	s.noteDecision(late.Decision)
-	if s.config.OnDecision != nil {
-		s.config.OnDecision(ctx, task, late.Decision)
-	}
-	s.attempts.run(a)
-	return notAgain{late}
-}
-
 // missed returns the error for a deadline that will have passed when the task starts.
 func missed(policy, tenant string, deadline, startsAt time.Time) *throttle.TooLateError {
 	d := throttle.Decision{At: time.Now(), Policy: policy, Tenant: tenant}
 	return &throttle.TooLateError{Deadline: deadline, Decision: d, StartsAt: startsAt}
 }
 
-// missedDeadline returns why a task that was just picked up does not run, or nil. Once a task's
-// deadline has passed asynq gives it to no middleware, but fails it at every attempt until its
-// retries are used up. That is right for a task that ran and failed. A task that only waited fails
-// once.
-func (s *Server) missedDeadline(message asynqredis.Message, now time.Time) *throttle.TooLateError {
-	deadline := message.Deadline()
-	if deadline.IsZero() || now.Before(deadline) {
-		return nil
-	}
-	policy, matched := s.config.Limiter.MatchWaiting(message.Type())
-	if !matched || message.LastError() != "" && !message.Denied() {
-		return nil
-	}
-	return missed(policy.Name, "", deadline, now)
-}
+// lateFor is the time that asynq gives the middleware to fail a task whose deadline has passed.
+const lateFor = time.Minute
 
-// leaveLate takes a task out of the line whose deadline had passed when it was picked up.
-func (s *Server) leaveLate(ctx context.Context, task *asynq.Task, late *throttle.TooLateError) {
-	request, err := s.identify.request(late.Decision.Policy, task)
-	if err != nil {
-		return
+// isLate reports whether the deadline of a task had passed when it was picked up, and the task only
+// waited: it fails once. A task that ran and failed is asynq's to fail, at every attempt.
+func (s *Server) isLate(a *attempt) bool {
+	deadline := a.message.Deadline()
+	if deadline.IsZero() || a.begun.Before(deadline) || a.message.LastError() != "" && !a.message.Denied() {
+		return false
 	}
-	late.Decision.Tenant = request.Tenant
-	ref := taskOf(ctx)
-	if identity, err := s.asynq.Identity(ctx); err == nil {
-		request.Ticket = throttle.Ticket{Queue: identity + "/" + ref.Queue, ID: ref.ID}
-		s.leave(ctx, request)
-	}
+	_, matched := s.config.Limiter.MatchWaiting(a.message.Type())
+	return matched
 }
 
 // leave withdraws the request's ticket, if it has one.

@@ -17,8 +17,8 @@ import (
 
 // A denied task's way back.
 //
-// The middleware notes a denial with the task's attempt, and returns no error. So asynq calls none of the
-// user's functions, and is about to delete the task, or to complete it. The hook in the server's
+// The middleware notes with the task's attempt that it waits, and returns no error. So asynq calls none of
+// the user's functions, and is about to delete the task, or to complete it. The hook in the server's
 // connection requeues the task in place of that call. It finds the attempt by the task's ID.
 //
 // This is safe because the hook lets no task go but those whose handler has returned: a call that ends
@@ -28,8 +28,6 @@ import (
 // If the task's time runs out while the limiter is asked, asynq goes on at once by the error of the
 // task's context. It asks the user's IsFailure and RetryDelayFunc, and calls to retry or archive the
 // task. The hook requeues it all the same.
-//
-// A waiting task whose deadline passes is archived by asynq's own call: see deadline.go.
 
 // Requeues of tasks about which the limiter could not decide are spread over this range, so that
 // they do not all come back at once. Asynq's whole seconds make the longest 3 s.
@@ -51,32 +49,24 @@ const cleanUpTimeout = 5 * time.Second
 
 var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
 
-// The denials.
-
-// deny notes the denial of a task that waits in line, or else for a time.
-func (s *Server) deny(a *attempt, r throttle.Request, d throttle.Decision, otherwise time.Duration) error {
+// wait notes that a task waits: in line if its ticket is there, or else until the decision allows another
+// try. The mark is that of the task's join. The cause is the error behind a denial, or nil. Asynq is told of
+// no error, as no function of the user's has to know of it.
+func (s *Server) wait(a *attempt, r throttle.Request, d throttle.Decision, mark string, cause error) error {
+	after := max(d.EarliestReset(), time.Millisecond)
 	if d.Queued {
-		return s.waitInLine(a, r, d, nil)
+		s.dispatch.Expect(s.lineOf(r), a.Queue, d.RetryIn)
+		policy, _ := s.config.Limiter.Lookup(d.Policy)
+		after = dispatch.Fallback(d.RetryIn, policy.Fail == throttle.FailOpen)
 	}
-	at := asynqredis.WholeSecond(time.Now().Add(otherwise))
-	return s.attempts.deny(a, &throttle.DeniedError{Decision: d, Request: r, RetryAt: at}, "")
-}
-
-// waitInLine notes the denial of a task whose ticket is in line.
-func (s *Server) waitInLine(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
-	s.dispatch.Expect(s.lineOf(r), a.Queue, d.RetryIn)
-	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, s.failsOpen(d.Policy))))
-	return s.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, s.mark(a, r))
+	at := asynqredis.WholeSecond(time.Now().Add(after))
+	s.attempts.note(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, mark)
+	return nil
 }
 
 // lineOf returns the name of the line in which a request waits.
 func (s *Server) lineOf(r throttle.Request) string {
 	return s.config.Limiter.LineOf(r.Policy, r.Tenant)
-}
-
-func (s *Server) failsOpen(policy string) bool {
-	p, _ := s.config.Limiter.Lookup(policy)
-	return p.Fail == throttle.FailOpen
 }
 
 // mark returns the mark by which the task of an attempt can be picked when its ticket is taken, "" if
@@ -88,66 +78,27 @@ func (s *Server) mark(a *attempt, r throttle.Request) string {
 	return asynqredis.Mark(a.message.JoinKey(), time.Now(), s.asynq.Call())
 }
 
-// unavailable notes the denial of a task about which the limiter could not decide: it fails
-// closed. The task may have joined the line all the same.
+// unavailable notes that a task waits about which the limiter could not decide: it fails closed. The
+// task may have joined the line all the same.
 func (s *Server) unavailable(a *attempt, r throttle.Request, cause error) error {
+	s.notDecided(r, cause)
+	return s.wait(a, r, undecided(r), s.mark(a, r), cause)
+}
+
+func (s *Server) notDecided(r throttle.Request, cause error) {
 	s.outages.Failed(cause, "policy", r.Policy, "fails", "closed")
 	s.config.Limiter.Config().Observer.Unavailable(r.Policy, r.Tenant, cause)
-	return s.attempts.deny(a, newUnavailable(r, cause), s.mark(a, r))
 }
 
-func newUnavailable(r throttle.Request, cause error) *throttle.DeniedError {
-	now := time.Now()
-	at := asynqredis.WholeSecond(now.Add(unavailableMin + rand.N(unavailableMax-unavailableMin)))
-	return &throttle.DeniedError{
-		Cause:    cause,
-		Decision: throttle.Decision{At: now, Policy: r.Policy, RetryIn: at.Sub(now), Tenant: r.Tenant},
-		Request:  r,
-		RetryAt:  at,
-	}
-}
-
-// requeueFront notes the denial of a task whose handler ran while its own policy was paused: it
-// joins its line again, in front of its tenant's other tickets.
-func (s *Server) requeueFront(
-	ctx context.Context, a *attempt, r throttle.Request, d throttle.Decision, cause error,
-) error {
-	if r.Ticket == (throttle.Ticket{}) {
-		return s.requeueAt(a, r, d, cause)
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
-	defer cancel()
-	if r.Front = true; wasTaken(a.grant) {
-		r.Since = a.grant.Since
-	}
-	places, err := s.config.Limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
-	if err != nil || places[0].Err != nil || places[0].Exempt {
-		return s.requeueAt(a, r, d, cause)
-	}
-	if places[0].Expected <= 0 { // nothing holds it up, such as if the pause could not be stored
-		s.leave(ctx, r)
-		return s.requeueAt(a, r, d, cause)
-	}
-	d.Queued, d.RetryIn, d.Latest = true, places[0].Expected, places[0].Latest
-	return s.waitInLine(a, r, d, cause)
-}
-
-// requeueAt notes the denial of a task whose handler ran and could not do its work yet. After the
-// decision's RetryIn the task joins the line of its own policy, at the front.
-func (s *Server) requeueAt(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
-	d.RetryIn = max(d.RetryIn, time.Millisecond)
-	at := asynqredis.WholeSecond(time.Now().Add(d.RetryIn))
-	return s.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, asynqredis.FrontMark)
+func undecided(r throttle.Request) throttle.Decision {
+	in := unavailableMin + rand.N(unavailableMax-unavailableMin)
+	return throttle.Decision{At: time.Now(), Policy: r.Policy, RetryIn: in, Tenant: r.Tenant}
 }
 
 // reportErrors wraps the user's ErrorHandler. It is not called for a task that waits, whose time ran out.
 func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc {
 	return func(ctx context.Context, task *asynq.Task, err error) {
 		a, _ := s.attempts.get(taskOf(ctx))
-		if a.late != nil {
-			s.leaveLate(ctx, task, a.late)
-			err = notAgain{a.late}
-		}
 		// A function of the user's that panics over a denial has a bug to report, though the task waits.
 		if handler != nil && (a.denied == nil || asynq.IsPanicError(err)) {
 			handler.HandleError(ctx, task, err)
@@ -175,12 +126,13 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 		err = reply(cmd, "OK", s.requeue(ctx, ended))
 	case call.Verb == asynqredis.Other:
 		return next(ctx, cmd)
-	case (call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete) && ended.progress != done:
+	case (call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete) && !ended.done:
 		return reply(cmd, nil, fmt.Errorf("worker: task %s has not ended here: it stays", call.ID))
-	case ended.late != nil && call.Verb == asynqredis.Archive:
-		call.Args[1] = []byte(ended.message.WithError(ended.late.Error(), time.Now()))
-		fallthrough
 	default:
+		if (call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry) && s.isLate(&ended) {
+			message, _ := call.Args[1].([]byte)
+			call.Args[1] = []byte(asynqredis.Message(message).WithDeadline(ended.message.Deadline()))
+		}
 		s.attempts.freeSlot(a)
 		err = s.conclude(ctx, next, cmd)
 	}
@@ -236,30 +188,23 @@ func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redi
 
 // repeat makes a call that ends an attempt. While asynq's Redis is out, as during a failover, it is
 // repeated until the context ends, which asynq's does with the task's lease, or the server's
-// shutdown waits no longer.
+// shutdown waits no longer. A call of asynq's recoverer is not: it comes again.
 func (s *Server) repeat(
 	ctx context.Context, do func(ctx context.Context, again bool) error) error {
+	_, ends := ctx.Deadline()
 	for pause, again := requeuePauseMin, false; ; pause, again = min(2*pause, requeuePauseMax), true {
 		call, cancel := context.WithTimeout(ctx, requeueTimeout)
 		err := do(call, again)
 		cancel()
-		if !asynqredis.IsOutage(err) || !s.outlasts(ctx, pause) {
+		if !ends || !asynqredis.IsOutage(err) {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return err
+		case <-s.shutdownGrace.Done():
 			return err
 		}
 	}
-}
-
-// outlasts waits before a call that ends a task is repeated. It returns false if that is too late,
-// or if it is a call of asynq's recoverer, which comes again.
-func (s *Server) outlasts(ctx context.Context, pause time.Duration) bool {
-	if _, ends := ctx.Deadline(); !ends {
-		return false
-	}
-	select {
-	case <-time.After(pause):
-		return true
-	case <-ctx.Done():
-	case <-s.shutdownGrace.Done():
-	}
-	return false
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/hibiken/asynq"
 
@@ -41,43 +40,31 @@ func Drop(ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter
 		return 0, err
 	}
 	defer client.Close()
-	identity, err := asynqredis.New(client).Identity(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("worker: %w", err)
-	}
 	inspector := asynq.NewInspectorFromRedisClient(client)
-	line, dropped := limiter.Line(limiter.LineOf(o.Policy, o.Tenant)), 0
-	err = line.Tickets(ctx, o.Tenant, func(tickets []throttle.Ticket) error {
-		var gone []throttle.Ticket
+	drop := inspector.ArchiveTask
+	if o.Delete {
+		drop = inspector.DeleteTask
+	}
+	dropped, line := 0, limiter.Line(limiter.LineOf(o.Policy, o.Tenant))
+	err = eachQueue(ctx, line, o.Tenant, asynqredis.New(client), func(queue string, tickets []throttle.Ticket) (gone []throttle.Ticket, err error) {
 		for _, t := range tickets {
-			in, queue, _ := strings.Cut(t.Queue, "/")
-			if in != identity {
-				continue // of another asynq
-			}
 			if err := ctx.Err(); err != nil {
-				return err
+				return gone, err
 			}
 			info, err := inspector.GetTaskInfo(queue, t.ID)
 			missing := errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound)
 			switch {
 			case err != nil && !missing:
-				return fmt.Errorf("worker: task %q of queue %q: %w", t.ID, queue, err)
+				return gone, fmt.Errorf("worker: task %q of queue %q: %w", t.ID, queue, err)
 			case missing || info.State == asynq.TaskStateArchived: // such as by a Drop before
 				gone = append(gone, t)
-				continue
-			case info.State != asynq.TaskStateScheduled && info.State != asynq.TaskStateRetry:
-				continue // it was taken since
-			}
-			drop := inspector.ArchiveTask
-			if o.Delete {
-				drop = inspector.DeleteTask
-			}
-			if drop(queue, t.ID) == nil { // else it was taken since
+			case info.State != asynq.TaskStateScheduled && info.State != asynq.TaskStateRetry: // it was taken since
+			case drop(queue, t.ID) == nil: // else it was taken since
 				dropped++
 				gone = append(gone, t)
 			}
 		}
-		return leaveAll(ctx, line, gone)
+		return gone, nil
 	})
 	return dropped, err
 }

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -20,15 +21,12 @@ type enqueuing struct {
 	Enqueued
 	task    *asynq.Task
 	headers map[string]string // to add
-	request throttle.Request  // if a policy matches
+	request throttle.Request  // without a policy if none matches
+	joins   bool              // it joins a line when it is to run
 
-	matched  bool // by a policy
-	joins    bool // it joins a line when it is to run
-	member   bool // of a firing of a batch: it must join now
-	captured bool // it joins now: asynq's call was not sent
-
-	call asynqredis.EnqueueCall // that was captured
+	call asynqredis.EnqueueCall // of asynq's client, which was not sent, as the task joins now
 	to   asynqredis.Arranged    // what its join has said
+	done chan struct{}          // is closed when it was committed with others
 }
 
 func (e *enqueuing) refuse(err error) {
@@ -57,11 +55,11 @@ func (c *Client) enqueue(ctx context.Context, tasks []*asynq.Task, from int, opt
 	for i, task := range tasks {
 		e := &all[i]
 		e.task = task
-		own := opts
+		all := opts
 		if firing {
-			own = append(slices.Clip(opts), asynq.Queue(members.Queue), asynq.TaskID(members.ID(members.From+from+i)))
+			all = append(slices.Clip(opts), asynq.Queue(members.Queue), asynq.TaskID(members.ID(members.From+from+i)))
 		}
-		if c.message(ctx, e, own) {
+		if c.message(ctx, e, all) {
 			joining = append(joining, e)
 		}
 	}
@@ -94,10 +92,6 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueuing) {
 // message makes the task's message by asynq's client, and reports whether the task joins a line. If
 // it does not, it has its result: asynq has enqueued it, or it was refused.
 func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option) bool {
-	if c.client == nil {
-		e.Err = errZeroClient
-		return false
-	}
 	if e.task != nil { // else asynq returns the error
 		if e.Err = c.prepare(ctx, e, opts); e.Err != nil {
 			return false
@@ -112,7 +106,7 @@ func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option)
 		return false
 	}
 	now := time.Now()
-	if !e.captured {
+	if e.call.ID == "" {
 		e.Start = ExpectedStart{Known: true, At: now}
 		if info.State == asynq.TaskStateScheduled {
 			e.Start.At = info.NextProcessAt
@@ -131,21 +125,16 @@ func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option)
 }
 
 // prepare finds out what the task asks of the policy that matches it, and which headers it gets.
-func (c *Client) prepare(ctx context.Context, e *enqueuing, opts []asynq.Option) error {
-	policy, matched := c.limiter.Match(e.task.Type())
-	e.matched, e.joins = matched, matched && policy.Requeue != throttle.RequeueEarliestReset
-	if _, e.member = asynqredis.MembersOf(ctx); e.member && !e.joins {
-		e.refuse(errMember)
-		return e.Err
-	}
+func (c *Client) prepare(ctx context.Context, e *enqueuing, opts []asynq.Option) (err error) {
 	if c.headers != nil {
 		e.headers = maps.Clone(c.headers(ctx, e.task))
 	}
+	policy, matched := c.limiter.Match(e.task.Type())
 	if !matched {
 		return nil
 	}
-	var err error
-	if e.request, err = c.requestBy(ctx, policy, e.task, opts); err != nil {
+	e.joins = policy.Requeue != throttle.RequeueEarliestReset
+	if e.request, err = c.request(ctx, policy.Name, e.task, opts); err != nil {
 		return err
 	}
 	if class := string(e.request.Class); class != e.task.Headers()[classHeader] {
@@ -157,11 +146,11 @@ func (c *Client) prepare(ctx context.Context, e *enqueuing, opts []asynq.Option)
 	return nil
 }
 
-// requestBy returns what the task asks of a policy.
-func (c *Client) requestBy(
-	ctx context.Context, policy throttle.PolicyInfo, task *asynq.Task, opts []asynq.Option,
+// request returns what the task asks of a policy.
+func (c *Client) request(
+	ctx context.Context, policy string, task *asynq.Task, opts []asynq.Option,
 ) (throttle.Request, error) {
-	request, err := c.identify.request(policy.Name, task)
+	request, err := requestOf(c.identify, policy, task)
 	if err != nil {
 		return throttle.Request{}, err
 	}
@@ -179,6 +168,20 @@ func (c *Client) requestBy(
 		return throttle.Request{}, fmt.Errorf("worker: task type %q: %w", task.Type(), err)
 	}
 	return request, nil
+}
+
+// RequestOf returns what the task asks of the policy that matches it, if it is enqueued with the
+// options. It is an error if no policy with a line matches, if the task has no tenant, or if its
+// policy can never grant it: a wrapped *throttle.RequestError or *throttle.NeverFitsError.
+func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Request, error) {
+	if task == nil {
+		return throttle.Request{}, errors.New("worker: RequestOf: task is nil")
+	}
+	policy, ok := c.limiter.Match(task.Type())
+	if !ok || policy.Requeue == throttle.RequeueEarliestReset {
+		return throttle.Request{}, fmt.Errorf("worker: task type %q: must match a policy without requeue earliest-reset", task.Type())
+	}
+	return c.request(context.Background(), policy.Name, task, opts)
 }
 
 // store stores tasks of one queue, and returns those that were.

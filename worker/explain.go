@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,9 +46,6 @@ type Explanation struct {
 // throttle.Limiter.Explain's.
 func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, error) {
 	e := Explanation{Queue: queue, ID: id}
-	if c.client == nil {
-		return e, errZeroClient
-	}
 	inspector := asynq.NewInspectorFromRedisClient(c.asynq.Redis())
 	info, err := inspector.GetTaskInfo(queue, id)
 	if errors.Is(err, asynq.ErrQueueNotFound) || errors.Is(err, asynq.ErrTaskNotFound) {
@@ -103,12 +101,9 @@ func (e Explanation) runs() bool {
 
 // policies are those in whose lines a task may stand, that which matches first. One that was removed or
 // renamed may have its ticket still.
-func (c *Client) policies(matched string) []string {
-	var names []string
-	seen := map[string]bool{"": true}
-	for _, name := range append([]string{matched}, c.limiter.Lines()...) {
-		if name = throttle.PolicyOf(name); !seen[name] {
-			seen[name] = true
+func (c *Client) policies(matched string) (names []string) {
+	for _, line := range append([]string{matched}, c.limiter.Lines()...) {
+		if name := throttle.PolicyOf(line); name != "" && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}

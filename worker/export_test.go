@@ -24,7 +24,7 @@ func (s *Server) Attempts() int {
 // Attempt does what a dequeue of the task does, and if ctx is not nil, what the middleware does
 // then.
 func (s *Server) Attempt(id string, ctx context.Context) {
-	s.attempts.begin(dispatch.Task{Ref: defaultRef(id)}, nil)
+	s.attempts.begin(dispatch.Task{Ref: defaultRef(id)})
 	if ctx != nil {
 		s.attempts.enter(ctx, defaultRef(id))
 	}
@@ -50,9 +50,9 @@ func (s *Server) Process(ctx context.Context, task *asynq.Task, handler asynq.Ha
 // Enter does what a dequeue of the task and the middleware do, and returns what the middleware does
 // later that denies it.
 func (s *Server) Enter(id string) (deny func()) {
-	s.attempts.begin(dispatch.Task{Ref: defaultRef(id)}, nil)
+	s.attempts.begin(dispatch.Task{Ref: defaultRef(id)})
 	a := s.attempts.enter(context.Background(), defaultRef(id))
-	return func() { s.attempts.deny(a, &throttle.DeniedError{}, "") }
+	return func() { s.attempts.note(a, &throttle.DeniedError{}, "") }
 }
 
 // Denied reports whether the attempt that the task is in now is denied.

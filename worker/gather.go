@@ -16,7 +16,7 @@ type gatherer struct {
 
 	mu      sync.Mutex
 	busy    bool // a commit is under way
-	waiting []*gathered
+	waiting []*enqueuing
 }
 
 const (
@@ -26,12 +26,6 @@ const (
 	// maxYields bounds that wait where time stands still.
 	maxYields = 1000
 )
-
-// A gathered is a task that waits for a commit.
-type gathered struct {
-	*enqueuing
-	done chan struct{}
-}
 
 // do commits a task. If the context ends before the task's commit begins, the task fails by the
 // context's error. A commit that has begun is waited for.
@@ -44,14 +38,14 @@ func (g *gatherer) do(ctx context.Context, e *enqueuing) {
 		g.commit(ctx, []*enqueuing{e})
 		return
 	}
-	own := &gathered{e, make(chan struct{})}
-	g.waiting = append(g.waiting, own)
+	e.done = make(chan struct{})
+	g.waiting = append(g.waiting, e)
 	g.mu.Unlock()
 	select {
-	case <-own.done:
+	case <-e.done:
 	case <-ctx.Done():
-		if !g.withdraw(own) {
-			<-own.done
+		if !g.withdraw(e) {
+			<-e.done
 			return
 		}
 		e.Info, e.Err = nil, ctx.Err()
@@ -59,10 +53,10 @@ func (g *gatherer) do(ctx context.Context, e *enqueuing) {
 }
 
 // withdraw removes a task whose commit has not begun, and reports whether there was time.
-func (g *gatherer) withdraw(own *gathered) bool {
+func (g *gatherer) withdraw(e *enqueuing) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	i := slices.Index(g.waiting, own)
+	i := slices.Index(g.waiting, e)
 	if i >= 0 {
 		g.waiting = slices.Delete(g.waiting, i, i+1)
 	}
@@ -88,15 +82,11 @@ func (g *gatherer) next() {
 	now := g.waiting[:n:n]
 	g.waiting = g.waiting[n:]
 	go func() {
-		tasks := make([]*enqueuing, len(now))
-		for i, own := range now {
-			tasks[i] = own.enqueuing
-		}
 		ctx, cancel := context.WithTimeout(context.Background(), tidyTimeout)
-		g.commit(ctx, tasks)
+		g.commit(ctx, now)
 		cancel()
-		for _, own := range now {
-			close(own.done)
+		for _, e := range now {
+			close(e.done)
 		}
 		// Some of these callers come again at once. Without them the next commit would have only those
 		// few that came last: large and small commits would alternate.

@@ -4,14 +4,12 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
-	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
 // A hook stands between asynq's server and its Redis. It answers the calls by which asynq asks for
@@ -77,15 +75,10 @@ func (h *hook) dequeue(ctx context.Context, cmd *redis.Cmd) error {
 	if err != nil {
 		return reply(cmd, nil, err)
 	}
-	late := s.missedDeadline(task.Message, time.Now())
-	if late != nil {
-		s.giveBack(task.Grant)
-		task.Grant = nil
-	}
-	s.attempts.begin(task, late)
 	message := task.Message
-	if last, ok := message.WithoutRetries(); ok && late != nil {
-		message = last // asynq archives it at once; finish gives the retries back
+	if a := s.attempts.begin(task); s.isLate(a) {
+		// Past its deadline asynq would give it to no middleware, and fail it at every attempt.
+		message = message.WithDeadline(time.Now().Add(lateFor))
 	}
 	return reply(cmd, string(message), nil)
 }
@@ -95,12 +88,4 @@ func reply(cmd *redis.Cmd, value any, err error) error {
 	cmd.SetVal(value)
 	cmd.SetErr(err)
 	return err
-}
-
-// giveBack returns, in the background, what was granted to a task that does not run.
-func (s *Server) giveBack(g *dispatch.Grant) {
-	if g != nil {
-		_, queue, _ := strings.Cut(g.Queue, "/") // behind the identity of asynq's Redis
-		s.dispatch.GiveBack(g.Line, queue, g.TakenTicket)
-	}
 }

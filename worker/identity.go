@@ -99,34 +99,20 @@ func IdentityOf(task *asynq.Task) (Identity, error) {
 	return id, nil
 }
 
-// identify finds a task's identity: by the user's functions, else by its headers. Its class is always
-// in a header.
-type identify struct {
-	attributes func(*asynq.Task) map[string]string
-	cost       func(*asynq.Task) map[string]int64
-	tenant     func(*asynq.Task) string
-}
-
-// request returns the request of the task. A task without a tenant is an error, even where no
-// window counts by it: fairness does.
-func (i identify) request(policy string, task *asynq.Task) (throttle.Request, error) {
-	id, err := IdentityOf(task)
-	if err != nil && (i.attributes == nil || i.cost == nil || i.tenant == nil) {
+// requestOf returns what the task asks of a policy, by its identity. A task without a tenant is an error,
+// even where no window counts by it: fairness does.
+func requestOf(identify func(*asynq.Task) (Identity, error), policy string, task *asynq.Task) (throttle.Request, error) {
+	if identify == nil {
+		identify = IdentityOf
+	}
+	id, err := identify(task)
+	if err != nil {
 		return throttle.Request{}, err
-	}
-	if i.attributes != nil {
-		id.Attributes = i.attributes(task)
-	}
-	if i.cost != nil {
-		id.Cost = i.cost(task)
-	}
-	if i.tenant != nil {
-		id.Tenant = i.tenant(task)
 	}
 	if id.Tenant == "" {
 		return throttle.Request{}, fmt.Errorf("worker: task type %q: no tenant, and policy %q matches it: "+
-			"make the task with worker.NewTask, or set Config.Tenant", task.Type(), policy)
+			"make the task with worker.NewTask, or set Config.Identify", task.Type(), policy)
 	}
-	id.Class = throttle.Class(task.Headers()[classHeader])
-	return throttle.Request{Attributes: id.Attributes, Class: id.Class, Cost: id.Cost, Policy: policy, Tenant: id.Tenant}, nil
+	class := throttle.Class(task.Headers()[classHeader])
+	return throttle.Request{Attributes: id.Attributes, Class: class, Cost: id.Cost, Policy: policy, Tenant: id.Tenant}, nil
 }

@@ -86,15 +86,16 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 	})
 }
 
-func TestTheUsersFunctionsIdentifyATask(t *testing.T) {
+func TestTheUsersFunctionIdentifiesATask(t *testing.T) {
 	p := sitetest.Policy(10, time.Hour)
 	p.Windows[0].Scope = throttle.Per("region")
 	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		s.Enqueue(asynq.NewTask("x", []byte("eu")))
 		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) {
-			c.Attributes = func(task *asynq.Task) map[string]string { return map[string]string{"region": string(task.Payload())} }
-			c.Cost = func(*asynq.Task) map[string]int64 { return map[string]int64{"requests": 7} }
-			c.Tenant = func(*asynq.Task) string { return "acme" }
+			c.Identify = func(task *asynq.Task) (worker.Identity, error) {
+				region := map[string]string{"region": string(task.Payload())}
+				return worker.Identity{Attributes: region, Cost: map[string]int64{"requests": 7}, Tenant: "acme"}, nil
+			}
 		})
 		s.Wait("it ran", func() bool { return len(s.Runs()) == 1 })
 		s.Mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -30,36 +31,45 @@ func (e *UnmatchedError) Error() string {
 // several goroutines at once. Their errors are ErrNoJob, an *UnmatchedError if no policy matches
 // the task, and those of the reservation's own methods.
 type Job struct {
-	execution *execution // nil outside of a handler
+	caller   *throttle.Caller // as the handler's calls see the task; nil outside of a handler
+	limiter  *throttle.Limiter
+	task     *throttle.Hold // of what the task itself took
+	taskType string
+
+	mu    sync.Mutex
+	ended bool             // the handler has returned
+	extra []*throttle.Hold // of what the handler reserved
 }
+
+type jobKey struct{}
 
 // FromContext returns the job of a handler's context. It is never nil. In another context its
 // methods return ErrNoJob.
 func FromContext(ctx context.Context) *Job {
-	e, _ := ctx.Value(executionKey{}).(*execution)
-	return &Job{e}
+	if j, ok := ctx.Value(jobKey{}).(*Job); ok {
+		return j
+	}
+	return &Job{}
 }
 
-// matched returns the job's execution, if a policy matches its task.
-func (j *Job) matched() (*execution, error) {
-	switch e := j.execution; {
-	case e == nil:
-		return nil, ErrNoJob
-	case e.caller.Request.Policy == "":
-		return nil, &UnmatchedError{TaskType: e.taskType}
-	default:
-		return e, nil
+// matched returns an error unless a policy matches the job's task.
+func (j *Job) matched() error {
+	switch {
+	case j.caller == nil:
+		return ErrNoJob
+	case j.caller.Request.Policy == "":
+		return &UnmatchedError{TaskType: j.taskType}
 	}
+	return nil
 }
 
 // Decision returns the decision by which the task runs, and false if there is none, because no
 // policy matches the task or the context is not that of a handler.
 func (j *Job) Decision() (throttle.Decision, bool) {
-	e, err := j.matched()
-	if err != nil {
+	if j.matched() != nil {
 		return throttle.Decision{}, false
 	}
-	return e.decision, true
+	return j.caller.Decision, true
 }
 
 // Settle corrects the task's cost of a unit to what it really was, such as 900 or 4000 tokens where
@@ -67,24 +77,22 @@ func (j *Job) Decision() (throttle.Decision, bool) {
 // even above the limit, and later tasks wait for it. Settle may be called again with a better
 // figure.
 func (j *Job) Settle(ctx context.Context, unit string, actual int64) error {
-	e, err := j.matched()
-	if err != nil {
+	if err := j.matched(); err != nil {
 		return err
 	}
-	return e.task.Settle(ctx, map[string]int64{unit: actual})
+	return j.task.Settle(ctx, map[string]int64{unit: actual})
 }
 
 // Cancel gives back what the task took, as it did not make the call that it was for. That includes
 // the task's slots in Concurrency windows.
 func (j *Job) Cancel(ctx context.Context) error {
-	e, err := j.matched()
-	if err != nil {
+	if err := j.matched(); err != nil {
 		return err
 	}
-	if err := e.task.Cancel(ctx); err != nil {
+	if err := j.task.Cancel(ctx); err != nil {
 		return err
 	}
-	e.caller.SetCounted(false)
+	j.caller.SetCounted(false)
 	return nil
 }
 
@@ -93,13 +101,11 @@ func (j *Job) Cancel(ctx context.Context) error {
 // (throttle.Reservation.Pause). The task itself goes on. The limiter logs when a pause begins. The
 // handler has dealt with the refusal then: an error that it returns fails the task.
 func (j *Job) Pause(ctx context.Context, d time.Duration) error {
-	e, err := j.matched()
-	if err != nil {
+	if err := j.matched(); err != nil {
 		return err
 	}
-	e.caller.Answered(time.Now())
-	r := e.task.Reservation()
-	_, err = r.Pause(ctx, known(d), "")
+	j.caller.Answered(time.Now())
+	_, err := j.task.Reservation().Pause(ctx, known(d), "")
 	return err
 }
 
@@ -128,13 +134,12 @@ func (j *Job) Reserve(ctx context.Context, r throttle.Request) (throttle.Reserva
 // meanwhile. If the task holds slots of Concurrency windows, and those that it would wait for may
 // be held by others that wait for its own, it is denied at once.
 func (j *Job) Wait(ctx context.Context, r throttle.Request) (throttle.Reservation, error) {
-	e := j.execution
-	if e == nil {
+	if j.caller == nil {
 		return throttle.Reservation{}, ErrNoJob
 	}
-	task := e.caller.Request
+	task := j.caller.Request
 	if r.Policy == "" {
-		if _, err := j.matched(); err != nil {
+		if err := j.matched(); err != nil {
 			return throttle.Reservation{}, err
 		}
 		r.Policy = task.Policy
@@ -145,5 +150,77 @@ func (j *Job) Wait(ctx context.Context, r throttle.Request) (throttle.Reservatio
 	if r.Attributes == nil {
 		r.Attributes = task.Attributes
 	}
-	return e.wait(ctx, r)
+	if deadline, ok := ctx.Deadline(); ok {
+		r.MaxHold = max(0, time.Until(deadline))
+	}
+	ctx = throttle.WithCaller(ctx, j.caller) // which notes the slots that it holds
+	d, err := j.limiter.Wait(ctx, r)
+	if never := j.besideOwn(err); never != nil {
+		err = never
+	}
+	if err == nil {
+		err = j.keep(ctx, d.Reservation)
+	}
+	if err != nil {
+		return throttle.Reservation{}, err
+	}
+	return d.Reservation, nil
+}
+
+// besideOwn returns a *throttle.NeverFitsError if a denied request cannot fit beside the slots that
+// the task itself holds. They are held for as long as its handler runs, so that neither a wait nor
+// a requeue would help. Slots of the handler's own calls do not count: others of its goroutines may
+// give them back.
+func (j *Job) besideOwn(err error) error {
+	var denied *throttle.DeniedError
+	task := j.caller.Request
+	if !errors.As(err, &denied) || !j.caller.Counted(denied.Request.Policy) {
+		return nil
+	}
+	for _, w := range denied.Decision.Windows {
+		if !w.Denied || !w.Algorithm.Leases() || !countsFor(w.Scope, task) {
+			continue
+		}
+		held, cost := task.CostOf(w.Unit), denied.Request.CostOf(w.Unit)
+		if held > 0 && held+cost > w.Limit {
+			return &throttle.NeverFitsError{
+				Policy: task.Policy, Window: w.Name, Unit: w.Unit, Cost: cost, Capacity: w.Limit, Held: held,
+			}
+		}
+	}
+	return nil
+}
+
+// countsFor reports whether a request is counted for this value of a scope.
+func countsFor(scope throttle.ScopeValue, r throttle.Request) bool {
+	for i, attribute := range scope.Attributes {
+		value := r.Attributes[attribute]
+		if attribute == throttle.TenantAttribute {
+			value = r.Tenant
+		}
+		if value != scope.Values[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// keep holds a reservation until the handler returns. If it has returned, the reservation is
+// released.
+func (j *Job) keep(ctx context.Context, reservation throttle.Reservation) error {
+	if reservation.Lease() == 0 {
+		return nil
+	}
+	_, hold := reservation.Hold(ctx)
+	j.mu.Lock()
+	ended := j.ended
+	if !ended {
+		j.extra = append(j.extra, hold)
+	}
+	j.mu.Unlock()
+	if ended {
+		_ = hold.Release(ctx) // else it runs out
+		return errReturned
+	}
+	return nil
 }

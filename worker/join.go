@@ -94,7 +94,8 @@ func (c *Client) arrange(ctx context.Context, queue string, es []*enqueuing) {
 }
 
 // places makes tasks join. A ticket that was in line before is of an earlier task with the same ID:
-// it leaves first. What is refused for those that wait joins again if some of these were deleted.
+// it leaves, and the task joins again. So does a task that was refused for those that wait, if tickets
+// of deleted tasks have left the line since.
 //
 // A ticket that joins after the context has ended is dropped when it is taken, as its task is not
 // scheduled then.
@@ -108,46 +109,31 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueuing) ([]th
 	if err != nil {
 		return nil, err
 	}
-	before := func(p throttle.Place) bool { return p.AlreadyQueued }
-	err = c.again(ctx, line, requests, places, before, func(tickets []throttle.Ticket) bool {
-		return c.breaker.Do(ctx, c.timeout, func(ctx context.Context) error {
-			return leaveAll(ctx, c.limiter.Line(line), tickets)
-		}) == nil // else they stand where the others stood
-	})
-	if err != nil {
-		return nil, err
-	}
-	refused := func(p throttle.Place) bool {
-		return errors.As(p.Err, new(*throttle.TooLateError)) ||
-			errors.As(p.Err, new(*throttle.BacklogError))
-	}
-	_ = c.again(ctx, line, requests, places, refused, func([]throttle.Ticket) bool {
-		return c.sweeper.sweep(ctx, line, c.asynq, begun)
-	})
-	return places, nil
-}
-
-// again replaces some places, which join once more if clear makes way for their tickets.
-func (c *Client) again(
-	ctx context.Context, line string, requests []throttle.Request, places []throttle.Place,
-	is func(throttle.Place) bool, clear func([]throttle.Ticket) bool) error {
-	var at []int
-	var some []throttle.Request
-	var tickets []throttle.Ticket
+	var before []throttle.Ticket
 	for i, place := range places {
-		if is(place) {
-			at, some = append(at, i), append(some, requests[i])
-			tickets = append(tickets, requests[i].Ticket)
+		if place.AlreadyQueued {
+			before = append(before, requests[i].Ticket)
 		}
 	}
-	if len(some) == 0 || !clear(tickets) {
-		return nil
+	left := before != nil && c.breaker.Do(ctx, c.timeout, func(ctx context.Context) error {
+		return leaveAll(ctx, c.limiter.Line(line), before)
+	}) == nil // else they stand where the others stood
+	isRefused := func(p throttle.Place) bool {
+		return errors.As(p.Err, new(*throttle.TooLateError)) || errors.As(p.Err, new(*throttle.BacklogError))
 	}
-	placed, err := c.placesOf(ctx, line, some)
+	swept := slices.ContainsFunc(places, isRefused) && c.sweeper.sweep(ctx, line, c.asynq, begun)
+	var at []int
+	var again []throttle.Request
+	for i, place := range places {
+		if left && place.AlreadyQueued || swept && isRefused(place) {
+			at, again = append(at, i), append(again, requests[i])
+		}
+	}
+	placed, err := c.placesOf(ctx, line, again)
 	for i, place := range placed {
 		places[at[i]] = place
 	}
-	return err
+	return places, err
 }
 
 // placesOf joins, unless the limiter did not answer a moment ago.

@@ -38,55 +38,115 @@ func (s *Server) throttled(handler asynq.Handler) asynq.Handler {
 var errLost = errors.New("worker: the task's lease was lost before it started")
 
 // process runs the task, or notes with the attempt that it waits. It returns the error by which the task
-// fails. What was granted to the task before it had a slot is used, or else returned.
+// fails. What was granted to the task is the handler's from its start on, and else given back.
 func (s *Server) process(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler) error {
-	grant, used := a.grant, false
-	defer func() {
-		if !used { // even if a user's function panics
-			s.giveBack(grant)
+	var granted throttle.Decision
+	if a.grant != nil {
+		granted = a.grant.Decision
+	}
+	defer func() { // even if a user's function panics
+		if granted.Granted {
+			s.giveBack(granted.Reservation)
 		}
 	}()
 
+	isLate := s.isLate(a)
 	policy, ok := s.config.Limiter.Match(task.Type())
-	if !ok && grant != nil { // its policy was removed while it waited
+	if !ok && (a.grant != nil || isLate) { // its policy was removed while it waited
 		policy, ok = s.config.Limiter.MatchWaiting(task.Type())
 	}
 	if !ok {
 		return s.processUnmatched(ctx, a, task, next)
 	}
-	request, err := s.identify.request(policy.Name, task)
+	request, err := s.request(policy.Name, task, a.message, wasTaken(a.grant))
 	if err != nil {
 		return err
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		request.MaxHold = max(0, time.Until(deadline))
-	}
-	if request.Deadline = a.message.Deadline(); !wasTaken(grant) {
-		request.MaxWait = maxWaitOf(a.message)
-	}
-	if request, err = s.withTicket(ctx, a, request, policy, grant); err != nil {
-		return s.unavailable(a, request, err)
+	if policy.Requeue != throttle.RequeueEarliestReset {
+		identity, err := s.asynq.Identity(ctx)
+		if err != nil {
+			return s.unavailable(a, request, err)
+		}
+		request.Ticket = throttle.Ticket{Queue: identity + "/" + a.Queue, ID: a.ID}
 	}
 	// Should the task's time run out meanwhile, asynq goes on at once. The task did not run: it
 	// waits.
-	s.attempts.ask(a, newUnavailable(request, errOutOfTime), s.mark(a, request))
-	d, err := s.decideOrSweep(ctx, grant, request, policy.Fail)
-	used = err == nil // else it may have been used or not
+	_ = s.wait(a, request, undecided(request), s.mark(a, request), errOutOfTime)
+	d := throttle.Decision{}
+	if isLate {
+		s.leave(ctx, request)
+		err = missed(request.Policy, request.Tenant, request.Deadline, a.begun)
+	} else {
+		d, err = s.decideOrSweep(ctx, a.grant, request, policy.Fail)
+	}
+	if err == nil { // else the grant of before may have been replaced or not
+		granted = d
+	}
 	var late *throttle.TooLateError
 	switch {
 	case errors.As(err, &late):
-		return s.tooLate(ctx, a, task, late)
+		d = late.Decision
 	case isInvalid(err):
-		s.attempts.run(a)
+		s.attempts.note(a, nil, "")
 		return fmt.Errorf("worker: task type %q: %w", task.Type(), err)
 	case err != nil && ctx.Err() == nil:
 		return s.unavailable(a, request, err)
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		s.notDecided(request, errOutOfTime)
+		return ctx.Err()
 	case ctx.Err() != nil:
-		s.outOfTime(ctx, request, d)
 		return ctx.Err()
 	}
-	s.noteDecision(d)
-	return s.follow(ctx, a, task, next, request, d, grant)
+	if d.FailedOpen != nil {
+		s.outages.Failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
+	} else {
+		s.outages.Decided()
+		s.outages.ClockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
+	}
+	if d.Granted {
+		s.attempts.note(a, nil, "")
+	}
+	if s.config.OnDecision != nil {
+		s.config.OnDecision(ctx, task, d)
+	}
+	switch {
+	case late != nil:
+		s.attempts.note(a, nil, "")
+		return notAgain{late}
+	case !d.Granted:
+		return s.wait(a, request, d, s.mark(a, request), nil)
+	}
+	granted = throttle.Decision{}
+	s.started(d, a.grant)
+	return s.run(ctx, a, task, next, request, d)
+}
+
+// request returns what a task asks of a policy, before it has a ticket. It was in line, or comes for the
+// first time.
+func (s *Server) request(policy string, task *asynq.Task, m asynqredis.Message, waited bool) (throttle.Request, error) {
+	r, err := requestOf(s.config.Identify, policy, task)
+	r.Deadline, r.MaxHold = m.Deadline(), m.TimeLimit(time.Now())
+	r.Front, r.Key = waited || m.Retried() > 0, m.JoinKey()
+	if !waited {
+		r.MaxWait = maxWaitOf(m)
+	}
+	return r, err
+}
+
+// wasTaken reports whether the task comes from the line. A pending one may have been denied before.
+func wasTaken(grant *dispatch.Grant) bool { return grant != nil && !grant.Decision.Queued }
+
+// processUnmatched runs a task that no policy matches, or returns the error by which it fails.
+func (s *Server) processUnmatched(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler) error {
+	if !asynqredis.IsReport(a.Ref) { // of a batch: it needs no policy
+		s.noteUnmatched(task.Type())
+		if s.config.Unmatched == UnmatchedReject {
+			return &UnmatchedError{TaskType: task.Type()}
+		}
+	}
+	id, _ := IdentityOf(task) // of the calls that the handler makes
+	request := throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}
+	return s.run(ctx, a, task, next, request, throttle.Decision{})
 }
 
 // decideOrSweep is decide. If the task can never start because of those that wait before it, tickets
@@ -100,75 +160,6 @@ func (s *Server) decideOrSweep(
 		return d, err
 	}
 	return s.decide(ctx, nil, request, fail)
-}
-
-// noteDecision notes, for the log, how the limiter came to a decision.
-func (s *Server) noteDecision(d throttle.Decision) {
-	if d.FailedOpen != nil {
-		s.outages.Failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
-		return
-	}
-	s.outages.Decided()
-	s.outages.ClockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
-}
-
-// follow does what was decided: it runs the task, or notes its denial.
-func (s *Server) follow(
-	ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler,
-	request throttle.Request, d throttle.Decision, grant *dispatch.Grant,
-) error {
-	started := false
-	if d.Granted {
-		s.attempts.run(a)
-		defer func() {
-			if !started { // OnDecision panicked
-				s.cancelLater(d)
-			}
-		}()
-	}
-	if s.config.OnDecision != nil {
-		s.config.OnDecision(ctx, task, d)
-	}
-	if d.Granted {
-		started = true
-		s.started(d, grant)
-		return s.run(ctx, a, task, next, request, d)
-	}
-	return s.deny(a, request, d, d.EarliestReset())
-}
-
-// withTicket returns the request with the ticket by which a denied task waits, if it waits in line.
-func (s *Server) withTicket(
-	ctx context.Context, a *attempt, r throttle.Request, policy throttle.PolicyInfo, grant *dispatch.Grant,
-) (throttle.Request, error) {
-	if policy.Requeue == throttle.RequeueEarliestReset {
-		return r, nil
-	}
-	identity, err := s.asynq.Identity(ctx)
-	if err != nil {
-		return r, err
-	}
-	retried, _ := asynq.GetRetryCount(ctx)
-	r.Front = retried > 0 || wasTaken(grant) // it had its turn
-	r.Key = a.message.JoinKey()
-	r.Ticket = throttle.Ticket{Queue: identity + "/" + a.Queue, ID: a.ID}
-	return r, nil
-}
-
-// wasTaken reports whether the task comes from the line. A pending one may have been denied before.
-func wasTaken(grant *dispatch.Grant) bool { return grant != nil && !grant.Decision.Queued }
-
-// processUnmatched runs a task that no policy matches, or returns the error by which it fails.
-func (s *Server) processUnmatched(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler) error {
-	if !asynqredis.IsReport(a.Ref) { // of a batch: it needs no policy
-		s.unmatched.attempt(task.Type())
-		if s.config.Unmatched == UnmatchedReject {
-			return &UnmatchedError{TaskType: task.Type()}
-		}
-	}
-	id, _ := IdentityOf(task) // of the calls that the handler makes
-	request := throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}
-	return s.run(ctx, a, task, next, request, throttle.Decision{})
 }
 
 // decide returns what was decided for the task before it had a slot, if that is still right, and else
@@ -201,22 +192,14 @@ func (s *Server) decide(
 	return d, err
 }
 
-// outOfTime gives back what was granted to a task whose time ran out before it could start.
-func (s *Server) outOfTime(ctx context.Context, r throttle.Request, d throttle.Decision) {
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		s.outages.Failed(errOutOfTime, "fails", "closed")
-		s.config.Limiter.Config().Observer.Unavailable(r.Policy, r.Tenant, errOutOfTime)
-	}
-	if d.Granted {
-		s.cancelLater(d)
-	}
-}
-
-// cancelLater gives back what was granted to a task that does not start. What cannot be given back
-// counts until its windows have passed.
-func (s *Server) cancelLater(d throttle.Decision) {
+// giveBack cancels, in the background, what was granted to a task that does not start: other tasks may
+// fit. What cannot be given back counts until its windows have passed.
+func (s *Server) giveBack(r throttle.Reservation) {
 	s.dispatch.Later(func(ctx context.Context) error {
-		_, err := d.Reservation.Cancel(ctx)
+		_, err := r.Cancel(ctx)
+		if err == nil {
+			s.dispatch.Freed(s.lineOf(r.Request))
+		}
 		return err
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -48,47 +47,19 @@ func TestPeriodicTasksTakeNoOptionsOfOurs(t *testing.T) {
 	}
 }
 
-// What was declared and never made says so, and nil is an error.
-func TestWhatWasNeverMadeSaysSo(t *testing.T) {
-	var server worker.Server
-	server.Stop()
-	server.Shutdown()
-	var client worker.Client
-	_, enqueue := client.Enqueue(sitetest.AcmeTask())
-	_, explain := client.Explain(t.Context(), "default", "t")
-	_, requestOf := client.RequestOf(sitetest.AcmeTask())
-	_, plan := client.Plan(t.Context(), nil, inspect.PlanOptions{})
-	_, clientCheck := client.CheckRedis(t.Context())
-	_, serverCheck := server.CheckRedis(t.Context())
-	const zeroClient, zeroServer = "worker: a Client must be made by NewClient", "worker: a Server must be made by NewServer"
+// What is missing is named.
+func TestNilIsAnError(t *testing.T) {
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	_, dropped := worker.Drop(t.Context(), s.Asynq, nil, worker.DropOptions{Policy: "api", Tenant: "acme"})
 	_, identity := worker.IdentityOf(nil)
-	_, nilTask := s.Client(s.Limiter).RequestOf(nil)
-	for name, row := range map[string]struct {
-		got  error
-		want string
-	}{
-		"Server.Start":        {server.Start(asynq.NewServeMux()), zeroServer},
-		"Server.Run":          {server.Run(asynq.NewServeMux()), zeroServer},
-		"Client.Enqueue":      {enqueue, zeroClient},
-		"Client.EnqueueBatch": {client.EnqueueBatch(t.Context(), []*asynq.Task{sitetest.AcmeTask()})[0].Err, zeroClient},
-		"Client.Explain":      {explain, zeroClient},
-		"Client.RequestOf":    {requestOf, zeroClient},
-		"Client.Plan":         {plan, zeroClient},
-		"Client.Ping":         {client.Ping(), zeroClient},
-		"Client.CheckRedis":   {clientCheck, zeroClient},
-		"Server.Ping":         {server.Ping(), zeroServer},
-		"Server.CheckRedis":   {serverCheck, zeroServer},
-		"Drop":                {dropped, "worker: Drop: the limiter is nil: must be what throttle.New returns"},
-		"IdentityOf":          {identity, "worker: IdentityOf: task is nil"},
-		"RequestOf":           {nilTask, "worker: RequestOf: task is nil"},
+	_, request := s.Client(s.Limiter).RequestOf(nil)
+	for want, err := range map[string]error{
+		"worker: Drop: the limiter is nil: must be what throttle.New returns": dropped,
+		"worker: IdentityOf: task is nil":                                     identity,
+		"worker: RequestOf: task is nil":                                      request,
 	} {
-		if row.got == nil || row.got.Error() != row.want {
-			t.Errorf("%s: %v, want %s", name, row.got, row.want)
+		if err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
 		}
-	}
-	if err := client.Close(); err != nil {
-		t.Error(err)
 	}
 }

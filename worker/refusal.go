@@ -9,6 +9,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
 // A RefusedError is the error of a handler whose call the upstream refused for a while: see
@@ -68,11 +69,11 @@ func (e *GivenUpError) Error() string {
 func (e *GivenUpError) Unwrap() []error { return []error{e.Cause, asynq.SkipRetry} }
 
 // pause passes on the upstream's refusal, even if the task's own time has run out.
-func (s *Server) pause(ctx context.Context, e *execution, d time.Duration) {
+func (s *Server) pause(ctx context.Context, j *Job, d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	if err := (&Job{e}).Pause(ctx, d); err != nil {
-		s.outages.Failed(err, "policy", e.caller.Request.Policy)
+	if err := j.Pause(ctx, d); err != nil {
+		s.outages.Failed(err, "policy", j.caller.Request.Policy)
 	}
 }
 
@@ -96,8 +97,32 @@ func (s *Server) refused(
 	}
 	// If it is not held up by a pause it waits for as long as by one of unknown length.
 	d := throttle.Decision{At: now, Policy: policy, RetryIn: max(retryIn, throttle.DefaultPause), Tenant: r.Tenant}
-	if policy == r.Policy {
-		return s.requeueFront(ctx, a, r, d, cause)
+	mark := asynqredis.FrontMark // when that is over it joins the line of its own policy
+	if policy == r.Policy && s.rejoin(ctx, a, r, &d) {
+		mark = s.mark(a, r)
 	}
-	return s.requeueAt(a, r, d, cause)
+	return s.wait(a, r, d, mark, cause)
+}
+
+// rejoin makes a task whose handler ran join its line again, in front of its tenant's other tickets, and
+// reports whether it waits there.
+func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *throttle.Decision) bool {
+	if r.Ticket == (throttle.Ticket{}) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+	defer cancel()
+	if r.Front = true; wasTaken(a.grant) {
+		r.Since = a.grant.Since
+	}
+	places, err := s.config.Limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
+	switch {
+	case err != nil || places[0].Err != nil || places[0].Exempt:
+		return false
+	case places[0].Expected <= 0: // nothing holds it up, such as if the pause could not be stored
+		s.leave(ctx, r)
+		return false
+	}
+	d.Queued, d.RetryIn, d.Latest = true, places[0].Expected, places[0].Latest
+	return true
 }

@@ -46,15 +46,14 @@ type Server struct {
 	attempts  *attempts
 	config    Config
 	dispatch  *dispatch.Dispatcher
-	identify  identify
 	outages   *outage.Log
 	owned     redis.UniversalClient // nil if the caller made it
 	server    *asynq.Server
 	breaker   breaker.Breaker // of the limiter
 	sweeper   sweeper
-	unmatched *unmatched
+	unmatched unmatched
 
-	dequeueFails    atomic.Bool
+	dequeueFails    atomic.Bool // the last one has
 	shutdown        sync.Once
 	shutdownGrace   context.Context // ends when the server's shutdown waits no longer
 	endGrace        context.CancelFunc
@@ -122,13 +121,10 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 	s := &Server{
 		asynq:           asynqredis.New(client),
 		config:          config,
-		identify:        identify{config.Attributes, config.Cost, config.Tenant},
 		outages:         outage.NewLog(config.Logger),
 		shutdownTimeout: cmp.Or(max(c.ShutdownTimeout, 0), shutdownTimeout),
 		sweeper:         sweeper{limiter: config.Limiter, swept: map[string]time.Time{}},
-		unmatched: &unmatched{
-			logger: config.Logger, rejected: config.Unmatched == UnmatchedReject, types: map[string]bool{},
-		},
+		unmatched:       unmatched{types: map[string]bool{}},
 	}
 	s.shutdownGrace, s.endGrace = context.WithCancel(context.Background())
 	dispatching := s.dispatching(c)
@@ -202,29 +198,23 @@ func (s *Server) match(m asynqredis.Message, waited bool) (match dispatch.Match,
 			ok = false
 		}
 	}()
-	request, err := s.identify.request(policy.Name, asynq.NewTaskWithHeaders(m.Type(), m.Payload(), m.Headers()))
+	task := asynq.NewTaskWithHeaders(m.Type(), m.Payload(), m.Headers())
+	request, err := s.request(policy.Name, task, m, waited)
 	if err != nil {
 		return dispatch.Match{}, false // the middleware returns the error
 	}
 	request.Front = m.Retried() > 0
-	request.MaxHold = m.TimeLimit(time.Now())
-	return dispatch.Match{FailOpen: policy.Fail == throttle.FailOpen, MaxWait: maxWaitOf(m), Request: request}, true
+	return dispatch.Match{FailOpen: policy.Fail == throttle.FailOpen, Request: request}, true
 }
 
 // Start starts to process tasks by the handler, and returns. Errors are asynq's.
 func (s *Server) Start(handler asynq.Handler) error {
-	if s.server == nil {
-		return errZeroServer
-	}
 	go s.logCheck()
 	return s.server.Start(s.throttled(handler))
 }
 
 // Run starts, waits for a signal to exit, and shuts down. Errors are asynq's.
 func (s *Server) Run(handler asynq.Handler) error {
-	if s.server == nil {
-		return errZeroServer
-	}
 	signalled, ignore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer ignore()
 	defer context.AfterFunc(signalled, s.beginShutdown)()
@@ -238,9 +228,6 @@ func (s *Server) Run(handler asynq.Handler) error {
 
 // Stop picks up no more tasks. Those that run go on. Shutdown must follow.
 func (s *Server) Stop() {
-	if s.server == nil {
-		return
-	}
 	s.dispatch.Stop() // asynq's own waits until its dequeue has returned
 	s.server.Stop()
 }
@@ -253,9 +240,6 @@ func (s *Server) Stop() {
 // leases the tasks, up to 30 s, and from Shutdown on for ShutdownTimeout at most. Asynq recovers a
 // task that could not be requeued as if its worker had died.
 func (s *Server) Shutdown() {
-	if s.server == nil {
-		return
-	}
 	s.shutdown.Do(func() {
 		s.beginShutdown()
 		s.server.Shutdown()
@@ -276,12 +260,6 @@ func (s *Server) beginShutdown() {
 		time.AfterFunc(s.shutdownTimeout, s.endGrace)
 	})
 }
-
-// UnmatchedCount returns how many attempts of tasks there were whose type no policy matches. If it
-// is not 0, a task type may be misspelt, or a policy's Match.
-func (s *Server) UnmatchedCount() int64 { return s.unmatched.count.Load() }
-
-var errZeroServer = errors.New("worker: a Server must be made by NewServer")
 
 var errNoClient = errors.New("worker: the redis.UniversalClient is nil")
 

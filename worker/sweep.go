@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -43,12 +44,40 @@ func (s *sweeper) sweep(ctx context.Context, name string, asynq *asynqredis.Clie
 	}
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
+	seen, dropped := 0, false
+	// What it has dropped when it fails is enough.
+	_ = eachQueue(ctx, s.limiter.Line(name), "", asynq, func(queue string, tickets []throttle.Ticket) (gone []throttle.Ticket, err error) {
+		ids := make([]string, len(tickets))
+		for i, t := range tickets {
+			ids[i] = t.ID
+		}
+		there, err := asynq.There(ctx, queue, ids)
+		for i, is := range there {
+			if !is {
+				gone = append(gone, tickets[i])
+			}
+		}
+		dropped = dropped || len(gone) > 0
+		if seen += len(tickets); seen >= sweepMost && err == nil {
+			err = errSweptEnough
+		}
+		return gone, err
+	})
+	s.swept[name] = time.Now()
+	return dropped
+}
+
+// eachQueue calls do with the tickets of a line that are of an asynq, page by page, each time with those
+// of one queue. What it returns leaves the line. A tenant of "" is all.
+func eachQueue(
+	ctx context.Context, line *throttle.Line, tenant string, asynq *asynqredis.Client,
+	do func(queue string, tickets []throttle.Ticket) (gone []throttle.Ticket, err error),
+) error {
 	identity, err := asynq.Identity(ctx)
 	if err != nil {
-		return false
+		return fmt.Errorf("worker: %w", err)
 	}
-	line, seen, dropped := s.limiter.Line(name), 0, false
-	_ = line.Tickets(ctx, "", func(tickets []throttle.Ticket) error { // what it has dropped is enough
+	return line.Tickets(ctx, tenant, func(tickets []throttle.Ticket) error {
 		byQueue := map[string][]throttle.Ticket{}
 		for _, t := range tickets {
 			if in, queue, _ := strings.Cut(t.Queue, "/"); in == identity {
@@ -56,30 +85,11 @@ func (s *sweeper) sweep(ctx context.Context, name string, asynq *asynqredis.Clie
 			}
 		}
 		for queue, tickets := range byQueue {
-			ids := make([]string, len(tickets))
-			for i, t := range tickets {
-				ids[i] = t.ID
-			}
-			there, err := asynq.There(ctx, queue, ids)
-			if err != nil {
+			gone, err := do(queue, tickets)
+			if err = errors.Join(err, leaveAll(ctx, line, gone)); err != nil {
 				return err
 			}
-			var gone []throttle.Ticket
-			for i, is := range there {
-				if !is {
-					gone = append(gone, tickets[i])
-				}
-			}
-			dropped = dropped || len(gone) > 0
-			if err := leaveAll(ctx, line, gone); err != nil {
-				return err
-			}
-		}
-		if seen += len(tickets); seen >= sweepMost {
-			return errSweptEnough
 		}
 		return nil
 	})
-	s.swept[name] = time.Now()
-	return dropped
 }

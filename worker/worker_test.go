@@ -1,6 +1,7 @@
 package worker_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,11 +35,10 @@ func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 			sitetest.Must(t, err)
 		}
 		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) {
-			c.Tenant = func(task *asynq.Task) string {
-				if id, err := worker.IdentityOf(task); err == nil && id.Tenant != "" {
-					return id.Tenant
-				}
-				return string(task.Payload())
+			c.Identify = func(task *asynq.Task) (worker.Identity, error) {
+				id, err := worker.IdentityOf(task)
+				id.Tenant = cmp.Or(id.Tenant, string(task.Payload()))
+				return id, err
 			}
 		})
 		s.WaitGone(ids...)
@@ -116,7 +116,7 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 		task *asynq.Task
 		want string
 	}{
-		"no tenant":    {asynq.NewTask("x", nil), `worker: task type "x": no tenant, and policy "api" matches it: make the task with worker.NewTask, or set Config.Tenant`},
+		"no tenant":    {asynq.NewTask("x", nil), `worker: task type "x": no tenant, and policy "api" matches it: make the task with worker.NewTask, or set Config.Identify`},
 		"never fits":   {worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": 6}}, "x", nil), `worker: task type "x": throttle: policy "api", window "window": cost of 6 requests never fits: the window holds 5 at most`},
 		"no attribute": {worker.NewTask(worker.Identity{Tenant: "acme"}, "by-user", nil), `worker: task type "by-user": throttle: policy "by-user": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
 		"unmatched":    {worker.NewTask(worker.Identity{Tenant: "acme"}, "y", nil), `worker: no policy matches task type "y": name it in a policy's Match`},

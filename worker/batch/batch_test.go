@@ -155,7 +155,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 			Total: 20, Running: 1, Done: 8, Failed: 1, Rejected: 10,
 			BegunAt: status.BegunAt, Planned: status.Planned, Finish: status.Finish,
 			Reason: `worker: task type "call": no tenant, and policy "api" matches it: ` +
-				`make the task with worker.NewTask, or set Config.Tenant`,
+				`make the task with worker.NewTask, or set Config.Identify`,
 		}
 		if status != want {
 			t.Errorf("got  %+v\nwant %+v", status, want)

@@ -18,20 +18,20 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// tenantOf finds the tenant of tasks that were enqueued before tasks named one.
-func tenantOf(task *asynq.Task) string {
-	if id, err := worker.IdentityOf(task); err == nil && id.Tenant != "" {
-		return id.Tenant
+// identify finds the tenant of tasks that were enqueued before tasks named one.
+func identify(task *asynq.Task) (worker.Identity, error) {
+	id, err := worker.IdentityOf(task)
+	if id.Tenant == "" {
+		id.Tenant, _, _ = strings.Cut(string(task.Payload()), "/")
 	}
-	tenant, _, found := strings.Cut(string(task.Payload()), "/")
-	if !found {
-		return "unknown" // one without a tenant would fail
+	if id.Tenant == "" {
+		id.Tenant = "unknown" // a task without one would fail
 	}
-	return tenant
+	return id, err
 }
 
 func startThrottled(redisOpt asynq.RedisConnOpt, config asynq.Config, limiter *throttle.Limiter, handler asynq.Handler) *worker.Server {
-	server, err := worker.NewServer(redisOpt, config, worker.Config{Limiter: limiter, Tenant: tenantOf})
+	server, err := worker.NewServer(redisOpt, config, worker.Config{Limiter: limiter, Identify: identify})
 	if err != nil {
 		log.Fatal(err)
 	}

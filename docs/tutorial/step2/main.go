@@ -50,7 +50,9 @@ func main() {
 		asynq.Config{Concurrency: 10, LogLevel: asynq.FatalLevel},
 		worker.Config{
 			Limiter: limiter,
-			Tenant:  func(*asynq.Task) string { return "us" }, // one tenant, for now
+			Identify: func(*asynq.Task) (worker.Identity, error) {
+				return worker.Identity{Tenant: "us"}, nil // one tenant, for now
+			},
 		},
 	)
 	if err != nil {

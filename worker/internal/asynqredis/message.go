@@ -16,7 +16,6 @@ const (
 	fieldType         protowire.Number = 1
 	fieldPayload      protowire.Number = 2
 	fieldID           protowire.Number = 3
-	fieldRetry        protowire.Number = 5
 	fieldRetried      protowire.Number = 6
 	fieldErrorMsg     protowire.Number = 7
 	fieldTimeout      protowire.Number = 8
@@ -100,20 +99,12 @@ func (m Message) JoinKey() string {
 	return fmt.Sprintf("%0*x", joinKeyBytes, hash.Sum64())
 }
 
-// WithError returns a copy of the message whose last error is the reason, which must be valid
-// UTF-8, as asynq writes it for an error that is no failure. A message that cannot be read stays as
-// it is.
-func (m Message) WithError(reason string, at time.Time) Message {
-	if out, ok := m.without(fieldErrorMsg, fieldLastFailedAt, fieldDenied); ok {
-		return out.withText(fieldErrorMsg, reason).withNumber(fieldLastFailedAt, at.Unix())
-	}
-	return m
-}
-
-// WithDenial is WithError for a denial: Denied is true of its copy.
+// WithDenial returns a copy of the message that was denied. Its last error is the reason, which must be
+// valid UTF-8, as asynq writes it for an error that is no failure. A message that cannot be read stays
+// as it is.
 func (m Message) WithDenial(reason string, at time.Time) Message {
-	if _, ok := m.without(); ok {
-		return m.WithError(reason, at).withNumber(fieldDenied, 1)
+	if out, ok := m.without(fieldErrorMsg, fieldLastFailedAt, fieldDenied); ok {
+		return out.withText(fieldErrorMsg, reason).withNumber(fieldLastFailedAt, at.Unix()).withNumber(fieldDenied, 1)
 	}
 	return m
 }
@@ -154,9 +145,14 @@ func (m Message) withText(field protowire.Number, text string) Message {
 	return protowire.AppendString(protowire.AppendTag(m, field, protowire.BytesType), text)
 }
 
-// WithoutRetries returns a copy of the message with no retries left, and false if it cannot be
-// read.
-func (m Message) WithoutRetries() (Message, bool) { return m.without(fieldRetry) }
+// WithDeadline returns a copy of the message with another deadline. A message that cannot be read stays
+// as it is.
+func (m Message) WithDeadline(at time.Time) Message {
+	if out, ok := m.without(fieldDeadline); ok {
+		return out.withNumber(fieldDeadline, at.Unix())
+	}
+	return m
+}
 
 func (m Message) text(field protowire.Number) string {
 	text, _ := protowire.ConsumeBytes(m.value(field, protowire.BytesType))

@@ -42,7 +42,7 @@ func FuzzMessage(f *testing.F) {
 		given := bytes.Clone(b)
 		typename, id := asynqredis.Message(b).Type(), asynqredis.Message(b).ID()
 		at := time.Unix(1_800_000_000, 0)
-		written := asynqredis.Message(b).WithError(reason, at)
+		written := asynqredis.Message(b).WithDenial(reason, at)
 		if !bytes.Equal(b, given) {
 			t.Fatalf("%q was changed to %q", given, b)
 		}
@@ -55,7 +55,7 @@ func FuzzMessage(f *testing.F) {
 		if written.Type() != typename || written.ID() != id || written.LastError() != reason {
 			t.Errorf("%q became %q", b, written)
 		}
-		if again := written.WithError(reason, at); !bytes.Equal(again, written) {
+		if again := written.WithDenial(reason, at); !bytes.Equal(again, written) {
 			t.Errorf("%q and, written again, %q", written, again)
 		}
 	})
@@ -74,9 +74,9 @@ func protowireValid(b []byte) bool {
 
 // A task may be denied thousands of times.
 func TestMessagesDoNotGrow(t *testing.T) {
-	message := asynqredis.Message("\x0a\x01x\x1a\x01a").WithError("one", time.Unix(1_800_000_000, 0))
+	message := asynqredis.Message("\x0a\x01x\x1a\x01a").WithDenial("one", time.Unix(1_800_000_000, 0))
 	for range 10 {
-		if again := message.WithError("two", time.Unix(1_800_000_001, 0)); len(again) != len(message) ||
+		if again := message.WithDenial("two", time.Unix(1_800_000_001, 0)); len(again) != len(message) ||
 			!bytes.Contains(again, []byte("two")) {
 			t.Fatalf("%q becomes %q", message, again)
 		}
@@ -95,7 +95,7 @@ func TestMessagesDoNotGrow(t *testing.T) {
 	if got := asynqredis.Message("\x0a\x09x").WithRefusal(time.Now()); string(got) != "\x0a\x09x" {
 		t.Errorf("what is no message becomes %q", got)
 	}
-	if got := asynqredis.Message("\x0a\x09x").WithError("one", time.Now()); string(got) != "\x0a\x09x" {
+	if got := asynqredis.Message("\x0a\x09x").WithDenial("one", time.Now()); string(got) != "\x0a\x09x" {
 		t.Errorf("what is no message becomes %q", got)
 	}
 }
@@ -131,7 +131,7 @@ func TestAJoinKeyTellsTasksOfOneIDApart(t *testing.T) {
 		t.Errorf("keys %s, %s, %s", key("x", "y"), key("x", "z"), key("xy", ""))
 	}
 	m := s.capturedTask(asynq.NewTask("x", []byte("y")), asynq.TaskID("a")).Message
-	if again := m.WithError("throttled", time.Now()); again.JoinKey() != m.JoinKey() {
+	if again := m.WithDenial("throttled", time.Now()); again.JoinKey() != m.JoinKey() {
 		t.Error("a denial changes the join key")
 	}
 	at := time.Unix(1_800_000_000, 0)

@@ -16,7 +16,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		s.ok(err)
 		at := time.Now().Add(time.Minute)
 		requeued := asynqredis.Requeued{
-			Ref: asynqredis.Ref{Queue: queue, ID: "a"}, Message: picks[0].Message.WithError("throttled: x", time.Now()),
+			Ref: asynqredis.Ref{Queue: queue, ID: "a"}, Message: picks[0].Message.WithDenial("throttled: x", time.Now()),
 			At: at, DenialID: "n1", Mark: asynqredis.Mark(s.key("a"), time.Now(), s.Call()),
 		}
 		requeue := func(want bool) {

@@ -73,9 +73,8 @@ type Config struct {
 
 // A Match says how a task joins a line.
 type Match struct {
-	FailOpen bool          // it runs if the limiter is not available
-	MaxWait  time.Duration // of a task that joins later than it was enqueued
-	Request  throttle.Request
+	FailOpen bool             // it runs if the limiter is not available
+	Request  throttle.Request // without its ticket
 }
 
 // A Grant is the capacity that a task got when its ticket was taken, or when it was dequeued. That

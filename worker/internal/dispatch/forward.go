@@ -67,19 +67,14 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		if !ok {
 			continue
 		}
-		key := task.Message.JoinKey()
-		move := &moves[i]
+		move, key := &moves[i], match.Request.Key
 		if move.Mark = task.Mark; retried || !strings.HasPrefix(task.Mark, key) {
 			move.Mark = asynqredis.Mark(key, now, call)
 		}
 		move.At = now.Add(fallbackMin)
 		r := &match.Request
 		r.Front = r.Front || retried || task.Mark == asynqredis.FrontMark // it had its turn
-		r.Deadline, r.Key = task.Message.Deadline(), key
 		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
-		if task.Mark == "" { // it joins for the first time
-			r.MaxWait = match.MaxWait
-		}
 		line := d.Limiter.LineOf(r.Policy, r.Tenant)
 		joined := asynqredis.JoinedAt(move.Mark)
 		stood := !retried && move.Mark == task.Mark && now.Sub(joined) >= fallbackMin-time.Second

@@ -153,7 +153,7 @@ func TestWhatJoinsNoLineIsForwardedAsByAsynq(t *testing.T) {
 		match := c.Match
 		c.Match = func(m asynqredis.Message, _ bool) (dispatch.Match, bool) {
 			if m.Type() == "removed" { // its policy, since it was matched
-				return dispatch.Match{Request: throttle.Request{Policy: "removed", Tenant: "acme"}}, true
+				return dispatch.Match{Request: throttle.Request{Policy: "removed", Tenant: "acme", Key: m.JoinKey()}}, true
 			}
 			return match(m, false)
 		}

@@ -23,7 +23,6 @@ func (d *Dispatcher) reserve(ctx context.Context, g *group, queue string, tasks 
 			continue
 		}
 		r := match.Request
-		r.Deadline, r.Key, r.MaxWait = task.Message.Deadline(), task.Message.JoinKey(), match.MaxWait
 		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
 		line := d.Limiter.LineOf(r.Policy, r.Tenant)
 		requests[line] = append(requests[line], r)

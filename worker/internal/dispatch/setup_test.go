@@ -154,8 +154,8 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 			Limiter:     watched{dispatch.Lines(limiter), b},
 			Lost:        func(string, string) { b.lost.Add(1) },
 			Match: func(m asynqredis.Message, _ bool) (dispatch.Match, bool) {
-				match := dispatch.Match{Request: throttle.Request{Policy: "api", Tenant: string(m.Payload()), Front: m.Retried() > 0}}
-				return match, m.Type() == "throttled"
+				r := throttle.Request{Policy: "api", Tenant: string(m.Payload()), Front: m.Retried() > 0, Key: m.JoinKey(), Deadline: m.Deadline()}
+				return dispatch.Match{Request: r}, m.Type() == "throttled"
 			},
 			Poll:   time.Second,
 			Queues: map[string]int{"default": 1},

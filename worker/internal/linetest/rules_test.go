@@ -81,15 +81,14 @@ func TestAnOldGrantThatIsDeniedWaitsInFront(t *testing.T) {
 // What a client computes may be another than what a worker does: the worker's word counts, and
 // nothing is charged twice.
 func TestTheWorkersRequestCounts(t *testing.T) {
-	for name, change := range map[string]func(*worker.Config){
-		"cost": func(c *worker.Config) {
-			c.Cost = func(*asynq.Task) map[string]int64 { return map[string]int64{"requests": 7} }
-		},
-		"tenant": func(c *worker.Config) { c.Tenant = func(*asynq.Task) string { return "beta" } },
+	for name, id := range map[string]worker.Identity{
+		"cost": {Cost: map[string]int64{"requests": 7}, Tenant: "acme"}, "tenant": {Tenant: "beta"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			sitetest.Bubble(t, sitetest.Policy(10, time.Hour), func(t *testing.T, s *sitetest.Site) {
-				s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { change(c) })
+				s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) {
+					c.Identify = func(*asynq.Task) (worker.Identity, error) { return id, nil }
+				})
 				s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
 				time.Sleep(5 * time.Second)
 				s.WaitGone("acme-0000")

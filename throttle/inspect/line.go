@@ -101,7 +101,7 @@ func (q queue) rate(now int64) float64 {
 	return 0
 }
 
-// readQueue reads "asked tickets weights first last with since taken flows ...".
+// readQueue reads "asked tickets weights first last server since taken flows ...".
 func readQueue(name, record string) (queue, error) {
 	q, f := queue{name: name}, strings.Fields(record)
 	for i, to := range map[int]*int64{0: &q.asked, 1: &q.tickets, 2: &q.weights, 6: &q.since, 7: &q.taken, 8: &q.flows} {
@@ -241,14 +241,14 @@ type spot struct {
 // spot returns where a ticket of a flow stands, with the first n flows before its own. It is zero if
 // the ticket or the flow has left.
 func (l *line) spot(ctx context.Context, ticket string, f flow, n int64) (s spot, err error) {
-	queue, _ := f.side()
-	node := queue + "|" + f.node
+	side, _ := f.side()
+	node := side + "|" + f.node
 	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
 		pipe := client.Pipeline()
 		behind := pipe.ZRank(ctx, prefix+"f:"+f.name, ticket)
 		place := pipe.ZRank(ctx, prefix+"n:"+node, f.rank+" "+f.name)
 		first := pipe.ZRange(ctx, prefix+"n:"+node, 0, n-1)
-		there := pipe.HGet(ctx, prefix+"u", "n "+node)
+		there := pipe.HGet(ctx, prefix+"u", node)
 		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 			return err
 		}
@@ -259,6 +259,9 @@ func (l *line) spot(ctx context.Context, ticket string, f flow, n int64) (s spot
 		}
 		tickets, _, _ := strings.Cut(there.Val(), " ")
 		s.there, _ = strconv.ParseInt(tickets, 10, 64)
+		if i := slices.IndexFunc(l.queues, func(q queue) bool { return f.node == "w:" && q.name == side }); i >= 0 {
+			s.there = l.queues[i].tickets
+		}
 		return nil
 	})
 	return s, err

@@ -41,7 +41,7 @@ func ReadLine(t TB, client *redis.Client) LineState {
 	ttls := map[string]*redis.DurationCmd{}
 	for _, key := range keys {
 		switch name := strings.TrimPrefix(key, prefix); {
-		case name == "q":
+		case name == "q", name == "l":
 			values[name] = pipe.Get(ctx, key)
 		case name == "t", name == "f", name == "u", name == "z":
 			hashes[name] = pipe.HGetAll(ctx, key)
@@ -141,7 +141,7 @@ func (c *tally) differs(tickets, text string) string {
 func (st LineState) Faults(withTTL bool) (faults []string) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
 	tickets, records, facts, queues := st.Hashes["t"], st.Hashes["f"], st.Hashes["u"], st.Hashes["z"]
-	if n, _ := strconv.Atoi(st.Values["q"]); n != len(tickets) {
+	if n, _, _ := strings.Cut(st.Values["q"], " "); len(tickets) > 0 && n != strconv.Itoa(len(tickets)) {
 		fault("q is %q for %d tickets", st.Values["q"], len(tickets))
 	}
 	if len(tickets) == 0 {
@@ -270,14 +270,18 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 		}
 	}
 	for name, node := range nodes {
-		fields := append(strings.Fields(facts["n "+name]), "", "", "")
+		fields := append(strings.Fields(facts[name]), "", "", "")
+		if queue, root := strings.CutSuffix(name, "|w:"); root {
+			record := append(strings.Fields(queues[queue]), make([]string, 13)...)
+			fields = []string{record[1], record[11], record[12]}
+		}
 		if how := node.differs(fields[0], fields[2]); how != "" {
 			fault("node %q %s", name, how)
 		}
 	}
-	for field := range facts {
-		if node, ok := strings.CutPrefix(field, "n "); ok && nodes[node] == nil {
-			fault("u has %q, where nobody waits", field)
+	for node := range facts {
+		if nodes[node] == nil || strings.HasSuffix(node, "|w:") {
+			fault("u has %q, where nobody waits", node)
 		}
 	}
 	for queue, record := range queues {

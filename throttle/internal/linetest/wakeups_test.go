@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -92,9 +91,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		if len(waits) == 0 {
 			return
 		}
-		line := strings.Fields(client.HGet(ctx, "sluice:{p}:u", "line").Val()) // rank, front, limits_at, hour
-		line[2] = "0"
-		limitertest.Must(t, client.HSet(ctx, "sluice:{p}:u", "limits", "other", "line", strings.Join(line, " ")).Err())
+		limitertest.Must(t, client.Set(ctx, "sluice:{p}:l", "0 other", time.Hour).Err())
 		if ids := take(); len(ids) > 0 {
 			t.Fatalf("after %s nobody had seen that %q fit", after, ids)
 		}

@@ -14,7 +14,7 @@ var files embed.FS
 
 // The files of a script, besides those of its algorithms. A file uses only what stands before it.
 const (
-	line = "line_appointments line_units line_fair line_order line_places line_write line "
+	line = "line_appointments line_units line_fair line_places line_order line_write line "
 	join = "line_eta line_leave line_join "
 )
 

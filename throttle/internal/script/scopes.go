@@ -2,6 +2,7 @@ package script
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -59,11 +60,11 @@ func (r *Runner) Forget(ctx context.Context, line string, keys ...string) (int, 
 	return int(n), err
 }
 
-// lookAgain has the next take look at all nodes of a line, as it does when limits have changed.
-var lookAgain = redis.NewScript(`if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[2], 'limits', '-') end return 0`)
-
-// LookAgain has the next take look at all that wait in a line.
+// LookAgain lets the next take look at all that waits in a line, as it does when limits have changed.
 func (r *Runner) LookAgain(ctx context.Context, line string) error {
-	prefix := Prefix(r.prefix, line)
-	return lookAgain.Run(ctx, r.client, []string{prefix + "q", prefix + "u"}).Err()
+	err := r.client.SetArgs(ctx, Prefix(r.prefix, line)+"l", "0 -", redis.SetArgs{Mode: "XX", KeepTTL: true}).Err()
+	if errors.Is(err, redis.Nil) { // nobody waits
+		return nil
+	}
+	return err
 }

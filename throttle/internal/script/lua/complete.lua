@@ -3,8 +3,9 @@
 -- complete(call) adds it, for lines and for few verbs.
 
 local function complete(call)
-  call.complete, call.waiting, call.only_tenants, call.texts = true, call.waiting or 0, true, {}
+  call.complete, call.only_tenants, call.texts, call.numbers = true, true, {}, {}
   for _, of in ipairs(call.scopes) do
+    call.numbers[of.attributes] = of.number
     if of.attributes ~= '' and of.attributes ~= 'tenant' then call.only_tenants = false end
   end
   for _, window in ipairs(call.windows) do

@@ -118,7 +118,7 @@ for at = first + 5, #argv, stride do
 end
 local values = redis.call('MGET', unpack(reads))
 scopes.keep(call, suffixes, reads, values, 3)
-if values[1] then call.waiting = values[1] + 0 end
+if values[1] then call.waiting = values[1] end
 local last = values[2] and unpack7(values[2], 1) or 0
 if last > seq then return {} end
 local known = values[2]                   -- what the last call did
@@ -141,10 +141,10 @@ local verbs = {
     local time = windows.fits_at(call, list, r.costs, now, fits)
     if line then once(extras, call).read_place(r) end
     if time <= now and not r.paused and
-      (not line or r.at > 0 or not line.somebody_waits(r, waits and r.ticket)) then
+      (not line or r.at > 0 or not line.seldom().somebody_waits(r, waits and r.ticket)) then
       grant(call, r, list, now)
-      if waits then line.remove(r.ticket) end
-      if call.batches and line then line.granted(r, list) end
+      if waits then line.seldom().remove(r.ticket) end
+      if call.batches and line then line.seldom().granted(r, list) end
       return 1, now
     end
     if r.ticket then
@@ -185,14 +185,10 @@ if call.waiting or argv[first] == 'join' then
       local queue = match(flow, '^([^|]*)') .. '|'
       if sub(queue, -2) == '!|' then call.batches = true end
       for s = at + 5, call.only_tenants and at or at + 4 + nscopes do
-        if not seen[queue .. argv[s]] then
+        if argv[s] ~= windows.ROOT and not seen[queue .. argv[s]] then
           seen[queue .. argv[s]] = true
-          nodes[#nodes + 1] = 'n ' .. queue .. argv[s]
+          nodes[#nodes + 1] = queue .. argv[s]
         end
-      end
-      if not seen[queue] then
-        seen[queue] = true
-        nodes[#nodes + 1] = 'n ' .. queue .. windows.ROOT
       end
     end
   end

@@ -12,7 +12,7 @@ local function later_verbs(call)
     local status, at = granted_before(call, r, before)
     if status then return status, at end
     grant(call, r, list, now)
-    if call.line and r.ticket then call.line.remove(r.ticket) end
+    if call.line and r.ticket then call.line.seldom().remove(r.ticket) end
     return 1, now
   end
 
@@ -26,7 +26,7 @@ local function later_verbs(call)
   function verbs.peek(r, list, now, fits)
     local time, line = windows.fits_at(call, list, r.costs, now, fits), call.line
     read_place(r)
-    if time > now or r.paused or line and line.somebody_waits(r, r.ticket) then
+    if time > now or r.paused or line and line.seldom().somebody_waits(r, r.ticket) then
       return denied(call, r, list, now, fits, time)
     end
     for s = 1, #list do -- the answer also has what the upstream said
@@ -36,7 +36,7 @@ local function later_verbs(call)
   end
 
   function verbs.leave(r, list, now)
-    if not call.line or not call.line.remove(r.ticket) then return 8, now end
+    if not call.line or not call.line.seldom().remove(r.ticket) then return 8, now end
     call.dirty = true
     return 1, now
   end
@@ -44,14 +44,14 @@ local function later_verbs(call)
   function verbs.refresh(r, list, now)
     if not call.line then return 8, now end
     read_place(r)
-    call.line.refresh(r)
+    call.line.seldom().refresh(r)
     return 1, now
   end
 
   function verbs.expect(r, list, now, fits)
     read_place(r)
     local low, high, binds
-    if call.line and r.flow then low, high, binds = call.line.stands(r, list, now, fits) end
+    if call.line and r.flow then low, high, binds = call.line.seldom().stands(r, list, now, fits) end
     if low then return 6, call.now, low, high, binds end
     return 8, call.now, windows.fits_at(call, list, r.costs, now, fits)
   end

@@ -15,7 +15,9 @@
 --
 -- Keys, behind the prefix P of the policy. A SUFFIX is a scope's key behind P, a NODE is
 -- "QUEUE|SUFFIX".
---   q          how many tickets are in the line; no key, no line
+--   q          "tickets rank hour": how many tickets are in the line; the last rank given, from the
+--              middle of all; when keys were renewed. No key, no line
+--   l          "time limits": by which limits the last take looked at the line, since that time
 --   t          hash: ticket "QUEUE/ID" -> "RANKcosts |VALUES key"
 --                RANK       of 16 digits
 --                costs      empty for "requests=1"
@@ -34,15 +36,13 @@
 --              flows of equal tags go by the rank of their first ticket
 --   d:QUEUE    sorted set: suffixes of nodes by the time at which their first flow may fit (us)
 --   g:NODE     sorted set: tenants by their tag, where it is above V and no flow has it
---   u          hash: "n NODE" -> "tickets V units";
---              "line" -> "rank front limits_at hour": the last ranks given at the end and in front,
---              when nodes were looked at with the limits of "limits", when keys were renewed;
---              "limits" -> the windows of the last take
---   z          hash: queue -> "asked tickets weights first last with since taken flows priority look"
+--   u          hash: NODE -> "tickets V units", of nodes but ROOT
+--   z          hash: queue -> "asked tickets weights first last server since taken flows priority look V
+--              units", with what is counted at its ROOT
 --                asked      when a server asked for it last
 --                weights    of its flows together; and how many flows
 --                first      the first appointment of servers that will ask, and the last one
---                with       the least name of the queues that are asked for together; "-" if alone
+--                server     the least name of the queues that are asked for together
 --                since      since when slots are what tickets wait for, 0 if they do not; and how many
 --                           were taken since (line_appointments.lua)
 --                priority   of asynq.Config
@@ -53,53 +53,48 @@
 -- A key has a TTL of a day, or of two periods of the longest window if that is more, and is renewed
 -- while it is used. k:PROCESS without tickets has one of a minute, s:SUFFIX that of its windows.
 --
--- new_line(call) -> L, the line as line_join.lua and line_take.lua see it. What they read is read
--- once, what they change is written in the end. Only calls that find a line, or join one, make it.
--- Besides what line_write.lua adds, L has:
+-- new_line(call) -> L. What the files of a line read is read once, what they change is written by
+-- line_write.lua in the end. Only calls that find a line, or join one, make it. L has:
 --   read(key, field) -> value          a field of the hashes t, f or u, or false
 --   read_all(key, names)               reads fields that will be asked for, in one command
 --   write(key, field, value)           sets a field, or deletes it by false, in the end
---   read_line()                        reads the queues, and the line's own numbers
---   queue_of(name) -> q                the record of a queue, a new one if there is none
+--   read_queues()                      reads the queues, which all of the below need
+--   queue_of(name) -> q                the record of a queue, and its ROOT; a new one if there is none
 --   alive(q)                           whether it may hold up other queues: a server asks for it
---   node_of(queue, suffix) -> node     new_flow(id, weight, tenant, suffixes, own_text) -> flow
+--   node_of(queue, suffix) -> node
+--   nodes_of(flow) -> list             the nodes that count its tickets, ROOT last
+--   new_flow(id, weight, tenant, suffixes, own_text) -> flow
 --   flow_of(id) -> flow, or false
---   brief_flow(id) -> flow, or false   the flow with what most joins need of it: id, queue, values,
---                                      n, same, units, hour, weight and tag
---   ticket(id) -> flow's id, costs, key, rank; nil if it is not in line
+--   suffixes_of(flow) -> list
+--   ticket(id) -> values, costs, key, rank; nil if it is not in line
+--   flow_name(id) -> id                of a ticket's flow
 --
--- Where batches wait or join, call.batches is true. In a take of several sides, L.order is the table of
--- line_order.lua.
--- What line_fair.lua and line_places.lua add is set up when it is first asked for: few joins need it.
+-- The other files each have a function that makes a table of functions, which `once` calls when one
+-- of these is needed. Where batches wait or join, call.batches is true. In a take of several sides,
+-- L.order is the table of line_order.lua.
 
 local function new_line(call)
   local P, now = call.P, call.now
-  local fields, written = {t = {}, f = {}, u = {}}, {t = {}, f = {}, u = {}}
+  local fields, written = {t = {}, f = {}, u = {}, z = {}}, {t = {}, f = {}, u = {}, z = {}}
   local nodes, flows = {}, {}
-  -- Most fields are named here, as a table that grows is copied. These are 32: one more makes the
-  -- table twice as large.
-  local L = {
-    call = call, hour = format('%d', now / 3600000000), ttl = DAY, order = false,
-    count = call.waiting, before = call.waiting, -- tickets now, and in Redis
-    fields = fields, written = written,          -- of the hashes
-    nodes = nodes, flows = flows, queues = false,
-    own = false,                                 -- the field "line", and what is to be done
-    numbers = {},                                -- scopes by their attributes
-    dues = {}, dues_changed = {},                -- by queue and suffix
-    added = {},                                  -- tickets that joined, by flow
-    waiting = {},                                -- sums of line_eta.lua
-    read = false, read_all = false, write = false, read_line = false, queue_of = false,
-    alive = false, node_of = false, new_flow = false, flow_of = false, brief_flow = false,
-    ticket = false, flush_added = false, flush_places = false, flush_dues = false, flush = false,
-    finish = false,
-  }
-  for i = 1, #call.scopes do L.numbers[call.scopes[i].attributes] = i end
   local ttl = DAY
   for i = 1, #call.windows do
     local longest = call.windows[i].algorithm.longest
     if longest then ttl = max(ttl, longest(call.windows[i])) end
   end
-  L.ttl = format('%d', ttl)
+  local count, rank, hour = match(call.waiting or '0 0 -', '^(%d+) (%d+) (%S+)$')
+  count = count + 0
+  -- With the functions below 32 fields: one more makes the table twice as large.
+  local L = {
+    call = call, ttl = format('%d', ttl), order = false, rank = rank + 0, hour = hour,
+    count = count, before = count,      -- tickets now, and in Redis
+    fields = fields, written = written, -- of the hashes
+    nodes = nodes, flows = flows, queues = false,
+    dead_claims = false,                -- whether there are claims whose process is gone
+    added = {},                         -- tickets that joined, by flow
+    waiting = {},                       -- sums of line_eta.lua
+    read = false, read_all = false, write = false,
+  }
 
   function L.read(key, field)
     local value = fields[key][field]
@@ -118,14 +113,10 @@ local function new_line(call)
         unread[n] = names[i]
       end
     end
-    if n == 0 then return end
-    if L.before == 0 then
-      for i = 1, n do known[unread[i]] = false end
-      return
-    end
     for from = 1, n, 4000 do -- values in one call to Redis
-      local found = redis.call('HMGET', P .. key, unpack(unread, from, min(n, from + 3999)))
-      for i = 1, #found do known[unread[from + i - 1]] = found[i] end
+      local to = min(n, from + 3999)
+      local found = L.before > 0 and redis.call('HMGET', P .. key, unpack(unread, from, to)) or {}
+      for i = from, to do known[unread[i]] = found[i - from + 1] or false end
     end
   end
 
@@ -134,64 +125,56 @@ local function new_line(call)
     written[key][field] = true
   end
 
-  -- new_queue returns the record of a queue.
-  local function new_queue(name, asked, n, weights, first, last, with, since, taken, of, priority, look)
+  local function new_queue(name, asked, n, weights, first, last, server, since, taken, count, priority,
+    look, v)
     local claims, batch = byte(name) == 33 and #name > 1, byte(name, -1) == 33
     if batch then call.batches = true end
-    return {
-      name = name, claims = claims, asked = asked, n = n, weights = weights, first = first,
-      last = last, with = with == '-' and '=' .. name or with, changed = false, since = since,
-      taken = taken, priority = priority, look = look,
-      lasts = claims and 2000000 or 60000000, -- us after which one that is not asked for is dead
-      batch = batch, flows = of,
+    local q = { -- 32 fields with those of line_take.lua, as one more makes the table twice as large
+      claims = claims, batch = batch, asked = asked, weights = weights, flows = count, first = first,
+      last = last, server = server, since = since, taken = taken, priority = priority, look = look,
+      dues = {}, dues_changed = {}, -- when nodes are due, by suffix (line_places.lua)
+      key = name .. '|' .. windows.ROOT, queue = name, suffix = windows.ROOT,
+      number = call.numbers[''], shared = true,
+      n = n, same = false, units = false, v = v, changed = false, moved = false,
     }
+    L.queues[name] = q
+    return q
   end
 
-  function L.read_line()
+  function L.alive(q) return q.n > 0 and appointments.kept(q, now) end
+
+  function L.read_queues()
     if L.queues then return end
     L.queues = {}
-    local text = L.read('u', 'line') or '0 0 0 -'
-    local rank, front, limits_at, hour = match(text, '^(%S+) (%S+) (%S+) (%S+)$')
-    L.own = {
-      rank = rank + 0, front = front + 0, limits_at = limits_at + 0, hour = hour, changed = false,
-      renew = false, dead_claims = false,
-    }
-    if L.before == 0 then return end
-    local all = redis.call('HGETALL', P .. 'z')
+    local all = L.before > 0 and redis.call('HGETALL', P .. 'z') or {}
     for i = 1, #all, 2 do
-      local asked, n, weights, first, last, with, since, taken, of, priority, look = match(all[i + 1],
-        '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
-      local q = new_queue(all[i], asked + 0, n + 0, weights + 0, first + 0, last + 0, with,
-        since + 0, taken + 0, of + 0, priority + 0, look)
-      L.queues[q.name] = q
-      if q.claims and q.n > 0 and not L.alive(q) then L.own.dead_claims = true end
+      local asked, n, weights, first, last, server, since, taken, count, priority, look, v, units = match(
+        all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+      local q = new_queue(all[i], asked + 0, n + 0, weights + 0, first + 0, last + 0, server,
+        since + 0, taken + 0, count + 0, priority + 0, look, v + 0)
+      line_units.parse(call, q, units)
+      if q.claims and q.n > 0 and not L.alive(q) then L.dead_claims = true end
     end
   end
 
   function L.queue_of(name)
-    local q = L.queues[name]
-    if not q then
-      q = new_queue(name, now, 0, 0, 0, 0, '-', 0, 0, 0, 1, '-')
-      L.queues[name] = q
-    end
-    return q
+    return L.queues[name] or new_queue(name, now, 0, 0, 0, 0, name, 0, 0, 0, 1, '-', 0)
   end
 
-  function L.alive(q) return q.n > 0 and now - q.asked < q.lasts end
-
   function L.node_of(queue, suffix)
-    local name = queue .. '|' .. suffix
-    local node = nodes[name]
+    if suffix == windows.ROOT then return L.queue_of(queue) end
+    local key = queue .. '|' .. suffix
+    local node = nodes[key]
     if node then return node end
     local attributes = match(suffix, '^w:([^:]*)')
     node = {
-      name = name, queue = queue, suffix = suffix, number = L.numbers[attributes],
+      key = key, queue = queue, suffix = suffix, number = call.numbers[attributes],
       n = 0, same = false, units = false, -- line_units.lua
       v = 0, tags = nil, changed = false, moved = false, list = nil, more = nil,
-      shared = attributes == '' or not find(',' .. attributes .. ',', ',tenant,', 1, true),
+      shared = not find(',' .. attributes .. ',', ',tenant,', 1, true),
     }
-    nodes[name] = node
-    local record = L.read('u', 'n ' .. name)
+    nodes[key] = node
+    local record = not call.only_tenants and L.read('u', key) -- else flows count what waits there
     if record then
       local n, v, units = match(record, '^(%d+) (%d+) (%S+)$')
       node.n, node.v = n + 0, v + 0
@@ -200,24 +183,48 @@ local function new_line(call)
     return node
   end
 
-  function L.new_flow(id, weight, tenant, suffixes, list, own_text)
+  -- Where only tenants count, the flow's own record counts what waits at the tenant's scope.
+  function L.nodes_of(flow)
+    local holder = call.only_tenants and L.queue_of(flow.queue) or flow
+    local list = holder.nodes
+    if list then return list end
+    list = {}
+    for _, suffix in ipairs(call.only_tenants and {} or L.suffixes_of(flow)) do
+      if suffix ~= windows.ROOT then list[#list + 1] = L.node_of(flow.queue, suffix) end
+    end
+    list[#list + 1] = L.queue_of(flow.queue)
+    holder.nodes = list
+    return list
+  end
+
+  function L.new_flow(id, weight, tenant, suffixes, own_text)
     local queue = match(id, '^([^|]*)')
-    return {
-      id = id, queue = queue, values = sub(id, #queue + 1), weight = weight, tag = 0, hour = nil,
-      batch = byte(queue, -1) == 33,
+    return { -- 32 fields, as one more makes the table twice as large
+      id = id, queue = queue, values = sub(id, #queue + 1), batch = byte(queue, -1) == 33,
       n = 0, same = false, units = false, -- line_units.lua
-      rest = nil,                         -- of its record, if that was not read to the end
-      tenant = tenant, suffixes = suffixes, list = list, own_text = own_text,
-      own = windows.own_parameters(call, own_text),
+      weight = weight, tag = 0, hour = nil, tenant = tenant, suffixes_text = suffixes, suffixes = nil,
+      own_text = own_text, own = windows.own_parameters(call, own_text),
       changed = false, suffix = nil, rank = nil, score = nil, opened = false,
       stored_suffix = nil, stored_rank = nil, stored_score = nil,
       heads = nil, head = 1, popped = 0, -- the first tickets, and how many of them were taken
       first = nil,                       -- the first one that is left
-      scopes = nil, nodes = nil, gone = nil, static = nil, between = nil, foreign = nil,
+      scopes = nil, nodes = nil, static = nil, foreign = nil,
     }
   end
 
-  function L.brief_flow(id)
+  function L.suffixes_of(flow)
+    local list, n = flow.suffixes, 0
+    if list then return list end
+    list = {nil, nil}
+    for suffix in gmatch(flow.suffixes_text, '[^+]+') do
+      n = n + 1
+      list[n] = suffix
+    end
+    flow.suffixes = list
+    return list
+  end
+
+  function L.flow_of(id)
     local flow = flows[id]
     if flow ~= nil then return flow end
     local record = L.read('f', id)
@@ -225,68 +232,32 @@ local function new_line(call)
       flows[id] = false
       return false
     end
-    local n, units, hour, weight, tag, rest = match(record, '^(%d+) (%S+) (%S+) (%d+) (%d+) (.*)$')
-    local queue = match(id, '^([^|]*)')
-    flow = {
-      id = id, queue = queue, values = sub(id, #queue + 1), weight = weight + 0, tag = tag + 0,
-      hour = hour, n = n + 0, same = false, units = false, rest = rest, changed = false, popped = 0,
-      batch = byte(queue, -1) == 33,
-    }
+    local n, units, hour, weight, tag, suffix, rank, tenant, suffixes, own =
+      match(record, '^(%d+) (%S+) (%S+) (%d+) (%d+) (%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
+    flow = L.new_flow(id, weight + 0, tenant, suffixes, own)
+    flow.n, flow.hour, flow.tag = n + 0, hour, tag + 0
     line_units.parse(call, flow, units)
-    flows[id] = flow
-    return flow
-  end
-
-  -- A flow that is known in brief is completed. Others are read at once, as a table that grows is
-  -- copied.
-  function L.flow_of(id)
-    local flow = flows[id]
-    if flow == false or flow and not flow.rest then return flow end
-    local record = flow and flow.rest or L.read('f', id)
-    if not record then
-      flows[id] = false
-      return false
-    end
-    local suffix, rank, tenant, list, own, n, units, hour, weight, tag
-    if flow then
-      suffix, rank, tenant, list, own = match(record, '^(%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
-    else
-      n, units, hour, weight, tag, suffix, rank, tenant, list, own =
-        match(record, '^(%d+) (%S+) (%S+) (%d+) (%d+) (%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
-    end
-    local suffixes, count = {nil, nil}, 0
-    for s in gmatch(list, '[^+]+') do
-      count = count + 1
-      suffixes[count] = s
-    end
-    if flow then
-      flow.rest, flow.tenant, flow.suffixes, flow.list, flow.head = nil, tenant, suffixes, list, 1
-      flow.own_text, flow.own = own, windows.own_parameters(call, own)
-    else
-      flow = L.new_flow(id, weight + 0, tenant, suffixes, list, own)
-      flow.n, flow.hour, flow.tag = n + 0, hour, tag + 0
-      line_units.parse(call, flow, units)
-      flows[id] = flow
-    end
     if suffix ~= '-' then
       flow.suffix, flow.rank, flow.stored_suffix, flow.stored_rank = suffix, rank, suffix, rank
     end
+    flows[id] = flow
     return flow
   end
 
   function L.ticket(id)
     local record = L.read('t', id)
     if not record then return nil end
-    local costs, values, key = match(record, '^(%S*) (%S*) (%S+)$', 17)
+    local rank, costs, values, key = match(record, '^(................)(%S*) (%S*) (%S+)$')
     if costs == '' then costs = 'requests=1' end
-    return match(id, '^[^/]*') .. values, costs, key, sub(record, 1, 16)
+    return values, costs, key, rank
+  end
+
+  function L.flow_name(id)
+    local values = L.ticket(id)
+    return values and match(id, '^[^/]*') .. values
   end
 
   add_writing(L)
-  return setmetatable(L, {__index = function(_, name)
-    setmetatable(L, nil)
-    add_fairness(L)
-    add_places(L)
-    return L[name]
-  end})
+  if L.before == 0 then L.read_queues() end
+  return L
 end

@@ -5,6 +5,7 @@
 -- ask when the next ticket fits: their appointments are SPACING apart.
 --
 -- appointments is a table of
+--   kept(q, now)                            whether servers ask for the queue
 --   nudge(q, now, time) -> 1 or 0           whether a server has to be woken for a ticket that is
 --                                           expected to start at `time`
 --   next(q, now, time, own) -> time         when a server shall ask again if the next ticket may
@@ -24,6 +25,9 @@ local appointments = {
   LATEST = 1000000, -- us until the next server asks, at the latest
   SPREAD = 2000000, -- us until the last of many servers asks
 }
+
+-- A queue that no server has asked for is dead after a minute, claims after 2 s.
+function appointments.kept(q, now) return now - q.asked < (q.claims and 2000000 or 60000000) end
 
 -- No server is woken if one asks by then.
 function appointments.nudge(q, now, time)

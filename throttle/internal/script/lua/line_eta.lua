@@ -25,7 +25,7 @@ local function new_estimate(L, waiting, others_waiting)
   local PACED = 60000000 -- us: batches are spread over windows of at most this period
   local READ = 64        -- tickets that are read to know what they cost
 
-  local call, units_of = L.call, line_units.of_unit
+  local call, fair, units_of = L.call, once(new_fair, L), line_units.of_unit
   local P = call.P
 
   -- of_batches returns what batches take, by their share, while live tickets take so many units; and
@@ -46,7 +46,7 @@ local function new_estimate(L, waiting, others_waiting)
     for name, q in pairs(L.queues) do -- sides share as line_order.lua says
       if q.batch == flow.batch and name ~= flow.queue and L.alive(q) then
         all, flows, alone = all + q.weights, flows + q.flows, false
-        if q.with == own.with then
+        if q.server == own.server then
           of_server, priorities = of_server + q.weights, priorities + q.priority
         end
       end
@@ -54,7 +54,7 @@ local function new_estimate(L, waiting, others_waiting)
     local share_of_side = of_server / all * own.priority / priorities
     local others = max(0, weights / flow.weight / share_of_side - 1)
     local node = L.node_of(flow.queue, scope.suffix)
-    local debt = max(0, L.tag_of(node, flow) - node.v) * flow.weight / 1000 / L.share(node, costs)
+    local debt = max(0, fair.tag_of(node, flow) - node.v) * flow.weight / 1000 / fair.share(node, costs)
     local share = floor((before + debt * cost) * others + 1e-6)
     local expected = share + ceil(others) * cost
     return expected, alone and expected + flows * largest or MOST
@@ -109,7 +109,6 @@ local function new_estimate(L, waiting, others_waiting)
   end
 
   return function(flow, list, at, costs, behind, all_first, fits)
-    if flow.rest and not call.only_tenants then L.flow_of(flow.id) end -- its tenant counts
     local batch, wasted = flow.batch, nil
     local time, soonest, earliest, opens, waits, binds, known = at, at, at, at, 0, 0, true
     for s = 1, #list do
@@ -210,7 +209,7 @@ local function new_eta(L)
     known = {0, MOST, 0}
     for name, q in pairs(L.queues) do
       if q.batch == batch and name ~= flow.queue and L.alive(q) then
-        local of = own_only and L.brief_flow(name .. flow.values) or L.node_of(name, scope.suffix)
+        local of = own_only and L.flow_of(name .. flow.values) or L.node_of(name, scope.suffix)
         if of.n > 0 then
           local sum, least, most = units_of(of, unit)
           known[1], known[2], known[3] = known[1] + sum, min(known[2], least), max(known[3], most)

@@ -5,21 +5,20 @@
 -- over the tenant's weight. The least tag goes first. V, the node's virtual time, is the tag of the
 -- last grant. A tenant that was idle begins there: it has saved up nothing.
 --
--- add_fairness(L) adds to a line:
+-- new_fair(L) returns a table of
 --   part_of(scope, costs) -> part   what costs, by window, are of the scope's tightest window
 --   share(node, costs) -> part      the same of a node, in parts of a tag
 --   tag_of(node, flow) -> tag       of the flow's tenant
---   set_tag(node, flow, tag)
 --   charge(flow, costs, sign)       moves the tags for a grant (1), or back for one put back (-1)
+--   keep_tag(node, flow)            keeps the tag of a flow whose last ticket has left
 --   score(node, flow) -> score      by which the flow stands at the node
 
-local function add_fairness(L)
+local function new_fair(L)
   local SHARE = 100000000 -- what a tag moves by for all that a window holds
 
-  local call = L.call
-  local P = call.P
+  local call, fair = L.call, {}
 
-  function L.part_of(scope, costs)
+  function fair.part_of(scope, costs)
     local of, part = scope.of.windows, 0
     for j = 1, #of do
       local i = of[j]
@@ -30,31 +29,31 @@ local function add_fairness(L)
   end
 
   -- Where a node has no window, or the costs take nothing of it, a slot counts.
-  function L.share(node, costs)
+  function fair.share(node, costs)
     if not node.number then return SHARE / 1000 end
     if node.part_of ~= costs then
-      local part = L.part_of(scopes.open(call, node.suffix, node.number, nil), costs.windows)
+      local part = fair.part_of(scopes.open(call, node.suffix, node.number, nil), costs.windows)
       node.part_of, node.part = costs, part > 0 and part or SHARE / 1000
     end
     return node.part
   end
 
   -- Where only tenants count, a tenant has one flow, and its record holds the tag.
-  function L.tag_of(node, flow)
+  function fair.tag_of(node, flow)
     if call.only_tenants and flow.n > 0 then return flow.tag end
     node.tags = node.tags or {}
     local tag = node.tags[flow.tenant]
     if not tag then
       tag = 0
       if L.before > 0 then
-        tag = (redis.call('ZSCORE', P .. 'g:' .. node.name, flow.tenant) or 0) + 0
+        tag = (redis.call('ZSCORE', call.P .. 'g:' .. node.key, flow.tenant) or 0) + 0
       end
       node.tags[flow.tenant] = tag
     end
     return tag
   end
 
-  function L.set_tag(node, flow, tag)
+  local function set_tag(node, flow, tag)
     if call.only_tenants then flow.tag, flow.changed = tag, true end
     if not call.only_tenants or flow.n == 0 then
       node.tags = node.tags or {}
@@ -64,13 +63,17 @@ local function add_fairness(L)
     end
   end
 
+  function fair.keep_tag(node, flow)
+    if call.only_tenants and flow.tag > node.v then set_tag(node, flow, flow.tag) end
+  end
+
   -- Weights are in thousandths.
-  function L.charge(flow, costs, sign)
+  function fair.charge(flow, costs, sign)
     local list = L.nodes_of(flow)
     for i = 1, #list do
       local node = list[i]
       if node.shared then
-        local tag = L.tag_of(node, flow)
+        local tag = fair.tag_of(node, flow)
         if sign > 0 then
           if tag < node.v then
             tag = node.v
@@ -78,20 +81,19 @@ local function add_fairness(L)
             node.v, node.changed, node.moved = tag, true, true
           end
         end
-        local step = max(1, ceil(L.share(node, costs) * 1000 / flow.weight))
-        L.set_tag(node, flow, max(0, tag + sign * step))
+        local step = max(1, ceil(fair.share(node, costs) * 1000 / flow.weight))
+        set_tag(node, flow, max(0, tag + sign * step))
       end
     end
   end
 
   -- At a node of one tenant the rank of a flow's first ticket counts.
-  function L.score(node, flow)
+  function fair.score(node, flow)
     if not node.shared then return flow.rank + 0 end
-    local tag = L.tag_of(node, flow)
-    if tag < node.v then
-      tag = node.v
-      if call.only_tenants then flow.tag = tag end
-    end
+    local tag = max(fair.tag_of(node, flow), node.v)
+    if call.only_tenants then flow.tag = tag end
     return tag
   end
+
+  return fair
 end

@@ -1,17 +1,32 @@
 -- line_leave.lua: how tickets leave a line untaken, and what else few calls ask of it.
 --
--- add_leaving(L, J, expected, with_slots) adds to the verbs of line_join.lua those that are set up
--- when they are first asked for. Besides those that it lists:
---   place_first(flow, rank, costs)   has a flow wait where its new first ticket has to
+-- new_leave(L, J) returns a table of verbs; J is that of line_join.lua:
 --   new_flow(r) -> flow              the flow of a request that has none in line
+--   place_first(flow, id, rank, costs)
+--                                    puts a flow where it has to wait, if its new ticket `id` is its
+--                                    first one
+--   somebody_waits(r, id)            whether tickets other than `id` wait at the request's scopes
 --   granted(r, list)                 counts the grant of a request that did not wait, for batches
+--   expect(r, list, at, fits) -> expected, latest, binds
+--                                    when a request without a place would start
+--   stands(r, list, at, fits) -> expected, latest, binds
+--                                    when its ticket is expected to start, or without one the last
+--                                    of its flow; nil if it does not wait
+--   remove(id)                       takes a ticket out of the line; whether it was there
+--   take_back(r)                     undoes what a taken ticket moved of its tenant's tags
+--   untook(r)                        counts a ticket that was put back no more as one that had a slot
+--   refresh(r)                       writes a flow's weight and own parameters as they are now
+--   waits_at(suffix)                 whether a flow waits at this scope
+--   look_again(suffixes)             lets the flows that wait at these scopes be looked at: something
+--                                    was given back there
+--   sweep()                          removes claims whose process is gone
 
-local function add_leaving(L, J, expected, with_slots)
+local function new_leave(L, J)
   local gsub = string.gsub
 
   local SWEPT = 64 -- claims that one call removes
 
-  local call = L.call
+  local call, fair, places, leave = L.call, once(new_fair, L), once(new_places, L), {}
   local P, now = call.P, call.now
   local function order() return once(new_order, L, {}, false) end
 
@@ -23,26 +38,35 @@ local function add_leaving(L, J, expected, with_slots)
     end))
   end
 
-  function J.new_flow(r)
-    local list = concat(r.suffixes, '+')
-    return L.new_flow(r.flow, r.weight + 0, r.tenant, r.suffixes, list, own_text(r.own))
+  function leave.new_flow(r)
+    local before = L.flows[r.flow]
+    local flow = L.new_flow(r.flow, r.weight + 0, r.tenant, concat(r.suffixes, '+'), own_text(r.own))
+    if before then -- it was left in this call, and its place is not written yet
+      flow.stored_suffix, flow.stored_rank = before.stored_suffix, before.stored_rank
+    end
+    return flow
   end
 
   -- A take by other limits looks at the flow again.
-  function J.place_first(flow, rank, costs)
-    L.place(flow, rank, costs)
-    local known, limits = L.read('u', 'limits'), windows.limits()
+  function leave.place_first(flow, id, rank, costs)
+    if flow.n > 1 then
+      flow.heads, flow.first = nil, nil
+      local first = places.first_ticket(flow)
+      if not first or first.id ~= id then return end
+    end
+    places.place(flow, {rank = rank, costs = costs})
+    local known, limits = redis.call('GET', P .. 'l'), windows.limits()
     if not known then
-      L.write('u', 'limits', limits)
-    elseif known ~= limits then
-      L.due(flow.queue, flow.suffix, now)
+      redis.call('SET', P .. 'l', '0 ' .. limits, 'EX', L.ttl)
+    elseif match(known, ' (.*)$') ~= limits then
+      places.due(flow.queue, flow.suffix, now)
     end
   end
 
   -- is_only tells whether the ticket `id` is the only one of a flow that waits at this node.
   local function is_only(id, queue, suffix)
-    local own = L.ticket(id)
-    local flow = own and L.flow_of(own)
+    local name = L.flow_name(id)
+    local flow = name and L.flow_of(name)
     return flow and flow.n == 1 and flow.queue == queue and flow.suffix == suffix
   end
 
@@ -54,7 +78,7 @@ local function add_leaving(L, J, expected, with_slots)
     return false
   end
 
-  function J.granted(r, list)
+  function leave.granted(r, list)
     order().charge(J.flow_for(r), list, windows.costs_of(call, r.costs_text))
     order().write()
   end
@@ -62,7 +86,7 @@ local function add_leaving(L, J, expected, with_slots)
   -- Tickets that wait for slots only, where no window is shared, hold up no request that has a
   -- slot. But the first of the request's own flow may cost more, and have no room any more. Those of
   -- a batch hold up no live request, unless it owes them.
-  function J.somebody_waits(r, id)
+  function leave.somebody_waits(r, id)
     local batch = r.batch
     if call.batches and not batch and owed_there(r) then return true end
     for name, q in pairs(L.queues) do
@@ -75,94 +99,82 @@ local function add_leaving(L, J, expected, with_slots)
         end
       end
     end
-    local own = not L.numbers[''] and L.flow_of(r.flow)
+    local own = not call.numbers[''] and L.flow_of(r.flow)
     if own and own.suffix == windows.ROOT and own.same ~= windows.costs_of(call, r.costs_text) then
-      local first = L.first_ticket(own)
-      return first and first.id ~= id and L.blocker(own, first.costs) and true or false
+      local first = places.first_ticket(own)
+      return first and first.id ~= id and places.blocker(own, first.costs) and true or false
     end
     return false
   end
 
-  function J.expect(r, list, at, fits)
+  function leave.expect(r, list, at, fits)
     local flow, costs = J.flow_for(r), windows.costs_of(call, r.costs_text)
     list, at = windows.resumed(r, list, at)
-    return expected(flow, list, at, costs, nil, true, fits)
+    return J.expected(flow, list, at, costs, nil, true, fits)
   end
 
-  function J.stands(r, list, at, fits)
+  function leave.stands(r, list, at, fits)
     local flow = L.flow_of(r.flow)
     if not flow or flow.n == 0 then return nil end
     local key = P .. 'f:' .. flow.id
     local id = r.ticket or redis.call('ZRANGE', key, '-1', '-1')[1]
     local behind = id and redis.call('ZRANK', key, id)
     if not behind then return nil end
-    local of, text = L.ticket(id)
-    if of ~= flow.id then return nil end
+    local _, text = L.ticket(id)
+    if L.flow_name(id) ~= flow.id then return nil end
     list, at = windows.resumed(r, list, at)
-    local low, high, binds = expected(flow, list, at, windows.costs_of(call, text), behind, false, fits)
-    return with_slots(r, flow, behind, low, high, binds)
+    local low, high, binds =
+      J.expected(flow, list, at, windows.costs_of(call, text), behind, false, fits)
+    return J.with_slots(r, flow, behind, low, high, binds)
   end
 
-  -- first_left has the nodes looked at that a flow's first ticket may have held up.
-  local function first_left(flow)
-    for name, q in pairs(L.queues) do
-      if name == flow.queue or q.n > 0 and L.due_at(name, flow.suffix) then
-        L.due(name, flow.suffix, now)
-      end
-    end
-    L.reopen(flow, nil)
-  end
-
-  function J.remove(id)
-    local of, text = L.ticket(id)
-    if not of then return false end
-    local flow = L.flow_of(of)
+  function leave.remove(id)
+    local name = L.flow_name(id)
+    if not name then return false end
+    local flow, _, text = L.flow_of(name), L.ticket(id)
     L.flush_added()
     if not flow then
       L.write('t', id, false)
       L.count = L.count - 1
       return true
     end
-    local first = redis.call('ZRANGE', P .. 'f:' .. of, '0', '0')[1]
-    if first == id and flow.suffix then first_left(flow) end
-    redis.call('ZREM', P .. 'f:' .. of, id)
-    L.forget(flow, id, windows.costs_of(call, text))
+    local first = redis.call('ZRANGE', P .. 'f:' .. name, '0', '0')[1]
+    if first == id and flow.suffix then -- it may have held up others
+      places.look_again(flow.suffix)
+      places.reopen(flow, nil)
+    end
+    redis.call('ZREM', P .. 'f:' .. name, id)
+    places.forget(flow, id, windows.costs_of(call, text))
     if first == id and flow.n > 0 then
-      flow.heads, flow.first, flow.read_to_end = nil, nil, nil
-      local second = L.first_ticket(flow)
-      if second then L.place(flow, second.rank, second.costs) end
+      flow.heads, flow.first = nil, nil
+      local second = places.first_ticket(flow)
+      if second then places.place(flow, second) end
     end
     return true
   end
 
-  function J.refresh(r)
+  function leave.refresh(r)
     local flow = L.flow_of(r.flow)
     if not flow or flow.n == 0 then return end
     local q = L.queue_of(flow.queue)
     q.weights, q.changed = max(0, q.weights + r.weight - flow.weight), true
     flow.weight, flow.own_text, flow.changed = r.weight + 0, own_text(r.own), true
     flow.own = windows.own_parameters(call, flow.own_text)
-    if flow.suffix then L.due(flow.queue, flow.suffix, now) end
+    if flow.suffix then places.due(flow.queue, flow.suffix, now) end
   end
 
-  function J.waits_at(suffix)
+  function leave.waits_at(suffix)
     for name, q in pairs(L.queues) do
-      if q.n > 0 and L.due_at(name, suffix) then return true end
+      if q.n > 0 and places.due_at(name, suffix) then return true end
     end
     return false
   end
 
-  function J.look_again(suffixes)
-    for name, q in pairs(L.queues) do
-      if q.n > 0 then
-        for i = 1, #suffixes do
-          if L.due_at(name, suffixes[i]) then L.due(name, suffixes[i], now) end
-        end
-      end
-    end
+  function leave.look_again(suffixes)
+    for i = 1, #suffixes do places.look_again(suffixes[i]) end
   end
 
-  function J.sweep()
+  function leave.sweep()
     local left, last = SWEPT, format('%d', SWEPT)
     for name, q in pairs(L.queues) do
       if q.claims and q.n > 0 and not L.alive(q) then
@@ -170,7 +182,7 @@ local function add_leaving(L, J, expected, with_slots)
           local node = P .. 'n:' .. name .. '|' .. suffix
           for _, member in ipairs(redis.call('ZRANGE', node, '0', last)) do
             for _, id in ipairs(redis.call('ZRANGE', P .. 'f:' .. sub(member, 18), '0', last)) do
-              if left > 0 and J.remove(id) then left = left - 1 end
+              if left > 0 and leave.remove(id) then left = left - 1 end
             end
           end
         end
@@ -178,19 +190,20 @@ local function add_leaving(L, J, expected, with_slots)
     end
   end
 
-  function J.untook(r)
+  function leave.untook(r)
     local flow = L.flow_of(r.flow)
     local q = flow and L.queues[flow.queue]
     if q and q.taken > 0 then q.taken, q.changed = q.taken - 1, true end
   end
 
-  function J.take_back(r)
+  function leave.take_back(r)
     local flow = L.flow_of(r.flow)
-    if not flow or flow.n == 0 then flow = J.new_flow(r) end
-    L.charge(flow, windows.costs_of(call, r.costs_text), -1)
+    if not flow or flow.n == 0 then flow = leave.new_flow(r) end
+    fair.charge(flow, windows.costs_of(call, r.costs_text), -1)
     if flow.n > 0 and flow.suffix then
-      flow.score = L.score(L.node_of(flow.queue, flow.suffix), flow)
+      flow.score = fair.score(L.node_of(flow.queue, flow.suffix), flow)
     end
   end
 
+  return leave
 end

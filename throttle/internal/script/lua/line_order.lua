@@ -40,7 +40,7 @@ local function new_order(L, names, strict)
   local KEPT = 60000     -- ms for which tags are kept, at least
   local LIVE, BATCH = 1, 2
 
-  local call = L.call
+  local call, fair, places = L.call, once(new_fair, L), once(new_places, L)
   local P, now, ROOT = call.P, call.now, windows.ROOT
   local O = {root = {suffix = ROOT, of = {windows = {}}}}
   local mine, sides, turns, servers = {}, {}, {}, {}
@@ -50,22 +50,22 @@ local function new_order(L, names, strict)
     local asks = q.first > late and q.first or q.last > late and q.last
     if q.n > 0 and (mine[name] or asks and L.alive(q)) then
       sides[#sides + 1] = {q = q, own = mine[name], asks = asks}
-      servers[q.with] = true
+      servers[q.server] = true
     end
   end
-  table.sort(sides, function(a, b) return a.q.name < b.q.name end) -- equal tags go by name
+  table.sort(sides, function(a, b) return a.q.queue < b.q.queue end) -- equal tags go by name
   local many_servers = next(servers, next(servers)) ~= nil
 
   local function part_of(scope, costs)
-    local part = L.part_of(scope, costs)
+    local part = fair.part_of(scope, costs)
     return part > 0 and part or SLOT
   end
 
   -- due_at tells when a side's flows at a scope may fit; nil if none waits there. Those of another
   -- server that fit everywhere wait at ROOT, and want room of all scopes.
   local function due_at(side, suffix)
-    local due = L.due_at(side.q.name, suffix)
-    return due or not side.own and L.due_at(side.q.name, ROOT) or nil
+    local due = places.due_at(side.q.queue, suffix)
+    return due or not side.own and places.due_at(side.q.queue, ROOT) or nil
   end
 
   -- lapses tells until when room is left to a side of another server, 0 if it is not.
@@ -82,9 +82,9 @@ local function new_order(L, names, strict)
     local due = due_at(side, suffix)
     if not due then return nil end
     if call.only_tenants and scope.of.of_tenant then
-      of = L.flow_of(side.q.name .. flow.values)
+      of = L.flow_of(side.q.queue .. flow.values)
     else
-      of = L.node_of(side.q.name, suffix)
+      of = L.node_of(side.q.queue, suffix)
     end
     if not of or of.n == 0 or of.suffix ~= suffix and of.suffix ~= ROOT then return nil end
     return {
@@ -108,8 +108,8 @@ local function new_order(L, names, strict)
 
   -- flows_weight returns the weight of a side's flows that wait at a scope, or at ROOT if none does.
   local function flows_weight(q, suffix)
-    local flows = redis.call('ZCARD', P .. 'n:' .. q.name .. '|' .. suffix)
-    if flows == 0 then flows = redis.call('ZCARD', P .. 'n:' .. q.name .. '|' .. ROOT) end
+    local flows = redis.call('ZCARD', P .. 'n:' .. q.queue .. '|' .. suffix)
+    if flows == 0 then flows = redis.call('ZCARD', P .. 'n:' .. q.queue .. '|' .. ROOT) end
     return max(1, flows * q.weights / max(1, q.flows))
   end
 
@@ -119,12 +119,12 @@ local function new_order(L, names, strict)
     local alike = turn.scope.of.of_tenant or not many_servers
     for k = 1, #list do
       local e, q = list[k], list[k].side.q
-      local server = servers_of[e.class][q.with] or {priorities = 0, flows = 0}
+      local server = servers_of[e.class][q.server] or {priorities = 0, flows = 0}
       local weight = server.flows == 0 and 1 or 0
       if not alike then weight = flows_weight(q, turn.scope.suffix) end
       server.priorities, server.flows = server.priorities + q.priority, server.flows + weight
       flows[e.class] = flows[e.class] + weight
-      servers_of[e.class][q.with], e.server = server, server
+      servers_of[e.class][q.server], e.server = server, server
     end
     turn.both = flows[LIVE] > 0 and flows[BATCH] > 0
     for k = 1, #list do
@@ -141,7 +141,7 @@ local function new_order(L, names, strict)
     local joint, live_waited = {turn.v, turn.v}, false
     for k = 1, #turn.list do
       local e = turn.list[k]
-      e.tag = e.tag or turn.tags[e.side.q.name] or -1
+      e.tag = e.tag or turn.tags[e.side.q.queue] or -1
       if e.class == LIVE and e.tag >= turn.v then live_waited = true end
     end
     for k = 1, #turn.list do
@@ -160,18 +160,18 @@ local function new_order(L, names, strict)
 
   local function add(turn, e)
     turn.list[#turn.list + 1] = e
-    turn.of[e.side.q.name] = e
+    turn.of[e.side.q.queue] = e
   end
 
   -- look reads which sides wait at the scope of a turn, and its record, unless one waits there alone.
   local function look(turn, flow)
     turn.stale = false
     for k = 1, #sides do
-      local e = not turn.of[sides[k].q.name] and new_entry(sides[k], flow, turn.scope)
+      local e = not turn.of[sides[k].q.queue] and new_entry(sides[k], flow, turn.scope)
       if e then add(turn, e) end
     end
     local first = turn.list[1]
-    if not flow.batch and (not first or not turn.list[2] and first.side.q.name == flow.queue) then return end
+    if not flow.batch and (not first or not turn.list[2] and first.side.q.queue == flow.queue) then return end
     if not turn.of[flow.queue] then -- a newcomer, or a side whose flows wait at ROOT
       add(turn, {
         side = {q = L.queue_of(flow.queue), own = true}, of = flow, tag = false, weight = 1, step = false,
@@ -198,10 +198,10 @@ local function new_order(L, names, strict)
     for k = 1, #sides do
       local side = sides[k]
       if side.narrow == nil then
-        local at_root = L.due_at(side.q.name, ROOT) and 1 or 0
-        side.narrow = redis.call('ZCARD', P .. 'd:' .. side.q.name) > at_root
+        local at_root = places.due_at(side.q.queue, ROOT) and 1 or 0
+        side.narrow = redis.call('ZCARD', P .. 'd:' .. side.q.queue) > at_root
       end
-      if side.narrow and side.q.name ~= flow.queue and L.due_at(side.q.name, suffix) then return false end
+      if side.narrow and side.q.queue ~= flow.queue and places.due_at(side.q.queue, suffix) then return false end
     end
     return true
   end
@@ -230,7 +230,7 @@ local function new_order(L, names, strict)
   -- this call, and waits at ROOT by now, still wants it.
   local function waits(turn, e)
     local suffix = turn.scope.suffix
-    return e.of.n > 0 and (not e.side.own or L.due_at(e.side.q.name, suffix) or
+    return e.of.n > 0 and (not e.side.own or places.due_at(e.side.q.queue, suffix) or
       suffix ~= ROOT and e.of.opened and e.of.suffix == ROOT)
   end
 
@@ -244,7 +244,7 @@ local function new_order(L, names, strict)
   local function leave_room(room, turn, e, own)
     local lapses = e.lapses
     if e.side.own then
-      local due = L.due_at(e.side.q.name, turn.scope.suffix)
+      local due = places.due_at(e.side.q.queue, turn.scope.suffix)
       if due and due > now then
         room.held = max(room.held or 0, due)
         return
@@ -296,10 +296,10 @@ local function new_order(L, names, strict)
     local best, first
     for i = 1, #list do
       local q, turn, e = list[i], turns[ROOT], nil
-      if turn and turn.shared and not turn.stale then e = turn.of[q.name] end
+      if turn and turn.shared and not turn.stale then e = turn.of[q.queue] end
       if not e then
-        local scope = L.numbers[''] and scopes.open(call, ROOT, L.numbers[''], nil) or O.root
-        turn, e = turn_of({queue = q.name, values = '', batch = q.batch, n = q.n}, scope)
+        local scope = call.numbers[''] and scopes.open(call, ROOT, call.numbers[''], nil) or O.root
+        turn, e = turn_of({queue = q.queue, values = '', batch = q.batch, n = q.n}, scope)
       end
       if not best or e and first and goes_before(e, first) then best, first = i, e end
     end
@@ -333,7 +333,7 @@ local function new_order(L, names, strict)
   function O.charge(flow, list, costs)
     if not sides[2] and not flow.batch then return end
     for s = 1, #list do charge_at(flow, list[s], costs) end
-    if not L.numbers[''] then charge_at(flow, O.root, costs) end
+    if not call.numbers[''] then charge_at(flow, O.root, costs) end
   end
 
   -- write_turn writes the tags at a scope, and keeps them until its windows are empty.

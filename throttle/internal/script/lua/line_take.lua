@@ -1,6 +1,6 @@
 -- line_take.lua: takes tickets from a line.
 --
--- new_take(L) -> T, with these verbs:
+-- new_take(L) returns a table of
 --   put_back(record)   puts back the tickets that a process took and has not acknowledged, at their
 --                      ranks; their units stay charged
 --   take(queues, strict, want, own, taken) -> next
@@ -19,8 +19,7 @@ local function new_take(L)
 
   local call = L.call
   local P, now, ROOT = call.P, call.now, windows.ROOT
-  local head_of, settle_in, move, open_node = new_lists(L)
-  local T = {}
+  local fair, places, lists = once(new_fair, L), once(new_places, L), new_lists(L)
 
   -- hand_out adds a ticket to what is taken: its text, when it was granted, and how much each
   -- window has counted then. What never fits is not charged, and says nothing of the windows. The
@@ -29,11 +28,11 @@ local function new_take(L)
     local n = #taken
     local text = ticket.id .. ' ' .. ticket.costs.text .. ' ' .. ticket.rank .. ' ' ..
       flow.id .. ' ' .. ticket.key .. ' ' .. flow.tenant .. ' ' .. status
-    if flow.foreign then text = text .. ':' .. flow.list end
+    if flow.foreign then text = text .. ':' .. flow.suffixes_text end
     taken[n + 1], taken[n + 2] = text, at
     taken.n = taken.n + 1
     if not flow.static then -- the same for all of its tickets
-      flow.static = format(' %d ', flow.weight) .. flow.list .. ';' .. flow.own_text
+      flow.static = format(' %d ', flow.weight) .. flow.suffixes_text .. ';' .. flow.own_text
     end
     local kept = taken.kept
     local k = #kept
@@ -52,87 +51,80 @@ local function new_take(L)
     local list = flow.scopes
     if never then
       hand_out(taken, flow, ticket, '7', now)
-      L.reopen(flow, nil)
+      places.reopen(flow, nil)
     elseif #list < #call.scopes -- it joined when the policy had not all of them
       or flow.own and flow.own['!'] and flow.own['!'][2] == 1 then
       hand_out(taken, flow, ticket, '8', now)
     else
       local id = call.leases and windows.lease_bytes(call.id_base .. format('%06x', taken.n + 1))
       windows.take(call, list, ticket.costs.windows, at, 0, id)
-      L.charge(flow, ticket.costs, 1)
+      fair.charge(flow, ticket.costs, 1)
       if L.order then L.order.charge(flow, list, ticket.costs) end
       hand_out(taken, flow, ticket, '1', at)
     end
-    table.remove(root.list, 1)
     flow.head, flow.popped = flow.head + 1, flow.popped + 1
-    L.forget(flow, ticket.id, ticket.costs)
-    local second = flow.n > 0 and L.first_ticket(flow)
+    places.forget(flow, ticket.id, ticket.costs)
+    local second = flow.n > 0 and places.first_ticket(flow)
     if second then
       flow.rank, flow.changed = second.rank, true
-      flow.score = L.score(root, flow)
-      settle_in(root, flow)
+      lists.settle_in(root, flow, fair.score(root, flow))
+    else
+      table.remove(root.list, 1)
     end
   end
 
   -- serve_root takes from the flows of a side that wait for a slot, by tag: one ticket, if other
   -- sides may go next. It reads n flows at a time, and returns how many steps are left.
   local function serve_root(q, want, taken, steps, n, one)
-    local root = L.node_of(q.name, ROOT)
     while steps > 0 do
       steps = steps - 1
-      local flow, ticket = head_of(root, n)
+      local flow, ticket = lists.head_of(q, n)
       if not flow then
-        L.set_due(q.name, ROOT, false)
+        places.set_due(q.queue, ROOT, false)
         return steps
       end
-      local tag = L.tag_of(root, flow)
+      local tag = fair.tag_of(q, flow)
       if tag > flow.score then
-        -- The tenant's tag has moved since, by a grant to another of its flows.
-        table.remove(root.list, 1)
-        flow.score = tag
-        settle_in(root, flow)
+        lists.settle_in(q, flow, tag) -- it has moved since, by a grant to another flow of the tenant
       else
-        local blocked, opens, never = L.blocker(flow, ticket.costs)
+        local blocked, opens, never = places.blocker(flow, ticket.costs)
         if blocked and blocked.suffix == ROOT then
-          L.set_due(q.name, ROOT, opens)
+          places.set_due(q.queue, ROOT, opens)
           return steps
         elseif blocked then
-          table.remove(root.list, 1)
-          move(flow, ticket, blocked.suffix, opens)
-          L.reopen(flow, blocked.suffix)
+          lists.move(q, flow, ticket, blocked.suffix, opens)
+          places.reopen(flow, blocked.suffix)
         elseif taken.n >= want then
-          L.set_due(q.name, ROOT, now)
+          places.set_due(q.queue, ROOT, now)
           return steps
         else
-          hand_out_first(root, flow, ticket, taken, opens, never)
+          hand_out_first(q, flow, ticket, taken, opens, never)
           if one then return steps end
         end
       end
     end
-    L.set_due(q.name, ROOT, now)
+    places.set_due(q.queue, ROOT, now)
     return steps
   end
 
-  -- open has the flows of a side that have room where they wait go on to ROOT.
+  -- open lets the flows of a side that have room where they wait go on to ROOT.
   local function open(q)
-    local key, steps = P .. 'd:' .. q.name, STEPS
+    local key, steps = P .. 'd:' .. q.queue, STEPS
     local found = redis.call('ZRANGEBYSCORE', key, '-inf', format('%d', now), 'LIMIT', '0', DUE)
-    L.dues[q.name] = L.dues[q.name] or {}
-    local known = L.dues[q.name]
     for i = 1, #found do
-      if known[found[i]] == nil then known[found[i]] = now end
+      if q.dues[found[i]] == nil then q.dues[found[i]] = now end
     end
     for i = 1, #found do
-      local time = known[found[i]]
+      local time = q.dues[found[i]]
       if found[i] ~= ROOT and time and time <= now then
-        steps = open_node(L.node_of(q.name, found[i]), steps)
+        steps = lists.open_node(L.node_of(q.queue, found[i]), steps)
       end
     end
     for _, scope in pairs(call.open) do scope.ahead = nil end
   end
 
   local function due_now(q)
-    local time = q.n > 0 and L.due_at(q.name, ROOT)
+    local time = q.n > 0 and places.due_at(q.queue, ROOT)
     return time and time <= now
   end
 
@@ -163,8 +155,8 @@ local function new_take(L)
 
   -- look_again has nodes of a queue due that are not, some in each call, until it has been at all.
   local function look_again(q)
-    local found = redis.call('ZSCAN', P .. 'd:' .. q.name, q.look, 'COUNT', LOOKS)
-    for i = 1, #found[2], 2 do L.due(q.name, found[2][i], now) end
+    local found = redis.call('ZSCAN', P .. 'd:' .. q.queue, q.look, 'COUNT', LOOKS)
+    for i = 1, #found[2], 2 do places.due(q.queue, found[2][i], now) end
     q.look, q.changed = found[1] == '0' and '-' or found[1], true
     L.flush_dues()
   end
@@ -173,34 +165,32 @@ local function new_take(L)
   -- While workers disagree, in a rolling deploy, it begins once a second. After the clock was set
   -- back it does so too: nothing would be due until the clock has caught up.
   local function look_at_changes()
-    local known, limits, changed = L.read('u', 'limits'), windows.limits(), false
+    local text, limits, changed = redis.call('GET', P .. 'l'), windows.limits(), false
+    local since, known = match(text or '', '^(%d+) (.*)$')
     for _, q in pairs(L.queues) do
       if q.asked > now then q.asked, q.changed, changed = now, true, true end
       if q.look ~= '-' then known = limits end -- after this look, if they have changed since it began
     end
-    if known ~= limits and not (known and now < L.own.limits_at + CHANGES) then
-      L.write('u', 'limits', limits)
-      L.own.limits_at, L.own.changed = now, true
+    if known ~= limits and not (known and now < since + CHANGES) then
+      redis.call('SET', P .. 'l', format('%d ', now) .. limits, 'EX', L.ttl)
       changed = changed or known
     end
     if not changed then return end
     for _, q in pairs(L.queues) do q.look, q.changed = '0', true end
   end
 
-  function T.put_back(record)
+  local function put_back(record)
     local J = once(extras, call).new_join(L)
-    L.read_line()
+    L.read_queues()
     for ticket in gmatch(sub(record, 32), '[^\n]+') do
-      local id, costs, rank, flow_id, key, tenant, weight, list, own =
+      local id, costs, rank, flow_id, key, tenant, weight, suffixes, own =
         match(ticket, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) %d%S* (%S+) ([^;]*);([^\t]*)')
       if not L.read('t', id) then
-        local suffixes = {}
-        for suffix in gmatch(list, '[^+]+') do suffixes[#suffixes + 1] = suffix end
-        local flow = L.flow_of(flow_id) or L.new_flow(flow_id, weight + 0, tenant, suffixes, list, own)
+        local flow = L.flow_of(flow_id) or L.new_flow(flow_id, weight + 0, tenant, suffixes, own)
         J.join({
           ticket = id, flow = flow_id, queue = flow.queue, weight = weight + 0, tenant = tenant,
-          suffixes = suffixes, own = own, costs_text = costs, key = key, rank = rank,
-        }, L.scopes_of(flow))
+          suffixes = L.suffixes_of(flow), own = own, costs_text = costs, key = key, rank = rank,
+        }, places.scopes_of(flow))
       end
     end
   end
@@ -213,7 +203,7 @@ local function new_take(L)
       if q and q.n == 0 and q.last > 0 then
         q.first, q.last, q.changed = 0, 0, true -- its servers ask when they are nudged
       elseif q and q.n > 0 then
-        local head = redis.call('ZRANGE', P .. 'd:' .. q.name, '0', '0', 'WITHSCORES')[2]
+        local head = redis.call('ZRANGE', P .. 'd:' .. q.queue, '0', '0', 'WITHSCORES')[2]
         local at = head and head + 0 or appointments.latest(now)
         if not first or at < time then first, time = q, at end
       end
@@ -224,17 +214,17 @@ local function new_take(L)
   -- sides_of returns the sides of a take's queues in which anything waits, and the names of all. From
   -- now on these queues are known to be asked for together.
   local function sides_of(queues)
-    local names, sides, with = {}, {}, nil
+    local names, sides, server = {}, {}, nil
     for i = 1, #queues do names[i] = queues[i].name end
     for i = 1, call.batches and #queues or 0 do names[#names + 1] = names[i] .. '!' end
     for i = 1, #names do
       local q = L.queues[names[i]]
-      if q and (not with or q.with < with) then with = q.with end
+      if q and (not server or q.server < server) then server = q.server end
     end
     for i = 1, #names do
       local q = L.queues[names[i]]
       if q then
-        q.asked, q.with, q.changed = now, with, true
+        q.asked, q.server, q.changed = now, server, true
         q.priority = queues[(i - 1) % #queues + 1].priority
         if q.n > 0 then sides[#sides + 1] = q end
       end
@@ -242,11 +232,8 @@ local function new_take(L)
     return sides, names
   end
 
-  function T.take(queues, strict, want, own, taken)
-    local fields = {'line', 'limits'}
-    for i = 1, #queues do fields[2 + i] = 'n ' .. queues[i].name .. '|' .. ROOT end
-    L.read_all('u', fields)
-    L.read_line()
+  local function take(queues, strict, want, own, taken)
+    L.read_queues()
     look_at_changes()
     local sides, names = sides_of(queues)
     for i = 1, #sides do
@@ -255,9 +242,9 @@ local function new_take(L)
     if call.batches or next(L.queues, next(L.queues)) then L.order = new_order(L, names, strict) end
     serve(sides, want, taken)
     if L.order then L.order.write() end
-    L.flush()
+    L.flush_dues()
     return next_time(names, own)
   end
 
-  return T
+  return {put_back = put_back, take = take}
 end

@@ -36,7 +36,7 @@ local line_units = {
     local n = of.n + sign
     of.n, of.changed = n, true
     if n <= 0 then
-      of.n, of.same, of.units = 0, false, false
+      of.n, of.same, of.units, of.moved = 0, false, false, true
       return
     end
     if not of.units then

@@ -6,8 +6,7 @@
 --   flush_added()    writes the tickets that joined in this call, before somebody reads their flows
 --   flush_places()   writes at which nodes flows wait
 --   flush_dues()     writes when nodes are due
---   flush()          writes all but the queues' records; it may be called more than once
---   finish()         writes all that is left, when nothing else follows
+--   finish()         writes all, when nothing else follows
 
 local DAY = 86400 -- seconds for which a line's keys are kept, at least
 local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
@@ -16,36 +15,32 @@ local function add_writing(L)
 
   -- call_in_parts calls a command on a list of values, which may be too long for one call.
   local function call_in_parts(name, key, list)
-    local n = #list
-    if n == 0 then return end
-    if n <= PART then
-      redis.call(name, key, unpack(list))
-      return
+    for from = 1, #list, PART do
+      redis.call(name, key, unpack(list, from, min(#list, from + PART - 1)))
     end
-    for from = 1, n, PART do redis.call(name, key, unpack(list, from, min(n, from + PART - 1))) end
   end
 
   local call = L.call
-  local P, hour, flows = call.P, L.hour, L.flows
+  local P, now, flows, rank, hour = call.P, call.now, L.flows, L.rank, format('%d', call.now / 3600000000)
   local changes = {} -- of sorted sets, by key
 
   -- change notes the score that a sorted set gets for a member; without one the member leaves.
   local function change(key, member, score)
-    local of = changes[key]
-    if not of then
-      of = {add = {}, gone = {}}
-      changes[key] = of
+    local of_key = changes[key]
+    if not of_key then
+      of_key = {add = {}, gone = {}}
+      changes[key] = of_key
     end
-    if score then of.add[#of.add + 1] = format('%d', score) end
-    local list = score and of.add or of.gone
+    local list = score and of_key.add or of_key.gone
+    if score then list[#list + 1] = format('%d', score) end
     list[#list + 1] = member
   end
 
   local function write_changes()
-    for key, of in pairs(changes) do
-      call_in_parts('ZREM', key, of.gone)
-      call_in_parts('ZADD', key, of.add)
-      if of.add[1] then expire(key, L.ttl) end
+    for key, of_key in pairs(changes) do
+      call_in_parts('ZREM', key, of_key.gone)
+      call_in_parts('ZADD', key, of_key.add)
+      if of_key.add[1] then expire(key, L.ttl) end
     end
     changes = {}
   end
@@ -72,74 +67,72 @@ local function add_writing(L)
     write_changes()
   end
 
-  -- A flow's tickets are renewed once an hour.
-  local function flush_flows()
-    for id, flow in pairs(flows) do
-      if flow then
-        if flow.popped > 0 then
-          redis.call('ZREMRANGEBYRANK', P .. 'f:' .. id, '0', format('%d', flow.popped - 1))
-          flow.popped, flow.heads, flow.first, flow.read_to_end = 0, nil, nil, nil
-        end
-        if flow.n == 0 then
-          if flow.gone then L.write('f', id, false) end
-          flows[id] = nil
-        elseif flow.changed then
-          if flow.hour ~= hour then
-            expire(P .. 'f:' .. id, L.ttl)
-            flow.hour = hour
-          end
-          local rest = flow.rest or format('%s %s %s %s;%s', flow.suffix or '-', flow.rank or '-',
-            flow.tenant, flow.list, flow.own_text)
-          L.write('f', id, format('%d %s %s %d %d ', flow.n, line_units.text(flow), hour, flow.weight,
-            flow.tag) .. rest)
-          flow.changed = false
-        end
-      end
-    end
-  end
-
-  -- write_tags writes the tenants' tags that are above V. The others are the same as V.
-  local function write_tags(node)
-    local key = P .. 'g:' .. node.name
-    for tenant, tag in pairs(node.new_tags or {}) do
-      change(key, tenant, tag > node.v and tag) -- else a ticket was put back, and its charge undone
-    end
-    write_changes()
-    redis.call('ZREMRANGEBYSCORE', key, '-inf', format('%d', node.v))
-    node.new_tags, node.moved = nil, false
-  end
-
-  local function flush_nodes()
-    for name, node in pairs(L.nodes) do
-      if node.changed then
-        node.changed = false
-        if node.n == 0 then
-          L.write('u', 'n ' .. name, false)
-          node.v = 0
-          if node.shared then -- nobody is left to be fair to
-            redis.call('DEL', P .. 'g:' .. name)
-            node.tags, node.new_tags, node.moved = nil, nil, false
-          end
-        else
-          L.write('u', 'n ' .. name, format('%d %d %s', node.n, node.v, line_units.text(node)))
-        end
-      end
-      -- When V moves it passes tags of tenants that may never come back.
-      if node.new_tags or node.moved then write_tags(node) end
-    end
-  end
-
   function L.flush_dues()
-    for queue, suffixes in pairs(L.dues_changed) do
-      for suffix in pairs(suffixes) do change(P .. 'd:' .. queue, suffix, L.dues[queue][suffix]) end
-      L.dues_changed[queue] = nil
+    for name, q in pairs(L.queues) do
+      for suffix in pairs(q.dues_changed) do change(P .. 'd:' .. name, suffix, q.dues[suffix]) end
+      q.dues_changed = {}
     end
     write_changes()
   end
 
-  local function flush_hash(key)
-    local values, set, n, gone = L.fields[key], {}, 0, {}
-    for field in pairs(L.written[key]) do
+  -- A flow's tickets are renewed once an hour.
+  local function write_flows()
+    for id, flow in pairs(flows) do
+      if flow and flow.popped > 0 then
+        redis.call('ZREMRANGEBYRANK', P .. 'f:' .. id, '0', format('%d', flow.popped - 1))
+      end
+      if flow and flow.n == 0 then
+        L.write('f', id, false)
+      elseif flow and flow.changed then
+        if flow.hour ~= hour then expire(P .. 'f:' .. id, L.ttl) end
+        L.write('f', id, format('%d %s %s %d %d ', flow.n, line_units.text(flow), hour, flow.weight,
+          flow.tag) .. (flow.suffix or '-') .. ' ' .. (flow.rank or '-') .. ' ' .. flow.tenant ..
+          ' ' .. flow.suffixes_text .. ';' .. flow.own_text)
+      end
+    end
+  end
+
+  -- Of tenants' tags those are kept that are above V. The others are the same as V, which passes
+  -- tags of tenants that may never come back.
+  local function write_tags(node)
+    if not node.shared or not (node.new_tags or node.moved) then return end
+    local tags = P .. 'g:' .. node.key
+    if node.n == 0 then -- nobody is left to be fair to
+      redis.call('DEL', tags)
+      node.v = 0
+      return
+    end
+    for tenant, tag in pairs(node.new_tags or {}) do
+      change(tags, tenant, tag > node.v and tag) -- else a ticket was put back, and its charge undone
+    end
+    redis.call('ZREMRANGEBYSCORE', tags, '-inf', format('%d', node.v))
+  end
+
+  local function write_nodes()
+    for key, node in pairs(L.nodes) do
+      write_tags(node)
+      if node.changed then
+        L.write('u', key, node.n > 0 and format('%d %d %s', node.n, node.v, line_units.text(node)))
+      end
+    end
+    for name, q in pairs(L.queues) do
+      write_tags(q)
+      if q.n == 0 and not appointments.kept(q, now) then
+        L.write('z', name, false)
+        redis.call('DEL', P .. 'd:' .. name)
+        q.dues_changed = {}
+      elseif q.changed then
+        L.write('z', name, format('%d %d %d %d %d %s %d %d %d %d %s %d %s', q.asked, q.n, q.weights,
+          q.first, q.last, q.server, q.since, q.taken, q.flows, q.priority, q.look, q.v,
+          line_units.text(q)))
+      end
+    end
+  end
+
+  local function write_hash(key, changed)
+    local values, set, gone = L.fields[key], {}, {}
+    local n = 0
+    for field in pairs(changed) do
       local value = values[field]
       if value then
         set[n + 1], set[n + 2] = field, value
@@ -150,63 +143,29 @@ local function add_writing(L)
     end
     call_in_parts('HSET', P .. key, set)
     call_in_parts('HDEL', P .. key, gone)
-    L.written[key] = {}
   end
 
-  -- flush_count writes how many wait. A line without tickets has no keys.
-  local function flush_count()
-    if L.count <= 0 then
-      local keys = {P .. 'q', P .. 't', P .. 'f', P .. 'u', P .. 'z'}
-      for name in pairs(L.queues) do keys[#keys + 1] = P .. 'd:' .. name end
-      redis.call('DEL', unpack(keys))
-    elseif L.count ~= L.before then
-      redis.call('SET', P .. 'q', format('%d', L.count), 'EX', L.ttl)
-    end
-    L.before = L.count
-  end
-
-  function L.flush()
-    L.flush_added()
-    L.flush_places()
-    flush_flows()
-    flush_nodes()
-    L.flush_dues()
-    local own = L.own
-    local renew = L.count > 0 and own.hour ~= hour
-    if own.changed or renew then
-      own.hour, own.changed, own.renew = hour, false, renew or own.renew
-      L.write('u', 'line', format('%d %d %d %s', own.rank, own.front, own.limits_at, hour))
-    end
-    for key, changed in pairs(L.written) do
-      if next(changed) then flush_hash(key) end
-    end
-    flush_count()
-    if renew and L.count > 0 then
-      expire(P .. 't', L.ttl)
-      expire(P .. 'f', L.ttl)
-      expire(P .. 'u', L.ttl)
-    end
-  end
-
-  -- The queues' records come last: they hold the appointments, which are made in the end.
+  -- A line without tickets has no keys.
   function L.finish()
     if not L.queues then return end
-    L.flush()
-    if L.count <= 0 then return end
-    local list, gone = {}, {}
-    for name, q in pairs(L.queues) do
-      if q.n == 0 and call.now - q.asked >= q.lasts then
-        gone[#gone + 1] = name
-        redis.call('DEL', P .. 'd:' .. name)
-      elseif q.changed then
-        list[#list + 1] = name
-        list[#list + 1] = format('%d %d %d %d %d %s %d %d %d %d %s', q.asked, q.n, q.weights, q.first,
-          q.last, q.with == '=' .. name and '-' or q.with, q.since, q.taken, q.flows, q.priority,
-          q.look)
-      end
+    L.flush_added()
+    L.flush_places()
+    write_flows()
+    write_nodes()
+    L.flush_dues()
+    if L.count <= 0 then
+      local keys = {P .. 'q', P .. 'l', P .. 't', P .. 'f', P .. 'u', P .. 'z'}
+      for name in pairs(L.queues) do keys[#keys + 1] = P .. 'd:' .. name end
+      redis.call('DEL', unpack(keys))
+      return
     end
-    call_in_parts('HSET', P .. 'z', list)
-    call_in_parts('HDEL', P .. 'z', gone)
-    if L.own.renew then expire(P .. 'z', L.ttl) end
+    for key, changed in pairs(L.written) do
+      if next(changed) then write_hash(key, changed) end
+      if L.hour ~= hour then expire(P .. key, L.ttl) end
+    end
+    if L.hour ~= hour then expire(P .. 'l', L.ttl) end
+    if L.rank ~= rank or L.count ~= L.before or L.hour ~= hour then
+      redis.call('SET', P .. 'q', format('%d %d %s', L.count, L.rank, hour), 'EX', L.ttl)
+    end
   end
 end

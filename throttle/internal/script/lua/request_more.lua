@@ -26,8 +26,6 @@ local function line_of(call)
   if not call.line then
     local files = line_files(call)
     call.line = files.new_join(files.new_line(call))
-    -- Otherwise decide.lua reads ahead what its requests need.
-    if call.waiting == 0 then call.line.read_line() end
   end
   return call.line
 end
@@ -48,7 +46,7 @@ local function denied(call, r, list, now, fits, time)
   end
   if call.line then
     read_place(r)
-    local low, high, by = call.line.expect(r, list, now, fits)
+    local low, high, by = call.line.seldom().expect(r, list, now, fits)
     if low > time then time, binds = low, by end
     latest = high > 0 and latest > 0 and max(latest, high) or 0
     -- Everything fits, and others wait for slots.
@@ -67,7 +65,7 @@ local function granted_before(call, r, before)
 end
 
 local function look_again(call, r)
-  if call.line then call.line.look_again(r.suffixes) end
+  if call.line then call.line.seldom().look_again(r.suffixes) end
 end
 
 local function replace(call, r, list, now)

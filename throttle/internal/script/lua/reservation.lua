@@ -148,9 +148,9 @@ local function reservation_verbs(call)
     local time = until_all(list, now, r.costs)
     windows.give_back(call, list, r.costs, now, r.at, lease_id(call, r))
     remember(r, {again = r.state.again, cancelled = 1}, time)
-    line.take_back(r)
+    line.seldom().take_back(r)
     line.join(r, list, now)
-    line.untook(r)
+    line.seldom().untook(r)
     look_again(call, r)
     return 1, now
   end
@@ -181,7 +181,7 @@ local function reservation_verbs(call)
     if r.once then redis.call('DEL', call.P .. 'n:' .. r.once) end
     if call.line then
       read_place(r)
-      if r.flow then call.line.take_back(r) end
+      if r.flow then call.line.seldom().take_back(r) end
     end
     look_again(call, r)
     return given > 0 and 1 or 8, now, now
@@ -210,7 +210,7 @@ local function reservation_verbs(call)
     read_state(r)
     each_lease(list, now, function(algorithm, st, i, scope)
       if r.costs[i] == 0 then return end
-      local id, waits = lease_id(call, r), call.line and call.line.waits_at(scope.suffix)
+      local id, waits = lease_id(call, r), call.line and call.line.seldom().waits_at(scope.suffix)
       if r.cancelled or r.state.released or algorithm.renew(st, now, r.costs[i], id, waits) == 0 then
         status = 8
       end

@@ -33,7 +33,7 @@ local PUT_BACK = '4'   -- lost takes that one call puts back
 local P, now, first = call.P, call.now, 7
 local process, seq, id_base = ARGV[2], ARGV[3] + 0, ARGV[first + 1]
 local own_key = P .. 'k:' .. process
-call.waiting = (redis.call('MGET', P .. 'q')[1] or 0) + 0
+call.waiting = redis.call('MGET', P .. 'q')[1]
 
 -- remember writes the record of this call, with what it took.
 local function remember(next_time, tickets, ttl)
@@ -59,13 +59,13 @@ if #before > 0 then
   end
   if last > seq then return {now, 0, id_base} end -- a late copy: its caller has given up
   appointment = unpack7(before, 15)
-  if held and call.waiting == 0 then
+  if held and not call.waiting then
     redis.call('ZREM', P .. 'k', process)
     held = false
   end
 end
 
-if call.waiting == 0 and redis.call('EXISTS', P .. 'k') == 0 then
+if not call.waiting and redis.call('EXISTS', P .. 'k') == 0 then
   return remember(0, '', KEPT)
 end
 complete(call)
@@ -88,7 +88,7 @@ for i = 1, ARGV[first + 2] + 0 do
   queues[i] = {name = name, priority = priority + 0}
 end
 local next_time = T.take(queues, ARGV[first + 3] == '1', ARGV[first] + 0, appointment, taken)
-if L.own.dead_claims then once(extras, call).new_join(L).sweep() end
+if L.dead_claims then once(extras, call).new_join(L).seldom().sweep() end
 scopes.write_all(call)
 L.finish()
 taken[2] = next_time

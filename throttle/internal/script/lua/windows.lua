@@ -26,7 +26,8 @@
 -- and, once it is complete (complete.lua):
 --   complete                    true
 --   only_tenants                whether no attribute but the tenant counts
---   waiting                     how many tickets were in line when the call began
+--   numbers                     of scopes, by their attributes
+--   waiting                     the key of the line (line.lua); false if nobody waits
 
 local windows
 do

@@ -188,11 +188,11 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 	all.Go(func() { _ = s.Run(working) })
 	defer func() { stop(); all.Wait() }()
 	progress := show.NewProgress(c.Stderr, 2*time.Second)
-	defer progress.Close()
+	defer progress.Clear()
 	for {
 		status, err := s.Status(ctx, f)
 		if ctx.Err() != nil {
-			progress.Close()
+			progress.Clear()
 			fmt.Fprint(c.Stderr, "sluice: stopped: the firing goes on where a scheduler runs; "+
 				"\"sluice batch resume\" goes on here, and \"batch cancel\" ends it\n")
 			return errInterrupted
@@ -201,12 +201,10 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 			return err
 		}
 		if status.HasEnded() || status.State == batch.StateStopped && verb.name != "resume" || slices.Contains(verb.done, status.State) {
-			progress.Close()
+			progress.Clear()
 			return c.print(ctx, s, status)
 		}
-		progress.Show(status.Total-status.Waiting-status.Running, status.Total,
-			fmt.Sprintf("%s, %d failed", status.State, status.Failed),
-			func() string { return fmt.Sprintf("%s: %v", status.State, status) })
+		progress.Show(func() string { return fmt.Sprintf("%s: %v", status.State, status) })
 		select {
 		case <-ctx.Done():
 		case <-time.After(200 * time.Millisecond):

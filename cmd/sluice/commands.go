@@ -59,7 +59,7 @@ func (m *Main) command() *cli.Command {
 			&cli.BoolFlag{Name: "json", Destination: &m.json,
 				Usage: "write what a command shows as JSON to stdout"},
 		},
-		Version:               thisBuild().String(),
+		Version:               thisBuild(),
 		EnableShellCompletion: true,
 		ConfigureShellCompletionCommand: func(c *cli.Command) {
 			c.Usage = "print the completion script of a shell: bash, zsh, fish or pwsh"

@@ -79,8 +79,8 @@ func (c *workersCommand) findings(ctx context.Context, warnings *[]string) ([]st
 		return nil, err
 	}
 	for _, policy := range slices.Sorted(maps.Keys(orphans)) {
-		*warnings = append(*warnings, fmt.Sprintf("policy %s is not published, and %s in its line: "+
-			"workers must have it in their files, or nobody takes them", words.Name(policy), waits(orphans[policy])))
+		*warnings = append(*warnings, fmt.Sprintf("policy %s is not published, and has %s in line: "+
+			"workers must have it in their files, or nobody takes them", words.Name(policy), count(orphans[policy], "task")))
 	}
 	client, err := worker.NewClient(f.server.Opt, worker.ClientConfig{Limiter: f.limiter})
 	if err != nil {
@@ -88,13 +88,6 @@ func (c *workersCommand) findings(ctx context.Context, warnings *[]string) ([]st
 	}
 	defer client.Close()
 	return client.CheckRedis(ctx)
-}
-
-func waits(n int64) string {
-	if n == 1 {
-		return "1 task waits"
-	}
-	return fmt.Sprintf("%d tasks wait", n)
 }
 
 func (d diagnosis) print(w io.Writer) {

@@ -139,7 +139,7 @@ func (c *ControlCommand) drop(ctx context.Context, f *fleet, verb string, all in
 	}
 	progress := show.NewProgress(c.Stderr, 2*time.Second)
 	progress.Restart()
-	defer progress.Close()
+	defer progress.Clear()
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -160,7 +160,6 @@ func (c *ControlCommand) drop(ctx context.Context, f *fleet, verb string, all in
 		for _, t := range s.Tenants {
 			left += t.Waiting
 		}
-		done := int(max(0, all-left))
-		progress.Show(done, int(all), verb+"d", func() string { return fmt.Sprintf("%sd %d of %d", verb, done, all) })
+		progress.Show(func() string { return fmt.Sprintf("%sd %d of %d", verb, max(0, all-left), all) })
 	}
 }

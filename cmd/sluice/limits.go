@@ -42,12 +42,7 @@ func (m *Main) limitsShow() *cli.Command {
 	return &cli.Command{
 		Name: "show", ArgsUsage: "[POLICY]", Flags: c.flags(),
 		Usage: "show what is published, overridden and paused",
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			f, err := c.connect(ctx)
-			if err != nil {
-				return err
-			}
-			defer f.server.Close()
+		Action: on(c.connect, func(_ context.Context, f *fleet, cmd *cli.Command) error {
 			state := f.state
 			if name := cmd.Args().First(); name != "" {
 				state.Policies = slices.DeleteFunc(state.Policies, func(p throttle.Policy) bool { return p.Name != name })
@@ -62,7 +57,7 @@ func (m *Main) limitsShow() *cli.Command {
 				Overrides: append([]throttle.TenantOverride{}, state.Overrides...),
 				Pauses:    append([]throttle.OperatorPause{}, state.Pauses...),
 			}, func() { c.printState(state) })
-		},
+		}),
 	}
 }
 
@@ -240,15 +235,10 @@ func (m *Main) limitsLog() *cli.Command {
 	return &cli.Command{
 		Name: "log", Usage: "show who changed what, when and why",
 		Flags: c.flags(&cli.IntFlag{Name: "last", Usage: "show the newest `N` changes", Value: 20, Destination: &last}),
-		Action: func(ctx context.Context, cmd *cli.Command) error {
+		Action: on(c.connect, func(ctx context.Context, f *fleet, _ *cli.Command) error {
 			if last < 1 || last > control.MaxChanges {
 				return badUsage("--last %d: must be 1 to %d", last, control.MaxChanges)
 			}
-			f, err := c.connect(ctx)
-			if err != nil {
-				return err
-			}
-			defer f.server.Close()
 			changes, err := f.store.Changes(ctx, "", last)
 			if err != nil {
 				return err
@@ -264,6 +254,6 @@ func (m *Main) limitsLog() *cli.Command {
 				}
 				t.Flush()
 			})
-		},
+		}),
 	}
 }

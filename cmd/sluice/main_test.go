@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -316,12 +315,6 @@ func TestEveryShellHasACompletion(t *testing.T) {
 
 func TestVersionIsPrinted(t *testing.T) {
 	t.Parallel()
-	e := runMain(t.Context(), "", "version", "--json")
-	e.want(t, exitDone)
-	var b build
-	if err := json.Unmarshal([]byte(e.stdout), &b); err != nil || b.Go != runtime.Version() || b.Version == "" {
-		t.Errorf("%v: %+v", err, b)
-	}
 	for _, args := range [][]string{{"version"}, {"--version"}} {
 		if e := runMain(t.Context(), "", args...); e.code != 0 ||
 			!strings.HasPrefix(e.stdout, "sluice ") || !strings.Contains(e.stdout, runtime.Version()) {

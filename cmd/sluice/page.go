@@ -31,14 +31,9 @@ func (m *Main) pageCommand() *cli.Command {
 		Name: "page", ArgsUsage: "[ADDRESS]", Usage: "serve all of it as a page for browsers",
 		Flags: c.liveFlags(&cli.StringFlag{Name: "asynqmon", Destination: &asynqmon,
 			Usage: "link tasks to the asynqmon at `URL`"}),
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			f, err := c.inForce(ctx)
-			if err != nil {
-				return err
-			}
-			defer f.server.Close()
+		Action: on(c.inForce, func(ctx context.Context, f *fleet, cmd *cli.Command) error {
 			return c.servePage(ctx, cmp.Or(cmd.Args().First(), defaultAddress), asynqmon, f)
-		},
+		}),
 	}
 }
 

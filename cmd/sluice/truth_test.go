@@ -85,7 +85,7 @@ func TestLinesWithoutAPolicyAreTold(t *testing.T) {
 		d.reserves(t, "a|b,{c}", ticket)
 	}
 	wantLines(t, look("doctor"),
-		"warning: policy api is not published, and 2 tasks wait in its line: workers must have it in their files, or nobody takes them")
+		"warning: policy api is not published, and has 2 tasks in line: workers must have it in their files, or nobody takes them")
 	publish(0, d.limiter.Policies()...)
 	publish(1, throttle.Policy{Name: "other", Windows: d.limiter.Policies()[0].Windows})
 	const removed = "policy api was removed: 2 tasks go on by its last windows"

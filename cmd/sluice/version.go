@@ -10,29 +10,21 @@ import (
 	"github.com/urfave/cli/v3"
 )
 
-// A build is what "version" prints.
-type build struct {
-	Version  string `json:"version"` // of the module; in a clone its revision, and "+dirty" if changed
-	Go       string `json:"go"`
-	Platform string `json:"platform"`
-}
-
-func thisBuild() build {
-	b := build{Version: "unknown", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+// thisBuild is what the program was built from: the version of the module, in a clone its revision, and
+// "+dirty" if changed.
+func thisBuild() string {
+	version := "unknown"
 	if info, ok := debug.ReadBuildInfo(); ok {
-		b.Version = cmp.Or(info.Main.Version, b.Version)
+		version = cmp.Or(info.Main.Version, version)
 	}
-	return b
+	return fmt.Sprintf("%s, %s %s/%s", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
-
-func (b build) String() string { return b.Version + ", " + b.Go + " " + b.Platform }
 
 func (m *Main) versionCommand() *cli.Command {
 	return &cli.Command{
 		Name: "version", Usage: "print what this program was built from",
 		Action: func(context.Context, *cli.Command) error {
-			b := thisBuild()
-			return m.show(b, func() { fmt.Fprintf(m.Stdout, "sluice %s\n", b) })
+			return m.show(thisBuild(), func() { fmt.Fprintln(m.Stdout, "sluice", thisBuild()) })
 		},
 	}
 }

@@ -113,6 +113,18 @@ func (c *workersCommand) inForce(ctx context.Context) (*fleet, error) {
 	return f, err
 }
 
+// on returns what a command does with a fleet that open returns.
+func on(open func(context.Context) (*fleet, error), do func(context.Context, *fleet, *cli.Command) error) cli.ActionFunc {
+	return func(ctx context.Context, cmd *cli.Command) error {
+		f, err := open(ctx)
+		if err != nil {
+			return err
+		}
+		defer f.server.Close()
+		return do(ctx, f, cmd)
+	}
+}
+
 // policy returns the policy of a name, or with "" the only one.
 func (f *fleet) policy(name string) (throttle.Policy, error) {
 	policies := f.limiter.Policies()

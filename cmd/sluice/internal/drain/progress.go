@@ -133,16 +133,15 @@ func (p *Progress) Expect(o Outlook, c Counts) {
 func (p *Progress) Show(c Counts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.shown.Show(c.Done(), c.Jobs, fmt.Sprintf("%d failed, %d denials%s", c.Failed, c.Denials, p.rest(c)),
-		func() string { return p.line(c) })
+	p.shown.Show(func() string { return p.line(c) })
 }
 
 // End shows where the drain ended.
 func (p *Progress) End(c Counts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.shown.Close()
-	p.shown.Line(p.line(c))
+	p.shown.Clear()
+	fmt.Fprintln(p.w, p.line(c))
 }
 
 // Say prints a message of its own line.

@@ -6,52 +6,50 @@ import (
 	"os"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 )
 
-// IsTerminal reports whether people see at once what is written.
-func IsTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
+// widthOf returns how many columns a terminal has, and 0 for what is none.
+func widthOf(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil {
+			return width
+		}
+	}
+	return 0
 }
 
-// A Progress shows people how work goes on: as a bar on a terminal, elsewhere as a line from time to
-// time.
+// IsTerminal reports whether people see at once what is written.
+func IsTerminal(w io.Writer) bool { return widthOf(w) > 0 }
+
+// clearLine goes to the beginning of a terminal's line, which it empties.
+const clearLine = "\r\x1b[K"
+
+// A Progress shows people how work goes on by a line from time to time, on a terminal in place of the one
+// before.
 type Progress struct {
-	bar   *progressbar.ProgressBar // nil elsewhere
-	every time.Duration            // between lines
-	shown time.Time                // the last line
+	every time.Duration // between lines
+	shown time.Time     // the last line
 	w     io.Writer
 }
 
-// NewProgress returns a progress with so much time between two lines. The first one is due at once.
-func NewProgress(w io.Writer, every time.Duration) *Progress {
-	p := &Progress{every: every, w: w}
-	if IsTerminal(w) {
-		p.bar = progressbar.NewOptions(1,
-			progressbar.OptionSetWriter(w), progressbar.OptionShowCount(), progressbar.OptionSetWidth(30),
-			progressbar.OptionSetPredictTime(false), progressbar.OptionClearOnFinish())
-	}
-	return p
-}
+// NewProgress returns a progress with so much time between two lines, where there is no terminal. The
+// first one is due at once.
+func NewProgress(w io.Writer, every time.Duration) *Progress { return &Progress{every: every, w: w} }
 
-// Show shows how much is done. The text is that of the bar. A line is only made if it is due.
-func (p *Progress) Show(done, of int, text string, line func() string) {
-	switch {
-	case p.bar != nil:
-		p.bar.ChangeMax(max(1, of))
-		p.bar.Describe(text)
-		_ = p.bar.Set(done)
-	case time.Since(p.shown) >= p.every:
+// Show shows a line if it is due.
+func (p *Progress) Show(line func() string) {
+	if IsTerminal(p.w) || time.Since(p.shown) >= p.every {
 		p.Line(line())
 	}
 }
 
-// Line shows a line although none may be due, unless there is a bar.
+// Line shows a line although none may be due.
 func (p *Progress) Line(line string) {
-	if p.bar == nil {
-		p.shown = time.Now()
+	p.shown = time.Now()
+	if width := widthOf(p.w); width > 0 {
+		fmt.Fprint(p.w, clearLine+cut(line, width-1))
+	} else {
 		fmt.Fprintln(p.w, line)
 	}
 }
@@ -59,15 +57,9 @@ func (p *Progress) Line(line string) {
 // Restart begins to wait for the next line.
 func (p *Progress) Restart() { p.shown = time.Now() }
 
-// Clear takes the bar away, until it is shown again.
+// Clear takes the line away from a terminal, until the next one.
 func (p *Progress) Clear() {
-	if p.bar != nil {
-		_ = p.bar.Clear()
+	if IsTerminal(p.w) {
+		fmt.Fprint(p.w, clearLine)
 	}
-}
-
-// Close takes the bar away for good.
-func (p *Progress) Close() {
-	p.Clear()
-	p.bar = nil
 }

@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/rivo/uniseg"
-	"golang.org/x/term"
 
 	"github.com/sluice-go/sluice/internal/words"
 )
@@ -24,10 +22,7 @@ type Table struct {
 
 // NewTable returns a table with a header.
 func NewTable(w io.Writer, header ...any) *Table {
-	t := &Table{w: w}
-	if f, ok := w.(*os.File); ok {
-		t.Width, _, _ = term.GetSize(int(f.Fd())) // 0 if it is no terminal
-	}
+	t := &Table{Width: widthOf(w), w: w}
 	t.Row(header...)
 	return t
 }

@@ -271,6 +271,9 @@ func lastText(t inspect.TenantState, at time.Time) string {
 	if t.Binds == throttle.BySlots {
 		return text + ", by slots"
 	}
+	if t.AtMost {
+		return "at most " + text
+	}
 	if latest := since(at, t.Latest); t.Latest.After(t.Expected) && latest != text {
 		return text + " to " + latest
 	}

@@ -127,6 +127,8 @@ func (s TicketState) String() string {
 		line("it fits now, and starts as soon as a server takes it")
 	case s.Latest.After(s.Expected):
 		line("expected to start at %s, at the latest at %s", clock(s.Expected, s.At), clock(s.Latest, s.At))
+	case s.AtMost:
+		line("expected to start at %s at most", clock(s.Expected, s.At))
 	default:
 		line("expected to start at %s", clock(s.Expected, s.At))
 	}

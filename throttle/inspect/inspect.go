@@ -104,6 +104,10 @@ type Limits struct {
 	Expected time.Time `json:"expected,omitzero"`
 	Latest   time.Time `json:"latest,omitzero"`
 
+	// AtMost says that a Concurrency window binds of which no release was measured yet: Expected takes each
+	// of its slots to be held for its lease.
+	AtMost bool `json:"at_most,omitempty"`
+
 	Pause     *throttle.Pause   `json:"pause,omitempty"`      // nil if there is none
 	Adapted   *throttle.Adapted `json:"adapted,omitempty"`    // the rate, if it is not the published one
 	Remaining *Remaining        `json:"remaining,omitempty"`  // what the upstream has left; nil if it does not say
@@ -140,6 +144,9 @@ func (l *Limits) add(s *throttle.Standing, shared, others bool) {
 	}
 	if expected := d.At.Add(d.RetryIn); d.AlreadyQueued && expected.After(l.Expected) {
 		l.Binds, l.Expected, l.Latest = s.Binds, expected, time.Time{}
+		l.AtMost = d.Latest == 0 && slices.ContainsFunc(d.Windows, func(w throttle.WindowState) bool {
+			return w.Name == s.Binds && w.Algorithm.Leases()
+		})
 		if d.Latest >= d.RetryIn {
 			l.Latest = d.At.Add(d.Latest)
 		}
@@ -148,6 +155,9 @@ func (l *Limits) add(s *throttle.Standing, shared, others bool) {
 
 // HeldUpBy says Binds in words, such as "window burst". It is empty if the ticket can start now.
 func (l Limits) HeldUpBy() string {
+	if l.AtMost {
+		return "window " + l.Binds + ", whose holds were not measured yet"
+	}
 	switch l.Binds {
 	case "":
 		return ""

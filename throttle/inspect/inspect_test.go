@@ -18,6 +18,10 @@ func TestWhatHoldsUpIsNamed(t *testing.T) {
 			t.Errorf("%q: %q, want %q", binds, got, want)
 		}
 	}
+	unmeasured := Limits{Binds: "at-once", AtMost: true}
+	if got, want := unmeasured.HeldUpBy(), "window at-once, whose holds were not measured yet"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
 	at := time.Date(2026, 1, 2, 14, 0, 0, 0, time.UTC)
 	limits := Limits{
 		Observes: true,

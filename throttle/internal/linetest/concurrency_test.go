@@ -2,6 +2,7 @@ package linetest
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -94,7 +96,7 @@ func TestConcurrencyScenes(t *testing.T) {
 			}
 		}},
 		"nobody knows how long slots are held": {limitertest.Policy(limitertest.Slots(1)), func(sc *scene) {
-			sc.granted("a1")
+			first := sc.granted("a1")
 			r := sc.of("a2")
 			r.MaxWait, r.Deadline = s, time.Now().Add(m)
 			places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r, sc.of("a3")})
@@ -112,6 +114,18 @@ func TestConcurrencyScenes(t *testing.T) {
 			if places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r}); err != nil || places[0].Err == nil {
 				sc.t.Errorf("%+v, %v: it does not fit at once", places, err)
 			}
+			explains := func(ticket, want string) {
+				sc.t.Helper()
+				e, err := inspect.Of(sc.l).Explain(sc.t.Context(), "p", limitertest.Ticket(ticket))
+				if err != nil || !strings.Contains(e.String(), want) {
+					sc.t.Errorf("%v, %v: want %q", e, err, want)
+				}
+			}
+			explains("a3", "expected to start at 00:01:00 UTC at most\nheld up by window slots, whose holds were not measured yet\n")
+			sc.at(2 * s)
+			limitertest.Release(sc.t, first)
+			sc.takes("a2") // a hold of 2 s is known from now on
+			explains("a3", "held up by window slots\n")
 		}},
 	})
 }

@@ -87,3 +87,54 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 		})
 	}
 }
+
+// Two processes of one mode serve a backlog, then two of the other come, and the first two stop. No task
+// is out of line at any time: it would run two minutes later.
+func TestADeployThatMixesModesLeavesNoTaskOutOfLine(t *testing.T) {
+	enforced := sitetest.Policy(60, time.Second)
+	observed := enforced
+	observed.Mode = throttle.ModeObserve
+	for name, modes := range map[string][2]throttle.Policy{
+		"observed after enforced": {enforced, observed},
+		"enforced after observed": {observed, enforced},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sitetest.OnRedis(t, []throttle.Policy{modes[0]}, func(t *testing.T, s *sitetest.Site) {
+				l, n := sitetest.NewLedger(), 0
+				client := s.Client(s.AnotherLimiter())
+				serve := func(p throttle.Policy) (servers []*worker.Server) {
+					for range 2 {
+						limiter := s.AnotherLimiter()
+						sitetest.Must(t, limiter.SetPolicies([]throttle.Policy{p}))
+						servers = append(servers, s.Serve(s.Ok, l.Watch, sitetest.Quick, sitetest.By(limiter)))
+					}
+					return servers
+				}
+				stop := func(servers []*worker.Server) {
+					for _, server := range servers {
+						server.Shutdown()
+					}
+				}
+				servers := serve(modes[0])
+				for round := range 3 {
+					for i := range 150 {
+						task := worker.NewTask(worker.Identity{Tenant: fmt.Sprint("t", i%3)}, "x", nil)
+						enqueue := client.Enqueue
+						if i%3 == 0 {
+							enqueue = s.Plain.Enqueue // it is denied first, and joins
+						}
+						_, err := enqueue(task, asynq.TaskID(fmt.Sprint(n)))
+						sitetest.Must(t, err)
+						n++
+					}
+					next := serve(modes[(round+1)%2])
+					time.Sleep(500 * time.Millisecond)
+					stop(servers)
+					servers = next
+				}
+				s.SleepUntil(l, n, time.Minute)
+				s.WantNobodyInLine()
+			})
+		})
+	}
+}

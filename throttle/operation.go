@@ -129,15 +129,17 @@ func (o *operation) scriptRequest(op, id string) script.Request {
 }
 
 // own returns what differs for the tenant: parameters of windows, and a pause.
-func (o *operation) own() (own script.Own) {
-	own.PausedUntil = o.tenant.pausedUntil
-	if len(o.tenant.Windows) == 0 {
-		return own
-	}
+func (o *operation) own() (own string) {
 	for i, w := range o.windows {
-		if params := o.algorithms[i].Params(w.numbers()); params != o.params[i] {
-			own.Windows = append(own.Windows, script.OwnWindow{Window: i + 1, Params: params})
+		if len(o.tenant.Windows) == 0 {
+			break
 		}
+		if params := o.algorithms[i].Params(w.numbers()); params != o.params[i] {
+			own += script.OwnParams(w.Name, params)
+		}
+	}
+	if until := o.tenant.pausedUntil; until > 0 {
+		own += script.OwnPause(until)
 	}
 	return own
 }

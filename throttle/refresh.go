@@ -71,7 +71,9 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[stri
 			ask := o.scriptRequest(script.Refresh, "")
 			ask.Place = o.place()
 			ask.Place.Flow = flow // the flow of a claim has another name
-			ask.Own.Free = (t.Exempt || cp.Mode == ModeObserve) && t.pause == nil
+			if (t.Exempt || cp.Mode == ModeObserve) && t.pause == nil {
+				ask.Own += script.OwnFree
+			}
 			asks = append(asks, ask)
 		}
 		_, err := cp.batcher.Do(ctx, cp.script, asks...)

@@ -71,24 +71,6 @@ func TestStateThatCannotBeRead(t *testing.T) {
 			t.Errorf("%d beginnings of a state of 3 windows can be read, want 3", readable)
 		}
 
-		for what, make := range map[string]func(){
-			"list": func() { client.RPush(t.Context(), key, "a") },
-			"hash": func() { client.HSet(t.Context(), key, "a", "b") },
-			"set":  func() { client.SAdd(t.Context(), key, "a") },
-		} {
-			client.Del(t.Context(), key)
-			make()
-			before := client.Type(t.Context(), key).Val()
-			_, reserved := l.Reserve(t.Context(), Acme(1))
-			_, peeked := l.Peek(t.Context(), Acme(1))
-			if !errors.Is(reserved, throttle.ErrState) || !errors.Is(peeked, throttle.ErrState) {
-				t.Errorf("%s: got %v and %v, want ErrState", what, reserved, peeked)
-			}
-			if after := client.Type(t.Context(), key).Val(); before != what || after != what {
-				t.Errorf("the %s became a %s", what, after)
-			}
-		}
-
 		put(good)
 		if d := Reserve(t, l, Acme(1)); d.Windows[0].Used != 2 {
 			t.Errorf("used %d", d.Windows[0].Used)

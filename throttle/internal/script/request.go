@@ -32,11 +32,11 @@ type Request struct {
 	Op       string
 	ID       string   `lua:"id"`       // of the reservation, 16 hex digits
 	At       int64    `lua:"at"`       // when it was granted
-	Replaces string   `lua:"replaces"` // its ID then, for Reserve, if that was another
+	Replaces string   `lua:"replaces"` // for Reserve: its ID then
 	Once     string   `lua:"once"`     // made by OnceKey; empty without an idempotency key
 	Digest   string   `lua:"digest"`   // with Once: made by OnceDigest
 	Hold     int64    `lua:"hold"`     // how long it may hold units by leases, 0 if unknown
-	Own      Own      `lua:"own"`      // what differs for the tenant
+	Own      string   `lua:"own"`      // made by OwnParams of what differs for the tenant; then OwnPause or OwnFree
 	Paused   int64    `lua:"paused"`   // when operators' pause of the policy or the tenant ends; 0 is no pause
 	Ticket   string   // made by TicketName; empty if it does not wait
 	Place    *Place   // nil if no line is asked
@@ -74,18 +74,17 @@ type Left struct {
 	Reset int64  `lua:"reset"` // us from now
 }
 
-// Own is what differs for a tenant.
-type Own struct {
-	Windows     []OwnWindow
-	Free        bool  // its tickets leave the line at once, uncharged
-	PausedUntil int64 // before which its tickets do not leave the line (us); 0 is no pause
+// OwnParams returns a tenant's own parameters of a window, for Request.Own: see own_parameters in
+// lua/windows.lua.
+func OwnParams(window string, params [4]int64) string {
+	return fmt.Sprintf("%s,%d,%d,%d;", window, params[0], params[1], params[2])
 }
 
-// An OwnWindow holds a tenant's own parameters of one window.
-type OwnWindow struct {
-	Window int // its place in Policy.Windows, from 1
-	Params [4]int64
-}
+// OwnPause returns the last part of Request.Own where no ticket leaves the line before a time (us).
+func OwnPause(until int64) string { return OwnParams("!", [4]int64{until}) }
+
+// OwnFree is the last part of Request.Own where tickets leave the line at once, uncharged.
+const OwnFree = "!,0,1,0;"
 
 // A Place tells a line where the request waits, and under which conditions it joins.
 type Place struct {
@@ -121,22 +120,6 @@ func readKey(text string, rank int64) (key string, since int64) {
 	key, began, _ := strings.Cut(text, ":")
 	since, _ = strconv.ParseInt(began, 10, 64)
 	return unescapeWord(key), cmp.Or(since, joinedAt(rank))
-}
-
-// String writes it as lua/windows.lua reads it. What is about no window comes last: see own_text in
-// lua/line_leave.lua.
-func (o Own) String() string {
-	var b strings.Builder
-	for _, w := range o.Windows {
-		fmt.Fprintf(&b, "%d,%d,%d,%d;", w.Window, w.Params[0], w.Params[1], w.Params[2])
-	}
-	switch {
-	case o.Free:
-		b.WriteString("@!,0,1,0;")
-	case o.PausedUntil > 0:
-		fmt.Fprintf(&b, "@!,%d,0,0;", o.PausedUntil)
-	}
-	return b.String()
 }
 
 // size is the number of arguments of a request.

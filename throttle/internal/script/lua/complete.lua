@@ -19,23 +19,6 @@ local function complete(call)
   -- limits returns what of the policy says which costs fit. Calls by another policy differ in it.
   function windows.limits() return ARGV[4] .. ARGV[5] end
 
-  -- give_back gives back what was taken at `at`.
-  function windows.give_back(call, list, costs, now, at, id)
-    for s = 1, #list do
-      local scope, of = list[s], list[s].of.windows
-      scopes.touch(scope, now)
-      for j = 1, #of do
-        local i = of[j]
-        local algorithm = call.windows[i].algorithm
-        -- What was granted later than now, before a clock was set back, is in no state any more.
-        -- What a lease holds is not what was settled since.
-        if at <= now and (costs[i] > 0 or algorithm.release) then
-          algorithm.give_back(scope.states[i], now, at, costs[i], id)
-        end
-      end
-    end
-  end
-
   -- resumed returns the scopes of a request as they will stand when operators' pause of it ends, and when
   -- that is. Without a pause it returns what it gets.
   function windows.resumed(r, list, at)

@@ -18,7 +18,7 @@
 --   rank        of a ticket that is put back
 --   id          16 hex digits: of the reservation
 --   at          when it was granted; missing if it was not yet
---   replaces    the id of what was granted at `at`, if that is another
+--   replaces    of a reserve: the id of what was granted at `at`
 --   hold        how long what is granted may be held where it has to be given back
 --   once        end of the key by which a repeated request is known for a minute
 --   digest      with `once`: of what counts the request
@@ -117,7 +117,7 @@ for at = first + 5, #argv, stride do
   end
 end
 local values = redis.call('MGET', unpack(reads))
-scopes.keep(call, suffixes, reads, values, 3)
+for i = 1, n do raw[suffixes[i]] = values[i + 2] end
 if values[1] then call.waiting = values[1] end
 local last = values[2] and unpack7(values[2], 1) or 0
 if last > seq then return {} end
@@ -131,7 +131,7 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 -- plain grant or done: time, latest, binds and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, before)
-    if r.at > 0 and before ~= 1 then once(extras, call).replace(call, r, list, now) end
+    if r.at > 0 and before ~= 1 then once(extras, call).replace(r, list, now) end
     if before or r.once then
       local status, at = once(extras, call).granted_before(call, r, before)
       if status then return status, at end

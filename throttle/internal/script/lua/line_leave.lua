@@ -22,25 +22,15 @@
 --   sweep()                          removes claims whose process is gone
 
 local function new_leave(L, J)
-  local gsub = string.gsub
-
   local SWEPT = 64 -- claims that one call removes
 
   local call, fair, places, leave = L.call, once(new_fair, L), once(new_places, L), {}
   local P, now = call.P, call.now
   local function order() return once(new_order, L, {}, false) end
 
-  -- A line keeps a tenant's own parameters by the names of windows. Their places may change.
-  local function own_text(own)
-    if not own or sub(own, 1, 1) == '@' then return own or '' end
-    return (gsub(own, '(%d+)(,%d+,%d+,%d+;)', function(i, rest)
-      return '@' .. call.windows[i + 0].name .. rest
-    end))
-  end
-
   function leave.new_flow(r)
     local before = L.flows[r.flow]
-    local flow = L.new_flow(r.flow, r.weight + 0, r.tenant, concat(r.suffixes, '+'), own_text(r.own))
+    local flow = L.new_flow(r.flow, r.weight + 0, r.tenant, concat(r.suffixes, '+'), r.own or '')
     if before then -- it was left in this call, and its place is not written yet
       flow.stored_suffix, flow.stored_rank = before.stored_suffix, before.stored_rank
     end
@@ -158,7 +148,7 @@ local function new_leave(L, J)
     if not flow or flow.n == 0 then return end
     local q = L.queue_of(flow.queue)
     q.weights, q.changed = max(0, q.weights + r.weight - flow.weight), true
-    flow.weight, flow.own_text, flow.changed = r.weight + 0, own_text(r.own), true
+    flow.weight, flow.own_text, flow.changed = r.weight + 0, r.own or '', true
     flow.own = windows.own_parameters(call, flow.own_text)
     if flow.suffix then places.due(flow.queue, flow.suffix, now) end
   end

@@ -7,7 +7,6 @@
 --   granted_before(call, r, before) -> status, at   1 if this call has granted it, 2 if its key
 --                                              was granted, 10 if that was another request; or nil
 --   look_again(call, r)                        makes nodes of its scopes due, where flows wait
---   replace(call, r, list, now)                gives back what was granted at r.at, once
 --   fields(r, list, now, fits, time, latest, binds, nudge) -> text
 --                                              the fields of the answer; fits: nil without windows
 
@@ -33,7 +32,7 @@ end
 local function denied(call, r, list, now, fits, time)
   if r.paused then
     list, now = windows.resumed(r, list, now)
-    time = windows.fits_at(call, list, r.costs, now)
+    time = windows.fits_at(call, list, r.costs, now, {})
   end
   local latest, binds, earliest, longest = time, 0, now, now
   for i = 1, #call.windows do
@@ -66,17 +65,6 @@ end
 
 local function look_again(call, r)
   if call.line then call.line.seldom().look_again(r.suffixes) end
-end
-
-local function replace(call, r, list, now)
-  local id = r.replaces or r.id
-  local state_key = call.P .. 'n:' .. id
-  if redis.call('EXISTS', state_key) == 1 then return end
-  windows.give_back(call, list, r.costs, now, r.at, call.leases and windows.lease_bytes(id))
-  -- A late cancel, or another such request, gives back nothing.
-  redis.call('SET', state_key, format('at=%d again=1', now), 'PX', KEPT)
-  call.dirty = true
-  look_again(call, r)
 end
 
 local function fields(r, list, now, fits, time, latest, binds, nudge)

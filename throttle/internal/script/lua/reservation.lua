@@ -12,7 +12,8 @@
 -- Most reservations never have that key. One made by an idempotency key may be granted again later.
 -- What became of it before is then forgotten, and the earlier grant counts as cancelled.
 --
--- reservation_verbs(call) returns a table of the verbs.
+-- reservation_verbs(call) -> the verbs     verb(op) -> a verb of this file, or of later_verbs.lua
+-- replace(r, list, now)                    gives back what a reserve replaces
 
 local function reservation_verbs(call)
   local ADDED = 16   -- corrections of one reservation whose times are known
@@ -132,29 +133,6 @@ local function reservation_verbs(call)
     call.dirty = true
   end
 
-  -- A put-back that comes again gives nothing back: the ticket may have been taken since, and others
-  -- may have been granted what it had.
-  function verbs.put_back(r, list, now, fits, before)
-    if before == 1 then return 1, r.done_at end
-    local line = line_of(call)
-    read_place(r)
-    read_state(r)
-    local _, _, _, rank = line.ticket(r.ticket)
-    if r.cancelled or rank and rank + 0 == r.rank then return 8, now end -- it was put back
-    if rank then -- it joined again, and stays there
-      verbs.cancel(r, list, now, fits, before)
-      return 1, now
-    end
-    local time = until_all(list, now, r.costs)
-    windows.give_back(call, list, r.costs, now, r.at, lease_id(call, r))
-    remember(r, {again = r.state.again, cancelled = 1}, time)
-    line.seldom().take_back(r)
-    line.join(r, list, now)
-    line.seldom().untook(r)
-    look_again(call, r)
-    return 1, now
-  end
-
   function verbs.cancel(r, list, now, fits, before)
     if before == 1 then return 1, r.done_at end
     if r.lost then
@@ -185,6 +163,22 @@ local function reservation_verbs(call)
     end
     look_again(call, r)
     return given > 0 and 1 or 8, now, now
+  end
+
+  -- A put-back that comes again gives nothing back: the ticket may have been taken since, and others
+  -- may have been granted what it had.
+  function verbs.put_back(r, list, now, fits, before)
+    if before == 1 then return 1, r.done_at end
+    local line = line_of(call)
+    local _, _, _, rank = line.ticket(r.ticket)
+    if rank and rank + 0 == r.rank then return 8, now end -- it was put back
+    verbs.cancel(r, list, now, fits, before)
+    if r.cancelled then return 8, now end
+    if not rank then -- else it joined again, and stays there
+      line.join(r, list, now)
+      line.seldom().untook(r)
+    end
+    return 1, now
   end
 
   function verbs.release(r, list, now)
@@ -261,3 +255,9 @@ local function reservation_verbs(call)
 end
 
 local function verb(op) return once(later_verbs, call)[op] or once(reservation_verbs, call)[op] end
+
+-- replace gives back what was granted at r.at. A late cancel, or another such request, gives back
+-- nothing.
+local function replace(r, list, now)
+  verb('cancel')({id = r.replaces, at = r.at, costs = r.costs, suffixes = r.suffixes, place = ''}, list, now, {})
+end

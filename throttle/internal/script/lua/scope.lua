@@ -4,10 +4,9 @@
 --   section  expires(7) length of payload(3) length of name kind(1) name kind(1) payload
 --
 -- `last` is the Redis time of the newest change: time never runs backwards from it.
--- Sections that this call does not know (a window of an older or a newer policy, also if it has the
--- name of one of this policy and another algorithm) are carried along until they expire, so workers
--- of two releases never erase each other's counts.
--- Names that no window can have ("!...") belong to the upstream (upstream.lua).
+-- Sections of no window of this policy are kept until they expire, in scope.upstream by name and kind.
+-- Names that no window can have ("!...") belong to the upstream (upstream.lua). The others are windows
+-- of an older or a newer policy: processes of two versions never erase each other's counts.
 --
 -- algorithms[kind], the file of each, is a table of
 --   load(p1, p2, p3, p4, now, data, from, to) -> st
@@ -42,61 +41,33 @@ do
 
 local FORMAT = '\1'
 
--- fail notes why nothing can be decided about a scope.
-local function fail(scope, reason)
-  scope.failed = 'SLUICE_STATE key ' .. scope.call.P .. scope.suffix .. ': ' .. reason
-end
-
 -- load_window makes a window's state of its payload, by the policy's parameters or the tenant's
 -- own.
 local function load_window(scope, i, data, from, to)
   local window, own = scope.call.windows[i], scope.own
-  local load, p1, p2, p3 = window.algorithm.load, window.p1, window.p2, window.p3
+  local p1, p2, p3 = window.p1, window.p2, window.p3
   own = own and own[window.name]
   if own then p1, p2, p3 = own[1], own[2], own[3] end
-  local st = load(p1, p2, p3, window.p4, scope.now, data, from, to)
-  if not st then
-    fail(scope, 'window ' .. window.name .. ' is damaged')
-    st = load(p1, p2, p3, window.p4, scope.now)
-  end
-  if st.refused then
+  local st = window.algorithm.load(p1, p2, p3, window.p4, scope.now, data, from, to)
+  if st and st.refused then
     scope.failed = 'SLUICE_CLOCK window ' .. window.name ..
       ': the time of Redis is not among the ticks that were sent'
   end
   scope.states[i] = st
+  return st
 end
 
--- keep_section keeps a section that is no window's of this policy: the upstream's by its name.
-local function keep_section(scope, head, expires, raw, i, from, to)
-  if sub(head, 1, 1) == '!' then
-    scope.upstream = scope.upstream or {}
-    scope.upstream[head] = {expires = expires, payload = sub(raw, from, to)}
-    return
-  end
-  scope.others = scope.others or {}
-  scope.others[#scope.others + 1] = {expires = expires, bytes = sub(raw, i, to)}
-end
-
--- parse reads the value's sections into the windows' states. scope.failed says what it cannot read.
+-- parse reads the value's sections into the windows' states. It returns false if it cannot.
 local function parse(scope, raw)
   local len, list, windows = #raw, scope.of.windows, scope.call.windows
-  if sub(raw, 1, 1) ~= FORMAT then
-    fail(scope, 'format ' .. (byte(raw, 1) or 'none') .. ' is not ' .. byte(FORMAT))
-    return
-  elseif len < 8 then
-    fail(scope, 'value cut short')
-    return
-  end
+  if len < 8 or sub(raw, 1, 1) ~= FORMAT then return false end
   local last, i, next_one = unpack7(raw, 2), 9, 1
   if last > scope.now then scope.now = last end
   while i <= len do
     local a, b, c, size = byte(raw, i + 7, i + 10)
     local from = size and i + 11 + size
     local to = from and from + a * 65536 + b * 256 + c - 1
-    if not to or to > len then
-      fail(scope, 'section cut short')
-      return
-    end
+    if not to or to > len then return false end
     local expires = unpack7(raw, i)
     if expires > scope.now then
       local head, place = sub(raw, i + 11, from - 1), list[next_one]
@@ -107,58 +78,38 @@ local function parse(scope, raw)
           if windows[list[j]].head == head then place, next_one = list[j], j + 1 end
         end
       end
-      if place then
-        load_window(scope, place, raw, from, to)
-      else
-        keep_section(scope, head, expires, raw, i, from, to)
+      if not place then
+        scope.upstream = scope.upstream or {}
+        scope.upstream[head] = {expires = expires, payload = sub(raw, from, to)}
+      elseif not load_window(scope, place, raw, from, to) then
+        return false
       end
     end
     i = to + 1
   end
+  return true
 end
 
 -- reload brings the states to a later time, or to other parameters.
 local function reload(scope, now)
-  local windows, list = scope.call.windows, scope.of.windows
-  local before = scope.now
+  local list, before = scope.of.windows, scope.now
   scope.now = now
   for j = 1, #list do
     local i = list[j]
-    local st, algorithm, payload = scope.states[i], windows[i].algorithm, nil
-    if algorithm.kept_until or algorithm.resets_at(st, before) > before then
-      local log, last
-      payload, log, last = algorithm.payload(st, before)
-      if log then payload = payload .. log .. last end
-    end
+    local st, algorithm = scope.states[i], scope.call.windows[i].algorithm
+    local kept = (algorithm.kept_until or algorithm.resets_at)(st, before)
+    local payload = kept > before and concat({algorithm.payload(st, before)})
     load_window(scope, i, payload, 1, payload and #payload)
   end
 end
 
--- keep keeps the values of scopes for open, false where there is none. They begin at `from`, as their
--- keys do. MGET says of a list or a hash, too, that there is no value: here it is true.
-local function keep(call, suffixes, keys, values, from)
-  local raw, missing, n = call.raw, {}, 0
-  for i = 1, #suffixes do
-    local value = values[from + i - 1]
-    raw[suffixes[i]] = value
-    if not value then
-      n = n + 1
-      missing[n] = keys[from + i - 1]
-    end
-  end
-  if n > 0 and redis.call('EXISTS', unpack(missing)) > 0 then
-    for i = 1, #suffixes do
-      raw[suffixes[i]] = values[from + i - 1] or redis.call('EXISTS', keys[from + i - 1]) == 1
-    end
-  end
-end
-
--- read reads the values of scopes that will be opened, in one call.
+-- read reads the values of scopes that will be opened, in one command.
 local function read(call, suffixes)
   if not suffixes[1] then return end
   local P, keys = call.P, {}
   for i = 1, #suffixes do keys[i] = P .. suffixes[i] end
-  keep(call, suffixes, keys, redis.call('MGET', unpack(keys)), 1)
+  local values = redis.call('MGET', unpack(keys))
+  for i = 1, #suffixes do call.raw[suffixes[i]] = values[i] end
 end
 
 -- open(call, suffix, number, own) -> the scope of that key, with the windows' states. number is its
@@ -182,10 +133,8 @@ local function open(call, suffix, number, own)
     changed = false, upstream = nil,
   }
   call.open[suffix] = scope
-  if raw == true then
-    fail(scope, 'not a string')
-  elseif raw then
-    parse(scope, raw)
+  if raw and not parse(scope, raw) then
+    scope.failed = 'SLUICE_STATE key ' .. call.P .. suffix .. ': is damaged, or of a newer release'
   end
   local list, states = of.windows, scope.states
   for j = 1, #list do
@@ -208,7 +157,7 @@ end
 -- write writes the sections that have not expired, with the TTL of the last one. Redis counts a TTL
 -- from the millisecond in which the script began: one more is never too early.
 local parts = {nil, nil, nil, nil, nil, nil, nil, nil} -- of a value
-local ttl, ttl_ms                                      -- a batch's are alike
+local ttl, ttl_ms                                      -- those of a group are alike
 local function write(call, scope)
   local now, expires, windows, list, n = scope.now, 0, call.windows, scope.of.windows, 1
   parts[1] = FORMAT .. pack_time(now)
@@ -218,12 +167,12 @@ local function write(call, scope)
     local kept = (algorithm.kept_until or algorithm.resets_at)(st, now)
     if kept > now then
       local first, log, last = algorithm.payload(st, now)
+      n = n + 1
       if log then
-        parts[n + 1] = section(kept, window.head, first, #first + #log + #last)
-        parts[n + 2], parts[n + 3] = log, last
-        n = n + 3
+        parts[n] = section(kept, window.head, first, #first + #log + #last)
+        parts[n + 1], parts[n + 2] = log, last
+        n = n + 2
       else
-        n = n + 1
         parts[n] = section(kept, window.head, first, #first)
       end
       if kept > expires then expires = kept end
@@ -235,16 +184,7 @@ local function write(call, scope)
         n = n + 1
         local payload = s.state and write_fields(s.state) or s.payload
         parts[n] = section(s.expires, name, payload, #payload)
-        if s.expires > expires then expires = s.expires end
-      end
-    end
-  end
-  if scope.others then
-    for _, s in ipairs(scope.others) do
-      if s.expires > now then
-        n = n + 1
-        parts[n] = s.bytes
-        if s.expires > expires then expires = s.expires end
+        expires = max(expires, s.expires)
       end
     end
   end
@@ -260,7 +200,6 @@ end
 
 scopes = {
   open = open,
-  keep = keep,
   read = read,
   reload = reload,
 

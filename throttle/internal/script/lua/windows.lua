@@ -90,15 +90,11 @@ windows = {
       if rest ~= '-' then
         p3, p4 = match(rest, '^(%d+),(%S+)$')
         p3 = p3 + 0
-        if p4 == '@' then
-          if not lists then
-            lists = {}
-            for text in gmatch(argv[6], '([^;]*);') do lists[#lists + 1] = text end
-          end
-          p4 = table.remove(lists, 1)
-        else
-          p4 = p4 + 0
+        if p4 == '@' and not lists then
+          lists = {}
+          for text in gmatch(argv[6], '([^;]*);') do lists[#lists + 1] = text end
         end
+        p4 = p4 == '@' and table.remove(lists, 1) or p4 + 0
       end
       nwindows = nwindows + 1
       list[nwindows] = {
@@ -119,19 +115,15 @@ windows = {
     return (string.gsub(id, '..', function(hex) return char(tonumber(hex, 16)) end))
   end,
 
-  -- own_parameters returns a tenant's own parameters, {burst = {5, 3000000, 0}}, one table for
-  -- equal texts, or nil. The text is "1,5,3000000,0;..." by the window's place, or "@burst,5,
-  -- 3000000,0;..." by its name, as a line keeps it. The last may be "@!,until,free,0;": no ticket of
-  -- the tenant leaves the line before that time, or with free 1 all do at once, uncharged.
+  -- own_parameters returns a tenant's own parameters by window, {burst = {5, 3000000, 0}}, one table
+  -- for equal texts, or nil. The text is "burst,5,3000000,0;...". The last may be "!,until,free,0;": no
+  -- ticket of the tenant leaves the line before that time, or with free 1 all do at once, uncharged.
   own_parameters = function(call, text)
     if text == '' then return nil end
     local own = call.texts[text]
     if own then return own end
     own = {}
-    for name, a, b, c in gmatch(text, '([^,;]+),(%d+),(%d+),(%d+);') do
-      local window = call.windows[tonumber(name)]
-      own[window and window.name or sub(name, 2)] = {a + 0, b + 0, c + 0}
-    end
+    for name, a, b, c in gmatch(text, '([^,;]+),(%d+),(%d+),(%d+);') do own[name] = {a + 0, b + 0, c + 0} end
     call.texts[text] = own
     return own
   end,
@@ -156,37 +148,29 @@ windows = {
   end,
 
   -- fits_at returns the earliest time at which the costs fit all windows of the scopes together.
-  -- `fits`, if given, gets by window when they would fit it alone, 0 for at once. A later time can
-  -- be worse for a window that closes at times, hence the repetition. It is bounded: windows that
-  -- are almost never open together get a time to look again.
+  -- `fits` gets by window when they would fit it alone, 0 for at once. A later time can be worse for a
+  -- window that closes at times, hence the rounds. They are bounded: windows that are almost never open
+  -- together get a time to look again.
   fits_at = function(call, list, costs, now, fits)
-    local time, all = now, call.windows
-    for s = 1, #list do
-      local scope = list[s]
-      local of, states, upstream = scope.of.windows, scope.states, scope.upstream
-      for j = 1, #of do
-        local i, t = of[j], now
-        local cost = costs[i]
-        if upstream then
-          t = fits_window(scope, i, now, now, cost, 0, 1)
-        elseif cost > 0 then
-          t = all[i].algorithm.fits_at(states[i], now, now, cost, 0, 1)
-        end
-        if fits then fits[i] = t > now and t or 0 end
-        if t > time then time = t end
-      end
-    end
-    local from = now
-    for _ = 1, 100 do
-      if time == from then break end
-      from = time
+    local from, time, all = now, now, call.windows
+    for round = 1, 100 do
       for s = 1, #list do
-        local of = list[s].of.windows
+        local scope = list[s]
+        local of, states, upstream = scope.of.windows, scope.states, scope.upstream
         for j = 1, #of do
-          local t = fits_window(list[s], of[j], now, from, costs[of[j]], 0, 1)
+          local i, t = of[j], from
+          local cost = costs[i]
+          if upstream then
+            t = fits_window(scope, i, now, from, cost, 0, 1)
+          elseif cost > 0 then
+            t = all[i].algorithm.fits_at(states[i], now, from, cost, 0, 1)
+          end
+          if round == 1 then fits[i] = t > now and t or 0 end
           if t > time then time = t end
         end
       end
+      if time == from then break end
+      from = time
     end
     return time
   end,

@@ -36,7 +36,7 @@ type compiledPolicy struct {
 
 // A policyState is what the compiled policies of one line share, one after the other.
 type policyState struct {
-	batcher    *script.Batcher
+	group      *script.Group
 	claims     *claims
 	refreshing sync.Mutex
 	serves     atomic.Bool // this process takes from the line

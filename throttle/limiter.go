@@ -116,7 +116,7 @@ func New(c Config) (*Limiter, error) {
 
 func (l *Limiter) hook(hooks *testhook.Client) {
 	l.library.Edit = hooks.Edit
-	hooks.Gathered = func(policy string) int { return l.policies.Load().byLine[policy].batcher.Gathered() }
+	hooks.Gathered = func(policy string) int { return l.policies.Load().byLine[policy].group.Gathered() }
 	hooks.Refresh = func(ctx context.Context, policy string) error {
 		cp, err := l.findLine(policy, false)
 		if err != nil {

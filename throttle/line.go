@@ -216,7 +216,7 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, 
 		operations[i] = o
 		asks, of = append(asks, o.reserveRequest(Reservation{})), append(of, i)
 	}
-	answers, err := cp.batcher.Do(ctx, cp.script, asks...)
+	answers, err := cp.group.Do(ctx, cp.script, asks...)
 	if err != nil {
 		return nil, classify(ctx, cp.Name, err)
 	}

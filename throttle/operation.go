@@ -242,7 +242,7 @@ func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, 
 
 // decide sends requests, and returns an answer to each. An error of one is that of all.
 func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([]script.Answer, error) {
-	answers, err := cp.batcher.Do(ctx, cp.script, asks...)
+	answers, err := cp.group.Do(ctx, cp.script, asks...)
 	for _, a := range answers {
 		err = cmp.Or(err, a.Err)
 	}

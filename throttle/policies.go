@@ -228,7 +228,7 @@ func (set *policySet) inherit(before *policySet, former []*compiledPolicy, r *sc
 	for _, all := range []map[string]*compiledPolicy{set.byLine, set.former} {
 		for _, cp := range all {
 			if cp.policyState == nil {
-				cp.policyState = &policyState{batcher: r.NewBatcher(), claims: newClaims(r), taker: r.NewTaker()}
+				cp.policyState = &policyState{group: r.NewGroup(), claims: newClaims(r), taker: r.NewTaker()}
 			}
 		}
 	}

@@ -76,7 +76,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[stri
 			}
 			asks = append(asks, ask)
 		}
-		_, err := cp.batcher.Do(ctx, cp.script, asks...)
+		_, err := cp.group.Do(ctx, cp.script, asks...)
 		return err
 	})
 }

@@ -3,7 +3,6 @@ package script
 import (
 	"fmt"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -12,9 +11,10 @@ import (
 // number, "name:text" a text, and blanks separate them. What is zero is left out. lua/decide.lua lists
 // the fields, and lua/codec.lua reads and writes them there.
 type field struct {
-	name    string
-	index   []int
+	name    string // empty for a struct
+	index   int
 	escaped bool // it is data
+	fields  []field
 }
 
 var (
@@ -22,85 +22,91 @@ var (
 	answerFields  = fieldsOf(reflect.TypeFor[Answer]())
 )
 
-// fieldsOf returns the fields of a struct that have a tag, and those of the structs in it.
-func fieldsOf(t reflect.Type, index ...int) (fields []field) {
-	for i := range t.NumField() {
-		f, index := t.Field(i), append(slices.Clone(index), i)
-		if f.Type.Kind() == reflect.Pointer {
-			f.Type = f.Type.Elem()
+// fieldsOf returns the fields of a struct that have a tag, and the structs with such fields.
+func fieldsOf(t reflect.Type) (fields []field) {
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	for i := 0; t.Kind() == reflect.Struct && i < t.NumField(); i++ {
+		f := field{index: i}
+		if f.name = t.Field(i).Tag.Get("lua"); f.name == "" {
+			f.fields = fieldsOf(t.Field(i).Type)
 		}
-		name, option, tagged := strings.Cut(f.Tag.Get("lua"), ",")
-		switch {
-		case name != "":
-			fields = append(fields, field{name, index, tagged && option == "escaped"})
-		case f.Type.Kind() == reflect.Struct:
-			fields = append(fields, fieldsOf(f.Type, index...)...)
+		if f.name, f.escaped = strings.CutSuffix(f.name, ",escaped"); f.name != "" || f.fields != nil {
+			fields = append(fields, f)
 		}
 	}
 	return fields
 }
 
-// fields writes the fields of a request.
-func (r *Request) fields() string {
-	var text []byte
-	v := reflect.ValueOf(r).Elem()
-	for _, f := range requestFields {
-		value, err := v.FieldByIndexErr(f.index)
-		if err != nil || value.IsZero() { // of a place that there is not
-			continue
-		}
-		text = append(text, f.name...)
+// appendFields writes the fields of a struct.
+func appendFields(text []byte, v reflect.Value, fields []field) []byte {
+	for i := range fields {
+		f, value := &fields[i], v.Field(fields[i].index)
 		switch {
+		case value.IsZero():
+		case f.fields != nil:
+			text = appendFields(text, reflect.Indirect(value), f.fields)
 		case value.CanInt():
-			text = strconv.AppendInt(append(text, '='), value.Int(), 10)
+			text = append(strconv.AppendInt(append(append(text, f.name...), '='), value.Int(), 10), ' ')
 		case value.Kind() == reflect.Bool:
-			text = append(text, "=1"...)
+			text = append(append(text, f.name...), "=1 "...)
 		case f.escaped:
-			text = append(append(text, ':'), Escape(value.String())...)
+			text = append(append(append(append(text, f.name...), ':'), Escape(value.String())...), ' ')
 		default:
-			text = append(append(text, ':'), strings.ReplaceAll(fmt.Sprint(value), " ", ",")...)
-		}
-		text = append(text, ' ')
-	}
-	return string(text)
-}
-
-// set reads a field of an answer. It returns whether there is such a field, with such a value.
-func (a *Answer) set(name, text string) (ok bool) {
-	i := slices.IndexFunc(answerFields, func(f field) bool { return f.name == name })
-	if i < 0 {
-		return false
-	}
-	switch field := reflect.ValueOf(a).Elem().FieldByIndex(answerFields[i].index).Addr().Interface().(type) {
-	case *int64:
-		*field, ok = integer(text)
-	case *bool:
-		*field, ok = text == "1", true
-	case *string:
-		*field, ok = Unescape(text), true
-	case *[]int64:
-		for word := range strings.SplitSeq(text, ",") {
-			n, isNumber := integer(word)
-			*field, ok = append(*field, n), isNumber
-			if !ok {
-				break
-			}
+			list := strings.ReplaceAll(fmt.Sprint(value), " ", ",")
+			text = append(append(append(append(text, f.name...), ':'), list...), ' ')
 		}
 	}
-	return ok
+	return text
 }
 
-func integer(text string) (n int64, ok bool) {
-	n, err := strconv.ParseInt(text, 10, 64)
-	return n, err == nil
+// setField sets a field of a struct. It returns whether there is such a field, with such a value.
+func setField(v reflect.Value, fields []field, name, text string) (ok bool) {
+	for i := range fields {
+		f, value := &fields[i], v.Field(fields[i].index)
+		switch {
+		case f.fields != nil && setField(value, f.fields, name, text):
+			return true
+		case f.name != name:
+		case value.CanInt():
+			n, err := strconv.ParseInt(text, 10, 64)
+			value.SetInt(n)
+			return err == nil
+		case value.Kind() == reflect.Bool:
+			value.SetBool(text == "1")
+			return true
+		case value.Kind() == reflect.String:
+			value.SetString(Unescape(text))
+			return true
+		default:
+			numbers, ok := integers(text)
+			value.Set(reflect.ValueOf(numbers))
+			return ok
+		}
+	}
+	return false
+}
+
+// integers reads a list by commas.
+func integers(list string) (numbers []int64, ok bool) {
+	for word := range strings.SplitSeq(list, ",") {
+		n, err := strconv.ParseInt(word, 10, 64)
+		if err != nil {
+			return nil, false
+		}
+		numbers = append(numbers, n)
+	}
+	return numbers, true
 }
 
 // read reads the fields of an answer.
 func (a *Answer) read(text string) (ok bool) {
+	v := reflect.ValueOf(a).Elem()
 	ok = true
 	for field := range strings.FieldsSeq(text) {
-		i := max(0, strings.IndexAny(field, "=:"))
-		ok = ok && a.set(field[:i], field[i+1:])
+		i := strings.IndexAny(field, "=:")
+		ok = ok && i > 0 && setField(v, answerFields, field[:i], field[i+1:])
 	}
 	return ok
 }

@@ -50,6 +50,9 @@ type Answer struct {
 	Fits    []int64 `lua:"fits"`   // by window, when the cost fits it alone, 0 for at once; nil if that is at once
 	Windows []WindowAnswer
 	Err     error // *StateError, if the status is Failed
+
+	failed     error // by which call number seq, where it was request number index, from 1, has no answer
+	seq, index int64
 }
 
 // A PauseAnswer is the pause of a request's scopes. It is zero without one.

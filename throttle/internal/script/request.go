@@ -3,6 +3,7 @@ package script
 import (
 	"cmp"
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 )
@@ -51,7 +52,6 @@ type Request struct {
 
 	lost    int64 `lua:"lost"` // of Cancel: what call lostSeq granted to its request of this number, from 1
 	lostSeq int64 `lua:"lost_seq"`
-	args    []any // what append adds, if that is known
 }
 
 // A Refused is a refusal by the upstream. Durations are microseconds.
@@ -128,13 +128,11 @@ func (p *Policy) size() int { return 5 + len(p.Scopes) }
 // append adds the arguments of a request. The scripts need the ID of a grant only if it holds leases
 // or has an idempotency key.
 func (r Request) append(args []any, leases bool) []any {
-	if r.args != nil {
-		return append(args, r.args...)
-	}
 	if grants(r.Op) && !leases && r.At == 0 && r.Once == "" {
 		r.ID, r.Hold = "", 0
 	}
-	args = append(args, r.Op, dash(r.Cost), r.Ticket, r.Place.text(), r.fields())
+	args = append(args, r.Op, dash(r.Cost), r.Ticket, r.Place.text(),
+		string(appendFields(nil, reflect.ValueOf(&r).Elem(), requestFields)))
 	for _, key := range r.Keys {
 		args = append(args, key)
 	}

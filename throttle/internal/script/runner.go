@@ -43,14 +43,11 @@ func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 // IsID reports whether an ID has the form of NewID's.
 func IsID(id string) bool { return len(id) == 16 && strings.Trim(id, "0123456789abcdef") == "" }
 
-func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Request) ([]Answer, error) {
-	args := p.header(r.now(), r.process, seq, len(requests)*p.size())
-	for i := range requests {
-		args = requests[i].append(args, p.leases)
-	}
+func (r *Runner) decide(
+	ctx context.Context, p *Policy, seq int64, requests []Request, args []any,
+) (answers []Answer, err error) {
 	begun := time.Now()
-	var answers []Answer
-	reply, err := r.run(ctx, p, p.scripts.decide, args)
+	reply, err := r.run(ctx, p, p.scripts.decide, append(p.header(r.now(), r.process, seq, len(args)), args...))
 	if err == nil {
 		answers, err = p.readAnswers(reply, requests)
 	}

@@ -35,7 +35,7 @@ func (c fakeCall) ids() string {
 	return strings.Join(ids, ",")
 }
 
-func (f *fakeRedis) decide(ctx context.Context, p *Policy, seq int64, requests []Request) ([]Answer, error) {
+func (f *fakeRedis) decide(ctx context.Context, p *Policy, seq int64, requests []Request, _ []any) ([]Answer, error) {
 	c := fakeCall{ctx, p, seq, requests}
 	if f.under++; f.under > 1 {
 		f.t.Error("two calls are under way at once")
@@ -75,12 +75,12 @@ func reserveAs(id string) Request {
 	return Request{Op: Reserve, ID: id, Keys: []string{"w:" + id}, Cost: "requests=1"}
 }
 
-// inBubble runs a test on a batcher whose calls wait for the gate.
-func inBubble(t *testing.T, test func(t *testing.T, f *fakeRedis, b *Batcher)) {
+// inBubble runs a test on a group whose calls wait for the gate.
+func inBubble(t *testing.T, test func(t *testing.T, f *fakeRedis, g *Group)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeRedis{t: t, gate: make(chan struct{})}
-		test(t, f, &Batcher{decide: f.decide})
+		test(t, f, &Group{decide: f.decide})
 	})
 }
 
@@ -92,11 +92,11 @@ type caller struct {
 	giveUp  context.CancelFunc
 }
 
-func ask(t *testing.T, b *Batcher, p *Policy, requests ...Request) *caller {
+func askIn(t *testing.T, g *Group, p *Policy, requests ...Request) *caller {
 	ctx, cancel := context.WithCancel(t.Context())
 	c := &caller{giveUp: cancel}
 	go func() {
-		c.answers, c.err = b.Do(ctx, p, requests...)
+		c.answers, c.err = g.Do(ctx, p, requests...)
 		c.done = true
 	}()
 	synctest.Wait()

@@ -73,7 +73,7 @@ func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, erro
 		err   error
 	}
 	replied := make(chan reply)
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), batchTimeout)
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	stop := context.AfterFunc(ctx, cancel)
 	go func() {
 		defer func() { <-t.turn }()
@@ -81,7 +81,7 @@ func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, erro
 		defer stop()
 		taken, err := t.take(call, p, t.seq, q)
 		if err != nil && ctx.Err() == nil && call.Err() != nil {
-			err = fmt.Errorf("no answer within %v: %v", batchTimeout, err)
+			err = fmt.Errorf("no answer within %v: %v", callTimeout, err)
 		}
 		select {
 		case replied <- reply{taken, err}:

@@ -13,20 +13,20 @@ import (
 )
 
 func TestRequestsDuringACallAreSentTogether(t *testing.T) {
-	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, g *Group) {
 		p := &Policy{}
 		type key struct{}
 		alone := make(chan struct{})
 		go func() {
 			defer close(alone)
-			if _, err := b.Do(context.WithValue(t.Context(), key{}, "mine"), p, reserveAs("first")); err != nil {
+			if _, err := g.Do(context.WithValue(t.Context(), key{}, "mine"), p, reserveAs("first")); err != nil {
 				t.Error(err)
 			}
 		}()
 		synctest.Wait()
 		var callers []*caller
 		for i := range 150 {
-			callers = append(callers, ask(t, b, p, reserveAs(fmt.Sprint(i))))
+			callers = append(callers, askIn(t, g, p, reserveAs(fmt.Sprint(i))))
 		}
 		if len(f.calls) != 1 || f.calls[0].ctx.Value(key{}) != "mine" {
 			t.Fatalf("%d calls", len(f.calls))
@@ -57,20 +57,20 @@ func TestRequestsDuringACallAreSentTogether(t *testing.T) {
 			}
 		}
 		go func() { f.gate <- struct{}{} }()
-		if _, err := b.Do(t.Context(), p, reserveAs("last")); err != nil || len(f.calls) != 5 {
+		if _, err := g.Do(t.Context(), p, reserveAs("last")); err != nil || len(f.calls) != 5 {
 			t.Errorf("after all that %d calls, %v", len(f.calls), err)
 		}
 	})
 }
 
 func TestManyRequestsOfOneCaller(t *testing.T) {
-	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, g *Group) {
 		var requests []Request
 		for i := range 130 {
 			requests = append(requests, reserveAs(fmt.Sprint(i)))
 		}
 		p := &Policy{}
-		many, few := ask(t, b, p, requests...), ask(t, b, p, requests[:3]...)
+		many, few := askIn(t, g, p, requests...), askIn(t, g, p, requests[:3]...)
 		for range 3 {
 			f.open()
 		}
@@ -80,16 +80,16 @@ func TestManyRequestsOfOneCaller(t *testing.T) {
 		if n := len(f.calls); n != 3 || len(f.calls[2].requests) != 5 {
 			t.Errorf("%d calls", n)
 		}
-		if answers, err := b.Do(t.Context(), p); len(answers) != 0 || err != nil || len(f.calls) != 3 {
+		if answers, err := g.Do(t.Context(), p); len(answers) != 0 || err != nil || len(f.calls) != 3 {
 			t.Errorf("nothing asked: %v, %v", answers, err)
 		}
 	})
 }
 
-func TestACallerThatGaveUpIsNotInTheBatch(t *testing.T) {
-	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+func TestACallerThatGaveUpIsNotInTheGroup(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, g *Group) {
 		p := &Policy{}
-		first, second, third := ask(t, b, p, reserveAs("a")), ask(t, b, p, reserveAs("b")), ask(t, b, p, reserveAs("c"))
+		first, second, third := askIn(t, g, p, reserveAs("a")), askIn(t, g, p, reserveAs("b")), askIn(t, g, p, reserveAs("c"))
 		second.giveUp()
 		synctest.Wait()
 		if !second.done || !errors.Is(second.err, context.Canceled) {
@@ -102,23 +102,23 @@ func TestACallerThatGaveUpIsNotInTheBatch(t *testing.T) {
 		}
 		ended, end := context.WithCancel(t.Context())
 		end()
-		if _, err := b.Do(ended, p, reserveAs("d")); !errors.Is(err, context.Canceled) || len(f.calls) != 2 {
+		if _, err := g.Do(ended, p, reserveAs("d")); !errors.Is(err, context.Canceled) || len(f.calls) != 2 {
 			t.Errorf("%v, %d calls", err, len(f.calls))
 		}
 	})
 }
 
 func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
-	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, g *Group) {
 		p := &Policy{}
 		keyed := reserveAs("keyed")
 		keyed.Once = "acme:key"
-		ask(t, b, p, reserveAs("a"))
+		askIn(t, g, p, reserveAs("a"))
 		var gone []*caller
 		for _, r := range []Request{reserveAs("granted"), reserveAs("granted too"), keyed, reserveAs("denied"), {Op: Join, ID: "join"}, {Op: Exempt, ID: "exempt"}, {Op: Observe, ID: "observed"}} {
-			gone = append(gone, ask(t, b, p, r))
+			gone = append(gone, askIn(t, g, p, r))
 		}
-		stays := ask(t, b, p, reserveAs("stays"))
+		stays := askIn(t, g, p, reserveAs("stays"))
 		statuses := map[string]int64{"granted": Granted, "granted too": Granted, "keyed": GrantedBefore, "denied": Denied, "join": Waits, "exempt": Granted, "observed": Granted}
 		f.answer = func(c fakeCall) ([]Answer, error) {
 			answers := f.grant(c)
@@ -129,7 +129,7 @@ func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
 			}
 			return answers, nil
 		}
-		f.open() // and the batch is under way
+		f.open() // and the call is under way
 		for _, c := range gone {
 			c.giveUp()
 		}
@@ -138,7 +138,7 @@ func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
 		if !stays.done || stays.err != nil || stays.answers[0].At != 8 {
 			t.Errorf("the caller that stayed got %+v, %v", stays.answers, stays.err)
 		}
-		next := ask(t, b, p, reserveAs("next"))
+		next := askIn(t, g, p, reserveAs("next"))
 		f.open()
 		f.open()
 		if got := f.log(); len(got) != 4 || got[2] != "cancel granted,cancel granted too,cancel exempt,cancel observed" || !next.done {
@@ -156,23 +156,23 @@ func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
 	})
 }
 
-func TestABatchEndsWhenAllItsCallersGiveUp(t *testing.T) {
-	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+func TestACallEndsWhenAllItsCallersGiveUp(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, g *Group) {
 		p := &Policy{}
-		ask(t, b, p, reserveAs("a"))
-		second, third := ask(t, b, p, reserveAs("b")), ask(t, b, p, reserveAs("c"), reserveAs("d"))
+		askIn(t, g, p, reserveAs("a"))
+		second, third := askIn(t, g, p, reserveAs("b")), askIn(t, g, p, reserveAs("c"), reserveAs("d"))
 		f.open()
 		second.giveUp()
 		synctest.Wait()
 		if f.calls[1].ctx.Err() != nil {
-			t.Error("one of two gave up, and the batch ended")
+			t.Error("one of two gave up, and the call ended")
 		}
 		third.giveUp()
 		synctest.Wait()
 		if f.calls[1].ctx.Err() == nil || !third.done {
-			t.Error("all gave up, and the batch goes on")
+			t.Error("all gave up, and the call goes on")
 		}
-		fourth := ask(t, b, p, reserveAs("e"))
+		fourth := askIn(t, g, p, reserveAs("e"))
 		f.open()
 		if !fourth.done || fourth.err != nil {
 			t.Errorf("the next caller got %v", fourth.err)
@@ -180,14 +180,14 @@ func TestABatchEndsWhenAllItsCallersGiveUp(t *testing.T) {
 	})
 }
 
-func TestABatchIsBounded(t *testing.T) {
-	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+func TestACallIsBounded(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, g *Group) {
 		p := &Policy{}
-		ask(t, b, p, reserveAs("a"))
-		c := ask(t, b, p, reserveAs("b"))
+		askIn(t, g, p, reserveAs("a"))
+		c := askIn(t, g, p, reserveAs("b"))
 		f.open()
 		begin := time.Now()
-		time.Sleep(batchTimeout)
+		time.Sleep(callTimeout)
 		synctest.Wait()
 		if !c.done || c.err == nil || errors.Is(c.err, context.DeadlineExceeded) || errors.Is(c.err, context.Canceled) {
 			t.Errorf("after %v: done %v, %v; the caller's own context has not ended", time.Since(begin), c.done, c.err)
@@ -201,7 +201,7 @@ type replyError string
 func (e replyError) Error() string { return string(e) }
 func (replyError) RedisError()     {}
 
-func TestABatchWhoseScriptFailsIsRepeatedOneByOne(t *testing.T) {
+func TestAGroupWhoseScriptFailsIsRepeatedOneByOne(t *testing.T) {
 	scriptFails := replyError("ERR Error running script: nil value")
 	for name, tc := range map[string]struct {
 		err  error
@@ -216,10 +216,10 @@ func TestABatchWhoseScriptFailsIsRepeatedOneByOne(t *testing.T) {
 		"a reply": {&ReplyError{"shape"}, "a b,c,d"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+			inBubble(t, func(t *testing.T, f *fakeRedis, g *Group) {
 				p := &Policy{}
-				ask(t, b, p, reserveAs("a"))
-				callers := []*caller{ask(t, b, p, reserveAs("b")), ask(t, b, p, reserveAs("c")), ask(t, b, p, reserveAs("d"))}
+				askIn(t, g, p, reserveAs("a"))
+				callers := []*caller{askIn(t, g, p, reserveAs("b")), askIn(t, g, p, reserveAs("c")), askIn(t, g, p, reserveAs("d"))}
 				f.answer = func(c fakeCall) ([]Answer, error) {
 					if strings.Contains(c.ids(), "c") {
 						return nil, tc.err
@@ -247,16 +247,16 @@ func TestABatchWhoseScriptFailsIsRepeatedOneByOne(t *testing.T) {
 	}
 }
 
-func TestABatchIsOfOneCompiledPolicy(t *testing.T) {
-	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+func TestAGroupIsOfOneCompiledPolicy(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, g *Group) {
 		before, after := &Policy{}, &Policy{}
-		ask(t, b, before, reserveAs("a"))
+		askIn(t, g, before, reserveAs("a"))
 		for _, id := range []string{"b1", "c2", "d1", "e2"} {
 			p := before
 			if id[1] == '2' {
 				p = after
 			}
-			ask(t, b, p, reserveAs(id))
+			askIn(t, g, p, reserveAs(id))
 		}
 		close(f.gate)
 		synctest.Wait()
@@ -267,10 +267,10 @@ func TestABatchIsOfOneCompiledPolicy(t *testing.T) {
 }
 
 // Calls at random: every caller is answered once, with the answer to its own request.
-func TestBatchesUnderRace(t *testing.T) {
+func TestGroupsUnderRace(t *testing.T) {
 	var mu sync.Mutex
 	seen := map[string]int{}
-	b := &Batcher{decide: func(_ context.Context, _ *Policy, _ int64, requests []Request) ([]Answer, error) {
+	g := &Group{decide: func(_ context.Context, _ *Policy, _ int64, requests []Request, _ []any) ([]Answer, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		var answers []Answer
@@ -290,7 +290,7 @@ func TestBatchesUnderRace(t *testing.T) {
 					ctx, cancel = context.WithTimeout(ctx, time.Duration(j)*time.Microsecond)
 				}
 				r := Request{Op: Reserve, ID: fmt.Sprint(i, " ", j), At: int64(i*1000 + j)}
-				answers, err := b.Do(ctx, policies[j%2], r)
+				answers, err := g.Do(ctx, policies[j%2], r)
 				if err == nil && answers[0].At != r.At || err != nil && j%7 != 0 {
 					t.Errorf("%s: %+v, %v", r.ID, answers, err)
 				}
@@ -316,18 +316,18 @@ func TestBatchesUnderRace(t *testing.T) {
 }
 
 // The more windows a policy has, the fewer requests go in one call.
-func TestBatchesOfManyWindowsAreSmall(t *testing.T) {
+func TestGroupsOfManyWindowsAreSmall(t *testing.T) {
 	for _, c := range []struct{ windows, requests, calls, most int }{
 		{1, 64, 1, 64}, {8, 64, 1, 64}, {9, 64, 2, 56}, {32, 64, 4, 16}, {1000, 3, 3, 1},
 	} {
-		inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+		inBubble(t, func(t *testing.T, f *fakeRedis, g *Group) {
 			f.gate = nil
 			p := &Policy{Windows: make([]Window, c.windows)}
 			requests := make([]Request, c.requests)
 			for i := range requests {
 				requests[i] = reserveAs(fmt.Sprint(i))
 			}
-			if answers, err := b.Do(t.Context(), p, requests...); err != nil || len(answers) != c.requests {
+			if answers, err := g.Do(t.Context(), p, requests...); err != nil || len(answers) != c.requests {
 				t.Errorf("%d answers, %v", len(answers), err)
 			}
 			if len(f.calls) != c.calls || len(f.calls[0].requests) != c.most {
@@ -339,7 +339,7 @@ func TestBatchesOfManyWindowsAreSmall(t *testing.T) {
 
 // A call that panics holds nobody up, neither those who wait nor those who come later.
 func TestACallThatPanicsHoldsNobodyUp(t *testing.T) {
-	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, g *Group) {
 		f.answer = func(c fakeCall) ([]Answer, error) {
 			if c.ids() == "a" {
 				panic("on purpose")
@@ -349,13 +349,13 @@ func TestACallThatPanicsHoldsNobodyUp(t *testing.T) {
 		p, recovered := &Policy{}, false
 		go func() {
 			defer func() { recovered = recover() != nil }()
-			_, _ = b.Do(t.Context(), p, reserveAs("a"))
+			_, _ = g.Do(t.Context(), p, reserveAs("a"))
 		}()
 		synctest.Wait()
-		waits := ask(t, b, p, reserveAs("b"))
+		waits := askIn(t, g, p, reserveAs("b"))
 		f.open()
 		f.open()
-		later := ask(t, b, p, reserveAs("c"))
+		later := askIn(t, g, p, reserveAs("c"))
 		f.open()
 		if !recovered || !waits.done || waits.err != nil || !later.done || later.err != nil {
 			t.Errorf("recovered %v, done %v and %v", recovered, waits.done, later.done)

@@ -1,0 +1,267 @@
+package script
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	maxGroup = 64 // requests of one call to Redis
+
+	// maxGroupWindows bounds the windows that all requests of a call look at: a call blocks Redis.
+	maxGroupWindows = 512
+
+	// callTimeout bounds a call, whose callers may wait for less.
+	callTimeout = 5 * time.Second
+)
+
+// A Group sends the requests of one policy name, one call to Redis at a time. A request is sent at
+// once if no call is under way. Requests that come meanwhile travel together in the next call.
+// (Databases call it group commit.) It is safe for concurrent use.
+type Group struct {
+	decide func(ctx context.Context, p *Policy, seq int64, requests []Request, args []any) ([]Answer, error)
+	seq    atomic.Int64 // of the last call
+
+	mu      sync.Mutex
+	busy    bool // a call is under way
+	waiting []*ask
+
+	// lost cancels what calls without an answer may have granted. The next call begins with it: what
+	// the script remembers of the last call says what that was.
+	lost []*ask
+}
+
+// An ask is what one caller asks, or a part of it that one call can carry.
+type ask struct {
+	ctx      context.Context
+	policy   *Policy
+	requests []Request
+	args     []any    // of the requests
+	answers  []Answer // nil before the call has ended
+	err      error    // the first one
+	done     chan struct{}
+	gone     bool  // the caller gave up
+	call     *call // that carries it
+}
+
+// A call is under way with some asks.
+type call struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	asks   []*ask
+	left   int // asks whose callers have not given up
+}
+
+// NewGroup returns a group of one policy name.
+func (r *Runner) NewGroup() *Group { return &Group{decide: r.decide} }
+
+// group returns how many requests a call may have.
+func (p *Policy) group() int { return max(1, min(maxGroup, maxGroupWindows/max(1, len(p.Windows)))) }
+
+// Do returns an answer to each of the requests, in order. If the context ends first it returns the
+// context's error, and what was granted is cancelled. With a deadline it returns then, whatever
+// Redis does. Other errors are those of go-redis, or a *ReplyError. If a single request cannot be
+// decided, its answer has the error.
+func (g *Group) Do(ctx context.Context, p *Policy, requests ...Request) (answers []Answer, err error) {
+	if err := ctx.Err(); err != nil || len(requests) == 0 {
+		return nil, err
+	}
+	var asks []*ask
+	for part := range slices.Chunk(requests, p.group()) {
+		asks = append(asks, newAsk(ctx, p, part...)) // not in send, where all others would wait for it
+	}
+	alone := ctx
+	_, timed := ctx.Deadline()
+	if timed { // a client does not heed it, unless it is told to
+		alone = nil
+	}
+	var first *call
+	g.mu.Lock()
+	if g.waiting = append(g.waiting, asks...); !g.busy {
+		first = g.load(alone)
+	}
+	g.mu.Unlock()
+	if first != nil && timed {
+		go g.send(first)
+	} else if first != nil {
+		g.send(first)
+	}
+	for _, a := range asks {
+		select {
+		case <-a.done:
+		case <-ctx.Done():
+			if g.giveUp(asks) {
+				return nil, ctx.Err()
+			}
+		}
+		answers, err = append(answers, a.answers...), cmp.Or(err, a.err)
+	}
+	return answers, err
+}
+
+func newAsk(ctx context.Context, p *Policy, requests ...Request) *ask {
+	a := &ask{ctx: ctx, policy: p, requests: requests, done: make(chan struct{})}
+	a.args = make([]any, 0, len(requests)*p.size())
+	for i := range requests {
+		a.args = requests[i].append(a.args, p.leases)
+	}
+	return a
+}
+
+// Gathered returns how many callers wait for the call that is under way.
+func (g *Group) Gathered() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.waiting)
+}
+
+// giveUp forgets the caller of some asks, unless all are answered. Then it returns false.
+func (g *Group) giveUp(asks []*ask) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if asks[len(asks)-1].answers != nil { // the last one is answered last
+		return false
+	}
+	for _, a := range asks {
+		a.gone = true
+		g.cancelGrants(a)
+		if a.call != nil && a.answers == nil {
+			if a.call.left--; a.call.left == 0 {
+				a.call.cancel()
+			}
+		}
+	}
+	g.waiting = slices.DeleteFunc(g.waiting, func(a *ask) bool { return a.gone })
+	return true
+}
+
+// load takes what one call can send from what waits, or returns nil. The call has the context of its
+// only caller, or else a time limit and the values of a caller's, such as a trace. The lock is held.
+func (g *Group) load(alone context.Context) *call {
+	if g.busy = len(g.waiting) > 0; !g.busy {
+		return nil
+	}
+	p := g.waiting[0].policy
+	// After a call by another policy nothing says any more what the last one got.
+	g.lost = slices.DeleteFunc(g.lost, func(a *ask) bool { return a.policy != p })
+	c, room := &call{}, p.group()
+	g.waiting = slices.DeleteFunc(append(g.lost, g.waiting...), func(a *ask) bool {
+		if a.policy != p {
+			return false
+		}
+		if room -= len(a.requests); room >= 0 { // else nothing passes it
+			c.asks, c.left, a.call = append(c.asks, a), c.left+1, c
+		}
+		return room >= 0
+	})
+	g.lost = nil
+	if c.ctx, c.cancel = alone, func() {}; alone == nil {
+		c.ctx, c.cancel = context.WithTimeout(context.WithoutCancel(c.asks[0].ctx), callTimeout)
+	}
+	return c
+}
+
+// send makes one call, and starts the next one.
+func (g *Group) send(c *call) {
+	first := c.asks[0]
+	requests, args := slices.Clip(first.requests), slices.Clip(first.args)
+	for _, a := range c.asks[1:] {
+		requests, args = append(requests, a.requests...), append(args, a.args...)
+	}
+	var answers []Answer
+	defer func() { // even if a hook of the client panics
+		c.cancel()
+		g.mu.Lock()
+		for _, a := range c.asks {
+			n := min(len(a.requests), len(answers))
+			g.deliver(a, answers[:n:n])
+			answers = answers[n:]
+		}
+		next := g.load(nil)
+		g.mu.Unlock()
+		if next != nil {
+			go g.send(next)
+		}
+		for _, a := range c.asks {
+			close(a.done)
+		}
+	}()
+	answers = g.run(c.ctx, first.policy, requests, args)
+}
+
+// deliver keeps the answers to an ask. The next call gives back what was granted without an answer, or
+// to a caller that gave up. The lock is held.
+func (g *Group) deliver(a *ask, answers []Answer) {
+	a.answers = answers
+	for i, answer := range answers {
+		a.err = cmp.Or(a.err, answer.failed)
+		if undo, ok := a.requests[i].undoLost(answer); ok && len(g.lost) < a.policy.group()/2 { // others need room
+			g.lost = append(g.lost, newAsk(a.ctx, a.policy, undo))
+		}
+	}
+	if a.gone {
+		g.cancelGrants(a)
+	}
+}
+
+// cancelGrants has the next call give back what a caller was granted that gave up. What an
+// idempotency key got before may belong to another call. The lock is held.
+func (g *Group) cancelGrants(a *ask) {
+	for i, answer := range a.answers {
+		if r := a.requests[i]; grants(r.Op) && answer.Status == Granted {
+			g.waiting = append(g.waiting, newAsk(a.ctx, a.policy, r.cancel(answer.At)))
+		}
+	}
+}
+
+// cancel returns the request that gives back what a request was granted at a time.
+func (r Request) cancel(at int64) Request {
+	return Request{Op: Cancel, ID: r.ID, At: at, Once: r.Once, Own: r.Own, Keys: r.Keys, Cost: r.Cost}
+}
+
+// undoLost returns the request that gives back what Redis may have granted without an answer, if
+// anything. The caller was told an error. An idempotency key keeps what it got, for the caller to ask
+// again.
+func (r Request) undoLost(a Answer) (undo Request, ok bool) {
+	var reply redis.Error
+	switch {
+	case a.failed == nil || errors.As(a.failed, &reply):
+		return r, false
+	case r.lost > 0: // of a call before: that is still to be cancelled, unless this one did it
+		return r, true
+	}
+	undo = r.cancel(0)
+	undo.lost, undo.lostSeq = a.index, a.seq
+	return undo, grants(r.Op) && r.Once == ""
+}
+
+// run makes one call to Redis. If the script fails, any of the requests may be the cause: then each
+// gets a call of its own.
+func (g *Group) run(ctx context.Context, p *Policy, requests []Request, args []any) []Answer {
+	seq := g.seq.Add(1)
+	answers, err := g.decide(ctx, p, seq, requests, args)
+	if err == nil {
+		return answers
+	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		// Not wrapped: the caller's own context has not ended.
+		err = fmt.Errorf("no answer within %v: %v", callTimeout, err)
+	}
+	answers = make([]Answer, len(requests))
+	for i := range answers {
+		if len(requests) > 1 && ScriptFailed(err) {
+			answers[i] = g.run(ctx, p, requests[i:i+1], args[i*p.size():(i+1)*p.size()])[0]
+		} else {
+			answers[i] = Answer{failed: err, seq: seq, index: int64(i + 1)}
+		}
+	}
+	return answers
+}

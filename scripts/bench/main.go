@@ -17,8 +17,8 @@ import (
 const help = `usage: scripts/bench/run [flags]
 
 Measures what throttling costs: enqueueing, running with and without limits that bind, reaction
-times, idle servers, decisions, long lines, and how costs grow. The peers are plain asynq,
-redis_rate and BullMQ. Sides that are compared run in turn.
+times, idle servers, decisions, long lines, and how costs grow. The peers are plain asynq and
+redis_rate. Sides that are compared run in turn.
 
   scripts/bench/run                            # all cases in short form, some minutes
   scripts/bench/run -list                      # the cases, and what each compares
@@ -29,8 +29,7 @@ redis_rate and BullMQ. Sides that are compared run in turn.
   scripts/bench/run -full -case '^growth-' -svg docs/reference/growth   # draws the curves
 
 All servers are started on free loopback ports. A machine with a load average above 0.5 is refused,
-as its other work would be measured too. BullMQ is installed by npm into a directory that is removed
-again; without node its case is skipped.
+as its other work would be measured too.
 
 The table, or JSON, goes to standard output, progress to standard error. The exit code is 0, 1 if a
 case failed or a figure missed its bar, 2 for wrong arguments. Flags:
@@ -76,7 +75,6 @@ func cases() []scenario {
 		{"state", "a page of the state of a long line, and why one of its tickets waits; " +
 			"full: 1,000,000 tickets of 100,000 tenants", caseState},
 		{"keys", "how many keys in Redis a grant adds", caseKeys},
-		{"bullmq", "BullMQ's limiter against plain asynq; needs node and npm", caseBullMQ},
 	}
 	for _, g := range growths() {
 		all = append(all, scenario{"growth-" + g.curve.Name, g.curve.Title + ": " + g.curve.Y, g.run})

@@ -97,7 +97,7 @@ func (p *Page) findTenant(ctx context.Context, f *foundView, policies []string) 
 		f.problem(errors.New("the tenant is looked for in the first 100 policies only"))
 	}
 	for _, policy := range policies[:min(len(policies), maxSearched)] {
-		s, err := p.state(ctx, inspect.Query{Policy: policy, Tenant: f.Asked})
+		s, err := p.state(ctx, inspect.Query{Policy: policy, Tenant: f.Asked}, "")
 		if err != nil {
 			f.problem(err)
 			continue

@@ -72,7 +72,7 @@ type policyView struct {
 // policy describes how one policy stands.
 func (p *Page) policy(ctx context.Context, v *view, q inspect.Query) policyView {
 	q.Limit = tenantsAtOnce
-	state, err := p.state(ctx, q)
+	state, err := p.state(ctx, q, v.Asked.Like)
 	pv := policyView{PolicyState: state}
 	pv.Policy = q.Policy
 	if err != nil {
@@ -99,7 +99,7 @@ func (p *Page) policy(ctx context.Context, v *view, q inspect.Query) policyView 
 			pv.Drains = t.Expected
 		}
 	}
-	if pv.Next != "" || q.After != "" { // more wait than are shown
+	if pv.Next != "" || q.After != "" || v.Asked.Like != "" { // more wait than are shown
 		pv.Drains = time.Time{}
 		if pv.Granted > 0 {
 			pv.Drains = pv.At.Add(time.Duration(float64(pv.Waiting) / pv.Granted * float64(time.Second)))

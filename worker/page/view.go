@@ -27,6 +27,8 @@ const (
 	policiesAtOnce = 20 // in the list of policies
 	tenantsAtOnce  = 50 // in that of a policy's tenants
 	changesAtOnce  = 20 // of the log
+
+	tenantsSearched = 5000 // for a part of a name
 )
 
 // A question is what is asked for in the address of the page.
@@ -372,7 +374,7 @@ func (c *chosenView) tenants(v view) {
 	}
 	for _, r := range rows {
 		only := is[v.Asked.Only]
-		if strings.Contains(r.Tenant, v.Asked.Like) && (only == nil || only(r)) {
+		if only == nil || only(r) {
 			c.Rows = append(c.Rows, r)
 		}
 	}
@@ -411,11 +413,26 @@ func (p *Page) inForce(ctx context.Context) (control.State, []control.Change, ma
 	return got.state, got.changes, got.processes
 }
 
-// state asks the limiter.
-func (p *Page) state(ctx context.Context, r inspect.Query) (inspect.PolicyState, error) {
-	key := strings.Join([]string{"state", r.Policy, r.After, r.Tenant}, "\x00")
-	return remember(&p.recent, ctx, key, func(ctx context.Context) (inspect.PolicyState, error) {
-		return inspect.Of(p.config.Limiter).State(ctx, r)
+// state asks the limiter. With a part of a name it looks through more tenants, for those that have it.
+func (p *Page) state(ctx context.Context, r inspect.Query, like string) (inspect.PolicyState, error) {
+	key := strings.Join([]string{"state", r.Policy, r.After, r.Tenant, like}, "\x00")
+	return remember(&p.recent, ctx, key, func(ctx context.Context) (found inspect.PolicyState, err error) {
+		if like != "" {
+			r.Limit = inspect.MaxLimit
+		}
+		for looked := 0; ; {
+			page, err := inspect.Of(p.config.Limiter).State(ctx, r)
+			if err != nil {
+				return page, err
+			}
+			looked += len(page.Tenants)
+			other := func(t inspect.TenantState) bool { return !strings.Contains(t.Tenant, like) }
+			page.Tenants = append(found.Tenants, slices.DeleteFunc(page.Tenants, other)...)
+			found = page
+			if r.After = page.Next; like == "" || r.After == "" || len(found.Tenants) >= tenantsAtOnce || looked >= tenantsSearched {
+				return found, nil
+			}
+		}
 	})
 }
 

@@ -30,20 +30,16 @@ func historyLength() time.Duration {
 // back is free again, every call ends, none starves, and nothing is left.
 func TestClaimsBesideJobsAndNewcomers(t *testing.T) {
 	before := runtime.NumGoroutine()
-	onRedis := func(t *testing.T) *redis.Client { return throttletest.Client(t, throttletest.Redis(t)) }
-	onMiniredis := func(t *testing.T) *redis.Client { return throttletest.Client(t, throttletest.Miniredis(t).Addr()) }
-	for name, of := range map[string]struct {
-		start                    func(*testing.T) *redis.Client
-		faults, steps, withSlots bool
-	}{
-		"redis, slots":                {start: onRedis, withSlots: true},
-		"redis, replies lost":         {start: onRedis, withSlots: true, faults: true},
-		"redis, the clock is set":     {start: onRedis, steps: true},
-		"miniredis, slots":            {start: onMiniredis, withSlots: true},
-		"miniredis, replies lost":     {start: onMiniredis, faults: true},
-		"miniredis, the clock is set": {start: onMiniredis, steps: true},
+	for name, row := range map[string]struct{ faults, steps, withSlots bool }{
+		"slots":               {withSlots: true},
+		"slots, replies lost": {withSlots: true, faults: true},
+		"replies lost":        {faults: true},
+		"the clock is set":    {steps: true},
 	} {
-		t.Run(name, func(t *testing.T) { amongAllOthers(t, of.start(t), of.faults, of.withSlots, of.steps) })
+		t.Run(name, func(t *testing.T) {
+			client := throttletest.Client(t, throttletest.Redis(t))
+			amongAllOthers(t, client, row.faults, row.withSlots, row.steps)
+		})
 	}
 	for end := time.Now().Add(m); runtime.NumGoroutine() > before+5; time.Sleep(20 * ms) {
 		if time.Now().After(end) {

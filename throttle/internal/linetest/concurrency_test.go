@@ -12,7 +12,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func renew(t limitertest.TB, l *throttle.Limiter, d throttle.Decision) bool {
@@ -132,8 +131,7 @@ func TestConcurrencyScenes(t *testing.T) {
 
 // Random calls against a model of the slots: which reservation holds how many, and until when.
 func TestConcurrencyIsNeverExceeded(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		rapid.Check(t, func(t *rapid.T) {
 			limitertest.Must(t, client.FlushAll(t.Context()).Err())
 			limit := rapid.Int64Range(1, 5).Draw(t, "limit")

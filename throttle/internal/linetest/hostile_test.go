@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 var hostileNames = []string{
@@ -22,7 +21,7 @@ var hostileNames = []string{
 // Tenants, attributes, queues, tickets and keys are data in the line too: each waits, is taken by
 // its own name and leaves, beside all others, and nothing stays.
 func TestHostileNamesInALine(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for _, shared := range []bool{true, false} {
 			p := limitertest.Policy(
 				throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")},
@@ -97,20 +96,14 @@ func TestHostileNamesInALine(t *testing.T) {
 	})
 }
 
-// As many windows as a policy may have, each of a unit and a scope of its own, with a line. (On
-// miniredis so many would take 10 s.)
-func TestManyWindowsWithALine(t *testing.T) {
-	t.Run("as many as may be", func(t *testing.T) {
-		limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) { manyWindowsWithALine(t, client, throttle.MaxWindows) })
-	})
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) { manyWindowsWithALine(t, client, 20) })
-}
+// As many windows as a policy may have, each of a unit and a scope of its own, with a line.
+func TestManyWindowsWithALine(t *testing.T) { limitertest.OnRedis(t, manyWindowsWithALine) }
 
-func manyWindowsWithALine(t *testing.T, client *redis.Client, n int) {
+func manyWindowsWithALine(t *testing.T, client *redis.Client) {
 	var p throttle.Policy
 	p.Name = "p"
 	r := throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{}, Attributes: map[string]string{}}
-	for i := range n {
+	for i := range throttle.MaxWindows {
 		attribute, unit := fmt.Sprint("attribute", i), fmt.Sprint("unit", i)
 		p.Windows = append(p.Windows, throttle.Window{
 			Name: fmt.Sprint("w", i), Limit: 3, Period: 10 * s, Unit: unit, Scope: throttle.Per([]string{attribute, "tenant"}[:1+i%2]...),
@@ -150,7 +143,7 @@ func TestLargestNumbers(t *testing.T) {
 	const most = throttle.MaxLimit
 	for _, algorithm := range []throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA} {
 		t.Run(string(algorithm), func(t *testing.T) {
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+			limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 				p := limitertest.Policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Scope: throttle.ScopeShared})
 				p.Tenants = map[string]throttle.Tenant{"a": {Weight: 1e6}, "b": {Weight: 1e-9}, "x": {Exempt: true}}
 				sc := newScene(t, client, p)

@@ -13,7 +13,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // intervene puts something in force for an hour, or nothing, and has the line know it.
@@ -192,7 +191,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 
 // The end of a pause of a tenant is in the line: it ends also if no server writes it there.
 func TestAPauseOfATenantEndsByItself(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
 		sc.pauses("a")
 		sc.joins("a1", "b1")

@@ -15,7 +15,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // A fleet is servers with handler slots, and their queue, on a made-up clock: jobs join the line,
@@ -243,11 +242,7 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 		"300 in 10 seconds, merged": {[]throttle.Window{own(300, 10*s)}, 600, 300, 10 * s},
 	} {
 		t.Run(name, func(t *testing.T) {
-			each := throttletest.Each
-			if tc.jobs > 100 {
-				each = limitertest.OnRedis
-			}
-			each(t, func(t *testing.T, client *redis.Client) {
+			limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 				f := newFleet(t, client, 5, limitertest.Policy(tc.windows...))
 				f.arrive(0, "acme", tc.jobs)
 				f.run(tc.jobs, h)

@@ -168,8 +168,7 @@ func TestAppointments(t *testing.T) {
 }
 
 func TestAJoinThatFitsWakesOneServer(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
 		nudges := func(want bool, tickets ...string) {
 			t.Helper()
@@ -205,10 +204,9 @@ func TestAJoinThatFitsWakesOneServer(t *testing.T) {
 		if got := ids(limitertest.Take(t, sc.at(10*s+5*ms).l, 64, "q")); got != "d1 c2 d2 c3" {
 			t.Errorf("took %q", got)
 		}
-	})
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+
 		// Before every appointment.
-		sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s}))
+		sc = newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s}))
 		sc.joins("a1", "a2")
 		sc.takes("a1").asks(s)
 		sc.at(500 * ms)
@@ -248,8 +246,7 @@ func TestNudgesBesideAnotherQueue(t *testing.T) {
 
 // A server keeps its appointment in whichever order the servers before it went.
 func TestAppointmentsOfServersThatAreGone(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 500*ms)))
 		sc.joins("a0", "a1", "a2")
 		sc.takes("a0").asks(500 * ms)
@@ -269,9 +266,8 @@ func TestAppointmentsOfServersThatAreGone(t *testing.T) {
 		if p := sc.joins("b1"); !p.Nudge {
 			t.Errorf("nobody came: %+v", p)
 		}
-	})
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 500*ms)))
+
+		sc = newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 500*ms)))
 		sc.joins("a0", "a1")
 		sc.takes("a0").asks(500 * ms)
 		for range 4 {

@@ -69,7 +69,7 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 
 // What waits when a policy begins to observe starts at once, and what comes when it ends is denied.
 func TestAPolicyBeginsToObserve(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		enforces := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h}, limitertest.Slots(2))
 		observes := enforces
 		observes.Mode = throttle.ModeObserve

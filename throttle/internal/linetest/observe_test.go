@@ -181,7 +181,7 @@ func TestAnOutageIsObserved(t *testing.T) {
 
 // What a key was granted is decided once, also if the first reply to its call is lost.
 func TestARepeatByAKeyIsNotDecidedAgain(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		client.AddHook(hooktest.Hook(hooktest.Twice))
 		var decided atomic.Int64
 		l, err := throttle.New(throttle.Config{

@@ -183,7 +183,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 
 // A plan of more than anybody waits for ends with its context.
 func TestAPlanEndsWithItsContext(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		ctx, cancel := context.WithCancel(t.Context())
 		opens := func(t time.Time) time.Time { cancel(); return t }

@@ -50,7 +50,7 @@ func (tw *twice) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 // twice, and no units are charged twice or lost.
 func TestLineWithEveryCallRepeated(t *testing.T) {
 	windows := []throttle.Window{{Name: "own", Limit: 3, Period: 7 * s}, {Name: "all", Limit: 4, Period: 5 * s, Scope: throttle.ScopeShared}}
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		repeating := redis.NewClient(&redis.Options{Addr: client.Options().Addr, DB: 1})
 		defer repeating.Close()
 		other := redis.NewClient(&redis.Options{Addr: client.Options().Addr, DB: 1})
@@ -145,7 +145,7 @@ func lineDump(t limitertest.TB, client *redis.Client) string {
 // A batch of go-redis's AutoPipeline is repeated as a whole, after its replies were lost or
 // after it went through: each of its decisions is charged once.
 func TestRepeatedBatchIsChargedOnce(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.NewProxy(t, client.Options().Addr)
 		through := throttletest.Client(t, p.Addr)
 		tw := newTwice()

@@ -69,8 +69,7 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 
 // What operators have put in force for a tenant hides no variant of it.
 func TestSimulateReplacesAnOverride(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s})
 		sc := newScene(t, client, p)
 		override := throttle.TenantOverride{Policy: p.Name, Tenant: "a", Until: time.Now().Add(24 * 365 * time.Hour),

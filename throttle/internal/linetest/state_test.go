@@ -85,8 +85,7 @@ func TestStateTellsWhoWaits(t *testing.T) {
 
 // A pause says who was told what, when, and until when it lasts.
 func TestStateTellsTheCauseOfAPause(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}, limitertest.SharedWindow(4, 20*s))
 		p.Upstream, p.Adapt = throttle.UpstreamShared, throttle.AdaptOff
 		named, err := throttle.New(throttle.Config{Client: client, Name: "worker:7", Policies: []throttle.Policy{p}})
@@ -176,8 +175,7 @@ func calls(t *testing.T, client *redis.Client) (n int) {
 
 // A tenant is told of once for each combination of attributes, and a call that waits in place too.
 func TestStateTellsAttributesApart(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l := limitertest.New(t, client, limitertest.Policy(throttle.Window{Name: "each", Limit: 1, Period: h, Scope: throttle.Per("tenant", "user")}, limitertest.SharedWindow(100, h)))
 		for i, user := range []string{"bob", "bob", "eve", "bob"} {
 			r := throttle.Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": user}, Ticket: limitertest.Ticket(fmt.Sprint(i))}
@@ -288,8 +286,7 @@ func TestStateRefusesWhatCannotBe(t *testing.T) {
 
 // An explanation says which window denies, the ticket's place, and what goes before it.
 func TestExplainSaysWhyATicketWaits(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 60 * s}, limitertest.SharedWindow(4, 20*s)))
 		explain := func(ticket string) inspect.TicketState {
 			t.Helper()
@@ -338,7 +335,7 @@ window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`
 
 // What goes before a ticket is what the tickets before it cost, not what all of its flow do on average.
 func TestExplainKnowsWhatTheTicketsBeforeCost(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
 		sc.cost = 9
 		sc.granted("a0")
@@ -384,7 +381,7 @@ func TestStateHasOneFormAsJSON(t *testing.T) {
 
 // What binds beside the windows is named where they are shown: what the upstream has left, and a pause.
 func TestWhatBindsBesideTheWindowsIsNamed(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
 		p.Upstream = throttle.UpstreamShared
 		sc := newScene(t, client, p)

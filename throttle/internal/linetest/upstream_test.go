@@ -11,7 +11,6 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func (sc *scene) pause(r throttle.Reservation, d time.Duration) *scene {
@@ -143,8 +142,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 
 // Nothing of a pause, a ramp or what is left stays behind.
 func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(10, time.Second)))
 		d := limitertest.Reserve(t, l, of("a"))
 		if _, err := l.Pause(t.Context(), of("a"), 50*ms, ""); err != nil {

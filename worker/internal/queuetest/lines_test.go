@@ -1,6 +1,6 @@
-// Package linetest tests tasks that wait in line: their order, pace and fairness, what holds them
+// Package queuetest tests tasks that wait in line: their order, pace and fairness, what holds them
 // up, and what changes meanwhile. Read TestBacklogDrains first, then TestWeightedTenantsShare.
-package linetest
+package queuetest
 
 import (
 	"testing"

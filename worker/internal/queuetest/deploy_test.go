@@ -1,4 +1,4 @@
-package linetest
+package queuetest
 
 import (
 	"context"
@@ -60,7 +60,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 					s.Serve(s.Ok, l.Watch, sitetest.Calm, sitetest.By(own))
 				}
 				clients := []*worker.Client{s.Client(limiter(row.before)), s.Client(limiter(row.after))}
-				const n = 240
+				const n = 96
 				begin := time.Now()
 				for i := range n {
 					task := worker.NewTask(worker.Identity{
@@ -79,7 +79,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 				mean, most := l.WakesPerTask()
 				took := time.Since(begin)
 				t.Logf("%v, %.2f wakes a task, at most %d", took, mean, most)
-				if took > 30*time.Second || most > row.wakes {
+				if took > 15*time.Second || most > row.wakes {
 					t.Errorf("all have run after %v, with up to %d wakes, want %d", took, most, row.wakes)
 				}
 				s.WantNobodyInLine()

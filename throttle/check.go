@@ -15,7 +15,7 @@ import (
 // calls: use it at the start of a program. Errors are ErrUnavailable, ErrForbidden and the
 // context's.
 func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
-	findings, err := redischeck.Findings(ctx, l.runner.Client())
+	findings, err := redischeck.Findings(ctx, l.runner.Client)
 	if err != nil {
 		return findings, classify(ctx, "", err)
 	}

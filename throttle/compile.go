@@ -45,19 +45,19 @@ type policyState struct {
 
 // compilePolicy returns one compiled policy for each shard, or a *PolicyError if the policy is not
 // valid.
-func compilePolicy(p Policy, library *script.Library) ([]*compiledPolicy, error) {
+func compilePolicy(p Policy, runner *script.Runner) ([]*compiledPolicy, error) {
 	p = p.WithDefaults()
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
 	shards := make([]*compiledPolicy, p.Shards)
 	for i := range shards {
-		shards[i] = compileShard(p, shardName(p.Name, i, p.Shards), library)
+		shards[i] = compileShard(p, shardName(p.Name, i, p.Shards), runner)
 	}
 	return shards, nil
 }
 
-func compileShard(p Policy, line string, library *script.Library) *compiledPolicy {
+func compileShard(p Policy, line string, runner *script.Runner) *compiledPolicy {
 	cp := &compiledPolicy{Policy: p, declared: p, line: line}
 	if p.Mode == ModeObserve {
 		p.Windows = observed(p.Windows)
@@ -106,7 +106,7 @@ func compileShard(p Policy, line string, library *script.Library) *compiledPolic
 		cp.leases = cp.leases || a.Leases
 	}
 	sp.Algorithms = sortedSet(sp.Algorithms)
-	cp.script = library.Prepare(sp)
+	cp.script = runner.Prepare(sp)
 	return cp
 }
 

@@ -152,5 +152,5 @@ func (w WindowState) PerSecond(at time.Time) float64 {
 
 // Read calls f with the client of the line and what its keys begin with. Errors are Take's.
 func (n *Line) Read(ctx context.Context, f func(client redis.UniversalClient, prefix string) error) error {
-	return classify(ctx, PolicyOf(n.name), f(n.limiter.runner.Client(), script.Prefix(n.limiter.library.Prefix, n.name)))
+	return classify(ctx, PolicyOf(n.name), f(n.limiter.runner.Client, script.Prefix(n.limiter.runner.Prefix, n.name)))
 }

@@ -29,10 +29,9 @@ import (
 type Limiter struct {
 	config        Config // with defaults
 	interventions atomic.Pointer[interventions]
-	library       script.Library
 	panics        panics
 	policies      atomic.Pointer[policySet]
-	runner        *script.Runner
+	runner        script.Runner
 	setting       sync.Mutex // held by SetPolicies and SetInterventions
 }
 
@@ -94,15 +93,10 @@ func New(c Config) (*Limiter, error) {
 	l.panics.logger, l.panics.logged = c.Logger, map[string]time.Time{}
 	l.config.Observer = c.Observer.guarded(&l.panics)
 	l.interventions.Store(&interventions{})
-	l.library.Prefix = c.Prefix
-	now := func() int64 { return 0 }
+	l.runner.Client, l.runner.Prefix = c.Client, c.Prefix
 	if hooks, ok := c.Client.(*testhook.Client); ok {
 		l.hook(hooks)
-		if hooks.Now != nil {
-			now = hooks.Now
-		}
 	}
-	l.runner = script.NewRunner(c.Client, c.Prefix, now)
 	l.runner.Called = func(ctx context.Context, line, script string, n int, took time.Duration, err error) {
 		policy := PolicyOf(line)
 		l.config.Observer.Called(Call{classify(ctx, policy, err), n, policy, script, took})
@@ -115,7 +109,7 @@ func New(c Config) (*Limiter, error) {
 }
 
 func (l *Limiter) hook(hooks *testhook.Client) {
-	l.library.Edit = hooks.Edit
+	l.runner.Edit, l.runner.Now = hooks.Edit, hooks.Now
 	hooks.Gathered = func(policy string) int { return l.policies.Load().byLine[policy].group.Gathered() }
 	hooks.Refresh = func(ctx context.Context, policy string) error {
 		cp, err := l.findLine(policy, false)

@@ -35,20 +35,20 @@ func (l *Limiter) SetRemoved(policies []Policy) error {
 }
 
 func (l *Limiter) setPolicies(policies, removed []Policy) error {
-	set, err := compile(policies, &l.library)
+	set, err := compile(policies, &l.runner)
 	if err != nil {
 		return err
 	}
 	var former []*compiledPolicy
 	for _, p := range removed {
-		shards, err := compilePolicy(p, &l.library)
+		shards, err := compilePolicy(p, &l.runner)
 		if err != nil {
 			return err
 		}
 		former = append(former, shards...)
 	}
 	before := l.policies.Load()
-	set.inherit(before, former, l.runner)
+	set.inherit(before, former, &l.runner)
 	l.policies.Store(set)
 	if before != nil {
 		l.logPolicies(before, set)
@@ -165,10 +165,10 @@ type policySet struct {
 // maxMatched bounds the task types that are remembered, as types are data.
 const maxMatched = 10_000
 
-func compile(policies []Policy, library *script.Library) (*policySet, error) {
+func compile(policies []Policy, runner *script.Runner) (*policySet, error) {
 	set := &policySet{byName: make(map[string][]*compiledPolicy, len(policies)), byLine: make(map[string]*compiledPolicy, len(policies))}
 	for _, p := range policies {
-		shards, err := compilePolicy(p, library)
+		shards, err := compilePolicy(p, runner)
 		if err != nil {
 			return nil, err
 		}

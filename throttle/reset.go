@@ -3,8 +3,6 @@ package throttle
 import (
 	"context"
 	"slices"
-
-	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 // Reset empties the windows of a policy, of one tenant or with "" of all: as if nothing had been
@@ -27,8 +25,11 @@ func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error)
 	n := 0
 	for _, cp := range shards {
 		for _, attributes := range cp.scopes {
-			some, err := l.resetScope(ctx, cp, attributes, tenant)
-			n += some
+			if tenant != "" && !slices.Contains(attributes, TenantAttribute) {
+				continue
+			}
+			some, err := l.runner.Forget(ctx, cp.line, attributes, tenant)
+			n += int(some)
 			if err != nil {
 				return n, classify(ctx, cp.Name, err)
 			}
@@ -38,19 +39,4 @@ func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error)
 		}
 	}
 	return n, nil
-}
-
-func (l *Limiter) resetScope(ctx context.Context, cp *compiledPolicy, attributes []string, tenant string) (int, error) {
-	i := slices.Index(attributes, TenantAttribute)
-	switch {
-	case tenant != "" && i < 0:
-		return 0, nil
-	case len(attributes) == 0:
-		return l.runner.Forget(ctx, cp.line, script.ScopeKey(nil, nil))
-	case tenant != "" && len(attributes) == 1:
-		return l.runner.Forget(ctx, cp.line, script.ScopeKey(attributes, []string{tenant}))
-	}
-	return l.runner.ForgetScopes(ctx, cp.line, attributes, func(values []string) bool {
-		return tenant == "" || values[i] == tenant
-	})
 }

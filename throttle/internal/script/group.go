@@ -61,7 +61,20 @@ type call struct {
 }
 
 // NewGroup returns a group of one policy name.
-func (r *Runner) NewGroup() *Group { return &Group{decide: r.decide} }
+func (r *Runner) NewGroup() *Group {
+	process := NewID() // by which the script knows what the last call did
+	return &Group{decide: func(
+		ctx context.Context, p *Policy, seq int64, requests []Request, args []any,
+	) (answers []Answer, err error) {
+		begun := time.Now()
+		reply, err := r.run(ctx, p, p.scripts.decide, append(r.header(p, process, seq, len(args)), args...))
+		if err == nil {
+			answers, err = p.readAnswers(reply, requests)
+		}
+		r.called(ctx, p, "decide", len(requests), begun, err)
+		return answers, err
+	}}
+}
 
 // group returns how many requests a call may have.
 func (p *Policy) group() int { return max(1, min(maxGroup, maxGroupWindows/max(1, len(p.Windows)))) }

@@ -3,11 +3,12 @@ package script
 import (
 	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"fmt"
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/google/uuid"
 )
 
 // The shapes of all keys of a policy. One hash tag lets one script call reach all of them. PREFIX
@@ -71,7 +72,7 @@ func OnceDigest(cost string, keys []string) string {
 // IDs that are UUIDs, as asynq's are, take 23 bytes in place of 36: "!", which no escaped name
 // holds, and base64.
 func TicketName(queue, id string) string {
-	if u, ok := parseUUID(id); ok {
+	if u, err := uuid.Parse(id); err == nil && u.String() == id { // else it is no UUID, or in another form
 		return queue + "/!" + base64.RawURLEncoding.EncodeToString(u[:])
 	}
 	return queue + "/" + Escape(id)
@@ -79,27 +80,16 @@ func TicketName(queue, id string) string {
 
 func parseTicket(name string) (queue, id string, ok bool) {
 	queue, id, ok = strings.Cut(name, "/")
-	if packed, short := strings.CutPrefix(id, "!"); short {
-		u, err := base64.RawURLEncoding.DecodeString(packed)
-		if err != nil || len(u) != 16 {
-			return "", "", false
-		}
-		return Unescape(queue), fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:]), ok
+	packed, short := strings.CutPrefix(id, "!")
+	if !short {
+		return Unescape(queue), Unescape(id), ok
 	}
-	return Unescape(queue), Unescape(id), ok
-}
-
-// parseUUID reads the usual form, in lower case: no other text is written that way again.
-func parseUUID(s string) (u [16]byte, ok bool) {
-	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
-		return u, false
+	bytes, err := base64.RawURLEncoding.DecodeString(packed)
+	if err != nil {
+		return "", "", false
 	}
-	digits := s[:8] + s[9:13] + s[14:18] + s[19:23] + s[24:]
-	if strings.ContainsAny(digits, "ABCDEF") {
-		return u, false
-	}
-	_, err := hex.Decode(u[:], []byte(digits))
-	return u, err == nil
+	u, err := uuid.FromBytes(bytes)
+	return Unescape(queue), u.String(), err == nil
 }
 
 // FlowMark returns what begins the values of a policy's flows, so that tickets which joined by

@@ -4,7 +4,6 @@ import (
 	"embed"
 	"fmt"
 	"strings"
-	"sync"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -29,37 +28,25 @@ const (
 // A script holds no other algorithms: each costs time at every call.
 type scripts struct{ decide, take *redis.Script }
 
-// A Library makes every script once. Its zero value is ready. It is safe for concurrent use.
-type Library struct {
-	// Edit, if not nil, changes the text of every script: for tests.
-	Edit func(text string) string
-
-	// Prefix is what the keys of all policies begin with. It holds no brace.
-	Prefix string
-
-	mu   sync.Mutex
-	made map[string]*scripts // by what of a policy is in their texts
-}
-
-func (l *Library) of(p *Policy) *scripts {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (r *Runner) scriptsOf(p *Policy) *scripts {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	name := fmt.Sprint(strings.Join(p.Algorithms, " "), " ", p.BatchShare)
-	made := l.made[name]
+	made := r.made[name]
 	if made == nil {
-		made = &scripts{decide: l.script(p, "decide"), take: l.script(p, "take")}
-		if l.made == nil {
-			l.made = map[string]*scripts{}
+		made = &scripts{decide: r.script(p, "decide"), take: r.script(p, "take")}
+		if r.made == nil {
+			r.made = map[string]*scripts{}
 		}
-		l.made[name] = made
+		r.made[name] = made
 	}
 	return made
 }
 
-func (l *Library) script(p *Policy, body string) *redis.Script {
+func (r *Runner) script(p *Policy, body string) *redis.Script {
 	text := strings.Replace(Text(p.Algorithms, body), "SHARE = 0.05", fmt.Sprintf("SHARE = %.6f", p.BatchShare), -1)
-	if l.Edit != nil {
-		text = l.Edit(text)
+	if r.Edit != nil {
+		text = r.Edit(text)
 	}
 	return redis.NewScript(text)
 }

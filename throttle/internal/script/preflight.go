@@ -42,7 +42,7 @@ func (r *Runner) Preflight(ctx context.Context) (refused []string, err error) {
 	for i, command := range needed {
 		args[i] = command
 	}
-	replies, err := preflight.Run(ctx, r.client, []string{Prefix(r.prefix, "!")}, args...).StringSlice()
+	replies, err := preflight.Run(ctx, r.Client, []string{Prefix(r.Prefix, "!")}, args...).StringSlice()
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package script
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -265,4 +266,24 @@ func readTicket(text, id string) (t TakenTicket, ok bool) {
 		t.Granted = id
 	}
 	return t, slices.Contains([]string{"1", "7", "8"}, status)
+}
+
+// A Ticket is one that waits in a line.
+type Ticket struct {
+	Flow, Costs, Key string
+	Since            int64 // when it began to wait (us)
+}
+
+// ReadTicket reads "costs |VALUES key", behind its rank of 16 digits, as lua/line.lua keeps it.
+func ReadTicket(name, record string) (Ticket, error) {
+	digits := record[:min(16, len(record))]
+	f := strings.Split(record[len(digits):], " ")
+	rank, err := strconv.ParseInt(digits, 10, 64)
+	if len(f) != 3 || err != nil {
+		return Ticket{}, &ReplyError{fmt.Sprintf("ticket %q", name)}
+	}
+	queue, _, _ := strings.Cut(name, "/")
+	t := Ticket{Flow: queue + f[1], Costs: cmp.Or(f[0], "requests=1")}
+	t.Key, t.Since = readKey(f[2], rank)
+	return t, nil
 }

@@ -1,9 +1,9 @@
 // Package script is the only way from Go to the scripts in Redis. It encodes calls, decodes
-// replies, gathers calls into batches and assembles the texts in lua/. It knows no policies:
+// replies, gathers requests into calls, and assembles the texts in lua/. It knows no policies:
 // package throttle says what to send.
 //
 // A call names one key, by which a cluster finds its server. Its arguments begin with a header
-// (Policy.header) and go on with requests (Request) or the fields of a take (TakeRequest).
+// (Runner.header) and go on with requests (Request) or the fields of a take (TakeRequest).
 package script
 
 import (
@@ -42,9 +42,9 @@ type Window struct {
 }
 
 // Prepare makes a policy ready for calls, and returns it.
-func (l *Library) Prepare(p *Policy) *Policy {
-	p.scripts = l.of(p)
-	prefix := Prefix(l.Prefix, p.Line)
+func (r *Runner) Prepare(p *Policy) *Policy {
+	p.scripts = r.scriptsOf(p)
+	prefix := Prefix(r.Prefix, p.Line)
 	p.keys = []string{prefix + "q", prefix + "none"}
 	var scopes, windows strings.Builder
 	for _, attributes := range p.Scopes {
@@ -86,7 +86,13 @@ func (p *Policy) listsText(now int64) string {
 	return b.String()
 }
 
-func (p *Policy) header(now int64, process string, seq int64, room int) []any {
+// header returns the first arguments of a call, with room for more. A call has the same number when it
+// is repeated.
+func (r *Runner) header(p *Policy, process string, seq int64, room int) []any {
+	now := int64(0)
+	if r.Now != nil {
+		now = r.Now()
+	}
 	args := make([]any, 0, 6+room)
 	return append(args, now, process, seq, p.scopes, p.windows, p.listsText(now))
 }

@@ -5,8 +5,10 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
+	"time"
 )
 
 // A TakeRequest asks a line for tickets.
@@ -48,15 +50,34 @@ type Taker struct {
 
 // NewTaker returns a taker of one policy name.
 func (r *Runner) NewTaker() *Taker {
-	return &Taker{take: r.take, turn: make(chan struct{}, 1), answered: true}
+	taker, _ := r.NewClaims()
+	return taker
 }
 
 // NewClaims returns a taker of one policy name for calls that wait in place, and the name of their
 // queue, which nobody else has: names that are data are escaped, and hold no "!".
 func (r *Runner) NewClaims() (taker *Taker, queue string) {
-	own := NewRunner(r.client, r.prefix, r.now) // with a record of takes of its own
-	own.Called = r.Called
-	return own.NewTaker(), "!" + own.process
+	process := NewID() // by which the script knows what it took last
+	take := func(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error) {
+		return r.take(ctx, p, process, seq, q)
+	}
+	return &Taker{take: take, turn: make(chan struct{}, 1), answered: true}, "!" + process
+}
+
+// take sends one take. Without queues it only acknowledges the take before.
+func (r *Runner) take(ctx context.Context, p *Policy, process string, seq int64, q TakeRequest) (Taken, error) {
+	queues := q.arguments()
+	args := r.header(p, process, seq, 4+len(queues))
+	args = append(args, q.Max, fmt.Sprintf("%010x", rand.Uint64()>>24), len(queues), q.Strict)
+	args = append(args, queues...)
+	begun := time.Now()
+	var taken Taken
+	reply, err := r.run(ctx, p, p.scripts.take, args)
+	if err == nil {
+		taken, err = p.readTaken(reply)
+	}
+	r.called(ctx, p, "take", len(taken.Tickets), begun, err)
+	return taken, err
 }
 
 // Take sends one take. It returns when the context ends, whatever Redis does. The next take gets

@@ -1,0 +1,95 @@
+package script
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Flows calls do for pages of the flows that wait in the policy's line. Some may come twice.
+func (r *Runner) Flows(ctx context.Context, policy string, do func(flows []string) error) error {
+	return r.pages(ctx, Prefix(r.Prefix, policy)+"f", 100, func(flows, _ []string) error { return do(flows) })
+}
+
+// Tickets calls do for pages of the tickets in the policy's line, by their queues, IDs and flows,
+// without claims. Some may come twice.
+func (r *Runner) Tickets(ctx context.Context, policy string, do func(queues, ids, flows []string) error) error {
+	return r.pages(ctx, Prefix(r.Prefix, policy)+"t", 500, func(names, records []string) error {
+		var queues, ids, flows []string
+		for i, name := range names {
+			t, err := ReadTicket(name, records[i])
+			if queue, id, ok := parseTicket(name); ok && err == nil && !strings.HasPrefix(queue, "!") {
+				queues, ids, flows = append(queues, queue), append(ids, id), append(flows, t.Flow)
+			}
+		}
+		return do(queues, ids, flows)
+	})
+}
+
+// CountTickets returns how many tickets are in the policy's line, with claims.
+func (r *Runner) CountTickets(ctx context.Context, policy string) (int64, error) {
+	return r.Client.HLen(ctx, Prefix(r.Prefix, policy)+"t").Result()
+}
+
+// pages calls do for pages of about n fields of a hash, and their values.
+func (r *Runner) pages(ctx context.Context, key string, n int64, do func(fields, values []string) error) error {
+	for cursor := uint64(0); ; {
+		page, next, err := r.Client.HScan(ctx, key, cursor, "", n).Result()
+		var fields, values []string
+		for pair := range slices.Chunk(page, 2) {
+			fields, values = append(fields, pair[0]), append(values, pair[1])
+		}
+		if err == nil {
+			err = do(fields, values)
+		}
+		if cursor = next; err != nil || cursor == 0 {
+			return err
+		}
+	}
+}
+
+// Forget deletes the scopes of these attributes, of a tenant or with "" of all, and returns how many
+// there were. If one key is not enough it looks through all of Redis.
+func (r *Runner) Forget(ctx context.Context, line string, attributes []string, tenant string) (n int64, err error) {
+	const any = "\n"
+	values := slices.Repeat([]string{any}, len(attributes))
+	if i := slices.Index(attributes, "tenant"); i >= 0 && tenant != "" {
+		values[i] = tenant
+	}
+	// Escaped, no value has a character of a pattern, nor a comma.
+	key := Prefix(r.Prefix, line) + strings.ReplaceAll(ScopeKey(attributes, values), Escape(any), "*")
+	if !strings.Contains(key, "*") {
+		return r.Client.Del(ctx, key).Result()
+	}
+	node := redis.Cmdable(r.Client)
+	if nodes, ok := r.Client.(interface {
+		MasterForKey(ctx context.Context, key string) (*redis.Client, error)
+	}); ok { // all keys of a line are on one node
+		if node, err = nodes.MasterForKey(ctx, key); err != nil {
+			return 0, err
+		}
+	}
+	for cursor := uint64(0); ; {
+		keys, next, err := node.Scan(ctx, cursor, key, 1000).Result()
+		if err == nil && len(keys) > 0 {
+			var some int64
+			some, err = r.Client.Del(ctx, keys...).Result()
+			n += some
+		}
+		if cursor = next; err != nil || cursor == 0 {
+			return n, err
+		}
+	}
+}
+
+// LookAgain lets the next take look at all that waits in a line, as it does when limits have changed.
+func (r *Runner) LookAgain(ctx context.Context, line string) error {
+	err := r.Client.SetArgs(ctx, Prefix(r.Prefix, line)+"l", "0 -", redis.SetArgs{Mode: "XX", KeepTTL: true}).Err()
+	if errors.Is(err, redis.Nil) { // nobody waits
+		return nil
+	}
+	return err
+}

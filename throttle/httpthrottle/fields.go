@@ -19,7 +19,7 @@ const (
 	epochMilliseconds = 1_000_000_000_000
 )
 
-// remainingFields begin the names of fields such as RateLimit-Remaining.
+// remainingFields are the beginnings of names such as RateLimit-Remaining.
 var remainingFields = []string{"RateLimit-", "X-RateLimit-", "X-Rate-Limit-"}
 
 const maxUnits = 32
@@ -47,7 +47,8 @@ func refusal(resp *http.Response) (time.Duration, bool) {
 	return 0, false
 }
 
-// unitsNamed returns the units of which the fields of a response say how many remain.
+// unitsNamed returns the units that a response names in fields such as
+// X-RateLimit-Remaining-Tokens.
 func unitsNamed(h http.Header) map[string]bool {
 	units := map[string]bool{throttle.Requests: true}
 	for _, unit := range quotaUnits(h) {
@@ -91,7 +92,7 @@ func number(value string, unit time.Duration) (time.Duration, bool) {
 	return time.Duration(math.Ceil(min(n*float64(unit), 2*float64(throttle.MaxPeriod)))), true
 }
 
-// A remainder is how many units the upstream grants until it resets.
+// A remainder is the number of units that the upstream grants until it resets.
 type remainder struct {
 	unit  string
 	units int64

@@ -20,8 +20,9 @@ type learner struct {
 	drifts map[string]drift // by policy, unit and scopes
 }
 
-// A drift is how many units fewer the upstream had left than our windows, when that was reported.
-// Redis subtracts what we grant from then on. So while the drift stays the same there is no news.
+// A drift is the number of units that our windows had left and the upstream had not, when it was
+// reported. Redis subtracts what we grant from then on. So while the drift stays the same there is
+// no news.
 type drift struct {
 	units int64
 	until time.Time // when the upstream resets
@@ -30,8 +31,7 @@ type drift struct {
 // maxDrifts bounds the memory of a learner: tenants are data.
 const maxDrifts = 10_000
 
-// learn passes on what the response to a call says of refusals and remaining units. The call was
-// made at a time.
+// learn reports the refusals and remaining units in the response to a call that was made at a time.
 func (t *Transport) learn(
 	ctx context.Context, resp *http.Response, caller *throttle.Caller, d throttle.Decision, made time.Time,
 ) {
@@ -143,7 +143,7 @@ func (l *learner) note(key string, behind int64, reset time.Duration) {
 	l.drifts[key] = drift{behind, time.Now().Add(reset)}
 }
 
-// clock returns the upstream's time, by which it means its dates. Without a Date field it is ours.
+// clock returns the time by the upstream's clock, from the field Date, or else our own time.
 func clock(resp *http.Response) time.Time {
 	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
 		return date

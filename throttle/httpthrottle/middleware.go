@@ -160,7 +160,7 @@ func (g *guard) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 	next.ServeHTTP(w, r.WithContext(ctx))
 }
 
-// reserve asks the limiter, or decides by the policy if that does not answer.
+// reserve asks the limiter. If that does not answer, the policy's fail mode decides.
 func (g *guard) reserve(ctx context.Context, r throttle.Request) (d throttle.Decision, err error) {
 	err = g.breaker.Do(ctx, breaker.AnswerWithin, func(ctx context.Context) (err error) {
 		d, err = g.Limiter.Reserve(ctx, r)

@@ -61,14 +61,14 @@ func (g *guard) logOutage(cause error, fails string) {
 	}
 }
 
-// A sparse counts what happens often, to be logged now and then.
+// A sparse counts frequent events, of which some are logged.
 type sparse struct {
 	mu     sync.Mutex
 	n      int // since the last line
 	logged time.Time
 }
 
-// end has the next one logged at once.
+// end makes log call line for the next event at once.
 func (s *sparse) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

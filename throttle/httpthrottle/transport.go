@@ -46,7 +46,8 @@ type TransportConfig struct {
 	// Limiter decides. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger gets what Redis did not take. The default is slog.Default().
+	// Logger gets releases, cancellations and refusals that Redis did not take. The default is
+	// slog.Default().
 	Logger *slog.Logger
 
 	// MaxWait is the longest time that a call waits for its turn, unless Request sets one. The
@@ -160,8 +161,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return t.call(req, caller, d)
 }
 
-// granted is the decision of a call that reserves nothing: the job's, or one that knows whose it
-// is.
+// granted returns the decision of a call that reserves nothing: the job's, or one with only the
+// request.
 func (t *Transport) granted(caller *throttle.Caller, r throttle.Request) throttle.Decision {
 	d := throttle.Decision{Policy: r.Policy, Reservation: throttle.Reservation{Request: r}}
 	if caller != nil && caller.Decision.Reservation.ID != "" && caller.Decision.Policy == r.Policy && caller.Decision.Tenant == r.Tenant {

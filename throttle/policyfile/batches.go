@@ -50,7 +50,7 @@ func (b Batch) Bad(field, hint string) error {
 	return &Error{o.file, f.line, o.where, field + " " + show(f.node), hint}
 }
 
-// checkBatch looks at what every batch has, and at what excludes each other.
+// checkBatch reports keys that are missing, and keys that exclude each other.
 func (o *object) checkBatch(b Batch) {
 	o.must("name")
 	if o.must("tasks") {

@@ -20,7 +20,7 @@ type Description struct {
 	Warnings []string         `json:"warnings" yaml:"-"`
 }
 
-// Describe returns what policies mean.
+// Describe returns policies with every default written out.
 func Describe(policies []throttle.Policy) Description {
 	d := Description{[]map[string]any{}, []string{}}
 	for _, p := range policies {
@@ -31,7 +31,7 @@ func Describe(policies []throttle.Policy) Description {
 	return d
 }
 
-// written is a value as a policy file has it. What is zero is left out.
+// written is a value as a policy file has it. Zero fields are left out.
 func written(v reflect.Value) any {
 	switch value := v.Interface().(type) {
 	case time.Duration:
@@ -77,7 +77,7 @@ func short(d time.Duration) string {
 	return text
 }
 
-// ranks order the keys of a mapping. The others have 0, and are in the order of the alphabet.
+// ranks order the keys of a mapping. Other keys have rank 0, and are sorted by name.
 var ranks = map[string]int{"name": -4, "match": -3, "limit": -2, "period": -1, "windows": 1, "tenants": 2}
 
 // arrange puts keys in an order for readers, and each window, tenant and list of texts on a line.

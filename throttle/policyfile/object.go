@@ -16,13 +16,12 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
-// An object is a mapping in the file. It is read into a struct, whose fields say what may be under
-// their keys: see keyOf. Fields without a key stay zero, which package throttle takes for the default.
-// So do fields whose value cannot be used, which is reported. A zero or an empty text cannot be used:
-// it is not meant as the default.
+// An object is a mapping in the file. It is read into a struct whose fields name the keys: see
+// keyOf. Fields without a key stay zero: the default. Fields with a value that cannot be used stay
+// zero too, and are reported. A zero or an empty text in the file cannot be used.
 type object struct {
 	*decoder
-	broken     bool // its keys were reported, so that it may lack others
+	broken     bool // its keys were reported: others may be missing because of that
 	errors     int  // in it, and in what it holds
 	fields     map[string]field
 	items      map[string][]*object // of lists, by key
@@ -49,7 +48,7 @@ func follow(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// examples are what errors show of the types that are mappings.
+// examples are shown by errors about values that must be mappings.
 var examples = map[reflect.Type]string{
 	reflect.TypeFor[Batch]():             `{name: nightly, schedule: "0 2 * * *", tenants: [...], tasks: {...}}`,
 	reflect.TypeFor[BatchTasks]():        `{type: "geocode:address", count: 1000}`,

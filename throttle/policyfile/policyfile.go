@@ -27,7 +27,7 @@ const (
 	maxNodes  = 1 << 18 // in one file, with every alias written out
 )
 
-// An Error says what in a policy file cannot be used, and what would be right.
+// An Error describes a value in a policy file that cannot be used, and how to correct it.
 type Error struct {
 	File  string // the name given to Load or Parse
 	Line  int    // from 1; 0 if the error has no line
@@ -177,8 +177,8 @@ func (o *object) checkFile(policies []throttle.Policy) {
 	}
 }
 
-// checkPolicy validates what can be validated in view of the errors so far: the policy's own fields,
-// all of it, and each of its tenants.
+// checkPolicy validates as much as the errors so far allow: the policy's own fields, the whole
+// policy, and each of its tenants.
 func (o *object) checkPolicy(p throttle.Policy) {
 	alone, whole := p, p
 	alone.Tenants, whole.Tenants = nil, nil
@@ -202,7 +202,7 @@ func (o *object) checkPolicy(p throttle.Policy) {
 	}
 }
 
-// checkWindow validates a window alone, unless the algorithm is unknown by which it would have to be.
+// checkWindow validates a window alone, unless its algorithm is unknown.
 func (o *object) checkWindow(w throttle.Window) {
 	if !o.unreadable["algorithm"] {
 		o.check(throttle.Policy{Name: "p", Windows: []throttle.Window{w}}.Validate())

@@ -11,11 +11,11 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// watchEvery is how often Watch looks at the file. It looks, as notices of the system do not come
-// from every file system, nor when a directory is swapped by a link.
+// watchEvery is the time between two looks at the file. Notifications of the system would not do:
+// some file systems send none, and none comes when a link to a directory is replaced.
 const watchEvery = time.Second
 
-// WatchConfig is what Watch needs.
+// WatchConfig configures Watch.
 type WatchConfig struct {
 	// Load reads the policies. The default is Load of the path.
 	Load func() ([]throttle.Policy, error)

@@ -1,4 +1,4 @@
-// Package promthrottle makes Prometheus metrics of what a throttle.Limiter does.
+// Package promthrottle exports Prometheus metrics of a throttle.Limiter.
 //
 //	metrics, err := promthrottle.New(promthrottle.Config{Registerer: prometheus.DefaultRegisterer})
 //	limiter, err := throttle.New(throttle.Config{Client: client, Observer: metrics.Observer()})

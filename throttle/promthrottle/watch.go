@@ -40,7 +40,7 @@ func (m *Metrics) Watch(l *throttle.Limiter) {
 	m.watched.limiter = l
 }
 
-// watch exports the state of each policy that Redis tells in time.
+// watch exports the state of each policy, if Redis returns it in time.
 func (m *Metrics) watch(ch chan<- prometheus.Metric) {
 	m.watched.Lock()
 	defer m.watched.Unlock()
@@ -88,7 +88,7 @@ func (m *Metrics) watch(ch chan<- prometheus.Metric) {
 	}
 }
 
-// export exports what Redis said of a policy.
+// export exports the state of one policy.
 func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, append([]string{s.Policy}, labels...)...)
@@ -135,7 +135,8 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 	}
 }
 
-// begin has series for what has not happened yet, as the first event would go unnoticed otherwise.
+// begin creates series of 0 for events that have not happened yet. Otherwise the first event would
+// go unnoticed.
 func (m *Metrics) begin(policies []throttle.Policy) {
 	const tenant = "" // where tenants have labels, some tenant has this one, or nobody
 	m.unusable.WithLabelValues()
@@ -164,7 +165,7 @@ type outages struct {
 	past   time.Duration
 }
 
-// note notes that a call about a policy failed, or succeeded by nil.
+// note records the error of a call about a policy, nil for success.
 func (o *outages) note(policy string, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

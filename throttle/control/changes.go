@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// What a Change is.
+// Kinds of changes.
 const (
 	Published  = "publish"
 	Overridden = "override"
@@ -76,8 +76,8 @@ func (s *Store) Record(ctx context.Context, c Change) error {
 	return err
 }
 
-// Differences says what other policies change, with what windows grant before and after, such as
-// "github-api/provider 10/s -> 15/s, added mail". It is empty if nothing differs.
+// Differences describes how other policies differ, with the limits of windows before and after,
+// such as "github-api/provider 10/s -> 15/s, added mail". It is empty if nothing differs.
 func Differences(before, now []throttle.Policy) string {
 	was, is := factsOf(before), factsOf(now)
 	var parts []string
@@ -99,7 +99,7 @@ func Differences(before, now []throttle.Policy) string {
 	return strings.Join(parts, ", ")
 }
 
-// A fact is what a policy says, or one of its windows.
+// A fact is the text of a policy, or of one of its windows, to compare.
 type fact struct{ all, grants string }
 
 func factsOf(policies []throttle.Policy) map[string]fact {
@@ -117,7 +117,7 @@ func factsOf(policies []throttle.Policy) map[string]fact {
 	return facts
 }
 
-// grants says what a window grants, such as "10/s" or "20/7s, burst 5".
+// grants describes the limit of a window, such as "10/s" or "20/7s, burst 5".
 func grants(w throttle.Window) string {
 	per := cmp.Or(w.Resets, "at once")
 	if w.Period > 0 {

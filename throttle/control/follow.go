@@ -17,26 +17,27 @@ import (
 )
 
 const (
-	// lookEvery is how often a follower looks that has heard of no change.
+	// lookEvery is the time after which a follower looks that has heard of no change.
 	lookEvery = 10 * time.Second
 
-	// lookAgain is how often it looks while it cannot subscribe.
+	// lookAgain is the same while it cannot subscribe.
 	lookAgain = time.Second
 
 	readTimeout = 2 * time.Second
 )
 
-// FollowConfig is what Follow needs.
+// FollowConfig configures Follow.
 type FollowConfig struct {
 	// KeepPolicies has the limiter keep its own policies, and follow overrides and pauses only.
 	KeepPolicies bool
 
-	// Store is followed by its limiter. It is required. The limiter's Logger gets what is put in force, and
-	// what cannot be. Its Observer.Followed is called for each version.
+	// Store is followed by its limiter. It is required. The limiter's Logger gets each change that
+	// is put in force, and policies that cannot be used. Its Observer.Followed is called for each
+	// version.
 	Store *Store
 }
 
-// A Follower has a limiter follow a Store.
+// A Follower keeps a limiter up to date with a Store.
 type Follower struct {
 	config  FollowConfig
 	limiter *throttle.Limiter
@@ -56,8 +57,9 @@ type Follower struct {
 	deaf      bool   // it cannot subscribe
 }
 
-// Follow has a limiter follow its Store, from now until Close. It reads the Store once before it
-// returns. While Redis does not answer, or nothing was published, the limiter has its own policies.
+// Follow keeps a limiter up to date with its Store, from now until Close. It reads the Store once
+// before it returns. While Redis does not answer, or nothing was published, the limiter has its own
+// policies.
 //
 // Every change is in force within a second, or within 10 seconds if a message of Redis is lost.
 // Policies that cannot be used are logged, and those before stay in force, as they do if Redis
@@ -81,7 +83,7 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 	return f, nil
 }
 
-// Close ends it. What is in force stays.
+// Close stops following. The policies, overrides and pauses in force stay.
 func (f *Follower) Close() error {
 	f.cancel()
 	f.done.Wait()

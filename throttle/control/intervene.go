@@ -106,8 +106,8 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 		Change{What: Overridden, By: by, Policy: o.Policy, Tenant: o.Tenant, Text: Describe(o) + " for " + words.Span(ttl)})
 }
 
-// With returns the published policies as they are with the windows of an override for all tenants. The
-// error is a *throttle.PolicyError. A burst that is the default follows its limit.
+// With returns the published policies with the windows of an override for all tenants. The error is
+// a *throttle.PolicyError. A burst that is the default follows its limit.
 func (s State) With(o throttle.TenantOverride) ([]throttle.Policy, error) {
 	policies := slices.Clone(s.Policies)
 	i := slices.IndexFunc(policies, func(p throttle.Policy) bool { return p.Name == o.Policy })
@@ -130,8 +130,8 @@ func (s State) With(o throttle.TenantOverride) ([]throttle.Policy, error) {
 	return policies, nil
 }
 
-// Effective returns the published policies with what is in force for all tenants, and the rest of what
-// is in force.
+// Effective returns the published policies with the overrides for all tenants applied, and the
+// other interventions.
 func (s State) Effective() ([]throttle.Policy, throttle.Interventions) {
 	rest := s.Interventions
 	rest.Overrides = nil
@@ -145,7 +145,7 @@ func (s State) Effective() ([]throttle.Policy, throttle.Interventions) {
 	return s.Policies, rest
 }
 
-// Describe says what an override changes, such as "minute 50, burst 5, weight 3, exempt".
+// Describe lists the changes of an override, such as "minute 50, burst 5, weight 3, exempt".
 func Describe(o throttle.TenantOverride) string {
 	var parts []string
 	for name, own := range o.Windows {
@@ -172,7 +172,7 @@ func Describe(o throttle.TenantOverride) string {
 	return strings.Join(parts, ", ")
 }
 
-// An about says what kind of change is about whom.
+// An about identifies an override or a pause: its kind, policy and tenant.
 type about struct{ What, Policy, Tenant string }
 
 // Describe says which override, or with Paused which pause, of a tenant is in force, until when, by
@@ -222,8 +222,8 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 		What: Paused, By: by, Policy: policy, Tenant: tenant, Text: "for " + words.Span(d)})
 }
 
-// Resume ends a pause by Pause, and reports whether there was one. For what an upstream asked for
-// see throttle.Limiter.Resume. Errors are SetOverride's.
+// Resume ends a pause by Pause, and reports whether there was one. For pauses by an upstream see
+// throttle.Limiter.Resume. Errors are SetOverride's.
 func (s *Store) Resume(ctx context.Context, policy, tenant string, by By) (bool, error) {
 	return s.end(ctx, kindPause, Change{What: Resumed, By: by, Policy: policy, Tenant: tenant})
 }

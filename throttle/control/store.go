@@ -57,7 +57,7 @@ func NewStore(l *throttle.Limiter) (*Store, error) {
 // key returns a key of the store. No policy has a "!" in its name, so none has these keys.
 func (s *Store) key(name string) string { return s.prefix + "sluice:{!control}:" + name }
 
-// By says who changes something, and why. Both are in the log, and beside what is in force.
+// By is the author of a change, and the reason. Both are in the log, and in State.
 type By struct {
 	Who string `json:"who"` // required: 1 to MaxWhoBytes bytes
 	Why string `json:"why"` // required: 1 to MaxWhyBytes bytes
@@ -73,15 +73,15 @@ func (b By) validate() error {
 	return nil
 }
 
-// State is what is in force.
+// State is the policies, overrides and pauses in force.
 type State struct {
 	throttle.Interventions
 
 	// Policies are the published policies, with their defaults. It is nil if none were published.
 	Policies []throttle.Policy
 
-	// Removed are policies that were published before, with their last windows. Who waits for them goes on
-	// by these.
+	// Removed are policies that were published before, with their last windows. Their waiting
+	// tickets still start by these.
 	Removed []throttle.Policy
 
 	// PoliciesErr says why Policies cannot be read, as by a program that is older than they are.
@@ -149,7 +149,7 @@ func (s *Store) read(ctx context.Context, before string) (state State, changed b
 	return state, true, nil
 }
 
-// reportedFor is how long a process counts that does not report.
+// reportedFor is the time after its last report for which a process counts.
 const reportedFor = time.Minute
 
 // Processes returns the names of the processes that follow (throttle.Config.Name), in order, by which

@@ -1,6 +1,6 @@
-// Package usage keeps what limiters grant: to each tenant in the last hour, and of each policy by the
-// minute for a day. So "who used the quota?" has an answer for windows that all share. It is opt-in:
-// each process that grants has a Counter.
+// Package usage keeps the grants of limiters: to each tenant in the last hour, and of each policy
+// by the minute for a day. It answers "who used the quota?" for windows that all share. It is
+// opt-in: each process that grants has a Counter.
 //
 //	counter := usage.New()
 //	limiter, err := throttle.New(throttle.Config{Client: client, Observer: counter.Observer(throttle.Observer{})})
@@ -44,7 +44,7 @@ type Counter struct {
 	points map[string]Point // by policy
 }
 
-// A count is what one tenant was granted.
+// A count is the key of the grants to one tenant.
 type count struct{ policy, unit, tenant string }
 
 // New returns a counter that writes nothing before Start.
@@ -115,9 +115,9 @@ func (c *Counter) point(policy string, p Point) {
 	c.points[policy] = sum
 }
 
-// Start writes every 10 seconds what the limiter was observed to grant, and how many tickets wait: a
-// pipeline for each policy where something happened. It uses the limiter's Redis and Logger. Stop ends
-// that, and writes the rest. It waits for Redis for 5 seconds at most.
+// Start writes the observed grants and the number of waiting tickets every 10 seconds: a pipeline
+// for each policy where something happened. It uses the limiter's Redis and Logger. Stop ends that,
+// and writes the rest. It waits for Redis for 5 seconds at most.
 func (c *Counter) Start(l *throttle.Limiter) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
@@ -194,7 +194,7 @@ func keyOf(l *throttle.Limiter, policy, unit string, at time.Time) string {
 	return fmt.Sprintf("%ssluice:{%s}:y:%s:%d", l.Config().Prefix, policy, unit, at.Unix()/int64(bucket/time.Second))
 }
 
-// A Use is what one tenant was granted.
+// A Use is the grants to one tenant.
 type Use struct {
 	Tenant string  `json:"tenant"`
 	Units  int64   `json:"units"`

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// What operators do beside what the log calls so.
+// Actions of operators that are no kinds of changes in the log.
 const (
 	setLimit = "limit" // it is published
 	front    = "front" // an override of the weight
@@ -132,7 +132,7 @@ func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
 	return shown, nil
 }
 
-// plan returns what an action does, and what that would lead to.
+// plan returns the function that does an action, and a preview of its effects.
 func (p *Page) plan(ctx context.Context, a *action) (do func(context.Context) error, shown *preview, err error) {
 	who := "all tenants"
 	if a.tenant != "" {
@@ -264,7 +264,7 @@ func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(
 	return func(ctx context.Context) error { return p.config.Control.SetOverride(ctx, o, a.length, a.by) }, shown, nil
 }
 
-// replaces says which override is in force, and whose.
+// replaces describes the override in force, and its author.
 func (a *action) replaces() string {
 	if text := a.state.Describe(control.Overridden, a.policy, a.tenant); text != "" {
 		return "It replaces: " + text + ". "

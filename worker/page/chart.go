@@ -34,7 +34,7 @@ func (p *Page) points(ctx context.Context, policies []string, back time.Duration
 	return points
 }
 
-// A spark is a small chart of what was granted in the last half hour.
+// A spark is a small chart of the grants of the last half hour.
 type spark struct{ Line, Cap string }
 
 const sparkHeight = 30
@@ -194,7 +194,7 @@ func perSecond(v float64) string {
 	return fmt.Sprintf("%.2g", v)
 }
 
-// window says in words how full a window is.
+// window describes in words how full a window is.
 func window(w throttle.WindowState) string {
 	text := fmt.Sprintf("%s of %s", number(w.Used), number(max(w.Burst, w.Limit)))
 	if w.Unit != throttle.Requests {
@@ -206,7 +206,7 @@ func window(w throttle.WindowState) string {
 	return text
 }
 
-// free says when a window has room again.
+// free describes when a window has room again.
 func free(w throttle.WindowState, at time.Time) string {
 	empty := w.ResetsAt.Sub(at)
 	switch {

@@ -20,7 +20,7 @@ const (
 	maxForm     = 64 << 10 // bytes
 )
 
-// A guard lets those change something who know the token. It keeps no sessions: a session is a
+// A guard lets operators who know the token change something. It keeps no sessions: a session is a
 // cookie that the token signs, so that several processes can serve the page.
 type guard struct {
 	token  [sha256.Size]byte

@@ -51,9 +51,9 @@ type Config struct {
 	// Queues is asynq's Redis, where operators may drop tasks. The default, nil, lets them drop none.
 	Queues asynq.RedisConnOpt
 
-	// Token lets who knows it set overrides, pause and resume, by Control. It has at least
-	// MinTokenBytes. The default, empty, makes the page read-only. Who may read the page is up to what
-	// it stands behind.
+	// Token lets operators who know it set overrides, pause and resume, by Control. It has at least
+	// MinTokenBytes. The default, empty, makes the page read-only. The page has no login for
+	// readers: put it behind your own access control.
 	Token string
 }
 

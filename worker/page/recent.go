@@ -121,7 +121,7 @@ func (r *recent) of(key string) (a *answer, ours bool) {
 	return a, true
 }
 
-// forget has everything asked anew, as something has changed.
+// forget makes later callers ask everything anew, after a change.
 func (r *recent) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

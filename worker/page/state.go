@@ -144,7 +144,7 @@ func (pv *policyView) bind() {
 	}
 }
 
-// status says in a word how the policy stands.
+// status describes the policy in a word.
 func (pv *policyView) status(known bool) status {
 	starving := ""
 	if n := len(pv.Starving); n > 0 {
@@ -181,7 +181,7 @@ func (pv *policyView) status(known bool) status {
 	return status{Word: "Flowing"}
 }
 
-// tenant says in a word how a tenant stands.
+// tenant describes a tenant in a word.
 func (pv *policyView) tenant(v view, t inspect.TenantState) status {
 	for _, pause := range v.InForce.Pauses {
 		if pause.Policy == pv.Policy && pause.Tenant == t.Tenant {

@@ -86,7 +86,7 @@ type view struct {
 	history map[string][]usage.Point
 }
 
-// A headline says what is worst, and what to do.
+// A headline is the worst trouble, and its remedy.
 type headline struct {
 	Class, Text string
 	More        []policyView
@@ -239,7 +239,7 @@ func (p *Page) home(ctx context.Context, v *view, names []string, servers []*asy
 	v.strip(policies, servers)
 }
 
-// headline says what is worst. Policies are in order of their trouble.
+// headline returns the worst trouble. Policies are in order of their trouble.
 func (v *view) headline(policies []policyView) {
 	worst := slices.Clone(policies)
 	slices.SortStableFunc(worst, func(a, b policyView) int { return cmp.Compare(b.Status.Trouble, a.Status.Trouble) })
@@ -391,7 +391,7 @@ func (c *chosenView) tenants(v view) {
 	})
 }
 
-// inForce returns what operators have put in force, and the newest changes.
+// inForce returns the overrides and pauses in force, and the newest changes.
 func (p *Page) inForce(ctx context.Context) (control.State, []control.Change, map[string][]string) {
 	type all struct {
 		state     control.State

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/control"
 )
 
-// What templates call.
+// Functions of the templates.
 var functions = template.FuncMap{
 	"changes":   control.Describe,
 	"clock":     clock,

@@ -67,8 +67,8 @@ type Server struct {
 // The functions of asynq's config are not called for a denial, which is neither a failure nor an
 // error. If the task's time runs out while the limiter is asked, IsFailure and RetryDelayFunc are
 // called with its context's error, and without effect. TaskCheckInterval is how often an idle
-// server looks for tasks that plain clients have enqueued, as in asynq. Tasks in line start as soon
-// as they fit, whatever it is.
+// server looks for tasks that plain clients have enqueued, but at least each second. Tasks in line
+// start as soon as they fit, whatever it is.
 func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Server, error) {
 	client, err := asynqredis.Connect(opt)
 	if err != nil {

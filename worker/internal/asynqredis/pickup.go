@@ -3,7 +3,6 @@ package asynqredis
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"time"
 )
 
@@ -12,7 +11,7 @@ type Found int64
 
 const (
 	Picked  Found = iota
-	Active        // somebody has it
+	Active        // somebody has it; its ticket leaves, and it joins again if it is denied
 	Pending       // it is asynq's to run next
 	Paused        // the queue is
 	Gone          // it was removed, has ended or failed, may not start, or waits for something else
@@ -27,15 +26,10 @@ type Pick struct {
 // Pick makes waiting tasks of one queue active. The call is identified by its key: repeat it with
 // the same tasks until it is answered, or take it back by Restore.
 func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) ([]Pick, error) {
-	args := make([]any, 4, 4+2*len(tasks))
-	left := ","
-	for i, task := range tasks {
-		if task.Left {
-			left += strconv.Itoa(i+1) + ","
-		}
+	args := []any{prefix(queue) + "t:", time.Now().Add(LeaseFor).Unix(), call}
+	for _, task := range tasks {
 		args = append(args, task.ID, task.JoinKey)
 	}
-	args[0], args[1], args[2], args[3] = prefix(queue)+"t:", time.Now().Add(LeaseFor).Unix(), call, left
 	all := keys(queue, "scheduled", "active", "lease", "paused")
 	reply, err := c.run(ctx, "pick", queue, all, args...).Slice()
 	if err != nil {

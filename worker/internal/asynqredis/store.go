@@ -77,10 +77,7 @@ func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, a
 }
 
 // A Waiting names a task that is scheduled and can be picked by its join key.
-type Waiting struct {
-	ID, JoinKey string
-	Left        bool // to Pick: its ticket does not go back to the line if the task is active
-}
+type Waiting struct{ ID, JoinKey string }
 
 // An Arranged is what becomes of a stored task by its join.
 type Arranged struct {

@@ -15,8 +15,7 @@ type background struct {
 	cancel  context.CancelFunc
 	serving context.Context // ends when no more tasks are handed out
 	stop    context.CancelFunc
-	stopped sync.Once
-	emptied chan struct{} // closed when, after stop, all that was ready is put back
+	emptied chan struct{} // closed when all that was ready is put back after stop
 
 	mu     sync.Mutex
 	busy   sync.WaitGroup

@@ -3,15 +3,15 @@
 // and waits while there is nothing. It also answers asynq's forward: tasks that are due join their
 // lines.
 //
-// It knows throttle and asynqredis, and not asynq itself. To follow a task, read [Dispatcher.Next],
-// then round.go, lines.go, take.go, pick.go and buffer.go; wait.go is for when there is none, and
-// schedule.go says when a line is asked.
+// It knows throttle and asynqredis, and not asynq itself. To follow a task, read serve.go, take.go and
+// fetch.go, then [Dispatcher.Next]. lines.go says when a line is asked.
 package dispatch
 
 import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -25,8 +25,8 @@ const (
 	// stoppedPause is the pause of a call after Stop: asynq calls again at once.
 	stoppedPause = 20 * time.Millisecond
 
-	// errorPause is the pause after an error of asynq's Redis: asynq calls again at once.
-	errorPause = 100 * time.Millisecond
+	// waitMax bounds one wait of Next.
+	waitMax = time.Second
 )
 
 // A Limiter has lines: see Lines. A line has the name of its policy, unless that has shards.
@@ -94,15 +94,24 @@ type Task struct {
 }
 
 // A Dispatcher serves one asynq server. It is safe for concurrent use.
+//
+// One goroutine, serve, makes tasks ready, and Next hands them out.
 type Dispatcher struct {
 	Config
 	*background
-	rounds   chan struct{} // has room unless a round is under way
-	buffer   buffer        // what is ready to run, and for how many slots
-	forwards forwards      // what forward has found
-	lines    lines         // when to ask which line
-	nudges   nudges        // what ends a wait
-	tending  *time.Timer   // of tend, for when Next is not called
+	begun sync.Once
+	ready chan struct{} // ends a wait of Next
+	wake  chan struct{} // ends a wait of serve
+
+	mu       sync.Mutex
+	buffer   buffer
+	lines    lines
+	forwards forwards
+	wakeUps  sync.Map   // of wakeUp: they are to come
+	waiting  bool       // Next waits for a task, and none is ready
+	idle     *sync.Cond // nothing was found for it: nudges are for this server while isIdle
+	isIdle   bool
+	failed   error // of asynq's Redis, for Next
 }
 
 // New returns a dispatcher. It makes no call before its first use.
@@ -110,21 +119,13 @@ func New(c Config) *Dispatcher {
 	d := &Dispatcher{
 		Config:     c,
 		background: newBackground(),
-		rounds:     make(chan struct{}, 1),
+		ready:      make(chan struct{}, 1),
+		wake:       make(chan struct{}, 1),
 		buffer:     buffer{slots: c.Concurrency},
-		forwards:   forwards{lostIn: map[string]bool{}, wakeUps: map[wakeUp]bool{}},
-		lines: lines{
-			groups: groups(c.Queues, c.Strict), paused: map[string]bool{}, stuck: map[asynqredis.Ref]time.Time{},
-		},
-		nudges: nudges{wake: make(chan struct{}, 1), listening: map[string]bool{}},
+		lines:      lines{groups: groups(c.Queues, c.Strict), paused: map[string]bool{}},
+		forwards:   forwards{lostIn: map[string]bool{}},
 	}
-	d.tending = time.AfterFunc(waitMax, func() {
-		if d.ctx.Err() == nil {
-			again, _ := d.tend()
-			d.tending.Reset(max(keptFor, time.Until(sooner(again, time.Now().Add(waitMax)))))
-		}
-	})
-	d.tending.Stop()
+	d.idle = sync.NewCond(&d.mu)
 	return d
 }
 
@@ -132,58 +133,71 @@ func New(c Config) *Dispatcher {
 // called when a slot is free, once for each queue until there is a task. If there is none it waits
 // up to a second and returns false. Errors are those of asynq's Redis. An unavailable limiter is no
 // error.
-func (d *Dispatcher) Next(ctx context.Context) (Task, bool, error) {
-	for end := time.Now().Add(waitMax); ; {
-		if task, ok := d.buffer.handOut(); ok {
-			d.tending.Reset(keptFor)
-			d.fetchAhead()
-			return task, true, nil
-		}
+func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
+	d.begun.Do(d.begin)
+	end := time.NewTimer(waitMax)
+	defer end.Stop()
+	for ended := false; ; {
 		if d.isStopped() {
 			d.sleep(stoppedPause)
 			return Task{}, false, nil
 		}
-		switch found, err := d.roundUnlessReady(ctx); {
-		case err != nil:
-			d.sleep(errorPause)
-			return Task{}, false, err
-		case !found && !time.Now().Before(end):
-			return Task{}, false, nil
-		case !found:
-			d.wait(end)
+		d.mu.Lock()
+		if task, ok = d.buffer.handOut(); !ok {
+			err, d.failed = d.failed, nil
 		}
+		ended = ended || ok || err != nil
+		d.waiting, d.isIdle = !ended, d.isIdle && !ended
+		look := d.waiting || d.buffer.wantsMore()
+		d.mu.Unlock()
+		if look {
+			signal(d.wake)
+		}
+		if ended {
+			return task, ok, err
+		}
+		select {
+		case <-d.ready:
+		case <-end.C:
+			ended = true
+		case <-ctx.Done():
+			ended = true
+		case <-d.serving.Done():
+		}
+	}
+}
+
+// signal ends the wait for a channel that is under way, or else the next one.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
 	}
 }
 
 // Stop hands out no more tasks. In the background, tasks that are ready go back to where they were,
 // and other servers are asked to keep this one's appointments.
 func (d *Dispatcher) Stop() {
-	d.stopped.Do(func() {
-		d.stop()
-		d.Later(func(ctx context.Context) error {
-			err := d.empty(ctx)
-			if err == nil {
-				close(d.emptied)
-			}
-			return err
-		})
-	})
+	d.stop()
+	d.begun.Do(func() { close(d.emptied) })
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.idle.Broadcast()
 }
 
-// Drain stops, and waits until all tasks that were ready are put back, or the context ends.
+// Drain stops, and waits until all tasks that were ready are put back, or the context ends. Asynq
+// recovers the others, as from a worker that died.
 func (d *Dispatcher) Drain(ctx context.Context) {
 	d.Stop()
 	select {
 	case <-d.emptied:
 	case <-ctx.Done():
 	}
-	_ = d.empty(ctx) // what cannot be put back asynq recovers, as from a worker that died
 }
 
 // Close stops, and waits for calls under way. A call that fails is not repeated any more.
 func (d *Dispatcher) Close() {
 	d.Stop()
-	d.tending.Stop()
 	d.close()
 }
 

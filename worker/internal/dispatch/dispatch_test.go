@@ -368,13 +368,14 @@ func TestATakeIsAcknowledgedWhenAllIsPicked(t *testing.T) {
 				b.wait("default", "a")
 				b.wait("other", "b")
 				b.breaks(nil, calls("{"+lost+"}:scheduled", ":paused", errLost), nil)
-				if _, ok, err := b.Next(b.Context()); ok || err == nil {
-					t.Errorf("a task: %v, %v", ok, err)
+				left := 2
+				if _, ok, _ := b.Next(b.Context()); ok { // of the other queue
+					left = 1
 				}
 				time.Sleep(10 * time.Second)
 				b.want("acknowledged, and not picked", b.acked.Load(), 0)
 				b.breaks(nil, nil, nil)
-				b.run(2)
+				b.run(left)
 				time.Sleep(3 * time.Second)
 				b.want("acknowledged", b.acked.Load(), 1)
 			})

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -27,11 +26,9 @@ const (
 
 // Forwards have what forward found.
 type forwards struct {
-	sync.Mutex
-	failed  time.Time       // when a join failed last
-	next    time.Time       // when to look again at the next task that could not join
-	lostIn  map[string]bool // the queues of which Lost was called
-	wakeUps map[wakeUp]bool // that are to come
+	failed time.Time       // when a join failed last
+	next   time.Time       // when to look again at the next task that could not join
+	lostIn map[string]bool // the queues of which Lost was called
 }
 
 // A wakeUp is a second at which a queue is forwarded, before asynq does so.
@@ -67,19 +64,19 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		if !ok {
 			continue
 		}
-		move, key := &moves[i], match.Request.Key
-		if move.Mark = task.Mark; retried || !strings.HasPrefix(task.Mark, key) {
-			move.Mark = asynqredis.Mark(key, now, call)
-		}
-		move.At = now.Add(fallbackMin)
-		r := &match.Request
+		r := match.Request
 		r.Front = r.Front || retried || task.Mark == asynqredis.FrontMark // it had its turn
 		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
-		line := d.Limiter.LineOf(r.Policy, r.Tenant)
-		joined := asynqredis.JoinedAt(move.Mark)
-		stood := !retried && move.Mark == task.Mark && now.Sub(joined) >= fallbackMin-time.Second
-		move.Line = line
-		joins[line] = append(joins[line], joining{match, i, task.Message, stood, joined})
+		move := &moves[i]
+		move.At, move.Line, move.Mark = now.Add(fallbackMin), d.Limiter.LineOf(r.Policy, r.Tenant), task.Mark
+		if retried || !strings.HasPrefix(task.Mark, r.Key) {
+			move.Mark = asynqredis.Mark(r.Key, now, call)
+		}
+		j := joining{failOpen: match.FailOpen, index: i, message: task.Message, request: r}
+		if joined := asynqredis.JoinedAt(task.Mark); move.Mark == task.Mark && now.Sub(joined) >= fallbackMin-time.Second {
+			j.stood = joined
+		}
+		joins[move.Line] = append(joins[move.Line], j)
 	}
 	moved, lost := d.Asynq.Forward(ctx, queue, retried, moves)
 	if lost != nil { // they may have moved all the same: a ticket that joined in vain is dropped
@@ -105,19 +102,11 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 
 // A joining is a task that joins a line.
 type joining struct {
-	Match
-	index   int
-	message asynqredis.Message
-	stood   bool // in a line, as far as the task knows
-	joined  time.Time
-}
-
-// reason is empty for a task whose last error is a failure: that says more.
-func (j joining) reason(p throttle.Place, now time.Time) string {
-	if j.message.LastError() != "" && !j.message.Denied() {
-		return ""
-	}
-	return Reason(j.Request, p, now)
+	failOpen bool
+	index    int
+	message  asynqredis.Message
+	request  throttle.Request
+	stood    time.Time // since when in a line, as far as the task knows; zero: not long enough to be there
 }
 
 // join makes tasks join a line. They are scheduled with their join keys.
@@ -127,12 +116,14 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	}
 	requests := make([]throttle.Request, len(all))
 	for i, j := range all {
-		requests[i] = j.Request
+		requests[i] = j.request
 	}
 	call, cancel := context.WithTimeout(ctx, joinTimeout)
 	places, err := d.Limiter.Line(line).Join(call, requests)
 	cancel()
-	if len(all) > 1 && isOfOne(err) {
+	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
+	err = unavailable(err)
+	if len(all) > 1 && err != nil && !removed && !errors.Is(err, throttle.ErrUnavailable) { // it may be of one
 		for i := range all {
 			if err := d.join(ctx, queue, line, all[i:i+1]); err != nil {
 				return err
@@ -143,36 +134,37 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	var arranged []asynqredis.Arranged
 	nudge, pending := false, false
 	now, again := time.Now(), time.Time{}
-	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
 	if err != nil && !removed {
-		d.Failed(line, unavailable(err))
-		d.forwards.Lock()
+		d.Failed(line, err)
+		d.mu.Lock()
 		d.forwards.failed = now
 		again = later(d.forwards.next, now.Add(unavailableFor))
 		d.forwards.next = again.Add(time.Duration(len(all)) * unavailableEvery)
-		d.forwards.Unlock()
+		d.mu.Unlock()
 		d.WakeAt(queue, again)
 		d.Expect(line, queue, 0) // the tickets may be in line all the same
 	}
 	for i, j := range all {
-		task := asynqredis.Waiting{ID: j.Request.Ticket.ID, JoinKey: j.Request.Key}
-		to := asynqredis.Arranged{Waiting: task}
+		to := asynqredis.Arranged{Waiting: asynqredis.Waiting{ID: j.request.Ticket.ID, JoinKey: j.request.Key}}
 		switch {
-		case err != nil && !removed && !j.FailOpen:
+		case err != nil && !removed && !j.failOpen:
 			to.At = again
 		case err != nil, places[i].Exempt, places[i].Err != nil: // the middleware returns it
 			pending = true
 		default:
-			if j.stood && !places[i].AlreadyQueued {
-				d.lostTicket(queue, line, j.joined)
+			if !places[i].AlreadyQueued {
+				d.lostTicket(queue, line, j.stood)
 			}
 			nudge = nudge || places[i].Nudge
 			d.Expect(line, queue, places[i].Expected)
-			wait := Fallback(places[i].Expected, j.FailOpen)
+			wait := Fallback(places[i].Expected, j.failOpen)
 			if wait <= fallbackMin {
 				continue
 			}
-			to.At, to.Message, to.Reason = now.Add(wait), j.message, j.reason(places[i], now)
+			to.At = now.Add(wait)
+			if j.message.LastError() == "" || j.message.Denied() { // else its last failure says more
+				to.Message, to.Reason = j.message, Reason(j.request, places[i], now)
+			}
 		}
 		arranged = append(arranged, to)
 	}
@@ -191,30 +183,16 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	return nil
 }
 
-// lostTicket reports, once for each queue, that a task which joined a line at a time stood in none. If
-// a join has failed since, that may have been its own.
-func (d *Dispatcher) lostTicket(queue, line string, joined time.Time) {
-	d.forwards.Lock()
-	report := !d.forwards.lostIn[queue] && d.forwards.failed.Before(joined)
+// lostTicket reports, once for each queue, that a task which had stood in a line since a time stands in
+// none. If a join has failed since, that may have been its own.
+func (d *Dispatcher) lostTicket(queue, line string, since time.Time) {
+	d.mu.Lock()
+	report := !d.forwards.lostIn[queue] && d.forwards.failed.Before(since)
 	d.forwards.lostIn[queue] = d.forwards.lostIn[queue] || report
-	d.forwards.Unlock()
+	d.mu.Unlock()
 	if report {
 		d.Lost(queue, line)
 	}
-}
-
-// isOfOne reports whether an error may be due to a single ticket, such as a tenant lookup that
-// failed.
-func isOfOne(err error) bool {
-	for _, all := range []error{
-		nil, throttle.ErrUnavailable, throttle.ErrState, throttle.ErrReply, throttle.ErrClock,
-		throttle.ErrUnknownPolicy, context.DeadlineExceeded, context.Canceled,
-	} {
-		if errors.Is(err, all) {
-			return false
-		}
-	}
-	return true
 }
 
 // WakeAt forwards a queue at the given time, when a task that waits in no line becomes due: in the
@@ -224,21 +202,13 @@ func (d *Dispatcher) WakeAt(queue string, at time.Time) {
 		at = asynqredis.WholeSecond(at)
 	}
 	w := wakeUp{queue, at.Unix()}
-	d.forwards.Lock()
-	defer d.forwards.Unlock()
-	if d.forwards.wakeUps[w] {
+	if _, known := d.wakeUps.LoadOrStore(w, true); known {
 		return
 	}
-	d.forwards.wakeUps[w] = true
 	time.AfterFunc(time.Until(at), func() {
-		d.forwards.Lock()
-		delete(d.forwards.wakeUps, w)
-		d.forwards.Unlock()
-		if d.isStopped() {
-			return
-		}
+		d.wakeUps.Delete(w)
 		d.inBackground(func() {
-			for n, err := 1, error(nil); n > 0 && err == nil && !d.isStopped(); {
+			for n, err := 1, error(nil); n > 0 && err == nil; {
 				// If it fails asynq's forwarder does it.
 				n, err = d.Forward(context.WithoutCancel(d.ctx), queue, false)
 			}

@@ -2,22 +2,27 @@ package dispatch
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 const (
+	// acknowledgeAfter is when a take is acknowledged by a call of its own: a server that has an
+	// appointment asks within 2 s, and after 5 s others put back what was taken.
+	acknowledgeAfter = 2500 * time.Millisecond
+
 	// askAgain is when to ask a line again that had more to look at and found nothing.
 	askAgain = time.Millisecond
+
+	// pausedFor is when to ask again a line all of whose queues are paused.
+	pausedFor = time.Second
 
 	// transitMost bounds how much later a line is asked than it is due, if a reply took long.
 	transitMost = time.Millisecond
@@ -27,40 +32,64 @@ const (
 	watchEvery = 750 * time.Millisecond
 )
 
-// Lines are this server's views of all lines, which are in the groups, and of queues and their tasks.
+// Lines are this server's views of all lines, by groups of queues.
 type lines struct {
-	sync.Mutex
 	groups  []*group
-	paused  map[string]bool              // queues
-	stuck   map[asynqredis.Ref]time.Time // since when tasks were active that were to be picked
-	silence outage.Backoff               // of the limiter as a whole
+	paused  map[string]bool // queues
+	silence outage.Backoff  // of the limiter as a whole
 }
 
-// A line is this server's view of a policy's line, for the queues of a group.
-type line struct {
-	schedule
-	name   string // that of the policy, unless it has shards
-	group  *group
-	due    time.Time // when its first ticket fits, by the last answer; zero: nobody waited
-	nudged bool      // nobody else asks it for its news
-	share  share     // of the slots, among the lines of its policy's shards
+// A group is the queues that are asked together: all of them, or one with strict priorities.
+type group struct {
+	queues []string
+	with   []string // these, and the queues of more important groups: a take names them, too
+	strict bool     // less important groups follow, and must not go before its pending tasks
+
+	earned    int                // hand-outs from lines that earned pending tasks no turn yet
+	lines     map[string]*line   // by name
+	lookAt    time.Time          // when to look at its queues, after there was nothing
+	reached   map[string]float64 // by policy with shards: where the shard was whose turn it was last
+	served    string             // the policy of which something was taken last
+	watchedAt time.Time          // when this server said last which lines it watches
 }
 
-// line returns the view of a line. A new one is asked at once. The lock is held.
-func (g *group) line(name string) *line {
-	l := g.lines[name]
-	if l == nil {
-		l = &line{name: name, group: g}
-		l.expect(time.Now())
-		g.lines[name] = l
+func groups(queues map[string]int, strict bool) (all []*group) {
+	names := slices.Sorted(maps.Keys(queues))
+	together := [][]string{names}
+	if strict {
+		slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(queues[b], queues[a]) })
+		together = slices.Collect(slices.Chunk(names, 1))
 	}
-	return l
+	for i, queues := range together {
+		all = append(all, &group{
+			queues: queues, with: slices.Concat(together[:i+1]...), strict: i+1 < len(together),
+			lines: map[string]*line{}, reached: map[string]float64{},
+		})
+	}
+	return all
+}
+
+func (ls *lines) groupOf(queue string) *group {
+	for _, g := range ls.groups {
+		if slices.Contains(g.queues, queue) {
+			return g
+		}
+	}
+	return ls.groups[0] // asynq runs what its queue held, whatever queue the message names
+}
+
+// draw returns the queues in the order of this round: each is the next with a chance by its
+// priority, as in asynq.
+func (g *group) draw(priorities map[string]int) []string {
+	at := map[string]float64{}
+	for _, queue := range g.queues {
+		at[queue] = rand.ExpFloat64() / float64(priorities[queue])
+	}
+	return slices.SortedFunc(maps.Keys(at), func(a, b string) int { return cmp.Compare(at[a], at[b]) })
 }
 
 // know adds the lines of all current policies, and drops the others.
 func (ls *lines) know(names []string) {
-	ls.Lock()
-	defer ls.Unlock()
 	for _, g := range ls.groups {
 		for _, name := range names {
 			g.line(name)
@@ -73,132 +102,22 @@ func (ls *lines) know(names []string) {
 
 // due returns the line of a group to ask now, or nil: policies in rotation, starting after the one
 // served last, and the shards of each by what their tenants have had.
-func (ls *lines) due(g *group, now time.Time) (first *line) {
-	ls.Lock()
-	defer ls.Unlock()
-	if now.Before(ls.silence.Until) {
+func (d *Dispatcher) due(g *group, now time.Time) (first *line) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.isStopped() || now.Before(d.lines.silence.Until) {
 		return nil
 	}
 	for _, l := range g.lines {
-		if isDue(l.next(actionAsk), now) && (first == nil || l.before(first)) {
+		if !l.at.IsZero() && !now.Before(l.at) && (first == nil || l.before(first)) {
 			first = l
 		}
 	}
 	return first
 }
 
-// before reports whether a line of the same group comes first.
-func (l *line) before(other *line) bool {
-	a, b := l.family(), other.family()
-	if after := a > l.group.served; after != (b > l.group.served) {
-		return after
-	}
-	return cmp.Or(strings.Compare(a, b), cmp.Compare(l.had(), other.had()), strings.Compare(l.name, other.name)) < 0
-}
-
-// answering returns the line of a name, or nil while the limiter does not answer.
-func (ls *lines) answering(g *group, name string, now time.Time) *line {
-	ls.Lock()
-	defer ls.Unlock()
-	l := g.lines[name]
-	if l == nil || now.Before(l.failed.Until) || now.Before(ls.silence.Until) {
-		return nil
-	}
-	return l
-}
-
-// sent notes that a take is on its way, or is not as all queues are paused. It returns when the first
-// ticket fits, and whether a nudge asks for the take.
-func (ls *lines) sent(l *line, paused bool) (due time.Time, nudged bool) {
-	ls.Lock()
-	defer ls.Unlock()
-	l.sent()
-	if paused {
-		l.state, l.at = stateWaiting, time.Now().Add(pausedFor)
-	}
-	nudged, l.nudged = l.nudged, false
-	return l.due, nudged
-}
-
-// answered notes the answer of a take.
-func (ls *lines) answered(l *line, taken throttle.Taken, sent time.Time) {
-	ls.Lock()
-	defer ls.Unlock()
-	now := time.Now()
-	ls.silence = outage.Backoff{}
-	l.serves(taken.Tickets)
-	l.due = time.Time{}
-	if taken.Next >= 0 {
-		// A take that is sent then arrives then, if it takes as long to get there as this one.
-		l.due = later(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
-	}
-	if len(taken.Tickets) == 0 && taken.Next == 0 {
-		l.answered(now.Add(askAgain))
-	} else {
-		l.answered(l.due)
-	}
-}
-
-// failed notes that a take failed. If it was not the first failure, all lines pause, not only this
-// one. It returns false if the line is gone.
-func (ls *lines) failed(l *line, err error, now time.Time) bool {
-	ls.Lock()
-	defer ls.Unlock()
-	if errors.Is(err, throttle.ErrUnknownPolicy) {
-		delete(l.group.lines, l.name)
-		return false
-	}
-	l.fails(now)
-	if ls.silence.Failed {
-		ls.silence.Fail(now)
-	}
-	ls.silence.Failed = true
-	return true
-}
-
-// picked notes that tasks of a line were picked. Open means that some of the same take are not yet.
-func (ls *lines) picked(g *group, name string, open bool) {
-	ls.Lock()
-	defer ls.Unlock()
-	if l := g.lines[name]; l != nil {
-		l.taken = time.Now()
-		if open {
-			l.taken = time.Time{}
-		}
-	}
-}
-
-// tend has lines acknowledged, and if no slot is free passed on, of which it is time. It returns when
-// to do so again, and when this server asks a line itself.
-func (ls *lines) tend(now time.Time, full bool, acknowledge, passOn func(*line)) (again, ask time.Time) {
-	ls.Lock()
-	defer ls.Unlock()
-	for _, g := range ls.groups {
-		for _, l := range g.lines {
-			if isDue(l.next(actionAcknowledge), now) {
-				l.taken = time.Time{}
-				acknowledge(l)
-			}
-			if full && isDue(l.next(actionPassOn), now) {
-				l.state, l.passed = statePassed, now
-				passOn(l)
-			}
-			again = sooner(again, l.next(actionAcknowledge))
-			if full {
-				again = sooner(again, l.next(actionPassOn))
-			}
-			if at := l.next(actionAsk); !at.IsZero() {
-				ask = sooner(ask, later(at, ls.silence.Until))
-			}
-		}
-	}
-	return again, ask
-}
-
 // watched returns the lines that this server watches, if it is time to say so.
-func (ls *lines) watched(g *group, now time.Time) (names []any) {
-	ls.Lock()
-	defer ls.Unlock()
+func (g *group) watched(now time.Time) (names []any) {
 	if now.Sub(g.watchedAt) < watchEvery {
 		return nil
 	}
@@ -212,13 +131,108 @@ func (ls *lines) watched(g *group, now time.Time) (names []any) {
 }
 
 // unwatched notes lines that nobody watched: they are asked now.
-func (ls *lines) unwatched(g *group, names []any) {
-	ls.Lock()
-	defer ls.Unlock()
+func (g *group) unwatched(names []any) {
 	for _, name := range names {
 		if l := g.lines[fmt.Sprint(name)]; l != nil {
 			l.nudged = true
 			l.expect(time.Now())
 		}
 	}
+}
+
+// A line is this server's view of a policy's line, for the queues of a group.
+//
+//	state    what is known                                     it is asked
+//	resting  nobody waits, or another server watches the line  when there is news
+//	waiting  tickets wait, and this server watches the line    at its appointment
+//	failing  the last take failed                              after a pause, which doubles
+//
+//	event                                resting  waiting          failing
+//	a take is answered, tickets wait     waiting  waiting          waiting
+//	a take is answered, nobody waits     resting  resting          resting
+//	a take fails                         failing  failing          failing
+//	news: a join, a nudge, units that    waiting  waiting, sooner  -
+//	  are back, nobody watches the line
+//
+// A take that is on its way may not have seen what was news meanwhile: it is news again after the
+// answer.
+type line struct {
+	name   string // that of the policy, unless it has shards
+	group  *group
+	state  state
+	at     time.Time      // of the next take; zero while it rests
+	due    time.Time      // when its first ticket fits, by the last answer; zero: nobody waited
+	failed outage.Backoff // of takes
+	news   time.Time      // when to ask for what came since the last take was sent; zero: nothing
+	nudged bool           // nobody else asks it for its news
+	share  share          // of the slots, among the lines of its policy's shards
+	taken  time.Time      // when tickets were picked that are not acknowledged yet; zero: none
+}
+
+type state int
+
+const (
+	stateResting state = iota
+	stateWaiting
+	stateFailing
+)
+
+// line returns the view of a line. A new one is asked at once.
+func (g *group) line(name string) *line {
+	l := g.lines[name]
+	if l == nil {
+		l = &line{name: name, group: g}
+		l.expect(time.Now())
+		g.lines[name] = l
+	}
+	return l
+}
+
+// expect notes that there is news, for which to ask at a time.
+func (l *line) expect(at time.Time) {
+	l.news = sooner(l.news, at)
+	if l.state != stateFailing {
+		l.state, l.at = stateWaiting, sooner(l.at, at)
+	}
+}
+
+// answered notes the answer of a take.
+func (l *line) answered(taken throttle.Taken, sent, now time.Time) {
+	l.failed = outage.Backoff{}
+	l.serves(taken.Tickets)
+	l.state, l.due = stateResting, time.Time{}
+	if taken.Next >= 0 {
+		// A take that is sent then arrives then, if it takes as long to get there as this one.
+		l.state, l.due = stateWaiting, later(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
+	}
+	if l.at = l.due; len(taken.Tickets) == 0 && taken.Next == 0 {
+		l.at = now.Add(askAgain)
+	}
+	if !l.news.IsZero() {
+		l.expect(l.news)
+	}
+}
+
+// before reports whether a line of the same group comes first.
+func (l *line) before(other *line) bool {
+	a, b := l.family(), other.family()
+	if after := a > l.group.served; after != (b > l.group.served) {
+		return after
+	}
+	return cmp.Or(strings.Compare(a, b), cmp.Compare(l.had(), other.had()), strings.Compare(l.name, other.name)) < 0
+}
+
+// later returns the later of two times, sooner the earlier one, where the zero time is never.
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func sooner(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }

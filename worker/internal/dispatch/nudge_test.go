@@ -151,16 +151,17 @@ func TestWhatIsFreedDuringATakeIsAskedFor(t *testing.T) {
 	})
 }
 
-// A server that has an appointment and no slot free passes it on.
-func TestAnAppointmentIsPassedOn(t *testing.T) {
+// A server that stops has others keep its appointments.
+func TestAppointmentsArePassedOn(t *testing.T) {
 	w := throttle.Window{Name: "window", Limit: 1, Period: 2 * time.Second}
-	inBubble(t, of(throttle.Policy{Name: "api", Windows: []throttle.Window{w}}), nil, func(b *bench) {
+	inBubble(t, of(throttle.Policy{Name: "api", Windows: []throttle.Window{w}}, perHour(1, "empty")), nil, func(b *bench) {
 		b.wait("default", "a", "b")
-		b.want("next", b.next(), "a")
+		b.want("ran", b.run(1), "[a]")
+		_, _, err := b.Next(b.Context())
+		b.ok(err)
 		b.client.Del(b.Context(), "asynq:{default}:sluice:nudge")
-		time.Sleep(3 * time.Second)
-		if n := b.client.LLen(b.Context(), "asynq:{default}:sluice:nudge").Val(); n != 1 {
-			t.Errorf("%d nudges for the other servers", n)
-		}
+		b.Drain(b.Context())
+		time.Sleep(time.Second)
+		b.want("nudges", b.client.LRange(b.Context(), "asynq:{default}:sluice:nudge", 0, -1).Val(), "[api]")
 	})
 }

@@ -1,9 +1,7 @@
 package dispatch_test
 
 import (
-	"context"
 	"fmt"
-	"math/bits"
 	"slices"
 	"testing"
 	"time"
@@ -11,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
@@ -174,42 +173,28 @@ func TestReadyTasksOutlastAnOutage(t *testing.T) {
 	})
 }
 
-// A task that is active when its ticket is taken is on its way: its ticket goes back, and is
-// taken again shortly.
-func TestAnActiveTaskIsPickedShortly(t *testing.T) {
-	inBubble(t, of(perHour(100)), slots(4), func(b *bench) {
-		b.wait("default", "a", "b")
-		b.client.HSet(b.Context(), "asynq:{default}:t:a", "state", "active")
-		time.AfterFunc(50*time.Millisecond, func() {
-			b.client.HSet(context.Background(), "asynq:{default}:t:a", "state", "scheduled")
-		})
-		begun := time.Now()
-		b.want("ran", b.run(2), "[b a]")
-		// Pauses double: the last is no longer than all before it, and the first.
-		if took := time.Since(begun); took > 2*50*time.Millisecond+dispatch.StuckPause {
-			t.Errorf("it took %v", took)
-		}
-		b.want("used", b.used(), 2)
-	})
-}
-
-// One that stays active, as it runs elsewhere, loses its place after a second, and is charged
-// nothing.
-func TestAnActiveTaskLeavesAtLast(t *testing.T) {
-	inBubble(t, of(perHour(1)), slots(4), func(b *bench) {
-		b.wait("default", "a", "b")
-		b.client.HSet(b.Context(), "asynq:{default}:t:a", "state", "active")
-		begun := time.Now()
+// A task that is active when its ticket is taken runs elsewhere, or is on its way back to wait. Its ticket
+// leaves, and its units are for the next. If it is put back to wait it is due, and joins in front.
+func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
+	inBubble(t, of(perHour(3)), nil, func(b *bench) {
+		b.wait("default", "a", "b", "c", "d")
+		ref := asynqredis.Ref{Queue: "default", ID: "a"}
+		message := b.message("default", "a").Message
+		_, err := b.asynq.Pick(b.Context(), "default", b.asynq.Call(),
+			[]asynqredis.Waiting{{ID: "a", JoinKey: message.JoinKey()}})
+		b.ok(err)
 		b.want("ran", b.run(1), "[b]")
-		if took := time.Since(begun); took < dispatch.StuckMax || took > 2*dispatch.StuckMax+dispatch.StuckPause {
-			t.Errorf("it took %v", took)
-		}
-		pauses := bits.Len(uint(dispatch.StuckMax / dispatch.StuckPause)) // they double
-		if n := len(b.asked()); n > 2*(pauses+1) {                        // before each, and when it ends
-			t.Errorf("%d takes in the meantime", n)
-		}
-		b.want("in line", b.inLine(), "[]")
+		b.want("in line", b.inLine(), "[c d]")
 		b.want("used", b.used(), 1)
+		due, err := b.asynq.Requeue(b.Context(), asynqredis.Requeued{
+			Ref: ref, Message: message, At: time.Now().Add(time.Hour), Line: "api",
+			Mark: asynqredis.Mark(message.JoinKey(), time.Now(), b.asynq.Call()),
+		})
+		b.ok(err)
+		b.want("due now", due, true)
+		b.want("forwarded", b.forward(false), 1)
+		b.want("ran", b.run(3), "[a c none]")
+		b.want("in line", b.inLine(), "[d]")
 	})
 }
 

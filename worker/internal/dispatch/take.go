@@ -4,104 +4,107 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
-// takeTimeout is how long a take may block asynq's dequeue.
+// takeTimeout is how long a take, or the reserve of pending tasks, may hold others up.
 const takeTimeout = 250 * time.Millisecond
 
-// takeFrom takes from the first line of a group that has a ticket that fits.
-func (d *Dispatcher) takeFrom(ctx context.Context, g *group, n int, now time.Time) (found bool, err error) {
-	for l := d.lines.due(g, now); l != nil && !found && err == nil && !d.isStopped(); l = d.lines.due(g, now) {
-		found, err = d.take(ctx, l, n)
-	}
-	return found, err
-}
-
-// take takes from a line, and picks. Found reports that a task has become ready. The error is that
-// of asynq's Redis.
-func (d *Dispatcher) take(ctx context.Context, l *line, n int) (found bool, err error) {
-	queues, err := d.open(ctx, l.group)
-	if err != nil {
-		return false, err
-	}
-	due, nudged := d.lines.sent(l, len(queues) == 0)
+// take takes from a line, and picks. It reports whether a task is ready.
+func (d *Dispatcher) take(l *line, n int) (found bool) {
+	queues := d.open(l.group)
+	d.mu.Lock()
+	due, nudged := l.due, l.nudged
+	l.nudged, l.news, l.taken = false, time.Time{}, time.Time{} // it also acknowledges the take before
 	if len(queues) == 0 {
-		return false, nil
+		l.state, l.at = stateWaiting, time.Now().Add(pausedFor)
 	}
-	call, cancel := context.WithTimeout(ctx, takeTimeout)
+	d.mu.Unlock()
+	if len(queues) == 0 {
+		return false
+	}
+	call, cancel := context.WithTimeout(d.ctx, takeTimeout)
 	sent := time.Now()
 	taken, err := d.Limiter.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
 	cancel()
 	if err != nil {
-		d.failed(l, err)
-		return false, nil
+		d.fails(l, err)
+		return false
 	}
-	d.lines.answered(l, taken, sent)
+	d.mu.Lock()
+	d.lines.silence = outage.Backoff{}
+	l.answered(taken, sent, time.Now())
+	d.mu.Unlock()
 	d.Answered(l.name, taken.At)
 	switch {
 	case nudged && len(taken.Tickets) >= n: // more may fit
 		d.nudgeOthers(l.group.queues, l.name)
-	case nudged && len(taken.Tickets) == 0 && d.Asynq.Changed(ctx):
+	case nudged && len(taken.Tickets) == 0 && d.Asynq.Changed(d.ctx):
 		d.Expect(l.name, l.group.queues[0], 0)
 	}
-	for i, f := range d.fetchesOf(l, taken, sent) {
-		if i == 0 {
-			f.due = later(due, sent.Add(-taken.Tickets[0].Waited))
-		}
-		n, failed := d.fetch(ctx, f)
-		if failed != nil {
-			err = failed // the other queues' tickets are picked all the same, or kept to be picked
-		}
-		found = found || n > 0
+	if len(taken.Tickets) == 0 {
+		return false
 	}
-	return found, err
+	var names []string // of the queues, in the order of their first tickets
+	grants := map[string][]*Grant{}
+	for i, t := range taken.Tickets {
+		// A take that was not answered at once hands out later what it had charged then.
+		grant := &Grant{TakenTicket: t, Line: l.name, Sent: sent.Add(-max(0, taken.At.Sub(t.Decision.At)))}
+		if i == 0 {
+			grant.Due = later(due, sent.Add(-t.Waited))
+		}
+		if grants[t.Queue] == nil {
+			names = append(names, t.Queue)
+		}
+		grants[t.Queue] = append(grants[t.Queue], grant)
+	}
+	for _, name := range names {
+		found = d.pick(l, name, grants[name]) || found
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l.taken = time.Now()
+	return found
 }
 
 // open returns the queues to take from for a group, as the limiter knows them, with their priorities:
 // its own, and the more important ones, without those that are paused.
-func (d *Dispatcher) open(ctx context.Context, g *group) (map[string]int, error) {
-	identity, err := d.Asynq.Identity(ctx)
+func (d *Dispatcher) open(g *group) map[string]int {
+	identity, err := d.Asynq.Identity(d.ctx)
 	if err != nil {
-		return nil, err
+		return nil // and so does the call for pending tasks, of which Next tells
 	}
-	d.lines.Lock()
-	defer d.lines.Unlock()
-	names := map[string]int{}
+	queues := map[string]int{}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	for _, queue := range g.with {
 		if !d.lines.paused[queue] {
-			names[identity+"/"+queue] = d.Queues[queue]
+			queues[identity+"/"+queue] = d.Queues[queue]
 		}
 	}
-	return names, nil
+	return queues
 }
 
-// fetchesOf groups taken tickets by queue.
-func (d *Dispatcher) fetchesOf(l *line, taken throttle.Taken, sent time.Time) (all []*fetch) {
-	byQueue := map[string]*fetch{}
-	for _, ticket := range taken.Tickets {
-		f := byQueue[ticket.Queue]
-		if f == nil {
-			_, queue, _ := strings.Cut(ticket.Queue, "/")
-			f = &fetch{
-				group: l.group, queue: queue, callID: d.Asynq.Call(), line: l.name, sent: sent, taken: taken.At,
-			}
-			byQueue[ticket.Queue] = f
-			all = append(all, f)
-		}
-		f.tickets = append(f.tickets, ticket)
+// fails notes that a call of a line failed. If it was not the first failure, all lines pause, not only
+// this one.
+func (d *Dispatcher) fails(l *line, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if errors.Is(err, throttle.ErrUnknownPolicy) {
+		delete(l.group.lines, l.name)
+		return
 	}
-	return all
-}
-
-// failed notes that a call of a line failed.
-func (d *Dispatcher) failed(l *line, err error) {
-	if d.lines.failed(l, err, time.Now()) {
-		d.Failed(l.name, unavailable(err))
+	now := time.Now()
+	l.failed.Fail(now)
+	l.state, l.at = stateFailing, l.failed.Until
+	if d.lines.silence.Failed {
+		d.lines.silence.Fail(now)
 	}
+	d.lines.silence.Failed = true
+	d.Failed(l.name, unavailable(err))
 }
 
 // unavailable returns the error of a limiter that did not answer in time.

@@ -3,19 +3,18 @@
 --
 -- KEYS  1 scheduled (sorted set)  2 active (list)  3 lease (sorted set)  4 whether the queue is paused
 -- ARGV  1 prefix of the task keys  2 end of the lease (s)  3 key of this call
---       4 numbers, each with a comma before and behind it, of the tasks whose tickets do not go back
---       if the task is active; then two per task: ID, join key
+--       then two per task: ID, join key
 -- reply per task its message, or why it is not picked: 1 active, 2 pending, 3 the queue is paused,
 --       4 anything else: it is gone, has ended, failed, its firing is stopped, or it waits for
 --       something else
 --
 -- A call that is repeated, because its reply was lost, answers also by what it has picked before. An
--- active task whose ticket has left is told so: when it comes to rest it joins again (requeue.lua).
+-- active task is told that its ticket has left: when it comes to rest it joins again (requeue.lua).
 
 local prefix, call = ARGV[1], ARGV[3]
 local paused = redis.call('EXISTS', KEYS[4]) == 1
 local reply, picked, leases = {}, {}, {}
-for i = 5, #ARGV, 2 do
+for i = 4, #ARGV, 2 do
   local id = ARGV[i]
   local key = prefix .. id
   local found = redis.call('HMGET', key, 'state', 'sluice_join', 'sluice_call', 'msg', 'sluice_lock', 'unique_key')
@@ -33,9 +32,7 @@ for i = 5, #ARGV, 2 do
     end
   elseif state == 'active' then
     answer = found[3] == call and found[4] or 1
-    if answer == 1 and string.find(ARGV[4], ',' .. #reply + 1 .. ',', 1, true) then
-      redis.call('HSET', key, 'sluice_left', found[3] or '')
-    end
+    if answer == 1 then redis.call('HSET', key, 'sluice_left', found[3] or '') end
   elseif state == 'pending' then
     answer = 2
   end

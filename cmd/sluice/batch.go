@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-go/sluice/worker/batchfile"
 )
 
-// BatchCommand fires batches by hand, and says what becomes of firings. The tasks are run by the
+// BatchCommand fires batches by hand, and follows and steers firings. The tasks are run by the
 // user's own workers.
 type BatchCommand struct {
 	workersCommand
@@ -55,10 +55,10 @@ func (m *Main) batchCommand() *cli.Command {
 	return batch
 }
 
-// A batchVerb is what is done with a firing.
+// A batchVerb is one thing to do with a firing.
 type batchVerb struct {
 	name, usage string
-	// want is what is wanted of it; may be nil.
+	// want asks the scheduler for it; may be nil.
 	want func(*batch.Scheduler, context.Context, batch.Firing) error
 	// done are the states that show that it is done, beside those of firings that have ended.
 	done []batch.State
@@ -83,7 +83,7 @@ func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
 	if err != nil {
 		return inputError{err}
 	}
-	c.Policies = "" // what is published goes before the file
+	c.Policies = "" // published policies go before the file
 	f, err := c.connect(ctx)
 	if err != nil {
 		return err

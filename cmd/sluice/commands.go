@@ -153,7 +153,7 @@ func flagLine(f cli.Flag) string {
 	return name + "\t" + usage
 }
 
-// usageOf says how to go on after a command line that the library cannot read.
+// usageOf returns a hint after a command line that the library cannot read.
 func usageOf(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 	see := fmt.Sprintf("see %q", cmd.FullName()+" -h")
 	text := err.Error()

@@ -34,7 +34,7 @@ func (m *Main) control() *ControlCommand {
 	return &ControlCommand{workersCommand: workersCommand{Main: m}}
 }
 
-// A done is what a command says of a change: as JSON, or by its text.
+// A done is the output about a change: as JSON, or by its text.
 type done struct {
 	Policy   string `json:"policy,omitempty"`
 	Tenant   string `json:"tenant,omitempty"`
@@ -48,7 +48,7 @@ type done struct {
 	text string
 }
 
-// A change is what a command does with its arguments, an intervention with its policy and tenant.
+// A change carries out a command with its arguments, an intervention with its policy and tenant.
 type (
 	change       func(ctx context.Context, f *fleet, args cli.Args) (done, error)
 	intervention func(ctx context.Context, f *fleet) (done, error)
@@ -100,7 +100,7 @@ func (c *ControlCommand) intervention(name, usage, args string, do intervention,
 	return c.change(name, usage, args, did, own...)
 }
 
-// lasting says whom a change is about, until when it lasts, and what it replaces.
+// lasting describes the tenant of a change, its end, and the intervention that it replaces.
 func (c *ControlCommand) lasting(made done) done {
 	made.Policy, made.Tenant, made.text = c.policy, c.tenant, c.name()+made.text
 	if c.For > 0 {

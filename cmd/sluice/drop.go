@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// archiveKeeps is how many archived tasks of a queue asynq keeps: the newest.
+// archiveKeeps is the number of archived tasks of a queue that asynq keeps: the newest.
 const archiveKeeps = 9_999
 
 // A dropped is the JSON of drop: what it does, or would do.
@@ -35,10 +35,10 @@ type droppedQueue struct {
 	Waiting  int    `json:"waiting"`  // of the tenant
 	Archived int    `json:"archived"` // before, of all tenants
 	Lost     int    `json:"lost"`     // of these, that asynq would not keep
-	LostOld  int    `json:"lost_old"` // of those that are archived already
+	LostOld  int    `json:"lost_old"` // tasks that are archived already
 }
 
-// dropCommand archives or deletes the waiting tasks of a tenant. Without --yes it says what it would do.
+// dropCommand archives or deletes the waiting tasks of a tenant. Without --yes it prints a preview.
 func (m *Main) dropCommand() *cli.Command {
 	c := m.control()
 	var remove, yes bool
@@ -122,7 +122,7 @@ func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dr
 	return d, nil
 }
 
-// warn says what asynq would not keep.
+// warn reports the archived tasks that asynq would not keep.
 func (d dropped) warn(m *Main) {
 	for _, q := range d.Queues {
 		if q.Lost+q.LostOld > 0 {

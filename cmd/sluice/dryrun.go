@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// A forecast is how long jobs take at best that are not done by --out: if calls take no time, and
-// nobody else calls.
+// A forecast is the shortest time of the jobs that --out has no result of: if calls take no time,
+// and nobody else calls.
 type forecast struct {
 	Jobs          int      `json:"jobs"`
 	Done          int      `json:"done"`            // the others
@@ -24,8 +24,8 @@ type forecast struct {
 	Window        string   `json:"window"`          // that the last one waits for; "" if none waits
 }
 
-// dryRun says how long the jobs take at best that are not done by --out. It asks no Redis but one of
-// its own.
+// dryRun prints the shortest time of the jobs that --out has no result of. It asks no Redis but one
+// of its own.
 func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []throttle.Policy) error {
 	if _, _, err := c.address(c.Env); err != nil {
 		return err

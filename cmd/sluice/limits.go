@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
-// limitsCommand shows and changes what is in force.
+// limitsCommand shows and changes policies and overrides in force.
 func (m *Main) limitsCommand() *cli.Command {
 	return &cli.Command{
 		Name: "limits", Usage: "show and change limits while programs run",

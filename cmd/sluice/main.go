@@ -1,5 +1,5 @@
-// Command sluice is the tool for operators of throttled workers: it says what waits, why and until
-// when, and changes what is in force. It also runs HTTP calls of a file, throttled.
+// Command sluice is the tool for operators of throttled workers: it shows which tasks wait, why and
+// until when, and changes limits. It also runs HTTP calls of a file, throttled.
 package main
 
 import (
@@ -27,7 +27,7 @@ func main() {
 	os.Exit(NewMain().Run(ctx, os.Args[1:]))
 }
 
-// What the process exits with.
+// Exit codes.
 const (
 	exitDone        = 0   // every job succeeded
 	exitFailed      = 1   // some did not, or the run broke off

@@ -51,7 +51,7 @@ func (c *workersCommand) servePage(ctx context.Context, addr, asynqmon string, f
 	if err != nil {
 		return inputError{err}
 	}
-	// The page shows what is in force.
+	// The page shows the policies, overrides and pauses in force.
 	follower, err := control.Follow(ctx, control.FollowConfig{KeepPolicies: f.file != nil, Store: f.store})
 	if err != nil {
 		return err

@@ -190,7 +190,7 @@ func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, 
 	}
 }
 
-// report says how it went: to people and, if they asked, to machines.
+// report prints the summary: for people and, with --json, for programs.
 func (c *RunCommand) report(s drain.Summary) error {
 	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s; %d denials\n",
 		s.Jobs, s.Succeeded, s.Failed, s.Seconds, s.Denials)

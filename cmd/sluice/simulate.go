@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
-// SimulateCommand says when the backlog of a policy would be done by other limits or weights.
+// SimulateCommand computes when the backlog of a policy would be done with other limits or weights.
 type SimulateCommand struct {
 	workersCommand
 

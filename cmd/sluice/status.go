@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/usage"
 )
 
-// StatusCommand shows how policies stand: who waits, since when and until when.
+// StatusCommand shows the state of policies: who waits, since when and until when.
 type StatusCommand struct {
 	workersCommand
 
@@ -29,7 +29,7 @@ type StatusCommand struct {
 	Watch   bool
 }
 
-// usersShown is how many tenants are named that were granted most.
+// usersShown is the number of tenants with most grants that are named.
 const usersShown = 5
 
 // A policyStatus is a policy in the JSON of status.
@@ -160,7 +160,7 @@ func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant stri
 	return s, err
 }
 
-// processesShown is how many processes are named that run the same policies.
+// processesShown is the number of processes with the same policies that are named.
 const processesShown = 5
 
 // processesText says which processes run the same policies.
@@ -288,7 +288,7 @@ func windowsText(t inspect.TenantState) string {
 	return strings.Join(parts, ", ")
 }
 
-// heldText is what holds a tenant back that does not hold back all.
+// heldText lists the notes of a tenant that do not hold for all tenants.
 func heldText(t inspect.TenantState, s inspect.PolicyState) string {
 	var parts []string
 	if t.Exempt {

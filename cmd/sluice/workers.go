@@ -20,11 +20,11 @@ type workersCommand struct {
 	*Main
 	redisFlags
 
-	Policies string // file, or "-" for stdin; "" for what is published
+	Policies string // file, or "-" for stdin; "" for the published ones
 	Prefix   string // of the limiter
 }
 
-// flags are those of a command, and those that all such commands have.
+// flags returns the flags of a command, with those of all such commands.
 func (c *workersCommand) flags(own ...cli.Flag) []cli.Flag {
 	prefix := &cli.StringFlag{Name: "prefix", Destination: &c.Prefix,
 		Usage: "the workers' limiter has the Prefix `TEXT`"}
@@ -32,7 +32,7 @@ func (c *workersCommand) flags(own ...cli.Flag) []cli.Flag {
 		c.redisFlags.flags("the Redis of the workers, `URL`; by default $SLUICE_REDIS_URL"))
 }
 
-// liveFlags are flags, and that of policies in place of what is published.
+// liveFlags returns flags with --policies, which replaces the published policies.
 func (c *workersCommand) liveFlags(own ...cli.Flag) []cli.Flag {
 	return c.flags(append(own, &cli.StringFlag{Name: "policies", Destination: &c.Policies, TakesFile: true,
 		Usage: "as if the policies of `FILE` were in force, - for stdin; by default those that are published"})...)
@@ -47,7 +47,7 @@ func (c *workersCommand) open(ctx context.Context) (*redisconn.Server, error) {
 
 // A fleet is workers that run elsewhere: their Redis, and what is in force there.
 type fleet struct {
-	file    []throttle.Policy // in place of what is published; nil for none
+	file    []throttle.Policy // in place of the published ones; nil for none
 	limiter *throttle.Limiter
 	server  *redisconn.Server
 	source  string        // of the limiter's policies
@@ -79,7 +79,7 @@ func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
 	return f, err
 }
 
-// look reads what is in force.
+// look reads the policies, overrides and pauses in force.
 func (f *fleet) look(ctx context.Context, file string) (err error) {
 	if f.state, err = f.store.State(ctx); err != nil {
 		return err

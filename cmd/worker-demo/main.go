@@ -241,7 +241,7 @@ func allJobs() (n int) {
 	return n
 }
 
-// logger returns a logger for what is as grave as a level.
+// logger returns a logger for messages of a level and above.
 func (d *demo) logger(level slog.Level) *slog.Logger {
 	return slog.New(slog.NewTextHandler(d.out, &slog.HandlerOptions{Level: level}))
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// introduce says what is about to happen.
+// introduce announces the demo.
 func (d *demo) introduce() {
 	fmt.Fprintf(d.out, "%d jobs of %d tenants, for an API that allows\n", allJobs(), len(tenants))
 	for _, l := range d.api.limits {
@@ -31,7 +31,7 @@ func (d *demo) progress() {
 	})
 }
 
-// report says how it went.
+// report prints the results.
 func (d *demo) report() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 )
 
-// Config says how calls are made.
+// Config configures a Caller.
 type Config struct {
 	Concurrency int               // for so many calls to one host a connection is kept open
 	Env         environ.Lookup    // of variables in headers; nil leaves them as they are

@@ -49,7 +49,7 @@ type Drain struct {
 	open   map[string]*jobs.Result // of the jobs that have not ended: what is known so far, by ID
 }
 
-// A Summary says how a drain went. The rest of its counts is of all jobs.
+// A Summary is the result of a drain. Its Counts are of all jobs.
 type Summary struct {
 	Counts
 	DoneBefore int     `json:"done_before"` // of these, when the drain began
@@ -88,7 +88,7 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	return Summary{Counts: d.Counts(), DoneBefore: before.Done(), Seconds: took}, err
 }
 
-// sayBefore says what need not be done again.
+// sayBefore reports the jobs that need not run again.
 func (d *Drain) sayBefore(c Counts) {
 	if c.Done() == 0 {
 		return
@@ -136,7 +136,7 @@ func (c *Counts) ended(r jobs.Result) {
 	}
 }
 
-// Done is how many jobs have their result.
+// Done is the number of jobs that have a result.
 func (c Counts) Done() int { return c.Succeeded + c.Failed }
 
 // Counts are as of now.

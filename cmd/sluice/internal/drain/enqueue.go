@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// enqueueMost is how many jobs are enqueued at once.
+// enqueueMost is the number of jobs that are enqueued at once.
 const enqueueMost = 500
 
 // ErrForeignTask says that the queue holds tasks of somebody else.

@@ -111,7 +111,7 @@ func mayRetry(ctx context.Context) bool {
 	return retried < most
 }
 
-// begin notes that a call begins, and returns what is known then.
+// begin notes that a call begins, and returns the result so far.
 func (d *Drain) begin(id string, p payload) (begun jobs.Result, open bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -30,7 +30,7 @@ type Outlook struct {
 	AtLeast bool      // concurrency windows may hold it up longer: no plan knows how long calls take
 }
 
-// expect plans what is open, again and again, until the context ends.
+// expect forecasts the open jobs, again and again, until the context ends.
 func (d *Drain) expect(ctx context.Context, client *worker.Client) {
 	for {
 		begun := time.Now()
@@ -43,7 +43,7 @@ func (d *Drain) expect(ctx context.Context, client *worker.Client) {
 	}
 }
 
-// outlook plans what is open, by the line as it is now.
+// outlook forecasts the open jobs, by the line as it is now.
 func (d *Drain) outlook(ctx context.Context, client *worker.Client) Outlook {
 	d.mu.Lock()
 	demands := Demands(d.Limiter, d.Queue, func(yield func(*jobs.Job) bool) {

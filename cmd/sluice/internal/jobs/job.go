@@ -1,4 +1,4 @@
-// Package jobs reads what is to be called, and keeps what became of it.
+// Package jobs reads jobs, and keeps their results.
 package jobs
 
 import (
@@ -30,7 +30,7 @@ type Job struct {
 	At string `json:"-"` // "jobs.jsonl:12", for messages
 }
 
-// A Cost is what a job takes, per unit. In JSON it is an object, or a number of requests.
+// A Cost is the units that a job takes, by name. In JSON it is an object, or a number of requests.
 type Cost map[string]int64
 
 func (c *Cost) UnmarshalJSON(data []byte) error {
@@ -42,7 +42,7 @@ func (c *Cost) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*map[string]int64)(c))
 }
 
-// What a job has unless its line says otherwise.
+// Defaults of jobs.
 const (
 	DefaultMaxRetry = 3
 	defaultMethod   = http.MethodGet

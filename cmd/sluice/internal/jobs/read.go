@@ -20,7 +20,7 @@ import (
 // mostErrors bounds how many bad lines are reported at once.
 const mostErrors = 10
 
-// A Source says how to read jobs.
+// A Source configures the reading of jobs.
 type Source struct {
 	Dir string         // where body_file begins
 	Env environ.Lookup // of variables in headers; nil leaves them as they are

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/term"
 )
 
-// widthOf returns how many columns a terminal has, and 0 for what is none.
+// widthOf returns the number of columns of a terminal, and 0 for other files.
 func widthOf(w io.Writer) int {
 	if f, ok := w.(*os.File); ok {
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil {

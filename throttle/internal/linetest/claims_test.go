@@ -57,7 +57,7 @@ func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := throttletest.InMemory(t).Client(t)
 		here, there := limitertest.New(t, client, p), limitertest.New(t, client, p)
-		(&rota{sc: &scene{t: t, client: client, l: there, cost: 1}}).backlog("q", "a", 300)
+		(&scene{t: t, client: client, l: there, cost: 1}).joinMany("q", "a", 300)
 		ctx, stop := context.WithCancel(t.Context())
 		var waited, taken atomic.Int64
 		var group sync.WaitGroup

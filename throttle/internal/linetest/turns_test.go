@@ -1,7 +1,6 @@
 package linetest
 
 import (
-	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -13,15 +12,15 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-// A rota is servers that ask for their own queues at their appointments, by a handed clock.
-type rota struct {
-	sc    *scene
-	now   time.Duration
-	desks []*desk
-	asked int
+// A rotation is servers that ask for their own queues at their appointments, by a handed clock.
+type rotation struct {
+	sc      *scene
+	now     time.Duration
+	servers []*queueServer
+	asked   int
 }
 
-type desk struct {
+type queueServer struct {
 	l      *throttle.Limiter
 	queues []string
 	asksAt time.Duration // below 0: it never asks
@@ -29,38 +28,22 @@ type desk struct {
 	got    map[string]int
 }
 
-func newRota(sc *scene, queues ...[]string) *rota {
-	r := &rota{sc: sc}
+func newRotation(sc *scene, queues ...[]string) *rotation {
+	r := &rotation{sc: sc}
 	for _, names := range queues {
-		r.desks = append(r.desks, &desk{l: sc.server(), queues: names, got: map[string]int{}})
+		r.servers = append(r.servers, &queueServer{l: sc.server(), queues: names, got: map[string]int{}})
 	}
 	return r
 }
 
-// backlog has so many tickets of a tenant join.
-func (r *rota) backlog(queue, tenant string, n int) {
-	r.sc.t.Helper()
-	requests := make([]throttle.Request, n)
-	for i := range requests {
-		requests[i] = throttle.Request{
-			Cost:   map[string]int64{"requests": r.sc.cost},
-			Tenant: tenant,
-			Ticket: throttle.Ticket{Queue: queue, ID: fmt.Sprint(tenant, i)},
-		}
-	}
-	if _, err := r.sc.l.Line("p").Join(r.sc.t.Context(), requests); err != nil {
-		r.sc.t.Fatal(err)
-	}
-}
-
-// run goes on to a time, and returns what each desk took since, by queue.
-func (r *rota) run(until time.Duration) []map[string]int {
+// run goes on to a time, and returns what each server took since, by queue.
+func (r *rotation) run(until time.Duration) []map[string]int {
 	r.sc.t.Helper()
 	for {
-		var next *desk
-		for _, d := range r.desks {
-			if d.asksAt >= 0 && (next == nil || d.asksAt+d.lag < next.asksAt+next.lag) {
-				next = d
+		var next *queueServer
+		for _, server := range r.servers {
+			if server.asksAt >= 0 && (next == nil || server.asksAt+server.lag < next.asksAt+next.lag) {
+				next = server
 			}
 		}
 		if next == nil || next.asksAt+next.lag >= until {
@@ -80,106 +63,106 @@ func (r *rota) run(until time.Duration) []map[string]int {
 	r.now = until
 	r.sc.at(until)
 	var got []map[string]int
-	for _, d := range r.desks {
-		got = append(got, maps.Clone(d.got))
-		clear(d.got)
+	for _, server := range r.servers {
+		got = append(got, maps.Clone(server.got))
+		clear(server.got)
 	}
 	return got
 }
 
 func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 	t.Parallel()
-	own := throttle.Window{Name: "own", Limit: 1000, Period: s}
-	slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 4, Lease: time.Minute, Scope: throttle.ScopeShared}
-	plays(t, map[string]play{
-		"evenly, and one that stops leaves all to the other": {limitertest.Policy(own, limitertest.SharedWindow(20, s)), func(sc *scene) {
-			r := newRota(sc, []string{"one"}, []string{"two"})
-			r.backlog("one", "a", 300)
-			r.backlog("two", "b", 300)
-			got := r.run(3 * s)
-			if got[0]["one"] != 30 || got[1]["two"] != 30 {
-				sc.t.Errorf("within 3 s %v", got)
+	type backlog struct {
+		queue, tenant string
+		n             int
+		cost          int64
+	}
+	slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 4, Lease: m, Scope: throttle.ScopeShared}
+	own, twenty := throttle.Window{Name: "own", Limit: 1000, Period: s}, limitertest.SharedWindow(20, s)
+	spaced := throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 1, Period: s, Scope: throttle.ScopeShared}
+	one, two := backlog{"one", "a", 300, 1}, backlog{"two", "b", 300, 1}
+	alone := [][]string{{"one"}, {"two"}}
+	type row struct {
+		p        throttle.Policy
+		servers  [][]string
+		lag      time.Duration // of the second server
+		backlogs []backlog
+		until    time.Duration
+		want     []map[string]int // by server and queue
+	}
+	limitertest.EachOf(t, map[string]row{
+		"also if the other asks late": {
+			limitertest.Policy(twenty), alone, 3 * ms, []backlog{one, two}, 3 * s, []map[string]int{{"one": 30}, {"two": 30}},
+		},
+		"one by one": {
+			limitertest.Policy(spaced), [][]string{{"one"}, {"two"}, {"three"}}, 0, []backlog{one, two, {"three", "c", 300, 1}},
+			3 * s, []map[string]int{{"one": 20}, {"two": 20}, {"three": 20}},
+		},
+		"by the weights of the tenants that wait": {
+			weighted(map[string]float64{"c": 2}, own, limitertest.SharedWindow(40, s)), alone, 0, []backlog{one, two, {"two", "c", 300, 1}},
+			3 * s, []map[string]int{{"one": 30}, {"two": 90}},
+		},
+		"at a tenant's own window": {
+			limitertest.Policy(throttle.Window{Name: "own", Limit: 20, Period: s}), alone, 0, []backlog{one, {"two", "a", 300, 1}},
+			3 * s, []map[string]int{{"one": 30}, {"two": 30}},
+		},
+		"of their server's queues together": {
+			limitertest.Policy(own, twenty), [][]string{{"high", "low"}, {"low"}, {"other"}}, 0,
+			[]backlog{{"high", "a", 300, 1}, {"low", "b", 300, 1}, {"other", "c", 300, 1}}, 6 * s, []map[string]int{nil, nil, {"other": 40}},
+		},
+		"a larger cost is not passed over": {
+			limitertest.Policy(twenty), alone, 0, []backlog{one, {"two", "b", 30, 10}}, 6 * s, []map[string]int{{"one": 60}, {"two": 6}},
+		},
+	}, func(t *testing.T, client *redis.Client, row row) {
+		sc := newScene(t, client, row.p)
+		r := newRotation(sc, row.servers...)
+		r.servers[1].lag = row.lag
+		for _, b := range row.backlogs {
+			sc.cost = b.cost
+			sc.joinMany(b.queue, b.tenant, b.n)
+		}
+		tickets := 0
+		for i, got := range r.run(row.until) {
+			for queue, want := range row.want[i] {
+				if tickets += want; got[queue] != want {
+					t.Errorf("within %v server %d took %v, want %v", row.until, i, got, row.want[i])
+				}
 			}
-			r.desks[1].asksAt = -1
+		}
+		// A server asks for each ticket, and again where room was left to another one.
+		if most := tickets * (len(row.servers) + 1); row.p.Windows[0].Name == spaced.Name && r.asked > most {
+			t.Errorf("%d tickets took %d takes, want at most %d", tickets, r.asked, most)
+		}
+		limitertest.Agrees(t, client)
+	})
+	plays(t, map[string]play{
+		"evenly, and one that stops leaves all to the other": {limitertest.Policy(own, twenty), func(sc *scene) {
+			r := newRotation(sc, alone...)
+			sc.joinMany("one", "a", 300)
+			sc.joinMany("two", "b", 300)
+			evenly := func(until time.Duration) {
+				sc.t.Helper()
+				if got := r.run(until); got[0]["one"] != 30 || got[1]["two"] != 30 {
+					sc.t.Errorf("within 3 s %v", got)
+				}
+			}
+			evenly(3 * s)
+			r.servers[1].asksAt = -1
 			r.run(4 * s)
 			if got := r.run(7 * s)[0]["one"]; got != 60 {
 				sc.t.Errorf("within 3 s, alone, %d", got)
 			}
-			r.desks[1].asksAt = r.now
-			got = r.run(10 * s)
-			if got[0]["one"] != 30 || got[1]["two"] != 30 {
-				sc.t.Errorf("within 3 s, again, %v", got)
-			}
-		}},
-		"also if the other asks late": {limitertest.Policy(limitertest.SharedWindow(20, s)), func(sc *scene) {
-			r := newRota(sc, []string{"one"}, []string{"two"})
-			r.desks[1].lag = 3 * time.Millisecond
-			r.backlog("one", "a", 300)
-			r.backlog("two", "b", 300)
-			if got := r.run(3 * s); got[0]["one"] != 30 || got[1]["two"] != 30 {
-				sc.t.Errorf("within 3 s %v", got)
-			}
-		}},
-		"one by one": {limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 1, Period: s, Scope: throttle.ScopeShared}), func(sc *scene) {
-			r := newRota(sc, []string{"one"}, []string{"two"}, []string{"three"})
-			r.backlog("one", "a", 300)
-			r.backlog("two", "b", 300)
-			r.backlog("three", "c", 300)
-			got := r.run(3 * s)
-			if got[0]["one"] != 20 || got[1]["two"] != 20 || got[2]["three"] != 20 {
-				sc.t.Errorf("within 3 s %v", got)
-			}
-			if r.asked > 60*(3+1) { // each server for each ticket, and again where room was left to another
-				sc.t.Errorf("60 tickets took %d takes", r.asked)
-			}
-		}},
-		"by the weights of the tenants that wait": {throttle.Policy{
-			Name: "p", Windows: []throttle.Window{own, limitertest.SharedWindow(40, s)}, Tenants: map[string]throttle.Tenant{"c": {Weight: 2}},
-		}, func(sc *scene) {
-			r := newRota(sc, []string{"one"}, []string{"two"})
-			r.backlog("one", "a", 300)
-			r.backlog("two", "b", 300)
-			r.backlog("two", "c", 300)
-			if got := r.run(3 * s); got[0]["one"] != 30 || got[1]["two"] != 90 {
-				sc.t.Errorf("within 3 s %v", got)
-			}
-		}},
-		"at a tenant's own window": {limitertest.Policy(throttle.Window{Name: "own", Limit: 20, Period: s}), func(sc *scene) {
-			r := newRota(sc, []string{"one"}, []string{"two"})
-			r.backlog("one", "a", 300)
-			r.backlog("two", "a", 300)
-			if got := r.run(3 * s); got[0]["one"] != 30 || got[1]["two"] != 30 {
-				sc.t.Errorf("within 3 s %v", got)
-			}
-		}},
-		"of their server's queues together": {limitertest.Policy(own, limitertest.SharedWindow(20, s)), func(sc *scene) {
-			r := newRota(sc, []string{"high", "low"}, []string{"low"}, []string{"other"})
-			r.backlog("high", "a", 300)
-			r.backlog("low", "b", 300)
-			r.backlog("other", "c", 300)
-			got := r.run(6 * s)
-			if got[2]["other"] != 40 {
-				sc.t.Errorf("within 6 s %v", got)
-			}
-		}},
-		"a larger cost is not passed over": {limitertest.Policy(limitertest.SharedWindow(20, s)), func(sc *scene) {
-			r := newRota(sc, []string{"one"}, []string{"two"})
-			r.backlog("one", "a", 300)
-			sc.cost = 10
-			r.backlog("two", "b", 30)
-			if got := r.run(6 * s); got[1]["two"] != 6 || got[0]["one"] != 60 {
-				sc.t.Errorf("within 6 s %v", got)
-			}
+			r.servers[1].asksAt = r.now
+			evenly(10 * s)
 		}},
 		"for slots": {limitertest.Policy(slots), func(sc *scene) {
-			r := newRota(sc, []string{"one"}, []string{"two"})
-			r.backlog("one", "a", 30)
-			r.backlog("two", "b", 30)
-			if got := r.run(30 * s); got[0]["one"] != 2 || got[1]["two"] != 2 {
-				sc.t.Errorf("of the first four slots %v", got)
-			}
-			if got := r.run(62 * s); got[0]["one"] != 2 || got[1]["two"] != 2 { // as their leases have run out
-				sc.t.Errorf("of the next four slots %v", got)
+			r := newRotation(sc, alone...)
+			sc.joinMany("one", "a", 30)
+			sc.joinMany("two", "b", 30)
+			for _, until := range []time.Duration{30 * s, 62 * s} { // the first leases have run out
+				if got := r.run(until); got[0]["one"] != 2 || got[1]["two"] != 2 {
+					sc.t.Errorf("of the four slots before %v %v", until, got)
+				}
 			}
 		}},
 	})
@@ -191,11 +174,10 @@ func TestNoTicketPassesALargerOneOfTheSameServer(t *testing.T) {
 	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for name, w := range map[string]throttle.Window{"own": {Name: "own", Limit: 4, Period: s}, "shared": limitertest.SharedWindow(4, s)} {
 			sc := newScene(t, client, limitertest.Policy(w))
-			r := newRota(sc, []string{"one", "two"})
-			r.backlog("one", "a", 100)
+			sc.joinMany("one", "a", 100)
 			sc.cost = 3
-			r.backlog("two", "a", 30)
-			got := r.run(20 * s)[0]
+			sc.joinMany("two", "a", 30)
+			got := newRotation(sc, []string{"one", "two"}).run(20 * s)[0]
 			if units := got["two"] * 3; units < got["one"]-6 || units > got["one"]+6 { // two large tickets
 				t.Errorf("%s: of 80 units the queues got %d and %d, want the same", name, got["one"], units)
 			}
@@ -215,10 +197,9 @@ func TestPrioritiesHoldInEveryWindow(t *testing.T) {
 				throttle.Window{Name: "burst", Limit: 20, Period: 3 * s, Scope: c.scope},
 				throttle.Window{Name: "minute", Limit: 20, Period: m, Scope: c.scope}))
 			queues := map[string]int{"critical": 6, "default": 3, "low": 1}
-			r := newRota(sc)
 			for queue := range queues {
 				for i := range c.tenants {
-					r.backlog(queue, string(rune('a'+i)), 200/c.tenants)
+					sc.joinMany(queue, string(rune('a'+i)), 200/c.tenants)
 				}
 			}
 			for window, got := range windowsOf(sc, queues, 12) {

@@ -11,7 +11,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/servers"
+	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // A policy with shards is drained by all primaries.
@@ -75,7 +77,24 @@ func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 			break
 		}
 	}
-	drainShards(t, connect, spread, asynq.RedisClientOpt{Addr: throttletest.Redis(t)}, 24, 12)
+	s := &drain{
+		TB: t, asynq: asynq.RedisClientOpt{Addr: throttletest.Redis(t)}, limits: connect, queues: []string{"shards"},
+		each: 288, policies: []throttle.Policy{spread}, tenants: 24,
+	}
+	s.start()
+	s.finish(time.Now(), 0)
+	byTenant := map[string]*sitetest.Ledger{}
+	for _, g := range s.ledgers[spread.Name].Sorted() {
+		if byTenant[g.Tenant] == nil {
+			byTenant[g.Tenant] = sitetest.NewLedger()
+		}
+		byTenant[g.Tenant].Grants = append(byTenant[g.Tenant].Grants, g)
+	}
+	for tenant, l := range byTenant {
+		if over := l.Excess(int(spread.Windows[0].Limit), spread.Windows[0].Period); over > 0 {
+			t.Errorf("%s: %d above its limit", tenant, over)
+		}
+	}
 	for node := range 3 {
 		calls := scripts(node)
 		t.Logf("node %d: %v script calls of a policy with %d shards", node, calls, spread.Shards)
@@ -89,12 +108,13 @@ func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 		asynq:  asynq.RedisClusterClientOpt{Addrs: c.Addrs()},
 		each:   100,
 		limits: connect,
-		names:  named("sluice:{%s}:q", "policy%d", 3),
+
+		policies: drained(named("sluice:{%s}:q", "policy%d", 3)...), tenants: 3,
 		queues: named("asynq:{%s}:pending", "queue%d", 2),
 	}
 	d.start()
 	d.part(0.1)
-	for _, key := range []string{"sluice:{" + d.names[0] + "}:q", "asynq:{" + d.queues[0] + "}:pending"} {
+	for _, key := range []string{"sluice:{" + d.policies[0].Name + "}:q", "asynq:{" + d.queues[0] + "}:pending"} {
 		slot, _ := at(key)
 		m, err := c.Migrate(ctx, slot, c.Nodes[2])
 		if err != nil {
@@ -110,7 +130,7 @@ func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 		}
 	}
 	d.part(0.4)
-	slot, _ := at("sluice:{" + d.names[1] + "}:q")
+	slot, _ := at("sluice:{" + d.policies[1].Name + "}:q")
 	c.Nodes[1].Stop()
 	killed := time.Now()
 	d.until("the replica has taken over", func() bool {

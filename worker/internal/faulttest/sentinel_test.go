@@ -50,8 +50,8 @@ func TestADrainGoesOnAfterASentinelFailover(t *testing.T) {
 				limits: func() redis.UniversalClient {
 					return redis.NewFailoverClient(&redis.FailoverOptions{MasterName: servers.MasterName, SentinelAddrs: s.Addrs()})
 				},
-				names:  []string{"a", "b"},
-				queues: []string{"one", "two"},
+				queues:   []string{"one", "two"},
+				policies: drained("a", "b"), tenants: 3,
 			}
 			d.start()
 			d.part(0.3)

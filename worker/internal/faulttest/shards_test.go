@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
@@ -175,57 +174,4 @@ func offMean(weights map[string]float64, one string, turn float64) (off float64)
 		}
 	}
 	return off
-}
-
-// drainShards drains a policy with shards by two servers, whose tasks may be in another Redis.
-func drainShards(t *testing.T, connect func() redis.UniversalClient, p throttle.Policy, tasks asynq.RedisConnOpt, tenants, each int) {
-	t.Helper()
-	const queue = "shards"
-	ran, l := &sitetest.Counted{}, sitetest.NewLedger()
-	var limiter *throttle.Limiter
-	for range 2 {
-		connection := connect()
-		t.Cleanup(func() { connection.Close() })
-		var err error
-		if limiter, err = throttle.New(throttle.Config{Client: connection, Policies: []throttle.Policy{p}}); err != nil {
-			t.Fatal(err)
-		}
-		c := worker.Config{Limiter: limiter}
-		l.Watch(nil, &c)
-		server, err := worker.NewServer(tasks, asynq.Config{
-			Concurrency: drainSlots, LogLevel: asynq.FatalLevel, Queues: map[string]int{queue: 1}, ShutdownTimeout: time.Second,
-		}, c)
-		sitetest.Must(t, err)
-		t.Cleanup(server.Shutdown)
-		sitetest.Must(t, server.Start(asynq.HandlerFunc(ran.Handle)))
-	}
-	client, err := worker.NewClient(tasks, worker.ClientConfig{Limiter: limiter})
-	sitetest.Must(t, err)
-	defer client.Close()
-	batch := make([]*asynq.Task, 0, tenants*each)
-	for i := range tenants * each {
-		batch = append(batch, worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant", i%tenants)}, "api:x", nil))
-	}
-	for _, e := range client.EnqueueBatch(t.Context(), batch, asynq.Queue(queue)) {
-		if e.Err != nil {
-			t.Fatal(e.Err)
-		}
-	}
-	for end := time.Now().Add(time.Minute); ran.Done() < len(batch); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d of %d tasks have run", ran.Done(), len(batch))
-		}
-	}
-	w := p.Windows[0]
-	for tenant := range tenants {
-		own := sitetest.NewLedger()
-		for _, g := range l.Sorted() {
-			if g.Tenant == fmt.Sprint("tenant", tenant) {
-				own.Grants = append(own.Grants, g)
-			}
-		}
-		if over := own.Excess(int(w.Limit), w.Period); over > 0 || own.Count() != each {
-			t.Errorf("tenant %d: %d grants of %d, %d above the limit", tenant, own.Count(), each, over)
-		}
-	}
 }

@@ -2,23 +2,15 @@ package throttle
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A claim is the ticket of one call that waits in place.
-type claim struct {
-	id     string
-	result chan result // holds one
-
-	// Under the lock of its claims.
-	inLine bool
-	joins  int // how often it joined
-}
-
-// A result is a claim's ticket, or an error. If it is neither, the claim has to join again.
+// A result is what a waiting call gets: the ticket of its claim, or an error. If it is neither, the claim
+// has to join again.
 type result struct {
 	ticket *script.TakenTicket
 	err    error
@@ -34,170 +26,143 @@ const (
 	claimsLostAfter = 1500 * time.Millisecond
 )
 
-// claims are the claims of this process on the policies of one line. While there are any, one
-// goroutine takes for all of them.
+// claims are the tickets of the calls of this process that wait in place for the policies of one line. A
+// timer takes for all of them.
 type claims struct {
-	queue string
-	taker *script.Taker
-	woken chan struct{} // holds one
+	limiter *Limiter
+	line    string
+	queue   string
+	taker   *script.Taker
 
 	mu       sync.Mutex
-	answered time.Time // when the last take was answered
-	running  bool      // the goroutine
-	next     time.Time // when it takes
-	waiting  map[string]*claim
+	answered time.Time   // when the last take was answered
+	next     time.Time   // when to take; zero: nobody waits
+	taking   bool        // else the timer is set, unless next is zero
+	timer    *time.Timer // nil until the first claim joins
+	waiting  map[string]*waiter
 }
 
-func newClaims(r *script.Runner) *claims {
-	taker, queue := r.NewClaims()
-	return &claims{queue: queue, taker: taker, woken: make(chan struct{}, 1), waiting: map[string]*claim{}}
+func newClaims(l *Limiter, line string) *claims {
+	taker, queue := l.runner.NewClaims()
+	return &claims{limiter: l, line: line, queue: queue, taker: taker, waiting: map[string]*waiter{}}
 }
 
-func (c *claims) add() *claim {
-	added := &claim{id: script.NewID(), result: make(chan result, 1)}
+// add gives a call a claim.
+func (c *claims) add(w *waiter) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.waiting[added.id] = added
-	return added
+	w.id, w.result, w.inLine, w.joins = script.NewID(), make(chan result, 1), false, 0
+	c.waiting[w.id] = w
 }
 
-func (c *claims) drop(dropped *claim) {
+func (c *claims) drop(w *waiter) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.waiting, dropped.id)
-	if c.running && len(c.waiting) == 0 {
-		c.wake() // the goroutine ends
-	}
+	delete(c.waiting, w.id)
 }
 
 // joined notes that a claim is in line, and schedules a take for when it is expected to fit.
-func (c *claims) joined(of *claim, l *Limiter, cp *compiledPolicy, d Decision) {
-	interval := min(d.RetryIn, maxTakeInterval)
-	if cp.leases {
+func (c *claims) joined(w *waiter, leases bool) {
+	now, interval := time.Now(), min(w.last.RetryIn, maxTakeInterval)
+	if leases {
 		interval = min(interval, slotTakeInterval)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	of.inLine = true
-	of.joins++
-	at := time.Now().Add(interval)
-	if !c.running {
-		c.running, c.next, c.answered = true, at, time.Now()
-		go c.run(l, cp.line)
-		return
+	w.inLine = true
+	w.joins++
+	if c.timer == nil {
+		c.timer = time.AfterFunc(interval, c.take)
 	}
-	if at.Before(c.next) {
-		c.next = at
-		c.wake()
+	if c.next.IsZero() {
+		c.next, c.answered = now.Add(interval), now
 	}
+	c.takeBy(now.Add(interval))
 }
 
 // released schedules a take at once, as this process gave capacity back.
 func (c *claims) released() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.running {
-		c.next = time.Now()
-		c.wake()
+	if !c.next.IsZero() {
+		c.takeBy(time.Now())
 	}
 }
 
-func (c *claims) wake() {
-	select {
-	case c.woken <- struct{}{}:
-	default:
+// takeBy schedules a take for a time at the latest. A take that is under way does so at its end.
+func (c *claims) takeBy(at time.Time) {
+	if at.Before(c.next) {
+		c.next = at
+	}
+	if !c.taking {
+		c.timer.Reset(time.Until(c.next))
 	}
 }
 
-// run takes for the claims until there are none.
-func (c *claims) run(l *Limiter, line string) {
-	for {
-		c.mu.Lock()
-		n, pause := len(c.waiting), time.Until(c.next)
-		if n == 0 {
-			c.running = false
-			c.mu.Unlock()
-			return
-		}
-		if pause <= 0 {
-			c.next = time.Now().Add(maxTakeInterval)
-		}
-		c.mu.Unlock()
-		if pause <= 0 {
-			c.take(l, line, min(n, MaxTake))
-			continue
-		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-c.woken:
-			timer.Stop()
-		}
-	}
-}
-
-// take takes once, and hands the tickets, or the error, to the claims.
-func (c *claims) take(l *Limiter, line string, maxTickets int) {
-	c.mu.Lock()
-	var inLine []*claim
-	for _, waiting := range c.waiting {
-		if waiting.inLine {
-			inLine = append(inLine, waiting)
-		}
-	}
-	c.mu.Unlock()
-	cp, err := l.findLine(line, true)
-	var reply script.Taken
-	var paused time.Duration
-	if err == nil {
-		if paused = l.paused(cp); paused > 0 {
-			maxTickets = 0
-		}
-		ctx := context.Background()
-		if reply, err = c.taker.Take(ctx, cp.script, script.TakeRequest{Claims: c.queue, Max: maxTickets}); err != nil {
-			err = classify(ctx, cp.Name, err)
-		}
-	}
+// take takes for the claims, and hands them their tickets, or the error.
+func (c *claims) take() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err != nil {
-		for _, waiting := range inLine {
-			waiting.deliver(result{err: err})
-		}
+	if len(c.waiting) == 0 {
+		c.next = time.Time{}
 		return
 	}
-	lost := reply.Next == 0 || time.Since(c.answered) > claimsLostAfter
-	c.answered = time.Now()
-	var abandoned []script.TakenTicket
+	inLine := maps.Clone(c.waiting)
+	maps.DeleteFunc(inLine, func(_ string, w *waiter) bool { return !w.inLine })
+	most := min(len(c.waiting), MaxTake)
+	c.taking, c.next = true, time.Now().Add(maxTakeInterval)
+	c.mu.Unlock()
+	cp, err := c.limiter.findLine(c.line, true)
+	var reply script.Taken
+	next := maxTakeInterval
+	if err == nil {
+		reply, next, err = c.limiter.take(context.Background(), cp, c.taker, script.TakeRequest{Claims: c.queue, Max: most})
+	}
+	c.mu.Lock()
+	c.taking = false
+	// Claims join again that may have been removed.
+	again := err != nil || reply.Next == 0 || time.Since(c.answered) > claimsLostAfter
+	if err != nil || next < 0 {
+		next = maxTakeInterval
+	}
+	if err == nil {
+		c.answered = time.Now()
+	}
 	for _, t := range reply.Tickets {
-		if owner := c.waiting[t.ID]; owner != nil {
+		if w := c.waiting[t.ID]; w != nil {
 			delete(c.waiting, t.ID)
-			owner.deliver(result{ticket: &t})
+			w.deliver(result{ticket: &t})
 		} else {
-			abandoned = append(abandoned, t)
+			c.limiter.refundLater(c.line, t)
 		}
 	}
-	l.refundLater(line, abandoned...)
-	if lost {
-		for _, waiting := range inLine {
-			if c.waiting[waiting.id] == waiting {
-				waiting.deliver(result{})
-			}
+	for id, w := range inLine {
+		if again && c.waiting[id] == w {
+			w.deliver(result{err: err})
 		}
 	}
-	if reply.Next > 0 {
-		if at := c.answered.Add(max(micros(reply.Next-reply.At), minTakeInterval, min(paused, maxTakeInterval))); at.Before(c.next) {
-			c.next = at
-		}
-	}
+	c.takeBy(time.Now().Add(max(next, minTakeInterval)))
 }
 
-// deliver replaces a result that the claim has not read. The lock of its claims is held.
-func (c *claim) deliver(r result) {
-	c.inLine = false
+// deliver replaces a result that the call has not read. The lock of its claims is held.
+func (w *waiter) deliver(r result) {
+	w.inLine = false
 	select {
-	case <-c.result:
+	case <-w.result:
 	default:
 	}
-	c.result <- r
+	w.result <- r
+}
+
+// refundLater gives back, in the background, what a claim got for which nobody waits.
+func (l *Limiter) refundLater(line string, t script.TakenTicket) {
+	cp, err := l.findLine(line, true)
+	if err != nil {
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
+		defer cancel()
+		_ = l.Line(line).Refund(ctx, []TakenTicket{cp.taken(t)}) // or it runs out
+	}()
 }

@@ -9,7 +9,7 @@ import (
 // A result is delivered while the claim reads the one before. That never blocks: it would stop all
 // claims of the process.
 func TestDeliveringToAClaimNeverBlocks(t *testing.T) {
-	one := &claim{result: make(chan result, 1)}
+	one := &waiter{result: make(chan result, 1)}
 	var delivered atomic.Bool
 	go func() {
 		for range 200_000 {

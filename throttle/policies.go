@@ -48,7 +48,7 @@ func (l *Limiter) setPolicies(policies, removed []Policy) error {
 		former = append(former, shards...)
 	}
 	before := l.policies.Load()
-	set.inherit(before, former, &l.runner)
+	set.inherit(before, former, l)
 	l.policies.Store(set)
 	if before != nil {
 		l.logPolicies(before, set)
@@ -207,7 +207,7 @@ func checkOverlaps(policies []Policy) error {
 
 // inherit takes over the state that the policies of a line share, and makes it for new lines. It keeps
 // what was removed before, and adds former policies.
-func (set *policySet) inherit(before *policySet, former []*compiledPolicy, r *script.Runner) {
+func (set *policySet) inherit(before *policySet, former []*compiledPolicy, l *Limiter) {
 	set.former = map[string]*compiledPolicy{}
 	if before != nil {
 		for _, all := range []map[string]*compiledPolicy{before.former, before.byLine} {
@@ -228,7 +228,9 @@ func (set *policySet) inherit(before *policySet, former []*compiledPolicy, r *sc
 	for _, all := range []map[string]*compiledPolicy{set.byLine, set.former} {
 		for _, cp := range all {
 			if cp.policyState == nil {
-				cp.policyState = &policyState{group: r.NewGroup(), claims: newClaims(r), taker: r.NewTaker()}
+				cp.policyState = &policyState{
+					group: l.runner.NewGroup(), claims: newClaims(l, cp.line), taker: l.runner.NewTaker(),
+				}
 			}
 		}
 	}

@@ -67,20 +67,13 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 		return Taken{At: time.Now(), Next: -1}, nil
 	}
 	cp.serves.Store(true)
-	paused := l.paused(cp)
-	if paused > 0 {
-		o.Max = 0 // the line is asked all the same: it forgets queues that nobody asks for
-	}
-	reply, err := cp.taker.Take(ctx, cp.script, script.TakeRequest{
+	reply, next, err := l.take(ctx, cp, cp.taker, script.TakeRequest{
 		Queues: o.Queues, Strict: o.Strict, Max: max(0, min(o.Max, MaxTake)),
 	})
 	if err != nil {
-		return Taken{}, classify(ctx, cp.Name, err)
+		return Taken{}, err
 	}
-	taken := Taken{At: time.UnixMicro(reply.At), Next: -1}
-	if reply.Next > 0 {
-		taken.Next = max(micros(reply.Next-reply.At), min(paused, maxTakeInterval))
-	}
+	taken := Taken{At: time.UnixMicro(reply.At), Next: next}
 	var others []TakenTicket // of queues that only the take asked for whose reply this repeats
 	for _, t := range reply.Tickets {
 		ticket := cp.taken(t)
@@ -105,6 +98,22 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	}
 	l.maintain(ctx, cp, taken.Next)
 	return taken, nil
+}
+
+// take takes by one of a line's takers. It returns when to take again, from now; below 0 if nobody waits.
+func (l *Limiter) take(
+	ctx context.Context, cp *compiledPolicy, by *script.Taker, q script.TakeRequest,
+) (script.Taken, time.Duration, error) {
+	paused := l.paused(cp)
+	if paused > 0 {
+		q.Max = 0 // the line is asked all the same: it forgets queues that nobody asks for
+	}
+	reply, err := by.Take(ctx, cp.script, q)
+	next := max(micros(reply.Next-reply.At), min(paused, maxTakeInterval))
+	if reply.Next == 0 {
+		next = -1
+	}
+	return reply, next, classify(ctx, cp.Name, err)
 }
 
 func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {

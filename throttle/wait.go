@@ -25,12 +25,12 @@ import (
 // Concurrency windows waits for other slots only of policies that come later in name order. For
 // slots of any other policy it does not wait, as with a MaxWait below 0.
 func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
-	r.Ticket, r.Key, r.Front = Ticket{}, "", false
+	r.Ticket, r.Key, r.Front, r.Deadline = Ticket{}, "", false, time.Time{}
+	asked := r
+	asked.MaxWait = 0
 	cp, err := l.find(r.Policy, r.Tenant)
 	mayDeadlock := err == nil && cp.leases && CallerFrom(ctx).holdsFrom(r.Policy)
 	if r.MaxWait < 0 || mayDeadlock {
-		asked := r
-		asked.Deadline, asked.MaxWait = time.Time{}, 0
 		d, err := l.Reserve(ctx, asked)
 		if err == nil && !d.Granted {
 			err = &DeniedError{Decision: d, Request: r}
@@ -38,12 +38,15 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 		return d, err
 	}
 	began := time.Now()
-	until, limited := ctx.Deadline()
-	if end := began.Add(r.MaxWait); r.MaxWait > 0 && (!limited || end.Before(until)) {
-		until = end
+	asked.Deadline, _ = ctx.Deadline()
+	if end := began.Add(r.MaxWait); r.MaxWait > 0 && (asked.Deadline.IsZero() || end.Before(asked.Deadline)) {
+		asked.Deadline = end
 	}
-	w := waiter{limiter: l, request: r, until: until}
+	w := waiter{limiter: l, request: asked}
 	d, err := w.wait(ctx)
+	if denied, ok := err.(*DeniedError); ok {
+		denied.Request = r
+	}
 	if err == nil {
 		l.config.Observer.Started(Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(began)})
 	}
@@ -53,21 +56,16 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 // A waiter is one call that waits in place.
 type waiter struct {
 	limiter *Limiter
-	request Request
-	until   time.Time // zero is no limit
+	request Request // its Deadline is that of the call
 
-	claims    *claims
-	claim     *claim
-	operation *operation // by which the claim joined last
-	last      Decision   // the newest denial
-}
+	id        string      // of its claim; empty if it has none
+	result    chan result // holds one
+	operation *operation  // by which it joined last
+	last      Decision    // the newest denial
 
-// left returns how long the call may go on waiting.
-func (w *waiter) left() time.Duration {
-	if w.until.IsZero() {
-		return math.MaxInt64
-	}
-	return time.Until(w.until)
+	// Under the lock of the claims.
+	inLine bool
+	joins  int // how often it joined
 }
 
 func (w *waiter) wait(ctx context.Context) (Decision, error) {
@@ -77,15 +75,13 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 		if err != nil {
 			return Decision{}, err
 		}
-		if w.claim != nil && w.claims != o.claims {
-			w.leaveLater(ctx, w.operation) // Policy.Shards has changed
+		if w.id != "" && w.operation.claims != o.claims { // Policy.Shards has changed
+			go w.operation.leave(ctx, w.id)
 			w.end()
-			w.claim = nil
 		}
-		if w.claim == nil {
-			w.claims, w.claim = o.claims, o.claims.add()
+		if w.operation = o; w.id == "" {
+			o.claims.add(w)
 		}
-		w.operation = o
 		d, done, err := w.ask(ctx, o)
 		if done {
 			return d, err
@@ -95,67 +91,58 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 		case err != nil:
 			return w.last, err
 		case got.err != nil:
-			w.leaveLater(ctx, o)
+			go o.leave(ctx, w.id)
 			return w.limiter.failOpen(ctx, o, got.err)
 		case got.ticket == nil:
 			continue // it is not in line any more
 		case !w.matches(got.ticket):
-			w.limiter.refundLater(w.operation.line, *got.ticket)
-			w.end()
-			w.claim = nil // its results are read no more
-			continue
-		}
-		if d, err = w.taken(ctx, o, got.ticket); err != nil || d.Granted {
-			return d, err
+			w.limiter.refundLater(o.line, *got.ticket)
+		default:
+			if d, err = w.taken(ctx, o, got.ticket); err != nil || d.Granted {
+				return d, err
+			}
 		}
 		w.end()
-		w.claim = nil // what it got does not fit any more
 	}
 }
 
 // ask reserves. It is not done if the claim joined the line instead.
 func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, err error) {
 	ask := o.reserveRequest(Reservation{})
-	left := w.left()
-	ask.Place.MaxWait, ask.Place.Deadline = 0, 0 // it waits until then
-	ask.Ticket = script.TicketName(o.claims.queue, w.claim.id)
+	ask.Ticket = script.TicketName(o.claims.queue, w.id)
 	ask.Place.Flow = o.flow(o.claims.queue, w.request)
-	if left < math.MaxInt64 {
-		ask.Place.Deadline = max(1, left.Microseconds())
-	}
 	d, err = w.limiter.send(ctx, o, ask)
 	var late *TooLateError
 	switch {
 	case errors.As(err, &late):
-		return late.Decision, true, w.denial(late.Decision)
-	case err != nil:
-		w.leaveLater(ctx, o) // it may have joined all the same
+		return late.Decision, true, denial(late.Decision)
+	case err != nil || d.FailedOpen != nil: // it may have joined all the same
+		go o.leave(ctx, w.id)
 		return d, true, err
 	case d.Granted:
-		if d.FailedOpen != nil {
-			w.leaveLater(ctx, o)
-		}
 		return d, true, nil
 	case !d.Queued:
-		return d, true, w.denial(d)
+		return d, true, denial(d)
 	}
 	d.Queued, d.AlreadyQueued = false, false // it is withdrawn when the call returns
 	w.last = d
-	o.claims.joined(w.claim, w.limiter, o.compiledPolicy, d)
+	o.claims.joined(w, o.leases)
 	return d, false, nil
 }
 
-func (w *waiter) denial(d Decision) error {
-	return &DeniedError{Cause: context.DeadlineExceeded, Decision: d, Request: w.request}
-}
+func denial(d Decision) error { return &DeniedError{Cause: context.DeadlineExceeded, Decision: d} }
 
 // await waits for the claim's result. After an error the claim has left the line.
 func (w *waiter) await(ctx context.Context, o *operation) (result, error) {
-	asked, timer := time.Now(), time.NewTimer(w.left())
+	asked, left := time.Now(), time.Duration(math.MaxInt64)
+	if !w.request.Deadline.IsZero() {
+		left = w.request.Deadline.Sub(asked)
+	}
+	timer := time.NewTimer(left)
 	defer timer.Stop()
 	var err error
 	select {
-	case got := <-w.claim.result:
+	case got := <-w.result:
 		return got, nil
 	case <-ctx.Done():
 		err = fmt.Errorf("throttle: %s: %w", w.last.Reason(), contextError(ctx))
@@ -167,22 +154,22 @@ func (w *waiter) await(ctx context.Context, o *operation) (result, error) {
 		if w.last.Latest > 0 {
 			w.last.Latest = max(w.last.Latest-time.Since(asked), w.last.RetryIn)
 		}
-		err = w.denial(w.last)
+		err = denial(w.last)
 	}
-	w.leave(ctx, o)
+	o.leave(ctx, w.id)
 	return result{}, err
 }
 
 func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket) (Decision, error) {
-	if w.claim.joins > 1 {
-		w.leave(ctx, o) // it may have joined again
+	if w.joins > 1 {
+		o.leave(ctx, w.id) // it may have joined again
 	}
 	ticket := o.taken(*t)
 	w.limiter.config.Observer.Taken(o.Name, []TakenTicket{ticket})
 	if w.request.IdempotencyKey != "" { // it is granted once more, to record the key
 		d, err := w.limiter.replace(ctx, o, ticket)
 		if err != nil || d.FailedOpen != nil {
-			w.limiter.refundLater(w.operation.line, *t)
+			w.limiter.refundLater(o.line, *t)
 		}
 		return d, err
 	}
@@ -196,64 +183,35 @@ func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket)
 
 const leaveTimeout = time.Second
 
-// leave withdraws the claim. If Redis does not answer, the claim stays in line. Once taken, it is
+// leave withdraws a claim. If Redis does not answer, the claim stays in line. Once taken, it is
 // refunded.
-func (w *waiter) leave(ctx context.Context, o *operation) {
-	o.claims.drop(w.claim)
-	o.leave(ctx, w.claim)
-}
-
-func (o *operation) leave(ctx context.Context, c *claim) {
+func (o *operation) leave(ctx context.Context, claim string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	_, _ = o.do(ctx, script.Request{
-		Op: script.Leave, Ticket: script.TicketName(o.claims.queue, c.id), Keys: make([]string, len(o.scopes)),
+		Op: script.Leave, Ticket: script.TicketName(o.claims.queue, claim), Keys: make([]string, len(o.scopes)),
 	})
-}
-
-// leaveLater is leave in the background, as Redis may not answer.
-func (w *waiter) leaveLater(ctx context.Context, o *operation) {
-	o.claims.drop(w.claim)
-	go o.leave(ctx, w.claim)
 }
 
 // matches reports whether the policy, as it is now, would have such a ticket wait for the request.
 func (w *waiter) matches(t *script.TakenTicket) bool {
-	cp, err := w.limiter.find(w.request.Policy, w.request.Tenant)
-	if err != nil { // it was removed
-		cp, err = w.limiter.findLine(w.operation.line, true)
-	}
-	return err == nil && cp.claims == w.claims && t.Granted != "" && t.Costs == cp.costsText(w.request) &&
-		t.Flow == cp.flow(w.claims.queue, w.request)
+	cp, err := w.limiter.Line(w.operation.line).decides(w.request)
+	return err == nil && cp.claims == w.operation.claims && t.Granted != "" && t.Costs == cp.costsText(w.request) &&
+		t.Flow == cp.flow(cp.claims.queue, w.request)
 }
 
-// end ends the claim, and gives back what it got meanwhile.
+// end ends the claim, and gives back what it got and nobody read.
 func (w *waiter) end() {
-	if w.claim == nil {
+	if w.id == "" {
 		return
 	}
-	w.claims.drop(w.claim) // first: it gets nothing afterwards
+	w.operation.claims.drop(w) // first: it gets nothing afterwards
+	w.id = ""
 	select {
-	case got := <-w.claim.result:
+	case got := <-w.result:
 		if got.ticket != nil {
 			w.limiter.refundLater(w.operation.line, *got.ticket)
 		}
 	default:
 	}
-}
-
-func (l *Limiter) refundLater(line string, tickets ...script.TakenTicket) {
-	cp, err := l.findLine(line, true)
-	if err != nil || len(tickets) == 0 {
-		return
-	}
-	taken := make([]TakenTicket, len(tickets))
-	for i, t := range tickets {
-		taken[i] = cp.taken(t)
-	}
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
-		defer cancel()
-		_ = l.Line(line).Refund(ctx, taken) // or they run out
-	}()
 }

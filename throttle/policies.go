@@ -190,11 +190,7 @@ func checkOverlaps(policies []Policy) error {
 	for i, p := range policies {
 		lists[i] = p.Match
 	}
-	overlaps, tooAlike := glob.Overlaps(lists)
-	if tooAlike >= 0 {
-		p := policies[tooAlike]
-		return &PolicyError{Policy: p.Name, Field: "match", Value: len(p.Match), Hint: glob.TooAlike}
-	}
+	overlaps := glob.Overlaps(lists)
 	if len(overlaps) == 0 {
 		return nil
 	}

@@ -158,11 +158,7 @@ func (o *object) checkFile(policies []throttle.Policy) {
 		lists[i] = p.Match
 	}
 	objects := o.items["policies"]
-	overlaps, tooAlike := glob.Overlaps(lists)
-	if tooAlike >= 0 {
-		objects[tooAlike].bad("match", glob.TooAlike)
-	}
-	for _, overlap := range overlaps {
+	for _, overlap := range glob.Overlaps(lists) {
 		first, second := objects[overlap.First], objects[overlap.Second]
 		if name := policies[overlap.First].Name; name != "" && name == policies[overlap.Second].Name {
 			continue // reported already

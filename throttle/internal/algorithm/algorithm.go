@@ -23,12 +23,9 @@ const (
 	MaxPeriod = 366 * 24 * time.Hour
 )
 
-// An Algorithm is the Go side of one way to count. Only Capacity, File, Kind and Params are
+// An Algorithm is the Go side of one way to count. Only File, Kind and Params are
 // required. The Lua side decides; it sees the numbers of Params as p1 to p4.
 type Algorithm struct {
-	// Capacity is the largest cost that can ever fit.
-	Capacity func(Window) int64
-
 	// Defaults writes out the fields that only this algorithm has.
 	Defaults func(*Window)
 
@@ -91,6 +88,14 @@ const (
 
 // Has reports whether windows that count by the algorithm have the option.
 func (a *Algorithm) Has(o Option) bool { return slices.Contains(a.Options, o) }
+
+// Capacity returns the largest cost that can ever fit a window that counts by the algorithm.
+func (a *Algorithm) Capacity(w Window) int64 {
+	if a.Has(OptionBurst) {
+		return w.Burst
+	}
+	return w.Limit
+}
 
 // CeilDiv returns a / b, rounded up.
 func CeilDiv(a, b int64) int64 { return (a + b - 1) / b }

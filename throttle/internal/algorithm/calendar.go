@@ -31,7 +31,6 @@ const ticksChecked = 400
 var Calendar = Algorithm{
 	Kind:     "t",
 	File:     "calendar",
-	Capacity: func(w Window) int64 { return w.Limit },
 	Defaults: func(w *Window) { w.Timezone = cmp.Or(w.Timezone, "UTC") },
 	Options:  []Option{OptionMargin, OptionResets, OptionTimezone},
 	Params: func(w Window) [4]int64 {
@@ -93,21 +92,24 @@ func (c *Ticks) Around(now time.Time) string {
 	if c.list != "" && !now.Before(c.from) && now.Before(c.until) {
 		return c.list
 	}
-	ticks := c.before(now.Add(-tickSlack - c.margin))
-	ticks = ticks[max(0, len(ticks)-ticksBefore):]
-	after, tick := 0, now.Add(-tickSlack-c.margin).In(c.zone)
-	for after < ticksAfter {
-		if tick = c.schedule.Next(tick); tick.IsZero() {
+	from, until := now.Add(-tickSlack-c.margin), now.Add(tickSlack)
+	var list []string
+	for back := time.Hour; ; back *= 4 { // schedules only look ahead
+		before, after := 0, 0
+		list = nil
+		for tick := c.schedule.Next(from.Add(-back).In(c.zone)); !tick.IsZero() && after < ticksAfter; {
+			list = append(list, strconv.FormatInt(tick.Unix(), 10))
+			if !tick.After(from) {
+				before++
+			} else if tick.After(until) {
+				after++
+			}
+			tick = c.schedule.Next(tick)
+		}
+		if before >= ticksBefore || back > 40*MaxPeriod {
+			list = list[max(0, before-ticksBefore):]
 			break
 		}
-		ticks = append(ticks, tick)
-		if tick.After(now.Add(tickSlack)) {
-			after++
-		}
-	}
-	list := make([]string, len(ticks))
-	for i, tick := range ticks {
-		list[i] = strconv.FormatInt(tick.Unix(), 10)
 	}
 	// Only for seconds, as the slack is for clocks that differ.
 	c.list, c.from, c.until = strings.Join(list, ","), now.Add(-time.Second), now.Add(time.Second)
@@ -121,18 +123,4 @@ func (c *Ticks) resetAfter(t int64) int64 {
 		return Never
 	}
 	return tick.Add(c.margin).UnixMicro()
-}
-
-// before returns ticks up to t, at least ticksBefore of them. Schedules only look ahead: so it
-// starts from earlier and earlier times.
-func (c *Ticks) before(t time.Time) []time.Time {
-	for back := time.Hour; ; back *= 4 {
-		var ticks []time.Time
-		for tick := c.schedule.Next(t.Add(-back).In(c.zone)); !tick.After(t) && !tick.IsZero(); tick = c.schedule.Next(tick) {
-			ticks = append(ticks, tick)
-		}
-		if len(ticks) >= ticksBefore || back > 40*MaxPeriod {
-			return ticks
-		}
-	}
 }

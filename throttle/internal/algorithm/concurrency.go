@@ -19,7 +19,6 @@ const (
 var Concurrency = Algorithm{
 	Kind:     "c",
 	File:     "concurrency",
-	Capacity: func(w Window) int64 { return w.Limit },
 	Defaults: func(w *Window) { w.Lease = cmp.Or(w.Lease, DefaultLease) },
 	Leases:   true,
 	Options:  []Option{OptionLease},

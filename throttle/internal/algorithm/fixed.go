@@ -15,7 +15,6 @@ const (
 var Fixed = Algorithm{
 	Kind:          "f",
 	File:          "fixed",
-	Capacity:      func(w Window) int64 { return w.Limit },
 	Defaults:      func(w *Window) { w.Anchor = cmp.Or(w.Anchor, AnchorClock) },
 	ForgetsExcess: true,
 	GrantsWithin: func(w Window) (int64, time.Duration, bool) {

@@ -3,7 +3,7 @@ package algorithm
 import (
 	"cmp"
 	"fmt"
-	"math/big"
+	"math/bits"
 	"time"
 )
 
@@ -11,7 +11,6 @@ import (
 var GCRA = Algorithm{
 	Kind:     "g",
 	File:     "gcra",
-	Capacity: func(w Window) int64 { return w.Burst },
 	Defaults: func(w *Window) { w.Burst = cmp.Or(w.Burst, w.Limit) },
 	Options:  []Option{OptionBurst, OptionMargin, OptionPeriod},
 	Paced: func(w Window) time.Duration {
@@ -29,12 +28,12 @@ var GCRA = Algorithm{
 	},
 	UnitsIn: func(w Window, span time.Duration) int64 {
 		per, units := gcraRate(w)
-		drained := new(big.Int).Mul(big.NewInt(span.Microseconds()), big.NewInt(units))
-		drained.Quo(drained, big.NewInt(per))
-		if !drained.IsInt64() {
+		high, low := bits.Mul64(uint64(span.Microseconds()), uint64(units))
+		if high >= uint64(per)/2 { // the quotient is no int64
 			return -1
 		}
-		return w.Burst + drained.Int64()
+		drained, _ := bits.Div64(high, low, uint64(per))
+		return w.Burst + int64(drained)
 	},
 	Rule: func(w Window) (string, any, string) {
 		if w.Burst < 1 || w.Burst > MaxLimit {
@@ -48,6 +47,9 @@ var GCRA = Algorithm{
 // microseconds. Span is below 2^46, on which the scripts rely.
 func gcraRate(w Window) (span, units int64) {
 	units, span = w.Limit, (w.Period + w.Margin).Microseconds()
-	divisor := new(big.Int).GCD(nil, nil, big.NewInt(units), big.NewInt(span)).Int64()
+	divisor, rest := units, span
+	for rest != 0 {
+		divisor, rest = rest, divisor%rest
+	}
 	return span / divisor, units / divisor
 }

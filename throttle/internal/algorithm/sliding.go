@@ -6,7 +6,6 @@ import "time"
 var Sliding = Algorithm{
 	Kind:          "s",
 	File:          "sliding",
-	Capacity:      func(w Window) int64 { return w.Limit },
 	ForgetsExcess: true,
 	GrantsWithin:  func(w Window) (int64, time.Duration, bool) { return w.Limit, w.Period + w.Margin, true },
 	Lately:        func(period, _ time.Duration) time.Duration { return period },

@@ -114,9 +114,8 @@ func TestOverlapsAreThoseOfTheSlowCheck(t *testing.T) {
 			}
 		}
 		want := slowOverlaps(lists)
-		got, tooAlike := Overlaps(lists)
-		if tooAlike >= 0 || !slices.Equal(got, want) {
-			t.Fatalf("%q: got %+v, %d, want %+v", lists, got, tooAlike, want)
+		if got := Overlaps(lists); !slices.Equal(got, want) {
+			t.Fatalf("%q: got %+v, want %+v", lists, got, want)
 		}
 		if len(want) > 0 {
 			some++
@@ -129,8 +128,7 @@ func TestOverlapsAreThoseOfTheSlowCheck(t *testing.T) {
 	}
 }
 
-// Many lists and many globs are compared. Globs that only a comparison byte by byte keeps apart are
-// refused before that takes long. (These differ in their second byte, so it is quick here.)
+// Globs whose ends differ are not compared byte by byte.
 func TestManyGlobsAreComparedFast(t *testing.T) {
 	of := func(lists, globs int, format string) [][]string {
 		all := make([][]string, lists)
@@ -144,16 +142,11 @@ func TestManyGlobsAreComparedFast(t *testing.T) {
 	for _, lists := range [][][]string{
 		of(2, 4000, "queue:%05d:*"), of(2500, 1, "%05d:*"), of(2500, 3, "type%06d"), of(2, 2500, "*:%06d"), of(200, 20, "a*%06d"),
 	} {
-		if pairs, tooAlike := Overlaps(lists); tooAlike >= 0 || len(pairs) > 0 {
-			t.Errorf("%q: %v, %d", lists[0][0], pairs, tooAlike)
+		if pairs := Overlaps(lists); len(pairs) > 0 {
+			t.Errorf("%q: %v", lists[0][0], pairs)
 		}
 	}
-	if pairs, tooAlike := Overlaps(of(3000, 1, "*%d*")); tooAlike >= 0 || len(pairs) != 2999 {
-		t.Errorf("%d pairs, %d", len(pairs), tooAlike)
-	}
-	const globs, bytes = 20, 1 << 10 // globs*globs pairs of bytes*bytes each are more than maxWork
-	alike := of(2, globs, "?%02d"+strings.Repeat("a", bytes)+"*")
-	if _, tooAlike := Overlaps(alike); tooAlike != 1 {
-		t.Errorf("list %d is too alike", tooAlike)
+	if pairs := Overlaps(of(3000, 1, "*%d*")); len(pairs) != 2999 {
+		t.Errorf("%d pairs", len(pairs))
 	}
 }

@@ -2,55 +2,35 @@ package glob
 
 import "strings"
 
-// maxWork bounds the comparison of all globs, to a second or two. A pair counts 4. If its ends can
-// meet, each pair of their bytes counts 1.
-const maxWork = 1 << 28
-
 // A Pair is two globs that overlap, of different lists.
 type Pair struct {
 	First, FirstGlob   int // index of the list, and of its glob
 	Second, SecondGlob int // the same of the later list
 }
 
-// TooAlike says what is wrong with globs that Overlaps cannot compare, and what helps.
-const TooAlike = "are too many globs that begin and end as those of other policies do: " +
-	"let them begin with different text"
-
 // Overlaps finds the lists with a glob that overlaps one of an earlier list. For each it returns the
-// first such list and their first two globs that overlap. Empty globs match nothing. If too many
-// globs are alike to compare it stops, and returns the index of the list that has them, or else -1.
-func Overlaps(lists [][]string) (pairs []Pair, tooAlike int) {
-	split, work := make([][]splitGlob, len(lists)), 0
+// first such list and their first two globs that overlap. Empty globs match nothing.
+func Overlaps(lists [][]string) (pairs []Pair) {
+	split := make([][]splitGlob, len(lists))
 	for i, globs := range lists {
 		for _, glob := range globs {
 			split[i] = append(split[i], splitAt(glob))
 		}
-		pair, found := first(split[:i], split[i], &work)
-		switch {
-		case work > maxWork:
-			return pairs, i
-		case found:
+		if pair, found := first(split[:i], split[i]); found {
 			pair.Second = i
 			pairs = append(pairs, pair)
 		}
 	}
-	return pairs, -1
+	return pairs
 }
 
 // first finds the first glob of some lists that overlaps one of these.
-func first(lists [][]splitGlob, globs []splitGlob, work *int) (p Pair, found bool) {
+func first(lists [][]splitGlob, globs []splitGlob) (p Pair, found bool) {
 	for p.First = range lists {
 		for p.FirstGlob = range lists[p.First] {
 			for p.SecondGlob = range globs {
 				a, b := lists[p.First][p.FirstGlob], globs[p.SecondGlob]
-				apart := a.apart(b)
-				if *work += 4; !apart {
-					*work += len(a.text) * len(b.text)
-				}
-				if *work > maxWork {
-					return p, false
-				}
-				if !apart && Overlap(a.text, b.text) {
+				if !a.apart(b) && Overlap(a.text, b.text) {
 					return p, true
 				}
 			}

@@ -1,4 +1,4 @@
--- complete.lua: what most calls do not need of a call, of windows and of the algorithms.
+-- complete.lua: what most calls do not need of a call and of windows.
 --
 -- complete(call) adds it, for lines and for few verbs.
 
@@ -7,10 +7,6 @@ local function complete(call)
   for _, of in ipairs(call.scopes) do
     call.numbers[of.attributes] = of.number
     if of.attributes ~= '' and of.attributes ~= 'tenant' then call.only_tenants = false end
-  end
-  for _, window in ipairs(call.windows) do
-    local more = window.algorithm.more
-    if more then more(window.algorithm) end
   end
 
   -- The scope that all share. A line waits for handler slots there, even if it has no window.

@@ -75,7 +75,7 @@ algorithms['g'] = {
     return max(from, min(now + drain_time(st, over, st.parts), MOST))
   end,
 
-  more = function(a) a.drains = true end,
+  drains = true,
 
   take = function(st, now, cost)
     st.units = min(st.units + cost, MOST)

@@ -33,8 +33,6 @@
 --   longest(window) -> seconds     how long a line may have to wait for the window
 --   grants(st, at) -> text         what was granted at `at` or later: "TIME/UNITS,..."
 --   drains                         true if tickets that do not fit in waste nothing
---   more(a)                        adds to the table a what most calls do not need: give_back,
---                                  grants, longest and drains (complete.lua)
 
 local scopes
 do

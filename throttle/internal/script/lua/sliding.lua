@@ -156,63 +156,61 @@ algorithms['s'] = {
     return head, sub(log.data, log.first, log.last), log.tail .. pack_time(st.time) .. units
   end,
 
-  more = function(a)
-    function a.longest(window) return ceil(2 * window.p2 / 1000000) end
+  longest = function(window) return ceil(2 * window.p2 / 1000000) end,
 
-    function a.grants(st, at)
-      local parts, log = {}, st.log
-      if log then
-        flatten(log, log.width)
-        for i = log.first, log.last, log.width do
-          local time = unpack7(log.data, i)
-          if time >= at then parts[#parts + 1] = format('%d/%d,', time, entry_units(log.data, i, log.width)) end
-        end
+  grants = function(st, at)
+    local parts, log = {}, st.log
+    if log then
+      flatten(log, log.width)
+      for i = log.first, log.last, log.width do
+        local time = unpack7(log.data, i)
+        if time >= at then parts[#parts + 1] = format('%d/%d,', time, entry_units(log.data, i, log.width)) end
       end
-      if st.time >= at and st.units > 0 then parts[#parts + 1] = format('%d/%d,', st.time, st.units) end
-      return concat(parts)
     end
+    if st.time >= at and st.units > 0 then parts[#parts + 1] = format('%d/%d,', st.time, st.units) end
+    return concat(parts)
+  end,
 
-    function a.give_back(st, now, at, cost)
-      if st.units == 0 or at > st.time then return 0 end
-      if at + st.period <= now and (st.left == 0 or at <= st.left) then return 0 end
-      local log, time, i = st.log, st.time, nil
-      local held = st.units
-      if log then
-        flatten(log, log.width)
-        local data, width, first = log.data, log.width, log.first
-        local lo, hi = 0, (log.last - first + 1) / width
-        while lo < hi do
-          local mid = floor((lo + hi) / 2)
-          if unpack7(data, first + mid * width) < at then lo = mid + 1 else hi = mid end
-        end
-        i = first + lo * width
-        if i <= log.last then time, held = unpack7(data, i), entry_units(data, i, width) else i = nil end
+  give_back = function(st, now, at, cost)
+    if st.units == 0 or at > st.time then return 0 end
+    if at + st.period <= now and (st.left == 0 or at <= st.left) then return 0 end
+    local log, time, i = st.log, st.time, nil
+    local held = st.units
+    if log then
+      flatten(log, log.width)
+      local data, width, first = log.data, log.width, log.first
+      local lo, hi = 0, (log.last - first + 1) / width
+      while lo < hi do
+        local mid = floor((lo + hi) / 2)
+        if unpack7(data, first + mid * width) < at then lo = mid + 1 else hi = mid end
       end
-      local merges = st.limit > ENTRIES or log and log.last - log.first + 1 >= ENTRIES * log.width
-      if time ~= at and not (merges and time - at < tick(st)) then return 0 end
-      local back = min(held, cost)
-      st.used = st.used - back
-      if i then
-        local left = ''
-        if back < held then
-          left = pack7(time) .. (log.width == 8 and char(held - back) or pack7(held - back))
-        end
-        log.data = sub(log.data, log.first, i - 1) .. left .. sub(log.data, i + log.width, log.last)
-        log.first, log.last = 1, #log.data
-      else
-        st.units = st.units - back
-        if st.units == 0 then
-          st.time = 0
-          if log then -- the newest one is now the last of the others
-            log.last = log.last - log.width
-            st.time = unpack7(log.data, log.last + 1)
-            st.units = entry_units(log.data, log.last + 1, log.width)
-          end
-        end
-      end
-      if log and log.last < log.first then st.log = nil end
-      return back
+      i = first + lo * width
+      if i <= log.last then time, held = unpack7(data, i), entry_units(data, i, width) else i = nil end
     end
+    local merges = st.limit > ENTRIES or log and log.last - log.first + 1 >= ENTRIES * log.width
+    if time ~= at and not (merges and time - at < tick(st)) then return 0 end
+    local back = min(held, cost)
+    st.used = st.used - back
+    if i then
+      local left = ''
+      if back < held then
+        left = pack7(time) .. (log.width == 8 and char(held - back) or pack7(held - back))
+      end
+      log.data = sub(log.data, log.first, i - 1) .. left .. sub(log.data, i + log.width, log.last)
+      log.first, log.last = 1, #log.data
+    else
+      st.units = st.units - back
+      if st.units == 0 then
+        st.time = 0
+        if log then -- the newest one is now the last of the others
+          log.last = log.last - log.width
+          st.time = unpack7(log.data, log.last + 1)
+          st.units = entry_units(log.data, log.last + 1, log.width)
+        end
+      end
+    end
+    if log and log.last < log.first then st.log = nil end
+    return back
   end,
 }
 end

@@ -50,20 +50,16 @@ local function new_upstream()
     scope.upstream[name] = {expires = ceil(expires), state = state}
   end
 
-  -- shortest returns the shortest period of the scope's windows, and the first window that has it;
-  -- nil if none has one.
+  -- shortest returns the shortest period of the scope's windows, the first window that has it, and the
+  -- unit of time, that of ten calls; nil if no window has a period.
   local function shortest(scope)
     local least, first
     for _, i in ipairs(scope.of.windows) do
       local period = scope.states[i].period
       if period and (not least or period < least) then least, first = period, i end
     end
-    return least, first
-  end
-
-  -- unit_of returns the unit of time: that of ten calls.
-  local function unit_of(scope, period, i)
-    return min(max(period * 10 / scope.states[i].limit, SECOND), MINUTE)
+    if not least then return nil end
+    return least, first, min(max(least * 10 / scope.states[first].limit, SECOND), MINUTE)
   end
 
   -- rate_at returns the part of the published rate.
@@ -84,14 +80,14 @@ local function new_upstream()
   -- pause, and whether the rate changes, or grants begin to be spread; nil if the scope has nothing
   -- to adapt. Refusals of what was granted before the last one was known are one with it.
   local function adapt(scope, now, at, wait, guess, full)
-    local period, i = shortest(scope)
+    local period, _, unit = shortest(scope)
     if not period then return nil end
     local before = state_of(scope, ADAPTED, now)
     if at == 0 then -- unknown
       at = before and now < before.last + before.wait and before.last or now
     end
     if before and at <= before.last then return guess > 0 and 0 or wait, false end
-    local span, unit = min(period, MINUTE), unit_of(scope, period, i)
+    local span = min(period, MINUTE)
     if guess > 0 then
       wait = min(span / 8, SECOND)
       if before and now < before.last + before.wait + span / 2 then wait = min(2 * before.wait, span) end
@@ -123,19 +119,18 @@ local function new_upstream()
   -- spread_at tells when the next grant of the window is due while grants are spread, behind
   -- `ahead` units; nil if the window does not adapt.
   local function spread_at(scope, st, now, adapted, ahead)
-    local period, i = shortest(scope)
+    local period, _, unit = shortest(scope)
     if not st.period or st.period ~= period then return nil end
     local time = adapted.next
     if ahead > 0 then
-      local rate = rate_at(adapted, now, unit_of(scope, period, i))
-      time = max(time, now) + ceil(ahead / st.limit * period / rate)
+      time = max(time, now) + ceil(ahead / st.limit * period / rate_at(adapted, now, unit))
     end
     return min(time, adapted.free)
   end
 
   -- take_spread notes when the next grant is due after one of these costs.
   local function take_spread(scope, adapted, costs, now)
-    local period, first = shortest(scope)
+    local period, _, unit = shortest(scope)
     local part = 0
     for _, i in ipairs(scope.of.windows) do
       if scope.states[i].period == period then part = max(part, costs[i] / scope.states[i].limit) end
@@ -143,7 +138,7 @@ local function new_upstream()
     if part == 0 then return end
     -- A late request may catch up with some of it, but with little where the rate is cut: there every
     -- call may have to be apart.
-    local rate = rate_at(adapted, now, unit_of(scope, period, first))
+    local rate = rate_at(adapted, now, unit)
     local spacing = part * period / rate
     local late = rate < 1 and min(LATE, 1e8 / spacing) or LATE
     adapted.next = ceil(max(adapted.next, now - late) + spacing)
@@ -235,9 +230,9 @@ local function new_upstream()
           reply.left, reply.left_until, reply.left_window = rest.left, rest.resets, w
         end
       end
-      local period, first = shortest(scope)
+      local period, first, unit = shortest(scope)
       if adapted and period then
-        local rate = rate_at(adapted, now, unit_of(scope, period, first))
+        local rate = rate_at(adapted, now, unit)
         if not least or rate < least then
           least = rate
           for _, name in ipairs({'since', 'refusals', 'cut', 'free'}) do reply[name] = adapted[name] end

@@ -17,6 +17,7 @@ import (
 // In the morning what failed is retried by one call, with all its retries, and the end is reported once
 // more. The task that reports needs no policy.
 func TestWhatFailedIsRetried(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, many()...)
 		b := batch.Batch{Name: "b", Ended: "report", Tasks: calls(20), Tenants: batch.List("acme", "zeta")}
@@ -70,13 +71,14 @@ func TestWhatFailedIsRetried(t *testing.T) {
 
 // A firing of which too many tasks fail stops: what waits is held, and the end of it is up to operators.
 func TestAFiringStopsWhenTooManyTasksFail(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		pace := many()
 		pace[0].Limit = 10
 		s := fake(t, pace...)
 		b := batch.Batch{
 			Name: "b", Ended: "report", OnFailed: "stop at 20%", Options: []asynq.Option{asynq.MaxRetry(0)},
-			Tasks: calls(500), Tenants: batch.List("acme"),
+			Tasks: calls(150), Tenants: batch.List("acme"),
 		}
 		var told []string
 		down := true
@@ -99,8 +101,8 @@ func TestAFiringStopsWhenTooManyTasksFail(t *testing.T) {
 			s.ok(err)
 			return status
 		}
-		st := status(40 * time.Second)
-		if st.State != batch.StateStopped || st.Failed < 100 || st.Failed > 140 || st.Waiting != 500-st.Failed {
+		st := status(15 * time.Second)
+		if st.State != batch.StateStopped || st.Failed < 30 || st.Failed > 70 || st.Waiting != 150-st.Failed {
 			t.Errorf("%+v", st)
 		}
 		if len(told) != 1 || !strings.Contains(told[0], `"state":"stopped"`) {
@@ -108,7 +110,7 @@ func TestAFiringStopsWhenTooManyTasksFail(t *testing.T) {
 		}
 		down = false
 		s.ok(p.Retry(t.Context(), f))
-		if st := status(90 * time.Second); st.State != batch.StateDone || st.Done != 500 || st.Failed != 0 || len(told) != 2 {
+		if st := status(30 * time.Second); st.State != batch.StateDone || st.Done != 150 || st.Failed != 0 || len(told) != 2 {
 			t.Errorf("%+v, told %v", st, told)
 		}
 	})

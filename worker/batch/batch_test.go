@@ -22,6 +22,7 @@ import (
 // Three schedulers run a batch that fires every minute. At random one is killed, twenty times, and
 // another one comes. No tick is left out, none fires twice, and every task runs once.
 func TestATickFiresOnce(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, many()...)
 		b := batch.Batch{Name: "minutely", Schedule: "* * * * *", Tasks: calls(4), Tenants: batch.List("acme", "zeta")}
@@ -30,7 +31,7 @@ func TestATickFiresOnce(t *testing.T) {
 		schedulers := []*process{s.scheduler(b), s.scheduler(b), s.scheduler(b)}
 		time.Sleep(time.Second) // they know the batch
 		begun := time.Now()
-		for range 20 {
+		for range 10 {
 			time.Sleep(time.Duration(random.Int64N(int64(20 * time.Second))))
 			if random.IntN(2) == 0 { // at a tick, while its tasks are enqueued
 				tick := time.Now().Truncate(time.Minute).Add(time.Minute)
@@ -108,6 +109,7 @@ func TestASchedulerThatGoesOnLateEnqueuesNothingAgain(t *testing.T) {
 
 // Failed, retried, refused, deleted and repeated tasks are each counted once.
 func TestStatusCountsEachTaskOnce(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, many()...)
 		tasks := batch.Template{Type: "call", Count: 10, Payload: "{{.Number}}"}
@@ -182,6 +184,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 
 // What waits does not start while a firing is paused, also what comes back. Then it goes on.
 func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "pace", Limit: 10, Period: 10 * time.Second, Scope: throttle.ScopeShared})
 		b := batch.Batch{Name: "b", Tasks: calls(50), Tenants: batch.List("acme", "zeta")}
@@ -253,10 +256,11 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 // Nothing starts after Pause or Cancel has returned, even where no scheduler runs, and nothing outside of
 // the hours. What was paused for a moment goes on at once.
 func TestNothingStartsAfterAPauseACancelOrTheHours(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, throttle.Window{Name: "pace", Limit: 15, Period: time.Second, Scope: throttle.ScopeShared})
-		hours := batch.Hours{From: "00:01", To: "00:03"}
-		b := batch.Batch{Name: "b", Hours: hours, Tasks: calls(900), Tenants: batch.List("acme", "zeta")}
+		s := fake(t, throttle.Window{Name: "pace", Limit: 8, Period: time.Second, Scope: throttle.ScopeShared})
+		hours := batch.Hours{From: "00:01", To: "00:02"}
+		b := batch.Batch{Name: "b", Hours: hours, Tasks: calls(300), Tenants: batch.List("acme", "zeta")}
 		var start atomic.Int64
 		s.serve(func(ctx context.Context, _ *asynq.Task) error {
 			start.Store(time.Now().UnixNano())
@@ -272,27 +276,27 @@ func TestNothingStartsAfterAPauseACancelOrTheHours(t *testing.T) {
 			time.Sleep(time.Until(at))
 			return at
 		}
-		until(75 * time.Second)
+		until(64 * time.Second)
 		s.ok(p.Pause(t.Context(), f))
 		s.ok(p.Resume(t.Context(), f))
-		if until(90 * time.Second); time.Since(last()) > time.Second {
+		if until(68 * time.Second); time.Since(last()) > time.Second {
 			t.Errorf("after a pause for a moment the last task started %v ago", time.Since(last()))
 		}
 		s.ok(p.Pause(t.Context(), f))
 		paused := time.Now()
-		if until(100 * time.Second); last().After(paused) {
+		if until(75 * time.Second); last().After(paused) {
 			t.Errorf("%v after the pause a task started", last().Sub(paused))
 		}
 		s.ok(p.Resume(t.Context(), f))
-		if until(130 * time.Second); time.Since(last()) > time.Second {
+		if until(90 * time.Second); time.Since(last()) > time.Second {
 			t.Errorf("after the pause the last task started %v ago", time.Since(last()))
 		}
-		until(170 * time.Second)
+		until(110 * time.Second)
 		p.kill() // the hours bind all the same
-		if ends := until(3 * time.Minute); ends.Sub(last()) > 3*time.Second {
+		if ends := until(2 * time.Minute); ends.Sub(last()) > 3*time.Second {
 			t.Errorf("the last task started %v before the hours end", ends.Sub(last()))
 		}
-		if ends := until(4 * time.Minute).Add(-time.Minute); last().After(ends) {
+		if ends := until(135 * time.Second).Add(-15 * time.Second); last().After(ends) {
 			t.Errorf("%v after the hours a task started", last().Sub(ends))
 		}
 	})
@@ -320,6 +324,7 @@ func TestACancelEndsAChunkOnItsWay(t *testing.T) {
 
 // Outside of its hours no task of a batch starts. What is left goes on the next day.
 func TestABatchKeepsItsHours(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "pace", Limit: 10, Period: 2 * time.Minute})
 		hours := batch.Hours{From: "00:02", To: "00:05"} // ten tasks start at 00:02, and ten at 00:04
@@ -380,6 +385,7 @@ func TestAnotherSchedulerGoesOn(t *testing.T) {
 // While the limiter's Redis does not answer, a chunk waits: its tasks are not made pending, where
 // they would take slots in vain.
 func TestABatchWaitsForTheLimiter(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "own", Limit: 10, Period: time.Second})
 		b := batch.Batch{Name: "b", Tasks: slow(calls(600)), Tenants: batch.List("acme")}
@@ -411,10 +417,11 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 // A Redis that stalls now and then costs no more than its stalls. Errors between chunks that go through
 // do not add up either.
 func TestStallsHoldNothingUpForLong(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		took := func(name string, disturb func(p *process)) time.Duration {
 			s := fake(t, many()...)
-			b := batch.Batch{Name: name, Tasks: calls(500), Tenants: batch.List(tenants(10)...)}
+			b := batch.Batch{Name: name, Tasks: calls(250), Tenants: batch.List(tenants(10)...)}
 			p := s.scheduler(b)
 			p.latency.Store(int64(100 * time.Millisecond))
 			f, err := p.Fire(t.Context(), name)
@@ -430,7 +437,7 @@ func TestStallsHoldNothingUpForLong(t *testing.T) {
 				}
 			}
 			defer p.kill()
-			if status.Total != 5_000 || status.HeldUp != "" {
+			if status.Total != 2_500 || status.HeldUp != "" {
 				t.Errorf("%s: %+v", name, status)
 			}
 			return time.Since(begun)

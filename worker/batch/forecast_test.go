@@ -38,37 +38,38 @@ func shared(name string, algorithm throttle.Algorithm, limit int64, period time.
 }
 
 var (
-	own   = throttle.Window{Name: "own", Limit: 4, Period: 10 * time.Second}
+	own   = throttle.Window{Name: "own", Limit: 4, Period: 4 * time.Second}
 	quota = throttle.Window{
-		Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 80, Resets: "*/2 * * * *", Scope: throttle.ScopeShared,
+		Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 60, Resets: "* * * * *", Scope: throttle.ScopeShared,
 	}
 	held = throttle.Window{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Scope: throttle.ScopeShared}
+	all  = shared("all", "", 20, 4*time.Second)
 )
 
 var forecasts = []forecast{
-	{name: "sliding", windows: []throttle.Window{{Name: "own", Limit: 20, Period: 10 * time.Second}}, tenants: 1, each: 150},
-	{name: "fixed", windows: []throttle.Window{shared("all", throttle.AlgorithmFixed, 40, time.Minute)}, tenants: 20, each: 7},
+	{name: "sliding", windows: []throttle.Window{{Name: "own", Limit: 20, Period: 4 * time.Second}}, tenants: 1, each: 110},
+	{name: "fixed", windows: []throttle.Window{shared("all", throttle.AlgorithmFixed, 40, 10*time.Second)}, tenants: 20, each: 5},
 	{name: "gcra", windows: []throttle.Window{shared("all", throttle.AlgorithmGCRA, 10, time.Second)}, tenants: 200, each: 1},
-	{name: "calendar", windows: []throttle.Window{quota}, tenants: 20, each: 10},
-	{name: "two windows", windows: []throttle.Window{own, shared("all", "", 20, 10*time.Second)}, tenants: 20, each: 7},
+	{name: "calendar", windows: []throttle.Window{quota}, tenants: 20, each: 5},
+	{name: "two windows", windows: []throttle.Window{own, all}, tenants: 20, each: 7},
 	{name: "three windows", windows: []throttle.Window{own, shared("all", throttle.AlgorithmGCRA, 5, time.Second), quota},
-		tenants: 20, each: 8},
-	{name: "costs 1 to 7", windows: []throttle.Window{{Name: "own", Limit: 12, Period: 10 * time.Second}},
-		tenants: 1, each: 56, costs: 7},
-	{name: "costs 1 to 7, two windows", windows: []throttle.Window{{Name: "own", Limit: 12, Period: 10 * time.Second},
-		shared("all", "", 40, 10*time.Second)}, tenants: 20, each: 5, costs: 7},
-	{name: "weights 1 to 4", windows: []throttle.Window{shared("all", "", 20, 10*time.Second)}, tenants: 20, each: 6,
+		tenants: 20, each: 4},
+	{name: "costs 1 to 7", windows: []throttle.Window{{Name: "own", Limit: 12, Period: 2 * time.Second}},
+		tenants: 1, each: 35, costs: 7},
+	{name: "costs 1 to 7, two windows", windows: []throttle.Window{{Name: "own", Limit: 12, Period: 4 * time.Second},
+		shared("all", "", 40, 4*time.Second)}, tenants: 20, each: 5, costs: 7},
+	{name: "weights 1 to 4", windows: []throttle.Window{all}, tenants: 20, each: 6,
 		own: map[string]throttle.Tenant{"tenant-1": {Weight: 2}, "tenant-2": {Weight: 3}, "tenant-3": {Weight: 4}}},
-	{name: "behind live tasks", windows: []throttle.Window{shared("all", "", 20, 10*time.Second)}, tenants: 20, each: 5, live: 90},
-	{name: "behind live tasks, two windows", windows: []throttle.Window{own, shared("all", throttle.AlgorithmFixed, 20, 10*time.Second)},
+	{name: "behind live tasks", windows: []throttle.Window{all}, tenants: 20, each: 5, live: 90},
+	{name: "behind live tasks, two windows", windows: []throttle.Window{own, shared("all", throttle.AlgorithmFixed, 20, 4*time.Second)},
 		tenants: 20, each: 5, live: 90},
-	{name: "an override: 1 of 4", windows: []throttle.Window{own, shared("all", "", 20, 10*time.Second)}, tenants: 20, each: 6,
+	{name: "an override: 1 of 4", windows: []throttle.Window{own, all}, tenants: 20, each: 6,
 		own: map[string]throttle.Tenant{"tenant-3": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}},
-	{name: "hours", windows: []throttle.Window{shared("all", "", 20, 10*time.Second)}, tenants: 20, each: 8,
-		hours: batch.Hours{From: "00:04", To: "00:02"}, most: 1}, // the scheduler looks each second
-	{name: "concurrency 3, 2 s", windows: []throttle.Window{held}, tenants: 20, each: 5, takes: 2 * time.Second, most: 5},
-	{name: "4 slots, 1.5 s", windows: []throttle.Window{own}, tenants: 200, each: 1, slots: 4, takes: 1500 * time.Millisecond, most: 5},
-	{name: "concurrency 3, 1.5 s, and a quota", windows: []throttle.Window{held, quota}, tenants: 20, each: 8, slots: 8,
+	{name: "hours", windows: []throttle.Window{shared("all", "", 20, 10*time.Second)}, tenants: 20, each: 7,
+		hours: batch.Hours{From: "00:03", To: "00:02"}, most: 1}, // the scheduler looks each second
+	{name: "concurrency 3, 2 s", windows: []throttle.Window{held}, tenants: 20, each: 2, takes: 2 * time.Second, most: 5},
+	{name: "4 slots, 1.5 s", windows: []throttle.Window{own}, tenants: 70, each: 1, slots: 4, takes: 1500 * time.Millisecond, most: 5},
+	{name: "concurrency 3, 1.5 s, and a quota", windows: []throttle.Window{held, quota}, tenants: 20, each: 4, slots: 8,
 		takes: 1500 * time.Millisecond, most: 5},
 }
 
@@ -94,6 +95,8 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 	policies[0].Tenants = f.own
 	s.ok(s.limiter.SetPolicies(policies))
 	s.slots = cmp.Or(f.slots, 100)
+	tick := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
+	time.Sleep(time.Until(tick.Add(-2 * time.Second)))
 	b := batch.Batch{Name: "b", Tasks: f.tasks(), Tenants: batch.List(tenants(f.tenants)...), Hours: f.hours, Duration: f.takes, Schedule: "1 0 * * *"}
 	p := s.scheduler(b)
 	client, err := worker.NewClient(s, worker.ClientConfig{Limiter: s.limiter})
@@ -109,8 +112,7 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 		}
 		return nil
 	})
-	tick := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
-	time.Sleep(time.Until(tick.Add(-time.Second)))
+	time.Sleep(time.Second)
 	for i := range f.live {
 		_, err := client.Enqueue(worker.NewTask(worker.Identity{Tenant: fmt.Sprint("live-", i%3)}, "call", nil))
 		s.ok(err)
@@ -118,7 +120,7 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 	plan, err = p.Plan(t.Context(), "b", batch.PlanOptions{})
 	s.ok(err)
 	time.Sleep(time.Until(tick.Add(time.Second)))
-	for status := (batch.Status{}); status.State != batch.StateDone; time.Sleep(5 * time.Second) {
+	for status := (batch.Status{}); status.State != batch.StateDone; time.Sleep(2 * time.Second) {
 		status, err = p.Status(t.Context(), batch.Firing{Batch: "b", Tick: tick})
 		s.ok(err)
 		if time.Since(tick) > time.Hour {

@@ -62,6 +62,7 @@ func within(a, b time.Time) bool { return a.Sub(b).Abs() <= follows }
 // What a batch is expected to take before it begins is what it takes, for each tenant and the whole,
 // over the resets of a quota. The plan enqueues nothing.
 func TestAPlanComesTrue(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "own", Limit: 4, Period: 10 * time.Second},
 			throttle.Window{Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 20, Resets: "*/2 * * * *", Scope: throttle.ScopeShared})
@@ -167,6 +168,7 @@ func TestAFiringThatWouldBeLateIsWarnedOfOrRefused(t *testing.T) {
 // The expected finish moves within two seconds when a limit changes, is unknown during a pause, and
 // goes by the rate of the last minute where handler slots bind.
 func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		pace := throttle.Window{Name: "pace", Limit: 2, Period: time.Second}
 		s := fake(t, pace)
@@ -204,7 +206,8 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 		}
 		limit(1000) // there are eight slots, of one second
 		s.ok(p.Resume(t.Context(), f))
-		if st := status(27 * time.Second); st.Binds != throttle.BySlots || !within(st.Finish, begun.Add(40*time.Second)) {
+		// Tasks that were picked up and wait for a slot are not counted: up to as many as there are slots.
+		if st := status(27 * time.Second); st.Binds != throttle.BySlots || begun.Add(40*time.Second).Sub(st.Finish).Abs() > follows+time.Second {
 			t.Errorf("eight slots: %+v", st)
 		}
 		last := status(43 * time.Second)

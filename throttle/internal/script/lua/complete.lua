@@ -12,7 +12,7 @@ local function complete(call)
   -- The scope that all share. A line waits for handler slots there, even if it has no window.
   windows.ROOT = 'w:'
 
-  -- limits returns what of the policy says which costs fit. Calls by another policy differ in it.
+  -- limits returns the policy's scopes and windows as text. Calls by other limits differ in it.
   function windows.limits() return ARGV[4] .. ARGV[5] end
 
   -- resumed returns the scopes of a request as they will stand when operators' pause of it ends, and when

@@ -8,9 +8,8 @@
 --   kept(q, now)                            whether servers ask for the queue
 --   nudge(q, now, time) -> 1 or 0           whether a server has to be woken for a ticket that is
 --                                           expected to start at `time`
---   next(q, now, time, own) -> time         when a server shall ask again if the next ticket may
---                                           fit at `time`; own: its last appointment
---   latest(now) -> time                     when the next server asks if no such time is known
+--   next(q, now, time, before) -> time      when a server asks again if the next ticket may fit at
+--                                           `time`; before: its last appointment
 --   took(q, now, n, full)                   notes that n tickets were taken; full: more fit, and the
 --                                           server had no more slots
 --   slot_at(q, now, flow, position) -> time when a slot is expected for a ticket behind so many of
@@ -40,11 +39,11 @@ function appointments.nudge(q, now, time)
   return 1
 end
 
-function appointments.next(q, now, time, own)
+function appointments.next(q, now, time, before)
   if time <= now then return now end
   local spacing, latest = appointments.SPACING, now + appointments.SPREAD
-  time = min(time, appointments.latest(now))
-  if q.last == own or time < q.first then
+  time = min(time, now + appointments.LATEST)
+  if q.last == before or time < q.first then
     q.first, q.last = time, time
   else
     local last = q.last
@@ -55,8 +54,6 @@ function appointments.next(q, now, time, own)
   q.changed = true
   return q.last
 end
-
-function appointments.latest(now) return now + appointments.LATEST end
 
 function appointments.took(q, now, n, full)
   if not full then

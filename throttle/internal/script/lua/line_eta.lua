@@ -40,18 +40,18 @@ local function new_estimate(L, waiting, others_waiting)
   -- that has `before` units of its own flow ahead: expected, and the most. By fairness each
   -- takes its share, and up to one ticket more, or where weights differ less.
   local function of_others(flow, scope, costs, cost, largest, before)
-    local own, new = L.queues[flow.queue] or {weights = 0, flows = 0, priority = 1}, flow.n == 0
-    local weights, flows = own.weights + (new and flow.weight or 0), own.flows - (new and 0 or 1)
-    local all, of_server, priorities, alone = weights, weights, own.priority, true
+    local queue, new = L.queues[flow.queue] or {weights = 0, flows = 0, priority = 1}, flow.n == 0
+    local weights, flows = queue.weights + (new and flow.weight or 0), queue.flows - (new and 0 or 1)
+    local all, of_server, priorities, alone = weights, weights, queue.priority, true
     for name, q in pairs(L.queues) do -- sides share as line_order.lua says
       if q.batch == flow.batch and name ~= flow.queue and L.alive(q) then
         all, flows, alone = all + q.weights, flows + q.flows, false
-        if q.server == own.server then
+        if q.server == queue.server then
           of_server, priorities = of_server + q.weights, priorities + q.priority
         end
       end
     end
-    local share_of_side = of_server / all * own.priority / priorities
+    local share_of_side = of_server / all * queue.priority / priorities
     local others = max(0, weights / flow.weight / share_of_side - 1)
     local node = L.node_of(flow.queue, scope.suffix)
     local debt = max(0, fair.tag_of(node, flow) - node.v) * flow.weight / 1000 / fair.share(node, costs)
@@ -91,8 +91,8 @@ local function new_estimate(L, waiting, others_waiting)
   end
 
   -- room_left returns the room that a flow's tickets leave of a window, as each has to fit whole:
-  -- `own` units, and then one that costs so much. Wider windows waste as much each time, less often.
-  local function room_left(flow, st, unit, own, cost, narrowest)
+  -- `before` units, and then one that costs so much. Wider windows waste as much each time, less often.
+  local function room_left(flow, st, unit, before, cost, narrowest)
     local sum, each, _, left = units_of(flow, unit)
     local limit = st.limit
     if flow.same and each > 0 then
@@ -100,11 +100,11 @@ local function new_estimate(L, waiting, others_waiting)
       left = floor(sum / each / whole) * max(0, narrowest - whole * each)
     end
     left = left * narrowest / limit
-    if own < sum then left = left * own / sum end
+    if before < sum then left = left * before / sum end
     -- The first one does not fit beside what was taken: the rest of that is wasted, too.
     local used = min(st.used, limit)
-    local rest = own > 0 and used > 0 and limit - used or 0
-    local room = limit - (used + rest + own + left) % limit
+    local rest = before > 0 and used > 0 and limit - used or 0
+    local room = limit - (used + rest + before + left) % limit
     return ceil(cost > room and left + room or left), rest
   end
 
@@ -112,9 +112,8 @@ local function new_estimate(L, waiting, others_waiting)
     local batch, wasted = flow.batch, nil
     local time, soonest, earliest, opens, waits, binds, known = at, at, at, at, 0, 0, true
     for s = 1, #list do
-      local scope, of = list[s], list[s].of.windows
-      for j = 1, #of do
-        local i = of[j]
+      local scope = list[s]
+      for _, i in ipairs(scope.of.windows) do
         local window, st, cost = call.windows[i], scope.states[i], costs.windows[i]
         local algorithm, unit, fit = window.algorithm, window.unit, at
         local sum, least, most = waiting(flow, scope, unit)
@@ -124,45 +123,44 @@ local function new_estimate(L, waiting, others_waiting)
         if scope.upstream or batch or
           cost + sum > 0 and algorithm.fits_at(st, at, at, cost, sum + more, 1) > at then
           local fits_window, largest = windows.fits_window, max(most, cost)
-          local own, most_own = first_units(flow, unit, behind)
+          local before, most_before = first_units(flow, unit, behind)
           local others = sum - units_of(flow, unit)
           local about, most_others = others, others
           if not scope.of.of_tenant and not all_first and others > 0 then
-            local by_share, at_most = of_others(flow, scope, costs, cost, largest, own)
+            local by_share, at_most = of_others(flow, scope, costs, cost, largest, before)
             local live = batch and others_waiting(flow, scope, unit, false)[1] or 0 -- all goes first
             about = min(others, by_share + live)
             if call.only_tenants and not list[2] then
               most_others = min(others, at_most + live)
             end
           end
-          local ahead, most_ahead = own + about, most_own + most_others
+          local ahead, most_ahead = before + about, most_before + most_others
           ahead = ahead + of_batches(flow, scope, unit, ahead + cost, 0)
           most_ahead = most_ahead + of_batches(flow, scope, unit, most_ahead + cost, idle)
           local same = more == 0 and (sum == 0 or least == most and least == cost)
-          local each = same and cost or 1
-          local soon = at
+          local each, soon = same and cost or 1, at
+          local open = scope.upstream and fits_window(scope, i, at, at, 0, 0, 1) or at
+          local late = open
+          fit = open
           if cost > 0 then
             if not same and not algorithm.drains then
               local narrowest = least_limit(list, unit)
-              local left, rest = room_left(flow, st, unit, own, cost, narrowest)
+              local left, rest = room_left(flow, st, unit, before, cost, narrowest)
               if st.limit == narrowest then
                 wasted = wasted or {}
                 wasted[unit] = left
               end
-              ahead = ahead + left + rest + ceil(about * (own > 0 and left / own or most / 4 / st.limit))
+              local wasted_each = before > 0 and left / before or most / 4 / st.limit
+              ahead = ahead + left + rest + ceil(about * wasted_each)
             end
             fit = fits_window(scope, i, at, at, cost, ahead, each)
             soon = others > 0 and not all_first and
-              fits_window(scope, i, at, at, cost, own, each) or fit -- others may be out of tickets
+              fits_window(scope, i, at, at, cost, before, each) or fit -- others may be out of tickets
             if batch and st.period and st.period <= PACED then
               fit = max(fit, at + ceil(ahead * st.period / st.limit))
             end
-          elseif scope.upstream then
-            fit = fits_window(scope, i, at, at, 0, 0, 1)
           end
-          local open = scope.upstream and fits_window(scope, i, at, at, 0, 0, 1) or at
-          local late = open
-          if cost + own > 0 or not scope.of.of_tenant and sum > 0 then
+          if cost + before > 0 or not scope.of.of_tenant and sum > 0 then
             local units = most_ahead
             if not same and not algorithm.drains then
               units = ceil(units * st.limit / max(1, st.limit - largest + 1, st.limit / 2))
@@ -175,8 +173,8 @@ local function new_estimate(L, waiting, others_waiting)
           if algorithm.release then -- slots may be given back at any time
             soon, known = at, known and (st.hold > 0 or late <= at)
           elseif cost > 0 then
-            local _, least_own = units_of(flow, unit)
-            local units = min(own, (behind or flow.n) * least_own)
+            local _, least_of_flow = units_of(flow, unit)
+            local units = min(before, (behind or flow.n) * least_of_flow)
             earliest = max(earliest, fits_window(scope, i, at, at, cost, units, 1))
           end
           opens, waits = max(opens, open), waits + late - open
@@ -209,9 +207,9 @@ local function new_eta(L)
     known = {0, MOST, 0}
     for name, q in pairs(L.queues) do
       if q.batch == batch and name ~= flow.queue and L.alive(q) then
-        local of = own_only and L.flow_of(name .. flow.values) or L.node_of(name, scope.suffix)
-        if of.n > 0 then
-          local sum, least, most = units_of(of, unit)
+        local tickets = own_only and L.flow_of(name .. flow.values) or L.node_of(name, scope.suffix)
+        if tickets.n > 0 then
+          local sum, least, most = units_of(tickets, unit)
           known[1], known[2], known[3] = known[1] + sum, min(known[2], least), max(known[3], most)
         end
       end
@@ -234,18 +232,18 @@ local function new_eta(L)
     return sum, least, most
   end
 
-  -- room_for_all tells whether all that waits fits now, and so does the ticket. If as many tickets fit
-  -- as a call has, the others that cost the same need not be looked at.
+  -- room_for_all tells whether there is room for a ticket and all that waits. If there is for as many
+  -- tickets as a call has, no other ticket of the same costs asks.
   local function room_for_all(flow, list, at, costs)
     if roomy.costs ~= costs then roomy = {costs = costs} end
     for s = 1, #list do
       local scope = list[s]
-      local room, of = roomy[scope], scope.of.windows
+      local room, numbers = roomy[scope], scope.of.windows
       if room == nil or scope.changed then
         room = not scope.upstream
-        for j = 1, #of do
-          local i = of[j]
-          local window, st, cost = call.windows[i], scope.states[i], costs.windows[i]
+        for j = 1, #numbers do
+          local window, st = call.windows[numbers[j]], scope.states[numbers[j]]
+          local cost = costs.windows[numbers[j]]
           local ahead = waiting(flow, scope, window.unit) + (MANY - 1) * cost
           room = room and (ahead <= 0 or window.algorithm.fits_at(st, at, at, cost, ahead, 1) <= at)
         end

@@ -6,7 +6,8 @@
 -- last grant. A tenant that was idle begins there: it has saved up nothing.
 --
 -- new_fair(L) returns a table of
---   part_of(scope, costs) -> part   what costs, by window, are of the scope's tightest window
+--   part_of(scope, costs) -> part   what costs, by window, are of the scope's tightest window; a slot's
+--                                   part if they take nothing of it
 --   share(node, costs) -> part      the same of a node, in parts of a tag
 --   tag_of(node, flow) -> tag       of the flow's tenant
 --   charge(flow, costs, sign)       moves the tags for a grant (1), or back for one put back (-1)
@@ -15,25 +16,25 @@
 
 local function new_fair(L)
   local SHARE = 100000000 -- what a tag moves by for all that a window holds
+  local SLOT = 100000     -- the part of a slot
 
   local call, fair = L.call, {}
 
   function fair.part_of(scope, costs)
-    local of, part = scope.of.windows, 0
-    for j = 1, #of do
-      local i = of[j]
-      local p = costs[i] / scope.states[i].limit
-      if p > part then part = p end
+    local numbers, part = scope.of.windows, 0
+    for j = 1, #numbers do
+      local i = numbers[j]
+      local of_window = costs[i] / scope.states[i].limit
+      if of_window > part then part = of_window end
     end
-    return part * SHARE
+    return part > 0 and part * SHARE or SLOT
   end
 
-  -- Where a node has no window, or the costs take nothing of it, a slot counts.
   function fair.share(node, costs)
-    if not node.number then return SHARE / 1000 end
+    if not node.number then return SLOT end -- it has no window
     if node.part_of ~= costs then
-      local part = fair.part_of(scopes.open(call, node.suffix, node.number, nil), costs.windows)
-      node.part_of, node.part = costs, part > 0 and part or SHARE / 1000
+      local scope = scopes.open(call, node.suffix, node.number, nil)
+      node.part_of, node.part = costs, fair.part_of(scope, costs.windows)
     end
     return node.part
   end

@@ -6,7 +6,7 @@
 --   ticket(id)                        that of line.lua
 --   flow_for(r) -> flow               the flow of a request, as it is stored or as it would be
 --   expected(...)                     that of line_eta.lua
---   with_slots(r, flow, position, expected, latest, binds) -> expected, latest, binds
+--   with_slots(flow, position, expected, latest, binds) -> expected, latest, binds
 --                                     the same, or when a handler slot is expected, if that is later
 --   join(r, list, at) -> status, expected, latest, binds, nudge
 --                                     puts its ticket in line: decide.lua's status, the expected
@@ -47,9 +47,9 @@ local function new_join(L)
   end
 
   -- enter writes a ticket at its rank, and puts its flow where it has to wait.
-  local function enter(r, flow, costs, wasted)
-    local id, queue, at_rank = r.ticket, r.queue, (r.rank or new_rank(r.front)) + 0
-    local rank, q, is_first = format('%d', at_rank), L.queue_of(queue), flow.n == 0
+  local function enter(r, q, flow, costs, wasted)
+    local id, is_first = r.ticket, flow.n == 0
+    local rank = format('%d', (r.rank or new_rank(r.front)) + 0)
     if q.claims then q.asked = now end
     L.count = L.count + 1
     if is_first then
@@ -79,8 +79,8 @@ local function new_join(L)
     if is_first or r.front or r.rank then seldom().place_first(flow, id, rank, costs) end
   end
 
-  local function with_slots(r, flow, position, low, high, binds)
-    local q = L.queue_of(r.queue)
+  local function with_slots(flow, position, low, high, binds)
+    local q = L.queue_of(flow.queue)
     if q.since == 0 or q.claims then return low, high, binds end
     local slot = appointments.slot_at(q, now, flow, position)
     if slot > max(low, high) then return slot, 0, SLOTS end
@@ -96,7 +96,7 @@ local function new_join(L)
       local flow, behind = L.flow_of(name), redis.call('ZRANK', P .. 'f:' .. name, r.ticket)
       if flow and behind then
         local low, high, binds = expected(flow, list, at, costs, behind)
-        return 6, with_slots(r, flow, behind, low, high, binds)
+        return 6, with_slots(flow, behind, low, high, binds)
       end
     end
     local flow, behind = flow_for(r), r.front and 0 or nil
@@ -109,9 +109,10 @@ local function new_join(L)
       flow = flow_for(r)
       low, high, binds, earliest, wasted = expected(flow, list, at, costs, behind)
     end
-    enter(r, flow, costs, wasted)
-    local nudge = (r.rank or r.paused) and 0 or appointments.nudge(L.queue_of(r.queue), now, low)
-    low, high, binds = with_slots(r, flow, behind or flow.n - 1, low, high, binds)
+    local q = L.queue_of(r.queue)
+    enter(r, q, flow, costs, wasted)
+    local nudge = (r.rank or r.paused) and 0 or appointments.nudge(q, now, low)
+    low, high, binds = with_slots(flow, behind or flow.n - 1, low, high, binds)
     return 3, low, high, binds, nudge
   end
 

@@ -14,11 +14,9 @@
 --                                    of its flow; nil if it does not wait
 --   remove(id)                       takes a ticket out of the line; whether it was there
 --   take_back(r)                     undoes what a taken ticket moved of its tenant's tags
---   untook(r)                        counts a ticket that was put back no more as one that had a slot
 --   refresh(r)                       writes a flow's weight and own parameters as they are now
 --   waits_at(suffix)                 whether a flow waits at this scope
---   look_again(suffixes)             lets the flows that wait at these scopes be looked at: something
---                                    was given back there
+--   look_again(suffixes)             makes the nodes of these scopes due: something was given back
 --   sweep()                          removes claims whose process is gone
 
 local function new_leave(L, J)
@@ -53,15 +51,15 @@ local function new_leave(L, J)
     end
   end
 
-  -- is_only tells whether the ticket `id` is the only one of a flow that waits at this node.
+  -- is_only returns whether the ticket `id` is the only one of a flow that waits at this node.
   local function is_only(id, queue, suffix)
     local name = L.flow_name(id)
     local flow = name and L.flow_of(name)
     return flow and flow.n == 1 and flow.queue == queue and flow.suffix == suffix
   end
 
-  -- owed_there tells whether a batch is to go before the request at one of the scopes.
-  local function owed_there(r)
+  -- owed_room returns whether the request owes room to a batch at one of its scopes.
+  local function owed_room(r)
     for i = 1, #r.suffixes do
       if order().at(J.flow_for(r), call.open[r.suffixes[i]]) then return true end
     end
@@ -78,7 +76,7 @@ local function new_leave(L, J)
   -- a batch hold up no live request, unless it owes them.
   function leave.somebody_waits(r, id)
     local batch = r.batch
-    if call.batches and not batch and owed_there(r) then return true end
+    if call.batches and not batch and owed_room(r) then return true end
     for name, q in pairs(L.queues) do
       if (batch or not q.batch) and (name == r.queue and q.n > 0 or name ~= r.queue and L.alive(q)) then
         for i = 1, #r.suffixes do
@@ -89,10 +87,10 @@ local function new_leave(L, J)
         end
       end
     end
-    local own = not call.numbers[''] and L.flow_of(r.flow)
-    if own and own.suffix == windows.ROOT and own.same ~= windows.costs_of(call, r.costs_text) then
-      local first = places.first_ticket(own)
-      return first and first.id ~= id and places.blocker(own, first.costs) and true or false
+    local flow = not call.numbers[''] and L.flow_of(r.flow)
+    if flow and flow.suffix == windows.ROOT and flow.same ~= windows.costs_of(call, r.costs_text) then
+      local first = places.first_ticket(flow)
+      return first and first.id ~= id and places.blocker(flow, first.costs) and true or false
     end
     return false
   end
@@ -115,7 +113,7 @@ local function new_leave(L, J)
     list, at = windows.resumed(r, list, at)
     local low, high, binds =
       J.expected(flow, list, at, windows.costs_of(call, text), behind, false, fits)
-    return J.with_slots(r, flow, behind, low, high, binds)
+    return J.with_slots(flow, behind, low, high, binds)
   end
 
   function leave.remove(id)
@@ -178,12 +176,6 @@ local function new_leave(L, J)
         end
       end
     end
-  end
-
-  function leave.untook(r)
-    local flow = L.flow_of(r.flow)
-    local q = flow and L.queues[flow.queue]
-    if q and q.taken > 0 then q.taken, q.changed = q.taken - 1, true end
   end
 
   function leave.take_back(r)

@@ -21,77 +21,73 @@
 -- Key, behind the prefix P of the policy:
 --   s:SUFFIX   "V time side=tag ...": the tags from V on, and when the next ticket of a batch goes (us)
 --
--- new_order(L, names, strict) -> O; names are the sides of a take, none for a newcomer
+-- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for a
+-- newcomer
 --   at(flow, scope) -> room    what the flow has to leave to others, or nil:
 --                              {reserved, lapses, held}: units until `lapses`; until `held` it waits,
 --                              whether or not it fits
---   first(list) -> i, share    which of these sides goes first at ROOT, and its share of the grants
---   moved(suffix)              has the scope looked at again: a flow began to wait there
+--   first(list) -> i, share    which of these queues goes first at ROOT, and its share of the grants
+--   moved(suffix)              notes that a flow began to wait at this scope
 --   charge(flow, list, costs)  counts a grant; list: the flow's scopes
 --   write()                    writes the tags that have moved
 --   root                       stands for ROOT where tickets wait for slots only
+--
+-- What is known of a scope is a turn: the entries of the sides that wait there, by queue and in a
+-- list, V, the next batch's time, and the tags that were kept.
 
 local function new_order(L, names, strict)
   local SHARE = 0.05     -- of Policy.BatchShare: Go writes that of the policy here
   local LATE = 20000     -- us
   local PACED = 60000000 -- us
   local BURST = 100000   -- us by which tickets of a batch may go before their time
-  local SLOT = 100000    -- the part of a slot
   local KEPT = 60000     -- ms for which tags are kept, at least
   local LIVE, BATCH = 1, 2
 
   local call, fair, places = L.call, once(new_fair, L), once(new_places, L)
   local P, now, ROOT = call.P, call.now, windows.ROOT
-  local O = {root = {suffix = ROOT, of = {windows = {}}}}
-  local mine, sides, turns, servers = {}, {}, {}, {}
-  for i = 1, #names do mine[names[i]] = true end
+  local order = {root = {suffix = ROOT, of = {windows = {}}}}
+  local asked, sides, turns, servers = {}, {}, {}, {}
+  for i = 1, #names do asked[names[i]] = true end
   for name, q in pairs(L.queues) do
     local late = now - LATE
     local asks = q.first > late and q.first or q.last > late and q.last
-    if q.n > 0 and (mine[name] or asks and L.alive(q)) then
-      sides[#sides + 1] = {q = q, own = mine[name], asks = asks}
+    if q.n > 0 and (asked[name] or asks and L.alive(q)) then
+      sides[#sides + 1] = {q = q, mine = asked[name], asks = asks}
       servers[q.server] = true
     end
   end
   table.sort(sides, function(a, b) return a.q.queue < b.q.queue end) -- equal tags go by name
   local many_servers = next(servers, next(servers)) ~= nil
 
-  local function part_of(scope, costs)
-    local part = fair.part_of(scope, costs)
-    return part > 0 and part or SLOT
-  end
-
-  -- due_at tells when a side's flows at a scope may fit; nil if none waits there. Those of another
-  -- server that fit everywhere wait at ROOT, and want room of all scopes.
-  local function due_at(side, suffix)
-    local due = places.due_at(side.q.queue, suffix)
-    return due or not side.own and places.due_at(side.q.queue, ROOT) or nil
-  end
-
-  -- lapses tells until when room is left to a side of another server, 0 if it is not.
-  local function lapses(scope, side, due)
-    local list, slots = scope.of.windows, false
-    for j = 1, #list do slots = slots or call.windows[list[j]].algorithm.release end
-    if due > now and not slots then return due + LATE end
-    return side.asks <= now + LATE and side.asks + LATE or 0
-  end
-
-  -- new_entry returns what a side has waiting at a scope, or nil.
-  local function new_entry(side, flow, scope)
-    local suffix, of = scope.suffix, nil
-    local due = due_at(side, suffix)
-    if not due then return nil end
-    if call.only_tenants and scope.of.of_tenant then
-      of = L.flow_of(side.q.queue .. flow.values)
-    else
-      of = L.node_of(side.q.queue, suffix)
-    end
-    if not of or of.n == 0 or of.suffix ~= suffix and of.suffix ~= ROOT then return nil end
-    return {
-      side = side, of = of, tag = false, weight = 1, step = false,
-      class = side.q.batch and BATCH or LIVE, units = false,
-      lapses = side.own and 0 or lapses(scope, side, due),
+  -- add adds the entry of a side to a turn. tickets: the flow or node that counts what waits; lapses:
+  -- until when room is left to a side of another server, 0 if it is not.
+  local function add(turn, side, tickets, lapses)
+    local e = {
+      side = side, tickets = tickets, tag = false, weight = 1, step = false, units = false,
+      class = side.q.batch and BATCH or LIVE, lapses = lapses,
     }
+    turn.list[#turn.list + 1] = e
+    turn.entries[side.q.queue] = e
+  end
+
+  -- add_waiting adds a side's entry if it has tickets waiting at the turn's scope. Those of another
+  -- server that fit everywhere wait at ROOT, and want room of all scopes.
+  local function add_waiting(turn, side, flow)
+    local scope, name, mine = turn.scope, side.q.queue, side.mine
+    local suffix = scope.suffix
+    local due = places.due_at(name, suffix) or not mine and places.due_at(name, ROOT)
+    if not due then return end
+    local own_only = call.only_tenants and scope.of.of_tenant
+    local tickets = own_only and L.flow_of(name .. flow.values) or not own_only and L.node_of(name, suffix)
+    if not tickets or tickets.n == 0 or tickets.suffix ~= suffix and tickets.suffix ~= ROOT then return end
+    local list, slots, lapses = scope.of.windows, false, 0
+    for j = 1, #list do slots = slots or call.windows[list[j]].algorithm.release end
+    if not mine and due > now and not slots then
+      lapses = due + LATE
+    elseif not mine and side.asks <= now + LATE then
+      lapses = side.asks + LATE
+    end
+    add(turn, side, tickets, lapses)
   end
 
   -- mean_costs sets what a mean ticket of an entry costs, by unit, and moves its tag by.
@@ -100,16 +96,16 @@ local function new_order(L, names, strict)
     e.units = {}
     for j = 1, #list do
       local unit = call.windows[list[j]].unit
-      e.units[unit] = ceil(line_units.of_unit(e.of, unit) / max(1, e.of.n))
+      e.units[unit] = ceil(line_units.of_unit(e.tickets, unit) / max(1, e.tickets.n))
       costs[list[j]] = e.units[unit]
     end
-    e.step = max(1, ceil(part_of(turn.scope, costs) / e.weight))
+    e.step = max(1, ceil(fair.part_of(turn.scope, costs) / e.weight))
   end
 
   -- flows_weight returns the weight of a side's flows that wait at a scope, or at ROOT if none does.
   local function flows_weight(q, suffix)
     local flows = redis.call('ZCARD', P .. 'n:' .. q.queue .. '|' .. suffix)
-    if flows == 0 then flows = redis.call('ZCARD', P .. 'n:' .. q.queue .. '|' .. ROOT) end
+    if flows == 0 then flows = redis.call('ZCARD', P .. 'n:' .. q.key) end
     return max(1, flows * q.weights / max(1, q.flows))
   end
 
@@ -130,15 +126,23 @@ local function new_order(L, names, strict)
     for k = 1, #list do
       local e = list[k]
       local weight = e.server.flows / flows[e.class]
-      if not (strict and e.side.own) then weight = weight * e.side.q.priority / e.server.priorities end
+      if not (strict and e.side.mine) then weight = weight * e.side.q.priority / e.server.priorities end
       if turn.both then weight = weight * (e.class == BATCH and SHARE or 1 - SHARE) end
       e.weight, e.step = weight, false
     end
   end
 
+  -- share_tag gives the strict queues of a class the same tag.
+  local function share_tag(turn, class, tag)
+    for k = 1, strict and #turn.list or 0 do
+      local e = turn.list[k]
+      if e.side.mine and e.class == class then e.tag = max(e.tag, tag) end
+    end
+  end
+
   -- begin sets the tags of entries that had none. Where live tickets begin to wait, batches go later.
   local function begin(turn)
-    local joint, live_waited = {turn.v, turn.v}, false
+    local live_waited = false
     for k = 1, #turn.list do
       local e = turn.list[k]
       e.tag = e.tag or turn.tags[e.side.q.queue] or -1
@@ -151,32 +155,23 @@ local function new_order(L, names, strict)
         e.tag = max(e.tag, turn.v + e.step)
       end
       e.tag = max(e.tag, turn.v)
-      if e.side.own then joint[e.class] = max(joint[e.class], e.tag) end
     end
     for k = 1, strict and #turn.list or 0 do
-      if turn.list[k].side.own then turn.list[k].tag = joint[turn.list[k].class] end
+      local e = turn.list[k]
+      if e.side.mine then share_tag(turn, e.class, e.tag) end
     end
-  end
-
-  local function add(turn, e)
-    turn.list[#turn.list + 1] = e
-    turn.of[e.side.q.queue] = e
   end
 
   -- look reads which sides wait at the scope of a turn, and its record, unless one waits there alone.
   local function look(turn, flow)
     turn.stale = false
     for k = 1, #sides do
-      local e = not turn.of[sides[k].q.queue] and new_entry(sides[k], flow, turn.scope)
-      if e then add(turn, e) end
+      if not turn.entries[sides[k].q.queue] then add_waiting(turn, sides[k], flow) end
     end
     local first = turn.list[1]
     if not flow.batch and (not first or not turn.list[2] and first.side.q.queue == flow.queue) then return end
-    if not turn.of[flow.queue] then -- a newcomer, or a side whose flows wait at ROOT
-      add(turn, {
-        side = {q = L.queue_of(flow.queue), own = true}, of = flow, tag = false, weight = 1, step = false,
-        class = flow.batch and BATCH or LIVE, units = false, lapses = 0,
-      })
+    if not turn.entries[flow.queue] then -- a newcomer, or a side whose flows wait at ROOT
+      add(turn, {q = L.queue_of(flow.queue), mine = true}, flow, 0)
     end
     if not turn.shared then
       turn.shared = true
@@ -201,28 +196,27 @@ local function new_order(L, names, strict)
         local at_root = places.due_at(side.q.queue, ROOT) and 1 or 0
         side.narrow = redis.call('ZCARD', P .. 'd:' .. side.q.queue) > at_root
       end
-      if side.narrow and side.q.queue ~= flow.queue and places.due_at(side.q.queue, suffix) then return false end
+      if side.narrow and side.q.queue ~= flow.queue and places.due_at(side.q.queue, suffix) then
+        return false
+      end
     end
     return true
   end
 
-  -- turn_of returns what is known of the sides at a scope, and the entry of a flow's side; nil if that
-  -- waits there alone. The time of a batch counts there also if it is alone.
+  -- turn_of returns the turn of a scope, and the entry of a flow's side; nil if that waits there alone.
+  -- The time of a batch counts there also if it is alone.
   local function turn_of(flow, scope)
     local turn = turns[scope.suffix]
     if not turn then
-      if turn == false or alone(flow, scope.suffix) then
-        turns[scope.suffix] = false
-        return nil
-      end
+      if alone(flow, scope.suffix) then return nil end
       turn = {
-        scope = scope, list = {}, of = {}, tags = {}, v = 0, time = 0, both = false, changed = false,
+        scope = scope, list = {}, entries = {}, tags = {}, v = 0, time = 0, both = false, changed = false,
         stale = true, shared = false,
       }
       turns[scope.suffix] = turn
     end
-    if turn.stale or turn.shared and not turn.of[flow.queue] then look(turn, flow) end
-    if turn.shared then return turn, turn.of[flow.queue] end
+    if turn.stale or turn.shared and not turn.entries[flow.queue] then look(turn, flow) end
+    if turn.shared then return turn, turn.entries[flow.queue] end
     return nil
   end
 
@@ -230,20 +224,20 @@ local function new_order(L, names, strict)
   -- this call, and waits at ROOT by now, still wants it.
   local function waits(turn, e)
     local suffix = turn.scope.suffix
-    return e.of.n > 0 and (not e.side.own or places.due_at(e.side.q.queue, suffix) or
-      suffix ~= ROOT and e.of.opened and e.of.suffix == ROOT)
+    return e.tickets.n > 0 and (not e.side.mine or places.due_at(e.side.q.queue, suffix) or
+      suffix ~= ROOT and e.tickets.opened and e.tickets.suffix == ROOT)
   end
 
-  local function goes_before(e, own)
-    if e.tag ~= own.tag then return e.tag < own.tag end
-    if e.class ~= own.class then return e.class < own.class end
-    return strict and e.side.own and e.side.q.priority > own.side.q.priority
+  local function goes_before(a, b)
+    if a.tag ~= b.tag then return a.tag < b.tag end
+    if a.class ~= b.class then return a.class < b.class end
+    return strict and a.side.mine and a.side.q.priority > b.side.q.priority
   end
 
-  -- leave_room adds what a flow leaves to an entry that goes before it.
-  local function leave_room(room, turn, e, own)
+  -- leave_room adds to a room what a flow whose side has the tag leaves to an entry that goes before.
+  local function leave_room(room, turn, e, tag)
     local lapses = e.lapses
-    if e.side.own then
+    if e.side.mine then
       local due = places.due_at(e.side.q.queue, turn.scope.suffix)
       if due and due > now then
         room.held = max(room.held or 0, due)
@@ -253,52 +247,46 @@ local function new_order(L, names, strict)
     end
     if lapses == 0 then return end
     if not e.step then mean_costs(turn, e) end
-    local n = min(e.of.n, max(1, ceil((own.tag - e.tag) / e.step)))
+    local n = min(e.tickets.n, max(1, ceil((tag - e.tag) / e.step)))
     for unit, cost in pairs(e.units) do room.reserved[unit] = (room.reserved[unit] or 0) + n * cost end
     room.lapses = min(room.lapses, lapses)
   end
 
-  function O.at(flow, scope)
+  function order.at(flow, scope)
     if not sides[2] and not flow.batch then return nil end
-    local turn, own = turn_of(flow, scope)
+    local turn, mine = turn_of(flow, scope)
     if not turn then return nil end
     local room, live = nil, false
     for k = 1, #turn.list do
       local e = turn.list[k]
-      if e ~= own then
-        local before = goes_before(e, own)
-        if (before or own.class == BATCH and e.class == LIVE) and waits(turn, e) then
-          live = live or e.class == LIVE
-          if before then
-            room = room or {reserved = {}, lapses = MOST, held = nil}
-            leave_room(room, turn, e, own)
-          end
+      local before = e ~= mine and goes_before(e, mine)
+      if (before or mine.class == BATCH and e.class == LIVE) and waits(turn, e) then
+        live = live or e.class == LIVE
+        if before then
+          room = room or {reserved = {}, lapses = MOST, held = nil}
+          leave_room(room, turn, e, mine.tag)
         end
       end
     end
-    if own.class == BATCH and not live and turn.time > now + BURST then
+    if mine.class == BATCH and not live and turn.time > now + BURST then
       room = room or {reserved = {}, lapses = MOST, held = nil}
       room.held = max(room.held or 0, turn.time - BURST)
     end
     return room
   end
 
-  function O.moved(suffix)
-    if turns[suffix] then
-      turns[suffix].stale = true
-    elseif turns[suffix] == false then
-      turns[suffix] = nil
-    end
+  function order.moved(suffix)
+    if turns[suffix] then turns[suffix].stale = true end
     for k = 1, suffix ~= ROOT and #sides or 0 do sides[k].narrow = true end
   end
 
-  function O.first(list)
+  function order.first(list)
     local best, first
     for i = 1, #list do
       local q, turn, e = list[i], turns[ROOT], nil
-      if turn and turn.shared and not turn.stale then e = turn.of[q.queue] end
+      if turn and turn.shared and not turn.stale then e = turn.entries[q.queue] end
       if not e then
-        local scope = call.numbers[''] and scopes.open(call, ROOT, call.numbers[''], nil) or O.root
+        local scope = call.numbers[''] and scopes.open(call, ROOT, call.numbers[''], nil) or order.root
         turn, e = turn_of({queue = q.queue, values = '', batch = q.batch, n = q.n}, scope)
       end
       if not best or e and first and goes_before(e, first) then best, first = i, e end
@@ -306,56 +294,52 @@ local function new_order(L, names, strict)
     return best, first and first.weight or 1
   end
 
-  local function spread(scope, i, units)
-    local st = scope.states[i]
-    if not st.period or st.period > PACED then return nil end
-    return units * st.period / st.limit
-  end
-
   local function charge_at(flow, scope, costs)
-    local turn, own = turn_of(flow, scope)
+    local turn, mine = turn_of(flow, scope)
     if not turn then return end
-    local list, v = turn.list, own.tag
+    local list, v = turn.list, mine.tag
     for k = 1, #list do
       if list[k].tag < v and waits(turn, list[k]) then v = list[k].tag end
     end
     turn.v, turn.changed = max(turn.v, v), true
-    own.tag = own.tag + max(1, ceil(part_of(scope, costs.windows) / own.weight))
-    for k = 1, strict and #list or 0 do
-      if list[k].side.own and list[k].class == own.class then list[k].tag = own.tag end
+    mine.tag = mine.tag + max(1, ceil(fair.part_of(scope, costs.windows) / mine.weight))
+    share_tag(turn, mine.class, mine.tag)
+    if mine.class == LIVE then return end
+    local longest = 0 -- until the next ticket of a batch
+    for _, i in ipairs(scope.of.windows) do
+      local st = scope.states[i]
+      if st.period and st.period <= PACED then
+        longest = max(longest, costs.windows[i] * st.period / st.limit)
+      end
     end
-    if own.class == LIVE then return end
-    local of, longest = scope.of.windows, 0
-    for j = 1, #of do longest = max(longest, spread(scope, of[j], costs.windows[of[j]]) or 0) end
     if longest > 0 then turn.time = ceil(max(turn.time, now) + longest) end
   end
 
-  function O.charge(flow, list, costs)
+  function order.charge(flow, list, costs)
     if not sides[2] and not flow.batch then return end
     for s = 1, #list do charge_at(flow, list[s], costs) end
-    if not call.numbers[''] then charge_at(flow, O.root, costs) end
+    if not call.numbers[''] then charge_at(flow, order.root, costs) end
   end
 
-  -- write_turn writes the tags at a scope, and keeps them until its windows are empty.
+  -- Tags at a scope are kept until its windows are empty.
   local function write_turn(suffix, turn)
     local tags, words, lasts = turn.tags, {format('%d %d', turn.v, turn.time)}, now
-    for name, e in pairs(turn.of) do tags[name] = e.tag end
+    for name, e in pairs(turn.entries) do tags[name] = e.tag end
     for name, tag in pairs(tags) do
       if tag >= turn.v then words[#words + 1] = format('%s=%d', name, tag) end
     end
-    local of = turn.scope.of.windows
-    for j = 1, #of do
-      lasts = max(lasts, call.windows[of[j]].algorithm.resets_at(turn.scope.states[of[j]], now))
+    for _, i in ipairs(turn.scope.of.windows) do
+      lasts = max(lasts, call.windows[i].algorithm.resets_at(turn.scope.states[i], now))
     end
     local ms = format('%d', max(KEPT, ceil((lasts - now) / 1000)))
     redis.call('SET', P .. 's:' .. suffix, concat(words, ' '), 'PX', ms)
   end
 
-  function O.write()
+  function order.write()
     for suffix, turn in pairs(turns) do
-      if turn and turn.changed then write_turn(suffix, turn) end
+      if turn.changed then write_turn(suffix, turn) end
     end
   end
 
-  return O
+  return order
 end

@@ -1,4 +1,4 @@
--- line_places.lua: at which node a flow waits, and when the node is looked at.
+-- line_places.lua: at which node a flow waits, and when a take visits the node.
 --
 -- A flow waits at the narrowest scope that has no room for its first ticket, or at ROOT if all
 -- have. A node is due when its first flow may fit.
@@ -84,9 +84,9 @@ local function new_places(L)
     for s = 1, #list do
       local scope, blocked_until = list[s], at
       if scope.failed then return scope, now + 1000000, false end
-      local of, ahead, room = scope.of.windows, scope.ahead, order and order.at(flow, scope)
-      for j = 1, #of do
-        local i = of[j]
+      local numbers, ahead, room = scope.of.windows, scope.ahead, order and order.at(flow, scope)
+      for j = 1, #numbers do
+        local i = numbers[j]
         local window, st, cost, before, reserved = call.windows[i], scope.states[i], by_window[i], 0, 0
         if ahead then before = ahead[window.unit] or 0 end
         if room then reserved = room.reserved[window.unit] or 0 end

@@ -3,27 +3,27 @@
 -- new_take(L) returns a table of
 --   put_back(record)   puts back the tickets that a process took and has not acknowledged, at their
 --                      ranks; their units stay charged
---   take(queues, strict, want, own, taken) -> next
+--   take(queues, strict, want, appointment, taken) -> next
 --                      takes up to `want` tickets into `taken` from the queues, a list of {name,
---                      priority}; strict: whether priorities are; own is the appointment of the
+--                      priority}; strict: whether priorities are; appointment: the last one of the
 --                      process; next: when to ask again, 0 if nobody waits in these queues
 --
 -- taken is a list of take.lua's reply, three or more values a ticket, with n, how many tickets, and
 -- kept, what the record of the take will say.
 
 local function new_take(L)
-  local STEPS = 128       -- flows that one call looks at besides those that it takes from
-  local DUE = '128'       -- nodes that one call looks at
-  local LOOKS = '32'      -- nodes that one call has looked at again
+  local STEPS = 128       -- flows that one call visits and takes nothing from
+  local DUE = '128'       -- due nodes that one call visits
+  local LOOKS = '32'      -- nodes that one call makes due after limits have changed
   local CHANGES = 1000000 -- us between looks after changes of limits
 
   local call = L.call
   local P, now, ROOT = call.P, call.now, windows.ROOT
   local fair, places, lists = once(new_fair, L), once(new_places, L), new_lists(L)
 
-  -- hand_out adds a ticket to what is taken: its text, when it was granted, and how much each
-  -- window has counted then. What never fits is not charged, and says nothing of the windows. The
-  -- status is one of take.lua's reply, not of decide.lua's.
+  -- hand_out adds a ticket to `taken`: its text, when it was granted, and how much each window has
+  -- counted then. A ticket that never fits is not charged, and its windows count 0. The status is one of
+  -- take.lua's reply.
   local function hand_out(taken, flow, ticket, status, at)
     local n = #taken
     local text = ticket.id .. ' ' .. ticket.costs.text .. ' ' .. ticket.rank .. ' ' ..
@@ -153,7 +153,7 @@ local function new_take(L)
     end
   end
 
-  -- look_again has nodes of a queue due that are not, some in each call, until it has been at all.
+  -- look_again makes some more nodes of a queue due, until it has been at all.
   local function look_again(q)
     local found = redis.call('ZSCAN', P .. 'd:' .. q.queue, q.look, 'COUNT', LOOKS)
     for i = 1, #found[2], 2 do places.due(q.queue, found[2][i], now) end
@@ -161,7 +161,8 @@ local function new_take(L)
     L.flush_dues()
   end
 
-  -- look_at_changes has all nodes looked at after limits have changed: other limits may let in more.
+  -- look_at_changes makes all nodes due after limits have changed, as others may let in more: some nodes
+  -- in each take.
   -- While workers disagree, in a rolling deploy, it begins once a second. After the clock was set
   -- back it does so too: nothing would be due until the clock has caught up.
   local function look_at_changes()
@@ -196,7 +197,7 @@ local function new_take(L)
   end
 
   -- next_time returns when to ask these queues again, 0 if nobody waits there.
-  local function next_time(names, own)
+  local function next_time(names, appointment)
     local first, time = nil, 0
     for i = 1, #names do
       local q = L.queues[names[i]]
@@ -204,11 +205,11 @@ local function new_take(L)
         q.first, q.last, q.changed = 0, 0, true -- its servers ask when they are nudged
       elseif q and q.n > 0 then
         local head = redis.call('ZRANGE', P .. 'd:' .. q.queue, '0', '0', 'WITHSCORES')[2]
-        local at = head and head + 0 or appointments.latest(now)
-        if not first or at < time then first, time = q, at end
+        local due = head and head + 0 or now + appointments.LATEST
+        if not first or due < time then first, time = q, due end
       end
     end
-    return first and appointments.next(first, now, time, own) or 0
+    return first and appointments.next(first, now, time, appointment) or 0
   end
 
   -- sides_of returns the sides of a take's queues in which anything waits, and the names of all. From
@@ -232,7 +233,7 @@ local function new_take(L)
     return sides, names
   end
 
-  local function take(queues, strict, want, own, taken)
+  local function take(queues, strict, want, appointment, taken)
     L.read_queues()
     look_at_changes()
     local sides, names = sides_of(queues)
@@ -243,7 +244,7 @@ local function new_take(L)
     serve(sides, want, taken)
     if L.order then L.order.write() end
     L.flush_dues()
-    return next_time(names, own)
+    return next_time(names, appointment)
   end
 
   return {put_back = put_back, take = take}

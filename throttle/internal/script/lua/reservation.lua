@@ -174,10 +174,7 @@ local function reservation_verbs(call)
     if rank and rank + 0 == r.rank then return 8, now end -- it was put back
     verbs.cancel(r, list, now, fits, before)
     if r.cancelled then return 8, now end
-    if not rank then -- else it joined again, and stays there
-      line.join(r, list, now)
-      line.seldom().untook(r)
-    end
+    if not rank then line.join(r, list, now) end -- else it joined again, and stays there
     return 1, now
   end
 

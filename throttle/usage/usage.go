@@ -152,39 +152,37 @@ func (c *Counter) write(l *throttle.Limiter) {
 	sums, points := c.sums, c.points
 	c.sums, c.points = make(map[count]int64, len(sums)), map[string]Point{}
 	c.mu.Unlock()
-	byKey := map[string][]count{}
-	at := time.Now()
+	byPolicy, at := map[string][]count{}, time.Now()
 	for of, units := range sums {
 		if units != 0 {
-			key := keyOf(l, of.policy, of.unit, at)
-			byKey[key] = append(byKey[key], of)
-		}
-	}
-	later := func(policy string, err error) {
-		l.Config().Logger.Warn("usage: what a policy granted is written later", "policy", policy, "err", err)
-	}
-	for key, counts := range byKey {
-		pipe := l.Config().Client.Pipeline()
-		for _, of := range counts {
-			pipe.ZIncrBy(ctx, key, float64(sums[of]), of.tenant)
-		}
-		pipe.ZRemRangeByRank(ctx, key, 0, -1-maxTenants)
-		pipe.Expire(ctx, key, kept)
-		if _, err := pipe.Exec(ctx); err != nil {
-			later(counts[0].policy, err)
-			for _, of := range counts {
-				c.add(throttle.Request{Policy: of.policy, Tenant: of.tenant}, of.unit, sums[of])
-			}
+			byPolicy[of.policy] = append(byPolicy[of.policy], of)
 		}
 	}
 	for policy, waits := range waiting {
 		p := points[policy]
-		if p.Waiting = waits; p == (Point{}) {
+		if p.Waiting = waits; p == (Point{}) && len(byPolicy[policy]) == 0 {
 			continue
 		}
-		if err := writePoint(ctx, l, policy, p); err != nil {
-			later(policy, err)
+		pipe, keys := l.Config().Client.Pipeline(), map[string]bool{}
+		for _, of := range byPolicy[policy] {
+			key := keyOf(l, policy, of.unit, at)
+			pipe.ZIncrBy(ctx, key, float64(sums[of]), of.tenant)
+			keys[key] = true
+		}
+		for key := range keys {
+			pipe.ZRemRangeByRank(ctx, key, 0, -1-maxTenants)
+			pipe.Expire(ctx, key, kept)
+		}
+		p.add(ctx, pipe, l, policy, at)
+		cmds, err := pipe.Exec(ctx)
+		if err != nil {
+			l.Config().Logger.Warn("usage: what a policy granted could not be written", "policy", policy, "err", err)
+		}
+		if err != nil && cmds[0].Err() != nil { // else Redis refused a later one, and some are written
 			c.point(policy, p)
+			for _, of := range byPolicy[policy] {
+				c.add(throttle.Request{Policy: policy, Tenant: of.tenant}, of.unit, sums[of])
+			}
 		}
 	}
 }

@@ -34,26 +34,24 @@ func (p *Page) points(ctx context.Context, policies []string, back time.Duration
 	return points
 }
 
-// A spark is a small chart of the grants of the last half hour.
-type spark struct{ Line, Cap string }
-
 const sparkHeight = 30
 
-func sparkOf(points []usage.Point) spark {
+// sparkOf returns the line of a small chart of the grants of the last half hour.
+func sparkOf(points []usage.Point) string {
 	points = points[max(0, len(points)-31):max(0, len(points)-1)] // the last minute is under way
 	most := int64(0)
 	for _, p := range points {
 		most = max(most, p.Granted)
 	}
 	if most == 0 {
-		return spark{}
+		return ""
 	}
 	var line strings.Builder
 	for i, p := range points {
 		fmt.Fprintf(&line, "%.1f,%.1f ", 100*float64(i)/float64(len(points)-1),
 			2+(sparkHeight-2)*(1-float64(p.Granted)/float64(most)))
 	}
-	return spark{Line: line.String()}
+	return line.String()
 }
 
 // The size of a chart, in its own units.
@@ -133,7 +131,7 @@ func newChart(title, now string, steps []usage.Point, value func(usage.Point) fl
 		most, sum = max(most, value(p)), sum+value(p)
 	}
 	top := nice(most)
-	c := chart{Title: title, Now: now, Note: "at most " + axis(most), Ticks: []string{axis(top), axis(top / 2), "0"}}
+	c := chart{Title: title, Now: now, Note: "at most " + perSecond(most), Ticks: []string{perSecond(top), perSecond(top / 2), "0"}}
 	c.Text = fmt.Sprintf("%s, %s to %s UTC: %s", title, steps[0].At.UTC().Format("15:04"),
 		steps[len(steps)-1].At.UTC().Format("15:04"), c.Note)
 	var line strings.Builder
@@ -172,13 +170,6 @@ func nice(v float64) float64 {
 			}
 		}
 	}
-}
-
-func axis(v float64) string {
-	if v >= 10 || v == math.Trunc(v) {
-		return number(int64(math.Round(v)))
-	}
-	return fmt.Sprintf("%.2g", v)
 }
 
 // perSecond writes a rate.

@@ -55,7 +55,7 @@ type policyView struct {
 	Fails    throttle.FailMode
 	Granted  float64 // in a second, in the last minutes
 	Limit    string  // of Granted
-	History  spark
+	History  string  // the line of a chart
 	Status   status
 	Trend    int64 // how many more wait than a minute ago
 	Drains   time.Time

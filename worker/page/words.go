@@ -20,7 +20,6 @@ import (
 var functions = template.FuncMap{
 	"changes":   control.Describe,
 	"clock":     clock,
-	"dict":      pairs,
 	"free":      free,
 	"gauge":     newGauge,
 	"int64":     func(n int) int64 { return int64(n) },
@@ -40,15 +39,6 @@ var functions = template.FuncMap{
 	"shorter":   func(s string) string { return cut(s, 16) },
 	"since":     func(at, now time.Time) string { return words.Span(now.Sub(at)) },
 	"unchanged": url.QueryEscape,
-}
-
-// pairs gives a template several values by their names.
-func pairs(pairs ...any) map[string]any {
-	values := map[string]any{}
-	for i := 0; i+1 < len(pairs); i += 2 {
-		values[pairs[i].(string)] = pairs[i+1]
-	}
-	return values
 }
 
 // name shows a name that is data.

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A Window is what algorithms know of a window: see the fields of the same names of
+// A Window is a window as algorithms see it: see the fields of the same names of
 // throttle.Window.
 type Window struct {
 	Anchor           string
@@ -52,7 +52,7 @@ type Algorithm struct {
 	// Options are the fields that some algorithms have, and this one.
 	Options []Option
 
-	// Paced is the time over which batches use evenly what the window holds. Without it they do not.
+	// Paced is the time over which batches use the window evenly. Without it they do not.
 	Paced func(Window) time.Duration
 
 	// Params turns a valid window into the numbers of the Lua side.

@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// A Simulated window is what a plan counts by. It never goes back in time. Times are microseconds.
+// A Simulated window counts for a forecast. It never goes back in time. Times are microseconds.
 type Simulated interface {
 	Fits(t, cost int64) int64 // the earliest time, from t on, at which the cost fits
 	Take(t, cost, hold int64) // counts the cost, which fits; hold: how long it is held, if it is
 }
 
-// Counted is what a window has counted. Times are microseconds.
+// Counted is the state of a window. Times are microseconds.
 type Counted struct {
 	Used   int64 // units
 	Now    int64
@@ -74,7 +74,7 @@ func (s *simulatedLog) Fits(t, cost int64) int64 {
 	return t
 }
 
-// What has left is dropped here: time goes on by takes, and Fits also looks at later times.
+// Take drops units that have left. Time goes on by takes, and Fits also looks at later times.
 func (s *simulatedLog) Take(t, cost, hold int64) {
 	for len(s.log) > 0 && s.log[0].at <= t {
 		s.used -= s.log[0].n
@@ -98,7 +98,7 @@ func (s *simulatedLog) Take(t, cost, hold int64) {
 	s.log = slices.Insert(s.log, i, leaving{until, cost})
 }
 
-// simulatedBuckets counts what is granted between two resets.
+// simulatedBuckets counts the grants between two resets.
 type simulatedBuckets struct {
 	limit, used, ends int64
 	closed            int64               // before a reset, for so long, nothing is granted

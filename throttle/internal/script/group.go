@@ -34,12 +34,12 @@ type Group struct {
 	busy    bool // a call is under way
 	waiting []*ask
 
-	// lost cancels what calls without an answer may have granted. The next call begins with it: what
-	// the script remembers of the last call says what that was.
+	// lost cancels the grants of calls without an answer. The next call begins with it: the script's
+	// record of the last call tells which grants these were.
 	lost []*ask
 }
 
-// An ask is what one caller asks, or a part of it that one call can carry.
+// An ask holds the requests of one caller, or a part of them that one call can carry.
 type ask struct {
 	ctx      context.Context
 	policy   *Policy
@@ -62,7 +62,7 @@ type call struct {
 
 // NewGroup returns a group of one policy name.
 func (r *Runner) NewGroup() *Group {
-	process := NewID() // by which the script knows what the last call did
+	process := NewID() // by which the script keeps the results of the last call
 	return &Group{decide: func(
 		ctx context.Context, p *Policy, seq int64, requests []Request, args []any,
 	) (answers []Answer, err error) {
@@ -80,7 +80,7 @@ func (r *Runner) NewGroup() *Group {
 func (p *Policy) group() int { return max(1, min(maxGroup, maxGroupWindows/max(1, len(p.Windows)))) }
 
 // Do returns an answer to each of the requests, in order. If the context ends first it returns the
-// context's error, and what was granted is cancelled. With a deadline it returns then, whatever
+// context's error, and grants are cancelled. With a deadline it returns then, whatever
 // Redis does. Other errors are those of go-redis, or a *ReplyError. If a single request cannot be
 // decided, its answer has the error.
 func (g *Group) Do(ctx context.Context, p *Policy, requests ...Request) (answers []Answer, err error) {
@@ -156,14 +156,15 @@ func (g *Group) giveUp(asks []*ask) bool {
 	return true
 }
 
-// load takes what one call can send from what waits, or returns nil. The call has the context of its
-// only caller, or else a time limit and the values of a caller's, such as a trace. The lock is held.
+// load returns the next call, with as many of the waiting asks as fit, or nil if none waits. The call
+// has the context of its only caller, or else a time limit and the values of a caller's, such as a
+// trace. The lock is held.
 func (g *Group) load(alone context.Context) *call {
 	if g.busy = len(g.waiting) > 0; !g.busy {
 		return nil
 	}
 	p := g.waiting[0].policy
-	// After a call by another policy nothing says any more what the last one got.
+	// After a call by another policy, the script has no record of the lost one.
 	g.lost = slices.DeleteFunc(g.lost, func(a *ask) bool { return a.policy != p })
 	c, room := &call{}, p.group()
 	g.waiting = slices.DeleteFunc(append(g.lost, g.waiting...), func(a *ask) bool {
@@ -210,8 +211,8 @@ func (g *Group) send(c *call) {
 	answers = g.run(c.ctx, first.policy, requests, args)
 }
 
-// deliver keeps the answers to an ask. The next call gives back what was granted without an answer, or
-// to a caller that gave up. The lock is held.
+// deliver keeps the answers to an ask. The next call gives back grants without an answer, or to a caller
+// that gave up. The lock is held.
 func (g *Group) deliver(a *ask, answers []Answer) {
 	a.answers = answers
 	for i, answer := range answers {
@@ -225,8 +226,8 @@ func (g *Group) deliver(a *ask, answers []Answer) {
 	}
 }
 
-// cancelGrants has the next call give back what a caller was granted that gave up. What an
-// idempotency key got before may belong to another call. The lock is held.
+// cancelGrants lets the next call give back the grants of a caller that gave up. An earlier grant of
+// an idempotency key may belong to another call. The lock is held.
 func (g *Group) cancelGrants(a *ask) {
 	for i, answer := range a.answers {
 		if r := a.requests[i]; grants(r.Op) && answer.Status == Granted {
@@ -235,13 +236,13 @@ func (g *Group) cancelGrants(a *ask) {
 	}
 }
 
-// cancel returns the request that gives back what a request was granted at a time.
+// cancel returns the request that gives back the grant of a request at a time.
 func (r Request) cancel(at int64) Request {
 	return Request{Op: Cancel, ID: r.ID, At: at, Once: r.Once, Own: r.Own, Keys: r.Keys, Cost: r.Cost}
 }
 
-// undoLost returns the request that gives back what Redis may have granted without an answer, if
-// anything. The caller was told an error. An idempotency key keeps what it got, for the caller to ask
+// undoLost returns the request that gives back a grant that Redis may have made without an answer.
+// The caller got an error. An idempotency key keeps its grant, for the caller to ask
 // again.
 func (r Request) undoLost(a Answer) (undo Request, ok bool) {
 	var reply redis.Error

@@ -27,7 +27,7 @@ import (
 // ATTRIBUTES and VALUES are lists in the same order, separated by commas. Values are data, and
 // escaped: no name can collide with another or reach beyond its own key.
 
-// Prefix returns what all keys of a line begin with. No two pairs have the same: neither part holds
+// Prefix returns the beginning of all keys of a line. No two pairs have the same: neither part holds
 // a brace.
 func Prefix(prefix, line string) string { return prefix + "sluice:{" + line + "}:" }
 
@@ -61,7 +61,7 @@ func ParseScopes(keys string) map[string]string {
 // OnceKey returns the name of an idempotency key. Tenants do not share names.
 func OnceKey(tenant, key string) string { return Escape(tenant) + ":" + Escape(key) }
 
-// OnceDigest returns a digest of what counts a request with an idempotency key. Requests with the
+// OnceDigest returns a digest of the cost and scopes of a request with an idempotency key. Requests with the
 // same one are repeats of each other.
 func OnceDigest(cost string, keys []string) string {
 	sum := sha256.Sum256([]byte(cost + " " + strings.Join(keys, " ")))
@@ -92,7 +92,7 @@ func parseTicket(name string) (queue, id string, ok bool) {
 	return Unescape(queue), u.String(), err == nil
 }
 
-// FlowMark returns what begins the values of a policy's flows, so that tickets which joined by
+// FlowMark returns the beginning of the values of a policy's flows, so that tickets which joined by
 // other scopes wait in other flows. The tenant alone, which most policies have, has none. What all
 // share does not differ. Scopes are attributes, by commas.
 func FlowMark(scopes []string) string {

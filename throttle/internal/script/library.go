@@ -11,14 +11,14 @@ import (
 //go:embed lua
 var files embed.FS
 
-// The files of a script, besides those of its algorithms. A file uses only what stands before it.
+// The files of a script, besides those of its algorithms. A file uses only earlier files.
 const (
 	line = "line_appointments line_units line_fair line_places line_order line_write line "
 	join = "line_eta line_leave line_join "
 )
 
-// What most calls do not need is a function that is called once, by calls that need it. It returns
-// these functions.
+// Functions that most calls do not need stand in one, which is called once by calls that need them. It
+// returns these.
 const (
 	extrasOfTake   = "new_join upstream"
 	extrasOfDecide = "denied fields granted_before line_of read_place replace upstream verb"

@@ -20,7 +20,7 @@ var needed = []string{
 	"del s h z",
 }
 
-// preflight calls each of ARGV, whose keys begin with KEYS[1], and replies those that the user may
+// preflight calls each of ARGV, whose keys begin with KEYS[1], and replies with the ones that the user may
 // not call.
 var preflight = redis.NewScript(`
 local refused = {}

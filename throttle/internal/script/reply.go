@@ -47,7 +47,7 @@ type Answer struct {
 	Pause   PauseAnswer
 	Adapted AdaptedAnswer
 	Left    LeftAnswer
-	Before  []int64 `lua:"before"` // by window, what a Settle or Cancel corrected; nil if that is what the request says
+	Before  []int64 `lua:"before"` // by window, the cost before this; nil if the request says the same
 	Fits    []int64 `lua:"fits"`   // by window, when the cost fits it alone, 0 for at once; nil if that is at once
 	Windows []WindowAnswer
 	Err     error // *StateError, if the status is Failed
@@ -67,7 +67,7 @@ type PauseAnswer struct {
 	Tenant string `lua:"tenant"` // the one that was refused
 }
 
-// An AdaptedAnswer is what refusals by the upstream made of a window's rate. It is zero if that is
+// An AdaptedAnswer is a window's rate after refusals by the upstream. It is zero if that is
 // the published one.
 type AdaptedAnswer struct {
 	Rate     int64 `lua:"rate"`  // in millionths of the published rate

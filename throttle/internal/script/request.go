@@ -18,12 +18,12 @@ const (
 	Leave     = "leave"     // takes it out
 	PutBack   = "put_back"  // puts a taken ticket back at its rank
 	Cancel    = "cancel"    // gives back all of a reservation
-	Settle    = "settle"    // corrects what a reservation took
-	Release   = "release"   // gives back what it holds by leases
+	Settle    = "settle"    // corrects the units of a reservation
+	Release   = "release"   // gives back its leases
 	Renew     = "renew"     // prolongs its leases
 	Pause     = "pause"     // notes that the upstream refused
 	Resume    = "resume"    // ends a pause
-	Remaining = "remaining" // notes what the upstream has left
+	Remaining = "remaining" // notes the units that the upstream has left
 	Expect    = "expect"    // answers when a ticket, or the last of a flow, is expected to start
 	Refresh   = "refresh"   // writes a tenant's weight and own limits where its tickets wait
 )
@@ -50,7 +50,7 @@ type Request struct {
 	Refused Refused // of Pause
 	Left    Left    // of Remaining
 
-	lost    int64 `lua:"lost"` // of Cancel: what call lostSeq granted to its request of this number, from 1
+	lost    int64 `lua:"lost"` // of Cancel: the grant of call lostSeq to its request of this number, from 1
 	lostSeq int64 `lua:"lost_seq"`
 }
 
@@ -62,7 +62,7 @@ type Refused struct {
 	RampMax int64  `lua:"ramp_most"`      // to which repeated refusals double Ramp
 	Adapt   int64  `lua:"adapt"`          // 0 not, 1 by spreading grants, 2 by the rate too
 	Tenant  string `lua:"tenant,escaped"` // the one that was refused
-	Cause   string `lua:"cause,escaped"`  // what the upstream said; empty if that is unknown
+	Cause   string `lua:"cause,escaped"`  // the upstream's word for it; empty if that is unknown
 	By      string `lua:"by,escaped"`     // which limiter reported it
 	ByHand  bool   `lua:"hand"`
 }

@@ -17,7 +17,7 @@ import (
 type Runner struct {
 	Client redis.UniversalClient
 
-	// Prefix is what all keys begin with. It holds no brace.
+	// Prefix begins all keys. It holds no brace.
 	Prefix string
 
 	// Now, if not nil, returns the time for the scripts in microseconds, or 0 for the clock of Redis.

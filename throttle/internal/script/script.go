@@ -1,6 +1,6 @@
 // Package script is the only way from Go to the scripts in Redis. It encodes calls, decodes
 // replies, gathers requests into calls, and assembles the texts in lua/. It knows no policies:
-// package throttle says what to send.
+// package throttle makes the requests.
 //
 // A call names one key, by which a cluster finds its server. Its arguments begin with a header
 // (Runner.header) and go on with requests (Request) or the fields of a take (TakeRequest).
@@ -16,13 +16,13 @@ import (
 type Policy struct {
 	Line       string   // its hash tag: the policy's name, unless it has shards
 	Algorithms []string // Lua files of the algorithms in use, without ".lua", sorted
-	BatchShare float64  // of what a scope grants while live tickets and a batch wait there
+	BatchShare float64  // the share of batches in a scope's grants while live tickets wait there too
 	Scopes     []string // attributes of every scope, separated by commas, narrow to broad
 	Windows    []Window
 
 	scripts *scripts
 	keys    []string // of a call; on a Cluster there is one more, which keeps a slot together
-	leases  bool     // some window holds what it grants
+	leases  bool     // some window holds its grants
 	lists   bool     // some window has a list
 	scopes  string   // arguments of every call
 	windows string
@@ -33,7 +33,7 @@ type Window struct {
 	Scope  int // its place in Policy.Scopes, from 1
 	Name   string
 	Kind   string // the algorithm's letter
-	Leases bool   // it holds what it grants until that is released, or its lease runs out
+	Leases bool   // it holds its grants until they are released, or their leases run out
 	Unit   string
 	Params [4]int64
 

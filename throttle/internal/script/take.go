@@ -15,7 +15,7 @@ import (
 type TakeRequest struct {
 	Claims string         // the queue of NewClaims, in place of Queues
 	Queues map[string]int // by priority
-	Strict bool           // a queue gets only what queues of higher priority leave
+	Strict bool           // a queue gets only the room that queues of higher priority leave
 	Max    int
 }
 
@@ -57,7 +57,7 @@ func (r *Runner) NewTaker() *Taker {
 // NewClaims returns a taker of one policy name for calls that wait in place, and the name of their
 // queue, which nobody else has: names that are data are escaped, and hold no "!".
 func (r *Runner) NewClaims() (taker *Taker, queue string) {
-	process := NewID() // by which the script knows what it took last
+	process := NewID() // by which the script keeps the last take
 	take := func(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error) {
 		return r.take(ctx, p, process, seq, q)
 	}
@@ -81,7 +81,7 @@ func (r *Runner) take(ctx context.Context, p *Policy, process string, seq int64,
 }
 
 // Take sends one take. It returns when the context ends, whatever Redis does. The next take gets
-// what this one would have got.
+// the tickets of this one.
 func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, error) {
 	if err := t.lock(ctx); err != nil {
 		return Taken{}, err

@@ -5,10 +5,10 @@
 --   parameters  p1 limit (units), p2 margin (us), p3 schedule (a number, which tells schedules
 --               apart), p4 ticks (seconds since 1970 by commas, ascending)
 --   payload     tick(7) used(7) late(7): the tick that the span began with, the units since, and
---               those of them that may be counted after the next tick by the upstream
+--               the ones that the upstream may count after the next tick
 --
--- A tick takes effect `margin` after its time, and what is granted from `margin` before its time on
--- is counted on both sides of it: the upstream's clock may differ by as much.
+-- A tick takes effect `margin` after its time, and a grant from `margin` before its time on
+-- counts on both sides of it: the upstream's clock may differ by as much.
 
 algorithms['t'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
@@ -38,7 +38,7 @@ algorithms['t'] = {
   fits_at = function(st, now, from, cost, ahead, each)
     local last, units, i = #st.ticks, ahead + cost, st.at
     local limit, base = st.limit, st.used
-    -- From which tick on `from` is, and what is counted there.
+    -- The tick before `from`, and the units since.
     while i < last and st.ticks[i + 1] + st.margin <= from do
       i = i + 1
       base = i == st.at + 1 and st.late or 0

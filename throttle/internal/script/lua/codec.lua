@@ -15,14 +15,14 @@ local byte, char, sub, match, gmatch = string.byte, string.char, string.sub, str
 local find, format, concat = string.find, string.format, table.concat
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 
--- Doubles hold every integer up to here. Only what exempt tenants take can come near.
+-- Doubles hold every integer up to here. Only the units of exempt tenants can come near.
 local MOST = 9007199254740992
 
--- Algorithms are by their letters. What most calls do not need is made by extras(call), and lines by
--- line_files (library.go).
+-- Algorithms are by their letters. extras(call) makes the functions that most calls do not need, and
+-- line_files those of lines (library.go).
 local algorithms, extras, line_files = {}, nil, nil
 
--- once returns what `make` returned when it was called first. It is the one way to leave functions
+-- once returns the result of the first call of `make`. It is the one way to leave functions
 -- out of calls that do not need them.
 local made = {}
 local function once(make, ...)
@@ -43,9 +43,9 @@ local function read_fields(text, into)
   return into
 end
 
-local function write_fields(of)
+local function write_fields(values)
   local parts, n = {}, 0
-  for name, value in pairs(of) do
+  for name, value in pairs(values) do
     n = n + 1
     parts[n] = type(value) == 'number' and format('%s=%d', name, value) or name .. ':' .. value
   end

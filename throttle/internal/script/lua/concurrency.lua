@@ -6,7 +6,7 @@
 --   payload     used(7) hold(7) entry*
 --   entry       expires(7) units(7) id(8), the soonest to expire first
 --
--- `hold` estimates how long units are held (us). It begins with what the first grant said. A longer
+-- `hold` estimates how long units are held (us). It begins with the `hold` of the first grant. A longer
 -- hold replaces it at once, a shorter one moves it by a quarter of the way. So an expected start is
 -- an upper bound as long as holders do not take longer.
 
@@ -14,7 +14,7 @@ do
 
 local LEASE = 22 -- bytes of an entry
 
--- lease_units returns what the lease at a place holds.
+-- lease_units returns the units of the lease at a place.
 local function lease_units(data, i) return unpack7(data, i + 7) end
 
 -- find_lease returns the place of a lease in st.data, or nil.
@@ -45,7 +45,7 @@ local function add_lease(st, expires, units, id)
   st.used = st.used + units
 end
 
--- give_back_lease lowers what a lease holds, and returns by how much.
+-- give_back_lease removes a lease, and returns its units.
 local function give_back_lease(st, now, at, cost, id)
   local i = find_lease(st, id)
   if not i then return 0 end
@@ -75,7 +75,7 @@ algorithms['c'] = {
     return max(from, now + ceil(over / st.limit) * max(st.hold, st.lease))
   end,
 
-  -- What is given back is looked at then. A lease that runs out has to be looked for.
+  -- Returned units are noticed by their call. A lease that runs out has to be looked for.
   opens_at = function(st, now)
     if st.first > #st.data then return now + st.lease end
     return unpack7(st.data, st.first)

@@ -4,9 +4,9 @@
 --   1 op        a verb of the table below
 --   2 costs     "requests=1,tokens=5", "-" for none
 --   3 ticket    "QUEUE/ID"; empty: does not wait
---   4 place     "flow tenant weight key" (line.lua), "-" for what is empty: flow "QUEUE|VALUES",
+--   4 place     "flow tenant weight key" (line.lua), "-" for an empty word: flow "QUEUE|VALUES",
 --               weight in thousandths; empty where no line is asked
---   5 more      fields (codec.lua), of those below; empty for most requests
+--   5 more      fields (codec.lua) of the list below; empty for most requests
 --   then S ends of the scopes' keys, narrow to broad
 --
 -- Fields of a request. Times are in us, lists like [1,2].
@@ -18,14 +18,14 @@
 --   rank        of a ticket that is put back
 --   id          16 hex digits: of the reservation
 --   at          when it was granted; missing if it was not yet
---   replaces    of a reserve: the id of what was granted at `at`
---   hold        how long what is granted may be held where it has to be given back
+--   replaces    of a reserve: the id of the grant at `at`
+--   hold        how long the grant may be held where it has to be given back
 --   once        end of the key by which a repeated request is known for a minute
---   digest      with `once`: of what counts the request
+--   digest      with `once`: of the costs and scopes of the request
 --   lost, lost_seq
---               of a cancel: what call lost_seq granted to its request of this number, if anything
+--               of a cancel: the grant of call lost_seq to its request of this number, if any
 --   never       of a cancel: the numbers of windows that never counted it
---   actual      of a settle: by window what it really cost, below 0 if that stays
+--   actual      of a settle: the real cost by window, below 0 if that stays
 --   scopes      the numbers of the scopes that pause, resume and remaining are about
 --   wait, guess, ramp, ramp_most, adapt, tenant, cause, by, hand
 --               of a pause: upstream.lua; guess: the longest pause, if the upstream did not say how
@@ -35,25 +35,25 @@
 --
 -- Verbs:
 --   reserve     takes the costs in all windows, or in none. A denied request with a ticket joins
---               the line. With `at`, what was granted then is given back first, once, and others
+--               the line. With `at`, the grant of then is given back first, once, and others
 --               that wait go after it
 --   exempt      takes the costs, and is never denied
 --   observe     exempt, and tells by when the costs would have fitted
---   peek        tells what reserve would, and changes nothing
+--   peek        answers as reserve would, and changes nothing
 --   join        puts the ticket in line
---   put_back    puts the ticket back at its rank, once, with what it had been granted
+--   put_back    puts the ticket back at its rank, once, with the units of its grant
 --   leave       takes the ticket out of the line
 --   refresh     writes the flow's weight and own parameters as they are now
 --   expect      tells when the ticket is expected to start, or without one the last of the flow, and
 --               when each window fits it; changes nothing. If it does not wait, the times are those
 --               of the costs
---   cancel      gives everything back, once; of what was taken from the line, with its place, it
---               also undoes what its tenant's tags moved by
---   release     gives back what is held by leases
---   renew       keeps what is held by leases for as long again
---   settle      corrects what was taken
+--   cancel      gives everything back, once; with the place of a taken ticket it also moves its
+--               tenant's tags back
+--   release     gives back the units that leases hold
+--   renew       keeps the leases for as long again
+--   settle      corrects the units that were taken
 --   pause       notes that the upstream refused: nothing is granted for a while (upstream.lua)
---   resume      ends a pause, and what the scopes adapted to
+--   resume      ends a pause, and the adapted rates
 --   remaining   notes how many units the upstream has left
 --
 -- reply  for every request its status and when it was decided, or granted before (us, as all times);
@@ -84,16 +84,16 @@
 --   behind  how far the clock is behind the windows, which stand still until it has caught up
 --   nudge   1: a server should be woken
 --   fits    by window when the costs fit it, 0 for at once; of cancel: the units given back
---   before  what the reservation cost by window, as `actual`; missing if the request says the same
+--   before  the cost of the reservation by window, as `actual`; missing if the request says the same
 --   ends, opens, reported, tenant, cause, by, hand
 --           a pause (upstream.lua): until when nothing is granted, and until when little
 --   rate, window, since, refusals, cut, free
---           what a scope adapted to: the rate in millionths of the window's published one
+--           the adapted rate of a scope, in millionths of the window's published one
 --   left, left_until, left_window
---           how many units the upstream has left until a time, of what the window counts
+--           how many units of the window the upstream has left until a time
 --
 -- Keys, behind the prefix P of the policy:
---   r:PROCESS     what the last call of a process did, which answers that call if it is repeated:
+--   r:PROCESS     the results of a process's last call, which answer that call if it is repeated:
 --                 seq(7), then for every request status(1) at(7), 0 if nothing was granted
 --   n:TENANT:KEY  when the request of an idempotency key was granted, a blank, and its digest
 
@@ -121,7 +121,7 @@ for i = 1, n do raw[suffixes[i]] = values[i + 2] end
 if values[1] then call.waiting = values[1] end
 local last = values[2] and unpack7(values[2], 1) or 0
 if last > seq then return {} end
-local known = values[2]                   -- what the last call did
+local known = values[2]                   -- the results of the last call
 local record = last == seq and known      -- this very call, which is repeated
 
 local NOT_GRANTED = '\0\0\0\0\0\0\0'
@@ -196,7 +196,7 @@ if call.waiting or argv[first] == 'join' then
 end
 
 local out, m = {nil, nil, nil, nil, nil, nil}, 0
-local done, count = {nil}, 0               -- what the record says of every request
+local done, count = {nil}, 0               -- for the record, by request
 local list, plain_fits = {nil}, {nil, nil} -- the scopes of one request, and when its costs fit
 local last_grant, last_at                  -- of the record: the grants of a batch are alike
 local all, open, scope_of = call.windows, call.open, call.scope_of

@@ -40,7 +40,7 @@ local function drain_time(st, units, parts)
   return time + ceil((rest + parts) / st.drain)
 end
 
--- less_drained returns units and parts less what drains in `time`, at least 0.
+-- less_drained returns units and parts after a drain of `time`, at least 0.
 local function less_drained(st, units, parts, time)
   if time <= 0 then return units, parts end
   local drained, rest = scale_by(time, st.drain, st.span)
@@ -81,7 +81,7 @@ algorithms['g'] = {
     st.units = min(st.units + cost, MOST)
   end,
 
-  -- What has drained since the grant may have made room for others: it is not given back again.
+  -- Units that have drained since the grant may have made room for others: they are not given back.
   give_back = function(st, now, at, cost)
     local units, parts = less_drained(st, cost, 0, now - at)
     if units > st.units or units == st.units and parts > st.parts then

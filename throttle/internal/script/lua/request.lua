@@ -1,4 +1,4 @@
--- request.lua: one request of a batch: what it says, and how it is granted. request_more.lua has the
+-- request.lua: reads one request of a call, and grants it. request_more.lua has the
 -- rest, which most calls do not need.
 --
 -- A request r is a table with the values and fields that decide.lua lists, where the request says
@@ -7,12 +7,12 @@
 --   suffixes           its scopes; nil where nothing asks
 --   done_at            when an earlier attempt of the same call did it, if one did
 --   lease              its id as leases keep it, once it is needed
---   known              with `lost`: what the script remembers of the last call of the process
---   before             what the reservation cost, if that was corrected: the reply of decide.lua
+--   known              with `lost`: the record of the last call of the process
+--   before             the cost of the reservation, if that was corrected: the reply of decide.lua
 -- and of its place, once that is read: queue, batch (its class), flow, tenant, weight, key.
 --
 --   read_request(call, argv, at) -> r
---   lease_id(call, r) -> bytes         nil if no window holds what is granted
+--   lease_id(call, r) -> bytes         nil if no window holds its grants
 --   grant(call, r, list, now)          takes the costs
 --
 -- Of the call, two fields belong to decide.lua and its verbs:
@@ -20,7 +20,7 @@
 --   dirty   whether something has changed that must not be done twice
 
 local KEPT = 60000 -- ms for which a repeated call or request is recognised
-local plain -- one table serves for all requests that nothing keeps: those without a line
+local plain -- one table serves for all requests without a line: nothing keeps them
 
 local function read_request(call, argv, at)
   local costs_text, ticket, place, more = argv[at + 1], argv[at + 2], argv[at + 3], argv[at + 4]

@@ -1,6 +1,6 @@
--- request_more.lua: what the verbs share for requests that are not simply granted.
+-- request_more.lua: functions that verbs share, for requests that are not simply granted.
 --
---   read_place(r)                              reads what only a line needs
+--   read_place(r)                              reads the place, which only a line needs
 --   line_of(call) -> J                         the verbs of line_join.lua, set up once
 --   denied(call, r, list, now, fits, time) -> status, at, expected, latest, binds
 --                                              the answer to a denied request without a place in line
@@ -80,7 +80,7 @@ local function fields(r, list, now, fits, time, latest, binds, nudge)
     text = text .. ' fits:' .. concat(times, ',')
   end
   for s = 1, #list do
-    if list[s].upstream then return text .. ' ' .. upstream().said(list, now) end
+    if list[s].upstream then return text .. ' ' .. upstream().reply_fields(list, now) end
   end
   return text
 end

@@ -1,19 +1,19 @@
 -- reservation.lua: the verbs about a reservation: put_back, cancel, release, renew, settle.
 --
 -- Key, behind the prefix P of the policy:
---   n:ID   what became of a reservation, as fields:
+--   n:ID   the fate of a reservation, as fields:
 --            at         when it was granted
 --            again      1 if the id of an idempotency key was granted once more, at that time
 --            cancelled, released
 --                       1 at the end
---            settled    what it costs since the last correction: "WINDOW=UNITS,..."
---            added      what corrections added, and what is not given back of it:
+--            settled    its cost since the last correction: "WINDOW=UNITS,..."
+--            added      the units that corrections added, less those given back:
 --                       "TIME/WINDOW=UNITS,...;..."
 -- Most reservations never have that key. One made by an idempotency key may be granted again later.
--- What became of it before is then forgotten, and the earlier grant counts as cancelled.
+-- Its earlier fate is then forgotten, and the earlier grant counts as cancelled.
 --
 -- reservation_verbs(call) -> the verbs     verb(op) -> a verb of this file, or of later_verbs.lua
--- replace(r, list, now)                    gives back what a reserve replaces
+-- replace(r, list, now)                    gives back the grant that a reserve replaces
 
 local function reservation_verbs(call)
   local ADDED = 16   -- corrections of one reservation whose times are known
@@ -47,7 +47,7 @@ local function reservation_verbs(call)
     end
   end
 
-  -- cost_of returns what it costs now in a window. The caller may know an earlier cost.
+  -- cost_of returns its cost now in a window. The caller may know an earlier cost.
   local function cost_of(r, i) return r.settled[call.windows[i].name] or r.costs[i] end
 
   -- note_before sets r.before, before a correction.
@@ -58,8 +58,8 @@ local function reservation_verbs(call)
     r.before = concat(costs, ',')
   end
 
-  -- added_text returns what corrections added. Of many, the oldest count as one from the time of the
-  -- first. What a window has forgotten by then is not given back.
+  -- added_text returns the corrections that added units. Of many, the oldest count as one from the time
+  -- of the first. Units that a window has forgotten by then are not given back.
   local function added_text(r)
     local parts = {}
     while #r.added > ADDED do
@@ -74,7 +74,7 @@ local function reservation_verbs(call)
     return concat(parts)
   end
 
-  -- give_back gives back units of a window, those first that a correction added last. It returns
+  -- give_back gives back units of a window, the last added ones first. It returns
   -- how many still counted.
   local function give_back(r, scope, i, now, units)
     local window, st, given = call.windows[i], scope.states[i], 0
@@ -89,7 +89,7 @@ local function reservation_verbs(call)
         end
       end
     end
-    -- What a lease holds is not what was settled since. What was granted later than now, before a
+    -- A lease holds the cost before settlements. A grant that is later than now, from before a
     -- clock was set back, is in no state any more.
     if (units > 0 or window.algorithm.release) and r.at <= now then
       given = given + window.algorithm.give_back(st, now, r.at, units, id)
@@ -104,7 +104,7 @@ local function reservation_verbs(call)
     end
   end
 
-  -- each_lease is `each` for the windows that hold what they grant.
+  -- each_lease is `each` for the windows that hold their grants.
   local function each_lease(list, now, act)
     each(list, function(scope, i)
       local algorithm = call.windows[i].algorithm
@@ -166,7 +166,7 @@ local function reservation_verbs(call)
   end
 
   -- A put-back that comes again gives nothing back: the ticket may have been taken since, and others
-  -- may have been granted what it had.
+  -- may have got its units.
   function verbs.put_back(r, list, now, fits, before)
     if before == 1 then return 1, r.done_at end
     local line = line_of(call)
@@ -224,7 +224,7 @@ local function reservation_verbs(call)
       if cost >= 0 then r.settled[call.windows[i].name] = cost end
     end
     if not changed then return 8, now end
-    -- What is given back counts as long for a caller who does not know.
+    -- Units that are given back count as long for a caller who does not know.
     local time = until_all(list, now, r.costs)
     each(list, function(scope, i)
       local window, change = call.windows[i], changes[i]
@@ -253,7 +253,7 @@ end
 
 local function verb(op) return once(later_verbs, call)[op] or once(reservation_verbs, call)[op] end
 
--- replace gives back what was granted at r.at. A late cancel, or another such request, gives back
+-- replace gives back the grant of r.at. A late cancel, or another such request, gives back
 -- nothing.
 local function replace(r, list, now)
   verb('cancel')({id = r.replaces, at = r.at, costs = r.costs, suffixes = r.suffixes, place = ''}, list, now, {})

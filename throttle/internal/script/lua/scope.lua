@@ -19,19 +19,19 @@
 --                                  first, in tickets of `each` (1: any); it only reads
 --   take(st, now, cost, hold, id)  counts `cost` units; reservation `id` may hold them for `hold`
 --   give_back(st, now, at, cost, id) -> units
---                                  gives back what was taken at `at` and still counts
---   used(st) -> units              what is counted
+--                                  gives back units that were taken at `at` and still count
+--   used(st) -> units              the units that count
 --   resets_at(st, now) -> time     when nothing is counted any more
 --   payload(st, now) -> bytes      or three strings that follow each other, as every copy of a long
 --                                  one costs time
 -- and, where the algorithm has them:
 --   opens_at(st, now) -> time      the next look at a full window, if nothing is given back before
 --   release(st, now, at, cost, id) -> units, and renew(st, now, cost, id, waits) -> units
---                                  what is held by a lease is given back, or kept for as long again:
+--                                  a lease's units are given back, or kept for as long again:
 --                                  after its end only if nobody waits
 --   kept_until(st, now) -> time    how long the state is of use, if that is longer than resets_at
 --   longest(window) -> seconds     how long a line may have to wait for the window
---   grants(st, at) -> text         what was granted at `at` or later: "TIME/UNITS,..."
+--   grants(st, at) -> text         the grants at `at` or later: "TIME/UNITS,..."
 --   drains                         true if tickets that do not fit in waste nothing
 
 local scopes
@@ -141,7 +141,7 @@ local function open(call, suffix, number, own)
   return scope
 end
 
--- section returns a section, except for what follows `first` of the payload's bytes.
+-- section returns a section up to `first`, the beginning of a payload of that size.
 local function section(expires, head, first, size)
   local low, high = size % 256, 0
   size = (size - low) / 256
@@ -155,7 +155,7 @@ end
 -- write writes the sections that have not expired, with the TTL of the last one. Redis counts a TTL
 -- from the millisecond in which the script began: one more is never too early.
 local parts = {nil, nil, nil, nil, nil, nil, nil, nil} -- of a value
-local ttl, ttl_ms                                      -- those of a group are alike
+local ttl, ttl_ms                                      -- scopes of a group often have the same
 local function write(call, scope)
   local now, expires, windows, list, n = scope.now, 0, call.windows, scope.of.windows, 1
   parts[1] = FORMAT .. pack_time(now)

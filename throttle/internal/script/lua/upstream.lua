@@ -1,17 +1,17 @@
--- upstream.lua: what the upstream said of a scope, in sections of its value beside the windows'. Their
+-- upstream.lua: answers of the upstream about a scope, in sections of its value after the windows'. Their
 -- names begin with "!", and their payloads are fields (codec.lua).
 --
 --   !p      a pause: ends, ramp, gone, set; reported, tenant, cause, by, hand
 --           Nothing is granted before `ends`. From then on `ramp` is the time in which one window's
 --           worth is let out, evenly, and `gone` how much of that was granted since, in parts of
---           PARTS. It was set for what was granted at the time `set` or before. `reported` is when,
---           `tenant` whose call was refused, `cause` what was said, `by` who reported it, `hand` 1 if
+--           PARTS. It is for grants up to the time `set`. `reported` is when, `tenant` whose call was
+--           refused, `cause` the upstream's word for it, `by` the reporter, `hand` 1 if
 --           that was an operator.
---   !rUNIT  what the upstream has left: left, at, resets, grants
+--   !rUNIT  the units that the upstream has left: left, at, resets, grants
 --           So many units are left until `resets`, by the answer to a call that was granted at the
---           time `at`. `grants` are those then and later that are not answered: "TIME/UNITS,...".
+--           time `at`. `grants` are the later ones without an answer: "TIME/UNITS,...".
 --           They are noted after the reset too, for the first answer of the next period.
---   !a      what the scope lets out after refusals: rate, peak, cut, from, next, free, hold, last,
+--   !a      the rate of the scope after refusals: rate, peak, cut, from, next, free, hold, last,
 --           wait, since, refusals
 --           Until `free` grants are spread: the next one is due at `next`. They go at a part of the
 --           published rate, in parts of PARTS. It was cut to `rate` at `cut`, and grows again since
@@ -36,7 +36,7 @@ local function new_upstream()
   local LATE = 20000 -- us with which late requests catch up
   local GRANTS = 1500 -- bytes of later grants that are remembered; older ones count as answered
 
-  -- state_of returns what a section says, or false if there is none that has not expired.
+  -- state_of returns the fields of a section, or false if there is none or it has expired.
   local function state_of(scope, name, now)
     local section = scope.upstream and scope.upstream[name]
     if not section or section.expires <= now then return false end
@@ -78,7 +78,7 @@ local function new_upstream()
   -- adapt notes that what was granted at `at` was refused: for `wait`, or for an unknown time if
   -- `guess`, the longest pause, is above 0. `full`: the rate changes too. It returns how long to
   -- pause, and whether the rate changes, or grants begin to be spread; nil if the scope has nothing
-  -- to adapt. Refusals of what was granted before the last one was known are one with it.
+  -- to adapt. Refusals of earlier grants than the last known refusal are one with it.
   local function adapt(scope, now, at, wait, guess, full)
     local period, _, unit = shortest(scope)
     if not period then return nil end
@@ -179,8 +179,8 @@ local function new_upstream()
     end
   end
 
-  -- pause notes a refusal, as the fields of its request say. Without `adapt`, refusals of what was
-  -- granted before the first one was known are one. The next one, of what was let out since, doubles
+  -- pause notes a refusal, as the fields of its request say. Without `adapt`, refusals of earlier
+  -- grants than the first known refusal are one. The next one, of a later grant, doubles
   -- the ramp. Otherwise the scope adapts: 1 by spreading, 2 also by the rate. It returns whether a
   -- pause began that the upstream asked for, or the rate changed.
   local function pause(scope, now, r)
@@ -211,10 +211,10 @@ local function new_upstream()
     return begins or changes or false
   end
 
-  -- said(list, now) -> fields of the reply: the longest pause of some scopes, until it `opens`; the
+  -- reply_fields(list, now) -> text for the reply: the longest pause of some scopes, until it `opens`; the
   -- adapted state of the scope that grants least: rate in millionths of the published one, and the
   -- window that is meant; and the least units that the upstream has left.
-  local function said(list, now)
+  local function reply_fields(list, now)
     local last, least, reply = now, nil, {}
     for i = 1, #list do
       local scope = list[i]
@@ -262,9 +262,9 @@ local function new_upstream()
     return concat(left), sum
   end
 
-  -- remaining notes what the upstream has left after a call that was granted at r.at. An answer to
+  -- remaining notes how many units the upstream has left after a call that was granted at r.at. An answer to
   -- an earlier call than the last known says nothing new. At the first one, windows that log their
-  -- grants tell what is under way.
+  -- grants tell which calls are under way.
   local function remaining(scope, now, r)
     local at, name, cost, log = r.at > 0 and r.at or now, LEFT .. r.unit, 0, ''
     for _, i in ipairs(scope.of.windows) do
@@ -282,13 +282,16 @@ local function new_upstream()
     })
   end
 
-  -- resume forgets pauses, and what the scope adapted to.
+  -- resume forgets pauses and the adapted rate.
   local function resume(scope)
     put(scope, PAUSE, 0, {})
     put(scope, ADAPTED, 0, {})
   end
 
-  return {fits_at = fits_at, take = take, pause = pause, resume = resume, said = said, remaining = remaining}
+  return {
+    fits_at = fits_at, take = take, pause = pause, resume = resume, remaining = remaining,
+    reply_fields = reply_fields,
+  }
 end
 
 local function upstream() return once(new_upstream) end

@@ -1,4 +1,4 @@
--- windows.lua: what ARGV say of the policy, and when costs fit its windows.
+-- windows.lua: reads the policy from ARGV, and tells when costs fit its windows.
 --
 -- KEYS  1 the count of the policy's line, sluice:{POLICY}:q. Its beginning P is that of all the
 --         policy's keys
@@ -9,19 +9,19 @@
 --       5 windows: of each 6 values by blanks, and ";":
 --         scope (1 to S), name and kind, unit, p1, p2, rest ("p3,p4", or "-" if both are 0)
 --         See the kind's file for p1 to p4
---       6 lists: those that stand for p4 where that is "@", each with a ";"
---       then what the script's own file says, from ARGV[7] on
+--       6 lists: each stands for a p4 that is "@", and ends with ";"
+--       then the arguments of the script's own file, from ARGV[7] on
 --
 -- A call is a table:
 --   P, now                      as above
---   leases                      true if some window holds what is granted, or nil
+--   leases                      true if some window holds its grants, or nil
 --   scopes                      list of {number, attributes, of_tenant, windows}
 --   windows                     list of {name, unit, algorithm, head, p1 .. p4}
 --                               head is the name and the kind
 --   scope_of                    the number of the scope of each window
 --   open                        the scopes that were opened, by key
 --   raw                         values that were read ahead, by key
---   texts                       what was made of costs and of own parameters, by text
+--   texts                       costs and own parameters that were read, by text
 --   dirty                       see request.lua
 -- and, once it is complete (complete.lua):
 --   complete                    true
@@ -51,8 +51,8 @@ local function costs_of(call, text)
   return costs
 end
 
--- fits_window is fits_at of one window, and of what the upstream said of its scope. A pause also
--- holds for what costs nothing here.
+-- fits_window is fits_at of one window and of the upstream of its scope. A pause also holds for
+-- requests that cost nothing here.
 local function fits_window(scope, i, now, from, cost, ahead, each)
   local window, st = scope.call.windows[i], scope.states[i]
   local time = from

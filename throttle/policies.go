@@ -72,6 +72,7 @@ type PolicyInfo struct {
 	Leases   bool // some window is a Concurrency window: reservations have to be held and released
 	MaxPause time.Duration
 	Name     string
+	Observes bool // its mode is ModeObserve
 	Removed  bool // it is in force no more, and somebody may wait for it
 	Requeue  Requeue
 
@@ -123,7 +124,7 @@ func (cp *compiledPolicy) info(removed bool) (PolicyInfo, bool) {
 	}
 	return PolicyInfo{
 		Fail: cp.Fail, Leases: cp.leases, MaxPause: cp.MaxPause, Name: cp.Name, Removed: removed, Requeue: cp.Requeue,
-		MaxRefusals: cp.MaxRefusals, MaxRefusedWait: cp.MaxRefusedWait,
+		MaxRefusals: cp.MaxRefusals, MaxRefusedWait: cp.MaxRefusedWait, Observes: cp.Mode == ModeObserve,
 	}, true
 }
 

@@ -133,10 +133,14 @@ func (c *Client) prepare(ctx context.Context, e *enqueuing, opts []asynq.Option)
 	if !matched {
 		return nil
 	}
-	e.joins = policy.Requeue != throttle.RequeueEarliestReset
-	if e.request, err = c.request(ctx, policy.Name, e.task, opts); err != nil {
+	e.request, err = c.request(ctx, policy.Name, e.task, opts)
+	if err != nil && policy.Observes {
+		return nil // a server logs it, and runs the task
+	}
+	if err != nil {
 		return err
 	}
+	e.joins = policy.Requeue != throttle.RequeueEarliestReset
 	if class := string(e.request.Class); class != e.task.Headers()[classHeader] {
 		if e.headers == nil {
 			e.headers = map[string]string{}

@@ -60,7 +60,7 @@ func (s *Server) process(ctx context.Context, a *attempt, task *asynq.Task, next
 	}
 	request, err := s.request(policy.Name, task, a.message, wasTaken(a.grant))
 	if err != nil {
-		return err
+		return s.processInvalid(ctx, a, policy, task, next, err)
 	}
 	if policy.Requeue != throttle.RequeueEarliestReset {
 		identity, err := s.asynq.Identity(ctx)
@@ -87,8 +87,7 @@ func (s *Server) process(ctx context.Context, a *attempt, task *asynq.Task, next
 	case errors.As(err, &late):
 		d = late.Decision
 	case isInvalid(err):
-		s.attempts.note(a, nil, "")
-		return fmt.Errorf("worker: task type %q: %w", task.Type(), err)
+		return s.processInvalid(ctx, a, policy, task, next, fmt.Errorf("worker: task type %q: %w", task.Type(), err))
 	case err != nil && ctx.Err() == nil:
 		return s.unavailable(a, request, err)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
@@ -144,6 +143,23 @@ func (s *Server) processUnmatched(ctx context.Context, a *attempt, task *asynq.T
 			return &UnmatchedError{TaskType: task.Type()}
 		}
 	}
+	return s.runUncounted(ctx, a, task, next)
+}
+
+// processInvalid returns the error of a task that the policy cannot count. If the policy only observes,
+// the task runs.
+func (s *Server) processInvalid(
+	ctx context.Context, a *attempt, policy throttle.PolicyInfo, task *asynq.Task, next asynq.Handler, err error,
+) error {
+	s.attempts.note(a, nil, "")
+	if !policy.Observes {
+		return err
+	}
+	s.noteUnobserved(policy, task.Type(), err)
+	return s.runUncounted(ctx, a, task, next)
+}
+
+func (s *Server) runUncounted(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler) error {
 	id, _ := IdentityOf(task) // of the calls that the handler makes
 	request := throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}
 	return s.run(ctx, a, task, next, request, throttle.Decision{})

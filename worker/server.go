@@ -51,7 +51,7 @@ type Server struct {
 	server    *asynq.Server
 	breaker   breaker.Breaker // of the limiter
 	sweeper   sweeper
-	unmatched unmatched
+	uncounted uncounted
 
 	dequeueFails    atomic.Bool // the last one has
 	shutdown        sync.Once
@@ -124,7 +124,7 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 		outages:         outage.NewLog(config.Logger),
 		shutdownTimeout: cmp.Or(max(c.ShutdownTimeout, 0), shutdownTimeout),
 		sweeper:         sweeper{limiter: config.Limiter, swept: map[string]time.Time{}},
-		unmatched:       unmatched{types: map[string]bool{}},
+		uncounted:       uncounted{types: map[string]bool{}},
 	}
 	s.shutdownGrace, s.endGrace = context.WithCancel(context.Background())
 	dispatching := s.dispatching(c)

@@ -3,14 +3,16 @@ package worker
 import (
 	"sync"
 	"sync/atomic"
+
+	"github.com/sluice-go/sluice/throttle"
 )
 
-// maxUnmatchedTypes bounds how many task types are logged, and remembered for it.
-const maxUnmatchedTypes = 100
+// maxTypesLogged bounds how many task types are logged, and remembered for it.
+const maxTypesLogged = 100
 
-// unmatched counts the attempts of tasks whose type no policy matches, and remembers the types.
-type unmatched struct {
-	count atomic.Int64
+// uncounted remembers the types of tasks that no policy counts.
+type uncounted struct {
+	unmatched atomic.Int64 // attempts
 
 	mu    sync.Mutex
 	types map[string]bool
@@ -18,24 +20,35 @@ type unmatched struct {
 
 // UnmatchedCount returns how many attempts of tasks there were whose type no policy matches. If it
 // is not 0, a task type may be misspelt, or a policy's Match.
-func (s *Server) UnmatchedCount() int64 { return s.unmatched.count.Load() }
+func (s *Server) UnmatchedCount() int64 { return s.uncounted.unmatched.Load() }
 
 // noteUnmatched counts an attempt, and logs each type once.
 func (s *Server) noteUnmatched(taskType string) {
-	u := &s.unmatched
-	u.count.Add(1)
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.types[taskType] || len(u.types) == maxUnmatchedTypes {
-		return
-	}
-	u.types[taskType] = true
+	s.uncounted.unmatched.Add(1)
 	fate := "its tasks run unthrottled"
 	if s.config.Unmatched == UnmatchedReject {
 		fate = "its tasks fail"
 	}
-	s.config.Logger.Warn("worker: no policy matches a task type: "+fate, "type", taskType)
-	if len(u.types) == maxUnmatchedTypes {
-		s.config.Logger.Warn("worker: no policy matches many task types: no more of them are logged")
+	s.warnOnce("worker: no policy matches a task type: "+fate, "type", taskType)
+}
+
+// noteUnobserved logs, once for each type, why a policy that only observes cannot count a task.
+func (s *Server) noteUnobserved(policy throttle.PolicyInfo, taskType string, err error) {
+	s.warnOnce("worker: a policy observes, and cannot count a task: it runs, and would fail if the policy were enforced",
+		"type", taskType, "policy", policy.Name, "err", err)
+}
+
+// warnOnce logs a task type, the second of the arguments, unless it was logged.
+func (s *Server) warnOnce(message string, args ...any) {
+	u, taskType := &s.uncounted, args[1].(string)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.types[taskType] || len(u.types) == maxTypesLogged {
+		return
+	}
+	u.types[taskType] = true
+	s.config.Logger.Warn(message, args...)
+	if len(u.types) == maxTypesLogged {
+		s.config.Logger.Warn("worker: no policy counts the tasks of many types: no more of them are logged")
 	}
 }

@@ -92,3 +92,26 @@ func TestRetryAfterInAnUnmatchedTaskIsAFailure(t *testing.T) {
 		}
 	})
 }
+
+// A policy that observes denies nothing: a task that it cannot count is enqueued and runs, and its type is
+// logged once.
+func TestAPolicyThatObservesFailsNoTask(t *testing.T) {
+	observes := sitetest.Policy(100, time.Hour)
+	observes.Mode = throttle.ModeObserve
+	sitetest.OnRedis(t, []throttle.Policy{observes}, func(t *testing.T, s *sitetest.Site) {
+		s.Serve(s.Ok)
+		for _, enqueue := range []func(*asynq.Task, ...asynq.Option) (*asynq.TaskInfo, error){s.Client(s.Limiter).Enqueue, s.Plain.Enqueue} {
+			for _, task := range []*asynq.Task{
+				asynq.NewTask("anonymous", nil), worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": -1}}, "odd", nil),
+			} {
+				if _, err := enqueue(task, asynq.MaxRetry(0)); err != nil {
+					t.Errorf("%s: %v", task.Type(), err)
+				}
+			}
+		}
+		s.Wait("all ran", func() bool { return len(s.Runs()) == 4 })
+		if s.Journal.Count("it runs, and would fail") != 2 || s.Journal.Count("no tenant") != 1 {
+			t.Errorf("want each type logged once:\n%s", s.Journal)
+		}
+	})
+}

@@ -57,9 +57,7 @@ func TestALeaseThatRanOutGoesToWhoeverWaits(t *testing.T) {
 		renewed(true)
 		r := Acme(1)
 		r.Ticket = Ticket("waits")
-		if _, err := l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
-			t.Fatal(err)
-		}
+		Join(t, l, r)
 		c.Set(40 * s)
 		renewed(true)
 		c.Set(71 * s)

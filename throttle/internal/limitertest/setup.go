@@ -149,6 +149,19 @@ func Reserve(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 	return d
 }
 
+// Join puts tickets in the line of policy "p", and returns the place of the last one.
+func Join(t TB, l *throttle.Limiter, requests ...throttle.Request) (last throttle.Place) {
+	t.Helper()
+	places, err := l.Line("p").Join(t.Context(), requests)
+	Must(t, err)
+	for i, place := range places {
+		if last = place; place.Err != nil {
+			t.Fatalf("%+v: %v", requests[i], place.Err)
+		}
+	}
+	return last
+}
+
 // Peek peeks.
 func Peek(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 	t.Helper()

@@ -51,9 +51,7 @@ func TestAClaimThatWasTakenDoesNotComeBack(t *testing.T) {
 		other := limitertest.New(t, client, l.Policies()...)
 		r := limitertest.Acme(1)
 		r.Ticket = limitertest.Ticket("a")
-		if _, err := other.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Join(t, other, r)
 		if got := ids(limitertest.Take(t, other, 64, "q")); got != "a" {
 			t.Errorf("took %q", got)
 		}

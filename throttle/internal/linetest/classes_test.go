@@ -66,9 +66,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			sc.batch().joins("b1", "b2")
 			r := sc.live().of("c1")
 			r.Ticket.Queue = "r"
-			if _, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r}); err != nil {
-				sc.t.Fatal(err)
-			}
+			limitertest.Join(sc.t, sc.l, r)
 			sc.at(100 * s)
 			taken := limitertest.Take(sc.t, sc.l, throttle.MaxTake, "q", "r")
 			if len(taken.Tickets) != 2 || taken.Tickets[0].ID != "c1" || taken.Tickets[1].ID != "b1" {
@@ -133,9 +131,7 @@ func TestShareOfABatch(t *testing.T) {
 			for i := range 100 {
 				r := sc.of("live")
 				r.Tenant, r.Ticket.ID = "live", fmt.Sprint("batch", i)
-				if _, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
-					t.Fatal(err)
-				}
+				limitertest.Join(t, sc.l, r)
 			}
 			units := map[throttle.Class]int64{}
 			for units[throttle.ClassLive]+units[throttle.ClassBatch] < 400 {

@@ -80,9 +80,7 @@ func TestExpectedStartsOfManyTenantsAreBounds(t *testing.T) {
 				sc.at(now)
 				r := anyRequest(i)
 				requests[r.Ticket.ID] = r
-				if _, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
-					t.Fatal(err)
-				}
+				limitertest.Join(t, sc.l, r)
 				if random.IntN(4) == 0 {
 					now = sc.goOn(now, now+time.Duration(random.IntN(3_000_000))*us, starts)
 				}
@@ -194,9 +192,7 @@ func TestExpectedStartsWhereSlotsBind(t *testing.T) {
 		for i := range requests {
 			requests[i] = throttle.Request{Tenant: "a", Ticket: limitertest.Ticket(fmt.Sprint("a", i))}
 		}
-		if _, err := sc.l.Line("p").Join(t.Context(), requests); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Join(t, sc.l, requests...)
 		for now := time.Duration(0); now <= 2*s; now += 100 * ms {
 			if n := len(limitertest.Take(t, sc.at(now).l, 5, "q").Tickets); n != 5 {
 				t.Fatalf("took %d at %v", n, now)

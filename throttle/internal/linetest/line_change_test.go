@@ -141,9 +141,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.joinMany("q", "a", 40)
 			sc.joinMany("q", "b", 40)
 			client := limitertest.NewBy(sc.t, sc.client, sc.c, limitertest.Policy(limitertest.SharedWindow(4, s)))
-			if _, err := client.Line("p").Join(sc.t.Context(), []throttle.Request{sc.of("b")}); err != nil {
-				sc.t.Fatal(err)
-			}
+			limitertest.Join(sc.t, client, sc.of("b"))
 			sc.inShares(sc.shares(40, 4, "q"), map[string]float64{"a": 1, "b": 3}, 1)
 		}},
 		"another calendar resets sooner": {limitertest.Policy(limitertest.Quota(1, "0 0 1 * *", "")), func(sc *scene) {

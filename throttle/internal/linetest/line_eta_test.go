@@ -176,9 +176,7 @@ func TestAnExactStartIsExactWhereTenantsTie(t *testing.T) {
 			now := time.Duration(sc.c.US.Load()-limitertest.Midnight) * us
 			told := map[string]throttle.Place{}
 			for ticket := range first {
-				places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{sc.of(ticket)})
-				limitertest.Must(t, err)
-				told[ticket] = places[0]
+				told[ticket] = limitertest.Join(t, sc.l, sc.of(ticket))
 			}
 			for ticket, at := range sc.starts() {
 				p, start := told[ticket], at-now

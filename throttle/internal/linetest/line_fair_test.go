@@ -23,13 +23,7 @@ func (sc *scene) joinMany(queue, tenant string, n int) {
 		r.Cost = map[string]int64{"requests": sc.cost}
 		requests = append(requests, r)
 	}
-	places, err := sc.l.Line("p").Join(sc.t.Context(), requests)
-	limitertest.Must(sc.t, err)
-	for _, p := range places {
-		if p.Err != nil {
-			sc.t.Fatal(p.Err)
-		}
-	}
+	limitertest.Join(sc.t, sc.l, requests...)
 }
 
 // shares takes n tickets, never more than `most` at once, and returns how many units each tenant

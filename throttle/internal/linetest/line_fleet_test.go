@@ -143,12 +143,9 @@ func (f *fleet) grant(ticket throttle.TakenTicket) {
 func (f *fleet) join(job string) {
 	r := f.request(job)
 	r.Ticket = limitertest.Ticket(job)
-	places, err := f.sc.l.Line("p").Join(f.t.Context(), []throttle.Request{r})
-	if err != nil || places[0].Err != nil {
-		f.t.Fatal(err, places)
-	}
+	place := limitertest.Join(f.t, f.sc.l, r)
 	f.joined[job] = f.now
-	if places[0].Nudge && len(f.asleep) > 0 {
+	if place.Nudge && len(f.asleep) > 0 {
 		server := f.asleep[0]
 		f.after(0, func() { f.ask(server) })
 	}

@@ -25,11 +25,7 @@ func (sc *scene) joinIn(queue string, tickets ...string) (last throttle.Place) {
 	for _, ticket := range tickets {
 		r := sc.of(ticket)
 		r.Ticket.Queue = queue
-		places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r})
-		if err != nil || places[0].Err != nil {
-			sc.t.Fatal(err, places)
-		}
-		last = places[0]
+		last = limitertest.Join(sc.t, sc.l, r)
 	}
 	return last
 }
@@ -231,9 +227,7 @@ func TestNudgesBesideAnotherQueue(t *testing.T) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
 		other := sc.of("z1")
 		other.Ticket.Queue = "other"
-		if _, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{other}); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Join(t, sc.l, other)
 		for _, ticket := range []string{"a1", "a2", "a3"} {
 			if p := sc.joins(ticket); !p.Nudge {
 				t.Fatalf("%s: nobody is nudged", ticket)

@@ -69,9 +69,7 @@ func TestPlansComeTrue(t *testing.T) {
 							r.Ticket = throttle.Ticket{Queue: "q", ID: fmt.Sprint("d", tenant, n)}
 							requests = append(requests, r)
 						}
-						if _, err := sc.l.Line("p").Join(t.Context(), requests); err != nil {
-							t.Fatal(err)
-						}
+						limitertest.Join(t, sc.l, requests...)
 					}
 					last, by := map[string]time.Time{}, 0
 					var starts []time.Time // of any tickets

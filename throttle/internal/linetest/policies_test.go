@@ -145,9 +145,7 @@ func TestTicketsThatJoinedByOtherScopes(t *testing.T) {
 			r.Ticket = limitertest.Ticket(fmt.Sprint("t", i))
 			requests = append(requests, r)
 		}
-		if _, err := l.Line("p").Join(t.Context(), requests); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Join(t, l, requests...)
 		limitertest.Cancel(t, l, taken)
 		limitertest.SetPolicy(t, l, change.after...)
 		granted := 0

@@ -113,11 +113,7 @@ func (sc *scene) joins(tickets ...string) (last throttle.Place) {
 	sc.t.Helper()
 	for _, ticket := range tickets {
 		sc.next = 0
-		places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{sc.of(ticket)})
-		if err != nil || places[0].Err != nil {
-			sc.t.Fatalf("%s: %v, %+v", ticket, err, places)
-		}
-		last = places[0]
+		last = limitertest.Join(sc.t, sc.l, sc.of(ticket))
 	}
 	return last
 }

@@ -129,9 +129,7 @@ func TestAPageOfTheStateCostsTheSame(t *testing.T) {
 			tenant := fmt.Sprint("tenant ", waiting)
 			requests = append(requests, throttle.Request{Policy: "p", Tenant: tenant, Ticket: limitertest.Ticket(tenant)})
 		}
-		if _, err := l.Line("p").Join(t.Context(), requests); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Join(t, l, requests...)
 		seen, most, after := map[string]bool{}, 0, ""
 		for {
 			before := calls(t, client)

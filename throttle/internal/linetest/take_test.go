@@ -39,9 +39,7 @@ func TestATakeWhoseReplyIsLost(t *testing.T) {
 			r.Ticket = throttle.Ticket{Queue: queue, ID: fmt.Sprint(i)}
 			requests = append(requests, r)
 		}
-		if _, err := l.Line("p").Join(t.Context(), requests); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Join(t, l, requests...)
 		for range 2 {
 			p.Lose.Store(1)
 			if taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 2, "q": 1}, Strict: true, Max: 3}); !errors.Is(err, throttle.ErrUnavailable) {
@@ -135,9 +133,7 @@ func TestATakeIsRememberedWhileItHoldsTickets(t *testing.T) {
 		for _, ticket := range []string{"1", "2", "3"} {
 			r := limitertest.Acme(1)
 			r.Ticket = limitertest.Ticket(ticket)
-			if _, err := l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Join(t, l, r)
 		}
 		kept := func() time.Duration {
 			return client.PTTL(t.Context(), client.Keys(t.Context(), "sluice:{p}:k:*").Val()[0]).Val()
@@ -414,9 +410,7 @@ func TestATicketGoesBackToItsOwnLine(t *testing.T) {
 		l := limitertest.New(t, client, p, other)
 		r := limitertest.Acme(1)
 		r.Ticket = limitertest.Ticket("a")
-		if _, err := l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Join(t, l, r)
 		limitertest.Must(t, l.Line("other").PutBack(t.Context(), limitertest.Take(t, l, 1, "q").Tickets))
 		if got := ids(limitertest.Take(t, l, 2, "q")); got != "a" {
 			t.Errorf("took %q", got)

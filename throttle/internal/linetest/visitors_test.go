@@ -30,9 +30,7 @@ func TestVisitorsLeaveNothing(t *testing.T) {
 					r.Ticket = limitertest.Ticket(r.Tenant)
 					requests = append(requests, r)
 				}
-				if _, err := sc.l.Line("p").Join(t.Context(), requests); err != nil {
-					t.Fatal(err)
-				}
+				limitertest.Join(t, sc.l, requests...)
 				for visited := 0; visited < 300; {
 					taken := limitertest.Take(t, sc.l, throttle.MaxTake, "q")
 					for _, ticket := range taken.Tickets {

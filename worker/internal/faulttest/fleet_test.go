@@ -2,6 +2,7 @@ package faulttest
 
 import (
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,13 +29,20 @@ func TestAFleetSharesOneLine(t *testing.T) {
 		}
 	}
 	l, c := sitetest.NewLedger(), sitetest.Counted{}
+	var all []*worker.Server
+	two := func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 2 }
 	for range servers {
-		s.Serve(c.Handle, l.Watch, sitetest.Calm, s.Apart, func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 2 })
+		all = append(all, s.Serve(c.Handle, l.Watch, sitetest.Calm, s.Apart, two))
 	}
 	s.Wait("all have run", func() bool { return c.Done() == n })
 	c.OnceEach(t, n)
 	if over := l.Excess(limit, period); over > 0 {
 		t.Errorf("%d above the limit", over)
 	}
+	var ended sync.WaitGroup // one after the other they would take half a minute
+	for _, server := range all {
+		ended.Go(server.Shutdown)
+	}
+	ended.Wait()
 	t.Logf("utilization %.3f", l.Utilization(limit, period))
 }

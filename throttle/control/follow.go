@@ -162,11 +162,15 @@ func (f *Follower) look(ctx context.Context) bool {
 		f.publish(state, before)
 	}
 	if !reflect.DeepEqual(before.Overrides, state.Overrides) || !reflect.DeepEqual(before.Pauses, state.Pauses) {
+		now := state
+		if state.Version == 0 { // Redis has forgotten what was published
+			now.Policies, now.Removed = before.Policies, before.Removed
+		}
 		was, _ := before.Effective()
-		policies, rest := state.Effective()
+		policies, rest := now.Effective()
 		f.limiter.SetInterventions(rest)
 		if f.published && policies != nil && !reflect.DeepEqual(was, policies) {
-			_ = f.put(state)
+			_ = f.put(now)
 		}
 		f.log(before, state)
 	}

@@ -162,9 +162,11 @@ func TestALimitOfAllHoldsForAWhile(t *testing.T) {
 		limits("2 6 0")
 		time.Sleep(2*time.Hour + time.Second)
 		limits("10 6 0")
+		must(t, s.SetOverride(t.Context(), cut, 2*time.Hour, anna))
+		limits("2 6 0")
 		changes, err := s.Changes(t.Context(), "", 10)
 		must(t, err)
-		if text := changes[1].Text; text != "all 2 for 2h" {
+		if text := changes[2].Text; text != "all 2 for 2h" {
 			t.Errorf("the log says %q", text)
 		}
 		for _, wrong := range []throttle.TenantOverride{
@@ -175,5 +177,8 @@ func TestALimitOfAllHoldsForAWhile(t *testing.T) {
 				t.Errorf("%+v was taken", wrong)
 			}
 		}
+		must(t, client.FlushAll(t.Context()).Err()) // what was published stays, without the override
+		time.Sleep(11 * time.Second)
+		limits("10 6 0")
 	})
 }

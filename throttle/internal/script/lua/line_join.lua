@@ -19,7 +19,7 @@ local function new_join(L)
   local SLOTS = -1 -- of what binds
 
   local call = L.call
-  local P, now = call.P, call.now
+  local now = call.now
   local expected = new_eta(L)
   local J
   local function seldom() return once(new_leave, L, J) end
@@ -90,15 +90,11 @@ local function new_join(L)
   local function join(r, list, at)
     local costs = windows.costs_of(call, r.costs_text)
     local name = L.read('t', r.ticket) and L.flow_name(r.ticket)
-    list, at = windows.resumed(r, list, at)
     if name == r.flow then
-      L.flush_added()
-      local flow, behind = L.flow_of(name), redis.call('ZRANK', P .. 'f:' .. name, r.ticket)
-      if flow and behind then
-        local low, high, binds = expected(flow, list, at, costs, behind)
-        return 6, with_slots(flow, behind, low, high, binds)
-      end
+      local low, high, binds = seldom().stands(r, list, at, nil)
+      if low then return 6, low, high, binds end
     end
+    list, at = windows.resumed(r, list, at)
     local flow, behind = flow_for(r), r.front and 0 or nil
     local low, high, binds, earliest, wasted = expected(flow, list, at, costs, behind)
     if r.backlog and flow.n >= r.backlog then return 5, low, high, binds, 0 end

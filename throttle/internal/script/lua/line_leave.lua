@@ -104,6 +104,7 @@ local function new_leave(L, J)
   function leave.stands(r, list, at, fits)
     local flow = L.flow_of(r.flow)
     if not flow or flow.n == 0 then return nil end
+    L.flush_added()
     local key = P .. 'f:' .. flow.id
     local id = r.ticket or redis.call('ZRANGE', key, '-1', '-1')[1]
     local behind = id and redis.call('ZRANK', key, id)

@@ -184,3 +184,19 @@ func TestTicketsReserveTogether(t *testing.T) {
 		}
 	})
 }
+
+// A tenant's only ticket is granted, and its next one joins in the same call.
+func TestAFlowIsLeftAndJoinedInOneCall(t *testing.T) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s}))
+		sc.granted("a1")
+		sc.waits("a2")
+		decisions, err := sc.at(s).l.Line("p").Reserve(t.Context(), []throttle.Request{sc.of("a2"), sc.of("a3")})
+		limitertest.Must(t, err)
+		if !decisions[0].Decision.Granted || !decisions[1].Decision.Queued {
+			t.Fatalf("got %+v", decisions)
+		}
+		limitertest.Agrees(t, client)
+		sc.at(2 * s).takes("a3")
+	})
+}

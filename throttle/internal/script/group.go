@@ -242,8 +242,7 @@ func (r Request) cancel(at int64) Request {
 }
 
 // undoLost returns the request that gives back a grant that Redis may have made without an answer.
-// The caller got an error. An idempotency key keeps its grant, for the caller to ask
-// again.
+// The caller got an error. An idempotency key keeps its grant, for the caller to ask again.
 func (r Request) undoLost(a Answer) (undo Request, ok bool) {
 	var reply redis.Error
 	switch {

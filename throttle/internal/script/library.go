@@ -44,7 +44,8 @@ func (r *Runner) scriptsOf(p *Policy) *scripts {
 }
 
 func (r *Runner) script(p *Policy, body string) *redis.Script {
-	text := strings.Replace(Text(p.Algorithms, body), "SHARE = 0.05", fmt.Sprintf("SHARE = %.6f", p.BatchShare), -1)
+	share := fmt.Sprintf("SHARE = %.6f", p.BatchShare)
+	text := strings.ReplaceAll(Text(p.Algorithms, body), "SHARE = 0.05", share)
 	if r.Edit != nil {
 		text = r.Edit(text)
 	}

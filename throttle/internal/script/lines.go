@@ -53,7 +53,9 @@ func (r *Runner) pages(ctx context.Context, key string, n int64, do func(fields,
 
 // Forget deletes the scopes of these attributes, of a tenant or with "" of all, and returns how many
 // there were. If one key is not enough it looks through all of Redis.
-func (r *Runner) Forget(ctx context.Context, line string, attributes []string, tenant string) (n int64, err error) {
+func (r *Runner) Forget(
+	ctx context.Context, line string, attributes []string, tenant string,
+) (n int64, err error) {
 	const any = "\n"
 	values := slices.Repeat([]string{any}, len(attributes))
 	if i := slices.Index(attributes, "tenant"); i >= 0 && tenant != "" {

@@ -48,7 +48,7 @@ type Answer struct {
 	Adapted AdaptedAnswer
 	Left    LeftAnswer
 	Before  []int64 `lua:"before"` // by window, the cost before this; nil if the request says the same
-	Fits    []int64 `lua:"fits"`   // by window, when the cost fits it alone, 0 for at once; nil if that is at once
+	Fits    []int64 `lua:"fits"`   // by window, when the cost fits it alone, 0 for at once; or nil
 	Windows []WindowAnswer
 	Err     error // *StateError, if the status is Failed
 

@@ -37,7 +37,7 @@ type Request struct {
 	Once     string   `lua:"once"`     // made by OnceKey; empty without an idempotency key
 	Digest   string   `lua:"digest"`   // with Once: made by OnceDigest
 	Hold     int64    `lua:"hold"`     // how long it may hold units by leases, 0 if unknown
-	Own      string   `lua:"own"`      // made by OwnParams of what differs for the tenant; then OwnPause or OwnFree
+	Own      string   `lua:"own"`      // made by OwnParams, by window that differs; then OwnPause or OwnFree
 	Paused   int64    `lua:"paused"`   // when operators' pause of the policy or the tenant ends; 0 is no pause
 	Ticket   string   // made by TicketName; empty if it does not wait
 	Place    *Place   // nil if no line is asked

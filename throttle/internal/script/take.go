@@ -65,7 +65,9 @@ func (r *Runner) NewClaims() (taker *Taker, queue string) {
 }
 
 // take sends one take. Without queues it only acknowledges the take before.
-func (r *Runner) take(ctx context.Context, p *Policy, process string, seq int64, q TakeRequest) (Taken, error) {
+func (r *Runner) take(
+	ctx context.Context, p *Policy, process string, seq int64, q TakeRequest,
+) (Taken, error) {
 	queues := q.arguments()
 	args := r.header(p, process, seq, 4+len(queues))
 	args = append(args, q.Max, fmt.Sprintf("%010x", rand.Uint64()>>24), len(queues), q.Strict)

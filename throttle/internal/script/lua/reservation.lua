@@ -256,5 +256,6 @@ local function verb(op) return once(later_verbs, call)[op] or once(reservation_v
 -- replace gives back the grant of r.at. A late cancel, or another such request, gives back
 -- nothing.
 local function replace(r, list, now)
-  verb('cancel')({id = r.replaces, at = r.at, costs = r.costs, suffixes = r.suffixes, place = ''}, list, now, {})
+  local replaced = {id = r.replaces, at = r.at, costs = r.costs, suffixes = r.suffixes, place = ''}
+  verb('cancel')(replaced, list, now, {})
 end

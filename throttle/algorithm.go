@@ -45,7 +45,7 @@ var algorithms = map[Algorithm]*algorithm.Algorithm{
 	AlgorithmConcurrency: &algorithm.Concurrency,
 }
 
-// algorithmNames lists those that have the options, quoted, in order.
+// algorithmNames lists the algorithms that have the options, quoted, in order.
 func algorithmNames(options ...algorithm.Option) string {
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(algorithms)) {

@@ -130,7 +130,7 @@ func (s *Standing) answer(a script.Answer) {
 func (s *Standing) Simulated(i int, now, limit int64, grants []algorithm.Grant) (
 	w algorithm.Simulated, capacity int64, paced time.Duration) {
 	a, counted, window := s.operation.algorithms[i], s.answers[i], s.operation.windows[i]
-	if _, own := s.operation.tenant.Windows[window.Name]; limit > 0 && !own {
+	if _, overridden := s.operation.tenant.Windows[window.Name]; limit > 0 && !overridden {
 		window = Tenant{Windows: map[string]Override{window.Name: {Limit: limit}}}.apply(window)
 	}
 	numbers := window.numbers()

@@ -38,7 +38,7 @@ type Interventions struct {
 	Pauses    []OperatorPause  // one for each policy, and each tenant of it
 }
 
-// InForce returns a deep copy of those that have not ended at a time.
+// InForce returns a deep copy, without interventions that have ended at a time.
 func (i Interventions) InForce(at time.Time) Interventions {
 	now := Interventions{At: at}
 	for _, o := range i.Overrides {
@@ -120,12 +120,12 @@ func (now *interventions) changed(before *interventions) map[string]map[string]b
 	for _, both := range [][2]*interventions{{now, before}, {before, now}} {
 		one, other := both[0], both[1]
 		for c, o := range one.overrides {
-			if there := other.overrides[c]; there == nil || !reflect.DeepEqual(o.settings(), there.settings()) {
+			if match := other.overrides[c]; match == nil || !reflect.DeepEqual(o.settings(), match.settings()) {
 				add(c)
 			}
 		}
 		for c, p := range one.pauses {
-			if there := other.pauses[c]; c.tenant != "" && (there == nil || !p.Until.Equal(there.Until)) {
+			if match := other.pauses[c]; c.tenant != "" && (match == nil || !p.Until.Equal(match.Until)) {
 				add(c)
 			}
 		}
@@ -166,13 +166,13 @@ func (now *interventions) over(cp *compiledPolicy, name string, settings Tenant)
 	if len(now.overrides)+len(now.pauses) == 0 {
 		return t
 	}
-	own := caseOf{cp.Name, name}
-	if o := now.overrides[own]; o != nil && now.left(o.Until) > 0 {
+	tenant := caseOf{cp.Name, name}
+	if o := now.overrides[tenant]; o != nil && now.left(o.Until) > 0 {
 		if changed, err := cp.overridden(name, settings, o); err == nil {
 			t.Tenant = changed
 		}
 	}
-	for _, c := range []caseOf{own, {cp.Name, ""}} {
+	for _, c := range []caseOf{tenant, {cp.Name, ""}} {
 		p := now.pauses[c]
 		if p == nil {
 			continue

@@ -75,7 +75,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	places := make([]Place, len(requests))
 	operations := make([]*operation, 0, len(requests))
 	asks := make([]script.Request, 0, len(requests))
-	var of []int // by ask: its request
+	var asker []int // by ask: its request
 	for i, r := range requests {
 		r.IdempotencyKey = ""
 		o, err := n.checked(ctx, cp, r)
@@ -95,14 +95,14 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 		ask := o.lineRequest(script.Join, "")
 		ask.Place.Backlog = int64(r.Backlog)
 		o.refuseLate(ask.Place)
-		operations, asks, of = append(operations, o), append(asks, ask), append(of, i)
+		operations, asks, asker = append(operations, o), append(asks, ask), append(asker, i)
 	}
 	answers, err := cp.decide(ctx, asks...)
 	if err != nil {
 		return nil, err
 	}
 	for j, a := range answers {
-		if places[of[j]], err = operations[j].placed(a); err != nil {
+		if places[asker[j]], err = operations[j].placed(a); err != nil {
 			return nil, err
 		}
 	}
@@ -118,9 +118,9 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 		return nil, &RequestError{Policy: cp.Name, Field: "policy", Value: r.Policy,
 			Hint: "must be that of the line, or empty"}
 	}
-	if own := lineName(cp.Name, r.Tenant, cp.Shards); own != cp.line {
+	if line := lineName(cp.Name, r.Tenant, cp.Shards); line != cp.line {
 		return nil, &RequestError{Policy: cp.Name, Field: TenantAttribute, Value: r.Tenant,
-			Hint: "must wait in its own line, " + own}
+			Hint: "must wait in its own line, " + line}
 	}
 	r.Policy = cp.Name
 	return n.limiter.checkedFor(ctx, cp, r)
@@ -154,7 +154,7 @@ func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) err
 	if err != nil {
 		return err
 	}
-	var own error // of do
+	var failed error // of do
 	err = n.limiter.runner.Tickets(ctx, cp.line, func(queues, ids, flows []string) error {
 		var tickets []Ticket
 		for i := range ids {
@@ -162,10 +162,10 @@ func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) err
 				tickets = append(tickets, Ticket{Queue: queues[i], ID: ids[i]})
 			}
 		}
-		own = do(tickets)
-		return own
+		failed = do(tickets)
+		return failed
 	})
-	return cmp.Or(own, classify(ctx, cp.Name, err))
+	return cmp.Or(failed, classify(ctx, cp.Name, err))
 }
 
 // Len returns how many tickets are in line, with those of calls that wait in place. It is one short
@@ -207,21 +207,21 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, 
 	tickets := make([]TakenTicket, len(requests))
 	operations := make([]*operation, len(requests))
 	asks := make([]script.Request, 0, len(requests))
-	var of []int // by ask: its request
+	var asker []int // by ask: its request
 	for i, r := range requests {
 		o, err := n.checked(ctx, cp, r)
 		if err != nil {
 			continue
 		}
 		operations[i] = o
-		asks, of = append(asks, o.reserveRequest(Reservation{})), append(of, i)
+		asks, asker = append(asks, o.reserveRequest(Reservation{})), append(asker, i)
 	}
 	answers, err := cp.group.Do(ctx, cp.script, asks...)
 	if err != nil {
 		return nil, classify(ctx, cp.Name, err)
 	}
 	for j, a := range answers {
-		o, i := operations[of[j]], of[j]
+		o, i := operations[asker[j]], asker[j]
 		if a.Err != nil {
 			continue
 		}

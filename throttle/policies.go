@@ -158,7 +158,7 @@ type policySet struct {
 	names   []string
 	byName  map[string][]*compiledPolicy // by shard
 	byLine  map[string]*compiledPolicy
-	former  map[string]*compiledPolicy // by line: those that SetPolicies removed
+	former  map[string]*compiledPolicy // by line: policies that SetPolicies removed
 	matched sync.Map                   // task type -> *compiledPolicy or nil, for the types seen so far
 	seen    atomic.Int64
 }

@@ -107,16 +107,12 @@ func (a Adapted) String() string {
 	if a.Refusals > 1 {
 		times = fmt.Sprintf("%d times", a.Refusals)
 	}
-	now := "now " + a.Rates()
-	if rate := rateText(a.Published, a.Published); rate == rateText(a.Rate, a.Published) {
+	rate, published := rateText(a.Rate, a.Published), rateText(a.Published, a.Published)
+	now := "now " + rate + " of " + published
+	if rate == published {
 		now = "spread evenly at " + rate
 	}
 	return fmt.Sprintf("refused %s since %s UTC, %s", times, a.Since.UTC().Format("15:04"), now)
-}
-
-// Rates is the rate in force and the published one, such as "8.5/s of 10/s".
-func (a Adapted) Rates() string {
-	return rateText(a.Rate, a.Published) + " of " + rateText(a.Published, a.Published)
 }
 
 // rateText writes units a second in the largest unit in which the published rate is 1 or more.
@@ -196,8 +192,8 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 // pauses for an eighth of its shortest period, at most 1 second, and doubles that while refusals go
 // on. With AdaptOff the pause is DefaultPause. Policy.MaxPause bounds every pause.
 //
-// Pause returns what the refusal led to: nothing if it is one with a refusal before. Errors are
-// Limiter.Reserve's and ErrDetached.
+// Pause returns the refusal's effect. It is empty if the refusal was merged with an earlier one. Errors
+// are Limiter.Reserve's and ErrDetached.
 func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause string) (Refusal, error) {
 	if r.limiter == nil {
 		return Refusal{}, ErrDetached

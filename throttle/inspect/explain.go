@@ -54,21 +54,21 @@ func (i Inspector) Explain(ctx context.Context, policy string, t throttle.Ticket
 		return s, err
 	}
 	name := script.TicketName(script.Escape(t.Queue), t.ID)
-	for _, of := range lines {
-		l := &line{Line: i.limiter.Line(of)}
+	for _, lineName := range lines {
+		l := &line{Line: i.limiter.Line(lineName)}
 		record, waits, err := l.ticket(ctx, name)
 		if err != nil {
 			return s, err
 		}
 		if waits {
-			return s, i.explain(ctx, of, name, record, &s)
+			return s, i.explain(ctx, lineName, name, record, &s)
 		}
 	}
 	return s, nil
 }
 
-func (i Inspector) explain(ctx context.Context, of, name string, record script.Ticket, s *TicketState) error {
-	l, err := i.open(ctx, of)
+func (i Inspector) explain(ctx context.Context, lineName, name string, record script.Ticket, s *TicketState) error {
+	l, err := i.open(ctx, lineName)
 	if err != nil {
 		return err
 	}

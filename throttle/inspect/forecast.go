@@ -86,10 +86,10 @@ func (i Inspector) read(ctx context.Context, name string, demands []*throttle.St
 	if err := s.readValues(ctx, standings); err != nil {
 		return nil, err
 	}
-	for _, of := range standings {
-		if s.batchShare = of.BatchShare; of.Ask && of.Err == nil {
-			s.now = max(s.now, of.Decision.At.UnixMicro())
-			if p := of.Decision.Pause; p != nil {
+	for _, standing := range standings {
+		if s.batchShare = standing.BatchShare; standing.Ask && standing.Err == nil {
+			s.now = max(s.now, standing.Decision.At.UnixMicro())
+			if p := standing.Decision.Pause; p != nil {
 				s.opens = max(s.opens, p.OpensAt.UnixMicro())
 			}
 		}
@@ -100,9 +100,9 @@ func (i Inspector) read(ctx context.Context, name string, demands []*throttle.St
 // readValues reads the scopes whose windows have counted anything.
 func (s *snapshot) readValues(ctx context.Context, standings []*throttle.Standing) error {
 	s.values = map[string]string{}
-	for _, of := range standings {
-		for _, w := range of.Decision.Windows {
-			if of.Ask && w.Used > 0 && !w.Algorithm.Leases() {
+	for _, standing := range standings {
+		for _, w := range standing.Decision.Windows {
+			if standing.Ask && w.Used > 0 && !w.Algorithm.Leases() {
 				s.values[script.ScopeKey(w.Scope.Attributes, w.Scope.Values)] = ""
 			}
 		}
@@ -176,8 +176,8 @@ type simulated struct {
 func (s *snapshot) in(sim *plan.Simulation, limits map[string]int64) simulated {
 	l := simulated{snapshot: s, line: sim.Line(s.batchShare), limits: limits}
 	l.line.Opens = s.opens
-	for _, of := range s.demands {
-		l.know(of)
+	for _, demand := range s.demands {
+		l.know(demand)
 	}
 	for _, w := range s.waiting {
 		l.know(&w.standing)

@@ -185,12 +185,12 @@ type tenantFlow struct {
 func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantState, next uint64, whole bool, err error) {
 	var found []flow
 	if q.Tenant != "" {
-		own := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
-		if err := l.Stand(ctx, own); err != nil {
+		asked := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
+		if err := l.Stand(ctx, asked); err != nil {
 			return nil, 0, false, err
 		}
-		if whole = own.Err == nil; whole { // no window counts by other attributes
-			found = []flow{{name: own.Flow}}
+		if whole = asked.Err == nil; whole { // no window counts by other attributes
+			found = []flow{{name: asked.Flow}}
 		}
 	}
 	if !whole {

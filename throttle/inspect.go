@@ -126,8 +126,9 @@ func (s *Standing) answer(a script.Answer) {
 // Simulated returns how a window counts in a simulation, that has counted what the standing says, and the
 // largest cost that fits it. Paced is the period over which batches use it evenly, 0 if they do not. A
 // limit above 0 goes in place of the one in force, unless the tenant has its own. Now is of Redis, in
-// microseconds; grants are what still counts, nil if that is not known.
-func (s *Standing) Simulated(i int, now, limit int64, grants []algorithm.Grant) (
+// microseconds; grants are what still counts, nil if that is not known. Units that are held are given back
+// within hold, which is 0 if unknown, or else as their leases run out.
+func (s *Standing) Simulated(i int, now, limit, hold int64, grants []algorithm.Grant) (
 	w algorithm.Simulated, capacity int64, paced time.Duration) {
 	a, counted, window := s.operation.algorithms[i], s.answers[i], s.operation.windows[i]
 	if _, overridden := s.operation.tenant.Windows[window.Name]; limit > 0 && !overridden {
@@ -138,6 +139,9 @@ func (s *Standing) Simulated(i int, now, limit int64, grants []algorithm.Grant) 
 		paced = a.Paced(numbers)
 	}
 	known := algorithm.Counted{Used: counted.Used, Now: now, Resets: max(now, counted.Resets), Grants: grants}
+	if a.Leases && hold > 0 {
+		known.Resets = min(known.Resets, now+hold)
+	}
 	return a.Simulate(numbers, known), a.Capacity(numbers), paced
 }
 

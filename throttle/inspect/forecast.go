@@ -171,10 +171,11 @@ type simulated struct {
 	*snapshot
 	line   *plan.Line
 	limits map[string]int64
+	hold   int64
 }
 
 func (s *snapshot) in(sim *plan.Simulation, limits map[string]int64) simulated {
-	l := simulated{snapshot: s, line: sim.Line(s.batchShare), limits: limits}
+	l := simulated{snapshot: s, line: sim.Line(s.batchShare), limits: limits, hold: sim.Hold}
 	l.line.Opens = s.opens
 	for _, demand := range s.demands {
 		l.know(demand)
@@ -202,7 +203,7 @@ func (l simulated) scope(s *throttle.Standing, i int) *plan.Scope {
 	if slices.ContainsFunc(scope.Windows, func(made *plan.Window) bool { return made.Place == i }) {
 		return scope
 	}
-	counts, capacity, paced := s.Simulated(i, l.now, l.limits[w.Name], grants(l.values[key], w.Name))
+	counts, capacity, paced := s.Simulated(i, l.now, l.limits[w.Name], l.hold, grants(l.values[key], w.Name))
 	scope.Windows = append(scope.Windows, &plan.Window{
 		Simulated: counts, Held: w.Algorithm.Leases(), Limit: float64(capacity), Name: w.Name,
 		Period: paced, Place: i,

@@ -123,6 +123,9 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 	for status := (batch.Status{}); status.State != batch.StateDone; time.Sleep(2 * time.Second) {
 		status, err = p.Status(t.Context(), batch.Firing{Batch: "b", Tick: tick})
 		s.ok(err)
+		if status.Waiting > 0 && !within(status.Finish, status.Planned) {
+			t.Errorf("after %v: %v", time.Since(tick), status)
+		}
 		if time.Since(tick) > time.Hour {
 			t.Fatalf("%+v", status)
 		}

@@ -259,7 +259,7 @@ func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 		picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting(id(0), id(1), id(2), id(4)))
 		s.ok(err)
 		for i, pick := range picks {
-			if pick.Found == asynqredis.Picked {
+			if pick.Message != nil {
 				s.Errorf("task %d is held, and was picked", i)
 			}
 		}
@@ -313,7 +313,7 @@ func TestTasksOfAFiringThatIsStoppedDoNotStart(t *testing.T) {
 			picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting(id(position)))
 			s.ok(err)
 			dequeued, err := s.DequeuePending(s.Context(), queue, s.Call(), 9)
-			if picked := picks[0].Found == asynqredis.Picked; err != nil || picked != want || len(dequeued.Messages) == 1 != want {
+			if picked := picks[0].Message != nil; err != nil || picked != want || len(dequeued.Messages) == 1 != want {
 				s.Errorf("picked: %v, %d dequeued, %v; want %v", picked, len(dequeued.Messages), err, want)
 			}
 		}

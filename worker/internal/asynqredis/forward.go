@@ -18,20 +18,27 @@ type Due struct {
 
 // Due returns up to n tasks of a queue that are due, either scheduled ones or those to retry.
 func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]Due, error) {
-	from, now := keys(queue, source(retried)), time.Now().Unix()
-	first := &redis.ZRangeBy{Min: "-inf", Max: strconv.FormatInt(now, 10), Count: 1}
-	if ids, err := c.redis.ZRangeByScore(ctx, from[0], first).Result(); err != nil || len(ids) == 0 {
-		return nil, err // mostly: a script would cost more
-	}
-	reply, err := c.run(ctx, "due", queue, from, prefix(queue)+"t:", now, n).StringSlice()
-	if err != nil {
+	from := prefix(queue) + source(retried)
+	until := strconv.FormatInt(time.Now().Unix(), 10)
+	by := &redis.ZRangeBy{Min: "-inf", Max: until, Count: int64(n)}
+	ids, err := c.redis.ZRangeByScore(ctx, from, by).Result()
+	if err != nil || len(ids) == 0 {
 		return nil, err
 	}
-	due := make([]Due, 0, len(reply)/3)
-	for i := 0; i+2 < len(reply); i += 3 {
-		due = append(due, Due{reply[i], Message(reply[i+1]), reply[i+2]})
+	found, err := c.fields(ctx, queue, ids, "msg", "sluice_join")
+	var due []Due
+	var gone []any
+	for i, task := range found {
+		if task[0] == "" {
+			gone = append(gone, ids[i])
+		} else {
+			due = append(due, Due{ids[i], Message(task[0]), task[1]})
+		}
 	}
-	return due, nil
+	if len(gone) > 0 {
+		err = c.redis.ZRem(ctx, from, gone...).Err()
+	}
+	return due, err
 }
 
 // A Move is the destination of a due task: to wait in a line with a mark until a time, or without a

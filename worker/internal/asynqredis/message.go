@@ -16,6 +16,7 @@ const (
 	fieldType         protowire.Number = 1
 	fieldPayload      protowire.Number = 2
 	fieldID           protowire.Number = 3
+	fieldRetry        protowire.Number = 5
 	fieldRetried      protowire.Number = 6
 	fieldErrorMsg     protowire.Number = 7
 	fieldTimeout      protowire.Number = 8
@@ -43,6 +44,7 @@ func (m Message) LastError() string { return m.text(fieldErrorMsg) }
 func (m Message) UniqueKey() string { return m.text(fieldUniqueKey) }
 func (m Message) GroupKey() string  { return m.text(fieldGroupKey) }
 func (m Message) Retried() int64    { return m.number(fieldRetried) }
+func (m Message) IsLast() bool      { return m.Retried() >= m.number(fieldRetry) } // no retry is left
 
 // Denied reports whether the task's last attempt ended by a denial.
 func (m Message) Denied() bool { return m.number(fieldDenied) != 0 }

@@ -4,23 +4,14 @@ import (
 	"context"
 	"fmt"
 	"time"
-)
 
-// A Found is the state in which a pick found a task.
-type Found int64
-
-const (
-	Picked  Found = iota
-	Active        // somebody has it; its ticket leaves, and it joins again if it is denied
-	Pending       // it is asynq's to run next
-	Paused        // the queue is
-	Gone          // it was removed, has ended or failed, may not start, or waits for something else
+	"github.com/redis/go-redis/v9"
 )
 
 // A Pick is a pick's answer for one task.
 type Pick struct {
-	Found   Found
-	Message Message // if it was picked
+	Message Message // nil if it was not picked
+	Paused  bool    // as its queue is paused. Otherwise it runs, was removed, or waits for something else
 }
 
 // Pick makes waiting tasks of one queue active. The call is identified by its key: repeat it with
@@ -44,9 +35,7 @@ func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) 
 		case string:
 			picks[i].Message = Message(value)
 		case int64:
-			picks[i].Found = Found(value)
-		default:
-			picks[i].Found = Gone // without a message nobody can run it
+			picks[i].Paused = value == 1
 		}
 	}
 	return picks, nil
@@ -80,10 +69,10 @@ func (c *Client) DequeuePending(
 }
 
 // Restore puts back tasks of one queue that a call of Pick or DequeuePending made active and that
-// did not run. They become scheduled for the given time, or pending if it is zero. Tasks that the
-// call did not make active, or that are active no more, are left alone. The call "" is any.
-func (c *Client) Restore(ctx context.Context, queue, call string, ids []string, at time.Time) error {
-	args := []any{prefix(queue) + "t:", call, "", 0}
+// did not run. They become scheduled for the given time, or pending if it is zero. With a mark they join
+// by it. Tasks that the call did not make active, or that are active no more, are left alone.
+func (c *Client) Restore(ctx context.Context, queue, call string, ids []string, at time.Time, mark string) error {
+	args := []any{prefix(queue) + "t:", call, "", 0, mark}
 	if !at.IsZero() {
 		args[2], args[3] = score(at), until(at)
 	}
@@ -92,6 +81,12 @@ func (c *Client) Restore(ctx context.Context, queue, call string, ids []string, 
 	}
 	all := keys(queue, "active", "lease", "scheduled", "pending")
 	return c.run(ctx, "restore", queue, all, args...).Err()
+}
+
+// Start notes that a task which a call made active may have started from now on: see Recover. It returns
+// false if the task is not active by that call any more.
+func (c *Client) Start(ctx context.Context, task Ref, call string) (bool, error) {
+	return c.run(ctx, "start", task.Queue, keys(task.Queue, "t:"+task.ID), call).Bool()
 }
 
 // A Requeued is a denied task, and how it waits.
@@ -118,22 +113,34 @@ func (c *Client) Requeue(ctx context.Context, r Requeued) (due bool, err error) 
 
 // There reports for each task of one queue whether it exists and may still run.
 func (c *Client) There(ctx context.Context, queue string, ids []string) ([]bool, error) {
-	there := make([]bool, 0, len(ids))
-	err := inBatches(ids, func(batch []string) error {
-		tasks := make([]string, len(batch))
-		for i, id := range batch {
-			tasks[i] = "t:" + id
-		}
-		reply, err := scripts["there"].Run(ctx, c.redis, keys(queue, tasks...)).Int64Slice()
-		if err == nil && len(reply) != len(batch) {
-			err = fmt.Errorf("%w: there of %d tasks: %v", errReply, len(batch), reply)
-		}
-		for _, n := range reply {
-			there = append(there, n == 1)
-		}
-		return err
-	})
+	found, err := c.fields(ctx, queue, ids, "state")
+	there := make([]bool, len(found))
+	for i, state := range found {
+		there[i] = state[0] != "" && state[0] != "archived" && state[0] != "completed"
+	}
 	return there, err
+}
+
+// fields returns fields of tasks of one queue, "" for each that is not there.
+func (c *Client) fields(ctx context.Context, queue string, ids []string, names ...string) ([][]string, error) {
+	replies := make([]*redis.SliceCmd, len(ids))
+	_, err := c.redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i, id := range ids {
+			replies[i] = p.HMGet(ctx, prefix(queue)+"t:"+id, names...)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	found := make([][]string, len(ids))
+	for i, reply := range replies {
+		found[i] = make([]string, len(names))
+		for j, value := range reply.Val() {
+			found[i][j], _ = value.(string)
+		}
+	}
+	return found, nil
 }
 
 // IsPaused reports whether a queue is paused.

@@ -7,46 +7,63 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
-// Recover puts back tasks whose server died before they started, so that asynq's recoverer does not
-// count a retry for them. They become due, and join their lines in front. The leases of other tasks
-// that have expired by the given time are left to asynq.
+// Recover puts back tasks whose server died before they started, so that asynq's recoverer neither
+// counts a retry for them nor archives them. They become due, and join their lines in front. Other tasks
+// whose leases have expired by the given time are left to asynq.
 //
-// A server starts tasks in the order in which it made them active, as many at once as it has slots.
-// So of those that are active still, the first may have started, as many as it has slots, and the
-// others have not.
+// Start has noted of a task without retries left that it may have started. The others start in the order
+// in which their server made them active, as many at once as it has slots. So of those that are active
+// still, the first may have started, as many as it has slots.
 func (c *Client) Recover(ctx context.Context, queues []string, expired time.Time) error {
 	type task struct {
 		Ref
-		slots   int
-		call    uint64
-		expired bool
+		call          string
+		number        uint64 // of the call, in the order of its process
+		started, last bool
+		lapsed        bool
+		slots         int
 	}
 	byProcess := map[string][]task{}
 	for _, queue := range queues {
 		all := keys(queue, "active", "lease")
-		reply, err := c.run(ctx, "expired", queue, all, prefix(queue)+"t:", expired.Unix()).StringSlice()
+		by := &redis.ZRangeBy{Min: "-inf", Max: strconv.FormatInt(expired.Unix(), 10)}
+		lapsed, err := c.redis.ZRangeByScore(ctx, all[1], by).Result()
 		if err != nil {
 			return err
 		}
-		for t := range slices.Chunk(reply, 3) {
-			process, rest, ours := strings.Cut(t[1], "/")
-			slots, call, _ := strings.Cut(rest, "/")
-			if n, err := strconv.Atoi(slots); ours && err == nil {
-				number, _ := strconv.ParseUint(call, 36, 64)
-				byProcess[process] = append(byProcess[process], task{Ref{queue, t[0]}, n, number, t[2] != ""})
-			}
+		ids, err := c.redis.LRange(ctx, all[0], 0, -1).Result()
+		if err != nil {
+			return err
 		}
-	}
-	delete(byProcess, c.process)
-	for _, tasks := range byProcess {
-		slices.SortStableFunc(tasks, func(a, b task) int { return cmp.Compare(a.call, b.call) })
-		for _, t := range tasks[min(len(tasks), tasks[0].slots):] {
-			if !t.expired {
+		slices.Reverse(ids) // the oldest first
+		found, err := c.fields(ctx, queue, ids, "sluice_call", "sluice_started", "msg")
+		if err != nil {
+			return err
+		}
+		for i, f := range found {
+			process, rest, ours := strings.Cut(f[0], "/")
+			slots, number, _ := strings.Cut(rest, "/")
+			if !ours || process == c.process {
 				continue
 			}
-			if err := c.Restore(ctx, t.Queue, "", []string{t.ID}, time.Now().Truncate(time.Second)); err != nil {
+			t := task{Ref: Ref{queue, ids[i]}, call: f[0], started: f[0] == f[1], last: Message(f[2]).IsLast()}
+			t.lapsed = slices.Contains(lapsed, t.ID)
+			t.slots, _ = strconv.Atoi(slots)
+			t.number, _ = strconv.ParseUint(number, 36, 64)
+			byProcess[process] = append(byProcess[process], t)
+		}
+	}
+	for _, tasks := range byProcess {
+		slices.SortStableFunc(tasks, func(a, b task) int { return cmp.Compare(a.number, b.number) })
+		for i, t := range tasks {
+			if !t.lapsed || t.last && t.started || !t.last && i < t.slots {
+				continue
+			}
+			if err := c.Restore(ctx, t.Queue, t.call, []string{t.ID}, time.Now().Truncate(time.Second), FrontMark); err != nil {
 				return err
 			}
 		}

@@ -42,3 +42,33 @@ func TestTasksThatNeverStartedGoBack(t *testing.T) {
 		}
 	})
 }
+
+// A task without retries left goes back unless its server has noted that it may have started, whichever
+// its position. The note is that of one call, and only of a task that this call made active.
+func TestALastAttemptThatNeverStartedGoesBack(t *testing.T) {
+	each(t, func(s *site) {
+		for _, id := range []string{"started", "first", "second"} {
+			_, err := s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID(id), asynq.MaxRetry(0))
+			s.ok(err)
+		}
+		dead := asynqredis.New(s.redis)
+		dead.Slots = 2
+		call := dead.Call()
+		_, err := dead.DequeuePending(s.Context(), queue, call, 3)
+		s.ok(err)
+		for id, want := range map[string]bool{"started": true, "nobody": false} {
+			if is, err := dead.Start(s.Context(), asynqredis.Ref{Queue: queue, ID: id}, call); err != nil || is != want {
+				t.Errorf("%s may start: %v, %v", id, is, err)
+			}
+		}
+		if is, err := dead.Start(s.Context(), asynqredis.Ref{Queue: queue, ID: "first"}, dead.Call()); is || err != nil {
+			t.Errorf("by another call: %v, %v", is, err)
+		}
+		long := time.Now().Add(-time.Hour)
+		for _, id := range []string{"started", "first", "second"} {
+			s.redis.ZAdd(s.Context(), "asynq:{default}:lease", z(id, long))
+		}
+		s.ok(s.Recover(s.Context(), []string{queue}, long))
+		s.wantStates("first scheduled, second scheduled, started active")
+	})
+}

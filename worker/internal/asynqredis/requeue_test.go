@@ -42,7 +42,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		requeue(false)
 		picks, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
 		s.ok(err)
-		if picks[0].Found != asynqredis.Gone {
+		if picks[0].Message != nil || picks[0].Paused {
 			t.Errorf("%+v", picks[0])
 		}
 		requeued.DenialID = "n3"
@@ -82,7 +82,7 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 				mark = asynqredis.Mark(s.key(id), time.Now(), s.Call())
 			}
 			if row.again {
-				s.ok(s.Restore(s.Context(), queue, call, []string{id}, at))
+				s.ok(s.Restore(s.Context(), queue, call, []string{id}, at, ""))
 				_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting(id))
 				s.ok(err)
 			}

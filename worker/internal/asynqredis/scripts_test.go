@@ -128,13 +128,9 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 		wanted := append(s.waiting("a", "b", "c", "d", "e", "later", "gone"), asynqredis.Waiting{ID: "f", JoinKey: "0123456789abcdef"})
 		picks, err := s.Pick(s.Context(), queue, call, wanted)
 		s.ok(err)
-		want := []asynqredis.Found{
-			asynqredis.Picked, asynqredis.Picked, asynqredis.Pending, asynqredis.Gone,
-			asynqredis.Active, asynqredis.Gone, asynqredis.Gone, asynqredis.Gone,
-		}
 		for i, pick := range picks {
-			if pick.Found != want[i] || pick.Found == asynqredis.Picked && pick.Message.ID() != wanted[i].ID {
-				t.Errorf("%s: %+v, want %v", wanted[i].ID, pick, want[i])
+			if i < 2 && pick.Message.ID() != wanted[i].ID || i >= 2 && pick.Message != nil || pick.Paused {
+				t.Errorf("%s: %+v", wanted[i].ID, pick)
 			}
 		}
 		s.wantStates("a active, b active, c pending, d archived, e active, f scheduled, later scheduled")
@@ -148,7 +144,7 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 		}
 		others, err := s.Pick(s.Context(), queue, s.Call(), wanted[:1])
 		s.ok(err)
-		if others[0].Found != asynqredis.Active {
+		if others[0].Message != nil || others[0].Paused {
 			t.Errorf("another call is answered %+v", others[0])
 		}
 
@@ -156,7 +152,7 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 		s.store("g")
 		paused, err := s.Pick(s.Context(), queue, s.Call(), s.waiting("g", "c"))
 		s.ok(err)
-		if paused[0].Found != asynqredis.Paused || paused[1].Found != asynqredis.Pending {
+		if !paused[0].Paused || paused[1].Paused {
 			t.Errorf("of a paused queue: %+v", paused)
 		}
 	})
@@ -176,7 +172,7 @@ func TestAPickKeepsTheLockOfAUniqueTask(t *testing.T) {
 			t.Errorf("picked, its lock holds for %v", ttl)
 		}
 		at := time.Now().Add(2 * time.Minute)
-		s.ok(s.Restore(s.Context(), queue, call, []string{"u"}, at))
+		s.ok(s.Restore(s.Context(), queue, call, []string{"u"}, at, ""))
 		if ttl := s.redis.TTL(s.Context(), task.Lock).Val(); (ttl - time.Until(at.Add(time.Hour))).Abs() > wholly {
 			t.Errorf("put back, its lock holds for %v", ttl)
 		}
@@ -207,7 +203,7 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 		s.wantStates("a active, b active, c d:e 5 active, f pending, g pending")
 		s.wantLeases("a", "b", "c d:e 5")
 
-		s.ok(s.Restore(s.Context(), queue, call, []string{"b", "c d:e 5", "f", "nobody"}, time.Time{}))
+		s.ok(s.Restore(s.Context(), queue, call, []string{"b", "c d:e 5", "f", "nobody"}, time.Time{}, ""))
 		s.wantStates("a active, b pending, c d:e 5 pending, f pending, g pending")
 		s.ok(s.inspector.PauseQueue(queue))
 		if d := dequeue(s.Call(), 4); len(d.Messages) > 0 || !d.Paused {
@@ -274,11 +270,11 @@ func TestOnlyWhatACallMadeActiveIsRestored(t *testing.T) {
 		s.ok(err)
 		_, err = s.Pick(s.Context(), queue, theirs, s.waiting("b"))
 		s.ok(err)
-		s.ok(s.Restore(s.Context(), queue, mine, []string{"a", "b"}, time.Now().Add(2*time.Minute)))
+		s.ok(s.Restore(s.Context(), queue, mine, []string{"a", "b"}, time.Now().Add(2*time.Minute), ""))
 		s.wantStates("a scheduled, b active")
 		picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
 		s.ok(err)
-		if picks[0].Found != asynqredis.Picked {
+		if picks[0].Message == nil {
 			t.Errorf("what was put back cannot be picked: %+v", picks[0])
 		}
 	})

@@ -91,6 +91,7 @@ type Task struct {
 	asynqredis.Ref
 	Message asynqredis.Message
 	Grant   *Grant // nil if it has to reserve
+	call    string // by which it is active
 }
 
 // A Dispatcher serves one asynq server. It is safe for concurrent use.
@@ -153,6 +154,10 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
 		if look {
 			signal(d.wake)
 		}
+		if ok && task.Message.IsLast() && !d.starts(ctx, task) {
+			d.Ended()
+			ok = false
+		}
 		if ended {
 			return task, ok, err
 		}
@@ -164,6 +169,18 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
 			ended = true
 		case <-d.serving.Done():
 		}
+	}
+}
+
+// starts notes that a task without retries left may have started. It returns false if the task must not
+// start, as it has been recovered, or the note cannot be made before the dispatcher stops.
+func (d *Dispatcher) starts(ctx context.Context, task Task) bool {
+	for {
+		may, err := d.Asynq.Start(ctx, task.Ref, task.call)
+		if err == nil || d.isStopped() {
+			return may
+		}
+		d.sleep(errorPause)
 	}
 }
 

@@ -61,10 +61,11 @@ func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 	var back, gone []throttle.TakenTicket
 	for i, pick := range picks {
 		grant := grants[i]
-		switch pick.Found {
-		case asynqredis.Picked:
-			f.tasks = append(f.tasks, Task{asynqredis.Ref{Queue: queue, ID: grant.ID}, pick.Message, grant})
-		case asynqredis.Paused:
+		switch {
+		case pick.Message != nil:
+			task := Task{Ref: asynqredis.Ref{Queue: queue, ID: grant.ID}, Message: pick.Message, Grant: grant, call: f.callID}
+			f.tasks = append(f.tasks, task)
+		case pick.Paused:
 			d.mu.Lock()
 			d.lines.paused[queue] = true
 			d.mu.Unlock()
@@ -94,7 +95,7 @@ func (d *Dispatcher) dequeue(g *group, queue string, n int, watched []any) bool 
 	d.lines.paused[queue] = found.Paused
 	d.mu.Unlock()
 	for _, m := range found.Messages {
-		f.tasks = append(f.tasks, Task{Ref: asynqredis.Ref{Queue: queue, ID: m.ID()}, Message: m})
+		f.tasks = append(f.tasks, Task{Ref: asynqredis.Ref{Queue: queue, ID: m.ID()}, Message: m, call: f.callID})
 	}
 	d.reserve(g, f.tasks)
 	return d.put(f)
@@ -171,7 +172,7 @@ func (d *Dispatcher) undo(f *fetched) error {
 	if f.line != "" {
 		at = time.Now().Add(fallbackMin)
 	}
-	if err := d.Asynq.Restore(ctx, f.queue, f.callID, ids, at); err != nil {
+	if err := d.Asynq.Restore(ctx, f.queue, f.callID, ids, at, ""); err != nil {
 		return err
 	}
 	var tickets []throttle.TakenTicket

@@ -173,6 +173,21 @@ func TestReadyTasksOutlastAnOutage(t *testing.T) {
 	})
 }
 
+// That a task without retries left may have started is noted before it does. One that has been recovered
+// meanwhile does not start.
+func TestALastAttemptIsNotedBeforeItStarts(t *testing.T) {
+	inBubble(t, nil, slots(3), func(b *bench) {
+		b.pending("default", "a", "b", "c")
+		b.want("next", b.next(), "a")
+		started := func(id string) bool {
+			return b.client.HExists(b.Context(), "asynq:{default}:t:"+id, "sluice_started").Val()
+		}
+		b.want("started", []bool{started("a"), started("b")}, "[true false]")
+		b.client.HSet(b.Context(), "asynq:{default}:t:b", "state", "scheduled")
+		b.want("next", b.next(), "c")
+	})
+}
+
 // A task that is active when its ticket is taken runs elsewhere, or is on its way back to wait. Its ticket
 // leaves, and its units are for the next. If it is put back to wait it is due, and joins in front.
 func TestATicketOfAnActiveTaskLeaves(t *testing.T) {

@@ -269,7 +269,7 @@ func (b *bench) message(queue, id string) (call asynqredis.EnqueueCall) {
 	}))
 	client := asynq.NewClient(opt)
 	defer client.Close()
-	_, err := client.Enqueue(asynq.NewTask("throttled", []byte("acme")), asynq.Queue(queue), asynq.TaskID(id), asynq.MaxRetry(0))
+	_, err := client.Enqueue(asynq.NewTask("throttled", []byte("acme")), asynq.Queue(queue), asynq.TaskID(id), asynq.MaxRetry(1))
 	b.ok(err)
 	return call
 }

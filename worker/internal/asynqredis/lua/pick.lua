@@ -4,9 +4,8 @@
 -- KEYS  1 scheduled (sorted set)  2 active (list)  3 lease (sorted set)  4 whether the queue is paused
 -- ARGV  1 prefix of the task keys  2 end of the lease (s)  3 key of this call
 --       then two per task: ID, join key
--- reply per task its message, or why it is not picked: 1 active, 2 pending, 3 the queue is paused,
---       4 anything else: it is gone, has ended, failed, its firing is stopped, or it waits for
---       something else
+-- reply per task its message, 1 if the queue is paused, or 2 for anything else: it is active, pending or
+--       gone, has ended or failed, its firing is stopped, or it waits for something else
 --
 -- A call that is repeated, because its reply was lost, answers also by what it has picked before. An
 -- active task is told that its ticket has left: when it comes to rest it joins again (requeue.lua).
@@ -18,11 +17,11 @@ for i = 4, #ARGV, 2 do
   local id = ARGV[i]
   local key = prefix .. id
   local found = redis.call('HMGET', key, 'state', 'sluice_join', 'sluice_call', 'msg', 'sluice_lock', 'unique_key')
-  local state, answer = found[1], 4
+  local state, answer = found[1], 2
   if state == 'scheduled' then
     if found[2] and string.sub(found[2], 1, 16) == ARGV[i + 1] and not is_stopped(prefix, id) then
       if paused then
-        answer = 3
+        answer = 1
       else
         answer = found[4]
         picked[#picked + 1] = id
@@ -30,11 +29,10 @@ for i = 4, #ARGV, 2 do
         if found[5] and redis.call('GET', found[6]) == id then redis.call('EXPIRE', found[6], found[5]) end
       end
     end
+  elseif state == 'active' and found[3] == call then
+    answer = found[4]
   elseif state == 'active' then
-    answer = found[3] == call and found[4] or 1
-    if answer == 1 then redis.call('HSET', key, 'sluice_left', found[3] or '') end
-  elseif state == 'pending' then
-    answer = 2
+    redis.call('HSET', key, 'sluice_left', found[3] or '')
   end
   if type(answer) == 'string' then
     leases[#leases + 1] = ARGV[2]

@@ -3,20 +3,19 @@
 --
 -- KEYS  1 active (list)  2 lease (sorted set)  3 scheduled (sorted set)  4 pending (list)
 -- ARGV  1 prefix of the task keys  2 key of the call that made them active
---         or "" for any call: they join again in front
 --       3 score (s) for those that were picked, or "" for those that were pending
---       4 seconds until then, then the IDs
+--       4 seconds until then  5 mark by which they join, or "" to keep theirs, then the IDs
 -- reply how many were put back: those that are active by that call
 
 local restored = {}
-for i = 5, #ARGV do
+for i = 6, #ARGV do
   local id = ARGV[i]
   local key = ARGV[1] .. id
   local found = redis.call('HMGET', key, 'state', 'sluice_call', 'unique_key', 'sluice_lock')
-  if found[1] == 'active' and (ARGV[2] == '' or found[2] == ARGV[2]) and redis.call('LREM', KEYS[1], 1, id) == 1 then
+  if found[1] == 'active' and found[2] == ARGV[2] and redis.call('LREM', KEYS[1], 1, id) == 1 then
     restored[#restored + 1] = id
     redis.call('HSET', key, 'state', ARGV[3] == '' and 'pending' or 'scheduled')
-    if ARGV[2] == '' then redis.call('HSET', key, 'sluice_join', 'front') end
+    if ARGV[5] ~= '' then redis.call('HSET', key, 'sluice_join', ARGV[5]) end
     if ARGV[3] ~= '' and found[4] then keep_lock(found[3], id, found[4] + ARGV[4]) end
   end
 end

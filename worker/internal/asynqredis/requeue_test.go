@@ -98,6 +98,24 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 	})
 }
 
+// A task that is put back to wait is due at once, too, if its ticket has left meanwhile.
+func TestARestoredTaskWhoseTicketHasLeftIsDue(t *testing.T) {
+	each(t, func(s *site) {
+		s.store("left", "waits")
+		call := s.Call()
+		_, err := s.Pick(s.Context(), queue, call, s.waiting("left", "waits"))
+		s.ok(err)
+		_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("left"))
+		s.ok(err)
+		s.ok(s.Restore(s.Context(), queue, call, []string{"left", "waits"}, time.Now().Add(time.Hour), ""))
+		due, err := s.Due(s.Context(), queue, false, 10)
+		s.ok(err)
+		if len(due) != 1 || due[0].ID != "left" || due[0].Mark != asynqredis.FrontMark {
+			t.Errorf("due: %+v", due)
+		}
+	})
+}
+
 // A requeue touches the lock of a task of ours alone, only as its holder, and never shortens it.
 func TestARequeueNeverShortensALock(t *testing.T) {
 	each(t, func(s *site) {

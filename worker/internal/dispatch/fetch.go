@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -76,7 +77,33 @@ func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 	}
 	d.putBack(l.name, queue, back)
 	d.GiveBack(l.name, queue, gone...)
+	d.reserveAgain(f)
 	return d.put(f)
+}
+
+// reserveAgain reserves for tasks whose tickets were taken without units, as the policy had other scopes
+// when they joined. A task that is denied has joined by the scopes of now, and goes back to wait.
+func (d *Dispatcher) reserveAgain(f *fetched) {
+	isDenied := func(t Task) bool { return t.Grant.Decision.Queued }
+	if !slices.ContainsFunc(f.tasks, Task.isOpen) {
+		return
+	}
+	d.reserve(f.group, f.tasks)
+	var denied []string
+	for _, task := range f.tasks {
+		if isDenied(task) {
+			denied = append(denied, task.ID)
+			d.Expect(task.Grant.Line, f.queue, task.Grant.Decision.RetryIn)
+		}
+	}
+	f.tasks = slices.DeleteFunc(f.tasks, isDenied)
+	if len(denied) == 0 {
+		return
+	}
+	d.insist(func(ctx context.Context) error {
+		return d.Asynq.Restore(ctx, f.queue, f.callID, denied, time.Now().Add(fallbackMin), "")
+	})
+	d.WakeAt(f.queue, time.Now()) // a ticket may have been taken before its task was back
 }
 
 // dequeue makes pending tasks of a queue ready, with what was decided about them. It also looks at the
@@ -101,8 +128,11 @@ func (d *Dispatcher) dequeue(g *group, queue string, n int, watched []any) bool 
 	return d.put(f)
 }
 
-// reserve reserves for pending tasks that were dequeued together, in one call for each line. So no slot
-// waits for it. A task that gets no decision here gets one in the middleware.
+// isOpen reports whether nothing is decided about a task.
+func (t Task) isOpen() bool { return t.Grant == nil || !t.Grant.Decision.Granted && !t.Grant.NeverFits }
+
+// reserve reserves for the open tasks of one call, in one call for each line. So no slot waits for it. A
+// task that gets no decision here gets one in the middleware.
 func (d *Dispatcher) reserve(g *group, tasks []Task) {
 	identity, err := d.Asynq.Identity(d.ctx)
 	if err != nil {
@@ -111,11 +141,14 @@ func (d *Dispatcher) reserve(g *group, tasks []Task) {
 	requests := map[string][]throttle.Request{}
 	asking := map[string][]*Task{} // by line
 	for i, task := range tasks {
-		match, ok := d.Match(task.Message, false)
-		if !ok {
+		match, ok := d.Match(task.Message, task.Grant != nil)
+		if !ok || !task.isOpen() {
 			continue
 		}
 		r := match.Request
+		if task.Grant != nil {
+			r.Front, r.Since = true, task.Grant.Since // it had its turn
+		}
 		r.Ticket = throttle.Ticket{Queue: identity + "/" + task.Queue, ID: task.ID}
 		line := d.Limiter.LineOf(r.Policy, r.Tenant)
 		requests[line], asking[line] = append(requests[line], r), append(asking[line], &tasks[i])
@@ -136,8 +169,11 @@ func (d *Dispatcher) reserve(g *group, tasks []Task) {
 			d.fails(l, err)
 		}
 		for i, ticket := range tickets {
-			if ticket.ID != "" {
-				asking[line][i].Grant = &Grant{TakenTicket: ticket, Line: line, Sent: sent}
+			if task := asking[line][i]; ticket.ID != "" {
+				if task.Grant != nil {
+					ticket.Since, ticket.Waited = task.Grant.Since, task.Grant.Waited
+				}
+				task.Grant = &Grant{TakenTicket: ticket, Line: line, Sent: sent}
 			}
 		}
 	}

@@ -29,17 +29,14 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 	}
 	observed := api(own)
 	observed.Mode = throttle.ModeObserve
-	for name, row := range map[string]struct {
-		before, after throttle.Policy
-		wakes         int
-	}{
-		"a user's window comes":        {api(own), api(own, user), 4},
-		"a user's window goes":         {api(own, user), api(own), 4},
-		"a user's window for a site's": {api(own, user), api(own, site), 20},
-		"a tenant's window comes":      {api(all), api(own, all), 4},
-		"a shared window comes":        {api(own), api(own, all), 4},
-		"enforced after observed":      {observed, api(own), 4},
-		"observed after enforced":      {api(own), observed, 4},
+	for name, row := range map[string]struct{ before, after throttle.Policy }{
+		"a user's window comes":        {api(own), api(own, user)},
+		"a user's window goes":         {api(own, user), api(own)},
+		"a user's window for a site's": {api(own, user), api(own, site)},
+		"a tenant's window comes":      {api(all), api(own, all)},
+		"a shared window comes":        {api(own), api(own, all)},
+		"enforced after observed":      {observed, api(own)},
+		"observed after enforced":      {api(own), observed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			sitetest.Bubble(t, row.before, func(t *testing.T, s *sitetest.Site) {
@@ -79,8 +76,8 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 				mean, most := l.WakesPerTask()
 				took := time.Since(begin)
 				t.Logf("%v, %.2f wakes a task, at most %d", took, mean, most)
-				if took > 15*time.Second || most > row.wakes {
-					t.Errorf("all have run after %v, with up to %d wakes, want %d", took, most, row.wakes)
+				if most > sitetest.DeniedAndRun+1 || took > 15*time.Second {
+					t.Errorf("all have run after %v, with up to %d wakes", took, most)
 				}
 				s.WantNobodyInLine()
 			})

@@ -6,16 +6,22 @@
 --       3 score (s) for those that were picked, or "" for those that were pending
 --       4 seconds until then  5 mark by which they join, or "" to keep theirs, then the IDs
 -- reply how many were put back: those that are active by that call
+--
+-- A scheduled one whose ticket has left since then is due at once, and joins in front.
 
-local restored = {}
+local restored, scores = {}, {}
 for i = 6, #ARGV do
   local id = ARGV[i]
   local key = ARGV[1] .. id
-  local found = redis.call('HMGET', key, 'state', 'sluice_call', 'unique_key', 'sluice_lock')
+  local found = redis.call('HMGET', key, 'state', 'sluice_call', 'unique_key', 'sluice_lock', 'sluice_left')
   if found[1] == 'active' and found[2] == ARGV[2] and redis.call('LREM', KEYS[1], 1, id) == 1 then
     restored[#restored + 1] = id
     redis.call('HSET', key, 'state', ARGV[3] == '' and 'pending' or 'scheduled')
-    if ARGV[5] ~= '' then redis.call('HSET', key, 'sluice_join', ARGV[5]) end
+    local score, mark = ARGV[3], ARGV[5]
+    if score ~= '' and found[5] == ARGV[2] then score, mark = score - ARGV[4], 'front' end
+    if mark ~= '' then redis.call('HSET', key, 'sluice_join', mark) end
+    scores[#scores + 1] = score
+    scores[#scores + 1] = id
     if ARGV[3] ~= '' and found[4] then keep_lock(found[3], id, found[4] + ARGV[4]) end
   end
 end
@@ -27,11 +33,6 @@ if ARGV[3] == '' then
   for i = #restored, 1, -1 do backwards[#backwards + 1] = restored[i] end
   redis.call('RPUSH', KEYS[4], unpack(backwards))
 else
-  local scores = {}
-  for i = 1, #restored do
-    scores[#scores + 1] = ARGV[3]
-    scores[#scores + 1] = restored[i]
-  end
   redis.call('ZADD', KEYS[3], unpack(scores))
 end
 return #restored

@@ -104,15 +104,18 @@ type Dispatcher struct {
 	ready chan struct{} // ends a wait of Next
 	wake  chan struct{} // ends a wait of serve
 
-	mu       sync.Mutex
-	buffer   buffer
-	lines    lines
-	forwards forwards
-	wakeUps  sync.Map   // of wakeUp: they are to come
-	waiting  bool       // Next waits for a task, and none is ready
-	idle     *sync.Cond // nothing was found for it: nudges are for this server while isIdle
-	isIdle   bool
-	failed   error // of asynq's Redis, for Next
+	mu      sync.Mutex
+	buffer  buffer
+	lines   lines
+	wakeUps sync.Map   // queues and seconds at which Forward is called, before asynq does so
+	waiting bool       // Next waits for a task, and none is ready
+	idle    *sync.Cond // nothing was found for it: nudges are for this server while isIdle
+	isIdle  bool
+	failed  error // of asynq's Redis, for Next
+
+	joinFailed time.Time       // when a join of Forward failed last
+	joinNext   time.Time       // when to look again at the next task that could not join
+	lostIn     map[string]bool // the queues of which Lost was called
 }
 
 // New returns a dispatcher. It makes no call before its first use.
@@ -124,7 +127,7 @@ func New(c Config) *Dispatcher {
 		wake:       make(chan struct{}, 1),
 		buffer:     buffer{slots: c.Concurrency},
 		lines:      lines{groups: groups(c.Queues, c.Strict), paused: map[string]bool{}},
-		forwards:   forwards{lostIn: map[string]bool{}},
+		lostIn:     map[string]bool{},
 	}
 	d.idle = sync.NewCond(&d.mu)
 	return d

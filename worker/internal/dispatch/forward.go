@@ -24,19 +24,6 @@ const (
 	unavailableEvery = 200 * time.Microsecond
 )
 
-// Forwards have what forward found.
-type forwards struct {
-	failed time.Time       // when a join failed last
-	next   time.Time       // when to look again at the next task that could not join
-	lostIn map[string]bool // the queues of which Lost was called
-}
-
-// A wakeUp is a second at which a queue is forwarded, before asynq does so.
-type wakeUp struct {
-	queue  string
-	second int64
-}
-
 // Forward moves the due tasks of a queue, either scheduled ones or those to retry. Tasks that a
 // policy matches join its line, and the others become pending. It returns how many it has moved. If
 // that is not 0 there may be more.
@@ -137,9 +124,9 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	if err != nil && !removed {
 		d.Failed(line, err)
 		d.mu.Lock()
-		d.forwards.failed = now
-		again = later(d.forwards.next, now.Add(unavailableFor))
-		d.forwards.next = again.Add(time.Duration(len(all)) * unavailableEvery)
+		d.joinFailed = now
+		again = later(d.joinNext, now.Add(unavailableFor))
+		d.joinNext = again.Add(time.Duration(len(all)) * unavailableEvery)
 		d.mu.Unlock()
 		d.WakeAt(queue, again)
 		d.Expect(line, queue, 0) // the tickets may be in line all the same
@@ -187,8 +174,8 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 // none. If a join has failed since, that may have been its own.
 func (d *Dispatcher) lostTicket(queue, line string, since time.Time) {
 	d.mu.Lock()
-	report := !d.forwards.lostIn[queue] && d.forwards.failed.Before(since)
-	d.forwards.lostIn[queue] = d.forwards.lostIn[queue] || report
+	report := !d.lostIn[queue] && d.joinFailed.Before(since)
+	d.lostIn[queue] = d.lostIn[queue] || report
 	d.mu.Unlock()
 	if report {
 		d.Lost(queue, line)
@@ -201,12 +188,12 @@ func (d *Dispatcher) WakeAt(queue string, at time.Time) {
 	if at.After(time.Now()) {
 		at = asynqredis.WholeSecond(at)
 	}
-	w := wakeUp{queue, at.Unix()}
-	if _, known := d.wakeUps.LoadOrStore(w, true); known {
+	second := [2]any{queue, at.Unix()}
+	if _, known := d.wakeUps.LoadOrStore(second, true); known {
 		return
 	}
 	time.AfterFunc(time.Until(at), func() {
-		d.wakeUps.Delete(w)
+		d.wakeUps.Delete(second)
 		d.inBackground(func() {
 			for n, err := 1, error(nil); n > 0 && err == nil; {
 				// If it fails asynq's forwarder does it.

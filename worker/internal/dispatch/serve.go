@@ -83,20 +83,19 @@ func (d *Dispatcher) round() (found bool) {
 func (d *Dispatcher) pending(g *group, n int) (found bool) {
 	now := time.Now()
 	d.mu.Lock()
-	look, quiet, watched := g.strict || !now.Before(g.lookAt), d.isQuiet(g, now), []any(nil)
-	if look && !quiet {
+	look := g.strict || !now.Before(g.lookAt)
+	asks, watched := look && !d.isQuiet(g, now), []any(nil)
+	if asks {
 		watched = g.watched(now)
 	}
 	d.mu.Unlock()
+	for _, queue := range g.draw(d.Queues) {
+		if asks && d.dequeue(g, queue, n, watched) {
+			return true
+		}
+	}
 	if !look {
 		return false
-	}
-	if !quiet {
-		for _, queue := range g.draw(d.Queues) {
-			if d.dequeue(g, queue, n, watched) {
-				return true
-			}
-		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -108,15 +107,8 @@ func (d *Dispatcher) pending(g *group, n int) (found bool) {
 // isQuiet reports, in a test kit, that a look at the queues of a group would find nothing. The lock is
 // held.
 func (d *Dispatcher) isQuiet(g *group, now time.Time) bool {
-	if d.HasPending == nil || now.Sub(g.watchedAt) >= lookEveryKit {
-		return false
-	}
-	for _, queue := range g.queues {
-		if d.lines.paused[queue] || d.HasPending(queue) {
-			return false
-		}
-	}
-	return true
+	mayHave := func(queue string) bool { return d.lines.paused[queue] || d.HasPending(queue) }
+	return d.HasPending != nil && now.Sub(g.watchedAt) < lookEveryKit && !slices.ContainsFunc(g.queues, mayHave)
 }
 
 // pendingNow looks for pending tasks at once.

@@ -19,9 +19,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	d.mu.Lock()
 	due, nudged := l.due, l.nudged
 	l.nudged, l.news, l.taken = false, time.Time{}, time.Time{} // it also acknowledges the take before
-	if len(queues) == 0 {
-		l.state, l.at = stateWaiting, time.Now().Add(pausedFor)
-	}
+	l.state, l.at = stateWaiting, time.Now().Add(pausedFor)     // until it is answered
 	d.mu.Unlock()
 	if len(queues) == 0 {
 		return false
@@ -92,18 +90,19 @@ func (d *Dispatcher) open(g *group) map[string]int {
 // this one.
 func (d *Dispatcher) fails(l *line, err error) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	if errors.Is(err, throttle.ErrUnknownPolicy) {
 		delete(l.group.lines, l.name)
+		d.mu.Unlock()
 		return
 	}
-	now := time.Now()
+	now, silence := time.Now(), &d.lines.silence
 	l.failed.Fail(now)
 	l.state, l.at = stateFailing, l.failed.Until
-	if d.lines.silence.Failed {
-		d.lines.silence.Fail(now)
+	if silence.Failed {
+		silence.Fail(now)
 	}
-	d.lines.silence.Failed = true
+	silence.Failed = true
+	d.mu.Unlock()
 	d.Failed(l.name, unavailable(err))
 }
 

@@ -83,6 +83,7 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 			}
 			if row.again {
 				s.ok(s.Restore(s.Context(), queue, call, []string{id}, at, ""))
+				s.ok(s.redis.HSet(s.Context(), "asynq:{default}:t:"+id, "sluice_join", s.key(id)+".").Err()) // it joins again
 				_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting(id))
 				s.ok(err)
 			}

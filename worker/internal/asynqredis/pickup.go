@@ -3,9 +3,8 @@ package asynqredis
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // A Pick is a pick's answer for one task.
@@ -121,26 +120,19 @@ func (c *Client) There(ctx context.Context, queue string, ids []string) ([]bool,
 	return there, err
 }
 
-// fields returns fields of tasks of one queue, "" for each that is not there.
-func (c *Client) fields(ctx context.Context, queue string, ids []string, names ...string) ([][]string, error) {
-	replies := make([]*redis.SliceCmd, len(ids))
-	_, err := c.redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for i, id := range ids {
-			replies[i] = p.HMGet(ctx, prefix(queue)+"t:"+id, names...)
+// fields returns fields of tasks of one queue, "" for each that is not there. It is a script, as a client
+// does not read replies while it writes a pipeline, and an in-memory connection of tests has no buffer.
+func (c *Client) fields(ctx context.Context, queue string, ids []string, names ...any) (found [][]string, err error) {
+	err = inBatches(ids, func(batch []string) error {
+		args := append([]any{prefix(queue) + "t:", len(names)}, names...)
+		for _, id := range batch {
+			args = append(args, id)
 		}
-		return nil
+		reply, err := c.run(ctx, "fields", queue, keys(queue, lines), args...).StringSlice()
+		found = slices.AppendSeq(found, slices.Chunk(reply, len(names)))
+		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	found := make([][]string, len(ids))
-	for i, reply := range replies {
-		found[i] = make([]string, len(names))
-		for j, value := range reply.Val() {
-			found[i][j], _ = value.(string)
-		}
-	}
-	return found, nil
+	return found, err
 }
 
 // IsPaused reports whether a queue is paused.

@@ -112,7 +112,7 @@ func (d Decision) EarliestReset() time.Duration {
 
 // What may bind beside windows.
 const (
-	ByPause    = "(pause)"    // a pause by hand: by operators, or by Limiter.Pause
+	ByPause    = "(pause)"    // a pause by operators
 	ByUpstream = "(upstream)" // a pause by the upstream
 	ByLine     = "(line)"     // tickets that wait before it, or the limiter itself
 	BySlots    = "(slots)"    // tickets that fit wait for handler slots, of which servers have none free

@@ -217,31 +217,3 @@ func ExampleLimiter_SetPolicies() {
 	// false 1 of 1
 	// true 2 of 2
 }
-
-// An operator stops all calls for a while.
-func ExampleLimiter_Pause() {
-	limiter, end := exampleLimiter(throttle.Policy{
-		Name:    "github-api",
-		Windows: []throttle.Window{{Name: "per-hour", Limit: 100, Period: time.Hour, Scope: throttle.ScopeShared}},
-	})
-	defer end()
-	ctx, all := context.Background(), throttle.Request{Policy: "github-api"}
-	if _, err := limiter.Pause(ctx, all, time.Hour, "the API moves"); err != nil {
-		log.Fatal(err)
-	}
-	d, err := limiter.Reserve(ctx, all)
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(d.Granted, d.RetryIn.Round(time.Hour))
-	if err := limiter.Resume(ctx, all); err != nil {
-		log.Fatal(err)
-	}
-	if d, err = limiter.Reserve(ctx, all); err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(d.Granted)
-	// Output:
-	// false 1h0m0s
-	// true
-}

@@ -157,7 +157,7 @@ const (
 type Adapt string
 
 const (
-	// AdaptOff grants one window's worth evenly after the pause, and then as much as the windows do.
+	// AdaptOff grants as much as the windows do after the pause.
 	AdaptOff Adapt = "off"
 
 	// AdaptSpread spreads grants evenly over the period. It ends when no call was refused for the time

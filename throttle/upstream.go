@@ -11,24 +11,15 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// After a pause by hand, or of a policy that does not adapt, the units of one window are granted
-// evenly over a ramp, as long as the pause. A refusal on the ramp, or shortly after, doubles the
-// next.
-const (
-	minRamp = time.Second
-	maxRamp = time.Minute
-)
-
-// A Pause is the effect of a refusal by the upstream, or of a pause by hand: nothing is granted
-// until Until, and then gradually more until OpensAt. Of several it is the one that lasts longest.
+// A Pause is the effect of a refusal by the upstream, or of operators: nothing is granted until it
+// ends. Of several it is the one that lasts longest.
 type Pause struct {
-	At      time.Time `json:"at"`       // when it was reported or set
-	By      string    `json:"by"`       // which limiter reported it (Config.Name), or which operator set it
-	ByHand  bool      `json:"by_hand"`  // by Limiter.Pause, and not by a refusal
-	Cause   string    `json:"cause"`    // what refused, such as "429"; empty if that is unknown
-	OpensAt time.Time `json:"opens_at"` // from which the gradual opening is over; Until, if the policy adapts
-	Tenant  string    `json:"tenant"`   // whose call was refused; empty if it had no tenant
-	Until   time.Time `json:"until"`    // before which nothing is granted
+	At     time.Time `json:"at"`      // when it was reported or set
+	By     string    `json:"by"`      // which limiter reported it (Config.Name), or which operator set it
+	ByHand bool      `json:"by_hand"` // set by an operator, and not by a refusal
+	Cause  string    `json:"cause"`   // what refused, such as "429", or the operator's reason; empty if that is unknown
+	Tenant string    `json:"tenant"`  // whose call was refused, or who is paused; empty if that is no tenant
+	Until  time.Time `json:"until"`   // before which nothing is granted
 }
 
 // Describe says what the pause means at a time, and who reported or set it, such as "paused until
@@ -47,16 +38,12 @@ func (p *Pause) Describe(at time.Time) string {
 
 // describe says what the pause means to a request that was denied at a time.
 func (p *Pause) describe(at time.Time) string {
-	text, until := "paused", p.Until
-	if !p.Until.After(at) {
-		text, until = "opening", p.OpensAt
-	}
-	until = until.Add(time.Second - 1).UTC()
+	until := p.Until.Add(time.Second - 1).UTC()
 	layout := "15:04:05"
 	if until.Sub(at) > 12*time.Hour {
 		layout = time.DateTime
 	}
-	text += " until " + until.Format(layout) + " UTC"
+	text := "paused until " + until.Format(layout) + " UTC"
 	switch {
 	case p.ByHand && p.Cause != "":
 		return text + " by hand: " + quote.Name(p.Cause)
@@ -77,7 +64,7 @@ func (p *Pause) describe(at time.Time) string {
 // until another. Windows free up during a pause by hand, and grant from its end on.
 func (p *Pause) binds(at, until time.Time) string {
 	switch {
-	case p == nil, until.After(p.OpensAt) && !(p.ByHand && until.Sub(p.Until) <= p.Until.Sub(at)):
+	case p == nil, until.After(p.Until) && !(p.ByHand && until.Sub(p.Until) <= p.Until.Sub(at)):
 		return ""
 	case p.ByHand:
 		return ByPause
@@ -164,21 +151,9 @@ type Refusal struct {
 	Tenant string // whose call was refused; empty if it had no tenant
 }
 
-// Pause is Reservation.Pause by hand, in the counts of a request that Policy.Upstream names. Resume
-// ends it. The pause must be above 0, and is cut to Policy.MaxPause. Pause returns the length of
-// one that begins by this call, or 0 if it extends one. Errors are Reserve's.
-func (l *Limiter) Pause(
-	ctx context.Context, r Request, pause time.Duration, cause string,
-) (begun time.Duration, err error) {
-	if pause <= 0 {
-		return 0, r.bad("pause", pause, "must be above 0")
-	}
-	refusal, err := l.pause(ctx, Reservation{Request: r}, pause, AdaptOff, script.Refused{ByHand: true, Cause: cause})
-	return refusal.Pause, err
-}
-
-// Resume ends a pause at once, the gradual opening after it, and what the policy adapted to
-// (Policy.Adapt), in the counts of Pause. Without those it does nothing. Errors are Reserve's.
+// Resume ends a pause that the upstream asked for at once, and what the policy adapted to
+// (Policy.Adapt), in the counts of the request that Policy.Upstream names. Without those it does nothing.
+// Errors are Reserve's.
 func (l *Limiter) Resume(ctx context.Context, r Request) error {
 	return l.report(ctx, Reservation{Request: r}, script.Request{Op: script.Resume})
 }
@@ -198,52 +173,43 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 	if r.limiter == nil {
 		return Refusal{}, ErrDetached
 	}
+	switch {
+	case pause < 0:
+		return Refusal{}, r.bad("pause", pause, "must not be below 0")
+	case len(cause) > MaxCauseBytes:
+		return Refusal{}, r.bad("cause", cause, fmt.Sprintf("must be at most %d bytes", MaxCauseBytes))
+	}
 	if r.ID == "" {
 		r.At = time.Time{} // by this machine's clock
 	}
-	if pause < 0 {
-		return Refusal{}, r.bad("pause", pause, "must not be below 0")
-	}
-	refusal, err := r.limiter.pause(ctx, r, pause, "", script.Refused{Cause: cause})
+	o, err := r.limiter.upstreamOperation(ctx, r)
 	if err != nil {
-		return refusal, err
+		return Refusal{}, err
 	}
-	r.limiter.logRefusal(refusal)
-	r.limiter.config.Observer.Refused(refusal)
-	return refusal, nil
-}
-
-// pause passes a refusal on, of which the cause is given. Without adapt, the policy's holds.
-func (l *Limiter) pause(
-	ctx context.Context, r Reservation, pause time.Duration, adapt Adapt, refused script.Refused,
-) (Refusal, error) {
-	refusal := Refusal{Policy: r.Policy, Tenant: r.Tenant}
-	if len(refused.Cause) > MaxCauseBytes {
-		return refusal, r.bad("cause", refused.Cause, fmt.Sprintf("must be at most %d bytes", MaxCauseBytes))
+	refused := script.Refused{
+		Adapt: int64(slices.Index(adapts, o.Adapt)), By: r.limiter.config.Name, Cause: cause, Tenant: r.Tenant,
 	}
-	o, err := l.upstreamOperation(ctx, r)
-	if err != nil {
-		return refusal, err
-	}
-	refused.RampMax = maxRamp.Microseconds()
-	refused.Adapt, refused.Tenant, refused.By = int64(slices.Index(adapts, cmp.Or(adapt, o.Adapt))), r.Tenant, l.config.Name
 	if pause == 0 {
 		pause, refused.Guess = DefaultPause, o.MaxPause.Microseconds()
 	}
 	pause = min(pause, o.MaxPause)
 	refused.Wait = max(1, pause.Microseconds())
-	refused.Ramp = min(max(pause, minRamp), maxRamp).Microseconds()
+	refusal := Refusal{Policy: r.Policy, Tenant: r.Tenant}
 	a, err := o.settle(ctx, r, script.Request{Op: script.Pause, Scopes: o.upstream, Refused: refused})
-	if err != nil || a.Status != script.Granted {
+	if err != nil {
 		return refusal, err
 	}
-	refusal.Pause = pause // if the reply was lost before
-	if a.Pause.Until > a.At {
-		refusal.Pause = micros(a.Pause.Until - a.At)
+	if a.Status == script.Granted {
+		refusal.Pause = pause // if the reply was lost before
+		if a.Pause.Until > a.At {
+			refusal.Pause = micros(a.Pause.Until - a.At)
+		}
+		if a.Adapted.Changed == a.At {
+			refusal.Adapted = o.adapted(a.Adapted)
+		}
 	}
-	if a.Adapted.Changed == a.At {
-		refusal.Adapted = o.adapted(a.Adapted)
-	}
+	r.limiter.logRefusal(refusal)
+	r.limiter.config.Observer.Refused(refusal)
 	return refusal, nil
 }
 

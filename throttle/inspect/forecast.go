@@ -90,7 +90,7 @@ func (i Inspector) read(ctx context.Context, name string, demands []*throttle.St
 		if s.batchShare = standing.BatchShare; standing.Ask && standing.Err == nil {
 			s.now = max(s.now, standing.Decision.At.UnixMicro())
 			if p := standing.Decision.Pause; p != nil {
-				s.opens = max(s.opens, p.OpensAt.UnixMicro())
+				s.opens = max(s.opens, p.Until.UnixMicro())
 			}
 		}
 	}

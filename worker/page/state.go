@@ -110,7 +110,7 @@ func (p *Page) policy(ctx context.Context, v *view, q inspect.Query) policyView 
 		case pause.Policy == q.Policy && pause.Tenant != "":
 			pv.ByHand = append(pv.ByHand, pause)
 		case pause.Policy == q.Policy && (pv.Pause == nil || pause.Until.After(pv.Pause.Until)):
-			pv.Pause = &throttle.Pause{By: pause.By, ByHand: true, Cause: pause.Why, Until: pause.Until, OpensAt: pause.Until}
+			pv.Pause = &throttle.Pause{By: pause.By, ByHand: true, Cause: pause.Why, Until: pause.Until}
 		}
 	}
 	pv.bind()

@@ -77,8 +77,8 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 				t.Errorf("%s: another line decided: %+v, %v", line, got, err)
 			}
 			Release(t, d)
-			if begun, err := l.Pause(ctx, throttle.Request{Policy: "p", Tenant: tenant}, m, ""); err != nil || begun != m {
-				t.Errorf("%s: a pause of %v, %v", line, begun, err)
+			if refusal, err := d.Reservation.Pause(ctx, m, ""); err != nil || refusal.Pause != m {
+				t.Errorf("%s: a pause of %+v, %v", line, refusal, err)
 			}
 			if d := Peek(t, l, throttle.Request{Policy: "p", Tenant: tenant}); d.Pause == nil || d.Windows[0].Used != 2 {
 				t.Errorf("%s: no pause in %+v", line, d)

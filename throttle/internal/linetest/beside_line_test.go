@@ -15,7 +15,7 @@ import (
 func TestCorrectionsBesideALine(t *testing.T) {
 	plays(t, map[string]play{
 		"a refusal during a pause": {limitertest.Policy(limitertest.SharedWindow(10, 10*s)), func(sc *scene) {
-			sc.pauseByHand(of("a"), h)
+			sc.pauseOf("a", h)
 			sc.at(1 * s)
 			r := sc.of("x")
 			r.Exempt = true

@@ -288,7 +288,7 @@ func (b *bustle) upstream() {
 		if rand.N(2) == 0 {
 			b.failed(b.anyLimiter().Resume(context.Background(), r))
 		} else {
-			_, err := b.anyLimiter().Pause(context.Background(), r, rand.N(50*ms), "")
+			_, err := b.anyLimiter().Attach(throttle.Reservation{Request: r}).Pause(context.Background(), rand.N(50*ms), "")
 			b.failed(err)
 		}
 	}

@@ -110,7 +110,7 @@ func TestStateTellsTheCauseOfAPause(t *testing.T) {
 		if own := st.Tenants[0].Pause; own == nil || *own != *st.Pause {
 			t.Errorf("the tenant is held back too: %+v", own)
 		}
-		if _, err := named.Pause(t.Context(), of("a"), s, string(make([]byte, throttle.MaxCauseBytes+1))); !errors.As(err, new(*throttle.RequestError)) {
+		if _, err := d.Reservation.Pause(t.Context(), s, string(make([]byte, throttle.MaxCauseBytes+1))); !errors.As(err, new(*throttle.RequestError)) {
 			t.Errorf("a long cause: %v", err)
 		}
 	})

@@ -21,12 +21,10 @@ func (sc *scene) pause(r throttle.Reservation, d time.Duration) *scene {
 	return sc
 }
 
-func (sc *scene) pauseByHand(r throttle.Request, d time.Duration) *scene {
+// pauseOf is a refusal of a call of a tenant that was granted long ago.
+func (sc *scene) pauseOf(tenant string, d time.Duration) *scene {
 	sc.t.Helper()
-	if _, err := sc.l.Pause(sc.t.Context(), r, d, ""); err != nil {
-		sc.t.Fatal(err)
-	}
-	return sc
+	return sc.pause(sc.l.Attach(throttle.Reservation{Request: of(tenant)}), d)
 }
 
 func (sc *scene) remaining(r throttle.Reservation, units int64, reset time.Duration) *scene {
@@ -45,15 +43,18 @@ func TestReportsOfTheUpstream(t *testing.T) {
 	ofTenant, ofAll := limitertest.Policy(own, shared), limitertest.Policy(own, shared)
 	ofAll.Upstream = throttle.UpstreamShared
 	ofAll.Adapt = throttle.AdaptOff
-	ramps := limitertest.Policy(shared)
-	ramps.Adapt = throttle.AdaptOff
+	off := func(windows ...throttle.Window) throttle.Policy {
+		p := limitertest.Policy(windows...)
+		p.Adapt = throttle.AdaptOff
+		return p
+	}
 	plays(t, map[string]play{
 		"a pause is for all where the policy says so": {ofAll, func(sc *scene) {
 			d := sc.granted("a1")
 			sc.at(1*s).pause(d.Reservation, 5*s)
 			sc.denied("b1", 5*s)
-			sc.denied("a2", 5*s+500*ms) // then a tenth of what a window lets out in a tenth of the ramp
-			sc.at(3*s).denied("c1", 4*s)
+			sc.denied("a2", 5*s)
+			sc.at(3*s).denied("c1", 3*s)
 		}},
 		"a pause is for the tenant that was refused": {ofTenant, func(sc *scene) {
 			d := sc.granted("a1")
@@ -61,34 +62,26 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			sc.denied("a2", 5*s)
 			sc.granted("b1", "b2")
 		}},
-		"waiting tickets keep their order, and go gradually": {limitertest.Policy(limitertest.SharedWindow(4, 4*s)), func(sc *scene) {
+		"waiting tickets keep their order, and go as the window lets them": {off(limitertest.SharedWindow(4, 4*s)), func(sc *scene) {
 			sc.granted("a1", "a2", "a3", "a4")
 			sc.waits("a5", "a6", "a7", "a8", "a9")
-			sc.at(2*s).pauseByHand(of("a"), 8*s)
-			for i, ticket := range []string{"a5", "a6", "a7", "a8"} { // one every 2 s, the fourth part of 8
-				at := 10*s + time.Duration(i)*2*s
-				sc.at(at - us).takes()
-				sc.at(at).takes(ticket)
-			}
-			sc.at(18 * s).takes("a9") // as fast as the window lets it
+			sc.at(2*s).pauseOf("a", 8*s)
+			sc.at(10*s - us).takes()
+			sc.at(10*s).takes("a5", "a6", "a7", "a8")
+			sc.at(14*s - us).takes()
+			sc.at(14 * s).takes("a9")
 		}},
-		"refusals of what was under way together are one": {ramps, func(sc *scene) {
+		"a later refusal extends a pause": {off(shared), func(sc *scene) {
 			first, second, third := sc.granted("a1"), sc.granted("a2"), sc.granted("a3")
 			sc.at(1*s).pause(first.Reservation, 2*s)
-			sc.pause(second.Reservation, 2*s)
-			sc.at(2*s).pause(third.Reservation, 2*s) // it only ends later
+			sc.pause(second.Reservation, 1*s)
+			sc.at(2*s).pause(third.Reservation, 2*s)
 			sc.denied("b1", 2*s)
 			sc.leave("b1")
-			sc.at(4 * s)
-			d := sc.granted("b2")
-			sc.denied("b3", 200*ms) // a ramp of 2 s
-			sc.leave("b3")
-			sc.at(4100*ms).pause(d.Reservation, 2*s) // a call that was let out since: the ramp doubles
-			sc.at(6100 * ms).granted("b4")
-			sc.denied("b5", 400*ms)
+			sc.at(4*s).granted("b2", "b3")
 		}},
-		"a pause by hand ends by hand": {limitertest.Policy(shared), func(sc *scene) {
-			sc.pauseByHand(of("a"), h)
+		"a pause ends by Resume": {limitertest.Policy(shared), func(sc *scene) {
+			sc.pauseOf("a", h)
 			sc.waits("a1", "b1")
 			sc.at(1 * m)
 			limitertest.Must(sc.t, sc.l.Resume(sc.t.Context(), of("c")))
@@ -140,12 +133,14 @@ func TestReportsOfTheUpstream(t *testing.T) {
 	})
 }
 
-// Nothing of a pause, a ramp or what is left stays behind.
+// Nothing of a pause, or what is left, stays behind.
 func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(10, time.Second)))
+		p := limitertest.Policy(limitertest.SharedWindow(10, time.Second))
+		p.Adapt = throttle.AdaptOff
+		l := limitertest.New(t, client, p)
 		d := limitertest.Reserve(t, l, of("a"))
-		if _, err := l.Pause(t.Context(), of("a"), 50*ms, ""); err != nil {
+		if _, err := d.Reservation.Pause(t.Context(), 50*ms, ""); err != nil {
 			t.Fatal(err)
 		}
 		limitertest.Must(t, d.Reservation.ReportRemaining(t.Context(), throttle.Remaining{Units: 3, Reset: 50 * ms}))
@@ -166,14 +161,14 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 	l := limitertest.New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), limitertest.Policy(limitertest.SharedWindow(10, s)))
 	r := l.Attach(limitertest.Made(of("a"), "0123456789abcdef"))
 	paused := func(r throttle.Request, d time.Duration) error {
-		_, err := l.Pause(t.Context(), r, d, "")
+		_, err := l.Attach(throttle.Reservation{Request: r}).Pause(t.Context(), d, "")
 		return err
 	}
 	for _, tc := range []struct {
 		err  error
 		want string
 	}{
-		{paused(of("a"), 0), `throttle: policy "p": pause 0s: must be above 0`},
+		{paused(of("a"), -s), `throttle: policy "p": pause -1s: must not be below 0`},
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Unit: "to ken", Units: 1, Reset: s}), `throttle: policy "p": unit "to ken": no window counts this unit, but requests`},
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: -1, Reset: s}), `throttle: policy "p": units -1: must be 0 to 1000000000000`},
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: 1}), `throttle: policy "p": reset 0s: must be above 0 and at most 8784h0m0s`},
@@ -192,13 +187,13 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 func TestAPauseIsTheReason(t *testing.T) {
 	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: 10 * s}, limitertest.SharedWindow(10, 10*s))
-		p.Upstream, p.MaxPause = throttle.UpstreamShared, 10*m
+		p.Upstream, p.MaxPause, p.Adapt = throttle.UpstreamShared, 10*m, throttle.AdaptOff
 		sc := newScene(t, client, p)
 		pause := func(tenant string, d, want time.Duration) {
 			t.Helper()
-			r := of(tenant)
-			if begun, err := sc.l.Pause(t.Context(), r, d, tenant+" moves"); err != nil || begun != want {
-				t.Errorf("%v, %v, want %v", begun, err, want)
+			r := sc.l.Attach(throttle.Reservation{Request: of(tenant)})
+			if refusal, err := r.Pause(t.Context(), d, "429"); err != nil || refusal.Pause != want {
+				t.Errorf("%+v, %v, want %v", refusal, err, want)
 			}
 		}
 		reason := func(want string) throttle.Decision {
@@ -210,9 +205,9 @@ func TestAPauseIsTheReason(t *testing.T) {
 			return d
 		}
 		pause("ac me", h, 10*m) // the policy's longest
-		d := reason(`throttled: p, tenant b, 10m0s: paused until 00:10:00 UTC by hand: ac me moves`)
+		d := reason(`throttled: p, tenant b, 10m0s: paused until 00:10:00 UTC by the upstream's 429 to ac me`)
 		want := throttle.Pause{
-			At: limitertest.At(0), ByHand: true, Cause: "ac me moves", OpensAt: limitertest.At(11 * m), Tenant: "ac me", Until: limitertest.At(10 * m),
+			At: limitertest.At(0), Cause: "429", Tenant: "ac me", Until: limitertest.At(10 * m),
 		}
 		if d.Pause == nil || d.Pause.By == "" {
 			t.Fatalf("%+v", d.Pause)
@@ -222,15 +217,14 @@ func TestAPauseIsTheReason(t *testing.T) {
 		}
 		sc.at(m)
 		pause("c", s, 0) // shorter: the first one's goes on
-		reason(`throttled: p, tenant b, 9m0s: paused until 00:10:00 UTC by hand: ac me moves`)
+		reason(`throttled: p, tenant b, 9m0s: paused until 00:10:00 UTC by the upstream's 429 to ac me`)
 		pause("c", 10*m, 0)
-		reason(`throttled: p, tenant b, 10m0s: paused until 00:11:00 UTC by hand: c moves`)
+		reason(`throttled: p, tenant b, 10m0s: paused until 00:11:00 UTC by the upstream's 429 to c`)
 		sc.at(11 * m)
 		sc.cost = 3
 		if d := limitertest.Reserve(t, sc.l, sc.without("a")); !d.Granted || d.Pause != nil {
 			t.Errorf("%+v", d)
 		}
-		reason(`throttled: p, tenant b, 18s: opening until 00:12:00 UTC by hand: c moves`)
 		sc.cost = 1
 		sc.at(20 * m)
 		sc.cost = 10
@@ -248,10 +242,12 @@ func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
 		repeating := redis.NewClient(client.Options())
 		t.Cleanup(func() { repeating.Close() })
 		repeating.AddHook(hooktest.Hook(hooktest.Twice))
-		l := limitertest.New(t, repeating, limitertest.Policy(limitertest.SharedWindow(10, s)))
+		p := limitertest.Policy(limitertest.SharedWindow(10, s))
+		p.Adapt = throttle.AdaptOff
+		r := limitertest.New(t, repeating, p).Attach(throttle.Reservation{Request: of("a")})
 		for i, want := range []time.Duration{m, 0} {
-			if begun, err := l.Pause(t.Context(), of("a"), m, ""); err != nil || begun != want {
-				t.Errorf("pause %d began for %v, %v", i, begun, err)
+			if refusal, err := r.Pause(t.Context(), m, ""); err != nil || refusal.Pause != want {
+				t.Errorf("pause %d: %+v, %v", i, refusal, err)
 			}
 		}
 	})

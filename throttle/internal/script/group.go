@@ -91,15 +91,14 @@ func (g *Group) Do(ctx context.Context, p *Policy, requests ...Request) (answers
 	for part := range slices.Chunk(requests, p.group()) {
 		asks = append(asks, newAsk(ctx, p, part...)) // not in send, where all others would wait for it
 	}
-	alone := ctx
-	_, timed := ctx.Deadline()
-	if timed { // a client does not heed it, unless it is told to
-		alone = nil
-	}
+	_, timed := ctx.Deadline() // a client does not heed it, unless it is told to
 	var first *call
 	g.mu.Lock()
 	if g.waiting = append(g.waiting, asks...); !g.busy {
-		first = g.load(alone)
+		if first = g.load(); !timed {
+			first.cancel()
+			first.ctx, first.cancel = ctx, func() {}
+		}
 	}
 	g.mu.Unlock()
 	if first != nil && timed {
@@ -157,9 +156,8 @@ func (g *Group) giveUp(asks []*ask) bool {
 }
 
 // load returns the next call, with as many of the waiting asks as fit, or nil if none waits. The call
-// has the context of its only caller, or else a time limit and the values of a caller's, such as a
-// trace. The lock is held.
-func (g *Group) load(alone context.Context) *call {
+// has a time limit, and the values of a caller's context, such as a trace. The lock is held.
+func (g *Group) load() *call {
 	if g.busy = len(g.waiting) > 0; !g.busy {
 		return nil
 	}
@@ -177,9 +175,7 @@ func (g *Group) load(alone context.Context) *call {
 		return room >= 0
 	})
 	g.lost = nil
-	if c.ctx, c.cancel = alone, func() {}; alone == nil {
-		c.ctx, c.cancel = context.WithTimeout(context.WithoutCancel(c.asks[0].ctx), callTimeout)
-	}
+	c.ctx, c.cancel = context.WithTimeout(context.WithoutCancel(c.asks[0].ctx), callTimeout)
 	return c
 }
 
@@ -199,7 +195,7 @@ func (g *Group) send(c *call) {
 			g.deliver(a, answers[:n:n])
 			answers = answers[n:]
 		}
-		next := g.load(nil)
+		next := g.load()
 		g.mu.Unlock()
 		if next != nil {
 			go g.send(next)

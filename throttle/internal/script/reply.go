@@ -59,10 +59,8 @@ type Answer struct {
 // A PauseAnswer is the pause of a request's scopes. It is zero without one.
 type PauseAnswer struct {
 	Until  int64  `lua:"ends"`     // nothing is granted before
-	Open   int64  `lua:"opens"`    // from Until on little is granted before
 	At     int64  `lua:"reported"` // when it was reported
 	By     string `lua:"by"`
-	ByHand bool   `lua:"hand"`
 	Cause  string `lua:"cause"`
 	Tenant string `lua:"tenant"` // the one that was refused
 }

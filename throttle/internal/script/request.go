@@ -56,15 +56,12 @@ type Request struct {
 
 // A Refused is a refusal by the upstream. Durations are microseconds.
 type Refused struct {
-	Wait    int64  `lua:"wait"`           // how long nothing is granted
-	Guess   int64  `lua:"guess"`          // the longest pause, if the upstream did not say how long; else 0
-	Ramp    int64  `lua:"ramp"`           // after Wait, the time in which limits that do not adapt open again
-	RampMax int64  `lua:"ramp_most"`      // to which repeated refusals double Ramp
-	Adapt   int64  `lua:"adapt"`          // 0 not, 1 by spreading grants, 2 by the rate too
-	Tenant  string `lua:"tenant,escaped"` // the one that was refused
-	Cause   string `lua:"cause,escaped"`  // the upstream's word for it; empty if that is unknown
-	By      string `lua:"by,escaped"`     // which limiter reported it
-	ByHand  bool   `lua:"hand"`
+	Wait   int64  `lua:"wait"`           // how long nothing is granted
+	Guess  int64  `lua:"guess"`          // the longest pause, if the upstream did not say how long; else 0
+	Adapt  int64  `lua:"adapt"`          // 0 not, 1 by spreading grants, 2 by the rate too
+	Tenant string `lua:"tenant,escaped"` // the one that was refused
+	Cause  string `lua:"cause,escaped"`  // the upstream's word for it; empty if that is unknown
+	By     string `lua:"by,escaped"`     // which limiter reported it
 }
 
 // Left is the state of a limit that the upstream reports.

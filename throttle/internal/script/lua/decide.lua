@@ -27,7 +27,7 @@
 --   never       of a cancel: the numbers of windows that never counted it
 --   actual      of a settle: the real cost by window, below 0 if that stays
 --   scopes      the numbers of the scopes that pause, resume and remaining are about
---   wait, guess, ramp, ramp_most, adapt, tenant, cause, by, hand
+--   wait, guess, adapt, tenant, cause, by
 --               of a pause: upstream.lua; guess: the longest pause, if the upstream did not say how
 --               long; adapt: 1 for spread, 2 for full
 --   unit, units, reset
@@ -85,8 +85,8 @@
 --   nudge   1: a server should be woken
 --   fits    by window when the costs fit it, 0 for at once; of cancel: the units given back
 --   before  the cost of the reservation by window, as `actual`; missing if the request says the same
---   ends, opens, reported, tenant, cause, by, hand
---           a pause (upstream.lua): until when nothing is granted, and until when little
+--   ends, reported, tenant, cause, by
+--           a pause (upstream.lua): until when nothing is granted
 --   rate, window, since, refusals, cut, free
 --           the adapted rate of a scope, in millionths of the window's published one
 --   left, left_until, left_window

@@ -1,12 +1,9 @@
 -- upstream.lua: answers of the upstream about a scope, in sections of its value after the windows'. Their
 -- names begin with "!", and their payloads are fields (codec.lua).
 --
---   !p      a pause: ends, ramp, gone, set; reported, tenant, cause, by, hand
---           Nothing is granted before `ends`. From then on `ramp` is the time in which one window's
---           worth is let out, evenly, and `gone` how much of that was granted since, in parts of
---           PARTS. It is for grants up to the time `set`. `reported` is when, `tenant` whose call was
---           refused, `cause` the upstream's word for it, `by` the reporter, `hand` 1 if
---           that was an operator.
+--   !p      a pause: ends, reported, tenant, cause, by
+--           Nothing is granted before `ends`. `reported` is when, `tenant` whose call was refused,
+--           `cause` the upstream's word for it, `by` the reporter.
 --   !rUNIT  the units that the upstream has left: left, at, resets, grants
 --           So many units are left until `resets`, by the answer to a call that was granted at the
 --           time `at`. `grants` are the later ones without an answer: "TIME/UNITS,...".
@@ -147,10 +144,7 @@ local function new_upstream()
   -- fits_at tells when the upstream lets so many units through, not before `from`.
   local function fits_at(scope, window, st, now, from, cost, ahead)
     local paused = state_of(scope, PAUSE, now)
-    if paused then
-      local gone = min(1, paused.gone / PARTS + ahead / st.limit)
-      from = max(from, ceil(paused.ends + paused.ramp * gone))
-    end
+    if paused then from = max(from, paused.ends) end
     if cost == 0 then return from end
     local adapted, rest = spread(scope, now), state_of(scope, LEFT .. window.unit, now)
     if adapted then from = max(from, spread_at(scope, st, now, adapted, ahead) or from) end
@@ -167,8 +161,7 @@ local function new_upstream()
         units[scope.call.windows[i].unit] = costs[i]
       end
     end
-    local paused, adapted = state_of(scope, PAUSE, now), part > 0 and spread(scope, now)
-    if paused then paused.gone = min(PARTS, paused.gone + floor(part * PARTS)) end
+    local adapted = part > 0 and spread(scope, now)
     if adapted then take_spread(scope, adapted, costs, now) end
     for unit, cost in pairs(units) do
       local rest = state_of(scope, LEFT .. unit, now)
@@ -179,17 +172,15 @@ local function new_upstream()
     end
   end
 
-  -- pause notes a refusal, as the fields of its request say. Without `adapt`, refusals of earlier
-  -- grants than the first known refusal are one. The next one, of a later grant, doubles
-  -- the ramp. Otherwise the scope adapts: 1 by spreading, 2 also by the rate. It returns whether a
-  -- pause began that the upstream asked for, or the rate changed.
+  -- pause notes a refusal, as the fields of its request say. With `adapt` the scope adapts: 1 by
+  -- spreading, 2 also by the rate. It returns whether a pause began that the upstream asked for, or the
+  -- rate changed.
   local function pause(scope, now, r)
-    local wait, ramp, set, gone, guess = r.wait, r.ramp, now, 0, r.guess or 0
-    local adapted, changes
+    local wait, guess, adapted, changes = r.wait, r.guess or 0, nil, nil
     if r.adapt then
       adapted, changes = adapt(scope, now, r.at, wait, guess, r.adapt == 2)
       if adapted == 0 then return false end
-      if adapted then wait, ramp = adapted, 0 end
+      wait = adapted or wait
     end
     local ends, begins, about = now + wait, true, r
     local before = state_of(scope, PAUSE, now)
@@ -197,21 +188,16 @@ local function new_upstream()
       begins = before.ends <= now
       if before.ends >= ends then about = before end -- whose refusal is the longest
       ends = max(ends, before.ends) -- exempt tenants call, and are refused, meanwhile
-      if r.at <= before.set then
-        ramp, set, gone = max(ramp, before.ramp), before.set, before.gone
-      elseif ramp > 0 then
-        ramp = min(max(ramp, 2 * before.ramp), r.ramp_most)
-      end
     end
-    put(scope, PAUSE, ends + 4 * ramp, {
-      ends = ends, ramp = ramp, gone = gone, set = set, reported = about.reported or now,
-      tenant = about.tenant, cause = about.cause, by = about.by, hand = about.hand,
+    put(scope, PAUSE, ends, {
+      ends = ends, reported = about.reported or now, tenant = about.tenant, cause = about.cause,
+      by = about.by,
     })
     if adapted and guess > 0 then return changes end
     return begins or changes or false
   end
 
-  -- reply_fields(list, now) -> text for the reply: the longest pause of some scopes, until it `opens`; the
+  -- reply_fields(list, now) -> text for the reply: the longest pause of some scopes; the
   -- adapted state of the scope that grants least: rate in millionths of the published one, and the
   -- window that is meant; and the least units that the upstream has left.
   local function reply_fields(list, now)
@@ -219,9 +205,9 @@ local function new_upstream()
     for i = 1, #list do
       local scope = list[i]
       local paused, adapted = state_of(scope, PAUSE, now), spread(scope, now)
-      if paused and paused.ends + paused.ramp > last then
-        last = paused.ends + paused.ramp
-        reply.ends, reply.opens, reply.reported, reply.hand = paused.ends, last, paused.reported, paused.hand
+      if paused and paused.ends > last then
+        last = paused.ends
+        reply.ends, reply.reported = last, paused.reported
         reply.tenant, reply.cause, reply.by = paused.tenant, paused.cause, paused.by
       end
       for _, w in ipairs(scope.of.windows) do

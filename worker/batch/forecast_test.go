@@ -120,10 +120,14 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 	plan, err = p.Plan(t.Context(), "b", batch.PlanOptions{})
 	s.ok(err)
 	time.Sleep(time.Until(tick.Add(time.Second)))
+	wrong := 0 // looks in a row: a task that was taken as the hours ended goes back to the line soon
 	for status := (batch.Status{}); status.State != batch.StateDone; time.Sleep(2 * time.Second) {
 		status, err = p.Status(t.Context(), batch.Firing{Batch: "b", Tick: tick})
 		s.ok(err)
-		if status.Waiting > 0 && !within(status.Finish, status.Planned) {
+		if wrong++; status.Waiting == 0 || within(status.Finish, status.Planned) {
+			wrong = 0
+		}
+		if wrong > 1 {
 			t.Errorf("after %v: %v", time.Since(tick), status)
 		}
 		if time.Since(tick) > time.Hour {

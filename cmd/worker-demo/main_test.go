@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,10 +23,22 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer.Result(), nil
 }
 
+// An output is written by the demo and its loggers.
+type output struct {
+	mu sync.Mutex
+	strings.Builder
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.Builder.Write(p)
+}
+
 // tell runs the demo on the bubble's clock, and returns what it says, without its padding.
 func tell(t *testing.T, ctx context.Context) (*demo, string) {
 	t.Helper()
-	var out strings.Builder
+	var out output
 	api := newAPI()
 	d := &demo{api: api, client: &http.Client{Transport: wire{api}}, out: &out, redis: throttletest.InMemory(t), url: "http://api"}
 	if err := d.run(ctx); err != nil {

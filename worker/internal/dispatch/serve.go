@@ -214,6 +214,7 @@ func (d *Dispatcher) expect(line, queue string, in time.Duration, nudged bool) {
 	if !others {
 		l := d.lines.groupOf(queue).line(line)
 		l.nudged = l.nudged || nudged
+		d.isIdle = d.isIdle && !nudged // the next nudge is for another one, until nothing was found
 		l.expect(time.Now().Add(in))
 		d.changed()
 	}

@@ -79,7 +79,7 @@ func (p *Page) change(w http.ResponseWriter, r *http.Request) {
 	r.URL.RawQuery = back.Encode()
 	switch {
 	case err != nil:
-		p.render(w, r, http.StatusUnprocessableEntity, said(err)+". Nothing has changed.", nil)
+		p.render(w, r, http.StatusUnprocessableEntity, sentence(err.Error())+". Nothing has changed.", nil)
 	case shown != nil:
 		p.render(w, r, http.StatusOK, "", shown)
 	default:

@@ -56,7 +56,7 @@ func (p *Page) find(ctx context.Context, q question, policies []string) *foundVi
 }
 
 func (f *foundView) problem(err error) {
-	if text := said(err); !slices.Contains(f.Problems, text) {
+	if text := sentence(err.Error()); !slices.Contains(f.Problems, text) {
 		f.Problems = append(f.Problems, text)
 	}
 }

@@ -3,8 +3,11 @@ package page
 import (
 	"context"
 	"errors"
+	"net"
 	"sync"
 	"time"
+
+	"github.com/sluice-go/sluice/throttle"
 )
 
 const (
@@ -61,7 +64,8 @@ func remember[T any](r *recent, ctx context.Context, key string, ask func(contex
 // answered notes an answer.
 func (r *recent) answered(a *answer, value any, err error) {
 	if err != nil {
-		if isOutage(err) {
+		late := errors.Is(err, throttle.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded)
+		if late || errors.As(err, new(net.Error)) { // Redis does not answer
 			r.fails()
 		}
 		value = a.before

@@ -76,7 +76,7 @@ func (p *Page) policy(ctx context.Context, v *view, q inspect.Query) policyView 
 	pv := policyView{PolicyState: state}
 	pv.Policy = q.Policy
 	if err != nil {
-		pv.Error = said(err)
+		pv.Error = sentence(err.Error())
 	}
 	info, known := p.config.Limiter.Lookup(q.Policy)
 	pv.Fails = info.Fail

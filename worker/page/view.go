@@ -3,10 +3,8 @@ package page
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -79,11 +77,17 @@ type view struct {
 	Preview  *preview
 	Down     *down
 
-	processes map[string][]string // by which policies they run
-	InForce   control.State
-	Changes   []control.Change
+	controlled
 
 	history map[string][]usage.Point
+}
+
+// Controlled is what operators have put in force, with the newest changes, and the processes by the
+// policies that they run.
+type controlled struct {
+	InForce   control.State
+	Changes   []control.Change
+	processes map[string][]string
 }
 
 // A headline is the worst trouble, and its remedy.
@@ -156,7 +160,7 @@ func (p *Page) view(ctx context.Context, q question, s *session) view {
 	}
 	names := slices.Sorted(slices.Values(inspect.Of(p.config.Limiter).Policies()))
 	var all sync.WaitGroup
-	all.Go(func() { v.InForce, v.Changes, v.processes = p.inForce(ctx) })
+	all.Go(func() { v.controlled = p.inForce(ctx) })
 	list := names
 	from, _ := slices.BinarySearch(names, q.From)
 	if v.First = from == 0; q.Policy == "" {
@@ -391,26 +395,21 @@ func (c *chosenView) tenants(v view) {
 	})
 }
 
-// inForce returns the overrides and pauses in force, and the newest changes.
-func (p *Page) inForce(ctx context.Context) (control.State, []control.Change, map[string][]string) {
-	type all struct {
-		state     control.State
-		changes   []control.Change
-		processes map[string][]string
-	}
+// inForce asks the store, if there is one.
+func (p *Page) inForce(ctx context.Context) controlled {
 	if p.config.Control == nil {
-		return control.State{}, nil, nil
+		return controlled{}
 	}
-	got, _ := remember(&p.recent, ctx, "control", func(ctx context.Context) (a all, err error) {
-		if a.state, err = p.config.Control.State(ctx); err == nil {
-			a.changes, err = p.config.Control.Changes(ctx, "", changesAtOnce)
+	got, _ := remember(&p.recent, ctx, "control", func(ctx context.Context) (c controlled, err error) {
+		if c.InForce, err = p.config.Control.State(ctx); err == nil {
+			c.Changes, err = p.config.Control.Changes(ctx, "", changesAtOnce)
 		}
 		if err == nil {
-			a.processes, err = p.config.Control.Processes(ctx)
+			c.processes, err = p.config.Control.Processes(ctx)
 		}
-		return a, err
+		return c, err
 	})
-	return got.state, got.changes, got.processes
+	return got
 }
 
 // state asks the limiter. With a part of a name it looks through more tenants, for those that have it.
@@ -435,14 +434,6 @@ func (p *Page) state(ctx context.Context, r inspect.Query, like string) (inspect
 		}
 	})
 }
-
-// isOutage reports whether an error says that Redis does not answer.
-func isOutage(err error) bool {
-	return errors.Is(err, throttle.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, new(net.Error))
-}
-
-// said is an error in the words of the page.
-func said(err error) string { return sentence(err.Error()) }
 
 // Link returns the address of the page with other parameters, by pairs.
 func (q question) Link(pairs ...string) string {

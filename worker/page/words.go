@@ -21,10 +21,10 @@ var functions = template.FuncMap{
 	"changes":   control.Describe,
 	"clock":     clock,
 	"free":      free,
-	"gauge":     newGauge,
 	"int64":     func(n int) int64 { return int64(n) },
 	"in":        func(at, now time.Time) string { return words.Span(at.Sub(now)) },
 	"long":      words.Span,
+	"most":      func(w throttle.WindowState) int64 { return max(w.Burst, w.Limit, 1) },
 	"name":      name,
 	"number":    number,
 	"percent":   func(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) },
@@ -50,12 +50,8 @@ func sentence(s string) string {
 	return string(unicode.ToUpper(first)) + s[size:]
 }
 
-const shownRunes = 60
-
 // short shows a name, or what fits of it.
-func short(s string) string {
-	return cut(name(s), shownRunes)
-}
+func short(s string) string { return cut(name(s), 60) }
 
 func cut(s string, n int) string {
 	if shown := []rune(s); len(shown) > n {
@@ -84,11 +80,3 @@ func clock(at, now time.Time) string {
 
 // queueName leaves out which asynq a queue is of.
 func queueName(queue string) string { return queue[strings.Index(queue, "/")+1:] }
-
-// A gauge is a window as a meter.
-type gauge struct{ Shown, Most int64 }
-
-func newGauge(w throttle.WindowState) gauge {
-	most := max(w.Burst, w.Limit, 1)
-	return gauge{min(w.Used, most), most}
-}

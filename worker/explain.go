@@ -116,7 +116,7 @@ func (e Explanation) why() string {
 	text := ""
 	switch {
 	case e.Line != nil && e.Line.Binds != "":
-		text = "it waits in line for policy " + e.Line.Policy + ", held up by " + e.Line.HeldUpBy()
+		text = "it waits in line for policy " + e.Line.Policy + ", delayed by " + e.Line.DelayedBy()
 	case e.Line != nil:
 		text = "it waits in line for policy " + e.Line.Policy + ", and fits: the next server with a free slot takes it"
 		if e.Line.At.Sub(e.Line.Joined) > 10*time.Second {

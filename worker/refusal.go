@@ -95,7 +95,7 @@ func (s *Server) refused(
 	if limit != "" {
 		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Refusals: refusals, Since: since, Tenant: r.Tenant}
 	}
-	// If it is not held up by a pause it waits for as long as by one of unknown length.
+	// If it is not delayed by a pause it waits for as long as by one of unknown length.
 	d := throttle.Decision{At: now, Policy: policy, RetryIn: max(retryIn, throttle.DefaultPause), Tenant: r.Tenant}
 	mark := asynqredis.FrontMark // when that is over it joins the line of its own policy
 	if policy == r.Policy && s.rejoin(ctx, a, r, &d) {

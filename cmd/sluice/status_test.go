@@ -194,7 +194,7 @@ func TestExplainSaysWhyATaskWaits(t *testing.T) {
 	}
 	e := d.run(t, "explain", "t1")
 	if e.want(t, exitDone); !strings.Contains(e.stdout, `task "t1" of queue "default": scheduled`) ||
-		!strings.Contains(e.stdout, "\nplace 2 of 2 of its tenant\n") ||
+		!strings.Contains(e.stdout, "\nposition 2 of 2 of its tenant\n") ||
 		!strings.Contains(e.stdout, "\ngranted in the last hour to zeta 100%\npolicies: ") {
 		t.Errorf("%s", e.stdout)
 	}

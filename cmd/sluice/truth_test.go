@@ -182,7 +182,7 @@ func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 			}
 		}
 	}
-	if said := look("explain", "t0"); !strings.Contains(said, "it waits in line for policy api, held up by a pause") {
+	if said := look("explain", "t0"); !strings.Contains(said, "it waits in line for policy api, delayed by a pause") {
 		t.Errorf("a task is explained by:\n%s", said)
 	}
 }

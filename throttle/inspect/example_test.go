@@ -59,7 +59,7 @@ func ExampleInspector_State() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(why.Position, why.Of, why.HeldUpBy())
+	fmt.Println(why.Position, why.Of, why.DelayedBy())
 	// Output:
 	// acme 3 2h0m0s 2
 	// 3 3 window per-hour

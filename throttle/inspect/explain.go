@@ -133,12 +133,12 @@ func (s TicketState) String() string {
 		line("expected to start at %s", clock(s.Expected, s.At))
 	}
 	if s.Binds != "" {
-		line("held up by %s", s.HeldUpBy())
+		line("delayed by %s", s.DelayedBy())
 	}
 	for _, note := range s.Notes(s.At) {
 		line("%s", note)
 	}
-	line("place %d of %d of its tenant", s.Position, s.Of)
+	line("position %d of %d of its tenant", s.Position, s.Of)
 	if s.TenantsAhead > 0 {
 		line("tenants that go before its own: %d", s.TenantsAhead)
 		for _, t := range s.Ahead {

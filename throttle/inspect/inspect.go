@@ -153,8 +153,8 @@ func (l *Limits) add(s *throttle.Standing, shared, others bool) {
 	}
 }
 
-// HeldUpBy says Binds in words, such as "window burst". It is empty if the ticket can start now.
-func (l Limits) HeldUpBy() string {
+// DelayedBy says Binds in words, such as "window burst". It is empty if the ticket can start now.
+func (l Limits) DelayedBy() string {
 	if l.AtMost {
 		return "window " + l.Binds + ", whose holds were not measured yet"
 	}

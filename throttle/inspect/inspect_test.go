@@ -14,12 +14,12 @@ func TestWhatHoldsUpIsNamed(t *testing.T) {
 		"": "", "burst": "window burst", throttle.ByPause: "a pause", throttle.ByUpstream: "a pause by the upstream",
 		throttle.ByLine: "tickets that wait before it", throttle.BySlots: "handler slots: servers have none free",
 	} {
-		if got := (Limits{Binds: binds}).HeldUpBy(); got != want {
+		if got := (Limits{Binds: binds}).DelayedBy(); got != want {
 			t.Errorf("%q: %q, want %q", binds, got, want)
 		}
 	}
 	unmeasured := Limits{Binds: "at-once", AtMost: true}
-	if got, want := unmeasured.HeldUpBy(), "window at-once, whose holds were not measured yet"; got != want {
+	if got, want := unmeasured.DelayedBy(), "window at-once, whose holds were not measured yet"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	at := time.Date(2026, 1, 2, 14, 0, 0, 0, time.UTC)

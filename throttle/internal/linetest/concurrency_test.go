@@ -120,11 +120,11 @@ func TestConcurrencyScenes(t *testing.T) {
 					sc.t.Errorf("%v, %v: want %q", e, err, want)
 				}
 			}
-			explains("a3", "expected to start at 00:01:00 UTC at most\nheld up by window slots, whose holds were not measured yet\n")
+			explains("a3", "expected to start at 00:01:00 UTC at most\ndelayed by window slots, whose holds were not measured yet\n")
 			sc.at(2 * s)
 			limitertest.Release(sc.t, first)
 			sc.takes("a2") // a hold of 2 s is known from now on
-			explains("a3", "held up by window slots\n")
+			explains("a3", "delayed by window slots\n")
 		}},
 	})
 }

@@ -138,7 +138,7 @@ func TestDeadlinesRefuseRequestsWithoutATicket(t *testing.T) {
 	})
 }
 
-// Tenants that are held up by windows of their own make others expect to wait. But a deadline is
+// Tenants that are delayed by windows of their own make others expect to wait. But a deadline is
 // not missed by that: the others may start at once.
 func TestDeadlineOfTicketsBehindThoseHeldUpNarrower(t *testing.T) {
 	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {

@@ -312,8 +312,8 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 		}
 		want := `p: ticket c2 of queue q, tenant c, waits since 00:00:01 UTC
 expected to start at 00:00:20 UTC
-held up by window shared
-place 2 of 2 of its tenant
+delayed by window shared
+position 2 of 2 of its tenant
 tenants that go before its own: 1
   b, 1 waiting, own 1 of 3 requests used
 window own (tenant=c): 0 of 3 requests used, has room

@@ -68,7 +68,7 @@ func TestRequeueAfterTheLease(t *testing.T) {
 	})
 }
 
-// Asynq's recoverer, which has all the time there is, must not be held up by one task.
+// Asynq's recoverer, which has all the time there is, must not be delayed by one task.
 func TestRequeueInTheRecovererFails(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
 		refused := &losesReply{unsent: true}

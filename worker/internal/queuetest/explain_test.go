@@ -53,8 +53,8 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		s.Enqueue(asynq.NewTask("unmatched", nil), asynq.TaskID("free"))
 		s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("fails"), asynq.MaxRetry(0))
 		s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("again"), asynq.MaxRetry(3))
-		says("waits", "scheduled", "policy api, held up by window window; no server serves its queue\n",
-			"place 1 of 1 of its tenant", "window window (tenant=acme): 1 of 1 requests used")
+		says("waits", "scheduled", "policy api, delayed by window window; no server serves its queue\n",
+			"position 1 of 1 of its tenant", "window window (tenant=acme): 1 of 1 requests used")
 		if e := explain("default", "waits"); e.Line == nil ||
 			sitetest.Off(e.Line.Expected, time.Now().Add(time.Hour)) || e.Line.Binds != "window" ||
 			e.Servers != 0 {
@@ -78,6 +78,6 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		s.WaitState(asynq.TaskStateScheduled, "plain")
 		says("fails", "archived", "it has failed for good: boom")
 		says("again", "retry", "it has failed (1 of 3 retries used)", "boom")
-		says("plain", "scheduled", "it waits in line for policy api", "place 2 of 2 of its tenant")
+		says("plain", "scheduled", "it waits in line for policy api", "position 2 of 2 of its tenant")
 	})
 }

@@ -41,8 +41,7 @@ type Observer struct {
 	Unavailable func(policy, tenant string, err error)
 }
 
-// A Call is one call of a script in Redis, which decides about a batch of requests, or takes
-// tickets.
+// A Call is one call of a script in Redis, which decides requests, or takes tickets.
 type Call struct {
 	Err    error         // nil, or of the class ErrUnavailable, ErrState, ErrClock or ErrReply, or the context's error
 	N      int           // requests that it decided, or tickets that it took

@@ -138,22 +138,22 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 	return c.EnqueueContext(context.Background(), task, opts...)
 }
 
-// An Enqueued is the result of one task of a batch: Info, or Err.
+// An Enqueued is the result of one task of EnqueueBulk: Info, or Err.
 type Enqueued struct {
 	Info  *asynq.TaskInfo
 	Start ExpectedStart
 	Err   error
 }
 
-// maxBatch is how many tasks of a batch are on their way to Redis at once.
-const maxBatch = 500
+// maxBulk is how many tasks of one call are on their way to Redis at once.
+const maxBulk = 500
 
-// EnqueueBatch enqueues many tasks with the same options in few calls to Redis. Apart from the cost
+// EnqueueBulk enqueues many tasks with the same options in few calls to Redis. Apart from the cost
 // it does what EnqueueContext does for each of them. It returns a result for each task, in order.
-func (c *Client) EnqueueBatch(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Enqueued {
+func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Enqueued {
 	results := make([]Enqueued, 0, len(tasks))
-	for i := 0; i < len(tasks); i += maxBatch {
-		results = append(results, c.enqueue(ctx, tasks[i:min(i+maxBatch, len(tasks))], i, opts)...)
+	for i := 0; i < len(tasks); i += maxBulk {
+		results = append(results, c.enqueue(ctx, tasks[i:min(i+maxBulk, len(tasks))], i, opts)...)
 	}
 	return results
 }

@@ -47,7 +47,7 @@ func (e *enqueuing) report(opts []asynq.Option) {
 // asks for are made (arrange). In this order no worker can take a task that is not there. Whatever
 // is lost between two steps is found by workers two minutes later.
 
-// enqueue enqueues tasks together, which are those of a batch from an index on.
+// enqueue enqueues tasks together: those of a bulk from an index on.
 func (c *Client) enqueue(ctx context.Context, tasks []*asynq.Task, from int, opts []asynq.Option) []Enqueued {
 	all := make([]enqueuing, len(tasks))
 	var joining []*enqueuing

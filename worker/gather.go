@@ -74,7 +74,7 @@ func (g *gatherer) waits() int {
 func (g *gatherer) next() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	n := min(len(g.waiting), maxBatch)
+	n := min(len(g.waiting), maxBulk)
 	if n == 0 {
 		g.busy = false
 		return

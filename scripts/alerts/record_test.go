@@ -130,7 +130,7 @@ func (d *drill) enqueue(n int, tenant, queue string) {
 			tasks[i] = worker.NewTask(worker.Identity{Tenant: tenant}, "api:call", nil)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		d.client.EnqueueBatch(ctx, tasks, asynq.Queue(queue))
+		d.client.EnqueueBulk(ctx, tasks, asynq.Queue(queue))
 		cancel()
 		n -= len(tasks)
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// batchSize is the number of tasks in one EnqueueBatch here.
-const batchSize = 500
+// bulkSize is the number of tasks in one EnqueueBulk here.
+const bulkSize = 500
 
 // A client is asynq's, or ours.
 type client interface {
@@ -24,10 +24,10 @@ func oneByOne[C client](ctx context.Context, c C, all []*asynq.Task) {
 	inParallel(len(all), enqueuers, func(i int) { must(c.EnqueueContext(ctx, all[i])) })
 }
 
-// inBatches is oneByOne with hundreds of tasks a call.
-func inBatches(ctx context.Context, c *worker.Client, all []*asynq.Task) {
-	inParallel((len(all)+batchSize-1)/batchSize, enqueuers, func(i int) {
-		for _, e := range c.EnqueueBatch(ctx, all[i*batchSize:min((i+1)*batchSize, len(all))]) {
+// inBulk is oneByOne with hundreds of tasks a call.
+func inBulk(ctx context.Context, c *worker.Client, all []*asynq.Task) {
+	inParallel((len(all)+bulkSize-1)/bulkSize, enqueuers, func(i int) {
+		for _, e := range c.EnqueueBulk(ctx, all[i*bulkSize:min((i+1)*bulkSize, len(all))]) {
 			check(e.Err)
 		}
 	})
@@ -64,9 +64,9 @@ func caseEnqueue(ctx context.Context, o scenarioOptions) []figure {
 	return compareEnqueue(ctx, o, o.of(6_000, 40_000), oneByOne[*worker.Client], 0.30, 3.3)
 }
 
-// caseEnqueueBatch: our client with hundreds of tasks a call, against asynq's.
-func caseEnqueueBatch(ctx context.Context, o scenarioOptions) []figure {
-	return compareEnqueue(ctx, o, turns*enqueuers*batchSize/o.of(8, 1), inBatches, 0.60, 2.0)
+// caseEnqueueBulk: our client with hundreds of tasks a call, against asynq's.
+func caseEnqueueBulk(ctx context.Context, o scenarioOptions) []figure {
+	return compareEnqueue(ctx, o, turns*enqueuers*bulkSize/o.of(8, 1), inBulk, 0.60, 2.0)
 }
 
 // compareEnqueue compares put, by our client, with asynq's client, which enqueues one task a call.

@@ -32,8 +32,8 @@ func (s *site) newJoins(policies ...throttle.Policy) *joins {
 
 // many joins tickets by hundreds a call, on several goroutines.
 func (j *joins) many(ctx context.Context, policy string, n int) {
-	inParallel((n+batchSize-1)/batchSize, enqueuers, func(i int) {
-		j.join(ctx, policy, min(batchSize, n-i*batchSize))
+	inParallel((n+bulkSize-1)/bulkSize, enqueuers, func(i int) {
+		j.join(ctx, policy, min(bulkSize, n-i*bulkSize))
 	})
 }
 

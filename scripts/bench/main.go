@@ -39,7 +39,7 @@ func cases() []scenario {
 	all := []scenario{
 		{"enqueue", "our client against asynq's: 16 goroutines enqueue one task a call, limits never bind",
 			caseEnqueue},
-		{"enqueue-batch", "our client against asynq's: 500 tasks a call", caseEnqueueBatch},
+		{"enqueue-bulk", "our client against asynq's: 500 tasks a call", caseEnqueueBulk},
 		{"run-10", "Sluice against plain asynq: limits never bind, 10 tenants",
 			caseRun(20_000, 10, 32, 0, 1.0)},
 		{"run-1000", "Sluice against plain asynq: limits never bind, 1,000 tenants",

@@ -131,7 +131,7 @@ func (s *site) drainPlain(ctx context.Context, c crew, all []*asynq.Task) *drain
 // drainOurs has a crew run tasks that our client enqueued.
 func (s *site) drainOurs(ctx context.Context, c crew, all []*asynq.Task) *drained {
 	s.clear(ctx)
-	s.withOurClient(*c.policy, func(client *worker.Client) { inBatches(ctx, client, all) })
+	s.withOurClient(*c.policy, func(client *worker.Client) { inBulk(ctx, client, all) })
 	return s.drain(ctx, c, len(all))
 }
 

@@ -101,10 +101,10 @@ func (s *site) drainEvenly(ctx context.Context, c crew, all []*asynq.Task, r rat
 	s.withOurClient(*c.policy, func(client *worker.Client) {
 		for begin, put := time.Now(), 0; put < r.limit; time.Sleep(pause) {
 			due := min(r.limit, int(time.Since(begin)*time.Duration(r.limit)/r.period))
-			inBatches(ctx, client, all[put:due])
+			inBulk(ctx, client, all[put:due])
 			put = due
 		}
-		inBatches(ctx, client, all[r.limit:])
+		inBulk(ctx, client, all[r.limit:])
 		j.await(ctx, s.o.say)
 	})
 	s.awaitDone(ctx)

@@ -113,7 +113,7 @@ func (p *producer) try(ctx context.Context, jobs []job) []error {
 		}
 		return errs
 	}
-	for i, result := range p.joiner.EnqueueBatch(ctx, tasks) {
+	for i, result := range p.joiner.EnqueueBulk(ctx, tasks) {
 		if errs[i] = result.Err; result.Start.Joined {
 			p.stack.journal.joined(jobs[i].ID, result.Start.At)
 		}

@@ -91,7 +91,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 		must(t, err)
 		defer joiner.Close()
 		before := w.proxy.drawn(enqueues)
-		for _, result := range joiner.EnqueueBatch(t.Context(), []*asynq.Task{
+		for _, result := range joiner.EnqueueBulk(t.Context(), []*asynq.Task{
 			worker.NewTask(worker.Identity{Tenant: "acme"}, "taken", nil, asynq.TaskID("taken")),
 			worker.NewTask(worker.Identity{Tenant: "acme"}, "taken", nil, asynq.TaskID(takenUUID)),
 		}) {
@@ -100,7 +100,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 			}
 		}
 		if after := w.proxy.drawn(enqueues); after == before {
-			t.Error("a batch of tasks was enqueued, and nobody saw it")
+			t.Error("EnqueueBulk was called, and nobody saw it")
 		}
 		if err := server.Start(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 			if task.Type() == "archived" || task.Type() == "retried" {

@@ -62,7 +62,7 @@ func busy(t testing.TB, client *redis.Client) *site {
 		for range of.n {
 			tasks = append(tasks, worker.NewTask(worker.Identity{Tenant: of.tenant}, of.kind, nil))
 		}
-		for _, e := range enqueuer.EnqueueBatch(ctx, tasks, asynq.Queue(of.queue)) {
+		for _, e := range enqueuer.EnqueueBulk(ctx, tasks, asynq.Queue(of.queue)) {
 			if e.Err != nil {
 				t.Fatal(i, e.Err)
 			}

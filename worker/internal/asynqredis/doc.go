@@ -26,8 +26,8 @@ import (
 	"github.com/sluice-go/sluice/internal/isnil"
 )
 
-// maxBatch is the most tasks of one script call. A script blocks Redis.
-const maxBatch = 250
+// maxBulk is the most tasks of one script call. A script blocks Redis.
+const maxBulk = 250
 
 // LeaseFor is how long asynq leases a task that it picks up.
 const LeaseFor = 30 * time.Second

@@ -216,7 +216,7 @@ func (c *Client) Running(ctx context.Context, f Firing) (positions []int, err er
 // Count counts tasks of a firing that were not: with "failed" those that have ended, such as those that
 // others have deleted or archived; with "refused" those that were not enqueued.
 func (c *Client) Count(ctx context.Context, f Firing, as string, positions []int) error {
-	return inBatches(positions, func(some []int) error {
+	return inBulk(positions, func(some []int) error {
 		args := []any{f.tasks(), as, keptSeconds, 0}
 		for _, position := range some {
 			args = append(args, position)
@@ -243,7 +243,7 @@ func (c *Client) Move(ctx context.Context, f Firing, verb string, positions []in
 		at = score(time.Now().Add(heldFor))
 	}
 	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.counts()...)
-	return inBatches(positions, func(some []int) error {
+	return inBulk(positions, func(some []int) error {
 		args, messages := []any{f.tasks(), f.IDs(), at, verb, len(some)}, []any(nil)
 		for _, position := range some {
 			args = append(args, position)

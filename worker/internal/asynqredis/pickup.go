@@ -123,9 +123,9 @@ func (c *Client) There(ctx context.Context, queue string, ids []string) ([]bool,
 // fields returns fields of tasks of one queue, "" for each that is not there. It is a script, as a client
 // does not read replies while it writes a pipeline, and an in-memory connection of tests has no buffer.
 func (c *Client) fields(ctx context.Context, queue string, ids []string, names ...any) (found [][]string, err error) {
-	err = inBatches(ids, func(batch []string) error {
+	err = inBulk(ids, func(some []string) error {
 		args := append([]any{prefix(queue) + "t:", len(names)}, names...)
-		for _, id := range batch {
+		for _, id := range some {
 			args = append(args, id)
 		}
 		reply, err := c.run(ctx, "fields", queue, keys(queue, lines), args...).StringSlice()

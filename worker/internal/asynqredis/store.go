@@ -48,7 +48,7 @@ func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, a
 	if m, ok := MembersOf(ctx); ok {
 		into = append(into, m.keys("", ":stored")...)
 	}
-	for some := range slices.Chunk(tasks, maxBatch) {
+	for some := range slices.Chunk(tasks, maxBulk) {
 		var lines []any
 		args := append(make([]any, 0, 5+4*len(some)), prefix(queue)+"t:", score(at), until(at), len(some))
 		for i, task := range some {
@@ -94,10 +94,10 @@ type Arranged struct {
 // Arrange does with stored tasks of one queue what their joins have said. Tasks that are not
 // scheduled with their join key are left alone.
 func (c *Client) Arrange(ctx context.Context, queue string, tasks []Arranged) error {
-	return inBatches(tasks, func(batch []Arranged) error {
+	return inBulk(tasks, func(some []Arranged) error {
 		now := time.Now()
 		args := []any{prefix(queue) + "t:", now.Unix(), now.UnixNano()}
-		for _, task := range batch {
+		for _, task := range some {
 			to := "pending"
 			var message []byte
 			switch {
@@ -116,8 +116,8 @@ func (c *Client) Arrange(ctx context.Context, queue string, tasks []Arranged) er
 	})
 }
 
-func inBatches[T any](all []T, do func(batch []T) error) error {
-	for some := range slices.Chunk(all, maxBatch) {
+func inBulk[T any](all []T, do func(some []T) error) error {
+	for some := range slices.Chunk(all, maxBulk) {
 		if err := do(some); err != nil {
 			return err
 		}

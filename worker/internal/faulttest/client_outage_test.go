@@ -62,7 +62,7 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 					if took := time.Since(begun); took > most {
 						t.Errorf("took %v, want at most %v", took, most)
 					}
-					results := client.EnqueueBatch(t.Context(), []*asynq.Task{sitetest.AcmeTask(), sitetest.AcmeTask()})
+					results := client.EnqueueBulk(t.Context(), []*asynq.Task{sitetest.AcmeTask(), sitetest.AcmeTask()})
 					for _, r := range results {
 						if r.Err != nil || r.Start.Known {
 							t.Errorf("in a batch: %+v", r)

@@ -23,7 +23,7 @@ func TestAFleetSharesOneLine(t *testing.T) {
 	for i := range n {
 		tasks = append(tasks, worker.NewTask(worker.Identity{Tenant: "tenant" + strconv.Itoa(i%10)}, "x", nil))
 	}
-	for _, enqueued := range s.Client(s.AnotherLimiter()).EnqueueBatch(t.Context(), tasks) {
+	for _, enqueued := range s.Client(s.AnotherLimiter()).EnqueueBulk(t.Context(), tasks) {
 		if enqueued.Err != nil {
 			t.Fatal(enqueued.Err)
 		}

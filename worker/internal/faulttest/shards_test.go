@@ -128,7 +128,7 @@ func TestShardsShareSlotsByWeight(t *testing.T) {
 			for range 50 {
 				tasks = append(tasks, sitetest.Task(tenant))
 			}
-			for _, e := range client.EnqueueBatch(t.Context(), tasks) {
+			for _, e := range client.EnqueueBulk(t.Context(), tasks) {
 				if e.Err != nil {
 					t.Fatal(e.Err)
 				}

@@ -49,7 +49,7 @@ func TestLiveTasksBesideABatch(t *testing.T) {
 			for i := range tasks {
 				tasks[i] = worker.NewTask(worker.Identity{Tenant: tenant}, "x", fmt.Append(nil, i))
 			}
-			for _, e := range client.EnqueueBatch(context.Background(), tasks, worker.Class(throttle.ClassBatch)) {
+			for _, e := range client.EnqueueBulk(context.Background(), tasks, worker.Class(throttle.ClassBatch)) {
 				if e.Err != nil {
 					t.Fatal(e.Err)
 				}

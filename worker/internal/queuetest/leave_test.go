@@ -66,7 +66,7 @@ func joinTogether(s *sitetest.Site, n int) {
 	for range n {
 		tasks = append(tasks, worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
 	}
-	for _, e := range s.Client(s.AnotherLimiter()).EnqueueBatch(context.Background(), tasks) {
+	for _, e := range s.Client(s.AnotherLimiter()).EnqueueBulk(context.Background(), tasks) {
 		if e.Err != nil {
 			s.Fatal(e.Err)
 		}

@@ -134,7 +134,7 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 		}
 		var late *throttle.TooLateError
 		var never *throttle.NeverFitsError
-		results := client.EnqueueBatch(t.Context(), tasks, asynq.MaxRetry(3))
+		results := client.EnqueueBulk(t.Context(), tasks, asynq.MaxRetry(3))
 		for i, want := range []struct {
 			state asynq.TaskState
 			in    time.Duration
@@ -171,15 +171,14 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 		if n := s.Redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(); n != 5 { // with the later one
 			t.Errorf("%d are scheduled", n)
 		}
-		again := client.EnqueueBatch(t.Context(), tasks[10:11])
+		again := client.EnqueueBulk(t.Context(), tasks[10:11])
 		if !errors.Is(again[0].Err, asynq.ErrDuplicateTask) {
 			t.Errorf("enqueued again: %v", again[0].Err)
 		}
 	})
 }
 
-// A batch of any size takes few calls.
-func TestABatchTakesFewCalls(t *testing.T) {
+func TestEnqueueBulkTakesFewCalls(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(10, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		calls := 0
 		count := hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
@@ -195,7 +194,7 @@ func TestABatchTakesFewCalls(t *testing.T) {
 			tasks[i] = sitetest.AcmeTask(asynq.TaskID(fmt.Sprint("t", i)))
 		}
 		last := time.Time{}
-		for i, result := range client.EnqueueBatch(t.Context(), tasks) {
+		for i, result := range client.EnqueueBulk(t.Context(), tasks) {
 			if result.Err != nil || result.Info.ID != fmt.Sprint("t", i) || result.Start.At.Before(last) {
 				t.Fatalf("task %d: %+v, %v, after one that starts %v", i, result.Info, result.Err, last)
 			}

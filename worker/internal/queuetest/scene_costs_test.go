@@ -27,7 +27,7 @@ func TestSceneDeletedTasksHoldUpNobody(t *testing.T) {
 				for i := range tasks {
 					tasks[i] = taskOf(s, "acme", i, asynq.TaskID(fmt.Sprintf("acme-%04d", i)))
 				}
-				for _, result := range client.EnqueueBatch(t.Context(), tasks) {
+				for _, result := range client.EnqueueBulk(t.Context(), tasks) {
 					if result.Err != nil {
 						t.Fatal(result.Err)
 					}

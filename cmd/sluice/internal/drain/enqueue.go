@@ -36,7 +36,7 @@ func (d *Drain) enqueue(ctx context.Context, client *worker.Client, list []*jobs
 			tasks[i] = worker.NewTask(worker.Identity{Cost: job.Cost, Tenant: job.Tenant}, job.Type, body,
 				asynq.MaxRetry(job.MaxRetry), asynq.Queue(d.Queue), asynq.TaskID(job.ID))
 		}
-		for i, result := range client.EnqueueBatch(ctx, tasks) {
+		for i, result := range client.EnqueueBulk(ctx, tasks) {
 			if ctx.Err() != nil {
 				return nil // its caller ended it
 			}

@@ -21,7 +21,7 @@ import (
 //
 // LINE is the policy's name, and behind it its shard if it has several: NAME/3of4.
 //
-// The scripts derive every other key: see lua/scope.lua, lua/decide.lua, lua/reservation.lua
+// The scripts derive every other key: see lua/scope.lua, lua/decide.lua, lua/verbs.lua
 // and lua/line.lua.
 //
 // ATTRIBUTES and VALUES are lists in the same order, separated by commas. Values are data, and

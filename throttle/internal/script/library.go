@@ -14,7 +14,7 @@ var files embed.FS
 // The files of a script, besides those of its algorithms. A file uses only earlier files.
 const (
 	line = "line_appointments line_units line_fair line_places line_order line_write line "
-	join = "line_eta line_leave line_join "
+	join = "line_eta line_join "
 )
 
 // Functions that most calls do not need stand in one, which is called once by calls that need them. It
@@ -56,14 +56,14 @@ func (r *Runner) script(p *Policy, body string) *redis.Script {
 func Text(algorithms []string, body string) string {
 	own := strings.Join(algorithms, " ")
 	if body == "take" {
-		return texts("codec", own, "scope windows complete", line) +
-			function("extras", texts("upstream", join), extrasOfTake) +
-			texts("line_lists line_take take")
+		return texts("codec", own, "scope windows", line) +
+			function("extras", texts("upstream request_more", join), extrasOfTake) +
+			texts("line_take take")
 	}
 	return texts("codec", own, "scope windows request") +
-		function("extras", texts("complete upstream")+
+		function("extras", texts("upstream request_more")+
 			function("line_files", texts(line, join), "new_join new_line")+
-			texts("request_more later_verbs reservation"), extrasOfDecide) +
+			texts("verbs"), extrasOfDecide) +
 		texts("decide")
 }
 

@@ -18,6 +18,9 @@ local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 -- Doubles hold every integer up to here. Only the units of exempt tenants can come near.
 local MOST = 9007199254740992
 
+-- The key of the scope that all share. Flows wait for handler slots there, even if it has no window.
+local ROOT = 'w:'
+
 -- Algorithms are by their letters. extras(call) makes the functions that most calls do not need, and
 -- line_files those of lines (library.go).
 local algorithms, extras, line_files = {}, nil, nil

@@ -6,32 +6,10 @@
 --   3 ticket    "QUEUE/ID"; empty: does not wait
 --   4 place     "flow tenant weight key" (line.lua), "-" for an empty word: flow "QUEUE|VALUES",
 --               weight in thousandths; empty where no line is asked
---   5 more      fields (codec.lua) of the list below; empty for most requests
+--   5 more      fields (codec.lua); empty for most requests
 --   then S ends of the scopes' keys, narrow to broad
---
--- Fields of a request. Times are in us, lists like [1,2].
---   own         the tenant's own parameters (windows.lua), in place of the policy's
---   front       1: joins in front of all
---   paused      when operators' pause of the policy or the tenant ends
---   max_wait, backlog, deadline
---               under which conditions it joins: the longest wait, and how many tickets of its flow
---   rank        of a ticket that is put back
---   id          16 hex digits: of the reservation
---   at          when it was granted; missing if it was not yet
---   replaces    of a reserve: the id of the grant at `at`
---   hold        how long the grant may be held where it has to be given back
---   once        end of the key by which a repeated request is known for a minute
---   digest      with `once`: of the costs and scopes of the request
---   lost, lost_seq
---               of a cancel: the grant of call lost_seq to its request of this number, if any
---   never       of a cancel: the numbers of windows that never counted it
---   actual      of a settle: the real cost by window, below 0 if that stays
---   scopes      the numbers of the scopes that pause, resume and remaining are about
---   wait, guess, adapt, tenant, cause, by
---               of a pause: upstream.lua; guess: the longest pause, if the upstream did not say how
---               long; adapt: 1 for spread, 2 for full
---   unit, units, reset
---               of remaining
+-- The tags of Request in request.go are the fields of a request, those of Answer in reply.go the
+-- fields of a reply. Times are in us.
 --
 -- Verbs:
 --   reserve     takes the costs in all windows, or in none. A denied request with a ticket joins
@@ -77,27 +55,12 @@
 --           10 the key was granted to another request
 -- A late copy of a call whose caller gave up gets an empty reply, which nobody reads.
 --
--- Fields of a reply:
---   time    the expected start
---   latest  its upper bound, unless it is the same; 0 if none is known
---   binds   the number of the window that holds it up for longest; missing if none does, -1: handler slots
---   behind  how far the clock is behind the windows, which stand still until it has caught up
---   nudge   1: a server should be woken
---   fits    by window when the costs fit it, 0 for at once; of cancel: the units given back
---   before  the cost of the reservation by window, as `actual`; missing if the request says the same
---   ends, reported, tenant, cause, by
---           a pause (upstream.lua): until when nothing is granted
---   rate, window, since, refusals, cut, free
---           the adapted rate of a scope, in millionths of the window's published one
---   left, left_until, left_window
---           how many units of the window the upstream has left until a time
---
 -- Keys, behind the prefix P of the policy:
 --   r:PROCESS     the results of a process's last call, which answer that call if it is repeated:
 --                 seq(7), then for every request status(1) at(7), 0 if nothing was granted
 --   n:TENANT:KEY  when the request of an idempotency key was granted, a blank, and its digest
 
-local call = windows.read_policy()
+local call = read_policy()
 
 local nscopes, nwindows, argv, first, P = #call.scopes, #call.windows, ARGV, 7, call.P
 local seq = argv[3] + 0
@@ -130,10 +93,10 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 -- status that an earlier attempt of the same call got. It returns status, at, and unless it is a
 -- plain grant or done: time, latest, binds and nudge. Most calls need only these two verbs.
 local verbs = {
-  reserve = function(r, list, now, fits, before)
-    if r.at > 0 and before ~= 1 then once(extras, call).replace(r, list, now) end
-    if before or r.once then
-      local status, at = once(extras, call).granted_before(call, r, before)
+  reserve = function(r, list, now, fits)
+    if r.at > 0 then once(extras, call).replace(r, list, now) end
+    if r.once then
+      local status, at = once(extras, call).granted_before(call, r)
       if status then return status, at end
     end
     local line = call.line
@@ -141,10 +104,10 @@ local verbs = {
     local time = windows.fits_at(call, list, r.costs, now, fits)
     if line then once(extras, call).read_place(r) end
     if time <= now and not r.paused and
-      (not line or r.at > 0 or not line.seldom().somebody_waits(r, waits and r.ticket)) then
+      (not line or r.at > 0 or not line.somebody_waits(r, waits and r.ticket)) then
       grant(call, r, list, now)
-      if waits then line.seldom().remove(r.ticket) end
-      if call.batches and line then line.seldom().granted(r, list) end
+      if waits then line.remove(r.ticket) end
+      if call.batches and line then line.granted(r, list) end
       return 1, now
     end
     if r.ticket then
@@ -185,7 +148,7 @@ if call.waiting or argv[first] == 'join' then
       local queue = match(flow, '^([^|]*)') .. '|'
       if sub(queue, -2) == '!|' then call.batches = true end
       for s = at + 5, call.only_tenants and at or at + 4 + nscopes do
-        if argv[s] ~= windows.ROOT and not seen[queue .. argv[s]] then
+        if argv[s] ~= ROOT and not seen[queue .. argv[s]] then
           seen[queue .. argv[s]] = true
           nodes[#nodes + 1] = queue .. argv[s]
         end
@@ -222,12 +185,15 @@ for at = first, #argv, stride do
   else
     local needs_windows = op == 'reserve' or op == 'exempt' or op == 'observe' or op == 'peek' or
       op == 'cancel' or op == 'expect'
-    local verb = verbs[op] or once(extras, call).verb(op)
-    local before = record and byte(record, 8 * count)
-    if before then r.done_at = unpack7(record, 8 * count + 1) end
+    local verb, before = verbs[op] or once(extras, call).verb(op), record and byte(record, 8 * count)
     local fits = op == 'reserve' and plain_fits or {}
+    local status, decided, time, latest, binds, nudge
     if r.lost then r.known = known end
-    local status, decided, time, latest, binds, nudge = verb(r, list, now, fits, before)
+    if before == 1 then -- it is done
+      status, decided = 1, unpack7(record, 8 * count + 1)
+    else
+      status, decided, time, latest, binds, nudge = verb(r, list, now, fits, before)
+    end
 
     if before == 1 then
       done[count] = sub(record, 8 * count, 8 * count + 7)

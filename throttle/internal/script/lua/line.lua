@@ -70,11 +70,17 @@
 --   flow_name(id) -> id                of a ticket's flow
 --
 -- The other files each have a function that makes a table of functions, which `once` calls when one
--- of these is needed. Where batches wait or join, call.batches is true. In a take of several sides,
--- L.order is the table of line_order.lua.
+-- of these is needed. call.numbers are the numbers of scopes by their attributes, call.only_tenants says
+-- whether no attribute but the tenant counts. Where batches wait or join, call.batches is true. In a
+-- take of several sides, L.order is the table of line_order.lua.
 
 local function new_line(call)
   local P, now = call.P, call.now
+  call.numbers, call.only_tenants = {}, true
+  for number, of in ipairs(call.scopes) do
+    call.numbers[of.attributes] = number
+    if of.attributes ~= '' and of.attributes ~= 'tenant' then call.only_tenants = false end
+  end
   local fields, written = {t = {}, f = {}, u = {}, z = {}}, {t = {}, f = {}, u = {}, z = {}}
   local nodes, flows = {}, {}
   local ttl = DAY
@@ -93,6 +99,7 @@ local function new_line(call)
     dead_claims = false,                -- whether there are claims whose process is gone
     added = {},                         -- tickets that joined, by flow
     waiting = {},                       -- sums of line_eta.lua
+    limits = ARGV[4] .. ARGV[5],        -- the scopes and windows: calls by other limits differ in them
     read = false, read_all = false, write = false,
   }
 
@@ -133,7 +140,7 @@ local function new_line(call)
       claims = claims, batch = batch, asked = asked, weights = weights, flows = count, first = first,
       last = last, server = server, since = since, taken = taken, priority = priority, look = look,
       dues = {}, dues_changed = {}, -- when nodes are due, by suffix (line_places.lua)
-      key = name .. '|' .. windows.ROOT, queue = name, suffix = windows.ROOT,
+      key = name .. '|' .. ROOT, queue = name, suffix = ROOT,
       number = call.numbers[''], shared = true,
       n = n, same = false, units = false, v = v, changed = false, moved = false,
     }
@@ -162,7 +169,7 @@ local function new_line(call)
   end
 
   function L.node_of(queue, suffix)
-    if suffix == windows.ROOT then return L.queue_of(queue) end
+    if suffix == ROOT then return L.queue_of(queue) end
     local key = queue .. '|' .. suffix
     local node = nodes[key]
     if node then return node end
@@ -190,7 +197,7 @@ local function new_line(call)
     if list then return list end
     list = {}
     for _, suffix in ipairs(call.only_tenants and {} or L.suffixes_of(flow)) do
-      if suffix ~= windows.ROOT then list[#list + 1] = L.node_of(flow.queue, suffix) end
+      if suffix ~= ROOT then list[#list + 1] = L.node_of(flow.queue, suffix) end
     end
     list[#list + 1] = L.queue_of(flow.queue)
     holder.nodes = list

@@ -1,32 +1,52 @@
--- line_join.lua: how tickets enter a line.
+-- line_join.lua: how tickets enter a line, how they leave it untaken, and when they are expected to start.
 --
--- new_join(L) -> J, a table of verbs. A request r is that of request.lua, with its place read.
+-- new_join(L) returns a table of verbs. A request r is that of request.lua, with its place read.
 --   prefetch(tickets, flows, nodes)   reads the queues and these, in few commands
 --   waits(id)                         whether the ticket is in line
 --   ticket(id)                        that of line.lua
---   flow_for(r) -> flow               the flow of a request, as it is stored or as it would be
---   expected(...)                     that of line_eta.lua
---   with_slots(flow, position, expected, latest, binds) -> expected, latest, binds
---                                     the same, or when a handler slot is expected, if that is later
 --   join(r, list, at) -> status, expected, latest, binds, nudge
 --                                     puts its ticket in line: decide.lua's status, the expected
 --                                     start, its upper bound and what binds, and 1 if a server
 --                                     should wake
---   seldom()                          the verbs of line_leave.lua
+--   somebody_waits(r, id)             whether tickets other than `id` wait at the request's scopes
+--   granted(r, list)                  counts the grant of a request that did not wait, for batches
+--   expect(r, list, at, fits) -> expected, latest, binds
+--                                     when a request without a place would start
+--   stands(r, list, at, fits) -> expected, latest, binds
+--                                     when its ticket is expected to start, or without one the last
+--                                     of its flow; nil if it does not wait
+--   remove(id)                        takes a ticket out of the line; whether it was there
+--   take_back(r)                      undoes what a taken ticket moved of its tenant's tags
+--   refresh(r)                        writes a flow's weight and own parameters as they are now
+--   waits_at(suffix)                  whether a flow waits at this scope
+--   look_again(suffixes)              makes the nodes of these scopes due: something was given back
 --   finish()                          ends a call: it sweeps, and writes the line
 
 local function new_join(L)
   local SLOTS = -1 -- of what binds
+  local SWEPT = 64 -- claims that one call removes
 
-  local call = L.call
-  local now = call.now
-  local expected = new_eta(L)
-  local J
-  local function seldom() return once(new_leave, L, J) end
+  local call, expected = L.call, new_eta(L)
+  local P, now = call.P, call.now
+  -- Most joins need none of these.
+  local function fair() return once(new_fair, L) end
+  local function places() return once(new_places, L) end
+  local function order() return once(new_order, L, {}, false) end
 
+  -- new_flow returns the flow of a request that has none in line.
+  local function new_flow(r)
+    local before = L.flows[r.flow]
+    local flow = L.new_flow(r.flow, r.weight + 0, r.tenant, concat(r.suffixes, '+'), r.own or '')
+    if before then -- it was left in this call, and its place is not written yet
+      flow.stored_suffix, flow.stored_rank = before.stored_suffix, before.stored_rank
+    end
+    return flow
+  end
+
+  -- flow_for returns the flow of a request, as it is stored or as it would be.
   local function flow_for(r)
     local flow = L.flow_of(r.flow)
-    return flow and flow.n > 0 and flow or seldom().new_flow(r)
+    return flow and flow.n > 0 and flow or new_flow(r)
   end
 
   local function prefetch(tickets, flows, nodes)
@@ -37,6 +57,23 @@ local function new_join(L)
   end
 
   local function waits(id) return L.read('t', id) and true or false end
+
+  -- place_first puts a flow where it has to wait, if its new ticket is its first one. A take by other
+  -- limits looks at the flow again.
+  local function place_first(flow, id, rank, costs)
+    if flow.n > 1 then
+      flow.heads, flow.first = nil, nil
+      local first = places().first_ticket(flow)
+      if not first or first.id ~= id then return end
+    end
+    places().place(flow, {rank = rank, costs = costs})
+    local known, limits = redis.call('GET', P .. 'l'), L.limits
+    if not known then
+      redis.call('SET', P .. 'l', '0 ' .. limits, 'EX', L.ttl)
+    elseif match(known, ' (.*)$') ~= limits then
+      places().due(flow.queue, flow.suffix, now)
+    end
+  end
 
   -- new_rank returns the rank at the end of the line, or in front of it. Ranks grow with time, so
   -- that a ticket that is put back in a line that was empty goes before those that came since.
@@ -55,7 +92,7 @@ local function new_join(L)
     if is_first then
       L.flows[r.flow] = flow
       q.weights, q.flows = q.weights + flow.weight, q.flows + 1
-      if call.only_tenants then flow.tag = once(new_fair, L).tag_of(q, flow) end
+      if call.only_tenants then flow.tag = fair().tag_of(q, flow) end
     end
     local text = costs.text
     if text == 'requests=1' then text = '' end -- the costs of most tickets
@@ -76,9 +113,10 @@ local function new_join(L)
     end
     local nodes = L.nodes_of(flow)
     for i = 1, #nodes do line_units.count(nodes[i], costs, 1) end
-    if is_first or r.front or r.rank then seldom().place_first(flow, id, rank, costs) end
+    if is_first or r.front or r.rank then place_first(flow, id, rank, costs) end
   end
 
+  -- with_slots returns its last three arguments, or when a handler slot is expected, if that is later.
   local function with_slots(flow, position, low, high, binds)
     local q = L.queue_of(flow.queue)
     if q.since == 0 or q.claims then return low, high, binds end
@@ -87,21 +125,142 @@ local function new_join(L)
     return low, high, binds
   end
 
+  -- is_only returns whether the ticket `id` is the only one of a flow that waits at this node.
+  local function is_only(id, queue, suffix)
+    local name = L.flow_name(id)
+    local flow = name and L.flow_of(name)
+    return flow and flow.n == 1 and flow.queue == queue and flow.suffix == suffix
+  end
+
+  -- owed_room returns whether the request owes room to a batch at one of its scopes.
+  local function owed_room(r)
+    for i = 1, #r.suffixes do
+      if order().at(flow_for(r), call.open[r.suffixes[i]]) then return true end
+    end
+    return false
+  end
+
+  local function granted(r, list)
+    order().charge(flow_for(r), list, windows.costs_of(call, r.costs_text))
+    order().write()
+  end
+
+  -- Tickets that wait for slots only, where no window is shared, hold up no request that has a
+  -- slot. But the first of the request's own flow may cost more, and have no room any more. Those of
+  -- a batch hold up no live request, unless it owes them.
+  local function somebody_waits(r, id)
+    local batch = r.batch
+    if call.batches and not batch and owed_room(r) then return true end
+    for name, q in pairs(L.queues) do
+      if (batch or not q.batch) and (name == r.queue and q.n > 0 or name ~= r.queue and L.alive(q)) then
+        for i = 1, #r.suffixes do
+          local flows = redis.call('ZCARD', P .. 'n:' .. name .. '|' .. r.suffixes[i])
+          if flows > 0 and not (flows == 1 and id and is_only(id, name, r.suffixes[i])) then
+            return true
+          end
+        end
+      end
+    end
+    local flow = not call.numbers[''] and L.flow_of(r.flow)
+    if flow and flow.suffix == ROOT and flow.same ~= windows.costs_of(call, r.costs_text) then
+      local first = places().first_ticket(flow)
+      return first and first.id ~= id and places().blocker(flow, first.costs) and true or false
+    end
+    return false
+  end
+
+  local function expect(r, list, at, fits)
+    local flow, costs = flow_for(r), windows.costs_of(call, r.costs_text)
+    list, at = resumed(r, list, at)
+    return expected(flow, list, at, costs, nil, true, fits)
+  end
+
+  local function stands(r, list, at, fits)
+    local flow = L.flow_of(r.flow)
+    if not flow or flow.n == 0 then return nil end
+    L.flush_added()
+    local key = P .. 'f:' .. flow.id
+    local id = r.ticket or redis.call('ZRANGE', key, '-1', '-1')[1]
+    local behind = id and redis.call('ZRANK', key, id)
+    if not behind then return nil end
+    local _, text = L.ticket(id)
+    if L.flow_name(id) ~= flow.id then return nil end
+    list, at = resumed(r, list, at)
+    local low, high, binds =
+      expected(flow, list, at, windows.costs_of(call, text), behind, false, fits)
+    return with_slots(flow, behind, low, high, binds)
+  end
+
+  local function remove(id)
+    local name = L.flow_name(id)
+    if not name then return false end
+    local flow, _, text = L.flow_of(name), L.ticket(id)
+    L.flush_added()
+    if not flow then
+      L.write('t', id, false)
+      L.count = L.count - 1
+      return true
+    end
+    local first = redis.call('ZRANGE', P .. 'f:' .. name, '0', '0')[1]
+    if first == id and flow.suffix then -- it may have held up others
+      places().look_again(flow.suffix)
+      places().reopen(flow, nil)
+    end
+    redis.call('ZREM', P .. 'f:' .. name, id)
+    places().forget(flow, id, windows.costs_of(call, text))
+    if first == id and flow.n > 0 then
+      flow.heads, flow.first = nil, nil
+      local second = places().first_ticket(flow)
+      if second then places().place(flow, second) end
+    end
+    return true
+  end
+
+  local function refresh(r)
+    local flow = L.flow_of(r.flow)
+    if not flow or flow.n == 0 then return end
+    local q = L.queue_of(flow.queue)
+    q.weights, q.changed = max(0, q.weights + r.weight - flow.weight), true
+    flow.weight, flow.own_text, flow.changed = r.weight + 0, r.own or '', true
+    flow.own = windows.own_parameters(call, flow.own_text)
+    if flow.suffix then places().due(flow.queue, flow.suffix, now) end
+  end
+
+  local function waits_at(suffix)
+    for name, q in pairs(L.queues) do
+      if q.n > 0 and places().due_at(name, suffix) then return true end
+    end
+    return false
+  end
+
+  local function look_again(suffixes)
+    for i = 1, #suffixes do places().look_again(suffixes[i]) end
+  end
+
+  local function take_back(r)
+    local flow = L.flow_of(r.flow)
+    if not flow or flow.n == 0 then flow = new_flow(r) end
+    fair().charge(flow, windows.costs_of(call, r.costs_text), -1)
+    if flow.n > 0 and flow.suffix then
+      flow.score = fair().score(L.node_of(flow.queue, flow.suffix), flow)
+    end
+  end
+
   local function join(r, list, at)
     local costs = windows.costs_of(call, r.costs_text)
     local name = L.read('t', r.ticket) and L.flow_name(r.ticket)
     if name == r.flow then
-      local low, high, binds = seldom().stands(r, list, at, nil)
+      local low, high, binds = stands(r, list, at, nil)
       if low then return 6, low, high, binds end
     end
-    list, at = windows.resumed(r, list, at)
+    list, at = resumed(r, list, at)
     local flow, behind = flow_for(r), r.front and 0 or nil
     local low, high, binds, earliest, wasted = expected(flow, list, at, costs, behind)
     if r.backlog and flow.n >= r.backlog then return 5, low, high, binds, 0 end
-    local refused = (r.max_wait or r.deadline) and windows.too_late(r, low, high, earliest)
+    local refused = (r.max_wait or r.deadline) and too_late(call, r, low, high, earliest)
     if refused then return refused, low, high, binds, 0 end
     if name then -- it leaves another flow: scopes or attributes have changed
-      seldom().remove(r.ticket)
+      remove(r.ticket)
       flow = flow_for(r)
       low, high, binds, earliest, wasted = expected(flow, list, at, costs, behind)
     end
@@ -112,14 +271,31 @@ local function new_join(L)
     return 3, low, high, binds, nudge
   end
 
+  -- sweep removes claims whose process is gone.
+  local function sweep()
+    local left, last = SWEPT, format('%d', SWEPT)
+    for name, q in pairs(L.queues) do
+      if q.claims and q.n > 0 and not L.alive(q) then
+        for _, suffix in ipairs(redis.call('ZRANGE', P .. 'd:' .. name, '0', last)) do
+          local node = P .. 'n:' .. name .. '|' .. suffix
+          for _, member in ipairs(redis.call('ZRANGE', node, '0', last)) do
+            for _, id in ipairs(redis.call('ZRANGE', P .. 'f:' .. sub(member, 18), '0', last)) do
+              if left > 0 and remove(id) then left = left - 1 end
+            end
+          end
+        end
+      end
+    end
+  end
+
   local function finish()
-    if L.dead_claims then seldom().sweep() end
+    if L.dead_claims then sweep() end
     L.finish()
   end
 
-  J = {
-    ticket = L.ticket, prefetch = prefetch, waits = waits, flow_for = flow_for, expected = expected,
-    with_slots = with_slots, join = join, seldom = seldom, finish = finish,
+  return {
+    ticket = L.ticket, prefetch = prefetch, waits = waits, join = join, somebody_waits = somebody_waits,
+    granted = granted, expect = expect, stands = stands, remove = remove, take_back = take_back,
+    refresh = refresh, waits_at = waits_at, look_again = look_again, finish = finish,
   }
-  return J
 end

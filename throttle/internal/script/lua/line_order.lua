@@ -44,7 +44,7 @@ local function new_order(L, names, strict)
   local LIVE, BATCH = 1, 2
 
   local call, fair, places = L.call, once(new_fair, L), once(new_places, L)
-  local P, now, ROOT = call.P, call.now, windows.ROOT
+  local P, now = call.P, call.now
   local order = {root = {suffix = ROOT, of = {windows = {}}}}
   local asked, sides, turns, servers = {}, {}, {}, {}
   for i = 1, #names do asked[names[i]] = true end

@@ -36,13 +36,13 @@ local function new_places(L)
       list = {}
       for _, suffix in ipairs(L.suffixes_of(flow)) do
         local number = call.numbers[match(suffix, '^w:([^:]*)')]
-        if number and suffix ~= windows.ROOT then
+        if number and suffix ~= ROOT then
           list[#list + 1] = scopes.open(call, suffix, number, flow.own)
         elseif not number then
           flow.foreign = true -- it joined by scopes that the policy has not
         end
       end
-      if call.numbers[''] then list[#list + 1] = scopes.open(call, windows.ROOT, call.numbers[''], nil) end
+      if call.numbers[''] then list[#list + 1] = scopes.open(call, ROOT, call.numbers[''], nil) end
       flow.scopes = list
     end
     for i = 1, #list do -- flows of a tenant may differ in its own parameters
@@ -144,7 +144,7 @@ local function new_places(L)
     local list = places.scopes_of(flow)
     for s = 1, #list do
       local other = list[s].suffix
-      if other ~= suffix and other ~= windows.ROOT and not list[s].of.of_tenant and
+      if other ~= suffix and other ~= ROOT and not list[s].of.of_tenant and
         places.due_at(flow.queue, other) then
         places.due(flow.queue, other, now)
       end
@@ -159,7 +159,7 @@ local function new_places(L)
 
   function places.place(flow, ticket)
     local blocked, time = places.blocker(flow, ticket.costs)
-    places.wait(flow, ticket.rank, blocked and blocked.suffix or windows.ROOT, blocked and time or now)
+    places.wait(flow, ticket.rank, blocked and blocked.suffix or ROOT, blocked and time or now)
   end
 
   -- Tickets that were taken stay in the sorted set until all is written.

@@ -18,8 +18,120 @@ local function new_take(L)
   local CHANGES = 1000000 -- us between looks after changes of limits
 
   local call = L.call
-  local P, now, ROOT = call.P, call.now, windows.ROOT
-  local fair, places, lists = once(new_fair, L), once(new_places, L), new_lists(L)
+  local P, now = call.P, call.now
+  local fair, places = once(new_fair, L), once(new_places, L)
+
+  -- load_list reads the first n flows of a node, in order, with their scopes and first tickets.
+  local function load_list(node, n)
+    local key, last, found, step = P .. 'n:' .. node.key, format('%d', n - 1), nil, 1
+    if call.only_tenants then
+      found = redis.call('ZRANGE', key, '0', last)
+    else
+      found, step = redis.call('ZRANGE', key, '0', last, 'WITHSCORES'), 2
+    end
+    local ids = {}
+    for i = 1, #found, step do ids[#ids + 1] = sub(found[i], 18) end
+    L.read_all('f', ids)
+    local list, suffixes, seen, stale = {}, {}, {}, {}
+    for k = 1, #ids do
+      local flow, member = L.flow_of(ids[k]), found[step * (k - 1) + 1]
+      if not flow or flow.suffix ~= node.suffix or flow.stored_rank ~= sub(member, 1, 16) then
+        stale[#stale + 1] = member
+      else
+        if not flow.score then
+          flow.score = not node.shared and flow.rank + 0 or call.only_tenants and flow.tag or found[2 * k] + 0
+          flow.stored_score = flow.score
+        end
+        list[#list + 1] = flow
+        local of_flow = L.suffixes_of(flow)
+        for i = 1, #of_flow do
+          local suffix = of_flow[i]
+          if not call.open[suffix] and call.raw[suffix] == nil and not seen[suffix] then
+            seen[suffix] = true
+            suffixes[#suffixes + 1] = suffix
+          end
+        end
+      end
+    end
+    if stale[1] then redis.call('ZREM', key, unpack(stale)) end
+    node.list, node.more = list, #ids == n
+    scopes.read(call, suffixes)
+    places.load_heads(list, ceil((n - 1) / max(1, #list)) + 1)
+  end
+
+  -- head_of returns the first flow of a node and its first ticket, nil if nobody waits there. It reads n
+  -- flows at a time. Flows without tickets are dropped.
+  local function head_of(node, n)
+    while true do
+      if not node.list or not node.list[1] and node.more then
+        L.flush_places()
+        load_list(node, n)
+      end
+      local flow = node.list[1]
+      if flow then
+        local ticket = flow.suffix == node.suffix and places.first_ticket(flow)
+        if ticket then return flow, ticket end
+        table.remove(node.list, 1)
+        if flow.suffix == node.suffix then flow.suffix, flow.changed = nil, true end
+      elseif not node.more then
+        return nil
+      end
+    end
+  end
+
+  local function insert(node, flow)
+    local list, score = node.list, flow.score
+    local i = #list
+    while i > 0 and
+      (list[i].score > score or list[i].score == score and list[i].rank > flow.rank) do
+      i = i - 1
+    end
+    if i == #list and node.more then return end -- it stands behind flows that were not read
+    table.insert(list, i + 1, flow)
+  end
+
+  -- settle_in puts a flow that is first at its place by another score.
+  local function settle_in(node, flow, score)
+    table.remove(node.list, 1)
+    flow.score = score
+    insert(node, flow)
+  end
+
+  -- move lets the first flow of a node wait at another one of its queue, until a time.
+  local function move(node, flow, ticket, suffix, time)
+    table.remove(node.list, 1)
+    flow.opened = true
+    places.wait(flow, ticket.rank, suffix, time)
+    local other = L.node_of(flow.queue, suffix)
+    if other.list then insert(other, flow) end
+    if L.order then L.order.moved(suffix) end
+  end
+
+  -- open_node looks at a node that is due: flows that have room there go where they wait next. It
+  -- returns how many steps are left.
+  local function open_node(node, steps)
+    while steps > 0 do
+      steps = steps - 1
+      local flow, ticket = head_of(node, 4)
+      if not flow then
+        places.set_due(node.queue, node.suffix, false)
+        return steps
+      end
+      local blocked, time = places.blocker(flow, ticket.costs)
+      if blocked and blocked.suffix == node.suffix then
+        places.set_due(node.queue, node.suffix, time)
+        return steps
+      end
+      move(node, flow, ticket, blocked and blocked.suffix or ROOT, blocked and time or now)
+      local scope = node.shared and flow.suffix == ROOT and call.open[node.suffix]
+      if scope then -- what the flow will take is not free for the next
+        local ahead = scope.ahead or {}
+        for unit, cost in pairs(ticket.costs.units) do ahead[unit] = (ahead[unit] or 0) + cost end
+        scope.ahead = ahead
+      end
+    end
+    return steps
+  end
 
   -- hand_out adds a ticket to `taken`: its text, when it was granted, and how much each window has
   -- counted then. A ticket that never fits is not charged, and its windows count 0. The status is one of
@@ -56,7 +168,7 @@ local function new_take(L)
       or flow.own and flow.own['!'] and flow.own['!'][2] == 1 then
       hand_out(taken, flow, ticket, '8', now)
     else
-      local id = call.leases and windows.lease_bytes(call.id_base .. format('%06x', taken.n + 1))
+      local id = call.leases and lease_bytes(call.id_base .. format('%06x', taken.n + 1))
       windows.take(call, list, ticket.costs.windows, at, 0, id)
       fair.charge(flow, ticket.costs, 1)
       if L.order then L.order.charge(flow, list, ticket.costs) end
@@ -67,7 +179,7 @@ local function new_take(L)
     local second = flow.n > 0 and places.first_ticket(flow)
     if second then
       flow.rank, flow.changed = second.rank, true
-      lists.settle_in(root, flow, fair.score(root, flow))
+      settle_in(root, flow, fair.score(root, flow))
     else
       table.remove(root.list, 1)
     end
@@ -78,21 +190,21 @@ local function new_take(L)
   local function serve_root(q, want, taken, steps, n, one)
     while steps > 0 do
       steps = steps - 1
-      local flow, ticket = lists.head_of(q, n)
+      local flow, ticket = head_of(q, n)
       if not flow then
         places.set_due(q.queue, ROOT, false)
         return steps
       end
       local tag = fair.tag_of(q, flow)
       if tag > flow.score then
-        lists.settle_in(q, flow, tag) -- it has moved since, by a grant to another flow of the tenant
+        settle_in(q, flow, tag) -- it has moved since, by a grant to another flow of the tenant
       else
         local blocked, opens, never = places.blocker(flow, ticket.costs)
         if blocked and blocked.suffix == ROOT then
           places.set_due(q.queue, ROOT, opens)
           return steps
         elseif blocked then
-          lists.move(q, flow, ticket, blocked.suffix, opens)
+          move(q, flow, ticket, blocked.suffix, opens)
           places.reopen(flow, blocked.suffix)
         elseif taken.n >= want then
           places.set_due(q.queue, ROOT, now)
@@ -117,7 +229,7 @@ local function new_take(L)
     for i = 1, #found do
       local time = q.dues[found[i]]
       if found[i] ~= ROOT and time and time <= now then
-        steps = lists.open_node(L.node_of(q.queue, found[i]), steps)
+        steps = open_node(L.node_of(q.queue, found[i]), steps)
       end
     end
     for _, scope in pairs(call.open) do scope.ahead = nil end
@@ -166,7 +278,7 @@ local function new_take(L)
   -- While workers disagree, in a rolling deploy, it begins once a second. After the clock was set
   -- back it does so too: nothing would be due until the clock has caught up.
   local function look_at_changes()
-    local text, limits, changed = redis.call('GET', P .. 'l'), windows.limits(), false
+    local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')
     for _, q in pairs(L.queues) do
       if q.asked > now then q.asked, q.changed, changed = now, true, true end

@@ -5,7 +5,6 @@
 -- them. ticket is false without one, at and hold are 0. Besides:
 --   costs, costs_text  by window, and as text
 --   suffixes           its scopes; nil where nothing asks
---   done_at            when an earlier attempt of the same call did it, if one did
 --   lease              its id as leases keep it, once it is needed
 --   known              with `lost`: the record of the last call of the process
 --   before             the cost of the reservation, if that was corrected: the reply of decide.lua
@@ -40,7 +39,7 @@ local function read_request(call, argv, at)
 end
 
 local function lease_id(call, r)
-  if call.leases and not r.lease then r.lease = windows.lease_bytes(r.id) end
+  if call.leases and not r.lease then r.lease = lease_bytes(r.id) end
   return r.lease
 end
 
@@ -49,7 +48,7 @@ local function grant(call, r, list, now)
   call.dirty = true
   if not r.once then return end
   redis.call('SET', call.P .. 'n:' .. r.once, format('%d ', now) .. r.digest, 'PX', KEPT)
-  local state_key = call.P .. 'n:' .. r.id -- see reservation.lua
+  local state_key = call.P .. 'n:' .. r.id -- see verbs.lua
   if redis.call('EXISTS', state_key) == 1 then
     redis.call('SET', state_key, format('at=%d again=1', now), 'KEEPTTL')
   end

@@ -1,18 +1,36 @@
--- request_more.lua: functions that verbs share, for requests that are not simply granted.
+-- request_more.lua: functions that verbs and lines share, for requests that are not simply granted.
 --
+--   resumed(r, list, at) -> list, at           the scopes of a request as they will stand when operators'
+--                                              pause of it ends, and when that is
+--   too_late(call, r, expected, latest, earliest) -> status
+--                                              by which a request that waits until then is refused, or nil
 --   read_place(r)                              reads the place, which only a line needs
 --   line_of(call) -> J                         the verbs of line_join.lua, set up once
 --   denied(call, r, list, now, fits, time) -> status, at, expected, latest, binds
 --                                              the answer to a denied request without a place in line
---   granted_before(call, r, before) -> status, at   1 if this call has granted it, 2 if its key
---                                              was granted, 10 if that was another request; or nil
+--   granted_before(call, r) -> status, at      2 if its key was granted, 10 if that was another request;
+--                                              or nil
 --   look_again(call, r)                        makes nodes of its scopes due, where flows wait
 --   fields(r, list, now, fits, time, latest, binds, nudge) -> text
 --                                              the fields of the answer; fits: nil without windows
 
-complete(call)
-
 local SOON = 100000 -- us after which tickets that wait for slots may have gone
+
+local function resumed(r, list, at)
+  if not r.paused then return list, at end
+  local later = {}
+  for s = 1, #list do later[s] = scopes.later(list[s], r.paused) end
+  return later, r.paused
+end
+
+local function too_late(call, r, expected, latest, earliest)
+  local now = call.now
+  -- If nobody knows, only what may not wait at all is refused.
+  local wait = latest > 0 and latest - now or max(min(expected - now, 2), (r.paused or now) - now)
+  if r.max_wait and wait > r.max_wait then return 4 end
+  if r.deadline and earliest - now > r.deadline then return 7 end
+  return nil
+end
 
 local function read_place(r)
   if r.flow or r.place == '' then return end
@@ -31,7 +49,7 @@ end
 
 local function denied(call, r, list, now, fits, time)
   if r.paused then
-    list, now = windows.resumed(r, list, now)
+    list, now = resumed(r, list, now)
     time = windows.fits_at(call, list, r.costs, now, {})
   end
   local latest, binds, earliest, longest = time, 0, now, now
@@ -45,17 +63,16 @@ local function denied(call, r, list, now, fits, time)
   end
   if call.line then
     read_place(r)
-    local low, high, by = call.line.seldom().expect(r, list, now, fits)
+    local low, high, by = call.line.expect(r, list, now, fits)
     if low > time then time, binds = low, by end
     latest = high > 0 and latest > 0 and max(latest, high) or 0
     -- Everything fits, and others wait for slots.
     if time <= now and not r.paused then time, latest = now + SOON, max(latest, now + SOON) end
   end
-  return windows.too_late(r, time, latest, earliest) or 0, call.now, time, latest, binds
+  return too_late(call, r, time, latest, earliest) or 0, call.now, time, latest, binds
 end
 
-local function granted_before(call, r, before)
-  if before == 1 then return 1, r.done_at end
+local function granted_before(call, r)
   local granted = r.once and redis.call('GET', call.P .. 'n:' .. r.once)
   if not granted then return nil end
   local at, digest = match(granted, '^(%d+) (.*)$')
@@ -64,7 +81,7 @@ local function granted_before(call, r, before)
 end
 
 local function look_again(call, r)
-  if call.line then call.line.seldom().look_again(r.suffixes) end
+  if call.line then call.line.look_again(r.suffixes) end
 end
 
 local function fields(r, list, now, fits, time, latest, binds, nudge)

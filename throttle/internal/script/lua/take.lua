@@ -25,7 +25,7 @@
 -- come for each ticket "TEXT weight suffixes;own", a tab and when it was granted unless that is
 -- `at`, and an end of line.
 
-local call = windows.read_policy()
+local call = read_policy()
 local KEPT = '60000'   -- ms for which the number of a call is known
 local LOST = 5000000   -- us after which a take counts as lost
 local PUT_BACK = '4'   -- lost takes that one call puts back
@@ -68,7 +68,6 @@ end
 if not call.waiting and redis.call('EXISTS', P .. 'k') == 0 then
   return remember(0, '', KEPT)
 end
-complete(call)
 call.id_base = id_base
 local L = new_line(call)
 local T = new_take(L)
@@ -88,9 +87,9 @@ for i = 1, ARGV[first + 2] + 0 do
   queues[i] = {name = name, priority = priority + 0}
 end
 local next_time = T.take(queues, ARGV[first + 3] == '1', ARGV[first] + 0, appointment, taken)
-if L.dead_claims then once(extras, call).new_join(L).seldom().sweep() end
 scopes.write_all(call)
-L.finish()
+local finish = L.dead_claims and once(extras, call).new_join(L).finish or L.finish
+finish()
 taken[2] = next_time
 -- A claim whose process is gone is not put back: nobody would take it.
 local lasts = taken.n > 0 and not L.queue_of(queues[1].name).claims

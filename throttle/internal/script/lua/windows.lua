@@ -22,29 +22,24 @@
 --   open                        the scopes that were opened, by key
 --   raw                         values that were read ahead, by key
 --   texts                       costs and own parameters that were read, by text
---   dirty                       see request.lua
--- and, once it is complete (complete.lua):
---   complete                    true
---   only_tenants                whether no attribute but the tenant counts
---   numbers                     of scopes, by their attributes
---   waiting                     the key of the line (line.lua); false if nobody waits
+--   dirty, line                 see request.lua
+--   waiting                     the count of the line (line.lua); nil or false if nobody waits
 
 local windows
 do
--- costs_of("requests=1,tokens=5") -> {text, windows = {1, 5}}, one table for equal texts. Once the
--- call is complete, it has units = {requests = 1, tokens = 5} too.
+-- costs_of("requests=1,tokens=5") -> {text, windows = {1, 5}, units = {requests = 1, tokens = 5}}, one
+-- table for equal texts.
 local function costs_of(call, text)
   local costs = call.texts[text]
   if costs then return costs end
-  local by_window, all, units = {0, 0}, call.windows, nil
+  local by_window, all, units = {0, 0}, call.windows, {nil}
   for i = 3, #all do by_window[i] = 0 end
-  if call.complete then units = {} end
   for unit, n in gmatch(text, '([^=,]+)=(%d+)') do
     n = n + 0
     for i = 1, #all do
       if all[i].unit == unit then by_window[i] = n end
     end
-    if units then units[unit] = n end
+    units[unit] = n
   end
   costs = {text = text, units = units, windows = by_window}
   call.texts[text] = costs
@@ -66,54 +61,6 @@ end
 windows = {
   costs_of = costs_of,
   fits_window = fits_window,
-
-  -- read_policy makes the call of KEYS and ARGV.
-  read_policy = function()
-    local argv = ARGV
-    local now = argv[1] + 0
-    if now == 0 then
-      local t = redis.call('TIME')
-      now = t[1] * 1000000 + t[2]
-    end
-    local scopes, list, scope_of, nscopes, nwindows = {nil, nil}, {nil, nil}, {nil, nil}, 0, 0
-    local leases, lists = nil, nil
-    for attributes in gmatch(argv[4], '([^;]*);') do
-      nscopes = nscopes + 1
-      scopes[nscopes] = {
-        number = nscopes, attributes = attributes, windows = {nil, nil},
-        of_tenant = attributes == 'tenant' or find(',' .. attributes .. ',', ',tenant,', 1, true) and true,
-      }
-    end
-    for place, head, unit, p1, p2, rest in gmatch(argv[5], '(%d+) (%S+) (%S+) (%d+) (%d+) (%S+);') do
-      local algorithm, of, p3, p4 = algorithms[sub(head, -1)], scopes[place + 0].windows, 0, 0
-      if algorithm.release then leases = true end
-      if rest ~= '-' then
-        p3, p4 = match(rest, '^(%d+),(%S+)$')
-        p3 = p3 + 0
-        if p4 == '@' and not lists then
-          lists = {}
-          for text in gmatch(argv[6], '([^;]*);') do lists[#lists + 1] = text end
-        end
-        p4 = p4 == '@' and table.remove(lists, 1) or p4 + 0
-      end
-      nwindows = nwindows + 1
-      list[nwindows] = {
-        name = sub(head, 1, -2), unit = unit, algorithm = algorithm, head = head,
-        p1 = p1 + 0, p2 = p2 + 0, p3 = p3, p4 = p4,
-      }
-      scope_of[nwindows] = place + 0
-      of[#of + 1] = nwindows
-    end
-    return {
-      P = sub(KEYS[1], 1, -2), now = now, scopes = scopes, windows = list, scope_of = scope_of,
-      open = {}, raw = {}, texts = {}, dirty = false, leases = leases,
-    }
-  end,
-
-  -- lease_bytes returns a reservation's id as a lease keeps it: 8 bytes of 16 hex digits.
-  lease_bytes = function(id)
-    return (string.gsub(id, '..', function(hex) return char(tonumber(hex, 16)) end))
-  end,
 
   -- own_parameters returns a tenant's own parameters by window, {burst = {5, 3000000, 0}}, one table
   -- for equal texts, or nil. The text is "burst,5,3000000,0;...". The last may be "!,until,free,0;": no
@@ -191,6 +138,53 @@ windows = {
       if scope.upstream then once(extras, call).upstream().take(scope, costs, now) end
     end
   end,
-
 }
+end
+
+-- read_policy makes the call of KEYS and ARGV.
+local function read_policy()
+  local argv = ARGV
+  local now = argv[1] + 0
+  if now == 0 then
+    local t = redis.call('TIME')
+    now = t[1] * 1000000 + t[2]
+  end
+  local scopes, list, scope_of, nscopes, nwindows = {nil, nil}, {nil, nil}, {nil, nil}, 0, 0
+  local leases, lists = nil, nil
+  for attributes in gmatch(argv[4], '([^;]*);') do
+    nscopes = nscopes + 1
+    scopes[nscopes] = {
+      number = nscopes, attributes = attributes, windows = {nil, nil},
+      of_tenant = attributes ~= '' and find(',' .. attributes .. ',', ',tenant,', 1, true) and true,
+    }
+  end
+  for place, head, unit, p1, p2, rest in gmatch(argv[5], '(%d+) (%S+) (%S+) (%d+) (%d+) (%S+);') do
+    local algorithm, of, p3, p4 = algorithms[sub(head, -1)], scopes[place + 0].windows, 0, 0
+    if algorithm.release then leases = true end
+    if rest ~= '-' then
+      p3, p4 = match(rest, '^(%d+),(%S+)$')
+      p3 = p3 + 0
+      if p4 == '@' and not lists then
+        lists = {}
+        for text in gmatch(argv[6], '([^;]*);') do lists[#lists + 1] = text end
+      end
+      p4 = p4 == '@' and table.remove(lists, 1) or p4 + 0
+    end
+    nwindows = nwindows + 1
+    list[nwindows] = {
+      name = sub(head, 1, -2), unit = unit, algorithm = algorithm, head = head,
+      p1 = p1 + 0, p2 = p2 + 0, p3 = p3, p4 = p4,
+    }
+    scope_of[nwindows] = place + 0
+    of[#of + 1] = nwindows
+  end
+  return {
+    P = sub(KEYS[1], 1, -2), now = now, scopes = scopes, windows = list, scope_of = scope_of,
+    open = {}, raw = {}, texts = {}, dirty = false, leases = leases,
+  }
+end
+
+-- lease_bytes returns a reservation's id as a lease keeps it: 8 bytes of 16 hex digits.
+local function lease_bytes(id)
+  return (string.gsub(id, '..', function(hex) return char(tonumber(hex, 16)) end))
 end

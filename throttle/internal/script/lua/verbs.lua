@@ -1,4 +1,4 @@
--- reservation.lua: the verbs about a reservation: put_back, cancel, release, renew, settle.
+-- verbs.lua: the verbs that few calls use.
 --
 -- Key, behind the prefix P of the policy:
 --   n:ID   the fate of a reservation, as fields:
@@ -12,13 +12,81 @@
 -- Most reservations never have that key. One made by an idempotency key may be granted again later.
 -- Its earlier fate is then forgotten, and the earlier grant counts as cancelled.
 --
--- reservation_verbs(call) -> the verbs     verb(op) -> a verb of this file, or of later_verbs.lua
--- replace(r, list, now)                    gives back the grant that a reserve replaces
+-- new_verbs(call) returns the verbs by their names, which decide.lua lists. verb(op) returns one of them.
+-- replace(r, list, now) gives back the grant that a reserve replaces.
 
-local function reservation_verbs(call)
+local function new_verbs(call)
   local ADDED = 16   -- corrections of one reservation whose times are known
   local KEPT = 60000 -- ms for which the key is kept, at least
   local verbs = {}
+
+  function verbs.exempt(r, list, now, fits)
+    local status, at = granted_before(call, r)
+    if status then return status, at end
+    grant(call, r, list, now)
+    if call.line and r.ticket then call.line.remove(r.ticket) end
+    return 1, now
+  end
+
+  function verbs.observe(r, list, now, fits)
+    local time = windows.fits_at(call, list, r.costs, now, fits)
+    local status, at = verbs.exempt(r, list, now, fits)
+    if status ~= 1 or time <= now then return status, at end
+    return status, at, time
+  end
+
+  function verbs.peek(r, list, now, fits)
+    local time, line = windows.fits_at(call, list, r.costs, now, fits), call.line
+    read_place(r)
+    if time > now or r.paused or line and line.somebody_waits(r, r.ticket) then
+      return denied(call, r, list, now, fits, time)
+    end
+    for s = 1, #list do -- the answer also has what the upstream said
+      if list[s].upstream then return 1, now, now end
+    end
+    return 1, now
+  end
+
+  function verbs.leave(r, list, now)
+    if not call.line or not call.line.remove(r.ticket) then return 8, now end
+    call.dirty = true
+    return 1, now
+  end
+
+  function verbs.refresh(r, list, now)
+    if not call.line then return 8, now end
+    read_place(r)
+    call.line.refresh(r)
+    return 1, now
+  end
+
+  function verbs.expect(r, list, now, fits)
+    read_place(r)
+    local low, high, binds
+    if call.line and r.flow then low, high, binds = call.line.stands(r, list, now, fits) end
+    if low then return 6, call.now, low, high, binds end
+    return 8, call.now, windows.fits_at(call, list, r.costs, now, fits)
+  end
+
+  -- upstream_verb says something of the scopes that the request names. The status is 8 if none of
+  -- them learns anything.
+  local function upstream_verb(says)
+    return function(r, list, now, fits)
+      local status = 8
+      for place in gmatch(r.scopes, '%d+') do
+        local scope = list[place + 0]
+        scopes.touch(scope, now)
+        if upstream()[says](scope, now, r) ~= false then status = 1 end
+      end
+      call.dirty = true
+      look_again(call, r)
+      return status, now, now
+    end
+  end
+
+  verbs.pause = upstream_verb('pause')
+  verbs.resume = upstream_verb('resume')
+  verbs.remaining = upstream_verb('remaining')
 
   local function state_key(r) return call.P .. 'n:' .. r.id end
 
@@ -133,8 +201,7 @@ local function reservation_verbs(call)
     call.dirty = true
   end
 
-  function verbs.cancel(r, list, now, fits, before)
-    if before == 1 then return 1, r.done_at end
+  function verbs.cancel(r, list, now, fits)
     if r.lost then
       call.dirty = true -- a late copy of the call that was lost does nothing
       local known, place = r.known or '', 8 * r.lost
@@ -159,7 +226,7 @@ local function reservation_verbs(call)
     if r.once then redis.call('DEL', call.P .. 'n:' .. r.once) end
     if call.line then
       read_place(r)
-      if r.flow then call.line.seldom().take_back(r) end
+      if r.flow then call.line.take_back(r) end
     end
     look_again(call, r)
     return given > 0 and 1 or 8, now, now
@@ -167,12 +234,11 @@ local function reservation_verbs(call)
 
   -- A put-back that comes again gives nothing back: the ticket may have been taken since, and others
   -- may have got its units.
-  function verbs.put_back(r, list, now, fits, before)
-    if before == 1 then return 1, r.done_at end
+  function verbs.put_back(r, list, now, fits)
     local line = line_of(call)
     local _, _, _, rank = line.ticket(r.ticket)
     if rank and rank + 0 == r.rank then return 8, now end -- it was put back
-    verbs.cancel(r, list, now, fits, before)
+    verbs.cancel(r, list, now, fits)
     if r.cancelled then return 8, now end
     if not rank then line.join(r, list, now) end -- else it joined again, and stays there
     return 1, now
@@ -201,7 +267,7 @@ local function reservation_verbs(call)
     read_state(r)
     each_lease(list, now, function(algorithm, st, i, scope)
       if r.costs[i] == 0 then return end
-      local id, waits = lease_id(call, r), call.line and call.line.seldom().waits_at(scope.suffix)
+      local id, waits = lease_id(call, r), call.line and call.line.waits_at(scope.suffix)
       if r.cancelled or r.state.released or algorithm.renew(st, now, r.costs[i], id, waits) == 0 then
         status = 8
       end
@@ -210,8 +276,7 @@ local function reservation_verbs(call)
     return status, now
   end
 
-  function verbs.settle(r, list, now, fits, before)
-    if before == 1 then return 1, r.done_at end
+  function verbs.settle(r, list, now, fits)
     read_state(r)
     if r.cancelled then return 8, now end
     note_before(r)
@@ -251,7 +316,7 @@ local function reservation_verbs(call)
   return verbs
 end
 
-local function verb(op) return once(later_verbs, call)[op] or once(reservation_verbs, call)[op] end
+local function verb(op) return once(new_verbs, call)[op] end
 
 -- replace gives back the grant of r.at. A late cancel, or another such request, gives back
 -- nothing.

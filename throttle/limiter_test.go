@@ -38,9 +38,7 @@ func TestReserveTakesFromAllWindowsOrNone(t *testing.T) {
 		if denied.Granted || denied.RetryIn != 3*s || !slices.Equal(limitertest.Used(denied), []int64{2, 2}) {
 			t.Errorf("the third within 3 s takes nothing, and fits in 3 s: %+v", denied)
 		}
-		if want := "throttled: p/burst, tenant acme, 3s"; denied.Reason() != want {
-			t.Errorf("%q, want %q", denied.Reason(), want)
-		}
+		limitertest.Equal(t, denied.Reason(), "throttled: p/burst, tenant acme, 3s")
 
 		other := limitertest.Acme(1)
 		other.Tenant = "initech"
@@ -62,9 +60,7 @@ func TestReserveTakesFromAllWindowsOrNone(t *testing.T) {
 		if d := limitertest.Peek(t, l, limitertest.Acme(1)); d.Granted || d.RetryIn != 54*s {
 			t.Errorf("the minute is full until the first 2 are a minute old: %+v", d)
 		}
-		if d := limitertest.Cancel(t, l, second.Reservation); !slices.Equal(limitertest.Used(d), []int64{2, 0}) {
-			t.Errorf("a cancel gives back: %+v", d)
-		}
+		limitertest.Equal(t, limitertest.Used(limitertest.Cancel(t, l, second.Reservation)), []int64{2, 0})
 		if d := limitertest.Peek(t, l, limitertest.Acme(2)); !d.Granted {
 			t.Errorf("what was given back can be granted: %+v", d)
 		}
@@ -149,22 +145,6 @@ func TestDecisionsStepByStep(t *testing.T) {
 				[]step{{m, 1, "per-minute burst", []int64{0, 0}, 3 * s}},
 			),
 		},
-		"two windows deny": {
-			[]throttle.Window{{Name: "week", Limit: 1, Period: 7 * s}, {Name: minute, Limit: 5, Period: m}},
-			[]step{
-				{0, 1, "", []int64{0, 4}, 0},
-				{1 * s, 1, "week", []int64{0, 4}, 6 * s},
-				{7 * s, 1, "", []int64{0, 3}, 0},
-				{14 * s, 1, "", []int64{0, 2}, 0},
-				{21 * s, 1, "", []int64{0, 1}, 0},
-				{28 * s, 1, "", []int64{0, 0}, 0},
-				{30 * s, 1, "week per-minute", []int64{0, 0}, 30 * s},
-				{35 * s, 1, minute, []int64{1, 0}, 25 * s},
-				{60 * s, 1, "", []int64{0, 0}, 0},
-				{60 * s, 1, "week per-minute", []int64{0, 0}, 7 * s},
-				{67 * s, 1, "", []int64{0, 0}, 0},
-			},
-		},
 		"sliding has no boundary": {
 			[]throttle.Window{{Name: "w", Limit: 20, Period: m}},
 			[]step{
@@ -188,15 +168,6 @@ func TestDecisionsStepByStep(t *testing.T) {
 				{10 * s, 5, "w", []int64{4}, 1 * s},
 				{10 * s, 4, "", []int64{0}, 0},
 				{11 * s, 6, "", []int64{0}, 0},
-			},
-		},
-		"sliding margin": {
-			[]throttle.Window{{Name: "w", Limit: 5, Period: 3 * s, Margin: 50 * ms}},
-			[]step{
-				{0, 5, "", []int64{0}, 0},
-				{3 * s, 1, "w", []int64{0}, 50 * ms},
-				{3050*ms - us, 5, "w", []int64{0}, us},
-				{3050 * ms, 5, "", []int64{0}, 0},
 			},
 		},
 		"fixed by the clock resets on its boundary": {
@@ -248,14 +219,6 @@ func TestDecisionsStepByStep(t *testing.T) {
 				{6 * m, 1, "", []int64{2}, 0},
 			},
 		},
-		"fixed from the first use with a margin": {
-			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 3, Period: m, Margin: s}},
-			[]step{
-				{0, 3, "", []int64{0}, 0},
-				{m, 1, "w", []int64{0}, 1 * s},
-				{61 * s, 3, "", []int64{0}, 0},
-			},
-		},
 		"gcra 10 a minute": {
 			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: m}},
 			slices.Concat(
@@ -281,55 +244,6 @@ func TestDecisionsStepByStep(t *testing.T) {
 				{6 * s, 1, "", []int64{0}, 0},
 				{20 * s, 1, "", []int64{0}, 0},
 				{25 * s, 1, "w", []int64{0}, 1 * s},
-			},
-		},
-		"gcra margin": {
-			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: m, Burst: 2, Margin: s}},
-			[]step{
-				{0, 2, "", []int64{0}, 0},
-				{0, 1, "w", []int64{0}, 6100 * ms},
-				{6100 * ms, 1, "", []int64{0}, 0},
-			},
-		},
-		"gcra whose spacing is no whole microsecond": {
-			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 7, Period: 24 * h, Burst: 1}},
-			[]step{ // 12342.857142 857... s
-				{0, 1, "", []int64{0}, 0},
-				{0, 1, "w", []int64{0}, 12342857143 * us},
-				{12342857143*us - us, 1, "w", []int64{0}, us},
-				{12342857143 * us, 1, "", []int64{0}, 0},
-				{12342857143 * us, 1, "w", []int64{0}, 12342857143 * us},
-				{7 * 12342857143 * us, 1, "", []int64{0}, 0},
-			},
-		},
-		"a billion a minute": {
-			[]throttle.Window{
-				{Name: "s", Limit: 1e9, Period: m},
-				{Name: "f", Algorithm: throttle.AlgorithmFixed, Limit: 1e9, Period: m},
-				{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 1e9, Period: m},
-			},
-			[]step{
-				{0, 1e9 - 1, "", []int64{1, 1, 1}, 0},
-				{0, 1, "", []int64{0, 0, 0}, 0},
-				{0, 1, "s f g", []int64{0, 0, 0}, m},
-				{3 * us, 1, "s f", []int64{0, 0, 50}, m - 3*us}, // 16.67 a microsecond
-				{m - us, 1e9, "s f g", []int64{0, 0, 1e9 - 17}, us},
-				{m, 1e9, "", []int64{0, 0, 0}, 0},
-			},
-		},
-		"7 a day": {
-			[]throttle.Window{
-				{Name: "s", Limit: 7, Period: 24 * h},
-				{Name: "f", Algorithm: throttle.AlgorithmFixed, Limit: 7, Period: 24 * h},
-				{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 7, Period: 24 * h},
-			},
-			[]step{
-				{1 * h, 6, "", []int64{1, 1, 1}, 0},
-				{2 * h, 1, "", []int64{0, 0, 0}, 0},
-				{2 * h, 1, "s f g", []int64{0, 0, 0}, 23 * h},
-				{24 * h, 1, "s", []int64{0, 7, 6}, 1 * h},
-				{25*h - us, 1, "s", []int64{0, 7, 6}, us},
-				{25 * h, 6, "", []int64{0, 1, 1}, 0},
 			},
 		},
 	}, func(t *testing.T, client *redis.Client, table table) {

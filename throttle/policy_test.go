@@ -140,16 +140,12 @@ func TestPoliciesAreValidated(t *testing.T) {
 			want = `throttle: policy "p"` + want
 		}
 		err := p.Validate()
-		if got := errorText(err); got != want {
-			t.Errorf("got  %s\nwant %s", got, want)
-		}
+		limitertest.Equal(t, errorText(err), want)
 		if err != nil && !errors.As(err, new(*throttle.PolicyError)) {
 			t.Errorf("%T is no *PolicyError", err)
 		}
 		_, newErr := throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Policies: []throttle.Policy{p}})
-		if errorText(newErr) != want {
-			t.Errorf("New: got %v, want %s", newErr, want)
-		}
+		limitertest.Equal(t, errorText(newErr), want, newErr)
 	}
 }
 
@@ -194,9 +190,7 @@ func TestPoliciesHaveDefaults(t *testing.T) {
 		},
 	}
 	got := given.WithDefaults()
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %+v\nwant %+v", got, want)
-	}
+	limitertest.Equal(t, got, want)
 	if given.Windows[0].Algorithm != "" || given.Tenants["acme"].Weight != 0 {
 		t.Errorf("the policy given was changed: %+v", given)
 	}
@@ -250,9 +244,7 @@ func TestPoliciesThatNeverBindAreWarnedOf(t *testing.T) {
 				t.Errorf("%s: warnings %q, want %s", name, warnings, tc.want)
 			}
 		}
-		if len(warnings) != len(strings.Fields(tc.want)) {
-			t.Errorf("%s: warnings %q, want %q", name, warnings, tc.want)
-		}
+		limitertest.Equal(t, len(warnings), len(strings.Fields(tc.want)), name, warnings, tc.want)
 	}
 	want := `policy "p": window "loose" (600 per 10m0s) can never bind: window "tight" (10 per 10s) always denies first`
 	if got := limitertest.Policy(loose, tight).Warnings(); len(got) != 1 || got[0] != want {

@@ -24,9 +24,7 @@ func TestACallerRecordsRefusals(t *testing.T) {
 		caller := &throttle.Caller{}
 		inner, cancel := context.WithCancel(throttle.WithCaller(t.Context(), caller))
 		defer cancel()
-		if throttle.CallerFrom(inner) != caller {
-			t.Error("the caller is gone")
-		}
+		Equal(t, throttle.CallerFrom(inner), caller, "the caller is gone")
 		want := func(what string, retryIn time.Duration, policy string, ok bool) {
 			t.Helper()
 			if r, p, o := caller.Refusal(); r != retryIn || p != policy || o != ok {

@@ -2,13 +2,10 @@ package limitertest
 
 import (
 	"encoding/json"
-	"maps"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 )
@@ -25,21 +22,20 @@ func three() throttle.Policy {
 // A cancelled reservation is remembered as long as its units would have counted, and by real
 // time at least as long as an idempotency key.
 func TestCancelledIsRememberedAsLongAsItCounts(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		for period, want := range map[time.Duration]time.Duration{s: m, 24 * h: 24 * h} {
-			w := throttle.Window{Name: "w", Limit: 10, Period: period}
-			l := New(t, client, Policy(w))
-			r := Acme(1)
-			r.IdempotencyKey = period.String()
-			begun := time.Now()
-			made := Reserve(t, l, r).Reservation
-			Cancel(t, l, made)
-			ttl, err := client.PTTL(t.Context(), "sluice:{p}:n:"+made.ID).Result()
-			if err != nil || ttl > want+ms || ttl < want-time.Since(begun)-ms { // it is in milliseconds
-				t.Errorf("period %v: kept for %v (%v), want %v", period, ttl, err, want)
-			}
+	client := Redis(t)
+	for period, want := range map[time.Duration]time.Duration{s: m, 24 * h: 24 * h} {
+		w := throttle.Window{Name: "w", Limit: 10, Period: period}
+		l := New(t, client, Policy(w))
+		r := Acme(1)
+		r.IdempotencyKey = period.String()
+		begun := time.Now()
+		made := Reserve(t, l, r).Reservation
+		Cancel(t, l, made)
+		ttl, err := client.PTTL(t.Context(), "sluice:{p}:n:"+made.ID).Result()
+		if err != nil || ttl > want+ms || ttl < want-time.Since(begun)-ms { // it is in milliseconds
+			t.Errorf("period %v: kept for %v (%v), want %v", period, ttl, err, want)
 		}
-	})
+	}
 }
 
 // Units that only a correction has charged are given back once, too, by whichever reservation.
@@ -54,92 +50,78 @@ func TestCancelOfWhatACorrectionAddedIsRemembered(t *testing.T) {
 		Cancel(t, l, first)
 		time.Sleep(2 * time.Minute)
 		Cancel(t, l, settled)
-		if used := Used(Peek(t, l, Acme(1))); used[1] != 40 {
-			t.Errorf("%d tokens are counted, want 40", used[1])
-		}
+		Equal(t, Used(Peek(t, l, Acme(1)))[1], 40)
 	})
 }
 
 // The server that granted is gone, its state too, and the clock of the next one is behind.
 func TestCancelOfWhatIsLostGivesNothingBack(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l, c := NewHanded(t, client, three())
-		c.Set(5 * s)
-		lost := Reserve(t, l, Acme(1)).Reservation
-		client.FlushDB(t.Context())
-		c.Set(0)
-		Reserve(t, l, Acme(8))
-		if d := Cancel(t, l, lost); !slices.Equal(Used(d), []int64{8, 8, 8}) {
-			t.Errorf("used %v", Used(d))
-		}
-	})
+	client := Redis(t)
+	l, c := NewHanded(t, client, three())
+	c.Set(5 * s)
+	lost := Reserve(t, l, Acme(1)).Reservation
+	client.FlushDB(t.Context())
+	c.Set(0)
+	Reserve(t, l, Acme(8))
+	Equal(t, Used(Cancel(t, l, lost)), []int64{8, 8, 8})
 }
 
 // Reservations are plain data: another process cancels them.
 func TestReservationsTravel(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l, _ := NewHanded(t, client, three())
-		text, err := json.Marshal(Reserve(t, l, Acme(4)).Reservation)
-		Must(t, err)
-		var r throttle.Reservation
-		Must(t, json.Unmarshal(text, &r))
-		other, _ := NewHanded(t, client, three())
-		if d := Cancel(t, other, r); !slices.Equal(Used(d), []int64{0, 0, 0}) {
-			t.Errorf("used %v", Used(d))
-		}
-	})
+	client := Redis(t)
+	l, _ := NewHanded(t, client, three())
+	text, err := json.Marshal(Reserve(t, l, Acme(4)).Reservation)
+	Must(t, err)
+	var r throttle.Reservation
+	Must(t, json.Unmarshal(text, &r))
+	other, _ := NewHanded(t, client, three())
+	Equal(t, Used(Cancel(t, other, r)), []int64{0, 0, 0})
 }
 
 func TestCancelOfNothing(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l, _ := NewHanded(t, client, three())
-		Reserve(t, l, Acme(5))
-		before := Dump(t, client)
-		Cancel(t, l, Made(Acme(5), "")) // of a reservation that failed open
-		if after := Dump(t, client); !maps.Equal(before, after) {
-			t.Errorf("Redis was changed:\n%q\n%q", before, after)
-		}
-		if d := Cancel(t, l, Made(Acme(1), "0123456789abcdef")); !slices.Equal(Used(d), []int64{5, 5, 5}) {
-			t.Errorf("granted never, and given back: used %v", Used(d))
-		}
-	})
+	client := Redis(t)
+	l, _ := NewHanded(t, client, three())
+	Reserve(t, l, Acme(5))
+	before := Dump(t, client)
+	Cancel(t, l, Made(Acme(5), "")) // of a reservation that failed open
+	Equal(t, Dump(t, client), before)
+	Equal(t, Used(Cancel(t, l, Made(Acme(1), "0123456789abcdef"))), []int64{5, 5, 5})
 }
 
 // A grant that was merged counts as long as its entry: a cancel gives it back after a period too. One
 // whose own entry has gone gives back nothing. A second cancel, when nothing is remembered any more,
 // says that it cancelled nothing.
 func TestCancelOfMergedGrantsThatAreOlderThanAPeriod(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		const period = 7680 * ms // a tick is 80 ms
-		l, c := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 2000, Period: period}))
-		var alone, merged throttle.Reservation
-		for i := range 96 {
-			c.Set(time.Duration(i) * ms)
-			alone = Reserve(t, l, Acme(3)).Reservation
+	client := Redis(t)
+	const period = 7680 * ms // a tick is 80 ms
+	l, c := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 2000, Period: period}))
+	var alone, merged throttle.Reservation
+	for i := range 96 {
+		c.Set(time.Duration(i) * ms)
+		alone = Reserve(t, l, Acme(3)).Reservation
+	}
+	for _, at := range []time.Duration{100 * ms, 130 * ms, 170 * ms, 250 * ms} {
+		c.Set(at)
+		r := Reserve(t, l, Acme(50)).Reservation
+		if at == 130*ms {
+			merged = r // kept at 170 ms, as is that of 100 ms
 		}
-		for _, at := range []time.Duration{100 * ms, 130 * ms, 170 * ms, 250 * ms} {
-			c.Set(at)
-			r := Reserve(t, l, Acme(50)).Reservation
-			if at == 130*ms {
-				merged = r // kept at 170 ms, as is that of 100 ms
-			}
+	}
+	c.Set(period + 140*ms)
+	if used := Used(Peek(t, l, Acme(1))); used[0] != 200 {
+		t.Fatalf("%d are counted, want 200", used[0])
+	}
+	for _, row := range []struct {
+		r         throttle.Reservation
+		cancelled bool
+		used      int64
+	}{{alone, false, 200}, {merged, true, 150}, {merged, false, 150}} {
+		if d := Cancel(t, l, row.r); d.Granted != row.cancelled || d.Windows[0].Used != row.used {
+			t.Errorf("cancelled %v, %d are counted, want %v and %d", d.Granted, d.Windows[0].Used, row.cancelled, row.used)
 		}
-		c.Set(period + 140*ms)
-		if used := Used(Peek(t, l, Acme(1))); used[0] != 200 {
-			t.Fatalf("%d are counted, want 200", used[0])
-		}
-		for _, row := range []struct {
-			r         throttle.Reservation
-			cancelled bool
-			used      int64
-		}{{alone, false, 200}, {merged, true, 150}, {merged, false, 150}} {
-			if d := Cancel(t, l, row.r); d.Granted != row.cancelled || d.Windows[0].Used != row.used {
-				t.Errorf("cancelled %v, %d are counted, want %v and %d", d.Granted, d.Windows[0].Used, row.cancelled, row.used)
-			}
-		}
-		c.Set(period + 2*m)
-		if d := Cancel(t, l, merged); d.Granted {
-			t.Error("cancelled again, a minute later")
-		}
-	})
+	}
+	c.Set(period + 2*m)
+	if d := Cancel(t, l, merged); d.Granted {
+		t.Error("cancelled again, a minute later")
+	}
 }

@@ -65,18 +65,14 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 			if taken, err := l.Line(name).Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); !errors.Is(err, throttle.ErrUnavailable) {
 				t.Errorf("%s waits, %s: took %v, %v", name, stage, taken.Tickets, err)
 			}
-			if now := keysOf(t, client); now != before {
-				t.Errorf("%s waits, %s: there are %d keys, %d before", name, stage, now, before)
-			}
+			Equal(t, keysOf(t, client), before, name, stage)
 		}
 		refused("no key has moved")
 		if n, err := m.Move(ctx, 1); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
 		refused("one key has moved")
-		if _, err := m.Move(ctx, 100); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, Err(m.Move(ctx, 100)))
 		refused("all keys have moved")
 		Must(t, m.Finish(ctx))
 		if d := Peek(t, l, request("acme", 1)); d.Windows[0].Used != 2 || d.Windows[1].Used != 2 || d.Granted == waiting {

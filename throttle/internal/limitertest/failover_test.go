@@ -2,7 +2,6 @@ package limitertest
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,53 +13,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
-
-// A replica becomes the primary while the old one goes on, as when a network is cut in two. Both
-// know what was granted before. So together they exceed a limit by what was not, and never by more
-// than the limit. An old primary that writes only with a replica grants nothing any more.
-func TestWhatTwoPrimariesExceed(t *testing.T) {
-	t.Parallel()
-	const limit = 5
-	type row struct{ before, want int } // granted before, and in all
-	for _, c := range []struct {
-		args []string
-		rows []row
-	}{
-		{nil, []row{{0, 2 * limit}, {3, 2*limit - 3}, {limit, limit}}},
-		{[]string{"--min-replicas-to-write", "1"}, []row{{3, limit}}},
-	} {
-		t.Run(fmt.Sprint(c.args), func(t *testing.T) {
-			t.Parallel()
-			old, promoted := twoServers(t, c.args...)
-			granted := make([]int, len(c.rows))
-			drain := func(client *redis.Client, i, most int) {
-				t.Helper()
-				name := fmt.Sprint("p", i)
-				l := New(t, client, throttle.Policy{Name: name, Windows: []throttle.Window{{Name: "w", Limit: limit, Period: h}}})
-				for range most {
-					d, err := l.Reserve(t.Context(), throttle.Request{Policy: name, Tenant: "acme"})
-					if err != nil && !errors.Is(err, throttle.ErrUnavailable) {
-						t.Fatal(err)
-					}
-					if d.Granted {
-						granted[i]++
-					}
-				}
-			}
-			for i, r := range c.rows {
-				drain(old, i, r.before)
-			}
-			promote(t, old, promoted)
-			for i, r := range c.rows {
-				drain(old, i, 2*limit)
-				drain(promoted, i, 2*limit)
-				if granted[i] != r.want {
-					t.Errorf("%d before: granted %d of %d, want %d", r.before, granted[i], limit, r.want)
-				}
-			}
-		})
-	}
-}
 
 // A network is cut in two, and no connection breaks: on one side are the old primary and a client
 // that still reaches it, on the other the replica and all others. The replica becomes a primary, and
@@ -136,24 +88,6 @@ func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 			}
 		})
 	}
-}
-
-// twoServers starts a primary and a replica that follows it.
-func twoServers(t *testing.T, args ...string) (primary, replica *redis.Client) {
-	t.Helper()
-	primary = throttletest.Client(t, throttletest.Redis(t, append(args, "--repl-diskless-sync-delay", "0")...))
-	replica = throttletest.Client(t, throttletest.Redis(t, "--replicaof", strings.Replace(primary.Options().Addr, ":", " ", 1)))
-	untilReplication(t, replica, "master_link_status:up")
-	untilReplication(t, primary, "state=online")
-	return primary, replica
-}
-
-// promote makes the replica a primary that knows all until now, beside the old one.
-func promote(t *testing.T, primary, replica *redis.Client) {
-	t.Helper()
-	Must(t, primary.Wait(t.Context(), 1, 10*time.Second).Err())
-	Must(t, replica.Do(t.Context(), "replicaof", "no", "one").Err())
-	untilReplication(t, primary, "connected_slaves:0")
 }
 
 // untilReplication waits until INFO replication contains the text.

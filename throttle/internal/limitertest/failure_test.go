@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"io"
-	"maps"
 	"net"
 	"strings"
 	"testing"
@@ -159,9 +158,7 @@ func TestRedisThatCannotServe(t *testing.T) {
 				t.Errorf("%s: Peek: %v", state.name, err)
 			}
 			do(state.off...)
-			if after := Dump(t, client); !maps.Equal(before, after) {
-				t.Errorf("%s: Redis was changed:\n%q\n%q", state.name, before, after)
-			}
+			Equal(t, Dump(t, client), before, state.name)
 		}
 		do("CONFIG", "SET", "maxmemory", "0")
 		Reserve(t, l, Acme(1))
@@ -273,9 +270,7 @@ func TestContextThatEnds(t *testing.T) {
 					t.Errorf("%s: granted %v, %v", name, d.Granted, err)
 				}
 			}
-			if keys := Dump(t, client); len(keys) != 0 {
-				t.Errorf("keys %q", keys)
-			}
+			Equal(t, len(Dump(t, client)), 0)
 		})
 	})
 	t.Run("deadline while Redis hangs", func(t *testing.T) {

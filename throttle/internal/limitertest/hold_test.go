@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 )
@@ -98,22 +97,17 @@ func TestACancelledHoldIsNotLost(t *testing.T) {
 }
 
 func TestAHoldGoesOnFromWhatWasSettled(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l := New(t, client, Policy(throttle.Window{Name: "w", Limit: 10, Period: h}))
-		ctx, hold := Reserve(t, l, Acme(8)).Reservation.Hold(t.Context())
-		if ctx != t.Context() {
-			t.Error("it holds nothing by a lease, and its context is another")
+	client := Redis(t)
+	l := New(t, client, Policy(throttle.Window{Name: "w", Limit: 10, Period: h}))
+	ctx, hold := Reserve(t, l, Acme(8)).Reservation.Hold(t.Context())
+	Equal(t, ctx, t.Context(), "it holds nothing by a lease, and its context is another")
+	for _, actual := range []int64{5, 3} {
+		if err := hold.Settle(t.Context(), map[string]int64{throttle.Requests: actual}); err != nil || usedNow(t, l) != actual {
+			t.Errorf("settled to %d: %d used, %v", actual, usedNow(t, l), err)
 		}
-		for _, actual := range []int64{5, 3} {
-			if err := hold.Settle(t.Context(), map[string]int64{throttle.Requests: actual}); err != nil || usedNow(t, l) != actual {
-				t.Errorf("settled to %d: %d used, %v", actual, usedNow(t, l), err)
-			}
-		}
-		if got := hold.Reservation().Cost[throttle.Requests]; got != 3 {
-			t.Errorf("costs %d", got)
-		}
-		if err := hold.Cancel(t.Context()); err != nil || usedNow(t, l) != 0 {
-			t.Errorf("cancelled: %d used, %v", usedNow(t, l), err)
-		}
-	})
+	}
+	Equal(t, hold.Reservation().Cost[throttle.Requests], 3)
+	if err := hold.Cancel(t.Context()); err != nil || usedNow(t, l) != 0 {
+		t.Errorf("cancelled: %d used, %v", usedNow(t, l), err)
+	}
 }

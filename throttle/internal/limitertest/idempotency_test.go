@@ -17,41 +17,34 @@ import (
 
 // A key is its tenant's own: one tenant's call is never taken for another's, nor given back by it.
 func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l, _ := NewHanded(t, client, Policy(SharedWindow(10, 10*s)))
-		of := func(tenant, key string) throttle.Reservation {
-			t.Helper()
-			r := Acme(1)
-			r.Tenant, r.IdempotencyKey = tenant, key
-			d := Reserve(t, l, r)
-			if !d.Granted {
-				t.Fatalf("%q, %q: denied", tenant, key)
-			}
-			return d.Reservation
+	client := Redis(t)
+	l, _ := NewHanded(t, client, Policy(SharedWindow(10, 10*s)))
+	of := func(tenant, key string) throttle.Reservation {
+		t.Helper()
+		r := Acme(1)
+		r.Tenant, r.IdempotencyKey = tenant, key
+		d := Reserve(t, l, r)
+		if !d.Granted {
+			t.Fatalf("%q, %q: denied", tenant, key)
 		}
-		ids := map[string]bool{}
-		var all []throttle.Reservation
-		for _, pair := range [][2]string{{"acme", "n"}, {"beta", "n"}, {"acme:n", "n"}, {"acme", "n:n"}, {"", "acme:n"}} {
-			r := of(pair[0], pair[1])
-			ids[r.ID], all = true, append(all, r)
-		}
-		wantUsed := func(want int64) {
-			t.Helper()
-			if used := Peek(t, l, Acme(1)).Windows[0].Used; used != want {
-				t.Errorf("%d are counted, want %d", used, want)
-			}
-		}
-		wantUsed(5)
-		if len(ids) != 5 {
-			t.Errorf("the reservations are %v", ids)
-		}
-		Cancel(t, l, all[1])
-		wantUsed(4)
-		if again := of("acme", "n"); again.ID != all[0].ID {
-			t.Errorf("repeated: %s, want %s", again.ID, all[0].ID)
-		}
-		wantUsed(4)
-	})
+		return d.Reservation
+	}
+	ids := map[string]bool{}
+	var all []throttle.Reservation
+	for _, pair := range [][2]string{{"acme", "n"}, {"beta", "n"}, {"acme:n", "n"}, {"acme", "n:n"}, {"", "acme:n"}} {
+		r := of(pair[0], pair[1])
+		ids[r.ID], all = true, append(all, r)
+	}
+	wantUsed := func(want int64) {
+		t.Helper()
+		WantUsed(t, l, Acme(1), want)
+	}
+	wantUsed(5)
+	Equal(t, len(ids), 5, ids)
+	Cancel(t, l, all[1])
+	wantUsed(4)
+	Equal(t, of("acme", "n").ID, all[0].ID)
+	wantUsed(4)
 }
 
 // A repeat of another cost, or counted elsewhere, is another request: it gets neither the grant of
@@ -95,9 +88,7 @@ func TestAKeyStandsForOneRequest(t *testing.T) {
 				} {
 					wantOtherRequest(t, name, l, r)
 				}
-				if after := Dump(t, client); !maps.Equal(before, after) {
-					t.Errorf("Redis was changed:\n%q\n%q", before, after)
-				}
+				Equal(t, Dump(t, client), before)
 				same := other(func(r *throttle.Request) {
 					r.Attributes["trace"], r.Cost["requests"], r.MaxHold, r.Class = "x", 1, m, throttle.ClassBatch
 				})
@@ -116,9 +107,7 @@ func TestAKeyStandsForOneRequest(t *testing.T) {
 					t.Errorf("with another key, %v are used", Used(d))
 				}
 				Cancel(t, l, made)
-				if d := Reserve(t, l, other(func(r *throttle.Request) { r.Cost["tokens"] = 7 })); !slices.Equal(Used(d), []int64{2, 12}) {
-					t.Errorf("after Cancel, %v are used", Used(d))
-				}
+				Equal(t, Used(Reserve(t, l, other(func(r *throttle.Request) { r.Cost["tokens"] = 7 }))), []int64{2, 12})
 			})
 		})
 	}
@@ -143,79 +132,68 @@ func wantOtherRequest(t *testing.T, name string, l *throttle.Limiter, r throttle
 
 // In one call to Redis too, and also if that is repeated. Tickets of a line go by the same rule.
 func TestAKeyStandsForOneRequestOfABatch(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		repeating := redis.NewClient(client.Options())
-		defer repeating.Close()
-		repeating.AddHook(repeatAt(0, 1*s, 2*s))
-		p := Policy(SharedWindow(100, 10*s))
-		hooked := NewEdited(t, repeating, NewClock(), []func(string) string{WithoutExpiry}, p)
-		first, other, plain := Acme(2), Acme(3), Acme(4)
-		first.IdempotencyKey, other.IdempotencyKey = "n", "n"
-		decisions, errs := hooked.TryTogether(t, Call{Request: first}, Call{Request: other}, Call{Request: plain}, Call{Request: first})
-		if !errors.As(errs[1], new(*throttle.RequestError)) || errors.Join(errs[0], errs[2], errs[3]) != nil {
-			t.Errorf("%v", errs)
-		}
-		for i, want := range []bool{true, false, true, true} {
-			if decisions[i].Granted != want {
-				t.Errorf("call %d: granted %v", i, decisions[i].Granted)
-			}
-		}
-		if used := Peek(t, hooked.Limiter, Acme(1)).Windows[0].Used; used != 6 {
-			t.Errorf("%d are counted, want 6", used)
-		}
-		first.Ticket, other.Ticket = throttle.Ticket{Queue: "q", ID: "1"}, throttle.Ticket{Queue: "q", ID: "2"}
-		tickets, err := hooked.Line("p").Reserve(t.Context(), []throttle.Request{other, first})
-		if err != nil || tickets[0].Decision.Granted || tickets[0].Decision.Queued || !tickets[1].Decision.Granted {
-			t.Errorf("%+v, %v", tickets, err)
-		}
-	})
+	client := Redis(t)
+	repeating := redis.NewClient(client.Options())
+	defer repeating.Close()
+	repeating.AddHook(repeatAt(0, 1*s, 2*s))
+	p := Policy(SharedWindow(100, 10*s))
+	hooked := NewEdited(t, repeating, NewClock(), []func(string) string{WithoutExpiry}, p)
+	first, other, plain := Acme(2), Acme(3), Acme(4)
+	first.IdempotencyKey, other.IdempotencyKey = "n", "n"
+	decisions, errs := hooked.TryTogether(t, Call{Request: first}, Call{Request: other}, Call{Request: plain}, Call{Request: first})
+	if !errors.As(errs[1], new(*throttle.RequestError)) || errors.Join(errs[0], errs[2], errs[3]) != nil {
+		t.Errorf("%v", errs)
+	}
+	for i, want := range []bool{true, false, true, true} {
+		Equal(t, decisions[i].Granted, want, i)
+	}
+	WantUsed(t, hooked.Limiter, Acme(1), 6)
+	first.Ticket, other.Ticket = throttle.Ticket{Queue: "q", ID: "1"}, throttle.Ticket{Queue: "q", ID: "2"}
+	tickets, err := hooked.Line("p").Reserve(t.Context(), []throttle.Request{other, first})
+	if err != nil || tickets[0].Decision.Granted || tickets[0].Decision.Queued || !tickets[1].Decision.Granted {
+		t.Errorf("%+v, %v", tickets, err)
+	}
 }
 
 func TestDeniedKeyMayBeReservedLater(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l, c := NewHanded(t, client, three())
-		Reserve(t, l, Acme(10))
-		r := Acme(1)
-		r.IdempotencyKey = "n"
-		if d := Reserve(t, l, r); d.Granted {
-			t.Fatal("granted")
-		}
-		c.Set(10 * s)
-		if d := Reserve(t, l, r); !d.Granted || !slices.Equal(Used(d), []int64{1, 1, 1}) {
-			t.Errorf("granted %v, used %v", d.Granted, Used(d))
-		}
-	})
+	client := Redis(t)
+	l, c := NewHanded(t, client, three())
+	Reserve(t, l, Acme(10))
+	r := Acme(1)
+	r.IdempotencyKey = "n"
+	if d := Reserve(t, l, r); d.Granted {
+		t.Fatal("granted")
+	}
+	c.Set(10 * s)
+	if d := Reserve(t, l, r); !d.Granted || !slices.Equal(Used(d), []int64{1, 1, 1}) {
+		t.Errorf("granted %v, used %v", d.Granted, Used(d))
+	}
 }
 
 // go-redis repeats a call whose connection broke.
 func TestLostReplyIsChargedOnce(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		p := NewProxy(t, client.Options().Addr)
-		l := New(t, throttletest.Client(t, p.Addr), Policy(throttle.Window{Name: "w", Limit: 10, Period: 24 * h}))
-		Peek(t, l, Acme(1)) // loads the script
+	client := Redis(t)
+	p := NewProxy(t, client.Options().Addr)
+	l := New(t, throttletest.Client(t, p.Addr), Policy(throttle.Window{Name: "w", Limit: 10, Period: 24 * h}))
+	Peek(t, l, Acme(1)) // loads the script
 
-		p.Lose.Store(2)
-		d := Reserve(t, l, Acme(3))
-		if p.Lost.Load() != 2 {
-			t.Fatalf("%d replies lost, want 2", p.Lost.Load())
-		}
-		if !d.Granted || d.Windows[0].Used != 3 {
-			t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
-		}
-		other := Reserve(t, l, Acme(2))
-		again := other.Reservation
-		if other.Windows[0].Used != 5 {
-			t.Errorf("used %d, want 5", other.Windows[0].Used)
-		}
+	p.Lose.Store(2)
+	d := Reserve(t, l, Acme(3))
+	if p.Lost.Load() != 2 {
+		t.Fatalf("%d replies lost, want 2", p.Lost.Load())
+	}
+	if !d.Granted || d.Windows[0].Used != 3 {
+		t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
+	}
+	other := Reserve(t, l, Acme(2))
+	again := other.Reservation
+	Equal(t, other.Windows[0].Used, 5)
 
-		p.Lose.Store(2)
-		if d := Cancel(t, l, again); p.Lost.Load() != 4 || d.Windows[0].Used != 3 {
-			t.Errorf("%d replies lost, used %d", p.Lost.Load(), d.Windows[0].Used)
-		}
-		if d := Cancel(t, l, d.Reservation); d.Windows[0].Used != 0 {
-			t.Errorf("used %d", d.Windows[0].Used)
-		}
-	})
+	p.Lose.Store(2)
+	if d := Cancel(t, l, again); p.Lost.Load() != 4 || d.Windows[0].Used != 3 {
+		t.Errorf("%d replies lost, used %d", p.Lost.Load(), d.Windows[0].Used)
+	}
+	Equal(t, Cancel(t, l, d.Reservation).Windows[0].Used, 0)
 }
 
 // repeatAt sends every script call at each of the times: all replies but the last are lost.
@@ -238,53 +216,43 @@ func repeatAt(times ...time.Duration) hooktest.Hook {
 // fit by then. Repeated once more, it is not charged again.
 func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
 	p := Policy(throttle.Window{Name: "w", Limit: 2, Period: 10 * s})
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l, c := NewHanded(t, client, p)
-		Reserve(t, l, Acme(1))
-		repeating := redis.NewClient(client.Options())
-		defer repeating.Close()
-		repeating.AddHook(repeatAt(1*s, 10*s+500*ms, 10*s+600*ms))
-		other := NewEdited(t, repeating, NewClock(), []func(string) string{WithoutExpiry}, p)
-		decisions := other.Together(t, Call{Request: Acme(1)}, Call{Request: Acme(1)})
-		if !decisions[0].Granted || !decisions[0].At.Equal(At(1*s)) || !decisions[1].Granted || !decisions[1].At.Equal(At(10*s+500*ms)) {
-			t.Fatalf("%+v", decisions)
-		}
-		c.Set(10*s + 700*ms)
-		if d := Peek(t, l, Acme(1)); d.Windows[0].Used != 2 {
-			t.Errorf("%d are counted, want 2", d.Windows[0].Used)
-		}
-		Cancel(t, l, decisions[1].Reservation)
-		if d := Peek(t, l, Acme(1)); d.Windows[0].Used != 1 {
-			t.Errorf("%d are counted, want 1", d.Windows[0].Used)
-		}
-	})
+	client := Redis(t)
+	l, c := NewHanded(t, client, p)
+	Reserve(t, l, Acme(1))
+	repeating := redis.NewClient(client.Options())
+	defer repeating.Close()
+	repeating.AddHook(repeatAt(1*s, 10*s+500*ms, 10*s+600*ms))
+	other := NewEdited(t, repeating, NewClock(), []func(string) string{WithoutExpiry}, p)
+	decisions := other.Together(t, Call{Request: Acme(1)}, Call{Request: Acme(1)})
+	if !decisions[0].Granted || !decisions[0].At.Equal(At(1*s)) || !decisions[1].Granted || !decisions[1].At.Equal(At(10*s+500*ms)) {
+		t.Fatalf("%+v", decisions)
+	}
+	c.Set(10*s + 700*ms)
+	WantUsed(t, l, Acme(1), 2)
+	Cancel(t, l, decisions[1].Reservation)
+	WantUsed(t, l, Acme(1), 1)
 }
 
 // A call whose reply is lost for good may have been granted: its caller gets an error, and the next
 // call of the process gives back what it took. One that never arrived takes nothing, also if a copy
 // of it arrives late.
 func TestWhatAnErrorHidesIsGivenBack(t *testing.T) {
-	OnRedis(t, func(t *testing.T, direct *redis.Client) {
-		proxy := NewProxy(t, direct.Options().Addr)
-		client := redis.NewClient(&redis.Options{Addr: proxy.Addr, MaxRetries: -1})
-		defer client.Close()
-		p := Policy(
-			throttle.Window{Name: "w", Limit: 100, Period: h},
-			throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 10},
-		)
-		l := New(t, client, p)
-		Reserve(t, l, Acme(1)) // the script is known by now
-		for range 3 {
-			proxy.Lose.Store(1)
-			if d, err := l.Reserve(t.Context(), Acme(2)); !errors.Is(err, throttle.ErrUnavailable) {
-				t.Fatalf("granted %v, %v", d.Granted, err)
-			}
+	direct := Redis(t)
+	proxy := NewProxy(t, direct.Options().Addr)
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr, MaxRetries: -1})
+	defer client.Close()
+	p := Policy(
+		throttle.Window{Name: "w", Limit: 100, Period: h},
+		throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 10},
+	)
+	l := New(t, client, p)
+	Reserve(t, l, Acme(1)) // the script is known by now
+	for range 3 {
+		proxy.Lose.Store(1)
+		if d, err := l.Reserve(t.Context(), Acme(2)); !errors.Is(err, throttle.ErrUnavailable) {
+			t.Fatalf("granted %v, %v", d.Granted, err)
 		}
-		if d := Reserve(t, New(t, direct, p), Acme(1)); d.Windows[0].Used != 4 {
-			t.Errorf("%d are counted, want 4: the last of the three is not given back yet", d.Windows[0].Used)
-		}
-		if d := Reserve(t, l, Acme(1)); !slices.Equal(Used(d), []int64{3, 3}) {
-			t.Errorf("used %v, want what the three calls got that were answered", Used(d))
-		}
-	})
+	}
+	Equal(t, Reserve(t, New(t, direct, p), Acme(1)).Windows[0].Used, 4)
+	Equal(t, Used(Reserve(t, l, Acme(1))), []int64{3, 3})
 }

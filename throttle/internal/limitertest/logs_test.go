@@ -32,8 +32,6 @@ func TestReplacedPoliciesAreLogged(t *testing.T) {
 		{[]throttle.Policy{named("bad name", 1)}, ""},
 	} {
 		_ = l.SetPolicies(row.policies)
-		if got := strings.Join(log.Lines(), "\n"); got != row.want {
-			t.Errorf("logged %q, want %q", got, row.want)
-		}
+		Equal(t, strings.Join(log.Lines(), "\n"), row.want)
 	}
 }

@@ -28,8 +28,6 @@ func TestTheMostAboveALimitIsFound(t *testing.T) {
 		{gcra, []Grant{{0, 3}, {2, 1}, {4, 1}}, 0},
 		{gcra, []Grant{{0, 3}, {2, 1}, {3, 1}}, 1},
 	} {
-		if got := MostOver(tc.w, tc.log); got != tc.want {
-			t.Errorf("case %d: %d over, want %d", i, got, tc.want)
-		}
+		Equal(t, MostOver(tc.w, tc.log), tc.want, i)
 	}
 }

@@ -42,9 +42,7 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 		if _, err := staging.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 1}, Max: 1}); err != nil {
 			t.Fatal(err)
 		}
-		if lines := staging.Lines(); len(lines) != 1 {
-			t.Errorf("lines to take from: %q", lines)
-		}
+		Equal(t, len(staging.Lines()), 1)
 		counts := map[string]int{}
 		keys, err := client.Keys(t.Context(), "*").Result()
 		Must(t, err)

@@ -44,27 +44,26 @@ func TestWhatIsUnderWayIsNoPartOfWhatIsLeft(t *testing.T) {
 
 // A lease that has run out is renewed while nobody waits for the slot, and then no more.
 func TestALeaseThatRanOutGoesToWhoeverWaits(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l, c := NewHanded(t, client, Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: 30 * s}))
-		holder := Reserve(t, l, Acme(1)).Reservation
-		renewed := func(want bool) {
-			t.Helper()
-			if held, err := holder.Renew(t.Context()); held != want || err != nil {
-				t.Errorf("renewed %v, %v", held, err)
-			}
+	client := Redis(t)
+	l, c := NewHanded(t, client, Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: 30 * s}))
+	holder := Reserve(t, l, Acme(1)).Reservation
+	renewed := func(want bool) {
+		t.Helper()
+		if held, err := holder.Renew(t.Context()); held != want || err != nil {
+			t.Errorf("renewed %v, %v", held, err)
 		}
-		c.Set(31 * s)
-		renewed(true)
-		r := Acme(1)
-		r.Ticket = Ticket("waits")
-		Join(t, l, r)
-		c.Set(40 * s)
-		renewed(true)
-		c.Set(71 * s)
-		renewed(false)
-		taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{r.Ticket.Queue: 1}, Max: 1})
-		if err != nil || len(taken.Tickets) != 1 {
-			t.Errorf("took %+v, %v", taken.Tickets, err)
-		}
-	})
+	}
+	c.Set(31 * s)
+	renewed(true)
+	r := Acme(1)
+	r.Ticket = Ticket("waits")
+	Join(t, l, r)
+	c.Set(40 * s)
+	renewed(true)
+	c.Set(71 * s)
+	renewed(false)
+	taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{r.Ticket.Queue: 1}, Max: 1})
+	if err != nil || len(taken.Tickets) != 1 {
+		t.Errorf("took %+v, %v", taken.Tickets, err)
+	}
 }

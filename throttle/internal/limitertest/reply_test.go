@@ -120,9 +120,7 @@ func FuzzReply(f *testing.F) {
 	)
 	p.Tenants = map[string]throttle.Tenant{"exempt": {Exempt: true}}
 	l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}})
-	if err != nil {
-		f.Fatal(err)
-	}
+	Must(f, err)
 	r := Acme(1)
 	r.Ticket = Ticket("a")
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -40,17 +39,13 @@ func TestADetachedReservationSaysSo(t *testing.T) {
 				t.Errorf("%s of a %s reservation: %v", method, name, err)
 			}
 		}
-		if r.Lease() != 0 {
-			t.Errorf("a %s reservation has a lease", name)
-		}
+		Equal(t, r.Lease(), 0, name)
 		ctx, hold := r.Hold(t.Context())
 		if err := hold.Release(t.Context()); err != nil || ctx != t.Context() {
 			t.Errorf("a %s reservation is held: %v", name, err)
 		}
 	}
-	if l.Attach(decoded).Lease() != 30*time.Second {
-		t.Error("attached, it has no lease")
-	}
+	Equal(t, l.Attach(decoded).Lease(), 30*time.Second, "attached, it has no lease")
 }
 
 // A reservation that was not decoded as it was made has nothing to give back.
@@ -67,27 +62,26 @@ func TestAReservationWithoutAnIDIsRefused(t *testing.T) {
 }
 
 func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l := New(t, client, Policy(Slots(1)))
-		r := Made(Acme(1), "0123456789abcdef")
-		r.Policy = "never"
-		for method, err := range methods(t.Context(), l.Attach(r)) {
-			if !errors.Is(err, throttle.ErrUnknownPolicy) {
-				t.Errorf("%s: %v", method, err)
-			}
+	client := Redis(t)
+	l := New(t, client, Policy(Slots(1)))
+	r := Made(Acme(1), "0123456789abcdef")
+	r.Policy = "never"
+	for method, err := range methods(t.Context(), l.Attach(r)) {
+		if !errors.Is(err, throttle.ErrUnknownPolicy) {
+			t.Errorf("%s: %v", method, err)
 		}
-		// One that was removed is still known.
-		held := Reserve(t, l, Acme(1)).Reservation
-		Must(t, l.SetPolicies(nil))
-		for method, err := range methods(t.Context(), held) {
-			if err != nil {
-				t.Errorf("%s by a policy that was removed: %v", method, err)
-			}
+	}
+	// One that was removed is still known.
+	held := Reserve(t, l, Acme(1)).Reservation
+	Must(t, l.SetPolicies(nil))
+	for method, err := range methods(t.Context(), held) {
+		if err != nil {
+			t.Errorf("%s by a policy that was removed: %v", method, err)
 		}
-		if held, err := held.Renew(t.Context()); held || err != nil {
-			t.Errorf("released, and held %v, %v", held, err)
-		}
-	})
+	}
+	if held, err := held.Renew(t.Context()); held || err != nil {
+		t.Errorf("released, and held %v, %v", held, err)
+	}
 }
 
 func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
@@ -111,61 +105,55 @@ func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
 
 // A lookup of tenants that fails while work goes on takes neither its lease nor what it corrects.
 func TestWhatIsHeldOutlastsTheLookupOfItsTenant(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		var away atomic.Bool
-		l, err := throttle.New(throttle.Config{
-			Client: client, Policies: []throttle.Policy{Policy(Slots(1), throttle.Window{Name: "w", Limit: 9, Period: h})},
-			Tenants: func(context.Context, string, string) (throttle.Tenant, bool, error) {
-				if away.Load() {
-					return throttle.Tenant{}, false, errors.New("the database is away")
-				}
-				return throttle.Tenant{}, false, nil
-			},
-		})
-		Must(t, err)
-		r := Reserve(t, l, Acme(1)).Reservation
-		away.Store(true)
-		if held, err := r.Renew(t.Context()); !held || err != nil {
-			t.Errorf("held %v, %v", held, err)
-		}
-		if _, err := r.Settle(t.Context(), map[string]int64{throttle.Requests: 3}); err != nil {
-			t.Error(err)
-		}
-		if err := r.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
-		away.Store(false)
-		if used := Used(Peek(t, l, Acme(1))); !slices.Equal(used, []int64{0, 3}) {
-			t.Errorf("used %v", used)
-		}
-		away.Store(true)
-		for method, err := range methods(t.Context(), r) {
-			if err != nil {
-				t.Errorf("%s: %v", method, err)
+	client := Redis(t)
+	var away atomic.Bool
+	l, err := throttle.New(throttle.Config{
+		Client: client, Policies: []throttle.Policy{Policy(Slots(1), throttle.Window{Name: "w", Limit: 9, Period: h})},
+		Tenants: func(context.Context, string, string) (throttle.Tenant, bool, error) {
+			if away.Load() {
+				return throttle.Tenant{}, false, errors.New("the database is away")
 			}
-		}
+			return throttle.Tenant{}, false, nil
+		},
 	})
+	Must(t, err)
+	r := Reserve(t, l, Acme(1)).Reservation
+	away.Store(true)
+	if held, err := r.Renew(t.Context()); !held || err != nil {
+		t.Errorf("held %v, %v", held, err)
+	}
+	if _, err := r.Settle(t.Context(), map[string]int64{throttle.Requests: 3}); err != nil {
+		t.Error(err)
+	}
+	if err := r.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	away.Store(false)
+	WantUsed(t, l, Acme(1), 0, 3)
+	away.Store(true)
+	for method, err := range methods(t.Context(), r) {
+		if err != nil {
+			t.Errorf("%s: %v", method, err)
+		}
+	}
 }
 
 // Work that began before its policy got a scope of another attribute goes on to its end.
 func TestWhatIsHeldOutlastsAnAttributeThatItLacks(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		w := throttle.Window{Name: "w", Limit: 9, Period: h}
-		l := New(t, client, Policy(Slots(1), w))
-		r := Reserve(t, l, Acme(1)).Reservation
-		SetPolicy(t, l, Slots(1), w, throttle.Window{Name: "user", Limit: 9, Period: h, Scope: throttle.Per("user")})
-		if held, err := r.Renew(t.Context()); !held || err != nil {
-			t.Errorf("held %v, %v", held, err)
+	client := Redis(t)
+	w := throttle.Window{Name: "w", Limit: 9, Period: h}
+	l := New(t, client, Policy(Slots(1), w))
+	r := Reserve(t, l, Acme(1)).Reservation
+	SetPolicy(t, l, Slots(1), w, throttle.Window{Name: "user", Limit: 9, Period: h, Scope: throttle.Per("user")})
+	if held, err := r.Renew(t.Context()); !held || err != nil {
+		t.Errorf("held %v, %v", held, err)
+	}
+	for method, err := range methods(t.Context(), r) {
+		if err != nil && method != "Pause" && method != "ReportRemaining" {
+			t.Errorf("%s: %v", method, err)
 		}
-		for method, err := range methods(t.Context(), r) {
-			if err != nil && method != "Pause" && method != "ReportRemaining" {
-				t.Errorf("%s: %v", method, err)
-			}
-		}
-		request := Acme(1)
-		request.Attributes = map[string]string{"user": "bob"}
-		if used := Used(Peek(t, l, request)); !slices.Equal(used, []int64{0, 0, 0}) {
-			t.Errorf("used %v", used)
-		}
-	})
+	}
+	request := Acme(1)
+	request.Attributes = map[string]string{"user": "bob"}
+	WantUsed(t, l, request, 0, 0, 0)
 }

@@ -27,7 +27,5 @@ func TestScopesAreEqualIfTheyNameTheSame(t *testing.T) {
 		t.Error("different scopes are equal")
 	}
 	throttle.Per("b", "a").Attributes()[0] = "c"
-	if got := throttle.Per("b", "a").Attributes(); got[0] != "a" {
-		t.Errorf("%q", got)
-	}
+	Equal(t, throttle.Per("b", "a").Attributes()[0], "a")
 }

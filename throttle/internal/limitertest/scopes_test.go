@@ -3,7 +3,6 @@ package limitertest
 import (
 	"context"
 	"errors"
-	"maps"
 	"reflect"
 	"testing"
 
@@ -27,9 +26,7 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 	}
 	offline := errors.New("no database")
 	find := func(_ context.Context, policy, tenant string) (throttle.Tenant, bool, error) {
-		if policy != "p" {
-			t.Errorf("asked for policy %q", policy)
-		}
+		Equal(t, policy, "p")
 		if tenant == "offline" {
 			return throttle.Tenant{}, false, offline
 		}
@@ -51,13 +48,9 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 		for tenant := range tc.want {
 			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: tenant})
 			got[tenant] = limits{d.Windows[0].Limit, d.Windows[1].Limit, d.Windows[1].Burst, d.Windows[2].Burst}
-			if d.Windows[0].Remaining != d.Windows[0].Limit-1 {
-				t.Errorf("%s: %+v", tenant, d.Windows[0])
-			}
+			Equal(t, d.Windows[0].Remaining, d.Windows[0].Limit-1, tenant, d.Windows[0])
 		}
-		if !maps.Equal(got, tc.want) {
-			t.Errorf("limits %v, want %v", got, tc.want)
-		}
+		Equal(t, got, tc.want)
 		if tc.tenants == nil {
 			return
 		}

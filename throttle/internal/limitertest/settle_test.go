@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 )
@@ -36,10 +35,9 @@ func TestSettleAndCancelGoByTheLastCorrection(t *testing.T) {
 			}
 		}
 	}
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l, c := NewHanded(t, client, threeHours())
-		run(t, l, func() { c.Set(2 * time.Minute) })
-	})
+	client := Redis(t)
+	l, c := NewHanded(t, client, threeHours())
+	run(t, l, func() { c.Set(2 * time.Minute) })
 	t.Run("keys expire", func(t *testing.T) {
 		Bubble(t, threeHours(), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 			run(t, l, func() { time.Sleep(2 * time.Minute) })

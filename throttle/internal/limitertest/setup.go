@@ -6,6 +6,7 @@ package limitertest
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -62,12 +63,32 @@ func Must(t TB, err error) {
 	}
 }
 
-// OnRedis runs the test on a real Redis. miniredis is for what users' kits promise, and takes ten times
-// as long for a script: throttletest.Each is for a test or two of each verb.
-func OnRedis(t *testing.T, test func(t *testing.T, client *redis.Client)) {
+// Err returns the error of a call that returns something else, too.
+func Err(_ any, err error) error { return err }
+
+// Equal fails the test unless it got what it wants. The rest says what that is about.
+func Equal[V any](t TB, got, want V, about ...any) {
+	t.Helper()
+	g, w := reflect.ValueOf(&got).Elem(), reflect.ValueOf(&want).Elem()
+	if g.Kind() == reflect.Slice && g.Len()+w.Len() == 0 || reflect.DeepEqual(got, want) {
+		return
+	}
+	t.Errorf("%sgot %+v, want %+v", fmt.Sprintln(about...), got, want)
+}
+
+// WantUsed fails the test unless the first windows of a request have used so many units.
+func WantUsed(t TB, l *throttle.Limiter, r throttle.Request, want ...int64) {
+	t.Helper()
+	Equal(t, Used(Peek(t, l, r))[:len(want)], want, "used")
+}
+
+// Redis returns a client of a real Redis of the test's own, beside which other tests run. miniredis is
+// for what users' kits promise, and takes ten times as long for a script: throttletest.Each is for a
+// test or two of each verb.
+func Redis(t *testing.T) *redis.Client {
 	t.Helper()
 	t.Parallel()
-	test(t, throttletest.Client(t, throttletest.Redis(t)))
+	return throttletest.Client(t, throttletest.Redis(t))
 }
 
 // EachOf runs the test for each of the cases, by their names, on one real Redis, which is empty when a

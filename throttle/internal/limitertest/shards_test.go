@@ -42,65 +42,60 @@ func tenantIn(l *throttle.Limiter, line string) string {
 
 // Every tenant has a shard, with its windows and its line: calls of all kinds find it.
 func TestTenantsAreSpreadOverShards(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		ctx, l := t.Context(), New(t, client, sharded(4))
-		lines := l.Lines()
-		if want := []string{"p/1of4", "p/2of4", "p/3of4", "p/4of4"}; !slices.Equal(lines, want) {
-			t.Fatalf("lines %q, want %q", lines, want)
+	client := Redis(t)
+	ctx, l := t.Context(), New(t, client, sharded(4))
+	lines := l.Lines()
+	if want := []string{"p/1of4", "p/2of4", "p/3of4", "p/4of4"}; !slices.Equal(lines, want) {
+		t.Fatalf("lines %q, want %q", lines, want)
+	}
+	for _, line := range lines {
+		tenant := tenantIn(l, line)
+		r := throttle.Request{Policy: "p", Tenant: tenant, IdempotencyKey: "key"}
+		first, again := Reserve(t, l, r), Reserve(t, l, r)
+		if !first.Granted || !again.Granted || again.Windows[0].Used != 1 {
+			t.Fatalf("%s: %+v, and repeated %+v", line, first, again)
 		}
-		for _, line := range lines {
-			tenant := tenantIn(l, line)
-			r := throttle.Request{Policy: "p", Tenant: tenant, IdempotencyKey: "key"}
-			first, again := Reserve(t, l, r), Reserve(t, l, r)
-			if !first.Granted || !again.Granted || again.Windows[0].Used != 1 {
-				t.Fatalf("%s: %+v, and repeated %+v", line, first, again)
-			}
-			if keys := client.Keys(ctx, "sluice:{"+line+"}:w:tenant:"+tenant).Val(); len(keys) != 1 {
-				t.Errorf("%s has %d keys of windows", line, len(keys))
-			}
-			r.IdempotencyKey = ""
-			d := Reserve(t, l, r)
-			r.Ticket, r.Key = Ticket("denied"), "key"
-			if d := Reserve(t, l, r); d.Granted || !d.Queued {
-				t.Errorf("%s: a third got a slot, or no place: %+v", line, d)
-			}
-			joins := []throttle.Request{{Tenant: tenant, Ticket: Ticket("joined")}}
-			if places, err := l.Line(line).Join(ctx, joins); err != nil || places[0].Err != nil {
-				t.Fatal(places, err)
-			}
-			other := l.Line(lines[(slices.Index(lines, line)+1)%4])
-			var wrong *throttle.RequestError
-			if places, err := other.Join(ctx, joins); err != nil || !errors.As(places[0].Err, &wrong) || !strings.Contains(wrong.Error(), line) {
-				t.Errorf("%s: another line let it in: %+v, %v", line, places, err)
-			}
-			if got, err := other.Reserve(ctx, []throttle.Request{{Tenant: tenant, Ticket: Ticket("astray")}}); err != nil || got[0].Ticket != (throttle.Ticket{}) {
-				t.Errorf("%s: another line decided: %+v, %v", line, got, err)
-			}
-			Release(t, d)
-			if refusal, err := d.Reservation.Pause(ctx, m, ""); err != nil || refusal.Pause != m {
-				t.Errorf("%s: a pause of %+v, %v", line, refusal, err)
-			}
-			if d := Peek(t, l, throttle.Request{Policy: "p", Tenant: tenant}); d.Pause == nil || d.Windows[0].Used != 2 {
-				t.Errorf("%s: no pause in %+v", line, d)
-			}
-			if taken := takeFrom(t, l, line); len(taken) != 0 {
-				t.Errorf("%s: took %v during a pause", line, taken)
-			}
-			if err := l.Resume(ctx, throttle.Request{Policy: "p", Tenant: tenant}); err != nil {
-				t.Error(err)
-			}
-			taken := takeFrom(t, l, line)
-			if len(taken) != 1 || taken[0].Ticket != Ticket("denied") || !l.Line(line).Matches(taken[0], r) {
-				t.Errorf("%s: took %v", line, taken)
-			}
+		Equal(t, len(client.Keys(ctx, "sluice:{"+line+"}:w:tenant:"+tenant).Val()), 1, line)
+		r.IdempotencyKey = ""
+		d := Reserve(t, l, r)
+		r.Ticket, r.Key = Ticket("denied"), "key"
+		if d := Reserve(t, l, r); d.Granted || !d.Queued {
+			t.Errorf("%s: a third got a slot, or no place: %+v", line, d)
 		}
-		if _, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); !errors.Is(err, throttle.ErrUnknownPolicy) || !strings.Contains(err.Error(), "4 shards") {
-			t.Errorf("a take from the policy as a whole: %v", err)
+		joins := []throttle.Request{{Tenant: tenant, Ticket: Ticket("joined")}}
+		if places, err := l.Line(line).Join(ctx, joins); err != nil || places[0].Err != nil {
+			t.Fatal(places, err)
 		}
-		if info, ok := l.Lookup("p/2of4"); !ok || info.Name != "p" {
-			t.Errorf("the policy of a line is %+v, %v", info, ok)
+		other := l.Line(lines[(slices.Index(lines, line)+1)%4])
+		var wrong *throttle.RequestError
+		if places, err := other.Join(ctx, joins); err != nil || !errors.As(places[0].Err, &wrong) || !strings.Contains(wrong.Error(), line) {
+			t.Errorf("%s: another line let it in: %+v, %v", line, places, err)
 		}
-	})
+		if got, err := other.Reserve(ctx, []throttle.Request{{Tenant: tenant, Ticket: Ticket("astray")}}); err != nil || got[0].Ticket != (throttle.Ticket{}) {
+			t.Errorf("%s: another line decided: %+v, %v", line, got, err)
+		}
+		Release(t, d)
+		if refusal, err := d.Reservation.Pause(ctx, m, ""); err != nil || refusal.Pause != m {
+			t.Errorf("%s: a pause of %+v, %v", line, refusal, err)
+		}
+		if d := Peek(t, l, throttle.Request{Policy: "p", Tenant: tenant}); d.Pause == nil || d.Windows[0].Used != 2 {
+			t.Errorf("%s: no pause in %+v", line, d)
+		}
+		Equal(t, len(takeFrom(t, l, line)), 0, line)
+		if err := l.Resume(ctx, throttle.Request{Policy: "p", Tenant: tenant}); err != nil {
+			t.Error(err)
+		}
+		taken := takeFrom(t, l, line)
+		if len(taken) != 1 || taken[0].Ticket != Ticket("denied") || !l.Line(line).Matches(taken[0], r) {
+			t.Errorf("%s: took %v", line, taken)
+		}
+	}
+	if _, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); !errors.Is(err, throttle.ErrUnknownPolicy) || !strings.Contains(err.Error(), "4 shards") {
+		t.Errorf("a take from the policy as a whole: %v", err)
+	}
+	if info, ok := l.Lookup("p/2of4"); !ok || info.Name != "p" {
+		t.Errorf("the policy of a line is %+v, %v", info, ok)
+	}
 }
 
 func takeFrom(t *testing.T, l *throttle.Limiter, line string) []throttle.TakenTicket {
@@ -113,84 +108,78 @@ func takeFrom(t *testing.T, l *throttle.Limiter, line string) []throttle.TakenTi
 // After a change of shards all tenants count from 0. What was granted before is released where it
 // counts, and lines of before are taken from until they are empty. Their tickets are charged anew.
 func TestShardsChangeLikeANewName(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		for _, c := range []struct{ from, to int }{{1, 4}, {4, 1}, {4, 3}} {
-			ctx, l := t.Context(), New(t, client, sharded(c.from))
-			then := New(t, client, sharded(c.to))
-			tenant := fmt.Sprintf("from %d to %d", c.from, c.to)
-			for i := 0; c.from > 1 && c.to > 1 && shardIn(l, tenant) != shardIn(then, tenant); i++ {
-				tenant = fmt.Sprintf("%d from %d to %d", i, c.from, c.to) // one that is third before and after, say
-			}
-			r := throttle.Request{Policy: "p", Tenant: tenant}
-			before, line := []throttle.Decision{Reserve(t, l, r), Reserve(t, l, r)}, l.LineOf("p", tenant)
-			waits := r
-			waits.Ticket = Ticket(tenant)
-			if d := Reserve(t, l, waits); !d.Queued {
-				t.Fatalf("%s: %+v", tenant, d)
-			}
-			setShards(t, l, c.to)
-			if now := Peek(t, l, r); !now.Granted || now.Windows[0].Used != 0 {
-				t.Errorf("%s: after the change: %+v", tenant, now.Windows)
-			}
-			if !slices.Contains(l.Lines(), line) || l.LineOf("p", tenant) == line {
-				t.Errorf("%s: lines %q, now in %q", tenant, l.Lines(), l.LineOf("p", tenant))
-			}
-			late := r
-			late.Ticket = Ticket("late")
-			if _, err := l.Line(line).Join(ctx, []throttle.Request{late}); !errors.Is(err, throttle.ErrUnknownPolicy) {
-				t.Errorf("%s: a former line was joined: %v", tenant, err)
-			}
-			if taken := takeFrom(t, l, line); len(taken) != 0 {
-				t.Errorf("%s: took %v although both slots are held", tenant, taken)
-			}
-			Release(t, before[0])
-			if _, err := l.Attach(before[1].Reservation).Cancel(ctx); err != nil {
-				t.Error(err)
-			}
-			if now := Peek(t, l, r); now.Windows[0].Used != 0 {
-				t.Errorf("%s: cancelled in another shard: %+v", tenant, now.Windows)
-			}
-			taken := takeFrom(t, l, line)
-			if len(taken) != 1 || l.Line(line).Matches(taken[0], waits) {
-				t.Fatalf("%s: took %v", tenant, taken)
-			}
-			again, err := l.Line(line).ReserveAgain(ctx, taken[0], waits)
-			if err != nil || !again.Granted || again.Windows[0].Used != 1 {
-				t.Errorf("%s: reserved again: %+v, %v", tenant, again, err)
-			}
-			takeFrom(t, l, line)
-			if slices.Contains(l.Lines(), line) {
-				t.Errorf("%s: an empty former line is one of %q", tenant, l.Lines())
-			}
-			Release(t, again)
+	client := Redis(t)
+	for _, c := range []struct{ from, to int }{{1, 4}, {4, 1}, {4, 3}} {
+		ctx, l := t.Context(), New(t, client, sharded(c.from))
+		then := New(t, client, sharded(c.to))
+		tenant := fmt.Sprintf("from %d to %d", c.from, c.to)
+		for i := 0; c.from > 1 && c.to > 1 && shardIn(l, tenant) != shardIn(then, tenant); i++ {
+			tenant = fmt.Sprintf("%d from %d to %d", i, c.from, c.to) // one that is third before and after, say
 		}
-	})
+		r := throttle.Request{Policy: "p", Tenant: tenant}
+		before, line := []throttle.Decision{Reserve(t, l, r), Reserve(t, l, r)}, l.LineOf("p", tenant)
+		waits := r
+		waits.Ticket = Ticket(tenant)
+		if d := Reserve(t, l, waits); !d.Queued {
+			t.Fatalf("%s: %+v", tenant, d)
+		}
+		setShards(t, l, c.to)
+		if now := Peek(t, l, r); !now.Granted || now.Windows[0].Used != 0 {
+			t.Errorf("%s: after the change: %+v", tenant, now.Windows)
+		}
+		if !slices.Contains(l.Lines(), line) || l.LineOf("p", tenant) == line {
+			t.Errorf("%s: lines %q, now in %q", tenant, l.Lines(), l.LineOf("p", tenant))
+		}
+		late := r
+		late.Ticket = Ticket("late")
+		if _, err := l.Line(line).Join(ctx, []throttle.Request{late}); !errors.Is(err, throttle.ErrUnknownPolicy) {
+			t.Errorf("%s: a former line was joined: %v", tenant, err)
+		}
+		Equal(t, len(takeFrom(t, l, line)), 0, tenant)
+		Release(t, before[0])
+		if _, err := l.Attach(before[1].Reservation).Cancel(ctx); err != nil {
+			t.Error(err)
+		}
+		WantUsed(t, l, r, 0)
+		taken := takeFrom(t, l, line)
+		if len(taken) != 1 || l.Line(line).Matches(taken[0], waits) {
+			t.Fatalf("%s: took %v", tenant, taken)
+		}
+		again, err := l.Line(line).ReserveAgain(ctx, taken[0], waits)
+		if err != nil || !again.Granted || again.Windows[0].Used != 1 {
+			t.Errorf("%s: reserved again: %+v, %v", tenant, again, err)
+		}
+		takeFrom(t, l, line)
+		if slices.Contains(l.Lines(), line) {
+			t.Errorf("%s: an empty former line is one of %q", tenant, l.Lines())
+		}
+		Release(t, again)
+	}
 }
 
 // A call that waits in place goes on waiting in its new shard.
 func TestACallWaitsOnWhileShardsChange(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l := New(t, client, sharded(1))
-		r := throttle.Request{Policy: "p", Tenant: "acme"}
-		held := []throttle.Decision{Reserve(t, l, r), Reserve(t, l, r)}
-		got := make(chan throttle.Decision)
-		go func() {
-			d, err := l.Wait(t.Context(), r)
-			if err != nil {
-				t.Error(err)
-			}
-			got <- d
-		}()
-		for waiting(t, client) == 0 {
-			time.Sleep(time.Millisecond)
+	client := Redis(t)
+	l := New(t, client, sharded(1))
+	r := throttle.Request{Policy: "p", Tenant: "acme"}
+	held := []throttle.Decision{Reserve(t, l, r), Reserve(t, l, r)}
+	got := make(chan throttle.Decision)
+	go func() {
+		d, err := l.Wait(t.Context(), r)
+		if err != nil {
+			t.Error(err)
 		}
-		setShards(t, l, 4)
-		Release(t, held[0])
-		Release(t, held[1])
-		if d := <-got; !d.Granted || d.Windows[0].Used != 1 || d.Reservation.Shards != 4 {
-			t.Errorf("got %+v", d)
-		}
-	})
+		got <- d
+	}()
+	for waiting(t, client) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	setShards(t, l, 4)
+	Release(t, held[0])
+	Release(t, held[1])
+	if d := <-got; !d.Granted || d.Windows[0].Used != 1 || d.Reservation.Shards != 4 {
+		t.Errorf("got %+v", d)
+	}
 }
 
 // waiting counts the tickets in all lines.

@@ -2,7 +2,6 @@ package limitertest
 
 import (
 	"errors"
-	"maps"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -28,9 +27,7 @@ func refused(t *testing.T, l *throttle.Limiter, client *redis.Client, what strin
 			t.Errorf("%s: got %v, want %v", what, err, class)
 		}
 	}
-	if after := Dump(t, client); !maps.Equal(before, after) {
-		t.Errorf("%s: Redis was changed:\n%q\n%q", what, before, after)
-	}
+	Equal(t, Dump(t, client), before, what)
 }
 
 func TestStateThatCannotBeRead(t *testing.T) {
@@ -67,14 +64,10 @@ func TestStateThatCannotBeRead(t *testing.T) {
 				t.Errorf("first %d bytes: %v", n, err)
 			}
 		}
-		if readable != 3 {
-			t.Errorf("%d beginnings of a state of 3 windows can be read, want 3", readable)
-		}
+		Equal(t, readable, 3)
 
 		put(good)
-		if d := Reserve(t, l, Acme(1)); d.Windows[0].Used != 2 {
-			t.Errorf("used %d", d.Windows[0].Used)
-		}
+		Equal(t, Reserve(t, l, Acme(1)).Windows[0].Used, 2)
 	})
 }
 
@@ -107,9 +100,7 @@ func TestDamagedState(t *testing.T) {
 			default:
 				t.Errorf("byte %d: %v", i%len(good), err)
 			}
-			if after := Dump(t, client); !maps.Equal(before, after) {
-				t.Errorf("byte %d: %v, and Redis was changed:\n%q\n%q", i%len(good), err, before, after)
-			}
+			Equal(t, Dump(t, client), before, i%len(good), err)
 		}
 		if classes["none"] == 0 || classes["state"] == 0 {
 			t.Errorf("no damage of some class: %v", classes)

@@ -14,46 +14,45 @@ import (
 )
 
 func TestClockThatStepsBackReopensNothing(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l, c := NewHanded(t, client, three())
-		c.Set(100 * s)
-		Reserve(t, l, Acme(7))
+	client := Redis(t)
+	l, c := NewHanded(t, client, three())
+	c.Set(100 * s)
+	Reserve(t, l, Acme(7))
 
-		c.Set(0)
-		d := Reserve(t, l, Acme(3))
-		if !d.Granted || !d.At.Equal(At(100*s)) || d.ClockBehind != 100*s || !slices.Equal(Used(d), []int64{10, 10, 10}) {
-			t.Errorf("granted %v at %v, clock behind %v, used %v: time went backwards", d.Granted, d.At, d.ClockBehind, Used(d))
+	c.Set(0)
+	d := Reserve(t, l, Acme(3))
+	if !d.Granted || !d.At.Equal(At(100*s)) || d.ClockBehind != 100*s || !slices.Equal(Used(d), []int64{10, 10, 10}) {
+		t.Errorf("granted %v at %v, clock behind %v, used %v: time went backwards", d.Granted, d.At, d.ClockBehind, Used(d))
+	}
+	// RetryIn counts from the clock as it is now. The clock gets there when the windows do.
+	d = Reserve(t, l, Acme(1))
+	if d.Granted || !d.At.Equal(At(0)) || d.RetryIn != 110*s || d.EarliestReset() != 101*s {
+		t.Errorf("granted %v at %v, retry in %v, earliest reset %v", d.Granted, d.At, d.RetryIn, d.EarliestReset())
+	}
+	for _, back := range []time.Duration{1 * s, 99 * s, 100 * s, 101 * s, 110*s - us} {
+		c.Set(back)
+		if d := Reserve(t, l, Acme(1)); d.Granted || d.RetryIn != 110*s-back || d.ClockBehind != max(0, 100*s-back) {
+			t.Errorf("at %v: granted %v, retry in %v, clock behind %v", back, d.Granted, d.RetryIn, d.ClockBehind)
 		}
-		// RetryIn counts from the clock as it is now. The clock gets there when the windows do.
-		d = Reserve(t, l, Acme(1))
-		if d.Granted || !d.At.Equal(At(0)) || d.RetryIn != 110*s || d.EarliestReset() != 101*s {
-			t.Errorf("granted %v at %v, retry in %v, earliest reset %v", d.Granted, d.At, d.RetryIn, d.EarliestReset())
-		}
-		for _, back := range []time.Duration{1 * s, 99 * s, 100 * s, 101 * s, 110*s - us} {
-			c.Set(back)
-			if d := Reserve(t, l, Acme(1)); d.Granted || d.RetryIn != 110*s-back || d.ClockBehind != max(0, 100*s-back) {
-				t.Errorf("at %v: granted %v, retry in %v, clock behind %v", back, d.Granted, d.RetryIn, d.ClockBehind)
-			}
-		}
-		c.Set(40 * s)
-		waiting := Acme(1)
-		waiting.Ticket = Ticket("a1")
-		places, err := l.Line("p").Join(t.Context(), []throttle.Request{waiting})
-		if err != nil || places[0].Expected != 70*s || places[0].ClockBehind != 60*s {
-			t.Errorf("join: %+v, %v", places, err)
-		}
-		if err := l.Line("p").Leave(t.Context(), waiting.Ticket); err != nil {
-			t.Error(err)
-		}
-		c.Set(110 * s)
-		if d = Reserve(t, l, Acme(10)); !d.Granted {
-			t.Fatal("denied")
-		}
-		c.Set(50 * s)
-		if d := Cancel(t, l, d.Reservation); !d.At.Equal(At(110*s)) || d.ClockBehind != 60*s || !slices.Equal(Used(d), []int64{0, 0, 0}) {
-			t.Errorf("cancelled at %v, used %v", d.At, Used(d))
-		}
-	})
+	}
+	c.Set(40 * s)
+	waiting := Acme(1)
+	waiting.Ticket = Ticket("a1")
+	places, err := l.Line("p").Join(t.Context(), []throttle.Request{waiting})
+	if err != nil || places[0].Expected != 70*s || places[0].ClockBehind != 60*s {
+		t.Errorf("join: %+v, %v", places, err)
+	}
+	if err := l.Line("p").Leave(t.Context(), waiting.Ticket); err != nil {
+		t.Error(err)
+	}
+	c.Set(110 * s)
+	if d = Reserve(t, l, Acme(10)); !d.Granted {
+		t.Fatal("denied")
+	}
+	c.Set(50 * s)
+	if d := Cancel(t, l, d.Reservation); !d.At.Equal(At(110*s)) || d.ClockBehind != 60*s || !slices.Equal(Used(d), []int64{0, 0, 0}) {
+		t.Errorf("cancelled at %v, used %v", d.At, Used(d))
+	}
 }
 
 // Redis forgets a key in the first millisecond after the one that EXPIRETIME names.
@@ -108,20 +107,19 @@ func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
 func TestKeysLiveAsLongAsTheLongestWindow(t *testing.T) {
 	short := throttle.Window{Name: "short", Limit: 10, Period: m}
 	long := throttle.Window{Name: "long", Limit: 10, Period: 10 * h}
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		c := NewClock()
-		l := NewEdited(t, client, c, nil, Policy(short, long)).Limiter
-		c.Set(5 * h)
-		Reserve(t, l, Acme(1))
-		SetPolicy(t, l, short)
-		c.Set(0)
-		begun := time.Now()
-		Reserve(t, l, Acme(1))
-		ttl := client.PTTL(t.Context(), "sluice:{p}:w:tenant:acme").Val()
-		if ttl > 15*h+ms || ttl < 15*h-time.Since(begun)-ms { // it is in milliseconds
-			t.Errorf("the key lives for %v, want 15h", ttl)
-		}
-	})
+	client := Redis(t)
+	c := NewClock()
+	l := NewEdited(t, client, c, nil, Policy(short, long)).Limiter
+	c.Set(5 * h)
+	Reserve(t, l, Acme(1))
+	SetPolicy(t, l, short)
+	c.Set(0)
+	begun := time.Now()
+	Reserve(t, l, Acme(1))
+	ttl := client.PTTL(t.Context(), "sluice:{p}:w:tenant:acme").Val()
+	if ttl > 15*h+ms || ttl < 15*h-time.Since(begun)-ms { // it is in milliseconds
+		t.Errorf("the key lives for %v, want 15h", ttl)
+	}
 }
 
 func TestIdleTenantsLeaveNothing(t *testing.T) {
@@ -136,9 +134,7 @@ func TestIdleTenantsLeaveNothing(t *testing.T) {
 			r := Acme(1)
 			r.Tenant = fmt.Sprint("tenant", i)
 			r.Attributes = map[string]string{"user": fmt.Sprint(i % 7)}
-			if _, err := l.Wait(t.Context(), r); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, Err(l.Wait(t.Context(), r)))
 		}
 		var left []string
 		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(50 * ms) {
@@ -163,12 +159,9 @@ func TestIdleTenantsLeaveNothing(t *testing.T) {
 
 // A cancelled reservation that was the last thing counted takes its key away.
 func TestCancelTakesTheEmptyKeyAway(t *testing.T) {
-	OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l, _ := NewHanded(t, client, three())
-		d := Reserve(t, l, Acme(1))
-		Cancel(t, l, d.Reservation)
-		if keys := client.Keys(t.Context(), "*:w:*").Val(); len(keys) != 0 {
-			t.Errorf("still there: %q", keys)
-		}
-	})
+	client := Redis(t)
+	l, _ := NewHanded(t, client, three())
+	d := Reserve(t, l, Acme(1))
+	Cancel(t, l, d.Reservation)
+	Equal(t, len(client.Keys(t.Context(), "*:w:*").Val()), 0)
 }

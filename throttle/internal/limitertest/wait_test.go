@@ -3,7 +3,6 @@ package limitertest
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -28,9 +27,7 @@ func TestWaitSleepsUntilItFits(t *testing.T) {
 			waited = append(waited, time.Since(start))
 		}
 		const each = 20571429 * us // a seventh of 144 s, never rounded down
-		if want := []time.Duration{0, each, m, m + each}; !slices.Equal(waited, want) {
-			t.Errorf("granted after %v, want %v", waited, want)
-		}
+		Equal(t, waited, []time.Duration{0, each, m, m + each})
 	})
 }
 
@@ -46,9 +43,7 @@ func TestWaitGivesUpAtOnce(t *testing.T) {
 		brief.MaxWait = m - us
 		d, err = l.Wait(t.Context(), brief)
 		wantNotInTime(t, d, err)
-		if slept := time.Since(start); slept != 0 {
-			t.Errorf("slept for %v", slept)
-		}
+		Equal(t, time.Since(start), 0)
 		if _, err := l.Wait(ctx, Acme(2)); !errors.As(err, new(*throttle.NeverFitsError)) {
 			t.Errorf("what never fits: %v", err)
 		}
@@ -68,9 +63,7 @@ func wantNotInTime(t *testing.T, d throttle.Decision, err error) {
 	if !errors.As(err, &denied) || d.Granted || denied.Decision.RetryIn != m || !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("granted %v, %v", d.Granted, err)
 	}
-	if want := "throttled: p/w, tenant acme, 1m0s: context deadline exceeded"; err.Error() != want {
-		t.Errorf("got %q, want %q", err, want)
-	}
+	Equal(t, err.Error(), "throttled: p/w, tenant acme, 1m0s: context deadline exceeded", err)
 }
 
 // With a MaxWait below 0, Wait is a Reserve whose denial is an error, and Join refuses what would
@@ -90,9 +83,7 @@ func TestWaitThatMustNotWait(t *testing.T) {
 		if places, err := l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil || !errors.As(places[0].Err, new(*throttle.TooLateError)) {
 			t.Errorf("joined: %+v, %v", places, err)
 		}
-		if slept := time.Since(start); slept != 0 {
-			t.Errorf("slept for %v", slept)
-		}
+		Equal(t, time.Since(start), 0)
 	})
 }
 
@@ -106,9 +97,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 		if !errors.Is(err, context.Canceled) || d.Granted || time.Since(start) != m {
 			t.Errorf("granted %v after %v, %v", d.Granted, time.Since(start), err)
 		}
-		if d := Peek(t, l, Acme(0)); d.Windows[0].Used != 1 {
-			t.Errorf("used %d", d.Windows[0].Used)
-		}
+		WantUsed(t, l, Acme(0), 1)
 		stopping := errors.New("stopping")
 		caused, stop := context.WithCancelCause(t.Context())
 		time.AfterFunc(m, func() { stop(stopping) })

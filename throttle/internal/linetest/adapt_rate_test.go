@@ -14,117 +14,110 @@ import (
 
 // Who asks learns how often the upstream refused, and what is granted now.
 func TestTheRateInForceIsTold(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
-		tell := func(want string) {
-			t.Helper()
-			d, err := sc.l.Peek(t.Context(), sc.without("b"))
-			limitertest.Must(t, err)
-			got := ""
-			if d.Adapted != nil {
-				got = d.Adapted.String()
-			}
-			if got != want {
-				t.Errorf("%q, want %q", got, want)
-			}
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
+	tell := func(want string) {
+		t.Helper()
+		d, err := st.l.Peek(t.Context(), st.without("b"))
+		limitertest.Must(t, err)
+		got := ""
+		if d.Adapted != nil {
+			got = d.Adapted.String()
 		}
-		tell("")
-		refused := func(d throttle.Decision, pause time.Duration, rate string) {
-			t.Helper()
-			refusal, err := d.Reservation.Pause(t.Context(), 0, "")
-			got := ""
-			if refusal.Adapted != nil {
-				got = refusal.Adapted.String()
-			}
-			if err != nil || refusal.Policy != "p" || refusal.Tenant != "a" || refusal.Pause != pause || got != rate {
-				t.Errorf("%+v, %q, %v; want a pause of %v, %q", refusal, got, err, pause, rate)
-			}
+		limitertest.Equal(t, got, want)
+	}
+	tell("")
+	refused := func(d throttle.Decision, pause time.Duration, rate string) {
+		t.Helper()
+		refusal, err := d.Reservation.Pause(t.Context(), 0, "")
+		got := ""
+		if refusal.Adapted != nil {
+			got = refusal.Adapted.String()
 		}
-		first, together := sc.granted("a1"), sc.granted("a11")
-		refused(first, 125*ms, "refused once since 00:00 UTC, spread evenly at 10/s")
-		refused(together, 0, "")
-		tell("refused once since 00:00 UTC, spread evenly at 10/s")
-		sc.at(s)
-		tell("refused once since 00:00 UTC, spread evenly at 10/s") // although it would be granted
-		d := sc.granted("a2")
-		sc.at(1010 * ms)
-		refused(d, 125*ms, "refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
-		tell("refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
-		reason := func(want string) {
-			t.Helper()
-			if got := limitertest.Reserve(t, sc.l, sc.without("b")).Reason(); got != want {
-				t.Errorf("%q, want %q", got, want)
-			}
+		if err != nil || refusal.Policy != "p" || refusal.Tenant != "a" || refusal.Pause != pause || got != rate {
+			t.Errorf("%+v, %q, %v; want a pause of %v, %q", refusal, got, err, pause, rate)
 		}
-		reason("throttled: p, tenant b, 125ms: paused until 00:00:02 UTC by the upstream's refusal to a: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
-		sc.at(1135 * ms).granted("a3")
-		reason("throttled: p/shared, tenant b, 115ms: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
-		sc.at(3 * m)
-		tell("")
-	})
+	}
+	first, together := st.granted("a1"), st.granted("a11")
+	refused(first, 125*ms, "refused once since 00:00 UTC, spread evenly at 10/s")
+	refused(together, 0, "")
+	tell("refused once since 00:00 UTC, spread evenly at 10/s")
+	st.at(s)
+	tell("refused once since 00:00 UTC, spread evenly at 10/s") // although it would be granted
+	d := st.granted("a2")
+	st.at(1010 * ms)
+	refused(d, 125*ms, "refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+	tell("refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+	reason := func(want string) {
+		t.Helper()
+		limitertest.Equal(t, limitertest.Reserve(t, st.l, st.without("b")).Reason(), want)
+	}
+	reason("throttled: p, tenant b, 125ms: paused until 00:00:02 UTC by the upstream's refusal to a: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+	st.at(1135 * ms).granted("a3")
+	reason("throttled: p/shared, tenant b, 115ms: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+	st.at(3 * m)
+	tell("")
 }
 
 // rate returns the rate in force for a tenant, in units per second, and 0 without one.
-func (sc *scene) rate(tenant string) float64 {
-	sc.t.Helper()
-	if d := limitertest.Peek(sc.t, sc.l, sc.without(tenant)); d.Adapted != nil {
+func (st *story) rate(tenant string) float64 {
+	st.Helper()
+	if d := limitertest.Peek(st, st.l, st.without(tenant)); d.Adapted != nil {
 		return d.Adapted.Rate
 	}
 	return 0
 }
 
-func (sc *scene) rates(tenant string, want float64) {
-	sc.t.Helper()
-	if got := sc.rate(tenant); math.Abs(got-want) > 10/1e6 { // it is told in millionths of 10/s
-		sc.t.Errorf("at %v: %v a second, want %v", time.Duration(sc.c.US.Load()-limitertest.Midnight)*us, got, want)
+func (st *story) rates(tenant string, want float64) {
+	st.Helper()
+	if got := st.rate(tenant); math.Abs(got-want) > 10/1e6 { // it is told in millionths of 10/s
+		st.Errorf("at %v: %v a second, want %v", time.Duration(st.c.US.Load()-limitertest.Midnight)*us, got, want)
 	}
 }
 
 // refusedAt has a call refused, 10 ms after it was granted.
-func (sc *scene) refusedAt(at time.Duration, ticket string) {
-	sc.t.Helper()
-	d := sc.at(at).granted(ticket)
-	sc.at(at + 10*ms).refused(d.Reservation)
+func (st *story) refusedAt(at time.Duration, ticket string) {
+	st.Helper()
+	d := st.at(at).granted(ticket)
+	st.at(at+10*ms).pause(d.Reservation, 0)
 }
 
 // The rate grows fast at first, hardly near the rate that was refused, and faster beyond.
 func TestTheRateRemembersWhereItWasRefused(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
-		sc.refusedAt(0, "a1")
-		sc.refusedAt(s, "a2") // it was refused at 10/s, and cut to 8.75/s
-		const cut, peak = 1010*ms + 125*ms, (10 + 8.75) / 2
-		half := time.Duration(math.Cbrt((peak-8.75)/10/1e-4) / 2 * float64(s)) // of the way to the peak
-		for _, row := range []struct {
-			after time.Duration
-			rate  float64
-		}{{0, 8.75}, {half, peak - (peak-8.75)/8}, {2 * half, peak}, {3 * half, peak + (peak-8.75)/8}, {4 * half, 10}, {8 * half, 10}} {
-			sc.at(cut+row.after).rates("a", row.rate)
-		}
-	})
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
+	st.refusedAt(0, "a1")
+	st.refusedAt(s, "a2") // it was refused at 10/s, and cut to 8.75/s
+	const cut, peak = 1010*ms + 125*ms, (10 + 8.75) / 2
+	half := time.Duration(math.Cbrt((peak-8.75)/10/1e-4) / 2 * float64(s)) // of the way to the peak
+	for _, row := range []struct {
+		after time.Duration
+		rate  float64
+	}{{0, 8.75}, {half, peak - (peak-8.75)/8}, {2 * half, peak}, {3 * half, peak + (peak-8.75)/8}, {4 * half, 10}, {8 * half, 10}} {
+		st.at(cut+row.after).rates("a", row.rate)
+	}
 }
 
 // However often calls are refused, a 64th of the rate goes on, and tries again.
 func TestTheRateHasAFloor(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(64, s)))
-		var rates []float64
-		for at := time.Duration(0); at < 50*m && len(rates) < 100; at += 2 * s {
-			d := limitertest.Reserve(t, sc.l, sc.at(at).without("a"))
-			if !d.Granted {
-				continue
-			}
-			sc.at(at + ms).refused(d.Reservation)
-			rates = append(rates, sc.rate("a"))
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(64, s)))
+	var rates []float64
+	for at := time.Duration(0); at < 50*m && len(rates) < 100; at += 2 * s {
+		d := limitertest.Reserve(t, st.l, st.at(at).without("a"))
+		if !d.Granted {
+			continue
 		}
-		if len(rates) < 100 || slices.Min(rates) != 1 {
-			t.Fatalf("%d calls, at rates down to %v, want 100 and 1", len(rates), slices.Min(rates))
-		}
-		waits := sc.joins("a1", "a2")
-		if waits.Expected > s+s { // a pause of a period, and a call in a second
-			t.Errorf("at the floor the second call starts in %v", waits.Expected)
-		}
-	})
+		st.at(at+ms).pause(d.Reservation, 0)
+		rates = append(rates, st.rate("a"))
+	}
+	if len(rates) < 100 || slices.Min(rates) != 1 {
+		t.Fatalf("%d calls, at rates down to %v, want 100 and 1", len(rates), slices.Min(rates))
+	}
+	waits := st.joins("a1", "a2")
+	if waits.Expected > s+s { // a pause of a period, and a call in a second
+		t.Errorf("at the floor the second call starts in %v", waits.Expected)
+	}
 }
 
 // Only what was refused adapts, as the policy says whose count that is.
@@ -144,12 +137,12 @@ func TestOnlyWhatWasRefusedAdapts(t *testing.T) {
 	}, func(t *testing.T, client *redis.Client, r row) {
 		p := limitertest.Policy(r.windows...)
 		p.Upstream = r.upstream
-		sc := newScene(t, client, p)
-		sc.refusedAt(0, "a1")
-		if got := sc.rate("a"); got == 0 {
+		st := newStory(t, client, p)
+		st.refusedAt(0, "a1")
+		if got := st.rate("a"); got == 0 {
 			t.Error("a does not adapt")
 		}
-		if got := sc.rate("b"); (got > 0) != r.others {
+		if got := st.rate("b"); (got > 0) != r.others {
 			t.Errorf("b's rate is %v", got)
 		}
 	})
@@ -157,88 +150,78 @@ func TestOnlyWhatWasRefusedAdapts(t *testing.T) {
 
 // A refusal that one process reports changes what every other grants, with its next call.
 func TestAllProcessesAdaptTogether(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		p, c := limitertest.Policy(limitertest.SharedWindow(10, s)), limitertest.NewClock()
-		one, other := limitertest.NewBy(t, client, c, p), limitertest.NewBy(t, client, c, p)
-		r := throttle.Request{Policy: "p", Tenant: "a"}
-		if _, err := limitertest.Reserve(t, one, r).Reservation.Pause(t.Context(), 0, ""); err != nil {
-			t.Fatal(err)
-		}
-		if d := limitertest.Reserve(t, other, r); d.Granted || d.RetryIn != 125*ms {
-			t.Errorf("granted %v, denied for %v", d.Granted, d.RetryIn)
-		}
-		c.Set(125 * ms)
-		if d := limitertest.Reserve(t, other, r); !d.Granted {
-			t.Errorf("denied for %v", d.RetryIn)
-		}
-		if d := limitertest.Reserve(t, one, r); d.Granted || d.RetryIn != 100*ms {
-			t.Errorf("granted %v, denied for %v", d.Granted, d.RetryIn)
-		}
-	})
+	client := limitertest.Redis(t)
+	p, c := limitertest.Policy(limitertest.SharedWindow(10, s)), limitertest.NewClock()
+	one, other := limitertest.NewBy(t, client, c, p), limitertest.NewBy(t, client, c, p)
+	r := throttle.Request{Policy: "p", Tenant: "a"}
+	limitertest.Must(t, limitertest.Err(limitertest.Reserve(t, one, r).Reservation.Pause(t.Context(), 0, "")))
+	if d := limitertest.Reserve(t, other, r); d.Granted || d.RetryIn != 125*ms {
+		t.Errorf("granted %v, denied for %v", d.Granted, d.RetryIn)
+	}
+	c.Set(125 * ms)
+	if d := limitertest.Reserve(t, other, r); !d.Granted {
+		t.Errorf("denied for %v", d.RetryIn)
+	}
+	if d := limitertest.Reserve(t, one, r); d.Granted || d.RetryIn != 100*ms {
+		t.Errorf("granted %v, denied for %v", d.Granted, d.RetryIn)
+	}
 }
 
 // Those who wait are told when the rate in force lets them start, and do.
 func TestExpectedStartsKnowTheRate(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
-		sc.refusedAt(0, "a1")
-		sc.refusedAt(s, "a2")
-		var told []time.Duration
-		for _, ticket := range []string{"a3", "a4", "a5"} {
-			told = append(told, 1010*ms+sc.joins(ticket).Expected)
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
+	st.refusedAt(0, "a1")
+	st.refusedAt(s, "a2")
+	var told []time.Duration
+	for _, ticket := range []string{"a3", "a4", "a5"} {
+		told = append(told, 1010*ms+st.joins(ticket).Expected)
+	}
+	for i, at := range told {
+		if want := 1135*ms + time.Duration(math.Ceil(float64(i)*1e6/8.75))*us; at != want {
+			t.Fatalf("told %v: want %v", told, want)
 		}
-		for i, at := range told {
-			if want := 1135*ms + time.Duration(math.Ceil(float64(i)*1e6/8.75))*us; at != want {
-				t.Fatalf("told %v: want %v", told, want)
-			}
-		}
-		for i, ticket := range []string{"a3", "a4", "a5"} {
-			const early = 2 * (s*100/875 - s*100/880) // the rate grows meanwhile, but not to 8.8/s
-			sc.at(told[i] - early).takes()
-			sc.at(told[i]).takes(ticket)
-		}
-	})
+	}
+	for i, ticket := range []string{"a3", "a4", "a5"} {
+		const early = 2 * (s*100/875 - s*100/880) // the rate grows meanwhile, but not to 8.8/s
+		st.at(told[i] - early).takes()
+		st.at(told[i]).takes(ticket)
+	}
 }
 
 // The observer is told of each refusal, and of a changed rate once.
 func TestRefusalsAreObserved(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		var told []throttle.Refusal
-		l, err := throttle.New(throttle.Config{
-			Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(10, s))},
-			Observer: throttle.Observer{Refused: func(r throttle.Refusal) { told = append(told, r) }},
-		})
-		limitertest.Must(t, err)
-		r := throttle.Request{Policy: "p", Tenant: "a"}
-		calls := []throttle.Decision{limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r)}
-		for _, d := range calls {
-			if _, err := d.Reservation.Pause(t.Context(), 0, ""); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if len(told) != 3 || told[0].Adapted == nil || told[0].Adapted.Window != "shared" || told[0].Pause != 125*ms {
-			t.Fatalf("told %+v", told)
-		}
-		if a := told[0].Adapted; !a.Changed.Equal(a.Since) || a.Until.Sub(a.Changed) != m+125*ms {
-			t.Errorf("changed at %v, since %v, until %v", a.Changed, a.Since, a.Until)
-		}
-		for _, r := range told[1:] {
-			if r != (throttle.Refusal{Policy: "p", Tenant: "a"}) {
-				t.Errorf("of the same moment: %+v", r)
-			}
-		}
+	client := limitertest.Redis(t)
+	var told []throttle.Refusal
+	l, err := throttle.New(throttle.Config{
+		Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(10, s))},
+		Observer: throttle.Observer{Refused: func(r throttle.Refusal) { told = append(told, r) }},
 	})
+	limitertest.Must(t, err)
+	r := throttle.Request{Policy: "p", Tenant: "a"}
+	calls := []throttle.Decision{limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r)}
+	for _, d := range calls {
+		limitertest.Must(t, limitertest.Err(d.Reservation.Pause(t.Context(), 0, "")))
+	}
+	if len(told) != 3 || told[0].Adapted == nil || told[0].Adapted.Window != "shared" || told[0].Pause != 125*ms {
+		t.Fatalf("told %+v", told)
+	}
+	if a := told[0].Adapted; !a.Changed.Equal(a.Since) || a.Until.Sub(a.Changed) != m+125*ms {
+		t.Errorf("changed at %v, since %v, until %v", a.Changed, a.Since, a.Until)
+	}
+	for _, r := range told[1:] {
+		limitertest.Equal(t, r, (throttle.Refusal{Policy: "p", Tenant: "a"}))
+	}
 }
 
 // A pause that the upstream asks for begins also if the rate stays.
 func TestAPauseMayBeginWithoutAnotherRate(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
-		sc.refusedAt(0, "a1")
-		d := sc.at(200 * ms).granted("a2")
-		refusal, err := d.Reservation.Pause(t.Context(), 3*s, "")
-		if want := (throttle.Refusal{Pause: 3 * s, Policy: "p", Tenant: "a"}); err != nil || refusal != want {
-			t.Errorf("%+v, %v, want %+v", refusal, err, want)
-		}
-	})
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
+	st.refusedAt(0, "a1")
+	d := st.at(200 * ms).granted("a2")
+	refusal, err := d.Reservation.Pause(t.Context(), 3*s, "")
+	if want := (throttle.Refusal{Pause: 3 * s, Policy: "p", Tenant: "a"}); err != nil || refusal != want {
+		t.Errorf("%+v, %v, want %+v", refusal, err, want)
+	}
 }

@@ -18,23 +18,22 @@ import (
 )
 
 func TestAClaimWhoseOwnerIsGoneHoldsNobodyUp(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		p := limitertest.Policy(limitertest.SharedWindow(10, s))
-		own, cut := newCaller(t, client)
-		l, other := limitertest.New(t, client, p), limitertest.New(t, own, p)
-		limitertest.Reserve(t, l, limitertest.Acme(10))
-		ended := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "gone", Cost: map[string]int64{throttle.Requests: 10}})
-		cut.gone.Store(true)
-		if d := limitertest.Reserve(t, l, limitertest.Acme(1)); d.Granted {
-			t.Error("granted before one that waits")
-		}
-		if err := <-ended; !errors.Is(err, throttle.ErrUnavailable) {
-			t.Error(err)
-		}
-		limitertest.Until(t, "a newcomer is let in", func() bool { return limitertest.Reserve(t, l, limitertest.Acme(1)).Granted })
-		limitertest.Reserve(t, l, limitertest.Acme(0))
-		limitertest.IsGone(t, client)
-	})
+	client := limitertest.Redis(t)
+	p := limitertest.Policy(limitertest.SharedWindow(10, s))
+	own, cut := newCaller(t, client)
+	l, other := limitertest.New(t, client, p), limitertest.New(t, own, p)
+	limitertest.Reserve(t, l, limitertest.Acme(10))
+	ended := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "gone", Cost: map[string]int64{throttle.Requests: 10}})
+	cut.gone.Store(true)
+	if d := limitertest.Reserve(t, l, limitertest.Acme(1)); d.Granted {
+		t.Error("granted before one that waits")
+	}
+	if err := <-ended; !errors.Is(err, throttle.ErrUnavailable) {
+		t.Error(err)
+	}
+	limitertest.Until(t, "a newcomer is let in", func() bool { return limitertest.Reserve(t, l, limitertest.Acme(1)).Granted })
+	limitertest.Reserve(t, l, limitertest.Acme(0))
+	limitertest.IsGone(t, client)
 }
 
 // A process does not acknowledge the take of its last claim. The claim has got what it waited for,
@@ -44,17 +43,13 @@ func TestAClaimThatWasTakenDoesNotComeBack(t *testing.T) {
 		client := throttletest.InMemory(t).Client(t)
 		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(1, s)))
 		limitertest.Reserve(t, l, limitertest.Acme(1))
-		if _, err := l.Wait(t.Context(), limitertest.Acme(1)); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, limitertest.Err(l.Wait(t.Context(), limitertest.Acme(1))))
 		time.Sleep(6 * s)
 		other := limitertest.New(t, client, l.Policies()...)
 		r := limitertest.Acme(1)
 		r.Ticket = limitertest.Ticket("a")
 		limitertest.Join(t, other, r)
-		if got := ids(limitertest.Take(t, other, 64, "q")); got != "a" {
-			t.Errorf("took %q", got)
-		}
+		wantTaken(t, other, 64, "a", "q")
 		limitertest.IsGone(t, client)
 	})
 }
@@ -94,9 +89,7 @@ func TestClaimsOfWhichSomeWereRemovedJoinAgain(t *testing.T) {
 		}
 		close(goOn)
 		time.Sleep(s)
-		if back := inLine(); back != n {
-			t.Errorf("%d of %d are in line again", back, n)
-		}
+		limitertest.Equal(t, inLine(), n)
 		limitertest.Cancel(t, l, full.Reservation)
 		group.Wait()
 	})

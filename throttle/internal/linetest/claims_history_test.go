@@ -205,14 +205,11 @@ func TestClaimsGoByThePolicyAsItIsNow(t *testing.T) {
 			peeked := limitertest.Peek(t, l, r)
 			return peeked.Windows[0].Used == 1 && len(limitertest.ReadLine(t, client).Hashes["t"]) == 1
 		})
-		limitertest.Agrees(t, client)
 		limitertest.SetPolicy(t, l, change(2)...)
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		if used := limitertest.Peek(t, l, r).Windows[0].Used; used != 2 {
-			t.Errorf("%d are used of 2", used)
-		}
+		limitertest.WantUsed(t, l, r, 2)
 		limitertest.IsGone(t, client)
 	})
 }

@@ -57,7 +57,7 @@ func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := throttletest.InMemory(t).Client(t)
 		here, there := limitertest.New(t, client, p), limitertest.New(t, client, p)
-		(&scene{t: t, client: client, l: there, cost: 1}).joinMany("q", "a", 300)
+		(&story{T: t, client: client, l: there, cost: 1}).joinMany("q", "a", 300)
 		ctx, stop := context.WithCancel(t.Context())
 		var waited, taken atomic.Int64
 		var group sync.WaitGroup
@@ -229,11 +229,11 @@ func TestAClaimTakesASlotThatIsGivenBack(t *testing.T) {
 	}
 }
 
+// A call waits for all windows, and learns at once that one of them has no room in time.
 func TestWaitGoesByItsPlaceInLine(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: time.Minute, Scope: throttle.ScopeShared}
-		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(10, time.Minute), slots))
+	slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: m, Scope: throttle.ScopeShared}
+	p := limitertest.Policy(limitertest.SharedWindow(10, m), slots)
+	limitertest.Bubble(t, p, func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		first := limitertest.Reserve(t, l, limitertest.Acme(1))
 		waited := func(most, timeout time.Duration) error {
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)
@@ -247,139 +247,122 @@ func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 			return err
 		}
 		var denied *throttle.DeniedError
-		if err := waited(-1, time.Hour); !errors.As(err, &denied) || denied.Cause != nil {
-			t.Errorf("it must not wait: %v", err)
-		}
-		if err := waited(100*ms, time.Hour); !errors.As(err, &denied) || denied.Cause != context.DeadlineExceeded {
-			t.Errorf("no slot is free in time: %v", err)
-		}
-		if err := waited(time.Hour, 100*ms); !errors.As(err, &denied) || denied.Cause != context.DeadlineExceeded {
-			t.Errorf("no slot is free before the deadline: %v", err)
+		for _, err := range []error{waited(100*ms, h), waited(h, 100*ms)} { // no slot is free in time
+			if !errors.As(err, &denied) || denied.Cause != context.DeadlineExceeded {
+				t.Error(err)
+			}
 		}
 		time.AfterFunc(50*ms, func() { _ = first.Reservation.Release(t.Context()) })
-		if err := waited(30*s, time.Hour); err != nil {
-			t.Errorf("a slot is free soon: %v", err)
-		}
+		limitertest.Must(t, waited(30*s, h))
 		for range 8 {
-			limitertest.Must(t, waited(s, time.Hour))
+			limitertest.Must(t, waited(s, h))
 		}
-		// A slot is free, and the minute is used up.
-		if err := waited(30*s, time.Hour); !errors.As(err, &denied) || denied.Decision.RetryIn < 40*s {
-			t.Errorf("the minute is used up: %v", err)
+		if err := waited(30*s, h); !errors.As(err, &denied) || denied.Decision.RetryIn < 40*s {
+			t.Errorf("a slot is free, and the minute is used up: %v", err)
 		}
-		if err := waited(time.Hour, 30*s); !errors.As(err, &denied) || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("the minute is used up: %v", err)
-		}
-		limitertest.IsGone(t, client)
 	})
 }
 
 func TestWaitingByOneKeyIsChargedOnce(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, time.Hour)))
-		full := limitertest.Reserve(t, l, limitertest.Acme(2))
-		r := limitertest.Acme(1)
-		r.IdempotencyKey = "key"
-		first := waits(t.Context(), t, client, l, r)
-		second := waits(t.Context(), t, client, l, r)
-		limitertest.Cancel(t, l, full.Reservation)
-		if err := errors.Join(<-first, <-second); err != nil {
-			t.Error(err)
-		}
-		limitertest.Until(t, "one is charged", func() bool { return limitertest.Peek(t, l, limitertest.Acme(0)).Windows[0].Used == 1 })
-		limitertest.IsGone(t, client)
-	})
+	client := limitertest.Redis(t)
+	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, time.Hour)))
+	full := limitertest.Reserve(t, l, limitertest.Acme(2))
+	r := limitertest.Acme(1)
+	r.IdempotencyKey = "key"
+	first := waits(t.Context(), t, client, l, r)
+	second := waits(t.Context(), t, client, l, r)
+	limitertest.Cancel(t, l, full.Reservation)
+	if err := errors.Join(<-first, <-second); err != nil {
+		t.Error(err)
+	}
+	limitertest.Until(t, "one is charged", func() bool { return limitertest.Peek(t, l, limitertest.Acme(0)).Windows[0].Used == 1 })
+	limitertest.IsGone(t, client)
 }
 
 // A grant from the line and its repeat by Reserve are one reservation: cancelled by both, it is
 // given back once.
 func TestAKeyThatWaitedIsOneReservation(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, time.Hour), limitertest.Slots(2)))
-		full := limitertest.Reserve(t, l, limitertest.Acme(2))
-		r := limitertest.Acme(1)
-		r.IdempotencyKey = "key"
-		// The other is taken with it, at the same time.
-		ctx, cancel := context.WithCancel(t.Context()) // a deadline would be known to be too early
-		defer time.AfterFunc(time.Minute, cancel).Stop()
-		other, decided := waits(ctx, t, client, l, limitertest.Acme(1)), make(chan throttle.Decision, 1)
-		go func() {
-			d, err := l.Wait(ctx, r)
-			if err != nil {
-				t.Error(err)
-			}
-			decided <- d
-		}()
-		limitertest.Until(t, "both wait", func() bool { return len(limitertest.ReadLine(t, client).Hashes["t"]) == 2 })
-		limitertest.Cancel(t, l, full.Reservation)
-		waited, err := (<-decided).Reservation, <-other
-		limitertest.Must(t, err)
-		repeat := limitertest.Reserve(t, l, r).Reservation
-		if repeat.ID != waited.ID || !repeat.At.Equal(waited.At) {
-			t.Errorf("repeated: %+v, want %+v", repeat, waited)
+	client := limitertest.Redis(t)
+	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, time.Hour), limitertest.Slots(2)))
+	full := limitertest.Reserve(t, l, limitertest.Acme(2))
+	r := limitertest.Acme(1)
+	r.IdempotencyKey = "key"
+	// The other is taken with it, at the same time.
+	ctx, cancel := context.WithCancel(t.Context()) // a deadline would be known to be too early
+	defer time.AfterFunc(time.Minute, cancel).Stop()
+	other, decided := waits(ctx, t, client, l, limitertest.Acme(1)), make(chan throttle.Decision, 1)
+	go func() {
+		d, err := l.Wait(ctx, r)
+		if err != nil {
+			t.Error(err)
 		}
-		for range 2 {
-			limitertest.Cancel(t, l, waited)
-			if d := limitertest.Cancel(t, l, repeat); !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
-				t.Errorf("used %v, want those of the other", limitertest.Used(d))
-			}
-		}
-		limitertest.IsGone(t, client)
-	})
+		decided <- d
+	}()
+	limitertest.Until(t, "both wait", func() bool { return len(limitertest.ReadLine(t, client).Hashes["t"]) == 2 })
+	limitertest.Cancel(t, l, full.Reservation)
+	waited, err := (<-decided).Reservation, <-other
+	limitertest.Must(t, err)
+	repeat := limitertest.Reserve(t, l, r).Reservation
+	if repeat.ID != waited.ID || !repeat.At.Equal(waited.At) {
+		t.Errorf("repeated: %+v, want %+v", repeat, waited)
+	}
+	for range 2 {
+		limitertest.Cancel(t, l, waited)
+		limitertest.Equal(t, limitertest.Used(limitertest.Cancel(t, l, repeat)), []int64{1, 1})
+	}
+	limitertest.IsGone(t, client)
 }
 
 // A correction uses up the limit between the take and the call that records the key.
 func TestACallByAKeyWaitsOnAfterACorrection(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		p := limitertest.Policy(limitertest.SharedWindow(2, 2*time.Second))
-		other := limitertest.New(t, client, p)
-		cancelled, settled := limitertest.Reserve(t, other, limitertest.Acme(1)), limitertest.Reserve(t, other, limitertest.Acme(1))
-		hooked := redis.NewClient(client.Options())
-		defer hooked.Close()
-		replaces, corrected := regexp.MustCompile(`replaces:[0-9a-f]{16} (hold=\d+ )?once:acme:key `), false
-		hooked.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if !corrected && replaces.MatchString(fmt.Sprint(cmd.Args()...)) {
-				corrected = true
-				if _, err := settled.Reservation.Settle(ctx, map[string]int64{throttle.Requests: 2}); err != nil {
-					t.Error(err)
-				}
+	client := limitertest.Redis(t)
+	p := limitertest.Policy(limitertest.SharedWindow(2, 2*time.Second))
+	other := limitertest.New(t, client, p)
+	cancelled, settled := limitertest.Reserve(t, other, limitertest.Acme(1)), limitertest.Reserve(t, other, limitertest.Acme(1))
+	hooked := redis.NewClient(client.Options())
+	defer hooked.Close()
+	replaces, corrected := regexp.MustCompile(`replaces:[0-9a-f]{16} (hold=\d+ )?once:acme:key `), false
+	hooked.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		if !corrected && replaces.MatchString(fmt.Sprint(cmd.Args()...)) {
+			corrected = true
+			if _, err := settled.Reservation.Settle(ctx, map[string]int64{throttle.Requests: 2}); err != nil {
+				t.Error(err)
 			}
-			return next(ctx, cmd)
-		}))
-		r := limitertest.Acme(1)
-		r.IdempotencyKey = "key"
-		ended := waits(t.Context(), t, client, limitertest.New(t, hooked, p), r)
-		limitertest.Cancel(t, other, cancelled.Reservation)
-		if err := <-ended; err != nil || !corrected {
-			t.Errorf("corrected %v, %v", corrected, err)
 		}
-		if d := limitertest.Reserve(t, other, r); !d.Granted || d.Windows[0].Used != 2 {
-			t.Errorf("granted %v, used %d: want the call's unit and the correction's", d.Granted, d.Windows[0].Used)
-		}
-		limitertest.IsGone(t, client)
-	})
+		return next(ctx, cmd)
+	}))
+	r := limitertest.Acme(1)
+	r.IdempotencyKey = "key"
+	ended := waits(t.Context(), t, client, limitertest.New(t, hooked, p), r)
+	limitertest.Cancel(t, other, cancelled.Reservation)
+	if err := <-ended; err != nil || !corrected {
+		t.Errorf("corrected %v, %v", corrected, err)
+	}
+	if d := limitertest.Reserve(t, other, r); !d.Granted || d.Windows[0].Used != 2 {
+		t.Errorf("granted %v, used %d: want the call's unit and the correction's", d.Granted, d.Windows[0].Used)
+	}
+	limitertest.IsGone(t, client)
 }
 
 // The key is taken by the time that the other one gets its units. It gives them back.
 func TestWaitingByAKeyOfAnotherCost(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(5, time.Hour)))
-		full := limitertest.Reserve(t, l, limitertest.Acme(5))
-		first, second := limitertest.Acme(1), limitertest.Acme(2)
-		first.IdempotencyKey, second.IdempotencyKey = "key", "key"
-		ended := []<-chan error{waits(t.Context(), t, client, l, first), waits(t.Context(), t, client, l, second)}
-		limitertest.Cancel(t, l, full.Reservation)
-		errs, used := []error{<-ended[0], <-ended[1]}, int64(1)
-		if errs[0] != nil {
-			slices.Reverse(errs)
-			used = 2
-		}
-		if errs[0] != nil || !errors.As(errs[1], new(*throttle.RequestError)) {
-			t.Errorf("%v", errs)
-		}
-		limitertest.Until(t, "one is charged", func() bool { return limitertest.Peek(t, l, limitertest.Acme(0)).Windows[0].Used == used })
-		limitertest.IsGone(t, client)
-	})
+	client := limitertest.Redis(t)
+	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(5, time.Hour)))
+	full := limitertest.Reserve(t, l, limitertest.Acme(5))
+	first, second := limitertest.Acme(1), limitertest.Acme(2)
+	first.IdempotencyKey, second.IdempotencyKey = "key", "key"
+	ended := []<-chan error{waits(t.Context(), t, client, l, first), waits(t.Context(), t, client, l, second)}
+	limitertest.Cancel(t, l, full.Reservation)
+	errs, used := []error{<-ended[0], <-ended[1]}, int64(1)
+	if errs[0] != nil {
+		slices.Reverse(errs)
+		used = 2
+	}
+	if errs[0] != nil || !errors.As(errs[1], new(*throttle.RequestError)) {
+		t.Errorf("%v", errs)
+	}
+	limitertest.Until(t, "one is charged", func() bool { return limitertest.Peek(t, l, limitertest.Acme(0)).Windows[0].Used == used })
+	limitertest.IsGone(t, client)
 }
 
 // A job that holds a slot could wait for itself, or for a job that waits for it. So it does not

@@ -13,92 +13,88 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-// batch has the tickets that follow be of a batch, and live of none.
-func (sc *scene) batch() *scene { sc.class = throttle.ClassBatch; return sc }
-func (sc *scene) live() *scene  { sc.class = throttle.ClassLive; return sc }
-
 func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 	t.Parallel()
 	two := limitertest.SharedWindow(2, 100*s) // too long a period for a pace
 	sharedWindow10 := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
 	own := throttle.Window{Name: "own", Limit: 1, Period: 100 * s}
-	plays(t, map[string]play{
-		"of all tenants, whenever they come": {limitertest.Policy(two), func(sc *scene) {
-			sc.batch().joins("a1", "a2", "b1", "b2")
-			sc.takes("a1", "b1")
-			sc.at(50*s).live().joins("a5", "c5", "c6")
-			sc.at(100*s).takes("a5", "c5").asks(s)
-			sc.at(200*s).takes("c6", "a2").asks(s)
-			sc.at(300 * s).takes("b2").asks(-1)
+	tell(t, map[string]scenario{
+		"of all tenants, whenever they come": {limitertest.Policy(two), func(st *story) {
+			st.batch().joins("a1", "a2", "b1", "b2")
+			st.takes("a1", "b1")
+			st.at(50*s).live().joins("a5", "c5", "c6")
+			st.at(100*s).takes("a5", "c5").asks(s)
+			st.at(200*s).takes("c6", "a2").asks(s)
+			st.at(300 * s).takes("b2").asks(-1)
 		}},
-		"a batch waits where a live ticket has no room": {limitertest.Policy(two), func(sc *scene) {
-			sc.granted("a0")
-			sc.cost = 2
-			sc.joins("a1")
-			sc.cost = 1
-			sc.batch().joins("b1")
-			sc.takes().asks(s)
-			sc.at(100 * s).takes("a1")
-			sc.at(200 * s).takes("b1").asks(-1)
+		"a batch waits where a live ticket has no room": {limitertest.Policy(two), func(st *story) {
+			st.granted("a0")
+			st.cost = 2
+			st.joins("a1")
+			st.cost = 1
+			st.batch().joins("b1")
+			st.takes().asks(s)
+			st.at(100 * s).takes("a1")
+			st.at(200 * s).takes("b1").asks(-1)
 		}},
-		"of one tenant at its own window, and others are not held up": {limitertest.Policy(own, limitertest.SharedWindow(5, s)), func(sc *scene) {
-			sc.granted("a0")
-			sc.batch().joins("a1", "b1")
-			sc.live().joins("a2")
-			sc.takes("b1")
-			sc.at(100 * s).takes("a2")
-			sc.at(200 * s).takes("a1").asks(-1)
+		"of one tenant at its own window, and others are not held up": {limitertest.Policy(own, limitertest.SharedWindow(5, s)), func(st *story) {
+			st.granted("a0")
+			st.batch().joins("a1", "b1")
+			st.live().joins("a2")
+			st.takes("b1")
+			st.at(100 * s).takes("a2")
+			st.at(200 * s).takes("a1").asks(-1)
 		}},
-		"a live newcomer passes a batch, one of a batch nobody": {limitertest.Policy(two), func(sc *scene) {
-			sc.granted("a1")
-			sc.cost = 2
-			sc.batch().joins("b1")
-			sc.cost = 1
-			sc.batch().waits("c1")
-			sc.live().granted("c2")
-			sc.leave("b1", "c1")
-			sc.at(100 * s).live().joins("d1")
-			sc.batch().waits("c3")
-			sc.at(100*s).takes("d1", "c3").asks(-1)
+		"a live newcomer passes a batch, one of a batch nobody": {limitertest.Policy(two), func(st *story) {
+			st.granted("a1")
+			st.cost = 2
+			st.batch().joins("b1")
+			st.cost = 1
+			st.batch().waits("c1")
+			st.live().granted("c2")
+			st.leave("b1", "c1")
+			st.at(100 * s).live().joins("d1")
+			st.batch().waits("c3")
+			st.at(100*s).takes("d1", "c3").asks(-1)
 		}},
-		"of claims and other queues too": {limitertest.Policy(two), func(sc *scene) {
-			sc.granted("a1", "a2")
-			sc.batch().joins("b1", "b2")
-			r := sc.live().of("c1")
+		"of claims and other queues too": {limitertest.Policy(two), func(st *story) {
+			st.granted("a1", "a2")
+			st.batch().joins("b1", "b2")
+			r := st.live().of("c1")
 			r.Ticket.Queue = "r"
-			limitertest.Join(sc.t, sc.l, r)
-			sc.at(100 * s)
-			taken := limitertest.Take(sc.t, sc.l, throttle.MaxTake, "q", "r")
+			limitertest.Join(st, st.l, r)
+			st.at(100 * s)
+			taken := limitertest.Take(st, st.l, throttle.MaxTake, "q", "r")
 			if len(taken.Tickets) != 2 || taken.Tickets[0].ID != "c1" || taken.Tickets[1].ID != "b1" {
-				sc.t.Fatalf("took %+v", taken.Tickets)
+				st.Fatalf("took %+v", taken.Tickets)
 			}
 		}},
-		"a ticket is put back in its class": {limitertest.Policy(two), func(sc *scene) {
-			sc.batch().joins("a1", "a2")
-			sc.takes("a1", "a2")
-			if got := sc.took["a1"]; got.Decision.Reservation.Class != throttle.ClassBatch || !sc.l.Line("p").Matches(got, sc.of("a1")) || sc.l.Line("p").Matches(got, sc.live().of("a1")) {
-				sc.t.Errorf("taken is %+v", got)
+		"a ticket is put back in its class": {limitertest.Policy(two), func(st *story) {
+			st.batch().joins("a1", "a2")
+			st.takes("a1", "a2")
+			if got := st.took["a1"]; got.Decision.Reservation.Class != throttle.ClassBatch || !st.line().Matches(got, st.of("a1")) || st.line().Matches(got, st.live().of("a1")) {
+				st.Errorf("taken is %+v", got)
 			}
-			sc.putBack("a1", "a2")
-			sc.live().joins("b1")
-			sc.takes("b1", "a1").asks(s)
+			st.putBack("a1", "a2")
+			st.live().joins("b1")
+			st.takes("b1", "a1").asks(s)
 		}},
-		"a ticket that joins in another class changes its flow": {limitertest.Policy(two), func(sc *scene) {
-			sc.granted("a0", "a9")
-			sc.batch().joins("a1", "a2")
-			sc.live().joins("b1", "a2")
-			sc.at(100*s).takes("b1", "a2").asks(s)
-			sc.at(200 * s).takes("a1").asks(-1)
+		"a ticket that joins in another class changes its flow": {limitertest.Policy(two), func(st *story) {
+			st.granted("a0", "a9")
+			st.batch().joins("a1", "a2")
+			st.live().joins("b1", "a2")
+			st.at(100*s).takes("b1", "a2").asks(s)
+			st.at(200 * s).takes("a1").asks(-1)
 		}},
-		"a batch is spread over a short period, and live tickets are not": {sharedWindow10, func(sc *scene) {
-			sc.batch().joins("a1", "a2", "a3", "a4")
-			sc.takes("a1").asks(900 * ms)
-			sc.at(900 * ms).takes("a2").asks(s)
-			sc.at(1*s).live().joins("b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8")
-			sc.takes("b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8") // the window is full until 10 s
-			sc.at(2000 * ms).takes()
-			sc.at(10 * s).takes("a3").asks(900 * ms)
-			sc.at(10900 * ms).takes("a4").asks(-1)
+		"a batch is spread over a short period, and live tickets are not": {sharedWindow10, func(st *story) {
+			st.batch().joins("a1", "a2", "a3", "a4")
+			st.takes("a1").asks(900 * ms)
+			st.at(900 * ms).takes("a2").asks(s)
+			st.at(1*s).live().joins("b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8")
+			st.takes("b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8") // the window is full until 10 s
+			st.at(2000 * ms).takes()
+			st.at(10 * s).takes("a3").asks(900 * ms)
+			st.at(10900 * ms).takes("a4").asks(-1)
 		}},
 	})
 }
@@ -106,103 +102,100 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 // Where both wait, a batch gets its share: of a shared window, of a tenant's own and of slots,
 // whatever its tickets cost. Where no live ticket waits it gets all.
 func TestShareOfABatch(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		for name, c := range map[string]struct {
-			windows []throttle.Window
-			cost    int64 // of a ticket of the batch
-			most    int   // that one take asks for
-		}{
-			"shared window":       {[]throttle.Window{limitertest.SharedWindow(20, s)}, 1, 16},
-			"one at a time":       {[]throttle.Window{{Name: "w", Limit: 1, Period: 100 * ms, Scope: throttle.ScopeShared}}, 1, 16},
-			"large tickets":       {[]throttle.Window{limitertest.SharedWindow(10, s)}, 7, 16},
-			"a tenant's own":      {[]throttle.Window{{Name: "own", Limit: 10, Period: s}}, 1, 16},
-			"both":                {[]throttle.Window{{Name: "own", Limit: 10, Period: s}, limitertest.SharedWindow(1000, s)}, 1, 16},
-			"slots":               {[]throttle.Window{limitertest.SharedWindow(1_000_000, s)}, 1, 8},
-			"slots, one by one":   {[]throttle.Window{{Name: "own", Limit: 1_000_000, Period: s}}, 1, 1},
-			"fixed, and by tens":  {[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: s, Scope: throttle.ScopeShared}}, 10, 64},
-			"gcra, evenly spaced": {[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Burst: 7, Period: s, Scope: throttle.ScopeShared}}, 7, 16},
-		} {
-			p := limitertest.Policy(c.windows...)
-			p.BatchShare = 0.1
-			sc := newScene(t, client, p)
-			sc.joinMany("q", "live", 450)
-			sc.cost = c.cost
-			sc.batch().joinMany("q", "live-batch", 1) // another tenant: where only tenants count it has room
-			for i := range 100 {
-				r := sc.of("live")
-				r.Tenant, r.Ticket.ID = "live", fmt.Sprint("batch", i)
-				limitertest.Join(t, sc.l, r)
-			}
-			units := map[throttle.Class]int64{}
-			for units[throttle.ClassLive]+units[throttle.ClassBatch] < 400 {
-				taken := limitertest.Take(t, sc.l, c.most, "q")
-				for _, ticket := range taken.Tickets {
-					if r := ticket.Decision.Reservation; r.Tenant == "live" {
-						units[cmp.Or(r.Class, throttle.ClassLive)] += r.Cost["requests"]
-					}
-				}
-				if taken.Next < 0 {
-					t.Fatalf("%s: all are taken", name)
-				}
-				sc.c.US.Add(taken.Next.Microseconds())
-			}
-			t.Logf("%s: %v", name, units)
-			// A ticket of the batch goes when the batch is owed it, less what the ticket itself adds. The
-			// other tenant's may have gone before. What live tickets add meanwhile is at most a take.
-			owed := p.BatchShare*float64(units[throttle.ClassLive]+units[throttle.ClassBatch]) - float64(units[throttle.ClassBatch])
-			if most := (1-p.BatchShare)*float64(2*c.cost) + p.BatchShare*float64(c.most); owed < 0 || owed > most {
-				t.Errorf("%s: the batch is owed %.1f of %v, want 0 to %.1f", name, owed, units, most)
-			}
-			limitertest.Agrees(t, client)
+	client := limitertest.Redis(t)
+	for name, c := range map[string]struct {
+		windows []throttle.Window
+		cost    int64 // of a ticket of the batch
+		most    int   // that one take asks for
+	}{
+		"shared window":       {[]throttle.Window{limitertest.SharedWindow(20, s)}, 1, 16},
+		"one at a time":       {[]throttle.Window{{Name: "w", Limit: 1, Period: 100 * ms, Scope: throttle.ScopeShared}}, 1, 16},
+		"large tickets":       {[]throttle.Window{limitertest.SharedWindow(10, s)}, 7, 16},
+		"a tenant's own":      {[]throttle.Window{{Name: "own", Limit: 10, Period: s}}, 1, 16},
+		"both":                {[]throttle.Window{{Name: "own", Limit: 10, Period: s}, limitertest.SharedWindow(1000, s)}, 1, 16},
+		"slots":               {[]throttle.Window{limitertest.SharedWindow(1_000_000, s)}, 1, 8},
+		"slots, one by one":   {[]throttle.Window{{Name: "own", Limit: 1_000_000, Period: s}}, 1, 1},
+		"fixed, and by tens":  {[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: s, Scope: throttle.ScopeShared}}, 10, 64},
+		"gcra, evenly spaced": {[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Burst: 7, Period: s, Scope: throttle.ScopeShared}}, 7, 16},
+	} {
+		p := limitertest.Policy(c.windows...)
+		p.BatchShare = 0.1
+		st := newStory(t, client, p)
+		st.joinMany("q", "live", 450)
+		st.cost = c.cost
+		st.batch().joinMany("q", "live-batch", 1) // another tenant: where only tenants count it has room
+		for i := range 100 {
+			r := st.of("live")
+			r.Tenant, r.Ticket.ID = "live", fmt.Sprint("batch", i)
+			limitertest.Join(t, st.l, r)
 		}
-	})
+		units := map[throttle.Class]int64{}
+		for units[throttle.ClassLive]+units[throttle.ClassBatch] < 400 {
+			taken := limitertest.Take(t, st.l, c.most, "q")
+			for _, ticket := range taken.Tickets {
+				if r := ticket.Decision.Reservation; r.Tenant == "live" {
+					units[cmp.Or(r.Class, throttle.ClassLive)] += r.Cost["requests"]
+				}
+			}
+			if taken.Next < 0 {
+				t.Fatalf("%s: all are taken", name)
+			}
+			st.c.US.Add(taken.Next.Microseconds())
+		}
+		t.Logf("%s: %v", name, units)
+		// A ticket of the batch goes when the batch is owed it, less what the ticket itself adds. The
+		// other tenant's may have gone before. What live tickets add meanwhile is at most a take.
+		owed := p.BatchShare*float64(units[throttle.ClassLive]+units[throttle.ClassBatch]) - float64(units[throttle.ClassBatch])
+		if most := (1-p.BatchShare)*float64(2*c.cost) + p.BatchShare*float64(c.most); owed < 0 || owed > most {
+			t.Errorf("%s: the batch is owed %.1f of %v, want 0 to %.1f", name, owed, units, most)
+		}
+	}
 }
 
 // The share holds also where several tenants of each class wait, some for their own window.
 func TestShareOfABatchOfManyTenants(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		for _, own := range []int64{2, 4, 1000} {
-			p := limitertest.Policy(throttle.Window{Name: "own", Limit: own, Period: s}, limitertest.SharedWindow(7, s))
-			p.BatchShare = 0.2
-			sc := newScene(t, client, p)
-			for i := range 4 {
-				sc.live().joinMany("q", fmt.Sprint("live", i), 200)
-				sc.batch().joinMany("q", fmt.Sprint("night", i), 100)
-			}
-			batches, all := 0, 0
-			for all < 350 {
-				taken := limitertest.Take(t, sc.l, throttle.MaxTake, "q")
-				for _, ticket := range taken.Tickets {
-					if all++; ticket.Decision.Reservation.Class == throttle.ClassBatch {
-						batches++
-					}
-				}
-				sc.c.US.Add(taken.Next.Microseconds())
-			}
-			if owed := p.BatchShare*float64(all) - float64(batches); owed < -2 || owed > 2 {
-				t.Errorf("own limit %d: %d of %d are of batches", own, batches, all)
-			}
+	client := limitertest.Redis(t)
+	for _, own := range []int64{2, 4, 1000} {
+		p := limitertest.Policy(throttle.Window{Name: "own", Limit: own, Period: s}, limitertest.SharedWindow(7, s))
+		p.BatchShare = 0.2
+		st := newStory(t, client, p)
+		for i := range 4 {
+			st.live().joinMany("q", fmt.Sprint("live", i), 200)
+			st.batch().joinMany("q", fmt.Sprint("night", i), 100)
 		}
-	})
+		batches, all := 0, 0
+		for all < 350 {
+			taken := limitertest.Take(t, st.l, throttle.MaxTake, "q")
+			for _, ticket := range taken.Tickets {
+				if all++; ticket.Decision.Reservation.Class == throttle.ClassBatch {
+					batches++
+				}
+			}
+			st.c.US.Add(taken.Next.Microseconds())
+		}
+		if owed := p.BatchShare*float64(all) - float64(batches); owed < -2 || owed > 2 {
+			t.Errorf("own limit %d: %d of %d are of batches", own, batches, all)
+		}
+	}
 }
 
 // Expected starts count the other class as it is served, and each ticket starts between its bounds.
 func TestExpectedStartsOfClasses(t *testing.T) {
 	t.Parallel()
 	limitertest.EachOf(t, etaPolicies, func(t *testing.T, client *redis.Client, windows []throttle.Window) {
-		sc := newScene(t, client, limitertest.Policy(windows...))
-		sc.with = map[string]string{"user": "bob"}
-		alone := sc.told("a00", "b00", "a01", "b01", "a02", "b02", "a03", "b03", "a04", "b04", "a05", "b05", "a06", "b06",
+		st := newStory(t, client, limitertest.Policy(windows...))
+		st.with = map[string]string{"user": "bob"}
+		alone := st.told("a00", "b00", "a01", "b01", "a02", "b02", "a03", "b03", "a04", "b04", "a05", "b05", "a06", "b06",
 			"a07", "b07", "a08", "b08")
 		var all []string
 		for ticket := range alone {
 			all = append(all, ticket)
 		}
-		sc.leave(all...)
+		st.leave(all...)
 		limitertest.IsGone(t, client)
-		sc.batch().joins("a90", "a91", "a92", "a93", "b90", "b91", "c90")
-		told := sc.live().told("a00", "b00", "a01", "b01", "a02", "b02", "a03", "b03", "a04", "b04", "a05", "b05", "a06", "b06")
-		for ticket, p := range sc.batch().told("a94", "c91", "d90") {
+		st.batch().joins("a90", "a91", "a92", "a93", "b90", "b91", "c90")
+		told := st.live().told("a00", "b00", "a01", "b01", "a02", "b02", "a03", "b03", "a04", "b04", "a05", "b05", "a06", "b06")
+		for ticket, p := range st.batch().told("a94", "c91", "d90") {
 			told[ticket] = p
 		}
 		for ticket, p := range told {
@@ -212,7 +205,7 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 				t.Errorf("%s is told %v beside a batch, and %s %v without", ticket, p.Expected, later, without.Latest)
 			}
 		}
-		starts := sc.starts()
+		starts := st.starts()
 		for ticket, p := range told {
 			if at := starts[ticket]; at > p.Latest {
 				t.Errorf("%s starts at %v, and was told %v to %v", ticket, at, p.Expected, p.Latest)
@@ -228,35 +221,31 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 // A batch in a queue of another server waits for live tickets that are about to be taken, and gets
 // its share of what they take. Live tickets of a server that does not ask hold it up no more.
 func TestClassesOfSeveralServers(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		p := limitertest.Policy(limitertest.SharedWindow(10, s))
-		p.BatchShare = 0.1
-		sc := newScene(t, client, p)
-		sc.live().joinMany("live", "a", 300)
-		sc.batch().joinMany("night", "b", 100)
-		got := map[string]int{}
-		next := map[string]time.Duration{}
-		for now := time.Duration(0); now < 20*s; now += 5 * ms {
-			for _, queue := range []string{"night", "live"} {
-				if now >= next[queue] {
-					taken := limitertest.Take(t, sc.at(now).l, 8, queue)
-					got[queue] += len(taken.Tickets)
-					next[queue] = now + max(5*ms, taken.Next)
-				}
+	client := limitertest.Redis(t)
+	p := limitertest.Policy(limitertest.SharedWindow(10, s))
+	p.BatchShare = 0.1
+	st := newStory(t, client, p)
+	st.live().joinMany("live", "a", 300)
+	st.batch().joinMany("night", "b", 100)
+	got := map[string]int{}
+	next := map[string]time.Duration{}
+	for now := time.Duration(0); now < 20*s; now += 5 * ms {
+		for _, queue := range []string{"night", "live"} {
+			if now >= next[queue] {
+				taken := limitertest.Take(t, st.at(now).l, 8, queue)
+				got[queue] += len(taken.Tickets)
+				next[queue] = now + max(5*ms, taken.Next)
 			}
 		}
-		owed := p.BatchShare*200 - float64(got["night"])
-		if most := 1 - p.BatchShare + p.BatchShare*8; got["live"]+got["night"] != 200 || owed < 0 || owed > most { // as above
-			t.Errorf("they got %v, want a tenth of 200, less up to %.1f", got, most)
-		}
-		// The other server is gone.
-		night, left := 0, 100-got["night"]
-		for now := 21 * s; now <= 21*s+steps(left)*100*ms; now += 100 * ms {
-			night += len(limitertest.Take(t, sc.at(now).l, 8, "night").Tickets)
-		}
-		if night != left {
-			t.Errorf("%d of %d were taken beside a server that does not ask", night, left)
-		}
-		limitertest.Agrees(t, client)
-	})
+	}
+	owed := p.BatchShare*200 - float64(got["night"])
+	if most := 1 - p.BatchShare + p.BatchShare*8; got["live"]+got["night"] != 200 || owed < 0 || owed > most { // as above
+		t.Errorf("they got %v, want a tenth of 200, less up to %.1f", got, most)
+	}
+	// The other server is gone.
+	night, left := 0, 100-got["night"]
+	for now := 21 * s; now <= 21*s+steps(left)*100*ms; now += 100 * ms {
+		night += len(limitertest.Take(t, st.at(now).l, 8, "night").Tickets)
+	}
+	limitertest.Equal(t, night, left)
 }

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"pgregory.net/rapid"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -22,108 +21,108 @@ func renew(t limitertest.TB, l *throttle.Limiter, d throttle.Decision) bool {
 }
 
 func TestConcurrencyScenes(t *testing.T) {
-	plays(t, map[string]play{
-		"the next in line goes at a release": {limitertest.Policy(limitertest.Slots(2)), func(sc *scene) {
-			first := sc.granted("a1")
-			sc.granted("a2")
-			sc.at(10*s).waits("a3", "b1")
-			sc.takes()
-			limitertest.Release(sc.t, first)
-			sc.takes("a3")
-			sc.waits("c1")
-			limitertest.Release(sc.t, first) // once is enough
-			sc.takes()
-			limitertest.Must(sc.t, sc.took["a3"].Decision.Reservation.Release(sc.t.Context()))
-			sc.takes("b1")
+	tell(t, map[string]scenario{
+		"the next in line goes at a release": {limitertest.Policy(limitertest.Slots(2)), func(st *story) {
+			first := st.granted("a1")
+			st.granted("a2")
+			st.at(10*s).waits("a3", "b1")
+			st.takes()
+			limitertest.Release(st, first)
+			st.takes("a3")
+			st.waits("c1")
+			limitertest.Release(st, first) // once is enough
+			st.takes()
+			limitertest.Must(st, st.took["a3"].Decision.Reservation.Release(st.Context()))
+			st.takes("b1")
 		}},
-		"a lease is renewed": {limitertest.Policy(limitertest.Slots(1)), func(sc *scene) {
-			first := sc.granted("a1")
+		"a lease is renewed": {limitertest.Policy(limitertest.Slots(1)), func(st *story) {
+			first := st.granted("a1")
 			for at := 10 * s; at <= 100*s; at += 10 * s {
-				if sc.at(at); !renew(sc.t, sc.l, first) {
-					sc.t.Fatalf("the lease is lost after %v", at)
+				if st.at(at); !renew(st, st.l, first) {
+					st.Fatalf("the lease is lost after %v", at)
 				}
 			}
-			sc.waits("a2")
-			sc.at(130*s - us).takes()
-			sc.at(130 * s).takes("a2")
-			if renew(sc.t, sc.l, first) {
-				sc.t.Error("a lease was renewed whose room is taken")
+			st.waits("a2")
+			st.at(130*s - us).takes()
+			st.at(130 * s).takes("a2")
+			if renew(st, st.l, first) {
+				st.Error("a lease was renewed whose room is taken")
 			}
-			limitertest.Release(sc.t, first)
-			sc.waits("a3")
+			limitertest.Release(st, first)
+			st.waits("a3")
 		}},
-		"all windows must have room": {limitertest.Policy(limitertest.Slots(2), limitertest.SharedWindow(2, 10*s)), func(sc *scene) {
-			first := sc.granted("a1")
-			sc.granted("a2")
-			sc.waits("a3")
-			limitertest.Release(sc.t, first)
-			sc.at(10*s - us).takes() // the other window has none
-			sc.at(10 * s).takes("a3")
-			sc.waits("a4") // a slot is missing
-			sc.at(15 * s)
-			limitertest.Release(sc.t, first)
-			sc.takes()
+		"all windows must have room": {limitertest.Policy(limitertest.Slots(2), limitertest.SharedWindow(2, 10*s)), func(st *story) {
+			first := st.granted("a1")
+			st.granted("a2")
+			st.waits("a3")
+			limitertest.Release(st, first)
+			st.at(10*s - us).takes() // the other window has none
+			st.at(10 * s).takes("a3")
+			st.waits("a4") // a slot is missing
+			st.at(15 * s)
+			limitertest.Release(st, first)
+			st.takes()
 		}},
-		"per tenant and shared": {limitertest.Policy(limitertest.Slots(3), throttle.Window{Name: "own", Algorithm: throttle.AlgorithmConcurrency, Limit: 1}), func(sc *scene) {
-			a1, b1 := sc.granted("a1"), sc.granted("b1")
-			sc.waits("a2", "b2")
-			c1 := sc.granted("c1")
-			limitertest.Release(sc.t, c1)
-			sc.takes() // neither's own slot is free
-			limitertest.Release(sc.t, b1)
-			sc.takes("b2")
-			limitertest.Release(sc.t, a1)
-			sc.takes("a2")
+		"per tenant and shared": {limitertest.Policy(limitertest.Slots(3), throttle.Window{Name: "own", Algorithm: throttle.AlgorithmConcurrency, Limit: 1}), func(st *story) {
+			a1, b1 := st.granted("a1"), st.granted("b1")
+			st.waits("a2", "b2")
+			c1 := st.granted("c1")
+			limitertest.Release(st, c1)
+			st.takes() // neither's own slot is free
+			limitertest.Release(st, b1)
+			st.takes("b2")
+			limitertest.Release(st, a1)
+			st.takes("a2")
 		}},
-		"what is expected is an upper bound": {limitertest.Policy(limitertest.Slots(2)), func(sc *scene) {
+		"what is expected is an upper bound": {limitertest.Policy(limitertest.Slots(2)), func(st *story) {
 			of := func(ticket string) throttle.Request {
-				r := sc.of(ticket)
+				r := st.of(ticket)
 				r.MaxHold = 10 * m
 				return r
 			}
-			limitertest.Reserve(sc.t, sc.l, of("a1"))
-			a2 := limitertest.Reserve(sc.t, sc.l, of("a2"))
+			limitertest.Reserve(st, st.l, of("a1"))
+			a2 := limitertest.Reserve(st, st.l, of("a2"))
 			for i, want := range []time.Duration{10 * m, 10 * m, 20 * m, 20 * m, 30 * m} {
-				if d := limitertest.Reserve(sc.t, sc.l, of(fmt.Sprint("b", i))); d.Latest != want+us || d.RetryIn > want {
-					sc.t.Errorf("number %d is expected in %v to %v, want at most %v", i, d.RetryIn, d.Latest, want)
+				if d := limitertest.Reserve(st, st.l, of(fmt.Sprint("b", i))); d.Latest != want+us || d.RetryIn > want {
+					st.Errorf("number %d is expected in %v to %v, want at most %v", i, d.RetryIn, d.Latest, want)
 				}
 			}
-			sc.at(2 * m)
-			limitertest.Release(sc.t, a2) // nothing held so long as was said: a1's lease has run out too
-			if d := limitertest.Reserve(sc.t, sc.l, of("c1")); d.Latest >= 30*m {
-				sc.t.Errorf("expected in %v at most, after a hold of 2m", d.Latest)
+			st.at(2 * m)
+			limitertest.Release(st, a2) // nothing held so long as was said: a1's lease has run out too
+			if d := limitertest.Reserve(st, st.l, of("c1")); d.Latest >= 30*m {
+				st.Errorf("expected in %v at most, after a hold of 2m", d.Latest)
 			}
 		}},
-		"nobody knows how long slots are held": {limitertest.Policy(limitertest.Slots(1)), func(sc *scene) {
-			first := sc.granted("a1")
-			r := sc.of("a2")
+		"nobody knows how long slots are held": {limitertest.Policy(limitertest.Slots(1)), func(st *story) {
+			first := st.granted("a1")
+			r := st.of("a2")
 			r.MaxWait, r.Deadline = s, time.Now().Add(m)
-			places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r, sc.of("a3")})
-			limitertest.Must(sc.t, err)
+			places, err := st.line().Join(st.Context(), []throttle.Request{r, st.of("a3")})
+			limitertest.Must(st, err)
 			for _, p := range places {
 				if p.Err != nil || p.Binds != "slots" || p.Latest != 0 {
-					sc.t.Errorf("%+v: want a place without a bound", p)
+					st.Errorf("%+v: want a place without a bound", p)
 				}
 			}
-			if d := limitertest.Reserve(sc.t, sc.l, sc.without("b")); d.Granted || d.Latest != 0 {
-				sc.t.Errorf("%v to %v: want no bound", d.RetryIn, d.Latest)
+			if d := limitertest.Reserve(st, st.l, st.without("b")); d.Granted || d.Latest != 0 {
+				st.Errorf("%v to %v: want no bound", d.RetryIn, d.Latest)
 			}
-			r = sc.of("a4")
+			r = st.of("a4")
 			r.MaxWait = -1
-			if places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r}); err != nil || places[0].Err == nil {
-				sc.t.Errorf("%+v, %v: it does not fit at once", places, err)
+			if places, err := st.line().Join(st.Context(), []throttle.Request{r}); err != nil || places[0].Err == nil {
+				st.Errorf("%+v, %v: it does not fit at once", places, err)
 			}
 			explains := func(ticket, want string) {
-				sc.t.Helper()
-				e, err := inspect.Of(sc.l).Explain(sc.t.Context(), "p", limitertest.Ticket(ticket))
+				st.Helper()
+				e, err := inspect.Of(st.l).Explain(st.Context(), "p", limitertest.Ticket(ticket))
 				if err != nil || !strings.Contains(e.String(), want) {
-					sc.t.Errorf("%v, %v: want %q", e, err, want)
+					st.Errorf("%v, %v: want %q", e, err, want)
 				}
 			}
 			explains("a3", "expected to start at 00:01:00 UTC at most\ndelayed by window slots, whose holds were not measured yet\n")
-			sc.at(2 * s)
-			limitertest.Release(sc.t, first)
-			sc.takes("a2") // a hold of 2 s is known from now on
+			st.at(2 * s)
+			limitertest.Release(st, first)
+			st.takes("a2") // a hold of 2 s is known from now on
 			explains("a3", "delayed by window slots\n")
 		}},
 	})
@@ -131,81 +130,80 @@ func TestConcurrencyScenes(t *testing.T) {
 
 // Random calls against a model of the slots: which reservation holds how many, and until when.
 func TestConcurrencyIsNeverExceeded(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		rapid.Check(t, func(t *rapid.T) {
-			limitertest.Must(t, client.FlushAll(t.Context()).Err())
-			limit := rapid.Int64Range(1, 5).Draw(t, "limit")
-			w := limitertest.Slots(limit)
-			l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
-			type hold struct {
-				d     throttle.Decision
-				until time.Duration
-				cost  int64
-				ended bool // released or cancelled
-			}
-			var holds []*hold
-			now := time.Duration(0)
-			running := func() (units int64) {
-				for _, h := range holds {
-					if h.until > now {
-						units += h.cost
-					}
+	client := limitertest.Redis(t)
+	rapid.Check(t, func(t *rapid.T) {
+		limitertest.Must(t, client.FlushAll(t.Context()).Err())
+		limit := rapid.Int64Range(1, 5).Draw(t, "limit")
+		w := limitertest.Slots(limit)
+		l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
+		type hold struct {
+			d     throttle.Decision
+			until time.Duration
+			cost  int64
+			ended bool // released or cancelled
+		}
+		var holds []*hold
+		now := time.Duration(0)
+		running := func() (units int64) {
+			for _, h := range holds {
+				if h.until > now {
+					units += h.cost
 				}
-				return units
 			}
-			pick := func(t *rapid.T) *hold {
-				if len(holds) == 0 {
-					t.Skip("nobody")
+			return units
+		}
+		pick := func(t *rapid.T) *hold {
+			if len(holds) == 0 {
+				t.Skip("nobody")
+			}
+			return holds[rapid.IntRange(max(0, len(holds)-8), len(holds)-1).Draw(t, "hold")]
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"": func(t *rapid.T) {
+				if d := limitertest.Peek(t, l, limitertest.Acme(1)); d.Windows[0].Used != running() {
+					t.Fatalf("%d are counted, %d run", d.Windows[0].Used, running())
 				}
-				return holds[rapid.IntRange(max(0, len(holds)-8), len(holds)-1).Draw(t, "hold")]
-			}
-			t.Repeat(map[string]func(*rapid.T){
-				"": func(t *rapid.T) {
-					if d := limitertest.Peek(t, l, limitertest.Acme(1)); d.Windows[0].Used != running() {
-						t.Fatalf("%d are counted, %d run", d.Windows[0].Used, running())
-					}
-				},
-				"pass": func(t *rapid.T) {
-					now += time.Duration(rapid.Int64Range(1, int64(20*s)).Draw(t, "by")).Truncate(us)
-					c.Set(now)
-				},
-				"limit": func(t *rapid.T) {
-					w.Limit = rapid.Int64Range(1, 5).Draw(t, "limit")
-					limit = w.Limit
-					limitertest.Must(t, l.SetPolicies([]throttle.Policy{limitertest.Policy(w)}))
-				},
-				"reserve": func(t *rapid.T) {
-					cost := rapid.Int64Range(1, limit).Draw(t, "cost")
-					d := limitertest.Reserve(t, l, limitertest.Acme(cost))
-					if want := running()+cost <= limit; d.Granted != want {
-						t.Fatalf("%d beside %d of %d: granted %v", cost, running(), limit, d.Granted)
-					}
-					if d.Granted {
-						holds = append(holds, &hold{d: d, until: now + w.Lease, cost: cost})
-					}
-				},
-				"renew": func(t *rapid.T) {
-					h := pick(t)
-					want := h.until > now || !h.ended && running()+h.cost <= limit
-					if got := renew(t, l, h.d); got != want {
-						t.Fatalf("renewed %v, want %v", got, want)
-					}
-					if want {
-						h.until = now + w.Lease
-					}
-				},
-				"release": func(t *rapid.T) {
-					h := pick(t)
-					limitertest.Release(t, h.d)
-					h.ended = h.ended || h.until > now // what ran out is not known any more
-					h.until = 0
-				},
-				"cancel": func(t *rapid.T) {
-					h := pick(t)
-					limitertest.Cancel(t, l, h.d.Reservation)
-					h.until, h.ended = 0, true
-				},
-			})
+			},
+			"pass": func(t *rapid.T) {
+				now += time.Duration(rapid.Int64Range(1, int64(20*s)).Draw(t, "by")).Truncate(us)
+				c.Set(now)
+			},
+			"limit": func(t *rapid.T) {
+				w.Limit = rapid.Int64Range(1, 5).Draw(t, "limit")
+				limit = w.Limit
+				limitertest.Must(t, l.SetPolicies([]throttle.Policy{limitertest.Policy(w)}))
+			},
+			"reserve": func(t *rapid.T) {
+				cost := rapid.Int64Range(1, limit).Draw(t, "cost")
+				d := limitertest.Reserve(t, l, limitertest.Acme(cost))
+				if want := running()+cost <= limit; d.Granted != want {
+					t.Fatalf("%d beside %d of %d: granted %v", cost, running(), limit, d.Granted)
+				}
+				if d.Granted {
+					holds = append(holds, &hold{d: d, until: now + w.Lease, cost: cost})
+				}
+			},
+			"renew": func(t *rapid.T) {
+				h := pick(t)
+				want := h.until > now || !h.ended && running()+h.cost <= limit
+				if got := renew(t, l, h.d); got != want {
+					t.Fatalf("renewed %v, want %v", got, want)
+				}
+				if want {
+					h.until = now + w.Lease
+				}
+			},
+			"release": func(t *rapid.T) {
+				h := pick(t)
+				limitertest.Release(t, h.d)
+				h.ended = h.ended || h.until > now // what ran out is not known any more
+				h.until = 0
+			},
+			"cancel": func(t *rapid.T) {
+				h := pick(t)
+				limitertest.Cancel(t, l, h.d.Reservation)
+				h.until, h.ended = 0, true
+			},
 		})
 	})
 }

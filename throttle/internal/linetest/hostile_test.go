@@ -21,83 +21,80 @@ var hostileNames = []string{
 // Tenants, attributes, queues, tickets and keys are data in the line too: each waits, is taken by
 // its own name and leaves, beside all others, and nothing stays.
 func TestHostileNamesInALine(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		for _, shared := range []bool{true, false} {
-			p := limitertest.Policy(
-				throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")},
-				throttle.Window{Name: "own", Limit: 100, Period: 10 * s},
-			)
-			if shared {
-				p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: 10 * s, Scope: throttle.ScopeShared})
-			}
-			sc := newScene(t, client, p)
-			type names struct{ tenant, user, queue, id, key string }
-			var all []names
-			for i, name := range hostileNames {
-				other := func(n int) string { return hostileNames[(i+n)%len(hostileNames)] }
-				all = append(all, names{name, other(3), other(5), other(7), other(11)[:min(len(other(11)), throttle.MaxKeyBytes)]})
-			}
-			request := func(n names) throttle.Request {
-				return throttle.Request{
-					Policy: "p", Tenant: n.tenant, Attributes: map[string]string{"user": n.user}, Ticket: throttle.Ticket{Queue: n.queue, ID: n.id}, Key: n.key,
-				}
-			}
-			for _, n := range all {
-				if d := limitertest.Reserve(t, sc.l, request(n)); !d.Granted {
-					t.Fatalf("%q is denied", n)
-				}
-				before := limitertest.Dump(t, client)
-				if d := limitertest.Reserve(t, sc.l, request(n)); d.Granted || d.RetryIn != 10*s {
-					t.Fatalf("%q: granted %v in %v", n, d.Granted, d.RetryIn)
-				}
-				later := request(n)
-				later.Ticket.ID = "later/" + n.id
-				places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{later})
-				if err != nil || places[0].Err != nil || places[0].Expected != 20*s || places[0].AlreadyQueued {
-					t.Fatalf("%q: %+v, %v", n, places, err)
-				}
-				for key, value := range before {
-					if client.Exists(t.Context(), key).Val() != 1 {
-						t.Errorf("%q took the key %q away, which was %q", n, key, value)
-					}
-				}
-			}
-			sc.at(10 * s)
-			taken, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: limitertest.Queues(hostileNames...), Max: throttle.MaxTake})
-			if err != nil || len(taken.Tickets) != len(all) {
-				t.Fatalf("%d tickets of %d, %v", len(taken.Tickets), len(all), err)
-			}
-			for _, n := range all {
-				i := slices.IndexFunc(taken.Tickets, func(t throttle.TakenTicket) bool { return t.Ticket == request(n).Ticket })
-				if i < 0 {
-					t.Errorf("%q was not taken", n)
-					continue
-				}
-				got := taken.Tickets[i]
-				if got.Key != n.key || got.Decision.Tenant != n.tenant || got.Decision.Reservation.Attributes["user"] != n.user || !sc.l.Line("p").Matches(got, request(n)) {
-					t.Errorf("%q was taken as %+v", n, got)
-				}
-				if w := got.Decision.Windows; len(w) != len(p.Windows) || w[0].Used != 1 || w[1].Used != 1 || !slices.Equal(w[0].Scope.Values, []string{n.tenant, n.user}) {
-					t.Errorf("%q: %+v", n, w)
-				}
-				if err := sc.l.Line("p").Leave(t.Context(), throttle.Ticket{Queue: n.queue, ID: "later/" + n.id}); err != nil {
-					t.Error(err)
-				}
-			}
-			if err := sc.l.Line("p").Acknowledge(t.Context()); err != nil {
-				t.Error(err)
-			}
-			for _, key := range client.Keys(t.Context(), "*").Val() {
-				if kind := client.Type(t.Context(), key).Val(); kind != "string" || strings.HasSuffix(key, ":q") {
-					t.Errorf("the line has left the %s %q", kind, key)
-				}
+	client := limitertest.Redis(t)
+	for _, shared := range []bool{true, false} {
+		p := limitertest.Policy(
+			throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")},
+			throttle.Window{Name: "own", Limit: 100, Period: 10 * s},
+		)
+		if shared {
+			p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: 10 * s, Scope: throttle.ScopeShared})
+		}
+		st := newStory(t, client, p)
+		type names struct{ tenant, user, queue, id, key string }
+		var all []names
+		for i, name := range hostileNames {
+			other := func(n int) string { return hostileNames[(i+n)%len(hostileNames)] }
+			all = append(all, names{name, other(3), other(5), other(7), other(11)[:min(len(other(11)), throttle.MaxKeyBytes)]})
+		}
+		request := func(n names) throttle.Request {
+			return throttle.Request{
+				Policy: "p", Tenant: n.tenant, Attributes: map[string]string{"user": n.user}, Ticket: throttle.Ticket{Queue: n.queue, ID: n.id}, Key: n.key,
 			}
 		}
-	})
+		for _, n := range all {
+			if d := limitertest.Reserve(t, st.l, request(n)); !d.Granted {
+				t.Fatalf("%q is denied", n)
+			}
+			before := limitertest.Dump(t, client)
+			if d := limitertest.Reserve(t, st.l, request(n)); d.Granted || d.RetryIn != 10*s {
+				t.Fatalf("%q: granted %v in %v", n, d.Granted, d.RetryIn)
+			}
+			later := request(n)
+			later.Ticket.ID = "later/" + n.id
+			places, err := st.line().Join(t.Context(), []throttle.Request{later})
+			if err != nil || places[0].Err != nil || places[0].Expected != 20*s || places[0].AlreadyQueued {
+				t.Fatalf("%q: %+v, %v", n, places, err)
+			}
+			for key, value := range before {
+				limitertest.Equal(t, client.Exists(t.Context(), key).Val(), 1, n, key, value)
+			}
+		}
+		st.at(10 * s)
+		taken, err := st.line().Take(t.Context(), throttle.TakeOptions{Queues: limitertest.Queues(hostileNames...), Max: throttle.MaxTake})
+		if err != nil || len(taken.Tickets) != len(all) {
+			t.Fatalf("%d tickets of %d, %v", len(taken.Tickets), len(all), err)
+		}
+		for _, n := range all {
+			i := slices.IndexFunc(taken.Tickets, func(t throttle.TakenTicket) bool { return t.Ticket == request(n).Ticket })
+			if i < 0 {
+				t.Errorf("%q was not taken", n)
+				continue
+			}
+			got := taken.Tickets[i]
+			if got.Key != n.key || got.Decision.Tenant != n.tenant || got.Decision.Reservation.Attributes["user"] != n.user || !st.line().Matches(got, request(n)) {
+				t.Errorf("%q was taken as %+v", n, got)
+			}
+			if w := got.Decision.Windows; len(w) != len(p.Windows) || w[0].Used != 1 || w[1].Used != 1 || !slices.Equal(w[0].Scope.Values, []string{n.tenant, n.user}) {
+				t.Errorf("%q: %+v", n, w)
+			}
+			if err := st.line().Leave(t.Context(), throttle.Ticket{Queue: n.queue, ID: "later/" + n.id}); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := st.line().Acknowledge(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for _, key := range client.Keys(t.Context(), "*").Val() {
+			if kind := client.Type(t.Context(), key).Val(); kind != "string" || strings.HasSuffix(key, ":q") {
+				t.Errorf("the line has left the %s %q", kind, key)
+			}
+		}
+	}
 }
 
 // As many windows as a policy may have, each of a unit and a scope of its own, with a line.
-func TestManyWindowsWithALine(t *testing.T) { limitertest.OnRedis(t, manyWindowsWithALine) }
+func TestManyWindowsWithALine(t *testing.T) { manyWindowsWithALine(t, limitertest.Redis(t)) }
 
 func manyWindowsWithALine(t *testing.T, client *redis.Client) {
 	var p throttle.Policy
@@ -111,31 +108,29 @@ func manyWindowsWithALine(t *testing.T, client *redis.Client) {
 		})
 		r.Cost[unit], r.Attributes[attribute] = 3, "\xff\n"
 	}
-	sc := newScene(t, client, p)
+	st := newStory(t, client, p)
 	ticket := func(name string) throttle.Request {
 		r := r
 		r.Ticket = limitertest.Ticket(name)
 		return r
 	}
-	if d := limitertest.Reserve(t, sc.l, ticket("a1")); !d.Granted {
+	if d := limitertest.Reserve(t, st.l, ticket("a1")); !d.Granted {
 		t.Fatal("denied")
 	}
 	for i, name := range []string{"a2", "a3"} {
-		if d := limitertest.Reserve(t, sc.l, ticket(name)); d.Granted || d.RetryIn != time.Duration(i+1)*10*s {
+		if d := limitertest.Reserve(t, st.l, ticket(name)); d.Granted || d.RetryIn != time.Duration(i+1)*10*s {
 			t.Fatalf("%s: granted %v in %v", name, d.Granted, d.RetryIn)
 		}
 	}
-	if d := limitertest.Peek(t, sc.l, r); d.Granted || d.RetryIn != 30*s {
+	if d := limitertest.Peek(t, st.l, r); d.Granted || d.RetryIn != 30*s {
 		t.Errorf("a request that costs nothing: granted %v in %v", d.Granted, d.RetryIn)
 	}
-	sc.at(10 * s).takes("a2")
-	if d := limitertest.Cancel(t, sc.l, sc.took["a2"].Decision.Reservation); slices.Max(limitertest.Used(d)) != 0 {
+	st.at(10 * s).takes("a2")
+	if d := limitertest.Cancel(t, st.l, st.took["a2"].Decision.Reservation); slices.Max(limitertest.Used(d)) != 0 {
 		t.Errorf("used %v", limitertest.Used(d))
 	}
-	sc.takes("a3")
-	if n := client.Exists(t.Context(), "sluice:{p}:q").Val(); n != 0 {
-		t.Error("the line is not empty")
-	}
+	st.takes("a3")
+	limitertest.Equal(t, client.Exists(t.Context(), "sluice:{p}:q").Val(), 0, "the line is not empty")
 }
 
 // The largest numbers there may be, side by side, in windows and in a line.
@@ -143,29 +138,28 @@ func TestLargestNumbers(t *testing.T) {
 	const most = throttle.MaxLimit
 	for _, algorithm := range []throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA} {
 		t.Run(string(algorithm), func(t *testing.T) {
-			limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-				p := limitertest.Policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Scope: throttle.ScopeShared})
-				p.Tenants = map[string]throttle.Tenant{"a": {Weight: 1e6}, "b": {Weight: 1e-9}, "x": {Exempt: true}}
-				sc := newScene(t, client, p)
-				sc.cost = most
-				sc.granted("a1")
-				for range 20 {
-					sc.granted("x1") // an exempt tenant counts on and on
+			client := limitertest.Redis(t)
+			p := limitertest.Policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Scope: throttle.ScopeShared})
+			p.Tenants = map[string]throttle.Tenant{"a": {Weight: 1e6}, "b": {Weight: 1e-9}, "x": {Exempt: true}}
+			st := newStory(t, client, p)
+			st.cost = most
+			st.granted("a1")
+			for range 20 {
+				st.granted("x1") // an exempt tenant counts on and on
+			}
+			var last time.Duration
+			for _, name := range []string{"a2", "a3", "b1", "c1"} {
+				d := limitertest.Reserve(t, st.l, st.of(name))
+				if d.Granted || d.RetryIn <= 0 || d.Windows[0].Used < most || d.Windows[0].Remaining != 0 {
+					t.Errorf("%s: %+v", name, d)
 				}
-				var last time.Duration
-				for _, name := range []string{"a2", "a3", "b1", "c1"} {
-					d := limitertest.Reserve(t, sc.l, sc.of(name))
-					if d.Granted || d.RetryIn <= 0 || d.Windows[0].Used < most || d.Windows[0].Remaining != 0 {
-						t.Errorf("%s: %+v", name, d)
-					}
-					last = max(last, d.RetryIn)
-				}
-				sc.at(last)
-				taken, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
-				if err != nil || len(taken.Tickets) != 1 || taken.Tickets[0].Decision.Windows[0].Used != most {
-					t.Errorf("after %v took %+v, %v", last, taken, err)
-				}
-			})
+				last = max(last, d.RetryIn)
+			}
+			st.at(last)
+			taken, err := st.line().Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
+			if err != nil || len(taken.Tickets) != 1 || taken.Tickets[0].Decision.Windows[0].Used != most {
+				t.Errorf("after %v took %+v, %v", last, taken, err)
+			}
 		})
 	}
 }

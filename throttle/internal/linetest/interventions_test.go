@@ -8,182 +8,154 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-// intervene puts something in force for an hour, or nothing, and has the line know it.
-func (sc *scene) intervene(i throttle.Interventions) {
-	sc.t.Helper()
-	i.At = time.UnixMicro(sc.c.US.Load())
-	for k := range i.Overrides {
-		i.Overrides[k].Policy, i.Overrides[k].Until = "p", i.At.Add(h)
-	}
-	for k := range i.Pauses {
-		i.Pauses[k].Policy, i.Pauses[k].Until = "p", i.At.Add(h)
-		i.Pauses[k].By, i.Pauses[k].Why = "anna", "it is down"
-	}
-	sc.l.SetInterventions(i)
-	sc.refresh()
-}
-
-func (sc *scene) pauses(tenants ...string) {
-	sc.t.Helper()
-	var i throttle.Interventions
-	for _, tenant := range tenants {
-		i.Pauses = append(i.Pauses, throttle.OperatorPause{Tenant: tenant})
-	}
-	sc.intervene(i)
-}
-
 // What operators put in force holds for what waits, and for what comes.
 func TestInterventionsHoldForTheLine(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 1, Period: 10 * s}
 	users := throttle.Window{Name: "users", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")}
-	pauseOne := func(sc *scene) {
-		sc.with = map[string]string{"user": "u"}
-		sc.granted("a0")
-		sc.joins("a1", "a2", "b1", "c1")
-		sc.pauses("a")
-		sc.at(s).joins("a3")
-		if d := limitertest.Reserve(sc.t, sc.l, sc.of("a4")); d.Granted || !d.Queued || d.Binds() != throttle.ByPause || d.RetryIn < h-m {
-			sc.t.Errorf("%+v", d)
+	pauseOne := func(st *story) {
+		st.with = map[string]string{"user": "u"}
+		st.granted("a0")
+		st.joins("a1", "a2", "b1", "c1")
+		st.pauses("a")
+		st.at(s).joins("a3")
+		if d := limitertest.Reserve(st, st.l, st.of("a4")); d.Granted || !d.Queued || d.Binds() != throttle.ByPause || d.RetryIn < h-m {
+			st.Errorf("%+v", d)
 		}
-		e, err := inspect.Of(sc.l).Explain(sc.t.Context(), "p", limitertest.Ticket("a2"))
+		e, err := inspect.Of(st.l).Explain(st.Context(), "p", limitertest.Ticket("a2"))
 		if err != nil || !e.Waiting || e.Binds != throttle.ByPause || e.Pause.By != "anna" || e.Expected.Sub(e.At) < h-m {
-			sc.t.Errorf("a2 is explained by %v, %v", e, err)
+			st.Errorf("a2 is explained by %v, %v", e, err)
 		}
 		for k := range 12 {
-			taken := limitertest.Take(sc.t, sc.at(time.Duration(10+10*k)*s).l, 64, "q")
+			taken := limitertest.Take(st, st.at(time.Duration(10+10*k)*s).l, 64, "q")
 			for _, ticket := range taken.Tickets {
 				if ticket.Decision.Tenant == "a" {
-					sc.t.Errorf("took %s of a tenant that is paused", ticket.ID)
+					st.Errorf("took %s of a tenant that is paused", ticket.ID)
 				}
-				sc.took[ticket.ID] = ticket
+				st.took[ticket.ID] = ticket
 			}
-			limitertest.Agrees(sc.t, sc.client)
 		}
-		if len(sc.took) != 2 {
-			sc.t.Errorf("took %d of others, want 2", len(sc.took))
-		}
-		sc.at(m * 5).joins("b2")
-		sc.takes("b2")
-		sc.pauses()
-		sc.at(6 * m).takes("a1").at(7 * m).takes("a2").at(8 * m).takes("a3").at(9 * m).takes("a4").asks(-1)
+		limitertest.Equal(st, len(st.took), 2)
+		st.at(m * 5).joins("b2")
+		st.takes("b2")
+		st.pauses()
+		st.at(6 * m).takes("a1").at(7 * m).takes("a2").at(8 * m).takes("a3").at(9 * m).takes("a4").asks(-1)
 	}
-	plays(t, map[string]play{
-		"a policy is paused": {limitertest.Policy(limitertest.SharedWindow(2, 10*s)), func(sc *scene) {
-			sc.pauses("")
-			if d := limitertest.Reserve(sc.t, sc.l, sc.without("a")); d.Granted || d.Queued || d.RetryIn < h-m {
-				sc.t.Errorf("%+v", d) // although there is room
+	tell(t, map[string]scenario{
+		"a policy is paused": {limitertest.Policy(limitertest.SharedWindow(2, 10*s)), func(st *story) {
+			st.pauses("")
+			if d := limitertest.Reserve(st, st.l, st.without("a")); d.Granted || d.Queued || d.RetryIn < h-m {
+				st.Errorf("%+v", d) // although there is room
 			}
-			sc.pauses()
-			sc.granted("a0", "b0")
-			sc.waits("a1", "b1")
-			sc.pauses("")
-			sc.at(20 * s).takes().asks(s)
-			if p := sc.joins("c1"); p.Expected < h-m || p.Expected > h || p.Latest < p.Expected || p.Binds != throttle.ByPause || p.Nudge {
-				sc.t.Errorf("%+v", p) // the windows have room long before
+			st.pauses()
+			st.granted("a0", "b0")
+			st.waits("a1", "b1")
+			st.pauses("")
+			st.at(20 * s).takes().asks(s)
+			if p := st.joins("c1"); p.Expected < h-m || p.Expected > h || p.Latest < p.Expected || p.Binds != throttle.ByPause || p.Nudge {
+				st.Errorf("%+v", p) // the windows have room long before
 			}
 			for _, change := range []func(*throttle.Request){
 				func(r *throttle.Request) { r.MaxWait = h / 2 },
 				func(r *throttle.Request) { r.Deadline = time.Now().Add(h / 2) },
 			} {
-				r := sc.of("d9")
+				r := st.of("d9")
 				change(&r)
-				places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r})
+				places, err := st.line().Join(st.Context(), []throttle.Request{r})
 				if err != nil || !errors.As(places[0].Err, new(*throttle.TooLateError)) {
-					sc.t.Errorf("%+v, %v: it cannot start before the pause ends", places, err)
+					st.Errorf("%+v, %v: it cannot start before the pause ends", places, err)
 				}
 			}
-			for _, r := range []throttle.Request{sc.of("d1"), sc.without("d"), {Policy: "p", Tenant: "e", Exempt: true}} {
-				d := limitertest.Reserve(sc.t, sc.l, r)
+			for _, r := range []throttle.Request{st.of("d1"), st.without("d"), {Policy: "p", Tenant: "e", Exempt: true}} {
+				d := limitertest.Reserve(st, st.l, r)
 				if d.Granted || d.RetryIn < h-m || d.Binds() != throttle.ByPause || d.Queued != (r.Ticket.ID != "") {
-					sc.t.Errorf("%+v", d)
+					st.Errorf("%+v", d)
 				}
 				if want := ": paused until 01:00:00 UTC by hand: it is down"; !strings.HasSuffix(d.Reason(), want) || d.Pause.By != "anna" {
-					sc.t.Errorf("%s, want %s", d.Reason(), want)
+					st.Errorf("%s, want %s", d.Reason(), want)
 				}
 				if text := d.Pause.Describe(d.At); !strings.HasSuffix(text, ": it is down, set by anna") {
-					sc.t.Errorf("%s", text)
+					st.Errorf("%s", text)
 				}
 			}
-			if d := limitertest.Peek(sc.t, sc.l, sc.without("d")); d.Granted || d.Windows[0].Used != 0 {
-				sc.t.Errorf("%+v", d)
+			if d := limitertest.Peek(st, st.l, st.without("d")); d.Granted || d.Windows[0].Used != 0 {
+				st.Errorf("%+v", d)
 			}
-			sc.pauses()
-			sc.at(21*s).takes("a1", "b1").at(31*s).takes("c1", "d1").asks(-1)
+			st.pauses()
+			st.at(21*s).takes("a1", "b1").at(31*s).takes("c1", "d1").asks(-1)
 		}},
-		"windows free up during a pause, and the line goes on behind it": {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), func(sc *scene) {
-			sc.granted("a0")
-			sc.pauses("")
+		"windows free up during a pause, and the line goes on behind it": {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), func(st *story) {
+			st.granted("a0")
+			st.pauses("")
 			for k, ticket := range []string{"a1", "a2", "a3"} {
 				at := h + time.Duration(k)*10*s
-				if p := sc.joins(ticket); p.Expected != at || p.Latest != at {
-					sc.t.Errorf("%s: in %v to %v, want exactly %v", ticket, p.Expected, p.Latest, at)
+				if p := st.joins(ticket); p.Expected != at || p.Latest != at {
+					st.Errorf("%s: in %v to %v, want exactly %v", ticket, p.Expected, p.Latest, at)
 				}
 			}
-			if d := limitertest.Peek(sc.t, sc.l, sc.without("a")); d.RetryIn != h+30*s || d.Latest != h+30*s {
-				sc.t.Errorf("in %v to %v, want %v", d.RetryIn, d.Latest, h+30*s)
+			if d := limitertest.Peek(st, st.l, st.without("a")); d.RetryIn != h+30*s || d.Latest != h+30*s {
+				st.Errorf("in %v to %v, want %v", d.RetryIn, d.Latest, h+30*s)
 			}
-			e, err := inspect.Of(sc.l).Explain(sc.t.Context(), "p", limitertest.Ticket("a3"))
+			e, err := inspect.Of(st.l).Explain(st.Context(), "p", limitertest.Ticket("a3"))
 			if err != nil || e.Expected.Sub(e.At) != h+20*s || e.Binds != throttle.ByPause {
-				sc.t.Errorf("a3 is explained by %v, %v", e, err)
+				st.Errorf("a3 is explained by %v, %v", e, err)
 			}
-			sc.at(h).pauses()
-			sc.takes("a1").at(h + 10*s).takes("a2").at(h + 20*s).takes("a3").asks(-1)
+			st.at(h).pauses()
+			st.takes("a1").at(h + 10*s).takes("a2").at(h + 20*s).takes("a3").asks(-1)
 		}},
 		"one of many tenants is paused":                           {limitertest.Policy(own, limitertest.SharedWindow(3, 10*s)), pauseOne},
 		"a tenant is paused where all windows are shared":         {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), pauseOne},
 		"a tenant is paused where windows count by its users":     {limitertest.Policy(users, limitertest.SharedWindow(9, 10*s)), pauseOne},
 		"a tenant is paused where windows count by it and others": {limitertest.Policy(own, users), pauseOne},
-		"a limit is raised, and lowered again": {limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h}), func(sc *scene) {
-			sc.granted("a0")
-			sc.waits("a1", "a2", "a3")
-			sc.at(s).takes()
-			sc.intervene(throttle.Interventions{Overrides: []throttle.TenantOverride{{Tenant: "a", Windows: map[string]throttle.Override{"own": {Limit: 3}}}}})
-			sc.at(2*s).takes("a1", "a2")
-			sc.intervene(throttle.Interventions{})
-			sc.at(h + s).takes().at(h + 2*s).takes("a3").asks(-1)
+		"a limit is raised, and lowered again": {limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h}), func(st *story) {
+			st.granted("a0")
+			st.waits("a1", "a2", "a3")
+			st.at(s).takes()
+			st.intervene(throttle.Interventions{Overrides: []throttle.TenantOverride{{Tenant: "a", Windows: map[string]throttle.Override{"own": {Limit: 3}}}}})
+			st.at(2*s).takes("a1", "a2")
+			st.intervene(throttle.Interventions{})
+			st.at(h + s).takes().at(h + 2*s).takes("a3").asks(-1)
 		}},
-		"a limit is cut, and the cut ends while tickets wait": {limitertest.Policy(throttle.Window{Name: "own", Limit: 4, Period: 10 * s}), func(sc *scene) {
-			sc.granted("a0")
-			sc.intervene(throttle.Interventions{Overrides: []throttle.TenantOverride{{Tenant: "a", Windows: map[string]throttle.Override{"own": {Limit: 1}}}}})
-			sc.waits("a1", "a2", "a3")
-			sc.at(s).takes()
-			sc.intervene(throttle.Interventions{})
-			sc.at(2*s).takes("a1", "a2", "a3").asks(-1)
+		"a limit is cut, and the cut ends while tickets wait": {limitertest.Policy(throttle.Window{Name: "own", Limit: 4, Period: 10 * s}), func(st *story) {
+			st.granted("a0")
+			st.intervene(throttle.Interventions{Overrides: []throttle.TenantOverride{{Tenant: "a", Windows: map[string]throttle.Override{"own": {Limit: 1}}}}})
+			st.waits("a1", "a2", "a3")
+			st.at(s).takes()
+			st.intervene(throttle.Interventions{})
+			st.at(2*s).takes("a1", "a2", "a3").asks(-1)
 		}},
-		"a tenant becomes exempt while its tickets wait": {limitertest.Policy(own, limitertest.SharedWindow(1, h)), func(sc *scene) {
-			sc.granted("a0")
-			sc.waits("a1", "a2", "b1")
-			sc.at(s).takes()
-			sc.intervene(throttle.Interventions{Overrides: []throttle.TenantOverride{{Tenant: "a", Exempt: new(true)}}})
-			sc.at(2*s).takes("a1", "a2")
+		"a tenant becomes exempt while its tickets wait": {limitertest.Policy(own, limitertest.SharedWindow(1, h)), func(st *story) {
+			st.granted("a0")
+			st.waits("a1", "a2", "b1")
+			st.at(s).takes()
+			st.intervene(throttle.Interventions{Overrides: []throttle.TenantOverride{{Tenant: "a", Exempt: new(true)}}})
+			st.at(2*s).takes("a1", "a2")
 			for _, ticket := range []string{"a1", "a2"} {
-				d, err := sc.l.Line("p").ReserveAgain(sc.t.Context(), sc.took[ticket], sc.of(ticket))
+				d, err := st.line().ReserveAgain(st.Context(), st.took[ticket], st.of(ticket))
 				if err != nil || !d.Granted || !d.Exempt {
-					sc.t.Errorf("%s: %+v, %v", ticket, d, err)
+					st.Errorf("%s: %+v, %v", ticket, d, err)
 				}
 			}
-			sc.leave("b1").at(3 * s).takes().asks(-1)
+			st.leave("b1").at(3 * s).takes().asks(-1)
 		}},
-		"a weight changes": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(sc *scene) {
-			sc.granted("x0")
-			sc.waits("a1", "b1", "a2", "b2", "a3", "b3")
-			sc.intervene(throttle.Interventions{Overrides: []throttle.TenantOverride{{Tenant: "b", Weight: 1e6}}})
+		"a weight changes": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(st *story) {
+			st.granted("x0")
+			st.waits("a1", "b1", "a2", "b2", "a3", "b3")
+			st.intervene(throttle.Interventions{Overrides: []throttle.TenantOverride{{Tenant: "b", Weight: 1e6}}})
 			var got string
 			for k := range 6 {
-				for _, ticket := range limitertest.Take(sc.t, sc.at(time.Duration(k+1)*s).l, 64, "q").Tickets {
+				for _, ticket := range limitertest.Take(st, st.at(time.Duration(k+1)*s).l, 64, "q").Tickets {
 					got += ticket.ID + " "
 				}
 			}
 			if got != "a1 b1 b2 b3 a2 a3 " && got != "b1 b2 b3 a1 a2 a3 " && got != "b1 a1 b2 b3 a2 a3 " {
-				sc.t.Errorf("took %s", got)
+				st.Errorf("took %s", got)
 			}
 		}},
 	})
@@ -191,21 +163,20 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 
 // The end of a pause of a tenant is in the line: it ends also if no server writes it there.
 func TestAPauseOfATenantEndsByItself(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
-		sc.pauses("a")
-		sc.joins("a1", "b1")
-		sc.takes("b1").takes()
-		other := limitertest.NewBy(t, client, sc.c, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
-		sc.at(h - s)
-		if got := limitertest.Take(t, other, 64, "q").Tickets; len(got) > 0 {
-			t.Errorf("took %+v", got)
-		}
-		sc.at(h)
-		if got := limitertest.Take(t, other, 64, "q").Tickets; len(got) != 1 || got[0].ID != "a1" {
-			t.Errorf("took %+v", got)
-		}
-	})
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
+	st.pauses("a")
+	st.joins("a1", "b1")
+	st.takes("b1").takes()
+	other := limitertest.NewBy(t, client, st.c, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
+	st.at(h - s)
+	if got := limitertest.Take(t, other, 64, "q").Tickets; len(got) > 0 {
+		t.Errorf("took %+v", got)
+	}
+	st.at(h)
+	if got := limitertest.Take(t, other, 64, "q").Tickets; len(got) != 1 || got[0].ID != "a1" {
+		t.Errorf("took %+v", got)
+	}
 }
 
 // Calls that wait in place wait for the end of a pause, or know at once that it is too long.

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -16,187 +14,167 @@ import (
 func TestJoinAnswersForEachTicket(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: 10 * s}, limitertest.SharedWindow(5, 10*s))
 	p.Tenants = map[string]throttle.Tenant{"x": {Exempt: true}, "b": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, p)
-		sc.granted("a0", "a1")
-		request := func(id string, change func(*throttle.Request)) throttle.Request {
-			r := sc.of(id)
-			r.Key = "key of " + id
-			if change != nil {
-				change(&r)
+	client := limitertest.Redis(t)
+	st := newStory(t, client, p)
+	st.granted("a0", "a1")
+	request := func(id string, change func(*throttle.Request)) throttle.Request {
+		r := st.of(id)
+		r.Key = "key of " + id
+		if change != nil {
+			change(&r)
+		}
+		return r
+	}
+	cost := func(n int64) func(*throttle.Request) {
+		return func(r *throttle.Request) { r.Cost = map[string]int64{"requests": n} }
+	}
+	now := time.Now()
+	soon := now.Add(20*s - us)
+	requests := []throttle.Request{
+		request("a2", nil),
+		request("a9", func(r *throttle.Request) { r.Ticket.ID = "" }),
+		request("a3", cost(3)),
+		request("x1", nil),
+		request("b1", cost(2)),
+		request("a4", func(r *throttle.Request) { r.MaxWait = 10*s - us }),
+		request("a4", func(r *throttle.Request) { r.MaxWait = 10 * s }),
+		request("a5", func(r *throttle.Request) { r.Backlog = 2 }),
+		request("a5", func(r *throttle.Request) { r.Backlog = 3 }),
+		request("a6", func(r *throttle.Request) { r.Deadline = soon }),
+		request("a6", func(r *throttle.Request) { r.Deadline = now }),
+		request("a2", nil),
+		request("a7", func(r *throttle.Request) { r.Key = strings.Repeat("k", 65) }),
+		request("c1", func(r *throttle.Request) { r.Attributes = map[string]string{"unused": "x"} }),
+		request("c2", func(r *throttle.Request) { r.Ticket = throttle.Ticket{} }),
+		request("c3", func(r *throttle.Request) { r.Policy = "other" }),
+	}
+	places, err := st.line().Join(t.Context(), requests)
+	if err != nil || len(places) != len(requests) {
+		t.Fatalf("%d places, %v", len(places), err)
+	}
+	for i, want := range []string{
+		"10s", `throttle: policy "p": ticket "": must have an ID`,
+		`throttle: policy "p", window "own": cost of 3 requests never fits: the window holds 2 at most`, "exempt",
+		`throttle: policy "p", window "own": cost of 2 requests never fits: the window holds 1 at most`,
+		`throttled: p, tenant a, 10s: may wait for 10s, longer than 9.999999s`, "10s",
+		`throttle: policy "p": tenant a has 2 waiting already`, "20s",
+		`throttled: p, tenant a, 20s: too late for ` + soon.String(),
+		`throttled: p, tenant a, 20s: too late for ` + now.String(), "10s again",
+		`throttle: policy "p": key "` + strings.Repeat("k", 64) + `...": must be at most 64 bytes`, "0s",
+		`throttle: policy "p": ticket "": must have an ID`,
+		`throttle: policy "p": policy "other": must be that of the line, or empty`,
+	} {
+		got := places[i].Expected.String()
+		var late *throttle.TooLateError
+		switch p := places[i]; {
+		case errors.As(p.Err, &late) && !late.Deadline.IsZero():
+			got = late.Decision.Reason() + ": too late for " + late.Deadline.String()
+			if wait := late.StartsAt.Sub(now); wait < 20*s || wait > 1*m {
+				t.Errorf("ticket %d would start in %v", i, wait)
 			}
-			return r
+		case p.Err != nil:
+			got = p.Err.Error()
+		case p.Exempt:
+			got = "exempt"
+		case p.AlreadyQueued:
+			got += " again"
 		}
-		cost := func(n int64) func(*throttle.Request) {
-			return func(r *throttle.Request) { r.Cost = map[string]int64{"requests": n} }
+		limitertest.Equal(t, got, want, i)
+		if places[i].Latest < places[i].Expected {
+			t.Errorf("ticket %d starts in %v at least and %v at most", i, places[i].Expected, places[i].Latest)
 		}
-		now := time.Now()
-		soon := now.Add(20*s - us)
-		requests := []throttle.Request{
-			request("a2", nil),
-			request("a9", func(r *throttle.Request) { r.Ticket.ID = "" }),
-			request("a3", cost(3)),
-			request("x1", nil),
-			request("b1", cost(2)),
-			request("a4", func(r *throttle.Request) { r.MaxWait = 10*s - us }),
-			request("a4", func(r *throttle.Request) { r.MaxWait = 10 * s }),
-			request("a5", func(r *throttle.Request) { r.Backlog = 2 }),
-			request("a5", func(r *throttle.Request) { r.Backlog = 3 }),
-			request("a6", func(r *throttle.Request) { r.Deadline = soon }),
-			request("a6", func(r *throttle.Request) { r.Deadline = now }),
-			request("a2", nil),
-			request("a7", func(r *throttle.Request) { r.Key = strings.Repeat("k", 65) }),
-			request("c1", func(r *throttle.Request) { r.Attributes = map[string]string{"unused": "x"} }),
-			request("c2", func(r *throttle.Request) { r.Ticket = throttle.Ticket{} }),
-			request("c3", func(r *throttle.Request) { r.Policy = "other" }),
-		}
-		places, err := sc.l.Line("p").Join(t.Context(), requests)
-		if err != nil || len(places) != len(requests) {
-			t.Fatalf("%d places, %v", len(places), err)
-		}
-		for i, want := range []string{
-			"10s", `throttle: policy "p": ticket "": must have an ID`,
-			`throttle: policy "p", window "own": cost of 3 requests never fits: the window holds 2 at most`, "exempt",
-			`throttle: policy "p", window "own": cost of 2 requests never fits: the window holds 1 at most`,
-			`throttled: p, tenant a, 10s: may wait for 10s, longer than 9.999999s`, "10s",
-			`throttle: policy "p": tenant a has 2 waiting already`, "20s",
-			`throttled: p, tenant a, 20s: too late for ` + soon.String(),
-			`throttled: p, tenant a, 20s: too late for ` + now.String(), "10s again",
-			`throttle: policy "p": key "` + strings.Repeat("k", 64) + `...": must be at most 64 bytes`, "0s",
-			`throttle: policy "p": ticket "": must have an ID`,
-			`throttle: policy "p": policy "other": must be that of the line, or empty`,
-		} {
-			got := places[i].Expected.String()
-			var late *throttle.TooLateError
-			switch p := places[i]; {
-			case errors.As(p.Err, &late) && !late.Deadline.IsZero():
-				got = late.Decision.Reason() + ": too late for " + late.Deadline.String()
-				if wait := late.StartsAt.Sub(now); wait < 20*s || wait > 1*m {
-					t.Errorf("ticket %d would start in %v", i, wait)
-				}
-			case p.Err != nil:
-				got = p.Err.Error()
-			case p.Exempt:
-				got = "exempt"
-			case p.AlreadyQueued:
-				got += " again"
-			}
-			if got != want {
-				t.Errorf("ticket %d: %s, want %s", i, got, want)
-			}
-			if places[i].Latest < places[i].Expected {
-				t.Errorf("ticket %d starts in %v at least and %v at most", i, places[i].Expected, places[i].Latest)
-			}
-		}
-		var refused *throttle.TooLateError
-		if !errors.As(places[5].Err, &refused) || refused.MaxWait != 10*s-us || !refused.Deadline.IsZero() || !errors.Is(refused, context.DeadlineExceeded) || refused.Decision.Latest != 10*s {
-			t.Errorf("%+v", refused)
-		}
-		if got := ids(limitertest.Take(t, sc.l, 64, "q")); got != "c1" {
-			t.Errorf("took %s", got)
-		}
-		sc.at(10*s).takes("a2", "a4")
-		sc.at(20 * s).takes("a5")
-		if key := sc.took["a5"].Key; key != "key of a5" {
-			t.Errorf("key %q", key)
-		}
-		if _, err := sc.l.Line("q").Join(t.Context(), requests); !errors.Is(err, throttle.ErrUnknownPolicy) {
-			t.Error(err)
-		}
-	})
+	}
+	var refused *throttle.TooLateError
+	if !errors.As(places[5].Err, &refused) || refused.MaxWait != 10*s-us || !refused.Deadline.IsZero() || !errors.Is(refused, context.DeadlineExceeded) || refused.Decision.Latest != 10*s {
+		t.Errorf("%+v", refused)
+	}
+	st.takes("c1")
+	st.at(10*s).takes("a2", "a4")
+	st.at(20 * s).takes("a5")
+	if key := st.took["a5"].Key; key != "key of a5" {
+		t.Errorf("key %q", key)
+	}
+	if _, err := st.l.Line("q").Join(t.Context(), requests); !errors.Is(err, throttle.ErrUnknownPolicy) {
+		t.Error(err)
+	}
 }
 
 // A ticket that joins again with another tenant, and is refused, keeps its place.
 func TestARefusedMoveKeepsThePlace(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		for name, limit := range map[string]func(*throttle.Request){
-			"max wait": func(r *throttle.Request) { r.MaxWait = s },
-			"deadline": func(r *throttle.Request) { r.Deadline = time.Now().Add(s) },
-			"backlog":  func(r *throttle.Request) { r.Backlog = 1 },
-		} {
-			sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s}))
-			sc.granted("a0", "b0")
-			sc.waits("a1", "b1")
-			r := sc.of("b1")
-			r.Ticket = limitertest.Ticket("a1")
-			limit(&r)
-			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r})
-			if err != nil || places[0].Err == nil {
-				t.Fatalf("%s: %+v, %v: want a refusal", name, places, err)
-			}
-			sc.at(10*s).takes("a1", "b1").asks(-1)
-			limitertest.Agrees(t, client)
-			sc.waits("a2", "b2")
-			r.Ticket, r.MaxWait, r.Deadline, r.Backlog = limitertest.Ticket("a2"), 0, time.Time{}, 0
-			if places, err = sc.l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil || places[0].Expected != 20*s {
-				t.Errorf("%s: %+v, %v: want a place behind b2", name, places, err)
-			}
-			sc.at(20 * s).takes("b2").at(30 * s).takes("a2").asks(-1)
-			limitertest.Agrees(t, client)
+	client := limitertest.Redis(t)
+	for name, limit := range map[string]func(*throttle.Request){
+		"max wait": func(r *throttle.Request) { r.MaxWait = s },
+		"deadline": func(r *throttle.Request) { r.Deadline = time.Now().Add(s) },
+		"backlog":  func(r *throttle.Request) { r.Backlog = 1 },
+	} {
+		st := newStory(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s}))
+		st.granted("a0", "b0")
+		st.waits("a1", "b1")
+		r := st.of("b1")
+		r.Ticket = limitertest.Ticket("a1")
+		limit(&r)
+		places, err := st.line().Join(t.Context(), []throttle.Request{r})
+		if err != nil || places[0].Err == nil {
+			t.Fatalf("%s: %+v, %v: want a refusal", name, places, err)
 		}
-	})
+		st.at(10*s).takes("a1", "b1").asks(-1)
+		st.waits("a2", "b2")
+		r.Ticket, r.MaxWait, r.Deadline, r.Backlog = limitertest.Ticket("a2"), 0, time.Time{}, 0
+		if places, err = st.line().Join(t.Context(), []throttle.Request{r}); err != nil || places[0].Expected != 20*s {
+			t.Errorf("%s: %+v, %v: want a place behind b2", name, places, err)
+		}
+		st.at(20 * s).takes("b2").at(30 * s).takes("a2").asks(-1)
+	}
 }
 
 // A deadline that is over refuses a ticket that fits now, too.
 func TestJoinRefusesByADeadlineThatIsOver(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
-		late, now := sc.of("a1"), sc.of("a2")
-		late.Deadline, now.Deadline = time.Now(), time.Now().Add(h)
-		places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{late, now})
-		if err != nil || !errors.As(places[0].Err, new(*throttle.TooLateError)) || places[1].Err != nil {
-			t.Errorf("%+v, %v", places, err)
-		}
-	})
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
+	late, now := st.of("a1"), st.of("a2")
+	late.Deadline, now.Deadline = time.Now(), time.Now().Add(h)
+	places, err := st.line().Join(t.Context(), []throttle.Request{late, now})
+	if err != nil || !errors.As(places[0].Err, new(*throttle.TooLateError)) || places[1].Err != nil {
+		t.Errorf("%+v, %v", places, err)
+	}
 }
 
 // Tickets that reserve together are granted or wait, each for its own, and one that is wrong changes
 // nothing. What was granted can be handled as if it was taken.
 func TestTicketsReserveTogether(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(4, h)))
-		var requests []throttle.Request
-		for i, cost := range []int64{1, 2, 5, 1, 1} { // 5 never fits
-			r := limitertest.Acme(cost)
-			r.Ticket = throttle.Ticket{Queue: "q", ID: string(rune('a' + i))}
-			requests = append(requests, r)
+	client := limitertest.Redis(t)
+	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(4, h)))
+	var requests []throttle.Request
+	for i, cost := range []int64{1, 2, 5, 1, 1} { // 5 never fits
+		r := limitertest.Acme(cost)
+		r.Ticket = throttle.Ticket{Queue: "q", ID: string(rune('a' + i))}
+		requests = append(requests, r)
+	}
+	tickets, err := l.Line("p").Reserve(t.Context(), requests)
+	limitertest.Must(t, err)
+	for i, want := range []struct{ granted, queued bool }{{true, false}, {true, false}, {}, {true, false}, {false, true}} {
+		d := tickets[i].Decision
+		if d.Granted != want.granted || d.Queued != want.queued {
+			t.Errorf("%s: granted %v, queued %v, want %+v", requests[i].Ticket.ID, d.Granted, d.Queued, want)
 		}
-		tickets, err := l.Line("p").Reserve(t.Context(), requests)
-		limitertest.Must(t, err)
-		for i, want := range []struct{ granted, queued bool }{{true, false}, {true, false}, {}, {true, false}, {false, true}} {
-			d := tickets[i].Decision
-			if d.Granted != want.granted || d.Queued != want.queued {
-				t.Errorf("%s: granted %v, queued %v, want %+v", requests[i].Ticket.ID, d.Granted, d.Queued, want)
-			}
-			if got := l.Line("p").Matches(tickets[i], requests[i]); got != want.granted {
-				t.Errorf("%s: matches: %v", requests[i].Ticket.ID, got)
-			}
-		}
-		if d := limitertest.Peek(t, l, limitertest.Acme(1)); d.Windows[0].Used != 4 {
-			t.Errorf("%d are counted", d.Windows[0].Used)
-		}
-		limitertest.Must(t, l.Line("p").Refund(t.Context(), tickets))
-		if got := ids(limitertest.Take(t, l, 64, "q")); got != "e" {
-			t.Errorf("took %q", got)
-		}
-		if d := limitertest.Peek(t, l, limitertest.Acme(1)); d.Windows[0].Used != 1 {
-			t.Errorf("%d are counted", d.Windows[0].Used)
-		}
-	})
+		limitertest.Equal(t, l.Line("p").Matches(tickets[i], requests[i]), want.granted, requests[i].Ticket.ID)
+	}
+	limitertest.WantUsed(t, l, limitertest.Acme(1), 4)
+	limitertest.Must(t, l.Line("p").Refund(t.Context(), tickets))
+	wantTaken(t, l, 64, "e", "q")
+	limitertest.WantUsed(t, l, limitertest.Acme(1), 1)
 }
 
 // A tenant's only ticket is granted, and its next one joins in the same call.
 func TestAFlowIsLeftAndJoinedInOneCall(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s}))
-		sc.granted("a1")
-		sc.waits("a2")
-		decisions, err := sc.at(s).l.Line("p").Reserve(t.Context(), []throttle.Request{sc.of("a2"), sc.of("a3")})
-		limitertest.Must(t, err)
-		if !decisions[0].Decision.Granted || !decisions[1].Decision.Queued {
-			t.Fatalf("got %+v", decisions)
-		}
-		limitertest.Agrees(t, client)
-		sc.at(2 * s).takes("a3")
-	})
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s}))
+	st.granted("a1")
+	st.waits("a2")
+	decisions, err := st.at(s).l.Line("p").Reserve(t.Context(), []throttle.Request{st.of("a2"), st.of("a3")})
+	limitertest.Must(t, err)
+	if !decisions[0].Decision.Granted || !decisions[1].Decision.Queued {
+		t.Fatalf("got %+v", decisions)
+	}
+	st.at(2 * s).takes("a3")
 }

@@ -40,65 +40,64 @@ func anyWindows(random *rand.Rand) []throttle.Window {
 
 // With any windows and costs of one tenant, no ticket starts after its latest start.
 func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		var real, most time.Duration
-		for seed := uint64(80); seed < 92; seed++ {
-			random := rand.New(rand.NewPCG(seed, 12))
-			windows := anyWindows(random)
-			sc := newScene(t, client, limitertest.Policy(windows...))
-			equal := random.IntN(2) == 0
-			draw := func() {
-				sc.cost = 1 + random.Int64N(3)
-				sc.tokens = 0
-				for _, w := range windows {
-					if w.Unit == "tokens" {
-						sc.tokens = 1 + random.Int64N(3)
-					}
+	client := limitertest.Redis(t)
+	var real, most time.Duration
+	for seed := uint64(80); seed < 92; seed++ {
+		random := rand.New(rand.NewPCG(seed, 12))
+		windows := anyWindows(random)
+		st := newStory(t, client, limitertest.Policy(windows...))
+		equal := random.IntN(2) == 0
+		draw := func() {
+			st.cost = 1 + random.Int64N(3)
+			st.tokens = 0
+			for _, w := range windows {
+				if w.Unit == "tokens" {
+					st.tokens = 1 + random.Int64N(3)
 				}
 			}
-			now := time.Duration(random.IntN(60_000)) * ms
-			for range random.IntN(6) { // of other costs, before anybody waits
-				draw()
-				sc.at(now)
-				r := sc.of("a")
-				r.Ticket = throttle.Ticket{}
-				limitertest.Reserve(t, sc.l, r)
-				now += time.Duration(random.IntN(3_000_000)) * us
-			}
+		}
+		now := time.Duration(random.IntN(60_000)) * ms
+		for range random.IntN(6) { // of other costs, before anybody waits
 			draw()
-			told, at := map[string]throttle.Place{}, map[string]time.Duration{}
-			starts := map[string]time.Duration{}
-			for i := range 12 {
-				if !equal {
-					draw()
-				}
-				ticket := fmt.Sprintf("a%02d", i)
-				sc.at(now)
-				told[ticket], at[ticket] = sc.joins(ticket), now
-				if random.IntN(2) == 0 {
-					now = sc.goOn(now, now+time.Duration(random.IntN(3_000_000))*us, starts)
-				}
+			st.at(now)
+			r := st.of("a")
+			r.Ticket = throttle.Ticket{}
+			limitertest.Reserve(t, st.l, r)
+			now += time.Duration(random.IntN(3_000_000)) * us
+		}
+		draw()
+		told, at := map[string]throttle.Place{}, map[string]time.Duration{}
+		starts := map[string]time.Duration{}
+		for i := range 12 {
+			if !equal {
+				draw()
 			}
-			sc.at(now)
-			for ticket, start := range sc.starts() {
-				starts[ticket] = start
-			}
-			for ticket, p := range told {
-				start, ok := starts[ticket]
-				start -= at[ticket]
-				real, most = real+start, most+p.Latest
-				if !ok || start > p.Latest+12*us { // GCRA rounds each start up
-					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v: %+v", seed, ticket, start, ok, p.Expected, p.Latest, windows)
-				}
+			ticket := fmt.Sprintf("a%02d", i)
+			st.at(now)
+			told[ticket], at[ticket] = st.joins(ticket), now
+			if random.IntN(2) == 0 {
+				now = st.takesUntil(now+time.Duration(random.IntN(3_000_000))*us, starts)
 			}
 		}
-		// Measured by these seeds: bounds may come closer, and not go farther.
-		const measured = 1.50
-		t.Logf("latest starts are %.2f times the real ones", most.Seconds()/real.Seconds())
-		if float64(most) > measured*float64(real) {
-			t.Errorf("the latest starts are %v in all, the starts %v", most, real)
+		st.at(now)
+		for ticket, start := range st.starts() {
+			starts[ticket] = start
 		}
-	})
+		for ticket, p := range told {
+			start, ok := starts[ticket]
+			start -= at[ticket]
+			real, most = real+start, most+p.Latest
+			if !ok || start > p.Latest+12*us { // GCRA rounds each start up
+				t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v: %+v", seed, ticket, start, ok, p.Expected, p.Latest, windows)
+			}
+		}
+	}
+	// Measured by these seeds: bounds may come closer, and not go farther.
+	const measured = 1.50
+	t.Logf("latest starts are %.2f times the real ones", most.Seconds()/real.Seconds())
+	if float64(most) > measured*float64(real) {
+		t.Errorf("the latest starts are %v in all, the starts %v", most, real)
+	}
 }
 
 // Where tickets of one tenant cost 1 to 12 of 12, they leave room that nobody can use. Their expected
@@ -114,20 +113,20 @@ func TestExpectedStartsCountWhatWholeTicketsWaste(t *testing.T) {
 		var real, expected, latest, early, late time.Duration
 		for seed := range uint64(10) {
 			random := rand.New(rand.NewPCG(seed, 24))
-			sc := newScene(t, client, limitertest.Policy(w))
+			st := newStory(t, client, limitertest.Policy(w))
 			told, at, starts := map[string]throttle.Place{}, map[string]time.Duration{}, map[string]time.Duration{}
 			now := time.Duration(0)
 			for i := range 60 {
 				ticket := fmt.Sprintf("a%02d", i)
-				sc.cost = 1 + random.Int64N(12)
-				sc.at(now)
-				told[ticket], at[ticket] = sc.joins(ticket), now
+				st.cost = 1 + random.Int64N(12)
+				st.at(now)
+				told[ticket], at[ticket] = st.joins(ticket), now
 				if seed%2 == 1 && random.IntN(4) == 0 { // else all join at once
-					now = sc.goOn(now, now+time.Duration(random.IntN(1_000_000))*us, starts)
+					now = st.takesUntil(now+time.Duration(random.IntN(1_000_000))*us, starts)
 				}
 			}
-			sc.at(now)
-			for ticket, start := range sc.starts() {
+			st.at(now)
+			for ticket, start := range st.starts() {
 				starts[ticket] = start
 			}
 			for ticket, p := range told {
@@ -145,21 +144,6 @@ func TestExpectedStartsCountWhatWholeTicketsWaste(t *testing.T) {
 	})
 }
 
-// goOn takes all that fits until a time, whenever the line says so.
-func (sc *scene) goOn(now, end time.Duration, starts map[string]time.Duration) time.Duration {
-	sc.t.Helper()
-	for {
-		taken := limitertest.Take(sc.t, sc.at(now).l, throttle.MaxTake, "q")
-		for _, ticket := range taken.Tickets {
-			starts[ticket.ID] = now
-		}
-		if taken.Next < 0 || now+taken.Next > end {
-			return end
-		}
-		now += taken.Next
-	}
-}
-
 // MaxWait accepts exactly the tickets that start within it, even where costs do not fill the
 // window.
 func TestMaxWaitOfWholeTickets(t *testing.T) {
@@ -169,22 +153,22 @@ func TestMaxWaitOfWholeTickets(t *testing.T) {
 		"first use": {Limit: 3, Period: 10 * s, Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse},
 	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
 		w.Name = "w"
-		sc := newScene(t, client, limitertest.Policy(w))
-		sc.cost = 2
-		sc.joins("a0")
-		sc.takes("a0")
+		st := newStory(t, client, limitertest.Policy(w))
+		st.cost = 2
+		st.joins("a0")
+		st.takes("a0")
 		var joined []string
 		for i := range 20 {
 			id := fmt.Sprintf("a%02d", i)
-			r := sc.of(id)
+			r := st.of(id)
 			r.MaxWait = 100 * s
-			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r})
+			places, err := st.line().Join(t.Context(), []throttle.Request{r})
 			limitertest.Must(t, err)
 			if places[0].Err == nil {
 				joined = append(joined, id)
 			}
 		}
-		starts := sc.starts()
+		starts := st.starts()
 		if len(joined) != 10 || starts["a00"] != 10*s || starts["a09"] != 100*s {
 			t.Errorf("%q joined, and start at %v", joined, starts)
 		}

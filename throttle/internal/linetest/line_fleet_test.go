@@ -22,7 +22,7 @@ import (
 // here takes real time but the calls to Redis.
 type fleet struct {
 	t       *testing.T
-	sc      *scene
+	st      *story
 	p       throttle.Policy
 	servers []*fleetServer
 	request func(job string) throttle.Request
@@ -67,12 +67,12 @@ func (m *moments) Pop() any     { all := *m; last := all[len(all)-1]; *m = all[:
 func newFleet(t *testing.T, client *redis.Client, servers int, p throttle.Policy) *fleet {
 	t.Helper()
 	f := &fleet{
-		t: t, sc: newScene(t, client, p), p: p.WithDefaults(), random: rand.New(rand.NewPCG(1, 2)),
+		t: t, st: newStory(t, client, p), p: p.WithDefaults(), random: rand.New(rand.NewPCG(1, 2)),
 		request: func(job string) throttle.Request { return throttle.Request{Tenant: strings.Fields(job)[0]} },
 		joined:  map[string]time.Duration{}, granted: map[string]time.Duration{}, logs: map[string][]limitertest.Grant{},
 	}
 	for range servers {
-		server := &fleetServer{l: f.sc.server(), free: 8}
+		server := &fleetServer{l: f.st.server().l, free: 8}
 		f.servers = append(f.servers, server)
 		f.asleep = append(f.asleep, server)
 	}
@@ -143,7 +143,7 @@ func (f *fleet) grant(ticket throttle.TakenTicket) {
 func (f *fleet) join(job string) {
 	r := f.request(job)
 	r.Ticket = limitertest.Ticket(job)
-	place := limitertest.Join(f.t, f.sc.l, r)
+	place := limitertest.Join(f.t, f.st.l, r)
 	f.joined[job] = f.now
 	if place.Nudge && len(f.asleep) > 0 {
 		server := f.asleep[0]
@@ -167,7 +167,7 @@ func (f *fleet) run(n int, most time.Duration) {
 		}
 		next := heap.Pop(&f.moments).(moment)
 		f.now = next.at
-		f.sc.at(f.now)
+		f.st.at(f.now)
 		next.do()
 	}
 	for name, log := range f.logs {
@@ -186,7 +186,6 @@ func (f *fleet) run(n int, most time.Duration) {
 		}
 		last[fields[0]] = n
 	}
-	limitertest.Agrees(f.t, f.sc.client)
 }
 
 // latest returns when n jobs are through at the latest, of which a period lets `limit` start. Each
@@ -239,13 +238,12 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 		"300 in 10 seconds, merged": {[]throttle.Window{own(300, 10*s)}, 600, 300, 10 * s},
 	} {
 		t.Run(name, func(t *testing.T) {
-			limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-				f := newFleet(t, client, 5, limitertest.Policy(tc.windows...))
-				f.arrive(0, "acme", tc.jobs)
-				f.run(tc.jobs, h)
-				f.keepsPace(tc.limit, tc.period)
-				limitertest.IsGone(t, client)
-			})
+			client := limitertest.Redis(t)
+			f := newFleet(t, client, 5, limitertest.Policy(tc.windows...))
+			f.arrive(0, "acme", tc.jobs)
+			f.run(tc.jobs, h)
+			f.keepsPace(tc.limit, tc.period)
+			limitertest.IsGone(t, client)
 		})
 	}
 }

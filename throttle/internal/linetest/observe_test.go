@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"reflect"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -60,19 +59,17 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		limitertest.Must(t, err)
 		wants := func(what string, want ...string) {
 			t.Helper()
-			if !slices.Equal(told, want) {
-				t.Errorf("%s: told %q, want %q", what, told, want)
-			}
+			limitertest.Equal(t, told, want, what)
 			told = nil
 		}
 		if err := hooks.Refresh(t.Context(), "p"); err != nil { // else the first take does it in the background
 			t.Fatal(err)
 		}
 		told = nil
-		sc := &scene{t: t, client: client, l: l, c: clock, cost: 1, took: map[string]throttle.TakenTicket{}}
+		st := &story{T: t, client: client, l: l, c: clock, cost: 1, took: map[string]throttle.TakenTicket{}}
 		line := l.Line("p")
 
-		grant := sc.granted("a1").Reservation
+		grant := st.granted("a1").Reservation
 		wants("a grant", "call p decide 1", "decided p a true false 0s")
 		for range 2 { // the second changes nothing
 			if grant, err = grant.Settle(t.Context(), map[string]int64{"requests": 2}); err != nil {
@@ -81,37 +78,33 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		}
 		wants("it is settled", "call p decide 1", "corrected a map[requests:2] false", "call p decide 1")
 		for range 2 {
-			if _, err := grant.Cancel(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, limitertest.Err(grant.Cancel(t.Context())))
 		}
 		wants("it is cancelled", "call p decide 1", "corrected a map[] true", "call p decide 1")
-		sc.granted("a1")
+		st.granted("a1")
 		told = nil
-		sc.denied("b1", 10*s)
+		st.denied("b1", 10*s)
 		wants("a denial", "call p decide 1", "decided p b false true 10s")
-		full := sc.of("b2")
+		full := st.of("b2")
 		full.Backlog = 1
-		places, err := line.Join(t.Context(), []throttle.Request{sc.of("a2"), full})
+		places, err := line.Join(t.Context(), []throttle.Request{st.of("a2"), full})
 		limitertest.Must(t, err)
 		wants("a join", "call p decide 2", fmt.Sprintf("join p a %v false", places[0].Expected), "join p b 30s true")
-		sc.takes()
+		st.takes()
 		wants("a take of nothing", "call p take 0")
-		sc.at(10 * s).takes("b1")
+		st.at(10 * s).takes("b1")
 		wants("a take", "call p take 1", "taken p b1 10s")
-		limitertest.Must(t, line.PutBack(t.Context(), []throttle.TakenTicket{sc.took["b1"]}))
+		limitertest.Must(t, line.PutBack(t.Context(), []throttle.TakenTicket{st.took["b1"]}))
 		wants("a ticket that is put back", "call p decide 1")
-		sc.at(12 * s).takes("b1")
+		st.at(12 * s).takes("b1")
 		wants("its second take", "call p take 1", "taken p b1 12s")
-		if _, err := l.Peek(t.Context(), sc.without("a")); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, limitertest.Err(l.Peek(t.Context(), st.without("a"))))
 		wants("a peek", "call p decide 1")
-		if d, err := line.ReserveAgain(t.Context(), sc.took["b1"], sc.of("b1")); err != nil || !d.Granted {
+		if d, err := line.ReserveAgain(t.Context(), st.took["b1"], st.of("b1")); err != nil || !d.Granted {
 			t.Fatalf("%+v, %v", d, err)
 		}
 		wants("a grant in place of another", "call p decide 1")
-		tickets, err := line.Reserve(t.Context(), []throttle.Request{sc.of("c1"), sc.of("c2")})
+		tickets, err := line.Reserve(t.Context(), []throttle.Request{st.of("c1"), st.of("c2")})
 		if err != nil || len(tickets) != 2 {
 			t.Fatal(tickets, err)
 		}
@@ -144,12 +137,8 @@ func TestAWaitIsObserved(t *testing.T) {
 			{"decided true", "started p a -1ns 0s"},
 			{"decided false", "taken 1", "started p a -1ns 10s"},
 		} {
-			if _, err := l.Wait(t.Context(), throttle.Request{Policy: "p", Tenant: "a"}); err != nil {
-				t.Fatal(err)
-			}
-			if !slices.Equal(told, want) {
-				t.Errorf("told %q, want %q", told, want)
-			}
+			limitertest.Must(t, limitertest.Err(l.Wait(t.Context(), throttle.Request{Policy: "p", Tenant: "a"})))
+			limitertest.Equal(t, told, want)
 			told = nil
 		}
 	})
@@ -171,9 +160,7 @@ func TestAnOutageIsObserved(t *testing.T) {
 		Decided: func(d throttle.Decision) { decisions = append(decisions, d) },
 	}})
 	limitertest.Must(t, err)
-	if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"}); err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, limitertest.Err(l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"})))
 	if len(calls) != 1 || !errors.Is(calls[0].Err, throttle.ErrUnavailable) || len(decisions) != 1 || decisions[0].FailedOpen == nil {
 		t.Errorf("calls %+v, decisions %+v", calls, decisions)
 	}
@@ -181,22 +168,21 @@ func TestAnOutageIsObserved(t *testing.T) {
 
 // What a key was granted is decided once, also if the first reply to its call is lost.
 func TestARepeatByAKeyIsNotDecidedAgain(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		client.AddHook(hooktest.Hook(hooktest.Twice))
-		var decided atomic.Int64
-		l, err := throttle.New(throttle.Config{
-			Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(9, 10*s))},
-			Observer: throttle.Observer{Decided: func(throttle.Decision) { decided.Add(1) }},
-		})
-		limitertest.Must(t, err)
-		for i, want := range []int64{1, 1, 2} {
-			r := limitertest.Acme(1)
-			r.IdempotencyKey = []string{"key", "key", "another"}[i]
-			if d := limitertest.Reserve(t, l, r); !d.Granted || decided.Load() != want {
-				t.Errorf("%q: granted %v, decided %d times, want %d", r.IdempotencyKey, d.Granted, decided.Load(), want)
-			}
-		}
+	client := limitertest.Redis(t)
+	client.AddHook(hooktest.Hook(hooktest.Twice))
+	var decided atomic.Int64
+	l, err := throttle.New(throttle.Config{
+		Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(9, 10*s))},
+		Observer: throttle.Observer{Decided: func(throttle.Decision) { decided.Add(1) }},
 	})
+	limitertest.Must(t, err)
+	for i, want := range []int64{1, 1, 2} {
+		r := limitertest.Acme(1)
+		r.IdempotencyKey = []string{"key", "key", "another"}[i]
+		if d := limitertest.Reserve(t, l, r); !d.Granted || decided.Load() != want {
+			t.Errorf("%q: granted %v, decided %d times, want %d", r.IdempotencyKey, d.Granted, decided.Load(), want)
+		}
+	}
 }
 
 // A function of an observer that panics disturbs no call. Each is logged once in a minute.
@@ -229,9 +215,7 @@ func TestAnObserverThatPanicsDisturbsNothing(t *testing.T) {
 		}
 		for i := range guarded.NumField() {
 			about := "function=Observer." + guarded.Type().Field(i).Name + ` panic="on purpose" stack=`
-			if n := strings.Count(log.String(), about); n != 1 {
-				t.Errorf("%q is logged %d times", about, n)
-			}
+			limitertest.Equal(t, strings.Count(log.String(), about), 1, about)
 		}
 		if !strings.Contains(log.String(), "observe_test.go") {
 			t.Errorf("the stack is missing: %s", &log)

@@ -17,13 +17,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-func (sc *scene) plan(o inspect.PlanOptions, demands ...inspect.Demand) inspect.Plan {
-	sc.t.Helper()
-	plan, err := inspect.Of(sc.l).Plan(sc.t.Context(), demands, o)
-	limitertest.Must(sc.t, err)
-	return plan
-}
-
 func demand(tenant string, n int, class throttle.Class) inspect.Demand {
 	return inspect.Demand{Count: n, Queue: "q", Request: throttle.Request{Policy: "p", Tenant: tenant, Class: class}}
 }
@@ -47,75 +40,72 @@ func TestPlansComeTrue(t *testing.T) {
 		}
 		for _, class := range classes {
 			t.Run(name+"/"+string(class), func(t *testing.T) {
-				limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-					sc := newScene(t, client, p)
-					sc.at(3*h).joinMany("q", "t3", 40)
-					sc.joinMany("q", "else", 60)
-					var demands []inspect.Demand
-					tenants := []string{"t0", "t1", "t2", "t3", "t4"}
-					for i, tenant := range tenants {
-						demands = append(demands, demand(tenant, 40+10*i, class))
+				client := limitertest.Redis(t)
+				st := newStory(t, client, p)
+				st.at(3*h).joinMany("q", "t3", 40)
+				st.joinMany("q", "else", 60)
+				var demands []inspect.Demand
+				tenants := []string{"t0", "t1", "t2", "t3", "t4"}
+				for i, tenant := range tenants {
+					demands = append(demands, demand(tenant, 40+10*i, class))
+				}
+				before := lineText(t, client)
+				plan := st.plan(inspect.PlanOptions{By: limitertest.At(3*h + 10*s)}, demands...)
+				limitertest.Equal(t, lineText(t, client), before)
+				st.class = class
+				for i, tenant := range tenants {
+					var requests []throttle.Request
+					for n := range demands[i].Count {
+						r := demands[i].Request
+						r.Ticket = throttle.Ticket{Queue: "q", ID: fmt.Sprint("d", tenant, n)}
+						requests = append(requests, r)
 					}
-					before := lineDump(t, client)
-					plan := sc.plan(inspect.PlanOptions{By: limitertest.At(3*h + 10*s)}, demands...)
-					if after := lineDump(t, client); after != before {
-						t.Errorf("the plan made\n%s\nof\n%s", after, before)
-					}
-					sc.class = class
-					for i, tenant := range tenants {
-						var requests []throttle.Request
-						for n := range demands[i].Count {
-							r := demands[i].Request
-							r.Ticket = throttle.Ticket{Queue: "q", ID: fmt.Sprint("d", tenant, n)}
-							requests = append(requests, r)
-						}
-						limitertest.Join(t, sc.l, requests...)
-					}
-					last, by := map[string]time.Time{}, 0
-					var starts []time.Time // of any tickets
-					for {
-						taken := limitertest.Take(t, sc.l, throttle.MaxTake, "q")
-						for _, ticket := range taken.Tickets {
-							if starts = append(starts, ticket.Decision.At); ticket.ID[0] == 'd' {
-								last[ticket.Decision.Tenant] = ticket.Decision.At
-								if !ticket.Decision.At.After(limitertest.At(3*h + 10*s)) {
-									by++
-								}
+					limitertest.Join(t, st.l, requests...)
+				}
+				last, by := map[string]time.Time{}, 0
+				var starts []time.Time // of any tickets
+				for {
+					taken := limitertest.Take(t, st.l, throttle.MaxTake, "q")
+					for _, ticket := range taken.Tickets {
+						if starts = append(starts, ticket.Decision.At); ticket.ID[0] == 'd' {
+							last[ticket.Decision.Tenant] = ticket.Decision.At
+							if !ticket.Decision.At.After(limitertest.At(3*h + 10*s)) {
+								by++
 							}
 						}
-						if taken.Next < 0 {
-							break
-						}
-						sc.c.US.Add(taken.Next.Microseconds())
 					}
-					// Of tenants whose turn it is, the plan may take another first: one starts a turn later, or
-					// two where each of two classes has its turns.
-					turns := 1
-					if class == throttle.ClassBatch {
-						turns = 2
+					if taken.Next < 0 {
+						break
 					}
-					off := func(got, want time.Time) bool {
-						i := slices.IndexFunc(starts, func(at time.Time) bool { return !at.Before(want) })
-						first := i
-						j := slices.IndexFunc(starts, func(at time.Time) bool { return at.After(want) })
-						if j >= 0 {
-							i = max(i, min(j+turns-1, len(starts)-1))
-						}
-						return got.Before(starts[max(0, first-turns)]) || got.After(starts[i])
+					st.c.US.Add(taken.Next.Microseconds())
+				}
+				// Of tenants whose turn it is, the plan may take another first: one starts a turn later, or
+				// two where each of two classes has its turns.
+				turns := 1
+				if class == throttle.ClassBatch {
+					turns = 2
+				}
+				off := func(got, want time.Time) bool {
+					i := slices.IndexFunc(starts, func(at time.Time) bool { return !at.Before(want) })
+					first := i
+					j := slices.IndexFunc(starts, func(at time.Time) bool { return at.After(want) })
+					if j >= 0 {
+						i = max(i, min(j+turns-1, len(starts)-1))
 					}
-					var whole time.Time
-					for i, tenant := range tenants {
-						if got := plan.Demands[i]; !got.Known || off(got.Expected, last[tenant]) || got.Binds == "" {
-							t.Errorf("%s: %+v, it was over %v after the start", tenant, got, last[tenant].Sub(limitertest.At(3*h)))
-						}
-						if last[tenant].After(whole) {
-							whole = last[tenant]
-						}
+					return got.Before(starts[max(0, first-turns)]) || got.After(starts[i])
+				}
+				var whole time.Time
+				for i, tenant := range tenants {
+					if got := plan.Demands[i]; !got.Known || off(got.Expected, last[tenant]) || got.Binds == "" {
+						t.Errorf("%s: %+v, it was over %v after the start", tenant, got, last[tenant].Sub(limitertest.At(3*h)))
 					}
-					if !plan.Known || off(plan.Expected, whole) || plan.Binds == "" || max(plan.By-by, by-plan.By) > 1 {
-						t.Errorf("all: %+v, it was over %v after the start, %d in 10 s", plan.Finish, whole.Sub(limitertest.At(3*h)), by)
+					if last[tenant].After(whole) {
+						whole = last[tenant]
 					}
-				})
+				}
+				if !plan.Known || off(plan.Expected, whole) || plan.Binds == "" || max(plan.By-by, by-plan.By) > 1 {
+					t.Errorf("all: %+v, it was over %v after the start, %d in 10 s", plan.Finish, whole.Sub(limitertest.At(3*h)), by)
+				}
 			})
 		}
 	}
@@ -124,47 +114,45 @@ func TestPlansComeTrue(t *testing.T) {
 // What a plan starts from: a part has joined, demands come later, slots bind, a window never opens.
 func TestPlansStartFromTheLine(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
-		sc.joinMany("q", "a", 30)
+		st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
+		st.joinMany("q", "a", 30)
 		d := demand("a", 50, throttle.ClassLive)
-		if got := sc.plan(inspect.PlanOptions{}, d); got.Expected != limitertest.At(7*s) {
-			t.Errorf("50 after 30: %+v", got)
-		}
+		limitertest.Equal(t, st.plan(inspect.PlanOptions{}, d).Expected, limitertest.At(7*s))
 		d.Joined = 30
-		if got := sc.plan(inspect.PlanOptions{}, d); got.Expected != limitertest.At(4*s) || got.Binds != "shared" {
+		if got := st.plan(inspect.PlanOptions{}, d); got.Expected != limitertest.At(4*s) || got.Binds != "shared" {
 			t.Errorf("50, 30 of them in line: %+v", got)
 		}
 		var crowd []inspect.Demand
 		for i := range 30 {
 			crowd = append(crowd, demand(fmt.Sprint("t", i), 1, ""))
 		}
-		for i, got := range sc.plan(inspect.PlanOptions{}, crowd...).Demands {
+		for i, got := range st.plan(inspect.PlanOptions{}, crowd...).Demands {
 			if now := got.Expected == limitertest.At(0); now != (got.Binds == "") {
 				t.Errorf("the window holds up all that do not start now, %d: %+v", i, got)
 			}
 		}
-		if got := sc.plan(inspect.PlanOptions{From: limitertest.At(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Expected != limitertest.At(h+4*s) || got.By != 10 {
+		if got := st.plan(inspect.PlanOptions{From: limitertest.At(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Expected != limitertest.At(h+4*s) || got.By != 10 {
 			t.Errorf("an hour later: %+v", got)
 		}
 		d.Count = 0
-		if _, err := inspect.Of(sc.l).Plan(t.Context(), []inspect.Demand{d}, inspect.PlanOptions{}); err == nil {
+		if _, err := inspect.Of(st.l).Plan(t.Context(), []inspect.Demand{d}, inspect.PlanOptions{}); err == nil {
 			t.Error("a demand of nothing is planned")
 		}
-		limitertest.SetPolicy(t, sc.l, limitertest.SharedWindow(1_000_000, s))
+		limitertest.SetPolicy(t, st.l, limitertest.SharedWindow(1_000_000, s))
 		for now := time.Duration(0); now <= 2*s; now += 200 * ms {
-			limitertest.Take(t, sc.at(10*s+now).l, 2, "q")
+			limitertest.Take(t, st.at(10*s+now).l, 2, "q")
 		}
-		if got := sc.plan(inspect.PlanOptions{}, demand("b", 100, "")); got.Binds != throttle.BySlots || got.Expected != limitertest.At(12*s+(100+8-2)*s/10) { // two start at once
+		if got := st.plan(inspect.PlanOptions{}, demand("b", 100, "")); got.Binds != throttle.BySlots || got.Expected != limitertest.At(12*s+(100+8-2)*s/10) { // two start at once
 			t.Errorf("100 beside 8, by slots of 10 in a second: %+v", got)
 		}
-		sc.class = throttle.ClassBatch
-		sc.joinMany("r", "a", 100)
+		st.class = throttle.ClassBatch
+		st.joinMany("r", "a", 100)
 		for now := time.Duration(0); now <= 4*s; now += 200 * ms {
-			limitertest.Take(t, sc.at(20*s+now).l, 2, "r")
+			limitertest.Take(t, st.at(20*s+now).l, 2, "r")
 		}
 		batch := demand("a", 58, throttle.ClassBatch)
 		batch.Queue, batch.Joined = "r", 58
-		if got := sc.plan(inspect.PlanOptions{}, batch); got.Binds != throttle.BySlots || got.Expected != limitertest.At(24*s+(58-2)*s/10) {
+		if got := st.plan(inspect.PlanOptions{}, batch); got.Binds != throttle.BySlots || got.Expected != limitertest.At(24*s+(58-2)*s/10) {
 			t.Errorf("58 of a batch, by slots of 10 in a second: %+v", got)
 		}
 		opens := func(t time.Time) time.Time {
@@ -173,7 +161,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 			}
 			return t
 		}
-		if got := sc.plan(inspect.PlanOptions{Open: opens}, inspect.Demand{Count: 50, Request: throttle.Request{Policy: "p", Tenant: "b"}}); got.Expected != limitertest.At(2*h) {
+		if got := st.plan(inspect.PlanOptions{Open: opens}, inspect.Demand{Count: 50, Request: throttle.Request{Policy: "p", Tenant: "b"}}); got.Expected != limitertest.At(2*h) {
 			t.Errorf("that all fit, and may start after two hours: %+v", got)
 		}
 	})
@@ -181,24 +169,21 @@ func TestPlansStartFromTheLine(t *testing.T) {
 
 // A plan of more than anybody waits for ends with its context.
 func TestAPlanEndsWithItsContext(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
-		ctx, cancel := context.WithCancel(t.Context())
-		opens := func(t time.Time) time.Time { cancel(); return t }
-		_, err := inspect.Of(sc.l).Plan(ctx, []inspect.Demand{demand("a", math.MaxInt, "")}, inspect.PlanOptions{Open: opens})
-		if !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-	})
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
+	ctx, cancel := context.WithCancel(t.Context())
+	opens := func(t time.Time) time.Time { cancel(); return t }
+	_, err := inspect.Of(st.l).Plan(ctx, []inspect.Demand{demand("a", math.MaxInt, "")}, inspect.PlanOptions{Open: opens})
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
 }
 
 // A plan of 50,000 requests of 50 tenants.
 func BenchmarkPlan(b *testing.B) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 30, Period: s}, limitertest.SharedWindow(1000, s))
 	l, err := throttle.New(throttle.Config{Client: throttletest.Client(b, throttletest.Redis(b)), Policies: []throttle.Policy{p}})
-	if err != nil {
-		b.Fatal(err)
-	}
+	limitertest.Must(b, err)
 	var demands []inspect.Demand
 	for i := range 50 {
 		demands = append(demands, demand(fmt.Sprint("t", i), 1000, throttle.ClassBatch))

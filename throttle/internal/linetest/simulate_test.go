@@ -19,25 +19,23 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 4, Period: 10 * s}, limitertest.SharedWindow(4, 10*s))
-		sc := newScene(t, client, p)
-		sc.granted("a1")
-		sc.at(2500 * ms).granted("b1")
-		sc.at(5 * s).granted("a2")
-		sc.at(7500 * ms).granted("b2")
+		st := newStory(t, client, p)
+		st.granted("a1")
+		st.at(2500 * ms).granted("b1")
+		st.at(5 * s).granted("a2")
+		st.at(7500 * ms).granted("b2")
 		for _, ticket := range []string{"a3", "a4", "a5", "a6", "a7", "b3", "b4"} {
-			sc.joins(ticket)
+			st.joins(ticket)
 		}
 		before := limitertest.Dump(t, client)
 		faster, heavier, tighter := p.WithDefaults(), p.WithDefaults(), p.WithDefaults()
 		faster.Windows[1].Limit = 8
 		heavier.Tenants = map[string]throttle.Tenant{"a": {Weight: 5}}
 		tighter.Windows[0].Limit = 1
-		got, err := inspect.Of(sc.l).Simulate(t.Context(), inspect.Variant{Policy: p}, inspect.Variant{Policy: faster},
+		got, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p}, inspect.Variant{Policy: faster},
 			inspect.Variant{Policy: heavier}, inspect.Variant{Policy: tighter})
 		limitertest.Must(t, err)
-		if after := limitertest.Dump(t, client); len(after) != len(before) {
-			t.Errorf("it changed %v to %v", before, after)
-		}
+		limitertest.Equal(t, len(limitertest.Dump(t, client)), len(before), before)
 		for i, want := range []struct{ all, a, b time.Duration }{
 			{25 * s, 25 * s, 17500 * ms}, // one each 2.5 s from 10 s on, in turns
 			{17500 * ms, 17500 * ms, 7500 * ms},
@@ -54,14 +52,14 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 		}
 		never := p.WithDefaults()
 		never.Windows[0].Limit = 1
-		sc.cost = 2
-		sc.joins("c1")
-		got, err = inspect.Of(sc.l).Simulate(t.Context(), inspect.Variant{Policy: never})
+		st.cost = 2
+		st.joins("c1")
+		got, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: never})
 		if err != nil || got[0].Known || got[0].Tenants[2].NeverFits != "own" || !got[0].Tenants[0].Known {
 			t.Errorf("%+v, %v", got, err)
 		}
 		never.Windows[0].Limit = 0
-		if _, err := inspect.Of(sc.l).Simulate(t.Context(), inspect.Variant{Policy: never}); !errors.As(err, new(*throttle.PolicyError)) {
+		if _, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: never}); !errors.As(err, new(*throttle.PolicyError)) {
 			t.Error(err)
 		}
 	})
@@ -69,27 +67,26 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 
 // What operators have put in force for a tenant hides no variant of it.
 func TestSimulateReplacesAnOverride(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s})
-		sc := newScene(t, client, p)
-		override := throttle.TenantOverride{Policy: p.Name, Tenant: "a", Until: time.Now().Add(24 * 365 * time.Hour),
-			Windows: map[string]throttle.Override{"own": {Limit: 2}}}
-		sc.l.SetInterventions(throttle.Interventions{At: time.Now(), Overrides: []throttle.TenantOverride{override}})
-		sc.granted("a1", "a2")
-		for _, ticket := range []string{"a3", "a4", "a5", "a6"} {
-			sc.joins(ticket)
-		}
-		override.Windows = map[string]throttle.Override{"own": {Limit: 4}}
-		got, err := inspect.Of(sc.l).Simulate(t.Context(), inspect.Variant{Policy: p},
-			inspect.Variant{Policy: p, Overrides: []throttle.TenantOverride{override}})
-		limitertest.Must(t, err)
-		if now, then := got[0].Expected, got[1].Expected; !now.Equal(limitertest.At(20*s)) || !then.Equal(limitertest.At(10*s)) {
-			t.Errorf("done at %v now and at %v with the other override", now, then)
-		}
-		override.Windows = map[string]throttle.Override{"none": {Limit: 4}}
-		_, err = inspect.Of(sc.l).Simulate(t.Context(), inspect.Variant{Policy: p, Overrides: []throttle.TenantOverride{override}})
-		if !errors.As(err, new(*throttle.PolicyError)) {
-			t.Error(err)
-		}
-	})
+	client := limitertest.Redis(t)
+	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s})
+	st := newStory(t, client, p)
+	override := throttle.TenantOverride{Policy: p.Name, Tenant: "a", Until: time.Now().Add(24 * 365 * time.Hour),
+		Windows: map[string]throttle.Override{"own": {Limit: 2}}}
+	st.l.SetInterventions(throttle.Interventions{At: time.Now(), Overrides: []throttle.TenantOverride{override}})
+	st.granted("a1", "a2")
+	for _, ticket := range []string{"a3", "a4", "a5", "a6"} {
+		st.joins(ticket)
+	}
+	override.Windows = map[string]throttle.Override{"own": {Limit: 4}}
+	got, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p},
+		inspect.Variant{Policy: p, Overrides: []throttle.TenantOverride{override}})
+	limitertest.Must(t, err)
+	if now, then := got[0].Expected, got[1].Expected; !now.Equal(limitertest.At(20*s)) || !then.Equal(limitertest.At(10*s)) {
+		t.Errorf("done at %v now and at %v with the other override", now, then)
+	}
+	override.Windows = map[string]throttle.Override{"none": {Limit: 4}}
+	_, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p, Overrides: []throttle.TenantOverride{override}})
+	if !errors.As(err, new(*throttle.PolicyError)) {
+		t.Error(err)
+	}
 }

@@ -23,9 +23,9 @@ import (
 func state(t *testing.T, l *throttle.Limiter, q inspect.Query) inspect.PolicyState {
 	t.Helper()
 	q.Policy = "p"
-	st, err := inspect.Of(l).State(t.Context(), q)
+	got, err := inspect.Of(l).State(t.Context(), q)
 	limitertest.Must(t, err)
-	return st
+	return got
 }
 
 // The state says who waits, since when and until when, and what every window has counted.
@@ -34,34 +34,32 @@ func TestStateTellsWhoWaits(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}, limitertest.SharedWindow(5, 20*s))
 		p.Tenants = map[string]throttle.Tenant{"b": {Weight: 3}}
-		sc := newScene(t, client, p)
-		sc.granted("a1", "a2", "a3", "b1", "c1")
-		sc.at(s)
-		sc.joins("a4")
-		sc.at(2 * s)
-		sc.joins("b2", "a5")
-		sc.class = throttle.ClassBatch
-		sc.joins("a6")
-		last := sc.joins("a6") // it keeps its place
+		st := newStory(t, client, p)
+		st.granted("a1", "a2", "a3", "b1", "c1")
+		st.at(s)
+		st.joins("a4")
+		st.at(2 * s)
+		st.joins("b2", "a5")
+		st.class = throttle.ClassBatch
+		st.joins("a6")
+		last := st.joins("a6") // it keeps its place
 		before := limitertest.Dump(t, client)
-		st := state(t, sc.l, inspect.Query{})
-		if after := limitertest.Dump(t, client); fmt.Sprint(after) != fmt.Sprint(before) {
-			t.Errorf("it changed %v to %v", before, after)
+		got := state(t, st.l, inspect.Query{})
+		limitertest.Equal(t, fmt.Sprint(limitertest.Dump(t, client)), fmt.Sprint(before), before)
+		if !got.At.Equal(limitertest.At(2*s)) || got.Waiting != 4 || got.PerSecond != 0.25 || got.Next != "" || got.Pause != nil {
+			t.Errorf("%+v", got)
 		}
-		if !st.At.Equal(limitertest.At(2*s)) || st.Waiting != 4 || st.PerSecond != 0.25 || st.Next != "" || st.Pause != nil {
-			t.Errorf("%+v", st)
+		if len(got.Windows) != 1 || got.Windows[0].Name != "shared" || got.Windows[0].Used != 5 || !got.Windows[0].ResetsAt.Equal(limitertest.At(20*s)) {
+			t.Errorf("%+v", got.Windows)
 		}
-		if len(st.Windows) != 1 || st.Windows[0].Name != "shared" || st.Windows[0].Used != 5 || !st.Windows[0].ResetsAt.Equal(limitertest.At(20*s)) {
-			t.Errorf("%+v", st.Windows)
+		if len(got.Queues) != 2 || got.Queues[0].Waiting != 3 || got.Queues[0].Flows != 2 || !got.Queues[0].Served ||
+			got.Queues[1].Class != throttle.ClassBatch || got.Queues[1].Waiting != 1 {
+			t.Errorf("%+v", got.Queues)
 		}
-		if len(st.Queues) != 2 || st.Queues[0].Waiting != 3 || st.Queues[0].Flows != 2 || !st.Queues[0].Served ||
-			st.Queues[1].Class != throttle.ClassBatch || st.Queues[1].Waiting != 1 {
-			t.Errorf("%+v", st.Queues)
+		if len(got.Tenants) != 2 {
+			t.Fatalf("%+v", got.Tenants)
 		}
-		if len(st.Tenants) != 2 {
-			t.Fatalf("%+v", st.Tenants)
-		}
-		a, b := st.Tenants[0], st.Tenants[1]
+		a, b := got.Tenants[0], got.Tenants[1]
 		if a.Tenant != "a" || a.Waiting != 3 || a.Batch != 1 || !a.Oldest.Equal(limitertest.At(s)) || a.Weight != 1 || a.Share != 0.25 || a.PerSecond != 0.3 {
 			t.Errorf("%+v", a)
 		}
@@ -74,46 +72,41 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		if b.Tenant != "b" || b.Waiting != 1 || b.Weight != 3 || b.Share != 0.75 || !b.Expected.Equal(limitertest.At(20*s)) {
 			t.Errorf("%+v", b)
 		}
-		if one := state(t, sc.l, inspect.Query{Tenant: "a"}); len(one.Tenants) != 1 || fmt.Sprint(one.Tenants[0]) != fmt.Sprint(a) {
+		if one := state(t, st.l, inspect.Query{Tenant: "a"}); len(one.Tenants) != 1 || fmt.Sprint(one.Tenants[0]) != fmt.Sprint(a) {
 			t.Errorf("of a alone: %+v, want %+v", one.Tenants, a)
 		}
-		if st := state(t, sc.l, inspect.Query{Tenant: "c"}); len(st.Tenants) != 1 || st.Tenants[0].Waiting != 0 || st.Tenants[0].Windows[0].Used != 1 {
-			t.Errorf("of a tenant that does not wait: %+v", st.Tenants)
+		if got := state(t, st.l, inspect.Query{Tenant: "c"}); len(got.Tenants) != 1 || got.Tenants[0].Waiting != 0 || got.Tenants[0].Windows[0].Used != 1 {
+			t.Errorf("of a tenant that does not wait: %+v", got.Tenants)
 		}
 	})
 }
 
 // A pause says who was told what, when, and until when it lasts.
 func TestStateTellsTheCauseOfAPause(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}, limitertest.SharedWindow(4, 20*s))
-		p.Upstream, p.Adapt = throttle.UpstreamShared, throttle.AdaptOff
-		named, err := throttle.New(throttle.Config{Client: client, Name: "worker:7", Policies: []throttle.Policy{p}})
-		limitertest.Must(t, err)
-		d := limitertest.Reserve(t, named, of("a"))
-		if _, err := d.Reservation.Pause(t.Context(), time.Hour, "429: slow down"); err != nil {
-			t.Fatal(err)
-		}
-		st, err := inspect.Of(named).State(t.Context(), inspect.Query{Policy: "p", Tenant: "b"})
-		if err != nil || st.Pause == nil {
-			t.Fatalf("%+v, %v", st, err)
-		}
-		if why := *st.Pause; why.Tenant != "a" || why.Cause != "429: slow down" || why.By != "worker:7" || why.ByHand ||
-			why.Until.Sub(why.At) != time.Hour || why.At.Sub(d.At).Abs() > time.Minute {
-			t.Errorf("%+v", why)
-		}
-		want := "paused until " + st.Pause.Until.Add(time.Second-1).UTC().Format("15:04:05") +
-			" UTC by the upstream's 429: slow down to a, reported by worker:7"
-		if got := st.Pause.Describe(st.At); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
-		if own := st.Tenants[0].Pause; own == nil || *own != *st.Pause {
-			t.Errorf("the tenant is held back too: %+v", own)
-		}
-		if _, err := d.Reservation.Pause(t.Context(), s, string(make([]byte, throttle.MaxCauseBytes+1))); !errors.As(err, new(*throttle.RequestError)) {
-			t.Errorf("a long cause: %v", err)
-		}
-	})
+	client := limitertest.Redis(t)
+	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}, limitertest.SharedWindow(4, 20*s))
+	p.Upstream, p.Adapt = throttle.UpstreamShared, throttle.AdaptOff
+	named, err := throttle.New(throttle.Config{Client: client, Name: "worker:7", Policies: []throttle.Policy{p}})
+	limitertest.Must(t, err)
+	d := limitertest.Reserve(t, named, of("a"))
+	limitertest.Must(t, limitertest.Err(d.Reservation.Pause(t.Context(), time.Hour, "429: slow down")))
+	got, err := inspect.Of(named).State(t.Context(), inspect.Query{Policy: "p", Tenant: "b"})
+	if err != nil || got.Pause == nil {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if why := *got.Pause; why.Tenant != "a" || why.Cause != "429: slow down" || why.By != "worker:7" || why.ByHand ||
+		why.Until.Sub(why.At) != time.Hour || why.At.Sub(d.At).Abs() > time.Minute {
+		t.Errorf("%+v", why)
+	}
+	want := "paused until " + got.Pause.Until.Add(time.Second-1).UTC().Format("15:04:05") +
+		" UTC by the upstream's 429: slow down to a, reported by worker:7"
+	limitertest.Equal(t, got.Pause.Describe(got.At), want)
+	if own := got.Tenants[0].Pause; own == nil || *own != *got.Pause {
+		t.Errorf("the tenant is held back too: %+v", own)
+	}
+	if _, err := d.Reservation.Pause(t.Context(), s, string(make([]byte, throttle.MaxCauseBytes+1))); !errors.As(err, new(*throttle.RequestError)) {
+		t.Errorf("a long cause: %v", err)
+	}
 }
 
 // Pages tell of every tenant once, and a page costs the same however many wait.
@@ -133,21 +126,19 @@ func TestAPageOfTheStateCostsTheSame(t *testing.T) {
 		seen, most, after := map[string]bool{}, 0, ""
 		for {
 			before := calls(t, client)
-			st := state(t, l, inspect.Query{After: after, Limit: limit})
+			got := state(t, l, inspect.Query{After: after, Limit: limit})
 			most = max(most, calls(t, client)-before)
-			if len(st.Tenants) > 2*limit || st.Waiting != int64(n) {
-				t.Fatalf("%d tenants on a page of %d, %d waiting", len(st.Tenants), limit, st.Waiting)
+			if len(got.Tenants) > 2*limit || got.Waiting != int64(n) {
+				t.Fatalf("%d tenants on a page of %d, %d waiting", len(got.Tenants), limit, got.Waiting)
 			}
-			for _, tenant := range st.Tenants {
+			for _, tenant := range got.Tenants {
 				seen[tenant.Tenant] = true
 			}
-			if after = st.Next; after == "" {
+			if after = got.Next; after == "" {
 				break
 			}
 		}
-		if len(seen) != n {
-			t.Errorf("%d of %d tenants are on pages", len(seen), n)
-		}
+		limitertest.Equal(t, len(seen), n)
 		costs = append(costs, most)
 	}
 	t.Logf("commands of a page at most, with those inside of scripts: %d", costs)
@@ -173,43 +164,40 @@ func calls(t *testing.T, client *redis.Client) (n int) {
 
 // A tenant is told of once for each combination of attributes, and a call that waits in place too.
 func TestStateTellsAttributesApart(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l := limitertest.New(t, client, limitertest.Policy(throttle.Window{Name: "each", Limit: 1, Period: h, Scope: throttle.Per("tenant", "user")}, limitertest.SharedWindow(100, h)))
-		for i, user := range []string{"bob", "bob", "eve", "bob"} {
-			r := throttle.Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": user}, Ticket: limitertest.Ticket(fmt.Sprint(i))}
-			if d := limitertest.Reserve(t, l, r); d.Granted == (i == 1 || i == 3) {
-				t.Fatalf("%d: %+v", i, d)
-			}
+	client := limitertest.Redis(t)
+	l := limitertest.New(t, client, limitertest.Policy(throttle.Window{Name: "each", Limit: 1, Period: h, Scope: throttle.Per("tenant", "user")}, limitertest.SharedWindow(100, h)))
+	for i, user := range []string{"bob", "bob", "eve", "bob"} {
+		r := throttle.Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": user}, Ticket: limitertest.Ticket(fmt.Sprint(i))}
+		if d := limitertest.Reserve(t, l, r); d.Granted == (i == 1 || i == 3) {
+			t.Fatalf("%d: %+v", i, d)
 		}
-		waiting, stop := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() {
-			_, err := l.Wait(waiting, throttle.Request{Policy: "p", Tenant: "zeta", Attributes: map[string]string{"user": "eve"}, Cost: map[string]int64{throttle.Requests: 1}})
-			if err == nil {
-				_, err = l.Wait(waiting, throttle.Request{Policy: "p", Tenant: "zeta", Attributes: map[string]string{"user": "eve"}})
-			}
-			ended <- err
-		}()
-		st := state(t, l, inspect.Query{})
-		for end := time.Now().Add(time.Minute); st.Waiting < 3 && time.Now().Before(end); time.Sleep(5 * ms) {
-			st = state(t, l, inspect.Query{})
+	}
+	waiting, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := l.Wait(waiting, throttle.Request{Policy: "p", Tenant: "zeta", Attributes: map[string]string{"user": "eve"}, Cost: map[string]int64{throttle.Requests: 1}})
+		if err == nil {
+			_, err = l.Wait(waiting, throttle.Request{Policy: "p", Tenant: "zeta", Attributes: map[string]string{"user": "eve"}})
 		}
-		stop()
-		<-ended
-		var got []string
-		for _, tenant := range st.Tenants {
-			got = append(got, fmt.Sprint(tenant.Tenant, " ", tenant.Attributes["user"], " ", tenant.Waiting, " ", tenant.Windows[0].Used))
-		}
-		if want := []string{"acme bob 2 1", "zeta eve 1 1"}; !slices.Equal(got, want) {
-			t.Errorf("%q, want %q", got, want)
-		}
-		if len(st.Queues) != 2 || st.Queues[0].Queue != "" || st.Queues[0].Waiting != 1 || st.Queues[1].Waiting != 2 {
-			t.Errorf("%+v", st.Queues)
-		}
-		if st := state(t, l, inspect.Query{Tenant: "acme"}); len(st.Tenants) != 1 || st.Tenants[0].Attributes["user"] != "bob" {
-			t.Errorf("%+v", st.Tenants)
-		}
-	})
+		ended <- err
+	}()
+	got := state(t, l, inspect.Query{})
+	for end := time.Now().Add(time.Minute); got.Waiting < 3 && time.Now().Before(end); time.Sleep(5 * ms) {
+		got = state(t, l, inspect.Query{})
+	}
+	stop()
+	<-ended
+	var named []string
+	for _, tenant := range got.Tenants {
+		named = append(named, fmt.Sprint(tenant.Tenant, " ", tenant.Attributes["user"], " ", tenant.Waiting, " ", tenant.Windows[0].Used))
+	}
+	limitertest.Equal(t, named, []string{"acme bob 2 1", "zeta eve 1 1"})
+	if len(got.Queues) != 2 || got.Queues[0].Queue != "" || got.Queues[0].Waiting != 1 || got.Queues[1].Waiting != 2 {
+		t.Errorf("%+v", got.Queues)
+	}
+	if got := state(t, l, inspect.Query{Tenant: "acme"}); len(got.Tenants) != 1 || got.Tenants[0].Attributes["user"] != "bob" {
+		t.Errorf("%+v", got.Tenants)
+	}
 }
 
 // With shards, pages go through all of them, also where these are on several primaries of a Cluster.
@@ -230,20 +218,18 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 	for i := range 12 {
 		tenant := fmt.Sprint("t", i)
 		r := throttle.Request{Policy: "p", Tenant: tenant, Ticket: limitertest.Ticket(tenant)}
-		if _, err := l.Line(l.LineOf("p", tenant)).Join(t.Context(), []throttle.Request{r}); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, limitertest.Err(l.Line(l.LineOf("p", tenant)).Join(t.Context(), []throttle.Request{r})))
 	}
 	var seen []string
 	for after := ""; ; {
-		st := state(t, l, inspect.Query{After: after})
-		for _, tenant := range st.Tenants {
+		got := state(t, l, inspect.Query{After: after})
+		for _, tenant := range got.Tenants {
 			seen = append(seen, tenant.Tenant)
 		}
-		if st.Waiting != 12 || len(st.Queues) != 1 || st.Queues[0].Waiting != 12 {
-			t.Fatalf("%+v", st)
+		if got.Waiting != 12 || len(got.Queues) != 1 || got.Queues[0].Waiting != 12 {
+			t.Fatalf("%+v", got)
 		}
-		if after = st.Next; after == "" {
+		if after = got.Next; after == "" {
 			break
 		}
 	}
@@ -261,8 +247,8 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 	if err := l.Ping(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if st := state(t, l, inspect.Query{Tenant: "t7"}); len(st.Tenants) != 1 || st.Tenants[0].Waiting != 1 || st.Next != "" {
-		t.Errorf("%+v", st)
+	if got := state(t, l, inspect.Query{Tenant: "t7"}); len(got.Tenants) != 1 || got.Tenants[0].Waiting != 1 || got.Next != "" {
+		t.Errorf("%+v", got)
 	}
 }
 
@@ -284,33 +270,31 @@ func TestStateRefusesWhatCannotBe(t *testing.T) {
 
 // An explanation says which window denies, the ticket's place, and what goes before it.
 func TestExplainSaysWhyATicketWaits(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 60 * s}, limitertest.SharedWindow(4, 20*s)))
-		explain := func(ticket string) inspect.TicketState {
-			t.Helper()
-			e, err := inspect.Of(sc.l).Explain(t.Context(), "p", limitertest.Ticket(ticket))
-			limitertest.Must(t, err)
-			return e
-		}
-		sc.granted("a1", "a2", "a3", "b1")
-		sc.at(s)
-		sc.joins("a4", "b2", "c1")
-		place := sc.joins("c2")
-		before := limitertest.Dump(t, client)
-		own, shared := explain("a4"), explain("c2")
-		if after := limitertest.Dump(t, client); fmt.Sprint(after) != fmt.Sprint(before) {
-			t.Errorf("it changed %v to %v", before, after)
-		}
-		if own.Binds != "own" || !own.Expected.Equal(limitertest.At(60*s)) || own.Position != 1 || own.Of != 1 || own.TenantsAhead != 0 || !own.Joined.Equal(limitertest.At(s)) {
-			t.Errorf("%+v", own)
-		}
-		if shared.Binds != "shared" || !shared.Expected.Equal(limitertest.At(s+place.Expected)) || shared.Position != 2 || shared.Of != 2 || shared.Tenant != "c" {
-			t.Errorf("%+v, joined with %+v", shared, place)
-		}
-		if shared.TenantsAhead != 1 || len(shared.Ahead) != 1 || shared.Ahead[0].Tenant != "b" || shared.Ahead[0].Windows[0].Used != 1 {
-			t.Errorf("ahead: %d, %+v", shared.TenantsAhead, shared.Ahead)
-		}
-		want := `p: ticket c2 of queue q, tenant c, waits since 00:00:01 UTC
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 60 * s}, limitertest.SharedWindow(4, 20*s)))
+	explain := func(ticket string) inspect.TicketState {
+		t.Helper()
+		e, err := inspect.Of(st.l).Explain(t.Context(), "p", limitertest.Ticket(ticket))
+		limitertest.Must(t, err)
+		return e
+	}
+	st.granted("a1", "a2", "a3", "b1")
+	st.at(s)
+	st.joins("a4", "b2", "c1")
+	place := st.joins("c2")
+	before := limitertest.Dump(t, client)
+	own, shared := explain("a4"), explain("c2")
+	limitertest.Equal(t, fmt.Sprint(limitertest.Dump(t, client)), fmt.Sprint(before), before)
+	if own.Binds != "own" || !own.Expected.Equal(limitertest.At(60*s)) || own.Position != 1 || own.Of != 1 || own.TenantsAhead != 0 || !own.Joined.Equal(limitertest.At(s)) {
+		t.Errorf("%+v", own)
+	}
+	if shared.Binds != "shared" || !shared.Expected.Equal(limitertest.At(s+place.Expected)) || shared.Position != 2 || shared.Of != 2 || shared.Tenant != "c" {
+		t.Errorf("%+v, joined with %+v", shared, place)
+	}
+	if shared.TenantsAhead != 1 || len(shared.Ahead) != 1 || shared.Ahead[0].Tenant != "b" || shared.Ahead[0].Windows[0].Used != 1 {
+		t.Errorf("ahead: %d, %+v", shared.TenantsAhead, shared.Ahead)
+	}
+	want := `p: ticket c2 of queue q, tenant c, waits since 00:00:01 UTC
 expected to start at 00:00:20 UTC
 delayed by window shared
 position 2 of 2 of its tenant
@@ -318,45 +302,41 @@ tenants that go before its own: 1
   b, 1 waiting, own 1 of 3 requests used
 window own (tenant=c): 0 of 3 requests used, has room
 window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`
-		if got := shared.String(); got != want {
-			t.Errorf("%s\nwant\n%s", got, want)
-		}
-		sc.at(20 * s)
-		if e := explain("c1"); e.Binds != "" || !e.Expected.Equal(limitertest.At(20*s)) {
-			t.Errorf("it fits: %+v", e)
-		}
-		if e := explain("x9"); e.Waiting || e.String() != "p: ticket x9 of queue q stands in no line" {
-			t.Errorf("%s", e)
-		}
-	})
+	limitertest.Equal(t, shared.String(), want)
+	st.at(20 * s)
+	if e := explain("c1"); e.Binds != "" || !e.Expected.Equal(limitertest.At(20*s)) {
+		t.Errorf("it fits: %+v", e)
+	}
+	if e := explain("x9"); e.Waiting || e.String() != "p: ticket x9 of queue q stands in no line" {
+		t.Errorf("%s", e)
+	}
 }
 
 // What goes before a ticket is what the tickets before it cost, not what all of its flow do on average.
 func TestExplainKnowsWhatTheTicketsBeforeCost(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
-		sc.cost = 9
-		sc.granted("a0")
-		for i, cost := range []int64{0, 1, 9} {
-			sc.cost = cost
-			sc.joins(fmt.Sprint("a", i+1))
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
+	st.cost = 9
+	st.granted("a0")
+	for i, cost := range []int64{0, 1, 9} {
+		st.cost = cost
+		st.joins(fmt.Sprint("a", i+1))
+	}
+	for id, want := range map[string]time.Duration{"a1": 0, "a2": 0, "a3": 10 * s} {
+		e, err := inspect.Of(st.l).Explain(t.Context(), "p", limitertest.Ticket(id))
+		if err != nil || !e.Waiting || e.Expected.Sub(e.At) != want {
+			t.Errorf("%s is expected in %v, want %v: %s, %v", id, e.Expected.Sub(e.At), want, e, err)
 		}
-		for id, want := range map[string]time.Duration{"a1": 0, "a2": 0, "a3": 10 * s} {
-			e, err := inspect.Of(sc.l).Explain(t.Context(), "p", limitertest.Ticket(id))
-			if err != nil || !e.Waiting || e.Expected.Sub(e.At) != want {
-				t.Errorf("%s is expected in %v, want %v: %s, %v", id, e.Expected.Sub(e.At), want, e, err)
-			}
-		}
-	})
+	}
 }
 
 // As JSON, names are in lower case with underscores, times of RFC 3339, and durations seconds.
 func TestStateHasOneFormAsJSON(t *testing.T) {
 	t.Parallel()
-	sc := newScene(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 90 * s}))
-	sc.granted("a1")
-	sc.joins("a2", "a3")
-	text, err := json.MarshalIndent(state(t, sc.l, inspect.Query{}), "", " ")
+	st := newStory(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 90 * s}))
+	st.granted("a1")
+	st.joins("a2", "a3")
+	text, err := json.MarshalIndent(state(t, st.l, inspect.Query{}), "", " ")
 	limitertest.Must(t, err)
 	day := limitertest.At(0).UTC().Format(time.DateOnly)
 	var got struct {
@@ -379,26 +359,26 @@ func TestStateHasOneFormAsJSON(t *testing.T) {
 
 // What binds beside the windows is named where they are shown: what the upstream has left, and a pause.
 func TestWhatBindsBesideTheWindowsIsNamed(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		p := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
-		p.Upstream = throttle.UpstreamShared
-		sc := newScene(t, client, p)
-		d := sc.granted("a1")
-		sc.at(s).remaining(d.Reservation, 2, m)
-		sc.granted("a2", "a3")
-		sc.joins("b1")
-		const left = "0 requests left until 00:01:01 UTC by the upstream"
-		st := state(t, sc.l, inspect.Query{})
-		if got := st.Notes(st.At); !slices.Equal(got, []string{left}) || st.Tenants[0].Remaining == nil {
-			t.Errorf("%q, want %q: %+v", got, left, st)
-		}
-		e, err := inspect.Of(sc.l).Explain(t.Context(), "p", limitertest.Ticket("b1"))
-		if err != nil || !strings.Contains(e.String(), "\n"+left+"\n") || !e.Expected.Equal(limitertest.At(m+s)) {
-			t.Errorf("%s, %v", e, err)
-		}
-		sc.at(m + 2*s)
-		if st := state(t, sc.l, inspect.Query{}); st.Remaining != nil {
-			t.Errorf("it has started again: %+v", st.Remaining)
-		}
-	})
+	client := limitertest.Redis(t)
+	p := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
+	p.Upstream = throttle.UpstreamShared
+	st := newStory(t, client, p)
+	d := st.granted("a1")
+	st.at(s).remaining(d.Reservation, 2, m)
+	st.granted("a2", "a3")
+	st.joins("b1")
+	const left = "0 requests left until 00:01:01 UTC by the upstream"
+	got := state(t, st.l, inspect.Query{})
+	limitertest.Equal(t, got.Notes(got.At), []string{left})
+	if got.Tenants[0].Remaining == nil {
+		t.Errorf("%+v", got)
+	}
+	e, err := inspect.Of(st.l).Explain(t.Context(), "p", limitertest.Ticket("b1"))
+	if err != nil || !strings.Contains(e.String(), "\n"+left+"\n") || !e.Expected.Equal(limitertest.At(m+s)) {
+		t.Errorf("%s, %v", e, err)
+	}
+	st.at(m + 2*s)
+	if got := state(t, st.l, inspect.Query{}); got.Remaining != nil {
+		t.Errorf("it has started again: %+v", got.Remaining)
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -16,407 +15,350 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-func ids(taken throttle.Taken) string {
-	var ids []string
-	for _, ticket := range taken.Tickets {
-		ids = append(ids, ticket.ID)
-	}
-	return strings.Join(ids, " ")
-}
-
 // The reply of a take is lost, again and again: its tickets come with the next one, and are charged
 // once.
 func TestATakeWhoseReplyIsLost(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		p := limitertest.NewProxy(t, client.Options().Addr)
-		through := redis.NewClient(&redis.Options{Addr: p.Addr, MaxRetries: -1})
-		defer through.Close()
-		l := limitertest.New(t, through, limitertest.Policy(limitertest.SharedWindow(4, h)))
-		limitertest.Take(t, l, 0, "q") // loads the script
-		var requests []throttle.Request
-		for i, queue := range []string{"q", "q", "other", "q"} {
-			r := limitertest.Acme(1)
-			r.Ticket = throttle.Ticket{Queue: queue, ID: fmt.Sprint(i)}
-			requests = append(requests, r)
+	client := limitertest.Redis(t)
+	p := limitertest.NewProxy(t, client.Options().Addr)
+	through := redis.NewClient(&redis.Options{Addr: p.Addr, MaxRetries: -1})
+	defer through.Close()
+	l := limitertest.New(t, through, limitertest.Policy(limitertest.SharedWindow(4, h)))
+	limitertest.Take(t, l, 0, "q") // loads the script
+	var requests []throttle.Request
+	for i, queue := range []string{"q", "q", "other", "q"} {
+		r := limitertest.Acme(1)
+		r.Ticket = throttle.Ticket{Queue: queue, ID: fmt.Sprint(i)}
+		requests = append(requests, r)
+	}
+	limitertest.Join(t, l, requests...)
+	for range 2 {
+		p.Lose.Store(1)
+		if taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 2, "q": 1}, Strict: true, Max: 3}); !errors.Is(err, throttle.ErrUnavailable) {
+			t.Fatalf("%+v, %v", taken, err)
 		}
-		limitertest.Join(t, l, requests...)
-		for range 2 {
-			p.Lose.Store(1)
-			if taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 2, "q": 1}, Strict: true, Max: 3}); !errors.Is(err, throttle.ErrUnavailable) {
-				t.Fatalf("%+v, %v", taken, err)
-			}
-			if err := l.Line("p").Acknowledge(t.Context()); err != nil { // nobody knows of what
-				t.Fatal(err)
-			}
+		if err := l.Line("p").Acknowledge(t.Context()); err != nil { // nobody knows of what
+			t.Fatal(err)
 		}
-		// The next one asks for a queue less: what it did not ask for goes back.
-		if got := ids(limitertest.Take(t, l, 64, "q")); got != "0 1" {
-			t.Errorf("took %s", got)
-		}
-		plain := limitertest.New(t, client, l.Policies()...)
-		if d := limitertest.Peek(t, plain, limitertest.Acme(1)); d.Windows[0].Used != 2 {
-			t.Errorf("%d are counted", d.Windows[0].Used)
-		}
-		if got := ids(limitertest.Take(t, l, 64, "other", "q")); got != "2 3" {
-			t.Errorf("took %s", got)
-		}
-		if d := limitertest.Peek(t, plain, limitertest.Acme(1)); d.Windows[0].Used != 4 {
-			t.Errorf("%d are counted", d.Windows[0].Used)
-		}
-	})
+	}
+	// The next one asks for a queue less: what it did not ask for goes back.
+	wantTaken(t, l, 64, "0 1", "q")
+	plain := limitertest.New(t, client, l.Policies()...)
+	limitertest.WantUsed(t, plain, limitertest.Acme(1), 2)
+	wantTaken(t, l, 64, "2 3", "other", "q")
+	limitertest.WantUsed(t, plain, limitertest.Acme(1), 4)
 }
 
 func TestATakeThatNobodyAcknowledges(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
-		other := limitertest.NewBy(t, client, sc.c, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
-		sc.joins("a1", "a2", "a3", "a4", "a5", "a6")
-		sc.takes("a1", "a2") // and the process is gone
-		// After 5 s the take counts as lost, and its units still count.
-		for _, at := range []time.Duration{0, 5 * s} {
-			sc.at(at)
-			if got := ids(limitertest.Take(t, other, 64, "q")); got != "" {
-				t.Errorf("at %v took %s", at, got)
-			}
-		}
-		sc.at(10 * s)
-		if got := ids(limitertest.Take(t, other, 64, "q")); got != "a1 a2" { // at their ranks; the units of the first take have been spent
-			t.Errorf("took %s", got)
-		}
-		sc.at(14 * s)
-		limitertest.Must(t, other.Line("p").Acknowledge(t.Context()))
-		sc.at(20*s).takes("a3", "a4")
-	})
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
+	other := limitertest.NewBy(t, client, st.c, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
+	st.joins("a1", "a2", "a3", "a4", "a5", "a6")
+	st.takes("a1", "a2") // and the process is gone
+	// After 5 s the take counts as lost, and its units still count.
+	for _, at := range []time.Duration{0, 5 * s} {
+		st.at(at)
+		wantTaken(t, other, 64, "", "q")
+	}
+	st.at(10 * s)
+	wantTaken(t, other, 64, "a1 a2", "q")
+	st.at(14 * s)
+	limitertest.Must(t, other.Line("p").Acknowledge(t.Context()))
+	st.at(20*s).takes("a3", "a4")
 }
 
 // A copy of a take comes late, as from a proxy: after its own reply, with tickets or without, after an
 // acknowledgement, and after a later take. It takes nothing.
 func TestALateCopyOfATakeTakesNothing(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(100, h)))
-		through := redis.NewClient(client.Options())
-		defer through.Close()
-		var last []any
-		through.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if hooktest.IsScript(cmd) {
-				last = slices.Clone(cmd.Args())
-			}
-			return next(ctx, cmd)
-		}))
-		l := limitertest.NewBy(t, through, sc.c, sc.l.Policies()...)
-		sc.joins("a1") // loads the scripts
-		limitertest.Take(t, l, 1, "q")
-		for name, call := range map[string]func(){
-			"a take with a ticket":  func() { sc.joins("x"); limitertest.Take(t, l, 1, "q") },
-			"a take of nothing":     func() { limitertest.Take(t, l, 1, "q") },
-			"an acknowledgement":    func() { _ = l.Line("p").Acknowledge(t.Context()) },
-			"a take of another one": func() { limitertest.Take(t, l, 1, "other") },
-		} {
-			call()
-			copied := last
-			for _, after := range []string{"at once", "after the next call"} {
-				sc.joins("a2")
-				limitertest.Must(t, through.Do(t.Context(), copied...).Err())
-				if got := ids(limitertest.Take(t, l, 1, "q")); got != "a2" {
-					t.Errorf("a copy of %s, %s: the next take got %q", name, after, got)
-				}
-			}
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(100, h)))
+	through := redis.NewClient(client.Options())
+	defer through.Close()
+	var last []any
+	through.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		if hooktest.IsScript(cmd) {
+			last = slices.Clone(cmd.Args())
 		}
-	})
+		return next(ctx, cmd)
+	}))
+	l := limitertest.NewBy(t, through, st.c, st.l.Policies()...)
+	st.joins("a1") // loads the scripts
+	limitertest.Take(t, l, 1, "q")
+	for _, call := range []func(){
+		func() { st.joins("x"); limitertest.Take(t, l, 1, "q") },
+		func() { limitertest.Take(t, l, 1, "q") }, // it gets nothing
+		func() { _ = l.Line("p").Acknowledge(t.Context()) },
+		func() { limitertest.Take(t, l, 1, "other") },
+	} {
+		call()
+		copied := last
+		for range 2 { // at once, and after the next call
+			st.joins("a2")
+			limitertest.Must(t, through.Do(t.Context(), copied...).Err())
+			wantTaken(t, l, 1, "a2", "q")
+		}
+	}
 }
 
 // What was taken and not acknowledged is remembered as long as the line: see
 // TestATakeThatNobodyAcknowledges.
 func TestATakeIsRememberedWhileItHoldsTickets(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
-		for _, ticket := range []string{"1", "2", "3"} {
-			r := limitertest.Acme(1)
-			r.Ticket = limitertest.Ticket(ticket)
-			limitertest.Join(t, l, r)
-		}
-		kept := func() time.Duration {
-			return client.PTTL(t.Context(), client.Keys(t.Context(), "sluice:{p}:k:*").Val()[0]).Val()
-		}
-		limitertest.Take(t, l, 2, "q")
-		if ttl := kept(); ttl < 23*h {
-			t.Errorf("the record of a take with tickets is kept for %v", ttl)
-		}
-		limitertest.Take(t, l, 2, "q")
-		if ttl := kept(); ttl > m {
-			t.Errorf("the record of a take without tickets is kept for %v", ttl)
-		}
-	})
+	client := limitertest.Redis(t)
+	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
+	for _, ticket := range []string{"1", "2", "3"} {
+		r := limitertest.Acme(1)
+		r.Ticket = limitertest.Ticket(ticket)
+		limitertest.Join(t, l, r)
+	}
+	kept := func() time.Duration {
+		return client.PTTL(t.Context(), client.Keys(t.Context(), "sluice:{p}:k:*").Val()[0]).Val()
+	}
+	limitertest.Take(t, l, 2, "q")
+	if ttl := kept(); ttl < 23*h {
+		t.Errorf("the record of a take with tickets is kept for %v", ttl)
+	}
+	limitertest.Take(t, l, 2, "q")
+	if ttl := kept(); ttl > m {
+		t.Errorf("the record of a take without tickets is kept for %v", ttl)
+	}
 }
 
 // A take acknowledges the one before, also if it gets nothing: nobody looks for its tickets later.
 func TestAnEmptyTakeAcknowledges(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
-		sc.joins("a1", "a2")
-		sc.takes("a1")
-		sc.takes()
-		if n := client.ZCard(t.Context(), "sluice:{p}:k").Val(); n != 0 {
-			t.Errorf("%d processes have to acknowledge a take", n)
-		}
-	})
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
+	st.joins("a1", "a2")
+	st.takes("a1")
+	st.takes()
+	limitertest.Equal(t, client.ZCard(t.Context(), "sluice:{p}:k").Val(), 0)
 }
 
 // The reply to a put-back is lost. Its caller repeats it after the ticket was taken again, or had
 // been refunded: that changes nothing.
 func TestALatePutBackIsIgnored(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(3, 10*s)))
-		sc.joins("a1", "a2", "a3")
-		sc.takes("a1", "a2", "a3")
-		first := sc.took["a1"]
-		sc.at(1 * s).putBack("a1").takes("a1")
-		check := func(want int64) {
-			t.Helper()
-			limitertest.Must(t, sc.l.Line("p").PutBack(t.Context(), []throttle.TakenTicket{first}))
-			if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{want}) {
-				t.Errorf("used %v, want %d", limitertest.Used(d), want)
-			}
-			sc.takes()
-		}
-		check(3)
-		limitertest.Must(t, sc.l.Line("p").Refund(t.Context(), []throttle.TakenTicket{sc.took["a1"]}))
-		check(2)
-		first = sc.took["a1"]
-		check(2)
-	})
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(3, 10*s)))
+	st.joins("a1", "a2", "a3")
+	st.takes("a1", "a2", "a3")
+	first := st.took["a1"]
+	st.at(1 * s).putBack("a1").takes("a1")
+	check := func(want int64) {
+		t.Helper()
+		limitertest.Must(t, st.line().PutBack(t.Context(), []throttle.TakenTicket{first}))
+		limitertest.WantUsed(t, st.l, limitertest.Acme(1), want)
+		st.takes()
+	}
+	check(3)
+	limitertest.Must(t, st.line().Refund(t.Context(), []throttle.TakenTicket{st.took["a1"]}))
+	check(2)
+	first = st.took["a1"]
+	check(2)
 }
 
 // The reply to a ReserveAgain is lost, and its caller gives the ticket's units back. Those of
 // another ticket of the same take stay.
 func TestRefundAfterReserveAgainGivesNothingBack(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		for _, limit := range []int64{2, 1} { // granted, and denied after a cut
-			sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
-			sc.at(0).joins("a1", "a2")
-			sc.takes("a1", "a2")
-			sc.at(1 * s).set(limitertest.Policy(limitertest.SharedWindow(limit, 10*s)))
-			d, err := sc.l.Line("p").ReserveAgain(t.Context(), sc.took["a1"], sc.of("a1"))
-			if err != nil || d.Granted != (limit == 2) {
-				t.Fatalf("granted %v, %v", d.Granted, err)
-			}
-			for range 2 {
-				limitertest.Must(t, sc.l.Line("p").Refund(t.Context(), []throttle.TakenTicket{sc.took["a1"]}))
-			}
-			if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{limit}) {
-				t.Errorf("used %v, want %d", limitertest.Used(d), limit)
-			}
-			if d.Granted {
-				limitertest.Cancel(t, sc.l, d.Reservation)
-				if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{1}) {
-					t.Errorf("used %v after its own cancel", limitertest.Used(d))
-				}
-				limitertest.Cancel(t, sc.l, sc.took["a2"].Decision.Reservation)
-			}
+	client := limitertest.Redis(t)
+	for _, limit := range []int64{2, 1} { // granted, and denied after a cut
+		st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
+		st.at(0).joins("a1", "a2")
+		st.takes("a1", "a2")
+		st.at(1 * s).set(limitertest.Policy(limitertest.SharedWindow(limit, 10*s)))
+		d, err := st.line().ReserveAgain(t.Context(), st.took["a1"], st.of("a1"))
+		if err != nil || d.Granted != (limit == 2) {
+			t.Fatalf("granted %v, %v", d.Granted, err)
 		}
-	})
+		for range 2 {
+			limitertest.Must(t, st.line().Refund(t.Context(), []throttle.TakenTicket{st.took["a1"]}))
+		}
+		limitertest.WantUsed(t, st.l, limitertest.Acme(1), limit)
+		if d.Granted {
+			limitertest.Cancel(t, st.l, d.Reservation)
+			limitertest.WantUsed(t, st.l, limitertest.Acme(1), 1)
+			limitertest.Cancel(t, st.l, st.took["a2"].Decision.Reservation)
+		}
+	}
 }
 
 // A ticket that joined again while it was taken has a new place: what it was granted is given back,
 // once, and it stays there.
 func TestPutBackOfATicketThatJoinedAgain(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(3, 10*s), limitertest.Slots(3)))
-		sc.joins("a1", "a2")
-		sc.takes("a1", "a2")
-		sc.at(s).joins("a3", "a1")
-		for range 2 {
-			sc.putBack("a1")
-			if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
-				t.Errorf("used %v", limitertest.Used(d))
-			}
-			limitertest.Agrees(t, client)
-		}
-		sc.takes("a3", "a1").asks(-1)
-	})
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(3, 10*s), limitertest.Slots(3)))
+	st.joins("a1", "a2")
+	st.takes("a1", "a2")
+	st.at(s).joins("a3", "a1")
+	for range 2 {
+		st.putBack("a1")
+		limitertest.WantUsed(t, st.l, limitertest.Acme(1), 1, 1)
+	}
+	st.takes("a3", "a1").asks(-1)
 }
 
 func TestReserveAgain(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s), limitertest.Slots(9)))
-		sc.joins("a1", "a2", "a3")
-		sc.takes("a1", "a2")
-		sc.at(1 * s)
-		again := func(ticket string, r throttle.Request) throttle.Decision {
-			d, err := sc.l.Line("p").ReserveAgain(t.Context(), sc.took[ticket], r)
-			limitertest.Must(t, err)
-			return d
-		}
-		d := again("a1", sc.of("a1")) // although a3 waits
-		if !d.Granted || !d.At.Equal(limitertest.At(1*s)) || !slices.Equal(limitertest.Used(d), []int64{2, 2}) {
-			t.Errorf("%+v", d)
-		}
-		sc.cost = 2
-		if d := again("a2", sc.of("a2")); d.Granted || !d.Queued || !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
-			t.Errorf("a cost above what was taken: %+v", d)
-		}
-		sc.cost = 1
-		sc.takes("a3") // the unit that a2 gave back
-		if !sc.l.Line("p").Matches(sc.took["a3"], sc.of("a3")) || sc.l.Line("p").Matches(sc.took["a3"], sc.of("b3")) || sc.l.Line("p").Matches(sc.took["a3"], limitertest.Acme(1)) {
-			t.Error("Same")
-		}
-		other := sc.of("a3")
-		other.Policy = "other"
-		if sc.l.Line("p").Matches(sc.took["a3"], other) {
-			t.Error("another policy is the same")
-		}
-	})
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s), limitertest.Slots(9)))
+	st.joins("a1", "a2", "a3")
+	st.takes("a1", "a2")
+	st.at(1 * s)
+	again := func(ticket string, r throttle.Request) throttle.Decision {
+		d, err := st.line().ReserveAgain(t.Context(), st.took[ticket], r)
+		limitertest.Must(t, err)
+		return d
+	}
+	d := again("a1", st.of("a1")) // although a3 waits
+	if !d.Granted || !d.At.Equal(limitertest.At(1*s)) || !slices.Equal(limitertest.Used(d), []int64{2, 2}) {
+		t.Errorf("%+v", d)
+	}
+	st.cost = 2
+	if d := again("a2", st.of("a2")); d.Granted || !d.Queued || !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
+		t.Errorf("a cost above what was taken: %+v", d)
+	}
+	st.cost = 1
+	st.takes("a3") // the unit that a2 gave back
+	if !st.line().Matches(st.took["a3"], st.of("a3")) || st.line().Matches(st.took["a3"], st.of("b3")) || st.line().Matches(st.took["a3"], limitertest.Acme(1)) {
+		t.Error("Same")
+	}
+	other := st.of("a3")
+	other.Policy = "other"
+	if st.line().Matches(st.took["a3"], other) {
+		t.Error("another policy is the same")
+	}
 }
 
 // The policy got another window since the take: that gives nothing back for the ticket.
 func TestReserveAgainByAPolicyWithAnotherWindow(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		shared := limitertest.SharedWindow(2, 10*s)
-		sc := newScene(t, client, limitertest.Policy(shared))
-		sc.at(0).joins("a1", "a2")
-		sc.takes("a1", "a2")
-		day := limitertest.Quota(2, "@daily", "UTC")
-		day.Scope = throttle.ScopeShared
-		sc.at(1 * s).set(limitertest.Policy(shared, day))
-		for want, ticket := range []string{"a1", "a2"} {
-			d, err := sc.l.Line("p").ReserveAgain(t.Context(), sc.took[ticket], sc.of(ticket))
-			if err != nil || !d.Granted || !slices.Equal(limitertest.Used(d), []int64{2, int64(want + 1)}) {
-				t.Errorf("%s: granted %v, used %v, %v", ticket, d.Granted, limitertest.Used(d), err)
-			}
+	client := limitertest.Redis(t)
+	shared := limitertest.SharedWindow(2, 10*s)
+	st := newStory(t, client, limitertest.Policy(shared))
+	st.at(0).joins("a1", "a2")
+	st.takes("a1", "a2")
+	day := limitertest.Quota(2, "@daily", "UTC")
+	day.Scope = throttle.ScopeShared
+	st.at(1 * s).set(limitertest.Policy(shared, day))
+	for want, ticket := range []string{"a1", "a2"} {
+		d, err := st.line().ReserveAgain(t.Context(), st.took[ticket], st.of(ticket))
+		if err != nil || !d.Granted || !slices.Equal(limitertest.Used(d), []int64{2, int64(want + 1)}) {
+			t.Errorf("%s: granted %v, used %v, %v", ticket, d.Granted, limitertest.Used(d), err)
 		}
-	})
+	}
 }
 
 // A caller that repeats a ReserveAgain gives the ticket's units back once: those of another ticket
 // of the same take stay. With a key it is charged once, too.
 func TestARepeatedReserveAgainGivesBackOnce(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		for _, key := range []string{"", "key"} {
-			sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9)))
-			sc.at(0).joins("a1", "a2")
-			sc.takes("a1", "a2")
-			sc.at(1 * s)
-			r := sc.of("a1")
-			r.IdempotencyKey = key
-			for _, want := range []int64{2, map[string]int64{"": 3, "key": 2}[key]} {
-				d, err := sc.l.Line("p").ReserveAgain(t.Context(), sc.took["a1"], r)
-				if err != nil || !d.Granted || !slices.Equal(limitertest.Used(d), []int64{want, want}) {
-					t.Fatalf("key %q: granted %v, used %v, want %d, %v", key, d.Granted, limitertest.Used(d), want, err)
-				}
+	client := limitertest.Redis(t)
+	for _, key := range []string{"", "key"} {
+		st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9)))
+		st.at(0).joins("a1", "a2")
+		st.takes("a1", "a2")
+		st.at(1 * s)
+		r := st.of("a1")
+		r.IdempotencyKey = key
+		for _, want := range []int64{2, map[string]int64{"": 3, "key": 2}[key]} {
+			d, err := st.line().ReserveAgain(t.Context(), st.took["a1"], r)
+			if err != nil || !d.Granted || !slices.Equal(limitertest.Used(d), []int64{want, want}) {
+				t.Fatalf("key %q: granted %v, used %v, want %d, %v", key, d.Granted, limitertest.Used(d), want, err)
 			}
-			client.FlushAll(t.Context())
 		}
-	})
+		client.FlushAll(t.Context())
+	}
 }
 
 // What was granted to a ticket, and its repeat by the key, are one reservation: cancelled by both,
 // it is given back once. Of a ticket whose key was granted before, the units are given back.
 func TestAKeyIsOneReservation(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9)))
-		sc.joins("a1", "a2", "a3", "a4")
-		sc.takes("a1", "a2", "a3", "a4")
-		sc.at(1 * s)
-		used := func(when string, want int64) {
-			t.Helper()
-			if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{want, want}) {
-				t.Errorf("%s: used %v, want %d", when, limitertest.Used(d), want)
-			}
-		}
-		again := func(ticket string, cost int64) (throttle.Reservation, error) {
-			sc.cost = cost
-			r := sc.of(ticket)
-			r.IdempotencyKey = "key"
-			d, err := sc.l.Line("p").ReserveAgain(t.Context(), sc.took[ticket], r)
-			return d.Reservation, err
-		}
-		first, err := again("a1", 1)
-		limitertest.Must(t, err)
-		used("the first", 4)
-		if second, err := again("a2", 1); err != nil || second.ID != first.ID || !second.At.Equal(first.At) {
-			t.Errorf("%+v, %v, want %+v", second, err, first)
-		}
-		used("another ticket by its key", 3)
-		if _, err := again("a3", 2); !errors.As(err, new(*throttle.RequestError)) {
-			t.Error(err)
-		}
-		used("another request by its key", 2)
-		sc.cost = 1
-		r := sc.of("a1")
-		r.IdempotencyKey, r.Ticket = "key", throttle.Ticket{}
-		repeat := limitertest.Reserve(t, sc.l, r).Reservation
-		if repeat.ID != first.ID || !repeat.At.Equal(first.At) {
-			t.Errorf("repeated: %+v, want %+v", repeat, first)
-		}
-		limitertest.Cancel(t, sc.l, first)
-		used("cancelled", 1)
-		limitertest.Cancel(t, sc.l, repeat)
-		used("cancelled again", 1)
-	})
+	client := limitertest.Redis(t)
+	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9)))
+	st.joins("a1", "a2", "a3", "a4")
+	st.takes("a1", "a2", "a3", "a4")
+	st.at(1 * s)
+	used := func(when string, want int64) {
+		t.Helper()
+		limitertest.WantUsed(t, st.l, limitertest.Acme(1), want, want)
+	}
+	again := func(ticket string, cost int64) (throttle.Reservation, error) {
+		st.cost = cost
+		r := st.of(ticket)
+		r.IdempotencyKey = "key"
+		d, err := st.line().ReserveAgain(t.Context(), st.took[ticket], r)
+		return d.Reservation, err
+	}
+	first, err := again("a1", 1)
+	limitertest.Must(t, err)
+	used("the first", 4)
+	if second, err := again("a2", 1); err != nil || second.ID != first.ID || !second.At.Equal(first.At) {
+		t.Errorf("%+v, %v, want %+v", second, err, first)
+	}
+	used("another ticket by its key", 3)
+	if _, err := again("a3", 2); !errors.As(err, new(*throttle.RequestError)) {
+		t.Error(err)
+	}
+	used("another request by its key", 2)
+	st.cost = 1
+	r := st.of("a1")
+	r.IdempotencyKey, r.Ticket = "key", throttle.Ticket{}
+	repeat := limitertest.Reserve(t, st.l, r).Reservation
+	if repeat.ID != first.ID || !repeat.At.Equal(first.At) {
+		t.Errorf("repeated: %+v, want %+v", repeat, first)
+	}
+	limitertest.Cancel(t, st.l, first)
+	used("cancelled", 1)
+	limitertest.Cancel(t, st.l, repeat)
+	used("cancelled again", 1)
 }
 
 // Tickets lists all that wait, whatever their names, without calls that wait in place.
 func TestTicketsOfALine(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(1, h)))
-		line, waiting := l.Line("p"), map[throttle.Ticket]bool{}
-		var requests []throttle.Request
-		for i := range 700 {
-			id := throttle.Ticket{Queue: "a/b c", ID: fmt.Sprintf("%08x-0000-4000-8000-000000000000", i)}
-			if i%2 == 0 {
-				id = throttle.Ticket{Queue: "q", ID: fmt.Sprint("!é/", i)}
+	client := limitertest.Redis(t)
+	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(1, h)))
+	line, waiting := l.Line("p"), map[throttle.Ticket]bool{}
+	var requests []throttle.Request
+	for i := range 700 {
+		id := throttle.Ticket{Queue: "a/b c", ID: fmt.Sprintf("%08x-0000-4000-8000-000000000000", i)}
+		if i%2 == 0 {
+			id = throttle.Ticket{Queue: "q", ID: fmt.Sprint("!é/", i)}
+		}
+		requests = append(requests, throttle.Request{Tenant: "acme", Ticket: id})
+		waiting[id] = true
+	}
+	limitertest.Must(t, limitertest.Err(line.Join(t.Context(), requests)))
+	limitertest.Must(t, line.Leave(t.Context(), requests[0].Ticket))
+	delete(waiting, requests[0].Ticket)
+	listed := map[throttle.Ticket]bool{}
+	if err := line.Tickets(t.Context(), "", func(page []throttle.Ticket) error {
+		for _, id := range page {
+			if listed[id] = true; !waiting[id] {
+				t.Errorf("%v is listed", id)
 			}
-			requests = append(requests, throttle.Request{Tenant: "acme", Ticket: id})
-			waiting[id] = true
 		}
-		if _, err := line.Join(t.Context(), requests); err != nil {
-			t.Fatal(err)
-		}
-		limitertest.Must(t, line.Leave(t.Context(), requests[0].Ticket))
-		delete(waiting, requests[0].Ticket)
-		listed := map[throttle.Ticket]bool{}
-		if err := line.Tickets(t.Context(), "", func(page []throttle.Ticket) error {
-			for _, id := range page {
-				if listed[id] = true; !waiting[id] {
-					t.Errorf("%v is listed", id)
-				}
-			}
-			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
-		if len(listed) != len(waiting) {
-			t.Errorf("%d of %d are listed", len(listed), len(waiting))
-		}
-		if n, err := line.Len(t.Context()); err != nil || n != int64(len(waiting)) {
-			t.Errorf("%d are counted, %v, want %d", n, err, len(waiting))
-		}
-		enough := errors.New("enough")
-		if err := line.Tickets(t.Context(), "", func([]throttle.Ticket) error { return enough }); err != enough {
-			t.Errorf("error %v", err)
-		}
-		if err := l.Line("other").Tickets(t.Context(), "", nil); !errors.Is(err, throttle.ErrUnknownPolicy) {
-			t.Errorf("error %v of a policy that is none", err)
-		}
-	})
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	limitertest.Equal(t, len(listed), len(waiting))
+	if n, err := line.Len(t.Context()); err != nil || n != int64(len(waiting)) {
+		t.Errorf("%d are counted, %v, want %d", n, err, len(waiting))
+	}
+	enough := errors.New("enough")
+	limitertest.Equal(t, line.Tickets(t.Context(), "", func([]throttle.Ticket) error { return enough }), enough)
+	if err := l.Line("other").Tickets(t.Context(), "", nil); !errors.Is(err, throttle.ErrUnknownPolicy) {
+		t.Errorf("error %v of a policy that is none", err)
+	}
 }
 
 // Only the line that a ticket was taken from has its place and its units.
 func TestATicketGoesBackToItsOwnLine(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		p := limitertest.Policy(limitertest.SharedWindow(4, h))
-		other := p.WithDefaults()
-		other.Name = "other"
-		l := limitertest.New(t, client, p, other)
-		r := limitertest.Acme(1)
-		r.Ticket = limitertest.Ticket("a")
-		limitertest.Join(t, l, r)
-		limitertest.Must(t, l.Line("other").PutBack(t.Context(), limitertest.Take(t, l, 1, "q").Tickets))
-		if got := ids(limitertest.Take(t, l, 2, "q")); got != "a" {
-			t.Errorf("took %q", got)
-		}
-		if n, err := l.Line("other").Len(t.Context()); n != 0 || err != nil {
-			t.Errorf("%d wait in the other line, %v", n, err)
-		}
-	})
+	client := limitertest.Redis(t)
+	p := limitertest.Policy(limitertest.SharedWindow(4, h))
+	other := p.WithDefaults()
+	other.Name = "other"
+	l := limitertest.New(t, client, p, other)
+	r := limitertest.Acme(1)
+	r.Ticket = limitertest.Ticket("a")
+	limitertest.Join(t, l, r)
+	limitertest.Must(t, l.Line("other").PutBack(t.Context(), limitertest.Take(t, l, 1, "q").Tickets))
+	wantTaken(t, l, 2, "a", "q")
+	if n, err := l.Line("other").Len(t.Context()); n != 0 || err != nil {
+		t.Errorf("%d wait in the other line, %v", n, err)
+	}
 }

@@ -14,7 +14,7 @@ import (
 
 // A rotation is servers that ask for their own queues at their appointments, by a handed clock.
 type rotation struct {
-	sc      *scene
+	st      *story
 	now     time.Duration
 	servers []*queueServer
 	asked   int
@@ -28,17 +28,17 @@ type queueServer struct {
 	got    map[string]int
 }
 
-func newRotation(sc *scene, queues ...[]string) *rotation {
-	r := &rotation{sc: sc}
+func newRotation(st *story, queues ...[]string) *rotation {
+	r := &rotation{st: st}
 	for _, names := range queues {
-		r.servers = append(r.servers, &queueServer{l: sc.server(), queues: names, got: map[string]int{}})
+		r.servers = append(r.servers, &queueServer{l: st.server().l, queues: names, got: map[string]int{}})
 	}
 	return r
 }
 
 // run goes on to a time, and returns what each server took since, by queue.
 func (r *rotation) run(until time.Duration) []map[string]int {
-	r.sc.t.Helper()
+	r.st.Helper()
 	for {
 		var next *queueServer
 		for _, server := range r.servers {
@@ -50,9 +50,9 @@ func (r *rotation) run(until time.Duration) []map[string]int {
 			break
 		}
 		r.now = max(r.now, next.asksAt+next.lag)
-		r.sc.at(r.now)
+		r.st.at(r.now)
 		r.asked++
-		taken := limitertest.Take(r.sc.t, next.l, throttle.MaxTake, next.queues...)
+		taken := limitertest.Take(r.st, next.l, throttle.MaxTake, next.queues...)
 		for _, ticket := range taken.Tickets {
 			next.got[ticket.Queue]++
 		}
@@ -61,7 +61,7 @@ func (r *rotation) run(until time.Duration) []map[string]int {
 		}
 	}
 	r.now = until
-	r.sc.at(until)
+	r.st.at(until)
 	var got []map[string]int
 	for _, server := range r.servers {
 		got = append(got, maps.Clone(server.got))
@@ -114,12 +114,12 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			limitertest.Policy(twenty), alone, 0, []backlog{one, {"two", "b", 30, 10}}, 6 * s, []map[string]int{{"one": 60}, {"two": 6}},
 		},
 	}, func(t *testing.T, client *redis.Client, row row) {
-		sc := newScene(t, client, row.p)
-		r := newRotation(sc, row.servers...)
+		st := newStory(t, client, row.p)
+		r := newRotation(st, row.servers...)
 		r.servers[1].lag = row.lag
 		for _, b := range row.backlogs {
-			sc.cost = b.cost
-			sc.joinMany(b.queue, b.tenant, b.n)
+			st.cost = b.cost
+			st.joinMany(b.queue, b.tenant, b.n)
 		}
 		tickets := 0
 		for i, got := range r.run(row.until) {
@@ -133,35 +133,32 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 		if most := tickets * (len(row.servers) + 1); row.p.Windows[0].Name == spaced.Name && r.asked > most {
 			t.Errorf("%d tickets took %d takes, want at most %d", tickets, r.asked, most)
 		}
-		limitertest.Agrees(t, client)
 	})
-	plays(t, map[string]play{
-		"evenly, and one that stops leaves all to the other": {limitertest.Policy(own, twenty), func(sc *scene) {
-			r := newRotation(sc, alone...)
-			sc.joinMany("one", "a", 300)
-			sc.joinMany("two", "b", 300)
+	tell(t, map[string]scenario{
+		"evenly, and one that stops leaves all to the other": {limitertest.Policy(own, twenty), func(st *story) {
+			r := newRotation(st, alone...)
+			st.joinMany("one", "a", 300)
+			st.joinMany("two", "b", 300)
 			evenly := func(until time.Duration) {
-				sc.t.Helper()
+				st.Helper()
 				if got := r.run(until); got[0]["one"] != 30 || got[1]["two"] != 30 {
-					sc.t.Errorf("within 3 s %v", got)
+					st.Errorf("within 3 s %v", got)
 				}
 			}
 			evenly(3 * s)
 			r.servers[1].asksAt = -1
 			r.run(4 * s)
-			if got := r.run(7 * s)[0]["one"]; got != 60 {
-				sc.t.Errorf("within 3 s, alone, %d", got)
-			}
+			limitertest.Equal(st, r.run(7 * s)[0]["one"], 60)
 			r.servers[1].asksAt = r.now
 			evenly(10 * s)
 		}},
-		"for slots": {limitertest.Policy(slots), func(sc *scene) {
-			r := newRotation(sc, alone...)
-			sc.joinMany("one", "a", 30)
-			sc.joinMany("two", "b", 30)
+		"for slots": {limitertest.Policy(slots), func(st *story) {
+			r := newRotation(st, alone...)
+			st.joinMany("one", "a", 30)
+			st.joinMany("two", "b", 30)
 			for _, until := range []time.Duration{30 * s, 62 * s} { // the first leases have run out
 				if got := r.run(until); got[0]["one"] != 2 || got[1]["two"] != 2 {
-					sc.t.Errorf("of the four slots before %v %v", until, got)
+					st.Errorf("of the four slots before %v %v", until, got)
 				}
 			}
 		}},
@@ -171,59 +168,55 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 // A small ticket does not pass a larger one of the same server that goes first and has no room: both
 // queues get as much of a tenant's window, and of a shared one.
 func TestNoTicketPassesALargerOneOfTheSameServer(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		for name, w := range map[string]throttle.Window{"own": {Name: "own", Limit: 4, Period: s}, "shared": limitertest.SharedWindow(4, s)} {
-			sc := newScene(t, client, limitertest.Policy(w))
-			sc.joinMany("one", "a", 100)
-			sc.cost = 3
-			sc.joinMany("two", "a", 30)
-			got := newRotation(sc, []string{"one", "two"}).run(20 * s)[0]
-			if units := got["two"] * 3; units < got["one"]-6 || units > got["one"]+6 { // two large tickets
-				t.Errorf("%s: of 80 units the queues got %d and %d, want the same", name, got["one"], units)
-			}
-			limitertest.Agrees(t, client)
+	client := limitertest.Redis(t)
+	for name, w := range map[string]throttle.Window{"own": {Name: "own", Limit: 4, Period: s}, "shared": limitertest.SharedWindow(4, s)} {
+		st := newStory(t, client, limitertest.Policy(w))
+		st.joinMany("one", "a", 100)
+		st.cost = 3
+		st.joinMany("two", "a", 30)
+		got := newRotation(st, []string{"one", "two"}).run(20 * s)[0]
+		if units := got["two"] * 3; units < got["one"]-6 || units > got["one"]+6 { // two large tickets
+			t.Errorf("%s: of 80 units the queues got %d and %d, want the same", name, got["one"], units)
 		}
-	})
+	}
 }
 
 // While three queues of a server wait, each gets its part of every window by its priority.
 func TestPrioritiesHoldInEveryWindow(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		for _, c := range []struct {
-			scope   throttle.Scope
-			tenants int
-		}{{throttle.ScopeShared, 1}, {throttle.ScopeShared, 10}, {throttle.Scope{}, 1}} {
-			sc := newScene(t, client, limitertest.Policy(
-				throttle.Window{Name: "burst", Limit: 20, Period: 3 * s, Scope: c.scope},
-				throttle.Window{Name: "minute", Limit: 20, Period: m, Scope: c.scope}))
-			queues := map[string]int{"critical": 6, "default": 3, "low": 1}
-			for queue := range queues {
-				for i := range c.tenants {
-					sc.joinMany(queue, string(rune('a'+i)), 200/c.tenants)
-				}
+	client := limitertest.Redis(t)
+	for _, c := range []struct {
+		scope   throttle.Scope
+		tenants int
+	}{{throttle.ScopeShared, 1}, {throttle.ScopeShared, 10}, {throttle.Scope{}, 1}} {
+		st := newStory(t, client, limitertest.Policy(
+			throttle.Window{Name: "burst", Limit: 20, Period: 3 * s, Scope: c.scope},
+			throttle.Window{Name: "minute", Limit: 20, Period: m, Scope: c.scope}))
+		queues := map[string]int{"critical": 6, "default": 3, "low": 1}
+		for queue := range queues {
+			for i := range c.tenants {
+				st.joinMany(queue, string(rune('a'+i)), 200/c.tenants)
 			}
-			for window, got := range windowsOf(sc, queues, 12) {
-				t.Logf("%2d  %-14s %-8s %s", window+1, strings.Repeat("c", got["critical"]), strings.Repeat("d", got["default"]), strings.Repeat("l", got["low"]))
-				for queue, priority := range queues {
-					if n := got[queue]; n < 2*priority-1 || n > 2*priority+1 {
-						t.Errorf("%d tenants, window %d: %v, want 12, 6 and 2, each within one", c.tenants, window, got)
-					}
-				}
-			}
-			limitertest.Agrees(t, client)
 		}
-	})
+		for window, got := range windowsOf(st, queues, 12) {
+			t.Logf("%2d  %-14s %-8s %s", window+1, strings.Repeat("c", got["critical"]), strings.Repeat("d", got["default"]), strings.Repeat("l", got["low"]))
+			for queue, priority := range queues {
+				if n := got[queue]; n < 2*priority-1 || n > 2*priority+1 {
+					t.Errorf("%d tenants, window %d: %v, want 12, 6 and 2, each within one", c.tenants, window, got)
+				}
+			}
+		}
+	}
 }
 
 // windowsOf takes at the times that the line names, and returns how many of each 20 tickets were of
 // which queue.
-func windowsOf(sc *scene, queues map[string]int, windows int) (got []map[string]int) {
-	sc.t.Helper()
+func windowsOf(st *story, queues map[string]int, windows int) (got []map[string]int) {
+	st.Helper()
 	taken, now := 0, time.Duration(0)
 	for taken < 20*windows {
-		reply, err := sc.at(now).l.Line("p").Take(sc.t.Context(), throttle.TakeOptions{Queues: queues, Max: 16})
+		reply, err := st.at(now).l.Line("p").Take(st.Context(), throttle.TakeOptions{Queues: queues, Max: 16})
 		if err != nil || reply.Next < 0 {
-			sc.t.Fatalf("%+v, %v", reply, err)
+			st.Fatalf("%+v, %v", reply, err)
 		}
 		for _, ticket := range reply.Tickets {
 			if taken%20 == 0 {

@@ -14,9 +14,8 @@ import (
 
 // The scripts adapt as the simulated model does, whatever is granted and refused when.
 func TestLuaAdaptsAsTheModel(t *testing.T) {
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		rapid.Check(t, func(rt *rapid.T) { adaptLike(rt, client) })
-	})
+	client := limitertest.Redis(t)
+	rapid.Check(t, func(rt *rapid.T) { adaptLike(rt, client) })
 }
 
 func adaptLike(t *rapid.T, client *redis.Client) {
@@ -43,9 +42,7 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 		if len(granted) > 0 && rapid.IntRange(0, 3).Draw(t, "refused") == 0 {
 			i := rapid.IntRange(max(0, len(granted)-5), len(granted)-1).Draw(t, "which")
 			said := rapid.SampledFrom([]time.Duration{0, 0, time.Second}).Draw(t, "said")
-			if _, err := granted[i].Pause(t.Context(), said, ""); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, limitertest.Err(granted[i].Pause(t.Context(), said, "")))
 			if wait := model.refused(toUS(now), toUS(times[i]), toUS(said)); wait > 0 {
 				paused = max(paused, now+ofUS(math.Ceil(wait)))
 			}

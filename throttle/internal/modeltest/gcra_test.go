@@ -12,35 +12,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// A debt of many bursts is not forgotten, and what ends it gives back nobody else's units.
-func TestGCRAKeepsADebtOfManyBursts(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := limitertest.NewHanded(t, client, limitertest.Policy(throttle.Window{
-			Name: "tokens", Algorithm: throttle.AlgorithmGCRA, Limit: 4999, Period: 30 * 24 * h, Unit: "tokens",
-		}))
-		of := func(tokens int64) throttle.Request {
-			return throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": tokens}}
-		}
-		limitertest.Reserve(t, l, of(3000))
-		r := limitertest.Reserve(t, l, of(1)).Reservation
-		for _, step := range []struct{ actual, used int64 }{
-			{50_000, 53_000}, {1, 3001}, {1e12, 1e12 + 3000}, {1, 3001},
-		} {
-			r = limitertest.Settle(t, l, r, step.actual)
-			if used := limitertest.Peek(t, l, of(1)).Windows[0].Used; used != step.used {
-				t.Errorf("settled for %d: %d are counted, want %d", step.actual, used, step.used)
-			}
-		}
-		const unit = 30*24*h/4999/us*us + us // rounded up
-		if d := limitertest.Reserve(t, l, of(1999)); d.Granted || d.RetryIn != unit {
-			t.Errorf("one too many: granted %v, denied for %v", d.Granted, d.RetryIn)
-		}
-		if d := limitertest.Reserve(t, l, of(1998)); !d.Granted {
-			t.Errorf("the rest is denied for %v", d.RetryIn)
-		}
-	})
-}
-
 // Every limit per every period is kept exactly: grants, levels and times are those of the model,
 // which counts in fractions.
 func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
@@ -121,14 +92,10 @@ func TestDebtsAreKept(t *testing.T) {
 			a, b := limitertest.Reserve(t, l, tokens).Reservation, limitertest.Reserve(t, l, tokens).Reservation
 			a, b = limitertest.Settle(t, l, a, 1e12), limitertest.Settle(t, l, b, 1e12)
 			b = limitertest.Settle(t, l, b, 1)
-			if used := limitertest.Peek(t, l, tokens).Windows[0].Used; used != 1e12+1 {
-				t.Errorf("%s: %d are counted, want %d", w.Algorithm, used, int64(1e12+1))
-			}
+			limitertest.WantUsed(t, l, tokens, 1e12+1)
 			limitertest.Cancel(t, l, a)
 			limitertest.Cancel(t, l, b)
-			if used := limitertest.Peek(t, l, tokens).Windows[0].Used; used != 0 {
-				t.Errorf("%s: %d are counted after all was given back", w.Algorithm, used)
-			}
+			limitertest.WantUsed(t, l, tokens, 0)
 		}
 	})
 }

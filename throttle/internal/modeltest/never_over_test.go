@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -20,58 +18,30 @@ import (
 func TestMergedGrantsAreOnlyALittleStricter(t *testing.T) {
 	w := limitertest.Policy(throttle.Window{Name: "w", Limit: 60, Period: 10 * s}).WithDefaults().Windows[0]
 	const tick = 10e6 / 4 // us
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		c := limitertest.NewClock()
-		l := limitertest.NewEdited(t, client, c, []func(string) string{limitertest.WithoutExpiry, limitertest.MergeFrom("8")}, limitertest.Policy(w))
-		onlyStricter(t, l.Limiter, c, w, tick, 700, 3, 40*ms)
-	})
+	client := limitertest.Redis(t)
+	c := limitertest.NewClock()
+	l := limitertest.NewEdited(t, client, c, []func(string) string{limitertest.WithoutExpiry, limitertest.MergeFrom("8")}, limitertest.Policy(w))
+	onlyStricter(t, l.Limiter, c, w, tick, 300, 3, 40*ms)
 }
 
 // The same with the scripts as they are: hundreds of grants in little more than 1 kB.
 func TestHundredsOfGrantsAreMerged(t *testing.T) {
 	w := limitertest.Policy(throttle.Window{Name: "w", Limit: 600, Period: 1024 * s}).WithDefaults().Windows[0]
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
-		onlyStricter(t, l, c, w, w.Period.Microseconds()/96, 700, 1, s)
-		bytes := client.StrLen(t.Context(), "sluice:{p}:w:tenant:acme").Val()
-		if bytes > 192*8 || bytes < 96*8 { // 96 entries are exact, and as many are merged at most
-			t.Errorf("600 grants take %d bytes", bytes)
-		}
-		// Costs that need wide entries.
-		c.Set(2048 * s)
-		w.Limit = 1e9
-		limitertest.SetPolicy(t, l, w)
-		limitertest.Reserve(t, l, limitertest.Acme(1e8))
-		if d := limitertest.Reserve(t, l, limitertest.Acme(8e8)); !d.Granted || d.Windows[0].Used < 9e8 {
-			t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
-		}
-	})
-}
-
-// A backlog is taken piece by piece, in every period again. It loses nothing to merged grants.
-func TestABacklogKeepsItsPace(t *testing.T) {
-	const limit, piece, every, periods = 500, 32, 2 * ms, 10
-	w := limitertest.Policy(throttle.Window{Name: "w", Limit: limit, Period: s}).WithDefaults().Windows[0]
-	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
-		l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
-		at := time.Duration(0)
-		for granted := int64(0); granted < periods*limit; {
-			c.Set(at)
-			d, err := l.Peek(t.Context(), limitertest.Acme(1))
-			limitertest.Must(t, err)
-			n := min(piece, d.Windows[0].Remaining)
-			if n == 0 {
-				at += d.RetryIn
-				continue
-			}
-			limitertest.Reserve(t, l, limitertest.Acme(n))
-			granted += n
-			at += every
-		}
-		if lost := at - (periods-1)*s - (limit+piece-1)/piece*every; lost > every {
-			t.Errorf("it took %v longer than it had to", lost)
-		}
-	})
+	client := limitertest.Redis(t)
+	l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
+	onlyStricter(t, l, c, w, w.Period.Microseconds()/96, 700, 1, s)
+	bytes := client.StrLen(t.Context(), "sluice:{p}:w:tenant:acme").Val()
+	if bytes > 192*8 || bytes < 96*8 { // 96 entries are exact, and as many are merged at most
+		t.Errorf("600 grants take %d bytes", bytes)
+	}
+	// Costs that need wide entries.
+	c.Set(2048 * s)
+	w.Limit = 1e9
+	limitertest.SetPolicy(t, l, w)
+	limitertest.Reserve(t, l, limitertest.Acme(1e8))
+	if d := limitertest.Reserve(t, l, limitertest.Acme(8e8)); !d.Granted || d.Windows[0].Used < 9e8 {
+		t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
+	}
 }
 
 func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w throttle.Window, tick int64, calls int, maxCost int64, maxStep time.Duration) {
@@ -187,9 +157,7 @@ func TestConcurrentGrantsAreNeverOver(t *testing.T) {
 		}
 	}
 	group.Wait()
-	if len(logs) != 9 {
-		t.Errorf("%d counts, want 9", len(logs))
-	}
+	limitertest.Equal(t, len(logs), 9)
 	for _, w := range append(windows, first.Windows...) {
 		for name, log := range logs {
 			if name[:len(w.Name)+1] == w.Name+"/" {

@@ -148,7 +148,7 @@ func (s *Server) dispatching(c asynq.Config) dispatch.Config {
 			info, _ := s.config.Limiter.Lookup(line)
 			s.outages.Failed(err, append(outage.OfLine(line), "fails", string(info.Fail))...)
 		},
-		Limiter: dispatch.Lines(s.config.Limiter),
+		Limiter: s.config.Limiter,
 		Lost: func(queue, line string) {
 			s.config.Logger.Warn("worker: a waiting task stood in no line that this server knows, and starts two minutes late or more: "+
 				"its client's limiter has another Prefix, another Redis or another policy name, or Redis has lost the line",
@@ -243,9 +243,8 @@ func (s *Server) Shutdown() {
 	s.shutdown.Do(func() {
 		s.beginShutdown()
 		s.server.Shutdown()
-		s.dispatch.Drain(s.shutdownGrace)
+		s.dispatch.Close(s.shutdownGrace)
 		s.endGrace()
-		s.dispatch.Close()
 		s.outages.Close()
 		if s.owned != nil {
 			s.owned.Close()

@@ -96,12 +96,8 @@ func (c *Client) Call() string {
 	return c.process + "/" + strconv.Itoa(c.Slots) + "/" + strconv.FormatUint(c.calls.Add(1), 36)
 }
 
-// identityKept is how long an identity is cached. It ends when that Redis is emptied. A server, which
-// asks all the time, learns that by a nudge in vain.
-const (
-	identityKept       = time.Second
-	identityKeptServer = time.Minute
-)
+// identityKept is how long an identity is cached. It ends when that Redis is emptied.
+const identityKept = time.Second
 
 // identityTTL is how long an identity lasts: longer than any line. A process that knows it renews it.
 const identityTTL = 3 * 366 * 24 * time.Hour
@@ -110,11 +106,7 @@ const identityTTL = 3 * 366 * 24 * time.Hour
 func (c *Client) Identity(ctx context.Context) (string, error) {
 	c.asking <- struct{}{}
 	defer func() { <-c.asking }()
-	kept := identityKept
-	if c.Slots > 0 {
-		kept = identityKeptServer
-	}
-	if c.identity != "" && time.Since(c.asserted) < kept {
+	if c.identity != "" && time.Since(c.asserted) < identityKept {
 		return c.identity, nil
 	}
 	const key = "sluice:asynq"
@@ -131,16 +123,6 @@ func (c *Client) Identity(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("worker: asking for the identity of asynq's Redis: %w", err)
 	}
 	return c.identity, nil
-}
-
-// Changed asks for the identity again, and reports whether it is another one.
-func (c *Client) Changed(ctx context.Context) bool {
-	c.asking <- struct{}{}
-	before := c.identity
-	c.asserted = time.Time{}
-	<-c.asking
-	now, err := c.Identity(ctx)
-	return err == nil && now != before
 }
 
 // prefix returns the common prefix of a queue's keys.
@@ -191,19 +173,6 @@ func until(at time.Time) int64 { return max(0, score(at)-time.Now().Unix()) }
 
 // errReply is the class of errors for replies that do not have their script's shape.
 var errReply = errors.New("worker: unexpected reply of a script on asynq's Redis")
-
-// ReadTimeout returns how long the connection waits for a reply. 0 means without limit.
-func (c *Client) ReadTimeout() time.Duration {
-	switch client := c.redis.(type) {
-	case *redis.Client:
-		return max(0, client.Options().ReadTimeout)
-	case *redis.ClusterClient:
-		return max(0, client.Options().ReadTimeout)
-	case *redis.Ring:
-		return max(0, client.Options().ReadTimeout)
-	}
-	return 3 * time.Second // the default of go-redis
-}
 
 // OneSlot reports whether one command may name keys of several queues.
 func (c *Client) OneSlot() bool {

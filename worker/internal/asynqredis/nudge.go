@@ -3,7 +3,6 @@ package asynqredis
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -11,6 +10,8 @@ import (
 )
 
 const (
+	awaitFor = 2 * time.Second
+
 	nudges = "sluice:nudge" // the list in which they wait
 	lines  = "sluice:lines" // those in which tasks of a queue wait: see dequeue.lua
 )
@@ -20,18 +21,13 @@ func (c *Client) Nudge(ctx context.Context, queue string, names ...any) error {
 	return c.run(ctx, "nudge", queue, keys(queue, nudges, lines), names...).Err()
 }
 
-// AwaitNudge waits for a nudge of one of the queues, for less than ReadTimeout. Unless OneSlot there
-// must be one queue. The line is "" if no nudge came. The end of the context does not end the wait.
-func (c *Client) AwaitNudge(
-	ctx context.Context, queues []string, wait time.Duration,
-) (queue, line string, err error) {
-	args := []any{"blpop"}
+// AwaitNudge waits for a nudge of one of the queues, for awaitFor at most. Unless OneSlot there must be one queue. The line is "" if no nudge came.
+func (c *Client) AwaitNudge(ctx context.Context, queues []string) (queue, line string, err error) {
+	var lists []string
 	for _, queue := range queues {
-		args = append(args, prefix(queue)+nudges)
+		lists = append(lists, prefix(queue)+nudges)
 	}
-	// Not by client.BLPop, which rounds fractions of a second up.
-	seconds := max(wait, time.Millisecond).Seconds()
-	reply, err := c.redis.Do(ctx, append(args, fmt.Sprintf("%.3f", seconds))...).StringSlice()
+	reply, err := c.redis.BLPop(ctx, awaitFor, lists...).Result()
 	if errors.Is(err, redis.Nil) {
 		return "", "", nil
 	}

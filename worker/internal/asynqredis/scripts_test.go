@@ -340,19 +340,15 @@ func TestNudgesNameEachPolicyOnce(t *testing.T) {
 		}
 		var got []string
 		for range 3 {
-			from, policy, err := s.AwaitNudge(ctx, []string{"low", queue}, time.Second)
+			from, policy, err := s.AwaitNudge(ctx, []string{"low", queue})
 			s.ok(err)
 			got = append(got, from+" "+policy)
 		}
 		if want := "[default b default a default c]"; fmt.Sprint(got) != want {
 			t.Errorf("nudges %v, want %v: each policy at most once", got, want)
 		}
-		begun := time.Now()
-		if _, policy, err := s.AwaitNudge(ctx, []string{queue}, 50*time.Millisecond); policy != "" || err != nil {
+		if _, policy, err := s.AwaitNudge(ctx, []string{queue}); policy != "" || err != nil {
 			t.Errorf("nudged by %q, %v", policy, err)
-		}
-		if waited := time.Since(begun); waited < 50*time.Millisecond || waited >= time.Second { // or its time is in whole seconds
-			t.Errorf("waited for %v", waited)
 		}
 	})
 }

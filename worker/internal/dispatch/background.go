@@ -56,17 +56,15 @@ func (b *background) Later(do func(context.Context) error) {
 	})
 }
 
-// inBackground runs a function for which close waits. After that it runs the function at once.
+// inBackground runs a function for which close waits, unless that is over.
 func (b *background) inBackground(run func()) {
 	b.mu.Lock()
-	closed := b.closed
-	if !closed {
-		b.busy.Go(run)
+	defer b.mu.Unlock()
+	if b.closed {
+		go run()
+		return
 	}
-	b.mu.Unlock()
-	if closed {
-		run()
-	}
+	b.busy.Go(run)
 }
 
 // close waits for what is under way. A call that fails is not repeated any more.

@@ -21,24 +21,13 @@ const (
 	// bufferFor is how long a task is kept ready for a slot.
 	bufferFor = 500 * time.Millisecond
 
-	// pendingFor is how many hand-outs from the line earn pending tasks one.
+	// pendingFor is how many tasks from lines earn pending tasks one.
 	pendingFor = 3
 )
 
-// A fetched is what one call has made active: a pick of tickets that were taken from a line, or a
-// dequeue of pending tasks.
-type fetched struct {
-	group  *group
-	queue  string
-	callID string // by which its tasks can be put back
-	line   string // "" for pending tasks
-	at     time.Time
-	tasks  []Task // that run nowhere yet, the next first
-}
-
 // A buffer has the tasks that are ready for a slot, and counts the slots.
 type buffer struct {
-	fetched []*fetched  // the next first
+	ready   []Task      // the next first
 	recent  []time.Time // of the last hand-outs
 	running int         // tasks handed out that have not ended
 	slots   int
@@ -47,21 +36,12 @@ type buffer struct {
 
 // handOut returns the next task that is ready.
 func (b *buffer) handOut() (task Task, ok bool) {
-	if len(b.fetched) == 0 {
+	if len(b.ready) == 0 {
 		return Task{}, false
 	}
-	from := b.fetched[0]
-	task, from.tasks = from.tasks[0], from.tasks[1:]
-	if len(from.tasks) == 0 {
-		b.fetched = b.fetched[1:]
-	}
+	task, b.ready = b.ready[0], b.ready[1:]
 	b.recent = append(b.recent, time.Now())
 	b.running++
-	if from.line != "" {
-		from.group.earned++
-	} else {
-		from.group.earned = max(0, from.group.earned-pendingFor)
-	}
 	return task, true
 }
 
@@ -72,10 +52,16 @@ func (d *Dispatcher) Ended() {
 	d.buffer.running--
 }
 
-// wanted returns how many tasks to take at once: one for each free slot, or more if slots become
-// free quickly.
-func (b *buffer) wanted() int {
-	return min(max(1, b.slots-b.running, b.freeSoon()-b.count()), batchMax)
+// wanted returns how many tasks to take at once, 0 while none is to be made ready: one for each free slot,
+// or more if slots become free quickly.
+func (d *Dispatcher) wanted() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	b := &d.buffer
+	if !d.waiting && !b.wantsMore() {
+		return 0
+	}
+	return min(max(1, b.slots-b.running, b.freeSoon()-len(b.ready)), batchMax)
 }
 
 // wantsMore reports whether to make a round ahead of time, so that slots do not wait for Redis: they
@@ -85,15 +71,7 @@ func (b *buffer) wantsMore() bool {
 		return false
 	}
 	n := b.freeSoon()
-	return n >= aheadFrom && b.count() <= n/3
-}
-
-// count returns how many tasks are ready.
-func (b *buffer) count() (n int) {
-	for _, f := range b.fetched {
-		n += len(f.tasks)
-	}
-	return n
+	return n >= aheadFrom && len(b.ready) <= n/3
 }
 
 // freeSoon returns how many slots become free soon, by what was handed out lately.
@@ -103,9 +81,9 @@ func (b *buffer) freeSoon() int {
 }
 
 // since removes and returns what has been ready since before a time.
-func (b *buffer) since(before time.Time) (old []*fetched) {
-	for len(b.fetched) > 0 && !b.fetched[0].at.After(before) {
-		old, b.fetched = append(old, b.fetched[0]), b.fetched[1:]
+func (b *buffer) since(before time.Time) (old []Task) {
+	for len(b.ready) > 0 && !b.ready[0].at.After(before) {
+		old, b.ready = append(old, b.ready[0]), b.ready[1:]
 	}
 	return old
 }

@@ -22,19 +22,9 @@ const (
 	// fallbackMin is how long after its expected start forward looks at a waiting task.
 	fallbackMin = 2 * time.Minute
 
-	// stoppedPause is the pause of a call after Stop: asynq calls again at once.
-	stoppedPause = 20 * time.Millisecond
-
 	// waitMax bounds one wait of Next.
 	waitMax = time.Second
 )
-
-// A Limiter has lines: see Lines. A line has the name of its policy, unless that has shards.
-type Limiter interface {
-	Line(name string) Line
-	LineOf(policy, tenant string) string
-	Lines() []string
-}
 
 // A Line has the methods of *throttle.Line that a dispatcher calls.
 type Line interface {
@@ -46,21 +36,15 @@ type Line interface {
 	Take(ctx context.Context, o throttle.TakeOptions) (throttle.Taken, error)
 }
 
-// Lines returns the lines of a limiter.
-func Lines(l *throttle.Limiter) Limiter { return limiter{l} }
-
-type limiter struct{ *throttle.Limiter }
-
-func (l limiter) Line(name string) Line { return l.Limiter.Line(name) }
-
-// Config configures New. All fields but HasPending are required.
+// Config configures New. All fields but HasPending and Line are required.
 type Config struct {
 	Answered    func(line string, at time.Time) // is called when a take is answered; at: Redis' clock
 	Asynq       *asynqredis.Client              // of the server's connection
 	Concurrency int                             // of the server: its slots
 	Failed      func(line string, err error)    // is called when a take or a join fails
 	HasPending  func(queue string) bool         // in a test kit, which it spares a look each second
-	Limiter     Limiter                         //
+	Limiter     *throttle.Limiter               // whose lines are served
+	Line        func(name string) Line          // a line of Limiter; a test may wrap it
 	Lost        func(queue, line string)        // is called once a queue: a task that waits stands in no line
 
 	// Match returns how a task joins a line, that has waited in one or not; false: it joins none.
@@ -91,7 +75,10 @@ type Task struct {
 	asynqredis.Ref
 	Message asynqredis.Message
 	Grant   *Grant // nil if it has to reserve
-	call    string // by which it is active
+
+	at   time.Time // when it was made active
+	call string    // by which
+	line string    // from which its ticket was taken; "" if it was pending
 }
 
 // A Dispatcher serves one asynq server. It is safe for concurrent use.
@@ -101,17 +88,18 @@ type Dispatcher struct {
 	Config
 	*background
 	begun sync.Once
+	idle  chan struct{} // serve sends while Next waits and there is nothing to do: nudges are for this server
 	ready chan struct{} // ends a wait of Next
 	wake  chan struct{} // ends a wait of serve
 
+	lines   lines    // serve's
+	wakeUps sync.Map // queues and seconds at which Forward is called, before asynq does so
+
 	mu      sync.Mutex
 	buffer  buffer
-	lines   lines
-	wakeUps sync.Map   // queues and seconds at which Forward is called, before asynq does so
-	waiting bool       // Next waits for a task, and none is ready
-	idle    *sync.Cond // nothing was found for it: nudges are for this server while isIdle
-	isIdle  bool
-	failed  error // of asynq's Redis, for Next
+	failed  error              // of asynq's Redis, for Next
+	news    map[news]time.Time // that serve has to learn
+	waiting bool               // Next waits for a task, and none is ready
 
 	joinFailed time.Time       // when a join of Forward failed last
 	joinNext   time.Time       // when to look again at the next task that could not join
@@ -120,17 +108,20 @@ type Dispatcher struct {
 
 // New returns a dispatcher. It makes no call before its first use.
 func New(c Config) *Dispatcher {
-	d := &Dispatcher{
+	if c.Line == nil {
+		c.Line = func(name string) Line { return c.Limiter.Line(name) }
+	}
+	return &Dispatcher{
 		Config:     c,
 		background: newBackground(),
+		idle:       make(chan struct{}),
 		ready:      make(chan struct{}, 1),
 		wake:       make(chan struct{}, 1),
-		buffer:     buffer{slots: c.Concurrency},
 		lines:      lines{groups: groups(c.Queues, c.Strict), paused: map[string]bool{}},
+		buffer:     buffer{slots: c.Concurrency},
+		news:       map[news]time.Time{},
 		lostIn:     map[string]bool{},
 	}
-	d.idle = sync.NewCond(&d.mu)
-	return d
 }
 
 // Next returns the task that runs next, of any queue of the server. Like asynq's dequeue it is
@@ -143,7 +134,7 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
 	defer end.Stop()
 	for ended := false; ; {
 		if d.isStopped() {
-			d.sleep(stoppedPause)
+			d.sleep(errorPause) // asynq calls again at once
 			return Task{}, false, nil
 		}
 		d.mu.Lock()
@@ -151,7 +142,7 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
 			err, d.failed = d.failed, nil
 		}
 		ended = ended || ok || err != nil
-		d.waiting, d.isIdle = !ended, d.isIdle && !ended
+		d.waiting = !ended
 		look := d.waiting || d.buffer.wantsMore()
 		d.mu.Unlock()
 		if look {
@@ -200,24 +191,17 @@ func signal(c chan struct{}) {
 func (d *Dispatcher) Stop() {
 	d.stop()
 	d.begun.Do(func() { close(d.emptied) })
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.idle.Broadcast()
 }
 
-// Drain stops, and waits until all tasks that were ready are put back, or the context ends. Asynq
-// recovers the others, as from a worker that died.
-func (d *Dispatcher) Drain(ctx context.Context) {
+// Close stops, and waits until all tasks that were ready are put back, or the context ends. Asynq recovers
+// the others, as from a worker that died. Then it waits for calls under way. A call that fails is not
+// repeated any more.
+func (d *Dispatcher) Close(ctx context.Context) {
 	d.Stop()
 	select {
 	case <-d.emptied:
 	case <-ctx.Done():
 	}
-}
-
-// Close stops, and waits for calls under way. A call that fails is not repeated any more.
-func (d *Dispatcher) Close() {
-	d.Stop()
 	d.close()
 }
 

@@ -3,7 +3,7 @@ package dispatch
 const (
 	BatchMax       = batchMax
 	PendingFor     = pendingFor
-	StoppedPause   = stoppedPause
+	StoppedPause   = errorPause
 	TakeTimeout    = takeTimeout
 	UnavailableFor = unavailableFor
 	WaitMax        = waitMax

@@ -3,7 +3,6 @@ package dispatch
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"time"
 
@@ -30,13 +29,12 @@ func (d *Dispatcher) insist(call func(ctx context.Context) error) bool {
 }
 
 // put makes tasks ready, and reports whether there are any.
-func (d *Dispatcher) put(f *fetched) bool {
-	if len(f.tasks) == 0 {
+func (d *Dispatcher) put(tasks []Task) bool {
+	if len(tasks) == 0 {
 		return false
 	}
-	f.at = time.Now()
 	d.mu.Lock()
-	d.buffer.fetched = append(d.buffer.fetched, f)
+	d.buffer.ready = append(d.buffer.ready, tasks...)
 	d.waiting = false
 	d.mu.Unlock()
 	signal(d.ready)
@@ -47,85 +45,86 @@ func (d *Dispatcher) put(f *fetched) bool {
 // whose tasks cannot be picked. It reports whether any task is ready.
 func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 	_, queue, _ := strings.Cut(name, "/") // behind the identity of asynq's Redis
-	f := &fetched{group: l.group, queue: queue, callID: d.Asynq.Call(), line: l.name}
-	waiting := make([]asynqredis.Waiting, len(grants))
+	call, waiting := d.Asynq.Call(), make([]asynqredis.Waiting, len(grants))
 	for i, grant := range grants {
 		waiting[i] = asynqredis.Waiting{ID: grant.ID, JoinKey: grant.Key}
 	}
 	var picks []asynqredis.Pick
 	if !d.insist(func(ctx context.Context) (err error) {
-		picks, err = d.Asynq.Pick(ctx, queue, f.callID, waiting)
+		picks, err = d.Asynq.Pick(ctx, queue, call, waiting)
 		return err
 	}) {
 		return false
 	}
+	var tasks []Task
 	var back, gone []throttle.TakenTicket
 	for i, pick := range picks {
 		grant := grants[i]
 		switch {
 		case pick.Message != nil:
-			task := Task{Ref: asynqredis.Ref{Queue: queue, ID: grant.ID}, Message: pick.Message, Grant: grant, call: f.callID}
-			f.tasks = append(f.tasks, task)
+			task := d.task(queue, call, pick.Message, grant)
+			task.line = l.name
+			tasks = append(tasks, task)
 		case pick.Paused:
-			d.mu.Lock()
 			d.lines.paused[queue] = true
-			d.mu.Unlock()
 			back = append(back, grant.TakenTicket)
 		default: // a pending task reserves when it is dequeued, an active one joins again if it is denied
 			gone = append(gone, grant.TakenTicket)
 		}
 	}
 	d.putBack(l.name, queue, back)
-	d.GiveBack(l.name, queue, gone...)
-	d.reserveAgain(f)
-	return d.put(f)
+	d.giveBack(l.name, queue, gone...)
+	tasks = d.reserveAgain(l.group, queue, call, tasks)
+	l.group.earned += len(tasks)
+	return d.put(tasks)
 }
 
 // reserveAgain reserves for tasks whose tickets were taken without units, as the policy had other scopes
 // when they joined. A task that is denied has joined by the scopes of now, and goes back to wait.
-func (d *Dispatcher) reserveAgain(f *fetched) {
-	isDenied := func(t Task) bool { return t.Grant.Decision.Queued }
-	if !slices.ContainsFunc(f.tasks, Task.isOpen) {
-		return
-	}
-	d.reserve(f.group, f.tasks)
+func (d *Dispatcher) reserveAgain(g *group, queue, call string, tasks []Task) (ready []Task) {
+	d.reserve(g, tasks)
 	var denied []string
-	for _, task := range f.tasks {
-		if isDenied(task) {
-			denied = append(denied, task.ID)
-			d.Expect(task.Grant.Line, f.queue, task.Grant.Decision.RetryIn)
+	for _, task := range tasks {
+		if !task.Grant.Decision.Queued {
+			ready = append(ready, task)
+			continue
 		}
+		denied = append(denied, task.ID)
+		d.Expect(task.Grant.Line, queue, task.Grant.Decision.RetryIn)
 	}
-	f.tasks = slices.DeleteFunc(f.tasks, isDenied)
-	if len(denied) == 0 {
-		return
+	if len(denied) > 0 {
+		d.insist(func(ctx context.Context) error {
+			return d.Asynq.Restore(ctx, queue, call, denied, time.Now().Add(fallbackMin), "")
+		})
+		d.WakeAt(queue, time.Now()) // a ticket may have been taken before its task was back
 	}
-	d.insist(func(ctx context.Context) error {
-		return d.Asynq.Restore(ctx, f.queue, f.callID, denied, time.Now().Add(fallbackMin), "")
-	})
-	d.WakeAt(f.queue, time.Now()) // a ticket may have been taken before its task was back
+	return ready
+}
+
+func (d *Dispatcher) task(queue, call string, m asynqredis.Message, grant *Grant) Task {
+	return Task{Ref: asynqredis.Ref{Queue: queue, ID: m.ID()}, Message: m, Grant: grant, at: time.Now(), call: call}
 }
 
 // dequeue makes pending tasks of a queue ready, with what was decided about them. It also looks at the
 // list of the lines in which tasks of the queue wait, with the lines that this server watches.
 func (d *Dispatcher) dequeue(g *group, queue string, n int, watched []any) bool {
-	f := &fetched{group: g, queue: queue, callID: d.Asynq.Call()}
+	call := d.Asynq.Call()
 	var found asynqredis.Dequeued
 	if !d.insist(func(ctx context.Context) (err error) {
-		found, err = d.Asynq.DequeuePending(ctx, queue, f.callID, n, watched...)
+		found, err = d.Asynq.DequeuePending(ctx, queue, call, n, watched...)
 		return err
 	}) {
 		return false
 	}
-	d.mu.Lock()
 	g.unwatched(found.Unwatched)
 	d.lines.paused[queue] = found.Paused
-	d.mu.Unlock()
-	for _, m := range found.Messages {
-		f.tasks = append(f.tasks, Task{Ref: asynqredis.Ref{Queue: queue, ID: m.ID()}, Message: m, call: f.callID})
+	tasks := make([]Task, len(found.Messages))
+	for i, m := range found.Messages {
+		tasks[i] = d.task(queue, call, m, nil)
 	}
-	d.reserve(g, f.tasks)
-	return d.put(f)
+	d.reserve(g, tasks)
+	g.earned = max(0, g.earned-pendingFor*len(tasks))
+	return d.put(tasks)
 }
 
 // isOpen reports whether nothing is decided about a task.
@@ -141,8 +140,11 @@ func (d *Dispatcher) reserve(g *group, tasks []Task) {
 	requests := map[string][]throttle.Request{}
 	asking := map[string][]*Task{} // by line
 	for i, task := range tasks {
+		if !task.isOpen() {
+			continue
+		}
 		match, ok := d.Match(task.Message, task.Grant != nil)
-		if !ok || !task.isOpen() {
+		if !ok {
 			continue
 		}
 		r := match.Request
@@ -154,16 +156,13 @@ func (d *Dispatcher) reserve(g *group, tasks []Task) {
 		requests[line], asking[line] = append(requests[line], r), append(asking[line], &tasks[i])
 	}
 	for line, all := range requests {
-		d.mu.Lock()
 		l := g.lines[line]
-		silent := l == nil || time.Now().Before(later(l.failed.Until, d.lines.silence.Until))
-		d.mu.Unlock()
-		if silent {
+		if l == nil || time.Now().Before(later(l.failed.Until, d.lines.silence.Until)) {
 			continue
 		}
 		call, cancel := context.WithTimeout(d.ctx, takeTimeout)
 		sent := time.Now()
-		tickets, err := d.Limiter.Line(line).Reserve(call, all)
+		tickets, err := d.Line(line).Reserve(call, all)
 		cancel()
 		if errors.Is(unavailable(err), throttle.ErrUnavailable) {
 			d.fails(l, err)
@@ -185,41 +184,48 @@ func (d *Dispatcher) restore(before time.Time) bool {
 	d.mu.Lock()
 	old := d.buffer.since(before)
 	d.mu.Unlock()
-	for i, f := range old {
-		if d.undo(f) != nil {
+	for len(old) > 0 {
+		n := 1
+		for n < len(old) && old[n].call == old[0].call {
+			n++
+		}
+		if d.undo(old[:n]) != nil {
 			d.mu.Lock()
-			d.buffer.fetched = append(old[i:], d.buffer.fetched...)
+			d.buffer.ready = append(old, d.buffer.ready...)
 			d.mu.Unlock()
 			return false
 		}
+		old = old[n:]
 	}
 	return true
 }
 
-// undo puts the tasks of a call back that are ready.
-func (d *Dispatcher) undo(f *fetched) error {
+// undo puts tasks of one call back.
+func (d *Dispatcher) undo(tasks []Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
 	defer cancel()
+	first, at := tasks[0], time.Time{} // to pending
+	if first.line != "" {
+		at = time.Now().Add(fallbackMin)
+		g := d.lines.groupOf(first.Queue)
+		g.earned = max(0, g.earned-len(tasks))
+	}
 	var ids []string
-	for _, task := range f.tasks {
+	for _, task := range tasks {
 		ids = append(ids, task.ID)
 	}
-	var at time.Time // to pending
-	if f.line != "" {
-		at = time.Now().Add(fallbackMin)
-	}
-	if err := d.Asynq.Restore(ctx, f.queue, f.callID, ids, at, ""); err != nil {
+	if err := d.Asynq.Restore(ctx, first.Queue, first.call, ids, at, ""); err != nil {
 		return err
 	}
 	var tickets []throttle.TakenTicket
-	for _, task := range f.tasks {
-		if f.line != "" {
+	for _, task := range tasks {
+		if task.line != "" {
 			tickets = append(tickets, task.Grant.TakenTicket)
 		} else if task.Grant != nil {
-			d.GiveBack(task.Grant.Line, f.queue, task.Grant.TakenTicket)
+			d.giveBack(task.Grant.Line, task.Queue, task.Grant.TakenTicket)
 		}
 	}
-	d.putBack(f.line, f.queue, tickets)
+	d.putBack(first.line, first.Queue, tickets)
 	return nil
 }
 
@@ -244,8 +250,8 @@ func (d *Dispatcher) putBack(line, queue string, tickets []throttle.TakenTicket)
 	})
 }
 
-// GiveBack refunds tickets that leave.
-func (d *Dispatcher) GiveBack(line, queue string, tickets ...throttle.TakenTicket) {
+// giveBack refunds tickets that leave.
+func (d *Dispatcher) giveBack(line, queue string, tickets ...throttle.TakenTicket) {
 	d.back(line, queue, tickets, Line.Refund)
 }
 
@@ -257,7 +263,7 @@ func (d *Dispatcher) back(line, queue string, tickets []throttle.TakenTicket,
 		return
 	}
 	d.Later(func(ctx context.Context) error {
-		err := give(d.Limiter.Line(line), ctx, tickets)
+		err := give(d.Line(line), ctx, tickets)
 		if err == nil {
 			d.Expect(line, queue, 0)
 		}

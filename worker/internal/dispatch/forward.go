@@ -106,7 +106,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 		requests[i] = j.request
 	}
 	call, cancel := context.WithTimeout(ctx, joinTimeout)
-	places, err := d.Limiter.Line(line).Join(call, requests)
+	places, err := d.Line(line).Join(call, requests)
 	cancel()
 	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
 	err = unavailable(err)

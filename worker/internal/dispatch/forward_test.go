@@ -85,10 +85,15 @@ func TestATaskThatStandsInNoLineIsReported(t *testing.T) {
 		b.forward(false)
 		b.want("reports", b.lost.Load(), 1)
 	})
-	outage := &awayFor{}
-	inBubble(t, of(perHour(1)), func(c *dispatch.Config) { outage.Limiter, c.Limiter = c.Limiter, outage }, func(b *bench) {
+	var until time.Time
+	inBubble(t, of(perHour(1)), joins(func(l dispatch.Line, ctx context.Context, r []throttle.Request) ([]throttle.Place, error) {
+		if time.Now().Before(until) {
+			return nil, throttle.ErrUnavailable
+		}
+		return l.Join(ctx, r)
+	}), func(b *bench) {
 		b.later("cannot join", time.Second)
-		outage.until = time.Now().Add(5 * time.Minute)
+		until = time.Now().Add(5 * time.Minute)
 		for range 50 {
 			time.Sleep(10 * time.Second)
 			b.forward(false)
@@ -98,17 +103,23 @@ func TestATaskThatStandsInNoLineIsReported(t *testing.T) {
 	})
 }
 
-// awayFor is a limiter that cannot be reached for a while.
-type awayFor struct {
-	dispatch.Limiter
-	until time.Time
+// joins replaces the joins of lines.
+func joins(do joining) func(*dispatch.Config) {
+	return func(c *dispatch.Config) {
+		line := c.Line
+		c.Line = func(name string) dispatch.Line { return joinedLine{line(name), do} }
+	}
 }
 
-func (a *awayFor) Line(policy string) dispatch.Line {
-	if time.Now().Before(a.until) {
-		return awayLine{a.Limiter.Line(policy)}
-	}
-	return a.Limiter.Line(policy)
+type joining func(dispatch.Line, context.Context, []throttle.Request) ([]throttle.Place, error)
+
+type joinedLine struct {
+	dispatch.Line
+	do joining
+}
+
+func (l joinedLine) Join(ctx context.Context, requests []throttle.Request) ([]throttle.Place, error) {
+	return l.do(l.Line, ctx, requests)
 }
 
 // A task that joins and fits wakes another server at once, if this one has no slot.
@@ -188,7 +199,9 @@ func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 				found.FailOpen = open
 				return found, ok
 			}
-			c.Limiter = away{c.Limiter}
+			joins(func(dispatch.Line, context.Context, []throttle.Request) ([]throttle.Place, error) {
+				return nil, throttle.ErrUnavailable
+			})(c)
 		}, func(b *bench) {
 			b.later("a", time.Second)
 			time.Sleep(2 * time.Second)
@@ -206,24 +219,14 @@ func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 	}
 }
 
-// away is a limiter that cannot be reached.
-type away struct{ dispatch.Limiter }
-
-func (a away) Line(policy string) dispatch.Line { return awayLine{a.Limiter.Line(policy)} }
-
-type awayLine struct{ dispatch.Line }
-
-func (awayLine) Join(context.Context, []throttle.Request) ([]throttle.Place, error) {
-	return nil, throttle.ErrUnavailable
-}
-
-func (away) Lines() []string { return nil }
-
 // The reply to a join is lost. The ticket may be in line all the same: the line is asked.
 func TestAJoinWhoseReplyIsLostIsAskedFor(t *testing.T) {
 	inBubble(t, of(perHour(1)), func(c *dispatch.Config) {
 		c.Poll = time.Hour
-		c.Limiter = unheard{c.Limiter}
+		joins(func(l dispatch.Line, ctx context.Context, r []throttle.Request) ([]throttle.Place, error) {
+			_, err := l.Join(ctx, r)
+			return nil, errors.Join(throttle.ErrUnavailable, err)
+		})(c)
 	}, func(b *bench) {
 		b.want("next", b.next(), "none")
 		b.want("next", b.next(), "none") // the next look at an empty line is in five seconds
@@ -238,23 +241,16 @@ func TestAJoinWhoseReplyIsLostIsAskedFor(t *testing.T) {
 	})
 }
 
-// unheard is a limiter whose replies to joins are lost.
-type unheard struct{ dispatch.Limiter }
-
-func (u unheard) Line(policy string) dispatch.Line { return unheardLine{u.Limiter.Line(policy)} }
-
-type unheardLine struct{ dispatch.Line }
-
-func (u unheardLine) Join(ctx context.Context, requests []throttle.Request) ([]throttle.Place, error) {
-	_, err := u.Line.Join(ctx, requests)
-	return nil, errors.Join(throttle.ErrUnavailable, err)
-}
-
 // One ticket whose tenant cannot be looked up holds up no others.
 func TestATicketThatCannotJoinHoldsUpNoOther(t *testing.T) {
-	inBubble(t, of(perHour(1)), func(c *dispatch.Config) {
-		c.Limiter = picky{c.Limiter}
-	}, func(b *bench) {
+	inBubble(t, of(perHour(1)), joins(func(l dispatch.Line, ctx context.Context, requests []throttle.Request) ([]throttle.Place, error) {
+		for _, r := range requests {
+			if r.Ticket.ID == "unlucky" {
+				return nil, errors.New("the database of plans is down")
+			}
+		}
+		return l.Join(ctx, requests)
+	}), func(b *bench) {
 		for _, id := range []string{"a", "unlucky", "c"} {
 			b.later(id, time.Second)
 		}
@@ -263,21 +259,6 @@ func TestATicketThatCannotJoinHoldsUpNoOther(t *testing.T) {
 		b.want("in line", b.inLine(), "[a c]")
 		b.want("looked after in", b.dueIn("unlucky"), dispatch.UnavailableFor)
 	})
-}
-
-type picky struct{ dispatch.Limiter }
-
-func (p picky) Line(policy string) dispatch.Line { return pickyLine{p.Limiter.Line(policy)} }
-
-type pickyLine struct{ dispatch.Line }
-
-func (p pickyLine) Join(ctx context.Context, requests []throttle.Request) ([]throttle.Place, error) {
-	for _, r := range requests {
-		if r.Ticket.ID == "unlucky" {
-			return nil, errors.New("the database of plans is down")
-		}
-	}
-	return p.Line.Join(ctx, requests)
 }
 
 // A task that waits for a time and in no line runs in that second, with any interval of asynq.

@@ -21,9 +21,6 @@ const (
 	// askAgain is when to ask a line again that had more to look at and found nothing.
 	askAgain = time.Millisecond
 
-	// pausedFor is when to ask again a line all of whose queues are paused.
-	pausedFor = time.Second
-
 	// transitMost bounds how much later a line is asked than it is due, if a reply took long.
 	transitMost = time.Millisecond
 
@@ -32,7 +29,7 @@ const (
 	watchEvery = 750 * time.Millisecond
 )
 
-// Lines are this server's views of all lines, by groups of queues.
+// Lines are this server's views of all lines, by groups of queues. They are serve's alone.
 type lines struct {
 	groups  []*group
 	paused  map[string]bool // queues
@@ -45,7 +42,7 @@ type group struct {
 	with   []string // these, and the queues of more important groups: a take names them, too
 	strict bool     // less important groups follow, and must not go before its pending tasks
 
-	earned    int                // hand-outs from lines that earned pending tasks no turn yet
+	earned    int                // tasks from lines that earned pending tasks no turn yet
 	lines     map[string]*line   // by name
 	lookAt    time.Time          // when to look at its queues, after there was nothing
 	reached   map[string]float64 // by policy with shards: where the shard was whose turn it was last
@@ -103,8 +100,6 @@ func (ls *lines) know(names []string) {
 // due returns the line of a group to ask now, or nil: policies in rotation, starting after the one
 // served last, and the shards of each by what their tenants have had.
 func (d *Dispatcher) due(g *group, now time.Time) (first *line) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	if d.isStopped() || now.Before(d.lines.silence.Until) {
 		return nil
 	}
@@ -114,6 +109,15 @@ func (d *Dispatcher) due(g *group, now time.Time) (first *line) {
 		}
 	}
 	return first
+}
+
+// freed makes a line due at a time if tickets wait there.
+func (ls *lines) freed(name string, at time.Time) {
+	for _, g := range ls.groups {
+		if l := g.lines[name]; l != nil && !l.due.IsZero() {
+			l.expect(at)
+		}
+	}
 }
 
 // watched returns the lines that this server watches, if it is time to say so.
@@ -154,8 +158,7 @@ func (g *group) unwatched(names []any) {
 //	news: a join, a nudge, units that    waiting  waiting, sooner  -
 //	  are back, nobody watches the line
 //
-// A take that is on its way may not have seen what was news meanwhile: it is news again after the
-// answer.
+// A take that is on its way may not have seen what is news meanwhile: serve learns that after the answer.
 type line struct {
 	name   string // that of the policy, unless it has shards
 	group  *group
@@ -163,7 +166,6 @@ type line struct {
 	at     time.Time      // of the next take; zero while it rests
 	due    time.Time      // when its first ticket fits, by the last answer; zero: nobody waited
 	failed outage.Backoff // of takes
-	news   time.Time      // when to ask for what came since the last take was sent; zero: nothing
 	nudged bool           // nobody else asks it for its news
 	share  share          // of the slots, among the lines of its policy's shards
 	taken  time.Time      // when tickets were picked that are not acknowledged yet; zero: none
@@ -190,7 +192,6 @@ func (g *group) line(name string) *line {
 
 // expect notes that there is news, for which to ask at a time.
 func (l *line) expect(at time.Time) {
-	l.news = sooner(l.news, at)
 	if l.state != stateFailing {
 		l.state, l.at = stateWaiting, sooner(l.at, at)
 	}
@@ -207,9 +208,6 @@ func (l *line) answered(taken throttle.Taken, sent, now time.Time) {
 	}
 	if l.at = l.due; len(taken.Tickets) == 0 && taken.Next == 0 {
 		l.at = now.Add(askAgain)
-	}
-	if !l.news.IsZero() {
-		l.expect(l.news)
 	}
 }
 

@@ -1,48 +1,17 @@
 package dispatch_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
-
-// One command that waits for nudges ends well before the client gives it up.
-func TestAWaitForNudgesIsShorterThanAReadTimeout(t *testing.T) {
-	var config dispatch.Config
-	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { config = *c }, func(b *bench) {
-		const readTimeout = 800 * time.Millisecond
-		client := made{b.client}.MakeRedisClient().(*redis.Client)
-		client.Options().ReadTimeout = readTimeout
-		defer client.Close()
-		var waits atomic.Int64
-		client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if args := cmd.Args(); cmd.Name() == "blpop" {
-				waits.Add(1)
-				b.want("seconds", args[len(args)-1], "0.533") // two thirds of it
-			}
-			return next(ctx, cmd)
-		}))
-		config.Asynq = asynqredis.New(client)
-		d := dispatch.New(config)
-		if _, ok, err := d.Next(b.Context()); ok || err != nil {
-			t.Errorf("a task: %v, %v", ok, err)
-		}
-		d.Close()
-		if waits.Load() == 0 {
-			t.Error("nobody waited for nudges")
-		}
-	})
-}
 
 // An idle server is woken by a nudge, and starts at once.
 func TestANudgeWakesAnIdleServer(t *testing.T) {
@@ -160,7 +129,7 @@ func TestAppointmentsArePassedOn(t *testing.T) {
 		_, _, err := b.Next(b.Context())
 		b.ok(err)
 		b.client.Del(b.Context(), "asynq:{default}:sluice:nudge")
-		b.Drain(b.Context())
+		b.Close(b.Context())
 		time.Sleep(time.Second)
 		b.want("nudges", b.client.LRange(b.Context(), "asynq:{default}:sluice:nudge", 0, -1).Val(), "[api]")
 	})

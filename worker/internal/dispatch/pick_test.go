@@ -72,7 +72,7 @@ func TestAStopAfterALostPickPutsTasksBack(t *testing.T) {
 		}
 		b.want("a", b.state("default", "a"), "active")
 		b.breaks(nil, nil, nil)
-		b.Drain(b.Context())
+		b.Close(b.Context())
 		time.Sleep(time.Second)
 		b.want("a and b", b.state("default", "a")+" "+b.state("default", "b"), "scheduled scheduled")
 		b.want("in line", b.inLine(), "[a b]")
@@ -103,7 +103,7 @@ func TestReadyTasksGoBack(t *testing.T) {
 	}{
 		{"no slot", func(b *bench) { time.Sleep(600 * time.Millisecond) }},
 		{"stopped", func(b *bench) { b.Stop(); time.Sleep(time.Millisecond) }},
-		{"shut down", func(b *bench) { b.Drain(b.Context()) }},
+		{"shut down", func(b *bench) { b.Close(b.Context()) }},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			inBubble(t, of(perHour(100)), slots(4), func(b *bench) {

@@ -55,16 +55,7 @@ type bench struct {
 	late  func()                      // is called once, after a script of the limiter ran and before its reply is known
 }
 
-// watched notes the takes of a limiter.
-type watched struct {
-	dispatch.Limiter
-	bench *bench
-}
-
-func (w watched) Line(line string) dispatch.Line {
-	return watchedLine{w.Limiter.Line(line), w.bench, line}
-}
-
+// A watchedLine notes its takes.
 type watchedLine struct {
 	dispatch.Line
 	bench *bench
@@ -151,7 +142,8 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 			Asynq:       asynqredis.New(served),
 			Concurrency: 1,
 			Failed:      func(string, error) { b.failed.Add(1) },
-			Limiter:     watched{dispatch.Lines(limiter), b},
+			Limiter:     limiter,
+			Line:        func(name string) dispatch.Line { return watchedLine{limiter.Line(name), b, name} },
 			Lost:        func(string, string) { b.lost.Add(1) },
 			Match: func(m asynqredis.Message, _ bool) (dispatch.Match, bool) {
 				r := throttle.Request{Policy: "api", Tenant: string(m.Payload()), Front: m.Retried() > 0, Key: m.JoinKey(), Deadline: m.Deadline()}
@@ -165,7 +157,7 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 		}
 		b.Dispatcher = dispatch.New(c)
 		test(b)
-		b.Close()
+		b.Close(t.Context())
 		synctest.Wait()
 	})
 }

@@ -16,32 +16,25 @@ const takeTimeout = 250 * time.Millisecond
 // take takes from a line, and picks. It reports whether a task is ready.
 func (d *Dispatcher) take(l *line, n int) (found bool) {
 	queues := d.open(l.group)
-	d.mu.Lock()
-	due, nudged := l.due, l.nudged
-	l.nudged, l.news, l.taken = false, time.Time{}, time.Time{} // it also acknowledges the take before
-	l.state, l.at = stateWaiting, time.Now().Add(pausedFor)     // until it is answered
-	d.mu.Unlock()
 	if len(queues) == 0 {
+		l.state, l.at = stateWaiting, time.Now().Add(lookEvery)
 		return false
 	}
+	due, nudged := l.due, l.nudged
+	l.nudged, l.taken = false, time.Time{} // it also acknowledges the take before
 	call, cancel := context.WithTimeout(d.ctx, takeTimeout)
 	sent := time.Now()
-	taken, err := d.Limiter.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
+	taken, err := d.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
 	cancel()
 	if err != nil {
 		d.fails(l, err)
 		return false
 	}
-	d.mu.Lock()
 	d.lines.silence = outage.Backoff{}
 	l.answered(taken, sent, time.Now())
-	d.mu.Unlock()
 	d.Answered(l.name, taken.At)
-	switch {
-	case nudged && len(taken.Tickets) >= n: // more may fit
+	if nudged && len(taken.Tickets) >= n { // more may fit
 		d.nudgeOthers(l.group.queues, l.name)
-	case nudged && len(taken.Tickets) == 0 && d.Asynq.Changed(d.ctx):
-		d.Expect(l.name, l.group.queues[0], 0)
 	}
 	if len(taken.Tickets) == 0 {
 		return false
@@ -62,8 +55,6 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	for _, name := range names {
 		found = d.pick(l, name, grants[name]) || found
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	l.taken = time.Now()
 	return found
 }
@@ -76,8 +67,6 @@ func (d *Dispatcher) open(g *group) map[string]int {
 		return nil // and so does the call for pending tasks, of which Next tells
 	}
 	queues := map[string]int{}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	for _, queue := range g.with {
 		if !d.lines.paused[queue] {
 			queues[identity+"/"+queue] = d.Queues[queue]
@@ -89,10 +78,8 @@ func (d *Dispatcher) open(g *group) map[string]int {
 // fails notes that a call of a line failed. If it was not the first failure, all lines pause, not only
 // this one.
 func (d *Dispatcher) fails(l *line, err error) {
-	d.mu.Lock()
 	if errors.Is(err, throttle.ErrUnknownPolicy) {
 		delete(l.group.lines, l.name)
-		d.mu.Unlock()
 		return
 	}
 	now, silence := time.Now(), &d.lines.silence
@@ -102,7 +89,6 @@ func (d *Dispatcher) fails(l *line, err error) {
 		silence.Fail(now)
 	}
 	silence.Failed = true
-	d.mu.Unlock()
 	d.Failed(l.name, unavailable(err))
 }
 

@@ -75,7 +75,7 @@ func (s *Server) mark(a *attempt, r throttle.Request) string {
 	if r.Ticket == (throttle.Ticket{}) {
 		return ""
 	}
-	return asynqredis.Mark(a.message.JoinKey(), time.Now(), s.asynq.Call())
+	return asynqredis.Mark(a.message.JoinKey(), s.asynq.Call())
 }
 
 // unavailable notes that a task waits about which the limiter could not decide: it fails closed. The

@@ -3,6 +3,7 @@ package asynqredis
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -122,9 +123,10 @@ type EnqueueCall struct {
 	argument *any // that is the message
 }
 
-// SetHeader sets a header of the task.
+// SetHeader sets a header of the task. Of two headers of one name the last counts.
 func (c *EnqueueCall) SetHeader(name, value string) {
-	c.Message = c.Message.withHeader(name, value)
+	entry := slices.Concat(textOf(1, name).whole, textOf(2, value).whole)
+	c.Message = slices.Concat(c.Message, textOf(fieldHeaders, string(entry)).whole)
 	*c.argument = []byte(c.Message)
 }
 

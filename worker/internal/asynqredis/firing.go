@@ -252,8 +252,7 @@ func (c *Client) Move(ctx context.Context, f Firing, verb string, positions []in
 				if err != nil && !errors.Is(err, redis.Nil) {
 					return err
 				}
-				message, _ := Message(data).without(fieldRetried)
-				messages = append(messages, []byte(message))
+				messages = append(messages, []byte(Message(data).with(numberOf(fieldRetried, 0))))
 			}
 		}
 		return c.run(ctx, "batch_move", f.Queue, all, append(args, messages...)...).Err()

@@ -105,10 +105,7 @@ func (m Message) JoinKey() string {
 // valid UTF-8, as asynq writes it for an error that is no failure. A message that cannot be read stays
 // as it is.
 func (m Message) WithDenial(reason string, at time.Time) Message {
-	if out, ok := m.without(fieldErrorMsg, fieldLastFailedAt, fieldDenied); ok {
-		return out.withText(fieldErrorMsg, reason).withNumber(fieldLastFailedAt, at.Unix()).withNumber(fieldDenied, 1)
-	}
-	return m
+	return m.with(textOf(fieldErrorMsg, reason), numberOf(fieldLastFailedAt, at.Unix()), numberOf(fieldDenied, 1))
 }
 
 // Refusals returns how often the upstream refused a call of the task since its last failure, and
@@ -126,34 +123,13 @@ func (m Message) WithRefusal(at time.Time) Message {
 	if n == 0 {
 		since = at
 	}
-	if out, ok := m.without(fieldRefusals, fieldRefusedSince); ok {
-		return out.withNumber(fieldRefusals, n+1).withNumber(fieldRefusedSince, since.UnixMilli())
-	}
-	return m
-}
-
-// withHeader returns a copy of the message with one more header. Of two headers of one name the
-// last counts.
-func (m Message) withHeader(name, value string) Message {
-	entry := Message(nil).withText(1, name).withText(2, value)
-	return slices.Clone(m).withText(fieldHeaders, string(entry))
-}
-
-func (m Message) withNumber(field protowire.Number, n int64) Message {
-	return protowire.AppendVarint(protowire.AppendTag(m, field, protowire.VarintType), uint64(n))
-}
-
-func (m Message) withText(field protowire.Number, text string) Message {
-	return protowire.AppendString(protowire.AppendTag(m, field, protowire.BytesType), text)
+	return m.with(numberOf(fieldRefusals, n+1), numberOf(fieldRefusedSince, since.UnixMilli()))
 }
 
 // WithDeadline returns a copy of the message with another deadline. A message that cannot be read stays
 // as it is.
 func (m Message) WithDeadline(at time.Time) Message {
-	if out, ok := m.without(fieldDeadline); ok {
-		return out.withNumber(fieldDeadline, at.Unix())
-	}
-	return m
+	return m.with(numberOf(fieldDeadline, at.Unix()))
 }
 
 func (m Message) text(field protowire.Number) string {
@@ -179,16 +155,22 @@ func (m Message) value(field protowire.Number, of protowire.Type) []byte {
 	return nil
 }
 
-// without returns a copy of the message without those fields, and false if it cannot be read.
-func (m Message) without(fields ...protowire.Number) (Message, bool) {
+// with returns a copy of the message with other values of fields, or the message if it cannot be read.
+func (m Message) with(set ...field) Message {
 	out, read := make(Message, 0, len(m)), 0
 	for f := range m.fields() {
 		read += len(f.whole)
-		if !slices.Contains(fields, f.number) {
+		if !slices.ContainsFunc(set, func(s field) bool { return s.number == f.number }) {
 			out = append(out, f.whole...)
 		}
 	}
-	return out, read == len(m)
+	if read != len(m) {
+		return m
+	}
+	for _, f := range set {
+		out = append(out, f.whole...)
+	}
+	return out
 }
 
 type field struct {
@@ -196,6 +178,16 @@ type field struct {
 	kind   protowire.Type
 	value  []byte
 	whole  []byte // with its tag
+}
+
+func numberOf(number protowire.Number, n int64) field {
+	tag := protowire.AppendTag(nil, number, protowire.VarintType)
+	return field{number: number, whole: protowire.AppendVarint(tag, uint64(n))}
+}
+
+func textOf(number protowire.Number, text string) field {
+	tag := protowire.AppendTag(nil, number, protowire.BytesType)
+	return field{number: number, whole: protowire.AppendString(tag, text)}
 }
 
 // fields yields the fields of a message, until one that cannot be read.

@@ -17,7 +17,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		at := time.Now().Add(time.Minute)
 		requeued := asynqredis.Requeued{
 			Ref: asynqredis.Ref{Queue: queue, ID: "a"}, Message: picks[0].Message.WithDenial("throttled: x", time.Now()),
-			At: at, DenialID: "n1", Mark: asynqredis.Mark(s.key("a"), time.Now(), s.Call()),
+			At: at, DenialID: "n1", Mark: asynqredis.Mark(s.key("a"), s.Call()),
 		}
 		requeue := func(want bool) {
 			t.Helper()
@@ -79,7 +79,7 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 			}
 			mark := row.mark
 			if mark == "its join" {
-				mark = asynqredis.Mark(s.key(id), time.Now(), s.Call())
+				mark = asynqredis.Mark(s.key(id), s.Call())
 			}
 			if row.again {
 				s.ok(s.Restore(s.Context(), queue, call, []string{id}, at, ""))

@@ -303,10 +303,10 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 		if want := "[group group false line line true plain plain false]"; fmt.Sprint(got) != want {
 			t.Errorf("due %v, want %v", got, want)
 		}
-		mark := asynqredis.Mark(s.key("line"), time.Now(), s.Call())
+		mark := asynqredis.Mark(s.key("line"), s.Call())
 		moved, err := s.Forward(ctx, queue, false, []asynqredis.Move{
 			{ID: "line", At: time.Now().Add(time.Minute), Mark: mark}, {ID: "plain"}, {ID: "group"},
-			{ID: "other", At: time.Now().Add(time.Minute), Mark: asynqredis.Mark(s.key("other"), time.Now(), s.Call())}, {ID: "nobody"},
+			{ID: "other", At: time.Now().Add(time.Minute), Mark: asynqredis.Mark(s.key("other"), s.Call())}, {ID: "nobody"},
 		})
 		s.ok(err)
 		if moved[0] != true || moved[3] || moved[4] {

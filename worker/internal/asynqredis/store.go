@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -18,32 +17,17 @@ const (
 	LockTaken Result = -1
 )
 
-// Mark returns what a task's hash keeps of its join: the join key, the time, and the call.
-func Mark(joinKey string, at time.Time, call string) string {
-	return joinKey + "." + strconv.FormatInt(at.Unix(), 36) + "." + call
-}
+// Mark returns what a task's hash keeps of its join: the join key, and the call.
+func Mark(joinKey, call string) string { return joinKey + "." + call }
 
 // FrontMark is the mark of a task that is to join at the front, as it has had its turn.
 const FrontMark = "front"
-
-// JoinedAt returns when the task joined, by its mark, or the zero time.
-func JoinedAt(mark string) time.Time {
-	if len(mark) <= joinKeyBytes+1 {
-		return time.Time{}
-	}
-	text, _, _ := strings.Cut(mark[joinKeyBytes+1:], ".")
-	seconds, err := strconv.ParseInt(text, 36, 64)
-	if err != nil {
-		return time.Time{}
-	}
-	return time.Unix(seconds, 0)
-}
 
 // Store stores tasks of one queue as scheduled, ready to be picked. At the given time forward looks
 // at those that are still there. It returns a result for each task, in order.
 func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, at time.Time) ([]Result, error) {
 	results := make([]Result, 0, len(tasks))
-	now, call := time.Now(), c.Call()
+	call := c.Call()
 	into := keys(queue, "scheduled", lines)
 	if m, ok := MembersOf(ctx); ok {
 		into = append(into, m.keys("", ":stored")...)
@@ -59,7 +43,7 @@ func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, a
 			if task.Lock != "" {
 				lock = strconv.Itoa(task.LockFor) + ":" + task.Lock
 			}
-			mark := Mark(task.Message.JoinKey(), now, call+"."+strconv.Itoa(len(results)+i))
+			mark := Mark(task.Message.JoinKey(), call+"."+strconv.Itoa(len(results)+i))
 			args = append(args, task.ID, []byte(task.Message), mark, lock)
 		}
 		reply, err := c.run(ctx, "store", queue, into, append(args, lines...)...).Int64Slice()

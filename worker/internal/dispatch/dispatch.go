@@ -101,9 +101,9 @@ type Dispatcher struct {
 	news    map[news]time.Time // that serve has to learn
 	waiting bool               // Next waits for a task, and none is ready
 
-	joinFailed time.Time       // when a join of Forward failed last
-	joinNext   time.Time       // when to look again at the next task that could not join
-	lostIn     map[string]bool // the queues of which Lost was called
+	joinNext time.Time       // when to look again at the next task that could not join
+	lostIn   map[string]bool // the queues of which Lost was called
+	unsure   time.Time       // when waiting tasks were known to be out of line last
 }
 
 // New returns a dispatcher. It makes no call before its first use.

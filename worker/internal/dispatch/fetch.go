@@ -244,6 +244,9 @@ func (d *Dispatcher) putBack(line, queue string, tickets []throttle.TakenTicket)
 			return err
 		}
 		if len(joins) > 0 {
+			d.mu.Lock()
+			d.unsure = time.Now()
+			d.mu.Unlock()
 			d.WakeAt(queue, time.Now())
 		}
 		return l.PutBack(ctx, tickets)

@@ -57,13 +57,11 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		move := &moves[i]
 		move.At, move.Line, move.Mark = now.Add(fallbackMin), d.Limiter.LineOf(r.Policy, r.Tenant), task.Mark
 		if retried || !strings.HasPrefix(task.Mark, r.Key) {
-			move.Mark = asynqredis.Mark(r.Key, now, call)
+			move.Mark = asynqredis.Mark(r.Key, call)
 		}
-		j := joining{failOpen: match.FailOpen, index: i, message: task.Message, request: r}
-		if joined := asynqredis.JoinedAt(task.Mark); move.Mark == task.Mark && now.Sub(joined) >= fallbackMin-time.Second {
-			j.stood = joined
-		}
-		joins[move.Line] = append(joins[move.Line], j)
+		joins[move.Line] = append(joins[move.Line], joining{
+			failOpen: match.FailOpen, index: i, message: task.Message, request: r, stood: move.Mark == task.Mark,
+		})
 	}
 	moved, lost := d.Asynq.Forward(ctx, queue, retried, moves)
 	if lost != nil { // they may have moved all the same: a ticket that joined in vain is dropped
@@ -93,7 +91,7 @@ type joining struct {
 	index    int
 	message  asynqredis.Message
 	request  throttle.Request
-	stood    time.Time // since when in a line, as far as the task knows; zero: not long enough to be there
+	stood    bool // in a line until now, as far as the task knows
 }
 
 // join makes tasks join a line. They are scheduled with their join keys.
@@ -124,7 +122,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	if err != nil && !removed {
 		d.Failed(line, err)
 		d.mu.Lock()
-		d.joinFailed = now
+		d.unsure = now
 		again = later(d.joinNext, now.Add(unavailableFor))
 		d.joinNext = again.Add(time.Duration(len(all)) * unavailableEvery)
 		d.mu.Unlock()
@@ -139,8 +137,8 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 		case err != nil, places[i].Exempt, places[i].Err != nil: // the middleware returns it
 			pending = true
 		default:
-			if !places[i].AlreadyQueued {
-				d.lostTicket(queue, line, j.stood)
+			if j.stood && !places[i].AlreadyQueued {
+				d.lostTicket(queue, line)
 			}
 			nudge = nudge || places[i].Nudge
 			d.Expect(line, queue, places[i].Expected)
@@ -170,11 +168,11 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	return nil
 }
 
-// lostTicket reports, once for each queue, that a task which had stood in a line since a time stands in
-// none. If a join has failed since, that may have been its own.
-func (d *Dispatcher) lostTicket(queue, line string, since time.Time) {
+// lostTicket reports, once for each queue, that a task which had stood in a line stands in none. If others
+// were out of line a moment ago, that may have been one of them.
+func (d *Dispatcher) lostTicket(queue, line string) {
 	d.mu.Lock()
-	report := !d.lostIn[queue] && d.joinFailed.Before(since)
+	report := !d.lostIn[queue] && time.Since(d.unsure) > fallbackMin
 	d.lostIn[queue] = d.lostIn[queue] || report
 	d.mu.Unlock()
 	if report {

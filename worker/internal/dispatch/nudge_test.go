@@ -1,6 +1,7 @@
 package dispatch_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -133,4 +134,44 @@ func TestAppointmentsArePassedOn(t *testing.T) {
 		time.Sleep(time.Second)
 		b.want("nudges", b.client.LRange(b.Context(), "asynq:{default}:sluice:nudge", 0, -1).Val(), "[api]")
 	})
+}
+
+// A server whose slots are all taken asks no line. Another one, which is idle, keeps its appointment at most
+// three seconds late, whenever the slots were taken.
+func TestAnIdleServerKeepsTheAppointmentOfABusyOne(t *testing.T) {
+	const period = 10 * time.Second
+	w := throttle.Window{Name: "window", Limit: 1, Period: period}
+	for _, before := range []time.Duration{1, 500, 1000, 1400, 1500, 2000, 3000} {
+		var config dispatch.Config
+		inBubble(t, of(throttle.Policy{Name: "api", Windows: []throttle.Window{w}}), func(c *dispatch.Config) { config = *c }, func(b *bench) {
+			config.Asynq = asynqredis.New(b.client)
+			idle := dispatch.New(config)
+			defer idle.Close(b.Context())
+			_, _, err := idle.Next(b.Context()) // it finds the line empty
+			b.ok(err)
+			b.quiet = true
+			b.wait("default", "a", "b")
+			b.want("ran", b.run(1), "[a]")
+			due := time.Now().Add(period)
+			has, full := context.WithDeadline(b.Context(), due.Add(-before*time.Millisecond))
+			defer full()
+			go func() {
+				for has.Err() == nil {
+					_, _, _ = b.Next(has)
+				}
+			}()
+			var task dispatch.Task
+			for ok := false; !ok && time.Since(due) < time.Minute; {
+				if time.Since(due) < -period/2 { // the busy one has the appointment by then
+					time.Sleep(period / 4)
+					continue
+				}
+				task, ok, _ = idle.Next(b.Context())
+			}
+			late := time.Since(due)
+			if task.ID != "b" || late > 3*time.Second {
+				t.Errorf("busy from %v before it fits: %q started %v late", before*time.Millisecond, task.ID, late)
+			}
+		})
+	}
 }

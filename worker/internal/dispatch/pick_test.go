@@ -203,7 +203,7 @@ func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 		b.want("used", b.used(), 1)
 		due, err := b.asynq.Requeue(b.Context(), asynqredis.Requeued{
 			Ref: ref, Message: message, At: time.Now().Add(time.Hour), Line: "api",
-			Mark: asynqredis.Mark(message.JoinKey(), time.Now(), b.asynq.Call()),
+			Mark: asynqredis.Mark(message.JoinKey(), b.asynq.Call()),
 		})
 		b.ok(err)
 		b.want("due now", due, true)

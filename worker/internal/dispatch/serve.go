@@ -29,7 +29,7 @@ func (d *Dispatcher) begin() {
 		together = len(queues)
 	}
 	for some := range slices.Chunk(queues, together) {
-		go d.hear(some)
+		d.inBackground(func() { d.hear(some) })
 	}
 }
 

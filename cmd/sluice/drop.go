@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -108,6 +109,9 @@ func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dr
 	for _, name := range slices.Sorted(maps.Keys(queues)) {
 		q := droppedQueue{Queue: name, Waiting: queues[name]}
 		info, err := inspector.GetQueueInfo(name)
+		if errors.Is(err, asynq.ErrQueueNotFound) {
+			continue // it is not asynq's, as that of "sluice run"
+		}
 		if err != nil {
 			return d, err
 		}

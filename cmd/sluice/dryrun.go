@@ -12,7 +12,6 @@ import (
 	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
-	"github.com/sluice-go/sluice/worker"
 )
 
 // A forecast is the shortest time of the jobs that --out has no result of: if calls take no time,
@@ -35,9 +34,6 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 		return err
 	}
 	defer server.Close()
-	for i := range policies { // the other rule has no line to plan, and is not faster
-		policies[i].Requeue = throttle.RequeueWhenFits
-	}
 	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies})
 	if err != nil {
 		return inputError{err}
@@ -55,11 +51,6 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 		r, done := known[job.ID]
 		return done && !(c.RetryFailed && r.Error != "")
 	})
-	client, err := worker.NewClient(server.Opt, worker.ClientConfig{Limiter: limiter})
-	if err != nil {
-		return err
-	}
-	defer client.Close()
 	demands := drain.Demands(limiter, "dry-run", func(yield func(*jobs.Job) bool) {
 		for i := range todo {
 			if !yield(&todo[i]) {
@@ -67,7 +58,7 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 			}
 		}
 	})
-	plan, err := client.Plan(ctx, demands, inspect.PlanOptions{})
+	plan, err := inspect.Of(limiter).Plan(ctx, demands, inspect.PlanOptions{})
 	if err != nil {
 		return err
 	}

@@ -64,7 +64,7 @@ func (m *Main) runCommand() *cli.Command {
 				Usage: "a call may take `DURATION`, its body included"},
 			&cli.StringFlag{Name: "queue", Destination: &c.Queue,
 				Usage: "use the queue `NAME`; by default one named after the absolute path of the jobs file"},
-		}, c.redisFlags.flags("keep queue and counts in the Redis of `URL`; "+
+		}, c.redisFlags.flags("keep line and counts in the Redis of `URL`; "+
 			"by default $SLUICE_REDIS_URL, or this process")...),
 	}
 }

@@ -98,15 +98,15 @@ func (c *RunCommand) prefix() string {
 // queueName names a queue for this jobs file alone, the same from wherever it is run.
 func (c *RunCommand) queueName() (string, error) {
 	if c.Queue != "" {
-		return c.prefix() + c.Queue, nil
+		return c.Queue, nil
 	}
 	if c.Jobs == "-" {
-		return c.prefix() + "sluice:stdin", nil
+		return "sluice:stdin", nil
 	}
 	abs, err := filepath.Abs(c.Jobs)
 	if err != nil {
 		return "", fmt.Errorf("--jobs: %w", err)
 	}
 	plain := regexp.MustCompile(`[^A-Za-z0-9_.-]`).ReplaceAllString(filepath.Base(abs), "_")
-	return fmt.Sprintf("%ssluice:%s:%.6x", c.prefix(), plain, sha256.Sum256([]byte(abs))), nil
+	return fmt.Sprintf("sluice:%s:%.6x", plain, sha256.Sum256([]byte(abs))), nil
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 	"github.com/urfave/cli/v3"
 
-	"github.com/sluice-go/sluice/cmd/sluice/internal/drain"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/environ"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
 )
@@ -93,7 +92,7 @@ func (m *Main) Run(ctx context.Context, args []string) int {
 		fmt.Fprintf(m.Stderr, "sluice: %s\n", strings.TrimSuffix(line, "\n"))
 	}
 	var unread cli.ExitCoder // such as for an unknown help topic
-	if errors.As(err, &inputError{}) || errors.As(err, &unread) || errors.Is(err, drain.ErrForeignTask) {
+	if errors.As(err, &inputError{}) || errors.As(err, &unread) {
 		return exitBadInput
 	}
 	return exitFailed

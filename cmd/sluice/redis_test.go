@@ -28,13 +28,12 @@ const password = "p@ss/w0rd:?#%"
 
 const passwordInURL = "p%40ss%2Fw0rd%3A%3F%23%25"
 
-// ran holds if two jobs were called, and their queue is in that Redis.
+// ran holds if two jobs were called, and their windows are in that Redis.
 func ran(t *testing.T, d desk, e ending, client redis.Cmdable) {
 	t.Helper()
 	e.want(t, exitDone, "2 jobs: 2 succeeded")
-	queues, err := client.SMembers(t.Context(), "asynq:queues").Result()
-	if err != nil || len(queues) != 1 {
-		t.Errorf("queues in Redis: %q, %v", queues, err)
+	if keys, err := client.Keys(t.Context(), "sluice:{api}:*").Result(); err != nil || len(keys) == 0 {
+		t.Errorf("keys in Redis: %q, %v", keys, err)
 	}
 	if len(d.results("out.jsonl")) != 2 {
 		t.Errorf("results: %s", d.read("out.jsonl"))

@@ -3,21 +3,19 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
-	"fmt"
 	"io"
 	"maps"
-	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
-	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/throttle/throttletest"
-	"github.com/sluice-go/sluice/worker"
 )
 
 // What failed runs again if that is asked for, and nothing else does.
@@ -54,8 +52,8 @@ func TestRunGoesOnFromOut(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
 	d := newDesk(t, roomy, manyJobs(4, r.URL, ""))
-	d.write("out.jsonl", `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}
-{"id":"/1","tenant":"t1","status":500,"attempts":4,"wakes":4,"waited_ms":0,"error":"500 Internal Server Error"}
+	d.write("out.jsonl", `{"id":"/0","tenant":"t0","status":200,"attempts":1,"waited_ms":0,"error":""}
+{"id":"/1","tenant":"t1","status":500,"attempts":4,"waited_ms":0,"error":"500 Internal Server Error"}
 {"id":"/2","tenant":"t0","stat`)
 	runMain(t.Context(), "", d.args()...).
 		want(t, exitFailed, "2 of 4 jobs were done before, 1 of them failed", "4 jobs: 3 succeeded, 1 failed")
@@ -67,58 +65,44 @@ func TestRunGoesOnFromOut(t *testing.T) {
 	}
 }
 
-// What a task holds in Redis.
-type payload struct {
-	jobs.Job
-	EnqueuedAt time.Time `json:"enqueued_at"`
-}
-
-// What an earlier run left in Redis: tasks of a worker that died, and tasks that were removed or
-// changed in the jobs file.
+// What an earlier run left in Redis: tickets of jobs that were removed from the file or changed since, and
+// which calls had begun.
 func TestRunTakesOver(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		// asynq by itself would take the tasks back after a minute at the earliest.
 		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
 		defer cancel()
 		r := newRemote(t)
-		const queue = "taken"
-		once := func(n int) string { // but for /1, which has a retry
-			return strings.Replace(manyJobs(n, r.URL, `,"max_retry":0`), r.URL+`/1","max_retry":0`, r.URL+`/1","max_retry":1`, 1)
-		}
-		d := newDesk(t, roomy, once(6)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/new"}
-{"id":"known","tenant":"t0","url":"URL/known"}
+		d := newDesk(t, roomy, strings.ReplaceAll(`{"id":"/once","tenant":"a","url":"URL/once","max_retry":0}
+{"id":"/twice","tenant":"a","url":"URL/twice","max_retry":1}
+{"id":"/changed","tenant":"a","url":"URL/new","cost":2}
+{"id":"/known","tenant":"a","url":"URL/known"}
 `, "URL", r.URL))
-		d.write("out.jsonl", `{"id":"known","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}`+"\n")
-		list, err := jobs.Source{}.Read("before", strings.NewReader(
-			once(7)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/old"}
-{"id":"known","tenant":"t0","url":"URL/known"}
-`, "URL", r.URL)))
+		d.write("out.jsonl", `{"id":"/known","tenant":"a","status":200,"attempts":1,"waited_ms":0,"error":""}`+"\n")
+		policies, err := policyfile.Load(d.path("policies.yml"))
 		must(t, err)
-		enqueuer := asynq.NewClientFromRedisClient(client)
-		for _, job := range list {
-			body, _ := json.Marshal(payload{job, time.Now()})
-			task := worker.NewTask(worker.Identity{Tenant: job.Tenant}, job.Type, body)
-			_, err := enqueuer.Enqueue(task, asynq.MaxRetry(job.MaxRetry),
-				asynq.Queue(queue), asynq.Retention(time.Hour), asynq.TaskID(job.ID))
-			must(t, err)
+		limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
+		must(t, err)
+		var requests []throttle.Request
+		for _, id := range []string{"/once", "/twice", "/changed", "/known", "/removed"} {
+			requests = append(requests, throttle.Request{Tenant: "a", Ticket: throttle.Ticket{Queue: "taken", ID: id}})
 		}
-		key := "asynq:{" + queue + "}:"
-		for _, id := range []string{"/0", "/1", "known"} { // as a worker leaves a task that dies with it
-			client.LRem(ctx, key+"pending", 1, id)
-			client.LPush(ctx, key+"active", id)
-			client.ZAdd(ctx, key+"lease", redis.Z{Member: id, Score: float64(time.Now().Add(30 * time.Second).Unix())})
-			client.HSet(ctx, key+"t:"+id, "state", "active")
-		}
+		_, err = limiter.Line("api").Join(ctx, requests)
+		must(t, err)
+		must(t, client.HSet(ctx, "sluice:{run:taken}:begun", "/once", 1, "/twice", 1).Err())
 
-		e := runMain(ctx, "", d.args("--queue", queue, "--redis", "redis://"+client.Options().Addr)...)
-		e.want(t, exitFailed, "8 jobs: 7 succeeded, 1 failed")
+		e := runMain(ctx, "", d.args("--queue", "taken", "--redis", "redis://"+client.Options().Addr)...)
+		e.want(t, exitFailed, "4 jobs: 3 succeeded, 1 failed")
 		results := d.results("out.jsonl")
-		if len(results) != 8 || results["/0"].Error != "asynq: task lease expired, and no retry is left: the call may have been made" {
+		if want := "an earlier run ended during the call, and no retry is left: the call may have been made"; len(results) != 4 ||
+			results["/once"].Error != want {
 			t.Errorf("%+v", results)
 		}
-		if want := map[string]int{"/1": 1, "/2": 1, "/3": 1, "/4": 1, "/5": 1, "/new": 1}; !maps.Equal(r.calls, want) {
+		if want := map[string]int{"/twice": 1, "/new": 1}; !maps.Equal(r.calls, want) {
 			t.Errorf("calls %v, want %v", r.calls, want)
+		}
+		if left, err := limiter.Line("api").Len(ctx); err != nil || left != 0 || client.Exists(ctx, "sluice:{run:taken}:begun").Val() != 0 {
+			t.Errorf("%d tickets are left, %v", left, err)
 		}
 	})
 }
@@ -127,31 +111,22 @@ func TestRunTakesOver(t *testing.T) {
 func TestRunWaitsToBeAlone(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
+	answer := make(chan struct{})
+	r.onCall = func(string) { <-answer }
 	d := newDesk(t, roomy, manyJobs(1, r.URL, ""))
-	addr := throttletest.Miniredis(t).Addr()
-	config := asynq.Config{Queues: map[string]int{"shared": 1}, LogLevel: asynq.FatalLevel}
-	other := asynq.NewServer(asynq.RedisClientOpt{Addr: addr}, config)
-	must(t, other.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })))
-	defer other.Shutdown()
-	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: addr})
-	defer inspector.Close()
-	for {
-		if servers, err := inspector.Servers(); err != nil {
-			t.Fatal(err)
-		} else if len(servers) == 1 {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	args := d.args("--redis", "redis://"+throttletest.Miniredis(t).Addr())
+	var first sync.WaitGroup
+	first.Go(func() { runMain(t.Context(), "", args...).want(t, exitDone) })
+	waitFor(t, "the first run", func() bool { return r.total() == 1 })
+
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	told := &interrupter{cancel: cancel, on: "waiting until it is known to be gone"}
-	code := (&Main{Env: noEnv, Stdout: io.Discard, Stderr: told}).Run(ctx, d.args("--queue", "shared", "--redis", "redis://"+addr))
-	if code != exitInterrupted || !strings.Contains(told.String(), fmt.Sprintf("process %d on ", os.Getpid())) {
-		t.Errorf("exit code %d, stderr:\n%s", code, told.String())
-	}
-	if r.total() > 0 {
-		t.Errorf("calls %v", r.calls)
+	code := (&Main{Env: noEnv, Stdout: io.Discard, Stderr: told}).Run(ctx, args)
+	close(answer)
+	first.Wait()
+	if code != exitInterrupted || r.total() != 1 {
+		t.Errorf("exit code %d, %d calls, stderr:\n%s", code, r.total(), told.String())
 	}
 }
 

@@ -2,11 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
 	"time"
 
-	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
@@ -40,6 +39,9 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	if err != nil {
 		return inputError{err}
 	}
+	for i := range policies { // jobs wait in lines, whatever the file's workers do
+		policies[i].Requeue = throttle.RequeueWhenFits
+	}
 	queue, err := c.queueName()
 	if err != nil {
 		return inputError{err}
@@ -65,7 +67,7 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		return inputError{err}
 	}
 	caller, err := call.New(call.Config{
-		Concurrency: c.Concurrency, Env: c.Env, Headers: headers, Keep: c.Keep, Limiter: limiter,
+		Concurrency: c.Concurrency, Headers: headers, Keep: c.Keep, Limiter: limiter,
 		Logger: progress.Logger(), Outcome: outcome, Timeout: c.Timeout,
 	})
 	if err != nil {
@@ -75,9 +77,11 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		return err
 	}
 	// Another process may have worked on these jobs, and written to --out, up to now.
-	if err := waitAlone(ctx, server.Client, queue, progress); err != nil {
+	ctx, hold, err := c.alone(ctx, server.Client, queue, progress)
+	if err != nil {
 		return err
 	}
+	defer hold.Release(context.WithoutCancel(ctx))
 	results := jobs.NewLog(c.Stdout)
 	if c.Out != "" {
 		if results, err = jobs.OpenLog(c.Out); err != nil {
@@ -102,19 +106,11 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	defer follower.Close()
 	defer counter.Start(limiter)()
 	d := &drain.Drain{
-		Caller:      caller,
-		Client:      server.Client,
-		Concurrency: c.Concurrency,
-		Jobs:        list,
-		Limiter:     limiter,
-		Progress:    progress,
-		Queue:       queue,
-		Redis:       server.Opt,
-		Results:     results,
-		RetryFailed: c.RetryFailed,
+		Caller: caller, Client: server.Client, Concurrency: c.Concurrency, Jobs: list, Limiter: limiter,
+		Progress: progress, Queue: queue, Results: results, RetryFailed: c.RetryFailed,
 	}
 	summary, err := d.Run(ctx)
-	interrupted := err != nil && ctx.Err() != nil
+	interrupted := errors.Is(err, context.Canceled)
 	if err != nil && !interrupted {
 		return err
 	}
@@ -158,42 +154,44 @@ func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string
 	return nil
 }
 
-// waitAlone waits until no server works on the queue: one that was killed is seen there for up
-// to 10 s.
-func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, progress *drain.Progress) error {
-	inspector := asynq.NewInspectorFromRedisClient(client)
-	warned := false
-	for end := time.Now().Add(15 * time.Second); ; {
-		servers, err := inspector.Servers()
-		if err != nil {
-			return err
-		}
-		i := slices.IndexFunc(servers, func(s *asynq.ServerInfo) bool { return s.Queues[queue] > 0 })
-		if i < 0 {
-			return nil
-		}
-		other := servers[i]
-		if time.Now().After(end) {
-			return badInput("queue %q: process %d on %s works on it: let it end, or use another --queue",
-				queue, other.PID, other.Host)
-		}
-		if !warned {
-			warned = true
-			progress.Say("process %d on %s worked on these jobs up to now: waiting until it is known to be gone",
-				other.PID, other.Host)
-		}
-		select {
-		case <-ctx.Done():
-			return errInterrupted
-		case <-time.After(200 * time.Millisecond):
-		}
+// aloneLease is how long a process that was killed keeps others from its jobs.
+const aloneLease = 10 * time.Second
+
+// alone waits until no other process works on the queue. Nobody else does until the hold is released, or
+// the context has ended.
+func (c *RunCommand) alone(
+	ctx context.Context, client redis.UniversalClient, queue string, progress *drain.Progress,
+) (context.Context, *throttle.Hold, error) {
+	one := throttle.Policy{Name: "sluice-run", Windows: []throttle.Window{
+		{Name: "processes", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: aloneLease},
+	}}
+	limiter, err := throttle.New(throttle.Config{
+		Client: client, Logger: progress.Logger(), Policies: []throttle.Policy{one}, Prefix: c.prefix(),
+	})
+	if err != nil {
+		return nil, nil, err
 	}
+	r := throttle.Request{MaxWait: -1, Policy: one.Name, Tenant: queue}
+	granted, err := limiter.Wait(ctx, r)
+	if errors.As(err, new(*throttle.DeniedError)) {
+		progress.Say("another process worked on these jobs up to now: waiting until it is known to be gone")
+		r.MaxWait = aloneLease + 5*time.Second
+		granted, err = limiter.Wait(ctx, r)
+	}
+	if errors.As(err, new(*throttle.DeniedError)) {
+		return nil, nil, badInput("queue %q: another process works on it: let it end, or use another --queue", queue)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, hold := granted.Reservation.Hold(ctx)
+	return ctx, hold, nil
 }
 
 // report prints the summary: for people and, with --json, for programs.
 func (c *RunCommand) report(s drain.Summary) error {
-	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s; %d denials\n",
-		s.Jobs, s.Succeeded, s.Failed, s.Seconds, s.Denials)
+	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s\n",
+		s.Jobs, s.Succeeded, s.Failed, s.Seconds)
 	if !c.json {
 		return nil
 	}

@@ -4,7 +4,6 @@ package call
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -14,9 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hibiken/asynq"
-
-	"github.com/sluice-go/sluice/cmd/sluice/internal/environ"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
@@ -25,7 +21,6 @@ import (
 // Config configures a Caller.
 type Config struct {
 	Concurrency int               // for so many calls to one host a connection is kept open
-	Env         environ.Lookup    // of variables in headers; nil leaves them as they are
 	Headers     []jobs.Header     // of all calls; a job's own of the same name go first
 	Keep        int               // bytes of an answer's body that are kept, up to MaxKeptBody
 	Limiter     *throttle.Limiter // learns what the answers say of limits; nil does not
@@ -108,20 +103,11 @@ func (c *Caller) request(ctx context.Context, job jobs.Job) (*http.Request, erro
 	if job.BodyJSON {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	set := func(name, value string) error {
-		value, err := jobs.HeaderValue(value, c.config.Env)
-		req.Header.Set(name, value)
-		return err
-	}
 	for _, h := range c.config.Headers {
-		if err := set(h.Name, h.Value); err != nil {
-			return nil, err
-		}
+		req.Header.Set(h.Name, h.Value)
 	}
 	for name, value := range job.Headers {
-		if err := set(name, value); err != nil {
-			return nil, err
-		}
+		req.Header.Set(name, value)
 	}
 	req.Host = cmp.Or(req.Header.Get("Host"), req.Host) // net/http ignores the header
 	return req, nil
@@ -158,18 +144,10 @@ func (c *Caller) failure(res *http.Response) error {
 	return e
 }
 
-// RetryDelay is how long a failed job waits for its next try: 1 s, 2 s, 4 s and so on to a
-// minute, with up to half more so that jobs which failed together do not come back together,
-// and no less than the upstream asked for.
-func RetryDelay(retried int, err error, _ *asynq.Task) time.Duration {
-	if errors.Is(err, asynq.ErrLeaseExpired) {
-		return 0 // it has waited for its lease
-	}
+// RetryDelay returns how long a job waits for its next try: 1 s, 2 s, 4 s and so on to a minute, with up
+// to half more, so that jobs that failed together do not come back together. It is no less than the
+// upstream asked for.
+func RetryDelay(retried int, e *Error) time.Duration {
 	delay := min(time.Second<<min(retried, 6), time.Minute)
-	delay += rand.N(delay / 2)
-	var call *Error
-	if errors.As(err, &call) && call.RetryAfter > 0 {
-		delay = max(delay, call.RetryAfter+time.Second) // asynq keeps whole seconds, rounded down
-	}
-	return delay
+	return max(delay+rand.N(delay/2), e.RetryAfter)
 }

@@ -1,31 +1,28 @@
-// Package drain runs jobs through a throttled asynq queue until each has its result.
+// Package drain makes the calls of jobs as their policies allow, until each job has its result.
 package drain
 
 import (
 	"context"
-	"fmt"
+	"errors"
+	"strconv"
 	"sync"
 	"time"
 
-	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/call"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker"
 )
 
 const (
-	joinTimeout     = 10 * time.Second // for the limiter: jobs have time, and places in line are worth it
-	shutdownTimeout = 10 * time.Second // for calls in flight when the drain is interrupted
-	stalledAfter    = time.Minute      // without any event, before jobs are enqueued that may be lost
-	takenBackAfter  = 2 * time.Second  // before it is seen what asynq's recoverer did at the start
+	shutdownTimeout = 10 * time.Second    // for calls under way when the drain is interrupted
+	begunFor        = 30 * 24 * time.Hour // without a drain, before Redis forgets which calls began
 )
 
-// A Drain runs jobs through a throttled asynq queue until each has its result. A job's ID is its
-// task's. Results say which jobs are done: by them a drain of the same jobs goes on where one that
-// was killed had come to.
+// A Drain makes the calls of jobs until each has its result. Every job has a ticket in the line of its
+// policy. Results say which jobs are done: by them a drain of the same jobs goes on where one that was
+// killed had come to.
 type Drain struct {
 	Caller      *call.Caller
 	Client      redis.UniversalClient
@@ -33,20 +30,33 @@ type Drain struct {
 	Jobs        []jobs.Job
 	Limiter     *throttle.Limiter
 	Progress    *Progress
-	Queue       string // nobody else's
-	Redis       asynq.RedisConnOpt
+	Queue       string // of the tickets: no other drain works on it
 	Results     *jobs.Log
 	RetryFailed bool // jobs that failed before run again
 
-	again     map[string]bool // those jobs, whose tasks may be archived
-	broken    chan error      // the drain cannot go on
-	done      chan struct{}
-	inspector *asynq.Inspector
-	jobs      map[string]*jobs.Job
+	begun   time.Time
+	lines   map[string]*line
+	slots   chan struct{}  // one of each call that may begin
+	stop    func(error)    // ends the drain, with what keeps it from going on
+	working sync.WaitGroup // all that a Run has started
 
 	mu     sync.Mutex
 	counts Counts
-	open   map[string]*jobs.Result // of the jobs that have not ended: what is known so far, by ID
+	open   map[string]*work // by the job's ID
+}
+
+// A work is a job without a result.
+type work struct {
+	job     *jobs.Job
+	policy  throttle.PolicyInfo
+	request throttle.Request
+	line    *line
+	result  jobs.Result // what is known so far
+	used    int         // retries, those of earlier drains included
+	waits   bool        // in line, or about to join; under the drain's lock
+
+	refusals     int64 // by the upstream, since the job last failed by something else
+	refusedSince time.Time
 }
 
 // A Summary is the result of a drain. Its Counts are of all jobs.
@@ -56,77 +66,15 @@ type Summary struct {
 	Seconds    float64 `json:"seconds"`
 }
 
-// Counts are events of a drain so far. Succeeded and Failed include jobs that were done before
-// it began.
+// Counts are those of the jobs so far, with those that were done before the drain began.
 type Counts struct {
 	Jobs      int `json:"jobs"`
 	Succeeded int `json:"succeeded"`
 	Failed    int `json:"failed"`
-	Denials   int `json:"denials"`
-	Dequeues  int `json:"dequeues"`
 }
 
-// A payload is a task's.
-type payload struct {
-	jobs.Job
-	EnqueuedAt time.Time `json:"enqueued_at"`
-}
-
-// Run returns when every job has its result. Otherwise the error says why not: the context's
-// cause if that ended; then the calls in flight have ended or were given back.
-func (d *Drain) Run(ctx context.Context) (Summary, error) {
-	d.prepare()
-	start, before := time.Now(), d.Counts()
-	d.sayBefore(before)
-	var err error
-	if before.Done() < before.Jobs {
-		d.Progress.Begin(before)
-		err = d.serve(ctx)
-		d.Progress.End(d.Counts())
-	}
-	took := time.Since(start).Round(time.Millisecond).Seconds()
-	return Summary{Counts: d.Counts(), DoneBefore: before.Done(), Seconds: took}, err
-}
-
-// sayBefore reports the jobs that need not run again.
-func (d *Drain) sayBefore(c Counts) {
-	if c.Done() == 0 {
-		return
-	}
-	failed := ""
-	if c.Failed > 0 {
-		failed = fmt.Sprintf(", %d of them failed: --retry-failed runs those again", c.Failed)
-	}
-	d.Progress.Say("%d of %d jobs were done before%s", c.Done(), c.Jobs, failed)
-}
-
-func (d *Drain) prepare() {
-	d.again = map[string]bool{}
-	for _, job := range d.Jobs {
-		if r, _ := d.Results.Get(job.ID); d.RetryFailed && r.Error != "" {
-			d.again[job.ID] = true
-		}
-	}
-	if len(d.again) > 0 {
-		d.Results.Reopen()
-		d.Progress.Say("%d failed jobs run again", len(d.again))
-	}
-	d.broken = make(chan error, 1)
-	d.done = make(chan struct{})
-	d.inspector = asynq.NewInspectorFromRedisClient(d.Client)
-	d.jobs = make(map[string]*jobs.Job, len(d.Jobs))
-	d.open = map[string]*jobs.Result{}
-	d.counts.Jobs = len(d.Jobs)
-	for i := range d.Jobs {
-		job := &d.Jobs[i]
-		d.jobs[job.ID] = job
-		if r, ok := d.Results.Get(job.ID); ok {
-			d.counts.ended(r)
-		} else {
-			d.open[job.ID] = &jobs.Result{ID: job.ID, Tenant: job.Tenant}
-		}
-	}
-}
+// Done is the number of jobs that have a result.
+func (c Counts) Done() int { return c.Succeeded + c.Failed }
 
 func (c *Counts) ended(r jobs.Result) {
 	if r.Error == "" {
@@ -136,8 +84,123 @@ func (c *Counts) ended(r jobs.Result) {
 	}
 }
 
-// Done is the number of jobs that have a result.
-func (c Counts) Done() int { return c.Succeeded + c.Failed }
+// errDone ends a drain whose jobs all have results.
+var errDone = errors.New("all jobs are done")
+
+// Run returns when every job has its result. Otherwise the error says why not: the context's cause if
+// that ended; then the calls under way have ended, or were stopped.
+func (d *Drain) Run(ctx context.Context) (Summary, error) {
+	start := time.Now()
+	working, stop := context.WithCancelCause(ctx)
+	d.stop = stop
+	calls, abort := context.WithCancel(context.WithoutCancel(ctx))
+	defer abort()
+	defer context.AfterFunc(working, func() { time.AfterFunc(shutdownTimeout, abort) })()
+	if err := d.prepare(ctx); err != nil {
+		return Summary{}, err
+	}
+	before := d.Counts()
+	if before.Done() < before.Jobs {
+		d.Progress.Begin(before)
+		for _, l := range d.lines {
+			d.working.Go(func() { d.join(working, calls, l) })
+			d.working.Go(func() { d.serve(working, calls, l) })
+		}
+		d.working.Go(func() { d.watch(working) })
+		<-working.Done()
+		if ctx.Err() != nil {
+			d.Progress.Say("stopping: calls under way have %v to end", shutdownTimeout)
+		}
+		d.working.Wait()
+		d.Progress.End(d.Counts())
+	}
+	took := time.Since(start).Round(time.Millisecond).Seconds()
+	s := Summary{Counts: d.Counts(), DoneBefore: before.Done(), Seconds: took}
+	if s.Done() == s.Jobs {
+		return s, d.Client.Del(calls, d.begunKey()).Err()
+	}
+	return s, context.Cause(working)
+}
+
+// prepare finds out what is left to do.
+func (d *Drain) prepare(ctx context.Context) error {
+	begun, err := d.Client.HGetAll(ctx, d.begunKey()).Result()
+	if err != nil {
+		return err
+	}
+	d.begun, d.counts.Jobs = time.Now(), len(d.Jobs)
+	d.lines, d.open, d.slots = map[string]*line{}, map[string]*work{}, make(chan struct{}, d.Concurrency)
+	for range d.Concurrency {
+		d.slots <- struct{}{}
+	}
+	var lost []*work
+	repeated := 0
+	for i := range d.Jobs {
+		job := &d.Jobs[i]
+		r, done := d.Results.Known[job.ID]
+		repeat := done && d.RetryFailed && r.Error != ""
+		if done && !repeat {
+			d.counts.ended(r)
+			continue
+		}
+		w := d.newWork(job)
+		d.open[job.ID] = w
+		if repeat {
+			repeated++
+		} else {
+			w.used, _ = strconv.Atoi(begun[job.ID])
+		}
+		if w.used > job.MaxRetry {
+			lost = append(lost, w)
+		} else {
+			w.waits = true
+			w.line.jobs = append(w.line.jobs, w)
+		}
+	}
+	if repeated > 0 {
+		d.Progress.Say("%d failed jobs run again", repeated)
+	}
+	if c := d.counts; c.Failed > 0 {
+		d.Progress.Say("%d of %d jobs were done before, %d of them failed: --retry-failed runs those again",
+			c.Done(), c.Jobs, c.Failed)
+	} else if c.Done() > 0 {
+		d.Progress.Say("%d of %d jobs were done before", c.Done(), c.Jobs)
+	}
+	for _, w := range lost {
+		d.end(w, errors.New("an earlier run ended during the call, and no retry is left: the call may have been made"))
+	}
+	return nil
+}
+
+func (d *Drain) newWork(job *jobs.Job) *work {
+	policy, _ := d.Limiter.Match(job.Type)
+	name := d.Limiter.LineOf(policy.Name, job.Tenant)
+	if d.lines[name] == nil {
+		d.lines[name] = &line{Line: d.Limiter.Line(name), wake: make(chan struct{}, 1)}
+	}
+	return &work{
+		job: job, line: d.lines[name], policy: policy, result: jobs.Result{ID: job.ID, Tenant: job.Tenant},
+		request: throttle.Request{
+			Cost: job.Cost, MaxHold: d.Caller.Client.Timeout, Policy: policy.Name, Tenant: job.Tenant,
+			Ticket: throttle.Ticket{Queue: d.Queue, ID: job.ID},
+		},
+	}
+}
+
+// begunKey holds for each job how many of its retries are used if the end of its last call is not seen.
+func (d *Drain) begunKey() string {
+	return d.Limiter.Config().Prefix + "sluice:{run:" + d.Queue + "}:begun"
+}
+
+// noteBegun stores that value.
+func (d *Drain) noteBegun(ctx context.Context, w *work, used int) error {
+	_, err := d.Client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		p.HSet(ctx, d.begunKey(), w.job.ID, used)
+		p.Expire(ctx, d.begunKey(), begunFor)
+		return nil
+	})
+	return err
+}
 
 // Counts are as of now.
 func (d *Drain) Counts() Counts {
@@ -146,107 +209,20 @@ func (d *Drain) Counts() Counts {
 	return d.counts
 }
 
-// serve works until all jobs are done, the context ends or the drain cannot go on.
-func (d *Drain) serve(ctx context.Context) error {
-	stranded, err := d.stranded(ctx)
-	if err != nil {
-		return err
+// end writes the result of a job that succeeded, or failed by an error.
+func (d *Drain) end(w *work, failed error) {
+	if failed != nil {
+		w.result.Error = failed.Error()
 	}
-	server, err := worker.NewServer(d.Redis, asynq.Config{
-		Concurrency:     d.Concurrency,
-		ErrorHandler:    d,
-		LogLevel:        asynq.ErrorLevel,
-		Logger:          asynqLogger{d.Progress},
-		Queues:          map[string]int{d.Queue: 1},
-		RetryDelayFunc:  call.RetryDelay,
-		ShutdownTimeout: shutdownTimeout,
-	}, worker.Config{
-		Limiter:    d.Limiter,
-		Logger:     d.Progress.Logger(),
-		OnDecision: d.decided,
-		Unmatched:  worker.UnmatchedReject,
-	})
-	if err != nil {
-		return err
+	if err := d.Results.Add(w.result); err != nil {
+		d.stop(err)
+		return
 	}
-	defer server.Shutdown()
-	client, err := worker.NewClient(d.Redis, worker.ClientConfig{Limiter: d.Limiter, LimiterTimeout: joinTimeout})
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	if err := server.Start(asynq.HandlerFunc(d.process)); err != nil {
-		return err
-	}
-
-	enqueueing, stop := context.WithCancel(ctx)
-	var enqueued sync.WaitGroup
-	defer enqueued.Wait()
-	defer stop()
-	enqueued.Go(func() { d.expect(enqueueing, client) })
-	enqueued.Go(func() {
-		if err := d.enqueue(enqueueing, client, d.openJobs()); err != nil {
-			d.breakOff(err)
-		}
-	})
-
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	last, lookAt := d.Counts(), time.Now().Add(stalledAfter)
-	takenBack := time.After(takenBackAfter)
-	for {
-		select {
-		case <-d.done:
-			return nil
-		case <-ctx.Done():
-			d.Progress.Say("stopping: calls under way have %v to end", shutdownTimeout)
-			return context.Cause(ctx)
-		case err := <-d.broken:
-			return err
-		case <-takenBack:
-			err = d.enqueue(ctx, client, stranded)
-		case <-tick.C:
-		}
-		now := d.Counts()
-		d.Progress.Show(now)
-		if time.Now().After(lookAt) {
-			err = d.enqueue(ctx, client, d.openJobs())
-		} else if now == last && err == nil {
-			continue
-		}
-		if err != nil {
-			d.Progress.Say("%v", err)
-			err = nil
-		}
-		last, lookAt = now, time.Now().Add(stalledAfter)
-	}
-}
-
-// openJobs returns the jobs that have not ended, in their order.
-func (d *Drain) openJobs() (open []*jobs.Job) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for i := range d.Jobs {
-		if d.open[d.Jobs[i].ID] != nil {
-			open = append(open, &d.Jobs[i])
-		}
-	}
-	return open
-}
-
-// breakOff ends the drain with the first of such errors.
-func (d *Drain) breakOff(err error) {
-	select {
-	case d.broken <- err:
-	default:
+	delete(d.open, w.job.ID)
+	d.counts.ended(w.result)
+	if len(d.open) == 0 {
+		d.stop(errDone)
 	}
 }
-
-// asynqLogger passes on what asynq says of errors, such as those of Redis.
-type asynqLogger struct{ to *Progress }
-
-func (l asynqLogger) Debug(...any)      {}
-func (l asynqLogger) Info(...any)       {}
-func (l asynqLogger) Warn(...any)       {}
-func (l asynqLogger) Error(args ...any) { l.to.Say("%s", fmt.Sprint(args...)) }
-func (l asynqLogger) Fatal(args ...any) { l.to.Say("%s", fmt.Sprint(args...)) }

@@ -15,10 +15,10 @@ import (
 	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
-	"github.com/sluice-go/sluice/worker"
 )
 
 const (
+	showEvery     = 200 * time.Millisecond
 	expectEvery   = time.Second     // how often the rest is planned, or less if that takes long
 	expectPart    = 20              // of all time
 	expectTimeout = 5 * time.Second // of one plan
@@ -27,28 +27,26 @@ const (
 // An Outlook is when the last job is expected to start.
 type Outlook struct {
 	At      time.Time // zero if that is unknown
-	AtLeast bool      // concurrency windows may hold it up longer: no plan knows how long calls take
+	AtLeast bool      // concurrency windows may delay it more: no plan knows how long calls take
 }
 
-// expect forecasts the open jobs, again and again, until the context ends.
-func (d *Drain) expect(ctx context.Context, client *worker.Client) {
-	for {
-		begun := time.Now()
-		d.Progress.Expect(d.outlook(ctx, client), d.Counts())
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(max(expectEvery, expectPart*time.Since(begun))):
+// watch shows how the drain goes on until the context ends, with a forecast of the open jobs.
+func (d *Drain) watch(ctx context.Context) {
+	for next := time.Now(); ctx.Err() == nil; pause(ctx, showEvery) {
+		if begun := time.Now(); !begun.Before(next) {
+			d.Progress.Expect(d.outlook(ctx), d.Counts())
+			next = time.Now().Add(max(expectEvery, expectPart*time.Since(begun)))
 		}
+		d.Progress.Show(d.Counts())
 	}
 }
 
 // outlook forecasts the open jobs, by the line as it is now.
-func (d *Drain) outlook(ctx context.Context, client *worker.Client) Outlook {
+func (d *Drain) outlook(ctx context.Context) Outlook {
 	d.mu.Lock()
 	demands := Demands(d.Limiter, d.Queue, func(yield func(*jobs.Job) bool) {
-		for id := range d.open {
-			if !yield(d.jobs[id]) {
+		for _, w := range d.open {
+			if !yield(w.job) {
 				return
 			}
 		}
@@ -59,7 +57,7 @@ func (d *Drain) outlook(ctx context.Context, client *worker.Client) Outlook {
 	}
 	ctx, cancel := context.WithTimeout(ctx, expectTimeout)
 	defer cancel()
-	plan, err := client.Plan(ctx, demands, inspect.PlanOptions{})
+	plan, err := inspect.Of(d.Limiter).Plan(ctx, demands, inspect.PlanOptions{})
 	if err != nil || !plan.Known || len(demands) == 0 {
 		return Outlook{}
 	}
@@ -68,22 +66,18 @@ func (d *Drain) outlook(ctx context.Context, client *worker.Client) Outlook {
 	})}
 }
 
-// Demands returns what jobs ask of the lines of a limiter, equal ones together. Jobs that never wait
-// in a line are left out.
+// Demands returns what jobs ask of the lines of a limiter, equal ones together.
 func Demands(limiter *throttle.Limiter, queue string, list iter.Seq[*jobs.Job]) []inspect.Demand {
-	demands, of := []inspect.Demand{}, map[string]int{}
+	demands, indexes := []inspect.Demand{}, map[string]int{}
 	for job := range list {
-		info, ok := limiter.Match(job.Type)
-		if !ok || info.Requeue == throttle.RequeueEarliestReset {
-			continue
-		}
-		key := fmt.Sprintf("%q %q %v", info.Name, job.Tenant, job.Cost)
-		i, known := of[key]
+		policy, _ := limiter.Match(job.Type)
+		key := fmt.Sprintf("%q %q %v", policy.Name, job.Tenant, job.Cost)
+		i, known := indexes[key]
 		if !known {
 			i = len(demands)
-			of[key] = i
+			indexes[key] = i
 			demands = append(demands, inspect.Demand{
-				Queue: queue, Request: throttle.Request{Cost: job.Cost, Policy: info.Name, Tenant: job.Tenant},
+				Queue: queue, Request: throttle.Request{Cost: job.Cost, Policy: policy.Name, Tenant: job.Tenant},
 			})
 		}
 		demands[i].Count++
@@ -97,6 +91,7 @@ type Progress struct {
 	mu      sync.Mutex
 	outlook Outlook
 	shown   *show.Progress
+	silent  time.Time // until then a Redis that does not answer is known
 	start   time.Time
 	w       io.Writer
 }
@@ -149,6 +144,19 @@ func (p *Progress) Say(format string, args ...any) {
 	fmt.Fprintf(p, "sluice: "+format+"\n", args...)
 }
 
+// Unanswered reports that Redis did not answer, once a minute.
+func (p *Progress) Unanswered(err error) {
+	p.mu.Lock()
+	known := time.Now().Before(p.silent)
+	if !known {
+		p.silent = time.Now().Add(time.Minute)
+	}
+	p.mu.Unlock()
+	if !known {
+		p.Say("%v", err)
+	}
+}
+
 // Write lets loggers write whole lines.
 func (p *Progress) Write(line []byte) (int, error) {
 	p.mu.Lock()
@@ -158,8 +166,8 @@ func (p *Progress) Write(line []byte) (int, error) {
 }
 
 func (p *Progress) line(c Counts) string {
-	return fmt.Sprintf("%5.0fs  %d of %d jobs done, %d failed, %d denials%s",
-		time.Since(p.start).Seconds(), c.Done(), c.Jobs, c.Failed, c.Denials, p.rest(c))
+	return fmt.Sprintf("%5.0fs  %d of %d jobs done, %d failed%s",
+		time.Since(p.start).Seconds(), c.Done(), c.Jobs, c.Failed, p.rest(c))
 }
 
 // rest is the rate so far, and when all will be done: by the plan of what is open. Where that knows no

@@ -32,9 +32,8 @@ func (a api) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // drained drains so many jobs of two tenants in a bubble. They have no retries.
-func drained(t *testing.T, p throttle.Policy, n int, a api) (Summary, []jobs.Result) {
+func drained(t *testing.T, m throttletest.Memory, p throttle.Policy, n int, a api) (Summary, []jobs.Result) {
 	t.Helper()
-	m := throttletest.InMemory(t)
 	client := m.Client(t)
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}})
 	if err != nil {
@@ -60,7 +59,7 @@ func drained(t *testing.T, p throttle.Policy, n int, a api) (Summary, []jobs.Res
 	var out bytes.Buffer
 	d := &Drain{
 		Caller: caller, Client: client, Concurrency: 8, Jobs: list, Limiter: limiter, Progress: progress,
-		Queue: "q", Redis: m, Results: jobs.NewLog(&out),
+		Queue: "q", Results: jobs.NewLog(&out),
 	}
 	s, err := d.Run(t.Context())
 	if err != nil {
@@ -98,7 +97,7 @@ func TestARefusalTakesNoRetryOfAJob(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				calls := 0
 				all := publishedPolicy(throttle.Window{Name: "all", Limit: 20, Period: time.Second})
-				s, results := drained(t, all, 1, func(*http.Request) (int, string) {
+				s, results := drained(t, throttletest.InMemory(t), all, 1, func(*http.Request) (int, string) {
 					if calls++; calls <= 5 {
 						return row.status, row.retryAfter
 					}
@@ -119,7 +118,7 @@ func TestAJobThatIsRefusedForEverFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := publishedPolicy(throttle.Window{Name: "all", Limit: 20, Period: time.Second})
 		p.MaxRefusals = 3
-		s, results := drained(t, p, 2, func(r *http.Request) (int, string) {
+		s, results := drained(t, throttletest.InMemory(t), p, 2, func(r *http.Request) (int, string) {
 			if r.URL.Path == "/1" {
 				return http.StatusOK, ""
 			}

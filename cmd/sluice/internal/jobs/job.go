@@ -15,19 +15,19 @@ import (
 
 // A Job is one line of a jobs file: one HTTP call, made for one tenant.
 type Job struct {
-	Body     string            `json:"body,omitempty"`
-	BodyFile string            `json:"body_file,omitempty"` // whose content is the body when the call is made
-	BodyJSON bool              `json:"body_json,omitempty"` // application/json, unless a header says otherwise
-	Cost     Cost              `json:"cost,omitempty"`
-	Headers  map[string]string `json:"headers,omitempty"` // as they were written: a secret is not kept in Redis
-	ID       string            `json:"id"`
-	MaxRetry int               `json:"max_retry"`
-	Method   string            `json:"method"`
-	Tenant   string            `json:"tenant"`
-	Type     string            `json:"type"`
-	URL      string            `json:"url"`
+	Body     string
+	BodyFile string // its content is the body when the call is made
+	BodyJSON bool   // application/json, unless a header says otherwise
+	Cost     Cost
+	Headers  map[string]string
+	ID       string
+	MaxRetry int
+	Method   string
+	Tenant   string
+	Type     string
+	URL      string
 
-	At string `json:"-"` // "jobs.jsonl:12", for messages
+	At string // "jobs.jsonl:12", for messages
 }
 
 // A Cost is the units that a job takes, by name. In JSON it is an object, or a number of requests.
@@ -49,7 +49,7 @@ const (
 	defaultType     = "http:call"
 )
 
-// validate checks what needs no policies.
+// validate checks the job without its policy, and completes its headers.
 func (j *Job) validate(hasID bool, env environ.Lookup) error {
 	if hasID && (strings.TrimSpace(j.ID) == "" || len(j.ID) > throttle.MaxValueBytes) {
 		return fmt.Errorf("id %q: must be 1 to %d bytes, not only blanks", Shorten(j.ID), throttle.MaxValueBytes)
@@ -73,9 +73,11 @@ func (j *Job) validate(hasID bool, env environ.Lookup) error {
 		return fmt.Errorf("method %q: must be one word such as GET", Shorten(j.Method))
 	}
 	for name, value := range j.Headers {
-		if err := checkHeader(name, value, env); err != nil {
+		h, err := newHeader(name, value, env)
+		if err != nil {
 			return fmt.Errorf("headers: %w", err)
 		}
+		j.Headers[name] = h.Value
 	}
 	return nil
 }

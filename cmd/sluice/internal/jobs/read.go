@@ -23,7 +23,7 @@ const mostErrors = 10
 // A Source configures the reading of jobs.
 type Source struct {
 	Dir string         // where body_file begins
-	Env environ.Lookup // of variables in headers; nil leaves them as they are
+	Env environ.Lookup // of variables in headers
 }
 
 // Read reads one job per line; empty lines are skipped. The error names every bad line (the

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"sync"
 	"time"
@@ -18,8 +17,7 @@ type Result struct {
 	Tenant    string    `json:"tenant"`
 	Status    int       `json:"status"`              // the HTTP code of the last answer; 0 if there was none
 	Attempts  int       `json:"attempts"`            // HTTP calls begun
-	Wakes     int       `json:"wakes"`               // times a worker picked the job up, denials included
-	WaitedMS  int64     `json:"waited_ms"`           // from enqueueing to the start of the first call
+	WaitedMS  int64     `json:"waited_ms"`           // from the start of the run to that of its first call
 	StartedAt time.Time `json:"started_at,omitzero"` // of the last call
 	Error     string    `json:"error"`
 	Answer
@@ -32,19 +30,17 @@ type Answer struct {
 	BodyCut    bool   `json:"body_cut,omitempty"`    // the body was longer
 }
 
-// A Log holds the results of jobs, one line each, and knows the jobs that it holds. It is safe for
-// concurrent use.
+// A Log holds the results of jobs, one line each. It is safe for concurrent use.
 type Log struct {
-	file  *os.File // nil if the lines go to a stream
-	known map[string]Result
-	mu    sync.Mutex
-	w     io.Writer
+	Known map[string]Result // those that it had when it was opened, by job
+
+	file *os.File // nil if the lines go to a stream
+	mu   sync.Mutex
+	w    io.Writer
 }
 
 // NewLog writes to a stream, and knows nothing from before.
-func NewLog(w io.Writer) *Log {
-	return &Log{known: map[string]Result{}, w: w}
-}
+func NewLog(w io.Writer) *Log { return &Log{w: w} }
 
 // OpenLog goes on with a file, or begins it. The end of a last line that a crash tore is
 // cut off.
@@ -53,8 +49,7 @@ func OpenLog(path string) (*Log, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := NewLog(file)
-	l.file = file
+	l := &Log{file: file, w: file}
 	if err := l.load(path); err != nil {
 		file.Close()
 		return nil, err
@@ -71,7 +66,7 @@ func (l *Log) load(path string) error {
 	if err != nil {
 		return err
 	}
-	l.known = known
+	l.Known = known
 	if whole > len(data) { // only the end of the last line is missing, which an editor may have taken away
 		_, err = l.file.Write([]byte("\n"))
 	} else if whole < len(data) {
@@ -110,16 +105,6 @@ func parseLog(path string, data []byte) (known map[string]Result, whole int, err
 	return known, whole, nil
 }
 
-// Reopen forgets the jobs that failed, and returns how many these are. Their next results are added
-// behind the old ones: the last line of a job counts.
-func (l *Log) Reopen() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	before := len(l.known)
-	maps.DeleteFunc(l.known, func(_ string, r Result) bool { return r.Error != "" })
-	return before - len(l.known)
-}
-
 // ParseResult is strict, so that no other file is taken for a result log by mistake.
 func ParseResult(line []byte) (Result, error) {
 	d := json.NewDecoder(bytes.NewReader(line))
@@ -134,30 +119,18 @@ func ParseResult(line []byte) (Result, error) {
 	return r, nil
 }
 
-// Add writes the result in one write call, unless the log holds one for this job already.
-func (l *Log) Add(r Result) (added bool, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if _, ok := l.known[r.ID]; ok {
-		return false, nil
-	}
+// Add writes the result in one write call. The last result of a job counts.
+func (l *Log) Add(r Result) error {
 	line, err := json.Marshal(r)
 	if err != nil {
-		return false, err
+		return err
 	}
-	if _, err := l.w.Write(append(line, '\n')); err != nil {
-		return false, fmt.Errorf("writing a result: %w", err)
-	}
-	l.known[r.ID] = r
-	return true, nil
-}
-
-// Get returns the result of a job.
-func (l *Log) Get(id string) (Result, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r, ok := l.known[id]
-	return r, ok
+	if _, err := l.w.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("writing a result: %w", err)
+	}
+	return nil
 }
 
 // Close closes the file, if there is one.

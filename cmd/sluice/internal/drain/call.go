@@ -1,0 +1,80 @@
+package drain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sluice-go/sluice/cmd/sluice/internal/call"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// call makes the call of a job that was granted, and decides what becomes of the job.
+func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decision) {
+	if err := d.noteBegun(calls, w, w.used+1); err != nil { // else it could be made too often
+		d.Progress.Unanswered(err)
+		_, _ = grant.Reservation.Cancel(calls)
+		d.again(ctx, calls, w, againAfter)
+		return
+	}
+	r := &w.result
+	if r.StartedAt = time.Now(); r.Attempts == 0 {
+		r.WaitedMS = r.StartedAt.Sub(d.begun).Milliseconds()
+	}
+	r.Attempts++
+	caller := &throttle.Caller{Decision: grant, Request: w.request}
+	caller.SetCounted(true)
+	work, hold := grant.Reservation.Hold(throttle.WithCaller(calls, caller))
+	var err error
+	r.Status, r.Answer, err = d.Caller.Call(work, *w.job)
+	lost := errors.Is(context.Cause(work), throttle.ErrLeaseLost)
+	_ = hold.Release(calls) // else it runs out
+	if w.policy.Leases {
+		w.line.ask()
+	}
+	var failure *call.Error
+	retryIn, _, refused := caller.Refusal()
+	switch {
+	case err == nil:
+		d.end(w, nil)
+	case lost:
+		d.again(ctx, calls, w, 0)
+	case !errors.As(err, &failure): // the call was stopped: the next run goes on
+	case failure.Retryable && refused:
+		if givenUp := w.refused(retryIn, err); givenUp != nil {
+			d.end(w, givenUp)
+			return
+		}
+		_ = d.noteBegun(calls, w, w.used) // a refusal uses no retry
+		d.again(ctx, calls, w, min(retryIn, throttle.DefaultPause))
+	case !failure.Retryable || w.used >= w.job.MaxRetry:
+		d.end(w, err)
+	default:
+		w.refusals = 0
+		delay := call.RetryDelay(w.used, failure)
+		w.used++
+		d.again(ctx, calls, w, delay)
+	}
+}
+
+// refused notes that the upstream refused the job's call. It returns an error if that was once too often.
+func (w *work) refused(retryIn time.Duration, cause error) error {
+	now := time.Now()
+	if w.refusals++; w.refusals == 1 {
+		w.refusedSince = now
+	}
+	limit := ""
+	switch p := w.policy; {
+	case p.MaxRefusals > 0 && w.refusals >= p.MaxRefusals:
+		limit = fmt.Sprintf("max_refusals %d", p.MaxRefusals)
+	case p.MaxRefusedWait > 0 && now.Add(retryIn).Sub(w.refusedSince) > p.MaxRefusedWait:
+		limit = fmt.Sprintf("max_refused_wait %v", p.MaxRefusedWait)
+	default:
+		return nil
+	}
+	return &worker.GivenUpError{
+		Cause: cause, Limit: limit, Policy: w.policy.Name, Refusals: w.refusals, Since: w.refusedSince, Tenant: w.job.Tenant,
+	}
+}

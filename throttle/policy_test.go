@@ -200,58 +200,6 @@ func TestPoliciesHaveDefaults(t *testing.T) {
 	}
 }
 
-func TestPoliciesThatNeverBindAreWarnedOf(t *testing.T) {
-	type window = throttle.Window
-	tight := window{Name: "tight", Limit: 10, Period: 10 * s}
-	loose := window{Name: "loose", Limit: 600, Period: 600 * s}
-	with := func(w window, change func(*window)) window { change(&w); return w }
-	for name, tc := range map[string]struct {
-		windows []window
-		tenants map[string]throttle.Tenant
-		want    string // the windows that can never bind, each with the one that does
-	}{
-		"600 per 600 s beside 10 per 10 s": {[]window{loose, tight}, nil, "loose<tight"},
-		"the other way round":              {[]window{tight, loose}, nil, "loose<tight"},
-		"one less":                         {[]window{tight, with(loose, func(w *window) { w.Limit = 599 })}, nil, ""},
-		"a longer period":                  {[]window{tight, with(loose, func(w *window) { w.Period += ms })}, nil, ""},
-		"a margin":                         {[]window{with(tight, func(w *window) { w.Margin = 5 * s }), with(loose, func(w *window) { w.Limit = 400 })}, nil, "loose<tight"},
-		"a margin of the loose one":        {[]window{tight, with(loose, func(w *window) { w.Margin = s })}, nil, ""},
-		"another unit":                     {[]window{tight, with(loose, func(w *window) { w.Unit = "tokens" })}, nil, ""},
-		"shared by all":                    {[]window{tight, with(loose, func(w *window) { w.Scope = throttle.ScopeShared })}, nil, ""},
-		"tight for all":                    {[]window{with(tight, func(w *window) { w.Scope = throttle.ScopeShared }), loose}, nil, "loose<tight"},
-		"loose per user":                   {[]window{tight, with(loose, func(w *window) { w.Scope = throttle.Per("tenant", "user") })}, nil, "loose<tight"},
-		"twice the same":                   {[]window{tight, with(tight, func(w *window) { w.Name = "again" })}, nil, "tight<again"},
-		"two loose ones":                   {[]window{loose, with(loose, func(w *window) { w.Name, w.Limit = "looser", 700 }), tight}, nil, "loose<tight looser<tight"},
-		"loose gcra":                       {[]window{tight, with(loose, func(w *window) { w.Algorithm = throttle.AlgorithmGCRA })}, nil, ""},
-		"tight gcra":                       {[]window{with(tight, func(w *window) { w.Algorithm, w.Burst = throttle.AlgorithmGCRA, 1 }), with(loose, func(w *window) { w.Limit = 601 })}, nil, "loose<tight"},
-		"tight gcra, its burst":            {[]window{with(tight, func(w *window) { w.Algorithm = throttle.AlgorithmGCRA }), with(loose, func(w *window) { w.Limit = 609 })}, nil, ""},
-		"loose fixed":                      {[]window{tight, with(loose, func(w *window) { w.Algorithm = throttle.AlgorithmFixed })}, nil, "loose<tight"},
-		"loose fixed that closes":          {[]window{tight, with(loose, func(w *window) { w.Algorithm, w.Margin = throttle.AlgorithmFixed, us; w.Limit = 999 })}, nil, ""},
-		"tight fixed":                      {[]window{with(tight, func(w *window) { w.Algorithm = throttle.AlgorithmFixed }), with(loose, func(w *window) { w.Limit = 610 })}, nil, "loose<tight"},
-		"tight fixed, over a boundary":     {[]window{with(tight, func(w *window) { w.Algorithm = throttle.AlgorithmFixed }), with(loose, func(w *window) { w.Limit = 609 })}, nil, ""},
-		"binds for one tenant":             {[]window{tight, loose}, map[string]throttle.Tenant{"acme": {Windows: map[string]throttle.Override{"tight": {Limit: 11}}}}, ""},
-		"for no tenant":                    {[]window{tight, loose}, map[string]throttle.Tenant{"acme": {Windows: map[string]throttle.Override{"tight": {Limit: 9}}}}, "loose<tight"},
-	} {
-		p := limitertest.Policy(tc.windows...)
-		p.Tenants = tc.tenants
-		if err := p.Validate(); err != nil {
-			t.Fatal(name, err)
-		}
-		warnings := p.Warnings()
-		for i, pair := range strings.Fields(tc.want) {
-			idle, binds, _ := strings.Cut(pair, "<")
-			if len(warnings) <= i || !strings.HasPrefix(warnings[i], `policy "p": window "`+idle+`" (`) || !strings.Contains(warnings[i], `can never bind: window "`+binds+`" (`) {
-				t.Errorf("%s: warnings %q, want %s", name, warnings, tc.want)
-			}
-		}
-		limitertest.Equal(t, len(warnings), len(strings.Fields(tc.want)), name, warnings, tc.want)
-	}
-	want := `policy "p": window "loose" (600 per 10m0s) can never bind: window "tight" (10 per 10s) always denies first`
-	if got := limitertest.Policy(loose, tight).Warnings(); len(got) != 1 || got[0] != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-}
-
 func TestGlobsHaveBounds(t *testing.T) {
 	p := throttle.Policy{
 		Match: []string{strings.Repeat("a", throttle.MaxGlobBytes)}, Name: "p",

@@ -21,7 +21,7 @@ type diagnosis struct {
 	OK       bool     `json:"ok"`
 	Findings []string `json:"findings"`        // what to correct
 	Error    string   `json:"error,omitempty"` // why Redis could not be asked, or refuses its user
-	Warnings []string `json:"warnings"`        // of the policies
+	Warnings []string `json:"warnings"`        // of tasks that nobody may take
 }
 
 // doctorCommand says whether a Redis is set up for workers.
@@ -61,9 +61,6 @@ func (c *workersCommand) findings(ctx context.Context, warnings *[]string) ([]st
 		return nil, err
 	}
 	defer f.server.Close()
-	for _, p := range f.limiter.Policies() {
-		*warnings = append(*warnings, p.Warnings()...)
-	}
 	lines := inspect.Of(f.limiter)
 	for _, p := range f.state.Removed {
 		s, err := lines.State(ctx, inspect.Query{Limit: 1, Policy: p.Name})

@@ -89,11 +89,6 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		}
 		defer results.Close()
 	}
-	for _, p := range policies {
-		for _, warning := range p.Warnings() {
-			progress.Say("warning: %s", warning)
-		}
-	}
 
 	store, err := control.NewStore(limiter)
 	if err != nil {

@@ -13,20 +13,17 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A Description is policies with every default written out: as JSON with their warnings, or by Text
-// as a policy file. Each policy is its mapping in the file.
+// A Description is policies with every default written out: as JSON, or by Text as a policy file. Each
+// policy is its mapping in the file.
 type Description struct {
 	Policies []map[string]any `json:"policies" yaml:"policies"`
-	Warnings []string         `json:"warnings" yaml:"-"`
 }
 
 // Describe returns policies with every default written out.
 func Describe(policies []throttle.Policy) Description {
-	d := Description{[]map[string]any{}, []string{}}
+	d := Description{[]map[string]any{}}
 	for _, p := range policies {
-		p = p.WithDefaults()
-		d.Policies = append(d.Policies, written(reflect.ValueOf(p)).(map[string]any))
-		d.Warnings = append(d.Warnings, p.Warnings()...)
+		d.Policies = append(d.Policies, written(reflect.ValueOf(p.WithDefaults())).(map[string]any))
 	}
 	return d
 }
@@ -96,7 +93,7 @@ func arrange(n *yaml.Node, depth int) {
 	}
 }
 
-// Text returns a policy file. Warnings are comments at its end.
+// Text returns a policy file.
 func (d Description) Text() string {
 	var file yaml.Node
 	err := file.Encode(d)
@@ -104,9 +101,6 @@ func (d Description) Text() string {
 	text, failed := yaml.Dump(&file, yaml.WithIndent(2), yaml.WithLineWidth(-1))
 	if err = errors.Join(err, failed); err != nil {
 		panic(err) // it holds nothing that YAML does not know
-	}
-	for _, warning := range d.Warnings {
-		text = append(text, "# warning: "+warning+"\n"...)
 	}
 	return string(text)
 }

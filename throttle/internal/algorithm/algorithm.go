@@ -35,10 +35,6 @@ type Algorithm struct {
 	// ForgetsExcess says that a policy that only observes must count by GCRA instead.
 	ForgetsExcess bool
 
-	// GrantsWithin returns how many units the window always grants in any span of the length that it
-	// returns; ok is false if there is no such number.
-	GrantsWithin func(Window) (units int64, span time.Duration, ok bool)
-
 	// Kind names the algorithm in Lua and in stored state.
 	Kind string
 
@@ -63,10 +59,6 @@ type Algorithm struct {
 
 	// Ticks makes the list that goes in place of the last parameter.
 	Ticks func(Window) *Ticks
-
-	// UnitsIn is the most units that the window can let through in any span of the given length, or -1
-	// if that is not known.
-	UnitsIn func(w Window, span time.Duration) int64
 
 	// Rule returns a field that breaks a rule of this algorithm, its value, and what it must be, or no
 	// hint if all is well. It may rely on the rules of all algorithms.

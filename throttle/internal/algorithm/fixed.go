@@ -17,9 +17,6 @@ var Fixed = Algorithm{
 	File:          "fixed",
 	Defaults:      func(w *Window) { w.Anchor = cmp.Or(w.Anchor, AnchorClock) },
 	ForgetsExcess: true,
-	GrantsWithin: func(w Window) (int64, time.Duration, bool) {
-		return w.Limit, w.Period, w.Margin == 0 // with a margin it closes at times, whatever it has counted
-	},
 	Lately: func(period, left time.Duration) time.Duration {
 		return max(period-max(0, left), period/10) // a bucket that has just begun says little
 	},
@@ -39,9 +36,6 @@ var Fixed = Algorithm{
 			s.closed, s.reset = margin, func(t int64) int64 { return t - t%period + period }
 		}
 		return s
-	},
-	UnitsIn: func(w Window, span time.Duration) int64 {
-		return w.Limit * (CeilDiv(int64(span), int64(w.Period)) + 1)
 	},
 	Rule: func(w Window) (string, any, string) {
 		switch {

@@ -3,7 +3,6 @@ package algorithm
 import (
 	"cmp"
 	"fmt"
-	"math/bits"
 	"time"
 )
 
@@ -25,15 +24,6 @@ var GCRA = Algorithm{
 			burst: float64(w.Burst), rate: float64(w.Limit) / float64((w.Period + w.Margin).Microseconds()),
 			level: float64(c.Used), at: c.Now,
 		}
-	},
-	UnitsIn: func(w Window, span time.Duration) int64 {
-		per, units := gcraRate(w)
-		high, low := bits.Mul64(uint64(span.Microseconds()), uint64(units))
-		if high >= uint64(per)/2 { // the quotient is no int64
-			return -1
-		}
-		drained, _ := bits.Div64(high, low, uint64(per))
-		return w.Burst + int64(drained)
 	},
 	Rule: func(w Window) (string, any, string) {
 		if w.Burst < 1 || w.Burst > MaxLimit {

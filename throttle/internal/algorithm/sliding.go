@@ -7,7 +7,6 @@ var Sliding = Algorithm{
 	Kind:          "s",
 	File:          "sliding",
 	ForgetsExcess: true,
-	GrantsWithin:  func(w Window) (int64, time.Duration, bool) { return w.Limit, w.Period + w.Margin, true },
 	Lately:        func(period, _ time.Duration) time.Duration { return period },
 	Options:       []Option{OptionMargin, OptionPeriod},
 	Paced:         func(w Window) time.Duration { return w.Period + w.Margin },
@@ -15,7 +14,4 @@ var Sliding = Algorithm{
 		return newLog(w.Limit, (w.Period + w.Margin).Microseconds(), c)
 	},
 	Params: func(w Window) [4]int64 { return [4]int64{w.Limit, (w.Period + w.Margin).Microseconds()} },
-	UnitsIn: func(w Window, span time.Duration) int64 {
-		return w.Limit * CeilDiv(int64(span), int64(w.Period+w.Margin))
-	},
 }

@@ -37,42 +37,34 @@ func (p *panics) log(function string, value any) {
 // guarded returns an observer that has all functions, which return after a panic.
 func (o Observer) guarded(p *panics) Observer {
 	return Observer{
-		Called:      guarded1(p, "Called", o.Called),
-		Corrected:   guarded1(p, "Corrected", o.Corrected),
-		Decided:     guarded1(p, "Decided", o.Decided),
-		Followed:    guarded2(p, "Followed", o.Followed),
-		Joined:      guarded3(p, "Joined", o.Joined),
-		Refused:     guarded1(p, "Refused", o.Refused),
-		Started:     guarded1(p, "Started", o.Started),
-		Taken:       guarded2(p, "Taken", o.Taken),
-		Unavailable: guarded3(p, "Unavailable", o.Unavailable),
+		Called:    func(c Call) { p.guard("Called", o.Called != nil, func() { o.Called(c) }) },
+		Corrected: func(c Correction) { p.guard("Corrected", o.Corrected != nil, func() { o.Corrected(c) }) },
+		Decided:   func(d Decision) { p.guard("Decided", o.Decided != nil, func() { o.Decided(d) }) },
+		Followed: func(version int64, err error) {
+			p.guard("Followed", o.Followed != nil, func() { o.Followed(version, err) })
+		},
+		Joined: func(policy, tenant string, place Place) {
+			p.guard("Joined", o.Joined != nil, func() { o.Joined(policy, tenant, place) })
+		},
+		Refused: func(r Refusal) { p.guard("Refused", o.Refused != nil, func() { o.Refused(r) }) },
+		Started: func(s Start) { p.guard("Started", o.Started != nil, func() { o.Started(s) }) },
+		Taken: func(policy string, tickets []TakenTicket) {
+			p.guard("Taken", o.Taken != nil, func() { o.Taken(policy, tickets) })
+		},
+		Unavailable: func(policy, tenant string, err error) {
+			p.guard("Unavailable", o.Unavailable != nil, func() { o.Unavailable(policy, tenant, err) })
+		},
 	}
 }
 
-func guarded1[A any](p *panics, name string, f func(A)) func(A) {
-	if f == nil {
-		return func(A) {}
-	}
-	return func(a A) { defer p.recovered(name); f(a) }
-}
-
-func guarded2[A, B any](p *panics, name string, f func(A, B)) func(A, B) {
-	if f == nil {
-		return func(A, B) {}
-	}
-	return func(a A, b B) { defer p.recovered(name); f(a, b) }
-}
-
-func guarded3[A, B, C any](p *panics, name string, f func(A, B, C)) func(A, B, C) {
-	if f == nil {
-		return func(A, B, C) {}
-	}
-	return func(a A, b B, c C) { defer p.recovered(name); f(a, b, c) }
-}
-
-// recovered is deferred around an Observer's function.
-func (p *panics) recovered(name string) {
-	if value := recover(); value != nil {
-		p.log("Observer."+name, value)
+// guard calls an Observer's function, if there is one.
+func (p *panics) guard(name string, known bool, call func()) {
+	defer func() {
+		if value := recover(); value != nil {
+			p.log("Observer."+name, value)
+		}
+	}()
+	if known {
+		call()
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/glob"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
@@ -66,46 +65,35 @@ func (l *Limiter) Policies() []Policy {
 	return policies
 }
 
-// A PolicyInfo is a summary of a Policy that is cheap to get, with defaults.
-type PolicyInfo struct {
-	Fail     FailMode
-	Leases   bool // some window is a Concurrency window: reservations have to be held and released
-	MaxPause time.Duration
-	Name     string
-	Observes bool // its mode is ModeObserve
-	Removed  bool // it is in force no more, and somebody may wait for it
-	Requeue  Requeue
-
-	MaxRefusals    int64
-	MaxRefusedWait time.Duration
-}
-
-// Match returns the policy whose Policy.Match matches a task type, or false.
-func (l *Limiter) Match(taskType string) (PolicyInfo, bool) {
-	return l.policies.Load().match(taskType).info(false)
+// Match returns the policy whose Policy.Match matches a task type, or false. Like MatchWaiting and Lookup it
+// is cheap: it returns all settings but Match, Tenants and Windows.
+func (l *Limiter) Match(taskType string) (Policy, bool) {
+	return l.policies.Load().match(taskType).given()
 }
 
 // MatchWaiting is Match for work that waits or waited in line. If no policy matches it is one that was
 // removed.
-func (l *Limiter) MatchWaiting(taskType string) (PolicyInfo, bool) {
+func (l *Limiter) MatchWaiting(taskType string) (Policy, bool) {
 	set := l.policies.Load()
-	if cp := set.match(taskType); cp != nil {
-		return cp.info(false)
+	cp := set.match(taskType)
+	if cp == nil {
+		cp = set.removed(func(cp *compiledPolicy) bool { return cp.Matches(taskType) })
 	}
-	return set.removed(func(cp *compiledPolicy) bool { return cp.Matches(taskType) }).info(true)
+	return cp.given()
 }
 
 // Lookup returns the policy of that name, or the one that has a line of that name, or false. It may
 // have been removed.
-func (l *Limiter) Lookup(policy string) (PolicyInfo, bool) {
+func (l *Limiter) Lookup(policy string) (Policy, bool) {
 	set := l.policies.Load()
+	cp := set.byLine[policy]
 	if shards := set.byName[policy]; shards != nil {
-		return shards[0].info(false)
+		cp = shards[0]
 	}
-	if cp := set.byLine[policy]; cp != nil {
-		return cp.info(false)
+	if cp == nil {
+		cp = set.removed(func(cp *compiledPolicy) bool { return cp.line == policy || cp.Name == policy })
 	}
-	return set.removed(func(cp *compiledPolicy) bool { return cp.line == policy || cp.Name == policy }).info(true)
+	return cp.given()
 }
 
 // removed returns the first removed policy, by name, of which that is true, or nil.
@@ -118,14 +106,13 @@ func (set *policySet) removed(is func(*compiledPolicy) bool) *compiledPolicy {
 	return nil
 }
 
-func (cp *compiledPolicy) info(removed bool) (PolicyInfo, bool) {
+func (cp *compiledPolicy) given() (Policy, bool) {
 	if cp == nil {
-		return PolicyInfo{}, false
+		return Policy{}, false
 	}
-	return PolicyInfo{
-		Fail: cp.Fail, Leases: cp.leases, MaxPause: cp.MaxPause, Name: cp.Name, Removed: removed, Requeue: cp.Requeue,
-		MaxRefusals: cp.MaxRefusals, MaxRefusedWait: cp.MaxRefusedWait, Observes: cp.Mode == ModeObserve,
-	}, true
+	p := cp.declared
+	p.Match, p.Tenants, p.Windows = nil, nil, nil
+	return p, true
 }
 
 // find returns the policy of that name, as it is for a tenant.

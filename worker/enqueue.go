@@ -134,7 +134,7 @@ func (c *Client) prepare(ctx context.Context, e *enqueuing, opts []asynq.Option)
 		return nil
 	}
 	e.request, err = c.request(ctx, policy.Name, e.task, opts)
-	if err != nil && policy.Observes {
+	if err != nil && policy.Mode == throttle.ModeObserve {
 		return nil // a server logs it, and runs the task
 	}
 	if err != nil {

@@ -149,10 +149,10 @@ func (s *Server) processUnmatched(ctx context.Context, a *attempt, task *asynq.T
 // processInvalid returns the error of a task that the policy cannot count. If the policy only observes,
 // the task runs.
 func (s *Server) processInvalid(
-	ctx context.Context, a *attempt, policy throttle.PolicyInfo, task *asynq.Task, next asynq.Handler, err error,
+	ctx context.Context, a *attempt, policy throttle.Policy, task *asynq.Task, next asynq.Handler, err error,
 ) error {
 	s.attempts.note(a, nil, "")
-	if !policy.Observes {
+	if policy.Mode != throttle.ModeObserve {
 		return err
 	}
 	s.noteUnobserved(policy, task.Type(), err)

@@ -33,7 +33,7 @@ func (s *Server) noteUnmatched(taskType string) {
 }
 
 // noteUnobserved logs, once for each type, why a policy that only observes cannot count a task.
-func (s *Server) noteUnobserved(policy throttle.PolicyInfo, taskType string, err error) {
+func (s *Server) noteUnobserved(policy throttle.Policy, taskType string, err error) {
 	s.warnOnce("worker: a policy observes, and cannot count a task: it runs, and would fail if the policy were enforced",
 		"type", taskType, "policy", policy.Name, "err", err)
 }

@@ -35,7 +35,7 @@ func TestPolicyForATaskType(t *testing.T) {
 	if p, _ := l.Match("mail:sent"); p.Name != "all" {
 		t.Errorf("after SetPolicies: policy %q", p.Name)
 	}
-	if p, ok := l.Lookup("http"); !ok || !p.Removed || len(l.Policies()) != 1 {
+	if p, ok := l.Lookup("http"); !ok || p.Name != "http" || len(l.Policies()) != 1 {
 		t.Errorf("a policy that was replaced: %+v, %v", p, ok)
 	}
 

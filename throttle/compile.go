@@ -14,25 +14,34 @@ import (
 // A compiledPolicy is a policy, or one shard of it, with everything computed that does not depend
 // on a request.
 type compiledPolicy struct {
-	Policy              // as it counts
-	declared   Policy   // as it was given, with defaults
-	line       string   // its name: see lineName
-	flowBy     []string // the attributes that flows differ in: those of all scopes, and the tenant
-	flowMark   string   // of the scopes
-	leases     bool     // of some window
-	scopes     [][]string
-	scopeOf    []int // by window: its place in scopes
-	script     *script.Policy
-	units      []string               // every unit that a window counts
-	upstream   []int                  // the places, from 1, of the scopes that Policy.Upstream names
-	params     [][4]int64             // by window
-	algorithms []*algorithm.Algorithm // by window
+	Policy            // as it counts
+	declared Policy   // as it was given, with defaults
+	line     string   // its name: see lineName
+	flowBy   []string // the attributes that flows differ in: those of all scopes, and the tenant
+	flowMark string   // of the scopes
+	leases   bool     // of some window
+	scopes   [][]string
+	script   *script.Policy
+	units    []string // every unit that a window counts
+	upstream []int    // the numbers, from 1, of the scopes that Policy.Upstream names
+	windows  []window
 
 	*policyState
 
 	drained   atomic.Bool  // it was removed, and its line is empty
 	refreshAt atomic.Int64 // when to refresh the tickets in line (ns); MaxInt64 once that is done
 }
+
+// A window is a Window of a compiled policy, or as it holds for a tenant.
+type window struct {
+	Window
+	algorithm *algorithm.Algorithm
+	params    [4]int64 // for all tenants
+	scope     int      // its place in the scopes
+}
+
+// capacity returns the largest cost that can ever fit.
+func (w window) capacity() int64 { return w.algorithm.Capacity(w.numbers()) }
 
 // A policyState is what the compiled policies of one line share, one after the other.
 type policyState struct {
@@ -94,15 +103,14 @@ func compileShard(p Policy, line string, runner *script.Runner) *compiledPolicy 
 		a := algorithms[w.Algorithm]
 		attributes := w.Scope.Attributes()
 		scope := slices.IndexFunc(cp.scopes, func(s []string) bool { return slices.Equal(s, attributes) })
-		window := script.Window{Scope: scope + 1, Name: w.Name, Kind: a.Kind, Unit: w.Unit, Leases: a.Leases, Params: a.Params(w.numbers())}
+		params := a.Params(w.numbers())
+		sw := script.Window{Scope: scope + 1, Name: w.Name, Kind: a.Kind, Unit: w.Unit, Leases: a.Leases, Params: params}
 		if a.Ticks != nil {
-			window.List = a.Ticks(w.numbers()).Around
+			sw.List = a.Ticks(w.numbers()).Around
 		}
-		sp.Windows = append(sp.Windows, window)
+		sp.Windows = append(sp.Windows, sw)
 		sp.Algorithms = append(sp.Algorithms, a.File)
-		cp.scopeOf = append(cp.scopeOf, scope)
-		cp.algorithms = append(cp.algorithms, a)
-		cp.params = append(cp.params, window.Params)
+		cp.windows = append(cp.windows, window{w, a, params, scope})
 		cp.leases = cp.leases || a.Leases
 	}
 	sp.Algorithms = sortedSet(sp.Algorithms)

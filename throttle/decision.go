@@ -1,7 +1,6 @@
 package throttle
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -20,6 +19,10 @@ type Decision struct {
 
 	// At is when the request was decided, by the clock of Redis.
 	At time.Time
+
+	// Binds is what holds the request up for longest: the name of a window, ByPause, ByUpstream, ByLine or
+	// BySlots. It is empty if granted.
+	Binds string
 
 	// ClockBehind is how far the clock of Redis is behind the newest change of these windows: usually
 	// 0. If it was set back, the windows stand still until it has caught up.
@@ -118,21 +121,6 @@ const (
 	BySlots    = "(slots)"    // tickets that fit wait for handler slots, of which servers have none free
 )
 
-// Binds returns what denied for longest: the name of a window, ByPause, ByUpstream or ByLine. It is
-// empty if granted.
-func (d Decision) Binds() string {
-	if d.Granted {
-		return ""
-	}
-	by, longest := ByLine, time.Duration(-1)
-	for _, w := range d.Windows {
-		if w.Denied && w.RetryIn > longest {
-			by, longest = w.Name, w.RetryIn
-		}
-	}
-	return cmp.Or(d.Pause.binds(d.At, d.At.Add(longest)), by)
-}
-
 // Reason says in one line which window denied which tenant, and for how long, such as "throttled:
 // github-api/burst, tenant acme, 1.8s"; or which pause, or that others wait before it. While the
 // policy adapts it adds the rate: see Adapted.String. It is empty if granted.
@@ -141,13 +129,15 @@ func (d Decision) Reason() string {
 		return ""
 	}
 	window, why := "", ""
-	switch by := d.Binds(); {
-	case by == ByPause || by == ByUpstream:
+	switch d.Binds {
+	case ByPause, ByUpstream:
 		why = ": " + d.Pause.describe(d.At)
-	case by != ByLine:
-		window = "/" + by
-	case d.Queued:
-		why = ": others wait before it"
+	case "", ByLine, BySlots:
+		if d.Queued {
+			why = ": others wait before it"
+		}
+	default:
+		window = "/" + d.Binds
 	}
 	if d.Adapted != nil {
 		why += ": " + d.Adapted.String()

@@ -17,12 +17,14 @@ func TestADenialSaysItsReason(t *testing.T) {
 		d    Decision
 		want string
 	}{
-		{Decision{Policy: "github-api", Tenant: "acme", RetryIn: 1771 * time.Millisecond, Windows: windows},
+		{Decision{Policy: "github-api", Tenant: "acme", RetryIn: 1771 * time.Millisecond, Binds: "per-minute"},
 			"throttled: github-api/per-minute, tenant acme, 1.8s"},
-		{Decision{Policy: "p", Tenant: "acme\nadmin", RetryIn: time.Microsecond, Windows: windows[1:2]},
+		{Decision{Policy: "p", Tenant: "acme\nadmin", RetryIn: time.Microsecond, Binds: "burst"},
 			`throttled: p/burst, tenant "acme\nadmin", 1µs`},
-		{Decision{Policy: "p", Tenant: strings.Repeat("x", 100), RetryIn: time.Hour + 1, Windows: windows[1:2]},
+		{Decision{Policy: "p", Tenant: strings.Repeat("x", 100), RetryIn: time.Hour + 1, Binds: "burst"},
 			"throttled: p/burst, tenant " + strings.Repeat("x", 64) + "..., 1h0m1s"},
+		{Decision{Policy: "p", Tenant: "a", Queued: true, RetryIn: time.Second, Binds: ByLine},
+			"throttled: p, tenant a, 1s: others wait before it"},
 		{Decision{Policy: "p", Granted: true, Windows: windows}, ""},
 	} {
 		if got := tc.d.Reason(); got != tc.want {

@@ -33,7 +33,6 @@ type Standing struct {
 	Ask bool
 
 	BatchShare float64  // of the policy
-	Binds      string   // what holds it up for longest, as Place.Binds
 	Decision   Decision // AlreadyQueued: it waits
 	Err        error    // a *RequestError or *NeverFitsError: the rest is not known
 	Observes   bool     // the policy denies nothing
@@ -110,7 +109,7 @@ func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err 
 // ofAll returns an operation without a tenant. Other scopes than that of all are empty: no count has
 // empty values.
 func (cp *compiledPolicy) ofAll(t tenantNow) *operation {
-	o := &operation{compiledPolicy: cp, tenant: t, windows: cp.Windows, costs: make([]int64, len(cp.Windows))}
+	o := &operation{compiledPolicy: cp, tenant: t, windows: cp.windows}
 	for _, attributes := range cp.scopes {
 		values := make([]string, len(attributes))
 		o.keys, o.values = append(o.keys, script.ScopeKey(attributes, values)), append(o.values, values)
@@ -120,7 +119,6 @@ func (cp *compiledPolicy) ofAll(t tenantNow) *operation {
 
 func (s *Standing) answer(a script.Answer) {
 	s.answers, s.Decision = a.Windows, s.operation.decision(a)
-	s.Binds = s.operation.binds(a, s.Decision)
 }
 
 // Simulated returns how a window counts in a simulation, that has counted what the standing says, and the
@@ -130,7 +128,7 @@ func (s *Standing) answer(a script.Answer) {
 // within hold, which is 0 if unknown, or else as their leases run out.
 func (s *Standing) Simulated(i int, now, limit, hold int64, grants []algorithm.Grant) (
 	w algorithm.Simulated, capacity int64, paced time.Duration) {
-	a, counted, window := s.operation.algorithms[i], s.answers[i], s.operation.windows[i]
+	a, counted, window := s.operation.windows[i].algorithm, s.answers[i], s.operation.windows[i].Window
 	if _, overridden := s.operation.tenant.Windows[window.Name]; limit > 0 && !overridden {
 		window = Tenant{Windows: map[string]Override{window.Name: {Limit: limit}}}.apply(window)
 	}

@@ -129,7 +129,7 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 func (o *operation) placed(a script.Answer) (Place, error) {
 	d := o.decision(a)
 	p := Place{
-		AlreadyQueued: d.AlreadyQueued, Binds: o.binds(a, d), ClockBehind: d.ClockBehind,
+		AlreadyQueued: d.AlreadyQueued, Binds: d.Binds, ClockBehind: d.ClockBehind,
 		Expected: d.RetryIn, Latest: d.Latest,
 	}
 	switch a.Status {

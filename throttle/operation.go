@@ -19,8 +19,7 @@ type operation struct {
 	*compiledPolicy
 	request Request
 	tenant  tenantNow
-	windows []Window // as they hold for the tenant
-	costs   []int64  // by window
+	windows []window // as they hold for the tenant
 
 	observes bool // it is never denied, as the policy observes
 	values   [][]string
@@ -29,11 +28,11 @@ type operation struct {
 
 // newOperation prepares a request. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, error) {
-	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.Windows}
+	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows}
 	if len(t.Windows) > 0 {
-		o.windows = slices.Clone(cp.Windows)
+		o.windows = slices.Clone(cp.windows)
 		for i, w := range o.windows {
-			o.windows[i] = t.apply(w)
+			o.windows[i].Window = t.apply(w.Window)
 		}
 	}
 	o.keys, o.values = make([]string, len(cp.scopes)), make([][]string, len(cp.scopes))
@@ -66,10 +65,6 @@ func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, erro
 	case len(r.Key) > MaxKeyBytes:
 		return nil, r.bad("key", r.Key, fmt.Sprintf("must be at most %d bytes", MaxKeyBytes))
 	}
-	o.costs = make([]int64, len(o.windows))
-	for i, w := range o.windows {
-		o.costs[i] = r.CostOf(w.Unit)
-	}
 	return o, nil
 }
 
@@ -82,8 +77,7 @@ func (o *operation) checkCosts() error {
 	if i := o.neverFits(); i >= 0 && !o.tenant.Exempt {
 		w := o.windows[i]
 		return &NeverFitsError{
-			Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.costs[i],
-			Capacity: o.algorithms[i].Capacity(w.numbers()),
+			Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.request.CostOf(w.Unit), Capacity: w.capacity(),
 		}
 	}
 	return nil
@@ -92,7 +86,7 @@ func (o *operation) checkCosts() error {
 // neverFits returns the first window whose capacity is below the cost, or -1.
 func (o *operation) neverFits() int {
 	for i, w := range o.windows {
-		if o.costs[i] > o.algorithms[i].Capacity(w.numbers()) {
+		if o.request.CostOf(w.Unit) > w.capacity() {
 			return i
 		}
 	}
@@ -130,11 +124,11 @@ func (o *operation) scriptRequest(op, id string) script.Request {
 
 // own returns what differs for the tenant: parameters of windows, and a pause.
 func (o *operation) own() (own string) {
-	for i, w := range o.windows {
+	for _, w := range o.windows {
 		if len(o.tenant.Windows) == 0 {
 			break
 		}
-		if params := o.algorithms[i].Params(w.numbers()); params != o.params[i] {
+		if params := w.algorithm.Params(w.numbers()); params != w.params {
 			own += script.OwnParams(w.Name, params)
 		}
 	}
@@ -277,6 +271,7 @@ func (o *operation) decision(a script.Answer) Decision {
 		if p := o.tenant.pause; p != nil && p.Until.UnixMicro() > max(a.At, a.Pause.Until) {
 			d.Pause = &Pause{By: p.By, ByHand: true, Cause: p.Why, Tenant: p.Tenant, Until: p.Until}
 		}
+		d.Binds = o.binds(a, d)
 	}
 	if o.observes {
 		d.Observed = o.observed(a)
@@ -293,7 +288,7 @@ func (o *operation) decision(a script.Answer) Decision {
 	return d
 }
 
-// binds returns what holds up a ticket whose decision this is.
+// binds returns what holds up a request whose decision this is.
 func (o *operation) binds(a script.Answer, d Decision) string {
 	switch by := d.Pause.binds(d.At, d.At.Add(d.RetryIn)); {
 	case d.RetryIn <= 0:
@@ -334,7 +329,7 @@ func (o *operation) tooLate(a script.Answer, d Decision) *TooLateError {
 func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool) []WindowState {
 	states := make([]WindowState, len(o.windows))
 	for i, w := range o.windows {
-		answer, capacity := windows[i], o.algorithms[i].Capacity(w.numbers())
+		answer, capacity := windows[i], w.capacity()
 		states[i] = WindowState{
 			Algorithm: w.Algorithm,
 			Burst:     capacity,
@@ -344,7 +339,7 @@ func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool
 			Period:    w.Period,
 			Remaining: max(0, capacity-answer.Used),
 			ResetsAt:  time.UnixMicro(answer.Resets),
-			Scope:     o.scope(o.scopeOf[i]),
+			Scope:     o.scope(w.scope),
 			Unit:      w.Unit,
 			Used:      answer.Used,
 		}

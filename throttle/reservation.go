@@ -77,7 +77,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	costs, never := make([]int64, len(o.windows)), o.neverCounted(r)
 	for i, w := range o.windows {
 		cost, ok := actual[w.Unit]
-		if costs[i] = cost; !ok || o.algorithms[i].Leases || slices.Contains(never, i+1) {
+		if costs[i] = cost; !ok || w.algorithm.Leases || slices.Contains(never, i+1) {
 			costs[i] = -1
 		}
 	}
@@ -122,13 +122,13 @@ func (o *operation) change(before, actual []int64) map[string]int64 {
 		change[Requests] = -o.request.CostOf(Requests) // perhaps counted by no window
 	}
 	for i, w := range o.windows {
-		was := o.costs[i]
+		was := o.request.CostOf(w.Unit)
 		if before != nil {
 			was = before[i]
 		}
 		_, known := change[w.Unit]
 		switch {
-		case actual == nil && (!known || !o.algorithms[i].Leases): // leases keep no correction
+		case actual == nil && (!known || !w.algorithm.Leases): // leases keep no correction
 			change[w.Unit] = -was
 		case actual != nil && actual[i] >= 0:
 			change[w.Unit] = actual[i] - was
@@ -173,8 +173,8 @@ func (r Reservation) Lease() time.Duration {
 		return 0
 	}
 	lease := time.Duration(0)
-	for i, w := range cp.Windows {
-		if cp.algorithms[i].Leases && r.CostOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
+	for _, w := range cp.windows {
+		if w.algorithm.Leases && r.CostOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
 			lease = w.Lease
 		}
 	}

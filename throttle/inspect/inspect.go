@@ -143,9 +143,9 @@ func (l *Limits) add(s *throttle.Standing, shared, others bool) {
 		}
 	}
 	if expected := d.At.Add(d.RetryIn); d.AlreadyQueued && expected.After(l.Expected) {
-		l.Binds, l.Expected, l.Latest = s.Binds, expected, time.Time{}
+		l.Binds, l.Expected, l.Latest = s.Decision.Binds, expected, time.Time{}
 		l.AtMost = d.Latest == 0 && slices.ContainsFunc(d.Windows, func(w throttle.WindowState) bool {
-			return w.Name == s.Binds && w.Algorithm.Leases()
+			return w.Name == s.Decision.Binds && w.Algorithm.Leases()
 		})
 		if d.Latest >= d.RetryIn {
 			l.Latest = d.At.Add(d.Latest)

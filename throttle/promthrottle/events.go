@@ -1,6 +1,7 @@
 package promthrottle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -82,7 +83,7 @@ func (m *Metrics) decided(d throttle.Decision) {
 		m.grants.WithLabelValues(m.with(d.Tenant, d.Policy, source)...).Inc()
 		return
 	}
-	m.denials.WithLabelValues(m.with(d.Tenant, d.Policy, d.Binds())...).Inc()
+	m.denials.WithLabelValues(m.with(d.Tenant, d.Policy, cmp.Or(d.Binds, throttle.ByLine))...).Inc()
 	if d.Queued && !d.AlreadyQueued {
 		m.expected.WithLabelValues(d.Policy).Observe(d.RetryIn.Seconds())
 	}

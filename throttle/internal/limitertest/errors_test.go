@@ -15,8 +15,7 @@ import (
 // A denial says each thing once, with any cause.
 func TestADenialSaysWhyOnce(t *testing.T) {
 	d := throttle.Decision{
-		Policy: "api", Tenant: "acme", RetryIn: 1800 * ms,
-		Windows: []throttle.WindowState{{Name: "minute"}, {Name: "burst", Denied: true, RetryIn: 1800 * ms}},
+		Policy: "api", Tenant: "acme", RetryIn: 1800 * ms, Binds: "burst",
 	}
 	plain := &throttle.DeniedError{Decision: d}
 	task := throttle.Decision{Policy: "api", Tenant: "acme", RetryIn: 2 * s}

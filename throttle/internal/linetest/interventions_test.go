@@ -25,7 +25,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 		st.joins("a1", "a2", "b1", "c1")
 		st.pauses("a")
 		st.at(s).joins("a3")
-		if d := limitertest.Reserve(st, st.l, st.of("a4")); d.Granted || !d.Queued || d.Binds() != throttle.ByPause || d.RetryIn < h-m {
+		if d := limitertest.Reserve(st, st.l, st.of("a4")); d.Granted || !d.Queued || d.Binds != throttle.ByPause || d.RetryIn < h-m {
 			st.Errorf("%+v", d)
 		}
 		e, err := inspect.Of(st.l).Explain(st.Context(), "p", limitertest.Ticket("a2"))
@@ -74,7 +74,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			}
 			for _, r := range []throttle.Request{st.of("d1"), st.without("d"), {Policy: "p", Tenant: "e", Exempt: true}} {
 				d := limitertest.Reserve(st, st.l, r)
-				if d.Granted || d.RetryIn < h-m || d.Binds() != throttle.ByPause || d.Queued != (r.Ticket.ID != "") {
+				if d.Granted || d.RetryIn < h-m || d.Binds != throttle.ByPause || d.Queued != (r.Ticket.ID != "") {
 					st.Errorf("%+v", d)
 				}
 				if want := ": paused until 01:00:00 UTC by hand: it is down"; !strings.HasSuffix(d.Reason(), want) || d.Pause.By != "anna" {

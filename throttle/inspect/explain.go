@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -41,9 +42,6 @@ type TicketState struct {
 	// them. Where its own window denies, no tenant does.
 	TenantsAhead int64         `json:"tenants_ahead,omitempty"`
 	Ahead        []TenantState `json:"ahead,omitempty"`
-
-	// There is how many tickets wait in its queue for the scope that holds it up; 0 if not counted.
-	There int64 `json:"there,omitempty"`
 }
 
 // Explain returns why a ticket waits for a policy. Its cost does not depend on how many others wait.
@@ -55,23 +53,22 @@ func (i Inspector) Explain(ctx context.Context, policy string, t throttle.Ticket
 	}
 	name := script.TicketName(script.Escape(t.Queue), t.ID)
 	for _, lineName := range lines {
-		l := &line{Line: i.limiter.Line(lineName)}
-		record, waits, err := l.ticket(ctx, name)
+		l, err := i.open(ctx, lineName)
 		if err != nil {
 			return s, err
 		}
-		if waits {
-			return s, i.explain(ctx, lineName, name, record, &s)
+		record, waits, err := l.ticket(ctx, name)
+		if err == nil && waits {
+			err = l.explain(ctx, name, record, &s)
+		}
+		if err != nil || waits {
+			return s, err
 		}
 	}
 	return s, nil
 }
 
-func (i Inspector) explain(ctx context.Context, lineName, name string, record script.Ticket, s *TicketState) error {
-	l, err := i.open(ctx, lineName)
-	if err != nil {
-		return err
-	}
+func (l *line) explain(ctx context.Context, name string, record script.Ticket, s *TicketState) error {
 	flows, err := l.named(ctx, []string{record.Flow})
 	if err != nil {
 		return err
@@ -82,8 +79,7 @@ func (i Inspector) explain(ctx context.Context, lineName, name string, record sc
 	}
 	r, d := standing.Request, standing.Decision
 	s.Waiting, s.Tenant, s.Attributes, s.Cost, s.Key = true, r.Tenant, maps.Clone(r.Attributes), r.Cost, record.Key
-	queue, _, _ := strings.Cut(record.Flow, "|")
-	s.Class, s.Joined = classOf(queue), time.UnixMicro(record.Since)
+	s.Class, s.Joined = cmp.Or(r.Class, throttle.ClassLive), time.UnixMicro(record.Since)
 	if len(flows) == 0 || standing.Err != nil { // it has just left, or joined by other scopes than the policy has now
 		return nil
 	}
@@ -95,7 +91,7 @@ func (i Inspector) explain(ctx context.Context, lineName, name string, record sc
 	if err != nil {
 		return err
 	}
-	s.Position, s.Of, s.There, s.TenantsAhead = at.before+1, flows[0].tickets, at.there, at.flows
+	s.Position, s.Of, s.TenantsAhead = at.before+1, flows[0].tickets, at.flows
 	ahead, err := l.named(ctx, at.first)
 	if err != nil {
 		return err

@@ -20,9 +20,9 @@ import (
 // A snapshot is all of a line that a simulation starts from.
 type snapshot struct {
 	*line
-	demands    []*throttle.Standing
-	waiting    []*tenantFlow     // the first one first
-	values     map[string]string // of scopes whose windows have counted anything, by key
+	standings  []*throttle.Standing // of the demands, and of all that waits
+	waiting    []*tenantFlow        // the first one first
+	values     map[string]string    // of scopes whose windows have counted anything, by key
 	now, opens int64
 	batchShare float64
 }
@@ -36,18 +36,18 @@ func (i Inspector) snapshot(ctx context.Context, name string, demands []*throttl
 			return s, err
 		}
 		now, err := i.open(ctx, name)
-		if err != nil || slices.Equal(s.counts(), now.counts()) {
+		if err != nil || maps.Equal(s.counts(), now.counts()) {
 			return s, err
 		}
 	} // what was taken meanwhile would count twice
 }
 
 // counts are the tickets of all queues.
-func (l *line) counts() (counts []string) {
+func (l *line) counts() map[string]int64 {
+	counts := map[string]int64{}
 	for _, q := range l.queues {
-		counts = append(counts, fmt.Sprint(q.name, q.tickets))
+		counts[q.name] = q.tickets
 	}
-	slices.Sort(counts)
 	return counts
 }
 
@@ -56,7 +56,7 @@ func (i Inspector) read(ctx context.Context, name string, demands []*throttle.St
 	if err != nil {
 		return nil, err
 	}
-	s := &snapshot{line: l, demands: demands}
+	s := &snapshot{line: l, standings: slices.Clone(demands)}
 	all, err := l.all(ctx)
 	if err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func (i Inspector) read(ctx context.Context, name string, demands []*throttle.St
 	if err := s.Stand(ctx, demands...); err != nil {
 		return nil, err
 	}
-	standings, known := slices.Clone(demands), map[string]bool{}
+	known := map[string]bool{}
 	for _, d := range demands {
 		known[d.Flow] = true
 	}
@@ -74,19 +74,19 @@ func (i Inspector) read(ctx context.Context, name string, demands []*throttle.St
 			if waits.standing.Ask = !known[name] && ask > 0; waits.standing.Ask {
 				ask--
 			}
-			s.waiting, standings = append(s.waiting, waits), append(standings, &waits.standing)
+			s.waiting, s.standings = append(s.waiting, waits), append(s.standings, &waits.standing)
 		}
 	}
 	slices.SortStableFunc(s.waiting, func(a, b *tenantFlow) int { return cmp.Compare(a.rank, b.rank) })
-	for part := range slices.Chunk(standings[len(demands):], 1024) { // others may want to call in between
+	for part := range slices.Chunk(s.standings[len(demands):], 1024) { // others may want to call in between
 		if err := s.Stand(ctx, part...); err != nil {
 			return nil, err
 		}
 	}
-	if err := s.readValues(ctx, standings); err != nil {
+	if err := s.readValues(ctx); err != nil {
 		return nil, err
 	}
-	for _, standing := range standings {
+	for _, standing := range s.standings {
 		if s.batchShare = standing.BatchShare; standing.Ask && standing.Err == nil {
 			s.now = max(s.now, standing.Decision.At.UnixMicro())
 			if p := standing.Decision.Pause; p != nil {
@@ -98,9 +98,9 @@ func (i Inspector) read(ctx context.Context, name string, demands []*throttle.St
 }
 
 // readValues reads the scopes whose windows have counted anything.
-func (s *snapshot) readValues(ctx context.Context, standings []*throttle.Standing) error {
+func (s *snapshot) readValues(ctx context.Context) error {
 	s.values = map[string]string{}
-	for _, standing := range standings {
+	for _, standing := range s.standings {
 		for _, w := range standing.Decision.Windows {
 			if standing.Ask && w.Used > 0 && !w.Algorithm.Leases() {
 				s.values[script.ScopeKey(w.Scope.Attributes, w.Scope.Values)] = ""
@@ -177,22 +177,14 @@ type simulated struct {
 func (s *snapshot) in(sim *plan.Simulation, limits map[string]int64) simulated {
 	l := simulated{snapshot: s, line: sim.Line(s.batchShare), limits: limits, hold: sim.Hold}
 	l.line.Opens = s.opens
-	for _, demand := range s.demands {
-		l.know(demand)
-	}
-	for _, w := range s.waiting {
-		l.know(&w.standing)
-	}
-	return l
-}
-
-// know makes windows that have counted what a standing says.
-func (l simulated) know(s *throttle.Standing) {
-	for i := range s.Decision.Windows {
-		if s.Ask && s.Err == nil {
-			l.scope(s, i)
+	for _, standing := range s.standings {
+		for i := range standing.Decision.Windows {
+			if standing.Ask && standing.Err == nil { // it says what the window has counted
+				l.scope(standing, i)
+			}
 		}
 	}
+	return l
 }
 
 // scope returns the scope of a window of a standing, with the window.
@@ -244,16 +236,19 @@ func costsOf(s *throttle.Standing) []int64 {
 // A prepared plan has all that is known of its lines. It may be run by several limits.
 type prepared struct {
 	PlanOptions
-	demands   []Demand
-	standings []*throttle.Standing // of the demands; nil for one without requests
-	of        []int                // the line of each demand
-	lines     []*snapshot
-	now       int64
+	demands []demand
+	lines   []*snapshot
+	now     int64
+}
+
+type demand struct {
+	Demand
+	*throttle.Standing // nil without requests
+	line               int
 }
 
 func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions) (*prepared, error) {
-	p := &prepared{PlanOptions: o, demands: demands, of: make([]int, len(demands)), now: time.Now().UnixMicro()}
-	p.standings = make([]*throttle.Standing, len(demands))
+	p := &prepared{PlanOptions: o, demands: make([]demand, len(demands)), now: time.Now().UnixMicro()}
 	var names []string
 	byLine := map[string][]*throttle.Standing{}
 	for n, d := range demands {
@@ -264,15 +259,15 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 				Value: fmt.Sprintf("of %d, %d joined, hold %v", d.Count, d.Joined, d.Hold),
 				Hint:  "must not be below 0; all of them may have joined, and no more"}
 		}
-		if d.Count == 0 {
+		if p.demands[n].Demand = d; d.Count == 0 {
 			continue
 		}
 		name := i.limiter.LineOf(r.Policy, r.Tenant)
 		if byLine[name] == nil {
 			names = append(names, name)
 		}
-		p.standings[n], p.of[n] = &throttle.Standing{Request: r, Ask: true}, slices.Index(names, name)
-		byLine[name] = append(byLine[name], p.standings[n])
+		p.demands[n] = demand{d, &throttle.Standing{Request: r, Ask: true}, slices.Index(names, name)}
+		byLine[name] = append(byLine[name], p.demands[n].Standing)
 	}
 	for _, name := range names {
 		l, err := i.snapshot(ctx, name, byLine[name], MaxSimulated)
@@ -294,11 +289,6 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 				Hint: "must be at least 1, of one of " + strings.Join(slices.Sorted(maps.Keys(inForce)), ", ")}
 		}
 	}
-	if p.Order == nil {
-		for n, d := range demands {
-			p.Order = append(p.Order, Run{n, d.Count})
-		}
-	}
 	return p, nil
 }
 
@@ -318,21 +308,24 @@ func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, erro
 		lines[n] = l.in(sim, limits)
 	}
 	joined := map[*plan.Flow]int64{}
-	for n, d := range p.demands {
-		sim.Demand()
-		if s := p.standings[n]; s != nil {
-			joined[lines[p.of[n]].flow(s)] += int64(d.Joined)
-			for _, w := range s.Decision.Windows {
-				if w.Algorithm.Leases() && d.Hold == 0 && s.Request.CostOf(w.Unit) > 0 {
+	for _, d := range p.demands {
+		if sim.Demand(); d.Standing != nil {
+			joined[lines[d.line].flow(d.Standing)] += int64(d.Joined)
+			for _, w := range d.Decision.Windows {
+				if w.Algorithm.Leases() && d.Hold == 0 && d.Standing.Request.CostOf(w.Unit) > 0 {
 					unknown[w.Name] = true
 				}
 			}
 		}
 	}
-	for _, run := range p.Order {
-		if s := p.standings[run.Demand]; s != nil && run.Count > 0 {
-			hold := p.demands[run.Demand].Hold.Microseconds()
-			lines[p.of[run.Demand]].flow(s).Add(run.Demand, int64(run.Count), costsOf(s), hold)
+	order := p.Order
+	for n := 0; p.Order == nil && n < len(p.demands); n++ {
+		order = append(order, Run{n, p.demands[n].Count})
+	}
+	for _, run := range order {
+		if d := p.demands[run.Demand]; d.Standing != nil && run.Count > 0 {
+			flow := lines[d.line].flow(d.Standing)
+			flow.Add(run.Demand, int64(run.Count), costsOf(d.Standing), d.Hold.Microseconds())
 		}
 	}
 	for _, l := range lines {
@@ -402,9 +395,9 @@ func (p *prepared) result(sim *plan.Simulation, unknown []string) Plan {
 // limits returns the limits in force that a change may raise.
 func (p *prepared) limits() map[string]int64 {
 	limits := map[string]int64{}
-	for _, s := range p.standings {
-		for i := 0; s != nil && i < len(s.Decision.Windows); i++ {
-			w := s.Decision.Windows[i]
+	for _, d := range p.demands {
+		for i := 0; d.Standing != nil && i < len(d.Decision.Windows); i++ {
+			w := d.Decision.Windows[i]
 			limits[w.Name] = max(limits[w.Name], w.Limit)
 		}
 	}

@@ -18,9 +18,8 @@ const (
 	maxHeads = 10_000
 )
 
-// Heads remember the first ticket of each tenant, with its other attributes, by states that are noted again and again. So they tell
-// which tenants starve: others are granted, and they are not. The zero value is ready. It is safe for
-// concurrent use.
+// Heads find tenants that starve: others are granted, and they are not. They remember the first ticket of
+// each, of states that are noted again and again. The zero value is ready. It is safe for concurrent use.
 type Heads struct {
 	mu  sync.Mutex
 	all map[[3]string]head // by policy, tenant and attributes

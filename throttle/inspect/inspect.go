@@ -199,11 +199,3 @@ func clock(t, at time.Time) string {
 	}
 	return t.Format(time.DateTime + " UTC")
 }
-
-// classOf returns the class of a flow or a queue, by its name: those of batches end in "!".
-func classOf(queue string) throttle.Class {
-	if strings.HasSuffix(queue, "!") {
-		return throttle.ClassBatch
-	}
-	return throttle.ClassLive
-}

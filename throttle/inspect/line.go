@@ -82,8 +82,7 @@ type queue struct {
 // of returns the name of the queue as tickets have it, empty for calls that wait in place, and its class.
 func (q queue) of() (name string, class throttle.Class) {
 	name, batch := strings.CutSuffix(q.name, "!")
-	class = throttle.ClassLive
-	if batch {
+	if class = throttle.ClassLive; batch {
 		class = throttle.ClassBatch
 	}
 	if strings.HasPrefix(name, "!") {
@@ -235,20 +234,18 @@ type spot struct {
 	before int64    // tickets of its own flow
 	flows  int64    // that go before its own where that waits
 	first  []string // of them, the first ones, by name
-	there  int64    // tickets that wait in this queue for the scope where the flow waits; 0 if that is not counted
 }
 
 // spot returns where a ticket of a flow stands, with the first n flows before its own. It is zero if
 // the ticket or the flow has left.
 func (l *line) spot(ctx context.Context, ticket string, f flow, n int64) (s spot, err error) {
 	side, _ := f.side()
-	node := side + "|" + f.node
+	node := "n:" + side + "|" + f.node
 	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
 		pipe := client.Pipeline()
 		behind := pipe.ZRank(ctx, prefix+"f:"+f.name, ticket)
-		place := pipe.ZRank(ctx, prefix+"n:"+node, f.rank+" "+f.name)
-		first := pipe.ZRange(ctx, prefix+"n:"+node, 0, n-1)
-		there := pipe.HGet(ctx, prefix+"u", node)
+		place := pipe.ZRank(ctx, prefix+node, f.rank+" "+f.name)
+		first := pipe.ZRange(ctx, prefix+node, 0, n-1)
 		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 			return err
 		}
@@ -256,11 +253,6 @@ func (l *line) spot(ctx context.Context, ticket string, f flow, n int64) (s spot
 		for _, member := range first.Val()[:min(s.flows, int64(len(first.Val())))] {
 			_, name, _ := strings.Cut(member, " ")
 			s.first = append(s.first, name)
-		}
-		tickets, _, _ := strings.Cut(there.Val(), " ")
-		s.there, _ = strconv.ParseInt(tickets, 10, 64)
-		if i := slices.IndexFunc(l.queues, func(q queue) bool { return f.node == "w:" && q.name == side }); i >= 0 {
-			s.there = l.queues[i].tickets
 		}
 		return nil
 	})

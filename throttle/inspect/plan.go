@@ -203,18 +203,9 @@ func (i Inspector) Simulate(ctx context.Context, variants ...Variant) ([]Simulat
 			return nil, &throttle.PolicyError{Policy: v.Policy.Name, Field: "shards", Value: v.Policy.Shards,
 				Hint: "must be those of the policy in force: a simulation moves no tenant"}
 		}
-		s := Simulation{At: time.Now(), Policy: v.Policy.Name, Finish: Finish{Known: true}}
-		tenants := map[string]TenantSimulation{}
-		for _, line := range lines {
-			if err := Of(other).simulate(ctx, line, &s, tenants); err != nil {
-				return nil, err
-			}
+		if simulations[n], err = Of(other).simulate(ctx, v.Policy.Name, lines); err != nil {
+			return nil, err
 		}
-		s.Tenants = slices.AppendSeq([]TenantSimulation{}, maps.Values(tenants))
-		slices.SortFunc(s.Tenants, func(x, y TenantSimulation) int {
-			return cmp.Or(-cmp.Compare(x.Waiting, y.Waiting), cmp.Compare(x.Tenant, y.Tenant))
-		})
-		simulations[n] = s
 	}
 	return simulations, nil
 }
@@ -242,50 +233,49 @@ func (v Variant) limiter(of *throttle.Limiter) (*throttle.Limiter, error) {
 	return l, nil
 }
 
-// simulate runs all that waits in a line, and adds to a simulation and its tenants.
-func (i Inspector) simulate(ctx context.Context, name string, s *Simulation, tenants map[string]TenantSimulation) error {
-	l, err := i.snapshot(ctx, name, nil, MaxSimulated)
+// simulate is the plan of all that waits in the lines of a policy.
+func (i Inspector) simulate(ctx context.Context, policy string, lines []string) (Simulation, error) {
+	p, s := &prepared{now: time.Now().UnixMicro()}, Simulation{Policy: policy}
+	var found []TenantSimulation // by demand
+	for n, name := range lines {
+		l, err := i.snapshot(ctx, name, nil, MaxSimulated)
+		if err != nil {
+			return s, err
+		}
+		if p.lines, p.now = append(p.lines, l), cmp.Or(l.now, p.now); len(l.waiting) > MaxSimulated {
+			s.Sampled += MaxSimulated
+		}
+		for _, w := range l.waiting {
+			t, standing := TenantSimulation{Tenant: w.standing.Request.Tenant, Waiting: w.tickets}, &w.standing
+			if never := new(throttle.NeverFitsError); errors.As(standing.Err, &never) {
+				t.NeverFits, standing = never.Window, nil
+			} else if standing.Err != nil {
+				return s, fmt.Errorf("throttle: policy %q cannot be simulated: %w", policy, standing.Err)
+			}
+			all := Demand{Count: int(w.tickets), Joined: int(w.tickets)}
+			p.demands, found = append(p.demands, demand{all, standing, n}), append(found, t)
+		}
+	}
+	made, err := p.run(ctx, nil)
 	if err != nil {
-		return err
+		return s, err
 	}
-	now := cmp.Or(l.now, time.Now().UnixMicro())
-	sim := plan.New(now, now+MaxPlan.Microseconds())
-	for queue, rate := range l.rates() {
-		sim.SetSlotRate(queue, rate)
-	}
-	in := l.in(sim, nil)
-	demands := make([]int, len(l.waiting))
-	for i, w := range l.waiting {
-		demands[i] = sim.Demand()
-		var never *throttle.NeverFitsError
-		if w.standing.Err == nil {
-			in.flow(&w.standing).Add(demands[i], w.tickets, costsOf(&w.standing), 0)
-		} else if !errors.As(w.standing.Err, &never) {
-			return fmt.Errorf("throttle: policy %q cannot be simulated: %w", s.Policy, w.standing.Err)
+	tenants := map[string]TenantSimulation{}
+	for n, t := range found {
+		if s.Waiting += t.Waiting; t.NeverFits == "" {
+			t.Finish = made.Demands[n]
 		}
-	}
-	if err := sim.Run(ctx); err != nil {
-		return fmt.Errorf("throttle: %w", err)
-	}
-	s.At = time.UnixMicro(now)
-	if len(l.waiting) > MaxSimulated {
-		s.Sampled += MaxSimulated
-	}
-	for i, w := range l.waiting {
-		t := TenantSimulation{Tenant: w.standing.Request.Tenant, Waiting: w.tickets}
-		var never *throttle.NeverFitsError
-		if errors.As(w.standing.Err, &never) {
-			t.NeverFits = never.Window
-		} else {
-			t.Finish = finishOf(sim.Result(demands[i]))
-		}
-		s.Waiting += t.Waiting
-		s.Finish = PlanOf(s.At, []Finish{s.Finish, t.Finish}).Finish
-		if sum, more := tenants[t.Tenant]; more {
-			t.Finish = PlanOf(s.At, []Finish{sum.Finish, t.Finish}).Finish
+		if made.Demands[n] = t.Finish; tenants[t.Tenant].Waiting > 0 {
+			sum := tenants[t.Tenant]
+			t.Finish = PlanOf(made.At, []Finish{sum.Finish, t.Finish}).Finish
 			t.Waiting, t.NeverFits = sum.Waiting+t.Waiting, cmp.Or(sum.NeverFits, t.NeverFits)
 		}
 		tenants[t.Tenant] = t
 	}
-	return nil
+	s.At, s.Finish = made.At, PlanOf(made.At, made.Demands).Finish
+	s.Tenants = slices.AppendSeq([]TenantSimulation{}, maps.Values(tenants))
+	slices.SortFunc(s.Tenants, func(x, y TenantSimulation) int {
+		return cmp.Or(-cmp.Compare(x.Waiting, y.Waiting), cmp.Compare(x.Tenant, y.Tenant))
+	})
+	return s, nil
 }

@@ -271,7 +271,7 @@ func (l *line) states(ctx context.Context, flows []*tenantFlow) ([]TenantState, 
 		}
 		t.Waiting += f.tickets
 		queue, _ := f.side()
-		if classOf(queue) == throttle.ClassBatch {
+		if f.standing.Request.Class == throttle.ClassBatch {
 			t.Batch += f.tickets
 		}
 		if f.tickets > most[f.row] {

@@ -61,27 +61,19 @@ func (c Change) by() float64 { return float64(c.Fits) / float64(c.Limit) }
 
 // least returns the least number above one that leaves none late, 0 if none does.
 func least(above int64, late func(n int64) (int, error)) (int64, error) {
-	from, to := above, max(1, above*2)
-	for ; ; to *= 2 {
-		n, err := late(to)
-		if err != nil || n > 0 && to/max(1, above) >= largest {
+	from, to, try := above, int64(0), max(1, above*2) // to: the least one known to leave none late
+	for to == 0 || from+1 < to {
+		n, err := late(try)
+		switch {
+		case err != nil, n > 0 && try/max(1, above) >= largest:
 			return 0, err
+		case n == 0:
+			to = try
+		default:
+			from = try
 		}
-		if n == 0 {
-			break
-		}
-		from = to
-	}
-	for from+1 < to {
-		middle := (from + to) / 2
-		n, err := late(middle)
-		if err != nil {
-			return 0, err
-		}
-		if n == 0 {
-			to = middle
-		} else {
-			from = middle
+		if try *= 2; to > 0 {
+			try = (from + to) / 2
 		}
 	}
 	return to, nil

@@ -55,7 +55,7 @@ func New(now, end int64) *Simulation {
 // Line adds the line of a policy with that share of batches.
 func (s *Simulation) Line(batchShare float64) *Line {
 	l := &Line{sim: s, share: batchShare, scopes: map[string]*Scope{}, flows: map[string]*Flow{}, waited: map[string]int64{}}
-	l.waiting.less = byReady
+	l.waiting.key = (*Flow).byReady
 	l.root = l.Scope(Root)
 	s.lines = append(s.lines, l)
 	return l
@@ -225,7 +225,7 @@ func (l *Line) side(queue string, batch bool) *side {
 		return l.sides[i]
 	}
 	s := &side{batch: batch, queue: queue, slots: l.sim.slots[queue], tags: map[string]*int64{}}
-	s.less = byScore
+	s.key = (*Flow).byScore
 	l.sides = append(l.sides, s)
 	slices.SortFunc(l.sides, func(a, b *side) int {
 		if a.batch != b.batch {
@@ -243,30 +243,26 @@ func (s *side) tagOf(tenant string) *int64 {
 	return s.tags[tenant]
 }
 
-// A flowHeap is flows, the least one first.
+// A flowHeap is flows: first the one of the least key, and of these the one that came first.
 type flowHeap struct {
 	flows []*Flow
-	less  func(a, b *Flow) bool
+	key   func(*Flow) int64
 }
 
-func byScore(a, b *Flow) bool {
-	if a.score != b.score {
-		return a.score < b.score
+func (f *Flow) byScore() int64 { return f.score }
+func (f *Flow) byReady() int64 { return f.ready }
+
+func (h *flowHeap) Less(i, j int) bool {
+	a, b := h.flows[i], h.flows[j]
+	if x, y := h.key(a), h.key(b); x != y {
+		return x < y
 	}
 	return a.works[0].rank < b.works[0].rank
 }
 
-func byReady(a, b *Flow) bool {
-	if a.ready != b.ready {
-		return a.ready < b.ready
-	}
-	return a.works[0].rank < b.works[0].rank
-}
-
-func (h *flowHeap) Len() int           { return len(h.flows) }
-func (h *flowHeap) Less(i, j int) bool { return h.less(h.flows[i], h.flows[j]) }
-func (h *flowHeap) Swap(i, j int)      { h.flows[i], h.flows[j] = h.flows[j], h.flows[i] }
-func (h *flowHeap) Push(x any)         { h.flows = append(h.flows, x.(*Flow)) }
+func (h *flowHeap) Len() int      { return len(h.flows) }
+func (h *flowHeap) Swap(i, j int) { h.flows[i], h.flows[j] = h.flows[j], h.flows[i] }
+func (h *flowHeap) Push(x any)    { h.flows = append(h.flows, x.(*Flow)) }
 func (h *flowHeap) Pop() any {
 	last := h.flows[len(h.flows)-1]
 	h.flows = h.flows[:len(h.flows)-1]

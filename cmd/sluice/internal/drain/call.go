@@ -31,7 +31,7 @@ func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decisio
 	r.Status, r.Answer, err = d.Caller.Call(work, *w.job)
 	lost := errors.Is(context.Cause(work), throttle.ErrLeaseLost)
 	_ = hold.Release(calls) // else it runs out
-	if w.policy.Leases {
+	if grant.Reservation.Lease() > 0 {
 		w.line.ask()
 	}
 	var failure *call.Error

@@ -48,7 +48,7 @@ type Drain struct {
 // A work is a job without a result.
 type work struct {
 	job     *jobs.Job
-	policy  throttle.PolicyInfo
+	policy  throttle.Policy
 	request throttle.Request
 	line    *line
 	result  jobs.Result // what is known so far

@@ -155,12 +155,20 @@ func TestShareOfABatch(t *testing.T) {
 // The share holds also where several tenants of each class wait, some for their own window.
 func TestShareOfABatchOfManyTenants(t *testing.T) {
 	client := limitertest.Redis(t)
-	for _, own := range []int64{2, 4, 1000} {
-		p := limitertest.Policy(throttle.Window{Name: "own", Limit: own, Period: s}, limitertest.SharedWindow(7, s))
+	for _, c := range []struct {
+		own, shared int64
+		nights      int // tenants of batches
+	}{
+		{2, 7, 4}, {4, 7, 4}, {1000, 7, 4},
+		{50, 50, 1}, // all of the shared window goes at once, and the batch is spread over its own
+	} {
+		p := limitertest.Policy(throttle.Window{Name: "own", Limit: c.own, Period: s}, limitertest.SharedWindow(c.shared, s))
 		p.BatchShare = 0.2
 		st := newStory(t, client, p)
 		for i := range 4 {
 			st.live().joinMany("q", fmt.Sprint("live", i), 200)
+		}
+		for i := range c.nights {
 			st.batch().joinMany("q", fmt.Sprint("night", i), 100)
 		}
 		batches, all := 0, 0
@@ -174,7 +182,7 @@ func TestShareOfABatchOfManyTenants(t *testing.T) {
 			st.c.US.Add(taken.Next.Microseconds())
 		}
 		if owed := p.BatchShare*float64(all) - float64(batches); owed < -2 || owed > 2 {
-			t.Errorf("own limit %d: %d of %d are of batches", own, batches, all)
+			t.Errorf("%+v: %d of %d are of batches", c, batches, all)
 		}
 	}
 }

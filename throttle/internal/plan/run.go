@@ -242,10 +242,10 @@ func (f *Flow) start(t, lump int64) {
 			window.Take(t, cost, w.hold)
 		}
 	})
-	for _, s := range f.Scopes {
-		s.entry(side).charge(f, t, lump)
+	late := root.entry(side).charge(f, t, lump, 0)
+	for _, s := range slices.Backward(f.Scopes) {
+		late = s.entry(side).charge(f, t, lump, late)
 	}
-	root.entry(side).charge(f, t, lump)
 	if *f.tag < side.v {
 		*f.tag = side.v
 	}

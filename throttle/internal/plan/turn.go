@@ -126,31 +126,38 @@ func (e *entry) before(other *entry) bool {
 	return !e.batch && other.batch
 }
 
-// charge counts a start.
-func (e *entry) charge(f *Flow, t, lump int64) {
-	s, v, alone := e.scope, e.tag, true
+// charge counts a start. late is for how long live tickets at broader scopes may have held up a batch. It
+// returns that for narrower ones.
+func (e *entry) charge(f *Flow, t, lump int64, late float64) float64 {
+	s, v, alone, live := e.scope, e.tag, true, false
 	for _, o := range s.entries {
 		if o != e && o.waits(t) {
-			v, alone = min(v, o.tag), false
+			v, alone, live = min(v, o.tag), false, live || !o.batch
 		}
 	}
 	if alone && !e.batch {
-		return
+		return 0
 	}
 	s.v = max(s.v, v)
 	e.tag += e.step(f, lump, t)
 	if !e.batch {
-		return
+		return 0
 	}
-	longest := 0.0
+	longest, next := late, 0.0
 	for _, w := range s.Windows {
 		if w.Period > 0 && w.Period <= pacedPeriod {
-			longest = max(longest, float64(w.cost(&f.works[0])*lump)*float64(w.Period.Microseconds())/w.Limit)
+			period := float64(w.Period.Microseconds())
+			longest = max(longest, period)
+			next = max(next, float64(w.cost(&f.works[0])*lump)*period/w.Limit)
 		}
 	}
-	if longest > 0 {
-		s.paced = math.Ceil(max(s.paced, float64(t)) + longest)
+	if next > 0 {
+		s.paced = math.Ceil(max(s.paced, float64(t)-late) + next)
 	}
+	if live {
+		return longest
+	}
+	return late
 }
 
 // fits returns when tickets of a flow have room in a scope, beside the sides that go first there, and

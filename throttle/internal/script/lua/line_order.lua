@@ -16,7 +16,8 @@
 -- when one is free. A side that is LATE holds up nobody, and gets no credit.
 --
 -- Where no live ticket waits, tickets of a batch are spread over windows of at most PACED. So a live
--- one finds room soon. Longer windows are used up as they are.
+-- one finds room soon. Longer windows are used up as they are. While live tickets hold up a batch at a
+-- broader scope, which may let all go at once, it does not lose its time at a narrow one.
 --
 -- Key, behind the prefix P of the policy:
 --   s:SUFFIX   "V time side=tag ...": the tags from V on, and when the next ticket of a batch goes (us)
@@ -294,31 +295,38 @@ local function new_order(L, names, strict)
     return best, first and first.weight or 1
   end
 
-  local function charge_at(flow, scope, costs)
+  -- charge_at counts a grant at a scope. late: for how long live tickets at broader scopes may have held up
+  -- a batch. It returns that for narrower ones.
+  local function charge_at(flow, scope, costs, late)
     local turn, mine = turn_of(flow, scope)
-    if not turn then return end
-    local list, v = turn.list, mine.tag
+    if not turn then return late end
+    local list, v, live = turn.list, mine.tag, false
     for k = 1, #list do
-      if list[k].tag < v and waits(turn, list[k]) then v = list[k].tag end
+      local e = list[k]
+      if (e.tag < v or e.class == LIVE) and waits(turn, e) then
+        v, live = min(v, e.tag), live or e.class == LIVE
+      end
     end
     turn.v, turn.changed = max(turn.v, v), true
     mine.tag = mine.tag + max(1, ceil(fair.part_of(scope, costs.windows) / mine.weight))
     share_tag(turn, mine.class, mine.tag)
-    if mine.class == LIVE then return end
-    local longest = 0 -- until the next ticket of a batch
+    if mine.class == LIVE then return 0 end
+    local longest, until_next = late, 0
     for _, i in ipairs(scope.of.windows) do
       local st = scope.states[i]
       if st.period and st.period <= PACED then
-        longest = max(longest, costs.windows[i] * st.period / st.limit)
+        longest = max(longest, st.period)
+        until_next = max(until_next, costs.windows[i] * st.period / st.limit)
       end
     end
-    if longest > 0 then turn.time = ceil(max(turn.time, now) + longest) end
+    if until_next > 0 then turn.time = ceil(max(turn.time, now - late) + until_next) end
+    return live and longest or late
   end
 
   function order.charge(flow, list, costs)
     if not sides[2] and not flow.batch then return end
-    for s = 1, #list do charge_at(flow, list[s], costs) end
-    if not call.numbers[''] then charge_at(flow, order.root, costs) end
+    local late = call.numbers[''] and 0 or charge_at(flow, order.root, costs, 0)
+    for s = #list, 1, -1 do late = charge_at(flow, list[s], costs, late) end
   end
 
   -- Tags at a scope are kept until its windows are empty.

@@ -42,14 +42,10 @@ func TestReserveTakesFromAllWindowsOrNone(t *testing.T) {
 
 		other := limitertest.Acme(1)
 		other.Tenant = "initech"
-		if d := limitertest.Reserve(t, l, other); !d.Granted {
-			t.Errorf("each tenant has a count of its own: %+v", d)
-		}
+		limitertest.Equal(t, limitertest.Reserve(t, l, other).Granted, true, "each tenant has a count of its own")
 
 		clock.Set(3*s - us)
-		if d := limitertest.Reserve(t, l, limitertest.Acme(1)); d.Granted {
-			t.Errorf("1 microsecond early: %+v", d)
-		}
+		limitertest.Equal(t, limitertest.Reserve(t, l, limitertest.Acme(1)).Granted, false, "1 microsecond early")
 		clock.Set(3 * s)
 		second := limitertest.Reserve(t, l, limitertest.Acme(2))
 		if !second.Granted || !slices.Equal(limitertest.Used(second), []int64{4, 2}) {
@@ -57,13 +53,9 @@ func TestReserveTakesFromAllWindowsOrNone(t *testing.T) {
 		}
 
 		clock.Set(6 * s)
-		if d := limitertest.Peek(t, l, limitertest.Acme(1)); d.Granted || d.RetryIn != 54*s {
-			t.Errorf("the minute is full until the first 2 are a minute old: %+v", d)
-		}
+		limitertest.WantDenied(t, limitertest.Peek(t, l, limitertest.Acme(1)), 54*s)
 		limitertest.Equal(t, limitertest.Used(limitertest.Cancel(t, l, second.Reservation)), []int64{2, 0})
-		if d := limitertest.Peek(t, l, limitertest.Acme(2)); !d.Granted {
-			t.Errorf("what was given back can be granted: %+v", d)
-		}
+		limitertest.Equal(t, limitertest.Peek(t, l, limitertest.Acme(2)).Granted, true)
 	})
 }
 

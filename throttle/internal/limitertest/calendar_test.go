@@ -2,7 +2,6 @@ package limitertest
 
 import (
 	"cmp"
-	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -43,9 +42,7 @@ func TestCalendarFollowsItsTimeZone(t *testing.T) {
 				t.Errorf("%+v: granted before the reset", tc)
 			}
 			c.Set(reset)
-			if d := Reserve(t, l, Acme(2)); !d.Granted {
-				t.Errorf("%+v: denied after the reset", tc)
-			}
+			Equal(t, Reserve(t, l, Acme(2)).Granted, true)
 		})
 	}
 }
@@ -65,9 +62,7 @@ func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 			before = Dump(t, client)
 		}
 		l := NewEdited(t, client, nil, []func(string) string{ShiftClock(off.Microseconds())}, p)
-		if _, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrClock) {
-			t.Errorf("Redis's clock is off by %v: %v", off, err)
-		}
+		WantErr(t, Err(l.Reserve(t.Context(), Acme(1))), throttle.ErrClock, "Redis's clock is off by")
 		Equal(t, Dump(t, client), before)
 	}
 	for _, off := range []time.Duration{-5 * m, 5 * m} {

@@ -55,13 +55,9 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 		refused := func(stage string) {
 			t.Helper()
 			for _, tenant := range []string{"acme", "new"} {
-				if d, err := l.Reserve(ctx, request(tenant, 1)); !errors.Is(err, throttle.ErrUnavailable) {
-					t.Errorf("%s waits, %s: %s: granted %v, %v", name, stage, tenant, d.Granted, err)
-				}
+				WantErr(t, Err(l.Reserve(ctx, request(tenant, 1))), throttle.ErrUnavailable)
 			}
-			if err := join("1"); !errors.Is(err, throttle.ErrUnavailable) {
-				t.Errorf("%s waits, %s: Join: %v", name, stage, err)
-			}
+			WantErr(t, join("1"), throttle.ErrUnavailable)
 			if taken, err := l.Line(name).Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); !errors.Is(err, throttle.ErrUnavailable) {
 				t.Errorf("%s waits, %s: took %v, %v", name, stage, taken.Tickets, err)
 			}

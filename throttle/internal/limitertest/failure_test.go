@@ -59,15 +59,11 @@ func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 	if _, err := d.Reservation.Cancel(t.Context()); err != nil {
 		t.Errorf("%s: Cancel of what failed open: %v", what, err)
 	}
-	if _, err := l.Peek(t.Context(), r); !errors.Is(err, throttle.ErrUnavailable) {
-		t.Errorf("%s: Peek: %v", what, err)
-	}
+	WantErr(t, Err(l.Peek(t.Context(), r)), throttle.ErrUnavailable, what)
 	if d, err := l.Wait(t.Context(), r); err != nil || d.FailedOpen == nil {
 		t.Errorf("%s: Wait: %+v, %v", what, d, err)
 	}
-	if _, err := l.Attach(Made(r, "0123456789abcdef")).Cancel(t.Context()); !errors.Is(err, throttle.ErrUnavailable) {
-		t.Errorf("%s: Cancel: %v", what, err)
-	}
+	WantErr(t, Err(l.Attach(Made(r, "0123456789abcdef")).Cancel(t.Context())), throttle.ErrUnavailable, what)
 }
 
 func TestRedisThatIsGone(t *testing.T) {

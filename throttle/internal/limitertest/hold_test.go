@@ -2,7 +2,6 @@ package limitertest
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -68,9 +67,7 @@ func TestALostLeaseEndsTheWork(t *testing.T) {
 				lose(t, l, d, redis)
 				time.Sleep(30 * s)
 				synctest.Wait()
-				if cause := context.Cause(work); !errors.Is(cause, throttle.ErrLeaseLost) {
-					t.Errorf("the work's context ended with %v", cause)
-				}
+				WantErr(t, context.Cause(work), throttle.ErrLeaseLost, "the work's context ended with")
 				_ = hold.Release(t.Context())
 			})
 		})

@@ -161,13 +161,9 @@ func TestDeniedKeyMayBeReservedLater(t *testing.T) {
 	Reserve(t, l, Acme(10))
 	r := Acme(1)
 	r.IdempotencyKey = "n"
-	if d := Reserve(t, l, r); d.Granted {
-		t.Fatal("granted")
-	}
+	Equal(t, Reserve(t, l, r).Granted, false)
 	c.Set(10 * s)
-	if d := Reserve(t, l, r); !d.Granted || !slices.Equal(Used(d), []int64{1, 1, 1}) {
-		t.Errorf("granted %v, used %v", d.Granted, Used(d))
-	}
+	WantGranted(t, Reserve(t, l, r), 1, 1, 1)
 }
 
 // go-redis repeats a call whose connection broke.
@@ -249,9 +245,7 @@ func TestWhatAnErrorHidesIsGivenBack(t *testing.T) {
 	Reserve(t, l, Acme(1)) // the script is known by now
 	for range 3 {
 		proxy.Lose.Store(1)
-		if d, err := l.Reserve(t.Context(), Acme(2)); !errors.Is(err, throttle.ErrUnavailable) {
-			t.Fatalf("granted %v, %v", d.Granted, err)
-		}
+		WantErr(t, Err(l.Reserve(t.Context(), Acme(2))), throttle.ErrUnavailable)
 	}
 	Equal(t, Reserve(t, New(t, direct, p), Acme(1)).Windows[0].Used, 4)
 	Equal(t, Used(Reserve(t, l, Acme(1))), []int64{3, 3})

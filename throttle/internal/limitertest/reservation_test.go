@@ -35,9 +35,7 @@ func TestADetachedReservationSaysSo(t *testing.T) {
 	}
 	for name, r := range map[string]throttle.Reservation{"zero": {}, "decoded": decoded} {
 		for method, err := range methods(t.Context(), r) {
-			if !errors.Is(err, throttle.ErrDetached) {
-				t.Errorf("%s of a %s reservation: %v", method, name, err)
-			}
+			WantErr(t, err, throttle.ErrDetached, method, name)
 		}
 		Equal(t, r.Lease(), 0, name)
 		ctx, hold := r.Hold(t.Context())
@@ -67,9 +65,7 @@ func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
 	r := Made(Acme(1), "0123456789abcdef")
 	r.Policy = "never"
 	for method, err := range methods(t.Context(), l.Attach(r)) {
-		if !errors.Is(err, throttle.ErrUnknownPolicy) {
-			t.Errorf("%s: %v", method, err)
-		}
+		WantErr(t, err, throttle.ErrUnknownPolicy, method)
 	}
 	// One that was removed is still known.
 	held := Reserve(t, l, Acme(1)).Reservation

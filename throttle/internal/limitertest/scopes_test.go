@@ -57,9 +57,7 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 		if d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: "ours"}); !d.Exempt {
 			t.Error("not exempt")
 		}
-		if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "offline"}); !errors.Is(err, offline) {
-			t.Errorf("got %v", err)
-		}
+		WantErr(t, Err(l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "offline"})), offline)
 		var bad *throttle.PolicyError
 		want := throttle.PolicyError{Policy: "p", Window: "w", Tenant: "broken", Field: "limit", Value: int64(-1), Hint: "must be 1 to 1000000000000"}
 		if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "broken"}); !errors.As(err, &bad) || !reflect.DeepEqual(*bad, want) {

@@ -5,8 +5,10 @@ package limitertest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -74,6 +76,33 @@ func Equal[V any](t TB, got, want V, about ...any) {
 		return
 	}
 	t.Errorf("%sgot %+v, want %+v", fmt.Sprintln(about...), got, want)
+}
+
+// WantErr fails the test unless an error is one, or is of the type to which a pointer was given, as
+// errors.Is and errors.As say.
+func WantErr(t TB, err error, want any, about ...any) {
+	t.Helper()
+	one, ok := want.(error)
+	if ok && !errors.Is(err, one) || !ok && !errors.As(err, want) {
+		t.Errorf("%sgot the error %v, want %T %[3]v", fmt.Sprintln(about...), err, want)
+	}
+}
+
+// WantDenied fails the test unless a decision is a denial for that time.
+func WantDenied(t TB, d throttle.Decision, retryIn time.Duration, about ...any) {
+	t.Helper()
+	if d.Granted || d.RetryIn != retryIn {
+		t.Errorf("%sgranted %v, denied for %v, want %v", fmt.Sprintln(about...), d.Granted, d.RetryIn, retryIn)
+	}
+}
+
+// WantGranted fails the test unless a decision is a grant, after which the first windows have used so
+// many units.
+func WantGranted(t TB, d throttle.Decision, used ...int64) {
+	t.Helper()
+	if !d.Granted || !slices.Equal(Used(d)[:len(used)], used) {
+		t.Errorf("granted %v, used %v, want %v", d.Granted, Used(d), used)
+	}
 }
 
 // WantUsed fails the test unless the first windows of a request have used so many units.

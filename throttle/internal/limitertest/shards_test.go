@@ -124,17 +124,13 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 			t.Fatalf("%s: %+v", tenant, d)
 		}
 		setShards(t, l, c.to)
-		if now := Peek(t, l, r); !now.Granted || now.Windows[0].Used != 0 {
-			t.Errorf("%s: after the change: %+v", tenant, now.Windows)
-		}
+		WantGranted(t, Peek(t, l, r), 0)
 		if !slices.Contains(l.Lines(), line) || l.LineOf("p", tenant) == line {
 			t.Errorf("%s: lines %q, now in %q", tenant, l.Lines(), l.LineOf("p", tenant))
 		}
 		late := r
 		late.Ticket = Ticket("late")
-		if _, err := l.Line(line).Join(ctx, []throttle.Request{late}); !errors.Is(err, throttle.ErrUnknownPolicy) {
-			t.Errorf("%s: a former line was joined: %v", tenant, err)
-		}
+		WantErr(t, Err(l.Line(line).Join(ctx, []throttle.Request{late})), throttle.ErrUnknownPolicy, tenant)
 		Equal(t, len(takeFrom(t, l, line)), 0, tenant)
 		Release(t, before[0])
 		if _, err := l.Attach(before[1].Reservation).Cancel(ctx); err != nil {

@@ -23,9 +23,7 @@ func refused(t *testing.T, l *throttle.Limiter, client *redis.Client, what strin
 	_, peeked := l.Peek(t.Context(), Acme(1))
 	_, cancelled := l.Attach(throttle.Reservation{Request: Acme(1), At: At(0), ID: "0123456789abcdef"}).Cancel(t.Context())
 	for _, err := range []error{reserved, peeked, cancelled} {
-		if !errors.Is(err, class) {
-			t.Errorf("%s: got %v, want %v", what, err, class)
-		}
+		WantErr(t, err, class, what)
 	}
 	Equal(t, Dump(t, client), before, what)
 }

@@ -44,9 +44,7 @@ func TestWaitGivesUpAtOnce(t *testing.T) {
 		d, err = l.Wait(t.Context(), brief)
 		wantNotInTime(t, d, err)
 		Equal(t, time.Since(start), 0)
-		if _, err := l.Wait(ctx, Acme(2)); !errors.As(err, new(*throttle.NeverFitsError)) {
-			t.Errorf("what never fits: %v", err)
-		}
+		WantErr(t, Err(l.Wait(ctx, Acme(2))), new(*throttle.NeverFitsError), "what never fits")
 
 		later, end := context.WithTimeout(t.Context(), m+us)
 		defer end()

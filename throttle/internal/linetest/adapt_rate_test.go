@@ -155,16 +155,10 @@ func TestAllProcessesAdaptTogether(t *testing.T) {
 	one, other := limitertest.NewBy(t, client, c, p), limitertest.NewBy(t, client, c, p)
 	r := throttle.Request{Policy: "p", Tenant: "a"}
 	limitertest.Must(t, limitertest.Err(limitertest.Reserve(t, one, r).Reservation.Pause(t.Context(), 0, "")))
-	if d := limitertest.Reserve(t, other, r); d.Granted || d.RetryIn != 125*ms {
-		t.Errorf("granted %v, denied for %v", d.Granted, d.RetryIn)
-	}
+	limitertest.WantDenied(t, limitertest.Reserve(t, other, r), 125*ms)
 	c.Set(125 * ms)
-	if d := limitertest.Reserve(t, other, r); !d.Granted {
-		t.Errorf("denied for %v", d.RetryIn)
-	}
-	if d := limitertest.Reserve(t, one, r); d.Granted || d.RetryIn != 100*ms {
-		t.Errorf("granted %v, denied for %v", d.Granted, d.RetryIn)
-	}
+	limitertest.Equal(t, limitertest.Reserve(t, other, r).Granted, true)
+	limitertest.WantDenied(t, limitertest.Reserve(t, one, r), 100*ms)
 }
 
 // Those who wait are told when the rate in force lets them start, and do.

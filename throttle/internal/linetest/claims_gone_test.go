@@ -2,7 +2,6 @@ package linetest
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -25,12 +24,8 @@ func TestAClaimWhoseOwnerIsGoneHoldsNobodyUp(t *testing.T) {
 	limitertest.Reserve(t, l, limitertest.Acme(10))
 	ended := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "gone", Cost: map[string]int64{throttle.Requests: 10}})
 	cut.gone.Store(true)
-	if d := limitertest.Reserve(t, l, limitertest.Acme(1)); d.Granted {
-		t.Error("granted before one that waits")
-	}
-	if err := <-ended; !errors.Is(err, throttle.ErrUnavailable) {
-		t.Error(err)
-	}
+	limitertest.Equal(t, limitertest.Reserve(t, l, limitertest.Acme(1)).Granted, false)
+	limitertest.WantErr(t, <-ended, throttle.ErrUnavailable)
 	limitertest.Until(t, "a newcomer is let in", func() bool { return limitertest.Reserve(t, l, limitertest.Acme(1)).Granted })
 	limitertest.Reserve(t, l, limitertest.Acme(0))
 	limitertest.IsGone(t, client)

@@ -1,6 +1,9 @@
 package linetest
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -16,64 +19,53 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// roundsEnv makes histories of random order longer: so many seconds, in place of 0.4.
-const roundsEnv = "SLUICE_SCENE_ROUNDS"
-
+// historyLength is 0.4 s, or so many seconds.
 func historyLength() time.Duration {
-	if times, err := strconv.Atoi(os.Getenv(roundsEnv)); err == nil {
+	if times, err := strconv.Atoi(os.Getenv("SLUICE_SCENE_ROUNDS")); err == nil {
 		return time.Duration(times) * s
 	}
 	return 400 * ms
 }
 
-// Claims wait beside jobs, newcomers, and changes of all kinds. No limit is exceeded, what is given
+const slotsOfAll = 8
+
+// A history is what callers of several processes do at once at one policy, in any order.
+type history struct {
+	*testing.T
+	limiters []*throttle.Limiter
+	ends     time.Time
+	faults   bool
+
+	mu             sync.Mutex
+	grants         map[string][]limitertest.Grant // by tenant, what was kept
+	kept, errors   int64                          // units, and calls that may have taken some all the same
+	held, mostHeld int64                          // slots
+	longest        time.Duration                  // for which somebody waited without a deadline
+}
+
+// Claims wait beside jobs, newcomers, and changes of the policy. No limit is exceeded, what is given
 // back is free again, every call ends, none starves, and nothing is left.
 func TestClaimsBesideJobsAndNewcomers(t *testing.T) {
 	before := runtime.NumGoroutine()
-	for name, row := range map[string]struct{ faults, steps, withSlots bool }{
-		"slots":               {withSlots: true},
-		"slots, replies lost": {withSlots: true, faults: true},
-		"replies lost":        {faults: true},
-		"the clock is set":    {steps: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			client := throttletest.Client(t, throttletest.Redis(t))
-			amongAllOthers(t, client, row.faults, row.withSlots, row.steps)
-		})
+	for name, faults := range map[string]bool{"undisturbed": false, "replies lost": true} {
+		t.Run(name, func(t *testing.T) { claimsBesideJobs(t, faults) })
 	}
-	for end := time.Now().Add(m); runtime.NumGoroutine() > before+5; time.Sleep(20 * ms) {
-		if time.Now().After(end) {
-			stacks := make([]byte, 1<<20)
-			t.Fatalf("%d goroutines are left of %d:\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
-		}
-	}
+	limitertest.Until(t, "all goroutines have ended", func() bool { return runtime.NumGoroutine() <= before+5 })
 }
 
-const slotsOfAll = 8
-
-func amongAllOthers(t *testing.T, client *redis.Client, faults, withSlots, steps bool) {
+func claimsBesideJobs(t *testing.T, faults bool) {
+	client := throttletest.Client(t, throttletest.Redis(t))
+	slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: slotsOfAll, Lease: m, Scope: throttle.ScopeShared}
+	if faults {
+		slots.Lease = 2 * s // by which a slot ends that nobody knows of
+	}
 	p := limitertest.Policy(
-		throttle.Window{Name: "own", Limit: 20, Period: 100 * ms},
-		throttle.Window{Name: "shared", Limit: 40, Period: 100 * ms, Scope: throttle.ScopeShared},
+		throttle.Window{Name: "own", Limit: 20, Period: 100 * ms}, limitertest.SharedWindow(40, 100*ms),
 		throttle.Window{Name: "ledger", Limit: 1_000_000, Period: h, Scope: throttle.ScopeShared},
 		throttle.Window{Name: "region", Algorithm: throttle.AlgorithmGCRA, Limit: 400, Burst: 6, Period: s, Scope: throttle.Per("region")},
+		slots,
 	)
-	if withSlots {
-		lease := m
-		if faults {
-			lease = 2 * s // by which a slot ends that nobody knows of
-		}
-		p.Windows = append(p.Windows, throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: slotsOfAll, Lease: lease, Scope: throttle.ScopeShared})
-	}
-	b := &bustle{T: t, p: p, ends: time.Now().Add(historyLength()), faults: faults, grants: map[string][]limitertest.Grant{}}
-	if steps {
-		b.clock = limitertest.NewClock()
-		var clock sync.WaitGroup
-		stop := make(chan struct{})
-		clock.Go(func() { b.tick(stop) })
-		defer clock.Wait()
-		defer close(stop)
-	}
+	hs := &history{T: t, ends: time.Now().Add(historyLength()), faults: faults, grants: map[string][]limitertest.Grant{}}
 	var proxies []*limitertest.Proxy
 	for range 3 {
 		addr := client.Options().Addr
@@ -81,95 +73,239 @@ func amongAllOthers(t *testing.T, client *redis.Client, faults, withSlots, steps
 			proxies = append(proxies, limitertest.NewProxy(t, addr))
 			addr = proxies[len(proxies)-1].Addr
 		}
-		own := throttletest.Client(t, addr)
-		b.limiters = append(b.limiters, b.limiter(own))
+		hs.limiters = append(hs.limiters, limitertest.New(t, throttletest.Client(t, addr), p))
 	}
-	var group, servers sync.WaitGroup
+	var callers, servers sync.WaitGroup
 	come := make(chan struct{})
 	for i := range 24 {
-		group.Go(func() {
-			for n := 0; time.Now().Before(b.ends); n++ {
+		callers.Go(func() {
+			for n := 0; time.Now().Before(hs.ends); n++ {
 				if i < 16 {
-					b.wait()
+					hs.wait()
 				} else {
-					b.job(1000*i + n%5)
+					hs.job(limitertest.Ticket(fmt.Sprint("job", 1000*i+n%5)))
 					time.Sleep(rand.N(20 * ms))
 				}
 			}
 		})
 	}
-	group.Go(b.change)
-	group.Go(b.upstream)
-	group.Go(func() { b.cuts(proxies, client) })
-	for _, l := range b.limiters[:2] {
-		servers.Go(func() { b.serve(l, come, &servers) })
+	callers.Go(func() { hs.change(p, client, proxies) })
+	for _, l := range hs.limiters[:2] {
+		servers.Go(func() { hs.serve(l.Line("p"), come, &servers) })
 	}
-	ended := make(chan struct{})
-	go func() {
-		group.Wait()
-		close(come)
-		servers.Wait()
-		close(ended)
-	}()
-	select {
-	case <-ended:
-	case <-time.After(historyLength() + 2*m):
-		stacks := make([]byte, 1<<20)
-		t.Fatalf("some wait for ever\n%v\n%s", limitertest.ReadLine(t, client), stacks[:runtime.Stack(stacks, true)])
-	}
-	asked := b.limiter(client)
+	callers.Wait()
+	close(come)
+	servers.Wait()
+	asked := limitertest.New(t, client, p)
 	// What a call whose reply was lost left in line is removed, or served, by the next ones.
 	limitertest.Until(t, "nobody is in line", func() bool {
-		b.drain(asked.Line("p"))
+		for _, ticket := range limitertest.Take(t, asked, throttle.MaxTake, "q").Tickets {
+			hs.use(ticket.Decision.Reservation)
+		}
 		return len(limitertest.ReadLine(t, client).Hashes["t"]) == 0
 	})
-	b.neverOver()
-	b.allGivenBack(asked)
-	if b.longest > m {
-		t.Errorf("somebody waited for %v", b.longest)
+	limitertest.Must(t, asked.Line("p").Acknowledge(t.Context()))
+
+	var all []limitertest.Grant
+	for tenant, log := range hs.grants {
+		all = append(all, log...)
+		limitertest.Equal(t, max(0, limitertest.MostOver(p.Windows[0], log)), 0, "over of", tenant)
 	}
+	limitertest.Equal(t, max(0, limitertest.MostOver(p.Windows[1], all)), 0, "over of all")
+	if hs.mostHeld > slotsOfAll && !faults || hs.longest > m {
+		t.Errorf("%d slots were held, somebody waited for %v", hs.mostHeld, hs.longest)
+	}
+	unsure := int64(0)
+	if faults {
+		unsure = 3*hs.errors + 6
+	}
+	limitertest.Until(t, "the ledger counts what was kept", func() bool {
+		used := limitertest.Peek(t, asked, hs.request()).Windows[2].Used
+		return used >= hs.kept-unsure && used <= hs.kept+unsure
+	})
 	for _, key := range client.Keys(t.Context(), "*").Val() {
-		if ttl := client.PTTL(t.Context(), key).Val(); ttl == -1 && !steps {
+		if client.PTTL(t.Context(), key).Val() == -1 {
 			t.Errorf("%q has no TTL", key)
 		}
 	}
 	limitertest.IsGone(t, client)
 }
 
-// neverOver counts again all that was granted and not given back.
-func (b *bustle) neverOver() {
-	var all []limitertest.Grant
-	for tenant, log := range b.grants {
-		all = append(all, log...)
-		if over := limitertest.MostOver(b.p.Windows[0], log); over > 0 {
-			b.Errorf("%d over of %s", over, tenant)
-		}
-	}
-	if over := limitertest.MostOver(b.p.Windows[1], all); over > 0 {
-		b.Errorf("%d over of all", over)
-	}
-	if b.mostHeld > slotsOfAll && len(b.p.Windows) > 4 && !b.faults {
-		b.Errorf("%d slots were held", b.mostHeld)
+func (hs *history) limiter() *throttle.Limiter { return hs.limiters[rand.N(len(hs.limiters))] }
+
+func (hs *history) request() throttle.Request {
+	return throttle.Request{
+		Policy: "p", Tenant: []string{"a", "b", "c"}[rand.N(3)], Attributes: map[string]string{"region": []string{"n", "s"}[rand.N(2)]},
+		Cost: map[string]int64{throttle.Requests: []int64{1, 1, 1, 2, 3}[rand.N(5)]},
 	}
 }
 
-// allGivenBack fails unless the ledger counts what was kept. A call that failed may have taken
-// something.
-func (b *bustle) allGivenBack(asked *throttle.Limiter) {
-	unsure, used := int64(0), int64(0)
-	if b.faults {
-		unsure = 3*b.errors + 6
+func (hs *history) failed(err error) bool {
+	switch {
+	case err == nil:
+		return false
+	case hs.faults && errors.Is(err, throttle.ErrUnavailable), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		hs.mu.Lock()
+		hs.errors++
+		hs.mu.Unlock()
+	default:
+		hs.Error(err)
 	}
-	for end := time.Now().Add(m); ; time.Sleep(20 * ms) {
-		used = limitertest.Peek(b, asked, b.request()).Windows[2].Used
-		if used == b.kept || time.Now().After(end) {
-			break
+	return true
+}
+
+// use does with a reservation what handlers do, and notes what stays of it.
+func (hs *history) use(r throttle.Reservation) {
+	ctx, units := context.Background(), r.Cost[throttle.Requests]
+	slots := units
+	hs.mu.Lock()
+	hs.held += slots
+	hs.mostHeld = max(hs.mostHeld, hs.held)
+	hs.mu.Unlock()
+	time.Sleep(rand.N(3 * ms))
+	free := sync.OnceFunc(func() {
+		hs.mu.Lock()
+		hs.held -= slots
+		hs.mu.Unlock()
+	})
+	switch rand.N(5) {
+	case 0:
+		free()
+		if _, err := r.Cancel(ctx); !hs.failed(err) {
+			return
+		}
+	case 1:
+		if settled, err := r.Settle(ctx, map[string]int64{throttle.Requests: 0}); !hs.failed(err) {
+			units, r = 0, settled
+		}
+	case 2:
+		_, hold := r.Hold(ctx)
+		time.Sleep(rand.N(20 * ms))
+		free()
+		hs.failed(hold.Release(ctx))
+	}
+	free()
+	hs.failed(r.Release(ctx))
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	if units > 0 {
+		hs.kept += units
+		hs.grants[r.Tenant] = append(hs.grants[r.Tenant], limitertest.Grant{At: r.At.UnixMicro(), Units: units})
+	}
+}
+
+// wait waits in place: with a timeout, until it is cancelled, for a while or for as long as it takes.
+func (hs *history) wait() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	r, start, kind := hs.request(), time.Now(), rand.N(5)
+	switch kind {
+	case 0:
+		var stop func()
+		ctx, stop = context.WithTimeout(ctx, rand.N(200*ms))
+		defer stop()
+	case 1:
+		time.AfterFunc(rand.N(200*ms), cancel)
+	case 2:
+		r.MaxWait = 1 + rand.N(200*ms)
+	}
+	d, err := hs.limiter().Wait(ctx, r)
+	if kind > 2 {
+		hs.mu.Lock()
+		hs.longest = max(hs.longest, time.Since(start))
+		hs.mu.Unlock()
+	}
+	if refused := errors.As(err, new(*throttle.DeniedError)) && kind <= 2; !refused && !hs.failed(err) {
+		hs.use(d.Reservation)
+	}
+}
+
+// job joins the line as a task does, or reserves at once.
+func (hs *history) job(id throttle.Ticket) {
+	ctx, r, l := context.Background(), hs.request(), hs.limiter()
+	if kind := rand.N(8); kind < 2 {
+		if kind == 0 {
+			r.Ticket = id
+		}
+		if d, err := l.Reserve(ctx, r); !hs.failed(err) && d.Granted {
+			hs.use(d.Reservation)
+		}
+		return
+	}
+	r.Ticket = id
+	hs.failed(limitertest.Err(l.Line("p").Join(ctx, []throttle.Request{r})))
+	if rand.N(10) == 0 {
+		time.Sleep(rand.N(20 * ms))
+		hs.failed(l.Line("p").Leave(ctx, id))
+	}
+}
+
+// serve takes jobs until nobody waits and all have come.
+func (hs *history) serve(line *throttle.Line, come <-chan struct{}, group *sync.WaitGroup) {
+	ctx := context.Background()
+	for {
+		taken, err := line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1 + rand.N(8)})
+		if hs.failed(err) {
+			time.Sleep(10 * ms)
+			continue
+		}
+		for _, ticket := range taken.Tickets {
+			group.Go(func() { hs.taken(line, ticket) })
+		}
+		if taken.Next < 0 {
+			select {
+			case <-come:
+				hs.failed(line.Acknowledge(ctx))
+				return
+			default:
+			}
+		}
+		time.Sleep(min(max(taken.Next, ms), 20*ms))
+	}
+}
+
+func (hs *history) taken(line *throttle.Line, ticket throttle.TakenTicket) {
+	ctx, tickets := context.Background(), []throttle.TakenTicket{ticket}
+	switch rand.N(8) {
+	case 0:
+		hs.failed(line.PutBack(ctx, tickets))
+	case 1:
+		hs.failed(line.Refund(ctx, tickets))
+	case 2:
+		d, err := line.ReserveAgain(ctx, ticket, ticket.Decision.Reservation.Request)
+		if !hs.failed(err) && d.Granted {
+			hs.use(d.Reservation)
+		}
+	default:
+		hs.use(ticket.Decision.Reservation)
+	}
+}
+
+// change changes limits and weights, pauses and resumes, and loses scripts and replies.
+func (hs *history) change(p throttle.Policy, client *redis.Client, proxies []*limitertest.Proxy) {
+	for time.Now().Before(hs.ends) {
+		time.Sleep(rand.N(60 * ms))
+		l, r := hs.limiter(), hs.request()
+		switch rand.N(4) {
+		case 0:
+			other := p.WithDefaults()
+			other.Windows[0].Limit, other.Windows[1].Limit = 10+rand.N[int64](11), 20+rand.N[int64](21)
+			other.Tenants = map[string]throttle.Tenant{"a": {Weight: 1 + float64(rand.N(4))}}
+			hs.failed(l.SetPolicies([]throttle.Policy{other}))
+		case 1:
+			hs.failed(limitertest.Err(l.Attach(throttle.Reservation{Request: r}).Pause(context.Background(), rand.N(50*ms), "")))
+			hs.failed(l.Resume(context.Background(), r))
+		case 2:
+			client.ScriptFlush(context.Background())
+		case 3:
+			for _, proxy := range proxies {
+				proxy.Lose.Store(1)
+			}
 		}
 	}
-	if used < b.kept-unsure || used > b.kept+unsure {
-		b.Errorf("%d units are counted, %d were kept, %d calls failed", used, b.kept, b.errors)
+	for _, l := range hs.limiters {
+		hs.failed(l.SetPolicies([]throttle.Policy{p}))
 	}
-	b.Logf("%d waits, %d refused, %d calls failed, the longest %v, %d units kept, %d counted", b.waits, b.refused, b.errors, b.longest, b.kept, used)
 }
 
 // Claims that joined by other scopes than the policy has now are granted by those of now: one of

@@ -338,9 +338,7 @@ func TestACallByAKeyWaitsOnAfterACorrection(t *testing.T) {
 	if err := <-ended; err != nil || !corrected {
 		t.Errorf("corrected %v, %v", corrected, err)
 	}
-	if d := limitertest.Reserve(t, other, r); !d.Granted || d.Windows[0].Used != 2 {
-		t.Errorf("granted %v, used %d: want the call's unit and the correction's", d.Granted, d.Windows[0].Used)
-	}
+	limitertest.WantGranted(t, limitertest.Reserve(t, other, r), 2)
 	limitertest.IsGone(t, client)
 }
 

@@ -43,13 +43,9 @@ func TestHostileNamesInALine(t *testing.T) {
 			}
 		}
 		for _, n := range all {
-			if d := limitertest.Reserve(t, st.l, request(n)); !d.Granted {
-				t.Fatalf("%q is denied", n)
-			}
+			limitertest.Equal(t, limitertest.Reserve(t, st.l, request(n)).Granted, true)
 			before := limitertest.Dump(t, client)
-			if d := limitertest.Reserve(t, st.l, request(n)); d.Granted || d.RetryIn != 10*s {
-				t.Fatalf("%q: granted %v in %v", n, d.Granted, d.RetryIn)
-			}
+			limitertest.WantDenied(t, limitertest.Reserve(t, st.l, request(n)), 10*s, n)
 			later := request(n)
 			later.Ticket.ID = "later/" + n.id
 			places, err := st.line().Join(t.Context(), []throttle.Request{later})
@@ -114,17 +110,11 @@ func manyWindowsWithALine(t *testing.T, client *redis.Client) {
 		r.Ticket = limitertest.Ticket(name)
 		return r
 	}
-	if d := limitertest.Reserve(t, st.l, ticket("a1")); !d.Granted {
-		t.Fatal("denied")
-	}
+	limitertest.Equal(t, limitertest.Reserve(t, st.l, ticket("a1")).Granted, true)
 	for i, name := range []string{"a2", "a3"} {
-		if d := limitertest.Reserve(t, st.l, ticket(name)); d.Granted || d.RetryIn != time.Duration(i+1)*10*s {
-			t.Fatalf("%s: granted %v in %v", name, d.Granted, d.RetryIn)
-		}
+		limitertest.WantDenied(t, limitertest.Reserve(t, st.l, ticket(name)), time.Duration(i+1)*10*s, name)
 	}
-	if d := limitertest.Peek(t, st.l, r); d.Granted || d.RetryIn != 30*s {
-		t.Errorf("a request that costs nothing: granted %v in %v", d.Granted, d.RetryIn)
-	}
+	limitertest.WantDenied(t, limitertest.Peek(t, st.l, r), 30*s, "a request that costs nothing")
 	st.at(10 * s).takes("a2")
 	if d := limitertest.Cancel(t, st.l, st.took["a2"].Decision.Reservation); slices.Max(limitertest.Used(d)) != 0 {
 		t.Errorf("used %v", limitertest.Used(d))

@@ -94,9 +94,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 	if key := st.took["a5"].Key; key != "key of a5" {
 		t.Errorf("key %q", key)
 	}
-	if _, err := st.l.Line("q").Join(t.Context(), requests); !errors.Is(err, throttle.ErrUnknownPolicy) {
-		t.Error(err)
-	}
+	limitertest.WantErr(t, limitertest.Err(st.l.Line("q").Join(t.Context(), requests)), throttle.ErrUnknownPolicy)
 }
 
 // A ticket that joins again with another tenant, and is refused, keeps its place.

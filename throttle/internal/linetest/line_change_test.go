@@ -66,9 +66,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.waits("a2", "a3", "b1")
 			st.at(s).takes()
 			st.set(limitertest.Policy(limitertest.SharedWindow(3, h)))
-			if d := limitertest.Reserve(st, st.l, st.of("c1")); d.Granted {
-				st.Error("the last to join is granted")
-			}
+			limitertest.Equal(st, limitertest.Reserve(st, st.l, st.of("c1")).Granted, false)
 			st.at(2*s).takes("a2", "b1").asks(s)
 		}},
 		"a client has yesterday's limit": {limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: h}), func(st *story) {

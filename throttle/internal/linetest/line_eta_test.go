@@ -111,9 +111,7 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 		return places[0].Err
 	}
 	between := (p.Expected + p.Latest) / 2
-	if err := join("a10", between, time.Time{}); !errors.As(err, new(*throttle.TooLateError)) {
-		t.Errorf("it may wait for longer than %v: %v", between, err)
-	}
+	limitertest.WantErr(t, join("a10", between, time.Time{}), new(*throttle.TooLateError))
 	if err := join("a11", 0, time.Now().Add(between)); err != nil {
 		t.Errorf("it may start within %v: %v", between, err)
 	}

@@ -2,7 +2,6 @@ package linetest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -174,9 +173,7 @@ func TestAPlanEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	opens := func(t time.Time) time.Time { cancel(); return t }
 	_, err := inspect.Of(st.l).Plan(ctx, []inspect.Demand{demand("a", math.MaxInt, "")}, inspect.PlanOptions{Open: opens})
-	if !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	limitertest.WantErr(t, err, context.Canceled)
 }
 
 // A plan of 50,000 requests of 50 tenants.

@@ -1,7 +1,6 @@
 package linetest
 
 import (
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -24,12 +23,8 @@ func TestRemovedPolicies(t *testing.T) {
 	check("p")
 	st.set(keep)
 	check("keep", "p")
-	if _, err := st.l.Reserve(t.Context(), st.of("a4")); !errors.Is(err, throttle.ErrUnknownPolicy) {
-		t.Error(err)
-	}
-	if d := limitertest.Cancel(t, st.l, d.Reservation); !d.Granted {
-		t.Errorf("%+v", d)
-	}
+	limitertest.WantErr(t, limitertest.Err(st.l.Reserve(t.Context(), st.of("a4"))), throttle.ErrUnknownPolicy)
+	limitertest.Equal(t, limitertest.Cancel(t, st.l, d.Reservation).Granted, true)
 	st.takes("a2")
 	st.putBack("a2")
 	st.takes("a2")

@@ -1,7 +1,6 @@
 package linetest
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -41,10 +40,6 @@ func TestAResetLetsGoWhatWaits(t *testing.T) {
 	reset("", 7)
 	used("a", 0, 0, 0)
 	st.at(6*s).takes("b2", "a3").asks(-1)
-	if _, err := st.l.Reset(t.Context(), "q", ""); !errors.Is(err, throttle.ErrUnknownPolicy) {
-		t.Error(err)
-	}
-	if _, err := st.l.Reset(t.Context(), "q", "a"); !errors.Is(err, throttle.ErrUnknownPolicy) {
-		t.Error(err)
-	}
+	limitertest.WantErr(t, limitertest.Err(st.l.Reset(t.Context(), "q", "")), throttle.ErrUnknownPolicy)
+	limitertest.WantErr(t, limitertest.Err(st.l.Reset(t.Context(), "q", "a")), throttle.ErrUnknownPolicy)
 }

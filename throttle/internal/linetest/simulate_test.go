@@ -86,7 +86,5 @@ func TestSimulateReplacesAnOverride(t *testing.T) {
 	}
 	override.Windows = map[string]throttle.Override{"none": {Limit: 4}}
 	_, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p, Overrides: []throttle.TenantOverride{override}})
-	if !errors.As(err, new(*throttle.PolicyError)) {
-		t.Error(err)
-	}
+	limitertest.WantErr(t, err, new(*throttle.PolicyError))
 }

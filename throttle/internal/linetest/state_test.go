@@ -256,9 +256,7 @@ func TestStateRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	l := limitertest.New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}), limitertest.Policy(limitertest.SharedWindow(1, s)))
 	for _, q := range []inspect.Query{{Policy: "p", Limit: 501}, {Policy: "p", Limit: -1}, {Policy: "p", After: "x"}, {Policy: "p", After: "1.0"}} {
-		if _, err := inspect.Of(l).State(t.Context(), q); !errors.As(err, new(*throttle.RequestError)) {
-			t.Errorf("%+v: %v", q, err)
-		}
+		limitertest.WantErr(t, limitertest.Err(inspect.Of(l).State(t.Context(), q)), new(*throttle.RequestError))
 	}
 	if _, err := inspect.Of(l).State(t.Context(), inspect.Query{Policy: "q"}); !errors.Is(err, throttle.ErrUnknownPolicy) {
 		t.Error(err)

@@ -290,9 +290,7 @@ func TestAKeyIsOneReservation(t *testing.T) {
 		t.Errorf("%+v, %v, want %+v", second, err, first)
 	}
 	used("another ticket by its key", 3)
-	if _, err := again("a3", 2); !errors.As(err, new(*throttle.RequestError)) {
-		t.Error(err)
-	}
+	limitertest.WantErr(t, limitertest.Err(again("a3", 2)), new(*throttle.RequestError))
 	used("another request by its key", 2)
 	st.cost = 1
 	r := st.of("a1")
@@ -341,9 +339,7 @@ func TestTicketsOfALine(t *testing.T) {
 	}
 	enough := errors.New("enough")
 	limitertest.Equal(t, line.Tickets(t.Context(), "", func([]throttle.Ticket) error { return enough }), enough)
-	if err := l.Line("other").Tickets(t.Context(), "", nil); !errors.Is(err, throttle.ErrUnknownPolicy) {
-		t.Errorf("error %v of a policy that is none", err)
-	}
+	limitertest.WantErr(t, l.Line("other").Tickets(t.Context(), "", nil), throttle.ErrUnknownPolicy)
 }
 
 // Only the line that a ticket was taken from has its place and its units.

@@ -152,9 +152,7 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 			t.Errorf("got %v, want %s", tc.err, tc.want)
 		}
 	}
-	if err := paused(throttle.Request{Policy: "q"}, s); !errors.Is(err, throttle.ErrUnknownPolicy) {
-		t.Error(err)
-	}
+	limitertest.WantErr(t, paused(throttle.Request{Policy: "q"}, s), throttle.ErrUnknownPolicy)
 }
 
 // A request that a pause denies learns of it: until when, and why.

@@ -123,15 +123,11 @@ func sequence(t *rapid.T, client *redis.Client) {
 			t.Fatalf("a denial changed Redis: %+v, %v", d, err)
 		}
 		if m.neverFits(r) {
-			if !errors.As(err, new(*throttle.NeverFitsError)) {
-				t.Fatalf("a cost that never fits: %v", err)
-			}
+			limitertest.WantErr(t, err, new(*throttle.NeverFitsError), "a cost that never fits")
 			return
 		}
 		if m.another(known(throttle.Reservation{Request: r}).Request) {
-			if !errors.As(err, new(*throttle.RequestError)) {
-				t.Fatalf("a key that stands for another request: %v", err)
-			}
+			limitertest.WantErr(t, err, new(*throttle.RequestError), "a key that stands for another request")
 			return
 		}
 		limitertest.Must(t, err)

@@ -2,6 +2,8 @@ package linetest
 
 import (
 	"context"
+	"errors"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,11 +21,20 @@ import (
 func TestAClaimWhoseOwnerIsGoneHoldsNobodyUp(t *testing.T) {
 	client := limitertest.Redis(t)
 	p := limitertest.Policy(limitertest.SharedWindow(10, s))
-	own, cut := newCaller(t, client)
+	var gone atomic.Bool
+	own := redis.NewClient(client.Options())
+	defer own.Close()
+	own.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		if gone.Load() {
+			cmd.SetErr(&net.OpError{Op: "write", Err: errors.New("cut off")})
+			return cmd.Err()
+		}
+		return next(ctx, cmd)
+	}))
 	l, other := limitertest.New(t, client, p), limitertest.New(t, own, p)
 	limitertest.Reserve(t, l, limitertest.Acme(10))
 	ended := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "gone", Cost: map[string]int64{throttle.Requests: 10}})
-	cut.gone.Store(true)
+	gone.Store(true)
 	limitertest.Equal(t, limitertest.Reserve(t, l, limitertest.Acme(1)).Granted, false)
 	limitertest.WantErr(t, <-ended, throttle.ErrUnavailable)
 	limitertest.Until(t, "a newcomer is let in", func() bool { return limitertest.Reserve(t, l, limitertest.Acme(1)).Granted })

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"regexp"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -98,34 +96,6 @@ func TestWaitersShareByWeight(t *testing.T) {
 			t.Errorf("weights 3 to 1 got %d and %d", gotA, gotB)
 		}
 	})
-}
-
-// A caller counts calls to Redis. It can be cut off from it, or be stopped.
-type caller struct {
-	calls atomic.Int64
-	gone  atomic.Bool
-	stop  sync.RWMutex
-}
-
-func (c *caller) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-	c.stop.RLock()
-	defer c.stop.RUnlock()
-	c.calls.Add(1)
-	if c.gone.Load() {
-		err := &net.OpError{Op: "write", Err: errors.New("cut off")}
-		cmd.SetErr(err)
-		return err
-	}
-	return next(ctx, cmd)
-}
-
-func newCaller(t *testing.T, client *redis.Client) (*redis.Client, *caller) {
-	t.Helper()
-	own := redis.NewClient(&redis.Options{Addr: client.Options().Addr})
-	t.Cleanup(func() { own.Close() })
-	c := &caller{}
-	own.AddHook(hooktest.Hook(c.see))
-	return own, c
 }
 
 // waits begins to wait, and returns when the claim is in line.
@@ -263,22 +233,6 @@ func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 	})
 }
 
-func TestWaitingByOneKeyIsChargedOnce(t *testing.T) {
-	client := limitertest.Redis(t)
-	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, time.Hour)))
-	full := limitertest.Reserve(t, l, limitertest.Acme(2))
-	r := limitertest.Acme(1)
-	r.IdempotencyKey = "key"
-	first := waits(t.Context(), t, client, l, r)
-	second := waits(t.Context(), t, client, l, r)
-	limitertest.Cancel(t, l, full.Reservation)
-	if err := errors.Join(<-first, <-second); err != nil {
-		t.Error(err)
-	}
-	limitertest.Until(t, "one is charged", func() bool { return limitertest.Peek(t, l, limitertest.Acme(0)).Windows[0].Used == 1 })
-	limitertest.IsGone(t, client)
-}
-
 // A grant from the line and its repeat by Reserve are one reservation: cancelled by both, it is
 // given back once.
 func TestAKeyThatWaitedIsOneReservation(t *testing.T) {
@@ -339,27 +293,6 @@ func TestACallByAKeyWaitsOnAfterACorrection(t *testing.T) {
 		t.Errorf("corrected %v, %v", corrected, err)
 	}
 	limitertest.WantGranted(t, limitertest.Reserve(t, other, r), 2)
-	limitertest.IsGone(t, client)
-}
-
-// The key is taken by the time that the other one gets its units. It gives them back.
-func TestWaitingByAKeyOfAnotherCost(t *testing.T) {
-	client := limitertest.Redis(t)
-	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(5, time.Hour)))
-	full := limitertest.Reserve(t, l, limitertest.Acme(5))
-	first, second := limitertest.Acme(1), limitertest.Acme(2)
-	first.IdempotencyKey, second.IdempotencyKey = "key", "key"
-	ended := []<-chan error{waits(t.Context(), t, client, l, first), waits(t.Context(), t, client, l, second)}
-	limitertest.Cancel(t, l, full.Reservation)
-	errs, used := []error{<-ended[0], <-ended[1]}, int64(1)
-	if errs[0] != nil {
-		slices.Reverse(errs)
-		used = 2
-	}
-	if errs[0] != nil || !errors.As(errs[1], new(*throttle.RequestError)) {
-		t.Errorf("%v", errs)
-	}
-	limitertest.Until(t, "one is charged", func() bool { return limitertest.Peek(t, l, limitertest.Acme(0)).Windows[0].Used == used })
 	limitertest.IsGone(t, client)
 }
 

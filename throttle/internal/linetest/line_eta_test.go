@@ -1,9 +1,9 @@
 package linetest
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -13,53 +13,51 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
+// An estimate is a place, and when it was told.
+type estimate struct {
+	throttle.Place
+	at time.Duration
+}
+
 var etaPolicies = map[string][]throttle.Window{
-	"sliding":       {{Name: "w", Limit: 3, Period: s}},
-	"shared":        {limitertest.SharedWindow(3, s)},
-	"two":           {{Name: "w", Limit: 3, Period: s}, {Name: "v", Limit: 7, Period: 4 * s}},
-	"fixed":         {{Name: "w", Algorithm: throttle.AlgorithmFixed, Limit: 3, Period: s}},
-	"gcra":          {{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 7, Burst: 3, Period: s}},
-	"two scopes":    {{Name: "w", Limit: 4, Period: s}, limitertest.SharedWindow(11, 5*s)},
-	"three scopes":  {{Name: "u", Limit: 4, Period: s, Scope: throttle.Per("tenant", "user")}, {Name: "w", Limit: 5, Period: 2 * s}, limitertest.SharedWindow(11, 5*s)},
+	"sliding":    {{Name: "w", Limit: 3, Period: s}},
+	"shared":     {limitertest.SharedWindow(3, s)},
+	"two":        {{Name: "w", Limit: 3, Period: s}, {Name: "v", Limit: 7, Period: 4 * s}},
+	"fixed":      {{Name: "w", Algorithm: throttle.AlgorithmFixed, Limit: 3, Period: s}},
+	"gcra":       {{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 7, Burst: 3, Period: s}},
+	"two scopes": {{Name: "w", Limit: 4, Period: s}, limitertest.SharedWindow(11, 5*s)},
+	"three scopes": {
+		{Name: "u", Limit: 4, Period: s, Scope: throttle.Per("tenant", "user")}, {Name: "w", Limit: 5, Period: 2 * s},
+		limitertest.SharedWindow(11, 5*s),
+	},
 	"with a margin": {{Name: "w", Limit: 3, Period: s, Margin: 30 * ms}},
 }
 
 // With one tenant and costs of one, every ticket starts exactly at its expected start where one window
-// holds it up, and between that and its latest start where several do.
+// delays it, and between that and its latest start where several do.
 func TestExpectedStartsAreKept(t *testing.T) {
 	t.Parallel()
 	limitertest.EachOf(t, etaPolicies, func(t *testing.T, client *redis.Client, windows []throttle.Window) {
 		st := newStory(t, client, limitertest.Policy(windows...))
 		st.with = map[string]string{"user": "bob"}
-		random := rand.New(rand.NewPCG(3, 4))
-		told, now := map[string]throttle.Place{}, time.Duration(0)
+		random, now := rand.New(rand.NewPCG(3, 4)), time.Duration(0)
+		told, starts := map[string]estimate{}, map[string]time.Duration{}
 		const tickets = 24 // all within 0.1 s: the windows hold at most 11 of them
 		for i := range tickets {
 			ticket := fmt.Sprintf("a%02d", i)
 			now += time.Duration(random.IntN(4_000)) * us
-			st.at(now)
-			p := st.joins(ticket)
-			if len(windows) == 1 && p.Latest != p.Expected {
-				t.Errorf("%s is told %v to %v", ticket, p.Expected, p.Latest)
-			}
-			p.Expected, p.Latest = now+p.Expected, now+p.Latest
-			told[ticket] = p
-			for _, taken := range limitertest.Take(t, st.l, throttle.MaxTake, "q").Tickets {
-				if p := told[taken.ID]; now < p.Expected || now > p.Latest {
-					t.Errorf("%s starts at %v, it was told %v to %v", taken.ID, now, p.Expected, p.Latest)
-				}
-				delete(told, taken.ID)
-			}
+			told[ticket] = estimate{st.at(now).joins(ticket), now}
+			st.takesUntil(now, starts)
 		}
-		waiting := len(told)
-		for ticket, at := range st.starts() {
-			if p := told[ticket]; at < p.Expected || at > p.Latest {
-				t.Errorf("%s starts at %v, it was told %v to %v", ticket, at, p.Expected, p.Latest)
-			}
-			delete(told, ticket)
+		if len(starts) > 11 {
+			t.Errorf("%d start at once", len(starts))
 		}
-		if len(told) > 0 || waiting < tickets-11 {
-			t.Errorf("%d of %d wait for ever", len(told), waiting)
+		st.at(now).takesUntil(h, starts)
+		for ticket, e := range told {
+			start, ok := starts[ticket]
+			if start -= e.at; !ok || start < e.Expected || start > e.Latest || len(windows) == 1 && e.Latest != e.Expected {
+				t.Errorf("%s starts after %v (%v), it was told %v to %v", ticket, start, ok, e.Expected, e.Latest)
+			}
 		}
 	})
 }
@@ -70,23 +68,16 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 	joined := 0
 	for i := range 100 {
-		id := fmt.Sprintf("a%02d", i)
-		before := lineText(t, client)
-		r := st.of(id)
+		before, r := lineText(t, client), st.of(fmt.Sprintf("a%02d", i))
 		r.MaxWait = 4 * s
-		places, err := st.line().Join(t.Context(), []throttle.Request{r})
-		limitertest.Must(t, err)
-		var refused *throttle.TooLateError
-		switch err := places[0].Err; {
-		case err == nil:
+		if err := st.joining(r).Err; err == nil {
 			joined++
-		case !errors.As(err, &refused) || refused.Decision.RetryIn != 5*s:
-			t.Fatal(err)
-		case lineText(t, client) != before:
-			t.Error("a refusal changed the line")
+		} else {
+			limitertest.WantErr(t, err, new(*throttle.TooLateError))
+			limitertest.Equal(t, lineText(t, client), before, "after a refusal")
 		}
 	}
-	limitertest.Equal(t, joined, 50)
+	limitertest.Equal(t, joined, 50, "joined, of which each starts within 4 s")
 	for ticket, at := range st.starts() {
 		if at > 4*s {
 			t.Errorf("%s starts at %v", ticket, at)
@@ -94,7 +85,6 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 	}
 	// Where the two bounds differ: behind costs of 1 to 9, ten tickets.
 	st = newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
-	st.at(h)
 	for i, cost := range []int64{9, 1, 9, 1, 9, 1} {
 		st.cost = cost
 		st.joins(fmt.Sprint("a", i))
@@ -103,18 +93,12 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 	if p.Expected >= p.Latest {
 		t.Fatalf("told %v to %v", p.Expected, p.Latest)
 	}
-	join := func(id string, maxWait time.Duration, deadline time.Time) error {
-		r := st.of(id)
-		r.Deadline, r.MaxWait = deadline, maxWait
-		places, err := st.line().Join(t.Context(), []throttle.Request{r})
-		limitertest.Must(t, err)
-		return places[0].Err
-	}
 	between := (p.Expected + p.Latest) / 2
-	limitertest.WantErr(t, join("a10", between, time.Time{}), new(*throttle.TooLateError))
-	if err := join("a11", 0, time.Now().Add(between)); err != nil {
-		t.Errorf("it may start within %v: %v", between, err)
-	}
+	r := st.of("a10")
+	r.MaxWait = between
+	limitertest.WantErr(t, st.joining(r).Err, new(*throttle.TooLateError), "it may wait for longer than", between)
+	r.MaxWait, r.Deadline = 0, time.Now().Add(between)
+	limitertest.Must(t, st.joining(r).Err)
 }
 
 // A start that is told as exact is, also where tenants tie for the rest of a bucket. Else it is a bound.
@@ -132,16 +116,9 @@ func TestAnExactStartIsExactWhereTenantsTie(t *testing.T) {
 		for i := range 14 {
 			tickets = append(tickets, fmt.Sprintf("%c%02d", "abcd"[random.IntN(1+int(seed%4))], i))
 		}
-		st.at(time.Duration(random.IntN(9_000)) * ms)
-		first := st.told(tickets...) // later ones may change a bound
-		for _, ticket := range tickets {
-			st.joins(ticket)
-		}
-		now := time.Duration(st.c.US.Load()-limitertest.Midnight) * us
-		told := map[string]throttle.Place{}
-		for ticket := range first {
-			told[ticket] = limitertest.Join(t, st.l, st.of(ticket))
-		}
+		now := time.Duration(random.IntN(9_000)) * ms
+		st.at(now).joins(tickets...)
+		told := st.told(tickets...) // again: later ones may have changed a bound
 		for ticket, at := range st.starts() {
 			p, start := told[ticket], at-now
 			if start > p.Latest || p.Expected == p.Latest && start != p.Expected {
@@ -156,4 +133,230 @@ func TestAnExactStartIsExactWhereTenantsTie(t *testing.T) {
 	if exact == 0 {
 		t.Error("no start was exact")
 	}
+}
+
+// anyPolicy is one to four windows. Those of many tenants may cross, and tenants have any weights.
+func anyPolicy(random *rand.Rand, many bool) throttle.Policy {
+	scopes := []throttle.Scope{throttle.ScopeShared, {}}
+	if many && random.IntN(2) == 0 {
+		scopes = append(scopes, throttle.Per("tenant", "user"), throttle.Per("region"), throttle.Per("tenant", "region"))
+	}
+	algorithms := []throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA, throttle.AlgorithmCalendar}
+	if many {
+		algorithms[3] = throttle.AlgorithmSliding
+	}
+	var windows []throttle.Window
+	for i := range 1 + random.IntN(4) {
+		w := throttle.Window{
+			Name: fmt.Sprint("w", i), Limit: 3 + random.Int64N(9), Period: time.Duration(1+random.IntN(20)) * s,
+			Algorithm: algorithms[random.IntN(4)], Scope: scopes[random.IntN(len(scopes))],
+			Unit: []string{"requests", "requests", "tokens"}[random.IntN(3)],
+		}
+		switch w.Algorithm {
+		case throttle.AlgorithmCalendar:
+			w.Period, w.Resets = 0, "* * * * *"
+		case throttle.AlgorithmGCRA:
+			w.Burst = 3 + random.Int64N(5)
+		case throttle.AlgorithmFixed:
+			w.Anchor = []throttle.Anchor{throttle.AnchorClock, throttle.AnchorFirstUse}[random.IntN(2)]
+		}
+		if !many && random.IntN(4) == 0 {
+			w.Margin = w.Period / 8
+		}
+		windows = append(windows, w)
+	}
+	return weighted(map[string]float64{
+		"b": []float64{0.01, 0.5, 1, 4}[random.IntN(4)], "c": []float64{0.1, 1, 9}[random.IntN(3)],
+	}, windows...)
+}
+
+// Whatever the windows, scopes, costs and weights are, nobody starts after the latest start that it was
+// told, if nobody else comes who may go first. A tenant alone knows that when it joins.
+func TestExpectedStartsAreBounds(t *testing.T) {
+	client := limitertest.Redis(t)
+	for _, c := range []struct {
+		tenants string
+		// Measured by these seeds: bounds may come closer, and not go farther.
+		measured float64
+	}{{"a", 1.76}, {"aabc", 2.54}} {
+		var real, most time.Duration
+		many := len(c.tenants) > 1
+		for seed := range uint64(12) {
+			random := rand.New(rand.NewPCG(seed, 77))
+			p := anyPolicy(random, many)
+			st := newStory(t, client, p)
+			tokens := slices.ContainsFunc(p.Windows, func(w throttle.Window) bool { return w.Unit == "tokens" })
+			equal := random.IntN(2) == 0
+			anyRequest := func(i int) throttle.Request {
+				if !equal || i <= 0 {
+					st.cost, st.tokens = 1+random.Int64N(3), 0
+					if tokens {
+						st.tokens = 1 + random.Int64N(3)
+					}
+				}
+				st.with = map[string]string{"user": []string{"u", "v"}[random.IntN(2)], "region": []string{"n", "s"}[random.IntN(2)]}
+				return st.of(fmt.Sprintf("%c%03d", c.tenants[random.IntN(len(c.tenants))], i))
+			}
+			now := time.Duration(random.IntN(60_000)) * ms
+			for range random.IntN(6) { // of other costs, before anybody waits
+				r := anyRequest(-1)
+				r.Ticket = throttle.Ticket{}
+				limitertest.Reserve(t, st.at(now).l, r)
+				now += time.Duration(random.IntN(3_000_000)) * us
+			}
+			told, starts, requests := map[string]estimate{}, map[string]time.Duration{}, map[string]throttle.Request{}
+			for i := range 20 {
+				r := anyRequest(i)
+				requests[r.Ticket.ID] = r
+				told[r.Ticket.ID] = estimate{st.at(now).joining(r), now}
+				if random.IntN(3) == 0 {
+					now = st.takesUntil(now+time.Duration(random.IntN(3_000_000))*us, starts)
+				}
+			}
+			st.at(now)
+			for id, r := range requests {
+				if _, gone := starts[id]; many && gone {
+					delete(told, id)
+				} else if many {
+					told[id] = estimate{st.joining(r), now}
+				}
+			}
+			st.takesUntil(24*h, starts)
+			for id, e := range told {
+				start, ok := starts[id]
+				start -= e.at
+				real, most = real+start, most+e.Latest
+				if e.Err != nil || !ok || start > e.Latest+20*us { // GCRA rounds each start up
+					t.Errorf("seed %d: %s starts after %v (%v), it was told %+v: %+v", seed, id, start, ok, e, p.Windows)
+				}
+			}
+		}
+		t.Logf("of the tenants %s the latest starts are %.2f times the real ones", c.tenants, most.Seconds()/real.Seconds())
+		if float64(most) > c.measured*float64(real) {
+			t.Errorf("of the tenants %s the latest starts are %v in all, the real ones %v", c.tenants, most, real)
+		}
+	}
+}
+
+// Where tickets of one tenant cost 1 to 12 of 12, they leave room that nobody can use. Their expected
+// start counts it: none starts more than a period after it, nor after its latest start.
+func TestExpectedStartsCountWhatWholeTicketsWaste(t *testing.T) {
+	t.Parallel()
+	limitertest.EachOf(t, map[string]throttle.Window{
+		"sliding":   {Limit: 12, Period: s},
+		"fixed":     {Limit: 12, Period: s, Algorithm: throttle.AlgorithmFixed},
+		"first use": {Limit: 12, Period: s, Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse},
+		"gcra":      {Limit: 12, Period: s, Algorithm: throttle.AlgorithmGCRA, Burst: 12},
+	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
+		w.Name = "w"
+		for seed := range uint64(4) {
+			random, now := rand.New(rand.NewPCG(seed, 24)), time.Duration(0)
+			st := newStory(t, client, limitertest.Policy(w))
+			told, starts := map[string]estimate{}, map[string]time.Duration{}
+			for i := range 60 {
+				ticket := fmt.Sprintf("a%02d", i)
+				st.cost = 1 + random.Int64N(12)
+				told[ticket] = estimate{st.at(now).joins(ticket), now}
+				if seed%2 == 1 && random.IntN(4) == 0 { // else all join at once
+					now = st.takesUntil(now+time.Duration(random.IntN(1_000_000))*us, starts)
+				}
+			}
+			st.at(now).takesUntil(h, starts)
+			for ticket, e := range told {
+				start, ok := starts[ticket]
+				start -= e.at
+				if !ok || start > e.Expected+w.Period || start > e.Latest+60*us { // GCRA rounds each start up
+					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v", seed, ticket, start, ok, e.Expected, e.Latest)
+				}
+			}
+		}
+	})
+}
+
+// MaxWait accepts exactly the tickets that start within it, even where costs do not fill the
+// window.
+func TestMaxWaitOfWholeTickets(t *testing.T) {
+	t.Parallel()
+	limitertest.EachOf(t, map[string]throttle.Window{
+		"sliding":   {Limit: 3, Period: 10 * s},
+		"fixed":     {Limit: 3, Period: 10 * s, Algorithm: throttle.AlgorithmFixed},
+		"first use": {Limit: 3, Period: 10 * s, Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse},
+	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
+		w.Name = "w"
+		st := newStory(t, client, limitertest.Policy(w))
+		st.cost = 2
+		st.granted("a0")
+		var joined []string
+		for i := range 20 {
+			r := st.of(fmt.Sprintf("a%02d", i))
+			if r.MaxWait = 100 * s; st.joining(r).Err == nil {
+				joined = append(joined, r.Ticket.ID)
+			}
+		}
+		starts := st.starts()
+		if len(joined) != 10 || starts["a00"] != 10*s || starts["a09"] != 100*s {
+			t.Errorf("%q joined, and start at %v", joined, starts)
+		}
+	})
+}
+
+// A request without a ticket may start as soon as the windows let it, if all who wait leave. Only a
+// deadline before that refuses it.
+func TestDeadlinesRefuseRequestsWithoutATicket(t *testing.T) {
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, s)))
+	st.granted("a0")
+	st.joins("a1", "b1", "c1")
+	r := st.without("d")
+	r.Deadline = time.Now().Add(60 * s)
+	limitertest.WantDenied(t, limitertest.Reserve(t, st.l, r), 4*s)
+	r.Deadline = time.Now().Add(s / 2)
+	limitertest.WantErr(t, limitertest.Err(st.l.Reserve(t.Context(), r)), new(*throttle.TooLateError))
+}
+
+// Tenants that are delayed by windows of their own make others expect to wait. But a deadline is
+// not missed by that: the others may start at once.
+func TestDeadlineOfTicketsBehindThoseHeldUpNarrower(t *testing.T) {
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(
+		throttle.Window{Name: "own", Limit: 1, Period: time.Hour}, limitertest.SharedWindow(10, s)))
+	for i := range 40 {
+		st.joinMany("q", fmt.Sprint("t", i), 2)
+	}
+	for now := time.Duration(0); now < 4*s; now += s { // each tenant gets one, and its other one waits
+		limitertest.Equal(t, len(st.at(now).take(64)), 10)
+	}
+	st.at(4 * s)
+	for i := range 10 {
+		st.joinMany("q", fmt.Sprint("full", i), 1)
+	}
+	limitertest.Equal(t, len(st.take(64)), 10, "fill the shared window")
+	late, soon := st.of("n1"), st.of("n2")
+	late.Deadline, soon.Deadline = time.Now().Add(500*ms), time.Now().Add(1900*ms)
+	limitertest.WantErr(t, st.joining(late).Err, new(*throttle.TooLateError), "the shared window is full for longer")
+	limitertest.Must(t, st.joining(soon).Err)
+	st.at(5 * s).takes("n2")
+}
+
+// Where slots delay tickets, and not limits, they are expected at the rate of the takes.
+func TestExpectedStartsWhereSlotsBind(t *testing.T) {
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1_000_000, s)))
+	st.joinMany("q", "a", 200)
+	for now := time.Duration(0); now <= 2*s; now += 100 * ms {
+		limitertest.Equal(t, len(st.at(now).take(5)), 5, now)
+	}
+	bySlots := func(ticket string, expected time.Duration) {
+		t.Helper()
+		p := st.joins(ticket)
+		if p.Expected != expected || (p.Binds == throttle.BySlots) != (expected > 0) || expected > 0 && p.Latest != 0 {
+			t.Errorf("%s: %+v, want %v by slots", ticket, p, expected)
+		}
+	}
+	bySlots("a900", 1900*ms) // behind 95, of which 50 go a second
+	bySlots("a900", 1900*ms)
+	bySlots("b900", 0) // the first of another tenant
+	// Half of what goes is the other tenant's.
+	st.joins("b901", "b902", "b903", "b904", "b905", "b906", "b907", "b908")
+	bySlots("b909", 360*ms)
+	st.take(throttle.MaxTake)
+	st.take(throttle.MaxTake)
+	bySlots("a901", 0) // slots are free
 }

@@ -14,8 +14,7 @@ import (
 
 // Who asks learns how often the upstream refused, and what is granted now.
 func TestTheRateInForceIsTold(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
 	tell := func(want string) {
 		t.Helper()
 		d, err := st.l.Peek(t.Context(), st.without("b"))
@@ -84,8 +83,7 @@ func (st *story) refusedAt(at time.Duration, ticket string) {
 
 // The rate grows fast at first, hardly near the rate that was refused, and faster beyond.
 func TestTheRateRemembersWhereItWasRefused(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
 	st.refusedAt(0, "a1")
 	st.refusedAt(s, "a2") // it was refused at 10/s, and cut to 8.75/s
 	const cut, peak = 1010*ms + 125*ms, (10 + 8.75) / 2
@@ -100,8 +98,7 @@ func TestTheRateRemembersWhereItWasRefused(t *testing.T) {
 
 // However often calls are refused, a 64th of the rate goes on, and tries again.
 func TestTheRateHasAFloor(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(64, s)))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(64, s)))
 	var rates []float64
 	for at := time.Duration(0); at < 50*m && len(rates) < 100; at += 2 * s {
 		d := limitertest.Reserve(t, st.l, st.at(at).without("a"))
@@ -163,8 +160,7 @@ func TestAllProcessesAdaptTogether(t *testing.T) {
 
 // Those who wait are told when the rate in force lets them start, and do.
 func TestExpectedStartsKnowTheRate(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
 	st.refusedAt(0, "a1")
 	st.refusedAt(s, "a2")
 	var told []time.Duration
@@ -210,8 +206,7 @@ func TestRefusalsAreObserved(t *testing.T) {
 
 // A pause that the upstream asks for begins also if the rate stays.
 func TestAPauseMayBeginWithoutAnotherRate(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
 	st.refusedAt(0, "a1")
 	d := st.at(200 * ms).granted("a2")
 	refusal, err := d.Reservation.Pause(t.Context(), 3*s, "")

@@ -229,10 +229,9 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 // A batch in a queue of another server waits for live tickets that are about to be taken, and gets
 // its share of what they take. Live tickets of a server that does not ask hold it up no more.
 func TestClassesOfSeveralServers(t *testing.T) {
-	client := limitertest.Redis(t)
 	p := limitertest.Policy(limitertest.SharedWindow(10, s))
 	p.BatchShare = 0.1
-	st := newStory(t, client, p)
+	st := newStory(t, limitertest.Redis(t), p)
 	st.live().joinMany("live", "a", 300)
 	st.batch().joinMany("night", "b", 100)
 	got := map[string]int{}

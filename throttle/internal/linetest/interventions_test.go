@@ -163,12 +163,11 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 
 // The end of a pause of a tenant is in the line: it ends also if no server writes it there.
 func TestAPauseOfATenantEndsByItself(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
 	st.pauses("a")
 	st.joins("a1", "b1")
 	st.takes("b1").takes()
-	other := limitertest.NewBy(t, client, st.c, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
+	other := limitertest.NewBy(t, st.client, st.c, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
 	st.at(h - s)
 	if got := limitertest.Take(t, other, 64, "q").Tickets; len(got) > 0 {
 		t.Errorf("took %+v", got)

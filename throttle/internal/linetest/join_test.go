@@ -14,8 +14,7 @@ import (
 func TestJoinAnswersForEachTicket(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: 10 * s}, limitertest.SharedWindow(5, 10*s))
 	p.Tenants = map[string]throttle.Tenant{"x": {Exempt: true}, "b": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}
-	client := limitertest.Redis(t)
-	st := newStory(t, client, p)
+	st := newStory(t, limitertest.Redis(t), p)
 	st.granted("a0", "a1")
 	request := func(id string, change func(*throttle.Request)) throttle.Request {
 		r := st.of(id)
@@ -127,8 +126,7 @@ func TestARefusedMoveKeepsThePlace(t *testing.T) {
 
 // A deadline that is over refuses a ticket that fits now, too.
 func TestJoinRefusesByADeadlineThatIsOver(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
 	late, now := st.of("a1"), st.of("a2")
 	late.Deadline, now.Deadline = time.Now(), time.Now().Add(h)
 	places, err := st.line().Join(t.Context(), []throttle.Request{late, now})
@@ -165,8 +163,7 @@ func TestTicketsReserveTogether(t *testing.T) {
 
 // A tenant's only ticket is granted, and its next one joins in the same call.
 func TestAFlowIsLeftAndJoinedInOneCall(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s}))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s}))
 	st.granted("a1")
 	st.waits("a2")
 	decisions, err := st.at(s).l.Line("p").Reserve(t.Context(), []throttle.Request{st.of("a2"), st.of("a3")})

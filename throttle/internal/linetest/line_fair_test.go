@@ -14,8 +14,7 @@ import (
 // At a shared window tenants share by weight while several wait. One that comes later has no credit
 // for the time before. What one does not use, the others do.
 func TestSharesOfAWindow(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, weighted(map[string]float64{"d": 2, "e": 0.25}, limitertest.SharedWindow(50, s)))
+	st := newStory(t, limitertest.Redis(t), weighted(map[string]float64{"d": 2, "e": 0.25}, limitertest.SharedWindow(50, s)))
 	st.joinMany("q", "a", 700)
 	limitertest.Equal(t, st.shares(200, 16, "q")["a"], 200)
 	st.joinMany("q", "b", 400)
@@ -50,8 +49,7 @@ func TestSharesOfSlots(t *testing.T) {
 
 // Weights hold in each queue, independently of other queues.
 func TestSharesOfQueues(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, weighted(map[string]float64{"b": 3}, limitertest.SharedWindow(40, s)))
+	st := newStory(t, limitertest.Redis(t), weighted(map[string]float64{"b": 3}, limitertest.SharedWindow(40, s)))
 	for _, queue := range []string{"q1", "q2"} {
 		st.joinMany(queue, "a", 400)
 		st.joinMany(queue, "b", 400)
@@ -64,9 +62,8 @@ func TestSharesOfQueues(t *testing.T) {
 
 // Shares are kept at every moment, whatever tickets cost.
 func TestFairAtEveryMoment(t *testing.T) {
-	client := limitertest.Redis(t)
 	weights := map[string]float64{"a": 1, "b": 3, "c": 0.5, "d": 1}
-	st := newStory(t, client, weighted(weights, limitertest.SharedWindow(20, s)))
+	st := newStory(t, limitertest.Redis(t), weighted(weights, limitertest.SharedWindow(20, s)))
 	random := rand.New(rand.NewPCG(5, 6))
 	const largest = 6
 	left := map[string]int{}

@@ -67,11 +67,10 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 
 // What waits when a policy begins to observe starts at once, and what comes when it ends is denied.
 func TestAPolicyBeginsToObserve(t *testing.T) {
-	client := limitertest.Redis(t)
 	enforces := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h}, limitertest.Slots(2))
 	observes := enforces
 	observes.Mode = throttle.ModeObserve
-	st := newStory(t, client, enforces)
+	st := newStory(t, limitertest.Redis(t), enforces)
 	st.granted("a0", "b0")
 	st.waits("a1", "a2", "b1")
 	st.at(s).takes()

@@ -168,8 +168,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 
 // A plan of more than anybody waits for ends with its context.
 func TestAPlanEndsWithItsContext(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
 	ctx, cancel := context.WithCancel(t.Context())
 	opens := func(t time.Time) time.Time { cancel(); return t }
 	_, err := inspect.Of(st.l).Plan(ctx, []inspect.Demand{demand("a", math.MaxInt, "")}, inspect.PlanOptions{Open: opens})

@@ -11,9 +11,8 @@ import (
 
 // What is removed goes on being taken from until its line is empty.
 func TestRemovedPolicies(t *testing.T) {
-	client := limitertest.Redis(t)
 	keep := throttle.Policy{Name: "keep", Windows: []throttle.Window{{Name: "w", Limit: 1, Period: s}}}
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
 	d := st.granted("a1")
 	st.waits("a2", "a3")
 	check := func(want ...string) {
@@ -43,10 +42,9 @@ func TestRemovedPolicies(t *testing.T) {
 
 // A changed weight or limit of a tenant holds for its waiting tickets.
 func TestTenantsChangeWhileTheirTicketsWait(t *testing.T) {
-	client := limitertest.Redis(t)
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 5, Period: 10 * s}, limitertest.SharedWindow(100, 10*s))
 	p.Tenants = map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}
-	st := newStory(t, client, p)
+	st := newStory(t, limitertest.Redis(t), p)
 	st.granted("a0")
 	st.waits("a1", "a2", "a3", "a4")
 	st.takes()
@@ -61,7 +59,7 @@ func TestTenantsChangeWhileTheirTicketsWait(t *testing.T) {
 		}
 	}
 	limitertest.Equal(t, got, []string{"a1", "a2"})
-	if record := client.HGet(t.Context(), "sluice:{p}:f", "q|a").Val(); !strings.Contains(record, " 7000 ") {
+	if record := st.client.HGet(t.Context(), "sluice:{p}:f", "q|a").Val(); !strings.Contains(record, " 7000 ") {
 		t.Errorf("the weight is not written: %q", record)
 	}
 }
@@ -103,8 +101,7 @@ func TestNothingThatIsHandedOutIsLive(t *testing.T) {
 // While the clock is behind, each ticket of a take is granted at the time of the windows, and given
 // back from there.
 func TestRefundOfWhatWasTakenWhileTheClockIsBehind(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
 	st.at(20 * s).granted("a0")
 	st.at(15*s).joins("a1", "a2", "a3")
 	st.takes("a1", "a2", "a3")
@@ -122,8 +119,7 @@ func TestRefundOfWhatWasTakenWhileTheClockIsBehind(t *testing.T) {
 // A ticket that waits for several resets learns the right one, by the calendar and not by the
 // length of today. Beyond the ticks that are sent, the pace is the same.
 func TestCalendarPromises(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.Quota(1, "0 0 1 * *", "UTC")))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.Quota(1, "0 0 1 * *", "UTC")))
 	st.at(limitertest.Day(t, "2027-01-31T00:00:00Z")).granted("a0")
 	for i, want := range []string{"2027-02-01T00:00:00Z", "2027-03-01T00:00:00Z", "2027-04-01T00:00:00Z", "2027-05-01T00:00:00Z"} {
 		ticket := []string{"a1", "a2", "a3", "a4"}[i]

@@ -9,8 +9,7 @@ import (
 
 // A reset empties what it is asked for, and what waits behind it starts.
 func TestAResetLetsGoWhatWaits(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(
 		throttle.Window{Name: "own", Limit: 1, Period: h},
 		throttle.Window{Name: "users", Limit: 2, Period: h, Scope: throttle.Per("tenant", "user")},
 		throttle.Window{Name: "all", Limit: 4, Period: h, Scope: throttle.ScopeShared},

@@ -147,8 +147,7 @@ func TestSettlesAddUp(t *testing.T) {
 // Of many corrections the oldest count as one: what is known of a reservation stays small, and
 // others' units are never given back.
 func TestManyCorrections(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(throttle.Window{Name: "tokens", Limit: 1000, Period: h, Unit: "tokens"}))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(throttle.Window{Name: "tokens", Limit: 1000, Period: h, Unit: "tokens"}))
 	of := func(units int64) throttle.Request {
 		return throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{"tokens": units}}
 	}
@@ -160,7 +159,7 @@ func TestManyCorrections(t *testing.T) {
 	st.used(130)
 	// When it was granted, what it costs, and the last corrections. The oldest counts for many.
 	const head, correction, kept = "1800057600000000 =tokens=70", " +1800057600000000:tokens=1", 16
-	bytes := client.StrLen(t.Context(), "sluice:{p}:n:"+r.ID).Val()
+	bytes := st.client.StrLen(t.Context(), "sluice:{p}:n:"+r.ID).Val()
 	if least := len(head+correction) + (kept-1)*len(correction); bytes < int64(least) || bytes > int64(least+len("60")) {
 		t.Errorf("%d bytes are kept of the reservation, want %d", bytes, least)
 	}

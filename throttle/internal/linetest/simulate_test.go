@@ -67,9 +67,8 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 
 // What operators have put in force for a tenant hides no variant of it.
 func TestSimulateReplacesAnOverride(t *testing.T) {
-	client := limitertest.Redis(t)
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s})
-	st := newStory(t, client, p)
+	st := newStory(t, limitertest.Redis(t), p)
 	override := throttle.TenantOverride{Policy: p.Name, Tenant: "a", Until: time.Now().Add(24 * 365 * time.Hour),
 		Windows: map[string]throttle.Override{"own": {Limit: 2}}}
 	st.l.SetInterventions(throttle.Interventions{At: time.Now(), Overrides: []throttle.TenantOverride{override}})

@@ -268,8 +268,7 @@ func TestStateRefusesWhatCannotBe(t *testing.T) {
 
 // An explanation says which window denies, the ticket's place, and what goes before it.
 func TestExplainSaysWhyATicketWaits(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 60 * s}, limitertest.SharedWindow(4, 20*s)))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 60 * s}, limitertest.SharedWindow(4, 20*s)))
 	explain := func(ticket string) inspect.TicketState {
 		t.Helper()
 		e, err := inspect.Of(st.l).Explain(t.Context(), "p", limitertest.Ticket(ticket))
@@ -280,9 +279,9 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	st.at(s)
 	st.joins("a4", "b2", "c1")
 	place := st.joins("c2")
-	before := limitertest.Dump(t, client)
+	before := limitertest.Dump(t, st.client)
 	own, shared := explain("a4"), explain("c2")
-	limitertest.Equal(t, fmt.Sprint(limitertest.Dump(t, client)), fmt.Sprint(before), before)
+	limitertest.Equal(t, fmt.Sprint(limitertest.Dump(t, st.client)), fmt.Sprint(before), before)
 	if own.Binds != "own" || !own.Expected.Equal(limitertest.At(60*s)) || own.Position != 1 || own.Of != 1 || own.TenantsAhead != 0 || !own.Joined.Equal(limitertest.At(s)) {
 		t.Errorf("%+v", own)
 	}
@@ -312,8 +311,7 @@ window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`
 
 // What goes before a ticket is what the tickets before it cost, not what all of its flow do on average.
 func TestExplainKnowsWhatTheTicketsBeforeCost(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
 	st.cost = 9
 	st.granted("a0")
 	for i, cost := range []int64{0, 1, 9} {
@@ -357,10 +355,9 @@ func TestStateHasOneFormAsJSON(t *testing.T) {
 
 // What binds beside the windows is named where they are shown: what the upstream has left, and a pause.
 func TestWhatBindsBesideTheWindowsIsNamed(t *testing.T) {
-	client := limitertest.Redis(t)
 	p := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
 	p.Upstream = throttle.UpstreamShared
-	st := newStory(t, client, p)
+	st := newStory(t, limitertest.Redis(t), p)
 	d := st.granted("a1")
 	st.at(s).remaining(d.Reservation, 2, m)
 	st.granted("a2", "a3")

@@ -49,9 +49,8 @@ func TestATakeWhoseReplyIsLost(t *testing.T) {
 }
 
 func TestATakeThatNobodyAcknowledges(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
-	other := limitertest.NewBy(t, client, st.c, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
+	other := limitertest.NewBy(t, st.client, st.c, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 	st.joins("a1", "a2", "a3", "a4", "a5", "a6")
 	st.takes("a1", "a2") // and the process is gone
 	// After 5 s the take counts as lost, and its units still count.
@@ -69,9 +68,8 @@ func TestATakeThatNobodyAcknowledges(t *testing.T) {
 // A copy of a take comes late, as from a proxy: after its own reply, with tickets or without, after an
 // acknowledgement, and after a later take. It takes nothing.
 func TestALateCopyOfATakeTakesNothing(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(100, h)))
-	through := redis.NewClient(client.Options())
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(100, h)))
+	through := redis.NewClient(st.client.Options())
 	defer through.Close()
 	var last []any
 	through.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
@@ -122,153 +120,107 @@ func TestATakeIsRememberedWhileItHoldsTickets(t *testing.T) {
 	}
 }
 
-// A take acknowledges the one before, also if it gets nothing: nobody looks for its tickets later.
-func TestAnEmptyTakeAcknowledges(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
-	st.joins("a1", "a2")
-	st.takes("a1")
-	st.takes()
-	limitertest.Equal(t, client.ZCard(t.Context(), "sluice:{p}:k").Val(), 0)
+// again reserves for a ticket that was taken.
+func (st *story) again(ticket string, r throttle.Request) throttle.Decision {
+	st.Helper()
+	st.next = 0
+	d, err := st.line().ReserveAgain(st.Context(), st.took[ticket], r)
+	limitertest.Must(st, err)
+	return d
 }
 
-// The reply to a put-back is lost. Its caller repeats it after the ticket was taken again, or had
-// been refunded: that changes nothing.
-func TestALatePutBackIsIgnored(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(3, 10*s)))
-	st.joins("a1", "a2", "a3")
-	st.takes("a1", "a2", "a3")
-	first := st.took["a1"]
-	st.at(1 * s).putBack("a1").takes("a1")
-	check := func(want int64) {
-		t.Helper()
-		limitertest.Must(t, st.line().PutBack(t.Context(), []throttle.TakenTicket{first}))
-		limitertest.WantUsed(t, st.l, limitertest.Acme(1), want)
-		st.takes()
-	}
-	check(3)
-	limitertest.Must(t, st.line().Refund(t.Context(), []throttle.TakenTicket{st.took["a1"]}))
-	check(2)
-	first = st.took["a1"]
-	check(2)
-}
-
-// The reply to a ReserveAgain is lost, and its caller gives the ticket's units back. Those of
-// another ticket of the same take stay.
-func TestRefundAfterReserveAgainGivesNothingBack(t *testing.T) {
-	client := limitertest.Redis(t)
-	for _, limit := range []int64{2, 1} { // granted, and denied after a cut
-		st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
-		st.at(0).joins("a1", "a2")
-		st.takes("a1", "a2")
-		st.at(1 * s).set(limitertest.Policy(limitertest.SharedWindow(limit, 10*s)))
-		d, err := st.line().ReserveAgain(t.Context(), st.took["a1"], st.of("a1"))
-		if err != nil || d.Granted != (limit == 2) {
-			t.Fatalf("granted %v, %v", d.Granted, err)
-		}
-		for range 2 {
-			limitertest.Must(t, st.line().Refund(t.Context(), []throttle.TakenTicket{st.took["a1"]}))
-		}
-		limitertest.WantUsed(t, st.l, limitertest.Acme(1), limit)
-		if d.Granted {
-			limitertest.Cancel(t, st.l, d.Reservation)
-			limitertest.WantUsed(t, st.l, limitertest.Acme(1), 1)
-			limitertest.Cancel(t, st.l, st.took["a2"].Decision.Reservation)
-		}
-	}
-}
-
-// A ticket that joined again while it was taken has a new place: what it was granted is given back,
-// once, and it stays there.
-func TestPutBackOfATicketThatJoinedAgain(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(3, 10*s), limitertest.Slots(3)))
-	st.joins("a1", "a2")
-	st.takes("a1", "a2")
-	st.at(s).joins("a3", "a1")
-	for range 2 {
-		st.putBack("a1")
-		limitertest.WantUsed(t, st.l, limitertest.Acme(1), 1, 1)
-	}
-	st.takes("a3", "a1").asks(-1)
-}
-
-func TestReserveAgain(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s), limitertest.Slots(9)))
-	st.joins("a1", "a2", "a3")
-	st.takes("a1", "a2")
-	st.at(1 * s)
-	again := func(ticket string, r throttle.Request) throttle.Decision {
-		d, err := st.line().ReserveAgain(t.Context(), st.took[ticket], r)
-		limitertest.Must(t, err)
-		return d
-	}
-	d := again("a1", st.of("a1")) // although a3 waits
-	if !d.Granted || !d.At.Equal(limitertest.At(1*s)) || !slices.Equal(limitertest.Used(d), []int64{2, 2}) {
-		t.Errorf("%+v", d)
-	}
-	st.cost = 2
-	if d := again("a2", st.of("a2")); d.Granted || !d.Queued || !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
-		t.Errorf("a cost above what was taken: %+v", d)
-	}
-	st.cost = 1
-	st.takes("a3") // the unit that a2 gave back
-	if !st.line().Matches(st.took["a3"], st.of("a3")) || st.line().Matches(st.took["a3"], st.of("b3")) || st.line().Matches(st.took["a3"], limitertest.Acme(1)) {
-		t.Error("Same")
-	}
-	other := st.of("a3")
-	other.Policy = "other"
-	if st.line().Matches(st.took["a3"], other) {
-		t.Error("another policy is the same")
-	}
-}
-
-// The policy got another window since the take: that gives nothing back for the ticket.
-func TestReserveAgainByAPolicyWithAnotherWindow(t *testing.T) {
-	client := limitertest.Redis(t)
-	shared := limitertest.SharedWindow(2, 10*s)
-	st := newStory(t, client, limitertest.Policy(shared))
-	st.at(0).joins("a1", "a2")
-	st.takes("a1", "a2")
-	day := limitertest.Quota(2, "@daily", "UTC")
-	day.Scope = throttle.ScopeShared
-	st.at(1 * s).set(limitertest.Policy(shared, day))
-	for want, ticket := range []string{"a1", "a2"} {
-		d, err := st.line().ReserveAgain(t.Context(), st.took[ticket], st.of(ticket))
-		if err != nil || !d.Granted || !slices.Equal(limitertest.Used(d), []int64{2, int64(want + 1)}) {
-			t.Errorf("%s: granted %v, used %v, %v", ticket, d.Granted, limitertest.Used(d), err)
-		}
-	}
-}
-
-// A caller that repeats a ReserveAgain gives the ticket's units back once: those of another ticket
-// of the same take stay. With a key it is charged once, too.
-func TestARepeatedReserveAgainGivesBackOnce(t *testing.T) {
-	client := limitertest.Redis(t)
-	for _, key := range []string{"", "key"} {
-		st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9)))
-		st.at(0).joins("a1", "a2")
-		st.takes("a1", "a2")
-		st.at(1 * s)
-		r := st.of("a1")
-		r.IdempotencyKey = key
-		for _, want := range []int64{2, map[string]int64{"": 3, "key": 2}[key]} {
-			d, err := st.line().ReserveAgain(t.Context(), st.took["a1"], r)
-			if err != nil || !d.Granted || !slices.Equal(limitertest.Used(d), []int64{want, want}) {
-				t.Fatalf("key %q: granted %v, used %v, want %d, %v", key, d.Granted, limitertest.Used(d), want, err)
+// What was taken is used, put back, refunded or reserved again: once, however often a call whose reply
+// was lost is repeated.
+func TestWhatWasTaken(t *testing.T) {
+	t.Parallel()
+	two, three := limitertest.SharedWindow(2, 10*s), limitertest.SharedWindow(3, 10*s)
+	both := limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9))
+	tell(t, map[string]scenario{
+		"a take acknowledges the one before, also if it gets nothing": {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), func(st *story) {
+			st.joins("a1", "a2")
+			st.takes("a1").takes()
+			limitertest.Equal(st, st.client.ZCard(st.Context(), "sluice:{p}:k").Val(), 0)
+		}},
+		"a late put-back is ignored": {limitertest.Policy(three), func(st *story) {
+			st.joins("a1", "a2", "a3")
+			first := st.takes("a1", "a2", "a3").took["a1"]
+			second := st.at(s).putBack("a1").takes("a1").took["a1"]
+			st.took["a1"] = first
+			st.putBack("a1").used(3).takes()
+			st.took["a1"] = second
+			st.refunds("a1").used(2)
+			st.putBack("a1").used(2).takes()
+		}},
+		// The ticket has a new position, and stays there.
+		"a ticket that joined again is put back": {limitertest.Policy(three, limitertest.Slots(3)), func(st *story) {
+			st.joins("a1", "a2")
+			st.takes("a1", "a2").at(s).joins("a3", "a1")
+			st.putBack("a1").used(1, 1).putBack("a1").used(1, 1)
+			st.takes("a3", "a1").asks(-1)
+		}},
+		"reserved again, although others wait": {limitertest.Policy(two, limitertest.Slots(9)), func(st *story) {
+			st.joins("a1", "a2", "a3")
+			st.takes("a1", "a2").at(s)
+			d := st.again("a1", st.of("a1"))
+			limitertest.WantGranted(st, d, 2, 2)
+			limitertest.Equal(st, d.At, limitertest.At(s))
+			st.cost = 2 // above what was taken
+			if d := st.again("a2", st.of("a2")); d.Granted || !d.Queued || !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
+				st.Errorf("%+v", d)
 			}
-		}
-		client.FlushAll(t.Context())
-	}
+			st.cost = 1
+			st.takes("a3") // the unit that a2 gave back
+			other := st.of("a3")
+			other.Policy = "other"
+			for _, r := range []throttle.Request{st.of("a3"), st.of("b3"), limitertest.Acme(1), other} {
+				want := r.Ticket.ID == "a3" && r.Policy == "p"
+				limitertest.Equal(st, st.line().Matches(st.took["a3"], r), want, r)
+			}
+		}},
+		"reserved again, and refunded": {limitertest.Policy(two), func(st *story) {
+			st.joins("a1", "a2")
+			st.takes("a1", "a2").at(s)
+			d := st.again("a1", st.of("a1"))
+			limitertest.WantGranted(st, d, 2)
+			st.refunds("a1").refunds("a1").used(2)
+			limitertest.Cancel(st, st.l, d.Reservation)
+			st.used(1)
+		}},
+		"denied again, and refunded": {limitertest.Policy(two), func(st *story) {
+			st.joins("a1", "a2")
+			st.takes("a1", "a2").at(s).set(limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
+			limitertest.Equal(st, st.again("a1", st.of("a1")).Granted, false)
+			st.refunds("a1").refunds("a1").used(1)
+		}},
+		"reserved again, after a window came": {limitertest.Policy(two), func(st *story) {
+			st.joins("a1", "a2")
+			day := limitertest.Quota(2, "@daily", "UTC")
+			day.Scope = throttle.ScopeShared
+			st.takes("a1", "a2").at(s).set(limitertest.Policy(two, day))
+			limitertest.WantGranted(st, st.again("a1", st.of("a1")), 2, 1)
+			limitertest.WantGranted(st, st.again("a2", st.of("a2")), 2, 2)
+		}},
+		// Those of another ticket of the same take stay.
+		"reserved again twice, its units are given back once": {both, func(st *story) {
+			st.joins("a1", "a2")
+			st.takes("a1", "a2").at(s)
+			limitertest.WantGranted(st, st.again("a1", st.of("a1")), 2, 2)
+			limitertest.WantGranted(st, st.again("a1", st.of("a1")), 3, 3)
+		}},
+		"reserved again twice by a key, it is charged once": {both, func(st *story) {
+			st.joins("a1", "a2")
+			r := st.takes("a1", "a2").at(s).of("a1")
+			r.IdempotencyKey = "key"
+			limitertest.WantGranted(st, st.again("a1", r), 2, 2)
+			limitertest.WantGranted(st, st.again("a1", r), 2, 2)
+		}},
+	})
 }
 
 // What was granted to a ticket, and its repeat by the key, are one reservation: cancelled by both,
 // it is given back once. Of a ticket whose key was granted before, the units are given back.
 func TestAKeyIsOneReservation(t *testing.T) {
-	client := limitertest.Redis(t)
-	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9)))
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9)))
 	st.joins("a1", "a2", "a3", "a4")
 	st.takes("a1", "a2", "a3", "a4")
 	st.at(1 * s)

@@ -157,10 +157,9 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 
 // A request that a pause denies learns of it: until when, and why.
 func TestAPauseIsTheReason(t *testing.T) {
-	client := limitertest.Redis(t)
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: 10 * s}, limitertest.SharedWindow(10, 10*s))
 	p.Upstream, p.MaxPause, p.Adapt = throttle.UpstreamShared, 10*m, throttle.AdaptOff
-	st := newStory(t, client, p)
+	st := newStory(t, limitertest.Redis(t), p)
 	pause := func(tenant string, d, want time.Duration) {
 		t.Helper()
 		r := st.l.Attach(throttle.Reservation{Request: of(tenant)})

@@ -1,16 +1,11 @@
 package linetest
 
 import (
-	"container/heap"
-	"fmt"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func TestQueuesShareALine(t *testing.T) {
@@ -58,67 +53,6 @@ func TestQueuesShareALine(t *testing.T) {
 			st.newcomer("b", false)
 		}},
 	})
-}
-
-const spacing = 7 * ms // of appointments
-
-// Up to 285 idle servers together ask the line every 7 ms, and again after a take that got all that
-// it asked for. A ticket that is due is taken at the next of these times. However many servers there
-// are, each asks within two seconds.
-func TestAppointments(t *testing.T) {
-	t.Parallel()
-	client := throttletest.Client(t, throttletest.Redis(t))
-	const again = 500 * us
-	for _, servers := range []int{1, 7, 300} {
-		st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(1, 100*ms)))
-		const tickets = 20
-		for i := range tickets {
-			st.joins(fmt.Sprint("a", i))
-		}
-		var asks moments
-		now, seq := time.Duration(0), 0
-		ask := func(l *throttle.Limiter) {}
-		at := func(d time.Duration, l *throttle.Limiter) {
-			seq++
-			heap.Push(&asks, moment{d, seq, func() { ask(l) }})
-		}
-		perSecond, late := map[int]int{}, []time.Duration{}
-		ask = func(l *throttle.Limiter) {
-			taken := limitertest.Take(t, l, 1, "q")
-			perSecond[int(now/s)]++
-			for range taken.Tickets {
-				late = append(late, now-steps(len(late))*100*ms)
-			}
-			if taken.Next > 2*s {
-				t.Errorf("%d servers: one asks again in %v", servers, taken.Next)
-			}
-			if taken.Next >= 0 {
-				// Each is late by what a network and a loop cost.
-				at(now+taken.Next+time.Duration(seq%5)*again/5, l)
-			}
-		}
-		for i := range servers {
-			at(time.Duration(i)*s/time.Duration(servers), st.server().l)
-		}
-		for len(asks) > 0 && len(late) < tickets {
-			next := heap.Pop(&asks).(moment)
-			now = next.at
-			st.at(now)
-			next.do()
-		}
-		for second, n := range perSecond {
-			if second > 0 && n > max(int(s/spacing), servers/2)+10 { // and after each of ten tickets
-				t.Errorf("%d servers ask %d times in second %d", servers, n, second)
-			}
-		}
-		// Each start is late by what those before it were, too.
-		for i := len(late) - 1; i > 0; i-- {
-			late[i] -= late[i-1]
-		}
-		if worst := slices.Max(late[1:]); len(late) < tickets || worst > spacing+again {
-			t.Errorf("%d servers: %d taken, late by %v", servers, len(late), late)
-		}
-	}
 }
 
 // nudges joins, a microsecond apart, and fails unless each of the tickets wakes a server, or none does.

@@ -34,9 +34,16 @@ func edited(edits []func(string) string) (edit func(string) string, check func()
 
 var expiry = regexp.MustCompile(`(redis\.call\('SET', .*), '[PE]X', .*\)( end)?\n`)
 
+var edits sync.Map // by text: most limiters of a test have the same scripts
+
 // WithoutExpiry lets every key live for ever.
 func WithoutExpiry(text string) string {
-	return strings.Replace(expiry.ReplaceAllString(text, "$1)$2\n"), "redis.call('EXPIRE', key, seconds)", "", 1)
+	if known, ok := edits.Load(text); ok {
+		return known.(string)
+	}
+	edit := strings.Replace(expiry.ReplaceAllString(text, "$1)$2\n"), "redis.call('EXPIRE', key, seconds)", "", 1)
+	edits.Store(text, edit)
+	return edit
 }
 
 var shortExpiry = regexp.MustCompile(`(redis\.call\('SET', .*), 'PX', .*\)( end)?\n`)

@@ -81,21 +81,6 @@ func (st *story) refusedAt(at time.Duration, ticket string) {
 	st.at(at+10*ms).pause(d.Reservation, 0)
 }
 
-// The rate grows fast at first, hardly near the rate that was refused, and faster beyond.
-func TestTheRateRemembersWhereItWasRefused(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
-	st.refusedAt(0, "a1")
-	st.refusedAt(s, "a2") // it was refused at 10/s, and cut to 8.75/s
-	const cut, peak = 1010*ms + 125*ms, (10 + 8.75) / 2
-	half := time.Duration(math.Cbrt((peak-8.75)/10/1e-4) / 2 * float64(s)) // of the way to the peak
-	for _, row := range []struct {
-		after time.Duration
-		rate  float64
-	}{{0, 8.75}, {half, peak - (peak-8.75)/8}, {2 * half, peak}, {3 * half, peak + (peak-8.75)/8}, {4 * half, 10}, {8 * half, 10}} {
-		st.at(cut+row.after).rates("a", row.rate)
-	}
-}
-
 // However often calls are refused, a 64th of the rate goes on, and tries again.
 func TestTheRateHasAFloor(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(64, s)))

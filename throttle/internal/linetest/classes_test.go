@@ -121,16 +121,16 @@ func TestShareOfABatch(t *testing.T) {
 		p := limitertest.Policy(c.windows...)
 		p.BatchShare = 0.1
 		st := newStory(t, client, p)
-		st.joinMany("q", "live", 450)
+		st.joinMany("q", "live", 250)
 		st.cost = c.cost
 		st.batch().joinMany("q", "live-batch", 1) // another tenant: where only tenants count it has room
-		for i := range 100 {
+		for i := range 60 {
 			r := st.of("live")
 			r.Tenant, r.Ticket.ID = "live", fmt.Sprint("batch", i)
 			limitertest.Join(t, st.l, r)
 		}
 		units := map[throttle.Class]int64{}
-		for units[throttle.ClassLive]+units[throttle.ClassBatch] < 400 {
+		for units[throttle.ClassLive]+units[throttle.ClassBatch] < 200 {
 			taken := limitertest.Take(t, st.l, c.most, "q")
 			for _, ticket := range taken.Tickets {
 				if r := ticket.Decision.Reservation; r.Tenant == "live" {

@@ -118,14 +118,14 @@ func TestTagsOfTenantsThatLeft(t *testing.T) {
 		"three scopes": {limitertest.SharedWindow(10, s), {Name: "region", Limit: 100, Period: s, Scope: throttle.Per("region")}},
 	} {
 		weights := map[string]float64{}
-		for i := range 50 {
+		for i := range 25 {
 			weights[fmt.Sprint("visitor", i)] = 0.2 // a visit moves the tag by what five others take
 		}
 		st := newStory(t, client, weighted(weights, windows...))
 		st.with = map[string]string{"region": "north"}
-		st.joinMany("q", "bulk", 600)
+		st.joinMany("q", "bulk", 300)
 		most := 0
-		for i := range 50 {
+		for i := range 25 {
 			st.joinMany("q", fmt.Sprint("visitor", i), 1)
 			for _, n := range []int{3, 7} { // the others catch up in between
 				st.shares(n, 1, "q")

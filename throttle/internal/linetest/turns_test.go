@@ -194,10 +194,10 @@ func TestPrioritiesHoldInEveryWindow(t *testing.T) {
 		queues := map[string]int{"critical": 6, "default": 3, "low": 1}
 		for queue := range queues {
 			for i := range c.tenants {
-				st.joinMany(queue, string(rune('a'+i)), 200/c.tenants)
+				st.joinMany(queue, string(rune('a'+i)), 100/c.tenants)
 			}
 		}
-		for window, got := range windowsOf(st, queues, 12) {
+		for window, got := range windowsOf(st, queues, 6) {
 			t.Logf("%2d  %-14s %-8s %s", window+1, strings.Repeat("c", got["critical"]), strings.Repeat("d", got["default"]), strings.Repeat("l", got["low"]))
 			for queue, priority := range queues {
 				if n := got[queue]; n < 2*priority-1 || n > 2*priority+1 {

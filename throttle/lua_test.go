@@ -273,7 +273,7 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 			t.Errorf("%s: leases are %v in Lua, %v in Go", name, leases, a.Leases)
 		}
 	}
-	if len(functions) != 13 {
+	if len(functions) != 12 {
 		t.Errorf("scope.lua lists %d functions", len(functions))
 	}
 }

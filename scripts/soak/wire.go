@@ -183,11 +183,11 @@ func takesIn(reply []byte) map[string]take {
 		if !ok {
 			continue
 		}
-		// "ticket costs rank flow key tenant status", then when it was granted: take.lua in
+		// "ticket RECORD tenant status", six words, then when it was granted: take.lua in
 		// throttle/internal/script/lua.
 		fields := strings.Fields(ticket)
 		granted, err := strconv.ParseInt(strings.TrimSpace(strings.TrimPrefix(string(values[i+1]), ":")), 10, 64)
-		if err != nil || len(fields) != 7 || fields[6] != "1" {
+		if err != nil || len(fields) != 6 || fields[5] != "1" {
 			continue
 		}
 		id, ok := taskOf(fields[0])

@@ -11,17 +11,12 @@ import (
 //go:embed lua
 var files embed.FS
 
-// The files of a script, besides those of its algorithms. A file uses only earlier files.
+// The files of a script, besides those of its algorithms and its own. A file uses only earlier files. The
+// ones after the first stand in functions, as most calls need neither what few calls need nor a line.
 const (
-	line = "line_appointments line_units line_fair line_places line_order line_write line "
-	join = "line_eta line_join "
-)
-
-// Functions that most calls do not need stand in one, which is called once by calls that need them. It
-// returns these.
-const (
-	extrasOfTake   = "new_join upstream"
-	extrasOfDecide = "denied fields granted_before line_of read_place replace upstream verb"
+	base = " scope windows request"
+	more = "upstream request_more verbs"
+	line = "line_appointments line_units line_fair line_places line_order line_write line line_eta line_join line_take"
 )
 
 // scripts are shared by all policies that count by the same algorithms and have the same constants.
@@ -52,25 +47,19 @@ func (r *Runner) script(p *Policy, body string) *redis.Script {
 	return redis.NewScript(text)
 }
 
-// Text puts a script together.
+// Text puts a script together. Lua captures names of an outer function faster than its own.
 func Text(algorithms []string, body string) string {
-	own := strings.Join(algorithms, " ")
-	if body == "take" {
-		return texts("codec", own, "scope windows", line) +
-			function("extras", texts("upstream request_more", join), extrasOfTake) +
-			texts("line_take take")
-	}
-	return texts("codec", own, "scope windows request") +
-		function("extras", texts("upstream request_more")+
-			function("line_files", texts(line, join), "new_join new_line")+
-			texts("verbs"), extrasOfDecide) +
-		texts("decide")
+	return texts("codec") + "return (function()\n" + texts(strings.Join(algorithms, " ")+base) +
+		function("extras",
+			texts(more)+function("line_files", texts(line), "expire new_join new_line new_take"),
+			"denied fields granted_before line_of replace upstream verb") +
+		texts(body) + "end)()\n"
 }
 
-// texts returns the texts of files, by lists of their names.
-func texts(names ...string) string {
+// texts returns the texts of files, by their names.
+func texts(names string) string {
 	var b strings.Builder
-	for _, name := range strings.Fields(strings.Join(names, " ")) {
+	for name := range strings.FieldsSeq(names) {
 		b.WriteString(File(name) + "\n")
 	}
 	return b.String()
@@ -80,7 +69,7 @@ func texts(names ...string) string {
 func function(name, text, returns string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "function %s(call)\n%sreturn {", name, text)
-	for _, name := range strings.Fields(returns) {
+	for name := range strings.FieldsSeq(returns) {
 		fmt.Fprintf(&b, "%[1]s = %[1]s, ", name)
 	}
 	return b.String() + "}\nend\n"

@@ -20,9 +20,8 @@ func (r *Runner) Tickets(ctx context.Context, policy string, do func(queues, ids
 	return r.pages(ctx, Prefix(r.Prefix, policy)+"t", 500, func(names, records []string) error {
 		var queues, ids, flows []string
 		for i, name := range names {
-			t, err := ReadTicket(name, records[i])
-			if queue, id, ok := parseTicket(name); ok && err == nil && !strings.HasPrefix(queue, "!") {
-				queues, ids, flows = append(queues, queue), append(ids, id), append(flows, t.Flow)
+			if t, err := ReadTicket(name, records[i]); err == nil && !strings.HasPrefix(t.Queue, "!") {
+				queues, ids, flows = append(queues, t.Queue), append(ids, t.ID), append(flows, t.Flow)
 			}
 		}
 		return do(queues, ids, flows)

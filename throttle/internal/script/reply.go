@@ -97,15 +97,18 @@ type Taken struct {
 	Tickets []TakenTicket
 }
 
+// A Ticket is one that waits in a line, or that left it.
+type Ticket struct {
+	Queue, ID, Flow, Costs, Key string
+	Rank, Since                 int64 // when it began to wait (us)
+}
+
+// Joined returns when it joined the line (us).
+func (t Ticket) Joined() int64 { return max(LineZero-t.Rank, t.Rank-LineZero) }
+
 // A TakenTicket is one that left the line.
 type TakenTicket struct {
-	Queue, ID string
-	Key       string
-	Flow      string
-	Costs     string
-	Rank      int64
-	Joined    int64 // and
-	Since     int64 // when it began to wait first (us)
+	Ticket
 	At        int64 // when it was granted (us)
 	NeverFits bool
 	Scopes    string // if it joined by scopes that the policy has not: all of its scopes, for ParseScopes
@@ -239,49 +242,35 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 // LineZero is the rank of time 0 at the end of the line: ranks in front of all are below it.
 const LineZero = 1 << 52
 
-// joinedAt returns when a ticket joined (us), by its rank.
-func joinedAt(rank int64) int64 { return max(LineZero-rank, rank-LineZero) }
-
-// readTicket reads "ticket costs rank flow key tenant status:scopes". A ticket that was charged gets the
-// ID.
+// readTicket reads "TICKET RECORD TENANT STATUS:SCOPES". A ticket that was charged gets the ID.
 func readTicket(text, id string) (t TakenTicket, ok bool) {
+	name, text, _ := strings.Cut(text, " ")
 	f := strings.Split(text, " ")
-	if len(f) != 7 {
+	if len(f) != 5 {
 		return t, false
 	}
-	queue, name, ok := parseTicket(f[0])
-	rank, err := strconv.ParseInt(f[2], 10, 64)
-	if !ok || err != nil {
-		return t, false
-	}
-	status, scopes, _ := strings.Cut(f[6], ":")
-	t = TakenTicket{
-		Queue: queue, ID: name, Joined: joinedAt(rank), Flow: f[3], Costs: unescapeWord(f[1]), Rank: rank,
-		NeverFits: status == "7", Scopes: scopes, Tenant: unescapeWord(f[5]),
-	}
-	t.Key, t.Since = readKey(f[4], rank)
+	waited, err := ReadTicket(name, strings.Join(f[:3], " "))
+	status, scopes, _ := strings.Cut(f[4], ":")
+	t = TakenTicket{Ticket: waited, NeverFits: status == "7", Scopes: scopes, Tenant: unescapeWord(f[3])}
 	if status == "1" {
 		t.Granted = id
 	}
-	return t, slices.Contains([]string{"1", "7", "8"}, status)
-}
-
-// A Ticket is one that waits in a line.
-type Ticket struct {
-	Flow, Costs, Key string
-	Since            int64 // when it began to wait (us)
+	return t, err == nil && slices.Contains([]string{"1", "7", "8"}, status)
 }
 
 // ReadTicket reads "costs |VALUES key", behind its rank of 16 digits, as lua/line.lua keeps it.
-func ReadTicket(name, record string) (Ticket, error) {
+func ReadTicket(name, record string) (t Ticket, err error) {
 	digits := record[:min(16, len(record))]
 	f := strings.Split(record[len(digits):], " ")
-	rank, err := strconv.ParseInt(digits, 10, 64)
-	if len(f) != 3 || err != nil {
-		return Ticket{}, &ReplyError{fmt.Sprintf("ticket %q", name)}
+	queue, id, ok := parseTicket(name)
+	t.Rank, err = strconv.ParseInt(digits, 10, 64)
+	if len(f) != 3 || err != nil || !ok {
+		return t, &ReplyError{fmt.Sprintf("ticket %q", name)}
 	}
-	queue, _, _ := strings.Cut(name, "/")
-	t := Ticket{Flow: queue + f[1], Costs: cmp.Or(f[0], "requests=1")}
-	t.Key, t.Since = readKey(f[2], rank)
+	escaped, _, _ := strings.Cut(name, "/")
+	key, since, _ := strings.Cut(f[2], ":")
+	t.Since, _ = strconv.ParseInt(since, 10, 64)
+	t.Since = cmp.Or(t.Since, t.Joined())
+	t.Queue, t.ID, t.Flow, t.Costs, t.Key = queue, id, escaped+f[1], unescapeWord(cmp.Or(f[0], "requests=1")), unescapeWord(key)
 	return t, nil
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"reflect"
 	"strconv"
-	"strings"
 )
 
 // The verbs of requests. lua/decide.lua says more.
@@ -110,13 +109,6 @@ func (p *Place) text() string {
 		text += ":" + strconv.FormatInt(p.Since, 10)
 	}
 	return text
-}
-
-// readKey reads a key and since when its ticket of a rank waits.
-func readKey(text string, rank int64) (key string, since int64) {
-	key, began, _ := strings.Cut(text, ":")
-	since, _ = strconv.ParseInt(began, 10, 64)
-	return unescapeWord(key), cmp.Or(since, joinedAt(rank))
 }
 
 // size is the number of arguments of a request.

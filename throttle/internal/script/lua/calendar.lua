@@ -77,8 +77,6 @@ algorithms['t'] = {
 
   longest = function(window) return 400 * 86400 end,
 
-  used = function(st) return st.used end,
-
   resets_at = function(st, now)
     if st.used == 0 then return now end
     return st.ticks[st.late > 0 and st.at + 2 or st.at + 1] + st.margin

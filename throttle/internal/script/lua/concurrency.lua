@@ -108,8 +108,6 @@ algorithms['c'] = {
     return cost
   end,
 
-  used = function(st) return st.used end,
-
   resets_at = function(st, now)
     if st.first > #st.data then return now end
     return unpack7(st.data, #st.data - LEASE + 1)

@@ -102,7 +102,6 @@ local verbs = {
     local line = call.line
     local waits = r.ticket and line and line.waits(r.ticket)
     local time = windows.fits_at(call, list, r.costs, now, fits)
-    if line then once(extras, call).read_place(r) end
     if time <= now and not r.paused and
       (not line or r.at > 0 or not line.somebody_waits(r, waits and r.ticket)) then
       grant(call, r, list, now)
@@ -112,18 +111,14 @@ local verbs = {
     end
     if r.ticket then
       call.dirty = true
-      local more = once(extras, call)
-      more.read_place(r)
-      local status, low, high, binds, nudge = more.line_of(call).join(r, list, now)
+      local status, low, high, binds, nudge = once(extras, call).line_of(call, r).join(r, list, now)
       return status, call.now, max(time, low), high > 0 and max(time, high) or 0, binds, nudge
     end
     return once(extras, call).denied(call, r, list, now, fits, time)
   end,
 
   join = function(r, list, now, fits, before)
-    local more = once(extras, call)
-    local line = more.line_of(call)
-    more.read_place(r)
+    local line = call.line or once(extras, call).line_of(call, r)
     if before == 3 and not line.waits(r.ticket) then -- it was taken since
       return 3, call.now, now, now
     end
@@ -136,26 +131,12 @@ local verbs = {
 }
 
 -- Everything that the line will be asked for in this call is read at once.
+local requests
 if call.waiting or argv[first] == 'join' then
   local line = once(extras, call).line_of(call)
-  local tickets, flows, nodes, seen = {}, {}, {}, {}
-  for at = first, #argv, stride do
-    if argv[at + 2] ~= '' then tickets[#tickets + 1] = argv[at + 2] end
-    local flow = match(argv[at + 3], '^%S+')
-    if flow and not seen[flow] then
-      seen[flow] = true
-      flows[#flows + 1] = flow
-      local queue = match(flow, '^([^|]*)') .. '|'
-      if sub(queue, -2) == '!|' then call.batches = true end
-      for s = at + 5, call.only_tenants and at or at + 4 + nscopes do
-        if argv[s] ~= ROOT and not seen[queue .. argv[s]] then
-          seen[queue .. argv[s]] = true
-          nodes[#nodes + 1] = queue .. argv[s]
-        end
-      end
-    end
-  end
-  line.prefetch(tickets, flows, nodes)
+  requests = {}
+  for at = first, #argv, stride do requests[#requests + 1] = read_request(call, argv, at) end
+  line.prefetch(requests)
 end
 
 local out, m = {nil, nil, nil, nil, nil, nil}, 0
@@ -166,7 +147,8 @@ local all, open, scope_of = call.windows, call.open, call.scope_of
 
 for at = first, #argv, stride do
   count = count + 1
-  local now, aligned, failed, r = call.now, true, nil, read_request(call, argv, at)
+  local now, aligned, failed = call.now, true, nil
+  local r = requests and requests[count] or read_request(call, argv, at)
   local op, own = r.op, r.own and windows.own_parameters(call, r.own)
   for i = 1, nscopes do
     local suffix = argv[at + 4 + i]
@@ -214,7 +196,7 @@ for at = first, #argv, stride do
     if needs_windows then
       for i = 1, nwindows do -- in this order, as a list that grows in another one costs more
         local algorithm, st = all[i].algorithm, list[scope_of[i]].states[i]
-        out[m + 1], out[m + 2] = algorithm.used(st), algorithm.resets_at(st, now)
+        out[m + 1], out[m + 2] = st.used, algorithm.resets_at(st, now)
         m = m + 2
       end
     end

@@ -71,8 +71,6 @@ algorithms['f'] = {
 
   longest = function(window) return ceil(2 * (window.p2 + window.p3) / 1000000) end,
 
-  used = function(st) return st.used end,
-
   resets_at = function(st, now)
     if st.used == 0 then return now end
     return st.ends

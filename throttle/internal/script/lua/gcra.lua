@@ -50,9 +50,14 @@ local function less_drained(st, units, parts, time)
   return units, parts
 end
 
+-- fill sets the level of the bucket.
+local function fill(st, units, parts)
+  st.units, st.parts, st.used = units, parts, units + (parts > 0 and 1 or 0)
+end
+
 algorithms['g'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
-    local st = {limit = p1, span = p2, drain = p3, units = 0, parts = 0, period = p1 * p2 / p3}
+    local st = {limit = p1, span = p2, drain = p3, units = 0, parts = 0, used = 0, period = p1 * p2 / p3}
     if data then
       if to - from ~= 27 then return nil end
       local units, parts = unpack7(data, from + 7), unpack7(data, from + 14)
@@ -64,7 +69,7 @@ algorithms['g'] = {
         if rest > 0 then parts = parts + 1 end
         if parts >= p2 then units, parts = units + 1, parts - p2 end
       end
-      st.units, st.parts = less_drained(st, units, parts, now - unpack7(data, from))
+      fill(st, less_drained(st, units, parts, now - unpack7(data, from)))
     end
     return st
   end,
@@ -78,7 +83,7 @@ algorithms['g'] = {
   drains = true,
 
   take = function(st, now, cost)
-    st.units = min(st.units + cost, MOST)
+    fill(st, min(st.units + cost, MOST), st.parts)
   end,
 
   -- Units that have drained since the grant may have made room for others: they are not given back.
@@ -87,12 +92,13 @@ algorithms['g'] = {
     if units > st.units or units == st.units and parts > st.parts then
       units, parts = st.units, st.parts
     end
-    st.units, st.parts = st.units - units, st.parts - parts
-    if st.parts < 0 then st.units, st.parts = st.units - 1, st.parts + st.span end
+    if st.parts < parts then
+      fill(st, st.units - units - 1, st.parts - parts + st.span)
+    else
+      fill(st, st.units - units, st.parts - parts)
+    end
     return units
   end,
-
-  used = function(st) return st.units + (st.parts > 0 and 1 or 0) end,
 
   resets_at = function(st, now) return min(now + drain_time(st, st.units, st.parts), MOST) end,
 

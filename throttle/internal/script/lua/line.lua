@@ -66,7 +66,8 @@
 --   new_flow(id, weight, tenant, suffixes, own_text) -> flow
 --   flow_of(id) -> flow, or false
 --   suffixes_of(flow) -> list
---   ticket(id) -> values, costs, key, rank; nil if it is not in line
+--   ticket(id, record) -> values, costs, rank, record
+--                                      of a record, or if that is missing of the line; nil without one
 --   flow_name(id) -> id                of a ticket's flow
 --
 -- The other files each have a function that makes a table of functions, which `once` calls when one
@@ -216,6 +217,7 @@ local function new_line(call)
       heads = nil, head = 1, popped = 0, -- the first tickets, and how many of them were taken
       first = nil,                       -- the first one that is left
       scopes = nil, nodes = nil, static = nil, foreign = nil,
+      aligned = nil,                     -- call.reloads when its scopes stood at one time
     }
   end
 
@@ -251,12 +253,12 @@ local function new_line(call)
     return flow
   end
 
-  function L.ticket(id)
-    local record = L.read('t', id)
+  function L.ticket(id, record)
+    record = record or L.read('t', id)
     if not record then return nil end
-    local rank, costs, values, key = match(record, '^(................)(%S*) (%S*) (%S+)$')
+    local rank, costs, values = match(record, '^(................)(%S*) (%S*)')
     if costs == '' then costs = 'requests=1' end
-    return values, costs, key, rank
+    return values, costs, rank, record
   end
 
   function L.flow_name(id)

@@ -1,7 +1,7 @@
 -- line_join.lua: how tickets enter a line, how they leave it untaken, and when they are expected to start.
 --
 -- new_join(L) returns a table of verbs. A request r is that of request.lua, with its place read.
---   prefetch(tickets, flows, nodes)   reads the queues and these, in few commands
+--   prefetch(requests)                reads what these will ask for, in few commands
 --   waits(id)                         whether the ticket is in line
 --   ticket(id)                        that of line.lua
 --   join(r, list, at) -> status, expected, latest, binds, nudge
@@ -49,7 +49,25 @@ local function new_join(L)
     return flow and flow.n > 0 and flow or new_flow(r)
   end
 
-  local function prefetch(tickets, flows, nodes)
+  local function prefetch(requests)
+    local tickets, flows, nodes, seen = {}, {}, {}, {}
+    for i = 1, #requests do
+      local r = requests[i]
+      if r.ticket then tickets[#tickets + 1] = r.ticket end
+      if r.flow and not seen[r.flow] then
+        seen[r.flow] = true
+        flows[#flows + 1] = r.flow
+        if r.batch then call.batches = true end
+        for s = 1, call.only_tenants and 0 or #r.suffixes do
+          local suffix = r.suffixes[s]
+          local node = r.queue .. '|' .. suffix
+          if suffix ~= ROOT and not seen[node] then
+            seen[node] = true
+            nodes[#nodes + 1] = node
+          end
+        end
+      end
+    end
     L.read_all('t', tickets)
     L.read_all('f', flows)
     L.read_all('u', nodes)

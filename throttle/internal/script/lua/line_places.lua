@@ -19,7 +19,7 @@
 --                                         which is due at that time
 --   place(flow, ticket)                   puts a flow where its first ticket has to wait
 --   load_heads(list, n)                   reads the first tickets of flows, up to n of each
---   first_ticket(flow) -> ticket          {id, costs, rank, key}, or nil
+--   first_ticket(flow) -> ticket          {id, costs, rank, record}, or nil
 --   forget(flow, id, costs)               takes a ticket off everything that counts it
 
 local function new_places(L)
@@ -32,6 +32,7 @@ local function new_places(L)
 
   function places.scopes_of(flow)
     local list = flow.scopes
+    if list and flow.aligned == call.reloads then return list, list[1] and list[1].now or now end
     if not list then
       list = {}
       for _, suffix in ipairs(L.suffixes_of(flow)) do
@@ -49,7 +50,9 @@ local function new_places(L)
       local scope = list[i]
       if scope.own ~= flow.own then scopes.open(call, scope.suffix, scope.of.number, flow.own) end
     end
-    return list, windows.align(call, list)
+    local at = windows.align(call, list)
+    flow.aligned = call.reloads
+    return list, at
   end
 
   -- opens_at returns when to look at a window again that may have room then for a flow's costs, if
@@ -65,7 +68,7 @@ local function new_places(L)
       end
     end
     if scope.upstream then
-      time = once(extras, call).upstream().fits_at(scope, window, st, at, time, cost, ahead)
+      time = upstream().fits_at(scope, window, st, at, time, cost, ahead)
     end
     return time
   end
@@ -185,9 +188,9 @@ local function new_places(L)
         id = flow.heads[1]
         if not id then return nil end
       end
-      local values, costs, key, rank = L.ticket(id)
+      local values, costs, rank, record = L.ticket(id)
       if values == (flow.batch and '!' .. flow.values or flow.values) then
-        flow.first = {id = id, costs = windows.costs_of(call, costs), rank = rank, key = key}
+        flow.first = {id = id, costs = windows.costs_of(call, costs), rank = rank, record = record}
       else -- it was evicted, or is a leftover of a line that expired
         flow.head, flow.popped = flow.head + 1, flow.popped + 1
       end

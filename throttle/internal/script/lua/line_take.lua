@@ -138,8 +138,7 @@ local function new_take(L)
   -- take.lua's reply.
   local function hand_out(taken, flow, ticket, status, at)
     local n = #taken
-    local text = ticket.id .. ' ' .. ticket.costs.text .. ' ' .. ticket.rank .. ' ' ..
-      flow.id .. ' ' .. ticket.key .. ' ' .. flow.tenant .. ' ' .. status
+    local text = ticket.id .. ' ' .. ticket.record .. ' ' .. flow.tenant .. ' ' .. status
     if flow.foreign then text = text .. ':' .. flow.suffixes_text end
     taken[n + 1], taken[n + 2] = text, at
     taken.n = taken.n + 1
@@ -153,7 +152,7 @@ local function new_take(L)
     n = n + 2
     local list, all, scope_of = flow.scopes, call.windows, call.scope_of
     for i = 1, #all do
-      taken[n + i] = status == '1' and all[i].algorithm.used(list[scope_of[i]].states[i]) or 0
+      taken[n + i] = status == '1' and list[scope_of[i]].states[i].used or 0
     end
   end
 
@@ -293,12 +292,14 @@ local function new_take(L)
   end
 
   local function put_back(record)
-    local J = once(extras, call).new_join(L)
+    local J = new_join(L)
     L.read_queues()
     for ticket in gmatch(sub(record, 32), '[^\n]+') do
-      local id, costs, rank, flow_id, key, tenant, weight, suffixes, own =
-        match(ticket, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) %d%S* (%S+) ([^;]*);([^\t]*)')
+      local id, record, key, tenant, weight, suffixes, own =
+        match(ticket, '^(%S+) (%S+ %S+ (%S+)) (%S+) %d%S* (%S+) ([^;]*);([^\t]*)')
       if not L.read('t', id) then
+        local values, costs, rank = L.ticket(id, record)
+        local flow_id = match(id, '^[^/]*') .. values
         local flow = L.flow_of(flow_id) or L.new_flow(flow_id, weight + 0, tenant, suffixes, own)
         J.join({
           ticket = id, flow = flow_id, queue = flow.queue, weight = weight + 0, tenant = tenant,

@@ -8,9 +8,10 @@
 --   lease              its id as leases keep it, once it is needed
 --   known              with `lost`: the record of the last call of the process
 --   before             the cost of the reservation, if that was corrected: the reply of decide.lua
--- and of its place, once that is read: queue, batch (its class), flow, tenant, weight, key.
+-- and of its place, if the call has a line: queue, batch (its class), flow, tenant, weight, key.
 --
 --   read_request(call, argv, at) -> r
+--   read_place(r)                      reads its place, which only a line needs
 --   lease_id(call, r) -> bytes         nil if no window holds its grants
 --   grant(call, r, list, now)          takes the costs
 --
@@ -20,6 +21,12 @@
 
 local KEPT = 60000 -- ms for which a repeated call or request is recognised
 local plain -- one table serves for all requests without a line: nothing keeps them
+
+local function read_place(r)
+  if r.flow or r.place == '' then return end
+  r.flow, r.queue, r.tenant, r.weight, r.key = match(r.place, '^(([^|]*)%S+) (%S+) (%S+) (%S+)$')
+  r.batch = byte(r.queue, -1) == 33
+end
 
 local function read_request(call, argv, at)
   local costs_text, ticket, place, more = argv[at + 1], argv[at + 2], argv[at + 3], argv[at + 4]
@@ -35,6 +42,7 @@ local function read_request(call, argv, at)
   end
   r.op, r.costs_text, r.place = argv[at], costs_text, place
   r.costs = (call.texts[costs_text] or windows.costs_of(call, costs_text)).windows
+  if call.line then read_place(r) end
   return r
 end
 

@@ -4,8 +4,8 @@
 --                                              pause of it ends, and when that is
 --   too_late(call, r, expected, latest, earliest) -> status
 --                                              by which a request that waits until then is refused, or nil
---   read_place(r)                              reads the place, which only a line needs
---   line_of(call) -> J                         the verbs of line_join.lua, set up once
+--   line_of(call, r) -> J                      the verbs of line_join.lua, set up once; it reads the
+--                                              request's place, if there is one
 --   denied(call, r, list, now, fits, time) -> status, at, expected, latest, binds
 --                                              the answer to a denied request without a place in line
 --   granted_before(call, r) -> status, at      2 if its key was granted, 10 if that was another request;
@@ -32,18 +32,12 @@ local function too_late(call, r, expected, latest, earliest)
   return nil
 end
 
-local function read_place(r)
-  if r.flow or r.place == '' then return end
-  r.flow, r.tenant, r.weight, r.key = match(r.place, '^(%S+) (%S+) (%S+) (%S+)$')
-  r.queue = match(r.flow, '^[^|]*')
-  r.batch = sub(r.queue, -1) == '!'
-end
-
-local function line_of(call)
+local function line_of(call, r)
   if not call.line then
-    local files = line_files(call)
+    local files = once(line_files, call)
     call.line = files.new_join(files.new_line(call))
   end
+  if r then read_place(r) end
   return call.line
 end
 
@@ -62,7 +56,6 @@ local function denied(call, r, list, now, fits, time)
     end
   end
   if call.line then
-    read_place(r)
     local low, high, by = call.line.expect(r, list, now, fits)
     if low > time then time, binds = low, by end
     latest = high > 0 and latest > 0 and max(latest, high) or 0

@@ -12,15 +12,15 @@
 --   load(p1, p2, p3, p4, now, data, from, to) -> st
 --                                  the state at `now`, from the parameters and the payload, if there
 --                                  is one: data[from .. to]; nil if that has another shape.
---                                  st.limit: the most units that ever fit; st.period, if the
---                                  window has a rate: how long it takes for that many (us)
+--                                  st.limit: the most units that ever fit; st.used: the units that
+--                                  count; st.period, if the window has a rate: how long it takes for
+--                                  st.limit units (us)
 --   fits_at(st, now, from, cost, ahead, each) -> time >= from
 --                                  the earliest time at which `cost` units fit if `ahead` units go
 --                                  first, in tickets of `each` (1: any); it only reads
 --   take(st, now, cost, hold, id)  counts `cost` units; reservation `id` may hold them for `hold`
 --   give_back(st, now, at, cost, id) -> units
 --                                  gives back units that were taken at `at` and still count
---   used(st) -> units              the units that count
 --   resets_at(st, now) -> time     when nothing is counted any more
 --   payload(st, now) -> bytes      or three strings that follow each other, as every copy of a long
 --                                  one costs time
@@ -90,11 +90,11 @@ end
 
 -- reload brings the states to a later time, or to other parameters.
 local function reload(scope, now)
-  local list, before = scope.of.windows, scope.now
-  scope.now = now
+  local list, before, call = scope.of.windows, scope.now, scope.call
+  scope.now, call.reloads = now, call.reloads + 1
   for j = 1, #list do
     local i = list[j]
-    local st, algorithm = scope.states[i], scope.call.windows[i].algorithm
+    local st, algorithm = scope.states[i], call.windows[i].algorithm
     local kept = (algorithm.kept_until or algorithm.resets_at)(st, before)
     local payload = kept > before and concat({algorithm.payload(st, before)})
     load_window(scope, i, payload, 1, payload and #payload)

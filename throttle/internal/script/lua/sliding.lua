@@ -133,8 +133,6 @@ algorithms['s'] = {
     st.time, st.units, st.began = now, cost, now
   end,
 
-  used = function(st) return st.used end,
-
   resets_at = function(st, now) return st.units > 0 and st.time + st.period or now end,
 
   payload = function(st, now)

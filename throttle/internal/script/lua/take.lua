@@ -11,7 +11,7 @@
 -- units each window has counted then:
 --   at     when this was answered (us)
 --   next   when to ask again (us), `at` for at once; 0: nobody waits in these queues
---   text   "ticket costs rank flow key tenant status"
+--   text   "ticket rankcosts values key tenant status", in the middle the record of line.lua
 --          status 1: granted; 7: never fits, and is not charged; 8: joined when the policy had not
 --          all its scopes, or is of a tenant that is exempt by now, and is not charged. If it
 --          joined by scopes that the policy has not, ":SUFFIX+SUFFIX..." follows: all of its scopes
@@ -50,7 +50,7 @@ if #before > 0 then
     if not held then return {now, now, id_base} end -- that was then
     local out, taken_at = {now, unpack7(before, 15), sub(before, 22, 31)}, unpack7(before, 8)
     local tickets = redis.call('GETRANGE', own_key, '31', '-1')
-    for text, at in gmatch(tickets, '(%S+ %S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
+    for text, at in gmatch(tickets, '(%S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
       out[#out + 1] = text
       out[#out + 1] = at == '' and taken_at or at + 0
       for _ = 1, #call.windows do out[#out + 1] = 0 end
@@ -69,8 +69,10 @@ if not call.waiting and redis.call('EXISTS', P .. 'k') == 0 then
   return remember(0, '', KEPT)
 end
 call.id_base = id_base
-local L = new_line(call)
-local T = new_take(L)
+once(extras, call)
+local files = once(line_files, call)
+local L = files.new_line(call)
+local T = files.new_take(L)
 local lost = format('%d', now - LOST)
 for _, other in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', lost, 'LIMIT', '0', PUT_BACK)) do
   if other ~= process then -- whose take before is acknowledged by this call
@@ -88,7 +90,7 @@ for i = 1, ARGV[first + 2] + 0 do
 end
 local next_time = T.take(queues, ARGV[first + 3] == '1', ARGV[first] + 0, appointment, taken)
 scopes.write_all(call)
-local finish = L.dead_claims and once(extras, call).new_join(L).finish or L.finish
+local finish = L.dead_claims and files.new_join(L).finish or L.finish
 finish()
 taken[2] = next_time
 -- A claim whose process is gone is not put back: nobody would take it.
@@ -96,7 +98,7 @@ local lasts = taken.n > 0 and not L.queue_of(queues[1].name).claims
 remember(next_time, concat(taken.kept), lasts and L.ttl .. '000' or KEPT)
 if lasts then
   redis.call('ZADD', P .. 'k', format('%d', now), process)
-  expire(P .. 'k', L.ttl)
+  files.expire(P .. 'k', L.ttl)
 elseif held then
   redis.call('ZREM', P .. 'k', process)
 end

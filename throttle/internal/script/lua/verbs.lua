@@ -37,7 +37,6 @@ local function new_verbs(call)
 
   function verbs.peek(r, list, now, fits)
     local time, line = windows.fits_at(call, list, r.costs, now, fits), call.line
-    read_place(r)
     if time > now or r.paused or line and line.somebody_waits(r, r.ticket) then
       return denied(call, r, list, now, fits, time)
     end
@@ -55,13 +54,11 @@ local function new_verbs(call)
 
   function verbs.refresh(r, list, now)
     if not call.line then return 8, now end
-    read_place(r)
     call.line.refresh(r)
     return 1, now
   end
 
   function verbs.expect(r, list, now, fits)
-    read_place(r)
     local low, high, binds
     if call.line and r.flow then low, high, binds = call.line.stands(r, list, now, fits) end
     if low then return 6, call.now, low, high, binds end
@@ -217,17 +214,13 @@ local function new_verbs(call)
     local time = until_all(list, now, r.costs, costs)
     each(list, function(scope, i)
       scopes.touch(scope, now)
-      local used = call.windows[i].algorithm.used
-      given = given + used(scope.states[i])
+      local before = scope.states[i].used
       fits[i] = give_back(r, scope, i, now, costs[i])
-      given = given - used(scope.states[i])
+      given = given + before - scope.states[i].used
     end)
     remember(r, {again = r.state.again, cancelled = 1}, time)
     if r.once then redis.call('DEL', call.P .. 'n:' .. r.once) end
-    if call.line then
-      read_place(r)
-      if r.flow then call.line.take_back(r) end
-    end
+    if call.line and r.flow then call.line.take_back(r) end
     look_again(call, r)
     return given > 0 and 1 or 8, now, now
   end
@@ -235,8 +228,8 @@ local function new_verbs(call)
   -- A put-back that comes again gives nothing back: the ticket may have been taken since, and others
   -- may have got its units.
   function verbs.put_back(r, list, now, fits)
-    local line = line_of(call)
-    local _, _, _, rank = line.ticket(r.ticket)
+    local line = line_of(call, r)
+    local _, _, rank = line.ticket(r.ticket)
     if rank and rank + 0 == r.rank then return 8, now end -- it was put back
     verbs.cancel(r, list, now, fits)
     if r.cancelled then return 8, now end

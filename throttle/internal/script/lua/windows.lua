@@ -21,6 +21,7 @@
 --   scope_of                    the number of the scope of each window
 --   open                        the scopes that were opened, by key
 --   raw                         values that were read ahead, by key
+--   reloads                     how often scopes were brought to another time, or to other parameters
 --   texts                       costs and own parameters that were read, by text
 --   dirty, line                 see request.lua
 --   waiting                     the count of the line (line.lua); nil or false if nobody waits
@@ -159,7 +160,8 @@ local function read_policy()
     }
   end
   for place, head, unit, p1, p2, rest in gmatch(argv[5], '(%d+) (%S+) (%S+) (%d+) (%d+) (%S+);') do
-    local algorithm, of, p3, p4 = algorithms[sub(head, -1)], scopes[place + 0].windows, 0, 0
+    local number, algorithm, p3, p4 = place + 0, algorithms[sub(head, -1)], 0, 0
+    local of = scopes[number].windows
     if algorithm.release then leases = true end
     if rest ~= '-' then
       p3, p4 = match(rest, '^(%d+),(%S+)$')
@@ -175,12 +177,12 @@ local function read_policy()
       name = sub(head, 1, -2), unit = unit, algorithm = algorithm, head = head,
       p1 = p1 + 0, p2 = p2 + 0, p3 = p3, p4 = p4,
     }
-    scope_of[nwindows] = place + 0
+    scope_of[nwindows] = number
     of[#of + 1] = nwindows
   end
   return {
     P = sub(KEYS[1], 1, -2), now = now, scopes = scopes, windows = list, scope_of = scope_of,
-    open = {}, raw = {}, texts = {}, dirty = false, leases = leases,
+    open = {}, raw = {}, texts = {}, reloads = 0, dirty = false, leases = leases,
   }
 end
 

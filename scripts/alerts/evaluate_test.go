@@ -6,12 +6,9 @@ import (
 	"bufio"
 	"compress/gzip"
 	"context"
-	"fmt"
 	"log/slog"
-	"maps"
 	"math"
 	"os"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,38 +51,6 @@ type scrape struct {
 
 // A recording is all scrapes of a story, in order.
 type recording []scrape
-
-// used are the names of the metrics in the rules.
-func used(t *testing.T) map[string]bool {
-	t.Helper()
-	text, err := os.ReadFile(rulesFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	names := map[string]bool{}
-	for _, name := range regexp.MustCompile(`sluice_[a-z_]+`).FindAllString(string(text), -1) {
-		names[name] = true
-	}
-	return names
-}
-
-// save writes a recording.
-func (r recording) save(t *testing.T, path string) {
-	t.Helper()
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	w := gzip.NewWriter(f)
-	defer w.Close()
-	for _, s := range r {
-		fmt.Fprintf(w, "> %d %s\n", s.at.UnixMilli(), s.instance)
-		for _, name := range slices.Sorted(maps.Keys(s.series)) {
-			fmt.Fprintf(w, "%s %v\n", name, s.series[name])
-		}
-	}
-}
 
 func load(t *testing.T, path string) (r recording) {
 	t.Helper()

@@ -1,4 +1,6 @@
-package alerts
+//go:build drill
+
+package drill
 
 import (
 	"bufio"

@@ -25,7 +25,7 @@ const (
 // learns when all of it will fit.
 func TestReserveTakesFromAllWindowsOrNone(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, clock := limitertest.NewHanded(t, client, limitertest.Policy(
+		l, clock := limitertest.NewWithClock(t, client, limitertest.Policy(
 			throttle.Window{Name: "per-minute", Limit: 4, Period: m},
 			throttle.Window{Name: "burst", Limit: 2, Period: 3 * s},
 		))
@@ -119,7 +119,7 @@ func TestDecisionsStepByStep(t *testing.T) {
 		windows []throttle.Window
 		steps   []step
 	}
-	limitertest.EachOf(t, map[string]table{
+	limitertest.EachCase(t, map[string]table{
 		"20 a minute and 5 per 3 seconds": {
 			[]throttle.Window{{Name: minute, Limit: 20, Period: m}, {Name: burst, Limit: 5, Period: 3 * s}},
 			slices.Concat(
@@ -239,7 +239,7 @@ func TestDecisionsStepByStep(t *testing.T) {
 			},
 		},
 	}, func(t *testing.T, client *redis.Client, table table) {
-		l, c := limitertest.NewHanded(t, client, limitertest.Policy(table.windows...))
+		l, c := limitertest.NewWithClock(t, client, limitertest.Policy(table.windows...))
 		run(t, l, c, "p", table.steps)
 	})
 }

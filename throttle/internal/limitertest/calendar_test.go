@@ -28,7 +28,7 @@ func TestCalendarFollowsItsTimeZone(t *testing.T) {
 		{"Europe/Berlin", "0 9 * * 1", "2027-03-27T00:00:00+01:00", "2027-03-29T09:00:00+02:00"},
 	} {
 		throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-			l, c := NewHanded(t, client, Policy(Quota(2, tc.resets, tc.zone)))
+			l, c := NewWithClock(t, client, Policy(Quota(2, tc.resets, tc.zone)))
 			now, reset := Day(t, tc.now), Day(t, tc.reset)
 			c.Set(now)
 			Reserve(t, l, Acme(1))
@@ -87,7 +87,7 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 			Must(t, err)
 			zone, err := time.LoadLocation(w.Timezone)
 			Must(t, err)
-			l, c := NewHanded(t, client, Policy(w))
+			l, c := NewWithClock(t, client, Policy(w))
 			type grant struct {
 				throttle.Decision
 				cost int64

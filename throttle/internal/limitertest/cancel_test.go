@@ -57,7 +57,7 @@ func TestCancelOfWhatACorrectionAddedIsRemembered(t *testing.T) {
 // The server that granted is gone, its state too, and the clock of the next one is behind.
 func TestCancelOfWhatIsLostGivesNothingBack(t *testing.T) {
 	client := Redis(t)
-	l, c := NewHanded(t, client, three())
+	l, c := NewWithClock(t, client, three())
 	c.Set(5 * s)
 	lost := Reserve(t, l, Acme(1)).Reservation
 	client.FlushDB(t.Context())
@@ -69,18 +69,18 @@ func TestCancelOfWhatIsLostGivesNothingBack(t *testing.T) {
 // Reservations are plain data: another process cancels them.
 func TestReservationsTravel(t *testing.T) {
 	client := Redis(t)
-	l, _ := NewHanded(t, client, three())
+	l, _ := NewWithClock(t, client, three())
 	text, err := json.Marshal(Reserve(t, l, Acme(4)).Reservation)
 	Must(t, err)
 	var r throttle.Reservation
 	Must(t, json.Unmarshal(text, &r))
-	other, _ := NewHanded(t, client, three())
+	other, _ := NewWithClock(t, client, three())
 	Equal(t, Used(Cancel(t, other, r)), []int64{0, 0, 0})
 }
 
 func TestCancelOfNothing(t *testing.T) {
 	client := Redis(t)
-	l, _ := NewHanded(t, client, three())
+	l, _ := NewWithClock(t, client, three())
 	Reserve(t, l, Acme(5))
 	before := Dump(t, client)
 	Cancel(t, l, Made(Acme(5), "")) // of a reservation that failed open
@@ -94,7 +94,7 @@ func TestCancelOfNothing(t *testing.T) {
 func TestCancelOfMergedGrantsThatAreOlderThanAPeriod(t *testing.T) {
 	client := Redis(t)
 	const period = 7680 * ms // a tick is 80 ms
-	l, c := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 2000, Period: period}))
+	l, c := NewWithClock(t, client, Policy(throttle.Window{Name: "w", Limit: 2000, Period: period}))
 	var alone, merged throttle.Reservation
 	for i := range 96 {
 		c.Set(time.Duration(i) * ms)

@@ -16,7 +16,7 @@ import (
 func TestGCRALevelSurvivesAChangedRate(t *testing.T) {
 	client := Redis(t)
 	w := throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 7, Burst: 10, Period: 13 * s}
-	l, _ := NewHanded(t, client, Policy(w))
+	l, _ := NewWithClock(t, client, Policy(w))
 	Reserve(t, l, Acme(9))
 	for _, limit := range []int64{1, 13, 999, 3, 7} {
 		w.Limit = limit
@@ -35,7 +35,7 @@ func TestWindowsComeAndGo(t *testing.T) {
 	renamed := a
 	renamed.Name = "z"
 	client := Redis(t)
-	l, c := NewHanded(t, client, Policy(a, b))
+	l, c := NewWithClock(t, client, Policy(a, b))
 	for i, step := range []struct {
 		at        time.Duration
 		windows   []throttle.Window
@@ -60,7 +60,7 @@ func TestWindowsComeAndGo(t *testing.T) {
 // What was granted before a window came is corrected afterwards: the window keeps what it counts.
 func TestWhatAWindowNeverCountedIsNotGivenBack(t *testing.T) {
 	old := throttle.Window{Name: "old", Limit: 100, Period: h}
-	EachOf(t, map[string]throttle.Window{
+	EachCase(t, map[string]throttle.Window{
 		"fixed":     {Algorithm: throttle.AlgorithmFixed, Period: h},
 		"gcra":      {Algorithm: throttle.AlgorithmGCRA, Period: h},
 		"calendar":  {Algorithm: throttle.AlgorithmCalendar, Resets: "@daily"},
@@ -72,7 +72,7 @@ func TestWhatAWindowNeverCountedIsNotGivenBack(t *testing.T) {
 			old.Algorithm = throttle.AlgorithmFixed
 		}
 		w.Name, w.Limit = cmp.Or(w.Name, "new"), 10
-		l, c := NewHanded(t, client, Policy(old))
+		l, c := NewWithClock(t, client, Policy(old))
 		var before []throttle.Reservation
 		for range 2 {
 			before = append(before, Reserve(t, l, Acme(4)).Reservation)
@@ -100,7 +100,7 @@ func TestWhatAWindowNeverCountedIsNotGivenBack(t *testing.T) {
 func TestAUnitThatIsNotCountedAnyMoreIsSettled(t *testing.T) {
 	client := Redis(t)
 	requests := throttle.Window{Name: "requests", Limit: 10, Period: m}
-	l, _ := NewHanded(t, client, Policy(requests, throttle.Window{Name: "tokens", Unit: "tokens", Limit: 10, Period: m}))
+	l, _ := NewWithClock(t, client, Policy(requests, throttle.Window{Name: "tokens", Unit: "tokens", Limit: 10, Period: m}))
 	r := Reserve(t, l, Acme(1)).Reservation
 	SetPolicy(t, l, requests)
 	if _, err := r.Settle(t.Context(), map[string]int64{"tokens": 5, throttle.Requests: 3}); err != nil {
@@ -119,7 +119,7 @@ func TestAWindowOfAnotherUnitGivesNothingBack(t *testing.T) {
 	fixed := func(name, unit string) throttle.Window {
 		return throttle.Window{Name: name, Unit: unit, Algorithm: throttle.AlgorithmFixed, Limit: 10, Period: h}
 	}
-	l, _ := NewHanded(t, client, Policy(fixed("changed", throttle.Requests), fixed("kept", "tokens")))
+	l, _ := NewWithClock(t, client, Policy(fixed("changed", throttle.Requests), fixed("kept", "tokens")))
 	r := Acme(1)
 	r.Cost["tokens"] = 5
 	before := Reserve(t, l, r).Reservation
@@ -137,8 +137,8 @@ func TestOlderWorkersKeepWhatNewerOnesCount(t *testing.T) {
 	known := throttle.Window{Name: "known", Limit: 10, Period: m}
 	added := throttle.Window{Name: "added", Limit: 10, Period: h}
 	client := Redis(t)
-	older, c := NewHanded(t, client, Policy(known))
-	newer := NewBy(t, client, c, Policy(known, added))
+	older, c := NewWithClock(t, client, Policy(known))
+	newer := NewByClock(t, client, c, Policy(known, added))
 	Reserve(t, newer, Acme(3))
 	r := Reserve(t, older, Acme(1)).Reservation
 	Cancel(t, older, r)
@@ -153,7 +153,7 @@ func TestOlderWorkersKeepWhatNewerOnesCount(t *testing.T) {
 func TestAChangedAlgorithmStartsEmptyAndForgetsNothing(t *testing.T) {
 	client := Redis(t)
 	w := throttle.Window{Name: "w", Limit: 10, Period: m}
-	l, _ := NewHanded(t, client, Policy(w))
+	l, _ := NewWithClock(t, client, Policy(w))
 	for round := range int64(2) {
 		for _, algorithm := range []throttle.Algorithm{throttle.AlgorithmGCRA, throttle.AlgorithmSliding, throttle.AlgorithmFixed} {
 			w.Algorithm = algorithm
@@ -193,8 +193,8 @@ func TestWorkersOfTwoPoliciesEachHoldTheirLimit(t *testing.T) {
 				continue
 			}
 			client.FlushDB(t.Context())
-			first, c := NewHanded(t, client, a)
-			both := []*throttle.Limiter{first, NewBy(t, client, c, b)}
+			first, c := NewWithClock(t, client, a)
+			both := []*throttle.Limiter{first, NewByClock(t, client, c, b)}
 			limits := []int64{a.Windows[0].Limit, b.Windows[0].Limit}
 			granted := []int64{0, 0}
 			for i := range 14 {

@@ -25,7 +25,7 @@ func remaining(d throttle.Decision) []int64 {
 
 func TestCostsPerUnit(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := NewHanded(t, client, Policy(
+		l, c := NewWithClock(t, client, Policy(
 			throttle.Window{Name: "calls", Limit: 3, Period: m},
 			throttle.Window{Name: "spend", Limit: 1000, Period: m, Unit: "tokens"},
 			throttle.Window{Name: "rate", Algorithm: throttle.AlgorithmGCRA, Limit: 600, Burst: 700, Period: m, Unit: "tokens"},
@@ -63,7 +63,7 @@ func TestRequestsThatCanNeverBeGranted(t *testing.T) {
 	p := Policy(windows...)
 	p.Tenants = map[string]throttle.Tenant{"small": {Windows: map[string]throttle.Override{"calls": {Limit: 2}}}}
 	client := Redis(t)
-	l, _ := NewHanded(t, client, p)
+	l, _ := NewWithClock(t, client, p)
 	good := throttle.Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": "bob"}}
 	Reserve(t, l, good)
 	before := Dump(t, client)

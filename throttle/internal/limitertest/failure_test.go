@@ -67,62 +67,51 @@ func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 }
 
 func TestRedisThatIsGone(t *testing.T) {
-	t.Run("redis", func(t *testing.T) {
-		t.Parallel()
-		p := servers.Redis(t)
-		client := impatient(t, p.Addr)
+	used := func(t *testing.T, addr string, stop func()) *redis.Client {
+		client := impatient(t, addr)
 		Reserve(t, New(t, client, three()), Acme(1))
-		p.Stop()
-		unavailable(t, client, "killed")
-	})
-	t.Run("miniredis", func(t *testing.T) {
-		t.Parallel()
-		server := throttletest.Miniredis(t)
-		client := impatient(t, server.Addr())
-		Reserve(t, New(t, client, three()), Acme(1))
-		server.Close()
-		unavailable(t, client, "closed")
-	})
-	t.Run("client", func(t *testing.T) {
-		t.Parallel()
-		client := impatient(t, throttletest.Miniredis(t).Addr())
-		client.Close()
-		unavailable(t, client, "client closed")
-	})
-	t.Run("pool", func(t *testing.T) {
-		t.Parallel()
-		client := impatient(t, throttletest.Miniredis(t).Addr())
-		conn := client.Conn()
-		defer conn.Close()
-		if err := conn.Ping(t.Context()).Err(); err != nil { // takes the only connection
-			t.Fatal(err)
-		}
-		unavailable(t, client, "pool exhausted")
-	})
+		stop()
+		return client
+	}
+	cases := map[string]func(t *testing.T) *redis.Client{
+		"redis":     func(t *testing.T) *redis.Client { p := servers.Redis(t); return used(t, p.Addr, p.Stop) },
+		"miniredis": func(t *testing.T) *redis.Client { m := throttletest.Miniredis(t); return used(t, m.Addr(), m.Close) },
+		"client": func(t *testing.T) *redis.Client {
+			client := impatient(t, throttletest.Miniredis(t).Addr())
+			client.Close()
+			return client
+		},
+		"pool": func(t *testing.T) *redis.Client {
+			client := impatient(t, throttletest.Miniredis(t).Addr())
+			conn := client.Conn()
+			t.Cleanup(func() { conn.Close() })
+			Must(t, conn.Ping(t.Context()).Err()) // takes the only connection
+			return client
+		},
+		"hangs":    unanswered,
+		"hangs up": func(t *testing.T) *redis.Client { return impatient(t, answering(t, "close")) },
+	}
 	for name, err := range map[string]error{
 		"pipe closed": io.ErrClosedPipe,
 		"TLS refused": tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"},
 		"certificate": x509.UnknownAuthorityError{},
 		"dialer":      errors.New("no such unit"),
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		cases[name] = func(t *testing.T) *redis.Client {
 			client := redis.NewClient(&redis.Options{
 				Dialer:     func(context.Context, string, string) (net.Conn, error) { return nil, err },
 				MaxRetries: -1, DialerRetries: 1,
 			})
-			defer client.Close()
-			unavailable(t, client, name)
+			t.Cleanup(func() { client.Close() })
+			return client
+		}
+	}
+	for name, gone := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			unavailable(t, gone(t), name)
 		})
 	}
-	t.Run("hangs", func(t *testing.T) {
-		t.Parallel()
-		unavailable(t, unanswered(t), "no answer")
-	})
-	t.Run("hangs up", func(t *testing.T) {
-		t.Parallel()
-		unavailable(t, impatient(t, answering(t, "close")), "connection closed")
-	})
 }
 
 // What Redis says while it cannot serve, if it says anything.

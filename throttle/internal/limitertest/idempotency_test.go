@@ -18,7 +18,7 @@ import (
 // A key is its tenant's own: one tenant's call is never taken for another's, nor given back by it.
 func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
 	client := Redis(t)
-	l, _ := NewHanded(t, client, Policy(SharedWindow(10, 10*s)))
+	l, _ := NewWithClock(t, client, Policy(SharedWindow(10, 10*s)))
 	of := func(tenant, key string) throttle.Reservation {
 		t.Helper()
 		r := Acme(1)
@@ -69,7 +69,7 @@ func TestAKeyStandsForOneRequest(t *testing.T) {
 		change(&first)
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				l, c := NewHanded(t, client, p, observing)
+				l, c := NewWithClock(t, client, p, observing)
 				made := Reserve(t, l, first).Reservation
 				c.Set(1 * ms)
 				before := Dump(t, client)
@@ -157,7 +157,7 @@ func TestAKeyStandsForOneRequestOfABatch(t *testing.T) {
 
 func TestDeniedKeyMayBeReservedLater(t *testing.T) {
 	client := Redis(t)
-	l, c := NewHanded(t, client, three())
+	l, c := NewWithClock(t, client, three())
 	Reserve(t, l, Acme(10))
 	r := Acme(1)
 	r.IdempotencyKey = "n"
@@ -213,7 +213,7 @@ func repeatAt(times ...time.Duration) hooktest.Hook {
 func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
 	p := Policy(throttle.Window{Name: "w", Limit: 2, Period: 10 * s})
 	client := Redis(t)
-	l, c := NewHanded(t, client, p)
+	l, c := NewWithClock(t, client, p)
 	Reserve(t, l, Acme(1))
 	repeating := redis.NewClient(client.Options())
 	defer repeating.Close()

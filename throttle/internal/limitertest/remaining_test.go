@@ -16,7 +16,7 @@ func TestWhatIsUnderWayIsNoPartOfWhatIsLeft(t *testing.T) {
 	for name, apart := range map[string]time.Duration{"at once": 0, "one by one": ms} {
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				l, c := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 100, Period: 10 * s}))
+				l, c := NewWithClock(t, client, Policy(throttle.Window{Name: "w", Limit: 100, Period: 10 * s}))
 				report := func(r throttle.Reservation, units int64) {
 					t.Helper()
 					Must(t, r.ReportRemaining(t.Context(), throttle.Remaining{Units: units, Reset: m}))
@@ -45,7 +45,7 @@ func TestWhatIsUnderWayIsNoPartOfWhatIsLeft(t *testing.T) {
 // A lease that has run out is renewed while nobody waits for the slot, and then no more.
 func TestALeaseThatRanOutGoesToWhoeverWaits(t *testing.T) {
 	client := Redis(t)
-	l, c := NewHanded(t, client, Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: 30 * s}))
+	l, c := NewWithClock(t, client, Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: 30 * s}))
 	holder := Reserve(t, l, Acme(1)).Reservation
 	renewed := func(want bool) {
 		t.Helper()

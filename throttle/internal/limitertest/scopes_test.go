@@ -38,7 +38,7 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 		tenants throttle.TenantFunc
 		want    map[string]limits
 	}
-	EachOf(t, map[string]row{
+	EachCase(t, map[string]row{
 		"policy":   {nil, map[string]limits{"acme": {5, 4, 4, 7}, "startup": {2, 2, 2, 30}}},
 		"function": {find, map[string]limits{"acme": {9, 2, 2, 30}, "startup": {1, 2, 2, 30}, "other": {2, 2, 2, 30}}},
 	}, func(t *testing.T, client *redis.Client, tc row) {

@@ -36,7 +36,7 @@ func TestSettleAndCancelGoByTheLastCorrection(t *testing.T) {
 		}
 	}
 	client := Redis(t)
-	l, c := NewHanded(t, client, threeHours())
+	l, c := NewWithClock(t, client, threeHours())
 	run(t, l, func() { c.Set(2 * time.Minute) })
 	t.Run("keys expire", func(t *testing.T) {
 		Bubble(t, threeHours(), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {

@@ -120,9 +120,9 @@ func Redis(t *testing.T) *redis.Client {
 	return throttletest.Client(t, throttletest.Redis(t))
 }
 
-// EachOf runs the test for each of the cases, by their names, on one real Redis, which is empty when a
+// EachCase runs the test for each of the cases, by their names, on one real Redis, which is empty when a
 // case begins.
-func EachOf[Case any](t *testing.T, cases map[string]Case, test func(t *testing.T, client *redis.Client, c Case)) {
+func EachCase[Case any](t *testing.T, cases map[string]Case, test func(t *testing.T, client *redis.Client, c Case)) {
 	t.Helper()
 	client := throttletest.Client(t, throttletest.Redis(t))
 	for name, c := range cases {
@@ -141,16 +141,16 @@ func New(t TB, client redis.UniversalClient, policies ...throttle.Policy) *throt
 	return l
 }
 
-// NewHanded returns a limiter that goes by a clock in the test's hand. Its keys never expire:
+// NewWithClock returns a limiter that goes by a clock in the test's hand. Its keys never expire:
 // they would by the real clock, while the handed one stands still.
-func NewHanded(t TB, client redis.UniversalClient, policies ...throttle.Policy) (*throttle.Limiter, *Clock) {
+func NewWithClock(t TB, client redis.UniversalClient, policies ...throttle.Policy) (*throttle.Limiter, *Clock) {
 	t.Helper()
 	c := NewClock()
-	return NewBy(t, client, c, policies...), c
+	return NewByClock(t, client, c, policies...), c
 }
 
-// NewBy is NewHanded by a clock that others go by too.
-func NewBy(t TB, client redis.UniversalClient, c *Clock, policies ...throttle.Policy) *throttle.Limiter {
+// NewByClock is NewWithClock by a clock that others go by too.
+func NewByClock(t TB, client redis.UniversalClient, c *Clock, policies ...throttle.Policy) *throttle.Limiter {
 	t.Helper()
 	return NewEdited(t, client, c, []func(string) string{WithoutExpiry}, policies...).Limiter
 }

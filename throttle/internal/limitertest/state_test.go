@@ -32,7 +32,7 @@ func TestStateThatCannotBeRead(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		p := Policy(append(three().Windows, throttle.Window{Name: "all", Limit: 5, Period: m, Scope: throttle.ScopeShared})...)
 		p.Fail = throttle.FailOpen // which this is no case of
-		l, _ := NewHanded(t, client, p)
+		l, _ := NewWithClock(t, client, p)
 		Reserve(t, l, Acme(1))
 		key := acmeKey
 		good, err := client.Get(t.Context(), key).Result()
@@ -72,7 +72,7 @@ func TestStateThatCannotBeRead(t *testing.T) {
 // With any bytes damaged, an answer comes, and an error changes nothing.
 func TestDamagedState(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := NewHanded(t, client, three())
+		l, c := NewWithClock(t, client, three())
 		for i := range 3 {
 			c.Set(time.Duration(i) * s)
 			Reserve(t, l, Acme(2))

@@ -15,7 +15,7 @@ import (
 
 func TestClockThatStepsBackReopensNothing(t *testing.T) {
 	client := Redis(t)
-	l, c := NewHanded(t, client, three())
+	l, c := NewWithClock(t, client, three())
 	c.Set(100 * s)
 	Reserve(t, l, Acme(7))
 
@@ -69,7 +69,7 @@ func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
 			cases[fmt.Sprint(period, " ", name)] = w
 		}
 	}
-	EachOf(t, cases, func(t *testing.T, client *redis.Client, w throttle.Window) {
+	EachCase(t, cases, func(t *testing.T, client *redis.Client, w throttle.Window) {
 		l := New(t, client, Policy(w))
 		Reserve(t, l, Acme(1)) // loads the script
 		for range 1000 {       // the shortest may have gone before we look
@@ -160,7 +160,7 @@ func TestIdleTenantsLeaveNothing(t *testing.T) {
 // A cancelled reservation that was the last thing counted takes its key away.
 func TestCancelTakesTheEmptyKeyAway(t *testing.T) {
 	client := Redis(t)
-	l, _ := NewHanded(t, client, three())
+	l, _ := NewWithClock(t, client, three())
 	d := Reserve(t, l, Acme(1))
 	Cancel(t, l, d.Reservation)
 	Equal(t, len(client.Keys(t.Context(), "*:w:*").Val()), 0)

@@ -111,7 +111,7 @@ func TestOnlyWhatWasRefusedAdapts(t *testing.T) {
 		windows  []throttle.Window
 		others   bool
 	}
-	limitertest.EachOf(t, map[string]row{
+	limitertest.EachCase(t, map[string]row{
 		"the tenant":                         {"", []throttle.Window{own}, false},
 		"the tenant, beside a shared window": {"", []throttle.Window{own, limitertest.SharedWindow(100, s)}, false},
 		"all":                                {throttle.UpstreamShared, []throttle.Window{own, limitertest.SharedWindow(100, s)}, true},
@@ -134,7 +134,7 @@ func TestOnlyWhatWasRefusedAdapts(t *testing.T) {
 func TestAllProcessesAdaptTogether(t *testing.T) {
 	client := limitertest.Redis(t)
 	p, c := limitertest.Policy(limitertest.SharedWindow(10, s)), limitertest.NewClock()
-	one, other := limitertest.NewBy(t, client, c, p), limitertest.NewBy(t, client, c, p)
+	one, other := limitertest.NewByClock(t, client, c, p), limitertest.NewByClock(t, client, c, p)
 	r := throttle.Request{Policy: "p", Tenant: "a"}
 	limitertest.Must(t, limitertest.Err(limitertest.Reserve(t, one, r).Reservation.Pause(t.Context(), 0, "")))
 	limitertest.WantDenied(t, limitertest.Reserve(t, other, r), 125*ms)

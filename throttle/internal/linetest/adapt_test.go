@@ -52,8 +52,7 @@ func TestAdaptingToRefusals(t *testing.T) {
 		}},
 		"costs are spread": {with(throttle.AdaptFull, second), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 0)
-			st.cost = 4
-			st.waits("a2", "a3")
+			st.costs(4).waits("a2", "a3")
 			st.spreads(125*ms, 400*ms, "a2", "a3")
 		}},
 		"the shortest window is what is spread": {with(throttle.AdaptFull, second, throttle.Window{Name: "hour", Limit: 3600, Period: h, Scope: throttle.ScopeShared}), func(st *story) {

@@ -315,7 +315,7 @@ func TestClaimsGoByThePolicyAsItIsNow(t *testing.T) {
 	window := func(limit int64, per ...string) throttle.Window {
 		return throttle.Window{Name: "w", Limit: limit, Period: h, Scope: throttle.Per(per...)}
 	}
-	limitertest.EachOf(t, map[string]func(limit int64) []throttle.Window{
+	limitertest.EachCase(t, map[string]func(limit int64) []throttle.Window{
 		"a window comes": func(limit int64) []throttle.Window {
 			return []throttle.Window{window(limit, "tenant"), limitertest.SharedWindow(9, h)}
 		},

@@ -309,7 +309,7 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 			return err
 		},
 	}
-	limitertest.EachOf(t, ways, func(t *testing.T, client *redis.Client, giveBack func(context.Context, throttle.Reservation, *throttle.Hold) error) {
+	limitertest.EachCase(t, ways, func(t *testing.T, client *redis.Client, giveBack func(context.Context, throttle.Reservation, *throttle.Hold) error) {
 		slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: h, Scope: throttle.ScopeShared}
 		l := limitertest.New(t, client, limitertest.Policy(slots))
 		ctx, cancel := context.WithTimeout(throttle.WithCaller(t.Context(), &throttle.Caller{}), m)

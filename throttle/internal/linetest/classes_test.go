@@ -29,10 +29,8 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 		}},
 		"a batch waits where a live ticket has no room": {limitertest.Policy(two), func(st *story) {
 			st.granted("a0")
-			st.cost = 2
-			st.joins("a1")
-			st.cost = 1
-			st.batch().joins("b1")
+			st.costs(2).joins("a1")
+			st.costs(1).batch().joins("b1")
 			st.takes().asks(s)
 			st.at(100 * s).takes("a1")
 			st.at(200 * s).takes("b1").asks(-1)
@@ -47,10 +45,8 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 		}},
 		"a live newcomer passes a batch, one of a batch nobody": {limitertest.Policy(two), func(st *story) {
 			st.granted("a1")
-			st.cost = 2
-			st.batch().joins("b1")
-			st.cost = 1
-			st.batch().waits("c1")
+			st.costs(2).batch().joins("b1")
+			st.costs(1).batch().waits("c1")
 			st.live().granted("c2")
 			st.leave("b1", "c1")
 			st.at(100 * s).live().joins("d1")
@@ -190,7 +186,7 @@ func TestShareOfABatchOfManyTenants(t *testing.T) {
 // Expected starts count the other class as it is served, and each ticket starts between its bounds.
 func TestExpectedStartsOfClasses(t *testing.T) {
 	t.Parallel()
-	limitertest.EachOf(t, etaPolicies, func(t *testing.T, client *redis.Client, windows []throttle.Window) {
+	limitertest.EachCase(t, etaPolicies, func(t *testing.T, client *redis.Client, windows []throttle.Window) {
 		st := newStory(t, client, limitertest.Policy(windows...))
 		st.with = map[string]string{"user": "bob"}
 		alone := st.told("a00", "b00", "a01", "b01", "a02", "b02", "a03", "b03", "a04", "b04", "a05", "b05", "a06", "b06",

@@ -109,8 +109,8 @@ func TestConcurrencyScenes(t *testing.T) {
 			}
 			r = st.of("a4")
 			r.MaxWait = -1
-			if places, err := st.line().Join(st.Context(), []throttle.Request{r}); err != nil || places[0].Err == nil {
-				st.Errorf("%+v, %v: it does not fit at once", places, err)
+			if place := st.joining(r); place.Err == nil {
+				st.Errorf("%+v: it does not fit at once", place)
 			}
 			explains := func(ticket, want string) {
 				st.Helper()
@@ -135,7 +135,7 @@ func TestConcurrencyIsNeverExceeded(t *testing.T) {
 		limitertest.Must(t, client.FlushAll(t.Context()).Err())
 		limit := rapid.Int64Range(1, 5).Draw(t, "limit")
 		w := limitertest.Slots(limit)
-		l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
+		l, c := limitertest.NewWithClock(t, client, limitertest.Policy(w))
 		type hold struct {
 			d     throttle.Decision
 			until time.Duration

@@ -132,8 +132,7 @@ func TestLargestNumbers(t *testing.T) {
 			p := limitertest.Policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Scope: throttle.ScopeShared})
 			p.Tenants = map[string]throttle.Tenant{"a": {Weight: 1e6}, "b": {Weight: 1e-9}, "x": {Exempt: true}}
 			st := newStory(t, client, p)
-			st.cost = most
-			st.granted("a1")
+			st.costs(most).granted("a1")
 			for range 20 {
 				st.granted("x1") // an exempt tenant counts on and on
 			}

@@ -10,7 +10,6 @@ import (
 	"github.com/alicebob/miniredis/v2"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
@@ -28,9 +27,8 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 		if d := limitertest.Reserve(st, st.l, st.of("a4")); d.Granted || !d.Queued || d.Binds != throttle.ByPause || d.RetryIn < h-m {
 			st.Errorf("%+v", d)
 		}
-		e, err := inspect.Of(st.l).Explain(st.Context(), "p", limitertest.Ticket("a2"))
-		if err != nil || !e.Waiting || e.Binds != throttle.ByPause || e.Pause.By != "anna" || e.Expected.Sub(e.At) < h-m {
-			st.Errorf("a2 is explained by %v, %v", e, err)
+		if e := st.explain("a2"); !e.Waiting || e.Binds != throttle.ByPause || e.Pause.By != "anna" || e.Expected.Sub(e.At) < h-m {
+			st.Errorf("a2 is explained by %v", e)
 		}
 		for k := range 12 {
 			taken := limitertest.Take(st, st.at(time.Duration(10+10*k)*s).l, 64, "q")
@@ -67,10 +65,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			} {
 				r := st.of("d9")
 				change(&r)
-				places, err := st.line().Join(st.Context(), []throttle.Request{r})
-				if err != nil || !errors.As(places[0].Err, new(*throttle.TooLateError)) {
-					st.Errorf("%+v, %v: it cannot start before the pause ends", places, err)
-				}
+				limitertest.WantErr(st, st.joining(r).Err, new(*throttle.TooLateError), "it cannot start before the pause ends")
 			}
 			for _, r := range []throttle.Request{st.of("d1"), st.without("d"), {Policy: "p", Tenant: "e", Exempt: true}} {
 				d := limitertest.Reserve(st, st.l, r)
@@ -102,9 +97,8 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			if d := limitertest.Peek(st, st.l, st.without("a")); d.RetryIn != h+30*s || d.Latest != h+30*s {
 				st.Errorf("in %v to %v, want %v", d.RetryIn, d.Latest, h+30*s)
 			}
-			e, err := inspect.Of(st.l).Explain(st.Context(), "p", limitertest.Ticket("a3"))
-			if err != nil || e.Expected.Sub(e.At) != h+20*s || e.Binds != throttle.ByPause {
-				st.Errorf("a3 is explained by %v, %v", e, err)
+			if e := st.explain("a3"); e.Expected.Sub(e.At) != h+20*s || e.Binds != throttle.ByPause {
+				st.Errorf("a3 is explained by %v", e)
 			}
 			st.at(h).pauses()
 			st.takes("a1").at(h + 10*s).takes("a2").at(h + 20*s).takes("a3").asks(-1)
@@ -167,7 +161,7 @@ func TestAPauseOfATenantEndsByItself(t *testing.T) {
 	st.pauses("a")
 	st.joins("a1", "b1")
 	st.takes("b1").takes()
-	other := limitertest.NewBy(t, st.client, st.c, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
+	other := limitertest.NewByClock(t, st.client, st.c, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
 	st.at(h - s)
 	if got := limitertest.Take(t, other, 64, "q").Tickets; len(got) > 0 {
 		t.Errorf("took %+v", got)

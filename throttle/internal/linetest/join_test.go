@@ -109,17 +109,14 @@ func TestARefusedMoveKeepsThePlace(t *testing.T) {
 		st.waits("a1", "b1")
 		r := st.of("b1")
 		r.Ticket = limitertest.Ticket("a1")
-		limit(&r)
-		places, err := st.line().Join(t.Context(), []throttle.Request{r})
-		if err != nil || places[0].Err == nil {
-			t.Fatalf("%s: %+v, %v: want a refusal", name, places, err)
+		if limit(&r); st.joining(r).Err == nil {
+			t.Errorf("%s: want a refusal", name)
 		}
 		st.at(10*s).takes("a1", "b1").asks(-1)
 		st.waits("a2", "b2")
-		r.Ticket, r.MaxWait, r.Deadline, r.Backlog = limitertest.Ticket("a2"), 0, time.Time{}, 0
-		if places, err = st.line().Join(t.Context(), []throttle.Request{r}); err != nil || places[0].Expected != 20*s {
-			t.Errorf("%s: %+v, %v: want a place behind b2", name, places, err)
-		}
+		r = st.of("b2")
+		r.Ticket = limitertest.Ticket("a2")
+		limitertest.Equal(t, st.joining(r).Expected, 20*s, name)
 		st.at(20 * s).takes("b2").at(30 * s).takes("a2").asks(-1)
 	}
 }
@@ -129,10 +126,8 @@ func TestJoinRefusesByADeadlineThatIsOver(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
 	late, now := st.of("a1"), st.of("a2")
 	late.Deadline, now.Deadline = time.Now(), time.Now().Add(h)
-	places, err := st.line().Join(t.Context(), []throttle.Request{late, now})
-	if err != nil || !errors.As(places[0].Err, new(*throttle.TooLateError)) || places[1].Err != nil {
-		t.Errorf("%+v, %v", places, err)
-	}
+	limitertest.WantErr(t, st.joining(late).Err, new(*throttle.TooLateError))
+	limitertest.Must(t, st.joining(now).Err)
 }
 
 // Tickets that reserve together are granted or wait, each for its own, and one that is wrong changes

@@ -27,10 +27,8 @@ func TestChangesOfAStandingLine(t *testing.T) {
 	tell(t, map[string]scenario{
 		"a limit is cut below what the first one costs": {limitertest.Policy(limitertest.SharedWindow(4, 10*s)), func(st *story) {
 			st.granted("b0", "b1")
-			st.cost = 3
-			st.joins("a1", "a2", "c1")
-			st.cost = 1
-			st.joins("a3", "b2")
+			st.costs(3).joins("a1", "a2", "c1")
+			st.costs(1).joins("a3", "b2")
 			st.at(s).takes()
 			st.set(limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 			st.at(2*s).takes("a1", "a2", "c1")
@@ -40,10 +38,8 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.at(10*s).takes("a3", "b2").asks(-1)
 		}},
 		"a tenant's limit is cut below what it costs": {owning(4), func(st *story) {
-			st.cost = 3
-			st.joins("a0", "a1", "a2")
-			st.cost = 1
-			st.joins("a3")
+			st.costs(3).joins("a0", "a1", "a2")
+			st.costs(1).joins("a3")
 			st.takes("a0")
 			st.set(owning(2))
 			st.refresh()
@@ -57,8 +53,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.joins("b1", "b2", "b3", "b4")
 			st.set(limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
 			st.at(10 * s).takes()
-			st.at(10500 * ms)
-			st.set(limitertest.Policy(limitertest.SharedWindow(4, 10*s)))
+			st.at(10500 * ms).set(limitertest.Policy(limitertest.SharedWindow(4, 10*s)))
 			st.at(11*s).takes("b1", "b2", "b3", "b4")
 		}},
 		"a limit is raised": {limitertest.Policy(limitertest.SharedWindow(1, h)), func(st *story) {
@@ -91,8 +86,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.granted("a1")
 			st.waits("a2", "a3")
 			st.takes()
-			st.at(500 * ms)
-			st.set(limitertest.Policy(limitertest.SharedWindow(2, h)))
+			st.at(500 * ms).set(limitertest.Policy(limitertest.SharedWindow(2, h)))
 			st.at(s).takes("a2").asks(s)
 			st.set(limitertest.Policy(limitertest.SharedWindow(3, h)))
 			st.at(2 * s).takes("a3")
@@ -120,7 +114,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.refresh() // else a take does it
 			st.joinMany("q", "a", 40)
 			st.joinMany("q", "b", 40)
-			client := limitertest.NewBy(st, st.client, st.c, limitertest.Policy(limitertest.SharedWindow(4, s)))
+			client := limitertest.NewByClock(st, st.client, st.c, limitertest.Policy(limitertest.SharedWindow(4, s)))
 			limitertest.Join(st, client, st.of("b"))
 			st.inShares(st.shares(40, 4, "q"), map[string]float64{"a": 1, "b": 3}, 1)
 		}},
@@ -189,10 +183,8 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.at(6*s).takes("a2", "a5").asks(-1)
 		}},
 		"a process is lost with what never fits": {owning(2), func(st *story) {
-			st.cost = 2
-			st.joins("a1")
-			st.cost = 1
-			st.joins("a2")
+			st.costs(2).joins("a1")
+			st.costs(1).joins("a2")
 			st.set(owning(1))
 			st.refresh()
 			lost := st.server()

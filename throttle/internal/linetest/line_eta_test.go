@@ -37,7 +37,7 @@ var etaPolicies = map[string][]throttle.Window{
 // delays it, and between that and its latest start where several do.
 func TestExpectedStartsAreKept(t *testing.T) {
 	t.Parallel()
-	limitertest.EachOf(t, etaPolicies, func(t *testing.T, client *redis.Client, windows []throttle.Window) {
+	limitertest.EachCase(t, etaPolicies, func(t *testing.T, client *redis.Client, windows []throttle.Window) {
 		st := newStory(t, client, limitertest.Policy(windows...))
 		st.with = map[string]string{"user": "bob"}
 		random, now := rand.New(rand.NewPCG(3, 4)), time.Duration(0)
@@ -86,8 +86,7 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 	// Where the two bounds differ: behind costs of 1 to 9, ten tickets.
 	st = newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 	for i, cost := range []int64{9, 1, 9, 1, 9, 1} {
-		st.cost = cost
-		st.joins(fmt.Sprint("a", i))
+		st.costs(cost).joins(fmt.Sprint("a", i))
 	}
 	p := st.joins("a9")
 	if p.Expected >= p.Latest {
@@ -242,7 +241,7 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 // start counts it: none starts more than a period after it, nor after its latest start.
 func TestExpectedStartsCountWhatWholeTicketsWaste(t *testing.T) {
 	t.Parallel()
-	limitertest.EachOf(t, map[string]throttle.Window{
+	limitertest.EachCase(t, map[string]throttle.Window{
 		"sliding":   {Limit: 12, Period: s},
 		"fixed":     {Limit: 12, Period: s, Algorithm: throttle.AlgorithmFixed},
 		"first use": {Limit: 12, Period: s, Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse},
@@ -277,15 +276,14 @@ func TestExpectedStartsCountWhatWholeTicketsWaste(t *testing.T) {
 // window.
 func TestMaxWaitOfWholeTickets(t *testing.T) {
 	t.Parallel()
-	limitertest.EachOf(t, map[string]throttle.Window{
+	limitertest.EachCase(t, map[string]throttle.Window{
 		"sliding":   {Limit: 3, Period: 10 * s},
 		"fixed":     {Limit: 3, Period: 10 * s, Algorithm: throttle.AlgorithmFixed},
 		"first use": {Limit: 3, Period: 10 * s, Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse},
 	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
 		w.Name = "w"
 		st := newStory(t, client, limitertest.Policy(w))
-		st.cost = 2
-		st.granted("a0")
+		st.costs(2).granted("a0")
 		var joined []string
 		for i := range 20 {
 			r := st.of(fmt.Sprintf("a%02d", i))

@@ -41,15 +41,13 @@ func TestQueuesShareALine(t *testing.T) {
 			st.newcomer("b", false)
 			st.at(50 * s)
 			limitertest.Take(st, st.server().l, 0, "dead") // asks once more
-			st.at(110*s - us)
-			st.newcomer("b", false)
+			st.at(110*s-us).newcomer("b", false)
 			st.at(110 * s)
 			limitertest.Equal(st, st.joinIn("live", "c1").Expected, 0)
 			st.from("live").takes("c1")
 			st.newcomer("b", true)
 			limitertest.Equal(st, st.joinIn("live", "c2").Expected, 10*s)
-			st.at(120 * s)
-			st.from("dead").takes("a1", "a2")
+			st.at(120*s).from("dead").takes("a1", "a2")
 			st.newcomer("b", false)
 		}},
 	})

@@ -130,8 +130,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 		}},
 		"behind a large one": {limitertest.Policy(limitertest.SharedWindow(10, 10*s)), func(st *story) {
 			st.granted("a1", "a2", "a3")
-			st.cost = 9
-			st.waits("b1")
+			st.costs(9).waits("b1")
 			st.cost = 1
 			if d := limitertest.Reserve(st, st.l, st.without("x")); d.Granted || d.RetryIn < 10*s {
 				st.Errorf("granted %v, denied for %v", d.Granted, d.RetryIn)
@@ -143,11 +142,9 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.granted("a1")
 			st.at(1 * s).granted("b1")
 			st.at(2 * s).granted("b2")
-			st.cost = 3
-			st.denied("x1", 9*s)
-			st.cost = 1
-			st.waits("a2")        // in its own window
-			st.at(10 * s).takes() // there is room for a2, but x1 was here first
+			st.costs(3).denied("x1", 9*s)
+			st.costs(1).waits("a2") // in its own window
+			st.at(10 * s).takes()   // there is room for a2, but x1 was here first
 			st.at(11 * s).takes("x1")
 			st.waits("y1")
 			st.at(12 * s).takes("a2")
@@ -170,10 +167,8 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.at(20*s).takes("a5", "b9").asks(-1)
 		}},
 		"a ticket that waits for a slot lets others pass, while there is room for it": {limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}), func(st *story) {
-			st.cost = 2
-			st.joins("a1")
-			st.cost = 1
-			st.granted("a2", "b1")
+			st.costs(2).joins("a1")
+			st.costs(1).granted("a2", "b1")
 			st.granted("a3") // now there is none
 			st.waits("a4")
 			st.granted("b2")

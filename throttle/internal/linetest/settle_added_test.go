@@ -19,7 +19,7 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 		w.Name, w.Unit = "tokens", "tokens"
 		return w
 	}
-	limitertest.EachOf(t, map[string]throttle.Window{
+	limitertest.EachCase(t, map[string]throttle.Window{
 		"sliding":   window(throttle.Window{Limit: 1000, Period: m}),
 		"merged":    window(throttle.Window{Limit: 1000, Period: 10 * h}),
 		"fixed":     window(throttle.Window{Limit: 1000, Period: m, Algorithm: throttle.AlgorithmFixed}),
@@ -71,7 +71,7 @@ func TestSettlesAddUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limitertest.Must(t, client.FlushAll(t.Context()).Err())
 		const period = 10 * s
-		l, c := limitertest.NewHanded(t, client, limitertest.Policy(throttle.Window{Name: "tokens", Limit: 120, Period: period, Unit: "tokens"}))
+		l, c := limitertest.NewWithClock(t, client, limitertest.Policy(throttle.Window{Name: "tokens", Limit: 120, Period: period, Unit: "tokens"}))
 		type part struct {
 			at    time.Duration
 			units int64

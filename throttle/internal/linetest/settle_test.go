@@ -27,11 +27,11 @@ func TestSettleWhoseReplyWasLost(t *testing.T) {
 			{Name: "tokens", Algorithm: throttle.AlgorithmCalendar, Limit: 4000, Resets: "@yearly", Unit: "tokens"},
 		} {
 			limitertest.Must(t, client.FlushAll(t.Context()).Err())
-			l, _ := limitertest.NewHanded(t, client, limitertest.Policy(w))
+			l, _ := limitertest.NewWithClock(t, client, limitertest.Policy(w))
 			repeating := redis.NewClient(client.Options())
 			t.Cleanup(func() { repeating.Close() })
 			repeating.AddHook(hooktest.Hook(hooktest.Twice))
-			l2 := limitertest.NewBy(t, repeating, limitertest.NewClock(), limitertest.Policy(w))
+			l2 := limitertest.NewByClock(t, repeating, limitertest.NewClock(), limitertest.Policy(w))
 			r := limitertest.Acme(0)
 			r.Cost = map[string]int64{"tokens": 1000}
 			d := limitertest.Reserve(t, l, r)

@@ -52,8 +52,7 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 		}
 		never := p.WithDefaults()
 		never.Windows[0].Limit = 1
-		st.cost = 2
-		st.joins("c1")
+		st.costs(2).joins("c1")
 		got, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: never})
 		if err != nil || got[0].Known || got[0].Tenants[2].NeverFits != "own" || !got[0].Tenants[0].Known {
 			t.Errorf("%+v, %v", got, err)

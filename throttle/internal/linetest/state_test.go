@@ -36,10 +36,8 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		p.Tenants = map[string]throttle.Tenant{"b": {Weight: 3}}
 		st := newStory(t, client, p)
 		st.granted("a1", "a2", "a3", "b1", "c1")
-		st.at(s)
-		st.joins("a4")
-		st.at(2 * s)
-		st.joins("b2", "a5")
+		st.at(s).joins("a4")
+		st.at(2*s).joins("b2", "a5")
 		st.class = throttle.ClassBatch
 		st.joins("a6")
 		last := st.joins("a6") // it keeps its place
@@ -244,9 +242,7 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 	if backlogs, err := inspect.Of(l).Simulate(t.Context(), inspect.Variant{Policy: p}); err != nil || backlogs[0].Waiting != 12 || !backlogs[0].Known {
 		t.Errorf("%+v, %v", backlogs, err)
 	}
-	if err := l.Ping(t.Context()); err != nil {
-		t.Error(err)
-	}
+	limitertest.Must(t, l.Ping(t.Context()))
 	if got := state(t, l, inspect.Query{Tenant: "t7"}); len(got.Tenants) != 1 || got.Tenants[0].Waiting != 1 || got.Next != "" {
 		t.Errorf("%+v", got)
 	}
@@ -258,29 +254,19 @@ func TestStateRefusesWhatCannotBe(t *testing.T) {
 	for _, q := range []inspect.Query{{Policy: "p", Limit: 501}, {Policy: "p", Limit: -1}, {Policy: "p", After: "x"}, {Policy: "p", After: "1.0"}} {
 		limitertest.WantErr(t, limitertest.Err(inspect.Of(l).State(t.Context(), q)), new(*throttle.RequestError))
 	}
-	if _, err := inspect.Of(l).State(t.Context(), inspect.Query{Policy: "q"}); !errors.Is(err, throttle.ErrUnknownPolicy) {
-		t.Error(err)
-	}
-	if _, err := inspect.Of(l).State(t.Context(), inspect.Query{Policy: "p"}); !errors.Is(err, throttle.ErrUnavailable) {
-		t.Error(err)
+	for policy, want := range map[string]error{"q": throttle.ErrUnknownPolicy, "p": throttle.ErrUnavailable} {
+		limitertest.WantErr(t, limitertest.Err(inspect.Of(l).State(t.Context(), inspect.Query{Policy: policy})), want)
 	}
 }
 
 // An explanation says which window denies, the ticket's place, and what goes before it.
 func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 60 * s}, limitertest.SharedWindow(4, 20*s)))
-	explain := func(ticket string) inspect.TicketState {
-		t.Helper()
-		e, err := inspect.Of(st.l).Explain(t.Context(), "p", limitertest.Ticket(ticket))
-		limitertest.Must(t, err)
-		return e
-	}
 	st.granted("a1", "a2", "a3", "b1")
-	st.at(s)
-	st.joins("a4", "b2", "c1")
+	st.at(s).joins("a4", "b2", "c1")
 	place := st.joins("c2")
 	before := limitertest.Dump(t, st.client)
-	own, shared := explain("a4"), explain("c2")
+	own, shared := st.explain("a4"), st.explain("c2")
 	limitertest.Equal(t, fmt.Sprint(limitertest.Dump(t, st.client)), fmt.Sprint(before), before)
 	if own.Binds != "own" || !own.Expected.Equal(limitertest.At(60*s)) || own.Position != 1 || own.Of != 1 || own.TenantsAhead != 0 || !own.Joined.Equal(limitertest.At(s)) {
 		t.Errorf("%+v", own)
@@ -301,10 +287,10 @@ window own (tenant=c): 0 of 3 requests used, has room
 window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`
 	limitertest.Equal(t, shared.String(), want)
 	st.at(20 * s)
-	if e := explain("c1"); e.Binds != "" || !e.Expected.Equal(limitertest.At(20*s)) {
+	if e := st.explain("c1"); e.Binds != "" || !e.Expected.Equal(limitertest.At(20*s)) {
 		t.Errorf("it fits: %+v", e)
 	}
-	if e := explain("x9"); e.Waiting || e.String() != "p: ticket x9 of queue q stands in no line" {
+	if e := st.explain("x9"); e.Waiting || e.String() != "p: ticket x9 of queue q stands in no line" {
 		t.Errorf("%s", e)
 	}
 }
@@ -312,11 +298,9 @@ window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`
 // What goes before a ticket is what the tickets before it cost, not what all of its flow do on average.
 func TestExplainKnowsWhatTheTicketsBeforeCost(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
-	st.cost = 9
-	st.granted("a0")
+	st.costs(9).granted("a0")
 	for i, cost := range []int64{0, 1, 9} {
-		st.cost = cost
-		st.joins(fmt.Sprint("a", i+1))
+		st.costs(cost).joins(fmt.Sprint("a", i+1))
 	}
 	for id, want := range map[string]time.Duration{"a1": 0, "a2": 0, "a3": 10 * s} {
 		e, err := inspect.Of(st.l).Explain(t.Context(), "p", limitertest.Ticket(id))
@@ -368,9 +352,8 @@ func TestWhatBindsBesideTheWindowsIsNamed(t *testing.T) {
 	if got.Tenants[0].Remaining == nil {
 		t.Errorf("%+v", got)
 	}
-	e, err := inspect.Of(st.l).Explain(t.Context(), "p", limitertest.Ticket("b1"))
-	if err != nil || !strings.Contains(e.String(), "\n"+left+"\n") || !e.Expected.Equal(limitertest.At(m+s)) {
-		t.Errorf("%s, %v", e, err)
+	if e := st.explain("b1"); !strings.Contains(e.String(), "\n"+left+"\n") || !e.Expected.Equal(limitertest.At(m+s)) {
+		t.Errorf("%s", e)
 	}
 	st.at(m + 2*s)
 	if got := state(t, st.l, inspect.Query{}); got.Remaining != nil {

@@ -46,7 +46,7 @@ type scenario struct {
 // since, nothing is left.
 func tell(t *testing.T, scenarios map[string]scenario) {
 	t.Helper()
-	limitertest.EachOf(t, scenarios, func(t *testing.T, client *redis.Client, sc scenario) {
+	limitertest.EachCase(t, scenarios, func(t *testing.T, client *redis.Client, sc scenario) {
 		st := newStory(t, client, sc.p)
 		sc.tell(st)
 		if st.next < 0 {
@@ -83,13 +83,14 @@ func (st *story) edit(edit func(string) string, policies ...throttle.Policy) {
 func (st *story) server() *story {
 	st.Helper()
 	other := *st
-	other.l, other.took = limitertest.NewBy(st, st.client, st.c, st.l.Policies()...), map[string]throttle.TakenTicket{}
+	other.l, other.took = limitertest.NewByClock(st, st.client, st.c, st.l.Policies()...), map[string]throttle.TakenTicket{}
 	return &other
 }
 
 func (st *story) line() *throttle.Line         { return st.l.Line("p") }
 func (st *story) at(d time.Duration) *story    { st.c.Set(d); return st }
 func (st *story) from(queues ...string) *story { st.queues = queues; return st }
+func (st *story) costs(cost int64) *story      { st.cost = cost; return st }
 func (st *story) batch() *story                { st.class = throttle.ClassBatch; return st }
 func (st *story) live() *story                 { st.class = throttle.ClassLive; return st }
 func (st *story) now() time.Duration           { return time.Duration(st.c.US.Load()-limitertest.Midnight) * us }

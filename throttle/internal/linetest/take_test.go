@@ -50,7 +50,7 @@ func TestATakeWhoseReplyIsLost(t *testing.T) {
 
 func TestATakeThatNobodyAcknowledges(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
-	other := limitertest.NewBy(t, st.client, st.c, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
+	other := limitertest.NewByClock(t, st.client, st.c, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 	st.joins("a1", "a2", "a3", "a4", "a5", "a6")
 	st.takes("a1", "a2") // and the process is gone
 	// After 5 s the take counts as lost, and its units still count.
@@ -78,7 +78,7 @@ func TestALateCopyOfATakeTakesNothing(t *testing.T) {
 		}
 		return next(ctx, cmd)
 	}))
-	l := limitertest.NewBy(t, through, st.c, st.l.Policies()...)
+	l := limitertest.NewByClock(t, through, st.c, st.l.Policies()...)
 	st.joins("a1") // loads the scripts
 	limitertest.Take(t, l, 1, "q")
 	for _, call := range []func(){
@@ -168,8 +168,7 @@ func TestWhatWasTaken(t *testing.T) {
 			if d := st.again("a2", st.of("a2")); d.Granted || !d.Queued || !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
 				st.Errorf("%+v", d)
 			}
-			st.cost = 1
-			st.takes("a3") // the unit that a2 gave back
+			st.costs(1).takes("a3") // the unit that a2 gave back
 			other := st.of("a3")
 			other.Policy = "other"
 			for _, r := range []throttle.Request{st.of("a3"), st.of("b3"), limitertest.Acme(1), other} {

@@ -90,7 +90,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 		until    time.Duration
 		want     []map[string]int // by server and queue
 	}
-	limitertest.EachOf(t, map[string]row{
+	limitertest.EachCase(t, map[string]row{
 		"also if the other asks late": {
 			limitertest.Policy(twenty), alone, 3 * ms, []backlog{one, two}, 3 * s, []map[string]int{{"one": 30}, {"two": 30}},
 		},
@@ -118,8 +118,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 		r := newRotation(st, row.servers...)
 		r.servers[1].lag = row.lag
 		for _, b := range row.backlogs {
-			st.cost = b.cost
-			st.joinMany(b.queue, b.tenant, b.n)
+			st.costs(b.cost).joinMany(b.queue, b.tenant, b.n)
 		}
 		tickets := 0
 		for i, got := range r.run(row.until) {
@@ -172,8 +171,7 @@ func TestNoTicketPassesALargerOneOfTheSameServer(t *testing.T) {
 	for name, w := range map[string]throttle.Window{"own": {Name: "own", Limit: 4, Period: s}, "shared": limitertest.SharedWindow(4, s)} {
 		st := newStory(t, client, limitertest.Policy(w))
 		st.joinMany("one", "a", 100)
-		st.cost = 3
-		st.joinMany("two", "a", 30)
+		st.costs(3).joinMany("two", "a", 30)
 		got := newRotation(st, []string{"one", "two"}).run(20 * s)[0]
 		if units := got["two"] * 3; units < got["one"]-6 || units > got["one"]+6 { // two large tickets
 			t.Errorf("%s: of 80 units the queues got %d and %d, want the same", name, got["one"], units)

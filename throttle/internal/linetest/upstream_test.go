@@ -68,8 +68,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			d := st.granted("a1")
 			st.waits("a2", "a3")
 			st.at(2 * s).takes("a2")
-			st.pause(d.Reservation, 10*s)
-			st.putBack("a2")
+			st.pause(d.Reservation, 10*s).putBack("a2")
 			st.at(12*s - us).takes()
 			st.at(12 * s).takes("a2")
 		}},
@@ -95,16 +94,14 @@ func TestReportsOfTheUpstream(t *testing.T) {
 		"an upstream that has more left is not": {limitertest.Policy(shared), func(st *story) {
 			st.cost = 9
 			d := st.granted("a1")
-			st.cost = 1
-			st.remaining(d.Reservation, 500, 30*s)
+			st.costs(1).remaining(d.Reservation, 500, 30*s)
 			st.granted("a2")
 			st.denied("a3", 10*s)
 		}},
 		"costs": {limitertest.Policy(shared), func(st *story) {
 			d := st.granted("a1")
 			st.remaining(d.Reservation, 5, 30*s)
-			st.cost = 4
-			st.granted("a2")
+			st.costs(4).granted("a2")
 			st.denied("a3", 30*s)
 		}},
 	})
@@ -194,10 +191,8 @@ func TestAPauseIsTheReason(t *testing.T) {
 	if d := limitertest.Reserve(t, st.l, st.without("a")); !d.Granted || d.Pause != nil {
 		t.Errorf("%+v", d)
 	}
-	st.cost = 1
-	st.at(20 * m)
-	st.cost = 10
-	st.granted("b")
+	st.costs(1).at(20 * m)
+	st.costs(10).granted("b")
 	pause("a", s, s)
 	if d := reason("throttled: p/own, tenant b, 10s"); d.Pause == nil { // the window denies for longer than the pause
 		t.Error("no pause")

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -20,22 +19,18 @@ func TestKeysOfALineVanish(t *testing.T) {
 	client := limitertest.Redis(t)
 	for seed := range uint64(9) {
 		random := rand.New(rand.NewPCG(seed, 7))
-		client.FlushDB(t.Context())
-		l, c := limitertest.NewHanded(t, client, p)
-		request := func(ticket string) throttle.Request {
-			return throttle.Request{Policy: "p", Tenant: ticket[:1], Ticket: limitertest.Ticket(ticket)}
-		}
+		st := newStory(t, client, p)
 		logs := map[string][]limitertest.Grant{}
 		note := func(d throttle.Decision) {
-			for _, w := range d.Windows {
-				logs[w.Name+w.Scope.String()] = append(logs[w.Name+w.Scope.String()], limitertest.Grant{At: d.At.UnixMicro(), Units: 1})
+			for i, w := range d.Windows {
+				name := fmt.Sprint(i, w.Scope)
+				logs[name] = append(logs[name], limitertest.Grant{At: d.At.UnixMicro(), Units: 1})
 			}
 		}
 		var waiting []string
 		for i := range 15 {
-			c.Set(time.Duration(i) * 400 * ms)
 			ticket := fmt.Sprint(string("abc"[random.IntN(3)]), i)
-			if d := limitertest.Reserve(t, l, request(ticket)); d.Granted {
+			if d := limitertest.Reserve(t, st.at(steps(i)*400*ms).l, st.of(ticket)); d.Granted {
 				note(d)
 			} else {
 				waiting = append(waiting, ticket)
@@ -55,21 +50,10 @@ func TestKeysOfALineVanish(t *testing.T) {
 			if now > 10*m {
 				t.Fatalf("seed %d, without %s: %q wait", seed, lost, waiting)
 			}
-			c.Set(now)
-			if now%m == 0 { // forward
-				var requests []throttle.Request
-				for _, ticket := range waiting {
-					requests = append(requests, request(ticket))
-				}
-				if places, err := l.Line("p").Join(t.Context(), requests); err != nil {
-					t.Fatalf("seed %d, without %s: %+v, %v", seed, lost, places, err)
-				}
+			if st.at(now); now%m == 0 { // forward
+				st.joins(waiting...)
 			}
-			taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
-			if err != nil {
-				t.Fatalf("seed %d, without %s: %v", seed, lost, err)
-			}
-			for _, ticket := range taken.Tickets {
+			for _, ticket := range st.take(throttle.MaxTake) {
 				i := slices.Index(waiting, ticket.ID)
 				if i < 0 {
 					t.Fatalf("seed %d, without %s: %s was taken twice", seed, lost, ticket.ID)
@@ -79,17 +63,12 @@ func TestKeysOfALineVanish(t *testing.T) {
 			}
 		}
 		for name, log := range logs {
-			i := slices.IndexFunc(p.Windows, func(w throttle.Window) bool { return strings.HasPrefix(name, w.Name) })
-			if over := limitertest.MostOver(p.Windows[i].WithDefaults(), log); over > 0 {
-				t.Errorf("seed %d, without %s: %s is over by %d", seed, lost, name, over)
-			}
+			over := limitertest.MostOver(p.Windows[name[0]-'0'].WithDefaults(), log)
+			limitertest.Equal(t, max(0, over), 0, seed, "without", lost, "over of", name)
 		}
-		c.Set(20 * m)
-		if _, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); err != nil {
-			t.Fatal(err)
-		}
+		st.at(20 * m).take(1)
 		for _, key := range client.Keys(t.Context(), "*").Val() {
-			limitertest.Equal(t, client.Type(t.Context(), key).Val(), "string", seed, lost, key)
+			limitertest.Equal(t, client.Type(t.Context(), key).Val(), "string", seed, "without", lost, key, "is left")
 		}
 	}
 }

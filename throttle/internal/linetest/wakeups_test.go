@@ -48,7 +48,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		p.Windows = append(p.Windows, anyWindow(i))
 	}
 	tokens := slices.ContainsFunc(p.Windows, func(w throttle.Window) bool { return w.Unit == "tokens" })
-	l, c := limitertest.NewHanded(t, client, p)
+	l, c := limitertest.NewWithClock(t, client, p)
 	waits := map[string]throttle.Request{}
 	var runs []throttle.Reservation
 	next := time.Duration(-1)

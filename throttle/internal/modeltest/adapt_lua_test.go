@@ -23,7 +23,7 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 	period := rapid.SampledFrom([]time.Duration{time.Second, 2050 * time.Millisecond, 100 * time.Second, time.Hour}).Draw(t, "period")
 	limit := rapid.SampledFrom([]int64{5, 20, 1000}).Draw(t, "limit")
 	adapt := rapid.SampledFrom([]throttle.Adapt{throttle.AdaptFull, throttle.AdaptSpread}).Draw(t, "adapt")
-	l, c := limitertest.NewHanded(t, client, throttle.Policy{
+	l, c := limitertest.NewWithClock(t, client, throttle.Policy{
 		Name: "p", Adapt: adapt, Windows: []throttle.Window{{Name: "w", Limit: limit, Period: period, Scope: throttle.ScopeShared}},
 	})
 	model := &adaptModel{cycle: toUS(period), capacity: float64(limit), full: adapt == throttle.AdaptFull}

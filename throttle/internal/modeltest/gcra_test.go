@@ -40,7 +40,7 @@ func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 		for _, w := range windows {
 			w.Name, w.Algorithm = "w", throttle.AlgorithmGCRA
 			limitertest.Must(t, client.FlushDB(t.Context()).Err())
-			l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
+			l, c := limitertest.NewWithClock(t, client, limitertest.Policy(w))
 			m := newModel("", []throttle.Window{w})
 			w = m.windows[0]
 			drains := int64(float64(w.Period.Microseconds()) / float64(w.Limit) * float64(w.Burst))
@@ -87,7 +87,7 @@ func TestDebtsAreKept(t *testing.T) {
 		} {
 			limitertest.Must(t, client.FlushDB(t.Context()).Err())
 			w.Name, w.Unit = "tokens", "tokens"
-			l, _ := limitertest.NewHanded(t, client, limitertest.Policy(w))
+			l, _ := limitertest.NewWithClock(t, client, limitertest.Policy(w))
 			tokens := throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": 1}}
 			a, b := limitertest.Reserve(t, l, tokens).Reservation, limitertest.Reserve(t, l, tokens).Reservation
 			a, b = limitertest.Settle(t, l, a, 1e12), limitertest.Settle(t, l, b, 1e12)

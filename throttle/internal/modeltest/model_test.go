@@ -157,6 +157,7 @@ func (v *view) decision(granted bool, decided, retryAt int64) throttle.Decision 
 		d.RetryIn = time.Duration(retryAt-decided) * us
 		d.Latest = d.RetryIn // nobody waits
 	}
+	latest := v.now
 	for i, w := range v.model.windows {
 		log := v.logs[i].events
 		state := throttle.WindowState{
@@ -170,6 +171,9 @@ func (v *view) decision(granted bool, decided, retryAt int64) throttle.Decision 
 		if !granted && retryAt > decided {
 			if fits := fitsFrom(w, log, v.now, limitertest.CostOf(w, v.r)); fits > v.now {
 				state.Denied, state.RetryIn = true, time.Duration(fits-decided)*us
+				if fits > latest {
+					d.Binds, latest = w.Name, fits
+				}
 			}
 		}
 		d.Windows = append(d.Windows, state)
@@ -273,7 +277,8 @@ func (m *model) outlived(r throttle.Reservation, real int64) bool {
 // describe is for the message of a failing test.
 func describe(d throttle.Decision) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "granted %v, exempt %v, at %v, clock behind %v, retry in %v", d.Granted, d.Exempt, d.At.UnixMicro()-limitertest.Midnight, d.ClockBehind, d.RetryIn)
+	fmt.Fprintf(&b, "granted %v, exempt %v, at %v, clock behind %v, retry in %v by %s", d.Granted, d.Exempt,
+		d.At.UnixMicro()-limitertest.Midnight, d.ClockBehind, d.RetryIn, d.Binds)
 	for _, w := range d.Windows {
 		fmt.Fprintf(&b, "\n  %s %v %v: used %d, remaining %d of %d, denied %v, retry in %v, resets %d",
 			w.Name, w.Period, w.Scope, w.Used, w.Remaining, w.Burst, w.Denied, w.RetryIn, w.ResetsAt.UnixMicro()-limitertest.Midnight)

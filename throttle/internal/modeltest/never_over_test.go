@@ -28,7 +28,7 @@ func TestMergedGrantsAreOnlyALittleStricter(t *testing.T) {
 func TestHundredsOfGrantsAreMerged(t *testing.T) {
 	w := limitertest.Policy(throttle.Window{Name: "w", Limit: 600, Period: 1024 * s}).WithDefaults().Windows[0]
 	client := limitertest.Redis(t)
-	l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
+	l, c := limitertest.NewWithClock(t, client, limitertest.Policy(w))
 	onlyStricter(t, l, c, w, w.Period.Microseconds()/96, 700, 1, s)
 	bytes := client.StrLen(t.Context(), "sluice:{p}:w:tenant:acme").Val()
 	if bytes > 192*8 || bytes < 96*8 { // 96 entries are exact, and as many are merged at most

@@ -21,7 +21,7 @@ type Decision struct {
 	At time.Time
 
 	// Binds is what holds the request up for longest: the name of a window, ByPause, ByUpstream, ByLine or
-	// BySlots. It is empty if granted.
+	// BySlots. If granted it is empty, or the window that held the ticket up, as expected when it joined.
 	Binds string
 
 	// ClockBehind is how far the clock of Redis is behind the newest change of these windows: usually

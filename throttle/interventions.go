@@ -62,7 +62,7 @@ type interventions struct {
 	all       Interventions
 	offset    time.Duration // of the clock of Redis from the one of this machine
 	overrides map[caseOf]*TenantOverride
-	pauses    map[caseOf]*OperatorPause
+	pauses    map[caseOf]OperatorPause
 }
 
 // A tenantNow is a tenant as operators have changed it.
@@ -78,13 +78,13 @@ type tenantNow struct {
 func (l *Limiter) SetInterventions(i Interventions) {
 	now := &interventions{
 		all: i.InForce(i.At), offset: time.Until(i.At),
-		overrides: map[caseOf]*TenantOverride{}, pauses: map[caseOf]*OperatorPause{},
+		overrides: map[caseOf]*TenantOverride{}, pauses: map[caseOf]OperatorPause{},
 	}
 	for _, o := range now.all.Overrides {
 		now.overrides[caseOf{o.Policy, o.Tenant}] = &o
 	}
 	for _, p := range now.all.Pauses {
-		now.pauses[caseOf{p.Policy, p.Tenant}] = &p
+		now.pauses[caseOf{p.Policy, p.Tenant}] = p
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
@@ -125,7 +125,7 @@ func (now *interventions) changed(before *interventions) map[string]map[string]b
 			}
 		}
 		for c, p := range one.pauses {
-			if match := other.pauses[c]; c.tenant != "" && (match == nil || !p.Until.Equal(match.Until)) {
+			if c.tenant != "" && !p.Until.Equal(other.pauses[c].Until) {
 				add(c)
 			}
 		}
@@ -174,17 +174,14 @@ func (now *interventions) over(cp *compiledPolicy, name string, settings Tenant)
 	}
 	for _, c := range []caseOf{tenant, {cp.Name, ""}} {
 		p := now.pauses[c]
-		if p == nil {
-			continue
-		}
-		if now.left(p.Until) <= 0 {
+		if now.left(p.Until) <= 0 { // also if there is none
 			continue
 		}
 		if c.tenant != "" {
 			t.pausedUntil = p.Until.UnixMicro()
 		}
 		if t.pause == nil || p.Until.After(t.pause.Until) {
-			t.pause, t.Exempt = p, false
+			t.pause, t.Exempt = &p, false
 		}
 	}
 	return t
@@ -224,8 +221,5 @@ func (l *Limiter) ValidateOverride(o TenantOverride) error {
 // paused returns how long operators pause the whole policy.
 func (l *Limiter) paused(cp *compiledPolicy) time.Duration {
 	now := l.interventions.Load()
-	if p := now.pauses[caseOf{policy: cp.Name}]; p != nil {
-		return max(0, now.left(p.Until))
-	}
-	return 0
+	return max(0, now.left(now.pauses[caseOf{policy: cp.Name}].Until))
 }

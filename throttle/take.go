@@ -146,6 +146,9 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 	if err != nil || t.Windows == nil {
 		return ticket // it joined, or was taken, while the policy had other windows
 	}
+	if t.Binds > 0 {
+		ticket.Decision.Binds = o.binds(script.Answer{Binds: t.Binds}, Decision{RetryIn: 1})
+	}
 	ticket.Decision.Windows = o.states(t.Windows, t.At, true)
 	for i := range ticket.Decision.Windows {
 		ticket.Decision.Windows[i].ResetsAt = time.Time{} // not in the reply of a take
@@ -242,7 +245,11 @@ func (l *Limiter) replace(ctx context.Context, o *operation, t TakenTicket) (Dec
 		}
 		granted = Reservation{}
 	}
-	return l.send(ctx, o, o.reserveRequest(granted))
+	d, err := l.send(ctx, o, o.reserveRequest(granted))
+	if d.Granted {
+		d.Binds = t.Decision.Binds
+	}
+	return d, err
 }
 
 // decides returns the policy that decides about a ticket of the line: that of the request's name, or the

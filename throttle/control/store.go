@@ -194,7 +194,8 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	if err := by.validate(); err != nil {
 		return 0, err
 	}
-	if _, err := s.limiter(policies); err != nil {
+	now, err := s.limiter(policies)
+	if err != nil {
 		return 0, err
 	}
 	before, err := s.State(ctx)
@@ -204,7 +205,7 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	if before.Version != version {
 		return 0, &ConflictError{before.Version, version}
 	}
-	removed, err := s.removed(ctx, before, policies)
+	removed, err := s.removed(ctx, before, now.Lines())
 	if err != nil {
 		return 0, err
 	}
@@ -221,14 +222,9 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	return s.change(ctx, "policies", document, 0, version, what)
 }
 
-// removed returns the policies that others do not replace: those that were in force, and those removed
-// before for which somebody waits still.
-func (s *Store) removed(ctx context.Context, before State, policies []throttle.Policy) (removed []throttle.Policy, err error) {
-	now, err := s.limiter(policies)
-	if err != nil {
-		return nil, err
-	}
-	lines := now.Lines()
+// removed returns the policies that policies with these lines do not replace: those that were in force, and
+// those removed before for which somebody waits still.
+func (s *Store) removed(ctx context.Context, before State, lines []string) (removed []throttle.Policy, err error) {
 	for i, p := range slices.Concat(before.Policies, before.Removed) {
 		l, err := s.limiter([]throttle.Policy{p})
 		if err != nil {

@@ -123,10 +123,6 @@ func resultOf(p throttle.Place) string {
 	return "joined"
 }
 
-func (m *Metrics) refused(r throttle.Refusal) {
-	m.refusals.WithLabelValues(m.with(r.Tenant, r.Policy)...).Inc()
-}
-
 func (m *Metrics) started(s throttle.Start) {
 	m.wait.WithLabelValues(m.with(s.Tenant, s.Policy)...).Observe(s.Waited.Seconds())
 	if s.Late >= 0 {
@@ -140,8 +136,4 @@ func (m *Metrics) taken(policy string, tickets []throttle.TakenTicket) {
 			m.grants.WithLabelValues(m.with(t.Decision.Tenant, policy, "line")...).Inc()
 		}
 	}
-}
-
-func (m *Metrics) wasUnavailable(policy, _ string, _ error) {
-	m.unavailable.WithLabelValues(policy).Inc()
 }

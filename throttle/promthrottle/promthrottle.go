@@ -10,12 +10,14 @@ package promthrottle
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
 // Config configures New.
@@ -41,8 +43,9 @@ type Metrics struct {
 	events  *prometheus.Registry
 	states  []*prometheus.Desc
 	down    [2]outages // of the limiter's Redis, and of asynq's
+	heads   inspect.Heads
 	tenant  func(string) string
-	watched watched
+	watched atomic.Pointer[throttle.Limiter] // its policies are read at each scrape
 }
 
 // Buckets, in seconds.
@@ -116,8 +119,9 @@ func New(c Config) (*Metrics, error) {
 // Observer returns the observer for throttle.Config.
 func (m *Metrics) Observer() throttle.Observer {
 	return throttle.Observer{
-		Called: m.called, Decided: m.decided, Followed: m.followed, Joined: m.joined, Refused: m.refused,
-		Started: m.started, Taken: m.taken, Unavailable: m.wasUnavailable,
+		Called: m.called, Decided: m.decided, Followed: m.followed, Joined: m.joined, Started: m.started, Taken: m.taken,
+		Refused:     func(r throttle.Refusal) { m.refusals.WithLabelValues(m.with(r.Tenant, r.Policy)...).Inc() },
+		Unavailable: func(policy, _ string, _ error) { m.unavailable.WithLabelValues(policy).Inc() },
 	}
 }
 

@@ -24,27 +24,14 @@ const (
 	sampled = 16
 )
 
-// watched are the policies that are read at each scrape, by one scrape at a time.
-type watched struct {
-	sync.Mutex
-	limiter *throttle.Limiter
-	heads   inspect.Heads
-}
-
 // Watch adds the metrics that only Redis knows, such as sluice_waiting. Each scrape then reads the
 // state of every policy, and waits for 1.5 seconds at most. A policy that was not read in time has no
 // such metrics, and counts as a failure of Redis.
-func (m *Metrics) Watch(l *throttle.Limiter) {
-	m.watched.Lock()
-	defer m.watched.Unlock()
-	m.watched.limiter = l
-}
+func (m *Metrics) Watch(l *throttle.Limiter) { m.watched.Store(l) }
 
 // watch exports the state of each policy, if Redis returns it in time.
 func (m *Metrics) watch(ch chan<- prometheus.Metric) {
-	m.watched.Lock()
-	defer m.watched.Unlock()
-	l := m.watched.limiter
+	l := m.watched.Load()
 	if l == nil {
 		return
 	}
@@ -128,7 +115,7 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 	gauge(m.adapted, rate)
 	gauge(m.waiting, float64(s.Waiting))
 	gauge(m.oldest, s.At.Sub(oldest).Seconds())
-	gauge(m.starving, float64(len(m.watched.heads.Note(s))))
+	gauge(m.starving, float64(len(m.heads.Note(s))))
 	for by, byHand := range map[string]bool{"operator": true, "upstream": false} {
 		paused := s.Pause != nil && s.Pause.ByHand == byHand
 		gauge(m.paused, map[bool]float64{true: 1}[paused], by)

@@ -28,17 +28,6 @@ type Point struct {
 	Known                     bool      // something was written
 }
 
-// add adds the point to the minute of a time.
-func (p Point) add(ctx context.Context, pipe redis.Pipeliner, l *throttle.Limiter, policy string, at time.Time) {
-	key, minute := hourOf(l, policy, at)
-	pipe.HIncrBy(ctx, key, minute+"g", p.Granted)
-	if p.Refused > 0 {
-		pipe.HIncrBy(ctx, key, minute+"r", p.Refused)
-	}
-	pipe.HSet(ctx, key, minute+"w", p.Waiting)
-	pipe.Expire(ctx, key, historyKept)
-}
-
 // hourOf returns the key of an hour, beside the windows of the policy, and the minute in it.
 func hourOf(l *throttle.Limiter, policy string, at time.Time) (key, minute string) {
 	at = at.UTC()

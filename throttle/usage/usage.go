@@ -173,7 +173,11 @@ func (c *Counter) write(l *throttle.Limiter) {
 			pipe.ZRemRangeByRank(ctx, key, 0, -1-maxTenants)
 			pipe.Expire(ctx, key, kept)
 		}
-		p.add(ctx, pipe, l, policy, at)
+		key, minute := hourOf(l, policy, at)
+		pipe.HIncrBy(ctx, key, minute+"g", p.Granted)
+		pipe.HIncrBy(ctx, key, minute+"r", p.Refused)
+		pipe.HSet(ctx, key, minute+"w", p.Waiting)
+		pipe.Expire(ctx, key, historyKept)
 		cmds, err := pipe.Exec(ctx)
 		if err != nil {
 			l.Config().Logger.Warn("usage: what a policy granted could not be written", "policy", policy, "err", err)

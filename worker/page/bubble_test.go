@@ -3,6 +3,7 @@ package page_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http/httptest"
 	"strings"
 	"sync/atomic"
@@ -10,8 +11,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 	"github.com/sluice-go/sluice/worker/page"
 )
@@ -83,5 +89,44 @@ func TestChartsKnowWhatWasRecorded(t *testing.T) {
 				t.Errorf("%s is missing in:\n%s", want, text)
 			}
 		}
+	})
+}
+
+// hanging is a Redis that takes connections, and answers nothing.
+type hanging struct{}
+
+func (hanging) MakeRedisClient() any {
+	return redis.NewClient(&redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) {
+		conn, _ := net.Pipe()
+		return conn, nil
+	}})
+}
+
+// However Redis hangs, the page is there within 1.5 s, and says so.
+func TestThePageWaitsForRedisInTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		client := hanging{}.MakeRedisClient().(*redis.Client)
+		defer client.Close()
+		limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{Name: "p", Match: []string{"*"},
+			Windows: []throttle.Window{{Name: "w", Limit: 1, Period: time.Hour}}}}})
+		sitetest.Must(t, err)
+		store, err := control.NewStore(limiter)
+		sitetest.Must(t, err)
+		enqueuer, err := worker.NewClient(hanging{}, worker.ClientConfig{Limiter: limiter})
+		sitetest.Must(t, err)
+		defer enqueuer.Close()
+		inspector := asynq.NewInspector(hanging{})
+		defer inspector.Close()
+		p, err := page.New(page.Config{Client: enqueuer, Control: store, Inspector: inspector, Limiter: limiter})
+		sitetest.Must(t, err)
+		for _, path := range []string{"/", "/?policy=p", "/?policy=p&like=a", "/?find=a", "/?task=a&queue=q", "/"} {
+			begun, w := time.Now(), httptest.NewRecorder()
+			p.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", path, nil))
+			if took := time.Since(begun); took > 1500*time.Millisecond || !strings.Contains(w.Body.String(), "Redis does not answer") {
+				t.Errorf("%s: after %v it says\n%s", path, took, w.Body)
+			}
+		}
+		time.Sleep(time.Minute) // until all calls have ended
 	})
 }

@@ -99,7 +99,9 @@ func New(c Config) (*Page, error) {
 		p.mux.HandleFunc("POST /sign-out", p.signOut)
 		p.mux.HandleFunc("POST /change", p.change)
 	}
-	p.mux.HandleFunc("GET /{$}", p.show)
+	p.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
+		p.render(w, r, http.StatusOK, "", nil)
+	})
 	p.mux.HandleFunc("GET /live", p.live)
 	p.mux.HandleFunc("GET /queues/{queue}/tasks/{task}", p.likeAsynqmon)
 	p.mux.HandleFunc("GET /icon.svg", p.asset)
@@ -163,11 +165,6 @@ func (p *Page) likeAsynqmon(w http.ResponseWriter, r *http.Request) {
 func redirect(w http.ResponseWriter, to string, status int) {
 	w.Header().Set("Location", to)
 	w.WriteHeader(status)
-}
-
-// show serves the whole page.
-func (p *Page) show(w http.ResponseWriter, r *http.Request) {
-	p.render(w, r, http.StatusOK, "", nil)
 }
 
 // render answers with the page, and says what went wrong, or what would be done.

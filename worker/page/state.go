@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hibiken/asynq"
+
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 )
@@ -18,6 +20,9 @@ const (
 	watch // it gets by alone
 	act   // it needs a person
 )
+
+// askedWithin is the time within which a server that serves a queue asks for it, while its tasks wait.
+const askedWithin = 3 * time.Second
 
 // A status is the state of a policy or tenant: its trouble, a word, and what to add.
 type status struct {
@@ -78,7 +83,7 @@ func (p *Page) policy(ctx context.Context, v *view, q inspect.Query) policyView 
 	if err != nil {
 		pv.Error = sentence(err.Error())
 	}
-	info, known := p.config.Limiter.Lookup(q.Policy)
+	info, _ := p.config.Limiter.Lookup(q.Policy)
 	pv.Fails = info.Fail
 	points := v.history[q.Policy]
 	pv.History = sparkOf(points)
@@ -115,17 +120,34 @@ func (p *Page) policy(ctx context.Context, v *view, q inspect.Query) policyView 
 	}
 	pv.bind()
 	for _, q := range pv.Queues {
-		if q.Queue != "" && q.Waiting > 0 && !q.Served {
-			pv.NoServer, pv.Stuck = queueName(q.Queue), true
-			pv.Status = status{Trouble: act, Word: "No server", How: "asks for queue " + name(pv.NoServer)}
+		queue := queueName(q.Queue)
+		switch {
+		case q.Queue == "" || q.Waiting == 0 || q.Served && pv.At.Sub(q.Asked) < askedWithin:
+		case p.isPaused(ctx, queue):
+			pv.Status = status{Trouble: watch, Word: "Queue paused:", How: name(queue) + ", by asynq’s tools"}
+			return pv
+		case !q.Served:
+			pv.NoServer, pv.Stuck = queue, true
+			pv.Status = status{Trouble: act, Word: "No server", How: "asks for queue " + name(queue)}
 			if !q.Asked.IsZero() && q.Asked.Year() > 1970 {
 				pv.Status.How += " since " + clock(q.Asked, pv.At)
 			}
 			return pv
 		}
 	}
-	pv.Status = pv.status(known)
+	pv.Status = pv.status()
 	return pv
+}
+
+// isPaused reports whether asynq's tools have paused a queue: no server takes from it.
+func (p *Page) isPaused(ctx context.Context, queue string) bool {
+	if p.config.Inspector == nil {
+		return false
+	}
+	info, err := remember(&p.recent, ctx, "paused\x00"+queue, func(context.Context) (*asynq.QueueInfo, error) {
+		return p.config.Inspector.GetQueueInfo(queue)
+	})
+	return err == nil && info.Paused
 }
 
 // bind finds the window that binds: the one that is fullest.
@@ -145,7 +167,7 @@ func (pv *policyView) bind() {
 }
 
 // status describes the policy in a word.
-func (pv *policyView) status(known bool) status {
+func (pv *policyView) status() status {
 	starving := ""
 	if n := len(pv.Starving); n > 0 {
 		starving = fmt.Sprintf("%d %s", n, plural(n, "tenant starves", "tenants starve"))
@@ -165,7 +187,7 @@ func (pv *policyView) status(known bool) status {
 		a := pv.Adapted
 		return status{Trouble: watch, Word: "Adapting:",
 			How: fmt.Sprintf("%s of %s per s, until %s", perSecond(a.Rate), perSecond(a.Published), clock(a.Until, pv.At))}
-	case !known:
+	case pv.Removed:
 		return status{Full: pv.Waiting > 0, Word: "Removed:", How: "what waits goes on by its last windows"}
 	case pv.Observes:
 		return status{Word: "Observing,", How: "denies nothing"}

@@ -219,6 +219,7 @@ func (p *Page) home(ctx context.Context, v *view, names []string, servers []*asy
 		all.Go(func() { policies[i] = p.policy(ctx, v, inspect.Query{Policy: name}) })
 	}
 	all.Wait()
+	policies = slices.DeleteFunc(policies, func(pv policyView) bool { return pv.Removed && pv.Waiting == 0 })
 	by := func(a, b policyView) int {
 		switch v.Asked.Sort {
 		case "name":

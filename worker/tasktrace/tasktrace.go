@@ -16,7 +16,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sluice-go/sluice/internal/isnil"
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -69,10 +68,10 @@ func (t *Tracing) Headers(ctx context.Context, _ *asynq.Task) map[string]string 
 // refuse.
 //
 // The span has the name sluice.wait and the attributes sluice.policy, sluice.tenant, sluice.task_type,
-// sluice.task_id and sluice.queue. If the task had to wait, sluice.window is the window that held it:
-// the fullest one when it was granted, of several the longest. It begins when the task was enqueued, by the clock of the client,
-// also with ProcessAt. A retry reports no wait. A task that waits again without a retry, because the
-// upstream refused it, reports one more span since it was enqueued.
+// sluice.task_id and sluice.queue. If a window held the task in its line, that is sluice.window. The
+// span begins when the task was enqueued, by the clock of the client, also with ProcessAt. A retry
+// reports no wait. A task that waits again without a retry, because the upstream refused it, reports
+// one more span since it was enqueued.
 func (t *Tracing) Middleware(next asynq.Handler) asynq.Handler {
 	if next == nil {
 		return nil
@@ -105,26 +104,10 @@ func (t *Tracing) waited(ctx context.Context, task *asynq.Task, now time.Time) {
 		attributes = append(attributes,
 			attribute.String("sluice.policy", d.Policy),
 			attribute.String("sluice.tenant", d.Tenant))
-		if name := fullest(d); name != "" && now.Sub(enqueued) >= held {
-			attributes = append(attributes, attribute.String("sluice.window", name))
+		if d.Binds != "" {
+			attributes = append(attributes, attribute.String("sluice.window", d.Binds))
 		}
 	}
 	_, span := t.tracer.Start(ctx, spanName, trace.WithTimestamp(enqueued), trace.WithAttributes(attributes...))
 	span.End(trace.WithTimestamp(now))
-}
-
-// held is how long a task waits at least that a window has held. Others were merely on their way.
-const held = 50 * time.Millisecond
-
-// fullest returns the window that a grant has filled most, of several the one with the longest period.
-// It is empty if no window is half full: then the task waited for something else, such as a slot.
-func fullest(d throttle.Decision) (name string) {
-	most, longest := 0.5, time.Duration(0)
-	for _, w := range d.Windows {
-		part := float64(w.Used) / float64(max(1, w.Burst))
-		if part > most || part == most && w.Period > longest {
-			name, most, longest = w.Name, part, w.Period
-		}
-	}
-	return name
 }

@@ -101,6 +101,7 @@ type Taken struct {
 type Ticket struct {
 	Queue, ID, Flow, Costs, Key string
 	Rank, Since                 int64 // when it began to wait (us)
+	Binds                       int64 // Answer.Binds of its join
 }
 
 // Joined returns when it joined the line (us).
@@ -268,7 +269,9 @@ func ReadTicket(name, record string) (t Ticket, err error) {
 		return t, &ReplyError{fmt.Sprintf("ticket %q", name)}
 	}
 	escaped, _, _ := strings.Cut(name, "/")
-	key, since, _ := strings.Cut(f[2], ":")
+	key, binds, _ := strings.Cut(f[2], "+")
+	key, since, _ := strings.Cut(key, ":")
+	t.Binds, _ = strconv.ParseInt(binds, 10, 64)
 	t.Since, _ = strconv.ParseInt(since, 10, 64)
 	t.Since = cmp.Or(t.Since, t.Joined())
 	t.Queue, t.ID, t.Flow, t.Costs, t.Key = queue, id, escaped+f[1], unescapeWord(cmp.Or(f[0], "requests=1")), unescapeWord(key)

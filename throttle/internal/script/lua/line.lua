@@ -21,6 +21,7 @@
 --   t          hash: ticket "QUEUE/ID" -> "RANKcosts |VALUES key"
 --                RANK       of 16 digits
 --                costs      empty for "requests=1"
+--                key        with "+N" behind it if window N delayed it for longest when it joined
 --   f          hash: flow "QUEUE|VALUES" ->
 --              "tickets units hour weight tag suffix rank tenant suffixes;own"
 --                units      "requests=1" if all tickets cost that, else those of line_units.lua

@@ -101,8 +101,8 @@ local function new_join(L)
     return front and zero - L.rank or zero + L.rank
   end
 
-  -- enter writes a ticket at its rank, and puts its flow where it has to wait.
-  local function enter(r, q, flow, costs, wasted)
+  -- enter writes a ticket at its rank, with the window that binds, and puts its flow where it has to wait.
+  local function enter(r, q, flow, costs, binds, wasted)
     local id, is_first = r.ticket, flow.n == 0
     local rank = format('%d', (r.rank or new_rank(r.front)) + 0)
     if q.claims then q.asked = now end
@@ -115,14 +115,12 @@ local function new_join(L)
     local text = costs.text
     if text == 'requests=1' then text = '' end -- the costs of most tickets
     local values = q.batch and '!' .. flow.values or flow.values
-    L.write('t', id, rank .. text .. ' ' .. values .. ' ' .. r.key)
-    local added = L.added[r.flow]
-    if added then
-      local n = #added
-      added[n + 1], added[n + 2] = rank, id
-    else
-      L.added[r.flow] = {rank, id}
-    end
+    local key = binds > 0 and not match(r.key, '+') and r.key .. '+' .. binds or r.key
+    L.write('t', id, rank .. text .. ' ' .. values .. ' ' .. key)
+    local added = L.added[r.flow] or {}
+    local n = #added
+    added[n + 1], added[n + 2] = rank, id
+    L.added[r.flow] = added
     line_units.count(flow, costs, 1)
     if wasted and flow.units then
       for unit, left in pairs(wasted) do
@@ -283,7 +281,7 @@ local function new_join(L)
       low, high, binds, earliest, wasted = expected(flow, list, at, costs, behind)
     end
     local q = L.queue_of(r.queue)
-    enter(r, q, flow, costs, wasted)
+    enter(r, q, flow, costs, binds, wasted)
     local nudge = (r.rank or r.paused) and 0 or appointments.nudge(q, now, low)
     low, high, binds = with_slots(flow, behind or flow.n - 1, low, high, binds)
     return 3, low, high, binds, nudge

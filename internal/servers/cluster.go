@@ -11,9 +11,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// NodeTimeout is after what time without an answer the nodes of a Cluster suspect one of them. In a
+// nodeTimeout is after what time without an answer the nodes of a Cluster suspect one of them. In a
 // Cluster without replicas it is a minute.
-const NodeTimeout = 1000 * time.Millisecond
+const nodeTimeout = 1000 * time.Millisecond
 
 // A RedisCluster is a running Redis Cluster. The slots are spread evenly over its first nodes, the
 // primaries. The further nodes are their replicas, in turns.
@@ -44,7 +44,7 @@ func (c *RedisCluster) start(dir string, primaries, replicas int, args []string)
 	n := primaries * (1 + replicas)
 	for i := range n {
 		p, err := startIn(dir, fmt.Sprint("node", i), append([]string{
-			"--cluster-enabled", "yes", "--cluster-node-timeout", fmt.Sprint(NodeTimeout.Milliseconds()),
+			"--cluster-enabled", "yes", "--cluster-node-timeout", fmt.Sprint(nodeTimeout.Milliseconds()),
 			"--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0", "--repl-diskless-load", "swapdb",
 		}, args...)...)
 		if err != nil {
@@ -208,16 +208,11 @@ func (m *Migration) Move(ctx context.Context, n int) (int, error) {
 	if err != nil || len(keys) == 0 {
 		return 0, err
 	}
-	return len(keys), m.MoveKeys(ctx, keys...)
-}
-
-// MoveKeys moves these keys.
-func (m *Migration) MoveKeys(ctx context.Context, keys ...string) error {
 	args := []any{"migrate", m.host, m.portText, "", 0, 5000, "keys"}
 	for _, key := range keys {
 		args = append(args, key)
 	}
-	return m.From.do(ctx, args...).Err()
+	return len(keys), m.From.do(ctx, args...).Err()
 }
 
 // Finish moves the keys that are left, and ends the migration.

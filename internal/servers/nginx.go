@@ -31,17 +31,7 @@ func Nginx(t testing.TB, upstream string, zones ...Zone) *NginxProcess {
 		}
 		t.Skip("nginx is not installed: scripts/test installs it")
 	}
-	p, err := StartNginx(t.TempDir(), upstream, zones...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(p.Stop)
-	return p
-}
-
-// StartNginx is Nginx for programs that are not tests: the server works in the directory given, and
-// Stop ends it.
-func StartNginx(dir, upstream string, zones ...Zone) (*NginxProcess, error) {
+	dir := t.TempDir()
 	var define, apply strings.Builder
 	for i, z := range zones {
 		fmt.Fprintf(&define, "limit_req_zone $server_name zone=zone%d:1m rate=%dr/s;\n", i, z.Rate)
@@ -58,7 +48,11 @@ func StartNginx(dir, upstream string, zones ...Zone) (*NginxProcess, error) {
 		config := filepath.Join(dir, "nginx.conf")
 		return exec.Command("nginx", "-p", dir, "-c", config, "-e", log), os.WriteFile(config, []byte(text), 0o600)
 	})
-	return &NginxProcess{p, dir}, err
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Stop)
+	return &NginxProcess{p, dir}
 }
 
 // Logged is how many answers of a status nginx has written down.

@@ -33,20 +33,14 @@ func TestAHoldRenewsUntilItIsReleased(t *testing.T) {
 		if err := hold.Release(caller); err != nil || usedNow(t, l) != 0 {
 			t.Errorf("%d used after the release, %v", usedNow(t, l), err)
 		}
+		done, brief := Reserve(t, l, Acme(1)).Reservation.Hold(t.Context())
+		Must(t, brief.Release(t.Context()))
+		Equal(t, context.Cause(done), context.Canceled, "a hold's context ends at its release")
 		again := Reserve(t, l, Acme(1))
 		if err := hold.Release(t.Context()); err != nil || usedNow(t, l) != 1 {
 			t.Errorf("%d used after a second release, %v", usedNow(t, l), err)
 		}
 		Release(t, again)
-	})
-}
-
-func TestAHoldsContextEndsAtItsRelease(t *testing.T) {
-	Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
-		work, hold := Reserve(t, l, Acme(1)).Reservation.Hold(t.Context())
-		if err := hold.Release(t.Context()); err != nil || context.Cause(work) != context.Canceled {
-			t.Error(err, context.Cause(work))
-		}
 	})
 }
 

@@ -174,19 +174,3 @@ func TestAPlanEndsWithItsContext(t *testing.T) {
 	_, err := inspect.Of(st.l).Plan(ctx, []inspect.Demand{demand("a", math.MaxInt, "")}, inspect.PlanOptions{Open: opens})
 	limitertest.WantErr(t, err, context.Canceled)
 }
-
-// A plan of 50,000 requests of 50 tenants.
-func BenchmarkPlan(b *testing.B) {
-	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 30, Period: s}, limitertest.SharedWindow(1000, s))
-	l, err := throttle.New(throttle.Config{Client: throttletest.Client(b, throttletest.Redis(b)), Policies: []throttle.Policy{p}})
-	limitertest.Must(b, err)
-	var demands []inspect.Demand
-	for i := range 50 {
-		demands = append(demands, demand(fmt.Sprint("t", i), 1000, throttle.ClassBatch))
-	}
-	for b.Loop() {
-		if plan, err := inspect.Of(l).Plan(b.Context(), demands, inspect.PlanOptions{}); err != nil || !plan.Known {
-			b.Fatal(plan, err)
-		}
-	}
-}

@@ -36,13 +36,13 @@ func wakeups(t *rapid.T, client *redis.Client) {
 			Unit:  rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
 		}
 		if rapid.Bool().Draw(t, "slots") {
-			w.Algorithm, w.Lease = throttle.AlgorithmConcurrency, rapid.SampledFrom([]time.Duration{s, 5 * s, 30 * s}).Draw(t, "lease")
+			w.Algorithm, w.Lease = throttle.AlgorithmConcurrency, rapid.SampledFrom([]time.Duration{s, 2 * s, 4 * s}).Draw(t, "lease")
 		} else {
-			w.Period = rapid.SampledFrom([]time.Duration{s, 10 * s}).Draw(t, "period")
+			w.Period = rapid.SampledFrom([]time.Duration{s, 3 * s}).Draw(t, "period")
 		}
 		return w
 	}
-	p := limitertest.Policy(throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Lease: 10 * s, Scope: throttle.ScopeShared})
+	p := limitertest.Policy(throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Lease: 3 * s, Scope: throttle.ScopeShared})
 	p.Upstream = rapid.SampledFrom([]throttle.Upstream{throttle.UpstreamShared, throttle.UpstreamTenant}).Draw(t, "upstream")
 	for i := range rapid.IntRange(1, 3).Draw(t, "windows") {
 		p.Windows = append(p.Windows, anyWindow(i))
@@ -154,19 +154,19 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		},
 		"pause": func(t *rapid.T) {
 			did = "pause"
-			_, err := run(t).Pause(ctx, rapid.SampledFrom([]time.Duration{s, 20 * s}).Draw(t, "pause"), "")
+			_, err := run(t).Pause(ctx, rapid.SampledFrom([]time.Duration{s, 5 * s}).Draw(t, "pause"), "")
 			check(err)
 		},
 		"resume": func(t *rapid.T) { did = "resume"; check(l.Resume(ctx, run(t).Request)) },
 		"remaining": func(t *rapid.T) {
 			did = "remaining"
 			check(run(t).ReportRemaining(ctx, throttle.Remaining{
-				Units: rapid.Int64Range(0, 5).Draw(t, "left"), Reset: rapid.SampledFrom([]time.Duration{s, 20 * s}).Draw(t, "reset"),
+				Units: rapid.Int64Range(0, 5).Draw(t, "left"), Reset: rapid.SampledFrom([]time.Duration{s, 5 * s}).Draw(t, "reset"),
 			}))
 		},
 		"pass": func(t *rapid.T) {
 			did = "pass"
-			c.US.Add(rapid.SampledFrom([]time.Duration{us, 100 * ms, s, 7 * s}).Draw(t, "time").Microseconds())
+			c.US.Add(rapid.SampledFrom([]time.Duration{us, 100 * ms, s, 4 * s}).Draw(t, "time").Microseconds())
 		},
 		"pass until due": func(t *rapid.T) {
 			did = "pass until due"

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strconv"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -174,4 +177,38 @@ func offMean(weights map[string]float64, one string, turn float64) (off float64)
 		}
 	}
 	return off
+}
+
+// Many servers with two slots each take from one line of 500 a second. Nothing runs twice, and no
+// limit is exceeded.
+func TestAFleetSharesOneLine(t *testing.T) {
+	t.Parallel()
+	const servers, limit, period, n = 20, 50, 100 * time.Millisecond, 1000
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Redis(t)), sitetest.Shared(limit, period))
+	var tasks []*asynq.Task
+	for i := range n {
+		tasks = append(tasks, worker.NewTask(worker.Identity{Tenant: "tenant" + strconv.Itoa(i%10)}, "x", nil))
+	}
+	for _, enqueued := range s.Client(s.AnotherLimiter()).EnqueueBulk(t.Context(), tasks) {
+		if enqueued.Err != nil {
+			t.Fatal(enqueued.Err)
+		}
+	}
+	l, c := sitetest.NewLedger(), sitetest.Counted{}
+	var all []*worker.Server
+	two := func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 2 }
+	for range servers {
+		all = append(all, s.Serve(c.Handle, l.Watch, sitetest.Calm, s.Apart, two))
+	}
+	s.Wait("all have run", func() bool { return c.Done() == n })
+	c.OnceEach(t, n)
+	if over := l.Excess(limit, period); over > 0 {
+		t.Errorf("%d above the limit", over)
+	}
+	var ended sync.WaitGroup // one after the other they would take half a minute
+	for _, server := range all {
+		ended.Go(server.Shutdown)
+	}
+	ended.Wait()
+	t.Logf("utilization %.3f", l.Utilization(limit, period))
 }

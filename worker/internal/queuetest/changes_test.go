@@ -1,10 +1,15 @@
 package queuetest
 
 import (
+	"context"
 	"fmt"
 	"maps"
+	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
@@ -104,4 +109,238 @@ func TestATenantThatBecomesExemptLeavesTheLine(t *testing.T) {
 		s.SleepUntil(l, 5, 5*time.Minute)
 		s.WantNobodyInLine()
 	})
+}
+
+// What operators put in force, and a policy that begins to observe, hold for the tasks that wait.
+func TestInterventionsActOnTheBacklog(t *testing.T) {
+	t.Parallel()
+	pause := func(tenant string) func(s *sitetest.Site) {
+		return func(s *sitetest.Site) {
+			now := time.Now()
+			s.Limiter.SetInterventions(throttle.Interventions{At: now, Pauses: []throttle.OperatorPause{
+				{By: "anna", Policy: s.Limiter.Policies()[0].Name, Tenant: tenant, Until: now.Add(3 * time.Minute), Why: "it is down"},
+			}})
+		}
+	}
+	override := func(o throttle.TenantOverride) func(s *sitetest.Site) {
+		return func(s *sitetest.Site) {
+			now := time.Now()
+			o.Policy, o.Tenant, o.Until = s.Limiter.Policies()[0].Name, "acme", now.Add(time.Hour)
+			s.Limiter.SetInterventions(throttle.Interventions{At: now, Overrides: []throttle.TenantOverride{o}})
+		}
+	}
+	for name, row := range map[string]struct {
+		policy     throttle.Policy
+		change     func(s *sitetest.Site)
+		soon, late int           // tasks that have run 3 s and 2.5 minutes after the change
+		all        time.Duration // after it all have run
+	}{
+		"a pause":             {sitetest.Policy(2, 10*time.Second), pause(""), 2, 2, 4 * time.Minute},
+		"a pause of a tenant": {sitetest.Shared(2, 10*time.Second), pause("acme"), 2, 2, 4 * time.Minute},
+		"an exempt tenant": {sitetest.Policy(2, 5*time.Minute), override(throttle.TenantOverride{Exempt: new(true)}),
+			8, 8, 3 * time.Minute},
+		"a higher limit": {sitetest.Policy(2, 5*time.Minute), override(throttle.TenantOverride{
+			Windows: map[string]throttle.Override{"window": {Limit: 6}},
+		}), 6, 6, 6 * time.Minute},
+		"a policy that observes": {sitetest.Shared(2, 5*time.Minute), func(s *sitetest.Site) {
+			s.SetPolicy(func(p *throttle.Policy) { p.Mode = throttle.ModeObserve }, s.Limiter)
+		}, 8, 8, 3 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sitetest.Bubble(t, row.policy, func(t *testing.T, s *sitetest.Site) {
+				l := sitetest.NewLedger()
+				s.Serve(s.Ok, l.Watch, sitetest.Calm)
+				s.EnqueueMany("acme", 0, 3)
+				s.JoinMany(s.Client(s.Limiter), "acme", 3, 3)
+				time.Sleep(5 * time.Second)
+				if n := len(s.Runs()); n != 2 {
+					t.Fatalf("%d tasks have run before, want 2", n)
+				}
+				row.change(s)
+				s.EnqueueMany("acme", 6, 2)
+				time.Sleep(3 * time.Second)
+				if n := len(s.Runs()); n != row.soon {
+					t.Errorf("%d tasks have run 3 s after the change, want %d", n, row.soon)
+				}
+				time.Sleep(150*time.Second - 3*time.Second)
+				if n := len(s.Runs()); n != row.late {
+					t.Errorf("%d tasks have run 2.5 minutes after the change, want %d", n, row.late)
+				}
+				time.Sleep(row.all - 150*time.Second)
+				if n := len(s.Runs()); n != 8 {
+					t.Errorf("%d tasks have run in the end, want 8", n)
+				}
+				s.WantNobodyInLine()
+				s.WantCounters(sitetest.Counters{Processed: 8})
+			})
+		})
+	}
+}
+
+// wantEveryKeyToExpire checks until stop, or the end of the test, that all keys of ours have a TTL,
+// in the limiter's Redis and in asynq's.
+func wantEveryKeyToExpire(s *sitetest.Site) (stop func()) {
+	done, ended := make(chan struct{}), make(chan struct{})
+	ctx := context.Background()
+	go func() {
+		defer close(ended)
+		for seen := map[string]bool{}; ; {
+			for _, key := range s.Redis.Keys(ctx, "*sluice*").Val() {
+				if ttl := s.Redis.PTTL(ctx, key).Val(); ttl == -1 && !seen[key] { // in nanoseconds: -1 is no TTL
+					seen[key] = true
+					s.Errorf("%s does not expire", key)
+				}
+			}
+			select {
+			case <-done:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	}()
+	return sync.OnceFunc(func() { close(done); <-ended })
+}
+
+// Policies change their shape while 60 tasks wait, half of them by a plain client. All tasks run,
+// at the pace of the new policies. No key is left without an expiry.
+func TestScenePoliciesChangeWhileTasksWait(t *testing.T) {
+	own := throttle.Window{Name: "own", Limit: 10, Period: time.Second}
+	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Scope: throttle.ScopeShared}
+	api := func(windows ...throttle.Window) throttle.Policy {
+		return throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows}
+	}
+	renamed := api(own, all)
+	renamed.Name = "renamed"
+	for name, row := range map[string]struct {
+		before throttle.Policy
+		after  []throttle.Policy
+	}{
+		"the first shared window comes": {api(own), []throttle.Policy{api(own, all)}},
+		"the last shared window goes":   {api(own, all), []throttle.Policy{api(own)}},
+		"renamed":                       {api(own, all), []throttle.Policy{renamed}},
+		"removed":                       {api(own, all), nil},
+		"a window is renamed": {api(own, all), []throttle.Policy{api(own,
+			throttle.Window{Name: "whole", Limit: 20, Period: time.Second, Scope: throttle.ScopeShared})}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sitetest.OnRedis(t, append(idle(20), row.before), func(t *testing.T, s *sitetest.Site) {
+				stop := wantEveryKeyToExpire(s)
+				defer stop()
+				d := newDiary()
+				limiters := []*throttle.Limiter{s.AnotherLimiter(), s.AnotherLimiter()}
+				for _, limiter := range limiters {
+					s.Serve(d.handle, d.watch, sitetest.By(limiter))
+				}
+				client := s.Client(s.AnotherLimiter())
+				for i := range 60 {
+					task := taskOf(s, []string{"acme", "beta", "chip"}[i%3], i)
+					var err error
+					if i%2 == 0 {
+						err = d.plan(client, task)
+					} else {
+						err = d.enqueue(s.Plain, task)
+					}
+					sitetest.Must(t, err)
+				}
+				time.Sleep(200 * time.Millisecond)
+				changed := time.Now()
+				for _, limiter := range limiters {
+					sitetest.Must(t, limiter.SetPolicies(append(idle(20), row.after...)))
+					time.Sleep(50 * time.Millisecond)
+				}
+				// At 20 a second all run within three seconds. A task that is stranded waits for two minutes.
+				s.Wait("all have run", func() bool { return d.ran() >= 60 })
+				t.Logf("all ran within %v", time.Since(changed))
+				s.Wait("nobody is in line", func() bool { return len(s.InLine()) == 0 })
+				d.awaitAll(t, notStranded) // each once
+				stop()
+			})
+		})
+	}
+}
+
+// A limit is cut below the cost of tasks that wait, or their tenant's weight to almost nothing. The
+// small tasks of the other tenants go on at the full rate. What cannot fit any more fails once, by
+// that, and no ticket outlives its task.
+func TestSceneCutBelowTheCostOfWaitingTasks(t *testing.T) {
+	t.Parallel()
+	const costly, small = 20, 40 // small tasks of each of two tenants
+	own := throttle.Window{Name: "own", Limit: 10, Period: time.Second}
+	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Scope: throttle.ScopeShared}
+	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{own, all}}
+	for _, row := range []struct {
+		name   string
+		change func(*throttle.Policy)
+		perSec int // how many small tasks run each second afterwards
+		fail   bool
+	}{
+		{"the shared limit", func(p *throttle.Policy) { p.Windows[1].Limit = 6 }, 6, true},
+		{"an override", func(p *throttle.Policy) {
+			p.Tenants = map[string]throttle.Tenant{"big": {Windows: map[string]throttle.Override{"own": {Limit: 6}}}}
+		}, 20, true},
+		{"the weight", func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"big": {Weight: 0.001}} }, 20, false},
+	} {
+		for _, plain := range []bool{false, true} {
+			if plain && row.name != "the shared limit" {
+				continue // its tasks are in the same line by then
+			}
+			t.Run(fmt.Sprintf("%s, plain client %v", row.name, plain), func(t *testing.T) {
+				sitetest.Bubble(t, p, func(t *testing.T, s *sitetest.Site) {
+					d := newDiary()
+					limiter := s.AnotherLimiter()
+					s.Serve(d.handle, d.watch, s.Apart, sitetest.Calm, sitetest.By(limiter))
+					client := s.Client(s.AnotherLimiter())
+					enqueue := func(tenant string, i int, cost int64) {
+						who := worker.Identity{Tenant: tenant, Cost: map[string]int64{"requests": cost}}
+						task := worker.NewTask(who, "x", fmt.Appendf(nil, "%s-%04d", tenant, i))
+						var err error
+						if plain {
+							err = d.enqueue(s.Plain, task, asynq.MaxRetry(0))
+						} else {
+							err = d.plan(client, task, asynq.MaxRetry(0))
+						}
+						sitetest.Must(t, err)
+					}
+					for i := range costly {
+						enqueue("big", i, 7)
+					}
+					for i := range small {
+						enqueue("acme", i, 1)
+						enqueue("beta", i, 1)
+					}
+					time.Sleep(1500 * time.Millisecond)
+					before := d.ran()
+					begun := time.Now()
+					s.SetPolicy(row.change, limiter)
+					time.Sleep(time.Duration(2*small)*time.Second/time.Duration(row.perSec) + 3*time.Second)
+					bigStarts := 0
+					d.mu.Lock()
+					for payload, e := range d.tasks {
+						if strings.HasPrefix(payload, "big") {
+							bigStarts += len(e.starts)
+						} else if len(e.starts) != 1 {
+							t.Errorf("%s started %d times within %v", payload, len(e.starts), time.Since(begun))
+						}
+					}
+					d.mu.Unlock()
+					t.Logf("%d had run before, %d of %d costly ones %v after", before, bigStarts, costly, time.Since(begun))
+					time.Sleep(3 * time.Minute)
+					if row.fail {
+						failed := int64(costly - bigStarts)
+						s.WantCounters(sitetest.Counters{Processed: costly + 2*small, Failed: failed, Archived: failed})
+						archived, err := s.Inspector.ListArchivedTasks("default")
+						sitetest.Must(t, err)
+						for _, task := range archived {
+							if !strings.Contains(task.LastErr, "cost of 7 requests never fits: the window holds 6 at most") {
+								t.Errorf("%s failed by %q", task.ID, task.LastErr)
+							}
+						}
+					} else {
+						s.WantCounters(sitetest.Counters{Processed: costly + 2*small})
+					}
+					s.WantNobodyInLine()
+				})
+			})
+		}
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -163,4 +164,180 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 			s.WantCounters(sitetest.Counters{Processed: 1})
 		})
 	}
+}
+
+// Two handlers each hold a slot and want the other's. Only the one whose policy comes first by name
+// waits.
+func TestHandlersThatWantEachOthersSlotsNeverDeadlock(t *testing.T) {
+	alpha, beta := sitetest.AtOnceOf("alpha", 1), sitetest.AtOnceOf("beta", 1)
+	alpha.Match, beta.Match = []string{"alpha:*"}, []string{"beta:*"}
+	sitetest.OnRedis(t, []throttle.Policy{alpha, beta}, func(t *testing.T, s *sitetest.Site) {
+		var mu sync.Mutex
+		began, denied := map[string]chan struct{}{"alpha": make(chan struct{}), "beta": make(chan struct{})}, map[string]int{}
+		begin := func(name string) {
+			mu.Lock()
+			defer mu.Unlock()
+			select {
+			case <-began[name]:
+			default:
+				close(began[name])
+			}
+		}
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			own, other := "alpha", "beta"
+			if strings.HasPrefix(task.Type(), "beta") {
+				own, other = other, own
+			}
+			begin(own)
+			<-began[other] // both hold their own slot
+			if _, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: other, MaxWait: time.Hour}); err != nil {
+				if errors.As(err, new(*throttle.DeniedError)) {
+					mu.Lock()
+					denied[own]++
+					mu.Unlock()
+				}
+				return err
+			}
+			return s.Ok(ctx, task)
+		})
+		var ids []string
+		for i := range 3 {
+			for _, name := range []string{"alpha", "beta"} {
+				id := fmt.Sprint(name, i)
+				ids = append(ids, id)
+				s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, name+":x", nil), asynq.TaskID(id), asynq.MaxRetry(0))
+			}
+		}
+		s.WaitGone(ids...)
+		mu.Lock()
+		defer mu.Unlock()
+		if denied["alpha"] > 0 || denied["beta"] == 0 {
+			t.Errorf("denied: %v", denied)
+		}
+		s.WantCounters(sitetest.Counters{Processed: 6})
+	})
+}
+
+// A handler that wants a second slot where its task holds the only one fails, and says why. To wait
+// or to be requeued would go on for ever. A slot that others hold is another matter, as is one of
+// another scope, or after the task's own was given back.
+func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
+	own := sitetest.AtOnceOf("api", 2)
+	own.Match = []string{"*"}
+	for _, row := range []struct {
+		name, tenant   string
+		cost, reserve  int64
+		cancels, never bool
+	}{
+		{name: "beside its own", cost: 1, reserve: 2, never: true},
+		{name: "all is its own", cost: 2, reserve: 1, never: true},
+		{name: "others hold the rest", cost: 1, reserve: 1},
+		{name: "of another tenant", cost: 2, reserve: 1, tenant: "other"},
+		{name: "after Cancel", cost: 1, reserve: 2, cancels: true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			sitetest.OnRedis(t, []throttle.Policy{own}, func(t *testing.T, s *sitetest.Site) {
+				slots := func(n int64) map[string]int64 { return map[string]int64{throttle.Requests: n} }
+				hold := func(tenant string, n int64) {
+					d, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: tenant, Cost: slots(n)})
+					if err != nil || !d.Granted {
+						t.Errorf("granted %v, %v", d.Granted, err)
+					}
+				}
+				if row.tenant != "" {
+					hold(row.tenant, 2)
+				}
+				reserved := make(chan error, 100)
+				s.Serve(func(ctx context.Context, _ *asynq.Task) error {
+					job := worker.FromContext(ctx)
+					if row.cancels {
+						if err := job.Cancel(ctx); err != nil {
+							t.Error(err)
+						}
+					}
+					if !row.never && row.tenant == "" {
+						hold("acme", 1)
+					}
+					reserve := job.Reserve
+					if row.never {
+						reserve = job.Wait
+					}
+					_, err := reserve(ctx, throttle.Request{Tenant: row.tenant, Cost: slots(row.reserve)})
+					select {
+					case reserved <- err:
+					default:
+					}
+					return err
+				})
+				s.Enqueue(sitetest.Task("acme", slots(row.cost)), asynq.TaskID("t"), asynq.MaxRetry(0))
+				if err := <-reserved; row.never {
+					var never *throttle.NeverFitsError
+					want := throttle.NeverFitsError{
+						Policy: "api", Window: own.Windows[0].Name, Unit: throttle.Requests, Cost: row.reserve, Capacity: 2, Held: row.cost,
+					}
+					if !errors.As(err, &never) || *never != want {
+						t.Errorf("reserved: %v, want %v", err, &want)
+					}
+					s.WaitState(asynq.TaskStateArchived, "t")
+				} else {
+					if !errors.As(err, new(*throttle.DeniedError)) {
+						t.Errorf("reserved: %v", err)
+					}
+					s.WaitState(asynq.TaskStateScheduled, "t")
+				}
+			})
+		})
+	}
+}
+
+// A handler that holds a slot waits for windows that only time refills.
+func TestHandlerThatHoldsASlotWaitsForARate(t *testing.T) {
+	slots, rate := sitetest.AtOnceOf("slots", 1), sitetest.Policy(1, 300*time.Millisecond)
+	slots.Match, rate.Name, rate.Match = []string{"*"}, "a-rate", nil
+	sitetest.OnRedis(t, []throttle.Policy{slots, rate}, func(t *testing.T, s *sitetest.Site) {
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			for range 3 {
+				if _, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "a-rate", MaxWait: time.Minute}); err != nil {
+					t.Error(err)
+				}
+			}
+			return s.Ok(ctx, task)
+		})
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.WaitGone("t")
+		s.WantCounters(sitetest.Counters{Processed: 1})
+	})
+}
+
+// A handler that returns that it could not wait for a call costs no retry.
+func TestAHandlerWhoseWaitIsTooLateIsRequeued(t *testing.T) {
+	slack := sitetest.Policy(1, time.Hour)
+	slack.Name, slack.Match = "slack", nil
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute), slack}, func(t *testing.T, s *sitetest.Site) {
+		var late atomic.Int64
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			short, cancel := context.WithTimeout(ctx, 30*time.Second)
+			defer cancel()
+			_, err := s.Limiter.Wait(short, throttle.Request{Policy: "slack", Tenant: "acme"})
+			if errors.As(err, new(*throttle.DeniedError)) && errors.Is(err, context.DeadlineExceeded) {
+				late.Add(1)
+			}
+			if err != nil {
+				return fmt.Errorf("the call: %w", err)
+			}
+			return s.Ok(ctx, task)
+		})
+		if d, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"}); err != nil || !d.Granted {
+			t.Fatalf("granted %v, %v", d.Granted, err)
+		}
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.WaitState(asynq.TaskStateScheduled, "t")
+		s.Open("t")
+		s.WaitGone("t")
+		if late.Load() != 1 {
+			t.Errorf("too late %d times", late.Load())
+		}
+		s.WantCounters(sitetest.Counters{Processed: 1})
+		s.WantReported(nil, nil)
+	})
 }

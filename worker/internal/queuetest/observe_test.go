@@ -15,6 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -145,6 +147,176 @@ func TestALookupThatPanicsFailsItsTasks(t *testing.T) {
 		var invalid *throttle.RequestError
 		if _, err := s.Client(s.Limiter).Enqueue(sitetest.AcmeTask()); !errors.As(err, &invalid) {
 			t.Errorf("a client's lookup: %v", err)
+		}
+	})
+}
+
+// An explanation tells of a task in line its place, and of any other why it is in asynq's state.
+func TestExplainKnowsEveryState(t *testing.T) {
+	guarded := sitetest.Policy(1, time.Hour)
+	guarded.Match = []string{"x"}
+	sitetest.OnRedis(t, []throttle.Policy{guarded}, func(t *testing.T, s *sitetest.Site) {
+		client := s.Client(s.Limiter)
+		explain := func(queue, id string) worker.Explanation {
+			t.Helper()
+			e, err := client.Explain(t.Context(), queue, id)
+			sitetest.Must(t, err)
+			return e
+		}
+		says := func(id, state string, why ...string) {
+			t.Helper()
+			e := explain("default", id)
+			if e.State != state {
+				t.Errorf("%s is %q, want %q", id, e.State, state)
+			}
+			for _, text := range why {
+				if !strings.Contains(e.String(), text) {
+					t.Errorf("%s: %q is not in\n%s", id, text, e)
+				}
+			}
+		}
+		if e := explain("default", "nothing"); e.State != "" || e.Why == "" || e.Line != nil {
+			t.Errorf("%+v", e)
+		}
+		s.Fill("acme")
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.TaskID("waits")); err != nil {
+			t.Fatal(err)
+		}
+		later := sitetest.AcmeTask(asynq.TaskID("later"), asynq.ProcessIn(time.Hour))
+		if _, err := client.EnqueueContext(t.Context(), later); err != nil {
+			t.Fatal(err)
+		}
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("plain"))
+		s.Enqueue(asynq.NewTask("unmatched", nil), asynq.TaskID("free"))
+		s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("fails"), asynq.MaxRetry(0))
+		s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("again"), asynq.MaxRetry(3))
+		says("waits", "scheduled", "policy api, delayed by window window; no server serves its queue\n",
+			"position 1 of 1 of its tenant", "window window (tenant=acme): 1 of 1 requests used")
+		if e := explain("default", "waits"); e.Line == nil ||
+			sitetest.Off(e.Line.Expected, time.Now().Add(time.Hour)) || e.Line.Binds != "window" ||
+			e.Servers != 0 {
+			t.Errorf("%+v", e)
+		}
+		says("later", "scheduled", "it is scheduled for ", "joins the line of policy api then")
+		says("plain", "pending", "policy api decides about it")
+		sitetest.Must(t, s.Inspector.PauseQueue("default"))
+		says("free", "pending", "no policy matches its type", "its queue is paused")
+		sitetest.Must(t, s.Inspector.UnpauseQueue("default"))
+		s.Serve(func(_ context.Context, task *asynq.Task) error {
+			if task.Type() == "fails" {
+				return errors.New("boom")
+			}
+			return nil
+		}, func(theirs *asynq.Config, _ *worker.Config) {
+			theirs.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
+		})
+		s.WaitState(asynq.TaskStateArchived, "fails")
+		s.WaitState(asynq.TaskStateRetry, "again")
+		s.WaitState(asynq.TaskStateScheduled, "plain")
+		says("fails", "archived", "it has failed for good: boom")
+		says("again", "retry", "it has failed (1 of 3 retries used)", "boom")
+		says("plain", "scheduled", "it waits in line for policy api", "position 2 of 2 of its tenant")
+	})
+}
+
+// hostile are tenants whose names are data.
+var hostile = []string{"acme", "a|b,c", "{x}:%", "\x1b[2J", "zoë \"q\""}
+
+// A removed policy keeps its last windows until its line is empty, also after all workers have
+// restarted.
+func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const limit, tasks = 30, 150
+		p := sitetest.Shared(limit, time.Minute)
+		s := sitetest.NewInBubble(t, p)
+		store, err := control.NewStore(s.Limiter)
+		sitetest.Must(t, err)
+		publish := func(version int64, policies ...throttle.Policy) {
+			t.Helper()
+			if _, err := store.Publish(t.Context(), policies, version, control.By{Who: "ada", Why: "test"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var servers []*worker.Server
+		serve := func() {
+			servers = nil
+			for range 3 {
+				limiter := s.AnotherLimiter()
+				own, err := control.NewStore(limiter)
+				sitetest.Must(t, err)
+				f, err := control.Follow(t.Context(), control.FollowConfig{Store: own})
+				sitetest.Must(t, err)
+				t.Cleanup(func() { f.Close() })
+				servers = append(servers, s.Serve(s.Ok, sitetest.Calm, sitetest.By(limiter)))
+			}
+		}
+		other := throttle.Policy{Name: "other", Match: []string{"other"}, Windows: p.Windows}
+		publish(0, p)
+		serve()
+		for _, tenant := range hostile {
+			s.EnqueueMany(tenant, 0, tasks/len(hostile))
+		}
+		time.Sleep(10 * time.Second)
+		publish(1, other)
+		within := func(when string, d time.Duration, want int) {
+			t.Helper()
+			time.Sleep(d)
+			if n := len(s.Runs()); n > want || n < want-limit {
+				t.Errorf("%s %d tasks have run, want %d", when, n, want)
+			}
+		}
+		within("a minute after the policy was removed", time.Minute, 2*limit)
+		for _, server := range servers {
+			server.Shutdown()
+		}
+		time.Sleep(10 * time.Minute) // all that wait come back by themselves
+		serve()
+		within("after the restart", 10*time.Second, 3*limit)
+		state, err := store.State(t.Context())
+		sitetest.Must(t, err)
+		looks := s.AnotherLimiter()
+		sitetest.Must(t, looks.SetPolicies(state.Policies))
+		sitetest.Must(t, looks.SetRemoved(state.Removed))
+		st, err := inspect.Of(looks).State(t.Context(), inspect.Query{Policy: p.Name})
+		if want := "policy api was removed: 60 tasks go on by its last windows"; err != nil || st.RemovedText() != want {
+			t.Errorf("%q, want %q: %+v, %v", st.RemovedText(), want, st, err)
+		}
+		within("at the end", 5*time.Minute, tasks)
+		if n := len(s.Runs()); n != tasks {
+			t.Errorf("%d of %d tasks have run", n, tasks)
+		}
+		s.WantNobodyInLine()
+		publish(2, other, throttle.Policy{Name: "third", Windows: p.Windows})
+		if state, err = store.State(t.Context()); err != nil || len(state.Removed) > 0 {
+			t.Errorf("nobody waits for what was removed: %+v, %v", state.Removed, err)
+		}
+	})
+}
+
+// The longest wait counts from when a task began to wait, also after its call was refused.
+func TestTheLongestWaitOutlastsARefusal(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
+		refuse := func(ctx context.Context, task *asynq.Task) error {
+			if id, _ := asynq.GetTaskID(ctx); id == "acme-0000" {
+				return s.Ok(ctx, task)
+			}
+			return worker.RetryAfter(10 * time.Minute)
+		}
+		s.Serve(refuse, sitetest.Calm)
+		begin := time.Now()
+		s.EnqueueMany("acme", 0, 2)
+		for i, wait := range []time.Duration{30 * time.Second, 5 * time.Minute, 20 * time.Minute} {
+			time.Sleep(wait)
+			st, err := inspect.Of(s.Limiter).State(t.Context(), inspect.Query{Policy: "api"})
+			if err != nil || len(st.Tenants) != 1 || st.Tenants[0].Waiting != 1 {
+				t.Fatalf("%+v, %v", st, err)
+			}
+			if waited := st.Tenants[0].Oldest.Sub(begin); waited.Abs() > 2*time.Second {
+				t.Errorf("look %d: the oldest waits since %v after the start: %+v", i, waited, st.Tenants[0])
+			}
 		}
 	})
 }

@@ -2,6 +2,7 @@ package queuetest
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -64,6 +67,113 @@ func TestSceneTaskCheckIntervalMattersToPlainTasksOnly(t *testing.T) {
 					t.Fatal(err)
 				}
 				d.awaitAll(t, sitetest.Spacing)
+			})
+		})
+	}
+}
+
+// The clock of Redis goes 61 s ahead, and later 100 s back, while tasks wait in line. No limit is
+// exceeded by that clock. A clock that goes ahead delays no task. One that was set back delays all
+// until it has caught up, which is logged once, within seconds. All tasks run, in order.
+func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := throttletest.InMemory(t)
+		client := m.Client(t)
+		p := sitetest.Shared(5, 5*time.Second)
+		// Miniredis counts TTLs down, and does not see that its clock was set back.
+		p.Windows = append(p.Windows, throttle.Window{Name: "hour", Limit: 1000, Period: time.Hour, Scope: throttle.ScopeShared})
+		s := sitetest.New(t, client, p)
+		var ahead atomic.Int64
+		defer sitetest.SetClock(m.Miniredis, &ahead)()
+		d, l := newDiary(), sitetest.NewLedger()
+		s.Serve(d.handle, l.Watch, sitetest.Calm)
+		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, 100)
+		time.Sleep(7500 * time.Millisecond) // 10 have run
+		ran := func(want int, when string) {
+			t.Helper()
+			if n := l.Count(); n != want {
+				t.Errorf("%s: %d have run, want %d", when, n, want)
+			}
+		}
+		ran(10, "before")
+		ahead.Store(int64(61 * time.Second))
+		time.Sleep(5 * time.Second)
+		ran(15, "5 s after the clock went ahead") // the window opened at once
+		ahead.Store(int64(-39 * time.Second))
+		time.Sleep(3 * time.Second)
+		if n := s.Journal.Count("the clock of Redis was set back"); n != 1 {
+			t.Errorf("want it logged within 3 s:\n%s", s.Journal)
+		}
+		before := l.Count()
+		time.Sleep(90 * time.Second)
+		ran(before, "while the clock is behind")
+		time.Sleep(10 * time.Second)
+		if l.Count() == before {
+			t.Error("no task runs after the clock has caught up")
+		}
+		s.SleepUntil(l, 100, 2*time.Minute)
+		if over := l.Excess(5, 5*time.Second); over > 0 {
+			t.Errorf("%d were granted above the limit", over)
+		}
+		if s.Journal.Count("the clock of Redis was set back") != 1 || s.Journal.Count("\n") != 1 {
+			t.Errorf("want it logged once:\n%s", s.Journal)
+		}
+		s.WantInOrder(l)
+		s.WantNobodyInLine()
+	})
+}
+
+// All but 20 of 500 waiting tasks are deleted, which fill 50 s. At that moment another task comes,
+// with a deadline in half a minute, by a client of ours or by a plain one. It runs.
+func TestSceneDeletedTasksHoldUpNobody(t *testing.T) {
+	t.Parallel()
+	for _, plain := range []bool{false, true} {
+		t.Run(fmt.Sprint("plain client ", plain), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const limit, all, deleted, begin = 10, 500, 480, 500 * time.Millisecond
+				s := sitetest.NewInBubble(t, sitetest.Shared(limit, time.Second))
+				d := newDiary()
+				client := s.Client(s.AnotherLimiter())
+				tasks := make([]*asynq.Task, all)
+				for i := range tasks {
+					tasks[i] = taskOf(s, "acme", i, asynq.TaskID(fmt.Sprintf("acme-%04d", i)))
+				}
+				for _, result := range client.EnqueueBulk(t.Context(), tasks) {
+					if result.Err != nil {
+						t.Fatal(result.Err)
+					}
+				}
+				s.Serve(d.handle, d.watch, s.Apart, sitetest.Calm)
+				time.Sleep(begin)
+				for i := range deleted {
+					_ = s.Inspector.DeleteTask("default", fmt.Sprintf("acme-%04d", i)) // the first have run
+				}
+				soon := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte("soon"))
+				deadline := asynq.Deadline(time.Now().Add(30 * time.Second))
+				var err error
+				if plain {
+					err = d.enqueue(s.Plain, soon, deadline)
+				} else {
+					err = d.plan(client, soon, deadline)
+				}
+				sitetest.Must(t, err)
+				begun := time.Now()
+				// It goes with the window after those of the tasks that are left. Each look at a deleted
+				// one may take a millisecond.
+				const most = (1+(all-deleted)/limit)*time.Second - begin + deleted*time.Millisecond
+				time.Sleep(30 * time.Second)
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				if e := d.of("soon"); len(e.starts) != 1 {
+					t.Fatalf("it started %d times: %+v", len(e.starts), s.Task("soon"))
+				} else if after := e.starts[0].Sub(begun); after > most {
+					t.Errorf("it started after %v, want at most %v", after, most)
+				}
+				if want := limit + all - deleted + 1; d.runs != want {
+					t.Errorf("%d tasks ran, want %d", d.runs, want)
+				}
+				s.WantNobodyInLine()
 			})
 		})
 	}

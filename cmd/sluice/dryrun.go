@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-go/sluice/cmd/sluice/internal/drain"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/redisconn"
 	"github.com/sluice-go/sluice/internal/words"
@@ -34,6 +33,9 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 		return err
 	}
 	defer server.Close()
+	for i := range policies { // the other rule has no line to plan, and is not faster
+		policies[i].Requeue = throttle.RequeueWhenFits
+	}
 	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies})
 	if err != nil {
 		return inputError{err}
@@ -51,13 +53,18 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 		r, done := known[job.ID]
 		return done && !(c.RetryFailed && r.Error != "")
 	})
-	demands := drain.Demands(limiter, "dry-run", func(yield func(*jobs.Job) bool) {
-		for i := range todo {
-			if !yield(&todo[i]) {
-				return
-			}
+	demands, indexes := []inspect.Demand{}, map[string]int{} // equal ones together
+	for _, job := range todo {
+		policy, _ := limiter.Match(job.Type)
+		key := fmt.Sprintf("%q %q %v", policy.Name, job.Tenant, job.Cost)
+		if _, known := indexes[key]; !known {
+			indexes[key] = len(demands)
+			demands = append(demands, inspect.Demand{
+				Request: throttle.Request{Cost: job.Cost, Policy: policy.Name, Tenant: job.Tenant},
+			})
 		}
-	})
+		demands[indexes[key]].Count++
+	}
 	plan, err := inspect.Of(limiter).Plan(ctx, demands, inspect.PlanOptions{})
 	if err != nil {
 		return err

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/environ"
@@ -61,17 +60,15 @@ func oneLine(value string) (string, error) {
 }
 
 func (c *RunCommand) readJobs() ([]jobs.Job, error) {
-	source := jobs.Source{Dir: ".", Env: c.Env}
 	if c.Jobs == "-" {
-		return source.Read("stdin", c.Stdin)
+		return jobs.Read("stdin", c.Stdin, c.Env)
 	}
 	file, err := os.Open(c.Jobs)
 	if err != nil {
 		return nil, fmt.Errorf("--jobs: %w", err)
 	}
 	defer file.Close()
-	source.Dir = filepath.Dir(c.Jobs)
-	return source.Read(c.Jobs, file)
+	return jobs.Read(c.Jobs, file, c.Env)
 }
 
 // readHeaders reads the headers of all calls.
@@ -87,26 +84,11 @@ func (c *RunCommand) readHeaders() ([]jobs.Header, error) {
 	return headers, nil
 }
 
-// prefix is what everything of this run in Redis begins with.
-func (c *RunCommand) prefix() string {
-	if c.Prefix == "" {
-		return ""
-	}
-	return c.Prefix + ":"
-}
-
-// queueName names a queue for this jobs file alone, the same from wherever it is run.
-func (c *RunCommand) queueName() (string, error) {
-	if c.Queue != "" {
-		return c.Queue, nil
-	}
+// name names the jobs of this file alone, the same from wherever it is run.
+func (c *RunCommand) name() string {
 	if c.Jobs == "-" {
-		return "sluice:stdin", nil
+		return "stdin"
 	}
-	abs, err := filepath.Abs(c.Jobs)
-	if err != nil {
-		return "", fmt.Errorf("--jobs: %w", err)
-	}
-	plain := regexp.MustCompile(`[^A-Za-z0-9_.-]`).ReplaceAllString(filepath.Base(abs), "_")
-	return fmt.Sprintf("sluice:%s:%.6x", plain, sha256.Sum256([]byte(abs))), nil
+	abs, _ := filepath.Abs(c.Jobs) // it was read
+	return fmt.Sprintf("%s:%.6x", strings.ToValidUTF8(filepath.Base(abs), "_"), sha256.Sum256([]byte(abs)))
 }

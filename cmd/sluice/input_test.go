@@ -13,26 +13,23 @@ import (
 )
 
 // Everything that a call is made of can be said: headers for all and for one, secrets from the
-// environment, bodies as text, as JSON and from a file.
+// environment, bodies as text and as JSON.
 func TestRunSendsWhatWasSaid(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		r := newRemote(t)
 		d := newDesk(t, strings.Replace(roomy, "limit: 500", "limit: ${LIMIT}", 1)+"# ${NOT_SET}\n", "")
-		d.write("file.bin", "from a file")
 		d.write("jobs.jsonl", strings.ReplaceAll(`{"id":"json","tenant":"a","url":"URL/json","method":"POST","body":{"n": 8}}
 {"id":"other-json","tenant":"a","url":"URL/other-json","method":"POST","body":{"n": 8},"headers":{"content-type":"application/x"}}
-{"id":"file","tenant":"a","url":"URL/file","method":"PUT","body_file":"file.bin"}
 {"id":"own","tenant":"a","url":"URL/own","headers":{"Authorization":"Basic ${OWN}"}}
 `, "URL", r.URL))
 		e := runWith(t.Context(), []string{"LIMIT", "400", "TOKEN", "s3cret", "OWN", "0wn"},
 			d.args("--redis", "redis://"+client.Options().Addr,
 				"--header", "Authorization: Bearer ${TOKEN}", "--header", "X-List: a, b")...)
-		e.want(t, exitDone, "4 jobs: 4 succeeded")
+		e.want(t, exitDone, "3 jobs: 3 succeeded")
 		for path, want := range map[string][3]string{ // body, type, authorization
 			"/json":       {`{"n":8}`, "application/json", "Bearer s3cret"},
 			"/other-json": {`{"n":8}`, "application/x", "Bearer s3cret"},
-			"/file":       {"from a file", "", "Bearer s3cret"},
 			"/own":        {"", "", "Basic 0wn"},
 		} {
 			got := r.last[path]
@@ -40,9 +37,6 @@ func TestRunSendsWhatWasSaid(t *testing.T) {
 				got.Header.Get("Authorization") != want[2] || got.Header.Get("X-List") != "a, b" {
 				t.Errorf("%s: body %q, headers %v", path, r.body[path], got.Header)
 			}
-		}
-		if r.last["/file"].ContentLength != int64(len("from a file")) {
-			t.Errorf("the file's length is %d", r.last["/file"].ContentLength)
 		}
 	})
 }
@@ -72,25 +66,6 @@ func TestBadHeadersAndVariables(t *testing.T) {
 		d.write("policies.yml", policies)
 		runWith(t.Context(), env, d.args()...).want(t, exitBadInput, want)
 		runWith(t.Context(), env, "check", d.path("policies.yml")).want(t, exitBadInput, want)
-	}
-}
-
-// A body's file is read when the call is made.
-func TestRunBodyFileGone(t *testing.T) {
-	t.Parallel()
-	r := newRemote(t)
-	d := newDesk(t, "policies:\n  - name: api\n    match: [\"http:*\"]\n    windows:\n      - {name: w, limit: 1, period: 1s}\n", "")
-	d.write("body", "x")
-	d.write("jobs.jsonl", `{"id":"first","tenant":"a","url":"`+r.URL+`/first"}`+"\n"+
-		`{"id":"second","tenant":"a","url":"`+r.URL+`/second","body_file":"body"}`+"\n")
-	r.onCall = func(path string) {
-		if path == "/first" {
-			os.Remove(d.path("body"))
-		}
-	}
-	runMain(t.Context(), "", d.args()...).want(t, exitFailed, "2 jobs: 1 succeeded, 1 failed")
-	if got := d.results("out.jsonl")["second"]; !strings.HasPrefix(got.Error, "body_file: ") || r.called("/second") != 0 {
-		t.Errorf("%+v", got)
 	}
 }
 
@@ -135,7 +110,6 @@ func TestRunRefusesBadInput(t *testing.T) {
 		{"stdin twice", job(""), roomy, []string{"--jobs", "-", "--policies", "-"}, `--jobs and --policies: only one of them can be stdin`},
 		{"half a client certificate", job(""), roomy, []string{"--redis", "rediss://x", "--redis-cert", "JOBS"},
 			`--redis-cert and --redis-key: one is missing: must be given together`},
-		{"--prefix", job(""), roomy, []string{"--prefix", "a{b"}, `--prefix "a{b": must be at most 63 of the characters A-Z a-z 0-9 _ . -`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -165,26 +139,16 @@ func TestRunRefusesBadInput(t *testing.T) {
 	})
 }
 
-func TestAQueueIsNamedByItsFiles(t *testing.T) {
+func TestJobsAreNamedByTheirFile(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
-	name := func(c RunCommand) string {
-		name, err := c.queueName()
-		must(t, err)
-		return name
-	}
-	names := []string{
-		name(RunCommand{Jobs: "a.jsonl"}), name(RunCommand{Jobs: "b.jsonl"}), name(RunCommand{Jobs: "sub/a.jsonl"}),
-		name(RunCommand{Jobs: "-"}), name(RunCommand{Jobs: "a.jsonl", Queue: "own"}),
-	}
-	if abs := name(RunCommand{Jobs: filepath.Join(dir, "a.jsonl")}); abs != names[0] || !strings.HasPrefix(abs, "sluice:a.jsonl:") {
+	name := func(file string) string { return (&RunCommand{Jobs: file}).name() }
+	names := []string{name("a.jsonl"), name("b.jsonl"), name("sub/a.jsonl"), name("-")}
+	if abs := name(filepath.Join(dir, "a.jsonl")); abs != names[0] || !strings.HasPrefix(abs, "a.jsonl:") {
 		t.Errorf("%q by its absolute path, %q by its relative one", abs, names[0])
 	}
-	if odd := name(RunCommand{Jobs: "{x y}"}); !strings.HasPrefix(odd, "sluice:_x_y_:") {
-		t.Error(odd)
-	}
 	slices.Sort(names)
-	if len(slices.Compact(names)) != 5 {
+	if len(slices.Compact(names)) != 4 {
 		t.Errorf("%q", names)
 	}
 }

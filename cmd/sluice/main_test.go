@@ -346,7 +346,7 @@ func TestHelpShowsWhatWorks(t *testing.T) {
 	}
 	lines := regexp.MustCompile(`\((all of|a body).*\)`).ReplaceAllString(between("are required:\n\n", "\n\n  id "), "")
 	lines = strings.ReplaceAll(strings.ReplaceAll(lines, "\n", ""), "  {\"", "\n{\"")
-	if read, err := (jobs.Source{Env: environment("TOKEN", "x")}).Read("help", strings.NewReader(lines)); err != nil || len(read) != 3 {
+	if read, err := jobs.Read("help", strings.NewReader(lines), environment("TOKEN", "x")); err != nil || len(read) != 3 {
 		t.Errorf("%d jobs, %v:\n%s", len(read), err, lines)
 	}
 }
@@ -383,8 +383,6 @@ func TestUnknownCommands(t *testing.T) {
 			`sluice: --concurrency 0: must be 1 to 10000: see "sluice run -h"`},
 		{[]string{"run", "--concurrency", "many"},
 			`sluice: invalid value "many" for flag -concurrency: must be a whole number: see "sluice run -h"`},
-		{[]string{"run", "--jobs", "-", "--policies", "p", "--queue", " "},
-			`sluice: --queue " ": must not be blank: see "sluice run -h"`},
 		{[]string{"run", "--jobs", "-", "--policies", "p", "--timeout", "0s"},
 			`sluice: --timeout 0s: must be 1ms to 1h: see "sluice run -h"`},
 		{[]string{"run", "--timeout", "30"},

@@ -228,8 +228,8 @@ policies:
       - {name: day, limit: 2, period: 24h, per: []}
 `
 		d := newDesk(t, twoADay, manyJobs(2, r.URL, ""))
-		for _, prefix := range []string{"", "staging", "prod"} {
-			out := d.path("out" + prefix + ".jsonl")
+		for _, prefix := range []string{"", "staging:", "prod:"} {
+			out := d.path("out" + strings.TrimSuffix(prefix, ":") + ".jsonl")
 			e := runMain(t.Context(), "", d.args("--redis", "redis://"+client.Options().Addr, "--prefix", prefix, "--out", out)...)
 			e.want(t, exitDone, "2 jobs: 2 succeeded")
 		}

@@ -12,7 +12,6 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/call"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/drain"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
-	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/usage"
@@ -39,17 +38,6 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	if err != nil {
 		return inputError{err}
 	}
-	for i := range policies { // jobs wait in lines, whatever the file's workers do
-		policies[i].Requeue = throttle.RequeueWhenFits
-	}
-	queue, err := c.queueName()
-	if err != nil {
-		return inputError{err}
-	}
-	outcome, err := call.NewOutcome(c.Success, c.Retry)
-	if err != nil {
-		return inputError{err}
-	}
 	if c.DryRun {
 		return c.dryRun(ctx, list, policies)
 	}
@@ -61,14 +49,14 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	counter := usage.New()
 	limiter, err := throttle.New(throttle.Config{
 		Client: server.Client, Logger: progress.Logger(), Observer: counter.Observer(throttle.Observer{}),
-		Policies: policies, Prefix: c.prefix(),
+		Policies: policies, Prefix: c.Prefix,
 	})
 	if err != nil {
 		return inputError{err}
 	}
 	caller, err := call.New(call.Config{
 		Concurrency: c.Concurrency, Headers: headers, Keep: c.Keep, Limiter: limiter,
-		Logger: progress.Logger(), Outcome: outcome, Timeout: c.Timeout,
+		Logger: progress.Logger(), Timeout: c.Timeout,
 	})
 	if err != nil {
 		return err
@@ -77,7 +65,7 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		return err
 	}
 	// Another process may have worked on these jobs, and written to --out, up to now.
-	ctx, hold, err := c.alone(ctx, server.Client, queue, progress)
+	ctx, hold, err := c.alone(ctx, server.Client, progress)
 	if err != nil {
 		return err
 	}
@@ -102,18 +90,24 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	defer counter.Start(limiter)()
 	d := &drain.Drain{
 		Caller: caller, Client: server.Client, Concurrency: c.Concurrency, Jobs: list, Limiter: limiter,
-		Progress: progress, Queue: queue, Results: results, RetryFailed: c.RetryFailed,
+		Name: c.name(), Progress: progress, Results: results, RetryFailed: c.RetryFailed,
 	}
 	summary, err := d.Run(ctx)
 	interrupted := errors.Is(err, context.Canceled)
 	if err != nil && !interrupted {
 		return err
 	}
-	if err := c.report(summary); err != nil {
+	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s\n",
+		summary.Jobs, summary.Succeeded, summary.Failed, summary.Seconds)
+	if err := c.show(summary, func() {}); err != nil {
 		return err
 	}
 	if interrupted {
-		progress.Say("%s", c.howToGoOn(summary))
+		next := "the same command goes on from here"
+		if c.Out == "" {
+			next = "without --out nothing of this is kept, and the same command starts over"
+		}
+		progress.Say("stopped with %d of %d jobs done: %s", summary.Done(), summary.Jobs, next)
 		return errInterrupted
 	}
 	if summary.Failed > 0 {
@@ -152,21 +146,21 @@ func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string
 // aloneLease is how long a process that was killed keeps others from its jobs.
 const aloneLease = 10 * time.Second
 
-// alone waits until no other process works on the queue. Nobody else does until the hold is released, or
+// alone waits until no other process works on the jobs. Nobody else does until the hold is released, or
 // the context has ended.
 func (c *RunCommand) alone(
-	ctx context.Context, client redis.UniversalClient, queue string, progress *drain.Progress,
+	ctx context.Context, client redis.UniversalClient, progress *drain.Progress,
 ) (context.Context, *throttle.Hold, error) {
 	one := throttle.Policy{Name: "sluice-run", Windows: []throttle.Window{
 		{Name: "processes", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: aloneLease},
 	}}
 	limiter, err := throttle.New(throttle.Config{
-		Client: client, Logger: progress.Logger(), Policies: []throttle.Policy{one}, Prefix: c.prefix(),
+		Client: client, Logger: progress.Logger(), Policies: []throttle.Policy{one}, Prefix: c.Prefix,
 	})
 	if err != nil {
 		return nil, nil, err
 	}
-	r := throttle.Request{MaxWait: -1, Policy: one.Name, Tenant: queue}
+	r := throttle.Request{MaxWait: -1, Policy: one.Name, Tenant: c.name()}
 	granted, err := limiter.Wait(ctx, r)
 	if errors.As(err, new(*throttle.DeniedError)) {
 		progress.Say("another process worked on these jobs up to now: waiting until it is known to be gone")
@@ -174,33 +168,11 @@ func (c *RunCommand) alone(
 		granted, err = limiter.Wait(ctx, r)
 	}
 	if errors.As(err, new(*throttle.DeniedError)) {
-		return nil, nil, badInput("queue %q: another process works on it: let it end, or use another --queue", queue)
+		return nil, nil, badInput("--jobs %s: another process works on these jobs: let it end", c.Jobs)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
 	ctx, hold := granted.Reservation.Hold(ctx)
 	return ctx, hold, nil
-}
-
-// report prints the summary: for people and, with --json, for programs.
-func (c *RunCommand) report(s drain.Summary) error {
-	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s\n",
-		s.Jobs, s.Succeeded, s.Failed, s.Seconds)
-	if !c.json {
-		return nil
-	}
-	return show.JSON(c.Stdout, s)
-}
-
-func (c *RunCommand) howToGoOn(s drain.Summary) string {
-	text := fmt.Sprintf("stopped with %d of %d jobs done: ", s.Done(), s.Jobs)
-	switch {
-	case c.Out == "":
-		return text + "without --out nothing of this is kept, and the same command starts over"
-	case c.Jobs == "-":
-		return text + "the same command with the same input goes on from here"
-	default:
-		return text + "the same command goes on from here"
-	}
 }

@@ -5,11 +5,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"strings"
 	"time"
 
@@ -25,7 +23,6 @@ type Config struct {
 	Keep        int               // bytes of an answer's body that are kept, up to MaxKeptBody
 	Limiter     *throttle.Limiter // learns what the answers say of limits; nil does not
 	Logger      *slog.Logger      // of what it learns; nil is slog.Default()
-	Outcome     Outcome           // the zero value is that of the defaults
 	Timeout     time.Duration     // of a call, the body included
 }
 
@@ -38,9 +35,6 @@ type Caller struct {
 
 // New returns a caller.
 func New(c Config) (*Caller, error) {
-	if c.Outcome == (Outcome{}) {
-		c.Outcome = defaultOutcome()
-	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = 0
 	transport.MaxIdleConnsPerHost = c.Concurrency
@@ -87,18 +81,13 @@ func (c *Caller) Call(ctx context.Context, job jobs.Job) (int, jobs.Answer, erro
 		}
 		return 0, kept, &Error{Retryable: true, Text: err.Error()}
 	}
-	return res.StatusCode, kept, c.failure(res)
+	return res.StatusCode, kept, failure(res)
 }
 
 func (c *Caller) request(ctx context.Context, job jobs.Job) (*http.Request, error) {
 	req, err := http.NewRequestWithContext(ctx, job.Method, job.URL, strings.NewReader(job.Body))
 	if err != nil {
 		return nil, err
-	}
-	if job.BodyFile != "" {
-		if err := sendFile(req, job.BodyFile); err != nil {
-			return nil, err
-		}
 	}
 	if job.BodyJSON {
 		req.Header.Set("Content-Type", "application/json")
@@ -113,32 +102,16 @@ func (c *Caller) request(ctx context.Context, job jobs.Job) (*http.Request, erro
 	return req, nil
 }
 
-// sendFile makes a file the body. The transport closes it.
-func sendFile(req *http.Request, path string) error {
-	info, err := os.Stat(path)
-	if err != nil {
-		return fmt.Errorf("body_file: %w", err)
-	}
-	req.ContentLength = info.Size()
-	req.GetBody = func() (io.ReadCloser, error) { return os.Open(path) } // for a connection that was closed meanwhile
-	if req.ContentLength == 0 {
-		req.Body = http.NoBody
-		return nil
-	}
-	if req.Body, err = req.GetBody(); err != nil {
-		return fmt.Errorf("body_file: %w", err)
-	}
-	return nil
-}
-
 // failure is nil if the code counts as success.
-func (c *Caller) failure(res *http.Response) error {
-	if c.config.Outcome.success.Has(res.StatusCode) {
+func failure(res *http.Response) error {
+	code := res.StatusCode
+	if code >= 200 && code < 400 {
 		return nil
 	}
 	e := &Error{
-		Retryable: c.config.Outcome.retry.Has(res.StatusCode),
-		Text:      strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode))),
+		Retryable: code == http.StatusRequestTimeout || code == http.StatusTooEarly ||
+			code == http.StatusTooManyRequests || code >= 500,
+		Text: strings.TrimSpace(fmt.Sprintf("%d %s", code, http.StatusText(code))),
 	}
 	e.RetryAfter, _ = httpthrottle.RetryAfter(res)
 	return e

@@ -7,24 +7,32 @@ import (
 	"time"
 )
 
-func TestRetryAfterOfAFailure(t *testing.T) {
+func TestACodeIsASuccessARetryOrAFailure(t *testing.T) {
 	t.Parallel()
-	c, err := New(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, row := range []struct {
-		status     int
+		code       int
 		retryAfter string
-		wait       time.Duration
-	}{{429, "7", 7 * time.Second}, {429, "", 0}, {503, "7", 7 * time.Second}, {500, "7", 7 * time.Second}} {
-		res := &http.Response{StatusCode: row.status, Header: http.Header{}}
+		want       *Error // nil: success
+	}{
+		{101, "", &Error{Text: "101 Switching Protocols"}},
+		{200, "", nil},
+		{304, "", nil},
+		{404, "", &Error{Text: "404 Not Found"}},
+		{408, "", &Error{Retryable: true, Text: "408 Request Timeout"}},
+		{425, "", &Error{Retryable: true, Text: "425 Too Early"}},
+		{429, "7", &Error{Retryable: true, RetryAfter: 7 * time.Second, Text: "429 Too Many Requests"}},
+		{500, "7", &Error{Retryable: true, RetryAfter: 7 * time.Second, Text: "500 Internal Server Error"}},
+		{503, "", &Error{Retryable: true, Text: "503 Service Unavailable"}},
+		{599, "", &Error{Retryable: true, Text: "599"}},
+	} {
+		res := &http.Response{StatusCode: row.code, Header: http.Header{}}
 		if row.retryAfter != "" {
 			res.Header.Set("Retry-After", row.retryAfter)
 		}
-		var e *Error
-		if !errors.As(c.failure(res), &e) || e.RetryAfter != row.wait {
-			t.Errorf("%d, Retry-After %q: %+v, want to wait for %v", row.status, row.retryAfter, e, row.wait)
+		var got *Error
+		errors.As(failure(res), &got)
+		if (got == nil) != (row.want == nil) || got != nil && *got != *row.want {
+			t.Errorf("%d, Retry-After %q: %+v, want %+v", row.code, row.retryAfter, got, row.want)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 // call makes the call of a job that was granted, and decides what becomes of the job.
 func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decision) {
+	defer func() { d.slots <- struct{}{} }()
 	if err := d.noteBegun(calls, w, w.used+1); err != nil { // else it could be made too often
 		d.Progress.Unanswered(err)
 		_, _ = grant.Reservation.Cancel(calls)
@@ -31,9 +32,6 @@ func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decisio
 	r.Status, r.Answer, err = d.Caller.Call(work, *w.job)
 	lost := errors.Is(context.Cause(work), throttle.ErrLeaseLost)
 	_ = hold.Release(calls) // else it runs out
-	if grant.Reservation.Lease() > 0 {
-		w.line.ask()
-	}
 	var failure *call.Error
 	retryIn, _, refused := caller.Refusal()
 	switch {
@@ -48,7 +46,7 @@ func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decisio
 			return
 		}
 		_ = d.noteBegun(calls, w, w.used) // a refusal uses no retry
-		d.again(ctx, calls, w, min(retryIn, throttle.DefaultPause))
+		d.again(ctx, calls, w, 0)         // the policy pauses
 	case !failure.Retryable || w.used >= w.job.MaxRetry:
 		d.end(w, err)
 	default:
@@ -75,6 +73,7 @@ func (w *work) refused(retryIn time.Duration, cause error) error {
 		return nil
 	}
 	return &worker.GivenUpError{
-		Cause: cause, Limit: limit, Policy: w.policy.Name, Refusals: w.refusals, Since: w.refusedSince, Tenant: w.job.Tenant,
+		Cause: cause, Limit: limit, Policy: w.policy.Name,
+		Refusals: w.refusals, Since: w.refusedSince, Tenant: w.job.Tenant,
 	}
 }

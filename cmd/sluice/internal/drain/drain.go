@@ -20,8 +20,8 @@ const (
 	begunFor        = 30 * 24 * time.Hour // without a drain, before Redis forgets which calls began
 )
 
-// A Drain makes the calls of jobs until each has its result. Every job has a ticket in the line of its
-// policy. Results say which jobs are done: by them a drain of the same jobs goes on where one that was
+// A Drain makes the calls of jobs until each has its result. Of each tenant's jobs by one policy, the first
+// one waits in line. Results say which jobs are done: by them a drain of the same jobs goes on where one that was
 // killed had come to.
 type Drain struct {
 	Caller      *call.Caller
@@ -30,30 +30,27 @@ type Drain struct {
 	Jobs        []jobs.Job
 	Limiter     *throttle.Limiter
 	Progress    *Progress
-	Queue       string // of the tickets: no other drain works on it
+	Name        string // of the jobs: no other drain works on them
 	Results     *jobs.Log
 	RetryFailed bool // jobs that failed before run again
 
 	begun   time.Time
-	lines   map[string]*line
-	slots   chan struct{}  // one of each call that may begin
+	slots   chan struct{}  // one for each call that may begin
 	stop    func(error)    // ends the drain, with what keeps it from going on
 	working sync.WaitGroup // all that a Run has started
 
 	mu     sync.Mutex
 	counts Counts
-	open   map[string]*work // by the job's ID
+	open   int // jobs without a result
 }
 
-// A work is a job without a result.
+// A work is a job without a result. One goroutine at a time has it.
 type work struct {
 	job     *jobs.Job
 	policy  throttle.Policy
 	request throttle.Request
-	line    *line
 	result  jobs.Result // what is known so far
 	used    int         // retries, those of earlier drains included
-	waits   bool        // in line, or about to join; under the drain's lock
 
 	refusals     int64 // by the upstream, since the job last failed by something else
 	refusedSince time.Time
@@ -96,18 +93,20 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	calls, abort := context.WithCancel(context.WithoutCancel(ctx))
 	defer abort()
 	defer context.AfterFunc(working, func() { time.AfterFunc(shutdownTimeout, abort) })()
-	if err := d.prepare(ctx); err != nil {
+	flows, err := d.prepare(ctx)
+	if err != nil {
 		return Summary{}, err
 	}
 	before := d.Counts()
 	if before.Done() < before.Jobs {
 		d.Progress.Begin(before)
-		for _, l := range d.lines {
-			d.working.Go(func() { d.join(working, calls, l) })
-			d.working.Go(func() { d.serve(working, calls, l) })
+		for _, flow := range flows {
+			d.working.Go(func() { d.serve(working, calls, flow) })
 		}
-		d.working.Go(func() { d.watch(working) })
-		<-working.Done()
+		for working.Err() == nil {
+			d.Progress.Show(d.Counts())
+			pause(working, showEvery)
+		}
 		if ctx.Err() != nil {
 			d.Progress.Say("stopping: calls under way have %v to end", shutdownTimeout)
 		}
@@ -122,19 +121,19 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	return s, context.Cause(working)
 }
 
-// prepare finds out what is left to do.
-func (d *Drain) prepare(ctx context.Context) error {
+// prepare returns the work that is left: in the order of jobs, by policy and tenant.
+func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*work, error) {
 	begun, err := d.Client.HGetAll(ctx, d.begunKey()).Result()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	d.begun, d.counts.Jobs = time.Now(), len(d.Jobs)
-	d.lines, d.open, d.slots = map[string]*line{}, map[string]*work{}, make(chan struct{}, d.Concurrency)
+	d.slots = make(chan struct{}, d.Concurrency)
 	for range d.Concurrency {
 		d.slots <- struct{}{}
 	}
 	var lost []*work
-	repeated := 0
+	flows, repeated := map[[2]string][]*work{}, 0
 	for i := range d.Jobs {
 		job := &d.Jobs[i]
 		r, done := d.Results.Known[job.ID]
@@ -143,8 +142,11 @@ func (d *Drain) prepare(ctx context.Context) error {
 			d.counts.ended(r)
 			continue
 		}
-		w := d.newWork(job)
-		d.open[job.ID] = w
+		d.open++
+		policy, _ := d.Limiter.Match(job.Type)
+		w := &work{job: job, policy: policy, result: jobs.Result{ID: job.ID, Tenant: job.Tenant}, request: throttle.Request{
+			Cost: job.Cost, MaxHold: d.Caller.Client.Timeout, Policy: policy.Name, Tenant: job.Tenant,
+		}}
 		if repeat {
 			repeated++
 		} else {
@@ -153,8 +155,8 @@ func (d *Drain) prepare(ctx context.Context) error {
 		if w.used > job.MaxRetry {
 			lost = append(lost, w)
 		} else {
-			w.waits = true
-			w.line.jobs = append(w.line.jobs, w)
+			flow := [2]string{policy.Name, job.Tenant}
+			flows[flow] = append(flows[flow], w)
 		}
 	}
 	if repeated > 0 {
@@ -169,27 +171,12 @@ func (d *Drain) prepare(ctx context.Context) error {
 	for _, w := range lost {
 		d.end(w, errors.New("an earlier run ended during the call, and no retry is left: the call may have been made"))
 	}
-	return nil
-}
-
-func (d *Drain) newWork(job *jobs.Job) *work {
-	policy, _ := d.Limiter.Match(job.Type)
-	name := d.Limiter.LineOf(policy.Name, job.Tenant)
-	if d.lines[name] == nil {
-		d.lines[name] = &line{Line: d.Limiter.Line(name), wake: make(chan struct{}, 1)}
-	}
-	return &work{
-		job: job, line: d.lines[name], policy: policy, result: jobs.Result{ID: job.ID, Tenant: job.Tenant},
-		request: throttle.Request{
-			Cost: job.Cost, MaxHold: d.Caller.Client.Timeout, Policy: policy.Name, Tenant: job.Tenant,
-			Ticket: throttle.Ticket{Queue: d.Queue, ID: job.ID},
-		},
-	}
+	return flows, nil
 }
 
 // begunKey holds for each job how many of its retries are used if the end of its last call is not seen.
 func (d *Drain) begunKey() string {
-	return d.Limiter.Config().Prefix + "sluice:{run:" + d.Queue + "}:begun"
+	return d.Limiter.Config().Prefix + "sluice:{run:" + d.Name + "}:begun"
 }
 
 // noteBegun stores that value.
@@ -220,9 +207,8 @@ func (d *Drain) end(w *work, failed error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.open, w.job.ID)
 	d.counts.ended(w.result)
-	if len(d.open) == 0 {
+	if d.open--; d.open == 0 {
 		d.stop(errDone)
 	}
 }

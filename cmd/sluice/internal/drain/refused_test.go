@@ -59,7 +59,7 @@ func drained(t *testing.T, m throttletest.Memory, p throttle.Policy, n int, a ap
 	var out bytes.Buffer
 	d := &Drain{
 		Caller: caller, Client: client, Concurrency: 8, Jobs: list, Limiter: limiter, Progress: progress,
-		Queue: "q", Results: jobs.NewLog(&out),
+		Name: "q", Results: jobs.NewLog(&out),
 	}
 	s, err := d.Run(t.Context())
 	if err != nil {

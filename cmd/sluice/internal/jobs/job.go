@@ -16,8 +16,7 @@ import (
 // A Job is one line of a jobs file: one HTTP call, made for one tenant.
 type Job struct {
 	Body     string
-	BodyFile string // its content is the body when the call is made
-	BodyJSON bool   // application/json, unless a header says otherwise
+	BodyJSON bool // application/json, unless a header says otherwise
 	Cost     Cost
 	Headers  map[string]string
 	ID       string

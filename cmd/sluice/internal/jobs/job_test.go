@@ -15,11 +15,11 @@ const ownJob = `{"id":"own","tenant":"b","method":"POST","url":"https://x/y?z","
 
 func TestJobsAreReadFromLines(t *testing.T) {
 	t.Parallel()
-	jobs, err := Source{}.Read("jobs.jsonl", strings.NewReader(`{"tenant":"a","url":"http://x/"}
+	jobs, err := Read("jobs.jsonl", strings.NewReader(`{"tenant":"a","url":"http://x/"}
 
   `+ownJob+`
 {"tenant":"a","url":"http://x/"}
-{"tenant":"a","url":"http://x/","cost":2,"id":null}`))
+{"tenant":"a","url":"http://x/","cost":2,"id":null}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func TestJobsAreReadFromLines(t *testing.T) {
 	}
 
 	// The same line has the same id in the next run, and no other line has it.
-	once, err := Source{}.Read("other", strings.NewReader(`{"tenant":"a","url":"http://x/"}`))
+	once, err := Read("other", strings.NewReader(`{"tenant":"a","url":"http://x/"}`), nil)
 	if err != nil || once[0].ID != jobs[0].ID || jobs[0].ID == jobs[2].ID || jobs[2].ID == jobs[3].ID {
 		t.Errorf("%v: ids %q and %q", err, once[0].ID, []string{jobs[0].ID, jobs[2].ID, jobs[3].ID})
 	}
@@ -55,7 +55,7 @@ func TestBadJobsAreRefusedByLineAndField(t *testing.T) {
 		{`{"tenat":"a","url":"http://x/"}`, `j:1: unknown field "tenat": did you mean "tenant"?`},
 		{`{"URL":"http://x/"}`, `j:1: unknown field "URL": did you mean "url"?`},
 		{`{"colour":"red"}`,
-			`j:1: unknown field "colour": must be one of id, tenant, method, url, headers, body, body_file, cost, max_retry, type`},
+			`j:1: unknown field "colour": must be one of id, tenant, method, url, headers, body, cost, max_retry, type`},
 		{`{` + good + `,"url":"http://y/"}`, `j:1: field "url": is there twice: must be there once`},
 		{"\n\n{", `j:3: is not JSON: unexpected end of JSON input: must be one object on one line`},
 		{`[1]`, `j:1: [1]: must be an object such as {"tenant": "acme", "url": "https://example.com/"}`},
@@ -90,7 +90,7 @@ func TestBadJobsAreRefusedByLineAndField(t *testing.T) {
 			return s
 		}()+"and 3 more bad lines\n", "\n")},
 	} {
-		if _, err := (Source{}).Read("j", strings.NewReader(c.lines)); err == nil || err.Error() != c.want {
+		if _, err := Read("j", strings.NewReader(c.lines), nil); err == nil || err.Error() != c.want {
 			t.Errorf("%s\n got %v\nwant %s", c.lines, err, c.want)
 		}
 	}
@@ -122,7 +122,7 @@ func FuzzReadJobs(f *testing.F) {
 		f.Add([]byte(lines))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		jobs, err := Source{}.Read("j", bytes.NewReader(data))
+		jobs, err := Read("j", bytes.NewReader(data), func(string) (string, bool) { return "", false })
 		if err != nil {
 			lines := strings.Split(err.Error(), "\n")
 			if len(lines) > mostErrors+1 {

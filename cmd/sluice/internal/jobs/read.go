@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -20,21 +18,15 @@ import (
 // mostErrors bounds how many bad lines are reported at once.
 const mostErrors = 10
 
-// A Source configures the reading of jobs.
-type Source struct {
-	Dir string         // where body_file begins
-	Env environ.Lookup // of variables in headers
-}
-
-// Read reads one job per line; empty lines are skipped. The error names every bad line (the
-// first mostErrors of them), with a hint. Name stands for the file.
-func (s Source) Read(name string, r io.Reader) ([]Job, error) {
+// Read reads one job per line; empty lines are skipped. The error names every bad line (the first
+// mostErrors of them), with a hint. Name stands for the file, and env has the variables in headers.
+func Read(name string, r io.Reader, env environ.Lookup) ([]Job, error) {
 	var jobs []Job
 	var errs []error
 	first := map[string]string{} // id -> where it stands
 	add := func(number int, line []byte) {
 		at := fmt.Sprintf("%s:%d", name, number)
-		job, err := s.parse(line)
+		job, err := parse(line, env)
 		job.At = at
 		if job.ID == "" {
 			job.ID = fmt.Sprintf("%d-%x", number, sha256.Sum256(line))[:24]
@@ -96,7 +88,6 @@ func jobFields() []jobField {
 			func(j *Job) any { return &j.Headers }},
 		{"body", "must be a string, or an object or a list that is sent as JSON",
 			func(j *Job) any { return &bodyField{j} }},
-		{"body_file", "must be a string", func(j *Job) any { return &j.BodyFile }},
 		{"cost", `must be a whole number, or an object of whole numbers such as {"tokens": 1500}`,
 			func(j *Job) any { return &j.Cost }},
 		{"max_retry", "must be a whole number", func(j *Job) any { return &j.MaxRetry }},
@@ -117,7 +108,7 @@ func (b *bodyField) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-func (s Source) parse(line []byte) (Job, error) {
+func parse(line []byte, env environ.Lookup) (Job, error) {
 	job := Job{MaxRetry: DefaultMaxRetry, Method: defaultMethod, Type: defaultType}
 	fields := jobFields()
 	seen, hasID := map[string]bool{}, false
@@ -142,36 +133,7 @@ func (s Source) parse(line []byte) (Job, error) {
 	if err != nil {
 		return job, err
 	}
-	if job.BodyFile != "" {
-		if job.BodyFile, err = s.bodyFile(job); err != nil {
-			return job, err
-		}
-	}
-	return job, job.validate(hasID, s.Env)
-}
-
-// bodyFile is where the file is, from wherever it is read.
-func (s Source) bodyFile(job Job) (string, error) {
-	if job.Body != "" {
-		return "", errors.New("body and body_file: must not be there together")
-	}
-	path := job.BodyFile
-	if !filepath.IsAbs(path) {
-		path = filepath.Join(s.Dir, path)
-	}
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return "", fmt.Errorf("body_file %q: %w", Shorten(job.BodyFile), err)
-	}
-	file, err := os.Open(path)
-	if err != nil {
-		return "", fmt.Errorf("body_file: %w", err)
-	}
-	defer file.Close()
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		return "", fmt.Errorf("body_file %q: must be a file", Shorten(job.BodyFile))
-	}
-	return path, nil
+	return job, job.validate(hasID, env)
 }
 
 // eachMember calls f for the members of a JSON object in their order. encoding/json would take

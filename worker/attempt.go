@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"sync"
 	"time"
@@ -31,6 +30,7 @@ func taskOf(ctx context.Context) asynqredis.Ref {
 type attempt struct {
 	asynqredis.Ref
 	begun   time.Time
+	call    string             // by which it is active
 	grant   *dispatch.Grant    // what was decided before it was handed out; nil: nothing
 	message asynqredis.Message // the task as it was stored when it was picked up
 
@@ -40,9 +40,8 @@ type attempt struct {
 
 	// Set while the task waits, whatever asynq's call would do. They are set, too, while the limiter
 	// decides: if the task's time runs out meanwhile, the task waits.
-	denied   *throttle.DeniedError
-	mark     string // of its join; "" if it waits in no line
-	denialID string // identifies the denial to a requeue that is repeated
+	denied *throttle.DeniedError
+	mark   string // of its join; "" if it waits in no line
 }
 
 func (a *attempt) running() bool { return a.ctx != nil && a.ctx.Err() == nil }
@@ -63,7 +62,7 @@ func (as *attempts) begin(task dispatch.Task) *attempt {
 	defer as.mu.Unlock()
 	now := time.Now()
 	as.release(as.byTask[task.Ref])
-	begun := &attempt{Ref: task.Ref, begun: now, grant: task.Grant, message: task.Message}
+	begun := &attempt{Ref: task.Ref, begun: now, call: task.Call, grant: task.Grant, message: task.Message}
 	as.byTask[task.Ref] = begun
 	if now.Sub(as.swept) >= time.Minute {
 		as.swept = now
@@ -116,9 +115,6 @@ func (as *attempts) note(a *attempt, denied *throttle.DeniedError, mark string) 
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	a.denied, a.mark = denied, mark
-	if denied != nil {
-		a.denialID = rand.Text()
-	}
 }
 
 // returned notes what asynq is told of a task, unless it waits.

@@ -148,13 +148,13 @@ func (s *Server) requeue(ctx context.Context, a attempt) error {
 	if d := a.denied.Decision; d.Queued && d.RetryIn >= time.Second { // the text says for how long, and stays
 		reason += ": expected to start at " + now.Add(d.RetryIn+time.Second-1).UTC().Format(time.RFC3339)
 	}
-	r := asynqredis.Requeued{
-		Ref: a.Ref, Message: a.message.WithDenial(reason, now),
-		At: a.denied.RetryAt, DenialID: a.denialID, Line: s.lineOf(a.denied.Request), Mark: a.mark,
+	r := asynqredis.Restored{
+		Queue: a.Queue, Call: a.call, Message: a.message.WithDenial(reason, now),
+		At: a.denied.RetryAt, Line: s.lineOf(a.denied.Request), Mark: a.mark,
 	}
 	due := false
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {
-		due, err = s.asynq.Requeue(ctx, r)
+		due, err = s.asynq.Requeue(ctx, r, a.ID)
 		return err
 	})
 	switch {

@@ -28,7 +28,9 @@ type DropOptions struct {
 // It works page by page. If it fails, or ctx ends, the rest waits on: repeat it. No task is off the
 // line that is not dropped. The limiter needs the policy. Errors are throttle.ErrUnknownPolicy,
 // throttle.ErrUnavailable, the context's, or of asynq's Redis.
-func Drop(ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter, o DropOptions) (int, error) {
+func Drop(
+	ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter, o DropOptions,
+) (int, error) {
 	if limiter == nil {
 		return 0, errors.New("worker: Drop: the limiter is nil: must be what throttle.New returns")
 	}
@@ -46,7 +48,7 @@ func Drop(ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter
 		drop = inspector.DeleteTask
 	}
 	dropped, line := 0, limiter.Line(limiter.LineOf(o.Policy, o.Tenant))
-	err = eachQueue(ctx, line, o.Tenant, asynqredis.New(client), func(queue string, tickets []throttle.Ticket) (gone []throttle.Ticket, err error) {
+	visit := func(queue string, tickets []throttle.Ticket) (gone []throttle.Ticket, err error) {
 		for _, t := range tickets {
 			if err := ctx.Err(); err != nil {
 				return gone, err
@@ -65,6 +67,7 @@ func Drop(ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter
 			}
 		}
 		return gone, nil
-	})
+	}
+	err = eachQueue(ctx, line, o.Tenant, asynqredis.New(client), visit)
 	return dropped, err
 }

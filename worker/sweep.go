@@ -34,7 +34,9 @@ type sweeper struct {
 var errSweptEnough = errors.New("worker: a sweep has seen enough tickets")
 
 // sweep reports whether a line may have become shorter since a task was refused.
-func (s *sweeper) sweep(ctx context.Context, name string, asynq *asynqredis.Client, refusedAt time.Time) bool {
+func (s *sweeper) sweep(
+	ctx context.Context, name string, asynq *asynqredis.Client, refusedAt time.Time,
+) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if last := s.swept[name]; last.After(refusedAt) {
@@ -45,8 +47,7 @@ func (s *sweeper) sweep(ctx context.Context, name string, asynq *asynqredis.Clie
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	seen, dropped := 0, false
-	// What it has dropped when it fails is enough.
-	_ = eachQueue(ctx, s.limiter.Line(name), "", asynq, func(queue string, tickets []throttle.Ticket) (gone []throttle.Ticket, err error) {
+	visit := func(queue string, tickets []throttle.Ticket) (gone []throttle.Ticket, err error) {
 		ids := make([]string, len(tickets))
 		for i, t := range tickets {
 			ids[i] = t.ID
@@ -62,16 +63,17 @@ func (s *sweeper) sweep(ctx context.Context, name string, asynq *asynqredis.Clie
 			err = errSweptEnough
 		}
 		return gone, err
-	})
+	}
+	_ = eachQueue(ctx, s.limiter.Line(name), "", asynq, visit) // what it has dropped when it fails is enough
 	s.swept[name] = time.Now()
 	return dropped
 }
 
-// eachQueue calls do with the tickets of a line that are of an asynq, page by page, each time with those
-// of one queue. What it returns leaves the line. A tenant of "" is all.
+// eachQueue visits the tickets of a line that are of an asynq, page by page, at each visit those of one
+// queue. What a visit returns leaves the line. A tenant of "" is all.
 func eachQueue(
 	ctx context.Context, line *throttle.Line, tenant string, asynq *asynqredis.Client,
-	do func(queue string, tickets []throttle.Ticket) (gone []throttle.Ticket, err error),
+	visit func(queue string, tickets []throttle.Ticket) (gone []throttle.Ticket, err error),
 ) error {
 	identity, err := asynq.Identity(ctx)
 	if err != nil {
@@ -85,7 +87,7 @@ func eachQueue(
 			}
 		}
 		for queue, tickets := range byQueue {
-			gone, err := do(queue, tickets)
+			gone, err := visit(queue, tickets)
 			if err = errors.Join(err, leaveAll(ctx, line, gone)); err != nil {
 				return err
 			}

@@ -51,10 +51,10 @@ func unbound() throttle.Policy {
 }
 
 // tasks returns n tasks, of so many tenants in turn.
-func tasks(n, tenants int) []*asynq.Task {
+func tasks(n, tenants int, opts ...asynq.Option) []*asynq.Task {
 	all := make([]*asynq.Task, n)
 	for i := range all {
-		all[i] = worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant-", i%tenants)}, "call", nil)
+		all[i] = worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant-", i%tenants)}, "call", nil, opts...)
 	}
 	return all
 }

@@ -12,6 +12,8 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+
+	"github.com/hibiken/asynq"
 )
 
 const help = `usage: scripts/bench/run [flags]
@@ -48,6 +50,8 @@ func cases() []scenario {
 			caseRun(20_000, 10, 32, 5*time.Millisecond, 0.90)},
 		{"run-2ms", "Sluice against plain asynq: limits never bind, handlers of 2 ms on 10 slots",
 			caseRun(20_000, 10, 10, 2*time.Millisecond, 0.90)},
+		{"run-last", "run-10 without retries: that each task starts is noted before, in a call of its own",
+			caseRun(20_000, 10, 32, 0, 0.70, asynq.MaxRetry(0))},
 		{"rate-500", "Sluice at 500 per second, shared, and a window for each tenant; " +
 			"Redis CPU against plain asynq without limits", caseRate(500, 0.99, true)},
 		{"rate-2000", "the same at 2,000 per second", caseRate(2000, 0.96, true)},

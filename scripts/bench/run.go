@@ -14,16 +14,18 @@ import (
 // caseRun: the cost of throttling that denies nothing. Each round runs the same backlog three
 // times: by plain asynq, by our server with tasks of our client, and by our server with tasks of
 // asynq's client.
-func caseRun(n, tenants, slots int, work time.Duration, throughput float64) runFunc {
+func caseRun(
+	n, tenants, slots int, work time.Duration, throughput float64, opts ...asynq.Option,
+) runFunc {
 	return func(ctx context.Context, o scenarioOptions) []figure {
 		policy := unbound()
 		c := crew{policy: &policy, slots: slots, work: work}
 		s, take := newDrainSite(ctx, o, c)
 		n := o.of(n/10, n)
 		return medians(o.rounds, func(round int) []figure {
-			plain := s.drainPlain(ctx, c.plain(), tasks(n, tenants))
-			ours := s.drainOurs(ctx, c, tasks(n, tenants))
-			theirs := s.drainPlain(ctx, c, tasks(n, tenants))
+			plain := s.drainPlain(ctx, c.plain(), tasks(n, tenants, opts...))
+			ours := s.drainOurs(ctx, c, tasks(n, tenants, opts...))
+			theirs := s.drainPlain(ctx, c, tasks(n, tenants, opts...))
 			o.say("round %d of %d: plain %v; ours %v; ours with a plain client's tasks %v",
 				round+1, o.rounds, plain, ours, theirs)
 			figures := append(

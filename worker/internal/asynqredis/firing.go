@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,19 +44,17 @@ func (f Firing) IDs() string { return firingPrefix + f.Batch + ":" + f.Name() + 
 // ID returns the ID of the task at a position.
 func (f Firing) ID(position int) string { return f.IDs() + strconv.Itoa(position) }
 
+var memberID = regexp.MustCompile(`^` + firingPrefix + `([^:]+):([^:]+):(0|[1-9][0-9]*)$`)
+
 // FiringOf returns the firing and the position of a task, if it has the ID of one.
 func FiringOf(task Ref) (f Firing, position int, ok bool) {
-	rest, ok := strings.CutPrefix(task.ID, firingPrefix)
-	parts := strings.Split(rest, ":")
-	if !ok || len(parts) != 3 {
+	parts := memberID.FindStringSubmatch(task.ID)
+	if parts == nil {
 		return Firing{}, 0, false
 	}
-	position, err := strconv.Atoi(parts[2])
-	if err != nil || position < 0 || strconv.Itoa(position) != parts[2] {
-		return Firing{}, 0, false
-	}
-	f, err = FiringNamed(task.Queue, parts[0], parts[1])
-	return f, position, err == nil && f.Batch != ""
+	f, err := FiringNamed(task.Queue, parts[1], parts[2])
+	position, failed := strconv.Atoi(parts[3])
+	return f, position, err == nil && failed == nil
 }
 
 // IsReport reports whether a task is the one that reports on a firing.
@@ -158,8 +158,8 @@ func (c *Client) Lease(ctx context.Context, f Firing, holder string, lease time.
 		return nil, err
 	}
 	fields := map[string]string{}
-	for i := 0; i+1 < len(reply); i += 2 {
-		fields[reply[i]] = reply[i+1]
+	for pair := range slices.Chunk(reply, 2) {
+		fields[pair[0]] = pair[1]
 	}
 	return fields, nil
 }
@@ -244,18 +244,11 @@ func (c *Client) Move(ctx context.Context, f Firing, verb string, positions []in
 	}
 	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.counts()...)
 	return inBulk(positions, func(some []int) error {
-		args, messages := []any{f.tasks(), f.IDs(), at, verb, len(some)}, []any(nil)
+		args := []any{f.tasks(), f.IDs(), at, verb}
 		for _, position := range some {
 			args = append(args, position)
-			if verb == RetryFailed { // else it has none left
-				data, err := c.redis.HGet(ctx, f.tasks()+strconv.Itoa(position), "msg").Bytes()
-				if err != nil && !errors.Is(err, redis.Nil) {
-					return err
-				}
-				messages = append(messages, []byte(Message(data).with(numberOf(fieldRetried, 0))))
-			}
 		}
-		return c.run(ctx, "batch_move", f.Queue, all, append(args, messages...)...).Err()
+		return c.run(ctx, "batch_move", f.Queue, all, args...).Err()
 	})
 }
 

@@ -145,14 +145,14 @@ func (m Message) number(field protowire.Number) int64 {
 	return int64(number)
 }
 
-// value returns the value of a field as it is encoded, nothing if there is none.
-func (m Message) value(field protowire.Number, of protowire.Type) []byte {
+// value returns the value of a field as it is encoded, nothing if there is none. The last one counts.
+func (m Message) value(field protowire.Number, kind protowire.Type) (value []byte) {
 	for f := range m.fields() {
-		if f.number == field && f.kind == of {
-			return f.value
+		if f.number == field && f.kind == kind {
+			value = f.value
 		}
 	}
-	return nil
+	return value
 }
 
 // with returns a copy of the message with other values of fields, or the message if it cannot be read.

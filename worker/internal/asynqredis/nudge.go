@@ -21,7 +21,8 @@ func (c *Client) Nudge(ctx context.Context, queue string, names ...any) error {
 	return c.run(ctx, "nudge", queue, keys(queue, nudges, lines), names...).Err()
 }
 
-// AwaitNudge waits for a nudge of one of the queues, for awaitFor at most. Unless OneSlot there must be one queue. The line is "" if no nudge came.
+// AwaitNudge waits for a nudge of one of the queues. Unless OneSlot there must be one queue. The line is ""
+// if no nudge came within awaitFor.
 func (c *Client) AwaitNudge(ctx context.Context, queues []string) (queue, line string, err error) {
 	var lists []string
 	for _, queue := range queues {

@@ -2,6 +2,7 @@ package asynqredis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -67,47 +68,51 @@ func (c *Client) DequeuePending(
 	return d, nil
 }
 
-// Restore puts back tasks of one queue that a call of Pick or DequeuePending made active and that
-// did not run. They become scheduled for the given time, or pending if it is zero. With a mark they join
-// by it. Tasks that the call did not make active, or that are active no more, are left alone.
-func (c *Client) Restore(ctx context.Context, queue, call string, ids []string, at time.Time, mark string) error {
-	args := []any{prefix(queue) + "t:", call, "", 0, mark}
-	if !at.IsZero() {
-		args[2], args[3] = score(at), until(at)
+// A Restored says how tasks that a call made active go back to wait.
+type Restored struct {
+	Queue, Call string
+	At          time.Time // when forward finds them; zero: they become pending
+	Mark        string    // of their join, "" if they wait in no line
+	Line        string    // in which they wait, or ""
+	Message     Message   // stored instead of theirs if not empty
+}
+
+// KeptMark is the mark of tasks that keep theirs.
+const KeptMark = "keep"
+
+// Restore puts back tasks of one queue that a call of Pick or DequeuePending made active. It leaves alone
+// tasks that the call did not make active, or that are active no more.
+func (c *Client) Restore(ctx context.Context, r Restored, ids ...string) error {
+	_, err := c.restore(ctx, r, ids)
+	return err
+}
+
+// Requeue is Restore for one task. It reports whether the task is due now, to join its line once more. Its
+// error may be IsNotFound.
+func (c *Client) Requeue(ctx context.Context, r Restored, id string) (due bool, err error) {
+	n, err := c.restore(ctx, r, []string{id})
+	if err == nil && n == 0 {
+		err = errors.New("NOT FOUND")
+	}
+	return n == 2, err
+}
+
+func (c *Client) restore(ctx context.Context, r Restored, ids []string) (last int, err error) {
+	args := []any{prefix(r.Queue) + "t:", r.Call, "", 0, r.Mark, r.Line, []byte(r.Message)}
+	if !r.At.IsZero() {
+		args[2], args[3] = score(r.At), until(r.At)
 	}
 	for _, id := range ids {
 		args = append(args, id)
 	}
-	all := keys(queue, "active", "lease", "scheduled", "pending")
-	return c.run(ctx, "restore", queue, all, args...).Err()
+	all := keys(r.Queue, "active", "lease", "scheduled", "pending", lines)
+	return c.run(ctx, "restore", r.Queue, all, args...).Int()
 }
 
 // Start notes that a task which a call made active may have started from now on: see Recover. It returns
 // false if the task is not active by that call any more.
 func (c *Client) Start(ctx context.Context, task Ref, call string) (bool, error) {
 	return c.run(ctx, "start", task.Queue, keys(task.Queue, "t:"+task.ID), call).Bool()
-}
-
-// A Requeued is a denied task, and how it waits.
-type Requeued struct {
-	Ref
-	Message  Message
-	At       time.Time // when forward finds it
-	DenialID string    // a repeated call has the same
-	Line     string    // in which it waits
-	Mark     string    // of its join, "" if it waits in no line
-}
-
-// Requeue puts a denied task back to wait. It reports whether the task is due now, to join its line
-// once more. Its error may be IsNotFound.
-func (c *Client) Requeue(ctx context.Context, r Requeued) (due bool, err error) {
-	all := keys(r.Queue, "active", "lease", "scheduled", "t:"+r.ID, lines)
-	if lock := r.Message.UniqueKey(); lock != "" {
-		all = append(all, lock)
-	}
-	n, err := scripts["requeue"].Run(ctx, c.redis, all,
-		r.ID, []byte(r.Message), score(r.At), until(r.At), r.DenialID, r.Mark, r.Line).Int()
-	return n == 2, err
 }
 
 // There reports for each task of one queue whether it exists and may still run.

@@ -21,13 +21,13 @@ import (
 func (c *Client) Recover(ctx context.Context, queues []string, expired time.Time) error {
 	type task struct {
 		Ref
-		call          string
+		call, process string
 		number        uint64 // of the call, in the order of its process
-		started, last bool
+		slots         int    // of the process
 		lapsed        bool
-		slots         int
+		last, started bool
 	}
-	byProcess := map[string][]task{}
+	var tasks []task
 	for _, queue := range queues {
 		all := keys(queue, "active", "lease")
 		by := &redis.ZRangeBy{Min: "-inf", Max: strconv.FormatInt(expired.Unix(), 10)}
@@ -45,27 +45,27 @@ func (c *Client) Recover(ctx context.Context, queues []string, expired time.Time
 			return err
 		}
 		for i, f := range found {
-			process, rest, ours := strings.Cut(f[0], "/")
-			slots, number, _ := strings.Cut(rest, "/")
-			if !ours || process == c.process {
-				continue
-			}
 			t := task{Ref: Ref{queue, ids[i]}, call: f[0], started: f[0] == f[1], last: Message(f[2]).IsLast()}
 			t.lapsed = slices.Contains(lapsed, t.ID)
-			t.slots, _ = strconv.Atoi(slots)
-			t.number, _ = strconv.ParseUint(number, 36, 64)
-			byProcess[process] = append(byProcess[process], t)
-		}
-	}
-	for _, tasks := range byProcess {
-		slices.SortStableFunc(tasks, func(a, b task) int { return cmp.Compare(a.number, b.number) })
-		for i, t := range tasks {
-			if !t.lapsed || t.last && t.started || !t.last && i < t.slots {
+			parts := strings.Split(t.call, "/")
+			if t.process = parts[0]; len(parts) != 3 || t.process == c.process { // asynq's, or alive
 				continue
 			}
-			if err := c.Restore(ctx, t.Queue, t.call, []string{t.ID}, time.Now().Truncate(time.Second), FrontMark); err != nil {
-				return err
-			}
+			t.slots, _ = strconv.Atoi(parts[1])
+			t.number, _ = strconv.ParseUint(parts[2], 36, 64)
+			tasks = append(tasks, t)
+		}
+	}
+	slices.SortStableFunc(tasks, func(a, b task) int { return cmp.Compare(a.number, b.number) })
+	active := map[string]int{} // by process
+	for _, t := range tasks {
+		active[t.process]++
+		if !t.lapsed || t.last && t.started || !t.last && active[t.process] <= t.slots {
+			continue
+		}
+		r := Restored{Queue: t.Queue, Call: t.call, At: time.Now().Truncate(time.Second), Mark: FrontMark}
+		if err := c.Restore(ctx, r, t.ID); err != nil {
+			return err
 		}
 	}
 	return nil

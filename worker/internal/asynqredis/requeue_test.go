@@ -4,24 +4,22 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
-
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
 func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("a")
-		picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
+		call, at := s.Call(), time.Now().Add(time.Minute)
+		picks, err := s.Pick(s.Context(), queue, call, s.waiting("a"))
 		s.ok(err)
-		at := time.Now().Add(time.Minute)
-		requeued := asynqredis.Requeued{
-			Ref: asynqredis.Ref{Queue: queue, ID: "a"}, Message: picks[0].Message.WithDenial("throttled: x", time.Now()),
-			At: at, DenialID: "n1", Mark: asynqredis.Mark(s.key("a"), s.Call()),
+		requeued := asynqredis.Restored{
+			Queue: queue, Call: call, Message: picks[0].Message.WithDenial("throttled: x", time.Now()),
+			At: at, Mark: asynqredis.Mark(s.key("a"), s.Call()),
 		}
 		requeue := func(want bool) {
 			t.Helper()
-			if due, err := s.Requeue(s.Context(), requeued); err != nil || due != want {
+			if due, err := s.Requeue(s.Context(), requeued, "a"); err != nil || due != want {
 				t.Errorf("due now: %v, %v", due, err)
 			}
 		}
@@ -33,20 +31,21 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 			t.Errorf("asynq's tools show %+v", info)
 		}
 		// Picked again: a requeue that is repeated leaves it to the server that has it now.
-		_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
+		again := s.Call()
+		_, err = s.Pick(s.Context(), queue, again, s.waiting("a"))
 		s.ok(err)
 		requeue(false)
 		s.wantStates("a active")
 		// One that waits in no line cannot be picked.
-		requeued.DenialID, requeued.Mark = "n2", ""
+		requeued.Call, requeued.Mark = again, ""
 		requeue(false)
 		picks, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
 		s.ok(err)
 		if picks[0].Message != nil || picks[0].Paused {
 			t.Errorf("%+v", picks[0])
 		}
-		requeued.DenialID = "n3"
-		if _, err := s.Requeue(s.Context(), requeued); !asynqredis.IsNotFound(err) {
+		requeued.Call = s.Call()
+		if _, err := s.Requeue(s.Context(), requeued, "a"); !asynqredis.IsNotFound(err) {
 			t.Errorf("requeueing what is not active: %v", err)
 		}
 	})
@@ -70,7 +69,7 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 		} {
 			id := string(rune('a' + i))
 			s.store(id)
-			call, at, name := s.Call(), time.Now().Add(time.Hour), asynqredis.Ref{Queue: queue, ID: id}
+			call, at := s.Call(), time.Now().Add(time.Hour)
 			picks, err := s.Pick(s.Context(), queue, call, s.waiting(id))
 			s.ok(err)
 			if row.left {
@@ -82,14 +81,15 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 				mark = asynqredis.Mark(s.key(id), s.Call())
 			}
 			if row.again {
-				s.ok(s.Restore(s.Context(), queue, call, []string{id}, at, ""))
+				s.ok(s.Restore(s.Context(), asynqredis.Restored{Queue: queue, Call: call, At: at, Mark: asynqredis.KeptMark}, id))
 				s.ok(s.redis.HSet(s.Context(), "asynq:{default}:t:"+id, "sluice_join", s.key(id)+".").Err()) // it joins again
-				_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting(id))
+				call = s.Call()
+				_, err = s.Pick(s.Context(), queue, call, s.waiting(id))
 				s.ok(err)
 			}
 			for range 2 {
-				due, err := s.Requeue(s.Context(), asynqredis.Requeued{
-					Ref: name, Message: picks[0].Message, At: at, DenialID: id, Mark: mark})
+				due, err := s.Requeue(s.Context(), asynqredis.Restored{
+					Queue: queue, Call: call, Message: picks[0].Message, At: at, Mark: mark}, id)
 				info, _ := s.inspector.GetTaskInfo(queue, id)
 				if err != nil || due != row.due || time.Until(info.NextProcessAt) < time.Minute != row.due {
 					t.Errorf("%+v: due now: %v, at %v, %v", row, due, info.NextProcessAt, err)
@@ -108,7 +108,8 @@ func TestARestoredTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 		s.ok(err)
 		_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("left"))
 		s.ok(err)
-		s.ok(s.Restore(s.Context(), queue, call, []string{"left", "waits"}, time.Now().Add(time.Hour), ""))
+		s.ok(s.Restore(s.Context(), asynqredis.Restored{
+			Queue: queue, Call: call, At: time.Now().Add(time.Hour), Mark: asynqredis.KeptMark}, "left", "waits"))
 		due, err := s.Due(s.Context(), queue, false, 10)
 		s.ok(err)
 		if len(due) != 1 || due[0].ID != "left" || due[0].Mark != asynqredis.FrontMark {
@@ -127,25 +128,23 @@ func TestARequeueNeverShortensALock(t *testing.T) {
 			ttl    time.Duration
 			want   time.Duration
 		}{
-			"shorter":        {true, "a", time.Second, 131 * time.Second},
+			"shorter":        {true, "a", time.Second, 130 * time.Second},
 			"longer":         {true, "a", time.Hour, time.Hour},
-			"free":           {true, "", 0, 131 * time.Second},
+			"free":           {true, "", 0, 130 * time.Second},
 			"another's":      {true, "b", 5 * time.Second, 5 * time.Second},
 			"not ours":       {false, "a", 5 * time.Second, 5 * time.Second},
 			"not ours, free": {false, "", 0, 0},
 		} {
 			s.redis.FlushAll(ctx)
 			s.redis.RPush(ctx, "asynq:{default}:active", "a")
+			s.redis.HSet(ctx, "asynq:{default}:t:a", "state", "active", "sluice_call", "a call", "unique_key", "asynq:{default}:unique:x")
 			if row.ours {
 				s.redis.HSet(ctx, "asynq:{default}:t:a", "sluice_lock", 10)
 			}
 			if row.holder != "" {
 				s.redis.Set(ctx, "asynq:{default}:unique:x", row.holder, row.ttl)
 			}
-			message := protowire.AppendString(protowire.AppendTag(nil, 10, protowire.BytesType), "asynq:{default}:unique:x")
-			_, err := s.Requeue(ctx, asynqredis.Requeued{
-				Ref: asynqredis.Ref{Queue: queue, ID: "a"}, Message: message, At: time.Now().Add(2 * time.Minute), DenialID: name,
-			})
+			_, err := s.Requeue(ctx, asynqredis.Restored{Queue: queue, Call: "a call", At: time.Now().Add(2 * time.Minute)}, "a")
 			s.ok(err)
 			got, holder := max(0, s.redis.TTL(ctx, "asynq:{default}:unique:x").Val()), s.redis.Get(ctx, "asynq:{default}:unique:x").Val()
 			wantHolder := row.holder

@@ -75,9 +75,9 @@ type Task struct {
 	asynqredis.Ref
 	Message asynqredis.Message
 	Grant   *Grant // nil if it has to reserve
+	Call    string // by which it was made active
 
-	at   time.Time // when it was made active
-	call string    // by which
+	at   time.Time // when
 	line string    // from which its ticket was taken; "" if it was pending
 }
 
@@ -170,7 +170,7 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
 // start, as it has been recovered, or the note cannot be made before the dispatcher stops.
 func (d *Dispatcher) starts(ctx context.Context, task Task) bool {
 	for {
-		may, err := d.Asynq.Start(ctx, task.Ref, task.call)
+		may, err := d.Asynq.Start(ctx, task.Ref, task.Call)
 		if err == nil || d.isStopped() {
 			return may
 		}

@@ -93,16 +93,15 @@ func (d *Dispatcher) reserveAgain(g *group, queue, call string, tasks []Task) (r
 		d.Expect(task.Grant.Line, queue, task.Grant.Decision.RetryIn)
 	}
 	if len(denied) > 0 {
-		d.insist(func(ctx context.Context) error {
-			return d.Asynq.Restore(ctx, queue, call, denied, time.Now().Add(fallbackMin), "")
-		})
+		r := asynqredis.Restored{Queue: queue, Call: call, At: time.Now().Add(fallbackMin), Mark: asynqredis.KeptMark}
+		d.insist(func(ctx context.Context) error { return d.Asynq.Restore(ctx, r, denied...) })
 		d.WakeAt(queue, time.Now()) // a ticket may have been taken before its task was back
 	}
 	return ready
 }
 
 func (d *Dispatcher) task(queue, call string, m asynqredis.Message, grant *Grant) Task {
-	return Task{Ref: asynqredis.Ref{Queue: queue, ID: m.ID()}, Message: m, Grant: grant, at: time.Now(), call: call}
+	return Task{Ref: asynqredis.Ref{Queue: queue, ID: m.ID()}, Message: m, Grant: grant, Call: call, at: time.Now()}
 }
 
 // dequeue makes pending tasks of a queue ready, with what was decided about them. It also looks at the
@@ -186,7 +185,7 @@ func (d *Dispatcher) restore(before time.Time) bool {
 	d.mu.Unlock()
 	for len(old) > 0 {
 		n := 1
-		for n < len(old) && old[n].call == old[0].call {
+		for n < len(old) && old[n].Call == old[0].Call {
 			n++
 		}
 		if d.undo(old[:n]) != nil {
@@ -204,9 +203,10 @@ func (d *Dispatcher) restore(before time.Time) bool {
 func (d *Dispatcher) undo(tasks []Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
 	defer cancel()
-	first, at := tasks[0], time.Time{} // to pending
+	first := tasks[0]
+	r := asynqredis.Restored{Queue: first.Queue, Call: first.Call, Mark: asynqredis.KeptMark}
 	if first.line != "" {
-		at = time.Now().Add(fallbackMin)
+		r.At = time.Now().Add(fallbackMin)
 		g := d.lines.groupOf(first.Queue)
 		g.earned = max(0, g.earned-len(tasks))
 	}
@@ -214,7 +214,7 @@ func (d *Dispatcher) undo(tasks []Task) error {
 	for _, task := range tasks {
 		ids = append(ids, task.ID)
 	}
-	if err := d.Asynq.Restore(ctx, first.Queue, first.call, ids, at, ""); err != nil {
+	if err := d.Asynq.Restore(ctx, r, ids...); err != nil {
 		return err
 	}
 	var tickets []throttle.TakenTicket

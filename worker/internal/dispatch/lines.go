@@ -217,7 +217,8 @@ func (l *line) before(other *line) bool {
 	if after := a > l.group.served; after != (b > l.group.served) {
 		return after
 	}
-	return cmp.Or(strings.Compare(a, b), cmp.Compare(l.had(), other.had()), strings.Compare(l.name, other.name)) < 0
+	had := cmp.Compare(l.had(), other.had())
+	return cmp.Or(strings.Compare(a, b), had, strings.Compare(l.name, other.name)) < 0
 }
 
 // later returns the later of two times, sooner the earlier one, where the zero time is never.

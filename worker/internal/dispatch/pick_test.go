@@ -193,18 +193,18 @@ func TestALastAttemptIsNotedBeforeItStarts(t *testing.T) {
 func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 	inBubble(t, of(perHour(3)), nil, func(b *bench) {
 		b.wait("default", "a", "b", "c", "d")
-		ref := asynqredis.Ref{Queue: "default", ID: "a"}
+		call := b.asynq.Call()
 		message := b.message("default", "a").Message
-		_, err := b.asynq.Pick(b.Context(), "default", b.asynq.Call(),
+		_, err := b.asynq.Pick(b.Context(), "default", call,
 			[]asynqredis.Waiting{{ID: "a", JoinKey: message.JoinKey()}})
 		b.ok(err)
 		b.want("ran", b.run(1), "[b]")
 		b.want("in line", b.inLine(), "[c d]")
 		b.want("used", b.used(), 1)
-		due, err := b.asynq.Requeue(b.Context(), asynqredis.Requeued{
-			Ref: ref, Message: message, At: time.Now().Add(time.Hour), Line: "api",
+		due, err := b.asynq.Requeue(b.Context(), asynqredis.Restored{
+			Queue: "default", Call: call, Message: message, At: time.Now().Add(time.Hour), Line: "api",
 			Mark: asynqredis.Mark(message.JoinKey(), b.asynq.Call()),
-		})
+		}, "a")
 		b.ok(err)
 		b.want("due now", due, true)
 		b.want("forwarded", b.forward(false), 1)

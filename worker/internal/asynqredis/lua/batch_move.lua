@@ -4,8 +4,8 @@
 --       5 the firing (hash)  6 stored (bitmap)  7 done (bitmap)  8 ended (bitmap)
 -- ARGV  1 prefix of the task keys  2 prefix of the IDs  3 score (s) of those that are scheduled then
 --       4 hold: take tasks from where they wait; release: forward has those that wait join their lines,
---         also those that were held; delete: those that wait, and count them; retry: what was archived
---       5 how many, then the positions, then for retry their messages
+--         also those that were held; delete: those that wait, and count them; retry: what was archived,
+--         with all its retries, then the positions
 -- reply how many were moved
 --
 -- A chunk may be on its way when the firing is cancelled: store refuses its tasks, and the cursor
@@ -22,7 +22,7 @@ local function cancelled(position)
   redis.call('HINCRBY', KEYS[5], 'cancelled', 1)
 end
 
-for i = 6, 5 + ARGV[5] do
+for i = 5, #ARGV do
   local position = ARGV[i]
   local id, key = ARGV[2] .. position, ARGV[1] .. position
   local found = redis.call('HMGET', key, 'state', 'sluice_join', 'unique_key')
@@ -46,7 +46,7 @@ for i = 6, 5 + ARGV[5] do
       cancelled(position)
     else
       if verb == 'retry' then
-        redis.call('HSET', key, 'msg', ARGV[i + ARGV[5]])
+        redis.call('HSET', key, 'msg', redis.call('HGET', key, 'msg') .. '\48\0') -- the last value of a field counts
         redis.call('SETBIT', KEYS[8], position, 0)
       end
       if verb ~= 'release' or held then

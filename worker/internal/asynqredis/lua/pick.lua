@@ -8,7 +8,7 @@
 --       gone, has ended or failed, its firing is stopped, or it waits for something else
 --
 -- A call that is repeated, because its reply was lost, answers also by what it has picked before. An
--- active task is told that its ticket has left: when it comes to rest it joins again (requeue.lua).
+-- active task is told that its ticket has left: when it comes to rest it joins again (restore.lua).
 
 local prefix, call = ARGV[1], ARGV[3]
 local paused = redis.call('EXISTS', KEYS[4]) == 1

@@ -92,7 +92,7 @@ func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 	client.AddHook(capture{})
 	made := &Client{
 		asynq:    asynqredis.New(client),
-		client:   asynq.NewClient(connection{client}),
+		client:   asynq.NewClientFromRedisClient(client),
 		headers:  c.Headers,
 		identify: c.Identify,
 		limiter:  c.Limiter,
@@ -163,5 +163,5 @@ func (c *Client) Close() error {
 	if c.shared {
 		return nil
 	}
-	return c.client.Close()
+	return c.asynq.Redis().Close()
 }

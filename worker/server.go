@@ -261,8 +261,3 @@ func (s *Server) beginShutdown() {
 }
 
 var errNoClient = errors.New("worker: the redis.UniversalClient is nil")
-
-// A connection is an asynq.RedisConnOpt of a client that exists.
-type connection struct{ client redis.UniversalClient }
-
-func (c connection) MakeRedisClient() any { return c.client }

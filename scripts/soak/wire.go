@@ -44,8 +44,12 @@ var scripts = []struct {
 	{[]string{"scheduled", "active", "lease", "paused"}, func(args []string) wireCall {
 		return wireCall{kind: dequeues, call: at(args, 2), taken: true}
 	}},
-	{[]string{"active", "lease", "scheduled", "pending"}, func(args []string) wireCall {
-		return wireCall{kind: restores, call: at(args, 1), tasks: args[min(4, len(args)):]}
+	{[]string{"active", "lease", "scheduled", "pending", "sluice:lines"}, func(args []string) wireCall {
+		call := wireCall{kind: restores, call: at(args, 1), tasks: args[min(7, len(args)):]}
+		if at(args, 6) != "" { // the message of a task that was denied
+			call.kind, call.call = finishes, ""
+		}
+		return call
 	}},
 	{[]string{"active", "lease"}, finish},
 	{[]string{"t:", "active", "lease"}, finish},

@@ -84,7 +84,7 @@ func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 	_, number := args[min(5, len(args)-1)].(int64)
 	switch {
 	case sitetest.IsRequeue(args):
-		shift(9)
+		shift(10)
 	case keys == 1 && number && len(args) == 7: // due
 		shift(5)
 	case keys == 2 && from == "asynq:{default}:pending" && len(args) > 8: // arrange

@@ -27,10 +27,14 @@ func WithArg(value string) func([]any) bool {
 	return func(args []any) bool { return slices.Contains(args, any(value)) }
 }
 
-// IsRequeue recognises the requeue of a task that was denied.
+// IsRequeue recognises the requeue of a task that was denied: a restore with its message.
 func IsRequeue(args []any) bool {
-	return WithArg("asynq:{default}:scheduled")(args) && args[2] == 5 &&
-		args[3] == "asynq:{default}:active" && args[6] != "asynq:{default}:pending"
+	const message = 14
+	if len(args) <= message || args[2] != 5 || args[3] != "asynq:{default}:active" || args[6] != "asynq:{default}:pending" {
+		return false
+	}
+	text, ok := args[message].([]byte)
+	return ok && len(text) > 0
 }
 
 // Only hits the nth call.

@@ -16,7 +16,8 @@ var files embed.FS
 const (
 	base = " scope windows request"
 	more = "upstream request_more verbs"
-	line = "line_appointments line_units line_fair line_places line_order line_write line line_eta line_join line_take"
+	line = "line_appointments line_units line_fair line_places line_order line_write line " +
+		"line_eta line_join line_take"
 )
 
 // scripts are shared by all policies that count by the same algorithms and have the same constants.

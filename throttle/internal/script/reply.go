@@ -274,6 +274,7 @@ func ReadTicket(name, record string) (t Ticket, err error) {
 	t.Binds, _ = strconv.ParseInt(binds, 10, 64)
 	t.Since, _ = strconv.ParseInt(since, 10, 64)
 	t.Since = cmp.Or(t.Since, t.Joined())
-	t.Queue, t.ID, t.Flow, t.Costs, t.Key = queue, id, escaped+f[1], unescapeWord(cmp.Or(f[0], "requests=1")), unescapeWord(key)
+	t.Queue, t.ID, t.Flow = queue, id, escaped+f[1]
+	t.Costs, t.Key = unescapeWord(cmp.Or(f[0], "requests=1")), unescapeWord(key)
 	return t, nil
 }

@@ -146,6 +146,7 @@ local function new_line(call)
       number = call.numbers[''], shared = true,
       n = n, same = false, units = false, v = v, changed = false, moved = false,
     }
+    q.nodes = {q}
     L.queues[name] = q
     return q
   end
@@ -194,15 +195,16 @@ local function new_line(call)
 
   -- Where only tenants count, the flow's own record counts what waits at the tenant's scope.
   function L.nodes_of(flow)
-    local holder = call.only_tenants and L.queue_of(flow.queue) or flow
-    local list = holder.nodes
+    local list = flow.nodes
     if list then return list end
-    list = {}
-    for _, suffix in ipairs(call.only_tenants and {} or L.suffixes_of(flow)) do
-      if suffix ~= ROOT then list[#list + 1] = L.node_of(flow.queue, suffix) end
+    list = call.only_tenants and L.queue_of(flow.queue).nodes or {nil}
+    if not list[1] then
+      for _, suffix in ipairs(L.suffixes_of(flow)) do
+        if suffix ~= ROOT then list[#list + 1] = L.node_of(flow.queue, suffix) end
+      end
+      list[#list + 1] = L.queue_of(flow.queue)
     end
-    list[#list + 1] = L.queue_of(flow.queue)
-    holder.nodes = list
+    flow.nodes = list
     return list
   end
 

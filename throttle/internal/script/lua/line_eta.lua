@@ -18,15 +18,73 @@
 -- Expected and latest are equal only where the start is exact: one window binds, costs are equal, and
 -- no other ticket may change places with this one.
 --
--- Where all that waits fits now, so does the ticket. All else is for new_estimate.
+-- Where all that waits fits now, so does the ticket.
 
-local function new_estimate(L, waiting, others_waiting)
+local function new_eta(L)
   local SHARE = 0.05     -- of Policy.BatchShare: Go writes that of the policy here
   local PACED = 60000000 -- us: batches are spread over windows of at most this period
   local READ = 64        -- tickets that are read to know what they cost
+  local MANY = 64        -- tickets that one call has, at most
 
-  local call, fair, units_of = L.call, once(new_fair, L), line_units.of_unit
-  local P = call.P
+  local call, units_of, roomy = L.call, line_units.of_unit, {}
+
+  -- others_waiting returns how much waits at a scope in other queues that are alive, of one class:
+  -- {units, least, most of a ticket}. L.waiting keeps it while tickets of one queue join.
+  local function others_waiting(flow, scope, unit, batch)
+    if L.waiting.queue ~= flow.queue then L.waiting = {queue = flow.queue} end
+    local own_only = call.only_tenants and scope.of.of_tenant
+    local key = scope.suffix .. (batch and '! ' or ' ') .. unit
+    local known = L.waiting[key]
+    if known then return known end
+    known = {0, MOST, 0}
+    for name, q in pairs(L.queues) do
+      if q.batch == batch and name ~= flow.queue and L.alive(q) then
+        local tickets = own_only and L.flow_of(name .. flow.values) or L.node_of(name, scope.suffix)
+        if tickets.n > 0 then
+          local sum, least, most = units_of(tickets, unit)
+          known[1], known[2], known[3] = known[1] + sum, min(known[2], least), max(known[3], most)
+        end
+      end
+    end
+    L.waiting[key] = known
+    return known
+  end
+
+  -- waiting returns how much waits at a scope: units, least and most of a ticket. Batches do not count
+  -- for live tickets.
+  local function waiting(flow, scope, unit)
+    local own_only, queues = call.only_tenants and scope.of.of_tenant, L.queues
+    local sum, least, most = units_of(own_only and flow or L.node_of(flow.queue, scope.suffix), unit)
+    local first = next(queues)
+    if first == nil or first == flow.queue and next(queues, first) == nil then return sum, least, most end
+    for class = 0, flow.batch and 1 or 0 do
+      local others = others_waiting(flow, scope, unit, class == 1)
+      sum, least, most = sum + others[1], min(least, others[2]), max(most, others[3])
+    end
+    return sum, least, most
+  end
+
+  -- room_for_all tells whether there is room for a ticket and all that waits. If there is for as many
+  -- tickets as a call has, no other ticket of the same costs asks.
+  local function room_for_all(flow, list, at, costs)
+    if roomy.costs ~= costs then roomy = {costs = costs} end
+    for s = 1, #list do
+      local scope = list[s]
+      local room, numbers = roomy[scope], scope.of.windows
+      if room == nil or scope.changed then
+        room = not scope.upstream
+        for j = 1, #numbers do
+          local window, st = call.windows[numbers[j]], scope.states[numbers[j]]
+          local cost = costs.windows[numbers[j]]
+          local ahead = waiting(flow, scope, window.unit) + (MANY - 1) * cost
+          room = room and (ahead <= 0 or window.algorithm.fits_at(st, at, at, cost, ahead, 1) <= at)
+        end
+        roomy[scope] = room
+      end
+      if not room then return false end
+    end
+    return true
+  end
 
   -- of_batches returns what batches take, by their share, while live tickets take so many units; and
   -- `idle` units that live tickets leave while they wait elsewhere.
@@ -54,6 +112,7 @@ local function new_estimate(L, waiting, others_waiting)
     local share_of_side = of_server / all * queue.priority / priorities
     local others = max(0, weights / flow.weight / share_of_side - 1)
     local node = L.node_of(flow.queue, scope.suffix)
+    local fair = once(new_fair, L)
     local debt = max(0, fair.tag_of(node, flow) - node.v) * flow.weight / 1000 / fair.share(node, costs)
     local share = floor((before + debt * cost) * others + 1e-6)
     local expected = share + ceil(others) * cost
@@ -68,7 +127,7 @@ local function new_estimate(L, waiting, others_waiting)
     if flow.same then return most * behind, most * behind end
     L.flush_added()
     local known, n = 0, min(behind, READ)
-    local ids = n > 0 and redis.call('ZRANGE', P .. 'f:' .. flow.id, '0', format('%d', n - 1)) or {}
+    local ids = n > 0 and redis.call('ZRANGE', call.P .. 'f:' .. flow.id, '0', format('%d', n - 1)) or {}
     L.read_all('t', ids)
     for i = 1, #ids do
       local _, text = L.ticket(ids[i])
@@ -109,6 +168,8 @@ local function new_estimate(L, waiting, others_waiting)
   end
 
   return function(flow, list, at, costs, behind, all_first, fits)
+    for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
+    if not call.batches and room_for_all(flow, list, at, costs) then return at, at, 0, at end
     local batch, wasted = flow.batch, nil
     local time, soonest, earliest, opens, waits, binds, known = at, at, at, at, 0, 0, true
     for s = 1, #list do
@@ -181,85 +242,12 @@ local function new_estimate(L, waiting, others_waiting)
           soonest = max(soonest, soon)
           if fit > time then time, binds = fit, i end
         end
-        if fits then fits[i] = fit > at and fit or 0 end
+        if fits and fit > at then fits[i] = fit end
       end
     end
     time = min(time, MOST)
     local latest = min(MOST, max(time, opens + waits))
     if time == latest and soonest < time then latest = latest + 1 end -- it is not exact
     return time, known and latest or 0, binds, min(earliest, time), wasted
-  end
-end
-
-local function new_eta(L)
-  local MANY = 64 -- tickets that one call has, at most
-
-  local call, units_of, roomy = L.call, line_units.of_unit, {}
-
-  -- others_waiting returns how much waits at a scope in other queues that are alive, of one class:
-  -- {units, least, most of a ticket}. L.waiting keeps it while tickets of one queue join.
-  local function others_waiting(flow, scope, unit, batch)
-    if L.waiting.queue ~= flow.queue then L.waiting = {queue = flow.queue} end
-    local own_only = call.only_tenants and scope.of.of_tenant
-    local key = scope.suffix .. (batch and '! ' or ' ') .. unit
-    local known = L.waiting[key]
-    if known then return known end
-    known = {0, MOST, 0}
-    for name, q in pairs(L.queues) do
-      if q.batch == batch and name ~= flow.queue and L.alive(q) then
-        local tickets = own_only and L.flow_of(name .. flow.values) or L.node_of(name, scope.suffix)
-        if tickets.n > 0 then
-          local sum, least, most = units_of(tickets, unit)
-          known[1], known[2], known[3] = known[1] + sum, min(known[2], least), max(known[3], most)
-        end
-      end
-    end
-    L.waiting[key] = known
-    return known
-  end
-
-  -- waiting returns how much waits at a scope: units, least and most of a ticket. Batches do not count
-  -- for live tickets.
-  local function waiting(flow, scope, unit)
-    local own_only, queues = call.only_tenants and scope.of.of_tenant, L.queues
-    local sum, least, most = units_of(own_only and flow or L.node_of(flow.queue, scope.suffix), unit)
-    local first = next(queues)
-    if first == nil or first == flow.queue and next(queues, first) == nil then return sum, least, most end
-    for class = 0, flow.batch and 1 or 0 do
-      local others = others_waiting(flow, scope, unit, class == 1)
-      sum, least, most = sum + others[1], min(least, others[2]), max(most, others[3])
-    end
-    return sum, least, most
-  end
-
-  -- room_for_all tells whether there is room for a ticket and all that waits. If there is for as many
-  -- tickets as a call has, no other ticket of the same costs asks.
-  local function room_for_all(flow, list, at, costs)
-    if roomy.costs ~= costs then roomy = {costs = costs} end
-    for s = 1, #list do
-      local scope = list[s]
-      local room, numbers = roomy[scope], scope.of.windows
-      if room == nil or scope.changed then
-        room = not scope.upstream
-        for j = 1, #numbers do
-          local window, st = call.windows[numbers[j]], scope.states[numbers[j]]
-          local cost = costs.windows[numbers[j]]
-          local ahead = waiting(flow, scope, window.unit) + (MANY - 1) * cost
-          room = room and (ahead <= 0 or window.algorithm.fits_at(st, at, at, cost, ahead, 1) <= at)
-        end
-        roomy[scope] = room
-      end
-      if not room then return false end
-    end
-    return true
-  end
-
-  return function(flow, list, at, costs, behind, all_first, fits)
-    if not call.batches and room_for_all(flow, list, at, costs) then
-      for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
-      return at, at, 0, at
-    end
-    local estimate = once(new_estimate, L, waiting, others_waiting)
-    return estimate(flow, list, at, costs, behind, all_first, fits)
   end
 end

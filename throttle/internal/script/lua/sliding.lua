@@ -115,11 +115,13 @@ algorithms['s'] = {
     local time, units, log = st.time, st.units, st.log
     st.used = st.used + cost
     if units > 0 then
-      local bytes = log and log.last - log.first + 1 + #log.tail or 0
-      local exact = st.limit > ENTRIES and ENTRIES / 2 or ENTRIES
-      if time >= now or log and bytes >= exact * log.width and now - st.began < tick(st) then
-        if now > time then st.time = now end
-        st.units = units + cost
+      local merges = time >= now
+      if log and not merges and now - st.began < tick(st) then
+        local exact = st.limit > ENTRIES and ENTRIES / 2 or ENTRIES
+        merges = log.last - log.first + 1 + #log.tail >= exact * log.width
+      end
+      if merges then
+        st.time, st.units = max(time, now), units + cost
         return
       end
       if not log then

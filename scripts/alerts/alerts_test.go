@@ -21,17 +21,109 @@ const (
 
 // The stories that scripts/drill records, and what has to fire.
 var stories = map[string][]expected{
-	"redis": {
-		{`SluiceRedisDown{job="workers", redis="limiter"}`, time.Minute, 87 * s},
-		{`SluiceRedisDown{job="workers", redis="queues"}`, time.Minute, 87 * s},
-		{`SluiceRedisDown{job="workers", redis="limiter"}`, 5 * minute, 5*minute + 44*s},
-		{`SluiceRedisDown{job="workers", redis="queues"}`, 5 * minute, 5*minute + 44*s},
-		{`SluiceRedisDown{job="workers", redis="limiter"}`, 10 * minute, 15 * minute},
-		{`SluiceRedisDown{job="workers", redis="queues"}`, 10 * minute, 15 * minute},
-	},
+	"drill":    nil, // see steps
 	"starving": {{`SluiceTenantStarves{job="workers", policy="api"}`, 90 * s, 320 * s}},
 	"backlog":  {{`SluiceBacklogStands{job="workers", policy="api"}`, 2 * minute, 6 * minute}},
 	"workers":  {{`SluiceNoServer{job="workers", policy="api", queue="default"}`, time.Minute, time.Hour}},
+}
+
+// A told is what metrics and alerts tell of a step of scripts/drill. The page's words are there.
+type told struct {
+	metrics []string // expressions of which each has a result, at some time of the step
+	alerts  []string // that fire within two minutes of the step's begin, and end after it
+}
+
+var isDown = told{
+	[]string{`max(sluice_redis_up{redis="limiter"}) == 0`, `max(sluice_redis_up{redis="queues",instance=~"worker.*"}) == 0`},
+	[]string{`SluiceRedisDown{job="workers", redis="limiter"}`, `SluiceRedisDown{job="workers", redis="queues"}`},
+}
+
+// The steps of the drill.
+var steps = map[string]told{
+	"5,000 tasks of five tenants come": {metrics: []string{
+		`min(sluice_redis_up) == 1`, `max(sluice_waiting{policy="api"}) > 4000`, `sum(rate(sluice_grants_total{policy="api"}[20s])) > 15`,
+	}},
+	"Redis is stopped for 27 s": isDown,
+	"Redis is back":             {metrics: []string{`min(sluice_redis_up) == 1`}},
+	"a worker is killed": {metrics: []string{
+		`count(sluice_redis_up{redis="queues",instance=~"worker.*"}) == 2`, `sum(rate(sluice_grants_total{policy="api"}[20s])) > 15`,
+	}},
+	"the API answers 429 with Retry-After 60": {metrics: []string{
+		`max(sluice_paused{policy="api",by="upstream"}) == 1`, `sum(sluice_refusals_total{policy="api"}) == 1`,
+		`max(sluice_paused{policy="api",by="operator"}) == 0`, `sum(rate(sluice_grants_total{policy="api"}[20s])) == 0`,
+	}},
+	"a limit is cut to a tenth": {metrics: []string{
+		`sum(rate(sluice_grants_total{policy="api"}[20s])) < 3`, `max(sluice_paused{policy="api"}) == 0`,
+	}},
+	"Redis hangs for 44 s": {isDown.metrics[:1], isDown.alerts[:1]}, // asynq's call hangs with it for most of that
+	"Redis goes on":        {metrics: []string{`min(sluice_redis_up) == 1`}},
+	"a policy is removed, for which tasks wait": {metrics: []string{
+		`max(sluice_waiting{policy="mail"}) > 0`, `min(sluice_policies_version) == max(sluice_policies_version)`,
+	}},
+	"a queue is paused": {
+		[]string{`max(sluice_queue_waiting{queue="bulk"}) >= 50`, `min(sluice_queue_asked_seconds{queue="bulk"}) > 60`},
+		[]string{`SluiceNoServer{job="workers", policy="api", queue="bulk"}`},
+	},
+	"the queue goes on":                      {metrics: []string{`(max(sluice_queue_waiting{queue="bulk"}) or vector(0)) == 0`}},
+	"50,000 poison tasks of one tenant come": {metrics: []string{`max(sluice_waiting{policy="api"}) > 40000`, `max(sluice_starving_tenants) == 0`}},
+	"they fail and come again": {
+		[]string{`max(sluice_waiting{policy="api"}) > 40000`, `max(sluice_starving_tenants) == 0`},
+		[]string{`SluiceBacklogStands{job="workers", policy="api"}`},
+	},
+	"they are dropped":               {metrics: []string{`max(sluice_waiting{policy="api"}) < 1000`}},
+	"Redis is stopped for 5 minutes": isDown,
+	"all is well":                    {metrics: []string{`min(sluice_redis_up) == 1`, `max(sluice_waiting) == 0`}},
+}
+
+// A span is a step as it was recorded.
+type span struct {
+	told
+	name     string
+	from, to time.Time
+}
+
+// spans returns the steps of a recording, which has a scrape of nothing for each.
+func (r recording) spans() (all []span) {
+	for _, mark := range r {
+		if step, ok := steps[mark.instance]; ok {
+			if len(all) > 0 {
+				all[len(all)-1].to = mark.at
+			}
+			all = append(all, span{step, mark.instance, mark.at, r[len(r)-1].at})
+		}
+	}
+	return all
+}
+
+// alerts returns what has to fire.
+func (r recording) alerts() (all []expected) {
+	for _, step := range r.spans() {
+		for _, alert := range step.alerts {
+			all = append(all, expected{alert, step.from.Sub(r[0].at), step.to.Sub(r[0].at)})
+		}
+	}
+	return all
+}
+
+// Metrics tell each step of the drill.
+func TestMetricsTellTheDrill(t *testing.T) {
+	t.Parallel()
+	all := load(t, "testdata/drill.gz")
+	data, spans := all.store(t), all.spans()
+	if len(spans) != len(steps) {
+		t.Errorf("%d steps are recorded, want %d", len(spans), len(steps))
+	}
+	for _, step := range spans {
+		for _, expr := range step.metrics {
+			holds := false
+			for at := step.from; at.Before(step.to) && !holds; at = at.Add(5 * s) {
+				holds = len(query(t, data, expr, at)) > 0
+			}
+			if !holds {
+				t.Errorf("%s, but %s never holds", step.name, expr)
+			}
+		}
+	}
 }
 
 // Each alert fires within two minutes when it is meant to, whenever Prometheus scrapes, and only then.
@@ -39,10 +131,16 @@ func TestAlertsFireWhenTheyAreMeantTo(t *testing.T) {
 	t.Parallel()
 	for story, want := range stories {
 		all := load(t, "testdata/"+story+".gz")
+		want = append(want, all.alerts()...)
 		for _, phase := range []time.Duration{0, 5 * s, 10 * s} {
 			t.Run(fmt.Sprint(story, "/", phase), func(t *testing.T) {
 				t.Parallel()
-				got := fired(t, rules(t), all.every(15*s, phase))
+				kept := all.every(15*s, phase)
+				got := fired(t, rules(t), kept)
+				for i := range got { // by the time since the first scrape of all
+					got[i].from += kept[0].at.Sub(all[0].at)
+					got[i].to += kept[0].at.Sub(all[0].at)
+				}
 				var text []string
 				for _, f := range got {
 					text = append(text, fmt.Sprintf("%s from %v to %v", f.alert, f.from, f.to))

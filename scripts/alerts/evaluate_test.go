@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -185,23 +186,13 @@ type firing struct {
 // fired evaluates the rules every 15 s, and returns what fired, in order, by the time since the start.
 func fired(t *testing.T, rules []rulefmt.Rule, r recording) (all []firing) {
 	t.Helper()
-	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute, Parser: language})
-	defer engine.Close()
 	data := r.store(t)
 	begun := r[0].at
 	for _, rule := range rules {
 		pending, open := map[string]time.Time{}, map[string]int{}
 		for at := begun; at.Before(r[len(r)-1].at); at = at.Add(15 * time.Second) {
-			q, err := engine.NewInstantQuery(t.Context(), data, nil, rule.Expr, at)
-			if err != nil {
-				t.Fatal(rule.Alert, err)
-			}
-			v, err := q.Exec(context.Background()).Vector()
-			if err != nil {
-				t.Fatal(rule.Alert, err)
-			}
 			active := map[string]bool{}
-			for _, sample := range v {
+			for _, sample := range query(t, data, rule.Expr, at) {
 				name := rule.Alert + sample.Metric.String()
 				active[name] = true
 				if pending[name].IsZero() {
@@ -209,7 +200,7 @@ func fired(t *testing.T, rules []rulefmt.Rule, r recording) (all []firing) {
 				}
 				if _, fires := open[name]; !fires && at.Sub(pending[name]) >= time.Duration(rule.For) {
 					open[name] = len(all)
-					all = append(all, firing{alert: name, from: at.Sub(begun), to: math.MaxInt64})
+					all = append(all, firing{alert: name, from: at.Sub(begun), to: 24 * time.Hour})
 				}
 			}
 			for name := range pending {
@@ -221,8 +212,26 @@ func fired(t *testing.T, rules []rulefmt.Rule, r recording) (all []firing) {
 					delete(open, name)
 				}
 			}
-			q.Close()
 		}
 	}
 	return all
+}
+
+var engine = sync.OnceValue(func() *promql.Engine {
+	return promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute, Parser: language})
+})
+
+// query evaluates an expression at a time.
+func query(t *testing.T, data store, expr string, at time.Time) promql.Vector {
+	t.Helper()
+	q, err := engine().NewInstantQuery(context.Background(), data, nil, expr, at)
+	if err != nil {
+		t.Fatal(expr, err)
+	}
+	defer q.Close()
+	v, err := q.Exec(context.Background()).Vector()
+	if err != nil {
+		t.Fatal(expr, err)
+	}
+	return slices.Clone(v)
 }

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -23,9 +25,12 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/promthrottle"
+	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -34,6 +39,7 @@ const workerEnv = "SLUICE_DRILL_WORKER"
 
 // A setup is that of a worker.
 type setup struct {
+	API    string // its URL: handlers call it, and the worker follows what is published; or ""
 	Redis  string
 	Limit  int64
 	Queues map[string]int
@@ -48,27 +54,68 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // Redis ends on purpose here
+	logging.Disable()
 	os.Exit(m.Run())
 }
 
-// limiter returns a limiter of the policy api with its metrics.
-func (s setup) limiter() (*throttle.Limiter, http.Handler, error) {
+// policies are api, and mail where an API is called.
+func (s setup) policies() []throttle.Policy {
+	policies := []throttle.Policy{{Name: "api", Match: []string{"api:*"}, Upstream: throttle.UpstreamShared, Windows: []throttle.Window{
+		{Name: "provider", Limit: s.Limit, Period: time.Second, Scope: throttle.ScopeShared},
+		{Name: "per-minute", Limit: 100_000, Period: time.Minute},
+	}}}
+	if s.API != "" {
+		policies = append(policies, throttle.Policy{Name: "mail", Match: []string{"mail:*"}, Windows: []throttle.Window{
+			{Name: "sender", Limit: 1, Period: 2 * time.Second, Scope: throttle.ScopeShared},
+		}})
+	}
+	return policies
+}
+
+// limiter returns a limiter with its store and its metrics.
+func (s setup) limiter() (*throttle.Limiter, *control.Store, http.Handler, error) {
 	registry := prometheus.NewRegistry()
 	metrics, err := promthrottle.New(promthrottle.Config{Registerer: registry})
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
+	counter := usage.New()
 	limiter, err := throttle.New(throttle.Config{
-		Client: redis.NewClient(&redis.Options{Addr: s.Redis}), Observer: metrics.Observer(),
-		Policies: []throttle.Policy{{Name: "api", Match: []string{"api:*"}, Windows: []throttle.Window{
-			{Name: "provider", Limit: s.Limit, Period: time.Second, Scope: throttle.ScopeShared},
-			{Name: "per-minute", Limit: 100_000, Period: time.Minute},
-		}}},
+		Client: redis.NewClient(&redis.Options{Addr: s.Redis}), Observer: counter.Observer(metrics.Observer()), Policies: s.policies(),
 	})
-	if err == nil {
-		metrics.Watch(limiter)
+	if err != nil {
+		return nil, nil, nil, err
 	}
-	return limiter, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), err
+	metrics.Watch(limiter)
+	counter.Start(limiter)
+	store, err := control.NewStore(limiter)
+	if err == nil && s.API != "" {
+		_, err = control.Follow(context.Background(), control.FollowConfig{Store: store})
+	}
+	return limiter, store, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), err
+}
+
+// handle calls the API, if there is one, with the ID of the task.
+func (s setup) handle(ctx context.Context, task *asynq.Task) error {
+	if s.API == "" {
+		time.Sleep(5 * time.Millisecond)
+		return nil
+	}
+	if task.Type() == "api:poison" {
+		return errors.New("poison")
+	}
+	id, _ := asynq.GetTaskID(ctx)
+	resp, err := http.Get(s.API + "/" + id)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusTooManyRequests {
+		seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
+		return fmt.Errorf("%s: %w", resp.Status, worker.RetryAfter(time.Duration(seconds)*time.Second))
+	}
+	return nil
 }
 
 // work is a worker. It prints the address of its metrics, and ends with its standard input.
@@ -77,22 +124,21 @@ func work(text string) error {
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
 		return err
 	}
-	limiter, metrics, err := s.limiter()
+	limiter, _, metrics, err := s.limiter()
 	if err != nil {
 		return err
 	}
 	logger := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: s.Redis},
-		asynq.Config{Concurrency: 16, Queues: s.Queues, StrictPriority: s.Strict, LogLevel: asynq.FatalLevel},
+		asynq.Config{
+			Concurrency: 16, Queues: s.Queues, StrictPriority: s.Strict, LogLevel: asynq.FatalLevel,
+			RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 2 * time.Second },
+		},
 		worker.Config{Limiter: limiter, Logger: logger})
 	if err != nil {
 		return err
 	}
-	err = server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
-		time.Sleep(5 * time.Millisecond)
-		return nil
-	}))
-	if err != nil {
+	if err := server.Start(asynq.HandlerFunc(s.handle)); err != nil {
 		return err
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -135,8 +181,9 @@ func (s setup) start(t *testing.T, name string) *process {
 	p := &process{name: name, cmd: cmd, stdin: in}
 	t.Cleanup(func() {
 		p.kill()
-		text, _ := os.ReadFile(log.Name())
-		t.Logf("%s logged\n%s", name, text)
+		if text, _ := os.ReadFile(log.Name()); t.Failed() {
+			t.Logf("%s logged\n%s", name, text)
+		}
 	})
 	addr, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {

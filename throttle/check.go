@@ -37,8 +37,7 @@ func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 func (l *Limiter) Ping(ctx context.Context) error {
 	refused, err := l.runner.Preflight(ctx)
 	if err == nil && len(refused) > 0 {
-		return fmt.Errorf("%w: %w: its user may not call %s",
-			ErrUnavailable, ErrForbidden, strings.Join(refused, ", "))
+		return fmt.Errorf("%w: %w: its user may not call %s", ErrUnavailable, ErrForbidden, strings.Join(refused, ", "))
 	}
 	return classify(ctx, "", err)
 }

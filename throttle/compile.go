@@ -54,20 +54,21 @@ type policyState struct {
 
 // compilePolicy returns one compiled policy for each shard, or a *PolicyError if the policy is not
 // valid.
-func compilePolicy(p Policy, runner *script.Runner) ([]*compiledPolicy, error) {
+func (l *Limiter) compilePolicy(p Policy) ([]*compiledPolicy, error) {
 	p = p.WithDefaults()
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
 	shards := make([]*compiledPolicy, p.Shards)
 	for i := range shards {
-		shards[i] = compileShard(p, shardName(p.Name, i, p.Shards), runner)
+		shards[i] = l.compileShard(p, shardName(p.Name, i, p.Shards))
 	}
 	return shards, nil
 }
 
-func compileShard(p Policy, line string, runner *script.Runner) *compiledPolicy {
-	cp := &compiledPolicy{Policy: p, declared: p, line: line}
+func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
+	state := &policyState{group: l.runner.NewGroup(), claims: newClaims(l, line), taker: l.runner.NewTaker()}
+	cp := &compiledPolicy{Policy: p, declared: p, line: line, policyState: state}
 	if p.Mode == ModeObserve {
 		p.Windows = observed(p.Windows)
 		cp.Policy = p
@@ -114,7 +115,7 @@ func compileShard(p Policy, line string, runner *script.Runner) *compiledPolicy 
 		cp.leases = cp.leases || a.Leases
 	}
 	sp.Algorithms = sortedSet(sp.Algorithms)
-	cp.script = runner.Prepare(sp)
+	cp.script = l.runner.Prepare(sp)
 	return cp
 }
 

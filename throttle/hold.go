@@ -44,7 +44,7 @@ func (r Reservation) Hold(ctx context.Context) (context.Context, *Hold) {
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		r.keepRenewing(ctx, lease, h.lost)
+		h.renew(ctx, r, lease)
 	}()
 	h.stop = func() {
 		stop()
@@ -116,12 +116,12 @@ func (h *Hold) Release(ctx context.Context) error {
 	return h.released
 }
 
-// keepRenewing renews three times a lease, until ctx ends. It calls lost once, shortly before a
-// lease runs out that could not be renewed, and goes on trying. If a renewal is refused, because
-// others have the room, it calls lost with refused, and ends.
-func (r Reservation) keepRenewing(ctx context.Context, lease time.Duration, lost func(refused bool)) {
+// renew renews three times a lease, until ctx ends. Shortly before a lease runs out that could not be
+// renewed, the work ends, and renew goes on trying. A renewal that is refused, because others have the
+// room, ends both.
+func (h *Hold) renew(ctx context.Context, r Reservation, lease time.Duration) {
 	// Not by the end of a renewal, which may wait for Redis for longer than the lease lasts.
-	expiry := time.AfterFunc(lease-lease/10, func() { lost(false) })
+	expiry := time.AfterFunc(lease-lease/10, func() { h.lost(false) })
 	defer expiry.Stop()
 	timer := time.NewTimer(lease / 3)
 	defer timer.Stop()
@@ -141,7 +141,7 @@ func (r Reservation) keepRenewing(ctx context.Context, lease time.Duration, lost
 		case err != nil:
 			timer.Reset(lease / 20)
 		case !held:
-			lost(true)
+			h.lost(true)
 			return
 		default:
 			if now := r.Lease(); now > 0 {

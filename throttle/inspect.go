@@ -98,23 +98,12 @@ func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err 
 			s.Flow = cp.flow(script.Escape(queue), s.Request)
 		}
 	default:
-		s.operation = cp.ofAll(n.limiter.interventions.Load().over(cp, "", Tenant{}))
+		s.operation, err = cp.newOperation(Request{}, n.limiter.interventions.Load().over(cp, "", Tenant{}))
 	}
 	if s.Request.Ticket.Queue = queue; s.operation != nil {
 		s.Weight = float64(s.operation.weight()) / 1000
 	}
 	return err
-}
-
-// ofAll returns an operation without a tenant. Other scopes than that of all are empty: no count has
-// empty values.
-func (cp *compiledPolicy) ofAll(t tenantNow) *operation {
-	o := &operation{compiledPolicy: cp, tenant: t, windows: cp.windows}
-	for _, attributes := range cp.scopes {
-		values := make([]string, len(attributes))
-		o.keys, o.values = append(o.keys, script.ScopeKey(attributes, values)), append(o.values, values)
-	}
-	return o
 }
 
 func (s *Standing) answer(a script.Answer) {

@@ -91,10 +91,11 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	before := l.interventions.Swap(now)
 	changed := now.changed(before)
 	l.logUnsuited(now, before)
-	for policy, tenants := range changed {
-		for _, cp := range l.policies.Load().byName[policy] {
-			if cp.serves.Load() { // else those refresh the tickets that take them
-				go l.refreshOr(context.Background(), cp, tenants, time.Now())
+	for _, cp := range l.policies.Load().byLine {
+		for c := range changed {
+			if c.policy == cp.Name && cp.serves.Load() { // else others refresh the tickets
+				go l.refreshOr(context.Background(), cp, changed, time.Now())
+				break
 			}
 		}
 	}
@@ -107,26 +108,20 @@ func (l *Limiter) Interventions() Interventions {
 	return now.all.InForce(time.Now().Add(now.offset))
 }
 
-// changed returns the tenants, by policy, for whose tickets in line something has changed. What all
-// tenants share is not written there.
-func (now *interventions) changed(before *interventions) map[string]map[string]bool {
-	changed := map[string]map[string]bool{}
-	add := func(c caseOf) {
-		if changed[c.policy] == nil {
-			changed[c.policy] = map[string]bool{}
-		}
-		changed[c.policy][c.tenant] = true
-	}
+// changed returns the tenants for whose tickets in line something has changed. What all tenants share is
+// not written there.
+func (now *interventions) changed(before *interventions) map[caseOf]bool {
+	changed := map[caseOf]bool{}
 	for _, both := range [][2]*interventions{{now, before}, {before, now}} {
 		one, other := both[0], both[1]
 		for c, o := range one.overrides {
 			if match := other.overrides[c]; match == nil || !reflect.DeepEqual(o.settings(), match.settings()) {
-				add(c)
+				changed[c] = true
 			}
 		}
 		for c, p := range one.pauses {
 			if c.tenant != "" && !p.Until.Equal(other.pauses[c].Until) {
-				add(c)
+				changed[c] = true
 			}
 		}
 	}
@@ -211,8 +206,7 @@ func (cp *compiledPolicy) overridden(name string, t Tenant, o *TenantOverride) (
 func (l *Limiter) ValidateOverride(o TenantOverride) error {
 	cp, err := l.find(o.Policy, o.Tenant)
 	if err != nil {
-		return &PolicyError{Policy: o.Policy, Field: "name", Value: o.Policy,
-			Hint: "must be the name of a policy in force"}
+		return &PolicyError{Policy: o.Policy, Field: "name", Value: o.Policy, Hint: "must be a policy in force"}
 	}
 	_, err = cp.overridden(o.Tenant, cp.Tenants[o.Tenant], &o)
 	return err

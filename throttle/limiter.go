@@ -90,7 +90,7 @@ func New(c Config) (*Limiter, error) {
 	}
 	c.Logger = cmp.Or(c.Logger, slog.Default())
 	l := &Limiter{config: c}
-	l.panics.logger, l.panics.logged = c.Logger, map[string]time.Time{}
+	l.panics.logger = c.Logger
 	l.config.Observer = c.Observer.guarded(&l.panics)
 	l.interventions.Store(&interventions{})
 	l.runner.Client, l.runner.Prefix = c.Client, c.Prefix
@@ -144,10 +144,6 @@ func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
 // reserveRequest returns the request that reserves. A reservation that it replaces is given back by
 // the same call.
 func (o *operation) reserveRequest(replaces Reservation) script.Request {
-	var at int64
-	if replaces.ID != "" {
-		at = replaces.At.UnixMicro()
-	}
 	op := script.Reserve
 	switch {
 	case o.observes && o.neverFits() < 0:
@@ -157,7 +153,7 @@ func (o *operation) reserveRequest(replaces Reservation) script.Request {
 	}
 	ask := o.lineRequest(op, reservationID(o.request))
 	o.refuseLate(ask.Place)
-	if ask.At, ask.Replaces = at, replaces.ID; at != 0 {
+	if ask.At, ask.Replaces = unixMicro(replaces.At), replaces.ID; ask.At != 0 {
 		ask.Paused = 0 // it had its turn
 	}
 	if ask.Once = o.request.onceKey(); ask.Once != "" {
@@ -271,72 +267,48 @@ func (l *Limiter) checked(ctx context.Context, r Request) (*operation, error) {
 
 func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
 	if r.Ticket.ID == "" && r.Ticket.Queue != "" {
-		return nil, noTicket(cp)
+		return nil, r.bad("ticket", "", "must have an ID")
 	}
 	t, err := l.tenant(ctx, cp, r.Tenant)
 	if err != nil {
 		return nil, err
 	}
-	o, err := cp.operationFor(r, t)
+	o, err := cp.newOperation(r, t)
 	if err != nil {
 		return nil, err
 	}
 	return o, o.checkCosts()
 }
 
-func noTicket(cp *compiledPolicy) error {
-	return &RequestError{Policy: cp.Name, Field: "ticket", Value: "", Hint: "must have an ID"}
-}
-
-// operationFor prepares a request of a tenant with these settings.
-func (cp *compiledPolicy) operationFor(r Request, t tenantNow) (*operation, error) {
-	exempt := t.Exempt || r.Exempt
-	t.Exempt = (exempt || cp.Mode == ModeObserve) && t.pause == nil
-	o, err := cp.newOperation(r, t)
-	if err == nil {
-		o.observes = t.Exempt && !exempt
-	}
-	return o, err
-}
-
+// tenant returns the settings of a tenant. Beside an error they are the policy's. Those have to do for what
+// was granted: own limits matter less than its units.
 func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (tenantNow, error) {
-	t := cp.Tenants[name]
-	if l.config.Tenants != nil {
-		found, ok, err := l.lookUp(ctx, cp.Name, name)
-		if err != nil {
-			return tenantNow{}, err
-		}
-		if ok {
-			t = found.withDefaults()
-			if err := cp.validateTenant(name, t); err != nil {
-				return tenantNow{}, err
-			}
-		}
-	}
-	return l.interventions.Load().over(cp, name, t), nil
-}
-
-// tenantOfGranted is tenant for what was granted. If the lookup fails, what the policy says of the
-// tenant has to do: its own limits matter less than its units.
-func (l *Limiter) tenantOfGranted(ctx context.Context, cp *compiledPolicy, name string) tenantNow {
-	t, err := l.tenant(ctx, cp, name)
+	t, err := l.lookUp(ctx, cp, name)
 	if err != nil {
-		return l.interventions.Load().over(cp, name, cp.Tenants[name])
+		t = cp.Tenants[name]
 	}
-	return t
+	return l.interventions.Load().over(cp, name, t), err
 }
 
-// lookUp calls the TenantFunc.
-func (l *Limiter) lookUp(ctx context.Context, policy, name string) (t Tenant, found bool, err error) {
+// lookUp asks the TenantFunc, and then the policy.
+func (l *Limiter) lookUp(ctx context.Context, cp *compiledPolicy, name string) (t Tenant, err error) {
+	if l.config.Tenants == nil {
+		return cp.Tenants[name], nil
+	}
 	defer func() {
 		if value := recover(); value != nil {
 			l.panics.log("Tenants", value)
 			hint := fmt.Sprintf("Config.Tenants panicked: %v", value)
-			err = &RequestError{Policy: policy, Field: TenantAttribute, Value: name, Hint: hint}
+			err = &RequestError{Policy: cp.Name, Field: TenantAttribute, Value: name, Hint: hint}
 		}
 	}()
-	if t, found, err = l.config.Tenants(ctx, policy, name); err != nil {
-		err = fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", policy, quote.Short(name), err)
+	t, found, err := l.config.Tenants(ctx, cp.Name, name)
+	switch {
+	case err != nil:
+		return t, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", cp.Name, quote.Short(name), err)
+	case !found:
+		return cp.Tenants[name], nil
 	}
-	return t, found, err
+	t = t.withDefaults()
+	return t, cp.validateTenant(name, t)
 }

@@ -40,9 +40,6 @@ type Place struct {
 	// or BySlots. It is empty if the ticket fits now.
 	Binds string
 
-	// ClockBehind is as Decision.ClockBehind.
-	ClockBehind time.Duration
-
 	// Exempt says that the ticket did not join, as its tenant or request is exempt.
 	Exempt bool
 
@@ -80,7 +77,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 		r.IdempotencyKey = ""
 		o, err := n.checked(ctx, cp, r)
 		if r.Ticket == (Ticket{}) {
-			err = noTicket(cp)
+			err = Request{Policy: cp.Name}.bad("ticket", "", "must have an ID")
 		}
 		switch {
 		case errors.As(err, new(*RequestError)) || errors.As(err, new(*NeverFitsError)):
@@ -128,10 +125,7 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 
 func (o *operation) placed(a script.Answer) (Place, error) {
 	d := o.decision(a)
-	p := Place{
-		AlreadyQueued: d.AlreadyQueued, Binds: d.Binds, ClockBehind: d.ClockBehind,
-		Expected: d.RetryIn, Latest: d.Latest,
-	}
+	p := Place{AlreadyQueued: d.AlreadyQueued, Binds: d.Binds, Expected: d.RetryIn, Latest: d.Latest}
 	switch a.Status {
 	case script.Waits, script.WaitedBefore:
 		p.Nudge = a.Nudge

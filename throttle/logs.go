@@ -20,22 +20,19 @@ func (l *Limiter) logRefusal(refusal Refusal) {
 
 func (l *Limiter) logPolicies(before, now *policySet) {
 	names := map[string][]string{}
-	for _, name := range now.names {
-		switch old := before.byName[name]; {
-		case old == nil:
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(before.names, now.names)))) {
+		switch was, is := before.byName[name], now.byName[name]; {
+		case was == nil:
 			names["added"] = append(names["added"], name)
-		case !reflect.DeepEqual(old[0].declared, now.byName[name][0].declared):
-			names["changed"] = append(names["changed"], name)
-		}
-	}
-	for _, name := range before.names {
-		if now.byName[name] == nil {
+		case is == nil:
 			names["removed"] = append(names["removed"], name)
+		case !reflect.DeepEqual(was[0].declared, is[0].declared):
+			names["changed"] = append(names["changed"], name)
 		}
 	}
 	var about []any
 	for _, what := range slices.Sorted(maps.Keys(names)) {
-		about = append(about, what, slices.Sorted(slices.Values(names[what])))
+		about = append(about, what, names[what])
 	}
 	if about != nil {
 		l.config.Logger.Info("throttle: the policies were replaced", about...)

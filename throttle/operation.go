@@ -26,9 +26,12 @@ type operation struct {
 	keys     []string // of the scopes
 }
 
-// newOperation prepares a request. Errors are *RequestError.
+// newOperation prepares a request. The zero Request is about what all tenants share: no count of the other
+// scopes has empty values. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, error) {
-	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows}
+	exempt, ofOne := t.Exempt || r.Exempt, r.Policy != ""
+	t.Exempt = (exempt || cp.Mode == ModeObserve && ofOne) && t.pause == nil
+	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows, observes: t.Exempt && !exempt}
 	if len(t.Windows) > 0 {
 		o.windows = slices.Clone(cp.windows)
 		for i, w := range o.windows {
@@ -43,7 +46,7 @@ func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, erro
 			if a == TenantAttribute {
 				value, field = r.Tenant, a
 			}
-			if value == "" || len(value) > MaxValueBytes {
+			if ofOne && (value == "" || len(value) > MaxValueBytes) {
 				hint := fmt.Sprintf("must be 1 to %d bytes: a window is counted by it", MaxValueBytes)
 				return nil, r.bad(field, value, hint)
 			}
@@ -140,13 +143,9 @@ func (o *operation) own() (own string) {
 
 func (o *operation) place() *script.Place {
 	r := o.request
-	since := int64(0)
-	if !r.Since.IsZero() {
-		since = r.Since.UnixMicro()
-	}
 	return &script.Place{
-		Since: since,
-		Flow:  o.flow(script.Escape(r.Ticket.Queue), r), Tenant: r.Tenant, Weight: o.weight(), Key: r.Key, Front: r.Front,
+		Since: unixMicro(r.Since), Flow: o.flow(script.Escape(r.Ticket.Queue), r), Tenant: r.Tenant,
+		Weight: o.weight(), Key: r.Key, Front: r.Front,
 	}
 }
 
@@ -213,6 +212,14 @@ func (o *operation) weight() int64 { return max(1, int64(cmp.Or(o.tenant.Weight,
 func micros(us int64) time.Duration {
 	const most = math.MaxInt64 / int64(time.Microsecond)
 	return time.Duration(min(max(us, 0), most)) * time.Microsecond
+}
+
+// unixMicro is 0 for the zero time.
+func unixMicro(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMicro()
 }
 
 // lineRequest is scriptRequest for operations that heed the line.

@@ -14,24 +14,16 @@ const panicsEvery = time.Minute
 // panics logs the panics of a Config's functions, with their stacks.
 type panics struct {
 	logger *slog.Logger
-
-	mu     sync.Mutex
-	logged map[string]time.Time // by function
+	logged sync.Map // function -> time.Time; two goroutines may log at once
 }
 
 func (p *panics) log(function string, value any) {
-	p.mu.Lock()
-	now := time.Now()
-	last, known := p.logged[function]
-	due := !known || now.Sub(last) >= panicsEvery
-	if due {
-		p.logged[function] = now
+	if last, ok := p.logged.Load(function); ok && time.Since(last.(time.Time)) < panicsEvery {
+		return
 	}
-	p.mu.Unlock()
-	if due {
-		p.logger.Error("throttle: a function of the limiter's Config panicked",
-			"function", function, "panic", fmt.Sprint(value), "stack", string(debug.Stack()))
-	}
+	p.logged.Store(function, time.Now())
+	p.logger.Error("throttle: a function of the limiter's Config panicked",
+		"function", function, "panic", fmt.Sprint(value), "stack", string(debug.Stack()))
 }
 
 // guarded returns an observer that has all functions, which return after a panic.

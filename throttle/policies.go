@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle/internal/glob"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
-	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 // SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the
@@ -34,20 +33,20 @@ func (l *Limiter) SetRemoved(policies []Policy) error {
 }
 
 func (l *Limiter) setPolicies(policies, removed []Policy) error {
-	set, err := compile(policies, &l.runner)
+	set, err := l.compile(policies)
 	if err != nil {
 		return err
 	}
 	var former []*compiledPolicy
 	for _, p := range removed {
-		shards, err := compilePolicy(p, &l.runner)
+		shards, err := l.compilePolicy(p)
 		if err != nil {
 			return err
 		}
 		former = append(former, shards...)
 	}
 	before := l.policies.Load()
-	set.inherit(before, former, l)
+	set.inherit(before, former)
 	l.policies.Store(set)
 	if before != nil {
 		l.logPolicies(before, set)
@@ -123,6 +122,16 @@ func (l *Limiter) find(policy, tenant string) (*compiledPolicy, error) {
 	return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(policy))
 }
 
+// decides returns the policy that decides about what waits, or waited, in a line: that of the request's
+// name, or the removed one of the line.
+func (l *Limiter) decides(line string, r Request) (*compiledPolicy, error) {
+	cp, err := l.find(r.Policy, r.Tenant)
+	if former := l.policies.Load().former[line]; err != nil && former != nil && former.Name == r.Policy {
+		return former, nil
+	}
+	return cp, err
+}
+
 // findLine returns the policy that has the line of that name, or with former one that was removed.
 func (l *Limiter) findLine(line string, former bool) (*compiledPolicy, error) {
 	set := l.policies.Load()
@@ -153,10 +162,10 @@ type policySet struct {
 // maxMatched bounds the task types that are remembered, as types are data.
 const maxMatched = 10_000
 
-func compile(policies []Policy, runner *script.Runner) (*policySet, error) {
+func (l *Limiter) compile(policies []Policy) (*policySet, error) {
 	set := &policySet{byName: make(map[string][]*compiledPolicy, len(policies)), byLine: make(map[string]*compiledPolicy, len(policies))}
 	for _, p := range policies {
-		shards, err := compilePolicy(p, runner)
+		shards, err := l.compilePolicy(p)
 		if err != nil {
 			return nil, err
 		}
@@ -189,9 +198,9 @@ func checkOverlaps(policies []Policy) error {
 	return &PolicyError{Policy: second.Name, Field: "match", Value: second.Match[o.SecondGlob], Hint: hint}
 }
 
-// inherit takes over the state that the policies of a line share, and makes it for new lines. It keeps
-// what was removed before, and adds former policies.
-func (set *policySet) inherit(before *policySet, former []*compiledPolicy, l *Limiter) {
+// inherit takes over the state that the policies of a line share. It keeps what was removed before, and adds
+// former policies.
+func (set *policySet) inherit(before *policySet, former []*compiledPolicy) {
 	set.former = map[string]*compiledPolicy{}
 	if before != nil {
 		for _, all := range []map[string]*compiledPolicy{before.former, before.byLine} {
@@ -207,15 +216,6 @@ func (set *policySet) inherit(before *policySet, former []*compiledPolicy, l *Li
 	for _, cp := range former {
 		if set.byLine[cp.line] == nil && set.former[cp.line] == nil {
 			set.former[cp.line] = cp
-		}
-	}
-	for _, all := range []map[string]*compiledPolicy{set.byLine, set.former} {
-		for _, cp := range all {
-			if cp.policyState == nil {
-				cp.policyState = &policyState{
-					group: l.runner.NewGroup(), claims: newClaims(l, cp.line), taker: l.runner.NewTaker(),
-				}
-			}
 		}
 	}
 }

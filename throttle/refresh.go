@@ -32,7 +32,7 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 }
 
 // refreshOr refreshes, or after an error has a take from a time on refresh all.
-func (l *Limiter) refreshOr(ctx context.Context, cp *compiledPolicy, only map[string]bool, again time.Time) {
+func (l *Limiter) refreshOr(ctx context.Context, cp *compiledPolicy, only map[caseOf]bool, again time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	if err := l.refresh(ctx, cp, only); err != nil {
@@ -42,7 +42,7 @@ func (l *Limiter) refreshOr(ctx context.Context, cp *compiledPolicy, only map[st
 
 // refresh applies the present settings of tenants to the tickets in line: of some tenants, or with
 // nil of all.
-func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[string]bool) error {
+func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[caseOf]bool) error {
 	cp.refreshing.Lock() // an older policy must not be applied last
 	defer cp.refreshing.Unlock()
 	known := map[string]tenantNow{}
@@ -53,7 +53,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[stri
 		var asks []script.Request
 		for _, flow := range flows {
 			r, ok := cp.requestOf(flow, "")
-			if !ok || only != nil && !only[r.Tenant] {
+			if !ok || only != nil && !only[caseOf{cp.Name, r.Tenant}] {
 				continue // of other scopes than the policy has now, or of others
 			}
 			t, ok := known[r.Tenant]
@@ -71,7 +71,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[stri
 			ask := o.scriptRequest(script.Refresh, "")
 			ask.Place = o.place()
 			ask.Place.Flow = flow // the flow of a claim has another name
-			if (t.Exempt || cp.Mode == ModeObserve) && t.pause == nil {
+			if o.tenant.Exempt {
 				ask.Own += script.OwnFree
 			}
 			asks = append(asks, ask)

@@ -203,10 +203,10 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 	if cp == nil || err != nil {
 		return nil, err
 	}
-	tenant := r.limiter.tenantOfGranted(ctx, cp, r.Tenant)
-	o, err := cp.operationFor(r.Request, tenant)
+	tenant, _ := r.limiter.tenant(ctx, cp, r.Tenant)
+	o, err := cp.newOperation(r.Request, tenant)
 	if err != nil && r.by != nil { // the policy has other scopes by now
-		return r.by.operationFor(r.Request, tenant)
+		return r.by.newOperation(r.Request, tenant)
 	}
 	return o, err
 }
@@ -214,8 +214,6 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 // settle sends a request about a reservation, whose fields that differ by the verb are set.
 func (o *operation) settle(ctx context.Context, r Reservation, ask script.Request) (script.Answer, error) {
 	ask.ID, ask.Once, ask.Own, ask.Keys, ask.Cost = r.ID, r.onceKey(), o.own(), o.keys, o.costsText(o.request)
-	if !r.At.IsZero() {
-		ask.At = r.At.UnixMicro()
-	}
+	ask.At = unixMicro(r.At)
 	return o.do(ctx, ask)
 }

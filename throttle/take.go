@@ -189,7 +189,8 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		}
 		cp := cmp.Or(t.policy, now)
 		r := t.Decision.Reservation.Request
-		o, err := cp.newOperation(r, n.limiter.tenantOfGranted(ctx, cp, r.Tenant))
+		tenant, _ := n.limiter.tenant(ctx, cp, r.Tenant)
+		o, err := cp.newOperation(r, tenant)
 		if err != nil {
 			continue // it joined while the policy had other scopes: its units expire
 		}
@@ -219,7 +220,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 // ticket, and then is Limiter.Reserve. Errors are Reserve's.
 func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Decision, error) {
 	l := n.limiter
-	cp, err := n.decides(r)
+	cp, err := l.decides(n.name, r)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -227,19 +228,13 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 	if err != nil {
 		return Decision{}, err
 	}
-	if !n.Matches(t, r) {
-		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
-			return Decision{}, err
-		}
-		return l.send(ctx, o, o.reserveRequest(Reservation{}))
-	}
-	return l.replace(ctx, o, t)
+	return l.replace(ctx, o, t, n.Matches(t, r))
 }
 
 // replace grants a ticket once more, as of now.
-func (l *Limiter) replace(ctx context.Context, o *operation, t TakenTicket) (Decision, error) {
+func (l *Limiter) replace(ctx context.Context, o *operation, t TakenTicket, matches bool) (Decision, error) {
 	granted := t.Decision.Reservation
-	if o.tenant.Exempt || o.observes || o.neverCounted(granted) != nil { // what was granted does not help it
+	if !matches || o.tenant.Exempt || o.neverCounted(granted) != nil { // what was granted does not help it
 		if err := l.Line(granted.line()).Refund(ctx, []TakenTicket{t}); err != nil {
 			return Decision{}, err
 		}
@@ -252,21 +247,11 @@ func (l *Limiter) replace(ctx context.Context, o *operation, t TakenTicket) (Dec
 	return d, err
 }
 
-// decides returns the policy that decides about a ticket of the line: that of the request's name, or the
-// removed one of this line.
-func (n *Line) decides(r Request) (*compiledPolicy, error) {
-	cp, err := n.limiter.find(r.Policy, r.Tenant)
-	if former := n.limiter.policies.Load().former[n.name]; err != nil && former != nil && former.Name == r.Policy {
-		return former, nil
-	}
-	return cp, err
-}
-
 // Matches reports whether a request has the policy, attributes and cost by which a ticket was
 // taken. It does if neither policy nor job has changed since the join, or if the policy had further
 // scopes or units then, as in a rolling deploy.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
-	cp, err := n.decides(r)
+	cp, err := n.limiter.decides(n.name, r)
 	return err == nil && t.Decision.Granted && cp.line == t.Decision.Reservation.line() &&
 		t.flow == cp.flow(script.Escape(t.Queue), r) &&
 		cp.costsText(t.Decision.Reservation.Request) == cp.costsText(r)

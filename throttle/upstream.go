@@ -256,11 +256,10 @@ func (l *Limiter) report(ctx context.Context, r Reservation, ask script.Request)
 
 // upstreamOperation prepares the request of a reservation, even if its policy was removed.
 func (l *Limiter) upstreamOperation(ctx context.Context, r Reservation) (*operation, error) {
-	cp, err := l.find(r.Policy, r.Tenant)
-	if err != nil { // it was removed
-		if cp, err = l.findLine(r.line(), true); err != nil {
-			return nil, err
-		}
+	cp, err := l.decides(r.line(), r.Request)
+	if err != nil {
+		return nil, err
 	}
-	return cp.operationFor(r.Request, l.tenantOfGranted(ctx, cp, r.Tenant))
+	tenant, _ := l.tenant(ctx, cp, r.Tenant)
+	return cp.newOperation(r.Request, tenant)
 }

@@ -167,7 +167,7 @@ func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket)
 	ticket := o.taken(*t)
 	w.limiter.config.Observer.Taken(o.Name, []TakenTicket{ticket})
 	if w.request.IdempotencyKey != "" { // it is granted once more, to record the key
-		d, err := w.limiter.replace(ctx, o, ticket)
+		d, err := w.limiter.replace(ctx, o, ticket, true)
 		if err != nil || d.FailedOpen != nil {
 			w.limiter.refundLater(o.line, *t)
 		}
@@ -195,7 +195,7 @@ func (o *operation) leave(ctx context.Context, claim string) {
 
 // matches reports whether the policy, as it is now, would have such a ticket wait for the request.
 func (w *waiter) matches(t *script.TakenTicket) bool {
-	cp, err := w.limiter.Line(w.operation.line).decides(w.request)
+	cp, err := w.limiter.decides(w.operation.line, w.request)
 	return err == nil && cp.claims == w.operation.claims && t.Granted != "" && t.Costs == cp.costsText(w.request) &&
 		t.Flow == cp.flow(cp.claims.queue, w.request)
 }

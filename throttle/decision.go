@@ -14,14 +14,15 @@ type Decision struct {
 	// refused calls: see Policy.Adapt. Grants do not report it, but Peek does.
 	Adapted *Adapted
 
-	// AlreadyQueued says that the ticket was in line before this call.
+	// AlreadyQueued says that the ticket was in line before this call, and keeps its place.
 	AlreadyQueued bool
 
 	// At is when the request was decided, by the clock of Redis.
 	At time.Time
 
 	// Binds is what holds the request up for longest: the name of a window, ByPause, ByUpstream, ByLine or
-	// BySlots. If granted it is empty, or the window that held the ticket up, as expected when it joined.
+	// BySlots. If granted it is empty, or the window that held the ticket up, as expected when it joined. It is
+	// empty for a ticket in line that fits now.
 	Binds string
 
 	// ClockBehind is how far the clock of Redis is behind the newest change of these windows: usually
@@ -38,8 +39,8 @@ type Decision struct {
 	// Granted says that the cost was taken from all windows, or by Peek would have been.
 	Granted bool
 
-	// Latest is an upper bound of RetryIn: see Place.Latest. It equals RetryIn where that is exact, and
-	// is 0 where no bound is known.
+	// Latest is an upper bound of RetryIn, unless other tenants join later or a limit is cut. It equals
+	// RetryIn where that is exact, and is 0 where no bound is known, as BySlots.
 	Latest time.Duration
 
 	// Observed, if not nil, says why the request would have been denied, but for ModeObserve.

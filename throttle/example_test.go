@@ -161,7 +161,7 @@ func ExampleLine() {
 		log.Fatal(err)
 	}
 	for i, place := range places {
-		fmt.Println("job", requests[i].Ticket.ID, "starts in", place.Expected.Round(time.Hour))
+		fmt.Println("job", requests[i].Ticket.ID, "starts in", place.RetryIn.Round(time.Hour))
 	}
 
 	// A server with two free slots.

@@ -211,9 +211,3 @@ func (l *Limiter) ValidateOverride(o TenantOverride) error {
 	_, err = cp.overridden(o.Tenant, cp.Tenants[o.Tenant], &o)
 	return err
 }
-
-// paused returns how long operators pause the whole policy.
-func (l *Limiter) paused(cp *compiledPolicy) time.Duration {
-	now := l.interventions.Load()
-	return max(0, now.left(now.pauses[caseOf{policy: cp.Name}].Until))
-}

@@ -112,10 +112,7 @@ func (l *Limiter) hook(hooks *testhook.Client) {
 	l.runner.Edit, l.runner.Now = hooks.Edit, hooks.Now
 	hooks.Gathered = func(policy string) int { return l.policies.Load().byLine[policy].group.Gathered() }
 	hooks.Refresh = func(ctx context.Context, policy string) error {
-		cp, err := l.findLine(policy, false)
-		if err != nil {
-			return err
-		}
+		cp := l.policies.Load().byLine[policy]
 		cp.refreshAt.Store(math.MaxInt64)
 		return l.refresh(ctx, cp, nil)
 	}

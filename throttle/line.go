@@ -26,30 +26,15 @@ func (l *Limiter) Line(name string) *Line { return &Line{l, name} }
 // SetPolicies removed, until nobody waits there.
 func (l *Limiter) Lines() []string { return l.policies.Load().lines() }
 
-// A Place is the answer to one request of a Join.
+// A Place is the answer to one request of a Join. Its Decision says where the ticket stands: RetryIn is 0 if
+// it fits now. BySlots makes it an estimate, by the rate at which servers took tickets of its queue in the
+// last minute. A ticket of an exempt tenant or request does not join.
 type Place struct {
+	Decision
+
 	// Err says why the ticket did not join: *RequestError, *NeverFitsError, *TooLateError or
 	// *BacklogError. It does not affect the other tickets.
 	Err error
-
-	// AlreadyQueued says that the ticket was in line before, and keeps its place: see Line.Join. It is
-	// not refused.
-	AlreadyQueued bool
-
-	// Binds is what holds the ticket up for longest: the name of a window, ByPause, ByUpstream, ByLine
-	// or BySlots. It is empty if the ticket fits now.
-	Binds string
-
-	// Exempt says that the ticket did not join, as its tenant or request is exempt.
-	Exempt bool
-
-	// Expected is the time until the ticket is expected to be taken. It is 0 if it fits now. BySlots
-	// makes it an estimate, by the rate at which servers took tickets of its queue in the last minute.
-	Expected time.Duration
-
-	// Latest is an upper bound of Expected, unless other tenants join later or a limit is cut. It
-	// equals Expected where that is exact. It is 0 where no bound is known, as BySlots.
-	Latest time.Duration
 
 	// Nudge says that the ticket fits now, and that no server is about to take: make one call Take.
 	Nudge bool
@@ -125,11 +110,9 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 
 func (o *operation) placed(a script.Answer) (Place, error) {
 	d := o.decision(a)
-	p := Place{AlreadyQueued: d.AlreadyQueued, Binds: d.Binds, Expected: d.RetryIn, Latest: d.Latest}
+	p := Place{Decision: d, Nudge: a.Nudge}
 	switch a.Status {
 	case script.Waits, script.WaitedBefore:
-		p.Nudge = a.Nudge
-		return p, nil
 	case script.BacklogFull:
 		p.Err = &BacklogError{Decision: d, Backlog: o.request.Backlog}
 	case script.TooLate, script.PastDeadline:

@@ -64,18 +64,13 @@ func (l *Limiter) Policies() []Policy {
 	return policies
 }
 
-// Match returns the policy whose Policy.Match matches a task type, or false. Like MatchWaiting and Lookup it
-// is cheap: it returns all settings but Match, Tenants and Windows.
-func (l *Limiter) Match(taskType string) (Policy, bool) {
-	return l.policies.Load().match(taskType).given()
-}
-
-// MatchWaiting is Match for work that waits or waited in line. If no policy matches it is one that was
-// removed.
-func (l *Limiter) MatchWaiting(taskType string) (Policy, bool) {
+// Match returns the policy whose Policy.Match matches a task type, or false. For work that waits or waited
+// in line it may be one that was removed. Like Lookup it is cheap: it returns all settings but Match,
+// Tenants and Windows.
+func (l *Limiter) Match(taskType string, waited bool) (Policy, bool) {
 	set := l.policies.Load()
 	cp := set.match(taskType)
-	if cp == nil {
+	if cp == nil && waited {
 		cp = set.removed(func(cp *compiledPolicy) bool { return cp.Matches(taskType) })
 	}
 	return cp.given()

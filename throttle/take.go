@@ -91,12 +91,9 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if len(taken.Tickets) > 0 {
 		l.config.Observer.Taken(cp.Name, taken.Tickets)
 	}
-	if others != nil {
-		if err := n.PutBack(ctx, others); err != nil {
-			return taken, nil // they are out of the line until their tasks join again
-		}
+	if err := n.PutBack(ctx, others); err == nil { // else they are out of the line until their tasks join again
+		l.maintain(ctx, cp, taken.Next)
 	}
-	l.maintain(ctx, cp, taken.Next)
 	return taken, nil
 }
 
@@ -104,7 +101,8 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 func (l *Limiter) take(
 	ctx context.Context, cp *compiledPolicy, by *script.Taker, q script.TakeRequest,
 ) (script.Taken, time.Duration, error) {
-	paused := l.paused(cp)
+	now := l.interventions.Load()
+	paused := max(0, now.left(now.pauses[caseOf{policy: cp.Name}].Until))
 	if paused > 0 {
 		q.Max = 0 // the line is asked all the same: it forgets queues that nobody asks for
 	}

@@ -42,7 +42,7 @@ func (s *Server) isLate(a *attempt) bool {
 	if deadline.IsZero() || a.begun.Before(deadline) || a.message.LastError() != "" && !a.message.Denied() {
 		return false
 	}
-	_, matched := s.config.Limiter.MatchWaiting(a.message.Type())
+	_, matched := s.config.Limiter.Match(a.message.Type(), true)
 	return matched
 }
 

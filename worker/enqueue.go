@@ -129,7 +129,7 @@ func (c *Client) prepare(ctx context.Context, e *enqueuing, opts []asynq.Option)
 	if c.headers != nil {
 		e.headers = maps.Clone(c.headers(ctx, e.task))
 	}
-	policy, matched := c.limiter.Match(e.task.Type())
+	policy, matched := c.limiter.Match(e.task.Type(), false)
 	if !matched {
 		return nil
 	}
@@ -181,7 +181,7 @@ func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Req
 	if task == nil {
 		return throttle.Request{}, errors.New("worker: RequestOf: task is nil")
 	}
-	policy, ok := c.limiter.Match(task.Type())
+	policy, ok := c.limiter.Match(task.Type(), false)
 	if !ok || policy.Requeue == throttle.RequeueEarliestReset {
 		return throttle.Request{}, fmt.Errorf("worker: task type %q: must match a policy without requeue earliest-reset", task.Type())
 	}

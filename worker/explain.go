@@ -74,7 +74,7 @@ func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, er
 		}
 	}
 	if !e.runs() {
-		if matched, ok := c.limiter.Match(info.Type); ok {
+		if matched, ok := c.limiter.Match(info.Type, false); ok {
 			e.Policy = matched.Name
 		}
 		ticket := throttle.Ticket{Queue: identity + "/" + queue, ID: id}

@@ -49,17 +49,17 @@ func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 			e.to.Gone = true
 		default:
 			place := places[i]
-			e.Start = ExpectedStart{Known: true, Joined: true, At: now.Add(place.Expected), Binds: place.Binds}
-			if place.Latest >= place.Expected {
+			e.Start = ExpectedStart{Known: true, Joined: true, At: now.Add(place.RetryIn), Binds: place.Binds}
+			if place.Latest >= place.RetryIn {
 				e.Start.Latest = now.Add(place.Latest)
 			}
 			if place.Nudge {
 				nudges[e.call.Queue] = true
 			}
-			if place.Expected <= rescoreFrom || failOpen {
+			if place.RetryIn <= rescoreFrom || failOpen {
 				continue
 			}
-			e.to.At = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.Expected, failOpen)))
+			e.to.At = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.RetryIn, failOpen)))
 			e.to.Message, e.to.Reason = e.call.Message, dispatch.Reason(e.request, place, now)
 			e.Info.NextProcessAt = e.to.At
 		}

@@ -51,10 +51,7 @@ func (s *Server) process(ctx context.Context, a *attempt, task *asynq.Task, next
 	}()
 
 	isLate := s.isLate(a)
-	policy, ok := s.config.Limiter.Match(task.Type())
-	if !ok && (a.grant != nil || isLate) { // its policy was removed while it waited
-		policy, ok = s.config.Limiter.MatchWaiting(task.Type())
-	}
+	policy, ok := s.config.Limiter.Match(task.Type(), a.grant != nil || isLate)
 	if !ok {
 		return s.processUnmatched(ctx, a, task, next)
 	}

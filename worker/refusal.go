@@ -119,10 +119,10 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 	switch {
 	case err != nil || places[0].Err != nil || places[0].Exempt:
 		return false
-	case places[0].Expected <= 0: // nothing holds it up, such as if the pause could not be stored
+	case places[0].RetryIn <= 0: // nothing holds it up, such as if the pause could not be stored
 		s.leave(ctx, r)
 		return false
 	}
-	d.Queued, d.RetryIn, d.Latest = true, places[0].Expected, places[0].Latest
+	d.Queued, d.RetryIn, d.Latest = true, places[0].RetryIn, places[0].Latest
 	return true
 }

@@ -186,10 +186,7 @@ func queuesOf(configured map[string]int) map[string]int {
 // match returns how a task that is due joins a line, and false if it joins none. One that waited in a
 // line goes on by a policy that was removed.
 func (s *Server) match(m asynqredis.Message, waited bool) (match dispatch.Match, ok bool) {
-	policy, ok := s.config.Limiter.Match(m.Type())
-	if !ok && waited {
-		policy, ok = s.config.Limiter.MatchWaiting(m.Type())
-	}
+	policy, ok := s.config.Limiter.Match(m.Type(), waited)
 	if !ok || policy.Requeue == throttle.RequeueEarliestReset {
 		return dispatch.Match{}, false
 	}

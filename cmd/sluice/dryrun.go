@@ -55,7 +55,7 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 	})
 	demands, indexes := []inspect.Demand{}, map[string]int{} // equal ones together
 	for _, job := range todo {
-		policy, _ := limiter.Match(job.Type)
+		policy, _ := limiter.Match(job.Type, false)
 		key := fmt.Sprintf("%q %q %v", policy.Name, job.Tenant, job.Cost)
 		if _, known := indexes[key]; !known {
 			indexes[key] = len(demands)

@@ -121,7 +121,7 @@ func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string
 	var errs []error
 	checked := map[string]error{} // jobs are many, but few of them differ in what they ask for
 	for _, job := range list {
-		policy, ok := limiter.Match(job.Type)
+		policy, ok := limiter.Match(job.Type, false)
 		if !ok {
 			errs = append(errs, fmt.Errorf("%s: type %q: no policy in %s matches it: must match one",
 				job.At, jobs.Shorten(job.Type), policyFile))

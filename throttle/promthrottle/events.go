@@ -101,7 +101,7 @@ func (m *Metrics) joined(policy, _ string, p throttle.Place) {
 	result := resultOf(p)
 	m.joins.WithLabelValues(policy, result).Inc()
 	if result == "joined" {
-		m.expected.WithLabelValues(policy).Observe(p.Expected.Seconds())
+		m.expected.WithLabelValues(policy).Observe(p.RetryIn.Seconds())
 	}
 }
 

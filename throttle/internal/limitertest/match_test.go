@@ -21,18 +21,18 @@ func TestPolicyForATaskType(t *testing.T) {
 	)
 	for range 2 { // the second time remembered
 		for taskType, want := range map[string]string{"http:call": "http", "rpc:x": "http", "rpc:xy": "", "mail:send": "mail", "mail:sent": "", "": "", "by-name-only": ""} {
-			if p, ok := l.Match(taskType); p.Name != want || ok != (want != "") {
+			if p, ok := l.Match(taskType, false); p.Name != want || ok != (want != "") {
 				t.Errorf("%q: policy %q, %v, want %q", taskType, p.Name, ok, want)
 			}
 		}
 	}
 	for i := range 20_000 { // more types than are remembered
-		if p, _ := l.Match(fmt.Sprint("http:", i)); p.Name != "http" {
+		if p, _ := l.Match(fmt.Sprint("http:", i), false); p.Name != "http" {
 			t.Fatalf("type %d: policy %q", i, p.Name)
 		}
 	}
 	Must(t, l.SetPolicies([]throttle.Policy{{Name: "all", Match: []string{"*"}, Windows: window}}))
-	if p, _ := l.Match("mail:sent"); p.Name != "all" {
+	if p, _ := l.Match("mail:sent", false); p.Name != "all" {
 		t.Errorf("after SetPolicies: policy %q", p.Name)
 	}
 	if p, ok := l.Lookup("http"); !ok || p.Name != "http" || len(l.Policies()) != 1 {
@@ -45,7 +45,7 @@ func TestPolicyForATaskType(t *testing.T) {
 	if !errors.As(err, &bad) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
-	if p, _ := l.Match("mail:sent"); p.Name != "all" {
+	if p, _ := l.Match("mail:sent", false); p.Name != "all" {
 		t.Error("policies that were refused hold")
 	}
 }

@@ -182,7 +182,7 @@ func FuzzReply(f *testing.F) {
 		for _, p := range places {
 			var late *throttle.TooLateError
 			var full *throttle.BacklogError
-			if p.Err != nil && !errors.As(p.Err, &late) && !errors.As(p.Err, &full) || p.Expected < 0 || p.Latest < p.Expected || p.Nudge && p.Err != nil {
+			if p.Err != nil && !errors.As(p.Err, &late) && !errors.As(p.Err, &full) || p.RetryIn < 0 || p.Latest < p.RetryIn || p.Nudge && p.Err != nil {
 				t.Errorf("Join of %v: %+v", s.reply, p)
 			}
 		}

@@ -39,7 +39,7 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 	waiting := Acme(1)
 	waiting.Ticket = Ticket("a1")
 	places, err := l.Line("p").Join(t.Context(), []throttle.Request{waiting})
-	if err != nil || places[0].Expected != 70*s {
+	if err != nil || places[0].RetryIn != 70*s {
 		t.Errorf("join: %+v, %v", places, err)
 	}
 	if err := l.Line("p").Leave(t.Context(), waiting.Ticket); err != nil {

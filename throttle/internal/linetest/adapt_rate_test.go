@@ -97,8 +97,8 @@ func TestTheRateHasAFloor(t *testing.T) {
 		t.Fatalf("%d calls, at rates down to %v, want 100 and 1", len(rates), slices.Min(rates))
 	}
 	waits := st.joins("a1", "a2")
-	if waits.Expected > s+s { // a pause of a period, and a call in a second
-		t.Errorf("at the floor the second call starts in %v", waits.Expected)
+	if waits.RetryIn > s+s { // a pause of a period, and a call in a second
+		t.Errorf("at the floor the second call starts in %v", waits.RetryIn)
 	}
 }
 
@@ -150,7 +150,7 @@ func TestExpectedStartsKnowTheRate(t *testing.T) {
 	st.refusedAt(s, "a2")
 	var told []time.Duration
 	for _, ticket := range []string{"a3", "a4", "a5"} {
-		told = append(told, 1010*ms+st.joins(ticket).Expected)
+		told = append(told, 1010*ms+st.joins(ticket).RetryIn)
 	}
 	for i, at := range told {
 		if want := 1135*ms + time.Duration(math.Ceil(float64(i)*1e6/8.75))*us; at != want {

@@ -205,18 +205,18 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 		for ticket, p := range told {
 			// Batches get their share of what goes before, rounded up to one ticket, and one more.
 			later := fmt.Sprintf("%s%d", ticket[:2], int(ticket[2]-'0')+2)
-			if without, live := alone[later]; live && p.Expected > without.Latest {
-				t.Errorf("%s is told %v beside a batch, and %s %v without", ticket, p.Expected, later, without.Latest)
+			if without, live := alone[later]; live && p.RetryIn > without.Latest {
+				t.Errorf("%s is told %v beside a batch, and %s %v without", ticket, p.RetryIn, later, without.Latest)
 			}
 		}
 		starts := st.starts()
 		for ticket, p := range told {
 			if at := starts[ticket]; at > p.Latest {
-				t.Errorf("%s starts at %v, and was told %v to %v", ticket, at, p.Expected, p.Latest)
+				t.Errorf("%s starts at %v, and was told %v to %v", ticket, at, p.RetryIn, p.Latest)
 			}
 		}
 		shared := slices.ContainsFunc(windows, func(w throttle.Window) bool { return w.Scope == throttle.ScopeShared })
-		if told["a94"].Expected < told["a06"].Expected || shared && told["d90"].Expected < told["b06"].Expected {
+		if told["a94"].RetryIn < told["a06"].RetryIn || shared && told["d90"].RetryIn < told["b06"].RetryIn {
 			t.Errorf("batches are told %+v and %+v, live tickets before them %+v and %+v", told["a94"], told["d90"], told["a06"], told["b06"])
 		}
 	})

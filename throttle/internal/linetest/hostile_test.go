@@ -49,7 +49,7 @@ func TestHostileNamesInALine(t *testing.T) {
 			later := request(n)
 			later.Ticket.ID = "later/" + n.id
 			places, err := st.line().Join(t.Context(), []throttle.Request{later})
-			if err != nil || places[0].Err != nil || places[0].Expected != 20*s || places[0].AlreadyQueued {
+			if err != nil || places[0].Err != nil || places[0].RetryIn != 20*s || places[0].AlreadyQueued {
 				t.Fatalf("%q: %+v, %v", n, places, err)
 			}
 			for key, value := range before {

@@ -56,7 +56,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			st.waits("a1", "b1")
 			st.pauses("")
 			st.at(20 * s).takes().asks(s)
-			if p := st.joins("c1"); p.Expected < h-m || p.Expected > h || p.Latest < p.Expected || p.Binds != throttle.ByPause || p.Nudge {
+			if p := st.joins("c1"); p.RetryIn < h-m || p.RetryIn > h || p.Latest < p.RetryIn || p.Binds != throttle.ByPause || p.Nudge {
 				st.Errorf("%+v", p) // the windows have room long before
 			}
 			for _, change := range []func(*throttle.Request){
@@ -90,8 +90,8 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			st.pauses("")
 			for k, ticket := range []string{"a1", "a2", "a3"} {
 				at := h + time.Duration(k)*10*s
-				if p := st.joins(ticket); p.Expected != at || p.Latest != at {
-					st.Errorf("%s: in %v to %v, want exactly %v", ticket, p.Expected, p.Latest, at)
+				if p := st.joins(ticket); p.RetryIn != at || p.Latest != at {
+					st.Errorf("%s: in %v to %v, want exactly %v", ticket, p.RetryIn, p.Latest, at)
 				}
 			}
 			if d := limitertest.Peek(st, st.l, st.without("a")); d.RetryIn != h+30*s || d.Latest != h+30*s {

@@ -63,7 +63,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		`throttle: policy "p": ticket "": must have an ID`,
 		`throttle: policy "p": policy "other": must be that of the line, or empty`,
 	} {
-		got := places[i].Expected.String()
+		got := places[i].RetryIn.String()
 		var late *throttle.TooLateError
 		switch p := places[i]; {
 		case errors.As(p.Err, &late) && !late.Deadline.IsZero():
@@ -79,8 +79,8 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 			got += " again"
 		}
 		limitertest.Equal(t, got, want, i)
-		if places[i].Latest < places[i].Expected {
-			t.Errorf("ticket %d starts in %v at least and %v at most", i, places[i].Expected, places[i].Latest)
+		if places[i].Latest < places[i].RetryIn {
+			t.Errorf("ticket %d starts in %v at least and %v at most", i, places[i].RetryIn, places[i].Latest)
 		}
 	}
 	var refused *throttle.TooLateError
@@ -116,7 +116,7 @@ func TestARefusedMoveKeepsThePlace(t *testing.T) {
 		st.waits("a2", "b2")
 		r = st.of("b2")
 		r.Ticket = limitertest.Ticket("a2")
-		limitertest.Equal(t, st.joining(r).Expected, 20*s, name)
+		limitertest.Equal(t, st.joining(r).RetryIn, 20*s, name)
 		st.at(20 * s).takes("b2").at(30 * s).takes("a2").asks(-1)
 	}
 }

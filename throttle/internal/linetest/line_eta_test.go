@@ -55,8 +55,8 @@ func TestExpectedStartsAreKept(t *testing.T) {
 		st.at(now).takesUntil(h, starts)
 		for ticket, e := range told {
 			start, ok := starts[ticket]
-			if start -= e.at; !ok || start < e.Expected || start > e.Latest || len(windows) == 1 && e.Latest != e.Expected {
-				t.Errorf("%s starts after %v (%v), it was told %v to %v", ticket, start, ok, e.Expected, e.Latest)
+			if start -= e.at; !ok || start < e.RetryIn || start > e.Latest || len(windows) == 1 && e.Latest != e.RetryIn {
+				t.Errorf("%s starts after %v (%v), it was told %v to %v", ticket, start, ok, e.RetryIn, e.Latest)
 			}
 		}
 	})
@@ -89,10 +89,10 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 		st.costs(cost).joins(fmt.Sprint("a", i))
 	}
 	p := st.joins("a9")
-	if p.Expected >= p.Latest {
-		t.Fatalf("told %v to %v", p.Expected, p.Latest)
+	if p.RetryIn >= p.Latest {
+		t.Fatalf("told %v to %v", p.RetryIn, p.Latest)
 	}
-	between := (p.Expected + p.Latest) / 2
+	between := (p.RetryIn + p.Latest) / 2
 	r := st.of("a10")
 	r.MaxWait = between
 	limitertest.WantErr(t, st.joining(r).Err, new(*throttle.TooLateError), "it may wait for longer than", between)
@@ -120,10 +120,10 @@ func TestAnExactStartIsExactWhereTenantsTie(t *testing.T) {
 		told := st.told(tickets...) // again: later ones may have changed a bound
 		for ticket, at := range st.starts() {
 			p, start := told[ticket], at-now
-			if start > p.Latest || p.Expected == p.Latest && start != p.Expected {
-				t.Errorf("seed %d: %s starts after %v, it was told %v to %v", seed, ticket, start, p.Expected, p.Latest)
+			if start > p.Latest || p.RetryIn == p.Latest && start != p.RetryIn {
+				t.Errorf("seed %d: %s starts after %v, it was told %v to %v", seed, ticket, start, p.RetryIn, p.Latest)
 			}
-			if p.Expected == p.Latest {
+			if p.RetryIn == p.Latest {
 				exact++
 			}
 		}
@@ -264,8 +264,8 @@ func TestExpectedStartsCountWhatWholeTicketsWaste(t *testing.T) {
 			for ticket, e := range told {
 				start, ok := starts[ticket]
 				start -= e.at
-				if !ok || start > e.Expected+w.Period || start > e.Latest+60*us { // GCRA rounds each start up
-					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v", seed, ticket, start, ok, e.Expected, e.Latest)
+				if !ok || start > e.RetryIn+w.Period || start > e.Latest+60*us { // GCRA rounds each start up
+					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v", seed, ticket, start, ok, e.RetryIn, e.Latest)
 				}
 			}
 		}
@@ -344,7 +344,7 @@ func TestExpectedStartsWhereSlotsBind(t *testing.T) {
 	bySlots := func(ticket string, expected time.Duration) {
 		t.Helper()
 		p := st.joins(ticket)
-		if p.Expected != expected || (p.Binds == throttle.BySlots) != (expected > 0) || expected > 0 && p.Latest != 0 {
+		if p.RetryIn != expected || (p.Binds == throttle.BySlots) != (expected > 0) || expected > 0 && p.Latest != 0 {
 			t.Errorf("%s: %+v, want %v by slots", ticket, p, expected)
 		}
 	}

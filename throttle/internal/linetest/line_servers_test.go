@@ -32,7 +32,7 @@ func TestQueuesShareALine(t *testing.T) {
 		}},
 		"share the windows": {two, func(st *story) {
 			st.joinIn("one", "a1", "a2", "a3")
-			limitertest.Equal(st, st.joinIn("two", "b1", "b2").Expected, 10*s)
+			limitertest.Equal(st, st.joinIn("two", "b1", "b2").RetryIn, 10*s)
 			limitertest.Take(st, st.l, 1, "one")
 			st.from("two").takes("b1")
 		}},
@@ -43,10 +43,10 @@ func TestQueuesShareALine(t *testing.T) {
 			limitertest.Take(st, st.server().l, 0, "dead") // asks once more
 			st.at(110*s-us).newcomer("b", false)
 			st.at(110 * s)
-			limitertest.Equal(st, st.joinIn("live", "c1").Expected, 0)
+			limitertest.Equal(st, st.joinIn("live", "c1").RetryIn, 0)
 			st.from("live").takes("c1")
 			st.newcomer("b", true)
-			limitertest.Equal(st, st.joinIn("live", "c2").Expected, 10*s)
+			limitertest.Equal(st, st.joinIn("live", "c2").RetryIn, 10*s)
 			st.at(120*s).from("dead").takes("a1", "a2")
 			st.newcomer("b", false)
 		}},

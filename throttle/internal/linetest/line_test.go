@@ -185,7 +185,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.granted("a1", "a2")
 			st.waits("a3", "a4", "a5")
 			st.denied("a3", 10*s)
-			if p := st.joins("a4"); !p.AlreadyQueued || p.Expected != 10*s {
+			if p := st.joins("a4"); !p.AlreadyQueued || p.RetryIn != 10*s {
 				st.Errorf("%+v", p)
 			}
 			st.at(10*s).denied("a5", 10*s) // it is not its turn

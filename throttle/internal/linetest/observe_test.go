@@ -47,7 +47,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 					tell("decided %s %s %v %v %v", d.Policy, d.Tenant, d.Granted, d.Queued, d.RetryIn)
 				},
 				Joined: func(policy, tenant string, p throttle.Place) {
-					tell("join %s %s %v %v", policy, tenant, p.Expected, p.Err != nil)
+					tell("join %s %s %v %v", policy, tenant, p.RetryIn, p.Err != nil)
 				},
 				Taken: func(policy string, tickets []throttle.TakenTicket) {
 					for _, ticket := range tickets {
@@ -89,7 +89,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		full.Backlog = 1
 		places, err := line.Join(t.Context(), []throttle.Request{st.of("a2"), full})
 		limitertest.Must(t, err)
-		wants("a join", "call p decide 2", fmt.Sprintf("join p a %v false", places[0].Expected), "join p b 30s true")
+		wants("a join", "call p decide 2", fmt.Sprintf("join p a %v false", places[0].RetryIn), "join p b 30s true")
 		st.takes()
 		wants("a take of nothing", "call p take 0")
 		st.at(10 * s).takes("b1")

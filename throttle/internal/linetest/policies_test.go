@@ -87,9 +87,9 @@ func TestNothingThatIsHandedOutIsLive(t *testing.T) {
 	limitertest.Equal(t, l.Policies(), want)
 	matched := want[0]
 	matched.Match, matched.Tenants, matched.Windows = nil, nil, nil
-	got, _ := l.Match("http:get")
+	got, _ := l.Match("http:get", false)
 	limitertest.Equal(t, got, matched)
-	if _, ok := l.Match("smtp"); ok {
+	if _, ok := l.Match("smtp", false); ok {
 		t.Error("matched")
 	}
 	if _, ok := l.Lookup("q"); ok {

@@ -61,7 +61,7 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		if a.Tenant != "a" || a.Waiting != 3 || a.Batch != 1 || !a.Oldest.Equal(limitertest.At(s)) || a.Weight != 1 || a.Share != 0.25 || a.PerSecond != 0.3 {
 			t.Errorf("%+v", a)
 		}
-		if want := limitertest.At(2*s + last.Expected); !a.Expected.Equal(want) || !a.Latest.Equal(limitertest.At(2*s+last.Latest)) || last.Expected < 18*s {
+		if want := limitertest.At(2*s + last.RetryIn); !a.Expected.Equal(want) || !a.Latest.Equal(limitertest.At(2*s+last.Latest)) || last.RetryIn < 18*s {
 			t.Errorf("the last of a is expected at %v to %v, want %v: %+v", a.Expected, a.Latest, want, last)
 		}
 		if len(a.Windows) != 1 || a.Windows[0].Name != "own" || a.Windows[0].Used != 3 || a.Windows[0].Limit != 3 {
@@ -271,7 +271,7 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	if own.Binds != "own" || !own.Expected.Equal(limitertest.At(60*s)) || own.Position != 1 || own.Of != 1 || own.TenantsAhead != 0 || !own.Joined.Equal(limitertest.At(s)) {
 		t.Errorf("%+v", own)
 	}
-	if shared.Binds != "shared" || !shared.Expected.Equal(limitertest.At(s+place.Expected)) || shared.Position != 2 || shared.Of != 2 || shared.Tenant != "c" {
+	if shared.Binds != "shared" || !shared.Expected.Equal(limitertest.At(s+place.RetryIn)) || shared.Position != 2 || shared.Of != 2 || shared.Tenant != "c" {
 		t.Errorf("%+v, joined with %+v", shared, place)
 	}
 	if shared.TenantsAhead != 1 || len(shared.Ahead) != 1 || shared.Ahead[0].Tenant != "b" || shared.Ahead[0].Windows[0].Used != 1 {

@@ -203,7 +203,7 @@ func (st *story) told(tickets ...string) map[string]throttle.Place {
 // expects joins, and fails if the ticket is expected to start after another time.
 func (st *story) expects(ticket string, in time.Duration) {
 	st.Helper()
-	limitertest.Equal(st, st.joins(ticket).Expected, in, ticket)
+	limitertest.Equal(st, st.joins(ticket).RetryIn, in, ticket)
 }
 
 // take takes up to so many tickets.

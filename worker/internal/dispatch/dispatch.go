@@ -220,11 +220,11 @@ func Fallback(startsIn time.Duration, failOpen bool) time.Duration {
 func Reason(r throttle.Request, p throttle.Place, now time.Time) string {
 	at := func(d time.Duration) string { return now.Add(d + time.Second - 1).UTC().Format(time.RFC3339) }
 	text := fmt.Sprintf("throttled: %s, tenant %q: waits in line, expected to start at %s",
-		r.Policy, r.Tenant, at(p.Expected))
+		r.Policy, r.Tenant, at(p.RetryIn))
 	switch {
 	case p.Binds == throttle.BySlots:
 		text += " by the rate at which servers take tasks"
-	case p.Latest > p.Expected+time.Second:
+	case p.Latest > p.RetryIn+time.Second:
 		text += ", at the latest at " + at(p.Latest)
 	}
 	return strings.ToValidUTF8(text, "\uFFFD")

@@ -141,8 +141,8 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 				d.lostTicket(queue, line)
 			}
 			nudge = nudge || places[i].Nudge
-			d.Expect(line, queue, places[i].Expected)
-			wait := Fallback(places[i].Expected, j.failOpen)
+			d.Expect(line, queue, places[i].RetryIn)
+			wait := Fallback(places[i].RetryIn, j.failOpen)
 			if wait <= fallbackMin {
 				continue
 			}

@@ -143,7 +143,7 @@ func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*work, error) {
 			continue
 		}
 		d.open++
-		policy, _ := d.Limiter.Match(job.Type)
+		policy, _ := d.Limiter.Match(job.Type, false)
 		w := &work{job: job, policy: policy, result: jobs.Result{ID: job.ID, Tenant: job.Tenant}, request: throttle.Request{
 			Cost: job.Cost, MaxHold: d.Caller.Client.Timeout, Policy: policy.Name, Tenant: job.Tenant,
 		}}

@@ -233,7 +233,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 func (l *Limiter) replace(ctx context.Context, o *operation, t TakenTicket, matches bool) (Decision, error) {
 	granted := t.Decision.Reservation
 	if !matches || o.tenant.Exempt || o.neverCounted(granted) != nil { // what was granted does not help it
-		if err := l.Line(granted.line()).Refund(ctx, []TakenTicket{t}); err != nil {
+		if err := l.Line(o.line).Refund(ctx, []TakenTicket{t}); err != nil {
 			return Decision{}, err
 		}
 		granted = Reservation{}

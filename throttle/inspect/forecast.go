@@ -378,7 +378,9 @@ func (p *prepared) result(sim *plan.Simulation, unknown []string) Plan {
 	finishes, late := make([]Finish, len(p.demands)), map[string]int{}
 	for n := range p.demands {
 		r := sim.Result(n)
-		finishes[n] = finishOf(r)
+		if finishes[n] = (Finish{Binds: r.Binds, By: r.By, Known: r.Known}); r.Last > 0 {
+			finishes[n].Expected = time.UnixMicro(r.Last)
+		}
 		for binds, count := range r.Late {
 			late[binds] += count
 		}
@@ -405,12 +407,4 @@ func (p *prepared) limits() map[string]int64 {
 		limits[throttle.BySlots] = int64(slots)
 	}
 	return limits
-}
-
-func finishOf(r plan.Result) Finish {
-	f := Finish{Binds: r.Binds, By: r.By, Known: r.Known}
-	if r.Known && r.Last > 0 {
-		f.Expected = time.UnixMicro(r.Last)
-	}
-	return f
 }

@@ -21,8 +21,7 @@ type Decision struct {
 	At time.Time
 
 	// Binds is what holds the request up for longest: the name of a window, ByPause, ByUpstream, ByLine or
-	// BySlots. If granted it is empty, or the window that held the ticket up, as expected when it joined. It is
-	// empty for a ticket in line that fits now.
+	// BySlots; empty if nothing does. If granted, it is what held the ticket up, as expected at its join.
 	Binds string
 
 	// ClockBehind is how far the clock of Redis is behind the newest change of these windows: usually

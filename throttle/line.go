@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
@@ -117,7 +116,7 @@ func (o *operation) placed(a script.Answer) (Place, error) {
 	case script.TooLate, script.PastDeadline:
 		p.Err = o.tooLate(a, d)
 	default:
-		return Place{}, fmt.Errorf("%w: policy %q: a ticket got the status %d", ErrReply, o.Name, a.Status)
+		return Place{}, o.badStatus(a)
 	}
 	return p, nil
 }

@@ -251,7 +251,7 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 }
 
 func (o *operation) badStatus(a script.Answer) error {
-	return fmt.Errorf("%w: policy %q: neither granted nor denied for a time, but %d", ErrReply, o.Name, a.Status)
+	return fmt.Errorf("%w: policy %q: neither granted nor denied nor in line, but %d", ErrReply, o.Name, a.Status)
 }
 
 func (o *operation) decision(a script.Answer) Decision {

@@ -130,9 +130,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 		Ticket: r.Ticket, Key: t.Key, Flow: t.Flow, Cost: t.Costs, Rank: t.Rank, NeverFits: t.NeverFits,
 		flow: flow, policy: cp,
 		Since: time.UnixMicro(t.Since), Waited: micros(t.At - t.Joined()),
-		Decision: Decision{
-			At: time.UnixMicro(t.At), Granted: t.Granted != "", Policy: cp.Name, Tenant: t.Tenant,
-		},
+		Decision: Decision{At: time.UnixMicro(t.At), Granted: t.Granted != "", Policy: cp.Name, Tenant: t.Tenant},
 	}
 	if t.Granted == "" {
 		return ticket

@@ -31,10 +31,9 @@ type ClientConfig struct {
 	// Limiter decides which policy matches a task, and has the policy's line. It is required.
 	Limiter *throttle.Limiter
 
-	// LimiterTimeout is how long an enqueue waits for the limiter's Redis, at most. A task that has
-	// not joined by then is enqueued as asynq does, and joins its line when a worker denies it.
-	// After that, enqueues do not ask the limiter for 100 ms to 1 s. The default is
-	// DefaultLimiterTimeout.
+	// LimiterTimeout is how long an enqueue waits for the limiter's Redis, at most. A task that has not
+	// joined by then is enqueued as asynq does, and joins its line when a worker denies it. After that,
+	// enqueues do not ask the limiter for 100 ms to 1 s. The default is DefaultLimiterTimeout.
 	LimiterTimeout time.Duration
 }
 
@@ -150,12 +149,11 @@ const maxBulk = 500
 
 // EnqueueBulk enqueues many tasks with the same options in few calls to Redis. Apart from the cost
 // it does what EnqueueContext does for each of them. It returns a result for each task, in order.
-func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Enqueued {
-	results := make([]Enqueued, 0, len(tasks))
+func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) (all []Enqueued) {
 	for i := 0; i < len(tasks); i += maxBulk {
-		results = append(results, c.enqueue(ctx, tasks[i:min(i+maxBulk, len(tasks))], i, opts)...)
+		all = append(all, c.enqueue(ctx, tasks[i:min(i+maxBulk, len(tasks))], i, opts)...)
 	}
-	return results
+	return all
 }
 
 // Close closes the connection, unless that is the caller's.

@@ -15,13 +15,15 @@ func (c *Client) Plan(ctx context.Context, demands []inspect.Demand, o inspect.P
 	if err != nil {
 		return inspect.Plan{}, err
 	}
-	demands, slots := slices.Clone(demands), map[string]int{}
+	demands, o.Slots = slices.Clone(demands), slices.Clone(o.Slots)
 	for i := range demands {
 		demands[i].Queue = identity + "/" + demands[i].Queue
 	}
-	for queue, n := range o.Slots {
-		slots[identity+"/"+queue] = n
+	for i := range o.Slots {
+		o.Slots[i].Queues = slices.Clone(o.Slots[i].Queues)
+		for k, queue := range o.Slots[i].Queues {
+			o.Slots[i].Queues[k] = identity + "/" + queue
+		}
 	}
-	o.Slots = slots
 	return inspect.Of(c.limiter).Plan(ctx, demands, o)
 }

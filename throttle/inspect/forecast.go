@@ -154,16 +154,14 @@ func grants(value, window string) (grants []algorithm.Grant) {
 	return grants
 }
 
-// rates returns how many tickets of each queue servers took in a second, while slots are what they wait
-// for.
-func (s *snapshot) rates() map[string]float64 {
-	rates := map[string]float64{}
+// addRates adds how many tickets of each queue servers took in a second, while slots are what they wait for.
+func (s *snapshot) addRates(rates map[string]float64) {
 	for _, q := range s.queues {
-		queue, _ := q.of()
-		rates[queue] += q.rate(s.now)
+		if rate := q.rate(s.now); rate > 0 {
+			queue, _ := q.of()
+			rates[queue] += rate
+		}
 	}
-	maps.DeleteFunc(rates, func(_ string, rate float64) bool { return rate == 0 })
-	return rates
 }
 
 // A simulated is a snapshot's line in a simulation.
@@ -295,14 +293,8 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 // run returns the plan by some limits.
 func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, error) {
 	sim := plan.New(p.now, p.now+MaxPlan.Microseconds())
-	if !p.From.IsZero() {
-		sim.From = max(p.now, p.From.UnixMicro())
-	}
-	if !p.By.IsZero() {
-		sim.By = p.By.UnixMicro()
-	}
-	sim.Open = p.Open
-	unknown := p.slots(sim, limits[throttle.BySlots])
+	sim.Open, sim.By, sim.From = p.Open, p.By.UnixMicro(), max(p.now, p.From.UnixMicro())
+	known, unknown := p.slots(sim, limits[throttle.BySlots]), map[string]bool{}
 	lines := make([]simulated, len(p.lines))
 	for n, l := range p.lines {
 		lines[n] = l.in(sim, limits)
@@ -311,6 +303,9 @@ func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, erro
 	for _, d := range p.demands {
 		if sim.Demand(); d.Standing != nil {
 			joined[lines[d.line].flow(d.Standing)] += int64(d.Joined)
+			if !known[d.Queue] {
+				unknown[throttle.BySlots] = true
+			}
 			for _, w := range d.Decision.Windows {
 				if w.Algorithm.Leases() && d.Hold == 0 && d.Standing.Request.CostOf(w.Unit) > 0 {
 					unknown[w.Name] = true
@@ -345,33 +340,33 @@ func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, erro
 	return p.result(sim, slices.Sorted(maps.Keys(unknown))), nil
 }
 
-// slots sets the slots of all queues, and how long those hold them that wait. It returns throttle.BySlots
-// if they are not known for a demand.
-func (p *prepared) slots(sim *plan.Simulation, n int64) (unknown map[string]bool) {
-	rates, total := map[string]float64{}, int64(0)
-	for _, l := range p.lines {
-		for queue, rate := range l.rates() {
-			rates[queue] += rate
+// slots sets the slots of all queues, and how long tickets that are no demand hold them. It returns for
+// which queues they are known.
+func (p *prepared) slots(sim *plan.Simulation, first int64) (known map[string]bool) {
+	known, rates, total := map[string]bool{}, map[string]float64{}, int64(0)
+	for _, s := range p.Slots {
+		inForce := int64(p.Slots[0].Count)
+		sim.SetSlots(max(1, int64(s.Count)+cmp.Or(first, inForce)-inForce), s.Queues...)
+		for _, queue := range s.Queues {
+			known[queue] = true
 		}
 	}
-	for queue, slots := range p.Slots {
-		if slots > 0 {
-			sim.SetSlots(queue, cmp.Or(n, int64(slots)))
-		}
-	}
-	for queue, rate := range rates {
-		sim.SetSlotRate(queue, rate)
-	}
-	unknown = map[string]bool{}
 	for _, d := range p.demands {
 		sim.Hold += int64(d.Count) * d.Hold.Microseconds()
 		total += int64(d.Count)
-		if d.Count > 0 && rates[d.Queue] == 0 && (p.Slots[d.Queue] == 0 || d.Hold == 0) {
-			unknown[throttle.BySlots] = true
-		}
+		known[d.Queue] = known[d.Queue] && (d.Hold > 0 || d.Count == 0)
 	}
 	sim.Hold /= max(1, total)
-	return unknown
+	for _, l := range p.lines {
+		l.addRates(rates)
+	}
+	for queue, rate := range rates {
+		if !known[queue] || sim.Hold == 0 {
+			sim.SetSlotRate(queue, rate)
+			known[queue] = true
+		}
+	}
+	return known
 }
 
 func (p *prepared) result(sim *plan.Simulation, unknown []string) Plan {
@@ -403,8 +398,8 @@ func (p *prepared) limits() map[string]int64 {
 			limits[w.Name] = max(limits[w.Name], w.Limit)
 		}
 	}
-	for _, slots := range p.Slots {
-		limits[throttle.BySlots] = int64(slots)
+	if len(p.Slots) > 0 {
+		limits[throttle.BySlots] = int64(p.Slots[0].Count)
 	}
 	return limits
 }

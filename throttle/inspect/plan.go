@@ -45,7 +45,8 @@ type PlanOptions struct {
 	From time.Time
 
 	// Limits are limits to plan by in place of those in force, by the names of windows: of all tenants
-	// without an own limit there. That of throttle.BySlots is how many slots each queue has.
+	// without an own limit there. That of throttle.BySlots is the Count of the first Slots: the others
+	// change by as much.
 	Limits map[string]int64
 
 	// Open returns the earliest time, from the given one on, at which demands may start. The default,
@@ -55,8 +56,14 @@ type PlanOptions struct {
 	// Order is in which order the requests of demands wait. The default is demand after demand.
 	Order []Run
 
-	// Slots is how many handler slots each queue has. Those of other queues are unknown, and not counted.
-	Slots map[string]int
+	// Slots is how many requests of some queues run at once. Those of other queues are not counted.
+	Slots []Slots
+}
+
+// Slots are handlers of servers that run requests of some queues.
+type Slots struct {
+	Count  int
+	Queues []string
 }
 
 // A Run is so many requests of a demand, by its place.
@@ -136,9 +143,9 @@ func PlanOf(at time.Time, demands []Finish) Plan {
 
 // Plan returns when demands would have ended, if nothing else comes and all takers ask in time. It
 // starts from what the windows have counted, from all that waits in the demands' lines and from a pause,
-// and simulates these lines. Where servers left tickets in a demand's queue that fit, it also goes by the
-// rate at which they took. Others that wait are taken to hold what they get as long as demands do on
-// average. It leaves out how an upstream has slowed the policy down (Policy.Adapt).
+// and simulates these lines. Others that wait are taken to hold what they get as long as demands do on
+// average. A queue whose slots or holds are unknown goes by the rate at which servers took, if they left
+// tickets that fit. It leaves out how an upstream has slowed the policy down (Policy.Adapt).
 //
 // It calls Redis for pages of the flows that wait, and for each 64 demands. An error may be a
 // *throttle.RequestError of a demand.

@@ -149,10 +149,7 @@ func (b Batch) compile() (*compiled, error) {
 	c.Missed, c.Queue = cmp.Or(b.Missed, MissedSkip), cmp.Or(b.Queue, "default")
 	c.MissedWithin, c.Late = cmp.Or(b.MissedWithin, defaultMissedWithin), cmp.Or(b.Late, LateWarn)
 	c.Overlap = cmp.Or(b.Overlap, OverlapAllow)
-	schedule, inSchedule := b.Schedule, ""
-	if rest, ok := strings.CutPrefix(schedule, "CRON_"); ok {
-		schedule = rest
-	}
+	schedule, inSchedule := strings.TrimPrefix(b.Schedule, "CRON_"), ""
 	if rest, ok := strings.CutPrefix(schedule, "TZ="); ok {
 		inSchedule, schedule, _ = strings.Cut(rest, " ")
 	}

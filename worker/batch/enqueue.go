@@ -38,7 +38,7 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 		if i == r.Tenant {
 			skip = r.Offset
 		}
-		for task, err := range w.b.Tasks(ctx, w.user(), tenant.Tenant) {
+		for task, err := range w.b.Tasks(ctx, Firing{w.f.Batch, w.f.Tick}, tenant.Tenant) {
 			if err != nil {
 				return err
 			}
@@ -68,7 +68,7 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields 
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(w.lease, leaseFor))
 	defer cancel()
 	members := asynqredis.Members{Firing: w.f, From: from}
-	var refused, before []int
+	var rejected, before []int
 	call = asynqredis.WithMembers(call, members)
 	for i, result := range w.client.EnqueueBulk(call, chunk, w.b.options()...) {
 		switch {
@@ -79,7 +79,7 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields 
 		case passes(result.Err):
 			return "", result.Err
 		default:
-			refused, err = append(refused, from+i), result.Err
+			rejected, err = append(rejected, from+i), result.Err
 		}
 	}
 	if fields = append(fields, "held_up", ""); err != nil {
@@ -93,7 +93,7 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields 
 	if err := w.move(ctx, asynqredis.Release)(before); err != nil {
 		return "", err
 	}
-	if err := w.redis.Count(ctx, w.f, "refused", refused); err != nil {
+	if err := w.redis.Count(ctx, w.f, "rejected", rejected); err != nil {
 		return "", err
 	}
 	return w.redis.Update(ctx, w.f, w.holder, fields...)

@@ -27,6 +27,7 @@ type forecast struct {
 	each    int           // tasks of a tenant
 	costs   int64         // of the tasks: 1 to this one, in turn
 	live    int           // live tasks of three tenants wait before it
+	queue   string        // of these; the default is the batch's. The server serves both
 	slots   int           // of handlers; the default is 100
 	takes   time.Duration // each task
 	hours   batch.Hours
@@ -69,6 +70,8 @@ var forecasts = []forecast{
 		hours: batch.Hours{From: "00:03", To: "00:02"}, most: 1}, // the scheduler looks each second
 	{name: "concurrency 3, 2 s", windows: []throttle.Window{held}, tenants: 20, each: 2, takes: 2 * time.Second, most: 5},
 	{name: "4 slots, 1.5 s", windows: []throttle.Window{own}, tenants: 70, each: 1, slots: 4, takes: 1500 * time.Millisecond, most: 5},
+	{name: "4 slots, two queues", windows: []throttle.Window{own}, tenants: 70, each: 1, live: 30,
+		queue: "live", slots: 4, takes: 1500 * time.Millisecond, most: 5},
 	{name: "concurrency 3, 1.5 s, and a quota", windows: []throttle.Window{held, quota}, tenants: 20, each: 4, slots: 8,
 		takes: 1500 * time.Millisecond, most: 5},
 }
@@ -94,7 +97,7 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 	policies := s.limiter.Policies()
 	policies[0].Tenants = f.own
 	s.ok(s.limiter.SetPolicies(policies))
-	s.slots = cmp.Or(f.slots, 100)
+	s.slots, s.queue = cmp.Or(f.slots, 100), f.queue
 	tick := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
 	time.Sleep(time.Until(tick.Add(-2 * time.Second)))
 	b := batch.Batch{Name: "b", Tasks: f.tasks(), Tenants: batch.List(tenants(f.tenants)...), Hours: f.hours, Duration: f.takes, Schedule: "1 0 * * *"}
@@ -114,7 +117,8 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 	})
 	time.Sleep(time.Second)
 	for i := range f.live {
-		_, err := client.Enqueue(worker.NewTask(worker.Identity{Tenant: fmt.Sprint("live-", i%3)}, "call", nil))
+		task := worker.NewTask(worker.Identity{Tenant: fmt.Sprint("live-", i%3)}, "call", nil)
+		_, err := client.Enqueue(task, asynq.Queue(cmp.Or(f.queue, "default")))
 		s.ok(err)
 	}
 	plan, err = p.Plan(t.Context(), "b", batch.PlanOptions{})

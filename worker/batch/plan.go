@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -315,16 +316,27 @@ func (s *Scheduler) look(
 	return all, nil
 }
 
-// slots returns how many handlers the servers of a queue run at once: none if no server is known.
-func (s *Scheduler) slots(queue string) (map[string]int, error) {
+// slots returns how many tasks of a queue run at once, and how many of all queues of its servers: none if
+// no server is known.
+func (s *Scheduler) slots(queue string) ([]inspect.Slots, error) {
 	servers, err := asynq.NewInspectorFromRedisClient(s.conn).Servers()
-	slots := map[string]int{}
+	alone, all, queues := 0, 0, map[string]int{}
 	for _, server := range servers {
 		if server.Queues[queue] > 0 {
-			slots[queue] += server.Concurrency
+			alone += server.Concurrency
+			maps.Copy(queues, server.Queues)
 		}
 	}
-	return slots, err
+	if alone == 0 {
+		return nil, err
+	}
+	names := slices.Collect(maps.Keys(queues))
+	for _, server := range servers {
+		if slices.ContainsFunc(names, func(name string) bool { return server.Queues[name] > 0 }) {
+			all += server.Concurrency
+		}
+	}
+	return []inspect.Slots{{Count: alone, Queues: []string{queue}}, {Count: all, Queues: names}}, err
 }
 
 // planTimeout bounds the calls of a plan.

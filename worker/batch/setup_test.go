@@ -30,7 +30,8 @@ type site struct {
 	options *redis.Options
 	redis   redis.UniversalClient
 	seen    *asynq.Inspector
-	slots   int // of a server; the default is 8
+	slots   int    // of a server; the default is 8
+	queue   string // that servers serve, too
 
 	log sitetest.Journal // of its servers
 	mu  sync.Mutex
@@ -201,7 +202,8 @@ func (p *process) kill() {
 func (s *site) serve(handler asynq.HandlerFunc) *worker.Server {
 	s.Helper()
 	server, err := worker.NewServer(s, asynq.Config{
-		Concurrency: cmp.Or(s.slots, 8), DelayedTaskCheckInterval: time.Second, LogLevel: asynq.FatalLevel,
+		Concurrency: cmp.Or(s.slots, 8), Queues: map[string]int{"default": 1, cmp.Or(s.queue, "default"): 1},
+		DelayedTaskCheckInterval: time.Second, LogLevel: asynq.FatalLevel,
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Second },
 	}, worker.Config{Limiter: s.limiter, Logger: slog.New(slog.NewTextHandler(&s.log, nil))})
 	s.ok(err)

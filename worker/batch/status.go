@@ -51,7 +51,7 @@ type Status struct {
 	Running   int `json:"running"`
 	Done      int `json:"done" redis:"done"`
 	Failed    int `json:"failed" redis:"failed"`       // archived, or deleted by others
-	Rejected  int `json:"rejected" redis:"refused"`    // not enqueued: Reason says why
+	Rejected  int `json:"rejected" redis:"rejected"`   // not enqueued: Reason says why
 	Cancelled int `json:"cancelled" redis:"cancelled"` // deleted by Cancel
 
 	Retried int `json:"retried" redis:"retried"` // by Retry: how often a task was that had failed

@@ -104,11 +104,7 @@ func (w *work) until(ctx context.Context) error {
 		case errors.Is(err, asynqredis.ErrNotHolder):
 			return err
 		case err != nil:
-			details := []any{"batch", w.f.Batch, "firing", w.f.Name(), "error", err}
-			if p, ok := errors.AsType[*panicked](err); ok {
-				details = append(details, "stack", p.stack)
-			}
-			w.config.Logger.Warn("batch: a firing is held up", details...)
+			w.config.Logger.Warn("batch: a firing is held up", "batch", w.f.Batch, "firing", w.f.Name(), "error", err)
 			held := []any{"held_up", err.Error()}
 			if r.HeldUp == "" {
 				held = append(held, "held_up_since", time.Now().Unix())
@@ -129,20 +125,13 @@ func (w *work) until(ctx context.Context) error {
 	}
 }
 
-// A panicked is the error of a step in which a function of the user's panicked.
-type panicked struct {
-	value any
-	stack string
-}
-
-func (e *panicked) Error() string { return fmt.Sprintf("batch: a panic: %v", e.value) }
-
 // guarded is step. The firing outlives this process: a panic that ended the process would end the next
 // one too.
 func (w *work) guarded(ctx context.Context, r record) (again bool, err error) {
 	defer func() {
 		if value := recover(); value != nil {
-			again, err = false, &panicked{value, string(debug.Stack())}
+			again, err = false, fmt.Errorf("batch: a panic: %v", value)
+			w.config.Logger.Error("batch: a function of the batch panicked", "panic", value, "stack", string(debug.Stack()))
 		}
 	}()
 	return w.step(ctx, r)
@@ -185,7 +174,7 @@ func (w *work) behind(ctx context.Context) (bool, error) {
 
 // begin plans the firing, and keeps its tenants and how many tasks they have.
 func (w *work) begin(ctx context.Context, r record) error {
-	p, err := w.plan(ctx, w.b, w.user(), time.Now(), nil)
+	p, err := w.plan(ctx, w.b, Firing{w.f.Batch, w.f.Tick}, time.Now(), nil)
 	if err != nil {
 		return err
 	}
@@ -214,6 +203,3 @@ func (w *work) begin(ctx context.Context, r record) error {
 	_, err = w.redis.Update(ctx, w.f, w.holder, append(fields, "phase", phaseEnqueue, ":"+keptPlan, string(text))...)
 	return err
 }
-
-// user returns the firing as users know it.
-func (w *work) user() Firing { return Firing{w.f.Batch, w.f.Tick} }

@@ -78,20 +78,14 @@ func TestPlansComeTrue(t *testing.T) {
 					}
 					st.c.US.Add(taken.Next.Microseconds())
 				}
-				// Of tenants whose turn it is, the plan may take another first: one starts a turn later, or
-				// two where each of two classes has its turns.
-				turns := 1
-				if class == throttle.ClassBatch {
-					turns = 2
-				}
+				// Of tenants whose turn it is, the plan may take another first: one starts a turn later.
 				off := func(got, want time.Time) bool {
-					i := slices.IndexFunc(starts, func(at time.Time) bool { return !at.Before(want) })
-					first := i
-					j := slices.IndexFunc(starts, func(at time.Time) bool { return at.After(want) })
-					if j >= 0 {
-						i = max(i, min(j+turns-1, len(starts)-1))
+					first := slices.IndexFunc(starts, func(at time.Time) bool { return !at.Before(want) })
+					after := slices.IndexFunc(starts, func(at time.Time) bool { return at.After(want) })
+					if after < 0 {
+						after = len(starts) - 1
 					}
-					return got.Before(starts[max(0, first-turns)]) || got.After(starts[i])
+					return got.Before(starts[max(0, first-1)]) || got.After(starts[after])
 				}
 				var whole time.Time
 				for i, tenant := range tenants {

@@ -95,11 +95,13 @@ func (l *Line) Scope(key string) *Scope {
 	return s
 }
 
-// SetSlots has no more tickets of a queue run at once. It is for flows that are made later.
-func (s *Simulation) SetSlots(queue string, n int64) {
+// SetSlots has no more tickets of some queues run at once. It is for flows that are made later.
+func (s *Simulation) SetSlots(n int64, queues ...string) {
 	counter := algorithm.Concurrency.Simulate(algorithm.Window{Limit: n}, algorithm.Counted{Now: s.Now})
 	w := &Window{Simulated: counter, Limit: float64(n), Name: BySlots, Held: true, Place: -1}
-	s.slots[queue] = append(s.slots[queue], w)
+	for _, queue := range queues {
+		s.slots[queue] = append(s.slots[queue], w)
+	}
 }
 
 // SetSlotRate has tickets of a queue start at no more than that rate, in tickets a second. It is for

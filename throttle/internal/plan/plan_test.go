@@ -19,23 +19,27 @@ func flow(l *Line, name, queue string) *Flow {
 	return l.Flow(name, func() *Flow { return &Flow{Queue: queue, Tenant: name, Weight: 1} })
 }
 
-// Tickets that wait for the slots of their queue hold up no other queue.
+// Tickets that wait for slots hold up the queues of these slots, in all lines, and no others.
 func TestQueuesWithoutSlotsHoldUpNoOther(t *testing.T) {
-	s := New(0, 1000*second)
-	s.SetSlots("busy", 1)
-	l := s.Line(0.05)
-	l.Scope(Root).Windows = []*Window{sliding("at-once", 5)}
-	busy, free := s.Demand(), s.Demand()
-	flow(l, "a", "busy").Add(busy, 4, []int64{1}, 10*second)
-	flow(l, "b", "free").Add(free, 4, []int64{1}, 10*second)
-	if err := s.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if r := s.Result(busy); r.Last != 40*second || r.Binds != BySlots {
-		t.Errorf("one slot: %+v", r)
-	}
-	if r := s.Result(free); r.Last != 10*second || r.Binds != "" {
-		t.Errorf("beside it: %+v", r)
+	for _, also := range []string{"beside", "free"} {
+		s := New(0, 1000*second)
+		s.SetSlots(1, "busy", also)
+		l := s.Line(0.05)
+		l.Scope(Root).Windows = []*Window{sliding("at-once", 5)}
+		busy, free := s.Demand(), s.Demand()
+		flow(l, "a", "busy").Add(busy, 4, []int64{1}, 10*second)
+		flow(l, "b", "free").Add(free, 4, []int64{1}, 10*second)
+		flow(s.Line(0.05), "c", "beside").Before(0, 2, nil)
+		if err := s.Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		want := map[string][2]int64{"beside": {40, 10}, "free": {70, 80}}[also]
+		if r := s.Result(busy); r.Last != want[0]*second || r.Binds != BySlots {
+			t.Errorf("one slot, also for %q: %+v", also, r)
+		}
+		if r := s.Result(free); r.Last != want[1]*second || (r.Binds == "") != (also == "beside") {
+			t.Errorf("beside it: %+v", r)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -10,6 +11,7 @@ import (
 const (
 	pacedPeriod = time.Minute
 	paceBurst   = int64(100 * time.Millisecond / time.Microsecond)
+	lapse       = int64(20 * time.Millisecond / time.Microsecond)
 	whole       = 100_000_000 // what a tag moves by for all that a window holds
 	slot        = 100_000     // and for a slot
 )
@@ -19,6 +21,7 @@ const (
 type turn struct {
 	v       int64
 	paced   float64 // when the next ticket of a batch goes, where no live one waits
+	pacedBy *Window // that spreads them so
 	entries []*entry
 }
 
@@ -51,23 +54,13 @@ func (e *entry) waits(t int64) bool {
 	return len(e.here) > 0 || e.opened == t && e.last != nil && e.last.at != nil && e.last.at.root()
 }
 
-// next returns the flow that may go on first of those that wait at a narrow scope; nil if none does.
-func (e *entry) next() (next *Flow) {
-	for _, f := range e.here {
-		if next == nil || f.ready < next.ready {
-			next = f
-		}
-	}
-	return next
-}
-
-// any returns a flow of a side that waits.
-func (e *entry) any() *Flow {
+// next returns the flow of a side that waits here and goes on first.
+func (e *entry) next() *Flow {
 	switch {
 	case e.scope.root():
 		return e.flows[0]
 	case len(e.here) > 0:
-		return e.here[0]
+		return slices.MinFunc(e.here, func(a, b *Flow) int { return cmp.Compare(a.ready, b.ready) })
 	}
 	return e.last
 }
@@ -113,7 +106,7 @@ func (e *entry) begins(t int64) {
 	live := slices.ContainsFunc(s.entries, func(o *entry) bool { return o != e && !o.batch && o.waits(t) })
 	for _, o := range s.entries {
 		if fresh && o.batch && o.waits(t) && (!e.batch && !live || o == e && live) {
-			o.tag = max(o.tag, s.v+o.step(o.any(), 1, t))
+			o.tag = max(o.tag, s.v+o.step(o.next(), 1, t))
 		}
 	}
 }
@@ -143,16 +136,18 @@ func (e *entry) charge(f *Flow, t, lump int64, late float64) float64 {
 	if !e.batch {
 		return 0
 	}
-	longest, next := late, 0.0
+	longest, next, by := late, 0.0, (*Window)(nil)
 	for _, w := range s.Windows {
 		if w.Period > 0 && w.Period <= pacedPeriod {
 			period := float64(w.Period.Microseconds())
 			longest = max(longest, period)
-			next = max(next, float64(w.cost(&f.works[0])*lump)*period/w.Limit)
+			if us := float64(w.cost(&f.works[0])*lump) * period / w.Limit; us > next {
+				next, by = us, w
+			}
 		}
 	}
 	if next > 0 {
-		s.paced = math.Ceil(max(s.paced, float64(t)-late) + next)
+		s.paced, s.pacedBy = math.Ceil(max(s.paced, float64(t)-late)+next), by
 	}
 	if live {
 		return longest
@@ -173,7 +168,7 @@ func (s *Scope) fits(f *Flow, t, lump int64) (int64, *Window) {
 		live = live || !e.batch
 		switch next := e.next(); {
 		case !before || s.root():
-		case next != nil && next.ready > t:
+		case next.at == s && next.ready > t:
 			return next.ready, next.by
 		default:
 			first = append(first, e)
@@ -181,7 +176,7 @@ func (s *Scope) fits(f *Flow, t, lump int64) (int64, *Window) {
 	}
 	at, by := t, (*Window)(nil)
 	if paced := int64(s.paced) - paceBurst; f.Batch && !live && paced > t {
-		at, by = paced, s.tightest()
+		at, by = paced, s.pacedBy
 	}
 	for again := true; again; {
 		again = false
@@ -190,23 +185,15 @@ func (s *Scope) fits(f *Flow, t, lump int64) (int64, *Window) {
 			if cost == 0 {
 				continue
 			}
+			alone := w.Fits(at, min(cost, int64(w.Limit)))
 			for _, e := range first {
-				cost += w.cost(&e.any().works[0])
+				cost += w.cost(&e.next().works[0])
 			}
-			if fits := w.Fits(at, min(cost, int64(w.Limit))); fits > at {
+			// The room that is left to them lapses, if they have not taken it by then.
+			if fits := min(w.Fits(at, min(cost, int64(w.Limit))), max(alone, t+lapse)); fits > at {
 				at, by, again = fits, w, fits < never
 			}
 		}
 	}
 	return at, by
-}
-
-// tightest is the window by which batches are paced.
-func (s *Scope) tightest() (w *Window) {
-	for _, other := range s.Windows {
-		if p := other.Period; p > 0 && p <= pacedPeriod && (w == nil || float64(p)/other.Limit > float64(w.Period)/w.Limit) {
-			w = other
-		}
-	}
-	return w
 }

@@ -214,7 +214,7 @@ func (c *Client) Running(ctx context.Context, f Firing) (positions []int, err er
 }
 
 // Count counts tasks of a firing that were not: with "failed" those that have ended, such as those that
-// others have deleted or archived; with "refused" those that were not enqueued.
+// others have deleted or archived; with "rejected" those that were not enqueued.
 func (c *Client) Count(ctx context.Context, f Firing, as string, positions []int) error {
 	return inBulk(positions, func(some []int) error {
 		args := []any{f.tasks(), as, keptSeconds, 0}

@@ -203,9 +203,9 @@ func TestATaskOfAFiringIsCountedOnce(t *testing.T) {
 		s.redis.Del(s.Context(), "asynq:{default}:t:"+nightly.ID(6))
 		s.ok(s.Count(s.Context(), nightly, "failed", []int{0, 1, 2, 3, 4, 5, 6, 7, 8}))
 		s.wantFields([]string{"3", "2"}, "done", "failed")
-		s.ok(s.Count(s.Context(), nightly, "refused", []int{7, 8}))
-		s.ok(s.Count(s.Context(), nightly, "refused", []int{8}))
-		s.wantFields([]string{"3", "2", "2"}, "done", "failed", "refused")
+		s.ok(s.Count(s.Context(), nightly, "rejected", []int{7, 8}))
+		s.ok(s.Count(s.Context(), nightly, "rejected", []int{8}))
+		s.wantFields([]string{"3", "2", "2"}, "done", "failed", "rejected")
 	})
 }
 
@@ -229,7 +229,7 @@ func TestOnlyTheHolderWritesBesideAFiring(t *testing.T) {
 			s.Errorf("it is kept for %v", ttl)
 		}
 		s.storeOf(nightly, 0, 20)
-		s.ok(s.Count(s.Context(), nightly, "refused", []int{1, 9}))
+		s.ok(s.Count(s.Context(), nightly, "rejected", []int{1, 9}))
 		s.redis.Del(s.Context(), "asynq:{default}:t:"+nightly.ID(19))
 		s.ok(s.End(s.Context(), redis.NewIntCmd(s.Context(), "del", "none"), nightly, 19, 0))
 		if ended, err := s.Kept(s.Context(), nightly, "ended"); err != nil || !slices.Equal(ended, []byte{1 << 6, 1 << 6, 1 << 4}) {

@@ -1,7 +1,7 @@
 -- batch_count.lua: counts tasks of a firing, each once: those that have ended, or were not enqueued.
 --
 -- KEYS  1 the firing (hash)  2 stored (bitmap)  3 done (bitmap)  4 ended (bitmap)
--- ARGV  1 prefix of the task keys  2 what a task counts as that is gone: done or failed; refused: not enqueued
+-- ARGV  1 prefix of the task keys  2 what a task counts as that is gone: done or failed; rejected: not enqueued
 --       3 how long the firing is kept (s)  4 how long the task took (us), then the positions
 -- reply how many were counted
 
@@ -15,7 +15,7 @@ end
 local counted = 0
 for i = 5, #ARGV do
   local position = ARGV[i]
-  if ARGV[2] == 'refused' then
+  if ARGV[2] == 'rejected' then
     counted = counted + 1 - redis.call('SETBIT', KEYS[4], position, 1)
   elseif redis.call('GETBIT', KEYS[2], position) == 1 and redis.call('GETBIT', KEYS[3], position) == 0 then
     local state = redis.call('HGET', ARGV[1] .. position, 'state')
@@ -35,5 +35,5 @@ for i = 5, #ARGV do
     end
   end
 end
-if ARGV[2] == 'refused' then add('refused', counted) end
+if ARGV[2] == 'rejected' then add('rejected', counted) end
 return counted

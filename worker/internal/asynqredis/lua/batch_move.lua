@@ -17,7 +17,7 @@ local cursor = tonumber(redis.call('HGET', KEYS[5], 'position') or 0)
 
 local function cancelled(position)
   if redis.call('SETBIT', KEYS[8], position, 1) == 1 then return end
-  redis.call('SETBIT', KEYS[6], position, 0) -- done, though not stored: so it is not one that was refused
+  redis.call('SETBIT', KEYS[6], position, 0) -- done, though not stored: so it is not one that was rejected
   redis.call('SETBIT', KEYS[7], position, 1)
   redis.call('HINCRBY', KEYS[5], 'cancelled', 1)
 end

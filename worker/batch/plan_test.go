@@ -294,17 +294,6 @@ func TestPlansCountCosts(t *testing.T) {
 	})
 }
 
-func TestFinishByIsChecked(t *testing.T) {
-	for _, b := range []batch.Batch{{FinishBy: "six"}, {FinishBy: "-4h"}, {FinishBy: "06:00", Late: "never"}, {Late: batch.LateRefuse}} {
-		b.Name, b.Tasks, b.Tenants = "b", calls(1), batch.List("a")
-		if err := b.Validate(); err == nil {
-			t.Errorf("%+v is valid", b)
-		} else if _, ok := err.(*batch.Error); !ok || !strings.Contains(fmt.Sprint(err), `batch "b": `) {
-			t.Error(err)
-		}
-	}
-}
-
 // The limit that holds tasks up is named, with the smallest change by which none is overdue: not the
 // window that the last task waits for in the end.
 func TestThePlanNamesTheLimitThatHoldsIt(t *testing.T) {

@@ -90,36 +90,30 @@ func TestTimesOfDayMeanTheFiringsOwnOffset(t *testing.T) {
 			t.Errorf("finish_by %s in %s, tick %s: %s, want %s", c.finishBy, c.zone, c.tick, got, c.want)
 		}
 	}
-	b := batch.Batch{
-		Name: "b", Hours: batch.Hours{From: "22:00", To: "02:30"}, Timezone: "Europe/Berlin",
-		Tasks: noTasks, Tenants: batch.List(),
-	}
-	for now, want := range map[string]bool{
-		"2026-10-24T20:00:00Z": true, "2026-10-25T00:29:00Z": true, "2026-10-25T00:31:00Z": false,
-		"2026-10-25T01:15:00Z": false, "2026-10-25T01:31:00Z": false, "2026-10-25T21:00:00Z": true,
-	} {
-		if got := batch.Open(b, at(t, "2026-10-24T20:00:00Z"), at(t, now)); got != want {
-			t.Errorf("at %s it is open: %v", now, got)
-		}
-	}
 }
 
-func TestHoursMayCrossMidnight(t *testing.T) {
+// Hours may cross midnight. In the night in which Berlin sets its clocks back, they end at the first 2:30.
+func TestHoursAreThoseOfTheFiring(t *testing.T) {
 	for _, c := range []struct {
-		from, to, at string
-		want         bool
+		from, to, zone string
+		now            map[string]bool // whether it is open then
 	}{
-		{"22:00", "06:00", "2026-01-01T23:00:00Z", true},
-		{"22:00", "06:00", "2026-01-01T05:59:59Z", true},
-		{"22:00", "06:00", "2026-01-01T06:00:00Z", false},
-		{"22:00", "06:00", "2026-01-01T12:00:00Z", false},
-		{"22:00", "06:00", "2026-01-01T22:00:00Z", true},
-		{"01:00", "03:00", "2026-01-01T02:00:00Z", true},
-		{"01:00", "03:00", "2026-01-01T03:30:00Z", false},
+		{"22:00", "06:00", "UTC", map[string]bool{
+			"2026-01-01T22:00:00Z": true, "2026-01-01T23:00:00Z": true, "2026-01-02T05:59:59Z": true,
+			"2026-01-02T06:00:00Z": false, "2026-01-02T12:00:00Z": false,
+		}},
+		{"01:00", "03:00", "UTC", map[string]bool{"2026-01-02T02:00:00Z": true, "2026-01-02T03:30:00Z": false}},
+		{"22:00", "02:30", "Europe/Berlin", map[string]bool{
+			"2026-10-24T20:00:00Z": true, "2026-10-25T00:29:00Z": true, "2026-10-25T00:31:00Z": false,
+			"2026-10-25T01:15:00Z": false, "2026-10-25T01:31:00Z": false, "2026-10-25T21:00:00Z": true,
+		}},
 	} {
-		b := batch.Batch{Name: "b", Hours: batch.Hours{From: c.from, To: c.to}, Tasks: noTasks, Tenants: batch.List()}
-		if got := batch.Open(b, at(t, c.at), at(t, c.at)); got != c.want {
-			t.Errorf("from %s to %s, at %s: open %v", c.from, c.to, c.at, got)
+		hours := batch.Hours{From: c.from, To: c.to}
+		b := batch.Batch{Name: "b", Hours: hours, Timezone: c.zone, Tasks: noTasks, Tenants: batch.List()}
+		for now, want := range c.now {
+			if got := batch.Open(b, at(t, "2026-10-24T20:00:00Z"), at(t, now)); got != want {
+				t.Errorf("%v in %s, at %s: open %v", hours, c.zone, now, got)
+			}
 		}
 	}
 }
@@ -157,6 +151,16 @@ func TestABatchThatCannotBeUsedSaysWhy(t *testing.T) {
 			func(b *batch.Batch) { b.Overlap = "never" }},
 		{`batch "nightly": on_failed "stop at 0%": must be such as "stop at 20%", with 1 to 100`,
 			func(b *batch.Batch) { b.OnFailed = "stop at 0%" }},
+		{`batch "nightly": finish_by "six": must be a time of day such as "06:00", ` +
+			`or a time after the tick such as "4h", at most 9600h`,
+			func(b *batch.Batch) { b.FinishBy = "six" }},
+		{`batch "nightly": finish_by "-4h": must be a time of day such as "06:00", ` +
+			`or a time after the tick such as "4h", at most 9600h`,
+			func(b *batch.Batch) { b.FinishBy = "-4h" }},
+		{`batch "nightly": late "never": must be "warn" or "refuse"`,
+			func(b *batch.Batch) { b.FinishBy, b.Late = "06:00", "never" }},
+		{`batch "nightly": late "refuse": needs finish_by`,
+			func(b *batch.Batch) { b.Late = batch.LateRefuse }},
 		{`batch "nightly": tasks "": must be given`,
 			func(b *batch.Batch) { b.Tasks = nil }},
 	} {

@@ -88,7 +88,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 // Two processes of one mode serve a backlog, then two of the other come, and the first two stop. No task
 // is out of line at any time: it would run two minutes later.
 func TestADeployThatMixesModesLeavesNoTaskOutOfLine(t *testing.T) {
-	enforced := sitetest.Policy(60, time.Second)
+	enforced := sitetest.Policy(20, time.Second)
 	observed := enforced
 	observed.Mode = throttle.ModeObserve
 	for name, modes := range map[string][2]throttle.Policy{

@@ -88,7 +88,7 @@ var steps = []step{{
 }, {
 	name: "Redis goes on", lasts: 36 * s,
 	do:   func(d *drill) { _ = d.redis.Process.Signal(syscall.SIGCONT) },
-	page: map[string]string{"": "api Saturated|api Waiting|api Flowing"},
+	page: map[string]string{"": "api (Saturated|Waiting|Flowing|Adapting)"},
 }, {
 	name: "a policy is removed, for which tasks wait", lasts: 40 * s,
 	do: func(d *drill) {

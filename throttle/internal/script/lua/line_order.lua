@@ -16,7 +16,7 @@
 -- when one is free. A side that is LATE holds up nobody, and gets no credit.
 --
 -- Where no live ticket waits, tickets of a batch are spread over windows of at most PACED. So a live
--- one finds room soon. Longer windows are used up as they are. While live tickets hold up a batch at a
+-- one finds room soon. Longer windows are used up as they are. While live tickets delay a batch at a
 -- broader scope, which may let all go at once, it does not lose its time at a narrow one.
 --
 -- Key, behind the prefix P of the policy:
@@ -295,7 +295,7 @@ local function new_order(L, names, strict)
     return best, first and first.weight or 1
   end
 
-  -- charge_at counts a grant at a scope. late: for how long live tickets at broader scopes may have held up
+  -- charge_at counts a grant at a scope. late: for how long live tickets at broader scopes may have delayed
   -- a batch. It returns that for narrower ones.
   local function charge_at(flow, scope, costs, late)
     local turn, mine = turn_of(flow, scope)
@@ -303,7 +303,7 @@ local function new_order(L, names, strict)
     local list, v, live = turn.list, mine.tag, false
     for k = 1, #list do
       local e = list[k]
-      if (e.tag < v or e.class == LIVE) and waits(turn, e) then
+      if (e.tag < v or flow.batch and e.class == LIVE) and waits(turn, e) then
         v, live = min(v, e.tag), live or e.class == LIVE
       end
     end

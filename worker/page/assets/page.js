@@ -77,7 +77,7 @@ hold.addEventListener('click', () => {
 });
 
 const events = new EventSource('./live?' + content.dataset.news);
-events.onopen = () => say(hold.getAttribute('aria-pressed') === 'true' ? 'Held still' : 'Live', false);
+events.onopen = () => document.getElementById('down') || say(hold.getAttribute('aria-pressed') === 'true' ? 'Held still' : 'Live', false);
 events.onerror = () => say(events.readyState === EventSource.CLOSED ? 'Not live: load the page again' : 'Connection lost: trying again', true);
 events.onmessage = (event) => {
   if (hold.getAttribute('aria-pressed') === 'true') latest = event.data;

@@ -8,7 +8,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
@@ -66,9 +65,6 @@ func (s *Server) recover(ctx context.Context, call asynqredis.Call) {
 func (h *hook) dequeue(ctx context.Context, cmd *redis.Cmd) error {
 	s := h.server
 	task, ok, err := s.dispatch.Next(ctx)
-	if failed := err != nil; s.dequeueFails.Swap(failed) || failed { // or it is the first that succeeds again
-		s.config.Limiter.Config().Observer.Called(throttle.Call{Err: err, Script: "dequeue"})
-	}
 	if err == nil && !ok {
 		err = redis.Nil
 	}

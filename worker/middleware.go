@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 // startWithin is how old a grant may be when its task starts, as its units count from when they
@@ -94,7 +95,7 @@ func (s *Server) process(ctx context.Context, a *attempt, task *asynq.Task, next
 		return ctx.Err()
 	}
 	if d.FailedOpen != nil {
-		s.outages.Failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
+		s.outages.Failed(outage.Limiter, d.FailedOpen, "policy", d.Policy, "fails", "open")
 	} else {
 		s.outages.Decided()
 		s.outages.ClockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)

@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -53,7 +52,6 @@ type Server struct {
 	sweeper   sweeper
 	uncounted uncounted
 
-	dequeueFails    atomic.Bool // the last one has
 	shutdown        sync.Once
 	shutdownGrace   context.Context // ends when the server's shutdown waits no longer
 	endGrace        context.CancelFunc
@@ -141,12 +139,20 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 // dispatching returns how the dispatcher serves an asynq.Server of this config.
 func (s *Server) dispatching(c asynq.Config) dispatch.Config {
 	return dispatch.Config{
-		Answered:    s.outages.Answered,
-		Asynq:       s.asynq,
+		Answered: s.outages.Answered,
+		Asynq:    s.asynq,
+		AsynqAnswers: func(err error) {
+			s.config.Limiter.Config().Observer.Called(throttle.Call{Err: err, Script: "dequeue"})
+			if err == nil {
+				s.outages.Decided()
+				return
+			}
+			s.outages.Failed(outage.Queues, err)
+		},
 		Concurrency: cmp.Or(max(c.Concurrency, 0), runtime.NumCPU()),
 		Failed: func(line string, err error) {
 			info, _ := s.config.Limiter.Lookup(line)
-			s.outages.Failed(err, append(outage.OfLine(line), "fails", string(info.Fail))...)
+			s.outages.Failed(outage.Limiter, err, append(outage.OfLine(line), "fails", string(info.Fail))...)
 		},
 		Limiter: s.config.Limiter,
 		Lost: func(queue, line string) {

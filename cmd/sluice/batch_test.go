@@ -95,6 +95,12 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 		len(plan.Tenants) != 1 {
 		t.Errorf("plan says %v:\n%s", err, e.stdout)
 	}
+	plan = batch.Plan{}
+	e = d.batch(t.Context(), "plan", "--batch", "large", "--limit", "pace=40", "--json") // it takes 400 s by one a second
+	e.want(t, exitDone)
+	if err := json.Unmarshal([]byte(e.stdout), &plan); err != nil || plan.Finish.Sub(plan.Tick) > time.Minute {
+		t.Errorf("with another limit the plan says %v:\n%s", err, e.stdout)
+	}
 	d.batch(t.Context(), "plan", "--batch", "late").want(t, exitFailed)
 	d.batch(t.Context(), "run", "--batch", "late").want(t, exitFailed, "nothing is enqueued")
 

@@ -255,7 +255,7 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 
 // Nothing starts after Pause or Cancel has returned, even where no scheduler runs, and nothing outside of
 // the hours. What was paused for a moment goes on at once.
-func TestNothingStartsAfterAPauseACancelOrTheHours(t *testing.T) {
+func TestNothingStartsAfterAPauseOrTheHours(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "pace", Limit: 8, Period: time.Second, Scope: throttle.ScopeShared})
@@ -298,6 +298,28 @@ func TestNothingStartsAfterAPauseACancelOrTheHours(t *testing.T) {
 		}
 		if ends := until(135 * time.Second).Add(-15 * time.Second); last().After(ends) {
 			t.Errorf("%v after the hours a task started", last().Sub(ends))
+		}
+	})
+}
+
+func TestNothingStartsAfterACancel(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, throttle.Window{Name: "pace", Limit: 8, Period: time.Second, Scope: throttle.ScopeShared})
+		var started atomic.Int64
+		s.serve(func(ctx context.Context, _ *asynq.Task) error {
+			started.Add(1)
+			return work(ctx, 150*time.Millisecond)
+		})
+		p := s.scheduler(batch.Batch{Name: "b", Tasks: calls(300), Tenants: batch.List("acme", "zeta")})
+		f, err := p.Fire(t.Context(), "b")
+		s.ok(err)
+		time.Sleep(4 * time.Second)
+		s.ok(p.Cancel(t.Context(), f))
+		before := started.Load()
+		time.Sleep(10 * time.Second)
+		if after := started.Load() - before; before < 8 || after > 0 {
+			t.Errorf("%d tasks started before it was cancelled, and %d after", before, after)
 		}
 	})
 }

@@ -67,13 +67,6 @@ func (st *story) rate(tenant string) float64 {
 	return 0
 }
 
-func (st *story) rates(tenant string, want float64) {
-	st.Helper()
-	if got := st.rate(tenant); math.Abs(got-want) > 10/1e6 { // it is told in millionths of 10/s
-		st.Errorf("at %v: %v a second, want %v", time.Duration(st.c.US.Load()-limitertest.Midnight)*us, got, want)
-	}
-}
-
 // refusedAt has a call refused, 10 ms after it was granted.
 func (st *story) refusedAt(at time.Duration, ticket string) {
 	st.Helper()

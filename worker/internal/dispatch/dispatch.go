@@ -38,14 +38,18 @@ type Line interface {
 
 // Config configures New. All fields but HasPending and Line are required.
 type Config struct {
-	Answered    func(line string, at time.Time) // is called when a take is answered; at: Redis' clock
-	Asynq       *asynqredis.Client              // of the server's connection
-	Concurrency int                             // of the server: its slots
-	Failed      func(line string, err error)    // is called when a take or a join fails
-	HasPending  func(queue string) bool         // in a test kit, which it spares a look each second
-	Limiter     *throttle.Limiter               // whose lines are served
-	Line        func(name string) Line          // a line of Limiter; a test may wrap it
-	Lost        func(queue, line string)        // is called once a queue: a task that waits stands in no line
+	Answered func(line string, at time.Time) // is called when a take is answered; at: Redis' clock
+	Asynq    *asynqredis.Client              // of the server's connection
+
+	// AsynqAnswers is called with each error of asynq's Redis, and with nil when it answers again.
+	AsynqAnswers func(err error)
+
+	Concurrency int                          // of the server: its slots
+	Failed      func(line string, err error) // is called when a take or a join fails
+	HasPending  func(queue string) bool      // in a test kit, which it spares a look each second
+	Limiter     *throttle.Limiter            // whose lines are served
+	Line        func(name string) Line       // a line of Limiter; a test may wrap it
+	Lost        func(queue, line string)     // is called once a queue: a task that waits stands in no line
 
 	// Match returns how a task joins a line, that has waited in one or not; false: it joins none.
 	Match func(m asynqredis.Message, waited bool) (Match, bool)

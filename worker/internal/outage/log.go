@@ -12,24 +12,27 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A Log logs that the limiter is unavailable: for each class of error when it begins, every minute
-// while it lasts, and when it is over, rather than for every task. It also logs that the clock of
-// Redis was set back.
+const Limiter, Queues = "the limiter", "asynq's Redis" // what may be unavailable
+
+// A Log logs that the limiter, or asynq's Redis, is unavailable: for each class of error when it begins,
+// every minute while it lasts, and when it is over, rather than for every task. It also logs that the
+// clock of Redis was set back.
 type Log struct {
 	logger *slog.Logger
 
 	mu        sync.Mutex
-	byClass   map[error]*outage
+	byClass   map[string]*outage
 	catchesUp time.Time            // when the clock of Redis will be where it was before it was set back
 	latest    map[string]time.Time // by line: the latest time of that clock
 }
 
 // An outage is of one class of errors.
 type outage struct {
+	of       string
 	since    time.Time // the first failure
 	answered time.Time // the first answer after the last failure
 	logged   bool
-	tasks    int
+	failures int
 	cause    []any
 	timer    *time.Timer // says that it lasts, or that it is over
 }
@@ -51,17 +54,17 @@ const clockBehindMax = time.Second
 
 // NewLog returns a log of one server.
 func NewLog(logger *slog.Logger) *Log {
-	return &Log{logger: logger, byClass: map[error]*outage{}, latest: map[string]time.Time{}}
+	return &Log{logger: logger, byClass: map[string]*outage{}, latest: map[string]time.Time{}}
 }
 
-// Failed notes that the limiter could not decide, or was not asked. Details are those of slog.
-func (o *Log) Failed(err error, details ...any) {
-	var class error
+// Failed notes that what may be unavailable failed, or was not asked. Details are those of slog.
+func (o *Log) Failed(of string, err error, details ...any) {
+	class := of
 	for _, c := range []error{
 		throttle.ErrUnavailable, throttle.ErrState, throttle.ErrReply, throttle.ErrClock, throttle.ErrForbidden,
 	} {
 		if errors.Is(err, c) {
-			class = c
+			class = of + c.Error()
 		}
 	}
 	o.mu.Lock()
@@ -69,10 +72,10 @@ func (o *Log) Failed(err error, details ...any) {
 	now := time.Now()
 	out := o.byClass[class]
 	if out == nil {
-		out = &outage{since: now}
+		out = &outage{of: of, since: now}
 		o.byClass[class] = out
 	}
-	out.tasks++
+	out.failures++
 	out.cause = append([]any{"err", err}, details...)
 	if !out.answered.IsZero() {
 		out.answered = time.Time{}
@@ -81,11 +84,11 @@ func (o *Log) Failed(err error, details ...any) {
 	if !out.logged && (!errors.Is(err, context.DeadlineExceeded) || now.Sub(out.since) >= slowFor) {
 		out.logged = true
 		out.timer = time.AfterFunc(stillEvery, func() { o.goesOn(class, out) })
-		o.logger.Error("worker: the limiter is unavailable", out.cause...)
+		o.logger.Error("worker: "+out.of+" is unavailable", out.cause...)
 	}
 }
 
-// Decided notes that the limiter has decided.
+// Decided notes that the limiter has decided, or that asynq's Redis answers again.
 func (o *Log) Decided() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -101,19 +104,19 @@ func (o *Log) Decided() {
 }
 
 // goesOn logs that an outage lasts, or that it is over.
-func (o *Log) goesOn(class error, out *outage) {
+func (o *Log) goesOn(class string, out *outage) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
 	case o.byClass[class] != out: // closed
 	case out.answered.IsZero():
 		out.timer.Reset(stillEvery)
-		o.logger.Error("worker: the limiter is still unavailable",
-			append([]any{"for", time.Since(out.since).Round(time.Second), "tasks", out.tasks}, out.cause...)...)
+		o.logger.Error("worker: "+out.of+" is still unavailable",
+			append([]any{"for", time.Since(out.since).Round(time.Second), "failures", out.failures}, out.cause...)...)
 	case time.Since(out.answered) >= overAfter:
 		delete(o.byClass, class)
-		o.logger.Info("worker: the limiter is available again",
-			"after", out.answered.Sub(out.since).Round(time.Millisecond), "tasks", out.tasks)
+		o.logger.Info("worker: "+out.of+" is available again",
+			"after", out.answered.Sub(out.since).Round(time.Millisecond), "failures", out.failures)
 	}
 }
 
@@ -148,17 +151,14 @@ func (o *Log) Answered(line string, at time.Time) {
 // ClockBehind logs once that the clock of Redis was set back. Until it has caught up no window
 // frees any units.
 func (o *Log) ClockBehind(behind time.Duration, details ...any) {
-	if behind <= clockBehindMax {
-		return
-	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := time.Now()
-	if now.After(o.catchesUp) {
+	if behind > clockBehindMax && now.After(o.catchesUp) {
 		o.logger.Warn("worker: the clock of Redis was set back: windows stand still until it has caught up",
 			append(details, "behind", behind)...)
 	}
-	if at := now.Add(behind); at.After(o.catchesUp) {
+	if at := now.Add(behind); behind > clockBehindMax && at.After(o.catchesUp) {
 		o.catchesUp = at
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -49,23 +50,36 @@ func wantLog(t *testing.T, got []string, want ...string) {
 // and at its end how long it lasted.
 func TestAnOutageIsLoggedWhileItLasts(t *testing.T) {
 	wantLog(t, logging(t, func(o *Log) {
-		o.Failed(errGone, "policy", "api")
+		o.Failed(Limiter, errGone, "policy", "api")
 		time.Sleep(150 * time.Second)
 		o.Decided()
 		o.Decided()
 		time.Sleep(10 * time.Second)
-		o.Failed(errGone, "policy", "api") // it was not over
+		o.Failed(Limiter, errGone, "policy", "api") // it was not over
 		time.Sleep(30 * time.Second)
 		o.Decided()
 		time.Sleep(time.Minute)
 		o.Decided()
-		o.Failed(errGone, "policy", "mail")
+		o.Failed(Limiter, errGone, "policy", "mail")
 	}),
 		`level=ERROR msg="worker: the limiter is unavailable" policy=api`,
-		`level=ERROR msg="worker: the limiter is still unavailable" for=1m0s tasks=1 policy=api`,
-		`level=ERROR msg="worker: the limiter is still unavailable" for=2m0s tasks=1 policy=api`,
-		`level=INFO msg="worker: the limiter is available again" after=3m10s tasks=2`,
+		`level=ERROR msg="worker: the limiter is still unavailable" for=1m0s failures=1 policy=api`,
+		`level=ERROR msg="worker: the limiter is still unavailable" for=2m0s failures=1 policy=api`,
+		`level=INFO msg="worker: the limiter is available again" after=3m10s failures=2`,
 		`level=ERROR msg="worker: the limiter is unavailable" policy=mail`,
+	)
+}
+
+// asynq's Redis is told apart from the limiter's.
+func TestAnOutageOfAsynqsRedisIsLogged(t *testing.T) {
+	wantLog(t, logging(t, func(o *Log) {
+		o.Failed(Queues, io.EOF)
+		time.Sleep(27 * time.Second)
+		o.Decided()
+		time.Sleep(time.Minute)
+	}),
+		`level=ERROR msg="worker: asynq's Redis is unavailable"`,
+		`level=INFO msg="worker: asynq's Redis is available again" after=27s failures=1`,
 	)
 }
 
@@ -73,15 +87,15 @@ func TestAnOutageIsLoggedWhileItLasts(t *testing.T) {
 func TestATakeThatMissesIsNoOutage(t *testing.T) {
 	wantLog(t, logging(t, func(o *Log) {
 		for range 10 {
-			o.Failed(errMissed, "policy", "api")
+			o.Failed(Limiter, errMissed, "policy", "api")
 			time.Sleep(time.Second)
-			o.Failed(errMissed, "policy", "api")
+			o.Failed(Limiter, errMissed, "policy", "api")
 			o.Decided()
 		}
 	}), "")
 	wantLog(t, logging(t, func(o *Log) {
 		for range 4 {
-			o.Failed(errMissed, "policy", "api")
+			o.Failed(Limiter, errMissed, "policy", "api")
 			time.Sleep(time.Second)
 		}
 	}), `level=ERROR msg="worker: the limiter is unavailable" policy=api`)

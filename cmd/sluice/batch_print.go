@@ -63,8 +63,8 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 		Tenants []batch.TenantStatus `json:"tenants"`
 	}{s, tenants}, func() {
 		fmt.Fprintf(c.Stdout, "%s of %s: %s\n%v\n", s.Batch, s.Tick.UTC().Format(time.RFC3339), s.State, s)
-		if s.HeldUp != "" {
-			fmt.Fprintf(c.Stdout, "delayed since %s: %s\n", moment(s.HeldUpSince), s.HeldUp)
+		if s.DelayedBy != "" {
+			fmt.Fprintf(c.Stdout, "delayed since %s: %s\n", moment(s.DelayedSince), s.DelayedBy)
 		}
 		if s.Reason != "" {
 			fmt.Fprintf(c.Stdout, "reason: %s\n", s.Reason)

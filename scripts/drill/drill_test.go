@@ -11,6 +11,7 @@ import (
 	"net/http/cookiejar"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"regexp"
 	"strings"
 	"syscall"
@@ -164,6 +165,19 @@ func told(d *drill, full bool) {
 		}
 		if full {
 			time.Sleep(time.Until(end))
+		}
+	}
+	logged := []string{"asynq's Redis is unavailable"}
+	if full { // of the stops of 27 s and of five minutes
+		logged = append(logged, `asynq's Redis is still unavailable" for=4m0s`, `available again" after=2[5-9]`, `available again" after=(4m5|5m)`)
+	}
+	for _, p := range d.workers[:2] { // the third one was killed
+		text, err := os.ReadFile(p.log)
+		d.must(err)
+		for _, want := range logged {
+			if !regexp.MustCompile(want).Match(text) {
+				d.Errorf("%s has not logged %q", p.name, want)
+			}
 		}
 	}
 	d.mu.Lock()

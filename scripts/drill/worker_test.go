@@ -158,6 +158,7 @@ type process struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
 	url   string
+	log   string // its file
 }
 
 func (s setup) start(t *testing.T, name string) *process {
@@ -178,10 +179,10 @@ func (s setup) start(t *testing.T, name string) *process {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p := &process{name: name, cmd: cmd, stdin: in}
+	p := &process{name: name, cmd: cmd, stdin: in, log: log.Name()}
 	t.Cleanup(func() {
 		p.kill()
-		if text, _ := os.ReadFile(log.Name()); t.Failed() {
+		if text, _ := os.ReadFile(p.log); t.Failed() {
 			t.Logf("%s logged\n%s", name, text)
 		}
 	})

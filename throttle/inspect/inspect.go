@@ -111,7 +111,7 @@ type Limits struct {
 	Pause     *throttle.Pause   `json:"pause,omitempty"`      // nil if there is none
 	Adapted   *throttle.Adapted `json:"adapted,omitempty"`    // the rate, if it is not the published one
 	Remaining *Remaining        `json:"remaining,omitempty"`  // what the upstream has left; nil if it does not say
-	Observes  bool              `json:"observes,omitempty"`   // the policy only observes: nothing is held up
+	Observes  bool              `json:"observes,omitempty"`   // the policy only observes: nothing is delayed
 	Removed   bool              `json:"removed,omitempty"`    // the policy was: who waits goes on by its last windows
 	PerSecond float64           `json:"per_second,omitempty"` // requests, lately, by the shortest window; 0 if unknown
 }

@@ -423,14 +423,14 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 		info, err := s.seen.GetQueueInfo("default")
 		s.ok(err)
 		status, err := p.Status(t.Context(), f)
-		if err != nil || info.Pending != 0 || info.Scheduled != 500 || status.State != batch.StateEnqueuing || status.HeldUp == "" ||
-			status.HeldUpSince.Before(stopped) || status.HeldUpSince.After(stopped.Add(2*time.Second)) {
+		if err != nil || info.Pending != 0 || info.Scheduled != 500 || status.State != batch.StateEnqueuing || status.DelayedBy == "" ||
+			status.DelayedSince.Before(stopped) || status.DelayedSince.After(stopped.Add(2*time.Second)) {
 			t.Errorf("%d are pending, %d scheduled, %+v, %v", info.Pending, info.Scheduled, status, err)
 		}
 		p.deaf.Store(false)
 		time.Sleep(time.Minute)
 		status, err = p.Status(t.Context(), f)
-		if err != nil || status.State != batch.StateRunning || status.Total != 600 || status.Rejected != 0 || status.HeldUp != "" || !status.HeldUpSince.IsZero() {
+		if err != nil || status.State != batch.StateRunning || status.Total != 600 || status.Rejected != 0 || status.DelayedBy != "" || !status.DelayedSince.IsZero() {
 			t.Errorf("%+v, %v", status, err)
 		}
 	})
@@ -459,7 +459,7 @@ func TestStallsHoldNothingUpForLong(t *testing.T) {
 				}
 			}
 			defer p.kill()
-			if status.Total != 2_500 || status.HeldUp != "" {
+			if status.Total != 2_500 || status.DelayedBy != "" {
 				t.Errorf("%s: %+v", name, status)
 			}
 			return time.Since(begun)

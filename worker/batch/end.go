@@ -57,11 +57,11 @@ func (w *work) stop(ctx context.Context, r record) error {
 
 // end ends the firing, and enqueues the task that reports it.
 func (w *work) end(ctx context.Context, r record, outcome State) error {
-	r.Phase, r.Outcome, r.Finished, r.HeldUp = phaseEnded, outcome, time.Now().Unix(), ""
+	r.Phase, r.Outcome, r.Finished, r.DelayedBy = phaseEnded, outcome, time.Now().Unix(), ""
 	if err := w.report(ctx, r, "ended"); err != nil {
 		return err
 	}
-	_, err := w.redis.Update(ctx, w.f, w.holder, "phase", phaseEnded, "outcome", string(outcome), "held_up", "")
+	_, err := w.redis.Update(ctx, w.f, w.holder, "phase", phaseEnded, "outcome", string(outcome), "delayed_by", "")
 	return err
 }
 

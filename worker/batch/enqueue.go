@@ -82,7 +82,7 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields 
 			rejected, err = append(rejected, from+i), result.Err
 		}
 	}
-	if fields = append(fields, "held_up", ""); err != nil {
+	if fields = append(fields, "delayed_by", ""); err != nil {
 		fields = append(fields, "reason", err.Error())
 	}
 	if len(before) > 0 { // workers have them join: none of them can while the limiter does not answer

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-go/sluice/worker/batch"
 )
 
-// A firing whose functions panic is held up, and says why, until another process has better ones. The
+// A firing whose functions panic is delayed, and says why, until another process has better ones. The
 // schedulers go on.
 func TestAPanicHoldsAFiringUp(t *testing.T) {
 	boom := func() { panic("boom at line 7") }
@@ -38,11 +38,11 @@ func TestAPanicHoldsAFiringUp(t *testing.T) {
 				s.ok(err)
 				time.Sleep(5 * time.Second)
 				status, err := p.Status(t.Context(), f)
-				if err != nil || status.State != batch.StateWaiting || status.HeldUp != "batch: a panic: boom at line 7" {
+				if err != nil || status.State != batch.StateWaiting || status.DelayedBy != "batch: a panic: boom at line 7" {
 					t.Errorf("%+v, %v", status, err)
 				}
 				log := fmt.Sprint(&p.log)
-				if p.log.Count("batch: a firing is held up") == 0 || !strings.Contains(log, "misuse_test.go") {
+				if p.log.Count("batch: a firing is delayed") == 0 || !strings.Contains(log, "misuse_test.go") {
 					t.Errorf("want the panic logged with its stack:\n%s", log)
 				}
 				p.kill()
@@ -108,7 +108,7 @@ func TestATenantThatComesTwiceHoldsAFiringUp(t *testing.T) {
 		f, err := p.Fire(t.Context(), "b")
 		s.ok(err)
 		time.Sleep(5 * time.Second)
-		if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.StateWaiting || status.HeldUp != want {
+		if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.StateWaiting || status.DelayedBy != want {
 			t.Errorf("%+v, %v", status, err)
 		}
 		s.wantOnce(0)

@@ -70,11 +70,11 @@ type Status struct {
 	FinishBy time.Time `json:"finish_by,omitzero"`      // Batch.FinishBy
 	Overdue  int       `json:"overdue" redis:"overdue"` // tasks that are expected to end after that
 
-	// HeldUp is the error that holds the firing up now; empty if none does. Reason is why the last task
+	// DelayedBy is the error that delays the firing now; empty if none does. Reason is why the last task
 	// was rejected, or the firing refused.
-	HeldUp      string    `json:"held_up,omitempty" redis:"held_up"`
-	HeldUpSince time.Time `json:"held_up_since,omitzero"`
-	Reason      string    `json:"reason,omitempty" redis:"reason"`
+	DelayedBy    string    `json:"delayed_by,omitempty" redis:"delayed_by"`
+	DelayedSince time.Time `json:"delayed_since,omitzero"`
+	Reason       string    `json:"reason,omitempty" redis:"reason"`
 }
 
 // HasEnded reports whether no task of the firing waits or runs.
@@ -108,7 +108,7 @@ type record struct {
 	Offset   int    `redis:"offset"`
 	Begun    int64  `redis:"begun"`    // s
 	Finished int64  `redis:"finished"` // s; 0 if it has not ended
-	Since    int64  `redis:"held_up_since"`
+	Since    int64  `redis:"delayed_since"`
 	Round    int    `redis:"round"`   // how often it was retried
 	Size     int    `redis:"size"`    // how many tasks it has by its plan
 	Stopped  int    `redis:"stopped"` // 1 if it was, since it was retried last
@@ -167,8 +167,8 @@ func (b *compiled) status(f asynqredis.Firing, r record, running int) Status {
 	if r.Finished > 0 {
 		s.EndedAt = time.Unix(r.Finished, 0)
 	}
-	if s.HeldUp != "" {
-		s.HeldUpSince = time.Unix(r.Since, 0)
+	if s.DelayedBy != "" {
+		s.DelayedSince = time.Unix(r.Since, 0)
 	}
 	s.Total, s.Running = max(r.Position, r.ended()), running
 	s.Waiting = max(0, s.Total-r.ended()-running)

@@ -104,10 +104,10 @@ func (w *work) until(ctx context.Context) error {
 		case errors.Is(err, asynqredis.ErrNotHolder):
 			return err
 		case err != nil:
-			w.config.Logger.Warn("batch: a firing is held up", "batch", w.f.Batch, "firing", w.f.Name(), "error", err)
-			held := []any{"held_up", err.Error()}
-			if r.HeldUp == "" {
-				held = append(held, "held_up_since", time.Now().Unix())
+			w.config.Logger.Warn("batch: a firing is delayed", "batch", w.f.Batch, "firing", w.f.Name(), "error", err)
+			held := []any{"delayed_by", err.Error()}
+			if r.DelayedBy == "" {
+				held = append(held, "delayed_since", time.Now().Unix())
 			}
 			_, _ = w.redis.Update(ctx, w.f, w.holder, held...)
 			if !sleep(ctx, pause) {
@@ -115,8 +115,8 @@ func (w *work) until(ctx context.Context) error {
 			}
 			pause = min(2*pause, pauseMost)
 			continue
-		case r.HeldUp != "":
-			_, _ = w.redis.Update(ctx, w.f, w.holder, "held_up", "")
+		case r.DelayedBy != "":
+			_, _ = w.redis.Update(ctx, w.f, w.holder, "delayed_by", "")
 		}
 		pause = pauseLeast
 		if !again && !sleep(ctx, lookEvery) {

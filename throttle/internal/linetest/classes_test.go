@@ -35,7 +35,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			st.at(100 * s).takes("a1")
 			st.at(200 * s).takes("b1").asks(-1)
 		}},
-		"of one tenant at its own window, and others are not held up": {limitertest.Policy(own, limitertest.SharedWindow(5, s)), func(st *story) {
+		"of one tenant at its own window, and others are not delayed": {limitertest.Policy(own, limitertest.SharedWindow(5, s)), func(st *story) {
 			st.granted("a0")
 			st.batch().joins("a1", "b1")
 			st.live().joins("a2")

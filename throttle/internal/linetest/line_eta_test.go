@@ -313,7 +313,7 @@ func TestDeadlinesRefuseRequestsWithoutATicket(t *testing.T) {
 
 // Tenants that are delayed by windows of their own make others expect to wait. But a deadline is
 // not missed by that: the others may start at once.
-func TestDeadlineOfTicketsBehindThoseHeldUpNarrower(t *testing.T) {
+func TestDeadlineOfTicketsBehindThoseDelayedNarrower(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(
 		throttle.Window{Name: "own", Limit: 1, Period: time.Hour}, limitertest.SharedWindow(10, s)))
 	for i := range 40 {

@@ -249,7 +249,7 @@ func TestATakeLooksAtSoManyWhateverHasChanged(t *testing.T) {
 		}
 	}
 	t.Logf("of %d tenants: a take made %d commands at most", tenants, commands)
-	if commands[1] > commands[0]*5/4 {
+	if commands[1] > 2*commands[0] { // SCAN returns some more or fewer; without a bound it is six times
 		t.Errorf("of %d tenants: a take made %d commands at most", tenants, commands)
 	}
 }

@@ -119,7 +119,7 @@ func (e *entry) before(other *entry) bool {
 	return !e.batch && other.batch
 }
 
-// charge counts a start. late is for how long live tickets at broader scopes may have held up a batch. It
+// charge counts a start. late is for how long live tickets at broader scopes may have delayed a batch. It
 // returns that for narrower ones.
 func (e *entry) charge(f *Flow, t, lump int64, late float64) float64 {
 	s, v, alone, live := e.scope, e.tag, true, false

@@ -187,7 +187,7 @@ func TestASilentLimiterHoldsPendingTasksUpBriefly(t *testing.T) {
 		// Two lines are asked at first. Between tasks are 2 s, for pauses of 100, 200, 400 and 800 ms.
 		const takes = 2 + 4
 		b.want("takes", len(b.asked()), takes)
-		b.want("20 plain tasks were held up for", time.Since(begun)-2*time.Second, takes*dispatch.TakeTimeout)
+		b.want("20 plain tasks were delayed for", time.Since(begun)-2*time.Second, takes*dispatch.TakeTimeout)
 		if b.failed.Load() == 0 {
 			t.Error("Failed was not called")
 		}

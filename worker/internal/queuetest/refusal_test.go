@@ -354,6 +354,8 @@ func TestAFewRefusalsCostLittle(t *testing.T) {
 					return nil
 				}, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) { c.Concurrency = limit })
 				time.Sleep(40 * time.Second)
+				mu.Lock()
+				defer mu.Unlock()
 				// The first window's worth goes at once. The first pause spaces the rest. Each later one
 				// lowers the rate, which does not recover if it is the worst.
 				most := takes + time.Duration(row.pauses)*(pause+takes)

@@ -218,7 +218,7 @@ local function new_join(L)
       return true
     end
     local first = redis.call('ZRANGE', P .. 'f:' .. name, '0', '0')[1]
-    if first == id and flow.suffix then -- it may have held up others
+    if first == id and flow.suffix then -- it may have delayed others
       places().look_again(flow.suffix)
       places().reopen(flow, nil)
     end

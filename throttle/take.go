@@ -194,7 +194,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		ask.At = t.Decision.Reservation.At.UnixMicro()
 		ask.Place.Flow, ask.Cost = t.Flow, t.Cost
 		if op == script.PutBack {
-			ask.Place.Rank = t.Rank
+			ask.Place.Rank, ask.Place.Since = t.Rank, t.Since.UnixMicro()
 		} else {
 			ask.Ticket = ""
 		}

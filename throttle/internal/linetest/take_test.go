@@ -309,3 +309,14 @@ func TestATicketGoesBackToItsOwnLine(t *testing.T) {
 		t.Errorf("%d wait in the other line, %v", n, err)
 	}
 }
+
+// Work that was refused, and joined again, has waited since it joined first, also after it is put back.
+func TestAPutBackTicketHasWaitedSinceItJoinedFirst(t *testing.T) {
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, s)))
+	r := st.at(10 * s).of("a1")
+	r.Since = limitertest.At(4 * s)
+	limitertest.Join(t, st.l, r)
+	st.takes("a1")
+	st.putBack("a1").at(12 * s).takes("a1")
+	limitertest.Equal(t, st.took["a1"].Since.UTC(), r.Since.UTC())
+}

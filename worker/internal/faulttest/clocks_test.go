@@ -66,9 +66,6 @@ type ahead struct{ by time.Duration }
 
 func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 	args := cmd.Args()
-	if !strings.HasPrefix(cmd.Name(), "eval") {
-		return next(ctx, cmd)
-	}
 	shift := func(i int) {
 		switch at := args[i].(type) {
 		case int64:
@@ -79,21 +76,24 @@ func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 			}
 		}
 	}
+	if cmd.Name() == "zrangebyscore" && len(args) > 3 { // due
+		shift(3)
+	}
+	if !strings.HasPrefix(cmd.Name(), "eval") {
+		return next(ctx, cmd)
+	}
 	keys := args[2].(int)
 	from := fmt.Sprint(args[3])
-	_, number := args[min(5, len(args)-1)].(int64)
 	switch {
 	case sitetest.IsRequeue(args):
 		shift(10)
-	case keys == 1 && number && len(args) == 7: // due
-		shift(5)
 	case keys == 2 && from == "asynq:{default}:pending" && len(args) > 8: // arrange
 		for i := 10; i < len(args); i += 5 {
 			shift(i)
 		}
-	case keys == 3 && fmt.Sprint(args[4]) == "asynq:{default}:scheduled": // forward
-		shift(8)
-		for i := 11; i < len(args); i += 3 {
+	case keys == 4 && fmt.Sprint(args[4]) == "asynq:{default}:scheduled": // forward
+		shift(9)
+		for i := 12; i < len(args); i += 4 {
 			shift(i)
 		}
 	}

@@ -89,6 +89,14 @@ func many() []throttle.Window {
 	return []throttle.Window{{Name: "many", Limit: 1_000_000, Period: time.Second}}
 }
 
+// tenants names n of them.
+func tenants(n int) (names []string) {
+	for i := range n {
+		names = append(names, fmt.Sprint("tenant-", i))
+	}
+	return names
+}
+
 // calls are Tasks: n for each tenant, with their numbers as payloads.
 func calls(n int) batch.Tasks {
 	return func(_ context.Context, _ batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {

@@ -102,12 +102,14 @@ func waitForgotten(s *sitetest.Site, server *worker.Server) {
 	s.Wait("no attempt is remembered", func() bool { return server.Attempts() == 0 })
 }
 
-// However an attempt ends that was granted, what it was granted stays granted, once, the task fails
-// as it does without throttling, and nothing is remembered of it.
+// However an attempt ends that was granted, what it was granted stays granted, once, and its slot is
+// given back when the handler returns. The task fails as it does without throttling, and nothing is
+// remembered of it.
 func TestAttemptsThatEndBadly(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+	p := sitetest.Policy(100, time.Hour)
+	p.Windows = append(p.Windows, throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 4})
+	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		end := make(chan struct{})
-		t.Cleanup(func() { close(end) })
 		server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			s.Ok(ctx, task)
 			switch id, _ := asynq.GetTaskID(ctx); id {
@@ -139,6 +141,15 @@ func TestAttemptsThatEndBadly(t *testing.T) {
 		if n := len(s.Runs()); n != 4 {
 			t.Errorf("ran %d times", n)
 		}
+		waitSlots := func(n int64) {
+			s.Wait(fmt.Sprint(n, " slots are taken"), func() bool {
+				d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+				return err == nil && d.Windows[1].Used == n
+			})
+		}
+		waitSlots(2) // of the handlers that go on, which asynq does not wait for
+		close(end)
+		waitSlots(0)
 		s.WaitUsed(4)
 		waitForgotten(s, server)
 	})

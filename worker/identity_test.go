@@ -86,26 +86,6 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 	})
 }
 
-func TestTheUsersFunctionIdentifiesATask(t *testing.T) {
-	p := sitetest.Policy(10, time.Hour)
-	p.Windows[0].Scope = throttle.Per("region")
-	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
-		s.Enqueue(asynq.NewTask("x", []byte("eu")))
-		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) {
-			c.Identify = func(task *asynq.Task) (worker.Identity, error) {
-				region := map[string]string{"region": string(task.Payload())}
-				return worker.Identity{Attributes: region, Cost: map[string]int64{"requests": 7}, Tenant: "acme"}, nil
-			}
-		})
-		s.Wait("it ran", func() bool { return len(s.Runs()) == 1 })
-		s.Mu.Lock()
-		defer s.Mu.Unlock()
-		if d := s.Decisions[0]; d.Windows[0].Used != 7 || d.Windows[0].Scope.String() != "region=eu" {
-			t.Errorf("decision %+v", d)
-		}
-	})
-}
-
 // Any headers of a task give an identity that comes back as it is, or an error that asynq can
 // store.
 func FuzzHeaders(f *testing.F) {

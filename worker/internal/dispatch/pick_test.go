@@ -124,6 +124,26 @@ func TestReadyTasksGoBack(t *testing.T) {
 	}
 }
 
+// A server is told to stop while it picks tasks. Those that it does not hand out any more go back.
+func TestAServerThatStopsDuringAPickPutsTasksBack(t *testing.T) {
+	inBubble(t, of(perHour(100)), slots(4), func(b *bench) {
+		b.wait("default", "a", "b")
+		b.breaks(nil, func(cmd redis.Cmder) error {
+			if picks(errLost)(cmd) != nil {
+				b.Stop()
+			}
+			return nil
+		}, nil)
+		_, ok, err := b.Next(b.Context())
+		b.want("handed out", ok, false)
+		b.ok(err)
+		time.Sleep(time.Millisecond)
+		b.want("a and b", b.state("default", "a")+" "+b.state("default", "b"), "scheduled scheduled")
+		b.want("in line", b.inLine(), "[a b]")
+		b.want("used", b.used(), 0)
+	})
+}
+
 // A ticket that joined before its policy had all its scopes is taken without units. If no slot
 // becomes free, its task is for the next forward, and not for one two minutes later.
 func TestReadyTasksWithoutUnitsAreForwarded(t *testing.T) {
@@ -217,9 +237,10 @@ func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 // the next.
 func TestWhatCannotBePickedLeaves(t *testing.T) {
 	inBubble(t, of(perHour(1)), slots(4), func(b *bench) {
-		b.wait("default", "deleted", "archived", "run by hand", "another", "last")
+		b.wait("default", "deleted", "archived", "kept", "run by hand", "another", "last")
 		b.ok(b.tools.DeleteTask("default", "deleted"))
 		b.ok(b.tools.ArchiveTask("default", "archived"))
+		b.client.HSet(b.Context(), "asynq:{default}:t:kept", "state", "completed")
 		b.ok(b.tools.RunTask("default", "run by hand"))
 		b.client.HSet(b.Context(), "asynq:{default}:t:another", "sluice_join", "0123456789abcdef.")
 		got := b.run(2)
@@ -227,7 +248,8 @@ func TestWhatCannotBePickedLeaves(t *testing.T) {
 		b.want("ran", got, "[last run by hand]")
 		b.want("in line", b.inLine(), "[]")
 		b.want("used", b.used(), 1)
-		b.want("archived", b.state("default", "archived"), "archived")
-		b.want("another", b.state("default", "another"), "scheduled")
+		for id, want := range map[string]string{"another": "scheduled", "archived": "archived", "kept": "completed"} {
+			b.want(id, b.state("default", id), want)
+		}
 	})
 }

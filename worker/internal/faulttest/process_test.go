@@ -5,15 +5,12 @@ package faulttest
 import (
 	"context"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"os/exec"
 	"os/signal"
 	"runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -32,20 +29,11 @@ import (
 const (
 	workerEnv = "SLUICE_TEST_WORKER" // the address of its Redis
 	diesEnv   = "SLUICE_TEST_DIES"   // where it is killed, if it is
-	callsEnv  = "SLUICE_TEST_CALLS"  // the address that its handlers call, if they call one
 )
 
 func init() {
 	if addr := os.Getenv(workerEnv); addr != "" {
 		logging.Disable()
-		work := work
-		switch os.Getenv(callsEnv) {
-		case "":
-		case quick, quickPlain:
-			work = workQuickly
-		default:
-			work = workAtOnce
-		}
 		if err := work(addr, os.Getenv(diesEnv)); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -119,10 +107,10 @@ func (k killer) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook
 }
 
 // process starts a worker process on the site's Redis, and tells when it has ended.
-func process(s *sitetest.Site, dies string, env ...string) (*exec.Cmd, <-chan error, *sitetest.Journal) {
+func process(s *sitetest.Site, dies string) (*exec.Cmd, <-chan error, *sitetest.Journal) {
 	s.Helper()
 	cmd, log := exec.Command(os.Args[0]), &sitetest.Journal{}
-	cmd.Env = append(append(os.Environ(), workerEnv+"="+s.Redis.Options().Addr, diesEnv+"="+dies), env...)
+	cmd.Env = append(os.Environ(), workerEnv+"="+s.Redis.Options().Addr, diesEnv+"="+dies)
 	cmd.Stdout, cmd.Stderr = log, log
 	sitetest.Must(s, cmd.Start())
 	ended := make(chan error, 1)
@@ -276,180 +264,5 @@ func TestWorkerIsTerminated(t *testing.T) {
 			t.Errorf("ran %q", got)
 		}
 		s.WantCounters(sitetest.Counters{Processed: 6})
-	})
-}
-
-// These are the callsEnv of worker processes whose handlers note the start of a task, and end.
-const (
-	quick      = "quick"
-	quickPlain = "quick, with plain asynq"
-)
-
-func workQuickly(addr, _ string) error {
-	client := redis.NewClient(&redis.Options{Addr: addr})
-	defer client.Close()
-	limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{sitetest.Policy(100_000, time.Hour)}})
-	if err != nil {
-		return err
-	}
-	opt := asynq.RedisClientOpt{Addr: addr}
-	config := asynq.Config{Concurrency: 2, LogLevel: asynq.FatalLevel, TaskCheckInterval: 10 * time.Millisecond}
-	handler := asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
-		id, _ := asynq.GetTaskID(ctx)
-		return client.SAdd(ctx, "started", id).Err()
-	})
-	if os.Getenv(callsEnv) == quickPlain {
-		return asynq.NewServer(opt, config).Run(handler)
-	}
-	server, err := worker.NewServer(opt, config, worker.Config{Limiter: limiter})
-	if err != nil {
-		return err
-	}
-	return server.Run(handler)
-}
-
-// Workers are killed whose tasks are quick, so that they pick more of them than they have slots. As with
-// plain asynq, no more tasks lose a retry than the worker had slots. SLUICE_LONG=1 kills 20 of each.
-func TestTasksOfKilledWorkersThatNeverStarted(t *testing.T) {
-	const slots, tasks = 2, 400
-	kills := 1
-	if os.Getenv("SLUICE_LONG") != "" {
-		kills = 20
-	}
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(100_000, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		for _, row := range []struct {
-			name, calls string
-			enqueue     func(tenant string, from, n int, opts ...asynq.Option)
-		}{
-			{"plain asynq", quickPlain, s.EnqueueMany},
-			{"pending", quick, s.EnqueueMany},
-			{"in line", quick, func(tenant string, from, n int, opts ...asynq.Option) {
-				s.JoinMany(s.Client(s.Limiter), tenant, from, n, opts...)
-			}},
-		} {
-			active, lost, never := 0, 0, 0
-			for range kills {
-				s.Redis.FlushAll(t.Context())
-				s.Redis.SAdd(t.Context(), "asynq:queues", "default") // clients have done so once
-				row.enqueue("acme", 0, tasks, asynq.MaxRetry(0))
-				cmd, ended, _ := process(s, "", callsEnv+"="+row.calls)
-				s.Wait("some have run", func() bool { return s.Redis.SCard(t.Context(), "started").Val() > 50 })
-				cmd.Process.Kill()
-				waitEnd(s, ended)
-				active += int(s.Redis.LLen(t.Context(), "asynq:{default}:active").Val())
-				lapse(s)
-				cmd, ended, _ = process(s, "", callsEnv+"="+row.calls)
-				s.Wait("nothing waits", func() bool {
-					q, err := s.Inspector.GetQueueInfo("default")
-					return err == nil && q.Active+q.Pending+q.Scheduled == 0
-				})
-				cmd.Process.Kill()
-				waitEnd(s, ended)
-				archived, err := s.Inspector.ListArchivedTasks("default")
-				sitetest.Must(t, err)
-				if lost += len(archived); len(archived) > slots {
-					t.Errorf("%s: %d tasks are archived: the worker had %d slots", row.name, len(archived), slots)
-				}
-				for _, task := range archived {
-					if !s.Redis.SIsMember(t.Context(), "started", task.ID).Val() {
-						never++
-					}
-				}
-			}
-			t.Logf("%s, %d kills: %d were active, %d archived, %d of them had not started", row.name, kills, active, lost, never)
-		}
-	})
-}
-
-// fewAtOnce is a policy whose leases run out soon.
-func fewAtOnce() throttle.Policy {
-	p := sitetest.AtOnce(3)
-	p.Windows[0].Lease = 5 * time.Second // no shorter, as a machine under load stands still at times
-	return p
-}
-
-// workAtOnce is a worker process whose handlers call the parent, and hold on for a while.
-func workAtOnce(addr, _ string) error {
-	limiterClient := redis.NewClient(&redis.Options{Addr: addr})
-	defer limiterClient.Close()
-	limiter, err := throttle.New(throttle.Config{Client: limiterClient, Policies: []throttle.Policy{fewAtOnce()}})
-	if err != nil {
-		return err
-	}
-	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: addr}, asynq.Config{
-		Concurrency: 4, LogLevel: asynq.FatalLevel, TaskCheckInterval: 10 * time.Millisecond,
-		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 },
-	}, worker.Config{Limiter: limiter})
-	if err != nil {
-		return err
-	}
-	return server.Run(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
-		call, err := net.Dial("tcp", os.Getenv(callsEnv))
-		if err != nil {
-			return err
-		}
-		defer call.Close() // or the kernel does, when the process is killed
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-ctx.Done():
-		}
-		// The slot is free as soon as the handler returns. The callee counts the end before that.
-		if err := call.(*net.TCPConn).CloseWrite(); err != nil {
-			return err
-		}
-		if _, err := io.Copy(io.Discard, call); err != nil {
-			return err
-		}
-		return context.Cause(ctx)
-	}))
-}
-
-// Workers are killed, and others come. By the log of the service that they call, never more than
-// the limit run at once. The slots of the killed ones are used again.
-func TestConcurrencyOfKilledWorkers(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{fewAtOnce()}, func(t *testing.T, s *sitetest.Site) {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		sitetest.Must(t, err)
-		defer listener.Close()
-		g := &sitetest.Gauge{}
-		var calls atomic.Int64
-		go func() {
-			for {
-				call, err := listener.Accept()
-				if err != nil {
-					return
-				}
-				calls.Add(1)
-				go func() {
-					defer call.Close() // the caller waits for it
-					_ = g.Handler(func(context.Context, *asynq.Task) error {
-						_, err := call.Read(make([]byte, 1))
-						return err
-					})(context.Background(), nil)
-				}()
-			}
-		}()
-		start := func() (*exec.Cmd, <-chan error) {
-			cmd, ended, _ := process(s, "", callsEnv+"="+listener.Addr().String())
-			return cmd, ended
-		}
-		var ids []string
-		for i := range 30 {
-			ids = append(ids, fmt.Sprint("t", i))
-			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(ids[i]), asynq.MaxRetry(10))
-		}
-		first, firstEnded := start()
-		_, _ = start()
-		for round := range 2 {
-			s.Wait("some have run", func() bool { return calls.Load() >= int64(8*(round+1)) })
-			first.Process.Kill()
-			waitEnd(s, firstEnded)
-			lapse(s) // or asynq's recoverer waits for half a minute
-			first, firstEnded = start()
-		}
-		s.WaitGone(ids...)
-		if most := g.Most.Load(); most > 3 {
-			t.Errorf("%d ran at once, the limit is 3", most)
-		}
 	})
 }

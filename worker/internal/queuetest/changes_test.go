@@ -48,6 +48,9 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 		{"weight", sitetest.Shared(10, 30*time.Second),
 			func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Weight: 4}} },
 			counts{}, counts{"acme": 8, "beta": 2}},
+		{"exempt", sitetest.Policy(5, 30*time.Second),
+			func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Exempt: true}} },
+			counts{"acme": 20}, counts{"acme": 20, "beta": 5}},
 	} {
 		for _, restart := range []bool{false, true} {
 			if restart && row.name != "limit raised" && row.name != "weight" {
@@ -96,19 +99,6 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A tenant that becomes exempt while its tasks wait leaves nothing in the line.
-func TestATenantThatBecomesExemptLeavesTheLine(t *testing.T) {
-	sitetest.Bubble(t, sitetest.Shared(1, time.Minute), func(t *testing.T, s *sitetest.Site) {
-		l := sitetest.NewLedger()
-		s.Serve(s.Ok, l.Watch, sitetest.Calm)
-		s.EnqueueMany("acme", 0, 5)
-		time.Sleep(5 * time.Second)
-		s.SetPolicy(func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Exempt: true}} }, s.Limiter)
-		s.SleepUntil(l, 5, 5*time.Minute)
-		s.WantNobodyInLine()
-	})
 }
 
 // What operators put in force, and a policy that begins to observe, hold for the tasks that wait.

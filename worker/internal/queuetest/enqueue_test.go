@@ -210,29 +210,6 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 	})
 }
 
-// While the limiter's Redis is away, tasks are enqueued as asynq does.
-func TestTasksAreEnqueuedWithoutTheLimitersRedis(t *testing.T) {
-	sitetest.Bubble(t, sitetest.Shared(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
-		l := sitetest.NewLedger()
-		var c sitetest.Cable
-		client := s.Client(s.LimiterThrough(&c))
-		s.JoinMany(client, "acme", 0, 2)
-		c.Cut()
-		for i, e := range s.JoinMany(client, "acme", 2, 2) {
-			if e.Info.State != asynq.TaskStatePending || e.Start != (worker.ExpectedStart{}) {
-				t.Errorf("task %d is %v, is expected to start %+v", i, e.Info.State, e.Start)
-			}
-		}
-		s.WantStates("default", 2, 2)
-		c.Mend()
-		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
-		s.SleepUntil(l, 4, 40*time.Second)
-		s.WantNobodyInLine()
-		client.Close()
-		time.Sleep(2 * time.Second)
-	})
-}
-
 // A Close leaves nothing running: a bubble ends only when all its goroutines have ended.
 func TestClosingLeavesNothingRunning(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Shared(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {

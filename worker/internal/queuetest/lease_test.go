@@ -52,38 +52,6 @@ func TestLongHandlersWakeTwice(t *testing.T) {
 	})
 }
 
-// However an attempt ends, what it held is given back, once.
-func TestLeasesEndWithTheAttempt(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.AtOnce(1)}, func(t *testing.T, s *sitetest.Site) {
-		var slow sync.WaitGroup
-		handlers := map[string]asynq.HandlerFunc{
-			"panics": func(context.Context, *asynq.Task) error { panic("on purpose") },
-			"fails":  func(context.Context, *asynq.Task) error { return errors.New("on purpose") },
-			"outlives its time": func(ctx context.Context, _ *asynq.Task) error {
-				slow.Add(1)
-				defer slow.Done()
-				<-ctx.Done()
-				time.Sleep(200 * time.Millisecond) // asynq does not wait for it, but its slot is taken
-				return nil
-			},
-		}
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			id, _ := asynq.GetTaskID(ctx)
-			if h := handlers[id]; h != nil {
-				return h(ctx, task)
-			}
-			return s.Ok(ctx, task)
-		})
-		for id := range handlers {
-			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0), asynq.Timeout(time.Second))
-			s.WaitState(asynq.TaskStateArchived, id)
-			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("after "+id))
-			s.WaitGone("after " + id)
-		}
-		slow.Wait()
-	})
-}
-
 // A lease that is made shorter is renewed as often as it has to be.
 func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
 	sitetest.Bubble(t, sitetest.AtOnce(1), func(t *testing.T, s *sitetest.Site) {

@@ -1,10 +1,9 @@
 // Package queuetest tests tasks that wait in line: their order, pace and fairness, what holds them
-// up, and what changes meanwhile. Read TestBacklogDrains first, then TestWeightedTenantsShare.
+// up, and what changes meanwhile. Read TestBacklogDrains first.
 package queuetest
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -48,46 +47,6 @@ func TestBacklogDrains(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Four tenants share a window by weight, two of which come later, and nothing is left idle.
-func TestWeightedTenantsShare(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := sitetest.Shared(20, 10*time.Second)
-		p.Tenants = map[string]throttle.Tenant{"dune": {Weight: 2}}
-		s := sitetest.NewInBubble(t, p)
-		l := sitetest.NewLedger()
-		s.Serve(s.Ok, l.Watch, sitetest.Calm, s.Apart)
-		s.Serve(s.Ok, l.Watch, sitetest.Calm, s.Apart)
-		s.EnqueueMany("acme", 0, 130)
-		s.EnqueueMany("beta", 0, 120)
-		time.Sleep(50 * time.Second)
-		s.EnqueueMany("chip", 0, 90)
-		s.EnqueueMany("dune", 0, 140)
-		time.Sleep(20 * time.Second)
-		from := time.Now()
-		time.Sleep(70 * time.Second)
-		to := time.Now()
-		time.Sleep(2 * time.Minute)
-
-		const tasks = 130 + 120 + 90 + 140
-		if n := l.Count(); n != tasks {
-			t.Fatalf("%d of %d tasks were granted", n, tasks)
-		}
-		share := map[string]int{}
-		for _, g := range l.Sorted() {
-			if g.At.After(from) && g.At.Before(to) {
-				share[g.Tenant]++
-			}
-		}
-		sitetest.WantFair(t, share, map[string]float64{"acme": 1, "beta": 1, "chip": 1, "dune": 2})
-		// Those that waited before the others came start later than expected, and do not wake for that.
-		s.WantWakes(l, sitetest.DeniedAndRun)
-		s.WantPace(l.Sorted(), sitetest.Spacing, p.Windows...)
-		s.WantNobodyInLine()
-		s.WantCounters(sitetest.Counters{Processed: tasks})
-	})
 }
 
 // A client alone, whose process ends before any worker's begins, leaves a line that is found.

@@ -9,7 +9,6 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -149,25 +148,17 @@ func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
 	})
 }
 
-// A handler that wants a refusal to cost a retry says so.
+// A handler that wants a refusal to cost a retry says so. (That an error beside a pause of its own costs
+// one is in TestAJobMayPauseItsPolicyAndFail.)
 func TestARefusalMayTakeARetry(t *testing.T) {
-	for name, fail := range map[string]func(context.Context) error{
-		"by a pause and an error of its own": func(ctx context.Context) error {
-			return errors.Join(worker.FromContext(ctx).Pause(ctx, time.Minute), errors.New("429"))
-		},
-		"by asynq.SkipRetry": func(context.Context) error { return asynq.SkipRetry },
-	} {
-		t.Run(name, func(t *testing.T) {
-			sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
-				s.Serve(func(ctx context.Context, _ *asynq.Task) error {
-					throttle.CallerFrom(ctx).Refused("api", 100*time.Millisecond)
-					return fail(ctx)
-				})
-				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
-				s.WaitState(asynq.TaskStateArchived, "t")
-			})
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
+		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
+			throttle.CallerFrom(ctx).Refused("api", 100*time.Millisecond)
+			return asynq.SkipRetry
 		})
-	}
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.WaitState(asynq.TaskStateArchived, "t")
+	})
 }
 
 // A refusal of no length, or of none that holds by this machine's clock, is one of unknown length. A
@@ -298,76 +289,4 @@ func TestATaskIsGivenUpByThePolicyOfItsCalls(t *testing.T) {
 			t.Errorf("%s, want %s...: 429", got, want)
 		}
 	})
-}
-
-// kept is the part of the rate that is kept when a refusal lowers it.
-const kept = 7. / 8
-
-// A few refusals of known length cost that time and little more. Where each doubled the time in which
-// the limit opens again, these 80 tasks took 111 s in place of 9.
-func TestAFewRefusalsCostLittle(t *testing.T) {
-	const limit, takes, pause = 8, 10 * time.Millisecond, time.Second
-	for name, row := range map[string]struct {
-		refused func(i int) bool
-		pauses  int // refusals of calls under way together count as one
-	}{
-		"none":          {func(int) bool { return false }, 0},
-		"eight at once": {func(i int) bool { return i < limit }, 1},
-		"every tenth":   {func(i int) bool { return i%10 == 9 }, 8},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const jobs = 80
-				p := sitetest.Policy(limit, time.Second)
-				p.Windows[0].Scope = throttle.ScopeShared
-				s := sitetest.NewInBubble(t, p)
-				waits := map[string]bool{}
-				for i := range jobs {
-					if id := fmt.Sprintf("%02d", i); row.refused(i) {
-						waits[id] = true
-					}
-				}
-				var mu sync.Mutex
-				done, runs := 0, 0
-				begun := time.Now()
-				var took time.Duration
-				refused := len(waits)
-				client := s.Client(s.Limiter)
-				for i := range jobs {
-					id := asynq.TaskID(fmt.Sprintf("%02d", i))
-					if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), id, asynq.MaxRetry(0)); err != nil {
-						t.Fatal(err)
-					}
-				}
-				s.Serve(func(ctx context.Context, _ *asynq.Task) error {
-					id, _ := asynq.GetTaskID(ctx)
-					time.Sleep(takes)
-					mu.Lock()
-					defer mu.Unlock()
-					runs++
-					if waits[id] {
-						delete(waits, id)
-						return worker.RetryAfter(pause)
-					}
-					done++
-					took = time.Since(begun)
-					return nil
-				}, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) { c.Concurrency = limit })
-				time.Sleep(40 * time.Second)
-				mu.Lock()
-				defer mu.Unlock()
-				// The first window's worth goes at once. The first pause spaces the rest. Each later one
-				// lowers the rate, which does not recover if it is the worst.
-				most := takes + time.Duration(row.pauses)*(pause+takes)
-				for i, rate := 0, float64(limit); i < max(1, row.pauses); i, rate = i+1, rate*kept {
-					calls := float64(jobs+refused-limit) / float64(max(1, row.pauses))
-					most += time.Duration(calls / rate * float64(time.Second))
-				}
-				t.Logf("%d jobs, %d of them refused for 1 s: %v", jobs, refused, took)
-				if done != jobs || runs != jobs+refused || took > most+sitetest.Spacing {
-					t.Errorf("%d of %d done by %d runs, after %v, want at most %v", done, jobs, runs, took, most)
-				}
-			})
-		})
-	}
 }

@@ -8,16 +8,13 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
-	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
 // A Ledger notes how tasks got through, over all servers of a site.
@@ -124,21 +121,6 @@ func (l *Ledger) Utilization(limit int, period time.Duration) float64 {
 	return ideal.Seconds() / grants[n-1].At.Sub(grants[0].At).Seconds()
 }
 
-// Late returns how long after its last expected start a task was granted, at the 50th and the 99th
-// percentile of those that had one.
-func (l *Ledger) Late() (half, most time.Duration) {
-	l.Mu.Lock()
-	defer l.Mu.Unlock()
-	var late []time.Duration
-	for _, g := range l.Grants {
-		if _, ok := l.told[g.ID]; ok {
-			late = append(late, g.late)
-		}
-	}
-	slices.Sort(late)
-	return late[len(late)/2], late[len(late)*99/100]
-}
-
 // A task of a plain client wakes to be denied, and to run. One of ours only runs.
 const (
 	OnlyRuns     = 1
@@ -172,19 +154,6 @@ func (s *Site) WantPace(grants []Granted, late time.Duration, windows ...throttl
 		}
 		if off := g.At.Sub(fits); !fits.IsZero() && (off < 0 || off > late) {
 			s.Errorf("%s was granted %v after it fitted: want 0 to %v", g.ID, off, late)
-		}
-	}
-}
-
-// WantFair fails unless the tenants, which waited all the time, were granted units by their weights.
-// By start-time fair queueing two of them differ by no more than one turn of each.
-func WantFair(t testing.TB, got map[string]int, weights map[string]float64) {
-	t.Helper()
-	for a, x := range weights {
-		for b, y := range weights {
-			if float64(got[a])*y-float64(got[b])*x > x+y {
-				t.Errorf("%s of weight %v has %d, %s of weight %v has %d", a, x, got[a], b, y, got[b])
-			}
 		}
 	}
 }
@@ -354,27 +323,4 @@ func (s *Site) SetPolicy(change func(*throttle.Policy), limiters ...*throttle.Li
 		change(&policies[0])
 		Must(s, l.SetPolicies(policies))
 	}
-}
-
-// Join has a ticket join the line of the policy "api" under a task's ID, without a task.
-func (s *Site) Join(tenant, id string, task *asynq.Task) {
-	s.Helper()
-	identity, err := asynqredis.New(s.Redis).Identity(context.Background())
-	Must(s, err)
-	places, err := s.Limiter.Line("api").Join(context.Background(), []throttle.Request{{
-		Key:    joinKey(task),
-		Tenant: tenant,
-		Ticket: throttle.Ticket{Queue: identity + "/default", ID: id},
-	}})
-	if err != nil || places[0].Err != nil {
-		s.Fatal(err, places)
-	}
-	Must(s, asynqredis.New(s.Redis).Nudge(context.Background(), "default", "api"))
-}
-
-// joinKey is the join key of a task.
-func joinKey(task *asynq.Task) string {
-	message := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), task.Type())
-	message = protowire.AppendBytes(protowire.AppendTag(message, 2, protowire.BytesType), task.Payload())
-	return asynqredis.Message(message).JoinKey()
 }

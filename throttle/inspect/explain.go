@@ -96,12 +96,8 @@ func (l *line) explain(ctx context.Context, name string, record script.Ticket, s
 	if err != nil {
 		return err
 	}
-	var rows []*tenantFlow
-	for _, f := range ahead {
-		rows = append(rows, &tenantFlow{flow: f, row: f.name})
-	}
-	if len(rows) > 0 {
-		s.Ahead, err = l.states(ctx, rows)
+	if len(ahead) > 0 {
+		s.Ahead, err = l.states(ctx, ahead...)
 	}
 	return err
 }

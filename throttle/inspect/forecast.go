@@ -21,10 +21,16 @@ import (
 type snapshot struct {
 	*line
 	standings  []*throttle.Standing // of the demands, and of all that waits
-	waiting    []*tenantFlow        // the first one first
+	waiting    []*waiting           // the first one first
 	values     map[string]string    // of scopes whose windows have counted anything, by key
 	now, opens int64
 	batchShare float64
+}
+
+// waiting is a flow as it stands.
+type waiting struct {
+	flow
+	standing throttle.Standing
 }
 
 // snapshot reads a line, with the requests of demands. Of the first flows that wait it asks what their
@@ -70,14 +76,14 @@ func (i Inspector) read(ctx context.Context, name string, demands []*throttle.St
 	}
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if w := all[name]; w.tickets > 0 && (demands != nil || !strings.HasPrefix(name, "!")) {
-			waits := &tenantFlow{flow: w, standing: throttle.Standing{Flow: name, Costs: w.costs()}}
+			waits := &waiting{flow: w, standing: throttle.Standing{Flow: name, Costs: w.costs()}}
 			if waits.standing.Ask = !known[name] && ask > 0; waits.standing.Ask {
 				ask--
 			}
 			s.waiting, s.standings = append(s.waiting, waits), append(s.standings, &waits.standing)
 		}
 	}
-	slices.SortStableFunc(s.waiting, func(a, b *tenantFlow) int { return cmp.Compare(a.rank, b.rank) })
+	slices.SortStableFunc(s.waiting, func(a, b *waiting) int { return cmp.Compare(a.rank, b.rank) })
 	for part := range slices.Chunk(s.standings[len(demands):], 1024) { // others may want to call in between
 		if err := s.Stand(ctx, part...); err != nil {
 			return nil, err
@@ -299,9 +305,9 @@ func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, erro
 	for n, l := range p.lines {
 		lines[n] = l.in(sim, limits)
 	}
-	joined := map[*plan.Flow]int64{}
+	joined, ends := map[*plan.Flow]int64{}, make([]plan.Demand, len(p.demands))
 	for _, d := range p.demands {
-		if sim.Demand(); d.Standing != nil {
+		if d.Standing != nil {
 			joined[lines[d.line].flow(d.Standing)] += int64(d.Joined)
 			if !known[d.Queue] {
 				unknown[throttle.BySlots] = true
@@ -320,7 +326,7 @@ func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, erro
 	for _, run := range order {
 		if d := p.demands[run.Demand]; d.Standing != nil && run.Count > 0 {
 			flow := lines[d.line].flow(d.Standing)
-			flow.Add(run.Demand, int64(run.Count), costsOf(d.Standing), d.Hold.Microseconds())
+			flow.Add(&ends[run.Demand], int64(run.Count), costsOf(d.Standing), d.Hold.Microseconds())
 		}
 	}
 	for _, l := range lines {
@@ -337,7 +343,7 @@ func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, erro
 	if err := sim.Run(ctx); err != nil {
 		return Plan{}, fmt.Errorf("throttle: %w", err)
 	}
-	return p.result(sim, slices.Sorted(maps.Keys(unknown))), nil
+	return p.result(sim, ends, slices.Sorted(maps.Keys(unknown))), nil
 }
 
 // slots sets the slots of all queues, and how long tickets that are no demand hold them. It returns for
@@ -369,23 +375,22 @@ func (p *prepared) slots(sim *plan.Simulation, first int64) (known map[string]bo
 	return known
 }
 
-func (p *prepared) result(sim *plan.Simulation, unknown []string) Plan {
-	finishes, late := make([]Finish, len(p.demands)), map[string]int{}
-	for n := range p.demands {
-		r := sim.Result(n)
-		if finishes[n] = (Finish{Binds: r.Binds, By: r.By, Known: r.Known}); r.Last > 0 {
-			finishes[n].Expected = time.UnixMicro(r.Last)
-		}
-		for binds, count := range r.Late {
-			late[binds] += count
+func (p *prepared) result(sim *plan.Simulation, ends []plan.Demand, unknown []string) Plan {
+	finishes := make([]Finish, len(ends))
+	for i, d := range ends {
+		finishes[i].By = d.By
+		if finishes[i].Known = sim.Ends(&d); finishes[i].Known && d.Last > 0 {
+			finishes[i].Binds, finishes[i].Expected = d.Binds, time.UnixMicro(d.Last)
 		}
 	}
 	made := PlanOf(time.UnixMicro(p.now), finishes)
 	made.Unknown = unknown
-	for _, binds := range slices.Sorted(maps.Keys(late)) {
-		made.Delays = append(made.Delays, Delay{binds, late[binds]})
+	for binds, count := range sim.Late {
+		made.Delays = append(made.Delays, Delay{binds, count})
 	}
-	slices.SortStableFunc(made.Delays, func(a, b Delay) int { return b.Count - a.Count })
+	slices.SortFunc(made.Delays, func(a, b Delay) int {
+		return cmp.Or(b.Count-a.Count, cmp.Compare(a.Binds, b.Binds))
+	})
 	return made
 }
 

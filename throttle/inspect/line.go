@@ -24,18 +24,19 @@ type line struct {
 
 // A flow is the tickets of one tenant, with its attributes, in one queue.
 type flow struct {
-	name    string
-	tickets int64
-	units   map[string]int64 // of all tickets together
-	weight  int64            // in thousandths
-	node    string           // the suffix of the node where it waits
-	rank    string           // that of its first ticket there, of 16 digits
+	name          string
+	queue, values string // its parts; the queue with the class, as queues are named
+	tickets       int64
+	units         map[string]int64 // of all tickets together
+	weight        int64            // in thousandths
+	node          string           // the suffix of the node where it waits
+	rank          string           // that of its first ticket there, of 16 digits
+	since         int64            // when the ticket began to wait that waits longest (us), if that was read
 }
 
-// side returns the queue and class of a flow, as queues are named, and the rest of its name.
-func (f flow) side() (queue, values string) {
-	queue, values, _ = strings.Cut(f.name, "|")
-	return queue, values
+func newFlow(name string) flow {
+	queue, values, _ := strings.Cut(name, "|")
+	return flow{name: name, queue: queue, values: values, units: map[string]int64{}}
 }
 
 // costs are those of one ticket of the flow, on average.
@@ -53,7 +54,8 @@ func readFlow(name, record string) (flow, error) {
 	if len(f) < 8 {
 		return flow{}, &script.ReplyError{Reason: fmt.Sprintf("flow %q", name)}
 	}
-	read := flow{name: name, units: map[string]int64{}, node: f[5], rank: f[6]}
+	read := newFlow(name)
+	read.node, read.rank = f[5], f[6]
 	read.tickets, _ = strconv.ParseInt(f[0], 10, 64)
 	read.weight, _ = strconv.ParseInt(f[3], 10, 64)
 	for part := range strings.SplitSeq(f[1], ",") {
@@ -174,9 +176,9 @@ func (l *line) named(ctx context.Context, names []string) (flows []flow, err err
 	return flows, err
 }
 
-// oldest finds since when the tickets of flows wait that wait longest: the first one that joined at the
-// end, or the last one in front of it, which ran before.
-func (l *line) oldest(ctx context.Context, flows []*tenantFlow) error {
+// oldest sets when the oldest tickets of flows began to wait. The oldest is the first ticket that joined at
+// the end, or the last one in front of it, which ran before.
+func (l *line) oldest(ctx context.Context, flows []flow) error {
 	return l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
 		first := make([][2]*redis.StringSliceCmd, len(flows))
 		_, err := client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
@@ -202,7 +204,8 @@ func (l *line) oldest(ctx context.Context, flows []*tenantFlow) error {
 				since[names[i]], err = t.Since, cmp.Or(err, bad)
 			}
 		}
-		for i, f := range flows {
+		for i := range flows {
+			f := &flows[i]
 			for _, name := range slices.Concat(first[i][0].Val(), first[i][1].Val()) {
 				if at := since[name]; at > 0 && (f.since == 0 || at < f.since) {
 					f.since = at
@@ -239,8 +242,7 @@ type spot struct {
 // spot returns where a ticket of a flow stands, with the first n flows before its own. It is zero if
 // the ticket or the flow has left.
 func (l *line) spot(ctx context.Context, ticket string, f flow, n int64) (s spot, err error) {
-	side, _ := f.side()
-	node := "n:" + side + "|" + f.node
+	node := "n:" + f.queue + "|" + f.node
 	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
 		pipe := client.Pipeline()
 		behind := pipe.ZRank(ctx, prefix+"f:"+f.name, ticket)

@@ -78,8 +78,8 @@ type Plan struct {
 	// Delays are what the late requests wait for, each for longest, by how many do.
 	Delays []Delay
 
-	// Fits is the smallest change of limits by which none is late, with PlanOptions.Fit. It is empty if
-	// none is late, or no limit helps.
+	// Fits are the least limits by which none is late, of those that must rise, with PlanOptions.Fit. It
+	// is empty if none is late, or no limit helps.
 	Fits []Change
 
 	// Unknown are windows, and throttle.BySlots, that are not counted, as nobody knows how long requests
@@ -102,7 +102,11 @@ type Delay struct {
 }
 
 // A Change is another limit of a window, or of throttle.BySlots.
-type Change = plan.Change
+type Change struct {
+	Window string `json:"window"` // or throttle.BySlots
+	Limit  int64  `json:"limit"`  // by which some are late
+	Fits   int64  `json:"fits"`   // by which none is
+}
 
 // A Simulation is when all that waits for a policy would be done, if nothing else comes. Times are
 // by the clock of Redis.
@@ -160,12 +164,13 @@ func (i Inspector) Plan(ctx context.Context, demands []Demand, o PlanOptions) (P
 	}
 	inForce := p.limits()
 	maps.Copy(inForce, o.Limits)
-	made.Fits, err = plan.Fit(inForce, func(changed map[string]int64) (int, error) {
-		limits := maps.Clone(inForce)
-		maps.Copy(limits, changed)
-		made, err := p.run(ctx, limits)
-		return made.late(), err
+	fits, err := plan.Fit(inForce, func(limits map[string]int64) (int, error) {
+		tried, err := p.run(ctx, limits)
+		return tried.late(), err
 	})
+	for _, name := range slices.Sorted(maps.Keys(fits)) {
+		made.Fits = append(made.Fits, Change{name, inForce[name], fits[name]})
+	}
 	if ctx.Err() != nil { // the plan is known all the same
 		err = nil
 	}

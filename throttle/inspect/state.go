@@ -172,14 +172,6 @@ func queueStates(queues []queue, at time.Time) []QueueState {
 	return states
 }
 
-// A tenantFlow is a flow as it stands, of one tenant's row on a page.
-type tenantFlow struct {
-	flow
-	since    int64 // when the ticket began to wait that waits longest (us)
-	row      string
-	standing throttle.Standing
-}
-
 // tenants returns a page of tenants behind a cursor, and the next one. Whole says that it has all of a
 // tenant that was asked for.
 func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantState, next uint64, whole bool, err error) {
@@ -190,7 +182,7 @@ func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantS
 			return nil, 0, false, err
 		}
 		if whole = asked.Err == nil; whole { // no window counts by other attributes
-			found = []flow{{name: asked.Flow}}
+			found = []flow{newFlow(asked.Flow)}
 		}
 	}
 	if !whole {
@@ -202,7 +194,7 @@ func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantS
 	if err != nil {
 		return nil, 0, false, err
 	}
-	states, err := l.states(ctx, flows)
+	states, err := l.states(ctx, flows...)
 	if q.Tenant != "" {
 		states = slices.DeleteFunc(states, func(t TenantState) bool { return t.Tenant != q.Tenant })
 	}
@@ -211,86 +203,72 @@ func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantS
 
 // siblings returns the flows of the same tenants and attributes in all queues and classes. Flows that
 // are not the first of these in order come with other pages. One that does not wait is asked alone.
-func (l *line) siblings(ctx context.Context, found []flow) ([]*tenantFlow, error) {
+func (l *line) siblings(ctx context.Context, found []flow) (flows []flow, err error) {
 	var names []string
 	for _, f := range found {
-		_, values := f.side()
 		for _, q := range l.queues {
-			names = append(names, q.name+"|"+values)
+			names = append(names, q.name+"|"+f.values)
 		}
 	}
 	slices.Sort(names)
 	all, err := l.named(ctx, slices.Compact(names))
-	if err != nil {
-		return nil, err
-	}
-	byRow := map[string][]flow{}
+	rows := map[string][]flow{}
 	for _, f := range all {
-		_, values := f.side()
-		byRow[values] = append(byRow[values], f)
+		rows[f.values] = append(rows[f.values], f)
 	}
-	var flows []*tenantFlow
 	for _, f := range found {
-		_, values := f.side()
-		row := byRow[values]
-		if len(row) == 0 && f.tickets == 0 {
-			row = []flow{f}
-		}
-		if len(row) == 0 || f.tickets > 0 && f.name != row[0].name {
-			continue
-		}
-		for _, f := range row {
-			flows = append(flows, &tenantFlow{flow: f, row: values})
+		switch row := rows[f.values]; {
+		case len(row) == 0 && f.tickets == 0:
+			flows = append(flows, f)
+		case len(row) > 0 && (f.tickets == 0 || f.name == row[0].name):
+			flows = append(flows, row...)
 		}
 	}
-	return flows, nil
+	return flows, err
 }
 
-// states returns how the tenants of flows stand, by the order in which State returns them.
-func (l *line) states(ctx context.Context, flows []*tenantFlow) ([]TenantState, error) {
-	standings := make([]*throttle.Standing, len(flows))
-	for i, f := range flows {
-		f.standing = throttle.Standing{Flow: f.name, Ask: true}
-		standings[i] = &f.standing
-	}
+// states returns how the tenants of flows stand, by the order in which State returns them: a row for the
+// flows of the same tenant and attributes.
+func (l *line) states(ctx context.Context, flows ...flow) ([]TenantState, error) {
 	if err := l.oldest(ctx, flows); err != nil {
 		return nil, err
+	}
+	standings := make([]*throttle.Standing, len(flows))
+	for i, f := range flows {
+		standings[i] = &throttle.Standing{Flow: f.name, Ask: true}
 	}
 	if err := l.Stand(ctx, standings...); err != nil {
 		return nil, err
 	}
-	rows := map[string]*TenantState{}
-	most := map[string]int64{}
-	for _, f := range flows {
-		t := rows[f.row]
+	rows, most := map[string]*TenantState{}, map[string]int64{}
+	for i, f := range flows {
+		s, t := standings[i], rows[f.values]
 		if t == nil {
-			r := f.standing.Request
-			t = &TenantState{Tenant: r.Tenant, Attributes: maps.Clone(r.Attributes), Weight: cmp.Or(f.standing.Weight, 1),
-				Limits: Limits{Windows: []throttle.WindowState{}}}
-			rows[f.row] = t
+			t = &TenantState{Tenant: s.Request.Tenant, Attributes: maps.Clone(s.Request.Attributes),
+				Weight: cmp.Or(s.Weight, 1), Limits: Limits{Windows: []throttle.WindowState{}}}
+			rows[f.values] = t
 		}
 		t.Waiting += f.tickets
-		queue, _ := f.side()
-		if f.standing.Request.Class == throttle.ClassBatch {
+		if s.Request.Class == throttle.ClassBatch {
 			t.Batch += f.tickets
 		}
-		if f.tickets > most[f.row] {
-			most[f.row], t.Weight = f.tickets, float64(f.weight)/1000
+		if f.tickets > most[f.values] {
+			most[f.values], t.Weight = f.tickets, float64(f.weight)/1000
 			for _, q := range l.queues {
-				if q.name == queue {
+				if q.name == f.queue {
 					t.Share = min(1, float64(f.weight)/float64(max(1, q.weights)))
 				}
 			}
 		}
-		if f.standing.Err != nil {
+		if s.Err != nil {
 			continue
 		}
-		t.Exempt = f.standing.Decision.Exempt
+		t.Exempt = s.Decision.Exempt
 		oldest := time.UnixMicro(f.since)
-		if f.since > 0 && f.standing.Decision.AlreadyQueued && (t.Oldest.IsZero() || oldest.Before(t.Oldest)) {
+		if f.since > 0 && s.Decision.AlreadyQueued && (t.Oldest.IsZero() || oldest.Before(t.Oldest)) {
 			t.Oldest = oldest
 		}
-		t.Limits.add(&f.standing, false, true)
+		t.Limits.add(s, false, true)
 	}
 	states := make([]TenantState, 0, len(rows))
 	for _, t := range rows {

@@ -15,18 +15,33 @@ import (
 type Simulation struct {
 	Now  int64                          // of the state that it starts from
 	From int64                          // before which no demand starts
-	By   int64                          // until which Result.By counts
+	By   int64                          // until which Demand.By counts, and after which tickets are late
 	End  int64                          // of the simulation
 	Hold int64                          // how long tickets that are no demand hold what they take; 0 if unknown
 	Open func(from time.Time) time.Time // from when on demands may start; nil is at any time
 
+	// Late counts the tickets of demands that end after By, by what they waited for.
+	Late map[string]int
+
 	lines      []*Line
 	slots      map[string][]*Window // by queue
-	demands    []*demand
-	unfinished int
-	lump       int64 // tickets that go as one
-	rank       int   // of the next demand
+	unfinished int                  // demands
+	lump       int64                // tickets that go as one
+	rank       int                  // of the next ticket of a demand
 }
+
+// A Demand is tickets that Flow.Add adds to flows, and what became of them, after Run. Those whose hold
+// is unknown end when they start.
+type Demand struct {
+	By    int    // how many end until Simulation.By
+	Binds string // what the last one waited for, for longest; empty if for nothing
+	Last  int64  // when the last one ends that has started
+
+	left int64
+}
+
+// Ends reports whether all tickets of a demand end until the end of the simulation.
+func (s *Simulation) Ends(d *Demand) bool { return d.left <= 0 && d.Last <= s.End }
 
 // A Line is what waits for one policy.
 type Line struct {
@@ -49,12 +64,14 @@ const BySlots = "(slots)"
 
 // New returns a simulation without lines.
 func New(now, end int64) *Simulation {
-	return &Simulation{Now: now, From: now, End: end, slots: map[string][]*Window{}}
+	return &Simulation{Now: now, From: now, End: end, Late: map[string]int{}, slots: map[string][]*Window{}}
 }
 
 // Line adds the line of a policy with that share of batches.
 func (s *Simulation) Line(batchShare float64) *Line {
-	l := &Line{sim: s, share: batchShare, scopes: map[string]*Scope{}, flows: map[string]*Flow{}, waited: map[string]int64{}}
+	l := &Line{
+		sim: s, share: batchShare, scopes: map[string]*Scope{}, flows: map[string]*Flow{}, waited: map[string]int64{},
+	}
 	l.waiting.key = (*Flow).byReady
 	l.root = l.Scope(Root)
 	s.lines = append(s.lines, l)
@@ -71,13 +88,17 @@ type Window struct {
 	Held   bool          // what it grants is held
 }
 
-// A Scope is the windows that count one value of some attributes, and the order of sides there. That
-// of no attributes is the root of its line: all tenants share it.
+// A Scope is the windows that count one value of some attributes. That of no attributes is the root of
+// its line: all tenants share it. The side with the least tag goes first there, as in
+// internal/script/lua/line_order.lua.
 type Scope struct {
 	Windows []*Window
 
-	line *Line
-	turn
+	line    *Line
+	entries []*entry
+	v       int64   // the tag of the last start
+	paced   float64 // when the next ticket of a batch goes, where no live one waits
+	pacedBy *Window // that spreads them so
 }
 
 func (s *Scope) root() bool { return s == s.line.root }
@@ -136,27 +157,19 @@ type Flow struct {
 	tag    *int64 // of its tenant at the root
 	score  int64  // the tag by which it stands there
 	works  []work
-	at     *Scope           // where it waits; nil if for a time only
+	scope  *Scope           // where it waits; nil if for a time only
 	ready  int64            // until when it waits, if not at the root
-	by     *Window          // what it waits for at a narrow scope
+	window *Window          // what it waits for at a narrow scope
 	since  int64            // when it began to wait there
 	waited map[string]int64 // us, by what it waited for; without what its line had waited, while it is at the root
 }
 
 // A work is equal tickets of one flow.
 type work struct {
-	of         *demand // nil for none
+	demand     *Demand // nil for none
 	costs      []int64 // by Window.Place
 	left, hold int64   // hold: how long each holds what it takes; 0 if unknown
 	rank       int     // of the first one
-}
-
-type demand struct {
-	left  int64
-	by    int
-	end   int64
-	binds string         // what the last one waited for
-	late  map[string]int // tickets that end after Simulation.By, by what they waited for
 }
 
 // Flow returns the flow of that name, made by `build` if there is none.
@@ -172,43 +185,20 @@ func (l *Line) Flow(name string, build func() *Flow) *Flow {
 	return f
 }
 
-// Demand adds a demand, whose tickets Add adds to flows. Demands are numbered from 0.
-func (s *Simulation) Demand() int {
-	s.demands = append(s.demands, &demand{late: map[string]int{}})
-	return len(s.demands) - 1
-}
-
-// Add adds tickets of a demand to the end of a flow. They are behind all that were added before.
-func (f *Flow) Add(demand int, tickets int64, costs []int64, hold int64) {
+// Add adds tickets of a demand to the end of a flow. They wait after all that were added before.
+func (f *Flow) Add(d *Demand, tickets int64, costs []int64, hold int64) {
 	s := f.line.sim
-	d := s.demands[demand]
+	if d.left == 0 {
+		s.unfinished++
+	}
 	d.left += tickets
-	f.works = append(f.works, work{of: d, costs: costs, left: tickets, hold: hold, rank: s.rank})
+	f.works = append(f.works, work{demand: d, costs: costs, left: tickets, hold: hold, rank: s.rank})
 	s.rank += int(tickets)
 }
 
 // Before adds tickets of that rank among such tickets to the front of a flow.
 func (f *Flow) Before(rank int, tickets int64, costs []int64) {
 	f.works = slices.Insert(f.works, 0, work{costs: costs, left: tickets, hold: f.line.sim.Hold, rank: rank - 1<<48})
-}
-
-// A Result is when the tickets of a demand end. Those whose hold is unknown end when they start.
-type Result struct {
-	By    int            // how many end until Simulation.By
-	Known bool           // false if the last one does not start until Simulation.End
-	Last  int64          // when the last one ends; 0 unless Known
-	Binds string         // what the last one waited for, for longest; empty if for nothing
-	Late  map[string]int // those that end after Simulation.By, by what they waited for
-}
-
-// Result returns what became of a demand, after Run.
-func (s *Simulation) Result(demand int) Result {
-	d := s.demands[demand]
-	r := Result{By: d.by, Known: d.left <= 0 && d.end <= s.End, Late: d.late}
-	if r.Known {
-		r.Last, r.Binds = d.end, d.binds
-	}
-	return r
 }
 
 // A side is the flows of one class in one queue. Its heap has those that wait at the root.

@@ -26,7 +26,7 @@ func TestQueuesWithoutSlotsHoldUpNoOther(t *testing.T) {
 		s.SetSlots(1, "busy", also)
 		l := s.Line(0.05)
 		l.Scope(Root).Windows = []*Window{sliding("at-once", 5)}
-		busy, free := s.Demand(), s.Demand()
+		busy, free := &Demand{}, &Demand{}
 		flow(l, "a", "busy").Add(busy, 4, []int64{1}, 10*second)
 		flow(l, "b", "free").Add(free, 4, []int64{1}, 10*second)
 		flow(s.Line(0.05), "c", "beside").Before(0, 2, nil)
@@ -34,11 +34,11 @@ func TestQueuesWithoutSlotsHoldUpNoOther(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := map[string][2]int64{"beside": {40, 10}, "free": {70, 80}}[also]
-		if r := s.Result(busy); r.Last != want[0]*second || r.Binds != BySlots {
-			t.Errorf("one slot, also for %q: %+v", also, r)
+		if !s.Ends(busy) || busy.Last != want[0]*second || busy.Binds != BySlots {
+			t.Errorf("one slot, also for %q: %+v", also, busy)
 		}
-		if r := s.Result(free); r.Last != want[1]*second || (r.Binds == "") != (also == "beside") {
-			t.Errorf("beside it: %+v", r)
+		if !s.Ends(free) || free.Last != want[1]*second || (free.Binds == "") != (also == "beside") {
+			t.Errorf("beside it: %+v", free)
 		}
 	}
 }
@@ -50,29 +50,23 @@ func TestTheLeastLimitIsFound(t *testing.T) {
 		s.By = 30 * second
 		l := s.Line(0.05)
 		l.Scope(Root).Windows = []*Window{sliding("first", limits["first"]), sliding("second", limits["second"])}
-		flow(l, "a", "q").Add(s.Demand(), 30, []int64{1, 1}, 10*second)
+		flow(l, "a", "q").Add(&Demand{}, 30, []int64{1, 1}, 10*second)
 		err := s.Run(t.Context())
 		n := 0
-		for _, count := range s.Result(0).Late {
+		for _, count := range s.Late {
 			n += count
 		}
 		return n, err
 	}
 	for _, c := range []struct {
 		first, second int64
-		want          []Change
+		want          map[string]int64
 	}{
-		{9, 100, []Change{{"first", 9, 10}}},
-		{9, 4, []Change{{"first", 9, 10}, {"second", 4, 10}}},
+		{9, 100, map[string]int64{"first": 10}},
+		{9, 4, map[string]int64{"first": 10, "second": 10}},
 	} {
 		limits := map[string]int64{"first": c.first, "second": c.second}
-		got, err := Fit(limits, func(changed map[string]int64) (int, error) {
-			tried := map[string]int64{"first": c.first, "second": c.second}
-			for name, n := range changed {
-				tried[name] = n
-			}
-			return late(tried)
-		})
+		got, err := Fit(limits, late)
 		if err != nil || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%+v: %+v, %v", c, got, err)
 		}

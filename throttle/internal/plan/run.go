@@ -32,11 +32,6 @@ func (s *Simulation) Run(ctx context.Context) error {
 		}
 	}
 	s.lump = algorithm.CeilDiv(total, maxSteps)
-	for _, d := range s.demands {
-		if d.left > 0 {
-			s.unfinished++
-		}
-	}
 	for t := s.Now; s.unfinished > 0 && t < s.End; {
 		next := int64(never)
 		for again := true; again; {
@@ -86,8 +81,8 @@ func (l *Line) step(t int64) int64 {
 		f.wait(t)
 		return t
 	}
-	if at, by := l.root.fits(f, t, lump); at > t {
-		l.binds = by.Name
+	if at, window := l.root.fits(f, t, lump); at > t {
+		l.binds = window.Name
 		return min(next, at)
 	}
 	f.start(t, lump)
@@ -123,12 +118,12 @@ func (l *Line) first(t int64) (first *entry, at int64) {
 // wait has a flow wait at a scope without room for its next ticket, or at the root, or for a time.
 func (f *Flow) wait(t int64) {
 	l := f.line
-	at, scope, by := f.narrow(t, f.lump())
-	if f.at = scope; at <= t {
-		f.at = l.root
+	at, scope, window := f.narrow(t, f.lump())
+	if f.scope = scope; at <= t {
+		f.scope = l.root
 	}
 	switch {
-	case f.at == l.root:
+	case f.scope == l.root:
 		f.score = max(*f.tag, f.side.v)
 		for by, us := range l.waited {
 			f.waited[by] -= us
@@ -137,45 +132,45 @@ func (f *Flow) wait(t int64) {
 			l.root.entry(f.side).begins(t)
 		}
 		return
-	case f.at != nil:
-		e := f.at.entry(f.side)
+	case f.scope != nil:
+		e := f.scope.entry(f.side)
 		if e.here = append(e.here, f); len(e.here) == 1 {
 			e.begins(t)
 		}
 	}
-	f.ready, f.by, f.since = at, by, t
+	f.ready, f.window, f.since = at, window, t
 	heap.Push(&l.waiting, f)
 }
 
 // leave takes a flow from where it waits: at the root it is the first.
 func (f *Flow) leave(t int64) {
 	switch {
-	case f.at == nil:
-	case f.at.root():
+	case f.scope == nil:
+	case f.scope.root():
 		heap.Pop(f.side)
 		for by, us := range f.line.waited {
 			f.waited[by] += us
 		}
 	default:
-		e := f.at.entry(f.side)
+		e := f.scope.entry(f.side)
 		i := slices.Index(e.here, f)
 		e.here[i] = e.here[len(e.here)-1]
 		e.here = e.here[:len(e.here)-1]
 		e.opened, e.last = t, f
-		f.waited[f.by.Name] += t - f.since
+		f.waited[f.window.Name] += t - f.since
 	}
-	f.at = nil
+	f.scope = nil
 }
 
 // narrow returns when the next ticket of a flow has room in its narrow scopes, and what it waits for
 // and where: nil if for a time only.
-func (f *Flow) narrow(t, lump int64) (at int64, scope *Scope, by *Window) {
+func (f *Flow) narrow(t, lump int64) (at int64, scope *Scope, window *Window) {
 	if at = f.opens(t); at > t {
 		return at, nil, nil
 	}
 	for _, s := range f.Scopes {
-		if at, by := s.fits(f, t, lump); at > t {
-			return at, s, by
+		if at, window := s.fits(f, t, lump); at > t {
+			return at, s, window
 		}
 	}
 	return t, nil, nil
@@ -184,7 +179,7 @@ func (f *Flow) narrow(t, lump int64) (at int64, scope *Scope, by *Window) {
 // opens returns from when on the next ticket of a flow may start.
 func (f *Flow) opens(t int64) int64 {
 	s := f.line.sim
-	if f.works[0].of == nil || t >= s.End {
+	if f.works[0].demand == nil || t >= s.End {
 		return t
 	}
 	if t = max(t, s.From); s.Open != nil {
@@ -223,14 +218,14 @@ func (f *Flow) eachWindow(do func(*Window)) {
 }
 
 // cost is what a ticket takes of the window. What is held for an unknown time is left out.
-func (w *Window) cost(of *work) int64 {
+func (w *Window) cost(tickets *work) int64 {
 	switch {
-	case w.Held && of.hold == 0:
+	case w.Held && tickets.hold == 0:
 		return 0
 	case w.Place < 0:
 		return 1
 	}
-	return of.costs[w.Place]
+	return tickets.costs[w.Place]
 }
 
 // start starts tickets of the flow, which is the first of its side at the root.
@@ -253,7 +248,7 @@ func (f *Flow) start(t, lump int64) {
 	*f.tag += int64(math.Ceil(root.part(f, lump) / f.Weight))
 	w.left -= lump
 	w.rank += int(lump)
-	if w.of != nil {
+	if w.demand != nil {
 		f.line.sim.count(f, t+w.hold, lump)
 	}
 	if w.left <= 0 {
@@ -266,17 +261,17 @@ func (f *Flow) start(t, lump int64) {
 
 // count counts tickets of a demand, by when they end.
 func (s *Simulation) count(f *Flow, end, lump int64) {
-	d := f.works[0].of
-	d.end = max(d.end, end)
+	d := f.works[0].demand
+	d.Last = max(d.Last, end)
 	if d.left -= lump; d.left <= 0 {
 		s.unfinished--
-		d.binds = f.longest()
+		d.Binds = f.longest()
 	}
 	switch {
 	case end <= s.By:
-		d.by += int(lump)
+		d.By += int(lump)
 	case s.By > 0:
-		d.late[f.longest()] += int(lump)
+		s.Late[f.longest()] += int(lump)
 	}
 }
 

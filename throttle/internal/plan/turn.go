@@ -16,15 +16,6 @@ const (
 	slot        = 100_000     // and for a slot
 )
 
-// A turn says which side goes first at a scope: the one with the least tag, as in
-// internal/script/lua/line_order.lua.
-type turn struct {
-	v       int64
-	paced   float64 // when the next ticket of a batch goes, where no live one waits
-	pacedBy *Window // that spreads them so
-	entries []*entry
-}
-
 // An entry is a side at a scope.
 type entry struct {
 	*side
@@ -35,13 +26,13 @@ type entry struct {
 	last   *Flow   // that one
 }
 
-func (s *Scope) entry(of *side) *entry {
+func (s *Scope) entry(side *side) *entry {
 	for _, e := range s.entries {
-		if e.side == of {
+		if e.side == side {
 			return e
 		}
 	}
-	e := &entry{side: of, scope: s, tag: -1}
+	e := &entry{side: side, scope: s, tag: -1}
 	s.entries = append(s.entries, e)
 	return e
 }
@@ -51,7 +42,7 @@ func (e *entry) waits(t int64) bool {
 	if e.scope.root() {
 		return e.Len() > 0
 	}
-	return len(e.here) > 0 || e.opened == t && e.last != nil && e.last.at != nil && e.last.at.root()
+	return len(e.here) > 0 || e.opened == t && e.last != nil && e.last.scope != nil && e.last.scope.root()
 }
 
 // next returns the flow of a side that waits here and goes on first.
@@ -158,18 +149,18 @@ func (e *entry) charge(f *Flow, t, lump int64, late float64) float64 {
 // fits returns when tickets of a flow have room in a scope, beside the sides that go first there, and
 // what the last reason is to wait.
 func (s *Scope) fits(f *Flow, t, lump int64) (int64, *Window) {
-	own, live := s.entry(f.side), false
+	here, live := s.entry(f.side), false
 	var first []*entry // that leave less room
 	for _, e := range s.entries {
-		before := e != own && e.before(own)
-		if e == own || !before && !f.Batch || !e.waits(t) {
+		before := e != here && e.before(here)
+		if e == here || !before && !f.Batch || !e.waits(t) {
 			continue
 		}
 		live = live || !e.batch
 		switch next := e.next(); {
 		case !before || s.root():
-		case next.at == s && next.ready > t:
-			return next.ready, next.by
+		case next.scope == s && next.ready > t:
+			return next.ready, next.window
 		default:
 			first = append(first, e)
 		}

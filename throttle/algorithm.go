@@ -55,10 +55,3 @@ func algorithmNames(options ...algorithm.Option) string {
 	}
 	return strings.Join(names, ", ")
 }
-
-func (w Window) numbers() algorithm.Window {
-	return algorithm.Window{
-		Anchor: string(w.Anchor), Burst: w.Burst, Limit: w.Limit, Lease: w.Lease,
-		Margin: w.Margin, Period: w.Period, Resets: w.Resets, Timezone: w.Timezone,
-	}
-}

@@ -16,6 +16,21 @@ type result struct {
 	err    error
 }
 
+// A waiter is one call that waits in place.
+type waiter struct {
+	limiter *Limiter
+	request Request // its Deadline is that of the call
+
+	id        string      // of its claim; empty if it has none
+	result    chan result // holds one
+	operation *operation  // by which it joined last
+	last      Decision    // the newest denial
+
+	// Under the lock of the claims.
+	inLine bool
+	joins  int // how often it joined
+}
+
 const (
 	minTakeInterval  = time.Millisecond
 	maxTakeInterval  = time.Second            // keeps the claims in line

@@ -119,6 +119,20 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 	return cp
 }
 
+// observed returns the windows by which a policy counts that only observes. A denied request would
+// be charged later than now. Windows that forget what is over the limit cannot show that. As GCRA
+// windows they are virtual queues, which drain at the rate of the limit.
+func observed(windows []Window) []Window {
+	out := make([]Window, len(windows))
+	for i, w := range windows {
+		if algorithms[w.Algorithm].ForgetsExcess {
+			w.Algorithm, w.Anchor, w.Burst = AlgorithmGCRA, "", w.Limit
+		}
+		out[i] = w
+	}
+	return out
+}
+
 func sortedSet(texts []string) []string {
 	slices.Sort(texts)
 	return slices.Compact(texts)

@@ -74,6 +74,13 @@ type Decision struct {
 	Windows []WindowState
 }
 
+// An Observed is what a policy would have done that only observes: see ModeObserve.
+type Observed struct {
+	By        string        // the window that would have denied for longest
+	NeverFits bool          // the cost is above the window's limit: the request would have failed
+	Wait      time.Duration // how long the request would have waited; 0 if NeverFits
+}
+
 // A WindowState is the state of one window after a decision. JSON has its durations in seconds, as
 // period_seconds and retry_in_seconds, and is not read back.
 type WindowState struct {

@@ -310,6 +310,23 @@ func (o *operation) binds(a script.Answer, d Decision) string {
 	return ByLine
 }
 
+// observed returns what would have become of the request, nil if it was granted anyway.
+func (o *operation) observed(a script.Answer) *Observed {
+	if i := o.neverFits(); i >= 0 {
+		return &Observed{By: o.windows[i].Name, NeverFits: true}
+	}
+	if a.Time <= a.At {
+		return nil
+	}
+	would, longest := &Observed{By: ByPause, Wait: micros(a.Time - a.At)}, a.At
+	for i, w := range a.Windows {
+		if w.Fits > longest {
+			would.By, longest = o.windows[i].Name, w.Fits
+		}
+	}
+	return would
+}
+
 // refuseLate has the script refuse a request that cannot start in time.
 func (o *operation) refuseLate(p *script.Place) {
 	switch most := o.request.MaxWait; {

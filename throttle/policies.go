@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -52,6 +53,27 @@ func (l *Limiter) setPolicies(policies, removed []Policy) error {
 		l.logPolicies(before, set)
 	}
 	return nil
+}
+
+func (l *Limiter) logPolicies(before, now *policySet) {
+	names := map[string][]string{}
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(before.names, now.names)))) {
+		switch was, is := before.byName[name], now.byName[name]; {
+		case was == nil:
+			names["added"] = append(names["added"], name)
+		case is == nil:
+			names["removed"] = append(names["removed"], name)
+		case !reflect.DeepEqual(was[0].declared, is[0].declared):
+			names["changed"] = append(names["changed"], name)
+		}
+	}
+	var about []any
+	for _, what := range slices.Sorted(maps.Keys(names)) {
+		about = append(about, what, names[what])
+	}
+	if about != nil {
+		l.config.Logger.Info("throttle: the policies were replaced", about...)
+	}
 }
 
 // Policies returns copies of all policies, in the order of SetPolicies, with their defaults.

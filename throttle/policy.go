@@ -6,17 +6,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 	"github.com/sluice-go/sluice/throttle/internal/glob"
 )
 
-const (
-	// Requests is the default of Window.Unit. A request costs 1 of it by default.
-	Requests = "requests"
-
-	// TenantAttribute is the attribute of tenants. Lines are fair between its values, and windows
-	// count by it unless Window.Scope says otherwise.
-	TenantAttribute = "tenant"
-)
+// Requests is the default of Window.Unit. A request costs 1 of it by default.
+const Requests = "requests"
 
 // A Policy is a named set of windows that guards one resource. A request is granted only if it fits
 // all of them. Limiters copy policies.
@@ -222,6 +217,13 @@ func (w Window) WithDefaults() Window {
 		w.Anchor, w.Burst, w.Lease, w.Timezone = Anchor(n.Anchor), n.Burst, n.Lease, n.Timezone
 	}
 	return w
+}
+
+func (w Window) numbers() algorithm.Window {
+	return algorithm.Window{
+		Anchor: string(w.Anchor), Burst: w.Burst, Limit: w.Limit, Lease: w.Lease,
+		Margin: w.Margin, Period: w.Period, Resets: w.Resets, Timezone: w.Timezone,
+	}
 }
 
 // WithDefaults returns a deep copy with every default written out.

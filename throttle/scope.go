@@ -7,6 +7,10 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
+// TenantAttribute is the attribute of tenants. Lines are fair between its values, and windows count by it
+// unless Window.Scope says otherwise.
+const TenantAttribute = "tenant"
+
 // A Scope names the attributes that a window is counted by. The zero value is the tenant alone:
 // each tenant has a count of its own. Scopes are comparable: two are equal if they name the same
 // attributes.

@@ -213,6 +213,18 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 	return refusal, nil
 }
 
+// logRefusal logs the refusal that starts a pause.
+func (l *Limiter) logRefusal(refusal Refusal) {
+	if refusal.Pause <= 0 {
+		return
+	}
+	about := []any{"policy", refusal.Policy, "tenant", refusal.Tenant, "for", refusal.Pause}
+	if refusal.Adapted != nil {
+		about = append(about, "rate", refusal.Adapted.String())
+	}
+	l.config.Logger.Warn("throttle: the upstream refused a call: its policy pauses", about...)
+}
+
 // Remaining is the state of a limit that an upstream reports.
 type Remaining struct {
 	Unit  string        // what it counts, as a window of the policy does; the default is Requests

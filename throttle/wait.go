@@ -53,21 +53,6 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	return d, err
 }
 
-// A waiter is one call that waits in place.
-type waiter struct {
-	limiter *Limiter
-	request Request // its Deadline is that of the call
-
-	id        string      // of its claim; empty if it has none
-	result    chan result // holds one
-	operation *operation  // by which it joined last
-	last      Decision    // the newest denial
-
-	// Under the lock of the claims.
-	inLine bool
-	joins  int // how often it joined
-}
-
 func (w *waiter) wait(ctx context.Context) (Decision, error) {
 	defer w.end()
 	for {

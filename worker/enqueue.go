@@ -24,9 +24,10 @@ type enqueuing struct {
 	request throttle.Request  // without a policy if none matches
 	joins   bool              // it joins a line when it is to run
 
-	call asynqredis.EnqueueCall // of asynq's client, which was not sent, as the task joins now
-	to   asynqredis.Arranged    // what its join has said
-	done chan struct{}          // is closed when it was committed with others
+	call  asynqredis.EnqueueCall // of asynq's client, which was not sent, as the task joins now
+	place throttle.Place         // in line
+	fate  asynqredis.Arranged    // what becomes of it by its place
+	done  chan struct{}          // is closed when it was committed with others
 }
 
 func (e *enqueuing) refuse(err error) {

@@ -26,7 +26,7 @@ const (
 
 // join makes stored tasks join a line, and makes the calls that their places ask for.
 func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
-	places, err := c.places(ctx, line, es)
+	err := c.places(ctx, line, es)
 	if _, member := asynqredis.MembersOf(ctx); member && err != nil {
 		// Thousands of them pending would take slots in vain: they join when forward finds them.
 		for _, e := range es {
@@ -38,17 +38,17 @@ func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 	failOpen := known.Fail == throttle.FailOpen // workers look at such a task every two minutes
 	now := time.Now()
 	nudges, arranged := map[string]bool{}, map[string][]*enqueuing{} // by queue
-	for i, e := range es {
-		e.to = asynqredis.Arranged{Waiting: asynqredis.Waiting{ID: e.call.ID, JoinKey: e.request.Key}}
+	for _, e := range es {
+		place := e.place
+		e.fate = asynqredis.Arranged{Waiting: asynqredis.Waiting{ID: e.call.ID, JoinKey: e.request.Key}}
 		switch {
 		case err != nil: // it joins when it is denied
-		case places[i].Exempt:
+		case place.Exempt:
 			e.Start = ExpectedStart{Known: true, At: now}
-		case places[i].Err != nil:
-			e.refuse(places[i].Err)
-			e.to.Gone = true
+		case place.Err != nil:
+			e.refuse(place.Err)
+			e.fate.Gone = true
 		default:
-			place := places[i]
 			e.Start = ExpectedStart{Known: true, Joined: true, At: now.Add(place.RetryIn), Binds: place.Binds}
 			if place.Latest >= place.RetryIn {
 				e.Start.Latest = now.Add(place.Latest)
@@ -59,9 +59,9 @@ func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 			if place.RetryIn <= rescoreFrom || failOpen {
 				continue
 			}
-			e.to.At = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.RetryIn, failOpen)))
-			e.to.Message, e.to.Reason = e.call.Message, dispatch.Reason(e.request, place, now)
-			e.Info.NextProcessAt = e.to.At
+			e.fate.At = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.RetryIn, failOpen)))
+			e.fate.Message, e.fate.Reason = e.call.Message, dispatch.Reason(e.request, place, now)
+			e.Info.NextProcessAt = e.fate.At
 		}
 		arranged[e.call.Queue] = append(arranged[e.call.Queue], e)
 	}
@@ -75,88 +75,70 @@ func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 	}
 }
 
-// arrange does with tasks of one queue what their joins have said. If it fails workers find them as
+// arrange does with tasks of one queue what follows from their places. If it fails, workers find them as
 // they were stored.
 func (c *Client) arrange(ctx context.Context, queue string, es []*enqueuing) {
-	tasks := make([]asynqredis.Arranged, len(es))
+	fates := make([]asynqredis.Arranged, len(es))
 	for i, e := range es {
-		tasks[i] = e.to
+		fates[i] = e.fate
 	}
-	err := c.asynq.Arrange(ctx, queue, tasks)
+	err := c.asynq.Arrange(ctx, queue, fates)
 	for _, e := range es {
 		switch {
-		case e.to.Gone && err != nil:
+		case e.fate.Gone && err != nil:
 			e.Err = fmt.Errorf("%w; and it was enqueued all the same: %w", e.Err, err)
-		case !e.to.Gone && e.to.At.IsZero() && err == nil:
+		case !e.fate.Gone && e.fate.At.IsZero() && err == nil:
 			e.Info.State, e.Info.NextProcessAt = asynq.TaskStatePending, time.Now()
 		}
 	}
 }
 
-// places makes tasks join. A ticket that was in line before is of an earlier task with the same ID:
-// it leaves, and the task joins again. So does a task that was refused for those that wait, if tickets
-// of deleted tasks have left the line since.
+// places makes tasks join. A ticket that was in line already belongs to an earlier task with the same ID:
+// it leaves, and the task joins again. A task that was refused because of others that wait joins again, too,
+// if tickets of deleted tasks have left the line since.
 //
 // A ticket that joins after the context has ended is dropped when it is taken, as its task is not
 // scheduled then.
-func (c *Client) places(ctx context.Context, line string, es []*enqueuing) ([]throttle.Place, error) {
+func (c *Client) places(ctx context.Context, line string, es []*enqueuing) error {
 	begun := time.Now()
-	requests := make([]throttle.Request, len(es))
-	for i, e := range es {
-		requests[i] = e.request
+	if err := c.ask(ctx, line, es); err != nil {
+		return err
 	}
-	places, err := c.placesOf(ctx, line, requests)
-	if err != nil {
-		return nil, err
-	}
-	var before []throttle.Ticket
-	for i, place := range places {
-		if place.AlreadyQueued {
-			before = append(before, requests[i].Ticket)
+	var again, refused []*enqueuing
+	var tickets []throttle.Ticket
+	for _, e := range es {
+		if e.place.AlreadyQueued {
+			again, tickets = append(again, e), append(tickets, e.request.Ticket)
+		} else if errors.As(e.place.Err, new(*throttle.TooLateError)) ||
+			errors.As(e.place.Err, new(*throttle.BacklogError)) {
+			refused = append(refused, e)
 		}
 	}
-	left := before != nil && c.breaker.Do(ctx, c.timeout, func(ctx context.Context) error {
-		return leaveAll(ctx, c.limiter.Line(line), before)
-	}) == nil // else they stand where the others stood
-	isRefused := func(p throttle.Place) bool {
-		return errors.As(p.Err, new(*throttle.TooLateError)) || errors.As(p.Err, new(*throttle.BacklogError))
+	if len(again) > 0 && c.breaker.Do(ctx, c.timeout, func(ctx context.Context) error {
+		return c.limiter.Line(line).Leave(ctx, tickets...)
+	}) != nil {
+		again = nil // they stand where the earlier tasks stood
 	}
-	swept := slices.ContainsFunc(places, isRefused) && c.sweeper.sweep(ctx, line, c.asynq, begun)
-	var at []int
-	var again []throttle.Request
-	for i, place := range places {
-		if left && place.AlreadyQueued || swept && isRefused(place) {
-			at, again = append(at, i), append(again, requests[i])
-		}
+	if len(refused) > 0 && c.sweeper.sweep(ctx, line, c.asynq, begun) {
+		again = append(again, refused...)
 	}
-	placed, err := c.placesOf(ctx, line, again)
-	for i, place := range placed {
-		places[at[i]] = place
-	}
-	return places, err
+	return c.ask(ctx, line, again)
 }
 
-// placesOf joins, unless the limiter did not answer a moment ago.
-func (c *Client) placesOf(ctx context.Context, line string, requests []throttle.Request) (
-	[]throttle.Place, error) {
-	var places []throttle.Place
-	for some := range slices.Chunk(requests, throttle.MaxTake) { // one call each
-		err := c.breaker.Do(ctx, c.timeout, func(ctx context.Context) error {
-			placed, err := c.limiter.Line(line).Join(ctx, some)
-			places = append(places, placed...)
+// ask asks for the places of tasks, unless the limiter did not answer a moment ago.
+func (c *Client) ask(ctx context.Context, line string, es []*enqueuing) error {
+	for some := range slices.Chunk(es, throttle.MaxTake) { // one call each
+		requests := make([]throttle.Request, len(some))
+		for i, e := range some {
+			requests[i] = e.request
+		}
+		if err := c.breaker.Do(ctx, c.timeout, func(ctx context.Context) error {
+			places, err := c.limiter.Line(line).Join(ctx, requests)
+			for i, place := range places {
+				some[i].place = place
+			}
 			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	return places, nil
-}
-
-// leaveAll takes any number of tickets out of a line.
-func leaveAll(ctx context.Context, line *throttle.Line, tickets []throttle.Ticket) error {
-	for some := range slices.Chunk(tickets, throttle.MaxTake) { // one call each
-		if err := line.Leave(ctx, some...); err != nil {
+		}); err != nil {
 			return err
 		}
 	}

@@ -88,7 +88,7 @@ func eachQueue(
 		}
 		for queue, tickets := range byQueue {
 			gone, err := visit(queue, tickets)
-			if err = errors.Join(err, leaveAll(ctx, line, gone)); err != nil {
+			if err = errors.Join(err, line.Leave(ctx, gone...)); err != nil {
 				return err
 			}
 		}

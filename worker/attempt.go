@@ -31,12 +31,14 @@ type attempt struct {
 	asynqredis.Ref
 	begun   time.Time
 	call    string             // by which it is active
+	free    func()             // frees its slot, once
 	grant   *dispatch.Grant    // what was decided before it was handed out; nil: nothing
 	message asynqredis.Message // the task as it was stored when it was picked up
 
-	ctx   context.Context // of the handler; nil before the middleware
-	done  bool            // its handler has returned no error, or has revoked it: only now it may be gone
-	freed bool            // its slot is free again
+	ctx     context.Context // of the handler; nil before the middleware
+	task    *asynq.Task
+	handler asynq.Handler
+	done    bool // its handler has returned no error, or has revoked it: only now it may be gone
 
 	// Set while the task waits, whatever asynq's call would do. They are set, too, while the limiter
 	// decides: if the task's time runs out meanwhile, the task waits.
@@ -49,7 +51,7 @@ func (a *attempt) running() bool { return a.ctx != nil && a.ctx.Err() == nil }
 // attempts holds the attempts under way, one per slot of the server, and a few whose end was not
 // seen.
 type attempts struct {
-	free func() // is called when a slot is free again
+	free func() // is called once for each attempt, when its slot is free again
 
 	mu     sync.Mutex
 	byTask map[asynqredis.Ref]*attempt
@@ -61,14 +63,19 @@ func (as *attempts) begin(task dispatch.Task) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	now := time.Now()
-	as.release(as.byTask[task.Ref])
-	begun := &attempt{Ref: task.Ref, begun: now, call: task.Call, grant: task.Grant, message: task.Message}
+	if before := as.byTask[task.Ref]; before != nil {
+		before.free()
+	}
+	begun := &attempt{
+		Ref: task.Ref, begun: now, call: task.Call, free: sync.OnceFunc(as.free),
+		grant: task.Grant, message: task.Message,
+	}
 	as.byTask[task.Ref] = begun
 	if now.Sub(as.swept) >= time.Minute {
 		as.swept = now
 		for ref, a := range as.byTask {
 			if !a.running() && now.Sub(a.begun) > forgetAfter {
-				as.release(a)
+				a.free()
 				delete(as.byTask, ref)
 			}
 		}
@@ -76,37 +83,19 @@ func (as *attempts) begin(task dispatch.Task) *attempt {
 	return begun
 }
 
-// release frees the slot of an attempt, once. The lock is held.
-func (as *attempts) release(a *attempt) {
-	if a != nil && !a.freed {
-		a.freed = true
-		as.free()
-	}
-}
-
-// freeSlot frees the slot of an attempt that is about to end.
-func (as *attempts) freeSlot(a *attempt) {
-	as.mu.Lock()
-	defer as.mu.Unlock()
-	as.release(a)
-}
-
-// enter notes that the middleware decides about the task. What it decides is noted with the attempt
-// that is returned, as the task may have been picked up again by then. That is nil if the attempt
-// has ended. Its slot is free when the context ends, as asynq may make no call then.
-func (as *attempts) enter(ctx context.Context, ref asynqredis.Ref) *attempt {
+// enter notes that the middleware decides about a task. The decision is noted with the attempt that is
+// returned, as the task may have been picked up again by then. It is nil if the attempt has ended. Its slot
+// is free when the context ends, as asynq may make no call then.
+func (as *attempts) enter(
+	ctx context.Context, ref asynqredis.Ref, task *asynq.Task, handler asynq.Handler,
+) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	a := as.byTask[ref]
-	if a == nil {
-		return nil
+	if a != nil {
+		context.AfterFunc(ctx, a.free)
+		a.ctx, a.task, a.handler = ctx, task, handler
 	}
-	context.AfterFunc(ctx, func() {
-		as.mu.Lock()
-		defer as.mu.Unlock()
-		as.release(a)
-	})
-	a.ctx = ctx
 	return a
 }
 
@@ -126,28 +115,30 @@ func (as *attempts) returned(a *attempt, err error) {
 
 // refused notes that the upstream refused a call of the task. It returns how often it did so since
 // the task last failed by something else, and since when.
-func (as *attempts) refused(a *attempt, at time.Time) (refusals int64, since time.Time) {
+func (as *attempts) refused(a *attempt, now time.Time) (refusals int64, since time.Time) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	a.message = a.message.WithRefusal(at)
+	a.message = a.message.WithRefusal(now)
 	return a.message.Refusals()
 }
 
-// get returns a copy of the attempt as it is now, and the attempt itself for end.
+// get returns a copy of the attempt as it is now, and the attempt itself for end. Without an attempt both are
+// empty.
 func (as *attempts) get(ref asynqredis.Ref) (attempt, *attempt) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	if a := as.byTask[ref]; a != nil {
 		return *a, a
 	}
-	return attempt{}, nil
+	none := attempt{free: func() {}}
+	return none, &none
 }
 
 // end forgets the attempt, unless the task has been picked up again since, and frees its slot.
 func (as *attempts) end(ref asynqredis.Ref, a *attempt) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	as.release(a)
+	a.free()
 	if as.byTask[ref] == a {
 		delete(as.byTask, ref)
 	}

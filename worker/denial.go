@@ -114,7 +114,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	case !member:
 	case call.Verb == asynqredis.Done, call.Verb == asynqredis.Complete, call.Verb == asynqredis.Archive:
 		took := time.Duration(0)
-		if a != nil {
+		if !ended.begun.IsZero() {
 			took = time.Since(ended.begun)
 		}
 		next = func(ctx context.Context, cmd redis.Cmder) error {
@@ -134,7 +134,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 			message, _ := call.Args[1].([]byte)
 			call.Args[1] = []byte(asynqredis.Message(message).WithDeadline(ended.message.Deadline()))
 		}
-		s.attempts.freeSlot(a)
+		ended.free()
 		err = s.conclude(ctx, next, cmd)
 	}
 	if err == nil || asynqredis.IsNotFound(err) { // else asynq calls again, such as if Redis has lost its scripts

@@ -26,7 +26,7 @@ func (s *Server) Attempts() int {
 func (s *Server) Attempt(id string, ctx context.Context) {
 	s.attempts.begin(dispatch.Task{Ref: defaultRef(id)})
 	if ctx != nil {
-		s.attempts.enter(ctx, defaultRef(id))
+		s.attempts.enter(ctx, defaultRef(id), nil, nil)
 	}
 }
 
@@ -51,7 +51,7 @@ func (s *Server) Process(ctx context.Context, task *asynq.Task, handler asynq.Ha
 // later that denies it.
 func (s *Server) Enter(id string) (deny func()) {
 	s.attempts.begin(dispatch.Task{Ref: defaultRef(id)})
-	a := s.attempts.enter(context.Background(), defaultRef(id))
+	a := s.attempts.enter(context.Background(), defaultRef(id), nil, nil)
 	return func() { s.attempts.note(a, &throttle.DeniedError{}, "") }
 }
 

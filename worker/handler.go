@@ -16,19 +16,16 @@ const askAgainForSlots = time.Second
 
 // run runs the handler of a task that was granted, or that no policy matches. It returns the error
 // by which the task fails, and nil if it is to wait.
-func (s *Server) run(
-	ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request,
-	d throttle.Decision,
-) error {
+func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, d throttle.Decision) error {
 	calls := request // those of the handler stand in no line
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.Ticket{}
-	j := &Job{caller: &throttle.Caller{Decision: d, Request: calls}, limiter: s.config.Limiter, taskType: task.Type()}
+	j := &Job{caller: &throttle.Caller{Decision: d, Request: calls}, limiter: s.config.Limiter, taskType: a.task.Type()}
 	j.caller.SetCounted(request.Policy != "")
 	ctx = throttle.WithCaller(context.WithValue(ctx, jobKey{}, j), j.caller)
 	ctx, j.task = d.Reservation.Hold(ctx)
 	err := func() error {
 		defer s.end(j) // even if the handler panics
-		return next.ProcessTask(ctx, task)
+		return a.handler.ProcessTask(ctx, a.task)
 	}()
 	lost := errors.Is(context.Cause(ctx), throttle.ErrLeaseLost)
 	if err == nil || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {

@@ -25,11 +25,11 @@ func (s *Server) throttled(handler asynq.Handler) asynq.Handler {
 		return nil // asynq returns the error
 	}
 	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-		a := s.attempts.enter(ctx, taskOf(ctx))
+		a := s.attempts.enter(ctx, taskOf(ctx), task, handler)
 		if a == nil {
 			return errLost
 		}
-		err := s.process(ctx, a, task, handler)
+		err := s.process(ctx, a)
 		s.attempts.returned(a, err)
 		return err
 	})
@@ -40,7 +40,7 @@ var errLost = errors.New("worker: the task's lease was lost before it started")
 
 // process runs the task, or notes with the attempt that it waits. It returns the error by which the task
 // fails. What was granted to the task is the handler's from its start on, and else given back.
-func (s *Server) process(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler) error {
+func (s *Server) process(ctx context.Context, a *attempt) error {
 	var granted throttle.Decision
 	if a.grant != nil {
 		granted = a.grant.Decision
@@ -52,13 +52,13 @@ func (s *Server) process(ctx context.Context, a *attempt, task *asynq.Task, next
 	}()
 
 	isLate := s.isLate(a)
-	policy, ok := s.config.Limiter.Match(task.Type(), a.grant != nil || isLate)
+	policy, ok := s.config.Limiter.Match(a.task.Type(), a.grant != nil || isLate)
 	if !ok {
-		return s.processUnmatched(ctx, a, task, next)
+		return s.processUnmatched(ctx, a)
 	}
-	request, err := s.request(policy.Name, task, a.message, wasTaken(a.grant))
+	request, err := s.request(policy.Name, a.task, a.message, wasTaken(a.grant))
 	if err != nil {
-		return s.processInvalid(ctx, a, policy, task, next, err)
+		return s.processInvalid(ctx, a, policy, err)
 	}
 	if policy.Requeue != throttle.RequeueEarliestReset {
 		identity, err := s.asynq.Identity(ctx)
@@ -85,7 +85,7 @@ func (s *Server) process(ctx context.Context, a *attempt, task *asynq.Task, next
 	case errors.As(err, &late):
 		d = late.Decision
 	case isInvalid(err):
-		return s.processInvalid(ctx, a, policy, task, next, fmt.Errorf("worker: task type %q: %w", task.Type(), err))
+		return s.processInvalid(ctx, a, policy, fmt.Errorf("worker: task type %q: %w", a.task.Type(), err))
 	case err != nil && ctx.Err() == nil:
 		return s.unavailable(a, request, err)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
@@ -104,7 +104,7 @@ func (s *Server) process(ctx context.Context, a *attempt, task *asynq.Task, next
 		s.attempts.note(a, nil, "")
 	}
 	if s.config.OnDecision != nil {
-		s.config.OnDecision(ctx, task, d)
+		s.config.OnDecision(ctx, a.task, d)
 	}
 	switch {
 	case late != nil:
@@ -115,7 +115,7 @@ func (s *Server) process(ctx context.Context, a *attempt, task *asynq.Task, next
 	}
 	granted = throttle.Decision{}
 	s.started(d, a.grant)
-	return s.run(ctx, a, task, next, request, d)
+	return s.run(ctx, a, request, d)
 }
 
 // request returns what a task asks of a policy, before it has a ticket. It was in line, or comes for the
@@ -134,33 +134,30 @@ func (s *Server) request(policy string, task *asynq.Task, m asynqredis.Message, 
 func wasTaken(grant *dispatch.Grant) bool { return grant != nil && !grant.Decision.Queued }
 
 // processUnmatched runs a task that no policy matches, or returns the error by which it fails.
-func (s *Server) processUnmatched(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler) error {
+func (s *Server) processUnmatched(ctx context.Context, a *attempt) error {
 	if !asynqredis.IsReport(a.Ref) { // of a batch: it needs no policy
-		s.noteUnmatched(task.Type())
+		s.noteUnmatched(a.task.Type())
 		if s.config.Unmatched == UnmatchedReject {
-			return &UnmatchedError{TaskType: task.Type()}
+			return &UnmatchedError{TaskType: a.task.Type()}
 		}
 	}
-	return s.runUncounted(ctx, a, task, next)
+	return s.runUncounted(ctx, a)
 }
 
 // processInvalid returns the error of a task that the policy cannot count. If the policy only observes,
 // the task runs.
-func (s *Server) processInvalid(
-	ctx context.Context, a *attempt, policy throttle.Policy, task *asynq.Task, next asynq.Handler, err error,
-) error {
+func (s *Server) processInvalid(ctx context.Context, a *attempt, policy throttle.Policy, err error) error {
 	s.attempts.note(a, nil, "")
 	if policy.Mode != throttle.ModeObserve {
 		return err
 	}
-	s.noteUnobserved(policy, task.Type(), err)
-	return s.runUncounted(ctx, a, task, next)
+	s.noteUnobserved(policy, a.task.Type(), err)
+	return s.runUncounted(ctx, a)
 }
 
-func (s *Server) runUncounted(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler) error {
-	id, _ := IdentityOf(task) // of the calls that the handler makes
-	request := throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}
-	return s.run(ctx, a, task, next, request, throttle.Decision{})
+func (s *Server) runUncounted(ctx context.Context, a *attempt) error {
+	id, _ := IdentityOf(a.task) // of the calls that the handler makes
+	return s.run(ctx, a, throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}, throttle.Decision{})
 }
 
 // decideOrSweep is decide. If the task can never start because of those that wait before it, tickets

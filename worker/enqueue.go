@@ -26,7 +26,7 @@ type enqueuing struct {
 
 	call  asynqredis.EnqueueCall // of asynq's client, which was not sent, as the task joins now
 	place throttle.Place         // in line
-	fate  asynqredis.Arranged    // what becomes of it by its place
+	fate  asynqredis.Move        // what becomes of it by its place
 	done  chan struct{}          // is closed when it was committed with others
 }
 

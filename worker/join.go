@@ -40,7 +40,7 @@ func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 	nudges, arranged := map[string]bool{}, map[string][]*enqueuing{} // by queue
 	for _, e := range es {
 		place := e.place
-		e.fate = asynqredis.Arranged{Waiting: asynqredis.Waiting{ID: e.call.ID, JoinKey: e.request.Key}}
+		e.fate = asynqredis.Move{ID: e.call.ID, JoinKey: e.request.Key}
 		switch {
 		case err != nil: // it joins when it is denied
 		case place.Exempt:
@@ -78,11 +78,11 @@ func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 // arrange does with tasks of one queue what follows from their places. If it fails, workers find them as
 // they were stored.
 func (c *Client) arrange(ctx context.Context, queue string, es []*enqueuing) {
-	fates := make([]asynqredis.Arranged, len(es))
+	fates := make([]asynqredis.Move, len(es))
 	for i, e := range es {
 		fates[i] = e.fate
 	}
-	err := c.asynq.Arrange(ctx, queue, fates)
+	_, err := c.asynq.Apply(ctx, queue, false, fates)
 	for _, e := range es {
 		switch {
 		case e.fate.Gone && err != nil:

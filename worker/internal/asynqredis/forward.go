@@ -41,39 +41,52 @@ func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]
 	return due, err
 }
 
-// A Move is the destination of a due task: to wait in a line with a mark until a time, or without a
-// mark to where asynq forwards it.
+// A Move says what becomes of a task that waits.
 type Move struct {
-	ID   string
-	At   time.Time
-	Line string
-	Mark string
+	ID      string
+	JoinKey string    // it moves if it is scheduled by a join with this key; "": if it is due
+	At      time.Time // when forward looks at it; zero: it becomes pending, as asynq enqueues or forwards it
+	Gone    bool      // it is removed, as it was refused a place in line
+
+	Line, Mark string // of its join, if it joins a line now
+
+	// With a Reason, valid UTF-8, the Message is stored again with that as its last error, which
+	// asynq's tools show.
+	Message Message
+	Reason  string
 }
 
-// Forward moves due tasks of a queue, and reports for each whether it was still due.
-func (c *Client) Forward(ctx context.Context, queue string, retried bool, moves []Move) ([]bool, error) {
-	now := time.Now()
-	args := []any{prefix(queue) + "t:", prefix(queue) + "g:", now.Unix(), now.UnixNano()}
-	for _, move := range moves {
-		at := ""
-		if !move.At.IsZero() {
-			at = strconv.FormatInt(score(move.At), 10)
+// Apply moves tasks of a queue that are scheduled, or wait to be retried. It reports for each whether it
+// moved. Tasks that are elsewhere are left alone.
+func (c *Client) Apply(ctx context.Context, queue string, retried bool, moves []Move) (moved []bool, err error) {
+	err = inBulk(moves, func(some []Move) error {
+		now := time.Now()
+		args := []any{prefix(queue) + "t:", prefix(queue) + "g:", now.Unix(), now.UnixNano()}
+		for _, move := range some {
+			to := "pending"
+			var message []byte
+			switch {
+			case move.Gone:
+				to = "gone"
+			case !move.At.IsZero():
+				to = strconv.FormatInt(score(move.At), 10)
+			}
+			if move.Reason != "" {
+				message = move.Message.WithDenial(move.Reason, now)
+			}
+			args = append(args, move.ID, move.JoinKey, to, move.Mark, move.Line, message, len(move.Message))
 		}
-		args = append(args, move.ID, at, move.Mark, move.Line)
-	}
-	all := keys(queue, source(retried), "scheduled", "pending", lines)
-	reply, err := c.run(ctx, "forward", queue, all, args...).Int64Slice()
-	if err != nil {
-		return nil, err
-	}
-	if len(reply) != len(moves) {
-		return nil, fmt.Errorf("%w: forward of %d tasks: %v", errReply, len(moves), reply)
-	}
-	moved := make([]bool, len(reply))
-	for i, n := range reply {
-		moved[i] = n == 1
-	}
-	return moved, nil
+		all := keys(queue, source(retried), "scheduled", "pending", lines)
+		reply, err := c.run(ctx, "move", queue, all, args...).Int64Slice()
+		if err == nil && len(reply) != len(some) {
+			err = fmt.Errorf("%w: move of %d tasks: %v", errReply, len(some), reply)
+		}
+		for _, n := range reply {
+			moved = append(moved, n == 1)
+		}
+		return err
+	})
+	return moved, err
 }
 
 func source(retried bool) string {

@@ -60,14 +60,15 @@ func TestStoreSchedulesAsAsynqDoes(t *testing.T) {
 
 func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 	each(t, func(s *site) {
-		arrange := func(tasks []asynqredis.Waiting, to asynqredis.Arranged) {
+		arrange := func(tasks []asynqredis.Waiting, move asynqredis.Move) {
 			s.Helper()
-			var all []asynqredis.Arranged
+			var all []asynqredis.Move
 			for _, task := range tasks {
-				to.Waiting = task
-				all = append(all, to)
+				move.ID, move.JoinKey = task.ID, task.JoinKey
+				all = append(all, move)
 			}
-			s.ok(s.Arrange(s.Context(), queue, all))
+			_, err := s.Apply(s.Context(), queue, false, all)
+			s.ok(err)
 		}
 		unique := asynq.Unique(time.Hour)
 		s.store("a", "b", "c", "d")
@@ -75,12 +76,12 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 		_, err := s.Store(s.Context(), queue, stored, time.Now().Add(2*time.Minute))
 		s.ok(err)
 		another := []asynqredis.Waiting{{ID: "a", JoinKey: "0123456789abcdef"}, {ID: "nobody", JoinKey: "0123456789abcdef"}}
-		arrange(append(s.waiting("b", "u"), another...), asynqredis.Arranged{Gone: true})
+		arrange(append(s.waiting("b", "u"), another...), asynqredis.Move{Gone: true})
 		s.wantStates("a scheduled, c scheduled, d scheduled, v scheduled, w scheduled")
 		if n := s.redis.Exists(s.Context(), s.captured("u", unique).Lock).Val(); n != 0 {
 			t.Error("the lock outlives its task")
 		}
-		arrange(append(s.waiting("d", "c", "v"), another...), asynqredis.Arranged{})
+		arrange(append(s.waiting("d", "c", "v"), another...), asynqredis.Move{})
 		s.wantStates("a scheduled, c pending, d pending, v pending, w scheduled")
 		if got := fmt.Sprint(s.redis.LRange(s.Context(), "asynq:{default}:pending", 0, -1).Val()); got != "[v c d]" {
 			t.Errorf("pending, the next last: %s", got)
@@ -90,12 +91,12 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 		}
 
 		later := time.Now().Add(5 * time.Hour)
-		arrange(append(s.waiting("w", "c"), another...), asynqredis.Arranged{At: later})
+		arrange(append(s.waiting("w", "c"), another...), asynqredis.Move{At: later})
 		s.wantStates("a scheduled, c pending, d pending, v pending, w scheduled")
 		call := s.captured("a")
 		for _, told := range []struct{ reason, want string }{{"first", "first"}, {"second", "first"}} {
 			// The second time the message is another one by now, and stays.
-			arrange(s.waiting("a"), asynqredis.Arranged{At: later, Message: call.Message, Reason: told.reason})
+			arrange(s.waiting("a"), asynqredis.Move{At: later, Message: call.Message, Reason: told.reason})
 			info, err := s.inspector.GetTaskInfo(queue, "a")
 			s.ok(err)
 			if info.LastErr != told.want || string(info.Payload) != string(call.Message.Payload()) {
@@ -117,9 +118,10 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("a", "b", "c", "d", "e", "f")
-		s.ok(s.Arrange(s.Context(), queue, []asynqredis.Arranged{{Waiting: s.waiting("c")[0]}}))
+		_, err := s.Apply(s.Context(), queue, false, []asynqredis.Move{{ID: "c", JoinKey: s.key("c")}})
+		s.ok(err)
 		s.ok(s.inspector.ArchiveTask(queue, "d"))
-		_, err := s.plain.Enqueue(asynq.NewTask("call", []byte("payload of later")), asynq.TaskID("later"), asynq.ProcessIn(time.Hour))
+		_, err = s.plain.Enqueue(asynq.NewTask("call", []byte("payload of later")), asynq.TaskID("later"), asynq.ProcessIn(time.Hour))
 		s.ok(err)
 		_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("e"))
 		s.ok(err)
@@ -305,7 +307,7 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 			t.Errorf("due %v, want %v", got, want)
 		}
 		mark := asynqredis.Mark(s.key("line"), s.Call())
-		moved, err := s.Forward(ctx, queue, false, []asynqredis.Move{
+		moved, err := s.Apply(ctx, queue, false, []asynqredis.Move{
 			{ID: "line", At: time.Now().Add(time.Minute), Mark: mark}, {ID: "plain"}, {ID: "group"},
 			{ID: "other", At: time.Now().Add(time.Minute), Mark: asynqredis.Mark(s.key("other"), s.Call())}, {ID: "nobody"},
 		})
@@ -327,7 +329,7 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 		if len(due) != 1 || due[0].ID != "line" || due[0].Mark != mark {
 			t.Errorf("due %v", due)
 		}
-		_, err = s.Forward(ctx, queue, true, []asynqredis.Move{{ID: "line", At: time.Now().Add(time.Minute), Mark: mark}})
+		_, err = s.Apply(ctx, queue, true, []asynqredis.Move{{ID: "line", At: time.Now().Add(time.Minute), Mark: mark}})
 		s.ok(err)
 		s.wantStates("group aggregating, line scheduled, other scheduled, plain pending")
 	})

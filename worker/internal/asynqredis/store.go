@@ -63,43 +63,6 @@ func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, a
 // A Waiting names a task that is scheduled and can be picked by its join key.
 type Waiting struct{ ID, JoinKey string }
 
-// An Arranged is what becomes of a stored task by its join.
-type Arranged struct {
-	Waiting
-	At   time.Time // when forward looks at it; zero: it becomes pending, as asynq enqueues it
-	Gone bool      // it is removed, as it was refused a place in line
-
-	// With a Reason, valid UTF-8, the Message is stored again with that as its last error, which
-	// asynq's tools show.
-	Message Message
-	Reason  string
-}
-
-// Arrange does with stored tasks of one queue what their joins have said. Tasks that are not
-// scheduled with their join key are left alone.
-func (c *Client) Arrange(ctx context.Context, queue string, tasks []Arranged) error {
-	return inBulk(tasks, func(some []Arranged) error {
-		now := time.Now()
-		args := []any{prefix(queue) + "t:", now.Unix(), now.UnixNano()}
-		for _, task := range some {
-			to := "pending"
-			var message []byte
-			switch {
-			case task.Gone:
-				to = "gone"
-			case !task.At.IsZero():
-				to = strconv.FormatInt(score(task.At), 10)
-			}
-			if task.Reason != "" {
-				message = task.Message.WithDenial(task.Reason, now)
-			}
-			args = append(args, task.ID, task.JoinKey, to, message, len(task.Message))
-		}
-		// With the keys in the other order it would look like asynq's forward.
-		return c.run(ctx, "arrange", queue, keys(queue, "pending", "scheduled"), args...).Err()
-	})
-}
-
 func inBulk[T any](all []T, do func(some []T) error) error {
 	for some := range slices.Chunk(all, maxBulk) {
 		if err := do(some); err != nil {

@@ -239,14 +239,13 @@ func (d *Dispatcher) undo(tasks []Task) error {
 // in the line as it is now: its task, which is at rest, is due at once, and joins again.
 func (d *Dispatcher) putBack(line, queue string, tickets []throttle.TakenTicket) {
 	d.back(line, queue, tickets, func(l Line, ctx context.Context, tickets []throttle.TakenTicket) error {
-		var joins []asynqredis.Arranged
+		var joins []asynqredis.Move
 		for _, t := range tickets {
 			if !t.Decision.Granted {
-				task := asynqredis.Waiting{ID: t.ID, JoinKey: t.Key}
-				joins = append(joins, asynqredis.Arranged{Waiting: task, At: time.Now()})
+				joins = append(joins, asynqredis.Move{ID: t.ID, JoinKey: t.Key, At: time.Now()})
 			}
 		}
-		if err := d.Asynq.Arrange(ctx, queue, joins); err != nil {
+		if _, err := d.Asynq.Apply(ctx, queue, false, joins); err != nil {
 			return err
 		}
 		if len(joins) > 0 {

@@ -63,7 +63,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 			failOpen: match.FailOpen, index: i, message: task.Message, request: r, stood: move.Mark == task.Mark,
 		})
 	}
-	moved, lost := d.Asynq.Forward(ctx, queue, retried, moves)
+	moved, lost := d.Asynq.Apply(ctx, queue, retried, moves)
 	if lost != nil { // they may have moved all the same: a ticket that joined in vain is dropped
 		moved = slices.Repeat([]bool{true}, len(moves))
 	}
@@ -116,7 +116,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 		}
 		return nil
 	}
-	var arranged []asynqredis.Arranged
+	var moves []asynqredis.Move
 	nudge, pending := false, false
 	now, again := time.Now(), time.Time{}
 	if err != nil && !removed {
@@ -130,10 +130,10 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 		d.Expect(line, queue, 0) // the tickets may be in line all the same
 	}
 	for i, j := range all {
-		to := asynqredis.Arranged{Waiting: asynqredis.Waiting{ID: j.request.Ticket.ID, JoinKey: j.request.Key}}
+		move := asynqredis.Move{ID: j.request.Ticket.ID, JoinKey: j.request.Key}
 		switch {
 		case err != nil && !removed && !j.failOpen:
-			to.At = again
+			move.At = again
 		case err != nil, places[i].Exempt, places[i].Err != nil: // the middleware returns it
 			pending = true
 		default:
@@ -146,20 +146,20 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 			if wait <= fallbackMin {
 				continue
 			}
-			to.At = now.Add(wait)
+			move.At = now.Add(wait)
 			if j.message.LastError() == "" || j.message.Denied() { // else its last failure says more
-				to.Message, to.Reason = j.message, Reason(j.request, places[i], now)
+				move.Message, move.Reason = j.message, Reason(j.request, places[i], now)
 			}
 		}
-		arranged = append(arranged, to)
+		moves = append(moves, move)
 	}
 	if nudge {
 		d.Nudge(queue, line)
 	}
-	if len(arranged) == 0 {
+	if len(moves) == 0 {
 		return nil
 	}
-	if err := d.Asynq.Arrange(ctx, queue, arranged); err != nil {
+	if _, err := d.Asynq.Apply(ctx, queue, false, moves); err != nil {
 		return err
 	}
 	if pending {

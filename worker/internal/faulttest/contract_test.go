@@ -211,5 +211,5 @@ func TestCallsOfAsynqsClient(t *testing.T) {
 	}
 	sitetest.Must(t, inspector.RunTask("default", "id of run"))
 	recorder.wantCalls(t, callsOfAsynqsClient, " - EnqueueOf in internal/asynqredis/calls.go: are the keys and arguments still these?\n"+
-		" - internal/asynqredis/lua/store.lua: does it still leave a task as schedule does? arrange.lua: as enqueue does?")
+		" - internal/asynqredis/lua/store.lua: does it still leave a task as schedule does? move.lua: as enqueue does?")
 }

@@ -68,45 +68,42 @@ func (c *Client) DequeuePending(
 	return d, nil
 }
 
-// A Restored says how tasks that a call made active go back to wait.
+// A Restored says how a task that a call made active goes back to wait.
 type Restored struct {
 	Queue, Call string
-	At          time.Time // when forward finds them; zero: they become pending
-	Mark        string    // of their join, "" if they wait in no line
-	Line        string    // in which they wait, or ""
-	Message     Message   // stored instead of theirs if not empty
+	At          time.Time // when forward finds it; zero: it becomes pending
+	Mark        string    // of its join, "" if it waits in no line
+	Line        string    // in which it waits, or ""
+	Message     Message   // stored instead of its own if not empty
 }
 
-// KeptMark is the mark of tasks that keep theirs.
+// KeptMark is the mark of a task that keeps its own.
 const KeptMark = "keep"
 
-// Restore puts back tasks of one queue that a call of Pick or DequeuePending made active. It leaves alone
-// tasks that the call did not make active, or that are active no more.
+// Restore puts back tasks of one queue that a call of Pick or DequeuePending made active, the last one first.
+// It leaves alone tasks that the call did not make active, or that are active no more.
 func (c *Client) Restore(ctx context.Context, r Restored, ids ...string) error {
-	_, err := c.restore(ctx, r, ids)
-	return err
+	for _, id := range slices.Backward(ids) {
+		if _, err := c.Requeue(ctx, r, id); err != nil && !IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
 }
 
 // Requeue is Restore for one task. It reports whether the task is due now, to join its line once more. Its
 // error may be IsNotFound.
 func (c *Client) Requeue(ctx context.Context, r Restored, id string) (due bool, err error) {
-	n, err := c.restore(ctx, r, []string{id})
+	args := []any{id, r.Call, "", 0, r.Mark, r.Line, []byte(r.Message)}
+	if !r.At.IsZero() {
+		args[2], args[3] = score(r.At), until(r.At)
+	}
+	all := keys(r.Queue, "active", "lease", "scheduled", "pending", lines, "t:"+id)
+	n, err := c.run(ctx, "restore", r.Queue, all, args...).Int()
 	if err == nil && n == 0 {
 		err = errors.New("NOT FOUND")
 	}
 	return n == 2, err
-}
-
-func (c *Client) restore(ctx context.Context, r Restored, ids []string) (last int, err error) {
-	args := []any{prefix(r.Queue) + "t:", r.Call, "", 0, r.Mark, r.Line, []byte(r.Message)}
-	if !r.At.IsZero() {
-		args[2], args[3] = score(r.At), until(r.At)
-	}
-	for _, id := range ids {
-		args = append(args, id)
-	}
-	all := keys(r.Queue, "active", "lease", "scheduled", "pending", lines)
-	return c.run(ctx, "restore", r.Queue, all, args...).Int()
 }
 
 // Start notes that a task which a call made active may have started from now on: see Recover. It returns

@@ -80,10 +80,16 @@ func (b *buffer) freeSoon() int {
 	return min(len(b.recent), soonMax)
 }
 
-// since removes and returns what has been ready since before a time.
-func (b *buffer) since(before time.Time) (old []Task) {
-	for len(b.ready) > 0 && !b.ready[0].at.After(before) {
-		old, b.ready = append(old, b.ready[0]), b.ready[1:]
+// takeBack removes and returns the last of the tasks that have been ready since before a time.
+func (b *buffer) takeBack(before time.Time) (task Task, ok bool) {
+	n := 0
+	for n < len(b.ready) && !b.ready[n].at.After(before) {
+		n++
 	}
-	return old
+	if n == 0 {
+		return Task{}, false
+	}
+	task = b.ready[n-1]
+	b.ready = slices.Delete(b.ready, n-1, n)
+	return task, true
 }

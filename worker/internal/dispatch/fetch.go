@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -78,7 +79,7 @@ func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 			gone = append(gone, grant.TakenTicket)
 		}
 	}
-	d.putBack(l.name, queue, back)
+	d.putBack(l.name, queue, back...)
 	d.giveBack(l.name, queue, gone...)
 	tasks = d.reserveAgain(l.group, queue, call, tasks)
 	l.group.earned += len(tasks)
@@ -186,58 +187,46 @@ func (d *Dispatcher) reserve(g *group, tasks []Task) {
 // restore puts back tasks that have been ready since before a time, and their tickets to their ranks. It
 // reports whether it could. If not, the tasks stay ready.
 func (d *Dispatcher) restore(before time.Time) bool {
-	d.mu.Lock()
-	old := d.buffer.since(before)
-	d.mu.Unlock()
-	for len(old) > 0 {
-		n := 1
-		for n < len(old) && old[n].Call == old[0].Call {
-			n++
+	for {
+		d.mu.Lock()
+		task, ok := d.buffer.takeBack(before)
+		d.mu.Unlock()
+		if !ok {
+			return true
 		}
-		if d.undo(old[:n]) != nil {
+		if d.undo(task) != nil {
 			d.mu.Lock()
-			d.buffer.ready = append(old, d.buffer.ready...)
+			d.buffer.ready = slices.Insert(d.buffer.ready, 0, task)
 			d.mu.Unlock()
 			return false
 		}
-		old = old[n:]
 	}
-	return true
 }
 
-// undo puts tasks of one call back.
-func (d *Dispatcher) undo(tasks []Task) error {
+// undo puts a task back that is ready.
+func (d *Dispatcher) undo(task Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
 	defer cancel()
-	first := tasks[0]
-	r := asynqredis.Restored{Queue: first.Queue, Call: first.Call, Mark: asynqredis.KeptMark}
-	if first.line != "" {
+	r := asynqredis.Restored{Queue: task.Queue, Call: task.Call, Mark: asynqredis.KeptMark}
+	if task.line != "" {
 		r.At = time.Now().Add(fallbackMin)
-		g := d.lines.groupOf(first.Queue)
-		g.earned = max(0, g.earned-len(tasks))
 	}
-	var ids []string
-	for _, task := range tasks {
-		ids = append(ids, task.ID)
-	}
-	if err := d.Asynq.Restore(ctx, r, ids...); err != nil {
+	if err := d.Asynq.Restore(ctx, r, task.ID); err != nil {
 		return err
 	}
-	var tickets []throttle.TakenTicket
-	for _, task := range tasks {
-		if task.line != "" {
-			tickets = append(tickets, task.Grant.TakenTicket)
-		} else if task.Grant != nil {
-			d.giveBack(task.Grant.Line, task.Queue, task.Grant.TakenTicket)
-		}
+	if task.line != "" {
+		g := d.lines.groupOf(task.Queue)
+		g.earned = max(0, g.earned-1)
+		d.putBack(task.line, task.Queue, task.Grant.TakenTicket)
+	} else if task.Grant != nil {
+		d.giveBack(task.Grant.Line, task.Queue, task.Grant.TakenTicket)
 	}
-	d.putBack(first.line, first.Queue, tickets)
 	return nil
 }
 
 // putBack returns tickets to their ranks, with their units. One that was taken without units has no rank
 // in the line as it is now: its task, which is at rest, is due at once, and joins again.
-func (d *Dispatcher) putBack(line, queue string, tickets []throttle.TakenTicket) {
+func (d *Dispatcher) putBack(line, queue string, tickets ...throttle.TakenTicket) {
 	d.back(line, queue, tickets, func(l Line, ctx context.Context, tickets []throttle.TakenTicket) error {
 		var joins []asynqredis.Move
 		for _, t := range tickets {

@@ -7,16 +7,13 @@ import (
 	"strings"
 )
 
-// defaultIPv6Bits is the length of the prefix that a client usually has to itself.
-const defaultIPv6Bits = 64
-
 // ClientIP returns the address of the client that made a request. This is the connection's address.
 // If that belongs to a trusted proxy, it is the last address in X-Forwarded-For that does not.
 // Earlier entries are ignored, as the client can invent them.
 //
-// An IPv6 address is cut to its first ipv6Bits bits, such as "2001:db8::/64". Values below 1 or
-// above 128 mean 64. A connection that has no address, such as a Unix socket, is "local".
-func ClientIP(r *http.Request, trusted []netip.Prefix, ipv6Bits int) string {
+// An IPv6 address is cut to the prefix that a client usually has to itself, such as "2001:db8::/64". A
+// connection that has no address, such as a Unix socket, is "local".
+func ClientIP(r *http.Request, trusted []netip.Prefix) string {
 	ip, ok := parseIP(r.RemoteAddr)
 	if !ok {
 		return "local"
@@ -33,10 +30,7 @@ func ClientIP(r *http.Request, trusted []netip.Prefix, ipv6Bits int) string {
 	if ip.Is4() {
 		return ip.String()
 	}
-	if ipv6Bits < 1 || ipv6Bits > 128 {
-		ipv6Bits = defaultIPv6Bits
-	}
-	return netip.PrefixFrom(ip, ipv6Bits).Masked().String()
+	return netip.PrefixFrom(ip, 64).Masked().String()
 }
 
 func parseIP(s string) (netip.Addr, bool) {

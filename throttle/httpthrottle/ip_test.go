@@ -9,20 +9,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 )
 
-func TestAPrefixLengthThatIsNoneIsTheDefault(t *testing.T) {
-	t.Parallel()
-	r := httptest.NewRequest(http.MethodGet, "/", nil)
-	r.RemoteAddr = "[2001:db8:1:2:3:4:5:6]:80"
-	for bits, want := range map[int]string{
-		-1: "2001:db8:1:2::/64", 0: "2001:db8:1:2::/64", 129: "2001:db8:1:2::/64", 500: "2001:db8:1:2::/64",
-		1: "::/1", 48: "2001:db8:1::/48", 128: "2001:db8:1:2:3:4:5:6/128",
-	} {
-		if got := httpthrottle.ClientIP(r, nil, bits); got != want {
-			t.Errorf("of %d bits: %s, want %s", bits, got, want)
-		}
-	}
-}
-
 func TestTheClientsAddressIsTakenFromTrustedProxiesOnly(t *testing.T) {
 	t.Parallel()
 	proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}
@@ -48,7 +34,7 @@ func TestTheClientsAddressIsTakenFromTrustedProxiesOnly(t *testing.T) {
 	} {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.RemoteAddr, r.Header["X-Forwarded-For"] = row.remote, row.hops
-		if got := httpthrottle.ClientIP(r, proxies, 64); got != row.want {
+		if got := httpthrottle.ClientIP(r, proxies); got != row.want {
 			t.Errorf("%s, X-Forwarded-For %q: %s, want %s", row.remote, row.hops, got, row.want)
 		}
 	}

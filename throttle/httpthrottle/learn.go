@@ -52,7 +52,8 @@ func (t *Transport) learn(
 	case refused:
 		afterward(ctx, func(ctx context.Context) {
 			if _, err := d.Reservation.Pause(ctx, retryIn, strconv.Itoa(resp.StatusCode)); err != nil {
-				t.c.Logger.Warn("httpthrottle: a refusal could not be stored: its policy does not pause", "policy", d.Policy, "error", err)
+				t.c.Logger.Warn("httpthrottle: a refusal could not be stored: its policy does not pause",
+					"policy", d.Policy, "error", err)
 			}
 		})
 	default:
@@ -92,7 +93,8 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 		afterward(ctx, func(ctx context.Context) {
 			left := throttle.Remaining{Unit: unit, Units: r.units, Reset: r.reset}
 			if err := d.Reservation.ReportRemaining(ctx, left); err != nil {
-				l.logger.Warn("httpthrottle: the upstream's remaining units could not be stored", "policy", d.Policy, "error", err)
+				l.logger.Warn("httpthrottle: the upstream's remaining units could not be stored",
+					"policy", d.Policy, "error", err)
 				return
 			}
 			l.note(key, r.behind, r.reset)

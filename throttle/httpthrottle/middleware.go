@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/sluice-go/sluice/internal/breaker"
@@ -38,10 +37,6 @@ type MiddlewareConfig struct {
 
 	// Cost returns what a request costs, by unit. The default is 1 of throttle.Requests.
 	Cost func(*http.Request) map[string]int64
-
-	// IPv6Bits is how many leading bits of an IPv6 address identify a client: 1 to 128. The default is
-	// 64.
-	IPv6Bits int
 
 	// Limiter decides. It is required.
 	Limiter *throttle.Limiter
@@ -100,9 +95,6 @@ func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) 
 				"must be a prefix such as 10.0.0.0/8 or fd00::/8", i, p)
 		}
 	}
-	if c.IPv6Bits = cmp.Or(c.IPv6Bits, defaultIPv6Bits); c.IPv6Bits < 1 || c.IPv6Bits > 128 {
-		return nil, fmt.Errorf("httpthrottle: MiddlewareConfig.IPv6Bits %d: must be 1 to 128", c.IPv6Bits)
-	}
 	c.Logger = cmp.Or(c.Logger, slog.Default())
 	if c.Refused == nil {
 		c.Refused = refuse
@@ -125,8 +117,8 @@ func (c MiddlewareConfig) checkScopes(p throttle.Policy) error {
 				field, missing = "Tenant", c.Tenant == nil
 			}
 			if missing {
-				return fmt.Errorf("httpthrottle: MiddlewareConfig.%s is nil: must return %q: window %q of policy %q counts by it",
-					field, a, w.Name, c.Policy)
+				return fmt.Errorf("httpthrottle: MiddlewareConfig.%s is nil: must return %q: "+
+					"window %q of policy %q counts by it", field, a, w.Name, c.Policy)
 			}
 		}
 	}
@@ -136,9 +128,8 @@ func (c MiddlewareConfig) checkScopes(p throttle.Policy) error {
 type guard struct {
 	MiddlewareConfig
 	breaker         breaker.Breaker
-	unavailable     atomic.Bool // the limiter, at the last request
-	invalid, broken sparse      // requests that got 400, and 500
-	outage          sparse      // requests that came while it was unavailable
+	invalid, broken sparse // requests that got 400, and 500
+	outage          sparse // requests that came while the limiter was unavailable
 }
 
 func (g *guard) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
@@ -184,7 +175,7 @@ func (g *guard) request(r *http.Request) throttle.Request {
 		maps.Copy(request.Attributes, g.Attributes(r))
 	}
 	if request.Attributes[IPAttribute] == "" {
-		request.Attributes[IPAttribute] = ClientIP(r, g.TrustedProxies, g.IPv6Bits)
+		request.Attributes[IPAttribute] = ClientIP(r, g.TrustedProxies)
 	}
 	if g.Cost != nil {
 		request.Cost = g.Cost(r)
@@ -197,7 +188,9 @@ func (g *guard) request(r *http.Request) throttle.Request {
 }
 
 // charge counts a refused request, and returns the denial as it is after that.
-func (g *guard) charge(ctx context.Context, r throttle.Request, denied throttle.Decision) (throttle.Decision, error) {
+func (g *guard) charge(
+	ctx context.Context, r throttle.Request, denied throttle.Decision,
+) (throttle.Decision, error) {
 	exempt := r
 	exempt.Exempt = true
 	charged, err := g.Limiter.Reserve(ctx, exempt)

@@ -247,8 +247,6 @@ func TestConfigsOfMiddlewares(t *testing.T) {
 	for want, c := range map[string]httpthrottle.MiddlewareConfig{
 		"Limiter is nil": {},
 		`Policy ""`:      {Limiter: limiter},
-		"IPv6Bits 129":   {Limiter: limiter, Policy: "site", IPv6Bits: 129},
-		"IPv6Bits -1":    {Limiter: limiter, Policy: "site", IPv6Bits: -1},
 
 		"TrustedProxies[1] invalid Prefix":      {Limiter: limiter, Policy: "site", TrustedProxies: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), {}}},
 		"TrustedProxies[0] ::ffff:10.0.0.0/104": {Limiter: limiter, Policy: "site", TrustedProxies: []netip.Prefix{netip.MustParsePrefix("::ffff:10.0.0.0/104")}},

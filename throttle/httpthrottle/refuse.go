@@ -29,7 +29,8 @@ func (g *guard) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &wrong) && // the client chose the value; costs are the server's
 		(wrong.Field == throttle.TenantAttribute || strings.HasPrefix(wrong.Field, "attribute ")):
 		g.invalid.log(func(n int) {
-			g.Logger.Warn("httpthrottle: requests were refused that no window can count", "policy", g.Policy, "requests", n, "last", err)
+			g.Logger.Warn("httpthrottle: requests were refused that no window can count",
+				"policy", g.Policy, "requests", n, "last", err)
 		})
 		g.Refused(w, r, http.StatusBadRequest, throttle.Decision{At: time.Now(), Policy: g.Policy})
 	case errors.As(err, &wrong), errors.Is(err, throttle.ErrUnknownPolicy):
@@ -41,22 +42,21 @@ func (g *guard) fail(w http.ResponseWriter, r *http.Request, err error) {
 	default:
 		g.logOutage(err, "closed")
 		w.Header().Set("Retry-After", unavailableRetry)
-		g.Refused(w, r, http.StatusServiceUnavailable, throttle.Decision{At: time.Now(), Policy: g.Policy, RetryIn: time.Second})
+		g.Refused(w, r, http.StatusServiceUnavailable, throttle.Decision{
+			At: time.Now(), Policy: g.Policy, RetryIn: time.Second,
+		})
 	}
 }
 
 // logOutage logs when an outage of the limiter begins, with its cause, every minute while it lasts,
 // and when it ends.
 func (g *guard) logOutage(cause error, fails string) {
-	switch {
-	case cause != nil:
-		g.unavailable.Store(true)
+	if cause != nil {
 		g.outage.log(func(n int) {
 			g.Logger.Error("httpthrottle: the limiter is unavailable",
 				"policy", g.Policy, "fails", fails, "requests", n, "error", cause)
 		})
-	case g.unavailable.CompareAndSwap(true, false):
-		g.outage.end()
+	} else if g.outage.end() {
 		g.Logger.Info("httpthrottle: the limiter is available again", "policy", g.Policy)
 	}
 }
@@ -64,15 +64,17 @@ func (g *guard) logOutage(cause error, fails string) {
 // A sparse counts frequent events, of which some are logged.
 type sparse struct {
 	mu     sync.Mutex
-	n      int // since the last line
-	logged time.Time
+	n      int       // since the last line
+	logged time.Time // the last line; zero before the first event
 }
 
-// end makes log call line for the next event at once.
-func (s *sparse) end() {
+// end makes log call line for the next event at once. It reports whether there were any events.
+func (s *sparse) end() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	some := !s.logged.IsZero()
 	s.n, s.logged = 0, time.Time{}
+	return some
 }
 
 // log counts one more, and calls line with the number not logged yet, unless it did so lately.

@@ -165,8 +165,11 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 // request.
 func (t *Transport) granted(caller *throttle.Caller, r throttle.Request) throttle.Decision {
 	d := throttle.Decision{Policy: r.Policy, Reservation: throttle.Reservation{Request: r}}
-	if caller != nil && caller.Decision.Reservation.ID != "" && caller.Decision.Policy == r.Policy && caller.Decision.Tenant == r.Tenant {
-		d = caller.Decision
+	if caller != nil {
+		job := caller.Decision
+		if job.Reservation.ID != "" && job.Policy == r.Policy && job.Tenant == r.Tenant {
+			d = job
+		}
 	}
 	d.Reservation = t.c.Limiter.Attach(d.Reservation)
 	return d
@@ -201,10 +204,15 @@ func (t *Transport) identify(req *http.Request, caller *throttle.Caller) (thrott
 	return r, r.Policy != ""
 }
 
-func (t *Transport) call(req *http.Request, caller *throttle.Caller, d throttle.Decision) (*http.Response, error) {
+func (t *Transport) call(
+	req *http.Request, caller *throttle.Caller, d throttle.Decision,
+) (*http.Response, error) {
 	outer := req.Context()
 	if outer.Err() != nil {
-		t.giveBack(outer, d.Policy, func(ctx context.Context) error { _, err := d.Reservation.Cancel(ctx); return err })
+		t.giveBack(outer, d.Policy, func(ctx context.Context) (err error) {
+			_, err = d.Reservation.Cancel(ctx)
+			return err
+		})
 		return unmade(req, fmt.Errorf("httpthrottle: %w", context.Cause(outer)))
 	}
 	ctx, hold := d.Reservation.Hold(outer)

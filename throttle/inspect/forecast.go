@@ -17,27 +17,31 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A snapshot is all of a line that a simulation starts from.
+// A snapshot is all of a line that simulations start from, one after the other.
 type snapshot struct {
 	*line
 	standings  []*throttle.Standing // of the demands, and of all that waits
-	waiting    []*waiting           // the first one first
+	waiting    []waiting            // the first one first
 	values     map[string]string    // of scopes whose windows have counted anything, by key
 	now, opens int64
 	batchShare float64
+
+	simulated *plan.Line // by the last simulation
+	limits    map[string]int64
+	hold      int64
 }
 
 // waiting is a flow as it stands.
 type waiting struct {
 	flow
-	standing throttle.Standing
+	standing *throttle.Standing
 }
 
-// snapshot reads a line, with the requests of demands. Of the first flows that wait it asks what their
-// windows have counted. Without demands, it leaves out calls that wait in place.
-func (i Inspector) snapshot(ctx context.Context, name string, demands []*throttle.Standing, ask int) (*snapshot, error) {
+// snapshot reads a line, with the requests of demands. Of the first MaxSimulated flows that wait it asks
+// what their windows have counted. Without demands, it leaves out calls that wait in place.
+func (i Inspector) snapshot(ctx context.Context, name string, demands ...*throttle.Standing) (*snapshot, error) {
 	for tries := 1; ; tries++ {
-		s, err := i.read(ctx, name, demands, ask)
+		s, err := i.read(ctx, name, demands)
 		if err != nil || tries == 3 {
 			return s, err
 		}
@@ -57,7 +61,7 @@ func (l *line) counts() map[string]int64 {
 	return counts
 }
 
-func (i Inspector) read(ctx context.Context, name string, demands []*throttle.Standing, ask int) (*snapshot, error) {
+func (i Inspector) read(ctx context.Context, name string, demands []*throttle.Standing) (*snapshot, error) {
 	l, err := i.open(ctx, name)
 	if err != nil {
 		return nil, err
@@ -74,16 +78,17 @@ func (i Inspector) read(ctx context.Context, name string, demands []*throttle.St
 	for _, d := range demands {
 		known[d.Flow] = true
 	}
+	asked := 0
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		if w := all[name]; w.tickets > 0 && (demands != nil || !strings.HasPrefix(name, "!")) {
-			waits := &waiting{flow: w, standing: throttle.Standing{Flow: name, Costs: w.costs()}}
-			if waits.standing.Ask = !known[name] && ask > 0; waits.standing.Ask {
-				ask--
+		if f := all[name]; f.tickets > 0 && (demands != nil || !strings.HasPrefix(name, "!")) {
+			standing := &throttle.Standing{Flow: name, Costs: f.costs(), Ask: !known[name] && asked < MaxSimulated}
+			if standing.Ask {
+				asked++
 			}
-			s.waiting, s.standings = append(s.waiting, waits), append(s.standings, &waits.standing)
+			s.waiting, s.standings = append(s.waiting, waiting{f, standing}), append(s.standings, standing)
 		}
 	}
-	slices.SortStableFunc(s.waiting, func(a, b *waiting) int { return cmp.Compare(a.rank, b.rank) })
+	slices.SortStableFunc(s.waiting, func(a, b waiting) int { return cmp.Compare(a.rank, b.rank) })
 	for part := range slices.Chunk(s.standings[len(demands):], 1024) { // others may want to call in between
 		if err := s.Stand(ctx, part...); err != nil {
 			return nil, err
@@ -152,7 +157,8 @@ func grants(value, window string) (grants []algorithm.Grant) {
 				width, at = width-128, 22
 			}
 			for ; width > 7 && at+width <= len(payload); at += width {
-				grants = append(grants, algorithm.Grant{At: number(payload[at : at+7]), Units: number(payload[at+7 : at+width])})
+				granted := algorithm.Grant{At: number(payload[at : at+7]), Units: number(payload[at+7 : at+width])}
+				grants = append(grants, granted)
 			}
 		}
 		i = end
@@ -160,46 +166,28 @@ func grants(value, window string) (grants []algorithm.Grant) {
 	return grants
 }
 
-// addRates adds how many tickets of each queue servers took in a second, while slots are what they wait for.
-func (s *snapshot) addRates(rates map[string]float64) {
-	for _, q := range s.queues {
-		if rate := q.rate(s.now); rate > 0 {
-			queue, _ := q.of()
-			rates[queue] += rate
-		}
-	}
-}
-
-// A simulated is a snapshot's line in a simulation.
-type simulated struct {
-	*snapshot
-	line   *plan.Line
-	limits map[string]int64
-	hold   int64
-}
-
-func (s *snapshot) in(sim *plan.Simulation, limits map[string]int64) simulated {
-	l := simulated{snapshot: s, line: sim.Line(s.batchShare), limits: limits, hold: sim.Hold}
-	l.line.Opens = s.opens
+// in adds the line to a simulation by some limits.
+func (s *snapshot) in(sim *plan.Simulation, limits map[string]int64) {
+	s.simulated, s.limits, s.hold = sim.Line(s.batchShare), limits, sim.Hold
+	s.simulated.Opens = s.opens
 	for _, standing := range s.standings {
 		for i := range standing.Decision.Windows {
 			if standing.Ask && standing.Err == nil { // it says what the window has counted
-				l.scope(standing, i)
+				s.scope(standing, i)
 			}
 		}
 	}
-	return l
 }
 
 // scope returns the scope of a window of a standing, with the window.
-func (l simulated) scope(s *throttle.Standing, i int) *plan.Scope {
-	w := s.Decision.Windows[i]
+func (s *snapshot) scope(standing *throttle.Standing, i int) *plan.Scope {
+	w := standing.Decision.Windows[i]
 	key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
-	scope := l.line.Scope(key)
+	scope := s.simulated.Scope(key)
 	if slices.ContainsFunc(scope.Windows, func(made *plan.Window) bool { return made.Place == i }) {
 		return scope
 	}
-	counts, capacity, paced := s.Simulated(i, l.now, l.limits[w.Name], l.hold, grants(l.values[key], w.Name))
+	counts, capacity, paced := standing.Simulated(i, s.now, s.limits[w.Name], s.hold, grants(s.values[key], w.Name))
 	scope.Windows = append(scope.Windows, &plan.Window{
 		Simulated: counts, Held: w.Algorithm.Leases(), Limit: float64(capacity), Name: w.Name,
 		Period: paced, Place: i,
@@ -207,15 +195,15 @@ func (l simulated) scope(s *throttle.Standing, i int) *plan.Scope {
 	return scope
 }
 
-func (l simulated) flow(s *throttle.Standing) *plan.Flow {
-	return l.line.Flow(s.Flow, func() *plan.Flow {
+func (s *snapshot) flow(standing *throttle.Standing) *plan.Flow {
+	return s.simulated.Flow(standing.Flow, func() *plan.Flow {
+		r := standing.Request
 		made := &plan.Flow{
-			Batch: s.Request.Class == throttle.ClassBatch, Queue: s.Request.Ticket.Queue,
-			Tenant: s.Request.Tenant, Weight: s.Weight,
+			Batch: r.Class == throttle.ClassBatch, Queue: r.Ticket.Queue, Tenant: r.Tenant, Weight: standing.Weight,
 		}
 		attributes := map[*plan.Scope]int{}
-		for i, w := range s.Decision.Windows {
-			scope := l.scope(s, i)
+		for i, w := range standing.Decision.Windows {
+			scope := s.scope(standing, i)
 			if n := len(w.Scope.Attributes); n > 0 && attributes[scope] == 0 {
 				attributes[scope] = n
 				made.Scopes = append(made.Scopes, scope)
@@ -274,7 +262,7 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 		byLine[name] = append(byLine[name], p.demands[n].Standing)
 	}
 	for _, name := range names {
-		l, err := i.snapshot(ctx, name, byLine[name], MaxSimulated)
+		l, err := i.snapshot(ctx, name, byLine[name]...)
 		if err != nil {
 			return nil, err
 		}
@@ -289,8 +277,10 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 	inForce := p.limits()
 	for name, n := range o.Limits {
 		if inForce[name] == 0 || n < 1 {
-			return nil, &throttle.RequestError{Policy: demands[0].Request.Policy, Field: "limit", Value: fmt.Sprintf("%s=%d", name, n),
-				Hint: "must be at least 1, of one of " + strings.Join(slices.Sorted(maps.Keys(inForce)), ", ")}
+			return nil, &throttle.RequestError{
+				Policy: demands[0].Request.Policy, Field: "limit", Value: fmt.Sprintf("%s=%d", name, n),
+				Hint: "must be at least 1, of one of " + strings.Join(slices.Sorted(maps.Keys(inForce)), ", "),
+			}
 		}
 	}
 	return p, nil
@@ -301,14 +291,13 @@ func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, erro
 	sim := plan.New(p.now, p.now+MaxPlan.Microseconds())
 	sim.Open, sim.By, sim.From = p.Open, p.By.UnixMicro(), max(p.now, p.From.UnixMicro())
 	known, unknown := p.slots(sim, limits[throttle.BySlots]), map[string]bool{}
-	lines := make([]simulated, len(p.lines))
-	for n, l := range p.lines {
-		lines[n] = l.in(sim, limits)
+	for _, l := range p.lines {
+		l.in(sim, limits)
 	}
 	joined, ends := map[*plan.Flow]int64{}, make([]plan.Demand, len(p.demands))
 	for _, d := range p.demands {
 		if d.Standing != nil {
-			joined[lines[d.line].flow(d.Standing)] += int64(d.Joined)
+			joined[p.lines[d.line].flow(d.Standing)] += int64(d.Joined)
 			if !known[d.Queue] {
 				unknown[throttle.BySlots] = true
 			}
@@ -325,18 +314,18 @@ func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, erro
 	}
 	for _, run := range order {
 		if d := p.demands[run.Demand]; d.Standing != nil && run.Count > 0 {
-			flow := lines[d.line].flow(d.Standing)
+			flow := p.lines[d.line].flow(d.Standing)
 			flow.Add(&ends[run.Demand], int64(run.Count), costsOf(d.Standing), d.Hold.Microseconds())
 		}
 	}
-	for _, l := range lines {
+	for _, l := range p.lines {
 		for rank, w := range l.waiting {
 			if w.standing.Err != nil {
 				continue
 			}
-			f := l.flow(&w.standing)
+			f := l.flow(w.standing)
 			if before := w.tickets - joined[f]; before > 0 {
-				f.Before(rank, before, costsOf(&w.standing))
+				f.Before(rank, before, costsOf(w.standing))
 			}
 		}
 	}
@@ -349,7 +338,7 @@ func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, erro
 // slots sets the slots of all queues, and how long tickets that are no demand hold them. It returns for
 // which queues they are known.
 func (p *prepared) slots(sim *plan.Simulation, first int64) (known map[string]bool) {
-	known, rates, total := map[string]bool{}, map[string]float64{}, int64(0)
+	known, total := map[string]bool{}, int64(0)
 	for _, s := range p.Slots {
 		inForce := int64(p.Slots[0].Count)
 		sim.SetSlots(max(1, int64(s.Count)+cmp.Or(first, inForce)-inForce), s.Queues...)
@@ -363,11 +352,15 @@ func (p *prepared) slots(sim *plan.Simulation, first int64) (known map[string]bo
 		known[d.Queue] = known[d.Queue] && (d.Hold > 0 || d.Count == 0)
 	}
 	sim.Hold /= max(1, total)
+	rates := map[string]float64{} // tickets of a queue that servers took in a second, while these waited for slots
 	for _, l := range p.lines {
-		l.addRates(rates)
+		for _, q := range l.queues {
+			name, _ := q.of()
+			rates[name] += q.rate(l.now)
+		}
 	}
 	for queue, rate := range rates {
-		if !known[queue] || sim.Hold == 0 {
+		if rate > 0 && (!known[queue] || sim.Hold == 0) {
 			sim.SetSlotRate(queue, rate)
 			known[queue] = true
 		}

@@ -250,7 +250,7 @@ func (i Inspector) simulate(ctx context.Context, policy string, lines []string) 
 	p, s := &prepared{now: time.Now().UnixMicro()}, Simulation{Policy: policy}
 	var found []TenantSimulation // by demand
 	for n, name := range lines {
-		l, err := i.snapshot(ctx, name, nil, MaxSimulated)
+		l, err := i.snapshot(ctx, name)
 		if err != nil {
 			return s, err
 		}
@@ -258,7 +258,7 @@ func (i Inspector) simulate(ctx context.Context, policy string, lines []string) 
 			s.Sampled += MaxSimulated
 		}
 		for _, w := range l.waiting {
-			t, standing := TenantSimulation{Tenant: w.standing.Request.Tenant, Waiting: w.tickets}, &w.standing
+			t, standing := TenantSimulation{Tenant: w.standing.Request.Tenant, Waiting: w.tickets}, w.standing
 			if never := new(throttle.NeverFitsError); errors.As(standing.Err, &never) {
 				t.NeverFits, standing = never.Window, nil
 			} else if standing.Err != nil {

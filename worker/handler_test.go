@@ -42,11 +42,9 @@ func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("second"), asynq.MaxRetry(0))
 		s.Enqueue(sitetest.Task("other"), asynq.TaskID("third"), asynq.MaxRetry(0)) // its limit is its own
 		s.WaitGone("third", "first", "second")
-		s.Mu.Lock()
-		if ran := s.Ran; len(ran) != 3 || slices.Index(ran, "first") > slices.Index(ran, "second") {
+		if ran := s.Starts(); len(ran) != 3 || slices.Index(ran, "first") > slices.Index(ran, "second") {
 			t.Errorf("ran in the order %q", ran)
 		}
-		s.Mu.Unlock()
 		for _, d := range s.Denials() {
 			if d.Tenant != "acme" {
 				t.Errorf("a task of %s was denied, and acme's were refused", d.Tenant)

@@ -148,7 +148,6 @@ func enqueueAll(s *sitetest.Site, client *worker.Client) (n int) {
 func workOfWorker(s *sitetest.Site) {
 	s.Helper()
 	follows(s)
-	var done sitetest.Counted
 	failed := errors.New("fails")
 	server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
 		if _, err := task.ResultWriter().Write([]byte("result")); err != nil && task.Type() != "group" {
@@ -157,7 +156,7 @@ func workOfWorker(s *sitetest.Site) {
 		if n := asynqRetried(ctx); task.Type() == "fails" && n == 0 {
 			return failed
 		}
-		return done.Handle(ctx, task)
+		return s.Ok(ctx, task)
 	}, func(c *asynq.Config, _ *worker.Config) {
 		c.GroupGracePeriod = time.Second
 		c.GroupAggregator = asynq.GroupAggregatorFunc(func(_ string, tasks []*asynq.Task) *asynq.Task {
@@ -171,7 +170,7 @@ func workOfWorker(s *sitetest.Site) {
 		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", fmt.Append(nil, "plain", i)))
 	}
 	n := 6 + enqueueAll(s, s.Client(s.Limiter)) + firesABatch(s)
-	s.Wait("all but the one without retries have run", func() bool { return done.Done() >= n-1 })
+	s.Wait("all but the one without retries have run", func() bool { return s.Done() >= n-1 })
 	s.Wait("none is active", func() bool { c := s.Counters(); return c.Active == 0 && c.Archived == 1 })
 	if n, err := s.Limiter.Line("api").Len(s.Context()); err != nil || n != 0 { // for metrics
 		s.Errorf("%d wait, %v", n, err)

@@ -38,18 +38,14 @@ func TestWorkersClocksAreOff(t *testing.T) {
 					p.Requeue = requeue
 					s := sitetest.NewInBubble(t, p)
 					s.Limiter = s.AnotherLimiter(hooktest.Hook(skewed{by}.see))
-					var c sitetest.Counted
-					l := sitetest.NewLedger()
-					s.Serve(c.Handle, sitetest.Calm, l.Watch)
+					s.Serve(s.Ok, sitetest.Calm)
 					s.EnqueueMany("acme", 0, 16, asynq.MaxRetry(0))
-					s.SleepUntil(l, 16, 2*time.Minute)
-					c.OnceEach(t, 16)
+					s.SleepUntil(16, 2*time.Minute)
+					s.WantOnceEach(t, 16)
 					s.WantCounters(sitetest.Counters{Processed: 16})
-					if over := l.Excess(4, 10*time.Second); over > 0 {
-						t.Errorf("%d were granted above the limit", over)
-					}
-					if mean, _ := l.WakesPerTask(); requeue == throttle.RequeueWhenFits && mean > sitetest.DeniedAndRun {
-						t.Errorf("%v wakes a task", mean)
+					sitetest.WantNeverOver(t, s.Grants(), 4, 10*time.Second)
+					if requeue == throttle.RequeueWhenFits {
+						s.WantWakes(sitetest.DeniedAndRun)
 					}
 					if got := s.Journal.String(); got != "" {
 						t.Errorf("nothing was to be noticed:\n%s", got)
@@ -106,23 +102,18 @@ func TestWorkersClocksDiffer(t *testing.T) {
 	for _, by := range []time.Duration{-5 * time.Minute, 90 * time.Second, 5 * time.Minute} {
 		t.Run(fmt.Sprint(by), func(t *testing.T) {
 			sitetest.Bubble(t, sitetest.Policy(4, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
-				var c sitetest.Counted
-				l := sitetest.NewLedger()
-				s.Serve(c.Handle, sitetest.Calm, l.Watch)
+				s.Serve(s.Ok, sitetest.Calm)
 				right := s.Asynq
 				s.Asynq = hooktest.With(right, hooktest.Hook((ahead{by}).see))
-				s.Serve(c.Handle, sitetest.Calm, l.Watch, s.Apart)
+				s.Serve(s.Ok, sitetest.Calm, s.Apart)
 				s.Asynq = right
 				s.EnqueueMany("acme", 0, 16, asynq.MaxRetry(0))
-				s.SleepUntil(l, 16, 2*time.Minute)
-				c.OnceEach(t, 16)
+				s.SleepUntil(16, 2*time.Minute)
+				s.WantOnceEach(t, 16)
 				s.WantCounters(sitetest.Counters{Processed: 16})
-				if over := l.Excess(4, 10*time.Second); over > 0 {
-					t.Errorf("%d were granted above the limit", over)
-				}
-				mean, _ := l.WakesPerTask()
-				if by.Abs() < sitetest.FallbackMin && mean > sitetest.DeniedAndRun {
-					t.Errorf("%v wakes a task", mean)
+				sitetest.WantNeverOver(t, s.Grants(), 4, 10*time.Second)
+				if by.Abs() < sitetest.FallbackMin {
+					s.WantWakes(sitetest.DeniedAndRun)
 				}
 			})
 		})

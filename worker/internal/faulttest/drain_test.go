@@ -1,7 +1,6 @@
 package faulttest
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -35,8 +34,7 @@ type drain struct {
 	policies []throttle.Policy // task types are NAME:x
 	tenants  int
 
-	ran       sitetest.Counted
-	ledgers   map[string]*sitetest.Ledger
+	ledger    sitetest.Ledger
 	inspector *asynq.Inspector
 }
 
@@ -70,10 +68,6 @@ func (d *drain) start() {
 	if long() {
 		d.each = 2000 / len(d.policies)
 	}
-	d.ledgers = map[string]*sitetest.Ledger{}
-	for _, p := range d.policies {
-		d.ledgers[p.Name] = sitetest.NewLedger()
-	}
 	d.inspector = asynq.NewInspector(d.asynq)
 	d.Cleanup(func() { d.inspector.Close() })
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -91,10 +85,10 @@ func (d *drain) start() {
 		}
 		server, err := worker.NewServer(d.asynq,
 			asynq.Config{Concurrency: drainSlots, LogLevel: asynq.FatalLevel, Queues: queues, ShutdownTimeout: time.Second},
-			worker.Config{Limiter: limiter, Logger: quiet, OnDecision: d.note})
+			worker.Config{Limiter: limiter, Logger: quiet, OnDecision: d.ledger.Note})
 		sitetest.Must(d, err)
 		d.Cleanup(server.Shutdown)
-		sitetest.Must(d, server.Start(asynq.HandlerFunc(d.ran.Handle)))
+		sitetest.Must(d, server.Start(asynq.HandlerFunc(d.ledger.Ok)))
 	}
 }
 
@@ -119,10 +113,9 @@ func (d *drain) enqueue(limiter *throttle.Limiter) {
 	wait.Wait()
 }
 
-func (d *drain) note(ctx context.Context, task *asynq.Task, decision throttle.Decision) {
-	var c worker.Config
-	d.ledgers[decision.Policy].Watch(nil, &c)
-	c.OnDecision(ctx, task, decision)
+// grants returns those of a policy, in the order of their time.
+func (d *drain) grants(policy string) []sitetest.Grant {
+	return slices.DeleteFunc(d.ledger.Grants(), func(g sitetest.Grant) bool { return g.Policy != policy })
 }
 
 // until waits until the condition holds: long, as machines are slow.
@@ -130,7 +123,7 @@ func (d *drain) until(what string, condition func() bool) {
 	d.Helper()
 	for end := time.Now().Add(2 * time.Minute); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			d.Fatalf("waited in vain until %s: %d of %d tasks have run", what, d.ran.Done(), d.tasks())
+			d.Fatalf("waited in vain until %s: %d of %d tasks have run", what, d.ledger.Done(), d.tasks())
 		}
 	}
 }
@@ -138,7 +131,7 @@ func (d *drain) until(what string, condition func() bool) {
 // part waits until this part of the tasks has run.
 func (d *drain) part(part float64) {
 	d.Helper()
-	d.until("a part has run", func() bool { return float64(d.ran.Done()) >= part*float64(d.tasks()) })
+	d.until("a part has run", func() bool { return float64(d.ledger.Done()) >= part*float64(d.tasks()) })
 }
 
 func (d *drain) tasks() int { return d.each * len(d.policies) }
@@ -148,21 +141,21 @@ func (d *drain) tasks() int { return d.each * len(d.policies) }
 func (d *drain) finish(promoted time.Time, twice int) {
 	d.Helper()
 	n := d.tasks()
-	d.until("all have run", func() bool { return d.ran.Done() == n })
-	again := d.ran.Again()
+	d.until("all have run", func() bool { return d.ledger.Done() == n })
+	again := len(d.ledger.Runs()) - n
 	d.Logf("%d tasks have run, %d of them twice", n, again)
 	if again > twice {
 		d.Errorf("%d tasks ran twice, want at most %d", again, twice)
 	}
 	for _, p := range d.policies {
-		l, first := d.ledgers[p.Name], time.Duration(-1)
-		for _, g := range l.Sorted() {
+		grants, first := d.grants(p.Name), time.Duration(-1)
+		for _, g := range grants {
 			if since := g.At.Sub(promoted); since > 0 && first < 0 {
 				first = since
 			}
 		}
 		w := p.Windows[len(p.Windows)-1]
-		over := l.Excess(int(w.Limit), w.Period)
+		over := sitetest.Excess(grants, int(w.Limit), w.Period)
 		d.Logf("policy %s: first grant %v after the promotion, %d above the limit", p.Name, first.Round(time.Millisecond), over)
 		if w.Scope == throttle.ScopeShared && over > drainLimit {
 			d.Errorf("policy %s: %d above its limit: a failover can forget one window", p.Name, over)
@@ -304,17 +297,9 @@ func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 	}
 	s.start()
 	s.finish(time.Now(), 0)
-	byTenant := map[string]*sitetest.Ledger{}
-	for _, g := range s.ledgers[spread.Name].Sorted() {
-		if byTenant[g.Tenant] == nil {
-			byTenant[g.Tenant] = sitetest.NewLedger()
-		}
-		byTenant[g.Tenant].Grants = append(byTenant[g.Tenant].Grants, g)
-	}
-	for tenant, l := range byTenant {
-		if over := l.Excess(int(spread.Windows[0].Limit), spread.Windows[0].Period); over > 0 {
-			t.Errorf("%s: %d above its limit", tenant, over)
-		}
+	for tenant := range s.tenants {
+		w := spread.Windows[0]
+		sitetest.WantNeverOver(t, s.ledger.GrantsOf(fmt.Sprint("tenant", tenant)), int(w.Limit), w.Period)
 	}
 	for node := range 3 {
 		calls := scripts(node)

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
@@ -28,7 +27,6 @@ func TestCallsAreLost(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
 			sitetest.Bubble(t, sitetest.Shared(4, 5*time.Second), func(t *testing.T, s *sitetest.Site) {
-				l := sitetest.NewLedger()
 				random := rand.New(rand.NewPCG(3, 4))
 				f := &sitetest.Fault{Is: sitetest.IsPickCall, Lost: lost, Err: io.EOF, Hits: func(int) bool { return random.IntN(3) == 0 }}
 				whole := s.Asynq
@@ -36,16 +34,15 @@ func TestCallsAreLost(t *testing.T) {
 				s.EnqueueMany("acme", 0, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
 				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 15, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
 				for range 2 {
-					s.Serve(s.Ok, l.Watch, sitetest.Calm, s.Apart)
+					s.Serve(s.Ok, sitetest.Calm, s.Apart)
 				}
-				s.SleepUntil(l, 30, 8*time.Minute)
+				s.SleepUntil(30, 8*time.Minute)
 				time.Sleep(3 * time.Minute) // for what may come after
-				if runs := s.Runs(); len(runs) != 30 || len(slices.Compact(runs)) != 30 {
-					t.Errorf("ran %q, want each once", runs)
+				s.WantOnceEach(t, 30)
+				if f.Count() == 0 {
+					t.Error("no call was lost")
 				}
-				if f.Count() == 0 || l.Excess(4, 5*time.Second) != 0 {
-					t.Errorf("%d calls were lost; %d more than the limit", f.Count(), l.Excess(4, 5*time.Second))
-				}
+				sitetest.WantNeverOver(t, s.Grants(), 4, 5*time.Second)
 				s.WantCounters(sitetest.Counters{Processed: 30})
 				if n := s.Redis.ZCard(t.Context(), "asynq:{default}:completed").Val(); n != 30 {
 					t.Errorf("%d tasks are completed", n)
@@ -53,8 +50,6 @@ func TestCallsAreLost(t *testing.T) {
 				if keys := s.Redis.Keys(t.Context(), "sluice:{*}:*").Val(); len(keys) > 0 {
 					t.Errorf("left behind: %q", keys)
 				}
-				mean, most := l.WakesPerTask()
-				t.Logf("%d of %d calls were lost, %.2f wakes a task, at most %d", f.Count(), f.Calls, mean, most)
 			})
 		})
 	}
@@ -169,19 +164,17 @@ func (k *kept) MakeRedisClient() any {
 // once in vain afterwards.
 func TestTasksOutlastALongPauseOfTheirQueue(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Shared(8, 30*time.Second), func(t *testing.T, s *sitetest.Site) {
-		l := sitetest.NewLedger()
-		s.Serve(s.Ok, l.Watch, sitetest.Calm)
+		s.Serve(s.Ok, sitetest.Calm)
 		s.EnqueueMany("acme", 0, 40, asynq.MaxRetry(0))
 		time.Sleep(10 * time.Second)
 		sitetest.Must(t, s.Inspector.PauseQueue("default"))
-		before := l.Count()
+		before := s.Granted()
 		time.Sleep(6 * time.Minute)
 		s.WantStates("default", 0, 40-before)
 		sitetest.Must(t, s.Inspector.UnpauseQueue("default"))
-		s.SleepUntil(l, 40, 20*time.Minute)
-		if _, most := l.WakesPerTask(); most > sitetest.DeniedAndRun+1 || l.Excess(8, 30*time.Second) != 0 {
-			t.Errorf("a task woke %d times; %d more than the limit", most, l.Excess(8, 30*time.Second))
-		}
+		s.SleepUntil(40, 20*time.Minute)
+		s.WantWakes(sitetest.DeniedAndRun + 1)
+		sitetest.WantNeverOver(t, s.Grants(), 8, 30*time.Second)
 		s.WantCounters(sitetest.Counters{Processed: 40})
 		s.WantNobodyInLine()
 	})

@@ -40,9 +40,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 						retries = asynq.MaxRetry(3)
 					}
 					const n, late = 20, 6
-					var c sitetest.Counted
-					l := sitetest.NewLedger()
-					s.Serve(c.Handle, sitetest.Calm, l.Watch)
+					s.Serve(s.Ok, sitetest.Calm)
 					s.EnqueueMany("acme", 0, n, retries)
 					time.Sleep(15 * time.Second)
 					frozen := make(chan struct{})
@@ -54,15 +52,13 @@ func TestRedisStopsAnswering(t *testing.T) {
 						s.Enqueue(sitetest.Task("initech"), asynq.TaskID(fmt.Sprint("late", i)), retries)
 					}
 					<-frozen
-					for end := time.Now().Add(10 * time.Minute); c.Done() < n+late && time.Now().Before(end); {
+					for end := time.Now().Add(10 * time.Minute); s.Done() < n+late && time.Now().Before(end); {
 						time.Sleep(time.Second)
 					}
 					time.Sleep(2 * time.Minute) // time for a task to run twice
-					c.OnceEach(t, n+late)
+					s.WantOnceEach(t, n+late)
 					for _, tenant := range []string{"acme", "initech"} {
-						if over := of(l, tenant).Excess(4, 10*time.Second); over > 0 {
-							t.Errorf("%s was granted %d above its limit", tenant, over)
-						}
+						sitetest.WantNeverOver(t, s.GrantsOf(tenant), 4, 10*time.Second)
 					}
 					// For 12 s go-redis repeats the call, and nobody notices.
 					begun := s.Journal.Count("worker: the limiter is unavailable")
@@ -82,11 +78,6 @@ func TestRedisStopsAnswering(t *testing.T) {
 			})
 		}
 	}
-}
-
-// of is the ledger of one tenant alone.
-func of(l *sitetest.Ledger, tenant string) *sitetest.Ledger {
-	return &sitetest.Ledger{Grants: slices.DeleteFunc(l.Sorted(), func(g sitetest.Granted) bool { return g.Tenant != tenant })}
 }
 
 // A place is where a Redis is found, which may change: as when it is restarted.
@@ -137,37 +128,26 @@ func faultSite(t *testing.T, p *place, same bool, policies ...throttle.Policy) *
 
 // throughFault lets 3 of 9 tasks run, has the fault happen while the others wait, and waits for
 // all. The fault may call late, which enqueues 3 more that ask while it lasts.
-func throughFault(s *sitetest.Site, fault func(late func())) *sitetest.Ledger {
+func throughFault(s *sitetest.Site, fault func(late func())) {
 	s.Helper()
-	var c sitetest.Counted
-	l, n := sitetest.NewLedger(), 9
-	s.Serve(c.Handle, l.Watch)
+	n := 9
+	s.Serve(s.Ok)
 	s.EnqueueMany("acme", 0, n, asynq.MaxRetry(0))
-	s.Wait("the first have run and the others wait", func() bool { return c.Done() >= 3 && decided(l) == n })
+	s.Wait("the first have run and the others wait", func() bool { return s.Done() >= 3 && len(s.Wakes()) == n })
 	s.Wait("all are put down", func() bool { return s.Counters().Active == 0 })
 	fault(func() {
 		s.EnqueueMany("initech", 0, 3, asynq.MaxRetry(0))
 		n += 3
 		s.Wait("it is logged", func() bool { return s.Journal.Count("worker: the limiter is unavailable") == 1 })
 	})
-	s.Wait("all have run", func() bool { return c.Done() == n })
+	s.Wait("all have run", func() bool { return s.Done() == n })
 	s.Wait("all are put down", func() bool { return s.Counters().Active == 0 })
-	c.OnceEach(s, n)
-	if got, want := s.Counters(), (sitetest.Counters{Processed: int64(n)}); got != want {
-		s.Errorf("counters %+v, want %+v", got, want)
-	}
+	s.WantOnceEach(s, n)
+	s.WantCounters(sitetest.Counters{Processed: int64(n)})
 	s.WantReported(nil, nil)
 	if s.Journal.Count("worker: the limiter is unavailable") > 1 {
 		s.Errorf("want it logged at most once:\n%s", s.Journal)
 	}
-	return of(l, "acme")
-}
-
-// decided counts the tasks about which anything was decided.
-func decided(l *sitetest.Ledger) int {
-	l.Mu.Lock()
-	defer l.Mu.Unlock()
-	return len(l.Wakes)
 }
 
 const faultPeriod = 1500 * time.Millisecond
@@ -214,15 +194,13 @@ func TestFaultsOfARedisServer(t *testing.T) {
 				p := &place{dir: t.TempDir()}
 				p.start(t, row.args...)
 				s := faultSite(t, p, same, sitetest.Policy(3, faultPeriod))
-				l := throughFault(s, func(late func()) {
+				throughFault(s, func(late func()) {
 					if same {
 						late = func() {}
 					}
 					row.fault(t, p, late)
 				})
-				if over := l.Excess(3, faultPeriod); over > 0 {
-					t.Errorf("%d were granted above the limit", over)
-				}
+				sitetest.WantNeverOver(t, s.GrantsOf("acme"), 3, faultPeriod)
 				if strings.Contains(s.Journal.String(), "NOSCRIPT") {
 					t.Errorf("nothing was to be noticed:\n%s", s.Journal)
 				}
@@ -239,9 +217,7 @@ func TestLimitersRedisRestartsEmpty(t *testing.T) {
 		own := sitetest.NewInBubble(t, sitetest.Policy(4, time.Minute))
 		s.Limiter = own.Limiter
 		const n = 24
-		var c sitetest.Counted
-		l := sitetest.NewLedger()
-		s.Serve(c.Handle, sitetest.Calm, l.Watch)
+		s.Serve(s.Ok, sitetest.Calm)
 		s.EnqueueMany("acme", 0, n/2, asynq.MaxRetry(0))
 		time.Sleep(time.Second)
 		s.JoinMany(s.Client(s.Limiter), "acme", n/2, n/2, asynq.MaxRetry(0))
@@ -250,20 +226,18 @@ func TestLimitersRedisRestartsEmpty(t *testing.T) {
 		own.Redis.ScriptFlush(t.Context())
 		flushed := time.Now()
 		s.EnqueueMany("acme", n, 4, asynq.MaxRetry(0))
-		s.SleepUntil(l, n+4, 10*time.Minute)
+		s.SleepUntil(n+4, 10*time.Minute)
 		// The last was told to start 5 minutes after the first, and comes by its fallback: in the next second,
 		// when asynq forwards, which is every 5 s. SleepUntil takes another second.
 		if took := time.Since(flushed); took > 150*time.Second+sitetest.FallbackMin+(1+5+1)*time.Second {
 			t.Errorf("it took %v", took)
 		}
 		time.Sleep(2 * time.Minute)
-		c.OnceEach(t, n+4)
+		s.WantOnceEach(t, n+4)
 		s.WantCounters(sitetest.Counters{Processed: n + 4})
 		s.WantReported(nil, nil)
-		after := &sitetest.Ledger{Grants: slices.DeleteFunc(l.Sorted(), func(g sitetest.Granted) bool { return g.At.Before(flushed) })}
-		if over := after.Excess(4, time.Minute); over > 0 {
-			t.Errorf("%d were granted above the limit since", over)
-		}
+		since := slices.DeleteFunc(s.Grants(), func(g sitetest.Grant) bool { return g.At.Before(flushed) })
+		sitetest.WantNeverOver(t, since, 4, time.Minute)
 		own.WantNobodyInLine()
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -30,8 +29,7 @@ func inShards(shards, limit int, period time.Duration) throttle.Policy {
 func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 	const tenants, each, limit, period = 6, 8, 2, time.Minute
 	sitetest.Bubble(t, inShards(3, limit, period), func(t *testing.T, s *sitetest.Site) {
-		l := sitetest.NewLedger()
-		s.Serve(s.Ok, sitetest.Calm, l.Watch)
+		s.Serve(s.Ok, sitetest.Calm)
 		client := s.Client(s.Limiter)
 		for i := range each {
 			for tenant := range tenants {
@@ -54,8 +52,8 @@ func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 		}
 		check := func(from time.Time, wants int) {
 			t.Helper()
-			byTenant := map[string][]sitetest.Granted{}
-			for _, g := range l.Sorted() {
+			byTenant := map[string][]sitetest.Grant{}
+			for _, g := range s.Grants() {
 				if !g.At.Before(from) {
 					byTenant[g.Tenant] = append(byTenant[g.Tenant], g)
 				}
@@ -78,12 +76,12 @@ func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 		}
 		time.Sleep(period)
 		check(time.Time{}, each)
-		if n := l.Count(); n != tenants*2*limit {
+		if n := s.Granted(); n != tenants*2*limit {
 			t.Errorf("%d tasks ran within two periods", n)
 		}
 		changed := time.Now()
 		sitetest.Must(t, s.Limiter.SetPolicies([]throttle.Policy{inShards(2, limit, period)}))
-		s.SleepUntil(l, tenants*each, 5*time.Minute)
+		s.SleepUntil(tenants*each, 5*time.Minute)
 		check(changed, each-2*limit)
 		if lines := s.Limiter.Lines(); len(lines) != 2 {
 			time.Sleep(time.Minute)
@@ -137,13 +135,12 @@ func TestShardsShareSlotsByWeight(t *testing.T) {
 				}
 			}
 		}
-		l := sitetest.NewLedger()
 		second := func(context.Context, *asynq.Task) error { time.Sleep(time.Second); return nil }
 		two := func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 2 }
-		s.Serve(second, sitetest.Calm, l.Watch, two)
-		s.SleepUntil(l, 105, 2*time.Minute)
+		s.Serve(second, sitetest.Calm, two)
+		s.SleepUntil(105, 2*time.Minute)
 		got := map[string]int{}
-		for _, g := range l.Sorted()[:105] {
+		for _, g := range s.Grants()[:105] {
 			got[g.Tenant]++
 		}
 		shards, mates := map[string]float64{}, map[string]map[string]float64{}
@@ -187,28 +184,24 @@ func TestAFleetSharesOneLine(t *testing.T) {
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Redis(t)), sitetest.Shared(limit, period))
 	var tasks []*asynq.Task
 	for i := range n {
-		tasks = append(tasks, worker.NewTask(worker.Identity{Tenant: "tenant" + strconv.Itoa(i%10)}, "x", nil))
+		tasks = append(tasks, worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant", i%10)}, "x", nil))
 	}
 	for _, enqueued := range s.Client(s.AnotherLimiter()).EnqueueBulk(t.Context(), tasks) {
 		if enqueued.Err != nil {
 			t.Fatal(enqueued.Err)
 		}
 	}
-	l, c := sitetest.NewLedger(), sitetest.Counted{}
 	var all []*worker.Server
 	two := func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 2 }
 	for range servers {
-		all = append(all, s.Serve(c.Handle, l.Watch, sitetest.Calm, s.Apart, two))
+		all = append(all, s.Serve(s.Ok, sitetest.Calm, s.Apart, two))
 	}
-	s.Wait("all have run", func() bool { return c.Done() == n })
-	c.OnceEach(t, n)
-	if over := l.Excess(limit, period); over > 0 {
-		t.Errorf("%d above the limit", over)
-	}
+	s.Wait("all have run", func() bool { return s.Done() == n })
+	s.WantOnceEach(t, n)
+	sitetest.WantNeverOver(t, s.Grants(), limit, period)
 	var ended sync.WaitGroup // one after the other they would take half a minute
 	for _, server := range all {
 		ended.Go(server.Shutdown)
 	}
 	ended.Wait()
-	t.Logf("utilization %.3f", l.Utilization(limit, period))
 }

@@ -58,14 +58,13 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s, restart %v", row.name, restart), func(t *testing.T) {
 				sitetest.Bubble(t, row.policy, func(t *testing.T, s *sitetest.Site) {
-					l := sitetest.NewLedger()
 					var limiters []*throttle.Limiter
 					var servers []*worker.Server
 					serve := func() {
 						limiter := s.AnotherLimiter()
 						limiters = append(limiters, limiter)
 						own := sitetest.By(limiter)
-						servers = append(servers, s.Serve(s.Ok, l.Watch, sitetest.Calm, own))
+						servers = append(servers, s.Serve(s.Ok, sitetest.Calm, own))
 					}
 					serve()
 					serve()
@@ -73,7 +72,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 					s.EnqueueMany("acme", 0, 25)
 					s.EnqueueMany("beta", 0, 25)
 					time.Sleep(15 * time.Second)
-					before := l.Count()
+					before := s.Granted()
 					if restart {
 						servers[0].Shutdown()
 						servers[1].Shutdown()
@@ -88,7 +87,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 					}{{5 * time.Second, row.soon}, {24 * time.Second, row.late}} { // at 30 s some fit again
 						time.Sleep(after.sleep)
 						got := counts{}
-						for _, g := range l.Sorted()[before:] {
+						for _, g := range s.Grants()[before:] {
 							got[g.Tenant]++
 						}
 						if !maps.Equal(got, after.want) {
@@ -138,8 +137,7 @@ func TestInterventionsActOnTheBacklog(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			sitetest.Bubble(t, row.policy, func(t *testing.T, s *sitetest.Site) {
-				l := sitetest.NewLedger()
-				s.Serve(s.Ok, l.Watch, sitetest.Calm)
+				s.Serve(s.Ok, sitetest.Calm)
 				s.EnqueueMany("acme", 0, 3)
 				s.JoinMany(s.Client(s.Limiter), "acme", 3, 3)
 				time.Sleep(5 * time.Second)
@@ -216,20 +214,17 @@ func TestScenePoliciesChangeWhileTasksWait(t *testing.T) {
 			sitetest.OnRedis(t, append(idle(20), row.before), func(t *testing.T, s *sitetest.Site) {
 				stop := wantEveryKeyToExpire(s)
 				defer stop()
-				d := newDiary()
 				limiters := []*throttle.Limiter{s.AnotherLimiter(), s.AnotherLimiter()}
 				for _, limiter := range limiters {
-					s.Serve(d.handle, d.watch, sitetest.By(limiter))
+					s.Serve(s.Ok, sitetest.By(limiter))
 				}
 				client := s.Client(s.AnotherLimiter())
 				for i := range 60 {
-					task := taskOf(s, []string{"acme", "beta", "chip"}[i%3], i)
-					var err error
-					if i%2 == 0 {
-						err = d.plan(client, task)
-					} else {
-						err = d.enqueue(s.Plain, task)
+					enqueue := client.Enqueue
+					if i%2 == 1 {
+						enqueue = s.Plain.Enqueue
 					}
+					_, err := enqueue(sitetest.Task([]string{"acme", "beta", "chip"}[i%3]), asynq.TaskID(fmt.Sprint(i)))
 					sitetest.Must(t, err)
 				}
 				time.Sleep(200 * time.Millisecond)
@@ -239,98 +234,58 @@ func TestScenePoliciesChangeWhileTasksWait(t *testing.T) {
 					time.Sleep(50 * time.Millisecond)
 				}
 				// At 20 a second all run within three seconds. A task that is stranded waits for two minutes.
-				s.Wait("all have run", func() bool { return d.ran() >= 60 })
+				s.Wait("all have run", func() bool { return s.Done() == 60 })
 				t.Logf("all ran within %v", time.Since(changed))
 				s.Wait("nobody is in line", func() bool { return len(s.InLine()) == 0 })
-				d.awaitAll(t, notStranded) // each once
+				s.WantOnceEach(t, 60)
 				stop()
 			})
 		})
 	}
 }
 
-// A limit is cut below the cost of tasks that wait, or their tenant's weight to almost nothing. The
-// small tasks of the other tenants go on at the full rate. What cannot fit any more fails once, by
-// that, and no ticket outlives its task.
+// A limit is cut below the cost of tasks that wait. They fail once, by that, and no ticket outlives its
+// task. The small tasks of other tenants go on at the full rate.
 func TestSceneCutBelowTheCostOfWaitingTasks(t *testing.T) {
-	t.Parallel()
-	const costly, small = 20, 40 // small tasks of each of two tenants
+	const costly, small, limit = 20, 80, 6
 	own := throttle.Window{Name: "own", Limit: 10, Period: time.Second}
 	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Scope: throttle.ScopeShared}
 	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{own, all}}
-	for _, row := range []struct {
-		name   string
-		change func(*throttle.Policy)
-		perSec int // how many small tasks run each second afterwards
-		fail   bool
-	}{
-		{"the shared limit", func(p *throttle.Policy) { p.Windows[1].Limit = 6 }, 6, true},
-		{"an override", func(p *throttle.Policy) {
-			p.Tenants = map[string]throttle.Tenant{"big": {Windows: map[string]throttle.Override{"own": {Limit: 6}}}}
-		}, 20, true},
-		{"the weight", func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"big": {Weight: 0.001}} }, 20, false},
-	} {
-		for _, plain := range []bool{false, true} {
-			if plain && row.name != "the shared limit" {
-				continue // its tasks are in the same line by then
-			}
-			t.Run(fmt.Sprintf("%s, plain client %v", row.name, plain), func(t *testing.T) {
-				sitetest.Bubble(t, p, func(t *testing.T, s *sitetest.Site) {
-					d := newDiary()
-					limiter := s.AnotherLimiter()
-					s.Serve(d.handle, d.watch, s.Apart, sitetest.Calm, sitetest.By(limiter))
-					client := s.Client(s.AnotherLimiter())
-					enqueue := func(tenant string, i int, cost int64) {
-						who := worker.Identity{Tenant: tenant, Cost: map[string]int64{"requests": cost}}
-						task := worker.NewTask(who, "x", fmt.Appendf(nil, "%s-%04d", tenant, i))
-						var err error
-						if plain {
-							err = d.enqueue(s.Plain, task, asynq.MaxRetry(0))
-						} else {
-							err = d.plan(client, task, asynq.MaxRetry(0))
-						}
-						sitetest.Must(t, err)
+	for _, plain := range []bool{false, true} {
+		t.Run(fmt.Sprint("plain client ", plain), func(t *testing.T) {
+			sitetest.Bubble(t, p, func(t *testing.T, s *sitetest.Site) {
+				s.Serve(s.Ok, sitetest.Calm)
+				enqueue := s.Client(s.AnotherLimiter()).Enqueue
+				if plain {
+					enqueue = s.Plain.Enqueue
+				}
+				for i := range costly + small {
+					task := sitetest.Task([]string{"acme", "beta"}[i%2])
+					if i < costly {
+						task = sitetest.Task("big", map[string]int64{throttle.Requests: 7})
 					}
-					for i := range costly {
-						enqueue("big", i, 7)
+					_, err := enqueue(task, asynq.TaskID(fmt.Sprintf("t%02d", i)), asynq.MaxRetry(0))
+					sitetest.Must(t, err)
+				}
+				time.Sleep(1500 * time.Millisecond)
+				s.SetPolicy(func(p *throttle.Policy) { p.Windows[1].Limit = limit }, s.Limiter)
+				time.Sleep(small*time.Second/limit + 3*time.Second)
+				big := len(s.GrantsOf("big"))
+				if n := s.Granted() - big; n != small {
+					t.Errorf("%d of %d small tasks have run", n, small)
+				}
+				time.Sleep(3 * time.Minute)
+				failed := int64(costly - big)
+				s.WantCounters(sitetest.Counters{Processed: costly + small, Failed: failed, Archived: failed})
+				archived, err := s.Inspector.ListArchivedTasks("default")
+				sitetest.Must(t, err)
+				for _, task := range archived {
+					if !strings.Contains(task.LastErr, "cost of 7 requests never fits: the window holds 6 at most") {
+						t.Errorf("%s failed by %q", task.ID, task.LastErr)
 					}
-					for i := range small {
-						enqueue("acme", i, 1)
-						enqueue("beta", i, 1)
-					}
-					time.Sleep(1500 * time.Millisecond)
-					before := d.ran()
-					begun := time.Now()
-					s.SetPolicy(row.change, limiter)
-					time.Sleep(time.Duration(2*small)*time.Second/time.Duration(row.perSec) + 3*time.Second)
-					bigStarts := 0
-					d.mu.Lock()
-					for payload, e := range d.tasks {
-						if strings.HasPrefix(payload, "big") {
-							bigStarts += len(e.starts)
-						} else if len(e.starts) != 1 {
-							t.Errorf("%s started %d times within %v", payload, len(e.starts), time.Since(begun))
-						}
-					}
-					d.mu.Unlock()
-					t.Logf("%d had run before, %d of %d costly ones %v after", before, bigStarts, costly, time.Since(begun))
-					time.Sleep(3 * time.Minute)
-					if row.fail {
-						failed := int64(costly - bigStarts)
-						s.WantCounters(sitetest.Counters{Processed: costly + 2*small, Failed: failed, Archived: failed})
-						archived, err := s.Inspector.ListArchivedTasks("default")
-						sitetest.Must(t, err)
-						for _, task := range archived {
-							if !strings.Contains(task.LastErr, "cost of 7 requests never fits: the window holds 6 at most") {
-								t.Errorf("%s failed by %q", task.ID, task.LastErr)
-							}
-						}
-					} else {
-						s.WantCounters(sitetest.Counters{Processed: costly + 2*small})
-					}
-					s.WantNobodyInLine()
-				})
+				}
+				s.WantNobodyInLine()
 			})
-		}
+		})
 	}
 }

@@ -233,9 +233,8 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 		never := s.Idle()
 		never.Shutdown()
 		never.Shutdown()
-		l := sitetest.NewLedger()
-		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
-		s.SleepUntil(l, 5, 90*time.Second)
+		s.Serve(s.Ok, sitetest.Brisk, s.Apart)
+		s.SleepUntil(5, 90*time.Second)
 	})
 }
 

@@ -31,14 +31,14 @@ func TestLongHandlersWakeTwice(t *testing.T) {
 		p.Windows[0].Lease = 75 * time.Second
 		p.Windows = append(p.Windows, throttle.Window{Name: "rate", Limit: slots - 4, Period: 15 * time.Second})
 		s := sitetest.NewInBubble(t, p)
-		g, l := &sitetest.Gauge{}, sitetest.NewLedger()
+		g := &sitetest.Gauge{}
 		for i := range tasks {
 			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(fmt.Sprint("t", i)), asynq.MaxRetry(0))
 		}
 		s.Serve(g.Handler(func(ctx context.Context, task *asynq.Task) error {
 			time.Sleep(100 * time.Second)
 			return s.Ok(ctx, task)
-		}), l.Watch, func(c *asynq.Config, _ *worker.Config) {
+		}), func(c *asynq.Config, _ *worker.Config) {
 			c.Concurrency, c.DelayedTaskCheckInterval, c.TaskCheckInterval = slots+6, 5*time.Second, time.Second
 		})
 		time.Sleep(10 * time.Minute)
@@ -48,7 +48,7 @@ func TestLongHandlersWakeTwice(t *testing.T) {
 		if most := g.Most.Load(); most != slots {
 			t.Errorf("%d ran at once, the limit is %d", most, slots)
 		}
-		s.WantWakes(l, sitetest.DeniedAndRun)
+		s.WantWakes(sitetest.DeniedAndRun)
 	})
 }
 

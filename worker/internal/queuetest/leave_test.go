@@ -83,20 +83,19 @@ func TestAServerThatLeavesDelaysNobody(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					const period = 10 * time.Second
 					s := sitetest.NewInBubble(t, append(idle(policies-1), sitetest.Shared(1, period))...)
-					l := sitetest.NewLedger()
-					_, last := machines(s, seesNothing, l.Watch, sitetest.Calm)
+					_, last := machines(s, seesNothing, sitetest.Calm)
 					time.Sleep(20 * time.Second)
 					joinTogether(s, 4)
-					s.SleepUntil(l, 1, lateMost)
+					s.SleepUntil(1, lateMost)
 					time.Sleep(period / 2)
 					if how == "stopped" {
 						last().server.Shutdown()
 					} else {
 						last().cable.Cut()
 					}
-					s.SleepUntil(l, 4, 5*time.Minute)
-					s.WantPace(l.Sorted(), lateMost, sitetest.Shared(1, period).Windows...)
-					s.WantWakes(l, sitetest.OnlyRuns)
+					s.SleepUntil(4, 5*time.Minute)
+					s.WantPace(lateMost, sitetest.Shared(1, period).Windows...)
+					s.WantWakes(sitetest.OnlyRuns)
 				})
 			})
 		}
@@ -110,7 +109,6 @@ func TestAMachineThatDiesWithANudgeDelaysNobody(t *testing.T) {
 		t.Run(fmt.Sprint("with ", policies), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := sitetest.NewInBubble(t, append(idle(policies-1), sitetest.Shared(100, time.Minute))...)
-				l := sitetest.NewLedger()
 				var once sync.Once
 				machines(s, func(m *machine) hooktest.Hook {
 					return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
@@ -120,12 +118,12 @@ func TestAMachineThatDiesWithANudgeDelaysNobody(t *testing.T) {
 						}
 						return err
 					}
-				}, l.Watch, sitetest.Calm)
+				}, sitetest.Calm)
 				time.Sleep(20 * time.Second)
 				begun := time.Now()
 				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, 1)
-				s.SleepUntil(l, 1, 5*time.Minute)
-				if late := l.Sorted()[0].At.Sub(begun); late > lateMost {
+				s.SleepUntil(1, 5*time.Minute)
+				if late := s.Grants()[0].At.Sub(begun); late > lateMost {
 					t.Errorf("it started %v late", late)
 				}
 			})
@@ -139,7 +137,6 @@ func TestAMachineThatDiesWithTheLastTicketsDelaysThemBriefly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, append(idle(50), sitetest.Shared(100, time.Minute))...)
-		l := sitetest.NewLedger()
 		var once sync.Once
 		machines(s, func(m *machine) hooktest.Hook {
 			return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
@@ -148,12 +145,12 @@ func TestAMachineThatDiesWithTheLastTicketsDelaysThemBriefly(t *testing.T) {
 				}
 				return next(ctx, cmd)
 			}
-		}, l.Watch, sitetest.Calm)
+		}, sitetest.Calm)
 		time.Sleep(20 * time.Second)
 		begun := time.Now()
 		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, 2)
-		s.SleepUntil(l, 2, 5*time.Minute)
-		if late := l.Sorted()[1].At.Sub(begun); late > 5*time.Second+lateMost {
+		s.SleepUntil(2, 5*time.Minute)
+		if late := s.Grants()[1].At.Sub(begun); late > 5*time.Second+lateMost {
 			t.Errorf("it started %v late", late)
 		}
 	})
@@ -167,9 +164,8 @@ func TestAnOutageOfTheLimiterDelaysNobodyForLong(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const tasks = 60
 				s := sitetest.NewInBubble(t, append(idle(20), sitetest.Shared(100, time.Second))...)
-				l := sitetest.NewLedger()
 				var c sitetest.Cable
-				s.Serve(s.Ok, l.Watch, sitetest.Calm, sitetest.By(s.LimiterThrough(&c)))
+				s.Serve(s.Ok, sitetest.Calm, sitetest.By(s.LimiterThrough(&c)))
 				time.Sleep(2 * time.Second)
 				c.Cut()
 				s.EnqueueMany("acme", 0, tasks/3) // are denied
@@ -178,8 +174,8 @@ func TestAnOutageOfTheLimiterDelaysNobodyForLong(t *testing.T) {
 				time.Sleep(out)
 				c.Mend()
 				mended := time.Now()
-				s.SleepUntil(l, tasks, time.Minute)
-				if late := l.Sorted()[tasks-1].At.Sub(mended); late > lateMost {
+				s.SleepUntil(tasks, time.Minute)
+				if late := s.Grants()[tasks-1].At.Sub(mended); late > lateMost {
 					t.Errorf("the last one started %v after the outage", late)
 				}
 				time.Sleep(2 * time.Second) // go-redis tries to connect in the background

@@ -36,13 +36,12 @@ func TestAnOldGrantIsReservedAgain(t *testing.T) {
 					}
 					return err
 				}))
-				l := sitetest.NewLedger()
-				s.Serve(s.Ok, l.Watch, sitetest.Calm)
+				s.Serve(s.Ok, sitetest.Calm)
 				time.Sleep(time.Second)
 				s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
 				enqueued := time.Now()
-				s.SleepUntil(l, 1, 5*time.Second)
-				if after := l.Sorted()[0].At.Sub(enqueued); (after >= row.delay) != row.anew {
+				s.SleepUntil(1, 5*time.Second)
+				if after := s.Grants()[0].At.Sub(enqueued); (after >= row.delay) != row.anew {
 					t.Errorf("it was granted %v after it was enqueued", after)
 				}
 				if s.Used() != 1 {
@@ -68,12 +67,11 @@ func TestAnOldGrantThatIsDeniedWaitsInFront(t *testing.T) {
 			}
 			return err
 		}))
-		l := sitetest.NewLedger()
 		s.JoinMany(s.Client(s.Limiter), "acme", 0, 4)
-		s.Serve(s.Ok, l.Watch, sitetest.Calm)
-		s.SleepUntil(l, 4, time.Minute)
-		if got := slices.Sorted(slices.Values(l.Got()[:2])); !slices.Equal(got, []string{"acme-0000", "acme-0001"}) {
-			t.Errorf("granted in the order %q", l.Got())
+		s.Serve(s.Ok, sitetest.Calm)
+		s.SleepUntil(4, time.Minute)
+		if got := slices.Sorted(slices.Values(s.Order()[:2])); !slices.Equal(got, []string{"acme-0000", "acme-0001"}) {
+			t.Errorf("granted in the order %q", s.Order())
 		}
 	})
 }

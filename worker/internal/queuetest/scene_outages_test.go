@@ -1,8 +1,10 @@
 package queuetest
 
 import (
+	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,21 +29,31 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 				s := sitetest.NewInBubble(t, append(idle(30), p)...)
 				var f sitetest.Freezer
 				s.Limiter = s.LimiterThrough(&f)
-				d := newDiary()
-				s.Serve(d.handle, sitetest.Calm)
+				var mu sync.Mutex
+				started := map[string]time.Time{}
+				s.Serve(func(_ context.Context, task *asynq.Task) error {
+					mu.Lock()
+					defer mu.Unlock()
+					started[string(task.Payload())] = time.Now()
+					return nil
+				}, sitetest.Calm)
 				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, waiting)
 				// run is the slowest of the plain tasks, ten a second.
-				run := func(name string) time.Duration {
+				run := func(name string) (slowest time.Duration) {
+					enqueued := map[string]time.Time{}
 					for i := range plain {
-						sitetest.Must(t, d.enqueue(s.Plain, asynq.NewTask("plain", fmt.Append(nil, name, i))))
+						enqueued[fmt.Sprint(name, i)] = time.Now()
+						s.Enqueue(asynq.NewTask("plain", fmt.Append(nil, name, i)))
 						time.Sleep(100 * time.Millisecond)
 					}
-					slowest := time.Duration(0)
-					for i := range plain {
-						late, ok := d.await(fmt.Sprint(name, i), time.Minute)
-						if slowest = max(slowest, late); !ok {
-							t.Fatalf("%s%d has not run", name, i)
+					time.Sleep(10 * time.Second)
+					mu.Lock()
+					defer mu.Unlock()
+					for name, at := range enqueued {
+						if started[name].IsZero() {
+							t.Fatalf("%s has not run", name)
 						}
+						slowest = max(slowest, started[name].Sub(at))
 					}
 					return slowest
 				}
@@ -96,31 +108,29 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const limit, tasks = 50, 100 + 150 // the first hundred run before the pause
-				s, l := sitetest.NewInBubble(t, sitetest.Shared(limit, time.Second)), sitetest.NewLedger()
+				s := sitetest.NewInBubble(t, sitetest.Shared(limit, time.Second))
 				var c sitetest.Cable
 				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, tasks)
 				whole := s.Asynq
 				s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
-				s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
-				s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
+				s.Serve(s.Ok, sitetest.Brisk, s.Apart)
+				s.Serve(s.Ok, sitetest.Brisk, s.Apart)
 				s.Asynq = whole
 				time.Sleep(1500 * time.Millisecond)
 				row.pause(s, &c)
 				begun := time.Now()
-				waiting := tasks - l.Count()
-				s.SleepUntil(l, tasks, 90*time.Second)
+				waiting := tasks - s.Granted()
+				s.SleepUntil(tasks, 90*time.Second)
 				ideal := time.Duration(waiting) * time.Second / limit
-				if took := l.Sorted()[tasks-1].At.Sub(begun); took > ideal+row.late {
+				if took := s.Grants()[tasks-1].At.Sub(begun); took > ideal+row.late {
 					t.Errorf("%d tasks took %v afterwards, want %v", waiting, took, ideal)
 				} else {
 					t.Logf("%d tasks took %v afterwards, ideally %v", waiting, took, ideal)
 				}
-				s.WantWakes(l, sitetest.DeniedAndRun)
-				if over := l.Excess(limit, time.Second); over > 0 {
-					t.Errorf("%d were granted above the limit", over)
-				}
+				s.WantWakes(sitetest.DeniedAndRun)
+				sitetest.WantNeverOver(t, s.Grants(), limit, time.Second)
 				// Each of the two servers may have taken what fits at once, and could not pick it.
-				wantNoStrays(s, l.Got(), 2*limit)
+				wantNoStrays(s, s.Order(), 2*limit)
 				s.WantNobodyInLine()
 				s.WantCounters(sitetest.Counters{Processed: tasks})
 			})
@@ -153,31 +163,18 @@ func TestSceneFailOpenFreesThoseWhoWait(t *testing.T) {
 		p := sitetest.Shared(10, time.Minute)
 		p.Fail = throttle.FailOpen
 		s := sitetest.NewInBubble(t, p)
-		d := newDiary()
 		var c sitetest.Cable
-		s.Serve(d.handle, d.watch, sitetest.By(s.LimiterThrough(&c)), func(c *asynq.Config, _ *worker.Config) {
+		s.Serve(s.Ok, sitetest.By(s.LimiterThrough(&c)), func(c *asynq.Config, _ *worker.Config) {
 			c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, time.Second
 		})
-		client := s.Client(s.AnotherLimiter())
-		for i := range 110 { // ten run at once
-			sitetest.Must(t, d.plan(client, taskOf(s, "acme", i)))
-		}
-		time.Sleep(150 * time.Second) // after two minutes forward has looked at them once
+		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, 110) // ten run at once
+		time.Sleep(150 * time.Second)                            // after two minutes forward has looked at them once
 		c.Cut()
 		time.Sleep(2*time.Minute + 15*time.Second) // asynq looks every 5 s, for 100 at once
 		c.Mend()
-		d.mu.Lock()
-		var order []string
-		for payload, e := range d.tasks {
-			if len(e.starts) != 1 || e.decisions > sitetest.DeniedAndRun {
-				t.Errorf("%s started %d times, by %d decisions", payload, len(e.starts), e.decisions)
-			} else {
-				order = append(order, payload)
-			}
-		}
-		slices.SortFunc(order, func(a, b string) int { return d.tasks[a].starts[0].Compare(d.tasks[b].starts[0]) })
-		d.mu.Unlock()
-		wantNoStrays(s, order, throttle.MaxTake)
+		s.WantOnceEach(t, 110)
+		s.WantWakes(sitetest.DeniedAndRun)
+		wantNoStrays(s, s.Starts(), throttle.MaxTake)
 		time.Sleep(5 * time.Minute) // their tickets are taken, and dropped
 		s.WantNobodyInLine()
 		s.WantCounters(sitetest.Counters{Processed: 110})

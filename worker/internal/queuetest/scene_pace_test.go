@@ -3,6 +3,7 @@ package queuetest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -50,23 +51,19 @@ func TestSceneTaskCheckIntervalMattersToPlainTasksOnly(t *testing.T) {
 		t.Run(interval.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := sitetest.NewInBubble(t, append(idle(30), sitetest.Shared(2, 3*time.Second))...)
-				d := newDiary()
 				for range 2 {
-					s.Serve(d.handle, d.watch, s.Apart, func(c *asynq.Config, _ *worker.Config) {
+					s.Serve(s.Ok, s.Apart, func(c *asynq.Config, _ *worker.Config) {
 						c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, interval
 					})
 				}
 				time.Sleep(20 * time.Second)
 				client := s.Client(s.AnotherLimiter())
-				for i := range 12 {
-					sitetest.Must(t, d.plan(client, taskOf(s, "acme", i)))
-				}
-				d.awaitAll(t, sitetest.Spacing)
+				all := s.JoinMany(client, "acme", 0, 12)
+				s.SleepUntil(12, 30*time.Second)
 				time.Sleep(10 * time.Second)
-				if err := d.plan(client, taskOf(s, "acme", 12)); err != nil { // to an idle server
-					t.Fatal(err)
-				}
-				d.awaitAll(t, sitetest.Spacing)
+				all = append(all, s.JoinMany(client, "acme", 12, 1)...) // to an idle server
+				s.SleepUntil(13, 30*time.Second)
+				s.WantOnTime(all, sitetest.Spacing)
 			})
 		})
 	}
@@ -86,13 +83,12 @@ func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 		s := sitetest.New(t, client, p)
 		var ahead atomic.Int64
 		defer sitetest.SetClock(m.Miniredis, &ahead)()
-		d, l := newDiary(), sitetest.NewLedger()
-		s.Serve(d.handle, l.Watch, sitetest.Calm)
+		s.Serve(s.Ok, sitetest.Calm)
 		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, 100)
 		time.Sleep(7500 * time.Millisecond) // 10 have run
 		ran := func(want int, when string) {
 			t.Helper()
-			if n := l.Count(); n != want {
+			if n := s.Granted(); n != want {
 				t.Errorf("%s: %d have run, want %d", when, n, want)
 			}
 		}
@@ -105,21 +101,19 @@ func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 		if n := s.Journal.Count("the clock of Redis was set back"); n != 1 {
 			t.Errorf("want it logged within 3 s:\n%s", s.Journal)
 		}
-		before := l.Count()
+		before := s.Granted()
 		time.Sleep(90 * time.Second)
 		ran(before, "while the clock is behind")
 		time.Sleep(10 * time.Second)
-		if l.Count() == before {
+		if s.Granted() == before {
 			t.Error("no task runs after the clock has caught up")
 		}
-		s.SleepUntil(l, 100, 2*time.Minute)
-		if over := l.Excess(5, 5*time.Second); over > 0 {
-			t.Errorf("%d were granted above the limit", over)
-		}
+		s.SleepUntil(100, 2*time.Minute)
+		sitetest.WantNeverOver(t, s.Grants(), 5, 5*time.Second)
 		if s.Journal.Count("the clock of Redis was set back") != 1 || s.Journal.Count("\n") != 1 {
 			t.Errorf("want it logged once:\n%s", s.Journal)
 		}
-		s.WantInOrder(l)
+		s.WantInOrder()
 		s.WantNobodyInLine()
 	})
 }
@@ -133,45 +127,35 @@ func TestSceneDeletedTasksHoldUpNobody(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const limit, all, deleted, begin = 10, 500, 480, 500 * time.Millisecond
 				s := sitetest.NewInBubble(t, sitetest.Shared(limit, time.Second))
-				d := newDiary()
 				client := s.Client(s.AnotherLimiter())
 				tasks := make([]*asynq.Task, all)
 				for i := range tasks {
-					tasks[i] = taskOf(s, "acme", i, asynq.TaskID(fmt.Sprintf("acme-%04d", i)))
+					tasks[i] = sitetest.AcmeTask(asynq.TaskID(fmt.Sprint("t", i)))
 				}
 				for _, result := range client.EnqueueBulk(t.Context(), tasks) {
-					if result.Err != nil {
-						t.Fatal(result.Err)
-					}
+					sitetest.Must(t, result.Err)
 				}
-				s.Serve(d.handle, d.watch, s.Apart, sitetest.Calm)
+				s.Serve(s.Ok, s.Apart, sitetest.Calm)
 				time.Sleep(begin)
 				for i := range deleted {
-					_ = s.Inspector.DeleteTask("default", fmt.Sprintf("acme-%04d", i)) // the first have run
+					_ = s.Inspector.DeleteTask("default", fmt.Sprint("t", i)) // the first have run
 				}
-				soon := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte("soon"))
-				deadline := asynq.Deadline(time.Now().Add(30 * time.Second))
-				var err error
+				enqueue := client.Enqueue
 				if plain {
-					err = d.enqueue(s.Plain, soon, deadline)
-				} else {
-					err = d.plan(client, soon, deadline)
+					enqueue = s.Plain.Enqueue
 				}
+				_, err := enqueue(sitetest.AcmeTask(), asynq.TaskID("soon"), asynq.Deadline(time.Now().Add(30*time.Second)))
 				sitetest.Must(t, err)
 				begun := time.Now()
 				// It goes with the window after those of the tasks that are left. Each look at a deleted
 				// one may take a millisecond.
 				const most = (1+(all-deleted)/limit)*time.Second - begin + deleted*time.Millisecond
 				time.Sleep(30 * time.Second)
-				d.mu.Lock()
-				defer d.mu.Unlock()
-				if e := d.of("soon"); len(e.starts) != 1 {
-					t.Fatalf("it started %d times: %+v", len(e.starts), s.Task("soon"))
-				} else if after := e.starts[0].Sub(begun); after > most {
+				s.WantOnceEach(t, limit+all-deleted+1)
+				if i := slices.Index(s.Order(), "soon"); i < 0 {
+					t.Errorf("it has not started: %+v", s.Task("soon"))
+				} else if after := s.Grants()[i].At.Sub(begun); after > most {
 					t.Errorf("it started after %v, want at most %v", after, most)
-				}
-				if want := limit + all - deleted + 1; d.runs != want {
-					t.Errorf("%d tasks ran, want %d", d.runs, want)
 				}
 				s.WantNobodyInLine()
 			})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -31,47 +32,38 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 		policies[i].Windows[0].Period = 20 * time.Millisecond
 	}
 	crossing(t, 12, policies, func(t *testing.T, s *sitetest.Site, n int, most time.Duration) {
-		d := newDiary()
-		var clients []*worker.Client
-		for range 2 {
-			limiter := jitteryLimiter(s)
-			s.Serve(d.handle, d.watch, sitetest.By(limiter))
-			clients = append(clients, s.Client(jitteryLimiter(s)))
-		}
-		var latest atomic.Int64
+		clients := jitteryProcesses(s, s.Ok)
 		var all sync.WaitGroup
 		for tenant := range tenants {
 			all.Go(func() {
 				who, typename := worker.Identity{Tenant: fmt.Sprint("tenant", tenant)}, fmt.Sprint("x", tenant)
 				for round := range n {
-					plan := func(name string) string {
-						payload := fmt.Sprintf("%s-%d-%s", who.Tenant, round, name)
-						var err error
-						if rand.N(2) == 0 {
-							err = d.enqueue(s.Plain, worker.NewTask(who, typename, []byte(payload)))
-						} else {
-							err = d.plan(clients[rand.N(len(clients))], worker.NewTask(who, typename, []byte(payload)))
+					enqueue := func(name string) string {
+						id := fmt.Sprintf("%s-%d-%s", who.Tenant, round, name)
+						enqueue := s.Plain.Enqueue
+						if client := rand.N(2 * len(clients)); client < len(clients) {
+							enqueue = clients[client].Enqueue
 						}
-						if err != nil {
+						if _, err := enqueue(worker.NewTask(who, typename, nil), asynq.TaskID(id)); err != nil {
 							s.Error(err)
 						}
-						return payload
+						return id
 					}
-					starts := func(payload string) bool {
-						after, ok := d.await(payload, most)
-						if !ok {
-							s.Errorf("%s had not started %v after it was to", payload, after)
+					starts := func(id string) bool {
+						for begun := time.Now(); s.WakesOf(id) == 0 || !slices.Contains(s.Starts(), id); time.Sleep(time.Millisecond) {
+							if time.Since(begun) > most {
+								s.Errorf("%s had not started after %v", id, most)
+								return false
+							}
 						}
-						for now := latest.Load(); int64(after) > now && !latest.CompareAndSwap(now, int64(after)); now = latest.Load() {
-						}
-						return ok
+						return true
 					}
 					var a string
 					var first sync.WaitGroup
-					first.Go(func() { a = plan("a") })
-					b := plan("b")
+					first.Go(func() { a = enqueue("a") })
+					b := enqueue("b")
 					first.Wait()
-					if !starts(b) || !starts(plan("c")) || !starts(a) {
+					if !starts(b) || !starts(enqueue("c")) || !starts(a) {
 						return
 					}
 					time.Sleep(rand.N(30 * time.Millisecond)) // so that lines are empty now and then
@@ -79,9 +71,8 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 			})
 		}
 		all.Wait()
-		d.awaitAll(s, most)
+		s.WantOnceEach(t, 3*tenants*n)
 		s.Wait("nobody is in line", func() bool { return len(s.InLine()) == 0 })
-		s.Logf("the latest started %v after it was to", time.Duration(latest.Load()))
 	})
 }
 
@@ -90,27 +81,19 @@ func TestSceneConflictingIDsStrandNobody(t *testing.T) {
 	p := sitetest.Policy(5, 100*time.Millisecond)
 	p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 20, Period: 100 * time.Millisecond, Scope: throttle.ScopeShared})
 	crossing(t, 400, append(idle(30), p), func(t *testing.T, s *sitetest.Site, n int, most time.Duration) {
-		d := newDiary()
-		var clients []*worker.Client
-		for range 2 {
-			limiter := jitteryLimiter(s)
-			s.Serve(d.handle, d.watch, sitetest.By(limiter))
-			clients = append(clients, s.Client(jitteryLimiter(s)))
-		}
+		clients := jitteryProcesses(s, s.Ok)
 		const ids = 30
 		var accepted, next atomic.Int64
 		var all sync.WaitGroup
 		for range 8 {
 			all.Go(func() {
 				for i := next.Add(1); i <= int64(n); i = next.Add(1) {
-					who := worker.Identity{Tenant: fmt.Sprint("tenant", rand.N(3))}
-					id := asynq.TaskID(fmt.Sprint("id", rand.N(ids)))
-					var err error
-					if payload := fmt.Sprint("task", i); rand.N(4) == 0 {
-						err = d.enqueue(s.Plain, worker.NewTask(who, "x", []byte(payload)), id)
-					} else {
-						err = d.plan(clients[rand.N(len(clients))], worker.NewTask(who, "x", []byte(payload)), id)
+					enqueue := s.Plain.Enqueue
+					if rand.N(4) > 0 {
+						enqueue = clients[rand.N(len(clients))].Enqueue
 					}
+					task := worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant", rand.N(3))}, "x", fmt.Append(nil, i))
+					_, err := enqueue(task, asynq.TaskID(fmt.Sprint("id", rand.N(ids))))
 					switch {
 					case err == nil:
 						accepted.Add(1)
@@ -122,12 +105,26 @@ func TestSceneConflictingIDsStrandNobody(t *testing.T) {
 			})
 		}
 		all.Wait()
-		d.awaitAll(s, most)
-		if got := int64(len(d.tasks)); got != accepted.Load() || got <= ids { // or none is used again
-			s.Errorf("%d tasks are noted, %d of %d were accepted", got, accepted.Load(), n)
+		want := int(accepted.Load())
+		for begun := time.Now(); len(s.Starts()) < want && time.Since(begun) < most; time.Sleep(5 * time.Millisecond) {
+		}
+		time.Sleep(time.Second)                                // for one that would start twice
+		if got := len(s.Starts()); got != want || got <= ids { // or none is used again
+			s.Errorf("%d tasks have started, %d of %d were accepted", got, want, n)
 		}
 		s.Wait("nobody is in line", func() bool { return len(s.InLine()) == 0 })
 	})
+}
+
+// jitteryProcesses starts two servers with this handler, and returns two clients. The replies to all
+// of them cross.
+func jitteryProcesses(s *sitetest.Site, handler asynq.HandlerFunc) (clients []*worker.Client) {
+	s.Helper()
+	for range 2 {
+		s.Serve(handler, sitetest.By(jitteryLimiter(s)))
+		clients = append(clients, s.Client(jitteryLimiter(s)))
+	}
+	return clients
 }
 
 // One process serves the asynqs of two databases by one limiter, and loses some of its replies. A
@@ -147,38 +144,34 @@ func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 			}
 			return err
 		}))
-		l := sitetest.NewLedger()
-		diaries := []*diary{newDiary(), newDiary()}
 		begun := time.Now()
-		for i, d := range diaries {
+		var ran [2]sitetest.Ledger // the same IDs are in both
+		for i := range ran {
 			o := sitetest.SameRedis(s.Redis)
 			o.DB = i
 			s.Asynq = sitetest.Dialed{Options: o}
-			s.Serve(d.handle, l.Watch)
+			s.Serve(ran[i].Ok)
 			ours := s.Client(s.AnotherLimiter())
 			plain := asynq.NewClient(s.Asynq)
 			defer plain.Close()
 			for n := range tasks {
-				var err error
-				if task := taskOf(s, "acme", n); n%4 == 0 {
-					err = d.enqueue(plain, task)
-				} else {
-					err = d.plan(ours, task)
+				enqueue := ours.Enqueue
+				if n%4 == 0 {
+					enqueue = plain.Enqueue
 				}
+				_, err := enqueue(sitetest.AcmeTask(), asynq.TaskID(fmt.Sprint(n)))
 				sitetest.Must(t, err)
 			}
 		}
-		for _, d := range diaries {
-			s.Wait("all have run", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.tasks) == tasks && d.runs >= tasks })
+		for i := range ran {
+			s.Wait("all have run", func() bool { return ran[i].Done() == tasks })
 		}
 		t.Logf("all ran within %v", time.Since(begun))
-		if over := l.Excess(20, 500*time.Millisecond); over > 0 {
-			t.Errorf("%d were granted above the limit", over)
-		}
-		for _, d := range diaries {
-			d.awaitAll(t, notStranded) // each once
-		}
+		sitetest.WantNeverOver(t, s.Grants(), 20, 500*time.Millisecond)
 		s.Wait("nobody is in line", func() bool { return len(s.InLine()) == 0 })
+		for i := range ran {
+			ran[i].WantOnceEach(t, tasks)
+		}
 	})
 }
 
@@ -191,12 +184,11 @@ func TestAnAsynqThatComesBackEmpty(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				limits, s := sitetest.NewInBubble(t, sitetest.Shared(1000, time.Second)), sitetest.NewInBubble(t)
 				s.Limiter = limits.AnotherLimiter()
-				l := sitetest.NewLedger()
-				s.Serve(s.Ok, l.Watch, sitetest.Calm)
-				s.Serve(s.Ok, l.Watch, sitetest.Calm)
+				s.Serve(s.Ok, sitetest.Calm)
+				s.Serve(s.Ok, sitetest.Calm)
 				old := s.Client(s.Limiter)
 				s.JoinMany(old, "acme", 0, 10)
-				s.SleepUntil(l, 10, time.Second)
+				s.SleepUntil(10, time.Second)
 				sitetest.Must(t, s.Redis.FlushAll(t.Context()).Err())
 				time.Sleep(time.Second)
 				clients := []*worker.Client{s.Client(s.Limiter), old}
@@ -206,7 +198,7 @@ func TestAnAsynqThatComesBackEmpty(t *testing.T) {
 				for i, client := range clients {
 					begin := time.Now()
 					s.JoinMany(client, fmt.Sprint("tenant", i), 0, 10)
-					s.SleepUntil(l, 20+10*i, 10*time.Minute)
+					s.SleepUntil(20+10*i, 10*time.Minute)
 					if late := time.Since(begin) - time.Second; late > 3*time.Second {
 						t.Errorf("the tasks of client %d ran after %v", i, late)
 					}

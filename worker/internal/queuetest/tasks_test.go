@@ -22,8 +22,7 @@ import (
 // A group is throttled as the task that it becomes.
 func TestGroupsAreThrottledAfterAggregation(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Shared(1, 5*time.Second), func(t *testing.T, s *sitetest.Site) {
-		l := sitetest.NewLedger()
-		s.Serve(s.Ok, l.Watch, sitetest.Brisk, func(c *asynq.Config, _ *worker.Config) {
+		s.Serve(s.Ok, sitetest.Brisk, func(c *asynq.Config, _ *worker.Config) {
 			c.GroupAggregator = asynq.GroupAggregatorFunc(func(group string, tasks []*asynq.Task) *asynq.Task {
 				return worker.NewTask(worker.Identity{Tenant: group}, "group", nil)
 			})
@@ -40,10 +39,10 @@ func TestGroupsAreThrottledAfterAggregation(t *testing.T) {
 		if tickets := s.InLine(); len(tickets) != 0 {
 			t.Errorf("parts of a group stand in line: %q", tickets)
 		}
-		s.SleepUntil(l, 4, 25*time.Second)
-		s.WantWakes(l, sitetest.DeniedAndRun)
+		s.SleepUntil(4, 25*time.Second)
+		s.WantWakes(sitetest.DeniedAndRun)
 		s.WantNobodyInLine()
-		if ids := l.Got(); len(ids) != 4 {
+		if ids := s.Order(); len(ids) != 4 {
 			t.Errorf("granted: %q", ids)
 		}
 	})
@@ -56,8 +55,7 @@ func TestEarliestResetKnowsNoLine(t *testing.T) {
 		p := sitetest.Shared(5, 2*time.Second)
 		p.Requeue = throttle.RequeueEarliestReset
 		s := sitetest.NewInBubble(t, p)
-		l := sitetest.NewLedger()
-		s.Serve(s.Ok, l.Watch, sitetest.Brisk)
+		s.Serve(s.Ok, sitetest.Brisk)
 		s.EnqueueMany("acme", 0, 15)
 		e := s.JoinMany(s.Client(s.Limiter), "acme", 15, 1)[0]
 		if e.Info.State != asynq.TaskStatePending || e.Start.Joined {
@@ -65,7 +63,7 @@ func TestEarliestResetKnowsNoLine(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		s.WantNobodyInLine()
-		s.SleepUntil(l, 16, 20*time.Second)
+		s.SleepUntil(16, 20*time.Second)
 	})
 }
 
@@ -75,7 +73,6 @@ func TestAFailedTaskComesBackInFront(t *testing.T) {
 	for _, failure := range []bool{true, false} {
 		t.Run(fmt.Sprint("counts as a failure: ", failure), func(t *testing.T) {
 			sitetest.Bubble(t, sitetest.Shared(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
-				l := sitetest.NewLedger()
 				failed := false
 				s.Serve(func(ctx context.Context, task *asynq.Task) error {
 					if !failed {
@@ -83,14 +80,14 @@ func TestAFailedTaskComesBackInFront(t *testing.T) {
 						return errors.New("boom")
 					}
 					return s.Ok(ctx, task)
-				}, l.Watch, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
+				}, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
 					c.IsFailure = func(error) bool { return failure }
 					c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 12 * time.Second }
 				})
 				s.EnqueueMany("acme", 0, 6)
-				s.SleepUntil(l, 7, 90*time.Second) // it is back before the third of them starts, at 20 s
-				if want := []string{"acme-0000", "acme-0001", "acme-0000"}; !slices.Equal(l.Got()[:3], want) {
-					t.Errorf("granted: %q", l.Got())
+				s.SleepUntil(7, 90*time.Second) // it is back before the third of them starts, at 20 s
+				if want := []string{"acme-0000", "acme-0001", "acme-0000"}; !slices.Equal(s.Order()[:3], want) {
+					t.Errorf("granted: %q", s.Order())
 				}
 				want := sitetest.Counters{Processed: 6}
 				if failure {
@@ -118,14 +115,13 @@ func TestTaskThatJoinedUnknownKeepsItsPlace(t *testing.T) {
 			}
 			return err
 		}))
-		l := sitetest.NewLedger()
-		s.Serve(s.Ok, l.Watch, sitetest.Brisk)
+		s.Serve(s.Ok, sitetest.Brisk)
 		s.EnqueueMany("acme", 0, 1)
 		time.Sleep(200 * time.Millisecond)
 		loses.Store(false)
 		s.EnqueueMany("acme", 1, 1)
 		time.Sleep(10 * time.Second)
-		if got := l.Got(); !slices.Equal(got, []string{"acme-0000", "acme-0001"}) {
+		if got := s.Order(); !slices.Equal(got, []string{"acme-0000", "acme-0001"}) {
 			t.Errorf("ran %q", got)
 		}
 	})

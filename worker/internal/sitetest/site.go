@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -39,6 +38,13 @@ func Policy(limit int64, period time.Duration) throttle.Policy {
 	}
 }
 
+// Shared is a policy over every task type with one window that all tenants share.
+func Shared(limit int64, period time.Duration) throttle.Policy {
+	p := Policy(limit, period)
+	p.Windows[0].Scope = throttle.ScopeShared
+	return p
+}
+
 // A Site is a Redis with all that stands around it in a test.
 type Site struct {
 	testing.TB
@@ -49,11 +55,10 @@ type Site struct {
 	Plain     *asynq.Client
 	Redis     *redis.Client
 
-	Mu        sync.Mutex // guards what follows
-	Decisions []throttle.Decision
-	Reported  []error // to the user's ErrorHandler
-	Asked     []error // of the user's IsFailure
-	Ran       []string
+	Ledger // of all its servers
+
+	Reported []error // to the user's ErrorHandler, and
+	Asked    []error // of the user's IsFailure: both guarded by Ledger.Mu
 }
 
 // New returns a site on the client's Redis, with a limiter of these policies.
@@ -118,13 +123,9 @@ func (s *Site) Configs() (asynq.Config, worker.Config) {
 			RetryDelayFunc:    func(int, error, *asynq.Task) time.Duration { return 0 },
 			TaskCheckInterval: 20 * time.Millisecond,
 		}, worker.Config{
-			Limiter: s.Limiter,
-			Logger:  slog.New(slog.NewTextHandler(s.Journal, nil)),
-			OnDecision: func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
-				s.Mu.Lock()
-				defer s.Mu.Unlock()
-				s.Decisions = append(s.Decisions, d)
-			},
+			Limiter:    s.Limiter,
+			Logger:     slog.New(slog.NewTextHandler(s.Journal, nil)),
+			OnDecision: s.Note,
 		}
 }
 
@@ -156,27 +157,23 @@ func (s *Site) Idle() *worker.Server {
 // more often takes milliseconds.
 func Calm(c *asynq.Config, _ *worker.Config) { c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, 0 }
 
-// Ok is a handler that records the tasks it ran, and succeeds.
-func (s *Site) Ok(ctx context.Context, _ *asynq.Task) error {
-	id, _ := asynq.GetTaskID(ctx)
-	s.Mu.Lock()
-	defer s.Mu.Unlock()
-	s.Ran = append(s.Ran, id)
-	return nil
+// Quick is for servers that look for work as often as the project's figures are stated for.
+func Quick(c *asynq.Config, _ *worker.Config) {
+	c.Concurrency, c.DelayedTaskCheckInterval, c.TaskCheckInterval = 8, time.Second, 20*time.Millisecond
 }
 
-// Runs returns the IDs of the tasks that OK ran, sorted.
-func (s *Site) Runs() []string {
-	s.Mu.Lock()
-	defer s.Mu.Unlock()
-	return slices.Sorted(slices.Values(s.Ran))
+// Brisk is for those where it matters less, as each look takes its time in a bubble.
+func Brisk(c *asynq.Config, w *worker.Config) {
+	Quick(c, w)
+	c.TaskCheckInterval = 100 * time.Millisecond
 }
 
-// Denials returns the denials so far, in order.
-func (s *Site) Denials() []throttle.Decision {
-	s.Mu.Lock()
-	defer s.Mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(s.Decisions), func(d throttle.Decision) bool { return d.Granted })
+// Apart is a change that gives a server a limiter of its own, as that of another process.
+func (s *Site) Apart(_ *asynq.Config, c *worker.Config) { c.Limiter = s.AnotherLimiter() }
+
+// By has a server ask this limiter.
+func By(l *throttle.Limiter) func(*asynq.Config, *worker.Config) {
+	return func(_ *asynq.Config, c *worker.Config) { c.Limiter = l }
 }
 
 // Enqueue enqueues by a plain client.
@@ -251,6 +248,49 @@ func (s *Site) LimiterOn(client redis.UniversalClient) *throttle.Limiter {
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies()})
 	Must(s, err)
 	return limiter
+}
+
+// AnotherLimiter returns a limiter as that of another process. The hooks see its calls.
+func (s *Site) AnotherLimiter(hooks ...redis.Hook) *throttle.Limiter {
+	s.Helper()
+	return s.limiter(SameRedis(s.Redis), hooks...)
+}
+
+// LimiterThrough is AnotherLimiter through a Cable or a Freezer.
+func (s *Site) LimiterThrough(w interface {
+	Options(o *redis.Options) *redis.Options
+}, hooks ...redis.Hook) *throttle.Limiter {
+	s.Helper()
+	return s.limiter(w.Options(SameRedis(s.Redis)), hooks...)
+}
+
+func (s *Site) limiter(o *redis.Options, hooks ...redis.Hook) *throttle.Limiter {
+	s.Helper()
+	own := Connect(o)
+	s.Cleanup(func() { own.Close() })
+	for _, h := range hooks {
+		own.AddHook(h)
+	}
+	return s.LimiterOn(own)
+}
+
+// Client is a client of ours, as in a process of its own.
+func (s *Site) Client(limiter *throttle.Limiter) *worker.Client {
+	s.Helper()
+	client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
+	Must(s, err)
+	s.Cleanup(func() { client.Close() })
+	return client
+}
+
+// SetPolicy changes the policy for all limiters given.
+func (s *Site) SetPolicy(change func(*throttle.Policy), limiters ...*throttle.Limiter) {
+	s.Helper()
+	for _, l := range limiters {
+		policies := l.Policies()
+		change(&policies[0])
+		Must(s, l.SetPolicies(policies))
+	}
 }
 
 // Used is how much of acme's window is used.

@@ -1,0 +1,163 @@
+package sitetest
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// A task of a plain client wakes to be denied, and to run. One of ours only runs.
+const (
+	OnlyRuns     = 1
+	DeniedAndRun = 2
+)
+
+// WantWakes fails if a task came to the middleware more often than that.
+func (s *Site) WantWakes(want int) {
+	s.Helper()
+	if wakes := s.Wakes(); slices.Max(wakes) > want {
+		s.Errorf("a task woke %d times, want %d at most: %v", slices.Max(wakes), want, wakes)
+	}
+}
+
+// Spacing is the time between two appointments of a line's servers, as line_appointments.lua has it.
+const Spacing = 7 * time.Millisecond
+
+// FallbackMin is the shortest time after which workers look at a task in line, as dispatch has it.
+const FallbackMin = 2 * time.Minute
+
+// WantPace fails unless each task was granted when the windows had room for it, and at most so much
+// later. Tasks of cost 1 wait all the time, for windows that they share.
+func (s *Site) WantPace(late time.Duration, windows ...throttle.Window) {
+	s.Helper()
+	grants := s.Grants()
+	for i, g := range grants {
+		var fits time.Time
+		for _, w := range windows {
+			if before := i - int(w.Limit); before >= 0 && grants[before].At.Add(w.Period).After(fits) {
+				fits = grants[before].At.Add(w.Period)
+			}
+		}
+		if off := g.At.Sub(fits); !fits.IsZero() && (off < 0 || off > late) {
+			s.Errorf("%s was granted %v after it fitted: want 0 to %v", g.ID, off, late)
+		}
+	}
+}
+
+// WantOnTime fails unless each task was granted when its client was told, and at most so much later.
+func (s *Site) WantOnTime(tasks []worker.Enqueued, late time.Duration) {
+	s.Helper()
+	at := map[string]time.Time{}
+	for _, g := range s.Grants() {
+		at[g.ID] = g.At
+	}
+	for _, e := range tasks {
+		if off := at[e.Info.ID].Sub(e.Start.At); off < 0 || off > late {
+			s.Errorf("%s was granted %v after it was to start: want 0 to %v", e.Info.ID, off, late)
+		}
+	}
+}
+
+// SleepUntil lets time pass until n tasks were granted, but not for longer than that.
+func (s *Site) SleepUntil(n int, most time.Duration) {
+	s.Helper()
+	for end := time.Now().Add(most); s.Granted() < n; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.Fatalf("after %v %d of %d tasks were granted: %v\nin the line: %v\n%s",
+				most, s.Granted(), n, s.Order(), s.InLine(), s.Journal)
+		}
+	}
+	time.Sleep(time.Second) // for those that were granted to end
+}
+
+// InLine returns the tickets that have a place in some line, as QUEUE/ID.
+func (s *Site) InLine() (tickets []string) {
+	ctx := context.Background()
+	for _, key := range s.Redis.Keys(ctx, "sluice:{*}:t").Val() {
+		for _, field := range s.Redis.HKeys(ctx, key).Val() {
+			queue, id, _ := strings.Cut(field, "/")
+			queue, err := url.PathUnescape(queue)
+			id, wrong := url.PathUnescape(id)
+			if err != nil || wrong != nil {
+				s.Fatal(err, wrong)
+			}
+			_, queue, _ = strings.Cut(queue, "/") // behind the identity of asynq's Redis
+			tickets = append(tickets, queue+"/"+id)
+		}
+	}
+	slices.Sort(tickets)
+	return tickets
+}
+
+// WantNobodyInLine fails if tickets wait.
+func (s *Site) WantNobodyInLine() {
+	s.Helper()
+	if left := s.InLine(); len(left) > 0 {
+		s.Errorf("left in the line: %q", left)
+	}
+}
+
+// Tasks that two quick servers have in their hands at once, or that are called at one moment, are
+// in each other's order by chance.
+const (
+	inFlight  = 2 * throttle.MaxTake
+	oneMoment = 200 * time.Millisecond
+)
+
+// WantInOrder fails unless the tasks of each tenant were granted by their numbers: IDs are
+// TENANT-NUMBER.
+func (s *Site) WantInOrder() {
+	s.Helper()
+	grants := s.Grants()
+	number := func(g Grant) int {
+		n, err := strconv.Atoi(strings.TrimPrefix(g.ID, g.Tenant+"-"))
+		Must(s, err)
+		return n
+	}
+	for i, late := range grants {
+		for _, early := range grants[:i] {
+			apart := late.At.Sub(early.At)
+			if early.Tenant == late.Tenant && number(early) > number(late)+inFlight && apart > oneMoment {
+				s.Errorf("%s was granted %v after %s", late.ID, apart, early.ID)
+				break
+			}
+		}
+	}
+}
+
+// EnqueueMany enqueues tasks TENANT-0000, TENANT-0001, ... by a plain client.
+func (s *Site) EnqueueMany(tenant string, from, n int, opts ...asynq.Option) {
+	s.Helper()
+	for i := from; i < from+n; i++ {
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil),
+			append([]asynq.Option{asynq.TaskID(fmt.Sprintf("%s-%04d", tenant, i))}, opts...)...)
+	}
+}
+
+// JoinMany enqueues tasks TENANT-0000, TENANT-0001, ... by our client.
+func (s *Site) JoinMany(
+	client *worker.Client, tenant string, from, n int, opts ...asynq.Option,
+) (all []worker.Enqueued) {
+	s.Helper()
+	for i := from; i < from+n; i++ {
+		var e worker.Enqueued
+		task := worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil)
+		id := asynq.TaskID(fmt.Sprintf("%s-%04d", tenant, i))
+		e.Info, e.Err = client.EnqueueContext(context.Background(), task,
+			append([]asynq.Option{id, worker.ReportStart(&e.Start)}, opts...)...)
+		if e.Err != nil {
+			s.Fatal(e.Err)
+		}
+		all = append(all, e)
+	}
+	return all
+}

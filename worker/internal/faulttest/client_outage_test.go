@@ -32,7 +32,7 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 					}
 				}
 			}()
-			return sitetest.Plug{Conn: ours}, nil
+			return sitetest.TCP{Conn: ours}, nil
 		},
 		"refusing": func() (net.Conn, error) { return nil, &net.OpError{Op: "dial", Err: net.ErrClosed} },
 	} {

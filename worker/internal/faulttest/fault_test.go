@@ -58,13 +58,13 @@ func TestCallsAreLost(t *testing.T) {
 // A shutdown does not wait until the leases of denied tasks run out that cannot be put back.
 func TestShutdownWithoutRedis(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
-		var c sitetest.Cable
-		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
+		var proxy sitetest.Proxy
+		s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(1))
 		server := s.Serve(s.Ok, sitetest.Calm, func(theirs *asynq.Config, ours *worker.Config) {
 			theirs.ShutdownTimeout = 3 * time.Second
-			ours.OnDecision = func(context.Context, *asynq.Task, throttle.Decision) { c.Cut() }
+			ours.OnDecision = func(context.Context, *asynq.Task, throttle.Decision) { proxy.Cut() }
 		})
 		time.Sleep(2 * time.Second)
 		begun := time.Now()
@@ -73,7 +73,7 @@ func TestShutdownWithoutRedis(t *testing.T) {
 		if took := time.Since(begun); took < 3*time.Second || took > (3+2)*time.Second {
 			t.Errorf("shut down in %v, want 3 s and a bit", took)
 		}
-		c.Mend()
+		proxy.Mend()
 		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1}) // as after the death of a worker
 		time.Sleep(2 * time.Second)                             // go-redis tries to connect in the background
 	})

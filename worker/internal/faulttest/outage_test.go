@@ -21,9 +21,9 @@ import (
 // The limiter's Redis goes away, and asynq's does not: nothing runs, nothing is lost.
 func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		var c sitetest.Cable
-		s.Limiter = s.LimiterThrough(&c)
-		c.Cut()
+		var proxy sitetest.Proxy
+		s.Limiter = s.LimiterThrough(&proxy)
+		proxy.Cut()
 		ids := []string{"a", "b", "c"}
 		for _, id := range ids {
 			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0))
@@ -39,7 +39,7 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 		if len(s.Runs()) != 0 {
 			t.Errorf("ran unthrottled: %q", s.Runs())
 		}
-		c.Mend()
+		proxy.Mend()
 		for _, id := range ids {
 			s.Inspector.RunTask("default", id) // unless it has run already
 		}
@@ -59,8 +59,8 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 // others succeed.
 func TestOutagesAreLoggedOnce(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1000, time.Hour), func(t *testing.T, s *sitetest.Site) {
-		var c sitetest.Cable
-		s.Limiter = s.LimiterThrough(&c)
+		var proxy sitetest.Proxy
+		s.Limiter = s.LimiterThrough(&proxy)
 		lookup := errors.New("the database of plans: \xff")
 		var failing atomic.Bool
 		failing.Store(true)
@@ -92,10 +92,10 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		logged(0, 0)
 		for range 2 {
-			c.Cut()
+			proxy.Cut()
 			enqueue(20, "acme")
 			time.Sleep(time.Minute)
-			c.Mend()
+			proxy.Mend()
 			time.Sleep(time.Minute)
 			enqueue(5, "acme")
 			time.Sleep(time.Minute)
@@ -131,9 +131,9 @@ func TestFailOpenRunsAndIsLogged(t *testing.T) {
 	p := sitetest.Policy(1, time.Hour)
 	p.Fail = throttle.FailOpen
 	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
-		var c sitetest.Cable
-		s.Limiter = s.LimiterThrough(&c)
-		c.Cut()
+		var proxy sitetest.Proxy
+		s.Limiter = s.LimiterThrough(&proxy)
+		proxy.Cut()
 		for _, id := range []string{"a", "b"} {
 			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id))
 		}

@@ -27,11 +27,11 @@ func TestRedisStopsAnswering(t *testing.T) {
 		for _, who := range []string{"the limiter's", "all"} {
 			t.Run(fmt.Sprint(who, " for ", pause), func(t *testing.T) {
 				sitetest.Bubble(t, sitetest.Policy(4, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
-					var f sitetest.Freezer
+					var proxy sitetest.Proxy
 					if who == "all" {
-						s.Asynq = sitetest.Dialed{Options: f.Options(sitetest.SameRedis(s.Redis))}
+						s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
 					}
-					s.Limiter = s.LimiterThrough(&f)
+					s.Limiter = s.LimiterThrough(&proxy)
 
 					// A dequeue that Redis did when nobody waited for it any more costs a retry, as
 					// it does in plain asynq.
@@ -43,15 +43,14 @@ func TestRedisStopsAnswering(t *testing.T) {
 					s.Serve(s.Ok, sitetest.Calm)
 					s.EnqueueMany("acme", 0, n, retries)
 					time.Sleep(15 * time.Second)
-					frozen := make(chan struct{})
-					go func() { f.Freeze(pause); close(frozen) }()
+					goesOn := proxy.Hang(pause)
 					if who == "all" {
-						<-frozen
+						<-goesOn
 					}
 					for i := range late {
 						s.Enqueue(sitetest.Task("initech"), asynq.TaskID(fmt.Sprint("late", i)), retries)
 					}
-					<-frozen
+					<-goesOn
 					for end := time.Now().Add(10 * time.Minute); s.Done() < n+late && time.Now().Before(end); {
 						time.Sleep(time.Second)
 					}

@@ -20,15 +20,15 @@ import (
 // its lease runs out, and then count a retry, or archive it.
 func TestRequeueOutlastsABrokenConnection(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		var c sitetest.Cable
-		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
+		var proxy sitetest.Proxy
+		s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		s.Serve(s.Ok, func(_ *asynq.Config, ours *worker.Config) {
 			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
 				if !d.Granted {
-					c.Cut()
-					time.AfterFunc(time.Second, c.Mend)
+					proxy.Cut()
+					time.AfterFunc(time.Second, proxy.Mend)
 				}
 			}
 		})
@@ -44,20 +44,20 @@ func TestRequeueOutlastsABrokenConnection(t *testing.T) {
 // it: that is a denied task still.
 func TestRequeueAfterTheLease(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, 10*time.Minute), func(t *testing.T, s *sitetest.Site) {
-		var c sitetest.Cable
-		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
+		var proxy sitetest.Proxy
+		s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, ours *worker.Config) {
 			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
 				if !d.Granted {
-					c.Cut()
+					proxy.Cut()
 				}
 			}
 		})
 		time.Sleep(2 * time.Minute)
 		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1})
-		c.Mend()
+		proxy.Mend()
 		time.Sleep(2 * time.Minute)
 		if task := s.Task("a"); task.State != asynq.TaskStateScheduled || task.Retried != 0 ||
 			!strings.HasPrefix(task.LastErr, "throttled: api/window") {

@@ -100,16 +100,16 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 			p := sitetest.AtOnce(1)
 			p.Windows[0].Lease = row.lease
 			s := sitetest.NewInBubble(t, p)
-			var c sitetest.Cable
+			var proxy sitetest.Proxy
 			var st stall
-			s.Limiter = s.LimiterThrough(&c, hooktest.Hook(st.see))
+			s.Limiter = s.LimiterThrough(&proxy, hooktest.Hook(st.see))
 			var told atomic.Bool
 			s.Serve(func(ctx context.Context, task *asynq.Task) error {
 				if told.Load() {
 					return s.Ok(ctx, task)
 				}
 				if st.stalled.Store(row.hangs); !row.hangs {
-					c.Cut()
+					proxy.Cut()
 				}
 				begun := time.Now()
 				<-ctx.Done()
@@ -121,7 +121,7 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 				}
 				told.Store(true)
 				st.stalled.Store(false)
-				c.Mend()
+				proxy.Mend()
 				return ctx.Err()
 			}, sitetest.Calm)
 			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0), asynq.Timeout(time.Hour))

@@ -21,7 +21,7 @@ const lateMost = 3 * time.Second
 
 // A machine is a server with a limiter and connections of its own, which can be cut.
 type machine struct {
-	cable  sitetest.Cable
+	proxy  sitetest.Proxy
 	server *worker.Server
 }
 
@@ -34,15 +34,15 @@ func machines(s *sitetest.Site, hook func(*machine) hooktest.Hook, change ...fun
 	for i := range all {
 		m := &machine{}
 		all[i] = m
-		s.Asynq = hooktest.With(sitetest.Dialed{Options: m.cable.Options(sitetest.SameRedis(s.Redis))}, hook(m))
+		s.Asynq = hooktest.With(sitetest.Dialed{Options: m.proxy.Options(sitetest.SameRedis(s.Redis))}, hook(m))
 		m.server = s.Serve(func(ctx context.Context, t *asynq.Task) error {
 			mu.Lock()
 			ran = m
 			mu.Unlock()
 			return s.Ok(ctx, t)
-		}, append(change, sitetest.By(s.LimiterThrough(&m.cable)))...)
+		}, append(change, sitetest.By(s.LimiterThrough(&m.proxy)))...)
 		s.Cleanup(func() {
-			m.cable.Mend()
+			m.proxy.Mend()
 			m.server.Shutdown()
 			time.Sleep(2 * time.Second) // go-redis tries to connect in the background
 		})
@@ -91,7 +91,7 @@ func TestAServerThatLeavesDelaysNobody(t *testing.T) {
 					if how == "stopped" {
 						last().server.Shutdown()
 					} else {
-						last().cable.Cut()
+						last().proxy.Cut()
 					}
 					s.SleepUntil(4, 5*time.Minute)
 					s.WantPace(lateMost, sitetest.Shared(1, period).Windows...)
@@ -114,7 +114,7 @@ func TestAMachineThatDiesWithANudgeDelaysNobody(t *testing.T) {
 					return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 						err := next(ctx, cmd)
 						if cmd.Name() == "blpop" && err == nil {
-							once.Do(m.cable.Cut)
+							once.Do(m.proxy.Cut)
 						}
 						return err
 					}
@@ -141,7 +141,7 @@ func TestAMachineThatDiesWithTheLastTicketsDelaysThemBriefly(t *testing.T) {
 		machines(s, func(m *machine) hooktest.Hook {
 			return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 				if sitetest.IsPick(cmd) {
-					once.Do(m.cable.Cut)
+					once.Do(m.proxy.Cut)
 				}
 				return next(ctx, cmd)
 			}
@@ -164,15 +164,15 @@ func TestAnOutageOfTheLimiterDelaysNobodyForLong(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const tasks = 60
 				s := sitetest.NewInBubble(t, append(idle(20), sitetest.Shared(100, time.Second))...)
-				var c sitetest.Cable
-				s.Serve(s.Ok, sitetest.Calm, sitetest.By(s.LimiterThrough(&c)))
+				var proxy sitetest.Proxy
+				s.Serve(s.Ok, sitetest.Calm, sitetest.By(s.LimiterThrough(&proxy)))
 				time.Sleep(2 * time.Second)
-				c.Cut()
+				proxy.Cut()
 				s.EnqueueMany("acme", 0, tasks/3) // are denied
 				s.EnqueueMany("beta", 0, tasks/3, asynq.ProcessIn(out/2))
 				s.JoinMany(s.Client(s.AnotherLimiter()), "gamma", 0, tasks/3)
 				time.Sleep(out)
-				c.Mend()
+				proxy.Mend()
 				mended := time.Now()
 				s.SleepUntil(tasks, time.Minute)
 				if late := s.Grants()[tasks-1].At.Sub(mended); late > lateMost {

@@ -73,8 +73,8 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 				p := sitetest.Policy(1, time.Hour)
 				p.Fail = row.fail
 				s := sitetest.NewInBubble(t, p)
-				var c sitetest.Cable
-				options := c.Options(sitetest.SameRedis(s.Redis))
+				var proxy sitetest.Proxy
+				options := proxy.Options(sitetest.SameRedis(s.Redis))
 				ended := make(chan struct{})
 				defer close(ended)
 				if dial := options.Dialer; row.silent {
@@ -101,7 +101,7 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 					Unavailable: tell,
 				}})
 				s.Serve(func(context.Context, *asynq.Task) error { return nil }, sitetest.Calm)
-				c.Cut()
+				proxy.Cut()
 				s.Enqueue(sitetest.AcmeTask())
 				want := map[throttle.FailMode]string{throttle.FailClosed: "acme", throttle.FailOpen: "open acme"}[row.fail]
 				select {
@@ -112,7 +112,7 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 				case <-time.After(time.Minute):
 					t.Error("told nothing")
 				}
-				c.Mend()
+				proxy.Mend()
 				time.Sleep(2 * time.Second) // go-redis tries to connect in the background
 			})
 		})

@@ -27,8 +27,8 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 				p := sitetest.Shared(10, time.Second)
 				p.Match, p.Fail = []string{"x"}, fail
 				s := sitetest.NewInBubble(t, append(idle(30), p)...)
-				var f sitetest.Freezer
-				s.Limiter = s.LimiterThrough(&f)
+				var proxy sitetest.Proxy
+				s.Limiter = s.LimiterThrough(&proxy)
 				var mu sync.Mutex
 				started := map[string]time.Time{}
 				s.Serve(func(_ context.Context, task *asynq.Task) error {
@@ -58,8 +58,7 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 					return slowest
 				}
 				before := run("before")
-				frozen := make(chan struct{})
-				go func() { f.Freeze(30 * time.Second); close(frozen) }()
+				goesOn := proxy.Hang(30 * time.Second)
 				s.EnqueueMany("beta", 0, guarded)
 				during := run("during")
 				synctest.Wait() // a task counts only after its handler has returned
@@ -72,7 +71,7 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 				if during > before+2*time.Second+4*250*time.Millisecond {
 					t.Errorf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
 				}
-				<-frozen
+				<-goesOn
 				for range 100 { // forward looks at waiting tasks within two minutes
 					if time.Sleep(2 * time.Second); s.Counters().Processed == waiting+2*plain+guarded {
 						break
@@ -91,33 +90,33 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		late  time.Duration // when it goes on
-		pause func(s *sitetest.Site, c *sitetest.Cable)
+		pause func(s *sitetest.Site, proxy *sitetest.Proxy)
 	}{
 		// A paused queue is looked at once a second. What was taken is put back after 5 s.
-		{"paused", time.Second, func(s *sitetest.Site, _ *sitetest.Cable) {
+		{"paused", time.Second, func(s *sitetest.Site, _ *sitetest.Proxy) {
 			sitetest.Must(s, s.Inspector.PauseQueue("default"))
 			time.Sleep(20 * time.Second)
 			sitetest.Must(s, s.Inspector.UnpauseQueue("default"))
 		}},
-		{"asynq's Redis away", 5 * time.Second, func(_ *sitetest.Site, c *sitetest.Cable) {
-			c.Cut()
+		{"asynq's Redis away", 5 * time.Second, func(_ *sitetest.Site, proxy *sitetest.Proxy) {
+			proxy.Cut()
 			time.Sleep(20 * time.Second)
-			c.Mend()
+			proxy.Mend()
 		}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const limit, tasks = 50, 100 + 150 // the first hundred run before the pause
 				s := sitetest.NewInBubble(t, sitetest.Shared(limit, time.Second))
-				var c sitetest.Cable
+				var proxy sitetest.Proxy
 				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, tasks)
 				whole := s.Asynq
-				s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
+				s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
 				s.Serve(s.Ok, sitetest.Brisk, s.Apart)
 				s.Serve(s.Ok, sitetest.Brisk, s.Apart)
 				s.Asynq = whole
 				time.Sleep(1500 * time.Millisecond)
-				row.pause(s, &c)
+				row.pause(s, &proxy)
 				begun := time.Now()
 				waiting := tasks - s.Granted()
 				s.SleepUntil(tasks, 90*time.Second)
@@ -163,15 +162,15 @@ func TestSceneFailOpenFreesThoseWhoWait(t *testing.T) {
 		p := sitetest.Shared(10, time.Minute)
 		p.Fail = throttle.FailOpen
 		s := sitetest.NewInBubble(t, p)
-		var c sitetest.Cable
-		s.Serve(s.Ok, sitetest.By(s.LimiterThrough(&c)), func(c *asynq.Config, _ *worker.Config) {
+		var proxy sitetest.Proxy
+		s.Serve(s.Ok, sitetest.By(s.LimiterThrough(&proxy)), func(c *asynq.Config, _ *worker.Config) {
 			c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, time.Second
 		})
 		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, 110) // ten run at once
 		time.Sleep(150 * time.Second)                            // after two minutes forward has looked at them once
-		c.Cut()
+		proxy.Cut()
 		time.Sleep(2*time.Minute + 15*time.Second) // asynq looks every 5 s, for 100 at once
-		c.Mend()
+		proxy.Mend()
 		s.WantOnceEach(t, 110)
 		s.WantWakes(sitetest.DeniedAndRun)
 		wantNoStrays(s, s.Starts(), throttle.MaxTake)

@@ -5,9 +5,12 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
@@ -69,4 +72,21 @@ func unnotified() *maintnotifications.Config {
 func SameRedis(client *redis.Client) *redis.Options {
 	o := client.Options()
 	return &redis.Options{Addr: o.Addr, Dialer: o.Dialer, MaintNotificationsConfig: unnotified()}
+}
+
+// SetClock keeps the clock of a miniredis ahead of this machine's, until its result is called.
+func SetClock(m *miniredis.Miniredis, ahead *atomic.Int64) (end func()) {
+	ended := make(chan struct{})
+	go func() {
+		for {
+			m.SetTime(time.Now().Add(time.Duration(ahead.Load())))
+			select {
+			case <-time.After(20 * time.Millisecond):
+			case <-ended:
+				return
+			}
+		}
+	}()
+	synctest.Wait()
+	return func() { close(ended) }
 }

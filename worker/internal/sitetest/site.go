@@ -256,12 +256,10 @@ func (s *Site) AnotherLimiter(hooks ...redis.Hook) *throttle.Limiter {
 	return s.limiter(SameRedis(s.Redis), hooks...)
 }
 
-// LimiterThrough is AnotherLimiter through a Cable or a Freezer.
-func (s *Site) LimiterThrough(w interface {
-	Options(o *redis.Options) *redis.Options
-}, hooks ...redis.Hook) *throttle.Limiter {
+// LimiterThrough is AnotherLimiter through a proxy.
+func (s *Site) LimiterThrough(p *Proxy, hooks ...redis.Hook) *throttle.Limiter {
 	s.Helper()
-	return s.limiter(w.Options(SameRedis(s.Redis)), hooks...)
+	return s.limiter(p.Options(SameRedis(s.Redis)), hooks...)
 }
 
 func (s *Site) limiter(o *redis.Options, hooks ...redis.Hook) *throttle.Limiter {

@@ -5,14 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
@@ -74,19 +72,7 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 				p.Fail = row.fail
 				s := sitetest.NewInBubble(t, p)
 				var proxy sitetest.Proxy
-				options := proxy.Options(sitetest.SameRedis(s.Redis))
-				ended := make(chan struct{})
-				defer close(ended)
-				if dial := options.Dialer; row.silent {
-					options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-						conn, err := dial(ctx, network, addr)
-						if err != nil {
-							<-ended // the context of a dial has no end
-						}
-						return conn, err
-					}
-				}
-				through := redis.NewClient(options)
+				through := sitetest.Connect(proxy.Options(sitetest.SameRedis(s.Redis)))
 				defer through.Close()
 				told := make(chan string, 100)
 				tell := func(policy, tenant string, err error) {
@@ -100,8 +86,13 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 					},
 					Unavailable: tell,
 				}})
-				s.Serve(func(context.Context, *asynq.Task) error { return nil }, sitetest.Calm)
-				proxy.Cut()
+				s.Serve(s.Ok, sitetest.Calm)
+				goesOn := (<-chan struct{})(nil)
+				if row.silent {
+					goesOn = proxy.Hang(2 * time.Minute)
+				} else {
+					proxy.Cut()
+				}
 				s.Enqueue(sitetest.AcmeTask())
 				want := map[throttle.FailMode]string{throttle.FailClosed: "acme", throttle.FailOpen: "open acme"}[row.fail]
 				select {
@@ -113,6 +104,9 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 					t.Error("told nothing")
 				}
 				proxy.Mend()
+				if row.silent {
+					<-goesOn
+				}
 				time.Sleep(2 * time.Second) // go-redis tries to connect in the background
 			})
 		})

@@ -255,7 +255,7 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 				s.Serve(func(ctx context.Context, task *asynq.Task) error {
 					if id, _ := asynq.GetTaskID(ctx); id == "t" {
 						if _, err := worker.FromContext(ctx).Reserve(ctx, bot); err != nil {
-							return err
+							return fmt.Errorf("posting: %w", err)
 						}
 					}
 					return s.Ok(ctx, task)
@@ -265,6 +265,9 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 				s.WantNobodyInLine()
 				if info := s.Task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-3*time.Minute).Abs() > time.Second {
 					t.Errorf("it is %v, next in %v", info.State, time.Until(info.NextProcessAt))
+				}
+				if text := s.Task("t").LastErr; strings.Count(text, "throttled") != 1 || !strings.HasPrefix(text, "throttled: slack/window, tenant bot, ") {
+					t.Errorf("the reason is to be there once: last error %q", text)
 				}
 				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("later"))
 				time.Sleep(4 * time.Minute)

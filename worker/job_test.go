@@ -3,10 +3,8 @@ package worker_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -122,27 +120,6 @@ func TestATransportDoesNotCountAJobTwice(t *testing.T) {
 		s.WaitGone("cancels")
 		if n := calls.Load(); n != 1 {
 			t.Errorf("%d calls were made, want the cancelled job's", n)
-		}
-	})
-}
-
-// The last error of a task that waits for a handler's denied reservation names the reason once.
-func TestTheReasonOfARequeuedTaskIsNotDoubled(t *testing.T) {
-	slack := sitetest.Policy(1, time.Hour)
-	slack.Name, slack.Match = "slack", nil
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(100, time.Hour), slack}, func(t *testing.T, s *sitetest.Site) {
-		if _, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"}); err != nil {
-			t.Fatal(err)
-		}
-		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
-			_, err := worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "slack"})
-			return fmt.Errorf("posting: %w", err)
-		})
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
-		s.WaitState(asynq.TaskStateScheduled, "a")
-		text := s.Task("a").LastErr
-		if strings.Count(text, "throttled") != 1 || !strings.HasPrefix(text, "throttled: slack/window, tenant acme, ") {
-			t.Errorf("last error %q", text)
 		}
 	})
 }

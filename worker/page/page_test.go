@@ -404,7 +404,8 @@ func TestThePageSaysWhatWasRemovedAndPaused(t *testing.T) {
 			}
 		}
 		sitetest.Must(t, inspector.UnpauseQueue("default"))
-		taken := throttle.TakeOptions{Queues: map[string]int{identityOf(t, client) + "/default": 1}}
+		identity := client.Get(t.Context(), "sluice:asynq").Val()
+		taken := throttle.TakeOptions{Queues: map[string]int{identity + "/default": 1}}
 		_, err := s.limiter.Line("github").Take(t.Context(), taken) // a server asks
 		sitetest.Must(t, err)
 		former := s.limiter.Policies()

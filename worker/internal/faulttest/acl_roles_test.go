@@ -17,28 +17,31 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
+// errOf is the error of a call that returns something beside it.
+func errOf[T any](_ T, err error) error { return err }
+
+// wantAllowed reports the error of a call by the role's user, and goes on.
+func wantAllowed(s *sitetest.Site, err error) {
+	s.Helper()
+	if err != nil {
+		s.Error(err)
+	}
+}
+
 func workOfLimiter(s *sitetest.Site) {
 	s.Helper()
 	follows(s)
 	ctx := s.Context()
-	must := func(err error) {
-		s.Helper()
-		if err != nil {
-			s.Error(err)
-		}
-	}
+	must := func(err error) { s.Helper(); wantAllowed(s, err) }
 	r := throttle.Request{Policy: "api", Tenant: "acme", IdempotencyKey: "once"}
 	d, err := s.Limiter.Reserve(ctx, r)
 	must(err)
-	_, err = d.Reservation.Renew(ctx)
-	must(err)
+	must(errOf(d.Reservation.Renew(ctx)))
 	must(d.Reservation.Release(ctx))
 	d, err = s.Limiter.Wait(ctx, throttle.Request{Policy: "api", Tenant: "acme"})
 	must(err)
-	_, err = d.Reservation.Cancel(ctx)
-	must(err)
-	_, err = d.Reservation.Pause(ctx, time.Millisecond, "")
-	must(err)
+	must(errOf(d.Reservation.Cancel(ctx)))
+	must(errOf(d.Reservation.Pause(ctx, time.Millisecond, "")))
 	must(s.Limiter.Resume(ctx, r))
 	line := s.Limiter.Line("api")
 	var requests []throttle.Request
@@ -46,24 +49,19 @@ func workOfLimiter(s *sitetest.Site) {
 		ticket := throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}
 		requests = append(requests, throttle.Request{Tenant: fmt.Sprint("tenant", i%2), Ticket: ticket})
 	}
-	_, err = line.Join(ctx, requests)
-	must(err)
+	must(errOf(line.Join(ctx, requests)))
 	taken, err := line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 2})
 	must(err)
 	must(line.PutBack(ctx, taken.Tickets))
-	_, err = line.Len(ctx)
-	must(err)
-	_, err = inspect.Of(s.Limiter).Plan(ctx, []inspect.Demand{{Count: 2, Request: throttle.Request{Policy: "api", Tenant: "acme"}}}, inspect.PlanOptions{})
-	must(err)
+	must(errOf(line.Len(ctx)))
+	must(errOf(inspect.Of(s.Limiter).Plan(ctx, []inspect.Demand{{Count: 2, Request: throttle.Request{Policy: "api", Tenant: "acme"}}}, inspect.PlanOptions{})))
 	must(s.Limiter.SetPolicies(s.Limiter.Policies()))
-	_, err = line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 2})
-	must(err)
+	must(errOf(line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 2})))
 	must(s.Limiter.SetPolicies(nil)) // those that wait are looked for
 	for _, r := range requests {
 		must(line.Leave(ctx, r.Ticket))
 	}
-	_, err = line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 2})
-	must(err)
+	must(errOf(line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 2})))
 }
 
 func workOfClient(s *sitetest.Site) {
@@ -72,14 +70,10 @@ func workOfClient(s *sitetest.Site) {
 	defer serves(s).Shutdown()
 	client := s.Client(s.Limiter)
 	enqueueAll(s, client)
-	if err := client.Ping(); err != nil {
-		s.Error(err)
-	}
+	wantAllowed(s, client.Ping())
 	plain := asynq.NewClient(s.Asynq)
 	defer plain.Close()
-	if err := plain.Ping(); err != nil {
-		s.Error(err)
-	}
+	wantAllowed(s, plain.Ping())
 	firesABatch(s)
 	scheduler := asynq.NewScheduler(s.Asynq, &asynq.SchedulerOpts{LogLevel: asynq.FatalLevel})
 	if _, err := scheduler.Register("@every 1h", sitetest.AcmeTask()); err != nil {
@@ -163,9 +157,7 @@ func workOfWorker(s *sitetest.Site) {
 			return worker.NewTask(worker.Identity{Tenant: "acme"}, "group", nil)
 		})
 	})
-	if err := server.Ping(); err != nil {
-		s.Error(err)
-	}
+	wantAllowed(s, server.Ping())
 	for i := range 6 {
 		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", fmt.Append(nil, "plain", i)))
 	}
@@ -197,72 +189,44 @@ func serves(s *sitetest.Site) *asynq.Server {
 
 func workOfOperator(s *sitetest.Site) {
 	s.Helper()
-	must := func(err error) {
-		s.Helper()
-		if err != nil {
-			s.Error(err)
-		}
-	}
-	for _, state := range []string{"archived", "scheduled", "retry"} {
-		if state == "scheduled" {
-			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(state), asynq.ProcessIn(time.Hour))
-			continue
-		}
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(state))
-	}
+	must := func(err error) { s.Helper(); wantAllowed(s, err) }
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("archived"))
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("retry"))
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("scheduled"), asynq.ProcessIn(time.Hour))
 	defer serves(s).Shutdown()
-	_, err := s.Limiter.CheckRedis(s.Context()) // as `sluice doctor` does
-	must(err)
+	must(errOf(s.Limiter.CheckRedis(s.Context()))) // as `sluice doctor` does
 	i := inspectorAs(s)
 	s.Wait("a server is shown", func() bool { servers, err := i.Servers(); return err != nil || len(servers) > 0 })
-	_, err = i.Queues()
-	must(err)
-	_, err = i.GetQueueInfo("default")
-	must(err)
-	_, err = i.History("default", 3)
-	must(err)
+	must(errOf(i.Queues()))
+	must(errOf(i.GetQueueInfo("default")))
+	must(errOf(i.History("default", 3)))
 	must(i.PauseQueue("default"))
 	must(i.UnpauseQueue("default"))
 	must(i.ArchiveTask("default", "archived"))
 	must(i.RunTask("default", "archived"))
 	must(i.ArchiveTask("default", "retry"))
 	must(i.DeleteTask("default", "retry"))
-	_, err = i.ListPendingTasks("default")
-	must(err)
-	_, err = i.ListScheduledTasks("default")
-	must(err)
-	_, err = i.ListArchivedTasks("default")
-	must(err)
-	_, err = i.RunAllScheduledTasks("default")
-	must(err)
-	_, err = i.ArchiveAllPendingTasks("default")
-	must(err)
-	_, err = i.DeleteAllArchivedTasks("default")
-	must(err)
-	_, err = i.Servers()
-	must(err)
-	_, err = i.SchedulerEntries()
-	must(err)
-	_, err = i.ListSchedulerEnqueueEvents("none")
-	must(err)
+	must(errOf(i.ListPendingTasks("default")))
+	must(errOf(i.ListScheduledTasks("default")))
+	must(errOf(i.ListArchivedTasks("default")))
+	must(errOf(i.RunAllScheduledTasks("default")))
+	must(errOf(i.ArchiveAllPendingTasks("default")))
+	must(errOf(i.DeleteAllArchivedTasks("default")))
+	must(errOf(i.Servers()))
+	must(errOf(i.SchedulerEntries()))
+	must(errOf(i.ListSchedulerEnqueueEvents("none")))
 	must(i.CancelProcessing("nobody"))
 	must(s.Limiter.Resume(s.Context(), throttle.Request{Policy: "api", Tenant: "acme"}))
-	_, err = inspect.Of(s.Limiter).State(s.Context(), inspect.Query{Policy: "api"})
-	must(err)
-	_, err = inspect.Of(s.Limiter).Explain(s.Context(), "api", throttle.Ticket{Queue: "default", ID: "none"})
-	must(err)
+	must(errOf(inspect.Of(s.Limiter).State(s.Context(), inspect.Query{Policy: "api"})))
+	must(errOf(inspect.Of(s.Limiter).Explain(s.Context(), "api", throttle.Ticket{Queue: "default", ID: "none"})))
 	must(s.Client(s.Limiter).Ping())
 	must(i.DeleteQueue("default", true))
 	by, of := limits.By{Who: "ops", Why: "a test"}, store(s)
-	_, err = of.Publish(s.Context(), s.Limiter.Policies(), 0, by)
-	must(err)
+	must(errOf(of.Publish(s.Context(), s.Limiter.Policies(), 0, by)))
 	must(of.Pause(s.Context(), "api", "acme", time.Minute, by))
-	_, err = of.Resume(s.Context(), "api", "acme", by)
-	must(err)
-	_, err = s.Limiter.Reset(s.Context(), "api", "")
-	must(err)
-	_, err = worker.Drop(s.Context(), s.Asynq, s.Limiter, worker.DropOptions{Policy: "api", Tenant: "acme"})
-	must(err)
+	must(errOf(of.Resume(s.Context(), "api", "acme", by)))
+	must(errOf(s.Limiter.Reset(s.Context(), "api", "")))
+	must(errOf(worker.Drop(s.Context(), s.Asynq, s.Limiter, worker.DropOptions{Policy: "api", Tenant: "acme"})))
 	changes, err := of.Changes(s.Context(), "", 10)
 	must(err)
 	if len(changes) != 3 {

@@ -177,9 +177,7 @@ for at = first, #argv, stride do
       status, decided, time, latest, binds, nudge = verb(r, list, now, fits, before)
     end
 
-    if before == 1 then
-      done[count] = sub(record, 8 * count, 8 * count + 7)
-    elseif status == 1 then
+    if status == 1 then
       if last_at ~= decided then last_grant, last_at = '\1' .. pack_time(decided), decided end
       done[count] = last_grant
     else

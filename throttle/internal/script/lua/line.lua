@@ -99,7 +99,6 @@ local function new_line(call)
     fields = fields, written = written, -- of the hashes
     nodes = nodes, flows = flows, queues = false,
     dead_claims = false,                -- whether there are claims whose process is gone
-    added = {},                         -- tickets that joined, by flow
     waiting = {},                       -- sums of line_eta.lua
     limits = ARGV[4] .. ARGV[5],        -- the scopes and windows: calls by other limits differ in them
     read = false, read_all = false, write = false,
@@ -119,7 +118,7 @@ local function new_line(call)
     for i = 1, #names do
       if known[names[i]] == nil then
         n = n + 1
-        unread[n] = names[i]
+        known[names[i]], unread[n] = false, names[i]
       end
     end
     for from = 1, n, 4000 do -- values in one call to Redis
@@ -134,19 +133,22 @@ local function new_line(call)
     written[key][field] = true
   end
 
-  local function new_queue(name, asked, n, weights, first, last, server, since, taken, count, priority,
-    look, v)
+  local function new_queue(name, record)
     local claims, batch = byte(name) == 33 and #name > 1, byte(name, -1) == 33
     if batch then call.batches = true end
+    local asked, n, weights, first, last, server, since, taken, count, priority, look, v, units = match(
+      record, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S*) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
     local q = { -- 32 fields with those of line_take.lua, as one more makes the table twice as large
-      claims = claims, batch = batch, asked = asked, weights = weights, flows = count, first = first,
-      last = last, server = server, since = since, taken = taken, priority = priority, look = look,
-      dues = {}, dues_changed = {}, -- when nodes are due, by suffix (line_places.lua)
+      claims = claims, batch = batch, asked = asked + 0, weights = weights + 0, flows = count + 0,
+      first = first + 0, last = last + 0, server = server, since = since + 0, taken = taken + 0,
+      priority = priority + 0, look = look,
+      dues = {}, dues_key = 'd:' .. name, -- when nodes are due, by suffix (line_places.lua)
       key = name .. '|' .. ROOT, queue = name, suffix = ROOT,
       number = call.numbers[''], shared = true,
-      n = n, same = false, units = false, v = v, changed = false, moved = false,
+      n = n + 0, same = false, units = false, v = v + 0, changed = false, moved = false,
     }
     q.nodes = {q}
+    line_units.parse(call, q, units)
     L.queues[name] = q
     return q
   end
@@ -158,17 +160,13 @@ local function new_line(call)
     L.queues = {}
     local all = L.before > 0 and redis.call('HGETALL', P .. 'z') or {}
     for i = 1, #all, 2 do
-      local asked, n, weights, first, last, server, since, taken, count, priority, look, v, units = match(
-        all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
-      local q = new_queue(all[i], asked + 0, n + 0, weights + 0, first + 0, last + 0, server,
-        since + 0, taken + 0, count + 0, priority + 0, look, v + 0)
-      line_units.parse(call, q, units)
+      local q = new_queue(all[i], all[i + 1])
       if q.claims and q.n > 0 and not L.alive(q) then L.dead_claims = true end
     end
   end
 
   function L.queue_of(name)
-    return L.queues[name] or new_queue(name, now, 0, 0, 0, 0, name, 0, 0, 0, 1, '-', 0)
+    return L.queues[name] or new_queue(name, format('%d 0 0 0 0 %s 0 0 0 1 - 0 -', now, name))
   end
 
   function L.node_of(queue, suffix)

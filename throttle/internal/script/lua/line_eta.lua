@@ -13,7 +13,8 @@
 --                there. So it is the sum of their waits, if all that may go first does, and wastes as
 --                much as it can. 0: nobody knows how long slots are held
 --     binds      the number of the window that holds it up for longest; 0 if none does
---     earliest   the wait for the flow's own tickets, whatever becomes of others
+--     earliest   the wait for the flow's own tickets, as others may be out of tickets; slots may be
+--                given back at any time
 --     wasted     by unit, the room that the flow leaves with this ticket (line_units.lua)
 -- Expected and latest are equal only where the start is exact: one window binds, costs are equal, and
 -- no other ticket may change places with this one.
@@ -125,7 +126,7 @@ local function new_eta(L)
     local sum, _, most = units_of(flow, unit)
     if behind == nil or behind >= flow.n then return sum, sum end
     if flow.same then return most * behind, most * behind end
-    L.flush_added()
+    L.flush()
     local known, n = 0, min(behind, READ)
     local ids = n > 0 and redis.call('ZRANGE', call.P .. 'f:' .. flow.id, '0', format('%d', n - 1)) or {}
     L.read_all('t', ids)
@@ -171,7 +172,7 @@ local function new_eta(L)
     for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
     if not call.batches and room_for_all(flow, list, at, costs) then return at, at, 0, at end
     local batch, wasted = flow.batch, nil
-    local time, soonest, earliest, opens, waits, binds, known = at, at, at, at, 0, 0, true
+    local time, earliest, opens, waits, binds, known = at, at, at, 0, 0, true
     for s = 1, #list do
       local scope = list[s]
       for _, i in ipairs(scope.of.windows) do
@@ -199,7 +200,7 @@ local function new_eta(L)
           ahead = ahead + of_batches(flow, scope, unit, ahead + cost, 0)
           most_ahead = most_ahead + of_batches(flow, scope, unit, most_ahead + cost, idle)
           local same = more == 0 and (sum == 0 or least == most and least == cost)
-          local each, soon = same and cost or 1, at
+          local each = same and cost or 1
           local open = scope.upstream and fits_window(scope, i, at, at, 0, 0, 1) or at
           local late = open
           fit = open
@@ -215,8 +216,6 @@ local function new_eta(L)
               ahead = ahead + left + rest + ceil(about * wasted_each)
             end
             fit = fits_window(scope, i, at, at, cost, ahead, each)
-            soon = others > 0 and not all_first and
-              fits_window(scope, i, at, at, cost, before, each) or fit -- others may be out of tickets
             if batch and st.period and st.period <= PACED then
               fit = max(fit, at + ceil(ahead * st.period / st.limit))
             end
@@ -231,15 +230,12 @@ local function new_eta(L)
               late = late + ceil((most_ahead + cost) / st.limit + 2) * st.period
             end
           end
-          if algorithm.release then -- slots may be given back at any time
-            soon, known = at, known and (st.hold > 0 or late <= at)
-          elseif cost > 0 then
-            local _, least_of_flow = units_of(flow, unit)
-            local units = min(before, (behind or flow.n) * least_of_flow)
-            earliest = max(earliest, fits_window(scope, i, at, at, cost, units, 1))
+          if algorithm.release then
+            known = known and (st.hold > 0 or late <= at)
+          else
+            earliest = max(earliest, fits_window(scope, i, at, at, cost, before, each))
           end
           opens, waits = max(opens, open), waits + late - open
-          soonest = max(soonest, soon)
           if fit > time then time, binds = fit, i end
         end
         if fits and fit > at then fits[i] = fit end
@@ -247,7 +243,7 @@ local function new_eta(L)
     end
     time = min(time, MOST)
     local latest = min(MOST, max(time, opens + waits))
-    if time == latest and soonest < time then latest = latest + 1 end -- it is not exact
+    if time == latest and earliest < time and not all_first then latest = latest + 1 end -- it is not exact
     return time, known and latest or 0, binds, min(earliest, time), wasted
   end
 end

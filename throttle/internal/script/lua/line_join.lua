@@ -50,22 +50,15 @@ local function new_join(L)
   end
 
   local function prefetch(requests)
-    local tickets, flows, nodes, seen = {}, {}, {}, {}
+    local tickets, flows, nodes = {}, {}, {}
     for i = 1, #requests do
       local r = requests[i]
       if r.ticket then tickets[#tickets + 1] = r.ticket end
-      if r.flow and not seen[r.flow] then
-        seen[r.flow] = true
-        flows[#flows + 1] = r.flow
-        if r.batch then call.batches = true end
-        for s = 1, call.only_tenants and 0 or #r.suffixes do
-          local suffix = r.suffixes[s]
-          local node = r.queue .. '|' .. suffix
-          if suffix ~= ROOT and not seen[node] then
-            seen[node] = true
-            nodes[#nodes + 1] = node
-          end
-        end
+      flows[#flows + 1] = r.flow
+      call.batches = call.batches or r.batch
+      for s = 1, r.flow and not call.only_tenants and #r.suffixes or 0 do
+        local suffix = r.suffixes[s]
+        if suffix ~= ROOT then nodes[#nodes + 1] = r.queue .. '|' .. suffix end
       end
     end
     L.read_all('t', tickets)
@@ -117,10 +110,7 @@ local function new_join(L)
     local values = q.batch and '!' .. flow.values or flow.values
     local key = binds > 0 and not match(r.key, '+') and r.key .. '+' .. binds or r.key
     L.write('t', id, rank .. text .. ' ' .. values .. ' ' .. key)
-    local added = L.added[r.flow] or {}
-    local n = #added
-    added[n + 1], added[n + 2] = rank, id
-    L.added[r.flow] = added
+    L.change('f:' .. r.flow, id, rank + 0)
     line_units.count(flow, costs, 1)
     if wasted and flow.units then
       for unit, left in pairs(wasted) do
@@ -194,7 +184,7 @@ local function new_join(L)
   local function stands(r, list, at, fits)
     local flow = L.flow_of(r.flow)
     if not flow or flow.n == 0 then return nil end
-    L.flush_added()
+    L.flush()
     local key = P .. 'f:' .. flow.id
     local id = r.ticket or redis.call('ZRANGE', key, '-1', '-1')[1]
     local behind = id and redis.call('ZRANK', key, id)
@@ -211,7 +201,7 @@ local function new_join(L)
     local name = L.flow_name(id)
     if not name then return false end
     local flow, _, text = L.flow_of(name), L.ticket(id)
-    L.flush_added()
+    L.flush()
     if not flow then
       L.write('t', id, false)
       L.count = L.count - 1
@@ -222,7 +212,7 @@ local function new_join(L)
       places().look_again(flow.suffix)
       places().reopen(flow, nil)
     end
-    redis.call('ZREM', P .. 'f:' .. name, id)
+    L.change('f:' .. name, id, false)
     places().forget(flow, id, windows.costs_of(call, text))
     if first == id and flow.n > 0 then
       flow.heads, flow.first = nil, nil

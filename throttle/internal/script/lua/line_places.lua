@@ -127,7 +127,10 @@ local function new_places(L)
 
   function places.set_due(queue, suffix, time)
     local q = L.queue_of(queue)
-    if q.dues[suffix] ~= time then q.dues[suffix], q.dues_changed[suffix] = time, true end
+    if q.dues[suffix] ~= time then
+      q.dues[suffix] = time
+      L.change(q.dues_key, suffix, time)
+    end
   end
 
   function places.due(queue, suffix, time)
@@ -167,7 +170,7 @@ local function new_places(L)
 
   -- Tickets that were taken stay in the sorted set until all is written.
   function places.load_heads(list, n)
-    L.flush_added()
+    L.flush()
     local tickets = {}
     for k = 1, #list do
       local flow = list[k]

@@ -23,16 +23,15 @@ local function new_take(L)
 
   -- load_list reads the first n flows of a node, in order, with their scopes and first tickets.
   local function load_list(node, n)
-    local key, last, found, step = P .. 'n:' .. node.key, format('%d', n - 1), nil, 1
+    local key, last, raw, found, step = P .. 'n:' .. node.key, format('%d', n - 1), call.raw, nil, 1
     if call.only_tenants then
       found = redis.call('ZRANGE', key, '0', last)
     else
       found, step = redis.call('ZRANGE', key, '0', last, 'WITHSCORES'), 2
     end
-    local ids = {}
+    local ids, list, suffixes, stale = {}, {}, {}, {}
     for i = 1, #found, step do ids[#ids + 1] = sub(found[i], 18) end
     L.read_all('f', ids)
-    local list, suffixes, seen, stale = {}, {}, {}, {}
     for k = 1, #ids do
       local flow, member = L.flow_of(ids[k]), found[step * (k - 1) + 1]
       if not flow or flow.suffix ~= node.suffix or flow.stored_rank ~= sub(member, 1, 16) then
@@ -46,9 +45,8 @@ local function new_take(L)
         local of_flow = L.suffixes_of(flow)
         for i = 1, #of_flow do
           local suffix = of_flow[i]
-          if not call.open[suffix] and call.raw[suffix] == nil and not seen[suffix] then
-            seen[suffix] = true
-            suffixes[#suffixes + 1] = suffix
+          if raw[suffix] == nil then
+            raw[suffix], suffixes[#suffixes + 1] = false, suffix
           end
         end
       end
@@ -64,7 +62,7 @@ local function new_take(L)
   local function head_of(node, n)
     while true do
       if not node.list or not node.list[1] and node.more then
-        L.flush_places()
+        L.flush()
         load_list(node, n)
       end
       local flow = node.list[1]
@@ -269,7 +267,7 @@ local function new_take(L)
     local found = redis.call('ZSCAN', P .. 'd:' .. q.queue, q.look, 'COUNT', LOOKS)
     for i = 1, #found[2], 2 do places.due(q.queue, found[2][i], now) end
     q.look, q.changed = found[1] == '0' and '-' or found[1], true
-    L.flush_dues()
+    L.flush()
   end
 
   -- look_at_changes makes all nodes due after limits have changed, as others may let in more: some nodes
@@ -356,7 +354,7 @@ local function new_take(L)
     if call.batches or next(L.queues, next(L.queues)) then L.order = new_order(L, names, strict) end
     serve(sides, want, taken)
     if L.order then L.order.write() end
-    L.flush_dues()
+    L.flush()
     return next_time(names, appointment)
   end
 

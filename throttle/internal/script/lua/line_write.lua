@@ -3,10 +3,9 @@
 -- Verbs only note what has changed. So a key is written once for all requests of a call.
 --
 -- add_writing(L) adds to a line:
---   flush_added()    writes the tickets that joined in this call, before somebody reads their flows
---   flush_places()   writes at which nodes flows wait
---   flush_dues()     writes when nodes are due
---   finish()         writes all, when nothing else follows
+--   change(key, member, score)   notes the score that a sorted set gets for a member; false: it leaves
+--   flush()                      writes these changes, and where flows wait, before somebody reads them
+--   finish()                     writes all, when nothing else follows
 
 local DAY = 86400 -- seconds for which a line's keys are kept, at least
 local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
@@ -22,57 +21,47 @@ local function add_writing(L)
 
   local call = L.call
   local P, now, flows, rank, hour = call.P, call.now, L.flows, L.rank, format('%d', call.now / 3600000000)
-  local changes = {} -- of sorted sets, by key
+  local changes = {} -- of sorted sets: scores by member, by key
 
-  -- change notes the score that a sorted set gets for a member; without one the member leaves.
-  local function change(key, member, score)
-    local of_key = changes[key]
-    if not of_key then
-      of_key = {add = {}, gone = {}}
-      changes[key] = of_key
+  function L.change(key, member, score)
+    local scores = changes[key]
+    if not scores then
+      scores = {}
+      changes[key] = scores
     end
-    local list = score and of_key.add or of_key.gone
-    if score then list[#list + 1] = format('%d', score) end
-    list[#list + 1] = member
+    scores[member] = score
   end
 
-  local function write_changes()
-    for key, of_key in pairs(changes) do
-      call_in_parts('ZREM', key, of_key.gone)
-      call_in_parts('ZADD', key, of_key.add)
-      if of_key.add[1] then expire(key, L.ttl) end
-    end
-    changes = {}
-  end
-
-  function L.flush_added()
-    if not next(L.added) then return end
-    for id, list in pairs(L.added) do call_in_parts('ZADD', P .. 'f:' .. id, list) end
-    L.added = {}
-  end
-
-  function L.flush_places()
+  function L.flush()
     for id, flow in pairs(flows) do
       local suffix, rank = flow and flow.suffix, flow and flow.rank
       local stored = flow and flow.stored_suffix
       local moved = stored ~= suffix or suffix and rank ~= flow.stored_rank
       if flow and (moved or suffix and flow.score and flow.score ~= flow.stored_score) then
-        local nodes = P .. 'n:' .. flow.queue .. '|'
-        if stored and moved then change(nodes .. stored, flow.stored_rank .. ' ' .. id) end
-        if suffix then change(nodes .. suffix, rank .. ' ' .. id, flow.score) end
+        local nodes = 'n:' .. flow.queue .. '|'
+        if stored and moved then L.change(nodes .. stored, flow.stored_rank .. ' ' .. id, false) end
+        if suffix then L.change(nodes .. suffix, rank .. ' ' .. id, flow.score) end
         flow.changed = flow.changed or moved
         flow.stored_suffix, flow.stored_rank, flow.stored_score = suffix, rank, flow.score
       end
     end
-    write_changes()
-  end
-
-  function L.flush_dues()
-    for name, q in pairs(L.queues) do
-      for suffix in pairs(q.dues_changed) do change(P .. 'd:' .. name, suffix, q.dues[suffix]) end
-      q.dues_changed = {}
+    for key, scores in pairs(changes) do
+      local add, n, gone = {nil, nil, nil, nil}, 0, nil
+      for member, score in pairs(scores) do
+        if score then
+          add[n + 1], add[n + 2] = format('%d', score), member
+          n = n + 2
+        else
+          gone = gone or {}
+          gone[#gone + 1] = member
+        end
+      end
+      key = P .. key
+      if gone then call_in_parts('ZREM', key, gone) end
+      if n > 0 then call_in_parts('ZADD', key, add) end
+      if n > 0 and not find(key, ':f:', #P, true) then expire(key, L.ttl) end -- see write_flows
     end
-    write_changes()
+    changes = {}
   end
 
   -- A flow's tickets are renewed once an hour.
@@ -96,16 +85,16 @@ local function add_writing(L)
   -- tags of tenants that may never come back.
   local function write_tags(node)
     if not node.shared or not (node.new_tags or node.moved) then return end
-    local tags = P .. 'g:' .. node.key
+    local tags = 'g:' .. node.key
     if node.n == 0 then -- nobody is left to be fair to
-      redis.call('DEL', tags)
+      redis.call('DEL', P .. tags)
       node.v = 0
       return
     end
     for tenant, tag in pairs(node.new_tags or {}) do
-      change(tags, tenant, tag > node.v and tag) -- else a ticket was put back, and its charge undone
+      L.change(tags, tenant, tag > node.v and tag) -- else a ticket was put back, and its charge undone
     end
-    redis.call('ZREMRANGEBYSCORE', tags, '-inf', format('%d', node.v))
+    redis.call('ZREMRANGEBYSCORE', P .. tags, '-inf', format('%d', node.v))
   end
 
   local function write_nodes()
@@ -119,8 +108,7 @@ local function add_writing(L)
       write_tags(q)
       if q.n == 0 and not appointments.kept(q, now) then
         L.write('z', name, false)
-        redis.call('DEL', P .. 'd:' .. name)
-        q.dues_changed = {}
+        redis.call('DEL', P .. q.dues_key)
       elseif q.changed then
         L.write('z', name, format('%d %d %d %d %d %s %d %d %d %d %s %d %s', q.asked, q.n, q.weights,
           q.first, q.last, q.server, q.since, q.taken, q.flows, q.priority, q.look, q.v,
@@ -148,14 +136,13 @@ local function add_writing(L)
   -- A line without tickets has no keys.
   function L.finish()
     if not L.queues then return end
-    L.flush_added()
-    L.flush_places()
+    L.flush()
     write_flows()
     write_nodes()
-    L.flush_dues()
+    L.flush()
     if L.count <= 0 then
       local keys = {P .. 'q', P .. 'l', P .. 't', P .. 'f', P .. 'u', P .. 'z'}
-      for name in pairs(L.queues) do keys[#keys + 1] = P .. 'd:' .. name end
+      for _, q in pairs(L.queues) do keys[#keys + 1] = P .. q.dues_key end
       redis.call('DEL', unpack(keys))
       return
     end

@@ -59,7 +59,7 @@ end
 local function parse(scope, raw)
   local len, list, windows = #raw, scope.of.windows, scope.call.windows
   if len < 8 or sub(raw, 1, 1) ~= FORMAT then return false end
-  local last, i, next_one = unpack7(raw, 2), 9, 1
+  local last, i = unpack7(raw, 2), 9
   if last > scope.now then scope.now = last end
   while i <= len do
     local a, b, c, size = byte(raw, i + 7, i + 10)
@@ -68,13 +68,9 @@ local function parse(scope, raw)
     if not to or to > len then return false end
     local expires = unpack7(raw, i)
     if expires > scope.now then
-      local head, place = sub(raw, i + 11, from - 1), list[next_one]
-      next_one = next_one + 1
-      if not place or windows[place].head ~= head then -- the windows before it have no section
-        place = nil
-        for j = 1, #list do
-          if windows[list[j]].head == head then place, next_one = list[j], j + 1 end
-        end
+      local head, place = sub(raw, i + 11, from - 1), nil
+      for j = 1, #list do
+        if windows[list[j]].head == head then place = list[j] end
       end
       if not place then
         scope.upstream = scope.upstream or {}

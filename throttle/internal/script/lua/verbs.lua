@@ -40,10 +40,7 @@ local function new_verbs(call)
     if time > now or r.paused or line and line.somebody_waits(r, r.ticket) then
       return denied(call, r, list, now, fits, time)
     end
-    for s = 1, #list do -- the answer also has what the upstream said
-      if list[s].upstream then return 1, now, now end
-    end
-    return 1, now
+    return 1, now, now -- the answer also has what the upstream said
   end
 
   function verbs.leave(r, list, now)

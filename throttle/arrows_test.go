@@ -1,6 +1,7 @@
 package throttle_test
 
 import (
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"os/exec"
 	"slices"
 	"strings"
@@ -46,13 +47,10 @@ func TestArrowsPointOneWay(t *testing.T) {
 		"throttle/internal/script": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 	} {
 		deps := goList(t, "-deps", module+"/"+pkg)
-		if !slices.Contains(deps, "github.com/redis/go-redis/v9") {
-			t.Errorf("%s: go list tells no dependencies: %v", pkg, deps)
-		}
+		limitertest.That(t, slices.Contains(deps, "github.com/redis/go-redis/v9"),
+			pkg, "go list tells no dependencies", deps)
 		for _, dep := range deps {
-			if names(dep, words...) {
-				t.Errorf("package %s depends on %s", pkg, dep)
-			}
+			limitertest.That(t, !names(dep, words...), "package", pkg, "depends on", dep)
 		}
 	}
 	for pkg, word := range map[string]string{
@@ -67,9 +65,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		"internal/servers":            "throttle",
 	} {
 		for _, path := range goList(t, "-f", `{{join .Imports "\n"}}`, module+"/"+pkg) {
-			if names(path, word) {
-				t.Errorf("package %s imports %s", pkg, path)
-			}
+			limitertest.That(t, !names(path, word), "package", pkg, "imports", path)
 		}
 	}
 }
@@ -89,9 +85,7 @@ func TestSomeModulesHaveOneDoor(t *testing.T) {
 				t.Errorf("%s imports %s", from, to)
 			}
 		}
-		if !seen {
-			t.Errorf("no package imports %s: is the test looking in the wrong place?", word)
-		}
+		limitertest.That(t, seen, "no package imports", word, "is the test looking in the wrong place?")
 	}
 }
 
@@ -99,14 +93,11 @@ func TestSomeModulesHaveOneDoor(t *testing.T) {
 func TestAWorkerLinksWhatAsynqLinks(t *testing.T) {
 	const modules = `{{with .Module}}{{.Path}}{{end}}`
 	asynqs := goList(t, "-deps", "-f", modules, "github.com/hibiken/asynq")
-	if !slices.Contains(asynqs, "github.com/redis/go-redis/v9") {
-		t.Errorf("go list tells no modules of asynq: %v", asynqs)
-	}
+	limitertest.That(t, slices.Contains(asynqs, "github.com/redis/go-redis/v9"),
+		"go list tells no modules of asynq", asynqs)
 	for _, pkg := range []string{"throttle", "throttle/control", "throttle/usage", "worker", "worker/batch", "worker/page"} {
 		for _, path := range slices.Compact(goList(t, "-deps", "-f", modules, module+"/"+pkg)) {
-			if path != module && !slices.Contains(asynqs, path) {
-				t.Errorf("package %s links %s", pkg, path)
-			}
+			limitertest.That(t, path == module || slices.Contains(asynqs, path), "package", pkg, "links", path)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -21,8 +22,6 @@ func TestInterventionsAreCopies(t *testing.T) {
 	}
 	for range 3 {
 		d, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "acme"})
-		if err != nil || !d.Exempt || d.Windows[0].Limit != 1 {
-			t.Fatalf("%+v, %v", d, err)
-		}
+		limitertest.Require(t, err == nil && d.Exempt && d.Windows[0].Limit == 1, d, err)
 	}
 }

@@ -30,14 +30,13 @@ func TestReserveTakesFromAllWindowsOrNone(t *testing.T) {
 			throttle.Window{Name: "burst", Limit: 2, Period: 3 * s},
 		))
 		first := limitertest.Reserve(t, l, limitertest.Acme(2))
-		if !first.Granted || !slices.Equal(limitertest.Used(first), []int64{2, 2}) {
-			t.Fatalf("the first 2 of 2: %+v", first)
-		}
+		limitertest.Require(t, first.Granted && slices.Equal(limitertest.Used(first), []int64{2, 2}),
+			"the first 2 of 2", first)
 
 		denied := limitertest.Reserve(t, l, limitertest.Acme(1))
-		if denied.Granted || denied.RetryIn != 3*s || !slices.Equal(limitertest.Used(denied), []int64{2, 2}) {
-			t.Errorf("the third within 3 s takes nothing, and fits in 3 s: %+v", denied)
-		}
+		limitertest.That(t, !denied.Granted && denied.RetryIn == 3*s &&
+			slices.Equal(limitertest.Used(denied), []int64{2, 2}),
+			"the third within 3 s takes nothing, and fits in 3 s", denied)
 		limitertest.Equal(t, denied.Reason(), "throttled: p/burst, tenant acme, 3s")
 
 		other := limitertest.Acme(1)
@@ -48,9 +47,8 @@ func TestReserveTakesFromAllWindowsOrNone(t *testing.T) {
 		limitertest.Equal(t, limitertest.Reserve(t, l, limitertest.Acme(1)).Granted, false, "1 microsecond early")
 		clock.Set(3 * s)
 		second := limitertest.Reserve(t, l, limitertest.Acme(2))
-		if !second.Granted || !slices.Equal(limitertest.Used(second), []int64{4, 2}) {
-			t.Errorf("at the time that the denial named: %+v", second)
-		}
+		limitertest.That(t, second.Granted && slices.Equal(limitertest.Used(second), []int64{4, 2}),
+			"at the time that the denial named", second)
 
 		clock.Set(6 * s)
 		limitertest.WantDenied(t, limitertest.Peek(t, l, limitertest.Acme(1)), 54*s)
@@ -77,9 +75,8 @@ func run(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, policy string,
 		r.Policy = policy
 		peeked := limitertest.Peek(t, l, r)
 		d := limitertest.Reserve(t, l, r)
-		if peeked.Granted != d.Granted || peeked.RetryIn != d.RetryIn {
-			t.Errorf("step %d at %v: Peek says %v, %v, Reserve %v, %v", i, step.at, peeked.Granted, peeked.RetryIn, d.Granted, d.RetryIn)
-		}
+		limitertest.That(t, peeked.Granted == d.Granted && peeked.RetryIn == d.RetryIn,
+			"step", i, "at", step.at, "Peek says", peeked.Granted, peeked.RetryIn, "Reserve", d.Granted, d.RetryIn)
 		var denied []string
 		var remaining []int64
 		for _, w := range d.Windows {
@@ -89,13 +86,11 @@ func run(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, policy string,
 			remaining = append(remaining, w.Remaining)
 		}
 		got := strings.Join(denied, " ")
-		if got != step.deniedBy || d.Granted != (step.deniedBy == "") || !slices.Equal(remaining, step.remaining) || d.RetryIn != step.retryIn {
-			t.Errorf("step %d at %v, cost %d: granted %v, denied by %q, remaining %v, retry in %v; want denied by %q, remaining %v, retry in %v",
-				i, step.at, step.cost, d.Granted, got, remaining, d.RetryIn, step.deniedBy, step.remaining, step.retryIn)
-		}
-		if want := limitertest.At(step.at); !d.At.Equal(want) {
-			t.Errorf("step %d: At is %v, want %v", i, d.At, want)
-		}
+		limitertest.That(t, got == step.deniedBy && d.Granted == (step.deniedBy == "") &&
+			slices.Equal(remaining, step.remaining) && d.RetryIn == step.retryIn,
+			"step", i, "at", step.at, "cost", step.cost, "granted", d.Granted, "denied by", got, "remaining", remaining, "retry in", d.RetryIn, "want denied by", step.deniedBy, step.remaining, step.retryIn)
+		want := limitertest.At(step.at)
+		limitertest.That(t, d.At.Equal(want), "step", i, "At is", d.At, "want", want)
 	}
 }
 

@@ -141,9 +141,7 @@ func TestPoliciesAreValidated(t *testing.T) {
 		}
 		err := p.Validate()
 		limitertest.Equal(t, errorText(err), want)
-		if err != nil && !errors.As(err, new(*throttle.PolicyError)) {
-			t.Errorf("%T is no *PolicyError", err)
-		}
+		limitertest.That(t, err == nil || errors.As(err, new(*throttle.PolicyError)), err, "is no *PolicyError")
 		_, newErr := throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Policies: []throttle.Policy{p}})
 		limitertest.Equal(t, errorText(newErr), want, newErr)
 	}
@@ -160,14 +158,10 @@ func TestNewRefusesBadPolicies(t *testing.T) {
 	good := limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Period: m})
 	for _, client := range []redis.UniversalClient{nil, (*redis.Client)(nil), (*redis.ClusterClient)(nil), (*redis.Ring)(nil)} {
 		_, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{good}})
-		if want := "throttle: Config.Client is nil: must be a connection to Redis"; errorText(err) != want {
-			t.Errorf("%T: got %v, want %s", client, err, want)
-		}
+		limitertest.Equal(t, errorText(err), "throttle: Config.Client is nil: must be a connection to Redis", client, err)
 	}
 	_, err := throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Policies: []throttle.Policy{good, good}})
-	if want := `throttle: policy "p": name "p": is taken: policies have different names`; errorText(err) != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
+	limitertest.Equal(t, errorText(err), `throttle: policy "p": name "p": is taken: policies have different names`, err)
 }
 
 func TestPoliciesHaveDefaults(t *testing.T) {
@@ -191,13 +185,12 @@ func TestPoliciesHaveDefaults(t *testing.T) {
 	}
 	got := given.WithDefaults()
 	limitertest.Equal(t, got, want)
-	if given.Windows[0].Algorithm != "" || given.Tenants["acme"].Weight != 0 {
-		t.Errorf("the policy given was changed: %+v", given)
-	}
+	limitertest.That(t, given.Windows[0].Algorithm == "" && given.Tenants["acme"].Weight == 0,
+		"the policy given was changed", given)
 	// Written out once they stay: a shared window does not become a tenant's.
-	if again := given.WithDefaults().WithDefaults(); !reflect.DeepEqual(again, given.WithDefaults()) || again.Validate() != nil {
-		t.Errorf("defaults of defaults: %+v", again)
-	}
+	again := given.WithDefaults().WithDefaults()
+	limitertest.That(t, reflect.DeepEqual(again, given.WithDefaults()) && again.Validate() == nil,
+		"defaults of defaults", again)
 }
 
 func TestGlobsHaveBounds(t *testing.T) {
@@ -205,9 +198,7 @@ func TestGlobsHaveBounds(t *testing.T) {
 		Match: []string{strings.Repeat("a", throttle.MaxGlobBytes)}, Name: "p",
 		Windows: []throttle.Window{{Limit: 1, Name: "w", Period: time.Second}},
 	}
-	if err := p.Validate(); err != nil {
-		t.Error(err)
-	}
+	limitertest.Must(t, p.Validate())
 	p.Match[0] += "*"
 	if err := p.Validate(); err == nil || !strings.HasSuffix(err.Error(), ": must be at most 1024 bytes") {
 		t.Error(err)

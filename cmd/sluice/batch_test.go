@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
@@ -76,46 +75,29 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 		}
 		return errors.New("fails")
 	})
-	e := d.batch(t.Context(), "run")
-	e.want(t, exitBadInput, `--batch "": must be one of small, large, late`)
+	d.batch(t.Context(), "run").want(t, exitBadInput, `--batch "": must be one of small, large, late`)
 	d.batch(t.Context(), "status", "--batch", "small").want(t, exitBadInput, `batch "small" has not fired in the last month`)
 
-	e = d.batch(t.Context(), "plan", "--batch", "large")
-	e.want(t, exitDone)
-	if !strings.Contains(columns(e.stdout), ", 400 tasks: the last is expected to end at ") ||
-		!strings.Contains(columns(e.stdout), "(it waits for the window pace) ") ||
-		!strings.Contains(columns(e.stdout), "TENANT TASKS EXPECTED END OVERDUE acme 400 ") {
-		t.Errorf("plan says:\n%s", e.stdout)
-	}
-	var plan batch.Plan // 40 a second start until the finish, at which the third window opens
-	e = d.batch(t.Context(), "plan", "--batch", "late", "--tick", time.Now().Add(24*time.Hour).UTC().Format(time.RFC3339), "--json")
-	e.want(t, exitFailed)
-	if err := json.Unmarshal([]byte(e.stdout), &plan); err != nil || plan.Overdue < 400-3*40 ||
-		plan.Overdue > 400-2*40 || plan.Begins || plan.FinishBy.Sub(plan.Tick) != 2*time.Second ||
-		len(plan.Tenants) != 1 {
-		t.Errorf("plan says %v:\n%s", err, e.stdout)
-	}
-	plan = batch.Plan{}
-	e = d.batch(t.Context(), "plan", "--batch", "large", "--limit", "pace=40", "--json") // it takes 400 s by one a second
-	e.want(t, exitDone)
-	if err := json.Unmarshal([]byte(e.stdout), &plan); err != nil || plan.Finish.Sub(plan.Tick) > time.Minute {
-		t.Errorf("with another limit the plan says %v:\n%s", err, e.stdout)
-	}
+	d.batch(t.Context(), "plan", "--batch", "large").want(t, exitDone).says(t,
+		", 400 tasks: the last is expected to end at ", "(it waits for the window pace) ", "TENANT TASKS EXPECTED END OVERDUE acme 400 ")
+	// 40 a second start until the finish, at which the third window opens.
+	tomorrow := time.Now().Add(24 * time.Hour).UTC().Format(time.RFC3339)
+	e := d.batch(t.Context(), "plan", "--batch", "late", "--tick", tomorrow, "--json").want(t, exitFailed)
+	plan := decoded[batch.Plan](t, e)
+	that(t, plan.Overdue >= 400-3*40 && plan.Overdue <= 400-2*40 && !plan.Begins, "plan says", e.stdout)
+	that(t, plan.FinishBy.Sub(plan.Tick) == 2*time.Second && len(plan.Tenants) == 1, "plan says", e.stdout)
+	e = d.batch(t.Context(), "plan", "--batch", "large", "--limit", "pace=40", "--json").want(t, exitDone)
+	plan = decoded[batch.Plan](t, e)
+	that(t, plan.Finish.Sub(plan.Tick) <= time.Minute, "with another limit it does not take 400 s:", e.stdout)
 	d.batch(t.Context(), "plan", "--batch", "late").want(t, exitFailed)
 	d.batch(t.Context(), "run", "--batch", "late").want(t, exitFailed, "nothing is enqueued")
 
-	e = d.batch(t.Context(), "run", "--batch", "small")
-	e.want(t, exitDone)
-	if !strings.Contains(e.stdout, "20 tasks: 20 done, 0 failed, 0 rejected, 0 cancelled, 0 running, 0 waiting, ") {
-		t.Errorf("run says:\n%s", e.stdout)
-	}
+	d.batch(t.Context(), "run", "--batch", "small").want(t, exitDone).
+		says(t, "20 tasks: 20 done, 0 failed, 0 rejected, 0 cancelled, 0 running, 0 waiting, ")
 	d.batch(t.Context(), "retry", "--batch", "small").want(t, exitBadInput, "nothing has failed")
-	var status batch.Status
-	e = d.batch(t.Context(), "status", "--batch", "small", "--json")
-	e.want(t, exitDone)
-	if err := json.Unmarshal([]byte(e.stdout), &status); err != nil || status.Done != 20 || status.State != batch.StateDone {
-		t.Errorf("status says %v:\n%s", err, e.stdout)
-	}
+	e = d.batch(t.Context(), "status", "--batch", "small", "--json").want(t, exitDone)
+	status := decoded[batch.Status](t, e)
+	that(t, status.Done == 20 && status.State == batch.StateDone, e.stdout)
 	d.batch(t.Context(), "cancel", "--batch", "small").want(t, exitBadInput, "it has ended or was cancelled")
 
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -125,16 +107,7 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 		_ = json.Unmarshal([]byte(d.batch(t.Context(), "status", "--batch", "large", "--json").stdout), &status)
 	}
 	interrupt()
-	e = <-ran
-	e.want(t, exitInterrupted, "stopped: the firing goes on where a scheduler runs")
-	e = d.batch(t.Context(), "pause", "--batch", "large")
-	e.want(t, exitDone)
-	if !strings.Contains(e.stdout, "paused") {
-		t.Errorf("pause says:\n%s", e.stdout)
-	}
-	e = d.batch(t.Context(), "cancel", "--batch", "large")
-	e.want(t, exitDone)
-	if !strings.Contains(e.stdout, "cancelled\n400 tasks: ") {
-		t.Errorf("cancel says:\n%s", e.stdout)
-	}
+	(<-ran).want(t, exitInterrupted, "stopped: the firing goes on where a scheduler runs")
+	d.batch(t.Context(), "pause", "--batch", "large").want(t, exitDone).says(t, "paused")
+	d.batch(t.Context(), "cancel", "--batch", "large").want(t, exitDone).says(t, "cancelled\n400 tasks: ")
 }

@@ -1,9 +1,8 @@
 package main
 
 import (
-	"encoding/json"
+	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 
@@ -32,9 +31,8 @@ policies:
       - {name: short, limit: 10, period: 10s, per: [user, tenant]}
       - {name: long, limit: 600, period: 600s, per: [user, tenant]}
 `, "")
-	e := runMain(t.Context(), "", "check", d.path("policies.yml"))
-	e.want(t, exitDone)
-	if want := `policies:
+	e := runMain(t.Context(), "", "check", d.path("policies.yml")).want(t, exitDone)
+	equal(t, e.stdout, `policies:
 - name: github-api
   match: ['http:*', 'github:sync']
   adapt: full
@@ -66,16 +64,10 @@ policies:
   windows:
   - {name: short, limit: 10, period: 10s, algorithm: sliding, per: [tenant, user], unit: requests}
   - {name: long, limit: 600, period: 10m, algorithm: sliding, per: [tenant, user], unit: requests}
-`; e.stdout != want {
-		t.Errorf("stdout:\n%s", e.stdout)
-	}
-	if again := runMain(t.Context(), e.stdout, "check", "-"); again != e {
-		t.Errorf("what it prints means something else: %+v", again)
-	}
+`)
+	equal(t, runMain(t.Context(), e.stdout, "check", "-"), e, "what it prints means something else")
 
-	e = runMain(t.Context(), "", "check", d.path("policies.yml"), "-json")
-	e.want(t, exitDone)
-	var got struct {
+	got := decoded[struct {
 		Policies []struct {
 			Windows []struct {
 				Name, Period, Unit, Algorithm string
@@ -84,22 +76,15 @@ policies:
 			}
 			Tenants map[string]throttle.Tenant
 		}
-	}
-	must(t, json.Unmarshal([]byte(e.stdout), &got))
-	if w := got.Policies[0].Windows[3]; w.Name != "spend" || w.Limit != 90000 || w.Period != "1h" || w.Unit != "tokens" ||
-		!slices.Equal(w.Per, []string{"tenant"}) || w.Algorithm != "gcra" || w.Burst != 20000 {
-		t.Errorf("spend is %+v", w)
-	}
-	if per := got.Policies[0].Windows[2].Per; per == nil || len(per) > 0 {
-		t.Errorf("provider is per %q", per)
-	}
-	if got.Policies[0].Tenants["acme"].Windows["per-minute"].Limit != 50 {
-		t.Errorf("%+v", got)
-	}
+	}](t, runMain(t.Context(), "", "check", d.path("policies.yml"), "-json").want(t, exitDone))
+	equal(t, fmt.Sprint(got.Policies[0].Windows[3]), "{spend 1h tokens gcra 90000 20000 [tenant]}")
+	per := got.Policies[0].Windows[2].Per
+	that(t, per != nil && len(per) == 0, "provider is per", per)
+	equal(t, got.Policies[0].Tenants["acme"].Windows["per-minute"].Limit, 50)
 
 	d.write("policies.yml", "policies:\n  - name: p\n    windows:\n      - {name: w, limit: 0, period: 1s}\n")
-	e = runMain(t.Context(), "", "check", d.path("policies.yml"))
-	e.want(t, exitBadInput, "sluice: policyfile: "+d.path("policies.yml")+":4: ")
+	runMain(t.Context(), "", "check", d.path("policies.yml")).
+		want(t, exitBadInput, "sluice: policyfile: "+d.path("policies.yml")+":4: ")
 }
 
 // Whatever is set differently is printed differently, as text and as JSON: no setting is left out.
@@ -181,9 +166,7 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 			for _, args := range [][]string{{"check", "-"}, {"check", "--json", "-"}} {
 				var printed [2]string
 				for i, p := range pair {
-					e := runMain(t.Context(), "policies: ["+p+"]\n", args...)
-					e.want(t, exitDone)
-					printed[i] = e.stdout
+					printed[i] = runMain(t.Context(), "policies: ["+p+"]\n", args...).want(t, exitDone).stdout
 				}
 				if printed[0] == printed[1] {
 					t.Errorf("%s.%s: %q prints the same for %s and %s:\n%s", c.of.Name(), field.Name, args, pair[0], pair[1], printed[0])

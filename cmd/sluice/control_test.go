@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -40,10 +39,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		}
 		says := func(e ending, stdout string) {
 			t.Helper()
-			e.want(t, exitDone)
-			if !strings.Contains(e.stdout, stdout) {
-				t.Errorf("stdout does not hold %q:\n%s", stdout, e.stdout)
-			}
+			e.want(t, exitDone).says(t, stdout)
 		}
 		says(look("limits", "show"), "no policies are published")
 		run("limits", "set", "api", "pace", "--limit", "3", "--why", "x").want(t, exitBadInput, "no policies are published: publish")
@@ -76,29 +72,21 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		says(run("pause", "api", "--for", "10m", "--why", "down"), "api is paused until ")
 		says(run("pause", "api", "zeta", "--for", "10m", "--why", "asked"), `tenant "zeta" of api is paused until `)
 		e := run("pause", "api", "zeta", "--for", "10m", "--why", "asked again", "--by", "ben")
-		if e.code != exitDone || !strings.Contains(e.stdout, ", in place of a pause until ") || !strings.Contains(e.stdout, " by anna: asked\n") {
-			t.Errorf("a pause replaces another's:\n%s", e.stdout)
-		}
+		e.want(t, exitDone).says(t, ", in place of a pause until ", " by anna: asked\n")
 		e = run(append([]string{"limits", "override", "api", "acme"}, override...)...)
-		if !strings.Contains(e.stdout, ", in place of minute 50, weight 2 until ") || strings.Contains(e.stderr, "warning") {
-			t.Errorf("an override replaces another:\n%s%s", e.stdout, e.stderr)
-		}
+		e.says(t, ", in place of minute 50, weight 2 until ")
+		that(t, !strings.Contains(e.stderr, "warning"), e.stderr)
 		run("pause", "api", "acne", "--for", "1ms", "--why", "x").want(t, exitDone,
 			`warning: tenant "acne" of api has nothing that waits, and was granted nothing lately: is it spelt right?`)
 		run("pause", "apo", "--for", "10m", "--why", "down").want(t, exitBadInput, `policy "apo": must be one of api`)
 		run("pause", "--for", "10m", "--why", "down").want(t, exitBadInput, "pause needs the arguments POLICY [TENANT]")
 
-		var state inForce
-		e = look("limits", "show", "--json")
-		e.want(t, exitDone)
-		if err := json.Unmarshal([]byte(e.stdout), &state); err != nil {
-			t.Fatalf("%v:\n%s", err, e.stdout)
-		}
-		if state.Version != 2 || len(state.Policies) != 1 || !strings.Contains(fmt.Sprint(state.Policies), "limit:30") ||
-			len(state.Overrides) != 1 || state.Overrides[0].Windows["minute"].Limit != 50 || state.Overrides[0].By != "anna" ||
-			len(state.Pauses) != 2 || state.Pauses[1].Why != "asked again" {
-			t.Errorf("in force:\n%s", e.stdout)
-		}
+		state := decoded[inForce](t, look("limits", "show", "--json").want(t, exitDone))
+		that(t, state.Version == 2 && len(state.Policies) == 1, state)
+		contains(t, fmt.Sprint(state.Policies), "limit:30")
+		require(t, len(state.Overrides) == 1 && len(state.Pauses) == 2, state)
+		that(t, state.Overrides[0].Windows["minute"].Limit == 50 && state.Overrides[0].By == "anna", state)
+		equal(t, state.Pauses[1].Why, "asked again")
 		says(look("limits", "show", "api"), " anna ")
 		look("limits", "show", "apo").want(t, exitBadInput, `policy "apo": nothing is published`)
 		says(run("limits", "rollback", "--why", "too many"), "published version ")
@@ -110,11 +98,8 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		says(run("limits", "clear", "api", "acme", "--why", "done"), `tenant "acme" of api has no override any more`)
 		says(run("limits", "clear", "api", "acme", "--why", "done"), `had no override`)
 		says(look("limits", "log"), "resume")
-		var log []control.Change
-		e = look("limits", "log", "--json", "--last", "3")
-		if err := json.Unmarshal([]byte(e.stdout), &log); err != nil || len(log) != 3 || log[0].What != "clear" {
-			t.Errorf("%v:\n%s", err, e.stdout)
-		}
+		log := decoded[[]control.Change](t, look("limits", "log", "--json", "--last", "3"))
+		that(t, len(log) == 3 && log[0].What == "clear", log)
 		// Tasks of two tenants wait behind a full window.
 		asynqs := asynq.RedisClientOpt{Addr: client.Options().Addr}
 		policies, err := policyfile.Load(d.path("policies.yml"))
@@ -127,12 +112,8 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		defer tasks.Close()
 		for i := range 6 {
 			id := worker.Identity{Tenant: []string{"acme", "zeta"}[i%2]}
-			if _, err := tasks.EnqueueContext(t.Context(), worker.NewTask(id, "call", nil)); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: id.Tenant}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(tasks.EnqueueContext(t.Context(), worker.NewTask(id, "call", nil))))
+			must(t, errOf(limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: id.Tenant})))
 		}
 		wait := func() int64 {
 			n, err := limiter.Line("api").Len(t.Context())
@@ -140,27 +121,20 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 			return n
 		}
 		says(run("drop", "api", "acme"), `tenant "acme" of api: would archive 3 waiting tasks. Nothing is changed: --yes does it.`)
-		if n := wait(); n != 6 {
-			t.Errorf("%d wait after a preview, want 6", n)
-		}
+		equal(t, wait(), 6, "wait after a preview")
 		run("drop", "api", "acme", "--yes").want(t, exitBadInput, "--why is missing")
 		run("drop", "api", "acne").want(t, exitDone, `did you mean "acme"?`)
 		says(run("drop", "api", "acme", "--yes", "--why", "they left"), `tenant "acme" of api: archived 3 waiting tasks`)
 		says(run("drop", "api", "acme", "--yes", "--why", "they left"), `archived 0 waiting tasks`)
-		if n := wait(); n != 3 {
-			t.Errorf("%d wait after the tasks of one tenant were dropped, want 3", n)
-		}
+		equal(t, wait(), 3, "wait after the tasks of one tenant were dropped")
 		says(run("drop", "api", "zeta", "--delete", "--yes", "--policies", d.path("policies.yml"), "--why", "twice"), `deleted 3 waiting tasks`)
 		inspector := asynq.NewInspector(asynqs)
 		defer inspector.Close()
-		if info, err := inspector.GetQueueInfo("default"); err != nil || info.Archived != 3 || info.Size != 3 || wait() != 0 {
-			t.Errorf("the queue is %+v, %v", info, err)
-		}
+		info, err := inspector.GetQueueInfo("default")
+		that(t, err == nil && info.Archived == 3 && info.Size == 3 && wait() == 0, "the queue is", info, err)
 		run("drop", "api", "--why", "x").want(t, exitBadInput, "drop needs the arguments POLICY TENANT")
 
-		if _, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme", Exempt: true}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme", Exempt: true})))
 		says(run("reset", "api", "acme", "--why", "new key"), `tenant "acme" of api: emptied 1 count`)
 		if d, err := limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil || d.Windows[1].Used != 0 {
 			t.Errorf("after a reset %+v, %v", d.Windows, err)
@@ -183,61 +157,37 @@ func TestDropSaysWhatAsynqDoesNotKeep(t *testing.T) {
 	must(t, err)
 	defer tasks.Close()
 	for range 4 { // one of them fits
-		if _, err := tasks.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(tasks.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil))))
 	}
 	pipe := client.Pipeline()
 	for i := range archiveKeeps - 1 {
 		pipe.ZAdd(t.Context(), "asynq:{default}:archived", redis.Z{Score: float64(time.Now().Unix() - 60), Member: fmt.Sprint("old", i)})
 		pipe.HSet(t.Context(), fmt.Sprint("asynq:{default}:t:old", i), "msg", "")
 	}
-	if _, err := pipe.Exec(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(pipe.Exec(t.Context())))
 	const said = "asynq keeps 9999 archived tasks of a queue: of default it deletes 3 that are archived already, of any tenant, and 0 of these"
 	d.run(t, "drop", "api", "acme").want(t, exitDone, said)
-	var got dropped
-	e := d.run(t, "drop", "--json", "api", "acme")
-	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Changed || got.Count != 4 || len(got.Queues) != 1 || got.Queues[0].LostOld != 3 {
-		t.Errorf("%v:\n%s", err, e.stdout)
-	}
+	got := decoded[dropped](t, d.run(t, "drop", "--json", "api", "acme"))
+	that(t, !got.Changed && got.Count == 4 && len(got.Queues) == 1 && got.Queues[0].LostOld == 3, got)
 	d.run(t, "drop", "--yes", "--by", "anna", "--why", "they left", "api", "acme").want(t, exitDone, said)
-	if n := client.ZCard(t.Context(), "asynq:{default}:archived").Val(); n != archiveKeeps {
-		t.Errorf("asynq keeps %d, not %d", n, archiveKeeps)
-	}
-	if e := d.run(t, "drop", "--delete", "api", "acme"); e.code != exitDone || strings.Contains(e.stderr, "asynq keeps") {
-		t.Errorf("%d: %s", e.code, e.stderr)
-	}
+	equal(t, client.ZCard(t.Context(), "asynq:{default}:archived").Val(), archiveKeeps, "asynq keeps")
+	e := d.run(t, "drop", "--delete", "api", "acme").want(t, exitDone)
+	that(t, !strings.Contains(e.stderr, "asynq keeps"), e.stderr)
 }
 
 // What operators have published is what the commands compute with; a file is a question.
 func TestWhatIsInForceIsShown(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t) // its file, and its workers, grant 2 to all, and 1 to each
-	look := func(args ...string) ending {
-		return runMain(t.Context(), "", append(args, "--redis", "redis://"+d.addr)...)
-	}
+	look := d.look
 	look("status").want(t, exitBadInput, "no policies are published: --policies must be the workers' policy file")
 	look("doctor").want(t, exitDone)
-	if e := d.run(t, "status"); !strings.HasPrefix(e.stdout, "policies: "+d.path("policies.yml")+", as none are published\n") {
-		t.Errorf("the source is not named:\n%s", e.stdout)
-	}
+	d.run(t, "status").says(t, "policies: "+d.path("policies.yml")+", as none are published\n")
 	look("limits", "publish", d.path("policies.yml"), "--by", "anna", "--why", "x").want(t, exitDone)
 	look("limits", "set", "api", "shared", "--limit", "7", "--by", "anna", "--why", "x").want(t, exitDone)
-	e := look("status")
-	if e.want(t, exitDone); !strings.HasPrefix(e.stdout, "policies: published version 2\n") ||
-		!strings.Contains(columns(e.stdout), " shared 0 7 requests ") {
-		t.Errorf("it is not what is in force:\n%s", e.stdout)
-	}
-	e = d.run(t, "status")
-	if e.want(t, exitDone); !strings.HasPrefix(e.stdout, "policies: as if "+d.path("policies.yml")+" were in force in place of published version 2\n") ||
-		!strings.Contains(columns(e.stdout), " shared 0 2 requests ") {
-		t.Errorf("it is not as if the file were in force:\n%s", e.stdout)
-	}
-	e = look("simulate", "--limit", "shared=8", "--json")
-	var got simulated
-	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Source != "published version 2" {
-		t.Errorf("%v: %s", err, e.stdout)
-	}
+	look("status").want(t, exitDone).says(t, "policies: published version 2\n", " shared 0 7 requests ")
+	d.run(t, "status").want(t, exitDone).says(t,
+		"policies: as if "+d.path("policies.yml")+" were in force in place of published version 2\n", " shared 0 2 requests ")
+	got := decoded[simulated](t, look("simulate", "--limit", "shared=8", "--json"))
+	equal(t, got.Source, "published version 2")
 }

@@ -23,20 +23,17 @@ func TestRunSendsWhatWasSaid(t *testing.T) {
 {"id":"other-json","tenant":"a","url":"URL/other-json","method":"POST","body":{"n": 8},"headers":{"content-type":"application/x"}}
 {"id":"own","tenant":"a","url":"URL/own","headers":{"Authorization":"Basic ${OWN}"}}
 `, "URL", r.URL))
-		e := runWith(t.Context(), []string{"LIMIT", "400", "TOKEN", "s3cret", "OWN", "0wn"},
+		runWith(t.Context(), []string{"LIMIT", "400", "TOKEN", "s3cret", "OWN", "0wn"},
 			d.args("--redis", "redis://"+client.Options().Addr,
-				"--header", "Authorization: Bearer ${TOKEN}", "--header", "X-List: a, b")...)
-		e.want(t, exitDone, "3 jobs: 3 succeeded")
+				"--header", "Authorization: Bearer ${TOKEN}", "--header", "X-List: a, b")...).want(t, exitDone, "3 jobs: 3 succeeded")
 		for path, want := range map[string][3]string{ // body, type, authorization
 			"/json":       {`{"n":8}`, "application/json", "Bearer s3cret"},
 			"/other-json": {`{"n":8}`, "application/x", "Bearer s3cret"},
 			"/own":        {"", "", "Basic 0wn"},
 		} {
-			got := r.last[path]
-			if r.body[path] != want[0] || got.Header.Get("Content-Type") != want[1] ||
-				got.Header.Get("Authorization") != want[2] || got.Header.Get("X-List") != "a, b" {
-				t.Errorf("%s: body %q, headers %v", path, r.body[path], got.Header)
-			}
+			h := r.last[path].Header
+			equal(t, [3]string{r.body[path], h.Get("Content-Type"), h.Get("Authorization")}, want, path)
+			equal(t, h.Get("X-List"), "a, b", path)
 		}
 	})
 }
@@ -50,11 +47,8 @@ func TestBadHeadersAndVariables(t *testing.T) {
 		`--header: name "a b": must be one word such as Accept`:                      {"--header", "a b: c"},
 		`--header: A: ${NONE}: the environment has no such variable: it must be set`: {"--header", "A: ${SECRET} ${NONE}"},
 	} {
-		e := runWith(t.Context(), env, d.args(args...)...)
-		e.want(t, exitBadInput, want)
-		if strings.Contains(e.stderr, "s3cret") {
-			t.Errorf("a secret is told:\n%s", e.stderr)
-		}
+		e := runWith(t.Context(), env, d.args(args...)...).want(t, exitBadInput, want)
+		that(t, !strings.Contains(e.stderr, "s3cret"), "a secret is told", e.stderr)
 	}
 	for policies, want := range map[string]string{
 		strings.Replace(roomy, "500", "${NONE}", 1):      "policies.yml:6: ${NONE}: the environment has no such variable: it must be set",
@@ -119,23 +113,16 @@ func TestRunRefusesBadInput(t *testing.T) {
 			for _, a := range c.args {
 				args = append(args, paths.Replace(a))
 			}
-			e := runMain(t.Context(), "", args...)
-			e.want(t, exitBadInput, paths.Replace(c.want))
-			if strings.Contains(e.stderr, "secret") || e.stdout != "" {
-				t.Errorf("stdout %q, stderr %q", e.stdout, e.stderr)
-			}
-			if out, err := os.ReadFile(d.path("out.jsonl")); len(out) > 0 {
-				t.Errorf("-out holds %q, %v", out, err)
-			}
-			if d.read("jobs.jsonl") != c.jobs {
-				t.Errorf("the jobs became %q", d.read("jobs.jsonl"))
-			}
+			e := runMain(t.Context(), "", args...).want(t, exitBadInput, paths.Replace(c.want))
+			that(t, !strings.Contains(e.stderr, "secret") && e.stdout == "",
+				"stdout", e.stdout, "stderr", e.stderr)
+			out, err := os.ReadFile(d.path("out.jsonl"))
+			that(t, len(out) == 0, "-out holds", out, err)
+			equal(t, d.read("jobs.jsonl"), c.jobs, "the jobs became")
 		})
 	}
 	t.Cleanup(func() {
-		if r.total() > 0 {
-			t.Errorf("calls %v", r.calls)
-		}
+		that(t, r.total() == 0, "calls", r.calls)
 	})
 }
 
@@ -148,7 +135,5 @@ func TestJobsAreNamedByTheirFile(t *testing.T) {
 		t.Errorf("%q by its absolute path, %q by its relative one", abs, names[0])
 	}
 	slices.Sort(names)
-	if len(slices.Compact(names)) != 4 {
-		t.Errorf("%q", names)
-	}
+	equal(t, len(slices.Compact(names)), 4, names)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -48,16 +49,17 @@ func (o *output) String() string {
 
 // runMain runs the program in this process.
 func runMain(ctx context.Context, stdin string, args ...string) ending {
-	var stdout, stderr output
-	m := &Main{Env: noEnv, Stdin: strings.NewReader(stdin), Stdout: &stdout, Stderr: &stderr}
-	code := m.Run(ctx, args)
-	return ending{code, stdout.String(), stderr.String()}
+	return runIn(ctx, noEnv, stdin, args...)
 }
 
 // runWith is runMain in an environment: names and values in turn.
 func runWith(ctx context.Context, env []string, args ...string) ending {
+	return runIn(ctx, environment(env...), "", args...)
+}
+
+func runIn(ctx context.Context, env environ.Lookup, stdin string, args ...string) ending {
 	var stdout, stderr output
-	m := &Main{Env: environment(env...), Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr}
+	m := &Main{Env: env, Stdin: strings.NewReader(stdin), Stdout: &stdout, Stderr: &stderr}
 	code := m.Run(ctx, args)
 	return ending{code, stdout.String(), stderr.String()}
 }
@@ -75,16 +77,30 @@ func environment(pairs ...string) environ.Lookup {
 
 var noEnv = environment()
 
-func (e ending) want(t *testing.T, code int, stderr ...string) {
+// want fails unless the run ended with the code, and stderr has the texts.
+func (e ending) want(t *testing.T, code int, stderr ...string) ending {
 	t.Helper()
-	if e.code != code {
-		t.Fatalf("exit code %d, want %d; stderr:\n%s", e.code, code, e.stderr)
-	}
+	require(t, e.code == code, "exit code", e.code, "want", code, "stderr", e.stderr)
 	for _, text := range stderr {
-		if !strings.Contains(e.stderr, text) {
-			t.Errorf("stderr does not hold %q:\n%s", text, e.stderr)
-		}
+		contains(t, e.stderr, text)
 	}
+	return e
+}
+
+// says fails unless stdout has the texts, with or without the padding of its tables.
+func (e ending) says(t *testing.T, stdout ...string) ending {
+	t.Helper()
+	for _, text := range stdout {
+		that(t, strings.Contains(e.stdout, text) || strings.Contains(columns(e.stdout), text), text, "is not in", e.stdout)
+	}
+	return e
+}
+
+// decoded is stdout, which is JSON.
+func decoded[V any](t *testing.T, e ending) (v V) {
+	t.Helper()
+	require(t, json.Unmarshal([]byte(e.stdout), &v) == nil, "no JSON:", e.stdout)
+	return v
 }
 
 // A remote is the far side of the jobs: it answers by what the path says, and remembers every
@@ -184,17 +200,13 @@ func (d desk) path(name string) string { return filepath.Join(d.dir, name) }
 
 func (d desk) write(name, text string) {
 	d.t.Helper()
-	if err := os.WriteFile(d.path(name), []byte(text), 0o644); err != nil {
-		d.t.Fatal(err)
-	}
+	must(d.t, os.WriteFile(d.path(name), []byte(text), 0o644))
 }
 
 func (d desk) read(name string) string {
 	d.t.Helper()
 	data, err := os.ReadFile(d.path(name))
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must(d.t, err)
 	return string(data)
 }
 
@@ -218,9 +230,8 @@ func parseResults(t *testing.T, text string) map[string]jobs.Result {
 		if err != nil {
 			t.Fatalf("line %q: %v", line, err)
 		}
-		if _, twice := results[r.ID]; twice {
-			t.Errorf("job %q has two results", r.ID)
-		}
+		_, twice := results[r.ID]
+		that(t, !twice, "job", r.ID, "has two results")
 		results[r.ID] = r
 	}
 	return results
@@ -255,17 +266,14 @@ func TestHelpTeachesByExample(t *testing.T) {
 				t.Errorf("%q: exit code %d, stderr %q, stdout:\n%s", args, e.code, e.stderr, e.stdout)
 			}
 			for line := range strings.Lines(e.stdout) {
-				if width := len([]rune(strings.TrimSuffix(line, "\n"))); width > 120 {
-					t.Errorf("%q: a line is too wide for a terminal: %s", args, line)
-				}
+				width := len([]rune(strings.TrimSuffix(line, "\n")))
+				that(t, width <= 120, args, "a line is too wide for a terminal", line)
 			}
 		}
 	}
 	help := runMain(t.Context(), "", "run", "-h").stdout
 	for _, f := range (&Main{}).runCommand().Flags {
-		if !strings.Contains(help, "\n  --"+f.Names()[0]+" ") {
-			t.Errorf("run -h does not tell of --%s", f.Names()[0])
-		}
+		contains(t, help, "\n  --"+f.Names()[0]+" ", "run -h does not tell of --", f.Names()[0])
 	}
 }
 
@@ -289,37 +297,27 @@ func TestDocsKnowEveryFlag(t *testing.T) {
 	root := (&Main{}).command().Commands
 	know(root)
 	for _, c := range root {
-		if !strings.Contains(docs, "`sluice "+c.Name) {
-			t.Errorf("it does not tell of %s", c.Name)
-		}
+		contains(t, docs, "`sluice "+c.Name, "it does not tell of", c.Name)
 	}
 	for _, field := range jobs.Fields() {
-		if !strings.Contains(docs, "`"+field+"`") {
-			t.Errorf("it does not tell of the field %s", field)
-		}
+		contains(t, docs, "`"+field+"`", "it does not tell of the field", field)
 	}
 }
 
 func TestEveryShellHasACompletion(t *testing.T) {
 	t.Parallel()
 	for _, shell := range []string{"bash", "zsh", "fish", "pwsh"} {
-		if e := runMain(t.Context(), "", "completion", shell); e.code != 0 || !strings.Contains(e.stdout, "--generate-shell-completion") {
-			t.Errorf("%s: exit code %d, stdout:\n%s", shell, e.code, e.stdout)
-		}
+		runMain(t.Context(), "", "completion", shell).want(t, exitDone).says(t, "--generate-shell-completion")
 	}
 	e := runMain(t.Context(), "", "run", "--po", "--generate-shell-completion")
-	if e.code != 0 || !strings.HasPrefix(e.stdout, "--policies") {
-		t.Errorf("exit code %d, stdout %q", e.code, e.stdout)
-	}
+	that(t, e.code == 0 && strings.HasPrefix(e.stdout, "--policies"), "exit code", e.code, "stdout", e.stdout)
 }
 
 func TestVersionIsPrinted(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"version"}, {"--version"}} {
-		if e := runMain(t.Context(), "", args...); e.code != 0 ||
-			!strings.HasPrefix(e.stdout, "sluice ") || !strings.Contains(e.stdout, runtime.Version()) {
-			t.Errorf("%q: exit code %d, %q", args, e.code, e.stdout)
-		}
+		e := runMain(t.Context(), "", args...).want(t, exitDone).says(t, runtime.Version())
+		that(t, strings.HasPrefix(e.stdout, "sluice "), args, e.stdout)
 	}
 }
 
@@ -339,16 +337,13 @@ func TestHelpShowsWhatWorks(t *testing.T) {
 	between := func(begin, end string) string {
 		_, rest, _ := strings.Cut(string(text), begin)
 		part, _, found := strings.Cut(rest, end)
-		if !found {
-			t.Fatalf("run.txt has nothing between %q and %q", begin, end)
-		}
+		require(t, found, "run.txt has nothing between", begin, end)
 		return part
 	}
 	lines := regexp.MustCompile(`\((all of|a body).*\)`).ReplaceAllString(between("are required:\n\n", "\n\n  id "), "")
 	lines = strings.ReplaceAll(strings.ReplaceAll(lines, "\n", ""), "  {\"", "\n{\"")
-	if read, err := jobs.Read("help", strings.NewReader(lines), environment("TOKEN", "x")); err != nil || len(read) != 3 {
-		t.Errorf("%d jobs, %v:\n%s", len(read), err, lines)
-	}
+	read, err := jobs.Read("help", strings.NewReader(lines), environment("TOKEN", "x"))
+	that(t, err == nil && len(read) == 3, len(read), "jobs", err, lines)
 }
 
 func TestUnknownCommands(t *testing.T) {
@@ -392,19 +387,48 @@ func TestUnknownCommands(t *testing.T) {
 			`sluice: invalid value "soon" for flag -timeout: ` +
 				`must be a duration such as 500ms, 30s or 1m30s: see "sluice run -h"`},
 	} {
-		if e := runMain(t.Context(), "", c.args...); e.code != exitBadInput || e.stderr != c.want+"\n" || e.stdout != "" {
-			t.Errorf("%q: exit code %d, stderr\n%s, want\n%s", c.args, e.code, e.stderr, c.want)
-		}
+		e := runMain(t.Context(), "", c.args...)
+		that(t, e.code == exitBadInput && e.stderr == c.want+"\n" && e.stdout == "",
+			c.args, "exit code", e.code, "stderr", e.stderr, "want", c.want)
 	}
 }
 
 // columns takes the padding out of a table.
 func columns(s string) string { return strings.Join(strings.Fields(s), " ") }
 
-// must fails by an error.
+// must ends the test by an error.
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
+	require(t, err == nil, err)
+}
+
+// errOf is the error of a call that returns something else, too.
+func errOf(_ any, err error) error { return err }
+
+// that fails the test unless something holds. The rest says what that is about.
+func that(t testing.TB, holds bool, about ...any) {
+	t.Helper()
+	if !holds {
+		t.Error(about...)
 	}
+}
+
+// require is that, and ends the test.
+func require(t testing.TB, holds bool, about ...any) {
+	t.Helper()
+	if !holds {
+		t.Fatal(about...)
+	}
+}
+
+// equal fails the test unless it got what it wants.
+func equal[V comparable](t testing.TB, got, want V, about ...any) {
+	t.Helper()
+	that(t, got == want, append(about, "\ngot ", got, "\nwant", want)...)
+}
+
+// contains fails the test unless a text has a part.
+func contains(t testing.TB, text, part string, about ...any) {
+	t.Helper()
+	that(t, strings.Contains(text, part), append(about, part, "is not in", text)...)
 }

@@ -49,9 +49,8 @@ func BenchmarkCommandsAtAMillion(b *testing.B) {
 	for _, command := range [][]string{{"status"}, {"explain", "last"}, {"simulate", "--limit", "shared=200"}} {
 		b.Run(command[0], func(b *testing.B) {
 			for b.Loop() {
-				if e := runMain(b.Context(), "", append(command, "--redis", "redis://"+addr)...); e.code != exitDone {
-					b.Fatal(e.stderr)
-				}
+				e := runMain(b.Context(), "", append(command, "--redis", "redis://"+addr)...)
+				require(b, e.code == exitDone, e.stderr)
 			}
 		})
 	}

@@ -56,12 +56,8 @@ func TestThePageIsServed(t *testing.T) {
 	must(t, err)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil || !strings.Contains(string(text), ">acme</bdi>") {
-		t.Errorf("%v: %s", err, text)
-	}
+	that(t, err == nil && strings.Contains(string(text), ">acme</bdi>"), err, text)
 	interrupt()
-	if got := <-code; got != exitDone {
-		t.Errorf("exit code %d", got)
-	}
+	equal(t, <-code, exitDone, "exit code")
 	d.run(t, "page", "nowhere").want(t, exitBadInput, `the page's address "nowhere": `)
 }

@@ -84,21 +84,16 @@ policies:
 
 		cmd := program(args...)
 		out, err := cmd.CombinedOutput()
-		if code := cmd.ProcessState.ExitCode(); code != exitDone && code != exitFailed {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		code := cmd.ProcessState.ExitCode()
+		require(t, code == exitDone || code == exitFailed, err, out)
 		results := d.results("out.jsonl")
-		if len(results) != 60 {
-			t.Errorf("%d results", len(results))
-		}
+		equal(t, len(results), 60, "results")
 		for id, res := range results {
 			once := strings.Contains(d.read("jobs.jsonl"), `"id":"`+id+`",`+`"max_retry":0`)
 			calls := r.called(id)
 			lost := strings.HasSuffix(res.Error, "no retry is left: the call may have been made")
 			// It may have been killed after it noted that it calls, and before it did.
-			if res.Error != "" && !(once && lost && (underWay[id] || calls == 0)) {
-				t.Errorf("%+v", res)
-			}
+			that(t, res.Error == "" || once && lost && (underWay[id] || calls == 0), res)
 			if calls > 1 && (once || !underWay[id]) || calls > 2 || res.Error == "" && calls < 1 {
 				t.Errorf("called %d times (under way at the kill: %v, may be repeated: %v): %+v", calls, underWay[id], !once, res)
 			}
@@ -114,13 +109,9 @@ policies:
 		underWay, e := stop(t, r, d, os.Interrupt, args)
 		e.want(t, exitInterrupted, "of 60 jobs done: the same command goes on from here")
 		for id, open := range underWay {
-			if open {
-				t.Errorf("%s was called and has no result", id)
-			}
+			that(t, !open, id, "was called and has no result")
 		}
-		if !strings.Contains(e.stdout, `"jobs": 60,`) {
-			t.Error(e.stdout)
-		}
+		e.says(t, `"jobs": 60,`)
 		if out, err := program(args...).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}

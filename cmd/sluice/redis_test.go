@@ -32,15 +32,10 @@ const passwordInURL = "p%40ss%2Fw0rd%3A%3F%23%25"
 func ran(t *testing.T, d desk, e ending, client redis.Cmdable) {
 	t.Helper()
 	e.want(t, exitDone, "2 jobs: 2 succeeded")
-	if keys, err := client.Keys(t.Context(), "sluice:{api}:*").Result(); err != nil || len(keys) == 0 {
-		t.Errorf("keys in Redis: %q, %v", keys, err)
-	}
-	if len(d.results("out.jsonl")) != 2 {
-		t.Errorf("results: %s", d.read("out.jsonl"))
-	}
-	if strings.Contains(e.stderr, "w0rd") {
-		t.Errorf("the password is told:\n%s", e.stderr)
-	}
+	keys, err := client.Keys(t.Context(), "sluice:{api}:*").Result()
+	that(t, err == nil && len(keys) > 0, "keys in Redis", keys, err)
+	equal(t, len(d.results("out.jsonl")), 2, "results", d.read("out.jsonl"))
+	that(t, !strings.Contains(e.stderr, "w0rd"), "the password is told", e.stderr)
 }
 
 func TestRedisIsReachedAsAUser(t *testing.T) {
@@ -78,16 +73,12 @@ func TestRedisIsReachedAsAUser(t *testing.T) {
 		"redis://alice:w0rd@" + addr + "/one":    `--redis: redis: invalid database number: "one"`,
 		"redis://alice:w0rd@" + addr + "?x=1":    "--redis: redis: unexpected option: x",
 	} {
-		e := runMain(t.Context(), "", d.args("--redis", url)...)
-		e.want(t, exitBadInput, want)
-		if strings.Contains(e.stderr, "w0rd") || strings.Contains(e.stderr, "wr0ng") {
-			t.Errorf("%s: the password is told:\n%s", url, e.stderr)
-		}
+		e := runMain(t.Context(), "", d.args("--redis", url)...).want(t, exitBadInput, want)
+		that(t, !strings.Contains(e.stderr, "w0rd") && !strings.Contains(e.stderr, "wr0ng"),
+			url, "the password is told", e.stderr)
 	}
 	e := runWith(t.Context(), []string{"SLUICE_REDIS_URL", "redis://alice:w0rd@" + addr}, "run", "-h")
-	if strings.Contains(e.stdout+e.stderr, "w0rd") {
-		t.Errorf("the help tells the password:\n%s", e.stdout)
-	}
+	that(t, !strings.Contains(e.stdout+e.stderr, "w0rd"), "the help tells the password", e.stdout)
 }
 
 func TestRedisIsReachedByTLS(t *testing.T) {
@@ -230,12 +221,10 @@ policies:
 		d := newDesk(t, twoADay, manyJobs(2, r.URL, ""))
 		for _, prefix := range []string{"", "staging:", "prod:"} {
 			out := d.path("out" + strings.TrimSuffix(prefix, ":") + ".jsonl")
-			e := runMain(t.Context(), "", d.args("--redis", "redis://"+client.Options().Addr, "--prefix", prefix, "--out", out)...)
-			e.want(t, exitDone, "2 jobs: 2 succeeded")
+			runMain(t.Context(), "", d.args("--redis", "redis://"+client.Options().Addr, "--prefix", prefix, "--out", out)...).
+				want(t, exitDone, "2 jobs: 2 succeeded")
 		}
-		if r.total() != 6 {
-			t.Errorf("%d calls", r.total())
-		}
+		equal(t, r.total(), 6, "calls")
 		keys, err := client.Keys(t.Context(), "*sluice:{api}:*").Result()
 		must(t, err)
 		seen := map[string]bool{}
@@ -243,9 +232,7 @@ policies:
 			prefix, _, _ := strings.Cut(key, "sluice:{")
 			seen[prefix] = true
 		}
-		if len(seen) != 3 || !seen["staging:"] || !seen["prod:"] || !seen[""] {
-			t.Errorf("keys of %v", seen)
-		}
+		that(t, len(seen) == 3 && seen["staging:"] && seen["prod:"] && seen[""], "keys of", seen)
 	})
 }
 
@@ -253,9 +240,7 @@ policies:
 func waitFor(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s is not ready after 30 s", what)
-		}
+		require(t, !time.Now().After(end), what, "is not ready after 30 s")
 	}
 }
 

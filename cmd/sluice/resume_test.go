@@ -24,19 +24,15 @@ func TestRunRetriesFailed(t *testing.T) {
 {"id":"missing","tenant":"a","url":"URL/missing"}
 `, "URL", r.URL))
 		args := d.args("--redis", "redis://"+client.Options().Addr)
-		e := runMain(t.Context(), "", args...)
-		e.want(t, exitFailed, "5 jobs: 3 succeeded, 2 failed")
-		if strings.Contains(e.stderr, "done before") {
-			t.Errorf("something was done before the first run:\n%s", e.stderr)
-		}
+		e := runMain(t.Context(), "", args...).want(t, exitFailed, "5 jobs: 3 succeeded, 2 failed")
+		that(t, !strings.Contains(e.stderr, "done before"), "something was done before the first run", e.stderr)
 		runMain(t.Context(), "", args...).
 			want(t, exitFailed, "5 of 5 jobs were done before, 2 of them failed: --retry-failed runs those again")
 
 		runMain(t.Context(), "", append(args, "--retry-failed")...).want(t, exitFailed,
 			"2 failed jobs run again", "3 of 5 jobs were done before\n", "5 jobs: 4 succeeded, 1 failed")
-		if want := map[string]int{"/0": 1, "/1": 1, "/2": 1, "/flaky": 2, "/missing": 2}; !maps.Equal(r.calls, want) {
-			t.Errorf("calls %v, want %v", r.calls, want)
-		}
+		called := map[string]int{"/0": 1, "/1": 1, "/2": 1, "/flaky": 2, "/missing": 2}
+		that(t, maps.Equal(r.calls, called), "calls", r.calls, "want", called)
 		known, err := jobs.ReadLog(d.path("out.jsonl"))
 		if err != nil || len(known) != 5 || known["flaky"].Error != "" || known["missing"].Error != "404 Not Found" {
 			t.Errorf("%v: %+v", err, known)
@@ -54,12 +50,9 @@ func TestRunGoesOnFromOut(t *testing.T) {
 {"id":"/2","tenant":"t0","stat`)
 	runMain(t.Context(), "", d.args()...).
 		want(t, exitFailed, "2 of 4 jobs were done before, 1 of them failed", "4 jobs: 3 succeeded, 1 failed")
-	if results := d.results("out.jsonl"); len(results) != 4 || results["/1"].Status != 500 {
-		t.Errorf("%+v", results)
-	}
-	if want := map[string]int{"/2": 1, "/3": 1}; !maps.Equal(r.calls, want) {
-		t.Errorf("calls %v, want %v", r.calls, want)
-	}
+	results := d.results("out.jsonl")
+	that(t, len(results) == 4 && results["/1"].Status == 500, results)
+	that(t, maps.Equal(r.calls, map[string]int{"/2": 1, "/3": 1}), "calls", r.calls)
 }
 
 // A call that had begun when an earlier run was killed is made again if the job has a retry left.
@@ -72,12 +65,10 @@ func TestRunTakesOver(t *testing.T) {
 `, "URL", r.URL))
 		begun := "sluice:{run:" + (&RunCommand{Jobs: d.path("jobs.jsonl")}).name() + "}:begun"
 		must(t, client.HSet(t.Context(), begun, "/once", 1, "/twice", 1).Err())
-		e := runMain(t.Context(), "", d.args("--redis", "redis://"+client.Options().Addr)...)
-		e.want(t, exitFailed, "2 jobs: 1 succeeded, 1 failed")
+		runMain(t.Context(), "", d.args("--redis", "redis://"+client.Options().Addr)...).
+			want(t, exitFailed, "2 jobs: 1 succeeded, 1 failed")
 		want := "an earlier run ended during the call, and no retry is left: the call may have been made"
-		if got := d.results("out.jsonl")["/once"].Error; got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		equal(t, d.results("out.jsonl")["/once"].Error, want)
 		if !maps.Equal(r.calls, map[string]int{"/twice": 1}) || client.Exists(t.Context(), begun).Val() != 0 {
 			t.Errorf("calls %v", r.calls)
 		}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
@@ -48,9 +47,7 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 			{ID: "nobody", Tenant: "b", Attempts: 1},
 		} {
 			r, ok := got[want.ID]
-			if !ok || r.WaitedMS < 0 || r.StartedAt.IsZero() {
-				t.Errorf("%+v", r)
-			}
+			that(t, ok && r.WaitedMS >= 0 && !r.StartedAt.IsZero(), r)
 			if want.ID == "nobody" && strings.Contains(r.Error, "connection refused") {
 				r.Error = ""
 			}
@@ -62,15 +59,10 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 			post.Header.Get("X-Own") != "yes" || post.Host != "example.org" {
 			t.Errorf("post was %v %q", post, r.body["/post"])
 		}
-		if r.total() != 10 || r.called("/elsewhere") != 0 {
-			t.Errorf("calls %v", r.calls)
-		}
+		that(t, r.total() == 10 && r.called("/elsewhere") == 0, "calls", r.calls)
 
-		var s drain.Summary
-		must(t, json.Unmarshal([]byte(e.stdout), &s))
-		if s.Jobs != 8 || s.Succeeded != 5 || s.Failed != 3 || s.Seconds <= 0 {
-			t.Errorf("%+v", s)
-		}
+		s := decoded[drain.Summary](t, e)
+		that(t, s.Jobs == 8 && s.Succeeded == 5 && s.Failed == 3 && s.Seconds > 0, s)
 	})
 }
 
@@ -97,9 +89,8 @@ func TestRunKeepsBodies(t *testing.T) {
 	r.answer = "answered é"
 	d := newDesk(t, roomy, `{"id":"missing","tenant":"a","url":"`+r.URL+`/missing"}`)
 	runMain(t.Context(), "", d.args("--keep-body", "10")...).want(t, exitFailed, "1 jobs: 0 succeeded, 1 failed")
-	if r := d.results("out.jsonl")["missing"]; r.Body != "answered " || !r.BodyCut {
-		t.Errorf("%+v", r)
-	}
+	missing := d.results("out.jsonl")["missing"]
+	that(t, missing.Body == "answered " && missing.BodyCut, missing)
 	runMain(t.Context(), "", d.args("--keep-body", "1048577")...).want(t, exitBadInput, "--keep-body 1048577: must be 0 to 1048576")
 }
 
@@ -116,35 +107,27 @@ policies:
       - {name: burst, limit: 4, period: 1s}
       - {name: all, limit: 6, period: 1s, per: []}
 `, "")
-	e := runMain(t.Context(), manyJobs(10, r.URL, `,"max_retry":0`),
-		"run", "--jobs", "-", "--policies", d.path("policies.yml"))
-	e.want(t, exitDone, "10 jobs: 10 succeeded, 0 failed, in ")
+	e := runMain(t.Context(), manyJobs(10, r.URL, `,"max_retry":0`), "run", "--jobs", "-", "--policies", d.path("policies.yml")).
+		want(t, exitDone, "10 jobs: 10 succeeded, 0 failed, in ")
 	results := parseResults(t, e.stdout)
 	for id, res := range results {
 		if res.Error != "" || res.Attempts != 1 || r.called(id) != 1 {
 			t.Errorf("called %d times: %+v", r.called(id), res)
 		}
 	}
-	if len(results) != 10 {
-		t.Errorf("%d results", len(results))
-	}
+	equal(t, len(results), 10, "results")
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range r.at[:len(r.at)-6] { // 6 a second, of all
-		if span := r.at[i+6].Sub(r.at[i]); span < 900*time.Millisecond {
-			t.Errorf("7 calls within %v", span)
-		}
+		span := r.at[i+6].Sub(r.at[i])
+		that(t, span >= 900*time.Millisecond, "7 calls within", span)
 	}
 }
 
 func TestRunOfNoJobsSucceeds(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, roomy, "\n")
-	e := runMain(t.Context(), "", d.args("--json")...)
-	e.want(t, exitDone, "0 jobs: 0 succeeded, 0 failed")
-	if !strings.Contains(e.stdout, `"jobs": 0,`) {
-		t.Error(e.stdout)
-	}
+	runMain(t.Context(), "", d.args("--json")...).want(t, exitDone, "0 jobs: 0 succeeded, 0 failed").says(t, `"jobs": 0,`)
 }
 
 // With --json the summary goes to stdout, and the results must go elsewhere.
@@ -153,12 +136,8 @@ func TestRunPrintsItsSummaryAsJSON(t *testing.T) {
 	r := newRemote(t)
 	d := newDesk(t, roomy, manyJobs(3, r.URL, ""))
 	d.write("out.jsonl", `{"id":"/0","tenant":"t0","status":200,"attempts":1,"waited_ms":0,"error":""}`+"\n")
-	e := runMain(t.Context(), "", d.args("--json")...)
-	e.want(t, exitDone)
-	var s drain.Summary
-	if err := json.Unmarshal([]byte(e.stdout), &s); err != nil || s.Jobs != 3 || s.Succeeded != 3 || s.DoneBefore != 1 {
-		t.Errorf("%v: %s", err, e.stdout)
-	}
+	s := decoded[drain.Summary](t, runMain(t.Context(), "", d.args("--json")...).want(t, exitDone))
+	that(t, s.Jobs == 3 && s.Succeeded == 3 && s.DoneBefore == 1, s)
 	runMain(t.Context(), "", d.args("--json", "--out", "")...).
 		want(t, exitBadInput, "--json goes to stdout, as the results do: --out must name a file for these")
 }
@@ -174,23 +153,14 @@ func TestADryRunCallsNobody(t *testing.T) {
 	d.write("out.jsonl", before)
 	// The Redis does not exist: it is not asked.
 	args := d.args("--redis", "redis://"+closedPort(t), "--dry-run")
-	e := runMain(t.Context(), "", args...)
-	e.want(t, exitDone)
-	if want := `9 jobs, 2 of them done before.
+	equal(t, runMain(t.Context(), "", args...).want(t, exitDone).stdout, `9 jobs, 2 of them done before.
 The others take 3s at best: the last one waits for window all.
-`; e.stdout != want {
-		t.Errorf("got\n%s\nwant\n%s", e.stdout, want)
-	}
-	e = runMain(t.Context(), "", append(args, "--json", "--retry-failed")...)
-	e.want(t, exitDone)
-	var report forecast
-	if err := json.Unmarshal([]byte(e.stdout), &report); err != nil || report.Jobs != 8 || report.Done != 1 || *report.AtBestSeconds != 3 ||
-		report.Window != "all" {
-		t.Errorf("%v: %s", err, e.stdout)
-	}
-	if r.total() != 0 || d.read("out.jsonl") != before {
-		t.Errorf("%d calls; --out is %q", r.total(), d.read("out.jsonl"))
-	}
+`)
+	e := runMain(t.Context(), "", append(args, "--json", "--retry-failed")...).want(t, exitDone)
+	report := decoded[forecast](t, e)
+	that(t, report.Jobs == 8 && report.Done == 1 && *report.AtBestSeconds == 3 && report.Window == "all", e.stdout)
+	equal(t, r.total(), 0)
+	equal(t, d.read("out.jsonl"), before)
 	d.write("jobs.jsonl", manyJobs(1, r.URL, `,"type":"mail:send"`))
 	runMain(t.Context(), "", args...).want(t, exitBadInput, "no policy in ")
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -65,6 +64,11 @@ func (d liveDesk) reserves(t *testing.T, tenant, ticket string) throttle.Decisio
 	return decision
 }
 
+// look runs the program without a policy file.
+func (d liveDesk) look(args ...string) ending {
+	return runMain(d.t.Context(), "", append(args, "--redis", "redis://"+d.addr)...)
+}
+
 func (d liveDesk) run(t *testing.T, command string, args ...string) ending {
 	own := []string{command, "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr}
 	return runMain(t.Context(), "", append(own, args...)...)
@@ -80,32 +84,15 @@ func TestStatusShowsWhoWaits(t *testing.T) {
 	d.reserves(t, "z\x1bz", "z1")
 	d.reserves(t, "z\x1bz", "z2")
 	d.flush()
-	e := d.run(t, "status")
-	e.want(t, exitDone)
-	for _, want := range []string{
-		": 4 tickets waiting", " shared ", " default live ", "granted in the last hour to ",
-		"acme 50%", " acme 3 ", ` "z\x1bz" 1 `, "own 1/1",
-	} {
-		if !strings.Contains(strings.Join(strings.Fields(e.stdout), " "), strings.Join(strings.Fields(want), " ")) {
-			t.Errorf("%q is not in\n%s", want, e.stdout)
-		}
-	}
-	if _, err := first.Reservation.Pause(t.Context(), time.Hour, "429"); err != nil {
-		t.Fatal(err)
-	}
-	e = d.run(t, "status", "api", "acme")
-	if e.want(t, exitDone); !strings.Contains(e.stdout, " by the upstream's 429 to acme, reported by worker-7\n") ||
-		strings.Contains(e.stdout, "z1") {
-		t.Errorf("%s", e.stdout)
-	}
-	var got struct {
+	d.run(t, "status").want(t, exitDone).says(t,
+		": 4 tickets waiting", " shared ", " default live ", "granted in the last hour to ", "acme 50%", " acme 3 ", ` "z\x1bz" 1 `, "own 1/1")
+	must(t, errOf(first.Reservation.Pause(t.Context(), time.Hour, "429")))
+	e := d.run(t, "status", "api", "acme").want(t, exitDone).says(t, " by the upstream's 429 to acme, reported by worker-7\n")
+	that(t, !strings.Contains(e.stdout, "z1"), e.stdout)
+	got := decoded[struct {
 		Policies []inspect.PolicyState `json:"policies"`
-	}
-	e = d.run(t, "status", "--json", "--tenants", "1")
-	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || len(got.Policies) != 1 ||
-		len(got.Policies[0].Tenants) != 1 || got.Policies[0].Waiting != 4 {
-		t.Errorf("%v:\n%s", err, e.stdout)
-	}
+	}](t, d.run(t, "status", "--json", "--tenants", "1"))
+	that(t, len(got.Policies) == 1 && len(got.Policies[0].Tenants) == 1 && got.Policies[0].Waiting == 4, got)
 	d.run(t, "status", "apis").want(t, exitBadInput, `policy "apis": must be one of api`)
 	d.run(t, "status", "--tenants", "0").want(t, exitBadInput, `--tenants 0: must be 1 to 500: see "sluice status -h"`)
 	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml")).
@@ -121,20 +108,13 @@ func TestSimulateSaysWhenTheBacklogIsDone(t *testing.T) {
 	for i := range 3 {
 		d.reserves(t, "acme", fmt.Sprint("w", i))
 	}
-	e := d.run(t, "simulate", "--limit", "own@acme=2", "--limit", "shared=100")
-	if e.want(t, exitDone); !strings.Contains(e.stdout, "policy api: 3 tickets waiting, all started in 3h") ||
-		!strings.Contains(e.stdout, " now, in 1h") {
-		t.Errorf("%s", e.stdout)
-	}
-	var got simulated
-	e = d.run(t, "simulate", "--limit", "own=4", "--limit", "shared=4", "--weight", "acme=2", "--json")
-	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil ||
-		got.Now.Expected.Sub(got.Now.At).Round(time.Minute) != 3*time.Hour || !got.If.Expected.Equal(got.If.At) {
-		t.Errorf("%v:\n%s", err, e.stdout)
-	}
-	if waits := d.reserves(t, "acme", "w1"); waits.Granted {
-		t.Error("it changed the policy")
-	}
+	d.run(t, "simulate", "--limit", "own@acme=2", "--limit", "shared=100").want(t, exitDone).
+		says(t, "policy api: 3 tickets waiting, all started in 3h", " now, in 1h")
+	got := decoded[simulated](t, d.run(t, "simulate", "--limit", "own=4", "--limit", "shared=4", "--weight", "acme=2", "--json"))
+	equal(t, got.Now.Expected.Sub(got.Now.At).Round(time.Minute), 3*time.Hour)
+	that(t, got.If.Expected.Equal(got.If.At), got.If)
+	waits := d.reserves(t, "acme", "w1")
+	that(t, !waits.Granted, "it changed the policy")
 	for flag, want := range map[string]string{
 		"":                `--limit and --weight are missing`,
 		"--limit=own":     `--limit "own": must be WINDOW=N`,
@@ -143,38 +123,25 @@ func TestSimulateSaysWhenTheBacklogIsDone(t *testing.T) {
 		"--limit=own=0":   `limit 0: `,
 		"--weight=acme=x": `--weight "acme=x": must be TENANT=W`,
 	} {
-		args := []string{}
-		if flag != "" {
-			args = append(args, flag)
-		}
-		d.run(t, "simulate", args...).want(t, exitBadInput, want)
+		d.run(t, "simulate", strings.Fields(flag)...).want(t, exitBadInput, want)
 	}
 }
 
 func TestDoctorSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t)
-	e := d.run(t, "doctor")
-	if e.want(t, exitDone); !strings.HasPrefix(e.stdout, "ok: ") {
-		t.Errorf("%s", e.stdout)
-	}
+	d.run(t, "doctor").want(t, exitDone).says(t, "ok: ")
 	client := redis.NewClient(&redis.Options{Addr: d.addr})
 	defer client.Close()
 	client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
-	var got diagnosis
-	e = d.run(t, "doctor", "--json")
-	if err := json.Unmarshal([]byte(e.stdout), &got); e.code != exitFailed || err != nil || got.OK ||
-		len(got.Findings) != 1 || !strings.Contains(got.Findings[0], "noeviction") {
-		t.Errorf("exit code %d, %v:\n%s", e.code, err, e.stdout)
-	}
+	got := decoded[diagnosis](t, d.run(t, "doctor", "--json").want(t, exitFailed))
+	that(t, !got.OK && len(got.Findings) == 1 && strings.Contains(got.Findings[0], "noeviction"), got)
 	must(t, client.Do(t.Context(), "acl", "setuser", "half", "on", "nopass", "~*", "+@all", "-set", "-info").Err())
-	e = runMain(t.Context(), "", "doctor", "--policies", d.path("policies.yml"), "--redis", "redis://half:any@"+d.addr)
-	if e.want(t, exitFailed); !strings.Contains(e.stdout, "finding: redis: its user may not call set: must be allowed") {
-		t.Errorf("%s", e.stdout)
-	}
-	e = runMain(t.Context(), "", "doctor", "--policies", d.path("policies.yml"), "--redis", "redis://127.0.0.1:1")
-	if e.want(t, exitFailed); !strings.HasPrefix(e.stdout, "finding: --redis: ") {
-		t.Errorf("%s", e.stdout)
+	for url, want := range map[string]string{
+		"redis://half:any@" + d.addr: "finding: redis: its user may not call set: must be allowed",
+		"redis://127.0.0.1:1":        "finding: --redis: ",
+	} {
+		runMain(t.Context(), "", "doctor", "--policies", d.path("policies.yml"), "--redis", url).want(t, exitFailed).says(t, want)
 	}
 }
 
@@ -188,26 +155,14 @@ func TestExplainSaysWhyATaskWaits(t *testing.T) {
 	d.flush()
 	for i := range 2 {
 		task := worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil)
-		if _, err := client.EnqueueContext(t.Context(), task, asynq.TaskID(fmt.Sprint("t", i))); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(client.EnqueueContext(t.Context(), task, asynq.TaskID(fmt.Sprint("t", i)))))
 	}
-	e := d.run(t, "explain", "t1")
-	if e.want(t, exitDone); !strings.Contains(e.stdout, `task "t1" of queue "default": scheduled`) ||
-		!strings.Contains(e.stdout, "\nposition 2 of 2 of its tenant\n") ||
-		!strings.Contains(e.stdout, "\ngranted in the last hour to zeta 100%\npolicies: ") {
-		t.Errorf("%s", e.stdout)
-	}
-	var got explained
-	e = d.run(t, "explain", "t1", "--json")
-	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Line == nil || got.Line.Position != 2 ||
-		got.Policy != "api" || len(got.Used) != 1 || got.Used[0].Tenant != "zeta" {
-		t.Errorf("%v:\n%s", err, e.stdout)
-	}
-	e = d.run(t, "explain", "t9")
-	if e.want(t, exitFailed); !strings.Contains(e.stdout, "asynq has no such task") {
-		t.Errorf("%s", e.stdout)
-	}
+	d.run(t, "explain", "t1").want(t, exitDone).says(t, `task "t1" of queue "default": scheduled`,
+		"\nposition 2 of 2 of its tenant\n", "\ngranted in the last hour to zeta 100%\npolicies: ")
+	got := decoded[explained](t, d.run(t, "explain", "t1", "--json"))
+	that(t, got.Line != nil && got.Line.Position == 2 && got.Policy == "api", got)
+	that(t, len(got.Used) == 1 && got.Used[0].Tenant == "zeta", got)
+	d.run(t, "explain", "t9").want(t, exitFailed).says(t, "asynq has no such task")
 	d.run(t, "explain").want(t, exitBadInput, "explain needs the arguments ID")
 }
 
@@ -233,12 +188,8 @@ func TestStatusIsShownLive(t *testing.T) {
 		"status", "--watch", "--every", "100ms", "--json",
 		"--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr,
 	})
-	if code != exitDone || out.n < 3 {
-		t.Errorf("exit code %d after %d lines", code, out.n)
-	}
-	if !strings.Contains(out.last, `"cause":"the API moves"`) {
-		t.Errorf("it knows nothing of an operator's pause since: %s", out.last)
-	}
+	that(t, code == exitDone && out.n >= 3, "exit code", code, "after", out.n, "lines")
+	contains(t, out.last, `"cause":"the API moves"`, "it knows nothing of an operator's pause since")
 }
 
 type lineCounter struct {

@@ -19,9 +19,7 @@ import (
 func wantLines(t *testing.T, output string, lines ...string) {
 	t.Helper()
 	for _, want := range lines {
-		if !strings.Contains("\n"+output, "\n"+want+"\n") {
-			t.Errorf("no line %q in\n%s", want, output)
-		}
+		contains(t, "\n"+output, "\n"+want+"\n", "no line", want, "in", output)
 	}
 }
 
@@ -31,9 +29,7 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 	d := newLiveDesk(t)
 	c := d.limiter.Config()
 	store, err := control.NewStore(d.limiter)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	published := d.limiter.Policies()
 	published[0].Windows[1].Limit = 3
 	var log bytes.Buffer
@@ -47,9 +43,7 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 		must(t, err)
 		t.Cleanup(func() { f.Close() })
 	}
-	if _, err := store.Publish(t.Context(), published, 0, control.By{Who: "ada", Why: "test"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.Publish(t.Context(), published, 0, control.By{Who: "ada", Why: "test"})))
 	follow("w-1", false)
 	follow("w\x1b2", false)
 	own := log.Len()
@@ -63,8 +57,7 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 			t.Errorf("%s", text)
 		}
 	}
-	e := runMain(t.Context(), "", "status", "--redis", "redis://"+d.addr)
-	e.want(t, exitDone)
+	e := d.look("status").want(t, exitDone)
 	wantLines(t, e.stdout, "1 process runs its own policies "+digest+": w-3", `2 processes run published version 1: "w\x1b2", w-1`)
 }
 
@@ -76,16 +69,9 @@ func TestLinesWithoutAPolicyAreTold(t *testing.T) {
 	must(t, err)
 	publish := func(version int64, policies ...throttle.Policy) {
 		t.Helper()
-		if _, err := store.Publish(t.Context(), policies, version, control.By{Who: "ada", Why: "test"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(store.Publish(t.Context(), policies, version, control.By{Who: "ada", Why: "test"})))
 	}
-	look := func(args ...string) string {
-		t.Helper()
-		e := runMain(t.Context(), "", append(args, "--redis", "redis://"+d.addr)...)
-		e.want(t, exitDone)
-		return e.stdout
-	}
+	look := func(args ...string) string { t.Helper(); return d.look(args...).want(t, exitDone).stdout }
 	for _, ticket := range []string{"1", "2", "3"} {
 		d.reserves(t, "a|b,{c}", ticket)
 	}
@@ -103,13 +89,7 @@ func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t)
 	tenants := []string{"acme", "a|b,{c}", "{x}:%", "\x1b[2J", "zoë \"q\""}
-	look := func(args ...string) string {
-		t.Helper()
-		e := runMain(t.Context(), "", append(args, "--redis", "redis://"+d.addr)...)
-		e.want(t, exitDone)
-		return columns(e.stdout)
-	}
-	act := func(args ...string) { look(append(args, "--by", "anna", "--why", "INC-7")...) }
+	act := func(args ...string) { d.look(append(args, "--by", "anna", "--why", "INC-7")...).want(t, exitDone) }
 	store, err := control.NewStore(d.limiter)
 	must(t, err)
 	published := d.limiter.Policies()
@@ -175,14 +155,8 @@ func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 	}
 	for _, step := range day {
 		step.do()
-		said := look("status")
-		for _, want := range step.want {
-			if !strings.Contains(said, want) {
-				t.Errorf("%s: it does not say %q:\n%s", step.name, want, said)
-			}
-		}
+		t.Log(step.name)
+		d.look("status").want(t, exitDone).says(t, step.want...)
 	}
-	if said := look("explain", "t0"); !strings.Contains(said, "it waits in line for policy api, delayed by a pause") {
-		t.Errorf("a task is explained by:\n%s", said)
-	}
+	d.look("explain", "t0").want(t, exitDone).says(t, "it waits in line for policy api, delayed by a pause")
 }

@@ -28,9 +28,7 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 		own, late := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}}),
 			newLimiter(t, throttle.Config{Client: client})
 		follow(t, own, false)
-		if got := own.Policies()[0].Windows[0].Limit; got != 1 {
-			t.Fatalf("before anything is published the limit is %d, not the limiter's own", got)
-		}
+		limitertest.Equal(t, own.Policies()[0].Windows[0].Limit, 1, "before anything is published")
 		everything := []throttle.Policy{{
 			Name: "p", Match: []string{"a:*"}, Upstream: throttle.UpstreamShared, Windows: []throttle.Window{
 				{Name: "hour", Limit: 3, Period: time.Hour},
@@ -41,37 +39,26 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 			},
 			Tenants: map[string]throttle.Tenant{"acme": {Weight: 3, Windows: map[string]throttle.Override{"hour": {Limit: 2}}}},
 		}}
-		version, err := s.Publish(t.Context(), everything, 0, anna)
-		must(t, err)
+		version := publish(t, s, 0, everything...)
 		limitertest.Until(t, "the limiter follows", func() bool { return own.Policies()[0].Windows[0].Limit == 3 })
 		want := newLimiter(t, throttle.Config{Client: client, Policies: everything}).Policies()
-		if got := own.Policies(); !reflect.DeepEqual(got, want) {
-			t.Errorf("policies have changed on their way:\n%+v\n%+v", got, want)
-		}
+		limitertest.Equal(t, own.Policies(), want, "policies have changed on their way")
 		follow(t, late, false)
-		if got := late.Policies(); !reflect.DeepEqual(got, want) {
-			t.Errorf("one that follows later has not at once what was published: %+v", got)
-		}
+		limitertest.Equal(t, late.Policies(), want, "one that follows later has not at once what was published")
 
-		if again, err := s.Publish(t.Context(), everything, version, anna); err != nil || again != version {
-			t.Errorf("the same policies, published again, have version %d, not %d; %v", again, version, err)
-		}
-		var bad *throttle.PolicyError
-		if _, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 0)}, version, anna); !errors.As(err, &bad) {
-			t.Errorf("a limit of 0 was published: %v", err)
-		}
+		again, err := s.Publish(t.Context(), everything, version, anna)
+		limitertest.That(t, err == nil && again == version,
+			"the same policies, published again, have version", again, version, err)
+		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 0)}, version, anna)
+		limitertest.WantErr(t, err, new(*throttle.PolicyError), "a limit of 0")
 		var conflict *control.ConflictError
-		if _, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, 0, anna); !errors.As(err, &conflict) || conflict.Version != version {
-			t.Errorf("publishing over a version that nobody has read: %v", err)
-		}
-		if _, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, version, control.By{Who: "anna"}); err == nil {
-			t.Error("policies were published without a reason")
-		}
-		state, err := s.State(t.Context())
-		must(t, err)
-		if state.Version != version || !reflect.DeepEqual(state.Policies, want) {
-			t.Errorf("refused policies have changed what is published: %+v", state)
-		}
+		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, 0, anna)
+		limitertest.That(t, errors.As(err, &conflict) && conflict.Version == version, "over a version that nobody has read", err)
+		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, version, control.By{Who: "anna"})
+		limitertest.That(t, err != nil, "policies were published without a reason")
+		state := state(t, s)
+		limitertest.That(t, state.Version == version && reflect.DeepEqual(state.Policies, want),
+			"refused policies have changed what is published", state)
 	})
 }
 
@@ -97,13 +84,11 @@ func TestOfTwoPublishersOneWins(t *testing.T) {
 				})
 			}
 			all.Wait()
-			if n := wins.Load(); n != 1 {
-				t.Fatalf("round %d: %d of 4 publishers have replaced the same version", round, n)
-			}
+			n := wins.Load()
+			limitertest.Require(t, n == 1, "round", round, n, "of 4 publishers have replaced the same version")
 		}
-		if changes, err := s.Changes(t.Context(), "", 100); err != nil || len(changes) != 5 {
-			t.Errorf("the log has %d changes, not 5: %v", len(changes), err)
-		}
+		changes, err := s.Changes(t.Context(), "", 100)
+		limitertest.That(t, err == nil && len(changes) == 5, "the log has", len(changes), "changes, not 5", err)
 	})
 }
 
@@ -121,46 +106,36 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 	s := newStore(t, client)
 	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
 	follow(t, l, false)
-	if !granted(t, l, "p", "acme") || granted(t, l, "p", "acme") {
-		t.Fatal("the limit is not 1")
-	}
+	limitertest.Require(t, granted(t, l, "p", "acme") && !granted(t, l, "p", "acme"), "the limit is not 1")
 	three := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 3}}}
-	must(t, s.SetOverride(t.Context(), three, time.Hour, anna))
+	limitertest.Must(t, s.SetOverride(t.Context(), three, time.Hour, anna))
 	inForce := func(n int) func() bool { return func() bool { return len(l.Interventions().Overrides) == n } }
 	limitertest.Until(t, "the override is in force", inForce(1))
 	more := 0 // besides the first one
 	for granted(t, l, "p", "acme") {
 		more++
 	}
-	if more != 2 {
-		t.Errorf("the tenant's limit is %d, want 3", 1+more)
-	}
-	if !granted(t, l, "p", "zeta") || granted(t, l, "p", "zeta") {
-		t.Error("the limit of another tenant is not 1")
-	}
+	limitertest.Equal(t, more, 2, "the tenant's limit is", 1+more)
+	limitertest.That(t, granted(t, l, "p", "zeta") && !granted(t, l, "p", "zeta"),
+		"the limit of another tenant is not 1")
 	exempt := throttle.TenantOverride{Policy: "p", Tenant: "acme", Exempt: new(true)}
-	must(t, s.SetOverride(t.Context(), exempt, time.Hour, anna))
+	limitertest.Must(t, s.SetOverride(t.Context(), exempt, time.Hour, anna))
 	limitertest.Until(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
-	state, err := s.State(t.Context())
-	must(t, err)
-	if len(state.Overrides) != 1 || state.Overrides[0].By != "anna" || state.Overrides[0].Why != "incident 7" || state.Overrides[0].Windows != nil {
-		t.Errorf("in force: %+v", state.Overrides)
-	}
-	if left := state.Overrides[0].Until.Sub(state.At); left <= 59*time.Minute || left > time.Hour {
-		t.Errorf("the override ends in %v", left)
-	}
+	state := state(t, s)
+	limitertest.Require(t, len(state.Overrides) == 1, state)
+	in := state.Overrides[0]
+	limitertest.That(t, in.By == "anna" && in.Why == "incident 7" && in.Windows == nil, in)
+	left := state.Overrides[0].Until.Sub(state.At)
+	limitertest.That(t, left > 59*time.Minute && left <= time.Hour, "the override ends in", left)
 	found, err := s.ClearOverride(t.Context(), "p", "acme", anna)
-	must(t, err)
+	limitertest.Must(t, err)
 	limitertest.Until(t, "it is cleared", inForce(0))
-	if again, err := s.ClearOverride(t.Context(), "p", "acme", anna); !found || again || err != nil {
-		t.Errorf("cleared: %v, and again: %v, %v", found, again, err)
-	}
-	if granted(t, l, "p", "acme") {
-		t.Error("the limit is not 1 again")
-	}
+	again, err := s.ClearOverride(t.Context(), "p", "acme", anna)
+	limitertest.That(t, found && !again && err == nil, "cleared", found, "and again", again, err)
+	limitertest.That(t, !granted(t, l, "p", "acme"), "the limit is not 1 again")
 
 	// By the clock of Redis it ends by itself.
-	must(t, s.SetOverride(t.Context(), exempt, 300*time.Millisecond, anna))
+	limitertest.Must(t, s.SetOverride(t.Context(), exempt, 300*time.Millisecond, anna))
 	limitertest.Until(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
 	limitertest.Until(t, "it ends", func() bool { return !granted(t, l, "p", "acme") })
 
@@ -172,41 +147,31 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 		{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {}}},
 		{Policy: "p", Tenant: strings.Repeat("x", 513), Exempt: new(true)},
 	} {
-		if err := s.SetOverride(t.Context(), bad, time.Hour, anna); err == nil {
-			t.Errorf("%+v was put in force", bad)
-		}
+		limitertest.That(t, s.SetOverride(t.Context(), bad, time.Hour, anna) != nil, bad, "was put in force")
 	}
-	_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 1)}, 0, anna)
-	must(t, err)
-	var bad *throttle.PolicyError
-	three.Windows["day"] = throttle.Override{Limit: 1}
-	if err := s.SetOverride(t.Context(), three, time.Hour, anna); !errors.As(err, &bad) {
-		t.Errorf("a window that the published policy has not was overridden: %v", err)
-	}
+	publish(t, s, 0, policy("p", 1))
+	three.Windows["day"] = throttle.Override{Limit: 1} // which the published policy has not
+	limitertest.WantErr(t, s.SetOverride(t.Context(), three, time.Hour, anna), new(*throttle.PolicyError))
 }
 
 func TestAPauseNamesAPublishedPolicy(t *testing.T) {
 	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
 	s := newStore(t, client)
-	must(t, s.Pause(t.Context(), "githb-api", "", time.Hour, anna)) // while none are published, programs have their own
-	_, err := s.Publish(t.Context(), []throttle.Policy{policy("github-api", 1)}, 0, anna)
-	must(t, err)
+	limitertest.Must(t, s.Pause(t.Context(), "githb-api", "", time.Hour, anna)) // while none are published, programs have their own
+	publish(t, s, 0, policy("github-api", 1))
 	var bad *throttle.PolicyError
-	if err := s.Pause(t.Context(), "githb-api", "acme", time.Hour, anna); !errors.As(err, &bad) || bad.Policy != "githb-api" {
-		t.Errorf("a policy that is not published was paused: %v", err)
-	}
-	must(t, s.Pause(t.Context(), "github-api", "acme", time.Hour, anna))
-	if found, err := s.Resume(t.Context(), "githb-api", "", anna); !found || err != nil {
-		t.Errorf("a pause of a policy that is no longer published was not ended: %v", err)
-	}
+	err := s.Pause(t.Context(), "githb-api", "acme", time.Hour, anna)
+	limitertest.That(t, errors.As(err, &bad) && bad.Policy == "githb-api", "a policy that is not published was paused", err)
+	limitertest.Must(t, s.Pause(t.Context(), "github-api", "acme", time.Hour, anna))
+	found, err := s.Resume(t.Context(), "githb-api", "", anna)
+	limitertest.That(t, found && err == nil, "a pause of a policy that is no longer published was not ended", err)
 }
 
 func TestInputIsCheckedBeforeWhatIsInForce(t *testing.T) {
 	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
 	s := newStore(t, client)
 	policies := []throttle.Policy{policy("p", 1)}
-	_, err := s.Publish(t.Context(), policies, 0, anna)
-	must(t, err)
+	publish(t, s, 0, policies...)
 	weight := throttle.TenantOverride{Policy: "unknown", Tenant: "acme", Weight: 2}
 	_, published := s.Publish(t.Context(), policies, 0, control.By{})
 	for _, row := range []struct {
@@ -217,24 +182,22 @@ func TestInputIsCheckedBeforeWhatIsInForce(t *testing.T) {
 		{"an override of an unknown policy, by nobody", "control: who", s.SetOverride(t.Context(), weight, time.Hour, control.By{})},
 		{"a pause of an unknown policy, by nobody", "control: who", s.Pause(t.Context(), "unknown", "", time.Hour, control.By{})},
 	} {
-		if row.err == nil || !strings.HasPrefix(row.err.Error(), row.want) {
-			t.Errorf("%s: %v, want %s", row.name, row.err, row.want)
-		}
+		limitertest.That(t, row.err != nil && strings.HasPrefix(row.err.Error(), row.want),
+			row.name, row.err, "want", row.want)
 	}
-	if changes, err := s.Changes(t.Context(), "", 10); err != nil || len(changes) != 1 {
-		t.Errorf("the log has %+v, want the published policies alone: %v", changes, err)
-	}
+	changes, err := s.Changes(t.Context(), "", 10)
+	limitertest.That(t, err == nil && len(changes) == 1,
+		"the log has", changes, "want the published policies alone", err)
 }
 
 // Tenants are bytes. JSON knows text only.
 func TestATenantThatIsNotTextIsPaused(t *testing.T) {
 	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
 	s, l := newStore(t, client), newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 2)}})
-	must(t, s.Pause(t.Context(), "p", "a\xff %", time.Hour, anna))
+	limitertest.Must(t, s.Pause(t.Context(), "p", "a\xff %", time.Hour, anna))
 	follow(t, l, false)
-	if granted(t, l, "p", "a\xff %") || !granted(t, l, "p", "a\xfe %") {
-		t.Error("another tenant than the one that was named is paused")
-	}
+	limitertest.That(t, !granted(t, l, "p", "a\xff %") && granted(t, l, "p", "a\xfe %"),
+		"another tenant than the one that was named is paused")
 }
 
 func TestATenantThatIsNotTextIsNotPublished(t *testing.T) {
@@ -242,35 +205,29 @@ func TestATenantThatIsNotTextIsNotPublished(t *testing.T) {
 	p := policy("p", 2)
 	p.Tenants = map[string]throttle.Tenant{"a\xff": {Weight: 2}, "a\ufffd": {Weight: 3}}
 	var invalid *throttle.PolicyError
-	if _, err := newStore(t, client).Publish(t.Context(), []throttle.Policy{p}, 0, anna); !errors.As(err, &invalid) || invalid.Tenant != "a\xff" {
-		t.Error(err)
-	}
+	_, err := newStore(t, client).Publish(t.Context(), []throttle.Policy{p}, 0, anna)
+	limitertest.That(t, errors.As(err, &invalid) && invalid.Tenant == "a\xff", err)
 }
 
 func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		s := newStore(t, client)
-		version, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 1), policy("q", 1)}, 0, anna)
-		must(t, err)
-		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 2), policy("r", 1)}, version, control.By{Who: "ben", Why: "more"})
-		must(t, err)
-		must(t, s.SetOverride(t.Context(), throttle.TenantOverride{
+		version := publish(t, s, 0, policy("p", 1), policy("q", 1))
+		after := []throttle.Policy{policy("p", 2), policy("r", 1)}
+		limitertest.Must(t, limitertest.Err(s.Publish(t.Context(), after, version, control.By{Who: "ben", Why: "more"})))
+		limitertest.Must(t, s.SetOverride(t.Context(), throttle.TenantOverride{
 			Policy: "p", Tenant: "a b\n", Weight: 2, Exempt: new(false), Windows: map[string]throttle.Override{"hour": {Limit: 7}},
 		}, time.Minute, anna))
-		must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
-		_, err = s.Resume(t.Context(), "p", "", anna)
-		must(t, err)
-		_, err = s.Resume(t.Context(), "p", "", anna) // nothing to end, and nothing to log
-		must(t, err)
-		must(t, s.Record(t.Context(), control.Change{By: anna, What: control.WasReset, Policy: "p"}))
-		all, err := s.Changes(t.Context(), "", 100)
-		must(t, err)
+		limitertest.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
+		for range 2 { // the second has nothing to end, and nothing to log
+			limitertest.Must(t, limitertest.Err(s.Resume(t.Context(), "p", "", anna)))
+		}
+		limitertest.Must(t, s.Record(t.Context(), control.Change{By: anna, What: control.WasReset, Policy: "p"}))
+		all := changes(t, s, "", 100)
 		var got []string
 		for i, c := range all {
 			got = append(got, fmt.Sprintf("%s %s/%q by %s: %s (%s)", c.What, c.Policy, c.Tenant, c.Who, c.Why, c.Text))
-			if i > 0 && (c.Version != all[i-1].Version-1 || c.At.IsZero()) {
-				t.Errorf("change %d: %+v", i, c)
-			}
+			limitertest.That(t, i <= 0 || c.Version == all[i-1].Version-1 && !c.At.IsZero(), "change", i, c)
 		}
 		want := []string{
 			`reset p/"" by anna: incident 7 ()`,
@@ -280,14 +237,9 @@ func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
 			`publish /"" by ben: more (added r, added r/hour, p/hour 1/h -> 2/h, removed q, removed q/hour)`,
 			`publish /"" by anna: incident 7 (added p, added p/hour, added q, added q/hour)`,
 		}
-		if !reflect.DeepEqual(got, want) {
-			t.Errorf("the log:\n%s", strings.Join(got, "\n"))
-		}
-		page, err := s.Changes(t.Context(), all[1].ID, 2)
-		must(t, err)
-		if len(page) != 2 || page[0].ID != all[2].ID {
-			t.Errorf("the second page: %+v", page)
-		}
+		limitertest.Equal(t, got, want)
+		page := changes(t, s, all[1].ID, 2)
+		limitertest.That(t, len(page) == 2 && page[0].ID == all[2].ID, "the second page", page)
 	})
 }
 
@@ -298,7 +250,7 @@ func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 		s, l := newStore(t, client), newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 4)}})
 		follow(t, l, false)
 		cut := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 1}}}
-		must(t, s.SetOverride(t.Context(), cut, 25*time.Second, anna))
+		limitertest.Must(t, s.SetOverride(t.Context(), cut, 25*time.Second, anna))
 		synctest.Wait()
 		begun, line := time.Now(), l.Line("p")
 		var requests []throttle.Request
@@ -306,19 +258,18 @@ func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 			requests = append(requests, throttle.Request{Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}})
 		}
 		_, err := line.Join(t.Context(), requests)
-		must(t, err)
+		limitertest.Must(t, err)
 		var at []time.Duration
 		for range 29 { // a server asks each second
 			taken, err := line.Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 8})
-			must(t, err)
+			limitertest.Must(t, err)
 			for range taken.Tickets {
 				at = append(at, time.Since(begun))
 			}
 			time.Sleep(time.Second)
 		}
-		if len(at) != 3 || at[0] != 0 || at[1] < 25*time.Second || at[2] > 25*time.Second+time.Second {
-			t.Errorf("tickets were taken at %v", at)
-		}
+		limitertest.Require(t, len(at) == 3, at)
+		limitertest.That(t, at[0] == 0 && at[1] >= 25*time.Second && at[2] <= 26*time.Second, "tickets were taken at", at)
 	})
 }
 
@@ -329,31 +280,26 @@ func TestTheLogHasOldAndNewValues(t *testing.T) {
 		{Name: "a", Limit: 10, Period: time.Second}, {Name: "b", Limit: 5, Period: 7 * time.Second, Algorithm: throttle.AlgorithmGCRA, Burst: 2},
 		{Name: "c", Limit: 3, Algorithm: throttle.AlgorithmConcurrency},
 	}}}
-	version, err := s.Publish(t.Context(), before, 0, anna)
-	must(t, err)
+	version := publish(t, s, 0, before...)
 	now := []throttle.Policy{{Name: "p", Match: []string{"x"}, Windows: slices.Clone(before[0].Windows)}}
 	now[0].Windows[0].Limit, now[0].Windows[1].Burst, now[0].Windows[2].Limit = 15, 3, 4
-	_, err = s.Publish(t.Context(), now, version, ben)
-	must(t, err)
-	must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "acme", Weight: 2}, time.Hour, anna))
-	must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "acme", Weight: 3}, time.Hour, ben))
-	must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "zeta", Weight: 3}, time.Hour, ben))
-	must(t, s.Pause(t.Context(), "p", "acme", time.Hour, anna))
-	must(t, s.Pause(t.Context(), "p", "acme", time.Hour, ben))
-	changes, err := s.Changes(t.Context(), "", 10)
-	must(t, err)
+	limitertest.Must(t, limitertest.Err(s.Publish(t.Context(), now, version, ben)))
+	limitertest.Must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "acme", Weight: 2}, time.Hour, anna))
+	limitertest.Must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "acme", Weight: 3}, time.Hour, ben))
+	limitertest.Must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "zeta", Weight: 3}, time.Hour, ben))
+	limitertest.Must(t, s.Pause(t.Context(), "p", "acme", time.Hour, anna))
+	limitertest.Must(t, s.Pause(t.Context(), "p", "acme", time.Hour, ben))
+	changes := changes(t, s, "", 10)
 	for i, want := range map[int]string{
 		0: "for 1h, in place of a pause until TIME by anna: incident 7",
 		2: "weight 3 for 1h",
 		3: "weight 3 for 1h, in place of weight 2 until TIME by anna: incident 7",
 		5: "changed p, p/a 10/s -> 15/s, p/b 5/7s, burst 2 -> 5/7s, burst 3, p/c 3/at once -> 4/at once",
 	} {
-		if got := regexp.MustCompile(`\d{4}-\S+ \S+ UTC`).ReplaceAllString(changes[i].Text, "TIME"); got != want {
-			t.Errorf("change %d: %s\nwant %s", i, got, want)
-		}
+		limitertest.Equal(t, regexp.MustCompile(`\d{4}-\S+ \S+ UTC`).ReplaceAllString(changes[i].Text, "TIME"), want, i)
 	}
 	// Earlier policies can be published again.
-	if got := control.Differences(changes[6].Policies, before); got != "" || len(changes[6].Policies) != 1 {
-		t.Errorf("the log has other policies than were published: %s", got)
-	}
+	got := control.Differences(changes[6].Policies, before)
+	limitertest.That(t, got == "" && len(changes[6].Policies) == 1,
+		"the log has other policies than were published", got)
 }

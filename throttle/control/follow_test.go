@@ -27,46 +27,37 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 		l := newLimiter(t, throttle.Config{Client: client, Observer: throttle.Observer{
 			Followed: func(version int64, err error) { followed.Store(&told{version, err}) },
 		}})
-		_, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 3)}, 0, anna)
-		must(t, err)
+		publish(t, s, 0, policy("p", 3))
 		follow(t, l, false)
-		if f := followed.Load(); f == nil || f.err != nil || f.version == 0 {
-			t.Fatalf("the observer was told %+v", f)
-		}
+		f := followed.Load()
+		limitertest.Require(t, f != nil && f.err == nil && f.version != 0, "the observer was told", f)
 		const windows = `"Windows":[{"Name":"hour","Limit":9,"Period":3600000000000}]`
 		for _, document := range []string{
 			`{"Format":1,"Policies":[{"Name":"p","Invented":1,` + windows + `}]}`, `{"Format":2,"Policies":[{"Name":"p",` + windows + `}]}`, `{"Format":1,"Policies":[{"Name":"p"}]}`, `{`,
 		} {
-			state, err := s.State(t.Context())
-			must(t, err)
-			must(t, client.HSet(t.Context(), "sluice:{!control}:state", "policies", document, "policies_version", state.Version+1000, "version", state.Version+1000).Err())
-			must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
+			state := state(t, s)
+			limitertest.Must(t, client.HSet(t.Context(), "sluice:{!control}:state", "policies", document, "policies_version", state.Version+1000, "version", state.Version+1000).Err())
+			limitertest.Must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
 			limitertest.Until(t, "the observer is told that "+document+" cannot be used", func() bool {
 				f := followed.Load()
 				return f.version == state.Version+1000 && f.err != nil
 			})
-			if got := l.Policies(); len(got) != 1 || got[0].Windows[0].Limit != 3 {
-				t.Fatalf("after %s the policies are %+v", document, got)
-			}
+			got := l.Policies()
+			limitertest.Require(t, len(got) == 1 && got[0].Windows[0].Limit == 3, "after", document, "the policies are", got)
 		}
 		// A good version mends it.
-		state, err := s.State(t.Context())
-		must(t, err)
-		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 4)}, state.Version, anna)
-		must(t, err)
+		state := state(t, s)
+		publish(t, s, state.Version, policy("p", 4))
 		limitertest.Until(t, "the next version is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 4 })
 
 		// What Redis forgets stays in force, but for overrides and pauses.
-		must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
+		limitertest.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
 		limitertest.Until(t, "the pause is in force", func() bool { return len(l.Interventions().Pauses) == 1 })
-		must(t, client.FlushAll(t.Context()).Err())
-		must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
+		limitertest.Must(t, client.FlushAll(t.Context()).Err())
+		limitertest.Must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
 		limitertest.Until(t, "the pause is gone", func() bool { return len(l.Interventions().Pauses) == 0 })
-		if got := l.Policies(); got[0].Windows[0].Limit != 4 {
-			t.Errorf("after Redis was flushed the policies are %+v", got)
-		}
-		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, 0, anna)
-		must(t, err)
+		limitertest.Equal(t, l.Policies()[0].Windows[0].Limit, 4, "after Redis was flushed")
+		publish(t, s, 0, policy("p", 5))
 		limitertest.Until(t, "a version of the new state is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 5 })
 	})
 }
@@ -75,14 +66,11 @@ func TestAFollowerBeginsWhileRedisDoesNotAnswer(t *testing.T) {
 	server := throttletest.Miniredis(t)
 	client := throttletest.Client(t, server.Addr())
 	s := newStore(t, client)
-	_, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 7)}, 0, anna)
-	must(t, err)
+	publish(t, s, 0, policy("p", 7))
 	server.SetError("LOADING for a while")
 	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
 	follow(t, l, false)
-	if got := l.Policies()[0].Windows[0].Limit; got != 1 {
-		t.Errorf("without an answer the limit is %d, not the limiter's own", got)
-	}
+	limitertest.Equal(t, l.Policies()[0].Windows[0].Limit, 1, "without an answer the limit is", "not the limiter's own")
 	server.SetError("")
 	limitertest.Until(t, "it follows", func() bool { return l.Policies()[0].Windows[0].Limit == 7 })
 }
@@ -90,14 +78,12 @@ func TestAFollowerBeginsWhileRedisDoesNotAnswer(t *testing.T) {
 func TestALimiterMayKeepItsPoliciesAndFollowTheRest(t *testing.T) {
 	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
 	s := newStore(t, client)
-	_, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 7)}, 0, anna)
-	must(t, err)
-	must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
+	publish(t, s, 0, policy("p", 7))
+	limitertest.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
 	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
 	follow(t, l, true)
-	if got := l.Policies()[0].Windows[0].Limit; got != 1 || len(l.Interventions().Pauses) != 1 {
-		t.Errorf("the limit is %d, and in force are %+v", got, l.Interventions())
-	}
+	limitertest.Equal(t, l.Policies()[0].Windows[0].Limit, 1)
+	limitertest.Equal(t, len(l.Interventions().Pauses), 1, "pauses in force")
 }
 
 // A process that follows asks Redis once in ten seconds, and hears of a change at once all the
@@ -121,7 +107,7 @@ func TestFollowingCostsLittle(t *testing.T) {
 		}
 		calls.Store(0)
 		begun := time.Now()
-		must(t, newStore(t, other).Pause(t.Context(), "p", "", 30*time.Second, anna))
+		limitertest.Must(t, newStore(t, other).Pause(t.Context(), "p", "", 30*time.Second, anna))
 		synctest.Wait()
 		if len(l.Interventions().Pauses) != 1 || time.Since(begun) > time.Second {
 			t.Errorf("after %v in force are %+v", time.Since(begun), l.Interventions())
@@ -141,43 +127,34 @@ func TestALimitOfAllHoldsForAWhile(t *testing.T) {
 		shared := throttle.Policy{Name: "p", Windows: []throttle.Window{
 			{Name: "all", Limit: 10, Period: time.Hour, Scope: throttle.ScopeShared}, {Name: "hour", Limit: 5, Period: time.Hour},
 		}}
-		version, err := s.Publish(t.Context(), []throttle.Policy{shared}, 0, anna)
-		must(t, err)
+		version := publish(t, s, 0, shared)
 		follow(t, l, false)
 		limits := func(want string) {
 			t.Helper()
 			synctest.Wait()
 			p := l.Policies()[0]
-			if got := fmt.Sprint(p.Windows[0].Limit, p.Windows[1].Limit, len(l.Interventions().Overrides)); got != want {
-				t.Errorf("in force is %s, want %s", got, want)
-			}
+			limitertest.Equal(t, fmt.Sprint(p.Windows[0].Limit, p.Windows[1].Limit, len(l.Interventions().Overrides)), want, "in force")
 		}
 		cut := throttle.TenantOverride{Policy: "p", Windows: map[string]throttle.Override{"all": {Limit: 2}}}
-		must(t, s.SetOverride(t.Context(), cut, 2*time.Hour, anna))
+		limitertest.Must(t, s.SetOverride(t.Context(), cut, 2*time.Hour, anna))
 		limits("2 5 0")
 		follow(t, newLimiter(t, throttle.Config{Client: client}), false) // a process that begins meanwhile
 		shared.Windows[1].Limit = 6
-		_, err = s.Publish(t.Context(), []throttle.Policy{shared}, version, anna)
-		must(t, err)
+		publish(t, s, version, shared)
 		limits("2 6 0")
 		time.Sleep(2*time.Hour + time.Second)
 		limits("10 6 0")
-		must(t, s.SetOverride(t.Context(), cut, 2*time.Hour, anna))
+		limitertest.Must(t, s.SetOverride(t.Context(), cut, 2*time.Hour, anna))
 		limits("2 6 0")
-		changes, err := s.Changes(t.Context(), "", 10)
-		must(t, err)
-		if text := changes[2].Text; text != "all 2 for 2h" {
-			t.Errorf("the log says %q", text)
-		}
+		changes := changes(t, s, "", 10)
+		limitertest.Equal(t, changes[2].Text, "all 2 for 2h", "the log says")
 		for _, wrong := range []throttle.TenantOverride{
 			{Policy: "q", Windows: cut.Windows}, {Policy: "p", Weight: 2},
 			{Policy: "p", Windows: map[string]throttle.Override{"none": {Limit: 2}}},
 		} {
-			if err := s.SetOverride(t.Context(), wrong, time.Hour, anna); err == nil {
-				t.Errorf("%+v was taken", wrong)
-			}
+			limitertest.That(t, s.SetOverride(t.Context(), wrong, time.Hour, anna) != nil, wrong, "was taken")
 		}
-		must(t, client.FlushAll(t.Context()).Err()) // what was published stays, without the override
+		limitertest.Must(t, client.FlushAll(t.Context()).Err()) // what was published stays, without the override
 		time.Sleep(11 * time.Second)
 		limits("10 6 0")
 	})

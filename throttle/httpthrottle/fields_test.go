@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 func TestRemaindersAreReadInManySpellings(t *testing.T) {
@@ -60,9 +61,7 @@ func TestRemaindersAreReadInManySpellings(t *testing.T) {
 			got = append(got, fmt.Sprint(r.unit, " ", r.units, " ", r.reset))
 		}
 		slices.Sort(got)
-		if list := strings.Join(got, "; "); list != row.want {
-			t.Errorf("%s\n\tread as %q, want %q", row.fields, list, row.want)
-		}
+		limitertest.Equal(t, strings.Join(got, "; "), row.want, row.fields, "read as")
 	}
 }
 
@@ -80,15 +79,13 @@ func FuzzRemainders(f *testing.F) {
 		units := map[string]bool{throttle.Requests: true, "tokens": true}
 		for range 2 {
 			for _, r := range remainders(h, now, units) {
-				if !units[r.unit] || r.units < 0 || r.units > throttle.MaxLimit || r.reset <= 0 || r.reset > throttle.MaxPeriod {
-					t.Errorf("%+v", r)
-				}
+				limitertest.That(t, units[r.unit] && r.units >= 0 && r.units <= throttle.MaxLimit &&
+					r.reset > 0 && r.reset <= throttle.MaxPeriod, r)
 			}
 			h.Del("RateLimit") // for the other fields
 		}
-		if d, refused := refusal(&http.Response{StatusCode: http.StatusTooManyRequests, Header: h}); d < 0 || !refused {
-			t.Errorf("refused %v, for %v", refused, d)
-		}
+		d, refused := refusal(&http.Response{StatusCode: http.StatusTooManyRequests, Header: h})
+		limitertest.That(t, d >= 0 && refused, "refused", refused, "for", d)
 	})
 }
 
@@ -120,9 +117,7 @@ func TestWhatOurWindowsCanGrant(t *testing.T) {
 		if !ok {
 			got = -1
 		}
-		if got != row.want {
-			t.Errorf("%s in %v: %d, want %d", row.unit, row.reset, got, row.want)
-		}
+		limitertest.Equal(t, got, row.want, row.unit, "in", row.reset)
 	}
 }
 
@@ -147,9 +142,7 @@ func TestDriftsAreLoggedOnce(t *testing.T) {
 		{0, 2 * time.Hour, false},
 	} {
 		got := l.news("key", row.behind, row.reset)
-		if got != row.news {
-			t.Errorf("%d: behind by %d, reset in %v: news %v, want %v", i, row.behind, row.reset, got, row.news)
-		}
+		limitertest.Equal(t, got, row.news, i, "behind by", row.behind, "reset in", row.reset, "news")
 		if got {
 			l.note("key", row.behind, row.reset)
 		}
@@ -157,9 +150,7 @@ func TestDriftsAreLoggedOnce(t *testing.T) {
 	for i := range 3 * maxDrifts {
 		l.note(fmt.Sprint(i), 1, time.Hour)
 	}
-	if len(l.drifts) > maxDrifts {
-		t.Errorf("%d drifts are remembered", len(l.drifts))
-	}
+	limitertest.That(t, len(l.drifts) <= maxDrifts, len(l.drifts), "drifts are remembered")
 }
 
 func TestTheTightestWindowIsReported(t *testing.T) {
@@ -183,8 +174,6 @@ func TestTheTightestWindowIsReported(t *testing.T) {
 			}
 		}
 		setRateLimit(h, throttle.Decision{At: time.Unix(1_790_000_000, 0), Windows: row.windows})
-		if h.Get("X-RateLimit-Limit") != "4711" {
-			t.Errorf("%v: the limit of %s, want that of %s", row.windows, h.Get("X-RateLimit-Limit"), row.want)
-		}
+		limitertest.Equal(t, h.Get("X-RateLimit-Limit"), "4711", row.windows, "the limit of")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 func TestTheClientsAddressIsTakenFromTrustedProxiesOnly(t *testing.T) {
@@ -34,8 +35,6 @@ func TestTheClientsAddressIsTakenFromTrustedProxiesOnly(t *testing.T) {
 	} {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.RemoteAddr, r.Header["X-Forwarded-For"] = row.remote, row.hops
-		if got := httpthrottle.ClientIP(r, proxies); got != row.want {
-			t.Errorf("%s, X-Forwarded-For %q: %s, want %s", row.remote, row.hops, got, row.want)
-		}
+		limitertest.Equal(t, httpthrottle.ClientIP(r, proxies), row.want, row.remote, "X-Forwarded-For", row.hops)
 	}
 }

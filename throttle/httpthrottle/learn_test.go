@@ -78,27 +78,24 @@ func TestARefusalIsLearnt(t *testing.T) {
 					return &http.Response{StatusCode: row.status, Header: h, Body: http.NoBody}, nil
 				})})
 			resp, err := get(throttle.WithCaller(t.Context(), job), rt, "http://upstream")
-			if err != nil || resp.StatusCode != row.status {
-				t.Fatal("the answer is the caller's in any case:", err)
-			}
+			limitertest.Require(t, err == nil && resp.StatusCode == row.status,
+				"the answer is the caller's in any case:", err)
 			retryIn, policy, refused := job.Refusal()
 			d := limitertest.Peek(t, limiter, throttle.Request{Policy: "api"})
 			if row.pause == 0 {
-				if refused || !d.Granted {
-					t.Errorf("no refusal, but the job was refused: %v, for %v", refused, d.RetryIn)
-				}
+				limitertest.That(t, !refused && d.Granted,
+					"no refusal, but the job was refused", refused, "for", d.RetryIn)
 				return
 			}
 			within := func(what string, got time.Duration) {
-				if got > row.pause || got < row.pause-20*time.Second && got < row.pause/2 || got <= 0 {
-					t.Errorf("%s %v, want %v", what, got, row.pause)
-				}
+				limitertest.That(t, got <= row.pause &&
+					(got >= row.pause-20*time.Second || got >= row.pause/2) && got > 0,
+					what, got, "want", row.pause)
 			}
 			within("paused for", d.RetryIn)
 			within("the job is to come again in", retryIn)
-			if !refused || policy != "api" {
-				t.Errorf("the job notes a refusal: %v, by policy %q", refused, policy)
-			}
+			limitertest.That(t, refused && policy == "api",
+				"the job notes a refusal", refused, "by policy", policy)
 		})
 	}
 }
@@ -120,27 +117,20 @@ func TestAPauseHoldsForAllWhoShareThePolicy(t *testing.T) {
 			one := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: name, LearnOnly: learnOnly})
 			other := newTransport(t, httpthrottle.TransportConfig{Limiter: limitertest.New(t, client, policy(name, perHour(1000))), Policy: name})
 			before := server.calls.Load()
-			if _, err := get(t.Context(), one, server.URL); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, limitertest.Err(get(t.Context(), one, server.URL)))
 			_, err = get(t.Context(), other, server.URL)
 			var denied *throttle.DeniedError
-			if !errors.As(err, &denied) || denied.Decision.RetryIn < time.Minute {
-				t.Errorf("learn only %v: a call after a refusal: %v", learnOnly, err)
-			}
-			if n := server.calls.Load() - before; n != 1 {
-				t.Errorf("learn only %v: the upstream saw %d calls, want 1", learnOnly, n)
-			}
+			limitertest.That(t, errors.As(err, &denied) && denied.Decision.RetryIn >= time.Minute,
+				"learn only", learnOnly, "a call after a refusal", err)
+			limitertest.Equal(t, server.calls.Load()-before, 1, "learn only", learnOnly, "the upstream saw", "calls")
 			if learnOnly { // it is refused again
-				if _, err := get(t.Context(), one, server.URL); err != nil {
-					t.Fatal(err)
-				}
+				limitertest.Must(t, limitertest.Err(get(t.Context(), one, server.URL)))
 			}
 			want := `msg="throttle: the upstream refused a call: its policy pauses" policy=` + name + ` tenant="" for=10m0s`
 			rate := ` rate="refused once since `
-			if strings.Count(log.String(), "\n") != 1 || !strings.Contains(log.String(), want) || !strings.Contains(log.String(), rate) {
-				t.Errorf("logged:\n%swant once:\n%s and %s", &log, want, rate)
-			}
+			limitertest.That(t, strings.Count(log.String(), "\n") == 1 &&
+				strings.Contains(log.String(), want) && strings.Contains(log.String(), rate),
+				"logged", &log, "want once", want, rate)
 		}
 	})
 }
@@ -169,13 +159,10 @@ func TestRemainingUnitsAreReportedOnce(t *testing.T) {
 			before := sent.Load()
 			_, err := get(t.Context(), rt, server.URL)
 			var denied *throttle.DeniedError
-			if granted != (err == nil) || !granted && !errors.As(err, &denied) {
-				t.Fatalf("%s: %v", what, err)
-			}
+			limitertest.Require(t, granted == (err == nil) && (granted || errors.As(err, &denied)), what, err)
 			// go-redis loads a script by a second call.
-			if n := sent.Load() - before; n != scripts && n != scripts+1 {
-				t.Errorf("%s: %d script calls, want %d", what, n, scripts)
-			}
+			n := sent.Load() - before
+			limitertest.That(t, n == scripts || n == scripts+1, what, n, "script calls, want", scripts)
 		}
 		call("the first", true, 1)
 		for range 5 {
@@ -189,9 +176,7 @@ func TestRemainingUnitsAreReportedOnce(t *testing.T) {
 		call("2 are left", true, 1)
 		call("1 is left", true, 1)
 		call("none is left", false, 1)
-		if n := server.calls.Load(); n != 11 {
-			t.Errorf("the upstream saw %d calls, want 11", n)
-		}
+		limitertest.Equal(t, server.calls.Load(), 11, "the upstream saw", "calls")
 	})
 }
 
@@ -204,17 +189,14 @@ func TestAJobsCallLearnsWhatIsLeft(t *testing.T) {
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, LearnOnly: true})
 		grant := limitertest.Reserve(t, limiter, throttle.Request{Policy: "api"})
 		for _, job := range []*throttle.Caller{{Request: grant.Reservation.Request}, {Decision: grant, Request: grant.Reservation.Request}} {
-			if _, err := get(throttle.WithCaller(t.Context(), job), rt, server.URL); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, limitertest.Err(get(throttle.WithCaller(t.Context(), job), rt, server.URL)))
 			left := limitertest.Peek(t, limiter, throttle.Request{Policy: "api", Cost: map[string]int64{"requests": 2}})
 			if learnt := !left.Granted; learnt != (job.Decision.Policy != "") {
 				t.Errorf("by a job with the decision %+v: granted %v", job.Decision, left.Granted)
 			}
 		}
-		if one := limitertest.Peek(t, limiter, throttle.Request{Policy: "api"}); !one.Granted {
-			t.Error("the one that is left is denied")
-		}
+		one := limitertest.Peek(t, limiter, throttle.Request{Policy: "api"})
+		limitertest.That(t, one.Granted, "the one that is left is denied")
 	})
 }
 
@@ -241,8 +223,6 @@ func TestOurTransportUnderstandsOurMiddleware(t *testing.T) {
 				t.Fatalf("call %d was not denied: %v", i, err)
 			}
 		}
-		if n := server.calls.Load(); n != 7 {
-			t.Errorf("the server saw %d calls, want 7", n)
-		}
+		limitertest.Equal(t, server.calls.Load(), 7, "the server saw", "calls")
 	})
 }

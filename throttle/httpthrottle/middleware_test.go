@@ -63,28 +63,20 @@ func TestSeveralIdentitiesAtOnce(t *testing.T) {
 		} {
 			before := served.Load()
 			resp := ask(h, row.ip, row.user)
-			if resp.StatusCode != row.status || (served.Load() > before) != (row.status == 200) {
-				t.Errorf("request %d: status %d, want %d; served %d times", i, resp.StatusCode, row.status, served.Load()-before)
-			}
+			limitertest.Equal(t, resp.StatusCode, row.status, "request", i)
+			limitertest.Equal(t, served.Load() > before, row.status == 200, "request", i, "is served")
 			// The clock of Redis goes on: what began a moment ago may round to a second less.
 			left := resp.Header.Get("RateLimit")
 			left = strings.NewReplacer("t=3599", "t=3600", "t=7199", "t=7200").Replace(left)
-			if left != row.left {
-				t.Errorf("request %d: RateLimit %s, want %s", i, left, row.left)
-			}
-			if policies := resp.Header.Get("RateLimit-Policy"); policies != `"address";q=3;w=3600, "person";q=2;w=7200` {
-				t.Errorf("request %d: RateLimit-Policy %s", i, policies)
-			}
+			limitertest.Equal(t, left, row.left, "request", i, "RateLimit")
+			limitertest.Equal(t, resp.Header.Get("RateLimit-Policy"), `"address";q=3;w=3600, "person";q=2;w=7200`, i)
 			for field, want := range map[string]string{"X-RateLimit-Limit": row.limit, "X-RateLimit-Remaining": row.remaining} {
-				if got := resp.Header.Get(field); got != want {
-					t.Errorf("request %d: %s %s, want %s", i, field, got, want)
-				}
+				limitertest.Equal(t, resp.Header.Get(field), want, "request", i, field)
 			}
 			period, _ := time.ParseDuration(row.period)
 			about := func(what string, seconds, want float64) {
-				if seconds > want+2 || seconds < want-60 {
-					t.Errorf("request %d: %s in %v s, want %v", i, what, seconds, want)
-				}
+				limitertest.That(t, seconds <= want+2 && seconds >= want-60,
+					"request", i, what, "in", seconds, "s, want", want)
 			}
 			reset, _ := strconv.ParseFloat(resp.Header.Get("X-RateLimit-Reset"), 64)
 			about("resets", reset-float64(time.Now().Unix()), period.Seconds())
@@ -106,19 +98,14 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 			h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: l, Policy: "site"})(http.HandlerFunc(ok))
 			statuses := []int{ask(h, "10.0.0.1", "").StatusCode}
 			resp := ask(h, "10.0.0.1", "")
-			if retry := resp.Header.Get("Retry-After"); retry != "3" {
-				t.Errorf("Retry-After %s, want 3", retry)
-			}
-			if reset := resp.Header.Get("X-RateLimit-Reset"); reset != fmt.Sprint(time.Now().Unix()+3) {
-				t.Errorf("X-RateLimit-Reset %s, want 3 s after %d", reset, time.Now().Unix())
-			}
+			limitertest.Equal(t, resp.Header.Get("Retry-After"), "3", "Retry-After")
+			limitertest.Equal(t, resp.Header.Get("X-RateLimit-Reset"), fmt.Sprint(time.Now().Unix()+3), "X-RateLimit-Reset")
 			time.Sleep(2 * time.Second)
 			statuses = append(statuses, ask(h, "10.0.0.1", "").StatusCode)
 			time.Sleep(time.Second)
 			statuses = append(statuses, ask(h, "10.0.0.1", "").StatusCode)
-			if want := []int{200, 429, 200}; !slices.Equal(statuses, want) {
-				t.Errorf("after 0, 2 and 3 s: %v, want %v", statuses, want)
-			}
+			want := []int{200, 429, 200}
+			limitertest.That(t, slices.Equal(statuses, want), "after 0, 2 and 3 s", statuses, "want", want)
 		})
 }
 
@@ -129,16 +116,10 @@ func TestAllowedRequestsAreCountedAndServed(t *testing.T) {
 		h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "site",
 			Allow: func(r *http.Request) bool { user, _, _ := r.BasicAuth(); return user == "monitor" }})(http.HandlerFunc(ok))
 		for range 5 {
-			if resp := ask(h, "10.0.0.1", "monitor"); resp.StatusCode != 200 {
-				t.Errorf("an allowed request: %d", resp.StatusCode)
-			}
+			limitertest.Equal(t, ask(h, "10.0.0.1", "monitor").StatusCode, 200)
 		}
-		if n := used(t, limiter, throttle.Request{Policy: "site", Attributes: map[string]string{"ip": "10.0.0.1"}}); n[0] != 5 {
-			t.Errorf("%d are counted, want 5", n[0])
-		}
-		if resp := ask(h, "10.0.0.1", "ann"); resp.StatusCode != 429 {
-			t.Errorf("another one's: %d", resp.StatusCode)
-		}
+		limitertest.WantUsed(t, limiter, throttle.Request{Policy: "site", Attributes: map[string]string{"ip": "10.0.0.1"}}, 5)
+		limitertest.Equal(t, ask(h, "10.0.0.1", "ann").StatusCode, 429)
 	})
 }
 
@@ -158,13 +139,10 @@ func TestRefusedRequestsCanBeCharged(t *testing.T) {
 			for i, want := range row.retries {
 				resp := ask(h, "10.0.0.1", "")
 				retry, _ := strconv.ParseFloat(resp.Header.Get("Retry-After"), 64)
-				if resp.StatusCode != 429 || retry > want || retry < want-30 {
-					t.Errorf("%s: refusal %d: status %d, Retry-After %v, want %v", row.policy, i, resp.StatusCode, retry, want)
-				}
+				limitertest.That(t, resp.StatusCode == 429 && retry <= want && retry >= want-30,
+					row.policy, "refusal", i, "status", resp.StatusCode, "Retry-After", retry, "want", want)
 			}
-			if n := used(t, limiter, throttle.Request{Policy: row.policy, Attributes: map[string]string{"ip": "10.0.0.1"}}); n[1] != 0 {
-				t.Errorf("%s: refused requests hold %d slots", row.policy, n[1])
-			}
+			limitertest.Equal(t, limitertest.Used(limitertest.Peek(t, limiter, throttle.Request{Policy: row.policy, Attributes: map[string]string{"ip": "10.0.0.1"}}))[1], 0, row.policy, "refused requests hold slots")
 		}
 	})
 }
@@ -187,8 +165,10 @@ func TestMiddlewaresThatCannotSupplyAttributes(t *testing.T) {
 	} {
 		row.config.Limiter = limiter
 		_, err := httpthrottle.NewMiddleware(row.config)
-		if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), "httpthrottle: MiddlewareConfig."+row.want)) {
-			t.Errorf("policy %s: %v, want %q", row.config.Policy, err, row.want)
+		if row.want == "" {
+			limitertest.Must(t, err)
+		} else {
+			limitertest.Contains(t, fmt.Sprint(err), "httpthrottle: MiddlewareConfig."+row.want)
 		}
 	}
 }
@@ -203,40 +183,33 @@ func TestASlotIsHeldForAsLongAsTheHandler(t *testing.T) {
 		resp := serve(func(w http.ResponseWriter, _ *http.Request) {
 			for range 10 {
 				time.Sleep(900 * time.Millisecond)
-				if used(t, l, request)[0] != 1 {
-					t.Fatal("a handler that runs holds nothing")
-				}
+				limitertest.WantUsed(t, l, request, 1)
 			}
 			second := serve(ok)
-			if second.StatusCode != 429 || second.Header.Get("RateLimit-Policy") != `"slots";q=1;qu="concurrent-requests"` || second.Header.Get("RateLimit") != `"slots";r=0` {
-				t.Errorf("a second at once: %d, %v", second.StatusCode, second.Header)
-			}
+			limitertest.That(t, second.StatusCode == 429 &&
+				second.Header.Get("RateLimit-Policy") == `"slots";q=1;qu="concurrent-requests"` &&
+				second.Header.Get("RateLimit") == `"slots";r=0`,
+				"a second at once", second.StatusCode, second.Header)
 		})
-		if resp.StatusCode != 200 || used(t, l, request)[0] != 0 {
-			t.Errorf("status %d; a handler that has returned holds %d", resp.StatusCode, used(t, l, request)[0])
-		}
+		limitertest.Equal(t, resp.StatusCode, 200)
+		limitertest.WantUsed(t, l, request, 0)
 
 		func() {
 			defer func() {
-				if recover() != http.ErrAbortHandler {
-					t.Error("the panic is gone")
-				}
+				limitertest.That(t, recover() == http.ErrAbortHandler, "the panic is gone")
 			}()
 			serve(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 		}()
-		if used(t, l, request)[0] != 0 {
-			t.Error("a handler that panicked holds its slot")
-		}
+		limitertest.WantUsed(t, l, request, 0)
 
 		serve(func(_ http.ResponseWriter, r *http.Request) {
 			m.FlushAll()
-			if d, err := l.Reserve(t.Context(), request); err != nil || !d.Granted {
-				t.Error("nobody could take the slot", err)
-			}
+			d, err := l.Reserve(t.Context(), request)
+			limitertest.That(t, err == nil && d.Granted, "nobody could take the slot", err)
 			<-r.Context().Done()
-			if cause := context.Cause(r.Context()); !errors.Is(cause, throttle.ErrLeaseLost) {
-				t.Errorf("the context of a handler that lost its slot ended by %v", cause)
-			}
+			cause := context.Cause(r.Context())
+			limitertest.That(t, errors.Is(cause, throttle.ErrLeaseLost),
+				"the context of a handler that lost its slot ended by", cause)
 		})
 	})
 }
@@ -251,9 +224,8 @@ func TestConfigsOfMiddlewares(t *testing.T) {
 		"TrustedProxies[1] invalid Prefix":      {Limiter: limiter, Policy: "site", TrustedProxies: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), {}}},
 		"TrustedProxies[0] ::ffff:10.0.0.0/104": {Limiter: limiter, Policy: "site", TrustedProxies: []netip.Prefix{netip.MustParsePrefix("::ffff:10.0.0.0/104")}},
 	} {
-		if _, err := httpthrottle.NewMiddleware(c); err == nil || !strings.Contains(err.Error(), "httpthrottle: MiddlewareConfig."+want) {
-			t.Errorf("%s: %v", want, err)
-		}
+		_, err := httpthrottle.NewMiddleware(c)
+		limitertest.Contains(t, fmt.Sprint(err), "httpthrottle: MiddlewareConfig."+want)
 	}
 }
 
@@ -262,8 +234,6 @@ func TestANilHandlerIsTheDefaultOne(t *testing.T) {
 	limiter := throttletest.NewLimiter(t, policy("site", perHour(1, httpthrottle.IPAttribute)))
 	served := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "site"})(nil)
 	for i, want := range []int{http.StatusNotFound, http.StatusTooManyRequests} {
-		if got := ask(served, "192.0.2.1", "").StatusCode; got != want {
-			t.Errorf("request %d: %d, want %d", i, got, want)
-		}
+		limitertest.Equal(t, ask(served, "192.0.2.1", "").StatusCode, want, "request", i)
 	}
 }

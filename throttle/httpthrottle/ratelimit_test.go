@@ -36,9 +36,7 @@ func TestABurstAboveTheLimitIsTheQuota(t *testing.T) {
 			for field, want := range map[string]string{
 				"RateLimit-Policy": tc.policy, "RateLimit": tc.limits, "X-RateLimit-Limit": tc.ofUnits, "X-RateLimit-Remaining": tc.left,
 			} {
-				if got := header.Get(field); got != want {
-					t.Errorf("%d per hour, burst %d: %s is %s, want %s", tc.limit, tc.burst, field, got, want)
-				}
+				limitertest.Equal(t, header.Get(field), want, tc.limit, "per hour, burst", tc.burst, field)
 			}
 		}
 	})

@@ -37,13 +37,11 @@ func TestRequestsWhileRedisIsAway(t *testing.T) {
 			Logger: slog.New(slog.NewTextHandler(log, nil))})(http.HandlerFunc(ok))
 		for range 3 {
 			resp := ask(h, "10.0.0.1", "")
-			if resp.StatusCode != row.status || resp.Header.Get("Retry-After") != row.retry || resp.Header.Get("RateLimit") != "" {
-				t.Errorf("fail: %s: status %d, fields %v", row.fail, resp.StatusCode, resp.Header)
-			}
+			limitertest.That(t, resp.StatusCode == row.status &&
+				resp.Header.Get("Retry-After") == row.retry && resp.Header.Get("RateLimit") == "",
+				"fail", row.fail, "status", resp.StatusCode, "fields", resp.Header)
 		}
-		if n := log.Count("limiter is unavailable"); n != 1 {
-			t.Errorf("fail: %s: logged %d times, want once", row.fail, n)
-		}
+		limitertest.Equal(t, log.Count("limiter is unavailable"), 1, "fail", row.fail, "logged", "times")
 	}
 }
 
@@ -67,17 +65,15 @@ func TestRequestsDoNotWaitForARedisThatHangs(t *testing.T) {
 			begun, longest := time.Now(), time.Duration(0)
 			for i := range 100 {
 				asked := time.Now()
-				if resp := ask(h, "10.0.0.1", ""); resp.StatusCode != status {
-					t.Errorf("fail: %s: request %d: status %d, want %d", fail, i, resp.StatusCode, status)
-				}
+				limitertest.Equal(t, ask(h, "10.0.0.1", "").StatusCode, status)
 				if i > 0 {
 					longest = max(longest, time.Since(asked))
 				}
 				time.Sleep(50 * time.Millisecond)
 			}
-			if took := time.Since(begun); took > 10*time.Second || longest > 250*time.Millisecond {
-				t.Errorf("fail: %s: 100 requests took %v, and one after the first %v", fail, took, longest)
-			}
+			took := time.Since(begun)
+			limitertest.That(t, took <= 10*time.Second && longest <= 250*time.Millisecond,
+				"fail", fail, "100 requests took", took, "and one after the first", longest)
 		})
 	}
 }
@@ -95,9 +91,7 @@ func TestAnOutageThatLastsIsLoggedAgain(t *testing.T) {
 			Logger: slog.New(slog.NewTextHandler(log, nil))})(http.HandlerFunc(ok))
 		for i := range 13 { // two minutes
 			ask(h, "10.0.0.1", "")
-			if n := log.Count("limiter is unavailable"); n != 1+i/6 {
-				t.Errorf("after %d s logged %d times, want %d", 10*i, n, 1+i/6)
-			}
+			limitertest.Equal(t, log.Count("limiter is unavailable"), 1+i/6, "after", 10*i, "s logged", "times")
 			time.Sleep(10 * time.Second)
 		}
 	})
@@ -131,22 +125,14 @@ func TestAttributesThatCannotBeCountedAreBadRequests(t *testing.T) {
 				}
 			}
 		}
-		if served != 0 {
-			t.Errorf("%d were served", served)
-		}
-		if n, lines := log.Count("level=WARN"), log.Count("\n"); n != 1 || lines != 1 {
-			t.Errorf("logged in %d lines, %d warnings, want 1", lines, n)
-		}
+		limitertest.Equal(t, served, 0, "were served")
+		limitertest.Equal(t, log.Count("level=WARN"), 1)
+		limitertest.Equal(t, log.Count("\n"), 1, "lines")
 		time.Sleep(time.Minute)
-		if resp := send("", "acme"); resp.StatusCode != http.StatusBadRequest {
-			t.Errorf("a minute later: %d", resp.StatusCode)
-		}
-		if n := log.Count("requests=40 "); n != 1 {
-			t.Errorf("a line with the number of requests since the last: %d times, want once", n)
-		}
-		if resp := send("ann", "acme"); resp.StatusCode != 200 || served != 1 {
-			t.Errorf("a good request: %d", resp.StatusCode)
-		}
+		limitertest.Equal(t, send("", "acme").StatusCode, http.StatusBadRequest)
+		limitertest.Equal(t, log.Count("requests=40 "), 1, "a line with the number of requests since the last", "times")
+		limitertest.Equal(t, send("ann", "acme").StatusCode, 200)
+		limitertest.Equal(t, served, 1, "served")
 	})
 }
 
@@ -167,11 +153,7 @@ func TestCostsThatCannotBeCounted(t *testing.T) {
 		{map[string]int64{"requests": -1}, 500}, {map[string]int64{"apples": 1}, 500}, {map[string]int64{"apples": 1}, 500},
 	} {
 		cost = row.cost
-		if resp := ask(h, "10.0.0.1", ""); resp.StatusCode != row.status {
-			t.Errorf("cost %v: %d, want %d", cost, resp.StatusCode, row.status)
-		}
+		limitertest.Equal(t, ask(h, "10.0.0.1", "").StatusCode, row.status)
 	}
-	if n := log.Count("\n"); n != 1 {
-		t.Errorf("logged %d times, want once", n)
-	}
+	limitertest.Equal(t, log.Count("\n"), 1, "logged", "times")
 }

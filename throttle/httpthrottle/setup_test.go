@@ -95,16 +95,6 @@ func get(ctx context.Context, rt http.RoundTripper, url string) (*http.Response,
 	return resp, err
 }
 
-// used returns how many units each window counts for a request.
-func used(t testing.TB, l *throttle.Limiter, r throttle.Request) []int64 {
-	t.Helper()
-	var used []int64
-	for _, w := range limitertest.Peek(t, l, r).Windows {
-		used = append(used, w.Used)
-	}
-	return used
-}
-
 // base makes a RoundTripper of a function.
 type base func(*http.Request) (*http.Response, error)
 

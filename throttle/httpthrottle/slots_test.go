@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,15 +47,11 @@ func TestASlotIsHeldForAsLongAsTheCall(t *testing.T) {
 				}
 				for range 10 {
 					time.Sleep(900 * time.Millisecond)
-					if n := used(t, l, throttle.Request{Policy: "api"}); n[0] != 1 {
-						t.Fatal("a call under way holds nothing")
-					}
+					limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 1)
 				}
 				end(resp, writer, cancel)
 				time.Sleep(time.Millisecond)
-				if n := used(t, l, throttle.Request{Policy: "api"}); n[0] != 0 {
-					t.Error("a call that has ended holds its slot")
-				}
+				limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 0)
 			})
 		})
 	}
@@ -70,16 +65,12 @@ func TestASlotIsHeldForAsLongAsTheCall(t *testing.T) {
 			limitertest.Bubble(t, policy("api", slots(1), perHour(9)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 				resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: fake}).
 					RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))
-				if err != nil && !errors.Is(err, broken) {
-					t.Error(err)
-				}
+				limitertest.That(t, err == nil || errors.Is(err, broken), err)
 				if err == nil && resp.Body != http.NoBody { // which many do not read, nor close
 					io.Copy(io.Discard, resp.Body)
 				}
 				// That base tells nothing of connections: what may have been made counts.
-				if n := used(t, l, throttle.Request{Policy: "api"}); !slices.Equal(n, []int64{0, 1}) {
-					t.Errorf("slots and calls counted %v, want 0 and 1", n)
-				}
+				limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 0, 1)
 			})
 		})
 	}
@@ -99,9 +90,7 @@ func TestAPanicReleasesTheSlot(t *testing.T) {
 				_, err := newTransport(t, c).RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))
 				t.Errorf("%s: there is no panic, but %v", name, err)
 			}()
-			if n := used(t, l, throttle.Request{Policy: "api"}); n[0] != 0 {
-				t.Errorf("%s: the slot is held", name)
-			}
+			limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 0)
 		}
 	})
 }
@@ -121,18 +110,13 @@ func TestACallEndsWhoseSlotIsLost(t *testing.T) {
 		limitertest.Must(t, err)
 		client.FlushAll(t.Context())
 		other := throttle.Request{Policy: "api", Exempt: true} // a renewal may have come before
-		if d, err := limiter.Reserve(t.Context(), other); err != nil || !d.Granted {
-			t.Fatal("nobody could take the slot", err)
-		}
-		if used(t, limiter, other)[0] == 1 {
-			if _, err := io.Copy(io.Discard, resp.Body); !errors.Is(err, throttle.ErrLeaseLost) {
-				t.Errorf("reading on: %v", err)
-			}
+		d, err := limiter.Reserve(t.Context(), other)
+		limitertest.Require(t, err == nil && d.Granted, "nobody could take the slot", err)
+		if limitertest.Used(limitertest.Peek(t, limiter, other))[0] == 1 {
+			limitertest.WantErr(t, limitertest.Err(io.Copy(io.Discard, resp.Body)), throttle.ErrLeaseLost, "reading on")
 		}
 		resp.Body.Close()
-		if n := used(t, limiter, other); n[0] != 1 {
-			t.Errorf("%d slots are held, want the other's", n[0])
-		}
+		limitertest.WantUsed(t, limiter, other, 1)
 	})
 }
 
@@ -145,24 +129,16 @@ func TestASwitchedConnectionIsHeldToo(t *testing.T) {
 			RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))
 		limitertest.Must(t, err)
 		both, ok := resp.Body.(io.ReadWriteCloser)
-		if !ok {
-			t.Fatalf("a %T cannot be written to", resp.Body)
-		}
+		limitertest.Require(t, ok, "a", resp.Body, "cannot be written to")
 		go func() { io.Copy(far, far); far.Close() }()
 		heard := make([]byte, 5)
-		if _, err := both.Write([]byte("hello")); err != nil {
-			t.Error(err)
-		}
+		limitertest.Must(t, limitertest.Err(both.Write([]byte("hello"))))
 		if _, err := io.ReadFull(both, heard); err != nil || string(heard) != "hello" {
 			t.Errorf("heard %q, %v", heard, err)
 		}
-		if n := used(t, l, throttle.Request{Policy: "api"}); n[0] != 1 {
-			t.Error("a connection in use holds nothing")
-		}
+		limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 1)
 		both.Close()
-		if n := used(t, l, throttle.Request{Policy: "api"}); n[0] != 0 {
-			t.Error("a closed connection holds its slot")
-		}
+		limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 0)
 	})
 }
 
@@ -171,16 +147,12 @@ func TestSlotsOnLoopback(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		limiter := limitertest.New(t, client, policy("api", slots(1)))
 		server := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
-			if n := used(t, limiter, throttle.Request{Policy: "api"}); n[0] != 1 {
-				t.Errorf("%d slots held during a call", n[0])
-			}
+			limitertest.WantUsed(t, limiter, throttle.Request{Policy: "api"}, 1)
 			fmt.Fprint(w, strings.Repeat("x", 100_000))
 		})
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"})
 		for range 5 { // one after the other: each has released when its body was read
-			if _, err := get(t.Context(), rt, server.URL); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, limitertest.Err(get(t.Context(), rt, server.URL)))
 		}
 	})
 }

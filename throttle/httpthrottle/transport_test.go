@@ -3,10 +3,10 @@ package httpthrottle_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,22 +26,16 @@ func TestACallThatDoesNotFitIsNotMade(t *testing.T) {
 		server := newUpstream(t, ok)
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limitertest.New(t, client, policy("api", perHour(2))), Policy: "api"})
 		for range 2 {
-			if _, err := get(t.Context(), rt, server.URL); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, limitertest.Err(get(t.Context(), rt, server.URL)))
 		}
 		payload := &watched{Reader: strings.NewReader("x")}
 		_, err := (&http.Client{Transport: rt}).Post(server.URL, "text/plain", payload)
 		var denied *throttle.DeniedError
-		if !errors.As(err, &denied) || denied.Decision.RetryIn <= 0 || !strings.HasPrefix(denied.Error(), "throttled: api/hour, tenant , ") {
-			t.Errorf("a third call of two an hour: %v", err)
-		}
-		if !payload.closed.Load() {
-			t.Error("the body of a call that was not made is open")
-		}
-		if n := server.calls.Load(); n != 2 {
-			t.Errorf("the server saw %d calls, want 2", n)
-		}
+		limitertest.That(t, errors.As(err, &denied) && denied.Decision.RetryIn > 0 &&
+			strings.HasPrefix(denied.Error(), "throttled: api/hour, tenant , "),
+			"a third call of two an hour", err)
+		limitertest.That(t, payload.closed.Load(), "the body of a call that was not made is open")
+		limitertest.Equal(t, server.calls.Load(), 2, "the server saw", "calls")
 	})
 }
 
@@ -81,26 +75,22 @@ func TestTheIdentityOfACall(t *testing.T) {
 		before := map[string]int64{}
 		all := []throttle.Request{{Policy: "jobs", Tenant: "acme"}, {Policy: "api", Tenant: "acme"}, {Policy: "other", Tenant: "beta", Attributes: host}}
 		for _, r := range all {
-			before[r.Policy] = used(t, limiter, r)[0]
+			before[r.Policy] = limitertest.Used(limitertest.Peek(t, limiter, r))[0]
 		}
 		calls := server.calls.Load()
 		row.config.Limiter = limiter
 		_, err := get(row.ctx, newTransport(t, row.config), server.URL)
 		var unidentified *httpthrottle.UnidentifiedError
-		if row.fails != errors.As(err, &unidentified) || !row.fails && err != nil {
-			t.Errorf("%s: %v", row.name, err)
-		}
-		if made := server.calls.Load() > calls; made == row.fails {
-			t.Errorf("%s: the call was made: %v", row.name, made)
-		}
+		limitertest.That(t, row.fails == errors.As(err, &unidentified) && (row.fails || err == nil),
+			row.name, err)
+		made := server.calls.Load() > calls
+		limitertest.That(t, made != row.fails, row.name, "the call was made", made)
 		for _, r := range all {
 			want := int64(0)
 			if r.Policy == row.counts.Policy {
 				want = row.units
 			}
-			if got := used(t, limiter, r)[0] - before[r.Policy]; got != want {
-				t.Errorf("%s: policy %s counts %d, want %d", row.name, r.Policy, got, want)
-			}
+			limitertest.Equal(t, limitertest.Used(limitertest.Peek(t, limiter, r))[0]-before[r.Policy], want, row.name, "policy", r.Policy, "counts")
 		}
 	}
 }
@@ -112,18 +102,14 @@ func TestADeniedCallOfAJobJoinsNoLine(t *testing.T) {
 		limiter := limitertest.New(t, client, policy("api", perHour(1)))
 		server := newUpstream(t, ok)
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"})
-		if _, err := get(t.Context(), rt, server.URL); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, limitertest.Err(get(t.Context(), rt, server.URL)))
 		job := &throttle.Caller{Request: throttle.Request{Ticket: throttle.Ticket{Queue: "default", ID: "7"}, Key: "key", Front: true}}
 		var denied *throttle.DeniedError
 		if _, err := get(throttle.WithCaller(t.Context(), job), rt, server.URL); !errors.As(err, &denied) || denied.Decision.Queued {
 			t.Fatal(err)
 		}
 		taken, err := limiter.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"default": 1}, Max: 1})
-		if err != nil || taken.Next >= 0 {
-			t.Errorf("somebody waits: %+v, %v", taken, err)
-		}
+		limitertest.That(t, err == nil && taken.Next < 0, "somebody waits", taken, err)
 	})
 }
 
@@ -146,20 +132,14 @@ func TestACallThatWasNeverMadeCostsNothing(t *testing.T) {
 				conn.Close()
 			}
 		}()
-		if _, err := get(t.Context(), rt, address); err == nil {
-			t.Error("a call that the server hung up on succeeded")
-		}
-		if n := used(t, limiter, throttle.Request{Policy: "api"}); !slices.Equal(n, []int64{1, 0}) {
-			t.Errorf("a call that may have been heard: %v counted, want 1 and no slot", n)
-		}
+		_, err = get(t.Context(), rt, address)
+		limitertest.That(t, err != nil, "a call that the server hung up on succeeded")
+		limitertest.WantUsed(t, limiter, throttle.Request{Policy: "api"}, 1, 0)
 		listener.Close()
 		var dial *net.OpError
-		if _, err := get(t.Context(), rt, "http://127.0.0.1:1"); !errors.As(err, &dial) || dial.Op != "dial" {
-			t.Errorf("a call to nobody: %v", err)
-		}
-		if n := used(t, limiter, throttle.Request{Policy: "api"}); !slices.Equal(n, []int64{1, 0}) {
-			t.Errorf("a call that was never made: %v counted, want 1 and no slot as before", n)
-		}
+		_, err = get(t.Context(), rt, "http://127.0.0.1:1")
+		limitertest.That(t, errors.As(err, &dial) && dial.Op == "dial", "a call to nobody", err)
+		limitertest.WantUsed(t, limiter, throttle.Request{Policy: "api"}, 1, 0)
 	})
 }
 
@@ -184,9 +164,7 @@ func TestAContextThatEndsWithTheGrantCostsNothing(t *testing.T) {
 		if _, err := get(ctx, rt, "http://upstream"); !errors.Is(err, context.Canceled) || called {
 			t.Errorf("called %v: %v", called, err)
 		}
-		if n := used(t, limiter, throttle.Request{Policy: "api"}); !slices.Equal(n, []int64{0, 0}) {
-			t.Errorf("%v counted, want nothing", n)
-		}
+		limitertest.WantUsed(t, limiter, throttle.Request{Policy: "api"}, 0, 0)
 	})
 }
 
@@ -199,13 +177,11 @@ func TestABaseThatAnswersNothing(t *testing.T) {
 	}
 	for _, learnOnly := range []bool{false, true} {
 		transport := newTransport(t, httpthrottle.TransportConfig{Base: nothing, LearnOnly: learnOnly, Limiter: limiter, Policy: "api", Request: request})
-		if _, err := get(t.Context(), transport, "http://localhost"); err == nil || !strings.Contains(err.Error(), "nil *Response") {
-			t.Errorf("LearnOnly %v: %v", learnOnly, err)
-		}
+		_, err := get(t.Context(), transport, "http://localhost")
+		limitertest.Contains(t, fmt.Sprint(err), "nil *Response")
 	}
-	if d, ok := httpthrottle.RetryAfter(nil); d != 0 || ok {
-		t.Errorf("no response asks to wait for %v, %v", d, ok)
-	}
+	d, ok := httpthrottle.RetryAfter(nil)
+	limitertest.That(t, d == 0 && !ok, "no response asks to wait for", d, ok)
 }
 
 func TestConfigsOfTransports(t *testing.T) {
@@ -218,9 +194,8 @@ func TestConfigsOfTransports(t *testing.T) {
 		"Pause 8785h0m0s": {Limiter: limiter, Pause: throttle.MaxPeriod + time.Hour},
 		"Pause -1s":       {Limiter: limiter, Pause: -time.Second},
 	} {
-		if _, err := httpthrottle.NewTransport(c); err == nil || !strings.Contains(err.Error(), "httpthrottle: TransportConfig."+want) {
-			t.Errorf("%s: %v", want, err)
-		}
+		_, err := httpthrottle.NewTransport(c)
+		limitertest.Contains(t, fmt.Sprint(err), "httpthrottle: TransportConfig."+want)
 	}
 }
 
@@ -237,7 +212,6 @@ func TestNoCallIsMadeWhileRedisIsAway(t *testing.T) {
 	if !errors.Is(err, throttle.ErrUnavailable) || !errors.As(err, &wrapped) || server.calls.Load() != 0 {
 		t.Errorf("fail: closed: %v, after %d calls", err, server.calls.Load())
 	}
-	if _, err := get(t.Context(), newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "open"}), server.URL); err != nil {
-		t.Errorf("fail: open: %v", err)
-	}
+	opens := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "open"})
+	limitertest.Must(t, limitertest.Err(get(t.Context(), opens, server.URL)))
 }

@@ -38,9 +38,7 @@ func TestACallWaitsForItsTurn(t *testing.T) {
 					Limiter: l, Policy: "api", MaxWait: row.maxWait, Base: answer(http.NoBody),
 					Request: func(*http.Request) (throttle.Request, bool) { return throttle.Request{MaxWait: row.request}, true },
 				})
-				if _, err := get(t.Context(), rt, "http://upstream"); err != nil {
-					t.Fatal(err)
-				}
+				limitertest.Must(t, limitertest.Err(get(t.Context(), rt, "http://upstream")))
 				ctx := t.Context()
 				if row.timeout > 0 {
 					var cancel context.CancelFunc
@@ -50,12 +48,8 @@ func TestACallWaitsForItsTurn(t *testing.T) {
 				start := time.Now()
 				_, err := get(ctx, rt, "http://upstream")
 				var denied *throttle.DeniedError
-				if row.denied != errors.As(err, &denied) || !row.denied && err != nil {
-					t.Error(err)
-				}
-				if waited := time.Since(start); waited != row.waits {
-					t.Errorf("waited %v, want %v", waited, row.waits)
-				}
+				limitertest.That(t, row.denied == errors.As(err, &denied) && (row.denied || err == nil), err)
+				limitertest.Equal(t, time.Since(start), row.waits, "waited")
 			})
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 // What holds tickets up has a name, and what changes the numbers of windows a sentence.
@@ -14,9 +15,7 @@ func TestWhatHoldsUpIsNamed(t *testing.T) {
 		"": "", "burst": "window burst", throttle.ByPause: "a pause", throttle.ByUpstream: "a pause by the upstream",
 		throttle.ByLine: "tickets that wait before it", throttle.BySlots: "handler slots: servers have none free",
 	} {
-		if got := (Limits{Binds: binds}).DelayedBy(); got != want {
-			t.Errorf("%q: %q, want %q", binds, got, want)
-		}
+		limitertest.Equal(t, (Limits{Binds: binds}).DelayedBy(), want, binds)
 	}
 	unmeasured := Limits{Binds: "at-once", AtMost: true}
 	if got, want := unmeasured.DelayedBy(), "window at-once, whose holds were not measured yet"; got != want {

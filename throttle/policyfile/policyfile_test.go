@@ -51,9 +51,7 @@ func describe(policies []throttle.Policy) string {
 
 func TestGoodFilesSayWhatTheyMean(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.good.yml")
-	if len(files) == 0 {
-		t.Fatal("no good files")
-	}
+	limitertest.Require(t, len(files) > 0, "no good files")
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			policies, err := policyfile.Load(file)
@@ -61,9 +59,7 @@ func TestGoodFilesSayWhatTheyMean(t *testing.T) {
 			usable(t, policies)
 			golden := strings.TrimSuffix(file, ".good.yml") + ".golden"
 			want, _ := os.ReadFile(golden)
-			if got := describe(policies); got != string(want) {
-				t.Errorf("%s differs from what was read:\n%s", golden, got)
-			}
+			limitertest.Equal(t, describe(policies), string(want), golden, "differs from what was read")
 		})
 	}
 }
@@ -72,23 +68,17 @@ func TestGoodFilesSayWhatTheyMean(t *testing.T) {
 func usable(t *testing.T, policies []throttle.Policy) {
 	t.Helper()
 	for _, p := range policies {
-		if err := p.Validate(); err != nil {
-			t.Error(err)
-		}
+		limitertest.Must(t, p.Validate())
 	}
 	client := redis.NewClient(&redis.Options{}) // never connects: nothing is asked of it
 	defer client.Close()
-	if _, err := throttle.New(throttle.Config{Client: client, Policies: policies}); err != nil {
-		t.Error(err)
-	}
+	limitertest.Must(t, limitertest.Err(throttle.New(throttle.Config{Client: client, Policies: policies})))
 }
 
 // A bad file begins with the messages that it must cause, one a line: "# want: ...".
 func TestBadFilesAreRefusedWithTheirLines(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.bad.yml")
-	if len(files) == 0 {
-		t.Fatal("no bad files")
-	}
+	limitertest.Require(t, len(files) > 0, "no bad files")
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			data, err := os.ReadFile(file)
@@ -97,9 +87,7 @@ func TestBadFilesAreRefusedWithTheirLines(t *testing.T) {
 			if err == nil || policies != nil {
 				t.Fatalf("read as\n%s", describe(policies))
 			}
-			if want := strings.Join(wants(data), "\n"); err.Error() != want {
-				t.Errorf("got:\n%s\nwant:\n%s", err, want)
-			}
+			limitertest.Equal(t, err.Error(), strings.Join(wants(data), "\n"), err)
 			if _, ok := errors.AsType[*policyfile.Error](err); !ok {
 				t.Errorf("%T is no *policyfile.Error", err)
 			}
@@ -141,9 +129,7 @@ func TestEveryFieldCanBeWritten(t *testing.T) {
 			name := v.Type().String() + "." + v.Type().Field(i).Name
 			written[name] = written[name] || !v.Field(i).IsZero()
 			row := "\n| `" + key(v.Type().Field(i).Name) + "` |"
-			if !strings.Contains(string(reference), row) {
-				t.Errorf("docs/reference/policies.md has no row for %s", name)
-			}
+			limitertest.Contains(t, string(reference), row, "docs/reference/policies.md has no row for", name)
 		}
 	}
 	for _, p := range policies {
@@ -159,9 +145,7 @@ func TestEveryFieldCanBeWritten(t *testing.T) {
 		}
 	}
 	for name, ok := range written {
-		if !ok {
-			t.Errorf("nothing in everything.good.yml sets %s", name)
-		}
+		limitertest.That(t, ok, "nothing in everything.good.yml sets", name)
 	}
 }
 
@@ -169,9 +153,7 @@ func TestReferenceExamples(t *testing.T) {
 	reference, err := os.ReadFile("../../docs/reference/policies.md")
 	limitertest.Must(t, err)
 	examples := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```").FindAllSubmatch(reference, -1)
-	if len(examples) == 0 {
-		t.Fatal("no examples")
-	}
+	limitertest.Require(t, len(examples) > 0, "no examples")
 	for i, example := range examples {
 		policies, err := policyfile.Parse(fmt.Sprintf("docs/reference/policies.md, example %d", i+1), example[1])
 		if err != nil {
@@ -197,9 +179,7 @@ func TestReferenceMessages(t *testing.T) {
 		}
 	}
 	shown := regexp.MustCompile("`(policyfile: [^`]*)`").FindAllStringSubmatch(string(reference), -1)
-	if len(shown) == 0 {
-		t.Fatal("no messages")
-	}
+	limitertest.Require(t, len(shown) > 0, "no messages")
 	for _, message := range shown {
 		if !known[place.ReplaceAllString(message[1], "")] {
 			t.Errorf("no bad file causes %s", message[1])
@@ -216,19 +196,13 @@ policies:
       - {name: shared, limit: 1, period: 1s, per: []}
 `))
 	limitertest.Must(t, err)
-	if scope := policies[0].Windows[0].Scope; scope != (throttle.Scope{}) {
-		t.Errorf("without per: %v, want the tenant", scope)
-	}
-	if scope := policies[0].Windows[1].Scope; scope != throttle.ScopeShared {
-		t.Errorf("per: [] is %v, want shared", scope)
-	}
+	limitertest.Equal(t, policies[0].Windows[0].Scope, (throttle.Scope{}), "without per")
+	limitertest.Equal(t, policies[0].Windows[1].Scope, throttle.ScopeShared, "per: [] is")
 }
 
 func TestLoadReportsWhatCannotBeRead(t *testing.T) {
 	_, err := policyfile.Load(filepath.Join(t.TempDir(), "none.yml"))
-	if !errors.Is(err, fs.ErrNotExist) || !strings.HasPrefix(err.Error(), "policyfile: ") {
-		t.Error(err)
-	}
+	limitertest.That(t, errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(err.Error(), "policyfile: "), err)
 }
 
 // The bound holds for files without aliases too. For those with aliases: billion-laughs.bad.yml.
@@ -268,9 +242,7 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("policies with an error: %v", err)
 		}
 		for line := range strings.SplitSeq(err.Error(), "\n") {
-			if !strings.HasPrefix(line, "policyfile: f:") {
-				t.Errorf("a message that is not ours: %q", line)
-			}
+			limitertest.That(t, strings.HasPrefix(line, "policyfile: f:"), "a message that is not ours", line)
 		}
 	})
 }
@@ -280,9 +252,7 @@ func FuzzParse(f *testing.F) {
 func TestProviderFiles(t *testing.T) {
 	const dir = "../../docs/reference/providers/"
 	files, _ := filepath.Glob(dir + "*.yml")
-	if len(files) < 5 {
-		t.Fatalf("%d files in %s", len(files), dir)
-	}
+	limitertest.Require(t, len(files) >= 5, len(files), "files in", dir)
 	readme, err := os.ReadFile(dir + "README.md")
 	limitertest.Must(t, err)
 	var all []throttle.Policy
@@ -295,13 +265,9 @@ func TestProviderFiles(t *testing.T) {
 		text, err := os.ReadFile(file)
 		limitertest.Must(t, err)
 		for _, shape := range []string{`(?m)^# Source: https://\S+$`, `(?m)^# Read:   20\d\d-\d\d-\d\d\b`} {
-			if !regexp.MustCompile(shape).Match(text) {
-				t.Errorf("%s: no line matches %s", file, shape)
-			}
+			limitertest.That(t, regexp.MustCompile(shape).Match(text), file, "no line matches", shape)
 		}
-		if !strings.Contains(string(readme), "("+filepath.Base(file)+")") {
-			t.Errorf("README.md does not name %s", file)
-		}
+		limitertest.Contains(t, string(readme), "("+filepath.Base(file)+")", "README.md does not name", file)
 	}
 	usable(t, all)
 }

@@ -1,6 +1,10 @@
 package policyfile
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+)
 
 func TestAMisspelledNameHasASuggestion(t *testing.T) {
 	t.Parallel()
@@ -14,8 +18,6 @@ func TestAMisspelledNameHasASuggestion(t *testing.T) {
 		"colour": "",
 		"":       "",
 	} {
-		if got := Suggest(name, known); got != want {
-			t.Errorf("%q: %q, want %q", name, got, want)
-		}
+		limitertest.Equal(t, Suggest(name, known), want, name)
 	}
 }

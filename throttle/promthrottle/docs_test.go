@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/promthrottle"
 )
 
@@ -39,18 +40,14 @@ var (
 func TestDocsNameWhatIsExported(t *testing.T) {
 	m, _ := metrics(t, same)
 	all := exported(m)
-	if len(all) < 15 {
-		t.Fatalf("%d metrics: is the test looking in the wrong place?", len(all))
-	}
+	limitertest.Require(t, len(all) >= 15, len(all), "metrics: is the test looking in the wrong place?")
 	labels := []string{"job", "le"} // Prometheus adds the job
 	for _, own := range all {
 		labels = append(labels, own...)
 	}
 	for name, leaveOut := range map[string]int{"metrics.md": 0, "metrics/alerts.yml": 13, "metrics/dashboard.json": 16} {
 		text, err := os.ReadFile("../../docs/howto/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, err)
 		named := map[string]bool{}
 		for _, use := range used.FindAllStringSubmatch(strings.ReplaceAll(string(text), `\"`, `"`), -1) {
 			metric := use[1]
@@ -76,12 +73,8 @@ func TestDocsNameWhatIsExported(t *testing.T) {
 			}
 		}
 		for metric := range all {
-			if leaveOut == 0 && !named[metric] {
-				t.Errorf("%s does not name %s", name, metric)
-			}
+			limitertest.That(t, leaveOut != 0 || named[metric], name, "does not name", metric)
 		}
-		if len(named)+leaveOut < len(all) {
-			t.Errorf("%s names %d of %d metrics", name, len(named), len(all))
-		}
+		limitertest.That(t, len(named)+leaveOut >= len(all), name, "names", len(named), len(all), "metrics")
 	}
 }

@@ -100,9 +100,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 		}
 		join, full := ticket("b", "4"), ticket("a", "5")
 		full.Backlog = 1
-		if _, err := l.Line("api").Join(ctx, []throttle.Request{join, join, full}); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, limitertest.Err(l.Line("api").Join(ctx, []throttle.Request{join, join, full})))
 		wantSeries(t, registry,
 			`sluice_grants_total{policy="api",source="reserve",tenant="a"} 2`,
 			`sluice_denials_total{by="hour",policy="api",tenant="a"} 1`,
@@ -115,12 +113,9 @@ func TestMetricsOfALimiter(t *testing.T) {
 			`sluice_window_used_ratio{policy="api",window="all"} 0.2`,
 			`sluice_paused{by="upstream",policy="api"} 0`,
 		)
-		if taken, err := l.Line("api").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 10}); err != nil || len(taken.Tickets) != 1 {
-			t.Fatal(taken, err)
-		}
-		if _, err := granted.Reservation.Pause(ctx, 0, ""); err != nil {
-			t.Fatal(err)
-		}
+		taken, err := l.Line("api").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 10})
+		limitertest.Require(t, err == nil && len(taken.Tickets) == 1, taken, err)
+		limitertest.Must(t, limitertest.Err(granted.Reservation.Pause(ctx, 0, "")))
 		tell := m.Observer()
 		tell.Started(throttle.Start{Late: time.Millisecond, Policy: "api", Tenant: "b", Waited: time.Second})
 		tell.Started(throttle.Start{Late: -1, Policy: "api", Tenant: "b"})
@@ -150,31 +145,26 @@ func TestMetricsOfALimiter(t *testing.T) {
 		families, err := registry.Gather()
 		limitertest.Must(t, err)
 		problems, err := promlint.NewWithMetricFamilies(families).Lint()
-		if err != nil || len(problems) > 0 {
-			t.Errorf("promlint: %v, %v", problems, err)
-		}
-		if len(families) != len(exported(m)) {
-			t.Errorf("%d of %d metrics were tested", len(families), len(exported(m)))
-		}
+		limitertest.That(t, err == nil && len(problems) == 0, "promlint", problems, err)
+		limitertest.Equal(t, len(families), len(exported(m)), "metrics were tested")
 	})
 }
 
-// Who waits in the lines of a policy's shards is one number.
-func TestWaitingInAllShards(t *testing.T) {
+// The shards of a policy are one series.
+func TestMetricsOfAPolicyWithShards(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		m, registry := metrics(t, nil)
-		p := throttle.Policy{Name: "api", Shards: 4, Match: []string{"*"}, Windows: []throttle.Window{{Name: "hour", Limit: 2, Period: time.Hour}}}
-		l, err := throttle.New(throttle.Config{Client: client, Observer: m.Observer(), Policies: []throttle.Policy{p}})
-		limitertest.Must(t, err)
+		l := limiter(t, client, m)
 		m.Watch(l)
+		p := throttle.Policy{Name: "api", Shards: 4, Windows: []throttle.Window{{Name: "hour", Limit: 2, Period: time.Hour}}}
+		limitertest.Must(t, l.SetPolicies([]throttle.Policy{p}))
 		for i := range 8 {
-			r := throttle.Request{Policy: "api", Tenant: fmt.Sprint("tenant-", i), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
-			if _, err := l.Line(l.LineOf("api", r.Tenant)).Join(t.Context(), []throttle.Request{r}); err != nil {
-				t.Fatal(err)
-			}
+			r := throttle.Request{Tenant: fmt.Sprint("tenant", i), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
+			limitertest.Must(t, limitertest.Err(l.Line(l.LineOf("api", r.Tenant)).Join(t.Context(), []throttle.Request{r})))
 		}
-		wantSeries(t, registry, `sluice_waiting{policy="api"} 8`, `sluice_joins_total{policy="api",result="joined"} 8`)
+		wantSeries(t, registry, `sluice_waiting{policy="api"} 8`, `sluice_joins_total{policy="api",result="joined"} 8`,
+			`sluice_queue_waiting{class="live",policy="api",queue="q"} 8`)
 	})
 }
 
@@ -186,9 +176,8 @@ func TestAScrapeWithoutRedis(t *testing.T) {
 	m, registry := metrics(t, nil)
 	l := limiter(t, client, m)
 	m.Watch(l)
-	if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "a"}); !errors.Is(err, throttle.ErrUnavailable) {
-		t.Fatal(err)
-	}
+	_, err := l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "a"})
+	limitertest.WantErr(t, err, throttle.ErrUnavailable)
 	wantSeries(t, registry, `sluice_script_errors_total{class="unavailable",policy="api",script="decide"} 1`,
 		`sluice_redis_up{redis="limiter"} 0`, `sluice_redis_up{redis="queues"} 1`)
 	m.Observer().Called(throttle.Call{Err: io.EOF, Script: "dequeue"})
@@ -213,16 +202,13 @@ func TestAScrapeWhileRedisHangs(t *testing.T) {
 			all.Go(func() {
 				begun := time.Now()
 				wantSeries(t, registry, `sluice_redis_up{redis="limiter"} 0`)
-				if took := time.Since(begun); took > 1500*time.Millisecond {
-					t.Errorf("a scrape took %v", took)
-				}
+				took := time.Since(begun)
+				limitertest.That(t, took <= 1500*time.Millisecond, "a scrape took", took)
 			})
 		}
 		all.Wait()
 		for _, line := range series(t, registry) {
-			if strings.HasPrefix(line, "sluice_waiting") {
-				t.Errorf("nobody knows %s", line)
-			}
+			limitertest.That(t, !strings.HasPrefix(line, "sluice_waiting"), "nobody knows", line)
 		}
 		time.Sleep(time.Minute) // until all calls have ended
 	})
@@ -241,63 +227,12 @@ func TestLabelsOfHostileNames(t *testing.T) {
 }
 
 func TestConfigIsChecked(t *testing.T) {
-	for want, c := range map[string]promthrottle.Config{
-		"promthrottle: Config.Registerer is nil: must be such as prometheus.DefaultRegisterer": {},
-	} {
-		if _, err := promthrottle.New(c); err == nil || err.Error() != want {
-			t.Errorf("%v, want %s", err, want)
-		}
-	}
 	var none *prometheus.Registry
-	if _, err := promthrottle.New(promthrottle.Config{Registerer: none}); err == nil {
-		t.Error("a registry that is a nil pointer is taken")
+	for _, registerer := range []prometheus.Registerer{nil, none} {
+		_, err := promthrottle.New(promthrottle.Config{Registerer: registerer})
+		limitertest.Equal(t, fmt.Sprint(err), "promthrottle: Config.Registerer is nil: must be such as prometheus.DefaultRegisterer")
 	}
 	_, registry := metrics(t, nil)
-	if _, err := promthrottle.New(promthrottle.Config{Registerer: registry}); !errors.As(err, new(prometheus.AlreadyRegisteredError)) {
-		t.Errorf("a second time: %v", err)
-	}
-}
-
-// What the metrics cost for each task: a call that joined it, one that took it, and its start.
-func BenchmarkATask(b *testing.B) {
-	for name, tenant := range map[string]func(string) string{"policies": nil, "tenants": same} {
-		b.Run(name, func(b *testing.B) {
-			m, err := promthrottle.New(promthrottle.Config{Registerer: prometheus.NewRegistry(), Tenant: tenant})
-			limitertest.Must(b, err)
-			tell := m.Observer()
-			taken := []throttle.TakenTicket{{Decision: throttle.Decision{Granted: true, Policy: "api"}}}
-			names := make([]string, 1000)
-			for i := range names {
-				names[i] = fmt.Sprintf("tenant-%d", i)
-			}
-			for i := 0; b.Loop(); i++ {
-				tenant := names[i%len(names)]
-				taken[0].Decision.Tenant = tenant
-				tell.Called(throttle.Call{N: 1, Policy: "api", Script: "decide", Took: time.Millisecond})
-				tell.Joined("api", tenant, throttle.Place{})
-				tell.Called(throttle.Call{N: 1, Policy: "api", Script: "take", Took: time.Millisecond})
-				tell.Taken("api", taken)
-				tell.Started(throttle.Start{Policy: "api", Tenant: tenant})
-			}
-		})
-	}
-}
-
-// The shards of a policy are one series.
-func TestMetricsOfAPolicyWithShards(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		m, registry := metrics(t, same)
-		l := limiter(t, client, m)
-		m.Watch(l)
-		p := throttle.Policy{Name: "api", Shards: 4, Windows: []throttle.Window{{Name: "hour", Limit: 1, Period: time.Hour}}}
-		limitertest.Must(t, l.SetPolicies([]throttle.Policy{p}))
-		for i := range 8 {
-			r := throttle.Request{Tenant: fmt.Sprint("tenant", i), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
-			if _, err := l.Line(l.LineOf("api", r.Tenant)).Join(t.Context(), []throttle.Request{r}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		wantSeries(t, registry, `sluice_waiting{policy="api"} 8`, `sluice_queue_waiting{class="live",policy="api",queue="q"} 8`)
-	})
+	_, err := promthrottle.New(promthrottle.Config{Registerer: registry})
+	limitertest.That(t, errors.As(err, new(prometheus.AlreadyRegisteredError)), "a second time", err)
 }

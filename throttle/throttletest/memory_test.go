@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -38,15 +39,12 @@ func TestDenyAfterNeedsWhatCanBeDenied(t *testing.T) {
 			defer func() { said, _ = recover().(string) }()
 			throttletest.DenyAfter(failing{t}, limiter, row.r, row.n)
 		}()
-		if !strings.Contains(said, row.want) || (said == "") != (row.want == "") {
-			t.Errorf("%+v, %d: %q, want %q", row.r, row.n, said, row.want)
-		}
+		limitertest.That(t, strings.Contains(said, row.want) && (said == "") == (row.want == ""),
+			row.r, row.n, said, "want", row.want)
 	}
 	for i := range 2 {
 		d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-		if err != nil || d.Granted != (i == 0) {
-			t.Errorf("request %d: granted %v, %v", i, d.Granted, err)
-		}
+		limitertest.That(t, err == nil && d.Granted == (i == 0), "request", i, "granted", d.Granted, err)
 	}
 }
 
@@ -71,8 +69,7 @@ func TestAClockIsTurned(t *testing.T) {
 	} {
 		clock.Advance(row.after)
 		d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-		if err != nil || d.Granted != row.granted || d.RetryIn != row.retryIn || !d.At.Equal(clock.Now()) {
-			t.Errorf("request %d at %v: granted %v, retry in %v, %v", i, d.At, d.Granted, d.RetryIn, err)
-		}
+		limitertest.That(t, err == nil && d.Granted == row.granted && d.RetryIn == row.retryIn &&
+			d.At.Equal(clock.Now()), "request", i, "at", d.At, "granted", d.Granted, "retry in", d.RetryIn, err)
 	}
 }

@@ -51,30 +51,19 @@ func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
 		reserve := func(l *throttle.Limiter, tenant string, tokens int64) throttle.Reservation {
 			t.Helper()
 			d, err := l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: tenant, Cost: map[string]int64{"tokens": tokens}})
-			if err != nil || !d.Granted {
-				t.Fatalf("%+v, %v", d, err)
-			}
+			limitertest.Require(t, err == nil && d.Granted, d, err)
 			return d.Reservation
 		}
 		reserve(first, "acme", 10)
 		reserve(second, "acme", 20)
 		settled, cancelled := reserve(first, "zeta", 100), reserve(second, "zeta", 500)
-		if _, err := settled.Settle(t.Context(), map[string]int64{"tokens": 40}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := cancelled.Cancel(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, limitertest.Err(settled.Settle(t.Context(), map[string]int64{"tokens": 40})))
+		limitertest.Must(t, limitertest.Err(cancelled.Cancel(t.Context())))
 		r := throttle.Request{Policy: "api", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: "1"}}
-		if _, err := first.Line("api").Join(t.Context(), []throttle.Request{r}); err != nil {
-			t.Fatal(err)
-		}
-		if taken, err := second.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); err != nil || len(taken.Tickets) != 1 {
-			t.Fatalf("%+v, %v", taken, err)
-		}
-		if got := top(t, first, "requests", 10); got != "[]" {
-			t.Errorf("nothing is written yet, but %s", got)
-		}
+		limitertest.Must(t, limitertest.Err(first.Line("api").Join(t.Context(), []throttle.Request{r})))
+		taken, err := second.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1})
+		limitertest.Require(t, err == nil && len(taken.Tickets) == 1, taken, err)
+		limitertest.Equal(t, top(t, first, "requests", 10), "[]", "nothing is written yet, but")
 		writeOne()
 		writeOther()
 		for _, row := range []struct {
@@ -87,22 +76,15 @@ func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
 			{"tokens", 1, fmt.Sprintf("[{zeta 40 %v}]", 40./70)},
 			{"other", 1, "[]"},
 		} {
-			if got := top(t, first, row.unit, row.n); got != row.want {
-				t.Errorf("%s: %s, want %s", row.unit, got, row.want)
-			}
+			limitertest.Equal(t, top(t, first, row.unit, row.n), row.want, row.unit)
 		}
-		if decisions != 2 {
-			t.Errorf("the other observer was told of %d decisions, want 2", decisions)
-		}
+		limitertest.Equal(t, decisions, 2, "the other observer was told of", "decisions")
 		keys := client.Keys(t.Context(), "test:sluice:{api}:y:*").Val()
 		for _, key := range keys {
-			if ttl := client.TTL(t.Context(), key).Val(); ttl < usage.Span || ttl > 2*usage.Span {
-				t.Errorf("%s is kept for %v", key, ttl)
-			}
+			ttl := client.TTL(t.Context(), key).Val()
+			limitertest.That(t, ttl >= usage.Span && ttl <= 2*usage.Span, key, "is kept for", ttl)
 		}
-		if len(keys) == 0 {
-			t.Error("no keys")
-		}
+		limitertest.That(t, len(keys) > 0, "no keys")
 	})
 }
 
@@ -149,19 +131,13 @@ func TestACounterOutlastsRedis(t *testing.T) {
 	server := throttletest.Miniredis(t)
 	client := throttletest.Client(t, server.Addr())
 	write, l := counted(t, client, throttle.Observer{})
-	if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil {
-		t.Fatal(err)
-	}
+	limitertest.Must(t, limitertest.Err(l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})))
 	server.SetError("LOADING")
 	write()
 	server.SetError("")
-	if got := top(t, l, "requests", 10); got != "[]" {
-		t.Errorf("%s was written", got)
-	}
+	limitertest.Equal(t, top(t, l, "requests", 10), "[]", "was written")
 	write()
-	if got := top(t, l, "requests", 10); got != "[{acme 1 1}]" {
-		t.Errorf("%s", got)
-	}
+	limitertest.Equal(t, top(t, l, "requests", 10), "[{acme 1 1}]")
 }
 
 // Redis knows what a reservation cost last, whatever the caller does.
@@ -178,23 +154,16 @@ func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
 			limitertest.Must(t, err)
 			stale = append(stale, d.Reservation)
 			for _, actual := range []int64{40, 70, 70, 100} {
-				if _, err := d.Reservation.Settle(t.Context(), tokens(actual)); err != nil {
-					t.Fatal(err)
-				}
+				limitertest.Must(t, limitertest.Err(d.Reservation.Settle(t.Context(), tokens(actual))))
 			}
 			settled, err := d.Reservation.Settle(t.Context(), tokens(10))
 			limitertest.Must(t, err)
-			if _, err := settled.Settle(t.Context(), tokens(30)); err != nil {
-				t.Fatal(err)
-			}
+			limitertest.Must(t, limitertest.Err(settled.Settle(t.Context(), tokens(30))))
 		}
-		if _, err := stale[0].Cancel(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		limitertest.Must(t, limitertest.Err(stale[0].Cancel(t.Context())))
 		of := []string{"map[tokens:-60]", "map[tokens:30]", "map[tokens:30]", "map[tokens:-90]", "map[tokens:20]"}
-		if want := append(slices.Concat(of, of), "map[requests:-1 tokens:-30]"); !slices.Equal(changes, want) {
-			t.Errorf("the changes are %q, want %q", changes, want)
-		}
+		want := append(slices.Concat(of, of), "map[requests:-1 tokens:-30]")
+		limitertest.That(t, slices.Equal(changes, want), "the changes are", changes, "want", want)
 		write()
 		if requests, tokens := top(t, l, "requests", 1), top(t, l, "tokens", 1); requests != "[{acme 1 1}]" || tokens != "[{acme 30 1}]" {
 			t.Errorf("requests %s, tokens %s", requests, tokens)

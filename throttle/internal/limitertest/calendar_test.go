@@ -38,9 +38,7 @@ func TestCalendarFollowsItsTimeZone(t *testing.T) {
 				t.Errorf("%+v: granted %v, denied for %v until %v, want %v", tc, d.Granted, d.RetryIn, d.Windows[0].ResetsAt, reset-now)
 			}
 			c.Set(reset - us)
-			if Reserve(t, l, Acme(1)).Granted {
-				t.Errorf("%+v: granted before the reset", tc)
-			}
+			That(t, !Reserve(t, l, Acme(1)).Granted, tc, "granted before the reset")
 			c.Set(reset)
 			Equal(t, Reserve(t, l, Acme(2)).Granted, true)
 		})
@@ -52,9 +50,7 @@ func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 	client := Redis(t)
 	p := Policy(Quota(5, "* * * * *", ""))
 	l := New(t, client, p)
-	if !Reserve(t, l, Acme(1)).Granted {
-		t.Fatal("denied")
-	}
+	Require(t, Reserve(t, l, Acme(1)).Granted, "denied")
 	before := Dump(t, client)
 	for _, off := range []time.Duration{time.Hour, -time.Hour} {
 		if off < 0 { // or time stands still
@@ -68,9 +64,8 @@ func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 	for _, off := range []time.Duration{-5 * m, 5 * m} {
 		Must(t, client.FlushAll(t.Context()).Err())
 		l := NewEdited(t, client, nil, []func(string) string{ShiftClock(off.Microseconds())}, p)
-		if d, err := l.Reserve(t.Context(), Acme(1)); err != nil || !d.Granted {
-			t.Errorf("Redis's clock is off by %v: granted %v, %v", off, d.Granted, err)
-		}
+		d, err := l.Reserve(t.Context(), Acme(1))
+		That(t, err == nil && d.Granted, "Redis's clock is off by", off, "granted", d.Granted, err)
 	}
 }
 
@@ -119,9 +114,8 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 			}
 			t.Repeat(map[string]func(*rapid.T){
 				"": func(t *rapid.T) {
-					if units := most(); units > w.Limit {
-						t.Fatalf("%d units in one span of %s, limit %d: %v", units, w.Resets, w.Limit, log)
-					}
+					units := most()
+					Require(t, units <= w.Limit, units, "units in one span of", w.Resets, "limit", w.Limit, log)
 				},
 				"pass": func(t *rapid.T) {
 					now += time.Duration(rapid.SampledFrom([]int64{int64(s), int64(10 * m), int64(h), int64(20 * h)}).Draw(t, "by"))
@@ -136,9 +130,7 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 					}
 					// The truth: a microsecond before, it would be denied.
 					c.Set(now + d.RetryIn - us)
-					if Peek(t, l, Acme(cost)).Granted {
-						t.Fatalf("granted before %v have passed", d.RetryIn)
-					}
+					Require(t, !Peek(t, l, Acme(cost)).Granted, "granted before", d.RetryIn, "have passed")
 					now += d.RetryIn
 					c.Set(now)
 					if d := Reserve(t, l, Acme(cost)); !d.Granted {

@@ -17,9 +17,8 @@ func TestACallerRecordsRefusals(t *testing.T) {
 	none.SetCounted(true)
 	none.Refused("api", time.Minute)
 	none.Answered(time.Now())
-	if _, _, refused := none.Refusal(); refused || none.Counted("") {
-		t.Error("no job was refused, or is counted")
-	}
+	_, _, refused := none.Refusal()
+	That(t, !refused && !none.Counted(""), "no job was refused, or is counted")
 	synctest.Test(t, func(t *testing.T) {
 		caller := &throttle.Caller{}
 		inner, cancel := context.WithCancel(throttle.WithCaller(t.Context(), caller))
@@ -27,9 +26,8 @@ func TestACallerRecordsRefusals(t *testing.T) {
 		Equal(t, throttle.CallerFrom(inner), caller, "the caller is gone")
 		want := func(what string, retryIn time.Duration, policy string, ok bool) {
 			t.Helper()
-			if r, p, o := caller.Refusal(); r != retryIn || p != policy || o != ok {
-				t.Errorf("%s: %v, %q, %v; want %v, %q, %v", what, r, p, o, retryIn, policy, ok)
-			}
+			r, p, o := caller.Refusal()
+			That(t, r == retryIn && p == policy && o == ok, what, r, p, o, "want", retryIn, policy, ok)
 		}
 		want("nothing happened", 0, "", false)
 		caller.Refused("api", time.Minute)

@@ -103,9 +103,7 @@ func TestAUnitThatIsNotCountedAnyMoreIsSettled(t *testing.T) {
 	l, _ := NewWithClock(t, client, Policy(requests, throttle.Window{Name: "tokens", Unit: "tokens", Limit: 10, Period: m}))
 	r := Reserve(t, l, Acme(1)).Reservation
 	SetPolicy(t, l, requests)
-	if _, err := r.Settle(t.Context(), map[string]int64{"tokens": 5, throttle.Requests: 3}); err != nil {
-		t.Error(err)
-	}
+	Must(t, Err(r.Settle(t.Context(), map[string]int64{"tokens": 5, throttle.Requests: 3})))
 	WantUsed(t, l, Acme(1), 3)
 	var invalid *throttle.RequestError
 	if _, err := r.Settle(t.Context(), map[string]int64{"pages": 5}); !errors.As(err, &invalid) {
@@ -127,9 +125,8 @@ func TestAWindowOfAnotherUnitGivesNothingBack(t *testing.T) {
 	r.Cost = map[string]int64{"tokens": 4}
 	Reserve(t, l, r)
 	Cancel(t, l, before)
-	if used := Used(Peek(t, l, r)); used[0] < 4 || used[1] != 4 {
-		t.Errorf("used %v, want those of the second", used)
-	}
+	used := Used(Peek(t, l, r))
+	That(t, used[0] >= 4 && used[1] == 4, "used", used, "want those of the second")
 }
 
 // A worker of an older release does not know the window that the newer one has added.
@@ -202,9 +199,8 @@ func TestWorkersOfTwoPoliciesEachHoldTheirLimit(t *testing.T) {
 					granted[i%2]++
 				}
 			}
-			if granted[0] > limits[0] || granted[1] > limits[1] {
-				t.Errorf("%s beside %s: granted %d of %d", older, newer, granted, limits)
-			}
+			That(t, granted[0] <= limits[0] && granted[1] <= limits[1],
+				older, "beside", newer, "granted", granted, limits)
 		}
 	}
 }

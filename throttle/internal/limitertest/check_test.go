@@ -104,9 +104,8 @@ func TestARefusedUserIsAClassOfItsOwn(t *testing.T) {
 	}
 	forbidden := func(err error, text string) {
 		t.Helper()
-		if !errors.Is(err, throttle.ErrForbidden) || !errors.Is(err, throttle.ErrUnavailable) || !strings.Contains(err.Error(), text) {
-			t.Errorf("%v, want one of a refused user with %q", err, text)
-		}
+		That(t, errors.Is(err, throttle.ErrForbidden) && errors.Is(err, throttle.ErrUnavailable) &&
+			strings.Contains(err.Error(), text), err, "want one of a refused user with", text)
 	}
 	for name, l := range map[string]*throttle.Limiter{
 		"no script":   limiter("plain", "any", "on", "nopass", "~*", "+@all", "-evalsha", "-eval"),
@@ -117,9 +116,7 @@ func TestARefusedUserIsAClassOfItsOwn(t *testing.T) {
 		_, err := l.Reserve(t.Context(), Acme(1))
 		_, checked := l.CheckRedis(t.Context())
 		for _, err := range []error{err, l.Ping(t.Context()), checked} {
-			if !errors.Is(err, throttle.ErrForbidden) || !errors.Is(err, throttle.ErrUnavailable) {
-				t.Errorf("%s: %v", name, err)
-			}
+			That(t, errors.Is(err, throttle.ErrForbidden) && errors.Is(err, throttle.ErrUnavailable), name, err)
 		}
 	}
 	half := limiter("half", "any")
@@ -128,8 +125,6 @@ func TestARefusedUserIsAClassOfItsOwn(t *testing.T) {
 	if forbidden(err, "set, zscan"); len(findings) != 1 || !strings.Contains(findings[0], "may not call set, zscan: must be allowed") {
 		t.Errorf("%q", findings)
 	}
-	if err := limiter("good", "any", "on", "nopass", "~*", "+@all").Ping(t.Context()); err != nil {
-		t.Error(err)
-	}
+	Must(t, limiter("good", "any", "on", "nopass", "~*", "+@all").Ping(t.Context()))
 	Equal(t, len(admin.Keys(t.Context(), "*").Val()), 0)
 }

@@ -58,22 +58,20 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 				WantErr(t, Err(l.Reserve(ctx, request(tenant, 1))), throttle.ErrUnavailable)
 			}
 			WantErr(t, join("1"), throttle.ErrUnavailable)
-			if taken, err := l.Line(name).Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); !errors.Is(err, throttle.ErrUnavailable) {
-				t.Errorf("%s waits, %s: took %v, %v", name, stage, taken.Tickets, err)
-			}
+			taken, err := l.Line(name).Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1})
+			That(t, errors.Is(err, throttle.ErrUnavailable), name, "waits", stage, "took", taken.Tickets, err)
 			Equal(t, keysOf(t, client), before, name, stage)
 		}
 		refused("no key has moved")
-		if n, err := m.Move(ctx, 1); n != 1 || err != nil {
-			t.Fatal(n, err)
-		}
+		n, err := m.Move(ctx, 1)
+		Require(t, n == 1 && err == nil, n, err)
 		refused("one key has moved")
 		Must(t, Err(m.Move(ctx, 100)))
 		refused("all keys have moved")
 		Must(t, m.Finish(ctx))
-		if d := Peek(t, l, request("acme", 1)); d.Windows[0].Used != 2 || d.Windows[1].Used != 2 || d.Granted == waiting {
-			t.Errorf("%s waits, after the migration: granted %v, %+v", name, d.Granted, d.Windows)
-		}
+		d := Peek(t, l, request("acme", 1))
+		That(t, d.Windows[0].Used == 2 && d.Windows[1].Used == 2 && d.Granted != waiting,
+			name, "waits, after the migration: granted", d.Granted, d.Windows)
 	}
 }
 

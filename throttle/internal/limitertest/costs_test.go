@@ -48,9 +48,10 @@ func TestCostsPerUnit(t *testing.T) {
 		} {
 			c.Set(0)
 			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: "acme", Cost: step.cost})
-			if got := remaining(d); !slices.Equal(got, step.remaining) || d.RetryIn != step.retryIn || d.Granted != (step.retryIn == 0) {
-				t.Errorf("step %d: granted %v, remaining %v, retry in %v; want %v, %v", i, d.Granted, got, d.RetryIn, step.remaining, step.retryIn)
-			}
+			got := remaining(d)
+			That(t, slices.Equal(got, step.remaining) && d.RetryIn == step.retryIn &&
+				d.Granted == (step.retryIn == 0),
+				"step", i, "granted", d.Granted, "remaining", got, "retry in", d.RetryIn, "want", step.remaining, step.retryIn)
 		}
 	})
 }
@@ -102,14 +103,12 @@ func TestRequestsThatCanNeverBeGranted(t *testing.T) {
 		tc.change(&r)
 		_, err := l.Reserve(t.Context(), r)
 		_, peeked := l.Peek(t.Context(), r)
-		if err == nil || err.Error() != tc.want || peeked == nil || peeked.Error() != tc.want {
-			t.Errorf("%s: got  %v\nand %v\nwant %s", name, err, peeked, tc.want)
-		}
+		That(t, err != nil && err.Error() == tc.want && peeked != nil && peeked.Error() == tc.want,
+			name, err, peeked, "want", tc.want)
 		var never *throttle.NeverFitsError
 		var request *throttle.RequestError
-		if !errors.As(err, &never) && !errors.As(err, &request) && !errors.Is(err, throttle.ErrUnknownPolicy) {
-			t.Errorf("%s: %T is of no class", name, err)
-		}
+		That(t, errors.As(err, &never) || errors.As(err, &request) || errors.Is(err, throttle.ErrUnknownPolicy),
+			name, err, "is of no class")
 	}
 	Equal(t, Dump(t, client), before)
 }

@@ -35,12 +35,10 @@ func TestADenialSaysWhyOnce(t *testing.T) {
 		{&throttle.DeniedError{Decision: d, Cause: context.DeadlineExceeded}, reason + ": context deadline exceeded"},
 		{&throttle.DeniedError{Decision: task, Cause: errors.New("\xff")}, later + ": \uFFFD"},
 	} {
-		if got := row.err.Error(); got != row.want || !utf8.ValidString(got) {
-			t.Errorf("got  %s\nwant %s", got, row.want)
-		}
+		got := row.err.Error()
+		That(t, got == row.want && utf8.ValidString(got), got, "want", row.want)
 	}
 	wrapped := fmt.Errorf("worker: %w", &throttle.DeniedError{Decision: task, Cause: io.EOF})
-	if !errors.Is(wrapped, io.EOF) || errors.Is(wrapped, context.DeadlineExceeded) || !errors.Is(fmt.Errorf("worker: %w", late), context.DeadlineExceeded) {
-		t.Error("an error's class is lost")
-	}
+	That(t, errors.Is(wrapped, io.EOF) && !errors.Is(wrapped, context.DeadlineExceeded) &&
+		errors.Is(fmt.Errorf("worker: %w", late), context.DeadlineExceeded), "an error's class is lost")
 }

@@ -74,9 +74,7 @@ func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 			both.Wait()
 			most := MostOver(w, log)
 			t.Logf("%d granted, %d above the limit of %d", len(log), most, w.Limit)
-			if most > w.Limit || args == nil && most <= 0 {
-				t.Errorf("%d above the limit, want 1 to %d", most, w.Limit)
-			}
+			That(t, most <= w.Limit && (args != nil || most > 0), most, "above the limit, want 1 to", w.Limit)
 			if args != nil {
 				time.Sleep(w.Period)
 				log = nil

@@ -53,9 +53,8 @@ func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 	r := Acme(1)
 	r.Policy = "open"
 	d, err := l.Reserve(t.Context(), r)
-	if err != nil || !d.Granted || !errors.Is(d.FailedOpen, throttle.ErrUnavailable) || d.Windows != nil || d.At.IsZero() {
-		t.Errorf("%s: fail open: %+v, %v", what, d, err)
-	}
+	That(t, err == nil && d.Granted && errors.Is(d.FailedOpen, throttle.ErrUnavailable) &&
+		d.Windows == nil && !d.At.IsZero(), what, "fail open", d, err)
 	if _, err := d.Reservation.Cancel(t.Context()); err != nil {
 		t.Errorf("%s: Cancel of what failed open: %v", what, err)
 	}
@@ -188,9 +187,8 @@ func TestUnexpectedReplies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := New(t, impatient(t, answering(t, reply)), p)
-			if d, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrReply) || d.Granted {
-				t.Errorf("granted %v, %v", d.Granted, err)
-			}
+			d, err := l.Reserve(t.Context(), Acme(1))
+			That(t, errors.Is(err, throttle.ErrReply) && !d.Granted, "granted", d.Granted, err)
 		})
 	}
 }
@@ -251,9 +249,8 @@ func TestContextThatEnds(t *testing.T) {
 				"Reserve": l.Reserve, "Peek": l.Peek, "Wait": l.Wait,
 			} {
 				d, err := ask(ctx, Acme(1))
-				if !errors.Is(err, context.Canceled) || !errors.Is(err, cause) || errors.Is(err, throttle.ErrUnavailable) || d.Granted {
-					t.Errorf("%s: granted %v, %v", name, d.Granted, err)
-				}
+				That(t, errors.Is(err, context.Canceled) && errors.Is(err, cause) &&
+					!errors.Is(err, throttle.ErrUnavailable) && !d.Granted, name, "granted", d.Granted, err)
 			}
 			Equal(t, len(Dump(t, client)), 0)
 		})
@@ -264,9 +261,8 @@ func TestContextThatEnds(t *testing.T) {
 		ctx, end := context.WithTimeout(t.Context(), 20*ms)
 		defer end()
 		d, err := l.Reserve(ctx, Acme(1))
-		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, throttle.ErrUnavailable) || d.Granted {
-			t.Errorf("granted %v, %v", d.Granted, err)
-		}
+		That(t, errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, throttle.ErrUnavailable) &&
+			!d.Granted, "granted", d.Granted, err)
 	})
 	t.Run("cancelled while Redis is down", func(t *testing.T) {
 		t.Parallel()
@@ -277,8 +273,6 @@ func TestContextThatEnds(t *testing.T) {
 		ctx, end := context.WithCancelCause(t.Context())
 		end(errors.New("shutting down"))
 		d, err := New(t, impatient(t, addr), p).Reserve(ctx, Acme(1))
-		if !errors.Is(err, context.Canceled) || d.Granted {
-			t.Errorf("granted %v, %v", d.Granted, err)
-		}
+		That(t, errors.Is(err, context.Canceled) && !d.Granted, "granted", d.Granted, err)
 	})
 }

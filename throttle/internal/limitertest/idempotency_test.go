@@ -24,9 +24,7 @@ func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
 		r := Acme(1)
 		r.Tenant, r.IdempotencyKey = tenant, key
 		d := Reserve(t, l, r)
-		if !d.Granted {
-			t.Fatalf("%q, %q: denied", tenant, key)
-		}
+		Require(t, d.Granted, tenant, key, "denied")
 		return d.Reservation
 	}
 	ids := map[string]bool{}
@@ -94,9 +92,9 @@ func TestAKeyStandsForOneRequest(t *testing.T) {
 				})
 				wantGrant := func(when string) {
 					t.Helper()
-					if d := Reserve(t, l, same); !d.Granted || d.Reservation.ID != made.ID || !d.At.Equal(made.At) {
-						t.Errorf("%s: %+v, want the grant of the first", when, d)
-					}
+					d := Reserve(t, l, same)
+					That(t, d.Granted && d.Reservation.ID == made.ID && d.At.Equal(made.At),
+						when, d, "want the grant of the first")
 				}
 				wantGrant("a repeat")
 				settled, err := made.Settle(t.Context(), map[string]int64{"tokens": 9})
@@ -121,9 +119,7 @@ func wantOtherRequest(t *testing.T, name string, l *throttle.Limiter, r throttle
 	_, waited := l.Wait(t.Context(), r)
 	for _, err := range []error{reserved, waited} {
 		var got *throttle.RequestError
-		if !errors.As(err, &got) || *got != want {
-			t.Errorf("%s: %v", name, err)
-		}
+		That(t, errors.As(err, &got) && *got == want, name, err)
 	}
 	if _, err := l.Peek(t.Context(), r); err != nil {
 		t.Errorf("%s: Peek: %v", name, err)
@@ -141,18 +137,16 @@ func TestAKeyStandsForOneRequestOfABatch(t *testing.T) {
 	first, other, plain := Acme(2), Acme(3), Acme(4)
 	first.IdempotencyKey, other.IdempotencyKey = "n", "n"
 	decisions, errs := hooked.TryTogether(t, Call{Request: first}, Call{Request: other}, Call{Request: plain}, Call{Request: first})
-	if !errors.As(errs[1], new(*throttle.RequestError)) || errors.Join(errs[0], errs[2], errs[3]) != nil {
-		t.Errorf("%v", errs)
-	}
+	That(t, errors.As(errs[1], new(*throttle.RequestError)) &&
+		errors.Join(errs[0], errs[2], errs[3]) == nil, errs)
 	for i, want := range []bool{true, false, true, true} {
 		Equal(t, decisions[i].Granted, want, i)
 	}
 	WantUsed(t, hooked.Limiter, Acme(1), 6)
 	first.Ticket, other.Ticket = throttle.Ticket{Queue: "q", ID: "1"}, throttle.Ticket{Queue: "q", ID: "2"}
 	tickets, err := hooked.Line("p").Reserve(t.Context(), []throttle.Request{other, first})
-	if err != nil || tickets[0].Decision.Granted || tickets[0].Decision.Queued || !tickets[1].Decision.Granted {
-		t.Errorf("%+v, %v", tickets, err)
-	}
+	That(t, err == nil && !tickets[0].Decision.Granted && !tickets[0].Decision.Queued &&
+		tickets[1].Decision.Granted, tickets, err)
 }
 
 func TestDeniedKeyMayBeReservedLater(t *testing.T) {
@@ -220,9 +214,8 @@ func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
 	repeating.AddHook(repeatAt(1*s, 10*s+500*ms, 10*s+600*ms))
 	other := NewEdited(t, repeating, NewClock(), []func(string) string{WithoutExpiry}, p)
 	decisions := other.Together(t, Call{Request: Acme(1)}, Call{Request: Acme(1)})
-	if !decisions[0].Granted || !decisions[0].At.Equal(At(1*s)) || !decisions[1].Granted || !decisions[1].At.Equal(At(10*s+500*ms)) {
-		t.Fatalf("%+v", decisions)
-	}
+	Require(t, decisions[0].Granted && decisions[0].At.Equal(At(1*s)) && decisions[1].Granted &&
+		decisions[1].At.Equal(At(10*s+500*ms)), decisions)
 	c.Set(10*s + 700*ms)
 	WantUsed(t, l, Acme(1), 2)
 	Cancel(t, l, decisions[1].Reservation)

@@ -42,9 +42,7 @@ func TestPolicyForATaskType(t *testing.T) {
 	var bad *throttle.PolicyError
 	err := l.SetPolicies([]throttle.Policy{{Name: "a", Match: []string{"x", "http:*"}, Windows: window}, {Name: "b", Match: []string{"*:call"}, Windows: window}})
 	want := `throttle: policy "b": match "*:call": must not match a task type that policy "a" matches too, by "http:*"`
-	if !errors.As(err, &bad) || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
+	That(t, errors.As(err, &bad) && err.Error() == want, err, "want", want)
 	if p, _ := l.Match("mail:sent", false); p.Name != "all" {
 		t.Error("policies that were refused hold")
 	}

@@ -30,14 +30,11 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 		}
 		// Somebody waits in the line of one prefix.
 		staging := limiter("staging:")
-		if d := Reserve(t, staging, waiting); !d.Queued {
-			t.Fatalf("not queued: %+v", d)
-		}
+		d := Reserve(t, staging, waiting)
+		Require(t, d.Queued, "not queued", d)
 		// The line of a removed policy is served while somebody waits in it.
 		Must(t, staging.SetPolicies(nil))
-		if _, err := staging.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 1}, Max: 1}); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, Err(staging.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 1}, Max: 1})))
 		Equal(t, len(staging.Lines()), 1)
 		counts := map[string]int{}
 		keys, err := client.Keys(t.Context(), "*").Result()
@@ -47,21 +44,16 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 			if counts[prefix]++; !found {
 				t.Errorf("key %q is of no prefix", key)
 			}
-			if line := rest == "q"; line && prefix != "staging:" {
-				t.Errorf("key %q: nobody waits there", key)
-			}
+			line := rest == "q"
+			That(t, !line || prefix == "staging:", "key", key, "nobody waits there")
 		}
-		if len(counts) != len(prefixes) || counts["staging:"] <= counts[""] {
-			t.Errorf("keys by prefix: %v", counts)
-		}
+		That(t, len(counts) == len(prefixes) && counts["staging:"] > counts[""], "keys by prefix", counts)
 	})
 }
 
 func TestABadPrefixIsRefused(t *testing.T) {
 	for _, prefix := range []string{"a{b", "a}b", "a b", "\n", strings.Repeat("x", 65)} {
 		_, err := throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Prefix: prefix})
-		if err == nil || !strings.Contains(err.Error(), "throttle: Config.Prefix ") {
-			t.Errorf("%q: %v", prefix, err)
-		}
+		That(t, err != nil && strings.Contains(err.Error(), "throttle: Config.Prefix "), prefix, err)
 	}
 }

@@ -49,9 +49,8 @@ func TestALeaseThatRanOutGoesToWhoeverWaits(t *testing.T) {
 	holder := Reserve(t, l, Acme(1)).Reservation
 	renewed := func(want bool) {
 		t.Helper()
-		if held, err := holder.Renew(t.Context()); held != want || err != nil {
-			t.Errorf("renewed %v, %v", held, err)
-		}
+		held, err := holder.Renew(t.Context())
+		That(t, held == want && err == nil, "renewed", held, err)
 	}
 	c.Set(31 * s)
 	renewed(true)
@@ -63,7 +62,5 @@ func TestALeaseThatRanOutGoesToWhoeverWaits(t *testing.T) {
 	c.Set(71 * s)
 	renewed(false)
 	taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{r.Ticket.Queue: 1}, Max: 1})
-	if err != nil || len(taken.Tickets) != 1 {
-		t.Errorf("took %+v, %v", taken.Tickets, err)
-	}
+	That(t, err == nil && len(taken.Tickets) == 1, "took", taken.Tickets, err)
 }

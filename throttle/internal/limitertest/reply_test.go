@@ -131,44 +131,36 @@ func FuzzReply(f *testing.F) {
 			t.Helper()
 			switch {
 			case errors.Is(err, throttle.ErrReply), errors.Is(err, throttle.ErrState), errors.Is(err, throttle.ErrClock):
-				if d.Granted || d.Windows != nil {
-					t.Errorf("%s of %v: %v with %+v", verb, s.reply, err, d)
-				}
+				That(t, !d.Granted && d.Windows == nil, verb, s.reply, err, "with", d)
 				return
 			case err != nil:
 				t.Errorf("%s of %v: %v", verb, s.reply, err)
 				return
 			}
-			if status, ok := s.reply[0].(int64); !ok || status < 0 || status%16 > 8 || status > 31 {
-				t.Errorf("%s of %v: taken for a decision", verb, s.reply)
-			}
-			if len(d.Windows) != 2 || d.ClockBehind < 0 || d.RetryIn < 0 || d.Latest < d.RetryIn || d.Granted && d.Latest != 0 ||
-				!d.Granted && d.RetryIn == 0 && (verb == "Reserve" && !d.Queued || verb == "Peek") {
-				t.Errorf("%s of %v: %+v", verb, s.reply, d)
-			}
+			status, ok := s.reply[0].(int64)
+			That(t, ok && status >= 0 && status%16 <= 8 && status <= 31, verb, s.reply, "taken for a decision")
+			That(t, len(d.Windows) == 2 && d.ClockBehind >= 0 && d.RetryIn >= 0 &&
+				d.Latest >= d.RetryIn && (!d.Granted || d.Latest == 0) &&
+				(d.Granted || d.RetryIn != 0 || (verb != "Reserve" || d.Queued) && verb != "Peek"),
+				verb, s.reply, d)
 			for _, w := range d.Windows {
-				if w.Used < 0 || w.Remaining < 0 || w.Remaining > w.Burst || w.RetryIn < 0 || d.Granted && w.Denied {
-					t.Errorf("%s of %v: %+v", verb, s.reply, w)
-				}
+				That(t, w.Used >= 0 && w.Remaining >= 0 && w.Remaining <= w.Burst && w.RetryIn >= 0 &&
+					(!d.Granted || !w.Denied), verb, s.reply, w)
 			}
-			if reason := d.Reason(); d.Granted != (reason == "") || d.EarliestReset() > d.RetryIn {
-				t.Errorf("%s of %v: reason %q, %+v", verb, s.reply, reason, d)
-			}
+			reason := d.Reason()
+			That(t, d.Granted == (reason == "") && d.EarliestReset() <= d.RetryIn,
+				verb, s.reply, "reason", reason, d)
 		}
 		d, err := l.Reserve(ctx, r)
 		check("Reserve", d, err)
-		if err == nil && d.Granted && len(d.Reservation.ID) != 16 {
-			t.Errorf("Reserve of %v: no reservation", s.reply)
-		}
+		That(t, err != nil || !d.Granted || len(d.Reservation.ID) == 16, "Reserve of", s.reply, "no reservation")
 		d, err = l.Peek(ctx, r)
 		check("Peek", d, err)
 		exempt := r
 		exempt.Tenant = "exempt"
 		d, err = l.Reserve(ctx, exempt)
 		check("Reserve", d, err)
-		if err == nil && !d.Granted {
-			t.Errorf("an exempt tenant's Reserve of %v: %+v", s.reply, d)
-		}
+		That(t, err != nil || d.Granted, "an exempt tenant's Reserve of", s.reply, d)
 		d, err = TryCancel(ctx, l, throttle.Reservation{Request: r, At: time.UnixMicro(us), ID: "0123456789abcdef"})
 		check("Cancel", d, err)
 		known := func(err error) bool {
@@ -176,28 +168,22 @@ func FuzzReply(f *testing.F) {
 		}
 		r.MaxWait, r.Backlog = time.Hour, 5
 		places, err := l.Line("p").Join(ctx, []throttle.Request{r})
-		if !known(err) || (err == nil) != (len(places) == 1) {
-			t.Errorf("Join of %v: %v, %v", s.reply, places, err)
-		}
+		That(t, known(err) && (err == nil) == (len(places) == 1), "Join of", s.reply, places, err)
 		for _, p := range places {
 			var late *throttle.TooLateError
 			var full *throttle.BacklogError
-			if p.Err != nil && !errors.As(p.Err, &late) && !errors.As(p.Err, &full) || p.RetryIn < 0 || p.Latest < p.RetryIn || p.Nudge && p.Err != nil {
-				t.Errorf("Join of %v: %+v", s.reply, p)
-			}
+			That(t, (p.Err == nil || errors.As(p.Err, &late) || errors.As(p.Err, &full)) &&
+				p.RetryIn >= 0 && p.Latest >= p.RetryIn && (!p.Nudge || p.Err == nil), "Join of", s.reply, p)
 		}
 		if err := l.Line("p").Leave(ctx, r.Ticket); !known(err) {
 			t.Errorf("Leave of %v: %v", s.reply, err)
 		}
 		got, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 5})
-		if !known(err) {
-			t.Errorf("Take of %v: %v", s.reply, err)
-		}
+		That(t, known(err), "Take of", s.reply, err)
 		for _, ticket := range got.Tickets {
 			d := ticket.Decision
-			if ticket.Queue != "q" || d.Granted == ticket.NeverFits || len(d.Windows) != 2 && d.Windows != nil {
-				t.Errorf("Take of %v: %+v", s.reply, ticket)
-			}
+			That(t, ticket.Queue == "q" && d.Granted != ticket.NeverFits &&
+				(len(d.Windows) == 2 || d.Windows == nil), "Take of", s.reply, ticket)
 		}
 		if err := l.Line("p").Acknowledge(ctx); !known(err) {
 			t.Errorf("Acknowledge of %v: %v", s.reply, err)

@@ -52,9 +52,8 @@ func TestAReservationWithoutAnIDIsRefused(t *testing.T) {
 	for _, r := range []throttle.Reservation{{}, Made(Acme(1), "zz"), Made(Acme(1), "0123456789abcdeF"), Made(Acme(1), "0123456789abcdef0")} {
 		for method, err := range methods(t.Context(), l.Attach(r)) {
 			var invalid *throttle.RequestError
-			if method != "Pause" && (!errors.As(err, &invalid) || invalid.Field != "id" || invalid.Value != r.ID) {
-				t.Errorf("%s by the ID %q: %v", method, r.ID, err)
-			}
+			That(t, method == "Pause" || errors.As(err, &invalid) && invalid.Field == "id" &&
+				invalid.Value == r.ID, method, "by the ID", r.ID, err)
 		}
 	}
 }
@@ -85,13 +84,10 @@ func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
 	p.Fail = throttle.FailOpen
 	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}), p)
 	d := Reserve(t, l, Acme(1))
-	if d.FailedOpen == nil || d.Reservation.Tenant != "acme" || d.Reservation.ID != "" {
-		t.Fatalf("%+v", d)
-	}
+	Require(t, d.FailedOpen != nil && d.Reservation.Tenant == "acme" && d.Reservation.ID == "", d)
 	for method, err := range methods(t.Context(), d.Reservation) {
-		if want := method == "Pause"; errors.Is(err, throttle.ErrUnavailable) != want || (err != nil) != want {
-			t.Errorf("%s: %v", method, err)
-		}
+		want := method == "Pause"
+		That(t, errors.Is(err, throttle.ErrUnavailable) == want && (err != nil) == want, method, err)
 	}
 	ctx, hold := d.Reservation.Hold(t.Context())
 	if err := hold.Release(t.Context()); err != nil || ctx.Err() != nil {
@@ -115,15 +111,10 @@ func TestWhatIsHeldOutlastsTheLookupOfItsTenant(t *testing.T) {
 	Must(t, err)
 	r := Reserve(t, l, Acme(1)).Reservation
 	away.Store(true)
-	if held, err := r.Renew(t.Context()); !held || err != nil {
-		t.Errorf("held %v, %v", held, err)
-	}
-	if _, err := r.Settle(t.Context(), map[string]int64{throttle.Requests: 3}); err != nil {
-		t.Error(err)
-	}
-	if err := r.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
+	held, err := r.Renew(t.Context())
+	That(t, held && err == nil, "held", held, err)
+	Must(t, Err(r.Settle(t.Context(), map[string]int64{throttle.Requests: 3})))
+	Must(t, r.Release(t.Context()))
 	away.Store(false)
 	WantUsed(t, l, Acme(1), 0, 3)
 	away.Store(true)
@@ -141,13 +132,10 @@ func TestWhatIsHeldOutlastsAnAttributeThatItLacks(t *testing.T) {
 	l := New(t, client, Policy(Slots(1), w))
 	r := Reserve(t, l, Acme(1)).Reservation
 	SetPolicy(t, l, Slots(1), w, throttle.Window{Name: "user", Limit: 9, Period: h, Scope: throttle.Per("user")})
-	if held, err := r.Renew(t.Context()); !held || err != nil {
-		t.Errorf("held %v, %v", held, err)
-	}
+	held, err := r.Renew(t.Context())
+	That(t, held && err == nil, "held", held, err)
 	for method, err := range methods(t.Context(), r) {
-		if err != nil && method != "Pause" && method != "ReportRemaining" {
-			t.Errorf("%s: %v", method, err)
-		}
+		That(t, err == nil || method == "Pause" || method == "ReportRemaining", method, err)
 	}
 	request := Acme(1)
 	request.Attributes = map[string]string{"user": "bob"}

@@ -23,9 +23,9 @@ func TestScopesAreEqualIfTheyNameTheSame(t *testing.T) {
 			t.Errorf("%q and %q, %q, %q, want %q", row.scope, row.same, row.scope, row.scope.Attributes(), row.names)
 		}
 	}
-	if throttle.Per("shared") == throttle.ScopeShared || throttle.Per(`a","b`) == throttle.Per("a", "b") || throttle.Per("user") == (throttle.Scope{}) {
-		t.Error("different scopes are equal")
-	}
+	That(t, throttle.Per("shared") != throttle.ScopeShared &&
+		throttle.Per(`a","b`) != throttle.Per("a", "b") && throttle.Per("user") != (throttle.Scope{}),
+		"different scopes are equal")
 	throttle.Per("b", "a").Attributes()[0] = "c"
 	Equal(t, throttle.Per("b", "a").Attributes()[0], "a")
 }

@@ -30,9 +30,8 @@ func TestSettleAndCancelGoByTheLastCorrection(t *testing.T) {
 			} else if _, err := r.Settle(t.Context(), map[string]int64{throttle.Requests: step.actual}); err != nil {
 				t.Fatal(err)
 			}
-			if got := Used(Peek(t, l, Acme(1))); slices.Min(got) != step.used || slices.Max(got) != step.used {
-				t.Errorf("%+v: used %v", step, got)
-			}
+			got := Used(Peek(t, l, Acme(1)))
+			That(t, slices.Min(got) == step.used && slices.Max(got) == step.used, step, "used", got)
 		}
 	}
 	client := Redis(t)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -75,7 +76,34 @@ func Equal[V any](t TB, got, want V, about ...any) {
 	if g.Kind() == reflect.Slice && g.Len()+w.Len() == 0 || reflect.DeepEqual(got, want) {
 		return
 	}
-	t.Errorf("%sgot %+v, want %+v", fmt.Sprintln(about...), got, want)
+	t.Errorf("%s\ngot %+v, want %+v", told(about), got, want)
+}
+
+// That fails the test unless something holds. The rest says what that is about.
+func That(t TB, holds bool, about ...any) {
+	t.Helper()
+	if !holds {
+		t.Errorf("%s", told(about))
+	}
+}
+
+// Require is That, and ends the test.
+func Require(t TB, holds bool, about ...any) {
+	t.Helper()
+	if !holds {
+		t.Fatalf("%s", told(about))
+	}
+}
+
+// Contains fails the test unless a text has a part.
+func Contains(t TB, text, part string, about ...any) {
+	t.Helper()
+	That(t, strings.Contains(text, part), append(about, fmt.Sprintf("%q is not in", part), text)...)
+}
+
+// told is what a failure is about, by its fields.
+func told(about []any) string {
+	return fmt.Sprintf(strings.Repeat("%+v ", len(about)), about...)
 }
 
 // WantErr fails the test unless an error is one, or is of the type to which a pointer was given, as
@@ -84,7 +112,7 @@ func WantErr(t TB, err error, want any, about ...any) {
 	t.Helper()
 	one, ok := want.(error)
 	if ok && !errors.Is(err, one) || !ok && !errors.As(err, want) {
-		t.Errorf("%sgot the error %v, want %T %[3]v", fmt.Sprintln(about...), err, want)
+		t.Errorf("%s\ngot the error %v, want %T %[3]v", told(about), err, want)
 	}
 }
 
@@ -92,7 +120,7 @@ func WantErr(t TB, err error, want any, about ...any) {
 func WantDenied(t TB, d throttle.Decision, retryIn time.Duration, about ...any) {
 	t.Helper()
 	if d.Granted || d.RetryIn != retryIn {
-		t.Errorf("%sgranted %v, denied for %v, want %v", fmt.Sprintln(about...), d.Granted, d.RetryIn, retryIn)
+		t.Errorf("%s\ngranted %v, denied for %v, want %v", told(about), d.Granted, d.RetryIn, retryIn)
 	}
 }
 

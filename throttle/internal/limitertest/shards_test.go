@@ -45,16 +45,14 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 	client := Redis(t)
 	ctx, l := t.Context(), New(t, client, sharded(4))
 	lines := l.Lines()
-	if want := []string{"p/1of4", "p/2of4", "p/3of4", "p/4of4"}; !slices.Equal(lines, want) {
-		t.Fatalf("lines %q, want %q", lines, want)
-	}
+	want := []string{"p/1of4", "p/2of4", "p/3of4", "p/4of4"}
+	Require(t, slices.Equal(lines, want), "lines", lines, "want", want)
 	for _, line := range lines {
 		tenant := tenantIn(l, line)
 		r := throttle.Request{Policy: "p", Tenant: tenant, IdempotencyKey: "key"}
 		first, again := Reserve(t, l, r), Reserve(t, l, r)
-		if !first.Granted || !again.Granted || again.Windows[0].Used != 1 {
-			t.Fatalf("%s: %+v, and repeated %+v", line, first, again)
-		}
+		Require(t, first.Granted && again.Granted && again.Windows[0].Used == 1,
+			line, first, "and repeated", again)
 		Equal(t, len(client.Keys(ctx, "sluice:{"+line+"}:w:tenant:"+tenant).Val()), 1, line)
 		r.IdempotencyKey = ""
 		d := Reserve(t, l, r)
@@ -71,31 +69,25 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 		if places, err := other.Join(ctx, joins); err != nil || !errors.As(places[0].Err, &wrong) || !strings.Contains(wrong.Error(), line) {
 			t.Errorf("%s: another line let it in: %+v, %v", line, places, err)
 		}
-		if got, err := other.Reserve(ctx, []throttle.Request{{Tenant: tenant, Ticket: Ticket("astray")}}); err != nil || got[0].Ticket != (throttle.Ticket{}) {
-			t.Errorf("%s: another line decided: %+v, %v", line, got, err)
-		}
+		got, err := other.Reserve(ctx, []throttle.Request{{Tenant: tenant, Ticket: Ticket("astray")}})
+		That(t, err == nil && got[0].Ticket == (throttle.Ticket{}), line, "another line decided", got, err)
 		Release(t, d)
-		if refusal, err := d.Reservation.Pause(ctx, m, ""); err != nil || refusal.Pause != m {
-			t.Errorf("%s: a pause of %+v, %v", line, refusal, err)
-		}
+		refusal, err := d.Reservation.Pause(ctx, m, "")
+		That(t, err == nil && refusal.Pause == m, line, "a pause of", refusal, err)
 		if d := Peek(t, l, throttle.Request{Policy: "p", Tenant: tenant}); d.Pause == nil || d.Windows[0].Used != 2 {
 			t.Errorf("%s: no pause in %+v", line, d)
 		}
 		Equal(t, len(takeFrom(t, l, line)), 0, line)
-		if err := l.Resume(ctx, throttle.Request{Policy: "p", Tenant: tenant}); err != nil {
-			t.Error(err)
-		}
+		Must(t, l.Resume(ctx, throttle.Request{Policy: "p", Tenant: tenant}))
 		taken := takeFrom(t, l, line)
-		if len(taken) != 1 || taken[0].Ticket != Ticket("denied") || !l.Line(line).Matches(taken[0], r) {
-			t.Errorf("%s: took %v", line, taken)
-		}
+		That(t, len(taken) == 1 && taken[0].Ticket == Ticket("denied") &&
+			l.Line(line).Matches(taken[0], r), line, "took", taken)
 	}
 	if _, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); !errors.Is(err, throttle.ErrUnknownPolicy) || !strings.Contains(err.Error(), "4 shards") {
 		t.Errorf("a take from the policy as a whole: %v", err)
 	}
-	if info, ok := l.Lookup("p/2of4"); !ok || info.Name != "p" {
-		t.Errorf("the policy of a line is %+v, %v", info, ok)
-	}
+	info, ok := l.Lookup("p/2of4")
+	That(t, ok && info.Name == "p", "the policy of a line is", info, ok)
 }
 
 func takeFrom(t *testing.T, l *throttle.Limiter, line string) []throttle.TakenTicket {
@@ -120,9 +112,8 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 		before, line := []throttle.Decision{Reserve(t, l, r), Reserve(t, l, r)}, l.LineOf("p", tenant)
 		waits := r
 		waits.Ticket = Ticket(tenant)
-		if d := Reserve(t, l, waits); !d.Queued {
-			t.Fatalf("%s: %+v", tenant, d)
-		}
+		d := Reserve(t, l, waits)
+		Require(t, d.Queued, tenant, d)
 		setShards(t, l, c.to)
 		WantGranted(t, Peek(t, l, r), 0)
 		if !slices.Contains(l.Lines(), line) || l.LineOf("p", tenant) == line {
@@ -133,18 +124,12 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 		WantErr(t, Err(l.Line(line).Join(ctx, []throttle.Request{late})), throttle.ErrUnknownPolicy, tenant)
 		Equal(t, len(takeFrom(t, l, line)), 0, tenant)
 		Release(t, before[0])
-		if _, err := l.Attach(before[1].Reservation).Cancel(ctx); err != nil {
-			t.Error(err)
-		}
+		Must(t, Err(l.Attach(before[1].Reservation).Cancel(ctx)))
 		WantUsed(t, l, r, 0)
 		taken := takeFrom(t, l, line)
-		if len(taken) != 1 || l.Line(line).Matches(taken[0], waits) {
-			t.Fatalf("%s: took %v", tenant, taken)
-		}
+		Require(t, len(taken) == 1 && !l.Line(line).Matches(taken[0], waits), tenant, "took", taken)
 		again, err := l.Line(line).ReserveAgain(ctx, taken[0], waits)
-		if err != nil || !again.Granted || again.Windows[0].Used != 1 {
-			t.Errorf("%s: reserved again: %+v, %v", tenant, again, err)
-		}
+		That(t, err == nil && again.Granted && again.Windows[0].Used == 1, tenant, "reserved again", again, err)
 		takeFrom(t, l, line)
 		if slices.Contains(l.Lines(), line) {
 			t.Errorf("%s: an empty former line is one of %q", tenant, l.Lines())

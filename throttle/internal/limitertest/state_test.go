@@ -100,8 +100,6 @@ func TestDamagedState(t *testing.T) {
 			}
 			Equal(t, Dump(t, client), before, i%len(good), err)
 		}
-		if classes["none"] == 0 || classes["state"] == 0 {
-			t.Errorf("no damage of some class: %v", classes)
-		}
+		That(t, classes["none"] != 0 && classes["state"] != 0, "no damage of some class", classes)
 	})
 }

@@ -39,12 +39,8 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 	waiting := Acme(1)
 	waiting.Ticket = Ticket("a1")
 	places, err := l.Line("p").Join(t.Context(), []throttle.Request{waiting})
-	if err != nil || places[0].RetryIn != 70*s {
-		t.Errorf("join: %+v, %v", places, err)
-	}
-	if err := l.Line("p").Leave(t.Context(), waiting.Ticket); err != nil {
-		t.Error(err)
-	}
+	That(t, err == nil && places[0].RetryIn == 70*s, "join", places, err)
+	Must(t, l.Line("p").Leave(t.Context(), waiting.Ticket))
 	c.Set(110 * s)
 	if d = Reserve(t, l, Acme(10)); !d.Granted {
 		t.Fatal("denied")
@@ -87,18 +83,13 @@ func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
 			}
 			needed := d.Windows[0].ResetsAt
 			gone := time.UnixMilli(0).Add(expires + ms)
-			if gone.Before(needed) {
-				t.Errorf("is forgotten at %v, needed until %v", gone, needed)
-			}
+			That(t, !gone.Before(needed), "is forgotten at", gone, "needed until", needed)
 			// Rounded up, one more in the script, and the one above.
-			if slack := after.Sub(before) + 3*ms; gone.After(needed.Add(slack)) {
-				t.Errorf("is forgotten at %v, needed only until %v", gone, needed)
-			}
+			slack := after.Sub(before) + 3*ms
+			That(t, !gone.After(needed.Add(slack)), "is forgotten at", gone, "needed only until", needed)
 			return
 		}
-		if w.Period >= time.Second {
-			t.Error("the key had always gone")
-		}
+		That(t, w.Period < time.Second, "the key had always gone")
 	})
 }
 
@@ -146,13 +137,10 @@ func TestIdleTenantsLeaveNothing(t *testing.T) {
 				break
 			}
 		}
-		if len(left) > 0 {
-			t.Errorf("still there: %q", left)
-		}
+		That(t, len(left) == 0, "still there", left)
 		for _, key := range client.Keys(t.Context(), "*").Val() {
-			if ttl := client.PTTL(t.Context(), key).Val(); ttl > m || ttl == -1 {
-				t.Errorf("%s lives for %v", key, ttl)
-			}
+			ttl := client.PTTL(t.Context(), key).Val()
+			That(t, ttl <= m && ttl != -1, key, "lives for", ttl)
 		}
 	})
 }

@@ -21,9 +21,7 @@ func TestWaitSleepsUntilItFits(t *testing.T) {
 		var waited []time.Duration
 		for range 4 {
 			d, err := l.Wait(t.Context(), Acme(1))
-			if err != nil || !d.Granted || d.Reservation.ID == "" {
-				t.Fatalf("granted %v, %v", d.Granted, err)
-			}
+			Require(t, err == nil && d.Granted && d.Reservation.ID != "", "granted", d.Granted, err)
 			waited = append(waited, time.Since(start))
 		}
 		const each = 20571429 * us // a seventh of 144 s, never rounded down
@@ -58,9 +56,8 @@ func TestWaitGivesUpAtOnce(t *testing.T) {
 func wantNotInTime(t *testing.T, d throttle.Decision, err error) {
 	t.Helper()
 	var denied *throttle.DeniedError
-	if !errors.As(err, &denied) || d.Granted || denied.Decision.RetryIn != m || !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("granted %v, %v", d.Granted, err)
-	}
+	Require(t, errors.As(err, &denied) && !d.Granted && denied.Decision.RetryIn == m &&
+		errors.Is(err, context.DeadlineExceeded), "granted", d.Granted, err)
 	Equal(t, err.Error(), "throttled: p/w, tenant acme, 1m0s: context deadline exceeded", err)
 }
 
@@ -71,16 +68,14 @@ func TestWaitThatMustNotWait(t *testing.T) {
 		start := time.Now()
 		r := Acme(1)
 		r.MaxWait, r.Ticket = -1, throttle.Ticket{Queue: "q", ID: "1"}
-		if d, err := l.Wait(t.Context(), r); err != nil || !d.Granted {
-			t.Fatalf("granted %v, %v", d.Granted, err)
-		}
+		d, err := l.Wait(t.Context(), r)
+		Require(t, err == nil && d.Granted, "granted", d.Granted, err)
 		var denied *throttle.DeniedError
 		if _, err := l.Wait(t.Context(), r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued || denied.Decision.RetryIn != m {
 			t.Errorf("denied: %v", err)
 		}
-		if places, err := l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil || !errors.As(places[0].Err, new(*throttle.TooLateError)) {
-			t.Errorf("joined: %+v, %v", places, err)
-		}
+		places, err := l.Line("p").Join(t.Context(), []throttle.Request{r})
+		That(t, err == nil && errors.As(places[0].Err, new(*throttle.TooLateError)), "joined", places, err)
 		Equal(t, time.Since(start), 0)
 	})
 }
@@ -134,9 +129,7 @@ func TestWaitEndsWhenTheProcessGivesSomethingBack(t *testing.T) {
 				time.Sleep(m + 500*ms) // between two takes of the claims, which come each second
 				Must(t, giveBack(t.Context(), l, d))
 				time.Sleep(ms)
-				if !waited.Load() {
-					t.Error("it goes on waiting")
-				}
+				That(t, waited.Load(), "it goes on waiting")
 				time.Sleep(s)
 			})
 		})

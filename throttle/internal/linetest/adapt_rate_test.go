@@ -33,9 +33,8 @@ func TestTheRateInForceIsTold(t *testing.T) {
 		if refusal.Adapted != nil {
 			got = refusal.Adapted.String()
 		}
-		if err != nil || refusal.Policy != "p" || refusal.Tenant != "a" || refusal.Pause != pause || got != rate {
-			t.Errorf("%+v, %q, %v; want a pause of %v, %q", refusal, got, err, pause, rate)
-		}
+		limitertest.That(t, err == nil && refusal.Policy == "p" && refusal.Tenant == "a" &&
+			refusal.Pause == pause && got == rate, refusal, got, err, "want a pause of", pause, rate)
 	}
 	first, together := st.granted("a1"), st.granted("a11")
 	refused(first, 125*ms, "refused once since 00:00 UTC, spread evenly at 10/s")
@@ -146,9 +145,8 @@ func TestExpectedStartsKnowTheRate(t *testing.T) {
 		told = append(told, 1010*ms+st.joins(ticket).RetryIn)
 	}
 	for i, at := range told {
-		if want := 1135*ms + time.Duration(math.Ceil(float64(i)*1e6/8.75))*us; at != want {
-			t.Fatalf("told %v: want %v", told, want)
-		}
+		want := 1135*ms + time.Duration(math.Ceil(float64(i)*1e6/8.75))*us
+		limitertest.Require(t, at == want, "told", told, "want", want)
 	}
 	for i, ticket := range []string{"a3", "a4", "a5"} {
 		const early = 2 * (s*100/875 - s*100/880) // the rate grows meanwhile, but not to 8.8/s
@@ -171,12 +169,11 @@ func TestRefusalsAreObserved(t *testing.T) {
 	for _, d := range calls {
 		limitertest.Must(t, limitertest.Err(d.Reservation.Pause(t.Context(), 0, "")))
 	}
-	if len(told) != 3 || told[0].Adapted == nil || told[0].Adapted.Window != "shared" || told[0].Pause != 125*ms {
-		t.Fatalf("told %+v", told)
-	}
-	if a := told[0].Adapted; !a.Changed.Equal(a.Since) || a.Until.Sub(a.Changed) != m+125*ms {
-		t.Errorf("changed at %v, since %v, until %v", a.Changed, a.Since, a.Until)
-	}
+	limitertest.Require(t, len(told) == 3 && told[0].Adapted != nil &&
+		told[0].Adapted.Window == "shared" && told[0].Pause == 125*ms, "told", told)
+	a := told[0].Adapted
+	limitertest.That(t, a.Changed.Equal(a.Since) && a.Until.Sub(a.Changed) == m+125*ms,
+		"changed at", a.Changed, "since", a.Since, "until", a.Until)
 	for _, r := range told[1:] {
 		limitertest.Equal(t, r, (throttle.Refusal{Policy: "p", Tenant: "a"}))
 	}
@@ -188,7 +185,6 @@ func TestAPauseMayBeginWithoutAnotherRate(t *testing.T) {
 	st.refusedAt(0, "a1")
 	d := st.at(200 * ms).granted("a2")
 	refusal, err := d.Reservation.Pause(t.Context(), 3*s, "")
-	if want := (throttle.Refusal{Pause: 3 * s, Policy: "p", Tenant: "a"}); err != nil || refusal != want {
-		t.Errorf("%+v, %v, want %+v", refusal, err, want)
-	}
+	want := (throttle.Refusal{Pause: 3 * s, Policy: "p", Tenant: "a"})
+	limitertest.That(t, err == nil && refusal == want, refusal, err, "want", want)
 }

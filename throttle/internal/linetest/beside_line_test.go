@@ -61,9 +61,7 @@ func TestCorrectionsBesideALine(t *testing.T) {
 					n++
 				}
 			}
-			if n > 3 {
-				st.Errorf("%d are granted of 3", n)
-			}
+			limitertest.That(st, n <= 3, n, "are granted of 3")
 		}},
 		"a pause holds for what costs nothing there": {limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: s}, tokens(100, s)), func(st *story) {
 			d := st.granted("a1")
@@ -82,12 +80,9 @@ func TestReleasedIsRememberedForALease(t *testing.T) {
 	d := limitertest.Reserve(t, l, limitertest.Acme(1))
 	limitertest.Release(t, d)
 	keys, err := client.Keys(t.Context(), "sluice:{p}:n:*").Result()
-	if err != nil || len(keys) != 1 {
-		t.Fatalf("%q, %v", keys, err)
-	}
+	limitertest.Require(t, err == nil && len(keys) == 1, keys, err)
 	for _, k := range keys {
-		if ttl := client.TTL(t.Context(), k).Val(); ttl < h/2 {
-			t.Errorf("%s is kept for %v", k, ttl)
-		}
+		ttl := client.TTL(t.Context(), k).Val()
+		limitertest.That(t, ttl >= h/2, k, "is kept for", ttl)
 	}
 }

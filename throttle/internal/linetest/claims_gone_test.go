@@ -90,9 +90,8 @@ func TestClaimsOfWhichSomeWereRemovedJoinAgain(t *testing.T) {
 		stopped.Store(true)
 		time.Sleep(3 * s)
 		limitertest.Reserve(t, l, limitertest.Acme(0))
-		if left := inLine(); left == 0 || left == n {
-			t.Errorf("%d of %d are left", left, n)
-		}
+		left := inLine()
+		limitertest.That(t, left != 0 && left != n, left, n, "are left")
 		close(goOn)
 		time.Sleep(s)
 		limitertest.Equal(t, inLine(), n)

@@ -112,9 +112,8 @@ func claimsBesideJobs(t *testing.T, faults bool) {
 		limitertest.Equal(t, max(0, limitertest.MostOver(p.Windows[0], log)), 0, "over of", tenant)
 	}
 	limitertest.Equal(t, max(0, limitertest.MostOver(p.Windows[1], all)), 0, "over of all")
-	if hs.mostHeld > slotsOfAll && !faults || hs.longest > m {
-		t.Errorf("%d slots were held, somebody waited for %v", hs.mostHeld, hs.longest)
-	}
+	limitertest.That(t, (hs.mostHeld <= slotsOfAll || faults) && hs.longest <= m,
+		hs.mostHeld, "slots were held, somebody waited for", hs.longest)
 	unsure := int64(0)
 	if faults {
 		unsure = 3*hs.errors + 6
@@ -124,9 +123,7 @@ func claimsBesideJobs(t *testing.T, faults bool) {
 		return used >= hs.kept-unsure && used <= hs.kept+unsure
 	})
 	for _, key := range client.Keys(t.Context(), "*").Val() {
-		if client.PTTL(t.Context(), key).Val() == -1 {
-			t.Errorf("%q has no TTL", key)
-		}
+		limitertest.That(t, client.PTTL(t.Context(), key).Val() != -1, key, "has no TTL")
 	}
 	limitertest.IsGone(t, client)
 }
@@ -334,17 +331,13 @@ func TestClaimsGoByThePolicyAsItIsNow(t *testing.T) {
 			go func() { ended <- <-one }()
 		}
 		limitertest.SetPolicy(t, l, change(1)...)
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		limitertest.Must(t, <-ended)
 		limitertest.Until(t, "the other one stands in line", func() bool {
 			peeked := limitertest.Peek(t, l, r)
 			return peeked.Windows[0].Used == 1 && len(limitertest.ReadLine(t, client).Hashes["t"]) == 1
 		})
 		limitertest.SetPolicy(t, l, change(2)...)
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		limitertest.Must(t, <-ended)
 		limitertest.WantUsed(t, l, r, 2)
 		limitertest.IsGone(t, client)
 	})

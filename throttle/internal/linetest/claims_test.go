@@ -92,9 +92,7 @@ func TestWaitersShareByWeight(t *testing.T) {
 		gotA, gotB := a.Load(), b.Load()
 		stop()
 		group.Wait()
-		if gotB == 0 || max(gotA-3*gotB, 3*gotB-gotA) > 1+3+3 {
-			t.Errorf("weights 3 to 1 got %d and %d", gotA, gotB)
-		}
+		limitertest.That(t, gotB != 0 && max(gotA-3*gotB, 3*gotB-gotA) <= 1+3+3, "weights 3 to 1", gotA, gotB)
 	})
 }
 
@@ -130,9 +128,8 @@ func TestClaimsOfAProcessShareTheirTakes(t *testing.T) {
 			group.Wait()
 		})
 	}
-	if commands[1] == 0 || commands[50] != commands[1] {
-		t.Errorf("commands in 10 s by the number of claims: %v", commands)
-	}
+	limitertest.That(t, commands[1] != 0 && commands[50] == commands[1],
+		"commands in 10 s by the number of claims", commands)
 }
 
 // Servers of one line ask it apart from each other. Nobody else asks for the claims of a process:
@@ -191,9 +188,8 @@ func TestAClaimTakesASlotThatIsGivenBack(t *testing.T) {
 				time.Sleep(row.waits)
 				released := time.Now()
 				limitertest.Must(t, held.Release(t.Context()))
-				if took := (<-granted).Sub(released); took > row.takes {
-					t.Errorf("it took %v, want at most %v", took, row.takes)
-				}
+				took := (<-granted).Sub(released)
+				limitertest.That(t, took <= row.takes, "it took", took, "want at most", row.takes)
 			})
 		})
 	}
@@ -218,9 +214,7 @@ func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 		}
 		var denied *throttle.DeniedError
 		for _, err := range []error{waited(100*ms, h), waited(h, 100*ms)} { // no slot is free in time
-			if !errors.As(err, &denied) || denied.Cause != context.DeadlineExceeded {
-				t.Error(err)
-			}
+			limitertest.That(t, errors.As(err, &denied) && denied.Cause == context.DeadlineExceeded, err)
 		}
 		time.AfterFunc(50*ms, func() { _ = first.Reservation.Release(t.Context()) })
 		limitertest.Must(t, waited(30*s, h))
@@ -257,9 +251,7 @@ func TestAKeyThatWaitedIsOneReservation(t *testing.T) {
 	waited, err := (<-decided).Reservation, <-other
 	limitertest.Must(t, err)
 	repeat := limitertest.Reserve(t, l, r).Reservation
-	if repeat.ID != waited.ID || !repeat.At.Equal(waited.At) {
-		t.Errorf("repeated: %+v, want %+v", repeat, waited)
-	}
+	limitertest.That(t, repeat.ID == waited.ID && repeat.At.Equal(waited.At), "repeated", repeat, "want", waited)
 	for range 2 {
 		limitertest.Cancel(t, l, waited)
 		limitertest.Equal(t, limitertest.Used(limitertest.Cancel(t, l, repeat)), []int64{1, 1})
@@ -328,8 +320,6 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 		if err := errors.Join(others.Release(t.Context()), <-ended); err != nil {
 			t.Errorf("it holds none: %v", err)
 		}
-		if err := hold.Release(ctx); err != nil {
-			t.Error(err)
-		}
+		limitertest.Must(t, hold.Release(ctx))
 	})
 }

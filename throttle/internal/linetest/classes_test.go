@@ -61,16 +61,16 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			limitertest.Join(st, st.l, r)
 			st.at(100 * s)
 			taken := limitertest.Take(st, st.l, throttle.MaxTake, "q", "r")
-			if len(taken.Tickets) != 2 || taken.Tickets[0].ID != "c1" || taken.Tickets[1].ID != "b1" {
-				st.Fatalf("took %+v", taken.Tickets)
-			}
+			limitertest.Require(st, len(taken.Tickets) == 2 && taken.Tickets[0].ID == "c1" &&
+				taken.Tickets[1].ID == "b1", "took", taken.Tickets)
 		}},
 		"a ticket is put back in its class": {limitertest.Policy(two), func(st *story) {
 			st.batch().joins("a1", "a2")
 			st.takes("a1", "a2")
-			if got := st.took["a1"]; got.Decision.Reservation.Class != throttle.ClassBatch || !st.line().Matches(got, st.of("a1")) || st.line().Matches(got, st.live().of("a1")) {
-				st.Errorf("taken is %+v", got)
-			}
+			got := st.took["a1"]
+			limitertest.That(st, got.Decision.Reservation.Class == throttle.ClassBatch &&
+				st.line().Matches(got, st.of("a1")) && !st.line().Matches(got, st.live().of("a1")),
+				"taken is", got)
 			st.putBack("a1", "a2")
 			st.live().joins("b1")
 			st.takes("b1", "a1").asks(s)
@@ -133,9 +133,7 @@ func TestShareOfABatch(t *testing.T) {
 					units[cmp.Or(r.Class, throttle.ClassLive)] += r.Cost["requests"]
 				}
 			}
-			if taken.Next < 0 {
-				t.Fatalf("%s: all are taken", name)
-			}
+			limitertest.Require(t, taken.Next >= 0, name, "all are taken")
 			st.c.US.Add(taken.Next.Microseconds())
 		}
 		t.Logf("%s: %v", name, units)
@@ -177,9 +175,8 @@ func TestShareOfABatchOfManyTenants(t *testing.T) {
 			}
 			st.c.US.Add(taken.Next.Microseconds())
 		}
-		if owed := p.BatchShare*float64(all) - float64(batches); owed < -2 || owed > 2 {
-			t.Errorf("%+v: %d of %d are of batches", c, batches, all)
-		}
+		owed := p.BatchShare*float64(all) - float64(batches)
+		limitertest.That(t, owed >= -2 && owed <= 2, c, batches, all, "are of batches")
 	}
 }
 
@@ -211,9 +208,9 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 		}
 		starts := st.starts()
 		for ticket, p := range told {
-			if at := starts[ticket]; at > p.Latest {
-				t.Errorf("%s starts at %v, and was told %v to %v", ticket, at, p.RetryIn, p.Latest)
-			}
+			at := starts[ticket]
+			limitertest.That(t, at <= p.Latest,
+				ticket, "starts at", at, "and was told", p.RetryIn, "to", p.Latest)
 		}
 		shared := slices.ContainsFunc(windows, func(w throttle.Window) bool { return w.Scope == throttle.ScopeShared })
 		if told["a94"].RetryIn < told["a06"].RetryIn || shared && told["d90"].RetryIn < told["b06"].RetryIn {

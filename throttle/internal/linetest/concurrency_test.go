@@ -45,9 +45,7 @@ func TestConcurrencyScenes(t *testing.T) {
 			st.waits("a2")
 			st.at(130*s - us).takes()
 			st.at(130 * s).takes("a2")
-			if renew(st, st.l, first) {
-				st.Error("a lease was renewed whose room is taken")
-			}
+			limitertest.That(st, !renew(st, st.l, first), "a lease was renewed whose room is taken")
 			limitertest.Release(st, first)
 			st.waits("a3")
 		}},
@@ -100,24 +98,19 @@ func TestConcurrencyScenes(t *testing.T) {
 			places, err := st.line().Join(st.Context(), []throttle.Request{r, st.of("a3")})
 			limitertest.Must(st, err)
 			for _, p := range places {
-				if p.Err != nil || p.Binds != "slots" || p.Latest != 0 {
-					st.Errorf("%+v: want a place without a bound", p)
-				}
+				limitertest.That(st, p.Err == nil && p.Binds == "slots" && p.Latest == 0,
+					p, "want a place without a bound")
 			}
-			if d := limitertest.Reserve(st, st.l, st.without("b")); d.Granted || d.Latest != 0 {
-				st.Errorf("%v to %v: want no bound", d.RetryIn, d.Latest)
-			}
+			d := limitertest.Reserve(st, st.l, st.without("b"))
+			limitertest.That(st, !d.Granted && d.Latest == 0, d.RetryIn, "to", d.Latest, "want no bound")
 			r = st.of("a4")
 			r.MaxWait = -1
-			if place := st.joining(r); place.Err == nil {
-				st.Errorf("%+v: it does not fit at once", place)
-			}
+			place := st.joining(r)
+			limitertest.That(st, place.Err != nil, place, "it does not fit at once")
 			explains := func(ticket, want string) {
 				st.Helper()
 				e, err := inspect.Of(st.l).Explain(st.Context(), "p", limitertest.Ticket(ticket))
-				if err != nil || !strings.Contains(e.String(), want) {
-					st.Errorf("%v, %v: want %q", e, err, want)
-				}
+				limitertest.That(st, err == nil && strings.Contains(e.String(), want), e, err, "want", want)
 			}
 			explains("a3", "expected to start at 00:01:00 UTC at most\ndelayed by window slots, whose holds were not measured yet\n")
 			st.at(2 * s)
@@ -186,9 +179,8 @@ func TestConcurrencyIsNeverExceeded(t *testing.T) {
 			"renew": func(t *rapid.T) {
 				h := pick(t)
 				want := h.until > now || !h.ended && running()+h.cost <= limit
-				if got := renew(t, l, h.d); got != want {
-					t.Fatalf("renewed %v, want %v", got, want)
-				}
+				got := renew(t, l, h.d)
+				limitertest.Require(t, got == want, "renewed", got, "want", want)
 				if want {
 					h.until = now + w.Lease
 				}

@@ -49,18 +49,16 @@ func TestHostileNamesInALine(t *testing.T) {
 			later := request(n)
 			later.Ticket.ID = "later/" + n.id
 			places, err := st.line().Join(t.Context(), []throttle.Request{later})
-			if err != nil || places[0].Err != nil || places[0].RetryIn != 20*s || places[0].AlreadyQueued {
-				t.Fatalf("%q: %+v, %v", n, places, err)
-			}
+			limitertest.Require(t, err == nil && places[0].Err == nil && places[0].RetryIn == 20*s &&
+				!places[0].AlreadyQueued, n, places, err)
 			for key, value := range before {
 				limitertest.Equal(t, client.Exists(t.Context(), key).Val(), 1, n, key, value)
 			}
 		}
 		st.at(10 * s)
 		taken, err := st.line().Take(t.Context(), throttle.TakeOptions{Queues: limitertest.Queues(hostileNames...), Max: throttle.MaxTake})
-		if err != nil || len(taken.Tickets) != len(all) {
-			t.Fatalf("%d tickets of %d, %v", len(taken.Tickets), len(all), err)
-		}
+		limitertest.Require(t, err == nil && len(taken.Tickets) == len(all),
+			len(taken.Tickets), "tickets of", len(all), err)
 		for _, n := range all {
 			i := slices.IndexFunc(taken.Tickets, func(t throttle.TakenTicket) bool { return t.Ticket == request(n).Ticket })
 			if i < 0 {
@@ -68,23 +66,19 @@ func TestHostileNamesInALine(t *testing.T) {
 				continue
 			}
 			got := taken.Tickets[i]
-			if got.Key != n.key || got.Decision.Tenant != n.tenant || got.Decision.Reservation.Attributes["user"] != n.user || !st.line().Matches(got, request(n)) {
-				t.Errorf("%q was taken as %+v", n, got)
-			}
-			if w := got.Decision.Windows; len(w) != len(p.Windows) || w[0].Used != 1 || w[1].Used != 1 || !slices.Equal(w[0].Scope.Values, []string{n.tenant, n.user}) {
-				t.Errorf("%q: %+v", n, w)
-			}
-			if err := st.line().Leave(t.Context(), throttle.Ticket{Queue: n.queue, ID: "later/" + n.id}); err != nil {
-				t.Error(err)
-			}
+			limitertest.That(t, got.Key == n.key && got.Decision.Tenant == n.tenant &&
+				got.Decision.Reservation.Attributes["user"] == n.user && st.line().Matches(got, request(n)),
+				n, "was taken as", got)
+			w := got.Decision.Windows
+			limitertest.That(t, len(w) == len(p.Windows) && w[0].Used == 1 && w[1].Used == 1 &&
+				slices.Equal(w[0].Scope.Values, []string{n.tenant, n.user}), n, w)
+			limitertest.Must(t, st.line().Leave(t.Context(), throttle.Ticket{Queue: n.queue, ID: "later/" + n.id}))
 		}
-		if err := st.line().Acknowledge(t.Context()); err != nil {
-			t.Error(err)
-		}
+		limitertest.Must(t, st.line().Acknowledge(t.Context()))
 		for _, key := range client.Keys(t.Context(), "*").Val() {
-			if kind := client.Type(t.Context(), key).Val(); kind != "string" || strings.HasSuffix(key, ":q") {
-				t.Errorf("the line has left the %s %q", kind, key)
-			}
+			kind := client.Type(t.Context(), key).Val()
+			limitertest.That(t, kind == "string" && !strings.HasSuffix(key, ":q"),
+				"the line has left the", kind, key)
 		}
 	}
 }
@@ -139,16 +133,14 @@ func TestLargestNumbers(t *testing.T) {
 			var last time.Duration
 			for _, name := range []string{"a2", "a3", "b1", "c1"} {
 				d := limitertest.Reserve(t, st.l, st.of(name))
-				if d.Granted || d.RetryIn <= 0 || d.Windows[0].Used < most || d.Windows[0].Remaining != 0 {
-					t.Errorf("%s: %+v", name, d)
-				}
+				limitertest.That(t, !d.Granted && d.RetryIn > 0 && d.Windows[0].Used >= most &&
+					d.Windows[0].Remaining == 0, name, d)
 				last = max(last, d.RetryIn)
 			}
 			st.at(last)
 			taken, err := st.line().Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
-			if err != nil || len(taken.Tickets) != 1 || taken.Tickets[0].Decision.Windows[0].Used != most {
-				t.Errorf("after %v took %+v, %v", last, taken, err)
-			}
+			limitertest.That(t, err == nil && len(taken.Tickets) == 1 &&
+				taken.Tickets[0].Decision.Windows[0].Used == most, "after", last, "took", taken, err)
 		})
 	}
 }

@@ -24,18 +24,16 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 		st.joins("a1", "a2", "b1", "c1")
 		st.pauses("a")
 		st.at(s).joins("a3")
-		if d := limitertest.Reserve(st, st.l, st.of("a4")); d.Granted || !d.Queued || d.Binds != throttle.ByPause || d.RetryIn < h-m {
-			st.Errorf("%+v", d)
-		}
-		if e := st.explain("a2"); !e.Waiting || e.Binds != throttle.ByPause || e.Pause.By != "anna" || e.Expected.Sub(e.At) < h-m {
-			st.Errorf("a2 is explained by %v", e)
-		}
+		d := limitertest.Reserve(st, st.l, st.of("a4"))
+		limitertest.That(st, !d.Granted && d.Queued && d.Binds == throttle.ByPause && d.RetryIn >= h-m, d)
+		e := st.explain("a2")
+		limitertest.That(st, e.Waiting && e.Binds == throttle.ByPause && e.Pause.By == "anna" &&
+			e.Expected.Sub(e.At) >= h-m, "a2 is explained by", e)
 		for k := range 12 {
 			taken := limitertest.Take(st, st.at(time.Duration(10+10*k)*s).l, 64, "q")
 			for _, ticket := range taken.Tickets {
-				if ticket.Decision.Tenant == "a" {
-					st.Errorf("took %s of a tenant that is paused", ticket.ID)
-				}
+				limitertest.That(st, ticket.Decision.Tenant != "a",
+					"took", ticket.ID, "of a tenant that is paused")
 				st.took[ticket.ID] = ticket
 			}
 		}
@@ -69,15 +67,13 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			}
 			for _, r := range []throttle.Request{st.of("d1"), st.without("d"), {Policy: "p", Tenant: "e", Exempt: true}} {
 				d := limitertest.Reserve(st, st.l, r)
-				if d.Granted || d.RetryIn < h-m || d.Binds != throttle.ByPause || d.Queued != (r.Ticket.ID != "") {
-					st.Errorf("%+v", d)
-				}
+				limitertest.That(st, !d.Granted && d.RetryIn >= h-m && d.Binds == throttle.ByPause &&
+					d.Queued == (r.Ticket.ID != ""), d)
 				if want := ": paused until 01:00:00 UTC by hand: it is down"; !strings.HasSuffix(d.Reason(), want) || d.Pause.By != "anna" {
 					st.Errorf("%s, want %s", d.Reason(), want)
 				}
-				if text := d.Pause.Describe(d.At); !strings.HasSuffix(text, ": it is down, set by anna") {
-					st.Errorf("%s", text)
-				}
+				text := d.Pause.Describe(d.At)
+				limitertest.That(st, strings.HasSuffix(text, ": it is down, set by anna"), text)
 			}
 			if d := limitertest.Peek(st, st.l, st.without("d")); d.Granted || d.Windows[0].Used != 0 {
 				st.Errorf("%+v", d)
@@ -90,16 +86,16 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			st.pauses("")
 			for k, ticket := range []string{"a1", "a2", "a3"} {
 				at := h + time.Duration(k)*10*s
-				if p := st.joins(ticket); p.RetryIn != at || p.Latest != at {
-					st.Errorf("%s: in %v to %v, want exactly %v", ticket, p.RetryIn, p.Latest, at)
-				}
+				p := st.joins(ticket)
+				limitertest.That(st, p.RetryIn == at && p.Latest == at,
+					ticket, "in", p.RetryIn, "to", p.Latest, "want exactly", at)
 			}
-			if d := limitertest.Peek(st, st.l, st.without("a")); d.RetryIn != h+30*s || d.Latest != h+30*s {
-				st.Errorf("in %v to %v, want %v", d.RetryIn, d.Latest, h+30*s)
-			}
-			if e := st.explain("a3"); e.Expected.Sub(e.At) != h+20*s || e.Binds != throttle.ByPause {
-				st.Errorf("a3 is explained by %v", e)
-			}
+			d := limitertest.Peek(st, st.l, st.without("a"))
+			limitertest.That(st, d.RetryIn == h+30*s && d.Latest == h+30*s,
+				"in", d.RetryIn, "to", d.Latest, "want", h+30*s)
+			e := st.explain("a3")
+			limitertest.That(st, e.Expected.Sub(e.At) == h+20*s && e.Binds == throttle.ByPause,
+				"a3 is explained by", e)
 			st.at(h).pauses()
 			st.takes("a1").at(h + 10*s).takes("a2").at(h + 20*s).takes("a3").asks(-1)
 		}},
@@ -132,9 +128,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			st.at(2*s).takes("a1", "a2")
 			for _, ticket := range []string{"a1", "a2"} {
 				d, err := st.line().ReserveAgain(st.Context(), st.took[ticket], st.of(ticket))
-				if err != nil || !d.Granted || !d.Exempt {
-					st.Errorf("%s: %+v, %v", ticket, d, err)
-				}
+				limitertest.That(st, err == nil && d.Granted && d.Exempt, ticket, d, err)
 			}
 			st.leave("b1").at(3 * s).takes().asks(-1)
 		}},
@@ -148,9 +142,8 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 					got += ticket.ID + " "
 				}
 			}
-			if got != "a1 b1 b2 b3 a2 a3 " && got != "b1 b2 b3 a1 a2 a3 " && got != "b1 a1 b2 b3 a2 a3 " {
-				st.Errorf("took %s", got)
-			}
+			limitertest.That(st, got == "a1 b1 b2 b3 a2 a3 " || got == "b1 b2 b3 a1 a2 a3 " || got == "b1 a1 b2 b3 a2 a3 ",
+				"took", got)
 		}},
 	})
 }
@@ -188,12 +181,10 @@ func TestWaitIsPaused(t *testing.T) {
 				t.Errorf("after %v: %v", time.Since(now), err)
 			}
 			d, err := l.Wait(t.Context(), limitertest.Acme(1))
-			if took := time.Since(now); err != nil || !d.Granted || took != m {
-				t.Errorf("granted after %v: %+v, %v", took, d, err)
-			}
-			if in := l.Interventions(); len(in.Pauses) > 0 {
-				t.Errorf("in force after its end: %+v", in)
-			}
+			took := time.Since(now)
+			limitertest.That(t, err == nil && d.Granted && took == m, "granted after", took, d, err)
+			in := l.Interventions()
+			limitertest.That(t, len(in.Pauses) == 0, "in force after its end", in)
 		}
 	})
 }

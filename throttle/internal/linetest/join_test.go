@@ -48,9 +48,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		request("c3", func(r *throttle.Request) { r.Policy = "other" }),
 	}
 	places, err := st.line().Join(t.Context(), requests)
-	if err != nil || len(places) != len(requests) {
-		t.Fatalf("%d places, %v", len(places), err)
-	}
+	limitertest.Require(t, err == nil && len(places) == len(requests), len(places), "places", err)
 	for i, want := range []string{
 		"10s", `throttle: policy "p": ticket "": must have an ID`,
 		`throttle: policy "p", window "own": cost of 3 requests never fits: the window holds 2 at most`, "exempt",
@@ -68,9 +66,8 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		switch p := places[i]; {
 		case errors.As(p.Err, &late) && !late.Deadline.IsZero():
 			got = late.Decision.Reason() + ": too late for " + late.Deadline.String()
-			if wait := late.StartsAt.Sub(now); wait < 20*s || wait > 1*m {
-				t.Errorf("ticket %d would start in %v", i, wait)
-			}
+			wait := late.StartsAt.Sub(now)
+			limitertest.That(t, wait >= 20*s && wait <= 1*m, "ticket", i, "would start in", wait)
 		case p.Err != nil:
 			got = p.Err.Error()
 		case p.Exempt:
@@ -84,15 +81,13 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		}
 	}
 	var refused *throttle.TooLateError
-	if !errors.As(places[5].Err, &refused) || refused.MaxWait != 10*s-us || !refused.Deadline.IsZero() || !errors.Is(refused, context.DeadlineExceeded) || refused.Decision.Latest != 10*s {
-		t.Errorf("%+v", refused)
-	}
+	limitertest.That(t, errors.As(places[5].Err, &refused) && refused.MaxWait == 10*s-us &&
+		refused.Deadline.IsZero() && errors.Is(refused, context.DeadlineExceeded) &&
+		refused.Decision.Latest == 10*s, refused)
 	st.takes("c1")
 	st.at(10*s).takes("a2", "a4")
 	st.at(20 * s).takes("a5")
-	if key := st.took["a5"].Key; key != "key of a5" {
-		t.Errorf("key %q", key)
-	}
+	limitertest.Equal(t, st.took["a5"].Key, "key of a5", "key")
 	limitertest.WantErr(t, limitertest.Err(st.l.Line("q").Join(t.Context(), requests)), throttle.ErrUnknownPolicy)
 }
 
@@ -163,8 +158,6 @@ func TestAFlowIsLeftAndJoinedInOneCall(t *testing.T) {
 	st.waits("a2")
 	decisions, err := st.at(s).l.Line("p").Reserve(t.Context(), []throttle.Request{st.of("a2"), st.of("a3")})
 	limitertest.Must(t, err)
-	if !decisions[0].Decision.Granted || !decisions[1].Decision.Queued {
-		t.Fatalf("got %+v", decisions)
-	}
+	limitertest.Require(t, decisions[0].Decision.Granted && decisions[1].Decision.Queued, decisions)
 	st.at(2 * s).takes("a3")
 }

@@ -49,9 +49,7 @@ func TestExpectedStartsAreKept(t *testing.T) {
 			told[ticket] = estimate{st.at(now).joins(ticket), now}
 			st.takesUntil(now, starts)
 		}
-		if len(starts) > 11 {
-			t.Errorf("%d start at once", len(starts))
-		}
+		limitertest.That(t, len(starts) <= 11, len(starts), "start at once")
 		st.at(now).takesUntil(h, starts)
 		for ticket, e := range told {
 			start, ok := starts[ticket]
@@ -79,9 +77,7 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 	}
 	limitertest.Equal(t, joined, 50, "joined, of which each starts within 4 s")
 	for ticket, at := range st.starts() {
-		if at > 4*s {
-			t.Errorf("%s starts at %v", ticket, at)
-		}
+		limitertest.That(t, at <= 4*s, ticket, "starts at", at)
 	}
 	// Where the two bounds differ: behind costs of 1 to 9, ten tickets.
 	st = newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
@@ -89,9 +85,7 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 		st.costs(cost).joins(fmt.Sprint("a", i))
 	}
 	p := st.joins("a9")
-	if p.RetryIn >= p.Latest {
-		t.Fatalf("told %v to %v", p.RetryIn, p.Latest)
-	}
+	limitertest.Require(t, p.RetryIn < p.Latest, "told", p.RetryIn, "to", p.Latest)
 	between := (p.RetryIn + p.Latest) / 2
 	r := st.of("a10")
 	r.MaxWait = between
@@ -120,18 +114,15 @@ func TestAnExactStartIsExactWhereTenantsTie(t *testing.T) {
 		told := st.told(tickets...) // again: later ones may have changed a bound
 		for ticket, at := range st.starts() {
 			p, start := told[ticket], at-now
-			if start > p.Latest || p.RetryIn == p.Latest && start != p.RetryIn {
-				t.Errorf("seed %d: %s starts after %v, it was told %v to %v", seed, ticket, start, p.RetryIn, p.Latest)
-			}
+			limitertest.That(t, start <= p.Latest && (p.RetryIn != p.Latest || start == p.RetryIn),
+				"seed", seed, ticket, "starts after", start, "it was told", p.RetryIn, "to", p.Latest)
 			if p.RetryIn == p.Latest {
 				exact++
 			}
 		}
 		limitertest.IsGone(t, client)
 	}
-	if exact == 0 {
-		t.Error("no start was exact")
-	}
+	limitertest.That(t, exact != 0, "no start was exact")
 }
 
 // anyPolicy is one to four windows. Those of many tenants may cross, and tenants have any weights.
@@ -231,9 +222,8 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 			}
 		}
 		t.Logf("of the tenants %s the latest starts are %.2f times the real ones", c.tenants, most.Seconds()/real.Seconds())
-		if float64(most) > c.measured*float64(real) {
-			t.Errorf("of the tenants %s the latest starts are %v in all, the real ones %v", c.tenants, most, real)
-		}
+		limitertest.That(t, float64(most) <= c.measured*float64(real),
+			"of the tenants", c.tenants, "the latest starts are", most, "in all, the real ones", real)
 	}
 }
 
@@ -292,9 +282,8 @@ func TestMaxWaitOfWholeTickets(t *testing.T) {
 			}
 		}
 		starts := st.starts()
-		if len(joined) != 10 || starts["a00"] != 10*s || starts["a09"] != 100*s {
-			t.Errorf("%q joined, and start at %v", joined, starts)
-		}
+		limitertest.That(t, len(joined) == 10 && starts["a00"] == 10*s && starts["a09"] == 100*s,
+			joined, "joined, and start at", starts)
 	})
 }
 
@@ -344,9 +333,8 @@ func TestExpectedStartsWhereSlotsBind(t *testing.T) {
 	bySlots := func(ticket string, expected time.Duration) {
 		t.Helper()
 		p := st.joins(ticket)
-		if p.RetryIn != expected || (p.Binds == throttle.BySlots) != (expected > 0) || expected > 0 && p.Latest != 0 {
-			t.Errorf("%s: %+v, want %v by slots", ticket, p, expected)
-		}
+		limitertest.That(t, p.RetryIn == expected && (p.Binds == throttle.BySlots) == (expected > 0) &&
+			(expected <= 0 || p.Latest == 0), ticket, p, "want", expected, "by slots")
 	}
 	bySlots("a900", 1900*ms) // behind 95, of which 50 go a second
 	bySlots("a900", 1900*ms)

@@ -136,9 +136,7 @@ func TestTagsOfTenantsThatLeft(t *testing.T) {
 				}
 			}
 		}
-		if most == 0 || most > 3 {
-			t.Errorf("%s: %d tags were kept at most", name, most)
-		}
+		limitertest.That(t, most != 0 && most <= 3, name, most, "tags were kept at most")
 	}
 	// Leaving and coming again is no way to be first.
 	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(1, s)))
@@ -152,7 +150,5 @@ func TestTagsOfTenantsThatLeft(t *testing.T) {
 			got[ticket.Decision.Tenant]++
 		}
 	}
-	if got["a"] != 10 || got["b"] != 10 {
-		t.Errorf("of 20 starts %v", got)
-	}
+	limitertest.That(t, got["a"] == 10 && got["b"] == 10, "of 20 starts", got)
 }

@@ -62,9 +62,7 @@ func TestAppointments(t *testing.T) {
 			for range taken.Tickets {
 				late = append(late, e.now-steps(len(late))*100*ms)
 			}
-			if taken.Next > 2*s {
-				t.Errorf("%d servers: one asks again in %v", servers, taken.Next)
-			}
+			limitertest.That(t, taken.Next <= 2*s, servers, "servers: one asks again in", taken.Next)
 			if taken.Next >= 0 {
 				// Each is late by what a network and a loop cost.
 				e.at(e.now+taken.Next+time.Duration(asked%5)*again/5, func() { ask(l) })
@@ -86,9 +84,8 @@ func TestAppointments(t *testing.T) {
 		for i := len(late) - 1; i > 0; i-- {
 			late[i] -= late[i-1]
 		}
-		if len(late) < tickets || slices.Max(late[1:]) > spacing+again {
-			t.Errorf("%d servers: %d taken, late by %v", servers, len(late), late)
-		}
+		limitertest.That(t, len(late) >= tickets && slices.Max(late[1:]) <= spacing+again,
+			servers, "servers", len(late), "taken, late by", late)
 	}
 }
 

@@ -33,9 +33,8 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.granted("a1", "a2")
 			st.at(1 * s).waits("a3")
 			st.at(10*s).denied("b1", 0) // there is room for two
-			if d := limitertest.Reserve(st, st.l, st.without("c")); d.Granted || d.RetryIn == 0 {
-				st.Errorf("one without a ticket: %+v", d)
-			}
+			d := limitertest.Reserve(st, st.l, st.without("c"))
+			limitertest.That(st, !d.Granted && d.RetryIn != 0, "one without a ticket", d)
 			st.takes("a3", "b1")
 		}},
 		"of one tenant the first comes first": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(st *story) {
@@ -132,9 +131,8 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.granted("a1", "a2", "a3")
 			st.costs(9).waits("b1")
 			st.cost = 1
-			if d := limitertest.Reserve(st, st.l, st.without("x")); d.Granted || d.RetryIn < 10*s {
-				st.Errorf("granted %v, denied for %v", d.Granted, d.RetryIn)
-			}
+			d := limitertest.Reserve(st, st.l, st.without("x"))
+			limitertest.That(st, !d.Granted && d.RetryIn >= 10*s, "granted", d.Granted, "denied for", d.RetryIn)
 			st.waits("c1")
 			st.takes().at(10*s).takes("b1", "c1")
 		}},
@@ -185,9 +183,8 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.granted("a1", "a2")
 			st.waits("a3", "a4", "a5")
 			st.denied("a3", 10*s)
-			if p := st.joins("a4"); !p.AlreadyQueued || p.RetryIn != 10*s {
-				st.Errorf("%+v", p)
-			}
+			p := st.joins("a4")
+			limitertest.That(st, p.AlreadyQueued && p.RetryIn == 10*s, p)
 			st.at(10*s).denied("a5", 10*s) // it is not its turn
 			st.denied("a4", 0)
 			st.takes("a3", "a4")
@@ -198,9 +195,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			moved := st.of("a3")
 			moved.Tenant = "b"
 			places, err := st.line().Join(st.Context(), []throttle.Request{moved})
-			if err != nil || places[0].Err != nil || places[0].AlreadyQueued {
-				st.Fatalf("%+v, %v", places, err)
-			}
+			limitertest.Require(st, err == nil && places[0].Err == nil && !places[0].AlreadyQueued, places, err)
 			st.at(10*s).takes("a4", "a3")
 		}},
 		"a ticket that reserves at its turn is granted": {limitertest.Policy(two), func(st *story) {
@@ -217,9 +212,8 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.set(limitertest.Policy(two, own, throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")}))
 			st.waits("a3") // joins again
 			st.at(10*s).takes("a4", "b1", "a3").asks(-1)
-			if st.took["a4"].Decision.Granted || st.took["b1"].Decision.Granted || !st.took["a3"].Decision.Granted {
-				st.Error("granted is what all windows count, and nothing else")
-			}
+			limitertest.That(st, !st.took["a4"].Decision.Granted && !st.took["b1"].Decision.Granted &&
+				st.took["a3"].Decision.Granted, "granted is what all windows count, and nothing else")
 		}},
 		"a scope is taken away while they wait": {limitertest.Policy(two, throttle.Window{Name: "region", Limit: 1, Period: h, Scope: throttle.Per("region")}, own), func(st *story) {
 			st.with = map[string]string{"region": "north"}

@@ -47,17 +47,16 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 			} else if o != nil {
 				would = fmt.Sprint(o.By, " ", o.Wait)
 			}
-			if !d.Granted || d.Queued || d.Exempt || would != step.would {
-				t.Errorf("%s at %v would be denied by %q, want %q: %+v", step.ticket, step.at, would, step.would, d)
-			}
+			limitertest.That(t, d.Granted && !d.Queued && !d.Exempt && would == step.would,
+				step.ticket, "at", step.at, "would be denied by", would, "want", step.would, d)
 		}
 		st.cost = 1
 		if p := st.joins("a7"); !p.Exempt {
 			t.Errorf("a ticket has joined: %+v", p)
 		}
-		if got := st.l.Policies()[0]; got.Windows[0].Algorithm != throttle.AlgorithmSliding || got.Mode != throttle.ModeObserve {
-			t.Errorf("the policy is %+v", got)
-		}
+		got := st.l.Policies()[0]
+		limitertest.That(t, got.Windows[0].Algorithm == throttle.AlgorithmSliding &&
+			got.Mode == throttle.ModeObserve, "the policy is", got)
 		st.takes().asks(-1)
 		// A reservation can be given back.
 		d := limitertest.Reserve(t, st.at(h).l, st.of("a8"))
@@ -79,9 +78,7 @@ func TestAPolicyBeginsToObserve(t *testing.T) {
 	st.at(2*s).takes("a1", "a2", "b1").asks(-1)
 	for _, ticket := range []string{"a1", "a2", "b1"} {
 		d, err := st.line().ReserveAgain(t.Context(), st.took[ticket], st.of(ticket))
-		if err != nil || !d.Granted {
-			t.Errorf("%s: %+v, %v", ticket, d, err)
-		}
+		limitertest.That(t, err == nil && d.Granted, ticket, d, err)
 	}
 	if d := limitertest.Reserve(t, st.l, st.of("a3")); !d.Granted || d.Observed == nil {
 		t.Errorf("%+v", d)

@@ -35,9 +35,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 			Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(1, 10*s))},
 			Observer: throttle.Observer{
 				Called: func(c throttle.Call) {
-					if c.Took <= 0 || c.Err != nil {
-						t.Errorf("%+v", c)
-					}
+					limitertest.That(t, c.Took > 0 && c.Err == nil, c)
 					tell("call %s %s %d", c.Policy, c.Script, c.N)
 				},
 				Corrected: func(c throttle.Correction) {
@@ -105,12 +103,9 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		}
 		wants("a grant in place of another", "call p decide 1")
 		tickets, err := line.Reserve(t.Context(), []throttle.Request{st.of("c1"), st.of("c2")})
-		if err != nil || len(tickets) != 2 {
-			t.Fatal(tickets, err)
-		}
-		if n := len(told); n != 3 || told[0] != "call p decide 2" {
-			t.Errorf("two requests in one call: told %q", told)
-		}
+		limitertest.Require(t, err == nil && len(tickets) == 2, tickets, err)
+		n := len(told)
+		limitertest.That(t, n == 3 && told[0] == "call p decide 2", "two requests in one call: told", told)
 	})
 }
 
@@ -161,9 +156,8 @@ func TestAnOutageIsObserved(t *testing.T) {
 	}})
 	limitertest.Must(t, err)
 	limitertest.Must(t, limitertest.Err(l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"})))
-	if len(calls) != 1 || !errors.Is(calls[0].Err, throttle.ErrUnavailable) || len(decisions) != 1 || decisions[0].FailedOpen == nil {
-		t.Errorf("calls %+v, decisions %+v", calls, decisions)
-	}
+	limitertest.That(t, len(calls) == 1 && errors.Is(calls[0].Err, throttle.ErrUnavailable) &&
+		len(decisions) == 1 && decisions[0].FailedOpen != nil, "calls", calls, "decisions", decisions)
 }
 
 // What a key was granted is decided once, also if the first reply to its call is lost.
@@ -217,24 +211,18 @@ func TestAnObserverThatPanicsDisturbsNothing(t *testing.T) {
 			about := "function=Observer." + guarded.Type().Field(i).Name + ` panic="on purpose" stack=`
 			limitertest.Equal(t, strings.Count(log.String(), about), 1, about)
 		}
-		if !strings.Contains(log.String(), "observe_test.go") {
-			t.Errorf("the stack is missing: %s", &log)
-		}
+		limitertest.Contains(t, log.String(), "observe_test.go", "the stack is missing", &log)
 		ctx, cancel := context.WithTimeout(t.Context(), m)
 		defer cancel()
 		for range 3 { // the later two wait in place, and are taken
-			if d, err := l.Wait(ctx, throttle.Request{Policy: "p", Tenant: "a"}); err != nil || !d.Granted {
-				t.Fatal(d, err)
-			}
+			d, err := l.Wait(ctx, throttle.Request{Policy: "p", Tenant: "a"})
+			limitertest.Require(t, err == nil && d.Granted, d, err)
 		}
 		for range 2 {
 			places, err := l.Line("p").Join(ctx, []throttle.Request{{Tenant: "a", Ticket: limitertest.Ticket("1")}})
-			if err != nil || places[0].Err != nil {
-				t.Fatal(places, err)
-			}
+			limitertest.Require(t, err == nil && places[0].Err == nil, places, err)
 		}
-		if taken := limitertest.Take(t, l, 1, "q"); len(taken.Tickets) != 0 || taken.Next < 0 {
-			t.Errorf("%+v", taken)
-		}
+		taken := limitertest.Take(t, l, 1, "q")
+		limitertest.That(t, len(taken.Tickets) == 0 && taken.Next >= 0, taken)
 	})
 }

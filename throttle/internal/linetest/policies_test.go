@@ -28,9 +28,8 @@ func TestRemovedPolicies(t *testing.T) {
 	st.takes("a2")
 	st.at(5 * s).takes()
 	check("keep", "p")
-	if next := limitertest.Take(t, st.l, 1, "another").Next; next >= 0 {
-		t.Errorf("next %v", next)
-	}
+	next := limitertest.Take(t, st.l, 1, "another").Next
+	limitertest.That(t, next < 0, "next", next)
 	check("keep", "p") // somebody waits elsewhere
 	st.at(10 * s).takes("a3").takes()
 	check("keep")
@@ -58,9 +57,8 @@ func TestTenantsChangeWhileTheirTicketsWait(t *testing.T) {
 		}
 	}
 	limitertest.Equal(t, got, []string{"a1", "a2"})
-	if record := st.client.HGet(t.Context(), "sluice:{p}:f", "q|a").Val(); !strings.Contains(record, " 7000 ") {
-		t.Errorf("the weight is not written: %q", record)
-	}
+	record := st.client.HGet(t.Context(), "sluice:{p}:f", "q|a").Val()
+	limitertest.That(t, strings.Contains(record, " 7000 "), "the weight is not written", record)
 }
 
 // All that a limiter hands out is the caller's to change.

@@ -16,9 +16,8 @@ func TestAResetLetsGoWhatWaits(t *testing.T) {
 	))
 	reset := func(tenant string, want int) {
 		t.Helper()
-		if n, err := st.l.Reset(t.Context(), "p", tenant); err != nil || n != want {
-			t.Errorf("emptied %d counts, want %d: %v", n, want, err)
-		}
+		n, err := st.l.Reset(t.Context(), "p", tenant)
+		limitertest.That(t, err == nil && n == want, "emptied", n, "counts, want", want, err)
 	}
 	used := func(tenant string, want ...int64) {
 		t.Helper()

@@ -34,9 +34,9 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 		used := func(want int64) {
 			t.Helper()
 			// Of a bucket some parts of a unit have drained, which somebody else may have got.
-			if used := limitertest.Peek(t, st.l, tokens).Windows[0].Used; used != want && (w.Algorithm != throttle.AlgorithmGCRA || used != want+1) {
-				t.Errorf("%d are counted, want %d", used, want)
-			}
+			used := limitertest.Peek(t, st.l, tokens).Windows[0].Used
+			limitertest.That(t, used == want || w.Algorithm == throttle.AlgorithmGCRA && used == want+1,
+				used, "are counted, want", want)
 		}
 		r := limitertest.Reserve(t, st.at(30*s).l, tokens).Reservation
 		r = st.at(50*s).settle(r, 100)
@@ -58,9 +58,8 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 		r = st.at(31*m+2*s).settle(r, 100)
 		r = st.settle(r, 20)
 		limitertest.Cancel(t, st.l, r)
-		if now := limitertest.Peek(t, st.l, tokens).Windows[0].Used; now > counted {
-			t.Errorf("%d are counted, want %d", now, counted)
-		}
+		now := limitertest.Peek(t, st.l, tokens).Windows[0].Used
+		limitertest.That(t, now <= counted, now, "are counted, want", counted)
 	})
 }
 
@@ -103,9 +102,8 @@ func TestSettlesAddUp(t *testing.T) {
 					}
 				}
 				r := throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": 1}}
-				if used := limitertest.Peek(t, l, r).Windows[0].Used; used != want {
-					t.Fatalf("%d are counted, want %d", used, want)
-				}
+				used := limitertest.Peek(t, l, r).Windows[0].Used
+				limitertest.Require(t, used == want, used, "are counted, want", want)
 			},
 			"pass": func(t *rapid.T) {
 				now += time.Duration(rapid.Int64Range(1, 4000).Draw(t, "ms")) * ms
@@ -160,9 +158,9 @@ func TestManyCorrections(t *testing.T) {
 	// When it was granted, what it costs, and the last corrections. The oldest counts for many.
 	const head, correction, kept = "1800057600000000 =tokens=70", " +1800057600000000:tokens=1", 16
 	bytes := st.client.StrLen(t.Context(), "sluice:{p}:n:"+r.ID).Val()
-	if least := len(head+correction) + (kept-1)*len(correction); bytes < int64(least) || bytes > int64(least+len("60")) {
-		t.Errorf("%d bytes are kept of the reservation, want %d", bytes, least)
-	}
+	least := len(head+correction) + (kept-1)*len(correction)
+	limitertest.That(t, bytes >= int64(least) && bytes <= int64(least+len("60")),
+		bytes, "bytes are kept of the reservation, want", least)
 	limitertest.Cancel(t, st.l, r)
 	if used := limitertest.Peek(t, st.l, of(1)).Windows[0].Used; used < 60 || used > 60+60-16 {
 		t.Errorf("%d are counted, want the 60 of others, and at most the oldest of its own", used)

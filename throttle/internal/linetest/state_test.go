@@ -44,35 +44,28 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		before := limitertest.Dump(t, client)
 		got := state(t, st.l, inspect.Query{})
 		limitertest.Equal(t, fmt.Sprint(limitertest.Dump(t, client)), fmt.Sprint(before), before)
-		if !got.At.Equal(limitertest.At(2*s)) || got.Waiting != 4 || got.PerSecond != 0.25 || got.Next != "" || got.Pause != nil {
-			t.Errorf("%+v", got)
-		}
-		if len(got.Windows) != 1 || got.Windows[0].Name != "shared" || got.Windows[0].Used != 5 || !got.Windows[0].ResetsAt.Equal(limitertest.At(20*s)) {
-			t.Errorf("%+v", got.Windows)
-		}
-		if len(got.Queues) != 2 || got.Queues[0].Waiting != 3 || got.Queues[0].Flows != 2 || !got.Queues[0].Served ||
-			got.Queues[1].Class != throttle.ClassBatch || got.Queues[1].Waiting != 1 {
-			t.Errorf("%+v", got.Queues)
-		}
-		if len(got.Tenants) != 2 {
-			t.Fatalf("%+v", got.Tenants)
-		}
+		limitertest.That(t, got.At.Equal(limitertest.At(2*s)) && got.Waiting == 4 &&
+			got.PerSecond == 0.25 && got.Next == "" && got.Pause == nil, got)
+		limitertest.That(t, len(got.Windows) == 1 && got.Windows[0].Name == "shared" &&
+			got.Windows[0].Used == 5 && got.Windows[0].ResetsAt.Equal(limitertest.At(20*s)), got.Windows)
+		limitertest.That(t, len(got.Queues) == 2 && got.Queues[0].Waiting == 3 &&
+			got.Queues[0].Flows == 2 && got.Queues[0].Served &&
+			got.Queues[1].Class == throttle.ClassBatch && got.Queues[1].Waiting == 1, got.Queues)
+		limitertest.Require(t, len(got.Tenants) == 2, got.Tenants)
 		a, b := got.Tenants[0], got.Tenants[1]
-		if a.Tenant != "a" || a.Waiting != 3 || a.Batch != 1 || !a.Oldest.Equal(limitertest.At(s)) || a.Weight != 1 || a.Share != 0.25 || a.PerSecond != 0.3 {
-			t.Errorf("%+v", a)
-		}
-		if want := limitertest.At(2*s + last.RetryIn); !a.Expected.Equal(want) || !a.Latest.Equal(limitertest.At(2*s+last.Latest)) || last.RetryIn < 18*s {
-			t.Errorf("the last of a is expected at %v to %v, want %v: %+v", a.Expected, a.Latest, want, last)
-		}
-		if len(a.Windows) != 1 || a.Windows[0].Name != "own" || a.Windows[0].Used != 3 || a.Windows[0].Limit != 3 {
-			t.Errorf("%+v", a.Windows)
-		}
-		if b.Tenant != "b" || b.Waiting != 1 || b.Weight != 3 || b.Share != 0.75 || !b.Expected.Equal(limitertest.At(20*s)) {
-			t.Errorf("%+v", b)
-		}
-		if one := state(t, st.l, inspect.Query{Tenant: "a"}); len(one.Tenants) != 1 || fmt.Sprint(one.Tenants[0]) != fmt.Sprint(a) {
-			t.Errorf("of a alone: %+v, want %+v", one.Tenants, a)
-		}
+		limitertest.That(t, a.Tenant == "a" && a.Waiting == 3 && a.Batch == 1 &&
+			a.Oldest.Equal(limitertest.At(s)) && a.Weight == 1 && a.Share == 0.25 && a.PerSecond == 0.3, a)
+		want := limitertest.At(2*s + last.RetryIn)
+		limitertest.That(t, a.Expected.Equal(want) &&
+			a.Latest.Equal(limitertest.At(2*s+last.Latest)) && last.RetryIn >= 18*s,
+			"the last of a is expected at", a.Expected, "to", a.Latest, "want", want, last)
+		limitertest.That(t, len(a.Windows) == 1 && a.Windows[0].Name == "own" &&
+			a.Windows[0].Used == 3 && a.Windows[0].Limit == 3, a.Windows)
+		limitertest.That(t, b.Tenant == "b" && b.Waiting == 1 && b.Weight == 3 && b.Share == 0.75 &&
+			b.Expected.Equal(limitertest.At(20*s)), b)
+		one := state(t, st.l, inspect.Query{Tenant: "a"})
+		limitertest.That(t, len(one.Tenants) == 1 && fmt.Sprint(one.Tenants[0]) == fmt.Sprint(a),
+			"of a alone", one.Tenants, "want", a)
 		if got := state(t, st.l, inspect.Query{Tenant: "c"}); len(got.Tenants) != 1 || got.Tenants[0].Waiting != 0 || got.Tenants[0].Windows[0].Used != 1 {
 			t.Errorf("of a tenant that does not wait: %+v", got.Tenants)
 		}
@@ -89,19 +82,15 @@ func TestStateTellsTheCauseOfAPause(t *testing.T) {
 	d := limitertest.Reserve(t, named, of("a"))
 	limitertest.Must(t, limitertest.Err(d.Reservation.Pause(t.Context(), time.Hour, "429: slow down")))
 	got, err := inspect.Of(named).State(t.Context(), inspect.Query{Policy: "p", Tenant: "b"})
-	if err != nil || got.Pause == nil {
-		t.Fatalf("%+v, %v", got, err)
-	}
-	if why := *got.Pause; why.Tenant != "a" || why.Cause != "429: slow down" || why.By != "worker:7" || why.ByHand ||
-		why.Until.Sub(why.At) != time.Hour || why.At.Sub(d.At).Abs() > time.Minute {
-		t.Errorf("%+v", why)
-	}
+	limitertest.Require(t, err == nil && got.Pause != nil, got, err)
+	why := *got.Pause
+	limitertest.That(t, why.Tenant == "a" && why.Cause == "429: slow down" && why.By == "worker:7" &&
+		!why.ByHand && why.Until.Sub(why.At) == time.Hour && why.At.Sub(d.At).Abs() <= time.Minute, why)
 	want := "paused until " + got.Pause.Until.Add(time.Second-1).UTC().Format("15:04:05") +
 		" UTC by the upstream's 429: slow down to a, reported by worker:7"
 	limitertest.Equal(t, got.Pause.Describe(got.At), want)
-	if own := got.Tenants[0].Pause; own == nil || *own != *got.Pause {
-		t.Errorf("the tenant is held back too: %+v", own)
-	}
+	own := got.Tenants[0].Pause
+	limitertest.That(t, own != nil && *own == *got.Pause, "the tenant is held back too", own)
 	if _, err := d.Reservation.Pause(t.Context(), s, string(make([]byte, throttle.MaxCauseBytes+1))); !errors.As(err, new(*throttle.RequestError)) {
 		t.Errorf("a long cause: %v", err)
 	}
@@ -126,9 +115,8 @@ func TestAPageOfTheStateCostsTheSame(t *testing.T) {
 			before := calls(t, client)
 			got := state(t, l, inspect.Query{After: after, Limit: limit})
 			most = max(most, calls(t, client)-before)
-			if len(got.Tenants) > 2*limit || got.Waiting != int64(n) {
-				t.Fatalf("%d tenants on a page of %d, %d waiting", len(got.Tenants), limit, got.Waiting)
-			}
+			limitertest.Require(t, len(got.Tenants) <= 2*limit && got.Waiting == int64(n),
+				len(got.Tenants), "tenants on a page of", limit, got.Waiting, "waiting")
 			for _, tenant := range got.Tenants {
 				seen[tenant.Tenant] = true
 			}
@@ -166,9 +154,8 @@ func TestStateTellsAttributesApart(t *testing.T) {
 	l := limitertest.New(t, client, limitertest.Policy(throttle.Window{Name: "each", Limit: 1, Period: h, Scope: throttle.Per("tenant", "user")}, limitertest.SharedWindow(100, h)))
 	for i, user := range []string{"bob", "bob", "eve", "bob"} {
 		r := throttle.Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": user}, Ticket: limitertest.Ticket(fmt.Sprint(i))}
-		if d := limitertest.Reserve(t, l, r); d.Granted == (i == 1 || i == 3) {
-			t.Fatalf("%d: %+v", i, d)
-		}
+		d := limitertest.Reserve(t, l, r)
+		limitertest.Require(t, d.Granted != (i == 1 || i == 3), i, d)
 	}
 	waiting, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
@@ -190,9 +177,8 @@ func TestStateTellsAttributesApart(t *testing.T) {
 		named = append(named, fmt.Sprint(tenant.Tenant, " ", tenant.Attributes["user"], " ", tenant.Waiting, " ", tenant.Windows[0].Used))
 	}
 	limitertest.Equal(t, named, []string{"acme bob 2 1", "zeta eve 1 1"})
-	if len(got.Queues) != 2 || got.Queues[0].Queue != "" || got.Queues[0].Waiting != 1 || got.Queues[1].Waiting != 2 {
-		t.Errorf("%+v", got.Queues)
-	}
+	limitertest.That(t, len(got.Queues) == 2 && got.Queues[0].Queue == "" &&
+		got.Queues[0].Waiting == 1 && got.Queues[1].Waiting == 2, got.Queues)
 	if got := state(t, l, inspect.Query{Tenant: "acme"}); len(got.Tenants) != 1 || got.Tenants[0].Attributes["user"] != "bob" {
 		t.Errorf("%+v", got.Tenants)
 	}
@@ -224,24 +210,17 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 		for _, tenant := range got.Tenants {
 			seen = append(seen, tenant.Tenant)
 		}
-		if got.Waiting != 12 || len(got.Queues) != 1 || got.Queues[0].Waiting != 12 {
-			t.Fatalf("%+v", got)
-		}
+		limitertest.Require(t, got.Waiting == 12 && len(got.Queues) == 1 && got.Queues[0].Waiting == 12, got)
 		if after = got.Next; after == "" {
 			break
 		}
 	}
 	slices.Sort(seen)
-	if len(seen) != 12 || len(slices.Compact(seen)) != 12 {
-		t.Errorf("%q", seen)
-	}
+	limitertest.That(t, len(seen) == 12 && len(slices.Compact(seen)) == 12, seen)
 	e, err := inspect.Of(l).Explain(t.Context(), "p", limitertest.Ticket("t7"))
-	if err != nil || !e.Waiting || e.Tenant != "t7" || e.Position != 1 {
-		t.Errorf("%+v, %v", e, err)
-	}
-	if backlogs, err := inspect.Of(l).Simulate(t.Context(), inspect.Variant{Policy: p}); err != nil || backlogs[0].Waiting != 12 || !backlogs[0].Known {
-		t.Errorf("%+v, %v", backlogs, err)
-	}
+	limitertest.That(t, err == nil && e.Waiting && e.Tenant == "t7" && e.Position == 1, e, err)
+	backlogs, err := inspect.Of(l).Simulate(t.Context(), inspect.Variant{Policy: p})
+	limitertest.That(t, err == nil && backlogs[0].Waiting == 12 && backlogs[0].Known, backlogs, err)
 	limitertest.Must(t, l.Ping(t.Context()))
 	if got := state(t, l, inspect.Query{Tenant: "t7"}); len(got.Tenants) != 1 || got.Tenants[0].Waiting != 1 || got.Next != "" {
 		t.Errorf("%+v", got)
@@ -268,15 +247,14 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	before := limitertest.Dump(t, st.client)
 	own, shared := st.explain("a4"), st.explain("c2")
 	limitertest.Equal(t, fmt.Sprint(limitertest.Dump(t, st.client)), fmt.Sprint(before), before)
-	if own.Binds != "own" || !own.Expected.Equal(limitertest.At(60*s)) || own.Position != 1 || own.Of != 1 || own.TenantsAhead != 0 || !own.Joined.Equal(limitertest.At(s)) {
-		t.Errorf("%+v", own)
-	}
-	if shared.Binds != "shared" || !shared.Expected.Equal(limitertest.At(s+place.RetryIn)) || shared.Position != 2 || shared.Of != 2 || shared.Tenant != "c" {
-		t.Errorf("%+v, joined with %+v", shared, place)
-	}
-	if shared.TenantsAhead != 1 || len(shared.Ahead) != 1 || shared.Ahead[0].Tenant != "b" || shared.Ahead[0].Windows[0].Used != 1 {
-		t.Errorf("ahead: %d, %+v", shared.TenantsAhead, shared.Ahead)
-	}
+	limitertest.That(t, own.Binds == "own" && own.Expected.Equal(limitertest.At(60*s)) &&
+		own.Position == 1 && own.Of == 1 && own.TenantsAhead == 0 && own.Joined.Equal(limitertest.At(s)), own)
+	limitertest.That(t, shared.Binds == "shared" &&
+		shared.Expected.Equal(limitertest.At(s+place.RetryIn)) && shared.Position == 2 && shared.Of == 2 &&
+		shared.Tenant == "c", shared, "joined with", place)
+	limitertest.That(t, shared.TenantsAhead == 1 && len(shared.Ahead) == 1 &&
+		shared.Ahead[0].Tenant == "b" && shared.Ahead[0].Windows[0].Used == 1,
+		"ahead", shared.TenantsAhead, shared.Ahead)
 	want := `p: ticket c2 of queue q, tenant c, waits since 00:00:01 UTC
 expected to start at 00:00:20 UTC
 delayed by window shared
@@ -329,12 +307,11 @@ func TestStateHasOneFormAsJSON(t *testing.T) {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	own := got.Tenants[0]
-	if last, err := time.Parse(time.RFC3339, own.Expected); err != nil || last.UTC().Format("2006-01-02 15:04:05") != day+" 00:03:00" {
-		t.Errorf("%s", text)
-	}
-	if w := own.Windows[0]; w["period_seconds"] != 90.0 || w["retry_in_seconds"] != 180.0 || w["used"] != 1.0 || w["denied"] != true {
-		t.Errorf("%s", text)
-	}
+	last, err := time.Parse(time.RFC3339, own.Expected)
+	limitertest.That(t, err == nil && last.UTC().Format("2006-01-02 15:04:05") == day+" 00:03:00", text)
+	w := own.Windows[0]
+	limitertest.That(t, w["period_seconds"] == 90.0 && w["retry_in_seconds"] == 180.0 &&
+		w["used"] == 1.0 && w["denied"] == true, text)
 }
 
 // What binds beside the windows is named where they are shown: what the upstream has left, and a pause.
@@ -349,12 +326,9 @@ func TestWhatBindsBesideTheWindowsIsNamed(t *testing.T) {
 	const left = "0 requests left until 00:01:01 UTC by the upstream"
 	got := state(t, st.l, inspect.Query{})
 	limitertest.Equal(t, got.Notes(got.At), []string{left})
-	if got.Tenants[0].Remaining == nil {
-		t.Errorf("%+v", got)
-	}
-	if e := st.explain("b1"); !strings.Contains(e.String(), "\n"+left+"\n") || !e.Expected.Equal(limitertest.At(m+s)) {
-		t.Errorf("%s", e)
-	}
+	limitertest.That(t, got.Tenants[0].Remaining != nil, got)
+	e := st.explain("b1")
+	limitertest.That(t, strings.Contains(e.String(), "\n"+left+"\n") && e.Expected.Equal(limitertest.At(m+s)), e)
 	st.at(m + 2*s)
 	if got := state(t, st.l, inspect.Query{}); got.Remaining != nil {
 		t.Errorf("it has started again: %+v", got.Remaining)

@@ -131,9 +131,9 @@ func (st *story) granted(tickets ...string) (last throttle.Decision) {
 func (st *story) denied(ticket string, retryIn time.Duration) {
 	st.Helper()
 	st.next = 0
-	if d := limitertest.Reserve(st, st.l, st.of(ticket)); d.Granted || !d.Queued || d.RetryIn != retryIn {
-		st.Fatalf("%s: granted %v, queued %v, denied for %v, want %v", ticket, d.Granted, d.Queued, d.RetryIn, retryIn)
-	}
+	d := limitertest.Reserve(st, st.l, st.of(ticket))
+	limitertest.Require(st, !d.Granted && d.Queued && d.RetryIn == retryIn,
+		ticket, "granted", d.Granted, "queued", d.Queued, "denied for", d.RetryIn, "want", retryIn)
 }
 
 // waits reserves, and fails if a ticket is granted.
@@ -141,9 +141,9 @@ func (st *story) waits(tickets ...string) {
 	st.Helper()
 	for _, ticket := range tickets {
 		st.next = 0
-		if d := limitertest.Reserve(st, st.l, st.of(ticket)); d.Granted || !d.Queued {
-			st.Fatalf("%s: granted %v, queued %v, want denied and queued", ticket, d.Granted, d.Queued)
-		}
+		d := limitertest.Reserve(st, st.l, st.of(ticket))
+		limitertest.Require(st, !d.Granted && d.Queued,
+			ticket, "granted", d.Granted, "queued", d.Queued, "want denied and queued")
 	}
 }
 
@@ -285,9 +285,7 @@ func (st *story) shares(n, most int, queues ...string) map[string]int64 {
 			got[ticket.Decision.Tenant] += ticket.Decision.Reservation.Cost["requests"]
 			n--
 		}
-		if st.next < 0 {
-			st.Fatalf("%d more were to be taken", n)
-		}
+		limitertest.Require(st, st.next >= 0, n, "more were to be taken")
 		st.pass(st.next)
 	}
 	return got
@@ -346,9 +344,8 @@ func (st *story) used(want ...int64) *story {
 func (st *story) neverFits(tickets ...string) {
 	st.Helper()
 	for _, ticket := range tickets {
-		if took := st.took[ticket]; !took.NeverFits || took.Decision.Granted {
-			st.Errorf("%s never fits: %+v", ticket, took)
-		}
+		took := st.took[ticket]
+		limitertest.That(st, took.NeverFits && !took.Decision.Granted, ticket, "never fits", took)
 	}
 }
 

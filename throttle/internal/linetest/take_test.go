@@ -33,9 +33,8 @@ func TestATakeWhoseReplyIsLost(t *testing.T) {
 	limitertest.Join(t, l, requests...)
 	for range 2 {
 		p.Lose.Store(1)
-		if taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 2, "q": 1}, Strict: true, Max: 3}); !errors.Is(err, throttle.ErrUnavailable) {
-			t.Fatalf("%+v, %v", taken, err)
-		}
+		taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 2, "q": 1}, Strict: true, Max: 3})
+		limitertest.Require(t, errors.Is(err, throttle.ErrUnavailable), taken, err)
 		if err := l.Line("p").Acknowledge(t.Context()); err != nil { // nobody knows of what
 			t.Fatal(err)
 		}
@@ -237,9 +236,9 @@ func TestAKeyIsOneReservation(t *testing.T) {
 	first, err := again("a1", 1)
 	limitertest.Must(t, err)
 	used("the first", 4)
-	if second, err := again("a2", 1); err != nil || second.ID != first.ID || !second.At.Equal(first.At) {
-		t.Errorf("%+v, %v, want %+v", second, err, first)
-	}
+	second, err := again("a2", 1)
+	limitertest.That(t, err == nil && second.ID == first.ID && second.At.Equal(first.At),
+		second, err, "want", first)
 	used("another ticket by its key", 3)
 	limitertest.WantErr(t, limitertest.Err(again("a3", 2)), new(*throttle.RequestError))
 	used("another request by its key", 2)
@@ -247,9 +246,7 @@ func TestAKeyIsOneReservation(t *testing.T) {
 	r := st.of("a1")
 	r.IdempotencyKey, r.Ticket = "key", throttle.Ticket{}
 	repeat := limitertest.Reserve(t, st.l, r).Reservation
-	if repeat.ID != first.ID || !repeat.At.Equal(first.At) {
-		t.Errorf("repeated: %+v, want %+v", repeat, first)
-	}
+	limitertest.That(t, repeat.ID == first.ID && repeat.At.Equal(first.At), "repeated", repeat, "want", first)
 	limitertest.Cancel(t, st.l, first)
 	used("cancelled", 1)
 	limitertest.Cancel(t, st.l, repeat)
@@ -274,20 +271,17 @@ func TestTicketsOfALine(t *testing.T) {
 	limitertest.Must(t, line.Leave(t.Context(), requests[0].Ticket))
 	delete(waiting, requests[0].Ticket)
 	listed := map[throttle.Ticket]bool{}
-	if err := line.Tickets(t.Context(), "", func(page []throttle.Ticket) error {
+	limitertest.Must(t, line.Tickets(t.Context(), "", func(page []throttle.Ticket) error {
 		for _, id := range page {
 			if listed[id] = true; !waiting[id] {
 				t.Errorf("%v is listed", id)
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	limitertest.Equal(t, len(listed), len(waiting))
-	if n, err := line.Len(t.Context()); err != nil || n != int64(len(waiting)) {
-		t.Errorf("%d are counted, %v, want %d", n, err, len(waiting))
-	}
+	n, err := line.Len(t.Context())
+	limitertest.That(t, err == nil && n == int64(len(waiting)), n, "are counted", err, "want", len(waiting))
 	enough := errors.New("enough")
 	limitertest.Equal(t, line.Tickets(t.Context(), "", func([]throttle.Ticket) error { return enough }), enough)
 	limitertest.WantErr(t, l.Line("other").Tickets(t.Context(), "", nil), throttle.ErrUnknownPolicy)
@@ -305,9 +299,8 @@ func TestATicketGoesBackToItsOwnLine(t *testing.T) {
 	limitertest.Join(t, l, r)
 	limitertest.Must(t, l.Line("other").PutBack(t.Context(), limitertest.Take(t, l, 1, "q").Tickets))
 	wantTaken(t, l, 2, "a", "q")
-	if n, err := l.Line("other").Len(t.Context()); n != 0 || err != nil {
-		t.Errorf("%d wait in the other line, %v", n, err)
-	}
+	n, err := l.Line("other").Len(t.Context())
+	limitertest.That(t, n == 0 && err == nil, n, "wait in the other line", err)
 }
 
 // Work that was refused, and joined again, has waited since it joined first, also after it is put back.

@@ -129,9 +129,9 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			}
 		}
 		// A server asks for each ticket, and again where room was left to another one.
-		if most := tickets * (len(row.servers) + 1); row.p.Windows[0].Name == spaced.Name && r.asked > most {
-			t.Errorf("%d tickets took %d takes, want at most %d", tickets, r.asked, most)
-		}
+		most := tickets * (len(row.servers) + 1)
+		limitertest.That(t, row.p.Windows[0].Name != spaced.Name || r.asked <= most,
+			tickets, "tickets took", r.asked, "takes, want at most", most)
 	})
 	tell(t, map[string]scenario{
 		"evenly, and one that stops leaves all to the other": {limitertest.Policy(own, twenty), func(st *story) {
@@ -140,9 +140,8 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			st.joinMany("two", "b", 300)
 			evenly := func(until time.Duration) {
 				st.Helper()
-				if got := r.run(until); got[0]["one"] != 30 || got[1]["two"] != 30 {
-					st.Errorf("within 3 s %v", got)
-				}
+				got := r.run(until)
+				limitertest.That(st, got[0]["one"] == 30 && got[1]["two"] == 30, "within 3 s", got)
 			}
 			evenly(3 * s)
 			r.servers[1].asksAt = -1
@@ -156,9 +155,9 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			st.joinMany("one", "a", 30)
 			st.joinMany("two", "b", 30)
 			for _, until := range []time.Duration{30 * s, 62 * s} { // the first leases have run out
-				if got := r.run(until); got[0]["one"] != 2 || got[1]["two"] != 2 {
-					st.Errorf("of the four slots before %v %v", until, got)
-				}
+				got := r.run(until)
+				limitertest.That(st, got[0]["one"] == 2 && got[1]["two"] == 2,
+					"of the four slots before", until, got)
 			}
 		}},
 	})
@@ -198,9 +197,9 @@ func TestPrioritiesHoldInEveryWindow(t *testing.T) {
 		for window, got := range windowsOf(st, queues, 6) {
 			t.Logf("%2d  %-14s %-8s %s", window+1, strings.Repeat("c", got["critical"]), strings.Repeat("d", got["default"]), strings.Repeat("l", got["low"]))
 			for queue, priority := range queues {
-				if n := got[queue]; n < 2*priority-1 || n > 2*priority+1 {
-					t.Errorf("%d tenants, window %d: %v, want 12, 6 and 2, each within one", c.tenants, window, got)
-				}
+				n := got[queue]
+				limitertest.That(t, n >= 2*priority-1 && n <= 2*priority+1,
+					c.tenants, "tenants, window", window, got, "want 12, 6 and 2, each within one")
 			}
 		}
 	}
@@ -213,9 +212,7 @@ func windowsOf(st *story, queues map[string]int, windows int) (got []map[string]
 	taken, now := 0, time.Duration(0)
 	for taken < 20*windows {
 		reply, err := st.at(now).l.Line("p").Take(st.Context(), throttle.TakeOptions{Queues: queues, Max: 16})
-		if err != nil || reply.Next < 0 {
-			st.Fatalf("%+v, %v", reply, err)
-		}
+		limitertest.Require(st, err == nil && reply.Next >= 0, reply, err)
 		for _, ticket := range reply.Tickets {
 			if taken%20 == 0 {
 				got = append(got, map[string]int{})

@@ -117,13 +117,12 @@ func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 	limitertest.Must(t, limitertest.Err(d.Reservation.Pause(t.Context(), 50*ms, "")))
 	limitertest.Must(t, d.Reservation.ReportRemaining(t.Context(), throttle.Remaining{Units: 3, Reset: 50 * ms}))
 	keys, err := client.Keys(t.Context(), "*").Result()
-	if err != nil || len(keys) == 0 {
-		t.Fatalf("%q, %v", keys, err)
-	}
+	limitertest.Require(t, err == nil && len(keys) > 0, keys, err)
 	for _, key := range keys {
-		if ttl, err := client.PTTL(t.Context(), key).Result(); err != nil || ttl <= 0 || ttl > 5*time.Second && !strings.HasPrefix(key, "sluice:{p}:r:") || ttl > m {
-			t.Errorf("%s lives for %v, %v", key, ttl, err)
-		}
+		ttl, err := client.PTTL(t.Context(), key).Result()
+		limitertest.That(t, err == nil && ttl > 0 &&
+			(ttl <= 5*time.Second || strings.HasPrefix(key, "sluice:{p}:r:")) && ttl <= m,
+			key, "lives for", ttl, err)
 	}
 }
 
@@ -145,9 +144,7 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: 1}), `throttle: policy "p": reset 0s: must be above 0 and at most 8784h0m0s`},
 	} {
 		var request *throttle.RequestError
-		if !errors.As(tc.err, &request) || tc.err.Error() != tc.want {
-			t.Errorf("got %v, want %s", tc.err, tc.want)
-		}
+		limitertest.That(t, errors.As(tc.err, &request) && tc.err.Error() == tc.want, tc.err, "want", tc.want)
 	}
 	limitertest.WantErr(t, paused(throttle.Request{Policy: "q"}, s), throttle.ErrUnknownPolicy)
 }
@@ -160,9 +157,8 @@ func TestAPauseIsTheReason(t *testing.T) {
 	pause := func(tenant string, d, want time.Duration) {
 		t.Helper()
 		r := st.l.Attach(throttle.Reservation{Request: of(tenant)})
-		if refusal, err := r.Pause(t.Context(), d, "429"); err != nil || refusal.Pause != want {
-			t.Errorf("%+v, %v, want %v", refusal, err, want)
-		}
+		refusal, err := r.Pause(t.Context(), d, "429")
+		limitertest.That(t, err == nil && refusal.Pause == want, refusal, err, "want", want)
 	}
 	reason := func(want string) throttle.Decision {
 		t.Helper()
@@ -175,9 +171,7 @@ func TestAPauseIsTheReason(t *testing.T) {
 	want := throttle.Pause{
 		At: limitertest.At(0), Cause: "429", Tenant: "ac me", Until: limitertest.At(10 * m),
 	}
-	if d.Pause == nil || d.Pause.By == "" {
-		t.Fatalf("%+v", d.Pause)
-	}
+	limitertest.Require(t, d.Pause != nil && d.Pause.By != "", d.Pause)
 	if want.By = d.Pause.By; *d.Pause != want {
 		t.Errorf("%+v, want %+v", d.Pause, want)
 	}
@@ -209,8 +203,7 @@ func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
 	p.Adapt = throttle.AdaptOff
 	r := limitertest.New(t, repeating, p).Attach(throttle.Reservation{Request: of("a")})
 	for i, want := range []time.Duration{m, 0} {
-		if refusal, err := r.Pause(t.Context(), m, ""); err != nil || refusal.Pause != want {
-			t.Errorf("pause %d: %+v, %v", i, refusal, err)
-		}
+		refusal, err := r.Pause(t.Context(), m, "")
+		limitertest.That(t, err == nil && refusal.Pause == want, "pause", i, refusal, err)
 	}
 }

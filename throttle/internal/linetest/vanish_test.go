@@ -47,17 +47,13 @@ func TestKeysOfALineVanish(t *testing.T) {
 			clear(logs) // what was counted before is forgotten
 		}
 		for now := 6 * s; len(waiting) > 0; now += s {
-			if now > 10*m {
-				t.Fatalf("seed %d, without %s: %q wait", seed, lost, waiting)
-			}
+			limitertest.Require(t, now <= 10*m, "seed", seed, "without", lost, waiting, "wait")
 			if st.at(now); now%m == 0 { // forward
 				st.joins(waiting...)
 			}
 			for _, ticket := range st.take(throttle.MaxTake) {
 				i := slices.Index(waiting, ticket.ID)
-				if i < 0 {
-					t.Fatalf("seed %d, without %s: %s was taken twice", seed, lost, ticket.ID)
-				}
+				limitertest.Require(t, i >= 0, "seed", seed, "without", lost, ticket.ID, "was taken twice")
 				waiting = slices.Delete(waiting, i, i+1)
 				note(ticket.Decision)
 			}

@@ -67,9 +67,8 @@ func wakeups(t *rapid.T, client *redis.Client) {
 			taken, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
 			limitertest.Must(t, err)
 			for _, ticket := range taken.Tickets {
-				if _, waiting := waits[ticket.ID]; !waiting || ticket.NeverFits {
-					t.Fatalf("took %+v, which does not wait", ticket)
-				}
+				_, waiting := waits[ticket.ID]
+				limitertest.Require(t, waiting && !ticket.NeverFits, "took", ticket, "which does not wait")
 				delete(waits, ticket.ID)
 				ids = append(ids, ticket.ID)
 				runs = append(runs, ticket.Decision.Reservation)
@@ -77,24 +76,20 @@ func wakeups(t *rapid.T, client *redis.Client) {
 			if next = taken.Next; next != 0 {
 				return ids
 			}
-			if n > 100 {
-				t.Fatal("takes without end")
-			}
+			limitertest.Require(t, n <= 100, "takes without end")
 		}
 	}
 	// look looks at everything again.
 	look := func(after string) {
 		take()
-		if (next < 0) != (len(waits) == 0) {
-			t.Fatalf("after %s: %d wait, the line is asked again after %v", after, len(waits), next)
-		}
+		limitertest.Require(t, (next < 0) == (len(waits) == 0),
+			"after", after, len(waits), "wait, the line is asked again after", next)
 		if len(waits) == 0 {
 			return
 		}
 		limitertest.Must(t, client.Set(ctx, "sluice:{p}:l", "0 other", time.Hour).Err())
-		if ids := take(); len(ids) > 0 {
-			t.Fatalf("after %s nobody had seen that %q fit", after, ids)
-		}
+		ids := take()
+		limitertest.Require(t, len(ids) == 0, "after", after, "nobody had seen that", ids, "fit")
 	}
 	anyRequest := func(t *rapid.T) throttle.Request {
 		seq++
@@ -175,9 +170,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		"": func(t *rapid.T) { look(did) },
 	})
 	for turn := 0; len(waits) > 0; turn++ {
-		if turn > 3000 {
-			t.Fatalf("%d wait for ever", len(waits))
-		}
+		limitertest.Require(t, turn <= 3000, len(waits), "wait for ever")
 		c.US.Add(max(next.Microseconds(), 1))
 		look("nothing")
 	}

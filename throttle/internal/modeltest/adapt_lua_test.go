@@ -63,7 +63,6 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 			t.Fatalf("at %v denied until %v, by the model until %v", now, now+d.RetryIn, fits)
 		}
 	}
-	if over := limitertest.MostOver(throttle.Window{Limit: limit, Period: period}, log); over > 0 {
-		t.Fatalf("%d units above the limit", over)
-	}
+	over := limitertest.MostOver(throttle.Window{Limit: limit, Period: period}, log)
+	limitertest.Require(t, over <= 0, over, "units above the limit")
 }

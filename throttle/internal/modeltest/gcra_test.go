@@ -50,10 +50,9 @@ func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 				now := c.US.Load()
 				got, want := limitertest.Reserve(t, l, r), m.reserve(r, now)
 				g, x := got.Windows[0], want.Windows[0]
-				if got.Granted != want.Granted || got.RetryIn != want.RetryIn || g.Used != x.Used || !g.ResetsAt.Equal(x.ResetsAt) {
-					t.Fatalf("%d per %v, burst %d, call %d: granted %v, retry in %v, used %d, resets %v; want %v, %v, %d, %v", w.Limit, w.Period, w.Burst,
-						i, got.Granted, got.RetryIn, g.Used, g.ResetsAt, want.Granted, want.RetryIn, x.Used, x.ResetsAt)
-				}
+				limitertest.Require(t, got.Granted == want.Granted && got.RetryIn == want.RetryIn &&
+					g.Used == x.Used && g.ResetsAt.Equal(x.ResetsAt),
+					w.Limit, "per", w.Period, "burst", w.Burst, "call", i, "granted", got.Granted, "retry in", got.RetryIn, "used", g.Used, "resets", g.ResetsAt, "want", want.Granted, want.RetryIn, x.Used, x.ResetsAt)
 				if !got.Granted && i%2 == 0 {
 					denials++
 					c.US.Add(got.RetryIn.Microseconds())
@@ -62,9 +61,7 @@ func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 				}
 			}
 		}
-		if denials < len(windows) {
-			t.Errorf("%d denials", denials)
-		}
+		limitertest.That(t, denials >= len(windows), denials, "denials")
 	})
 }
 

@@ -93,17 +93,16 @@ func (cr *crowd) append(id throttle.Ticket, r throttle.Request) {
 	}
 	st := limitertest.ReadLine(cr.t, cr.client)
 	record := st.Hashes["t"][id.Queue+"/"+id.ID]
-	if record == "" {
-		cr.t.Fatalf("%v does not stand in line", id)
-	}
+	limitertest.Require(cr.t, record != "", id, "does not stand in line")
 	rank := limitertest.RankOf(record)
 	cr.insert(standing{id, r, rank - limitertest.LineZero})
 	cr.c.US.Add(1) // no two joins are at the same time
 	for _, list := range cr.flows {
 		for _, w := range list {
-			if front := w.request.Front; w.id != id && (r.Front && rank-limitertest.LineZero >= w.rank || !r.Front && !front && rank-limitertest.LineZero <= w.rank) {
-				cr.t.Fatalf("%v got the rank %d, and %v has %d", id, rank-limitertest.LineZero, w.id, w.rank)
-			}
+			front := w.request.Front
+			limitertest.Require(cr.t, w.id == id || (!r.Front || rank-limitertest.LineZero < w.rank) &&
+				(r.Front || front || rank-limitertest.LineZero > w.rank),
+				id, "the rank", rank-limitertest.LineZero, w.id, "has", w.rank)
 		}
 	}
 }

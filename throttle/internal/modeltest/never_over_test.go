@@ -67,9 +67,9 @@ func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w thr
 			denials++
 		}
 		fits := now + d.RetryIn.Microseconds()
-		if counted < used || d.Granted && exactly > now || fits < exactly || fits > exactly+tick {
-			t.Fatalf("call %d at %v: granted %v, %d counted, fits at %d; exactly %d, at %d", i, at, d.Granted, counted, fits-limitertest.Midnight, used, exactly-limitertest.Midnight)
-		}
+		limitertest.Require(t, counted >= used && (!d.Granted || exactly <= now) && fits >= exactly &&
+			fits <= exactly+tick,
+			"call", i, "at", at, "granted", d.Granted, counted, "counted, fits at", fits-limitertest.Midnight, "exactly", used, exactly-limitertest.Midnight)
 		switch {
 		case !d.Granted:
 			at += d.RetryIn
@@ -87,9 +87,8 @@ func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w thr
 	for _, d := range made {
 		whole = append(whole, limitertest.Grant{At: d.At.UnixMicro(), Units: d.Reservation.Cost["requests"]})
 	}
-	if over := limitertest.MostOver(w, whole); over > 0 || denials == 0 {
-		t.Errorf("%d units over, %d denials", over, denials)
-	}
+	over := limitertest.MostOver(w, whole)
+	limitertest.That(t, over <= 0 && denials != 0, over, "units over", denials, "denials")
 }
 
 // Many callers, several limiters and the clock of Redis: windows so short that keys come and go.
@@ -161,9 +160,8 @@ func TestConcurrentGrantsAreNeverOver(t *testing.T) {
 	for _, w := range append(windows, first.Windows...) {
 		for name, log := range logs {
 			if name[:len(w.Name)+1] == w.Name+"/" {
-				if over := limitertest.MostOver(w, log); over > 0 {
-					t.Errorf("%s: %d units over in %d grants", name, over, len(log))
-				}
+				over := limitertest.MostOver(w, log)
+				limitertest.That(t, over <= 0, name, over, "units over in", len(log), "grants")
 			}
 		}
 	}

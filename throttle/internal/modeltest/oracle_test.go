@@ -119,9 +119,8 @@ func sequence(t *rapid.T, client *redis.Client) {
 		real := c.US.Load()
 		before := limitertest.Dump(t, client)
 		d, err := l.Reserve(t.Context(), r)
-		if !d.Granted && !maps.Equal(before, limitertest.Dump(t, client)) {
-			t.Fatalf("a denial changed Redis: %+v, %v", d, err)
-		}
+		limitertest.Require(t, d.Granted || maps.Equal(before, limitertest.Dump(t, client)),
+			"a denial changed Redis", d, err)
 		if m.neverFits(r) {
 			limitertest.WantErr(t, err, new(*throttle.NeverFitsError), "a cost that never fits")
 			return
@@ -184,9 +183,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 			if r := anyRequest(t); !m.neverFits(r) {
 				before := limitertest.Dump(t, client)
 				same(t, "Peek", limitertest.Peek(t, l, r), m.peek(r, c.US.Load()))
-				if !maps.Equal(before, limitertest.Dump(t, client)) {
-					t.Fatal("Peek changed Redis")
-				}
+				limitertest.Require(t, maps.Equal(before, limitertest.Dump(t, client)), "Peek changed Redis")
 			}
 		},
 		"cancel": func(t *rapid.T) {

@@ -21,9 +21,7 @@ func TestDeliveringToAClaimNeverBlocks(t *testing.T) {
 		select {
 		case <-one.result:
 		default:
-			if time.Now().After(end) {
-				t.Fatal("it blocks")
-			}
+			require(t, !time.Now().After(end), "it blocks")
 		}
 	}
 }

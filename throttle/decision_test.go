@@ -27,13 +27,9 @@ func TestADenialSaysItsReason(t *testing.T) {
 			"throttled: p, tenant a, 1s: others wait before it"},
 		{Decision{Policy: "p", Granted: true, Windows: windows}, ""},
 	} {
-		if got := tc.d.Reason(); got != tc.want {
-			t.Errorf("got  %s\nwant %s", got, tc.want)
-		}
+		equal(t, tc.d.Reason(), tc.want)
 	}
-	if got := (Decision{RetryIn: time.Second, Windows: windows}).EarliestReset(); got != 300*time.Millisecond {
-		t.Errorf("earliest reset %v", got)
-	}
+	equal(t, (Decision{RetryIn: time.Second, Windows: windows}).EarliestReset(), 300*time.Millisecond, "earliest reset")
 }
 
 // A rounded wait is never shorter, and no more than a tenth longer.
@@ -47,9 +43,7 @@ func TestAWaitIsNeverRoundedDown(t *testing.T) {
 		0: "0s", 1: "1µs", 9999 * time.Microsecond: "9.999ms", 10001 * time.Microsecond: "11ms",
 		1001 * time.Millisecond: "1.1s", 10 * time.Second: "10s", 10001 * time.Millisecond: "11s",
 	} {
-		if got := roundUp(d).String(); got != want {
-			t.Errorf("%v is rounded to %s, want %s", d, got, want)
-		}
+		equal(t, roundUp(d).String(), want, d, "is rounded to")
 	}
 }
 
@@ -57,7 +51,34 @@ func TestAWaitIsNeverRoundedDown(t *testing.T) {
 func TestAnOutageNamesItsPolicyOnce(t *testing.T) {
 	cause := classify(t.Context(), "api", errors.New("connection refused"))
 	denied := &DeniedError{Cause: cause, Decision: Decision{Policy: "api", Tenant: "acme", RetryIn: time.Second}}
-	if text := denied.Error(); strings.Count(text, "api") != 1 || !errors.Is(denied, ErrUnavailable) {
-		t.Error(text)
+	text := denied.Error()
+	that(t, strings.Count(text, "api") == 1 && errors.Is(denied, ErrUnavailable), text)
+}
+
+// that fails the test unless something holds. The rest says what that is about.
+func that(t testing.TB, holds bool, about ...any) {
+	t.Helper()
+	if !holds {
+		t.Error(about...)
 	}
+}
+
+// equal fails the test unless it got what it wants.
+func equal[V comparable](t testing.TB, got, want V, about ...any) {
+	t.Helper()
+	that(t, got == want, append(about, "got", got, "want", want)...)
+}
+
+// require is that, and ends the test.
+func require(t testing.TB, holds bool, about ...any) {
+	t.Helper()
+	if !holds {
+		t.Fatal(about...)
+	}
+}
+
+// must ends the test by an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	require(t, err == nil, err)
 }

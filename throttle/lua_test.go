@@ -41,9 +41,7 @@ func code(text string) string { return comment.ReplaceAllString(text, "") }
 func one(t *testing.T, text, pattern string) string {
 	t.Helper()
 	matches := regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1)
-	if len(matches) != 1 {
-		t.Fatalf("%d matches of %s in\n%s", len(matches), pattern, text)
-	}
+	require(t, len(matches) == 1, len(matches), "matches of", pattern, "in", text)
 	return matches[0][1]
 }
 
@@ -125,28 +123,19 @@ func TestHeadersOfScripts(t *testing.T) {
 	client.AddHook(hooktest.Hook(spied.see))
 	p := testPolicy()
 	l, err := New(Config{Client: client, Policies: []Policy{p}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r := Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": "bob", "ip": "1", "key": "k", "app": "a", "org": "o", "plan": "p", "site": "s"}}
 	joining := r
 	joining.Ticket, joining.Key = Ticket{Queue: "q", ID: "1"}, "key"
 	d, err := l.Reserve(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.Reservation.Cancel(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := l.Line("p").Join(t.Context(), []Request{joining}); err != nil {
-		t.Fatal(err)
-	}
-	if taken, err := l.Line("p").Take(t.Context(), TakeOptions{Queues: map[string]int{"q": 1, "r": 1}, Max: 3}); err != nil || len(taken.Tickets) != 1 {
-		t.Fatalf("%+v, %v", taken, err)
-	}
-	if len(spied.calls) < 4 {
-		t.Fatalf("%d scripts ran", len(spied.calls))
-	}
+	must(t, err)
+	_, err = d.Reservation.Cancel(t.Context())
+	must(t, err)
+	_, err = l.Line("p").Join(t.Context(), []Request{joining})
+	must(t, err)
+	taken, err := l.Line("p").Take(t.Context(), TakeOptions{Queues: map[string]int{"q": 1, "r": 1}, Max: 3})
+	require(t, err == nil && len(taken.Tickets) == 1, taken, err)
+	require(t, len(spied.calls) >= 4, len(spied.calls), "scripts ran")
 	windows, decide, take := script.File("windows"), script.File("decide"), script.File("take")
 
 	// The header of all calls: now, process, seq, and the policy's scopes, windows and lists.
@@ -161,16 +150,14 @@ func TestHeadersOfScripts(t *testing.T) {
 		parts, fields int
 	}{{fmt.Sprint(spied.calls[0][4+3]), len(p.Windows), 1}, {fmt.Sprint(spied.calls[0][4+4]), len(p.Windows), fields}} {
 		parts := strings.SplitAfter(c.text, ";")
-		if len(parts) != c.parts+1 || len(strings.Fields(parts[0])) != c.fields {
-			t.Errorf("argument %d is %q", 4+i, c.text)
-		}
+		that(t, len(parts) == c.parts+1 && len(strings.Fields(parts[0])) == c.fields, "argument", 4+i, c.text)
 	}
 	head := len(own)
 
 	requests := all(header(decide), `(?m)^--   (\d) \w+ `)
-	if !slices.Equal(requests, []string{"1", "2", "3", "4", "5"}) || !strings.Contains(code(decide), "= 5 + nscopes\n") {
-		t.Errorf("decide.lua: the header lists the values %q of a request", requests)
-	}
+	that(t, slices.Equal(requests, []string{"1", "2", "3", "4", "5"}) &&
+		strings.Contains(code(decide), "= 5 + nscopes\n"),
+		"decide.lua: the header lists the values", requests, "of a request")
 	form := func(name string) int {
 		return len(strings.Fields(one(t, header(decide), `(?m)^--   `+name+` {2,}((?:\S+ )*\S+)(?:  .*)?$`)))
 	}
@@ -191,13 +178,10 @@ func TestHeadersOfScripts(t *testing.T) {
 		script.Release, script.Renew, script.Pause, script.Resume, script.Remaining, script.Refresh, script.Expect}
 	slices.Sort(verbs)
 	slices.Sort(ops)
-	if !slices.Equal(verbs, ops) {
-		t.Errorf("the scripts have the verbs %q, Go asks for %q", verbs, ops)
-	}
+	that(t, slices.Equal(verbs, ops), "the scripts have the verbs", verbs, "Go asks for", ops)
 	for _, op := range ops {
-		if !regexp.MustCompile(`(?m)^--   ` + op + ` +[a-z]`).MatchString(header(decide)) {
-			t.Errorf("decide.lua: the header does not list %s", op)
-		}
+		that(t, regexp.MustCompile(`(?m)^--   `+op+` +[a-z]`).MatchString(header(decide)),
+			"decide.lua: the header does not list", op)
 	}
 
 	// The scripts read the fields that Go writes, and write those that Go reads.
@@ -207,23 +191,20 @@ func TestHeadersOfScripts(t *testing.T) {
 		form string // of a field in the scripts
 	}{{script.Request{}, `\b(?:r|about)\.(\w+)`}, {script.Answer{}, `(?:reply\.|[' ])(\w+)(?:[=:',]| = )`}} {
 		for _, tag := range tags(reflect.TypeOf(c.of)) {
-			if !slices.Contains(all(text, c.form), tag) {
-				t.Errorf("no script has the field %s of %T", tag, c.of)
-			}
+			that(t, slices.Contains(all(text, c.form), tag), "no script has the field", tag, c.of)
 		}
 	}
 
 	arguments := all(header(take), `(?m)^--   (\d) \w+ `)
 	took := spied.calls[len(spied.calls)-1]
-	if len(arguments) != 4 || len(took) != 4+head+len(arguments)+2 {
-		t.Errorf("take.lua: the header lists %q, Go sends %d values", arguments, len(took))
-	}
+	that(t, len(arguments) == 4 && len(took) == 4+head+len(arguments)+2,
+		"take.lua: the header lists", arguments, "Go sends", len(took), "values")
 	listed := strings.Fields(one(t, header(take), `(?m)^--   text   "([a-z ]*)"`))
 	first := names(one(t, header(take), `(?m)^-- reply (.*), then for each ticket its text, when`))
 	took = spied.replies[len(spied.replies)-1]
-	if len(took) != len(first)+2+len(p.Windows) || len(strings.Fields(fmt.Sprint(took[len(first)]))) != len(listed) {
-		t.Errorf("take.lua replies %q, the header lists %q and %q", took, first, listed)
-	}
+	that(t, len(took) == len(first)+2+len(p.Windows) &&
+		len(strings.Fields(fmt.Sprint(took[len(first)]))) == len(listed),
+		"take.lua replies", took, "the header lists", first, listed)
 }
 
 // What the headers of the algorithms say of parameters, functions and bytes is what stands below.
@@ -242,9 +223,8 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 			listed, read := slices.Contains(parameters, letter), strings.Count(code(text), letter+",")+strings.Count(code(text), letter+")")+strings.Count(code(text), letter+" ") > 1
 			sent := p != 0 || i == 3 && a.Ticks != nil
 			schedule := strings.Contains(header(text), letter+" schedule ") // which the line compares
-			if listed != sent || listed != (read || schedule) {
-				t.Errorf("%s: %s is in the header %v, read %v, sent %v", name, letter, listed, read, sent)
-			}
+			that(t, listed == sent && listed == (read || schedule),
+				name, letter, "is in the header", listed, "read", read, "sent", sent)
 		}
 
 		found := map[string]bool{}
@@ -262,20 +242,13 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 			}
 		}
 		for f := range functions {
-			if optional := slices.Contains([]string{"grants", "kept_until", "longest", "opens_at", "release", "renew"}, f); !optional && !found[f] {
-				t.Errorf("%s does not have the function %s, which scope.lua lists", name, f)
-			}
+			optional := slices.Contains([]string{"grants", "kept_until", "longest", "opens_at", "release", "renew"}, f)
+			that(t, optional || found[f], name, "does not have the function", f, "which scope.lua lists")
 		}
-		if got := one(t, code(text), `algorithms\['(.)'\] = `); got != a.Kind {
-			t.Errorf("%s: the kind is %q in Lua, %q in Go", name, got, a.Kind)
-		}
-		if leases := found["release"]; leases != a.Leases {
-			t.Errorf("%s: leases are %v in Lua, %v in Go", name, leases, a.Leases)
-		}
+		equal(t, one(t, code(text), `algorithms\['(.)'\] = `), a.Kind, name, "the kind is", "in Lua", "in Go")
+		equal(t, found["release"], a.Leases, name, "leases are", "in Lua", "in Go")
 	}
-	if len(functions) != 12 {
-		t.Errorf("scope.lua lists %d functions", len(functions))
-	}
+	equal(t, len(functions), 12, "scope.lua lists", "functions")
 }
 
 // sizes adds up a list such as "format(1) last(7)"; what has no number counts nothing.
@@ -298,25 +271,18 @@ func TestHeadersOfState(t *testing.T) {
 		w := testWindow(name)
 		w.Name, w.Anchor, w.Margin = "window", "", 0 // a margin denies at the end of a minute
 		l, err := New(Config{Client: client, Policies: []Policy{{Name: "p", Windows: []Window{w}}}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := l.Reserve(t.Context(), Request{Policy: "p", Tenant: "acme"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		_, err = l.Reserve(t.Context(), Request{Policy: "p", Tenant: "acme"})
+		must(t, err)
 		got, err := server.Get("sluice:{p}:w:tenant:acme")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		head := header(script.File(a.File))
 		head = regexp.MustCompile(`\[.*?\]`).ReplaceAllString(head, "") // what small limits do not have
 		want := sizes(value) + sizes(section) + len("window") + sizes(one(t, head, `(?m)^--   payload     (.*)$`))
 		if strings.Contains(head, "entry*") {
 			want += map[Algorithm]int{AlgorithmSliding: 8, AlgorithmConcurrency: sizes(one(t, head, `(?m)^--   entry       (.*)$`))}[name]
 		}
-		if len(got) != want {
-			t.Errorf("%s: one grant takes %d bytes, the headers say %d", name, len(got), want)
-		}
+		equal(t, len(got), want, name, "one grant takes", "bytes, the headers say")
 	}
 }
 
@@ -331,18 +297,12 @@ func TestScriptsUseNothingSpecial(t *testing.T) {
 	for _, name := range []string{"decide", "take"} {
 		text := script.Text(files, name)
 		for _, word := range []string{"goto", "cjson", "struct", "bit", "cmsgpack", "pcall", "KEYS *=", "ARGV *=", `redis\.replicate_commands`} {
-			if found := regexp.MustCompile(`\b` + word + `\b`).FindString(code(text)); found != "" {
-				t.Errorf("%s uses %s", name, found)
-			}
+			equal(t, regexp.MustCompile(`\b`+word+`\b`).FindString(code(text)), "", name, "uses")
 		}
 		chunk, err := parse.Parse(strings.NewReader(text), name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		proto, err := lua.Compile(chunk, name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		read := map[string]bool{}
 		walk(proto, func(p *lua.FunctionProto, line, op int, global string) {
 			switch op {
@@ -355,9 +315,7 @@ func TestScriptsUseNothingSpecial(t *testing.T) {
 				read[global] = true
 			}
 		})
-		if !read["redis"] || !read["KEYS"] {
-			t.Errorf("%s: globals not seen: %v", name, read)
-		}
+		that(t, read["redis"] && read["KEYS"], name, "globals not seen", read)
 	}
 }
 

@@ -44,9 +44,7 @@ func TestUnitsAboveALimitAreCounted(t *testing.T) {
 			}
 			runs = append(runs, r)
 		}
-		if got := excess(row.windows, runs); got != row.want {
-			t.Errorf("%s: %d, want %d", row.name, got, row.want)
-		}
+		equal(t, excess(row.windows, runs), row.want, row.name)
 	}
 }
 
@@ -143,9 +141,7 @@ func TestWhatBecameOfTasksIsCounted(t *testing.T) {
 				in += name
 			}
 		}
-		if in != row.want {
-			t.Errorf("%s: %q, want %q", row.name, in, row.want)
-		}
+		equal(t, in, row.want, row.name)
 		numbers := []int{
 			len(got.burnt), len(got.burntUnexcused),
 			len(got.duplicated), len(got.duplicatedUnexcused), len(got.archivedUnexcused),
@@ -154,9 +150,8 @@ func TestWhatBecameOfTasksIsCounted(t *testing.T) {
 		if row.earlyAlone {
 			want[4] = 1
 		}
-		if !slices.Equal(numbers, want) {
-			t.Errorf("%s: burnt, without excuse, duplicated, without excuse, early without excuse: %v, want %v", row.name, numbers, want)
-		}
+		that(t, slices.Equal(numbers, want),
+			row.name, "burnt, without excuse, duplicated, without excuse, early without excuse", numbers, "want", want)
 	}
 }
 
@@ -201,9 +196,8 @@ func TestLocksThatAreLeftAreFound(t *testing.T) {
 		excused: func(string) []*attempt { return nil }, jobs: []job{{ID: "well", Unique: true}, {ID: "waits", Unique: true}},
 		locks: []string{"well", "waits"}, runs: []run{{Task: "well", Begun: noon, Ended: after(time.Second)}},
 	}
-	if got := count(e); !slices.Equal(got.locked, []string{"well"}) {
-		t.Errorf("locks left of %q", got.locked)
-	}
+	got := count(e)
+	that(t, slices.Equal(got.locked, []string{"well"}), "locks left of", got.locked)
 }
 
 func TestRecoveriesAreTimed(t *testing.T) {
@@ -211,15 +205,12 @@ func TestRecoveriesAreTimed(t *testing.T) {
 	runs := []run{{Begun: after(time.Second)}, {Begun: after(3 * time.Second)}}
 	disrupted := []disruptionEnd{{at: noon}, {at: after(time.Second)}, {at: after(2500 * time.Millisecond)}, {at: after(time.Hour)}}
 	got := recoveries(disrupted, runs)
-	if want := []time.Duration{time.Second, 0, 500 * time.Millisecond}; !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
-	}
+	want := []time.Duration{time.Second, 0, 500 * time.Millisecond}
+	that(t, slices.Equal(got, want), got, "want", want)
 	if p50, most := quantile(got, 0.5), quantile(got, 1); p50 != 500*time.Millisecond || most != time.Second {
 		t.Errorf("p50 %v, most %v", p50, most)
 	}
-	if quantile(nil, 0.5) != 0 {
-		t.Error("of none")
-	}
+	that(t, quantile(nil, 0.5) == 0, "of none")
 }
 
 func TestFiguresAreHeldAgainstTheirBars(t *testing.T) {
@@ -238,9 +229,7 @@ func TestFiguresAreHeldAgainstTheirBars(t *testing.T) {
 		{newFigure("", "", two, one, difference), true},
 		{newFigure("", "", number(0), number(0), unjudged), true},
 	} {
-		if row.figure.Missed != row.missed {
-			t.Errorf("bar %q of %v and %v: missed %v", row.figure.Bar, *row.figure.Sluice, row.figure.Control, row.figure.Missed)
-		}
+		equal(t, row.figure.Missed, row.missed, "bar", row.figure.Bar, *row.figure.Sluice, row.figure.Control, "missed")
 	}
 }
 
@@ -258,14 +247,10 @@ func TestAJobFailsAsOftenAsItIsTo(t *testing.T) {
 	} {
 		var v Verdict
 		must(t, calls.Start(Started{Task: row.task}, &v))
-		if v.Fail != row.fail || v.Panic != (row.task == "always") {
-			t.Errorf("%+v: %+v", row, v)
-		}
+		that(t, v.Fail == row.fail && v.Panic == (row.task == "always"), row, v)
 		if !row.killed {
 			must(t, calls.End(Ended{v.Run, v.Fail}, &None{}))
 		}
 	}
-	if n := calls.journal.begun(); n != 8 {
-		t.Errorf("%d runs, want 8", n)
-	}
+	equal(t, calls.journal.begun(), 8, "runs")
 }

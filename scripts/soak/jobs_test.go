@@ -13,18 +13,14 @@ func TestFatesAreDrawnAtTheirRates(t *testing.T) {
 	got := map[fate]float64{}
 	for i := range uint64(n) {
 		f, pause := fateOf(7, dequeues, i, rate)
-		if again, same := fateOf(7, dequeues, i, rate); again != f || same != pause {
-			t.Fatalf("call %d: %q, then %q", i, f, again)
-		}
-		if (f == delayed) != (pause > 0) {
-			t.Errorf("call %d: %q for %v", i, f, pause)
-		}
+		again, same := fateOf(7, dequeues, i, rate)
+		require(t, again == f && same == pause, "call", i, f, "then", again)
+		equal(t, (f == delayed), (pause > 0), "call", i, f, "for", pause)
 		got[f]++
 	}
 	for _, f := range []fate{cut, dropped, delayed} {
-		if part := got[f] / n; math.Abs(part-rate) > 4*math.Sqrt(rate*(1-rate)/n) {
-			t.Errorf("%s: %v of all calls, want about %v", f, part, rate)
-		}
+		part := got[f] / n
+		that(t, math.Abs(part-rate) <= 4*math.Sqrt(rate*(1-rate)/n), f, part, "of all calls, want about", rate)
 	}
 	if f, _ := fateOf(7, dequeues, 1, 0); f != passes {
 		t.Errorf("no faults asked for, and %q", f)
@@ -35,14 +31,11 @@ func TestJobsAndDisruptionsComeFromTheSeed(t *testing.T) {
 	t.Parallel()
 	const length = 5 * time.Minute
 	jobs := makeJobs(3, length)
-	if !slices.Equal(jobs, makeJobs(3, length)) || slices.Equal(jobs, makeJobs(4, length)) {
-		t.Error("jobs are not those of the seed")
-	}
+	that(t, slices.Equal(jobs, makeJobs(3, length)) && !slices.Equal(jobs, makeJobs(4, length)),
+		"jobs are not those of the seed")
 	seen := map[string]int{}
 	for i, j := range jobs {
-		if i > 0 && j.At < jobs[i-1].At || j.At >= length {
-			t.Errorf("%s is enqueued at %v", j.ID, j.At)
-		}
+		that(t, (i <= 0 || j.At >= jobs[i-1].At) && j.At < length, j.ID, "is enqueued at", j.At)
 		seen[j.Tenant]++
 		for what, is := range map[string]bool{
 			"archives": j.archives(), "fails at first": j.Fails > 0 && !j.archives(), "no retries": j.MaxRetry == 0,
@@ -65,20 +58,15 @@ func TestJobsAndDisruptionsComeFromTheSeed(t *testing.T) {
 		}
 	}
 	disruptions := makeDisruptions(3, length, 3*time.Second, 3)
-	if !slices.Equal(disruptions, makeDisruptions(3, length, 3*time.Second, 3)) {
-		t.Error("disruptions are not those of the seed")
-	}
+	that(t, slices.Equal(disruptions, makeDisruptions(3, length, 3*time.Second, 3)),
+		"disruptions are not those of the seed")
 	kinds := map[string]int{}
 	for _, b := range disruptions {
 		kinds[b.kind]++
-		if b.at+b.lasts > length || b.worker < 0 || b.worker > 2 {
-			t.Errorf("%+v", b)
-		}
+		that(t, b.at+b.lasts <= length && b.worker >= 0 && b.worker <= 2, b)
 	}
 	for _, kind := range []string{kill, term, stop, flush} {
-		if kinds[kind] == 0 {
-			t.Errorf("no disruption is a %s", kind)
-		}
+		that(t, kinds[kind] != 0, "no disruption is a", kind)
 	}
 	if got := makeDisruptions(3, length, 0, 3); got != nil {
 		t.Errorf("none asked for: %v", got)

@@ -30,9 +30,7 @@ func TestRepliesOfRedisAreRead(t *testing.T) {
 		}
 	}
 	got, err := words([]byte("*2\r\n$3\r\nGET\r\n$3\r\na\r\n\r\n"))
-	if err != nil || !slices.Equal(got, []string{"GET", "a\r\n"}) {
-		t.Errorf("%q, %v", got, err)
-	}
+	that(t, err == nil && slices.Equal(got, []string{"GET", "a\r\n"}), got, err)
 	if _, err := words([]byte("+OK\r\n")); !errors.Is(err, errProtocol) {
 		t.Error(err)
 	}

@@ -29,8 +29,6 @@ func TestWaitingTasks(t *testing.T) {
 		}
 		got, err := waitingTasks(t.Context(), client)
 		slices.Sort(got)
-		if err != nil || !slices.Equal(got, ids) {
-			t.Errorf("%q wait, %v, want %q", got, err, ids)
-		}
+		that(t, err == nil && slices.Equal(got, ids), got, "wait", err, "want", ids)
 	})
 }

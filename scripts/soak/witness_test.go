@@ -34,9 +34,7 @@ func newWatched(t *testing.T, client *redis.Client, seed uint64, rate float64) *
 func (w *watched) opt(holder string) asynq.RedisClientOpt {
 	w.Helper()
 	l, err := w.proxy.listen(holder)
-	if err != nil {
-		w.Fatal(err)
-	}
+	must(w, err)
 	w.Cleanup(func() { l.Close() })
 	return asynq.RedisClientOpt{Addr: l.Addr().String()}
 }
@@ -44,9 +42,7 @@ func (w *watched) opt(holder string) asynq.RedisClientOpt {
 func (w *watched) wait(what string, condition func() bool) {
 	w.Helper()
 	for end := time.Now().Add(50 * time.Second); !condition(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.Fatalf("waited in vain until %s", what)
-		}
+		require(w, !time.Now().After(end), "waited in vain until", what)
 	}
 }
 
@@ -71,9 +67,8 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 			Name: "roomy", Match: []string{"taken"}, Windows: []throttle.Window{{Name: "many", Limit: 100, Period: time.Hour}},
 		}}})
 		must(t, err)
-		if d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil || !d.Granted {
-			t.Fatal(d, err)
-		}
+		d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+		require(t, err == nil && d.Granted, d, err)
 		server, err := worker.NewServer(w.opt("w.1"), quick(2), worker.Config{Limiter: limiter})
 		must(t, err)
 		plain := asynq.NewClient(w.opt("producer"))
@@ -83,9 +78,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 			"archived": {asynq.MaxRetry(0)}, "retried": {asynq.MaxRetry(1)}, "denied": {asynq.MaxRetry(0)},
 		} {
 			task := worker.NewTask(worker.Identity{Tenant: "acme"}, id, nil)
-			if _, err := plain.Enqueue(task, append(opts, asynq.TaskID(id))...); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(plain.Enqueue(task, append(opts, asynq.TaskID(id))...)))
 		}
 		joiner, err := worker.NewClient(w.opt("producer"), worker.ClientConfig{Limiter: limiter})
 		must(t, err)
@@ -99,17 +92,14 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 				t.Fatal(result.Err)
 			}
 		}
-		if after := w.proxy.drawn(enqueues); after == before {
-			t.Error("EnqueueBulk was called, and nobody saw it")
-		}
-		if err := server.Start(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
+		after := w.proxy.drawn(enqueues)
+		that(t, after != before, "EnqueueBulk was called, and nobody saw it")
+		must(t, server.Start(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 			if task.Type() == "archived" || task.Type() == "retried" {
 				return errFault
 			}
 			return nil
-		})); err != nil {
-			t.Fatal(err)
-		}
+		})))
 		defer server.Shutdown()
 		for id, n := range map[string]int{
 			"done": 1, "kept": 1, "unique": 1, "archived": 1,
@@ -120,9 +110,8 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 				return len(story) == n && !story[n-1].Ended.IsZero()
 			})
 			for _, h := range w.witness.story(id) {
-				if h.Holder != "w.1" || h.EndedBy != "w.1" || h.Lost || h.Call == "" || h.Taken != (id == "taken" || id == takenUUID) {
-					t.Errorf("%s: %+v", id, h)
-				}
+				that(t, h.Holder == "w.1" && h.EndedBy == "w.1" && !h.Lost && h.Call != "" &&
+					h.Taken == (id == "taken" || id == takenUUID), id, h)
 			}
 			w.witness.died("w.1")
 			if got := w.witness.excused(id); len(got) != 0 {
@@ -137,9 +126,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 		for _, one := range w.witness.killedTakes() {
 			taken[one.Task] = !one.Granted.IsZero() && one.Holder == "w.1"
 		}
-		if !maps.Equal(taken, map[string]bool{"taken": true, takenUUID: true}) {
-			t.Errorf("taken from the line: %v", taken)
-		}
+		that(t, maps.Equal(taken, map[string]bool{"taken": true, takenUUID: true}), "taken from the line", taken)
 	})
 }
 
@@ -163,9 +150,7 @@ func TestWitnessOfRepeatedCalls(t *testing.T) {
 		if story := w.story("a"); len(story) != 1 || !story[0].Lost || story[0].Call != "call" || story[0].Taken != (name == "pick") {
 			t.Errorf("%s: %+v", name, story)
 		}
-		if len(w.excused("a")) != 0 || len(w.orphans()) != 0 {
-			t.Errorf("%s: a lost reply is an excuse", name)
-		}
+		that(t, len(w.excused("a")) == 0 && len(w.orphans()) == 0, name, "a lost reply is an excuse")
 		w.saw(begin, reply, "w.1", true)
 		if story := w.story("a"); len(story) != 1 || story[0].Lost {
 			t.Errorf("%s, repeated: %+v", name, story)
@@ -179,9 +164,7 @@ func TestWitnessOfRepeatedCalls(t *testing.T) {
 			t.Errorf("%s: another call was undone: %+v", name, story)
 		}
 		w.died("w.1")
-		if len(w.excused("a")) != 1 || len(w.orphans()) != 1 {
-			t.Errorf("%s: a killed worker is no excuse", name)
-		}
+		that(t, len(w.excused("a")) == 1 && len(w.orphans()) == 1, name, "a killed worker is no excuse")
 		w.saw(restore("call"), []byte(":1\r\n"), "w.1", false)
 		if story := w.story("a"); story[0].Ended.IsZero() || len(w.excused("a")) != 0 || len(w.orphans()) != 0 {
 			t.Errorf("%s, undone: %+v", name, story)
@@ -211,20 +194,16 @@ func TestWitnessSeesWhatFaultsHit(t *testing.T) {
 		w := newWatched(t, client, seedFor(dequeues), 0.1)
 		plain := asynq.NewClientFromRedisClient(client)
 		for _, id := range []string{"lost", "held"} {
-			if _, err := plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID(id)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID(id))))
 		}
 		server := asynq.NewServer(w.opt("w.1"), quick(1))
 		var running atomic.Bool
 		finish := make(chan struct{})
-		if err := server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+		must(t, server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 			running.Store(true)
 			<-finish
 			return nil
-		})); err != nil {
-			t.Fatal(err)
-		}
+		})))
 		defer server.Shutdown()
 		defer close(finish)
 		w.wait("a task runs, and was seen", func() bool { return running.Load() && len(w.witness.story("held")) > 0 })
@@ -262,23 +241,9 @@ func TestLostRepliesOfEnqueues(t *testing.T) {
 			defer w.witness.mu.Unlock()
 			return w.witness.again["a"] && w.witness.lost[enqueues] > 0
 		})
-		if w.witness.again["b"] {
-			t.Error("b was enqueued without a fault")
-		}
+		that(t, !w.witness.again["b"], "b was enqueued without a fault")
 		before := w.proxy.drawn(enqueues)
-		if _, err := plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("c"), asynq.Unique(time.Minute)); err != nil {
-			t.Fatal(err)
-		}
-		if w.proxy.drawn(enqueues) == before {
-			t.Error("a unique task was enqueued, and nobody saw it")
-		}
+		must(t, errOf(plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("c"), asynq.Unique(time.Minute))))
+		that(t, w.proxy.drawn(enqueues) != before, "a unique task was enqueued, and nobody saw it")
 	})
-}
-
-// must fails by an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

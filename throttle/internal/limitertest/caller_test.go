@@ -11,9 +11,7 @@ import (
 
 func TestACallerRecordsRefusals(t *testing.T) {
 	none := throttle.CallerFrom(t.Context())
-	if none != nil {
-		t.Error("a context without a caller has one")
-	}
+	That(t, none == nil, "a context without a caller has one")
 	none.SetCounted(true)
 	none.Refused("api", time.Minute)
 	none.Answered(time.Now())

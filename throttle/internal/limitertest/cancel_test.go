@@ -108,17 +108,15 @@ func TestCancelOfMergedGrantsThatAreOlderThanAPeriod(t *testing.T) {
 		}
 	}
 	c.Set(period + 140*ms)
-	if used := Used(Peek(t, l, Acme(1))); used[0] != 200 {
-		t.Fatalf("%d are counted, want 200", used[0])
-	}
+	WantUsed(t, l, Acme(1), 200)
 	for _, row := range []struct {
 		r         throttle.Reservation
 		cancelled bool
 		used      int64
 	}{{alone, false, 200}, {merged, true, 150}, {merged, false, 150}} {
-		if d := Cancel(t, l, row.r); d.Granted != row.cancelled || d.Windows[0].Used != row.used {
-			t.Errorf("cancelled %v, %d are counted, want %v and %d", d.Granted, d.Windows[0].Used, row.cancelled, row.used)
-		}
+		d := Cancel(t, l, row.r)
+		Equal(t, d.Granted, row.cancelled)
+		Equal(t, Used(d), []int64{row.used})
 	}
 	c.Set(period + 2*m)
 	Equal(t, Cancel(t, l, merged).Granted, false, "cancelled again, a minute later")

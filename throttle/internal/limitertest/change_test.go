@@ -21,9 +21,8 @@ func TestGCRALevelSurvivesAChangedRate(t *testing.T) {
 	for _, limit := range []int64{1, 13, 999, 3, 7} {
 		w.Limit = limit
 		SetPolicy(t, l, w)
-		if d := Peek(t, l, Acme(2)); d.Granted || d.Windows[0].Used != 9 || d.RetryIn != time.Duration((13_000_000+limit-1)/limit)*us {
-			t.Errorf("limit %d: granted %v, used %d, retry in %v", limit, d.Granted, d.Windows[0].Used, d.RetryIn)
-		}
+		WantDenied(t, Peek(t, l, Acme(2)), time.Duration((13_000_000+limit-1)/limit)*us, limit)
+		WantUsed(t, l, Acme(2), 9)
 		Reserve(t, l, Acme(0)) // writes the state in the new scale
 	}
 }
@@ -141,9 +140,7 @@ func TestOlderWorkersKeepWhatNewerOnesCount(t *testing.T) {
 	Cancel(t, older, r)
 	c.Set(2 * m) // what the older one knows has ended
 	Reserve(t, older, Acme(1))
-	if d := Peek(t, newer, Acme(1)); d.Windows[0].Used != 1 || d.Windows[1].Used != 3 {
-		t.Errorf("used %d and %d, want 1 and 3", d.Windows[0].Used, d.Windows[1].Used)
-	}
+	WantUsed(t, newer, Acme(1), 1, 3)
 }
 
 // A state that another algorithm left cannot be read, and is there when that algorithm is back.

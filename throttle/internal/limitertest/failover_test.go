@@ -80,9 +80,7 @@ func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 				log = nil
 				drive(promoted, granted(12))
 				drive(old, func(err error) bool { return errors.Is(err, throttle.ErrUnavailable) })
-				if most := MostOver(w, log); most > 0 {
-					t.Errorf("%d above the limit after the old primary has stopped", most)
-				}
+				That(t, MostOver(w, log) <= 0, "above the limit after the old primary has stopped")
 			}
 		})
 	}

@@ -55,13 +55,10 @@ func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 	d, err := l.Reserve(t.Context(), r)
 	That(t, err == nil && d.Granted && errors.Is(d.FailedOpen, throttle.ErrUnavailable) &&
 		d.Windows == nil && !d.At.IsZero(), what, "fail open", d, err)
-	if _, err := d.Reservation.Cancel(t.Context()); err != nil {
-		t.Errorf("%s: Cancel of what failed open: %v", what, err)
-	}
+	Must(t, Err(d.Reservation.Cancel(t.Context())))
 	WantErr(t, Err(l.Peek(t.Context(), r)), throttle.ErrUnavailable, what)
-	if d, err := l.Wait(t.Context(), r); err != nil || d.FailedOpen == nil {
-		t.Errorf("%s: Wait: %+v, %v", what, d, err)
-	}
+	d, err = l.Wait(t.Context(), r)
+	That(t, err == nil && d.FailedOpen != nil, what, "Wait", d, err)
 	WantErr(t, Err(l.Attach(Made(r, "0123456789abcdef")).Cancel(t.Context())), throttle.ErrUnavailable, what)
 }
 
@@ -138,9 +135,7 @@ func TestRedisThatCannotServe(t *testing.T) {
 			if _, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrUnavailable) || !strings.Contains(err.Error(), state.name) {
 				t.Errorf("%s: %v", state.name, err)
 			}
-			if _, err := l.Peek(t.Context(), Acme(1)); err != nil {
-				t.Errorf("%s: Peek: %v", state.name, err)
-			}
+			Must(t, Err(l.Peek(t.Context(), Acme(1))))
 			do(state.off...)
 			Equal(t, Dump(t, client), before, state.name)
 		}

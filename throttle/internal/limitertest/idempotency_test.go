@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"slices"
 	"testing"
 	"time"
 
@@ -101,9 +100,7 @@ func TestAKeyStandsForOneRequest(t *testing.T) {
 				Must(t, err)
 				wantGrant("after Settle")
 				wantOtherRequest(t, "the settled cost", l, settled.Request)
-				if d := Reserve(t, l, other(func(r *throttle.Request) { r.IdempotencyKey = "another" })); !slices.Equal(Used(d), []int64{2, 14}) {
-					t.Errorf("with another key, %v are used", Used(d))
-				}
+				Equal(t, Used(Reserve(t, l, other(func(r *throttle.Request) { r.IdempotencyKey = "another" }))), []int64{2, 14})
 				Cancel(t, l, made)
 				Equal(t, Used(Reserve(t, l, other(func(r *throttle.Request) { r.Cost["tokens"] = 7 }))), []int64{2, 12})
 			})
@@ -121,9 +118,7 @@ func wantOtherRequest(t *testing.T, name string, l *throttle.Limiter, r throttle
 		var got *throttle.RequestError
 		That(t, errors.As(err, &got) && *got == want, name, err)
 	}
-	if _, err := l.Peek(t.Context(), r); err != nil {
-		t.Errorf("%s: Peek: %v", name, err)
-	}
+	Must(t, Err(l.Peek(t.Context(), r)))
 }
 
 // In one call to Redis too, and also if that is repeated. Tickets of a line go by the same rule.
@@ -169,20 +164,15 @@ func TestLostReplyIsChargedOnce(t *testing.T) {
 
 	p.Lose.Store(2)
 	d := Reserve(t, l, Acme(3))
-	if p.Lost.Load() != 2 {
-		t.Fatalf("%d replies lost, want 2", p.Lost.Load())
-	}
-	if !d.Granted || d.Windows[0].Used != 3 {
-		t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
-	}
+	Equal(t, p.Lost.Load(), 2, "replies are lost")
+	WantGranted(t, d, 3)
 	other := Reserve(t, l, Acme(2))
 	again := other.Reservation
 	Equal(t, other.Windows[0].Used, 5)
 
 	p.Lose.Store(2)
-	if d := Cancel(t, l, again); p.Lost.Load() != 4 || d.Windows[0].Used != 3 {
-		t.Errorf("%d replies lost, used %d", p.Lost.Load(), d.Windows[0].Used)
-	}
+	Equal(t, Used(Cancel(t, l, again)), []int64{3})
+	Equal(t, p.Lost.Load(), 4, "replies are lost")
 	Equal(t, Cancel(t, l, d.Reservation).Windows[0].Used, 0)
 }
 

@@ -19,22 +19,19 @@ func TestPolicyForATaskType(t *testing.T) {
 		throttle.Policy{Name: "mail", Match: []string{"mail:send"}, Windows: window},
 		throttle.Policy{Name: "by-name-only", Windows: window},
 	)
+	matched := func(taskType string) string { p, _ := l.Match(taskType, false); return p.Name }
 	for range 2 { // the second time remembered
 		for taskType, want := range map[string]string{"http:call": "http", "rpc:x": "http", "rpc:xy": "", "mail:send": "mail", "mail:sent": "", "": "", "by-name-only": ""} {
-			if p, ok := l.Match(taskType, false); p.Name != want || ok != (want != "") {
-				t.Errorf("%q: policy %q, %v, want %q", taskType, p.Name, ok, want)
-			}
+			p, ok := l.Match(taskType, false)
+			Equal(t, p.Name, want, taskType)
+			Equal(t, ok, want != "", taskType)
 		}
 	}
 	for i := range 20_000 { // more types than are remembered
-		if p, _ := l.Match(fmt.Sprint("http:", i), false); p.Name != "http" {
-			t.Fatalf("type %d: policy %q", i, p.Name)
-		}
+		Equal(t, matched(fmt.Sprint("http:", i)), "http")
 	}
 	Must(t, l.SetPolicies([]throttle.Policy{{Name: "all", Match: []string{"*"}, Windows: window}}))
-	if p, _ := l.Match("mail:sent", false); p.Name != "all" {
-		t.Errorf("after SetPolicies: policy %q", p.Name)
-	}
+	Equal(t, matched("mail:sent"), "all")
 	if p, ok := l.Lookup("http"); !ok || p.Name != "http" || len(l.Policies()) != 1 {
 		t.Errorf("a policy that was replaced: %+v, %v", p, ok)
 	}
@@ -43,7 +40,5 @@ func TestPolicyForATaskType(t *testing.T) {
 	err := l.SetPolicies([]throttle.Policy{{Name: "a", Match: []string{"x", "http:*"}, Windows: window}, {Name: "b", Match: []string{"*:call"}, Windows: window}})
 	want := `throttle: policy "b": match "*:call": must not match a task type that policy "a" matches too, by "http:*"`
 	That(t, errors.As(err, &bad) && err.Error() == want, err, "want", want)
-	if p, _ := l.Match("mail:sent", false); p.Name != "all" {
-		t.Error("policies that were refused hold")
-	}
+	Equal(t, matched("mail:sent"), "all", "policies that were refused hold")
 }

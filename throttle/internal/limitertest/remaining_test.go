@@ -32,9 +32,7 @@ func TestWhatIsUnderWayIsNoPartOfWhatIsLeft(t *testing.T) {
 					report(calls[0], 12)
 					report(calls[1], 11)
 					for i := range 4 {
-						if d := Reserve(t, l, Acme(1)); d.Granted != (i < 3) {
-							t.Errorf("period %d: call %d after ten: granted %v", period, i+1, d.Granted)
-						}
+						Equal(t, Reserve(t, l, Acme(1)).Granted, i < 3, "period", period, "call after ten", i+1)
 					}
 				}
 			})

@@ -175,9 +175,8 @@ func FuzzReply(f *testing.F) {
 			That(t, (p.Err == nil || errors.As(p.Err, &late) || errors.As(p.Err, &full)) &&
 				p.RetryIn >= 0 && p.Latest >= p.RetryIn && (!p.Nudge || p.Err == nil), "Join of", s.reply, p)
 		}
-		if err := l.Line("p").Leave(ctx, r.Ticket); !known(err) {
-			t.Errorf("Leave of %v: %v", s.reply, err)
-		}
+		err = l.Line("p").Leave(ctx, r.Ticket)
+		That(t, known(err), "Leave of", s.reply, err)
 		got, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 5})
 		That(t, known(err), "Take of", s.reply, err)
 		for _, ticket := range got.Tickets {
@@ -185,8 +184,7 @@ func FuzzReply(f *testing.F) {
 			That(t, ticket.Queue == "q" && d.Granted != ticket.NeverFits &&
 				(len(d.Windows) == 2 || d.Windows == nil), "Take of", s.reply, ticket)
 		}
-		if err := l.Line("p").Acknowledge(ctx); !known(err) {
-			t.Errorf("Acknowledge of %v: %v", s.reply, err)
-		}
+		err = l.Line("p").Acknowledge(ctx)
+		That(t, known(err), "Acknowledge of", s.reply, err)
 	})
 }

@@ -30,18 +30,16 @@ func TestADetachedReservationSaysSo(t *testing.T) {
 	text, err := json.Marshal(l.Attach(Made(Acme(1), "0123456789abcdef")))
 	Must(t, err)
 	var decoded throttle.Reservation
-	if err := json.Unmarshal(text, &decoded); err != nil || decoded.ID != "0123456789abcdef" || decoded.Tenant != "acme" {
-		t.Fatalf("%+v, %v", decoded, err)
-	}
+	Must(t, json.Unmarshal(text, &decoded))
+	Require(t, decoded.ID == "0123456789abcdef" && decoded.Tenant == "acme", decoded)
 	for name, r := range map[string]throttle.Reservation{"zero": {}, "decoded": decoded} {
 		for method, err := range methods(t.Context(), r) {
 			WantErr(t, err, throttle.ErrDetached, method, name)
 		}
 		Equal(t, r.Lease(), 0, name)
 		ctx, hold := r.Hold(t.Context())
-		if err := hold.Release(t.Context()); err != nil || ctx != t.Context() {
-			t.Errorf("a %s reservation is held: %v", name, err)
-		}
+		Must(t, hold.Release(t.Context()))
+		That(t, ctx == t.Context(), name, "reservation is held")
 	}
 	Equal(t, l.Attach(decoded).Lease(), 30*time.Second, "attached, it has no lease")
 }
@@ -70,13 +68,10 @@ func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
 	held := Reserve(t, l, Acme(1)).Reservation
 	Must(t, l.SetPolicies(nil))
 	for method, err := range methods(t.Context(), held) {
-		if err != nil {
-			t.Errorf("%s by a policy that was removed: %v", method, err)
-		}
+		That(t, err == nil, method, "by a policy that was removed", err)
 	}
-	if held, err := held.Renew(t.Context()); held || err != nil {
-		t.Errorf("released, and held %v, %v", held, err)
-	}
+	again, err := held.Renew(t.Context())
+	That(t, !again && err == nil, "released, and held", again, err)
 }
 
 func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
@@ -90,9 +85,8 @@ func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
 		That(t, errors.Is(err, throttle.ErrUnavailable) == want && (err != nil) == want, method, err)
 	}
 	ctx, hold := d.Reservation.Hold(t.Context())
-	if err := hold.Release(t.Context()); err != nil || ctx.Err() != nil {
-		t.Error(err, ctx.Err())
-	}
+	Must(t, hold.Release(t.Context()))
+	Must(t, ctx.Err())
 }
 
 // A lookup of tenants that fails while work goes on takes neither its lease nor what it corrects.
@@ -119,9 +113,7 @@ func TestWhatIsHeldOutlastsTheLookupOfItsTenant(t *testing.T) {
 	WantUsed(t, l, Acme(1), 0, 3)
 	away.Store(true)
 	for method, err := range methods(t.Context(), r) {
-		if err != nil {
-			t.Errorf("%s: %v", method, err)
-		}
+		That(t, err == nil, method, err)
 	}
 }
 

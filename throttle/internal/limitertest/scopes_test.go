@@ -54,9 +54,7 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 		if tc.tenants == nil {
 			return
 		}
-		if d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: "ours"}); !d.Exempt {
-			t.Error("not exempt")
-		}
+		That(t, Reserve(t, l, throttle.Request{Policy: "p", Tenant: "ours"}).Exempt, "not exempt")
 		WantErr(t, Err(l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "offline"})), offline)
 		var bad *throttle.PolicyError
 		want := throttle.PolicyError{Policy: "p", Window: "w", Tenant: "broken", Field: "limit", Value: int64(-1), Hint: "must be 1 to 1000000000000"}

@@ -57,9 +57,8 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 		r.IdempotencyKey = ""
 		d := Reserve(t, l, r)
 		r.Ticket, r.Key = Ticket("denied"), "key"
-		if d := Reserve(t, l, r); d.Granted || !d.Queued {
-			t.Errorf("%s: a third got a slot, or no place: %+v", line, d)
-		}
+		denied := Reserve(t, l, r)
+		That(t, !denied.Granted && denied.Queued, line, "a third got a slot, or no place", denied)
 		joins := []throttle.Request{{Tenant: tenant, Ticket: Ticket("joined")}}
 		if places, err := l.Line(line).Join(ctx, joins); err != nil || places[0].Err != nil {
 			t.Fatal(places, err)
@@ -116,9 +115,7 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 		Require(t, d.Queued, tenant, d)
 		setShards(t, l, c.to)
 		WantGranted(t, Peek(t, l, r), 0)
-		if !slices.Contains(l.Lines(), line) || l.LineOf("p", tenant) == line {
-			t.Errorf("%s: lines %q, now in %q", tenant, l.Lines(), l.LineOf("p", tenant))
-		}
+		That(t, slices.Contains(l.Lines(), line) && l.LineOf("p", tenant) != line, tenant, l.Lines())
 		late := r
 		late.Ticket = Ticket("late")
 		WantErr(t, Err(l.Line(line).Join(ctx, []throttle.Request{late})), throttle.ErrUnknownPolicy, tenant)
@@ -131,9 +128,7 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 		again, err := l.Line(line).ReserveAgain(ctx, taken[0], waits)
 		That(t, err == nil && again.Granted && again.Windows[0].Used == 1, tenant, "reserved again", again, err)
 		takeFrom(t, l, line)
-		if slices.Contains(l.Lines(), line) {
-			t.Errorf("%s: an empty former line is one of %q", tenant, l.Lines())
-		}
+		That(t, !slices.Contains(l.Lines(), line), tenant, "an empty former line is one of", l.Lines())
 		Release(t, again)
 	}
 }
@@ -158,9 +153,8 @@ func TestACallWaitsOnWhileShardsChange(t *testing.T) {
 	setShards(t, l, 4)
 	Release(t, held[0])
 	Release(t, held[1])
-	if d := <-got; !d.Granted || d.Windows[0].Used != 1 || d.Reservation.Shards != 4 {
-		t.Errorf("got %+v", d)
-	}
+	d := <-got
+	That(t, d.Granted && d.Windows[0].Used == 1 && d.Reservation.Shards == 4, d)
 }
 
 // waiting counts the tickets in all lines.

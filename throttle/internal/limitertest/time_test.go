@@ -21,19 +21,17 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 
 	c.Set(0)
 	d := Reserve(t, l, Acme(3))
-	if !d.Granted || !d.At.Equal(At(100*s)) || d.ClockBehind != 100*s || !slices.Equal(Used(d), []int64{10, 10, 10}) {
-		t.Errorf("granted %v at %v, clock behind %v, used %v: time went backwards", d.Granted, d.At, d.ClockBehind, Used(d))
-	}
+	WantGranted(t, d, 10, 10, 10)
+	That(t, d.At.Equal(At(100*s)) && d.ClockBehind == 100*s, "time went backwards", d)
 	// RetryIn counts from the clock as it is now. The clock gets there when the windows do.
 	d = Reserve(t, l, Acme(1))
-	if d.Granted || !d.At.Equal(At(0)) || d.RetryIn != 110*s || d.EarliestReset() != 101*s {
-		t.Errorf("granted %v at %v, retry in %v, earliest reset %v", d.Granted, d.At, d.RetryIn, d.EarliestReset())
-	}
+	WantDenied(t, d, 110*s)
+	That(t, d.At.Equal(At(0)) && d.EarliestReset() == 101*s, d)
 	for _, back := range []time.Duration{1 * s, 99 * s, 100 * s, 101 * s, 110*s - us} {
 		c.Set(back)
-		if d := Reserve(t, l, Acme(1)); d.Granted || d.RetryIn != 110*s-back || d.ClockBehind != max(0, 100*s-back) {
-			t.Errorf("at %v: granted %v, retry in %v, clock behind %v", back, d.Granted, d.RetryIn, d.ClockBehind)
-		}
+		d := Reserve(t, l, Acme(1))
+		WantDenied(t, d, 110*s-back, "at", back)
+		Equal(t, d.ClockBehind, max(0, 100*s-back), "at", back)
 	}
 	c.Set(40 * s)
 	waiting := Acme(1)
@@ -42,13 +40,12 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 	That(t, err == nil && places[0].RetryIn == 70*s, "join", places, err)
 	Must(t, l.Line("p").Leave(t.Context(), waiting.Ticket))
 	c.Set(110 * s)
-	if d = Reserve(t, l, Acme(10)); !d.Granted {
-		t.Fatal("denied")
-	}
+	d = Reserve(t, l, Acme(10))
+	Require(t, d.Granted, "denied")
 	c.Set(50 * s)
-	if d := Cancel(t, l, d.Reservation); !d.At.Equal(At(110*s)) || d.ClockBehind != 60*s || !slices.Equal(Used(d), []int64{0, 0, 0}) {
-		t.Errorf("cancelled at %v, used %v", d.At, Used(d))
-	}
+	d = Cancel(t, l, d.Reservation)
+	That(t, d.At.Equal(At(110*s)) && d.ClockBehind == 60*s, d)
+	Equal(t, Used(d), []int64{0, 0, 0})
 }
 
 // Redis forgets a key in the first millisecond after the one that EXPIRETIME names.

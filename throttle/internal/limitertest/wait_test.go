@@ -46,9 +46,8 @@ func TestWaitGivesUpAtOnce(t *testing.T) {
 
 		later, end := context.WithTimeout(t.Context(), m+us)
 		defer end()
-		if d, err := l.Wait(later, Acme(1)); err != nil || !d.Granted || time.Since(start) != m {
-			t.Errorf("with time enough: granted %v after %v, %v", d.Granted, time.Since(start), err)
-		}
+		d, err = l.Wait(later, Acme(1))
+		That(t, err == nil && d.Granted && time.Since(start) == m, "with time enough", d, err)
 	})
 }
 
@@ -87,16 +86,13 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		time.AfterFunc(m, end)
 		d, err := l.Wait(ctx, Acme(1))
-		if !errors.Is(err, context.Canceled) || d.Granted || time.Since(start) != m {
-			t.Errorf("granted %v after %v, %v", d.Granted, time.Since(start), err)
-		}
+		That(t, errors.Is(err, context.Canceled) && !d.Granted && time.Since(start) == m, d, err)
 		WantUsed(t, l, Acme(0), 1)
 		stopping := errors.New("stopping")
 		caused, stop := context.WithCancelCause(t.Context())
 		time.AfterFunc(m, func() { stop(stopping) })
-		if _, err := l.Wait(caused, Acme(1)); !errors.Is(err, stopping) || !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v", err)
-		}
+		_, err = l.Wait(caused, Acme(1))
+		That(t, errors.Is(err, stopping) && errors.Is(err, context.Canceled), err)
 	})
 }
 

@@ -113,12 +113,8 @@ func TestOnlyWhatWasRefusedAdapts(t *testing.T) {
 		p.Upstream = r.upstream
 		st := newStory(t, client, p)
 		st.refusedAt(0, "a1")
-		if got := st.rate("a"); got == 0 {
-			t.Error("a does not adapt")
-		}
-		if got := st.rate("b"); (got > 0) != r.others {
-			t.Errorf("b's rate is %v", got)
-		}
+		limitertest.That(t, st.rate("a") > 0, "a does not adapt")
+		limitertest.Equal(t, st.rate("b") > 0, r.others, "b adapts")
 	})
 }
 

@@ -150,9 +150,7 @@ func TestClaimsStartTheMomentTheyFit(t *testing.T) {
 			}()
 		}
 		for i := range cap(starts) {
-			if at, want := <-starts, steps(i+1)*apart; at != want {
-				t.Errorf("number %d started at %v, want %v", i, at, want)
-			}
+			limitertest.Equal(t, <-starts, steps(i+1)*apart, "number", i)
 		}
 	})
 }
@@ -281,9 +279,8 @@ func TestACallByAKeyWaitsOnAfterACorrection(t *testing.T) {
 	r.IdempotencyKey = "key"
 	ended := waits(t.Context(), t, client, limitertest.New(t, hooked, p), r)
 	limitertest.Cancel(t, other, cancelled.Reservation)
-	if err := <-ended; err != nil || !corrected {
-		t.Errorf("corrected %v, %v", corrected, err)
-	}
+	limitertest.Must(t, <-ended)
+	limitertest.That(t, corrected, "nothing was corrected")
 	limitertest.WantGranted(t, limitertest.Reserve(t, other, r), 2)
 	limitertest.IsGone(t, client)
 }
@@ -317,9 +314,7 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 		limitertest.Must(t, giveBack(ctx, held, hold))
 		others := limitertest.Reserve(t, l, limitertest.Acme(1)).Reservation
 		ended := waits(ctx, t, client, l, limitertest.Acme(1))
-		if err := errors.Join(others.Release(t.Context()), <-ended); err != nil {
-			t.Errorf("it holds none: %v", err)
-		}
+		limitertest.Must(t, errors.Join(others.Release(t.Context()), <-ended))
 		limitertest.Must(t, hold.Release(ctx))
 	})
 }

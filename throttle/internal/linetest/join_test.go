@@ -140,9 +140,7 @@ func TestTicketsReserveTogether(t *testing.T) {
 	limitertest.Must(t, err)
 	for i, want := range []struct{ granted, queued bool }{{true, false}, {true, false}, {}, {true, false}, {false, true}} {
 		d := tickets[i].Decision
-		if d.Granted != want.granted || d.Queued != want.queued {
-			t.Errorf("%s: granted %v, queued %v, want %+v", requests[i].Ticket.ID, d.Granted, d.Queued, want)
-		}
+		limitertest.Equal(t, [2]bool{d.Granted, d.Queued}, [2]bool{want.granted, want.queued}, requests[i].Ticket.ID)
 		limitertest.Equal(t, l.Line("p").Matches(tickets[i], requests[i]), want.granted, requests[i].Ticket.ID)
 	}
 	limitertest.WantUsed(t, l, limitertest.Acme(1), 4)

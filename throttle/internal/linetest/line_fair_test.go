@@ -40,9 +40,7 @@ func TestSharesOfSlots(t *testing.T) {
 			for tenant, n := range st.shares(190, most, "q") { // as if by turns, among ten
 				limitertest.Equal(t, n, 19, name, most, tenant)
 			}
-			if got := st.shares(100, most, "q"); got["bulk"] != 91 { // each of the others had one left
-				t.Errorf("%s, %d: %v", name, most, got)
-			}
+			limitertest.Equal(t, st.shares(100, most, "q")["bulk"], 91, name, most) // each of the others had one left
 		}
 	}
 }

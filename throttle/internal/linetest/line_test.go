@@ -50,9 +50,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.denied("a5", 20*s)
 			st.at(4*s).denied("a5", 16*s)
 			before := lineText(st, st.client)
-			if d := limitertest.Peek(st, st.l, st.without("b")); d.Granted || d.RetryIn != 16*s { // behind all who wait
-				st.Errorf("of another tenant: granted %v, in %v", d.Granted, d.RetryIn)
-			}
+			limitertest.WantDenied(st, limitertest.Peek(st, st.l, st.without("b")), 16*s) // behind all who wait
 			limitertest.Equal(st, lineText(st, st.client), before)
 		}},
 		"Leave gives the place to the next": {limitertest.Policy(two), func(st *story) {

@@ -51,9 +51,7 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 				step.ticket, "at", step.at, "would be denied by", would, "want", step.would, d)
 		}
 		st.cost = 1
-		if p := st.joins("a7"); !p.Exempt {
-			t.Errorf("a ticket has joined: %+v", p)
-		}
+		limitertest.That(t, st.joins("a7").Exempt, "a ticket has joined")
 		got := st.l.Policies()[0]
 		limitertest.That(t, got.Windows[0].Algorithm == throttle.AlgorithmSliding &&
 			got.Mode == throttle.ModeObserve, "the policy is", got)

@@ -60,9 +60,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 			limitertest.Equal(t, told, want, what)
 			told = nil
 		}
-		if err := hooks.Refresh(t.Context(), "p"); err != nil { // else the first take does it in the background
-			t.Fatal(err)
-		}
+		limitertest.Must(t, hooks.Refresh(t.Context(), "p")) // else the first take does it in the background
 		told = nil
 		st := &story{T: t, client: client, l: l, c: clock, cost: 1, took: map[string]throttle.TakenTicket{}}
 		line := l.Line("p")

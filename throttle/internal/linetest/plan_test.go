@@ -128,9 +128,8 @@ func TestPlansStartFromTheLine(t *testing.T) {
 			t.Errorf("an hour later: %+v", got)
 		}
 		d.Count = 0
-		if _, err := inspect.Of(st.l).Plan(t.Context(), []inspect.Demand{d}, inspect.PlanOptions{}); err == nil {
-			t.Error("a demand of nothing is planned")
-		}
+		_, err := inspect.Of(st.l).Plan(t.Context(), []inspect.Demand{d}, inspect.PlanOptions{})
+		limitertest.That(t, err != nil, "a demand of nothing is planned")
 		limitertest.SetPolicy(t, st.l, limitertest.SharedWindow(1_000_000, s))
 		for now := time.Duration(0); now <= 2*s; now += 200 * ms {
 			limitertest.Take(t, st.at(10*s+now).l, 2, "q")
@@ -154,9 +153,8 @@ func TestPlansStartFromTheLine(t *testing.T) {
 			}
 			return t
 		}
-		if got := st.plan(inspect.PlanOptions{Open: opens}, inspect.Demand{Count: 50, Request: throttle.Request{Policy: "p", Tenant: "b"}}); got.Expected != limitertest.At(2*h) {
-			t.Errorf("that all fit, and may start after two hours: %+v", got)
-		}
+		anywhere := inspect.Demand{Count: 50, Request: throttle.Request{Policy: "p", Tenant: "b"}}
+		limitertest.Equal(t, st.plan(inspect.PlanOptions{Open: opens}, anywhere).Expected, limitertest.At(2*h), "that all fit, and may start after two hours")
 	})
 }
 

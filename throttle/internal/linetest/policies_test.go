@@ -87,12 +87,10 @@ func TestNothingThatIsHandedOutIsLive(t *testing.T) {
 	matched.Match, matched.Tenants, matched.Windows = nil, nil, nil
 	got, _ := l.Match("http:get", false)
 	limitertest.Equal(t, got, matched)
-	if _, ok := l.Match("smtp", false); ok {
-		t.Error("matched")
-	}
-	if _, ok := l.Lookup("q"); ok {
-		t.Error("found")
-	}
+	_, ok := l.Match("smtp", false)
+	limitertest.Equal(t, ok, false, "matched")
+	_, ok = l.Lookup("q")
+	limitertest.Equal(t, ok, false, "found")
 }
 
 // While the clock is behind, each ticket of a take is granted at the time of the windows, and given
@@ -104,9 +102,7 @@ func TestRefundOfWhatWasTakenWhileTheClockIsBehind(t *testing.T) {
 	st.takes("a1", "a2", "a3")
 	var give []throttle.TakenTicket
 	for _, id := range []string{"a1", "a2", "a3"} {
-		if at := st.took[id].Decision.At; !at.Equal(limitertest.At(20 * s)) {
-			t.Errorf("%s was granted at %v, want %v", id, at, limitertest.At(20*s))
-		}
+		limitertest.Equal(t, st.took[id].Decision.At, limitertest.At(20*s), id)
 		give = append(give, st.took[id])
 	}
 	limitertest.Must(t, st.line().Refund(t.Context(), give))

@@ -88,12 +88,8 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 				}
 			}
 		}
-		if ds[0] != ds[1] {
-			t.Fatalf("step %d, %s %s: %s, and repeated %s", step, what, ticket, ds[0], ds[1])
-		}
-		if a, b := lineText(t, client), lineText(t, other); a != b {
-			t.Fatalf("step %d, %s %s: the line is\n%s\nand after repeated calls\n%s", step, what, ticket, a, b)
-		}
+		limitertest.Require(t, ds[0] == ds[1], "step", step, what, ticket, ds)
+		limitertest.Equal(t, lineText(t, other), lineText(t, client), "after repeated calls, step", step, what, ticket)
 	}
 	if len(steps) != 7 || len(reserved[0]) == 0 || tickets < 10 || repeated < 75 {
 		t.Errorf("steps %v, %d grants, %d tickets taken, %d calls repeated", steps, len(reserved[0]), tickets, repeated)

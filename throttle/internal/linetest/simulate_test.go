@@ -1,7 +1,6 @@
 package linetest
 
 import (
-	"errors"
 	"testing"
 	"time"
 
@@ -56,9 +55,8 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 		limitertest.That(t, err == nil && !got[0].Known && got[0].Tenants[2].NeverFits == "own" &&
 			got[0].Tenants[0].Known, got, err)
 		never.Windows[0].Limit = 0
-		if _, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: never}); !errors.As(err, new(*throttle.PolicyError)) {
-			t.Error(err)
-		}
+		_, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: never})
+		limitertest.WantErr(t, err, new(*throttle.PolicyError))
 	})
 }
 

@@ -3,7 +3,6 @@ package linetest
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -91,9 +90,8 @@ func TestStateTellsTheCauseOfAPause(t *testing.T) {
 	limitertest.Equal(t, got.Pause.Describe(got.At), want)
 	own := got.Tenants[0].Pause
 	limitertest.That(t, own != nil && *own == *got.Pause, "the tenant is held back too", own)
-	if _, err := d.Reservation.Pause(t.Context(), s, string(make([]byte, throttle.MaxCauseBytes+1))); !errors.As(err, new(*throttle.RequestError)) {
-		t.Errorf("a long cause: %v", err)
-	}
+	_, err = d.Reservation.Pause(t.Context(), s, string(make([]byte, throttle.MaxCauseBytes+1)))
+	limitertest.WantErr(t, err, new(*throttle.RequestError), "a long cause")
 }
 
 // Pages tell of every tenant once, and a page costs the same however many wait.
@@ -268,9 +266,7 @@ window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`
 	if e := st.explain("c1"); e.Binds != "" || !e.Expected.Equal(limitertest.At(20*s)) {
 		t.Errorf("it fits: %+v", e)
 	}
-	if e := st.explain("x9"); e.Waiting || e.String() != "p: ticket x9 of queue q stands in no line" {
-		t.Errorf("%s", e)
-	}
+	limitertest.Equal(t, st.explain("x9").String(), "p: ticket x9 of queue q stands in no line")
 }
 
 // What goes before a ticket is what the tickets before it cost, not what all of its flow do on average.
@@ -282,9 +278,7 @@ func TestExplainKnowsWhatTheTicketsBeforeCost(t *testing.T) {
 	}
 	for id, want := range map[string]time.Duration{"a1": 0, "a2": 0, "a3": 10 * s} {
 		e, err := inspect.Of(st.l).Explain(t.Context(), "p", limitertest.Ticket(id))
-		if err != nil || !e.Waiting || e.Expected.Sub(e.At) != want {
-			t.Errorf("%s is expected in %v, want %v: %s, %v", id, e.Expected.Sub(e.At), want, e, err)
-		}
+		limitertest.That(t, err == nil && e.Waiting && e.Expected.Sub(e.At) == want, id, "is expected in", want, e, err)
 	}
 }
 
@@ -330,7 +324,5 @@ func TestWhatBindsBesideTheWindowsIsNamed(t *testing.T) {
 	e := st.explain("b1")
 	limitertest.That(t, strings.Contains(e.String(), "\n"+left+"\n") && e.Expected.Equal(limitertest.At(m+s)), e)
 	st.at(m + 2*s)
-	if got := state(t, st.l, inspect.Query{}); got.Remaining != nil {
-		t.Errorf("it has started again: %+v", got.Remaining)
-	}
+	limitertest.That(t, state(t, st.l, inspect.Query{}).Remaining == nil, "it has started again")
 }

@@ -119,9 +119,8 @@ func (st *story) without(tenant string) throttle.Request {
 func (st *story) granted(tickets ...string) (last throttle.Decision) {
 	st.Helper()
 	for _, ticket := range tickets {
-		if last = limitertest.Reserve(st, st.l, st.of(ticket)); !last.Granted {
-			st.Fatalf("%s is denied for %v, want granted", ticket, last.RetryIn)
-		}
+		last = limitertest.Reserve(st, st.l, st.of(ticket))
+		limitertest.Require(st, last.Granted, ticket, "is denied for", last.RetryIn)
 	}
 	return last
 }

@@ -35,9 +35,7 @@ func TestATakeWhoseReplyIsLost(t *testing.T) {
 		p.Lose.Store(1)
 		taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 2, "q": 1}, Strict: true, Max: 3})
 		limitertest.Require(t, errors.Is(err, throttle.ErrUnavailable), taken, err)
-		if err := l.Line("p").Acknowledge(t.Context()); err != nil { // nobody knows of what
-			t.Fatal(err)
-		}
+		limitertest.Must(t, l.Line("p").Acknowledge(t.Context())) // nobody knows of what
 	}
 	// The next one asks for a queue less: what it did not ask for goes back.
 	wantTaken(t, l, 64, "0 1", "q")
@@ -110,13 +108,9 @@ func TestATakeIsRememberedWhileItHoldsTickets(t *testing.T) {
 		return client.PTTL(t.Context(), client.Keys(t.Context(), "sluice:{p}:k:*").Val()[0]).Val()
 	}
 	limitertest.Take(t, l, 2, "q")
-	if ttl := kept(); ttl < 23*h {
-		t.Errorf("the record of a take with tickets is kept for %v", ttl)
-	}
+	limitertest.That(t, kept() >= 23*h, "the record of a take with tickets is kept for", kept())
 	limitertest.Take(t, l, 2, "q")
-	if ttl := kept(); ttl > m {
-		t.Errorf("the record of a take without tickets is kept for %v", ttl)
-	}
+	limitertest.That(t, kept() <= m, "the record of a take without tickets is kept for", kept())
 }
 
 // again reserves for a ticket that was taken.
@@ -273,9 +267,8 @@ func TestTicketsOfALine(t *testing.T) {
 	listed := map[throttle.Ticket]bool{}
 	limitertest.Must(t, line.Tickets(t.Context(), "", func(page []throttle.Ticket) error {
 		for _, id := range page {
-			if listed[id] = true; !waiting[id] {
-				t.Errorf("%v is listed", id)
-			}
+			listed[id] = true
+			limitertest.That(t, waiting[id], id, "is listed")
 		}
 		return nil
 	}))

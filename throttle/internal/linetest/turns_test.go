@@ -123,9 +123,8 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 		tickets := 0
 		for i, got := range r.run(row.until) {
 			for queue, want := range row.want[i] {
-				if tickets += want; got[queue] != want {
-					t.Errorf("within %v server %d took %v, want %v", row.until, i, got, row.want[i])
-				}
+				tickets += want
+				limitertest.Equal(t, got[queue], want, "within", row.until, "server", i, queue)
 			}
 		}
 		// A server asks for each ticket, and again where room was left to another one.

@@ -172,9 +172,8 @@ func TestAPauseIsTheReason(t *testing.T) {
 		At: limitertest.At(0), Cause: "429", Tenant: "ac me", Until: limitertest.At(10 * m),
 	}
 	limitertest.Require(t, d.Pause != nil && d.Pause.By != "", d.Pause)
-	if want.By = d.Pause.By; *d.Pause != want {
-		t.Errorf("%+v, want %+v", d.Pause, want)
-	}
+	want.By = d.Pause.By
+	limitertest.Equal(t, *d.Pause, want)
 	st.at(m)
 	pause("c", s, 0) // shorter: the first one's goes on
 	reason(`throttled: p, tenant b, 9m0s: paused until 00:10:00 UTC by the upstream's 429 to ac me`)

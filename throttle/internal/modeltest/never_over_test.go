@@ -39,9 +39,8 @@ func TestHundredsOfGrantsAreMerged(t *testing.T) {
 	w.Limit = 1e9
 	limitertest.SetPolicy(t, l, w)
 	limitertest.Reserve(t, l, limitertest.Acme(1e8))
-	if d := limitertest.Reserve(t, l, limitertest.Acme(8e8)); !d.Granted || d.Windows[0].Used < 9e8 {
-		t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
-	}
+	d := limitertest.Reserve(t, l, limitertest.Acme(8e8))
+	limitertest.That(t, d.Granted && d.Windows[0].Used >= 9e8, d)
 }
 
 func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w throttle.Window, tick int64, calls int, maxCost int64, maxStep time.Duration) {

@@ -142,9 +142,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 		// The truth to the microsecond, if nobody comes between.
 		for early, granted := range []bool{true, false} {
 			c.US.Store(real + d.RetryIn.Microseconds() - int64(early))
-			if d := limitertest.Peek(t, l, r); d.Granted != granted {
-				t.Fatalf("%d us before %v have passed: granted %v", early, retryIn, d.Granted)
-			}
+			limitertest.Require(t, limitertest.Peek(t, l, r).Granted == granted, early, "us before", retryIn)
 		}
 		c.US.Store(real)
 	}

@@ -28,31 +28,25 @@ func TestRequestsDuringACallAreSentTogether(t *testing.T) {
 		for i := range 150 {
 			callers = append(callers, askIn(t, g, p, reserveAs(fmt.Sprint(i))))
 		}
-		if len(f.calls) != 1 || f.calls[0].ctx.Value(key{}) != "mine" {
-			t.Fatalf("%d calls", len(f.calls))
-		}
-		if _, bounded := f.calls[0].ctx.Deadline(); bounded {
-			t.Error("a single caller has another context than its own")
-		}
+		require(t, len(f.calls) == 1 && f.calls[0].ctx.Value(key{}) == "mine", len(f.calls), "calls")
+		_, bounded := f.calls[0].ctx.Deadline()
+		that(t, !bounded, "a single caller has another context than its own")
 		for range 4 {
 			f.open()
 		}
 		<-alone
 		want, at := []int{1, 64, 64, 22}, 0
 		for i, c := range f.calls {
-			if len(c.requests) != want[i] || c.seq != int64(i+1) {
-				t.Errorf("call %d: %d requests, sequence number %d", i, len(c.requests), c.seq)
-			}
+			that(t, len(c.requests) == want[i] && c.seq == int64(i+1),
+				"call", i, len(c.requests), "requests, sequence number", c.seq)
 			if i == 0 {
 				continue
 			}
 			for j, r := range c.requests {
-				if r.ID != fmt.Sprint(at) {
-					t.Errorf("call %d, request %d is %s, want %d", i, j, r.ID, at)
-				}
-				if got := callers[at]; !got.done || got.err != nil || got.answers[0].At != int64(j+1) {
-					t.Errorf("caller %d got %+v, %v", at, got.answers, got.err)
-				}
+				equal(t, r.ID, fmt.Sprint(at), "call", i, "request", j)
+				got := callers[at]
+				that(t, got.done && got.err == nil && got.answers[0].At == int64(j+1),
+					"caller", at, got.answers, got.err)
 				at++
 			}
 		}
@@ -77,9 +71,8 @@ func TestManyRequestsOfOneCaller(t *testing.T) {
 		if !many.done || many.err != nil || len(many.answers) != 130 || many.answers[129].At != 2 || !few.done || few.answers[2].At != 5 {
 			t.Errorf("%d answers, %v, last %+v; %+v", len(many.answers), many.err, many.answers[129], few.answers)
 		}
-		if n := len(f.calls); n != 3 || len(f.calls[2].requests) != 5 {
-			t.Errorf("%d calls", n)
-		}
+		n := len(f.calls)
+		that(t, n == 3 && len(f.calls[2].requests) == 5, n, "calls")
 		if answers, err := g.Do(t.Context(), p); len(answers) != 0 || err != nil || len(f.calls) != 3 {
 			t.Errorf("nothing asked: %v, %v", answers, err)
 		}
@@ -92,14 +85,11 @@ func TestACallerThatGaveUpIsNotInTheGroup(t *testing.T) {
 		first, second, third := askIn(t, g, p, reserveAs("a")), askIn(t, g, p, reserveAs("b")), askIn(t, g, p, reserveAs("c"))
 		second.giveUp()
 		synctest.Wait()
-		if !second.done || !errors.Is(second.err, context.Canceled) {
-			t.Errorf("the caller that gave up got %v", second.err)
-		}
+		that(t, second.done && errors.Is(second.err, context.Canceled), "the caller that gave up", second.err)
 		f.open()
 		f.open()
-		if got := f.log(); !slices.Equal(got, []string{"a", "c"}) || !first.done || !third.done {
-			t.Errorf("calls %q", got)
-		}
+		got := f.log()
+		that(t, slices.Equal(got, []string{"a", "c"}) && first.done && third.done, "calls", got)
 		ended, end := context.WithCancel(t.Context())
 		end()
 		if _, err := g.Do(ended, p, reserveAs("d")); !errors.Is(err, context.Canceled) || len(f.calls) != 2 {
@@ -135,23 +125,21 @@ func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
 		}
 		synctest.Wait()
 		f.open() // they were granted, and it is cancelled
-		if !stays.done || stays.err != nil || stays.answers[0].At != 8 {
-			t.Errorf("the caller that stayed got %+v, %v", stays.answers, stays.err)
-		}
+		that(t, stays.done && stays.err == nil && stays.answers[0].At == 8,
+			"the caller that stayed", stays.answers, stays.err)
 		next := askIn(t, g, p, reserveAs("next"))
 		f.open()
 		f.open()
-		if got := f.log(); len(got) != 4 || got[2] != "cancel granted,cancel granted too,cancel exempt,cancel observed" || !next.done {
-			t.Fatalf("calls %q", got)
-		}
+		got := f.log()
+		require(t, len(got) == 4 &&
+			got[2] == "cancel granted,cancel granted too,cancel exempt,cancel observed" && next.done,
+			"calls", got)
 		undo := f.calls[2].requests[1]
-		if undo.At != 2 || !slices.Equal(undo.Keys, []string{"w:granted too"}) || undo.Cost != "requests=1" || undo.Place != nil || undo.Ticket != "" {
-			t.Errorf("cancelled by %+v", undo)
-		}
+		that(t, undo.At == 2 && slices.Equal(undo.Keys, []string{"w:granted too"}) &&
+			undo.Cost == "requests=1" && undo.Place == nil && undo.Ticket == "", "cancelled by", undo)
 		for _, c := range gone {
-			if !c.done || !errors.Is(c.err, context.Canceled) || c.answers != nil {
-				t.Errorf("the caller that gave up got %+v, %v", c.answers, c.err)
-			}
+			that(t, c.done && errors.Is(c.err, context.Canceled) && c.answers == nil,
+				"the caller that gave up", c.answers, c.err)
 		}
 	})
 }
@@ -169,14 +157,10 @@ func TestACallEndsWhenAllItsCallersGiveUp(t *testing.T) {
 		}
 		third.giveUp()
 		synctest.Wait()
-		if f.calls[1].ctx.Err() == nil || !third.done {
-			t.Error("all gave up, and the call goes on")
-		}
+		that(t, f.calls[1].ctx.Err() != nil && third.done, "all gave up, and the call goes on")
 		fourth := askIn(t, g, p, reserveAs("e"))
 		f.open()
-		if !fourth.done || fourth.err != nil {
-			t.Errorf("the next caller got %v", fourth.err)
-		}
+		that(t, fourth.done && fourth.err == nil, "the next caller", fourth.err)
 	})
 }
 
@@ -228,19 +212,17 @@ func TestAGroupWhoseScriptFailsIsRepeatedOneByOne(t *testing.T) {
 				}
 				close(f.gate)
 				synctest.Wait()
-				if got := strings.Join(f.log(), " "); got != tc.want {
-					t.Fatalf("calls %q, want %q", got, tc.want)
-				}
+				got := strings.Join(f.log(), " ")
+				require(t, got == tc.want, "calls", got, "want", tc.want)
 				alone := strings.HasSuffix(tc.want, " d")
 				for i, c := range callers {
-					if fails := !alone || i == 1; !c.done || fails != (c.err != nil) || fails && !errors.Is(c.err, tc.err) || !fails && c.answers[0].Status != Granted {
-						t.Errorf("caller %d got %+v, %v", i, c.answers, c.err)
-					}
+					fails := !alone || i == 1
+					that(t, c.done && fails == (c.err != nil) &&
+						(!fails || errors.Is(c.err, tc.err)) && (fails || c.answers[0].Status == Granted),
+						"caller", i, c.answers, c.err)
 				}
 				for i, c := range f.calls {
-					if c.seq != int64(i+1) {
-						t.Errorf("call %d has the sequence number %d", i, c.seq)
-					}
+					equal(t, c.seq, int64(i+1), "call", i, "has the sequence number")
 				}
 			})
 		})
@@ -260,9 +242,9 @@ func TestAGroupIsOfOneCompiledPolicy(t *testing.T) {
 		}
 		close(f.gate)
 		synctest.Wait()
-		if got := f.log(); !slices.Equal(got, []string{"a", "b1,d1", "c2,e2"}) || f.calls[1].policy != before || f.calls[2].policy != after {
-			t.Errorf("calls %q", got)
-		}
+		got := f.log()
+		that(t, slices.Equal(got, []string{"a", "b1,d1", "c2,e2"}) && f.calls[1].policy == before &&
+			f.calls[2].policy == after, "calls", got)
 	})
 }
 
@@ -291,15 +273,11 @@ func TestGroupsUnderRace(t *testing.T) {
 				}
 				r := Request{Op: Reserve, ID: fmt.Sprint(i, " ", j), At: int64(i*1000 + j)}
 				answers, err := g.Do(ctx, policies[j%2], r)
-				if err == nil && answers[0].At != r.At || err != nil && j%7 != 0 {
-					t.Errorf("%s: %+v, %v", r.ID, answers, err)
-				}
+				that(t, (err != nil || answers[0].At == r.At) && (err == nil || j%7 == 0), r.ID, answers, err)
 				cancel()
 				if err == nil {
 					mu.Lock()
-					if seen[Cancel+r.ID] != 0 {
-						t.Errorf("%s was answered and cancelled", r.ID)
-					}
+					equal(t, seen[Cancel+r.ID], 0, r.ID, "was answered and cancelled")
 					mu.Unlock()
 				}
 			}
@@ -309,9 +287,7 @@ func TestGroupsUnderRace(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	for id, n := range seen {
-		if n != 1 {
-			t.Errorf("%s was sent %d times", id, n)
-		}
+		equal(t, n, 1, id, "was sent", "times")
 	}
 }
 
@@ -327,9 +303,8 @@ func TestGroupsOfManyWindowsAreSmall(t *testing.T) {
 			for i := range requests {
 				requests[i] = reserveAs(fmt.Sprint(i))
 			}
-			if answers, err := g.Do(t.Context(), p, requests...); err != nil || len(answers) != c.requests {
-				t.Errorf("%d answers, %v", len(answers), err)
-			}
+			answers, err := g.Do(t.Context(), p, requests...)
+			that(t, err == nil && len(answers) == c.requests, len(answers), "answers", err)
 			if len(f.calls) != c.calls || len(f.calls[0].requests) != c.most {
 				t.Errorf("%d windows: %d calls, the first of %d requests", c.windows, len(f.calls), len(f.calls[0].requests))
 			}
@@ -357,8 +332,7 @@ func TestACallThatPanicsHoldsNobodyUp(t *testing.T) {
 		f.open()
 		later := askIn(t, g, p, reserveAs("c"))
 		f.open()
-		if !recovered || !waits.done || waits.err != nil || !later.done || later.err != nil {
-			t.Errorf("recovered %v, done %v and %v", recovered, waits.done, later.done)
-		}
+		that(t, recovered && waits.done && waits.err == nil && later.done && later.err == nil,
+			"recovered", recovered, "done", waits.done, later.done)
 	})
 }

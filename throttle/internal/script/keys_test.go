@@ -20,13 +20,10 @@ func FuzzEscape(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b string) {
 		escaped := Escape(a)
 		for i := range len(escaped) {
-			if c := escaped[i]; !plain(rune(c)) && c != '%' {
-				t.Errorf("Escape(%q) = %q holds the byte %q", a, escaped, c)
-			}
+			c := escaped[i]
+			that(t, plain(rune(c)) || c == '%', "Escape", a, "=", escaped, "holds the byte", c)
 		}
-		if Unescape(escaped) != a {
-			t.Errorf("Escape(%q) = %q, which says %q", a, escaped, Unescape(escaped))
-		}
+		equal(t, Unescape(escaped), a, "Escape", "=", escaped, "which says")
 		if (a == b) != (escaped == Escape(b)) || (a == b) != (escapeWord(a) == escapeWord(b)) {
 			t.Errorf("%q and %q are both written %q or %q", a, b, escaped, escapeWord(a))
 		}
@@ -36,9 +33,9 @@ func FuzzEscape(f *testing.F) {
 		for _, mark := range []string{"", "!", "!abcd"} {
 			for _, batch := range []bool{false, true} {
 				queue, also, marked, values := ParseFlow(Flow(Escape(a), batch, mark, []string{b, a}))
-				if queue != a || also != batch || marked != mark || !slices.Equal(values, []string{b, a}) {
-					t.Errorf("Flow(%q, %v, %q, %q, %q) says %q and %q of %q, %v", a, batch, mark, b, a, marked, values, queue, also)
-				}
+				that(t, queue == a && also == batch && marked == mark &&
+					slices.Equal(values, []string{b, a}),
+					"Flow", a, batch, mark, b, "says", marked, values, queue, also)
 			}
 		}
 		if queue, id, ok := parseTicket(TicketName(Escape(a), b)); !ok || queue != a || id != b {
@@ -54,9 +51,8 @@ func TestTicketsOfUUIDs(t *testing.T) {
 		id, strings.ToUpper(id), id[:35], id + "0", "x" + id[1:], strings.Replace(id, "-", "a", 1), strings.ReplaceAll(id, "-", ""),
 		strings.Repeat("0", 36), "00000000-0000-0000-0000-000000000000", "!ASNFZ4mrTN6PASNFZ4mrzQ", "+" + id[1:],
 	} {
-		if queue, got, ok := parseTicket(TicketName(Escape("my queue"), id)); !ok || queue != "my queue" || got != id {
-			t.Errorf("%q comes back as %q of %q, %v", id, got, queue, ok)
-		}
+		queue, got, ok := parseTicket(TicketName(Escape("my queue"), id))
+		that(t, ok && queue == "my queue" && got == id, id, "comes back as", got, queue, ok)
 	}
 	if name := TicketName("q", id); len(name) != 25 || strings.ContainsAny(name, " \n\t+") {
 		t.Errorf("%q is called %q", id, name)
@@ -72,9 +68,8 @@ func TestTicketsOfUUIDs(t *testing.T) {
 func TestKeysNeverCollide(t *testing.T) {
 	seen := map[string]string{}
 	note := func(key, what string) {
-		if other, taken := seen[key]; taken && other != what {
-			t.Errorf("%s and %s are both %q", what, other, key)
-		}
+		other, taken := seen[key]
+		that(t, !taken || other == what, what, other, "are both", key)
 		seen[key] = what
 	}
 	for _, policy := range []string{"p", "n", "w", "q"} {
@@ -93,12 +88,9 @@ func TestKeysNeverCollide(t *testing.T) {
 			}
 		}
 	}
-	if len(seen) < 5_000 {
-		t.Errorf("only %d keys", len(seen))
-	}
+	that(t, len(seen) >= 5_000, "only", len(seen), "keys")
 	for key := range seen {
-		if strings.Count(key, "{") != 1 || strings.Count(key, "}") != 1 {
-			t.Errorf("%q has braces in it: a cluster would look for it elsewhere", key)
-		}
+		that(t, strings.Count(key, "{") == 1 && strings.Count(key, "}") == 1,
+			key, "has braces in it: a cluster would look for it elsewhere")
 	}
 }

@@ -12,9 +12,7 @@ func TestPreflightKnowsAllCommands(t *testing.T) {
 	t.Parallel()
 	used := []string{"hlen", "hscan"}
 	entries, err := files.ReadDir("lua")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	calls := regexp.MustCompile(`(?:redis\.p?call|call_in_parts)\('(\w+)'`)
 	for _, entry := range entries {
 		for _, call := range calls.FindAllStringSubmatch(File(strings.TrimSuffix(entry.Name(), ".lua")), -1) {

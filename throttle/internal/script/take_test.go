@@ -49,9 +49,7 @@ func TestATakeThatWasNotAnsweredIsRepeated(t *testing.T) {
 		t.Helper()
 		f.reply = reply
 		taken, err := taker.Take(t.Context(), p, TakeRequest{Queues: map[string]int{"q": 1}, Max: max})
-		if (err == nil) != (want >= 0) || err == nil && len(taken.Tickets) != want {
-			t.Errorf("%+v, %v", taken, err)
-		}
+		that(t, (err == nil) == (want >= 0) && (err != nil || len(taken.Tickets) == want), taken, err)
 	}
 	acknowledge := func(reply func(context.Context) (Taken, error), ok bool) {
 		t.Helper()

@@ -31,3 +31,11 @@ func TestTheMostAboveALimitIsFound(t *testing.T) {
 		Equal(t, MostOver(tc.w, tc.log), tc.want, i)
 	}
 }
+
+const (
+	us = time.Microsecond
+	ms = time.Millisecond
+	s  = time.Second
+	m  = time.Minute
+	h  = time.Hour
+)

@@ -6,15 +6,19 @@ package limitertest
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	_ "pgregory.net/rapid"
 
 	"github.com/sluice-go/sluice/internal/testhook"
 	"github.com/sluice-go/sluice/throttle"
@@ -389,4 +393,31 @@ func Settle(t TB, l *throttle.Limiter, r throttle.Reservation, tokens int64) thr
 	r, err := l.Attach(r).Settle(t.Context(), map[string]int64{"tokens": tokens})
 	Must(t, err)
 	return r
+}
+
+// Bubble runs the test on fake time, with a limiter on a miniredis. It fails if the test leaves a
+// goroutine behind.
+func Bubble(t *testing.T, p throttle.Policy, test func(t *testing.T, l *throttle.Limiter, server *miniredis.Miniredis)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		m := throttletest.InMemory(t)
+		test(t, New(t, m.Client(t), p), m.Miniredis)
+	})
+}
+
+// Until waits until something holds, and fails the test after a minute.
+func Until(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
+// Random histories are slow with the race detector. So a run has 15 of each, the same ones every
+// time. To look for new ones: -rapid.checks=1000 -rapid.seed=0.
+func init() {
+	flag.Set("rapid.checks", "15")
+	flag.Set("rapid.seed", "1")
 }

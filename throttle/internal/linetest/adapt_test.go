@@ -1,8 +1,12 @@
 package linetest
 
 import (
+	"math"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -75,4 +79,177 @@ func TestAdaptingToRefusals(t *testing.T) {
 			st.granted("a2", "a3", "a4")
 		}},
 	})
+}
+
+// Who asks learns how often the upstream refused, and what is granted now.
+func TestTheRateInForceIsTold(t *testing.T) {
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
+	tell := func(want string) {
+		t.Helper()
+		d, err := st.l.Peek(t.Context(), st.without("b"))
+		limitertest.Must(t, err)
+		got := ""
+		if d.Adapted != nil {
+			got = d.Adapted.String()
+		}
+		limitertest.Equal(t, got, want)
+	}
+	tell("")
+	refused := func(d throttle.Decision, pause time.Duration, rate string) {
+		t.Helper()
+		refusal, err := d.Reservation.Pause(t.Context(), 0, "")
+		got := ""
+		if refusal.Adapted != nil {
+			got = refusal.Adapted.String()
+		}
+		limitertest.That(t, err == nil && refusal.Policy == "p" && refusal.Tenant == "a" &&
+			refusal.Pause == pause && got == rate, refusal, got, err, "want a pause of", pause, rate)
+	}
+	first, together := st.granted("a1"), st.granted("a11")
+	refused(first, 125*ms, "refused once since 00:00 UTC, spread evenly at 10/s")
+	refused(together, 0, "")
+	tell("refused once since 00:00 UTC, spread evenly at 10/s")
+	st.at(s)
+	tell("refused once since 00:00 UTC, spread evenly at 10/s") // although it would be granted
+	d := st.granted("a2")
+	st.at(1010 * ms)
+	refused(d, 125*ms, "refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+	tell("refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+	reason := func(want string) {
+		t.Helper()
+		limitertest.Equal(t, limitertest.Reserve(t, st.l, st.without("b")).Reason(), want)
+	}
+	reason("throttled: p, tenant b, 125ms: paused until 00:00:02 UTC by the upstream's refusal to a: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+	st.at(1135 * ms).granted("a3")
+	reason("throttled: p/shared, tenant b, 115ms: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+	st.at(3 * m)
+	tell("")
+}
+
+// rate returns the rate in force for a tenant, in units per second, and 0 without one.
+func (st *story) rate(tenant string) float64 {
+	st.Helper()
+	if d := limitertest.Peek(st, st.l, st.without(tenant)); d.Adapted != nil {
+		return d.Adapted.Rate
+	}
+	return 0
+}
+
+// refusedAt has a call refused, 10 ms after it was granted.
+func (st *story) refusedAt(at time.Duration, ticket string) {
+	st.Helper()
+	d := st.at(at).granted(ticket)
+	st.at(at+10*ms).pause(d.Reservation, 0)
+}
+
+// However often calls are refused, a 64th of the rate goes on, and tries again.
+func TestTheRateHasAFloor(t *testing.T) {
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(64, s)))
+	var rates []float64
+	for at := time.Duration(0); at < 50*m && len(rates) < 100; at += 2 * s {
+		d := limitertest.Reserve(t, st.l, st.at(at).without("a"))
+		if !d.Granted {
+			continue
+		}
+		st.at(at+ms).pause(d.Reservation, 0)
+		rates = append(rates, st.rate("a"))
+	}
+	if len(rates) < 100 || slices.Min(rates) != 1 {
+		t.Fatalf("%d calls, at rates down to %v, want 100 and 1", len(rates), slices.Min(rates))
+	}
+	waits := st.joins("a1", "a2")
+	if waits.RetryIn > s+s { // a pause of a period, and a call in a second
+		t.Errorf("at the floor the second call starts in %v", waits.RetryIn)
+	}
+}
+
+// Only what was refused adapts, as the policy says whose count that is.
+func TestOnlyWhatWasRefusedAdapts(t *testing.T) {
+	t.Parallel()
+	own := throttle.Window{Name: "own", Limit: 10, Period: s}
+	type row struct {
+		upstream throttle.Upstream
+		windows  []throttle.Window
+		others   bool
+	}
+	limitertest.EachCase(t, map[string]row{
+		"the tenant":                         {"", []throttle.Window{own}, false},
+		"the tenant, beside a shared window": {"", []throttle.Window{own, limitertest.SharedWindow(100, s)}, false},
+		"all":                                {throttle.UpstreamShared, []throttle.Window{own, limitertest.SharedWindow(100, s)}, true},
+		"all, of a shared window":            {"", []throttle.Window{limitertest.SharedWindow(100, s)}, true},
+	}, func(t *testing.T, client *redis.Client, r row) {
+		p := limitertest.Policy(r.windows...)
+		p.Upstream = r.upstream
+		st := newStory(t, client, p)
+		st.refusedAt(0, "a1")
+		limitertest.That(t, st.rate("a") > 0, "a does not adapt")
+		limitertest.Equal(t, st.rate("b") > 0, r.others, "b adapts")
+	})
+}
+
+// A refusal that one process reports changes what every other grants, with its next call.
+func TestAllProcessesAdaptTogether(t *testing.T) {
+	client := limitertest.Redis(t)
+	p, c := limitertest.Policy(limitertest.SharedWindow(10, s)), limitertest.NewClock()
+	one, other := limitertest.NewByClock(t, client, c, p), limitertest.NewByClock(t, client, c, p)
+	r := throttle.Request{Policy: "p", Tenant: "a"}
+	limitertest.Must(t, limitertest.Err(limitertest.Reserve(t, one, r).Reservation.Pause(t.Context(), 0, "")))
+	limitertest.WantDenied(t, limitertest.Reserve(t, other, r), 125*ms)
+	c.Set(125 * ms)
+	limitertest.Equal(t, limitertest.Reserve(t, other, r).Granted, true)
+	limitertest.WantDenied(t, limitertest.Reserve(t, one, r), 100*ms)
+}
+
+// Those who wait are told when the rate in force lets them start, and do.
+func TestExpectedStartsKnowTheRate(t *testing.T) {
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
+	st.refusedAt(0, "a1")
+	st.refusedAt(s, "a2")
+	var told []time.Duration
+	for _, ticket := range []string{"a3", "a4", "a5"} {
+		told = append(told, 1010*ms+st.joins(ticket).RetryIn)
+	}
+	for i, at := range told {
+		want := 1135*ms + time.Duration(math.Ceil(float64(i)*1e6/8.75))*us
+		limitertest.Require(t, at == want, "told", told, "want", want)
+	}
+	for i, ticket := range []string{"a3", "a4", "a5"} {
+		const early = 2 * (s*100/875 - s*100/880) // the rate grows meanwhile, but not to 8.8/s
+		st.at(told[i] - early).takes()
+		st.at(told[i]).takes(ticket)
+	}
+}
+
+// The observer is told of each refusal, and of a changed rate once.
+func TestRefusalsAreObserved(t *testing.T) {
+	client := limitertest.Redis(t)
+	var told []throttle.Refusal
+	l, err := throttle.New(throttle.Config{
+		Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(10, s))},
+		Observer: throttle.Observer{Refused: func(r throttle.Refusal) { told = append(told, r) }},
+	})
+	limitertest.Must(t, err)
+	r := throttle.Request{Policy: "p", Tenant: "a"}
+	calls := []throttle.Decision{limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r)}
+	for _, d := range calls {
+		limitertest.Must(t, limitertest.Err(d.Reservation.Pause(t.Context(), 0, "")))
+	}
+	limitertest.Require(t, len(told) == 3 && told[0].Adapted != nil &&
+		told[0].Adapted.Window == "shared" && told[0].Pause == 125*ms, "told", told)
+	a := told[0].Adapted
+	limitertest.That(t, a.Changed.Equal(a.Since) && a.Until.Sub(a.Changed) == m+125*ms,
+		"changed at", a.Changed, "since", a.Since, "until", a.Until)
+	for _, r := range told[1:] {
+		limitertest.Equal(t, r, (throttle.Refusal{Policy: "p", Tenant: "a"}))
+	}
+}
+
+// A pause that the upstream asks for begins also if the rate stays.
+func TestAPauseMayBeginWithoutAnotherRate(t *testing.T) {
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
+	st.refusedAt(0, "a1")
+	d := st.at(200 * ms).granted("a2")
+	refusal, err := d.Reservation.Pause(t.Context(), 3*s, "")
+	want := (throttle.Refusal{Pause: 3 * s, Policy: "p", Tenant: "a"})
+	limitertest.That(t, err == nil && refusal == want, refusal, err, "want", want)
 }

@@ -454,3 +454,11 @@ func lineText(t limitertest.TB, client *redis.Client) string {
 	slices.Sort(lines)
 	return strings.Join(lines, "\n")
 }
+
+const (
+	us = time.Microsecond
+	ms = time.Millisecond
+	s  = time.Second
+	m  = time.Minute
+	h  = time.Hour
+)

@@ -285,3 +285,11 @@ func describe(d throttle.Decision) string {
 	}
 	return b.String()
 }
+
+const (
+	us = time.Microsecond
+	ms = time.Millisecond
+	s  = time.Second
+	m  = time.Minute
+	h  = time.Hour
+)

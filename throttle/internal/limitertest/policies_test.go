@@ -1,0 +1,151 @@
+package limitertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+func TestPolicyForATaskType(t *testing.T) {
+	window := []throttle.Window{{Name: "w", Limit: 1, Period: m}}
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	l := New(t, client,
+		throttle.Policy{Name: "http", Match: []string{"http:*", "rpc:?"}, Windows: window},
+		throttle.Policy{Name: "mail", Match: []string{"mail:send"}, Windows: window},
+		throttle.Policy{Name: "by-name-only", Windows: window},
+	)
+	matched := func(taskType string) string { p, _ := l.Match(taskType, false); return p.Name }
+	for range 2 { // the second time remembered
+		for taskType, want := range map[string]string{"http:call": "http", "rpc:x": "http", "rpc:xy": "", "mail:send": "mail", "mail:sent": "", "": "", "by-name-only": ""} {
+			p, ok := l.Match(taskType, false)
+			Equal(t, p.Name, want, taskType)
+			Equal(t, ok, want != "", taskType)
+		}
+	}
+	for i := range 20_000 { // more types than are remembered
+		Equal(t, matched(fmt.Sprint("http:", i)), "http")
+	}
+	Must(t, l.SetPolicies([]throttle.Policy{{Name: "all", Match: []string{"*"}, Windows: window}}))
+	Equal(t, matched("mail:sent"), "all")
+	if p, ok := l.Lookup("http"); !ok || p.Name != "http" || len(l.Policies()) != 1 {
+		t.Errorf("a policy that was replaced: %+v, %v", p, ok)
+	}
+
+	var bad *throttle.PolicyError
+	err := l.SetPolicies([]throttle.Policy{{Name: "a", Match: []string{"x", "http:*"}, Windows: window}, {Name: "b", Match: []string{"*:call"}, Windows: window}})
+	want := `throttle: policy "b": match "*:call": must not match a task type that policy "a" matches too, by "http:*"`
+	That(t, errors.As(err, &bad) && err.Error() == want, err, "want", want)
+	Equal(t, matched("mail:sent"), "all", "policies that were refused hold")
+}
+
+func TestScopesAreEqualIfTheyNameTheSame(t *testing.T) {
+	for _, row := range []struct {
+		scope, same throttle.Scope
+		names       []string
+		text        string
+	}{
+		{throttle.Scope{}, throttle.Per("tenant"), []string{"tenant"}, "tenant"},
+		{throttle.ScopeShared, throttle.Per(), nil, "shared"},
+		{throttle.Per("user", "tenant"), throttle.Per("tenant", "user"), []string{"tenant", "user"}, "tenant,user"},
+		{throttle.Per("shared"), throttle.Per("shared"), []string{"shared"}, "shared"},
+		{throttle.Per(`a","b`), throttle.Per(`a","b`), []string{`a","b`}, `a","b`}, // which Validate refuses, as one name
+	} {
+		if row.scope != row.same || !slices.Equal(row.scope.Attributes(), row.names) || row.scope.String() != row.text {
+			t.Errorf("%q and %q, %q, %q, want %q", row.scope, row.same, row.scope, row.scope.Attributes(), row.names)
+		}
+	}
+	That(t, throttle.Per("shared") != throttle.ScopeShared &&
+		throttle.Per(`a","b`) != throttle.Per("a", "b") && throttle.Per("user") != (throttle.Scope{}),
+		"different scopes are equal")
+	throttle.Per("b", "a").Attributes()[0] = "c"
+	Equal(t, throttle.Per("b", "a").Attributes()[0], "a")
+}
+
+func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
+	p := Policy(
+		throttle.Window{Name: "w", Limit: 2, Period: m},
+		throttle.Window{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 2, Period: m},
+		throttle.Window{Name: "b", Algorithm: throttle.AlgorithmGCRA, Limit: 60, Burst: 30, Period: m},
+	)
+	p.Tenants = map[string]throttle.Tenant{"acme": {Windows: map[string]throttle.Override{"w": {Limit: 5}, "g": {Limit: 4}, "b": {Burst: 7}}}}
+	plans := map[string]throttle.Tenant{
+		"startup": {Windows: map[string]throttle.Override{"w": {Limit: 1}}},
+		"acme":    {Windows: map[string]throttle.Override{"w": {Limit: 9}}},
+		"ours":    {Exempt: true},
+		"broken":  {Windows: map[string]throttle.Override{"w": {Limit: -1}}},
+	}
+	offline := errors.New("no database")
+	find := func(_ context.Context, policy, tenant string) (throttle.Tenant, bool, error) {
+		Equal(t, policy, "p")
+		if tenant == "offline" {
+			return throttle.Tenant{}, false, offline
+		}
+		plan, found := plans[tenant]
+		return plan, found, nil
+	}
+	type limits struct{ w, g, burst, b int64 }
+	type row struct {
+		tenants throttle.TenantFunc
+		want    map[string]limits
+	}
+	EachCase(t, map[string]row{
+		"policy":   {nil, map[string]limits{"acme": {5, 4, 4, 7}, "startup": {2, 2, 2, 30}}},
+		"function": {find, map[string]limits{"acme": {9, 2, 2, 30}, "startup": {1, 2, 2, 30}, "other": {2, 2, 2, 30}}},
+	}, func(t *testing.T, client *redis.Client, tc row) {
+		l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}, Tenants: tc.tenants})
+		Must(t, err)
+		got := map[string]limits{}
+		for tenant := range tc.want {
+			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: tenant})
+			got[tenant] = limits{d.Windows[0].Limit, d.Windows[1].Limit, d.Windows[1].Burst, d.Windows[2].Burst}
+			Equal(t, d.Windows[0].Remaining, d.Windows[0].Limit-1, tenant, d.Windows[0])
+		}
+		Equal(t, got, tc.want)
+		if tc.tenants == nil {
+			return
+		}
+		That(t, Reserve(t, l, throttle.Request{Policy: "p", Tenant: "ours"}).Exempt, "not exempt")
+		WantErr(t, Err(l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "offline"})), offline)
+		var bad *throttle.PolicyError
+		want := throttle.PolicyError{Policy: "p", Window: "w", Tenant: "broken", Field: "limit", Value: int64(-1), Hint: "must be 1 to 1000000000000"}
+		if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "broken"}); !errors.As(err, &bad) || !reflect.DeepEqual(*bad, want) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// SetPolicies logs what it changes, and nothing if that is nothing.
+func TestReplacedPoliciesAreLogged(t *testing.T) {
+	log := &Journal{}
+	named := func(name string, limit int64) throttle.Policy {
+		return throttle.Policy{Name: name, Match: []string{name}, Windows: []throttle.Window{{Name: "w", Limit: limit, Period: time.Second}}}
+	}
+	client := redis.NewClient(&redis.Options{})
+	defer client.Close()
+	l, err := throttle.New(throttle.Config{
+		Client: client, Logger: slog.New(slog.NewTextHandler(log, nil)), Policies: []throttle.Policy{named("a", 1), named("b", 1), named("c", 1)},
+	})
+	Must(t, err)
+	for _, row := range []struct {
+		policies []throttle.Policy
+		want     string
+	}{
+		{[]throttle.Policy{named("a", 1), named("b", 1), named("c", 1)}, ""},
+		{[]throttle.Policy{named("d", 1), named("b", 2), named("c", 1)}, `"throttle: the policies were replaced" added=[d] changed=[b] removed=[a]`},
+		{[]throttle.Policy{named("bad name", 1)}, ""},
+	} {
+		_ = l.SetPolicies(row.policies)
+		Equal(t, strings.Join(log.Lines(), "\n"), row.want)
+	}
+}

@@ -110,15 +110,14 @@ func TestAPauseHoldsForAllWhoShareThePolicy(t *testing.T) {
 		for _, learnOnly := range []bool{false, true} {
 			name := fmt.Sprintf("api-%v", learnOnly)
 			var log bytes.Buffer
-			limiter, err := throttle.New(throttle.Config{
+			limiter := limitertest.NewFrom(t, throttle.Config{
 				Client: client, Logger: slog.New(slog.NewTextHandler(&log, nil)), Policies: []throttle.Policy{policy(name, perHour(1000))},
 			})
-			limitertest.Must(t, err)
 			one := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: name, LearnOnly: learnOnly})
 			other := newTransport(t, httpthrottle.TransportConfig{Limiter: limitertest.New(t, client, policy(name, perHour(1000))), Policy: name})
 			before := server.calls.Load()
 			limitertest.Must(t, limitertest.Err(get(t.Context(), one, server.URL)))
-			_, err = get(t.Context(), other, server.URL)
+			_, err := get(t.Context(), other, server.URL)
 			var denied *throttle.DeniedError
 			limitertest.That(t, errors.As(err, &denied) && denied.Decision.RetryIn >= time.Minute,
 				"learn only", learnOnly, "a call after a refusal", err)

@@ -57,13 +57,12 @@ func same(tenant string) string { return tenant }
 
 func limiter(t *testing.T, client redis.UniversalClient, metrics *promthrottle.Metrics) *throttle.Limiter {
 	t.Helper()
-	l, err := throttle.New(throttle.Config{
+	l := limitertest.NewFrom(t, throttle.Config{
 		Client: client, Observer: metrics.Observer(),
 		Policies: []throttle.Policy{{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
 			{Name: "hour", Limit: 2, Period: time.Hour}, {Name: "all", Limit: 10, Period: time.Hour, Scope: throttle.ScopeShared},
 		}}},
 	})
-	limitertest.Must(t, err)
 	return l
 }
 

@@ -23,14 +23,13 @@ import (
 func counted(t *testing.T, client *redis.Client, next throttle.Observer) (write func(), _ *throttle.Limiter) {
 	t.Helper()
 	c, silent := usage.New(), slog.New(slog.DiscardHandler)
-	l, err := throttle.New(throttle.Config{Client: client, Logger: silent, Observer: c.Observer(next), Prefix: "test:", Policies: []throttle.Policy{{
+	l := limitertest.NewFrom(t, throttle.Config{Client: client, Logger: silent, Observer: c.Observer(next), Prefix: "test:", Policies: []throttle.Policy{{
 		Name: "api",
 		Windows: []throttle.Window{
 			{Name: "shared", Limit: 100, Period: time.Hour, Scope: throttle.ScopeShared},
 			{Name: "tokens", Unit: "tokens", Limit: 1000, Period: time.Hour, Scope: throttle.ScopeShared},
 		},
 	}}})
-	limitertest.Must(t, err)
 	return func() { c.Start(l)() }, l
 }
 
@@ -179,7 +178,7 @@ func TestWhatPoliciesDidIsKept(t *testing.T) {
 		client := memory.Client(t)
 		decided, want := 0, int64(0)
 		counter := usage.New()
-		limiter, err := throttle.New(throttle.Config{
+		limiter := limitertest.NewFrom(t, throttle.Config{
 			Client: client, Observer: counter.Observer(throttle.Observer{Decided: func(d throttle.Decision) {
 				decided++
 				if d.Granted {
@@ -189,7 +188,6 @@ func TestWhatPoliciesDidIsKept(t *testing.T) {
 			Policies: []throttle.Policy{{Name: "p", Windows: []throttle.Window{{Name: "w", Limit: 3, Period: time.Hour}}}, {Name: "idle",
 				Windows: []throttle.Window{{Name: "w", Limit: 3, Period: time.Hour}}}},
 		})
-		limitertest.Must(t, err)
 		stop := counter.Start(limiter)
 		for i := range 5 {
 			r := throttle.Request{Policy: "p", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}

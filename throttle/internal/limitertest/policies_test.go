@@ -103,8 +103,7 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 		"policy":   {nil, map[string]limits{"acme": {5, 4, 4, 7}, "startup": {2, 2, 2, 30}}},
 		"function": {find, map[string]limits{"acme": {9, 2, 2, 30}, "startup": {1, 2, 2, 30}, "other": {2, 2, 2, 30}}},
 	}, func(t *testing.T, client *redis.Client, tc row) {
-		l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}, Tenants: tc.tenants})
-		Must(t, err)
+		l := NewFrom(t, throttle.Config{Client: client, Policies: []throttle.Policy{p}, Tenants: tc.tenants})
 		got := map[string]limits{}
 		for tenant := range tc.want {
 			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: tenant})
@@ -133,10 +132,9 @@ func TestReplacedPoliciesAreLogged(t *testing.T) {
 	}
 	client := redis.NewClient(&redis.Options{})
 	defer client.Close()
-	l, err := throttle.New(throttle.Config{
+	l := NewFrom(t, throttle.Config{
 		Client: client, Logger: slog.New(slog.NewTextHandler(log, nil)), Policies: []throttle.Policy{named("a", 1), named("b", 1), named("c", 1)},
 	})
-	Must(t, err)
 	for _, row := range []struct {
 		policies []throttle.Policy
 		want     string

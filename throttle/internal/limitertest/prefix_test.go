@@ -14,11 +14,10 @@ import (
 func TestPrefixesDoNotMeet(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		limiter := func(prefix string) *throttle.Limiter {
-			l, err := throttle.New(throttle.Config{
+			l := NewFrom(t, throttle.Config{
 				Client: client, Prefix: prefix,
 				Policies: []throttle.Policy{Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.ScopeShared})},
 			})
-			Must(t, err)
 			return l
 		}
 		waiting := Acme(1)

@@ -94,7 +94,7 @@ func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
 func TestWhatIsHeldOutlastsTheLookupOfItsTenant(t *testing.T) {
 	client := Redis(t)
 	var away atomic.Bool
-	l, err := throttle.New(throttle.Config{
+	l := NewFrom(t, throttle.Config{
 		Client: client, Policies: []throttle.Policy{Policy(Slots(1), throttle.Window{Name: "w", Limit: 9, Period: h})},
 		Tenants: func(context.Context, string, string) (throttle.Tenant, bool, error) {
 			if away.Load() {
@@ -103,7 +103,6 @@ func TestWhatIsHeldOutlastsTheLookupOfItsTenant(t *testing.T) {
 			return throttle.Tenant{}, false, nil
 		},
 	})
-	Must(t, err)
 	r := Reserve(t, l, Acme(1)).Reservation
 	away.Store(true)
 	held, err := r.Renew(t.Context())

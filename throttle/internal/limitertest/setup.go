@@ -168,7 +168,13 @@ func EachCase[Case any](t *testing.T, cases map[string]Case, test func(t *testin
 // New returns a limiter that goes by the clock of Redis.
 func New(t TB, client redis.UniversalClient, policies ...throttle.Policy) *throttle.Limiter {
 	t.Helper()
-	l, err := throttle.New(throttle.Config{Client: client, Policies: policies})
+	return NewFrom(t, throttle.Config{Client: client, Policies: policies})
+}
+
+// NewFrom is New by a whole configuration.
+func NewFrom(t TB, c throttle.Config) *throttle.Limiter {
+	t.Helper()
+	l, err := throttle.New(c)
 	Must(t, err)
 	return l
 }

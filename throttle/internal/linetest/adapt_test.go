@@ -73,6 +73,14 @@ func TestAdaptingToRefusals(t *testing.T) {
 			st.pause(st.granted("a1").Reservation, 0)
 			st.denied("a2", throttle.DefaultPause)
 		}},
+		"another process adapts with its next call": {with(throttle.AdaptFull, second), func(st *story) {
+			other := st.server()
+			st.pause(st.granted("a1").Reservation, 0)
+			limitertest.WantDenied(st, limitertest.Reserve(st, other.l, of("a")), 125*ms)
+			st.at(125 * ms)
+			other.granted("a2")
+			limitertest.WantDenied(st, limitertest.Reserve(st, st.l, of("a")), 100*ms)
+		}},
 		"Resume ends it": {with(throttle.AdaptFull, second), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 0)
 			limitertest.Must(st, st.l.Resume(st.Context(), of("a")))
@@ -187,19 +195,6 @@ func TestOnlyWhatWasRefusedAdapts(t *testing.T) {
 	})
 }
 
-// A refusal that one process reports changes what every other grants, with its next call.
-func TestAllProcessesAdaptTogether(t *testing.T) {
-	client := limitertest.Redis(t)
-	p, c := limitertest.Policy(limitertest.SharedWindow(10, s)), limitertest.NewClock()
-	one, other := limitertest.NewByClock(t, client, c, p), limitertest.NewByClock(t, client, c, p)
-	r := throttle.Request{Policy: "p", Tenant: "a"}
-	limitertest.Must(t, limitertest.Err(limitertest.Reserve(t, one, r).Reservation.Pause(t.Context(), 0, "")))
-	limitertest.WantDenied(t, limitertest.Reserve(t, other, r), 125*ms)
-	c.Set(125 * ms)
-	limitertest.Equal(t, limitertest.Reserve(t, other, r).Granted, true)
-	limitertest.WantDenied(t, limitertest.Reserve(t, one, r), 100*ms)
-}
-
 // Those who wait are told when the rate in force lets them start, and do.
 func TestExpectedStartsKnowTheRate(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
@@ -224,11 +219,10 @@ func TestExpectedStartsKnowTheRate(t *testing.T) {
 func TestRefusalsAreObserved(t *testing.T) {
 	client := limitertest.Redis(t)
 	var told []throttle.Refusal
-	l, err := throttle.New(throttle.Config{
+	l := limitertest.NewFrom(t, throttle.Config{
 		Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(10, s))},
 		Observer: throttle.Observer{Refused: func(r throttle.Refusal) { told = append(told, r) }},
 	})
-	limitertest.Must(t, err)
 	r := throttle.Request{Policy: "p", Tenant: "a"}
 	calls := []throttle.Decision{limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r)}
 	for _, d := range calls {

@@ -31,7 +31,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		tell := func(format string, args ...any) { told = append(told, fmt.Sprintf(format, args...)) }
 		clock := limitertest.NewClock()
 		hooks := &testhook.Client{UniversalClient: client, Now: clock.US.Load}
-		l, err := throttle.New(throttle.Config{
+		l := limitertest.NewFrom(t, throttle.Config{
 			Client:   hooks,
 			Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(1, 10*s))},
 			Observer: throttle.Observer{
@@ -55,7 +55,6 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 				},
 			},
 		})
-		limitertest.Must(t, err)
 		wants := func(what string, want ...string) {
 			t.Helper()
 			limitertest.Equal(t, told, want, what)
@@ -69,9 +68,9 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		grant := st.granted("a1").Reservation
 		wants("a grant", "call p decide 1", "decided p a true false 0s")
 		for range 2 { // the second changes nothing
-			if grant, err = grant.Settle(t.Context(), map[string]int64{"requests": 2}); err != nil {
-				t.Fatal(err)
-			}
+			settled, err := grant.Settle(t.Context(), map[string]int64{"requests": 2})
+			limitertest.Must(t, err)
+			grant = settled
 		}
 		wants("it is settled", "call p decide 1", "corrected a map[requests:2] false", "call p decide 1")
 		for range 2 {
@@ -116,7 +115,7 @@ func TestAWaitIsObserved(t *testing.T) {
 		client := throttletest.Memory{Miniredis: server}.Client(t)
 		var told []string
 		tell := func(format string, args ...any) { told = append(told, fmt.Sprintf(format, args...)) }
-		l, err := throttle.New(throttle.Config{
+		l := limitertest.NewFrom(t, throttle.Config{
 			Client: client, Policies: []throttle.Policy{p},
 			Observer: throttle.Observer{
 				Decided: func(d throttle.Decision) { tell("decided %v", d.Granted) },
@@ -126,7 +125,6 @@ func TestAWaitIsObserved(t *testing.T) {
 				Taken: func(_ string, tickets []throttle.TakenTicket) { tell("taken %d", len(tickets)) },
 			},
 		})
-		limitertest.Must(t, err)
 		for _, want := range [][]string{
 			{"decided true", "started p a -1ns 0s"},
 			{"decided false", "taken 1", "started p a -1ns 10s"},
@@ -149,11 +147,10 @@ func TestAnOutageIsObserved(t *testing.T) {
 	p.Fail = throttle.FailOpen
 	var calls []throttle.Call
 	var decisions []throttle.Decision
-	l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}, Observer: throttle.Observer{
+	l := limitertest.NewFrom(t, throttle.Config{Client: client, Policies: []throttle.Policy{p}, Observer: throttle.Observer{
 		Called:  func(c throttle.Call) { calls = append(calls, c) },
 		Decided: func(d throttle.Decision) { decisions = append(decisions, d) },
 	}})
-	limitertest.Must(t, err)
 	limitertest.Must(t, limitertest.Err(l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"})))
 	limitertest.That(t, len(calls) == 1 && errors.Is(calls[0].Err, throttle.ErrUnavailable) &&
 		len(decisions) == 1 && decisions[0].FailedOpen != nil, "calls", calls, "decisions", decisions)
@@ -164,11 +161,10 @@ func TestARepeatByAKeyIsNotDecidedAgain(t *testing.T) {
 	client := limitertest.Redis(t)
 	client.AddHook(hooktest.Hook(hooktest.Twice))
 	var decided atomic.Int64
-	l, err := throttle.New(throttle.Config{
+	l := limitertest.NewFrom(t, throttle.Config{
 		Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(9, 10*s))},
 		Observer: throttle.Observer{Decided: func(throttle.Decision) { decided.Add(1) }},
 	})
-	limitertest.Must(t, err)
 	for i, want := range []int64{1, 1, 2} {
 		r := limitertest.Acme(1)
 		r.IdempotencyKey = []string{"key", "key", "another"}[i]
@@ -190,11 +186,10 @@ func TestAnObserverThatPanicsDisturbsNothing(t *testing.T) {
 			f.Set(reflect.MakeFunc(f.Type(), func([]reflect.Value) []reflect.Value { panic("on purpose") }))
 		}
 		var log bytes.Buffer
-		l, err := throttle.New(throttle.Config{
+		l := limitertest.NewFrom(t, throttle.Config{
 			Client: throttletest.Memory{Miniredis: server}.Client(t), Observer: o, Policies: []throttle.Policy{p},
 			Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
-		limitertest.Must(t, err)
 		guarded := reflect.ValueOf(l.Config().Observer)
 		for range 2 {
 			for i := range guarded.NumField() {

@@ -76,8 +76,7 @@ func TestStateTellsTheCauseOfAPause(t *testing.T) {
 	client := limitertest.Redis(t)
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}, limitertest.SharedWindow(4, 20*s))
 	p.Upstream, p.Adapt = throttle.UpstreamShared, throttle.AdaptOff
-	named, err := throttle.New(throttle.Config{Client: client, Name: "worker:7", Policies: []throttle.Policy{p}})
-	limitertest.Must(t, err)
+	named := limitertest.NewFrom(t, throttle.Config{Client: client, Name: "worker:7", Policies: []throttle.Policy{p}})
 	d := limitertest.Reserve(t, named, of("a"))
 	limitertest.Must(t, limitertest.Err(d.Reservation.Pause(t.Context(), time.Hour, "429: slow down")))
 	got, err := inspect.Of(named).State(t.Context(), inspect.Query{Policy: "p", Tenant: "b"})

@@ -13,9 +13,9 @@ import (
 )
 
 var (
-	code    = regexp.MustCompile("`([^`]+)`")
-	path    = regexp.MustCompile(`^[a-z][A-Za-z0-9_./-]*/[A-Za-z0-9_.-]+$`)
-	require = regexp.MustCompile(`(?m)^\t(\S+) \S+$`)
+	code     = regexp.MustCompile("`([^`]+)`")
+	path     = regexp.MustCompile(`^[a-z][A-Za-z0-9_./-]*/[A-Za-z0-9_.-]+$`)
+	required = regexp.MustCompile(`(?m)^\t(\S+) \S+$`)
 
 	luaFunction = regexp.MustCompile(`(?m)function (?:\w+\.)?(\w+)\(|^\s*(?:\w+\.)?(\w+) = function\(`)
 )
@@ -97,9 +97,7 @@ func TestNamedFilesAndFunctionsExist(t *testing.T) {
 			}
 		}
 	}
-	if steps == 0 {
-		t.Errorf("%d functions are named: is the test looking in the wrong place?", steps)
-	}
+	that(t, steps != 0, steps, "functions are named: is the test looking in the wrong place?")
 }
 
 // The table of direct dependencies is that of go.mod.
@@ -107,7 +105,7 @@ func TestDependenciesAreListed(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "go.mod"))
 	must(t, err)
 	var needed, listed []string
-	for _, m := range require.FindAllStringSubmatch(string(text), -1) { // no "// indirect" behind it
+	for _, m := range required.FindAllStringSubmatch(string(text), -1) { // no "// indirect" behind it
 		needed = append(needed, m[1])
 	}
 	page := files(t, ".md")["docs/architecture.md"]
@@ -165,7 +163,5 @@ func TestValuesAreNamedAfterTheirType(t *testing.T) {
 			}
 		}
 	}
-	if seen < 30 {
-		t.Errorf("%d values: is the test looking for another notation?", seen)
-	}
+	that(t, seen >= 30, seen, "values: is the test looking for another notation?")
 }

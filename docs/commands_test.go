@@ -22,9 +22,7 @@ func TestNamedCommandsFindTests(t *testing.T) {
 			}
 		}
 	}
-	if seen == 0 {
-		t.Errorf("%d commands run tests: is the test looking in the wrong place?", seen)
-	}
+	that(t, seen != 0, seen, "commands run tests: is the test looking in the wrong place?")
 }
 
 // findsTests reports whether a test or an example of a folder has a name that the pattern matches.

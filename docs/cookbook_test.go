@@ -98,13 +98,9 @@ func TestTheCookbookWorks(t *testing.T) {
 	ctx := t.Context()
 	for i, granted := range []bool{true, true, false} {
 		d, err := limiter.Reserve(ctx, throttle.Request{Policy: "reports", Tenant: "acme"})
-		if err != nil || d.Granted != granted {
-			t.Errorf("report %d of a quota of 2: granted %v, %v", i+1, d.Granted, err)
-		}
+		that(t, err == nil && d.Granted == granted, "report", i+1, "of a quota of 2: granted", d.Granted, err)
 	}
-	if err := waits(ctx, limiter); err != nil {
-		t.Error(err)
-	}
+	must(t, waits(ctx, limiter))
 
 	api := httptest.NewServer(http.NotFoundHandler())
 	defer api.Close()
@@ -125,9 +121,7 @@ func TestTheCookbookWorks(t *testing.T) {
 			refused++
 		}
 	}
-	if refused != 1 {
-		t.Errorf("%d of 101 webhooks were refused, want 1", refused)
-	}
+	that(t, refused == 1, refused, "of 101 webhooks were refused")
 
 	cancelled, cancel := context.WithTimeout(ctx, time.Nanosecond)
 	defer cancel()

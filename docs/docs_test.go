@@ -44,9 +44,7 @@ func files(t *testing.T, suffix string) map[string]string {
 		return err
 	})
 	must(t, err)
-	if len(found) == 0 {
-		t.Fatalf("no file ends in %q: is the test looking in the wrong place?", suffix)
-	}
+	require(t, len(found) > 0, "no file ends in", suffix, "is the test looking in the wrong place?")
 	return found
 }
 
@@ -137,9 +135,8 @@ func TestEveryPageIsListed(t *testing.T) {
 		linked = append(linked, filepath.ToSlash(filepath.Join("docs", m[1])))
 	}
 	for name := range pages {
-		if strings.HasPrefix(name, "docs/") && name != "docs/README.md" && !slices.Contains(linked, name) {
-			t.Errorf("docs/README.md does not link to %s", name)
-		}
+		that(t, !strings.HasPrefix(name, "docs/") || name == "docs/README.md" || slices.Contains(linked, name),
+			"docs/README.md does not link to", name)
 	}
 }
 
@@ -147,9 +144,9 @@ func TestProseIsWrapped(t *testing.T) {
 	for name, page := range files(t, ".md") {
 		prose, _ := parts(page)
 		for i, line := range prose {
-			if n := len([]rune(line)); n > lineWidth && !strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "    ") {
-				t.Errorf("%s:%d: %d characters: must be at most %d", name, i+1, n, lineWidth)
-			}
+			n := len([]rune(line))
+			that(t, n <= lineWidth || strings.HasPrefix(line, "|") || strings.HasPrefix(line, "    "),
+				name, i+1, n, "characters: must be at most", lineWidth)
 		}
 	}
 }
@@ -178,14 +175,11 @@ func TestGoSnippetsCompile(t *testing.T) {
 			}
 			seen++
 			pieces := strings.Split("\n"+unindented(b.text), "\n// ...")
-			if !slices.ContainsFunc(sources, func(source string) bool { return containsInOrder(source, pieces) }) {
-				t.Errorf("%s:%d: no Go file of the repository has this code", name, b.line)
-			}
+			that(t, slices.ContainsFunc(sources, func(source string) bool { return containsInOrder(source, pieces) }),
+				name, b.line, "no Go file of the repository has this code")
 		}
 	}
-	if seen == 0 {
-		t.Error("no page has a Go snippet: is the test looking in the wrong place?")
-	}
+	that(t, seen != 0, "no page has a Go snippet: is the test looking in the wrong place?")
 }
 
 func containsInOrder(text string, pieces []string) bool {
@@ -208,14 +202,11 @@ func TestPolicySnippetsLoad(t *testing.T) {
 				continue
 			}
 			seen++
-			if _, err := policyfile.Parse(fmt.Sprintf("%s, the block on line %d", name, b.line), []byte(b.text)); err != nil {
-				t.Error(err)
-			}
+			_, err := policyfile.Parse(fmt.Sprintf("%s, the block on line %d", name, b.line), []byte(b.text))
+			must(t, err)
 		}
 	}
-	if seen == 0 {
-		t.Error("no page has a policy: is the test looking in the wrong place?")
-	}
+	that(t, seen != 0, "no page has a policy: is the test looking in the wrong place?")
 }
 
 // Where a page says that a test holds something, the test is there.
@@ -234,9 +225,7 @@ func TestNamedTestsExist(t *testing.T) {
 			}
 		}
 	}
-	if seen == 0 {
-		t.Error("no page names a test: is the test looking in the wrong place?")
-	}
+	that(t, seen != 0, "no page names a test: is the test looking in the wrong place?")
 }
 
 // Contributing names the test to read first of every package with more than helpers of tests: it is
@@ -277,9 +266,7 @@ func TestProgramsPrintWhatThePageSays(t *testing.T) {
 			}
 		}
 	}
-	if len(programs) == 0 {
-		t.Fatal("no page shows what a program prints: is the test looking in the wrong place?")
-	}
+	require(t, len(programs) > 0, "no page shows what a program prints: is the test looking in the wrong place?")
 	dir := t.TempDir()
 	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", dir)
 	for _, p := range programs {
@@ -298,17 +285,29 @@ func TestProgramsPrintWhatThePageSays(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v\n%s", err, stderr.String())
 			}
-			if string(got) != p.want {
-				t.Errorf("%s says:\n%s\nthe program says:\n%s", p.where, p.want, got)
-			}
+			that(t, string(got) == p.want, p.where, "differs from what the program says:", string(got))
 		})
 	}
 }
 
-// must fails by an error.
+// that fails the test unless something holds. The rest says what that is about.
+func that(t testing.TB, holds bool, about ...any) {
+	t.Helper()
+	if !holds {
+		t.Error(about...)
+	}
+}
+
+// require is that, and ends the test.
+func require(t testing.TB, holds bool, about ...any) {
+	t.Helper()
+	if !holds {
+		t.Fatal(about...)
+	}
+}
+
+// must ends the test by an error.
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require(t, err == nil, err)
 }

@@ -71,9 +71,8 @@ func TestThePictureOfPriorities(t *testing.T) {
 				requests = append(requests, throttle.Request{Policy: "p", Tenant: "acme", Ticket: ticket})
 			}
 		}
-		if _, err := line.Join(t.Context(), requests); err != nil {
-			t.Fatal(err)
-		}
+		_, err := line.Join(t.Context(), requests)
+		must(t, err)
 		for begin := time.Now(); time.Since(begin) < trackFor-2*time.Second; time.Sleep(trackStep) {
 			taken, err := line.Take(t.Context(), throttle.TakeOptions{Queues: queues, Max: throttle.MaxTake})
 			must(t, err)
@@ -92,9 +91,8 @@ func upToDate(t *testing.T, path, want string) {
 	if *draw {
 		must(t, os.WriteFile(path, []byte(want), 0o644))
 	}
-	if got, err := os.ReadFile(path); err != nil || string(got) != want {
-		t.Errorf("%s is not what is drawn now (%v): run this test with -draw", path, err)
-	}
+	got, err := os.ReadFile(path)
+	that(t, err == nil && string(got) == want, path, "is not what is drawn now", err, "run this test with -draw")
 }
 
 // run asks for more than the window ever grants.

@@ -1,6 +1,7 @@
 package limitertest
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -30,46 +31,67 @@ type LineState struct {
 	Sets   map[string]map[string]float64
 }
 
-// ReadLine reads all keys of a line.
+// ReadLine reads all keys of a line: not those of windows, nor what is known of calls.
 func ReadLine(t TB, client *redis.Client) LineState {
 	t.Helper()
-	ctx, prefix := t.Context(), "sluice:{p}:"
-	keys, err := client.Keys(ctx, prefix+"*").Result()
+	const prefix = "sluice:{p}:"
+	keys, err := client.Keys(t.Context(), prefix+"*").Result()
 	Must(t, err)
-	pipe := client.Pipeline()
-	values, hashes, sets := map[string]*redis.StringCmd{}, map[string]*redis.MapStringStringCmd{}, map[string]*redis.ZSliceCmd{}
-	ttls := map[string]*redis.DurationCmd{}
-	for _, key := range keys {
-		switch name := strings.TrimPrefix(key, prefix); {
-		case name == "q", name == "l":
-			values[name] = pipe.Get(ctx, key)
-		case name == "t", name == "f", name == "u", name == "z":
-			hashes[name] = pipe.HGetAll(ctx, key)
-		case name == "k", strings.HasPrefix(name, "f:"), strings.HasPrefix(name, "d:"), strings.HasPrefix(name, "g:"),
-			strings.HasPrefix(name, "n:") && strings.Contains(name, "|"):
-			sets[name] = pipe.ZRangeWithScores(ctx, key, 0, -1)
-		default: // windows, and what is known of calls
-			continue
+	return read(t, client, prefix, slices.DeleteFunc(keys, func(key string) bool {
+		name := strings.TrimPrefix(key, prefix)
+		kind, _, part := strings.Cut(name, ":")
+		if kind == "n" {
+			return !strings.Contains(name, "|")
 		}
-		ttls[strings.TrimPrefix(key, prefix)] = pipe.TTL(ctx, key)
-	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		t.Fatal(err)
-	}
+		return !part && !slices.Contains([]string{"f", "k", "l", "q", "t", "u", "z"}, kind) ||
+			part && !slices.Contains([]string{"d", "f", "g"}, kind)
+	}))
+}
+
+// read reads keys, whatever their types.
+func read(t TB, client *redis.Client, prefix string, keys []string) LineState {
+	t.Helper()
+	ctx := t.Context()
+	kinds, ttls := make([]*redis.StatusCmd, len(keys)), make([]*redis.DurationCmd, len(keys))
+	_, err := client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for i, key := range keys {
+			kinds[i], ttls[i] = pipe.Type(ctx, key), pipe.TTL(ctx, key)
+		}
+		return nil
+	})
+	Must(t, err)
+	found, err := client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for i, key := range keys {
+			switch kind := kinds[i].Val(); kind {
+			case "string":
+				pipe.Get(ctx, key)
+			case "hash":
+				pipe.HGetAll(ctx, key)
+			case "zset":
+				pipe.ZRangeWithScores(ctx, key, 0, -1)
+			case "none":
+				pipe.Ping(ctx) // it has gone since
+			default:
+				t.Fatalf("%q is a %s", key, kind)
+			}
+		}
+		return nil
+	})
+	Require(t, err == nil || errors.Is(err, redis.Nil), err)
 	st := LineState{Keys: map[string]bool{}, Values: map[string]string{}, Hashes: map[string]map[string]string{}, Sets: map[string]map[string]float64{}}
-	for name, ttl := range ttls {
-		st.Keys[name] = ttl.Val() > 0
-	}
-	for name, value := range values {
-		st.Values[name] = value.Val()
-	}
-	for name, hash := range hashes {
-		st.Hashes[name] = hash.Val()
-	}
-	for name, set := range sets {
-		st.Sets[name] = map[string]float64{}
-		for _, z := range set.Val() {
-			st.Sets[name][z.Member.(string)] = z.Score
+	for i, key := range keys {
+		name := strings.TrimPrefix(key, prefix)
+		st.Keys[name] = ttls[i].Val() > 0
+		switch value := found[i].(type) {
+		case *redis.StringCmd:
+			st.Values[name] = value.Val()
+		case *redis.MapStringStringCmd:
+			st.Hashes[name] = value.Val()
+		case *redis.ZSliceCmd:
+			st.Sets[name] = map[string]float64{}
+			for _, z := range value.Val() {
+				st.Sets[name][z.Member.(string)] = z.Score
+			}
 		}
 	}
 	return st

@@ -280,40 +280,13 @@ func Dump(t TB, client *redis.Client) map[string]string {
 	t.Helper()
 	keys, err := client.Keys(t.Context(), "*").Result()
 	Must(t, err)
-	pipelined := func(command func(pipe redis.Pipeliner, i int) redis.Cmder) []redis.Cmder {
-		cmds, err := client.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
-			for i := range keys {
-				command(pipe, i)
-			}
-			return nil
-		})
-		Must(t, err)
-		return cmds
+	st := read(t, client, "", keys)
+	all := st.Values
+	for key, hash := range st.Hashes {
+		all[key] = fmt.Sprint(hash)
 	}
-	kinds := pipelined(func(pipe redis.Pipeliner, i int) redis.Cmder { return pipe.Type(t.Context(), keys[i]) })
-	values := pipelined(func(pipe redis.Pipeliner, i int) redis.Cmder {
-		switch kind := kinds[i].(*redis.StatusCmd).Val(); kind {
-		case "string":
-			return pipe.Get(t.Context(), keys[i])
-		case "hash":
-			return pipe.HGetAll(t.Context(), keys[i])
-		case "zset":
-			return pipe.ZRangeWithScores(t.Context(), keys[i], 0, -1)
-		default:
-			t.Fatalf("%q is a %s", keys[i], kind)
-			return nil
-		}
-	})
-	all := make(map[string]string, len(keys))
-	for i, value := range values {
-		switch value := value.(type) {
-		case *redis.StringCmd:
-			all[keys[i]] = value.Val()
-		case *redis.MapStringStringCmd:
-			all[keys[i]] = fmt.Sprint(value.Val())
-		case *redis.ZSliceCmd:
-			all[keys[i]] = fmt.Sprint(value.Val())
-		}
+	for key, set := range st.Sets {
+		all[key] = fmt.Sprint(set)
 	}
 	return all
 }

@@ -12,35 +12,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-// events happen at their times, on a made-up clock: nothing takes real time but the calls to Redis.
-type events struct {
-	st   *story
-	now  time.Duration
-	list []event // the next one first
-}
-
-type event struct {
-	at time.Duration
-	do func()
-}
-
-func (e *events) at(at time.Duration, do func()) {
-	i, _ := slices.BinarySearchFunc(e.list, at, func(one event, at time.Duration) int {
-		if one.at <= at {
-			return -1
-		}
-		return 1
-	})
-	e.list = slices.Insert(e.list, i, event{at, do})
-}
-
-func (e *events) next() {
-	one := e.list[0]
-	e.list, e.now = e.list[1:], one.at
-	e.st.at(e.now)
-	one.do()
-}
-
 const spacing = 7 * ms // of appointments
 
 // Up to 285 idle servers together ask the line every 7 ms, and again after a take that got all that
@@ -52,28 +23,27 @@ func TestAppointments(t *testing.T) {
 	for _, servers := range []int{1, 7, 300} {
 		st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(1, 100*ms)))
 		st.joinMany("q", "a", tickets)
-		e, asked := &events{st: st}, 0
+		e, asked := &limitertest.Events{Clock: st.c}, 0
 		perSecond, late := map[int]int{}, []time.Duration{}
 		var ask func(l *throttle.Limiter)
 		ask = func(l *throttle.Limiter) {
 			taken := limitertest.Take(t, l, 1, "q")
 			asked++
-			perSecond[int(e.now/s)]++
+			perSecond[int(e.Now/s)]++
 			for range taken.Tickets {
-				late = append(late, e.now-steps(len(late))*100*ms)
+				late = append(late, e.Now-steps(len(late))*100*ms)
 			}
 			limitertest.That(t, taken.Next <= 2*s, servers, "servers: one asks again in", taken.Next)
 			if taken.Next >= 0 {
 				// Each is late by what a network and a loop cost.
-				e.at(e.now+taken.Next+time.Duration(asked%5)*again/5, func() { ask(l) })
+				e.At(e.Now+taken.Next+time.Duration(asked%5)*again/5, func() { ask(l) })
 			}
 		}
 		for i := range servers {
 			l := st.server().l
-			e.at(time.Duration(i)*s/time.Duration(servers), func() { ask(l) })
+			e.At(time.Duration(i)*s/time.Duration(servers), func() { ask(l) })
 		}
-		for len(e.list) > 0 && len(late) < tickets {
-			e.next()
+		for len(late) < tickets && e.Next(h) {
 		}
 		for second, n := range perSecond {
 			if second > 0 && n > max(int(s/spacing), servers/2)+10 { // and after each of ten tickets
@@ -92,7 +62,8 @@ func TestAppointments(t *testing.T) {
 // A fleet is servers of 8 handler slots. They ask when the line says so or when they are nudged, and
 // their jobs take no time.
 type fleet struct {
-	events
+	limitertest.Events
+	st      *story
 	random  *rand.Rand
 	granted []time.Duration
 	asked   int
@@ -109,7 +80,7 @@ const loop = 600 * us // that a network and a loop cost at most
 
 // after is a while from now, and what a network and a loop cost.
 func (f *fleet) after(d time.Duration, do func()) {
-	f.at(f.now+d+loop/3+time.Duration(f.random.IntN(400))*us, do)
+	f.At(f.Now+d+loop/3+time.Duration(f.random.IntN(400))*us, do)
 }
 
 func (f *fleet) join(job int) {
@@ -127,7 +98,7 @@ func (f *fleet) ask(server *fleetServer) {
 	f.asked++
 	for _, ticket := range server.st.take(server.free) {
 		limitertest.Equal(f.st, ticket.ID, fmt.Sprint("a", len(f.granted)), "is the next")
-		f.granted = append(f.granted, f.now)
+		f.granted = append(f.granted, f.Now)
 		server.free--
 		f.after(0, func() {
 			if server.free++; server.asksAt < 0 {
@@ -139,7 +110,7 @@ func (f *fleet) ask(server *fleetServer) {
 	if next < 0 || server.free > 0 {
 		f.asleep = append(f.asleep, server)
 	}
-	if at := f.now + next; next >= 0 && server.free > 0 {
+	if at := f.Now + next; next >= 0 && server.free > 0 {
 		server.asksAt = at
 		f.after(next, func() {
 			if server.asksAt == at {
@@ -179,14 +150,14 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 			p := limitertest.Policy(tc.windows...)
 			f := &fleet{random: rand.New(rand.NewPCG(1, 2))}
 			f.st = newStory(t, limitertest.Redis(t), p)
+			f.Clock = f.st.c
 			for range 5 {
 				f.asleep = append(f.asleep, &fleetServer{st: f.st.server(), free: 8, asksAt: -1})
 			}
 			for i := range tc.jobs {
-				f.at(time.Duration(i)*300*us, func() { f.join(i) })
+				f.At(time.Duration(i)*300*us, func() { f.join(i) })
 			}
-			for len(f.granted) < tc.jobs && len(f.list) > 0 {
-				f.next()
+			for len(f.granted) < tc.jobs && f.Next(h) {
 			}
 			limitertest.Equal(t, len(f.granted), tc.jobs, "jobs are through")
 			var log []limitertest.Grant

@@ -246,21 +246,15 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	limitertest.Equal(t, fmt.Sprint(limitertest.Dump(t, st.client)), fmt.Sprint(before), before)
 	limitertest.That(t, own.Binds == "own" && own.Expected.Equal(limitertest.At(60*s)) &&
 		own.Position == 1 && own.Of == 1 && own.TenantsAhead == 0 && own.Joined.Equal(limitertest.At(s)), own)
-	limitertest.That(t, shared.Binds == "shared" &&
-		shared.Expected.Equal(limitertest.At(s+place.RetryIn)) && shared.Position == 2 && shared.Of == 2 &&
-		shared.Tenant == "c", shared, "joined with", place)
-	limitertest.That(t, shared.TenantsAhead == 1 && len(shared.Ahead) == 1 &&
-		shared.Ahead[0].Tenant == "b" && shared.Ahead[0].Windows[0].Used == 1,
-		"ahead", shared.TenantsAhead, shared.Ahead)
-	want := `p: ticket c2 of queue q, tenant c, waits since 00:00:01 UTC
+	limitertest.That(t, shared.Expected.Equal(limitertest.At(s+place.RetryIn)), shared, "joined with", place)
+	limitertest.Equal(t, shared.String(), `p: ticket c2 of queue q, tenant c, waits since 00:00:01 UTC
 expected to start at 00:00:20 UTC
 delayed by window shared
 position 2 of 2 of its tenant
 tenants that go before its own: 1
   b, 1 waiting, own 1 of 3 requests used
 window own (tenant=c): 0 of 3 requests used, has room
-window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`
-	limitertest.Equal(t, shared.String(), want)
+window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`)
 	st.at(20 * s)
 	if e := st.explain("c1"); e.Binds != "" || !e.Expected.Equal(limitertest.At(20*s)) {
 		t.Errorf("it fits: %+v", e)

@@ -1,7 +1,6 @@
 package modeltest
 
 import (
-	"container/heap"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -20,6 +19,7 @@ const (
 
 // A simulation is a backlog of jobs that eight handlers work off against an API, in fake time.
 type simulation struct {
+	limitertest.Events
 	count  apitest.Count
 	jobs   int
 	until  time.Duration
@@ -30,27 +30,8 @@ type simulation struct {
 	window []time.Duration // when what it counts was granted
 	asleep bool
 	slots  int
-	now    time.Duration
-	events apiEvents
 
 	accepted, refused []time.Duration
-}
-
-type apiEvent struct {
-	at   time.Duration
-	what func()
-}
-
-type apiEvents []apiEvent
-
-func (e apiEvents) Len() int           { return len(e) }
-func (e apiEvents) Less(i, j int) bool { return e[i].at < e[j].at }
-func (e apiEvents) Swap(i, j int)      { e[i], e[j] = e[j], e[i] }
-func (e *apiEvents) Push(x any)        { *e = append(*e, x.(apiEvent)) }
-func (e *apiEvents) Pop() any {
-	last := (*e)[len(*e)-1]
-	*e = (*e)[:len(*e)-1]
-	return last
 }
 
 func simulate(seed uint64, count apitest.Count, jobs int, until time.Duration, adapt bool) *simulation {
@@ -59,21 +40,15 @@ func simulate(seed uint64, count apitest.Count, jobs int, until time.Duration, a
 		s.model = &adaptModel{cycle: toUS(apiPeriod + apiMargin), capacity: apiLimit, full: true}
 	}
 	s.after(0, s.grant)
-	for len(s.events) > 0 {
-		e := heap.Pop(&s.events).(apiEvent)
-		if s.now = e.at; s.now > until {
-			break
-		}
-		e.what()
+	for s.Next(until) {
 	}
 	return s
 }
 
 func toUS(d time.Duration) float64  { return float64(d) / float64(time.Microsecond) }
 func ofUS(us float64) time.Duration { return time.Duration(us * float64(time.Microsecond)) }
-func (s *simulation) after(d time.Duration, what func()) {
-	heap.Push(&s.events, apiEvent{s.now + d, what})
-}
+
+func (s *simulation) after(d time.Duration, what func()) { s.At(s.Now+d, what) }
 
 // delay is from a grant to the API: 0.5 ms, and 2 ms more on average.
 func (s *simulation) delay() time.Duration {
@@ -83,37 +58,37 @@ func (s *simulation) delay() time.Duration {
 // grant grants all that fits now, and comes back when the next does.
 func (s *simulation) grant() {
 	for s.jobs > 0 && s.slots > 0 && !s.asleep {
-		for len(s.window) > 0 && s.window[0]+apiPeriod+apiMargin <= s.now {
+		for len(s.window) > 0 && s.window[0]+apiPeriod+apiMargin <= s.Now {
 			s.window = s.window[1:]
 		}
-		fits := max(s.now, s.paused)
+		fits := max(s.Now, s.paused)
 		if len(s.window) >= apiLimit {
 			fits = max(fits, s.window[0]+apiPeriod+apiMargin)
 		}
 		if s.model != nil {
-			fits = max(fits, ofUS(s.model.fitsAt(toUS(s.now))))
+			fits = max(fits, ofUS(s.model.fitsAt(toUS(s.Now))))
 		}
-		if fits > s.now {
+		if fits > s.Now {
 			s.asleep = true
-			s.after(fits-s.now+s.delay()/2, func() { s.asleep = false; s.grant() })
+			s.after(fits-s.Now+s.delay()/2, func() { s.asleep = false; s.grant() })
 			return
 		}
-		s.window = append(s.window, s.now)
+		s.window = append(s.window, s.Now)
 		if s.model != nil {
-			s.model.take(toUS(s.now))
+			s.model.take(toUS(s.Now))
 		}
 		s.jobs, s.slots = s.jobs-1, s.slots-1
-		granted := s.now
+		granted := s.Now
 		s.after(s.delay(), func() { s.call(granted) })
 	}
 }
 
 func (s *simulation) call(granted time.Duration) {
-	ok := s.count(s.now)
+	ok := s.count(s.Now)
 	if ok {
-		s.accepted = append(s.accepted, s.now)
+		s.accepted = append(s.accepted, s.Now)
 	} else {
-		s.refused = append(s.refused, s.now)
+		s.refused = append(s.refused, s.Now)
 	}
 	s.after(50*time.Millisecond, func() {
 		s.slots++
@@ -121,9 +96,9 @@ func (s *simulation) call(granted time.Duration) {
 			s.jobs++
 			wait := time.Second
 			if s.model != nil {
-				wait = ofUS(s.model.refused(toUS(s.now), toUS(granted), 0))
+				wait = ofUS(s.model.refused(toUS(s.Now), toUS(granted), 0))
 			}
-			s.paused = max(s.paused, s.now+wait)
+			s.paused = max(s.paused, s.Now+wait)
 		}
 		s.grant()
 	})

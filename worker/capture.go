@@ -17,7 +17,8 @@ var (
 	errJoinsLater = errors.New("Backlog needs a task that joins a line when it is enqueued: " +
 		"one with ProcessAt, ProcessIn or Group joins later, one of a policy with requeue earliest-reset never")
 	errMember = errors.New("a task of a batch must join a line when it is enqueued: " +
-		"its type must match a policy, without requeue earliest-reset, and it must have no ProcessAt, ProcessIn or Group")
+		"its type must match a policy, without requeue earliest-reset, " +
+		"and it must have no ProcessAt, ProcessIn or Group")
 	errJoinsNever = errors.New("MaxWait needs a task that joins a line: " +
 		"one with Group joins as a part of another, one of a policy with requeue earliest-reset never")
 )

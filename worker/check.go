@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -13,19 +12,11 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// checkTimeout bounds the look at how the Redises are set up, when a server starts, and a Ping.
-const checkTimeout = 5 * time.Second
-
 // CheckRedis looks whether the Redises of asynq and of the limiter answer, and returns what of them
 // is not set up, one line each: see throttle.Limiter.CheckRedis. Use it at the start of a program.
 // Errors are throttle.ErrUnavailable, throttle.ErrForbidden and the context's.
 func (c *Client) CheckRedis(ctx context.Context) ([]string, error) {
 	return check(ctx, c.limiter, c.asynq.Redis())
-}
-
-// CheckRedis is Client.CheckRedis for a server.
-func (s *Server) CheckRedis(ctx context.Context) ([]string, error) {
-	return check(ctx, s.config.Limiter, s.asynq.Redis())
 }
 
 func check(ctx context.Context, limiter *throttle.Limiter, asynq redis.UniversalClient) ([]string, error) {
@@ -72,7 +63,7 @@ func (s *Server) Ping() error {
 }
 
 func ping(limiter *throttle.Limiter, asynq func() error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), checkTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), cleanUpTimeout)
 	defer cancel()
 	failed := asynq()
 	if failed != nil {
@@ -84,9 +75,9 @@ func ping(limiter *throttle.Limiter, asynq func() error) error {
 // logCheck logs what is wrong with how the Redises of the limiter and of asynq are set up. A Redis
 // that does not answer is not checked.
 func (s *Server) logCheck() {
-	ctx, cancel := context.WithTimeout(s.shutdownGrace, checkTimeout)
+	ctx, cancel := context.WithTimeout(s.shutdownGrace, cleanUpTimeout)
 	defer cancel()
-	findings, _ := s.CheckRedis(ctx)
+	findings, _ := check(ctx, s.config.Limiter, s.asynq.Redis())
 	for _, finding := range findings {
 		s.config.Logger.Warn("worker: Redis is not set up for throttling", "finding", finding)
 	}

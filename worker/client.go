@@ -123,7 +123,9 @@ func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 // looks for them once a second at most.
 //
 // Tasks that many goroutines enqueue at the same time go to Redis together.
-func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
+func (c *Client) EnqueueContext(
+	ctx context.Context, task *asynq.Task, opts ...asynq.Option,
+) (*asynq.TaskInfo, error) {
 	e := &enqueuing{task: task}
 	if c.message(ctx, e, opts) {
 		c.gather.do(ctx, e)
@@ -149,7 +151,9 @@ const maxBulk = 500
 
 // EnqueueBulk enqueues many tasks with the same options in few calls to Redis. Apart from the cost
 // it does what EnqueueContext does for each of them. It returns a result for each task, in order.
-func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) (all []Enqueued) {
+func (c *Client) EnqueueBulk(
+	ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option,
+) (all []Enqueued) {
 	for i := 0; i < len(tasks); i += maxBulk {
 		all = append(all, c.enqueue(ctx, tasks[i:min(i+maxBulk, len(tasks))], i, opts)...)
 	}

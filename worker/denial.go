@@ -37,15 +37,14 @@ const (
 	unavailableMax = 1500 * time.Millisecond
 )
 
-// Pauses between attempts to requeue while asynq's Redis does not answer, and the time limit of
-// one.
+// Pauses between attempts to requeue while asynq's Redis does not answer.
 const (
 	requeuePauseMin = 50 * time.Millisecond
 	requeuePauseMax = 2 * time.Second
-	requeueTimeout  = 5 * time.Second
 )
 
-// cleanUpTimeout bounds a call that must be made although the task's own time may have run out.
+// cleanUpTimeout bounds calls that must be made although the caller's context, or the task's own time, may
+// have ended. It also bounds checks.
 const cleanUpTimeout = 5 * time.Second
 
 var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
@@ -58,10 +57,10 @@ func (s *Server) wait(a *attempt, r throttle.Request, d throttle.Decision, mark 
 	if d.Queued {
 		s.dispatch.Expect(s.lineOf(r), a.Queue, d.RetryIn)
 		policy, _ := s.config.Limiter.Lookup(d.Policy)
-		after = dispatch.Fallback(d.RetryIn, policy.Fail == throttle.FailOpen)
+		after = dispatch.Fallback(policy, d.RetryIn)
 	}
-	at := asynqredis.WholeSecond(time.Now().Add(after))
-	s.attempts.note(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, mark)
+	retryAt := asynqredis.WholeSecond(time.Now().Add(after))
+	s.attempts.note(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: retryAt}, mark)
 	return nil
 }
 
@@ -108,7 +107,9 @@ func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc
 }
 
 // finish lets asynq's call end a task, unless the task was denied.
-func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call) error {
+func (s *Server) finish(
+	ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call,
+) error {
 	ended, a := s.attempts.get(call.Ref)
 	switch firing, position, member := asynqredis.FiringOf(call.Ref); {
 	case !member:
@@ -146,7 +147,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 // requeue puts a denied task back to wait. It is repeated as asynq's own calls are.
 func (s *Server) requeue(ctx context.Context, a attempt) error {
 	now, reason := time.Now(), a.denied.Error()
-	if d := a.denied.Decision; d.Queued && d.RetryIn >= time.Second { // the text says for how long, and stays
+	if d := a.denied.Decision; d.Queued && d.RetryIn >= time.Second { // the text stays until then
 		reason += ": expected to start at " + now.Add(d.RetryIn+time.Second-1).UTC().Format(time.RFC3339)
 	}
 	r := asynqredis.Restored{
@@ -190,11 +191,10 @@ func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redi
 // repeat makes a call that ends an attempt. While asynq's Redis is out, as during a failover, it is
 // repeated until the context ends, which asynq's does with the task's lease, or the server's
 // shutdown waits no longer. A call of asynq's recoverer is not: it comes again.
-func (s *Server) repeat(
-	ctx context.Context, do func(ctx context.Context, again bool) error) error {
+func (s *Server) repeat(ctx context.Context, do func(ctx context.Context, again bool) error) error {
 	_, ends := ctx.Deadline()
 	for pause, again := requeuePauseMin, false; ; pause, again = min(2*pause, requeuePauseMax), true {
-		call, cancel := context.WithTimeout(ctx, requeueTimeout)
+		call, cancel := context.WithTimeout(ctx, cleanUpTimeout)
 		err := do(call, again)
 		cancel()
 		if !ends || !asynqredis.IsOutage(err) {

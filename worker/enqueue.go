@@ -54,13 +54,13 @@ func (c *Client) enqueue(ctx context.Context, tasks []*asynq.Task, from int, opt
 	var joining []*enqueuing
 	members, firing := asynqredis.MembersOf(ctx)
 	for i, task := range tasks {
-		e := &all[i]
+		e, options := &all[i], opts
 		e.task = task
-		all := opts
 		if firing {
-			all = append(slices.Clip(opts), asynq.Queue(members.Queue), asynq.TaskID(members.ID(members.From+from+i)))
+			id := members.ID(members.From + from + i)
+			options = append(slices.Clip(opts), asynq.Queue(members.Queue), asynq.TaskID(id))
 		}
-		if c.message(ctx, e, all) {
+		if c.message(ctx, e, options) {
 			joining = append(joining, e)
 		}
 	}
@@ -184,7 +184,8 @@ func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Req
 	}
 	policy, ok := c.limiter.Match(task.Type(), false)
 	if !ok || policy.Requeue == throttle.RequeueEarliestReset {
-		return throttle.Request{}, fmt.Errorf("worker: task type %q: must match a policy without requeue earliest-reset", task.Type())
+		return throttle.Request{}, fmt.Errorf(
+			"worker: task type %q: must match a policy without requeue earliest-reset", task.Type())
 	}
 	return c.request(context.Background(), policy.Name, task, opts)
 }
@@ -192,7 +193,7 @@ func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Req
 // store stores tasks of one queue, and returns those that were.
 func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) []*enqueuing {
 	identity, err := c.asynq.Identity(ctx)
-	at := asynqredis.WholeSecond(time.Now().Add(storedFor))
+	forwardAt := asynqredis.WholeSecond(time.Now().Add(storedFor))
 	calls := make([]asynqredis.EnqueueCall, len(es))
 	for i, e := range es {
 		e.call.Line = c.limiter.LineOf(e.request.Policy, e.request.Tenant)
@@ -200,7 +201,7 @@ func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) []*en
 	}
 	var results []asynqredis.Result
 	if err == nil {
-		results, err = c.asynq.Store(ctx, queue, calls, at)
+		results, err = c.asynq.Store(ctx, queue, calls, forwardAt)
 	}
 	var stored []*enqueuing
 	for i, e := range es {
@@ -212,7 +213,7 @@ func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) []*en
 		case results[i] == asynqredis.LockTaken:
 			e.Info, e.Err = nil, fmt.Errorf("%w", asynq.ErrDuplicateTask)
 		default:
-			e.Info.State, e.Info.NextProcessAt = asynq.TaskStateScheduled, at
+			e.Info.State, e.Info.NextProcessAt = asynq.TaskStateScheduled, forwardAt
 			e.request.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: e.call.ID}
 			stored = append(stored, e)
 		}

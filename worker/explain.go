@@ -78,7 +78,11 @@ func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, er
 			e.Policy = matched.Name
 		}
 		ticket := throttle.Ticket{Queue: identity + "/" + queue, ID: id}
-		for _, policy := range c.policies(e.Policy) {
+		policies := []string{e.Policy} // one that was removed or renamed may have the task's ticket still
+		for _, line := range c.limiter.Lines() {
+			policies = append(policies, throttle.PolicyOf(line))
+		}
+		for _, policy := range slices.DeleteFunc(slices.Compact(policies), func(p string) bool { return p == "" }) {
 			line, err := inspect.Of(c.limiter).Explain(ctx, policy, ticket)
 			if err != nil {
 				return e, err
@@ -99,26 +103,16 @@ func (e Explanation) runs() bool {
 	return e.State == "active" || e.State == "completed" || e.State == "archived"
 }
 
-// policies are those in whose lines a task may stand, that which matches first. One that was removed or
-// renamed may have its ticket still.
-func (c *Client) policies(matched string) (names []string) {
-	for _, line := range append([]string{matched}, c.limiter.Lines()...) {
-		if name := throttle.PolicyOf(line); name != "" && !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
 // why says it in one line.
 func (e Explanation) why() string {
-	at := e.NextAt.UTC().Format(time.RFC3339)
+	next := e.NextAt.UTC().Format(time.RFC3339)
 	text := ""
 	switch {
 	case e.Line != nil && e.Line.Binds != "":
 		text = "it waits in line for policy " + e.Line.Policy + ", delayed by " + e.Line.DelayedBy()
 	case e.Line != nil:
-		text = "it waits in line for policy " + e.Line.Policy + ", and fits: the next server with a free slot takes it"
+		text = "it waits in line for policy " + e.Line.Policy +
+			", and fits: the next server with a free slot takes it"
 		if e.Line.At.Sub(e.Line.Joined) > 10*time.Second {
 			text += ", if its limiter has the same Redis and Prefix, and the policy the same name"
 		}
@@ -135,11 +129,12 @@ func (e Explanation) why() string {
 	case e.State == "pending":
 		text = "policy " + e.Policy + " decides about it as soon as a server has a free slot"
 	case e.State == "retry":
-		text = fmt.Sprintf("it has failed (%d of %d retries used), and is tried again at %s: %s", e.Retried, e.MaxRetry, at, e.LastError)
+		text = fmt.Sprintf("it has failed (%d of %d retries used), and is tried again at %s: %s",
+			e.Retried, e.MaxRetry, next, e.LastError)
 	case e.LastError != "":
-		text = "it stands in no line, and workers look at it at " + at + ": " + e.LastError
+		text = "it stands in no line, and workers look at it at " + next + ": " + e.LastError
 	default:
-		text = "it is scheduled for " + at
+		text = "it is scheduled for " + next
 		if e.Policy != "" {
 			text += ", and joins the line of policy " + e.Policy + " then"
 		}

@@ -82,7 +82,7 @@ func (g *gatherer) next() {
 	now := g.waiting[:n:n]
 	g.waiting = g.waiting[n:]
 	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), tidyTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), cleanUpTimeout)
 		g.commit(ctx, now)
 		cancel()
 		for _, e := range now {

@@ -19,8 +19,9 @@ const askAgainForSlots = time.Second
 func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, d throttle.Decision) error {
 	calls := request // those of the handler stand in no line
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.Ticket{}
-	j := &Job{caller: &throttle.Caller{Decision: d, Request: calls}, limiter: s.config.Limiter, taskType: a.task.Type()}
-	j.caller.SetCounted(request.Policy != "")
+	caller := &throttle.Caller{Decision: d, Request: calls}
+	caller.SetCounted(request.Policy != "")
+	j := &Job{caller: caller, limiter: s.config.Limiter, taskType: a.task.Type()}
 	ctx = throttle.WithCaller(context.WithValue(ctx, jobKey{}, j), j.caller)
 	ctx, j.task = d.Reservation.Hold(ctx)
 	err := func() error {
@@ -41,14 +42,15 @@ func (s *Server) afterError(
 ) error {
 	var refused *RefusedError
 	var denied *throttle.DeniedError
-	wait := func(policy string, in time.Duration) error { // then it joins the line of its own policy, at the front
+	wait := func(policy string, in time.Duration) error { // it joins the line of its own policy, at the front
 		d := throttle.Decision{At: time.Now(), Policy: policy, RetryIn: in, Tenant: request.Tenant}
 		return s.wait(a, request, d, asynqredis.FrontMark, err)
 	}
 	retryIn, policy, callRefused := j.caller.Refusal()
 	switch {
 	case errors.As(err, &refused) && request.Policy == "":
-		s.config.Logger.Warn("worker: RetryAfter in a task that no policy matches: the task fails", "type", j.taskType)
+		const warning = "worker: RetryAfter in a task that no policy matches: the task fails"
+		s.config.Logger.Warn(warning, "type", j.taskType)
 		return err
 	case errors.As(err, &refused):
 		after := known(refused.After)

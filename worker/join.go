@@ -14,15 +14,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-const (
-	// rescoreFrom is the shortest wait for which a stored task gets another time, which asynq's
-	// tools show.
-	rescoreFrom = time.Minute
-
-	// tidyTimeout bounds the calls after the join. They are made even if the caller's context has
-	// ended.
-	tidyTimeout = 5 * time.Second
-)
+// rescoreFrom is the shortest wait for which a stored task gets another time, which asynq's tools show.
+const rescoreFrom = time.Minute
 
 // join makes stored tasks join a line, and makes the calls that their places ask for.
 func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
@@ -34,8 +27,7 @@ func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 		}
 		return
 	}
-	known, _ := c.limiter.Lookup(line)
-	failOpen := known.Fail == throttle.FailOpen // workers look at such a task every two minutes
+	policy, _ := c.limiter.Lookup(line)
 	now := time.Now()
 	nudges, arranged := map[string]bool{}, map[string][]*enqueuing{} // by queue
 	for _, e := range es {
@@ -56,16 +48,17 @@ func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 			if place.Nudge {
 				nudges[e.call.Queue] = true
 			}
-			if place.RetryIn <= rescoreFrom || failOpen {
+			wait := dispatch.Fallback(policy, place.RetryIn)
+			if wait <= storedFor+rescoreFrom {
 				continue
 			}
-			e.fate.At = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.RetryIn, failOpen)))
+			e.fate.At = asynqredis.WholeSecond(now.Add(wait))
 			e.fate.Message, e.fate.Reason = e.call.Message, dispatch.Reason(e.request, place, now)
 			e.Info.NextProcessAt = e.fate.At
 		}
 		arranged[e.call.Queue] = append(arranged[e.call.Queue], e)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidyTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	for queue := range nudges {
 		_ = c.asynq.Nudge(ctx, queue, line) // else a worker asks some seconds later

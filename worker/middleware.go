@@ -120,7 +120,9 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 
 // request returns what a task asks of a policy, before it has a ticket. It was in line, or comes for the
 // first time.
-func (s *Server) request(policy string, task *asynq.Task, m asynqredis.Message, waited bool) (throttle.Request, error) {
+func (s *Server) request(
+	policy string, task *asynq.Task, m asynqredis.Message, waited bool,
+) (throttle.Request, error) {
 	r, err := requestOf(s.config.Identify, policy, task)
 	r.Deadline, r.MaxHold = m.Deadline(), m.TimeLimit(time.Now())
 	r.Front, r.Key = waited || m.Retried() > 0, m.JoinKey()
@@ -195,7 +197,8 @@ func (s *Server) decide(
 	}
 	err = s.breaker.Do(ctx, breaker.AnswerWithin, ask)
 	if errors.Is(err, throttle.ErrUnavailable) && fail == throttle.FailOpen && ctx.Err() == nil {
-		d = throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: request.Policy, Tenant: request.Tenant}
+		d = throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true}
+		d.Policy, d.Tenant = request.Policy, request.Tenant
 		d.Reservation = s.config.Limiter.Attach(throttle.Reservation{Request: request, At: d.At})
 		s.config.Limiter.Config().Observer.Decided(d)
 		return d, nil

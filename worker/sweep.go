@@ -34,9 +34,7 @@ type sweeper struct {
 var errSweptEnough = errors.New("worker: a sweep has seen enough tickets")
 
 // sweep reports whether a line may have become shorter since a task was refused.
-func (s *sweeper) sweep(
-	ctx context.Context, name string, asynq *asynqredis.Client, refusedAt time.Time,
-) bool {
+func (s *sweeper) sweep(ctx context.Context, name string, asynq *asynqredis.Client, refusedAt time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if last := s.swept[name]; last.After(refusedAt) {
@@ -52,9 +50,9 @@ func (s *sweeper) sweep(
 		for i, t := range tickets {
 			ids[i] = t.ID
 		}
-		there, err := asynq.There(ctx, queue, ids)
-		for i, is := range there {
-			if !is {
+		exist, err := asynq.There(ctx, queue, ids)
+		for i, exists := range exist {
+			if !exists {
 				gone = append(gone, tickets[i])
 			}
 		}

@@ -17,19 +17,25 @@ const AnswerWithin = 2 * time.Second
 // probeTimeout bounds each call while the limiter is silent.
 const probeTimeout = 250 * time.Millisecond
 
-// Pauses before a limiter that failed is asked again. They double.
-const (
-	pauseMin = 100 * time.Millisecond
-	pauseMax = time.Second
-)
+// A Backoff delays the next attempt after a failure: by 100 ms, and then by twice as long each time, up to a
+// second. Its zero value is that without a failure.
+type Backoff struct {
+	Until time.Time
+	pause time.Duration
+}
+
+// Fail notes one more failure.
+func (b *Backoff) Fail(now time.Time) {
+	b.pause = min(max(2*b.pause, 100*time.Millisecond), time.Second)
+	b.Until = now.Add(b.pause)
+}
 
 // A Breaker keeps callers from waiting for a limiter that does not answer. The first callers wait
 // for their whole timeout. After that one caller at a time asks, briefly, and all others fail at
 // once. Its zero value is ready.
 type Breaker struct {
-	mu    sync.Mutex
-	pause time.Duration // 0 while the limiter answers
-	until time.Time     // when one caller may ask
+	mu      sync.Mutex
+	silence Backoff // one caller may ask when it has passed
 }
 
 var errSilent = fmt.Errorf("%w: it did not answer a moment ago", throttle.ErrUnavailable)
@@ -44,13 +50,16 @@ func (b *Breaker) Do(ctx context.Context, timeout time.Duration, ask func(contex
 	call, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	err := ask(call)
-	silent := err != nil && ctx.Err() == nil && errors.Is(call.Err(), context.DeadlineExceeded)
-	if ctx.Err() == nil {
-		b.end(time.Now(), silent)
+	if ctx.Err() != nil {
+		return err
 	}
-	if silent {
-		err = fmt.Errorf("%w: %w", throttle.ErrUnavailable, err)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err != nil && errors.Is(call.Err(), context.DeadlineExceeded) {
+		b.silence.Fail(time.Now())
+		return fmt.Errorf("%w: %w", throttle.ErrUnavailable, err)
 	}
+	b.silence = Backoff{}
 	return err
 }
 
@@ -59,24 +68,12 @@ func (b *Breaker) begin(now time.Time, timeout time.Duration) (time.Duration, bo
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case b.pause == 0:
+	case b.silence.Until.IsZero():
 		return timeout, true
-	case now.Before(b.until):
+	case now.Before(b.silence.Until):
 		return 0, false
 	}
 	timeout = min(timeout, probeTimeout)
-	b.until = now.Add(timeout) // others do not ask meanwhile
+	b.silence.Until = now.Add(timeout) // others do not ask meanwhile
 	return timeout, true
-}
-
-// end notes whether the limiter was silent.
-func (b *Breaker) end(now time.Time, silent bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !silent {
-		b.pause = 0
-		return
-	}
-	b.pause = min(max(2*b.pause, pauseMin), pauseMax)
-	b.until = now.Add(b.pause)
 }

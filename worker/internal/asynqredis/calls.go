@@ -94,14 +94,11 @@ func queueOf(keys []any, shape []string, id string) (queue string, ok bool) {
 	}
 	prefix := ""
 	for i, suffix := range shape {
+		if suffix == "t:" {
+			suffix += id
+		}
 		key, _ := keys[i].(string)
 		rest, ok := strings.CutSuffix(key, suffix)
-		if suffix == "t:" {
-			rest, ok = strings.CutSuffix(key, id)
-			if ok {
-				rest, ok = strings.CutSuffix(rest, suffix)
-			}
-		}
 		if !ok || i > 0 && rest != prefix {
 			return "", false
 		}

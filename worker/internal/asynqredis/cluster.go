@@ -17,8 +17,7 @@ type cluster interface{ ReloadState(ctx context.Context) }
 // the others. A script that derives keys would fail halfway at the one, and miss tasks at the
 // other. A further key that never exists makes both refuse the call as a whole (TRYAGAIN). The
 // client repeats it.
-func (c *Client) run(
-	ctx context.Context, script, queue string, keys []string, args ...any) *redis.Cmd {
+func (c *Client) run(ctx context.Context, script, queue string, keys []string, args ...any) *redis.Cmd {
 	return scripts[script].Run(ctx, c.redis, c.guarded(queue, keys), args...)
 }
 
@@ -37,23 +36,20 @@ func (r reload) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (r reload) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		r.after(ctx, err)
-		return err
+		return r.after(ctx, next(ctx, cmd))
 	}
 }
 
 func (r reload) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		err := next(ctx, cmds)
-		r.after(ctx, err)
-		return err
+		return r.after(ctx, next(ctx, cmds))
 	}
 }
 
-func (r reload) after(ctx context.Context, err error) {
+func (r reload) after(ctx context.Context, err error) error {
 	var answer redis.Error
 	if err != nil && !errors.As(err, &answer) {
 		r.ReloadState(ctx)
 	}
+	return err
 }

@@ -150,7 +150,9 @@ func (c *Client) Firings(ctx context.Context, queue, batch string, n int) ([]Fir
 
 // Lease takes or renews the lease of a firing, and returns its fields: nil if another holds it, or
 // it has ended or is gone. A lease for 0 is given back.
-func (c *Client) Lease(ctx context.Context, f Firing, holder string, lease time.Duration) (map[string]string, error) {
+func (c *Client) Lease(
+	ctx context.Context, f Firing, holder string, lease time.Duration,
+) (map[string]string, error) {
 	all := f.keys("", ":stored", ":done", ":ended", ":plan", ":expected")
 	ms := lease.Milliseconds()
 	reply, err := c.run(ctx, "batch_lease", f.Queue, all, holder, ms, keptSeconds).StringSlice()
@@ -174,10 +176,12 @@ var ErrNotHolder = errors.New("worker: another scheduler works for the batch's f
 
 // Update writes fields of a firing: names and values in turn. It returns what is wanted of it. A name
 // that begins with ":" is that of a value that is kept beside the firing: Kept reads it.
-func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...any) (want string, err error) {
+func (c *Client) Update(
+	ctx context.Context, f Firing, holder string, fields ...any,
+) (want string, err error) {
 	args := append([]any{holder, f.Name(), keptSeconds}, fields...)
-	of := append(f.keys(""), batchKeys(f.Queue, f.Batch, ":open")...)
-	want, err = c.run(ctx, "batch_update", f.Queue, of, args...).Text()
+	all := append(f.keys(""), batchKeys(f.Queue, f.Batch, ":open")...)
+	want, err = c.run(ctx, "batch_update", f.Queue, all, args...).Text()
 	if err != nil && strings.HasPrefix(err.Error(), "LOST") {
 		err = ErrNotHolder
 	}
@@ -187,8 +191,8 @@ func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...
 // Want says what is wanted of a firing: run, pause, cancel or retry. It reports false if that has no
 // effect any more.
 func (c *Client) Want(ctx context.Context, f Firing, want string) (bool, error) {
-	of := append(f.keys(""), batchKeys(f.Queue, f.Batch, ":open")...)
-	n, err := c.run(ctx, "batch_want", f.Queue, of, want, f.Name()).Int()
+	all := append(f.keys(""), batchKeys(f.Queue, f.Batch, ":open")...)
+	n, err := c.run(ctx, "batch_want", f.Queue, all, want, f.Name()).Int()
 	return n == 1, err
 }
 
@@ -205,8 +209,8 @@ func (c *Client) Kept(ctx context.Context, f Firing, name string) ([]byte, error
 func (c *Client) Running(ctx context.Context, f Firing) (positions []int, err error) {
 	ids, err := c.redis.ZRange(ctx, prefix(f.Queue)+"lease", 0, -1).Result()
 	for _, id := range ids {
-		of, position, ok := FiringOf(Ref{Queue: f.Queue, ID: id})
-		if ok && of.Batch == f.Batch && of.Tick.Equal(f.Tick) {
+		firing, position, ok := FiringOf(Ref{Queue: f.Queue, ID: id})
+		if ok && firing.Batch == f.Batch && firing.Tick.Equal(f.Tick) {
 			positions = append(positions, position)
 		}
 	}
@@ -238,13 +242,13 @@ const heldFor = 10 * 366 * 24 * time.Hour
 
 // Move does something with tasks of a firing.
 func (c *Client) Move(ctx context.Context, f Firing, verb string, positions []int) error {
-	at := time.Now().Unix()
+	due := time.Now().Unix()
 	if verb == Hold {
-		at = score(time.Now().Add(heldFor))
+		due = score(time.Now().Add(heldFor))
 	}
 	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.counts()...)
 	return inBulk(positions, func(some []int) error {
-		args := []any{f.tasks(), f.IDs(), at, verb}
+		args := []any{f.tasks(), f.IDs(), due, verb}
 		for _, position := range some {
 			args = append(args, position)
 		}
@@ -258,7 +262,9 @@ func (f Firing) counts() []string { return f.keys("", ":stored", ":done", ":ende
 
 // End sends asynq's own call by which a task of a firing ends that took so long, and counts the task in the
 // same transaction. It is counted by what is there after the call: not if the call had no effect.
-func (c *Client) End(ctx context.Context, call redis.Cmder, f Firing, position int, took time.Duration) error {
+func (c *Client) End(
+	ctx context.Context, call redis.Cmder, f Firing, position int, took time.Duration,
+) error {
 	_, err := c.redis.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		_ = p.Process(ctx, call)
 		count, keys := scripts["batch_count"], c.guarded(f.Queue, f.counts())

@@ -19,9 +19,8 @@ type Due struct {
 // Due returns up to n tasks of a queue that are due, either scheduled ones or those to retry.
 func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]Due, error) {
 	from := prefix(queue) + source(retried)
-	until := strconv.FormatInt(time.Now().Unix(), 10)
-	by := &redis.ZRangeBy{Min: "-inf", Max: until, Count: int64(n)}
-	ids, err := c.redis.ZRangeByScore(ctx, from, by).Result()
+	until := &redis.ZRangeBy{Min: "-inf", Max: strconv.FormatInt(time.Now().Unix(), 10), Count: int64(n)}
+	ids, err := c.redis.ZRangeByScore(ctx, from, until).Result()
 	if err != nil || len(ids) == 0 {
 		return nil, err
 	}
@@ -58,7 +57,9 @@ type Move struct {
 
 // Apply moves tasks of a queue that are scheduled, or wait to be retried. It reports for each whether it
 // moved. Tasks that are elsewhere are left alone.
-func (c *Client) Apply(ctx context.Context, queue string, retried bool, moves []Move) (moved []bool, err error) {
+func (c *Client) Apply(
+	ctx context.Context, queue string, retried bool, moves []Move,
+) (moved []bool, err error) {
 	err = inBulk(moves, func(some []Move) error {
 		now := time.Now()
 		args := []any{prefix(queue) + "t:", prefix(queue) + "g:", now.Unix(), now.UnixNano()}

@@ -105,7 +105,8 @@ func (m Message) JoinKey() string {
 // valid UTF-8, as asynq writes it for an error that is no failure. A message that cannot be read stays
 // as it is.
 func (m Message) WithDenial(reason string, at time.Time) Message {
-	return m.with(textOf(fieldErrorMsg, reason), numberOf(fieldLastFailedAt, at.Unix()), numberOf(fieldDenied, 1))
+	failedAt := numberOf(fieldLastFailedAt, at.Unix())
+	return m.with(textOf(fieldErrorMsg, reason), failedAt, numberOf(fieldDenied, 1))
 }
 
 // Refusals returns how often the upstream refused a call of the task since its last failure, and
@@ -138,10 +139,7 @@ func (m Message) text(field protowire.Number) string {
 }
 
 func (m Message) number(field protowire.Number) int64 {
-	number, size := protowire.ConsumeVarint(m.value(field, protowire.VarintType))
-	if size < 0 {
-		return 0
-	}
+	number, _ := protowire.ConsumeVarint(m.value(field, protowire.VarintType)) // 0 of a value that is none
 	return int64(number)
 }
 

@@ -115,16 +115,18 @@ func (c *Client) Start(ctx context.Context, task Ref, call string) (bool, error)
 // There reports for each task of one queue whether it exists and may still run.
 func (c *Client) There(ctx context.Context, queue string, ids []string) ([]bool, error) {
 	found, err := c.fields(ctx, queue, ids, "state")
-	there := make([]bool, len(found))
+	exist := make([]bool, len(found))
 	for i, state := range found {
-		there[i] = state[0] != "" && state[0] != "archived" && state[0] != "completed"
+		exist[i] = state[0] != "" && state[0] != "archived" && state[0] != "completed"
 	}
-	return there, err
+	return exist, err
 }
 
 // fields returns fields of tasks of one queue, "" for each that is not there. It is a script, as a client
 // does not read replies while it writes a pipeline, and an in-memory connection of tests has no buffer.
-func (c *Client) fields(ctx context.Context, queue string, ids []string, names ...any) (found [][]string, err error) {
+func (c *Client) fields(
+	ctx context.Context, queue string, ids []string, names ...any,
+) (found [][]string, err error) {
 	err = inBulk(ids, func(some []string) error {
 		args := append([]any{prefix(queue) + "t:", len(names)}, names...)
 		for _, id := range some {

@@ -23,18 +23,20 @@ func Mark(joinKey, call string) string { return joinKey + "." + call }
 // FrontMark is the mark of a task that is to join at the front, as it has had its turn.
 const FrontMark = "front"
 
-// Store stores tasks of one queue as scheduled, ready to be picked. At the given time forward looks
-// at those that are still there. It returns a result for each task, in order.
-func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, at time.Time) ([]Result, error) {
+// Store stores tasks of one queue as scheduled, ready to be picked. At forwardAt forward looks at the ones
+// that are still there. It returns a result for each task, in order.
+func (c *Client) Store(
+	ctx context.Context, queue string, tasks []EnqueueCall, forwardAt time.Time,
+) ([]Result, error) {
 	results := make([]Result, 0, len(tasks))
 	call := c.Call()
 	into := keys(queue, "scheduled", lines)
 	if m, ok := MembersOf(ctx); ok {
 		into = append(into, m.keys("", ":stored")...)
 	}
-	for some := range slices.Chunk(tasks, maxBulk) {
+	err := inBulk(tasks, func(some []EnqueueCall) error {
 		var lines []any
-		args := append(make([]any, 0, 5+4*len(some)), prefix(queue)+"t:", score(at), until(at), len(some))
+		args := append(make([]any, 0, 5+4*len(some)), prefix(queue)+"t:", score(forwardAt), until(forwardAt), len(some))
 		for i, task := range some {
 			if !slices.Contains(lines, any(task.Line)) {
 				lines = append(lines, task.Line)
@@ -47,17 +49,15 @@ func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, a
 			args = append(args, task.ID, []byte(task.Message), mark, lock)
 		}
 		reply, err := c.run(ctx, "store", queue, into, append(args, lines...)...).Int64Slice()
-		if err != nil {
-			return results, err
-		}
-		if len(reply) != len(some) {
-			return results, fmt.Errorf("%w: store of %d tasks: %v", errReply, len(some), reply)
+		if err == nil && len(reply) != len(some) {
+			err = fmt.Errorf("%w: store of %d tasks: %v", errReply, len(some), reply)
 		}
 		for _, n := range reply {
 			results = append(results, Result(n))
 		}
-	}
-	return results, nil
+		return err
+	})
+	return results, err
 }
 
 // A Waiting names a task that is scheduled and can be picked by its join key.

@@ -83,7 +83,7 @@ func (b *buffer) freeSoon() int {
 // takeBack removes and returns the last of the tasks that have been ready since before a time.
 func (b *buffer) takeBack(before time.Time) (task Task, ok bool) {
 	n := 0
-	for n < len(b.ready) && !b.ready[n].at.After(before) {
+	for n < len(b.ready) && !b.ready[n].active.After(before) {
 		n++
 	}
 	if n == 0 {

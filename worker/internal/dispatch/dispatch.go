@@ -51,18 +51,13 @@ type Config struct {
 	Line        func(name string) Line       // a line of Limiter; a test may wrap it
 	Lost        func(queue, line string)     // is called once a queue: a task that waits stands in no line
 
-	// Match returns how a task joins a line, that has waited in one or not; false: it joins none.
-	Match func(m asynqredis.Message, waited bool) (Match, bool)
+	// Match returns the request by which a task joins a line, without its ticket; false: it joins none. The
+	// task has waited in a line or not.
+	Match func(m asynqredis.Message, waited bool) (throttle.Request, bool)
 
 	Poll   time.Duration  // how often to look for pending tasks
 	Queues map[string]int // the server's queues with their priorities
 	Strict bool           // whether priorities are strict
-}
-
-// A Match says how a task joins a line.
-type Match struct {
-	FailOpen bool             // it runs if the limiter is not available
-	Request  throttle.Request // without its ticket
 }
 
 // A Grant is the capacity that a task got when its ticket was taken, or when it was dequeued. That
@@ -81,8 +76,8 @@ type Task struct {
 	Grant   *Grant // nil if it has to reserve
 	Call    string // by which it was made active
 
-	at   time.Time // when
-	line string    // from which its ticket was taken; "" if it was pending
+	active time.Time // since when
+	line   string    // from which its ticket was taken; "" if it was pending
 }
 
 // A Dispatcher serves one asynq server. It is safe for concurrent use.
@@ -212,8 +207,8 @@ func (d *Dispatcher) Close(ctx context.Context) {
 // Fallback returns when a waiting task is looked at even if nobody has taken it: two minutes after its
 // expected start, or if its policy fails open, every two minutes. The task runs then if the limiter
 // does not answer.
-func Fallback(startsIn time.Duration, failOpen bool) time.Duration {
-	if failOpen {
+func Fallback(p throttle.Policy, startsIn time.Duration) time.Duration {
+	if p.Fail == throttle.FailOpen {
 		return fallbackMin
 	}
 	return startsIn + fallbackMin
@@ -222,14 +217,14 @@ func Fallback(startsIn time.Duration, failOpen bool) time.Duration {
 // Reason is what asynq's tools show of a task that waits in line at a place: until when, as a time that
 // holds whenever somebody looks.
 func Reason(r throttle.Request, p throttle.Place, now time.Time) string {
-	at := func(d time.Duration) string { return now.Add(d + time.Second - 1).UTC().Format(time.RFC3339) }
+	clock := func(d time.Duration) string { return now.Add(d + time.Second - 1).UTC().Format(time.RFC3339) }
 	text := fmt.Sprintf("throttled: %s, tenant %q: waits in line, expected to start at %s",
-		r.Policy, r.Tenant, at(p.RetryIn))
+		r.Policy, r.Tenant, clock(p.RetryIn))
 	switch {
 	case p.Binds == throttle.BySlots:
 		text += " by the rate at which servers take tasks"
 	case p.Latest > p.RetryIn+time.Second:
-		text += ", at the latest at " + at(p.Latest)
+		text += ", at the latest at " + clock(p.Latest)
 	}
 	return strings.ToValidUTF8(text, "\uFFFD")
 }

@@ -100,7 +100,8 @@ func (d *Dispatcher) reserveAgain(g *group, queue, call string, tasks []Task) (r
 		d.Expect(task.Grant.Line, queue, task.Grant.Decision.RetryIn)
 	}
 	if len(denied) > 0 {
-		r := asynqredis.Restored{Queue: queue, Call: call, At: time.Now().Add(fallbackMin), Mark: asynqredis.KeptMark}
+		r := asynqredis.Restored{Queue: queue, Call: call, Mark: asynqredis.KeptMark}
+		r.At = time.Now().Add(fallbackMin)
 		d.insist(func(ctx context.Context) error { return d.Asynq.Restore(ctx, r, denied...) })
 		d.WakeAt(queue, time.Now()) // a ticket may have been taken before its task was back
 	}
@@ -108,7 +109,8 @@ func (d *Dispatcher) reserveAgain(g *group, queue, call string, tasks []Task) (r
 }
 
 func (d *Dispatcher) task(queue, call string, m asynqredis.Message, grant *Grant) Task {
-	return Task{Ref: asynqredis.Ref{Queue: queue, ID: m.ID()}, Message: m, Grant: grant, Call: call, at: time.Now()}
+	ref := asynqredis.Ref{Queue: queue, ID: m.ID()}
+	return Task{Ref: ref, Message: m, Grant: grant, Call: call, active: time.Now()}
 }
 
 // dequeue makes pending tasks of a queue ready, with what was decided about them. It also looks at the
@@ -149,11 +151,10 @@ func (d *Dispatcher) reserve(g *group, tasks []Task) {
 		if !task.isOpen() {
 			continue
 		}
-		match, ok := d.Match(task.Message, task.Grant != nil)
+		r, ok := d.Match(task.Message, task.Grant != nil)
 		if !ok {
 			continue
 		}
-		r := match.Request
 		if task.Grant != nil {
 			r.Front, r.Since = true, task.Grant.Since // it had its turn
 		}

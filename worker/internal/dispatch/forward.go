@@ -47,11 +47,10 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		if task.Message.GroupKey() != "" {
 			continue
 		}
-		match, ok := d.Match(task.Message, task.Mark != "")
+		r, ok := d.Match(task.Message, task.Mark != "")
 		if !ok {
 			continue
 		}
-		r := match.Request
 		r.Front = r.Front || retried || task.Mark == asynqredis.FrontMark // it had its turn
 		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
 		move := &moves[i]
@@ -60,7 +59,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 			move.Mark = asynqredis.Mark(r.Key, call)
 		}
 		joins[move.Line] = append(joins[move.Line], joining{
-			failOpen: match.FailOpen, index: i, message: task.Message, request: r, stood: move.Mark == task.Mark,
+			index: i, message: task.Message, request: r, stood: move.Mark == task.Mark,
 		})
 	}
 	moved, lost := d.Asynq.Apply(ctx, queue, retried, moves)
@@ -87,11 +86,10 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 
 // A joining is a task that joins a line.
 type joining struct {
-	failOpen bool
-	index    int
-	message  asynqredis.Message
-	request  throttle.Request
-	stood    bool // in a line until now, as far as the task knows
+	index   int
+	message asynqredis.Message
+	request throttle.Request
+	stood   bool // in a line until now, as far as the task knows
 }
 
 // join makes tasks join a line. They are scheduled with their join keys.
@@ -106,6 +104,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	call, cancel := context.WithTimeout(ctx, joinTimeout)
 	places, err := d.Line(line).Join(call, requests)
 	cancel()
+	policy, _ := d.Limiter.Lookup(line)
 	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
 	err = unavailable(err)
 	if len(all) > 1 && err != nil && !removed && !errors.Is(err, throttle.ErrUnavailable) { // it may be of one
@@ -132,7 +131,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	for i, j := range all {
 		move := asynqredis.Move{ID: j.request.Ticket.ID, JoinKey: j.request.Key}
 		switch {
-		case err != nil && !removed && !j.failOpen:
+		case err != nil && !removed && policy.Fail != throttle.FailOpen:
 			move.At = again
 		case err != nil, places[i].Exempt, places[i].Err != nil: // the middleware returns it
 			pending = true
@@ -142,7 +141,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 			}
 			nudge = nudge || places[i].Nudge
 			d.Expect(line, queue, places[i].RetryIn)
-			wait := Fallback(places[i].RetryIn, j.failOpen)
+			wait := Fallback(policy, places[i].RetryIn)
 			if wait <= fallbackMin {
 				continue
 			}

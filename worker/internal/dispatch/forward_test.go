@@ -162,9 +162,9 @@ func TestAFailedTaskComesBackInFront(t *testing.T) {
 func TestWhatJoinsNoLineIsForwardedAsByAsynq(t *testing.T) {
 	inBubble(t, of(perHour(1)), func(c *dispatch.Config) {
 		match := c.Match
-		c.Match = func(m asynqredis.Message, _ bool) (dispatch.Match, bool) {
+		c.Match = func(m asynqredis.Message, _ bool) (throttle.Request, bool) {
 			if m.Type() == "removed" { // its policy, since it was matched
-				return dispatch.Match{Request: throttle.Request{Policy: "removed", Tenant: "acme", Key: m.JoinKey()}}, true
+				return throttle.Request{Policy: "removed", Tenant: "acme", Key: m.JoinKey()}, true
 			}
 			return match(m, false)
 		}
@@ -192,17 +192,13 @@ func TestWhatJoinsNoLineIsForwardedAsByAsynq(t *testing.T) {
 // Without the limiter tasks that are due wait for ten seconds, or run if their policy says so.
 func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 	for _, open := range []bool{false, true} {
-		inBubble(t, nil, func(c *dispatch.Config) {
-			match := c.Match
-			c.Match = func(m asynqredis.Message, _ bool) (dispatch.Match, bool) {
-				found, ok := match(m, false)
-				found.FailOpen = open
-				return found, ok
-			}
-			joins(func(dispatch.Line, context.Context, []throttle.Request) ([]throttle.Place, error) {
-				return nil, throttle.ErrUnavailable
-			})(c)
-		}, func(b *bench) {
+		p := perHour(1)
+		if open {
+			p.Fail = throttle.FailOpen
+		}
+		inBubble(t, of(p), joins(func(dispatch.Line, context.Context, []throttle.Request) ([]throttle.Place, error) {
+			return nil, throttle.ErrUnavailable
+		}), func(b *bench) {
 			b.later("a", time.Second)
 			time.Sleep(2 * time.Second)
 			b.want("forwarded", b.forward(false), 1)

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/breaker"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 const (
@@ -33,13 +33,14 @@ const (
 type lines struct {
 	groups  []*group
 	paused  map[string]bool // queues
-	silence outage.Backoff  // of the limiter as a whole
+	failed  bool            // the last take
+	silence breaker.Backoff // of the limiter as a whole
 }
 
 // A group is the queues that are asked together: all of them, or one with strict priorities.
 type group struct {
 	queues []string
-	with   []string // these, and the queues of more important groups: a take names them, too
+	named  []string // these, and the queues of more important groups: a take names them, too
 	strict bool     // less important groups follow, and must not go before its pending tasks
 
 	earned    int                // tasks from lines that earned pending tasks no turn yet
@@ -59,7 +60,7 @@ func groups(queues map[string]int, strict bool) (all []*group) {
 	}
 	for i, queues := range together {
 		all = append(all, &group{
-			queues: queues, with: slices.Concat(together[:i+1]...), strict: i+1 < len(together),
+			queues: queues, named: slices.Concat(together[:i+1]...), strict: i+1 < len(together),
 			lines: map[string]*line{}, reached: map[string]float64{},
 		})
 	}
@@ -78,11 +79,11 @@ func (ls *lines) groupOf(queue string) *group {
 // draw returns the queues in the order of this round: each is the next with a chance by its
 // priority, as in asynq.
 func (g *group) draw(priorities map[string]int) []string {
-	at := map[string]float64{}
+	drawn := map[string]float64{}
 	for _, queue := range g.queues {
-		at[queue] = rand.ExpFloat64() / float64(priorities[queue])
+		drawn[queue] = rand.ExpFloat64() / float64(priorities[queue])
 	}
-	return slices.SortedFunc(maps.Keys(at), func(a, b string) int { return cmp.Compare(at[a], at[b]) })
+	return slices.SortedFunc(maps.Keys(drawn), func(a, b string) int { return cmp.Compare(drawn[a], drawn[b]) })
 }
 
 // know adds the lines of all current policies, and drops the others.
@@ -104,7 +105,7 @@ func (d *Dispatcher) due(g *group, now time.Time) (first *line) {
 		return nil
 	}
 	for _, l := range g.lines {
-		if !l.at.IsZero() && !now.Before(l.at) && (first == nil || l.before(first)) {
+		if !l.next.IsZero() && !now.Before(l.next) && (first == nil || l.before(first)) {
 			first = l
 		}
 	}
@@ -163,12 +164,12 @@ type line struct {
 	name   string // that of the policy, unless it has shards
 	group  *group
 	state  state
-	at     time.Time      // of the next take; zero while it rests
-	due    time.Time      // when its first ticket fits, by the last answer; zero: nobody waited
-	failed outage.Backoff // of takes
-	nudged bool           // nobody else asks it for its news
-	share  share          // of the slots, among the lines of its policy's shards
-	taken  time.Time      // when tickets were picked that are not acknowledged yet; zero: none
+	next   time.Time       // take; zero while it rests
+	due    time.Time       // when its first ticket fits, by the last answer; zero: nobody waited
+	failed breaker.Backoff // of takes
+	nudged bool            // nobody else asks it for its news
+	share  share           // of the slots, among the lines of its policy's shards
+	taken  time.Time       // when tickets were picked that are not acknowledged yet; zero: none
 }
 
 type state int
@@ -193,21 +194,21 @@ func (g *group) line(name string) *line {
 // expect notes that there is news, for which to ask at a time.
 func (l *line) expect(at time.Time) {
 	if l.state != stateFailing {
-		l.state, l.at = stateWaiting, sooner(l.at, at)
+		l.state, l.next = stateWaiting, sooner(l.next, at)
 	}
 }
 
 // answered notes the answer of a take.
 func (l *line) answered(taken throttle.Taken, sent, now time.Time) {
-	l.failed = outage.Backoff{}
+	l.failed = breaker.Backoff{}
 	l.serves(taken.Tickets)
 	l.state, l.due = stateResting, time.Time{}
 	if taken.Next >= 0 {
 		// A take that is sent then arrives then, if it takes as long to get there as this one.
 		l.state, l.due = stateWaiting, later(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 	}
-	if l.at = l.due; len(taken.Tickets) == 0 && taken.Next == 0 {
-		l.at = now.Add(askAgain)
+	if l.next = l.due; len(taken.Tickets) == 0 && taken.Next == 0 {
+		l.next = now.Add(askAgain)
 	}
 }
 

@@ -107,7 +107,7 @@ func (d *Dispatcher) tend(now time.Time) (again time.Time) {
 	d.mu.Lock()
 	waiting := d.waiting
 	if ready := d.buffer.ready; len(ready) > 0 {
-		again = sooner(again, later(ready[0].at.Add(bufferFor), now.Add(errorPause)))
+		again = sooner(again, later(ready[0].active.Add(bufferFor), now.Add(errorPause)))
 	}
 	d.mu.Unlock()
 	for _, g := range d.lines.groups {
@@ -121,8 +121,8 @@ func (d *Dispatcher) tend(now time.Time) (again time.Time) {
 			if !l.taken.IsZero() {
 				again = sooner(again, l.taken.Add(acknowledgeAfter))
 			}
-			if waiting && !l.at.IsZero() {
-				again = sooner(again, later(l.at, d.lines.silence.Until))
+			if waiting && !l.next.IsZero() {
+				again = sooner(again, later(l.next, d.lines.silence.Until))
 			}
 		}
 	}
@@ -197,17 +197,17 @@ func (d *Dispatcher) learn() {
 	heard, mine := d.news, d.waiting && !d.isStopped()
 	d.news = map[news]time.Time{}
 	d.mu.Unlock()
-	for n, at := range heard {
+	for n, due := range heard {
 		switch {
 		case n.line == "":
 			d.lines.groupOf(n.queue).lookAt = time.Time{}
 		case n.queue == "":
-			d.lines.freed(n.line, at)
+			d.lines.freed(n.line, due)
 		case n.nudge && !mine:
 			d.nudgeOthers([]string{n.queue}, n.line)
 		default:
 			l := d.lines.groupOf(n.queue).line(n.line)
-			l.expect(at)
+			l.expect(due)
 			l.nudged, mine = l.nudged || n.nudge, mine && !n.nudge
 		}
 	}

@@ -146,9 +146,9 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 			Limiter:      limiter,
 			Line:         func(name string) dispatch.Line { return watchedLine{limiter.Line(name), b, name} },
 			Lost:         func(string, string) { b.lost.Add(1) },
-			Match: func(m asynqredis.Message, _ bool) (dispatch.Match, bool) {
+			Match: func(m asynqredis.Message, _ bool) (throttle.Request, bool) {
 				r := throttle.Request{Policy: "api", Tenant: string(m.Payload()), Front: m.Retried() > 0, Key: m.JoinKey(), Deadline: m.Deadline()}
-				return dispatch.Match{Request: r}, m.Type() == "throttled"
+				return r, m.Type() == "throttled"
 			},
 			Poll:   time.Second,
 			Queues: map[string]int{"default": 1},

@@ -12,7 +12,7 @@ import (
 
 // A share is how much the tenants of a line have had.
 type share struct {
-	at     float64            // where the task began that was taken last: one of a tenant of weight 1 takes 1
+	began  float64            // where the task began that was taken last: one of a tenant of weight 1 takes 1
 	ends   map[string]float64 // by queue and tenant: where its last one ended, if that is later
 	pruned int                // how many were left when those were dropped that are not later
 }
@@ -21,7 +21,7 @@ type share struct {
 func (l *line) family() string { return throttle.PolicyOf(l.name) }
 
 // had returns how much the tenants of a line have had. Nobody saves up turns.
-func (l *line) had() float64 { return max(l.share.at, l.group.reached[l.family()]) }
+func (l *line) had() float64 { return max(l.share.began, l.group.reached[l.family()]) }
 
 // serves notes tickets that were taken.
 func (l *line) serves(tickets []throttle.TakenTicket) {
@@ -32,18 +32,18 @@ func (l *line) serves(tickets []throttle.TakenTicket) {
 	if len(tickets) == 0 || family == l.name {
 		return
 	}
-	s.at = l.had()
-	l.group.reached[family] = s.at
+	s.began = l.had()
+	l.group.reached[family] = s.began
 	if s.ends == nil {
 		s.ends = map[string]float64{}
 	}
 	for _, t := range tickets {
 		whose := t.Queue + " " + t.Decision.Tenant
-		s.at = max(s.at, s.ends[whose])
-		s.ends[whose] = s.at + 1/t.Weight
+		s.began = max(s.began, s.ends[whose])
+		s.ends[whose] = s.began + 1/t.Weight
 	}
 	if len(s.ends) > 2*s.pruned+100 {
-		maps.DeleteFunc(s.ends, func(_ string, end float64) bool { return end <= s.at })
+		maps.DeleteFunc(s.ends, func(_ string, end float64) bool { return end <= s.began })
 		s.pruned = len(s.ends)
 	}
 }

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/breaker"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 // takeTimeout is how long a take, or the reserve of pending tasks, may hold others up.
@@ -17,7 +17,7 @@ const takeTimeout = 250 * time.Millisecond
 func (d *Dispatcher) take(l *line, n int) (found bool) {
 	queues := d.open(l.group)
 	if len(queues) == 0 {
-		l.state, l.at = stateWaiting, time.Now().Add(lookEvery)
+		l.state, l.next = stateWaiting, time.Now().Add(lookEvery)
 		return false
 	}
 	due, nudged := l.due, l.nudged
@@ -30,7 +30,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 		d.fails(l, err)
 		return false
 	}
-	d.lines.silence = outage.Backoff{}
+	d.lines.failed, d.lines.silence = false, breaker.Backoff{}
 	l.answered(taken, sent, time.Now())
 	d.Answered(l.name, taken.At)
 	if nudged && len(taken.Tickets) >= n { // more may fit
@@ -67,7 +67,7 @@ func (d *Dispatcher) open(g *group) map[string]int {
 		return nil // and so does the call for pending tasks, of which Next tells
 	}
 	queues := map[string]int{}
-	for _, queue := range g.with {
+	for _, queue := range g.named {
 		if !d.lines.paused[queue] {
 			queues[identity+"/"+queue] = d.Queues[queue]
 		}
@@ -82,13 +82,13 @@ func (d *Dispatcher) fails(l *line, err error) {
 		delete(l.group.lines, l.name)
 		return
 	}
-	now, silence := time.Now(), &d.lines.silence
+	now := time.Now()
 	l.failed.Fail(now)
-	l.state, l.at = stateFailing, l.failed.Until
-	if silence.Failed {
-		silence.Fail(now)
+	l.state, l.next = stateFailing, l.failed.Until
+	if d.lines.failed {
+		d.lines.silence.Fail(now)
 	}
-	silence.Failed = true
+	d.lines.failed = true
 	d.Failed(l.name, unavailable(err))
 }
 

@@ -1,5 +1,4 @@
-// Package outage is about a limiter that does not answer, or whose Redis has a clock that was set back:
-// what is logged of it, and when it is asked again.
+// Package outage logs that a limiter does not answer, and that the clock of its Redis was set back.
 package outage
 
 import (
@@ -28,13 +27,12 @@ type Log struct {
 
 // An outage is of one class of errors.
 type outage struct {
-	of       string
+	service  string
 	since    time.Time // the first failure
 	answered time.Time // the first answer after the last failure
-	logged   bool
 	failures int
 	cause    []any
-	timer    *time.Timer // says that it lasts, or that it is over
+	timer    *time.Timer // says that it lasts, or that it is over; nil: it is not logged
 }
 
 // stillEvery is how often it is logged that an outage lasts.
@@ -58,13 +56,13 @@ func NewLog(logger *slog.Logger) *Log {
 }
 
 // Failed notes that what may be unavailable failed, or was not asked. Details are those of slog.
-func (o *Log) Failed(of string, err error, details ...any) {
-	class := of
+func (o *Log) Failed(service string, err error, details ...any) {
+	class := service
 	for _, c := range []error{
 		throttle.ErrUnavailable, throttle.ErrState, throttle.ErrReply, throttle.ErrClock, throttle.ErrForbidden,
 	} {
 		if errors.Is(err, c) {
-			class = of + c.Error()
+			class = service + c.Error()
 		}
 	}
 	o.mu.Lock()
@@ -72,7 +70,7 @@ func (o *Log) Failed(of string, err error, details ...any) {
 	now := time.Now()
 	out := o.byClass[class]
 	if out == nil {
-		out = &outage{of: of, since: now}
+		out = &outage{service: service, since: now}
 		o.byClass[class] = out
 	}
 	out.failures++
@@ -81,10 +79,9 @@ func (o *Log) Failed(of string, err error, details ...any) {
 		out.answered = time.Time{}
 		out.timer.Reset(stillEvery)
 	}
-	if !out.logged && (!errors.Is(err, context.DeadlineExceeded) || now.Sub(out.since) >= slowFor) {
-		out.logged = true
+	if out.timer == nil && (!errors.Is(err, context.DeadlineExceeded) || now.Sub(out.since) >= slowFor) {
 		out.timer = time.AfterFunc(stillEvery, func() { o.goesOn(class, out) })
-		o.logger.Error("worker: "+out.of+" is unavailable", out.cause...)
+		o.logger.Error("worker: "+out.service+" is unavailable", out.cause...)
 	}
 }
 
@@ -94,7 +91,7 @@ func (o *Log) Decided() {
 	defer o.mu.Unlock()
 	for class, out := range o.byClass {
 		switch {
-		case !out.logged:
+		case out.timer == nil:
 			delete(o.byClass, class)
 		case out.answered.IsZero():
 			out.answered = time.Now()
@@ -111,11 +108,11 @@ func (o *Log) goesOn(class string, out *outage) {
 	case o.byClass[class] != out: // closed
 	case out.answered.IsZero():
 		out.timer.Reset(stillEvery)
-		o.logger.Error("worker: "+out.of+" is still unavailable",
+		o.logger.Error("worker: "+out.service+" is still unavailable",
 			append([]any{"for", time.Since(out.since).Round(time.Second), "failures", out.failures}, out.cause...)...)
 	case time.Since(out.answered) >= overAfter:
 		delete(o.byClass, class)
-		o.logger.Info("worker: "+out.of+" is available again",
+		o.logger.Info("worker: "+out.service+" is available again",
 			"after", out.answered.Sub(out.since).Round(time.Millisecond), "failures", out.failures)
 	}
 }
@@ -158,7 +155,7 @@ func (o *Log) ClockBehind(behind time.Duration, details ...any) {
 		o.logger.Warn("worker: the clock of Redis was set back: windows stand still until it has caught up",
 			append(details, "behind", behind)...)
 	}
-	if at := now.Add(behind); behind > clockBehindMax && at.After(o.catchesUp) {
-		o.catchesUp = at
+	if then := now.Add(behind); behind > clockBehindMax && then.After(o.catchesUp) {
+		o.catchesUp = then
 	}
 }

@@ -8,6 +8,11 @@ local function keep_lock(lock, id, seconds)
   end
 end
 
+-- join_line adds a line to those in which tasks of a queue wait: see dequeue.lua.
+local function join_line(lines, line)
+  if redis.call('ZADD', lines, 'NX', '0', line) == 1 then redis.call('PEXPIRE', lines, 86400000) end
+end
+
 -- is_stopped reports whether a task must not start: its firing is paused, cancelled or outside its hours.
 local firings = {}
 local function is_stopped(prefix, id)

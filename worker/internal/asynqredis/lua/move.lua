@@ -58,7 +58,5 @@ end
 if #moved > 0 then redis.call('ZREM', KEYS[1], unpack(moved)) end
 if #pending > 0 then redis.call('LPUSH', KEYS[3], unpack(pending)) end
 if #scores > 0 then redis.call('ZADD', KEYS[2], unpack(scores)) end
-for line in pairs(lines) do
-  if redis.call('ZADD', KEYS[4], 'NX', '0', line) == 1 then redis.call('PEXPIRE', KEYS[4], 86400000) end
-end
+for line in pairs(lines) do join_line(KEYS[4], line) end
 return reply

@@ -31,7 +31,5 @@ else
   -- What our client enqueued keeps its lock while it waits, and then for as long as it was to.
   if found[6] then keep_lock(found[5], id, found[6] + ARGV[4]) end
 end
-if mark ~= '' and ARGV[6] ~= '' and redis.call('ZADD', KEYS[5], 'NX', '0', ARGV[6]) == 1 then
-  redis.call('PEXPIRE', KEYS[5], 86400000)
-end
+if mark ~= '' and ARGV[6] ~= '' then join_line(KEYS[5], ARGV[6]) end
 return reply

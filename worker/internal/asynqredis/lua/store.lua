@@ -32,27 +32,20 @@ for i = 5, last, 4 do
     -- The call is repeated after its reply was lost.
   elseif closed or firing and redis.call('GETBIT', stored, string.match(id, '%d+$')) == 1 then
     n = 0
-  elseif lock ~= '' then
-    local colon = string.find(lock, ':', 1, true)
-    local seconds = string.sub(lock, 1, colon - 1)
-    lock = string.sub(lock, colon + 1)
-    if not redis.call('SET', lock, id, 'NX', 'EX', seconds + ARGV[3]) then
+  else
+    local seconds, name
+    if lock ~= '' then seconds, name = string.match(lock, '^(%d+):(.*)$') end
+    if name and not redis.call('SET', name, id, 'NX', 'EX', seconds + ARGV[3]) then
       n = -1
     elseif found[1] then
-      redis.call('DEL', lock)
+      if name then redis.call('DEL', name) end
       n = 0
     else
-      redis.call('HSET', key, 'msg', ARGV[i + 1], 'state', 'scheduled', 'sluice_join', mark,
-        'unique_key', lock, 'sluice_lock', seconds)
+      redis.call('HSET', key, 'msg', ARGV[i + 1], 'state', 'scheduled', 'sluice_join', mark)
+      if name then redis.call('HSET', key, 'unique_key', name, 'sluice_lock', seconds) end
       scheduled[#scheduled + 1] = score
       scheduled[#scheduled + 1] = id
     end
-  elseif found[1] then
-    n = 0
-  else
-    redis.call('HSET', key, 'msg', ARGV[i + 1], 'state', 'scheduled', 'sluice_join', mark)
-    scheduled[#scheduled + 1] = score
-    scheduled[#scheduled + 1] = id
   end
   if firing and n == 1 then redis.call('SETBIT', stored, string.match(id, '%d+$'), 1) end
   reply[#reply + 1] = n

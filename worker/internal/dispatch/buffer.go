@@ -80,16 +80,10 @@ func (b *buffer) freeSoon() int {
 	return min(len(b.recent), soonMax)
 }
 
-// takeBack removes and returns the last of the tasks that have been ready since before a time.
-func (b *buffer) takeBack(before time.Time) (task Task, ok bool) {
-	n := 0
+// since returns how many tasks have been ready since before a time: the first ones.
+func (b *buffer) since(before time.Time) (n int) {
 	for n < len(b.ready) && !b.ready[n].active.After(before) {
 		n++
 	}
-	if n == 0 {
-		return Task{}, false
-	}
-	task = b.ready[n-1]
-	b.ready = slices.Delete(b.ready, n-1, n)
-	return task, true
+	return n
 }

@@ -38,8 +38,9 @@ type Line interface {
 
 // Config configures New. All fields but HasPending and Line are required.
 type Config struct {
-	Answered func(line string, at time.Time) // is called when a take is answered; at: Redis' clock
-	Asynq    *asynqredis.Client              // of the server's connection
+	// Answered is called when a take is answered: how far the clock of Redis is behind that of an answer before.
+	Answered func(line string, behind time.Duration)
+	Asynq    *asynqredis.Client // of the server's connection
 
 	// AsynqAnswers is called with each error of asynq's Redis, and with nil when it answers again.
 	AsynqAnswers func(err error)

@@ -188,17 +188,20 @@ func (d *Dispatcher) reserve(g *group, tasks []Task) {
 // restore puts back tasks that have been ready since before a time, and their tickets to their ranks. It
 // reports whether it could. If not, the tasks stay ready.
 func (d *Dispatcher) restore(before time.Time) bool {
-	for {
-		d.mu.Lock()
-		task, ok := d.buffer.takeBack(before)
-		d.mu.Unlock()
-		if !ok {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for b := &d.buffer; ; {
+		last := b.since(before) - 1
+		if last < 0 {
 			return true
 		}
-		if d.undo(task) != nil {
-			d.mu.Lock()
-			d.buffer.ready = slices.Insert(d.buffer.ready, 0, task)
-			d.mu.Unlock()
+		task := b.ready[last]
+		b.ready = slices.Delete(b.ready, last, last+1)
+		d.mu.Unlock()
+		err := d.undo(task)
+		d.mu.Lock()
+		if err != nil {
+			b.ready = slices.Insert(b.ready, b.since(task.active), task)
 			return false
 		}
 	}

@@ -167,6 +167,7 @@ type line struct {
 	next   time.Time       // take; zero while it rests
 	due    time.Time       // when its first ticket fits, by the last answer; zero: nobody waited
 	failed breaker.Backoff // of takes
+	latest time.Time       // of the answers, by the clock of Redis
 	nudged bool            // nobody else asks it for its news
 	share  share           // of the slots, among the lines of its policy's shards
 	taken  time.Time       // when tickets were picked that are not acknowledged yet; zero: none

@@ -138,7 +138,7 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 		b.limiter, b.asynq = limiter, asynqredis.New(b.client)
 		b.plain, b.tools = asynq.NewClientFromRedisClient(b.client), asynq.NewInspectorFromRedisClient(b.client)
 		c := dispatch.Config{
-			Answered:     func(string, time.Time) {},
+			Answered:     func(string, time.Duration) {},
 			AsynqAnswers: func(error) {},
 			Asynq:        asynqredis.New(served),
 			Concurrency:  1,

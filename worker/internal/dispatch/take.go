@@ -32,7 +32,8 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	}
 	d.lines.failed, d.lines.silence = false, breaker.Backoff{}
 	l.answered(taken, sent, time.Now())
-	d.Answered(l.name, taken.At)
+	d.Answered(l.name, l.latest.Sub(taken.At))
+	l.latest = later(l.latest, taken.At)
 	if nudged && len(taken.Tickets) >= n { // more may fit
 		d.nudgeOthers(l.group.queues, l.name)
 	}

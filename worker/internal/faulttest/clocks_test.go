@@ -79,17 +79,12 @@ func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 		return next(ctx, cmd)
 	}
 	keys := args[2].(int)
-	from := fmt.Sprint(args[3])
 	switch {
 	case sitetest.IsRequeue(args):
-		shift(10)
-	case keys == 2 && from == "asynq:{default}:pending" && len(args) > 8: // arrange
-		for i := 10; i < len(args); i += 5 {
-			shift(i)
-		}
-	case keys == 4 && fmt.Sprint(args[4]) == "asynq:{default}:scheduled": // forward
+		shift(11)
+	case keys == 4 && fmt.Sprint(args[4]) == "asynq:{default}:scheduled": // move
 		shift(9)
-		for i := 12; i < len(args); i += 4 {
+		for i := 13; i < len(args); i += 7 {
 			shift(i)
 		}
 	}

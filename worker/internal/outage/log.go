@@ -21,8 +21,7 @@ type Log struct {
 
 	mu        sync.Mutex
 	byClass   map[string]*outage
-	catchesUp time.Time            // when the clock of Redis will be where it was before it was set back
-	latest    map[string]time.Time // by line: the latest time of that clock
+	catchesUp time.Time // when the clock of Redis will be where it was before it was set back
 }
 
 // An outage is of one class of errors.
@@ -52,7 +51,7 @@ const clockBehindMax = time.Second
 
 // NewLog returns a log of one server.
 func NewLog(logger *slog.Logger) *Log {
-	return &Log{logger: logger, byClass: map[string]*outage{}, latest: map[string]time.Time{}}
+	return &Log{logger: logger, byClass: map[string]*outage{}}
 }
 
 // Failed notes that what may be unavailable failed, or was not asked. Details are those of slog.
@@ -132,17 +131,10 @@ func OfLine(line string) []any {
 	return []any{"policy", line}
 }
 
-// Answered notes that a line was asked, and the time by the clock of Redis. It may have been set back
-// since a line was asked before.
-func (o *Log) Answered(line string, at time.Time) {
+// Answered notes that a take was answered, and how far the clock of Redis is behind that of an answer before.
+func (o *Log) Answered(line string, behind time.Duration) {
 	o.Decided()
-	o.mu.Lock()
-	latest := o.latest[line]
-	if at.After(latest) {
-		o.latest[line] = at
-	}
-	o.mu.Unlock()
-	o.ClockBehind(latest.Sub(at), OfLine(line)...)
+	o.ClockBehind(behind, OfLine(line)...)
 }
 
 // ClockBehind logs once that the clock of Redis was set back. Until it has caught up no window

@@ -29,8 +29,8 @@ func WithArg(value string) func([]any) bool {
 
 // IsRequeue recognises the requeue of a task that was denied: a restore with its message.
 func IsRequeue(args []any) bool {
-	const message = 14
-	if len(args) <= message || args[2] != 5 || args[3] != "asynq:{default}:active" || args[6] != "asynq:{default}:pending" {
+	const message = 15
+	if len(args) <= message || args[2] != 6 || args[3] != "asynq:{default}:active" || args[6] != "asynq:{default}:pending" {
 		return false
 	}
 	text, ok := args[message].([]byte)

@@ -60,10 +60,9 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 				t.Errorf("got  %+v\nwant %+v", r, want)
 			}
 		}
-		if post := r.last["/post"]; post.Method != "POST" || r.body["/post"] != "hello" ||
-			post.Header.Get("X-Own") != "yes" || post.Host != "example.org" {
-			t.Errorf("post was %v %q", post, r.body["/post"])
-		}
+		post := r.last["/post"]
+		that(t, post.Method == "POST" && post.Host == "example.org" && post.Header.Get("X-Own") == "yes", post)
+		equal(t, r.body["/post"], "hello")
 		that(t, r.total() == 10 && r.called("/elsewhere") == 0, "calls", r.calls)
 
 		s := decoded[drain.Summary](t, e)
@@ -177,12 +176,8 @@ func TestRunEndsWhenResultsCannotBeWritten(t *testing.T) {
 	d := newDesk(t, roomy, "")
 	var stderr strings.Builder
 	m := &Main{Env: noEnv, Stdin: strings.NewReader(manyJobs(3, r.URL, "")), Stdout: full{}, Stderr: &stderr}
-	if code := m.Run(t.Context(), []string{"run", "--jobs", "-", "--policies", d.path("policies.yml")}); code != exitFailed {
-		t.Errorf("exit code %d", code)
-	}
-	if !strings.Contains(stderr.String(), "sluice: writing a result: disk is full\n") {
-		t.Error(stderr.String())
-	}
+	equal(t, m.Run(t.Context(), []string{"run", "--jobs", "-", "--policies", d.path("policies.yml")}), exitFailed)
+	contains(t, stderr.String(), "sluice: writing a result: disk is full\n")
 }
 
 type full struct{}

@@ -38,9 +38,8 @@ func TestPolicyForATaskType(t *testing.T) {
 	}
 	Must(t, l.SetPolicies([]throttle.Policy{{Name: "all", Match: []string{"*"}, Windows: window}}))
 	Equal(t, matched("mail:sent"), "all")
-	if p, ok := l.Lookup("http"); !ok || p.Name != "http" || len(l.Policies()) != 1 {
-		t.Errorf("a policy that was replaced: %+v, %v", p, ok)
-	}
+	replaced, ok := l.Lookup("http")
+	That(t, ok && replaced.Name == "http" && len(l.Policies()) == 1, "a policy that was replaced", replaced, ok)
 
 	var bad *throttle.PolicyError
 	err := l.SetPolicies([]throttle.Policy{{Name: "a", Match: []string{"x", "http:*"}, Windows: window}, {Name: "b", Match: []string{"*:call"}, Windows: window}})

@@ -75,9 +75,8 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 				text := d.Pause.Describe(d.At)
 				limitertest.That(st, strings.HasSuffix(text, ": it is down, set by anna"), text)
 			}
-			if d := limitertest.Peek(st, st.l, st.without("d")); d.Granted || d.Windows[0].Used != 0 {
-				st.Errorf("%+v", d)
-			}
+			peeked := limitertest.Peek(st, st.l, st.without("d"))
+			limitertest.That(st, !peeked.Granted && peeked.Windows[0].Used == 0, peeked)
 			st.pauses()
 			st.at(21*s).takes("a1", "b1").at(31*s).takes("c1", "d1").asks(-1)
 		}},

@@ -46,9 +46,8 @@ func TestAppointments(t *testing.T) {
 		for len(late) < tickets && e.Next(h) {
 		}
 		for second, n := range perSecond {
-			if second > 0 && n > max(int(s/spacing), servers/2)+10 { // and after each of ten tickets
-				t.Errorf("%d servers ask %d times in second %d", servers, n, second)
-			}
+			most := max(int(s/spacing), servers/2) + 10 // and after each of ten tickets
+			limitertest.That(t, second == 0 || n <= most, servers, "servers ask", n, "times in second", second)
 		}
 		// Each start is late by what those before it were, too.
 		for i := len(late) - 1; i > 0; i-- {
@@ -176,9 +175,7 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 			if most := f.granted[tc.jobs-1-periods*tc.limit] + steps(periods)*(tc.period+late); last > most {
 				t.Errorf("done at %v, want %v", last, most)
 			}
-			if most := int(last/spacing) + 2*tc.jobs + 5; f.asked > most {
-				t.Errorf("asked %d times for %d jobs, want at most %d", f.asked, tc.jobs, most)
-			}
+			limitertest.That(t, f.asked <= int(last/spacing)+2*tc.jobs+5, "asked", f.asked, "times for", tc.jobs)
 			limitertest.IsGone(t, f.st.client)
 		})
 	}

@@ -96,9 +96,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		wants("its second take", "call p take 1", "taken p b1 12s")
 		limitertest.Must(t, limitertest.Err(l.Peek(t.Context(), st.without("a"))))
 		wants("a peek", "call p decide 1")
-		if d, err := line.ReserveAgain(t.Context(), st.took["b1"], st.of("b1")); err != nil || !d.Granted {
-			t.Fatalf("%+v, %v", d, err)
-		}
+		limitertest.That(t, st.again("b1", st.of("b1")).Granted, "b1 is denied")
 		wants("a grant in place of another", "call p decide 1")
 		tickets, err := line.Reserve(t.Context(), []throttle.Request{st.of("c1"), st.of("c2")})
 		limitertest.Require(t, err == nil && len(tickets) == 2, tickets, err)
@@ -168,9 +166,8 @@ func TestARepeatByAKeyIsNotDecidedAgain(t *testing.T) {
 	for i, want := range []int64{1, 1, 2} {
 		r := limitertest.Acme(1)
 		r.IdempotencyKey = []string{"key", "key", "another"}[i]
-		if d := limitertest.Reserve(t, l, r); !d.Granted || decided.Load() != want {
-			t.Errorf("%q: granted %v, decided %d times, want %d", r.IdempotencyKey, d.Granted, decided.Load(), want)
-		}
+		limitertest.That(t, limitertest.Reserve(t, l, r).Granted, r.IdempotencyKey)
+		limitertest.Equal(t, decided.Load(), want, r.IdempotencyKey, "decisions")
 	}
 }
 
@@ -287,9 +284,8 @@ func TestAPolicyBeginsToObserve(t *testing.T) {
 		d, err := st.line().ReserveAgain(t.Context(), st.took[ticket], st.of(ticket))
 		limitertest.That(t, err == nil && d.Granted, ticket, d, err)
 	}
-	if d := limitertest.Reserve(t, st.l, st.of("a3")); !d.Granted || d.Observed == nil {
-		t.Errorf("%+v", d)
-	}
+	observed := limitertest.Reserve(t, st.l, st.of("a3"))
+	limitertest.That(t, observed.Granted && observed.Observed != nil, observed)
 	st.set(enforces)
 	st.at(m).granted("c0")
 	st.waits("c1")

@@ -112,17 +112,14 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		d := demand("a", 50, throttle.ClassLive)
 		limitertest.Equal(t, st.plan(inspect.PlanOptions{}, d).Expected, limitertest.At(7*s))
 		d.Joined = 30
-		if got := st.plan(inspect.PlanOptions{}, d); got.Expected != limitertest.At(4*s) || got.Binds != "shared" {
-			t.Errorf("50, 30 of them in line: %+v", got)
-		}
+		got := st.plan(inspect.PlanOptions{}, d)
+		limitertest.That(t, got.Expected == limitertest.At(4*s) && got.Binds == "shared", "50, 30 of them in line", got)
 		var crowd []inspect.Demand
 		for i := range 30 {
 			crowd = append(crowd, demand(fmt.Sprint("t", i), 1, ""))
 		}
 		for i, got := range st.plan(inspect.PlanOptions{}, crowd...).Demands {
-			if now := got.Expected == limitertest.At(0); now != (got.Binds == "") {
-				t.Errorf("the window holds up all that do not start now, %d: %+v", i, got)
-			}
+			limitertest.Equal(t, got.Expected == limitertest.At(0), got.Binds == "", "the window holds up all that do not start now", i)
 		}
 		if got := st.plan(inspect.PlanOptions{From: limitertest.At(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Expected != limitertest.At(h+4*s) || got.By != 10 {
 			t.Errorf("an hour later: %+v", got)

@@ -79,9 +79,8 @@ func TestNothingThatIsHandedOutIsLive(t *testing.T) {
 	d := limitertest.Reserve(t, l, r)
 	d.Windows[0].Scope.Attributes[0], d.Windows[0].Scope.Values[0] = "other", "other"
 	_ = append(d.Windows[0].Scope.Attributes, "more")
-	if d := limitertest.Reserve(t, l, r); d.Windows[0].Scope.String() != "tenant=a,user=bob" || d.Windows[0].Limit != 2 {
-		t.Errorf("%+v", d.Windows)
-	}
+	w := limitertest.Reserve(t, l, r).Windows[0]
+	limitertest.That(t, w.Scope.String() == "tenant=a,user=bob" && w.Limit == 2, w)
 	limitertest.Equal(t, l.Policies(), want)
 	matched := want[0]
 	matched.Match, matched.Tenants, matched.Windows = nil, nil, nil

@@ -75,9 +75,8 @@ func TestSimulateReplacesAnOverride(t *testing.T) {
 	got, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p},
 		inspect.Variant{Policy: p, Overrides: []throttle.TenantOverride{override}})
 	limitertest.Must(t, err)
-	if now, then := got[0].Expected, got[1].Expected; !now.Equal(limitertest.At(20*s)) || !then.Equal(limitertest.At(10*s)) {
-		t.Errorf("done at %v now and at %v with the other override", now, then)
-	}
+	limitertest.That(t, got[0].Expected.Equal(limitertest.At(20*s)), "now it is done at", got[0].Expected)
+	limitertest.That(t, got[1].Expected.Equal(limitertest.At(10*s)), "with the other override at", got[1].Expected)
 	override.Windows = map[string]throttle.Override{"none": {Limit: 4}}
 	_, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p, Overrides: []throttle.TenantOverride{override}})
 	limitertest.WantErr(t, err, new(*throttle.PolicyError))

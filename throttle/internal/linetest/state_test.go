@@ -256,9 +256,8 @@ tenants that go before its own: 1
 window own (tenant=c): 0 of 3 requests used, has room
 window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`)
 	st.at(20 * s)
-	if e := st.explain("c1"); e.Binds != "" || !e.Expected.Equal(limitertest.At(20*s)) {
-		t.Errorf("it fits: %+v", e)
-	}
+	fits := st.explain("c1")
+	limitertest.That(t, fits.Binds == "" && fits.Expected.Equal(limitertest.At(20*s)), fits)
 	limitertest.Equal(t, st.explain("x9").String(), "p: ticket x9 of queue q stands in no line")
 }
 

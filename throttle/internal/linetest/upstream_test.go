@@ -181,9 +181,8 @@ func TestAPauseIsTheReason(t *testing.T) {
 	reason(`throttled: p, tenant b, 10m0s: paused until 00:11:00 UTC by the upstream's 429 to c`)
 	st.at(11 * m)
 	st.cost = 3
-	if d := limitertest.Reserve(t, st.l, st.without("a")); !d.Granted || d.Pause != nil {
-		t.Errorf("%+v", d)
-	}
+	over := limitertest.Reserve(t, st.l, st.without("a"))
+	limitertest.That(t, over.Granted && over.Pause == nil, over)
 	st.costs(1).at(20 * m)
 	st.costs(10).granted("b")
 	pause("a", s, s)

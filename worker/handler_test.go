@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
@@ -161,28 +160,17 @@ func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {
 	})
 }
 
-// A lateAnswer keeps the answers of reserves back.
-type lateAnswer struct {
-	on   atomic.Bool
-	till chan struct{}
-}
-
-func (la *lateAnswer) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-	err := next(ctx, cmd)
-	if la.on.Load() && slices.Contains(cmd.Args(), any("reserve")) {
-		<-la.till
-	}
-	return err
-}
-
 // What a goroutine that a handler has left behind reserves is given back too.
 func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t)
 		client := throttletest.InMemory(t).Client(t)
-		la := &lateAnswer{till: make(chan struct{})}
-		client.AddHook(hooktest.Hook(la.see))
+		var late atomic.Bool
+		answer := make(chan struct{})
+		client.AddHook(hooktest.Hook((&sitetest.Fault{
+			Is: sitetest.WithArg("reserve"), Lost: true, Hits: func(int) bool { return late.Load() }, Meanwhile: func() { <-answer },
+		}).See))
 		second := sitetest.AtOnce(1)
 		second.Name, second.Match = "second", nil
 		var err error
@@ -194,7 +182,7 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 		sitetest.Must(t, warm.Reservation.Release(t.Context()))
 		left := make(chan error, 1)
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			la.on.Store(true)
+			late.Store(true)
 			go func() {
 				_, err := worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "second"})
 				left <- err
@@ -204,8 +192,8 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 		}, sitetest.Calm)
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"))
 		time.Sleep(10 * time.Second)
-		la.on.Store(false)
-		close(la.till)
+		late.Store(false)
+		close(answer)
 		if err := <-left; err == nil {
 			t.Error("reserved after the handler had returned")
 		}

@@ -3,7 +3,6 @@ package faulttest
 import (
 	"context"
 	"net"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -113,9 +112,9 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 			sitetest.Bubble(t, sitetest.Shared(1, time.Second), func(t *testing.T, s *sitetest.Site) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				interrupts := interrupts{"asynq:{default}:scheduled", row.sent, cancel}
+				fault := &sitetest.Fault{Is: sitetest.WithArg("asynq:{default}:scheduled"), Lost: row.sent, Meanwhile: cancel, Err: context.Canceled}
 				config := worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute}
-				client, err := worker.NewClient(hooktest.With(s.Asynq, hooktest.Hook(interrupts.see)), config)
+				client, err := worker.NewClient(hooktest.With(s.Asynq, hooktest.Hook(fault.See)), config)
 				sitetest.Must(t, err)
 				defer client.Close()
 				if info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut"))); err == nil ||
@@ -141,32 +140,11 @@ func TestACallThatEndsWhileItJoinsHasEnqueued(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		interrupts := interrupts{"sluice:{api}:q", false, cancel}
-		client := s.Client(s.AnotherLimiter(hooktest.Hook(interrupts.see)))
+		fault := &sitetest.Fault{Is: sitetest.WithArg("sluice:{api}:q"), Meanwhile: cancel, Err: context.Canceled}
+		client := s.Client(s.AnotherLimiter(hooktest.Hook(fault.See)))
 		info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut")))
 		if err != nil || info.State != asynq.TaskStatePending || s.Task("cut").State != asynq.TaskStatePending {
 			t.Errorf("%v, %v; it is %v", info, err, s.Task("cut").State)
 		}
 	})
-}
-
-// interrupts ends a context at the call that has the key among its arguments.
-type interrupts struct {
-	key    string
-	after  bool
-	cancel context.CancelFunc
-}
-
-func (i *interrupts) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-	if !slices.Contains(cmd.Args(), any(i.key)) {
-		return next(ctx, cmd)
-	}
-	if i.after {
-		if err := next(ctx, cmd); err != nil {
-			return err // that Redis does not know the script yet
-		}
-	}
-	i.cancel()
-	cmd.SetErr(context.Canceled)
-	return context.Canceled
 }

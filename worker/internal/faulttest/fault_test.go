@@ -28,7 +28,7 @@ func TestCallsAreLost(t *testing.T) {
 		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
 			sitetest.Bubble(t, sitetest.Shared(4, 5*time.Second), func(t *testing.T, s *sitetest.Site) {
 				random := rand.New(rand.NewPCG(3, 4))
-				f := &sitetest.Fault{Is: sitetest.IsPickCall, Lost: lost, Err: io.EOF, Hits: func(int) bool { return random.IntN(3) == 0 }}
+				f := &sitetest.Fault{Is: sitetest.IsPick, Lost: lost, Err: io.EOF, Hits: func(int) bool { return random.IntN(3) == 0 }}
 				whole := s.Asynq
 				s.Asynq = hooktest.With(whole, hooktest.Hook(f.See))
 				s.EnqueueMany("acme", 0, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
@@ -153,7 +152,7 @@ func TestAJobThatFailedOpenCorrectsNothing(t *testing.T) {
 		s := sitetest.NewInBubble(t, p)
 		var late atomic.Bool
 		late.Store(true)
-		s.Limiter = s.AnotherLimiter(hooktest.Hook(slowReply{&late}.see))
+		s.Limiter = s.AnotherLimiter(hooktest.Hook(slowReplies(&late).See))
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		var settled, cancelled error
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
@@ -177,7 +176,7 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, 10*time.Minute), func(t *testing.T, s *sitetest.Site) {
 		var late atomic.Bool
 		late.Store(true)
-		s.Limiter = s.AnotherLimiter(hooktest.Hook(slowReply{&late}.see))
+		s.Limiter = s.AnotherLimiter(hooktest.Hook(slowReplies(&late).See))
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0), asynq.Timeout(time.Second))
 		s.Serve(s.Ok, sitetest.Calm)
 		time.Sleep(time.Minute)
@@ -204,13 +203,11 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 	})
 }
 
-// slowReply holds replies to scripts back for 5 s.
-type slowReply struct{ on *atomic.Bool }
-
-func (s slowReply) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-	err := next(ctx, cmd)
-	if s.on.Load() && err == nil && strings.HasPrefix(cmd.Name(), "eval") {
-		time.Sleep(5 * time.Second)
+// slowReplies holds replies to scripts back for 5 s.
+func slowReplies(on *atomic.Bool) *sitetest.Fault {
+	return &sitetest.Fault{
+		Is: sitetest.IsScript, Lost: true,
+		Hits:      func(int) bool { return on.Load() },
+		Meanwhile: func() { time.Sleep(5 * time.Second) },
 	}
-	return err
 }

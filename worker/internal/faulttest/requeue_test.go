@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
@@ -71,13 +70,13 @@ func TestRequeueAfterTheLease(t *testing.T) {
 // Asynq's recoverer, which has all the time there is, must not be delayed by one task.
 func TestRequeueInTheRecovererFails(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
-		refused := &losesReply{unsent: true}
-		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(refused.see))
+		refused := &sitetest.Fault{Is: sitetest.IsRequeue, Err: io.ErrUnexpectedEOF}
+		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(refused.See))
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		server := s.Serve(s.Ok, sitetest.Calm)
 		time.Sleep(3 * time.Minute)
-		if !refused.repeated() {
+		if refused.Calls() < 2 {
 			t.Error("the requeue was not repeated")
 		}
 		down := make(chan struct{})
@@ -96,11 +95,14 @@ func TestRequeueInTheRecovererFails(t *testing.T) {
 func TestRequeueWhoseReplyWasLost(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		running, finish := make(chan struct{}), make(chan struct{})
-		lost := &losesReply{meanwhile: func() {
-			s.Open("a")
-			<-running
-		}}
-		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(lost.see))
+		lost := &sitetest.Fault{
+			Is: sitetest.IsRequeue, Hits: sitetest.Only(1), Lost: true, Err: io.ErrUnexpectedEOF,
+			Meanwhile: func() {
+				s.Open("a")
+				<-running
+			},
+		}
+		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(lost.See))
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
@@ -109,7 +111,7 @@ func TestRequeueWhoseReplyWasLost(t *testing.T) {
 			<-finish
 			return nil
 		})
-		s.Wait("the requeue is repeated", func() bool { return lost.repeated() })
+		s.Wait("the requeue is repeated", func() bool { return lost.Calls() > 1 })
 		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1})
 		close(finish)
 		s.WaitGone("a")
@@ -118,36 +120,4 @@ func TestRequeueWhoseReplyWasLost(t *testing.T) {
 			t.Errorf("ran %q, want once", s.Runs())
 		}
 	})
-}
-
-// losesReply loses the first reply to the requeue of a denied task, or all such calls before they
-// are sent.
-type losesReply struct {
-	meanwhile func()
-	unsent    bool
-	calls     sitetest.Journal
-}
-
-func (l *losesReply) repeated() bool { return l.calls.Count("ok") > 1 }
-
-func (l *losesReply) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-	args := cmd.Args()
-	if !sitetest.IsRequeue(args) {
-		return next(ctx, cmd)
-	}
-	if l.unsent {
-		io.WriteString(&l.calls, "ok")
-		cmd.SetErr(io.ErrUnexpectedEOF)
-		return io.ErrUnexpectedEOF
-	}
-	if err := next(ctx, cmd); err != nil {
-		return err
-	}
-	io.WriteString(&l.calls, "ok")
-	if l.calls.Count("ok") > 1 {
-		return nil
-	}
-	l.meanwhile()
-	cmd.SetErr(io.ErrUnexpectedEOF)
-	return io.ErrUnexpectedEOF
 }

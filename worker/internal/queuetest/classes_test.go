@@ -12,7 +12,6 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -129,32 +128,6 @@ func TestATaskKeepsItsClass(t *testing.T) {
 		}
 		if _, err := client.Enqueue(sitetest.AcmeTask(), worker.Class("night")); !errors.As(err, new(*throttle.RequestError)) {
 			t.Errorf("a class that there is not: %v", err)
-		}
-	})
-}
-
-// A plan of tasks is that of their tickets: by policy, queue and class.
-func TestPlansOfTasks(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		client := s.Client(s.Limiter)
-		s.JoinMany(client, "acme", 0, 4)
-		request, err := client.RequestOf(sitetest.AcmeTask(), worker.Class(throttle.ClassBatch))
-		sitetest.Must(t, err)
-		demands := []inspect.Demand{{Count: 4, Queue: "default", Request: request}}
-		plan, err := client.Plan(context.Background(), demands, inspect.PlanOptions{})
-		if wait := plan.Expected.Sub(plan.At).Round(time.Minute); err != nil || !plan.Known || wait != 3*time.Hour {
-			t.Errorf("four behind four: %+v in %v, %v", plan, wait, err)
-		}
-		demands[0].Joined, demands[0].Request.Class = 4, ""
-		plan, err = client.Plan(context.Background(), demands, inspect.PlanOptions{})
-		if wait := plan.Expected.Sub(plan.At).Round(time.Minute); err != nil || wait != time.Hour {
-			t.Errorf("the four: %+v in %v, %v", plan, wait, err)
-		}
-		if n := len(s.InLine()); n != 4 {
-			t.Errorf("%d are in line", n)
-		}
-		if _, err := client.RequestOf(asynq.NewTask("x", nil)); err == nil {
-			t.Error("a task without a tenant is planned")
 		}
 	})
 }

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
@@ -76,18 +75,6 @@ func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
 	})
 }
 
-// A stall holds up the renewals of leases: calls do not end, even if their contexts do.
-type stall struct{ stalled atomic.Bool }
-
-func (st *stall) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-	if st.stalled.Load() && slices.Contains(cmd.Args(), any("renew")) {
-		time.Sleep(12 * time.Second) // four attempts of three seconds
-		cmd.SetErr(context.DeadlineExceeded)
-		return cmd.Err()
-	}
-	return next(ctx, cmd)
-}
-
 // A handler whose lease cannot be renewed is stopped before its slot can be granted to another: when
 // the connection is cut, and when renewals hang.
 func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
@@ -101,14 +88,18 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 			p.Windows[0].Lease = row.lease
 			s := sitetest.NewInBubble(t, p)
 			var proxy sitetest.Proxy
-			var st stall
-			s.Limiter = s.LimiterThrough(&proxy, hooktest.Hook(st.see))
+			var stalled atomic.Bool
+			renewals := &sitetest.Fault{ // they do not end, even if their contexts do
+				Is: sitetest.WithArg("renew"), Hits: func(int) bool { return stalled.Load() }, Err: context.DeadlineExceeded,
+				Meanwhile: func() { time.Sleep(12 * time.Second) }, // four attempts of three seconds
+			}
+			s.Limiter = s.LimiterThrough(&proxy, hooktest.Hook(renewals.See))
 			var told atomic.Bool
 			s.Serve(func(ctx context.Context, task *asynq.Task) error {
 				if told.Load() {
 					return s.Ok(ctx, task)
 				}
-				if st.stalled.Store(row.hangs); !row.hangs {
+				if stalled.Store(row.hangs); !row.hangs {
 					proxy.Cut()
 				}
 				begun := time.Now()
@@ -120,7 +111,7 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 					t.Errorf("told after %v, with a lease of %v", after, row.lease)
 				}
 				told.Store(true)
-				st.stalled.Store(false)
+				stalled.Store(false)
 				proxy.Mend()
 				return ctx.Err()
 			}, sitetest.Calm)

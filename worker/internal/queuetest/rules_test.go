@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -29,13 +28,8 @@ func TestAnOldGrantIsReservedAgain(t *testing.T) {
 	}{{"in time", 50 * time.Millisecond, false}, {"too old", 300 * time.Millisecond, true}} {
 		t.Run(row.name, func(t *testing.T) {
 			sitetest.Bubble(t, sitetest.Policy(10, time.Hour), func(t *testing.T, s *sitetest.Site) {
-				s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-					err := next(ctx, cmd)
-					if sitetest.IsPick(cmd) {
-						time.Sleep(row.delay)
-					}
-					return err
-				}))
+				picks := &sitetest.Fault{Is: sitetest.IsPick, Lost: true, Meanwhile: func() { time.Sleep(row.delay) }}
+				s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(picks.See))
 				s.Serve(s.Ok, sitetest.Calm)
 				time.Sleep(time.Second)
 				s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
@@ -56,17 +50,11 @@ func TestAnOldGrantIsReservedAgain(t *testing.T) {
 // is denied then goes before the tasks that stood behind it.
 func TestAnOldGrantThatIsDeniedWaitsInFront(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(2, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
-		var once sync.Once
-		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			err := next(ctx, cmd)
-			if sitetest.IsPick(cmd) {
-				once.Do(func() {
-					time.Sleep(300 * time.Millisecond)
-					s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Limit = 1 }, s.Limiter)
-				})
-			}
-			return err
-		}))
+		picks := &sitetest.Fault{Is: sitetest.IsPick, Lost: true, Hits: sitetest.Only(1), Meanwhile: func() {
+			time.Sleep(300 * time.Millisecond)
+			s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Limit = 1 }, s.Limiter)
+		}}
+		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(picks.See))
 		s.JoinMany(s.Client(s.Limiter), "acme", 0, 4)
 		s.Serve(s.Ok, sitetest.Calm)
 		s.SleepUntil(4, time.Minute)

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
@@ -136,14 +135,9 @@ func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 	}
 	const tasks = 60
 	sitetest.OnRedis(t, append(idle(10), sitetest.Shared(20, 500*time.Millisecond)), func(t *testing.T, s *sitetest.Site) {
-		s.Limiter = s.AnotherLimiter(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			err := next(ctx, cmd)
-			if err == nil && hooktest.IsScript(cmd) && rand.N(10) == 0 {
-				err = context.DeadlineExceeded
-				cmd.SetErr(err)
-			}
-			return err
-		}))
+		s.Limiter = s.AnotherLimiter(hooktest.Hook((&sitetest.Fault{
+			Is: sitetest.IsScript, Lost: true, Err: context.DeadlineExceeded, Hits: func(int) bool { return rand.N(10) == 0 },
+		}).See))
 		begun := time.Now()
 		var ran [2]sitetest.Ledger // the same IDs are in both
 		for i := range ran {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
@@ -107,14 +106,9 @@ func TestTaskThatJoinedUnknownKeepsItsPlace(t *testing.T) {
 		s.Fill("other")
 		var loses atomic.Bool
 		loses.Store(true)
-		s.Limiter = s.AnotherLimiter(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			err := next(ctx, cmd)
-			if err == nil && loses.Load() && slices.Contains(cmd.Args(), any("reserve")) {
-				err = context.DeadlineExceeded
-				cmd.SetErr(err)
-			}
-			return err
-		}))
+		s.Limiter = s.AnotherLimiter(hooktest.Hook((&sitetest.Fault{
+			Is: sitetest.WithArg("reserve"), Lost: true, Err: context.DeadlineExceeded, Hits: func(int) bool { return loses.Load() },
+		}).See))
 		s.Serve(s.Ok, sitetest.Brisk)
 		s.EnqueueMany("acme", 0, 1)
 		time.Sleep(200 * time.Millisecond)

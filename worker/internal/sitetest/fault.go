@@ -6,19 +6,18 @@ import (
 	"sync"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/sluice-go/sluice/internal/hooktest"
 )
 
-// A Fault makes some calls fail.
+// A Fault makes some calls fail, or late.
 type Fault struct {
-	Is   func(args []any) bool
-	Hits func(n int) bool // by the number of such calls, from 1
-	Lost bool             // the call arrives, and its reply does not
-	Err  error
+	Is        func(args []any) bool
+	Hits      func(n int) bool // by the number of such calls, from 1; nil hits all
+	Lost      bool             // the call arrives, and its reply does not
+	Meanwhile func()           // is called before the caller learns of it
+	Err       error            // nil: the reply is late, and arrives
 
 	mu    sync.Mutex
-	Calls int
+	calls int
 	hit   int
 }
 
@@ -26,6 +25,9 @@ type Fault struct {
 func WithArg(value string) func([]any) bool {
 	return func(args []any) bool { return slices.Contains(args, any(value)) }
 }
+
+// IsScript recognises calls of scripts.
+func IsScript(args []any) bool { return args[0] == "evalsha" || args[0] == "eval" }
 
 // IsRequeue recognises the requeue of a task that was denied: a restore with its message.
 func IsRequeue(args []any) bool {
@@ -51,20 +53,32 @@ func (f *Fault) See(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook
 		}
 	}
 	f.mu.Lock()
-	f.Calls++
-	hit := f.Hits(f.Calls)
+	f.calls++
+	hit := f.Hits == nil || f.Hits(f.calls)
 	if hit {
 		f.hit++
 	}
 	f.mu.Unlock()
-	switch {
-	case hit:
-		cmd.SetErr(f.Err)
-		return f.Err
-	case f.Lost:
+	if hit {
+		if f.Meanwhile != nil {
+			f.Meanwhile()
+		}
+		if f.Err != nil {
+			cmd.SetErr(f.Err)
+			return f.Err
+		}
+	}
+	if f.Lost {
 		return nil
 	}
 	return next(ctx, cmd)
+}
+
+// Calls returns how many of the calls there were.
+func (f *Fault) Calls() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.calls
 }
 
 // Count returns how many calls were hit.
@@ -79,10 +93,7 @@ func IsForward(args []any) bool {
 	return len(args) > 5 && args[2] == 4 && args[3] == "asynq:{default}:retry" && args[4] == "asynq:{default}:scheduled"
 }
 
-// IsPick reports whether the command is a pick.
-func IsPick(cmd redis.Cmder) bool { return hooktest.IsScript(cmd) && IsPickCall(cmd.Args()) }
-
-// IsPickCall recognises the arguments of a call that moves taken tasks to active.
-func IsPickCall(args []any) bool {
+// IsPick recognises the arguments of a call that moves taken tasks to active.
+func IsPick(args []any) bool {
 	return len(args) > 6 && args[3] == "asynq:{default}:scheduled" && args[6] == "asynq:{default}:paused"
 }

@@ -53,7 +53,7 @@ type Call struct {
 	N      int           // requests that it decided, or tickets that it took
 	Policy string        // empty for a dequeue
 	Script string        // "decide", "take" or "dequeue"
-	Took   time.Duration // until the reply had arrived
+	Took   time.Duration // until the reply had arrived, or the call failed
 }
 
 // A Correction is a reservation that was settled or cancelled.

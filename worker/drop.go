@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/hibiken/asynq"
 
@@ -42,32 +41,16 @@ func Drop(
 		return 0, err
 	}
 	defer client.Close()
-	inspector := asynq.NewInspectorFromRedisClient(client)
-	drop := inspector.ArchiveTask
+	how := asynqredis.Archive
 	if o.Delete {
-		drop = inspector.DeleteTask
+		how = asynqredis.Delete
 	}
 	dropped, line := 0, limiter.Line(limiter.LineOf(o.Policy, o.Tenant))
-	visit := func(queue string, tickets []throttle.Ticket) (gone []throttle.Ticket, err error) {
-		for _, t := range tickets {
-			if err := ctx.Err(); err != nil {
-				return gone, err
-			}
-			info, err := inspector.GetTaskInfo(queue, t.ID)
-			missing := errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound)
-			switch {
-			case err != nil && !missing:
-				return gone, fmt.Errorf("worker: task %q of queue %q: %w", t.ID, queue, err)
-			case missing || info.State == asynq.TaskStateArchived: // such as by a Drop before
-				gone = append(gone, t)
-			case info.State != asynq.TaskStateScheduled && info.State != asynq.TaskStateRetry: // it was taken since
-			case drop(queue, t.ID) == nil: // else it was taken since
-				dropped++
-				gone = append(gone, t)
-			}
+	err = eachQueue(ctx, line, o.Tenant, asynqredis.New(client), how, func(found []int64) error {
+		for _, n := range found {
+			dropped += int(max(0, n))
 		}
-		return gone, nil
-	}
-	err = eachQueue(ctx, line, o.Tenant, asynqredis.New(client), visit)
+		return nil
+	})
 	return dropped, err
 }

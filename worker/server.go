@@ -141,8 +141,8 @@ func (s *Server) dispatching(c asynq.Config) dispatch.Config {
 	return dispatch.Config{
 		Answered: s.outages.Answered,
 		Asynq:    s.asynq,
-		AsynqAnswers: func(err error) {
-			s.config.Limiter.Config().Observer.Called(throttle.Call{Err: err, Script: "dequeue"})
+		AsynqAnswers: func(err error, silent time.Duration) {
+			s.config.Limiter.Config().Observer.Called(throttle.Call{Err: err, Script: "dequeue", Took: silent})
 			if err == nil {
 				s.outages.Decided()
 				return

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -21,6 +22,9 @@ const (
 
 	// sweepTimeout bounds one sweep.
 	sweepTimeout = 2 * time.Second
+
+	// pageTimeout bounds what is done with a page of tickets, also after the end of a context.
+	pageTimeout = 5 * time.Second
 )
 
 // A sweeper drops tickets whose tasks were deleted, before another task is refused because of them.
@@ -45,33 +49,22 @@ func (s *sweeper) sweep(ctx context.Context, name string, asynq *asynqredis.Clie
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	seen, dropped := 0, false
-	visit := func(queue string, tickets []throttle.Ticket) (gone []throttle.Ticket, err error) {
-		ids := make([]string, len(tickets))
-		for i, t := range tickets {
-			ids[i] = t.ID
+	_ = eachQueue(ctx, s.limiter.Line(name), "", asynq, "", func(found []int64) error {
+		dropped = dropped || slices.Contains(found, -1)
+		if seen += len(found); seen >= sweepMost {
+			return errSweptEnough
 		}
-		exist, err := asynq.There(ctx, queue, ids)
-		for i, exists := range exist {
-			if !exists {
-				gone = append(gone, tickets[i])
-			}
-		}
-		dropped = dropped || len(gone) > 0
-		if seen += len(tickets); seen >= sweepMost && err == nil {
-			err = errSweptEnough
-		}
-		return gone, err
-	}
-	_ = eachQueue(ctx, s.limiter.Line(name), "", asynq, visit) // what it has dropped when it fails is enough
+		return nil
+	}) // what it has dropped when it fails is enough
 	s.swept[name] = time.Now()
 	return dropped
 }
 
-// eachQueue visits the tickets of a line that are of an asynq, page by page, at each visit those of one
-// queue. What a visit returns leaves the line. A tenant of "" is all.
+// eachQueue drops, or looks at, the tasks whose tickets are in a line and that are of an asynq, page by page.
+// The tickets of those that wait no longer leave the line. A tenant of "" is all. When ctx ends the page under
+// way is finished.
 func eachQueue(
-	ctx context.Context, line *throttle.Line, tenant string, asynq *asynqredis.Client,
-	visit func(queue string, tickets []throttle.Ticket) (gone []throttle.Ticket, err error),
+	ctx context.Context, line *throttle.Line, tenant string, asynq *asynqredis.Client, how string, seen func(found []int64) error,
 ) error {
 	identity, err := asynq.Identity(ctx)
 	if err != nil {
@@ -84,9 +77,21 @@ func eachQueue(
 				byQueue[queue] = append(byQueue[queue], t)
 			}
 		}
+		page, cancel := context.WithTimeout(context.WithoutCancel(ctx), pageTimeout)
+		defer cancel()
 		for queue, tickets := range byQueue {
-			gone, err := visit(queue, tickets)
-			if err = errors.Join(err, line.Leave(ctx, gone...)); err != nil {
+			var ids []string
+			for _, t := range tickets {
+				ids = append(ids, t.ID)
+			}
+			var gone []throttle.Ticket
+			found, err := asynq.Drop(page, queue, how, ids)
+			for i, n := range found {
+				if n != 0 {
+					gone = append(gone, tickets[i])
+				}
+			}
+			if err = errors.Join(err, line.Leave(page, gone...), seen(found), ctx.Err()); err != nil {
 				return err
 			}
 		}

@@ -24,7 +24,7 @@ func (m *Main) resumeCommand() *cli.Command {
 	c := m.control()
 	return c.intervention("resume", "end a pause early, an operator's or the upstream's", "POLICY [TENANT]",
 		func(ctx context.Context, f *fleet) (done, error) {
-			found, err := f.store.Resume(ctx, c.policy, c.tenant, c.by)
+			found, err := f.store.End(ctx, control.Resumed, c.policy, c.tenant, c.by)
 			if err != nil {
 				return done{}, err
 			}

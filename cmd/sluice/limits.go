@@ -222,7 +222,7 @@ func (m *Main) limitsClear() *cli.Command {
 	c := m.control()
 	return c.intervention("clear", "end an override early", "POLICY [TENANT]",
 		func(ctx context.Context, f *fleet) (done, error) {
-			found, err := f.store.ClearOverride(ctx, c.policy, c.tenant, c.by)
+			found, err := f.store.End(ctx, control.Cleared, c.policy, c.tenant, c.by)
 			if !found {
 				return done{text: " had no override"}, err
 			}

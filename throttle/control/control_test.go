@@ -51,9 +51,8 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 			"the same policies, published again, have version", again, version, err)
 		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 0)}, version, anna)
 		limitertest.WantErr(t, err, new(*throttle.PolicyError), "a limit of 0")
-		var conflict *control.ConflictError
 		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, 0, anna)
-		limitertest.That(t, errors.As(err, &conflict) && conflict.Version == version, "over a version that nobody has read", err)
+		limitertest.That(t, errors.Is(err, control.ErrConflict), "over a version that nobody has read", err)
 		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, version, control.By{Who: "anna"})
 		limitertest.That(t, err != nil, "policies were published without a reason")
 		state := state(t, s)
@@ -73,12 +72,11 @@ func TestOfTwoPublishersOneWins(t *testing.T) {
 			for i := range 4 {
 				all.Go(func() {
 					v, err := s.Publish(t.Context(), []throttle.Policy{policy("p", int64(10*round+i+1))}, before, anna)
-					var conflict *control.ConflictError
 					switch {
 					case err == nil:
 						wins.Add(1)
 						atomic.StoreInt64(&version, v)
-					case !errors.As(err, &conflict):
+					case !errors.Is(err, control.ErrConflict):
 						t.Error(err)
 					}
 				})
@@ -127,10 +125,10 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 	limitertest.That(t, in.By == "anna" && in.Why == "incident 7" && in.Windows == nil, in)
 	left := state.Overrides[0].Until.Sub(state.At)
 	limitertest.That(t, left > 59*time.Minute && left <= time.Hour, "the override ends in", left)
-	found, err := s.ClearOverride(t.Context(), "p", "acme", anna)
+	found, err := s.End(t.Context(), control.Cleared, "p", "acme", anna)
 	limitertest.Must(t, err)
 	limitertest.Until(t, "it is cleared", inForce(0))
-	again, err := s.ClearOverride(t.Context(), "p", "acme", anna)
+	again, err := s.End(t.Context(), control.Cleared, "p", "acme", anna)
 	limitertest.That(t, found && !again && err == nil, "cleared", found, "and again", again, err)
 	limitertest.That(t, !granted(t, l, "p", "acme"), "the limit is not 1 again")
 
@@ -163,7 +161,7 @@ func TestAPauseNamesAPublishedPolicy(t *testing.T) {
 	err := s.Pause(t.Context(), "githb-api", "acme", time.Hour, anna)
 	limitertest.That(t, errors.As(err, &bad) && bad.Policy == "githb-api", "a policy that is not published was paused", err)
 	limitertest.Must(t, s.Pause(t.Context(), "github-api", "acme", time.Hour, anna))
-	found, err := s.Resume(t.Context(), "githb-api", "", anna)
+	found, err := s.End(t.Context(), control.Resumed, "githb-api", "", anna)
 	limitertest.That(t, found && err == nil, "a pause of a policy that is no longer published was not ended", err)
 }
 
@@ -220,7 +218,7 @@ func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
 		}, time.Minute, anna))
 		limitertest.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
 		for range 2 { // the second has nothing to end, and nothing to log
-			limitertest.Must(t, limitertest.Err(s.Resume(t.Context(), "p", "", anna)))
+			limitertest.Must(t, limitertest.Err(s.End(t.Context(), control.Resumed, "p", "", anna)))
 		}
 		limitertest.Must(t, s.Record(t.Context(), control.Change{By: anna, What: control.WasReset, Policy: "p"}))
 		all := changes(t, s, "", 100)

@@ -39,22 +39,19 @@ type FollowConfig struct {
 
 // A Follower keeps a limiter up to date with a Store.
 type Follower struct {
-	config  FollowConfig
+	keep    bool
+	store   *Store
 	limiter *throttle.Limiter
 	logger  *slog.Logger
 
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 
-	own       []throttle.Policy // of the program
-	runs      string            // which policies are in force here
-	published bool              // published ones are
-	state     State             // as it was read last
-	offset    time.Duration
-	version   string // of the policies that were looked at last, whether or not they are in force
-	reported  string // that this process runs
-	silent    bool   // Redis did not answer last time
-	deaf      bool   // it cannot subscribe
+	own    []throttle.Policy // of the program
+	state  State             // as it was read last; if Redis has forgotten the policies, with those
+	runs   int64             // the published version that is in force here; 0: its own policies
+	offset time.Duration     // of the clock of Redis
+	silent bool              // Redis did not answer last time
 }
 
 // Follow keeps a limiter up to date with its Store, from now until Close. It reads the Store once
@@ -71,13 +68,12 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 		return nil, errors.New("control: FollowConfig.Store is nil: must be what NewStore returns")
 	}
 	l := c.Store.of
-	f := &Follower{config: c, limiter: l, logger: l.Config().Logger, own: l.Policies()}
-	f.runs = "its own policies " + digest(f.own)
+	f := &Follower{keep: c.KeepPolicies, store: c.Store, limiter: l, logger: l.Config().Logger, own: l.Policies()}
 	f.look(ctx)
 	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	f.done.Go(func() {
-		for ctx.Err() == nil {
-			f.listen(ctx)
+		for deaf := false; ctx.Err() == nil; {
+			deaf = f.listen(ctx, deaf)
 		}
 	})
 	return f, nil
@@ -87,13 +83,14 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 func (f *Follower) Close() error {
 	f.cancel()
 	f.done.Wait()
-	f.report("")
+	f.report(false)
 	return nil
 }
 
-// listen subscribes, and looks when it hears of a change, until the subscription fails.
-func (f *Follower) listen(ctx context.Context) {
-	sub := f.config.Store.client.Subscribe(ctx, f.config.Store.key("changed"))
+// listen subscribes, and looks when it hears of a change, until the subscription fails. It is deaf if it could
+// not subscribe before, or cannot now.
+func (f *Follower) listen(ctx context.Context, deaf bool) bool {
+	sub := f.store.client.Subscribe(ctx, f.store.key("changed"))
 	defer sub.Close()
 	defer context.AfterFunc(ctx, func() { sub.Close() })()
 	for {
@@ -101,11 +98,10 @@ func (f *Follower) listen(ctx context.Context) {
 		var timeout net.Error
 		heard := err == nil
 		if ctx.Err() != nil {
-			return
+			return deaf
 		}
 		if !heard && !(errors.As(err, &timeout) && timeout.Timeout()) {
-			if !f.deaf {
-				f.deaf = true
+			if !deaf {
 				f.logger.Warn("control: cannot hear of changes at once: looks for them every second", "err", err)
 			}
 			f.look(ctx)
@@ -113,11 +109,11 @@ func (f *Follower) listen(ctx context.Context) {
 			case <-ctx.Done():
 			case <-time.After(lookAgain):
 			}
-			return
+			return true
 		}
-		f.deaf = false
+		deaf = false
 		if changed := f.look(ctx); changed && !heard {
-			return // the subscription has missed it: a new one is needed
+			return false // the subscription has missed it: a new one is needed
 		}
 	}
 }
@@ -139,107 +135,101 @@ func (f *Follower) untilNext() time.Duration {
 func (f *Follower) look(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	state, changed, err := f.config.Store.read(ctx, f.state.mark)
-	if err != nil {
-		if ctx.Err() != context.Canceled && !f.silent {
-			f.silent = true
-			f.logger.Warn("control: what is in force cannot be read: what was read last stays", "err", err)
-		}
-		changed = false
-		state.At = time.Now().Add(f.offset) // what has ended, has
-	} else {
-		f.silent = false
-	}
-	if !changed {
-		at := state.At
-		state = f.state
-		state.Interventions = state.InForce(at)
-	}
-	f.offset = time.Until(state.At)
 	before := f.state
-	f.state = state
-	if changed {
-		f.publish(state, before)
+	now, changed, err := f.store.read(ctx, before.mark)
+	switch {
+	case err == nil:
+		f.silent = false
+	case !f.silent && ctx.Err() != context.Canceled:
+		f.silent = true
+		f.logger.Warn("control: what is in force cannot be read: what was read last stays", "err", err)
 	}
-	if !reflect.DeepEqual(before.Overrides, state.Overrides) || !reflect.DeepEqual(before.Pauses, state.Pauses) {
-		now := state
-		if state.Version == 0 { // Redis has forgotten what was published
-			now.Policies, now.Removed = before.Policies, before.Removed
+	if err != nil {
+		changed, now.At = false, time.Now().Add(f.offset) // what has ended, has
+	}
+	f.offset = time.Until(now.At)
+	switch {
+	case !changed:
+		at := now.At
+		now = before
+		now.Interventions = before.InForce(at)
+	case now.Version == 0 && before.Version > 0:
+		if !f.keep {
+			f.logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
 		}
-		was, _ := before.Effective()
-		policies, rest := now.Effective()
+		now.Policies, now.Removed, now.Version, now.epoch = before.Policies, before.Removed, before.Version, before.epoch
+	}
+	f.state = now
+	was, _ := before.Effective()
+	policies, rest := now.Effective()
+	switch {
+	case now.Version != before.Version || now.epoch != before.epoch && now.Version > 0:
+		f.publish()
+	case f.runs > 0 && policies != nil && !reflect.DeepEqual(was, policies):
+		_ = f.put()
+	}
+	if !reflect.DeepEqual(before.Overrides, now.Overrides) || !reflect.DeepEqual(before.Pauses, now.Pauses) {
 		f.limiter.SetInterventions(rest)
-		if f.published && policies != nil && !reflect.DeepEqual(was, policies) {
-			_ = f.put(now)
-		}
-		f.log(before, state)
+		f.log(before, now)
 	}
-	f.report(f.runs)
+	f.report(true)
 	return changed
 }
 
-// report notes for other processes which policies this one runs, or with "" that it has ended.
-func (f *Follower) report(runs string) {
+// report notes for other processes which policies this one runs, or no longer.
+func (f *Follower) report(here bool) {
 	if f.silent {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
-	store, name := f.config.Store, f.limiter.Config().Name
-	_, _ = store.client.Pipelined(ctx, func(pipe redis.Pipeliner) error { // the next look does it again
-		if f.reported != "" && f.reported != runs {
-			pipe.ZRem(ctx, store.key("processes"), f.reported+"\n"+name)
+	runs := "its own policies " + digest(f.own)
+	if f.runs > 0 {
+		runs = fmt.Sprintf("published version %d", f.runs)
+	}
+	key, member := f.store.key("processes"), runs+"\n"+f.limiter.Config().Name
+	_, _ = f.store.client.Pipelined(ctx, func(pipe redis.Pipeliner) error { // the next look does it again
+		if !here {
+			return pipe.ZRem(ctx, key, member).Err()
 		}
-		if f.reported = runs; runs != "" {
-			now := time.Now().Add(f.offset)
-			pipe.ZAdd(ctx, store.key("processes"), redis.Z{Score: float64(now.Unix()), Member: runs + "\n" + name})
-			pipe.ZRemRangeByScore(ctx, store.key("processes"), "0", fmt.Sprint(now.Add(-reportedFor).Unix()))
-			pipe.Expire(ctx, store.key("processes"), reportedFor)
-		}
-		return nil
+		now := time.Now().Add(f.offset)
+		pipe.ZAdd(ctx, key, redis.Z{Score: float64(now.Unix()), Member: member})
+		pipe.ZRemRangeByScore(ctx, key, "0", fmt.Sprint(now.Add(-reportedFor).Unix()))
+		return pipe.Expire(ctx, key, reportedFor).Err()
 	})
 }
 
-// publish puts policies in force, if they are new, and warns if they are not those of the program.
-func (f *Follower) publish(state, before State) {
-	version := fmt.Sprint(state.epoch, " ", state.Version)
-	switch {
-	case state.Version == 0 && before.Version > 0:
-		if !f.config.KeepPolicies {
-			f.logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
-		}
-		return
-	case state.Version == 0 || version == f.version:
-		return
-	}
-	f.version = version
-	err, goes := state.PoliciesErr, "published"
-	if f.config.KeepPolicies {
+// publish puts newly published policies in force, and warns if they are not those of the program.
+func (f *Follower) publish() {
+	goes := "published"
+	if f.keep {
 		goes = "own"
 	}
-	if differs := Differences(f.own, state.Policies); err == nil && len(f.own) > 0 && differs != "" {
+	if differs := Differences(f.own, f.state.Policies); f.state.PoliciesErr == nil && len(f.own) > 0 && differs != "" {
 		f.logger.Warn("control: the policies of this program are not those that are published",
-			"own", digest(f.own), "published", state.Version, "in force", goes, "differs", differs)
+			"own", digest(f.own), "published", f.state.Version, "in force", goes, "differs", differs)
 	}
-	if f.config.KeepPolicies {
+	if f.keep {
 		return
 	}
-	if err = f.put(state); err == nil {
-		f.runs, f.published = fmt.Sprintf("published version %d", state.Version), true
+	err := f.put()
+	if err == nil {
+		f.report(false)
+		f.runs = f.state.Version
 	}
-	f.limiter.Config().Observer.Followed(state.Version, err)
+	f.limiter.Config().Observer.Followed(f.state.Version, err)
 }
 
 // put puts published policies in force, with what holds for all tenants.
-func (f *Follower) put(state State) error {
-	policies, _ := state.Effective()
-	err := state.PoliciesErr
+func (f *Follower) put() error {
+	policies, _ := f.state.Effective()
+	err := f.state.PoliciesErr
 	if err == nil {
-		err = cmp.Or(f.limiter.SetPolicies(policies), f.limiter.SetRemoved(state.Removed))
+		err = cmp.Or(f.limiter.SetPolicies(policies), f.limiter.SetRemoved(f.state.Removed))
 	}
 	if err != nil {
 		f.logger.Error("control: published policies cannot be used: those before stay in force",
-			"version", state.Version, "err", err)
+			"version", f.state.Version, "err", err)
 	}
 	return err
 }
@@ -247,14 +237,14 @@ func (f *Follower) put(state State) error {
 // log logs which overrides and pauses have begun, and which have ended.
 func (f *Follower) log(before, now State) {
 	was, is := before.describe(), now.describe()
-	for about, text := range is {
-		if was[about] != text {
-			f.logger.Info("control: in force", "policy", about.Policy, "tenant", about.Tenant, "what", text)
+	for of, text := range is {
+		if was[of] != text {
+			f.logger.Info("control: in force", "policy", of.policy, "tenant", of.tenant, "what", text)
 		}
 	}
-	for about, text := range was {
-		if is[about] == "" {
-			f.logger.Info("control: ended", "policy", about.Policy, "tenant", about.Tenant, "what", text)
+	for of, text := range was {
+		if is[of] == "" {
+			f.logger.Info("control: ended", "policy", of.policy, "tenant", of.tenant, "what", text)
 		}
 	}
 }

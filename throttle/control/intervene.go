@@ -17,39 +17,32 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
-// fieldOf returns the field of an override, or of a pause.
-func (c Change) fieldOf(kind string) string {
-	return kind + " " + c.Policy + " " + url.QueryEscape(c.Tenant)
-}
+// An about identifies an override or a pause by its kind, Overridden or Paused.
+type about struct{ kind, policy, tenant string }
 
-const (
-	kindOverride = "o"
-	kindPause    = "p"
-)
+// field returns the field of the state.
+func (a about) field() string { return a.kind + " " + a.policy + " " + url.QueryEscape(a.tenant) }
 
 // add reads a field of the state, if it is an override or a pause. Both are stored behind the time
 // of their end. They are read leniently: what an older program does not know has no effect there.
 func (s *State) add(field, value string) error {
-	kind, of, ok := strings.Cut(field, " ")
-	if !ok || kind != kindOverride && kind != kindPause {
+	kind, of, _ := strings.Cut(field, " ")
+	if kind != Overridden && kind != Paused {
 		return nil
 	}
 	_, escaped, _ := strings.Cut(of, " ")
 	tenant, badName := url.QueryUnescape(escaped) // its bytes: JSON has them only if they are UTF-8
 	end, text, _ := strings.Cut(value, " ")
 	us, err := strconv.ParseInt(end, 10, 64)
-	until := time.UnixMicro(us).UTC()
-	switch err = cmp.Or(err, badName); {
-	case err != nil:
-	case kind == kindPause:
-		var p throttle.OperatorPause
-		err = json.Unmarshal([]byte(text), &p)
-		p.Tenant, p.Until = tenant, until
+	var o throttle.TenantOverride
+	var p throttle.OperatorPause
+	if kind == Paused {
+		err = cmp.Or(err, badName, json.Unmarshal([]byte(text), &p))
+		p.Tenant, p.Until = tenant, time.UnixMicro(us).UTC()
 		s.Pauses = append(s.Pauses, p)
-	default:
-		var o throttle.TenantOverride
-		err = json.Unmarshal([]byte(text), &o)
-		o.Tenant, o.Until = tenant, until
+	} else {
+		err = cmp.Or(err, badName, json.Unmarshal([]byte(text), &o))
+		o.Tenant, o.Until = tenant, time.UnixMicro(us).UTC()
 		s.Overrides = append(s.Overrides, o)
 	}
 	if err != nil {
@@ -102,8 +95,7 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 		}
 	}
 	o.By, o.Until, o.Why = by.Who, time.Time{}, by.Why
-	return s.intervene(ctx, kindOverride, o, ttl, state,
-		Change{What: Overridden, By: by, Policy: o.Policy, Tenant: o.Tenant, Text: Describe(o) + " for " + words.Span(ttl)})
+	return s.intervene(ctx, about{Overridden, o.Policy, o.Tenant}, o, Describe(o)+" for ", ttl, state, by)
 }
 
 // With returns the published policies with the windows of an override for all tenants. The error is
@@ -172,9 +164,6 @@ func Describe(o throttle.TenantOverride) string {
 	return strings.Join(parts, ", ")
 }
 
-// An about identifies an override or a pause: its kind, policy and tenant.
-type about struct{ What, Policy, Tenant string }
-
 // Describe says which override, or with Paused which pause, of a tenant is in force, until when, by
 // whom and why. It is empty if none is.
 func (s State) Describe(what, policy, tenant string) string {
@@ -195,12 +184,6 @@ func (s State) describe() map[about]string {
 	return texts
 }
 
-// ClearOverride ends the override of a tenant, and reports whether there was one. Errors are
-// SetOverride's.
-func (s *Store) ClearOverride(ctx context.Context, policy, tenant string, by By) (bool, error) {
-	return s.end(ctx, kindOverride, Change{What: Cleared, By: by, Policy: policy, Tenant: tenant})
-}
-
 // Pause stops grants of a policy to a tenant, or with "" to all, for a time: above 0 and at most
 // MaxTTL. It replaces the pause before. Tasks that run go on. If policies were published, it has to
 // be one of them. Errors are SetOverride's.
@@ -218,19 +201,16 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 			Hint: "must be the name of a policy in force"}
 	}
 	pause := throttle.OperatorPause{By: by.Who, Policy: policy, Tenant: tenant, Why: by.Why}
-	return s.intervene(ctx, kindPause, pause, d, state, Change{
-		What: Paused, By: by, Policy: policy, Tenant: tenant, Text: "for " + words.Span(d)})
+	return s.intervene(ctx, about{Paused, policy, tenant}, pause, "for ", d, state, by)
 }
 
-// Resume ends a pause by Pause, and reports whether there was one. For pauses by an upstream see
-// throttle.Limiter.Resume. Errors are SetOverride's.
-func (s *Store) Resume(ctx context.Context, policy, tenant string, by By) (bool, error) {
-	return s.end(ctx, kindPause, Change{What: Resumed, By: by, Policy: policy, Tenant: tenant})
-}
-
-// end deletes an override or a pause, and reports whether there was one.
-func (s *Store) end(ctx context.Context, kind string, c Change) (found bool, err error) {
-	if _, err = s.change(ctx, c.fieldOf(kind), "", 0, 0, c); errors.Is(err, errNothing) {
+// End ends what is in force for a tenant, or with "" for all: Cleared its override, Resumed a pause by Pause.
+// It reports whether there was one. For pauses by an upstream see throttle.Limiter.Resume. Errors are
+// SetOverride's.
+func (s *Store) End(ctx context.Context, what, policy, tenant string, by By) (found bool, err error) {
+	of := about{map[string]string{Cleared: Overridden, Resumed: Paused}[what], policy, tenant}
+	_, err = s.change(ctx, of.field(), "", 0, 0, Change{What: what, By: by, Policy: policy, Tenant: tenant})
+	if errors.Is(err, errNothing) {
 		return false, nil
 	}
 	return err == nil, err
@@ -238,16 +218,18 @@ func (s *Store) end(ctx context.Context, kind string, c Change) (found bool, err
 
 // intervene stores an override or a pause.
 func (s *Store) intervene(
-	ctx context.Context, kind string, overrideOrPause any, ttl time.Duration, before State, c Change,
+	ctx context.Context, of about, overrideOrPause any, text string, ttl time.Duration, before State, by By,
 ) error {
-	if replaced := before.Describe(c.What, c.Policy, c.Tenant); replaced != "" {
-		c.Text += ", in place of " + replaced
-	}
 	data, err := json.Marshal(overrideOrPause)
 	if err != nil {
 		return fmt.Errorf("control: %w", err)
 	}
-	_, err = s.change(ctx, c.fieldOf(kind), string(data), ttl, 0, c)
+	text += words.Span(ttl)
+	if replaced := before.describe()[of]; replaced != "" {
+		text += ", in place of " + replaced
+	}
+	_, err = s.change(ctx, of.field(), string(data), ttl, 0,
+		Change{What: of.kind, By: by, Policy: of.policy, Tenant: of.tenant, Text: text})
 	return err
 }
 

@@ -10,17 +10,19 @@
 package control
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/redis/go-redis/v9"
 
@@ -134,18 +136,12 @@ func (s *Store) read(ctx context.Context, before string) (state State, changed b
 	if state.Version > 0 {
 		state.Policies, state.Removed, state.PoliciesErr = decodePolicies(fields["policies"])
 	}
-	for name, value := range fields {
-		if err := state.add(name, value); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		if err := state.add(name, fields[name]); err != nil {
 			return state, true, err
 		}
 	}
 	state.Interventions = state.InForce(state.At)
-	slices.SortFunc(state.Overrides, func(a, b throttle.TenantOverride) int {
-		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Tenant, b.Tenant))
-	})
-	slices.SortFunc(state.Pauses, func(a, b throttle.OperatorPause) int {
-		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Tenant, b.Tenant))
-	})
 	return state, true, nil
 }
 
@@ -171,21 +167,17 @@ func (s *Store) Processes(ctx context.Context) (map[string][]string, error) {
 	return processes, nil
 }
 
-// A ConflictError says that somebody else has published policies since the version was read.
-type ConflictError struct {
-	Version int64 // of the published policies now
-	Tried   int64 // that was to be replaced
-}
+// ErrConflict is the class of Publish's error if somebody else has published since the version was read.
+var ErrConflict = errors.New("control: other policies were published meanwhile: look at them, and publish again")
 
-func (e *ConflictError) Error() string {
-	return fmt.Sprintf("control: policies of version %d were to be replaced, but %d is in force: "+
-		"look at it, and publish again", e.Tried, e.Version)
+func conflict(now, tried int64) error {
+	return fmt.Errorf("%w: version %d was to be replaced, and %d is in force", ErrConflict, tried, now)
 }
 
 // Publish puts policies in force, on all limiters that follow, in place of those of a version: 0 if
 // none were published. It returns the version of the new ones, or the same if nothing differs.
 //
-// Errors are a *throttle.PolicyError, a *ConflictError, one that names By's field, or wrap that of
+// Errors are a *throttle.PolicyError, ErrConflict, one that names By's field, or wrap that of
 // Redis, after which it may have changed.
 func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version int64, by By) (int64, error) {
 	if len(policies) == 0 {
@@ -203,7 +195,7 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 		return 0, err
 	}
 	if before.Version != version {
-		return 0, &ConflictError{before.Version, version}
+		return 0, conflict(before.Version, version)
 	}
 	removed, err := s.removed(ctx, before, now.Lines())
 	if err != nil {
@@ -273,7 +265,7 @@ func (s *Store) change(
 	case 1:
 		return reply[1], nil
 	case 2:
-		return 0, &ConflictError{reply[1], version}
+		return 0, conflict(reply[1], version)
 	case 3:
 		return 0, errNothing
 	}
@@ -281,3 +273,44 @@ func (s *Store) change(
 }
 
 var errNothing = errors.New("control: nothing to delete")
+
+// A document is how policies are stored. It is read strictly: a program that does not know one of
+// its fields keeps the policies that it has.
+type document struct {
+	Policies []throttle.Policy
+	Removed  []throttle.Policy `json:",omitempty"` // for which somebody may wait
+}
+
+func encodePolicies(policies, removed []throttle.Policy) (string, error) {
+	d := document{Removed: removed}
+	for _, p := range policies {
+		for tenant := range p.Tenants {
+			if !utf8.ValidString(tenant) { // JSON would hold another name
+				return "", &throttle.PolicyError{Policy: p.Name, Tenant: tenant, Field: "name", Value: tenant,
+					Hint: "must be UTF-8 to be published: use SetOverride"}
+			}
+		}
+		d.Policies = append(d.Policies, p.WithDefaults())
+	}
+	data, err := json.Marshal(d)
+	if err != nil {
+		return "", fmt.Errorf("control: %w", err)
+	}
+	return string(data), nil
+}
+
+// digest tells versions of a program's own policies apart.
+func digest(policies []throttle.Policy) string {
+	text, _ := encodePolicies(policies, nil)
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(text)))[:8]
+}
+
+func decodePolicies(text string) (policies, removed []throttle.Policy, err error) {
+	var d document
+	strict := json.NewDecoder(strings.NewReader(text))
+	strict.DisallowUnknownFields()
+	if err := strict.Decode(&d); err != nil {
+		return nil, nil, fmt.Errorf("control: published policies cannot be read: %w: they are for a newer release, or damaged", err)
+	}
+	return d.Policies, d.Removed, nil
+}

@@ -25,7 +25,10 @@ type Heads struct {
 	all map[[3]string]head // by policy, tenant and attributes
 }
 
-type head struct{ joined, since time.Time }
+type head struct {
+	first [2]int64 // when it joined, and the tags of its tenant, which move by each grant
+	since time.Time
+}
 
 // Note notes a state. It returns the tenants of it that starve: no pause and no window of their own holds
 // them up, and more than 20 grants were their share by weight since their first ticket is the same. Their
@@ -39,8 +42,8 @@ func (h *Heads) Note(s PolicyState) (starving []TenantState) {
 	for _, t := range s.Tenants {
 		of := [3]string{s.Policy, t.Tenant, fmt.Sprint(t.Attributes)}
 		first := h.all[of]
-		if first.joined != t.Oldest {
-			first = head{t.Oldest, s.At}
+		if is := [2]int64{t.Oldest.UnixMicro(), t.tags}; first.first != is { // retries go before the first ticket
+			first = head{is, s.At}
 			h.all[of] = first
 		}
 		full := func(w throttle.WindowState) bool { return w.Remaining == 0 }

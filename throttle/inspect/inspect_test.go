@@ -34,3 +34,18 @@ func TestWhatHoldsUpIsNamed(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
+
+// A tenant starves whose first ticket stays, unless it is granted others: those of retries go before it.
+func TestATenantThatIsGrantedDoesNotStarve(t *testing.T) {
+	at := time.Date(2026, 1, 2, 14, 0, 0, 0, time.UTC)
+	for after, starving := range map[int64]int{100: 1, 101: 0} {
+		var h Heads
+		s := PolicyState{Policy: "api", At: at, Tenants: []TenantState{{Tenant: "acme", Oldest: at, Share: 1, tags: 100}}}
+		s.PerSecond = 20
+		h.Note(s)
+		s.At, s.Tenants[0].tags = at.Add(80*time.Second), after
+		if got := h.Note(s); len(got) != starving {
+			t.Errorf("with the tag %d %d starve, want %d", after, len(got), starving)
+		}
+	}
+}

@@ -32,6 +32,7 @@ type flow struct {
 	node          string           // the suffix of the node where it waits
 	rank          string           // that of its first ticket there, of 16 digits
 	since         int64            // when the ticket began to wait that waits longest (us), if that was read
+	tag           int64            // of its tenant, which moves by each grant
 }
 
 func newFlow(name string) flow {
@@ -56,6 +57,7 @@ func readFlow(name, record string) (flow, error) {
 	}
 	read := newFlow(name)
 	read.node, read.rank = f[5], f[6]
+	read.tag, _ = strconv.ParseInt(f[4], 10, 64)
 	read.tickets, _ = strconv.ParseInt(f[0], 10, 64)
 	read.weight, _ = strconv.ParseInt(f[3], 10, 64)
 	for part := range strings.SplitSeq(f[1], ",") {

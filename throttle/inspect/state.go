@@ -65,6 +65,7 @@ type TenantState struct {
 	Weight     float64           `json:"weight"`           // as its tickets joined
 	Share      float64           `json:"share"`            // of its weight in those of all that wait in its queue: 0 to 1
 	Limits                       // all but those that all tenants share
+	tags       int64             // of its flows, in all
 }
 
 // State returns how a policy stands, with a page of the tenants that wait. A page costs a few commands,
@@ -248,7 +249,7 @@ func (l *line) states(ctx context.Context, flows ...flow) ([]TenantState, error)
 				Weight: cmp.Or(s.Weight, 1), Limits: Limits{Windows: []throttle.WindowState{}}}
 			rows[f.values] = t
 		}
-		t.Waiting += f.tickets
+		t.Waiting, t.tags = t.Waiting+f.tickets, t.tags+f.tag
 		if s.Request.Class == throttle.ClassBatch {
 			t.Batch += f.tickets
 		}

@@ -24,22 +24,18 @@ func labelOf(name string) string { return words.Name(strings.ToValidUTF8(quote.S
 
 func (m *Metrics) called(c throttle.Call) {
 	class := classOf(c.Err)
-	switch {
-	case c.Script == dequeue:
-		m.down[1].note("", c.Err)
-	case class == "" || class == "unavailable" || class == "timeout":
-		m.down[0].note(c.Policy, c.Err)
-	}
 	if class != "" {
 		m.errors.WithLabelValues(c.Policy, c.Script, class).Inc()
 	}
 	if c.Script == dequeue {
+		m.down[1].note("", c.Took, c.Err)
 		return
 	}
-	m.call.WithLabelValues(c.Policy, c.Script).Observe(c.Took.Seconds())
-	if class == "" {
-		m.batch.WithLabelValues(c.Policy, c.Script).Observe(float64(c.N))
+	switch class {
+	case "", "unavailable", "timeout":
+		m.down[0].note(c.Policy, c.Took, c.Err)
 	}
+	m.call.WithLabelValues(c.Policy, c.Script).Observe(c.Took.Seconds())
 }
 
 // dequeue is the script of calls that package worker reports of asynq's Redis.

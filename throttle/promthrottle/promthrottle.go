@@ -33,7 +33,7 @@ type Config struct {
 
 // Metrics are the metrics of one limiter. It is safe for concurrent use.
 type Metrics struct {
-	batch, call, expected, late, wait, would    *prometheus.HistogramVec
+	call, expected, late, wait, would           *prometheus.HistogramVec
 	denials, errors, grants, joins              *prometheus.CounterVec
 	observed, refusals, unavailable, unusable   *prometheus.CounterVec
 	adapted, asked, inQueue, oldest, paused     *prometheus.Desc
@@ -94,8 +94,6 @@ func New(c Config) (*Metrics, error) {
 	m.unavailable = counter("unavailable_requeues_total", "Tasks requeued because nothing was decided.", "policy")
 	m.call = histogram("script_seconds", "How long calls of scripts in Redis took.", forCalls, "policy", "script")
 	m.errors = counter("script_errors_total", "Calls of scripts in Redis that failed.", "policy", "script", "class")
-	m.batch = histogram("script_batch_size", "Requests that one call decided, or tickets that it took.",
-		[]float64{0, 1, 2, 4, 8, 16, 32, 64}, "policy", "script")
 	m.unusable = counter("policies_unusable_total", "Published versions of policies that are not in force.")
 	m.version = of.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "sluice_policies_version", Help: "The version of the published policies that is in force.",

@@ -179,10 +179,19 @@ func TestAScrapeWithoutRedis(t *testing.T) {
 	limitertest.WantErr(t, err, throttle.ErrUnavailable)
 	wantSeries(t, registry, `sluice_script_errors_total{class="unavailable",policy="api",script="decide"} 1`,
 		`sluice_redis_up{redis="limiter"} 0`, `sluice_redis_up{redis="queues"} 1`)
-	m.Observer().Called(throttle.Call{Err: io.EOF, Script: "dequeue"})
-	wantSeries(t, registry, `sluice_redis_up{redis="queues"} 0`)
-	m.Observer().Called(throttle.Call{Script: "dequeue"})
-	wantSeries(t, registry, `sluice_redis_up{redis="queues"} 1`)
+}
+
+// What hangs is down since the call began that failed at last.
+func TestACallThatHangsCountsAsDowntime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m, registry := metrics(t, nil)
+		m.Observer().Called(throttle.Call{Err: io.EOF, Script: "dequeue", Took: 13 * time.Second})
+		time.Sleep(31 * time.Second)
+		wantSeries(t, registry, `sluice_redis_up{redis="queues"} 0`, `sluice_redis_down_seconds_total{redis="queues"} 44`)
+		m.Observer().Called(throttle.Call{Script: "dequeue"})
+		wantSeries(t, registry, `sluice_redis_up{redis="queues"} 1`, `sluice_redis_down_seconds_total{redis="queues"} 44`)
+	})
 }
 
 // While Redis hangs each scrape says so within 1.5 s, also beside others.

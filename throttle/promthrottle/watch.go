@@ -37,8 +37,8 @@ func (m *Metrics) watch(ch chan<- prometheus.Metric) {
 	}
 	m.begin(l.Policies())
 	policies := map[string]bool{}
-	for _, line := range l.Lines() { // of a policy with shards there are several
-		policies[throttle.PolicyOf(line)] = true
+	for _, policy := range inspect.Of(l).Policies() {
+		policies[policy] = true
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
@@ -50,9 +50,10 @@ func (m *Metrics) watch(ch chan<- prometheus.Metric) {
 			case <-ctx.Done():
 				return
 			}
+			begun := time.Now()
 			s, err := inspect.Of(l).State(ctx, inspect.Query{Policy: policy, Limit: sampled})
 			<-slots
-			m.down[0].note(policy, err)
+			m.down[0].note(policy, time.Since(begun), err)
 			if s.Policy = policy; err != nil {
 				s.At = time.Time{}
 			}
@@ -68,7 +69,7 @@ func (m *Metrics) watch(ch chan<- prometheus.Metric) {
 			}
 		case <-ctx.Done():
 			for policy := range policies {
-				m.down[0].note(policy, ctx.Err())
+				m.down[0].note(policy, scrapeTimeout, ctx.Err())
 			}
 			return
 		}
@@ -148,17 +149,18 @@ func (m *Metrics) begin(policies []throttle.Policy) {
 type outages struct {
 	mu     sync.Mutex
 	failed map[string]time.Time // policies whose last call failed, and when
-	since  time.Time            // the first of them, while there are any
+	since  time.Time            // the first of these calls began, while there are any
 	past   time.Duration
 }
 
-// note records the error of a call about a policy, nil for success.
-func (o *outages) note(policy string, err error) {
+// note records the end of a call about a policy: its error, or nil for success. What fails is down since the
+// call began: go-redis repeats a call that hangs, for 13 seconds by default.
+func (o *outages) note(policy string, took time.Duration, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch before := len(o.failed); {
 	case err != nil && before == 0:
-		o.failed, o.since = map[string]time.Time{policy: time.Now()}, time.Now()
+		o.failed, o.since = map[string]time.Time{policy: time.Now()}, time.Now().Add(-took)
 	case err != nil:
 		o.failed[policy] = time.Now()
 	case before > 0:

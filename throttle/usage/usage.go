@@ -17,6 +17,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -29,26 +31,41 @@ import (
 const Span = time.Hour
 
 const (
-	every      = 10 * time.Second // between two writes
-	bucket     = 5 * time.Minute
-	kept       = Span + 2*bucket
-	maxTenants = 1000 // of a policy, unit and bucket: those with most units stay
-	maxSummed  = 10_000
-	timeout    = 5 * time.Second
+	every     = 10 * time.Second // between two writes
+	maxSummed = 10_000
+	timeout   = 5 * time.Second
 )
+
+// A count is of the grants of one unit to a tenant, or without a unit of what happened in a minute. A sorted set
+// has the counts of a span of time: tenants' of 5 minutes, those with most units; minutes' of an hour.
+type count struct{ policy, unit, member string }
+
+// Members of a set of minutes, after the minute.
+const granted, refused, waiting = "granted", "refused", "waiting"
+
+const (
+	bucket     = 5 * time.Minute
+	maxMembers = 1000
+)
+
+// set returns the key of the set that a count is in at a time, beside the windows of its policy, and how long
+// it is kept.
+func (c count) set(l *throttle.Limiter, at time.Time) (key string, kept time.Duration) {
+	kind, span, kept := "y:"+c.unit, bucket, Span+2*bucket
+	if c.unit == "" {
+		kind, span, kept = "h", time.Hour, HistorySpan+2*time.Hour
+	}
+	return fmt.Sprintf("%ssluice:{%s}:%s:%d", l.Config().Prefix, c.policy, kind, at.Unix()/int64(span/time.Second)), kept
+}
 
 // A Counter counts what the limiter grants that it observes. It is safe for concurrent use.
 type Counter struct {
-	mu     sync.Mutex
-	sums   map[count]int64
-	points map[string]Point // by policy
+	mu   sync.Mutex
+	sums map[count]int64
 }
 
-// A count is the key of the grants to one tenant.
-type count struct{ policy, unit, tenant string }
-
 // New returns a counter that writes nothing before Start.
-func New() *Counter { return &Counter{sums: map[count]int64{}, points: map[string]Point{}} }
+func New() *Counter { return &Counter{sums: map[count]int64{}} }
 
 // Observer returns an observer that counts, and calls another one too, such as that of
 // promthrottle.
@@ -71,10 +88,11 @@ func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 	}
 	o.Corrected = then(next.Corrected, func(correction throttle.Correction) {
 		for unit, units := range correction.Change {
-			c.add(correction.Reservation.Request, unit, units)
+			r := correction.Reservation.Request
+			c.add(count{r.Policy, unit, r.Tenant}, units)
 		}
 	})
-	o.Refused = then(next.Refused, func(r throttle.Refusal) { c.point(r.Policy, Point{Refused: 1}) })
+	o.Refused = then(next.Refused, func(r throttle.Refusal) { c.add(count{r.Policy, "", refused}, 1) })
 	return o
 }
 
@@ -88,31 +106,21 @@ func then[T any](next, own func(T)) func(T) {
 
 func (c *Counter) granted(d throttle.Decision) {
 	r := d.Reservation.Request
-	c.point(r.Policy, Point{Granted: 1})
+	c.add(count{r.Policy, "", granted}, 1)
 	if _, named := r.Cost[throttle.Requests]; !named {
-		c.add(r, throttle.Requests, 1)
+		c.add(count{r.Policy, throttle.Requests, r.Tenant}, 1)
 	}
 	for unit, cost := range r.Cost {
-		c.add(r, unit, cost)
+		c.add(count{r.Policy, unit, r.Tenant}, cost)
 	}
 }
 
-func (c *Counter) add(r throttle.Request, unit string, units int64) {
+func (c *Counter) add(of count, n int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	of := count{r.Policy, unit, r.Tenant}
-	if _, known := c.sums[of]; units != 0 && (known || len(c.sums) < maxSummed) { // tenants are data
-		c.sums[of] += units
+	if _, known := c.sums[of]; n != 0 && (known || of.unit == "" || len(c.sums) < maxSummed) { // tenants are data
+		c.sums[of] += n
 	}
-}
-
-func (c *Counter) point(policy string, p Point) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	sum := c.points[policy]
-	sum.Granted += p.Granted
-	sum.Refused += p.Refused
-	c.points[policy] = sum
 }
 
 // Start writes the observed grants and the number of waiting tickets every 10 seconds: a pipeline
@@ -140,60 +148,56 @@ func (c *Counter) Start(l *throttle.Limiter) (stop func()) {
 func (c *Counter) write(l *throttle.Limiter) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	waiting := map[string]int64{}
+	inLine := map[string]int64{}
 	for _, line := range l.Lines() {
 		n, err := l.Line(line).Len(ctx)
 		if err != nil {
 			return // what was counted is written later
 		}
-		waiting[throttle.PolicyOf(line)] += n
+		inLine[throttle.PolicyOf(line)] += n
 	}
 	c.mu.Lock()
-	sums, points := c.sums, c.points
-	c.sums, c.points = make(map[count]int64, len(sums)), map[string]Point{}
+	sums := c.sums
+	c.sums = make(map[count]int64, len(sums))
 	c.mu.Unlock()
 	byPolicy, at := map[string][]count{}, time.Now()
-	for of, units := range sums {
-		if units != 0 {
+	for of, n := range sums {
+		if n != 0 {
 			byPolicy[of.policy] = append(byPolicy[of.policy], of)
 		}
 	}
-	for policy, waits := range waiting {
-		p := points[policy]
-		if p.Waiting = waits; p == (Point{}) && len(byPolicy[policy]) == 0 {
+	minute := at.UTC().Format("4 ")
+	for policy, n := range inLine {
+		if n == 0 && len(byPolicy[policy]) == 0 {
 			continue
 		}
-		pipe, keys := l.Config().Client.Pipeline(), map[string]bool{}
+		pipe := l.Config().Client.Pipeline()
+		key, kept := count{policy: policy}.set(l, at)
+		sets := map[string]time.Duration{key: kept}
 		for _, of := range byPolicy[policy] {
-			key := keyOf(l, policy, of.unit, at)
-			pipe.ZIncrBy(ctx, key, float64(sums[of]), of.tenant)
-			keys[key] = true
+			key, kept := of.set(l, at)
+			sets[key] = kept
+			member := of.member
+			if of.unit == "" {
+				member = minute + member
+			}
+			pipe.ZIncrBy(ctx, key, float64(sums[of]), member)
 		}
-		for key := range keys {
-			pipe.ZRemRangeByRank(ctx, key, 0, -1-maxTenants)
+		pipe.ZAdd(ctx, key, redis.Z{Score: float64(n), Member: minute + waiting})
+		for key, kept := range sets {
+			pipe.ZRemRangeByRank(ctx, key, 0, -1-maxMembers)
 			pipe.Expire(ctx, key, kept)
 		}
-		key, minute := hourOf(l, policy, at)
-		pipe.HIncrBy(ctx, key, minute+"g", p.Granted)
-		pipe.HIncrBy(ctx, key, minute+"r", p.Refused)
-		pipe.HSet(ctx, key, minute+"w", p.Waiting)
-		pipe.Expire(ctx, key, historyKept)
 		cmds, err := pipe.Exec(ctx)
 		if err != nil {
 			l.Config().Logger.Warn("usage: what a policy granted could not be written", "policy", policy, "err", err)
 		}
 		if err != nil && cmds[0].Err() != nil { // else Redis refused a later one, and some are written
-			c.point(policy, p)
 			for _, of := range byPolicy[policy] {
-				c.add(throttle.Request{Policy: policy, Tenant: of.tenant}, of.unit, sums[of])
+				c.add(of, sums[of])
 			}
 		}
 	}
-}
-
-// keyOf returns the key of a bucket, beside the windows of its policy.
-func keyOf(l *throttle.Limiter, policy, unit string, at time.Time) string {
-	return fmt.Sprintf("%ssluice:{%s}:y:%s:%d", l.Config().Prefix, policy, unit, at.Unix()/int64(bucket/time.Second))
 }
 
 // A Use is the grants to one tenant.
@@ -218,7 +222,8 @@ func Top(ctx context.Context, l *throttle.Limiter, o TopOptions) ([]Use, error) 
 	pipe := l.Config().Client.Pipeline() // ZUNION would need a Redis that has it
 	var parts []*redis.ZSliceCmd
 	for ago := time.Duration(0); ago <= Span; ago += bucket {
-		parts = append(parts, pipe.ZRangeWithScores(ctx, keyOf(l, o.Policy, o.Unit, now.Add(-ago)), 0, -1))
+		key, _ := count{policy: o.Policy, unit: o.Unit}.set(l, now.Add(-ago))
+		parts = append(parts, pipe.ZRangeWithScores(ctx, key, 0, -1))
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, fmt.Errorf("usage: policy %q: %w", o.Policy, err)
@@ -238,4 +243,60 @@ func Top(ctx context.Context, l *throttle.Limiter, o TopOptions) ([]Use, error) 
 		uses = append(uses, Use{tenant, units[tenant], float64(units[tenant]) / float64(max(1, all))})
 	}
 	return uses, nil
+}
+
+// HistorySpan is how far back History goes, and Step the time that a Point stands for.
+const HistorySpan, Step = 24 * time.Hour, time.Minute
+
+// A Point is what happened in a minute.
+type Point struct {
+	At                        time.Time // when it began
+	Granted, Refused, Waiting int64     // requests, refusals by the upstream, and tickets in line at its end
+	Known                     bool      // something was written
+}
+
+// History returns the minutes of some policies from a time on. The last one is under way. The error
+// wraps that of go-redis.
+func History(ctx context.Context, l *throttle.Limiter, policies []string, since time.Time) (map[string][]Point, error) {
+	now := time.Now()
+	since = since.Truncate(Step)
+	type hour struct {
+		from   time.Time
+		points []Point
+		set    *redis.ZSliceCmd
+	}
+	var hours []hour
+	all, pipe := map[string][]Point{}, l.Config().Client.Pipeline()
+	for _, policy := range policies {
+		for at := since; !at.After(now); at = at.Add(Step) {
+			all[policy] = append(all[policy], Point{At: at})
+		}
+		for at := since.Truncate(time.Hour); !at.After(now); at = at.Add(time.Hour) {
+			key, _ := count{policy: policy}.set(l, at)
+			hours = append(hours, hour{at, all[policy], pipe.ZRangeWithScores(ctx, key, 0, -1)})
+		}
+	}
+	if _, err := pipe.Exec(ctx); err != nil && len(hours) > 0 {
+		return nil, fmt.Errorf("usage: history: %w", err)
+	}
+	for _, h := range hours {
+		for _, z := range h.set.Val() {
+			minute, what, _ := strings.Cut(z.Member.(string), " ")
+			n, _ := strconv.Atoi(minute)
+			i := int(h.from.Add(time.Duration(n)*Step).Sub(since) / Step)
+			if i < 0 || i >= len(h.points) {
+				continue
+			}
+			p := &h.points[i]
+			switch p.Known = true; what {
+			case granted:
+				p.Granted = int64(z.Score)
+			case refused:
+				p.Refused = int64(z.Score)
+			case waiting:
+				p.Waiting = int64(z.Score)
+			}
+		}
+	}
+	return all, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -129,4 +130,68 @@ func TestThePageWaitsForRedisInTime(t *testing.T) {
 		}
 		time.Sleep(time.Minute) // until all calls have ended
 	})
+}
+
+// slow has some commands take seconds.
+type slow struct{ redis.Hook }
+
+func (slow) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if of, _ := ctx.Value(slow{}).(func(redis.Cmder) bool); of != nil && of(cmd) {
+			time.Sleep(2 * time.Second)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (slow) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (slow) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// However Redis hangs, an action is answered within 2 s. What has not begun by then never does. Of what has,
+// nobody knows what became of it.
+func TestActionsWaitForRedisInTime(t *testing.T) {
+	t.Parallel()
+	for want, of := range map[string]func(redis.Cmder) bool{
+		"Redis does not answer. Nothing has changed.": func(redis.Cmder) bool { return true },
+		"Redis does not answer: whether this was done, or a part of it, is not known. When Redis answers": func(cmd redis.Cmder) bool {
+			return strings.HasPrefix(cmd.Name(), "eval") && fmt.Sprint(cmd.Args()[2]) == "2" // the state and the log
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			client := throttletest.InMemory(t).Client(t)
+			client.AddHook(slow{})
+			limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{Name: "p",
+				Windows: []throttle.Window{{Name: "w", Limit: 1, Period: time.Hour}}}}})
+			sitetest.Must(t, err)
+			store, err := control.NewStore(limiter)
+			sitetest.Must(t, err)
+			p, err := page.New(page.Config{Control: store, Limiter: limiter, Token: token})
+			sitetest.Must(t, err)
+			cookie, ctx := "", t.Context()
+			do := func(method, path string, form url.Values) *httptest.ResponseRecorder {
+				r, w := httptest.NewRequestWithContext(ctx, method, path, strings.NewReader(form.Encode())), httptest.NewRecorder()
+				r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+				r.Header.Set("Cookie", cookie)
+				p.ServeHTTP(w, r)
+				return w
+			}
+			cookie, _, _ = strings.Cut(do("POST", "/sign-in", url.Values{"token": {token}, "who": {"anna"}}).Header().Get("Set-Cookie"), ";")
+			_, csrf, _ := strings.Cut(do("GET", "/?policy=p", nil).Body.String(), `name="csrf" value="`)
+			csrf, _, _ = strings.Cut(csrf, `"`)
+			begun := time.Now()
+			ctx = context.WithValue(ctx, slow{}, of)
+			text := do("POST", "/change", url.Values{"csrf": {csrf}, "policy": {"p"}, "what": {"pause"}, "for": {"1h"}, "why": {"a test"},
+				"sure": {"yes"}, "version": {"0"}}).Body.String()
+			if took := time.Since(begun); took > 2*time.Second || !strings.Contains(text, want) {
+				t.Errorf("after %v it does not say %q:\n%s", took, want, text)
+			}
+			time.Sleep(time.Minute)
+			state, err := store.State(t.Context())
+			if unchanged := strings.Contains(want, "Nothing"); err != nil || unchanged != (len(state.Pauses) == 0) {
+				t.Errorf("after %q these are in force: %+v, %v", want, state.Pauses, err)
+			}
+		})
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -45,7 +46,16 @@ type action struct {
 	form                 url.Values
 	config               throttle.Policy // of the policy
 	state                control.State
+	begun                atomic.Bool // it is being done, or it was given up before
 }
+
+var (
+	errUnknown = errors.New("whether this was done, or a part of it, is not known")
+	errLate    = fmt.Errorf("%w: %w", errSilent, errUnknown)
+)
+
+// dropping is what is said of a drop that takes long: it goes on.
+const dropping = "dropping"
 
 // change shows what an operator's form would do, or does it if the operator is sure.
 func (p *Page) change(w http.ResponseWriter, r *http.Request) {
@@ -72,28 +82,57 @@ func (p *Page) change(w http.ResponseWriter, r *http.Request) {
 	}
 	a := action{what: r.PostForm.Get("what"), policy: r.PostForm.Get("policy"), tenant: tenant, form: r.PostForm,
 		by: control.By{Who: s.Who, Why: strings.TrimSpace(r.PostForm.Get("why"))}}
+	ctx, cancel := context.WithTimeout(r.Context(), changeWithin)
+	defer cancel()
 	var shown *preview
 	if err == nil {
-		shown, err = p.act(r.Context(), &a)
+		shown, err = p.inTime(ctx, &a)
 	}
+	r = r.WithContext(ctx)
 	r.URL.RawQuery = back.Encode()
+	back.Set("done", a.what)
 	switch {
+	case err == errLate && a.what == control.Dropped:
+		back.Set("done", dropping)
+	case errors.Is(err, errUnknown):
+		p.render(w, r, http.StatusGatewayTimeout, sentence(err.Error())+
+			". When Redis answers, look at what is in force and at the log, before you repeat it.", nil)
+		return
 	case err != nil:
 		p.render(w, r, http.StatusUnprocessableEntity, sentence(err.Error())+". Nothing has changed.", nil)
+		return
 	case shown != nil:
 		p.render(w, r, http.StatusOK, "", shown)
-	default:
-		p.recent.forget()
-		p.config.Logger.Info("page: a change", "what", a.what, "policy", a.policy, "tenant", tenant, "who", s.Who)
-		back.Set("done", a.what)
-		redirect(w, "./?"+back.Encode(), http.StatusSeeOther)
+		return
 	}
+	p.recent.forget()
+	redirect(w, "./?"+back.Encode(), http.StatusSeeOther)
+}
+
+// inTime waits for act as long as a page does. What has begun then goes on, and what has not never begins.
+func (p *Page) inTime(ctx context.Context, a *action) (*preview, error) {
+	var shown *preview
+	var err error
+	done := make(chan struct{})
+	go func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTimeout)
+		defer cancel()
+		shown, err = p.act(ctx, a)
+		close(done)
+	}()
+	select {
+	case <-done:
+		return shown, err
+	case <-time.After(viewWithin):
+	}
+	if a.begun.CompareAndSwap(false, true) {
+		return nil, errSilent
+	}
+	return nil, errLate
 }
 
 // act returns what an action would do, or does it and returns nil.
 func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
 	policies := p.config.Limiter.Policies()
 	i := slices.IndexFunc(policies, func(policy throttle.Policy) bool { return policy.Name == a.policy })
 	if i < 0 {
@@ -121,7 +160,14 @@ func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
 		if seen := a.form.Get("version"); seen != version {
 			return nil, fmt.Errorf("version %s: somebody has published version %s since", seen, version)
 		}
-		return nil, do(ctx)
+		if !a.begun.CompareAndSwap(false, true) {
+			return nil, errSilent
+		}
+		if err = do(ctx); isSilent(err) || err != nil && a.what == control.Dropped {
+			err = fmt.Errorf("%w: %w", err, errUnknown)
+		}
+		p.config.Logger.Info("page: a change", "what", a.what, "policy", a.policy, "tenant", a.tenant, "who", a.by.Who, "err", err)
+		return nil, err
 	}
 	shown.What, shown.Form = a.what, url.Values{"version": {version}, "policy": {a.policy}, "tenant": {url.QueryEscape(a.tenant)}}
 	for key, values := range a.form {
@@ -146,16 +192,11 @@ func (p *Page) plan(ctx context.Context, a *action) (do func(context.Context) er
 		return func(ctx context.Context) error {
 			return p.config.Control.Pause(ctx, a.policy, a.tenant, a.length, a.by)
 		}, shown, nil
-	case control.Resumed:
-		shown.Text = fmt.Sprintf("The pause of %s, %s, ends now. What waits starts as the limits allow.", a.policy, who)
+	case control.Resumed, control.Cleared:
+		ends := map[string]string{control.Resumed: "pause", control.Cleared: "override"}[a.what]
+		shown.Text = fmt.Sprintf("The %s of %s, %s, ends now. What waits starts as the limits allow.", ends, a.policy, who)
 		return func(ctx context.Context) error {
-			_, err := p.config.Control.Resume(ctx, a.policy, a.tenant, a.by)
-			return err
-		}, shown, nil
-	case control.Cleared:
-		shown.Text = fmt.Sprintf("The override of %s, %s, ends now.", a.policy, who)
-		return func(ctx context.Context) error {
-			_, err := p.config.Control.ClearOverride(ctx, a.policy, a.tenant, a.by)
+			_, err := p.config.Control.End(ctx, a.what, a.policy, a.tenant, a.by)
 			return err
 		}, shown, nil
 	case control.WasReset:
@@ -225,7 +266,7 @@ func (p *Page) planLimit(ctx context.Context, a *action, until string) (func(con
 		return nil, nil, err
 	}
 	i := slices.IndexFunc(policies, func(policy throttle.Policy) bool { return policy.Name == a.policy })
-	shown, err := p.simulate(ctx, a.config, inspect.Variant{Policy: policies[i]})
+	shown, err := p.simulate(ctx, a, inspect.Variant{Policy: policies[i]})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -252,7 +293,7 @@ func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(
 	if err != nil {
 		return nil, nil, err
 	}
-	shown, err := p.simulate(ctx, a.config, inspect.Variant{Policy: a.config, Overrides: []throttle.TenantOverride{o}})
+	shown, err := p.simulate(ctx, a, inspect.Variant{Policy: a.config, Overrides: []throttle.TenantOverride{o}})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -275,9 +316,16 @@ func (a *action) replaces() string {
 const previewRows = 8
 
 // simulate compares when tasks would start.
-func (p *Page) simulate(ctx context.Context, now throttle.Policy, then inspect.Variant) (*preview, error) {
-	both, err := inspect.Of(p.config.Limiter).Simulate(ctx, inspect.Variant{Policy: now}, then)
-	if err != nil {
+func (p *Page) simulate(ctx context.Context, a *action, then inspect.Variant) (*preview, error) {
+	if a.form.Get("sure") != "" {
+		return &preview{}, nil // nobody sees it
+	}
+	ctx, cancel := context.WithTimeout(ctx, viewWithin/2)
+	defer cancel()
+	both, err := inspect.Of(p.config.Limiter).Simulate(ctx, inspect.Variant{Policy: a.config}, then)
+	if isSilent(err) {
+		return &preview{Note: "When tasks would start could not be simulated in time."}, nil
+	} else if err != nil {
 		return nil, err
 	}
 	at := func(f inspect.Finish) string {

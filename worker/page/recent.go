@@ -3,6 +3,7 @@ package page
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"sync"
 	"time"
@@ -15,6 +16,8 @@ const (
 	askTimeout = 5 * time.Second         // of a question to Redis
 	viewWithin = 1500 * time.Millisecond // a page waits for its answers
 	maxRecent  = 1000                    // answers
+
+	changeWithin = viewWithin + 400*time.Millisecond // for an action, and the page that tells of it
 )
 
 // recent keeps answers for a moment: however many follow the page, Redis is asked once a second. A
@@ -35,6 +38,12 @@ type answer struct {
 }
 
 var errSilent = errors.New("redis does not answer")
+
+// isSilent reports whether a call has failed as Redis did not answer.
+func isSilent(err error) bool {
+	return errors.Is(err, throttle.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, io.EOF) || errors.As(err, new(net.Error))
+}
 
 // remember returns the answer to a question, which it asks if nobody has done so just now. With an
 // error it returns the last value that came.
@@ -64,8 +73,7 @@ func remember[T any](r *recent, ctx context.Context, key string, ask func(contex
 // answered notes an answer.
 func (r *recent) answered(a *answer, value any, err error) {
 	if err != nil {
-		late := errors.Is(err, throttle.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded)
-		if late || errors.As(err, new(net.Error)) { // Redis does not answer
+		if isSilent(err) {
 			r.fails()
 		}
 		value = a.before

@@ -183,7 +183,7 @@ func (pv *policyView) status() status {
 		return status{Trouble: watch, Word: "Paused until " + clock(pv.Pause.Until, pv.At), How: by}
 	case starving != "":
 		return status{Trouble: watch, Full: full, Word: "Saturated,", How: starving}
-	case pv.Adapted != nil:
+	case isSlow(pv.Adapted):
 		a := pv.Adapted
 		return status{Trouble: watch, Word: "Adapting:",
 			How: fmt.Sprintf("%s of %s per s, until %s", perSecond(a.Rate), perSecond(a.Published), clock(a.Until, pv.At))}
@@ -202,6 +202,10 @@ func (pv *policyView) status() status {
 	}
 	return status{Word: "Flowing"}
 }
+
+// isSlow reports whether refusals have lowered a rate below half, as SluiceRateLowered does. A refusal or
+// two only spread the calls, and what is granted recovers by itself: that is no trouble.
+func isSlow(a *throttle.Adapted) bool { return a != nil && a.Rate < a.Published/2 }
 
 // tenant describes a tenant in a word.
 func (pv *policyView) tenant(v view, t inspect.TenantState) status {

@@ -144,6 +144,7 @@ var notices = map[string]string{
 	control.Resumed:    "The pause has ended.",
 	control.WasReset:   "The windows were reset.",
 	control.Dropped:    "The tasks were dropped.",
+	dropping:           "The drop is under way. Look how many tasks wait, and drop them again if they stay.",
 	setLimit:           "The limit is in force.",
 	front:              "The tenant goes first.",
 	"in":               "You are signed in.",
@@ -220,17 +221,17 @@ func (p *Page) home(ctx context.Context, v *view, names []string, servers []*asy
 	}
 	all.Wait()
 	policies = slices.DeleteFunc(policies, func(pv policyView) bool { return pv.Removed && pv.Waiting == 0 })
-	by := func(a, b policyView) int {
-		switch v.Asked.Sort {
-		case "name":
-			return cmp.Compare(a.Policy, b.Policy)
-		case "waiting":
-			return cmp.Compare(b.Waiting, a.Waiting)
-		}
-		return cmp.Or(cmp.Compare(b.Status.Trouble, a.Status.Trouble), cmp.Compare(b.Longest, a.Longest),
-			cmp.Compare(a.Policy, b.Policy))
+	slices.SortFunc(policies, func(a, b policyView) int {
+		return cmp.Or(cmp.Compare(b.Status.Trouble, a.Status.Trouble), cmp.Compare(b.Longest, a.Longest), cmp.Compare(a.Policy, b.Policy))
+	})
+	v.headline(policies)
+	v.strip(policies, servers)
+	switch v.Asked.Sort {
+	case "name":
+		slices.SortFunc(policies, func(a, b policyView) int { return cmp.Compare(a.Policy, b.Policy) })
+	case "waiting":
+		slices.SortStableFunc(policies, func(a, b policyView) int { return cmp.Compare(b.Waiting, a.Waiting) })
 	}
-	slices.SortFunc(policies, by)
 	groups := []group{{Name: "Needs you", Note: "does not get by alone"}, {Name: "Watch", Note: "gets by without you"}, {Name: "Fine", Note: "nothing to do"}}
 	for _, pv := range policies {
 		g := &groups[act-pv.Status.Trouble]
@@ -240,15 +241,11 @@ func (p *Page) home(ctx context.Context, v *view, names []string, servers []*asy
 		groups = []group{{Name: "All", Policies: policies}}
 	}
 	v.Groups = slices.DeleteFunc(groups, func(g group) bool { return len(g.Policies) == 0 })
-	v.headline(policies)
-	v.strip(policies, servers)
 }
 
 // headline returns the worst trouble. Policies are in order of their trouble.
 func (v *view) headline(policies []policyView) {
-	worst := slices.Clone(policies)
-	slices.SortStableFunc(worst, func(a, b policyView) int { return cmp.Compare(b.Status.Trouble, a.Status.Trouble) })
-	troubled := slices.DeleteFunc(worst, func(pv policyView) bool { return pv.Status.Trouble == fine })
+	troubled := slices.DeleteFunc(slices.Clone(policies), func(pv policyView) bool { return pv.Status.Trouble == fine })
 	if len(troubled) == 0 {
 		v.Headline.Text = "Nothing needs you"
 		return
@@ -287,19 +284,17 @@ func (v *view) strip(policies []policyView, servers []*asynq.ServerInfo) {
 		v.Strip = append(v.Strip, f)
 	}
 	if v.HasControl {
-		f := fact{Name: "Policies", Value: "none published"}
-		published := ""
+		f, most := fact{Name: "Policies", Value: "none published"}, 1 // versions that processes may run
 		if v.InForce.Version > 0 {
-			f.Value = "version " + number(v.InForce.Version)
-			published = fmt.Sprint("published version ", v.InForce.Version)
+			f.Value, most = "version "+number(v.InForce.Version), 0
 		}
 		var others []string
 		for _, runs := range slices.Sorted(maps.Keys(v.processes)) {
-			if runs != published {
+			if runs != fmt.Sprint("published version ", v.InForce.Version) {
 				others = append(others, fmt.Sprintf("%d of the processes: %s", len(v.processes[runs]), runs))
 			}
 		}
-		if published != "" && len(others) > 0 || len(others) > 1 {
+		if len(others) > most {
 			f.Class, f.Note = "watch", strings.Join(others, "; ")
 		}
 		v.Strip = append(v.Strip, f)

@@ -22,6 +22,7 @@ var functions = template.FuncMap{
 	"clock":     clock,
 	"free":      free,
 	"int64":     func(n int) int64 { return int64(n) },
+	"isSlow":    isSlow,
 	"in":        func(at, now time.Time) string { return words.Span(at.Sub(now)) },
 	"long":      words.Span,
 	"most":      func(w throttle.WindowState) int64 { return max(w.Burst, w.Limit, 1) },

@@ -1,8 +1,8 @@
 -- change.lua: makes one change of what is in force, and logs it.
 --
 -- KEYS  1 the state, a hash   2 the log, a stream
--- ARGV  1 field      "policies", "o POLICY TENANT" (an override) or "p POLICY TENANT" (a pause),
---                    escaped; empty: the change is only logged
+-- ARGV  1 field      "policies", "override POLICY TENANT" or "pause POLICY TENANT", escaped;
+--                    empty: the change is only logged
 --       2 value      JSON, or empty: the field is deleted
 --       3 ttl        of an override or a pause (us)
 --       4 version    of policies: the one that this replaces

@@ -112,14 +112,19 @@ func (c *Client) Start(ctx context.Context, task Ref, call string) (bool, error)
 	return c.run(ctx, "start", task.Queue, keys(task.Queue, "t:"+task.ID), call).Bool()
 }
 
-// There reports for each task of one queue whether it exists and may still run.
-func (c *Client) There(ctx context.Context, queue string, ids []string) ([]bool, error) {
-	found, err := c.fields(ctx, queue, ids, "state")
-	exist := make([]bool, len(found))
-	for i, state := range found {
-		exist[i] = state[0] != "" && state[0] != "archived" && state[0] != "completed"
-	}
-	return exist, err
+// Drop drops tasks of one queue that are scheduled or to be retried, as asynq's tools do: Archive, Delete, or
+// "" to look only. It returns 1 for each that it dropped, 0 if it may run still, else -1.
+func (c *Client) Drop(ctx context.Context, queue, how string, ids []string) (found []int64, err error) {
+	err = inBulk(ids, func(some []string) error {
+		args := []any{prefix(queue) + "t:", how, time.Now().Unix(), time.Now().AddDate(0, 0, -90).Unix()}
+		for _, id := range some {
+			args = append(args, id)
+		}
+		reply, err := c.run(ctx, "drop", queue, keys(queue, "scheduled", "retry", "archived"), args...).Int64Slice()
+		found = append(found, reply...)
+		return err
+	})
+	return found, err
 }
 
 // fields returns fields of tasks of one queue, "" for each that is not there. It is a script, as a client

@@ -2,7 +2,6 @@ package asynqredis_test
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
@@ -356,21 +355,33 @@ func TestNudgesNameEachPolicyOnce(t *testing.T) {
 	})
 }
 
-func TestATaskThatHasEndedIsNotThere(t *testing.T) {
+// Only what waits is dropped. A look changes nothing.
+func TestWhatWaitsIsDropped(t *testing.T) {
 	each(t, func(s *site) {
-		ids := []string{"none"}
-		want := []bool{false}
-		for _, state := range []string{"scheduled", "pending", "active", "retry", "archived", "completed"} {
-			s.redis.HSet(s.Context(), "asynq:{"+queue+"}:t:"+state, "state", state)
-			ids, want = append(ids, state), append(want, state != "archived" && state != "completed")
-		}
-		for range 300 { // more than one call
-			ids, want = append(ids, "pending"), append(want, true)
-		}
-		got, err := s.There(s.Context(), queue, ids)
-		s.ok(err)
-		if !slices.Equal(got, want) {
-			t.Errorf("%v of %q", got, ids)
+		key := func(name string) string { return "asynq:{" + queue + "}:" + name }
+		for how, dropped := range map[string]bool{"": false, asynqredis.Archive: true, asynqredis.Delete: true} {
+			ids, want := []string{"none"}, []bool{true, dropped, false, false, dropped, true, true}
+			for _, state := range []string{"scheduled", "pending", "active", "retry", "archived", "completed"} {
+				s.redis.HSet(s.Context(), key("t:"+state), "state", state, "unique_key", "lock-"+state)
+				s.redis.Set(s.Context(), "lock-"+state, state, 0)
+				s.redis.ZAdd(s.Context(), key(state), redis.Z{Score: float64(time.Now().Unix()), Member: state})
+				ids = append(ids, state)
+			}
+			for range 300 { // more than one call
+				ids, want = append(ids, "active"), append(want, false)
+			}
+			got, err := s.Drop(s.Context(), queue, how, ids)
+			s.ok(err)
+			for i, n := range got { // of those that it has dropped a repeated call says that they are not there
+				if (n != 0) != want[i] {
+					t.Errorf("%q: %d for the task %q", how, n, ids[i])
+				}
+			}
+			left, archived := s.redis.Exists(s.Context(), key("t:retry"), "lock-retry").Val(), s.redis.ZCard(s.Context(), key("archived")).Val()
+			if want := map[string][2]int64{"": {2, 1}, asynqredis.Archive: {2, 3}, asynqredis.Delete: {0, 1}}[how]; want != [2]int64{left, archived} {
+				t.Errorf("%q: %d of a task and its lock are left, and %d archived, want %v", how, left, archived, want)
+			}
+			s.redis.FlushAll(s.Context())
 		}
 	})
 }

@@ -42,8 +42,8 @@ type Config struct {
 	Answered func(line string, behind time.Duration)
 	Asynq    *asynqredis.Client // of the server's connection
 
-	// AsynqAnswers is called with each error of asynq's Redis, and with nil when it answers again.
-	AsynqAnswers func(err error)
+	// AsynqAnswers is called with each error of asynq's Redis, and how long it is silent; nil: it answers again.
+	AsynqAnswers func(err error, silent time.Duration)
 
 	Concurrency int                          // of the server: its slots
 	Failed      func(line string, err error) // is called when a take or a join fails

@@ -14,13 +14,13 @@ import (
 // insist repeats a call on asynq's Redis until it is answered, as it may have made tasks active. While
 // Next waits it returns the errors. The result is false if the dispatcher is closed before.
 func (d *Dispatcher) insist(call func(ctx context.Context) error) bool {
-	failed := false
+	failed, begun := false, time.Now()
 	for err := call(d.ctx); err != nil; err = call(d.ctx) {
 		if d.ctx.Err() != nil {
 			return false
 		}
 		failed = true
-		d.AsynqAnswers(err)
+		d.AsynqAnswers(err, time.Since(begun))
 		d.mu.Lock()
 		if d.waiting {
 			d.failed = err
@@ -30,7 +30,7 @@ func (d *Dispatcher) insist(call func(ctx context.Context) error) bool {
 		d.sleep(errorPause)
 	}
 	if failed {
-		d.AsynqAnswers(nil)
+		d.AsynqAnswers(nil, 0)
 	}
 	return true
 }

@@ -139,7 +139,7 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 		b.plain, b.tools = asynq.NewClientFromRedisClient(b.client), asynq.NewInspectorFromRedisClient(b.client)
 		c := dispatch.Config{
 			Answered:     func(string, time.Duration) {},
-			AsynqAnswers: func(error) {},
+			AsynqAnswers: func(error, time.Duration) {},
 			Asynq:        asynqredis.New(served),
 			Concurrency:  1,
 			Failed:       func(string, error) { b.failed.Add(1) },

@@ -224,7 +224,7 @@ func workOfOperator(s *sitetest.Site) {
 	by, of := limits.By{Who: "ops", Why: "a test"}, store(s)
 	must(errOf(of.Publish(s.Context(), s.Limiter.Policies(), 0, by)))
 	must(of.Pause(s.Context(), "api", "acme", time.Minute, by))
-	must(errOf(of.Resume(s.Context(), "api", "acme", by)))
+	must(errOf(of.End(s.Context(), limits.Resumed, "api", "acme", by)))
 	must(errOf(s.Limiter.Reset(s.Context(), "api", "")))
 	must(errOf(worker.Drop(s.Context(), s.Asynq, s.Limiter, worker.DropOptions{Policy: "api", Tenant: "acme"})))
 	changes, err := of.Changes(s.Context(), "", 10)

@@ -1,0 +1,67 @@
+package faulttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// Tens of thousands of tasks are dropped in seconds. A drop that is interrupted tells how many it has dropped,
+// and the next one drops the rest. No ticket has left the line whose task waits.
+func TestADropOfManyTasks(t *testing.T) {
+	t.Parallel()
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Redis(t)), sitetest.Shared(20, time.Second))
+	c, tasks := s.Client(s.Limiter), make([]*asynq.Task, 5000)
+	for i := range tasks {
+		tasks[i] = worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil)
+	}
+	tasks[0] = worker.NewTask(worker.Identity{Tenant: "beta"}, "call", nil)
+	const times = 4
+	for range times {
+		for _, e := range c.EnqueueBulk(t.Context(), tasks) {
+			sitetest.Must(t, e.Err)
+		}
+	}
+	left := func() int {
+		n, err := s.Limiter.Line("api").Len(t.Context())
+		sitetest.Must(t, err)
+		return int(n)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for left() == times*len(tasks) {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}()
+	of := worker.DropOptions{Policy: "api", Tenant: "acme"}
+	first, err := worker.Drop(ctx, s.Asynq, s.Limiter, of)
+	if !errors.Is(err, context.Canceled) || first == 0 || left() != times*len(tasks)-first {
+		t.Fatalf("interrupted after %d: %d wait, %v", first, left(), err)
+	}
+	s.Redis.ConfigResetStat(t.Context())
+	begun := time.Now()
+	rest, err := worker.Drop(t.Context(), s.Asynq, s.Limiter, of)
+	if all := times * (len(tasks) - 1); err != nil || first+rest != all {
+		t.Fatalf("dropped %d and %d of %d: %v", first, rest, all, err)
+	}
+	var calls int
+	_, stats, _ := strings.Cut(s.Redis.Info(t.Context(), "commandstats").Val(), "cmdstat_evalsha:")
+	if _, err := fmt.Sscanf(stats, "calls=%d", &calls); err != nil || calls > rest/20 {
+		t.Errorf("%d calls for %d tasks: %v", calls, rest, err)
+	}
+	t.Logf("%d in %v, by %d calls", rest, time.Since(begun), calls)
+	q, err := s.Inspector.GetQueueInfo("default")
+	if wait := left(); err != nil || q.Archived != 9999 || q.Scheduled != times || wait != times {
+		t.Errorf("%d wait, and the queue is %+v, %v", wait, q, err)
+	}
+}

@@ -129,7 +129,6 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 	dispatching.HasPending = hooks.HasPending
 	s.dispatch = dispatch.New(dispatching)
 	hooks.Look = s.dispatch.Look
-	s.asynq.Slots = s.dispatch.Concurrency
 	s.attempts = &attempts{byTask: map[asynqredis.Ref]*attempt{}, free: s.dispatch.Ended, swept: time.Now()}
 	client.AddHook(&hook{server: s})
 	s.server = asynq.NewServerFromRedisClient(client, s.asynqConfig(c))

@@ -67,8 +67,6 @@ func Connect(opt interface{ MakeRedisClient() any }) (redis.UniversalClient, err
 
 // A Client runs our scripts on asynq's Redis. It is safe for concurrent use.
 type Client struct {
-	Slots int // of the server whose client it is, for Recover
-
 	redis   redis.UniversalClient
 	process string // identifies this client's calls
 	calls   atomic.Uint64
@@ -91,9 +89,9 @@ func New(client redis.UniversalClient) *Client {
 // Redis returns the connection.
 func (c *Client) Redis() redis.UniversalClient { return c.redis }
 
-// Call returns a key that identifies one call, however often it is repeated.
+// Call returns a key that identifies one call, however often it is repeated, and says when it is made.
 func (c *Client) Call() string {
-	return c.process + "/" + strconv.Itoa(c.Slots) + "/" + strconv.FormatUint(c.calls.Add(1), 36)
+	return c.process + "/" + strconv.FormatInt(time.Now().Unix(), 36) + "/" + strconv.FormatUint(c.calls.Add(1), 36)
 }
 
 // identityKept is how long an identity is cached. It ends when that Redis is emptied.

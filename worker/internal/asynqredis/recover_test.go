@@ -9,42 +9,41 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// A server with two slots dies. What it made active after its first two tasks has not started, and
-// goes back. Its first two are left to asynq, and so is what is leased still, or by another server.
-func TestTasksThatNeverStartedGoBack(t *testing.T) {
+// A server dies. What it made active goes back once, unless asynq has renewed the lease: then the task has
+// run for a while. What is leased still is left alone.
+func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 	each(t, func(s *site) {
-		s.store("a", "b", "c", "d", "leased", "another's")
-		dead, another := asynqredis.New(s.redis), asynqredis.New(s.redis)
-		dead.Slots, another.Slots = 2, 1
+		s.store("a", "leased", "renewed")
 		_, err := s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID("pending"))
 		s.ok(err)
-		for _, ids := range [][]string{{"a", "b", "c"}, {"d"}, {"leased"}} {
-			_, err = dead.Pick(s.Context(), queue, dead.Call(), s.waiting(ids...))
-			s.ok(err)
-		}
+		dead := asynqredis.New(s.redis)
+		_, err = dead.Pick(s.Context(), queue, dead.Call(), s.waiting("a", "leased", "renewed"))
+		s.ok(err)
 		_, err = dead.DequeuePending(s.Context(), queue, dead.Call(), 1)
 		s.ok(err)
-		_, err = another.Pick(s.Context(), queue, another.Call(), s.waiting("another's"))
-		s.ok(err)
-		long := time.Now().Add(-time.Hour)
-		for _, id := range []string{"a", "b", "c", "d", "pending", "another's"} {
-			s.redis.ZAdd(s.Context(), "asynq:{default}:lease", z(id, long))
-		}
-		s.ok(dead.Recover(s.Context(), []string{queue}, long)) // it lives
-		s.ok(s.Recover(s.Context(), []string{queue}, long.Add(-time.Second)))
-		s.wantStates("a active, another's active, b active, c active, d active, leased active, pending active")
-		s.ok(s.Recover(s.Context(), []string{"other", queue}, long))
-		s.wantStates("a active, another's active, b active, c scheduled, d scheduled, leased active, pending scheduled")
+		expires := time.Now().Add(asynqredis.LeaseFor)
+		renewed := expires.Add(5 * time.Second)
+		s.redis.ZAdd(s.Context(), "asynq:{default}:lease", z("renewed", renewed), z("leased", renewed.Add(time.Second)))
+		s.ok(dead.Recover(s.Context(), []string{queue}, renewed)) // it lives
+		s.ok(s.Recover(s.Context(), []string{queue}, expires.Add(-slow)))
+		s.wantStates("a active, leased active, pending active, renewed active")
+		s.ok(s.Recover(s.Context(), []string{"other", queue}, renewed))
+		s.wantStates("a scheduled, leased active, pending scheduled, renewed active")
 		due, err := s.Due(s.Context(), queue, false, 10)
 		s.ok(err)
-		if len(due) != 3 || due[0].Mark != asynqredis.FrontMark || due[2].Mark != asynqredis.FrontMark {
+		if len(due) != 2 || due[0].Mark != asynqredis.FrontMark || due[1].Mark != asynqredis.FrontMark {
 			t.Errorf("due: %+v", due)
 		}
+		_, err = s.Apply(s.Context(), queue, false, []asynqredis.Move{{ID: "a"}, {ID: "pending"}})
+		s.ok(err)
+		_, err = dead.DequeuePending(s.Context(), queue, dead.Call(), 2)
+		s.ok(err)
+		s.ok(s.Recover(s.Context(), []string{queue}, renewed))
+		s.wantStates("a active, leased active, pending active, renewed active")
 	})
 }
 
-// A task without retries left goes back unless its server has noted that it may have started, whichever
-// its position. The note is that of one call, and only of a task that this call made active.
+// A task without retries left goes back unless its server has noted that it may have started. The note is that of one call, and only of a task that this call made active.
 func TestALastAttemptThatNeverStartedGoesBack(t *testing.T) {
 	each(t, func(s *site) {
 		for _, id := range []string{"started", "first", "second"} {
@@ -52,7 +51,6 @@ func TestALastAttemptThatNeverStartedGoesBack(t *testing.T) {
 			s.ok(err)
 		}
 		dead := asynqredis.New(s.redis)
-		dead.Slots = 2
 		call := dead.Call()
 		_, err := dead.DequeuePending(s.Context(), queue, call, 3)
 		s.ok(err)

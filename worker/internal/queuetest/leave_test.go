@@ -156,6 +156,37 @@ func TestAMachineThatDiesWithTheLastTicketsDelaysThemBriefly(t *testing.T) {
 	})
 }
 
+// A machine dies while it runs a task. It uses a retry if asynq's heartbeat has seen it run, as with plain
+// asynq, and none if it is younger.
+func TestATaskOfAMachineThatDiesGoesBack(t *testing.T) {
+	for ran, want := range map[time.Duration]int{2 * time.Second: 0, 8 * time.Second: 1} {
+		t.Run(ran.String(), func(t *testing.T) {
+			sitetest.Bubble(t, sitetest.Shared(100, time.Minute), func(t *testing.T, s *sitetest.Site) {
+				var proxy sitetest.Proxy
+				whole := s.Asynq
+				s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(1))
+				s.Serve(func(ctx context.Context, _ *asynq.Task) error { <-ctx.Done(); return ctx.Err() }, sitetest.Calm)
+				time.Sleep(ran)
+				proxy.Cut()
+				s.Asynq = whole
+				s.Serve(func(ctx context.Context, task *asynq.Task) error {
+					if retried, _ := asynq.GetRetryCount(ctx); retried != want {
+						t.Errorf("it has used %d retries, want %d", retried, want)
+					}
+					return s.Ok(ctx, task)
+				}, sitetest.Calm, s.Apart)
+				time.Sleep(2 * time.Minute)
+				if runs := s.Runs(); len(runs) != 1 {
+					t.Errorf("ran %q on the other machine", runs)
+				}
+				proxy.Mend()
+				time.Sleep(2 * time.Second) // go-redis tries to connect in the background
+			})
+		})
+	}
+}
+
 // The limiter does not answer for a while. Whatever waits then, and however it came, starts soon after.
 func TestAnOutageOfTheLimiterDelaysNobodyForLong(t *testing.T) {
 	t.Parallel()

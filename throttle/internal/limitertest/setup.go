@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -152,14 +153,16 @@ func Redis(t *testing.T) *redis.Client {
 	return throttletest.Client(t, throttletest.Redis(t))
 }
 
-// EachCase runs the test for each of the cases, by their names, on one real Redis, which is empty when a
-// case begins.
+// EachCase runs the test for each of the cases, by their names, on one real Redis. Each has a database of
+// its own, as what a limiter does in the background may outlast its case.
 func EachCase[Case any](t *testing.T, cases map[string]Case, test func(t *testing.T, client *redis.Client, c Case)) {
 	t.Helper()
-	client := throttletest.Client(t, throttletest.Redis(t))
+	o := redis.Options{Addr: throttletest.Redis(t, "--databases", strconv.Itoa(len(cases))), DB: -1}
 	for name, c := range cases {
+		o.DB++
 		t.Run(name, func(t *testing.T) {
-			Must(t, client.FlushAll(t.Context()).Err())
+			client := redis.NewClient(&o)
+			t.Cleanup(func() { client.Close() })
 			test(t, client, c)
 		})
 	}

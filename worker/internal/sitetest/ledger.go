@@ -93,7 +93,11 @@ func (l *Ledger) GrantsOf(tenant string) []Grant {
 }
 
 // Granted returns how many grants there were.
-func (l *Ledger) Granted() int { return len(l.Grants()) }
+func (l *Ledger) Granted() int {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	return len(l.grants)
+}
 
 // Order returns the IDs of the tasks granted so far, in the order of their grants.
 func (l *Ledger) Order() (ids []string) {

@@ -14,9 +14,6 @@ do
 
 local LEASE = 22 -- bytes of an entry
 
--- lease_units returns the units of the lease at a place.
-local function lease_units(data, i) return unpack7(data, i + 7) end
-
 -- find_lease returns the place of a lease in st.data, or nil.
 local function find_lease(st, id)
   local from = st.first
@@ -30,7 +27,7 @@ end
 
 -- drop_lease removes the lease at a place.
 local function drop_lease(st, i)
-  st.used = st.used - lease_units(st.data, i)
+  st.used = st.used - unpack7(st.data, i + 7)
   st.data = sub(st.data, st.first, i - 1) .. sub(st.data, i + LEASE)
   st.first = 1
 end
@@ -49,7 +46,7 @@ end
 local function give_back_lease(st, now, at, cost, id)
   local i = find_lease(st, id)
   if not i then return 0 end
-  local units = lease_units(st.data, i)
+  local units = unpack7(st.data, i + 7)
   drop_lease(st, i)
   return units
 end
@@ -62,7 +59,7 @@ algorithms['c'] = {
       if #payload < 14 or (#payload - 14) % LEASE ~= 0 then return nil end
       st.used, st.hold, st.data, st.first = unpack7(payload, 1), unpack7(payload, 8), payload, 15
       while st.first <= #payload and unpack7(payload, st.first) <= now do
-        st.used = st.used - lease_units(payload, st.first)
+        st.used = st.used - unpack7(payload, st.first + 7)
         st.first = st.first + LEASE
       end
     end
@@ -99,7 +96,7 @@ algorithms['c'] = {
   renew = function(st, now, cost, id, waits)
     local i = find_lease(st, id)
     if i then
-      cost = lease_units(st.data, i)
+      cost = unpack7(st.data, i + 7)
       drop_lease(st, i)
     elseif waits or st.used + cost > st.limit then
       return 0

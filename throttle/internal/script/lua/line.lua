@@ -59,7 +59,6 @@
 --   read(key, field) -> value          a field of the hashes t, f or u, or false
 --   read_all(key, names)               reads fields that will be asked for, in one command
 --   write(key, field, value)           sets a field, or deletes it by false, in the end
---   read_queues()                      reads the queues, which all of the below need
 --   queue_of(name) -> q                the record of a queue, and its ROOT; a new one if there is none
 --   alive(q)                           whether it may hold up other queues: a server asks for it
 --   node_of(queue, suffix) -> node
@@ -97,7 +96,7 @@ local function new_line(call)
     call = call, ttl = format('%d', ttl), order = false, rank = rank + 0, hour = hour,
     count = count, before = count,      -- tickets now, and in Redis
     fields = fields, written = written, -- of the hashes
-    nodes = nodes, flows = flows, queues = false,
+    nodes = nodes, flows = flows, queues = {},
     dead_claims = false,                -- whether there are claims whose process is gone
     waiting = {},                       -- sums of line_eta.lua
     limits = ARGV[4] .. ARGV[5],        -- the scopes and windows: calls by other limits differ in them
@@ -154,16 +153,6 @@ local function new_line(call)
   end
 
   function L.alive(q) return q.n > 0 and appointments.kept(q, now) end
-
-  function L.read_queues()
-    if L.queues then return end
-    L.queues = {}
-    local all = L.before > 0 and redis.call('HGETALL', P .. 'z') or {}
-    for i = 1, #all, 2 do
-      local q = new_queue(all[i], all[i + 1])
-      if q.claims and q.n > 0 and not L.alive(q) then L.dead_claims = true end
-    end
-  end
 
   function L.queue_of(name)
     return L.queues[name] or new_queue(name, format('%d 0 0 0 0 %s 0 0 0 1 - 0 -', now, name))
@@ -268,6 +257,10 @@ local function new_line(call)
   end
 
   add_writing(L)
-  if L.before == 0 then L.read_queues() end
+  local all = L.before > 0 and redis.call('HGETALL', P .. 'z') or {}
+  for i = 1, #all, 2 do
+    local q = new_queue(all[i], all[i + 1])
+    if q.claims and q.n > 0 and not L.alive(q) then L.dead_claims = true end
+  end
   return L
 end

@@ -58,9 +58,8 @@ local function new_fair(L)
     if call.only_tenants then flow.tag, flow.changed = tag, true end
     if not call.only_tenants or flow.n == 0 then
       node.tags = node.tags or {}
-      node.tags[flow.tenant] = tag
-      node.new_tags = node.new_tags or {}
-      node.new_tags[flow.tenant] = tag
+      node.tags[flow.tenant], node.moved = tag, true
+      L.change('g:' .. node.key, flow.tenant, tag)
     end
   end
 

@@ -64,7 +64,6 @@ local function new_join(L)
     L.read_all('t', tickets)
     L.read_all('f', flows)
     L.read_all('u', nodes)
-    L.read_queues()
   end
 
   local function waits(id) return L.read('t', id) and true or false end

@@ -187,19 +187,12 @@ local function new_order(L, names, strict)
     begin(turn)
   end
 
-  -- alone tells whether a flow's side is the only one at a narrow scope. That is quick to see where no
-  -- flow of its server waits at one, and no other server asks.
+  -- alone tells whether a flow's side is the only one at a narrow scope, if no other server asks.
   local function alone(flow, suffix)
     if flow.batch or suffix == ROOT or many_servers then return false end
     for k = 1, #sides do
-      local side = sides[k]
-      if side.narrow == nil then
-        local at_root = places.due_at(side.q.queue, ROOT) and 1 or 0
-        side.narrow = redis.call('ZCARD', P .. 'd:' .. side.q.queue) > at_root
-      end
-      if side.narrow and side.q.queue ~= flow.queue and places.due_at(side.q.queue, suffix) then
-        return false
-      end
+      local name = sides[k].q.queue
+      if name ~= flow.queue and places.due_at(name, suffix) then return false end
     end
     return true
   end
@@ -278,7 +271,6 @@ local function new_order(L, names, strict)
 
   function order.moved(suffix)
     if turns[suffix] then turns[suffix].stale = true end
-    for k = 1, suffix ~= ROOT and #sides or 0 do sides[k].narrow = true end
   end
 
   function order.first(list)

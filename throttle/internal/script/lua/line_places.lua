@@ -114,13 +114,18 @@ local function new_places(L)
     return nil, at, false
   end
 
+  -- Redis tells once whether anybody waits at another node than ROOT.
   function places.due_at(queue, suffix)
-    local dues = L.queue_of(queue).dues
-    local time = dues[suffix]
+    local q = L.queue_of(queue)
+    local time = q.dues[suffix]
     if time == nil then
-      time = L.before > 0 and redis.call('ZSCORE', P .. 'd:' .. queue, suffix)
+      local key = P .. q.dues_key
+      if q.narrow == nil and suffix ~= ROOT then
+        q.narrow = L.before > 0 and redis.call('ZCARD', key) > (redis.call('ZSCORE', key, ROOT) and 1 or 0)
+      end
+      time = L.before > 0 and (q.narrow or suffix == ROOT) and redis.call('ZSCORE', key, suffix)
       time = time and time + 0
-      dues[suffix] = time
+      q.dues[suffix] = time
     end
     return time
   end

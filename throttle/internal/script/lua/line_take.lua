@@ -291,7 +291,6 @@ local function new_take(L)
 
   local function put_back(record)
     local J = new_join(L)
-    L.read_queues()
     for ticket in gmatch(sub(record, 32), '[^\n]+') do
       local id, record, key, tenant, weight, suffixes, own =
         match(ticket, '^(%S+) (%S+ %S+ (%S+)) (%S+) %d%S* (%S+) ([^;]*);([^\t]*)')
@@ -345,7 +344,6 @@ local function new_take(L)
   end
 
   local function take(queues, strict, want, appointment, taken)
-    L.read_queues()
     look_at_changes()
     local sides, names = sides_of(queues)
     for i = 1, #sides do

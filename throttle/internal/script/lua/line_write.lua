@@ -84,17 +84,14 @@ local function add_writing(L)
   -- Of tenants' tags those are kept that are above V. The others are the same as V, which passes
   -- tags of tenants that may never come back.
   local function write_tags(node)
-    if not node.shared or not (node.new_tags or node.moved) then return end
-    local tags = 'g:' .. node.key
-    if node.n == 0 then -- nobody is left to be fair to
-      redis.call('DEL', P .. tags)
+    if not node.shared or not node.moved then return end
+    local tags = P .. 'g:' .. node.key
+    if node.n > 0 then
+      redis.call('ZREMRANGEBYSCORE', tags, '-inf', format('%d', node.v))
+    else -- nobody is left to be fair to
+      redis.call('DEL', tags)
       node.v = 0
-      return
     end
-    for tenant, tag in pairs(node.new_tags or {}) do
-      L.change(tags, tenant, tag > node.v and tag) -- else a ticket was put back, and its charge undone
-    end
-    redis.call('ZREMRANGEBYSCORE', P .. tags, '-inf', format('%d', node.v))
   end
 
   local function write_nodes()
@@ -135,11 +132,9 @@ local function add_writing(L)
 
   -- A line without tickets has no keys.
   function L.finish()
-    if not L.queues then return end
     L.flush()
     write_flows()
     write_nodes()
-    L.flush()
     if L.count <= 0 then
       local keys = {P .. 'q', P .. 'l', P .. 't', P .. 'f', P .. 'u', P .. 'z'}
       for _, q in pairs(L.queues) do keys[#keys + 1] = P .. q.dues_key end

@@ -37,7 +37,8 @@ func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 func (l *Limiter) Ping(ctx context.Context) error {
 	refused, err := l.runner.Preflight(ctx)
 	if err == nil && len(refused) > 0 {
-		return fmt.Errorf("%w: %w: its user may not call %s", ErrUnavailable, ErrForbidden, strings.Join(refused, ", "))
+		commands := strings.Join(refused, ", ")
+		return fmt.Errorf("%w: %w: its user may not call %s", ErrUnavailable, ErrForbidden, commands)
 	}
 	return classify(ctx, "", err)
 }

@@ -131,7 +131,8 @@ func (c *claims) take() {
 	var reply script.Taken
 	next := maxTakeInterval
 	if err == nil {
-		reply, next, err = c.limiter.take(context.Background(), cp, c.taker, script.TakeRequest{Claims: c.queue, Max: most})
+		q := script.TakeRequest{Claims: c.queue, Max: most}
+		reply, next, err = c.limiter.take(context.Background(), cp, c.taker, q)
 	}
 	c.mu.Lock()
 	c.taking = false

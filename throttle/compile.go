@@ -105,7 +105,9 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 		attributes := w.Scope.Attributes()
 		scope := slices.IndexFunc(cp.scopes, func(s []string) bool { return slices.Equal(s, attributes) })
 		params := a.Params(w.numbers())
-		sw := script.Window{Scope: scope + 1, Name: w.Name, Kind: a.Kind, Unit: w.Unit, Leases: a.Leases, Params: params}
+		sw := script.Window{
+			Scope: scope + 1, Name: w.Name, Kind: a.Kind, Unit: w.Unit, Leases: a.Leases, Params: params,
+		}
 		if a.Ticks != nil {
 			sw.List = a.Ticks(w.numbers()).Around
 		}

@@ -85,17 +85,17 @@ type Observed struct {
 // period_seconds and retry_in_seconds, and is not read back.
 type WindowState struct {
 	Algorithm Algorithm     `json:"algorithm"`          // how the window counts
-	Burst     int64         `json:"burst"`              // the most units that it holds at once: Limit, unless it is a GCRA window
-	Denied    bool          `json:"denied"`             // the cost does not fit, or the upstream has paused the window
+	Burst     int64         `json:"burst"`              // the most units at once: Limit, but for GCRA
+	Denied    bool          `json:"denied"`             // the cost does not fit, or the upstream paused it
 	Limit     int64         `json:"limit"`              // units per period, for this tenant
 	Name      string        `json:"name"`               // of the window
 	Period    time.Duration `json:"-"`                  // 0 for Calendar and Concurrency
 	Remaining int64         `json:"remaining"`          // units below the limit, whatever a pause; at least 0
-	ResetsAt  time.Time     `json:"resets_at,omitzero"` // when nothing counts any more, if nothing else is granted; zero by Line.Take
-	RetryIn   time.Duration `json:"-"`                  // from Decision.At until the cost fits this window; 0 unless Denied
+	ResetsAt  time.Time     `json:"resets_at,omitzero"` // when nothing counts any more; zero by Line.Take
+	RetryIn   time.Duration `json:"-"`                  // from Decision.At until the cost fits; 0 unless Denied
 	Scope     ScopeValue    `json:"scope"`              // which count of the window this is
 	Unit      string        `json:"unit"`               // what it counts
-	Used      int64         `json:"used"`               // units counted; above the limit after a cut, or by exempt tenants
+	Used      int64         `json:"used"`               // units counted; may be above a limit that was cut
 }
 
 // MarshalJSON writes durations in seconds.

@@ -158,10 +158,13 @@ func (e *BacklogError) Error() string {
 		e.Decision.Policy, quote.Name(e.Decision.Tenant), e.Backlog)
 }
 
+// silent reports whether a context has ended because the limiter does not answer: see package breaker.
+func silent(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrUnavailable) }
+
 // contextError returns the error of a context that has ended, with its cause if that is another.
 func contextError(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
+	if errors.Is(cause, err) || silent(ctx) {
 		return cause
 	}
 	return fmt.Errorf("%w: %w", err, cause)

@@ -89,7 +89,8 @@ func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err 
 		if !ok {
 			return s.Request.bad("flow", s.Flow, "joined by other scopes than the policy has now")
 		}
-		maps.DeleteFunc(s.Request.Cost, func(unit string, _ int64) bool { return !slices.Contains(cp.units, unit) })
+		unknown := func(unit string, _ int64) bool { return !slices.Contains(cp.units, unit) }
+		maps.DeleteFunc(s.Request.Cost, unknown)
 		queue, s.Request.Ticket = s.Request.Ticket.Queue, Ticket{}
 		s.operation, err = n.limiter.checkedFor(ctx, cp, s.Request)
 	case s.Request.Policy != "":
@@ -143,5 +144,6 @@ func (w WindowState) PerSecond(at time.Time) float64 {
 
 // Read calls f with the client of the line and what its keys begin with. Errors are Take's.
 func (n *Line) Read(ctx context.Context, f func(client redis.UniversalClient, prefix string) error) error {
-	return classify(ctx, PolicyOf(n.name), f(n.limiter.runner.Client, script.Prefix(n.limiter.runner.Prefix, n.name)))
+	r := &n.limiter.runner
+	return classify(ctx, PolicyOf(n.name), f(r.Client, script.Prefix(r.Prefix, n.name)))
 }

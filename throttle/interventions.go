@@ -150,7 +150,8 @@ func (l *Limiter) logUnsuited(now, before *interventions) {
 			continue // of another limiter on this Redis, or not new
 		}
 		if _, err := shards[0].overridden(c.tenant, shards[0].Tenants[c.tenant], o); err != nil {
-			l.config.Logger.Warn("throttle: an override has no effect", "policy", c.policy, "tenant", c.tenant, "by", o.By, "err", err)
+			l.config.Logger.Warn("throttle: an override has no effect",
+				"policy", c.policy, "tenant", c.tenant, "by", o.By, "err", err)
 		}
 	}
 }

@@ -78,11 +78,12 @@ func New(c Config) (*Limiter, error) {
 		return nil, errors.New("throttle: Config.Client is nil: must be a connection to Redis")
 	}
 	if !prefixShape.MatchString(c.Prefix) {
-		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -",
-			quote.Short(c.Prefix))
+		return nil, fmt.Errorf("throttle: Config.Prefix %q: "+
+			"must be at most 64 of the characters A-Z a-z 0-9 _ . : -", quote.Short(c.Prefix))
 	}
 	if len(c.Name) > MaxNameBytes {
-		return nil, fmt.Errorf("throttle: Config.Name %q: must be at most %d bytes", quote.Short(c.Name), MaxNameBytes)
+		name := quote.Short(c.Name)
+		return nil, fmt.Errorf("throttle: Config.Name %q: must be at most %d bytes", name, MaxNameBytes)
 	}
 	if c.Name == "" {
 		host, _ := os.Hostname()
@@ -193,7 +194,8 @@ func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (D
 
 // failOpen grants a request that Redis did not answer, if its policy says so.
 func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decision, error) {
-	if !errors.Is(err, ErrUnavailable) || o.Fail != FailOpen || ctx.Err() != nil || o.tenant.pause != nil {
+	gaveUp := ctx.Err() != nil && !silent(ctx)
+	if !errors.Is(err, ErrUnavailable) || o.Fail != FailOpen || gaveUp || o.tenant.pause != nil {
 		return Decision{}, err
 	}
 	r := o.request
@@ -267,7 +269,7 @@ func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request)
 		return nil, r.bad("ticket", "", "must have an ID")
 	}
 	t, err := l.tenant(ctx, cp, r.Tenant)
-	if err != nil {
+	if err != nil && !silent(ctx) { // else the policy's fail mode decides
 		return nil, err
 	}
 	o, err := cp.newOperation(r, t)

@@ -49,7 +49,7 @@ type Observer struct {
 
 // A Call is one call of a script in Redis, which decides requests, or takes tickets.
 type Call struct {
-	Err    error         // nil, or of the class ErrUnavailable, ErrState, ErrClock or ErrReply, or the context's error
+	Err    error         // nil, the context's, or of ErrUnavailable, ErrState, ErrClock or ErrReply
 	N      int           // requests that it decided, or tickets that it took
 	Policy string        // empty for a dequeue
 	Script string        // "decide", "take" or "dequeue"

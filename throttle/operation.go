@@ -31,7 +31,8 @@ type operation struct {
 func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, error) {
 	exempt, ofOne := t.Exempt || r.Exempt, r.Policy != ""
 	t.Exempt = (exempt || cp.Mode == ModeObserve && ofOne) && t.pause == nil
-	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows, observes: t.Exempt && !exempt}
+	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows}
+	o.observes = t.Exempt && !exempt
 	if len(t.Windows) > 0 {
 		o.windows = slices.Clone(cp.windows)
 		for i, w := range o.windows {
@@ -56,7 +57,8 @@ func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, erro
 	}
 	switch {
 	case len(r.IdempotencyKey) > MaxValueBytes:
-		return nil, r.bad("idempotency key", r.IdempotencyKey, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
+		hint := fmt.Sprintf("must be at most %d bytes", MaxValueBytes)
+		return nil, r.bad("idempotency key", r.IdempotencyKey, hint)
 	case len(r.Tenant) > MaxValueBytes:
 		return nil, r.bad(TenantAttribute, r.Tenant, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
 	case r.Class != "" && r.Class != ClassLive && r.Class != ClassBatch:
@@ -251,7 +253,7 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 }
 
 func (o *operation) badStatus(a script.Answer) error {
-	return fmt.Errorf("%w: policy %q: neither granted nor denied nor in line, but %d", ErrReply, o.Name, a.Status)
+	return fmt.Errorf("%w: policy %q: status %d: must be granted, denied or in line", ErrReply, o.Name, a.Status)
 }
 
 func (o *operation) decision(a script.Answer) Decision {

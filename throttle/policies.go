@@ -180,7 +180,7 @@ type policySet struct {
 const maxMatched = 10_000
 
 func (l *Limiter) compile(policies []Policy) (*policySet, error) {
-	set := &policySet{byName: make(map[string][]*compiledPolicy, len(policies)), byLine: make(map[string]*compiledPolicy, len(policies))}
+	set := &policySet{byName: map[string][]*compiledPolicy{}, byLine: map[string]*compiledPolicy{}}
 	for _, p := range policies {
 		shards, err := l.compilePolicy(p)
 		if err != nil {

@@ -49,9 +49,10 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	o.claims.released()
 	d := o.decision(a)
 	if a.Status == script.Granted {
-		r.limiter.config.Observer.Corrected(Correction{Cancelled: true, Change: o.change(a.Before, nil), Reservation: r})
+		change := o.change(a.Before, nil)
+		r.limiter.config.Observer.Corrected(Correction{Cancelled: true, Change: change, Reservation: r})
 	}
-	return Refund{At: d.At, ClockBehind: d.ClockBehind, Cancelled: a.Status == script.Granted, Windows: d.Windows}, nil
+	return Refund{d.At, d.ClockBehind, a.Status == script.Granted, d.Windows}, nil
 }
 
 // Settle corrects the reservation to its real cost, per unit, in all windows but Concurrency
@@ -90,7 +91,8 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	}
 	if a.Status == script.Granted {
 		o.claims.released()
-		r.limiter.config.Observer.Corrected(Correction{Change: o.change(a.Before, costs), Cost: maps.Clone(actual), Reservation: r})
+		change := o.change(a.Before, costs)
+		r.limiter.config.Observer.Corrected(Correction{Change: change, Cost: maps.Clone(actual), Reservation: r})
 	}
 	r.Cost = maps.Collect(maps.All(r.Cost)) // a copy that is not nil
 	maps.Copy(r.Cost, actual)

@@ -35,7 +35,7 @@ type TakenTicket struct {
 	Flow, Cost string   // as recorded at the join, for Line.Matches
 	Rank       int64    // its place, for Line.PutBack
 	NeverFits  bool     // its cost is above a limit by now: nothing was charged, and its work must fail
-	Weight     float64  // of its tenant, above 0, if the policy has shards: their lines should share slots by it
+	Weight     float64  // of its tenant, above 0, by which lines of shards share slots; 0 without shards
 	Decision   Decision // granted, with a Reservation, unless NeverFits or not Line.Matches
 
 	// Since is when the work began to wait: when it joined, or Request.Since.
@@ -275,7 +275,7 @@ func (l *Limiter) replace(ctx context.Context, o *operation, t TakenTicket, matc
 	granted := t.Decision.Reservation
 	if !matches || o.tenant.Exempt || o.neverCounted(granted) != nil { // what was granted does not help it
 		if err := l.Line(o.line).Refund(ctx, []TakenTicket{t}); err != nil {
-			return Decision{}, err
+			return l.failOpen(ctx, o, err)
 		}
 		granted = Reservation{}
 	}

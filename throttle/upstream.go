@@ -17,7 +17,7 @@ type Pause struct {
 	At     time.Time `json:"at"`      // when it was reported or set
 	By     string    `json:"by"`      // which limiter reported it (Config.Name), or which operator set it
 	ByHand bool      `json:"by_hand"` // set by an operator, and not by a refusal
-	Cause  string    `json:"cause"`   // what refused, such as "429", or the operator's reason; empty if that is unknown
+	Cause  string    `json:"cause"`   // what refused, such as "429", or the operator's reason; empty if unknown
 	Tenant string    `json:"tenant"`  // whose call was refused, or who is paused; empty if that is no tenant
 	Until  time.Time `json:"until"`   // before which nothing is granted
 }
@@ -82,7 +82,7 @@ type Adapted struct {
 	Scope     ScopeValue `json:"scope"`     // which count of the window it is the rate of
 	Since     time.Time  `json:"since"`     // the first of them
 	Unit      string     `json:"unit"`      // what the window counts
-	Until     time.Time  `json:"until"`     // when the window grants as before, if no call is refused until then
+	Until     time.Time  `json:"until"`     // when the window grants as before, unless a call is refused
 	Window    string     `json:"window"`    // the window by which grants are spread
 }
 

@@ -64,6 +64,11 @@ func (c *problems) must(valid bool, field string, value any, hint string) {
 	}
 }
 
+// between requires a number of a range. NaN is in none.
+func between[T int | int64 | float64](c *problems, field string, value, least, most T) {
+	c.must(value >= least && value <= most, field, value, fmt.Sprintf("must be %v to %v", least, most))
+}
+
 func mustBeOneOf[T ~string](c *problems, field string, value T, known ...T) {
 	var names []string
 	for _, k := range known {
@@ -81,12 +86,11 @@ func (p Policy) Validate() error {
 	c := problems{at: PolicyError{Policy: p.Name}}
 	c.must(nameShape.MatchString(p.Name), "name", p.Name, nameHint)
 	mustBeOneOf(&c, "adapt", p.Adapt, adapts...)
-	c.must(p.BatchShare >= MinBatchShare && p.BatchShare <= MaxBatchShare, // NaN is not
-		"batch_share", p.BatchShare, fmt.Sprintf("must be %v to %v", MinBatchShare, MaxBatchShare))
+	between(&c, "batch_share", p.BatchShare, MinBatchShare, MaxBatchShare)
 	mustBeOneOf(&c, "fail", p.Fail, FailClosed, FailOpen)
 	mustBeOneOf(&c, "mode", p.Mode, ModeEnforce, ModeObserve)
 	mustBeOneOf(&c, "requeue", p.Requeue, RequeueWhenFits, RequeueEarliestReset)
-	c.must(p.Shards >= 1 && p.Shards <= MaxShards, "shards", p.Shards, fmt.Sprintf("must be 1 to %d", MaxShards))
+	between(&c, "shards", p.Shards, 1, MaxShards)
 	mustBeOneOf(&c, "upstream", p.Upstream, UpstreamTenant, UpstreamShared)
 	c.must(p.MaxPause >= time.Millisecond && p.MaxPause <= MaxPeriod && p.MaxPause%time.Microsecond == 0,
 		"max_pause", p.MaxPause, fmt.Sprintf("must be 1ms to %v, in whole microseconds", MaxPeriod))
@@ -95,9 +99,11 @@ func (p Policy) Validate() error {
 	c.must(p.MaxRefusedWait >= 0 && p.MaxRefusedWait <= MaxPeriod, "max_refused_wait", p.MaxRefusedWait,
 		fmt.Sprintf("must be above 0 and at most %v, or left out for no limit", MaxPeriod))
 	for i, glob := range p.Match {
-		field, expression := fmt.Sprintf("match[%d]", i), strings.HasPrefix(glob, "^") || strings.HasSuffix(glob, "$")
+		field := fmt.Sprintf("match[%d]", i)
+		expression := strings.HasPrefix(glob, "^") || strings.HasSuffix(glob, "$")
 		c.must(glob != "", field, glob, `must be a task type or a glob such as "http:*"`)
-		c.must(len(glob) <= MaxGlobBytes, field, quote.Short(glob), fmt.Sprintf("must be at most %d bytes", MaxGlobBytes))
+		c.must(len(glob) <= MaxGlobBytes, field, quote.Short(glob),
+			fmt.Sprintf("must be at most %d bytes", MaxGlobBytes))
 		c.must(!expression, field, quote.Short(glob), `must be a glob such as "http:*", not a regular expression`)
 	}
 	windows, names := p.Windows, map[string]bool{}
@@ -108,7 +114,8 @@ func (p Policy) Validate() error {
 	for _, w := range windows {
 		w.check(&c)
 		c.at.Window = w.Name
-		c.must(w.Name == "" || !names[w.Name], "name", w.Name, "is taken: windows of one policy have different names")
+		c.must(w.Name == "" || !names[w.Name], "name", w.Name,
+			"is taken: windows of one policy have different names")
 		c.at.Window, names[w.Name] = "", true
 		c.must(p.Shards <= 1 || w.Scope.has(TenantAttribute), "shards", p.Shards, fmt.Sprintf(
 			"must be left out: tenants share window %q, and so it counts in one place; "+
@@ -126,7 +133,7 @@ func (w Window) check(c *problems) {
 	c.at.Window = w.Name
 	defer func() { c.at.Window = "" }()
 	c.must(nameShape.MatchString(w.Name), "name", w.Name, nameHint)
-	c.must(w.Limit >= 1 && w.Limit <= MaxLimit, "limit", w.Limit, fmt.Sprintf("must be 1 to %d", int64(MaxLimit)))
+	between(c, "limit", w.Limit, 1, MaxLimit)
 	c.must(nameShape.MatchString(w.Unit), "unit", w.Unit, nameHint)
 	c.must(len(per) <= MaxAttributes, "per", per, fmt.Sprintf("must be at most %d attributes", MaxAttributes))
 	c.must(len(slices.Compact(slices.Clone(per))) == len(per), "per", per, "must name every attribute once")
@@ -141,7 +148,8 @@ func (w Window) check(c *problems) {
 		c.bad("algorithm", string(w.Algorithm), "must be one of "+algorithmNames()+`; a token bucket is "gcra"`)
 		return
 	}
-	timed, notFor := a.Has(algorithm.OptionPeriod), `is not for windows with "algorithm: `+string(w.Algorithm)+`"`
+	timed := a.Has(algorithm.OptionPeriod)
+	notFor := `is not for windows with "algorithm: ` + string(w.Algorithm) + `"`
 	longest := MaxPeriod // of a margin
 	switch {
 	case !timed && w.Period != 0:
@@ -193,8 +201,9 @@ func (p Policy) validateTenant(name string, t Tenant) error {
 
 func (p Policy) checkTenant(c *problems, name string, t Tenant) {
 	c.at = PolicyError{Policy: p.Name, Tenant: name}
-	c.must(name != "" && len(name) <= MaxValueBytes, "tenant", name, fmt.Sprintf("must be 1 to %d bytes", MaxValueBytes))
-	c.must(t.Weight > 0 && t.Weight <= 1e6, "weight", t.Weight, "must be above 0 and at most 1000000") // NaN is not
+	c.must(name != "" && len(name) <= MaxValueBytes, "tenant", name,
+		fmt.Sprintf("must be 1 to %d bytes", MaxValueBytes))
+	c.must(t.Weight > 0 && t.Weight <= 1e6, "weight", t.Weight, "must be above 0 and at most 1000000")
 	for _, window := range slices.Sorted(maps.Keys(t.Windows)) {
 		i := slices.IndexFunc(p.Windows, func(w Window) bool { return w.Name == window })
 		switch {

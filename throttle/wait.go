@@ -181,8 +181,8 @@ func (o *operation) leave(ctx context.Context, claim string) {
 // matches reports whether the policy, as it is now, would have such a ticket wait for the request.
 func (w *waiter) matches(t *script.TakenTicket) bool {
 	cp, err := w.limiter.decides(w.operation.line, w.request)
-	return err == nil && cp.claims == w.operation.claims && t.Granted != "" && t.Costs == cp.costsText(w.request) &&
-		t.Flow == cp.flow(cp.claims.queue, w.request)
+	return err == nil && cp.claims == w.operation.claims && t.Granted != "" &&
+		t.Costs == cp.costsText(w.request) && t.Flow == cp.flow(cp.claims.queue, w.request)
 }
 
 // end ends the claim, and gives back what it got and nobody read.

@@ -75,7 +75,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		s.leave(ctx, request)
 		err = missed(request.Policy, request.Tenant, request.Deadline, a.begun)
 	} else {
-		d, err = s.decideOrSweep(ctx, a.grant, request, policy.Fail)
+		d, err = s.decideOrSweep(ctx, a.grant, request)
 	}
 	if err == nil { // else the grant of before may have been replaced or not
 		granted = d
@@ -165,20 +165,20 @@ func (s *Server) runUncounted(ctx context.Context, a *attempt) error {
 // decideOrSweep is decide. If the task can never start because of those that wait before it, tickets
 // of tasks that were deleted leave the line, and it is decided once more.
 func (s *Server) decideOrSweep(
-	ctx context.Context, grant *dispatch.Grant, request throttle.Request, fail throttle.FailMode,
+	ctx context.Context, grant *dispatch.Grant, request throttle.Request,
 ) (throttle.Decision, error) {
-	d, err := s.decide(ctx, grant, request, fail)
+	d, err := s.decide(ctx, grant, request)
 	if !errors.As(err, new(*throttle.TooLateError)) ||
 		!s.sweeper.sweep(ctx, s.lineOf(request), s.asynq, time.Now()) {
 		return d, err
 	}
-	return s.decide(ctx, nil, request, fail)
+	return s.decide(ctx, nil, request)
 }
 
 // decide returns what was decided for the task before it had a slot, if that is still right, and else
 // asks the limiter.
 func (s *Server) decide(
-	ctx context.Context, grant *dispatch.Grant, request throttle.Request, fail throttle.FailMode,
+	ctx context.Context, grant *dispatch.Grant, request throttle.Request,
 ) (d throttle.Decision, err error) {
 	ask := func(ctx context.Context) error {
 		d, err = s.config.Limiter.Reserve(ctx, request)
@@ -196,13 +196,6 @@ func (s *Server) decide(
 		}
 	}
 	err = s.breaker.Do(ctx, breaker.AnswerWithin, ask)
-	if errors.Is(err, throttle.ErrUnavailable) && fail == throttle.FailOpen && ctx.Err() == nil {
-		d = throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true}
-		d.Policy, d.Tenant = request.Policy, request.Tenant
-		d.Reservation = s.config.Limiter.Attach(throttle.Reservation{Request: request, At: d.At})
-		s.config.Limiter.Config().Observer.Decided(d)
-		return d, nil
-	}
 	return d, err
 }
 

@@ -38,28 +38,38 @@ type Breaker struct {
 	silence Backoff // one caller may ask when it has passed
 }
 
-var errSilent = fmt.Errorf("%w: it did not answer a moment ago", throttle.ErrUnavailable)
+var (
+	errSilent = fmt.Errorf("%w: it did not answer a moment ago", throttle.ErrUnavailable)
+	errSlow   = fmt.Errorf("%w: %w", throttle.ErrUnavailable, context.DeadlineExceeded)
+)
 
-// Do calls ask with a context that ends after timeout, or sooner while the limiter is silent. If
-// the time is up the error is throttle.ErrUnavailable.
+// Do calls ask with a context that ends after timeout, or sooner while the limiter is silent. While
+// another caller finds out whether it answers again, the context has ended already. The cause of that end,
+// and the class of the error then, is throttle.ErrUnavailable.
 func (b *Breaker) Do(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
-	timeout, ok := b.begin(time.Now(), timeout)
-	if !ok {
-		return errSilent
+	cause := errSlow
+	timeout, asks := b.begin(time.Now(), timeout)
+	if !asks {
+		timeout, cause = 0, errSilent
 	}
-	call, cancel := context.WithTimeout(ctx, timeout)
+	call, cancel := context.WithTimeoutCause(ctx, timeout, cause)
 	defer cancel()
 	err := ask(call)
 	if ctx.Err() != nil {
 		return err
 	}
+	silent := errors.Is(call.Err(), context.DeadlineExceeded)
+	if silent && err != nil && !errors.Is(err, throttle.ErrUnavailable) {
+		err = fmt.Errorf("%w: %w", throttle.ErrUnavailable, err)
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err != nil && errors.Is(call.Err(), context.DeadlineExceeded) {
+	switch {
+	case silent && asks:
 		b.silence.Fail(time.Now())
-		return fmt.Errorf("%w: %w", throttle.ErrUnavailable, err)
+	case asks:
+		b.silence = Backoff{}
 	}
-	b.silence = Backoff{}
 	return err
 }
 

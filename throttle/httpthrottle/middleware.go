@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/sluice-go/sluice/internal/breaker"
 	"github.com/sluice-go/sluice/throttle"
@@ -84,7 +83,8 @@ func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) 
 	policies := c.Limiter.Policies()
 	i := slices.IndexFunc(policies, func(p throttle.Policy) bool { return p.Name == c.Policy })
 	if i < 0 {
-		return nil, fmt.Errorf("httpthrottle: MiddlewareConfig.Policy %q: must be a policy of the limiter", c.Policy)
+		return nil, fmt.Errorf("httpthrottle: MiddlewareConfig.Policy %q: "+
+			"must be a policy of the limiter", c.Policy)
 	}
 	if err := c.checkScopes(policies[i]); err != nil {
 		return nil, err
@@ -151,22 +151,19 @@ func (g *guard) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 	next.ServeHTTP(w, r.WithContext(ctx))
 }
 
-// reserve asks the limiter. If that does not answer, the policy's fail mode decides.
+// reserve asks the limiter. A denial stands if Redis does not answer when it is charged.
 func (g *guard) reserve(ctx context.Context, r throttle.Request) (d throttle.Decision, err error) {
-	err = g.breaker.Do(ctx, breaker.AnswerWithin, func(ctx context.Context) (err error) {
+	err = g.breaker.Do(ctx, breaker.AnswerWithin, func(ctx context.Context) error {
 		d, err = g.Limiter.Reserve(ctx, r)
 		if err == nil && !d.Granted && g.ChargeRefused {
-			d, err = g.charge(ctx, r, d)
+			charged, failed := g.charge(ctx, r, d)
+			if !errors.Is(failed, throttle.ErrUnavailable) {
+				d, err = charged, failed
+			}
 		}
 		return err
 	})
-	policy, _ := g.Limiter.Lookup(g.Policy)
-	if !errors.Is(err, throttle.ErrUnavailable) || policy.Fail != throttle.FailOpen || ctx.Err() != nil {
-		return d, err
-	}
-	d = throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}
-	g.Limiter.Config().Observer.Decided(d)
-	return d, nil
+	return d, err
 }
 
 func (g *guard) request(r *http.Request) throttle.Request {

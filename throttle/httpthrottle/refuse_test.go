@@ -61,7 +61,8 @@ func TestRequestsDoNotWaitForARedisThatHangs(t *testing.T) {
 			defer client.Close()
 			p := policy("site", perHour(1))
 			p.Fail = fail
-			h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limitertest.New(t, client, p), Policy: "site"})(http.HandlerFunc(ok))
+			limiter := limitertest.New(t, client, p)
+			h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "site"})(http.HandlerFunc(ok))
 			begun, longest := time.Now(), time.Duration(0)
 			for i := range 100 {
 				asked := time.Now()
@@ -74,6 +75,12 @@ func TestRequestsDoNotWaitForARedisThatHangs(t *testing.T) {
 			took := time.Since(begun)
 			limitertest.That(t, took <= 10*time.Second && longest <= 250*time.Millisecond,
 				"fail", fail, "100 requests took", took, "and one after the first", longest)
+			now := time.Now()
+			limiter.SetInterventions(throttle.Interventions{At: now, Pauses: []throttle.OperatorPause{
+				{Policy: "site", Until: now.Add(time.Hour)},
+			}})
+			resp := ask(h, "10.0.0.1", "")
+			limitertest.That(t, resp.StatusCode == 503, "fail", fail, "while operators pause it", resp.StatusCode)
 		})
 	}
 }

@@ -116,7 +116,8 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 		return nil, fmt.Errorf("httpthrottle: TransportConfig.MaxWait %v: must not be below 0", c.MaxWait)
 	}
 	if c.Pause < 0 || c.Pause > throttle.MaxPeriod {
-		return nil, fmt.Errorf("httpthrottle: TransportConfig.Pause %v: must be 0 to %v", c.Pause, throttle.MaxPeriod)
+		return nil, fmt.Errorf("httpthrottle: TransportConfig.Pause %v: must be 0 to %v",
+			c.Pause, throttle.MaxPeriod)
 	}
 	if c.Base == nil {
 		c.Base = http.DefaultTransport

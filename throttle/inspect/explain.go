@@ -29,7 +29,7 @@ type TicketState struct {
 	Class      throttle.Class    `json:"class,omitempty"`
 	Cost       map[string]int64  `json:"cost,omitempty"`  // by unit
 	Key        string            `json:"key,omitempty"`   // Request.Key
-	Joined     time.Time         `json:"joined,omitzero"` // when it began to wait, also if it ran since and was refused
+	Joined     time.Time         `json:"joined,omitzero"` // when it began to wait, even if it ran since
 
 	// Position is that of the ticket among the Of tickets of its tenant, attributes, queue and class,
 	// from 1. It is 0 if it has just left.
@@ -78,10 +78,10 @@ func (l *line) explain(ctx context.Context, name string, record script.Ticket, s
 		return err
 	}
 	r, d := standing.Request, standing.Decision
-	s.Waiting, s.Tenant, s.Attributes, s.Cost, s.Key = true, r.Tenant, maps.Clone(r.Attributes), r.Cost, record.Key
-	s.Class, s.Joined = cmp.Or(r.Class, throttle.ClassLive), time.UnixMicro(record.Since)
-	if len(flows) == 0 || standing.Err != nil { // it has just left, or joined by other scopes than the policy has now
-		return nil
+	s.Waiting, s.Tenant, s.Attributes, s.Cost = true, r.Tenant, maps.Clone(r.Attributes), r.Cost
+	s.Key, s.Class, s.Joined = record.Key, cmp.Or(r.Class, throttle.ClassLive), time.UnixMicro(record.Since)
+	if len(flows) == 0 || standing.Err != nil {
+		return nil // it has just left, or joined by other scopes than the policy has now
 	}
 	s.At = d.At
 	if s.Limits.add(standing, true, true); !d.AlreadyQueued {

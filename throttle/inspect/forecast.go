@@ -39,7 +39,8 @@ type waiting struct {
 
 // snapshot reads a line, with the requests of demands. Of the first MaxSimulated flows that wait it asks
 // what their windows have counted. Without demands, it leaves out calls that wait in place.
-func (i Inspector) snapshot(ctx context.Context, name string, demands ...*throttle.Standing) (*snapshot, error) {
+func (i Inspector) snapshot(ctx context.Context, name string, demands ...*throttle.Standing) (
+	*snapshot, error) {
 	for tries := 1; ; tries++ {
 		s, err := i.read(ctx, name, demands)
 		if err != nil || tries == 3 {
@@ -81,8 +82,8 @@ func (i Inspector) read(ctx context.Context, name string, demands []*throttle.St
 	asked := 0
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if f := all[name]; f.tickets > 0 && (demands != nil || !strings.HasPrefix(name, "!")) {
-			standing := &throttle.Standing{Flow: name, Costs: f.costs(), Ask: !known[name] && asked < MaxSimulated}
-			if standing.Ask {
+			standing := &throttle.Standing{Flow: name, Costs: f.costs()}
+			if standing.Ask = !known[name] && asked < MaxSimulated; standing.Ask {
 				asked++
 			}
 			s.waiting, s.standings = append(s.waiting, waiting{f, standing}), append(s.standings, standing)
@@ -187,7 +188,8 @@ func (s *snapshot) scope(standing *throttle.Standing, i int) *plan.Scope {
 	if slices.ContainsFunc(scope.Windows, func(made *plan.Window) bool { return made.Place == i }) {
 		return scope
 	}
-	counts, capacity, paced := standing.Simulated(i, s.now, s.limits[w.Name], s.hold, grants(s.values[key], w.Name))
+	granted := grants(s.values[key], w.Name)
+	counts, capacity, paced := standing.Simulated(i, s.now, s.limits[w.Name], s.hold, granted)
 	scope.Windows = append(scope.Windows, &plan.Window{
 		Simulated: counts, Held: w.Algorithm.Leases(), Limit: float64(capacity), Name: w.Name,
 		Period: paced, Place: i,
@@ -199,7 +201,8 @@ func (s *snapshot) flow(standing *throttle.Standing) *plan.Flow {
 	return s.simulated.Flow(standing.Flow, func() *plan.Flow {
 		r := standing.Request
 		made := &plan.Flow{
-			Batch: r.Class == throttle.ClassBatch, Queue: r.Ticket.Queue, Tenant: r.Tenant, Weight: standing.Weight,
+			Batch: r.Class == throttle.ClassBatch, Queue: r.Ticket.Queue, Tenant: r.Tenant,
+			Weight: standing.Weight,
 		}
 		attributes := map[*plan.Scope]int{}
 		for i, w := range standing.Decision.Windows {
@@ -352,10 +355,10 @@ func (p *prepared) slots(sim *plan.Simulation, first int64) (known map[string]bo
 		known[d.Queue] = known[d.Queue] && (d.Hold > 0 || d.Count == 0)
 	}
 	sim.Hold /= max(1, total)
-	rates := map[string]float64{} // tickets of a queue that servers took in a second, while these waited for slots
+	rates := map[string]float64{} // by queue: tickets that servers took in a second, while slots bound
 	for _, l := range p.lines {
 		for _, q := range l.queues {
-			name, _ := q.of()
+			name, _ := q.parts()
 			rates[name] += q.rate(l.now)
 		}
 	}

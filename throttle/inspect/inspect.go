@@ -85,7 +85,8 @@ func (i Inspector) Orphans(ctx context.Context) (map[string]int64, error) {
 
 // lines returns the names of the lines of a policy, also of one that was removed while somebody waits.
 func (i Inspector) lines(policy string) ([]string, error) {
-	lines := slices.DeleteFunc(i.limiter.Lines(), func(line string) bool { return throttle.PolicyOf(line) != policy })
+	other := func(line string) bool { return throttle.PolicyOf(line) != policy }
+	lines := slices.DeleteFunc(i.limiter.Lines(), other)
 	if len(lines) == 0 {
 		return nil, fmt.Errorf("%w %q", throttle.ErrUnknownPolicy, quote.Short(policy))
 	}
@@ -110,10 +111,10 @@ type Limits struct {
 
 	Pause     *throttle.Pause   `json:"pause,omitempty"`      // nil if there is none
 	Adapted   *throttle.Adapted `json:"adapted,omitempty"`    // the rate, if it is not the published one
-	Remaining *Remaining        `json:"remaining,omitempty"`  // what the upstream has left; nil if it does not say
+	Remaining *Remaining        `json:"remaining,omitempty"`  // what the upstream has left, if it says so
 	Observes  bool              `json:"observes,omitempty"`   // the policy only observes: nothing is delayed
-	Removed   bool              `json:"removed,omitempty"`    // the policy was: who waits goes on by its last windows
-	PerSecond float64           `json:"per_second,omitempty"` // requests, lately, by the shortest window; 0 if unknown
+	Removed   bool              `json:"removed,omitempty"`    // the policy was: its last windows hold
+	PerSecond float64           `json:"per_second,omitempty"` // requests, lately; 0 if unknown
 }
 
 // Remaining is what an upstream has left until a time.
@@ -183,7 +184,8 @@ func (l Limits) Notes(at time.Time) (notes []string) {
 		notes = append(notes, l.Pause.Describe(at))
 	}
 	if r := l.Remaining; r != nil {
-		notes = append(notes, fmt.Sprintf("%d %s left until %s by the upstream", r.Units, r.Unit, clock(r.Until, at)))
+		until := clock(r.Until, at)
+		notes = append(notes, fmt.Sprintf("%d %s left until %s by the upstream", r.Units, r.Unit, until))
 	}
 	if l.Adapted != nil {
 		notes = append(notes, l.Adapted.String())

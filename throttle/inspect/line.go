@@ -83,8 +83,8 @@ type queue struct {
 	since, taken int64 // since when servers left tickets that fit, 0 if they do not, and how many they took
 }
 
-// of returns the name of the queue as tickets have it, empty for calls that wait in place, and its class.
-func (q queue) of() (name string, class throttle.Class) {
+// parts returns the name of the queue as tickets have it, empty for calls that wait in place, and its class.
+func (q queue) parts() (name string, class throttle.Class) {
 	name, batch := strings.CutSuffix(q.name, "!")
 	if class = throttle.ClassLive; batch {
 		class = throttle.ClassBatch
@@ -107,12 +107,13 @@ func (q queue) rate(now int64) float64 {
 // readQueue reads "asked tickets weights first last server since taken flows ...".
 func readQueue(name, record string) (queue, error) {
 	q, f := queue{name: name}, strings.Fields(record)
-	for i, to := range map[int]*int64{0: &q.asked, 1: &q.tickets, 2: &q.weights, 6: &q.since, 7: &q.taken, 8: &q.flows} {
+	numbers := map[int]*int64{0: &q.asked, 1: &q.tickets, 2: &q.weights, 6: &q.since, 7: &q.taken, 8: &q.flows}
+	for i, number := range numbers {
 		n, err := strconv.ParseInt(f[min(i, len(f)-1)], 10, 64)
 		if err != nil || len(f) < 9 {
 			return q, &script.ReplyError{Reason: fmt.Sprintf("queue %q", name)}
 		}
-		*to = n
+		*number = n
 	}
 	return q, nil
 }
@@ -185,9 +186,12 @@ func (l *line) oldest(ctx context.Context, flows []flow) error {
 		first := make([][2]*redis.StringSliceCmd, len(flows))
 		_, err := client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 			for i, f := range flows {
-				key := prefix + "f:" + f.name
-				first[i][0] = pipe.ZRangeArgs(ctx, redis.ZRangeArgs{Key: key, Start: script.LineZero, Stop: "+inf", ByScore: true, Count: 1})
-				first[i][1] = pipe.ZRangeArgs(ctx, redis.ZRangeArgs{Key: key, Start: script.LineZero, Stop: "-inf", ByScore: true, Rev: true, Count: 1})
+				from := redis.ZRangeArgs{
+					Key: prefix + "f:" + f.name, Start: script.LineZero, Stop: "+inf", ByScore: true, Count: 1,
+				}
+				first[i][0] = pipe.ZRangeArgs(ctx, from)
+				from.Stop, from.Rev = "-inf", true
+				first[i][1] = pipe.ZRangeArgs(ctx, from)
 			}
 			return nil
 		})

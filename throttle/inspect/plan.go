@@ -89,7 +89,7 @@ type Plan struct {
 
 // A Finish is when the last request of a demand is expected to end.
 type Finish struct {
-	Binds    string    `json:"binds,omitempty"`   // what it waits for, for longest: a window, or throttle.BySlots
+	Binds    string    `json:"binds,omitempty"`   // what it waits for longest: a window, or throttle.BySlots
 	By       int       `json:"by,omitempty"`      // how many end until PlanOptions.By
 	Expected time.Time `json:"expected,omitzero"` // zero unless Known
 	Known    bool      `json:"known"`             // false if the last one does not end within MaxPlan
@@ -223,14 +223,14 @@ func (i Inspector) Simulate(ctx context.Context, variants ...Variant) ([]Simulat
 }
 
 // limiter returns one like another, with the variant in place of its policies.
-func (v Variant) limiter(of *throttle.Limiter) (*throttle.Limiter, error) {
-	c := of.Config()
+func (v Variant) limiter(base *throttle.Limiter) (*throttle.Limiter, error) {
+	c := base.Config()
 	c.Policies = []throttle.Policy{v.Policy}
 	l, err := throttle.New(c)
 	if err != nil {
 		return nil, err
 	}
-	in := of.Interventions()
+	in := base.Interventions()
 	for _, o := range v.Overrides {
 		if err := l.ValidateOverride(o); err != nil {
 			return nil, err

@@ -50,8 +50,8 @@ type QueueState struct {
 	Flows     int64          `json:"flows"`                // tenants, each with its other attributes
 	Asked     time.Time      `json:"asked"`                // when a server asked for it last
 	Served    bool           `json:"served"`               // a server asked within the last minute
-	Binds     string         `json:"binds,omitempty"`      // throttle.BySlots, or empty if tickets wait for limits
-	PerSecond float64        `json:"per_second,omitempty"` // taken while slots bind; 0 if that is not known yet
+	Binds     string         `json:"binds,omitempty"`      // throttle.BySlots, or empty for limits
+	PerSecond float64        `json:"per_second,omitempty"` // taken while slots bind; 0 if unknown
 }
 
 // A TenantState is how one tenant stands that waits, with its other attributes.
@@ -60,10 +60,10 @@ type TenantState struct {
 	Attributes map[string]string `json:"attributes,omitempty"` // others that windows count by
 	Waiting    int64             `json:"waiting"`
 	Batch      int64             `json:"batch,omitempty"`  // of Waiting, tickets of batches
-	Oldest     time.Time         `json:"oldest,omitzero"`  // when the ticket began to wait that waits longest; zero if none waits
+	Oldest     time.Time         `json:"oldest,omitzero"`  // when the oldest began to wait; zero if none does
 	Exempt     bool              `json:"exempt,omitempty"` // it is never denied
 	Weight     float64           `json:"weight"`           // as its tickets joined
-	Share      float64           `json:"share"`            // of its weight in those of all that wait in its queue: 0 to 1
+	Share      float64           `json:"share"`            // of its weight in all weights of its queue: 0 to 1
 	Limits                       // all but those that all tenants share
 	tags       int64             // of its flows, in all
 }
@@ -146,7 +146,7 @@ func (s PolicyState) RemovedText() string {
 func queueStates(queues []queue, at time.Time) []QueueState {
 	sums := map[string]*QueueState{}
 	for _, q := range queues {
-		queue, class := q.of()
+		queue, class := q.parts()
 		sum := sums[string(class)+queue]
 		if sum == nil {
 			sum = &QueueState{Queue: queue, Class: class}
@@ -173,9 +173,10 @@ func queueStates(queues []queue, at time.Time) []QueueState {
 	return states
 }
 
-// tenants returns a page of tenants behind a cursor, and the next one. Whole says that it has all of a
-// tenant that was asked for.
-func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantState, next uint64, whole bool, err error) {
+// tenants returns the page of tenants after a cursor, and the next cursor. Whole says that the page has all
+// of a tenant that was asked for.
+func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (
+	_ []TenantState, next uint64, whole bool, err error) {
 	var found []flow
 	if q.Tenant != "" {
 		asked := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}

@@ -67,7 +67,8 @@ func (o *object) checkBatch(b Batch) {
 		o.report(o.line, "tenants is missing", "must be a list of tenants, or give tenants_file")
 	}
 	for _, key := range []string{"count", "payload"} {
-		if tasks := o.kids["tasks"]; tasks != nil && tasks.fields[key].node != nil && tasks.fields["file"].node != nil {
+		tasks := o.kids["tasks"]
+		if tasks != nil && tasks.fields[key].node != nil && tasks.fields["file"].node != nil {
 			tasks.bad(key, "must not be given beside file: each line of the file is the payload of a task")
 		}
 	}

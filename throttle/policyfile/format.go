@@ -85,7 +85,9 @@ func arrange(n *yaml.Node, depth int) {
 	}
 	if n.Kind == yaml.MappingNode {
 		pairs := slices.Collect(slices.Chunk(n.Content, 2))
-		slices.SortStableFunc(pairs, func(a, b []*yaml.Node) int { return cmp.Compare(ranks[a[0].Value], ranks[b[0].Value]) })
+		slices.SortStableFunc(pairs, func(a, b []*yaml.Node) int {
+			return cmp.Compare(ranks[a[0].Value], ranks[b[0].Value])
+		})
 		n.Content = slices.Concat(pairs...)
 	}
 	for _, inner := range n.Content {

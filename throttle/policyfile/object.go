@@ -297,7 +297,8 @@ func (o *object) readList(key string, to reflect.Value) {
 		item.into(value)
 		name := value.FieldByName("Name").String()
 		if line, taken := lines[name]; taken && name != "" {
-			item.bad("name", fmt.Sprintf("is taken by the %s on line %d: %s have different names", singular[key], line, key))
+			item.bad("name", fmt.Sprintf("is taken by the %s on line %d: %s have different names",
+				singular[key], line, key))
 		} else {
 			lines[name] = item.line
 		}

@@ -131,7 +131,8 @@ func (d *decoder) document(data []byte) *yaml.Node {
 		err = loader.Load(&second)
 	}
 	if err == nil {
-		d.report(second.Line, "", `"---" begins a second document`, "must be one document: put all policies under one key")
+		d.report(second.Line, "", `"---" begins a second document`,
+			"must be one document: put all policies under one key")
 		return nil
 	}
 	if !errors.Is(err, io.EOF) {

@@ -17,7 +17,7 @@ type Simulation struct {
 	From int64                          // before which no demand starts
 	By   int64                          // until which Demand.By counts, and after which tickets are late
 	End  int64                          // of the simulation
-	Hold int64                          // how long tickets that are no demand hold what they take; 0 if unknown
+	Hold int64                          // how long other tickets hold what they take; 0 if unknown
 	Open func(from time.Time) time.Time // from when on demands may start; nil is at any time
 
 	// Late counts the tickets of demands that end after By, by what they waited for.
@@ -70,7 +70,8 @@ func New(now, end int64) *Simulation {
 // Line adds the line of a policy with that share of batches.
 func (s *Simulation) Line(batchShare float64) *Line {
 	l := &Line{
-		sim: s, share: batchShare, scopes: map[string]*Scope{}, flows: map[string]*Flow{}, waited: map[string]int64{},
+		sim: s, share: batchShare,
+		scopes: map[string]*Scope{}, flows: map[string]*Flow{}, waited: map[string]int64{},
 	}
 	l.waiting.key = (*Flow).byReady
 	l.root = l.Scope(Root)
@@ -161,7 +162,7 @@ type Flow struct {
 	ready  int64            // until when it waits, if not at the root
 	window *Window          // what it waits for at a narrow scope
 	since  int64            // when it began to wait there
-	waited map[string]int64 // us, by what it waited for; without what its line had waited, while it is at the root
+	waited map[string]int64 // us, by what it waited for; at the root less what its line had waited then
 }
 
 // A work is equal tickets of one flow.
@@ -198,7 +199,8 @@ func (f *Flow) Add(d *Demand, tickets int64, costs []int64, hold int64) {
 
 // Before adds tickets of that rank among such tickets to the front of a flow.
 func (f *Flow) Before(rank int, tickets int64, costs []int64) {
-	f.works = slices.Insert(f.works, 0, work{costs: costs, left: tickets, hold: f.line.sim.Hold, rank: rank - 1<<48})
+	first := work{costs: costs, left: tickets, hold: f.line.sim.Hold, rank: rank - 1<<48}
+	f.works = slices.Insert(f.works, 0, first)
 }
 
 // A side is the flows of one class in one queue. Its heap has those that wait at the root.

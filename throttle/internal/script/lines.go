@@ -16,7 +16,9 @@ func (r *Runner) Flows(ctx context.Context, policy string, do func(flows []strin
 
 // Tickets calls do for pages of the tickets in the policy's line, by their queues, IDs and flows,
 // without claims. Some may come twice.
-func (r *Runner) Tickets(ctx context.Context, policy string, do func(queues, ids, flows []string) error) error {
+func (r *Runner) Tickets(
+	ctx context.Context, policy string, do func(queues, ids, flows []string) error,
+) error {
 	return r.pages(ctx, Prefix(r.Prefix, policy)+"t", 500, func(names, records []string) error {
 		var queues, ids, flows []string
 		for i, name := range names {
@@ -34,7 +36,9 @@ func (r *Runner) CountTickets(ctx context.Context, policy string) (int64, error)
 }
 
 // pages calls do for pages of about n fields of a hash, and their values.
-func (r *Runner) pages(ctx context.Context, key string, n int64, do func(fields, values []string) error) error {
+func (r *Runner) pages(
+	ctx context.Context, key string, n int64, do func(fields, values []string) error,
+) error {
 	for cursor := uint64(0); ; {
 		page, next, err := r.Client.HScan(ctx, key, cursor, "", n).Result()
 		var fields, values []string
@@ -88,7 +92,8 @@ func (r *Runner) Forget(
 
 // LookAgain lets the next take look at all that waits in a line, as it does when limits have changed.
 func (r *Runner) LookAgain(ctx context.Context, line string) error {
-	err := r.Client.SetArgs(ctx, Prefix(r.Prefix, line)+"l", "0 -", redis.SetArgs{Mode: "XX", KeepTTL: true}).Err()
+	key := Prefix(r.Prefix, line) + "l"
+	err := r.Client.SetArgs(ctx, key, "0 -", redis.SetArgs{Mode: "XX", KeepTTL: true}).Err()
 	if errors.Is(err, redis.Nil) { // nobody waits
 		return nil
 	}

@@ -130,11 +130,11 @@ func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) err
 		return err
 	}
 	var failed error // of do
-	err = n.limiter.runner.Tickets(ctx, cp.line, func(queues, ids, flows []string) error {
+	err = n.limiter.runner.Tickets(ctx, cp.line, func(page []script.Ticket) error {
 		var tickets []Ticket
-		for i := range ids {
-			if r, _ := cp.requestOf(flows[i], ""); tenant == "" || r.Tenant == tenant {
-				tickets = append(tickets, Ticket{Queue: queues[i], ID: ids[i]})
+		for _, t := range page {
+			if r, _ := cp.requestOf(t.Flow, ""); tenant == "" || r.Tenant == tenant {
+				tickets = append(tickets, Ticket{Queue: t.Queue, ID: t.ID})
 			}
 		}
 		failed = do(tickets)

@@ -14,19 +14,16 @@ func (r *Runner) Flows(ctx context.Context, policy string, do func(flows []strin
 	return r.pages(ctx, Prefix(r.Prefix, policy)+"f", 100, func(flows, _ []string) error { return do(flows) })
 }
 
-// Tickets calls do for pages of the tickets in the policy's line, by their queues, IDs and flows,
-// without claims. Some may come twice.
-func (r *Runner) Tickets(
-	ctx context.Context, policy string, do func(queues, ids, flows []string) error,
-) error {
+// Tickets calls do for pages of the tickets in the policy's line, without claims. Some may come twice.
+func (r *Runner) Tickets(ctx context.Context, policy string, do func([]Ticket) error) error {
 	return r.pages(ctx, Prefix(r.Prefix, policy)+"t", 500, func(names, records []string) error {
-		var queues, ids, flows []string
+		var tickets []Ticket
 		for i, name := range names {
 			if t, err := ReadTicket(name, records[i]); err == nil && !strings.HasPrefix(t.Queue, "!") {
-				queues, ids, flows = append(queues, t.Queue), append(ids, t.ID), append(flows, t.Flow)
+				tickets = append(tickets, t)
 			}
 		}
-		return do(queues, ids, flows)
+		return do(tickets)
 	})
 }
 
@@ -36,9 +33,7 @@ func (r *Runner) CountTickets(ctx context.Context, policy string) (int64, error)
 }
 
 // pages calls do for pages of about n fields of a hash, and their values.
-func (r *Runner) pages(
-	ctx context.Context, key string, n int64, do func(fields, values []string) error,
-) error {
+func (r *Runner) pages(ctx context.Context, key string, n int64, do func(keys, values []string) error) error {
 	for cursor := uint64(0); ; {
 		page, next, err := r.Client.HScan(ctx, key, cursor, "", n).Result()
 		var fields, values []string

@@ -32,6 +32,7 @@ local function new_join(L)
   local function fair() return once(new_fair, L) end
   local function places() return once(new_places, L) end
   local function order() return once(new_order, L, {}, false) end
+  local unwritten = false -- a ticket has joined in this call, and Redis does not know where it waits
 
   -- new_flow returns the flow of a request that has none in line.
   local function new_flow(r)
@@ -98,7 +99,7 @@ local function new_join(L)
     local id, is_first = r.ticket, flow.n == 0
     local rank = format('%d', (r.rank or new_rank(r.front)) + 0)
     if q.claims then q.asked = now end
-    L.count = L.count + 1
+    L.count, unwritten = L.count + 1, true
     if is_first then
       L.flows[r.flow] = flow
       q.weights, q.flows = q.weights + flow.weight, q.flows + 1
@@ -156,6 +157,8 @@ local function new_join(L)
   local function somebody_waits(r, id)
     local batch = r.batch
     if call.batches and not batch and owed_room(r) then return true end
+    if unwritten then L.flush() end
+    unwritten = false
     for name, q in pairs(L.queues) do
       if (batch or not q.batch) and (name == r.queue and q.n > 0 or name ~= r.queue and L.alive(q)) then
         for i = 1, #r.suffixes do

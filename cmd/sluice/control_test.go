@@ -48,7 +48,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		says(run("limits", "publish", d.path("policies.yml"), "--why", "first"), "published version 1")
 		says(run("limits", "publish", d.path("policies.yml"), "--why", "again"), "published already, as version 1")
 		run("limits", "publish", d.path("policies.yml"), "--version", "0", "--why", "again").
-			want(t, exitFailed, "version 0 were to be replaced, but 1 is in force")
+			want(t, exitFailed, "version 0 was to be replaced, and 1 is in force")
 		says(run("limits", "set", "api", "pace", "--limit", "30", "--why", "raised"), "published version 2: api/pace 40/s -> 30/s")
 		run("limits", "set", "api", "pce", "--limit", "30", "--why", "x").want(t, exitBadInput, `window "pce": must be one of pace, minute`)
 		run("limits", "set", "api", "pace", "--limit=-3", "--why", "x").want(t, exitBadInput, "limit -3: must be 1 to")

@@ -44,8 +44,8 @@ var scripts = []struct {
 	{[]string{"scheduled", "active", "lease", "paused"}, func(args []string) wireCall {
 		return wireCall{kind: dequeues, call: at(args, 2), taken: true}
 	}},
-	{[]string{"active", "lease", "scheduled", "pending", "sluice:lines"}, func(args []string) wireCall {
-		call := wireCall{kind: restores, call: at(args, 1), tasks: args[min(7, len(args)):]}
+	{[]string{"active", "lease", "scheduled", "pending", "sluice:lines", "t:"}, func(args []string) wireCall {
+		call := wireCall{kind: restores, call: at(args, 1), tasks: args[:min(1, len(args))]}
 		if at(args, 6) != "" { // the message of a task that was denied
 			call.kind, call.call = finishes, ""
 		}
@@ -97,12 +97,11 @@ func callOf(words []string) wireCall {
 		_, id, _ := strings.Cut(keys[slices.Index(s.keys, "t:")], "}:t:")
 		return wireCall{kind: enqueues, tasks: []string{id}}
 	}
-	const first, each = 3, 5 // the first task's values are behind so many, and each task has so many
-	if n == 2 && match(keys, []string{"scheduled", "sluice:lines"}) && strings.HasSuffix(at(args, 0), "}:t:") &&
-		len(args) >= first+each && (len(args)-first)%each == 0 {
+	if stored, _ := strconv.Atoi(at(args, 3)); match(keys, []string{"scheduled", "sluice:lines"}) && stored > 0 &&
+		strings.HasSuffix(args[0], "}:t:") {
 		call := wireCall{kind: enqueues}
-		for i := first; i < len(args); i += each {
-			call.tasks = append(call.tasks, args[i])
+		for i := range stored { // four values each
+			call.tasks = append(call.tasks, at(args, 4+4*i))
 		}
 		return call
 	}

@@ -156,8 +156,8 @@ func TestWitnessOfRepeatedCalls(t *testing.T) {
 			t.Errorf("%s, repeated: %+v", name, story)
 		}
 		restore := func(call string) wireCall {
-			return callOf([]string{"evalsha", "x", "5", active, lease, scheduled, pending, prefix + "sluice:lines",
-				tasks, call, "", "0", "keep", "", "", "a"})
+			return callOf([]string{"evalsha", "x", "6", active, lease, scheduled, pending, prefix + "sluice:lines", tasks + "a",
+				"a", call, "", "0", "keep", "", ""})
 		}
 		w.saw(restore("another"), []byte(":0\r\n"), "w.1", true)
 		if story := w.story("a"); !story[0].Ended.IsZero() {

@@ -180,7 +180,7 @@ func (l *line) named(ctx context.Context, names []string) (flows []flow, err err
 }
 
 // oldest sets when the oldest tickets of flows began to wait. The oldest is the first ticket that joined at
-// the end, or the last one in front of it, which ran before.
+// the end, or the first of those in front, which ran before.
 func (l *line) oldest(ctx context.Context, flows []flow) error {
 	return l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
 		first := make([][2]*redis.StringSliceCmd, len(flows))
@@ -190,7 +190,7 @@ func (l *line) oldest(ctx context.Context, flows []flow) error {
 					Key: prefix + "f:" + f.name, Start: script.LineZero, Stop: "+inf", ByScore: true, Count: 1,
 				}
 				first[i][0] = pipe.ZRangeArgs(ctx, from)
-				from.Stop, from.Rev = "-inf", true
+				from.Start = "-inf"
 				first[i][1] = pipe.ZRangeArgs(ctx, from)
 			}
 			return nil

@@ -102,8 +102,11 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.waits("a3", "a4")
 			st.front = true
 			st.denied("a5", 10*s)
+			st.denied("a6", 10*s)
+			st.denied("a7", 20*s)
 			st.front = false
-			st.at(10*s).takes("a5", "a3")
+			st.at(10*s).takes("a5", "a6")
+			st.at(20*s).takes("a7", "a3")
 		}},
 		"in front of its own tenant only": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(st *story) {
 			st.granted("c1")

@@ -83,7 +83,7 @@ func (cr *crowd) insert(w standing) {
 	cr.flows[flow] = slices.Insert(cr.flows[flow], i, &w)
 }
 
-// append stands behind all, or in front of all: of ranks only the order matters.
+// append stands behind all, or behind those in front: of ranks only the order matters.
 func (cr *crowd) append(id throttle.Ticket, r throttle.Request) {
 	if flow, i := cr.find(id); i >= 0 {
 		if flow == cr.flow(id, r) {
@@ -100,8 +100,7 @@ func (cr *crowd) append(id throttle.Ticket, r throttle.Request) {
 	for _, list := range cr.flows {
 		for _, w := range list {
 			front := w.request.Front
-			limitertest.Require(cr.t, w.id == id || (!r.Front || rank-limitertest.LineZero < w.rank) &&
-				(r.Front || front || rank-limitertest.LineZero > w.rank),
+			limitertest.Require(cr.t, w.id == id || (rank-limitertest.LineZero > w.rank) == (front || !r.Front),
 				id, "the rank", rank-limitertest.LineZero, w.id, "has", w.rank)
 		}
 	}

@@ -105,7 +105,12 @@ type Ticket struct {
 }
 
 // Joined returns when it joined the line (us).
-func (t Ticket) Joined() int64 { return max(LineZero-t.Rank, t.Rank-LineZero) }
+func (t Ticket) Joined() int64 {
+	if t.Rank < LineZero {
+		return t.Rank - lineFront
+	}
+	return t.Rank - LineZero
+}
 
 // A TakenTicket is one that left the line.
 type TakenTicket struct {
@@ -240,8 +245,11 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 	return t, nil
 }
 
-// LineZero is the rank of time 0 at the end of the line: ranks in front of all are below it.
-const LineZero = 1 << 52
+// LineZero is the rank of time 0 at the end of the line, and lineFront that in front: ranks there are below.
+const (
+	LineZero  = 1 << 52
+	lineFront = 1e15
+)
 
 // readTicket reads "TICKET RECORD TENANT STATUS:SCOPES". A ticket that was charged gets the ID.
 func readTicket(text, id string) (t TakenTicket, ok bool) {

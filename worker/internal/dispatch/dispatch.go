@@ -78,7 +78,7 @@ type Task struct {
 	Call    string // by which it was made active
 
 	active time.Time // since when
-	line   string    // from which its ticket was taken; "" if it was pending
+	taken  bool      // its ticket was, from a line; else it was pending
 }
 
 // A Dispatcher serves one asynq server. It is safe for concurrent use.

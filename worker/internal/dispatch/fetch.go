@@ -70,7 +70,7 @@ func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 		switch {
 		case pick.Message != nil:
 			task := d.task(queue, call, pick.Message, grant)
-			task.line = l.name
+			task.taken = true
 			tasks = append(tasks, task)
 		case pick.Paused:
 			d.lines.paused[queue] = true
@@ -86,8 +86,8 @@ func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 	return d.put(tasks)
 }
 
-// reserveAgain reserves for tasks whose tickets were taken without units, as the policy had other scopes
-// when they joined. A task that is denied has joined by the scopes of now, and goes back to wait.
+// reserveAgain reserves for tasks whose tickets were taken without units, or with those of another shard, as
+// the policy had other scopes or shards when they joined. A task that is denied has joined by the scopes of now, and goes back to wait.
 func (d *Dispatcher) reserveAgain(g *group, queue, call string, tasks []Task) (ready []Task) {
 	d.reserve(g, tasks)
 	var denied []string
@@ -135,8 +135,12 @@ func (d *Dispatcher) dequeue(g *group, queue string, n int, watched []any) bool 
 	return d.put(tasks)
 }
 
-// isOpen reports whether nothing is decided about a task.
-func (t Task) isOpen() bool { return t.Grant == nil || !t.Grant.Decision.Granted && !t.Grant.NeverFits }
+// isOpen reports whether nothing is decided about a task, or its tenant is in another shard now.
+func (d *Dispatcher) isOpen(t Task) bool {
+	g := t.Grant
+	return g == nil || !g.Decision.Granted && !g.NeverFits ||
+		g.Line != d.Limiter.LineOf(throttle.PolicyOf(g.Line), g.Decision.Tenant)
+}
 
 // reserve reserves for the open tasks of one call, in one call for each line. So no slot waits for it. A
 // task that gets no decision here gets one in the middleware.
@@ -148,7 +152,7 @@ func (d *Dispatcher) reserve(g *group, tasks []Task) {
 	requests := map[string][]throttle.Request{}
 	asking := map[string][]*Task{} // by line
 	for i, task := range tasks {
-		if !task.isOpen() {
+		if !d.isOpen(task) {
 			continue
 		}
 		r, ok := d.Match(task.Message, task.Grant != nil)
@@ -176,8 +180,9 @@ func (d *Dispatcher) reserve(g *group, tasks []Task) {
 		}
 		for i, ticket := range tickets {
 			if task := asking[line][i]; ticket.ID != "" {
-				if task.Grant != nil {
-					ticket.Since, ticket.Waited = task.Grant.Since, task.Grant.Waited
+				if g := task.Grant; g != nil {
+					ticket.Since, ticket.Waited = g.Since, g.Waited
+					d.giveBack(g.Line, task.Queue, g.TakenTicket)
 				}
 				task.Grant = &Grant{TakenTicket: ticket, Line: line, Sent: sent}
 			}
@@ -212,16 +217,16 @@ func (d *Dispatcher) undo(task Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
 	defer cancel()
 	r := asynqredis.Restored{Queue: task.Queue, Call: task.Call, Mark: asynqredis.KeptMark}
-	if task.line != "" {
+	if task.taken {
 		r.At = time.Now().Add(fallbackMin)
 	}
 	if err := d.Asynq.Restore(ctx, r, task.ID); err != nil {
 		return err
 	}
-	if task.line != "" {
+	if task.taken {
 		g := d.lines.groupOf(task.Queue)
 		g.earned = max(0, g.earned-1)
-		d.putBack(task.line, task.Queue, task.Grant.TakenTicket)
+		d.putBack(task.Grant.Line, task.Queue, task.Grant.TakenTicket)
 	} else if task.Grant != nil {
 		d.giveBack(task.Grant.Line, task.Queue, task.Grant.TakenTicket)
 	}

@@ -164,6 +164,23 @@ func TestReadyTasksWithoutUnitsAreForwarded(t *testing.T) {
 	})
 }
 
+// When a policy's shards change, tasks that wait in the line of before reserve in that of now, in their order,
+// before they are handed out: in their handlers, the later ones could be the first.
+func TestTasksOfAFormerShardReserveInOrder(t *testing.T) {
+	p := perHour(2)
+	p.Shards = 3
+	inBubble(t, of(p), slots(4), func(b *bench) {
+		b.waitIn(b.limiter.LineOf("api", "acme"), "default", "a", "b", "c", "d")
+		p.Shards = 2
+		b.ok(b.limiter.SetPolicies(of(p)))
+		b.want("ran", b.run(3), "[a b none]")
+		b.want("c and d", b.state("default", "c")+" "+b.state("default", "d"), "scheduled scheduled")
+		p.Windows[0].Limit = 4
+		b.ok(b.limiter.SetPolicies(of(p)))
+		b.want("ran", b.run(2), "[c d]")
+	})
+}
+
 // What was pending goes back to the head of pending.
 func TestReadyPendingTasksGoBack(t *testing.T) {
 	inBubble(t, nil, slots(3), func(b *bench) {

@@ -25,6 +25,7 @@
 local function new_join(L)
   local SLOTS = -1 -- of what binds
   local SWEPT = 64 -- claims that one call removes
+  local ZERO, FRONT = 4503599627370496, 1000000000000000 -- ranks of time 0, at the end and in front
 
   local call, expected = L.call, new_eta(L)
   local P, now = call.P, call.now
@@ -86,12 +87,19 @@ local function new_join(L)
     end
   end
 
-  -- new_rank returns the rank at the end of the line, or in front of it. Ranks grow with time, so
-  -- that a ticket that is put back in a line that was empty goes before those that came since.
+  -- new_rank returns the rank at the end of the line, or of those in front. Ranks have 16 digits and grow
+  -- with time, so that a ticket that is put back in a line that was empty goes before those that came since.
   local function new_rank(front)
-    local zero = 4503599627370496 -- ranks in front of all are below
     L.rank = max(L.rank + 1, now)
-    return front and zero - L.rank or zero + L.rank
+    return L.rank + (front and FRONT or ZERO)
+  end
+
+  local function in_front(flow)
+    if flow.n == 0 then return 0 end
+    L.flush()
+    local key = P .. 'f:' .. flow.id
+    local last = redis.call('ZRANGEBYSCORE', key, format('%d', ZERO), '+inf', 'LIMIT', '0', '1')[1]
+    return last and redis.call('ZRANK', key, last) or flow.n
   end
 
   -- enter writes a ticket at its rank, with the window that binds, and puts its flow where it has to wait.
@@ -262,7 +270,8 @@ local function new_join(L)
       if low then return 6, low, high, binds end
     end
     list, at = resumed(r, list, at)
-    local flow, behind = flow_for(r), r.front and 0 or nil
+    local flow = flow_for(r)
+    local behind = r.front and in_front(flow) or nil
     local low, high, binds, earliest, wasted = expected(flow, list, at, costs, behind)
     if r.backlog and flow.n >= r.backlog then return 5, low, high, binds, 0 end
     local refused = (r.max_wait or r.deadline) and too_late(call, r, low, high, earliest)

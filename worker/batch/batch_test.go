@@ -66,6 +66,7 @@ func TestABatchThatIsKilledWhileItIsEnqueuedGoesOn(t *testing.T) {
 	t.Parallel()
 	t.Run("redis", func(t *testing.T) { // a miniredis takes seconds for so many tasks
 		s := newSite(t, &redis.Options{Addr: throttletest.Redis(t)}, many())
+		s.slots = 50
 		b := batch.Batch{Name: "large", Tasks: calls(500), Tenants: batch.List("a", "b", "c", "d")}
 		s.serve(succeed)
 		watch := s.idle(b)

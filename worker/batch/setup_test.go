@@ -246,7 +246,8 @@ func (s *site) wantOnce(n int) {
 // wait waits until the firing's status is as wanted.
 func (s *site) wait(p *process, f batch.Firing, what string, is func(batch.Status) bool) batch.Status {
 	s.Helper()
-	for end := time.Now().Add(50 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	// A task that waits for its fallback is two minutes late.
+	for end := time.Now().Add(110 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		status, err := p.Status(context.Background(), f)
 		if err == nil && is(status) {
 			return status

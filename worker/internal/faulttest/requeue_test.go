@@ -90,6 +90,22 @@ func TestRequeueInTheRecovererFails(t *testing.T) {
 	})
 }
 
+// A requeue takes so long that the task's ticket is taken meanwhile. It is due when it is back, and starts then.
+func TestRequeueThatIsLaterThanItsTicket(t *testing.T) {
+	sitetest.Bubble(t, sitetest.Policy(1, 2*time.Second), func(t *testing.T, s *sitetest.Site) {
+		late := &sitetest.Fault{Is: sitetest.IsRequeue, Hits: sitetest.Only(1), Meanwhile: func() { time.Sleep(3 * time.Second) }}
+		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(late.See))
+		s.Fill("acme")
+		s.Enqueue(sitetest.AcmeTask())
+		s.Serve(s.Ok, sitetest.Calm)
+		begun := time.Now()
+		s.SleepUntil(1, time.Minute)
+		if started := s.Grants()[0].At.Sub(begun); started < 3*time.Second || started > 3*time.Second+100*time.Millisecond {
+			t.Errorf("it started after %v", started)
+		}
+	})
+}
+
 // The requeue went through, but its reply was lost, and the task was picked up again before it
 // is repeated: the worker that runs it now must keep it.
 func TestRequeueWhoseReplyWasLost(t *testing.T) {

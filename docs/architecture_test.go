@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 var (
@@ -26,14 +28,14 @@ func functions(t *testing.T, name string) (names []string) {
 	t.Helper()
 	if strings.HasSuffix(name, ".lua") {
 		text, err := os.ReadFile(filepath.Join(root, name))
-		must(t, err)
+		expect.Must(t, err)
 		for _, m := range luaFunction.FindAllStringSubmatch(string(text), -1) {
 			names = append(names, m[1]+m[2])
 		}
 		return names
 	}
 	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, name), nil, parser.SkipObjectResolution)
-	must(t, err)
+	expect.Must(t, err)
 	for _, decl := range file.Decls {
 		f, ok := decl.(*ast.FuncDecl)
 		switch {
@@ -59,7 +61,7 @@ func TestNamedFilesAndFunctionsExist(t *testing.T) {
 	pages := files(t, ".md")
 	var folders []string
 	entries, err := os.ReadDir(root)
-	must(t, err)
+	expect.Must(t, err)
 	for _, entry := range entries {
 		if entry.IsDir() {
 			folders = append(folders, entry.Name())
@@ -97,13 +99,13 @@ func TestNamedFilesAndFunctionsExist(t *testing.T) {
 			}
 		}
 	}
-	that(t, steps != 0, steps, "functions are named: is the test looking in the wrong place?")
+	expect.That(t, steps != 0, steps, "functions are named: is the test looking in the wrong place?")
 }
 
 // The table of direct dependencies is that of go.mod.
 func TestDependenciesAreListed(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "go.mod"))
-	must(t, err)
+	expect.Must(t, err)
 	var needed, listed []string
 	for _, m := range required.FindAllStringSubmatch(string(text), -1) { // no "// indirect" behind it
 		needed = append(needed, m[1])
@@ -163,5 +165,5 @@ func TestValuesAreNamedAfterTheirType(t *testing.T) {
 			}
 		}
 	}
-	that(t, seen >= 30, seen, "values: is the test looking for another notation?")
+	expect.That(t, seen >= 30, seen, "values: is the test looking for another notation?")
 }

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"testing"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 var testCommand = regexp.MustCompile(`go test [^|\n]*-run '?([A-Za-z_]+)'? [^|\n]*?(\./[a-z0-9/]+)`)
@@ -22,7 +24,7 @@ func TestNamedCommandsFindTests(t *testing.T) {
 			}
 		}
 	}
-	that(t, seen != 0, seen, "commands run tests: is the test looking in the wrong place?")
+	expect.That(t, seen != 0, seen, "commands run tests: is the test looking in the wrong place?")
 }
 
 // findsTests reports whether a test or an example of a folder has a name that the pattern matches.
@@ -30,10 +32,10 @@ func findsTests(t *testing.T, pattern, folder string) bool {
 	t.Helper()
 	matches := regexp.MustCompile(`^(Test|Example).*` + pattern + `|^` + pattern)
 	paths, err := filepath.Glob(filepath.Join(root, folder, "*_test.go"))
-	must(t, err)
+	expect.Must(t, err)
 	for _, path := range paths {
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-		must(t, err)
+		expect.Must(t, err)
 		for _, decl := range file.Decls {
 			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil && matches.MatchString(f.Name.Name) {
 				return true

@@ -13,6 +13,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -94,24 +95,24 @@ func policiesOfCookbook(t *testing.T) []throttle.Policy {
 func TestTheCookbookWorks(t *testing.T) {
 	policies := policiesOfCookbook(t)
 	limiter, err := limiterOf(throttletest.InMemory(t).Client(t), policies)
-	must(t, err)
+	expect.Must(t, err)
 	ctx := t.Context()
 	for i, granted := range []bool{true, true, false} {
 		d, err := limiter.Reserve(ctx, throttle.Request{Policy: "reports", Tenant: "acme"})
-		that(t, err == nil && d.Granted == granted, "report", i+1, "of a quota of 2: granted", d.Granted, err)
+		expect.That(t, err == nil && d.Granted == granted, "report", i+1, "of a quota of 2: granted", d.Granted, err)
 	}
-	must(t, waits(ctx, limiter))
+	expect.Must(t, waits(ctx, limiter))
 
 	api := httptest.NewServer(http.NotFoundHandler())
 	defer api.Close()
 	transport, err := transportOf(limiter)
-	must(t, err)
+	expect.Must(t, err)
 	resp, err := (&http.Client{Transport: transport}).Get(api.URL)
-	must(t, err)
+	expect.Must(t, err)
 	resp.Body.Close()
 
 	limit, err := middlewareOf(limiter)
-	must(t, err)
+	expect.Must(t, err)
 	webhooks := limit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	refused := 0
 	for range 101 {
@@ -121,7 +122,7 @@ func TestTheCookbookWorks(t *testing.T) {
 			refused++
 		}
 	}
-	that(t, refused == 1, refused, "of 101 webhooks were refused")
+	expect.That(t, refused == 1, refused, "of 101 webhooks were refused")
 
 	cancelled, cancel := context.WithTimeout(ctx, time.Nanosecond)
 	defer cancel()

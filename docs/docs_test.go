@@ -14,6 +14,7 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
@@ -43,8 +44,8 @@ func files(t *testing.T, suffix string) map[string]string {
 		found[filepath.ToSlash(name)] = string(text)
 		return err
 	})
-	must(t, err)
-	require(t, len(found) > 0, "no file ends in", suffix, "is the test looking in the wrong place?")
+	expect.Must(t, err)
+	expect.Require(t, len(found) > 0, "no file ends in", suffix, "is the test looking in the wrong place?")
 	return found
 }
 
@@ -135,7 +136,7 @@ func TestEveryPageIsListed(t *testing.T) {
 		linked = append(linked, filepath.ToSlash(filepath.Join("docs", m[1])))
 	}
 	for name := range pages {
-		that(t, !strings.HasPrefix(name, "docs/") || name == "docs/README.md" || slices.Contains(linked, name),
+		expect.That(t, !strings.HasPrefix(name, "docs/") || name == "docs/README.md" || slices.Contains(linked, name),
 			"docs/README.md does not link to", name)
 	}
 }
@@ -145,7 +146,7 @@ func TestProseIsWrapped(t *testing.T) {
 		prose, _ := parts(page)
 		for i, line := range prose {
 			n := len([]rune(line))
-			that(t, n <= lineWidth || strings.HasPrefix(line, "|") || strings.HasPrefix(line, "    "),
+			expect.That(t, n <= lineWidth || strings.HasPrefix(line, "|") || strings.HasPrefix(line, "    "),
 				name, i+1, n, "characters: must be at most", lineWidth)
 		}
 	}
@@ -175,11 +176,11 @@ func TestGoSnippetsCompile(t *testing.T) {
 			}
 			seen++
 			pieces := strings.Split("\n"+unindented(b.text), "\n// ...")
-			that(t, slices.ContainsFunc(sources, func(source string) bool { return containsInOrder(source, pieces) }),
+			expect.That(t, slices.ContainsFunc(sources, func(source string) bool { return containsInOrder(source, pieces) }),
 				name, b.line, "no Go file of the repository has this code")
 		}
 	}
-	that(t, seen != 0, "no page has a Go snippet: is the test looking in the wrong place?")
+	expect.That(t, seen != 0, "no page has a Go snippet: is the test looking in the wrong place?")
 }
 
 func containsInOrder(text string, pieces []string) bool {
@@ -203,10 +204,10 @@ func TestPolicySnippetsLoad(t *testing.T) {
 			}
 			seen++
 			_, err := policyfile.Parse(fmt.Sprintf("%s, the block on line %d", name, b.line), []byte(b.text))
-			must(t, err)
+			expect.Must(t, err)
 		}
 	}
-	that(t, seen != 0, "no page has a policy: is the test looking in the wrong place?")
+	expect.That(t, seen != 0, "no page has a policy: is the test looking in the wrong place?")
 }
 
 // Where a page says that a test holds something, the test is there.
@@ -225,7 +226,7 @@ func TestNamedTestsExist(t *testing.T) {
 			}
 		}
 	}
-	that(t, seen != 0, "no page names a test: is the test looking in the wrong place?")
+	expect.That(t, seen != 0, "no page names a test: is the test looking in the wrong place?")
 }
 
 // Contributing names the test to read first of every package with more than helpers of tests: it is
@@ -266,7 +267,7 @@ func TestProgramsPrintWhatThePageSays(t *testing.T) {
 			}
 		}
 	}
-	require(t, len(programs) > 0, "no page shows what a program prints: is the test looking in the wrong place?")
+	expect.Require(t, len(programs) > 0, "no page shows what a program prints: is the test looking in the wrong place?")
 	dir := t.TempDir()
 	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", dir)
 	for _, p := range programs {
@@ -285,29 +286,7 @@ func TestProgramsPrintWhatThePageSays(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v\n%s", err, stderr.String())
 			}
-			that(t, string(got) == p.want, p.where, "differs from what the program says:", string(got))
+			expect.That(t, string(got) == p.want, p.where, "differs from what the program says:", string(got))
 		})
 	}
-}
-
-// that fails the test unless something holds. The rest says what that is about.
-func that(t testing.TB, holds bool, about ...any) {
-	t.Helper()
-	if !holds {
-		t.Error(about...)
-	}
-}
-
-// require is that, and ends the test.
-func require(t testing.TB, holds bool, about ...any) {
-	t.Helper()
-	if !holds {
-		t.Fatal(about...)
-	}
-}
-
-// must ends the test by an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	require(t, err == nil, err)
 }

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -72,10 +73,10 @@ func TestThePictureOfPriorities(t *testing.T) {
 			}
 		}
 		_, err := line.Join(t.Context(), requests)
-		must(t, err)
+		expect.Must(t, err)
 		for begin := time.Now(); time.Since(begin) < trackFor-2*time.Second; time.Sleep(trackStep) {
 			taken, err := line.Take(t.Context(), throttle.TakeOptions{Queues: queues, Max: throttle.MaxTake})
-			must(t, err)
+			expect.Must(t, err)
 			for _, ticket := range taken.Tickets {
 				tr := of[ticket.Queue]
 				tr.grants = append(tr.grants, time.Since(begin)+time.Second)
@@ -89,10 +90,10 @@ func TestThePictureOfPriorities(t *testing.T) {
 func upToDate(t *testing.T, path, want string) {
 	t.Helper()
 	if *draw {
-		must(t, os.WriteFile(path, []byte(want), 0o644))
+		expect.Must(t, os.WriteFile(path, []byte(want), 0o644))
 	}
 	got, err := os.ReadFile(path)
-	that(t, err == nil && string(got) == want, path, "is not what is drawn now", err, "run this test with -draw")
+	expect.That(t, err == nil && string(got) == want, path, "is not what is drawn now", err, "run this test with -draw")
 }
 
 // run asks for more than the window ever grants.
@@ -107,7 +108,7 @@ func (tr *track) run(t *testing.T) {
 	for ; time.Since(begin) < trackFor; time.Sleep(trackStep) {
 		for {
 			d, err := limiter.Reserve(ctx, throttle.Request{Policy: "p"})
-			must(t, err)
+			expect.Must(t, err)
 			if !d.Granted {
 				break
 			}

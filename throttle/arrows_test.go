@@ -1,7 +1,7 @@
 package throttle_test
 
 import (
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"os/exec"
 	"slices"
 	"strings"
@@ -47,10 +47,10 @@ func TestArrowsPointOneWay(t *testing.T) {
 		"throttle/internal/script": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 	} {
 		deps := goList(t, "-deps", module+"/"+pkg)
-		limitertest.That(t, slices.Contains(deps, "github.com/redis/go-redis/v9"),
+		expect.That(t, slices.Contains(deps, "github.com/redis/go-redis/v9"),
 			pkg, "go list tells no dependencies", deps)
 		for _, dep := range deps {
-			limitertest.That(t, !names(dep, words...), "package", pkg, "depends on", dep)
+			expect.That(t, !names(dep, words...), "package", pkg, "depends on", dep)
 		}
 	}
 	for pkg, word := range map[string]string{
@@ -65,7 +65,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		"internal/servers":            "throttle",
 	} {
 		for _, path := range goList(t, "-f", `{{join .Imports "\n"}}`, module+"/"+pkg) {
-			limitertest.That(t, !names(path, word), "package", pkg, "imports", path)
+			expect.That(t, !names(path, word), "package", pkg, "imports", path)
 		}
 	}
 }
@@ -85,7 +85,7 @@ func TestSomeModulesHaveOneDoor(t *testing.T) {
 				t.Errorf("%s imports %s", from, to)
 			}
 		}
-		limitertest.That(t, seen, "no package imports", word, "is the test looking in the wrong place?")
+		expect.That(t, seen, "no package imports", word, "is the test looking in the wrong place?")
 	}
 }
 
@@ -93,11 +93,11 @@ func TestSomeModulesHaveOneDoor(t *testing.T) {
 func TestAWorkerLinksWhatAsynqLinks(t *testing.T) {
 	const modules = `{{with .Module}}{{.Path}}{{end}}`
 	asynqs := goList(t, "-deps", "-f", modules, "github.com/hibiken/asynq")
-	limitertest.That(t, slices.Contains(asynqs, "github.com/redis/go-redis/v9"),
+	expect.That(t, slices.Contains(asynqs, "github.com/redis/go-redis/v9"),
 		"go list tells no modules of asynq", asynqs)
 	for _, pkg := range []string{"throttle", "throttle/control", "throttle/usage", "worker", "worker/batch", "worker/page"} {
 		for _, path := range slices.Compact(goList(t, "-deps", "-f", modules, module+"/"+pkg)) {
-			limitertest.That(t, path == module || slices.Contains(asynqs, path), "package", pkg, "links", path)
+			expect.That(t, path == module || slices.Contains(asynqs, path), "package", pkg, "links", path)
 		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 func TestADenialSaysItsReason(t *testing.T) {
@@ -27,9 +29,9 @@ func TestADenialSaysItsReason(t *testing.T) {
 			"throttled: p, tenant a, 1s: others wait before it"},
 		{Decision{Policy: "p", Granted: true, Windows: windows}, ""},
 	} {
-		equal(t, tc.d.Reason(), tc.want)
+		expect.Equal(t, tc.d.Reason(), tc.want)
 	}
-	equal(t, (Decision{RetryIn: time.Second, Windows: windows}).EarliestReset(), 300*time.Millisecond, "earliest reset")
+	expect.Equal(t, (Decision{RetryIn: time.Second, Windows: windows}).EarliestReset(), 300*time.Millisecond, "earliest reset")
 }
 
 // A rounded wait is never shorter, and no more than a tenth longer.
@@ -43,7 +45,7 @@ func TestAWaitIsNeverRoundedDown(t *testing.T) {
 		0: "0s", 1: "1µs", 9999 * time.Microsecond: "9.999ms", 10001 * time.Microsecond: "11ms",
 		1001 * time.Millisecond: "1.1s", 10 * time.Second: "10s", 10001 * time.Millisecond: "11s",
 	} {
-		equal(t, roundUp(d).String(), want, d, "is rounded to")
+		expect.Equal(t, roundUp(d).String(), want, d, "is rounded to")
 	}
 }
 
@@ -52,33 +54,5 @@ func TestAnOutageNamesItsPolicyOnce(t *testing.T) {
 	cause := classify(t.Context(), "api", errors.New("connection refused"))
 	denied := &DeniedError{Cause: cause, Decision: Decision{Policy: "api", Tenant: "acme", RetryIn: time.Second}}
 	text := denied.Error()
-	that(t, strings.Count(text, "api") == 1 && errors.Is(denied, ErrUnavailable), text)
-}
-
-// that fails the test unless something holds. The rest says what that is about.
-func that(t testing.TB, holds bool, about ...any) {
-	t.Helper()
-	if !holds {
-		t.Error(about...)
-	}
-}
-
-// equal fails the test unless it got what it wants.
-func equal[V comparable](t testing.TB, got, want V, about ...any) {
-	t.Helper()
-	that(t, got == want, append(about, "got", got, "want", want)...)
-}
-
-// require is that, and ends the test.
-func require(t testing.TB, holds bool, about ...any) {
-	t.Helper()
-	if !holds {
-		t.Fatal(about...)
-	}
-}
-
-// must ends the test by an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	require(t, err == nil, err)
+	expect.That(t, strings.Count(text, "api") == 1 && errors.Is(denied, ErrUnavailable), text)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -30,30 +31,30 @@ func TestReserveTakesFromAllWindowsOrNone(t *testing.T) {
 			throttle.Window{Name: "burst", Limit: 2, Period: 3 * s},
 		))
 		first := limitertest.Reserve(t, l, limitertest.Acme(2))
-		limitertest.Require(t, first.Granted && slices.Equal(limitertest.Used(first), []int64{2, 2}),
+		expect.Require(t, first.Granted && slices.Equal(limitertest.Used(first), []int64{2, 2}),
 			"the first 2 of 2", first)
 
 		denied := limitertest.Reserve(t, l, limitertest.Acme(1))
-		limitertest.That(t, !denied.Granted && denied.RetryIn == 3*s &&
+		expect.That(t, !denied.Granted && denied.RetryIn == 3*s &&
 			slices.Equal(limitertest.Used(denied), []int64{2, 2}),
 			"the third within 3 s takes nothing, and fits in 3 s", denied)
-		limitertest.Equal(t, denied.Reason(), "throttled: p/burst, tenant acme, 3s")
+		expect.Equal(t, denied.Reason(), "throttled: p/burst, tenant acme, 3s")
 
 		other := limitertest.Acme(1)
 		other.Tenant = "initech"
-		limitertest.Equal(t, limitertest.Reserve(t, l, other).Granted, true, "each tenant has a count of its own")
+		expect.Equal(t, limitertest.Reserve(t, l, other).Granted, true, "each tenant has a count of its own")
 
 		clock.Set(3*s - us)
-		limitertest.Equal(t, limitertest.Reserve(t, l, limitertest.Acme(1)).Granted, false, "1 microsecond early")
+		expect.Equal(t, limitertest.Reserve(t, l, limitertest.Acme(1)).Granted, false, "1 microsecond early")
 		clock.Set(3 * s)
 		second := limitertest.Reserve(t, l, limitertest.Acme(2))
-		limitertest.That(t, second.Granted && slices.Equal(limitertest.Used(second), []int64{4, 2}),
+		expect.That(t, second.Granted && slices.Equal(limitertest.Used(second), []int64{4, 2}),
 			"at the time that the denial named", second)
 
 		clock.Set(6 * s)
 		limitertest.WantDenied(t, limitertest.Peek(t, l, limitertest.Acme(1)), 54*s)
-		limitertest.Equal(t, limitertest.Used(limitertest.Cancel(t, l, second.Reservation)), []int64{2, 0})
-		limitertest.Equal(t, limitertest.Peek(t, l, limitertest.Acme(2)).Granted, true)
+		expect.Equal(t, limitertest.Used(limitertest.Cancel(t, l, second.Reservation)), []int64{2, 0})
+		expect.Equal(t, limitertest.Peek(t, l, limitertest.Acme(2)).Granted, true)
 	})
 }
 
@@ -75,7 +76,7 @@ func run(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, policy string,
 		r.Policy = policy
 		peeked := limitertest.Peek(t, l, r)
 		d := limitertest.Reserve(t, l, r)
-		limitertest.That(t, peeked.Granted == d.Granted && peeked.RetryIn == d.RetryIn,
+		expect.That(t, peeked.Granted == d.Granted && peeked.RetryIn == d.RetryIn,
 			"step", i, "at", step.at, "Peek says", peeked.Granted, peeked.RetryIn, "Reserve", d.Granted, d.RetryIn)
 		var denied []string
 		var remaining []int64
@@ -86,11 +87,11 @@ func run(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, policy string,
 			remaining = append(remaining, w.Remaining)
 		}
 		got := strings.Join(denied, " ")
-		limitertest.That(t, got == step.deniedBy && d.Granted == (step.deniedBy == "") &&
+		expect.That(t, got == step.deniedBy && d.Granted == (step.deniedBy == "") &&
 			slices.Equal(remaining, step.remaining) && d.RetryIn == step.retryIn,
 			"step", i, "at", step.at, "cost", step.cost, "granted", d.Granted, "denied by", got, "remaining", remaining, "retry in", d.RetryIn, "want denied by", step.deniedBy, step.remaining, step.retryIn)
 		want := limitertest.At(step.at)
-		limitertest.That(t, d.At.Equal(want), "step", i, "At is", d.At, "want", want)
+		expect.That(t, d.At.Equal(want), "step", i, "At is", d.At, "want", want)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/yuin/gopher-lua/parse"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -41,7 +42,7 @@ func code(text string) string { return comment.ReplaceAllString(text, "") }
 func one(t *testing.T, text, pattern string) string {
 	t.Helper()
 	matches := regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1)
-	require(t, len(matches) == 1, len(matches), "matches of", pattern, "in", text)
+	expect.Require(t, len(matches) == 1, len(matches), "matches of", pattern, "in", text)
 	return matches[0][1]
 }
 
@@ -123,19 +124,19 @@ func TestHeadersOfScripts(t *testing.T) {
 	client.AddHook(hooktest.Hook(spied.see))
 	p := testPolicy()
 	l, err := New(Config{Client: client, Policies: []Policy{p}})
-	must(t, err)
+	expect.Must(t, err)
 	r := Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": "bob", "ip": "1", "key": "k", "app": "a", "org": "o", "plan": "p", "site": "s"}}
 	joining := r
 	joining.Ticket, joining.Key = Ticket{Queue: "q", ID: "1"}, "key"
 	d, err := l.Reserve(t.Context(), r)
-	must(t, err)
+	expect.Must(t, err)
 	_, err = d.Reservation.Cancel(t.Context())
-	must(t, err)
+	expect.Must(t, err)
 	_, err = l.Line("p").Join(t.Context(), []Request{joining})
-	must(t, err)
+	expect.Must(t, err)
 	taken, err := l.Line("p").Take(t.Context(), TakeOptions{Queues: map[string]int{"q": 1, "r": 1}, Max: 3})
-	require(t, err == nil && len(taken.Tickets) == 1, taken, err)
-	require(t, len(spied.calls) >= 4, len(spied.calls), "scripts ran")
+	expect.Require(t, err == nil && len(taken.Tickets) == 1, taken, err)
+	expect.Require(t, len(spied.calls) >= 4, len(spied.calls), "scripts ran")
 	windows, decide, take := script.File("windows"), script.File("decide"), script.File("take")
 
 	// The header of all calls: now, process, seq, and the policy's scopes, windows and lists.
@@ -150,12 +151,12 @@ func TestHeadersOfScripts(t *testing.T) {
 		parts, fields int
 	}{{fmt.Sprint(spied.calls[0][4+3]), len(p.Windows), 1}, {fmt.Sprint(spied.calls[0][4+4]), len(p.Windows), fields}} {
 		parts := strings.SplitAfter(c.text, ";")
-		that(t, len(parts) == c.parts+1 && len(strings.Fields(parts[0])) == c.fields, "argument", 4+i, c.text)
+		expect.That(t, len(parts) == c.parts+1 && len(strings.Fields(parts[0])) == c.fields, "argument", 4+i, c.text)
 	}
 	head := len(own)
 
 	requests := all(header(decide), `(?m)^--   (\d) \w+ `)
-	that(t, slices.Equal(requests, []string{"1", "2", "3", "4", "5"}) &&
+	expect.That(t, slices.Equal(requests, []string{"1", "2", "3", "4", "5"}) &&
 		strings.Contains(code(decide), "= 5 + nscopes\n"),
 		"decide.lua: the header lists the values", requests, "of a request")
 	form := func(name string) int {
@@ -178,9 +179,9 @@ func TestHeadersOfScripts(t *testing.T) {
 		script.Release, script.Renew, script.Pause, script.Resume, script.Remaining, script.Refresh, script.Expect}
 	slices.Sort(verbs)
 	slices.Sort(ops)
-	that(t, slices.Equal(verbs, ops), "the scripts have the verbs", verbs, "Go asks for", ops)
+	expect.That(t, slices.Equal(verbs, ops), "the scripts have the verbs", verbs, "Go asks for", ops)
 	for _, op := range ops {
-		that(t, regexp.MustCompile(`(?m)^--   `+op+` +[a-z]`).MatchString(header(decide)),
+		expect.That(t, regexp.MustCompile(`(?m)^--   `+op+` +[a-z]`).MatchString(header(decide)),
 			"decide.lua: the header does not list", op)
 	}
 
@@ -191,18 +192,18 @@ func TestHeadersOfScripts(t *testing.T) {
 		form string // of a field in the scripts
 	}{{script.Request{}, `\b(?:r|about)\.(\w+)`}, {script.Answer{}, `(?:reply\.|[' ])(\w+)(?:[=:',]| = )`}} {
 		for _, tag := range tags(reflect.TypeOf(c.of)) {
-			that(t, slices.Contains(all(text, c.form), tag), "no script has the field", tag, c.of)
+			expect.That(t, slices.Contains(all(text, c.form), tag), "no script has the field", tag, c.of)
 		}
 	}
 
 	arguments := all(header(take), `(?m)^--   (\d) \w+ `)
 	took := spied.calls[len(spied.calls)-1]
-	that(t, len(arguments) == 4 && len(took) == 4+head+len(arguments)+2,
+	expect.That(t, len(arguments) == 4 && len(took) == 4+head+len(arguments)+2,
 		"take.lua: the header lists", arguments, "Go sends", len(took), "values")
 	listed := strings.Fields(one(t, header(take), `(?m)^--   text   "([a-z ]*)"`))
 	first := names(one(t, header(take), `(?m)^-- reply (.*), then for each ticket its text, when`))
 	took = spied.replies[len(spied.replies)-1]
-	that(t, len(took) == len(first)+2+len(p.Windows) &&
+	expect.That(t, len(took) == len(first)+2+len(p.Windows) &&
 		len(strings.Fields(fmt.Sprint(took[len(first)]))) == len(listed),
 		"take.lua replies", took, "the header lists", first, listed)
 }
@@ -223,7 +224,7 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 			listed, read := slices.Contains(parameters, letter), strings.Count(code(text), letter+",")+strings.Count(code(text), letter+")")+strings.Count(code(text), letter+" ") > 1
 			sent := p != 0 || i == 3 && a.Ticks != nil
 			schedule := strings.Contains(header(text), letter+" schedule ") // which the line compares
-			that(t, listed == sent && listed == (read || schedule),
+			expect.That(t, listed == sent && listed == (read || schedule),
 				name, letter, "is in the header", listed, "read", read, "sent", sent)
 		}
 
@@ -243,12 +244,12 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 		}
 		for f := range functions {
 			optional := slices.Contains([]string{"grants", "kept_until", "longest", "opens_at", "release", "renew"}, f)
-			that(t, optional || found[f], name, "does not have the function", f, "which scope.lua lists")
+			expect.That(t, optional || found[f], name, "does not have the function", f, "which scope.lua lists")
 		}
-		equal(t, one(t, code(text), `algorithms\['(.)'\] = `), a.Kind, name, "the kind is", "in Lua", "in Go")
-		equal(t, found["release"], a.Leases, name, "leases are", "in Lua", "in Go")
+		expect.Equal(t, one(t, code(text), `algorithms\['(.)'\] = `), a.Kind, name, "the kind is", "in Lua", "in Go")
+		expect.Equal(t, found["release"], a.Leases, name, "leases are", "in Lua", "in Go")
 	}
-	equal(t, len(functions), 12, "scope.lua lists", "functions")
+	expect.Equal(t, len(functions), 12, "scope.lua lists", "functions")
 }
 
 // sizes adds up a list such as "format(1) last(7)"; what has no number counts nothing.
@@ -271,18 +272,18 @@ func TestHeadersOfState(t *testing.T) {
 		w := testWindow(name)
 		w.Name, w.Anchor, w.Margin = "window", "", 0 // a margin denies at the end of a minute
 		l, err := New(Config{Client: client, Policies: []Policy{{Name: "p", Windows: []Window{w}}}})
-		must(t, err)
+		expect.Must(t, err)
 		_, err = l.Reserve(t.Context(), Request{Policy: "p", Tenant: "acme"})
-		must(t, err)
+		expect.Must(t, err)
 		got, err := server.Get("sluice:{p}:w:tenant:acme")
-		must(t, err)
+		expect.Must(t, err)
 		head := header(script.File(a.File))
 		head = regexp.MustCompile(`\[.*?\]`).ReplaceAllString(head, "") // what small limits do not have
 		want := sizes(value) + sizes(section) + len("window") + sizes(one(t, head, `(?m)^--   payload     (.*)$`))
 		if strings.Contains(head, "entry*") {
 			want += map[Algorithm]int{AlgorithmSliding: 8, AlgorithmConcurrency: sizes(one(t, head, `(?m)^--   entry       (.*)$`))}[name]
 		}
-		equal(t, len(got), want, name, "one grant takes", "bytes, the headers say")
+		expect.Equal(t, len(got), want, name, "one grant takes", "bytes, the headers say")
 	}
 }
 
@@ -297,12 +298,12 @@ func TestScriptsUseNothingSpecial(t *testing.T) {
 	for _, name := range []string{"decide", "take"} {
 		text := script.Text(files, name)
 		for _, word := range []string{"goto", "cjson", "struct", "bit", "cmsgpack", "pcall", "KEYS *=", "ARGV *=", `redis\.replicate_commands`} {
-			equal(t, regexp.MustCompile(`\b`+word+`\b`).FindString(code(text)), "", name, "uses")
+			expect.Equal(t, regexp.MustCompile(`\b`+word+`\b`).FindString(code(text)), "", name, "uses")
 		}
 		chunk, err := parse.Parse(strings.NewReader(text), name)
-		must(t, err)
+		expect.Must(t, err)
 		proto, err := lua.Compile(chunk, name)
-		must(t, err)
+		expect.Must(t, err)
 		read := map[string]bool{}
 		walk(proto, func(p *lua.FunctionProto, line, op int, global string) {
 			switch op {
@@ -315,7 +316,7 @@ func TestScriptsUseNothingSpecial(t *testing.T) {
 				read[global] = true
 			}
 		})
-		that(t, read["redis"] && read["KEYS"], name, "globals not seen", read)
+		expect.That(t, read["redis"] && read["KEYS"], name, "globals not seen", read)
 	}
 }
 

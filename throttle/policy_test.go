@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -141,10 +142,10 @@ func TestPoliciesAreValidated(t *testing.T) {
 			want = `throttle: policy "p"` + want
 		}
 		err := p.Validate()
-		limitertest.Equal(t, errorText(err), want)
-		limitertest.That(t, err == nil || errors.As(err, new(*throttle.PolicyError)), err, "is no *PolicyError")
+		expect.Equal(t, errorText(err), want)
+		expect.That(t, err == nil || errors.As(err, new(*throttle.PolicyError)), err, "is no *PolicyError")
 		_, newErr := throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Policies: []throttle.Policy{p}})
-		limitertest.Equal(t, errorText(newErr), want, newErr)
+		expect.Equal(t, errorText(newErr), want, newErr)
 	}
 }
 
@@ -159,10 +160,10 @@ func TestNewRefusesBadPolicies(t *testing.T) {
 	good := limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Period: m})
 	for _, client := range []redis.UniversalClient{nil, (*redis.Client)(nil), (*redis.ClusterClient)(nil), (*redis.Ring)(nil)} {
 		_, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{good}})
-		limitertest.Equal(t, errorText(err), "throttle: Config.Client is nil: must be a connection to Redis", client, err)
+		expect.Equal(t, errorText(err), "throttle: Config.Client is nil: must be a connection to Redis", client, err)
 	}
 	_, err := throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Policies: []throttle.Policy{good, good}})
-	limitertest.Equal(t, errorText(err), `throttle: policy "p": name "p": is taken: policies have different names`, err)
+	expect.Equal(t, errorText(err), `throttle: policy "p": name "p": is taken: policies have different names`, err)
 }
 
 func TestPoliciesHaveDefaults(t *testing.T) {
@@ -185,12 +186,12 @@ func TestPoliciesHaveDefaults(t *testing.T) {
 		},
 	}
 	got := given.WithDefaults()
-	limitertest.Equal(t, got, want)
-	limitertest.That(t, given.Windows[0].Algorithm == "" && given.Tenants["acme"].Weight == 0,
+	expect.Equal(t, got, want)
+	expect.That(t, given.Windows[0].Algorithm == "" && given.Tenants["acme"].Weight == 0,
 		"the policy given was changed", given)
 	// Written out once they stay: a shared window does not become a tenant's.
 	again := given.WithDefaults().WithDefaults()
-	limitertest.That(t, reflect.DeepEqual(again, given.WithDefaults()) && again.Validate() == nil,
+	expect.That(t, reflect.DeepEqual(again, given.WithDefaults()) && again.Validate() == nil,
 		"defaults of defaults", again)
 }
 
@@ -199,7 +200,7 @@ func TestGlobsHaveBounds(t *testing.T) {
 		Match: []string{strings.Repeat("a", throttle.MaxGlobBytes)}, Name: "p",
 		Windows: []throttle.Window{{Limit: 1, Name: "w", Period: time.Second}},
 	}
-	limitertest.Must(t, p.Validate())
+	expect.Must(t, p.Validate())
 	p.Match[0] += "*"
 	if err := p.Validate(); err == nil || !strings.HasSuffix(err.Error(), ": must be at most 1024 bytes") {
 		t.Error(err)
@@ -219,6 +220,6 @@ func TestInterventionsAreCopies(t *testing.T) {
 	}
 	for range 3 {
 		d, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "acme"})
-		limitertest.Require(t, err == nil && d.Exempt && d.Windows[0].Limit == 1, d, err)
+		expect.Require(t, err == nil && d.Exempt && d.Windows[0].Limit == 1, d, err)
 	}
 }

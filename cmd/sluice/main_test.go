@@ -21,6 +21,7 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/environ"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 // An ending is all that a run of the program left behind, its files aside.
@@ -396,39 +397,15 @@ func TestUnknownCommands(t *testing.T) {
 // columns takes the padding out of a table.
 func columns(s string) string { return strings.Join(strings.Fields(s), " ") }
 
-// must ends the test by an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	require(t, err == nil, err)
-}
+var (
+	contains = expect.Contains
+	errOf    = expect.ErrOf
+	must     = expect.Must
+	require  = expect.Require
+	that     = expect.That
+)
 
-// errOf is the error of a call that returns something else, too.
-func errOf(_ any, err error) error { return err }
-
-// that fails the test unless something holds. The rest says what that is about.
-func that(t testing.TB, holds bool, about ...any) {
+func equal[V any](t testing.TB, got, want V, about ...any) {
 	t.Helper()
-	if !holds {
-		t.Error(about...)
-	}
-}
-
-// require is that, and ends the test.
-func require(t testing.TB, holds bool, about ...any) {
-	t.Helper()
-	if !holds {
-		t.Fatal(about...)
-	}
-}
-
-// equal fails the test unless it got what it wants.
-func equal[V comparable](t testing.TB, got, want V, about ...any) {
-	t.Helper()
-	that(t, got == want, append(about, "\ngot ", got, "\nwant", want)...)
-}
-
-// contains fails the test unless a text has a part.
-func contains(t testing.TB, text, part string, about ...any) {
-	t.Helper()
-	that(t, strings.Contains(text, part), append(about, part, "is not in", text)...)
+	expect.Equal(t, got, want, about...)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -44,7 +45,7 @@ func TestUnitsAboveALimitAreCounted(t *testing.T) {
 			}
 			runs = append(runs, r)
 		}
-		equal(t, excess(row.windows, runs), row.want, row.name)
+		expect.Equal(t, excess(row.windows, runs), row.want, row.name)
 	}
 }
 
@@ -141,7 +142,7 @@ func TestWhatBecameOfTasksIsCounted(t *testing.T) {
 				in += name
 			}
 		}
-		equal(t, in, row.want, row.name)
+		expect.Equal(t, in, row.want, row.name)
 		numbers := []int{
 			len(got.burnt), len(got.burntUnexcused),
 			len(got.duplicated), len(got.duplicatedUnexcused), len(got.archivedUnexcused),
@@ -150,7 +151,7 @@ func TestWhatBecameOfTasksIsCounted(t *testing.T) {
 		if row.earlyAlone {
 			want[4] = 1
 		}
-		that(t, slices.Equal(numbers, want),
+		expect.That(t, slices.Equal(numbers, want),
 			row.name, "burnt, without excuse, duplicated, without excuse, early without excuse", numbers, "want", want)
 	}
 }
@@ -197,7 +198,7 @@ func TestLocksThatAreLeftAreFound(t *testing.T) {
 		locks: []string{"well", "waits"}, runs: []run{{Task: "well", Begun: noon, Ended: after(time.Second)}},
 	}
 	got := count(e)
-	that(t, slices.Equal(got.locked, []string{"well"}), "locks left of", got.locked)
+	expect.That(t, slices.Equal(got.locked, []string{"well"}), "locks left of", got.locked)
 }
 
 func TestRecoveriesAreTimed(t *testing.T) {
@@ -206,11 +207,11 @@ func TestRecoveriesAreTimed(t *testing.T) {
 	disrupted := []disruptionEnd{{at: noon}, {at: after(time.Second)}, {at: after(2500 * time.Millisecond)}, {at: after(time.Hour)}}
 	got := recoveries(disrupted, runs)
 	want := []time.Duration{time.Second, 0, 500 * time.Millisecond}
-	that(t, slices.Equal(got, want), got, "want", want)
+	expect.That(t, slices.Equal(got, want), got, "want", want)
 	if p50, most := quantile(got, 0.5), quantile(got, 1); p50 != 500*time.Millisecond || most != time.Second {
 		t.Errorf("p50 %v, most %v", p50, most)
 	}
-	that(t, quantile(nil, 0.5) == 0, "of none")
+	expect.That(t, quantile(nil, 0.5) == 0, "of none")
 }
 
 func TestFiguresAreHeldAgainstTheirBars(t *testing.T) {
@@ -229,7 +230,7 @@ func TestFiguresAreHeldAgainstTheirBars(t *testing.T) {
 		{newFigure("", "", two, one, difference), true},
 		{newFigure("", "", number(0), number(0), unjudged), true},
 	} {
-		equal(t, row.figure.Missed, row.missed, "bar", row.figure.Bar, *row.figure.Sluice, row.figure.Control, "missed")
+		expect.Equal(t, row.figure.Missed, row.missed, "bar", row.figure.Bar, *row.figure.Sluice, row.figure.Control, "missed")
 	}
 }
 
@@ -246,11 +247,11 @@ func TestAJobFailsAsOftenAsItIsTo(t *testing.T) {
 		{"always", false, true}, {"always", false, true}, {"always", false, true},
 	} {
 		var v Verdict
-		must(t, calls.Start(Started{Task: row.task}, &v))
-		that(t, v.Fail == row.fail && v.Panic == (row.task == "always"), row, v)
+		expect.Must(t, calls.Start(Started{Task: row.task}, &v))
+		expect.That(t, v.Fail == row.fail && v.Panic == (row.task == "always"), row, v)
 		if !row.killed {
-			must(t, calls.End(Ended{v.Run, v.Fail}, &None{}))
+			expect.Must(t, calls.End(Ended{v.Run, v.Fail}, &None{}))
 		}
 	}
-	equal(t, calls.journal.begun(), 8, "runs")
+	expect.Equal(t, calls.journal.begun(), 8, "runs")
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 func TestFatesAreDrawnAtTheirRates(t *testing.T) {
@@ -14,13 +16,13 @@ func TestFatesAreDrawnAtTheirRates(t *testing.T) {
 	for i := range uint64(n) {
 		f, pause := fateOf(7, dequeues, i, rate)
 		again, same := fateOf(7, dequeues, i, rate)
-		require(t, again == f && same == pause, "call", i, f, "then", again)
-		equal(t, (f == delayed), (pause > 0), "call", i, f, "for", pause)
+		expect.Require(t, again == f && same == pause, "call", i, f, "then", again)
+		expect.Equal(t, (f == delayed), (pause > 0), "call", i, f, "for", pause)
 		got[f]++
 	}
 	for _, f := range []fate{cut, dropped, delayed} {
 		part := got[f] / n
-		that(t, math.Abs(part-rate) <= 4*math.Sqrt(rate*(1-rate)/n), f, part, "of all calls, want about", rate)
+		expect.That(t, math.Abs(part-rate) <= 4*math.Sqrt(rate*(1-rate)/n), f, part, "of all calls, want about", rate)
 	}
 	if f, _ := fateOf(7, dequeues, 1, 0); f != passes {
 		t.Errorf("no faults asked for, and %q", f)
@@ -31,11 +33,11 @@ func TestJobsAndDisruptionsComeFromTheSeed(t *testing.T) {
 	t.Parallel()
 	const length = 5 * time.Minute
 	jobs := makeJobs(3, length)
-	that(t, slices.Equal(jobs, makeJobs(3, length)) && !slices.Equal(jobs, makeJobs(4, length)),
+	expect.That(t, slices.Equal(jobs, makeJobs(3, length)) && !slices.Equal(jobs, makeJobs(4, length)),
 		"jobs are not those of the seed")
 	seen := map[string]int{}
 	for i, j := range jobs {
-		that(t, (i <= 0 || j.At >= jobs[i-1].At) && j.At < length, j.ID, "is enqueued at", j.At)
+		expect.That(t, (i <= 0 || j.At >= jobs[i-1].At) && j.At < length, j.ID, "is enqueued at", j.At)
 		seen[j.Tenant]++
 		for what, is := range map[string]bool{
 			"archives": j.archives(), "fails at first": j.Fails > 0 && !j.archives(), "no retries": j.MaxRetry == 0,
@@ -58,15 +60,15 @@ func TestJobsAndDisruptionsComeFromTheSeed(t *testing.T) {
 		}
 	}
 	disruptions := makeDisruptions(3, length, 3*time.Second, 3)
-	that(t, slices.Equal(disruptions, makeDisruptions(3, length, 3*time.Second, 3)),
+	expect.That(t, slices.Equal(disruptions, makeDisruptions(3, length, 3*time.Second, 3)),
 		"disruptions are not those of the seed")
 	kinds := map[string]int{}
 	for _, b := range disruptions {
 		kinds[b.kind]++
-		that(t, b.at+b.lasts <= length && b.worker >= 0 && b.worker <= 2, b)
+		expect.That(t, b.at+b.lasts <= length && b.worker >= 0 && b.worker <= 2, b)
 	}
 	for _, kind := range []string{kill, term, stop, flush} {
-		that(t, kinds[kind] != 0, "no disruption is a", kind)
+		expect.That(t, kinds[kind] != 0, "no disruption is a", kind)
 	}
 	if got := makeDisruptions(3, length, 0, 3); got != nil {
 		t.Errorf("none asked for: %v", got)

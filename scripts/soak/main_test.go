@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9/logging"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -51,49 +52,18 @@ func TestSoakOfASecond(t *testing.T) {
 	var out, progress bytes.Buffer
 	args := []string{"-for", "1s", "-seed", "1", "-fault-rate", "0", "-disrupt-every", "0", "-workers", "2", "-json"}
 	code := soak(t.Context(), args, &out, &progress)
-	require(t, code == 0, "exit code", code, &out, &progress)
+	expect.Require(t, code == 0, "exit code", code, &out, &progress)
 	var report struct {
 		Seed    uint64
 		Figures []figure
 	}
-	must(t, json.Unmarshal(out.Bytes(), &report))
+	expect.Must(t, json.Unmarshal(out.Bytes(), &report))
 	got := map[string]figure{}
 	for _, f := range report.Figures {
 		got[f.Name] = f
 	}
 	tasks := len(makeJobs(1, time.Second))
 	ended := *got["ended well"].Sluice + *got["archived by failures of their own"].Sluice
-	that(t, report.Seed == 1 && int(*got["tasks enqueued"].Sluice) == tasks && int(ended) == tasks &&
+	expect.That(t, report.Seed == 1 && int(*got["tasks enqueued"].Sluice) == tasks && int(ended) == tasks &&
 		*got["runs"].Sluice == *got["runs"].Control, tasks, "tasks", &out)
 }
-
-// that fails the test unless something holds. The rest says what that is about.
-func that(t testing.TB, holds bool, about ...any) {
-	t.Helper()
-	if !holds {
-		t.Error(about...)
-	}
-}
-
-// equal fails the test unless it got what it wants.
-func equal[V comparable](t testing.TB, got, want V, about ...any) {
-	t.Helper()
-	that(t, got == want, append(about, "got", got, "want", want)...)
-}
-
-// require is that, and ends the test.
-func require(t testing.TB, holds bool, about ...any) {
-	t.Helper()
-	if !holds {
-		t.Fatal(about...)
-	}
-}
-
-// must ends the test by an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	require(t, err == nil, err)
-}
-
-// errOf is the error of a call that returns something else, too.
-func errOf(_ any, err error) error { return err }

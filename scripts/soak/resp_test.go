@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 func TestRepliesOfRedisAreRead(t *testing.T) {
@@ -30,7 +32,7 @@ func TestRepliesOfRedisAreRead(t *testing.T) {
 		}
 	}
 	got, err := words([]byte("*2\r\n$3\r\nGET\r\n$3\r\na\r\n\r\n"))
-	that(t, err == nil && slices.Equal(got, []string{"GET", "a\r\n"}), got, err)
+	expect.That(t, err == nil && slices.Equal(got, []string{"GET", "a\r\n"}), got, err)
 	if _, err := words([]byte("+OK\r\n")); !errors.Is(err, errProtocol) {
 		t.Error(err)
 	}

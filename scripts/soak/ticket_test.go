@@ -6,6 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -14,14 +15,14 @@ func TestWaitingTasks(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{soakPolicy()}})
-		must(t, err)
+		expect.Must(t, err)
 		ids := []string{"!x", "0b6e1a5c-7d1f-4c0e-9a53-1f0e2d3c4b5a", "a/b c%20", "task-00001"}
 		var requests []throttle.Request
 		for _, id := range ids {
 			requests = append(requests, throttle.Request{Tenant: "acme", Ticket: throttle.Ticket{Queue: "redis%2F" + queue, ID: id}})
 		}
 		places, err := limiter.Line(policyName).Join(t.Context(), requests)
-		must(t, err)
+		expect.Must(t, err)
 		for _, p := range places {
 			if p.Err != nil {
 				t.Fatal(p.Err)
@@ -29,6 +30,6 @@ func TestWaitingTasks(t *testing.T) {
 		}
 		got, err := waitingTasks(t.Context(), client)
 		slices.Sort(got)
-		that(t, err == nil && slices.Equal(got, ids), got, "wait", err, "want", ids)
+		expect.That(t, err == nil && slices.Equal(got, ids), got, "wait", err, "want", ids)
 	})
 }

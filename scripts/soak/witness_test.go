@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -34,7 +35,7 @@ func newWatched(t *testing.T, client *redis.Client, seed uint64, rate float64) *
 func (w *watched) opt(holder string) asynq.RedisClientOpt {
 	w.Helper()
 	l, err := w.proxy.listen(holder)
-	must(w, err)
+	expect.Must(w, err)
 	w.Cleanup(func() { l.Close() })
 	return asynq.RedisClientOpt{Addr: l.Addr().String()}
 }
@@ -42,7 +43,7 @@ func (w *watched) opt(holder string) asynq.RedisClientOpt {
 func (w *watched) wait(what string, condition func() bool) {
 	w.Helper()
 	for end := time.Now().Add(50 * time.Second); !condition(); time.Sleep(5 * time.Millisecond) {
-		require(w, !time.Now().After(end), "waited in vain until", what)
+		expect.Require(w, !time.Now().After(end), "waited in vain until", what)
 	}
 }
 
@@ -66,11 +67,11 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 		}, {
 			Name: "roomy", Match: []string{"taken"}, Windows: []throttle.Window{{Name: "many", Limit: 100, Period: time.Hour}},
 		}}})
-		must(t, err)
+		expect.Must(t, err)
 		d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-		require(t, err == nil && d.Granted, d, err)
+		expect.Require(t, err == nil && d.Granted, d, err)
 		server, err := worker.NewServer(w.opt("w.1"), quick(2), worker.Config{Limiter: limiter})
-		must(t, err)
+		expect.Must(t, err)
 		plain := asynq.NewClient(w.opt("producer"))
 		defer plain.Close()
 		for id, opts := range map[string][]asynq.Option{
@@ -78,10 +79,10 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 			"archived": {asynq.MaxRetry(0)}, "retried": {asynq.MaxRetry(1)}, "denied": {asynq.MaxRetry(0)},
 		} {
 			task := worker.NewTask(worker.Identity{Tenant: "acme"}, id, nil)
-			must(t, errOf(plain.Enqueue(task, append(opts, asynq.TaskID(id))...)))
+			expect.Must(t, expect.ErrOf(plain.Enqueue(task, append(opts, asynq.TaskID(id))...)))
 		}
 		joiner, err := worker.NewClient(w.opt("producer"), worker.ClientConfig{Limiter: limiter})
-		must(t, err)
+		expect.Must(t, err)
 		defer joiner.Close()
 		before := w.proxy.drawn(enqueues)
 		for _, result := range joiner.EnqueueBulk(t.Context(), []*asynq.Task{
@@ -93,8 +94,8 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 			}
 		}
 		after := w.proxy.drawn(enqueues)
-		that(t, after != before, "EnqueueBulk was called, and nobody saw it")
-		must(t, server.Start(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
+		expect.That(t, after != before, "EnqueueBulk was called, and nobody saw it")
+		expect.Must(t, server.Start(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 			if task.Type() == "archived" || task.Type() == "retried" {
 				return errFault
 			}
@@ -110,7 +111,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 				return len(story) == n && !story[n-1].Ended.IsZero()
 			})
 			for _, h := range w.witness.story(id) {
-				that(t, h.Holder == "w.1" && h.EndedBy == "w.1" && !h.Lost && h.Call != "" &&
+				expect.That(t, h.Holder == "w.1" && h.EndedBy == "w.1" && !h.Lost && h.Call != "" &&
 					h.Taken == (id == "taken" || id == takenUUID), id, h)
 			}
 			w.witness.died("w.1")
@@ -126,7 +127,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 		for _, one := range w.witness.killedTakes() {
 			taken[one.Task] = !one.Granted.IsZero() && one.Holder == "w.1"
 		}
-		that(t, maps.Equal(taken, map[string]bool{"taken": true, takenUUID: true}), "taken from the line", taken)
+		expect.That(t, maps.Equal(taken, map[string]bool{"taken": true, takenUUID: true}), "taken from the line", taken)
 	})
 }
 
@@ -150,7 +151,7 @@ func TestWitnessOfRepeatedCalls(t *testing.T) {
 		if story := w.story("a"); len(story) != 1 || !story[0].Lost || story[0].Call != "call" || story[0].Taken != (name == "pick") {
 			t.Errorf("%s: %+v", name, story)
 		}
-		that(t, len(w.excused("a")) == 0 && len(w.orphans()) == 0, name, "a lost reply is an excuse")
+		expect.That(t, len(w.excused("a")) == 0 && len(w.orphans()) == 0, name, "a lost reply is an excuse")
 		w.saw(begin, reply, "w.1", true)
 		if story := w.story("a"); len(story) != 1 || story[0].Lost {
 			t.Errorf("%s, repeated: %+v", name, story)
@@ -164,7 +165,7 @@ func TestWitnessOfRepeatedCalls(t *testing.T) {
 			t.Errorf("%s: another call was undone: %+v", name, story)
 		}
 		w.died("w.1")
-		that(t, len(w.excused("a")) == 1 && len(w.orphans()) == 1, name, "a killed worker is no excuse")
+		expect.That(t, len(w.excused("a")) == 1 && len(w.orphans()) == 1, name, "a killed worker is no excuse")
 		w.saw(restore("call"), []byte(":1\r\n"), "w.1", false)
 		if story := w.story("a"); story[0].Ended.IsZero() || len(w.excused("a")) != 0 || len(w.orphans()) != 0 {
 			t.Errorf("%s, undone: %+v", name, story)
@@ -194,12 +195,12 @@ func TestWitnessSeesWhatFaultsHit(t *testing.T) {
 		w := newWatched(t, client, seedFor(dequeues), 0.1)
 		plain := asynq.NewClientFromRedisClient(client)
 		for _, id := range []string{"lost", "held"} {
-			must(t, errOf(plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID(id))))
+			expect.Must(t, expect.ErrOf(plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID(id))))
 		}
 		server := asynq.NewServer(w.opt("w.1"), quick(1))
 		var running atomic.Bool
 		finish := make(chan struct{})
-		must(t, server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+		expect.Must(t, server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 			running.Store(true)
 			<-finish
 			return nil
@@ -241,9 +242,9 @@ func TestLostRepliesOfEnqueues(t *testing.T) {
 			defer w.witness.mu.Unlock()
 			return w.witness.again["a"] && w.witness.lost[enqueues] > 0
 		})
-		that(t, !w.witness.again["b"], "b was enqueued without a fault")
+		expect.That(t, !w.witness.again["b"], "b was enqueued without a fault")
 		before := w.proxy.drawn(enqueues)
-		must(t, errOf(plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("c"), asynq.Unique(time.Minute))))
-		that(t, w.proxy.drawn(enqueues) != before, "a unique task was enqueued, and nobody saw it")
+		expect.Must(t, expect.ErrOf(plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("c"), asynq.Unique(time.Minute))))
+		expect.That(t, w.proxy.drawn(enqueues) != before, "a unique task was enqueued, and nobody saw it")
 	})
 }

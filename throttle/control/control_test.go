@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/servers"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -28,7 +29,7 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 		own, late := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}}),
 			newLimiter(t, throttle.Config{Client: client})
 		follow(t, own, false)
-		limitertest.Equal(t, own.Policies()[0].Windows[0].Limit, 1, "before anything is published")
+		expect.Equal(t, own.Policies()[0].Windows[0].Limit, 1, "before anything is published")
 		everything := []throttle.Policy{{
 			Name: "p", Match: []string{"a:*"}, Upstream: throttle.UpstreamShared, Windows: []throttle.Window{
 				{Name: "hour", Limit: 3, Period: time.Hour},
@@ -42,21 +43,21 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 		version := publish(t, s, 0, everything...)
 		limitertest.Until(t, "the limiter follows", func() bool { return own.Policies()[0].Windows[0].Limit == 3 })
 		want := newLimiter(t, throttle.Config{Client: client, Policies: everything}).Policies()
-		limitertest.Equal(t, own.Policies(), want, "policies have changed on their way")
+		expect.Equal(t, own.Policies(), want, "policies have changed on their way")
 		follow(t, late, false)
-		limitertest.Equal(t, late.Policies(), want, "one that follows later has not at once what was published")
+		expect.Equal(t, late.Policies(), want, "one that follows later has not at once what was published")
 
 		again, err := s.Publish(t.Context(), everything, version, anna)
-		limitertest.That(t, err == nil && again == version,
+		expect.That(t, err == nil && again == version,
 			"the same policies, published again, have version", again, version, err)
 		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 0)}, version, anna)
-		limitertest.WantErr(t, err, new(*throttle.PolicyError), "a limit of 0")
+		expect.Err(t, err, new(*throttle.PolicyError), "a limit of 0")
 		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, 0, anna)
-		limitertest.That(t, errors.Is(err, control.ErrConflict), "over a version that nobody has read", err)
+		expect.That(t, errors.Is(err, control.ErrConflict), "over a version that nobody has read", err)
 		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, version, control.By{Who: "anna"})
-		limitertest.That(t, err != nil, "policies were published without a reason")
+		expect.That(t, err != nil, "policies were published without a reason")
 		state := state(t, s)
-		limitertest.That(t, state.Version == version && reflect.DeepEqual(state.Policies, want),
+		expect.That(t, state.Version == version && reflect.DeepEqual(state.Policies, want),
 			"refused policies have changed what is published", state)
 	})
 }
@@ -83,10 +84,10 @@ func TestOfTwoPublishersOneWins(t *testing.T) {
 			}
 			all.Wait()
 			n := wins.Load()
-			limitertest.Require(t, n == 1, "round", round, n, "of 4 publishers have replaced the same version")
+			expect.Require(t, n == 1, "round", round, n, "of 4 publishers have replaced the same version")
 		}
 		changes, err := s.Changes(t.Context(), "", 100)
-		limitertest.That(t, err == nil && len(changes) == 5, "the log has", len(changes), "changes, not 5", err)
+		expect.That(t, err == nil && len(changes) == 5, "the log has", len(changes), "changes, not 5", err)
 	})
 }
 
@@ -104,36 +105,36 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 	s := newStore(t, client)
 	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
 	follow(t, l, false)
-	limitertest.Require(t, granted(t, l, "p", "acme") && !granted(t, l, "p", "acme"), "the limit is not 1")
+	expect.Require(t, granted(t, l, "p", "acme") && !granted(t, l, "p", "acme"), "the limit is not 1")
 	three := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 3}}}
-	limitertest.Must(t, s.SetOverride(t.Context(), three, time.Hour, anna))
+	expect.Must(t, s.SetOverride(t.Context(), three, time.Hour, anna))
 	inForce := func(n int) func() bool { return func() bool { return len(l.Interventions().Overrides) == n } }
 	limitertest.Until(t, "the override is in force", inForce(1))
 	more := 0 // besides the first one
 	for granted(t, l, "p", "acme") {
 		more++
 	}
-	limitertest.Equal(t, more, 2, "the tenant's limit is", 1+more)
-	limitertest.That(t, granted(t, l, "p", "zeta") && !granted(t, l, "p", "zeta"),
+	expect.Equal(t, more, 2, "the tenant's limit is", 1+more)
+	expect.That(t, granted(t, l, "p", "zeta") && !granted(t, l, "p", "zeta"),
 		"the limit of another tenant is not 1")
 	exempt := throttle.TenantOverride{Policy: "p", Tenant: "acme", Exempt: new(true)}
-	limitertest.Must(t, s.SetOverride(t.Context(), exempt, time.Hour, anna))
+	expect.Must(t, s.SetOverride(t.Context(), exempt, time.Hour, anna))
 	limitertest.Until(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
 	state := state(t, s)
-	limitertest.Require(t, len(state.Overrides) == 1, state)
+	expect.Require(t, len(state.Overrides) == 1, state)
 	in := state.Overrides[0]
-	limitertest.That(t, in.By == "anna" && in.Why == "incident 7" && in.Windows == nil, in)
+	expect.That(t, in.By == "anna" && in.Why == "incident 7" && in.Windows == nil, in)
 	left := state.Overrides[0].Until.Sub(state.At)
-	limitertest.That(t, left > 59*time.Minute && left <= time.Hour, "the override ends in", left)
+	expect.That(t, left > 59*time.Minute && left <= time.Hour, "the override ends in", left)
 	found, err := s.End(t.Context(), control.Cleared, "p", "acme", anna)
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	limitertest.Until(t, "it is cleared", inForce(0))
 	again, err := s.End(t.Context(), control.Cleared, "p", "acme", anna)
-	limitertest.That(t, found && !again && err == nil, "cleared", found, "and again", again, err)
-	limitertest.That(t, !granted(t, l, "p", "acme"), "the limit is not 1 again")
+	expect.That(t, found && !again && err == nil, "cleared", found, "and again", again, err)
+	expect.That(t, !granted(t, l, "p", "acme"), "the limit is not 1 again")
 
 	// By the clock of Redis it ends by itself.
-	limitertest.Must(t, s.SetOverride(t.Context(), exempt, 300*time.Millisecond, anna))
+	expect.Must(t, s.SetOverride(t.Context(), exempt, 300*time.Millisecond, anna))
 	limitertest.Until(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
 	limitertest.Until(t, "it ends", func() bool { return !granted(t, l, "p", "acme") })
 
@@ -145,24 +146,24 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 		{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {}}},
 		{Policy: "p", Tenant: strings.Repeat("x", 513), Exempt: new(true)},
 	} {
-		limitertest.That(t, s.SetOverride(t.Context(), bad, time.Hour, anna) != nil, bad, "was put in force")
+		expect.That(t, s.SetOverride(t.Context(), bad, time.Hour, anna) != nil, bad, "was put in force")
 	}
 	publish(t, s, 0, policy("p", 1))
 	three.Windows["day"] = throttle.Override{Limit: 1} // which the published policy has not
-	limitertest.WantErr(t, s.SetOverride(t.Context(), three, time.Hour, anna), new(*throttle.PolicyError))
+	expect.Err(t, s.SetOverride(t.Context(), three, time.Hour, anna), new(*throttle.PolicyError))
 }
 
 func TestAPauseNamesAPublishedPolicy(t *testing.T) {
 	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
 	s := newStore(t, client)
-	limitertest.Must(t, s.Pause(t.Context(), "githb-api", "", time.Hour, anna)) // while none are published, programs have their own
+	expect.Must(t, s.Pause(t.Context(), "githb-api", "", time.Hour, anna)) // while none are published, programs have their own
 	publish(t, s, 0, policy("github-api", 1))
 	var bad *throttle.PolicyError
 	err := s.Pause(t.Context(), "githb-api", "acme", time.Hour, anna)
-	limitertest.That(t, errors.As(err, &bad) && bad.Policy == "githb-api", "a policy that is not published was paused", err)
-	limitertest.Must(t, s.Pause(t.Context(), "github-api", "acme", time.Hour, anna))
+	expect.That(t, errors.As(err, &bad) && bad.Policy == "githb-api", "a policy that is not published was paused", err)
+	expect.Must(t, s.Pause(t.Context(), "github-api", "acme", time.Hour, anna))
 	found, err := s.End(t.Context(), control.Resumed, "githb-api", "", anna)
-	limitertest.That(t, found && err == nil, "a pause of a policy that is no longer published was not ended", err)
+	expect.That(t, found && err == nil, "a pause of a policy that is no longer published was not ended", err)
 }
 
 func TestInputIsCheckedBeforeWhatIsInForce(t *testing.T) {
@@ -180,11 +181,11 @@ func TestInputIsCheckedBeforeWhatIsInForce(t *testing.T) {
 		{"an override of an unknown policy, by nobody", "control: who", s.SetOverride(t.Context(), weight, time.Hour, control.By{})},
 		{"a pause of an unknown policy, by nobody", "control: who", s.Pause(t.Context(), "unknown", "", time.Hour, control.By{})},
 	} {
-		limitertest.That(t, row.err != nil && strings.HasPrefix(row.err.Error(), row.want),
+		expect.That(t, row.err != nil && strings.HasPrefix(row.err.Error(), row.want),
 			row.name, row.err, "want", row.want)
 	}
 	changes, err := s.Changes(t.Context(), "", 10)
-	limitertest.That(t, err == nil && len(changes) == 1,
+	expect.That(t, err == nil && len(changes) == 1,
 		"the log has", changes, "want the published policies alone", err)
 }
 
@@ -192,9 +193,9 @@ func TestInputIsCheckedBeforeWhatIsInForce(t *testing.T) {
 func TestATenantThatIsNotTextIsPaused(t *testing.T) {
 	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
 	s, l := newStore(t, client), newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 2)}})
-	limitertest.Must(t, s.Pause(t.Context(), "p", "a\xff %", time.Hour, anna))
+	expect.Must(t, s.Pause(t.Context(), "p", "a\xff %", time.Hour, anna))
 	follow(t, l, false)
-	limitertest.That(t, !granted(t, l, "p", "a\xff %") && granted(t, l, "p", "a\xfe %"),
+	expect.That(t, !granted(t, l, "p", "a\xff %") && granted(t, l, "p", "a\xfe %"),
 		"another tenant than the one that was named is paused")
 }
 
@@ -204,7 +205,7 @@ func TestATenantThatIsNotTextIsNotPublished(t *testing.T) {
 	p.Tenants = map[string]throttle.Tenant{"a\xff": {Weight: 2}, "a\ufffd": {Weight: 3}}
 	var invalid *throttle.PolicyError
 	_, err := newStore(t, client).Publish(t.Context(), []throttle.Policy{p}, 0, anna)
-	limitertest.That(t, errors.As(err, &invalid) && invalid.Tenant == "a\xff", err)
+	expect.That(t, errors.As(err, &invalid) && invalid.Tenant == "a\xff", err)
 }
 
 func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
@@ -212,20 +213,20 @@ func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
 		s := newStore(t, client)
 		version := publish(t, s, 0, policy("p", 1), policy("q", 1))
 		after := []throttle.Policy{policy("p", 2), policy("r", 1)}
-		limitertest.Must(t, limitertest.Err(s.Publish(t.Context(), after, version, control.By{Who: "ben", Why: "more"})))
-		limitertest.Must(t, s.SetOverride(t.Context(), throttle.TenantOverride{
+		expect.Must(t, expect.ErrOf(s.Publish(t.Context(), after, version, control.By{Who: "ben", Why: "more"})))
+		expect.Must(t, s.SetOverride(t.Context(), throttle.TenantOverride{
 			Policy: "p", Tenant: "a b\n", Weight: 2, Exempt: new(false), Windows: map[string]throttle.Override{"hour": {Limit: 7}},
 		}, time.Minute, anna))
-		limitertest.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
+		expect.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
 		for range 2 { // the second has nothing to end, and nothing to log
-			limitertest.Must(t, limitertest.Err(s.End(t.Context(), control.Resumed, "p", "", anna)))
+			expect.Must(t, expect.ErrOf(s.End(t.Context(), control.Resumed, "p", "", anna)))
 		}
-		limitertest.Must(t, s.Record(t.Context(), control.Change{By: anna, What: control.WasReset, Policy: "p"}))
+		expect.Must(t, s.Record(t.Context(), control.Change{By: anna, What: control.WasReset, Policy: "p"}))
 		all := changes(t, s, "", 100)
 		var got []string
 		for i, c := range all {
 			got = append(got, fmt.Sprintf("%s %s/%q by %s: %s (%s)", c.What, c.Policy, c.Tenant, c.Who, c.Why, c.Text))
-			limitertest.That(t, i <= 0 || c.Version == all[i-1].Version-1 && !c.At.IsZero(), "change", i, c)
+			expect.That(t, i <= 0 || c.Version == all[i-1].Version-1 && !c.At.IsZero(), "change", i, c)
 		}
 		want := []string{
 			`reset p/"" by anna: incident 7 ()`,
@@ -235,9 +236,9 @@ func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
 			`publish /"" by ben: more (added r, added r/hour, p/hour 1/h -> 2/h, removed q, removed q/hour)`,
 			`publish /"" by anna: incident 7 (added p, added p/hour, added q, added q/hour)`,
 		}
-		limitertest.Equal(t, got, want)
+		expect.Equal(t, got, want)
 		page := changes(t, s, all[1].ID, 2)
-		limitertest.That(t, len(page) == 2 && page[0].ID == all[2].ID, "the second page", page)
+		expect.That(t, len(page) == 2 && page[0].ID == all[2].ID, "the second page", page)
 	})
 }
 
@@ -248,7 +249,7 @@ func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 		s, l := newStore(t, client), newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 4)}})
 		follow(t, l, false)
 		cut := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 1}}}
-		limitertest.Must(t, s.SetOverride(t.Context(), cut, 25*time.Second, anna))
+		expect.Must(t, s.SetOverride(t.Context(), cut, 25*time.Second, anna))
 		synctest.Wait()
 		begun, line := time.Now(), l.Line("p")
 		var requests []throttle.Request
@@ -256,18 +257,18 @@ func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 			requests = append(requests, throttle.Request{Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}})
 		}
 		_, err := line.Join(t.Context(), requests)
-		limitertest.Must(t, err)
+		expect.Must(t, err)
 		var at []time.Duration
 		for range 29 { // a server asks each second
 			taken, err := line.Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 8})
-			limitertest.Must(t, err)
+			expect.Must(t, err)
 			for range taken.Tickets {
 				at = append(at, time.Since(begun))
 			}
 			time.Sleep(time.Second)
 		}
-		limitertest.Require(t, len(at) == 3, at)
-		limitertest.That(t, at[0] == 0 && at[1] >= 25*time.Second && at[2] <= 26*time.Second, "tickets were taken at", at)
+		expect.Require(t, len(at) == 3, at)
+		expect.That(t, at[0] == 0 && at[1] >= 25*time.Second && at[2] <= 26*time.Second, "tickets were taken at", at)
 	})
 }
 
@@ -281,12 +282,12 @@ func TestTheLogHasOldAndNewValues(t *testing.T) {
 	version := publish(t, s, 0, before...)
 	now := []throttle.Policy{{Name: "p", Match: []string{"x"}, Windows: slices.Clone(before[0].Windows)}}
 	now[0].Windows[0].Limit, now[0].Windows[1].Burst, now[0].Windows[2].Limit = 15, 3, 4
-	limitertest.Must(t, limitertest.Err(s.Publish(t.Context(), now, version, ben)))
-	limitertest.Must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "acme", Weight: 2}, time.Hour, anna))
-	limitertest.Must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "acme", Weight: 3}, time.Hour, ben))
-	limitertest.Must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "zeta", Weight: 3}, time.Hour, ben))
-	limitertest.Must(t, s.Pause(t.Context(), "p", "acme", time.Hour, anna))
-	limitertest.Must(t, s.Pause(t.Context(), "p", "acme", time.Hour, ben))
+	expect.Must(t, expect.ErrOf(s.Publish(t.Context(), now, version, ben)))
+	expect.Must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "acme", Weight: 2}, time.Hour, anna))
+	expect.Must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "acme", Weight: 3}, time.Hour, ben))
+	expect.Must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "zeta", Weight: 3}, time.Hour, ben))
+	expect.Must(t, s.Pause(t.Context(), "p", "acme", time.Hour, anna))
+	expect.Must(t, s.Pause(t.Context(), "p", "acme", time.Hour, ben))
 	changes := changes(t, s, "", 10)
 	for i, want := range map[int]string{
 		0: "for 1h, in place of a pause until TIME by anna: incident 7",
@@ -294,10 +295,10 @@ func TestTheLogHasOldAndNewValues(t *testing.T) {
 		3: "weight 3 for 1h, in place of weight 2 until TIME by anna: incident 7",
 		5: "changed p, p/a 10/s -> 15/s, p/b 5/7s, burst 2 -> 5/7s, burst 3, p/c 3/at once -> 4/at once",
 	} {
-		limitertest.Equal(t, regexp.MustCompile(`\d{4}-\S+ \S+ UTC`).ReplaceAllString(changes[i].Text, "TIME"), want, i)
+		expect.Equal(t, regexp.MustCompile(`\d{4}-\S+ \S+ UTC`).ReplaceAllString(changes[i].Text, "TIME"), want, i)
 	}
 	// Earlier policies can be published again.
 	got := control.Differences(changes[6].Policies, before)
-	limitertest.That(t, got == "" && len(changes[6].Policies) == 1,
+	expect.That(t, got == "" && len(changes[6].Policies) == 1,
 		"the log has other policies than were published", got)
 }

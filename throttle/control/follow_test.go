@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -30,20 +31,20 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 		publish(t, s, 0, policy("p", 3))
 		follow(t, l, false)
 		f := followed.Load()
-		limitertest.Require(t, f != nil && f.err == nil && f.version != 0, "the observer was told", f)
+		expect.Require(t, f != nil && f.err == nil && f.version != 0, "the observer was told", f)
 		const windows = `"Windows":[{"Name":"hour","Limit":9,"Period":3600000000000}]`
 		for _, document := range []string{
 			`{"Format":1,"Policies":[{"Name":"p","Invented":1,` + windows + `}]}`, `{"Format":2,"Policies":[{"Name":"p",` + windows + `}]}`, `{"Format":1,"Policies":[{"Name":"p"}]}`, `{`,
 		} {
 			state := state(t, s)
-			limitertest.Must(t, client.HSet(t.Context(), "sluice:{!control}:state", "policies", document, "policies_version", state.Version+1000, "version", state.Version+1000).Err())
-			limitertest.Must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
+			expect.Must(t, client.HSet(t.Context(), "sluice:{!control}:state", "policies", document, "policies_version", state.Version+1000, "version", state.Version+1000).Err())
+			expect.Must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
 			limitertest.Until(t, "the observer is told that "+document+" cannot be used", func() bool {
 				f := followed.Load()
 				return f.version == state.Version+1000 && f.err != nil
 			})
 			got := l.Policies()
-			limitertest.Require(t, len(got) == 1 && got[0].Windows[0].Limit == 3, "after", document, "the policies are", got)
+			expect.Require(t, len(got) == 1 && got[0].Windows[0].Limit == 3, "after", document, "the policies are", got)
 		}
 		// A good version mends it.
 		state := state(t, s)
@@ -51,12 +52,12 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 		limitertest.Until(t, "the next version is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 4 })
 
 		// What Redis forgets stays in force, but for overrides and pauses.
-		limitertest.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
+		expect.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
 		limitertest.Until(t, "the pause is in force", func() bool { return len(l.Interventions().Pauses) == 1 })
-		limitertest.Must(t, client.FlushAll(t.Context()).Err())
-		limitertest.Must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
+		expect.Must(t, client.FlushAll(t.Context()).Err())
+		expect.Must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
 		limitertest.Until(t, "the pause is gone", func() bool { return len(l.Interventions().Pauses) == 0 })
-		limitertest.Equal(t, l.Policies()[0].Windows[0].Limit, 4, "after Redis was flushed")
+		expect.Equal(t, l.Policies()[0].Windows[0].Limit, 4, "after Redis was flushed")
 		publish(t, s, 0, policy("p", 5))
 		limitertest.Until(t, "a version of the new state is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 5 })
 	})
@@ -70,7 +71,7 @@ func TestAFollowerBeginsWhileRedisDoesNotAnswer(t *testing.T) {
 	server.SetError("LOADING for a while")
 	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
 	follow(t, l, false)
-	limitertest.Equal(t, l.Policies()[0].Windows[0].Limit, 1, "without an answer the limit is", "not the limiter's own")
+	expect.Equal(t, l.Policies()[0].Windows[0].Limit, 1, "without an answer the limit is", "not the limiter's own")
 	server.SetError("")
 	limitertest.Until(t, "it follows", func() bool { return l.Policies()[0].Windows[0].Limit == 7 })
 }
@@ -79,11 +80,11 @@ func TestALimiterMayKeepItsPoliciesAndFollowTheRest(t *testing.T) {
 	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
 	s := newStore(t, client)
 	publish(t, s, 0, policy("p", 7))
-	limitertest.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
+	expect.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
 	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
 	follow(t, l, true)
-	limitertest.Equal(t, l.Policies()[0].Windows[0].Limit, 1)
-	limitertest.Equal(t, len(l.Interventions().Pauses), 1, "pauses in force")
+	expect.Equal(t, l.Policies()[0].Windows[0].Limit, 1)
+	expect.Equal(t, len(l.Interventions().Pauses), 1, "pauses in force")
 }
 
 // A process that follows asks Redis once in ten seconds, and hears of a change at once all the
@@ -107,7 +108,7 @@ func TestFollowingCostsLittle(t *testing.T) {
 		}
 		calls.Store(0)
 		begun := time.Now()
-		limitertest.Must(t, newStore(t, other).Pause(t.Context(), "p", "", 30*time.Second, anna))
+		expect.Must(t, newStore(t, other).Pause(t.Context(), "p", "", 30*time.Second, anna))
 		synctest.Wait()
 		if len(l.Interventions().Pauses) != 1 || time.Since(begun) > time.Second {
 			t.Errorf("after %v in force are %+v", time.Since(begun), l.Interventions())
@@ -133,10 +134,10 @@ func TestALimitOfAllHoldsForAWhile(t *testing.T) {
 			t.Helper()
 			synctest.Wait()
 			p := l.Policies()[0]
-			limitertest.Equal(t, fmt.Sprint(p.Windows[0].Limit, p.Windows[1].Limit, len(l.Interventions().Overrides)), want, "in force")
+			expect.Equal(t, fmt.Sprint(p.Windows[0].Limit, p.Windows[1].Limit, len(l.Interventions().Overrides)), want, "in force")
 		}
 		cut := throttle.TenantOverride{Policy: "p", Windows: map[string]throttle.Override{"all": {Limit: 2}}}
-		limitertest.Must(t, s.SetOverride(t.Context(), cut, 2*time.Hour, anna))
+		expect.Must(t, s.SetOverride(t.Context(), cut, 2*time.Hour, anna))
 		limits("2 5 0")
 		follow(t, newLimiter(t, throttle.Config{Client: client}), false) // a process that begins meanwhile
 		shared.Windows[1].Limit = 6
@@ -144,17 +145,17 @@ func TestALimitOfAllHoldsForAWhile(t *testing.T) {
 		limits("2 6 0")
 		time.Sleep(2*time.Hour + time.Second)
 		limits("10 6 0")
-		limitertest.Must(t, s.SetOverride(t.Context(), cut, 2*time.Hour, anna))
+		expect.Must(t, s.SetOverride(t.Context(), cut, 2*time.Hour, anna))
 		limits("2 6 0")
 		changes := changes(t, s, "", 10)
-		limitertest.Equal(t, changes[2].Text, "all 2 for 2h", "the log says")
+		expect.Equal(t, changes[2].Text, "all 2 for 2h", "the log says")
 		for _, wrong := range []throttle.TenantOverride{
 			{Policy: "q", Windows: cut.Windows}, {Policy: "p", Weight: 2},
 			{Policy: "p", Windows: map[string]throttle.Override{"none": {Limit: 2}}},
 		} {
-			limitertest.That(t, s.SetOverride(t.Context(), wrong, time.Hour, anna) != nil, wrong, "was taken")
+			expect.That(t, s.SetOverride(t.Context(), wrong, time.Hour, anna) != nil, wrong, "was taken")
 		}
-		limitertest.Must(t, client.FlushAll(t.Context()).Err()) // what was published stays, without the override
+		expect.Must(t, client.FlushAll(t.Context()).Err()) // what was published stays, without the override
 		time.Sleep(11 * time.Second)
 		limits("10 6 0")
 	})

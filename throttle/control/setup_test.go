@@ -7,9 +7,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 var anna = control.By{Who: "anna", Why: "incident 7"}
@@ -21,7 +21,7 @@ func policy(name string, limit int64) throttle.Policy {
 func newStore(t testing.TB, client redis.UniversalClient) *control.Store {
 	t.Helper()
 	s, err := control.NewStore(newLimiter(t, throttle.Config{Client: client}))
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	return s
 }
 
@@ -31,16 +31,16 @@ func newLimiter(t testing.TB, c throttle.Config) *throttle.Limiter {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	l, err := throttle.New(c)
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	return l
 }
 
 func follow(t testing.TB, l *throttle.Limiter, keepPolicies bool) {
 	t.Helper()
 	s, err := control.NewStore(l)
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	f, err := control.Follow(t.Context(), control.FollowConfig{KeepPolicies: keepPolicies, Store: s})
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	t.Cleanup(func() { f.Close() })
 }
 
@@ -48,7 +48,7 @@ func follow(t testing.TB, l *throttle.Limiter, keepPolicies bool) {
 func granted(t testing.TB, l *throttle.Limiter, policy, tenant string) bool {
 	t.Helper()
 	d, err := l.Reserve(t.Context(), throttle.Request{Policy: policy, Tenant: tenant})
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	return d.Granted
 }
 
@@ -56,14 +56,14 @@ func granted(t testing.TB, l *throttle.Limiter, policy, tenant string) bool {
 func publish(t testing.TB, s *control.Store, version int64, policies ...throttle.Policy) int64 {
 	t.Helper()
 	version, err := s.Publish(t.Context(), policies, version, anna)
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	return version
 }
 
 func state(t testing.TB, s *control.Store) control.State {
 	t.Helper()
 	state, err := s.State(t.Context())
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	return state
 }
 
@@ -71,6 +71,6 @@ func state(t testing.TB, s *control.Store) control.State {
 func changes(t testing.TB, s *control.Store, after string, n int) []control.Change {
 	t.Helper()
 	changes, err := s.Changes(t.Context(), after, n)
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	return changes
 }

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 func TestRemaindersAreReadInManySpellings(t *testing.T) {
@@ -61,7 +61,7 @@ func TestRemaindersAreReadInManySpellings(t *testing.T) {
 			got = append(got, fmt.Sprint(r.unit, " ", r.units, " ", r.reset))
 		}
 		slices.Sort(got)
-		limitertest.Equal(t, strings.Join(got, "; "), row.want, row.fields, "read as")
+		expect.Equal(t, strings.Join(got, "; "), row.want, row.fields, "read as")
 	}
 }
 
@@ -79,13 +79,13 @@ func FuzzRemainders(f *testing.F) {
 		units := map[string]bool{throttle.Requests: true, "tokens": true}
 		for range 2 {
 			for _, r := range remainders(h, now, units) {
-				limitertest.That(t, units[r.unit] && r.units >= 0 && r.units <= throttle.MaxLimit &&
+				expect.That(t, units[r.unit] && r.units >= 0 && r.units <= throttle.MaxLimit &&
 					r.reset > 0 && r.reset <= throttle.MaxPeriod, r)
 			}
 			h.Del("RateLimit") // for the other fields
 		}
 		d, refused := refusal(&http.Response{StatusCode: http.StatusTooManyRequests, Header: h})
-		limitertest.That(t, d >= 0 && refused, "refused", refused, "for", d)
+		expect.That(t, d >= 0 && refused, "refused", refused, "for", d)
 	})
 }
 
@@ -117,7 +117,7 @@ func TestWhatOurWindowsCanGrant(t *testing.T) {
 		if !ok {
 			got = -1
 		}
-		limitertest.Equal(t, got, row.want, row.unit, "in", row.reset)
+		expect.Equal(t, got, row.want, row.unit, "in", row.reset)
 	}
 }
 
@@ -142,7 +142,7 @@ func TestDriftsAreLoggedOnce(t *testing.T) {
 		{0, 2 * time.Hour, false},
 	} {
 		got := l.news("key", row.behind, row.reset)
-		limitertest.Equal(t, got, row.news, i, "behind by", row.behind, "reset in", row.reset, "news")
+		expect.Equal(t, got, row.news, i, "behind by", row.behind, "reset in", row.reset, "news")
 		if got {
 			l.note("key", row.behind, row.reset)
 		}
@@ -150,7 +150,7 @@ func TestDriftsAreLoggedOnce(t *testing.T) {
 	for i := range 3 * maxDrifts {
 		l.note(fmt.Sprint(i), 1, time.Hour)
 	}
-	limitertest.That(t, len(l.drifts) <= maxDrifts, len(l.drifts), "drifts are remembered")
+	expect.That(t, len(l.drifts) <= maxDrifts, len(l.drifts), "drifts are remembered")
 }
 
 func TestTheTightestWindowIsReported(t *testing.T) {
@@ -174,6 +174,6 @@ func TestTheTightestWindowIsReported(t *testing.T) {
 			}
 		}
 		setRateLimit(h, throttle.Decision{At: time.Unix(1_790_000_000, 0), Windows: row.windows})
-		limitertest.Equal(t, h.Get("X-RateLimit-Limit"), "4711", row.windows, "the limit of")
+		expect.Equal(t, h.Get("X-RateLimit-Limit"), "4711", row.windows, "the limit of")
 	}
 }

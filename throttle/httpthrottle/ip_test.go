@@ -6,8 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 func TestTheClientsAddressIsTakenFromTrustedProxiesOnly(t *testing.T) {
@@ -35,6 +35,6 @@ func TestTheClientsAddressIsTakenFromTrustedProxiesOnly(t *testing.T) {
 	} {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.RemoteAddr, r.Header["X-Forwarded-For"] = row.remote, row.hops
-		limitertest.Equal(t, httpthrottle.ClientIP(r, proxies), row.want, row.remote, "X-Forwarded-For", row.hops)
+		expect.Equal(t, httpthrottle.ClientIP(r, proxies), row.want, row.remote, "X-Forwarded-For", row.hops)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -78,23 +79,23 @@ func TestARefusalIsLearnt(t *testing.T) {
 					return &http.Response{StatusCode: row.status, Header: h, Body: http.NoBody}, nil
 				})})
 			resp, err := get(throttle.WithCaller(t.Context(), job), rt, "http://upstream")
-			limitertest.Require(t, err == nil && resp.StatusCode == row.status,
+			expect.Require(t, err == nil && resp.StatusCode == row.status,
 				"the answer is the caller's in any case:", err)
 			retryIn, policy, refused := job.Refusal()
 			d := limitertest.Peek(t, limiter, throttle.Request{Policy: "api"})
 			if row.pause == 0 {
-				limitertest.That(t, !refused && d.Granted,
+				expect.That(t, !refused && d.Granted,
 					"no refusal, but the job was refused", refused, "for", d.RetryIn)
 				return
 			}
 			within := func(what string, got time.Duration) {
-				limitertest.That(t, got <= row.pause &&
+				expect.That(t, got <= row.pause &&
 					(got >= row.pause-20*time.Second || got >= row.pause/2) && got > 0,
 					what, got, "want", row.pause)
 			}
 			within("paused for", d.RetryIn)
 			within("the job is to come again in", retryIn)
-			limitertest.That(t, refused && policy == "api",
+			expect.That(t, refused && policy == "api",
 				"the job notes a refusal", refused, "by policy", policy)
 		})
 	}
@@ -116,18 +117,18 @@ func TestAPauseHoldsForAllWhoShareThePolicy(t *testing.T) {
 			one := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: name, LearnOnly: learnOnly})
 			other := newTransport(t, httpthrottle.TransportConfig{Limiter: limitertest.New(t, client, policy(name, perHour(1000))), Policy: name})
 			before := server.calls.Load()
-			limitertest.Must(t, limitertest.Err(get(t.Context(), one, server.URL)))
+			expect.Must(t, expect.ErrOf(get(t.Context(), one, server.URL)))
 			_, err := get(t.Context(), other, server.URL)
 			var denied *throttle.DeniedError
-			limitertest.That(t, errors.As(err, &denied) && denied.Decision.RetryIn >= time.Minute,
+			expect.That(t, errors.As(err, &denied) && denied.Decision.RetryIn >= time.Minute,
 				"learn only", learnOnly, "a call after a refusal", err)
-			limitertest.Equal(t, server.calls.Load()-before, 1, "learn only", learnOnly, "the upstream saw", "calls")
+			expect.Equal(t, server.calls.Load()-before, 1, "learn only", learnOnly, "the upstream saw", "calls")
 			if learnOnly { // it is refused again
-				limitertest.Must(t, limitertest.Err(get(t.Context(), one, server.URL)))
+				expect.Must(t, expect.ErrOf(get(t.Context(), one, server.URL)))
 			}
 			want := `msg="throttle: the upstream refused a call: its policy pauses" policy=` + name + ` tenant="" for=10m0s`
 			rate := ` rate="refused once since `
-			limitertest.That(t, strings.Count(log.String(), "\n") == 1 &&
+			expect.That(t, strings.Count(log.String(), "\n") == 1 &&
 				strings.Contains(log.String(), want) && strings.Contains(log.String(), rate),
 				"logged", &log, "want once", want, rate)
 		}
@@ -158,10 +159,10 @@ func TestRemainingUnitsAreReportedOnce(t *testing.T) {
 			before := sent.Load()
 			_, err := get(t.Context(), rt, server.URL)
 			var denied *throttle.DeniedError
-			limitertest.Require(t, granted == (err == nil) && (granted || errors.As(err, &denied)), what, err)
+			expect.Require(t, granted == (err == nil) && (granted || errors.As(err, &denied)), what, err)
 			// go-redis loads a script by a second call.
 			n := sent.Load() - before
-			limitertest.That(t, n == scripts || n == scripts+1, what, n, "script calls, want", scripts)
+			expect.That(t, n == scripts || n == scripts+1, what, n, "script calls, want", scripts)
 		}
 		call("the first", true, 1)
 		for range 5 {
@@ -175,7 +176,7 @@ func TestRemainingUnitsAreReportedOnce(t *testing.T) {
 		call("2 are left", true, 1)
 		call("1 is left", true, 1)
 		call("none is left", false, 1)
-		limitertest.Equal(t, server.calls.Load(), 11, "the upstream saw", "calls")
+		expect.Equal(t, server.calls.Load(), 11, "the upstream saw", "calls")
 	})
 }
 
@@ -188,14 +189,14 @@ func TestAJobsCallLearnsWhatIsLeft(t *testing.T) {
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, LearnOnly: true})
 		grant := limitertest.Reserve(t, limiter, throttle.Request{Policy: "api"})
 		for _, job := range []*throttle.Caller{{Request: grant.Reservation.Request}, {Decision: grant, Request: grant.Reservation.Request}} {
-			limitertest.Must(t, limitertest.Err(get(throttle.WithCaller(t.Context(), job), rt, server.URL)))
+			expect.Must(t, expect.ErrOf(get(throttle.WithCaller(t.Context(), job), rt, server.URL)))
 			left := limitertest.Peek(t, limiter, throttle.Request{Policy: "api", Cost: map[string]int64{"requests": 2}})
 			if learnt := !left.Granted; learnt != (job.Decision.Policy != "") {
 				t.Errorf("by a job with the decision %+v: granted %v", job.Decision, left.Granted)
 			}
 		}
 		one := limitertest.Peek(t, limiter, throttle.Request{Policy: "api"})
-		limitertest.That(t, one.Granted, "the one that is left is denied")
+		expect.That(t, one.Granted, "the one that is left is denied")
 	})
 }
 
@@ -222,6 +223,6 @@ func TestOurTransportUnderstandsOurMiddleware(t *testing.T) {
 				t.Fatalf("call %d was not denied: %v", i, err)
 			}
 		}
-		limitertest.Equal(t, server.calls.Load(), 7, "the server saw", "calls")
+		expect.Equal(t, server.calls.Load(), 7, "the server saw", "calls")
 	})
 }

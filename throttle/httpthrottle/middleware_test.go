@@ -17,6 +17,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -63,19 +64,19 @@ func TestSeveralIdentitiesAtOnce(t *testing.T) {
 		} {
 			before := served.Load()
 			resp := ask(h, row.ip, row.user)
-			limitertest.Equal(t, resp.StatusCode, row.status, "request", i)
-			limitertest.Equal(t, served.Load() > before, row.status == 200, "request", i, "is served")
+			expect.Equal(t, resp.StatusCode, row.status, "request", i)
+			expect.Equal(t, served.Load() > before, row.status == 200, "request", i, "is served")
 			// The clock of Redis goes on: what began a moment ago may round to a second less.
 			left := resp.Header.Get("RateLimit")
 			left = strings.NewReplacer("t=3599", "t=3600", "t=7199", "t=7200").Replace(left)
-			limitertest.Equal(t, left, row.left, "request", i, "RateLimit")
-			limitertest.Equal(t, resp.Header.Get("RateLimit-Policy"), `"address";q=3;w=3600, "person";q=2;w=7200`, i)
+			expect.Equal(t, left, row.left, "request", i, "RateLimit")
+			expect.Equal(t, resp.Header.Get("RateLimit-Policy"), `"address";q=3;w=3600, "person";q=2;w=7200`, i)
 			for field, want := range map[string]string{"X-RateLimit-Limit": row.limit, "X-RateLimit-Remaining": row.remaining} {
-				limitertest.Equal(t, resp.Header.Get(field), want, "request", i, field)
+				expect.Equal(t, resp.Header.Get(field), want, "request", i, field)
 			}
 			period, _ := time.ParseDuration(row.period)
 			about := func(what string, seconds, want float64) {
-				limitertest.That(t, seconds <= want+2 && seconds >= want-60,
+				expect.That(t, seconds <= want+2 && seconds >= want-60,
 					"request", i, what, "in", seconds, "s, want", want)
 			}
 			reset, _ := strconv.ParseFloat(resp.Header.Get("X-RateLimit-Reset"), 64)
@@ -98,14 +99,14 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 			h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: l, Policy: "site"})(http.HandlerFunc(ok))
 			statuses := []int{ask(h, "10.0.0.1", "").StatusCode}
 			resp := ask(h, "10.0.0.1", "")
-			limitertest.Equal(t, resp.Header.Get("Retry-After"), "3", "Retry-After")
-			limitertest.Equal(t, resp.Header.Get("X-RateLimit-Reset"), fmt.Sprint(time.Now().Unix()+3), "X-RateLimit-Reset")
+			expect.Equal(t, resp.Header.Get("Retry-After"), "3", "Retry-After")
+			expect.Equal(t, resp.Header.Get("X-RateLimit-Reset"), fmt.Sprint(time.Now().Unix()+3), "X-RateLimit-Reset")
 			time.Sleep(2 * time.Second)
 			statuses = append(statuses, ask(h, "10.0.0.1", "").StatusCode)
 			time.Sleep(time.Second)
 			statuses = append(statuses, ask(h, "10.0.0.1", "").StatusCode)
 			want := []int{200, 429, 200}
-			limitertest.That(t, slices.Equal(statuses, want), "after 0, 2 and 3 s", statuses, "want", want)
+			expect.That(t, slices.Equal(statuses, want), "after 0, 2 and 3 s", statuses, "want", want)
 		})
 }
 
@@ -116,10 +117,10 @@ func TestAllowedRequestsAreCountedAndServed(t *testing.T) {
 		h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "site",
 			Allow: func(r *http.Request) bool { user, _, _ := r.BasicAuth(); return user == "monitor" }})(http.HandlerFunc(ok))
 		for range 5 {
-			limitertest.Equal(t, ask(h, "10.0.0.1", "monitor").StatusCode, 200)
+			expect.Equal(t, ask(h, "10.0.0.1", "monitor").StatusCode, 200)
 		}
 		limitertest.WantUsed(t, limiter, throttle.Request{Policy: "site", Attributes: map[string]string{"ip": "10.0.0.1"}}, 5)
-		limitertest.Equal(t, ask(h, "10.0.0.1", "ann").StatusCode, 429)
+		expect.Equal(t, ask(h, "10.0.0.1", "ann").StatusCode, 429)
 	})
 }
 
@@ -139,10 +140,10 @@ func TestRefusedRequestsCanBeCharged(t *testing.T) {
 			for i, want := range row.retries {
 				resp := ask(h, "10.0.0.1", "")
 				retry, _ := strconv.ParseFloat(resp.Header.Get("Retry-After"), 64)
-				limitertest.That(t, resp.StatusCode == 429 && retry <= want && retry >= want-30,
+				expect.That(t, resp.StatusCode == 429 && retry <= want && retry >= want-30,
 					row.policy, "refusal", i, "status", resp.StatusCode, "Retry-After", retry, "want", want)
 			}
-			limitertest.Equal(t, limitertest.Used(limitertest.Peek(t, limiter, throttle.Request{Policy: row.policy, Attributes: map[string]string{"ip": "10.0.0.1"}}))[1], 0, row.policy, "refused requests hold slots")
+			expect.Equal(t, limitertest.Used(limitertest.Peek(t, limiter, throttle.Request{Policy: row.policy, Attributes: map[string]string{"ip": "10.0.0.1"}}))[1], 0, row.policy, "refused requests hold slots")
 		}
 	})
 }
@@ -166,9 +167,9 @@ func TestMiddlewaresThatCannotSupplyAttributes(t *testing.T) {
 		row.config.Limiter = limiter
 		_, err := httpthrottle.NewMiddleware(row.config)
 		if row.want == "" {
-			limitertest.Must(t, err)
+			expect.Must(t, err)
 		} else {
-			limitertest.Contains(t, fmt.Sprint(err), "httpthrottle: MiddlewareConfig."+row.want)
+			expect.Contains(t, fmt.Sprint(err), "httpthrottle: MiddlewareConfig."+row.want)
 		}
 	}
 }
@@ -186,17 +187,17 @@ func TestASlotIsHeldForAsLongAsTheHandler(t *testing.T) {
 				limitertest.WantUsed(t, l, request, 1)
 			}
 			second := serve(ok)
-			limitertest.That(t, second.StatusCode == 429 &&
+			expect.That(t, second.StatusCode == 429 &&
 				second.Header.Get("RateLimit-Policy") == `"slots";q=1;qu="concurrent-requests"` &&
 				second.Header.Get("RateLimit") == `"slots";r=0`,
 				"a second at once", second.StatusCode, second.Header)
 		})
-		limitertest.Equal(t, resp.StatusCode, 200)
+		expect.Equal(t, resp.StatusCode, 200)
 		limitertest.WantUsed(t, l, request, 0)
 
 		func() {
 			defer func() {
-				limitertest.That(t, recover() == http.ErrAbortHandler, "the panic is gone")
+				expect.That(t, recover() == http.ErrAbortHandler, "the panic is gone")
 			}()
 			serve(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 		}()
@@ -205,10 +206,10 @@ func TestASlotIsHeldForAsLongAsTheHandler(t *testing.T) {
 		serve(func(_ http.ResponseWriter, r *http.Request) {
 			m.FlushAll()
 			d, err := l.Reserve(t.Context(), request)
-			limitertest.That(t, err == nil && d.Granted, "nobody could take the slot", err)
+			expect.That(t, err == nil && d.Granted, "nobody could take the slot", err)
 			<-r.Context().Done()
 			cause := context.Cause(r.Context())
-			limitertest.That(t, errors.Is(cause, throttle.ErrLeaseLost),
+			expect.That(t, errors.Is(cause, throttle.ErrLeaseLost),
 				"the context of a handler that lost its slot ended by", cause)
 		})
 	})
@@ -225,7 +226,7 @@ func TestConfigsOfMiddlewares(t *testing.T) {
 		"TrustedProxies[0] ::ffff:10.0.0.0/104": {Limiter: limiter, Policy: "site", TrustedProxies: []netip.Prefix{netip.MustParsePrefix("::ffff:10.0.0.0/104")}},
 	} {
 		_, err := httpthrottle.NewMiddleware(c)
-		limitertest.Contains(t, fmt.Sprint(err), "httpthrottle: MiddlewareConfig."+want)
+		expect.Contains(t, fmt.Sprint(err), "httpthrottle: MiddlewareConfig."+want)
 	}
 }
 
@@ -234,7 +235,7 @@ func TestANilHandlerIsTheDefaultOne(t *testing.T) {
 	limiter := throttletest.NewLimiter(t, policy("site", perHour(1, httpthrottle.IPAttribute)))
 	served := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "site"})(nil)
 	for i, want := range []int{http.StatusNotFound, http.StatusTooManyRequests} {
-		limitertest.Equal(t, ask(served, "192.0.2.1", "").StatusCode, want, "request", i)
+		expect.Equal(t, ask(served, "192.0.2.1", "").StatusCode, want, "request", i)
 	}
 }
 
@@ -251,7 +252,7 @@ func TestABurstAboveTheLimitIsTheQuota(t *testing.T) {
 			{3, 20, `"w";q=20;w=24000`, `"w";r=19;t=1200`, "19", "20"},
 			{60, 2, `"w";q=60;w=3600`, `"w";r=1;t=60`, "1", "60"},
 		} {
-			limitertest.Must(t, client.FlushDB(t.Context()).Err())
+			expect.Must(t, client.FlushDB(t.Context()).Err())
 			limiter := limitertest.New(t, client, policy("site", throttle.Window{
 				Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: tc.limit, Burst: tc.burst, Period: time.Hour, Scope: throttle.Per("ip"),
 			}))
@@ -261,7 +262,7 @@ func TestABurstAboveTheLimitIsTheQuota(t *testing.T) {
 			for field, want := range map[string]string{
 				"RateLimit-Policy": tc.policy, "RateLimit": tc.limits, "X-RateLimit-Limit": tc.ofUnits, "X-RateLimit-Remaining": tc.left,
 			} {
-				limitertest.Equal(t, header.Get(field), want, tc.limit, "per hour, burst", tc.burst, field)
+				expect.Equal(t, header.Get(field), want, tc.limit, "per hour, burst", tc.burst, field)
 			}
 		}
 	})

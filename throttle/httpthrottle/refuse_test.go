@@ -15,6 +15,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -37,11 +38,11 @@ func TestRequestsWhileRedisIsAway(t *testing.T) {
 			Logger: slog.New(slog.NewTextHandler(log, nil))})(http.HandlerFunc(ok))
 		for range 3 {
 			resp := ask(h, "10.0.0.1", "")
-			limitertest.That(t, resp.StatusCode == row.status &&
+			expect.That(t, resp.StatusCode == row.status &&
 				resp.Header.Get("Retry-After") == row.retry && resp.Header.Get("RateLimit") == "",
 				"fail", row.fail, "status", resp.StatusCode, "fields", resp.Header)
 		}
-		limitertest.Equal(t, log.Count("limiter is unavailable"), 1, "fail", row.fail, "logged", "times")
+		expect.Equal(t, log.Count("limiter is unavailable"), 1, "fail", row.fail, "logged", "times")
 	}
 }
 
@@ -66,21 +67,21 @@ func TestRequestsDoNotWaitForARedisThatHangs(t *testing.T) {
 			begun, longest := time.Now(), time.Duration(0)
 			for i := range 100 {
 				asked := time.Now()
-				limitertest.Equal(t, ask(h, "10.0.0.1", "").StatusCode, status)
+				expect.Equal(t, ask(h, "10.0.0.1", "").StatusCode, status)
 				if i > 0 {
 					longest = max(longest, time.Since(asked))
 				}
 				time.Sleep(50 * time.Millisecond)
 			}
 			took := time.Since(begun)
-			limitertest.That(t, took <= 10*time.Second && longest <= 250*time.Millisecond,
+			expect.That(t, took <= 10*time.Second && longest <= 250*time.Millisecond,
 				"fail", fail, "100 requests took", took, "and one after the first", longest)
 			now := time.Now()
 			limiter.SetInterventions(throttle.Interventions{At: now, Pauses: []throttle.OperatorPause{
 				{Policy: "site", Until: now.Add(time.Hour)},
 			}})
 			resp := ask(h, "10.0.0.1", "")
-			limitertest.That(t, resp.StatusCode == 503, "fail", fail, "while operators pause it", resp.StatusCode)
+			expect.That(t, resp.StatusCode == 503, "fail", fail, "while operators pause it", resp.StatusCode)
 		})
 	}
 }
@@ -98,7 +99,7 @@ func TestAnOutageThatLastsIsLoggedAgain(t *testing.T) {
 			Logger: slog.New(slog.NewTextHandler(log, nil))})(http.HandlerFunc(ok))
 		for i := range 13 { // two minutes
 			ask(h, "10.0.0.1", "")
-			limitertest.Equal(t, log.Count("limiter is unavailable"), 1+i/6, "after", 10*i, "s logged", "times")
+			expect.Equal(t, log.Count("limiter is unavailable"), 1+i/6, "after", 10*i, "s logged", "times")
 			time.Sleep(10 * time.Second)
 		}
 	})
@@ -132,14 +133,14 @@ func TestAttributesThatCannotBeCountedAreBadRequests(t *testing.T) {
 				}
 			}
 		}
-		limitertest.Equal(t, served, 0, "were served")
-		limitertest.Equal(t, log.Count("level=WARN"), 1)
-		limitertest.Equal(t, log.Count("\n"), 1, "lines")
+		expect.Equal(t, served, 0, "were served")
+		expect.Equal(t, log.Count("level=WARN"), 1)
+		expect.Equal(t, log.Count("\n"), 1, "lines")
 		time.Sleep(time.Minute)
-		limitertest.Equal(t, send("", "acme").StatusCode, http.StatusBadRequest)
-		limitertest.Equal(t, log.Count("requests=40 "), 1, "a line with the number of requests since the last", "times")
-		limitertest.Equal(t, send("ann", "acme").StatusCode, 200)
-		limitertest.Equal(t, served, 1, "served")
+		expect.Equal(t, send("", "acme").StatusCode, http.StatusBadRequest)
+		expect.Equal(t, log.Count("requests=40 "), 1, "a line with the number of requests since the last", "times")
+		expect.Equal(t, send("ann", "acme").StatusCode, 200)
+		expect.Equal(t, served, 1, "served")
 	})
 }
 
@@ -160,7 +161,7 @@ func TestCostsThatCannotBeCounted(t *testing.T) {
 		{map[string]int64{"requests": -1}, 500}, {map[string]int64{"apples": 1}, 500}, {map[string]int64{"apples": 1}, 500},
 	} {
 		cost = row.cost
-		limitertest.Equal(t, ask(h, "10.0.0.1", "").StatusCode, row.status)
+		expect.Equal(t, ask(h, "10.0.0.1", "").StatusCode, row.status)
 	}
-	limitertest.Equal(t, log.Count("\n"), 1, "logged", "times")
+	expect.Equal(t, log.Count("\n"), 1, "logged", "times")
 }

@@ -13,9 +13,9 @@ import (
 
 	"github.com/redis/go-redis/v9/logging"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 func TestMain(m *testing.M) {
@@ -48,7 +48,7 @@ func newTransport(t testing.TB, c httpthrottle.TransportConfig) *httpthrottle.Tr
 		c.Base = base
 	}
 	transport, err := httpthrottle.NewTransport(c)
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	return transport
 }
 
@@ -58,7 +58,7 @@ func newMiddleware(t testing.TB, c httpthrottle.MiddlewareConfig) func(http.Hand
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	middleware, err := httpthrottle.NewMiddleware(c)
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	return middleware
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -41,7 +42,7 @@ func TestASlotIsHeldForAsLongAsTheCall(t *testing.T) {
 				defer cancel()
 				resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: fake}).
 					RoundTrip(httptest.NewRequestWithContext(ctx, "GET", "http://upstream", nil))
-				limitertest.Must(t, err)
+				expect.Must(t, err)
 				if !strings.HasSuffix(name, unread) {
 					go io.Copy(io.Discard, resp.Body)
 				}
@@ -65,7 +66,7 @@ func TestASlotIsHeldForAsLongAsTheCall(t *testing.T) {
 			limitertest.Bubble(t, policy("api", slots(1), perHour(9)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 				resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: fake}).
 					RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))
-				limitertest.That(t, err == nil || errors.Is(err, broken), err)
+				expect.That(t, err == nil || errors.Is(err, broken), err)
 				if err == nil && resp.Body != http.NoBody { // which many do not read, nor close
 					io.Copy(io.Discard, resp.Body)
 				}
@@ -107,13 +108,13 @@ func TestACallEndsWhoseSlotIsLost(t *testing.T) {
 		})
 		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
 		resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"}).RoundTrip(req)
-		limitertest.Must(t, err)
+		expect.Must(t, err)
 		client.FlushAll(t.Context())
 		other := throttle.Request{Policy: "api", Exempt: true} // a renewal may have come before
 		d, err := limiter.Reserve(t.Context(), other)
-		limitertest.Require(t, err == nil && d.Granted, "nobody could take the slot", err)
+		expect.Require(t, err == nil && d.Granted, "nobody could take the slot", err)
 		if limitertest.Used(limitertest.Peek(t, limiter, other))[0] == 1 {
-			limitertest.WantErr(t, limitertest.Err(io.Copy(io.Discard, resp.Body)), throttle.ErrLeaseLost, "reading on")
+			expect.Err(t, expect.ErrOf(io.Copy(io.Discard, resp.Body)), throttle.ErrLeaseLost, "reading on")
 		}
 		resp.Body.Close()
 		limitertest.WantUsed(t, limiter, other, 1)
@@ -127,12 +128,12 @@ func TestASwitchedConnectionIsHeldToo(t *testing.T) {
 		near, far := net.Pipe()
 		resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: answer(near)}).
 			RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))
-		limitertest.Must(t, err)
+		expect.Must(t, err)
 		both, ok := resp.Body.(io.ReadWriteCloser)
-		limitertest.Require(t, ok, "a", resp.Body, "cannot be written to")
+		expect.Require(t, ok, "a", resp.Body, "cannot be written to")
 		go func() { io.Copy(far, far); far.Close() }()
 		heard := make([]byte, 5)
-		limitertest.Must(t, limitertest.Err(both.Write([]byte("hello"))))
+		expect.Must(t, expect.ErrOf(both.Write([]byte("hello"))))
 		if _, err := io.ReadFull(both, heard); err != nil || string(heard) != "hello" {
 			t.Errorf("heard %q, %v", heard, err)
 		}
@@ -152,7 +153,7 @@ func TestSlotsOnLoopback(t *testing.T) {
 		})
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"})
 		for range 5 { // one after the other: each has released when its body was read
-			limitertest.Must(t, limitertest.Err(get(t.Context(), rt, server.URL)))
+			expect.Must(t, expect.ErrOf(get(t.Context(), rt, server.URL)))
 		}
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -27,16 +28,16 @@ func TestACallThatDoesNotFitIsNotMade(t *testing.T) {
 		server := newUpstream(t, ok)
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limitertest.New(t, client, policy("api", perHour(2))), Policy: "api"})
 		for range 2 {
-			limitertest.Must(t, limitertest.Err(get(t.Context(), rt, server.URL)))
+			expect.Must(t, expect.ErrOf(get(t.Context(), rt, server.URL)))
 		}
 		payload := &watched{Reader: strings.NewReader("x")}
 		_, err := (&http.Client{Transport: rt}).Post(server.URL, "text/plain", payload)
 		var denied *throttle.DeniedError
-		limitertest.That(t, errors.As(err, &denied) && denied.Decision.RetryIn > 0 &&
+		expect.That(t, errors.As(err, &denied) && denied.Decision.RetryIn > 0 &&
 			strings.HasPrefix(denied.Error(), "throttled: api/hour, tenant , "),
 			"a third call of two an hour", err)
-		limitertest.That(t, payload.closed.Load(), "the body of a call that was not made is open")
-		limitertest.Equal(t, server.calls.Load(), 2, "the server saw", "calls")
+		expect.That(t, payload.closed.Load(), "the body of a call that was not made is open")
+		expect.Equal(t, server.calls.Load(), 2, "the server saw", "calls")
 	})
 }
 
@@ -82,16 +83,16 @@ func TestTheIdentityOfACall(t *testing.T) {
 		row.config.Limiter = limiter
 		_, err := get(row.ctx, newTransport(t, row.config), server.URL)
 		var unidentified *httpthrottle.UnidentifiedError
-		limitertest.That(t, row.fails == errors.As(err, &unidentified) && (row.fails || err == nil),
+		expect.That(t, row.fails == errors.As(err, &unidentified) && (row.fails || err == nil),
 			row.name, err)
 		made := server.calls.Load() > calls
-		limitertest.That(t, made != row.fails, row.name, "the call was made", made)
+		expect.That(t, made != row.fails, row.name, "the call was made", made)
 		for _, r := range all {
 			want := int64(0)
 			if r.Policy == row.counts.Policy {
 				want = row.units
 			}
-			limitertest.Equal(t, limitertest.Used(limitertest.Peek(t, limiter, r))[0]-before[r.Policy], want, row.name, "policy", r.Policy, "counts")
+			expect.Equal(t, limitertest.Used(limitertest.Peek(t, limiter, r))[0]-before[r.Policy], want, row.name, "policy", r.Policy, "counts")
 		}
 	}
 }
@@ -103,14 +104,14 @@ func TestADeniedCallOfAJobJoinsNoLine(t *testing.T) {
 		limiter := limitertest.New(t, client, policy("api", perHour(1)))
 		server := newUpstream(t, ok)
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"})
-		limitertest.Must(t, limitertest.Err(get(t.Context(), rt, server.URL)))
+		expect.Must(t, expect.ErrOf(get(t.Context(), rt, server.URL)))
 		job := &throttle.Caller{Request: throttle.Request{Ticket: throttle.Ticket{Queue: "default", ID: "7"}, Key: "key", Front: true}}
 		var denied *throttle.DeniedError
 		if _, err := get(throttle.WithCaller(t.Context(), job), rt, server.URL); !errors.As(err, &denied) || denied.Decision.Queued {
 			t.Fatal(err)
 		}
 		taken, err := limiter.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"default": 1}, Max: 1})
-		limitertest.That(t, err == nil && taken.Next < 0, "somebody waits", taken, err)
+		expect.That(t, err == nil && taken.Next < 0, "somebody waits", taken, err)
 	})
 }
 
@@ -121,7 +122,7 @@ func TestACallThatWasNeverMadeCostsNothing(t *testing.T) {
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"})
 
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		limitertest.Must(t, err)
+		expect.Must(t, err)
 		address := "http://" + listener.Addr().String()
 		go func() {
 			for {
@@ -134,12 +135,12 @@ func TestACallThatWasNeverMadeCostsNothing(t *testing.T) {
 			}
 		}()
 		_, err = get(t.Context(), rt, address)
-		limitertest.That(t, err != nil, "a call that the server hung up on succeeded")
+		expect.That(t, err != nil, "a call that the server hung up on succeeded")
 		limitertest.WantUsed(t, limiter, throttle.Request{Policy: "api"}, 1, 0)
 		listener.Close()
 		var dial *net.OpError
 		_, err = get(t.Context(), rt, "http://127.0.0.1:1")
-		limitertest.That(t, errors.As(err, &dial) && dial.Op == "dial", "a call to nobody", err)
+		expect.That(t, errors.As(err, &dial) && dial.Op == "dial", "a call to nobody", err)
 		limitertest.WantUsed(t, limiter, throttle.Request{Policy: "api"}, 1, 0)
 	})
 }
@@ -179,10 +180,10 @@ func TestABaseThatAnswersNothing(t *testing.T) {
 	for _, learnOnly := range []bool{false, true} {
 		transport := newTransport(t, httpthrottle.TransportConfig{Base: nothing, LearnOnly: learnOnly, Limiter: limiter, Policy: "api", Request: request})
 		_, err := get(t.Context(), transport, "http://localhost")
-		limitertest.Contains(t, fmt.Sprint(err), "nil *Response")
+		expect.Contains(t, fmt.Sprint(err), "nil *Response")
 	}
 	d, ok := httpthrottle.RetryAfter(nil)
-	limitertest.That(t, d == 0 && !ok, "no response asks to wait for", d, ok)
+	expect.That(t, d == 0 && !ok, "no response asks to wait for", d, ok)
 }
 
 func TestConfigsOfTransports(t *testing.T) {
@@ -196,7 +197,7 @@ func TestConfigsOfTransports(t *testing.T) {
 		"Pause -1s":       {Limiter: limiter, Pause: -time.Second},
 	} {
 		_, err := httpthrottle.NewTransport(c)
-		limitertest.Contains(t, fmt.Sprint(err), "httpthrottle: TransportConfig."+want)
+		expect.Contains(t, fmt.Sprint(err), "httpthrottle: TransportConfig."+want)
 	}
 }
 
@@ -214,7 +215,7 @@ func TestNoCallIsMadeWhileRedisIsAway(t *testing.T) {
 		t.Errorf("fail: closed: %v, after %d calls", err, server.calls.Load())
 	}
 	opens := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "open"})
-	limitertest.Must(t, limitertest.Err(get(t.Context(), opens, server.URL)))
+	expect.Must(t, expect.ErrOf(get(t.Context(), opens, server.URL)))
 }
 
 func TestACallWaitsForItsTurn(t *testing.T) {
@@ -241,7 +242,7 @@ func TestACallWaitsForItsTurn(t *testing.T) {
 					Limiter: l, Policy: "api", MaxWait: row.maxWait, Base: answer(http.NoBody),
 					Request: func(*http.Request) (throttle.Request, bool) { return throttle.Request{MaxWait: row.request}, true },
 				})
-				limitertest.Must(t, limitertest.Err(get(t.Context(), rt, "http://upstream")))
+				expect.Must(t, expect.ErrOf(get(t.Context(), rt, "http://upstream")))
 				ctx := t.Context()
 				if row.timeout > 0 {
 					var cancel context.CancelFunc
@@ -251,8 +252,8 @@ func TestACallWaitsForItsTurn(t *testing.T) {
 				start := time.Now()
 				_, err := get(ctx, rt, "http://upstream")
 				var denied *throttle.DeniedError
-				limitertest.That(t, row.denied == errors.As(err, &denied) && (row.denied || err == nil), err)
-				limitertest.Equal(t, time.Since(start), row.waits, "waited")
+				expect.That(t, row.denied == errors.As(err, &denied) && (row.denied || err == nil), err)
+				expect.Equal(t, time.Since(start), row.waits, "waited")
 			})
 		})
 	}

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 // What holds tickets up has a name, and what changes the numbers of windows a sentence.
@@ -15,7 +15,7 @@ func TestWhatHoldsUpIsNamed(t *testing.T) {
 		"": "", "burst": "window burst", throttle.ByPause: "a pause", throttle.ByUpstream: "a pause by the upstream",
 		throttle.ByLine: "tickets that wait before it", throttle.BySlots: "handler slots: servers have none free",
 	} {
-		limitertest.Equal(t, (Limits{Binds: binds}).DelayedBy(), want, binds)
+		expect.Equal(t, (Limits{Binds: binds}).DelayedBy(), want, binds)
 	}
 	unmeasured := Limits{Binds: "at-once", AtMost: true}
 	if got, want := unmeasured.DelayedBy(), "window at-once, whose holds were not measured yet"; got != want {

@@ -15,8 +15,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
@@ -51,15 +51,15 @@ func describe(policies []throttle.Policy) string {
 
 func TestGoodFilesSayWhatTheyMean(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.good.yml")
-	limitertest.Require(t, len(files) > 0, "no good files")
+	expect.Require(t, len(files) > 0, "no good files")
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			policies, err := policyfile.Load(file)
-			limitertest.Must(t, err)
+			expect.Must(t, err)
 			usable(t, policies)
 			golden := strings.TrimSuffix(file, ".good.yml") + ".golden"
 			want, _ := os.ReadFile(golden)
-			limitertest.Equal(t, describe(policies), string(want), golden, "differs from what was read")
+			expect.Equal(t, describe(policies), string(want), golden, "differs from what was read")
 		})
 	}
 }
@@ -68,26 +68,26 @@ func TestGoodFilesSayWhatTheyMean(t *testing.T) {
 func usable(t *testing.T, policies []throttle.Policy) {
 	t.Helper()
 	for _, p := range policies {
-		limitertest.Must(t, p.Validate())
+		expect.Must(t, p.Validate())
 	}
 	client := redis.NewClient(&redis.Options{}) // never connects: nothing is asked of it
 	defer client.Close()
-	limitertest.Must(t, limitertest.Err(throttle.New(throttle.Config{Client: client, Policies: policies})))
+	expect.Must(t, expect.ErrOf(throttle.New(throttle.Config{Client: client, Policies: policies})))
 }
 
 // A bad file begins with the messages that it must cause, one a line: "# want: ...".
 func TestBadFilesAreRefusedWithTheirLines(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.bad.yml")
-	limitertest.Require(t, len(files) > 0, "no bad files")
+	expect.Require(t, len(files) > 0, "no bad files")
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			data, err := os.ReadFile(file)
-			limitertest.Must(t, err)
+			expect.Must(t, err)
 			policies, err := policyfile.Parse(filepath.Base(file), data)
 			if err == nil || policies != nil {
 				t.Fatalf("read as\n%s", describe(policies))
 			}
-			limitertest.Equal(t, err.Error(), strings.Join(wants(data), "\n"), err)
+			expect.Equal(t, err.Error(), strings.Join(wants(data), "\n"), err)
 			if _, ok := errors.AsType[*policyfile.Error](err); !ok {
 				t.Errorf("%T is no *policyfile.Error", err)
 			}
@@ -119,9 +119,9 @@ func key(field string) string {
 // Policy files have a key for each field of package throttle.
 func TestEveryFieldCanBeWritten(t *testing.T) {
 	policies, err := policyfile.Load("testdata/everything.good.yml")
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	reference, err := os.ReadFile("../../docs/reference/policies.md")
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	written := map[string]bool{}
 	note := func(value any) {
 		v := reflect.ValueOf(value)
@@ -129,7 +129,7 @@ func TestEveryFieldCanBeWritten(t *testing.T) {
 			name := v.Type().String() + "." + v.Type().Field(i).Name
 			written[name] = written[name] || !v.Field(i).IsZero()
 			row := "\n| `" + key(v.Type().Field(i).Name) + "` |"
-			limitertest.Contains(t, string(reference), row, "docs/reference/policies.md has no row for", name)
+			expect.Contains(t, string(reference), row, "docs/reference/policies.md has no row for", name)
 		}
 	}
 	for _, p := range policies {
@@ -145,15 +145,15 @@ func TestEveryFieldCanBeWritten(t *testing.T) {
 		}
 	}
 	for name, ok := range written {
-		limitertest.That(t, ok, "nothing in everything.good.yml sets", name)
+		expect.That(t, ok, "nothing in everything.good.yml sets", name)
 	}
 }
 
 func TestReferenceExamples(t *testing.T) {
 	reference, err := os.ReadFile("../../docs/reference/policies.md")
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	examples := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```").FindAllSubmatch(reference, -1)
-	limitertest.Require(t, len(examples) > 0, "no examples")
+	expect.Require(t, len(examples) > 0, "no examples")
 	for i, example := range examples {
 		policies, err := policyfile.Parse(fmt.Sprintf("docs/reference/policies.md, example %d", i+1), example[1])
 		if err != nil {
@@ -167,19 +167,19 @@ func TestReferenceExamples(t *testing.T) {
 // Each message that the reference shows is caused by some bad file.
 func TestReferenceMessages(t *testing.T) {
 	reference, err := os.ReadFile("../../docs/reference/policies.md")
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	place := regexp.MustCompile(`^policyfile: [^ :]+(:\d+)?: `)
 	known := map[string]bool{}
 	files, _ := filepath.Glob("testdata/*.bad.yml")
 	for _, file := range files {
 		data, err := os.ReadFile(file)
-		limitertest.Must(t, err)
+		expect.Must(t, err)
 		for _, message := range wants(data) {
 			known[place.ReplaceAllString(message, "")] = true
 		}
 	}
 	shown := regexp.MustCompile("`(policyfile: [^`]*)`").FindAllStringSubmatch(string(reference), -1)
-	limitertest.Require(t, len(shown) > 0, "no messages")
+	expect.Require(t, len(shown) > 0, "no messages")
 	for _, message := range shown {
 		if !known[place.ReplaceAllString(message[1], "")] {
 			t.Errorf("no bad file causes %s", message[1])
@@ -195,14 +195,14 @@ policies:
       - {name: absent, limit: 1, period: 1s}
       - {name: shared, limit: 1, period: 1s, per: []}
 `))
-	limitertest.Must(t, err)
-	limitertest.Equal(t, policies[0].Windows[0].Scope, (throttle.Scope{}), "without per")
-	limitertest.Equal(t, policies[0].Windows[1].Scope, throttle.ScopeShared, "per: [] is")
+	expect.Must(t, err)
+	expect.Equal(t, policies[0].Windows[0].Scope, (throttle.Scope{}), "without per")
+	expect.Equal(t, policies[0].Windows[1].Scope, throttle.ScopeShared, "per: [] is")
 }
 
 func TestLoadReportsWhatCannotBeRead(t *testing.T) {
 	_, err := policyfile.Load(filepath.Join(t.TempDir(), "none.yml"))
-	limitertest.That(t, errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(err.Error(), "policyfile: "), err)
+	expect.That(t, errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(err.Error(), "policyfile: "), err)
 }
 
 // The bound holds for files without aliases too. For those with aliases: billion-laughs.bad.yml.
@@ -229,7 +229,7 @@ func FuzzParse(f *testing.F) {
 	files, _ := filepath.Glob("testdata/*.yml")
 	for _, file := range files {
 		data, err := os.ReadFile(file)
-		limitertest.Must(f, err)
+		expect.Must(f, err)
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -242,7 +242,7 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("policies with an error: %v", err)
 		}
 		for line := range strings.SplitSeq(err.Error(), "\n") {
-			limitertest.That(t, strings.HasPrefix(line, "policyfile: f:"), "a message that is not ours", line)
+			expect.That(t, strings.HasPrefix(line, "policyfile: f:"), "a message that is not ours", line)
 		}
 	})
 }
@@ -252,9 +252,9 @@ func FuzzParse(f *testing.F) {
 func TestProviderFiles(t *testing.T) {
 	const dir = "../../docs/reference/providers/"
 	files, _ := filepath.Glob(dir + "*.yml")
-	limitertest.Require(t, len(files) >= 5, len(files), "files in", dir)
+	expect.Require(t, len(files) >= 5, len(files), "files in", dir)
 	readme, err := os.ReadFile(dir + "README.md")
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	var all []throttle.Policy
 	for _, file := range files {
 		policies, err := policyfile.Load(file)
@@ -263,11 +263,11 @@ func TestProviderFiles(t *testing.T) {
 		}
 		all = append(all, policies...)
 		text, err := os.ReadFile(file)
-		limitertest.Must(t, err)
+		expect.Must(t, err)
 		for _, shape := range []string{`(?m)^# Source: https://\S+$`, `(?m)^# Read:   20\d\d-\d\d-\d\d\b`} {
-			limitertest.That(t, regexp.MustCompile(shape).Match(text), file, "no line matches", shape)
+			expect.That(t, regexp.MustCompile(shape).Match(text), file, "no line matches", shape)
 		}
-		limitertest.Contains(t, string(readme), "("+filepath.Base(file)+")", "README.md does not name", file)
+		expect.Contains(t, string(readme), "("+filepath.Base(file)+")", "README.md does not name", file)
 	}
 	usable(t, all)
 }

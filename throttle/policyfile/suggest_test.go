@@ -3,7 +3,7 @@ package policyfile
 import (
 	"testing"
 
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 func TestAMisspelledNameHasASuggestion(t *testing.T) {
@@ -18,6 +18,6 @@ func TestAMisspelledNameHasASuggestion(t *testing.T) {
 		"colour": "",
 		"":       "",
 	} {
-		limitertest.Equal(t, Suggest(name, known), want, name)
+		expect.Equal(t, Suggest(name, known), want, name)
 	}
 }

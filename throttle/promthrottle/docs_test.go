@@ -9,7 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/promthrottle"
 )
 
@@ -40,14 +40,14 @@ var (
 func TestDocsNameWhatIsExported(t *testing.T) {
 	m, _ := metrics(t, same)
 	all := exported(m)
-	limitertest.Require(t, len(all) >= 15, len(all), "metrics: is the test looking in the wrong place?")
+	expect.Require(t, len(all) >= 15, len(all), "metrics: is the test looking in the wrong place?")
 	labels := []string{"job", "le"} // Prometheus adds the job
 	for _, own := range all {
 		labels = append(labels, own...)
 	}
 	for name, leaveOut := range map[string]int{"metrics.md": 0, "metrics/alerts.yml": 13, "metrics/dashboard.json": 16} {
 		text, err := os.ReadFile("../../docs/howto/" + name)
-		limitertest.Must(t, err)
+		expect.Must(t, err)
 		named := map[string]bool{}
 		for _, use := range used.FindAllStringSubmatch(strings.ReplaceAll(string(text), `\"`, `"`), -1) {
 			metric := use[1]
@@ -73,8 +73,8 @@ func TestDocsNameWhatIsExported(t *testing.T) {
 			}
 		}
 		for metric := range all {
-			limitertest.That(t, leaveOut != 0 || named[metric], name, "does not name", metric)
+			expect.That(t, leaveOut != 0 || named[metric], name, "does not name", metric)
 		}
-		limitertest.That(t, len(named)+leaveOut >= len(all), name, "names", len(named), len(all), "metrics")
+		expect.That(t, len(named)+leaveOut >= len(all), name, "names", len(named), len(all), "metrics")
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/promthrottle"
@@ -28,7 +29,7 @@ import (
 func series(t *testing.T, registry *prometheus.Registry) (lines []string) {
 	t.Helper()
 	families, err := registry.Gather()
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	for _, family := range families {
 		for _, m := range family.GetMetric() {
 			var labels []string
@@ -70,7 +71,7 @@ func metrics(t *testing.T, tenant func(string) string) (*promthrottle.Metrics, *
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
 	m, err := promthrottle.New(promthrottle.Config{Registerer: registry, Tenant: tenant})
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	return m, registry
 }
 
@@ -92,14 +93,14 @@ func TestMetricsOfALimiter(t *testing.T) {
 		var granted throttle.Decision
 		for i := range 3 { // the third joins the line
 			d, err := l.Reserve(ctx, ticket("a", fmt.Sprint(i)))
-			limitertest.Must(t, err)
+			expect.Must(t, err)
 			if d.Granted {
 				granted = d
 			}
 		}
 		join, full := ticket("b", "4"), ticket("a", "5")
 		full.Backlog = 1
-		limitertest.Must(t, limitertest.Err(l.Line("api").Join(ctx, []throttle.Request{join, join, full})))
+		expect.Must(t, expect.ErrOf(l.Line("api").Join(ctx, []throttle.Request{join, join, full})))
 		wantSeries(t, registry,
 			`sluice_grants_total{policy="api",source="reserve",tenant="a"} 2`,
 			`sluice_denials_total{by="hour",policy="api",tenant="a"} 1`,
@@ -113,8 +114,8 @@ func TestMetricsOfALimiter(t *testing.T) {
 			`sluice_paused{by="upstream",policy="api"} 0`,
 		)
 		taken, err := l.Line("api").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 10})
-		limitertest.Require(t, err == nil && len(taken.Tickets) == 1, taken, err)
-		limitertest.Must(t, limitertest.Err(granted.Reservation.Pause(ctx, 0, "")))
+		expect.Require(t, err == nil && len(taken.Tickets) == 1, taken, err)
+		expect.Must(t, expect.ErrOf(granted.Reservation.Pause(ctx, 0, "")))
 		tell := m.Observer()
 		tell.Started(throttle.Start{Late: time.Millisecond, Policy: "api", Tenant: "b", Waited: time.Second})
 		tell.Started(throttle.Start{Late: -1, Policy: "api", Tenant: "b"})
@@ -142,10 +143,10 @@ func TestMetricsOfALimiter(t *testing.T) {
 		)
 
 		families, err := registry.Gather()
-		limitertest.Must(t, err)
+		expect.Must(t, err)
 		problems, err := promlint.NewWithMetricFamilies(families).Lint()
-		limitertest.That(t, err == nil && len(problems) == 0, "promlint", problems, err)
-		limitertest.Equal(t, len(families), len(exported(m)), "metrics were tested")
+		expect.That(t, err == nil && len(problems) == 0, "promlint", problems, err)
+		expect.Equal(t, len(families), len(exported(m)), "metrics were tested")
 	})
 }
 
@@ -157,10 +158,10 @@ func TestMetricsOfAPolicyWithShards(t *testing.T) {
 		l := limiter(t, client, m)
 		m.Watch(l)
 		p := throttle.Policy{Name: "api", Shards: 4, Windows: []throttle.Window{{Name: "hour", Limit: 2, Period: time.Hour}}}
-		limitertest.Must(t, l.SetPolicies([]throttle.Policy{p}))
+		expect.Must(t, l.SetPolicies([]throttle.Policy{p}))
 		for i := range 8 {
 			r := throttle.Request{Tenant: fmt.Sprint("tenant", i), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
-			limitertest.Must(t, limitertest.Err(l.Line(l.LineOf("api", r.Tenant)).Join(t.Context(), []throttle.Request{r})))
+			expect.Must(t, expect.ErrOf(l.Line(l.LineOf("api", r.Tenant)).Join(t.Context(), []throttle.Request{r})))
 		}
 		wantSeries(t, registry, `sluice_waiting{policy="api"} 8`, `sluice_joins_total{policy="api",result="joined"} 8`,
 			`sluice_queue_waiting{class="live",policy="api",queue="q"} 8`)
@@ -176,7 +177,7 @@ func TestAScrapeWithoutRedis(t *testing.T) {
 	l := limiter(t, client, m)
 	m.Watch(l)
 	_, err := l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "a"})
-	limitertest.WantErr(t, err, throttle.ErrUnavailable)
+	expect.Err(t, err, throttle.ErrUnavailable)
 	wantSeries(t, registry, `sluice_script_errors_total{class="unavailable",policy="api",script="decide"} 1`,
 		`sluice_redis_up{redis="limiter"} 0`, `sluice_redis_up{redis="queues"} 1`)
 }
@@ -211,12 +212,12 @@ func TestAScrapeWhileRedisHangs(t *testing.T) {
 				begun := time.Now()
 				wantSeries(t, registry, `sluice_redis_up{redis="limiter"} 0`)
 				took := time.Since(begun)
-				limitertest.That(t, took <= 1500*time.Millisecond, "a scrape took", took)
+				expect.That(t, took <= 1500*time.Millisecond, "a scrape took", took)
 			})
 		}
 		all.Wait()
 		for _, line := range series(t, registry) {
-			limitertest.That(t, !strings.HasPrefix(line, "sluice_waiting"), "nobody knows", line)
+			expect.That(t, !strings.HasPrefix(line, "sluice_waiting"), "nobody knows", line)
 		}
 		time.Sleep(time.Minute) // until all calls have ended
 	})
@@ -238,9 +239,9 @@ func TestConfigIsChecked(t *testing.T) {
 	var none *prometheus.Registry
 	for _, registerer := range []prometheus.Registerer{nil, none} {
 		_, err := promthrottle.New(promthrottle.Config{Registerer: registerer})
-		limitertest.Equal(t, fmt.Sprint(err), "promthrottle: Config.Registerer is nil: must be such as prometheus.DefaultRegisterer")
+		expect.Equal(t, fmt.Sprint(err), "promthrottle: Config.Registerer is nil: must be such as prometheus.DefaultRegisterer")
 	}
 	_, registry := metrics(t, nil)
 	_, err := promthrottle.New(promthrottle.Config{Registerer: registry})
-	limitertest.That(t, errors.As(err, new(prometheus.AlreadyRegisteredError)), "a second time", err)
+	expect.That(t, errors.As(err, new(prometheus.AlreadyRegisteredError)), "a second time", err)
 }

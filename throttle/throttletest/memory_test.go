@@ -7,8 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -40,12 +40,12 @@ func TestDenyAfterNeedsWhatCanBeDenied(t *testing.T) {
 			defer func() { said, _ = recover().(string) }()
 			throttletest.DenyAfter(failing{t}, limiter, row.r, row.n)
 		}()
-		limitertest.That(t, strings.Contains(said, row.want) && (said == "") == (row.want == ""),
+		expect.That(t, strings.Contains(said, row.want) && (said == "") == (row.want == ""),
 			row.r, row.n, said, "want", row.want)
 	}
 	for i := range 2 {
 		d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-		limitertest.That(t, err == nil && d.Granted == (i == 0), "request", i, "granted", d.Granted, err)
+		expect.That(t, err == nil && d.Granted == (i == 0), "request", i, "granted", d.Granted, err)
 	}
 }
 
@@ -72,7 +72,7 @@ func TestADateIsSleptTo(t *testing.T) {
 		} {
 			time.Sleep(row.after)
 			d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-			limitertest.That(t, err == nil && d.Granted == row.granted && d.RetryIn == row.retryIn &&
+			expect.That(t, err == nil && d.Granted == row.granted && d.RetryIn == row.retryIn &&
 				d.At.Equal(time.Now()), "request", i, "at", d.At, "granted", d.Granted, "retry in", d.RetryIn, err)
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -36,7 +37,7 @@ func counted(t *testing.T, client *redis.Client, next throttle.Observer) (write 
 func top(t *testing.T, l *throttle.Limiter, unit string, n int) string {
 	t.Helper()
 	uses, err := usage.Top(t.Context(), l, usage.TopOptions{Max: n, Policy: "api", Unit: unit})
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	return fmt.Sprint(uses)
 }
 
@@ -51,19 +52,19 @@ func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
 		reserve := func(l *throttle.Limiter, tenant string, tokens int64) throttle.Reservation {
 			t.Helper()
 			d, err := l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: tenant, Cost: map[string]int64{"tokens": tokens}})
-			limitertest.Require(t, err == nil && d.Granted, d, err)
+			expect.Require(t, err == nil && d.Granted, d, err)
 			return d.Reservation
 		}
 		reserve(first, "acme", 10)
 		reserve(second, "acme", 20)
 		settled, cancelled := reserve(first, "zeta", 100), reserve(second, "zeta", 500)
-		limitertest.Must(t, limitertest.Err(settled.Settle(t.Context(), map[string]int64{"tokens": 40})))
-		limitertest.Must(t, limitertest.Err(cancelled.Cancel(t.Context())))
+		expect.Must(t, expect.ErrOf(settled.Settle(t.Context(), map[string]int64{"tokens": 40})))
+		expect.Must(t, expect.ErrOf(cancelled.Cancel(t.Context())))
 		r := throttle.Request{Policy: "api", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: "1"}}
-		limitertest.Must(t, limitertest.Err(first.Line("api").Join(t.Context(), []throttle.Request{r})))
+		expect.Must(t, expect.ErrOf(first.Line("api").Join(t.Context(), []throttle.Request{r})))
 		taken, err := second.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1})
-		limitertest.Require(t, err == nil && len(taken.Tickets) == 1, taken, err)
-		limitertest.Equal(t, top(t, first, "requests", 10), "[]", "nothing is written yet, but")
+		expect.Require(t, err == nil && len(taken.Tickets) == 1, taken, err)
+		expect.Equal(t, top(t, first, "requests", 10), "[]", "nothing is written yet, but")
 		writeOne()
 		writeOther()
 		for _, row := range []struct {
@@ -76,15 +77,15 @@ func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
 			{"tokens", 1, fmt.Sprintf("[{zeta 40 %v}]", 40./70)},
 			{"other", 1, "[]"},
 		} {
-			limitertest.Equal(t, top(t, first, row.unit, row.n), row.want, row.unit)
+			expect.Equal(t, top(t, first, row.unit, row.n), row.want, row.unit)
 		}
-		limitertest.Equal(t, decisions, 2, "the other observer was told of", "decisions")
+		expect.Equal(t, decisions, 2, "the other observer was told of", "decisions")
 		keys := client.Keys(t.Context(), "test:sluice:{api}:y:*").Val()
 		for _, key := range keys {
 			ttl := client.TTL(t.Context(), key).Val()
-			limitertest.That(t, ttl >= usage.Span && ttl <= 2*usage.Span, key, "is kept for", ttl)
+			expect.That(t, ttl >= usage.Span && ttl <= 2*usage.Span, key, "is kept for", ttl)
 		}
-		limitertest.That(t, len(keys) > 0, "no keys")
+		expect.That(t, len(keys) > 0, "no keys")
 	})
 }
 
@@ -131,13 +132,13 @@ func TestACounterOutlastsRedis(t *testing.T) {
 	server := throttletest.Miniredis(t)
 	client := throttletest.Client(t, server.Addr())
 	write, l := counted(t, client, throttle.Observer{})
-	limitertest.Must(t, limitertest.Err(l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})))
+	expect.Must(t, expect.ErrOf(l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})))
 	server.SetError("LOADING")
 	write()
 	server.SetError("")
-	limitertest.Equal(t, top(t, l, "requests", 10), "[]", "was written")
+	expect.Equal(t, top(t, l, "requests", 10), "[]", "was written")
 	write()
-	limitertest.Equal(t, top(t, l, "requests", 10), "[{acme 1 1}]")
+	expect.Equal(t, top(t, l, "requests", 10), "[{acme 1 1}]")
 }
 
 // Redis knows what a reservation cost last, whatever the caller does.
@@ -151,19 +152,19 @@ func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
 		var stale []throttle.Reservation
 		for range 2 {
 			d, err := l.Reserve(t.Context(), r)
-			limitertest.Must(t, err)
+			expect.Must(t, err)
 			stale = append(stale, d.Reservation)
 			for _, actual := range []int64{40, 70, 70, 100} {
-				limitertest.Must(t, limitertest.Err(d.Reservation.Settle(t.Context(), tokens(actual))))
+				expect.Must(t, expect.ErrOf(d.Reservation.Settle(t.Context(), tokens(actual))))
 			}
 			settled, err := d.Reservation.Settle(t.Context(), tokens(10))
-			limitertest.Must(t, err)
-			limitertest.Must(t, limitertest.Err(settled.Settle(t.Context(), tokens(30))))
+			expect.Must(t, err)
+			expect.Must(t, expect.ErrOf(settled.Settle(t.Context(), tokens(30))))
 		}
-		limitertest.Must(t, limitertest.Err(stale[0].Cancel(t.Context())))
+		expect.Must(t, expect.ErrOf(stale[0].Cancel(t.Context())))
 		of := []string{"map[tokens:-60]", "map[tokens:30]", "map[tokens:30]", "map[tokens:-90]", "map[tokens:20]"}
 		want := append(slices.Concat(of, of), "map[requests:-1 tokens:-30]")
-		limitertest.That(t, slices.Equal(changes, want), "the changes are", changes, "want", want)
+		expect.That(t, slices.Equal(changes, want), "the changes are", changes, "want", want)
 		write()
 		if requests, tokens := top(t, l, "requests", 1), top(t, l, "tokens", 1); requests != "[{acme 1 1}]" || tokens != "[{acme 30 1}]" {
 			t.Errorf("requests %s, tokens %s", requests, tokens)
@@ -192,28 +193,28 @@ func TestWhatPoliciesDidIsKept(t *testing.T) {
 		for i := range 5 {
 			r := throttle.Request{Policy: "p", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
 			d, err := limiter.Reserve(t.Context(), r)
-			limitertest.Must(t, err)
+			expect.Must(t, err)
 			if i == 0 {
-				limitertest.Must(t, limitertest.Err(d.Reservation.Pause(t.Context(), time.Second, "")))
+				expect.Must(t, expect.ErrOf(d.Reservation.Pause(t.Context(), time.Second, "")))
 				time.Sleep(2 * time.Second)
 			}
 		}
 		time.Sleep(3 * time.Minute)
 		stop()
 		points, err := usage.History(t.Context(), limiter, []string{"p", "idle"}, time.Now().Add(-time.Hour))
-		limitertest.Must(t, err)
+		expect.Must(t, err)
 		var granted, refused int64
 		for _, p := range points["p"] {
 			granted, refused = granted+p.Granted, refused+p.Refused
 		}
 		last := points["p"][len(points["p"])-1]
-		limitertest.That(t, granted == want && want != 0 && refused == 1 && last.Waiting == 5-want && decided == 5,
+		expect.That(t, granted == want && want != 0 && refused == 1 && last.Waiting == 5-want && decided == 5,
 			"granted", granted, want, "refused", refused, last, decided, "decisions")
 		for _, p := range points["idle"] {
-			limitertest.That(t, !p.Known, "of an idle policy there is", p)
+			expect.That(t, !p.Known, "of an idle policy there is", p)
 		}
 		time.Sleep(usage.HistorySpan + 3*time.Hour)
 		keys, _ := client.Keys(t.Context(), "*:h:*").Result()
-		limitertest.That(t, len(keys) == 0, "kept", keys)
+		expect.That(t, len(keys) == 0, "kept", keys)
 	})
 }

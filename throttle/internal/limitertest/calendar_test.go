@@ -10,6 +10,7 @@ import (
 	"github.com/robfig/cron/v3"
 	"pgregory.net/rapid"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -38,9 +39,9 @@ func TestCalendarFollowsItsTimeZone(t *testing.T) {
 				t.Errorf("%+v: granted %v, denied for %v until %v, want %v", tc, d.Granted, d.RetryIn, d.Windows[0].ResetsAt, reset-now)
 			}
 			c.Set(reset - us)
-			That(t, !Reserve(t, l, Acme(1)).Granted, tc, "granted before the reset")
+			expect.That(t, !Reserve(t, l, Acme(1)).Granted, tc, "granted before the reset")
 			c.Set(reset)
-			Equal(t, Reserve(t, l, Acme(2)).Granted, true)
+			expect.Equal(t, Reserve(t, l, Acme(2)).Granted, true)
 		})
 	}
 }
@@ -50,7 +51,7 @@ func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 	client := Redis(t)
 	p := Policy(Quota(5, "* * * * *", ""))
 	l := New(t, client, p)
-	Require(t, Reserve(t, l, Acme(1)).Granted, "denied")
+	expect.Require(t, Reserve(t, l, Acme(1)).Granted, "denied")
 	before := Dump(t, client)
 	for _, off := range []time.Duration{time.Hour, -time.Hour} {
 		if off < 0 { // or time stands still
@@ -58,14 +59,14 @@ func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 			before = Dump(t, client)
 		}
 		l := NewEdited(t, client, nil, []func(string) string{ShiftClock(off.Microseconds())}, p)
-		WantErr(t, Err(l.Reserve(t.Context(), Acme(1))), throttle.ErrClock, "Redis's clock is off by")
-		Equal(t, Dump(t, client), before)
+		expect.Err(t, expect.ErrOf(l.Reserve(t.Context(), Acme(1))), throttle.ErrClock, "Redis's clock is off by")
+		expect.Equal(t, Dump(t, client), before)
 	}
 	for _, off := range []time.Duration{-5 * m, 5 * m} {
-		Must(t, client.FlushAll(t.Context()).Err())
+		expect.Must(t, client.FlushAll(t.Context()).Err())
 		l := NewEdited(t, client, nil, []func(string) string{ShiftClock(off.Microseconds())}, p)
 		d, err := l.Reserve(t.Context(), Acme(1))
-		That(t, err == nil && d.Granted, "Redis's clock is off by", off, "granted", d.Granted, err)
+		expect.That(t, err == nil && d.Granted, "Redis's clock is off by", off, "granted", d.Granted, err)
 	}
 }
 
@@ -74,14 +75,14 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		rapid.Check(t, func(t *rapid.T) {
-			Must(t, client.FlushAll(t.Context()).Err())
+			expect.Must(t, client.FlushAll(t.Context()).Err())
 			w := Quota(rapid.Int64Range(1, 6).Draw(t, "limit"), rapid.SampledFrom([]string{"0 * * * *", "0 0 * * *", "30 2 * * *", "0 0 1 * *"}).Draw(t, "resets"),
 				rapid.SampledFrom([]string{"UTC", "America/Los_Angeles", "America/St_Johns", "Asia/Kathmandu"}).Draw(t, "zone"))
 			w.Margin = time.Duration(rapid.IntRange(0, 25).Draw(t, "margin")) * m
 			schedule, err := cron.ParseStandard(w.Resets)
-			Must(t, err)
+			expect.Must(t, err)
 			zone, err := time.LoadLocation(w.Timezone)
-			Must(t, err)
+			expect.Must(t, err)
 			l, c := NewWithClock(t, client, Policy(w))
 			type grant struct {
 				throttle.Decision
@@ -115,7 +116,7 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 			t.Repeat(map[string]func(*rapid.T){
 				"": func(t *rapid.T) {
 					units := most()
-					Require(t, units <= w.Limit, units, "units in one span of", w.Resets, "limit", w.Limit, log)
+					expect.Require(t, units <= w.Limit, units, "units in one span of", w.Resets, "limit", w.Limit, log)
 				},
 				"pass": func(t *rapid.T) {
 					now += time.Duration(rapid.SampledFrom([]int64{int64(s), int64(10 * m), int64(h), int64(20 * h)}).Draw(t, "by"))
@@ -130,7 +131,7 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 					}
 					// The truth: a microsecond before, it would be denied.
 					c.Set(now + d.RetryIn - us)
-					Require(t, !Peek(t, l, Acme(cost)).Granted, "granted before", d.RetryIn, "have passed")
+					expect.Require(t, !Peek(t, l, Acme(cost)).Granted, "granted before", d.RetryIn, "have passed")
 					now += d.RetryIn
 					c.Set(now)
 					if d := Reserve(t, l, Acme(cost)); !d.Granted {

@@ -6,26 +6,27 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
 func TestACallerRecordsRefusals(t *testing.T) {
 	none := throttle.CallerFrom(t.Context())
-	That(t, none == nil, "a context without a caller has one")
+	expect.That(t, none == nil, "a context without a caller has one")
 	none.SetCounted(true)
 	none.Refused("api", time.Minute)
 	none.Answered(time.Now())
 	_, _, refused := none.Refusal()
-	That(t, !refused && !none.Counted(""), "no job was refused, or is counted")
+	expect.That(t, !refused && !none.Counted(""), "no job was refused, or is counted")
 	synctest.Test(t, func(t *testing.T) {
 		caller := &throttle.Caller{}
 		inner, cancel := context.WithCancel(throttle.WithCaller(t.Context(), caller))
 		defer cancel()
-		Equal(t, throttle.CallerFrom(inner), caller, "the caller is gone")
+		expect.Equal(t, throttle.CallerFrom(inner), caller, "the caller is gone")
 		want := func(what string, retryIn time.Duration, policy string, ok bool) {
 			t.Helper()
 			r, p, o := caller.Refusal()
-			That(t, r == retryIn && p == policy && o == ok, what, r, p, o, "want", retryIn, policy, ok)
+			expect.That(t, r == retryIn && p == policy && o == ok, what, r, p, o, "want", retryIn, policy, ok)
 		}
 		want("nothing happened", 0, "", false)
 		caller.Refused("api", time.Minute)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -51,7 +52,7 @@ func TestCancelOfWhatACorrectionAddedIsRemembered(t *testing.T) {
 		Cancel(t, l, first)
 		time.Sleep(2 * time.Minute)
 		Cancel(t, l, settled)
-		Equal(t, Used(Peek(t, l, Acme(1)))[1], 40)
+		expect.Equal(t, Used(Peek(t, l, Acme(1)))[1], 40)
 	})
 }
 
@@ -64,7 +65,7 @@ func TestCancelOfWhatIsLostGivesNothingBack(t *testing.T) {
 	client.FlushDB(t.Context())
 	c.Set(0)
 	Reserve(t, l, Acme(8))
-	Equal(t, Used(Cancel(t, l, lost)), []int64{8, 8, 8})
+	expect.Equal(t, Used(Cancel(t, l, lost)), []int64{8, 8, 8})
 }
 
 // Reservations are plain data: another process cancels them.
@@ -72,11 +73,11 @@ func TestReservationsTravel(t *testing.T) {
 	client := Redis(t)
 	l, _ := NewWithClock(t, client, three())
 	text, err := json.Marshal(Reserve(t, l, Acme(4)).Reservation)
-	Must(t, err)
+	expect.Must(t, err)
 	var r throttle.Reservation
-	Must(t, json.Unmarshal(text, &r))
+	expect.Must(t, json.Unmarshal(text, &r))
 	other, _ := NewWithClock(t, client, three())
-	Equal(t, Used(Cancel(t, other, r)), []int64{0, 0, 0})
+	expect.Equal(t, Used(Cancel(t, other, r)), []int64{0, 0, 0})
 }
 
 func TestCancelOfNothing(t *testing.T) {
@@ -85,8 +86,8 @@ func TestCancelOfNothing(t *testing.T) {
 	Reserve(t, l, Acme(5))
 	before := Dump(t, client)
 	Cancel(t, l, Made(Acme(5), "")) // of a reservation that failed open
-	Equal(t, Dump(t, client), before)
-	Equal(t, Used(Cancel(t, l, Made(Acme(1), "0123456789abcdef"))), []int64{5, 5, 5})
+	expect.Equal(t, Dump(t, client), before)
+	expect.Equal(t, Used(Cancel(t, l, Made(Acme(1), "0123456789abcdef"))), []int64{5, 5, 5})
 }
 
 // A grant that was merged counts as long as its entry: a cancel gives it back after a period too. One
@@ -116,11 +117,11 @@ func TestCancelOfMergedGrantsThatAreOlderThanAPeriod(t *testing.T) {
 		used      int64
 	}{{alone, false, 200}, {merged, true, 150}, {merged, false, 150}} {
 		d := Cancel(t, l, row.r)
-		Equal(t, d.Granted, row.cancelled)
-		Equal(t, Used(d), []int64{row.used})
+		expect.Equal(t, d.Granted, row.cancelled)
+		expect.Equal(t, Used(d), []int64{row.used})
 	}
 	c.Set(period + 2*m)
-	Equal(t, Cancel(t, l, merged).Granted, false, "cancelled again, a minute later")
+	expect.Equal(t, Cancel(t, l, merged).Granted, false, "cancelled again, a minute later")
 }
 
 func threeHours() throttle.Policy {
@@ -144,7 +145,7 @@ func TestSettleAndCancelGoByTheLastCorrection(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := Used(Peek(t, l, Acme(1)))
-			That(t, slices.Min(got) == step.used && slices.Max(got) == step.used, step, "used", got)
+			expect.That(t, slices.Min(got) == step.used && slices.Max(got) == step.used, step, "used", got)
 		}
 	}
 	client := Redis(t)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -51,7 +52,7 @@ func TestWindowsComeAndGo(t *testing.T) {
 	} {
 		c.Set(step.at)
 		SetPolicy(t, l, step.windows...)
-		Equal(t, remaining(Reserve(t, l, Acme(1))), step.remaining, i)
+		expect.Equal(t, remaining(Reserve(t, l, Acme(1))), step.remaining, i)
 	}
 }
 
@@ -84,9 +85,9 @@ func TestWhatAWindowNeverCountedIsNotGivenBack(t *testing.T) {
 		Reserve(t, l, Acme(10))
 		last := func() int64 { used := Used(Peek(t, l, Acme(1))); return used[len(used)-1] }
 		Cancel(t, l, before[0])
-		Equal(t, last(), 10)
-		Must(t, Err(before[1].Settle(t.Context(), map[string]int64{throttle.Requests: 1})))
-		Equal(t, last(), 10)
+		expect.Equal(t, last(), 10)
+		expect.Must(t, expect.ErrOf(before[1].Settle(t.Context(), map[string]int64{throttle.Requests: 1})))
+		expect.Equal(t, last(), 10)
 		if w.Name != old.Name {
 			WantUsed(t, l, Acme(1), 11)
 		}
@@ -101,10 +102,10 @@ func TestAUnitThatIsNotCountedAnyMoreIsSettled(t *testing.T) {
 	l, _ := NewWithClock(t, client, Policy(requests, throttle.Window{Name: "tokens", Unit: "tokens", Limit: 10, Period: m}))
 	r := Reserve(t, l, Acme(1)).Reservation
 	SetPolicy(t, l, requests)
-	Must(t, Err(r.Settle(t.Context(), map[string]int64{"tokens": 5, throttle.Requests: 3})))
+	expect.Must(t, expect.ErrOf(r.Settle(t.Context(), map[string]int64{"tokens": 5, throttle.Requests: 3})))
 	WantUsed(t, l, Acme(1), 3)
 	_, err := r.Settle(t.Context(), map[string]int64{"pages": 5})
-	WantErr(t, err, new(*throttle.RequestError), "a unit that was never counted")
+	expect.Err(t, err, new(*throttle.RequestError), "a unit that was never counted")
 }
 
 // It counts another unit by now: of that, the requests before took nothing.
@@ -122,7 +123,7 @@ func TestAWindowOfAnotherUnitGivesNothingBack(t *testing.T) {
 	Reserve(t, l, r)
 	Cancel(t, l, before)
 	used := Used(Peek(t, l, r))
-	That(t, used[0] >= 4 && used[1] == 4, "used", used, "want those of the second")
+	expect.That(t, used[0] >= 4 && used[1] == 4, "used", used, "want those of the second")
 }
 
 // A worker of an older release does not know the window that the newer one has added.
@@ -149,7 +150,7 @@ func TestAChangedAlgorithmStartsEmptyAndForgetsNothing(t *testing.T) {
 		for _, algorithm := range []throttle.Algorithm{throttle.AlgorithmGCRA, throttle.AlgorithmSliding, throttle.AlgorithmFixed} {
 			w.Algorithm = algorithm
 			SetPolicy(t, l, w)
-			Equal(t, Reserve(t, l, Acme(4)).Windows[0].Used, 4*(round+1), algorithm, round)
+			expect.Equal(t, Reserve(t, l, Acme(4)).Windows[0].Used, 4*(round+1), algorithm, round)
 		}
 	}
 }
@@ -193,7 +194,7 @@ func TestWorkersOfTwoPoliciesEachHoldTheirLimit(t *testing.T) {
 					granted[i%2]++
 				}
 			}
-			That(t, granted[0] <= limits[0] && granted[1] <= limits[1],
+			expect.That(t, granted[0] <= limits[0] && granted[1] <= limits[1],
 				older, "beside", newer, "granted", granted, limits)
 		}
 	}

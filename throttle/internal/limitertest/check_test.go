@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/servers"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -36,7 +37,7 @@ func TestCheckRedisFindsWhatIsNotSetUp(t *testing.T) {
 		client.ConfigSet(ctx, "maxmemory-policy", "allkeys-lru")
 		found(t, client, "redis "+primary+": maxmemory-policy is allkeys-lru: must be noeviction")
 		client.ConfigSet(ctx, "maxmemory-policy", "noeviction")
-		Must(t, client.Do(ctx, "acl", "setuser", "meek", "on", "nopass", "~*", "+@all", "-info").Err())
+		expect.Must(t, client.Do(ctx, "acl", "setuser", "meek", "on", "nopass", "~*", "+@all", "-info").Err())
 		meek := redis.NewClient(&redis.Options{Addr: primary, Username: "meek", Password: "any"})
 		defer meek.Close()
 		found(t, meek, "")
@@ -83,7 +84,7 @@ func TestCheckRedisFindsWhatIsNotSetUp(t *testing.T) {
 		}
 		gone := impatient(t, m.Addr())
 		m.Close()
-		WantErr(t, Err(New(t, gone, three()).CheckRedis(t.Context())), throttle.ErrUnavailable)
+		expect.Err(t, expect.ErrOf(New(t, gone, three()).CheckRedis(t.Context())), throttle.ErrUnavailable)
 	})
 }
 
@@ -104,7 +105,7 @@ func TestARefusedUserIsAClassOfItsOwn(t *testing.T) {
 	}
 	forbidden := func(err error, text string) {
 		t.Helper()
-		That(t, errors.Is(err, throttle.ErrForbidden) && errors.Is(err, throttle.ErrUnavailable) &&
+		expect.That(t, errors.Is(err, throttle.ErrForbidden) && errors.Is(err, throttle.ErrUnavailable) &&
 			strings.Contains(err.Error(), text), err, "want one of a refused user with", text)
 	}
 	for name, l := range map[string]*throttle.Limiter{
@@ -116,7 +117,7 @@ func TestARefusedUserIsAClassOfItsOwn(t *testing.T) {
 		_, err := l.Reserve(t.Context(), Acme(1))
 		_, checked := l.CheckRedis(t.Context())
 		for _, err := range []error{err, l.Ping(t.Context()), checked} {
-			That(t, errors.Is(err, throttle.ErrForbidden) && errors.Is(err, throttle.ErrUnavailable), name, err)
+			expect.That(t, errors.Is(err, throttle.ErrForbidden) && errors.Is(err, throttle.ErrUnavailable), name, err)
 		}
 	}
 	half := limiter("half", "any")
@@ -125,6 +126,6 @@ func TestARefusedUserIsAClassOfItsOwn(t *testing.T) {
 	if forbidden(err, "set, zscan"); len(findings) != 1 || !strings.Contains(findings[0], "may not call set, zscan: must be allowed") {
 		t.Errorf("%q", findings)
 	}
-	Must(t, limiter("good", "any", "on", "nopass", "~*", "+@all").Ping(t.Context()))
-	Equal(t, len(admin.Keys(t.Context(), "*").Val()), 0)
+	expect.Must(t, limiter("good", "any", "on", "nopass", "~*", "+@all").Ping(t.Context()))
+	expect.Equal(t, len(admin.Keys(t.Context(), "*").Val()), 0)
 }

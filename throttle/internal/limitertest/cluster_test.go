@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/servers"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -39,10 +40,10 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 		}
 		Reserve(t, l, request("acme", 2))
 		if waiting {
-			Must(t, join("0"))
+			expect.Must(t, join("0"))
 		}
 		slot, err := nodes.Slot(ctx, "sluice:{"+name+"}:q")
-		Must(t, err)
+		expect.Must(t, err)
 		to := nodes.Nodes[0]
 		if from, err := nodes.Primary(ctx, slot); err != nil {
 			t.Fatal(err)
@@ -51,26 +52,26 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 		}
 		before := keysOf(t, client)
 		m, err := nodes.Migrate(ctx, slot, to)
-		Must(t, err)
+		expect.Must(t, err)
 		refused := func(stage string) {
 			t.Helper()
 			for _, tenant := range []string{"acme", "new"} {
-				WantErr(t, Err(l.Reserve(ctx, request(tenant, 1))), throttle.ErrUnavailable)
+				expect.Err(t, expect.ErrOf(l.Reserve(ctx, request(tenant, 1))), throttle.ErrUnavailable)
 			}
-			WantErr(t, join("1"), throttle.ErrUnavailable)
+			expect.Err(t, join("1"), throttle.ErrUnavailable)
 			taken, err := l.Line(name).Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1})
-			That(t, errors.Is(err, throttle.ErrUnavailable), name, "waits", stage, "took", taken.Tickets, err)
-			Equal(t, keysOf(t, client), before, name, stage)
+			expect.That(t, errors.Is(err, throttle.ErrUnavailable), name, "waits", stage, "took", taken.Tickets, err)
+			expect.Equal(t, keysOf(t, client), before, name, stage)
 		}
 		refused("no key has moved")
 		n, err := m.Move(ctx, 1)
-		Require(t, n == 1 && err == nil, n, err)
+		expect.Require(t, n == 1 && err == nil, n, err)
 		refused("one key has moved")
-		Must(t, Err(m.Move(ctx, 100)))
+		expect.Must(t, expect.ErrOf(m.Move(ctx, 100)))
 		refused("all keys have moved")
-		Must(t, m.Finish(ctx))
+		expect.Must(t, m.Finish(ctx))
 		d := Peek(t, l, request("acme", 1))
-		That(t, d.Windows[0].Used == 2 && d.Windows[1].Used == 2 && d.Granted != waiting,
+		expect.That(t, d.Windows[0].Used == 2 && d.Windows[1].Used == 2 && d.Granted != waiting,
 			name, "waits, after the migration: granted", d.Granted, d.Windows)
 	}
 }
@@ -83,6 +84,6 @@ func keysOf(t *testing.T, client *redis.ClusterClient) int64 {
 		n.Add(keys)
 		return err
 	})
-	Must(t, err)
+	expect.Must(t, err)
 	return n.Load()
 }

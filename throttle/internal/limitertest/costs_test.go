@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -49,7 +50,7 @@ func TestCostsPerUnit(t *testing.T) {
 			c.Set(0)
 			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: "acme", Cost: step.cost})
 			got := remaining(d)
-			That(t, slices.Equal(got, step.remaining) && d.RetryIn == step.retryIn &&
+			expect.That(t, slices.Equal(got, step.remaining) && d.RetryIn == step.retryIn &&
 				d.Granted == (step.retryIn == 0),
 				"step", i, "granted", d.Granted, "remaining", got, "retry in", d.RetryIn, "want", step.remaining, step.retryIn)
 		}
@@ -105,12 +106,12 @@ func TestRequestsThatCanNeverBeGranted(t *testing.T) {
 		tc.change(&r)
 		_, err := l.Reserve(t.Context(), r)
 		_, peeked := l.Peek(t.Context(), r)
-		That(t, err != nil && err.Error() == tc.want && peeked != nil && peeked.Error() == tc.want,
+		expect.That(t, err != nil && err.Error() == tc.want && peeked != nil && peeked.Error() == tc.want,
 			name, err, peeked, "want", tc.want)
 		var never *throttle.NeverFitsError
 		var request *throttle.RequestError
-		That(t, errors.As(err, &never) || errors.As(err, &request) || errors.Is(err, throttle.ErrUnknownPolicy),
+		expect.That(t, errors.As(err, &never) || errors.As(err, &request) || errors.Is(err, throttle.ErrUnknownPolicy),
 			name, err, "is of no class")
 	}
-	Equal(t, Dump(t, client), before)
+	expect.Equal(t, Dump(t, client), before)
 }

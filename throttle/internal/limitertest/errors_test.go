@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -36,9 +37,9 @@ func TestADenialSaysWhyOnce(t *testing.T) {
 		{&throttle.DeniedError{Decision: task, Cause: errors.New("\xff")}, later + ": \uFFFD"},
 	} {
 		got := row.err.Error()
-		That(t, got == row.want && utf8.ValidString(got), got, "want", row.want)
+		expect.That(t, got == row.want && utf8.ValidString(got), got, "want", row.want)
 	}
 	wrapped := fmt.Errorf("worker: %w", &throttle.DeniedError{Decision: task, Cause: io.EOF})
-	That(t, errors.Is(wrapped, io.EOF) && !errors.Is(wrapped, context.DeadlineExceeded) &&
+	expect.That(t, errors.Is(wrapped, io.EOF) && !errors.Is(wrapped, context.DeadlineExceeded) &&
 		errors.Is(fmt.Errorf("worker: %w", late), context.DeadlineExceeded), "an error's class is lost")
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -61,7 +62,7 @@ func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 			drive(behind, granted(12))
 			hole.Hole.Store(true)
 			drive(behind, func(err error) bool { return errors.Is(err, throttle.ErrUnavailable) })
-			Must(t, promoted.Do(t.Context(), "replicaof", "no", "one").Err())
+			expect.Must(t, promoted.Do(t.Context(), "replicaof", "no", "one").Err())
 			var both sync.WaitGroup
 			over, stopped := time.Now().Add(s), atomic.Bool{}
 			both.Go(func() {
@@ -74,13 +75,13 @@ func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 			both.Wait()
 			most := MostOver(w, log)
 			t.Logf("%d granted, %d above the limit of %d", len(log), most, w.Limit)
-			That(t, most <= w.Limit && (args != nil || most > 0), most, "above the limit, want 1 to", w.Limit)
+			expect.That(t, most <= w.Limit && (args != nil || most > 0), most, "above the limit, want 1 to", w.Limit)
 			if args != nil {
 				time.Sleep(w.Period)
 				log = nil
 				drive(promoted, granted(12))
 				drive(old, func(err error) bool { return errors.Is(err, throttle.ErrUnavailable) })
-				That(t, MostOver(w, log) <= 0, "above the limit after the old primary has stopped")
+				expect.That(t, MostOver(w, log) <= 0, "above the limit after the old primary has stopped")
 			}
 		})
 	}

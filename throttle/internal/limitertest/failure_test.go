@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/servers"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -53,13 +54,13 @@ func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 	r := Acme(1)
 	r.Policy = "open"
 	d, err := l.Reserve(t.Context(), r)
-	That(t, err == nil && d.Granted && errors.Is(d.FailedOpen, throttle.ErrUnavailable) &&
+	expect.That(t, err == nil && d.Granted && errors.Is(d.FailedOpen, throttle.ErrUnavailable) &&
 		d.Windows == nil && !d.At.IsZero(), what, "fail open", d, err)
-	Must(t, Err(d.Reservation.Cancel(t.Context())))
-	WantErr(t, Err(l.Peek(t.Context(), r)), throttle.ErrUnavailable, what)
+	expect.Must(t, expect.ErrOf(d.Reservation.Cancel(t.Context())))
+	expect.Err(t, expect.ErrOf(l.Peek(t.Context(), r)), throttle.ErrUnavailable, what)
 	d, err = l.Wait(t.Context(), r)
-	That(t, err == nil && d.FailedOpen != nil, what, "Wait", d, err)
-	WantErr(t, Err(l.Attach(Made(r, "0123456789abcdef")).Cancel(t.Context())), throttle.ErrUnavailable, what)
+	expect.That(t, err == nil && d.FailedOpen != nil, what, "Wait", d, err)
+	expect.Err(t, expect.ErrOf(l.Attach(Made(r, "0123456789abcdef")).Cancel(t.Context())), throttle.ErrUnavailable, what)
 }
 
 func TestRedisThatIsGone(t *testing.T) {
@@ -81,7 +82,7 @@ func TestRedisThatIsGone(t *testing.T) {
 			client := impatient(t, throttletest.Miniredis(t).Addr())
 			conn := client.Conn()
 			t.Cleanup(func() { conn.Close() })
-			Must(t, conn.Ping(t.Context()).Err()) // takes the only connection
+			expect.Must(t, conn.Ping(t.Context()).Err()) // takes the only connection
 			return client
 		},
 		"hangs":    unanswered,
@@ -117,7 +118,7 @@ func TestRedisThatCannotServe(t *testing.T) {
 		client := impatient(t, throttletest.Redis(t))
 		do := func(args ...any) {
 			t.Helper()
-			Must(t, client.Do(t.Context(), args...).Err())
+			expect.Must(t, client.Do(t.Context(), args...).Err())
 		}
 		l := New(t, client, three())
 		Reserve(t, l, Acme(1))
@@ -135,9 +136,9 @@ func TestRedisThatCannotServe(t *testing.T) {
 			if _, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrUnavailable) || !strings.Contains(err.Error(), state.name) {
 				t.Errorf("%s: %v", state.name, err)
 			}
-			Must(t, Err(l.Peek(t.Context(), Acme(1))))
+			expect.Must(t, expect.ErrOf(l.Peek(t.Context(), Acme(1))))
 			do(state.off...)
-			Equal(t, Dump(t, client), before, state.name)
+			expect.Equal(t, Dump(t, client), before, state.name)
 		}
 		do("CONFIG", "SET", "maxmemory", "0")
 		Reserve(t, l, Acme(1))
@@ -183,7 +184,7 @@ func TestUnexpectedReplies(t *testing.T) {
 			t.Parallel()
 			l := New(t, impatient(t, answering(t, reply)), p)
 			d, err := l.Reserve(t.Context(), Acme(1))
-			That(t, errors.Is(err, throttle.ErrReply) && !d.Granted, "granted", d.Granted, err)
+			expect.That(t, errors.Is(err, throttle.ErrReply) && !d.Granted, "granted", d.Granted, err)
 		})
 	}
 }
@@ -193,7 +194,7 @@ func TestUnexpectedReplies(t *testing.T) {
 func answering(t *testing.T, reply string) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	Must(t, err)
+	expect.Must(t, err)
 	t.Cleanup(func() { listener.Close() })
 	serve := func(conn net.Conn) {
 		defer conn.Close()
@@ -244,10 +245,10 @@ func TestContextThatEnds(t *testing.T) {
 				"Reserve": l.Reserve, "Peek": l.Peek, "Wait": l.Wait,
 			} {
 				d, err := ask(ctx, Acme(1))
-				That(t, errors.Is(err, context.Canceled) && errors.Is(err, cause) &&
+				expect.That(t, errors.Is(err, context.Canceled) && errors.Is(err, cause) &&
 					!errors.Is(err, throttle.ErrUnavailable) && !d.Granted, name, "granted", d.Granted, err)
 			}
-			Equal(t, len(Dump(t, client)), 0)
+			expect.Equal(t, len(Dump(t, client)), 0)
 		})
 	})
 	t.Run("deadline while Redis hangs", func(t *testing.T) {
@@ -256,18 +257,18 @@ func TestContextThatEnds(t *testing.T) {
 		ctx, end := context.WithTimeout(t.Context(), 20*ms)
 		defer end()
 		d, err := l.Reserve(ctx, Acme(1))
-		That(t, errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, throttle.ErrUnavailable) &&
+		expect.That(t, errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, throttle.ErrUnavailable) &&
 			!d.Granted, "granted", d.Granted, err)
 	})
 	t.Run("cancelled while Redis is down", func(t *testing.T) {
 		t.Parallel()
 		server, err := miniredis.Run()
-		Must(t, err)
+		expect.Must(t, err)
 		addr := server.Addr()
 		server.Close()
 		ctx, end := context.WithCancelCause(t.Context())
 		end(errors.New("shutting down"))
 		d, err := New(t, impatient(t, addr), p).Reserve(ctx, Acme(1))
-		That(t, errors.Is(err, context.Canceled) && !d.Granted, "granted", d.Granted, err)
+		expect.That(t, errors.Is(err, context.Canceled) && !d.Granted, "granted", d.Granted, err)
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 // A Proxy stands between client and Redis. It loses replies, or everything.
@@ -19,7 +21,7 @@ type Proxy struct {
 func NewProxy(t *testing.T, server string) *Proxy {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	Must(t, err)
+	expect.Must(t, err)
 	t.Cleanup(func() { listener.Close() })
 	p := &Proxy{Addr: listener.Addr().String()}
 	go func() {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -17,18 +18,18 @@ func TestAHoldRenewsUntilItIsReleased(t *testing.T) {
 		work, hold := Reserve(t, l, Acme(1)).Reservation.Hold(caller)
 		time.Sleep(5 * m) // ten leases
 		WantUsed(t, l, Acme(1), 1)
-		Must(t, work.Err())
+		expect.Must(t, work.Err())
 		stop() // the work may go on for a while: so does the hold
 		time.Sleep(5 * m)
 		WantUsed(t, l, Acme(1), 1)
-		Equal(t, context.Cause(work), context.Canceled)
-		Must(t, hold.Release(caller))
+		expect.Equal(t, context.Cause(work), context.Canceled)
+		expect.Must(t, hold.Release(caller))
 		WantUsed(t, l, Acme(1), 0)
 		done, brief := Reserve(t, l, Acme(1)).Reservation.Hold(t.Context())
-		Must(t, brief.Release(t.Context()))
-		Equal(t, context.Cause(done), context.Canceled, "a hold's context ends at its release")
+		expect.Must(t, brief.Release(t.Context()))
+		expect.Equal(t, context.Cause(done), context.Canceled, "a hold's context ends at its release")
 		again := Reserve(t, l, Acme(1))
-		Must(t, hold.Release(t.Context()))
+		expect.Must(t, hold.Release(t.Context()))
 		WantUsed(t, l, Acme(1), 1)
 		Release(t, again)
 	})
@@ -51,7 +52,7 @@ func TestALostLeaseEndsTheWork(t *testing.T) {
 				lose(t, l, d, redis)
 				time.Sleep(30 * s)
 				synctest.Wait()
-				WantErr(t, context.Cause(work), throttle.ErrLeaseLost, "the work's context ended with")
+				expect.Err(t, context.Cause(work), throttle.ErrLeaseLost, "the work's context ended with")
 				_ = hold.Release(t.Context())
 			})
 		})
@@ -62,14 +63,14 @@ func TestALostLeaseEndsTheWork(t *testing.T) {
 func TestACancelledHoldIsNotLost(t *testing.T) {
 	Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		work, hold := Reserve(t, l, Acme(1)).Reservation.Hold(t.Context())
-		Must(t, hold.Cancel(t.Context()))
+		expect.Must(t, hold.Cancel(t.Context()))
 		WantUsed(t, l, Acme(1), 0)
 		other := Reserve(t, l, Acme(1))
 		time.Sleep(m)
-		That(t, work.Err() == nil, "the work's context ended with", context.Cause(work))
+		expect.That(t, work.Err() == nil, "the work's context ended with", context.Cause(work))
 		Release(t, other)
-		Must(t, hold.Release(t.Context()))
-		That(t, work.Err() != nil, "after the release the work goes on")
+		expect.Must(t, hold.Release(t.Context()))
+		expect.That(t, work.Err() != nil, "after the release the work goes on")
 	})
 }
 
@@ -77,12 +78,12 @@ func TestAHoldGoesOnFromWhatWasSettled(t *testing.T) {
 	client := Redis(t)
 	l := New(t, client, Policy(throttle.Window{Name: "w", Limit: 10, Period: h}))
 	ctx, hold := Reserve(t, l, Acme(8)).Reservation.Hold(t.Context())
-	Equal(t, ctx, t.Context(), "it holds nothing by a lease, and its context is another")
+	expect.Equal(t, ctx, t.Context(), "it holds nothing by a lease, and its context is another")
 	for _, actual := range []int64{5, 3} {
-		Must(t, hold.Settle(t.Context(), map[string]int64{throttle.Requests: actual}))
+		expect.Must(t, hold.Settle(t.Context(), map[string]int64{throttle.Requests: actual}))
 		WantUsed(t, l, Acme(1), actual)
 	}
-	Equal(t, hold.Reservation().Cost[throttle.Requests], 3)
-	Must(t, hold.Cancel(t.Context()))
+	expect.Equal(t, hold.Reservation().Cost[throttle.Requests], 3)
+	expect.Must(t, hold.Cancel(t.Context()))
 	WantUsed(t, l, Acme(1), 0)
 }

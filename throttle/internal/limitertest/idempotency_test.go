@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -23,7 +24,7 @@ func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
 		r := Acme(1)
 		r.Tenant, r.IdempotencyKey = tenant, key
 		d := Reserve(t, l, r)
-		Require(t, d.Granted, tenant, key, "denied")
+		expect.Require(t, d.Granted, tenant, key, "denied")
 		return d.Reservation
 	}
 	ids := map[string]bool{}
@@ -37,10 +38,10 @@ func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
 		WantUsed(t, l, Acme(1), want)
 	}
 	wantUsed(5)
-	Equal(t, len(ids), 5, ids)
+	expect.Equal(t, len(ids), 5, ids)
 	Cancel(t, l, all[1])
 	wantUsed(4)
-	Equal(t, of("acme", "n").ID, all[0].ID)
+	expect.Equal(t, of("acme", "n").ID, all[0].ID)
 	wantUsed(4)
 }
 
@@ -85,24 +86,24 @@ func TestAKeyStandsForOneRequest(t *testing.T) {
 				} {
 					wantOtherRequest(t, name, l, r)
 				}
-				Equal(t, Dump(t, client), before)
+				expect.Equal(t, Dump(t, client), before)
 				same := other(func(r *throttle.Request) {
 					r.Attributes["trace"], r.Cost["requests"], r.MaxHold, r.Class = "x", 1, m, throttle.ClassBatch
 				})
 				wantGrant := func(when string) {
 					t.Helper()
 					d := Reserve(t, l, same)
-					That(t, d.Granted && d.Reservation.ID == made.ID && d.At.Equal(made.At),
+					expect.That(t, d.Granted && d.Reservation.ID == made.ID && d.At.Equal(made.At),
 						when, d, "want the grant of the first")
 				}
 				wantGrant("a repeat")
 				settled, err := made.Settle(t.Context(), map[string]int64{"tokens": 9})
-				Must(t, err)
+				expect.Must(t, err)
 				wantGrant("after Settle")
 				wantOtherRequest(t, "the settled cost", l, settled.Request)
-				Equal(t, Used(Reserve(t, l, other(func(r *throttle.Request) { r.IdempotencyKey = "another" }))), []int64{2, 14})
+				expect.Equal(t, Used(Reserve(t, l, other(func(r *throttle.Request) { r.IdempotencyKey = "another" }))), []int64{2, 14})
 				Cancel(t, l, made)
-				Equal(t, Used(Reserve(t, l, other(func(r *throttle.Request) { r.Cost["tokens"] = 7 }))), []int64{2, 12})
+				expect.Equal(t, Used(Reserve(t, l, other(func(r *throttle.Request) { r.Cost["tokens"] = 7 }))), []int64{2, 12})
 			})
 		})
 	}
@@ -116,9 +117,9 @@ func wantOtherRequest(t *testing.T, name string, l *throttle.Limiter, r throttle
 	_, waited := l.Wait(t.Context(), r)
 	for _, err := range []error{reserved, waited} {
 		var got *throttle.RequestError
-		That(t, errors.As(err, &got) && *got == want, name, err)
+		expect.That(t, errors.As(err, &got) && *got == want, name, err)
 	}
-	Must(t, Err(l.Peek(t.Context(), r)))
+	expect.Must(t, expect.ErrOf(l.Peek(t.Context(), r)))
 }
 
 // In one call to Redis too, and also if that is repeated. Tickets of a line go by the same rule.
@@ -132,15 +133,15 @@ func TestAKeyStandsForOneRequestOfABatch(t *testing.T) {
 	first, other, plain := Acme(2), Acme(3), Acme(4)
 	first.IdempotencyKey, other.IdempotencyKey = "n", "n"
 	decisions, errs := hooked.TryTogether(t, Call{Request: first}, Call{Request: other}, Call{Request: plain}, Call{Request: first})
-	That(t, errors.As(errs[1], new(*throttle.RequestError)) &&
+	expect.That(t, errors.As(errs[1], new(*throttle.RequestError)) &&
 		errors.Join(errs[0], errs[2], errs[3]) == nil, errs)
 	for i, want := range []bool{true, false, true, true} {
-		Equal(t, decisions[i].Granted, want, i)
+		expect.Equal(t, decisions[i].Granted, want, i)
 	}
 	WantUsed(t, hooked.Limiter, Acme(1), 6)
 	first.Ticket, other.Ticket = throttle.Ticket{Queue: "q", ID: "1"}, throttle.Ticket{Queue: "q", ID: "2"}
 	tickets, err := hooked.Line("p").Reserve(t.Context(), []throttle.Request{other, first})
-	That(t, err == nil && !tickets[0].Decision.Granted && !tickets[0].Decision.Queued &&
+	expect.That(t, err == nil && !tickets[0].Decision.Granted && !tickets[0].Decision.Queued &&
 		tickets[1].Decision.Granted, tickets, err)
 }
 
@@ -150,7 +151,7 @@ func TestDeniedKeyMayBeReservedLater(t *testing.T) {
 	Reserve(t, l, Acme(10))
 	r := Acme(1)
 	r.IdempotencyKey = "n"
-	Equal(t, Reserve(t, l, r).Granted, false)
+	expect.Equal(t, Reserve(t, l, r).Granted, false)
 	c.Set(10 * s)
 	WantGranted(t, Reserve(t, l, r), 1, 1, 1)
 }
@@ -164,16 +165,16 @@ func TestLostReplyIsChargedOnce(t *testing.T) {
 
 	p.Lose.Store(2)
 	d := Reserve(t, l, Acme(3))
-	Equal(t, p.Lost.Load(), 2, "replies are lost")
+	expect.Equal(t, p.Lost.Load(), 2, "replies are lost")
 	WantGranted(t, d, 3)
 	other := Reserve(t, l, Acme(2))
 	again := other.Reservation
-	Equal(t, other.Windows[0].Used, 5)
+	expect.Equal(t, other.Windows[0].Used, 5)
 
 	p.Lose.Store(2)
-	Equal(t, Used(Cancel(t, l, again)), []int64{3})
-	Equal(t, p.Lost.Load(), 4, "replies are lost")
-	Equal(t, Cancel(t, l, d.Reservation).Windows[0].Used, 0)
+	expect.Equal(t, Used(Cancel(t, l, again)), []int64{3})
+	expect.Equal(t, p.Lost.Load(), 4, "replies are lost")
+	expect.Equal(t, Cancel(t, l, d.Reservation).Windows[0].Used, 0)
 }
 
 // repeatAt sends every script call at each of the times: all replies but the last are lost.
@@ -204,7 +205,7 @@ func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
 	repeating.AddHook(repeatAt(1*s, 10*s+500*ms, 10*s+600*ms))
 	other := NewEdited(t, repeating, NewClock(), []func(string) string{WithoutExpiry}, p)
 	decisions := other.Together(t, Call{Request: Acme(1)}, Call{Request: Acme(1)})
-	Require(t, decisions[0].Granted && decisions[0].At.Equal(At(1*s)) && decisions[1].Granted &&
+	expect.Require(t, decisions[0].Granted && decisions[0].At.Equal(At(1*s)) && decisions[1].Granted &&
 		decisions[1].At.Equal(At(10*s+500*ms)), decisions)
 	c.Set(10*s + 700*ms)
 	WantUsed(t, l, Acme(1), 2)
@@ -228,8 +229,8 @@ func TestWhatAnErrorHidesIsGivenBack(t *testing.T) {
 	Reserve(t, l, Acme(1)) // the script is known by now
 	for range 3 {
 		proxy.Lose.Store(1)
-		WantErr(t, Err(l.Reserve(t.Context(), Acme(2))), throttle.ErrUnavailable)
+		expect.Err(t, expect.ErrOf(l.Reserve(t.Context(), Acme(2))), throttle.ErrUnavailable)
 	}
-	Equal(t, Reserve(t, New(t, direct, p), Acme(1)).Windows[0].Used, 4)
-	Equal(t, Used(Reserve(t, l, Acme(1))), []int64{3, 3})
+	expect.Equal(t, Reserve(t, New(t, direct, p), Acme(1)).Windows[0].Used, 4)
+	expect.Equal(t, Used(Reserve(t, l, Acme(1))), []int64{3, 3})
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 // LineZero is the rank before the first.
@@ -36,7 +38,7 @@ func ReadLine(t TB, client *redis.Client) LineState {
 	t.Helper()
 	const prefix = "sluice:{p}:"
 	keys, err := client.Keys(t.Context(), prefix+"*").Result()
-	Must(t, err)
+	expect.Must(t, err)
 	return read(t, client, prefix, slices.DeleteFunc(keys, func(key string) bool {
 		name := strings.TrimPrefix(key, prefix)
 		kind, _, part := strings.Cut(name, ":")
@@ -59,7 +61,7 @@ func read(t TB, client *redis.Client, prefix string, keys []string) LineState {
 		}
 		return nil
 	})
-	Must(t, err)
+	expect.Must(t, err)
 	found, err := client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for i, key := range keys {
 			switch kind := kinds[i].Val(); kind {
@@ -77,7 +79,7 @@ func read(t TB, client *redis.Client, prefix string, keys []string) LineState {
 		}
 		return nil
 	})
-	Require(t, err == nil || errors.Is(err, redis.Nil), err)
+	expect.Require(t, err == nil || errors.Is(err, redis.Nil), err)
 	st := LineState{Keys: map[string]bool{}, Values: map[string]string{}, Hashes: map[string]map[string]string{}, Sets: map[string]map[string]float64{}}
 	for i, key := range keys {
 		name := strings.TrimPrefix(key, prefix)

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -28,7 +29,7 @@ func TestTheMostAboveALimitIsFound(t *testing.T) {
 		{gcra, []Grant{{0, 3}, {2, 1}, {4, 1}}, 0},
 		{gcra, []Grant{{0, 3}, {2, 1}, {3, 1}}, 1},
 	} {
-		Equal(t, MostOver(tc.w, tc.log), tc.want, i)
+		expect.Equal(t, MostOver(tc.w, tc.log), tc.want, i)
 	}
 }
 

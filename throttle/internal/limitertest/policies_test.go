@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -29,23 +30,23 @@ func TestPolicyForATaskType(t *testing.T) {
 	for range 2 { // the second time remembered
 		for taskType, want := range map[string]string{"http:call": "http", "rpc:x": "http", "rpc:xy": "", "mail:send": "mail", "mail:sent": "", "": "", "by-name-only": ""} {
 			p, ok := l.Match(taskType, false)
-			Equal(t, p.Name, want, taskType)
-			Equal(t, ok, want != "", taskType)
+			expect.Equal(t, p.Name, want, taskType)
+			expect.Equal(t, ok, want != "", taskType)
 		}
 	}
 	for i := range 20_000 { // more types than are remembered
-		Equal(t, matched(fmt.Sprint("http:", i)), "http")
+		expect.Equal(t, matched(fmt.Sprint("http:", i)), "http")
 	}
-	Must(t, l.SetPolicies([]throttle.Policy{{Name: "all", Match: []string{"*"}, Windows: window}}))
-	Equal(t, matched("mail:sent"), "all")
+	expect.Must(t, l.SetPolicies([]throttle.Policy{{Name: "all", Match: []string{"*"}, Windows: window}}))
+	expect.Equal(t, matched("mail:sent"), "all")
 	replaced, ok := l.Lookup("http")
-	That(t, ok && replaced.Name == "http" && len(l.Policies()) == 1, "a policy that was replaced", replaced, ok)
+	expect.That(t, ok && replaced.Name == "http" && len(l.Policies()) == 1, "a policy that was replaced", replaced, ok)
 
 	var bad *throttle.PolicyError
 	err := l.SetPolicies([]throttle.Policy{{Name: "a", Match: []string{"x", "http:*"}, Windows: window}, {Name: "b", Match: []string{"*:call"}, Windows: window}})
 	want := `throttle: policy "b": match "*:call": must not match a task type that policy "a" matches too, by "http:*"`
-	That(t, errors.As(err, &bad) && err.Error() == want, err, "want", want)
-	Equal(t, matched("mail:sent"), "all", "policies that were refused hold")
+	expect.That(t, errors.As(err, &bad) && err.Error() == want, err, "want", want)
+	expect.Equal(t, matched("mail:sent"), "all", "policies that were refused hold")
 }
 
 func TestScopesAreEqualIfTheyNameTheSame(t *testing.T) {
@@ -64,11 +65,11 @@ func TestScopesAreEqualIfTheyNameTheSame(t *testing.T) {
 			t.Errorf("%q and %q, %q, %q, want %q", row.scope, row.same, row.scope, row.scope.Attributes(), row.names)
 		}
 	}
-	That(t, throttle.Per("shared") != throttle.ScopeShared &&
+	expect.That(t, throttle.Per("shared") != throttle.ScopeShared &&
 		throttle.Per(`a","b`) != throttle.Per("a", "b") && throttle.Per("user") != (throttle.Scope{}),
 		"different scopes are equal")
 	throttle.Per("b", "a").Attributes()[0] = "c"
-	Equal(t, throttle.Per("b", "a").Attributes()[0], "a")
+	expect.Equal(t, throttle.Per("b", "a").Attributes()[0], "a")
 }
 
 func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
@@ -86,7 +87,7 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 	}
 	offline := errors.New("no database")
 	find := func(_ context.Context, policy, tenant string) (throttle.Tenant, bool, error) {
-		Equal(t, policy, "p")
+		expect.Equal(t, policy, "p")
 		if tenant == "offline" {
 			return throttle.Tenant{}, false, offline
 		}
@@ -107,14 +108,14 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 		for tenant := range tc.want {
 			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: tenant})
 			got[tenant] = limits{d.Windows[0].Limit, d.Windows[1].Limit, d.Windows[1].Burst, d.Windows[2].Burst}
-			Equal(t, d.Windows[0].Remaining, d.Windows[0].Limit-1, tenant, d.Windows[0])
+			expect.Equal(t, d.Windows[0].Remaining, d.Windows[0].Limit-1, tenant, d.Windows[0])
 		}
-		Equal(t, got, tc.want)
+		expect.Equal(t, got, tc.want)
 		if tc.tenants == nil {
 			return
 		}
-		That(t, Reserve(t, l, throttle.Request{Policy: "p", Tenant: "ours"}).Exempt, "not exempt")
-		WantErr(t, Err(l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "offline"})), offline)
+		expect.That(t, Reserve(t, l, throttle.Request{Policy: "p", Tenant: "ours"}).Exempt, "not exempt")
+		expect.Err(t, expect.ErrOf(l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "offline"})), offline)
 		var bad *throttle.PolicyError
 		want := throttle.PolicyError{Policy: "p", Window: "w", Tenant: "broken", Field: "limit", Value: int64(-1), Hint: "must be 1 to 1000000000000"}
 		if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "broken"}); !errors.As(err, &bad) || !reflect.DeepEqual(*bad, want) {
@@ -143,6 +144,6 @@ func TestReplacedPoliciesAreLogged(t *testing.T) {
 		{[]throttle.Policy{named("bad name", 1)}, ""},
 	} {
 		_ = l.SetPolicies(row.policies)
-		Equal(t, strings.Join(log.Lines(), "\n"), row.want)
+		expect.Equal(t, strings.Join(log.Lines(), "\n"), row.want)
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -24,34 +25,34 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 		waiting.Ticket = throttle.Ticket{Queue: "q", ID: "1"}
 		prefixes := []string{"", "staging:", "staging:eu:"}
 		for _, prefix := range prefixes {
-			Equal(t, Reserve(t, limiter(prefix), Acme(1)).Granted, true)
-			Equal(t, Reserve(t, limiter(prefix), Acme(1)).Granted, false)
+			expect.Equal(t, Reserve(t, limiter(prefix), Acme(1)).Granted, true)
+			expect.Equal(t, Reserve(t, limiter(prefix), Acme(1)).Granted, false)
 		}
 		// Somebody waits in the line of one prefix.
 		staging := limiter("staging:")
 		d := Reserve(t, staging, waiting)
-		Require(t, d.Queued, "not queued", d)
+		expect.Require(t, d.Queued, "not queued", d)
 		// The line of a removed policy is served while somebody waits in it.
-		Must(t, staging.SetPolicies(nil))
-		Must(t, Err(staging.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 1}, Max: 1})))
-		Equal(t, len(staging.Lines()), 1)
+		expect.Must(t, staging.SetPolicies(nil))
+		expect.Must(t, expect.ErrOf(staging.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 1}, Max: 1})))
+		expect.Equal(t, len(staging.Lines()), 1)
 		counts := map[string]int{}
 		keys, err := client.Keys(t.Context(), "*").Result()
-		Must(t, err)
+		expect.Must(t, err)
 		for _, key := range keys {
 			prefix, rest, found := strings.Cut(key, "sluice:{p}:")
 			counts[prefix]++
-			That(t, found, "of no prefix", key)
+			expect.That(t, found, "of no prefix", key)
 			line := rest == "q"
-			That(t, !line || prefix == "staging:", "key", key, "nobody waits there")
+			expect.That(t, !line || prefix == "staging:", "key", key, "nobody waits there")
 		}
-		That(t, len(counts) == len(prefixes) && counts["staging:"] > counts[""], "keys by prefix", counts)
+		expect.That(t, len(counts) == len(prefixes) && counts["staging:"] > counts[""], "keys by prefix", counts)
 	})
 }
 
 func TestABadPrefixIsRefused(t *testing.T) {
 	for _, prefix := range []string{"a{b", "a}b", "a b", "\n", strings.Repeat("x", 65)} {
 		_, err := throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Prefix: prefix})
-		That(t, err != nil && strings.Contains(err.Error(), "throttle: Config.Prefix "), prefix, err)
+		expect.That(t, err != nil && strings.Contains(err.Error(), "throttle: Config.Prefix "), prefix, err)
 	}
 }

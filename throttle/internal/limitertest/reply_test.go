@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -120,7 +121,7 @@ func FuzzReply(f *testing.F) {
 	)
 	p.Tenants = map[string]throttle.Tenant{"exempt": {Exempt: true}}
 	l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}})
-	Must(f, err)
+	expect.Must(f, err)
 	r := Acme(1)
 	r.Ticket = Ticket("a")
 
@@ -131,36 +132,36 @@ func FuzzReply(f *testing.F) {
 			t.Helper()
 			switch {
 			case errors.Is(err, throttle.ErrReply), errors.Is(err, throttle.ErrState), errors.Is(err, throttle.ErrClock):
-				That(t, !d.Granted && d.Windows == nil, verb, s.reply, err, "with", d)
+				expect.That(t, !d.Granted && d.Windows == nil, verb, s.reply, err, "with", d)
 				return
 			case err != nil:
 				t.Errorf("%s of %v: %v", verb, s.reply, err)
 				return
 			}
 			status, ok := s.reply[0].(int64)
-			That(t, ok && status >= 0 && status%16 <= 8 && status <= 31, verb, s.reply, "taken for a decision")
-			That(t, len(d.Windows) == 2 && d.ClockBehind >= 0 && d.RetryIn >= 0 &&
+			expect.That(t, ok && status >= 0 && status%16 <= 8 && status <= 31, verb, s.reply, "taken for a decision")
+			expect.That(t, len(d.Windows) == 2 && d.ClockBehind >= 0 && d.RetryIn >= 0 &&
 				d.Latest >= d.RetryIn && (!d.Granted || d.Latest == 0) &&
 				(d.Granted || d.RetryIn != 0 || (verb != "Reserve" || d.Queued) && verb != "Peek"),
 				verb, s.reply, d)
 			for _, w := range d.Windows {
-				That(t, w.Used >= 0 && w.Remaining >= 0 && w.Remaining <= w.Burst && w.RetryIn >= 0 &&
+				expect.That(t, w.Used >= 0 && w.Remaining >= 0 && w.Remaining <= w.Burst && w.RetryIn >= 0 &&
 					(!d.Granted || !w.Denied), verb, s.reply, w)
 			}
 			reason := d.Reason()
-			That(t, d.Granted == (reason == "") && d.EarliestReset() <= d.RetryIn,
+			expect.That(t, d.Granted == (reason == "") && d.EarliestReset() <= d.RetryIn,
 				verb, s.reply, "reason", reason, d)
 		}
 		d, err := l.Reserve(ctx, r)
 		check("Reserve", d, err)
-		That(t, err != nil || !d.Granted || len(d.Reservation.ID) == 16, "Reserve of", s.reply, "no reservation")
+		expect.That(t, err != nil || !d.Granted || len(d.Reservation.ID) == 16, "Reserve of", s.reply, "no reservation")
 		d, err = l.Peek(ctx, r)
 		check("Peek", d, err)
 		exempt := r
 		exempt.Tenant = "exempt"
 		d, err = l.Reserve(ctx, exempt)
 		check("Reserve", d, err)
-		That(t, err != nil || d.Granted, "an exempt tenant's Reserve of", s.reply, d)
+		expect.That(t, err != nil || d.Granted, "an exempt tenant's Reserve of", s.reply, d)
 		d, err = TryCancel(ctx, l, throttle.Reservation{Request: r, At: time.UnixMicro(us), ID: "0123456789abcdef"})
 		check("Cancel", d, err)
 		known := func(err error) bool {
@@ -168,23 +169,23 @@ func FuzzReply(f *testing.F) {
 		}
 		r.MaxWait, r.Backlog = time.Hour, 5
 		places, err := l.Line("p").Join(ctx, []throttle.Request{r})
-		That(t, known(err) && (err == nil) == (len(places) == 1), "Join of", s.reply, places, err)
+		expect.That(t, known(err) && (err == nil) == (len(places) == 1), "Join of", s.reply, places, err)
 		for _, p := range places {
 			var late *throttle.TooLateError
 			var full *throttle.BacklogError
-			That(t, (p.Err == nil || errors.As(p.Err, &late) || errors.As(p.Err, &full)) &&
+			expect.That(t, (p.Err == nil || errors.As(p.Err, &late) || errors.As(p.Err, &full)) &&
 				p.RetryIn >= 0 && p.Latest >= p.RetryIn && (!p.Nudge || p.Err == nil), "Join of", s.reply, p)
 		}
 		err = l.Line("p").Leave(ctx, r.Ticket)
-		That(t, known(err), "Leave of", s.reply, err)
+		expect.That(t, known(err), "Leave of", s.reply, err)
 		got, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 5})
-		That(t, known(err), "Take of", s.reply, err)
+		expect.That(t, known(err), "Take of", s.reply, err)
 		for _, ticket := range got.Tickets {
 			d := ticket.Decision
-			That(t, ticket.Queue == "q" && d.Granted != ticket.NeverFits &&
+			expect.That(t, ticket.Queue == "q" && d.Granted != ticket.NeverFits &&
 				(len(d.Windows) == 2 || d.Windows == nil), "Take of", s.reply, ticket)
 		}
 		err = l.Line("p").Acknowledge(ctx)
-		That(t, known(err), "Acknowledge of", s.reply, err)
+		expect.That(t, known(err), "Acknowledge of", s.reply, err)
 	})
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -29,20 +30,20 @@ func methods(ctx context.Context, r throttle.Reservation) map[string]error {
 func TestADetachedReservationSaysSo(t *testing.T) {
 	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), Policy(Slots(1)))
 	text, err := json.Marshal(l.Attach(Made(Acme(1), "0123456789abcdef")))
-	Must(t, err)
+	expect.Must(t, err)
 	var decoded throttle.Reservation
-	Must(t, json.Unmarshal(text, &decoded))
-	Require(t, decoded.ID == "0123456789abcdef" && decoded.Tenant == "acme", decoded)
+	expect.Must(t, json.Unmarshal(text, &decoded))
+	expect.Require(t, decoded.ID == "0123456789abcdef" && decoded.Tenant == "acme", decoded)
 	for name, r := range map[string]throttle.Reservation{"zero": {}, "decoded": decoded} {
 		for method, err := range methods(t.Context(), r) {
-			WantErr(t, err, throttle.ErrDetached, method, name)
+			expect.Err(t, err, throttle.ErrDetached, method, name)
 		}
-		Equal(t, r.Lease(), 0, name)
+		expect.Equal(t, r.Lease(), 0, name)
 		ctx, hold := r.Hold(t.Context())
-		Must(t, hold.Release(t.Context()))
-		That(t, ctx == t.Context(), name, "reservation is held")
+		expect.Must(t, hold.Release(t.Context()))
+		expect.That(t, ctx == t.Context(), name, "reservation is held")
 	}
-	Equal(t, l.Attach(decoded).Lease(), 30*time.Second, "attached, it has no lease")
+	expect.Equal(t, l.Attach(decoded).Lease(), 30*time.Second, "attached, it has no lease")
 }
 
 // A reservation that was not decoded as it was made has nothing to give back.
@@ -51,7 +52,7 @@ func TestAReservationWithoutAnIDIsRefused(t *testing.T) {
 	for _, r := range []throttle.Reservation{{}, Made(Acme(1), "zz"), Made(Acme(1), "0123456789abcdeF"), Made(Acme(1), "0123456789abcdef0")} {
 		for method, err := range methods(t.Context(), l.Attach(r)) {
 			var invalid *throttle.RequestError
-			That(t, method == "Pause" || errors.As(err, &invalid) && invalid.Field == "id" &&
+			expect.That(t, method == "Pause" || errors.As(err, &invalid) && invalid.Field == "id" &&
 				invalid.Value == r.ID, method, "by the ID", r.ID, err)
 		}
 	}
@@ -63,16 +64,16 @@ func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
 	r := Made(Acme(1), "0123456789abcdef")
 	r.Policy = "never"
 	for method, err := range methods(t.Context(), l.Attach(r)) {
-		WantErr(t, err, throttle.ErrUnknownPolicy, method)
+		expect.Err(t, err, throttle.ErrUnknownPolicy, method)
 	}
 	// One that was removed is still known.
 	held := Reserve(t, l, Acme(1)).Reservation
-	Must(t, l.SetPolicies(nil))
+	expect.Must(t, l.SetPolicies(nil))
 	for method, err := range methods(t.Context(), held) {
-		That(t, err == nil, method, "by a policy that was removed", err)
+		expect.That(t, err == nil, method, "by a policy that was removed", err)
 	}
 	again, err := held.Renew(t.Context())
-	That(t, !again && err == nil, "released, and held", again, err)
+	expect.That(t, !again && err == nil, "released, and held", again, err)
 }
 
 func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
@@ -80,14 +81,14 @@ func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
 	p.Fail = throttle.FailOpen
 	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}), p)
 	d := Reserve(t, l, Acme(1))
-	Require(t, d.FailedOpen != nil && d.Reservation.Tenant == "acme" && d.Reservation.ID == "", d)
+	expect.Require(t, d.FailedOpen != nil && d.Reservation.Tenant == "acme" && d.Reservation.ID == "", d)
 	for method, err := range methods(t.Context(), d.Reservation) {
 		want := method == "Pause"
-		That(t, errors.Is(err, throttle.ErrUnavailable) == want && (err != nil) == want, method, err)
+		expect.That(t, errors.Is(err, throttle.ErrUnavailable) == want && (err != nil) == want, method, err)
 	}
 	ctx, hold := d.Reservation.Hold(t.Context())
-	Must(t, hold.Release(t.Context()))
-	Must(t, ctx.Err())
+	expect.Must(t, hold.Release(t.Context()))
+	expect.Must(t, ctx.Err())
 }
 
 // A lookup of tenants that fails while work goes on takes neither its lease nor what it corrects.
@@ -106,14 +107,14 @@ func TestWhatIsHeldOutlastsTheLookupOfItsTenant(t *testing.T) {
 	r := Reserve(t, l, Acme(1)).Reservation
 	away.Store(true)
 	held, err := r.Renew(t.Context())
-	That(t, held && err == nil, "held", held, err)
-	Must(t, Err(r.Settle(t.Context(), map[string]int64{throttle.Requests: 3})))
-	Must(t, r.Release(t.Context()))
+	expect.That(t, held && err == nil, "held", held, err)
+	expect.Must(t, expect.ErrOf(r.Settle(t.Context(), map[string]int64{throttle.Requests: 3})))
+	expect.Must(t, r.Release(t.Context()))
 	away.Store(false)
 	WantUsed(t, l, Acme(1), 0, 3)
 	away.Store(true)
 	for method, err := range methods(t.Context(), r) {
-		That(t, err == nil, method, err)
+		expect.That(t, err == nil, method, err)
 	}
 }
 
@@ -125,9 +126,9 @@ func TestWhatIsHeldOutlastsAnAttributeThatItLacks(t *testing.T) {
 	r := Reserve(t, l, Acme(1)).Reservation
 	SetPolicy(t, l, Slots(1), w, throttle.Window{Name: "user", Limit: 9, Period: h, Scope: throttle.Per("user")})
 	held, err := r.Renew(t.Context())
-	That(t, held && err == nil, "held", held, err)
+	expect.That(t, held && err == nil, "held", held, err)
 	for method, err := range methods(t.Context(), r) {
-		That(t, err == nil || method == "Pause" || method == "ReportRemaining", method, err)
+		expect.That(t, err == nil || method == "Pause" || method == "ReportRemaining", method, err)
 	}
 	request := Acme(1)
 	request.Attributes = map[string]string{"user": "bob"}
@@ -143,7 +144,7 @@ func TestWhatIsUnderWayIsNoPartOfWhatIsLeft(t *testing.T) {
 				l, c := NewWithClock(t, client, Policy(throttle.Window{Name: "w", Limit: 100, Period: 10 * s}))
 				report := func(r throttle.Reservation, units int64) {
 					t.Helper()
-					Must(t, r.ReportRemaining(t.Context(), throttle.Remaining{Units: units, Reset: m}))
+					expect.Must(t, r.ReportRemaining(t.Context(), throttle.Remaining{Units: units, Reset: m}))
 				}
 				for period := range 2 {
 					var calls []throttle.Reservation
@@ -156,7 +157,7 @@ func TestWhatIsUnderWayIsNoPartOfWhatIsLeft(t *testing.T) {
 					report(calls[0], 12)
 					report(calls[1], 11)
 					for i := range 4 {
-						Equal(t, Reserve(t, l, Acme(1)).Granted, i < 3, "period", period, "call after ten", i+1)
+						expect.Equal(t, Reserve(t, l, Acme(1)).Granted, i < 3, "period", period, "call after ten", i+1)
 					}
 				}
 			})
@@ -172,7 +173,7 @@ func TestALeaseThatRanOutGoesToWhoeverWaits(t *testing.T) {
 	renewed := func(want bool) {
 		t.Helper()
 		held, err := holder.Renew(t.Context())
-		That(t, held == want && err == nil, "renewed", held, err)
+		expect.That(t, held == want && err == nil, "renewed", held, err)
 	}
 	c.Set(31 * s)
 	renewed(true)
@@ -184,5 +185,5 @@ func TestALeaseThatRanOutGoesToWhoeverWaits(t *testing.T) {
 	c.Set(71 * s)
 	renewed(false)
 	taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{r.Ticket.Queue: 1}, Max: 1})
-	That(t, err == nil && len(taken.Tickets) == 1, "took", taken.Tickets, err)
+	expect.That(t, err == nil && len(taken.Tickets) == 1, "took", taken.Tickets, err)
 }

@@ -5,13 +5,10 @@ package limitertest
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"reflect"
 	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -22,6 +19,7 @@ import (
 	_ "pgregory.net/rapid"
 
 	"github.com/sluice-go/sluice/internal/testhook"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -48,11 +46,8 @@ func (c *Clock) Set(d time.Duration) { c.US.Store(Midnight + d.Microseconds()) }
 
 // TB is what testing.T and rapid.T have in common.
 type TB interface {
+	expect.TB
 	Context() context.Context
-	Errorf(format string, args ...any)
-	Fatal(args ...any)
-	Fatalf(format string, args ...any)
-	Helper()
 	Log(args ...any)
 }
 
@@ -63,70 +58,11 @@ type Hooked struct {
 	gate  *gate
 }
 
-// Must fails the test by an error.
-func Must(t TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// Err returns the error of a call that returns something else, too.
-func Err(_ any, err error) error { return err }
-
-// Equal fails the test unless it got what it wants. The rest says what that is about.
-func Equal[V any](t TB, got, want V, about ...any) {
-	t.Helper()
-	g, w := reflect.ValueOf(&got).Elem(), reflect.ValueOf(&want).Elem()
-	if g.Kind() == reflect.Slice && g.Len()+w.Len() == 0 || reflect.DeepEqual(got, want) {
-		return
-	}
-	t.Errorf("%s\ngot %+v, want %+v", told(about), got, want)
-}
-
-// That fails the test unless something holds. The rest says what that is about.
-func That(t TB, holds bool, about ...any) {
-	t.Helper()
-	if !holds {
-		t.Errorf("%s", told(about))
-	}
-}
-
-// Require is That, and ends the test.
-func Require(t TB, holds bool, about ...any) {
-	t.Helper()
-	if !holds {
-		t.Fatalf("%s", told(about))
-	}
-}
-
-// Contains fails the test unless a text has a part.
-func Contains(t TB, text, part string, about ...any) {
-	t.Helper()
-	That(t, strings.Contains(text, part), append(about, fmt.Sprintf("%q is not in", part), text)...)
-}
-
-// told is what a failure is about, by its fields.
-func told(about []any) string {
-	return fmt.Sprintf(strings.Repeat("%+v ", len(about)), about...)
-}
-
-// WantErr fails the test unless an error is one, or is of the type to which a pointer was given, as
-// errors.Is and errors.As say.
-func WantErr(t TB, err error, want any, about ...any) {
-	t.Helper()
-	one, ok := want.(error)
-	if ok && !errors.Is(err, one) || !ok && !errors.As(err, want) {
-		t.Errorf("%s\ngot the error %v, want %T %[3]v", told(about), err, want)
-	}
-}
-
 // WantDenied fails the test unless a decision is a denial for that time.
 func WantDenied(t TB, d throttle.Decision, retryIn time.Duration, about ...any) {
 	t.Helper()
-	if d.Granted || d.RetryIn != retryIn {
-		t.Errorf("%s\ngranted %v, denied for %v, want %v", told(about), d.Granted, d.RetryIn, retryIn)
-	}
+	expect.That(t, !d.Granted && d.RetryIn == retryIn,
+		append(about, "granted", d.Granted, "denied for", d.RetryIn, "want", retryIn)...)
 }
 
 // WantGranted fails the test unless a decision is a grant, after which the first windows have used so
@@ -141,7 +77,7 @@ func WantGranted(t TB, d throttle.Decision, used ...int64) {
 // WantUsed fails the test unless the first windows of a request have used so many units.
 func WantUsed(t TB, l *throttle.Limiter, r throttle.Request, want ...int64) {
 	t.Helper()
-	Equal(t, Used(Peek(t, l, r))[:len(want)], want, "used")
+	expect.Equal(t, Used(Peek(t, l, r))[:len(want)], want, "used")
 }
 
 // Redis returns a client of a real Redis of the test's own, beside which other tests run. miniredis is
@@ -178,7 +114,7 @@ func New(t TB, client redis.UniversalClient, policies ...throttle.Policy) *throt
 func NewFrom(t TB, c throttle.Config) *throttle.Limiter {
 	t.Helper()
 	l, err := throttle.New(c)
-	Must(t, err)
+	expect.Must(t, err)
 	return l
 }
 
@@ -207,7 +143,7 @@ func NewEdited(t TB, client redis.UniversalClient, c *Clock, edits []func(string
 		hooks.Now = c.US.Load
 	}
 	l := New(t, hooks, policies...)
-	Must(t, check())
+	expect.Must(t, check())
 	return &Hooked{l, hooks, g}
 }
 
@@ -236,7 +172,7 @@ func Acme(cost int64) throttle.Request {
 func Reserve(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 	t.Helper()
 	d, err := l.Reserve(t.Context(), r)
-	Must(t, err)
+	expect.Must(t, err)
 	return d
 }
 
@@ -244,7 +180,7 @@ func Reserve(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 func Join(t TB, l *throttle.Limiter, requests ...throttle.Request) (last throttle.Place) {
 	t.Helper()
 	places, err := l.Line("p").Join(t.Context(), requests)
-	Must(t, err)
+	expect.Must(t, err)
 	for i, place := range places {
 		if last = place; place.Err != nil {
 			t.Fatalf("%+v: %v", requests[i], place.Err)
@@ -257,7 +193,7 @@ func Join(t TB, l *throttle.Limiter, requests ...throttle.Request) (last throttl
 func Peek(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 	t.Helper()
 	d, err := l.Peek(t.Context(), r)
-	Must(t, err)
+	expect.Must(t, err)
 	return d
 }
 
@@ -265,7 +201,7 @@ func Peek(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 func Cancel(t TB, l *throttle.Limiter, r throttle.Reservation) throttle.Decision {
 	t.Helper()
 	d, err := TryCancel(t.Context(), l, r)
-	Must(t, err)
+	expect.Must(t, err)
 	return d
 }
 
@@ -282,7 +218,7 @@ func TryCancel(ctx context.Context, l *throttle.Limiter, r throttle.Reservation)
 func Dump(t TB, client *redis.Client) map[string]string {
 	t.Helper()
 	keys, err := client.Keys(t.Context(), "*").Result()
-	Must(t, err)
+	expect.Must(t, err)
 	st := read(t, client, "", keys)
 	all := st.Values
 	for key, hash := range st.Hashes {
@@ -309,7 +245,7 @@ func Slots(limit int64, per ...string) throttle.Window {
 // Release releases what was granted.
 func Release(t TB, d throttle.Decision) {
 	t.Helper()
-	Must(t, d.Reservation.Release(t.Context()))
+	expect.Must(t, d.Reservation.Release(t.Context()))
 }
 
 // Queues returns queues of equal priorities, for throttle.TakeOptions.
@@ -325,7 +261,7 @@ func Queues(names ...string) map[string]int {
 func Take(t TB, l *throttle.Limiter, max int, queues ...string) throttle.Taken {
 	t.Helper()
 	taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: Queues(queues...), Max: max})
-	Must(t, err)
+	expect.Must(t, err)
 	return taken
 }
 
@@ -338,14 +274,14 @@ func Quota(limit int64, resets, zone string) throttle.Window {
 func Day(t TB, text string) time.Duration {
 	t.Helper()
 	at, err := time.Parse(time.RFC3339, text)
-	Must(t, err)
+	expect.Must(t, err)
 	return at.Sub(time.UnixMicro(Midnight))
 }
 
 // SetPolicy changes the policy between two calls, as SetPolicies does in a running worker.
 func SetPolicy(t TB, l *throttle.Limiter, windows ...throttle.Window) {
 	t.Helper()
-	Must(t, l.SetPolicies([]throttle.Policy{Policy(windows...)}))
+	expect.Must(t, l.SetPolicies([]throttle.Policy{Policy(windows...)}))
 }
 
 // CostOf is what a request takes of a window.
@@ -373,7 +309,7 @@ func Ticket(ticket string) throttle.Ticket { return throttle.Ticket{Queue: "q", 
 func Settle(t TB, l *throttle.Limiter, r throttle.Reservation, tokens int64) throttle.Reservation {
 	t.Helper()
 	r, err := l.Attach(r).Settle(t.Context(), map[string]int64{"tokens": tokens})
-	Must(t, err)
+	expect.Must(t, err)
 	return r
 }
 

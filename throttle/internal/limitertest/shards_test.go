@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -28,7 +29,7 @@ func shardIn(l *throttle.Limiter, tenant string) string {
 
 func setShards(t *testing.T, l *throttle.Limiter, shards int) {
 	t.Helper()
-	Must(t, l.SetPolicies([]throttle.Policy{sharded(shards)}))
+	expect.Must(t, l.SetPolicies([]throttle.Policy{sharded(shards)}))
 }
 
 // tenantIn returns a tenant of a line.
@@ -46,19 +47,19 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 	ctx, l := t.Context(), New(t, client, sharded(4))
 	lines := l.Lines()
 	want := []string{"p/1of4", "p/2of4", "p/3of4", "p/4of4"}
-	Require(t, slices.Equal(lines, want), "lines", lines, "want", want)
+	expect.Require(t, slices.Equal(lines, want), "lines", lines, "want", want)
 	for _, line := range lines {
 		tenant := tenantIn(l, line)
 		r := throttle.Request{Policy: "p", Tenant: tenant, IdempotencyKey: "key"}
 		first, again := Reserve(t, l, r), Reserve(t, l, r)
-		Require(t, first.Granted && again.Granted && again.Windows[0].Used == 1,
+		expect.Require(t, first.Granted && again.Granted && again.Windows[0].Used == 1,
 			line, first, "and repeated", again)
-		Equal(t, len(client.Keys(ctx, "sluice:{"+line+"}:w:tenant:"+tenant).Val()), 1, line)
+		expect.Equal(t, len(client.Keys(ctx, "sluice:{"+line+"}:w:tenant:"+tenant).Val()), 1, line)
 		r.IdempotencyKey = ""
 		d := Reserve(t, l, r)
 		r.Ticket, r.Key = Ticket("denied"), "key"
 		denied := Reserve(t, l, r)
-		That(t, !denied.Granted && denied.Queued, line, "a third got a slot, or no place", denied)
+		expect.That(t, !denied.Granted && denied.Queued, line, "a third got a slot, or no place", denied)
 		joins := []throttle.Request{{Tenant: tenant, Ticket: Ticket("joined")}}
 		if places, err := l.Line(line).Join(ctx, joins); err != nil || places[0].Err != nil {
 			t.Fatal(places, err)
@@ -69,30 +70,30 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 			t.Errorf("%s: another line let it in: %+v, %v", line, places, err)
 		}
 		got, err := other.Reserve(ctx, []throttle.Request{{Tenant: tenant, Ticket: Ticket("astray")}})
-		That(t, err == nil && got[0].Ticket == (throttle.Ticket{}), line, "another line decided", got, err)
+		expect.That(t, err == nil && got[0].Ticket == (throttle.Ticket{}), line, "another line decided", got, err)
 		Release(t, d)
 		refusal, err := d.Reservation.Pause(ctx, m, "")
-		That(t, err == nil && refusal.Pause == m, line, "a pause of", refusal, err)
+		expect.That(t, err == nil && refusal.Pause == m, line, "a pause of", refusal, err)
 		if d := Peek(t, l, throttle.Request{Policy: "p", Tenant: tenant}); d.Pause == nil || d.Windows[0].Used != 2 {
 			t.Errorf("%s: no pause in %+v", line, d)
 		}
-		Equal(t, len(takeFrom(t, l, line)), 0, line)
-		Must(t, l.Resume(ctx, throttle.Request{Policy: "p", Tenant: tenant}))
+		expect.Equal(t, len(takeFrom(t, l, line)), 0, line)
+		expect.Must(t, l.Resume(ctx, throttle.Request{Policy: "p", Tenant: tenant}))
 		taken := takeFrom(t, l, line)
-		That(t, len(taken) == 1 && taken[0].Ticket == Ticket("denied") &&
+		expect.That(t, len(taken) == 1 && taken[0].Ticket == Ticket("denied") &&
 			l.Line(line).Matches(taken[0], r), line, "took", taken)
 	}
 	if _, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); !errors.Is(err, throttle.ErrUnknownPolicy) || !strings.Contains(err.Error(), "4 shards") {
 		t.Errorf("a take from the policy as a whole: %v", err)
 	}
 	info, ok := l.Lookup("p/2of4")
-	That(t, ok && info.Name == "p", "the policy of a line is", info, ok)
+	expect.That(t, ok && info.Name == "p", "the policy of a line is", info, ok)
 }
 
 func takeFrom(t *testing.T, l *throttle.Limiter, line string) []throttle.TakenTicket {
 	t.Helper()
 	taken, err := l.Line(line).Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 10})
-	Must(t, err)
+	expect.Must(t, err)
 	return taken.Tickets
 }
 
@@ -112,23 +113,23 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 		waits := r
 		waits.Ticket = Ticket(tenant)
 		d := Reserve(t, l, waits)
-		Require(t, d.Queued, tenant, d)
+		expect.Require(t, d.Queued, tenant, d)
 		setShards(t, l, c.to)
 		WantGranted(t, Peek(t, l, r), 0)
-		That(t, slices.Contains(l.Lines(), line) && l.LineOf("p", tenant) != line, tenant, l.Lines())
+		expect.That(t, slices.Contains(l.Lines(), line) && l.LineOf("p", tenant) != line, tenant, l.Lines())
 		late := r
 		late.Ticket = Ticket("late")
-		WantErr(t, Err(l.Line(line).Join(ctx, []throttle.Request{late})), throttle.ErrUnknownPolicy, tenant)
-		Equal(t, len(takeFrom(t, l, line)), 0, tenant)
+		expect.Err(t, expect.ErrOf(l.Line(line).Join(ctx, []throttle.Request{late})), throttle.ErrUnknownPolicy, tenant)
+		expect.Equal(t, len(takeFrom(t, l, line)), 0, tenant)
 		Release(t, before[0])
-		Must(t, Err(l.Attach(before[1].Reservation).Cancel(ctx)))
+		expect.Must(t, expect.ErrOf(l.Attach(before[1].Reservation).Cancel(ctx)))
 		WantUsed(t, l, r, 0)
 		taken := takeFrom(t, l, line)
-		Require(t, len(taken) == 1 && !l.Line(line).Matches(taken[0], waits), tenant, "took", taken)
+		expect.Require(t, len(taken) == 1 && !l.Line(line).Matches(taken[0], waits), tenant, "took", taken)
 		again, err := l.Line(line).ReserveAgain(ctx, taken[0], waits)
-		That(t, err == nil && again.Granted && again.Windows[0].Used == 1, tenant, "reserved again", again, err)
+		expect.That(t, err == nil && again.Granted && again.Windows[0].Used == 1, tenant, "reserved again", again, err)
 		takeFrom(t, l, line)
-		That(t, !slices.Contains(l.Lines(), line), tenant, "an empty former line is one of", l.Lines())
+		expect.That(t, !slices.Contains(l.Lines(), line), tenant, "an empty former line is one of", l.Lines())
 		Release(t, again)
 	}
 }
@@ -154,14 +155,14 @@ func TestACallWaitsOnWhileShardsChange(t *testing.T) {
 	Release(t, held[0])
 	Release(t, held[1])
 	d := <-got
-	That(t, d.Granted && d.Windows[0].Used == 1 && d.Reservation.Shards == 4, d)
+	expect.That(t, d.Granted && d.Windows[0].Used == 1 && d.Reservation.Shards == 4, d)
 }
 
 // waiting counts the tickets in all lines.
 func waiting(t *testing.T, client *redis.Client) (n int64) {
 	t.Helper()
 	keys, err := client.Keys(t.Context(), "sluice:*:t").Result()
-	Must(t, err)
+	expect.Must(t, err)
 	for _, key := range keys {
 		n += client.HLen(t.Context(), key).Val()
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -23,9 +24,9 @@ func refused(t *testing.T, l *throttle.Limiter, client *redis.Client, what strin
 	_, peeked := l.Peek(t.Context(), Acme(1))
 	_, cancelled := l.Attach(throttle.Reservation{Request: Acme(1), At: At(0), ID: "0123456789abcdef"}).Cancel(t.Context())
 	for _, err := range []error{reserved, peeked, cancelled} {
-		WantErr(t, err, class, what)
+		expect.Err(t, err, class, what)
 	}
-	Equal(t, Dump(t, client), before, what)
+	expect.Equal(t, Dump(t, client), before, what)
 }
 
 func TestStateThatCannotBeRead(t *testing.T) {
@@ -36,10 +37,10 @@ func TestStateThatCannotBeRead(t *testing.T) {
 		Reserve(t, l, Acme(1))
 		key := acmeKey
 		good, err := client.Get(t.Context(), key).Result()
-		Must(t, err)
+		expect.Must(t, err)
 		put := func(value string) {
 			t.Helper()
-			Must(t, client.Set(t.Context(), key, value, 0).Err())
+			expect.Must(t, client.Set(t.Context(), key, value, 0).Err())
 		}
 		for what, value := range map[string]string{
 			"empty":            "",
@@ -62,10 +63,10 @@ func TestStateThatCannotBeRead(t *testing.T) {
 				t.Errorf("first %d bytes: %v", n, err)
 			}
 		}
-		Equal(t, readable, 3)
+		expect.Equal(t, readable, 3)
 
 		put(good)
-		Equal(t, Reserve(t, l, Acme(1)).Windows[0].Used, 2)
+		expect.Equal(t, Reserve(t, l, Acme(1)).Windows[0].Used, 2)
 	})
 }
 
@@ -98,8 +99,8 @@ func TestDamagedState(t *testing.T) {
 			default:
 				t.Errorf("byte %d: %v", i%len(good), err)
 			}
-			Equal(t, Dump(t, client), before, i%len(good), err)
+			expect.Equal(t, Dump(t, client), before, i%len(good), err)
 		}
-		That(t, classes["none"] != 0 && classes["state"] != 0, "no damage of some class", classes)
+		expect.That(t, classes["none"] != 0 && classes["state"] != 0, "no damage of some class", classes)
 	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -22,30 +23,30 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 	c.Set(0)
 	d := Reserve(t, l, Acme(3))
 	WantGranted(t, d, 10, 10, 10)
-	That(t, d.At.Equal(At(100*s)) && d.ClockBehind == 100*s, "time went backwards", d)
+	expect.That(t, d.At.Equal(At(100*s)) && d.ClockBehind == 100*s, "time went backwards", d)
 	// RetryIn counts from the clock as it is now. The clock gets there when the windows do.
 	d = Reserve(t, l, Acme(1))
 	WantDenied(t, d, 110*s)
-	That(t, d.At.Equal(At(0)) && d.EarliestReset() == 101*s, d)
+	expect.That(t, d.At.Equal(At(0)) && d.EarliestReset() == 101*s, d)
 	for _, back := range []time.Duration{1 * s, 99 * s, 100 * s, 101 * s, 110*s - us} {
 		c.Set(back)
 		d := Reserve(t, l, Acme(1))
 		WantDenied(t, d, 110*s-back, "at", back)
-		Equal(t, d.ClockBehind, max(0, 100*s-back), "at", back)
+		expect.Equal(t, d.ClockBehind, max(0, 100*s-back), "at", back)
 	}
 	c.Set(40 * s)
 	waiting := Acme(1)
 	waiting.Ticket = Ticket("a1")
 	places, err := l.Line("p").Join(t.Context(), []throttle.Request{waiting})
-	That(t, err == nil && places[0].RetryIn == 70*s, "join", places, err)
-	Must(t, l.Line("p").Leave(t.Context(), waiting.Ticket))
+	expect.That(t, err == nil && places[0].RetryIn == 70*s, "join", places, err)
+	expect.Must(t, l.Line("p").Leave(t.Context(), waiting.Ticket))
 	c.Set(110 * s)
 	d = Reserve(t, l, Acme(10))
-	Require(t, d.Granted, "denied")
+	expect.Require(t, d.Granted, "denied")
 	c.Set(50 * s)
 	d = Cancel(t, l, d.Reservation)
-	That(t, d.At.Equal(At(110*s)) && d.ClockBehind == 60*s, d)
-	Equal(t, Used(d), []int64{0, 0, 0})
+	expect.That(t, d.At.Equal(At(110*s)) && d.ClockBehind == 60*s, d)
+	expect.Equal(t, Used(d), []int64{0, 0, 0})
 }
 
 // Redis forgets a key in the first millisecond after the one that EXPIRETIME names.
@@ -73,20 +74,20 @@ func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
 			if redis.HasErrorPrefix(err, "unknown command") {
 				t.Skip("PEXPIRETIME needs Redis 7.0")
 			}
-			Must(t, err)
+			expect.Must(t, err)
 			if !d.Granted || expires < 0 {
 				time.Sleep(time.Millisecond)
 				continue
 			}
 			needed := d.Windows[0].ResetsAt
 			gone := time.UnixMilli(0).Add(expires + ms)
-			That(t, !gone.Before(needed), "is forgotten at", gone, "needed until", needed)
+			expect.That(t, !gone.Before(needed), "is forgotten at", gone, "needed until", needed)
 			// Rounded up, one more in the script, and the one above.
 			slack := after.Sub(before) + 3*ms
-			That(t, !gone.After(needed.Add(slack)), "is forgotten at", gone, "needed only until", needed)
+			expect.That(t, !gone.After(needed.Add(slack)), "is forgotten at", gone, "needed only until", needed)
 			return
 		}
-		That(t, w.Period < time.Second, "the key had always gone")
+		expect.That(t, w.Period < time.Second, "the key had always gone")
 	})
 }
 
@@ -122,22 +123,22 @@ func TestIdleTenantsLeaveNothing(t *testing.T) {
 			r := Acme(1)
 			r.Tenant = fmt.Sprint("tenant", i)
 			r.Attributes = map[string]string{"user": fmt.Sprint(i % 7)}
-			Must(t, Err(l.Wait(t.Context(), r)))
+			expect.Must(t, expect.ErrOf(l.Wait(t.Context(), r)))
 		}
 		var left []string
 		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(50 * ms) {
 			keys, err := client.Keys(t.Context(), "*").Result()
-			Must(t, err)
+			expect.Must(t, err)
 			// What a repeated call is recognised by is kept for a minute, by its own expiry.
 			left = slices.DeleteFunc(keys, func(key string) bool { return !strings.HasPrefix(key, "sluice:{p}:w:") })
 			if len(left) == 0 {
 				break
 			}
 		}
-		That(t, len(left) == 0, "still there", left)
+		expect.That(t, len(left) == 0, "still there", left)
 		for _, key := range client.Keys(t.Context(), "*").Val() {
 			ttl := client.PTTL(t.Context(), key).Val()
-			That(t, ttl <= m && ttl != -1, key, "lives for", ttl)
+			expect.That(t, ttl <= m && ttl != -1, key, "lives for", ttl)
 		}
 	})
 }
@@ -148,5 +149,5 @@ func TestCancelTakesTheEmptyKeyAway(t *testing.T) {
 	l, _ := NewWithClock(t, client, three())
 	d := Reserve(t, l, Acme(1))
 	Cancel(t, l, d.Reservation)
-	Equal(t, len(client.Keys(t.Context(), "*:w:*").Val()), 0)
+	expect.Equal(t, len(client.Keys(t.Context(), "*:w:*").Val()), 0)
 }

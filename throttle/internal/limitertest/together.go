@@ -7,6 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -92,7 +93,7 @@ func (h *Hooked) TryTogether(t TB, calls ...Call) ([]throttle.Decision, []error)
 		}
 	}
 	h.gate.open()
-	Must(t, <-peeked)
+	expect.Must(t, <-peeked)
 	made.Wait()
 	return decisions, errs
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -21,11 +22,11 @@ func TestWaitSleepsUntilItFits(t *testing.T) {
 		var waited []time.Duration
 		for range 4 {
 			d, err := l.Wait(t.Context(), Acme(1))
-			Require(t, err == nil && d.Granted && d.Reservation.ID != "", "granted", d.Granted, err)
+			expect.Require(t, err == nil && d.Granted && d.Reservation.ID != "", "granted", d.Granted, err)
 			waited = append(waited, time.Since(start))
 		}
 		const each = 20571429 * us // a seventh of 144 s, never rounded down
-		Equal(t, waited, []time.Duration{0, each, m, m + each})
+		expect.Equal(t, waited, []time.Duration{0, each, m, m + each})
 	})
 }
 
@@ -41,13 +42,13 @@ func TestWaitGivesUpAtOnce(t *testing.T) {
 		brief.MaxWait = m - us
 		d, err = l.Wait(t.Context(), brief)
 		wantNotInTime(t, d, err)
-		Equal(t, time.Since(start), 0)
-		WantErr(t, Err(l.Wait(ctx, Acme(2))), new(*throttle.NeverFitsError), "what never fits")
+		expect.Equal(t, time.Since(start), 0)
+		expect.Err(t, expect.ErrOf(l.Wait(ctx, Acme(2))), new(*throttle.NeverFitsError), "what never fits")
 
 		later, end := context.WithTimeout(t.Context(), m+us)
 		defer end()
 		d, err = l.Wait(later, Acme(1))
-		That(t, err == nil && d.Granted && time.Since(start) == m, "with time enough", d, err)
+		expect.That(t, err == nil && d.Granted && time.Since(start) == m, "with time enough", d, err)
 	})
 }
 
@@ -55,9 +56,9 @@ func TestWaitGivesUpAtOnce(t *testing.T) {
 func wantNotInTime(t *testing.T, d throttle.Decision, err error) {
 	t.Helper()
 	var denied *throttle.DeniedError
-	Require(t, errors.As(err, &denied) && !d.Granted && denied.Decision.RetryIn == m &&
+	expect.Require(t, errors.As(err, &denied) && !d.Granted && denied.Decision.RetryIn == m &&
 		errors.Is(err, context.DeadlineExceeded), "granted", d.Granted, err)
-	Equal(t, err.Error(), "throttled: p/w, tenant acme, 1m0s: context deadline exceeded", err)
+	expect.Equal(t, err.Error(), "throttled: p/w, tenant acme, 1m0s: context deadline exceeded", err)
 }
 
 // With a MaxWait below 0, Wait is a Reserve whose denial is an error, and Join refuses what would
@@ -68,14 +69,14 @@ func TestWaitThatMustNotWait(t *testing.T) {
 		r := Acme(1)
 		r.MaxWait, r.Ticket = -1, throttle.Ticket{Queue: "q", ID: "1"}
 		d, err := l.Wait(t.Context(), r)
-		Require(t, err == nil && d.Granted, "granted", d.Granted, err)
+		expect.Require(t, err == nil && d.Granted, "granted", d.Granted, err)
 		var denied *throttle.DeniedError
 		if _, err := l.Wait(t.Context(), r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued || denied.Decision.RetryIn != m {
 			t.Errorf("denied: %v", err)
 		}
 		places, err := l.Line("p").Join(t.Context(), []throttle.Request{r})
-		That(t, err == nil && errors.As(places[0].Err, new(*throttle.TooLateError)), "joined", places, err)
-		Equal(t, time.Since(start), 0)
+		expect.That(t, err == nil && errors.As(places[0].Err, new(*throttle.TooLateError)), "joined", places, err)
+		expect.Equal(t, time.Since(start), 0)
 	})
 }
 
@@ -86,13 +87,13 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		time.AfterFunc(m, end)
 		d, err := l.Wait(ctx, Acme(1))
-		That(t, errors.Is(err, context.Canceled) && !d.Granted && time.Since(start) == m, d, err)
+		expect.That(t, errors.Is(err, context.Canceled) && !d.Granted && time.Since(start) == m, d, err)
 		WantUsed(t, l, Acme(0), 1)
 		stopping := errors.New("stopping")
 		caused, stop := context.WithCancelCause(t.Context())
 		time.AfterFunc(m, func() { stop(stopping) })
 		_, err = l.Wait(caused, Acme(1))
-		That(t, errors.Is(err, stopping) && errors.Is(err, context.Canceled), err)
+		expect.That(t, errors.Is(err, stopping) && errors.Is(err, context.Canceled), err)
 	})
 }
 
@@ -123,9 +124,9 @@ func TestWaitEndsWhenTheProcessGivesSomethingBack(t *testing.T) {
 					waited.Store(true)
 				}()
 				time.Sleep(m + 500*ms) // between two takes of the claims, which come each second
-				Must(t, giveBack(t.Context(), l, d))
+				expect.Must(t, giveBack(t.Context(), l, d))
 				time.Sleep(ms)
-				That(t, waited.Load(), "it goes on waiting")
+				expect.That(t, waited.Load(), "it goes on waiting")
 				time.Sleep(s)
 			})
 		})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -83,7 +84,7 @@ func TestAdaptingToRefusals(t *testing.T) {
 		}},
 		"Resume ends it": {with(throttle.AdaptFull, second), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 0)
-			limitertest.Must(st, st.l.Resume(st.Context(), of("a")))
+			expect.Must(st, st.l.Resume(st.Context(), of("a")))
 			st.granted("a2", "a3", "a4")
 		}},
 	})
@@ -95,12 +96,12 @@ func TestTheRateInForceIsTold(t *testing.T) {
 	tell := func(want string) {
 		t.Helper()
 		d, err := st.l.Peek(t.Context(), st.without("b"))
-		limitertest.Must(t, err)
+		expect.Must(t, err)
 		got := ""
 		if d.Adapted != nil {
 			got = d.Adapted.String()
 		}
-		limitertest.Equal(t, got, want)
+		expect.Equal(t, got, want)
 	}
 	tell("")
 	refused := func(d throttle.Decision, pause time.Duration, rate string) {
@@ -110,7 +111,7 @@ func TestTheRateInForceIsTold(t *testing.T) {
 		if refusal.Adapted != nil {
 			got = refusal.Adapted.String()
 		}
-		limitertest.That(t, err == nil && refusal.Policy == "p" && refusal.Tenant == "a" &&
+		expect.That(t, err == nil && refusal.Policy == "p" && refusal.Tenant == "a" &&
 			refusal.Pause == pause && got == rate, refusal, got, err, "want a pause of", pause, rate)
 	}
 	first, together := st.granted("a1"), st.granted("a11")
@@ -125,7 +126,7 @@ func TestTheRateInForceIsTold(t *testing.T) {
 	tell("refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
 	reason := func(want string) {
 		t.Helper()
-		limitertest.Equal(t, limitertest.Reserve(t, st.l, st.without("b")).Reason(), want)
+		expect.Equal(t, limitertest.Reserve(t, st.l, st.without("b")).Reason(), want)
 	}
 	reason("throttled: p, tenant b, 125ms: paused until 00:00:02 UTC by the upstream's refusal to a: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
 	st.at(1135 * ms).granted("a3")
@@ -190,8 +191,8 @@ func TestOnlyWhatWasRefusedAdapts(t *testing.T) {
 		p.Upstream = r.upstream
 		st := newStory(t, client, p)
 		st.refusedAt(0, "a1")
-		limitertest.That(t, st.rate("a") > 0, "a does not adapt")
-		limitertest.Equal(t, st.rate("b") > 0, r.others, "b adapts")
+		expect.That(t, st.rate("a") > 0, "a does not adapt")
+		expect.Equal(t, st.rate("b") > 0, r.others, "b adapts")
 	})
 }
 
@@ -206,7 +207,7 @@ func TestExpectedStartsKnowTheRate(t *testing.T) {
 	}
 	for i, at := range told {
 		want := 1135*ms + time.Duration(math.Ceil(float64(i)*1e6/8.75))*us
-		limitertest.Require(t, at == want, "told", told, "want", want)
+		expect.Require(t, at == want, "told", told, "want", want)
 	}
 	for i, ticket := range []string{"a3", "a4", "a5"} {
 		const early = 2 * (s*100/875 - s*100/880) // the rate grows meanwhile, but not to 8.8/s
@@ -226,15 +227,15 @@ func TestRefusalsAreObserved(t *testing.T) {
 	r := throttle.Request{Policy: "p", Tenant: "a"}
 	calls := []throttle.Decision{limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r)}
 	for _, d := range calls {
-		limitertest.Must(t, limitertest.Err(d.Reservation.Pause(t.Context(), 0, "")))
+		expect.Must(t, expect.ErrOf(d.Reservation.Pause(t.Context(), 0, "")))
 	}
-	limitertest.Require(t, len(told) == 3 && told[0].Adapted != nil &&
+	expect.Require(t, len(told) == 3 && told[0].Adapted != nil &&
 		told[0].Adapted.Window == "shared" && told[0].Pause == 125*ms, "told", told)
 	a := told[0].Adapted
-	limitertest.That(t, a.Changed.Equal(a.Since) && a.Until.Sub(a.Changed) == m+125*ms,
+	expect.That(t, a.Changed.Equal(a.Since) && a.Until.Sub(a.Changed) == m+125*ms,
 		"changed at", a.Changed, "since", a.Since, "until", a.Until)
 	for _, r := range told[1:] {
-		limitertest.Equal(t, r, (throttle.Refusal{Policy: "p", Tenant: "a"}))
+		expect.Equal(t, r, (throttle.Refusal{Policy: "p", Tenant: "a"}))
 	}
 }
 
@@ -245,5 +246,5 @@ func TestAPauseMayBeginWithoutAnotherRate(t *testing.T) {
 	d := st.at(200 * ms).granted("a2")
 	refusal, err := d.Reservation.Pause(t.Context(), 3*s, "")
 	want := (throttle.Refusal{Pause: 3 * s, Policy: "p", Tenant: "a"})
-	limitertest.That(t, err == nil && refusal == want, refusal, err, "want", want)
+	expect.That(t, err == nil && refusal == want, refusal, err, "want", want)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -104,15 +105,15 @@ func claimsBesideJobs(t *testing.T, faults bool) {
 		}
 		return len(limitertest.ReadLine(t, client).Hashes["t"]) == 0
 	})
-	limitertest.Must(t, asked.Line("p").Acknowledge(t.Context()))
+	expect.Must(t, asked.Line("p").Acknowledge(t.Context()))
 
 	var all []limitertest.Grant
 	for tenant, log := range hs.grants {
 		all = append(all, log...)
-		limitertest.Equal(t, max(0, limitertest.MostOver(p.Windows[0], log)), 0, "over of", tenant)
+		expect.Equal(t, max(0, limitertest.MostOver(p.Windows[0], log)), 0, "over of", tenant)
 	}
-	limitertest.Equal(t, max(0, limitertest.MostOver(p.Windows[1], all)), 0, "over of all")
-	limitertest.That(t, (hs.mostHeld <= slotsOfAll || faults) && hs.longest <= m,
+	expect.Equal(t, max(0, limitertest.MostOver(p.Windows[1], all)), 0, "over of all")
+	expect.That(t, (hs.mostHeld <= slotsOfAll || faults) && hs.longest <= m,
 		hs.mostHeld, "slots were held, somebody waited for", hs.longest)
 	unsure := int64(0)
 	if faults {
@@ -123,7 +124,7 @@ func claimsBesideJobs(t *testing.T, faults bool) {
 		return used >= hs.kept-unsure && used <= hs.kept+unsure
 	})
 	for _, key := range client.Keys(t.Context(), "*").Val() {
-		limitertest.That(t, client.PTTL(t.Context(), key).Val() != -1, key, "has no TTL")
+		expect.That(t, client.PTTL(t.Context(), key).Val() != -1, key, "has no TTL")
 	}
 	limitertest.IsGone(t, client)
 }
@@ -230,7 +231,7 @@ func (hs *history) job(id throttle.Ticket) {
 		return
 	}
 	r.Ticket = id
-	hs.failed(limitertest.Err(l.Line("p").Join(ctx, []throttle.Request{r})))
+	hs.failed(expect.ErrOf(l.Line("p").Join(ctx, []throttle.Request{r})))
 	if rand.N(10) == 0 {
 		time.Sleep(rand.N(20 * ms))
 		hs.failed(l.Line("p").Leave(ctx, id))
@@ -290,7 +291,7 @@ func (hs *history) change(p throttle.Policy, client *redis.Client, proxies []*li
 			other.Tenants = map[string]throttle.Tenant{"a": {Weight: 1 + float64(rand.N(4))}}
 			hs.failed(l.SetPolicies([]throttle.Policy{other}))
 		case 1:
-			hs.failed(limitertest.Err(l.Attach(throttle.Reservation{Request: r}).Pause(context.Background(), rand.N(50*ms), "")))
+			hs.failed(expect.ErrOf(l.Attach(throttle.Reservation{Request: r}).Pause(context.Background(), rand.N(50*ms), "")))
 			hs.failed(l.Resume(context.Background(), r))
 		case 2:
 			client.ScriptFlush(context.Background())
@@ -331,13 +332,13 @@ func TestClaimsGoByThePolicyAsItIsNow(t *testing.T) {
 			go func() { ended <- <-one }()
 		}
 		limitertest.SetPolicy(t, l, change(1)...)
-		limitertest.Must(t, <-ended)
+		expect.Must(t, <-ended)
 		limitertest.Until(t, "the other one stands in line", func() bool {
 			peeked := limitertest.Peek(t, l, r)
 			return peeked.Windows[0].Used == 1 && len(limitertest.ReadLine(t, client).Hashes["t"]) == 1
 		})
 		limitertest.SetPolicy(t, l, change(2)...)
-		limitertest.Must(t, <-ended)
+		expect.Must(t, <-ended)
 		limitertest.WantUsed(t, l, r, 2)
 		limitertest.IsGone(t, client)
 	})

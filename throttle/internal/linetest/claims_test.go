@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -77,7 +78,7 @@ func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
 		stop()
 		group.Wait()
 		w, k = w-w0, k-k0
-		limitertest.That(t, w > 0 && max(w-weight*k, weight*k-w) <= 1+weight+weight, "waiters got", w, "the queue", k)
+		expect.That(t, w > 0 && max(w-weight*k, weight*k-w) <= 1+weight+weight, "waiters got", w, "the queue", k)
 	})
 }
 
@@ -113,7 +114,7 @@ func TestClaimsOfAProcessShareTheirTakes(t *testing.T) {
 			group.Wait()
 		})
 	}
-	limitertest.That(t, commands[1] != 0 && commands[50] == commands[1],
+	expect.That(t, commands[1] != 0 && commands[50] == commands[1],
 		"commands in 10 s by the number of claims", commands)
 }
 
@@ -135,7 +136,7 @@ func TestClaimsStartTheMomentTheyFit(t *testing.T) {
 			}()
 		}
 		for i := range cap(starts) {
-			limitertest.Equal(t, <-starts, steps(i+1)*apart, "number", i)
+			expect.Equal(t, <-starts, steps(i+1)*apart, "number", i)
 		}
 	})
 }
@@ -170,9 +171,9 @@ func TestAClaimTakesASlotThatIsGivenBack(t *testing.T) {
 				}()
 				time.Sleep(row.waits)
 				released := time.Now()
-				limitertest.Must(t, held.Release(t.Context()))
+				expect.Must(t, held.Release(t.Context()))
 				took := (<-granted).Sub(released)
-				limitertest.That(t, took <= row.takes, "it took", took, "want at most", row.takes)
+				expect.That(t, took <= row.takes, "it took", took, "want at most", row.takes)
 			})
 		})
 	}
@@ -197,12 +198,12 @@ func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 		}
 		var denied *throttle.DeniedError
 		for _, err := range []error{waited(100*ms, h), waited(h, 100*ms)} { // no slot is free in time
-			limitertest.That(t, errors.As(err, &denied) && denied.Cause == context.DeadlineExceeded, err)
+			expect.That(t, errors.As(err, &denied) && denied.Cause == context.DeadlineExceeded, err)
 		}
 		time.AfterFunc(50*ms, func() { _ = first.Reservation.Release(t.Context()) })
-		limitertest.Must(t, waited(30*s, h))
+		expect.Must(t, waited(30*s, h))
 		for range 8 {
-			limitertest.Must(t, waited(s, h))
+			expect.Must(t, waited(s, h))
 		}
 		if err := waited(30*s, h); !errors.As(err, &denied) || denied.Decision.RetryIn < 40*s {
 			t.Errorf("a slot is free, and the minute is used up: %v", err)
@@ -232,12 +233,12 @@ func TestAKeyThatWaitedIsOneReservation(t *testing.T) {
 	limitertest.Until(t, "both wait", func() bool { return len(limitertest.ReadLine(t, client).Hashes["t"]) == 2 })
 	limitertest.Cancel(t, l, full.Reservation)
 	waited, err := (<-decided).Reservation, <-other
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	repeat := limitertest.Reserve(t, l, r).Reservation
-	limitertest.That(t, repeat.ID == waited.ID && repeat.At.Equal(waited.At), "repeated", repeat, "want", waited)
+	expect.That(t, repeat.ID == waited.ID && repeat.At.Equal(waited.At), "repeated", repeat, "want", waited)
 	for range 2 {
 		limitertest.Cancel(t, l, waited)
-		limitertest.Equal(t, limitertest.Used(limitertest.Cancel(t, l, repeat)), []int64{1, 1})
+		expect.Equal(t, limitertest.Used(limitertest.Cancel(t, l, repeat)), []int64{1, 1})
 	}
 	limitertest.IsGone(t, client)
 }
@@ -264,8 +265,8 @@ func TestACallByAKeyWaitsOnAfterACorrection(t *testing.T) {
 	r.IdempotencyKey = "key"
 	ended := waits(t.Context(), t, client, limitertest.New(t, hooked, p), r)
 	limitertest.Cancel(t, other, cancelled.Reservation)
-	limitertest.Must(t, <-ended)
-	limitertest.That(t, corrected, "nothing was corrected")
+	expect.Must(t, <-ended)
+	expect.That(t, corrected, "nothing was corrected")
 	limitertest.WantGranted(t, limitertest.Reserve(t, other, r), 2)
 	limitertest.IsGone(t, client)
 }
@@ -296,11 +297,11 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 		if _, err := l.Wait(ctx, r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued {
 			t.Errorf("it holds a slot: %v", err)
 		}
-		limitertest.Must(t, giveBack(ctx, held, hold))
+		expect.Must(t, giveBack(ctx, held, hold))
 		others := limitertest.Reserve(t, l, limitertest.Acme(1)).Reservation
 		ended := waits(ctx, t, client, l, limitertest.Acme(1))
-		limitertest.Must(t, errors.Join(others.Release(t.Context()), <-ended))
-		limitertest.Must(t, hold.Release(ctx))
+		expect.Must(t, errors.Join(others.Release(t.Context()), <-ended))
+		expect.Must(t, hold.Release(ctx))
 	})
 }
 
@@ -321,8 +322,8 @@ func TestAClaimWhoseOwnerIsGoneHoldsNobodyUp(t *testing.T) {
 	limitertest.Reserve(t, l, limitertest.Acme(10))
 	ended := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "gone", Cost: map[string]int64{throttle.Requests: 10}})
 	gone.Store(true)
-	limitertest.Equal(t, limitertest.Reserve(t, l, limitertest.Acme(1)).Granted, false)
-	limitertest.WantErr(t, <-ended, throttle.ErrUnavailable)
+	expect.Equal(t, limitertest.Reserve(t, l, limitertest.Acme(1)).Granted, false)
+	expect.Err(t, <-ended, throttle.ErrUnavailable)
 	limitertest.Until(t, "a newcomer is let in", func() bool { return limitertest.Reserve(t, l, limitertest.Acme(1)).Granted })
 	limitertest.Reserve(t, l, limitertest.Acme(0))
 	limitertest.IsGone(t, client)
@@ -335,7 +336,7 @@ func TestAClaimThatWasTakenDoesNotComeBack(t *testing.T) {
 		client := throttletest.InMemory(t).Client(t)
 		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(1, s)))
 		limitertest.Reserve(t, l, limitertest.Acme(1))
-		limitertest.Must(t, limitertest.Err(l.Wait(t.Context(), limitertest.Acme(1))))
+		expect.Must(t, expect.ErrOf(l.Wait(t.Context(), limitertest.Acme(1))))
 		time.Sleep(6 * s)
 		other := limitertest.New(t, client, l.Policies()...)
 		r := limitertest.Acme(1)
@@ -377,10 +378,10 @@ func TestClaimsOfWhichSomeWereRemovedJoinAgain(t *testing.T) {
 		time.Sleep(3 * s)
 		limitertest.Reserve(t, l, limitertest.Acme(0))
 		left := inLine()
-		limitertest.That(t, left != 0 && left != n, left, n, "are left")
+		expect.That(t, left != 0 && left != n, left, n, "are left")
 		close(goOn)
 		time.Sleep(s)
-		limitertest.Equal(t, inLine(), n)
+		expect.Equal(t, inLine(), n)
 		limitertest.Cancel(t, l, full.Reservation)
 		group.Wait()
 	})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -61,14 +62,14 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			limitertest.Join(st, st.l, r)
 			st.at(100 * s)
 			taken := limitertest.Take(st, st.l, throttle.MaxTake, "q", "r")
-			limitertest.Require(st, len(taken.Tickets) == 2 && taken.Tickets[0].ID == "c1" &&
+			expect.Require(st, len(taken.Tickets) == 2 && taken.Tickets[0].ID == "c1" &&
 				taken.Tickets[1].ID == "b1", "took", taken.Tickets)
 		}},
 		"a ticket is put back in its class": {limitertest.Policy(two), func(st *story) {
 			st.batch().joins("a1", "a2")
 			st.takes("a1", "a2")
 			got := st.took["a1"]
-			limitertest.That(st, got.Decision.Reservation.Class == throttle.ClassBatch &&
+			expect.That(st, got.Decision.Reservation.Class == throttle.ClassBatch &&
 				st.line().Matches(got, st.of("a1")) && !st.line().Matches(got, st.live().of("a1")),
 				"taken is", got)
 			st.putBack("a1", "a2")
@@ -133,7 +134,7 @@ func TestShareOfABatch(t *testing.T) {
 					units[cmp.Or(r.Class, throttle.ClassLive)] += r.Cost["requests"]
 				}
 			}
-			limitertest.Require(t, taken.Next >= 0, name, "all are taken")
+			expect.Require(t, taken.Next >= 0, name, "all are taken")
 			st.c.US.Add(taken.Next.Microseconds())
 		}
 		t.Logf("%s: %v", name, units)
@@ -176,7 +177,7 @@ func TestShareOfABatchOfManyTenants(t *testing.T) {
 			st.c.US.Add(taken.Next.Microseconds())
 		}
 		owed := p.BatchShare*float64(all) - float64(batches)
-		limitertest.That(t, owed >= -2 && owed <= 2, c, batches, all, "are of batches")
+		expect.That(t, owed >= -2 && owed <= 2, c, batches, all, "are of batches")
 	}
 }
 
@@ -209,7 +210,7 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 		starts := st.starts()
 		for ticket, p := range told {
 			at := starts[ticket]
-			limitertest.That(t, at <= p.Latest,
+			expect.That(t, at <= p.Latest,
 				ticket, "starts at", at, "and was told", p.RetryIn, "to", p.Latest)
 		}
 		shared := slices.ContainsFunc(windows, func(w throttle.Window) bool { return w.Scope == throttle.ScopeShared })
@@ -247,5 +248,5 @@ func TestClassesOfSeveralServers(t *testing.T) {
 	for now := 21 * s; now <= 21*s+steps(left)*100*ms; now += 100 * ms {
 		night += len(limitertest.Take(t, st.at(now).l, 8, "night").Tickets)
 	}
-	limitertest.Equal(t, night, left)
+	expect.Equal(t, night, left)
 }

@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -16,7 +17,7 @@ import (
 func renew(t limitertest.TB, l *throttle.Limiter, d throttle.Decision) bool {
 	t.Helper()
 	held, err := d.Reservation.Renew(t.Context())
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	return held
 }
 
@@ -32,7 +33,7 @@ func TestConcurrencyScenes(t *testing.T) {
 			st.waits("c1")
 			limitertest.Release(st, first) // once is enough
 			st.takes()
-			limitertest.Must(st, st.took["a3"].Decision.Reservation.Release(st.Context()))
+			expect.Must(st, st.took["a3"].Decision.Reservation.Release(st.Context()))
 			st.takes("b1")
 		}},
 		"a lease is renewed": {limitertest.Policy(limitertest.Slots(1)), func(st *story) {
@@ -45,7 +46,7 @@ func TestConcurrencyScenes(t *testing.T) {
 			st.waits("a2")
 			st.at(130*s - us).takes()
 			st.at(130 * s).takes("a2")
-			limitertest.That(st, !renew(st, st.l, first), "a lease was renewed whose room is taken")
+			expect.That(st, !renew(st, st.l, first), "a lease was renewed whose room is taken")
 			limitertest.Release(st, first)
 			st.waits("a3")
 		}},
@@ -87,28 +88,28 @@ func TestConcurrencyScenes(t *testing.T) {
 			}
 			st.at(2 * m)
 			limitertest.Release(st, a2) // nothing held so long as was said: a1's lease has run out too
-			limitertest.That(st, limitertest.Reserve(st, st.l, of("c1")).Latest < 30*m, "after a hold of 2m")
+			expect.That(st, limitertest.Reserve(st, st.l, of("c1")).Latest < 30*m, "after a hold of 2m")
 		}},
 		"nobody knows how long slots are held": {limitertest.Policy(limitertest.Slots(1)), func(st *story) {
 			first := st.granted("a1")
 			r := st.of("a2")
 			r.MaxWait, r.Deadline = s, time.Now().Add(m)
 			places, err := st.line().Join(st.Context(), []throttle.Request{r, st.of("a3")})
-			limitertest.Must(st, err)
+			expect.Must(st, err)
 			for _, p := range places {
-				limitertest.That(st, p.Err == nil && p.Binds == "slots" && p.Latest == 0,
+				expect.That(st, p.Err == nil && p.Binds == "slots" && p.Latest == 0,
 					p, "want a place without a bound")
 			}
 			d := limitertest.Reserve(st, st.l, st.without("b"))
-			limitertest.That(st, !d.Granted && d.Latest == 0, d.RetryIn, "to", d.Latest, "want no bound")
+			expect.That(st, !d.Granted && d.Latest == 0, d.RetryIn, "to", d.Latest, "want no bound")
 			r = st.of("a4")
 			r.MaxWait = -1
 			place := st.joining(r)
-			limitertest.That(st, place.Err != nil, place, "it does not fit at once")
+			expect.That(st, place.Err != nil, place, "it does not fit at once")
 			explains := func(ticket, want string) {
 				st.Helper()
 				e, err := inspect.Of(st.l).Explain(st.Context(), "p", limitertest.Ticket(ticket))
-				limitertest.That(st, err == nil && strings.Contains(e.String(), want), e, err, "want", want)
+				expect.That(st, err == nil && strings.Contains(e.String(), want), e, err, "want", want)
 			}
 			explains("a3", "expected to start at 00:01:00 UTC at most\ndelayed by window slots, whose holds were not measured yet\n")
 			st.at(2 * s)
@@ -123,7 +124,7 @@ func TestConcurrencyScenes(t *testing.T) {
 func TestConcurrencyIsNeverExceeded(t *testing.T) {
 	client := limitertest.Redis(t)
 	rapid.Check(t, func(t *rapid.T) {
-		limitertest.Must(t, client.FlushAll(t.Context()).Err())
+		expect.Must(t, client.FlushAll(t.Context()).Err())
 		limit := rapid.Int64Range(1, 5).Draw(t, "limit")
 		w := limitertest.Slots(limit)
 		l, c := limitertest.NewWithClock(t, client, limitertest.Policy(w))
@@ -162,7 +163,7 @@ func TestConcurrencyIsNeverExceeded(t *testing.T) {
 			"limit": func(t *rapid.T) {
 				w.Limit = rapid.Int64Range(1, 5).Draw(t, "limit")
 				limit = w.Limit
-				limitertest.Must(t, l.SetPolicies([]throttle.Policy{limitertest.Policy(w)}))
+				expect.Must(t, l.SetPolicies([]throttle.Policy{limitertest.Policy(w)}))
 			},
 			"reserve": func(t *rapid.T) {
 				cost := rapid.Int64Range(1, limit).Draw(t, "cost")
@@ -178,7 +179,7 @@ func TestConcurrencyIsNeverExceeded(t *testing.T) {
 				h := pick(t)
 				want := h.until > now || !h.ended && running()+h.cost <= limit
 				got := renew(t, l, h.d)
-				limitertest.Require(t, got == want, "renewed", got, "want", want)
+				expect.Require(t, got == want, "renewed", got, "want", want)
 				if want {
 					h.until = now + w.Lease
 				}

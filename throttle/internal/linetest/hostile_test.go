@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -43,21 +44,21 @@ func TestHostileNamesInALine(t *testing.T) {
 			}
 		}
 		for _, n := range all {
-			limitertest.Equal(t, limitertest.Reserve(t, st.l, request(n)).Granted, true)
+			expect.Equal(t, limitertest.Reserve(t, st.l, request(n)).Granted, true)
 			before := limitertest.Dump(t, client)
 			limitertest.WantDenied(t, limitertest.Reserve(t, st.l, request(n)), 10*s, n)
 			later := request(n)
 			later.Ticket.ID = "later/" + n.id
 			places, err := st.line().Join(t.Context(), []throttle.Request{later})
-			limitertest.Require(t, err == nil && places[0].Err == nil && places[0].RetryIn == 20*s &&
+			expect.Require(t, err == nil && places[0].Err == nil && places[0].RetryIn == 20*s &&
 				!places[0].AlreadyQueued, n, places, err)
 			for key, value := range before {
-				limitertest.Equal(t, client.Exists(t.Context(), key).Val(), 1, n, key, value)
+				expect.Equal(t, client.Exists(t.Context(), key).Val(), 1, n, key, value)
 			}
 		}
 		st.at(10 * s)
 		taken, err := st.line().Take(t.Context(), throttle.TakeOptions{Queues: limitertest.Queues(hostileNames...), Max: throttle.MaxTake})
-		limitertest.Require(t, err == nil && len(taken.Tickets) == len(all),
+		expect.Require(t, err == nil && len(taken.Tickets) == len(all),
 			len(taken.Tickets), "tickets of", len(all), err)
 		for _, n := range all {
 			i := slices.IndexFunc(taken.Tickets, func(t throttle.TakenTicket) bool { return t.Ticket == request(n).Ticket })
@@ -66,18 +67,18 @@ func TestHostileNamesInALine(t *testing.T) {
 				continue
 			}
 			got := taken.Tickets[i]
-			limitertest.That(t, got.Key == n.key && got.Decision.Tenant == n.tenant &&
+			expect.That(t, got.Key == n.key && got.Decision.Tenant == n.tenant &&
 				got.Decision.Reservation.Attributes["user"] == n.user && st.line().Matches(got, request(n)),
 				n, "was taken as", got)
 			w := got.Decision.Windows
-			limitertest.That(t, len(w) == len(p.Windows) && w[0].Used == 1 && w[1].Used == 1 &&
+			expect.That(t, len(w) == len(p.Windows) && w[0].Used == 1 && w[1].Used == 1 &&
 				slices.Equal(w[0].Scope.Values, []string{n.tenant, n.user}), n, w)
-			limitertest.Must(t, st.line().Leave(t.Context(), throttle.Ticket{Queue: n.queue, ID: "later/" + n.id}))
+			expect.Must(t, st.line().Leave(t.Context(), throttle.Ticket{Queue: n.queue, ID: "later/" + n.id}))
 		}
-		limitertest.Must(t, st.line().Acknowledge(t.Context()))
+		expect.Must(t, st.line().Acknowledge(t.Context()))
 		for _, key := range client.Keys(t.Context(), "*").Val() {
 			kind := client.Type(t.Context(), key).Val()
-			limitertest.That(t, kind == "string" && !strings.HasSuffix(key, ":q"),
+			expect.That(t, kind == "string" && !strings.HasSuffix(key, ":q"),
 				"the line has left the", kind, key)
 		}
 	}
@@ -104,15 +105,15 @@ func manyWindowsWithALine(t *testing.T, client *redis.Client) {
 		r.Ticket = limitertest.Ticket(name)
 		return r
 	}
-	limitertest.Equal(t, limitertest.Reserve(t, st.l, ticket("a1")).Granted, true)
+	expect.Equal(t, limitertest.Reserve(t, st.l, ticket("a1")).Granted, true)
 	for i, name := range []string{"a2", "a3"} {
 		limitertest.WantDenied(t, limitertest.Reserve(t, st.l, ticket(name)), time.Duration(i+1)*10*s, name)
 	}
 	limitertest.WantDenied(t, limitertest.Peek(t, st.l, r), 30*s, "a request that costs nothing")
 	st.at(10 * s).takes("a2")
-	limitertest.Equal(t, slices.Max(limitertest.Used(limitertest.Cancel(t, st.l, st.took["a2"].Decision.Reservation))), 0)
+	expect.Equal(t, slices.Max(limitertest.Used(limitertest.Cancel(t, st.l, st.took["a2"].Decision.Reservation))), 0)
 	st.takes("a3")
-	limitertest.Equal(t, client.Exists(t.Context(), "sluice:{p}:q").Val(), 0, "the line is not empty")
+	expect.Equal(t, client.Exists(t.Context(), "sluice:{p}:q").Val(), 0, "the line is not empty")
 }
 
 // The largest numbers there may be, side by side, in windows and in a line.
@@ -131,13 +132,13 @@ func TestLargestNumbers(t *testing.T) {
 			var last time.Duration
 			for _, name := range []string{"a2", "a3", "b1", "c1"} {
 				d := limitertest.Reserve(t, st.l, st.of(name))
-				limitertest.That(t, !d.Granted && d.RetryIn > 0 && d.Windows[0].Used >= most &&
+				expect.That(t, !d.Granted && d.RetryIn > 0 && d.Windows[0].Used >= most &&
 					d.Windows[0].Remaining == 0, name, d)
 				last = max(last, d.RetryIn)
 			}
 			st.at(last)
 			taken, err := st.line().Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
-			limitertest.That(t, err == nil && len(taken.Tickets) == 1 &&
+			expect.That(t, err == nil && len(taken.Tickets) == 1 &&
 				taken.Tickets[0].Decision.Windows[0].Used == most, "after", last, "took", taken, err)
 		})
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -25,19 +26,19 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 		st.pauses("a")
 		st.at(s).joins("a3")
 		d := limitertest.Reserve(st, st.l, st.of("a4"))
-		limitertest.That(st, !d.Granted && d.Queued && d.Binds == throttle.ByPause && d.RetryIn >= h-m, d)
+		expect.That(st, !d.Granted && d.Queued && d.Binds == throttle.ByPause && d.RetryIn >= h-m, d)
 		e := st.explain("a2")
-		limitertest.That(st, e.Waiting && e.Binds == throttle.ByPause && e.Pause.By == "anna" &&
+		expect.That(st, e.Waiting && e.Binds == throttle.ByPause && e.Pause.By == "anna" &&
 			e.Expected.Sub(e.At) >= h-m, "a2 is explained by", e)
 		for k := range 12 {
 			taken := limitertest.Take(st, st.at(time.Duration(10+10*k)*s).l, 64, "q")
 			for _, ticket := range taken.Tickets {
-				limitertest.That(st, ticket.Decision.Tenant != "a",
+				expect.That(st, ticket.Decision.Tenant != "a",
 					"took", ticket.ID, "of a tenant that is paused")
 				st.took[ticket.ID] = ticket
 			}
 		}
-		limitertest.Equal(st, len(st.took), 2)
+		expect.Equal(st, len(st.took), 2)
 		st.at(m * 5).joins("b2")
 		st.takes("b2")
 		st.pauses()
@@ -63,20 +64,20 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			} {
 				r := st.of("d9")
 				change(&r)
-				limitertest.WantErr(st, st.joining(r).Err, new(*throttle.TooLateError), "it cannot start before the pause ends")
+				expect.Err(st, st.joining(r).Err, new(*throttle.TooLateError), "it cannot start before the pause ends")
 			}
 			for _, r := range []throttle.Request{st.of("d1"), st.without("d"), {Policy: "p", Tenant: "e", Exempt: true}} {
 				d := limitertest.Reserve(st, st.l, r)
-				limitertest.That(st, !d.Granted && d.RetryIn >= h-m && d.Binds == throttle.ByPause &&
+				expect.That(st, !d.Granted && d.RetryIn >= h-m && d.Binds == throttle.ByPause &&
 					d.Queued == (r.Ticket.ID != ""), d)
 				if want := ": paused until 01:00:00 UTC by hand: it is down"; !strings.HasSuffix(d.Reason(), want) || d.Pause.By != "anna" {
 					st.Errorf("%s, want %s", d.Reason(), want)
 				}
 				text := d.Pause.Describe(d.At)
-				limitertest.That(st, strings.HasSuffix(text, ": it is down, set by anna"), text)
+				expect.That(st, strings.HasSuffix(text, ": it is down, set by anna"), text)
 			}
 			peeked := limitertest.Peek(st, st.l, st.without("d"))
-			limitertest.That(st, !peeked.Granted && peeked.Windows[0].Used == 0, peeked)
+			expect.That(st, !peeked.Granted && peeked.Windows[0].Used == 0, peeked)
 			st.pauses()
 			st.at(21*s).takes("a1", "b1").at(31*s).takes("c1", "d1").asks(-1)
 		}},
@@ -86,14 +87,14 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			for k, ticket := range []string{"a1", "a2", "a3"} {
 				at := h + time.Duration(k)*10*s
 				p := st.joins(ticket)
-				limitertest.That(st, p.RetryIn == at && p.Latest == at,
+				expect.That(st, p.RetryIn == at && p.Latest == at,
 					ticket, "in", p.RetryIn, "to", p.Latest, "want exactly", at)
 			}
 			d := limitertest.Peek(st, st.l, st.without("a"))
-			limitertest.That(st, d.RetryIn == h+30*s && d.Latest == h+30*s,
+			expect.That(st, d.RetryIn == h+30*s && d.Latest == h+30*s,
 				"in", d.RetryIn, "to", d.Latest, "want", h+30*s)
 			e := st.explain("a3")
-			limitertest.That(st, e.Expected.Sub(e.At) == h+20*s && e.Binds == throttle.ByPause,
+			expect.That(st, e.Expected.Sub(e.At) == h+20*s && e.Binds == throttle.ByPause,
 				"a3 is explained by", e)
 			st.at(h).pauses()
 			st.takes("a1").at(h + 10*s).takes("a2").at(h + 20*s).takes("a3").asks(-1)
@@ -127,7 +128,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			st.at(2*s).takes("a1", "a2")
 			for _, ticket := range []string{"a1", "a2"} {
 				d, err := st.line().ReserveAgain(st.Context(), st.took[ticket], st.of(ticket))
-				limitertest.That(st, err == nil && d.Granted && d.Exempt, ticket, d, err)
+				expect.That(st, err == nil && d.Granted && d.Exempt, ticket, d, err)
 			}
 			st.leave("b1").at(3 * s).takes().asks(-1)
 		}},
@@ -141,7 +142,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 					got += ticket.ID + " "
 				}
 			}
-			limitertest.That(st, got == "a1 b1 b2 b3 a2 a3 " || got == "b1 b2 b3 a1 a2 a3 " || got == "b1 a1 b2 b3 a2 a3 ",
+			expect.That(st, got == "a1 b1 b2 b3 a2 a3 " || got == "b1 b2 b3 a1 a2 a3 " || got == "b1 a1 b2 b3 a2 a3 ",
 				"took", got)
 		}},
 	})
@@ -177,9 +178,9 @@ func TestWaitIsPaused(t *testing.T) {
 			}
 			d, err := l.Wait(t.Context(), limitertest.Acme(1))
 			took := time.Since(now)
-			limitertest.That(t, err == nil && d.Granted && took == m, "granted after", took, d, err)
+			expect.That(t, err == nil && d.Granted && took == m, "granted after", took, d, err)
 			in := l.Interventions()
-			limitertest.That(t, len(in.Pauses) == 0, "in force after its end", in)
+			expect.That(t, len(in.Pauses) == 0, "in force after its end", in)
 		}
 	})
 }

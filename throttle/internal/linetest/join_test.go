@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -48,7 +49,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		request("c3", func(r *throttle.Request) { r.Policy = "other" }),
 	}
 	places, err := st.line().Join(t.Context(), requests)
-	limitertest.Require(t, err == nil && len(places) == len(requests), len(places), "places", err)
+	expect.Require(t, err == nil && len(places) == len(requests), len(places), "places", err)
 	for i, want := range []string{
 		"10s", `throttle: policy "p": ticket "": must have an ID`,
 		`throttle: policy "p", window "own": cost of 3 requests never fits: the window holds 2 at most`, "exempt",
@@ -67,7 +68,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		case errors.As(p.Err, &late) && !late.Deadline.IsZero():
 			got = late.Decision.Reason() + ": too late for " + late.Deadline.String()
 			wait := late.StartsAt.Sub(now)
-			limitertest.That(t, wait >= 20*s && wait <= 1*m, "ticket", i, "would start in", wait)
+			expect.That(t, wait >= 20*s && wait <= 1*m, "ticket", i, "would start in", wait)
 		case p.Err != nil:
 			got = p.Err.Error()
 		case p.Exempt:
@@ -75,20 +76,20 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		case p.AlreadyQueued:
 			got += " again"
 		}
-		limitertest.Equal(t, got, want, i)
+		expect.Equal(t, got, want, i)
 		if places[i].Latest < places[i].RetryIn {
 			t.Errorf("ticket %d starts in %v at least and %v at most", i, places[i].RetryIn, places[i].Latest)
 		}
 	}
 	var refused *throttle.TooLateError
-	limitertest.That(t, errors.As(places[5].Err, &refused) && refused.MaxWait == 10*s-us &&
+	expect.That(t, errors.As(places[5].Err, &refused) && refused.MaxWait == 10*s-us &&
 		refused.Deadline.IsZero() && errors.Is(refused, context.DeadlineExceeded) &&
 		refused.Decision.Latest == 10*s, refused)
 	st.takes("c1")
 	st.at(10*s).takes("a2", "a4")
 	st.at(20 * s).takes("a5")
-	limitertest.Equal(t, st.took["a5"].Key, "key of a5", "key")
-	limitertest.WantErr(t, limitertest.Err(st.l.Line("q").Join(t.Context(), requests)), throttle.ErrUnknownPolicy)
+	expect.Equal(t, st.took["a5"].Key, "key of a5", "key")
+	expect.Err(t, expect.ErrOf(st.l.Line("q").Join(t.Context(), requests)), throttle.ErrUnknownPolicy)
 }
 
 // A ticket that joins again with another tenant, and is refused, keeps its place.
@@ -111,7 +112,7 @@ func TestARefusedMoveKeepsThePlace(t *testing.T) {
 		st.waits("a2", "b2")
 		r = st.of("b2")
 		r.Ticket = limitertest.Ticket("a2")
-		limitertest.Equal(t, st.joining(r).RetryIn, 20*s, name)
+		expect.Equal(t, st.joining(r).RetryIn, 20*s, name)
 		st.at(20 * s).takes("b2").at(30 * s).takes("a2").asks(-1)
 	}
 }
@@ -121,8 +122,8 @@ func TestJoinRefusesByADeadlineThatIsOver(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
 	late, now := st.of("a1"), st.of("a2")
 	late.Deadline, now.Deadline = time.Now(), time.Now().Add(h)
-	limitertest.WantErr(t, st.joining(late).Err, new(*throttle.TooLateError))
-	limitertest.Must(t, st.joining(now).Err)
+	expect.Err(t, st.joining(late).Err, new(*throttle.TooLateError))
+	expect.Must(t, st.joining(now).Err)
 }
 
 // Tickets that reserve together are granted or wait, each for its own, and one that is wrong changes
@@ -138,14 +139,14 @@ func TestTicketsReserveTogether(t *testing.T) {
 		requests = append(requests, r)
 	}
 	tickets, err := l.Line("p").Reserve(t.Context(), requests)
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	for i, want := range []struct{ granted, queued bool }{{true, false}, {}, {true, false}, {false, true}, {false, true}} {
 		d := tickets[i].Decision
-		limitertest.Equal(t, [2]bool{d.Granted, d.Queued}, [2]bool{want.granted, want.queued}, requests[i].Ticket.ID)
-		limitertest.Equal(t, l.Line("p").Matches(tickets[i], requests[i]), want.granted, requests[i].Ticket.ID)
+		expect.Equal(t, [2]bool{d.Granted, d.Queued}, [2]bool{want.granted, want.queued}, requests[i].Ticket.ID)
+		expect.Equal(t, l.Line("p").Matches(tickets[i], requests[i]), want.granted, requests[i].Ticket.ID)
 	}
 	limitertest.WantUsed(t, l, limitertest.Acme(1), 2)
-	limitertest.Must(t, l.Line("p").Refund(t.Context(), tickets))
+	expect.Must(t, l.Line("p").Refund(t.Context(), tickets))
 	wantTaken(t, l, 64, "d e", "q")
 	limitertest.WantUsed(t, l, limitertest.Acme(1), 4)
 }
@@ -156,7 +157,7 @@ func TestAFlowIsLeftAndJoinedInOneCall(t *testing.T) {
 	st.granted("a1")
 	st.waits("a2")
 	decisions, err := st.at(s).l.Line("p").Reserve(t.Context(), []throttle.Request{st.of("a2"), st.of("a3")})
-	limitertest.Must(t, err)
-	limitertest.Require(t, decisions[0].Decision.Granted && decisions[1].Decision.Queued, decisions)
+	expect.Must(t, err)
+	expect.Require(t, decisions[0].Decision.Granted && decisions[1].Decision.Queued, decisions)
 	st.at(2 * s).takes("a3")
 }

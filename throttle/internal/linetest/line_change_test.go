@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -64,7 +65,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.waits("a2", "a3", "b1")
 			st.at(s).takes()
 			st.set(limitertest.Policy(limitertest.SharedWindow(3, h)))
-			limitertest.Equal(st, limitertest.Reserve(st, st.l, st.of("c1")).Granted, false)
+			expect.Equal(st, limitertest.Reserve(st, st.l, st.of("c1")).Granted, false)
 			st.at(2*s).takes("a2", "b1").asks(s)
 		}},
 		"a client has yesterday's limit": {limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: h}), func(st *story) {
@@ -141,7 +142,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 		"a slot is given back": {limitertest.Policy(limitertest.Slots(2)), func(st *story) {
 			st.joins("a1", "a2", "a3", "a4")
 			st.takes("a1", "a2")
-			limitertest.Must(st, st.took["a1"].Decision.Reservation.Release(st.Context()))
+			expect.Must(st, st.took["a1"].Decision.Reservation.Release(st.Context()))
 			st.takes("a3")
 			st.at(30 * s).takes("a4").asks(-1) // the lease of a2 is over
 		}},
@@ -277,24 +278,24 @@ func TestKeysOfALineVanish(t *testing.T) {
 			clear(logs) // what was counted before is forgotten
 		}
 		for now := 6 * s; len(waiting) > 0; now += s {
-			limitertest.Require(t, now <= 10*m, "seed", seed, "without", lost, waiting, "wait")
+			expect.Require(t, now <= 10*m, "seed", seed, "without", lost, waiting, "wait")
 			if st.at(now); now%m == 0 { // forward
 				st.joins(waiting...)
 			}
 			for _, ticket := range st.take(throttle.MaxTake) {
 				i := slices.Index(waiting, ticket.ID)
-				limitertest.Require(t, i >= 0, "seed", seed, "without", lost, ticket.ID, "was taken twice")
+				expect.Require(t, i >= 0, "seed", seed, "without", lost, ticket.ID, "was taken twice")
 				waiting = slices.Delete(waiting, i, i+1)
 				note(ticket.Decision)
 			}
 		}
 		for name, log := range logs {
 			over := limitertest.MostOver(p.Windows[name[0]-'0'].WithDefaults(), log)
-			limitertest.Equal(t, max(0, over), 0, seed, "without", lost, "over of", name)
+			expect.Equal(t, max(0, over), 0, seed, "without", lost, "over of", name)
 		}
 		st.at(20 * m).take(1)
 		for _, key := range client.Keys(t.Context(), "*").Val() {
-			limitertest.Equal(t, client.Type(t.Context(), key).Val(), "string", seed, "without", lost, key, "is left")
+			expect.Equal(t, client.Type(t.Context(), key).Val(), "string", seed, "without", lost, key, "is left")
 		}
 	}
 }

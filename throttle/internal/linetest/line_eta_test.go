@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -49,7 +50,7 @@ func TestExpectedStartsAreKept(t *testing.T) {
 			told[ticket] = estimate{st.at(now).joins(ticket), now}
 			st.takesUntil(now, starts)
 		}
-		limitertest.That(t, len(starts) <= 11, len(starts), "start at once")
+		expect.That(t, len(starts) <= 11, len(starts), "start at once")
 		st.at(now).takesUntil(h, starts)
 		for ticket, e := range told {
 			start, ok := starts[ticket]
@@ -71,13 +72,13 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 		if err := st.joining(r).Err; err == nil {
 			joined++
 		} else {
-			limitertest.WantErr(t, err, new(*throttle.TooLateError))
-			limitertest.Equal(t, lineText(t, client), before, "after a refusal")
+			expect.Err(t, err, new(*throttle.TooLateError))
+			expect.Equal(t, lineText(t, client), before, "after a refusal")
 		}
 	}
-	limitertest.Equal(t, joined, 50, "joined, of which each starts within 4 s")
+	expect.Equal(t, joined, 50, "joined, of which each starts within 4 s")
 	for ticket, at := range st.starts() {
-		limitertest.That(t, at <= 4*s, ticket, "starts at", at)
+		expect.That(t, at <= 4*s, ticket, "starts at", at)
 	}
 	// Where the two bounds differ: behind costs of 1 to 9, ten tickets.
 	st = newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
@@ -85,13 +86,13 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 		st.costs(cost).joins(fmt.Sprint("a", i))
 	}
 	p := st.joins("a9")
-	limitertest.Require(t, p.RetryIn < p.Latest, "told", p.RetryIn, "to", p.Latest)
+	expect.Require(t, p.RetryIn < p.Latest, "told", p.RetryIn, "to", p.Latest)
 	between := (p.RetryIn + p.Latest) / 2
 	r := st.of("a10")
 	r.MaxWait = between
-	limitertest.WantErr(t, st.joining(r).Err, new(*throttle.TooLateError), "it may wait for longer than", between)
+	expect.Err(t, st.joining(r).Err, new(*throttle.TooLateError), "it may wait for longer than", between)
 	r.MaxWait, r.Deadline = 0, time.Now().Add(between)
-	limitertest.Must(t, st.joining(r).Err)
+	expect.Must(t, st.joining(r).Err)
 }
 
 // A start that is told as exact is, also where tenants tie for the rest of a bucket. Else it is a bound.
@@ -114,7 +115,7 @@ func TestAnExactStartIsExactWhereTenantsTie(t *testing.T) {
 		told := st.told(tickets...) // again: later ones may have changed a bound
 		for ticket, at := range st.starts() {
 			p, start := told[ticket], at-now
-			limitertest.That(t, start <= p.Latest && (p.RetryIn != p.Latest || start == p.RetryIn),
+			expect.That(t, start <= p.Latest && (p.RetryIn != p.Latest || start == p.RetryIn),
 				"seed", seed, ticket, "starts after", start, "it was told", p.RetryIn, "to", p.Latest)
 			if p.RetryIn == p.Latest {
 				exact++
@@ -122,7 +123,7 @@ func TestAnExactStartIsExactWhereTenantsTie(t *testing.T) {
 		}
 		limitertest.IsGone(t, client)
 	}
-	limitertest.That(t, exact != 0, "no start was exact")
+	expect.That(t, exact != 0, "no start was exact")
 }
 
 // anyPolicy is one to four windows. Those of many tenants may cross, and tenants have any weights.
@@ -222,7 +223,7 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 			}
 		}
 		t.Logf("of the tenants %s the latest starts are %.2f times the real ones", c.tenants, most.Seconds()/real.Seconds())
-		limitertest.That(t, float64(most) <= c.measured*float64(real),
+		expect.That(t, float64(most) <= c.measured*float64(real),
 			"of the tenants", c.tenants, "the latest starts are", most, "in all, the real ones", real)
 	}
 }
@@ -282,7 +283,7 @@ func TestMaxWaitOfWholeTickets(t *testing.T) {
 			}
 		}
 		starts := st.starts()
-		limitertest.That(t, len(joined) == 10 && starts["a00"] == 10*s && starts["a09"] == 100*s,
+		expect.That(t, len(joined) == 10 && starts["a00"] == 10*s && starts["a09"] == 100*s,
 			joined, "joined, and start at", starts)
 	})
 }
@@ -297,7 +298,7 @@ func TestDeadlinesRefuseRequestsWithoutATicket(t *testing.T) {
 	r.Deadline = time.Now().Add(60 * s)
 	limitertest.WantDenied(t, limitertest.Reserve(t, st.l, r), 4*s)
 	r.Deadline = time.Now().Add(s / 2)
-	limitertest.WantErr(t, limitertest.Err(st.l.Reserve(t.Context(), r)), new(*throttle.TooLateError))
+	expect.Err(t, expect.ErrOf(st.l.Reserve(t.Context(), r)), new(*throttle.TooLateError))
 }
 
 // Tenants that are delayed by windows of their own make others expect to wait. But a deadline is
@@ -309,17 +310,17 @@ func TestDeadlineOfTicketsBehindThoseDelayedNarrower(t *testing.T) {
 		st.joinMany("q", fmt.Sprint("t", i), 2)
 	}
 	for now := time.Duration(0); now < 4*s; now += s { // each tenant gets one, and its other one waits
-		limitertest.Equal(t, len(st.at(now).take(64)), 10)
+		expect.Equal(t, len(st.at(now).take(64)), 10)
 	}
 	st.at(4 * s)
 	for i := range 10 {
 		st.joinMany("q", fmt.Sprint("full", i), 1)
 	}
-	limitertest.Equal(t, len(st.take(64)), 10, "fill the shared window")
+	expect.Equal(t, len(st.take(64)), 10, "fill the shared window")
 	late, soon := st.of("n1"), st.of("n2")
 	late.Deadline, soon.Deadline = time.Now().Add(500*ms), time.Now().Add(1900*ms)
-	limitertest.WantErr(t, st.joining(late).Err, new(*throttle.TooLateError), "the shared window is full for longer")
-	limitertest.Must(t, st.joining(soon).Err)
+	expect.Err(t, st.joining(late).Err, new(*throttle.TooLateError), "the shared window is full for longer")
+	expect.Must(t, st.joining(soon).Err)
 	st.at(5 * s).takes("n2")
 }
 
@@ -328,12 +329,12 @@ func TestExpectedStartsWhereSlotsBind(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1_000_000, s)))
 	st.joinMany("q", "a", 200)
 	for now := time.Duration(0); now <= 2*s; now += 100 * ms {
-		limitertest.Equal(t, len(st.at(now).take(5)), 5, now)
+		expect.Equal(t, len(st.at(now).take(5)), 5, now)
 	}
 	bySlots := func(ticket string, expected time.Duration) {
 		t.Helper()
 		p := st.joins(ticket)
-		limitertest.That(t, p.RetryIn == expected && (p.Binds == throttle.BySlots) == (expected > 0) &&
+		expect.That(t, p.RetryIn == expected && (p.Binds == throttle.BySlots) == (expected > 0) &&
 			(expected <= 0 || p.Latest == 0), ticket, p, "want", expected, "by slots")
 	}
 	bySlots("a900", 1900*ms) // behind 95, of which 50 go a second

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -16,7 +17,7 @@ import (
 func TestSharesOfAWindow(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), weighted(map[string]float64{"d": 2, "e": 0.25}, limitertest.SharedWindow(50, s)))
 	st.joinMany("q", "a", 700)
-	limitertest.Equal(t, st.shares(200, 16, "q")["a"], 200)
+	expect.Equal(t, st.shares(200, 16, "q")["a"], 200)
 	st.joinMany("q", "b", 400)
 	st.joinMany("q", "d", 400)
 	st.inShares(st.shares(400, 16, "q"), map[string]float64{"a": 1, "b": 1, "d": 2}, st.cost)
@@ -38,9 +39,9 @@ func TestSharesOfSlots(t *testing.T) {
 				st.joinMany("q", fmt.Sprint("live", i), 20)
 			}
 			for tenant, n := range st.shares(190, most, "q") { // as if by turns, among ten
-				limitertest.Equal(t, n, 19, name, most, tenant)
+				expect.Equal(t, n, 19, name, most, tenant)
 			}
-			limitertest.Equal(t, st.shares(100, most, "q")["bulk"], 91, name, most) // each of the others had one left
+			expect.Equal(t, st.shares(100, most, "q")["bulk"], 91, name, most) // each of the others had one left
 		}
 	}
 }
@@ -134,12 +135,12 @@ func TestTagsOfTenantsThatLeft(t *testing.T) {
 				}
 			}
 		}
-		limitertest.That(t, most != 0 && most <= 3, name, most, "tags were kept at most")
+		expect.That(t, most != 0 && most <= 3, name, most, "tags were kept at most")
 	}
 	// Leaving and coming again is no way to be first.
 	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(1, s)))
 	st.at(h)
-	limitertest.Must(t, client.FlushDB(t.Context()).Err())
+	expect.Must(t, client.FlushDB(t.Context()).Err())
 	st.joinMany("q", "b", 20)
 	got := map[string]int64{}
 	for i := range 20 {
@@ -148,5 +149,5 @@ func TestTagsOfTenantsThatLeft(t *testing.T) {
 			got[ticket.Decision.Tenant]++
 		}
 	}
-	limitertest.That(t, got["a"] == 10 && got["b"] == 10, "of 20 starts", got)
+	expect.That(t, got["a"] == 10 && got["b"] == 10, "of 20 starts", got)
 }

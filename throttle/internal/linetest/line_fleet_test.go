@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -33,7 +34,7 @@ func TestAppointments(t *testing.T) {
 			for range taken.Tickets {
 				late = append(late, e.Now-steps(len(late))*100*ms)
 			}
-			limitertest.That(t, taken.Next <= 2*s, servers, "servers: one asks again in", taken.Next)
+			expect.That(t, taken.Next <= 2*s, servers, "servers: one asks again in", taken.Next)
 			if taken.Next >= 0 {
 				// Each is late by what a network and a loop cost.
 				e.At(e.Now+taken.Next+time.Duration(asked%5)*again/5, func() { ask(l) })
@@ -47,13 +48,13 @@ func TestAppointments(t *testing.T) {
 		}
 		for second, n := range perSecond {
 			most := max(int(s/spacing), servers/2) + 10 // and after each of ten tickets
-			limitertest.That(t, second == 0 || n <= most, servers, "servers ask", n, "times in second", second)
+			expect.That(t, second == 0 || n <= most, servers, "servers ask", n, "times in second", second)
 		}
 		// Each start is late by what those before it were, too.
 		for i := len(late) - 1; i > 0; i-- {
 			late[i] -= late[i-1]
 		}
-		limitertest.That(t, len(late) >= tickets && slices.Max(late[1:]) <= spacing+again,
+		expect.That(t, len(late) >= tickets && slices.Max(late[1:]) <= spacing+again,
 			servers, "servers", len(late), "taken, late by", late)
 	}
 }
@@ -96,7 +97,7 @@ func (f *fleet) ask(server *fleetServer) {
 	}
 	f.asked++
 	for _, ticket := range server.st.take(server.free) {
-		limitertest.Equal(f.st, ticket.ID, fmt.Sprint("a", len(f.granted)), "is the next")
+		expect.Equal(f.st, ticket.ID, fmt.Sprint("a", len(f.granted)), "is the next")
 		f.granted = append(f.granted, f.Now)
 		server.free--
 		f.after(0, func() {
@@ -158,13 +159,13 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 			}
 			for len(f.granted) < tc.jobs && f.Next(h) {
 			}
-			limitertest.Equal(t, len(f.granted), tc.jobs, "jobs are through")
+			expect.Equal(t, len(f.granted), tc.jobs, "jobs are through")
 			var log []limitertest.Grant
 			for _, at := range f.granted {
 				log = append(log, limitertest.Grant{At: limitertest.At(at).UnixMicro(), Units: 1})
 			}
 			for _, w := range p.WithDefaults().Windows {
-				limitertest.Equal(t, max(0, limitertest.MostOver(w, log)), 0, "over", w.Name)
+				expect.Equal(t, max(0, limitertest.MostOver(w, log)), 0, "over", w.Name)
 			}
 			// Each starts a period after another one, and is late by an appointment, and what merged grants are.
 			late := spacing + loop
@@ -175,7 +176,7 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 			if most := f.granted[tc.jobs-1-periods*tc.limit] + steps(periods)*(tc.period+late); last > most {
 				t.Errorf("done at %v, want %v", last, most)
 			}
-			limitertest.That(t, f.asked <= int(last/spacing)+2*tc.jobs+5, "asked", f.asked, "times for", tc.jobs)
+			expect.That(t, f.asked <= int(last/spacing)+2*tc.jobs+5, "asked", f.asked, "times for", tc.jobs)
 			limitertest.IsGone(t, f.st.client)
 		})
 	}
@@ -199,11 +200,11 @@ func TestATakeLooksAtSoManyWhateverHasChanged(t *testing.T) {
 			r := throttle.Request{Policy: "p", Tenant: fmt.Sprint(i / 2), Ticket: limitertest.Ticket(fmt.Sprint(i))}
 			requests = append(requests, r)
 		}
-		limitertest.Must(t, limitertest.Err(l.Line("p").Reserve(t.Context(), requests)))
+		expect.Must(t, expect.ErrOf(l.Line("p").Reserve(t.Context(), requests)))
 		limitertest.Take(t, l, throttle.MaxTake, "q")
 		changed := own
 		changed.Limit = 2
-		limitertest.Must(t, l.SetPolicies([]throttle.Policy{limitertest.Policy(changed)}))
+		expect.Must(t, l.SetPolicies([]throttle.Policy{limitertest.Policy(changed)}))
 		for left := n; left > 0; {
 			before := calls(t, client)
 			taken := limitertest.Take(t, l, throttle.MaxTake, "q")

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -20,8 +21,8 @@ func TestQueuesShareALine(t *testing.T) {
 				taken, err := st.line().Take(st.Context(), throttle.TakeOptions{
 					Queues: map[string]int{"high": 2, "low": 1}, Strict: true, Max: throttle.MaxTake,
 				})
-				limitertest.Must(st, err)
-				limitertest.Equal(st, strings.Join(ids(taken.Tickets), " "), want)
+				expect.Must(st, err)
+				expect.Equal(st, strings.Join(ids(taken.Tickets), " "), want)
 			}
 		}},
 		"are told of alone": {two, func(st *story) {
@@ -32,7 +33,7 @@ func TestQueuesShareALine(t *testing.T) {
 		}},
 		"share the windows": {two, func(st *story) {
 			st.joinIn("one", "a1", "a2", "a3")
-			limitertest.Equal(st, st.joinIn("two", "b1", "b2").RetryIn, 10*s)
+			expect.Equal(st, st.joinIn("two", "b1", "b2").RetryIn, 10*s)
 			limitertest.Take(st, st.l, 1, "one")
 			st.from("two").takes("b1")
 		}},
@@ -43,10 +44,10 @@ func TestQueuesShareALine(t *testing.T) {
 			limitertest.Take(st, st.server().l, 0, "dead") // asks once more
 			st.at(110*s-us).newcomer("b", false)
 			st.at(110 * s)
-			limitertest.Equal(st, st.joinIn("live", "c1").RetryIn, 0)
+			expect.Equal(st, st.joinIn("live", "c1").RetryIn, 0)
 			st.from("live").takes("c1")
 			st.newcomer("b", true)
-			limitertest.Equal(st, st.joinIn("live", "c2").RetryIn, 10*s)
+			expect.Equal(st, st.joinIn("live", "c2").RetryIn, 10*s)
 			st.at(120*s).from("dead").takes("a1", "a2")
 			st.newcomer("b", false)
 		}},
@@ -57,7 +58,7 @@ func TestQueuesShareALine(t *testing.T) {
 func (st *story) nudges(want bool, tickets ...string) {
 	st.Helper()
 	for _, ticket := range tickets {
-		limitertest.Equal(st, st.joins(ticket).Nudge, want, ticket, "nudges")
+		expect.Equal(st, st.joins(ticket).Nudge, want, ticket, "nudges")
 		st.pass(us)
 	}
 }

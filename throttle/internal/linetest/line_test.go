@@ -3,6 +3,7 @@ package linetest
 import (
 	"testing"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -34,7 +35,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.at(1 * s).waits("a3")
 			st.at(10*s).denied("b1", 0) // there is room for two
 			d := limitertest.Reserve(st, st.l, st.without("c"))
-			limitertest.That(st, !d.Granted && d.RetryIn != 0, "one without a ticket", d)
+			expect.That(st, !d.Granted && d.RetryIn != 0, "one without a ticket", d)
 			st.takes("a3", "b1")
 		}},
 		"of one tenant the first comes first": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(st *story) {
@@ -51,7 +52,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.at(4*s).denied("a5", 16*s)
 			before := lineText(st, st.client)
 			limitertest.WantDenied(st, limitertest.Peek(st, st.l, st.without("b")), 16*s) // behind all who wait
-			limitertest.Equal(st, lineText(st, st.client), before)
+			expect.Equal(st, lineText(st, st.client), before)
 		}},
 		"Leave gives the place to the next": {limitertest.Policy(two), func(st *story) {
 			st.granted("a1", "a2")
@@ -81,7 +82,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 		"what is given back is not paid for": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(st *story) {
 			st.joins("a1", "a2", "a3", "b1", "b2")
 			for _, ticket := range []string{"a1", "a2"} {
-				limitertest.Must(st, st.takes(ticket).l.Line("p").Refund(st.Context(), []throttle.TakenTicket{st.took[ticket]}))
+				expect.Must(st, st.takes(ticket).l.Line("p").Refund(st.Context(), []throttle.TakenTicket{st.took[ticket]}))
 			}
 			st.takes("a3")
 			st.at(1 * s).takes("b1")
@@ -124,7 +125,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			p := limitertest.Policy(two)
 			p.Tenants = map[string]throttle.Tenant{"a": {Exempt: true}, "x": {Exempt: true}}
 			st.set(p)
-			limitertest.Equal(st, st.granted("x1").Windows[0].Used, 3)
+			expect.Equal(st, st.granted("x1").Windows[0].Used, 3)
 			st.granted("a3") // its place is given back
 			st.takes().asks(-1)
 		}},
@@ -133,7 +134,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.costs(9).waits("b1")
 			st.cost = 1
 			d := limitertest.Reserve(st, st.l, st.without("x"))
-			limitertest.That(st, !d.Granted && d.RetryIn >= 10*s, "granted", d.Granted, "denied for", d.RetryIn)
+			expect.That(st, !d.Granted && d.RetryIn >= 10*s, "granted", d.Granted, "denied for", d.RetryIn)
 			st.waits("c1")
 			st.takes().at(10*s).takes("b1", "c1")
 		}},
@@ -185,7 +186,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.waits("a3", "a4", "a5")
 			st.denied("a3", 10*s)
 			p := st.joins("a4")
-			limitertest.That(st, p.AlreadyQueued && p.RetryIn == 10*s, p)
+			expect.That(st, p.AlreadyQueued && p.RetryIn == 10*s, p)
 			st.at(10*s).denied("a5", 10*s) // it is not its turn
 			st.denied("a4", 0)
 			st.takes("a3", "a4")
@@ -196,7 +197,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			moved := st.of("a3")
 			moved.Tenant = "b"
 			places, err := st.line().Join(st.Context(), []throttle.Request{moved})
-			limitertest.Require(st, err == nil && places[0].Err == nil && !places[0].AlreadyQueued, places, err)
+			expect.Require(st, err == nil && places[0].Err == nil && !places[0].AlreadyQueued, places, err)
 			st.at(10*s).takes("a4", "a3")
 		}},
 		"a ticket that reserves at its turn is granted": {limitertest.Policy(two), func(st *story) {
@@ -213,7 +214,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.set(limitertest.Policy(two, own, throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")}))
 			st.waits("a3") // joins again
 			st.at(10*s).takes("a4", "b1", "a3").asks(-1)
-			limitertest.That(st, !st.took["a4"].Decision.Granted && !st.took["b1"].Decision.Granted &&
+			expect.That(st, !st.took["a4"].Decision.Granted && !st.took["b1"].Decision.Granted &&
 				st.took["a3"].Decision.Granted, "granted is what all windows count, and nothing else")
 		}},
 		"a scope is taken away while they wait": {limitertest.Policy(two, throttle.Window{Name: "region", Limit: 1, Period: h, Scope: throttle.Per("region")}, own), func(st *story) {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -36,7 +37,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 			Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(1, 10*s))},
 			Observer: throttle.Observer{
 				Called: func(c throttle.Call) {
-					limitertest.That(t, c.Took > 0 && c.Err == nil, c)
+					expect.That(t, c.Took > 0 && c.Err == nil, c)
 					tell("call %s %s %d", c.Policy, c.Script, c.N)
 				},
 				Corrected: func(c throttle.Correction) {
@@ -57,10 +58,10 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		})
 		wants := func(what string, want ...string) {
 			t.Helper()
-			limitertest.Equal(t, told, want, what)
+			expect.Equal(t, told, want, what)
 			told = nil
 		}
-		limitertest.Must(t, hooks.Refresh(t.Context(), "p")) // else the first take does it in the background
+		expect.Must(t, hooks.Refresh(t.Context(), "p")) // else the first take does it in the background
 		told = nil
 		st := &story{T: t, client: client, l: l, c: clock, cost: 1, took: map[string]throttle.TakenTicket{}}
 		line := l.Line("p")
@@ -69,12 +70,12 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		wants("a grant", "call p decide 1", "decided p a true false 0s")
 		for range 2 { // the second changes nothing
 			settled, err := grant.Settle(t.Context(), map[string]int64{"requests": 2})
-			limitertest.Must(t, err)
+			expect.Must(t, err)
 			grant = settled
 		}
 		wants("it is settled", "call p decide 1", "corrected a map[requests:2] false", "call p decide 1")
 		for range 2 {
-			limitertest.Must(t, limitertest.Err(grant.Cancel(t.Context())))
+			expect.Must(t, expect.ErrOf(grant.Cancel(t.Context())))
 		}
 		wants("it is cancelled", "call p decide 1", "corrected a map[] true", "call p decide 1")
 		st.granted("a1")
@@ -84,24 +85,24 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		full := st.of("b2")
 		full.Backlog = 1
 		places, err := line.Join(t.Context(), []throttle.Request{st.of("a2"), full})
-		limitertest.Must(t, err)
+		expect.Must(t, err)
 		wants("a join", "call p decide 2", fmt.Sprintf("join p a %v false", places[0].RetryIn), "join p b 30s true")
 		st.takes()
 		wants("a take of nothing", "call p take 0")
 		st.at(10 * s).takes("b1")
 		wants("a take", "call p take 1", "taken p b1 10s")
-		limitertest.Must(t, line.PutBack(t.Context(), []throttle.TakenTicket{st.took["b1"]}))
+		expect.Must(t, line.PutBack(t.Context(), []throttle.TakenTicket{st.took["b1"]}))
 		wants("a ticket that is put back", "call p decide 1")
 		st.at(12 * s).takes("b1")
 		wants("its second take", "call p take 1", "taken p b1 12s")
-		limitertest.Must(t, limitertest.Err(l.Peek(t.Context(), st.without("a"))))
+		expect.Must(t, expect.ErrOf(l.Peek(t.Context(), st.without("a"))))
 		wants("a peek", "call p decide 1")
-		limitertest.That(t, st.again("b1", st.of("b1")).Granted, "b1 is denied")
+		expect.That(t, st.again("b1", st.of("b1")).Granted, "b1 is denied")
 		wants("a grant in place of another", "call p decide 1")
 		tickets, err := line.Reserve(t.Context(), []throttle.Request{st.of("c1"), st.of("c2")})
-		limitertest.Require(t, err == nil && len(tickets) == 2, tickets, err)
+		expect.Require(t, err == nil && len(tickets) == 2, tickets, err)
 		n := len(told)
-		limitertest.That(t, n == 3 && told[0] == "call p decide 2", "two requests in one call: told", told)
+		expect.That(t, n == 3 && told[0] == "call p decide 2", "two requests in one call: told", told)
 	})
 }
 
@@ -127,8 +128,8 @@ func TestAWaitIsObserved(t *testing.T) {
 			{"decided true", "started p a -1ns 0s"},
 			{"decided false", "taken 1", "started p a -1ns 10s"},
 		} {
-			limitertest.Must(t, limitertest.Err(l.Wait(t.Context(), throttle.Request{Policy: "p", Tenant: "a"})))
-			limitertest.Equal(t, told, want)
+			expect.Must(t, expect.ErrOf(l.Wait(t.Context(), throttle.Request{Policy: "p", Tenant: "a"})))
+			expect.Equal(t, told, want)
 			told = nil
 		}
 	})
@@ -149,8 +150,8 @@ func TestAnOutageIsObserved(t *testing.T) {
 		Called:  func(c throttle.Call) { calls = append(calls, c) },
 		Decided: func(d throttle.Decision) { decisions = append(decisions, d) },
 	}})
-	limitertest.Must(t, limitertest.Err(l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"})))
-	limitertest.That(t, len(calls) == 1 && errors.Is(calls[0].Err, throttle.ErrUnavailable) &&
+	expect.Must(t, expect.ErrOf(l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"})))
+	expect.That(t, len(calls) == 1 && errors.Is(calls[0].Err, throttle.ErrUnavailable) &&
 		len(decisions) == 1 && decisions[0].FailedOpen != nil, "calls", calls, "decisions", decisions)
 }
 
@@ -166,8 +167,8 @@ func TestARepeatByAKeyIsNotDecidedAgain(t *testing.T) {
 	for i, want := range []int64{1, 1, 2} {
 		r := limitertest.Acme(1)
 		r.IdempotencyKey = []string{"key", "key", "another"}[i]
-		limitertest.That(t, limitertest.Reserve(t, l, r).Granted, r.IdempotencyKey)
-		limitertest.Equal(t, decided.Load(), want, r.IdempotencyKey, "decisions")
+		expect.That(t, limitertest.Reserve(t, l, r).Granted, r.IdempotencyKey)
+		expect.Equal(t, decided.Load(), want, r.IdempotencyKey, "decisions")
 	}
 }
 
@@ -200,21 +201,21 @@ func TestAnObserverThatPanicsDisturbsNothing(t *testing.T) {
 		}
 		for i := range guarded.NumField() {
 			about := "function=Observer." + guarded.Type().Field(i).Name + ` panic="on purpose" stack=`
-			limitertest.Equal(t, strings.Count(log.String(), about), 1, about)
+			expect.Equal(t, strings.Count(log.String(), about), 1, about)
 		}
-		limitertest.Contains(t, log.String(), "observe_test.go", "the stack is missing", &log)
+		expect.Contains(t, log.String(), "observe_test.go", "the stack is missing", &log)
 		ctx, cancel := context.WithTimeout(t.Context(), m)
 		defer cancel()
 		for range 3 { // the later two wait in place, and are taken
 			d, err := l.Wait(ctx, throttle.Request{Policy: "p", Tenant: "a"})
-			limitertest.Require(t, err == nil && d.Granted, d, err)
+			expect.Require(t, err == nil && d.Granted, d, err)
 		}
 		for range 2 {
 			places, err := l.Line("p").Join(ctx, []throttle.Request{{Tenant: "a", Ticket: limitertest.Ticket("1")}})
-			limitertest.Require(t, err == nil && places[0].Err == nil, places, err)
+			expect.Require(t, err == nil && places[0].Err == nil, places, err)
 		}
 		taken := limitertest.Take(t, l, 1, "q")
-		limitertest.That(t, len(taken.Tickets) == 0 && taken.Next >= 0, taken)
+		expect.That(t, len(taken.Tickets) == 0 && taken.Next >= 0, taken)
 	})
 }
 
@@ -253,18 +254,18 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 			} else if o != nil {
 				would = fmt.Sprint(o.By, " ", o.Wait)
 			}
-			limitertest.That(t, d.Granted && !d.Queued && !d.Exempt && would == step.would,
+			expect.That(t, d.Granted && !d.Queued && !d.Exempt && would == step.would,
 				step.ticket, "at", step.at, "would be denied by", would, "want", step.would, d)
 		}
 		st.cost = 1
-		limitertest.That(t, st.joins("a7").Exempt, "a ticket has joined")
+		expect.That(t, st.joins("a7").Exempt, "a ticket has joined")
 		got := st.l.Policies()[0]
-		limitertest.That(t, got.Windows[0].Algorithm == throttle.AlgorithmSliding &&
+		expect.That(t, got.Windows[0].Algorithm == throttle.AlgorithmSliding &&
 			got.Mode == throttle.ModeObserve, "the policy is", got)
 		st.takes().asks(-1)
 		// A reservation can be given back.
 		d := limitertest.Reserve(t, st.at(h).l, st.of("a8"))
-		limitertest.Equal(t, limitertest.Cancel(t, st.l, d.Reservation).Windows[0].Used, 0)
+		expect.Equal(t, limitertest.Cancel(t, st.l, d.Reservation).Windows[0].Used, 0)
 	})
 }
 
@@ -282,10 +283,10 @@ func TestAPolicyBeginsToObserve(t *testing.T) {
 	st.at(2*s).takes("a1", "a2", "b1").asks(-1)
 	for _, ticket := range []string{"a1", "a2", "b1"} {
 		d, err := st.line().ReserveAgain(t.Context(), st.took[ticket], st.of(ticket))
-		limitertest.That(t, err == nil && d.Granted, ticket, d, err)
+		expect.That(t, err == nil && d.Granted, ticket, d, err)
 	}
 	observed := limitertest.Reserve(t, st.l, st.of("a3"))
-	limitertest.That(t, observed.Granted && observed.Observed != nil, observed)
+	expect.That(t, observed.Granted && observed.Observed != nil, observed)
 	st.set(enforces)
 	st.at(m).granted("c0")
 	st.waits("c1")

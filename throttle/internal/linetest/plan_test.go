@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -50,7 +51,7 @@ func TestPlansComeTrue(t *testing.T) {
 				}
 				before := lineText(t, client)
 				plan := st.plan(inspect.PlanOptions{By: limitertest.At(3*h + 10*s)}, demands...)
-				limitertest.Equal(t, lineText(t, client), before)
+				expect.Equal(t, lineText(t, client), before)
 				st.class = class
 				for i, tenant := range tenants {
 					var requests []throttle.Request
@@ -110,23 +111,23 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		st.joinMany("q", "a", 30)
 		d := demand("a", 50, throttle.ClassLive)
-		limitertest.Equal(t, st.plan(inspect.PlanOptions{}, d).Expected, limitertest.At(7*s))
+		expect.Equal(t, st.plan(inspect.PlanOptions{}, d).Expected, limitertest.At(7*s))
 		d.Joined = 30
 		got := st.plan(inspect.PlanOptions{}, d)
-		limitertest.That(t, got.Expected == limitertest.At(4*s) && got.Binds == "shared", "50, 30 of them in line", got)
+		expect.That(t, got.Expected == limitertest.At(4*s) && got.Binds == "shared", "50, 30 of them in line", got)
 		var crowd []inspect.Demand
 		for i := range 30 {
 			crowd = append(crowd, demand(fmt.Sprint("t", i), 1, ""))
 		}
 		for i, got := range st.plan(inspect.PlanOptions{}, crowd...).Demands {
-			limitertest.Equal(t, got.Expected == limitertest.At(0), got.Binds == "", "the window holds up all that do not start now", i)
+			expect.Equal(t, got.Expected == limitertest.At(0), got.Binds == "", "the window holds up all that do not start now", i)
 		}
 		if got := st.plan(inspect.PlanOptions{From: limitertest.At(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Expected != limitertest.At(h+4*s) || got.By != 10 {
 			t.Errorf("an hour later: %+v", got)
 		}
 		d.Count = 0
 		_, err := inspect.Of(st.l).Plan(t.Context(), []inspect.Demand{d}, inspect.PlanOptions{})
-		limitertest.That(t, err != nil, "a demand of nothing is planned")
+		expect.That(t, err != nil, "a demand of nothing is planned")
 		limitertest.SetPolicy(t, st.l, limitertest.SharedWindow(1_000_000, s))
 		for now := time.Duration(0); now <= 2*s; now += 200 * ms {
 			limitertest.Take(t, st.at(10*s+now).l, 2, "q")
@@ -151,7 +152,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 			return t
 		}
 		anywhere := inspect.Demand{Count: 50, Request: throttle.Request{Policy: "p", Tenant: "b"}}
-		limitertest.Equal(t, st.plan(inspect.PlanOptions{Open: opens}, anywhere).Expected, limitertest.At(2*h), "that all fit, and may start after two hours")
+		expect.Equal(t, st.plan(inspect.PlanOptions{Open: opens}, anywhere).Expected, limitertest.At(2*h), "that all fit, and may start after two hours")
 	})
 }
 
@@ -161,5 +162,5 @@ func TestAPlanEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	opens := func(t time.Time) time.Time { cancel(); return t }
 	_, err := inspect.Of(st.l).Plan(ctx, []inspect.Demand{demand("a", math.MaxInt, "")}, inspect.PlanOptions{Open: opens})
-	limitertest.WantErr(t, err, context.Canceled)
+	expect.Err(t, err, context.Canceled)
 }

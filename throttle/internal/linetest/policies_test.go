@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -17,19 +18,19 @@ func TestRemovedPolicies(t *testing.T) {
 	st.waits("a2", "a3")
 	check := func(want ...string) {
 		t.Helper()
-		limitertest.Equal(t, st.l.Lines(), want)
+		expect.Equal(t, st.l.Lines(), want)
 	}
 	check("p")
 	st.set(keep)
 	check("keep", "p")
-	limitertest.WantErr(t, limitertest.Err(st.l.Reserve(t.Context(), st.of("a4"))), throttle.ErrUnknownPolicy)
-	limitertest.Equal(t, limitertest.Cancel(t, st.l, d.Reservation).Granted, true)
+	expect.Err(t, expect.ErrOf(st.l.Reserve(t.Context(), st.of("a4"))), throttle.ErrUnknownPolicy)
+	expect.Equal(t, limitertest.Cancel(t, st.l, d.Reservation).Granted, true)
 	st.takes("a2").putBack("a2")
 	st.takes("a2")
 	st.at(5 * s).takes()
 	check("keep", "p")
 	next := limitertest.Take(t, st.l, 1, "another").Next
-	limitertest.That(t, next < 0, "next", next)
+	expect.That(t, next < 0, "next", next)
 	check("keep", "p") // somebody waits elsewhere
 	st.at(10 * s).takes("a3").takes()
 	check("keep")
@@ -53,12 +54,12 @@ func TestTenantsChangeWhileTheirTicketsWait(t *testing.T) {
 		st.c.US.Add(1) // the refresh is in the background, and what it changes is due at its time
 		for _, ticket := range limitertest.Take(t, st.l, 64, "q").Tickets {
 			got = append(got, ticket.ID)
-			limitertest.Equal(t, ticket.Decision.Windows[0].Limit, 3)
+			expect.Equal(t, ticket.Decision.Windows[0].Limit, 3)
 		}
 	}
-	limitertest.Equal(t, got, []string{"a1", "a2"})
+	expect.Equal(t, got, []string{"a1", "a2"})
 	record := st.client.HGet(t.Context(), "sluice:{p}:f", "q|a").Val()
-	limitertest.That(t, strings.Contains(record, " 7000 "), "the weight is not written", record)
+	expect.That(t, strings.Contains(record, " 7000 "), "the weight is not written", record)
 }
 
 // All that a limiter hands out is the caller's to change.
@@ -80,16 +81,16 @@ func TestNothingThatIsHandedOutIsLive(t *testing.T) {
 	d.Windows[0].Scope.Attributes[0], d.Windows[0].Scope.Values[0] = "other", "other"
 	_ = append(d.Windows[0].Scope.Attributes, "more")
 	w := limitertest.Reserve(t, l, r).Windows[0]
-	limitertest.That(t, w.Scope.String() == "tenant=a,user=bob" && w.Limit == 2, w)
-	limitertest.Equal(t, l.Policies(), want)
+	expect.That(t, w.Scope.String() == "tenant=a,user=bob" && w.Limit == 2, w)
+	expect.Equal(t, l.Policies(), want)
 	matched := want[0]
 	matched.Match, matched.Tenants, matched.Windows = nil, nil, nil
 	got, _ := l.Match("http:get", false)
-	limitertest.Equal(t, got, matched)
+	expect.Equal(t, got, matched)
 	_, ok := l.Match("smtp", false)
-	limitertest.Equal(t, ok, false, "matched")
+	expect.Equal(t, ok, false, "matched")
 	_, ok = l.Lookup("q")
-	limitertest.Equal(t, ok, false, "found")
+	expect.Equal(t, ok, false, "found")
 }
 
 // While the clock is behind, each ticket of a take is granted at the time of the windows, and given
@@ -101,10 +102,10 @@ func TestRefundOfWhatWasTakenWhileTheClockIsBehind(t *testing.T) {
 	st.takes("a1", "a2", "a3")
 	var give []throttle.TakenTicket
 	for _, id := range []string{"a1", "a2", "a3"} {
-		limitertest.Equal(t, st.took[id].Decision.At, limitertest.At(20*s), id)
+		expect.Equal(t, st.took[id].Decision.At, limitertest.At(20*s), id)
 		give = append(give, st.took[id])
 	}
-	limitertest.Must(t, st.line().Refund(t.Context(), give))
+	expect.Must(t, st.line().Refund(t.Context(), give))
 	limitertest.WantUsed(t, st.l, limitertest.Acme(1), 1)
 }
 
@@ -132,12 +133,12 @@ func TestAResetLetsGoWhatWaits(t *testing.T) {
 	reset := func(tenant string, want int) {
 		t.Helper()
 		n, err := st.l.Reset(t.Context(), "p", tenant)
-		limitertest.That(t, err == nil && n == want, "emptied", n, "counts, want", want, err)
+		expect.That(t, err == nil && n == want, "emptied", n, "counts, want", want, err)
 	}
 	used := func(tenant string, want ...int64) {
 		t.Helper()
 		for i, w := range limitertest.Peek(t, st.l, st.without(tenant)).Windows {
-			limitertest.Equal(t, w.Used, want[i], tenant, w.Name)
+			expect.Equal(t, w.Used, want[i], tenant, w.Name)
 		}
 	}
 	st.with = map[string]string{"user": "u,:%"}
@@ -153,6 +154,6 @@ func TestAResetLetsGoWhatWaits(t *testing.T) {
 	reset("", 7)
 	used("a", 0, 0, 0)
 	st.at(6*s).takes("b2", "a3").asks(-1)
-	limitertest.WantErr(t, limitertest.Err(st.l.Reset(t.Context(), "q", "")), throttle.ErrUnknownPolicy)
-	limitertest.WantErr(t, limitertest.Err(st.l.Reset(t.Context(), "q", "a")), throttle.ErrUnknownPolicy)
+	expect.Err(t, expect.ErrOf(st.l.Reset(t.Context(), "q", "")), throttle.ErrUnknownPolicy)
+	expect.Err(t, expect.ErrOf(st.l.Reset(t.Context(), "q", "a")), throttle.ErrUnknownPolicy)
 }

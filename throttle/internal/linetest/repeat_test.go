@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -69,7 +70,7 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 				st.leave(ticket)
 			case "take":
 				got, err := st.line().Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: max})
-				limitertest.Must(t, err)
+				expect.Must(t, err)
 				for _, ticket := range got.Tickets {
 					ds[i] += fmt.Sprint(ticket.ID, ticket.Rank, ticket.Decision.At, " ") // what windows count is not kept
 					tickets++
@@ -77,19 +78,19 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 				taken[i] = append(taken[i], got.Tickets...)
 			case "put back":
 				if n := len(taken[i]); n > 0 {
-					limitertest.Must(t, st.line().PutBack(t.Context(), taken[i][n-1:]))
+					expect.Must(t, st.line().PutBack(t.Context(), taken[i][n-1:]))
 					taken[i] = taken[i][:n-1]
 				}
 			case "cancel":
 				if n := len(taken[i]); n > 0 && number%2 == 0 {
-					limitertest.Must(t, st.line().Refund(t.Context(), taken[i][number/2%n:][:1]))
+					expect.Must(t, st.line().Refund(t.Context(), taken[i][number/2%n:][:1]))
 				} else if n := len(reserved[i]); n > 0 {
 					limitertest.Cancel(t, st.l, reserved[i][number%n])
 				}
 			}
 		}
-		limitertest.Require(t, ds[0] == ds[1], "step", step, what, ticket, ds)
-		limitertest.Equal(t, lineText(t, other), lineText(t, client), "after repeated calls, step", step, what, ticket)
+		expect.Require(t, ds[0] == ds[1], "step", step, what, ticket, ds)
+		expect.Equal(t, lineText(t, other), lineText(t, client), "after repeated calls, step", step, what, ticket)
 	}
 	if len(steps) != 7 || len(reserved[0]) == 0 || tickets < 10 || repeated < 75 {
 		t.Errorf("steps %v, %d grants, %d tickets taken, %d calls repeated", steps, len(reserved[0]), tickets, repeated)

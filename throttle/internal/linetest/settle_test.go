@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -27,7 +28,7 @@ func TestSettleWhoseReplyWasLost(t *testing.T) {
 			{Name: "tokens", Algorithm: throttle.AlgorithmGCRA, Limit: 1, Burst: 4000, Period: h, Unit: "tokens"},
 			{Name: "tokens", Algorithm: throttle.AlgorithmCalendar, Limit: 4000, Resets: "@yearly", Unit: "tokens"},
 		} {
-			limitertest.Must(t, client.FlushAll(t.Context()).Err())
+			expect.Must(t, client.FlushAll(t.Context()).Err())
 			l, _ := limitertest.NewWithClock(t, client, limitertest.Policy(w))
 			repeating := redis.NewClient(client.Options())
 			t.Cleanup(func() { repeating.Close() })
@@ -69,7 +70,7 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 			t.Helper()
 			// Of a bucket some parts of a unit have drained, which somebody else may have got.
 			used := limitertest.Peek(t, st.l, tokens).Windows[0].Used
-			limitertest.That(t, used == want || w.Algorithm == throttle.AlgorithmGCRA && used == want+1,
+			expect.That(t, used == want || w.Algorithm == throttle.AlgorithmGCRA && used == want+1,
 				used, "are counted, want", want)
 		}
 		r := limitertest.Reserve(t, st.at(30*s).l, tokens).Reservation
@@ -93,7 +94,7 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 		r = st.settle(r, 20)
 		limitertest.Cancel(t, st.l, r)
 		now := limitertest.Peek(t, st.l, tokens).Windows[0].Used
-		limitertest.That(t, now <= counted, now, "are counted, want", counted)
+		expect.That(t, now <= counted, now, "are counted, want", counted)
 	})
 }
 
@@ -102,7 +103,7 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 func TestSettlesAddUp(t *testing.T) {
 	client := limitertest.Redis(t)
 	rapid.Check(t, func(t *rapid.T) {
-		limitertest.Must(t, client.FlushAll(t.Context()).Err())
+		expect.Must(t, client.FlushAll(t.Context()).Err())
 		const period = 10 * s
 		l, c := limitertest.NewWithClock(t, client, limitertest.Policy(throttle.Window{Name: "tokens", Limit: 120, Period: period, Unit: "tokens"}))
 		type part struct {
@@ -137,7 +138,7 @@ func TestSettlesAddUp(t *testing.T) {
 				}
 				r := throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": 1}}
 				used := limitertest.Peek(t, l, r).Windows[0].Used
-				limitertest.Require(t, used == want, used, "are counted, want", want)
+				expect.Require(t, used == want, used, "are counted, want", want)
 			},
 			"pass": func(t *rapid.T) {
 				now += time.Duration(rapid.Int64Range(1, 4000).Draw(t, "ms")) * ms
@@ -193,7 +194,7 @@ func TestManyCorrections(t *testing.T) {
 	const head, correction, kept = "1800057600000000 =tokens=70", " +1800057600000000:tokens=1", 16
 	bytes := st.client.StrLen(t.Context(), "sluice:{p}:n:"+r.ID).Val()
 	least := len(head+correction) + (kept-1)*len(correction)
-	limitertest.That(t, bytes >= int64(least) && bytes <= int64(least+len("60")),
+	expect.That(t, bytes >= int64(least) && bytes <= int64(least+len("60")),
 		bytes, "bytes are kept of the reservation, want", least)
 	limitertest.Cancel(t, st.l, r)
 	if used := limitertest.Peek(t, st.l, of(1)).Windows[0].Used; used < 60 || used > 60+60-16 {
@@ -207,11 +208,11 @@ func TestCorrectionsBesideALine(t *testing.T) {
 		"settled to nothing": {limitertest.Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Scope: throttle.ScopeShared}, limitertest.SharedWindow(10, 10*s)), func(st *story) {
 			first := st.granted("a1")
 			r, err := first.Reservation.Settle(st.Context(), map[string]int64{"requests": 0})
-			limitertest.Must(st, err)
-			limitertest.Must(st, r.Release(st.Context()))
+			expect.Must(st, err)
+			expect.Must(st, r.Release(st.Context()))
 			b := st.granted("a2")
 			r, err = b.Reservation.Settle(st.Context(), map[string]int64{"requests": 0})
-			limitertest.Must(st, err)
+			expect.Must(st, err)
 			limitertest.Cancel(st, st.l, r)
 			st.granted("a3")
 		}},
@@ -219,8 +220,8 @@ func TestCorrectionsBesideALine(t *testing.T) {
 			first := st.granted("a1")
 			st.granted("a2")
 			r, err := first.Reservation.Settle(st.Context(), map[string]int64{"requests": 2})
-			limitertest.Must(st, err)
-			limitertest.Must(st, limitertest.Err(r.Renew(st.Context())))
+			expect.Must(st, err)
+			expect.Must(st, expect.ErrOf(r.Renew(st.Context())))
 			limitertest.WantUsed(st, st.l, st.of("x"), 2)
 		}},
 		"a pause holds for what costs nothing there": {limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: s}, tokens(100, s)), func(st *story) {
@@ -240,9 +241,9 @@ func TestReleasedIsRememberedForALease(t *testing.T) {
 	d := limitertest.Reserve(t, l, limitertest.Acme(1))
 	limitertest.Release(t, d)
 	keys, err := client.Keys(t.Context(), "sluice:{p}:n:*").Result()
-	limitertest.Require(t, err == nil && len(keys) == 1, keys, err)
+	expect.Require(t, err == nil && len(keys) == 1, keys, err)
 	for _, k := range keys {
 		ttl := client.TTL(t.Context(), k).Val()
-		limitertest.That(t, ttl >= h/2, k, "is kept for", ttl)
+		expect.That(t, ttl >= h/2, k, "is kept for", ttl)
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -33,8 +34,8 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 		tighter.Windows[0].Limit = 1
 		got, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p}, inspect.Variant{Policy: faster},
 			inspect.Variant{Policy: heavier}, inspect.Variant{Policy: tighter})
-		limitertest.Must(t, err)
-		limitertest.Equal(t, len(limitertest.Dump(t, client)), len(before), before)
+		expect.Must(t, err)
+		expect.Equal(t, len(limitertest.Dump(t, client)), len(before), before)
 		for i, want := range []struct{ all, a, b time.Duration }{
 			{25 * s, 25 * s, 17500 * ms}, // one each 2.5 s from 10 s on, in turns
 			{17500 * ms, 17500 * ms, 7500 * ms},
@@ -42,7 +43,7 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 			{55 * s, 55 * s, 27500 * ms}, // by its own limit, one each 10 s
 		} {
 			b := got[i]
-			limitertest.Require(t, b.Known && len(b.Tenants) == 2 && b.Waiting == 7 &&
+			expect.Require(t, b.Known && len(b.Tenants) == 2 && b.Waiting == 7 &&
 				b.Tenants[0].Tenant == "a" && b.Tenants[0].Waiting == 5, "variant", i, b)
 			if all, a, other := b.Expected, b.Tenants[0].Expected, b.Tenants[1].Expected; !all.Equal(limitertest.At(want.all)) || !a.Equal(limitertest.At(want.a)) || !other.Equal(limitertest.At(want.b)) {
 				t.Errorf("variant %d: all done at %v, a at %v, b at %v; want %v", i, all, a, other, want)
@@ -52,11 +53,11 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 		never.Windows[0].Limit = 1
 		st.costs(2).joins("c1")
 		got, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: never})
-		limitertest.That(t, err == nil && !got[0].Known && got[0].Tenants[2].NeverFits == "own" &&
+		expect.That(t, err == nil && !got[0].Known && got[0].Tenants[2].NeverFits == "own" &&
 			got[0].Tenants[0].Known, got, err)
 		never.Windows[0].Limit = 0
 		_, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: never})
-		limitertest.WantErr(t, err, new(*throttle.PolicyError))
+		expect.Err(t, err, new(*throttle.PolicyError))
 	})
 }
 
@@ -74,10 +75,10 @@ func TestSimulateReplacesAnOverride(t *testing.T) {
 	override.Windows = map[string]throttle.Override{"own": {Limit: 4}}
 	got, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p},
 		inspect.Variant{Policy: p, Overrides: []throttle.TenantOverride{override}})
-	limitertest.Must(t, err)
-	limitertest.That(t, got[0].Expected.Equal(limitertest.At(20*s)), "now it is done at", got[0].Expected)
-	limitertest.That(t, got[1].Expected.Equal(limitertest.At(10*s)), "with the other override at", got[1].Expected)
+	expect.Must(t, err)
+	expect.That(t, got[0].Expected.Equal(limitertest.At(20*s)), "now it is done at", got[0].Expected)
+	expect.That(t, got[1].Expected.Equal(limitertest.At(10*s)), "with the other override at", got[1].Expected)
 	override.Windows = map[string]throttle.Override{"none": {Limit: 4}}
 	_, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p, Overrides: []throttle.TenantOverride{override}})
-	limitertest.WantErr(t, err, new(*throttle.PolicyError))
+	expect.Err(t, err, new(*throttle.PolicyError))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/servers"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -23,7 +24,7 @@ func state(t *testing.T, l *throttle.Limiter, q inspect.Query) inspect.PolicySta
 	t.Helper()
 	q.Policy = "p"
 	got, err := inspect.Of(l).State(t.Context(), q)
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	return got
 }
 
@@ -42,28 +43,28 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		last := st.joins("a6") // it keeps its place
 		before := limitertest.Dump(t, client)
 		got := state(t, st.l, inspect.Query{})
-		limitertest.Equal(t, fmt.Sprint(limitertest.Dump(t, client)), fmt.Sprint(before), before)
-		limitertest.That(t, got.At.Equal(limitertest.At(2*s)) && got.Waiting == 4 &&
+		expect.Equal(t, fmt.Sprint(limitertest.Dump(t, client)), fmt.Sprint(before), before)
+		expect.That(t, got.At.Equal(limitertest.At(2*s)) && got.Waiting == 4 &&
 			got.PerSecond == 0.25 && got.Next == "" && got.Pause == nil, got)
-		limitertest.That(t, len(got.Windows) == 1 && got.Windows[0].Name == "shared" &&
+		expect.That(t, len(got.Windows) == 1 && got.Windows[0].Name == "shared" &&
 			got.Windows[0].Used == 5 && got.Windows[0].ResetsAt.Equal(limitertest.At(20*s)), got.Windows)
-		limitertest.That(t, len(got.Queues) == 2 && got.Queues[0].Waiting == 3 &&
+		expect.That(t, len(got.Queues) == 2 && got.Queues[0].Waiting == 3 &&
 			got.Queues[0].Flows == 2 && got.Queues[0].Served &&
 			got.Queues[1].Class == throttle.ClassBatch && got.Queues[1].Waiting == 1, got.Queues)
-		limitertest.Require(t, len(got.Tenants) == 2, got.Tenants)
+		expect.Require(t, len(got.Tenants) == 2, got.Tenants)
 		a, b := got.Tenants[0], got.Tenants[1]
-		limitertest.That(t, a.Tenant == "a" && a.Waiting == 3 && a.Batch == 1 &&
+		expect.That(t, a.Tenant == "a" && a.Waiting == 3 && a.Batch == 1 &&
 			a.Oldest.Equal(limitertest.At(s)) && a.Weight == 1 && a.Share == 0.25 && a.PerSecond == 0.3, a)
 		want := limitertest.At(2*s + last.RetryIn)
-		limitertest.That(t, a.Expected.Equal(want) &&
+		expect.That(t, a.Expected.Equal(want) &&
 			a.Latest.Equal(limitertest.At(2*s+last.Latest)) && last.RetryIn >= 18*s,
 			"the last of a is expected at", a.Expected, "to", a.Latest, "want", want, last)
-		limitertest.That(t, len(a.Windows) == 1 && a.Windows[0].Name == "own" &&
+		expect.That(t, len(a.Windows) == 1 && a.Windows[0].Name == "own" &&
 			a.Windows[0].Used == 3 && a.Windows[0].Limit == 3, a.Windows)
-		limitertest.That(t, b.Tenant == "b" && b.Waiting == 1 && b.Weight == 3 && b.Share == 0.75 &&
+		expect.That(t, b.Tenant == "b" && b.Waiting == 1 && b.Weight == 3 && b.Share == 0.75 &&
 			b.Expected.Equal(limitertest.At(20*s)), b)
 		one := state(t, st.l, inspect.Query{Tenant: "a"})
-		limitertest.That(t, len(one.Tenants) == 1 && fmt.Sprint(one.Tenants[0]) == fmt.Sprint(a),
+		expect.That(t, len(one.Tenants) == 1 && fmt.Sprint(one.Tenants[0]) == fmt.Sprint(a),
 			"of a alone", one.Tenants, "want", a)
 		if got := state(t, st.l, inspect.Query{Tenant: "c"}); len(got.Tenants) != 1 || got.Tenants[0].Waiting != 0 || got.Tenants[0].Windows[0].Used != 1 {
 			t.Errorf("of a tenant that does not wait: %+v", got.Tenants)
@@ -78,19 +79,19 @@ func TestStateTellsTheCauseOfAPause(t *testing.T) {
 	p.Upstream, p.Adapt = throttle.UpstreamShared, throttle.AdaptOff
 	named := limitertest.NewFrom(t, throttle.Config{Client: client, Name: "worker:7", Policies: []throttle.Policy{p}})
 	d := limitertest.Reserve(t, named, of("a"))
-	limitertest.Must(t, limitertest.Err(d.Reservation.Pause(t.Context(), time.Hour, "429: slow down")))
+	expect.Must(t, expect.ErrOf(d.Reservation.Pause(t.Context(), time.Hour, "429: slow down")))
 	got, err := inspect.Of(named).State(t.Context(), inspect.Query{Policy: "p", Tenant: "b"})
-	limitertest.Require(t, err == nil && got.Pause != nil, got, err)
+	expect.Require(t, err == nil && got.Pause != nil, got, err)
 	why := *got.Pause
-	limitertest.That(t, why.Tenant == "a" && why.Cause == "429: slow down" && why.By == "worker:7" &&
+	expect.That(t, why.Tenant == "a" && why.Cause == "429: slow down" && why.By == "worker:7" &&
 		!why.ByHand && why.Until.Sub(why.At) == time.Hour && why.At.Sub(d.At).Abs() <= time.Minute, why)
 	want := "paused until " + got.Pause.Until.Add(time.Second-1).UTC().Format("15:04:05") +
 		" UTC by the upstream's 429: slow down to a, reported by worker:7"
-	limitertest.Equal(t, got.Pause.Describe(got.At), want)
+	expect.Equal(t, got.Pause.Describe(got.At), want)
 	own := got.Tenants[0].Pause
-	limitertest.That(t, own != nil && *own == *got.Pause, "the tenant is held back too", own)
+	expect.That(t, own != nil && *own == *got.Pause, "the tenant is held back too", own)
 	_, err = d.Reservation.Pause(t.Context(), s, string(make([]byte, throttle.MaxCauseBytes+1)))
-	limitertest.WantErr(t, err, new(*throttle.RequestError), "a long cause")
+	expect.Err(t, err, new(*throttle.RequestError), "a long cause")
 }
 
 // Pages tell of every tenant once, and a page costs the same however many wait.
@@ -112,7 +113,7 @@ func TestAPageOfTheStateCostsTheSame(t *testing.T) {
 			before := calls(t, client)
 			got := state(t, l, inspect.Query{After: after, Limit: limit})
 			most = max(most, calls(t, client)-before)
-			limitertest.Require(t, len(got.Tenants) <= 2*limit && got.Waiting == int64(n),
+			expect.Require(t, len(got.Tenants) <= 2*limit && got.Waiting == int64(n),
 				len(got.Tenants), "tenants on a page of", limit, got.Waiting, "waiting")
 			for _, tenant := range got.Tenants {
 				seen[tenant.Tenant] = true
@@ -121,7 +122,7 @@ func TestAPageOfTheStateCostsTheSame(t *testing.T) {
 				break
 			}
 		}
-		limitertest.Equal(t, len(seen), n)
+		expect.Equal(t, len(seen), n)
 		costs = append(costs, most)
 	}
 	t.Logf("commands of a page at most, with those inside of scripts: %d", costs)
@@ -134,7 +135,7 @@ func TestAPageOfTheStateCostsTheSame(t *testing.T) {
 func calls(t *testing.T, client *redis.Client) (n int) {
 	t.Helper()
 	text, err := client.Info(t.Context(), "commandstats").Result()
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	for line := range strings.Lines(text) {
 		if _, stats, ok := strings.Cut(line, ":calls="); ok {
 			count, _, _ := strings.Cut(stats, ",")
@@ -152,7 +153,7 @@ func TestStateTellsAttributesApart(t *testing.T) {
 	for i, user := range []string{"bob", "bob", "eve", "bob"} {
 		r := throttle.Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": user}, Ticket: limitertest.Ticket(fmt.Sprint(i))}
 		d := limitertest.Reserve(t, l, r)
-		limitertest.Require(t, d.Granted != (i == 1 || i == 3), i, d)
+		expect.Require(t, d.Granted != (i == 1 || i == 3), i, d)
 	}
 	waiting, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
@@ -173,8 +174,8 @@ func TestStateTellsAttributesApart(t *testing.T) {
 	for _, tenant := range got.Tenants {
 		named = append(named, fmt.Sprint(tenant.Tenant, " ", tenant.Attributes["user"], " ", tenant.Waiting, " ", tenant.Windows[0].Used))
 	}
-	limitertest.Equal(t, named, []string{"acme bob 2 1", "zeta eve 1 1"})
-	limitertest.That(t, len(got.Queues) == 2 && got.Queues[0].Queue == "" &&
+	expect.Equal(t, named, []string{"acme bob 2 1", "zeta eve 1 1"})
+	expect.That(t, len(got.Queues) == 2 && got.Queues[0].Queue == "" &&
 		got.Queues[0].Waiting == 1 && got.Queues[1].Waiting == 2, got.Queues)
 	if got := state(t, l, inspect.Query{Tenant: "acme"}); len(got.Tenants) != 1 || got.Tenants[0].Attributes["user"] != "bob" {
 		t.Errorf("%+v", got.Tenants)
@@ -199,7 +200,7 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 	for i := range 12 {
 		tenant := fmt.Sprint("t", i)
 		r := throttle.Request{Policy: "p", Tenant: tenant, Ticket: limitertest.Ticket(tenant)}
-		limitertest.Must(t, limitertest.Err(l.Line(l.LineOf("p", tenant)).Join(t.Context(), []throttle.Request{r})))
+		expect.Must(t, expect.ErrOf(l.Line(l.LineOf("p", tenant)).Join(t.Context(), []throttle.Request{r})))
 	}
 	var seen []string
 	for after := ""; ; {
@@ -207,18 +208,18 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 		for _, tenant := range got.Tenants {
 			seen = append(seen, tenant.Tenant)
 		}
-		limitertest.Require(t, got.Waiting == 12 && len(got.Queues) == 1 && got.Queues[0].Waiting == 12, got)
+		expect.Require(t, got.Waiting == 12 && len(got.Queues) == 1 && got.Queues[0].Waiting == 12, got)
 		if after = got.Next; after == "" {
 			break
 		}
 	}
 	slices.Sort(seen)
-	limitertest.That(t, len(seen) == 12 && len(slices.Compact(seen)) == 12, seen)
+	expect.That(t, len(seen) == 12 && len(slices.Compact(seen)) == 12, seen)
 	e, err := inspect.Of(l).Explain(t.Context(), "p", limitertest.Ticket("t7"))
-	limitertest.That(t, err == nil && e.Waiting && e.Tenant == "t7" && e.Position == 1, e, err)
+	expect.That(t, err == nil && e.Waiting && e.Tenant == "t7" && e.Position == 1, e, err)
 	backlogs, err := inspect.Of(l).Simulate(t.Context(), inspect.Variant{Policy: p})
-	limitertest.That(t, err == nil && backlogs[0].Waiting == 12 && backlogs[0].Known, backlogs, err)
-	limitertest.Must(t, l.Ping(t.Context()))
+	expect.That(t, err == nil && backlogs[0].Waiting == 12 && backlogs[0].Known, backlogs, err)
+	expect.Must(t, l.Ping(t.Context()))
 	if got := state(t, l, inspect.Query{Tenant: "t7"}); len(got.Tenants) != 1 || got.Tenants[0].Waiting != 1 || got.Next != "" {
 		t.Errorf("%+v", got)
 	}
@@ -228,10 +229,10 @@ func TestStateRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	l := limitertest.New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}), limitertest.Policy(limitertest.SharedWindow(1, s)))
 	for _, q := range []inspect.Query{{Policy: "p", Limit: 501}, {Policy: "p", Limit: -1}, {Policy: "p", After: "x"}, {Policy: "p", After: "1.0"}} {
-		limitertest.WantErr(t, limitertest.Err(inspect.Of(l).State(t.Context(), q)), new(*throttle.RequestError))
+		expect.Err(t, expect.ErrOf(inspect.Of(l).State(t.Context(), q)), new(*throttle.RequestError))
 	}
 	for policy, want := range map[string]error{"q": throttle.ErrUnknownPolicy, "p": throttle.ErrUnavailable} {
-		limitertest.WantErr(t, limitertest.Err(inspect.Of(l).State(t.Context(), inspect.Query{Policy: policy})), want)
+		expect.Err(t, expect.ErrOf(inspect.Of(l).State(t.Context(), inspect.Query{Policy: policy})), want)
 	}
 }
 
@@ -243,11 +244,11 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	place := st.joins("c2")
 	before := limitertest.Dump(t, st.client)
 	own, shared := st.explain("a4"), st.explain("c2")
-	limitertest.Equal(t, fmt.Sprint(limitertest.Dump(t, st.client)), fmt.Sprint(before), before)
-	limitertest.That(t, own.Binds == "own" && own.Expected.Equal(limitertest.At(60*s)) &&
+	expect.Equal(t, fmt.Sprint(limitertest.Dump(t, st.client)), fmt.Sprint(before), before)
+	expect.That(t, own.Binds == "own" && own.Expected.Equal(limitertest.At(60*s)) &&
 		own.Position == 1 && own.Of == 1 && own.TenantsAhead == 0 && own.Joined.Equal(limitertest.At(s)), own)
-	limitertest.That(t, shared.Expected.Equal(limitertest.At(s+place.RetryIn)), shared, "joined with", place)
-	limitertest.Equal(t, shared.String(), `p: ticket c2 of queue q, tenant c, waits since 00:00:01 UTC
+	expect.That(t, shared.Expected.Equal(limitertest.At(s+place.RetryIn)), shared, "joined with", place)
+	expect.Equal(t, shared.String(), `p: ticket c2 of queue q, tenant c, waits since 00:00:01 UTC
 expected to start at 00:00:20 UTC
 delayed by window shared
 position 2 of 2 of its tenant
@@ -257,8 +258,8 @@ window own (tenant=c): 0 of 3 requests used, has room
 window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`)
 	st.at(20 * s)
 	fits := st.explain("c1")
-	limitertest.That(t, fits.Binds == "" && fits.Expected.Equal(limitertest.At(20*s)), fits)
-	limitertest.Equal(t, st.explain("x9").String(), "p: ticket x9 of queue q stands in no line")
+	expect.That(t, fits.Binds == "" && fits.Expected.Equal(limitertest.At(20*s)), fits)
+	expect.Equal(t, st.explain("x9").String(), "p: ticket x9 of queue q stands in no line")
 }
 
 // What goes before a ticket is what the tickets before it cost, not what all of its flow do on average.
@@ -270,7 +271,7 @@ func TestExplainKnowsWhatTheTicketsBeforeCost(t *testing.T) {
 	}
 	for id, want := range map[string]time.Duration{"a1": 0, "a2": 0, "a3": 10 * s} {
 		e, err := inspect.Of(st.l).Explain(t.Context(), "p", limitertest.Ticket(id))
-		limitertest.That(t, err == nil && e.Waiting && e.Expected.Sub(e.At) == want, id, "is expected in", want, e, err)
+		expect.That(t, err == nil && e.Waiting && e.Expected.Sub(e.At) == want, id, "is expected in", want, e, err)
 	}
 }
 
@@ -281,7 +282,7 @@ func TestStateHasOneFormAsJSON(t *testing.T) {
 	st.granted("a1")
 	st.joins("a2", "a3")
 	text, err := json.MarshalIndent(state(t, st.l, inspect.Query{}), "", " ")
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	day := limitertest.At(0).UTC().Format(time.DateOnly)
 	var got struct {
 		Tenants []struct {
@@ -294,9 +295,9 @@ func TestStateHasOneFormAsJSON(t *testing.T) {
 	}
 	own := got.Tenants[0]
 	last, err := time.Parse(time.RFC3339, own.Expected)
-	limitertest.That(t, err == nil && last.UTC().Format("2006-01-02 15:04:05") == day+" 00:03:00", text)
+	expect.That(t, err == nil && last.UTC().Format("2006-01-02 15:04:05") == day+" 00:03:00", text)
 	w := own.Windows[0]
-	limitertest.That(t, w["period_seconds"] == 90.0 && w["retry_in_seconds"] == 180.0 &&
+	expect.That(t, w["period_seconds"] == 90.0 && w["retry_in_seconds"] == 180.0 &&
 		w["used"] == 1.0 && w["denied"] == true, text)
 }
 
@@ -311,10 +312,10 @@ func TestWhatBindsBesideTheWindowsIsNamed(t *testing.T) {
 	st.joins("b1")
 	const left = "0 requests left until 00:01:01 UTC by the upstream"
 	got := state(t, st.l, inspect.Query{})
-	limitertest.Equal(t, got.Notes(got.At), []string{left})
-	limitertest.That(t, got.Tenants[0].Remaining != nil, got)
+	expect.Equal(t, got.Notes(got.At), []string{left})
+	expect.That(t, got.Tenants[0].Remaining != nil, got)
 	e := st.explain("b1")
-	limitertest.That(t, strings.Contains(e.String(), "\n"+left+"\n") && e.Expected.Equal(limitertest.At(m+s)), e)
+	expect.That(t, strings.Contains(e.String(), "\n"+left+"\n") && e.Expected.Equal(limitertest.At(m+s)), e)
 	st.at(m + 2*s)
-	limitertest.That(t, state(t, st.l, inspect.Query{}).Remaining == nil, "it has started again")
+	expect.That(t, state(t, st.l, inspect.Query{}).Remaining == nil, "it has started again")
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -60,7 +61,7 @@ func tell(t *testing.T, scenarios map[string]scenario) {
 func newStory(t *testing.T, client *redis.Client, p throttle.Policy) *story {
 	t.Helper()
 	limitertest.Agrees(t, client)
-	limitertest.Must(t, client.FlushDB(t.Context()).Err())
+	expect.Must(t, client.FlushDB(t.Context()).Err())
 	t.Cleanup(func() { limitertest.Agrees(ended{t}, client) })
 	st := &story{T: t, client: client, c: limitertest.NewClock(), cost: 1, took: map[string]throttle.TakenTicket{}}
 	st.edit(limitertest.WithoutExpiry, p)
@@ -120,7 +121,7 @@ func (st *story) granted(tickets ...string) (last throttle.Decision) {
 	st.Helper()
 	for _, ticket := range tickets {
 		last = limitertest.Reserve(st, st.l, st.of(ticket))
-		limitertest.Require(st, last.Granted, ticket, "is denied for", last.RetryIn)
+		expect.Require(st, last.Granted, ticket, "is denied for", last.RetryIn)
 	}
 	return last
 }
@@ -131,7 +132,7 @@ func (st *story) denied(ticket string, retryIn time.Duration) {
 	st.Helper()
 	st.next = 0
 	d := limitertest.Reserve(st, st.l, st.of(ticket))
-	limitertest.Require(st, !d.Granted && d.Queued && d.RetryIn == retryIn,
+	expect.Require(st, !d.Granted && d.Queued && d.RetryIn == retryIn,
 		ticket, "granted", d.Granted, "queued", d.Queued, "denied for", d.RetryIn, "want", retryIn)
 }
 
@@ -141,7 +142,7 @@ func (st *story) waits(tickets ...string) {
 	for _, ticket := range tickets {
 		st.next = 0
 		d := limitertest.Reserve(st, st.l, st.of(ticket))
-		limitertest.Require(st, !d.Granted && d.Queued,
+		expect.Require(st, !d.Granted && d.Queued,
 			ticket, "granted", d.Granted, "queued", d.Queued, "want denied and queued")
 	}
 }
@@ -149,7 +150,7 @@ func (st *story) waits(tickets ...string) {
 // newcomer reserves for a tenant that does not wait.
 func (st *story) newcomer(tenant string, granted bool) {
 	st.Helper()
-	limitertest.Equal(st, limitertest.Reserve(st, st.l, st.without(tenant)).Granted, granted, tenant, "is granted")
+	expect.Equal(st, limitertest.Reserve(st, st.l, st.without(tenant)).Granted, granted, tenant, "is granted")
 }
 
 // joins puts tickets in line, whether or not they fit.
@@ -185,7 +186,7 @@ func (st *story) joinMany(queue, tenant string, n int) {
 func (st *story) joining(r throttle.Request) throttle.Place {
 	st.Helper()
 	places, err := st.line().Join(st.Context(), []throttle.Request{r})
-	limitertest.Must(st, err)
+	expect.Must(st, err)
 	return places[0]
 }
 
@@ -202,7 +203,7 @@ func (st *story) told(tickets ...string) map[string]throttle.Place {
 // expects joins, and fails if the ticket is expected to start after another time.
 func (st *story) expects(ticket string, in time.Duration) {
 	st.Helper()
-	limitertest.Equal(st, st.joins(ticket).RetryIn, in, ticket)
+	expect.Equal(st, st.joins(ticket).RetryIn, in, ticket)
 }
 
 // take takes up to so many tickets.
@@ -239,13 +240,13 @@ func ids(taken []throttle.TakenTicket) (ids []string) {
 // wantTaken takes, and fails the test unless it gets these tickets.
 func wantTaken(t limitertest.TB, l *throttle.Limiter, most int, want string, queues ...string) {
 	t.Helper()
-	limitertest.Equal(t, strings.Join(ids(limitertest.Take(t, l, most, queues...).Tickets), " "), want, "took")
+	expect.Equal(t, strings.Join(ids(limitertest.Take(t, l, most, queues...).Tickets), " "), want, "took")
 }
 
 // asks fails unless the last take said to ask again after that time; below 0 is never.
 func (st *story) asks(next time.Duration) {
 	st.Helper()
-	limitertest.Equal(st, max(-1, st.next), next, "ask again in")
+	expect.Equal(st, max(-1, st.next), next, "ask again in")
 }
 
 // takesUntil takes all that fits until a time, whenever the line says so, and notes when each was
@@ -284,7 +285,7 @@ func (st *story) shares(n, most int, queues ...string) map[string]int64 {
 			got[ticket.Decision.Tenant] += ticket.Decision.Reservation.Cost["requests"]
 			n--
 		}
-		limitertest.Require(st, st.next >= 0, n, "more were to be taken")
+		expect.Require(st, st.next >= 0, n, "more were to be taken")
 		st.pass(st.next)
 	}
 	return got
@@ -307,14 +308,14 @@ func (st *story) inShares(got map[string]int64, weights map[string]float64, cost
 // putBack returns tickets that were taken.
 func (st *story) putBack(tickets ...string) *story {
 	st.Helper()
-	limitertest.Must(st, st.line().PutBack(st.Context(), st.taken(tickets...)))
+	expect.Must(st, st.line().PutBack(st.Context(), st.taken(tickets...)))
 	return st
 }
 
 // refunds gives the units of taken tickets back.
 func (st *story) refunds(tickets ...string) *story {
 	st.Helper()
-	limitertest.Must(st, st.line().Refund(st.Context(), st.taken(tickets...)))
+	expect.Must(st, st.line().Refund(st.Context(), st.taken(tickets...)))
 	return st
 }
 
@@ -328,7 +329,7 @@ func (st *story) taken(tickets ...string) (taken []throttle.TakenTicket) {
 func (st *story) leave(tickets ...string) *story {
 	st.Helper()
 	for _, ticket := range tickets {
-		limitertest.Must(st, st.line().Leave(st.Context(), limitertest.Ticket(ticket)))
+		expect.Must(st, st.line().Leave(st.Context(), limitertest.Ticket(ticket)))
 	}
 	return st
 }
@@ -344,7 +345,7 @@ func (st *story) neverFits(tickets ...string) {
 	st.Helper()
 	for _, ticket := range tickets {
 		took := st.took[ticket]
-		limitertest.That(st, took.NeverFits && !took.Decision.Granted, ticket, "never fits", took)
+		expect.That(st, took.NeverFits && !took.Decision.Granted, ticket, "never fits", took)
 	}
 }
 
@@ -355,14 +356,14 @@ func (st *story) settle(r throttle.Reservation, tokens int64) throttle.Reservati
 
 func (st *story) set(p throttle.Policy) {
 	st.Helper()
-	limitertest.Must(st, st.l.SetPolicies([]throttle.Policy{p}))
+	expect.Must(st, st.l.SetPolicies([]throttle.Policy{p}))
 }
 
 // refresh applies tenants' weights and limits to the waiting tickets, which takes do in the
 // background.
 func (st *story) refresh() {
 	st.Helper()
-	limitertest.Must(st, st.hooked.Refresh(st.Context(), "p"))
+	expect.Must(st, st.hooked.Refresh(st.Context(), "p"))
 }
 
 func weighted(weights map[string]float64, windows ...throttle.Window) throttle.Policy {
@@ -402,7 +403,7 @@ func (st *story) pauses(tenants ...string) {
 // pause has the upstream refuse a call: for that time or, if it is 0, for an unknown one.
 func (st *story) pause(r throttle.Reservation, d time.Duration) *story {
 	st.Helper()
-	limitertest.Must(st, limitertest.Err(r.Pause(st.Context(), d, "")))
+	expect.Must(st, expect.ErrOf(r.Pause(st.Context(), d, "")))
 	return st
 }
 
@@ -415,7 +416,7 @@ func (st *story) pauseOf(tenant string, d time.Duration) *story {
 // remaining has the upstream say what it has left.
 func (st *story) remaining(r throttle.Reservation, units int64, reset time.Duration) *story {
 	st.Helper()
-	limitertest.Must(st, r.ReportRemaining(st.Context(), throttle.Remaining{Units: units, Reset: reset}))
+	expect.Must(st, r.ReportRemaining(st.Context(), throttle.Remaining{Units: units, Reset: reset}))
 	return st
 }
 
@@ -423,14 +424,14 @@ func (st *story) remaining(r throttle.Reservation, units int64, reset time.Durat
 func (st *story) explain(ticket string) inspect.TicketState {
 	st.Helper()
 	e, err := inspect.Of(st.l).Explain(st.Context(), "p", limitertest.Ticket(ticket))
-	limitertest.Must(st, err)
+	expect.Must(st, err)
 	return e
 }
 
 func (st *story) plan(o inspect.PlanOptions, demands ...inspect.Demand) inspect.Plan {
 	st.Helper()
 	plan, err := inspect.Of(st.l).Plan(st.Context(), demands, o)
-	limitertest.Must(st, err)
+	expect.Must(st, err)
 	return plan
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -34,8 +35,8 @@ func TestATakeWhoseReplyIsLost(t *testing.T) {
 	for range 2 {
 		p.Lose.Store(1)
 		taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 2, "q": 1}, Strict: true, Max: 3})
-		limitertest.Require(t, errors.Is(err, throttle.ErrUnavailable), taken, err)
-		limitertest.Must(t, l.Line("p").Acknowledge(t.Context())) // nobody knows of what
+		expect.Require(t, errors.Is(err, throttle.ErrUnavailable), taken, err)
+		expect.Must(t, l.Line("p").Acknowledge(t.Context())) // nobody knows of what
 	}
 	// The next one asks for a queue less: what it did not ask for goes back.
 	wantTaken(t, l, 64, "0 1", "q")
@@ -58,7 +59,7 @@ func TestATakeThatNobodyAcknowledges(t *testing.T) {
 	st.at(10 * s)
 	wantTaken(t, other, 64, "a1 a2", "q")
 	st.at(14 * s)
-	limitertest.Must(t, other.Line("p").Acknowledge(t.Context()))
+	expect.Must(t, other.Line("p").Acknowledge(t.Context()))
 	st.at(20*s).takes("a3", "a4")
 }
 
@@ -88,7 +89,7 @@ func TestALateCopyOfATakeTakesNothing(t *testing.T) {
 		copied := last
 		for range 2 { // at once, and after the next call
 			st.joins("a2")
-			limitertest.Must(t, through.Do(t.Context(), copied...).Err())
+			expect.Must(t, through.Do(t.Context(), copied...).Err())
 			wantTaken(t, l, 1, "a2", "q")
 		}
 	}
@@ -108,9 +109,9 @@ func TestATakeIsRememberedWhileItHoldsTickets(t *testing.T) {
 		return client.PTTL(t.Context(), client.Keys(t.Context(), "sluice:{p}:k:*").Val()[0]).Val()
 	}
 	limitertest.Take(t, l, 2, "q")
-	limitertest.That(t, kept() >= 23*h, "the record of a take with tickets is kept for", kept())
+	expect.That(t, kept() >= 23*h, "the record of a take with tickets is kept for", kept())
 	limitertest.Take(t, l, 2, "q")
-	limitertest.That(t, kept() <= m, "the record of a take without tickets is kept for", kept())
+	expect.That(t, kept() <= m, "the record of a take without tickets is kept for", kept())
 }
 
 // again reserves for a ticket that was taken.
@@ -118,7 +119,7 @@ func (st *story) again(ticket string, r throttle.Request) throttle.Decision {
 	st.Helper()
 	st.next = 0
 	d, err := st.line().ReserveAgain(st.Context(), st.took[ticket], r)
-	limitertest.Must(st, err)
+	expect.Must(st, err)
 	return d
 }
 
@@ -132,7 +133,7 @@ func TestWhatWasTaken(t *testing.T) {
 		"a take acknowledges the one before, also if it gets nothing": {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), func(st *story) {
 			st.joins("a1", "a2")
 			st.takes("a1").takes()
-			limitertest.Equal(st, st.client.ZCard(st.Context(), "sluice:{p}:k").Val(), 0)
+			expect.Equal(st, st.client.ZCard(st.Context(), "sluice:{p}:k").Val(), 0)
 		}},
 		"a late put-back is ignored": {limitertest.Policy(three), func(st *story) {
 			st.joins("a1", "a2", "a3")
@@ -156,7 +157,7 @@ func TestWhatWasTaken(t *testing.T) {
 			st.takes("a1", "a2").at(s)
 			d := st.again("a1", st.of("a1"))
 			limitertest.WantGranted(st, d, 2, 2)
-			limitertest.Equal(st, d.At, limitertest.At(s))
+			expect.Equal(st, d.At, limitertest.At(s))
 			st.cost = 2 // above what was taken
 			if d := st.again("a2", st.of("a2")); d.Granted || !d.Queued || !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
 				st.Errorf("%+v", d)
@@ -166,7 +167,7 @@ func TestWhatWasTaken(t *testing.T) {
 			other.Policy = "other"
 			for _, r := range []throttle.Request{st.of("a3"), st.of("b3"), limitertest.Acme(1), other} {
 				want := r.Ticket.ID == "a3" && r.Policy == "p"
-				limitertest.Equal(st, st.line().Matches(st.took["a3"], r), want, r)
+				expect.Equal(st, st.line().Matches(st.took["a3"], r), want, r)
 			}
 		}},
 		"reserved again, and refunded": {limitertest.Policy(two), func(st *story) {
@@ -181,7 +182,7 @@ func TestWhatWasTaken(t *testing.T) {
 		"denied again, and refunded": {limitertest.Policy(two), func(st *story) {
 			st.joins("a1", "a2")
 			st.takes("a1", "a2").at(s).set(limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
-			limitertest.Equal(st, st.again("a1", st.of("a1")).Granted, false)
+			expect.Equal(st, st.again("a1", st.of("a1")).Granted, false)
 			st.refunds("a1").refunds("a1").used(1)
 		}},
 		"reserved again, after a window came": {limitertest.Policy(two), func(st *story) {
@@ -228,19 +229,19 @@ func TestAKeyIsOneReservation(t *testing.T) {
 		return d.Reservation, err
 	}
 	first, err := again("a1", 1)
-	limitertest.Must(t, err)
+	expect.Must(t, err)
 	used("the first", 4)
 	second, err := again("a2", 1)
-	limitertest.That(t, err == nil && second.ID == first.ID && second.At.Equal(first.At),
+	expect.That(t, err == nil && second.ID == first.ID && second.At.Equal(first.At),
 		second, err, "want", first)
 	used("another ticket by its key", 3)
-	limitertest.WantErr(t, limitertest.Err(again("a3", 2)), new(*throttle.RequestError))
+	expect.Err(t, expect.ErrOf(again("a3", 2)), new(*throttle.RequestError))
 	used("another request by its key", 2)
 	st.cost = 1
 	r := st.of("a1")
 	r.IdempotencyKey, r.Ticket = "key", throttle.Ticket{}
 	repeat := limitertest.Reserve(t, st.l, r).Reservation
-	limitertest.That(t, repeat.ID == first.ID && repeat.At.Equal(first.At), "repeated", repeat, "want", first)
+	expect.That(t, repeat.ID == first.ID && repeat.At.Equal(first.At), "repeated", repeat, "want", first)
 	limitertest.Cancel(t, st.l, first)
 	used("cancelled", 1)
 	limitertest.Cancel(t, st.l, repeat)
@@ -261,23 +262,23 @@ func TestTicketsOfALine(t *testing.T) {
 		requests = append(requests, throttle.Request{Tenant: "acme", Ticket: id})
 		waiting[id] = true
 	}
-	limitertest.Must(t, limitertest.Err(line.Join(t.Context(), requests)))
-	limitertest.Must(t, line.Leave(t.Context(), requests[0].Ticket))
+	expect.Must(t, expect.ErrOf(line.Join(t.Context(), requests)))
+	expect.Must(t, line.Leave(t.Context(), requests[0].Ticket))
 	delete(waiting, requests[0].Ticket)
 	listed := map[throttle.Ticket]bool{}
-	limitertest.Must(t, line.Tickets(t.Context(), "", func(page []throttle.Ticket) error {
+	expect.Must(t, line.Tickets(t.Context(), "", func(page []throttle.Ticket) error {
 		for _, id := range page {
 			listed[id] = true
-			limitertest.That(t, waiting[id], id, "is listed")
+			expect.That(t, waiting[id], id, "is listed")
 		}
 		return nil
 	}))
-	limitertest.Equal(t, len(listed), len(waiting))
+	expect.Equal(t, len(listed), len(waiting))
 	n, err := line.Len(t.Context())
-	limitertest.That(t, err == nil && n == int64(len(waiting)), n, "are counted", err, "want", len(waiting))
+	expect.That(t, err == nil && n == int64(len(waiting)), n, "are counted", err, "want", len(waiting))
 	enough := errors.New("enough")
-	limitertest.Equal(t, line.Tickets(t.Context(), "", func([]throttle.Ticket) error { return enough }), enough)
-	limitertest.WantErr(t, l.Line("other").Tickets(t.Context(), "", nil), throttle.ErrUnknownPolicy)
+	expect.Equal(t, line.Tickets(t.Context(), "", func([]throttle.Ticket) error { return enough }), enough)
+	expect.Err(t, l.Line("other").Tickets(t.Context(), "", nil), throttle.ErrUnknownPolicy)
 }
 
 // Only the line that a ticket was taken from has its place and its units.
@@ -290,10 +291,10 @@ func TestATicketGoesBackToItsOwnLine(t *testing.T) {
 	r := limitertest.Acme(1)
 	r.Ticket = limitertest.Ticket("a")
 	limitertest.Join(t, l, r)
-	limitertest.Must(t, l.Line("other").PutBack(t.Context(), limitertest.Take(t, l, 1, "q").Tickets))
+	expect.Must(t, l.Line("other").PutBack(t.Context(), limitertest.Take(t, l, 1, "q").Tickets))
 	wantTaken(t, l, 2, "a", "q")
 	n, err := l.Line("other").Len(t.Context())
-	limitertest.That(t, n == 0 && err == nil, n, "wait in the other line", err)
+	expect.That(t, n == 0 && err == nil, n, "wait in the other line", err)
 }
 
 // Work that was refused, and joined again, has waited since it joined first, also after it is put back.
@@ -304,5 +305,5 @@ func TestAPutBackTicketHasWaitedSinceItJoinedFirst(t *testing.T) {
 	limitertest.Join(t, st.l, r)
 	st.takes("a1")
 	st.putBack("a1").at(12 * s).takes("a1")
-	limitertest.Equal(t, st.took["a1"].Since.UTC(), r.Since.UTC())
+	expect.Equal(t, st.took["a1"].Since.UTC(), r.Since.UTC())
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -124,12 +125,12 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 		for i, got := range r.run(row.until) {
 			for queue, want := range row.want[i] {
 				tickets += want
-				limitertest.Equal(t, got[queue], want, "within", row.until, "server", i, queue)
+				expect.Equal(t, got[queue], want, "within", row.until, "server", i, queue)
 			}
 		}
 		// A server asks for each ticket, and again where room was left to another one.
 		most := tickets * (len(row.servers) + 1)
-		limitertest.That(t, row.p.Windows[0].Name != spaced.Name || r.asked <= most,
+		expect.That(t, row.p.Windows[0].Name != spaced.Name || r.asked <= most,
 			tickets, "tickets took", r.asked, "takes, want at most", most)
 	})
 	tell(t, map[string]scenario{
@@ -140,12 +141,12 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			evenly := func(until time.Duration) {
 				st.Helper()
 				got := r.run(until)
-				limitertest.That(st, got[0]["one"] == 30 && got[1]["two"] == 30, "within 3 s", got)
+				expect.That(st, got[0]["one"] == 30 && got[1]["two"] == 30, "within 3 s", got)
 			}
 			evenly(3 * s)
 			r.servers[1].asksAt = -1
 			r.run(4 * s)
-			limitertest.Equal(st, r.run(7 * s)[0]["one"], 60)
+			expect.Equal(st, r.run(7 * s)[0]["one"], 60)
 			r.servers[1].asksAt = r.now
 			evenly(10 * s)
 		}},
@@ -155,7 +156,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			st.joinMany("two", "b", 30)
 			for _, until := range []time.Duration{30 * s, 62 * s} { // the first leases have run out
 				got := r.run(until)
-				limitertest.That(st, got[0]["one"] == 2 && got[1]["two"] == 2,
+				expect.That(st, got[0]["one"] == 2 && got[1]["two"] == 2,
 					"of the four slots before", until, got)
 			}
 		}},
@@ -197,7 +198,7 @@ func TestPrioritiesHoldInEveryWindow(t *testing.T) {
 			t.Logf("%2d  %-14s %-8s %s", window+1, strings.Repeat("c", got["critical"]), strings.Repeat("d", got["default"]), strings.Repeat("l", got["low"]))
 			for queue, priority := range queues {
 				n := got[queue]
-				limitertest.That(t, n >= 2*priority-1 && n <= 2*priority+1,
+				expect.That(t, n >= 2*priority-1 && n <= 2*priority+1,
 					c.tenants, "tenants, window", window, got, "want 12, 6 and 2, each within one")
 			}
 		}
@@ -211,7 +212,7 @@ func windowsOf(st *story, queues map[string]int, windows int) (got []map[string]
 	taken, now := 0, time.Duration(0)
 	for taken < 20*windows {
 		reply, err := st.at(now).l.Line("p").Take(st.Context(), throttle.TakeOptions{Queues: queues, Max: 16})
-		limitertest.Require(st, err == nil && reply.Next >= 0, reply, err)
+		expect.Require(st, err == nil && reply.Next >= 0, reply, err)
 		for _, ticket := range reply.Tickets {
 			if taken%20 == 0 {
 				got = append(got, map[string]int{})

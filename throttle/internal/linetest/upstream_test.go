@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -61,7 +62,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			st.pauseOf("a", h)
 			st.waits("a1", "b1")
 			st.at(1 * m)
-			limitertest.Must(st, st.l.Resume(st.Context(), of("c")))
+			expect.Must(st, st.l.Resume(st.Context(), of("c")))
 			st.takes("a1", "b1")
 		}},
 		"what was taken comes back to its place in a pause": {limitertest.Policy(limitertest.SharedWindow(1, 2*s)), func(st *story) {
@@ -114,13 +115,13 @@ func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 	p.Adapt = throttle.AdaptOff
 	l := limitertest.New(t, client, p)
 	d := limitertest.Reserve(t, l, of("a"))
-	limitertest.Must(t, limitertest.Err(d.Reservation.Pause(t.Context(), 50*ms, "")))
-	limitertest.Must(t, d.Reservation.ReportRemaining(t.Context(), throttle.Remaining{Units: 3, Reset: 50 * ms}))
+	expect.Must(t, expect.ErrOf(d.Reservation.Pause(t.Context(), 50*ms, "")))
+	expect.Must(t, d.Reservation.ReportRemaining(t.Context(), throttle.Remaining{Units: 3, Reset: 50 * ms}))
 	keys, err := client.Keys(t.Context(), "*").Result()
-	limitertest.Require(t, err == nil && len(keys) > 0, keys, err)
+	expect.Require(t, err == nil && len(keys) > 0, keys, err)
 	for _, key := range keys {
 		ttl, err := client.PTTL(t.Context(), key).Result()
-		limitertest.That(t, err == nil && ttl > 0 &&
+		expect.That(t, err == nil && ttl > 0 &&
 			(ttl <= 5*time.Second || strings.HasPrefix(key, "sluice:{p}:r:")) && ttl <= m,
 			key, "lives for", ttl, err)
 	}
@@ -144,9 +145,9 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: 1}), `throttle: policy "p": reset 0s: must be above 0 and at most 8784h0m0s`},
 	} {
 		var request *throttle.RequestError
-		limitertest.That(t, errors.As(tc.err, &request) && tc.err.Error() == tc.want, tc.err, "want", tc.want)
+		expect.That(t, errors.As(tc.err, &request) && tc.err.Error() == tc.want, tc.err, "want", tc.want)
 	}
-	limitertest.WantErr(t, paused(throttle.Request{Policy: "q"}, s), throttle.ErrUnknownPolicy)
+	expect.Err(t, paused(throttle.Request{Policy: "q"}, s), throttle.ErrUnknownPolicy)
 }
 
 // A request that a pause denies learns of it: until when, and why.
@@ -158,12 +159,12 @@ func TestAPauseIsTheReason(t *testing.T) {
 		t.Helper()
 		r := st.l.Attach(throttle.Reservation{Request: of(tenant)})
 		refusal, err := r.Pause(t.Context(), d, "429")
-		limitertest.That(t, err == nil && refusal.Pause == want, refusal, err, "want", want)
+		expect.That(t, err == nil && refusal.Pause == want, refusal, err, "want", want)
 	}
 	reason := func(want string) throttle.Decision {
 		t.Helper()
 		d := limitertest.Reserve(t, st.l, st.without("b"))
-		limitertest.Equal(t, d.Reason(), want)
+		expect.Equal(t, d.Reason(), want)
 		return d
 	}
 	pause("ac me", h, 10*m) // the policy's longest
@@ -171,9 +172,9 @@ func TestAPauseIsTheReason(t *testing.T) {
 	want := throttle.Pause{
 		At: limitertest.At(0), Cause: "429", Tenant: "ac me", Until: limitertest.At(10 * m),
 	}
-	limitertest.Require(t, d.Pause != nil && d.Pause.By != "", d.Pause)
+	expect.Require(t, d.Pause != nil && d.Pause.By != "", d.Pause)
 	want.By = d.Pause.By
-	limitertest.Equal(t, *d.Pause, want)
+	expect.Equal(t, *d.Pause, want)
 	st.at(m)
 	pause("c", s, 0) // shorter: the first one's goes on
 	reason(`throttled: p, tenant b, 9m0s: paused until 00:10:00 UTC by the upstream's 429 to ac me`)
@@ -182,7 +183,7 @@ func TestAPauseIsTheReason(t *testing.T) {
 	st.at(11 * m)
 	st.cost = 3
 	over := limitertest.Reserve(t, st.l, st.without("a"))
-	limitertest.That(t, over.Granted && over.Pause == nil, over)
+	expect.That(t, over.Granted && over.Pause == nil, over)
 	st.costs(1).at(20 * m)
 	st.costs(10).granted("b")
 	pause("a", s, s)
@@ -202,6 +203,6 @@ func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
 	r := limitertest.New(t, repeating, p).Attach(throttle.Reservation{Request: of("a")})
 	for i, want := range []time.Duration{m, 0} {
 		refusal, err := r.Pause(t.Context(), m, "")
-		limitertest.That(t, err == nil && refusal.Pause == want, "pause", i, refusal, err)
+		expect.That(t, err == nil && refusal.Pause == want, "pause", i, refusal, err)
 	}
 }

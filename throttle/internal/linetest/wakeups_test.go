@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"pgregory.net/rapid"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -27,7 +28,7 @@ func TestEveryTicketThatFitsIsTaken(t *testing.T) {
 
 func wakeups(t *rapid.T, client *redis.Client) {
 	ctx := t.Context()
-	limitertest.Must(t, client.FlushDB(ctx).Err())
+	expect.Must(t, client.FlushDB(ctx).Err())
 	anyWindow := func(i int) throttle.Window {
 		w := throttle.Window{
 			Name:  fmt.Sprint("w", i),
@@ -65,10 +66,10 @@ func wakeups(t *rapid.T, client *redis.Client) {
 	take := func() (ids []string) {
 		for n := 0; ; n++ {
 			taken, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
-			limitertest.Must(t, err)
+			expect.Must(t, err)
 			for _, ticket := range taken.Tickets {
 				_, waiting := waits[ticket.ID]
-				limitertest.Require(t, waiting && !ticket.NeverFits, "took", ticket, "which does not wait")
+				expect.Require(t, waiting && !ticket.NeverFits, "took", ticket, "which does not wait")
 				delete(waits, ticket.ID)
 				ids = append(ids, ticket.ID)
 				runs = append(runs, ticket.Decision.Reservation)
@@ -76,20 +77,20 @@ func wakeups(t *rapid.T, client *redis.Client) {
 			if next = taken.Next; next != 0 {
 				return ids
 			}
-			limitertest.Require(t, n <= 100, "takes without end")
+			expect.Require(t, n <= 100, "takes without end")
 		}
 	}
 	// look looks at everything again.
 	look := func(after string) {
 		take()
-		limitertest.Require(t, (next < 0) == (len(waits) == 0),
+		expect.Require(t, (next < 0) == (len(waits) == 0),
 			"after", after, len(waits), "wait, the line is asked again after", next)
 		if len(waits) == 0 {
 			return
 		}
-		limitertest.Must(t, client.Set(ctx, "sluice:{p}:l", "0 other", time.Hour).Err())
+		expect.Must(t, client.Set(ctx, "sluice:{p}:l", "0 other", time.Hour).Err())
 		ids := take()
-		limitertest.Require(t, len(ids) == 0, "after", after, "nobody had seen that", ids, "fit")
+		expect.Require(t, len(ids) == 0, "after", after, "nobody had seen that", ids, "fit")
 	}
 	anyRequest := func(t *rapid.T) throttle.Request {
 		seq++
@@ -111,7 +112,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		return runs[rapid.IntRange(max(0, len(runs)-6), len(runs)-1).Draw(t, "run")]
 	}
 	check := func(err error) {
-		limitertest.Must(t, err)
+		expect.Must(t, err)
 	}
 	did := ""
 	t.Repeat(map[string]func(*rapid.T){
@@ -170,7 +171,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		"": func(t *rapid.T) { look(did) },
 	})
 	for turn := 0; len(waits) > 0; turn++ {
-		limitertest.Require(t, turn <= 3000, len(waits), "wait for ever")
+		expect.Require(t, turn <= 3000, len(waits), "wait for ever")
 		c.US.Add(max(next.Microseconds(), 1))
 		look("nothing")
 	}

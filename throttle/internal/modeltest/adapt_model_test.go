@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"pgregory.net/rapid"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -120,7 +121,7 @@ func TestLuaAdaptsAsTheModel(t *testing.T) {
 }
 
 func adaptLike(t *rapid.T, client *redis.Client) {
-	limitertest.Must(t, client.FlushDB(t.Context()).Err())
+	expect.Must(t, client.FlushDB(t.Context()).Err())
 	period := rapid.SampledFrom([]time.Duration{time.Second, 2050 * time.Millisecond, 100 * time.Second, time.Hour}).Draw(t, "period")
 	limit := rapid.SampledFrom([]int64{5, 20, 1000}).Draw(t, "limit")
 	adapt := rapid.SampledFrom([]throttle.Adapt{throttle.AdaptFull, throttle.AdaptSpread}).Draw(t, "adapt")
@@ -143,14 +144,14 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 		if len(granted) > 0 && rapid.IntRange(0, 3).Draw(t, "refused") == 0 {
 			i := rapid.IntRange(max(0, len(granted)-5), len(granted)-1).Draw(t, "which")
 			said := rapid.SampledFrom([]time.Duration{0, 0, time.Second}).Draw(t, "said")
-			limitertest.Must(t, limitertest.Err(granted[i].Pause(t.Context(), said, "")))
+			expect.Must(t, expect.ErrOf(granted[i].Pause(t.Context(), said, "")))
 			if wait := model.refused(toUS(now), toUS(times[i]), toUS(said)); wait > 0 {
 				paused = max(paused, now+ofUS(math.Ceil(wait)))
 			}
 			continue
 		}
 		d, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"})
-		limitertest.Must(t, err)
+		expect.Must(t, err)
 		fits := max(now, paused, ofUS(math.Ceil(model.fitsAt(toUS(now)))))
 		const rounding = time.Microsecond // the last digits of a cube root may differ
 		switch {
@@ -165,5 +166,5 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 		}
 	}
 	over := limitertest.MostOver(throttle.Window{Limit: limit, Period: period}, log)
-	limitertest.Require(t, over <= 0, over, "units above the limit")
+	expect.Require(t, over <= 0, over, "units above the limit")
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/internal/apitest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
@@ -152,14 +153,14 @@ func TestAdaptingToAnotherWayToCount(t *testing.T) {
 			const jobs, start = 250, 2 * apiPeriod
 			figures := mean(func(seed uint64) []float64 {
 				s := simulate(seed, count(), jobs, time.Hour, true)
-				limitertest.Require(t, len(s.accepted) == jobs, len(s.accepted), jobs, "jobs are done")
+				expect.Require(t, len(s.accepted) == jobs, len(s.accepted), jobs, "jobs are done")
 				return []float64{s.refusals(start), between(s.accepted, start, s.end()) / published(s.end()-start)}
 			})
 			t.Logf("refusals %.3f, utilization %.3f", figures[0], figures[1])
-			limitertest.That(t, figures[0] <= apitest.MostRefused && figures[1] >= apitest.LeastUsed,
+			expect.That(t, figures[0] <= apitest.MostRefused && figures[1] >= apitest.LeastUsed,
 				"want at most", apitest.MostRefused, "at least", apitest.LeastUsed)
 			without := simulate(1, count(), jobs, 80*time.Second, false)
-			limitertest.That(t, name == "half the burst" || without.refusals(start) > apitest.MostRefused, "this API tests nothing")
+			expect.That(t, name == "half the burst" || without.refusals(start) > apitest.MostRefused, "this API tests nothing")
 		})
 	}
 }
@@ -171,12 +172,12 @@ func TestAdaptingToALimitThatIsHalvedForAMinute(t *testing.T) {
 		full := apitest.FullRate * published(2*apiPeriod) * toUS(apiPeriod) / toUS(apiPeriod+apiMargin)
 		back := restored
 		for ; between(s.accepted, back-2*apiPeriod, back) < full; back += time.Second {
-			limitertest.Require(t, back <= until, "the rate does not come back")
+			expect.Require(t, back <= until, "the rate does not come back")
 		}
 		return []float64{s.refusals(0), (back - restored).Seconds(), between(s.accepted, halved, restored) / published((restored-halved)/2)}
 	})
 	t.Logf("refusals %.3f, back after %.1f s, utilization of the half %.3f", figures[0], figures[1], figures[2])
-	limitertest.That(t, figures[0] <= apitest.MostRefused &&
+	expect.That(t, figures[0] <= apitest.MostRefused &&
 		figures[1] <= apitest.MostUntilFull.Seconds() && figures[2] >= apitest.LeastUsed,
 		"want at most", apitest.MostRefused, "at most", apitest.MostUntilFull, "at least", apitest.LeastUsed)
 }
@@ -189,6 +190,6 @@ func TestAdaptingToAStrangerOnTheSameKey(t *testing.T) {
 		return []float64{s.refusals(0), between(s.accepted, 0, until) / (published(until) - float64(stranger()))}
 	})
 	t.Logf("refusals %.3f, utilization of what is left %.3f", figures[0], figures[1])
-	limitertest.That(t, figures[0] <= apitest.MostRefusedBeside && figures[1] >= apitest.LeastUsedBeside,
+	expect.That(t, figures[0] <= apitest.MostRefusedBeside && figures[1] >= apitest.LeastUsedBeside,
 		"want at most", apitest.MostRefusedBeside, "at least", apitest.LeastUsedBeside)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -39,7 +40,7 @@ func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 		random, denials := rand.New(rand.NewPCG(7, 8)), 0
 		for _, w := range windows {
 			w.Name, w.Algorithm = "w", throttle.AlgorithmGCRA
-			limitertest.Must(t, client.FlushDB(t.Context()).Err())
+			expect.Must(t, client.FlushDB(t.Context()).Err())
 			l, c := limitertest.NewWithClock(t, client, limitertest.Policy(w))
 			m := newModel("", []throttle.Window{w})
 			w = m.windows[0]
@@ -50,7 +51,7 @@ func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 				now := c.US.Load()
 				got, want := limitertest.Reserve(t, l, r), m.reserve(r, now)
 				g, x := got.Windows[0], want.Windows[0]
-				limitertest.Require(t, got.Granted == want.Granted && got.RetryIn == want.RetryIn &&
+				expect.Require(t, got.Granted == want.Granted && got.RetryIn == want.RetryIn &&
 					g.Used == x.Used && g.ResetsAt.Equal(x.ResetsAt),
 					w.Limit, "per", w.Period, "burst", w.Burst, "call", i, "granted", got.Granted, "retry in", got.RetryIn, "used", g.Used, "resets", g.ResetsAt, "want", want.Granted, want.RetryIn, x.Used, x.ResetsAt)
 				if !got.Granted && i%2 == 0 {
@@ -61,7 +62,7 @@ func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 				}
 			}
 		}
-		limitertest.That(t, denials >= len(windows), denials, "denials")
+		expect.That(t, denials >= len(windows), denials, "denials")
 	})
 }
 
@@ -82,7 +83,7 @@ func TestDebtsAreKept(t *testing.T) {
 			{Limit: 1, Burst: throttle.MaxLimit, Period: 24 * h, Algorithm: throttle.AlgorithmGCRA},
 			{Limit: throttle.MaxLimit, Resets: "@yearly", Algorithm: throttle.AlgorithmCalendar},
 		} {
-			limitertest.Must(t, client.FlushDB(t.Context()).Err())
+			expect.Must(t, client.FlushDB(t.Context()).Err())
 			w.Name, w.Unit = "tokens", "tokens"
 			l, _ := limitertest.NewWithClock(t, client, limitertest.Policy(w))
 			tokens := throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": 1}}

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"pgregory.net/rapid"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -47,7 +48,7 @@ func anyLineWindow(t *rapid.T, i int, per []throttle.Scope, algorithms []throttl
 
 // crowdHistory is one history of a line of any policy, against the model.
 func crowdHistory(t *rapid.T, client *redis.Client) {
-	limitertest.Must(t, client.FlushDB(t.Context()).Err())
+	expect.Must(t, client.FlushDB(t.Context()).Err())
 	cr := &crowd{t: t, client: client, c: limitertest.NewClock(), flows: map[string][]*standing{}, lost: map[string]lostTake{}}
 	cr.c.Set(0)
 	cr.nested, cr.same = rapid.Bool().Draw(t, "nested"), rapid.Bool().Draw(t, "all cost the same")
@@ -127,7 +128,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 		return cr.servers[rapid.IntRange(0, len(cr.servers)-1).Draw(t, "server")]
 	}
 	check := func(err error) {
-		limitertest.Must(cr.t, err)
+		expect.Must(cr.t, err)
 	}
 	next := time.Duration(0)
 	actions := map[string]func(*rapid.T){

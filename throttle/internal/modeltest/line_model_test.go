@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"pgregory.net/rapid"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
@@ -93,14 +94,14 @@ func (cr *crowd) append(id throttle.Ticket, r throttle.Request) {
 	}
 	st := limitertest.ReadLine(cr.t, cr.client)
 	record := st.Hashes["t"][id.Queue+"/"+id.ID]
-	limitertest.Require(cr.t, record != "", id, "does not stand in line")
+	expect.Require(cr.t, record != "", id, "does not stand in line")
 	rank := limitertest.RankOf(record)
 	cr.insert(standing{id, r, rank - limitertest.LineZero})
 	cr.c.US.Add(1) // no two joins are at the same time
 	for _, list := range cr.flows {
 		for _, w := range list {
 			front := w.request.Front
-			limitertest.Require(cr.t, w.id == id || (rank-limitertest.LineZero > w.rank) == (front || !r.Front),
+			expect.Require(cr.t, w.id == id || (rank-limitertest.LineZero > w.rank) == (front || !r.Front),
 				id, "the rank", rank-limitertest.LineZero, w.id, "has", w.rank)
 		}
 	}
@@ -154,7 +155,7 @@ func (cr *crowd) reserve(r throttle.Request) {
 		}
 		return
 	}
-	limitertest.Must(cr.t, err)
+	expect.Must(cr.t, err)
 	fits := cr.m.peek(r, cr.now())
 	if d.Granted {
 		// A ticket that waits only for a slot, where no window is shared, holds up no other.
@@ -193,7 +194,7 @@ func (cr *crowd) join(r throttle.Request, maxWait time.Duration, backlog int) {
 	}
 	r.MaxWait, r.Backlog, r.Key = maxWait, backlog, "key/"+r.Ticket.ID
 	places, err := cr.servers[0].Line("p").Join(cr.t.Context(), []throttle.Request{r})
-	limitertest.Must(cr.t, err)
+	expect.Must(cr.t, err)
 	switch err := places[0].Err; {
 	case err == nil:
 		if n := len(cr.flows[cr.flow(r.Ticket, r)]); backlog > 0 && n >= backlog && !known {
@@ -227,7 +228,7 @@ func (cr *crowd) lostAreBack() {
 // back what is lost.
 func (cr *crowd) acknowledge() {
 	for _, server := range cr.servers {
-		limitertest.Must(cr.t, server.Line("p").Acknowledge(cr.t.Context()))
+		expect.Must(cr.t, server.Line("p").Acknowledge(cr.t.Context()))
 	}
 	tickets := limitertest.ReadLine(cr.t, cr.client).Hashes["t"]
 	for _, lost := range cr.lost {
@@ -246,7 +247,7 @@ func (cr *crowd) pass(d time.Duration) {
 // take takes once, and checks what it got.
 func (cr *crowd) take(server *limitertest.Hooked, most int, queues ...string) throttle.Taken {
 	taken, err := server.Line("p").Take(cr.t.Context(), throttle.TakeOptions{Queues: limitertest.Queues(queues...), Max: most})
-	limitertest.Must(cr.t, err)
+	expect.Must(cr.t, err)
 	cr.lostAreBack()
 	for _, ticket := range taken.Tickets {
 		flow, i := cr.find(ticket.Ticket)
@@ -304,7 +305,7 @@ func (cr *crowd) asks() map[string]bool {
 	asks := map[string]bool{}
 	for queue, record := range limitertest.ReadLine(cr.t, cr.client).Hashes["z"] {
 		last, err := strconv.ParseInt(strings.Fields(record)[4], 10, 64)
-		limitertest.Must(cr.t, err)
+		expect.Must(cr.t, err)
 		queue = strings.TrimSuffix(queue, "!") // of either class
 		asks[queue] = asks[queue] || last > cr.now()-(20*ms).Microseconds()
 	}
@@ -353,15 +354,15 @@ func (cr *crowd) takeAll(queues ...string) (next time.Duration) {
 
 func (cr *crowd) set() {
 	for _, server := range cr.servers {
-		limitertest.Must(cr.t, server.SetPolicies([]throttle.Policy{cr.p}))
-		limitertest.Must(cr.t, server.Refresh(cr.t.Context(), "p"))
+		expect.Must(cr.t, server.SetPolicies([]throttle.Policy{cr.p}))
+		expect.Must(cr.t, server.Refresh(cr.t.Context(), "p"))
 	}
 }
 
 func (cr *crowd) newServer() *limitertest.Hooked {
 	cr.asked++
 	l := limitertest.NewEdited(cr.t, cr.client, cr.c, []func(string) string{limitertest.WithoutShortExpiry}, cr.p)
-	limitertest.Must(cr.t, l.Refresh(cr.t.Context(), "p"))
+	expect.Must(cr.t, l.Refresh(cr.t.Context(), "p"))
 	return l
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -40,7 +41,7 @@ func TestHundredsOfGrantsAreMerged(t *testing.T) {
 	limitertest.SetPolicy(t, l, w)
 	limitertest.Reserve(t, l, limitertest.Acme(1e8))
 	d := limitertest.Reserve(t, l, limitertest.Acme(8e8))
-	limitertest.That(t, d.Granted && d.Windows[0].Used >= 9e8, d)
+	expect.That(t, d.Granted && d.Windows[0].Used >= 9e8, d)
 }
 
 func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w throttle.Window, tick int64, calls int, maxCost int64, maxStep time.Duration) {
@@ -66,7 +67,7 @@ func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w thr
 			denials++
 		}
 		fits := now + d.RetryIn.Microseconds()
-		limitertest.Require(t, counted >= used && (!d.Granted || exactly <= now) && fits >= exactly &&
+		expect.Require(t, counted >= used && (!d.Granted || exactly <= now) && fits >= exactly &&
 			fits <= exactly+tick,
 			"call", i, "at", at, "granted", d.Granted, counted, "counted, fits at", fits-limitertest.Midnight, "exactly", used, exactly-limitertest.Midnight)
 		switch {
@@ -87,7 +88,7 @@ func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w thr
 		whole = append(whole, limitertest.Grant{At: d.At.UnixMicro(), Units: d.Reservation.Cost["requests"]})
 	}
 	over := limitertest.MostOver(w, whole)
-	limitertest.That(t, over <= 0 && denials != 0, over, "units over", denials, "denials")
+	expect.That(t, over <= 0 && denials != 0, over, "units over", denials, "denials")
 }
 
 // Many callers, several limiters and the clock of Redis: windows so short that keys come and go.
@@ -155,12 +156,12 @@ func TestConcurrentGrantsAreNeverOver(t *testing.T) {
 		}
 	}
 	group.Wait()
-	limitertest.Equal(t, len(logs), 9)
+	expect.Equal(t, len(logs), 9)
 	for _, w := range append(windows, first.Windows...) {
 		for name, log := range logs {
 			if name[:len(w.Name)+1] == w.Name+"/" {
 				over := limitertest.MostOver(w, log)
-				limitertest.That(t, over <= 0, name, over, "units over in", len(log), "grants")
+				expect.That(t, over <= 0, name, over, "units over in", len(log), "grants")
 			}
 		}
 	}

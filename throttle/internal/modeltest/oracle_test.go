@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"pgregory.net/rapid"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -71,7 +72,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 		p.Tenants = map[string]throttle.Tenant{"exempt": {Exempt: true}}
 		return p
 	}
-	limitertest.Must(t, client.FlushDB(t.Context()).Err())
+	expect.Must(t, client.FlushDB(t.Context()).Err())
 	c := limitertest.NewClock()
 	hooked := limitertest.NewEdited(t, client, c, []func(string) string{limitertest.WithoutExpiry}, withExempt())
 	l := hooked.Limiter
@@ -119,17 +120,17 @@ func sequence(t *rapid.T, client *redis.Client) {
 		real := c.US.Load()
 		before := limitertest.Dump(t, client)
 		d, err := l.Reserve(t.Context(), r)
-		limitertest.Require(t, d.Granted || maps.Equal(before, limitertest.Dump(t, client)),
+		expect.Require(t, d.Granted || maps.Equal(before, limitertest.Dump(t, client)),
 			"a denial changed Redis", d, err)
 		if m.neverFits(r) {
-			limitertest.WantErr(t, err, new(*throttle.NeverFitsError), "a cost that never fits")
+			expect.Err(t, err, new(*throttle.NeverFitsError), "a cost that never fits")
 			return
 		}
 		if m.another(known(throttle.Reservation{Request: r}).Request) {
-			limitertest.WantErr(t, err, new(*throttle.RequestError), "a key that stands for another request")
+			expect.Err(t, err, new(*throttle.RequestError), "a key that stands for another request")
 			return
 		}
-		limitertest.Must(t, err)
+		expect.Must(t, err)
 		same(t, "Reserve", d, m.reserve(known(throttle.Reservation{Request: r, ID: d.Reservation.ID}).Request, real))
 		if d.Granted {
 			made = append(made, d.Reservation)
@@ -142,7 +143,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 		// The truth to the microsecond, if nobody comes between.
 		for early, granted := range []bool{true, false} {
 			c.US.Store(real + d.RetryIn.Microseconds() - int64(early))
-			limitertest.Require(t, limitertest.Peek(t, l, r).Granted == granted, early, "us before", retryIn)
+			expect.Require(t, limitertest.Peek(t, l, r).Granted == granted, early, "us before", retryIn)
 		}
 		c.US.Store(real)
 	}
@@ -181,7 +182,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 			if r := anyRequest(t); !m.neverFits(r) {
 				before := limitertest.Dump(t, client)
 				same(t, "Peek", limitertest.Peek(t, l, r), m.peek(r, c.US.Load()))
-				limitertest.Require(t, maps.Equal(before, limitertest.Dump(t, client)), "Peek changed Redis")
+				expect.Require(t, maps.Equal(before, limitertest.Dump(t, client)), "Peek changed Redis")
 			}
 		},
 		"cancel": func(t *rapid.T) {
@@ -286,7 +287,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 			if windows[i].Algorithm == throttle.AlgorithmGCRA {
 				windows[i].Burst = rapid.Int64Range(1, 8).Draw(t, "burst")
 			}
-			limitertest.Must(t, l.SetPolicies([]throttle.Policy{withExempt()}))
+			expect.Must(t, l.SetPolicies([]throttle.Policy{withExempt()}))
 			m.setWindows(windows)
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 func TestRequestsDuringACallAreSentTogether(t *testing.T) {
@@ -28,24 +30,24 @@ func TestRequestsDuringACallAreSentTogether(t *testing.T) {
 		for i := range 150 {
 			callers = append(callers, askIn(t, g, p, reserveAs(fmt.Sprint(i))))
 		}
-		require(t, len(f.calls) == 1 && f.calls[0].ctx.Value(key{}) == "mine", len(f.calls), "calls")
+		expect.Require(t, len(f.calls) == 1 && f.calls[0].ctx.Value(key{}) == "mine", len(f.calls), "calls")
 		_, bounded := f.calls[0].ctx.Deadline()
-		that(t, !bounded, "a single caller has another context than its own")
+		expect.That(t, !bounded, "a single caller has another context than its own")
 		for range 4 {
 			f.open()
 		}
 		<-alone
 		want, at := []int{1, 64, 64, 22}, 0
 		for i, c := range f.calls {
-			that(t, len(c.requests) == want[i] && c.seq == int64(i+1),
+			expect.That(t, len(c.requests) == want[i] && c.seq == int64(i+1),
 				"call", i, len(c.requests), "requests, sequence number", c.seq)
 			if i == 0 {
 				continue
 			}
 			for j, r := range c.requests {
-				equal(t, r.ID, fmt.Sprint(at), "call", i, "request", j)
+				expect.Equal(t, r.ID, fmt.Sprint(at), "call", i, "request", j)
 				got := callers[at]
-				that(t, got.done && got.err == nil && got.answers[0].At == int64(j+1),
+				expect.That(t, got.done && got.err == nil && got.answers[0].At == int64(j+1),
 					"caller", at, got.answers, got.err)
 				at++
 			}
@@ -72,7 +74,7 @@ func TestManyRequestsOfOneCaller(t *testing.T) {
 			t.Errorf("%d answers, %v, last %+v; %+v", len(many.answers), many.err, many.answers[129], few.answers)
 		}
 		n := len(f.calls)
-		that(t, n == 3 && len(f.calls[2].requests) == 5, n, "calls")
+		expect.That(t, n == 3 && len(f.calls[2].requests) == 5, n, "calls")
 		if answers, err := g.Do(t.Context(), p); len(answers) != 0 || err != nil || len(f.calls) != 3 {
 			t.Errorf("nothing asked: %v, %v", answers, err)
 		}
@@ -85,11 +87,11 @@ func TestACallerThatGaveUpIsNotInTheGroup(t *testing.T) {
 		first, second, third := askIn(t, g, p, reserveAs("a")), askIn(t, g, p, reserveAs("b")), askIn(t, g, p, reserveAs("c"))
 		second.giveUp()
 		synctest.Wait()
-		that(t, second.done && errors.Is(second.err, context.Canceled), "the caller that gave up", second.err)
+		expect.That(t, second.done && errors.Is(second.err, context.Canceled), "the caller that gave up", second.err)
 		f.open()
 		f.open()
 		got := f.log()
-		that(t, slices.Equal(got, []string{"a", "c"}) && first.done && third.done, "calls", got)
+		expect.That(t, slices.Equal(got, []string{"a", "c"}) && first.done && third.done, "calls", got)
 		ended, end := context.WithCancel(t.Context())
 		end()
 		if _, err := g.Do(ended, p, reserveAs("d")); !errors.Is(err, context.Canceled) || len(f.calls) != 2 {
@@ -125,20 +127,20 @@ func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
 		}
 		synctest.Wait()
 		f.open() // they were granted, and it is cancelled
-		that(t, stays.done && stays.err == nil && stays.answers[0].At == 8,
+		expect.That(t, stays.done && stays.err == nil && stays.answers[0].At == 8,
 			"the caller that stayed", stays.answers, stays.err)
 		next := askIn(t, g, p, reserveAs("next"))
 		f.open()
 		f.open()
 		got := f.log()
-		require(t, len(got) == 4 &&
+		expect.Require(t, len(got) == 4 &&
 			got[2] == "cancel granted,cancel granted too,cancel exempt,cancel observed" && next.done,
 			"calls", got)
 		undo := f.calls[2].requests[1]
-		that(t, undo.At == 2 && slices.Equal(undo.Keys, []string{"w:granted too"}) &&
+		expect.That(t, undo.At == 2 && slices.Equal(undo.Keys, []string{"w:granted too"}) &&
 			undo.Cost == "requests=1" && undo.Place == nil && undo.Ticket == "", "cancelled by", undo)
 		for _, c := range gone {
-			that(t, c.done && errors.Is(c.err, context.Canceled) && c.answers == nil,
+			expect.That(t, c.done && errors.Is(c.err, context.Canceled) && c.answers == nil,
 				"the caller that gave up", c.answers, c.err)
 		}
 	})
@@ -157,10 +159,10 @@ func TestACallEndsWhenAllItsCallersGiveUp(t *testing.T) {
 		}
 		third.giveUp()
 		synctest.Wait()
-		that(t, f.calls[1].ctx.Err() != nil && third.done, "all gave up, and the call goes on")
+		expect.That(t, f.calls[1].ctx.Err() != nil && third.done, "all gave up, and the call goes on")
 		fourth := askIn(t, g, p, reserveAs("e"))
 		f.open()
-		that(t, fourth.done && fourth.err == nil, "the next caller", fourth.err)
+		expect.That(t, fourth.done && fourth.err == nil, "the next caller", fourth.err)
 	})
 }
 
@@ -213,16 +215,16 @@ func TestAGroupWhoseScriptFailsIsRepeatedOneByOne(t *testing.T) {
 				close(f.gate)
 				synctest.Wait()
 				got := strings.Join(f.log(), " ")
-				require(t, got == tc.want, "calls", got, "want", tc.want)
+				expect.Require(t, got == tc.want, "calls", got, "want", tc.want)
 				alone := strings.HasSuffix(tc.want, " d")
 				for i, c := range callers {
 					fails := !alone || i == 1
-					that(t, c.done && fails == (c.err != nil) &&
+					expect.That(t, c.done && fails == (c.err != nil) &&
 						(!fails || errors.Is(c.err, tc.err)) && (fails || c.answers[0].Status == Granted),
 						"caller", i, c.answers, c.err)
 				}
 				for i, c := range f.calls {
-					equal(t, c.seq, int64(i+1), "call", i, "has the sequence number")
+					expect.Equal(t, c.seq, int64(i+1), "call", i, "has the sequence number")
 				}
 			})
 		})
@@ -243,7 +245,7 @@ func TestAGroupIsOfOneCompiledPolicy(t *testing.T) {
 		close(f.gate)
 		synctest.Wait()
 		got := f.log()
-		that(t, slices.Equal(got, []string{"a", "b1,d1", "c2,e2"}) && f.calls[1].policy == before &&
+		expect.That(t, slices.Equal(got, []string{"a", "b1,d1", "c2,e2"}) && f.calls[1].policy == before &&
 			f.calls[2].policy == after, "calls", got)
 	})
 }
@@ -273,11 +275,11 @@ func TestGroupsUnderRace(t *testing.T) {
 				}
 				r := Request{Op: Reserve, ID: fmt.Sprint(i, " ", j), At: int64(i*1000 + j)}
 				answers, err := g.Do(ctx, policies[j%2], r)
-				that(t, (err != nil || answers[0].At == r.At) && (err == nil || j%7 == 0), r.ID, answers, err)
+				expect.That(t, (err != nil || answers[0].At == r.At) && (err == nil || j%7 == 0), r.ID, answers, err)
 				cancel()
 				if err == nil {
 					mu.Lock()
-					equal(t, seen[Cancel+r.ID], 0, r.ID, "was answered and cancelled")
+					expect.Equal(t, seen[Cancel+r.ID], 0, r.ID, "was answered and cancelled")
 					mu.Unlock()
 				}
 			}
@@ -287,7 +289,7 @@ func TestGroupsUnderRace(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	for id, n := range seen {
-		equal(t, n, 1, id, "was sent", "times")
+		expect.Equal(t, n, 1, id, "was sent", "times")
 	}
 }
 
@@ -304,7 +306,7 @@ func TestGroupsOfManyWindowsAreSmall(t *testing.T) {
 				requests[i] = reserveAs(fmt.Sprint(i))
 			}
 			answers, err := g.Do(t.Context(), p, requests...)
-			that(t, err == nil && len(answers) == c.requests, len(answers), "answers", err)
+			expect.That(t, err == nil && len(answers) == c.requests, len(answers), "answers", err)
 			if len(f.calls) != c.calls || len(f.calls[0].requests) != c.most {
 				t.Errorf("%d windows: %d calls, the first of %d requests", c.windows, len(f.calls), len(f.calls[0].requests))
 			}
@@ -332,7 +334,7 @@ func TestACallThatPanicsHoldsNobodyUp(t *testing.T) {
 		f.open()
 		later := askIn(t, g, p, reserveAs("c"))
 		f.open()
-		that(t, recovered && waits.done && waits.err == nil && later.done && later.err == nil,
+		expect.That(t, recovered && waits.done && waits.err == nil && later.done && later.err == nil,
 			"recovered", recovered, "done", waits.done, later.done)
 	})
 }

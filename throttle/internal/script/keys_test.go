@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 var hostile = []string{
@@ -21,9 +23,9 @@ func FuzzEscape(f *testing.F) {
 		escaped := Escape(a)
 		for i := range len(escaped) {
 			c := escaped[i]
-			that(t, plain(rune(c)) || c == '%', "Escape", a, "=", escaped, "holds the byte", c)
+			expect.That(t, plain(rune(c)) || c == '%', "Escape", a, "=", escaped, "holds the byte", c)
 		}
-		equal(t, Unescape(escaped), a, "Escape", "=", escaped, "which says")
+		expect.Equal(t, Unescape(escaped), a, "Escape", "=", escaped, "which says")
 		if (a == b) != (escaped == Escape(b)) || (a == b) != (escapeWord(a) == escapeWord(b)) {
 			t.Errorf("%q and %q are both written %q or %q", a, b, escaped, escapeWord(a))
 		}
@@ -33,7 +35,7 @@ func FuzzEscape(f *testing.F) {
 		for _, mark := range []string{"", "!", "!abcd"} {
 			for _, batch := range []bool{false, true} {
 				queue, also, marked, values := ParseFlow(Flow(Escape(a), batch, mark, []string{b, a}))
-				that(t, queue == a && also == batch && marked == mark &&
+				expect.That(t, queue == a && also == batch && marked == mark &&
 					slices.Equal(values, []string{b, a}),
 					"Flow", a, batch, mark, b, "says", marked, values, queue, also)
 			}
@@ -52,7 +54,7 @@ func TestTicketsOfUUIDs(t *testing.T) {
 		strings.Repeat("0", 36), "00000000-0000-0000-0000-000000000000", "!ASNFZ4mrTN6PASNFZ4mrzQ", "+" + id[1:],
 	} {
 		queue, got, ok := parseTicket(TicketName(Escape("my queue"), id))
-		that(t, ok && queue == "my queue" && got == id, id, "comes back as", got, queue, ok)
+		expect.That(t, ok && queue == "my queue" && got == id, id, "comes back as", got, queue, ok)
 	}
 	if name := TicketName("q", id); len(name) != 25 || strings.ContainsAny(name, " \n\t+") {
 		t.Errorf("%q is called %q", id, name)
@@ -69,7 +71,7 @@ func TestKeysNeverCollide(t *testing.T) {
 	seen := map[string]string{}
 	note := func(key, what string) {
 		other, taken := seen[key]
-		that(t, !taken || other == what, what, other, "are both", key)
+		expect.That(t, !taken || other == what, what, other, "are both", key)
 		seen[key] = what
 	}
 	for _, policy := range []string{"p", "n", "w", "q"} {
@@ -88,9 +90,9 @@ func TestKeysNeverCollide(t *testing.T) {
 			}
 		}
 	}
-	that(t, len(seen) >= 5_000, "only", len(seen), "keys")
+	expect.That(t, len(seen) >= 5_000, "only", len(seen), "keys")
 	for key := range seen {
-		that(t, strings.Count(key, "{") == 1 && strings.Count(key, "}") == 1,
+		expect.That(t, strings.Count(key, "{") == 1 && strings.Count(key, "}") == 1,
 			key, "has braces in it: a cluster would look for it elsewhere")
 	}
 }

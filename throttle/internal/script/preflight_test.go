@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 // A preflight asks for each command that the scripts call, and those that Go sends beside them.
@@ -12,7 +14,7 @@ func TestPreflightKnowsAllCommands(t *testing.T) {
 	t.Parallel()
 	used := []string{"hlen", "hscan"}
 	entries, err := files.ReadDir("lua")
-	must(t, err)
+	expect.Must(t, err)
 	calls := regexp.MustCompile(`(?:redis\.p?call|call_in_parts)\('(\w+)'`)
 	for _, entry := range entries {
 		for _, call := range calls.FindAllStringSubmatch(File(strings.TrimSuffix(entry.Name(), ".lua")), -1) {

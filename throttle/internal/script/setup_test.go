@@ -107,31 +107,3 @@ func (f *fakeRedis) open() {
 	f.gate <- struct{}{}
 	synctest.Wait()
 }
-
-// that fails the test unless something holds. The rest says what that is about.
-func that(t testing.TB, holds bool, about ...any) {
-	t.Helper()
-	if !holds {
-		t.Error(about...)
-	}
-}
-
-// equal fails the test unless it got what it wants.
-func equal[V comparable](t testing.TB, got, want V, about ...any) {
-	t.Helper()
-	that(t, got == want, append(about, "got", got, "want", want)...)
-}
-
-// require is that, and ends the test.
-func require(t testing.TB, holds bool, about ...any) {
-	t.Helper()
-	if !holds {
-		t.Fatal(about...)
-	}
-}
-
-// must ends the test by an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	require(t, err == nil, err)
-}

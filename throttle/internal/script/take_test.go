@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 // A fakeLine notes the takes, and answers by what is asked of it.
@@ -49,7 +51,7 @@ func TestATakeThatWasNotAnsweredIsRepeated(t *testing.T) {
 		t.Helper()
 		f.reply = reply
 		taken, err := taker.Take(t.Context(), p, TakeRequest{Queues: map[string]int{"q": 1}, Max: max})
-		that(t, (err == nil) == (want >= 0) && (err != nil || len(taken.Tickets) == want), taken, err)
+		expect.That(t, (err == nil) == (want >= 0) && (err != nil || len(taken.Tickets) == want), taken, err)
 	}
 	acknowledge := func(reply func(context.Context) (Taken, error), ok bool) {
 		t.Helper()

@@ -1,0 +1,76 @@
+// Package expect has the checks of tests, of one line each. It imports nothing of Sluice, so that all
+// tests can use it.
+package expect
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+)
+
+// TB is what testing.T and rapid.T have in common.
+type TB interface {
+	Errorf(format string, args ...any)
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+	Helper()
+}
+
+// Must fails the test by an error.
+func Must(t TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ErrOf returns the error of a call that returns something else, too.
+func ErrOf(_ any, err error) error { return err }
+
+// Equal fails the test unless it got what it wants. The rest says what that is about.
+func Equal[V any](t TB, got, want V, about ...any) {
+	t.Helper()
+	g, w := reflect.ValueOf(&got).Elem(), reflect.ValueOf(&want).Elem()
+	if g.Kind() == reflect.Slice && g.Len()+w.Len() == 0 || reflect.DeepEqual(got, want) {
+		return
+	}
+	t.Errorf("%s\ngot  %+v\nwant %+v", told(about), got, want)
+}
+
+// That fails the test unless something holds. The rest says what that is about.
+func That(t TB, holds bool, about ...any) {
+	t.Helper()
+	if !holds {
+		t.Errorf("%s", told(about))
+	}
+}
+
+// Require is That, and ends the test.
+func Require(t TB, holds bool, about ...any) {
+	t.Helper()
+	if !holds {
+		t.Fatalf("%s", told(about))
+	}
+}
+
+// Contains fails the test unless a text has a part.
+func Contains(t TB, text, part string, about ...any) {
+	t.Helper()
+	That(t, strings.Contains(text, part), append(about, fmt.Sprintf("%q is not in", part), text)...)
+}
+
+// Err fails the test unless an error is one, or is of the type to which a pointer was given, as
+// errors.Is and errors.As say.
+func Err(t TB, err error, want any, about ...any) {
+	t.Helper()
+	one, ok := want.(error)
+	if ok && !errors.Is(err, one) || !ok && !errors.As(err, want) {
+		t.Errorf("%s\ngot the error %v, want %T %[3]v", told(about), err, want)
+	}
+}
+
+// told is what a failure is about, by its fields.
+func told(about []any) string {
+	return fmt.Sprintf(strings.Repeat("%+v ", len(about)), about...)
+}

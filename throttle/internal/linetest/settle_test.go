@@ -1,6 +1,7 @@
 package linetest
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -190,9 +191,9 @@ func TestManyCorrections(t *testing.T) {
 		limitertest.Reserve(t, st.l, of(1)) // others', at the same times
 	}
 	st.used(130)
-	// When it was granted, what it costs, and the last corrections. The oldest counts for many.
-	const head, correction, kept = "1800057600000000 =tokens=70", " +1800057600000000:tokens=1", 16
-	bytes := st.client.StrLen(t.Context(), "sluice:{p}:n:"+r.ID).Val()
+	// What it costs, and the last corrections. The oldest counts for many.
+	const head, correction, kept = "settled:tokens=70 added:", "1800057600000000/tokens=1;", 16
+	bytes := st.client.StrLen(t.Context(), fmt.Sprintf("sluice:{p}:n:%s/%d", r.ID, r.At.UnixMicro())).Val()
 	least := len(head+correction) + (kept-1)*len(correction)
 	expect.That(t, bytes >= int64(least) && bytes <= int64(least+len("60")),
 		bytes, "bytes are kept of the reservation, want", least)

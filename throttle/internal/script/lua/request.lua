@@ -54,10 +54,8 @@ end
 local function grant(call, r, list, now)
   windows.take(call, list, r.costs, now, r.hold, call.leases and lease_id(call, r))
   call.dirty = true
-  if not r.once then return end
-  redis.call('SET', call.P .. 'n:' .. r.once, format('%d ', now) .. r.digest, 'PX', KEPT)
-  local state_key = call.P .. 'n:' .. r.id -- see verbs.lua
-  if redis.call('EXISTS', state_key) == 1 then
-    redis.call('SET', state_key, format('at=%d again=1', now), 'KEEPTTL')
+  if r.once then
+    redis.call('SET', call.P .. 'n:' .. r.once, format('%d ', now) .. r.digest, 'PX', KEPT)
+    redis.call('DEL', call.P .. 'n:' .. r.id .. format('/%d', now)) -- while the clock stands: see verbs.lua
   end
 end

@@ -78,19 +78,18 @@ local function look_again(call, r)
 end
 
 local function fields(r, list, now, fits, time, latest, binds, nudge)
-  local call, text = list[1].call, format('time=%d', time)
-  if latest and latest ~= time then text = text .. format(' latest=%d', latest) end
-  if binds and binds ~= 0 then text = text .. format(' binds=%d', binds) end
-  if now > call.now then text = text .. format(' behind=%d', now - call.now) end
-  if nudge == 1 then text = text .. ' nudge=1' end
-  if r.before then text = text .. ' before:' .. r.before end
-  if fits then
-    local times = {nil, nil}
-    for i = 1, #call.windows do times[i] = format('%d', fits[i] or 0) end
-    text = text .. ' fits:' .. concat(times, ',')
-  end
+  local call, times = list[1].call, fits and {nil, nil}
+  for i = 1, fits and #call.windows or 0 do times[i] = format('%d', fits[i] or 0) end
+  local reply = {
+    time = time, latest = latest ~= time and latest or nil, binds = binds ~= 0 and binds or nil,
+    behind = now > call.now and now - call.now or nil, nudge = nudge == 1 and 1 or nil, before = r.before,
+    fits = times and concat(times, ',') or nil,
+  }
   for s = 1, #list do
-    if list[s].upstream then return text .. ' ' .. upstream().reply_fields(list, now) end
+    if list[s].upstream then
+      upstream().reply(list, now, reply)
+      break
+    end
   end
-  return text
+  return write_fields(reply)
 end

@@ -197,11 +197,11 @@ local function new_upstream()
     return begins or changes or false
   end
 
-  -- reply_fields(list, now) -> text for the reply: the longest pause of some scopes; the
-  -- adapted state of the scope that grants least: rate in millionths of the published one, and the
-  -- window that is meant; and the least units that the upstream has left.
-  local function reply_fields(list, now)
-    local last, least, reply = now, nil, {}
+  -- reply adds to a reply the longest pause of some scopes; the adapted state of the scope that grants
+  -- least: rate in millionths of the published one, and the window that is meant; and the least units
+  -- that the upstream has left.
+  local function reply(list, now, reply)
+    local last, least = now, nil
     for i = 1, #list do
       local scope = list[i]
       local paused, adapted = state_of(scope, PAUSE, now), spread(scope, now)
@@ -226,7 +226,6 @@ local function new_upstream()
         end
       end
     end
-    return write_fields(reply)
   end
 
   -- unanswered returns the grants at the time `at` or later, less what the call of the answer cost,
@@ -275,8 +274,7 @@ local function new_upstream()
   end
 
   return {
-    fits_at = fits_at, take = take, pause = pause, resume = resume, remaining = remaining,
-    reply_fields = reply_fields,
+    fits_at = fits_at, take = take, pause = pause, resume = resume, remaining = remaining, reply = reply,
   }
 end
 

@@ -1,16 +1,13 @@
 -- verbs.lua: the verbs that few calls use.
 --
 -- Key, behind the prefix P of the policy:
---   n:ID   the fate of a reservation, as fields:
---            at         when it was granted
---            again      1 if the id of an idempotency key was granted once more, at that time
---            cancelled, released
---                       1 at the end
---            settled    its cost since the last correction: "WINDOW=UNITS,..."
---            added      the units that corrections added, less those given back:
---                       "TIME/WINDOW=UNITS,...;..."
--- Most reservations never have that key. One made by an idempotency key may be granted again later.
--- Its earlier fate is then forgotten, and the earlier grant counts as cancelled.
+--   n:ID/AT   the fate of a reservation that was granted at AT, as fields:
+--               cancelled, released   1 at the end
+--               settled               its cost since the last correction: "WINDOW=UNITS,..."
+--               added                 the units that corrections added, less those given back:
+--                                     "TIME/WINDOW=UNITS,...;..."
+-- Most reservations never have that key. The id of an idempotency key may be granted again later. If
+-- that is at the same time, as the clock was set back, its earlier fate is forgotten.
 --
 -- new_verbs(call) returns the verbs by their names, which decide.lua lists. verb(op) returns one of them.
 -- replace(r, list, now) gives back the grant that a reserve replaces.
@@ -82,7 +79,7 @@ local function new_verbs(call)
   verbs.resume = upstream_verb('resume')
   verbs.remaining = upstream_verb('remaining')
 
-  local function state_key(r) return call.P .. 'n:' .. r.id end
+  local function state_key(r) return call.P .. 'n:' .. r.id .. format('/%d', r.at) end
 
   local function read_units(text)
     local units = {}
@@ -101,9 +98,7 @@ local function new_verbs(call)
   -- read_state reads the key into r.state, r.cancelled, r.added and r.settled.
   local function read_state(r)
     local state = read_fields(redis.call('GET', state_key(r)) or '', {})
-    if state.at and state.at < r.at and not state.again then state = {} end -- of an earlier grant
-    r.state, r.cancelled = state, state.cancelled or state.at and state.at ~= r.at
-    r.added, r.settled = {}, read_units(state.settled)
+    r.state, r.cancelled, r.added, r.settled = state, state.cancelled, {}, read_units(state.settled)
     for at, units in gmatch(state.added or '', '(%d+)/([^;]*);') do
       r.added[#r.added + 1] = {at = at + 0, units = read_units(units)}
     end
@@ -189,7 +184,6 @@ local function new_verbs(call)
 
   -- remember writes the key, until the time at which nothing of the reservation counts.
   local function remember(r, state, time)
-    state.at = r.at
     local ms = format('%d', max(ceil((time - call.now) / 1000), KEPT))
     redis.call('SET', state_key(r), write_fields(state), 'PX', ms)
     call.dirty = true
@@ -215,7 +209,7 @@ local function new_verbs(call)
       fits[i] = give_back(r, scope, i, now, costs[i])
       given = given + before - scope.states[i].used
     end)
-    remember(r, {again = r.state.again, cancelled = 1}, time)
+    remember(r, {cancelled = 1}, time)
     if r.once then redis.call('DEL', call.P .. 'n:' .. r.once) end
     if call.line and r.flow then call.line.take_back(r) end
     look_again(call, r)
@@ -292,10 +286,7 @@ local function new_verbs(call)
       end
     end)
     r.added[#r.added + 1] = adds
-    local state = {
-      again = r.state.again, released = r.state.released, settled = units_text(r.settled, 0),
-      added = added_text(r),
-    }
+    local state = {released = r.state.released, settled = units_text(r.settled, 0), added = added_text(r)}
     remember(r, state, max(time, until_all(list, now, r.costs, changes)))
     -- Also after units were added: the first flow may have to wait here now, and hold up nobody
     -- elsewhere.

@@ -16,24 +16,12 @@ import (
 
 // SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the
 // policy's name and its own name, algorithm and scope stay. The line of a removed policy can be
-// taken from until it is empty, and its reservations can be corrected and released. The error is a
-// *PolicyError. Then nothing changes.
-func (l *Limiter) SetPolicies(policies []Policy) error {
+// taken from until it is empty, and its reservations can be corrected and released. So can those of
+// removed policies that only other programs had; one that is in force again is left out. The error is
+// a *PolicyError. Then nothing changes.
+func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	l.setting.Lock()
 	defer l.setting.Unlock()
-	return l.setPolicies(policies, nil)
-}
-
-// SetRemoved has Take serve the lines of policies that are in force no more, until they are empty: as
-// a program does that had these policies before. Those that are in force again are left out. The error
-// is a *PolicyError. Then nothing changes.
-func (l *Limiter) SetRemoved(policies []Policy) error {
-	l.setting.Lock()
-	defer l.setting.Unlock()
-	return l.setPolicies(l.Policies(), policies)
-}
-
-func (l *Limiter) setPolicies(policies, removed []Policy) error {
 	set, err := l.compile(policies)
 	if err != nil {
 		return err

@@ -95,7 +95,7 @@ func (f *fleet) look(ctx context.Context, file string) (err error) {
 	default:
 		policies, f.source = f.file, file+", as none are published"
 	}
-	if err := cmp.Or(f.limiter.SetPolicies(policies), f.limiter.SetRemoved(f.state.Removed)); err != nil {
+	if err := f.limiter.SetPolicies(policies, f.state.Removed...); err != nil {
 		return inputError{err}
 	}
 	f.limiter.SetInterventions(rest)

@@ -1,7 +1,6 @@
 package control
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -225,7 +224,7 @@ func (f *Follower) put() error {
 	policies, _ := f.state.Effective()
 	err := f.state.PoliciesErr
 	if err == nil {
-		err = cmp.Or(f.limiter.SetPolicies(policies), f.limiter.SetRemoved(f.state.Removed))
+		err = f.limiter.SetPolicies(policies, f.state.Removed...)
 	}
 	if err != nil {
 		f.logger.Error("control: published policies cannot be used: those before stay in force",

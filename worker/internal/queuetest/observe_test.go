@@ -270,8 +270,7 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		state, err := store.State(t.Context())
 		sitetest.Must(t, err)
 		looks := s.AnotherLimiter()
-		sitetest.Must(t, looks.SetPolicies(state.Policies))
-		sitetest.Must(t, looks.SetRemoved(state.Removed))
+		sitetest.Must(t, looks.SetPolicies(state.Policies, state.Removed...))
 		st, err := inspect.Of(looks).State(t.Context(), inspect.Query{Policy: p.Name})
 		if want := "policy api was removed: 60 tasks go on by its last windows"; err != nil || st.RemovedText() != want {
 			t.Errorf("%q, want %q: %+v, %v", st.RemovedText(), want, st, err)

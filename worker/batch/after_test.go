@@ -146,6 +146,11 @@ func TestFiringsOverlap(t *testing.T) {
 						t.Errorf("%v, want %v", got, want)
 					}
 				}
+				for n, want := range map[int]int{-9: 0, -1: 0, 0: 0, 1: 1} {
+					if got := firings(s, p, n); len(got) != want {
+						t.Errorf("at most %d: %v", n, got)
+					}
+				}
 				_, err := p.Fire(t.Context(), "b")
 				if errors.Is(err, batch.ErrOverlap) != (overlap == batch.OverlapSkip) {
 					t.Errorf("fired by hand: %v", err)

@@ -259,9 +259,9 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 func TestNothingStartsAfterAPauseOrTheHours(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, throttle.Window{Name: "pace", Limit: 8, Period: time.Second, Scope: throttle.ScopeShared})
+		s := fake(t, throttle.Window{Name: "pace", Limit: 3, Period: time.Second, Scope: throttle.ScopeShared})
 		hours := batch.Hours{From: "00:01", To: "00:02"}
-		b := batch.Batch{Name: "b", Hours: hours, Tasks: calls(300), Tenants: batch.List("acme", "zeta")}
+		b := batch.Batch{Name: "b", Hours: hours, Tasks: calls(100), Tenants: batch.List("acme", "zeta")}
 		var start atomic.Int64
 		s.serve(func(ctx context.Context, _ *asynq.Task) error {
 			start.Store(time.Now().UnixNano())

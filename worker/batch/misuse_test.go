@@ -115,23 +115,6 @@ func TestATenantThatComesTwiceHoldsAFiringUp(t *testing.T) {
 	})
 }
 
-func TestFiringsAreAtMostSoMany(t *testing.T) {
-	each(t, many(), func(s *site) {
-		p := s.idle(batch.Batch{Name: "b", Tasks: noTasks, Tenants: batch.List("a")})
-		defer p.Close()
-		for len(firings(s, p, 9)) < 2 { // those of one second are one
-			_, err := p.Fire(context.Background(), "b")
-			s.ok(err)
-			time.Sleep(100 * time.Millisecond)
-		}
-		for n, want := range map[int]int{-9: 0, -1: 0, 0: 0, 1: 1} {
-			if got := firings(s, p, n); len(got) != want {
-				s.Errorf("at most %d: %v", n, got)
-			}
-		}
-	})
-}
-
 func firings(s *site, p *process, n int) []batch.Firing {
 	s.Helper()
 	all, err := p.Firings(context.Background(), "b", n)

@@ -56,7 +56,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 					s.Serve(s.Ok, sitetest.Calm, sitetest.By(own))
 				}
 				clients := []*worker.Client{s.Client(limiter(row.before)), s.Client(limiter(row.after))}
-				const n = 96
+				const n = 48
 				begin := time.Now()
 				for i := range n {
 					task := worker.NewTask(worker.Identity{
@@ -72,7 +72,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 					sitetest.Must(t, err)
 				}
 				s.SleepUntil(n, 5*time.Minute)
-				if took := time.Since(begin); took > 15*time.Second {
+				if took := time.Since(begin); took > 10*time.Second {
 					t.Errorf("all have run after %v", took)
 				}
 				s.WantWakes(sitetest.DeniedAndRun + 1)

@@ -180,10 +180,6 @@ func TestHeadersOfScripts(t *testing.T) {
 	slices.Sort(verbs)
 	slices.Sort(ops)
 	expect.That(t, slices.Equal(verbs, ops), "the scripts have the verbs", verbs, "Go asks for", ops)
-	for _, op := range ops {
-		expect.That(t, regexp.MustCompile(`(?m)^--   `+op+` +[a-z]`).MatchString(header(decide)),
-			"decide.lua: the header does not list", op)
-	}
 
 	// The scripts read the fields that Go writes, and write those that Go reads.
 	text := code(script.Text([]string{"sliding"}, "decide"))

@@ -8,8 +8,8 @@ import (
 )
 
 // A field is a field of a Request or an Answer that calls carry by its name, its tag: "name=12" is a
-// number, "name:text" a text, and blanks separate them. Zero values are left out. lua/decide.lua lists
-// the fields, and lua/codec.lua reads and writes them there.
+// number, "name:text" a text, and blanks separate them. Zero values are left out. lua/codec.lua
+// reads and writes them there.
 type field struct {
 	name    string // empty for a struct
 	index   int

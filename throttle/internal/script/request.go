@@ -7,32 +7,32 @@ import (
 	"strconv"
 )
 
-// The verbs of requests. lua/decide.lua says more.
+// The verbs of requests.
 const (
-	Reserve   = "reserve"   // takes the costs in all windows, or in none
+	Reserve   = "reserve"   // takes the costs in all windows, or in none; then a ticket joins the line
 	Exempt    = "exempt"    // takes them in any case
 	Observe   = "observe"   // takes them in any case, and answers when they would have fitted
-	Peek      = "peek"      // answers as Reserve would
+	Peek      = "peek"      // answers as Reserve would, and changes nothing
 	Join      = "join"      // puts a ticket in line
 	Leave     = "leave"     // takes it out
-	PutBack   = "put_back"  // puts a taken ticket back at its rank
-	Cancel    = "cancel"    // gives back all of a reservation
+	PutBack   = "put_back"  // puts a taken ticket back at its rank, once, with the units of its grant
+	Cancel    = "cancel"    // gives back all of a reservation, once; with a Place also its tenant's turns
 	Settle    = "settle"    // corrects the units of a reservation
 	Release   = "release"   // gives back its leases
-	Renew     = "renew"     // prolongs its leases
-	Pause     = "pause"     // notes that the upstream refused
-	Resume    = "resume"    // ends a pause
+	Renew     = "renew"     // keeps its leases for as long again
+	Pause     = "pause"     // notes that the upstream refused: nothing is granted for a while
+	Resume    = "resume"    // ends a pause, and the adapted rates
 	Remaining = "remaining" // notes the units that the upstream has left
-	Expect    = "expect"    // answers when a ticket, or the last of a flow, is expected to start
-	Refresh   = "refresh"   // writes a tenant's weight and own limits where its tickets wait
+	Refresh   = "refresh"   // writes a flow's weight and own parameters as they are now
+	Expect    = "expect"    // answers when a ticket, or the last of a flow, may start, else when costs fit
 )
 
 // A Request is one request of a call. Times and durations are microseconds.
 type Request struct {
 	Op       string
 	ID       string   `lua:"id"`       // of the reservation, 16 hex digits
-	At       int64    `lua:"at"`       // when it was granted
-	Replaces string   `lua:"replaces"` // for Reserve: its ID then
+	At       int64    `lua:"at"`       // when it was granted; for Reserve: a grant to give back first, once
+	Replaces string   `lua:"replaces"` // for Reserve: the ID of that grant. Others that wait go after it
 	Once     string   `lua:"once"`     // made by OnceKey; empty without an idempotency key
 	Digest   string   `lua:"digest"`   // with Once: made by OnceDigest
 	Hold     int64    `lua:"hold"`     // how long it may hold units by leases, 0 if unknown

@@ -1,38 +1,15 @@
 -- decide.lua: decides about requests of one policy, one after the other, as if each came alone.
 --
 -- KEYS and the beginning of ARGV: windows.lua. Then any number of requests, each of 5 + S values:
---   1 op        a verb of the table below
+--   1 op        a verb
 --   2 costs     "requests=1,tokens=5", "-" for none
 --   3 ticket    "QUEUE/ID"; empty: does not wait
 --   4 place     "flow tenant weight key" (line.lua), "-" for an empty word: flow "QUEUE|VALUES",
 --               weight in thousandths; empty where no line is asked
 --   5 more      fields (codec.lua); empty for most requests
 --   then S ends of the scopes' keys, narrow to broad
--- The tags of Request in request.go are the fields of a request, those of Answer in reply.go the
--- fields of a reply. Times are in us.
---
--- Verbs:
---   reserve     takes the costs in all windows, or in none. A denied request with a ticket joins
---               the line. With `at`, the grant of then is given back first, once, and others
---               that wait go after it
---   exempt      takes the costs, and is never denied
---   observe     exempt, and tells by when the costs would have fitted
---   peek        answers as reserve would, and changes nothing
---   join        puts the ticket in line
---   put_back    puts the ticket back at its rank, once, with the units of its grant
---   leave       takes the ticket out of the line
---   refresh     writes the flow's weight and own parameters as they are now
---   expect      tells when the ticket is expected to start, or without one the last of the flow, and
---               when each window fits it; changes nothing. If it does not wait, the times are those
---               of the costs
---   cancel      gives everything back, once; with the place of a taken ticket it also moves its
---               tenant's tags back
---   release     gives back the units that leases hold
---   renew       keeps the leases for as long again
---   settle      corrects the units that were taken
---   pause       notes that the upstream refused: nothing is granted for a while (upstream.lua)
---   resume      ends a pause, and the adapted rates
---   remaining   notes how many units the upstream has left
+-- request.go says what each verb does. The tags of Request there are the fields of a request, those of
+-- Answer in reply.go the fields of a reply. Times are in us.
 --
 -- reply  for every request its status and when it was decided, or granted before (us, as all times);
 --        16 is added to the status if fields follow. For reserve, exempt, observe, peek, expect and
@@ -42,9 +19,7 @@
 --   window  used resets        the units, and when nothing is counted any more
 --   error   9 text
 -- where
---   status  0 denied, does not wait   1 granted, done   2 granted before, by the same key
---           3 joined the line   4 refused: longer than max_wait   5 refused: backlog   6 stands in
---           line already   7 refused: after the deadline   8 depends on the verb:
+--   status  see reply.go; 8 depends on the verb:
 --             cancel, put_back           that was done before, or nothing was held
 --             release                    nothing was held
 --             renew                      a lease is lost
@@ -52,7 +27,6 @@
 --             leave, refresh             nothing waits
 --             expect                     it does not wait
 --             pause, resume, remaining   no scope learns anything
---           10 the key was granted to another request
 -- A late copy of a call whose caller gave up gets an empty reply, which nobody reads.
 --
 -- Keys, behind the prefix P of the policy:

@@ -1,7 +1,7 @@
 -- request.lua: reads one request of a call, and grants it. request_more.lua has the
 -- rest, which most calls do not need.
 --
--- A request r is a table with the values and fields that decide.lua lists, where the request says
+-- A request r is a table with the values and fields of decide.lua, where the request says
 -- them. ticket is false without one, at and hold are 0. Besides:
 --   costs, costs_text  by window, and as text
 --   suffixes           its scopes; nil where nothing asks

@@ -9,7 +9,7 @@
 -- Most reservations never have that key. The id of an idempotency key may be granted again later. If
 -- that is at the same time, as the clock was set back, its earlier fate is forgotten.
 --
--- new_verbs(call) returns the verbs by their names, which decide.lua lists. verb(op) returns one of them.
+-- new_verbs(call) returns the verbs by their names. verb(op) returns one of them.
 -- replace(r, list, now) gives back the grant that a reserve replaces.
 
 local function new_verbs(call)

@@ -146,21 +146,6 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 	})
 }
 
-func TestEarliestResetComesBackAtTheFirstReset(t *testing.T) {
-	p := sitetest.Policy(1, 2*time.Hour)
-	p.Requeue = throttle.RequeueEarliestReset
-	p.Windows = append(p.Windows, throttle.Window{Name: "short", Limit: 1, Period: time.Hour})
-	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
-		s.Fill("acme")
-		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"))
-		s.Serve(s.Ok)
-		s.WaitState(asynq.TaskStateScheduled, "a")
-		if at := s.Task("a").NextProcessAt; sitetest.Off(at, time.Now().Add(time.Hour)) {
-			t.Errorf("comes back at %v, want in an hour", at)
-		}
-	})
-}
-
 func TestConstructorsNameWhatIsWrong(t *testing.T) {
 	client := redis.NewClient(&redis.Options{})
 	defer client.Close()

@@ -166,43 +166,31 @@ func portOf(addr string) string {
 	return port
 }
 
-func TestRedisCluster(t *testing.T) {
-	t.Parallel()
-	r := newRemote(t)
-	admin := newCluster(t)
-	addr := admin.Options().Addr
-	for _, url := range []string{"redis-cluster://" + addr, "redis://" + closedPort(t) + "," + addr} {
-		admin.FlushAll(t.Context())
-		d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
-		ran(t, d, runMain(t.Context(), "", d.args("--redis", url)...), admin)
-	}
-}
-
-func TestRedisSentinel(t *testing.T) {
-	t.Parallel()
-	r := newRemote(t)
-	addr := throttletest.Redis(t)
-	sentinel := newSentinel(t, addr)
-	d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
-	url := "redis-sentinel://" + closedPort(t) + "," + sentinel
-	runMain(t.Context(), "", d.args("--redis", url)...).
-		want(t, exitBadInput, "--redis: master is missing: must be the name that the sentinels know")
-	e := runMain(t.Context(), "", d.args("--redis", url+"/2?master=mymaster")...)
-	admin := redis.NewClient(&redis.Options{Addr: addr, DB: 2})
-	defer admin.Close()
-	ran(t, d, e, admin)
-}
-
-func TestRedisIsReachedBySocket(t *testing.T) {
+// Without TLS: the first of several addresses may be wrong.
+func TestRedisIsReachedOnEveryTopology(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
 	dir, err := os.MkdirTemp("", "") // a test's own directory can be too long for a socket
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "s")
-	admin := throttletest.Client(t, throttletest.Redis(t, "--unixsocket", socket))
-	d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
-	ran(t, d, runMain(t.Context(), "", d.args("--redis", "unix://"+socket)...), admin)
+	addr := throttletest.Redis(t, "--unixsocket", socket)
+	one, second := throttletest.Client(t, addr), redis.NewClient(&redis.Options{Addr: addr, DB: 2})
+	defer second.Close()
+	cluster, sentinels := newCluster(t), "redis-sentinel://"+closedPort(t)+","+newSentinel(t, addr)
+	node := cluster.Options().Addr
+	for url, admin := range map[string]*redis.Client{
+		"redis-cluster://" + node:               cluster,
+		"redis://" + closedPort(t) + "," + node: cluster,
+		sentinels + "/2?master=mymaster":        second,
+		"unix://" + socket:                      one,
+	} {
+		admin.FlushAll(t.Context())
+		d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
+		ran(t, d, runMain(t.Context(), "", d.args("--redis", url)...), admin)
+	}
+	runMain(t.Context(), "", newDesk(t, roomy, manyJobs(2, r.URL, "")).args("--redis", sentinels)...).
+		want(t, exitBadInput, "--redis: master is missing: must be the name that the sentinels know")
 }
 
 // Two environments run the same files on one Redis, at the same time: neither takes over the

@@ -212,16 +212,12 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 	})
 }
 
-// Processes that go by policies of their own are told beside the version of the published ones.
+// Processes that go by policies of their own are told beside the version of the published ones. Where nothing
+// was published, they are no trouble.
 func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
 		s := newSite(t, client)
-		published := s.limiter.Policies()
-		published[0].Windows[0].Limit = 3
-		if _, err := s.control.Publish(t.Context(), published, 0, control.By{Who: "ada", Why: "test"}); err != nil {
-			t.Fatal(err)
-		}
-		for limit := int64(4); limit < 6; limit++ {
+		follow := func(limit int64) {
 			policies := s.limiter.Policies()
 			policies[0].Windows[0].Limit = limit
 			l, err := throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.DiscardHandler), Policies: policies})
@@ -230,26 +226,21 @@ func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 			sitetest.Must(t, err)
 			f, err := control.Follow(t.Context(), control.FollowConfig{KeepPolicies: true, Store: store})
 			sitetest.Must(t, err)
-			defer f.Close()
+			t.Cleanup(func() { f.Close() })
 		}
+		follow(4)
+		if text := s.visitor().get(""); !strings.Contains(text, "none published") || strings.Contains(text, "of the processes") {
+			t.Errorf("it finds trouble:\n%s", text)
+		}
+		published := s.limiter.Policies()
+		published[0].Windows[0].Limit = 3
+		_, err := s.control.Publish(t.Context(), published, 0, control.By{Who: "ada", Why: "test"})
+		sitetest.Must(t, err)
+		follow(5)
+		time.Sleep(1100 * time.Millisecond) // what was asked is kept for a second
 		text := s.visitor().get("")
 		if !strings.Contains(text, "version 1") || strings.Count(text, "1 of the processes: its own policies ") != 2 {
 			t.Errorf("it does not name both:\n%s", text)
-		}
-	})
-}
-
-// Where nothing was published, policies of the program's own are no trouble.
-func TestThePageSaysThatNothingIsPublished(t *testing.T) {
-	each(t, func(t *testing.T, client *redis.Client) {
-		s := newSite(t, client)
-		f, err := control.Follow(t.Context(), control.FollowConfig{Store: s.control})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		if text := s.visitor().get(""); !strings.Contains(text, "none published") || strings.Contains(text, "of the processes") {
-			t.Errorf("it finds trouble:\n%s", text)
 		}
 	})
 }
@@ -475,11 +466,7 @@ func TestThePageSaysThatRedisDoesNotAnswer(t *testing.T) {
 	server.Close() // of the connections that are open
 	time.Sleep(1100 * time.Millisecond)
 	for _, path := range []string{"", "?policy=github", "?find=acme-1"} {
-		begun := time.Now()
-		text := v.get(path)
-		if took := time.Since(begun); took > 20*time.Second { // 1.5 s but for load: TestThePageWaitsForRedisInTime
-			t.Errorf("%s: it took %v", path, took)
-		}
+		text := v.get(path) // in time: TestThePageWaitsForRedisInTime
 		v.wants(text, "Redis does not answer", "No task is lost", "No policy says “fail: open”")
 		if strings.Contains(text, "No override, and no pause.") || strings.Contains(text, "Nothing needs you") {
 			t.Errorf("%s: nobody knows that:\n%s", path, text)

@@ -126,24 +126,6 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 	})
 }
 
-func TestFailOpenRunsAndIsLogged(t *testing.T) {
-	p := sitetest.Policy(1, time.Hour)
-	p.Fail = throttle.FailOpen
-	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
-		var proxy sitetest.Proxy
-		s.Limiter = s.LimiterThrough(&proxy)
-		proxy.Cut()
-		for _, id := range []string{"a", "b"} {
-			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id))
-		}
-		s.Serve(s.Ok)
-		s.WaitGone("a", "b")
-		if s.Journal.Count("worker: the limiter is unavailable") != 1 || s.Journal.Count("fails=open") != 1 {
-			t.Errorf("want it logged once:\n%s", s.Journal)
-		}
-	})
-}
-
 // A job that failed open holds nothing: what it corrects is no error, by which its task would fail.
 func TestAJobThatFailedOpenCorrectsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -15,56 +15,36 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// Asynq's Redis goes away just when a task was denied. Asynq would leave the task active until
-// its lease runs out, and then count a retry, or archive it.
+// Asynq's Redis goes away just when a task was denied, for a moment, or for longer than its lease: then the
+// recoverer finds the task. Asynq would leave it active, and count a retry or archive it: it waits.
 func TestRequeueOutlastsABrokenConnection(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		var proxy sitetest.Proxy
-		s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
-		s.Fill("acme")
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
-		s.Serve(s.Ok, func(_ *asynq.Config, ours *worker.Config) {
-			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
-				if !d.Granted {
-					proxy.Cut()
-					time.AfterFunc(time.Second, proxy.Mend)
+	for _, away := range []time.Duration{time.Second, 2 * time.Minute} {
+		t.Run(away.String(), func(t *testing.T) {
+			sitetest.Bubble(t, sitetest.Policy(1, 10*time.Minute), func(t *testing.T, s *sitetest.Site) {
+				var proxy sitetest.Proxy
+				s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
+				s.Fill("acme")
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
+				s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, ours *worker.Config) {
+					ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
+						if !d.Granted {
+							proxy.Cut()
+							time.AfterFunc(away, proxy.Mend)
+						}
+					}
+				})
+				time.Sleep(away - time.Millisecond)
+				s.WantCounters(sitetest.Counters{Active: 1, Leases: 1})
+				time.Sleep(2 * away)
+				if task := s.Task("a"); task.State != asynq.TaskStateScheduled || task.Retried != 0 ||
+					!strings.HasPrefix(task.LastErr, "throttled: api/window") {
+					t.Errorf("the task is %v after %d retries by %q", task.State, task.Retried, task.LastErr)
 				}
-			}
+				time.Sleep(10 * time.Minute)
+				s.WantCounters(sitetest.Counters{Processed: 1})
+			})
 		})
-		s.WaitState(asynq.TaskStateScheduled, "a")
-		s.WantCounters(sitetest.Counters{Scheduled: 1})
-		s.Open("a")
-		s.WaitGone("a")
-		s.WantCounters(sitetest.Counters{Processed: 1})
-	})
-}
-
-// When it stays away for longer than the lease, the recoverer finds the task, and would archive
-// it: that is a denied task still.
-func TestRequeueAfterTheLease(t *testing.T) {
-	sitetest.Bubble(t, sitetest.Policy(1, 10*time.Minute), func(t *testing.T, s *sitetest.Site) {
-		var proxy sitetest.Proxy
-		s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
-		s.Fill("acme")
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
-		s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, ours *worker.Config) {
-			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
-				if !d.Granted {
-					proxy.Cut()
-				}
-			}
-		})
-		time.Sleep(2 * time.Minute)
-		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1})
-		proxy.Mend()
-		time.Sleep(2 * time.Minute)
-		if task := s.Task("a"); task.State != asynq.TaskStateScheduled || task.Retried != 0 ||
-			!strings.HasPrefix(task.LastErr, "throttled: api/window") {
-			t.Errorf("the task is %v after %d retries by %q", task.State, task.Retried, task.LastErr)
-		}
-		time.Sleep(10 * time.Minute)
-		s.WantCounters(sitetest.Counters{Processed: 1})
-	})
+	}
 }
 
 // Asynq's recoverer, which has all the time there is, must not be delayed by one task.

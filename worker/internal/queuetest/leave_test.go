@@ -102,18 +102,33 @@ func TestAServerThatLeavesDelaysNobody(t *testing.T) {
 	}
 }
 
-// A machine dies with the nudge that it was sent.
-func TestAMachineThatDiesWithANudgeDelaysNobody(t *testing.T) {
+// A machine dies with the nudge that it was sent, or after a take that emptied the line, and before it picked.
+// Who idles puts the tickets back when they count as lost, after 5 s.
+func TestAMachineThatDiesWithANudgeOrTicketsDelaysThemBriefly(t *testing.T) {
 	t.Parallel()
-	for _, policies := range []int{1, 50} {
-		t.Run(fmt.Sprint("with ", policies), func(t *testing.T) {
+	nudge := func(cmd redis.Cmder, done bool) bool { return done && cmd.Name() == "blpop" && cmd.Err() == nil }
+	tickets := func(cmd redis.Cmder, done bool) bool { return !done && sitetest.IsPick(cmd.Args()) }
+	for _, row := range []struct {
+		name            string
+		policies, tasks int
+		dies            func(cmd redis.Cmder, done bool) bool
+		most            time.Duration
+	}{
+		{"a nudge, with 1", 1, 1, nudge, lateMost},
+		{"a nudge, with 50", 50, 1, nudge, lateMost},
+		{"the last tickets", 50, 2, tickets, 5*time.Second + lateMost},
+	} {
+		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, append(idle(policies-1), sitetest.Shared(100, time.Minute))...)
+				s := sitetest.NewInBubble(t, append(idle(row.policies-1), sitetest.Shared(100, time.Minute))...)
 				var once sync.Once
 				machines(s, func(m *machine) hooktest.Hook {
 					return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+						if row.dies(cmd, false) {
+							once.Do(m.proxy.Cut)
+						}
 						err := next(ctx, cmd)
-						if cmd.Name() == "blpop" && err == nil {
+						if row.dies(cmd, true) {
 							once.Do(m.proxy.Cut)
 						}
 						return err
@@ -121,39 +136,14 @@ func TestAMachineThatDiesWithANudgeDelaysNobody(t *testing.T) {
 				}, sitetest.Calm)
 				time.Sleep(20 * time.Second)
 				begun := time.Now()
-				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, 1)
-				s.SleepUntil(1, 5*time.Minute)
-				if late := s.Grants()[0].At.Sub(begun); late > lateMost {
+				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, row.tasks)
+				s.SleepUntil(row.tasks, 5*time.Minute)
+				if late := s.Grants()[row.tasks-1].At.Sub(begun); late > row.most {
 					t.Errorf("it started %v late", late)
 				}
 			})
 		})
 	}
-}
-
-// A machine dies after a take that emptied the line, and before it picked. Who idles puts the tickets
-// back when they count as lost, after 5 s.
-func TestAMachineThatDiesWithTheLastTicketsDelaysThemBriefly(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, append(idle(50), sitetest.Shared(100, time.Minute))...)
-		var once sync.Once
-		machines(s, func(m *machine) hooktest.Hook {
-			return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-				if sitetest.IsPick(cmd.Args()) {
-					once.Do(m.proxy.Cut)
-				}
-				return next(ctx, cmd)
-			}
-		}, sitetest.Calm)
-		time.Sleep(20 * time.Second)
-		begun := time.Now()
-		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, 2)
-		s.SleepUntil(2, 5*time.Minute)
-		if late := s.Grants()[1].At.Sub(begun); late > 5*time.Second+lateMost {
-			t.Errorf("it started %v late", late)
-		}
-	})
 }
 
 // A machine dies while it runs a task. It uses a retry if asynq's heartbeat has seen it run, as with plain

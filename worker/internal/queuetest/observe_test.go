@@ -103,6 +103,11 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 				case <-time.After(time.Minute):
 					t.Error("told nothing")
 				}
+				synctest.Wait()
+				open := map[throttle.FailMode]int{throttle.FailOpen: 1}[row.fail]
+				if s.Journal.Count("worker: the limiter is unavailable") != 1 || s.Journal.Count("fails=open") != open || len(s.Runs()) != open {
+					t.Errorf("ran %q; want it logged once:\n%s", s.Runs(), s.Journal)
+				}
 				proxy.Mend()
 				if row.silent {
 					<-goesOn

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -47,22 +46,26 @@ func TestGroupsAreThrottledAfterAggregation(t *testing.T) {
 	})
 }
 
-// With requeue: earliest-reset nobody stands in line.
+// With requeue: earliest-reset nobody stands in line, and a denied task comes back at the first reset.
 func TestEarliestResetKnowsNoLine(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := sitetest.Shared(5, 2*time.Second)
-		p.Requeue = throttle.RequeueEarliestReset
-		s := sitetest.NewInBubble(t, p)
-		s.Serve(s.Ok, sitetest.Brisk)
+	p := sitetest.Shared(5, 10*time.Second)
+	p.Requeue = throttle.RequeueEarliestReset
+	p.Windows = append(p.Windows, throttle.Window{Name: "long", Limit: 5, Period: time.Minute})
+	sitetest.Bubble(t, p, func(t *testing.T, s *sitetest.Site) {
+		s.Serve(s.Ok, sitetest.Calm)
 		s.EnqueueMany("acme", 0, 15)
+		begun := time.Now()
 		e := s.JoinMany(s.Client(s.Limiter), "acme", 15, 1)[0]
 		if e.Info.State != asynq.TaskStatePending || e.Start.Joined {
 			t.Errorf("enqueued as %v", e.Info.State)
 		}
-		time.Sleep(time.Second)
+		time.Sleep(5 * time.Second)
 		s.WantNobodyInLine()
-		s.SleepUntil(16, 20*time.Second)
+		if tasks, err := s.Inspector.ListScheduledTasks("default"); err != nil || len(tasks) != 11 ||
+			tasks[0].NextProcessAt.Sub(begun) < 10*time.Second || tasks[0].NextProcessAt.Sub(begun) > 12*time.Second {
+			t.Errorf("%d wait, %v", len(tasks), err)
+		}
+		s.SleepUntil(16, 5*time.Minute)
 	})
 }
 

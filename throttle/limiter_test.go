@@ -133,16 +133,6 @@ func TestDecisionsStepByStep(t *testing.T) {
 				[]step{{m, 1, "per-minute burst", []int64{0, 0}, 3 * s}},
 			),
 		},
-		"sliding has no boundary": {
-			[]throttle.Window{{Name: "w", Limit: 20, Period: m}},
-			[]step{
-				{59 * s, 20, "", []int64{0}, 0},
-				{60 * s, 20, "w", []int64{0}, 59 * s},
-				{61 * s, 1, "w", []int64{0}, 58 * s},
-				{119*s - us, 20, "w", []int64{0}, us},
-				{119 * s, 20, "", []int64{0}, 0},
-			},
-		},
 		"sliding costs": {
 			[]throttle.Window{{Name: "w", Limit: 10, Period: 10 * s}},
 			[]step{
@@ -168,18 +158,6 @@ func TestDecisionsStepByStep(t *testing.T) {
 				{2*m + 30*s, 15, "", []int64{5}, 0},
 				{2*m + 31*s, 6, "w", []int64{5}, 29 * s},
 				{2*m + 31*s, 5, "", []int64{0}, 0},
-			},
-		},
-		"fixed by the clock with a margin": {
-			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmFixed, Limit: 2, Period: 10 * s, Margin: 1 * s}},
-			[]step{
-				{0, 2, "", []int64{0}, 0},
-				{1 * s, 1, "w", []int64{0}, 9 * s},
-				{19*s - us, 1, "", []int64{1}, 0},
-				{19 * s, 1, "w", []int64{1}, 1 * s},
-				{20*s - us, 1, "w", []int64{1}, us},
-				{20 * s, 2, "", []int64{0}, 0},
-				{39*s + 500*ms, 2, "w", []int64{2}, 500 * ms},
 			},
 		},
 		"two closing windows that are seldom open together": {
@@ -222,17 +200,6 @@ func TestDecisionsStepByStep(t *testing.T) {
 					{10 * m, 10, "", []int64{0}, 0},
 				},
 			),
-		},
-		"gcra as a leaky bucket": {
-			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: m, Burst: 1}},
-			[]step{
-				{0, 1, "", []int64{0}, 0},
-				{0, 1, "w", []int64{0}, 6 * s},
-				{6*s - us, 1, "w", []int64{0}, us},
-				{6 * s, 1, "", []int64{0}, 0},
-				{20 * s, 1, "", []int64{0}, 0},
-				{25 * s, 1, "w", []int64{0}, 1 * s},
-			},
 		},
 	}, func(t *testing.T, client *redis.Client, table table) {
 		l, c := limitertest.NewWithClock(t, client, limitertest.Policy(table.windows...))

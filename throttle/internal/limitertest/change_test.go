@@ -12,21 +12,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// The rate of a window changes too: what is counted keeps its worth in units.
-func TestGCRALevelSurvivesAChangedRate(t *testing.T) {
-	client := Redis(t)
-	w := throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 7, Burst: 10, Period: 13 * s}
-	l, _ := NewWithClock(t, client, Policy(w))
-	Reserve(t, l, Acme(9))
-	for _, limit := range []int64{1, 13, 999, 3, 7} {
-		w.Limit = limit
-		SetPolicy(t, l, w)
-		WantDenied(t, Peek(t, l, Acme(2)), time.Duration((13_000_000+limit-1)/limit)*us, limit)
-		WantUsed(t, l, Acme(2), 9)
-		Reserve(t, l, Acme(0)) // writes the state in the new scale
-	}
-}
-
 func TestWindowsComeAndGo(t *testing.T) {
 	a := throttle.Window{Name: "a", Limit: 10, Period: m}
 	b := throttle.Window{Name: "b", Algorithm: throttle.AlgorithmFixed, Limit: 10, Period: m}

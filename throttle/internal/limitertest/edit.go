@@ -51,18 +51,6 @@ var shortExpiry = regexp.MustCompile(`(redis\.call\('SET', .*), 'PX', .*\)( end)
 // WithoutShortExpiry lets every key live for ever, but those that are kept for a day.
 func WithoutShortExpiry(text string) string { return shortExpiry.ReplaceAllString(text, "$1)$2\n") }
 
-// MergeFrom lets sliding windows merge their grants from so many entries on, not from
-// 192.
-func MergeFrom(entries string) func(string) string {
-	return func(text string) string {
-		const from = "local ENTRIES = 192\n"
-		if strings.Contains(text, "ENTRIES") && !strings.Contains(text, from) {
-			panic("limitertest: sliding.lua has no " + from)
-		}
-		return strings.Replace(text, from, "local ENTRIES = "+entries+"\n", 1)
-	}
-}
-
 // ShiftClock lets the clock of Redis differ by so many microseconds.
 func ShiftClock(us int64) func(string) string {
 	return func(text string) string {

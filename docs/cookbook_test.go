@@ -84,9 +84,7 @@ func policiesOfCookbook(t *testing.T) []throttle.Policy {
 			continue
 		}
 		policies, _, err := batchfile.Parse("cookbook.md", []byte(b.text))
-		if err != nil {
-			t.Error(err)
-		}
+		expect.That(t, err == nil, err)
 		all = append(all, policies...)
 	}
 	return all

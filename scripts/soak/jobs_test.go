@@ -70,7 +70,5 @@ func TestJobsAndDisruptionsComeFromTheSeed(t *testing.T) {
 	for _, kind := range []string{kill, term, stop, flush} {
 		expect.That(t, kinds[kind] != 0, "no disruption is a", kind)
 	}
-	if got := makeDisruptions(3, length, 0, 3); got != nil {
-		t.Errorf("none asked for: %v", got)
-	}
+	expect.That(t, makeDisruptions(3, length, 0, 3) == nil, "none asked for")
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -211,9 +210,7 @@ func TestWitnessSeesWhatFaultsHit(t *testing.T) {
 		if story := w.witness.story("lost"); len(story) != 1 || !story[0].Lost {
 			t.Errorf("lost: %+v", story)
 		}
-		if got := w.witness.orphans(); !slices.Equal(got, []string{"lost"}) {
-			t.Errorf("orphans: %q", got)
-		}
+		expect.Equal(t, w.witness.orphans(), []string{"lost"}, "orphans")
 		if got := w.witness.excused("held"); len(got) != 0 {
 			t.Errorf("excused before its worker died: %+v", got)
 		}

@@ -3,7 +3,6 @@ package httpthrottle_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -140,20 +139,5 @@ func TestASwitchedConnectionIsHeldToo(t *testing.T) {
 		limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 1)
 		both.Close()
 		limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 0)
-	})
-}
-
-func TestSlotsOnLoopback(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		limiter := limitertest.New(t, client, policy("api", slots(1)))
-		server := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
-			limitertest.WantUsed(t, limiter, throttle.Request{Policy: "api"}, 1)
-			fmt.Fprint(w, strings.Repeat("x", 100_000))
-		})
-		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"})
-		for range 5 { // one after the other: each has released when its body was read
-			expect.Must(t, expect.ErrOf(get(t.Context(), rt, server.URL)))
-		}
 	})
 }

@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -18,9 +17,7 @@ func TestWhatHoldsUpIsNamed(t *testing.T) {
 		expect.Equal(t, (Limits{Binds: binds}).DelayedBy(), want, binds)
 	}
 	unmeasured := Limits{Binds: "at-once", AtMost: true}
-	if got, want := unmeasured.DelayedBy(), "window at-once, whose holds were not measured yet"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	expect.Equal(t, unmeasured.DelayedBy(), "window at-once, whose holds were not measured yet")
 	at := time.Date(2026, 1, 2, 14, 0, 0, 0, time.UTC)
 	limits := Limits{
 		Observes: true,
@@ -30,9 +27,7 @@ func TestWhatHoldsUpIsNamed(t *testing.T) {
 		"the policy only observes: nothing is denied",
 		"paused until 14:01:00 UTC by hand: maintenance, set by ada",
 	}
-	if got := limits.Notes(at); !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
+	expect.Equal(t, limits.Notes(at), want)
 }
 
 // A tenant starves whose first ticket stays, unless it is granted others: those of retries go before it.
@@ -44,8 +39,6 @@ func TestATenantThatIsGrantedDoesNotStarve(t *testing.T) {
 		s.PerSecond = 20
 		h.Note(s)
 		s.At, s.Tenants[0].tags = at.Add(80*time.Second), after
-		if got := h.Note(s); len(got) != starving {
-			t.Errorf("with the tag %d %d starve, want %d", after, len(got), starving)
-		}
+		expect.Equal(t, len(h.Note(s)), starving, "starve with the tag", after)
 	}
 }

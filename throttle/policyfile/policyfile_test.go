@@ -238,9 +238,7 @@ func FuzzParse(f *testing.F) {
 			usable(t, policies)
 			return
 		}
-		if policies != nil {
-			t.Errorf("policies with an error: %v", err)
-		}
+		expect.That(t, policies == nil, "policies with an error", err)
 		for line := range strings.SplitSeq(err.Error(), "\n") {
 			expect.That(t, strings.HasPrefix(line, "policyfile: f:"), "a message that is not ours", line)
 		}
@@ -258,9 +256,7 @@ func TestProviderFiles(t *testing.T) {
 	var all []throttle.Policy
 	for _, file := range files {
 		policies, err := policyfile.Load(file)
-		if err != nil {
-			t.Error(err)
-		}
+		expect.That(t, err == nil, err)
 		all = append(all, policies...)
 		text, err := os.ReadFile(file)
 		expect.Must(t, err)

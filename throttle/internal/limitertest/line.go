@@ -339,8 +339,6 @@ func Agrees(t TB, client *redis.Client) {
 func IsGone(t TB, client *redis.Client) {
 	t.Helper()
 	for name := range ReadLine(t, client).Keys {
-		if name != "k" {
-			t.Errorf("%s is left", name)
-		}
+		expect.That(t, name == "k", name, "is left")
 	}
 }

@@ -143,9 +143,7 @@ func TestACallWaitsOnWhileShardsChange(t *testing.T) {
 	got := make(chan throttle.Decision)
 	go func() {
 		d, err := l.Wait(t.Context(), r)
-		if err != nil {
-			t.Error(err)
-		}
+		expect.That(t, err == nil, err)
 		got <- d
 	}()
 	for waiting(t, client) == 0 {

@@ -118,9 +118,7 @@ func TestWaitEndsWhenTheProcessGivesSomethingBack(t *testing.T) {
 				d := Reserve(t, l, Acme(3))
 				var waited atomic.Bool
 				go func() {
-					if _, err := l.Wait(t.Context(), Acme(1)); err != nil {
-						t.Error(err)
-					}
+					expect.Equal(t, expect.ErrOf(l.Wait(t.Context(), Acme(1))), nil)
 					waited.Store(true)
 				}()
 				time.Sleep(m + 500*ms) // between two takes of the claims, which come each second

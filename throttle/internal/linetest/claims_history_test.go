@@ -64,8 +64,8 @@ func claimsBesideJobs(t *testing.T, faults bool) {
 		throttle.Window{Name: "own", Limit: 20, Period: 100 * ms}, limitertest.SharedWindow(40, 100*ms),
 		throttle.Window{Name: "ledger", Limit: 1_000_000, Period: h, Scope: throttle.ScopeShared},
 		throttle.Window{Name: "region", Algorithm: throttle.AlgorithmGCRA, Limit: 400, Burst: 6, Period: s, Scope: throttle.Per("region")},
-		throttle.Window{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 45, Period: 130 * ms},
-		throttle.Window{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 300, Burst: 20, Period: s},
+		throttle.Window{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 10, Period: 130 * ms},
+		throttle.Window{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 100, Burst: 6, Period: s},
 		slots,
 	)
 	hs := &history{T: t, ends: time.Now().Add(historyLength()), faults: faults, grants: map[string][]limitertest.Grant{}}

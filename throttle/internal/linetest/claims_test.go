@@ -129,9 +129,7 @@ func TestClaimsStartTheMomentTheyFit(t *testing.T) {
 		starts := make(chan time.Duration, 10)
 		for range cap(starts) {
 			go func() {
-				if _, err := l.Wait(t.Context(), limitertest.Acme(1)); err != nil {
-					t.Error(err)
-				}
+				expect.Equal(t, expect.ErrOf(l.Wait(t.Context(), limitertest.Acme(1))), nil)
 				starts <- time.Since(begun)
 			}()
 		}
@@ -164,9 +162,7 @@ func TestAClaimTakesASlotThatIsGivenBack(t *testing.T) {
 				held := limitertest.Reserve(t, holder, limitertest.Acme(1)).Reservation
 				granted := make(chan time.Time, 1)
 				go func() {
-					if _, err := here.Wait(t.Context(), limitertest.Acme(1)); err != nil {
-						t.Error(err)
-					}
+					expect.Equal(t, expect.ErrOf(here.Wait(t.Context(), limitertest.Acme(1))), nil)
 					granted <- time.Now()
 				}()
 				time.Sleep(row.waits)
@@ -225,9 +221,7 @@ func TestAKeyThatWaitedIsOneReservation(t *testing.T) {
 	other, decided := waits(ctx, t, client, l, limitertest.Acme(1)), make(chan throttle.Decision, 1)
 	go func() {
 		d, err := l.Wait(ctx, r)
-		if err != nil {
-			t.Error(err)
-		}
+		expect.That(t, err == nil, err)
 		decided <- d
 	}()
 	limitertest.Until(t, "both wait", func() bool { return len(limitertest.ReadLine(t, client).Hashes["t"]) == 2 })
@@ -367,9 +361,7 @@ func TestClaimsOfWhichSomeWereRemovedJoinAgain(t *testing.T) {
 		var group sync.WaitGroup
 		for range n {
 			group.Go(func() {
-				if _, err := other.Wait(t.Context(), limitertest.Acme(1)); err != nil {
-					t.Error(err)
-				}
+				expect.Equal(t, expect.ErrOf(other.Wait(t.Context(), limitertest.Acme(1))), nil)
 			})
 		}
 		inLine := func() int { return len(limitertest.ReadLine(t, client).Hashes["t"]) }

@@ -4,6 +4,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
@@ -30,9 +31,7 @@ func TestQueuesWithoutSlotsHoldUpNoOther(t *testing.T) {
 		flow(l, "a", "busy").Add(busy, 4, []int64{1}, 10*second)
 		flow(l, "b", "free").Add(free, 4, []int64{1}, 10*second)
 		flow(s.Line(0.05), "c", "beside").Before(0, 2, nil)
-		if err := s.Run(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, s.Run(t.Context()))
 		want := map[string][2]int64{"beside": {40, 10}, "free": {70, 80}}[also]
 		if !s.Ends(busy) || busy.Last != want[0]*second || busy.Binds != BySlots {
 			t.Errorf("one slot, also for %q: %+v", also, busy)

@@ -154,9 +154,7 @@ func TestACallEndsWhenAllItsCallersGiveUp(t *testing.T) {
 		f.open()
 		second.giveUp()
 		synctest.Wait()
-		if f.calls[1].ctx.Err() != nil {
-			t.Error("one of two gave up, and the call ended")
-		}
+		expect.Equal(t, f.calls[1].ctx.Err(), nil, "one of two gave up, and the call ended")
 		third.giveUp()
 		synctest.Wait()
 		expect.That(t, f.calls[1].ctx.Err() != nil && third.done, "all gave up, and the call goes on")

@@ -56,9 +56,8 @@ func TestATakeThatWasNotAnsweredIsRepeated(t *testing.T) {
 	acknowledge := func(reply func(context.Context) (Taken, error), ok bool) {
 		t.Helper()
 		f.reply = reply
-		if err := taker.Acknowledge(t.Context(), p); (err == nil) != ok {
-			t.Error(err)
-		}
+		err := taker.Acknowledge(t.Context(), p)
+		expect.That(t, (err == nil) == ok, err)
 	}
 	acknowledge(got(0), true) // nothing to say
 	take(got(2), 2, 2)
@@ -73,9 +72,7 @@ func TestATakeThatWasNotAnsweredIsRepeated(t *testing.T) {
 	acknowledge(got(0), true)
 	take(got(0), 7, 0)
 	want := []string{"1 [q] 2", "2 [q] 3", "2 [q] 4", "2 [q] 5", "3 [] 0", "4 [] 0", "5 [q] 6", "6 [q] 7"}
-	if !slices.Equal(f.calls(), want) {
-		t.Errorf("calls %q, want %q", f.calls(), want)
-	}
+	expect.Equal(t, f.calls(), want, "calls")
 }
 
 // The context is honoured although the call goes on, which holds up the next; what it got comes
@@ -90,21 +87,16 @@ func TestATakeEndsWithItsContext(t *testing.T) {
 		begin := time.Now()
 		for range 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
-			if _, err := taker.Take(ctx, p, TakeRequest{Queues: map[string]int{"q": 1}, Max: 1}); !errors.Is(err, context.DeadlineExceeded) {
-				t.Error(err)
-			}
+			_, err := taker.Take(ctx, p, TakeRequest{Queues: map[string]int{"q": 1}, Max: 1})
+			expect.Err(t, err, context.DeadlineExceeded)
 			cancel()
 		}
-		if spent := time.Since(begin); spent != 500*time.Millisecond || len(f.calls()) != 1 {
-			t.Errorf("%q in %v", f.calls(), spent)
-		}
+		spent := time.Since(begin)
+		expect.That(t, spent == 500*time.Millisecond && len(f.calls()) == 1, f.calls(), "in", spent)
 		taken, err := taker.Take(t.Context(), p, TakeRequest{Queues: map[string]int{"r": 1}, Max: 2})
-		if err != nil || len(taken.Tickets) != 1 || time.Since(begin) != 6*time.Second {
-			t.Errorf("%+v, %v after %v", taken, err, time.Since(begin))
-		}
-		if want := []string{"1 [q] 1", "1 [r] 2"}; !slices.Equal(f.calls(), want) {
-			t.Errorf("calls %q, want %q", f.calls(), want)
-		}
+		spent = time.Since(begin)
+		expect.That(t, err == nil && len(taken.Tickets) == 1 && spent == 6*time.Second, taken, err, "after", spent)
+		expect.Equal(t, f.calls(), []string{"1 [q] 1", "1 [r] 2"}, "calls")
 		f.reply = func(ctx context.Context) (Taken, error) { <-ctx.Done(); return Taken{}, ctx.Err() }
 		if _, err := taker.Take(t.Context(), p, TakeRequest{Queues: map[string]int{"q": 1}, Max: 1}); err == nil || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a take without an end: %v; the caller's own context has not ended", err)

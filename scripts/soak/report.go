@@ -175,10 +175,13 @@ func explain(w io.Writer, name string, e evidence, attempts func(task string) []
 				continue
 			}
 			j := e.jobs[i]
-			end, there := e.ends[id]
+			end, state := e.ends[id], "gone"
+			if _, there := e.ends[id]; there {
+				state = end.state.String()
+			}
 			fmt.Fprintf(w, "%s: %s: %s: tenant %s, MaxRetry %d, to fail %d, joins %v, retained %v, delay %v; ",
 				name, id, cases.what, j.Tenant, j.MaxRetry, j.Fails, j.Joins, j.Retained, j.Delay)
-			fmt.Fprintf(w, "at the end there %v, %v, retried %d\n", there, end.state, end.retried)
+			fmt.Fprintf(w, "at the end %s, retried %d\n", state, end.retried)
 			for _, h := range attempts(id) {
 				fmt.Fprintf(w, "  %s picked up by %s, from the line %v, lost %v, put down %s by %s\n",
 					clock(h.At), h.Holder, h.Taken, h.Lost, clock(h.Ended), h.EndedBy)

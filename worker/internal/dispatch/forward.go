@@ -18,6 +18,9 @@ const (
 	// joinTimeout bounds their join.
 	joinTimeout = 2 * time.Second
 
+	// joinWithin is when forward looks again at a task whose server ended before it had joined.
+	joinWithin = 5 * time.Second
+
 	// unavailableFor is when forward looks again at a task that could not join, or later, as it looks
 	// at one every unavailableEvery.
 	unavailableFor   = time.Second
@@ -54,7 +57,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		r.Front = r.Front || retried || task.Mark == asynqredis.FrontMark // it had its turn
 		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
 		move := &moves[i]
-		move.At, move.Line, move.Mark = now.Add(fallbackMin), d.Limiter.LineOf(r.Policy, r.Tenant), task.Mark
+		move.At, move.Line, move.Mark = now.Add(joinWithin), d.Limiter.LineOf(r.Policy, r.Tenant), task.Mark
 		if retried || !strings.HasPrefix(task.Mark, r.Key) {
 			move.Mark = asynqredis.Mark(r.Key, call)
 		}
@@ -141,11 +144,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 			}
 			nudge = nudge || places[i].Nudge
 			d.Expect(line, queue, places[i].RetryIn)
-			wait := Fallback(policy, places[i].RetryIn)
-			if wait <= fallbackMin {
-				continue
-			}
-			move.At = now.Add(wait)
+			move.At = now.Add(Fallback(policy, places[i].RetryIn))
 			if j.message.LastError() == "" || j.message.Denied() { // else its last failure says more
 				move.Message, move.Reason = j.message, Reason(j.request, places[i], now)
 			}

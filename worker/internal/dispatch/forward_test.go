@@ -237,6 +237,24 @@ func TestAJoinWhoseReplyIsLostIsAskedFor(t *testing.T) {
 	})
 }
 
+// Should the server die before a task joins, another one finds it in seconds, and not in two minutes.
+func TestATaskThatHasNotJoinedYetIsDueSoon(t *testing.T) {
+	var before time.Duration
+	var due func() time.Duration
+	inBubble(t, of(perHour(1)), joins(func(l dispatch.Line, ctx context.Context, r []throttle.Request) ([]throttle.Place, error) {
+		before = due()
+		return l.Join(ctx, r)
+	}), func(b *bench) {
+		due = func() time.Duration { return b.dueIn("a") }
+		b.later("a", time.Second)
+		time.Sleep(2 * time.Second)
+		b.want("forwarded", b.forward(false), 1)
+		if after := due(); before > 5*time.Second || after < time.Minute {
+			t.Errorf("it is due in %v while it joins, and then in %v", before, after)
+		}
+	})
+}
+
 // One ticket whose tenant cannot be looked up holds up no others.
 func TestATicketThatCannotJoinHoldsUpNoOther(t *testing.T) {
 	inBubble(t, of(perHour(1)), joins(func(l dispatch.Line, ctx context.Context, requests []throttle.Request) ([]throttle.Place, error) {

@@ -145,6 +145,22 @@ func TestAKeyStandsForOneRequestOfABatch(t *testing.T) {
 		tickets[1].Decision.Granted, tickets, err)
 }
 
+// A cancel that comes after the key was granted again leaves the later grant its key.
+func TestALateCancelKeepsTheKeyOfALaterGrant(t *testing.T) {
+	client := Redis(t)
+	l, c := NewWithClock(t, client, Policy(SharedWindow(100, 10*s)))
+	r := Acme(1)
+	r.IdempotencyKey = "n"
+	first := Reserve(t, l, r)
+	keys := client.Keys(t.Context(), "sluice:{p}:n:*").Val()
+	expect.Require(t, len(keys) == 1, keys)
+	client.Del(t.Context(), keys...) // a minute has passed
+	c.Set(61 * s)
+	expect.Equal(t, Used(Reserve(t, l, r)), []int64{1})
+	Cancel(t, l, first.Reservation)
+	expect.Equal(t, Used(Reserve(t, l, r)), []int64{1})
+}
+
 func TestDeniedKeyMayBeReservedLater(t *testing.T) {
 	client := Redis(t)
 	l, c := NewWithClock(t, client, three())

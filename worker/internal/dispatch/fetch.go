@@ -87,7 +87,8 @@ func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 }
 
 // reserveAgain reserves for tasks whose tickets were taken without units, or with those of another shard, as
-// the policy had other scopes or shards when they joined. A task that is denied has joined by the scopes of now, and goes back to wait.
+// the policy had other scopes or shards when they joined. A task that is denied has joined by those of now,
+// and goes back to wait.
 func (d *Dispatcher) reserveAgain(g *group, queue, call string, tasks []Task) (ready []Task) {
 	d.reserve(g, tasks)
 	var denied []string

@@ -145,7 +145,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 			nudge = nudge || places[i].Nudge
 			d.Expect(line, queue, places[i].RetryIn)
 			move.At = now.Add(Fallback(policy, places[i].RetryIn))
-			if j.message.LastError() == "" || j.message.Denied() { // else its last failure says more
+			if places[i].RetryIn > 0 && (j.message.LastError() == "" || j.message.Denied()) {
 				move.Message, move.Reason = j.message, Reason(j.request, places[i], now)
 			}
 		}

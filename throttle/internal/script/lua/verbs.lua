@@ -210,7 +210,10 @@ local function new_verbs(call)
       given = given + before - scope.states[i].used
     end)
     remember(r, {cancelled = 1}, time)
-    if r.once then redis.call('DEL', call.P .. 'n:' .. r.once) end
+    local once_key = r.once and call.P .. 'n:' .. r.once
+    if once_key and match(redis.call('GET', once_key) or '', '^%d+') == format('%d', r.at) then
+      redis.call('DEL', once_key) -- else the idempotency key was granted again
+    end
     if call.line and r.flow then call.line.take_back(r) end
     look_again(call, r)
     return given > 0 and 1 or 8, now, now

@@ -17,7 +17,6 @@ import (
 type joins struct {
 	limiter *throttle.Limiter
 	asynqID string
-	tenants int // of which tickets are, at random
 
 	mu     sync.Mutex
 	joined []throttle.Ticket // one of each call
@@ -27,7 +26,7 @@ func (s *site) newJoins(policies ...throttle.Policy) *joins {
 	client := redis.NewClient(&redis.Options{Addr: s.addr(), PoolSize: enqueuers})
 	s.o.atEnd(func() { client.Close() })
 	limiter := must(throttle.New(throttle.Config{Client: client, Policies: policies}))
-	return &joins{limiter: limiter, asynqID: rand.Text()[:8], tenants: 10}
+	return &joins{limiter: limiter, asynqID: rand.Text()[:8]}
 }
 
 // many joins tickets by hundreds a call, on several goroutines.
@@ -60,7 +59,7 @@ func (j *joins) join(ctx context.Context, policy string, n int) {
 	for i := range requests {
 		requests[i] = throttle.Request{
 			Key:    rand.Text()[:16],
-			Tenant: "tenant-" + strconv.Itoa(mathrand.IntN(j.tenants)),
+			Tenant: "tenant-" + strconv.Itoa(mathrand.IntN(10)),
 			Ticket: throttle.Ticket{Queue: j.asynqID + "/default", ID: taskID()},
 		}
 	}

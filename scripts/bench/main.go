@@ -19,8 +19,8 @@ import (
 const help = `usage: scripts/bench/run [flags]
 
 Measures what throttling costs: enqueueing, running with and without limits that bind, reaction
-times, idle servers, decisions, long lines, and how costs grow. The peers are plain asynq and
-redis_rate. Sides that are compared run in turn.
+times, idle servers, decisions, long lines, and how costs grow. The peers are plain asynq,
+redis_rate and BullMQ, which needs node. Sides that are compared run in turn.
 
   scripts/bench/run                            # all cases in short form, some minutes
   scripts/bench/run -list                      # the cases, and what each compares
@@ -76,8 +76,7 @@ func cases() []scenario {
 		{"shapes", "single calls to two scopes, and to five windows, against two windows in one scope", caseShapes},
 		{"waiting", "a join behind many tickets against a join of an empty line; full: 1,000,000 tickets",
 			caseWaiting},
-		{"state", "a page of the state of a long line, and why one of its tickets waits; " +
-			"full: 1,000,000 tickets of 100,000 tenants", caseState},
+		{"bullmq", "BullMQ against plain asynq, with a limit that never binds, and at 2,000 per second", caseBullMQ},
 		{"keys", "how many keys in Redis a grant adds", caseKeys},
 	}
 	for _, g := range growths() {

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -84,9 +85,7 @@ func TestFaultsCostNothing(t *testing.T) {
 							t.Errorf("archived after %d retries by %q", task.Retried, task.LastErr)
 						}
 					}
-					if n := len(s.Runs()); n != failures+1 {
-						t.Errorf("ran %d times", n)
-					}
+					expect.Equal(t, len(s.Runs()), failures+1, "ran", "times")
 					s.WaitUsed(2)
 					waitForgotten(s, server)
 					s.WantNobodyInLine()
@@ -138,9 +137,7 @@ func TestAttemptsThatEndBadly(t *testing.T) {
 		})
 		s.WaitState(asynq.TaskStateArchived, ids...)
 		s.WantCounters(sitetest.Counters{Processed: 4, Failed: 4, Archived: 4})
-		if n := len(s.Runs()); n != 4 {
-			t.Errorf("ran %d times", n)
-		}
+		expect.Equal(t, len(s.Runs()), 4, "ran", "times")
 		waitSlots := func(n int64) {
 			s.Wait(fmt.Sprint(n, " slots are taken"), func() bool {
 				d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
@@ -242,22 +239,14 @@ func TestAnAttemptWhoseEndIsNotSeenIsForgotten(t *testing.T) {
 		server.Attempt("ended", ended)
 		time.Sleep(worker.ForgetAfter - time.Minute)
 		server.Attempt("new", nil)
-		if server.Attempts() != 4 {
-			t.Errorf("%d attempts are remembered, want all 4", server.Attempts())
-		}
+		expect.Equal(t, server.Attempts(), 4, "attempts are remembered, want all 4")
 		time.Sleep(2 * time.Minute)
 		endNew := server.EndOf("new")
 		server.Attempt("new", nil)
-		if server.Attempts() != 2 {
-			t.Errorf("%d attempts are remembered, want the running and the new one", server.Attempts())
-		}
+		expect.Equal(t, server.Attempts(), 2, "attempts are remembered, want the running and the new one")
 		endNew()
-		if server.Attempts() != 2 {
-			t.Error("the end of an attempt was taken for that of the next one")
-		}
+		expect.That(t, server.Attempts() == 2, "the end of an attempt was taken for that of the next one")
 		server.EndOf("new")()
-		if server.Attempts() != 1 {
-			t.Errorf("%d attempts are remembered, want the running one", server.Attempts())
-		}
+		expect.Equal(t, server.Attempts(), 1, "attempts are remembered, want the running one")
 	})
 }

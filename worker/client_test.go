@@ -10,6 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -48,9 +49,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 		if _, err := client.EnqueueContext(t.Context(), nil); err == nil {
 			t.Error("nil was enqueued")
 		}
-		if n := s.Redis.DBSize(t.Context()).Val(); n != 0 {
-			t.Errorf("%d keys were written", n)
-		}
+		expect.Equal(t, s.Redis.DBSize(t.Context()).Val(), 0, "keys were written")
 
 		for _, ok := range []*asynq.Task{task("acme", 5), task("unknown", 6), asynq.NewTask("unmatched", nil)} {
 			info, err := client.EnqueueContext(t.Context(), ok, asynq.MaxRetry(7))
@@ -108,9 +107,7 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 				info, err := client.EnqueueContext(t.Context(), task, row.opts...)
 				switch {
 				case typename == "unmatched" || !row.late && !row.now && !(row.never && typename == "reset"):
-					if err != nil {
-						t.Errorf("%s, %s: %v", typename, name, err)
-					}
+					expect.That(t, err == nil, typename, name, err)
 				case info != nil || err == nil:
 					t.Errorf("%s, %s: enqueued", typename, name)
 				case row.late:
@@ -125,9 +122,8 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 		if _, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "reset", nil), worker.MaxWait(time.Minute)); err == nil {
 			t.Error("MaxWait of a policy without a line is ignored")
 		}
-		if n := s.Redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(); n != 3+2+8 {
-			t.Errorf("%d tasks are scheduled", n)
-		}
+		expect.Equal(t, s.Redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(), 3+2+8,
+			"tasks are scheduled")
 	})
 }
 
@@ -161,9 +157,7 @@ func TestAClientAndServersShareAConnection(t *testing.T) {
 			}
 		}
 		for queue, ran := range ran {
-			if id := <-ran; id != "of "+queue {
-				t.Errorf("the server of queue %s ran task %q", queue, id)
-			}
+			expect.Equal(t, <-ran, "of "+queue, "the server of queue", queue, "ran task")
 		}
 		plain := asynq.NewClientFromRedisClient(shared) // it is denied, and asynq would archive it
 		if _, err := plain.Enqueue(sitetest.AcmeTask(), asynq.Queue("one"), asynq.TaskID("denied"), asynq.MaxRetry(0)); err != nil {

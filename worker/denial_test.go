@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -77,9 +78,8 @@ func TestADeniedTaskWaits(t *testing.T) {
 					if at := task.NextProcessAt; at.Before(promise) || at.After(time.Now().Add(time.Hour+time.Hour/2+time.Second)) {
 						t.Errorf("%s: comes back at %v, promised was %v", id, at, promise)
 					}
-					if since := time.Since(task.LastFailedAt); since < 0 || since > time.Minute {
-						t.Errorf("%s: last error %v ago", id, since)
-					}
+					since := time.Since(task.LastFailedAt)
+					expect.That(t, since >= 0 && since <= time.Minute, id, ": last error", since, "ago")
 					task.State, task.LastErr, task.LastFailedAt, task.NextProcessAt = before[id].State, "", time.Time{}, before[id].NextProcessAt
 					if got, want := fmt.Sprint(task), fmt.Sprint(before[id]); got != want {
 						t.Errorf("the task has changed:\n%v\nwas\n%v", got, want)
@@ -99,9 +99,8 @@ func TestADeniedTaskWaits(t *testing.T) {
 				s.WantCounters(sitetest.Counters{Processed: int64(len(ids))})
 				s.Mu.Lock()
 				defer s.Mu.Unlock()
-				if len(s.Reported)+len(s.Asked) != 0 {
-					t.Errorf("the user's functions were told of %q, and asked about %q", s.Reported, s.Asked)
-				}
+				expect.That(t, len(s.Reported)+len(s.Asked) == 0,
+					"the user's functions were told of", s.Reported, ", and asked about", s.Asked)
 			})
 		})
 	}
@@ -128,9 +127,8 @@ func TestAPanicOverADecisionIsReported(t *testing.T) {
 		s.Mu.Lock()
 		defer s.Mu.Unlock()
 		other := slices.DeleteFunc(slices.Clone(s.Reported), asynq.IsPanicError)
-		if len(s.Reported) < 2 || len(other) > 0 {
-			t.Errorf("the user's ErrorHandler was told %q, want the panics", s.Reported)
-		}
+		expect.That(t, len(s.Reported) >= 2 && len(other) <= 0,
+			"the user's ErrorHandler was told", s.Reported, ", want the panics")
 	})
 }
 

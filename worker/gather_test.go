@@ -2,11 +2,12 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 // Tasks that come while a commit is under way go with the next one, together. A task whose caller
@@ -35,23 +36,17 @@ func TestTasksAreGathered(t *testing.T) {
 		}
 		giveUp()
 		synctest.Wait()
-		if !errors.Is(all[5].Err, context.Canceled) {
-			t.Errorf("the caller that gave up got %v", all[5].Err)
-		}
+		expect.Err(t, all[5].Err, context.Canceled, "the caller that gave up got")
 		close(open)
 		callers.Wait()
 		synctest.Wait()
-		if len(commits) != 2 || commits[0] != 1 || commits[1] != 4 {
-			t.Errorf("commits of %v tasks, want 1 and then 4", commits)
-		}
+		expect.That(t, len(commits) == 2 && commits[0] == 1 && commits[1] == 4,
+			"commits of", commits, "tasks, want 1 and then 4")
 		for i := range 5 {
-			if all[i].request.Policy != "committed" || all[i].Err != nil {
-				t.Errorf("task %d: %q, %v", i, all[i].request.Policy, all[i].Err)
-			}
+			expect.That(t, all[i].request.Policy == "committed" && all[i].Err == nil,
+				"task", i, all[i].request.Policy, all[i].Err)
 		}
-		if g.busy || len(g.waiting) != 0 {
-			t.Error("it is not at rest")
-		}
+		expect.That(t, !g.busy && len(g.waiting) == 0, "it is not at rest")
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -45,9 +46,7 @@ func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 			t.Errorf("ran in the order %q", ran)
 		}
 		for _, d := range s.Denials() {
-			if d.Tenant != "acme" {
-				t.Errorf("a task of %s was denied, and acme's were refused", d.Tenant)
-			}
+			expect.Equal(t, d.Tenant, "acme", "a task of", "was denied, and acme's were refused")
 		}
 		s.WantCounters(sitetest.Counters{Processed: 3})
 		s.WantReported(nil, nil)
@@ -89,9 +88,7 @@ func TestAJobSettlesAndCancels(t *testing.T) {
 			} else {
 				err = worker.FromContext(ctx).Cancel(ctx)
 			}
-			if err != nil {
-				t.Error(err)
-			}
+			expect.That(t, err == nil, err)
 			return s.Ok(ctx, task)
 		})
 		ids := []string{"settle1", "cancel1", "settle2", "cancel2"} // one at a time in an hour's window
@@ -120,9 +117,7 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 				inLine.Add(1)
 				return errors.Join(err, worker.FromContext(ctx).Cancel(ctx))
 			}
-			if err != nil || r.Tenant != "acme" {
-				t.Errorf("tenant %q, %v", r.Tenant, err)
-			}
+			expect.That(t, err == nil && r.Tenant == "acme", "tenant", r.Tenant, err)
 			return s.Ok(ctx, task)
 		})
 		ids := []string{"wait1", "wait2", "line1", "line2"}
@@ -130,12 +125,9 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0))
 		}
 		s.WaitGone(ids...)
-		if got := s.Runs(); !slices.Equal(got, slices.Sorted(slices.Values(ids))) {
-			t.Errorf("ran: %q", got)
-		}
-		if inLine.Load() == 0 {
-			t.Error("nobody was requeued")
-		}
+		got := s.Runs()
+		expect.That(t, slices.Equal(got, slices.Sorted(slices.Values(ids))), "ran:", got)
+		expect.That(t, inLine.Load() != 0, "nobody was requeued")
 		s.WantCounters(sitetest.Counters{Processed: 4})
 		s.WantReported(nil, nil)
 		s.WaitUsed(4) // of the task's own policy
@@ -215,9 +207,7 @@ func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.Timeout(5*time.Second), asynq.MaxRetry(0))
 		time.Sleep(time.Minute)
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-		if err != nil || d.Granted {
-			t.Errorf("granted %v, %v", d.Granted, err)
-		}
+		expect.That(t, err == nil && !d.Granted, "granted", d.Granted, err)
 	})
 }
 
@@ -237,9 +227,7 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 				slack.Name, slack.Match = "slack", nil
 				s := sitetest.NewInBubble(t, own, slack)
 				bot := throttle.Request{Policy: "slack", Tenant: "bot", Cost: map[string]int64{"requests": 3}}
-				if _, err := s.Limiter.Reserve(t.Context(), bot); err != nil {
-					t.Fatal(err)
-				}
+				expect.Must(t, expect.ErrOf(s.Limiter.Reserve(t.Context(), bot)))
 				s.Serve(func(ctx context.Context, task *asynq.Task) error {
 					if id, _ := asynq.GetTaskID(ctx); id == "t" {
 						if _, err := worker.FromContext(ctx).Reserve(ctx, bot); err != nil {

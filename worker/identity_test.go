@@ -10,6 +10,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -28,21 +29,16 @@ func FuzzIdentityComesBack(f *testing.F) {
 		}
 		task := worker.NewTask(want, "x", []byte("payload"))
 		for name, value := range task.Headers() {
-			if !utf8.ValidString(value) {
-				t.Errorf("header %s %q is not valid UTF-8", name, value)
-			}
+			expect.That(t, utf8.ValidString(value), "header", name, value, "is not valid UTF-8")
 		}
 		got, err := worker.IdentityOf(task)
-		if err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%#v comes back as %#v, %v", want, got, err)
-		}
+		expect.That(t, err == nil && reflect.DeepEqual(got, want), want, "comes back as", got, err)
 	})
 }
 
 func TestATaskWithoutAnIdentityHasNoHeaders(t *testing.T) {
-	if headers := worker.NewTask(worker.Identity{}, "x", nil).Headers(); len(headers) != 0 {
-		t.Errorf("headers %v", headers)
-	}
+	headers := worker.NewTask(worker.Identity{}, "x", nil).Headers()
+	expect.That(t, len(headers) == 0, "headers", headers)
 	if id, err := worker.IdentityOf(asynq.NewTask("x", nil)); err != nil || !reflect.DeepEqual(id, worker.Identity{}) {
 		t.Errorf("a plain task has the identity %+v, %v", id, err)
 	}
@@ -113,9 +109,7 @@ func FuzzHeaders(f *testing.F) {
 			return
 		}
 		again, err := worker.IdentityOf(worker.NewTask(id, "x", nil))
-		if err != nil || !sameIdentity(id, again) {
-			t.Errorf("%q: %#v comes back as %#v, %v", headers, id, again, err)
-		}
+		expect.That(t, err == nil && sameIdentity(id, again), headers, id, "comes back as", again, err)
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/worker"
@@ -34,21 +35,16 @@ func TestARefusalSaysHowLongItLasts(t *testing.T) {
 		-time.Hour:  "worker: the upstream refuses calls",
 		time.Minute: "worker: the upstream refuses calls for 1m0s",
 	} {
-		if got := worker.RetryAfter(after).Error(); got != want {
-			t.Errorf("%v: %q, want %q", after, got, want)
-		}
+		expect.Equal(t, worker.RetryAfter(after).Error(), want, after)
 	}
 }
 
 func TestAContextWithoutATaskHasNoJob(t *testing.T) {
 	job := worker.FromContext(t.Context())
-	if _, ok := job.Decision(); ok {
-		t.Error("it has a decision")
-	}
+	_, ok := job.Decision()
+	expect.That(t, !ok, "it has a decision")
 	for name, err := range methods(t.Context(), job) {
-		if !errors.Is(err, worker.ErrNoJob) {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Err(t, err, worker.ErrNoJob, name)
 	}
 	if _, err := job.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); !errors.Is(err, worker.ErrNoJob) {
 		t.Errorf("Reserve by a policy: %v", err)
@@ -61,19 +57,14 @@ func TestAJobThatNoPolicyMatchesSaysSo(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			job := worker.FromContext(ctx)
-			if _, ok := job.Decision(); ok {
-				t.Error("it has a decision")
-			}
+			_, ok := job.Decision()
+			expect.That(t, !ok, "it has a decision")
 			for name, err := range methods(ctx, job) {
 				var unmatched *worker.UnmatchedError
-				if !errors.As(err, &unmatched) || unmatched.TaskType != "githib:star" {
-					t.Errorf("%s: %v", name, err)
-				}
+				expect.That(t, errors.As(err, &unmatched) && unmatched.TaskType == "githib:star", name, err)
 			}
 			r, err := job.Reserve(ctx, throttle.Request{Policy: "api"})
-			if err != nil || r.Tenant != "acme" {
-				t.Errorf("reserved for %q, %v", r.Tenant, err)
-			}
+			expect.That(t, err == nil && r.Tenant == "acme", "reserved for", r.Tenant, err)
 			return s.Ok(ctx, task)
 		})
 		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "githib:star", nil), asynq.TaskID("a"))
@@ -118,8 +109,6 @@ func TestATransportDoesNotCountAJobTwice(t *testing.T) {
 		s.Mu.Unlock()
 		s.Enqueue(sitetest.Task("other"), asynq.TaskID("cancels"), asynq.MaxRetry(0))
 		s.WaitGone("cancels")
-		if n := calls.Load(); n != 1 {
-			t.Errorf("%d calls were made, want the cancelled job's", n)
-		}
+		expect.Equal(t, calls.Load(), 1, "calls were made, want the cancelled job's")
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -42,9 +43,8 @@ func TestShutdownClosesTheConnection(t *testing.T) {
 	server.Shutdown()
 	idle.Shutdown()
 	idle.Shutdown()
-	if err := server.Start(asynq.HandlerFunc(s.Ok)); !errors.Is(err, asynq.ErrServerClosed) {
-		t.Errorf("started again after Shutdown: %v", err)
-	}
+	expect.Err(t, server.Start(asynq.HandlerFunc(s.Ok)), asynq.ErrServerClosed,
+		"started again after Shutdown:")
 	s.Inspector.Close()
 	s.Plain.Close()
 	client.Close()
@@ -60,13 +60,11 @@ func TestAServerChecksItsRedis(t *testing.T) {
 	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"))
 	s.WaitGone("a")
 	s.Wait("it is logged", func() bool { return s.Journal.Count("maxmemory-policy is allkeys-lru") > 0 })
-	if s.Journal.Count("worker: Redis is not set up for throttling") != 1 {
-		t.Errorf("want it logged once:\n%s", s.Journal)
-	}
+	expect.That(t, s.Journal.Count("worker: Redis is not set up for throttling") == 1,
+		"want it logged once:", s.Journal)
 	findings, err := s.Client(s.Limiter).CheckRedis(t.Context())
-	if err != nil || len(findings) != 1 || !strings.Contains(findings[0], "allkeys-lru") {
-		t.Errorf("%q, %v", findings, err)
-	}
+	expect.That(t, err == nil && len(findings) == 1 && strings.Contains(findings[0], "allkeys-lru"),
+		findings, err)
 }
 
 // What keeps asynq's own Redis from being checked has the classes of the limiter's errors.
@@ -119,16 +117,14 @@ func TestOptionsBelowZero(t *testing.T) {
 	sitetest.Must(t, err)
 	defer client.Close()
 	var invalid *throttle.RequestError
-	if _, err := client.Enqueue(sitetest.AcmeTask(), worker.Backlog(-1)); !errors.As(err, &invalid) {
-		t.Errorf("a backlog of -1: %v", err)
-	}
+	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.Backlog(-1))), &invalid,
+		"a backlog of -1:")
 	if _, err := client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), worker.ReportStart(nil)); err != nil {
 		t.Errorf("it fits at once: %v", err)
 	}
 	var late *throttle.TooLateError
-	if _, err := client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1)); !errors.As(err, &late) {
-		t.Errorf("it does not fit: %v", err)
-	}
+	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1))), &late,
+		"it does not fit:")
 	if _, err := client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), asynq.Group("g")); err == nil {
 		t.Error("a task of a group never joins")
 	}
@@ -156,9 +152,7 @@ func TestNilIsAnError(t *testing.T) {
 		"worker: IdentityOf: task is nil":                                     identity,
 		"worker: RequestOf: task is nil":                                      request,
 	} {
-		if err == nil || err.Error() != want {
-			t.Errorf("%v, want %s", err, want)
-		}
+		expect.That(t, err != nil && err.Error() == want, err, ", want", want)
 	}
 }
 
@@ -184,9 +178,7 @@ func TestUnmatchedTypesAreLoggedOnceAndCounted(t *testing.T) {
 						asynq.MaxRetry(0), asynq.TaskID(fmt.Sprint(i)))
 				}
 				s.Wait("all are processed", func() bool { return s.Counters().Processed == 6 })
-				if n := server.UnmatchedCount(); n != 4 {
-					t.Errorf("%d unmatched tasks are counted, want 4", n)
-				}
+				expect.Equal(t, server.UnmatchedCount(), 4, "unmatched tasks are counted, want 4")
 				if s.Journal.Count(want) != 2 || s.Journal.Count("type=githib:star") != 1 || s.Journal.Count("type=gitbuh:star") != 1 {
 					t.Errorf("want each type logged once:\n%s", s.Journal)
 				}
@@ -198,9 +190,8 @@ func TestUnmatchedTypesAreLoggedOnceAndCounted(t *testing.T) {
 				defer s.Mu.Unlock()
 				for _, err := range s.Reported {
 					var typo *worker.UnmatchedError
-					if !errors.As(err, &typo) || !strings.HasPrefix(typo.TaskType, "git") {
-						t.Errorf("a task failed by %v", err)
-					}
+					expect.That(t, errors.As(err, &typo) && strings.HasPrefix(typo.TaskType, "git"),
+						"a task failed by", err)
 				}
 			})
 		})
@@ -216,12 +207,8 @@ func TestUnmatchedTypesThatAreLoggedAreBounded(t *testing.T) {
 			s.Enqueue(asynq.NewTask(fmt.Sprint("made-up-", i), nil))
 		}
 		s.Wait("all are counted", func() bool { return server.UnmatchedCount() == 250 })
-		if n := s.Journal.Count("its tasks run unthrottled"); n != 100 {
-			t.Errorf("%d types are logged, want 100", n)
-		}
-		if n := s.Journal.Count("no more of them are logged"); n != 1 {
-			t.Errorf("the end is logged %d times", n)
-		}
+		expect.Equal(t, s.Journal.Count("its tasks run unthrottled"), 100, "types are logged, want 100")
+		expect.Equal(t, s.Journal.Count("no more of them are logged"), 1, "the end is logged", "times")
 	})
 }
 
@@ -234,9 +221,8 @@ func TestRetryAfterInAnUnmatchedTaskIsAFailure(t *testing.T) {
 		s.WaitState(asynq.TaskStateArchived, "a")
 		s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
 		s.WantReported([]string{"worker: the upstream refuses calls for 1h0m0s"}, nil)
-		if s.Journal.Count("worker: RetryAfter in a task that no policy matches") != 1 {
-			t.Errorf("want it logged:\n%s", s.Journal)
-		}
+		expect.That(t, s.Journal.Count("worker: RetryAfter in a task that no policy matches") == 1,
+			"want it logged:", s.Journal)
 	})
 }
 
@@ -257,8 +243,7 @@ func TestAPolicyThatObservesFailsNoTask(t *testing.T) {
 			}
 		}
 		s.Wait("all ran", func() bool { return len(s.Runs()) == 4 })
-		if s.Journal.Count("it runs, and would fail") != 2 || s.Journal.Count("no tenant") != 1 {
-			t.Errorf("want each type logged once:\n%s", s.Journal)
-		}
+		expect.That(t, s.Journal.Count("it runs, and would fail") == 2 && s.Journal.Count("no tenant") == 1,
+			"want each type logged once:", s.Journal)
 	})
 }

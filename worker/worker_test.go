@@ -12,6 +12,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -42,12 +43,9 @@ func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 			}
 		})
 		s.WaitGone(ids...)
-		if got := fmt.Sprint(s.Runs()); got != fmt.Sprint(ids) {
-			t.Errorf("ran %v, want each of %v once", got, ids)
-		}
-		if len(s.Denials()) == 0 {
-			t.Error("no denial: three tasks that come together do not fit a window of one")
-		}
+		expect.Equal(t, fmt.Sprint(s.Runs()), fmt.Sprint(ids), "ran", "want each of", ids, "once")
+		expect.That(t, len(s.Denials()) != 0,
+			"no denial: three tasks that come together do not fit a window of one")
 		s.WantCounters(sitetest.Counters{Processed: 3})
 		s.WantReported(nil, nil)
 	})
@@ -96,9 +94,8 @@ func TestAsynqsDefaultsHoldForRealFailures(t *testing.T) {
 		time.Minute: {time.Minute, time.Millisecond}, // the waiting is ours
 	} {
 		c := server.AsynqConfig(asynq.Config{DelayedTaskCheckInterval: set, TaskCheckInterval: set})
-		if got := [2]time.Duration{c.DelayedTaskCheckInterval, c.TaskCheckInterval}; got != want {
-			t.Errorf("check intervals of %v become %v, want %v", set, got, want)
-		}
+		expect.Equal(t, [2]time.Duration{c.DelayedTaskCheckInterval, c.TaskCheckInterval}, want,
+			"check intervals of", set, "become")
 	}
 }
 
@@ -131,18 +128,13 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) { c.Unmatched = worker.UnmatchedReject })
 		for id, c := range tasks {
 			s.WaitState(asynq.TaskStateArchived, id)
-			if got := s.Task(id).LastErr; got != c.want {
-				t.Errorf("%s:\n got %s\nwant %s", id, got, c.want)
-			}
+			expect.Equal(t, s.Task(id).LastErr, c.want, id, "\n")
 		}
-		if len(s.Runs()) != 0 {
-			t.Errorf("ran %q", s.Runs())
-		}
+		expect.That(t, len(s.Runs()) == 0, "ran", s.Runs())
 		s.Mu.Lock()
 		defer s.Mu.Unlock()
-		if len(s.Reported) != len(tasks) {
-			t.Errorf("the user's ErrorHandler was told %q, want all %d", s.Reported, len(tasks))
-		}
+		expect.That(t, len(s.Reported) == len(tasks),
+			"the user's ErrorHandler was told", s.Reported, ", want all", len(tasks))
 	})
 }
 
@@ -180,9 +172,7 @@ func TestConstructorsNameWhatIsWrong(t *testing.T) {
 		"worker: worker_test.noClient makes no redis.UniversalClient: use one of asynq's own options": server(noClient{http.DefaultClient}, asynq.Config{}, ok),
 		"worker: ClientConfig.Limiter is nil: must be what throttle.New returns":                      noLimiter,
 	} {
-		if err == nil || err.Error() != want {
-			t.Errorf("got  %v\nwant %s", err, want)
-		}
+		expect.That(t, err != nil && err.Error() == want, "got", err, "want", want)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/worker/batch"
 )
 
@@ -40,18 +41,15 @@ func TestWhatFailedIsRetried(t *testing.T) {
 		p := s.scheduler(b)
 		f, err := p.Fire(t.Context(), "b")
 		s.ok(err)
-		if err := p.Retry(t.Context(), f); !errors.Is(err, batch.ErrNoFiring) {
-			t.Errorf("nothing has failed yet: %v", err)
-		}
+		expect.Err(t, p.Retry(t.Context(), f), batch.ErrNoFiring, "nothing has failed yet:")
 		time.Sleep(30 * time.Second)
 		status, err := p.Status(t.Context(), f)
 		if err != nil || status.State != batch.StateDone || status.Done != 20 || status.Failed != 20 {
 			t.Fatalf("%+v, %v", status, err)
 		}
 		tenants, err := p.Tenants(t.Context(), f)
-		if err != nil || of(t, tenants, 0).Done != 20 || of(t, tenants, 1).Failed != 20 {
-			t.Errorf("%+v, %v", tenants, err)
-		}
+		expect.That(t, err == nil && of(t, tenants, 0).Done == 20 && of(t, tenants, 1).Failed == 20,
+			tenants, err)
 		down = false
 		s.ok(s.seen.DeleteTask("default", "sluice-batch:b:"+f.Tick.Format("20060102T150405Z")+":25")) // it stays failed
 		s.ok(p.Retry(t.Context(), f))
@@ -105,9 +103,7 @@ func TestAFiringStopsWhenTooManyTasksFail(t *testing.T) {
 		if st.State != batch.StateStopped || st.Failed < 30 || st.Failed > 70 || st.Waiting != 150-st.Failed {
 			t.Errorf("%+v", st)
 		}
-		if len(told) != 1 || !strings.Contains(told[0], `"state":"stopped"`) {
-			t.Errorf("told %v", told)
-		}
+		expect.That(t, len(told) == 1 && strings.Contains(told[0], `"state":"stopped"`), "told", told)
 		down = false
 		s.ok(p.Retry(t.Context(), f))
 		if st := status(30 * time.Second); st.State != batch.StateDone || st.Done != 150 || st.Failed != 0 || len(told) != 2 {
@@ -138,13 +134,9 @@ func TestFiringsOverlap(t *testing.T) {
 					s.ok(err)
 					got = append(got, status.State)
 				}
-				if len(got) != len(want) {
-					t.Fatalf("%v", got)
-				}
+				expect.Require(t, len(got) == len(want), got)
 				for i := range want {
-					if got[i] != want[i] {
-						t.Errorf("%v, want %v", got, want)
-					}
+					expect.That(t, got[i] == want[i], got, ", want", want)
 				}
 				for n, want := range map[int]int{-9: 0, -1: 0, 0: 0, 1: 1} {
 					if got := firings(s, p, n); len(got) != want {
@@ -152,9 +144,8 @@ func TestFiringsOverlap(t *testing.T) {
 					}
 				}
 				_, err := p.Fire(t.Context(), "b")
-				if errors.Is(err, batch.ErrOverlap) != (overlap == batch.OverlapSkip) {
-					t.Errorf("fired by hand: %v", err)
-				}
+				expect.That(t, errors.Is(err, batch.ErrOverlap) == (overlap == batch.OverlapSkip),
+					"fired by hand:", err)
 				if overlap == batch.OverlapQueue {
 					f := firings(s, p, 9)[1] // one that waits is cancelled at once
 					s.ok(p.Cancel(t.Context(), f))

@@ -12,6 +12,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -47,9 +48,8 @@ func TestATickFiresOnce(t *testing.T) {
 			ticks++
 		}
 		firings, err := schedulers[0].Firings(context.Background(), "minutely", 100)
-		if err != nil || len(firings) != ticks {
-			t.Errorf("%d firings of %d ticks: %v, %v", len(firings), ticks, firings, err)
-		}
+		expect.That(t, err == nil && len(firings) == ticks,
+			len(firings), "firings of", ticks, "ticks:", firings, err)
 		s.wantOnce(8 * ticks)
 		for _, f := range firings {
 			status, err := schedulers[0].Status(context.Background(), f)
@@ -160,9 +160,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 			Reason: `worker: task type "call": no tenant, and policy "api" matches it: ` +
 				`make the task with worker.NewTask, or set Config.Identify`,
 		}
-		if status != want {
-			t.Errorf("got  %+v\nwant %+v", status, want)
-		}
+		expect.That(t, status == want, "got", status, "want", want)
 		time.Sleep(time.Minute)
 		status, err = p.Status(t.Context(), f)
 		if err != nil || status.State != batch.StateDone || status.Done != 9 || status.EndedAt.IsZero() {
@@ -218,9 +216,7 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		before := ran() // ten in each of three windows, of which the last may be cut off
 		time.Sleep(40 * time.Second)
-		if before < 2*10 || before > 3*10 {
-			t.Errorf("%d ran in 25 s", before)
-		}
+		expect.That(t, before >= 2*10 && before <= 3*10, before, "ran in 25 s")
 		st := status()
 		if ran() != before || st.State != batch.StatePaused || st.Waiting != 100-st.Done-st.Failed || st.Running != 0 {
 			t.Errorf("paused: %d and %d ran, %+v", before, ran(), st)
@@ -241,16 +237,11 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 			t.Errorf("cancelled: %+v", st)
 		}
 		time.Sleep(40 * time.Second)
-		if ran() != before {
-			t.Errorf("%d tasks ran after the cancel", ran()-before)
-		}
-		if err := p.Resume(t.Context(), f); !errors.Is(err, batch.ErrNoFiring) {
-			t.Error(err)
-		}
+		expect.That(t, ran() == before, ran()-before, "tasks ran after the cancel")
+		expect.Err(t, p.Resume(t.Context(), f), batch.ErrNoFiring)
 		waiting, err := s.limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-		if err != nil || waiting.RetryIn != 0 {
-			t.Errorf("after the cancel a newcomer waits: %v, %v", waiting, err)
-		}
+		expect.That(t, err == nil && waiting.RetryIn == 0,
+			"after the cancel a newcomer waits:", waiting, err)
 	})
 }
 
@@ -418,21 +409,16 @@ func TestStallsHoldNothingUpForLong(t *testing.T) {
 				}
 			}
 			defer p.kill()
-			if status.Total != 2_500 || status.DelayedBy != "" {
-				t.Errorf("%s: %+v", name, status)
-			}
+			expect.That(t, status.Total == 2_500 && status.DelayedBy == "", name, status)
 			return time.Since(begun)
 		}
 		calm := took("calm", nil)
-		if stalls := took("stalls", func(p *process) { p.stalls.Store(true) }); stalls > calm*3/2 {
-			t.Errorf("with stalls it took %v, without %v", stalls, calm)
-		}
+		stalls := took("stalls", func(p *process) { p.stalls.Store(true) })
+		expect.That(t, stalls <= calm*3/2, "with stalls it took", stalls, ", without", calm)
 		errors := took("errors", func(p *process) {
 			p.deaf.Store(time.Since(time.Now().Truncate(3*time.Second)) < 350*time.Millisecond)
 		})
-		if errors > calm*3/2 {
-			t.Errorf("with errors it took %v, without %v", errors, calm)
-		}
+		expect.That(t, errors <= calm*3/2, "with errors it took", errors, ", without", calm)
 	})
 }
 
@@ -451,13 +437,10 @@ func TestABatchRunsOnARedisCluster(t *testing.T) {
 	s.wait(p, f, "it is paused", func(st batch.Status) bool { return st.State == batch.StatePaused && st.Running == 0 })
 	s.ok(p.Resume(t.Context(), f))
 	status := s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
-	if status.Done != 120 || status.Planned.IsZero() {
-		t.Errorf("%+v", status)
-	}
+	expect.That(t, status.Done == 120 && !status.Planned.IsZero(), status)
 	tenants, err := p.Tenants(t.Context(), f)
-	if err != nil || len(tenants) != 2 || tenants[0].Done+tenants[1].Done != status.Done {
-		t.Errorf("%+v, %v", tenants, err)
-	}
+	expect.That(t, err == nil && len(tenants) == 2 && tenants[0].Done+tenants[1].Done == status.Done,
+		tenants, err)
 	s.wantOnce(120)
 	f, err = p.Fire(t.Context(), "b")
 	s.ok(err)
@@ -465,7 +448,5 @@ func TestABatchRunsOnARedisCluster(t *testing.T) {
 	s.ok(p.Cancel(t.Context(), f))
 	s.wait(p, f, "it is cancelled", func(st batch.Status) bool { return st.State == batch.StateCancelled })
 	firings, err := p.Firings(t.Context(), "b", 9)
-	if err != nil || len(firings) != 2 {
-		t.Errorf("%+v, %v", firings, err)
-	}
+	expect.That(t, err == nil && len(firings) == 2, firings, err)
 }

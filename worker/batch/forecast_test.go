@@ -13,6 +13,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
@@ -124,12 +125,8 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 		if wrong++; status.Waiting == 0 || within(status.Finish, status.Planned) {
 			wrong = 0
 		}
-		if wrong > 1 {
-			t.Errorf("after %v: %v", time.Since(tick), status)
-		}
-		if time.Since(tick) > time.Hour {
-			t.Fatalf("%+v", status)
-		}
+		expect.That(t, wrong <= 1, "after", time.Since(tick), status)
+		expect.Require(t, time.Since(tick) <= time.Hour, status)
 	}
 	return plan.Finish.Sub(tick), last.Sub(tick), plan
 }

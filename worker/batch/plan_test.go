@@ -13,6 +13,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
@@ -48,9 +49,7 @@ func slow(tasks batch.Tasks) batch.Tasks {
 // of is a tenant's part of a plan or a status.
 func of[T any](t *testing.T, all []T, i int) T {
 	t.Helper()
-	if i >= len(all) {
-		t.Fatalf("%+v", all)
-	}
+	expect.Require(t, i < len(all), all)
 	return all[i]
 }
 
@@ -98,9 +97,8 @@ func TestAPlanComesTrue(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			status, err = p.Status(t.Context(), f)
 			s.ok(err)
-			if status.Waiting > 0 && status.Behind().Abs() > follows {
-				t.Fatalf("after %v: %+v", time.Since(tick), status)
-			}
+			expect.Require(t, status.Waiting <= 0 || status.Behind().Abs() <= follows,
+				"after", time.Since(tick), status)
 			tenants, err := p.Tenants(t.Context(), f)
 			s.ok(err)
 			for _, tenant := range tenants {
@@ -115,9 +113,8 @@ func TestAPlanComesTrue(t *testing.T) {
 				t.Errorf("%+v, and it was %v", got, ended[name])
 			}
 		}
-		if !within(plan.Finish, ended["c"]) || plan.Finish.Before(tick.Add(time.Minute)) {
-			t.Errorf("expected %v, and it was %v", plan.Finish, ended["c"])
-		}
+		expect.That(t, within(plan.Finish, ended["c"]) && !plan.Finish.Before(tick.Add(time.Minute)),
+			"expected", plan.Finish, ", and it was", ended["c"])
 	})
 }
 
@@ -211,9 +208,7 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 			t.Errorf("eight slots: %+v", st)
 		}
 		last := status(43 * time.Second)
-		if last.State != batch.StateDone || last.Behind() > (43-100)*time.Second {
-			t.Errorf("%+v", last)
-		}
+		expect.That(t, last.State == batch.StateDone && last.Behind() <= (43-100)*time.Second, last)
 		s.wantOnce(200)
 	})
 }
@@ -246,9 +241,8 @@ func TestPlansKnowHours(t *testing.T) {
 			{"free", time.Date(2000, 1, 1, 5, 50, 0, 0, time.UTC), 0},
 		} {
 			plan, err := p.Plan(t.Context(), want.name, batch.PlanOptions{At: time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC)})
-			if err != nil || !within(plan.Finish, want.expected) || plan.Overdue != want.late {
-				t.Errorf("%s: %+v, %v", want.name, plan, err)
-			}
+			expect.That(t, err == nil && within(plan.Finish, want.expected) && plan.Overdue == want.late,
+				want.name, plan, err)
 		}
 	})
 }
@@ -281,12 +275,9 @@ func TestPlansCountCosts(t *testing.T) {
 			{"none", 0, 0, 0},
 		} {
 			plan, err := p.Plan(t.Context(), want.name, batch.PlanOptions{At: time.Now()})
-			if err != nil || plan.Total != want.total {
-				t.Errorf("%s: %+v, %v", want.name, plan, err)
-			}
-			if want.after > 0 && (time.Until(plan.Finish)-want.after).Abs() > want.off {
-				t.Errorf("%s: expected after %v, want %v", want.name, time.Until(plan.Finish), want.after)
-			}
+			expect.That(t, err == nil && plan.Total == want.total, want.name, plan, err)
+			expect.That(t, want.after <= 0 || (time.Until(plan.Finish)-want.after).Abs() <= want.off,
+				want.name, ": expected after", time.Until(plan.Finish), ", want", want.after)
 		}
 		if _, err := p.Plan(t.Context(), "other", batch.PlanOptions{}); err == nil {
 			t.Error("a batch that nobody knows is planned")
@@ -314,9 +305,7 @@ func TestThePlanNamesTheLimitThatHoldsIt(t *testing.T) {
 		}
 		plan, err = p.Plan(t.Context(), "b", batch.PlanOptions{Limits: map[string]int64{"quota": 120}})
 		s.ok(err)
-		if plan.Overdue != 0 || !plan.Begins || plan.Fits != nil {
-			t.Errorf("with a quota of 120: %+v", plan)
-		}
+		expect.That(t, plan.Overdue == 0 && plan.Begins && plan.Fits == nil, "with a quota of 120:", plan)
 		for _, limits := range []map[string]int64{{"quotas": 1}, {"quota": 0}} {
 			if _, err := p.Plan(t.Context(), "b", batch.PlanOptions{Limits: limits}); !errors.As(err, new(*throttle.RequestError)) {
 				t.Errorf("%v: %v", limits, err)
@@ -357,9 +346,8 @@ func TestPlansSayWhatTheyDoNotKnow(t *testing.T) {
 		f, err := p.Fire(t.Context(), "unknown")
 		s.ok(err)
 		s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
-		if !strings.Contains(p.log.String(), "not all that binds them is known") {
-			t.Errorf("the log says:\n%s", p.log.String())
-		}
+		expect.That(t, strings.Contains(p.log.String(), "not all that binds them is known"),
+			"the log says:", p.log.String())
 		ends("unknown", "[]", batch.SourceMeasured, 10*time.Second, 0)
 	})
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/worker/batch"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -67,9 +68,8 @@ func TestTicksAreDueOnTimeOrWhenMissed(t *testing.T) {
 			if !fire.IsZero() {
 				got = fire.UTC().Format(time.RFC3339)
 			}
-			if got != c.want || !fire.Equal(upTo) {
-				t.Errorf("fires %v, want %v, and decides up to %v", got, c.want, upTo)
-			}
+			expect.That(t, got == c.want && fire.Equal(upTo),
+				"fires", got, ", want", c.want, ", and decides up to", upTo)
 		})
 	}
 }
@@ -86,9 +86,8 @@ func TestTimesOfDayMeanTheFiringsOwnOffset(t *testing.T) {
 		{"Africa/Cairo", "00:00", "2024-04-25T12:00:00Z", "2024-04-25T22:00:00Z"},  // its first instant: 1:00
 	} {
 		b := batch.Batch{Name: "b", FinishBy: c.finishBy, Timezone: c.zone, Tasks: noTasks, Tenants: batch.List()}
-		if got := batch.Deadline(b, at(t, c.tick)).UTC().Format(time.RFC3339); got != c.want {
-			t.Errorf("finish_by %s in %s, tick %s: %s, want %s", c.finishBy, c.zone, c.tick, got, c.want)
-		}
+		expect.Equal(t, batch.Deadline(b, at(t, c.tick)).UTC().Format(time.RFC3339), c.want,
+			"finish_by", c.finishBy, "in", c.zone, "tick", c.tick)
 	}
 }
 
@@ -111,9 +110,8 @@ func TestHoursAreThoseOfTheFiring(t *testing.T) {
 		hours := batch.Hours{From: c.from, To: c.to}
 		b := batch.Batch{Name: "b", Hours: hours, Timezone: c.zone, Tasks: noTasks, Tenants: batch.List()}
 		for now, want := range c.now {
-			if got := batch.Open(b, at(t, "2026-10-24T20:00:00Z"), at(t, now)); got != want {
-				t.Errorf("%v in %s, at %s: open %v", hours, c.zone, now, got)
-			}
+			expect.Equal(t, batch.Open(b, at(t, "2026-10-24T20:00:00Z"), at(t, now)), want,
+				hours, "in", c.zone, "at", now, "open")
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
@@ -35,9 +36,7 @@ func describe(b batch.Batch) string {
 
 func TestGoodFilesAreRead(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.good.yml")
-	if len(files) == 0 {
-		t.Fatal("no good files")
-	}
+	expect.Require(t, len(files) != 0, "no good files")
 	for _, file := range files {
 		_, batches, err := batchfile.Load(file)
 		sitetest.Must(t, err)
@@ -46,18 +45,15 @@ func TestGoodFilesAreRead(t *testing.T) {
 			got += describe(b)
 		}
 		golden := strings.TrimSuffix(file, ".good.yml") + ".golden"
-		if want, _ := os.ReadFile(golden); got != string(want) {
-			t.Errorf("%s differs from what was read:\n%s", golden, got)
-		}
+		want, _ := os.ReadFile(golden)
+		expect.That(t, got == string(want), golden, "differs from what was read:", got)
 	}
 }
 
 // A bad file begins with the messages that it must cause, one a line: "# want: ...".
 func TestBadFilesSayWhatIsWrong(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.bad.yml")
-	if len(files) == 0 {
-		t.Fatal("no bad files")
-	}
+	expect.Require(t, len(files) != 0, "no bad files")
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		sitetest.Must(t, err)
@@ -68,12 +64,9 @@ func TestBadFilesSayWhatIsWrong(t *testing.T) {
 			}
 		}
 		_, batches, err := batchfile.Load(file)
-		if err == nil || batches != nil {
-			t.Fatalf("%s was read", file)
-		}
-		if err.Error() != strings.Join(want, "\n") {
-			t.Errorf("got:\n%s\nwant:\n%s", err, strings.Join(want, "\n"))
-		}
+		expect.Require(t, err != nil && batches == nil, file, "was read")
+		expect.That(t, err.Error() == strings.Join(want, "\n"),
+			"got:", err, "want:", strings.Join(want, "\n"))
 		if _, ok := errors.AsType[*policyfile.Error](err); !ok {
 			t.Errorf("%T is no *policyfile.Error", err)
 		}

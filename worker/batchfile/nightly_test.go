@@ -9,6 +9,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -77,9 +78,7 @@ func TestTheNightOfTheDocs(t *testing.T) {
 
 		time.Sleep(4 * time.Minute) // three past two
 		firings, err := scheduler.Firings(ctx, "nightly", 1)
-		if err != nil || len(firings) != 1 {
-			t.Fatal(firings, err)
-		}
+		expect.Require(t, err == nil && len(firings) == 1, firings, err)
 		status, err := scheduler.Status(ctx, firings[0])
 		// The three minutes may begin and end with one.
 		if err != nil || status.State != batch.StateRunning || status.Total != 120 ||
@@ -96,13 +95,9 @@ func TestTheNightOfTheDocs(t *testing.T) {
 		if len(told) != 1 || told[0].State != batch.StateDone || told[0].Done != 120 || told[0].EndedAt.UTC().Format(time.TimeOnly) > follows {
 			t.Errorf("at nine past two: %+v", told)
 		}
-		if len(ran) != 120 {
-			t.Errorf("%d calls were made", len(ran))
-		}
+		expect.Equal(t, len(ran), 120, "calls were made")
 		for payload, times := range ran {
-			if times != 1 {
-				t.Errorf("%s was called %d times", payload, times)
-			}
+			expect.Equal(t, times, 1, payload, "was called", "times")
 		}
 		stop()
 		if err := <-done; err != nil {

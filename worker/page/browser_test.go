@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -19,9 +20,8 @@ func TestThePageWorksInABrowser(t *testing.T) {
 	// Search, by keys.
 	b.open(s.url + "?policy=github")
 	b.key("Tab", 9, "")
-	if got := b.eval("document.activeElement.innerText"); got != "Skip to the content" {
-		t.Errorf("the first key leads to %v", got)
-	}
+	expect.Equal(t, b.eval("document.activeElement.innerText"), "Skip to the content",
+		"the first key leads to")
 	b.eval("document.getElementById('find').focus()")
 	b.call("Input.insertText", map[string]any{"text": "acme-4"})
 
@@ -29,9 +29,7 @@ func TestThePageWorksInABrowser(t *testing.T) {
 	b.eval("document.querySelector('tbody [title=acme]').parentElement.focus()")
 	s.pause(t.Context(), "")
 	b.until("document.getElementById('content').innerText.includes('Paused until')")
-	if got := b.eval("document.activeElement.innerText"); got != "acme" {
-		t.Errorf("after news the focus is on %v", got)
-	}
+	expect.Equal(t, b.eval("document.activeElement.innerText"), "acme", "after news the focus is on")
 	b.eval("document.getElementById('find').focus()")
 	b.key("Enter", 13, "\r")
 	b.until("document.body.innerText.includes('5 of 5 of its tenant')")
@@ -110,10 +108,6 @@ func TestThePageWorksInABrowser(t *testing.T) {
 			'input:not([type=hidden]), select, meter, svg[role], [role=region], nav, button, a')].filter((e) =>
 		!(e.labels?.length || e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') ||
 			e.textContent.trim())).map((e) => e.outerHTML).join()`)
-	if nameless != "" {
-		t.Errorf("without a name: %v", nameless)
-	}
-	if len(b.errors) > 0 {
-		t.Errorf("the browser complains: %q", b.errors)
-	}
+	expect.Equal(t, nameless, "", "without a name")
+	expect.That(t, len(b.errors) <= 0, "the browser complains:", b.errors)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -37,9 +38,7 @@ func inBubble(t *testing.T, test func(t *testing.T, get func() string, p *page.P
 		sitetest.Must(t, err)
 		for i := range 3 {
 			r := throttle.Request{Policy: "p", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
-			if _, err := limiter.Reserve(t.Context(), r); err != nil {
-				t.Fatal(err)
-			}
+			expect.Must(t, expect.ErrOf(limiter.Reserve(t.Context(), r)))
 		}
 		p, err := page.New(page.Config{Limiter: limiter})
 		sitetest.Must(t, err)
@@ -75,9 +74,7 @@ func TestManyLookAtOnce(t *testing.T) {
 // The charts know what was recorded, whether or not somebody looked.
 func TestChartsKnowWhatWasRecorded(t *testing.T) {
 	inBubble(t, func(t *testing.T, get func() string, p *page.Page, _ *atomic.Int64) {
-		if !strings.Contains(get(), "Nothing is recorded") {
-			t.Error("there is a chart of nothing")
-		}
+		expect.That(t, strings.Contains(get(), "Nothing is recorded"), "there is a chart of nothing")
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { p.Run(ctx); close(ended) }()
@@ -86,9 +83,7 @@ func TestChartsKnowWhatWasRecorded(t *testing.T) {
 		<-ended
 		text := get()
 		for _, want := range []string{`aria-label="Waiting, 00:10 to 00:39 UTC: at most 2"`, `<span class="quiet">2 now</span>`} {
-			if !strings.Contains(text, want) {
-				t.Errorf("%s is missing in:\n%s", want, text)
-			}
+			expect.That(t, strings.Contains(text, want), want, "is missing in:", text)
 		}
 	})
 }

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 // axeEnv names a file with axe-core, such as node_modules/axe-core/axe.min.js, by which pages are checked.
@@ -42,19 +44,13 @@ func chromium(t testing.TB) *browser {
 		t.Skip("no Chromium is installed: on Debian, apt-get install chromium")
 	}
 	theirIn, in, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, err)
 	out, theirOut, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, err)
 	cmd := exec.Command(path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
 		"--hide-scrollbars", "--remote-debugging-pipe", "--user-data-dir="+t.TempDir())
 	cmd.ExtraFiles = []*os.File{theirIn, theirOut} // it reads 3 and writes 4
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, cmd.Start())
 	theirIn.Close()
 	theirOut.Close()
 	b := &browser{TB: t, in: in, replies: bufio.NewReader(out)}
@@ -91,17 +87,11 @@ func (b *browser) call(method string, params map[string]any) map[string]any {
 		message["sessionId"] = b.session
 	}
 	text, err := json.Marshal(message)
-	if err != nil {
-		b.Fatal(err)
-	}
-	if _, err := b.in.Write(append(text, 0)); err != nil {
-		b.Fatal(err)
-	}
+	expect.Must(b, err)
+	expect.Must(b, expect.ErrOf(b.in.Write(append(text, 0))))
 	for {
 		text, err := b.replies.ReadBytes(0)
-		if err != nil {
-			b.Fatalf("%s: %v", method, err)
-		}
+		expect.Require(b, err == nil, method, err)
 		var reply struct {
 			ID     int
 			Method string
@@ -109,9 +99,7 @@ func (b *browser) call(method string, params map[string]any) map[string]any {
 			Params json.RawMessage
 			Result map[string]any
 		}
-		if err := json.Unmarshal(bytes.TrimSuffix(text, []byte{0}), &reply); err != nil {
-			b.Fatal(err)
-		}
+		expect.Must(b, json.Unmarshal(bytes.TrimSuffix(text, []byte{0}), &reply))
 		switch {
 		case reply.Method == "Log.entryAdded" || reply.Method == "Runtime.exceptionThrown":
 			b.errors = append(b.errors, string(reply.Params))
@@ -128,9 +116,8 @@ func (b *browser) call(method string, params map[string]any) map[string]any {
 func (b *browser) eval(expression string) any {
 	b.Helper()
 	result := b.call("Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true})
-	if thrown := result["exceptionDetails"]; thrown != nil {
-		b.Fatalf("%s: %v", expression, thrown)
-	}
+	thrown := result["exceptionDetails"]
+	expect.Require(b, thrown == nil, expression, thrown)
 	value, _ := result["result"].(map[string]any)
 	return value["value"]
 }
@@ -192,9 +179,7 @@ func (b *browser) shoot(name string) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, name+".png"), data, 0o600)
 	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	expect.Must(b, err)
 }
 
 // axe checks the page by axe-core, if there is one.
@@ -205,13 +190,9 @@ func (b *browser) axe() {
 		return
 	}
 	text, err := os.ReadFile(path)
-	if err != nil {
-		b.Fatal(err)
-	}
+	expect.Must(b, err)
 	b.eval(string(text) + "; 0")
 	b.eval("window.found = null; axe.run().then((r) => { window.found = r.violations.map((v) => v.id + ': ' + v.nodes[0].html + ' ' + v.nodes[0].failureSummary).join('\\n') }); 0")
 	b.until("window.found !== null")
-	if found := b.eval("window.found"); found != "" {
-		b.Errorf("axe-core: %v", found)
-	}
+	expect.Equal(b, b.eval("window.found"), "", "axe-core")
 }

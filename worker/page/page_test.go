@@ -20,6 +20,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -196,9 +197,8 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 		v.wants(v.get("?policy=github"), ">acme</bdi>", `data-l="Waiting" class="r">5<`, "50 %", "0 of 2 in 1m",
 			`title="globex">globex</bdi></a></span><span class="n"><b>1,200</b> 75 %`, "Who waits")
 		v.wants(v.get("?policy=idle"), "Nothing is recorded")
-		if text := v.get("?policy=github&like=globex"); strings.Contains(text, `data-l="Waiting"`) {
-			t.Errorf("a filter lets others through:\n%s", text)
-		}
+		text := v.get("?policy=github&like=globex")
+		expect.That(t, !strings.Contains(text, `data-l="Waiting"`), "a filter lets others through:", text)
 		v.wants(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>5</dd>", "<dt>Delayed by</dt><dd>window minute</dd>",
 			"<dt>Last starts</dt>", "0 of 2 in 1m")
 		v.wants(v.get("?find=acme"), `<a href="./?policy=github&amp;tenant=acme"><bdi title="acme">acme</bdi></a> in`, "<b>5</b> waiting")
@@ -275,9 +275,7 @@ func TestOnlyOperatorsChangeSomething(t *testing.T) {
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	pause := url.Values{"what": {"pause"}, "policy": {"github"}, "for": {"1h"}, "why": {"they asked"}, "sure": {"yes"}, "version": {"0"}}
 	stranger := s.visitor()
-	if strings.Contains(stranger.get("?policy=github"), "csrf") {
-		t.Error("a stranger is shown forms")
-	}
+	expect.That(t, !strings.Contains(stranger.get("?policy=github"), "csrf"), "a stranger is shown forms")
 	stranger.post("change", http.StatusUnauthorized, pause)
 	stranger.post("sign-in", http.StatusUnauthorized, url.Values{"token": {token[1:]}, "who": {"anna"}})
 	stranger.post("sign-in", http.StatusUnprocessableEntity, url.Values{"token": {token}})
@@ -291,9 +289,8 @@ func TestOnlyOperatorsChangeSomething(t *testing.T) {
 	anna.origin = "https://elsewhere.example.com"
 	anna.post("change", http.StatusForbidden, pause)
 	anna.origin = strings.TrimSuffix(s.url, "/sluice/")
-	if state, err := s.control.State(t.Context()); err != nil || len(state.Pauses) > 0 {
-		t.Errorf("somebody paused it: %+v, %v", state.Pauses, err)
-	}
+	state, err := s.control.State(t.Context())
+	expect.That(t, err == nil && len(state.Pauses) <= 0, "somebody paused it:", state.Pauses, err)
 
 	anna.post("change", http.StatusOK, pause)
 	anna.post("sign-out", http.StatusOK, nil)
@@ -390,9 +387,7 @@ func TestThePageSaysWhatWasRemovedAndPaused(t *testing.T) {
 		sitetest.Must(t, inspector.PauseQueue("default"))
 		paused := "<b>Queue paused:</b> default, by asynq’s tools"
 		for begun := time.Now(); !strings.Contains(s.visitor().get(""), paused); time.Sleep(100 * time.Millisecond) {
-			if time.Since(begun) > time.Minute {
-				t.Fatal("the page does not say so")
-			}
+			expect.Require(t, time.Since(begun) <= time.Minute, "the page does not say so")
 		}
 		sitetest.Must(t, inspector.UnpauseQueue("default"))
 		identity := client.Get(t.Context(), "sluice:asynq").Val()
@@ -406,9 +401,7 @@ func TestThePageSaysWhatWasRemovedAndPaused(t *testing.T) {
 		v := s.visitor()
 		text := v.get("")
 		v.wants(text, "<b>Removed:</b> what waits goes on by its last windows")
-		if strings.Contains(text, "policy-idle") {
-			t.Errorf("nobody waits for it:\n%s", text)
-		}
+		expect.That(t, !strings.Contains(text, "policy-idle"), "nobody waits for it:", text)
 	})
 }
 
@@ -421,9 +414,8 @@ func TestABadConfigIsRefused(t *testing.T) {
 		"Config.Token has 3 bytes":       {Limiter: limiter, Control: store, Token: "abc"},
 		"Config.Control is nil":          {Limiter: limiter, Token: token},
 	} {
-		if _, err := page.New(c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %s", err, want)
-		}
+		_, err := page.New(c)
+		expect.That(t, err != nil && strings.Contains(err.Error(), want), err, ", want", want)
 	}
 }
 
@@ -440,9 +432,8 @@ func TestTheFilterLooksBeyondAPage(t *testing.T) {
 	for _, i := range []int{0, 77, 119} {
 		s.visitor().wants(s.visitor().get(fmt.Sprintf("?policy=idle&like=nant-%d", i)), fmt.Sprintf(">tenant-%d</bdi>", i))
 	}
-	if text := s.visitor().get("?policy=idle&like=nant-77"); strings.Contains(text, ">tenant-78</bdi>") {
-		t.Errorf("it shows another one:\n%s", text)
-	}
+	text := s.visitor().get("?policy=idle&like=nant-77")
+	expect.That(t, !strings.Contains(text, ">tenant-78</bdi>"), "it shows another one:", text)
 }
 
 // While Redis does not answer, the page says so in time, and shows what was known.
@@ -485,9 +476,7 @@ func TestThePageIsLive(t *testing.T) {
 	resp, err := http.DefaultClient.Do(r)
 	sitetest.Must(t, err)
 	defer resp.Body.Close()
-	if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
-		t.Error(got)
-	}
+	expect.Equal(t, resp.Header.Get("Content-Type"), "text/event-stream")
 	var text strings.Builder
 	buffer := make([]byte, 64<<10)
 	read := func(want string) {
@@ -513,13 +502,10 @@ func TestThePageTrustsNobody(t *testing.T) {
 	resp, err := http.Get(strings.TrimSuffix(s.url, "/"))
 	sitetest.Must(t, err)
 	defer resp.Body.Close()
-	if resp.Request.URL.Path != "/sluice/" {
-		t.Errorf("without a slash: %s", resp.Request.URL)
-	}
+	expect.That(t, resp.Request.URL.Path == "/sluice/", "without a slash:", resp.Request.URL)
 	policy := resp.Header.Get("Content-Security-Policy")
 	for _, want := range []string{"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'", "form-action 'self'"} {
-		if !strings.Contains(policy, want) || strings.Contains(policy, "unsafe") {
-			t.Errorf("%q is missing in %q", want, policy)
-		}
+		expect.That(t, strings.Contains(policy, want) && !strings.Contains(policy, "unsafe"),
+			want, "is missing in", policy)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -120,9 +121,7 @@ func TestWaitsAreSpans(t *testing.T) {
 		time.Sleep(time.Minute)
 		server.Shutdown()
 
-		if len(spans.spans) != 5 {
-			t.Errorf("%d spans, want 5", len(spans.spans))
-		}
+		expect.Equal(t, len(spans.spans), 5, "spans, want 5")
 		wants := map[string]time.Duration{
 			"a-now":            5 * time.Second,
 			"b-then":           15 * time.Second,
@@ -150,9 +149,7 @@ func TestWaitsAreSpans(t *testing.T) {
 			}
 			return true
 		})
-		if len(wants) > 0 {
-			t.Errorf("did not run: %v", wants)
-		}
+		expect.That(t, len(wants) <= 0, "did not run:", wants)
 	})
 }
 
@@ -192,9 +189,8 @@ func TestAWaitNamesTheWindowThatHeldTheTask(t *testing.T) {
 		for _, s := range spans.spans {
 			held = append(held, s.attributes["sluice.window"])
 		}
-		if want := []string{"", "burst", "provider"}; !slices.Equal(held, want) {
-			t.Errorf("held by %q, want %q", held, want)
-		}
+		want := []string{"", "burst", "provider"}
+		expect.That(t, slices.Equal(held, want), "held by", held, ", want", want)
 	})
 }
 

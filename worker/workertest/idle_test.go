@@ -8,6 +8,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -64,9 +65,7 @@ func TestAnIdleWorkerFindsWhatComes(t *testing.T) {
 		wantRuns := func(what string, n int, within time.Duration) {
 			t.Helper()
 			time.Sleep(within)
-			if got := len(w.Runs()); got != n {
-				t.Errorf("%s: %d tasks have run, want %d", what, got, n)
-			}
+			expect.Equal(t, len(w.Runs()), n, what, "tasks have run")
 		}
 		w.Enqueue(worker.NewTask(worker.Identity{Tenant: "beta"}, "report", nil))
 		wantRuns("a task that fits", 2, 50*time.Millisecond)
@@ -74,9 +73,7 @@ func TestAnIdleWorkerFindsWhatComes(t *testing.T) {
 		plain := asynq.NewClient(w.Memory)
 		defer plain.Close()
 		time.Sleep(10 * time.Minute)
-		if _, err := plain.Enqueue(asynq.NewTask("other", nil)); err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, expect.ErrOf(plain.Enqueue(asynq.NewTask("other", nil))))
 		wantRuns("a plain client's task", 3, 2*time.Second)
 
 		sitetest.Must(t, w.Inspector.PauseQueue("default"))

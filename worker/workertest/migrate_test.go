@@ -12,6 +12,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -96,9 +97,7 @@ func TestAFullQueueIsThrottledAndGoesBack(t *testing.T) {
 			t.Errorf("%d tasks have run throttled, and %d in the end, want all %d", before, got, tasks)
 		}
 		for payload, times := range ran {
-			if times != 1 {
-				t.Errorf("%s ran %d times", payload, times)
-			}
+			expect.Equal(t, times, 1, payload, "ran", "times")
 		}
 		inspector := asynq.NewInspector(redisOpt)
 		defer inspector.Close()

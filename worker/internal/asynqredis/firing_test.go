@@ -9,6 +9,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
@@ -16,9 +17,7 @@ var nightly = asynqredis.Firing{Queue: queue, Batch: "night.ly-1", Tick: time.Da
 
 func TestATaskIDSaysItsFiring(t *testing.T) {
 	id := nightly.ID(17)
-	if id != "sluice-batch:night.ly-1:20260102T020000Z:17" {
-		t.Error(id)
-	}
+	expect.Equal(t, id, "sluice-batch:night.ly-1:20260102T020000Z:17")
 	if f, position, ok := asynqredis.FiringOf(asynqredis.Ref{Queue: queue, ID: id}); f != nightly || position != 17 || !ok {
 		t.Error(f, position, ok)
 	}

@@ -7,20 +7,18 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 // The header of every script lists the keys and arguments that its code uses by number, in order,
 // and no other, and says what the reply is.
 func TestHeadersOfScriptsSayWhatTheyUse(t *testing.T) {
 	files, err := filepath.Glob("lua/*.lua")
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
-	}
+	expect.Require(t, err == nil && len(files) != 0, files, err)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, err)
 		name := filepath.Base(file)
 		if name == "functions.lua" {
 			continue // functions, with which other scripts begin with
@@ -34,9 +32,8 @@ func TestHeadersOfScriptsSayWhatTheyUse(t *testing.T) {
 		}
 		for array, list := range map[string]string{"KEYS": keys, "ARGV": args} {
 			listed, used := numbers(list, `\s{2,}(\d) `), numbers(code, array+`\[(\d)\]`)
-			if !slices.Equal(listed, used) {
-				t.Errorf("%s: %s: the header lists %v, the code uses %v", file, array, listed, used)
-			}
+			expect.That(t, slices.Equal(listed, used),
+				file, array, ": the header lists", listed, ", the code uses", used)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
@@ -43,21 +44,15 @@ func FuzzMessage(f *testing.F) {
 		typename, id := asynqredis.Message(b).Type(), asynqredis.Message(b).ID()
 		at := time.Unix(1_800_000_000, 0)
 		written := asynqredis.Message(b).WithDenial(reason, at)
-		if !bytes.Equal(b, given) {
-			t.Fatalf("%q was changed to %q", given, b)
-		}
+		expect.Require(t, bytes.Equal(b, given), given, "was changed to", b)
 		if bytes.Equal(written, b) && reason != asynqredis.Message(b).LastError() {
-			if protowireValid(b) {
-				t.Errorf("%q carries no reason", written)
-			}
+			expect.That(t, !protowireValid(b), written, "carries no reason")
 			return // what is no message stays as it is
 		}
-		if written.Type() != typename || written.ID() != id || written.LastError() != reason {
-			t.Errorf("%q became %q", b, written)
-		}
-		if again := written.WithDenial(reason, at); !bytes.Equal(again, written) {
-			t.Errorf("%q and, written again, %q", written, again)
-		}
+		expect.That(t, written.Type() == typename && written.ID() == id && written.LastError() == reason,
+			b, "became", written)
+		again := written.WithDenial(reason, at)
+		expect.That(t, bytes.Equal(again, written), written, "and, written again,", again)
 	})
 }
 
@@ -134,9 +129,8 @@ func TestAJoinKeyTellsTasksOfOneIDApart(t *testing.T) {
 	if again := m.WithDenial("throttled", time.Now()); again.JoinKey() != m.JoinKey() {
 		t.Error("a denial changes the join key")
 	}
-	if mark := asynqredis.Mark(m.JoinKey(), "call"); !strings.HasPrefix(mark, m.JoinKey()+".") {
-		t.Errorf("the mark is %q", mark)
-	}
+	mark := asynqredis.Mark(m.JoinKey(), "call")
+	expect.That(t, strings.HasPrefix(mark, m.JoinKey()+"."), "the mark is", mark)
 }
 
 // Queues and IDs are data too: a call names its task, and no other.

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
@@ -27,9 +28,8 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		s.wantStates("a scheduled")
 		info, err := s.inspector.GetTaskInfo(queue, "a")
 		s.ok(err)
-		if info.LastErr != "throttled: x" || info.NextProcessAt.Before(at) {
-			t.Errorf("asynq's tools show %+v", info)
-		}
+		expect.That(t, info.LastErr == "throttled: x" && !info.NextProcessAt.Before(at),
+			"asynq's tools show", info)
 		// Picked again: a requeue that is repeated leaves it to the server that has it now.
 		again := s.Call()
 		_, err = s.Pick(s.Context(), queue, again, s.waiting("a"))
@@ -41,9 +41,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		requeue(false)
 		picks, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
 		s.ok(err)
-		if picks[0].Message != nil || picks[0].Paused {
-			t.Errorf("%+v", picks[0])
-		}
+		expect.That(t, picks[0].Message == nil && !picks[0].Paused, picks[0])
 		requeued.Call = s.Call()
 		if _, err := s.Requeue(s.Context(), requeued, "a"); !asynqredis.IsNotFound(err) {
 			t.Errorf("requeueing what is not active: %v", err)
@@ -112,9 +110,8 @@ func TestARestoredTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 			Queue: queue, Call: call, At: time.Now().Add(time.Hour), Mark: asynqredis.KeptMark}, "left", "waits"))
 		due, err := s.Due(s.Context(), queue, false, 10)
 		s.ok(err)
-		if len(due) != 1 || due[0].ID != "left" || due[0].Mark != asynqredis.FrontMark {
-			t.Errorf("due: %+v", due)
-		}
+		expect.That(t, len(due) == 1 && due[0].ID == "left" && due[0].Mark == asynqredis.FrontMark,
+			"due:", due)
 	})
 }
 

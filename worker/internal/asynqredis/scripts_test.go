@@ -8,6 +8,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
@@ -19,9 +20,7 @@ func TestStoreSchedulesAsAsynqDoes(t *testing.T) {
 		unique := asynq.Unique(time.Hour)
 		results, err := s.Store(s.Context(), queue, []asynqredis.EnqueueCall{s.captured("a"), s.captured("b", unique), s.captured("c")}, at)
 		s.ok(err)
-		if got := fmt.Sprint(results); got != "[1 1 1]" {
-			t.Errorf("results %s", got)
-		}
+		expect.Equal(t, fmt.Sprint(results), "[1 1 1]", "results")
 		s.wantStates("a scheduled, b scheduled, c scheduled")
 		info, err := s.inspector.GetTaskInfo(queue, "b")
 		s.ok(err)
@@ -29,25 +28,20 @@ func TestStoreSchedulesAsAsynqDoes(t *testing.T) {
 			t.Errorf("asynq's tools show %+v, stored for %v", info, at)
 		}
 		lock := s.captured("b", unique).Lock
-		if ttl := s.redis.TTL(s.Context(), lock).Val(); (ttl - time.Until(at.Add(time.Hour))).Abs() > wholly {
-			t.Errorf("the lock holds for %v", ttl)
-		}
+		ttl := s.redis.TTL(s.Context(), lock).Val()
+		expect.That(t, (ttl-time.Until(at.Add(time.Hour))).Abs() <= wholly, "the lock holds for", ttl)
 
 		// The same task ID, and the same lock, are taken.
 		other := s.captured("b", unique)
 		other.ID = "d" // the lock is of type and payload
 		results, err = s.Store(s.Context(), queue, []asynqredis.EnqueueCall{s.captured("a"), other, s.captured("e"), s.captured("e")}, at)
 		s.ok(err)
-		if got := fmt.Sprint(results); got != "[0 -1 1 0]" {
-			t.Errorf("results %s", got)
-		}
+		expect.Equal(t, fmt.Sprint(results), "[0 -1 1 0]", "results")
 		s.wantStates("a scheduled, b scheduled, c scheduled, e scheduled")
 
 		// Asynq gives a task that is removed its lock back.
 		s.ok(s.inspector.DeleteTask(queue, "b"))
-		if n := s.redis.Exists(s.Context(), lock).Val(); n != 0 {
-			t.Error("the lock outlives its task")
-		}
+		expect.Equal(t, s.redis.Exists(s.Context(), lock).Val(), 0, "the lock outlives its task")
 		// An ID that is taken leaves no lock.
 		results, err = s.Store(s.Context(), queue, []asynqredis.EnqueueCall{s.captured("a", unique)}, at)
 		s.ok(err)
@@ -77,9 +71,8 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 		another := []asynqredis.Waiting{{ID: "a", JoinKey: "0123456789abcdef"}, {ID: "nobody", JoinKey: "0123456789abcdef"}}
 		arrange(append(s.waiting("b", "u"), another...), asynqredis.Move{Gone: true})
 		s.wantStates("a scheduled, c scheduled, d scheduled, v scheduled, w scheduled")
-		if n := s.redis.Exists(s.Context(), s.captured("u", unique).Lock).Val(); n != 0 {
-			t.Error("the lock outlives its task")
-		}
+		expect.Equal(t, s.redis.Exists(s.Context(), s.captured("u", unique).Lock).Val(), 0,
+			"the lock outlives its task")
 		arrange(append(s.waiting("d", "c", "v"), another...), asynqredis.Move{})
 		s.wantStates("a scheduled, c pending, d pending, v pending, w scheduled")
 		if got := fmt.Sprint(s.redis.LRange(s.Context(), "asynq:{default}:pending", 0, -1).Val()); got != "[v c d]" {
@@ -104,9 +97,7 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 		}
 		info, err := s.inspector.GetTaskInfo(queue, "w")
 		s.ok(err)
-		if info.NextProcessAt.Before(later) {
-			t.Errorf("next at %v, want %v", info.NextProcessAt, later)
-		}
+		expect.That(t, !info.NextProcessAt.Before(later), "next at", info.NextProcessAt, ", want", later)
 		if ttl := s.redis.TTL(s.Context(), s.captured("w", unique).Lock).Val(); (ttl - time.Until(later.Add(time.Hour))).Abs() > wholly {
 			t.Errorf("the lock of a task that waits for 5 h holds for %v", ttl)
 		}
@@ -140,22 +131,16 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 		// Asked again by the same call, it answers as before; to another they are active.
 		again, err := s.Pick(s.Context(), queue, call, wanted)
 		s.ok(err)
-		if fmt.Sprint(again) != fmt.Sprint(picks) {
-			t.Errorf("%v, repeated %v", picks, again)
-		}
+		expect.That(t, fmt.Sprint(again) == fmt.Sprint(picks), picks, ", repeated", again)
 		others, err := s.Pick(s.Context(), queue, s.Call(), wanted[:1])
 		s.ok(err)
-		if others[0].Message != nil || others[0].Paused {
-			t.Errorf("another call is answered %+v", others[0])
-		}
+		expect.That(t, others[0].Message == nil && !others[0].Paused, "another call is answered", others[0])
 
 		s.ok(s.inspector.PauseQueue(queue))
 		s.store("g")
 		paused, err := s.Pick(s.Context(), queue, s.Call(), s.waiting("g", "c"))
 		s.ok(err)
-		if !paused[0].Paused || paused[1].Paused {
-			t.Errorf("of a paused queue: %+v", paused)
-		}
+		expect.That(t, paused[0].Paused && !paused[1].Paused, "of a paused queue:", paused)
 	})
 }
 
@@ -198,9 +183,7 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 			t.Errorf("dequeued %s, paused %v", got, first.Paused)
 		}
 		again := dequeue(call, 4)
-		if got := ids(again.Messages); got != "[a b c d:e 5]" {
-			t.Errorf("repeated: %s", got)
-		}
+		expect.Equal(t, ids(again.Messages), "[a b c d:e 5]", "repeated")
 		s.wantStates("a active, b active, c d:e 5 active, f pending, g pending")
 		s.wantLeases("a", "b", "c d:e 5")
 
@@ -215,9 +198,7 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 			t.Errorf("of those asked for: %v", d)
 		}
 		rest := dequeue(s.Call(), 64)
-		if got := ids(rest.Messages); got != "[b c d:e 5 f g]" {
-			t.Errorf("what was put back is not the next: %s", got)
-		}
+		expect.Equal(t, ids(rest.Messages), "[b c d:e 5 f g]", "what was put back is not the next")
 		if d := dequeue(s.Call(), 64); len(d.Messages) > 0 || d.Paused {
 			t.Errorf("of an empty queue: %v", d)
 		}
@@ -233,9 +214,8 @@ func TestLinesThatNobodyWatchesAreFound(t *testing.T) {
 		look := func(want string, watched ...any) {
 			t.Helper()
 			d, err := c.DequeuePending(t.Context(), queue, c.Call(), 0, watched...)
-			if got := fmt.Sprint(d.Unwatched); got != want || err != nil {
-				t.Errorf("nobody watches %s, want %s, %v", got, want, err)
-			}
+			got := fmt.Sprint(d.Unwatched)
+			expect.That(t, got == want && err == nil, "nobody watches", got, ", want", want, err)
 		}
 		nudge := func(lines ...any) {
 			t.Helper()
@@ -276,9 +256,7 @@ func TestOnlyWhatACallMadeActiveIsRestored(t *testing.T) {
 		s.wantStates("a scheduled, b active")
 		picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
 		s.ok(err)
-		if picks[0].Message == nil {
-			t.Errorf("what was put back cannot be picked: %+v", picks[0])
-		}
+		expect.That(t, picks[0].Message != nil, "what was put back cannot be picked:", picks[0])
 	})
 }
 
@@ -302,18 +280,15 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 		for _, d := range due {
 			got = append(got, fmt.Sprint(d.ID, " ", d.Message.ID(), " ", d.Mark != ""))
 		}
-		if want := "[group group false line line true plain plain false]"; fmt.Sprint(got) != want {
-			t.Errorf("due %v, want %v", got, want)
-		}
+		want := "[group group false line line true plain plain false]"
+		expect.That(t, fmt.Sprint(got) == want, "due", got, ", want", want)
 		mark := asynqredis.Mark(s.key("line"), s.Call())
 		moved, err := s.Apply(ctx, queue, false, []asynqredis.Move{
 			{ID: "line", At: time.Now().Add(time.Minute), Mark: mark}, {ID: "plain"}, {ID: "group"},
 			{ID: "other", At: time.Now().Add(time.Minute), Mark: asynqredis.Mark(s.key("other"), s.Call())}, {ID: "nobody"},
 		})
 		s.ok(err)
-		if moved[0] != true || moved[3] || moved[4] {
-			t.Errorf("moved %v", moved)
-		}
+		expect.That(t, moved[0] == true && !moved[3] && !moved[4], "moved", moved)
 		s.wantStates("group aggregating, line scheduled, other scheduled, plain pending")
 		if due, err := s.Due(ctx, queue, false, 100); len(due) > 0 || err != nil {
 			t.Errorf("still due: %v, %v", due, err)
@@ -325,9 +300,7 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 		s.redis.HSet(ctx, "asynq:{default}:t:line", "state", "retry")
 		due, err = s.Due(ctx, queue, true, 100)
 		s.ok(err)
-		if len(due) != 1 || due[0].ID != "line" || due[0].Mark != mark {
-			t.Errorf("due %v", due)
-		}
+		expect.That(t, len(due) == 1 && due[0].ID == "line" && due[0].Mark == mark, "due", due)
 		_, err = s.Apply(ctx, queue, true, []asynqredis.Move{{ID: "line", At: time.Now().Add(time.Minute), Mark: mark}})
 		s.ok(err)
 		s.wantStates("group aggregating, line scheduled, other scheduled, plain pending")
@@ -346,9 +319,8 @@ func TestNudgesNameEachPolicyOnce(t *testing.T) {
 			s.ok(err)
 			got = append(got, from+" "+policy)
 		}
-		if want := "[default b default a default c]"; fmt.Sprint(got) != want {
-			t.Errorf("nudges %v, want %v: each policy at most once", got, want)
-		}
+		want := "[default b default a default c]"
+		expect.That(t, fmt.Sprint(got) == want, "nudges", got, ", want", want, ": each policy at most once")
 		if _, policy, err := s.AwaitNudge(ctx, []string{queue}); policy != "" || err != nil {
 			t.Errorf("nudged by %q, %v", policy, err)
 		}
@@ -392,12 +364,9 @@ func TestARedisHasOneIdentity(t *testing.T) {
 		s.ok(err)
 		theirs, err := asynqredis.New(s.redis).Identity(s.Context())
 		s.ok(err)
-		if mine != theirs || len(mine) < 8 {
-			t.Errorf("identities %q and %q of one Redis", mine, theirs)
-		}
+		expect.That(t, mine == theirs && len(mine) >= 8, "identities", mine, "and", theirs, "of one Redis")
 		const year = 366 * 24 * time.Hour // the longest period of a window; a line lives for two
-		if ttl := s.redis.TTL(s.Context(), "sluice:asynq").Val(); ttl < 2*year {
-			t.Errorf("it expires in %v", ttl)
-		}
+		ttl := s.redis.TTL(s.Context(), "sluice:asynq").Val()
+		expect.That(t, ttl >= 2*year, "it expires in", ttl)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
@@ -42,9 +43,8 @@ func TestAPausedQueueKeepsItsPlaces(t *testing.T) {
 		b.wait("other", "x")
 		b.want("ran", b.run(2), "[x none]")
 		// Each call asks when it begins, and when its wait ends. Every 1.5 s nobody watches the line.
-		if n := len(b.asked()); n > 2*2+2 {
-			t.Errorf("%d takes in the meantime", n)
-		}
+		n := len(b.asked())
+		expect.That(t, n <= 2*2+2, n, "takes in the meantime")
 		b.want("used", b.used(), 1)
 		b.ok(b.tools.UnpauseQueue("default"))
 		b.want("ran", b.run(2), "[a b]")
@@ -132,9 +132,8 @@ func TestLinesTakeTurns(t *testing.T) {
 			time.Sleep(20 * time.Millisecond) // so that one is taken at a time
 			b.Ended()
 		}
-		if text := strings.Join(got, " "); text != "a1 b1 a2 b2 a3 b3" && text != "b1 a1 b2 a2 b3 a3" {
-			t.Errorf("ran %s", text)
-		}
+		text := strings.Join(got, " ")
+		expect.That(t, text == "a1 b1 a2 b2 a3 b3" || text == "b1 a1 b2 a2 b3 a3", "ran", text)
 	})
 }
 
@@ -188,9 +187,7 @@ func TestASilentLimiterHoldsPendingTasksUpBriefly(t *testing.T) {
 		const takes = 2 + 4
 		b.want("takes", len(b.asked()), takes)
 		b.want("20 plain tasks were delayed for", time.Since(begun)-2*time.Second, takes*dispatch.TakeTimeout)
-		if b.failed.Load() == 0 {
-			t.Error("Failed was not called")
-		}
+		expect.That(t, b.failed.Load() != 0, "Failed was not called")
 		b.breaks(nil, nil, nil)
 		b.waitIn("p7", "default", "a")
 		b.want("ran", b.run(1), "[a]")
@@ -225,9 +222,7 @@ func TestALineThatFailsIsSkippedForAWhile(t *testing.T) {
 		pauses := []time.Duration{100, 200, 400, 800, 1000, 1000, 1000} // ms
 		for i, pause := range pauses {
 			pause *= time.Millisecond
-			if i+1 >= len(asked) {
-				t.Fatalf("it was asked %d times in 5 s", len(asked))
-			}
+			expect.Require(t, i+1 < len(asked), "it was asked", len(asked), "times in 5 s")
 			if took := asked[i+1].Sub(asked[i]); took < pause || took > pause+every {
 				t.Errorf("pause %d took %v, want %v", i, took, pause)
 			}
@@ -242,19 +237,15 @@ func TestWaitIsBounded(t *testing.T) {
 	}, func(b *bench) {
 		begun := time.Now()
 		for range 10 {
-			if _, ok, err := b.Next(b.Context()); ok || err != nil {
-				t.Errorf("a task: %v, %v", ok, err)
-			}
+			_, ok, err := b.Next(b.Context())
+			expect.That(t, !ok && err == nil, "a task:", ok, err)
 		}
-		if took := time.Since(begun); took != 10*dispatch.WaitMax {
-			t.Errorf("ten waits took %v", took)
-		}
+		expect.Equal(t, time.Since(begun), 10*dispatch.WaitMax, "ten waits took")
 		time.AfterFunc(100*time.Millisecond, b.Stop)
 		begun = time.Now()
 		b.Next(b.Context())
-		if took := time.Since(begun) - 100*time.Millisecond; took != dispatch.StoppedPause {
-			t.Errorf("it ended %v after it was stopped", took)
-		}
+		expect.Equal(t, time.Since(begun)-100*time.Millisecond, dispatch.StoppedPause,
+			"it ended", "after it was stopped")
 	})
 }
 

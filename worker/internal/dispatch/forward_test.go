@@ -9,6 +9,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
@@ -142,9 +143,7 @@ func TestAFailedTaskComesBackInFront(t *testing.T) {
 	inBubble(t, of(perHour(2)), nil, func(b *bench) {
 		b.wait("default", "a", "b", "c")
 		task, ok, err := b.Next(b.Context())
-		if !ok || err != nil || task.ID != "a" {
-			t.Fatal(task, ok, err)
-		}
+		expect.Require(t, ok && err == nil && task.ID == "a", task, ok, err)
 		failed := append(task.Message, 0x30, 1) // retried: 1
 		ctx := b.Context()
 		b.client.LRem(ctx, "asynq:{default}:active", 0, "a")
@@ -208,9 +207,7 @@ func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 			}
 			b.want("a", b.state("default", "a"), "scheduled")
 			b.want("looked after in", b.dueIn("a"), dispatch.UnavailableFor)
-			if b.failed.Load() != 1 {
-				t.Errorf("told %d times", b.failed.Load())
-			}
+			expect.Equal(t, b.failed.Load(), 1, "told", "times")
 		})
 	}
 }
@@ -231,9 +228,7 @@ func TestAJoinWhoseReplyIsLostIsAskedFor(t *testing.T) {
 		b.want("forwarded", b.forward(false), 1)
 		begun := time.Now()
 		b.want("next", b.next(), "a")
-		if took := time.Since(begun); took != 0 {
-			t.Errorf("it started after %v", took)
-		}
+		expect.Equal(t, time.Since(begun), 0, "it started after")
 	})
 }
 
@@ -287,8 +282,7 @@ func TestATaskOutOfLineRunsInItsSecond(t *testing.T) {
 		var got string
 		for got = b.next(); got == "none"; got = b.next() {
 		}
-		if late := time.Since(at); got != "a" || late < 0 || late > time.Second {
-			t.Errorf("%s came %v late", got, late)
-		}
+		late := time.Since(at)
+		expect.That(t, got == "a" && late >= 0 && late <= time.Second, got, "came", late, "late")
 	})
 }

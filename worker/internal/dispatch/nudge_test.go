@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
@@ -21,9 +22,7 @@ func TestANudgeWakesAnIdleServer(t *testing.T) {
 		time.AfterFunc(300*time.Millisecond, func() { b.wait("default", "a") })
 		begun := time.Now()
 		b.want("next", b.next(), "a")
-		if took := time.Since(begun) - 300*time.Millisecond; took != 0 {
-			t.Errorf("it started %v after it was enqueued", took)
-		}
+		expect.Equal(t, time.Since(begun)-300*time.Millisecond, 0, "it started", "after it was enqueued")
 		// A server that listens, and has no slot free by now, leaves nudges to others.
 		b.Ended()
 		b.quiet = true
@@ -35,9 +34,8 @@ func TestANudgeWakesAnIdleServer(t *testing.T) {
 		b.quiet = false
 		b.wait("default", "c")
 		time.Sleep(10 * time.Millisecond)
-		if n := b.client.LLen(b.Context(), "asynq:{default}:sluice:nudge").Val(); n != 1 {
-			t.Errorf("%d nudges are left", n)
-		}
+		expect.Equal(t, b.client.LLen(b.Context(), "asynq:{default}:sluice:nudge").Val(), 1,
+			"nudges are left")
 	})
 }
 
@@ -93,9 +91,7 @@ func TestATicketThatJoinsDuringATakeIsAskedFor(t *testing.T) {
 		b.Nudge("default", "api")
 		begun := time.Now()
 		b.want("next", b.next(), "a")
-		if took := time.Since(begun); took != 0 {
-			t.Errorf("it started after %v", took)
-		}
+		expect.Equal(t, time.Since(begun), 0, "it started after")
 	})
 }
 
@@ -115,9 +111,7 @@ func TestWhatIsFreedDuringATakeIsAskedFor(t *testing.T) {
 		b.Nudge("default", "api")
 		begun := time.Now()
 		b.want("next", b.next(), "b")
-		if took := time.Since(begun); took != 0 {
-			t.Errorf("it started after %v", took)
-		}
+		expect.Equal(t, time.Since(begun), 0, "it started after")
 	})
 }
 
@@ -169,9 +163,8 @@ func TestAnIdleServerKeepsTheAppointmentOfABusyOne(t *testing.T) {
 				task, ok, _ = idle.Next(b.Context())
 			}
 			late := time.Since(due)
-			if task.ID != "b" || late > 3*time.Second {
-				t.Errorf("busy from %v before it fits: %q started %v late", before*time.Millisecond, task.ID, late)
-			}
+			expect.That(t, task.ID == "b" && late <= 3*time.Second,
+				"busy from", before*time.Millisecond, "before it fits:", task.ID, "started", late, "late")
 		})
 	}
 }

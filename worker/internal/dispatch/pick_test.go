@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
@@ -26,9 +27,8 @@ func TestAPickWhoseReplyWasLostIsRepeated(t *testing.T) {
 					b.breaks(picks(errLost), nil, nil)
 				}
 				for range 5 {
-					if _, ok, err := b.Next(b.Context()); ok || err == nil {
-						t.Errorf("a task: %v, %v", ok, err)
-					}
+					_, ok, err := b.Next(b.Context())
+					expect.That(t, !ok && err != nil, "a task:", ok, err)
 				}
 				b.want("takes", len(b.asked()), 1)
 				b.breaks(nil, nil, nil)
@@ -52,9 +52,8 @@ func TestAGrantOfALostTakeIsAsOldAsItsCharge(t *testing.T) {
 			if task, ok, err := b.Next(b.Context()); ok {
 				b.ok(err)
 				b.want("it is handed out late", time.Since(charged) >= dispatch.TakeTimeout, true)
-				if after := task.Grant.Sent.Sub(charged); after > 0 {
-					b.Errorf("it seems to be charged %v later than it was", after)
-				}
+				after := task.Grant.Sent.Sub(charged)
+				expect.That(b, after <= 0, "it seems to be charged", after, "later than it was")
 				return
 			}
 		}
@@ -67,9 +66,8 @@ func TestAStopAfterALostPickPutsTasksBack(t *testing.T) {
 	inBubble(t, of(perHour(2)), slots(8), func(b *bench) {
 		b.wait("default", "a", "b")
 		b.breaks(nil, picks(errLost), nil)
-		if _, ok, err := b.Next(b.Context()); ok || err == nil {
-			t.Errorf("a task: %v, %v", ok, err)
-		}
+		_, ok, err := b.Next(b.Context())
+		expect.That(t, !ok && err != nil, "a task:", ok, err)
 		b.want("a", b.state("default", "a"), "active")
 		b.breaks(nil, nil, nil)
 		b.Close(b.Context())
@@ -85,9 +83,8 @@ func TestADequeueWhoseReplyWasLostIsRepeated(t *testing.T) {
 	inBubble(t, nil, slots(8), func(b *bench) {
 		b.pending("default", "a", "b", "c")
 		b.breaks(nil, calls("", ":lease", errLost), nil)
-		if _, ok, err := b.Next(b.Context()); ok || err == nil {
-			t.Errorf("a task: %v, %v", ok, err)
-		}
+		_, ok, err := b.Next(b.Context())
+		expect.That(t, !ok && err != nil, "a task:", ok, err)
 		b.breaks(nil, nil, nil)
 		b.pending("default", "d")
 		b.want("ran", b.run(4), "[a b c d]")

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
@@ -72,9 +73,8 @@ func TestAGrantThatComesLateIsRefunded(t *testing.T) {
 		b.mu.Unlock()
 		b.throttledTasks("a")
 		begun := time.Now()
-		if _, _, open := b.decisions(1); open != 1 {
-			t.Error("there was a decision")
-		}
+		_, _, open := b.decisions(1)
+		expect.That(t, open == 1, "there was a decision")
 		if took := time.Since(begun); took > dispatch.TakeTimeout+poll*3/2 { // polls are spread by a half
 			t.Errorf("it took %v", took)
 		}
@@ -94,18 +94,14 @@ func TestASilentLimiterDelaysFewPendingTasks(t *testing.T) {
 		begun := time.Now()
 		for i := range tasks {
 			b.throttledTasks("t" + string(rune('a'+i)))
-			if _, _, open := b.decisions(1); open != 1 {
-				b.Error("there was a decision")
-			}
+			_, _, open := b.decisions(1)
+			expect.That(b, open == 1, "there was a decision")
 			b.Ended()
 			time.Sleep(poll)
 		}
 		// It is asked at first, and after 100 and 200 ms.
-		if took := time.Since(begun); took > tasks*poll+3*(dispatch.TakeTimeout+poll*3/2) {
-			t.Errorf("%d tasks took %v", tasks, took)
-		}
-		if b.failed.Load() == 0 {
-			t.Error("nobody was told")
-		}
+		took := time.Since(begun)
+		expect.That(t, took <= tasks*poll+3*(dispatch.TakeTimeout+poll*3/2), tasks, "tasks took", took)
+		expect.That(t, b.failed.Load() != 0, "nobody was told")
 	})
 }

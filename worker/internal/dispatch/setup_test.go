@@ -19,6 +19,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
@@ -132,9 +133,7 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 		limiting := m.Client(t)
 		limiting.AddHook(hooktest.Hook(b.delay))
 		limiter, err := throttle.New(throttle.Config{Client: limiting, Policies: policies})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, err)
 		b.limiter, b.asynq = limiter, asynqredis.New(b.client)
 		b.plain, b.tools = asynq.NewClientFromRedisClient(b.client), asynq.NewInspectorFromRedisClient(b.client)
 		c := dispatch.Config{
@@ -232,9 +231,7 @@ func (b *bench) waitIn(line, queue string, ids ...string) {
 		call := b.message(queue, id)
 		results, err := b.asynq.Store(ctx, queue, []asynqredis.EnqueueCall{call}, time.Now().Add(2*time.Minute))
 		b.ok(err)
-		if results[0] != asynqredis.Stored {
-			b.Fatal(results)
-		}
+		expect.Require(b, results[0] == asynqredis.Stored, results)
 		requests = append(requests, throttle.Request{
 			Key: call.Message.JoinKey(), Tenant: "acme", Ticket: throttle.Ticket{Queue: identity + "/" + queue, ID: id},
 		})
@@ -285,9 +282,7 @@ func (b *bench) pending(queue string, ids ...string) {
 
 func (b *bench) ok(err error) {
 	b.Helper()
-	if err != nil {
-		b.Fatal(err)
-	}
+	expect.Must(b, err)
 }
 
 // next asks for the next task until there is one, for a while, and returns its ID, or "none".
@@ -350,9 +345,7 @@ func (b *bench) inLine() (ids []string) {
 
 func (b *bench) want(what string, got, want any) {
 	b.Helper()
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		b.Errorf("%s: %v, want %v", what, got, want)
-	}
+	expect.That(b, fmt.Sprint(got) == fmt.Sprint(want), what, got, ", want", want)
 }
 
 // used is how many units are counted for acme.

@@ -11,6 +11,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	limits "github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -75,9 +76,7 @@ func TestARoleNeedsNoMoreThanItsUser(t *testing.T) {
 			}
 			admin := throttletest.Client(t, throttletest.Redis(t, args...))
 			user, ok := users[role.user]
-			if !ok {
-				t.Fatalf("the docs have no user %s", role.user)
-			}
+			expect.Require(t, ok, "the docs have no user", role.user)
 			setUser(t, admin, user)
 			if role.without != "" {
 				setUser(t, admin, []string{"ACL", "SETUSER", role.user, "-" + role.without})
@@ -121,13 +120,10 @@ func wantRefused(t *testing.T, admin *redis.Client, command string) {
 	for _, entry := range log {
 		object := strings.ToLower(entry.Object)
 		refused = refused || object == command
-		if object != command && !strings.HasPrefix(object, "client|") && object != "info" {
-			t.Errorf("refused: %s %s, %s", entry.Reason, entry.Object, entry.Context)
-		}
+		expect.That(t, object == command || strings.HasPrefix(object, "client|") || object == "info",
+			"refused:", entry.Reason, entry.Object, entry.Context)
 	}
-	if command != "" && !refused {
-		t.Errorf("%s was not called", command)
-	}
+	expect.That(t, command == "" || refused, command, "was not called")
 }
 
 // commandsCalled returns the commands that Redis has run, also in scripts.

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -60,14 +61,11 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 							t.Fatalf("%+v, %+v, %v", info, start, err)
 						}
 					}
-					if took := time.Since(begun); took > most {
-						t.Errorf("took %v, want at most %v", took, most)
-					}
+					took := time.Since(begun)
+					expect.That(t, took <= most, "took", took, ", want at most", most)
 					results := client.EnqueueBulk(t.Context(), []*asynq.Task{sitetest.AcmeTask(), sitetest.AcmeTask()})
 					for _, r := range results {
-						if r.Err != nil || r.Start.Known {
-							t.Errorf("in a batch: %+v", r)
-						}
+						expect.That(t, r.Err == nil && !r.Start.Known, "in a batch:", r)
 					}
 					s.WantStates("default", 102, 0)
 					time.Sleep(time.Minute) // the call ends
@@ -90,9 +88,7 @@ func TestACallersTimeIsNoOutage(t *testing.T) {
 			}
 			return next(of, cmd)
 		})))
-		if _, err := client.EnqueueContext(ctx, sitetest.AcmeTask()); err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, expect.ErrOf(client.EnqueueContext(ctx, sitetest.AcmeTask())))
 		var start worker.ExpectedStart
 		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), worker.ReportStart(&start)); err != nil || !start.Joined {
 			t.Errorf("%+v, %v", start, err)
@@ -122,14 +118,11 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 					t.Fatalf("%v, %v", info, err)
 				}
 				s.WantNobodyInLine()
-				if there := s.Task("cut").ID != ""; there != row.sent {
-					t.Errorf("the task is there: %v", there)
-				}
+				expect.Equal(t, s.Task("cut").ID != "", row.sent, "the task is there")
 				s.Serve(s.Ok, sitetest.Calm)
 				time.Sleep(3 * time.Minute)
-				if ran := len(s.Runs()); (ran == 1) != row.sent {
-					t.Errorf("%d tasks ran", ran)
-				}
+				ran := len(s.Runs())
+				expect.That(t, (ran == 1) == row.sent, ran, "tasks ran")
 			})
 		})
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -47,9 +48,7 @@ func TestWorkersClocksAreOff(t *testing.T) {
 					if requeue == throttle.RequeueWhenFits {
 						s.WantWakes(sitetest.DeniedAndRun)
 					}
-					if got := s.Journal.String(); got != "" {
-						t.Errorf("nothing was to be noticed:\n%s", got)
-					}
+					expect.Equal(t, s.Journal.String(), "", "nothing was to be noticed")
 				})
 			})
 		}

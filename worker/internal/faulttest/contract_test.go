@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -61,7 +62,7 @@ func TestCallsOfAsynq(t *testing.T) {
 	})
 	stuck, isStuck := make(chan struct{}), make(chan struct{})
 	defer close(stuck)
-	if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+	expect.Must(t, server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 		switch task.Type() {
 		case "retry", "archive":
 			return errors.New("boom")
@@ -70,9 +71,7 @@ func TestCallsOfAsynq(t *testing.T) {
 			<-stuck
 		}
 		return nil
-	})); err != nil {
-		t.Fatal(err)
-	}
+	})))
 	for name, opts := range map[string][]asynq.Option{
 		"retry":            {asynq.MaxRetry(1)},
 		"archive":          {asynq.MaxRetry(0)},
@@ -110,9 +109,7 @@ func (r *recorder) wantCalls(t *testing.T, want map[string]string, seeTo string)
 		}
 	}
 	for name, got := range r.calls {
-		if want[name] == "" {
-			t.Errorf("asynq makes a call that is not known here: %s: %s", name, got)
-		}
+		expect.That(t, want[name] != "", "asynq makes a call that is not known here:", name, got)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/servers"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -177,9 +178,7 @@ func (d *drain) finish(promoted time.Time, twice int) {
 func TestADrainGoesOnAfterASentinelFailover(t *testing.T) {
 	t.Parallel()
 	asked := func(t *testing.T, s *servers.Sentinels) {
-		if err := s.Failover(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, s.Failover(t.Context()))
 	}
 	const some, any = 2 * drainSlots, 1000
 	for _, row := range []struct {
@@ -238,13 +237,9 @@ func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 	at := func(key string) (slot, node int) {
 		t.Helper()
 		slot, err := c.Slot(ctx, key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, err)
 		primary, err := c.Primary(ctx, slot)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, err)
 		return slot, slices.Index(c.Nodes, primary)
 	}
 	// named returns a name for each of the first primaries, whose slot it has.
@@ -287,17 +282,13 @@ func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 	for _, key := range []string{"sluice:{" + d.policies[0].Name + "}:q", "asynq:{" + d.queues[0] + "}:pending"} {
 		slot, _ := at(key)
 		m, err := c.Migrate(ctx, slot, c.Nodes[2])
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, err)
 		for n := 1; n > 0; {
 			if n, err = m.Move(ctx, 10); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := m.Finish(ctx); err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, m.Finish(ctx))
 	}
 	d.part(0.4)
 	slot, _ := at("sluice:{" + d.policies[1].Name + "}:q")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -45,15 +46,13 @@ func TestADropOfManyTasks(t *testing.T) {
 	}()
 	of := worker.DropOptions{Policy: "api", Tenant: "acme"}
 	first, err := worker.Drop(ctx, s.Asynq, s.Limiter, of)
-	if !errors.Is(err, context.Canceled) || first == 0 || left() != times*len(tasks)-first {
-		t.Fatalf("interrupted after %d: %d wait, %v", first, left(), err)
-	}
+	expect.Require(t, errors.Is(err, context.Canceled) && first != 0 && left() == times*len(tasks)-first,
+		"interrupted after", first, left(), "wait,", err)
 	s.Redis.ConfigResetStat(t.Context())
 	begun := time.Now()
 	rest, err := worker.Drop(t.Context(), s.Asynq, s.Limiter, of)
-	if all := times * (len(tasks) - 1); err != nil || first+rest != all {
-		t.Fatalf("dropped %d and %d of %d: %v", first, rest, all, err)
-	}
+	all := times * (len(tasks) - 1)
+	expect.Require(t, err == nil && first+rest == all, "dropped", first, "and", rest, "of", all, err)
 	var calls int
 	_, stats, _ := strings.Cut(s.Redis.Info(t.Context(), "commandstats").Val(), "cmdstat_evalsha:")
 	if _, err := fmt.Sscanf(stats, "calls=%d", &calls); err != nil || calls > rest/20 {

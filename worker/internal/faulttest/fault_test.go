@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
@@ -39,17 +40,13 @@ func TestCallsAreLost(t *testing.T) {
 				s.SleepUntil(30, 8*time.Minute)
 				time.Sleep(3 * time.Minute) // for what may come after
 				s.WantOnceEach(t, 30)
-				if f.Count() == 0 {
-					t.Error("no call was lost")
-				}
+				expect.That(t, f.Count() != 0, "no call was lost")
 				sitetest.WantNeverOver(t, s.Grants(), 4, 5*time.Second)
 				s.WantCounters(sitetest.Counters{Processed: 30})
-				if n := s.Redis.ZCard(t.Context(), "asynq:{default}:completed").Val(); n != 30 {
-					t.Errorf("%d tasks are completed", n)
-				}
-				if keys := s.Redis.Keys(t.Context(), "sluice:{*}:*").Val(); len(keys) > 0 {
-					t.Errorf("left behind: %q", keys)
-				}
+				expect.Equal(t, s.Redis.ZCard(t.Context(), "asynq:{default}:completed").Val(), 30,
+					"tasks are completed")
+				keys := s.Redis.Keys(t.Context(), "sluice:{*}:*").Val()
+				expect.That(t, len(keys) <= 0, "left behind:", keys)
 			})
 		})
 	}

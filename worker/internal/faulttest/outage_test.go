@@ -12,6 +12,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -35,22 +36,17 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 					strings.Contains(task.LastErr, ": throttle: redis is unavailable: ") && task.Retried == 0
 			})
 		}
-		if len(s.Runs()) != 0 {
-			t.Errorf("ran unthrottled: %q", s.Runs())
-		}
+		expect.That(t, len(s.Runs()) == 0, "ran unthrottled:", s.Runs())
 		proxy.Mend()
 		for _, id := range ids {
 			s.Inspector.RunTask("default", id) // unless it has run already
 		}
 		s.WaitGone(ids...)
-		if len(s.Runs()) != 3 {
-			t.Errorf("ran %q, want each once", s.Runs())
-		}
+		expect.That(t, len(s.Runs()) == 3, "ran", s.Runs(), ", want each once")
 		s.WantCounters(sitetest.Counters{Processed: 3})
 		s.WantReported(nil, nil)
-		if s.Journal.Count("worker: the limiter is unavailable") != 1 {
-			t.Errorf("want the outage logged once:\n%s", s.Journal)
-		}
+		expect.That(t, s.Journal.Count("worker: the limiter is unavailable") == 1,
+			"want the outage logged once:", s.Journal)
 	})
 }
 
@@ -99,9 +95,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 			enqueue(5, "acme")
 			time.Sleep(time.Minute)
 		}
-		if len(s.Runs()) != 55 {
-			t.Errorf("%d runs, want 55", len(s.Runs()))
-		}
+		expect.Equal(t, len(s.Runs()), 55, "runs, want 55")
 		logged(2, 2)
 		server.Shutdown()
 
@@ -143,9 +137,8 @@ func TestAJobThatFailedOpenCorrectsNothing(t *testing.T) {
 			return s.Ok(ctx, task)
 		}, sitetest.Calm)
 		time.Sleep(time.Minute)
-		if len(s.Runs()) != 1 || settled != nil || cancelled != nil {
-			t.Errorf("%d runs, Settle: %v, Cancel: %v", len(s.Runs()), settled, cancelled)
-		}
+		expect.That(t, len(s.Runs()) == 1 && settled == nil && cancelled == nil,
+			len(s.Runs()), "runs, Settle:", settled, ", Cancel:", cancelled)
 		late.Store(false)
 		time.Sleep(6 * time.Second) // until the last reply has come
 	})
@@ -166,9 +159,8 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 			!strings.Contains(task.LastErr, "time ran out before the limiter had answered") {
 			t.Errorf("the task is %v, last error %q", task.State, task.LastErr)
 		}
-		if len(s.Runs()) != 0 || s.Journal.Count("time ran out") != 1 {
-			t.Errorf("ran %q, log:\n%s", s.Runs(), s.Journal)
-		}
+		expect.That(t, len(s.Runs()) == 0 && s.Journal.Count("time ran out") == 1,
+			"ran", s.Runs(), ", log:", s.Journal)
 		late.Store(false)
 		time.Sleep(time.Minute)
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
@@ -179,9 +171,7 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 		s.WantCounters(sitetest.Counters{Processed: 1})
 		s.Mu.Lock()
 		defer s.Mu.Unlock()
-		if len(s.Reported) != 0 {
-			t.Errorf("the user's ErrorHandler was told %q", s.Reported)
-		}
+		expect.That(t, len(s.Reported) == 0, "the user's ErrorHandler was told", s.Reported)
 	})
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -175,9 +176,8 @@ func TestWorkerIsKilled(t *testing.T) {
 						t.Errorf("%d tasks are active", n)
 					}
 					charged := s.Used() - filled
-					if charged > row.lost {
-						t.Errorf("%d units are charged, want %d at most", charged, row.lost)
-					}
+					expect.That(t, charged <= row.lost,
+						charged, "units are charged, want", row.lost, "at most")
 					waits := s.Redis.ZRange(t.Context(), "asynq:{default}:scheduled", 0, -1).Val()
 					for _, id := range waits {
 						if task := s.Task(id); task.Retried != 0 || !strings.HasPrefix(task.LastErr, "throttled: ") {
@@ -219,9 +219,8 @@ func TestWorkerIsKilled(t *testing.T) {
 					if n := int64(len(s.Runs())); n != 3-archived || s.Used() != filled+charged+n {
 						t.Errorf("ran %q, %d used after %d filled and %d charged by the killed", s.Runs(), s.Used(), filled, charged)
 					}
-					if row.at == "in the handler" && retries == 0 && archived == 0 {
-						t.Error("no task was archived, and one had started")
-					}
+					expect.That(t, row.at != "in the handler" || retries != 0 || archived != 0,
+						"no task was archived, and one had started")
 					s.WantCounters(sitetest.Counters{Processed: 3, Failed: archived, Archived: archived})
 				})
 			})
@@ -243,15 +242,13 @@ func TestWorkerIsTerminated(t *testing.T) {
 		s.WaitState(asynq.TaskStateScheduled, ids[:5]...)
 		s.WaitState(asynq.TaskStateActive, "f")
 		cmd.Process.Signal(syscall.SIGTERM)
-		if err := waitEnd(s, ended); err != nil {
-			t.Fatalf("the worker process: %v\n%s", err, log)
-		}
+		err := waitEnd(s, ended)
+		expect.Require(t, err == nil, "the worker process:", err, log)
 		s.WaitState(asynq.TaskStatePending, "f")
 		s.WantCounters(sitetest.Counters{Scheduled: 5})
 		for _, id := range ids {
-			if task := s.Task(id); task.Retried != 0 || task.MaxRetry != 0 {
-				t.Errorf("%s has lost a retry: %+v", id, task)
-			}
+			task := s.Task(id)
+			expect.That(t, task.Retried == 0 && task.MaxRetry == 0, id, "has lost a retry:", task)
 		}
 		s.Open()
 		s.Serve(s.Ok)
@@ -259,9 +256,8 @@ func TestWorkerIsTerminated(t *testing.T) {
 			s.Inspector.RunTask("default", id)
 		}
 		s.WaitGone(ids...)
-		if got := s.Runs(); !slices.Equal(got, ids) {
-			t.Errorf("ran %q", got)
-		}
+		got := s.Runs()
+		expect.That(t, slices.Equal(got, ids), "ran", got)
 		s.WantCounters(sitetest.Counters{Processed: 6})
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/servers"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -66,9 +67,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 						t.Errorf("want the outage logged once:\n%s", s.Journal)
 					}
 					if who == "all" {
-						if n := s.Counters().Archived; n != 0 {
-							t.Errorf("%d tasks were archived", n)
-						}
+						expect.Equal(t, s.Counters().Archived, 0, "tasks were archived")
 						return
 					}
 					s.WantCounters(sitetest.Counters{Processed: n + late})
@@ -200,9 +199,8 @@ func TestFaultsOfARedisServer(t *testing.T) {
 					row.fault(t, p, late)
 				})
 				sitetest.WantNeverOver(t, s.GrantsOf("acme"), 3, faultPeriod)
-				if strings.Contains(s.Journal.String(), "NOSCRIPT") {
-					t.Errorf("nothing was to be noticed:\n%s", s.Journal)
-				}
+				expect.That(t, !strings.Contains(s.Journal.String(), "NOSCRIPT"),
+					"nothing was to be noticed:", s.Journal)
 			})
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -56,9 +57,7 @@ func TestRequeueInTheRecovererFails(t *testing.T) {
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		server := s.Serve(s.Ok, sitetest.Calm)
 		time.Sleep(3 * time.Minute)
-		if refused.Calls() < 2 {
-			t.Error("the requeue was not repeated")
-		}
+		expect.That(t, refused.Calls() >= 2, "the requeue was not repeated")
 		down := make(chan struct{})
 		go func() { server.Shutdown(); close(down) }()
 		select {
@@ -112,8 +111,6 @@ func TestRequeueWhoseReplyWasLost(t *testing.T) {
 		close(finish)
 		s.WaitGone("a")
 		s.WantCounters(sitetest.Counters{Processed: 1})
-		if len(s.Runs()) != 1 {
-			t.Errorf("ran %q, want once", s.Runs())
-		}
+		expect.That(t, len(s.Runs()) == 1, "ran", s.Runs(), ", want once")
 	})
 }

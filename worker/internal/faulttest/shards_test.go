@@ -11,6 +11,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -47,9 +48,7 @@ func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 		for tenant := range tenants {
 			lines[s.Limiter.LineOf("api", fmt.Sprint("tenant", tenant))] = true
 		}
-		if len(lines) != 3 {
-			t.Fatalf("all tenants are in %v", lines)
-		}
+		expect.Require(t, len(lines) == 3, "all tenants are in", lines)
 		check := func(from time.Time, wants int) {
 			t.Helper()
 			byTenant := map[string][]sitetest.Grant{}
@@ -70,15 +69,11 @@ func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 					}
 				}
 			}
-			if len(byTenant) != tenants {
-				t.Errorf("tasks of %d tenants ran", len(byTenant))
-			}
+			expect.Equal(t, len(byTenant), tenants, "tasks of", "tenants ran")
 		}
 		time.Sleep(period)
 		check(time.Time{}, each)
-		if n := s.Granted(); n != tenants*2*limit {
-			t.Errorf("%d tasks ran within two periods", n)
-		}
+		expect.Equal(t, s.Granted(), tenants*2*limit, "tasks ran within two periods")
 		changed := time.Now()
 		sitetest.Must(t, s.Limiter.SetPolicies([]throttle.Policy{inShards(2, limit, period)}))
 		s.SleepUntil(tenants*each, 5*time.Minute)
@@ -130,9 +125,7 @@ func TestShardsShareSlotsByWeight(t *testing.T) {
 				tasks = append(tasks, sitetest.Task(tenant))
 			}
 			for _, e := range client.EnqueueBulk(t.Context(), tasks) {
-				if e.Err != nil {
-					t.Fatal(e.Err)
-				}
+				expect.Must(t, e.Err)
 			}
 		}
 		second := func(context.Context, *asynq.Task) error { time.Sleep(time.Second); return nil }
@@ -187,9 +180,7 @@ func TestAFleetSharesOneLine(t *testing.T) {
 		tasks = append(tasks, worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant", i%10)}, "x", nil))
 	}
 	for _, enqueued := range s.Client(s.AnotherLimiter()).EnqueueBulk(t.Context(), tasks) {
-		if enqueued.Err != nil {
-			t.Fatal(enqueued.Err)
-		}
+		expect.Must(t, enqueued.Err)
 	}
 	var all []*worker.Server
 	two := func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 2 }

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -41,9 +42,8 @@ func logging(t *testing.T, story func(o *Log)) []string {
 
 func wantLog(t *testing.T, got []string, want ...string) {
 	t.Helper()
-	if strings.Join(got, "\n") != strings.Join(want, "\n") {
-		t.Errorf("logged\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	expect.That(t, strings.Join(got, "\n") == strings.Join(want, "\n"),
+		"logged", strings.Join(got, "\n"), "want", strings.Join(want, "\n"))
 }
 
 // It is logged every minute that an outage lasts, although nobody asks while asynq's Redis is out too,
@@ -104,8 +104,6 @@ func TestATakeThatMissesIsNoOutage(t *testing.T) {
 // A log about the line of one shard names the policy, and the line beside it.
 func TestALogNamesThePolicyOfAShard(t *testing.T) {
 	for line, want := range map[string]string{"api": "[policy api]", "api/2of3": "[policy api line api/2of3]"} {
-		if got := fmt.Sprint(OfLine(line)); got != want {
-			t.Errorf("of the line %s it says %s", line, got)
-		}
+		expect.Equal(t, fmt.Sprint(OfLine(line)), want, "of the line", line, "it says")
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -90,9 +91,8 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 						for _, g := range s.Grants()[before:] {
 							got[g.Tenant]++
 						}
-						if !maps.Equal(got, after.want) {
-							t.Errorf("%v after the last look, granted: %v, want %v", after.sleep, got, after.want)
-						}
+						expect.That(t, maps.Equal(got, after.want),
+							after.sleep, "after the last look, granted:", got, ", want", after.want)
 					}
 				})
 			})
@@ -147,17 +147,11 @@ func TestInterventionsActOnTheBacklog(t *testing.T) {
 				row.change(s)
 				s.EnqueueMany("acme", 6, 2)
 				time.Sleep(3 * time.Second)
-				if n := len(s.Runs()); n != row.soon {
-					t.Errorf("%d tasks have run 3 s after the change, want %d", n, row.soon)
-				}
+				expect.Equal(t, len(s.Runs()), row.soon, "tasks have run 3 s after the change")
 				time.Sleep(150*time.Second - 3*time.Second)
-				if n := len(s.Runs()); n != row.late {
-					t.Errorf("%d tasks have run 2.5 minutes after the change, want %d", n, row.late)
-				}
+				expect.Equal(t, len(s.Runs()), row.late, "tasks have run 2.5 minutes after the change")
 				time.Sleep(row.all - 150*time.Second)
-				if n := len(s.Runs()); n != 8 {
-					t.Errorf("%d tasks have run in the end, want 8", n)
-				}
+				expect.Equal(t, len(s.Runs()), 8, "tasks have run in the end, want 8")
 				s.WantNobodyInLine()
 				s.WantCounters(sitetest.Counters{Processed: 8})
 			})
@@ -271,9 +265,7 @@ func TestSceneCutBelowTheCostOfWaitingTasks(t *testing.T) {
 				s.SetPolicy(func(p *throttle.Policy) { p.Windows[1].Limit = limit }, s.Limiter)
 				time.Sleep(small*time.Second/limit + 3*time.Second)
 				big := len(s.GrantsOf("big"))
-				if n := s.Granted() - big; n != small {
-					t.Errorf("%d of %d small tasks have run", n, small)
-				}
+				expect.Equal(t, s.Granted()-big, small, "of", "small tasks have run")
 				time.Sleep(3 * time.Minute)
 				failed := int64(costly - big)
 				s.WantCounters(sitetest.Counters{Processed: costly + small, Failed: failed, Archived: failed})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -49,9 +50,7 @@ func TestLiveTasksBesideABatch(t *testing.T) {
 				tasks[i] = worker.NewTask(worker.Identity{Tenant: tenant}, "x", fmt.Append(nil, i))
 			}
 			for _, e := range client.EnqueueBulk(context.Background(), tasks, worker.Class(throttle.ClassBatch)) {
-				if e.Err != nil {
-					t.Fatal(e.Err)
-				}
+				expect.Must(t, e.Err)
 			}
 		}
 		time.Sleep(warm * time.Second)
@@ -65,9 +64,7 @@ func TestLiveTasksBesideABatch(t *testing.T) {
 			if i%4 > 0 {
 				enqueue = client.EnqueueContext
 			}
-			if _, err := enqueue(context.Background(), task, asynq.TaskID(id)); err != nil {
-				t.Fatal(err)
-			}
+			expect.Must(t, expect.ErrOf(enqueue(context.Background(), task, asynq.TaskID(id))))
 			time.Sleep(250 * time.Millisecond)
 		}
 		time.Sleep(time.Second)
@@ -79,9 +76,8 @@ func TestLiveTasksBesideABatch(t *testing.T) {
 		}
 		t.Logf("%d of %d live tasks started after %v on average, %v at the most, beside %d of a batch",
 			len(started), live, sum/live, most, batch)
-		if len(started) != live || most > period {
-			t.Errorf("%d live tasks started, after %v at the most", len(started), most)
-		}
+		expect.That(t, len(started) == live && most <= period,
+			len(started), "live tasks started, after", most, "at the most")
 		if batch < limit*(warm+live/4+1)-live { // in so many seconds
 			t.Errorf("%d of the batch started", batch)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -58,14 +59,11 @@ func TestADeniedTaskThatIsTooLateFailsOnce(t *testing.T) {
 				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("hasty"), asynq.MaxRetry(retries), asynq.Timeout(time.Second))
 				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("in time"), asynq.MaxRetry(retries), asynq.Deadline(deadline.Add(3*time.Hour)))
 				s.WaitState(asynq.TaskStateScheduled, "hasty", "in time")
-				if len(s.Runs()) != 0 || len(s.Denials()) != 3 {
-					t.Errorf("ran %q, %d denials", s.Runs(), len(s.Denials()))
-				}
+				expect.That(t, len(s.Runs()) == 0 && len(s.Denials()) == 3,
+					"ran", s.Runs(), len(s.Denials()), "denials")
 				s.WaitUsed(1)
 				for _, key := range keys { // of windows; a line's keys came with the two
-					if s.Redis.Exists(t.Context(), key).Val() != 1 {
-						t.Errorf("%s is gone", key)
-					}
+					expect.That(t, s.Redis.Exists(t.Context(), key).Val() == 1, key, "is gone")
 				}
 				s.Open("hasty", "in time")
 				s.WaitGone("hasty", "in time")
@@ -93,9 +91,8 @@ func TestATaskWhoseDeadlinePassesInLineFailsOnce(t *testing.T) {
 					time.Sleep(10 * time.Second)
 					server.Shutdown()
 				}
-				if got := s.InLine(); !slices.Equal(got, []string{"default/late"}) {
-					t.Fatalf("in line: %q", got)
-				}
+				got := s.InLine()
+				expect.Require(t, slices.Equal(got, []string{"default/late"}), "in line:", got)
 				time.Sleep(20 * time.Minute) // all workers are away
 				s.Serve(s.Ok, sitetest.Calm)
 				time.Sleep(10 * time.Second)
@@ -103,9 +100,7 @@ func TestATaskWhoseDeadlinePassesInLineFailsOnce(t *testing.T) {
 				time.Sleep(5 * time.Minute)
 				s.WantNobodyInLine()
 				s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
-				if len(s.Runs()) != 0 || s.Used() != 0 {
-					t.Errorf("ran %q, %d used", s.Runs(), s.Used())
-				}
+				expect.That(t, len(s.Runs()) == 0 && s.Used() == 0, "ran", s.Runs(), s.Used(), "used")
 			})
 		})
 	}
@@ -127,9 +122,7 @@ func TestAFailedTaskWhoseDeadlinePassesKeepsAsynqsWays(t *testing.T) {
 				const late = "context deadline exceeded"
 				s.WantReported([]string{failure, late, late}, []string{failure, late})
 				s.WantCounters(sitetest.Counters{Processed: 3, Failed: 3, Archived: 1})
-				if len(s.Denials()) == 0 {
-					t.Error("it was not denied first")
-				}
+				expect.That(t, len(s.Denials()) != 0, "it was not denied first")
 			})
 		})
 	}
@@ -146,9 +139,7 @@ func TestMaxWaitOfATaskThatJoinsLater(t *testing.T) {
 				later := func(id string, opts ...asynq.Option) {
 					task := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte(id))
 					opts = slices.Concat(opts, unique, []asynq.Option{asynq.TaskID(id), asynq.ProcessIn(2 * time.Minute)})
-					if _, err := client.Enqueue(task, opts...); err != nil {
-						t.Fatal(err)
-					}
+					expect.Must(t, expect.ErrOf(client.Enqueue(task, opts...)))
 				}
 				later("late", worker.MaxWait(30*time.Second), asynq.MaxRetry(5))
 				later("patient", worker.MaxWait(4*time.Minute))
@@ -162,13 +153,10 @@ func TestMaxWaitOfATaskThatJoinsLater(t *testing.T) {
 					!strings.Contains(task.LastErr, "longer than 30s") {
 					t.Errorf("%v by %q after %d of %d retries", task.State, task.LastErr, task.Retried, task.MaxRetry)
 				}
-				if n := len(s.InLine()); n != 2 {
-					t.Errorf("%d wait, want 2", n)
-				}
+				expect.Equal(t, len(s.InLine()), 2, "wait, want 2")
 				time.Sleep(4 * time.Minute)
-				if got := slices.Sorted(slices.Values(s.Runs())); !slices.Equal(got, []string{"any time", "beta-0000", "patient"}) {
-					t.Errorf("ran: %q", got)
-				}
+				got := slices.Sorted(slices.Values(s.Runs()))
+				expect.That(t, slices.Equal(got, []string{"any time", "beta-0000", "patient"}), "ran:", got)
 				s.WantNobodyInLine()
 				s.WantCounters(sitetest.Counters{Processed: 4, Failed: 1, Archived: 1})
 				s.Mu.Lock()
@@ -190,9 +178,7 @@ func TestAUniqueLockIsProlongedWhileTheTaskWaits(t *testing.T) {
 		s.JoinMany(client, "acme", 0, 2)
 		unique := asynq.Unique(10 * time.Second)
 		task := sitetest.AcmeTask(asynq.TaskID("unique"), unique)
-		if _, err := client.EnqueueContext(t.Context(), task); err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), task)))
 		lock := s.Stored("unique")["unique_key"]
 		s.Serve(s.Ok, sitetest.Calm)
 		time.Sleep(time.Second)
@@ -200,9 +186,8 @@ func TestAUniqueLockIsProlongedWhileTheTaskWaits(t *testing.T) {
 		s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Period = 5 * time.Minute }, s.Limiter)
 		for range 20 {
 			_, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(unique))
-			if !errors.Is(err, asynq.ErrDuplicateTask) {
-				t.Fatalf("after %v the lock is open, and the task waits: %v", time.Since(begun), err)
-			}
+			expect.Require(t, errors.Is(err, asynq.ErrDuplicateTask),
+				"after", time.Since(begun), "the lock is open, and the task waits:", err)
 			time.Sleep(20 * time.Second)
 		}
 		if in := time.Until(s.Task("unique").NextProcessAt); in < sitetest.FallbackMin || s.WakesOf("unique") > 0 {

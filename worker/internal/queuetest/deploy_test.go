@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -72,9 +73,8 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 					sitetest.Must(t, err)
 				}
 				s.SleepUntil(n, 5*time.Minute)
-				if took := time.Since(begin); took > 10*time.Second {
-					t.Errorf("all have run after %v", took)
-				}
+				took := time.Since(begin)
+				expect.That(t, took <= 10*time.Second, "all have run after", took)
 				s.WantWakes(sitetest.DeniedAndRun + 1)
 				s.WantNobodyInLine()
 			})

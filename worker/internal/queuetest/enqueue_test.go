@@ -10,6 +10,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -25,16 +26,14 @@ func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
 			info, start := e.Info, e.Start
 			wait, state := time.Duration(i/2)*2*time.Minute, asynq.TaskStateScheduled
 			at := begun.Add(wait)
-			if info.State != state || sitetest.Off(info.NextProcessAt, at.Add(2*time.Minute)) {
-				t.Errorf("task %d is %v, next at %v: want %v", i, info.State, info.NextProcessAt, state)
-			}
+			expect.That(t, info.State == state && !sitetest.Off(info.NextProcessAt, at.Add(2*time.Minute)),
+				"task", i, "is", info.State, ", next at", info.NextProcessAt, ": want", state)
 			if !start.Known || !start.Joined || sitetest.Off(start.At, at) || !start.Latest.Equal(start.At) {
 				t.Errorf("task %d is expected to start %+v, want exactly %v", i, start, at)
 			}
 			stored := s.Task(info.ID)
-			if stored.State != state || !stored.NextProcessAt.Equal(info.NextProcessAt) {
-				t.Errorf("task %d is stored as %v, next at %v", i, stored.State, stored.NextProcessAt)
-			}
+			expect.That(t, stored.State == state && stored.NextProcessAt.Equal(info.NextProcessAt),
+				"task", i, "is stored as", stored.State, ", next at", stored.NextProcessAt)
 			reason, told, _ := strings.Cut(stored.LastErr, ", expected to start at ")
 			expected, err := time.Parse(time.RFC3339, told)
 			const waits = `throttled: api, tenant "acme": waits in line`
@@ -44,9 +43,8 @@ func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
 			}
 		}
 		s.WantStates("default", 0, 7)
-		if tickets := s.InLine(); len(tickets) != 7 || tickets[0] != "default/acme-0000" {
-			t.Errorf("in line: %q", tickets)
-		}
+		tickets := s.InLine()
+		expect.That(t, len(tickets) == 7 && tickets[0] == "default/acme-0000", "in line:", tickets)
 	})
 }
 
@@ -97,13 +95,9 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 			}
 		}
 		after := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val()))
-		if !slices.Equal(before, after) {
-			t.Errorf("keys %q before and %q after", before, after)
-		}
+		expect.That(t, slices.Equal(before, after), "keys", before, "before and", after, "after")
 		s.WantStates("default", 0, 3)
-		if n := len(s.InLine()); n != 3 {
-			t.Errorf("%d stand in line, want 3", n)
-		}
+		expect.Equal(t, len(s.InLine()), 3, "stand in line, want 3")
 		// What fits under all is planned; another tenant has a backlog of its own.
 		_, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(by(4*time.Hour)), worker.MaxWait(24*time.Hour), worker.Backlog(4))
 		sitetest.Must(t, err)
@@ -122,9 +116,7 @@ func TestAConflictKeepsThePlaceInLine(t *testing.T) {
 		}
 		s.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("plain"))
 		want := s.Redis.HGetAll(t.Context(), "sluice:{api}:t").Val()
-		if len(want) != 3 {
-			t.Fatalf("in line: %v", want)
-		}
+		expect.Require(t, len(want) == 3, "in line:", want)
 		for _, row := range []struct {
 			name string
 			opts []asynq.Option
@@ -186,9 +178,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 			var start worker.ExpectedStart
 			task := sitetest.AcmeTask(append(opts, asynq.TaskID(name))...)
 			info, err := client.EnqueueContext(t.Context(), task, worker.ReportStart(&start))
-			if err != nil || info.State != want || s.Task(name).State != want {
-				t.Errorf("%s: %+v, %v", name, info, err)
-			}
+			expect.That(t, err == nil && info.State == want && s.Task(name).State == want, name, info, err)
 			least := time.Now()
 			if name != "group" {
 				least = least.Add(time.Hour)
@@ -197,9 +187,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 				t.Errorf("%s: is expected to start %+v, want at least %v", name, start, least)
 			}
 		}
-		if n := len(s.InLine()); n != 2 {
-			t.Errorf("%d stand in line, want 2", n)
-		}
+		expect.Equal(t, len(s.InLine()), 2, "stand in line, want 2")
 		// One whose time has come already is like any other.
 		var start worker.ExpectedStart
 		task := sitetest.AcmeTask(asynq.Queue("my queue"), asynq.ProcessAt(time.Now().Add(-time.Hour)))
@@ -260,9 +248,7 @@ func TestAClientWithAnotherLimiterIsNoticed(t *testing.T) {
 				s.Serve(s.Ok, sitetest.Calm)
 				client := s.Client(limiter)
 				for _, id := range []string{"a", "b"} {
-					if _, err := client.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id)); err != nil {
-						t.Fatal(err)
-					}
+					expect.Must(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id))))
 				}
 				time.Sleep(3 * time.Minute)
 				if n := s.Journal.Count("stood in no line"); n != row.logged || len(s.Runs()) != 2 {

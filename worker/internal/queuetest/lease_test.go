@@ -15,6 +15,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -41,12 +42,8 @@ func TestLongHandlersWakeTwice(t *testing.T) {
 			c.Concurrency, c.DelayedTaskCheckInterval, c.TaskCheckInterval = slots+6, 5*time.Second, time.Second
 		})
 		time.Sleep(10 * time.Minute)
-		if got := len(s.Runs()); got != tasks {
-			t.Errorf("%d of %d have run", got, tasks)
-		}
-		if most := g.Most.Load(); most != slots {
-			t.Errorf("%d ran at once, the limit is %d", most, slots)
-		}
+		expect.Equal(t, len(s.Runs()), tasks, "of", "have run")
+		expect.Equal(t, g.Most.Load(), slots, "ran at once, the limit is")
 		s.WantWakes(sitetest.DeniedAndRun)
 	})
 }
@@ -66,12 +63,9 @@ func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
 		p.Windows[0].Lease = 2 * time.Second
 		sitetest.Must(t, s.Limiter.SetPolicies([]throttle.Policy{p}))
 		time.Sleep(2 * time.Minute)
-		if most := g.Most.Load(); most != 1 {
-			t.Errorf("%d ran at once", most)
-		}
-		if got := s.Runs(); !slices.Equal(got, []string{"a", "b"}) {
-			t.Errorf("ran: %q", got)
-		}
+		expect.Equal(t, g.Most.Load(), 1, "ran at once")
+		got := s.Runs()
+		expect.That(t, slices.Equal(got, []string{"a", "b"}), "ran:", got)
 	})
 }
 
@@ -104,12 +98,9 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 				}
 				begun := time.Now()
 				<-ctx.Done()
-				if cause := context.Cause(ctx); cause != throttle.ErrLeaseLost {
-					t.Errorf("the handler's context ended by %v", cause)
-				}
-				if after := time.Since(begun); after != sitetest.StoppedAfter(row.lease) {
-					t.Errorf("told after %v, with a lease of %v", after, row.lease)
-				}
+				expect.Equal(t, context.Cause(ctx), throttle.ErrLeaseLost, "the handler's context ended by")
+				expect.Equal(t, time.Since(begun), sitetest.StoppedAfter(row.lease),
+					"told after", "with a lease of", row.lease)
 				told.Store(true)
 				stalled.Store(false)
 				proxy.Mend()
@@ -117,9 +108,8 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 			}, sitetest.Calm)
 			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0), asynq.Timeout(time.Hour))
 			time.Sleep(3 * time.Minute)
-			if got := s.Runs(); !slices.Equal(got, []string{"t"}) {
-				t.Errorf("ran: %q", got)
-			}
+			got := s.Runs()
+			expect.That(t, slices.Equal(got, []string{"t"}), "ran:", got)
 			s.WantCounters(sitetest.Counters{Processed: 1})
 		})
 	}
@@ -170,9 +160,7 @@ func TestHandlersThatWantEachOthersSlotsNeverDeadlock(t *testing.T) {
 		s.WaitGone(ids...)
 		mu.Lock()
 		defer mu.Unlock()
-		if denied["alpha"] > 0 || denied["beta"] == 0 {
-			t.Errorf("denied: %v", denied)
-		}
+		expect.That(t, denied["alpha"] <= 0 && denied["beta"] != 0, "denied:", denied)
 		s.WantCounters(sitetest.Counters{Processed: 6})
 	})
 }
@@ -199,9 +187,7 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 				slots := func(n int64) map[string]int64 { return map[string]int64{throttle.Requests: n} }
 				hold := func(tenant string, n int64) {
 					d, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: tenant, Cost: slots(n)})
-					if err != nil || !d.Granted {
-						t.Errorf("granted %v, %v", d.Granted, err)
-					}
+					expect.That(t, err == nil && d.Granted, "granted", d.Granted, err)
 				}
 				if row.tenant != "" {
 					hold(row.tenant, 2)
@@ -234,14 +220,11 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 					want := throttle.NeverFitsError{
 						Policy: "api", Window: own.Windows[0].Name, Unit: throttle.Requests, Cost: row.reserve, Capacity: 2, Held: row.cost,
 					}
-					if !errors.As(err, &never) || *never != want {
-						t.Errorf("reserved: %v, want %v", err, &want)
-					}
+					expect.That(t, errors.As(err, &never) && *never == want,
+						"reserved:", err, ", want", &want)
 					s.WaitState(asynq.TaskStateArchived, "t")
 				} else {
-					if !errors.As(err, new(*throttle.DeniedError)) {
-						t.Errorf("reserved: %v", err)
-					}
+					expect.Err(t, err, new(*throttle.DeniedError), "reserved:")
 					s.WaitState(asynq.TaskStateScheduled, "t")
 				}
 			})
@@ -293,9 +276,7 @@ func TestAHandlerWhoseWaitIsTooLateIsRequeued(t *testing.T) {
 		s.WaitState(asynq.TaskStateScheduled, "t")
 		s.Open("t")
 		s.WaitGone("t")
-		if late.Load() != 1 {
-			t.Errorf("too late %d times", late.Load())
-		}
+		expect.Equal(t, late.Load(), 1, "too late", "times")
 		s.WantCounters(sitetest.Counters{Processed: 1})
 		s.WantReported(nil, nil)
 	})

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -138,9 +139,8 @@ func TestAMachineThatDiesWithANudgeOrTicketsDelaysThemBriefly(t *testing.T) {
 				begun := time.Now()
 				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, row.tasks)
 				s.SleepUntil(row.tasks, 5*time.Minute)
-				if late := s.Grants()[row.tasks-1].At.Sub(begun); late > row.most {
-					t.Errorf("it started %v late", late)
-				}
+				late := s.Grants()[row.tasks-1].At.Sub(begun)
+				expect.That(t, late <= row.most, "it started", late, "late")
 			})
 		})
 	}
@@ -161,15 +161,13 @@ func TestATaskOfAMachineThatDiesGoesBack(t *testing.T) {
 				proxy.Cut()
 				s.Asynq = whole
 				s.Serve(func(ctx context.Context, task *asynq.Task) error {
-					if retried, _ := asynq.GetRetryCount(ctx); retried != want {
-						t.Errorf("it has used %d retries, want %d", retried, want)
-					}
+					retried, _ := asynq.GetRetryCount(ctx)
+					expect.That(t, retried == want, "it has used", retried, "retries, want", want)
 					return s.Ok(ctx, task)
 				}, sitetest.Calm, s.Apart)
 				time.Sleep(2 * time.Minute)
-				if runs := s.Runs(); len(runs) != 1 {
-					t.Errorf("ran %q on the other machine", runs)
-				}
+				runs := s.Runs()
+				expect.That(t, len(runs) == 1, "ran", runs, "on the other machine")
 				proxy.Mend()
 				time.Sleep(2 * time.Second) // go-redis tries to connect in the background
 			})
@@ -196,9 +194,8 @@ func TestAnOutageOfTheLimiterDelaysNobodyForLong(t *testing.T) {
 				proxy.Mend()
 				mended := time.Now()
 				s.SleepUntil(tasks, time.Minute)
-				if late := s.Grants()[tasks-1].At.Sub(mended); late > lateMost {
-					t.Errorf("the last one started %v after the outage", late)
-				}
+				late := s.Grants()[tasks-1].At.Sub(mended)
+				expect.That(t, late <= lateMost, "the last one started", late, "after the outage")
 				time.Sleep(2 * time.Second) // go-redis tries to connect in the background
 			})
 		})

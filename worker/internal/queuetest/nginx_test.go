@@ -14,6 +14,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/internal/servers"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -131,9 +132,7 @@ func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []servers.
 	// What nginx itself wrote down, and what came through it.
 	logged := func(status int) int {
 		n, err := proxy.Logged(status)
-		if err != nil {
-			t.Error(err)
-		}
+		expect.That(t, err == nil, err)
 		return n
 	}
 	s.Wait("nginx has logged all calls", func() bool { return logged(200)+logged(503) >= jobs })

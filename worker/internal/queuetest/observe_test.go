@@ -12,6 +12,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/inspect"
@@ -35,9 +36,7 @@ func TestStartsAreObserved(t *testing.T) {
 		limitBy(s, throttle.Config{Client: s.Redis, Observer: throttle.Observer{Started: func(s throttle.Start) { starts <- s }}})
 		client := s.Client(s.Limiter)
 		for range 3 {
-			if _, err := client.Enqueue(sitetest.AcmeTask()); err != nil {
-				t.Fatal(err)
-			}
+			expect.Must(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask())))
 		}
 		time.Sleep(3 * time.Second) // nobody serves the first, which fits
 		s.Serve(s.Ok, sitetest.Calm)
@@ -97,9 +96,7 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 				want := map[throttle.FailMode]string{throttle.FailClosed: "acme", throttle.FailOpen: "open acme"}[row.fail]
 				select {
 				case got := <-told:
-					if got != "api "+want+" true" {
-						t.Error(got)
-					}
+					expect.That(t, got == "api "+want+" true", got)
 				case <-time.After(time.Minute):
 					t.Error("told nothing")
 				}
@@ -140,13 +137,10 @@ func TestALookupThatPanicsFailsItsTasks(t *testing.T) {
 				t.Errorf("%s failed by %q", id, got)
 			}
 		}
-		if n := s.Journal.Count("function=Tenants"); n != 1 {
-			t.Errorf("it is logged %d times", n)
-		}
+		expect.Equal(t, s.Journal.Count("function=Tenants"), 1, "it is logged", "times")
 		var invalid *throttle.RequestError
-		if _, err := s.Client(s.Limiter).Enqueue(sitetest.AcmeTask()); !errors.As(err, &invalid) {
-			t.Errorf("a client's lookup: %v", err)
-		}
+		expect.Err(t, expect.ErrOf(s.Client(s.Limiter).Enqueue(sitetest.AcmeTask())), &invalid,
+			"a client's lookup:")
 	})
 }
 
@@ -165,13 +159,9 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		says := func(id, state string, why ...string) {
 			t.Helper()
 			e := explain("default", id)
-			if e.State != state {
-				t.Errorf("%s is %q, want %q", id, e.State, state)
-			}
+			expect.That(t, e.State == state, id, "is", e.State, ", want", state)
 			for _, text := range why {
-				if !strings.Contains(e.String(), text) {
-					t.Errorf("%s: %q is not in\n%s", id, text, e)
-				}
+				expect.That(t, strings.Contains(e.String(), text), id, text, "is not in", e)
 			}
 		}
 		if e := explain("default", "nothing"); e.State != "" || e.Why == "" || e.Line != nil {
@@ -182,9 +172,7 @@ func TestExplainKnowsEveryState(t *testing.T) {
 			t.Fatal(err)
 		}
 		later := sitetest.AcmeTask(asynq.TaskID("later"), asynq.ProcessIn(time.Hour))
-		if _, err := client.EnqueueContext(t.Context(), later); err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), later)))
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("plain"))
 		s.Enqueue(asynq.NewTask("unmatched", nil), asynq.TaskID("free"))
 		s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("fails"), asynq.MaxRetry(0))
@@ -281,9 +269,7 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 			t.Errorf("%q, want %q: %+v, %v", st.RemovedText(), want, st, err)
 		}
 		within("at the end", 5*time.Minute, tasks)
-		if n := len(s.Runs()); n != tasks {
-			t.Errorf("%d of %d tasks have run", n, tasks)
-		}
+		expect.Equal(t, len(s.Runs()), tasks, "of", "tasks have run")
 		s.WantNobodyInLine()
 		publish(2, other, throttle.Policy{Name: "third", Windows: p.Windows})
 		if state, err = store.State(t.Context()); err != nil || len(state.Removed) > 0 {
@@ -309,9 +295,7 @@ func TestTheLongestWaitOutlastsARefusal(t *testing.T) {
 		for i, wait := range []time.Duration{30 * time.Second, 5 * time.Minute, 20 * time.Minute} {
 			time.Sleep(wait)
 			st, err := inspect.Of(s.Limiter).State(t.Context(), inspect.Query{Policy: "api"})
-			if err != nil || len(st.Tenants) != 1 || st.Tenants[0].Waiting != 1 {
-				t.Fatalf("%+v, %v", st, err)
-			}
+			expect.Require(t, err == nil && len(st.Tenants) == 1 && st.Tenants[0].Waiting == 1, st, err)
 			if waited := st.Tenants[0].Oldest.Sub(begin); waited.Abs() > 2*time.Second {
 				t.Errorf("look %d: the oldest waits since %v after the start: %+v", i, waited, st.Tenants[0])
 			}

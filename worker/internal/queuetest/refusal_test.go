@@ -18,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/worker"
@@ -97,9 +98,7 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 				})
 				s.WantCounters(sitetest.Counters{Processed: 1})
 				s.WantReported(nil, nil)
-				if n := asked.Load(); n != 2 {
-					t.Errorf("the upstream saw %d calls, want 2", n)
-				}
+				expect.Equal(t, asked.Load(), 2, "the upstream saw", "calls, want 2")
 			})
 		})
 	}
@@ -135,9 +134,8 @@ func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
 			<-slow
 			err := fetch(ctx, client, upstream.URL+"/refused")
 			close(refused)
-			if other := <-answered; other != nil {
-				t.Error(other)
-			}
+			other := <-answered
+			expect.That(t, other == nil, other)
 			return err
 		})
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))

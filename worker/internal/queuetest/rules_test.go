@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -38,9 +39,7 @@ func TestAnOldGrantIsReservedAgain(t *testing.T) {
 				if after := s.Grants()[0].At.Sub(enqueued); (after >= row.delay) != row.anew {
 					t.Errorf("it was granted %v after it was enqueued", after)
 				}
-				if s.Used() != 1 {
-					t.Errorf("%d are used", s.Used())
-				}
+				expect.Equal(t, s.Used(), 1, "are used")
 			})
 		})
 	}
@@ -79,9 +78,7 @@ func TestTheWorkersRequestCounts(t *testing.T) {
 				time.Sleep(5 * time.Second)
 				s.WaitGone("acme-0000")
 				want := map[string]int64{"cost": 7, "tenant": 0}[name]
-				if s.Used() != want {
-					t.Errorf("%d are used by acme, want %d", s.Used(), want)
-				}
+				expect.That(t, s.Used() == want, s.Used(), "are used by acme, want", want)
 				beta, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "beta"})
 				if err != nil || name == "tenant" && beta.Windows[0].Used != 1 {
 					t.Errorf("%d are used by beta, %v", beta.Windows[0].Used, err)
@@ -141,9 +138,8 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 		} {
 			got := results[i]
 			if want.err != nil {
-				if got.Info != nil || got.Err == nil || !want.err(got.Err) {
-					t.Errorf("task %d: %v, %v", i, got.Info, got.Err)
-				}
+				expect.That(t, got.Info == nil && got.Err != nil && want.err(got.Err),
+					"task", i, got.Info, got.Err)
 				continue
 			}
 			if got.Err != nil || got.Info.State != want.state ||
@@ -158,9 +154,7 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 			t.Errorf("%d are scheduled", n)
 		}
 		again := client.EnqueueBulk(t.Context(), tasks[10:11])
-		if !errors.Is(again[0].Err, asynq.ErrDuplicateTask) {
-			t.Errorf("enqueued again: %v", again[0].Err)
-		}
+		expect.Err(t, again[0].Err, asynq.ErrDuplicateTask, "enqueued again:")
 	})
 }
 
@@ -189,12 +183,9 @@ func TestEnqueueBulkTakesFewCalls(t *testing.T) {
 		// One of asynq's client for each task, which is never sent. A store, a join and an arrangement for
 		// as many as one call takes, in two chunks, and each again as Redis does not know the script.
 		const steps, chunks = 3, 2
-		if most := len(tasks) + steps*(len(tasks)/throttle.MaxTake+chunks) + steps; calls > most {
-			t.Errorf("%d calls, want at most %d", calls, most)
-		}
-		if n := len(s.InLine()); n != len(tasks) {
-			t.Errorf("%d in line", n)
-		}
+		most := len(tasks) + steps*(len(tasks)/throttle.MaxTake+chunks) + steps
+		expect.That(t, calls <= most, calls, "calls, want at most", most)
+		expect.Equal(t, len(s.InLine()), len(tasks), "in line")
 	})
 }
 
@@ -208,11 +199,8 @@ func TestATaskIDMayBeUsedAgain(t *testing.T) {
 		var start worker.ExpectedStart
 		another := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte("another"))
 		info, err := client.EnqueueContext(t.Context(), another, asynq.TaskID("acme-0001"), worker.ReportStart(&start))
-		if err != nil || sitetest.Off(start.At, time.Now().Add(2*time.Hour)) {
-			t.Errorf("%+v, %v", info, err)
-		}
-		if got := s.InLine(); len(got) != 3 {
-			t.Errorf("in line: %q", got)
-		}
+		expect.That(t, err == nil && !sitetest.Off(start.At, time.Now().Add(2*time.Hour)), info, err)
+		got := s.InLine()
+		expect.That(t, len(got) == 3, "in line:", got)
 	})
 }

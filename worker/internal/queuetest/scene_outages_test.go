@@ -11,6 +11,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -50,9 +51,7 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 					mu.Lock()
 					defer mu.Unlock()
 					for name, at := range enqueued {
-						if started[name].IsZero() {
-							t.Fatalf("%s has not run", name)
-						}
+						expect.Require(t, !started[name].IsZero(), name, "has not run")
 						slowest = max(slowest, started[name].Sub(at))
 					}
 					return slowest

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -38,9 +39,8 @@ func TestSceneIdlePoliciesCostLittle(t *testing.T) {
 		time.Sleep(30 * time.Second) // each is asked once
 		before := scripts.Load()
 		time.Sleep(2 * time.Minute)
-		if n := scripts.Load() - before; n > 0 {
-			t.Errorf("%d scripts in two minutes", n)
-		}
+		n := scripts.Load() - before
+		expect.That(t, n <= 0, n, "scripts in two minutes")
 	})
 }
 
@@ -88,9 +88,7 @@ func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 		time.Sleep(7500 * time.Millisecond) // 10 have run
 		ran := func(want int, when string) {
 			t.Helper()
-			if n := s.Granted(); n != want {
-				t.Errorf("%s: %d have run, want %d", when, n, want)
-			}
+			expect.Equal(t, s.Granted(), want, when, "have run")
 		}
 		ran(10, "before")
 		ahead.Store(int64(61 * time.Second))
@@ -98,16 +96,13 @@ func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 		ran(15, "5 s after the clock went ahead") // the window opened at once
 		ahead.Store(int64(-39 * time.Second))
 		time.Sleep(3 * time.Second)
-		if n := s.Journal.Count("the clock of Redis was set back"); n != 1 {
-			t.Errorf("want it logged within 3 s:\n%s", s.Journal)
-		}
+		expect.Equal(t, s.Journal.Count("the clock of Redis was set back"), 1,
+			"want it logged within 3 s", s.Journal)
 		before := s.Granted()
 		time.Sleep(90 * time.Second)
 		ran(before, "while the clock is behind")
 		time.Sleep(10 * time.Second)
-		if s.Granted() == before {
-			t.Error("no task runs after the clock has caught up")
-		}
+		expect.That(t, s.Granted() != before, "no task runs after the clock has caught up")
 		s.SleepUntil(100, 2*time.Minute)
 		sitetest.WantNeverOver(t, s.Grants(), 5, 5*time.Second)
 		if s.Journal.Count("the clock of Redis was set back") != 1 || s.Journal.Count("\n") != 1 {

@@ -12,6 +12,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -30,19 +31,15 @@ func TestGroupsAreThrottledAfterAggregation(t *testing.T) {
 		for i := range 20 {
 			part := worker.NewTask(worker.Identity{Tenant: "acme"}, "part", nil, asynq.Group("acme"))
 			info, err := client.EnqueueContext(t.Context(), part)
-			if err != nil || info.State != asynq.TaskStateAggregating {
-				t.Fatalf("part %d: %v, %v", i, info, err)
-			}
+			expect.Require(t, err == nil && info.State == asynq.TaskStateAggregating, "part", i, info, err)
 		}
-		if tickets := s.InLine(); len(tickets) != 0 {
-			t.Errorf("parts of a group stand in line: %q", tickets)
-		}
+		tickets := s.InLine()
+		expect.That(t, len(tickets) == 0, "parts of a group stand in line:", tickets)
 		s.SleepUntil(4, 25*time.Second)
 		s.WantWakes(sitetest.DeniedAndRun)
 		s.WantNobodyInLine()
-		if ids := s.Order(); len(ids) != 4 {
-			t.Errorf("granted: %q", ids)
-		}
+		ids := s.Order()
+		expect.That(t, len(ids) == 4, "granted:", ids)
 	})
 }
 
@@ -56,9 +53,8 @@ func TestEarliestResetKnowsNoLine(t *testing.T) {
 		s.EnqueueMany("acme", 0, 15)
 		begun := time.Now()
 		e := s.JoinMany(s.Client(s.Limiter), "acme", 15, 1)[0]
-		if e.Info.State != asynq.TaskStatePending || e.Start.Joined {
-			t.Errorf("enqueued as %v", e.Info.State)
-		}
+		expect.That(t, e.Info.State == asynq.TaskStatePending && !e.Start.Joined,
+			"enqueued as", e.Info.State)
 		time.Sleep(5 * time.Second)
 		s.WantNobodyInLine()
 		if tasks, err := s.Inspector.ListScheduledTasks("default"); err != nil || len(tasks) != 11 ||
@@ -118,8 +114,7 @@ func TestTaskThatJoinedUnknownKeepsItsPlace(t *testing.T) {
 		loses.Store(false)
 		s.EnqueueMany("acme", 1, 1)
 		time.Sleep(10 * time.Second)
-		if got := s.Order(); !slices.Equal(got, []string{"acme-0000", "acme-0001"}) {
-			t.Errorf("ran %q", got)
-		}
+		got := s.Order()
+		expect.That(t, slices.Equal(got, []string{"acme-0000", "acme-0001"}), "ran", got)
 	})
 }

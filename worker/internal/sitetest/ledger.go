@@ -9,6 +9,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -67,9 +68,8 @@ func (l *Ledger) Done() int { return len(slices.Compact(l.Runs())) }
 // WantOnceEach fails unless n tasks ran, each once.
 func (l *Ledger) WantOnceEach(t testing.TB, n int) {
 	t.Helper()
-	if runs := l.Runs(); len(runs) != n || l.Done() != n {
-		t.Errorf("%d tasks ran, want %d, each once: %q", len(runs), n, runs)
-	}
+	runs := l.Runs()
+	expect.That(t, len(runs) == n && l.Done() == n, len(runs), "tasks ran, want", n, ", each once:", runs)
 }
 
 // Denials returns the denials so far, in order.
@@ -140,7 +140,6 @@ func Excess(grants []Grant, limit int, period time.Duration) int {
 // WantNeverOver fails if more was granted in any window of that period than the limit.
 func WantNeverOver(t testing.TB, grants []Grant, limit int, period time.Duration) {
 	t.Helper()
-	if over := Excess(grants, limit, period); over > 0 {
-		t.Errorf("%d were granted above the limit of %d in %v", over, limit, period)
-	}
+	over := Excess(grants, limit, period)
+	expect.That(t, over <= 0, over, "were granted above the limit of", limit, "in", period)
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -69,8 +68,9 @@ func TestADayOfTasks(t *testing.T) {
 		time.Sleep(24 * time.Hour)
 		next := w.Enqueue(worker.NewTask(acme, "llm:ask", nil))
 		w.Drain(time.Minute)
-		late := w.Runs()[5].Start.Sub(next.At)
-		expect.That(t, late <= 50*time.Millisecond, "the next day, a task began", late, "late")
+		if late := w.Runs()[5].Start.Sub(next.At); late > 50*time.Millisecond {
+			t.Errorf("the next day, a task began %v late", late)
+		}
 	})
 }
 
@@ -80,10 +80,12 @@ func TestWhatTheHandlerDoes(t *testing.T) {
 		w := workertest.Start(t, workertest.Config{Handler: asynq.HandlerFunc(handle), Policies: policies})
 
 		run := w.Run(worker.NewTask(acme, "llm:ask", []byte("why?")))
-		expect.That(t, run.Outcome == workertest.OutcomeDone && run.Cost["tokens"] == 900,
-			run.Outcome, ", and it cost", run.Cost, ", want 900 tokens:", run.Err)
-		expect.That(t, len(run.Reserved) == 1 && run.Reserved[0].Policy == "storage",
-			"it reserved", run.Reserved, ", want a write")
+		if run.Outcome != workertest.OutcomeDone || run.Cost["tokens"] != 900 {
+			t.Errorf("%s, and it cost %v, want 900 tokens: %v", run.Outcome, run.Cost, run.Err)
+		}
+		if len(run.Reserved) != 1 || run.Reserved[0].Policy != "storage" {
+			t.Errorf("it reserved %v, want a write", run.Reserved)
+		}
 
 		run = w.Run(worker.NewTask(acme, "llm:ask", []byte("refused")))
 		if run.Outcome != workertest.OutcomeWaits || len(run.Refusals) != 1 || run.Refusals[0].Pause != 30*time.Second {
@@ -118,7 +120,9 @@ func TestThreeASecond(t *testing.T) {
 		request := throttle.Request{Policy: "sms", Tenant: "acme"}
 		throttletest.DenyAfter(t, limiter, request, 0)
 		d, err := limiter.Reserve(t.Context(), request)
-		expect.Require(t, err == nil && !d.Granted, "granted", d.Granted, err)
+		if err != nil || d.Granted {
+			t.Fatalf("granted %v, %v", d.Granted, err)
+		}
 		time.Sleep(d.RetryIn) // of the bubble: it takes no time
 		if d, err = limiter.Reserve(t.Context(), request); err != nil || !d.Granted {
 			t.Errorf("granted %v, %v: %s", d.Granted, err, d.Reason())
@@ -146,8 +150,9 @@ func TestTheNextMonth(t *testing.T) {
 // Outside of a bubble, the real clock goes.
 func TestByTheRealClock(t *testing.T) {
 	w := workertest.Start(t, workertest.Config{Handler: asynq.HandlerFunc(handle), Policies: policies})
-	run := w.Run(worker.NewTask(acme, "llm:ask", nil))
-	expect.That(t, run.Outcome == workertest.OutcomeDone, run.Outcome, run.Err)
+	if run := w.Run(worker.NewTask(acme, "llm:ask", nil)); run.Outcome != workertest.OutcomeDone {
+		t.Errorf("%s: %v", run.Outcome, run.Err)
+	}
 	w.Drain(time.Minute)
 }
 
@@ -167,7 +172,9 @@ func TestARunSaysHowItEnded(t *testing.T) {
 		} {
 			tenant := worker.Identity{Tenant: fmt.Sprint("tenant", i)}
 			run := w.Run(worker.NewTask(tenant, "llm:ask", []byte(row.payload)), asynq.MaxRetry(row.retries))
-			expect.That(t, run.Outcome == row.want, row.payload, run.Outcome, run.Err, ", want", row.want)
+			if run.Outcome != row.want {
+				t.Errorf("%s: %s, %v, want %s", row.payload, run.Outcome, run.Err, row.want)
+			}
 			if run.Cancelled != (row.payload == "empty") || run.End.IsZero() || run.Task.Type() != "llm:ask" {
 				t.Errorf("%s: %+v", row.payload, run)
 			}

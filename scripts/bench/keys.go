@@ -9,19 +9,17 @@ import (
 func caseKeys(ctx context.Context, o scenarioOptions) []figure {
 	s := newReserveSite(ctx, o, 16)
 	reserve := ourReserve(s.askers, "bench", twoExact()...)
-	policy := unbound()
-	reserved := func(n int) {
-		s.clear(ctx)
-		inParallel(n, 16, func(i int) { reserve(ctx, "tenant-"+strconv.Itoa(i%10), 1) })
-	}
-	c := crew{policy: &policy, slots: 32}
+	c := crew{policy: new(unbound()), slots: 32}
 	const few, many = 200, 1200
 	var figures []figure
 	for _, way := range []struct {
 		name  string
 		grant func(n int)
 	}{
-		{"reserve", reserved},
+		{"reserve", func(n int) {
+			s.clear(ctx)
+			inParallel(n, 16, func(i int) { reserve(ctx, "tenant-"+strconv.Itoa(i%10), 1) })
+		}},
 		{"task of our client", func(n int) { s.drainOurs(ctx, c, tasks(n, 10)) }},
 		{"task of a plain client", func(n int) { s.drainPlain(ctx, c, tasks(n, 10)) }},
 	} {
@@ -30,8 +28,8 @@ func caseKeys(ctx context.Context, o scenarioOptions) []figure {
 		way.grant(many)
 		after := s.ourKeys(ctx)
 		o.say("%s: %d keys after %d grants, %d after %d", way.name, before, few, after, many)
-		added := max(0, float64(after-before)/(many-few))
-		figures = append(figures, figure{Name: "keys a grant, " + way.name, Value: added, AtMost: new(0.)})
+		figures = append(figures, figure{
+			Name: "keys a grant, " + way.name, Value: max(0, float64(after-before)/(many-few)), AtMost: new(0.)})
 	}
 	return figures
 }

@@ -31,11 +31,7 @@ func caseWaiting(ctx context.Context, o scenarioOptions) []figure {
 	each := o.of(50, 200)
 	figures := medians(o.rounds, func(round int) []figure {
 		long := func() int { joins.one(ctx, "long", each); return each }
-		empty := func() int {
-			opened++
-			joins.one(ctx, policies[opened].Name, each)
-			return each
-		}
+		empty := func() int { opened++; joins.one(ctx, policies[opened].Name, each); return each }
 		costs := s.inTurns(ctx, empty, long)
 		o.say("round %d of %d: an empty line %v; a long one %v", round+1, o.rounds, costs[0], costs[1])
 		name := "a join behind " + strconv.Itoa(n) + ": Redis CPU, beside a join of an empty line"

@@ -142,12 +142,9 @@ func (o *Log) Answered(line string, behind time.Duration) {
 func (o *Log) ClockBehind(behind time.Duration, details ...any) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	now := time.Now()
-	if behind > clockBehindMax && now.After(o.catchesUp) {
+	if now := time.Now(); behind > clockBehindMax && now.After(o.catchesUp) {
 		o.logger.Warn("worker: the clock of Redis was set back: windows stand still until it has caught up",
 			append(details, "behind", behind)...)
-	}
-	if then := now.Add(behind); behind > clockBehindMax && then.After(o.catchesUp) {
-		o.catchesUp = then
+		o.catchesUp = now.Add(behind)
 	}
 }

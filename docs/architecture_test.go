@@ -93,9 +93,7 @@ func TestNamedFilesAndFunctionsExist(t *testing.T) {
 			declared := functions(t, file)
 			for _, m := range code.FindAllStringSubmatch(cells[2], -1) {
 				steps++
-				if !slices.Contains(declared, m[1]) {
-					t.Errorf("%s:%d: %s has no function %s", name, i+1, file, m[1])
-				}
+				expect.That(t, slices.Contains(declared, m[1]), name, i+1, file, "has no function", m[1])
 			}
 		}
 	}

@@ -2,7 +2,6 @@ package docs_test
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -124,7 +123,5 @@ func TestTheCookbookWorks(t *testing.T) {
 
 	cancelled, cancel := context.WithTimeout(ctx, time.Nanosecond)
 	defer cancel()
-	if err := waits(cancelled, limiter); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a wait whose context has ended: %v", err)
-	}
+	expect.Err(t, waits(cancelled, limiter), context.DeadlineExceeded, "a wait whose context has ended:")
 }

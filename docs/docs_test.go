@@ -221,9 +221,8 @@ func TestNamedTestsExist(t *testing.T) {
 	for name, page := range files(t, ".md") {
 		for _, m := range named.FindAllStringSubmatch(page, -1) {
 			seen++
-			if !strings.Contains(tests.String(), "func "+m[1]+"(") {
-				t.Errorf("%s: there is no test %s", name, m[1])
-			}
+			expect.That(t, strings.Contains(tests.String(), "func "+m[1]+"("),
+				name, ": there is no test", m[1])
 		}
 	}
 	expect.That(t, seen != 0, "no page names a test: is the test looking in the wrong place?")

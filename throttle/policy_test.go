@@ -202,9 +202,8 @@ func TestGlobsHaveBounds(t *testing.T) {
 	}
 	expect.Must(t, p.Validate())
 	p.Match[0] += "*"
-	if err := p.Validate(); err == nil || !strings.HasSuffix(err.Error(), ": must be at most 1024 bytes") {
-		t.Error(err)
-	}
+	err := p.Validate()
+	expect.That(t, err != nil && strings.HasSuffix(err.Error(), ": must be at most 1024 bytes"), err)
 }
 
 // What SetInterventions is given, and what Interventions returns, is the caller's to change.

@@ -183,9 +183,8 @@ func TestUnmatchedTypesAreLoggedOnceAndCounted(t *testing.T) {
 					t.Errorf("want each type logged once:\n%s", s.Journal)
 				}
 				rejected := unmatched == worker.UnmatchedReject
-				if n := len(s.Runs()); n != 6 && !rejected || n != 2 && rejected {
-					t.Errorf("%d tasks ran", n)
-				}
+				n := len(s.Runs())
+				expect.That(t, !(n != 6 && !rejected) && !(n != 2 && rejected), n, "tasks ran")
 				s.Mu.Lock()
 				defer s.Mu.Unlock()
 				for _, err := range s.Reported {

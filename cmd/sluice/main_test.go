@@ -228,9 +228,7 @@ func parseResults(t *testing.T, text string) map[string]jobs.Result {
 	results := map[string]jobs.Result{}
 	for line := range strings.Lines(text) {
 		r, err := jobs.ParseResult([]byte(line))
-		if err != nil {
-			t.Fatalf("line %q: %v", line, err)
-		}
+		expect.Require(t, err == nil, "line", line, err)
 		_, twice := results[r.ID]
 		that(t, !twice, "job", r.ID, "has two results")
 		results[r.ID] = r
@@ -288,9 +286,8 @@ func TestDocsKnowEveryFlag(t *testing.T) {
 	know = func(commands []*cli.Command) {
 		for _, c := range commands {
 			for _, f := range c.Flags {
-				if !regexp.MustCompile("--" + f.Names()[0] + "[` ]").MatchString(docs) {
-					t.Errorf("it does not tell of --%s of %s", f.Names()[0], c.Name)
-				}
+				expect.That(t, regexp.MustCompile("--"+f.Names()[0]+"[` ]").MatchString(docs),
+					"it does not tell of --", f.Names()[0], "of", c.Name)
 			}
 			know(c.Commands)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/drain"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
 	"github.com/sluice-go/sluice/internal/servers"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -115,9 +116,8 @@ policies:
 		want(t, exitDone, "10 jobs: 10 succeeded, 0 failed, in ")
 	results := parseResults(t, e.stdout)
 	for id, res := range results {
-		if res.Error != "" || res.Attempts != 1 || r.called(id) != 1 {
-			t.Errorf("called %d times: %+v", r.called(id), res)
-		}
+		expect.That(t, res.Error == "" && res.Attempts == 1 && r.called(id) == 1,
+			"called", r.called(id), "times:", res)
 	}
 	equal(t, len(results), 10, "results")
 	r.mu.Lock()

@@ -13,6 +13,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/inspect"
@@ -179,9 +180,7 @@ func TestStatusIsShownLive(t *testing.T) {
 		if err == nil {
 			err = store.Pause(ctx, "api", "", time.Hour, control.By{Who: "alice", Why: "the API moves"})
 		}
-		if err != nil {
-			t.Error(err)
-		}
+		expect.That(t, err == nil, err)
 	}
 	m := NewMain()
 	m.Stdout, m.Stderr = out, io.Discard

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 func TestAnAPIRefusesWhatIsAboveItsLimits(t *testing.T) {
@@ -32,11 +34,8 @@ func TestAnAPIRefusesWhatIsAboveItsLimits(t *testing.T) {
 				t.Errorf("step %d: wait %v, want %v", i, wait, step.wait)
 			}
 		}
-		if a.mostServed(each) != 2 || a.mostServed(all) != 3 {
-			t.Errorf("served %v", a.served)
-		}
-		if most := a.mostServed(limit{calls: 9, span: 4*time.Second + 1}); most != 4 {
-			t.Errorf("a span of 4 s and a little held %d calls, want 4", most)
-		}
+		expect.That(t, a.mostServed(each) == 2 && a.mostServed(all) == 3, "served", a.served)
+		expect.Equal(t, a.mostServed(limit{calls: 9, span: 4*time.Second + 1}), 4,
+			"a span of 4 s and a little held", "calls, want 4")
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -62,13 +63,9 @@ func TestTheDemoTellsItsStory(t *testing.T) {
 			`6 jobs of the plain client were denied when a worker picked them up.`,
 			`it refused [1-8] calls\..* The jobs have used 0 retries\.`,
 		} {
-			if !regexp.MustCompile(text).MatchString(story) {
-				t.Errorf("it does not tell %q:\n%s", text, story)
-			}
+			expect.That(t, regexp.MustCompile(text).MatchString(story), "it does not tell", text, story)
 		}
-		if len(d.denied) != 6 {
-			t.Errorf("%d jobs were denied, not those of the plain client: %v", len(d.denied), d.denied)
-		}
+		expect.Equal(t, len(d.denied), 6, "jobs were denied, not those of the plain client", d.denied)
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/internal/ticks"
 )
 
@@ -26,24 +27,16 @@ func TestADayBeginsOnceWithItsFirstInstant(t *testing.T) {
 		{"Africa/Cairo", "@every 1h", "2024-04-25T23:30:00+02:00", "2024-04-26T01:30:00+03:00"},
 	} {
 		zone, err := time.LoadLocation(c.zone)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, err)
 		schedule, err := ticks.Parse(c.expression)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, err)
 		after, err := time.Parse(time.RFC3339, c.after)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, err)
 		got := ""
 		if next := schedule.Next(after.In(zone)); !next.IsZero() {
 			got = next.Format(time.RFC3339)
 		}
-		if got != c.want {
-			t.Errorf("%s in %s after %s: %s, want %s", c.expression, c.zone, c.after, got, c.want)
-		}
+		expect.That(t, got == c.want, c.expression, "in", c.zone, "after", c.after, got, "want", c.want)
 	}
 	if _, err := ticks.Parse("never"); err == nil {
 		t.Error("an expression that is none was read")

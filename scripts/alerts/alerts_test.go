@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 // An expected alert fires within two minutes of a time, and is over two and a half minutes after
@@ -110,18 +112,14 @@ func TestMetricsTellTheDrill(t *testing.T) {
 	t.Parallel()
 	all := load(t, "testdata/drill.gz")
 	data, spans := all.store(t), all.spans()
-	if len(spans) != len(steps) {
-		t.Errorf("%d steps are recorded, want %d", len(spans), len(steps))
-	}
+	expect.Equal(t, len(spans), len(steps), "steps are recorded")
 	for _, step := range spans {
 		for _, expr := range step.metrics {
 			holds := false
 			for at := step.from; at.Before(step.to) && !holds; at = at.Add(5 * s) {
 				holds = len(query(t, data, expr, at)) > 0
 			}
-			if !holds {
-				t.Errorf("%s, but %s never holds", step.name, expr)
-			}
+			expect.That(t, holds, step.name, "but", expr, "never holds")
 		}
 	}
 }

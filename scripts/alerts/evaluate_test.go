@@ -27,6 +27,8 @@ import (
 	"github.com/prometheus/prometheus/tsdb/chunkenc"
 	"github.com/prometheus/prometheus/tsdb/chunks"
 	"github.com/prometheus/prometheus/util/annotations"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 const rulesFile = "../../docs/howto/metrics/alerts.yml"
@@ -37,9 +39,7 @@ var language = parser.NewParser(parser.Options{})
 func rules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation, language, slog.New(slog.DiscardHandler))
-	if len(errs) > 0 {
-		t.Fatal(errs)
-	}
+	expect.Require(t, len(errs) == 0, errs)
 	return groups.Groups[0].Rules
 }
 
@@ -56,14 +56,10 @@ type recording []scrape
 func load(t *testing.T, path string) (r recording) {
 	t.Helper()
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, err)
 	defer f.Close()
 	zipped, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, err)
 	for lines := bufio.NewScanner(zipped); lines.Scan(); {
 		line := lines.Text()
 		if head, ok := strings.CutPrefix(line, "> "); ok {
@@ -74,9 +70,7 @@ func load(t *testing.T, path string) (r recording) {
 		}
 		i := strings.LastIndex(line, " ")
 		v, err := strconv.ParseFloat(line[i+1:], 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, err)
 		r[len(r)-1].series[line[:i]] = v
 	}
 	return r
@@ -131,9 +125,7 @@ func (r recording) store(t *testing.T) store {
 			key := name + " " + s.instance
 			if all[key] == nil {
 				of, err := language.ParseMetric(name)
-				if err != nil {
-					t.Fatal(err)
-				}
+				expect.Must(t, err)
 				b := labels.NewBuilder(of)
 				b.Set("instance", s.instance)
 				b.Set("job", "workers")
@@ -225,13 +217,9 @@ var engine = sync.OnceValue(func() *promql.Engine {
 func query(t *testing.T, data store, expr string, at time.Time) promql.Vector {
 	t.Helper()
 	q, err := engine().NewInstantQuery(context.Background(), data, nil, expr, at)
-	if err != nil {
-		t.Fatal(expr, err)
-	}
+	expect.Require(t, err == nil, expr, err)
 	defer q.Close()
 	v, err := q.Exec(context.Background()).Vector()
-	if err != nil {
-		t.Fatal(expr, err)
-	}
+	expect.Require(t, err == nil, expr, err)
 	return slices.Clone(v)
 }

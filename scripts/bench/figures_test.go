@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 func TestMediansAreOfEachFigure(t *testing.T) {
@@ -14,15 +16,11 @@ func TestMediansAreOfEachFigure(t *testing.T) {
 	figures := medians(len(rounds), func(round int) []figure {
 		return []figure{{Name: "a", Value: rounds[round]}, {Name: "b", Value: 10 * rounds[round], AtMost: new(15.)}}
 	})
-	if len(figures) != 2 {
-		t.Fatalf("medians: %v", figures)
-	}
-	if figures[0].Value != 2 || figures[0].missed() {
-		t.Errorf("a is %v, missed %t; want 2, which has no bar", figures[0].Value, figures[0].missed())
-	}
-	if figures[1].Value != 20 || !figures[1].missed() {
-		t.Errorf("b is %v, missed %t; want 20, above its bar", figures[1].Value, figures[1].missed())
-	}
+	expect.Require(t, len(figures) == 2, "medians:", figures)
+	expect.That(t, figures[0].Value == 2 && !figures[0].missed(),
+		"a is", figures[0].Value, ", missed", figures[0].missed(), "; want 2, which has no bar")
+	expect.That(t, figures[1].Value == 20 && figures[1].missed(),
+		"b is", figures[1].Value, ", missed", figures[1].missed(), "; want 20, above its bar")
 }
 
 func TestAFailureEndsACase(t *testing.T) {
@@ -33,9 +31,7 @@ func TestAFailureEndsACase(t *testing.T) {
 		inParallel(3, 2, func(int) { must(0, failed) })
 		t.Error("it went on")
 	})
-	if !errors.Is(err, failed) || ended != "last, first" {
-		t.Errorf("%v; at the end: %q", err, ended)
-	}
+	expect.That(t, errors.Is(err, failed) && ended == "last, first", err, "; at the end:", ended)
 }
 
 func TestNothingMeasuredClearsNoBar(t *testing.T) {
@@ -59,23 +55,16 @@ func twoPerSecond() []start {
 
 func TestUtilizationAndLatenessByGrants(t *testing.T) {
 	r, starts := rate{2, time.Second}, twoPerSecond()
-	if u := r.utilization(starts); math.Abs(u-2000./2011) > 1e-9 {
-		t.Errorf("utilization %v, want 2 s of 2.011 s", u)
-	}
-	if e := r.excess(starts); e != 0 {
-		t.Errorf("excess %d, want 0", e)
-	}
+	u := r.utilization(starts)
+	expect.That(t, math.Abs(u-2000./2011) <= 1e-9, "utilization", u, "want 2 s of 2.011 s")
+	expect.Equal(t, r.excess(starts), 0, "excess", "want 0")
 	taken, running := r.fits(starts)
 	if q := quantile(taken, 1); len(taken) != 4 || q != 10*time.Millisecond {
 		t.Errorf("%d fits, the last taken after %v; want 4, 10 ms", len(taken), q)
 	}
-	if q := quantile(running, 0.5); q != 12*time.Millisecond {
-		t.Errorf("running after %v, want 12 ms", q)
-	}
+	expect.Equal(t, quantile(running, 0.5), 12*time.Millisecond, "running after", "want 12 ms")
 	starts[2].granted = starts[2].granted.Add(-time.Millisecond)
-	if e := r.excess(starts); e != 1 {
-		t.Errorf("excess of a grant that is 1 ms early: %d, want 1", e)
-	}
+	expect.Equal(t, r.excess(starts), 1, "excess of a grant that is 1 ms early", "want 1")
 }
 
 func TestFairSharesHaveNoError(t *testing.T) {
@@ -87,9 +76,8 @@ func TestFairSharesHaveNoError(t *testing.T) {
 	if e := shareErrorOf(fair, 3); math.Abs(e-(10./28*3-1)) > 1e-9 { // when the first has run all its ten
 		t.Errorf("in turn: %v, want a turn of 28", e)
 	}
-	if e := shareErrorOf(fifo, 3); e != 2 {
-		t.Errorf("one after the other: %v, want 2: one tenant has three times its share", e)
-	}
+	expect.Equal(t, shareErrorOf(fifo, 3), 2,
+		"one after the other", "want 2: one tenant has three times its share")
 }
 
 func TestAGrantIsMatchedToItsCall(t *testing.T) {
@@ -126,17 +114,11 @@ func TestWrongArgumentsAreRefused(t *testing.T) {
 
 func TestWrongResultsAreNotMeasured(t *testing.T) {
 	starts := twoPerSecond()
-	if err := honest(starts, len(starts), true); err != nil {
-		t.Error(err)
-	}
-	if honest(starts[1:], len(starts), true) == nil {
-		t.Error("a task that did not run went unnoticed")
-	}
-	if honest(append(starts, starts[0]), len(starts), true) == nil {
-		t.Error("a task that ran twice went unnoticed")
-	}
+	err := honest(starts, len(starts), true)
+	expect.That(t, err == nil, err)
+	expect.That(t, honest(starts[1:], len(starts), true) != nil, "a task that did not run went unnoticed")
+	expect.That(t, honest(append(starts, starts[0]), len(starts), true) != nil,
+		"a task that ran twice went unnoticed")
 	starts[0].granted = time.Time{}
-	if honest(starts, len(starts), true) == nil {
-		t.Error("a task without a grant went unnoticed")
-	}
+	expect.That(t, honest(starts, len(starts), true) != nil, "a task without a grant went unnoticed")
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/servers"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/worker"
@@ -246,9 +247,7 @@ func used(t *testing.T) map[string]bool {
 	names := map[string]bool{}
 	for _, path := range []string{"../../docs/howto/metrics/alerts.yml", "../alerts/alerts_test.go"} {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, err)
 		for _, name := range regexp.MustCompile(`sluice_[a-z_]+`).FindAllString(string(text), -1) {
 			names[name] = true
 		}
@@ -260,9 +259,7 @@ func used(t *testing.T) map[string]bool {
 func (r recording) save(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, err)
 	defer f.Close()
 	w := gzip.NewWriter(f)
 	defer w.Close()

@@ -27,6 +27,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/promthrottle"
@@ -164,21 +165,15 @@ type process struct {
 func (s setup) start(t *testing.T, name string) *process {
 	t.Helper()
 	text, err := json.Marshal(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, err)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
 	log, err := os.Create(t.TempDir() + "/log")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, err)
 	cmd.Stderr = log
 	in, _ := cmd.StdinPipe()
 	out, _ := cmd.StdoutPipe()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, cmd.Start())
 	p := &process{name: name, cmd: cmd, stdin: in, log: log.Name()}
 	t.Cleanup(func() {
 		p.kill()
@@ -187,9 +182,7 @@ func (s setup) start(t *testing.T, name string) *process {
 		}
 	})
 	addr, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, err)
 	p.url = "http://" + strings.TrimSpace(addr)
 	return p
 }

@@ -55,9 +55,8 @@ func TestJobsAndDisruptionsComeFromTheSeed(t *testing.T) {
 	} {
 		const rarest = 0.04
 		n := float64(len(jobs))
-		if float64(seen[what]) < n*rarest-4*math.Sqrt(n*rarest*(1-rarest)) {
-			t.Errorf("%d of %d jobs: %s", seen[what], len(jobs), what)
-		}
+		expect.That(t, float64(seen[what]) >= n*rarest-4*math.Sqrt(n*rarest*(1-rarest)),
+			seen[what], "of", len(jobs), "jobs:", what)
 	}
 	disruptions := makeDisruptions(3, length, 3*time.Second, 3)
 	expect.That(t, slices.Equal(disruptions, makeDisruptions(3, length, 3*time.Second, 3)),

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"errors"
 	"io"
 	"slices"
 	"strings"
@@ -23,17 +22,11 @@ func TestRepliesOfRedisAreRead(t *testing.T) {
 			t.Errorf("%q, %v, want %q", got, err, want)
 		}
 	}
-	if _, err := readValue(r); !errors.Is(err, io.EOF) {
-		t.Errorf("at the end: %v", err)
-	}
+	expect.Err(t, expect.ErrOf(readValue(r)), io.EOF, "at the end:")
 	for _, bad := range []string{"?\r\n", "GET a\r\n", "$x\r\n", "\r\n"} {
-		if _, err := readValue(bufio.NewReader(strings.NewReader(bad))); !errors.Is(err, errProtocol) {
-			t.Errorf("%q: %v", bad, err)
-		}
+		expect.Err(t, expect.ErrOf(readValue(bufio.NewReader(strings.NewReader(bad)))), errProtocol, bad)
 	}
 	got, err := words([]byte("*2\r\n$3\r\nGET\r\n$3\r\na\r\n\r\n"))
 	expect.That(t, err == nil && slices.Equal(got, []string{"GET", "a\r\n"}), got, err)
-	if _, err := words([]byte("+OK\r\n")); !errors.Is(err, errProtocol) {
-		t.Error(err)
-	}
+	expect.Err(t, expect.ErrOf(words([]byte("+OK\r\n"))), errProtocol)
 }

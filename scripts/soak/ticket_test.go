@@ -24,9 +24,7 @@ func TestWaitingTasks(t *testing.T) {
 		places, err := limiter.Line(policyName).Join(t.Context(), requests)
 		expect.Must(t, err)
 		for _, p := range places {
-			if p.Err != nil {
-				t.Fatal(p.Err)
-			}
+			expect.Must(t, p.Err)
 		}
 		got, err := waitingTasks(t.Context(), client)
 		slices.Sort(got)

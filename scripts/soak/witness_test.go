@@ -88,9 +88,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 			worker.NewTask(worker.Identity{Tenant: "acme"}, "taken", nil, asynq.TaskID("taken")),
 			worker.NewTask(worker.Identity{Tenant: "acme"}, "taken", nil, asynq.TaskID(takenUUID)),
 		}) {
-			if result.Err != nil {
-				t.Fatal(result.Err)
-			}
+			expect.Must(t, result.Err)
 		}
 		after := w.proxy.drawn(enqueues)
 		expect.That(t, after != before, "EnqueueBulk was called, and nobody saw it")
@@ -230,9 +228,8 @@ func TestLostRepliesOfEnqueues(t *testing.T) {
 		plain := asynq.NewClient(w.opt("producer"))
 		defer plain.Close()
 		for _, id := range []string{"a", "b"} {
-			if _, err := plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID(id)); err != nil && !errors.Is(err, asynq.ErrTaskIDConflict) {
-				t.Fatal(err)
-			}
+			_, err := plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID(id))
+			expect.Require(t, err == nil || errors.Is(err, asynq.ErrTaskIDConflict), err)
 		}
 		w.wait("the loss is seen", func() bool {
 			w.witness.mu.Lock()

@@ -110,9 +110,8 @@ func TestFollowingCostsLittle(t *testing.T) {
 		begun := time.Now()
 		expect.Must(t, newStore(t, other).Pause(t.Context(), "p", "", 30*time.Second, anna))
 		synctest.Wait()
-		if len(l.Interventions().Pauses) != 1 || time.Since(begun) > time.Second {
-			t.Errorf("after %v in force are %+v", time.Since(begun), l.Interventions())
-		}
+		expect.That(t, len(l.Interventions().Pauses) == 1 && time.Since(begun) <= time.Second,
+			"after", time.Since(begun), "in force are", l.Interventions())
 		time.Sleep(time.Minute)
 		if n := calls.Load(); n > int64(time.Minute/(10*time.Second))+2 {
 			t.Errorf("%d calls for a change, its end and a minute", n)

@@ -191,9 +191,8 @@ func TestAJobsCallLearnsWhatIsLeft(t *testing.T) {
 		for _, job := range []*throttle.Caller{{Request: grant.Reservation.Request}, {Decision: grant, Request: grant.Reservation.Request}} {
 			expect.Must(t, expect.ErrOf(get(throttle.WithCaller(t.Context(), job), rt, server.URL)))
 			left := limitertest.Peek(t, limiter, throttle.Request{Policy: "api", Cost: map[string]int64{"requests": 2}})
-			if learnt := !left.Granted; learnt != (job.Decision.Policy != "") {
-				t.Errorf("by a job with the decision %+v: granted %v", job.Decision, left.Granted)
-			}
+			expect.Equal(t, !left.Granted, (job.Decision.Policy != ""),
+				"by a job with the decision", job.Decision, "granted", left.Granted)
 		}
 		one := limitertest.Peek(t, limiter, throttle.Request{Policy: "api"})
 		expect.That(t, one.Granted, "the one that is left is denied")

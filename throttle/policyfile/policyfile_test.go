@@ -181,9 +181,7 @@ func TestReferenceMessages(t *testing.T) {
 	shown := regexp.MustCompile("`(policyfile: [^`]*)`").FindAllStringSubmatch(string(reference), -1)
 	expect.Require(t, len(shown) > 0, "no messages")
 	for _, message := range shown {
-		if !known[place.ReplaceAllString(message[1], "")] {
-			t.Errorf("no bad file causes %s", message[1])
-		}
+		expect.That(t, known[place.ReplaceAllString(message[1], "")], "no bad file causes", message[1])
 	}
 }
 
@@ -211,9 +209,8 @@ func TestValuesAreBounded(t *testing.T) {
 		"policies: [" + strings.Repeat("1,", 1<<18) + "]": "policyfile: f:1: file is too large: must hold at most 262144 values, with every alias written out",
 		strings.Repeat("k", 1<<20) + ": 1":                "policyfile: f: file is too large: must have at most 1048576 bytes",
 	} {
-		if _, err := policyfile.Parse("f", []byte(text)); err == nil || err.Error() != want {
-			t.Errorf("got:\n%v\nwant:\n%s", err, want)
-		}
+		_, err := policyfile.Parse("f", []byte(text))
+		expect.That(t, err != nil && err.Error() == want, "got:", err, "want:", want)
 	}
 }
 

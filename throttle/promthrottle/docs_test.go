@@ -60,9 +60,8 @@ func TestDocsNameWhatIsExported(t *testing.T) {
 			}
 			named[metric] = true
 			for _, label := range matcher.FindAllStringSubmatch(use[2], -1) {
-				if !slices.Contains(own, label[1]) && label[1] != "le" {
-					t.Errorf("%s: %s has no label %s", name, metric, label[1])
-				}
+				expect.That(t, slices.Contains(own, label[1]) || label[1] == "le",
+					name, metric, "has no label", label[1])
 			}
 		}
 		for _, group := range grouping.FindAllStringSubmatch(string(text), -1) {

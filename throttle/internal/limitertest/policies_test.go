@@ -118,9 +118,8 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 		expect.Err(t, expect.ErrOf(l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "offline"})), offline)
 		var bad *throttle.PolicyError
 		want := throttle.PolicyError{Policy: "p", Window: "w", Tenant: "broken", Field: "limit", Value: int64(-1), Hint: "must be 1 to 1000000000000"}
-		if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "broken"}); !errors.As(err, &bad) || !reflect.DeepEqual(*bad, want) {
-			t.Errorf("got %v", err)
-		}
+		_, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "broken"})
+		expect.That(t, errors.As(err, &bad) && reflect.DeepEqual(*bad, want), "got", err)
 	})
 }
 

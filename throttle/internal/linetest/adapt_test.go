@@ -163,9 +163,8 @@ func TestTheRateHasAFloor(t *testing.T) {
 		st.at(at+ms).pause(d.Reservation, 0)
 		rates = append(rates, st.rate("a"))
 	}
-	if len(rates) < 100 || slices.Min(rates) != 1 {
-		t.Fatalf("%d calls, at rates down to %v, want 100 and 1", len(rates), slices.Min(rates))
-	}
+	expect.Require(t, len(rates) >= 100 && slices.Min(rates) == 1,
+		len(rates), "calls, at rates down to", slices.Min(rates), ", want 100 and 1")
 	waits := st.joins("a1", "a2")
 	if waits.RetryIn > s+s { // a pause of a period, and a call in a second
 		t.Errorf("at the floor the second call starts in %v", waits.RetryIn)

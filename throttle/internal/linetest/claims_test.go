@@ -249,9 +249,8 @@ func TestACallByAKeyWaitsOnAfterACorrection(t *testing.T) {
 	hooked.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 		if !corrected && replaces.MatchString(fmt.Sprint(cmd.Args()...)) {
 			corrected = true
-			if _, err := settled.Reservation.Settle(ctx, map[string]int64{throttle.Requests: 2}); err != nil {
-				t.Error(err)
-			}
+			_, err := settled.Reservation.Settle(ctx, map[string]int64{throttle.Requests: 2})
+			expect.That(t, err == nil, err)
 		}
 		return next(ctx, cmd)
 	}))

@@ -173,9 +173,8 @@ func TestWaitIsPaused(t *testing.T) {
 			_, err := l.Wait(ctx, limitertest.Acme(1))
 			stop()
 			var denied *throttle.DeniedError
-			if !errors.As(err, &denied) || time.Since(now) > s || denied.Decision.Pause == nil {
-				t.Errorf("after %v: %v", time.Since(now), err)
-			}
+			expect.That(t, errors.As(err, &denied) && time.Since(now) <= s && denied.Decision.Pause != nil,
+				"after", time.Since(now), err)
 			d, err := l.Wait(t.Context(), limitertest.Acme(1))
 			took := time.Since(now)
 			expect.That(t, err == nil && d.Granted && took == m, "granted after", took, d, err)

@@ -77,9 +77,8 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 			got += " again"
 		}
 		expect.Equal(t, got, want, i)
-		if places[i].Latest < places[i].RetryIn {
-			t.Errorf("ticket %d starts in %v at least and %v at most", i, places[i].RetryIn, places[i].Latest)
-		}
+		expect.That(t, places[i].Latest >= places[i].RetryIn,
+			"ticket", i, "starts in", places[i].RetryIn, "at least and", places[i].Latest, "at most")
 	}
 	var refused *throttle.TooLateError
 	expect.That(t, errors.As(places[5].Err, &refused) && refused.MaxWait == 10*s-us &&

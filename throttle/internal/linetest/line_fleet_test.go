@@ -173,9 +173,8 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 				late += tc.period / 96
 			}
 			periods, last := (tc.jobs-1)/tc.limit, f.granted[tc.jobs-1]
-			if most := f.granted[tc.jobs-1-periods*tc.limit] + steps(periods)*(tc.period+late); last > most {
-				t.Errorf("done at %v, want %v", last, most)
-			}
+			most := f.granted[tc.jobs-1-periods*tc.limit] + steps(periods)*(tc.period+late)
+			expect.That(t, last <= most, "done at", last, "want", most)
 			expect.That(t, f.asked <= int(last/spacing)+2*tc.jobs+5, "asked", f.asked, "times for", tc.jobs)
 			limitertest.IsGone(t, f.st.client)
 		})

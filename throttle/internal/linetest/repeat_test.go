@@ -92,7 +92,6 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 		expect.Require(t, ds[0] == ds[1], "step", step, what, ticket, ds)
 		expect.Equal(t, lineText(t, other), lineText(t, client), "after repeated calls, step", step, what, ticket)
 	}
-	if len(steps) != 7 || len(reserved[0]) == 0 || tickets < 10 || repeated < 75 {
-		t.Errorf("steps %v, %d grants, %d tickets taken, %d calls repeated", steps, len(reserved[0]), tickets, repeated)
-	}
+	expect.That(t, len(steps) == 7 && len(reserved[0]) != 0 && tickets >= 10 && repeated >= 75,
+		"steps", steps, len(reserved[0]), "grants,", tickets, "tickets taken,", repeated, "calls repeated")
 }

@@ -33,9 +33,8 @@ func TestQueuesWithoutSlotsHoldUpNoOther(t *testing.T) {
 		flow(s.Line(0.05), "c", "beside").Before(0, 2, nil)
 		expect.Must(t, s.Run(t.Context()))
 		want := map[string][2]int64{"beside": {40, 10}, "free": {70, 80}}[also]
-		if !s.Ends(busy) || busy.Last != want[0]*second || busy.Binds != BySlots {
-			t.Errorf("one slot, also for %q: %+v", also, busy)
-		}
+		expect.That(t, s.Ends(busy) && busy.Last == want[0]*second && busy.Binds == BySlots,
+			"one slot, also for", also, busy)
 		if !s.Ends(free) || free.Last != want[1]*second || (free.Binds == "") != (also == "beside") {
 			t.Errorf("beside it: %+v", free)
 		}
@@ -66,9 +65,7 @@ func TestTheLeastLimitIsFound(t *testing.T) {
 	} {
 		limits := map[string]int64{"first": c.first, "second": c.second}
 		got, err := Fit(limits, late)
-		if err != nil || !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%+v: %+v, %v", c, got, err)
-		}
+		expect.That(t, err == nil && reflect.DeepEqual(got, c.want), c, got, err)
 	}
 	if got, err := Fit(map[string]int64{"none": 1}, func(map[string]int64) (int, error) { return 1, nil }); err != nil || got != nil {
 		t.Errorf("no limit helps: %+v, %v", got, err)

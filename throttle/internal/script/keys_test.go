@@ -26,9 +26,8 @@ func FuzzEscape(f *testing.F) {
 			expect.That(t, plain(rune(c)) || c == '%', "Escape", a, "=", escaped, "holds the byte", c)
 		}
 		expect.Equal(t, Unescape(escaped), a, "Escape", "=", escaped, "which says")
-		if (a == b) != (escaped == Escape(b)) || (a == b) != (escapeWord(a) == escapeWord(b)) {
-			t.Errorf("%q and %q are both written %q or %q", a, b, escaped, escapeWord(a))
-		}
+		expect.That(t, (a == b) == (escaped == Escape(b)) && (a == b) == (escapeWord(a) == escapeWord(b)),
+			a, "and", b, "are both written", escaped, "or", escapeWord(a))
 		if unescapeWord(escapeWord(a)) != a || escapeWord(a) == "" || strings.ContainsAny(escapeWord(a), " :,/|\n") {
 			t.Errorf("as a field %q is %q, which says %q", a, escapeWord(a), unescapeWord(escapeWord(a)))
 		}

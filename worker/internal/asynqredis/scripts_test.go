@@ -45,9 +45,8 @@ func TestStoreSchedulesAsAsynqDoes(t *testing.T) {
 		// An ID that is taken leaves no lock.
 		results, err = s.Store(s.Context(), queue, []asynqredis.EnqueueCall{s.captured("a", unique)}, at)
 		s.ok(err)
-		if n := s.redis.Exists(s.Context(), s.captured("a", unique).Lock).Val(); n != 0 || results[0] != asynqredis.IDTaken {
-			t.Errorf("%v, and %d locks", results, n)
-		}
+		n := s.redis.Exists(s.Context(), s.captured("a", unique).Lock).Val()
+		expect.That(t, n == 0 && results[0] == asynqredis.IDTaken, results, "and", n, "locks")
 	})
 }
 
@@ -179,9 +178,8 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 			return d
 		}
 		first := dequeue(call, 4)
-		if got := ids(first.Messages); got != "[a b c d:e 5]" || first.Paused {
-			t.Errorf("dequeued %s, paused %v", got, first.Paused)
-		}
+		got := ids(first.Messages)
+		expect.That(t, got == "[a b c d:e 5]" && !first.Paused, "dequeued", got, ", paused", first.Paused)
 		again := dequeue(call, 4)
 		expect.Equal(t, ids(again.Messages), "[a b c d:e 5]", "repeated")
 		s.wantStates("a active, b active, c d:e 5 active, f pending, g pending")

@@ -90,9 +90,8 @@ func TestACallersTimeIsNoOutage(t *testing.T) {
 		})))
 		expect.Must(t, expect.ErrOf(client.EnqueueContext(ctx, sitetest.AcmeTask())))
 		var start worker.ExpectedStart
-		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), worker.ReportStart(&start)); err != nil || !start.Joined {
-			t.Errorf("%+v, %v", start, err)
-		}
+		_, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), worker.ReportStart(&start))
+		expect.That(t, err == nil && start.Joined, start, err)
 	})
 }
 

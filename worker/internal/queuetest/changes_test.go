@@ -141,9 +141,8 @@ func TestInterventionsActOnTheBacklog(t *testing.T) {
 				s.EnqueueMany("acme", 0, 3)
 				s.JoinMany(s.Client(s.Limiter), "acme", 3, 3)
 				time.Sleep(5 * time.Second)
-				if n := len(s.Runs()); n != 2 {
-					t.Fatalf("%d tasks have run before, want 2", n)
-				}
+				n := len(s.Runs())
+				expect.Require(t, n == 2, n, "tasks have run before, want 2")
 				row.change(s)
 				s.EnqueueMany("acme", 6, 2)
 				time.Sleep(3 * time.Second)

@@ -249,9 +249,8 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		within := func(when string, d time.Duration, want int) {
 			t.Helper()
 			time.Sleep(d)
-			if n := len(s.Runs()); n > want || n < want-limit {
-				t.Errorf("%s %d tasks have run, want %d", when, n, want)
-			}
+			n := len(s.Runs())
+			expect.That(t, n <= want && n >= want-limit, when, n, "tasks have run, want", want)
 		}
 		within("a minute after the policy was removed", time.Minute, 2*limit)
 		for _, server := range servers {

@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 func TestACodeIsASuccessARetryOrAFailure(t *testing.T) {
@@ -31,9 +33,8 @@ func TestACodeIsASuccessARetryOrAFailure(t *testing.T) {
 		}
 		var got *Error
 		errors.As(failure(res), &got)
-		if (got == nil) != (row.want == nil) || got != nil && *got != *row.want {
-			t.Errorf("%d, Retry-After %q: %+v, want %+v", row.code, row.retryAfter, got, row.want)
-		}
+		expect.That(t, (got == nil) == (row.want == nil) && !(got != nil && *got != *row.want),
+			row.code, "Retry-After", row.retryAfter, got, "want", row.want)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 func TestBodiesAreKeptAsAskedFor(t *testing.T) {
@@ -29,8 +30,6 @@ func TestBodiesAreKeptAsAskedFor(t *testing.T) {
 			jobs.Answer{Body: strings.Repeat("x", MaxKeptBody), BodyCut: true}},
 	} {
 		got, err := keep(&http.Response{Body: io.NopCloser(strings.NewReader(c.body))}, c.keep)
-		if err != nil || !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%s: %v, got %.200s", c.name, err, got.Body)
-		}
+		expect.That(t, err == nil && reflect.DeepEqual(got, c.want), c.name, err, "got", got.Body)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -26,9 +27,8 @@ func TestDrainOutlivesALossOfRedis(t *testing.T) {
 			calls.Add(1)
 			return http.StatusOK, ""
 		})
-		if s.Succeeded != 5 || len(results) != 5 || calls.Load() != 5 {
-			t.Errorf("%+v, %+v, %d calls", s, results, calls.Load())
-		}
+		expect.That(t, s.Succeeded == 5 && len(results) == 5 && calls.Load() == 5,
+			s, results, calls.Load(), "calls")
 		if took := time.Since(start); took < 150*time.Second || took > 155*time.Second {
 			t.Errorf("it took %v: 2 jobs at once, 2 after the loss, 1 two minutes later", took)
 		}
@@ -53,13 +53,11 @@ func TestSlotsAreFewerThanGrants(t *testing.T) {
 			now.Add(-1)
 			return http.StatusOK, ""
 		})
-		if s.Succeeded != 20 || most.Load() != 8 {
-			t.Errorf("%+v, at most %d calls at a time", s, most.Load())
-		}
+		expect.That(t, s.Succeeded == 20 && most.Load() == 8,
+			s, "at most", most.Load(), "calls at a time")
 		for i := range begun[5:] {
-			if span := begun[i+5] - begun[i]; span < 9*time.Second {
-				t.Errorf("6 calls within %v", span)
-			}
+			span := begun[i+5] - begun[i]
+			expect.That(t, span >= 9*time.Second, "6 calls within", span)
 		}
 	})
 }
@@ -79,8 +77,6 @@ func TestProgressLooksAhead(t *testing.T) {
 		want := "   10s  10 of 100 jobs done, 0 failed\n" +
 			"   20s  60 of 100 jobs done, 5 failed, 2.5 a second, done in about 16s\n" +
 			"   20s  100 of 100 jobs done, 5 failed, 4.5 a second\n"
-		if out.String() != want {
-			t.Errorf("got\n%s\nwant\n%s", out.String(), want)
-		}
+		expect.That(t, out.String() == want, "got", out.String(), "want", want)
 	})
 }

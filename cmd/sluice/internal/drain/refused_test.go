@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/call"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -36,9 +37,7 @@ func drained(t *testing.T, m throttletest.Memory, p throttle.Policy, n int, a ap
 	t.Helper()
 	client := m.Client(t)
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, err)
 	var list []jobs.Job
 	for i := range n {
 		list = append(list, jobs.Job{
@@ -48,9 +47,7 @@ func drained(t *testing.T, m throttletest.Memory, p throttle.Policy, n int, a ap
 	}
 	progress := NewProgress(io.Discard, time.Minute)
 	caller, err := call.New(call.Config{Concurrency: 1, Limiter: limiter, Logger: progress.Logger(), Timeout: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, err)
 	if caller.Client.Transport, err = httpthrottle.NewTransport(httpthrottle.TransportConfig{
 		Base: a, LearnOnly: true, Limiter: limiter, Logger: progress.Logger(),
 	}); err != nil {
@@ -62,15 +59,11 @@ func drained(t *testing.T, m throttletest.Memory, p throttle.Policy, n int, a ap
 		Name: "q", Results: jobs.NewLog(&out),
 	}
 	s, err := d.Run(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, err)
 	var results []jobs.Result
 	for decoder := json.NewDecoder(&out); decoder.More(); {
 		var r jobs.Result
-		if err := decoder.Decode(&r); err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, decoder.Decode(&r))
 		results = append(results, r)
 	}
 	return s, results
@@ -124,9 +117,7 @@ func TestAJobThatIsRefusedForEverFails(t *testing.T) {
 			}
 			return http.StatusTooManyRequests, "1"
 		})
-		if s.Succeeded != 1 || s.Failed != 1 {
-			t.Fatalf("%+v", s)
-		}
+		expect.Require(t, s.Succeeded == 1 && s.Failed == 1, s)
 		for _, r := range results {
 			reason := strings.HasPrefix(r.Error, `worker: policy "p", tenant "t0": given up by max_refusals 3: refused 3 times since `) &&
 				strings.HasSuffix(r.Error, "Z: 429 Too Many Requests")

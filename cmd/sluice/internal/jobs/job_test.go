@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 // ownJob is a line with every field.
@@ -20,13 +22,9 @@ func TestJobsAreReadFromLines(t *testing.T) {
   `+ownJob+`
 {"tenant":"a","url":"http://x/"}
 {"tenant":"a","url":"http://x/","cost":2,"id":null}`), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, err)
 	for i := range jobs {
-		if jobs[i].ID == "" {
-			t.Errorf("job %d has no id", i)
-		}
+		expect.That(t, jobs[i].ID != "", "job", i, "has no id")
 	}
 	own := Job{
 		ID: "own", Tenant: "b", Method: "POST", URL: "https://x/y?z", Headers: map[string]string{"Accept": "text/html"},
@@ -37,9 +35,8 @@ func TestJobsAreReadFromLines(t *testing.T) {
 	again.ID, again.At = jobs[2].ID, "jobs.jsonl:4"
 	dear := short
 	dear.ID, dear.At, dear.Cost = jobs[3].ID, "jobs.jsonl:5", Cost{"requests": 2}
-	if want := []Job{short, own, again, dear}; !reflect.DeepEqual(jobs, want) {
-		t.Errorf("got  %+v\nwant %+v", jobs, want)
-	}
+	want := []Job{short, own, again, dear}
+	expect.That(t, reflect.DeepEqual(jobs, want), "got", jobs, "want", want)
 
 	// The same line has the same id in the next run, and no other line has it.
 	once, err := Read("other", strings.NewReader(`{"tenant":"a","url":"http://x/"}`), nil)
@@ -90,9 +87,8 @@ func TestBadJobsAreRefusedByLineAndField(t *testing.T) {
 			return s
 		}()+"and 3 more bad lines\n", "\n")},
 	} {
-		if _, err := Read("j", strings.NewReader(c.lines), nil); err == nil || err.Error() != c.want {
-			t.Errorf("%s\n got %v\nwant %s", c.lines, err, c.want)
-		}
+		_, err := Read("j", strings.NewReader(c.lines), nil)
+		expect.That(t, err != nil && err.Error() == c.want, c.lines, "got", err, "want", c.want)
 	}
 }
 
@@ -125,9 +121,7 @@ func FuzzReadJobs(f *testing.F) {
 		jobs, err := Read("j", bytes.NewReader(data), func(string) (string, bool) { return "", false })
 		if err != nil {
 			lines := strings.Split(err.Error(), "\n")
-			if len(lines) > mostErrors+1 {
-				t.Errorf("%d lines of errors", len(lines))
-			}
+			expect.That(t, len(lines) <= mostErrors+1, len(lines), "lines of errors")
 			for i, line := range lines {
 				if !strings.HasPrefix(line, "j:") && (i < mostErrors || !strings.HasPrefix(line, "and ")) {
 					t.Errorf("a message that is not ours: %q", line)
@@ -137,9 +131,7 @@ func FuzzReadJobs(f *testing.F) {
 		}
 		ids := map[string]bool{}
 		for _, job := range jobs {
-			if ids[job.ID] || job.ID == "" || job.Tenant == "" || job.MaxRetry < 0 {
-				t.Errorf("%+v", job)
-			}
+			expect.That(t, !ids[job.ID] && job.ID != "" && job.Tenant != "" && job.MaxRetry >= 0, job)
 			ids[job.ID] = true
 			if r, err := http.NewRequest(job.Method, job.URL, strings.NewReader(job.Body)); err != nil || r.URL.Host == "" {
 				t.Errorf("%+v: %v", job, err)

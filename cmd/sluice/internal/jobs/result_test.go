@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 func TestALogGoesOnWhereItEnded(t *testing.T) {
@@ -28,9 +30,7 @@ func TestALogGoesOnWhereItEnded(t *testing.T) {
 				os.WriteFile(path, []byte(c.before), 0o644)
 			}
 			l, err := OpenLog(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.Must(t, err)
 			defer l.Close()
 			for _, id := range []string{"a", "b"} {
 				if _, known := l.Known[id]; known != strings.Contains(c.known, id) {
@@ -43,9 +43,8 @@ func TestALogGoesOnWhereItEnded(t *testing.T) {
 			}
 			want := c.after + `{"id":"c","tenant":"t","status":404,"attempts":1,"waited_ms":0,` +
 				`"started_at":"1970-01-01T00:00:00Z","error":"404 Not Found"}` + "\n"
-			if got, _ := os.ReadFile(path); string(got) != want {
-				t.Errorf("got\n%s\nwant\n%s", got, want)
-			}
+			got, _ := os.ReadFile(path)
+			expect.That(t, string(got) == want, "got", got, "want", want)
 		})
 	}
 }
@@ -62,12 +61,10 @@ func TestLogRefusesOtherFiles(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "out.jsonl")
 		os.WriteFile(path, []byte(text), 0o644)
 		_, err := OpenLog(path)
-		if err == nil || !strings.HasPrefix(err.Error(), path+":1: is not a result: ") {
-			t.Errorf("%q: %v", text, err)
-		}
-		if got, _ := os.ReadFile(path); string(got) != text {
-			t.Errorf("%q became %q", text, got)
-		}
+		expect.That(t, err != nil && strings.HasPrefix(err.Error(), path+":1: is not a result: "),
+			text, err)
+		got, _ := os.ReadFile(path)
+		expect.That(t, string(got) == text, text, "became", got)
 	}
 }
 
@@ -101,9 +98,7 @@ func TestLogWritesWholeLines(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if w.lines != 200 || len(w.bad) > 0 {
-		t.Errorf("%d writes; not whole lines: %q", w.lines, w.bad)
-	}
+	expect.That(t, w.lines == 200 && len(w.bad) == 0, w.lines, "writes; not whole lines:", w.bad)
 }
 
 // The last result of a job counts. Whoever only looks changes nothing, also where the last line is torn.
@@ -111,14 +106,10 @@ func TestTheLastResultOfAJobCounts(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "out.jsonl")
 	l, err := OpenLog(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, err)
 	defer l.Close()
 	for _, r := range []Result{{ID: "good"}, {ID: "bad", Error: "500"}, {ID: "bad", Status: 201}} {
-		if err := l.Add(r); err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, l.Add(r))
 	}
 	whole, _ := os.ReadFile(path)
 	torn := string(whole) + `{"id":"b`

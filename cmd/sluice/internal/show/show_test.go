@@ -7,6 +7,7 @@ import (
 	"github.com/rivo/uniseg"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 func TestATableFitsTheTerminal(t *testing.T) {
@@ -19,13 +20,11 @@ func TestATableFitsTheTerminal(t *testing.T) {
 	}
 	table.Flush()
 	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
-	if len(lines) != 6 || strings.ContainsAny(b.String(), "\t\x1b\u202e") {
-		t.Errorf("%d lines:\n%s", len(lines), b.String())
-	}
+	expect.That(t, len(lines) == 6 && !strings.ContainsAny(b.String(), "\t\x1b\u202e"),
+		len(lines), "lines:", b.String())
 	for _, line := range lines {
-		if n := uniseg.StringWidth(line); n > 60 {
-			t.Errorf("%d columns: %s", n, line)
-		}
+		n := uniseg.StringWidth(line)
+		expect.That(t, n <= 60, n, "columns:", line)
 		if at := strings.Index(line, "12   per-minute"); at >= 0 && uniseg.StringWidth(line[:at]) != uniseg.StringWidth(lines[1][:strings.Index(lines[1], "12   per")]) {
 			t.Errorf("is not aligned: %s", line)
 		}

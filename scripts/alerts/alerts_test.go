@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 // An expected alert fires within two minutes of a time, and is over two and a half minutes after
@@ -112,14 +110,18 @@ func TestMetricsTellTheDrill(t *testing.T) {
 	t.Parallel()
 	all := load(t, "testdata/drill.gz")
 	data, spans := all.store(t), all.spans()
-	expect.Equal(t, len(spans), len(steps), "steps are recorded")
+	if len(spans) != len(steps) {
+		t.Errorf("%d steps are recorded, want %d", len(spans), len(steps))
+	}
 	for _, step := range spans {
 		for _, expr := range step.metrics {
 			holds := false
 			for at := step.from; at.Before(step.to) && !holds; at = at.Add(5 * s) {
 				holds = len(query(t, data, expr, at)) > 0
 			}
-			expect.That(t, holds, step.name, "but", expr, "never holds")
+			if !holds {
+				t.Errorf("%s, but %s never holds", step.name, expr)
+			}
 		}
 	}
 }

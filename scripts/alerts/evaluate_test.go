@@ -27,8 +27,6 @@ import (
 	"github.com/prometheus/prometheus/tsdb/chunkenc"
 	"github.com/prometheus/prometheus/tsdb/chunks"
 	"github.com/prometheus/prometheus/util/annotations"
-
-	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 const rulesFile = "../../docs/howto/metrics/alerts.yml"
@@ -39,7 +37,9 @@ var language = parser.NewParser(parser.Options{})
 func rules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation, language, slog.New(slog.DiscardHandler))
-	expect.Require(t, len(errs) == 0, errs)
+	if len(errs) > 0 {
+		t.Fatal(errs)
+	}
 	return groups.Groups[0].Rules
 }
 
@@ -56,10 +56,14 @@ type recording []scrape
 func load(t *testing.T, path string) (r recording) {
 	t.Helper()
 	f, err := os.Open(path)
-	expect.Must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer f.Close()
 	zipped, err := gzip.NewReader(f)
-	expect.Must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for lines := bufio.NewScanner(zipped); lines.Scan(); {
 		line := lines.Text()
 		if head, ok := strings.CutPrefix(line, "> "); ok {
@@ -70,7 +74,9 @@ func load(t *testing.T, path string) (r recording) {
 		}
 		i := strings.LastIndex(line, " ")
 		v, err := strconv.ParseFloat(line[i+1:], 64)
-		expect.Must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		r[len(r)-1].series[line[:i]] = v
 	}
 	return r
@@ -125,7 +131,9 @@ func (r recording) store(t *testing.T) store {
 			key := name + " " + s.instance
 			if all[key] == nil {
 				of, err := language.ParseMetric(name)
-				expect.Must(t, err)
+				if err != nil {
+					t.Fatal(err)
+				}
 				b := labels.NewBuilder(of)
 				b.Set("instance", s.instance)
 				b.Set("job", "workers")
@@ -217,9 +225,13 @@ var engine = sync.OnceValue(func() *promql.Engine {
 func query(t *testing.T, data store, expr string, at time.Time) promql.Vector {
 	t.Helper()
 	q, err := engine().NewInstantQuery(context.Background(), data, nil, expr, at)
-	expect.Require(t, err == nil, expr, err)
+	if err != nil {
+		t.Fatal(expr, err)
+	}
 	defer q.Close()
 	v, err := q.Exec(context.Background()).Vector()
-	expect.Require(t, err == nil, expr, err)
+	if err != nil {
+		t.Fatal(expr, err)
+	}
 	return slices.Clone(v)
 }

@@ -2,6 +2,8 @@ package docs_test
 
 import (
 	"context"
+	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -69,9 +71,21 @@ func transportOf(limiter *throttle.Limiter) (http.RoundTripper, error) {
 	return transport, err
 }
 
-func middlewareOf(limiter *throttle.Limiter) (func(http.Handler) http.Handler, error) {
-	limit, err := httpthrottle.NewMiddleware(httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "webhooks"})
-	return limit, err
+func webhooksOf(limiter *throttle.Limiter, next http.Handler) http.HandlerFunc {
+	webhooks := func(w http.ResponseWriter, r *http.Request) {
+		sender := map[string]string{"sender": r.PathValue("sender")}
+		d, err := limiter.Reserve(r.Context(), throttle.Request{Policy: "webhooks", Attributes: sender})
+		switch {
+		case err != nil:
+			http.Error(w, "cannot be counted", http.StatusServiceUnavailable)
+		case !d.Granted:
+			w.Header().Set("Retry-After", fmt.Sprint(math.Ceil(d.RetryIn.Seconds())))
+			http.Error(w, "too many requests", http.StatusTooManyRequests)
+		default:
+			next.ServeHTTP(w, r)
+		}
+	}
+	return webhooks
 }
 
 // policiesOfCookbook loads all policies of the page, as one file.
@@ -108,18 +122,17 @@ func TestTheCookbookWorks(t *testing.T) {
 	expect.Must(t, err)
 	resp.Body.Close()
 
-	limit, err := middlewareOf(limiter)
-	expect.Must(t, err)
-	webhooks := limit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	refused := 0
+	served := 0
+	webhooks := http.NewServeMux()
+	webhooks.Handle("POST /{sender}", webhooksOf(limiter, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ })))
+	w := httptest.NewRecorder()
 	for range 101 {
-		w := httptest.NewRecorder()
-		webhooks.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", strings.NewReader("{}")))
-		if w.Code == http.StatusTooManyRequests {
-			refused++
-		}
+		w = httptest.NewRecorder()
+		webhooks.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/acme", strings.NewReader("{}")))
 	}
-	expect.That(t, refused == 1, refused, "of 101 webhooks were refused")
+	retryIn, err := strconv.Atoi(w.Header().Get("Retry-After"))
+	expect.That(t, served == 100 && w.Code == http.StatusTooManyRequests && err == nil && retryIn > 50 && retryIn <= 60,
+		"of 101 webhooks", served, "were served, and the last", w.Code, "after", retryIn, err)
 
 	cancelled, cancel := context.WithTimeout(ctx, time.Nanosecond)
 	defer cancel()

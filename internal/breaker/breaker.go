@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// AnswerWithin is how long work that a limiter guards waits for it: tasks and requests.
+// AnswerWithin is how long a task waits for the limiter.
 const AnswerWithin = 2 * time.Second
 
 // probeTimeout bounds each call while the limiter is silent.

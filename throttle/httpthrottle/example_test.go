@@ -67,35 +67,3 @@ func ExampleTransport() {
 	// 200 OK
 	// denied for 1h0m0s
 }
-
-func ExampleNewMiddleware() {
-	limiter, end := exampleLimiter(throttle.Policy{
-		Name: "site",
-		Windows: []throttle.Window{
-			{Name: "address", Limit: 100, Period: time.Minute, Scope: throttle.Per("ip")},
-			{Name: "user", Limit: 1, Period: time.Minute, Scope: throttle.Per("user")},
-		},
-	})
-	defer end()
-
-	limit, err := httpthrottle.NewMiddleware(httpthrottle.MiddlewareConfig{
-		Limiter:    limiter,
-		Policy:     "site",
-		Attributes: func(r *http.Request) map[string]string { return map[string]string{"user": r.Header.Get("X-User")} },
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	site := limit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
-	for _, user := range []string{"ann", "ann", "bob"} {
-		r := httptest.NewRequest(http.MethodGet, "/", nil)
-		r.Header.Set("X-User", user)
-		w := httptest.NewRecorder()
-		site.ServeHTTP(w, r)
-		fmt.Println(user, w.Code, w.Header().Get("RateLimit-Policy"))
-	}
-	// Output:
-	// ann 200 "address";q=100;w=60, "user";q=1;w=60
-	// ann 429 "address";q=100;w=60, "user";q=1;w=60
-	// bob 200 "address";q=100;w=60, "user";q=1;w=60
-}

@@ -152,28 +152,3 @@ func TestDriftsAreLoggedOnce(t *testing.T) {
 	}
 	expect.That(t, len(l.drifts) <= maxDrifts, len(l.drifts), "drifts are remembered")
 }
-
-func TestTheTightestWindowIsReported(t *testing.T) {
-	t.Parallel()
-	window := func(name string, burst, remaining int64, denies time.Duration) throttle.WindowState {
-		return throttle.WindowState{Name: name, Limit: burst, Burst: burst, Remaining: remaining, Denied: denies > 0, RetryIn: denies}
-	}
-	for _, row := range []struct {
-		want    string
-		windows []throttle.WindowState
-	}{
-		{"least", []throttle.WindowState{window("half", 10, 5, 0), window("least", 1000, 400, 0), window("most", 2, 2, 0)}},
-		{"denies", []throttle.WindowState{window("denies", 10, 1, time.Second), window("less", 100, 5, 0)}},
-		{"denies", []throttle.WindowState{window("less", 100, 5, 0), window("denies", 10, 1, time.Second)}},
-		{"longer", []throttle.WindowState{window("none", 10, 0, time.Second), window("longer", 10, 1, time.Minute)}},
-	} {
-		h := http.Header{}
-		for i := range row.windows {
-			if row.windows[i].Name == row.want {
-				row.windows[i].Limit = 4711
-			}
-		}
-		setRateLimit(h, throttle.Decision{At: time.Unix(1_790_000_000, 0), Windows: row.windows})
-		expect.Equal(t, h.Get("X-RateLimit-Limit"), "4711", row.windows, "the limit of")
-	}
-}

@@ -198,30 +198,3 @@ func TestAJobsCallLearnsWhatIsLeft(t *testing.T) {
 		expect.That(t, one.Granted, "the one that is left is denied")
 	})
 }
-
-// A client that knows too large a limit learns the server's, and is never refused.
-func TestOurTransportUnderstandsOurMiddleware(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		limiter := limitertest.New(t, client, policy("server", perHour(10)), policy("client", perHour(100)))
-		guarded := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "server"})(http.HandlerFunc(ok))
-		server := newUpstream(t, guarded.ServeHTTP)
-		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "client"})
-		for i := range 10 {
-			resp, err := get(t.Context(), rt, server.URL)
-			if i == 4 { // the others of the same key
-				for range 3 {
-					ask(guarded, "10.0.0.9", "")
-				}
-			}
-			var denied *throttle.DeniedError
-			switch {
-			case i < 7 && (err != nil || resp.StatusCode != 200):
-				t.Fatalf("call %d: %v", i, err)
-			case i >= 7 && !errors.As(err, &denied): // two after the others took theirs, the client knows
-				t.Fatalf("call %d was not denied: %v", i, err)
-			}
-		}
-		expect.Equal(t, server.calls.Load(), 7, "the server saw", "calls")
-	})
-}

@@ -52,16 +52,6 @@ func newTransport(t testing.TB, c httpthrottle.TransportConfig) *httpthrottle.Tr
 	return transport
 }
 
-func newMiddleware(t testing.TB, c httpthrottle.MiddlewareConfig) func(http.Handler) http.Handler {
-	t.Helper()
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	middleware, err := httpthrottle.NewMiddleware(c)
-	expect.Must(t, err)
-	return middleware
-}
-
 // An upstream is a server that counts its calls.
 type upstream struct {
 	*httptest.Server

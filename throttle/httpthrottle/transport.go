@@ -1,7 +1,7 @@
-// Package httpthrottle puts the limits of package throttle around net/http: around the calls that a
-// program makes ([Transport]), and in front of the requests that it serves ([NewMiddleware]).
+// Package httpthrottle puts the limits of package throttle around the calls that a program makes by
+// net/http.
 //
-// A Transport reserves for every call. From the responses it learns of refusals, and of how much
+// A [Transport] reserves for every call. From the responses it learns of refusals, and of how much
 // the upstream has left. In a job, whose context carries a [throttle.Caller], a call that does not
 // fit returns a *[throttle.DeniedError]. A handler that returns this error has its job requeued:
 //
@@ -13,7 +13,6 @@
 //	response, err := client.Do(request.WithContext(ctx)) // ctx is the handler's
 //
 // To follow a call through the code, read [Transport.RoundTrip] here, then body.go and learn.go.
-// For a served request, read middleware.go.
 package httpthrottle
 
 import (
@@ -254,7 +253,7 @@ func (t *Transport) giveBack(ctx context.Context, policy string, cancel func(con
 	})
 }
 
-// release releases the slots of a call, or of a request that was served.
+// release releases the slots of a call.
 func release(ctx context.Context, hold *throttle.Hold, logger *slog.Logger) {
 	if err := hold.Release(ctx); err != nil {
 		logger.Warn("httpthrottle: a concurrency window's slot was not released, and runs out",

@@ -134,7 +134,7 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 	expect.That(t, !granted(t, l, "p", "acme"), "the limit is not 1 again")
 
 	// By the clock of Redis it ends by itself.
-	expect.Must(t, s.SetOverride(t.Context(), exempt, 300*time.Millisecond, anna))
+	expect.Must(t, s.SetOverride(t.Context(), exempt, 1500*time.Millisecond, anna))
 	limitertest.Until(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
 	limitertest.Until(t, "it ends", func() bool { return !granted(t, l, "p", "acme") })
 
@@ -250,7 +250,7 @@ func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 		follow(t, l, false)
 		cut := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 1}}}
 		expect.Must(t, s.SetOverride(t.Context(), cut, 25*time.Second, anna))
-		synctest.Wait()
+		time.Sleep(time.Second)
 		begun, line := time.Now(), l.Line("p")
 		var requests []throttle.Request
 		for i := range 3 {
@@ -268,7 +268,7 @@ func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		expect.Require(t, len(at) == 3, at)
-		expect.That(t, at[0] == 0 && at[1] >= 25*time.Second && at[2] <= 26*time.Second, "tickets were taken at", at)
+		expect.That(t, at[0] == 0 && at[1] >= 24*time.Second && at[2] <= 25*time.Second, "tickets were taken at", at)
 	})
 }
 

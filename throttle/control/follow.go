@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"reflect"
 	"sync"
 	"time"
@@ -16,11 +15,11 @@ import (
 )
 
 const (
-	// lookEvery is the time after which a follower looks that has heard of no change.
-	lookEvery = 10 * time.Second
+	// lookEvery is how often a follower asks whether something has changed.
+	lookEvery = 500 * time.Millisecond
 
-	// lookAgain is the same while it cannot subscribe.
-	lookAgain = time.Second
+	// reportEvery is how often it says that it is still here.
+	reportEvery = 10 * time.Second
 
 	readTimeout = 2 * time.Second
 )
@@ -30,9 +29,8 @@ type FollowConfig struct {
 	// KeepPolicies has the limiter keep its own policies, and follow overrides and pauses only.
 	KeepPolicies bool
 
-	// Store is followed by its limiter. It is required. The limiter's Logger gets each change that
-	// is put in force, and policies that cannot be used. Its Observer.Followed is called for each
-	// version.
+	// Store is followed by its limiter. It is required. The limiter's Logger gets policies that cannot be
+	// used. Its Observer.Followed is called for each version.
 	Store *Store
 }
 
@@ -46,20 +44,20 @@ type Follower struct {
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 
-	own    []throttle.Policy // of the program
-	state  State             // as it was read last; if Redis has forgotten the policies, with those
-	runs   int64             // the published version that is in force here; 0: its own policies
-	offset time.Duration     // of the clock of Redis
-	silent bool              // Redis did not answer last time
+	own      []throttle.Policy // of the program
+	state    State             // as it was read last; if Redis has forgotten the policies, with those
+	runs     int64             // the published version that is in force here; 0: its own policies
+	reported time.Time         // when it last said so
+	offset   time.Duration     // of the clock of Redis
+	silent   bool              // Redis did not answer last time
 }
 
 // Follow keeps a limiter up to date with its Store, from now until Close. It reads the Store once
 // before it returns. While Redis does not answer, or nothing was published, the limiter has its own
 // policies.
 //
-// Every change is in force within a second, or within 10 seconds if a message of Redis is lost.
-// Policies that cannot be used are logged, and those before stay in force, as they do if Redis
-// forgets what was published.
+// Every change is in force within a second. Policies that cannot be used are logged, and those before
+// stay in force, as they do if Redis forgets what was published.
 //
 // The error names the field that is invalid.
 func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
@@ -71,8 +69,14 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 	f.look(ctx)
 	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	f.done.Go(func() {
-		for deaf := false; ctx.Err() == nil; {
-			deaf = f.listen(ctx, deaf)
+		for ticker := time.NewTicker(lookEvery); ; {
+			select {
+			case <-ticker.C:
+				f.look(ctx)
+			case <-ctx.Done():
+				ticker.Stop()
+				return
+			}
 		}
 	})
 	return f, nil
@@ -86,93 +90,42 @@ func (f *Follower) Close() error {
 	return nil
 }
 
-// listen subscribes, and looks when it hears of a change, until the subscription fails. It is deaf if it could
-// not subscribe before, or cannot now.
-func (f *Follower) listen(ctx context.Context, deaf bool) bool {
-	sub := f.store.client.Subscribe(ctx, f.store.key("changed"))
-	defer sub.Close()
-	defer context.AfterFunc(ctx, func() { sub.Close() })()
-	for {
-		_, err := sub.ReceiveTimeout(ctx, f.untilNext())
-		var timeout net.Error
-		heard := err == nil
-		if ctx.Err() != nil {
-			return deaf
-		}
-		if !heard && !(errors.As(err, &timeout) && timeout.Timeout()) {
-			if !deaf {
-				f.logger.Warn("control: cannot hear of changes at once: looks for them every second", "err", err)
-			}
-			f.look(ctx)
-			select {
-			case <-ctx.Done():
-			case <-time.After(lookAgain):
-			}
-			return true
-		}
-		deaf = false
-		if changed := f.look(ctx); changed && !heard {
-			return false // the subscription has missed it: a new one is needed
-		}
-	}
-}
-
-// untilNext returns when to look next: at the end of an override or a pause, or after lookEvery.
-func (f *Follower) untilNext() time.Duration {
-	next, now := lookEvery, time.Now().Add(f.offset)
-	for _, o := range f.state.Overrides {
-		next = min(next, o.Until.Sub(now))
-	}
-	for _, p := range f.state.Pauses {
-		next = min(next, p.Until.Sub(now))
-	}
-	return max(next, time.Millisecond)
-}
-
-// look reads the state, and puts it in force. It reports whether it has changed since the last
-// time.
-func (f *Follower) look(ctx context.Context) bool {
+// look reads the state, and puts what has changed in force.
+func (f *Follower) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	before := f.state
-	now, changed, err := f.store.read(ctx, before.mark)
-	switch {
-	case err == nil:
-		f.silent = false
-	case !f.silent && ctx.Err() != context.Canceled:
-		f.silent = true
-		f.logger.Warn("control: what is in force cannot be read: what was read last stays", "err", err)
+	now, err := f.store.read(ctx, before)
+	if ctx.Err() == context.Canceled {
+		return
 	}
-	if err != nil {
-		changed, now.At = false, time.Now().Add(f.offset) // what has ended, has
-	}
-	f.offset = time.Until(now.At)
 	switch {
-	case !changed:
-		at := now.At
-		now = before
-		now.Interventions = before.InForce(at)
+	case err != nil:
+		if !f.silent {
+			f.logger.Warn("control: what is in force cannot be read: what was read last stays", "err", err)
+		}
+		now = before.at(time.Now().Add(f.offset))
 	case now.Version == 0 && before.Version > 0:
 		if !f.keep {
 			f.logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
 		}
-		now.Policies, now.Removed, now.Version, now.epoch = before.Policies, before.Removed, before.Version, before.epoch
+		now.Policies, now.Removed, now.Version = before.Policies, before.Removed, before.Version
 	}
-	f.state = now
+	f.state, f.silent, f.offset = now, err != nil, time.Until(now.At)
 	was, _ := before.Effective()
 	policies, rest := now.Effective()
 	switch {
-	case now.Version != before.Version || now.epoch != before.epoch && now.Version > 0:
+	case now.Version != before.Version:
 		f.publish()
-	case f.runs > 0 && policies != nil && !reflect.DeepEqual(was, policies):
+	case f.runs > 0 && !reflect.DeepEqual(was, policies):
 		_ = f.put()
 	}
 	if !reflect.DeepEqual(before.Overrides, now.Overrides) || !reflect.DeepEqual(before.Pauses, now.Pauses) {
 		f.limiter.SetInterventions(rest)
-		f.log(before, now)
 	}
-	f.report(true)
-	return changed
+	if time.Since(f.reported) >= reportEvery {
+		f.report(true)
+	}
 }
 
 // report notes for other processes which policies this one runs, or no longer.
@@ -187,7 +140,7 @@ func (f *Follower) report(here bool) {
 		runs = fmt.Sprintf("published version %d", f.runs)
 	}
 	key, member := f.store.key("processes"), runs+"\n"+f.limiter.Config().Name
-	_, _ = f.store.client.Pipelined(ctx, func(pipe redis.Pipeliner) error { // the next look does it again
+	_, _ = f.store.client.Pipelined(ctx, func(pipe redis.Pipeliner) error { // the next report does it again
 		if !here {
 			return pipe.ZRem(ctx, key, member).Err()
 		}
@@ -196,6 +149,7 @@ func (f *Follower) report(here bool) {
 		pipe.ZRemRangeByScore(ctx, key, "0", fmt.Sprint(now.Add(-reportedFor).Unix()))
 		return pipe.Expire(ctx, key, reportedFor).Err()
 	})
+	f.reported = time.Now()
 }
 
 // publish puts newly published policies in force, and warns if they are not those of the program.
@@ -214,7 +168,7 @@ func (f *Follower) publish() {
 	err := f.put()
 	if err == nil {
 		f.report(false)
-		f.runs = f.state.Version
+		f.runs, f.reported = f.state.Version, time.Time{}
 	}
 	f.limiter.Config().Observer.Followed(f.state.Version, err)
 }
@@ -231,19 +185,4 @@ func (f *Follower) put() error {
 			"version", f.state.Version, "err", err)
 	}
 	return err
-}
-
-// log logs which overrides and pauses have begun, and which have ended.
-func (f *Follower) log(before, now State) {
-	was, is := before.describe(), now.describe()
-	for of, text := range is {
-		if was[of] != text {
-			f.logger.Info("control: in force", "policy", of.policy, "tenant", of.tenant, "what", text)
-		}
-	}
-	for of, text := range was {
-		if is[of] == "" {
-			f.logger.Info("control: ended", "policy", of.policy, "tenant", of.tenant, "what", text)
-		}
-	}
 }

@@ -11,7 +11,6 @@ package control
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	_ "embed"
 	"encoding/json"
@@ -92,8 +91,13 @@ type State struct {
 	// Version is that of Policies, for Publish. It is 0 if none were published.
 	Version int64
 
-	epoch string // of the state, as Redis may forget it
-	mark  string // "EPOCH VERSION", the version of every change
+	mark string // of the change that was made last
+}
+
+// at returns the state as it is at a time, if nothing is changed until then.
+func (s State) at(now time.Time) State {
+	s.Interventions = s.InForce(now)
+	return s
 }
 
 var (
@@ -108,41 +112,37 @@ var (
 
 // State reads what is in force. The error wraps that of Redis.
 func (s *Store) State(ctx context.Context) (State, error) {
-	state, _, err := s.read(ctx, "")
-	return state, err
+	return s.read(ctx, State{mark: "unknown"})
 }
 
-// read reads what is in force, unless it has the mark of before, and the time of Redis.
-func (s *Store) read(ctx context.Context, before string) (state State, changed bool, err error) {
-	reply, err := readScript.Run(ctx, s.client, []string{s.key("state")}, before).Slice()
+// read reads what is in force, of which nothing is sent that has not changed since it was read before.
+func (s *Store) read(ctx context.Context, before State) (state State, err error) {
+	reply, err := readScript.Run(ctx, s.client, []string{s.key("state")}, before.mark).StringSlice()
 	if err != nil {
-		return state, false, fmt.Errorf("control: reading what is in force: %w", err)
+		return state, fmt.Errorf("control: reading what is in force: %w", err)
 	}
-	if len(reply) < 2 || len(reply)%2 > 0 {
-		return state, false, fmt.Errorf("control: unexpected reply of %d values", len(reply))
+	us, err := strconv.ParseInt(reply[0], 10, 64)
+	if err != nil {
+		return state, fmt.Errorf("control: unexpected reply: %w", err)
 	}
-	now, _ := reply[0].(int64)
-	state.At = time.UnixMicro(now)
-	if news, _ := reply[1].(int64); news == 0 {
-		return state, false, nil
+	now, fields := time.UnixMicro(us), map[string]string{}
+	if len(reply) == 1 {
+		return before.at(now), nil
 	}
-	fields := map[string]string{}
-	for i := 2; i < len(reply); i += 2 {
-		name, _ := reply[i].(string)
-		fields[name], _ = reply[i+1].(string)
+	for pair := range slices.Chunk(reply[2:], 2) {
+		fields[pair[0]] = pair[1]
 	}
-	state.epoch, state.mark = fields["epoch"], fields["epoch"]+" "+fields["version"]
+	state.mark = reply[1]
 	state.Version, _ = strconv.ParseInt(fields["policies_version"], 10, 64)
 	if state.Version > 0 {
 		state.Policies, state.Removed, state.PoliciesErr = decodePolicies(fields["policies"])
 	}
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		if err := state.add(name, fields[name]); err != nil {
-			return state, true, err
+			return state, err
 		}
 	}
-	state.Interventions = state.InForce(state.At)
-	return state, true, nil
+	return state.at(now), nil
 }
 
 // reportedFor is the time after its last report for which a process counts.
@@ -254,7 +254,7 @@ func (s *Store) change(
 	entry, _ := json.Marshal(c)                // strings, and policies that were encoded before
 	keys := []string{s.key("state"), s.key("log")}
 	reply, err := changeScript.Run(ctx, s.client, keys, field, value, ttl.Microseconds(), version,
-		rand.Text()[:8], MaxInForce, entry, MaxChanges, s.key("changed")).Int64Slice()
+		MaxInForce, entry, MaxChanges).Int64Slice()
 	if err != nil {
 		return 0, fmt.Errorf("control: making a change: %w", err)
 	}

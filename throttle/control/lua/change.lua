@@ -6,17 +6,16 @@
 --       2 value      JSON, or empty: the field is deleted
 --       3 ttl        of an override or a pause (us)
 --       4 version    of policies: the one that this replaces
---       5 epoch      random, for a state that is new
---       6 most       overrides and pauses that may be in force
---       7 entry      JSON, for the log
---       8 kept       entries of the log
---       9 channel    that followers have subscribed to
+--       5 most       overrides and pauses that may be in force
+--       6 entry      JSON, for the log
+--       7 kept       entries of the log
 -- reply status, version
 --       status   1 done   2 conflict: policies have another version, which follows   3 nothing to
 --                delete   4 too many are in force
 --
--- The state has these fields: epoch, version (of every change), policies_version (the version that
--- published policies got), and those of ARGV[1]. An override and a pause are "UNTIL JSON" (us).
+-- The state has these fields: version (of every change), policies_version (the version that published
+-- policies got), mark (the ID of the last change in the log, as Redis may lose the state and begin anew),
+-- and those of ARGV[1]. An override and a pause are "UNTIL JSON" (us).
 
 local field, value = ARGV[1], ARGV[2]
 local t = redis.call('TIME')
@@ -38,7 +37,7 @@ end
 local version, published = known.version or 0, tonumber(known.policies_version or 0)
 if field == 'policies' and published ~= tonumber(ARGV[4]) then return {2, published} end
 if field ~= '' and value == '' and not known[field] then return {3, 0} end
-if value ~= '' and field ~= 'policies' and not known[field] and live >= tonumber(ARGV[6]) then
+if value ~= '' and field ~= 'policies' and not known[field] and live >= tonumber(ARGV[5]) then
   return {4, live}
 end
 
@@ -46,7 +45,8 @@ version = string.format('%d', version + 1)
 for i = 1, #ended, 1000 do
   redis.call('HDEL', KEYS[1], unpack(ended, i, math.min(#ended, i + 999)))
 end
-redis.call('HSET', KEYS[1], 'version', version, 'epoch', known.epoch or ARGV[5])
+local mark = redis.call('XADD', KEYS[2], 'MAXLEN', ARGV[7], '*', 'change', ARGV[6], 'version', version)
+redis.call('HSET', KEYS[1], 'version', version, 'mark', mark)
 if field == 'policies' then
   redis.call('HSET', KEYS[1], 'policies', value, 'policies_version', version)
 elseif value ~= '' then
@@ -54,7 +54,4 @@ elseif value ~= '' then
 elseif field ~= '' then
   redis.call('HDEL', KEYS[1], field)
 end
-redis.call('XADD', KEYS[2], 'MAXLEN', ARGV[8], '*', 'change', ARGV[7], 'version', version)
--- Without the permission, or a follower, they see it when they look the next time.
-if field ~= '' then redis.pcall('PUBLISH', ARGV[9], version) end
 return {1, tonumber(version)}

@@ -124,8 +124,8 @@ func ExampleReservation_Hold() {
 		if !d.Granted {
 			return &throttle.DeniedError{Decision: d}
 		}
-		work, hold := d.Reservation.Hold(ctx)
-		defer hold.Release(ctx)
+		work := d.Reservation.Hold(ctx)
+		defer d.Reservation.Release(ctx)
 		second, err := limiter.Reserve(work, throttle.Request{Policy: "renders"})
 		fmt.Println("a second one beside it:", second.Granted)
 		return err // or context.Cause(work): throttle.ErrLeaseLost if the slot was lost

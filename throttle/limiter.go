@@ -28,7 +28,8 @@ import (
 // count together. It is safe for concurrent use. Calls of one policy that are made while another is
 // under way share the next call to Redis.
 type Limiter struct {
-	config        Config // with defaults
+	config        Config   // with defaults
+	holds         sync.Map // *hold by Reservation.key
 	interventions atomic.Pointer[interventions]
 	panics        panics
 	policies      atomic.Pointer[policySet]

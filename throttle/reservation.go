@@ -35,17 +35,24 @@ type Refund struct {
 }
 
 // Cancel gives back the units of the reservation that still count. It does so once, however often
-// it is called. Errors are Limiter.Reserve's and ErrDetached.
+// it is called. It ends a Hold. After an error, the reservation is still held. Errors are
+// Limiter.Reserve's and ErrDetached.
 func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	o, err := r.operation(ctx)
 	if o == nil {
 		return Refund{}, err
 	}
+	held, isHeld := r.limiter.holds.LoadAndDelete(r.key()) // a renewal that is refused meanwhile is no loss
 	a, err := o.settle(ctx, r, script.Request{Op: script.Cancel, Never: o.neverCounted(r)})
+	switch {
+	case isHeld && err != nil:
+		r.limiter.holds.Store(r.key(), held)
+	case isHeld:
+		held.(*hold).end(r)
+	}
 	if err != nil {
 		return Refund{}, err
 	}
-	CallerFrom(ctx).drop(r)
 	o.claims.released()
 	d := o.decision(a)
 	if a.Status == script.Granted {
@@ -140,16 +147,30 @@ func (o *operation) change(before, actual []int64) map[string]int64 {
 	return change
 }
 
-// Release gives back what Concurrency windows hold for the reservation, at the end of the work. A
-// second one, or one after the lease expired, does nothing. Errors are Limiter.Reserve's and
-// ErrDetached. After an error, what is held ends with its lease.
+// releaseTimeout bounds a release, which does not end with the work's context.
+const releaseTimeout = 5 * time.Second
+
+// Release gives back what Concurrency windows hold for the reservation, at the end of the work, and
+// ends a Hold. It takes 5 seconds at most, even if ctx has ended. A second one, or one after the lease
+// expired, does nothing. Errors are Limiter.Reserve's and ErrDetached. After an error, what is held
+// ends with its lease.
 func (r Reservation) Release(ctx context.Context) error {
+	cp, err := r.policy()
+	if cp == nil || !cp.leases { // not by Lease: what is held stays held when the cost is settled to 0
+		return err
+	}
+	if held, ok := r.limiter.holds.LoadAndDelete(r.key()); ok {
+		h := held.(*hold)
+		h.end(r) // a renewal after the release would take the room again
+		defer h.cancel(context.Canceled)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	defer cancel()
 	o, err := r.operation(ctx)
-	if o == nil || !o.leases { // not by Lease: what is held stays held when the cost is settled to 0
+	if err != nil {
 		return err
 	}
 	if _, err = o.settle(ctx, r, script.Request{Op: script.Release}); err == nil {
-		CallerFrom(ctx).drop(r)
 		o.claims.released()
 	}
 	return err

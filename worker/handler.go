@@ -21,9 +21,9 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.Ticket{}
 	caller := &throttle.Caller{Decision: d, Request: calls}
 	caller.SetCounted(request.Policy != "")
-	j := &Job{caller: caller, limiter: s.config.Limiter, taskType: a.task.Type()}
+	j := &Job{caller: caller, limiter: s.config.Limiter, task: d.Reservation, taskType: a.task.Type()}
 	ctx = throttle.WithCaller(context.WithValue(ctx, jobKey{}, j), j.caller)
-	ctx, j.task = d.Reservation.Hold(ctx)
+	ctx = j.task.Hold(ctx)
 	err := func() error {
 		defer s.end(j) // even if the handler panics
 		return a.handler.ProcessTask(ctx, a.task)
@@ -93,13 +93,11 @@ func askAgainIn(d throttle.Decision) time.Duration {
 func (s *Server) end(j *Job) {
 	j.mu.Lock()
 	j.ended = true
-	holds := append([]*throttle.Hold{j.task}, j.extra...)
+	held := append([]throttle.Reservation{j.task}, j.extra...)
 	j.mu.Unlock()
-	for _, h := range holds {
-		reservation := h.Reservation()
-		leases := reservation.Lease() > 0
-		_ = h.Release(context.Background()) // else it runs out
-		if leases {
+	for _, reservation := range held {
+		if reservation.Lease() > 0 {
+			_ = reservation.Release(context.Background()) // else it runs out
 			s.dispatch.Freed(s.lineOf(reservation.Request))
 		}
 	}

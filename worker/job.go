@@ -33,12 +33,12 @@ func (e *UnmatchedError) Error() string {
 type Job struct {
 	caller   *throttle.Caller // as the handler's calls see the task; nil outside of a handler
 	limiter  *throttle.Limiter
-	task     *throttle.Hold // of what the task itself took
+	task     throttle.Reservation // what the task itself took
 	taskType string
 
 	mu    sync.Mutex
-	ended bool             // the handler has returned
-	extra []*throttle.Hold // of what the handler reserved
+	ended bool                   // the handler has returned
+	extra []throttle.Reservation // what the handler reserved
 }
 
 type jobKey struct{}
@@ -80,7 +80,8 @@ func (j *Job) Settle(ctx context.Context, unit string, actual int64) error {
 	if err := j.matched(); err != nil {
 		return err
 	}
-	return j.task.Settle(ctx, map[string]int64{unit: actual})
+	_, err := j.task.Settle(ctx, map[string]int64{unit: actual})
+	return err
 }
 
 // Cancel gives back what the task took, as it did not make the call that it was for. That includes
@@ -89,7 +90,7 @@ func (j *Job) Cancel(ctx context.Context) error {
 	if err := j.matched(); err != nil {
 		return err
 	}
-	if err := j.task.Cancel(ctx); err != nil {
+	if _, err := j.task.Cancel(ctx); err != nil {
 		return err
 	}
 	j.caller.SetCounted(false)
@@ -105,7 +106,7 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	j.caller.Answered(time.Now())
-	_, err := j.task.Reservation().Pause(ctx, known(d), "")
+	_, err := j.task.Pause(ctx, known(d), "")
 	return err
 }
 
@@ -211,15 +212,15 @@ func (j *Job) keep(ctx context.Context, reservation throttle.Reservation) error 
 	if reservation.Lease() == 0 {
 		return nil
 	}
-	_, hold := reservation.Hold(ctx)
+	reservation.Hold(ctx)
 	j.mu.Lock()
 	ended := j.ended
 	if !ended {
-		j.extra = append(j.extra, hold)
+		j.extra = append(j.extra, reservation)
 	}
 	j.mu.Unlock()
 	if ended {
-		_ = hold.Release(ctx) // else it runs out
+		_ = reservation.Release(ctx) // else it runs out
 		return errReturned
 	}
 	return nil

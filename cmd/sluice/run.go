@@ -65,11 +65,12 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		return err
 	}
 	// Another process may have worked on these jobs, and written to --out, up to now.
-	ctx, hold, err := c.alone(ctx, server.Client, progress)
+	alone, err := c.alone(ctx, server.Client, progress)
 	if err != nil {
 		return err
 	}
-	defer hold.Release(context.WithoutCancel(ctx))
+	ctx = alone.Hold(ctx)
+	defer alone.Release(ctx)
 	results := jobs.NewLog(c.Stdout)
 	if c.Out != "" {
 		if results, err = jobs.OpenLog(c.Out); err != nil {
@@ -146,11 +147,10 @@ func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string
 // aloneLease is how long a process that was killed keeps others from its jobs.
 const aloneLease = 10 * time.Second
 
-// alone waits until no other process works on the jobs. Nobody else does until the hold is released, or
-// the context has ended.
+// alone waits until no other process works on the jobs. Nobody else does while the reservation is held.
 func (c *RunCommand) alone(
 	ctx context.Context, client redis.UniversalClient, progress *drain.Progress,
-) (context.Context, *throttle.Hold, error) {
+) (throttle.Reservation, error) {
 	one := throttle.Policy{Name: "sluice-run", Windows: []throttle.Window{
 		{Name: "processes", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: aloneLease},
 	}}
@@ -158,7 +158,7 @@ func (c *RunCommand) alone(
 		Client: client, Logger: progress.Logger(), Policies: []throttle.Policy{one}, Prefix: c.Prefix,
 	})
 	if err != nil {
-		return nil, nil, err
+		return throttle.Reservation{}, err
 	}
 	r := throttle.Request{MaxWait: -1, Policy: one.Name, Tenant: c.name()}
 	granted, err := limiter.Wait(ctx, r)
@@ -168,11 +168,7 @@ func (c *RunCommand) alone(
 		granted, err = limiter.Wait(ctx, r)
 	}
 	if errors.As(err, new(*throttle.DeniedError)) {
-		return nil, nil, badInput("--jobs %s: another process works on these jobs: let it end", c.Jobs)
+		return throttle.Reservation{}, badInput("--jobs %s: another process works on these jobs: let it end", c.Jobs)
 	}
-	if err != nil {
-		return nil, nil, err
-	}
-	ctx, hold := granted.Reservation.Hold(ctx)
-	return ctx, hold, nil
+	return granted.Reservation, err
 }

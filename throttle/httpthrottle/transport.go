@@ -209,14 +209,11 @@ func (t *Transport) call(
 ) (*http.Response, error) {
 	outer := req.Context()
 	if outer.Err() != nil {
-		t.giveBack(outer, d.Policy, func(ctx context.Context) (err error) {
-			_, err = d.Reservation.Cancel(ctx)
-			return err
-		})
+		t.giveBack(outer, d.Reservation)
 		return unmade(req, fmt.Errorf("httpthrottle: %w", context.Cause(outer)))
 	}
-	ctx, hold := d.Reservation.Hold(outer)
-	end, reading := func() { release(outer, hold, t.c.Logger) }, false
+	ctx := d.Reservation.Hold(outer)
+	end, reading := func() { release(outer, d.Reservation, t.c.Logger) }, false
 	defer func() {
 		if !reading { // even if Base or Refusal panics
 			end()
@@ -232,7 +229,7 @@ func (t *Transport) call(
 	resp, err := t.c.Base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
 	if resp == nil || err != nil {
 		if sought.Load() && !sent.Load() {
-			t.giveBack(outer, d.Policy, hold.Cancel)
+			t.giveBack(outer, d.Reservation)
 		}
 		return nil, err // nothing at all is an error of http.Client
 	}
@@ -244,20 +241,20 @@ func (t *Transport) call(
 }
 
 // giveBack cancels the reservation of a call that was not made.
-func (t *Transport) giveBack(ctx context.Context, policy string, cancel func(context.Context) error) {
+func (t *Transport) giveBack(ctx context.Context, r throttle.Reservation) {
 	afterward(ctx, func(ctx context.Context) {
-		if err := cancel(ctx); err != nil {
+		if _, err := r.Cancel(ctx); err != nil {
 			t.c.Logger.Warn("httpthrottle: the reservation of a call that was not made was not cancelled, and counts",
-				"policy", policy, "error", err)
+				"policy", r.Policy, "error", err)
 		}
 	})
 }
 
 // release releases the slots of a call.
-func release(ctx context.Context, hold *throttle.Hold, logger *slog.Logger) {
-	if err := hold.Release(ctx); err != nil {
+func release(ctx context.Context, r throttle.Reservation, logger *slog.Logger) {
+	if err := r.Release(ctx); err != nil {
 		logger.Warn("httpthrottle: a concurrency window's slot was not released, and runs out",
-			"policy", hold.Reservation().Policy, "error", err)
+			"policy", r.Policy, "error", err)
 	}
 }
 

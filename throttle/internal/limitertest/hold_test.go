@@ -15,7 +15,8 @@ import (
 func TestAHoldRenewsUntilItIsReleased(t *testing.T) {
 	Bubble(t, Policy(Slots(2)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		caller, stop := context.WithCancel(t.Context())
-		work, hold := Reserve(t, l, Acme(1)).Reservation.Hold(caller)
+		held := Reserve(t, l, Acme(1)).Reservation
+		work := held.Hold(caller)
 		time.Sleep(5 * m) // ten leases
 		WantUsed(t, l, Acme(1), 1)
 		expect.Must(t, work.Err())
@@ -23,13 +24,14 @@ func TestAHoldRenewsUntilItIsReleased(t *testing.T) {
 		time.Sleep(5 * m)
 		WantUsed(t, l, Acme(1), 1)
 		expect.Equal(t, context.Cause(work), context.Canceled)
-		expect.Must(t, hold.Release(caller))
+		expect.Must(t, held.Release(caller))
 		WantUsed(t, l, Acme(1), 0)
-		done, brief := Reserve(t, l, Acme(1)).Reservation.Hold(t.Context())
+		brief := Reserve(t, l, Acme(1)).Reservation
+		done := brief.Hold(t.Context())
 		expect.Must(t, brief.Release(t.Context()))
-		expect.Equal(t, context.Cause(done), context.Canceled, "a hold's context ends at its release")
+		expect.Equal(t, context.Cause(done), context.Canceled, "the work's context ends at the release")
 		again := Reserve(t, l, Acme(1))
-		expect.Must(t, hold.Release(t.Context()))
+		expect.Must(t, held.Release(t.Context()))
 		WantUsed(t, l, Acme(1), 1)
 		Release(t, again)
 	})
@@ -38,7 +40,8 @@ func TestAHoldRenewsUntilItIsReleased(t *testing.T) {
 func TestALostLeaseEndsTheWork(t *testing.T) {
 	for name, lose := range map[string]func(TB, *throttle.Limiter, throttle.Decision, *miniredis.Miniredis){
 		"others have the room": func(t TB, l *throttle.Limiter, d throttle.Decision, _ *miniredis.Miniredis) {
-			Release(t, d)
+			other := New(t, l.Config().Client, l.Policies()...)
+			expect.Must(t, other.Attach(d.Reservation).Release(t.Context()))
 			Reserve(t, l, Acme(1))
 		},
 		"it cannot be renewed": func(_ TB, _ *throttle.Limiter, _ throttle.Decision, redis *miniredis.Miniredis) {
@@ -48,12 +51,12 @@ func TestALostLeaseEndsTheWork(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, redis *miniredis.Miniredis) {
 				d := Reserve(t, l, Acme(1))
-				work, hold := d.Reservation.Hold(t.Context())
+				work := d.Reservation.Hold(t.Context())
 				lose(t, l, d, redis)
 				time.Sleep(30 * s)
 				synctest.Wait()
 				expect.Err(t, context.Cause(work), throttle.ErrLeaseLost, "the work's context ended with")
-				_ = hold.Release(t.Context())
+				_ = d.Reservation.Release(t.Context())
 			})
 		})
 	}
@@ -62,28 +65,13 @@ func TestALostLeaseEndsTheWork(t *testing.T) {
 // What is cancelled was not lost: the work goes on.
 func TestACancelledHoldIsNotLost(t *testing.T) {
 	Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
-		work, hold := Reserve(t, l, Acme(1)).Reservation.Hold(t.Context())
-		expect.Must(t, hold.Cancel(t.Context()))
+		held := Reserve(t, l, Acme(1)).Reservation
+		work := held.Hold(t.Context())
+		Cancel(t, l, held)
 		WantUsed(t, l, Acme(1), 0)
 		other := Reserve(t, l, Acme(1))
 		time.Sleep(m)
 		expect.That(t, work.Err() == nil, "the work's context ended with", context.Cause(work))
 		Release(t, other)
-		expect.Must(t, hold.Release(t.Context()))
-		expect.That(t, work.Err() != nil, "after the release the work goes on")
 	})
-}
-
-func TestAHoldGoesOnFromWhatWasSettled(t *testing.T) {
-	client := Redis(t)
-	l := New(t, client, Policy(throttle.Window{Name: "w", Limit: 10, Period: h}))
-	ctx, hold := Reserve(t, l, Acme(8)).Reservation.Hold(t.Context())
-	expect.Equal(t, ctx, t.Context(), "it holds nothing by a lease, and its context is another")
-	for _, actual := range []int64{5, 3} {
-		expect.Must(t, hold.Settle(t.Context(), map[string]int64{throttle.Requests: actual}))
-		WantUsed(t, l, Acme(1), actual)
-	}
-	expect.Equal(t, hold.Reservation().Cost[throttle.Requests], 3)
-	expect.Must(t, hold.Cancel(t.Context()))
-	WantUsed(t, l, Acme(1), 0)
 }

@@ -183,10 +183,8 @@ func (hs *history) use(r throttle.Reservation) {
 			units, r = 0, settled
 		}
 	case 2:
-		_, hold := r.Hold(ctx)
+		r.Hold(ctx)
 		time.Sleep(rand.N(20 * ms))
-		free()
-		hs.failed(hold.Release(ctx))
 	}
 	free()
 	hs.failed(r.Release(ctx))

@@ -27,11 +27,11 @@ func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decisio
 	r.Attempts++
 	caller := &throttle.Caller{Decision: grant, Request: w.request}
 	caller.SetCounted(true)
-	work, hold := grant.Reservation.Hold(throttle.WithCaller(calls, caller))
+	work := grant.Reservation.Hold(throttle.WithCaller(calls, caller))
 	var err error
 	r.Status, r.Answer, err = d.Caller.Call(work, *w.job)
 	lost := errors.Is(context.Cause(work), throttle.ErrLeaseLost)
-	_ = hold.Release(calls) // else it runs out
+	_ = grant.Reservation.Release(calls) // else it runs out
 	var failure *call.Error
 	retryIn, _, refused := caller.Refusal()
 	switch {

@@ -155,7 +155,7 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 		tenants string
 		// Measured by these seeds: bounds may come closer, and not go farther.
 		measured float64
-	}{{"a", 1.61}, {"aabc", 2.52}} {
+	}{{"a", 1.61}, {"aabc", 2.62}} {
 		var real, most time.Duration
 		many := len(c.tenants) > 1
 		for seed := range uint64(12) {
@@ -332,4 +332,15 @@ func TestExpectedStartsWhereSlotsBind(t *testing.T) {
 	st.take(throttle.MaxTake)
 	st.take(throttle.MaxTake)
 	bySlots("a901", 0) // slots are free
+}
+
+// While a tenant waits, the others take their shares by weight, and a ticket more.
+func TestExpectedStartsCountTheSharesOfOthers(t *testing.T) {
+	st := newStory(t, limitertest.Redis(t), weighted(map[string]float64{"c": 2}, limitertest.SharedWindow(2, 10*s)))
+	st.granted("a1", "a2")
+	st.joinMany("q", "a", 40)
+	st.joins("b1", "b2", "b3")
+	st.expects("b4", 40*s)
+	st.joins("c1", "c2", "c3", "c4")
+	st.expects("c5", 50*s) // behind four, as many of the others, and one more
 }

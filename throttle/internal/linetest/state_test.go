@@ -262,19 +262,6 @@ window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`)
 	expect.Equal(t, st.explain("x9").String(), "p: ticket x9 of queue q stands in no line")
 }
 
-// What goes before a ticket is what the tickets before it cost, not what all of its flow do on average.
-func TestExplainKnowsWhatTheTicketsBeforeCost(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
-	st.costs(9).granted("a0")
-	for i, cost := range []int64{0, 1, 9} {
-		st.costs(cost).joins(fmt.Sprint("a", i+1))
-	}
-	for id, want := range map[string]time.Duration{"a1": 0, "a2": 0, "a3": 10 * s} {
-		e, err := inspect.Of(st.l).Explain(t.Context(), "p", limitertest.Ticket(id))
-		expect.That(t, err == nil && e.Waiting && e.Expected.Sub(e.At) == want, id, "is expected in", want, e, err)
-	}
-}
-
 // As JSON, names are in lower case with underscores, times of RFC 3339, and durations seconds.
 func TestStateHasOneFormAsJSON(t *testing.T) {
 	t.Parallel()

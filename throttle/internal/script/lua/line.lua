@@ -98,7 +98,6 @@ local function new_line(call)
     fields = fields, written = written, -- of the hashes
     nodes = nodes, flows = flows, queues = {},
     dead_claims = false,                -- whether there are claims whose process is gone
-    waiting = {},                       -- sums of line_eta.lua
     limits = ARGV[4] .. ARGV[5],        -- the scopes and windows: calls by other limits differ in them
     read = false, read_all = false, write = false,
   }

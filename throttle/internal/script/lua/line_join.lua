@@ -103,7 +103,7 @@ local function new_join(L)
   end
 
   -- enter writes a ticket at its rank, with the window that binds, and puts its flow where it has to wait.
-  local function enter(r, q, flow, costs, binds, wasted)
+  local function enter(r, q, flow, costs, binds)
     local id, is_first = r.ticket, flow.n == 0
     local rank = format('%d', (r.rank or new_rank(r.front)) + 0)
     if q.claims then q.asked = now end
@@ -120,11 +120,6 @@ local function new_join(L)
     L.write('t', id, rank .. text .. ' ' .. values .. ' ' .. key)
     L.change('f:' .. r.flow, id, rank + 0)
     line_units.count(flow, costs, 1)
-    if wasted and flow.units then
-      for unit, left in pairs(wasted) do
-        if flow.units[unit] then flow.units[unit][4] = left end
-      end
-    end
     local nodes = L.nodes_of(flow)
     for i = 1, #nodes do line_units.count(nodes[i], costs, 1) end
     if is_first or r.front or r.rank then place_first(flow, id, rank, costs) end
@@ -272,17 +267,17 @@ local function new_join(L)
     list, at = resumed(r, list, at)
     local flow = flow_for(r)
     local behind = r.front and in_front(flow) or nil
-    local low, high, binds, earliest, wasted = expected(flow, list, at, costs, behind)
+    local low, high, binds, earliest = expected(flow, list, at, costs, behind)
     if r.backlog and flow.n >= r.backlog then return 5, low, high, binds, 0 end
     local refused = (r.max_wait or r.deadline) and too_late(call, r, low, high, earliest)
     if refused then return refused, low, high, binds, 0 end
     if name then -- it leaves another flow: scopes or attributes have changed
       remove(r.ticket)
       flow = flow_for(r)
-      low, high, binds, earliest, wasted = expected(flow, list, at, costs, behind)
+      low, high, binds, earliest = expected(flow, list, at, costs, behind)
     end
     local q = L.queue_of(r.queue)
-    enter(r, q, flow, costs, binds, wasted)
+    enter(r, q, flow, costs, binds)
     local nudge = (r.rank or r.paused) and 0 or appointments.nudge(q, now, low)
     low, high, binds = with_slots(flow, behind or flow.n - 1, low, high, binds)
     return 3, low, high, binds, nudge

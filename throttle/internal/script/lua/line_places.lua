@@ -208,7 +208,6 @@ local function new_places(L)
 
   function places.forget(flow, id, costs)
     flow.first = nil
-    if next(L.waiting) then L.waiting = {} end -- line_eta.lua
     L.write('t', id, false)
     L.count = L.count - 1
     line_units.count(flow, costs, -1)

@@ -2,15 +2,14 @@
 --
 -- What is counted is a table `of` with n, how many tickets, and one of these:
 --   same    the costs of every ticket (windows.costs_of), while all cost the same
---   units   by unit {sum, least and most of one ticket's cost, wasted}; least and most never shrink
---           again. Wasted is the room that the tickets of a flow leave, as each has to fit whole
--- Its text is "requests=1" in the first case, and "requests=3/1/2/0,..." in the second.
+--   units   by unit {sum, least and most of one ticket's cost}; least and most never shrink again
+-- Its text is "requests=1" in the first case, and "requests=3/1/2,..." in the second.
 --
 -- line_units is a table of
 --   parse(call, of, text)     reads the text into `of`, whose n is known
 --   text(of) -> text          "-" if nothing is counted
 --   count(of, costs, sign)    adds a ticket's costs (1), or takes them off (-1)
---   of_unit(of, unit) -> sum, least, most, wasted
+--   of_unit(of, unit) -> sum, least, most
 
 local line_units = {
   parse = function(call, of, text)
@@ -20,15 +19,15 @@ local line_units = {
       return
     end
     of.units = {}
-    for unit, sum, least, most, wasted in gmatch(text, '([^=,]+)=(%d+)/(%d+)/(%d+)/(%d+)') do
-      of.units[unit] = {sum + 0, least + 0, most + 0, wasted + 0}
+    for unit, sum, least, most in gmatch(text, '([^=,]+)=(%d+)/(%d+)/(%d+)') do
+      of.units[unit] = {sum + 0, least + 0, most + 0}
     end
   end,
 
   text = function(of)
     if of.same then return of.same.text end
     local parts = {}
-    for unit, u in pairs(of.units or {}) do parts[#parts + 1] = format('%s=%d/%d/%d/%d', unit, unpack(u)) end
+    for unit, u in pairs(of.units or {}) do parts[#parts + 1] = format('%s=%d/%d/%d', unit, unpack(u)) end
     return parts[1] and concat(parts, ',') or '-'
   end,
 
@@ -47,17 +46,16 @@ local line_units = {
       end
       of.units = {}
       for unit, cost in pairs(of.same and of.same.units or {}) do
-        of.units[unit] = {cost * (n - sign), cost, cost, 0}
+        of.units[unit] = {cost * (n - sign), cost, cost}
       end
       of.same = false
     end
     for unit, cost in pairs(costs.units) do
       local u = of.units[unit]
       if not u then
-        of.units[unit] = {max(0, sign * cost), cost, cost, 0}
+        of.units[unit] = {max(0, sign * cost), cost, cost}
       else
         u[1] = max(0, min(u[1] + sign * cost, MOST))
-        if sign < 0 then u[4] = u[4] * n / (n + 1) end
         if cost < u[2] then u[2] = cost end
         if cost > u[3] then u[3] = cost end
       end
@@ -66,8 +64,8 @@ local line_units = {
 
   of_unit = function(of, unit)
     local cost, u = of.same and of.same.units[unit], of.units and of.units[unit]
-    if cost then return cost * of.n, cost, cost, 0 end
+    if cost then return cost * of.n, cost, cost end
     if u then return unpack(u) end
-    return 0, MOST, 0, 0
+    return 0, MOST, 0
   end,
 }

@@ -77,7 +77,7 @@ func (s setup) policies() []throttle.Policy {
 // limiter returns a limiter with its store and its metrics.
 func (s setup) limiter() (*throttle.Limiter, *control.Store, http.Handler, error) {
 	registry := prometheus.NewRegistry()
-	metrics, err := promthrottle.New(promthrottle.Config{Registerer: registry})
+	metrics, err := promthrottle.New(registry)
 	if err != nil {
 		return nil, nil, nil, err
 	}

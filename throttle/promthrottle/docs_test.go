@@ -38,7 +38,7 @@ var (
 
 // The page, the dashboard and the alert rules name only what is exported, and the page names all.
 func TestDocsNameWhatIsExported(t *testing.T) {
-	m, _ := metrics(t, same)
+	m, _ := metrics(t)
 	all := exported(m)
 	expect.Require(t, len(all) >= 15, len(all), "metrics: is the test looking in the wrong place?")
 	labels := []string{"job", "le"} // Prometheus adds the job

@@ -4,23 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"strings"
 
-	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
-
-// with returns labels, and that of the tenant if tenants have one.
-func (m *Metrics) with(tenant string, labels ...string) []string {
-	if m.tenant != nil {
-		labels = append(labels, labelOf(m.tenant(tenant)))
-	}
-	return labels
-}
-
-// labelOf makes a label of a name, which is data: valid UTF-8, and not long.
-func labelOf(name string) string { return words.Name(strings.ToValidUTF8(quote.Short(name), "\uFFFD")) }
 
 func (m *Metrics) called(c throttle.Call) {
 	class := classOf(c.Err)
@@ -66,7 +52,7 @@ func classOf(err error) string {
 
 func (m *Metrics) decided(d throttle.Decision) {
 	if d.Observed != nil {
-		m.observed.WithLabelValues(m.with(d.Tenant, d.Policy, d.Observed.By)...).Inc()
+		m.observed.WithLabelValues(d.Policy, d.Observed.By).Inc()
 		if !d.Observed.NeverFits {
 			m.would.WithLabelValues(d.Policy).Observe(d.Observed.Wait.Seconds())
 		}
@@ -76,10 +62,10 @@ func (m *Metrics) decided(d throttle.Decision) {
 		if d.FailedOpen != nil {
 			source = "failed_open"
 		}
-		m.grants.WithLabelValues(m.with(d.Tenant, d.Policy, source)...).Inc()
+		m.grants.WithLabelValues(d.Policy, source).Inc()
 		return
 	}
-	m.denials.WithLabelValues(m.with(d.Tenant, d.Policy, cmp.Or(d.Binds, throttle.ByLine))...).Inc()
+	m.denials.WithLabelValues(d.Policy, cmp.Or(d.Binds, throttle.ByLine)).Inc()
 	if d.Queued && !d.AlreadyQueued {
 		m.expected.WithLabelValues(d.Policy).Observe(d.RetryIn.Seconds())
 	}
@@ -120,7 +106,7 @@ func resultOf(p throttle.Place) string {
 }
 
 func (m *Metrics) started(s throttle.Start) {
-	m.wait.WithLabelValues(m.with(s.Tenant, s.Policy)...).Observe(s.Waited.Seconds())
+	m.wait.WithLabelValues(s.Policy).Observe(s.Waited.Seconds())
 	if s.Late >= 0 {
 		m.late.WithLabelValues(s.Policy).Observe(s.Late.Seconds())
 	}
@@ -129,7 +115,7 @@ func (m *Metrics) started(s throttle.Start) {
 func (m *Metrics) taken(policy string, tickets []throttle.TakenTicket) {
 	for _, t := range tickets {
 		if t.Decision.Granted {
-			m.grants.WithLabelValues(m.with(t.Decision.Tenant, policy, "line")...).Inc()
+			m.grants.WithLabelValues(policy, "line").Inc()
 		}
 	}
 }

@@ -29,7 +29,7 @@ func Example() {
 	}}
 
 	registry := prometheus.NewRegistry()
-	metrics, err := promthrottle.New(promthrottle.Config{Registerer: registry})
+	metrics, err := promthrottle.New(registry)
 	if err != nil {
 		log.Fatal(err)
 	}

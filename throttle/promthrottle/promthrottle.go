@@ -1,6 +1,6 @@
 // Package promthrottle exports Prometheus metrics of a throttle.Limiter.
 //
-//	metrics, err := promthrottle.New(promthrottle.Config{Registerer: prometheus.DefaultRegisterer})
+//	metrics, err := promthrottle.New(prometheus.DefaultRegisterer)
 //	limiter, err := throttle.New(throttle.Config{Client: client, Observer: metrics.Observer()})
 //	metrics.Watch(limiter)
 //
@@ -15,21 +15,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
-	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 )
-
-// Config configures New.
-type Config struct {
-	// Registerer gets the metrics. It is required. Each limiter of a process needs one of its own:
-	// prometheus.WrapRegistererWith adds a label that tells them apart.
-	Registerer prometheus.Registerer
-
-	// Tenant returns a label for a tenant, such as its plan, or its own name if it is one of a few. Each
-	// label is a series of several metrics. The default, nil, is no label.
-	Tenant func(tenant string) (label string)
-}
 
 // Metrics are the metrics of one limiter. It is safe for concurrent use.
 type Metrics struct {
@@ -44,7 +32,6 @@ type Metrics struct {
 	states  []*prometheus.Desc
 	down    [2]outages // of the limiter's Redis, and of asynq's
 	heads   inspect.Heads
-	tenant  func(string) string
 	watched atomic.Pointer[throttle.Limiter] // its policies are read at each scrape
 }
 
@@ -55,19 +42,13 @@ var (
 	forWaits  = []float64{.01, .1, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600}
 )
 
-// New returns metrics that are registered. The error is that of the Registerer, or names the field
-// that is invalid.
-func New(c Config) (*Metrics, error) {
-	if isnil.Value(c.Registerer) {
-		return nil, errors.New("promthrottle: Config.Registerer is nil: must be such as prometheus.DefaultRegisterer")
+// New returns metrics that a registerer has. Each limiter of a process needs a registerer of its own:
+// prometheus.WrapRegistererWith adds a label that tells them apart. The error is that of the registerer.
+func New(registerer prometheus.Registerer) (*Metrics, error) {
+	if registerer == nil {
+		return nil, errors.New("promthrottle: the registerer is nil: must be such as prometheus.DefaultRegisterer")
 	}
-	m := &Metrics{events: prometheus.NewRegistry(), tenant: c.Tenant}
-	ofTenant := func(labels ...string) []string {
-		if c.Tenant != nil {
-			labels = append(labels, "tenant")
-		}
-		return labels
-	}
+	m := &Metrics{events: prometheus.NewRegistry()}
 	of := promauto.With(m.events)
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return of.NewCounterVec(prometheus.CounterOpts{Name: "sluice_" + name, Help: help}, labels)
@@ -80,17 +61,16 @@ func New(c Config) (*Metrics, error) {
 		return m.states[len(m.states)-1]
 	}
 	m.grants = counter("grants_total", "Requests granted: at once, from the line, or uncounted as the policy fails open.",
-		ofTenant("policy", "source")...)
-	m.denials = counter("denials_total", "Requests denied, by the window that denied for longest.",
-		ofTenant("policy", "by")...)
+		"policy", "source")
+	m.denials = counter("denials_total", "Requests denied, by the window that denied for longest.", "policy", "by")
 	m.observed = counter("observed_denials_total", "Requests that an observing policy would deny, by window.",
-		ofTenant("policy", "by")...)
+		"policy", "by")
 	m.would = histogram("observed_wait_seconds", "How long these requests would wait.", forWaits, "policy")
 	m.joins = counter("joins_total", "Tickets that asked to join a line, by what became of them.", "policy", "result")
 	m.expected = histogram("expected_wait_seconds", "Expected wait of tickets when they joined.", forWaits, "policy")
-	m.wait = histogram("wait_seconds", "How long work waited from its join to its start.", forWaits, ofTenant("policy")...)
+	m.wait = histogram("wait_seconds", "How long work waited from its join to its start.", forWaits, "policy")
 	m.late = histogram("start_delay_seconds", "How long after it fitted work started.", forStarts, "policy")
-	m.refusals = counter("refusals_total", "Calls that the upstream refused.", ofTenant("policy")...)
+	m.refusals = counter("refusals_total", "Calls that the upstream refused.", "policy")
 	m.unavailable = counter("unavailable_requeues_total", "Tasks requeued because nothing was decided.", "policy")
 	m.call = histogram("script_seconds", "How long calls of scripts in Redis took.", forCalls, "policy", "script")
 	m.errors = counter("script_errors_total", "Calls of scripts in Redis that failed.", "policy", "script", "class")
@@ -108,7 +88,7 @@ func New(c Config) (*Metrics, error) {
 	m.starving = state("starving_tenants", "Tenants that are granted nothing, though others are.", "policy")
 	m.paused = state("paused", "Whether the upstream or an operator pauses the policy.", "policy", "by")
 	m.used = state("window_used_ratio", "Units counted by a shared window, as a part of its limit.", "policy", "window")
-	if err := c.Registerer.Register(m); err != nil {
+	if err := registerer.Register(m); err != nil {
 		return nil, fmt.Errorf("promthrottle: %w", err)
 	}
 	return m, nil
@@ -118,7 +98,7 @@ func New(c Config) (*Metrics, error) {
 func (m *Metrics) Observer() throttle.Observer {
 	return throttle.Observer{
 		Called: m.called, Decided: m.decided, Followed: m.followed, Joined: m.joined, Started: m.started, Taken: m.taken,
-		Refused:     func(r throttle.Refusal) { m.refusals.WithLabelValues(m.with(r.Tenant, r.Policy)...).Inc() },
+		Refused:     func(r throttle.Refusal) { m.refusals.WithLabelValues(r.Policy).Inc() },
 		Unavailable: func(policy, _ string, _ error) { m.unavailable.WithLabelValues(policy).Inc() },
 	}
 }

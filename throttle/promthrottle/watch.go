@@ -99,7 +99,7 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 	queues := map[of]inspect.QueueState{} // several asynqs may have one of the same name
 	for _, q := range s.Queues {
 		_, name, _ := strings.Cut(q.Queue, "/") // package worker puts the asynq's identity before it
-		as := of{labelOf(cmp.Or(name, q.Queue)), string(q.Class)}
+		as := of{strings.ToValidUTF8(cmp.Or(name, q.Queue), "\uFFFD"), string(q.Class)}
 		q.Waiting += queues[as].Waiting
 		if before := queues[as].Asked; before.After(q.Asked) {
 			q.Asked = before
@@ -126,21 +126,20 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 // begin creates series of 0 for events that have not happened yet. Otherwise the first event would
 // go unnoticed.
 func (m *Metrics) begin(policies []throttle.Policy) {
-	const tenant = "" // where tenants have labels, some tenant has this one, or nobody
 	m.unusable.WithLabelValues()
 	for _, p := range policies {
 		for _, source := range []string{"failed_open", "line", "reserve"} {
-			m.grants.WithLabelValues(m.with(tenant, p.Name, source)...)
+			m.grants.WithLabelValues(p.Name, source)
 		}
 		for _, w := range p.Windows {
-			m.denials.WithLabelValues(m.with(tenant, p.Name, w.Name)...)
+			m.denials.WithLabelValues(p.Name, w.Name)
 		}
 		for _, script := range []string{"decide", "take"} {
 			for _, c := range classes {
 				m.errors.WithLabelValues(p.Name, script, c.name)
 			}
 		}
-		m.refusals.WithLabelValues(m.with(tenant, p.Name)...)
+		m.refusals.WithLabelValues(p.Name)
 		m.unavailable.WithLabelValues(p.Name)
 	}
 }

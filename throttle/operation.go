@@ -127,18 +127,19 @@ func (o *operation) scriptRequest(op, id string) script.Request {
 	return ask
 }
 
-// own returns what differs for the tenant: parameters of windows, and a pause.
-func (o *operation) own() (own string) {
+// own returns what differs for the tenant.
+func (o *operation) own() script.Own {
+	own := script.Own{Paused: max(0, o.tenant.pausedUntil)}
 	for _, w := range o.windows {
 		if len(o.tenant.Windows) == 0 {
 			break
 		}
 		if params := w.algorithm.Params(w.numbers()); params != w.params {
-			own += script.OwnParams(w.Name, params)
+			if own.Windows == nil {
+				own.Windows = map[string][4]int64{}
+			}
+			own.Windows[w.Name] = params
 		}
-	}
-	if until := o.tenant.pausedUntil; until > 0 {
-		own += script.OwnPause(until)
 	}
 	return own
 }

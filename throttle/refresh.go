@@ -71,9 +71,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[case
 			ask := o.scriptRequest(script.Refresh, "")
 			ask.Place = o.place()
 			ask.Place.Flow = flow // the flow of a claim has another name
-			if o.tenant.Exempt {
-				ask.Own += script.OwnFree
-			}
+			ask.Own.Free = o.tenant.Exempt
 			asks = append(asks, ask)
 		}
 		_, err := cp.group.Do(ctx, cp.script, asks...)

@@ -65,7 +65,8 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 // Settle corrects the reservation to its real cost, per unit, in all windows but Concurrency
 // windows. Overestimates are refunded at once, as far as they still count. Underestimates are
 // charged at once, even above the limit, and later requests wait for them. Units that actual does
-// not name stay as they are.
+// not name stay as they are. After several calls that charge, a refund is made as if the first had
+// charged all: a part of it may go on counting for up to a period.
 //
 // It returns the corrected reservation. Settle and Cancel go by the last correction, whichever of
 // the two they are called on. After a Cancel, Settle changes nothing. Errors are Limiter.Reserve's

@@ -195,7 +195,7 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 	pause = min(pause, o.MaxPause)
 	refused.Wait = max(1, pause.Microseconds())
 	refusal := Refusal{Policy: r.Policy, Tenant: r.Tenant}
-	a, err := o.settle(ctx, r, script.Request{Op: script.Pause, Scopes: o.upstream, Refused: refused})
+	a, err := o.settle(ctx, r, script.Request{Op: script.Pause, Scopes: o.upstream, Refused: &refused})
 	if err != nil {
 		return refusal, err
 	}
@@ -250,7 +250,7 @@ func (r Reservation) ReportRemaining(ctx context.Context, left Remaining) error 
 	case cp == nil:
 		return nil
 	}
-	return r.limiter.report(ctx, r, script.Request{Op: script.Remaining, Left: script.Left{
+	return r.limiter.report(ctx, r, script.Request{Op: script.Remaining, Left: &script.Left{
 		Unit: left.Unit, Units: left.Units, Reset: max(1, left.Reset.Microseconds()),
 	}})
 }

@@ -244,11 +244,11 @@ func (r Request) undoLost(a Answer) (undo Request, ok bool) {
 	switch {
 	case a.failed == nil || errors.As(a.failed, &reply):
 		return r, false
-	case r.lost > 0: // of a call before: that is still to be cancelled, unless this one did it
+	case r.Lost > 0: // of a call before: that is still to be cancelled, unless this one did it
 		return r, true
 	}
 	undo = r.cancel(0)
-	undo.lost, undo.lostSeq = a.index, a.seq
+	undo.Lost, undo.LostSeq = a.index, a.seq
 	return undo, grants(r.Op) && r.Once == ""
 }
 

@@ -2,6 +2,7 @@ package script
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
@@ -35,52 +36,52 @@ const (
 	unsaid   = -1 // Latest, if no field says it: it is the expected start then
 )
 
-// An Answer answers a request. All times are microseconds by the clock of Redis.
+// An Answer answers a request. All times are microseconds by the clock of Redis. The fields that calls
+// carry as JSON have tags.
 type Answer struct {
-	Status  int64
-	At      int64 // when this was decided; when it was granted, if it was before
-	Time    int64 `lua:"time"`   // the expected start
-	Latest  int64 `lua:"latest"` // its upper bound; 0 if none is known
-	Binds   int64 `lua:"binds"`  // the number of the window that holds it up for longest, from 1; Slots, or 0
-	Behind  int64 `lua:"behind"` // how far the clock is behind the windows
-	Nudge   bool  `lua:"nudge"`  // a server should be woken for the ticket
-	Pause   PauseAnswer
-	Adapted AdaptedAnswer
-	Left    LeftAnswer
-	Before  []int64 `lua:"before"` // by window, the cost before this; nil if the request says the same
-	Fits    []int64 `lua:"fits"`   // by window, when the cost fits it alone, 0 for at once; or nil
-	Windows []WindowAnswer
-	Err     error // *StateError, if the status is Failed
+	Status  int64          `json:"-"`
+	At      int64          `json:"-"`       // when this was decided; when it was granted, if it was before
+	Time    int64          `json:"time"`    // the expected start
+	Latest  int64          `json:"latest"`  // its upper bound; 0 if none is known
+	Binds   int64          `json:"binds"`   // the number of the window that holds it up for longest, from 1; Slots, or 0
+	Behind  int64          `json:"behind"`  // how far the clock is behind the windows
+	Nudge   bool           `json:"nudge"`   // a server should be woken for the ticket
+	Pause   PauseAnswer    `json:"pause"`   // zero without one
+	Adapted AdaptedAnswer  `json:"adapted"` // zero if that is the published rate
+	Left    LeftAnswer     `json:"left"`    // zero if that is not known
+	Before  []int64        `json:"before"`  // by window, the cost before this; nil if the request says the same
+	Fits    []int64        `json:"fits"`    // by window, when the cost fits it alone, 0 for at once; or nil
+	Windows []WindowAnswer `json:"-"`
+	Err     error          `json:"-"` // *StateError, if the status is Failed
 
 	failed     error // by which call number seq, where it was request number index, from 1, has no answer
 	seq, index int64
 }
 
-// A PauseAnswer is the pause of a request's scopes. It is zero without one.
+// A PauseAnswer is the pause of a request's scopes.
 type PauseAnswer struct {
-	Until  int64  `lua:"ends"`     // nothing is granted before
-	At     int64  `lua:"reported"` // when it was reported
-	By     string `lua:"by"`
-	Cause  string `lua:"cause"`
-	Tenant string `lua:"tenant"` // the one that was refused
+	Until  int64  `json:"ends"`     // nothing is granted before
+	At     int64  `json:"reported"` // when it was reported
+	By     string `json:"by"`
+	Cause  string `json:"cause"`
+	Tenant string `json:"tenant"` // the one that was refused
 }
 
-// An AdaptedAnswer is a window's rate after refusals by the upstream. It is zero if that is
-// the published one.
+// An AdaptedAnswer is a window's rate after refusals by the upstream.
 type AdaptedAnswer struct {
-	Rate     int64 `lua:"rate"`  // in millionths of the published rate
-	Since    int64 `lua:"since"` // the first refusal
-	Refusals int64 `lua:"refusals"`
-	Window   int64 `lua:"window"` // its place, from 1
-	Changed  int64 `lua:"cut"`    // when a refusal changed the rate last
-	Until    int64 `lua:"free"`   // when grants are spread no longer
+	Rate     int64 `json:"rate"`  // in millionths of the published rate
+	Since    int64 `json:"since"` // the first refusal
+	Refusals int64 `json:"refusals"`
+	Window   int64 `json:"window"` // its place, from 1
+	Changed  int64 `json:"cut"`    // when a refusal changed the rate last
+	Until    int64 `json:"free"`   // when grants are spread no longer
 }
 
-// A LeftAnswer is the state of a limit that the upstream reported. It is zero if that is not known.
+// A LeftAnswer is the state of a limit that the upstream reported.
 type LeftAnswer struct {
-	Units  int64 `lua:"left"`
-	Until  int64 `lua:"left_until"`  // when it starts again
-	Window int64 `lua:"left_window"` // whose units, from 1
+	Units  int64 `json:"units"`
+	Until  int64 `json:"resets"` // when it starts again
+	Window int64 `json:"window"` // whose units, from 1
 }
 
 // A WindowAnswer is the state of one window.
@@ -203,7 +204,9 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	a.At = r.integer()
 	a.Time, a.Latest = a.At, unsaid
 	if full {
-		r.bad = !a.read(r.text()) || r.bad
+		r.bad = json.Unmarshal([]byte(r.text()), a) != nil || r.bad
+		p := &a.Pause
+		p.By, p.Cause, p.Tenant = Unescape(p.By), Unescape(p.Cause), Unescape(p.Tenant)
 	}
 	if a.Latest == unsaid {
 		a.Latest = a.Time

@@ -2,8 +2,7 @@ package script
 
 import (
 	"cmp"
-	"fmt"
-	"reflect"
+	"encoding/json"
 	"strconv"
 )
 
@@ -27,73 +26,76 @@ const (
 	Expect    = "expect"    // answers when a ticket, or the last of a flow, may start, else when costs fit
 )
 
-// A Request is one request of a call. Times and durations are microseconds.
+// A Request is one request of a call. Times and durations are microseconds. The fields that calls carry as
+// JSON have tags.
 type Request struct {
-	Op       string
-	ID       string   `lua:"id"`       // of the reservation, 16 hex digits
-	At       int64    `lua:"at"`       // when it was granted; for Reserve: a grant to give back first, once
-	Replaces string   `lua:"replaces"` // for Reserve: the ID of that grant. Others that wait go after it
-	Once     string   `lua:"once"`     // made by OnceKey; empty without an idempotency key
-	Digest   string   `lua:"digest"`   // with Once: made by OnceDigest
-	Hold     int64    `lua:"hold"`     // how long it may hold units by leases, 0 if unknown
-	Own      string   `lua:"own"`      // made by OwnParams, by window that differs; then OwnPause or OwnFree
-	Paused   int64    `lua:"paused"`   // when operators' pause of the policy or the tenant ends; 0 is no pause
-	Ticket   string   // made by TicketName; empty if it does not wait
-	Place    *Place   // nil if no line is asked
-	Keys     []string // of the scopes, made by ScopeKey
-	Cost     string   // such as "requests=1,tokens=5"; may be empty
+	Op       string   `json:"-"`
+	ID       string   `json:"id,omitempty"`       // of the reservation, 16 hex digits
+	At       int64    `json:"at,omitempty"`       // when it was granted; for Reserve: a grant to give back first, once
+	Replaces string   `json:"replaces,omitempty"` // for Reserve: the ID of that grant. Others that wait go after it
+	Once     string   `json:"once,omitempty"`     // made by OnceKey; empty without an idempotency key
+	Digest   string   `json:"digest,omitempty"`   // with Once: made by OnceDigest
+	Hold     int64    `json:"hold,omitempty"`     // how long it may hold units by leases, 0 if unknown
+	Own      Own      `json:"own,omitzero"`
+	Paused   int64    `json:"paused,omitempty"` // when operators' pause of the policy or the tenant ends; 0 is no pause
+	Ticket   string   `json:"-"`                // made by TicketName; empty if it does not wait
+	Keys     []string `json:"-"`                // of the scopes, made by ScopeKey
+	Cost     string   `json:"-"`                // such as "requests=1,tokens=5"; may be empty
+	*Place            // nil if no line is asked
 
-	Actual  []int64 `lua:"actual"` // of Settle: units by window, below 0 if they stay
-	Never   []int   `lua:"never"`  // of Cancel: the windows, by their numbers from 1, that never counted it
-	Scopes  []int   `lua:"scopes"` // of Pause, Resume and Remaining: the scopes that are meant, from 1
-	Refused Refused // of Pause
-	Left    Left    // of Remaining
+	Actual  []int64  `json:"actual,omitempty"`  // of Settle: units by window, below 0 if they stay
+	Never   []int    `json:"never,omitempty"`   // of Cancel: the windows, by their numbers from 1, that never counted it
+	Scopes  []int    `json:"scopes,omitempty"`  // of Pause, Resume and Remaining: the scopes that are meant, from 1
+	Refused *Refused `json:"refused,omitempty"` // of Pause
+	Left    *Left    `json:"left,omitempty"`    // of Remaining
 
-	lost    int64 `lua:"lost"` // of Cancel: the grant of call lostSeq to its request of this number, from 1
-	lostSeq int64 `lua:"lost_seq"`
+	// Of Cancel: the grant of call LostSeq to its request of this number, from 1.
+	Lost    int64 `json:"lost,omitempty"`
+	LostSeq int64 `json:"lost_seq,omitempty"`
 }
 
 // A Refused is a refusal by the upstream. Durations are microseconds.
 type Refused struct {
-	Wait   int64  `lua:"wait"`           // how long nothing is granted
-	Guess  int64  `lua:"guess"`          // the longest pause, if the upstream did not say how long; else 0
-	Adapt  int64  `lua:"adapt"`          // 0 not, 1 by spreading grants, 2 by the rate too
-	Tenant string `lua:"tenant,escaped"` // the one that was refused
-	Cause  string `lua:"cause,escaped"`  // the upstream's word for it; empty if that is unknown
-	By     string `lua:"by,escaped"`     // which limiter reported it
+	Wait   int64  `json:"wait"`             // how long nothing is granted
+	Guess  int64  `json:"guess,omitempty"`  // the longest pause, if the upstream did not say how long; else 0
+	Adapt  int64  `json:"adapt,omitempty"`  // 0 not, 1 by spreading grants, 2 by the rate too
+	Tenant string `json:"tenant,omitempty"` // the one that was refused
+	Cause  string `json:"cause,omitempty"`  // the upstream's word for it; empty if that is unknown
+	By     string `json:"by,omitempty"`     // which limiter reported it
 }
 
 // Left is the state of a limit that the upstream reports.
 type Left struct {
-	Unit  string `lua:"unit"`
-	Units int64  `lua:"units"`
-	Reset int64  `lua:"reset"` // us from now
+	Unit  string `json:"unit"`
+	Units int64  `json:"units"`
+	Reset int64  `json:"reset"` // us from now
 }
 
-// OwnParams returns a tenant's own parameters of a window, for Request.Own: see own_parameters in
-// lua/windows.lua.
-func OwnParams(window string, params [4]int64) string {
-	return fmt.Sprintf("%s,%d,%d,%d;", window, params[0], params[1], params[2])
+// Own is what differs for a tenant. Lines keep it as a text, as calls carry it.
+type Own struct {
+	Windows map[string][4]int64 `json:"windows,omitempty"` // parameters, by the names of windows that differ
+	Paused  int64               `json:"paused,omitempty"`  // no ticket leaves the line before
+	Free    bool                `json:"free,omitempty"`    // tickets leave the line at once, uncharged
 }
 
-// OwnPause returns the last part of Request.Own where no ticket leaves the line before a time (us).
-func OwnPause(until int64) string { return OwnParams("!", [4]int64{until}) }
-
-// OwnFree is the last part of Request.Own where tickets leave the line at once, uncharged.
-const OwnFree = "!,0,1,0;"
+// MarshalText implements encoding.TextMarshaler.
+func (o Own) MarshalText() ([]byte, error) {
+	type fields Own
+	return json.Marshal(fields(o))
+}
 
 // A Place tells a line where the request waits, and under which conditions it joins.
 type Place struct {
-	Flow     string // made by Flow
-	Tenant   string
-	Weight   int64 // in thousandths
-	Key      string
-	Since    int64 // when it began to wait (us); 0: when it joins
-	Front    bool  `lua:"front"`
-	MaxWait  int64 `lua:"max_wait"` // the longest wait (us); 0 is no limit
-	Backlog  int64 `lua:"backlog"`  // tickets of the flow before it is refused; 0 is no limit
-	Deadline int64 `lua:"deadline"` // the longest wait that makes sense (us); 0 is no limit
-	Rank     int64 `lua:"rank"`     // of a ticket that is put back
+	Flow     string `json:"-"` // made by Flow
+	Tenant   string `json:"-"`
+	Weight   int64  `json:"-"` // in thousandths
+	Key      string `json:"-"`
+	Since    int64  `json:"-"` // when it began to wait (us); 0: when it joins
+	Front    bool   `json:"front,omitempty"`
+	MaxWait  int64  `json:"max_wait,omitempty"` // the longest wait (us); 0 is no limit
+	Backlog  int64  `json:"backlog,omitempty"`  // tickets of the flow before it is refused; 0 is no limit
+	Deadline int64  `json:"deadline,omitempty"` // the longest wait that makes sense (us); 0 is no limit
+	Rank     int64  `json:"rank,omitempty"`     // of a ticket that is put back
 }
 
 // Refuse is a MaxWait or a Deadline by which a request is refused unless it is granted.
@@ -120,8 +122,15 @@ func (r Request) append(args []any, leases bool) []any {
 	if grants(r.Op) && !leases && r.At == 0 && r.Once == "" {
 		r.ID, r.Hold = "", 0
 	}
-	args = append(args, r.Op, dash(r.Cost), r.Ticket, r.Place.text(),
-		string(appendFields(nil, reflect.ValueOf(&r).Elem(), requestFields)))
+	if f := r.Refused; f != nil {
+		r.Refused = &Refused{f.Wait, f.Guess, f.Adapt, Escape(f.Tenant), Escape(f.Cause), Escape(f.By)}
+	}
+	fields, _ := json.Marshal(r) // of numbers and texts, which cannot fail
+	more := string(fields)
+	if more == "{}" {
+		more = ""
+	}
+	args = append(args, r.Op, dash(r.Cost), r.Ticket, r.Place.text(), more)
 	for _, key := range r.Keys {
 		args = append(args, key)
 	}

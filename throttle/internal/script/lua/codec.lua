@@ -37,22 +37,20 @@ local function once(make, ...)
   return it
 end
 
--- Fields are written by blanks: "name=12" is a number, "name:text" a text, which has no blank. A
--- field that is missing is nil.
-local function read_fields(text, into)
-  for name, sign, value in gmatch(text, '([%l_]+)([=:])(%S*)') do
-    into[name] = sign == '=' and value + 0 or value
+-- Fields are JSON. cjson reads them, but writes only 14 digits of a number.
+local function write_fields(value)
+  if type(value) == 'number' then return format('%d', value) end
+  if type(value) ~= 'table' then return cjson.encode(value) end
+  local parts, open, close = {}, '{', '}'
+  if value[1] then
+    open, close = '[', ']'
+    for i = 1, #value do parts[i] = write_fields(value[i]) end
+  else
+    for name, field in pairs(value) do
+      parts[#parts + 1] = '"' .. name .. '":' .. write_fields(field)
+    end
   end
-  return into
-end
-
-local function write_fields(values)
-  local parts, n = {}, 0
-  for name, value in pairs(values) do
-    n = n + 1
-    parts[n] = type(value) == 'number' and format('%s=%d', name, value) or name .. ':' .. value
-  end
-  return concat(parts, ' ')
+  return open .. concat(parts, ',') .. close
 end
 
 -- pack7 returns a 7-byte integer, 0 <= n < 2^56.

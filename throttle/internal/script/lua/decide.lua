@@ -6,7 +6,7 @@
 --   3 ticket    "QUEUE/ID"; empty: does not wait
 --   4 place     "flow tenant weight key" (line.lua), "-" for an empty word: flow "QUEUE|VALUES",
 --               weight in thousandths; empty where no line is asked
---   5 more      fields (codec.lua); empty for most requests
+--   5 more      fields, as JSON; empty for most requests
 --   then S ends of the scopes' keys, narrow to broad
 -- request.go says what each verb does. The tags of Request there are the fields of a request, those of
 -- Answer in reply.go the fields of a reply. Times are in us.

@@ -78,11 +78,11 @@ local function new_places(L)
   -- turn lapses.
   function places.blocker(flow, costs)
     local list, at = places.scopes_of(flow)
-    local order, by_window, pause = L.order, costs.windows, flow.own and flow.own['!']
-    if pause and pause[2] == 1 then return nil, at, false end
-    if pause and pause[1] > at then
+    local order, by_window, own = L.order, costs.windows, flow.own
+    if own and own.free then return nil, at, false end
+    if own and (own.paused or 0) > at then
       local scope = list[1] and list[1].of.of_tenant and list[1]
-      return scope or {suffix = 'w:tenant:' .. flow.tenant}, pause[1], false
+      return scope or {suffix = 'w:tenant:' .. flow.tenant}, own.paused, false
     end
     for s = 1, #list do
       local scope, blocked_until = list[s], at

@@ -162,7 +162,7 @@ local function new_take(L)
       hand_out(taken, flow, ticket, '7', now)
       places.reopen(flow, nil)
     elseif #list < #call.scopes -- it joined when the policy had not all of them
-      or flow.own and flow.own['!'] and flow.own['!'][2] == 1 then
+      or flow.own and flow.own.free then
       hand_out(taken, flow, ticket, '8', now)
     else
       local id = call.leases and lease_bytes(call.id_base .. format('%06x', taken.n + 1))

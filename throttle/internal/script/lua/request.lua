@@ -38,7 +38,9 @@ local function read_request(call, argv, at)
       suffixes = {unpack(argv, at + 5, at + 4 + #call.scopes)},
       flow = nil, tenant = nil, weight = nil, key = nil, queue = nil, batch = nil,
     }
-    if more ~= '' then read_fields(more, r) end
+    if more ~= '' then
+      for name, value in pairs(cjson.decode(more)) do r[name] = value end
+    end
   end
   r.op, r.costs_text, r.place = argv[at], costs_text, place
   r.costs = (call.texts[costs_text] or windows.costs_of(call, costs_text)).windows

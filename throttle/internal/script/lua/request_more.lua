@@ -12,7 +12,7 @@
 --                                              or nil
 --   look_again(call, r)                        makes nodes of its scopes due, where flows wait
 --   fields(r, list, now, fits, time, latest, binds, nudge) -> text
---                                              the fields of the answer; fits: nil without windows
+--                                              the fields of the answer; fits: false without windows
 
 local SOON = 100000 -- us after which tickets that wait for slots may have gone
 
@@ -78,13 +78,12 @@ local function look_again(call, r)
 end
 
 local function fields(r, list, now, fits, time, latest, binds, nudge)
-  local call, times = list[1].call, fits and {nil, nil}
-  for i = 1, fits and #call.windows or 0 do times[i] = format('%d', fits[i] or 0) end
-  local reply = {
-    time = time, latest = latest ~= time and latest or nil, binds = binds ~= 0 and binds or nil,
-    behind = now > call.now and now - call.now or nil, nudge = nudge == 1 and 1 or nil, before = r.before,
-    fits = times and concat(times, ',') or nil,
-  }
+  local call, reply = list[1].call, {time = time, fits = fits or nil, before = r.before}
+  if latest ~= time then reply.latest = latest end
+  if binds ~= 0 then reply.binds = binds end
+  if nudge == 1 then reply.nudge = true end
+  if now > call.now then reply.behind = now - call.now end
+  for i = 1, fits and #call.windows or 0 do fits[i] = fits[i] or 0 end
   for s = 1, #list do
     if list[s].upstream then
       upstream().reply(list, now, reply)

@@ -37,7 +37,7 @@ local function new_upstream()
   local function state_of(scope, name, now)
     local section = scope.upstream and scope.upstream[name]
     if not section or section.expires <= now then return false end
-    section.state = section.state or read_fields(section.payload, {})
+    section.state = section.state or cjson.decode(section.payload)
     return section.state
   end
 
@@ -172,29 +172,24 @@ local function new_upstream()
     end
   end
 
-  -- pause notes a refusal, as the fields of its request say. With `adapt` the scope adapts: 1 by
-  -- spreading, 2 also by the rate. It returns whether a pause began that the upstream asked for, or the
-  -- rate changed.
+  -- pause notes a refusal. With `adapt` the scope adapts: 1 by spreading, 2 also by the rate. It returns
+  -- whether a pause began that the upstream asked for, or the rate changed.
   local function pause(scope, now, r)
-    local wait, guess, adapted, changes = r.wait, r.guess or 0, nil, nil
-    if r.adapt then
-      adapted, changes = adapt(scope, now, r.at, wait, guess, r.adapt == 2)
+    local refused, adapted, changes = r.refused, nil, nil
+    local wait, guess, before = refused.wait, refused.guess or 0, state_of(scope, PAUSE, now)
+    if refused.adapt then
+      adapted, changes = adapt(scope, now, r.at, wait, guess, refused.adapt == 2)
       if adapted == 0 then return false end
       wait = adapted or wait
     end
-    local ends, begins, about = now + wait, true, r
-    local before = state_of(scope, PAUSE, now)
-    if before then
-      begins = before.ends <= now
-      if before.ends >= ends then about = before end -- whose refusal is the longest
-      ends = max(ends, before.ends) -- exempt tenants call, and are refused, meanwhile
+    -- Exempt tenants call, and are refused, meanwhile. The longest pause holds.
+    if not before or before.ends < now + wait then
+      put(scope, PAUSE, now + wait, {
+        ends = now + wait, reported = now, tenant = refused.tenant, cause = refused.cause, by = refused.by,
+      })
     end
-    put(scope, PAUSE, ends, {
-      ends = ends, reported = about.reported or now, tenant = about.tenant, cause = about.cause,
-      by = about.by,
-    })
     if adapted and guess > 0 then return changes end
-    return begins or changes or false
+    return not before or changes or false
   end
 
   -- reply adds to a reply the longest pause of some scopes; the adapted state of the scope that grants
@@ -205,15 +200,11 @@ local function new_upstream()
     for i = 1, #list do
       local scope = list[i]
       local paused, adapted = state_of(scope, PAUSE, now), spread(scope, now)
-      if paused and paused.ends > last then
-        last = paused.ends
-        reply.ends, reply.reported = last, paused.reported
-        reply.tenant, reply.cause, reply.by = paused.tenant, paused.cause, paused.by
-      end
+      if paused and paused.ends > last then last, reply.pause = paused.ends, paused end
       for _, w in ipairs(scope.of.windows) do
         local rest = state_of(scope, LEFT .. scope.call.windows[w].unit, now)
-        if rest and rest.resets > now and (not reply.left or rest.left < reply.left) then
-          reply.left, reply.left_until, reply.left_window = rest.left, rest.resets, w
+        if rest and rest.resets > now and (not reply.left or rest.left < reply.left.units) then
+          reply.left = {units = rest.left, resets = rest.resets, window = w}
         end
       end
       local period, first, unit = shortest(scope)
@@ -221,8 +212,10 @@ local function new_upstream()
         local rate = rate_at(adapted, now, unit)
         if not least or rate < least then
           least = rate
-          for _, name in ipairs({'since', 'refusals', 'cut', 'free'}) do reply[name] = adapted[name] end
-          reply.rate, reply.window = floor(rate * 1e6), first
+          reply.adapted = {
+            since = adapted.since, refusals = adapted.refusals, cut = adapted.cut, free = adapted.free,
+            rate = floor(rate * 1e6), window = first,
+          }
         end
       end
     end
@@ -251,19 +244,19 @@ local function new_upstream()
   -- an earlier call than the last known says nothing new. At the first one, windows that log their
   -- grants tell which calls are under way.
   local function remaining(scope, now, r)
-    local at, name, cost, log = r.at > 0 and r.at or now, LEFT .. r.unit, 0, ''
+    local left, at, cost, log = r.left, r.at > 0 and r.at or now, 0, ''
     for _, i in ipairs(scope.of.windows) do
       local window = scope.call.windows[i]
-      if window.unit == r.unit then
+      if window.unit == left.unit then
         cost = r.costs[i]
         if window.algorithm.grants then log = window.algorithm.grants(scope.states[i], at) end
       end
     end
-    local before = state_of(scope, name, now)
+    local before, resets = state_of(scope, LEFT .. left.unit, now), now + left.reset
     if before and at < before.at then return end
     local grants, sum = unanswered(before and before.grants or log, at, cost)
-    put(scope, name, now + 2 * r.reset, {
-      left = max(0, (r.units or 0) - sum), at = at, resets = now + r.reset, grants = grants,
+    put(scope, LEFT .. left.unit, resets + left.reset, {
+      left = max(0, left.units - sum), at = at, resets = resets, grants = grants,
     })
   end
 

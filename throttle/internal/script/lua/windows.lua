@@ -63,15 +63,13 @@ windows = {
   costs_of = costs_of,
   fits_window = fits_window,
 
-  -- own_parameters returns a tenant's own parameters by window, {burst = {5, 3000000, 0}}, one table
-  -- for equal texts, or nil. The text is "burst,5,3000000,0;...". The last may be "!,until,free,0;": no
-  -- ticket of the tenant leaves the line before that time, or with free 1 all do at once, uncharged.
+  -- own_parameters returns a tenant's own fields (request.go), one table for equal texts, or nil.
   own_parameters = function(call, text)
     if text == '' then return nil end
     local own = call.texts[text]
     if own then return own end
-    own = {}
-    for name, a, b, c in gmatch(text, '([^,;]+),(%d+),(%d+),(%d+);') do own[name] = {a + 0, b + 0, c + 0} end
+    own = cjson.decode(text)
+    own.windows = own.windows or {}
     call.texts[text] = own
     return own
   end,

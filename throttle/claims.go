@@ -9,26 +9,14 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A result is what a waiting call gets: the ticket of its claim, or an error. If it is neither, the claim
-// has to join again.
-type result struct {
-	ticket *script.TakenTicket
-	err    error
-}
-
-// A waiter is one call that waits in place.
+// A waiter is one call that waits in place. Its claim is its ticket.
 type waiter struct {
-	limiter *Limiter
-	request Request // its Deadline is that of the call
+	claims *claims                  // nil if it has none
+	id     string                   // of its claim
+	joins  int                      // how often that joined
+	taken  chan *script.TakenTicket // holds one: that of its claim, or nil if that has to join again
 
-	id        string      // of its claim; empty if it has none
-	result    chan result // holds one
-	operation *operation  // by which it joined last
-	last      Decision    // the newest denial
-
-	// Under the lock of the claims.
-	inLine bool
-	joins  int // how often it joined
+	inLine bool // under the lock of the claims
 }
 
 const (
@@ -62,30 +50,41 @@ func newClaims(l *Limiter, line string) *claims {
 	return &claims{limiter: l, line: line, queue: queue, taker: taker, waiting: map[string]*waiter{}}
 }
 
-// add gives a call a claim.
-func (c *claims) add(w *waiter) {
+// add returns a call's claim.
+func (c *claims) add() *waiter {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w.id, w.result, w.inLine, w.joins = script.NewID(), make(chan result, 1), false, 0
+	w := &waiter{claims: c, id: script.NewID(), taken: make(chan *script.TakenTicket, 1)}
 	c.waiting[w.id] = w
+	return w
 }
 
-func (c *claims) drop(w *waiter) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.waiting, w.id)
+// end ends the claim, and gives back what it got and nobody read.
+func (w *waiter) end() {
+	if w.claims == nil {
+		return
+	}
+	w.claims.mu.Lock()
+	delete(w.claims.waiting, w.id) // first: it gets nothing afterwards
+	w.claims.mu.Unlock()
+	select {
+	case ticket := <-w.taken:
+		if ticket != nil {
+			w.claims.limiter.refundLater(w.claims.line, *ticket)
+		}
+	default:
+	}
 }
 
 // joined notes that a claim is in line, and schedules a take for when it is expected to fit.
-func (c *claims) joined(w *waiter, leases bool) {
-	now, interval := time.Now(), min(w.last.RetryIn, maxTakeInterval)
+func (c *claims) joined(w *waiter, fitsIn time.Duration, leases bool) {
+	now, interval := time.Now(), min(fitsIn, maxTakeInterval)
 	if leases {
 		interval = min(interval, slotTakeInterval)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	w.inLine = true
-	w.joins++
 	if c.timer == nil {
 		c.timer = time.AfterFunc(interval, c.take)
 	}
@@ -114,7 +113,8 @@ func (c *claims) takeBy(at time.Time) {
 	}
 }
 
-// take takes for the claims, and hands them their tickets, or the error.
+// take takes for the claims, and hands them their tickets. After an error they join again, which tells
+// them what is wrong.
 func (c *claims) take() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -147,27 +147,27 @@ func (c *claims) take() {
 	for _, t := range reply.Tickets {
 		if w := c.waiting[t.ID]; w != nil {
 			delete(c.waiting, t.ID)
-			w.deliver(result{ticket: &t})
+			w.deliver(&t)
 		} else {
 			c.limiter.refundLater(c.line, t)
 		}
 	}
 	for id, w := range inLine {
 		if again && c.waiting[id] == w {
-			w.deliver(result{err: err})
+			w.deliver(nil)
 		}
 	}
 	c.takeBy(time.Now().Add(max(next, minTakeInterval)))
 }
 
-// deliver replaces a result that the call has not read. The lock of its claims is held.
-func (w *waiter) deliver(r result) {
+// deliver replaces what the call has not read. The lock of its claims is held.
+func (w *waiter) deliver(ticket *script.TakenTicket) {
 	w.inLine = false
 	select {
-	case <-w.result:
+	case <-w.taken:
 	default:
 	}
-	w.result <- r
+	w.taken <- ticket
 }
 
 // refundLater gives back, in the background, what a claim got for which nobody waits.

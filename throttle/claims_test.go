@@ -6,22 +6,23 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
+	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A result is delivered while the claim reads the one before. That never blocks: it would stop all
+// A ticket is delivered while the call reads what came before. That never blocks: it would stop all
 // claims of the process.
 func TestDeliveringToAClaimNeverBlocks(t *testing.T) {
-	one := &waiter{result: make(chan result, 1)}
+	one := &waiter{taken: make(chan *script.TakenTicket, 1)}
 	var delivered atomic.Bool
 	go func() {
 		for range 200_000 {
-			one.deliver(result{})
+			one.deliver(nil)
 		}
 		delivered.Store(true)
 	}()
 	for end := time.Now().Add(time.Minute); !delivered.Load(); {
 		select {
-		case <-one.result:
+		case <-one.taken:
 		default:
 			expect.Require(t, !time.Now().After(end), "it blocks")
 		}

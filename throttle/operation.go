@@ -365,10 +365,12 @@ func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool
 			Name:      w.Name,
 			Period:    w.Period,
 			Remaining: max(0, capacity-answer.Used),
-			ResetsAt:  time.UnixMicro(answer.Resets),
 			Scope:     o.scope(w.scope),
 			Unit:      w.Unit,
 			Used:      answer.Used,
+		}
+		if answer.Resets > 0 { // else it is the reply of a take
+			states[i].ResetsAt = time.UnixMicro(answer.Resets)
 		}
 		if states[i].Denied {
 			states[i].RetryIn = micros(answer.Fits - at)

@@ -146,9 +146,6 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 		ticket.Decision.Binds = o.binds(script.Answer{Binds: t.Binds}, Decision{RetryIn: 1})
 	}
 	ticket.Decision.Windows = o.states(t.Windows, t.At, true)
-	for i := range ticket.Decision.Windows {
-		ticket.Decision.Windows[i].ResetsAt = time.Time{} // not in the reply of a take
-	}
 	return ticket
 }
 
@@ -258,6 +255,11 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, 
 // request does not match the ticket, or the policy has other windows by now, ReserveAgain refunds the
 // ticket, and then is Limiter.Reserve. Errors are Reserve's.
 func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Decision, error) {
+	return n.reserveAgain(ctx, t, script.Escape(t.Queue), r)
+}
+
+// reserveAgain replaces a ticket, or a claim. The queue is as script.Flow takes it.
+func (n *Line) reserveAgain(ctx context.Context, t TakenTicket, queue string, r Request) (Decision, error) {
 	l := n.limiter
 	cp, err := l.decides(n.name, r)
 	if err != nil {
@@ -267,14 +269,10 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 	if err != nil {
 		return Decision{}, err
 	}
-	return l.replace(ctx, o, t, n.Matches(t, r))
-}
-
-// replace grants a ticket once more, as of now.
-func (l *Limiter) replace(ctx context.Context, o *operation, t TakenTicket, matches bool) (Decision, error) {
 	granted := t.Decision.Reservation
-	if !matches || o.tenant.Exempt || o.neverCounted(granted) != nil { // what was granted does not help it
-		if err := l.Line(o.line).Refund(ctx, []TakenTicket{t}); err != nil {
+	// What was granted does not help these.
+	if !cp.matches(t, queue, r) || o.tenant.Exempt || o.neverCounted(granted) != nil {
+		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
 			return l.failOpen(ctx, o, err)
 		}
 		granted = Reservation{}
@@ -291,7 +289,11 @@ func (l *Limiter) replace(ctx context.Context, o *operation, t TakenTicket, matc
 // scopes or units then, as in a rolling deploy.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
 	cp, err := n.limiter.decides(n.name, r)
-	return err == nil && t.Decision.Granted && cp.line == t.Decision.Reservation.line() &&
-		t.flow == cp.flow(script.Escape(t.Queue), r) &&
-		cp.costsText(t.Decision.Reservation.Request) == cp.costsText(r)
+	return err == nil && cp.matches(t, script.Escape(t.Queue), r)
+}
+
+func (cp *compiledPolicy) matches(t TakenTicket, queue string, r Request) bool {
+	granted := t.Decision.Reservation
+	return granted.ID != "" && cp.line == granted.line() && t.flow == cp.flow(queue, r) &&
+		cp.costsText(granted.Request) == cp.costsText(r)
 }

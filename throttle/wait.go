@@ -42,8 +42,7 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	if end := began.Add(r.MaxWait); r.MaxWait > 0 && (asked.Deadline.IsZero() || end.Before(asked.Deadline)) {
 		asked.Deadline = end
 	}
-	w := waiter{limiter: l, request: asked}
-	d, err := w.wait(ctx)
+	d, err := l.waitInLine(ctx, asked)
 	if denied, ok := err.(*DeniedError); ok {
 		denied.Request = r
 	}
@@ -53,113 +52,112 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	return d, err
 }
 
-func (w *waiter) wait(ctx context.Context) (Decision, error) {
-	defer w.end()
+// waitInLine waits by a claim, until the request's deadline.
+func (l *Limiter) waitInLine(ctx context.Context, r Request) (Decision, error) {
+	w := &waiter{}
+	defer func() { w.end() }()
 	for {
-		o, err := w.limiter.checked(ctx, w.request)
+		o, err := l.checked(ctx, r)
 		if err != nil {
 			return Decision{}, err
 		}
-		if w.id != "" && w.operation.claims != o.claims { // Policy.Shards has changed
-			go w.operation.leave(ctx, w.id)
+		if w.claims != o.claims { // at first, and when Policy.Shards has changed
 			w.end()
+			w = o.claims.add()
 		}
-		if w.operation = o; w.id == "" {
-			o.claims.add(w)
-		}
-		d, done, err := w.ask(ctx, o)
-		if done {
+		d, err := w.join(ctx, o, r)
+		if err != nil || d.Granted {
 			return d, err
 		}
-		got, err := w.await(ctx, o)
+		ticket, err := w.await(ctx, o, d, r.Deadline)
 		switch {
 		case err != nil:
-			return w.last, err
-		case got.err != nil:
-			go o.leave(ctx, w.id)
-			return w.limiter.failOpen(ctx, o, got.err)
-		case got.ticket == nil:
-			continue // it is not in line any more
-		case !w.matches(got.ticket):
-			w.limiter.refundLater(o.line, *got.ticket)
-		default:
-			if d, err = w.taken(ctx, o, got.ticket); err != nil || d.Granted {
-				return d, err
-			}
+			return Decision{}, err
+		case ticket == nil:
+			continue
+		}
+		if d, err = w.use(ctx, o, ticket, r); err != nil || d.Granted {
+			return d, err
 		}
 		w.end()
+		w = &waiter{}
 	}
 }
 
-// ask reserves. It is not done if the claim joined the line instead.
-func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, err error) {
+// join reserves, and joins the line by the claim if that is denied.
+func (w *waiter) join(ctx context.Context, o *operation, r Request) (Decision, error) {
 	ask := o.reserveRequest(Reservation{})
-	ask.Ticket = script.TicketName(o.claims.queue, w.id)
-	ask.Place.Flow = o.flow(o.claims.queue, w.request)
-	d, err = w.limiter.send(ctx, o, ask)
+	ask.Ticket = script.TicketName(w.claims.queue, w.id)
+	ask.Place.Flow = o.flow(w.claims.queue, r)
+	w.joins++
+	d, err := w.claims.limiter.send(ctx, o, ask)
 	var late *TooLateError
 	switch {
 	case errors.As(err, &late):
-		return late.Decision, true, denial(late.Decision)
+		return Decision{}, denial(late.Decision)
 	case err != nil || d.FailedOpen != nil: // it may have joined all the same
-		go o.leave(ctx, w.id)
-		return d, true, err
-	case d.Granted:
-		return d, true, nil
-	case !d.Queued:
-		return d, true, denial(d)
+		go w.leave(ctx, o)
+	case !d.Granted:
+		d.Queued, d.AlreadyQueued = false, false // it is withdrawn when the call returns
+		w.claims.joined(w, d.RetryIn, o.leases)
 	}
-	d.Queued, d.AlreadyQueued = false, false // it is withdrawn when the call returns
-	w.last = d
-	o.claims.joined(w, o.leases)
-	return d, false, nil
+	return d, err
 }
 
 func denial(d Decision) error { return &DeniedError{Cause: context.DeadlineExceeded, Decision: d} }
 
-// await waits for the claim's result. After an error the claim has left the line.
-func (w *waiter) await(ctx context.Context, o *operation) (result, error) {
+// await waits for the claim's ticket. It returns nil if the claim has to join again. After an error the
+// claim has left the line.
+func (w *waiter) await(
+	ctx context.Context, o *operation, d Decision, deadline time.Time,
+) (*script.TakenTicket, error) {
 	asked, left := time.Now(), time.Duration(math.MaxInt64)
-	if !w.request.Deadline.IsZero() {
-		left = w.request.Deadline.Sub(asked)
+	if !deadline.IsZero() {
+		left = deadline.Sub(asked)
 	}
 	timer := time.NewTimer(left)
 	defer timer.Stop()
 	var err error
 	select {
-	case got := <-w.result:
-		return got, nil
+	case ticket := <-w.taken:
+		return ticket, nil
 	case <-ctx.Done():
-		err = fmt.Errorf("throttle: %s: %w", w.last.Reason(), contextError(ctx))
+		err = fmt.Errorf("throttle: %s: %w", d.Reason(), contextError(ctx))
 	case <-timer.C:
 	}
 	if err == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		// The caller may act on these: they count from now on.
-		w.last.RetryIn = max(w.last.RetryIn-time.Since(asked), time.Millisecond)
-		if w.last.Latest > 0 {
-			w.last.Latest = max(w.last.Latest-time.Since(asked), w.last.RetryIn)
+		d.RetryIn = max(d.RetryIn-time.Since(asked), time.Millisecond)
+		if d.Latest > 0 {
+			d.Latest = max(d.Latest-time.Since(asked), d.RetryIn)
 		}
-		err = denial(w.last)
+		err = denial(d)
 	}
-	o.leave(ctx, w.id)
-	return result{}, err
+	w.leave(ctx, o)
+	return nil, err
 }
 
-func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket) (Decision, error) {
+// use returns the decision of a claim that was taken. If the policy or an idempotency key does not allow
+// that, it reserves once more.
+func (w *waiter) use(
+	ctx context.Context, o *operation, t *script.TakenTicket, r Request,
+) (Decision, error) {
+	l := w.claims.limiter
 	if w.joins > 1 {
-		o.leave(ctx, w.id) // it may have joined again
+		w.leave(ctx, o) // it may have joined again
 	}
 	ticket := o.taken(*t)
-	w.limiter.config.Observer.Taken(o.Name, []TakenTicket{ticket})
-	if w.request.IdempotencyKey != "" { // it is granted once more, to record the key
-		d, err := w.limiter.replace(ctx, o, ticket, true)
+	l.config.Observer.Taken(o.Name, []TakenTicket{ticket})
+	cp, err := l.decides(o.line, r)
+	if err != nil || r.IdempotencyKey != "" || !cp.matches(ticket, w.claims.queue, r) {
+		d, err := l.Line(o.line).reserveAgain(ctx, ticket, w.claims.queue, r)
 		if err != nil || d.FailedOpen != nil {
-			w.limiter.refundLater(o.line, *t)
+			l.refundLater(o.line, *t)
 		}
 		return d, err
 	}
 	d := ticket.Decision
-	d.Reservation.Request, d.Reservation.limiter = w.request, w.limiter
+	d.Reservation.Request, d.Reservation.limiter = r, l
 	if len(t.Windows) == len(o.windows) {
 		d.Windows = o.states(t.Windows, t.At, true)
 	}
@@ -168,35 +166,12 @@ func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket)
 
 const leaveTimeout = time.Second
 
-// leave withdraws a claim. If Redis does not answer, the claim stays in line. Once taken, it is
+// leave withdraws the claim. If Redis does not answer, the claim stays in line. Once taken, it is
 // refunded.
-func (o *operation) leave(ctx context.Context, claim string) {
+func (w *waiter) leave(ctx context.Context, o *operation) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	_, _ = o.do(ctx, script.Request{
-		Op: script.Leave, Ticket: script.TicketName(o.claims.queue, claim), Keys: make([]string, len(o.scopes)),
+		Op: script.Leave, Ticket: script.TicketName(w.claims.queue, w.id), Keys: make([]string, len(o.scopes)),
 	})
-}
-
-// matches reports whether the policy, as it is now, would have such a ticket wait for the request.
-func (w *waiter) matches(t *script.TakenTicket) bool {
-	cp, err := w.limiter.decides(w.operation.line, w.request)
-	return err == nil && cp.claims == w.operation.claims && t.Granted != "" &&
-		t.Costs == cp.costsText(w.request) && t.Flow == cp.flow(cp.claims.queue, w.request)
-}
-
-// end ends the claim, and gives back what it got and nobody read.
-func (w *waiter) end() {
-	if w.id == "" {
-		return
-	}
-	w.operation.claims.drop(w) // first: it gets nothing afterwards
-	w.id = ""
-	select {
-	case got := <-w.result:
-		if got.ticket != nil {
-			w.limiter.refundLater(w.operation.line, *got.ticket)
-		}
-	default:
-	}
 }

@@ -61,10 +61,6 @@ type Policy struct {
 	// microseconds. The default is DefaultMaxPause.
 	MaxPause time.Duration
 
-	// MaxRefusals is how many refusals by the upstream, in a row, fail a worker's task by a
-	// worker.GivenUpError: 0 to MaxLimit. The default, 0, is no limit.
-	MaxRefusals int64
-
 	// MaxRefusedWait fails a worker's task by a worker.GivenUpError if its next start would be so long
 	// after the first refusal by the upstream: 0 to MaxPeriod. The default, 0, is no limit.
 	MaxRefusedWait time.Duration

@@ -117,8 +117,6 @@ func TestPoliciesAreValidated(t *testing.T) {
 		{change(func(w *window) { w.Timezone = "UTC" }), `, window "a": timezone "UTC": is for windows with "algorithm: calendar"`},
 		{func(p *throttle.Policy) { p.MaxPause = us }, `: max_pause 1µs: must be 1ms to 8784h0m0s, in whole microseconds`},
 		{func(p *throttle.Policy) { p.MaxPause = throttle.MaxPeriod + us }, `: max_pause 8784h0m0.000001s: must be 1ms to 8784h0m0s, in whole microseconds`},
-		{func(p *throttle.Policy) { p.MaxRefusals = -1 }, `: max_refusals -1: must be 1 to 1000000000000, or left out for no limit`},
-		{func(p *throttle.Policy) { p.MaxRefusals = throttle.MaxLimit + 1 }, `: max_refusals 1000000000001: must be 1 to 1000000000000, or left out for no limit`},
 		{func(p *throttle.Policy) { p.Mode = "look" }, `: mode "look": must be "enforce" or "observe"`},
 		{func(p *throttle.Policy) { p.MaxRefusedWait = -us }, `: max_refused_wait -1µs: must be above 0 and at most 8784h0m0s, or left out for no limit`},
 		{func(p *throttle.Policy) { p.MaxRefusedWait = throttle.MaxPeriod + us }, `: max_refused_wait 8784h0m0.000001s: must be above 0 and at most 8784h0m0s, or left out for no limit`},

@@ -94,8 +94,6 @@ func (p Policy) Validate() error {
 	mustBeOneOf(&c, "upstream", p.Upstream, UpstreamTenant, UpstreamShared)
 	c.must(p.MaxPause >= time.Millisecond && p.MaxPause <= MaxPeriod && p.MaxPause%time.Microsecond == 0,
 		"max_pause", p.MaxPause, fmt.Sprintf("must be 1ms to %v, in whole microseconds", MaxPeriod))
-	c.must(p.MaxRefusals >= 0 && p.MaxRefusals <= MaxLimit,
-		"max_refusals", p.MaxRefusals, fmt.Sprintf("must be 1 to %d, or left out for no limit", int64(MaxLimit)))
 	c.must(p.MaxRefusedWait >= 0 && p.MaxRefusedWait <= MaxPeriod, "max_refused_wait", p.MaxRefusedWait,
 		fmt.Sprintf("must be above 0 and at most %v, or left out for no limit", MaxPeriod))
 	for i, glob := range p.Match {

@@ -113,13 +113,13 @@ func (as *attempts) returned(a *attempt, err error) {
 	a.done = a.denied == nil && (err == nil || errors.Is(err, asynq.RevokeTask))
 }
 
-// refused notes that the upstream refused a call of the task. It returns how often it did so since
-// the task last failed by something else, and since when.
-func (as *attempts) refused(a *attempt, now time.Time) (refusals int64, since time.Time) {
+// refused notes that the upstream refused a call of the task. It returns when it did so first since
+// the task last failed by something else.
+func (as *attempts) refused(a *attempt, now time.Time) time.Time {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	a.message = a.message.WithRefusal(now)
-	return a.message.Refusals()
+	return a.message.RefusedSince()
 }
 
 // get returns a copy of the attempt as it is now, and the attempt itself for end. Without an attempt both are

@@ -42,27 +42,25 @@ func known(d time.Duration) time.Duration {
 // task is requeued in front of its tenant's other tickets. No retry is burnt. To burn one, call
 // Job.Pause and return an error of another kind.
 //
-// The policy's MaxRefusals and MaxRefusedWait end a task that is refused again and again.
+// The policy's MaxRefusedWait ends a task that is refused again and again.
 //
 // In a task that no policy matches it is logged, and the task fails by it as by any other error.
 func RetryAfter(d time.Duration) error { return &RefusedError{d} }
 
-// A GivenUpError says that a task failed for good, as the upstream refused its calls too often or
-// for too long: throttle.Policy.MaxRefusals and MaxRefusedWait. asynq archives the task. errors.Is
-// finds asynq.SkipRetry.
+// A GivenUpError says that a task failed for good, as the upstream refused its calls for too long:
+// throttle.Policy.MaxRefusedWait. asynq archives the task. errors.Is finds asynq.SkipRetry.
 type GivenUpError struct {
-	Cause    error     // the handler's error
-	Limit    string    // what was reached, such as "max_refusals 5"
-	Policy   string    // whose upstream refused
-	Refusals int64     // since the task last failed by something else
-	Since    time.Time // the first of them, in whole milliseconds
-	Tenant   string
+	Cause  error         // the handler's error
+	Limit  time.Duration // the policy's MaxRefusedWait
+	Policy string        // whose upstream refused
+	Since  time.Time     // the first refusal since the task last failed by something else
+	Tenant string
 }
 
 // Error is one line of valid UTF-8.
 func (e *GivenUpError) Error() string {
-	text := fmt.Sprintf("worker: policy %q, tenant %q: given up by %s: refused %d times since %s: %v",
-		e.Policy, e.Tenant, e.Limit, e.Refusals, e.Since.UTC().Format(time.RFC3339), e.Cause)
+	text := fmt.Sprintf("worker: policy %q, tenant %q: given up by max_refused_wait %v: refused since %s: %v",
+		e.Policy, e.Tenant, e.Limit, e.Since.UTC().Format(time.RFC3339), e.Cause)
 	return strings.ToValidUTF8(text, "\uFFFD")
 }
 
@@ -79,22 +77,15 @@ func (s *Server) pause(ctx context.Context, j *Job, d time.Duration) {
 }
 
 // refused returns the denial of a task whose call the upstream of a policy refused for a time. If
-// it was refused too often it returns a *GivenUpError.
+// it was refused for too long it returns a *GivenUpError.
 func (s *Server) refused(
 	ctx context.Context, a *attempt, r throttle.Request, policy string, retryIn time.Duration, cause error,
 ) error {
 	p, _ := s.config.Limiter.Lookup(policy) // the zero value, without limits, if it was removed
 	now := time.Now()
-	refusals, since := s.attempts.refused(a, now)
-	limit := ""
-	switch {
-	case p.MaxRefusals > 0 && refusals >= p.MaxRefusals:
-		limit = fmt.Sprintf("max_refusals %d", p.MaxRefusals)
-	case p.MaxRefusedWait > 0 && now.Add(retryIn).Sub(since) > p.MaxRefusedWait:
-		limit = fmt.Sprintf("max_refused_wait %v", p.MaxRefusedWait)
-	}
-	if limit != "" {
-		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Refusals: refusals, Since: since, Tenant: r.Tenant}
+	since, limit := s.attempts.refused(a, now), p.MaxRefusedWait
+	if limit > 0 && now.Add(retryIn).Sub(since) > limit {
+		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Since: since, Tenant: r.Tenant}
 	}
 	// If it is not delayed by a pause it waits for as long as by one of unknown length.
 	d := throttle.Decision{At: now, Policy: policy, RetryIn: max(retryIn, throttle.DefaultPause), Tenant: r.Tenant}

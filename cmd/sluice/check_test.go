@@ -124,7 +124,6 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 			"Name":     {"{name: p, windows: [" + one + "]}", "{name: q, windows: [" + one + "]}"},
 			"MaxPause": policy("max_pause: 5m"),
 
-			"MaxRefusals":    policy("max_refusals: 5"),
 			"MaxRefusedWait": policy("max_refused_wait: 5m"),
 			"Mode":           policy("mode: observe"),
 

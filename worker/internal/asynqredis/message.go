@@ -31,8 +31,7 @@ const (
 // after a failure.
 const (
 	fieldDenied       protowire.Number = 1077 // the task's last attempt ended by a denial
-	fieldRefusals     protowire.Number = 1078 // how often the upstream refused a call of the task
-	fieldRefusedSince protowire.Number = 1079 // the first refusal, in milliseconds since 1970
+	fieldRefusedSince protowire.Number = 1079 // the first refusal by the upstream, in milliseconds since 1970
 )
 
 // A Message is a task as asynq stores it. Fields that cannot be read count as missing.
@@ -109,22 +108,21 @@ func (m Message) WithDenial(reason string, at time.Time) Message {
 	return m.with(textOf(fieldErrorMsg, reason), failedAt, numberOf(fieldDenied, 1))
 }
 
-// Refusals returns how often the upstream refused a call of the task since its last failure, and
-// since when. The time is zero without a refusal.
-func (m Message) Refusals() (n int64, since time.Time) {
-	if n = m.number(fieldRefusals); n == 0 {
-		return 0, time.Time{}
+// RefusedSince returns when the upstream refused a call of the task first since its last failure. The
+// time is zero without a refusal.
+func (m Message) RefusedSince() time.Time {
+	if since := m.number(fieldRefusedSince); since != 0 {
+		return time.UnixMilli(since)
 	}
-	return n, time.UnixMilli(m.number(fieldRefusedSince))
+	return time.Time{}
 }
 
-// WithRefusal returns a copy of the message that counts one more refusal.
+// WithRefusal returns a copy of the message that notes a refusal, unless there was one.
 func (m Message) WithRefusal(at time.Time) Message {
-	n, since := m.Refusals()
-	if n == 0 {
-		since = at
+	if !m.RefusedSince().IsZero() {
+		return m
 	}
-	return m.with(numberOf(fieldRefusals, n+1), numberOf(fieldRefusedSince, since.UnixMilli()))
+	return m.with(numberOf(fieldRefusedSince, at.UnixMilli()))
 }
 
 // WithDeadline returns a copy of the message with another deadline. A message that cannot be read stays

@@ -219,24 +219,20 @@ func TestARefusedTaskDoesNotSpin(t *testing.T) {
 func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 	fails := errors.New("something else")
 	for name, row := range map[string]struct {
-		refusals int64
-		wait     time.Duration
-		errs     []error // of the runs, in turn; the last one goes on
-		runs     int
-		limit    string // "": the task succeeds
-		counted  int64
+		wait  time.Duration
+		errs  []error // of the runs, in turn; the last one goes on
+		runs  int
+		fails bool
 	}{
-		"times":                      {3, 0, []error{worker.RetryAfter(time.Minute)}, 3, "max_refusals 3", 3},
-		"times, of unknown length":   {3, 0, []error{worker.RetryAfter(0)}, 3, "max_refusals 3", 3},
-		"a total wait":               {0, 150 * time.Second, []error{worker.RetryAfter(time.Minute)}, 3, "max_refused_wait 2m30s", 3},
-		"a wait that is too long":    {5, time.Minute, []error{worker.RetryAfter(time.Hour)}, 1, "max_refused_wait 1m0s", 1},
-		"a failure begins the count": {2, 0, []error{worker.RetryAfter(time.Second), fails, worker.RetryAfter(time.Second), nil}, 4, "", 0},
-		"no limit":                   {0, 0, append(slices.Repeat([]error{worker.RetryAfter(time.Second)}, 30), nil), 31, "", 0},
+		"a total wait":              {150 * time.Second, []error{worker.RetryAfter(time.Minute)}, 3, true},
+		"a wait that is too long":   {time.Minute, []error{worker.RetryAfter(time.Hour)}, 1, true},
+		"a failure begins the wait": {90 * time.Second, []error{worker.RetryAfter(time.Minute), fails, worker.RetryAfter(time.Minute), nil}, 4, false},
+		"no limit":                  {0, append(slices.Repeat([]error{worker.RetryAfter(time.Second)}, 30), nil), 31, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := sitetest.Policy(1000, time.Minute)
-				p.MaxRefusals, p.MaxRefusedWait = row.refusals, row.wait
+				p.MaxRefusedWait = row.wait
 				s := sitetest.NewInBubble(t, p)
 				runs := 0
 				s.Serve(func(ctx context.Context, task *asynq.Task) error {
@@ -251,10 +247,10 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 				}
 				time.Sleep(time.Minute) // time for another run
 				info := s.Task("t")
-				if gone := info.ID == ""; runs != row.runs || gone != (row.limit == "") {
+				if gone := info.ID == ""; runs != row.runs || gone == row.fails {
 					t.Fatalf("%d runs, want %d; %v: %s", runs, row.runs, info.State, info.LastErr)
 				}
-				if row.limit == "" {
+				if !row.fails {
 					return
 				}
 				var given *worker.GivenUpError
@@ -262,8 +258,7 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 					info.State != asynq.TaskStateArchived || info.LastErr != given.Error() {
 					t.Fatalf("%v: %s; reported %v", info.State, info.LastErr, s.Reported)
 				}
-				if given.Policy != "api" || given.Tenant != "acme" || given.Limit != row.limit ||
-					given.Refusals != row.counted || given.Cause == nil {
+				if given.Policy != "api" || given.Tenant != "acme" || given.Limit != row.wait || given.Cause == nil {
 					t.Errorf("%+v", given)
 				}
 			})
@@ -271,18 +266,18 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 	}
 }
 
-// The policy that refuses a call says how often it may, also if the task has another.
+// The policy that refuses a call says for how long it may, also if the task has another.
 func TestATaskIsGivenUpByThePolicyOfItsCalls(t *testing.T) {
 	own, calls := sitetest.Policy(1000, time.Minute), sitetest.Policy(1000, time.Minute)
-	calls.Name, calls.Match, calls.MaxRefusals = "calls", nil, 2
+	calls.Name, calls.Match, calls.MaxRefusedWait = "calls", nil, 2*time.Millisecond
 	sitetest.OnRedis(t, []throttle.Policy{own, calls}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
-			throttle.CallerFrom(ctx).Refused("calls", time.Millisecond)
+			throttle.CallerFrom(ctx).Refused("calls", time.Second)
 			return errors.New("429")
 		})
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(9))
 		s.WaitState(asynq.TaskStateArchived, "t")
-		want := `worker: policy "calls", tenant "acme": given up by max_refusals 2: refused 2 times since 20`
+		want := `worker: policy "calls", tenant "acme": given up by max_refused_wait 2ms: refused since 20`
 		if got := s.Task("t").LastErr; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "Z: 429") {
 			t.Errorf("%s, want %s...: 429", got, want)
 		}

@@ -3,7 +3,6 @@ package drain
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/call"
@@ -50,30 +49,24 @@ func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decisio
 	case !failure.Retryable || w.used >= w.job.MaxRetry:
 		d.end(w, err)
 	default:
-		w.refusals = 0
+		w.refusedSince = time.Time{}
 		delay := call.RetryDelay(w.used, failure)
 		w.used++
 		d.again(ctx, calls, w, delay)
 	}
 }
 
-// refused notes that the upstream refused the job's call. It returns an error if that was once too often.
+// refused notes that the upstream refused the job's call. It returns an error if that goes on for too long.
 func (w *work) refused(retryIn time.Duration, cause error) error {
 	now := time.Now()
-	if w.refusals++; w.refusals == 1 {
+	if w.refusedSince.IsZero() {
 		w.refusedSince = now
 	}
-	limit := ""
-	switch p := w.policy; {
-	case p.MaxRefusals > 0 && w.refusals >= p.MaxRefusals:
-		limit = fmt.Sprintf("max_refusals %d", p.MaxRefusals)
-	case p.MaxRefusedWait > 0 && now.Add(retryIn).Sub(w.refusedSince) > p.MaxRefusedWait:
-		limit = fmt.Sprintf("max_refused_wait %v", p.MaxRefusedWait)
-	default:
+	limit := w.policy.MaxRefusedWait
+	if limit == 0 || now.Add(retryIn).Sub(w.refusedSince) <= limit {
 		return nil
 	}
 	return &worker.GivenUpError{
-		Cause: cause, Limit: limit, Policy: w.policy.Name,
-		Refusals: w.refusals, Since: w.refusedSince, Tenant: w.job.Tenant,
+		Cause: cause, Limit: limit, Policy: w.policy.Name, Since: w.refusedSince, Tenant: w.job.Tenant,
 	}
 }

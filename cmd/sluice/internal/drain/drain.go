@@ -52,8 +52,7 @@ type work struct {
 	result  jobs.Result // what is known so far
 	used    int         // retries, those of earlier drains included
 
-	refusals     int64 // by the upstream, since the job last failed by something else
-	refusedSince time.Time
+	refusedSince time.Time // by the upstream, since the job last failed by something else; zero if it was not
 }
 
 // A Summary is the result of a drain. Its Counts are of all jobs.

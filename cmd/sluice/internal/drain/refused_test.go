@@ -110,7 +110,7 @@ func TestAJobThatIsRefusedForEverFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := publishedPolicy(throttle.Window{Name: "all", Limit: 20, Period: time.Second})
-		p.MaxRefusals = 3
+		p.MaxRefusedWait = 2500 * time.Millisecond
 		s, results := drained(t, throttletest.InMemory(t), p, 2, func(r *http.Request) (int, string) {
 			if r.URL.Path == "/1" {
 				return http.StatusOK, ""
@@ -119,7 +119,7 @@ func TestAJobThatIsRefusedForEverFails(t *testing.T) {
 		})
 		expect.Require(t, s.Succeeded == 1 && s.Failed == 1, s)
 		for _, r := range results {
-			reason := strings.HasPrefix(r.Error, `worker: policy "p", tenant "t0": given up by max_refusals 3: refused 3 times since `) &&
+			reason := strings.HasPrefix(r.Error, `worker: policy "p", tenant "t0": given up by max_refused_wait 2.5s: refused since `) &&
 				strings.HasSuffix(r.Error, "Z: 429 Too Many Requests")
 			if r.ID == "0" && (r.Attempts != 3 || r.Status != 429 || !reason) {
 				t.Errorf("%+v", r)

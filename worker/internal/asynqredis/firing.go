@@ -3,9 +3,7 @@ package asynqredis
 import (
 	"context"
 	"errors"
-	"fmt"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -104,22 +102,29 @@ type Schedule struct {
 
 // Schedule returns what is known of a batch's ticks.
 func (c *Client) Schedule(ctx context.Context, queue, batch string) (s Schedule, err error) {
-	reply, err := c.run(ctx, "batch_due", queue, batchKeys(queue, batch, "", ":open")).Slice()
-	if err != nil {
+	if s.Now, err = c.redis.Time(ctx).Result(); err != nil {
 		return s, err
 	}
-	if len(reply) < 2 {
-		return s, fmt.Errorf("%w: schedule of batch %q: %v", errReply, batch, reply)
+	of := batchKeys(queue, batch, "", ":open")
+	switch last, err := c.redis.HGet(ctx, of[0], "last").Int64(); {
+	case err == nil:
+		s.Last = time.Unix(last, 0)
+	case !errors.Is(err, redis.Nil): // a batch that never fired
+		return s, err
 	}
-	now, _ := reply[0].(int64)
-	last, _ := strconv.ParseInt(fmt.Sprint(reply[1]), 10, 64) // 0 of a batch that never fired
-	s.Now, s.Last = time.UnixMicro(now), time.Unix(last, 0)
-	for _, name := range reply[2:] {
-		if f, err := FiringNamed(queue, batch, fmt.Sprint(name)); err == nil {
-			s.Open = append(s.Open, f)
+	open, err := c.redis.SMembers(ctx, of[1]).Result()
+	s.Open = firings(queue, batch, open)
+	return s, err
+}
+
+// firings returns the firings of a batch by their names.
+func firings(queue, batch string, names []string) (all []Firing) {
+	for _, name := range names {
+		if f, err := FiringNamed(queue, batch, name); err == nil {
+			all = append(all, f)
 		}
 	}
-	return s, nil
+	return all
 }
 
 // Fire decides all ticks of a batch after one and up to another, of which f fires, unless its tick is
@@ -139,13 +144,7 @@ func (c *Client) Firings(ctx context.Context, queue, batch string, n int) ([]Fir
 	}
 	key := batchKeys(queue, batch, ":firings")[0]
 	names, err := c.redis.ZRevRange(ctx, key, 0, int64(n)-1).Result()
-	var firings []Firing
-	for _, name := range names {
-		if f, err := FiringNamed(queue, batch, name); err == nil {
-			firings = append(firings, f)
-		}
-	}
-	return firings, err
+	return firings(queue, batch, names), err
 }
 
 // Lease takes or renews the lease of a firing, and returns its fields: nil if another holds it, or
@@ -153,22 +152,11 @@ func (c *Client) Firings(ctx context.Context, queue, batch string, n int) ([]Fir
 func (c *Client) Lease(
 	ctx context.Context, f Firing, holder string, lease time.Duration,
 ) (map[string]string, error) {
-	all := f.keys("", ":stored", ":done", ":ended", ":plan", ":expected")
-	ms := lease.Milliseconds()
-	reply, err := c.run(ctx, "batch_lease", f.Queue, all, holder, ms, keptSeconds).StringSlice()
-	if err != nil || len(reply) == 0 {
+	want, err := c.write(ctx, f, holder, lease.Milliseconds())
+	if err != nil || want == "" {
 		return nil, err
 	}
-	fields := map[string]string{}
-	for pair := range slices.Chunk(reply, 2) {
-		fields[pair[0]] = pair[1]
-	}
-	return fields, nil
-}
-
-// Fields returns the fields of a firing, nil if it is gone.
-func (c *Client) Fields(ctx context.Context, f Firing) (map[string]string, error) {
-	return c.Lease(ctx, f, "", 0)
+	return c.Fields(ctx, f)
 }
 
 // ErrNotHolder says that another scheduler works for a firing, or that it has ended.
@@ -179,13 +167,28 @@ var ErrNotHolder = errors.New("worker: another scheduler works for the batch's f
 func (c *Client) Update(
 	ctx context.Context, f Firing, holder string, fields ...any,
 ) (want string, err error) {
-	args := append([]any{holder, f.Name(), keptSeconds}, fields...)
-	all := append(f.keys(""), batchKeys(f.Queue, f.Batch, ":open")...)
-	want, err = c.run(ctx, "batch_update", f.Queue, all, args...).Text()
-	if err != nil && strings.HasPrefix(err.Error(), "LOST") {
+	want, err = c.write(ctx, f, holder, "", fields...)
+	if err == nil && want == "" {
 		err = ErrNotHolder
 	}
 	return want, err
+}
+
+func (c *Client) write(
+	ctx context.Context, f Firing, holder string, lease any, fields ...any,
+) (want string, err error) {
+	all := append(f.keys("", ":stored", ":done", ":ended", ":plan", ":expected"), batchKeys(f.Queue, f.Batch, ":open")...)
+	args := append([]any{holder, lease, keptSeconds, f.Name()}, fields...)
+	return c.run(ctx, "batch_write", f.Queue, all, args...).Text()
+}
+
+// Fields returns the fields of a firing, nil if it is gone.
+func (c *Client) Fields(ctx context.Context, f Firing) (map[string]string, error) {
+	fields, err := c.redis.HGetAll(ctx, f.keys("")[0]).Result()
+	if len(fields) == 0 {
+		return nil, err
+	}
+	return fields, err
 }
 
 // Want says what is wanted of a firing: run, pause, cancel or retry. It reports false if that has no

@@ -1,4 +1,4 @@
--- functions.lua: functions of the scripts that begin with it.
+-- functions.lua: functions of the scripts, which begin with it.
 
 -- keep_lock has a unique task's lock hold for at least that many seconds more, even if it had run out.
 local function keep_lock(lock, id, seconds)

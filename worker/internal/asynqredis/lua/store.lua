@@ -51,7 +51,5 @@ for i = 5, last, 4 do
   reply[#reply + 1] = n
 end
 if #scheduled > 0 then redis.call('ZADD', KEYS[1], unpack(scheduled)) end
-for i = last + 1, #ARGV do
-  if redis.call('ZADD', KEYS[2], 'NX', '0', ARGV[i]) == 1 then redis.call('PEXPIRE', KEYS[2], 86400000) end
-end
+for i = last + 1, #ARGV do join_line(KEYS[2], ARGV[i]) end
 return reply

@@ -132,8 +132,8 @@ func (s *Server) request(
 	return r, err
 }
 
-// wasTaken reports whether the task comes from the line. A pending one may have been denied before.
-func wasTaken(grant *dispatch.Grant) bool { return grant != nil && !grant.Decision.Queued }
+// wasTaken reports whether the task comes from the line.
+func wasTaken(grant *dispatch.Grant) bool { return grant != nil && grant.Taken }
 
 // processUnmatched runs a task that no policy matches, or returns the error by which it fails.
 func (s *Server) processUnmatched(ctx context.Context, a *attempt) error {

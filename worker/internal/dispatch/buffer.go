@@ -31,7 +31,6 @@ type buffer struct {
 	recent  []time.Time // of the last hand-outs
 	running int         // tasks handed out that have not ended
 	slots   int
-	found   bool // by the last round
 }
 
 // handOut returns the next task that is ready.
@@ -52,32 +51,17 @@ func (d *Dispatcher) Ended() {
 	d.buffer.running--
 }
 
-// wanted returns how many tasks to take at once, 0 while none is to be made ready: one for each free slot,
-// or more if slots become free quickly.
-func (d *Dispatcher) wanted() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	b := &d.buffer
-	if !d.waiting && !b.wantsMore() {
+// wanted returns how many tasks to make ready at once: one for each free slot, or more if slots become free
+// quickly. It is 0 unless Next waits, or the tasks that are ready run out: those that slots need soon are
+// made ready ahead of time, so that slots do not wait for Redis.
+func (b *buffer) wanted(waiting bool) int {
+	since := time.Now().Add(-soon)
+	b.recent = slices.DeleteFunc(b.recent, func(at time.Time) bool { return at.Before(since) })
+	freed := min(len(b.recent), soonMax) // soon, by what was handed out lately
+	if ahead := freed >= aheadFrom && len(b.ready) <= freed/3; !waiting && !ahead {
 		return 0
 	}
-	return min(max(1, b.slots-b.running, b.freeSoon()-len(b.ready)), batchMax)
-}
-
-// wantsMore reports whether to make a round ahead of time, so that slots do not wait for Redis: they
-// become free quickly, and the tasks that are ready run out.
-func (b *buffer) wantsMore() bool {
-	if !b.found || len(b.recent) < aheadFrom {
-		return false
-	}
-	n := b.freeSoon()
-	return n >= aheadFrom && len(b.ready) <= n/3
-}
-
-// freeSoon returns how many slots become free soon, by what was handed out lately.
-func (b *buffer) freeSoon() int {
-	b.recent = slices.DeleteFunc(b.recent, func(at time.Time) bool { return time.Since(at) > soon })
-	return min(len(b.recent), soonMax)
+	return min(max(1, b.slots-b.running, freed-len(b.ready)), batchMax)
 }
 
 // since returns how many tasks have been ready since before a time: the first ones.

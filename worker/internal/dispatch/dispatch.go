@@ -10,6 +10,8 @@ package dispatch
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -61,13 +63,14 @@ type Config struct {
 	Strict bool           // whether priorities are strict
 }
 
-// A Grant is the capacity that a task got when its ticket was taken, or when it was dequeued. That
-// of a dequeued task may be a denial: its ticket has joined the line.
+// A Grant is the capacity that a task got when its ticket was taken, or when it reserved before it has a
+// slot. It may be a denial then: its ticket has joined the line.
 type Grant struct {
 	throttle.TakenTicket
-	Due  time.Time // when it fitted first, as far as this server knows; zero: it does not
-	Line string
-	Sent time.Time // when it was charged, at the earliest, by this machine's clock
+	Due   time.Time // when it fitted first, as far as this server knows; zero: it does not
+	Line  string
+	Sent  time.Time // when it was charged, at the earliest, by this machine's clock
+	Taken bool      // the task has waited in a line; else it was pending
 }
 
 // A Task is the task that asynq runs next.
@@ -78,7 +81,6 @@ type Task struct {
 	Call    string // by which it was made active
 
 	active time.Time // since when
-	taken  bool      // its ticket was, from a line; else it was pending
 }
 
 // A Dispatcher serves one asynq server. It is safe for concurrent use.
@@ -87,7 +89,6 @@ type Task struct {
 type Dispatcher struct {
 	Config
 	*background
-	begun sync.Once
 	idle  chan struct{} // serve sends while Next waits and there is nothing to do: nudges are for this server
 	ready chan struct{} // ends a wait of Next
 	wake  chan struct{} // ends a wait of serve
@@ -97,21 +98,22 @@ type Dispatcher struct {
 
 	mu      sync.Mutex
 	buffer  buffer
-	failed  error              // of asynq's Redis, for Next
-	news    map[news]time.Time // that serve has to learn
-	waiting bool               // Next waits for a task, and none is ready
+	failed  error    // of asynq's Redis, for Next
+	news    []func() // that serve has to learn
+	waiting bool     // Next waits for a task, and none is ready
 
 	joinNext time.Time       // when to look again at the next task that could not join
 	lostIn   map[string]bool // the queues of which Lost was called
 	unsure   time.Time       // when waiting tasks were known to be out of line last
 }
 
-// New returns a dispatcher. It makes no call before its first use.
+// New returns a dispatcher, which has to be closed. It makes no call before its first use: then it listens
+// for nudges, in a Cluster for each queue by itself.
 func New(c Config) *Dispatcher {
 	if c.Line == nil {
 		c.Line = func(name string) Line { return c.Limiter.Line(name) }
 	}
-	return &Dispatcher{
+	d := &Dispatcher{
 		Config:     c,
 		background: newBackground(),
 		idle:       make(chan struct{}),
@@ -119,9 +121,17 @@ func New(c Config) *Dispatcher {
 		wake:       make(chan struct{}, 1),
 		lines:      lines{groups: groups(c.Queues, c.Strict), paused: map[string]bool{}},
 		buffer:     buffer{slots: c.Concurrency},
-		news:       map[news]time.Time{},
 		lostIn:     map[string]bool{},
 	}
+	d.inBackground(d.serve)
+	queues, together := slices.Sorted(maps.Keys(d.Queues)), 1
+	if d.Asynq.OneSlot() {
+		together = len(queues)
+	}
+	for some := range slices.Chunk(queues, together) {
+		d.inBackground(func() { d.hear(some) })
+	}
+	return d
 }
 
 // Next returns the task that runs next, of any queue of the server. Like asynq's dequeue it is
@@ -129,7 +139,6 @@ func New(c Config) *Dispatcher {
 // up to a second and returns false. Errors are those of asynq's Redis. An unavailable limiter is no
 // error.
 func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
-	d.begun.Do(d.begin)
 	end := time.NewTimer(waitMax)
 	defer end.Stop()
 	for ended := false; ; {
@@ -143,11 +152,10 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
 		}
 		ended = ended || ok || err != nil
 		d.waiting = !ended
-		look := d.waiting || d.buffer.wantsMore()
-		d.mu.Unlock()
-		if look {
+		if d.buffer.wanted(d.waiting) > 0 {
 			signal(d.wake)
 		}
+		d.mu.Unlock()
 		if ok && task.Message.IsLast() && !d.starts(ctx, task) {
 			d.Ended()
 			ok = false
@@ -188,10 +196,7 @@ func signal(c chan struct{}) {
 
 // Stop hands out no more tasks. In the background, tasks that are ready go back to where they were,
 // and other servers are asked to keep this one's appointments.
-func (d *Dispatcher) Stop() {
-	d.stop()
-	d.begun.Do(func() { close(d.emptied) })
-}
+func (d *Dispatcher) Stop() { d.stop() }
 
 // Close stops, and waits until all tasks that were ready are put back, or the context ends. Asynq recovers
 // the others, as from a worker that died. Then it waits for calls under way. A call that fails is not

@@ -121,7 +121,7 @@ func TestAsManyAreTakenAsSlotsAreFree(t *testing.T) {
 	})
 }
 
-// Lines with work are served in rotation.
+// Lines with work take turns: next is the one whose tenants have had the least.
 func TestLinesTakeTurns(t *testing.T) {
 	inBubble(t, of(perHour(100), perHour(100, "other")), nil, func(b *bench) {
 		b.wait("default", "a1", "a2", "a3")

@@ -69,9 +69,7 @@ func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 		grant := grants[i]
 		switch {
 		case pick.Message != nil:
-			task := d.task(queue, call, pick.Message, grant)
-			task.taken = true
-			tasks = append(tasks, task)
+			tasks = append(tasks, d.task(queue, call, pick.Message, grant))
 		case pick.Paused:
 			d.lines.paused[queue] = true
 			back = append(back, grant.TakenTicket)
@@ -81,32 +79,9 @@ func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 	}
 	d.putBack(l.name, queue, back...)
 	d.giveBack(l.name, queue, gone...)
-	tasks = d.reserveAgain(l.group, queue, call, tasks)
+	d.reserve(l.group, tasks) // units that these were taken without
 	l.group.earned += len(tasks)
 	return d.put(tasks)
-}
-
-// reserveAgain reserves for tasks whose tickets were taken without units, or with those of another shard, as
-// the policy had other scopes or shards when they joined. A task that is denied has joined by those of now,
-// and goes back to wait.
-func (d *Dispatcher) reserveAgain(g *group, queue, call string, tasks []Task) (ready []Task) {
-	d.reserve(g, tasks)
-	var denied []string
-	for _, task := range tasks {
-		if !task.Grant.Decision.Queued {
-			ready = append(ready, task)
-			continue
-		}
-		denied = append(denied, task.ID)
-		d.Expect(task.Grant.Line, queue, task.Grant.Decision.RetryIn)
-	}
-	if len(denied) > 0 {
-		r := asynqredis.Restored{Queue: queue, Call: call, Mark: asynqredis.KeptMark}
-		r.At = time.Now().Add(fallbackMin)
-		d.insist(func(ctx context.Context) error { return d.Asynq.Restore(ctx, r, denied...) })
-		d.WakeAt(queue, time.Now()) // a ticket may have been taken before its task was back
-	}
-	return ready
 }
 
 func (d *Dispatcher) task(queue, call string, m asynqredis.Message, grant *Grant) Task {
@@ -136,15 +111,17 @@ func (d *Dispatcher) dequeue(g *group, queue string, n int, watched []any) bool 
 	return d.put(tasks)
 }
 
-// isOpen reports whether nothing is decided about a task, or its tenant is in another shard now.
+// isOpen reports whether nothing is decided about a task, such as if its ticket was taken without units, as
+// its policy had other scopes when it joined. It is open, too, if its tenant is in another shard now.
 func (d *Dispatcher) isOpen(t Task) bool {
 	g := t.Grant
 	return g == nil || !g.Decision.Granted && !g.NeverFits ||
 		g.Line != d.Limiter.LineOf(throttle.PolicyOf(g.Line), g.Decision.Tenant)
 }
 
-// reserve reserves for the open tasks of one call, in one call for each line. So no slot waits for it. A
-// task that gets no decision here gets one in the middleware.
+// reserve reserves for the open tasks of one call, in their order, in one call for each line. So no slot
+// waits for it, and a task that is denied has joined. One that gets no decision here gets one in the
+// middleware.
 func (d *Dispatcher) reserve(g *group, tasks []Task) {
 	identity, err := d.Asynq.Identity(d.ctx)
 	if err != nil {
@@ -181,11 +158,12 @@ func (d *Dispatcher) reserve(g *group, tasks []Task) {
 		}
 		for i, ticket := range tickets {
 			if task := asking[line][i]; ticket.ID != "" {
-				if g := task.Grant; g != nil {
+				g := task.Grant
+				if g != nil {
 					ticket.Since, ticket.Waited = g.Since, g.Waited
 					d.giveBack(g.Line, task.Queue, g.TakenTicket)
 				}
-				task.Grant = &Grant{TakenTicket: ticket, Line: line, Sent: sent}
+				task.Grant = &Grant{TakenTicket: ticket, Line: line, Sent: sent, Taken: g != nil}
 			}
 		}
 	}
@@ -218,39 +196,41 @@ func (d *Dispatcher) undo(task Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
 	defer cancel()
 	r := asynqredis.Restored{Queue: task.Queue, Call: task.Call, Mark: asynqredis.KeptMark}
-	if task.taken {
+	if task.Grant != nil && task.Grant.Taken {
 		r.At = time.Now().Add(fallbackMin)
 	}
 	if err := d.Asynq.Restore(ctx, r, task.ID); err != nil {
 		return err
 	}
-	if task.taken {
+	switch grant := task.Grant; {
+	case grant == nil:
+	case grant.Taken:
 		g := d.lines.groupOf(task.Queue)
 		g.earned = max(0, g.earned-1)
-		d.putBack(task.Grant.Line, task.Queue, task.Grant.TakenTicket)
-	} else if task.Grant != nil {
-		d.giveBack(task.Grant.Line, task.Queue, task.Grant.TakenTicket)
+		if !grant.Decision.Queued { // else it has joined again
+			d.putBack(grant.Line, task.Queue, grant.TakenTicket)
+		}
+	default:
+		d.giveBack(grant.Line, task.Queue, grant.TakenTicket)
 	}
 	return nil
 }
 
 // putBack returns tickets to their ranks, with their units. One that was taken without units has no rank
-// in the line as it is now: its task, which is at rest, is due at once, and joins again.
+// in the line as it is now: its task, which is at rest, is due at once, and joins again in front.
 func (d *Dispatcher) putBack(line, queue string, tickets ...throttle.TakenTicket) {
 	d.back(line, queue, tickets, func(l Line, ctx context.Context, tickets []throttle.TakenTicket) error {
 		var joins []asynqredis.Move
 		for _, t := range tickets {
 			if !t.Decision.Granted {
-				joins = append(joins, asynqredis.Move{ID: t.ID, JoinKey: t.Key, At: time.Now()})
+				move := asynqredis.Move{ID: t.ID, JoinKey: t.Key, At: time.Now(), Line: line, Mark: asynqredis.FrontMark}
+				joins = append(joins, move)
 			}
 		}
 		if _, err := d.Asynq.Apply(ctx, queue, false, joins); err != nil {
 			return err
 		}
 		if len(joins) > 0 {
-			d.mu.Lock()
-			d.unsure = time.Now()
-			d.mu.Unlock()
 			d.WakeAt(queue, time.Now())
 		}
 		return l.PutBack(ctx, tickets)

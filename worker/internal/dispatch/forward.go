@@ -65,26 +65,28 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 			index: i, message: task.Message, request: r, stood: move.Mark == task.Mark,
 		})
 	}
-	moved, lost := d.Asynq.Apply(ctx, queue, retried, moves)
+	moved, lost := d.move(ctx, queue, retried, moves)
 	if lost != nil { // they may have moved all the same: a ticket that joined in vain is dropped
 		moved = slices.Repeat([]bool{true}, len(moves))
-	}
-	n := 0
-	for i, ok := range moved {
-		if ok {
-			n++
-		}
-		if ok && moves[i].At.IsZero() {
-			d.pendingNow(queue)
-		}
 	}
 	for line, all := range joins {
 		all = slices.DeleteFunc(all, func(j joining) bool { return !moved[j.index] })
 		if err := d.join(ctx, queue, line, all); err != nil {
-			return n, err
+			lost = err
 		}
 	}
-	return n, lost
+	return len(slices.DeleteFunc(moved, func(moved bool) bool { return !moved })), lost
+}
+
+// move moves tasks that wait, and looks at once for those that become pending.
+func (d *Dispatcher) move(
+	ctx context.Context, queue string, retried bool, moves []asynqredis.Move,
+) (moved []bool, err error) {
+	moved, err = d.Asynq.Apply(ctx, queue, retried, moves)
+	if slices.ContainsFunc(moves, func(m asynqredis.Move) bool { return m.At.IsZero() }) {
+		d.pendingNow(queue)
+	}
+	return moved, err
 }
 
 // A joining is a task that joins a line.
@@ -111,15 +113,13 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
 	err = unavailable(err)
 	if len(all) > 1 && err != nil && !removed && !errors.Is(err, throttle.ErrUnavailable) { // it may be of one
-		for i := range all {
-			if err := d.join(ctx, queue, line, all[i:i+1]); err != nil {
-				return err
-			}
+		var lost error
+		for one := range slices.Chunk(all, 1) {
+			lost = errors.Join(lost, d.join(ctx, queue, line, one))
 		}
-		return nil
+		return lost
 	}
-	var moves []asynqredis.Move
-	nudge, pending := false, false
+	moves := make([]asynqredis.Move, len(all))
 	now, again := time.Now(), time.Time{}
 	if err != nil && !removed {
 		d.Failed(line, err)
@@ -132,38 +132,28 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 		d.Expect(line, queue, 0) // the tickets may be in line all the same
 	}
 	for i, j := range all {
-		move := asynqredis.Move{ID: j.request.Ticket.ID, JoinKey: j.request.Key}
+		move := &moves[i]
+		move.ID, move.JoinKey = j.request.Ticket.ID, j.request.Key
 		switch {
 		case err != nil && !removed && policy.Fail != throttle.FailOpen:
 			move.At = again
-		case err != nil, places[i].Exempt, places[i].Err != nil: // the middleware returns it
-			pending = true
+		case err != nil, places[i].Exempt, places[i].Err != nil: // it becomes pending: the middleware returns it
 		default:
 			if j.stood && !places[i].AlreadyQueued {
 				d.lostTicket(queue, line)
 			}
-			nudge = nudge || places[i].Nudge
+			if places[i].Nudge {
+				d.Nudge(queue, line)
+			}
 			d.Expect(line, queue, places[i].RetryIn)
 			move.At = now.Add(Fallback(policy, places[i].RetryIn))
 			if places[i].RetryIn > 0 && (j.message.LastError() == "" || j.message.Denied()) {
 				move.Message, move.Reason = j.message, Reason(j.request, places[i], now)
 			}
 		}
-		moves = append(moves, move)
 	}
-	if nudge {
-		d.Nudge(queue, line)
-	}
-	if len(moves) == 0 {
-		return nil
-	}
-	if _, err := d.Asynq.Apply(ctx, queue, false, moves); err != nil {
-		return err
-	}
-	if pending {
-		d.pendingNow(queue)
-	}
-	return nil
+	_, err = d.move(ctx, queue, false, moves)
+	return err
 }
 
 // lostTicket reports, once for each queue, that a task which had stood in a line stands in none. If others

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/internal/breaker"
@@ -43,12 +42,11 @@ type group struct {
 	named  []string // these, and the queues of more important groups: a take names them, too
 	strict bool     // less important groups follow, and must not go before its pending tasks
 
-	earned    int                // tasks from lines that earned pending tasks no turn yet
-	lines     map[string]*line   // by name
-	lookAt    time.Time          // when to look at its queues, after there was nothing
-	reached   map[string]float64 // by policy with shards: where the shard was whose turn it was last
-	served    string             // the policy of which something was taken last
-	watchedAt time.Time          // when this server said last which lines it watches
+	earned    int              // tasks from lines that earned pending tasks no turn yet
+	lines     map[string]*line // by name
+	lookAt    time.Time        // when to look at its queues, after there was nothing
+	reached   float64          // where the line was whose turn it was last
+	watchedAt time.Time        // when this server said last which lines it watches
 }
 
 func groups(queues map[string]int, strict bool) (all []*group) {
@@ -61,7 +59,7 @@ func groups(queues map[string]int, strict bool) (all []*group) {
 	for i, queues := range together {
 		all = append(all, &group{
 			queues: queues, named: slices.Concat(together[:i+1]...), strict: i+1 < len(together),
-			lines: map[string]*line{}, reached: map[string]float64{},
+			lines: map[string]*line{},
 		})
 	}
 	return all
@@ -98,37 +96,38 @@ func (ls *lines) know(names []string) {
 	}
 }
 
-// due returns the line of a group to ask now, or nil: policies in rotation, starting after the one
-// served last, and the shards of each by what their tenants have had.
+// due returns the line of a group to ask now, or nil.
 func (d *Dispatcher) due(g *group, now time.Time) (first *line) {
-	if d.isStopped() || now.Before(d.lines.silence.Until) {
-		return nil
-	}
 	for _, l := range g.lines {
-		if !l.next.IsZero() && !now.Before(l.next) && (first == nil || l.before(first)) {
+		next := d.lines.next(l)
+		if !d.isStopped() && !next.IsZero() && !now.Before(next) && (first == nil || l.before(first)) {
 			first = l
 		}
 	}
 	return first
 }
 
-// freed makes a line due at a time if tickets wait there.
-func (ls *lines) freed(name string, at time.Time) {
+// next returns when to ask a line, and the zero time while it rests.
+func (ls *lines) next(l *line) time.Time {
+	if l.ask.IsZero() {
+		return time.Time{}
+	}
+	return later(l.ask, later(l.failed.Until, ls.silence.Until))
+}
+
+// freed makes a line due now if tickets wait there.
+func (ls *lines) freed(name string) {
 	for _, g := range ls.groups {
 		if l := g.lines[name]; l != nil && !l.due.IsZero() {
-			l.expect(at)
+			l.expect(time.Now())
 		}
 	}
 }
 
-// watched returns the lines that this server watches, if it is time to say so.
-func (g *group) watched(now time.Time) (names []any) {
-	if now.Sub(g.watchedAt) < watchEvery {
-		return nil
-	}
-	g.watchedAt = now
+// watched returns the lines that this server watches.
+func (g *group) watched() (names []any) {
 	for _, l := range g.lines {
-		if l.state == stateWaiting && !l.due.IsZero() {
+		if !l.due.IsZero() {
 			names = append(names, l.name)
 		}
 	}
@@ -139,53 +138,41 @@ func (g *group) watched(now time.Time) (names []any) {
 func (g *group) unwatched(names []any) {
 	for _, name := range names {
 		if l := g.lines[fmt.Sprint(name)]; l != nil {
-			l.nudged = true
-			l.expect(time.Now())
+			l.nudge()
 		}
 	}
 }
 
 // A line is this server's view of a policy's line, for the queues of a group.
 //
-//	state    what is known                                     it is asked
-//	resting  nobody waits, or another server watches the line  when there is news
-//	waiting  tickets wait, and this server watches the line    at its appointment
-//	failing  the last take failed                              after a pause, which doubles
-//
-//	event                                resting  waiting          failing
-//	a take is answered, tickets wait     waiting  waiting          waiting
-//	a take is answered, nobody waits     resting  resting          resting
-//	a take fails                         failing  failing          failing
-//	news: a join, a nudge, units that    waiting  waiting, sooner  -
-//	  are back, nobody watches the line
+//	event                                              it is asked
+//	a take is answered, tickets wait                   at its appointment; this server watches the line
+//	a take is answered, nobody waits                   when there is news: it rests
+//	a take fails                                       after a pause, which doubles
+//	news: a join, a nudge, units that are back,        now, or at a time, but not before a pause ends
+//	  nobody watches the line
 //
 // A take that is on its way may not have seen what is news meanwhile: serve learns that after the answer.
 type line struct {
 	name   string // that of the policy, unless it has shards
 	group  *group
-	state  state
-	next   time.Time       // take; zero while it rests
-	due    time.Time       // when its first ticket fits, by the last answer; zero: nobody waited
+	ask    time.Time       // when, unless takes fail; zero while it rests
+	due    time.Time       // when its first ticket fits, by the last answer; zero: nobody waited, or it failed
 	failed breaker.Backoff // of takes
 	latest time.Time       // of the answers, by the clock of Redis
-	nudged bool            // nobody else asks it for its news
-	share  share           // of the slots, among the lines of its policy's shards
+	nudged bool            // nobody else asks it now
+	asked  time.Time       // last
 	taken  time.Time       // when tickets were picked that are not acknowledged yet; zero: none
+
+	began float64            // where the task began that was taken last: one of a tenant of weight 1 takes 1
+	ends  map[string]float64 // by queue and tenant: where its last one ended
 }
-
-type state int
-
-const (
-	stateResting state = iota
-	stateWaiting
-	stateFailing
-)
 
 // line returns the view of a line. A new one is asked at once.
 func (g *group) line(name string) *line {
 	l := g.lines[name]
 	if l == nil {
-		l = &line{name: name, group: g}
+		l = &line{name: name, group: g, ends: map[string]float64{}}
 		l.expect(time.Now())
 		g.lines[name] = l
 	}
@@ -193,34 +180,26 @@ func (g *group) line(name string) *line {
 }
 
 // expect notes that there is news, for which to ask at a time.
-func (l *line) expect(at time.Time) {
-	if l.state != stateFailing {
-		l.state, l.next = stateWaiting, sooner(l.next, at)
-	}
+func (l *line) expect(at time.Time) { l.ask = sooner(l.ask, at) }
+
+// nudge notes that it is for this server to ask the line now.
+func (l *line) nudge() {
+	l.nudged = true
+	l.expect(time.Now())
 }
 
 // answered notes the answer of a take.
 func (l *line) answered(taken throttle.Taken, sent, now time.Time) {
 	l.failed = breaker.Backoff{}
 	l.serves(taken.Tickets)
-	l.state, l.due = stateResting, time.Time{}
+	l.due = time.Time{}
 	if taken.Next >= 0 {
 		// A take that is sent then arrives then, if it takes as long to get there as this one.
-		l.state, l.due = stateWaiting, later(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
+		l.due = later(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 	}
-	if l.next = l.due; len(taken.Tickets) == 0 && taken.Next == 0 {
-		l.next = now.Add(askAgain)
+	if l.ask = l.due; len(taken.Tickets) == 0 && taken.Next == 0 {
+		l.ask = now.Add(askAgain)
 	}
-}
-
-// before reports whether a line of the same group comes first.
-func (l *line) before(other *line) bool {
-	a, b := l.family(), other.family()
-	if after := a > l.group.served; after != (b > l.group.served) {
-		return after
-	}
-	had := cmp.Compare(l.had(), other.had())
-	return cmp.Or(strings.Compare(a, b), had, strings.Compare(l.name, other.name)) < 0
 }
 
 // later returns the later of two times, sooner the earlier one, where the zero time is never.

@@ -162,7 +162,8 @@ func TestReadyTasksWithoutUnitsAreForwarded(t *testing.T) {
 }
 
 // When a policy's shards change, tasks that wait in the line of before reserve in that of now, in their order,
-// before they are handed out: in their handlers, the later ones could be the first.
+// before they are handed out: in their handlers, the later ones could be the first. Those that are denied stand
+// in the line of now, and go back.
 func TestTasksOfAFormerShardReserveInOrder(t *testing.T) {
 	p := perHour(2)
 	p.Shards = 3
@@ -170,8 +171,13 @@ func TestTasksOfAFormerShardReserveInOrder(t *testing.T) {
 		b.waitIn(b.limiter.LineOf("api", "acme"), "default", "a", "b", "c", "d")
 		p.Shards = 2
 		b.ok(b.limiter.SetPolicies(of(p)))
-		b.want("ran", b.run(3), "[a b none]")
-		b.want("c and d", b.state("default", "c")+" "+b.state("default", "d"), "scheduled scheduled")
+		b.want("next", b.next(), "a")
+		time.Sleep(600 * time.Millisecond)
+		b.want("b, c and d", b.state("default", "b")+" "+b.state("default", "c")+" "+b.state("default", "d"), "scheduled scheduled scheduled")
+		b.want("next", b.next(), "b")
+		b.Ended()
+		b.Ended()
+		b.want("in line", b.inLine(), "[c d]")
 		p.Windows[0].Limit = 4
 		b.ok(b.limiter.SetPolicies(of(p)))
 		b.want("ran", b.run(2), "[c d]")
@@ -234,6 +240,7 @@ func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 		b.ok(err)
 		b.want("ran", b.run(1), "[b]")
 		b.want("in line", b.inLine(), "[c d]")
+		time.Sleep(time.Millisecond) // it is refunded in the background
 		b.want("used", b.used(), 1)
 		due, err := b.asynq.Requeue(b.Context(), asynqredis.Restored{
 			Queue: "default", Call: call, Message: message, At: time.Now().Add(time.Hour), Line: "api",

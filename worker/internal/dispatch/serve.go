@@ -3,7 +3,6 @@ package dispatch
 import (
 	"context"
 	"errors"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -21,34 +20,27 @@ const (
 	errorPause = 100 * time.Millisecond
 )
 
-// begin starts what serves Next: serve, and one listener for nudges, or in a Cluster one for each queue.
-func (d *Dispatcher) begin() {
-	d.inBackground(d.serve)
-	queues, together := slices.Sorted(maps.Keys(d.Queues)), 1
-	if d.Asynq.OneSlot() {
-		together = len(queues)
-	}
-	for some := range slices.Chunk(queues, together) {
-		d.inBackground(func() { d.hear(some) })
-	}
-}
-
 // serve makes tasks ready while Next waits for one, or is about to. All that is known of lines is its own:
-// others tell it the news. When the dispatcher stops, it puts back what is ready, and has other servers ask
-// the lines.
+// others tell it the news. When the dispatcher stops, it puts back what is ready, and has other servers keep
+// its appointments.
 func (d *Dispatcher) serve() {
 	defer close(d.emptied)
 	for !d.isStopped() {
 		d.learn()
-		if n := d.wanted(); n == 0 || !d.round(n) {
+		d.mu.Lock()
+		n := d.buffer.wanted(d.waiting)
+		d.mu.Unlock()
+		if n == 0 || !d.round(n) {
 			d.wait(d.tend(time.Now()))
 		}
 	}
 	for !d.restore(time.Now()) && d.ctx.Err() == nil {
 		d.sleep(errorPause)
 	}
-	d.learn()
-	d.passOn()
+	d.acknowledge(time.Now())
+	for _, g := range d.lines.groups {
+		d.nudgeOthers(g, g.watched())
+	}
 }
 
 // round makes up to n tasks ready, and reports whether it found any. It asks, group by group, the lines
@@ -66,9 +58,6 @@ func (d *Dispatcher) round(n int) (found bool) {
 			break
 		}
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.buffer.found = found
 	return found
 }
 
@@ -79,7 +68,10 @@ func (d *Dispatcher) pending(g *group, n int) (found bool) {
 		return false
 	}
 	if !d.isQuiet(g, now) {
-		watched := g.watched(now)
+		var watched []any
+		if now.Sub(g.watchedAt) >= watchEvery {
+			watched, g.watchedAt = g.watched(), now
+		}
 		for _, queue := range g.draw(d.Queues) {
 			if d.dequeue(g, queue, n, watched) {
 				return true
@@ -98,46 +90,40 @@ func (d *Dispatcher) isQuiet(g *group, now time.Time) bool {
 }
 
 // tend does what needs no free slot: it acknowledges takes, and puts back tasks that are ready for too
-// long. It returns when to do so again, or to make the next round.
-func (d *Dispatcher) tend(now time.Time) (again time.Time) {
+// long. It returns when to do so again, or to make the next round, and whether Next waits.
+func (d *Dispatcher) tend(now time.Time) (again time.Time, waiting bool) {
 	again = now.Add(time.Hour)
 	if !d.restore(now.Add(-bufferFor)) {
 		again = now.Add(errorPause)
 	}
+	if left := d.acknowledge(now.Add(-acknowledgeAfter)); !left.IsZero() {
+		again = sooner(again, left.Add(acknowledgeAfter))
+	}
 	d.mu.Lock()
-	waiting := d.waiting
+	defer d.mu.Unlock()
 	if ready := d.buffer.ready; len(ready) > 0 {
 		again = sooner(again, later(ready[0].active.Add(bufferFor), now.Add(errorPause)))
 	}
-	d.mu.Unlock()
+	if !d.waiting {
+		return again, false
+	}
 	for _, g := range d.lines.groups {
-		if waiting {
-			again = sooner(again, later(g.lookAt, now))
-		}
+		again = sooner(again, later(g.lookAt, now))
 		for _, l := range g.lines {
-			if !l.taken.IsZero() && !now.Before(l.taken.Add(acknowledgeAfter)) {
-				d.acknowledge(l)
-			}
-			if !l.taken.IsZero() {
-				again = sooner(again, l.taken.Add(acknowledgeAfter))
-			}
-			if waiting && !l.next.IsZero() {
-				again = sooner(again, later(l.next, d.lines.silence.Until))
-			}
+			again = sooner(again, d.lines.next(l))
 		}
 	}
-	return again
+	return again, true
 }
 
 // wait waits until a time, or for news. Meanwhile nudges are for this server if Next waits.
-func (d *Dispatcher) wait(until time.Time) {
+func (d *Dispatcher) wait(until time.Time, waiting bool) {
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	idle := d.idle
-	if d.mu.Lock(); !d.waiting {
+	if !waiting {
 		idle = nil
 	}
-	d.mu.Unlock()
 	for {
 		select {
 		case idle <- struct{}{}:
@@ -162,71 +148,65 @@ func (d *Dispatcher) hear(queues []string) {
 		switch queue, line, err := d.Asynq.AwaitNudge(d.serving, queues); {
 		case err != nil:
 			d.sleep(errorPause)
+		case line != "" && d.isStopped(): // such as its own
+			d.nudgeOthers(d.lines.groupOf(queue), []any{line})
 		case line != "":
 			d.Nudge(queue, line)
 		}
 	}
 }
 
-// News is about a line for the tasks of a queue; with no queue, that capacity was given back; with no
-// line, that the queue has pending tasks. It is for one server if it is a nudge.
-type news struct {
-	line, queue string
-	nudge       bool
-}
-
-// tell has serve learn news, for which to ask at a time. A server that has stopped passes it on.
-func (d *Dispatcher) tell(n news, at time.Time) {
+// tell has serve learn news before its next round, and at once if it is urgent or Next waits.
+func (d *Dispatcher) tell(urgent bool, news func()) {
 	d.mu.Lock()
-	stopped := d.isStopped()
-	if !stopped {
-		d.news[n] = sooner(d.news[n], at)
-	}
-	if d.waiting || n.nudge {
+	defer d.mu.Unlock()
+	d.news = append(d.news, news)
+	if urgent || d.waiting {
 		signal(d.wake)
 	}
-	d.mu.Unlock()
-	if stopped && n.line != "" && n.queue != "" {
-		d.nudgeOthers([]string{n.queue}, n.line)
-	}
 }
 
-// learn notes the news. A nudge is for another server if this one has no free slot, or had one before.
+// learn takes note of the news. A nudge is for another server if this one has no free slot.
 func (d *Dispatcher) learn() {
 	d.mu.Lock()
-	heard, mine := d.news, d.waiting && !d.isStopped()
-	d.news = map[news]time.Time{}
+	heard, waiting := d.news, d.waiting
+	d.news = nil
 	d.mu.Unlock()
-	for n, due := range heard {
-		switch {
-		case n.line == "":
-			d.lines.groupOf(n.queue).lookAt = time.Time{}
-		case n.queue == "":
-			d.lines.freed(n.line, due)
-		case n.nudge && !mine:
-			d.nudgeOthers([]string{n.queue}, n.line)
-		default:
-			l := d.lines.groupOf(n.queue).line(n.line)
-			l.expect(due)
-			l.nudged, mine = l.nudged || n.nudge, mine && !n.nudge
+	for _, news := range heard {
+		news()
+	}
+	if waiting {
+		return
+	}
+	for _, g := range d.lines.groups {
+		for _, l := range g.lines {
+			if l.nudged {
+				l.nudged = false
+				d.nudgeOthers(g, []any{l.name})
+			}
 		}
 	}
 }
 
 // Nudge has a line asked now: by this server if it is idle, else by another one.
-func (d *Dispatcher) Nudge(queue, line string) { d.tell(news{line, queue, true}, time.Now()) }
+func (d *Dispatcher) Nudge(queue, line string) {
+	d.tell(true, func() { d.lines.groupOf(queue).line(line).nudge() })
+}
 
 // Expect notes that a task waits in a line for a queue, and when to ask for it. Limits may be raised
 // meanwhile.
 func (d *Dispatcher) Expect(line, queue string, in time.Duration) {
-	d.tell(news{line, queue, false}, time.Now().Add(min(in, lookEvery)))
+	at := time.Now().Add(min(in, lookEvery))
+	d.tell(false, func() { d.lines.groupOf(queue).line(line).expect(at) })
 }
 
 // Freed makes a line due now, if tickets wait there: capacity was given back.
-func (d *Dispatcher) Freed(line string) { d.tell(news{line: line}, time.Now()) }
+func (d *Dispatcher) Freed(line string) { d.tell(false, func() { d.lines.freed(line) }) }
 
 // pendingNow looks for pending tasks at once.
-func (d *Dispatcher) pendingNow(queue string) { d.tell(news{queue: queue}, time.Now()) }
+func (d *Dispatcher) pendingNow(queue string) {
+	d.tell(false, func() { d.lines.groupOf(queue).lookAt = time.Time{} })
+}
 
 // Look makes all lines due now where tickets wait.
 func (d *Dispatcher) Look() {
@@ -235,39 +215,34 @@ func (d *Dispatcher) Look() {
 	}
 }
 
-// nudgeOthers has another server of each queue ask lines now.
-func (d *Dispatcher) nudgeOthers(queues []string, lines ...any) {
-	for _, queue := range queues {
+// nudgeOthers has another server of each queue of a group ask lines now.
+func (d *Dispatcher) nudgeOthers(g *group, lines []any) {
+	if len(lines) == 0 {
+		return
+	}
+	for _, queue := range g.queues {
 		d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, lines...) })
 	}
 }
 
-// acknowledge reports that what was taken from a line last has arrived.
-func (d *Dispatcher) acknowledge(l *line) {
-	l.taken = time.Time{}
-	d.Later(func(ctx context.Context) error {
-		err := d.Line(l.name).Acknowledge(ctx)
-		if errors.Is(err, throttle.ErrUnknownPolicy) {
-			return nil
-		}
-		return err
-	})
-}
-
-// passOn has other servers keep the appointments of this one, which has stopped.
-func (d *Dispatcher) passOn() {
+// acknowledge reports that what was taken before a time has arrived. It returns when the first of the other
+// takes was, the zero time for none.
+func (d *Dispatcher) acknowledge(before time.Time) (left time.Time) {
 	for _, g := range d.lines.groups {
-		var waiting []any
 		for _, l := range g.lines {
-			if l.state == stateWaiting {
-				waiting = append(waiting, l.name)
+			if l.taken.After(before) {
+				left = sooner(left, l.taken)
+			} else if !l.taken.IsZero() {
+				l.taken = time.Time{}
+				d.Later(func(ctx context.Context) error {
+					err := d.Line(l.name).Acknowledge(ctx)
+					if errors.Is(err, throttle.ErrUnknownPolicy) {
+						return nil
+					}
+					return err
+				})
 			}
-			if !l.taken.IsZero() {
-				d.acknowledge(l)
-			}
-		}
-		if len(waiting) > 0 {
-			d.nudgeOthers(g.queues, waiting...)
 		}
 	}
+	return left
 }

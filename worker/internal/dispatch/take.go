@@ -17,13 +17,14 @@ const takeTimeout = 250 * time.Millisecond
 func (d *Dispatcher) take(l *line, n int) (found bool) {
 	queues := d.open(l.group)
 	if len(queues) == 0 {
-		l.state, l.next = stateWaiting, time.Now().Add(lookEvery)
+		l.ask = time.Now().Add(lookEvery)
 		return false
 	}
-	due, nudged := l.due, l.nudged
-	l.nudged, l.taken = false, time.Time{} // it also acknowledges the take before
+	due := l.due
+	l.taken = time.Time{} // it also acknowledges the take before
 	call, cancel := context.WithTimeout(d.ctx, takeTimeout)
 	sent := time.Now()
+	l.asked = sent
 	taken, err := d.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
 	cancel()
 	if err != nil {
@@ -34,9 +35,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	l.answered(taken, sent, time.Now())
 	d.Answered(l.name, l.latest.Sub(taken.At))
 	l.latest = later(l.latest, taken.At)
-	if nudged && len(taken.Tickets) >= n { // more may fit
-		d.nudgeOthers(l.group.queues, l.name)
-	}
+	l.nudged = l.nudged && len(taken.Tickets) >= n // more may fit: without a slot left, it is passed on
 	if len(taken.Tickets) == 0 {
 		return false
 	}
@@ -44,7 +43,8 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	grants := map[string][]*Grant{}
 	for i, t := range taken.Tickets {
 		// A take that was not answered at once hands out later what it had charged then.
-		grant := &Grant{TakenTicket: t, Line: l.name, Sent: sent.Add(-max(0, taken.At.Sub(t.Decision.At)))}
+		grant := &Grant{TakenTicket: t, Line: l.name, Taken: true}
+		grant.Sent = sent.Add(-max(0, taken.At.Sub(t.Decision.At)))
 		if i == 0 {
 			grant.Due = later(due, sent.Add(-t.Waited))
 		}
@@ -85,7 +85,7 @@ func (d *Dispatcher) fails(l *line, err error) {
 	}
 	now := time.Now()
 	l.failed.Fail(now)
-	l.state, l.next = stateFailing, l.failed.Until
+	l.ask, l.due = now, time.Time{}
 	if d.lines.failed {
 		d.lines.silence.Fail(now)
 	}

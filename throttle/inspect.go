@@ -40,7 +40,6 @@ type Standing struct {
 	Weight     float64  // of its tenant
 
 	operation *operation
-	answers   []script.WindowAnswer
 }
 
 // Stand completes standings, and changes nothing. Errors are Take's and that of the TenantFunc.
@@ -61,7 +60,7 @@ func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
 		case err != nil:
 			return err
 		case !s.Ask:
-			s.answer(script.Answer{Windows: make([]script.WindowAnswer, len(cp.Windows))})
+			s.Decision = s.operation.decision(script.Answer{Windows: make([]script.WindowAnswer, len(cp.Windows))})
 			continue
 		}
 		ask := s.operation.scriptRequest(script.Expect, "")
@@ -74,7 +73,7 @@ func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
 	answers, err := cp.decide(ctx, asks...)
 	for i := range asked {
 		if err == nil {
-			asked[i].answer(answers[i])
+			asked[i].Decision = asked[i].operation.decision(answers[i])
 		}
 	}
 	return err
@@ -107,18 +106,13 @@ func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err 
 	return err
 }
 
-func (s *Standing) answer(a script.Answer) {
-	s.answers, s.Decision = a.Windows, s.operation.decision(a)
-}
-
-// Simulated returns how a window counts in a simulation, that has counted what the standing says, and the
-// largest cost that fits it. Paced is the period over which batches use it evenly, 0 if they do not. A
-// limit above 0 goes in place of the one in force, unless the tenant has its own. Now is of Redis, in
-// microseconds; grants are what still counts, nil if that is not known. Units that are held are given back
-// within hold, which is 0 if unknown, or else as their leases run out.
-func (s *Standing) Simulated(i int, now, limit, hold int64, grants []algorithm.Grant) (
+// Simulated returns how a window counts in a simulation, the largest cost that fits it, and the period over
+// which batches use it evenly, 0 if they do not. Sections are those of its scope's value, by name and kind
+// (internal/script/lua/scope.lua): what it has counted is among them. A limit above 0 goes in place of the
+// one in force, unless the tenant has its own.
+func (s *Standing) Simulated(i int, limit int64, sections map[string]string, c algorithm.Counted) (
 	w algorithm.Simulated, capacity int64, paced time.Duration) {
-	a, counted, window := s.operation.windows[i].algorithm, s.answers[i], s.operation.windows[i].Window
+	a, window := s.operation.windows[i].algorithm, s.operation.windows[i].Window
 	if _, overridden := s.operation.tenant.Windows[window.Name]; limit > 0 && !overridden {
 		window = Tenant{Windows: map[string]Override{window.Name: {Limit: limit}}}.apply(window)
 	}
@@ -126,11 +120,8 @@ func (s *Standing) Simulated(i int, now, limit, hold int64, grants []algorithm.G
 	if a.Paced != nil {
 		paced = a.Paced(numbers)
 	}
-	known := algorithm.Counted{Used: counted.Used, Now: now, Resets: max(now, counted.Resets), Grants: grants}
-	if a.Leases && hold > 0 {
-		known.Resets = min(known.Resets, now+hold)
-	}
-	return a.Simulate(numbers, known), a.Capacity(numbers), paced
+	c.Payload = sections[window.Name+a.Kind]
+	return a.Simulate(numbers, c), a.Capacity(numbers), paced
 }
 
 // PerSecond returns what the window has granted in a second, lately; 0 if that is not known.

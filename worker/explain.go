@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -78,20 +77,13 @@ func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, er
 			e.Policy = matched.Name
 		}
 		ticket := throttle.Ticket{Queue: identity + "/" + queue, ID: id}
-		policies := []string{e.Policy} // one that was removed or renamed may have the task's ticket still
-		for _, line := range c.limiter.Lines() {
-			policies = append(policies, throttle.PolicyOf(line))
+		line, err := inspect.Of(c.limiter).Explain(ctx, ticket)
+		if err != nil {
+			return e, err
 		}
-		for _, policy := range slices.DeleteFunc(slices.Compact(policies), func(p string) bool { return p == "" }) {
-			line, err := inspect.Of(c.limiter).Explain(ctx, policy, ticket)
-			if err != nil {
-				return e, err
-			}
-			if line.Waiting {
-				line.Ticket.Queue = queue // as asynq's tools name it
-				e.Line = &line
-				break
-			}
+		if line.Waiting {
+			line.Ticket.Queue = queue // as asynq's tools name it
+			e.Line = &line
 		}
 	}
 	e.Why = e.why()

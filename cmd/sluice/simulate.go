@@ -145,10 +145,6 @@ func cutLast(s string) (before, after string, found bool) {
 func (c *SimulateCommand) print(now, then inspect.Simulation) {
 	fmt.Fprintf(c.Stdout, "policy %s: %s waiting, all started %s now, %s then\n",
 		now.Policy, count(now.Waiting, "ticket"), finishText(now.Finish, now.At), finishText(then.Finish, then.At))
-	if now.Sampled > 0 {
-		fmt.Fprintf(c.Stdout, "it is a sample: the windows of %d of %d tenants were read, and others count as empty\n",
-			now.Sampled, len(now.Tenants))
-	}
 	if len(now.Tenants) == 0 {
 		return
 	}

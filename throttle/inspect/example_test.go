@@ -55,7 +55,7 @@ func ExampleInspector_State() {
 			break
 		}
 	}
-	why, err := inspect.Of(limiter).Explain(ctx, "github-api", throttle.Ticket{Queue: "mail", ID: "task 4"})
+	why, err := inspect.Of(limiter).Explain(ctx, throttle.Ticket{Queue: "mail", ID: "task 4"})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -18,11 +18,11 @@ const maxAhead = 10
 // A TicketState says why a ticket waits, until when, and what goes before it.
 type TicketState struct {
 	At     time.Time       `json:"at"` // by the clock of Redis
-	Policy string          `json:"policy"`
 	Ticket throttle.Ticket `json:"ticket"`
 
-	// Waiting is false if the ticket stands in no line of the policy. All that follows is then zero.
-	Waiting bool `json:"waiting"`
+	// Waiting is false if the ticket stands in no line. All that follows is then zero.
+	Waiting bool   `json:"waiting"`
+	Policy  string `json:"policy,omitempty"`
 
 	Tenant     string            `json:"tenant,omitempty"`
 	Attributes map[string]string `json:"attributes,omitempty"` // others that windows count by
@@ -44,21 +44,16 @@ type TicketState struct {
 	Ahead        []TenantState `json:"ahead,omitempty"`
 }
 
-// Explain returns why a ticket waits for a policy. Its cost does not depend on how many others wait.
-func (i Inspector) Explain(ctx context.Context, policy string, t throttle.Ticket) (TicketState, error) {
-	s := TicketState{At: time.Now(), Policy: policy, Ticket: t}
-	lines, err := i.lines(policy)
-	if err != nil {
-		return s, err
-	}
+// Explain returns why a ticket waits, in whichever line of the limiter that is. Its cost does not depend on
+// how many others wait.
+func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (TicketState, error) {
+	s := TicketState{At: time.Now(), Ticket: t}
 	name := script.TicketName(script.Escape(t.Queue), t.ID)
-	for _, lineName := range lines {
-		l, err := i.open(ctx, lineName)
-		if err != nil {
-			return s, err
-		}
+	for _, lineName := range i.limiter.Lines() {
+		l := i.line(lineName)
 		record, waits, err := l.ticket(ctx, name)
 		if err == nil && waits {
+			s.Policy, s.Waiting = throttle.PolicyOf(lineName), true
 			err = l.explain(ctx, name, record, &s)
 		}
 		if err != nil || waits {
@@ -69,6 +64,9 @@ func (i Inspector) Explain(ctx context.Context, policy string, t throttle.Ticket
 }
 
 func (l *line) explain(ctx context.Context, name string, record script.Ticket, s *TicketState) error {
+	if err := l.open(ctx); err != nil {
+		return err
+	}
 	flows, err := l.named(ctx, []string{record.Flow})
 	if err != nil {
 		return err
@@ -78,7 +76,7 @@ func (l *line) explain(ctx context.Context, name string, record script.Ticket, s
 		return err
 	}
 	r, d := standing.Request, standing.Decision
-	s.Waiting, s.Tenant, s.Attributes, s.Cost = true, r.Tenant, maps.Clone(r.Attributes), r.Cost
+	s.Tenant, s.Attributes, s.Cost = r.Tenant, maps.Clone(r.Attributes), r.Cost
 	s.Key, s.Class, s.Joined = record.Key, cmp.Or(r.Class, throttle.ClassLive), time.UnixMicro(record.Since)
 	if len(flows) == 0 || standing.Err != nil {
 		return nil // it has just left, or joined by other scopes than the policy has now
@@ -106,11 +104,11 @@ func (l *line) explain(ctx context.Context, name string, record script.Ticket, s
 func (s TicketState) String() string {
 	var b strings.Builder
 	line := func(format string, a ...any) { fmt.Fprintf(&b, "\n"+format, a...) }
-	fmt.Fprintf(&b, "%s: ticket %s of queue %s", s.Policy, quote.Name(s.Ticket.ID), quote.Name(s.Ticket.Queue))
+	ticket := fmt.Sprintf("ticket %s of queue %s", quote.Name(s.Ticket.ID), quote.Name(s.Ticket.Queue))
 	if !s.Waiting {
-		return b.String() + " stands in no line"
+		return ticket + " stands in no line"
 	}
-	fmt.Fprintf(&b, ", tenant %s, waits since %s", quote.Name(s.Tenant), clock(s.Joined, s.At))
+	fmt.Fprintf(&b, "%s: %s, tenant %s, waits since %s", s.Policy, ticket, quote.Name(s.Tenant), clock(s.Joined, s.At))
 	switch {
 	case s.Position == 0:
 		line("it leaves the line just now")

@@ -17,110 +17,59 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A snapshot is all of a line that simulations start from, one after the other.
+// A snapshot is all of a line that simulations start from.
 type snapshot struct {
 	*line
-	standings  []*throttle.Standing // of the demands, and of all that waits
-	waiting    []waiting            // the first one first
-	values     map[string]string    // of scopes whose windows have counted anything, by key
-	now, opens int64
-	batchShare float64
-
-	simulated *plan.Line // by the last simulation
-	limits    map[string]int64
-	hold      int64
+	shared  *throttle.Standing
+	demands []*throttle.Standing
+	flows   []flow               // that wait, the first one first
+	waiting []*throttle.Standing // of these flows
+	values  map[string]string    // of the scopes of all, by key
 }
 
-// waiting is a flow as it stands.
-type waiting struct {
-	flow
-	standing *throttle.Standing
-}
-
-// snapshot reads a line, with the requests of demands. Of the first MaxSimulated flows that wait it asks
-// what their windows have counted. Without demands, it leaves out calls that wait in place.
-func (i Inspector) snapshot(ctx context.Context, name string, demands ...*throttle.Standing) (
+// snapshot reads a line, with the requests of demands. What is taken while it reads counts twice. If it was
+// read before, by another limiter, it stands as it did then.
+func (i Inspector) snapshot(ctx context.Context, name string, before *snapshot, demands ...*throttle.Standing) (
 	*snapshot, error) {
-	for tries := 1; ; tries++ {
-		s, err := i.read(ctx, name, demands)
-		if err != nil || tries == 3 {
-			return s, err
-		}
-		now, err := i.open(ctx, name)
-		if err != nil || maps.Equal(s.counts(), now.counts()) {
-			return s, err
-		}
-	} // what was taken meanwhile would count twice
+	s := &snapshot{line: i.line(name), shared: &throttle.Standing{Ask: true}, demands: demands}
+	if before != nil {
+		s.queues, s.flows, s.values = before.queues, before.flows, before.values
+	} else if err := s.readFlows(ctx); err != nil {
+		return nil, err
+	}
+	for _, f := range s.flows {
+		s.waiting = append(s.waiting, &throttle.Standing{Flow: f.name, Costs: f.costs()})
+	}
+	if err := s.Stand(ctx, slices.Concat(demands, s.waiting, []*throttle.Standing{s.shared})...); err != nil {
+		return nil, err
+	}
+	return s, s.readValues(ctx)
 }
 
-// counts are the tickets of all queues.
-func (l *line) counts() map[string]int64 {
-	counts := map[string]int64{}
-	for _, q := range l.queues {
-		counts[q.name] = q.tickets
+func (s *snapshot) readFlows(ctx context.Context) error {
+	if err := s.open(ctx); err != nil {
+		return err
 	}
-	return counts
-}
-
-func (i Inspector) read(ctx context.Context, name string, demands []*throttle.Standing) (*snapshot, error) {
-	l, err := i.open(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	s := &snapshot{line: l, standings: slices.Clone(demands)}
-	all, err := l.all(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.Stand(ctx, demands...); err != nil {
-		return nil, err
-	}
-	known := map[string]bool{}
-	for _, d := range demands {
-		known[d.Flow] = true
-	}
-	asked := 0
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		if f := all[name]; f.tickets > 0 && (demands != nil || !strings.HasPrefix(name, "!")) {
-			standing := &throttle.Standing{Flow: name, Costs: f.costs()}
-			if standing.Ask = !known[name] && asked < MaxSimulated; standing.Ask {
-				asked++
-			}
-			s.waiting, s.standings = append(s.waiting, waiting{f, standing}), append(s.standings, standing)
-		}
-	}
-	slices.SortStableFunc(s.waiting, func(a, b waiting) int { return cmp.Compare(a.rank, b.rank) })
-	for part := range slices.Chunk(s.standings[len(demands):], 1024) { // others may want to call in between
-		if err := s.Stand(ctx, part...); err != nil {
-			return nil, err
-		}
-	}
-	if err := s.readValues(ctx); err != nil {
-		return nil, err
-	}
-	for _, standing := range s.standings {
-		if s.batchShare = standing.BatchShare; standing.Ask && standing.Err == nil {
-			s.now = max(s.now, standing.Decision.At.UnixMicro())
-			if p := standing.Decision.Pause; p != nil {
-				s.opens = max(s.opens, p.Until.UnixMicro())
-			}
-		}
-	}
-	return s, nil
-}
-
-// readValues reads the scopes whose windows have counted anything.
-func (s *snapshot) readValues(ctx context.Context) error {
+	all, err := s.all(ctx)
+	s.flows = slices.SortedFunc(maps.Values(all), func(a, b flow) int { return cmp.Compare(a.rank, b.rank) })
 	s.values = map[string]string{}
-	for _, standing := range s.standings {
+	return err
+}
+
+// readValues reads the scopes of all that wait, and of demands.
+func (s *snapshot) readValues(ctx context.Context) error {
+	var unread []string
+	for _, standing := range slices.Concat(s.demands, s.waiting) {
 		for _, w := range standing.Decision.Windows {
-			if standing.Ask && w.Used > 0 && !w.Algorithm.Leases() {
-				s.values[script.ScopeKey(w.Scope.Attributes, w.Scope.Values)] = ""
+			key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
+			if _, known := s.values[key]; !known {
+				s.values[key] = ""
+				unread = append(unread, key)
 			}
 		}
 	}
 	return s.Read(ctx, func(client redis.UniversalClient, prefix string) error {
-		for keys := range slices.Chunk(slices.Collect(maps.Keys(s.values)), 500) {
+		for keys := range slices.Chunk(unread, 500) {
 			names := make([]string, len(keys))
 			for i, key := range keys {
 				names[i] = prefix + key
@@ -137,84 +86,87 @@ func (s *snapshot) readValues(ctx context.Context) error {
 	})
 }
 
-// grants returns what a sliding window has granted, by the value of its scope: see
-// internal/script/lua/scope.lua and sliding.lua. It is nil if that is not there.
-func grants(value, window string) (grants []algorithm.Grant) {
-	number := func(text string) (n int64) {
-		for i := range len(text) {
-			n = n<<8 | int64(text[i])
-		}
-		return n
+// sections returns the sections of a scope's value, by name and kind: see internal/script/lua/scope.lua.
+func sections(value string) map[string]string {
+	if value == "" {
+		return nil
 	}
+	found := map[string]string{}
 	for i := 8; i+11 <= len(value); {
 		head := i + 11 + int(value[i+10])
-		end := head + int(number(value[i+7:i+10]))
+		end := head + int(value[i+7])<<16 + int(value[i+8])<<8 + int(value[i+9])
 		if end > len(value) {
-			return nil
+			break
 		}
-		if payload := value[head:end]; value[i+11:head] == window+"s" && payload != "" {
-			width, at := int(payload[0]), 8
-			if width > 128 {
-				width, at = width-128, 22
-			}
-			for ; width > 7 && at+width <= len(payload); at += width {
-				granted := algorithm.Grant{At: number(payload[at : at+7]), Units: number(payload[at+7 : at+width])}
-				grants = append(grants, granted)
-			}
-		}
+		found[value[i+11:head]] = value[head:end]
 		i = end
 	}
-	return grants
+	return found
 }
 
-// in adds the line to a simulation by some limits.
-func (s *snapshot) in(sim *plan.Simulation, limits map[string]int64) {
-	s.simulated, s.limits, s.hold = sim.Line(s.batchShare), limits, sim.Hold
-	s.simulated.Opens = s.opens
-	for _, standing := range s.standings {
-		for i := range standing.Decision.Windows {
-			if standing.Ask && standing.Err == nil { // it says what the window has counted
-				s.scope(standing, i)
-			}
+// A simulated is a snapshot's line in a simulation by some limits.
+type simulated struct {
+	*snapshot
+	line   *plan.Line
+	limits map[string]int64
+	hold   int64
+	flows  map[string]*plan.Flow  // by name
+	scopes map[string]*plan.Scope // by key
+}
+
+func (s *snapshot) in(sim *plan.Simulation, limits map[string]int64) simulated {
+	line := sim.Line(s.shared.BatchShare)
+	scopes := map[string]*plan.Scope{script.ScopeKey(nil, nil): &line.Root}
+	return simulated{s, line, limits, sim.Hold, map[string]*plan.Flow{}, scopes}
+}
+
+// flow returns the flow of a standing.
+func (s simulated) flow(standing *throttle.Standing) *plan.Flow {
+	if made := s.flows[standing.Flow]; made != nil {
+		return made
+	}
+	r, d := standing.Request, standing.Decision
+	f := plan.Flow{
+		Batch: r.Class == throttle.ClassBatch, Queue: r.Ticket.Queue, Tenant: r.Tenant, Weight: standing.Weight,
+	}
+	for _, p := range []*throttle.Pause{s.shared.Decision.Pause, d.Pause} {
+		if p != nil {
+			f.Opens = max(f.Opens, p.Until.UnixMicro())
 		}
 	}
+	attributes := map[*plan.Scope]int{}
+	for i, w := range d.Windows {
+		scope := s.scope(standing, i)
+		if n := len(w.Scope.Attributes); n > 0 && attributes[scope] == 0 {
+			attributes[scope] = n
+			f.Scopes = append(f.Scopes, scope)
+		}
+	}
+	slices.SortStableFunc(f.Scopes, func(a, b *plan.Scope) int { return attributes[b] - attributes[a] })
+	made := s.line.Flow(f)
+	s.flows[standing.Flow] = made
+	return made
 }
 
 // scope returns the scope of a window of a standing, with the window.
-func (s *snapshot) scope(standing *throttle.Standing, i int) *plan.Scope {
+func (s simulated) scope(standing *throttle.Standing, i int) *plan.Scope {
 	w := standing.Decision.Windows[i]
 	key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
-	scope := s.simulated.Scope(key)
+	scope := s.scopes[key]
+	if scope == nil {
+		scope = &plan.Scope{}
+		s.scopes[key] = scope
+	}
 	if slices.ContainsFunc(scope.Windows, func(made *plan.Window) bool { return made.Place == i }) {
 		return scope
 	}
-	granted := grants(s.values[key], w.Name)
-	counts, capacity, paced := standing.Simulated(i, s.now, s.limits[w.Name], s.hold, granted)
+	counted := algorithm.Counted{Now: s.shared.Decision.At.UnixMicro(), Hold: s.hold}
+	counts, capacity, paced := standing.Simulated(i, s.limits[w.Name], sections(s.values[key]), counted)
 	scope.Windows = append(scope.Windows, &plan.Window{
 		Simulated: counts, Held: w.Algorithm.Leases(), Limit: float64(capacity), Name: w.Name,
 		Period: paced, Place: i,
 	})
 	return scope
-}
-
-func (s *snapshot) flow(standing *throttle.Standing) *plan.Flow {
-	return s.simulated.Flow(standing.Flow, func() *plan.Flow {
-		r := standing.Request
-		made := &plan.Flow{
-			Batch: r.Class == throttle.ClassBatch, Queue: r.Ticket.Queue, Tenant: r.Tenant,
-			Weight: standing.Weight,
-		}
-		attributes := map[*plan.Scope]int{}
-		for i, w := range standing.Decision.Windows {
-			scope := s.scope(standing, i)
-			if n := len(w.Scope.Attributes); n > 0 && attributes[scope] == 0 {
-				attributes[scope] = n
-				made.Scopes = append(made.Scopes, scope)
-			}
-		}
-		slices.SortStableFunc(made.Scopes, func(a, b *plan.Scope) int { return attributes[b] - attributes[a] })
-		return made
-	})
 }
 
 // costsOf returns what a request takes, by window: nothing if it is exempt.
@@ -265,7 +217,7 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 		byLine[name] = append(byLine[name], p.demands[n].Standing)
 	}
 	for _, name := range names {
-		l, err := i.snapshot(ctx, name, byLine[name]...)
+		l, err := i.snapshot(ctx, name, nil, byLine[name]...)
 		if err != nil {
 			return nil, err
 		}
@@ -274,8 +226,7 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 				return nil, s.Err
 			}
 		}
-		p.now = l.now
-		p.lines = append(p.lines, l)
+		p.add(l)
 	}
 	inForce := p.limits()
 	for name, n := range o.Limits {
@@ -289,25 +240,43 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 	return p, nil
 }
 
+func (p *prepared) add(l *snapshot) {
+	p.lines, p.now = append(p.lines, l), l.shared.Decision.At.UnixMicro()
+}
+
 // run returns the plan by some limits.
 func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, error) {
 	sim := plan.New(p.now, p.now+MaxPlan.Microseconds())
 	sim.Open, sim.By, sim.From = p.Open, p.By.UnixMicro(), max(p.now, p.From.UnixMicro())
 	known, unknown := p.slots(sim, limits[throttle.BySlots]), map[string]bool{}
-	for _, l := range p.lines {
-		l.in(sim, limits)
+	lines := make([]simulated, len(p.lines))
+	for n, l := range p.lines {
+		lines[n] = l.in(sim, limits)
 	}
-	joined, ends := map[*plan.Flow]int64{}, make([]plan.Demand, len(p.demands))
-	for _, d := range p.demands {
-		if d.Standing != nil {
-			joined[p.lines[d.line].flow(d.Standing)] += int64(d.Joined)
-			if !known[d.Queue] {
-				unknown[throttle.BySlots] = true
+	flows, joined := make([]*plan.Flow, len(p.demands)), map[*plan.Flow]int64{}
+	for n, d := range p.demands {
+		if d.Standing == nil {
+			continue
+		}
+		flows[n] = lines[d.line].flow(d.Standing)
+		joined[flows[n]] += int64(d.Joined)
+		if !known[d.Queue] {
+			unknown[throttle.BySlots] = true
+		}
+		for _, w := range d.Decision.Windows {
+			if w.Algorithm.Leases() && d.Hold == 0 && d.Standing.Request.CostOf(w.Unit) > 0 {
+				unknown[w.Name] = true
 			}
-			for _, w := range d.Decision.Windows {
-				if w.Algorithm.Leases() && d.Hold == 0 && d.Standing.Request.CostOf(w.Unit) > 0 {
-					unknown[w.Name] = true
-				}
+		}
+	}
+	for n, l := range p.lines {
+		for i, standing := range l.waiting {
+			if standing.Err != nil {
+				continue
+			}
+			f := lines[n].flow(standing)
+			if before := l.flows[i].tickets - joined[f]; before > 0 {
+				f.Add(nil, before, costsOf(standing), sim.Hold)
 			}
 		}
 	}
@@ -315,21 +284,11 @@ func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, erro
 	for n := 0; p.Order == nil && n < len(p.demands); n++ {
 		order = append(order, Run{n, p.demands[n].Count})
 	}
+	ends := make([]plan.Demand, len(p.demands))
 	for _, run := range order {
 		if d := p.demands[run.Demand]; d.Standing != nil && run.Count > 0 {
-			flow := p.lines[d.line].flow(d.Standing)
-			flow.Add(&ends[run.Demand], int64(run.Count), costsOf(d.Standing), d.Hold.Microseconds())
-		}
-	}
-	for _, l := range p.lines {
-		for rank, w := range l.waiting {
-			if w.standing.Err != nil {
-				continue
-			}
-			f := l.flow(w.standing)
-			if before := w.tickets - joined[f]; before > 0 {
-				f.Before(rank, before, costsOf(w.standing))
-			}
+			f := flows[run.Demand]
+			f.Add(&ends[run.Demand], int64(run.Count), costsOf(d.Standing), d.Hold.Microseconds())
 		}
 	}
 	if err := sim.Run(ctx); err != nil {
@@ -359,7 +318,7 @@ func (p *prepared) slots(sim *plan.Simulation, first int64) (known map[string]bo
 	for _, l := range p.lines {
 		for _, q := range l.queues {
 			name, _ := q.parts()
-			rates[name] += q.rate(l.now)
+			rates[name] += q.rate(p.now)
 		}
 	}
 	for queue, rate := range rates {
@@ -372,15 +331,15 @@ func (p *prepared) slots(sim *plan.Simulation, first int64) (known map[string]bo
 }
 
 func (p *prepared) result(sim *plan.Simulation, ends []plan.Demand, unknown []string) Plan {
-	finishes := make([]Finish, len(ends))
+	made := Plan{At: time.UnixMicro(p.now), Demands: make([]Finish, len(ends)), Unknown: unknown}
 	for i, d := range ends {
-		finishes[i].By = d.By
-		if finishes[i].Known = sim.Ends(&d); finishes[i].Known && d.Last > 0 {
-			finishes[i].Binds, finishes[i].Expected = d.Binds, time.UnixMicro(d.Last)
+		f := &made.Demands[i]
+		f.By = d.By
+		if f.Known = sim.Ends(&d); f.Known && d.Last > 0 {
+			f.Binds, f.Expected = d.Binds, time.UnixMicro(d.Last)
 		}
 	}
-	made := PlanOf(time.UnixMicro(p.now), finishes)
-	made.Unknown = unknown
+	made.Finish = Together(made.Demands...)
 	for binds, count := range sim.Late {
 		made.Delays = append(made.Delays, Delay{binds, count})
 	}

@@ -25,10 +25,6 @@ const (
 
 	// MaxPlan is how far ahead plans and simulations look.
 	MaxPlan = 400 * 24 * time.Hour
-
-	// MaxSimulated is how many tenants a simulation asks what their own windows have counted, each
-	// with its other attributes, queue and class. It takes those of the rest for empty.
-	MaxSimulated = 10_000
 )
 
 // An Inspector looks at the lines of a limiter. It is safe for concurrent use. Its errors are those of

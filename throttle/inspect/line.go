@@ -44,7 +44,7 @@ func newFlow(name string) flow {
 func (f flow) costs() string {
 	var parts []string
 	for unit, n := range f.units {
-		parts = append(parts, fmt.Sprintf("%s=%d", unit, (n+f.tickets-1)/max(1, f.tickets)))
+		parts = append(parts, unit+"="+strconv.FormatInt((n+f.tickets-1)/max(1, f.tickets), 10))
 	}
 	return strings.Join(parts, ",")
 }
@@ -118,10 +118,12 @@ func readQueue(name, record string) (queue, error) {
 	return q, nil
 }
 
+// line returns one that is not read yet.
+func (i Inspector) line(name string) *line { return &line{Line: i.limiter.Line(name)} }
+
 // open reads the queues of a line.
-func (i Inspector) open(ctx context.Context, name string) (*line, error) {
-	l := &line{Line: i.limiter.Line(name)}
-	return l, l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
+func (l *line) open(ctx context.Context) error {
+	return l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
 		records, err := client.HGetAll(ctx, prefix+"z").Result()
 		for name, record := range records {
 			q, bad := readQueue(name, record)

@@ -116,9 +116,6 @@ type Simulation struct {
 	Waiting int64              `json:"waiting"` // tickets in line
 	Finish                     // of all
 	Tenants []TenantSimulation `json:"tenants"` // those with most tickets first
-
-	// Sampled is of how many tenants the windows were asked, if not of all: see MaxSimulated.
-	Sampled int `json:"sampled,omitempty"`
 }
 
 // A TenantSimulation is when all that waits of one tenant would be done.
@@ -129,20 +126,20 @@ type TenantSimulation struct {
 	NeverFits string `json:"never_fits,omitempty"` // a window that can never grant one of its tickets
 }
 
-// PlanOf returns the plan of all demands whose finishes are known, such as those of several lines.
-func PlanOf(at time.Time, demands []Finish) Plan {
-	p := Plan{At: at, Finish: Finish{Known: true}, Demands: demands}
+// Together returns when all of some demands end, such as those of a tenant.
+func Together(demands ...Finish) Finish {
+	all := Finish{Known: true}
 	for _, f := range demands {
-		p.By += f.By
-		p.Known = p.Known && f.Known
-		if f.Expected.After(p.Expected) {
-			p.Expected, p.Binds = f.Expected, f.Binds
+		all.By += f.By
+		all.Known = all.Known && f.Known
+		if f.Expected.After(all.Expected) {
+			all.Expected, all.Binds = f.Expected, f.Binds
 		}
 	}
-	if !p.Known {
-		p.Expected, p.Binds = time.Time{}, ""
+	if !all.Known {
+		all.Expected, all.Binds = time.Time{}, ""
 	}
-	return p
+	return all
 }
 
 // Plan returns when demands would have ended, if nothing else comes and all takers ask in time. It
@@ -151,7 +148,7 @@ func PlanOf(at time.Time, demands []Finish) Plan {
 // average. A queue whose slots or holds are unknown goes by the rate at which servers took, if they left
 // tickets that fit. It leaves out how an upstream has slowed the policy down (Policy.Adapt).
 //
-// It calls Redis for pages of the flows that wait, and for each 64 demands. An error may be a
+// It calls Redis for pages of what waits and has counted, and for each 64 demands. An error may be a
 // *throttle.RequestError of a demand.
 func (i Inspector) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan, error) {
 	p, err := i.prepare(ctx, demands, o)
@@ -198,10 +195,9 @@ type Variant struct {
 // the same name, algorithm and scope. What operators have put in force holds in each. For what it leaves
 // out see Plan.
 //
-// It reads all tenants that wait in pages, and what their windows have counted by a call for each
-// 64. An error may be a *throttle.PolicyError of a variant.
+// It reads all tenants that wait in pages, with what their windows have counted. An error may be a *throttle.PolicyError of a variant.
 func (i Inspector) Simulate(ctx context.Context, variants ...Variant) ([]Simulation, error) {
-	simulations := make([]Simulation, len(variants))
+	simulations, read := make([]Simulation, len(variants)), map[string]*snapshot{}
 	for n, v := range variants {
 		lines, err := i.lines(v.Policy.Name)
 		if err != nil {
@@ -215,7 +211,7 @@ func (i Inspector) Simulate(ctx context.Context, variants ...Variant) ([]Simulat
 			return nil, &throttle.PolicyError{Policy: v.Policy.Name, Field: "shards", Value: v.Policy.Shards,
 				Hint: "must be those of the policy in force: a simulation moves no tenant"}
 		}
-		if simulations[n], err = Of(other).simulate(ctx, v.Policy.Name, lines); err != nil {
+		if simulations[n], err = Of(other).simulate(ctx, v.Policy.Name, lines, read); err != nil {
 			return nil, err
 		}
 	}
@@ -245,26 +241,27 @@ func (v Variant) limiter(base *throttle.Limiter) (*throttle.Limiter, error) {
 	return l, nil
 }
 
-// simulate is the plan of all that waits in the lines of a policy.
-func (i Inspector) simulate(ctx context.Context, policy string, lines []string) (Simulation, error) {
+// simulate is the plan of all that waits in the lines of a policy. It notes lines that it reads.
+func (i Inspector) simulate(
+	ctx context.Context, policy string, lines []string, read map[string]*snapshot) (Simulation, error) {
 	p, s := &prepared{now: time.Now().UnixMicro()}, Simulation{Policy: policy}
 	var found []TenantSimulation // by demand
 	for n, name := range lines {
-		l, err := i.snapshot(ctx, name)
+		l, err := i.snapshot(ctx, name, read[name])
 		if err != nil {
 			return s, err
 		}
-		if p.lines, p.now = append(p.lines, l), cmp.Or(l.now, p.now); len(l.waiting) > MaxSimulated {
-			s.Sampled += MaxSimulated
-		}
-		for _, w := range l.waiting {
-			t, standing := TenantSimulation{Tenant: w.standing.Request.Tenant, Waiting: w.tickets}, w.standing
+		read[name] = l
+		p.add(l)
+		for i, standing := range l.waiting {
+			tickets := l.flows[i].tickets
+			t := TenantSimulation{Tenant: standing.Request.Tenant, Waiting: tickets}
 			if never := new(throttle.NeverFitsError); errors.As(standing.Err, &never) {
 				t.NeverFits, standing = never.Window, nil
 			} else if standing.Err != nil {
 				return s, fmt.Errorf("throttle: policy %q cannot be simulated: %w", policy, standing.Err)
 			}
-			all := Demand{Count: int(w.tickets), Joined: int(w.tickets)}
+			all := Demand{Count: int(tickets), Joined: int(tickets)}
 			p.demands, found = append(p.demands, demand{all, standing, n}), append(found, t)
 		}
 	}
@@ -272,20 +269,20 @@ func (i Inspector) simulate(ctx context.Context, policy string, lines []string) 
 	if err != nil {
 		return s, err
 	}
-	tenants := map[string]TenantSimulation{}
+	s.At = made.At
+	tenants, all := map[string]TenantSimulation{}, []Finish{}
 	for n, t := range found {
-		if s.Waiting += t.Waiting; t.NeverFits == "" {
+		if t.NeverFits == "" {
 			t.Finish = made.Demands[n]
 		}
-		if made.Demands[n] = t.Finish; tenants[t.Tenant].Waiting > 0 {
-			sum := tenants[t.Tenant]
-			t.Finish = PlanOf(made.At, []Finish{sum.Finish, t.Finish}).Finish
+		s.Waiting, all = s.Waiting+t.Waiting, append(all, t.Finish)
+		if sum, more := tenants[t.Tenant]; more {
+			t.Finish = Together(sum.Finish, t.Finish)
 			t.Waiting, t.NeverFits = sum.Waiting+t.Waiting, cmp.Or(sum.NeverFits, t.NeverFits)
 		}
 		tenants[t.Tenant] = t
 	}
-	s.At, s.Finish = made.At, PlanOf(made.At, made.Demands).Finish
-	s.Tenants = slices.AppendSeq([]TenantSimulation{}, maps.Values(tenants))
+	s.Finish, s.Tenants = Together(all...), slices.AppendSeq([]TenantSimulation{}, maps.Values(tenants))
 	slices.SortFunc(s.Tenants, func(x, y TenantSimulation) int {
 		return cmp.Or(-cmp.Compare(x.Waiting, y.Waiting), cmp.Compare(x.Tenant, y.Tenant))
 	})

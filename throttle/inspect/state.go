@@ -98,8 +98,8 @@ func (i Inspector) State(ctx context.Context, q Query) (PolicyState, error) {
 	var queues []queue
 	var here *line
 	for n, name := range names {
-		l, err := i.open(ctx, name)
-		if err != nil {
+		l := i.line(name)
+		if err := l.open(ctx); err != nil {
 			return s, err
 		}
 		if queues = append(queues, l.queues...); n == at {

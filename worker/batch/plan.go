@@ -306,7 +306,7 @@ func (s *Scheduler) look(
 	rest := plan.Demands
 	for i, t := range p.Tenants {
 		f := &all.tenants[i]
-		f.Finish = inspect.PlanOf(plan.At, rest[:len(t.Kinds)]).Finish
+		f.Finish = inspect.Together(rest[:len(t.Kinds)]...)
 		rest = rest[len(t.Kinds):]
 		if !o.By.IsZero() {
 			f.overdue = f.left - f.By

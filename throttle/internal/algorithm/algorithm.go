@@ -88,6 +88,3 @@ func (a *Algorithm) Capacity(w Window) int64 {
 	}
 	return w.Limit
 }
-
-// CeilDiv returns a / b, rounded up.
-func CeilDiv(a, b int64) int64 { return (a + b - 1) / b }

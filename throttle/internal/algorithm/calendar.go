@@ -40,7 +40,8 @@ var Calendar = Algorithm{
 	},
 	Simulate: func(w Window, c Counted) Simulated {
 		reset := newTicks(w).resetAfter
-		return &simulatedBuckets{limit: w.Limit, used: c.Used, ends: reset(c.Now), reset: reset}
+		ends := reset(c.number(0, 7) + w.Margin.Microseconds())
+		return &simulatedBuckets{limit: w.Limit, used: c.number(7, 7), ends: ends, reset: reset}
 	},
 	Ticks: newTicks,
 	Rule: func(w Window) (string, any, string) {

@@ -23,7 +23,15 @@ var Concurrency = Algorithm{
 	Leases:   true,
 	Options:  []Option{OptionLease},
 	Params:   func(w Window) [4]int64 { return [4]int64{w.Limit, w.Lease.Microseconds()} },
-	Simulate: func(w Window, c Counted) Simulated { return newLog(w.Limit, 0, c) },
+	Simulate: func(w Window, c Counted) Simulated {
+		s := c.log(w.Limit, 0, 14, 22)
+		for i := range s.log { // they end evenly
+			if end := c.Now + c.Hold*int64(i+1)/int64(len(s.log)); c.Hold > 0 {
+				s.log[i].at = min(s.log[i].at, end)
+			}
+		}
+		return s
+	},
 	Rule: func(w Window) (string, any, string) {
 		switch {
 		case w.Limit > MaxConcurrency:

@@ -31,10 +31,11 @@ var Fixed = Algorithm{
 	},
 	Simulate: func(w Window, c Counted) Simulated {
 		period, margin := w.Period.Microseconds(), w.Margin.Microseconds()
-		s := &simulatedBuckets{limit: w.Limit, used: c.Used, ends: c.Resets}
+		s, began := &simulatedBuckets{limit: w.Limit}, c.number(0, 7)
 		if s.reset = func(t int64) int64 { return t + period + margin }; w.Anchor == AnchorClock {
-			s.closed, s.reset = margin, func(t int64) int64 { return t - t%period + period }
+			s.closed, s.reset, began = margin, func(t int64) int64 { return t - t%period + period }, c.number(7, 7)
 		}
+		s.ends, s.used = s.reset(began), c.number(14, 7)
 		return s
 	},
 	Rule: func(w Window) (string, any, string) {

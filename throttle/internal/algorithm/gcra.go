@@ -20,10 +20,9 @@ var GCRA = Algorithm{
 		return [4]int64{w.Burst, span, drained}
 	},
 	Simulate: func(w Window, c Counted) Simulated {
-		return &simulatedGCRA{
-			burst: float64(w.Burst), rate: float64(w.Limit) / float64((w.Period + w.Margin).Microseconds()),
-			level: float64(c.Used), at: c.Now,
-		}
+		each := float64((w.Period + w.Margin).Microseconds()) / float64(w.Limit)
+		level := float64(c.number(7, 7)) + float64(c.number(14, 7))/float64(max(1, c.number(21, 7)))
+		return &simulatedGCRA{burst: float64(w.Burst), each: each, empty: float64(c.number(0, 7)) + level*each}
 	},
 	Rule: func(w Window) (string, any, string) {
 		if w.Burst < 1 || w.Burst > MaxLimit {

@@ -1,6 +1,7 @@
 package algorithm
 
 import (
+	"cmp"
 	"math"
 	"slices"
 )
@@ -11,16 +12,30 @@ type Simulated interface {
 	Take(t, cost, hold int64) // counts the cost, which fits; hold: how long it is held, if it is
 }
 
-// Counted is the state of a window. Times are microseconds.
+// Counted is what Redis has of a window. Times are microseconds.
 type Counted struct {
-	Used   int64 // units
-	Now    int64
-	Resets int64   // when none of them counts any more, from Now on
-	Grants []Grant // of a sliding window, the oldest first; nil if they are not known
+	Payload string // as the window's file in throttle/internal/script/lua has it; empty if it counts nothing
+	Now     int64
+	Hold    int64 // how long units are held from Now on, at most; 0 if unknown
 }
 
-// A Grant is units that were granted at a time.
-type Grant struct{ At, Units int64 }
+// number returns a number of the payload, 0 if that ends before it.
+func (c Counted) number(from, size int) (n int64) {
+	for i := from; i < from+size && from+size <= len(c.Payload); i++ {
+		n = n<<8 | int64(c.Payload[i])
+	}
+	return n
+}
+
+// log returns a log of the entries of that width from a place on: a time and units each.
+func (c Counted) log(limit, period int64, from, width int) *simulatedLog {
+	s := &simulatedLog{limit: limit, period: period}
+	for ; width >= 8 && from+width <= len(c.Payload); from += width {
+		units := entry{c.number(from, 7) + period, c.number(from+7, min(7, width-7))}
+		s.used, s.log = s.used+units.n, append(s.log, units)
+	}
+	return s
+}
 
 // Never is a time at which nothing fits any more.
 const Never = math.MaxInt64 / 4
@@ -29,35 +44,14 @@ const Never = math.MaxInt64 / 4
 type simulatedLog struct {
 	limit, period, used int64
 	began               int64 // the last entry; later ones join it, as in sliding.lua
-	log                 []leaving
+	log                 []entry
 }
 
-// leaving is n units that count until a time.
-type leaving struct{ at, n int64 }
+// An entry is n units that count until a time.
+type entry struct{ at, n int64 }
 
 // mergedAbove is the number of entries above which sliding.lua joins them.
 const mergedAbove = 192
-
-// newLog returns one whose units leave as they were granted, or else evenly until none counts.
-func newLog(limit, period int64, c Counted) *simulatedLog {
-	s := &simulatedLog{limit: limit, period: period}
-	add := func(at, units int64) {
-		if at > c.Now {
-			s.used += units
-			s.log = append(s.log, leaving{at, units})
-		}
-	}
-	for _, g := range c.Grants {
-		add(g.At+period, g.Units)
-	}
-	parts := min(c.Used, 64)
-	for i := range parts {
-		if c.Grants == nil {
-			add(c.Now+max(1, (c.Resets-c.Now)*(i+1)/parts), c.Used*(i+1)/parts-c.Used*i/parts)
-		}
-	}
-	return s
-}
 
 func (s *simulatedLog) Fits(t, cost int64) int64 {
 	over := s.used + cost - s.limit
@@ -81,10 +75,7 @@ func (s *simulatedLog) Take(t, cost, hold int64) {
 		s.log = s.log[1:]
 	}
 	s.used += cost
-	until, i := t+s.period, len(s.log)
-	if s.period == 0 {
-		until = t + hold
-	}
+	until, i := t+cmp.Or(s.period, hold), len(s.log)
 	for i > 0 && s.log[i-1].at > until {
 		i--
 	}
@@ -95,7 +86,7 @@ func (s *simulatedLog) Take(t, cost, hold int64) {
 		return
 	}
 	s.began = t
-	s.log = slices.Insert(s.log, i, leaving{until, cost})
+	s.log = slices.Insert(s.log, i, entry{until, cost})
 }
 
 // simulatedBuckets counts the grants between two resets.
@@ -126,21 +117,17 @@ func (b *simulatedBuckets) Take(t, cost, _ int64) {
 }
 
 type simulatedGCRA struct {
-	burst, rate, level float64 // units, and units a microsecond
-	at                 int64
+	burst, each float64 // units, and microseconds a unit
+	empty       float64 // when no unit counts any more
 }
 
 func (g *simulatedGCRA) Fits(t, cost int64) int64 {
-	over := max(0, g.level-float64(t-g.at)*g.rate) + float64(cost) - g.burst
-	switch {
-	case float64(cost) > g.burst:
+	if float64(cost) > g.burst {
 		return Never
-	case over <= 1e-6:
-		return t
 	}
-	return t + int64(math.Ceil(over/g.rate))
+	return max(t, int64(math.Ceil(g.empty+(float64(cost)-g.burst)*g.each-0.5)))
 }
 
 func (g *simulatedGCRA) Take(t, cost, _ int64) {
-	g.level, g.at = max(0, g.level-float64(t-g.at)*g.rate)+float64(cost), t
+	g.empty = max(g.empty, float64(t)) + float64(cost)*g.each
 }

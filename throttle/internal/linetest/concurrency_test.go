@@ -108,7 +108,7 @@ func TestConcurrencyScenes(t *testing.T) {
 			expect.That(st, place.Err != nil, place, "it does not fit at once")
 			explains := func(ticket, want string) {
 				st.Helper()
-				e, err := inspect.Of(st.l).Explain(st.Context(), "p", limitertest.Ticket(ticket))
+				e, err := inspect.Of(st.l).Explain(st.Context(), limitertest.Ticket(ticket))
 				expect.That(st, err == nil && strings.Contains(e.String(), want), e, err, "want", want)
 			}
 			explains("a3", "expected to start at 00:01:00 UTC at most\ndelayed by window slots, whose holds were not measured yet\n")

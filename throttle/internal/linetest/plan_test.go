@@ -156,6 +156,50 @@ func TestPlansStartFromTheLine(t *testing.T) {
 	})
 }
 
+// What windows have counted is read as the scripts wrote it: a plan says when a request fits, as its denial does.
+func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
+	for name, w := range map[string]throttle.Window{
+		"sliding":               {Limit: 9, Period: 10 * s},
+		"sliding, of many":      {Limit: 900, Period: 10 * s}, // entries of two bytes of units, some of which are joined
+		"fixed":                 {Algorithm: throttle.AlgorithmFixed, Limit: 9, Period: 20 * s},
+		"fixed, by first use":   {Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 9, Period: 20 * s},
+		"calendar":              {Algorithm: throttle.AlgorithmCalendar, Limit: 9, Resets: "* * * * *"},
+		"gcra":                  {Algorithm: throttle.AlgorithmGCRA, Limit: 9, Burst: 9, Period: 10 * s},
+		"gcra, with a fraction": {Algorithm: throttle.AlgorithmGCRA, Limit: 7, Burst: 9, Period: 11 * s},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.Name, w.Scope = "all", throttle.ScopeShared
+			st := newStory(t, limitertest.Redis(t), limitertest.Policy(w))
+			r := of("a")
+			r.Cost = map[string]int64{throttle.Requests: max(1, w.Limit/100)}
+			for i := int64(0); i < min(w.Limit, 100); i++ {
+				expect.That(t, limitertest.Reserve(t, st.at(h+time.Duration(i)*11*ms).l, r).Granted, "grant", i)
+			}
+			r.Cost = map[string]int64{throttle.Requests: w.Limit * 2 / 3}
+			denied := limitertest.Reserve(t, st.at(h+3*s).l, r)
+			got := st.plan(inspect.PlanOptions{}, inspect.Demand{Count: 1, Queue: "q", Request: r})
+			off := got.Expected.Sub(denied.At.Add(denied.RetryIn))
+			expect.That(t, !denied.Granted && off.Abs() <= us && got.Binds == "all", got, "is off by", off)
+		})
+	}
+	t.Run("concurrency", func(t *testing.T) {
+		st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.Slots(2)))
+		st.granted("a1", "a2")
+		d := demand("a", 1, "")
+		d.Hold = 4 * s // so long the others hold theirs: they end evenly until then
+		expect.Equal(t, st.plan(inspect.PlanOptions{}, d).Expected, limitertest.At(2*s+4*s))
+	})
+	t.Run("pauses", func(t *testing.T) {
+		p := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
+		p.Upstream = throttle.UpstreamShared
+		st := newStory(t, limitertest.Redis(t), p)
+		st.pause(st.granted("a1").Reservation, 5*s)
+		st.pauses("b") // for an hour
+		got := st.plan(inspect.PlanOptions{}, demand("a", 1, ""), demand("b", 1, "")).Demands
+		expect.That(t, got[0].Expected == limitertest.At(5*s) && got[1].Expected == limitertest.At(h), got)
+	})
+}
+
 // A plan of more than anybody waits for ends with its context.
 func TestAPlanEndsWithItsContext(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))

@@ -215,7 +215,7 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 	}
 	slices.Sort(seen)
 	expect.That(t, len(seen) == 12 && len(slices.Compact(seen)) == 12, seen)
-	e, err := inspect.Of(l).Explain(t.Context(), "p", limitertest.Ticket("t7"))
+	e, err := inspect.Of(l).Explain(t.Context(), limitertest.Ticket("t7"))
 	expect.That(t, err == nil && e.Waiting && e.Tenant == "t7" && e.Position == 1, e, err)
 	backlogs, err := inspect.Of(l).Simulate(t.Context(), inspect.Variant{Policy: p})
 	expect.That(t, err == nil && backlogs[0].Waiting == 12 && backlogs[0].Known, backlogs, err)
@@ -259,7 +259,7 @@ window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`)
 	st.at(20 * s)
 	fits := st.explain("c1")
 	expect.That(t, fits.Binds == "" && fits.Expected.Equal(limitertest.At(20*s)), fits)
-	expect.Equal(t, st.explain("x9").String(), "p: ticket x9 of queue q stands in no line")
+	expect.Equal(t, st.explain("x9").String(), "ticket x9 of queue q stands in no line")
 }
 
 // As JSON, names are in lower case with underscores, times of RFC 3339, and durations seconds.

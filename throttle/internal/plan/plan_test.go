@@ -17,7 +17,7 @@ func sliding(name string, limit int64) *Window {
 
 // flow adds a flow that counts in the root's windows.
 func flow(l *Line, name, queue string) *Flow {
-	return l.Flow(name, func() *Flow { return &Flow{Queue: queue, Tenant: name, Weight: 1} })
+	return l.Flow(Flow{Queue: queue, Tenant: name, Weight: 1})
 }
 
 // Tickets that wait for slots hold up the queues of these slots, in all lines, and no others.
@@ -26,11 +26,11 @@ func TestQueuesWithoutSlotsHoldUpNoOther(t *testing.T) {
 		s := New(0, 1000*second)
 		s.SetSlots(1, "busy", also)
 		l := s.Line(0.05)
-		l.Scope(Root).Windows = []*Window{sliding("at-once", 5)}
+		l.Root.Windows = []*Window{sliding("at-once", 5)}
 		busy, free := &Demand{}, &Demand{}
 		flow(l, "a", "busy").Add(busy, 4, []int64{1}, 10*second)
 		flow(l, "b", "free").Add(free, 4, []int64{1}, 10*second)
-		flow(s.Line(0.05), "c", "beside").Before(0, 2, nil)
+		flow(s.Line(0.05), "c", "beside").Add(nil, 2, nil, 0)
 		expect.Must(t, s.Run(t.Context()))
 		want := map[string][2]int64{"beside": {40, 10}, "free": {70, 80}}[also]
 		expect.That(t, s.Ends(busy) && busy.Last == want[0]*second && busy.Binds == BySlots,
@@ -47,7 +47,7 @@ func TestTheLeastLimitIsFound(t *testing.T) {
 		s := New(0, 1000*second)
 		s.By = 30 * second
 		l := s.Line(0.05)
-		l.Scope(Root).Windows = []*Window{sliding("first", limits["first"]), sliding("second", limits["second"])}
+		l.Root.Windows = []*Window{sliding("first", limits["first"]), sliding("second", limits["second"])}
 		flow(l, "a", "q").Add(&Demand{}, 30, []int64{1, 1}, 10*second)
 		err := s.Run(t.Context())
 		n := 0

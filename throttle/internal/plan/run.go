@@ -3,7 +3,6 @@ package plan
 import (
 	"container/heap"
 	"context"
-	"math"
 	"slices"
 	"time"
 
@@ -20,19 +19,16 @@ const never = algorithm.Never
 
 // Run simulates until all demands have started, or the context ends. Then it returns its error.
 func (s *Simulation) Run(ctx context.Context) error {
-	total, steps := int64(0), 0
 	for _, l := range s.lines {
 		for _, f := range l.flows {
-			for _, w := range f.works {
-				total += w.left
-			}
-			if f.ready = max(s.Now, l.Opens); len(f.works) > 0 {
+			if f.key = max(s.Now, f.Opens); len(f.works) > 0 {
 				heap.Push(&l.waiting, f)
 			}
 		}
 	}
-	s.lump = algorithm.CeilDiv(total, maxSteps)
-	for t := s.Now; s.unfinished > 0 && t < s.End; {
+	s.lump = int64(s.rank+maxSteps-1) / maxSteps
+	steps := 0
+	for t := s.Now; s.left > 0 && t < s.End; {
 		next := int64(never)
 		for again := true; again; {
 			again, next = false, never
@@ -40,7 +36,7 @@ func (s *Simulation) Run(ctx context.Context) error {
 				if steps++; steps%stepsUnasked == 0 && ctx.Err() != nil {
 					return ctx.Err()
 				}
-				at := l.step(t)
+				at := l.startOne(t)
 				again, next = again || at <= t, min(next, at)
 			}
 		}
@@ -54,109 +50,82 @@ func (s *Simulation) Run(ctx context.Context) error {
 	return nil
 }
 
-// step starts one ticket, and returns t; or the next moment at which something may change.
-func (l *Line) step(t int64) int64 {
-	for l.waiting.Len() > 0 && l.waiting.flows[0].ready <= t {
+// startOne starts one ticket, and returns t; or the next moment at which something may change.
+func (l *Line) startOne(t int64) int64 {
+	for len(l.waiting) > 0 && l.waiting[0].key <= t {
 		f := heap.Pop(&l.waiting).(*Flow)
 		f.leave(t)
 		f.wait(t)
 	}
 	first, next := l.first(t)
-	if l.waiting.Len() > 0 {
-		next = min(next, l.waiting.flows[0].ready)
+	if len(l.waiting) > 0 {
+		next = min(next, l.waiting[0].key)
 	}
 	if first == nil {
 		return next
 	}
 	f := first.flows[0]
-	lump := f.lump()
-	if *f.tag > f.score { // another flow of the tenant has moved it
-		f.score = *f.tag
-		heap.Fix(first.side, 0)
+	if *f.tag > f.key { // another flow of the tenant has moved it
+		f.key = *f.tag
+		heap.Fix(&first.flows, 0)
 		return t
 	}
 	// Others may have taken room of a scope that they share since it was looked at.
-	if at, _, _ := f.narrow(t, lump); at > t {
+	if at, _, _ := f.narrow(t); at > t {
 		f.leave(t)
 		f.wait(t)
 		return t
 	}
-	if at, window := l.root.fits(f, t, lump); at > t {
+	if at, window := l.Root.fits(f, t); at > t {
 		l.binds = window.Name
 		return min(next, at)
 	}
-	f.start(t, lump)
+	f.start(t)
 	return t
-}
-
-// first returns the side that goes first at the root, of those with a free slot. If there is none, it
-// returns when a slot is free.
-func (l *Line) first(t int64) (first *entry, at int64) {
-	at, l.binds = never, ""
-	for _, s := range l.sides {
-		if s.Len() == 0 {
-			continue
-		}
-		free := t
-		for _, w := range s.slots {
-			if cost := w.cost(&s.flows[0].works[0]); cost > 0 {
-				free = max(free, w.Fits(t, cost))
-			}
-		}
-		if e := l.root.entry(s); free > t {
-			at, l.binds = min(at, free), BySlots
-		} else if first == nil || e.before(first) {
-			first = e
-		}
-	}
-	if first != nil {
-		l.binds = ""
-	}
-	return first, at
 }
 
 // wait has a flow wait at a scope without room for its next ticket, or at the root, or for a time.
 func (f *Flow) wait(t int64) {
 	l := f.line
-	at, scope, window := f.narrow(t, f.lump())
+	at, scope, window := f.narrow(t)
 	if f.scope = scope; at <= t {
-		f.scope = l.root
+		f.scope = &l.Root
 	}
-	switch {
-	case f.scope == l.root:
-		f.score = max(*f.tag, f.side.v)
+	switch f.scope {
+	case nil:
+	case &l.Root:
+		f.key = max(*f.tag, f.side.v)
 		for by, us := range l.waited {
 			f.waited[by] -= us
 		}
-		if heap.Push(f.side, f); f.side.Len() == 1 {
-			l.root.entry(f.side).begins(t)
+		if heap.Push(&f.side.flows, f); len(f.side.flows) == 1 {
+			f.scope.begins(f.side, t)
 		}
 		return
-	case f.scope != nil:
-		e := f.scope.entry(f.side)
-		if e.here = append(e.here, f); len(e.here) == 1 {
-			e.begins(t)
+	default:
+		side := f.scope.side(f)
+		if side.flows = append(side.flows, f); len(side.flows) == 1 {
+			f.scope.begins(side, t)
 		}
 	}
-	f.ready, f.window, f.since = at, window, t
+	f.key, f.window, f.since = at, window, t
 	heap.Push(&l.waiting, f)
 }
 
 // leave takes a flow from where it waits: at the root it is the first.
 func (f *Flow) leave(t int64) {
-	switch {
-	case f.scope == nil:
-	case f.scope.root():
-		heap.Pop(f.side)
+	switch f.scope {
+	case nil:
+	case &f.line.Root:
+		heap.Pop(&f.side.flows)
 		for by, us := range f.line.waited {
 			f.waited[by] += us
 		}
 	default:
-		e := f.scope.entry(f.side)
-		i := slices.Index(e.here, f)
-		e.here[i] = e.here[len(e.here)-1]
-		e.here = e.here[:len(e.here)-1]
-		e.opened, e.last = t, f
+		side := f.scope.side(f)
+		i := slices.Index(side.flows, f)
+		side.flows = slices.Delete(side.flows, i, i+1)
+		side.opened, side.last = t, f
 		f.waited[f.window.Name] += t - f.since
 	}
 	f.scope = nil
@@ -164,12 +133,12 @@ func (f *Flow) leave(t int64) {
 
 // narrow returns when the next ticket of a flow has room in its narrow scopes, and what it waits for
 // and where: nil if for a time only.
-func (f *Flow) narrow(t, lump int64) (at int64, scope *Scope, window *Window) {
+func (f *Flow) narrow(t int64) (at int64, scope *Scope, window *Window) {
 	if at = f.opens(t); at > t {
 		return at, nil, nil
 	}
 	for _, s := range f.Scopes {
-		if at, window := s.fits(f, t, lump); at > t {
+		if at, window := s.fits(f, t); at > t {
 			return at, s, window
 		}
 	}
@@ -209,7 +178,7 @@ func (f *Flow) eachWindow(do func(*Window)) {
 			do(w)
 		}
 	}
-	for _, w := range f.line.root.Windows {
+	for _, w := range f.line.Root.Windows {
 		do(w)
 	}
 	for _, w := range f.side.slots {
@@ -229,27 +198,19 @@ func (w *Window) cost(tickets *work) int64 {
 }
 
 // start starts tickets of the flow, which is the first of its side at the root.
-func (f *Flow) start(t, lump int64) {
+func (f *Flow) start(t int64) {
+	w, s, lump := &f.works[0], f.line.sim, f.lump()
 	f.leave(t)
-	w, side, root := &f.works[0], f.side, f.line.root
 	f.eachWindow(func(window *Window) {
 		if cost := window.cost(w) * lump; cost > 0 {
 			window.Take(t, cost, w.hold)
 		}
 	})
-	late := root.entry(side).charge(f, t, lump, 0)
-	for _, s := range slices.Backward(f.Scopes) {
-		late = s.entry(side).charge(f, t, lump, late)
-	}
-	if *f.tag < side.v {
-		*f.tag = side.v
-	}
-	side.v = *f.tag
-	*f.tag += int64(math.Ceil(root.part(f, lump) / f.Weight))
+	f.charge(t, lump)
 	w.left -= lump
 	w.rank += int(lump)
 	if w.demand != nil {
-		f.line.sim.count(f, t+w.hold, lump)
+		s.count(f, t+w.hold, lump)
 	}
 	if w.left <= 0 {
 		f.works = f.works[1:]
@@ -263,8 +224,8 @@ func (f *Flow) start(t, lump int64) {
 func (s *Simulation) count(f *Flow, end, lump int64) {
 	d := f.works[0].demand
 	d.Last = max(d.Last, end)
+	s.left -= lump
 	if d.left -= lump; d.left <= 0 {
-		s.unfinished--
 		d.Binds = f.longest()
 	}
 	switch {

@@ -16,53 +16,99 @@ const (
 	slot        = 100_000     // and for a slot
 )
 
-// An entry is a side at a scope.
-type entry struct {
-	*side
-	scope  *Scope
-	tag    int64
-	here   []*Flow // that wait here; those at the root are in the heap of the side
-	opened int64   // when the last one went on from here
-	last   *Flow   // that one
+// A side is the flows of one class in one queue that wait at a scope.
+type side struct {
+	flows heapOf // at narrower scopes than the root they are in no order
+	batch bool
+	queue string
+	tag   int64
+
+	opened int64 // at a narrow scope: when the last flow went on from here
+	last   *Flow // that one
+
+	slots []*Window         // at the root
+	tags  map[string]*int64 // of tenants, at the root
+	v     int64             // of these: the tag of the last start
 }
 
-func (s *Scope) entry(side *side) *entry {
-	for _, e := range s.entries {
-		if e.side == side {
-			return e
+// side returns that of a flow. Sides of one tag go by class and queue.
+func (s *Scope) side(f *Flow) *side {
+	for _, side := range s.sides {
+		if side.queue == f.Queue && side.batch == f.Batch {
+			return side
 		}
 	}
-	e := &entry{side: side, scope: s, tag: -1}
-	s.entries = append(s.entries, e)
-	return e
+	made := &side{batch: f.Batch, queue: f.Queue, tag: -1, tags: map[string]*int64{}}
+	s.sides = append(s.sides, made)
+	slices.SortFunc(s.sides, func(a, b *side) int {
+		if a.batch != b.batch {
+			return map[bool]int{false: -1, true: 1}[a.batch]
+		}
+		return cmp.Compare(a.queue, b.queue)
+	})
+	return made
 }
 
-// waits reports whether the side waits here. A flow that went on from here just now still wants room.
-func (e *entry) waits(t int64) bool {
-	if e.scope.root() {
-		return e.Len() > 0
+func (s *side) tagOf(tenant string) *int64 {
+	if s.tags[tenant] == nil {
+		s.tags[tenant] = new(int64)
 	}
-	return len(e.here) > 0 || e.opened == t && e.last != nil && e.last.scope != nil && e.last.scope.root()
+	return s.tags[tenant]
 }
 
-// next returns the flow of a side that waits here and goes on first.
-func (e *entry) next() *Flow {
-	switch {
-	case e.scope.root():
-		return e.flows[0]
-	case len(e.here) > 0:
-		return slices.MinFunc(e.here, func(a, b *Flow) int { return cmp.Compare(a.ready, b.ready) })
-	}
-	return e.last
-}
-
-// step is by what tickets of a side move the side's tag.
-func (e *entry) step(f *Flow, lump, t int64) int64 {
-	alike, others := 1.0, false
-	for _, other := range e.scope.entries {
+// first returns the side that goes first at the root, of those with a free slot. If there is none, it
+// returns when a slot is free.
+func (l *Line) first(t int64) (first *side, at int64) {
+	at, l.binds = never, ""
+	for _, s := range l.Root.sides {
+		if len(s.flows) == 0 {
+			continue
+		}
+		free := t
+		for _, w := range s.slots {
+			if cost := w.cost(&s.flows[0].works[0]); cost > 0 {
+				free = max(free, w.Fits(t, cost))
+			}
+		}
 		switch {
-		case other == e || !other.waits(t):
-		case other.batch == e.batch:
+		case free > t:
+			at, l.binds = min(at, free), BySlots
+		case first == nil || s.tag < first.tag:
+			first = s
+		}
+	}
+	if first != nil {
+		l.binds = ""
+	}
+	return first, at
+}
+
+// waits reports whether the side has a flow that wants room here. One that went on just now still does.
+func (s *side) waits(t int64) bool { return len(s.flows) > 0 || s.goesOn(t) }
+
+func (s *side) goesOn(t int64) bool {
+	return s.last != nil && s.opened == t && s.last.scope == &s.last.line.Root
+}
+
+// next returns the flow of a side that waits and goes on first.
+func (s *side) next() *Flow {
+	switch {
+	case len(s.flows) == 0:
+		return s.last
+	case s.flows[0].scope == &s.flows[0].line.Root:
+		return s.flows[0]
+	}
+	return slices.MinFunc(s.flows, func(a, b *Flow) int { return cmp.Compare(a.key, b.key) })
+}
+
+// step is by what tickets of a flow move the tag of its side. Batches have the line's share of batches, and
+// live tickets the rest. Queues share that evenly.
+func (s *Scope) step(f *Flow, t, lump int64) int64 {
+	mine, alike, others := s.side(f), 1.0, false
+	for _, other := range s.sides {
+		switch {
+		case other == mine || !other.waits(t):
+		case other.batch == f.Batch:
 			alike++
 		default:
 			others = true
@@ -70,12 +116,12 @@ func (e *entry) step(f *Flow, lump, t int64) int64 {
 	}
 	weight := 1 / alike
 	switch {
-	case others && e.batch:
-		weight *= e.scope.line.share
+	case others && f.Batch:
+		weight *= f.line.share
 	case others:
-		weight *= 1 - e.scope.line.share
+		weight *= 1 - f.line.share
 	}
-	return int64(math.Ceil(e.scope.part(f, lump) / weight))
+	return int64(math.Ceil(s.part(f, lump) / weight))
 }
 
 // part is what tickets take of the tightest window, or of slots.
@@ -91,40 +137,43 @@ func (s *Scope) part(f *Flow, lump int64) float64 {
 }
 
 // begins gives a side its tag that begins to wait. Where live tickets begin, batches go one ticket later.
-func (e *entry) begins(t int64) {
-	s, fresh := e.scope, e.tag < e.scope.v
-	e.tag = max(e.tag, s.v)
-	live := slices.ContainsFunc(s.entries, func(o *entry) bool { return o != e && !o.batch && o.waits(t) })
-	for _, o := range s.entries {
-		if fresh && o.batch && o.waits(t) && (!e.batch && !live || o == e && live) {
-			o.tag = max(o.tag, s.v+o.step(o.next(), 1, t))
+func (s *Scope) begins(begun *side, t int64) {
+	fresh := begun.tag < s.v
+	begun.tag = max(begun.tag, s.v)
+	live := slices.ContainsFunc(s.sides, func(o *side) bool { return o != begun && !o.batch && o.waits(t) })
+	for _, o := range s.sides {
+		if fresh && o.batch && o.waits(t) && (!begun.batch && !live || o == begun && live) {
+			o.tag = max(o.tag, s.v+s.step(o.next(), t, 1))
 		}
 	}
 }
 
-// before reports whether a side goes before another.
-func (e *entry) before(other *entry) bool {
-	if e.tag != other.tag {
-		return e.tag < other.tag
+// charge counts a start of tickets: for the flow's tenant, and for its side at all scopes.
+func (f *Flow) charge(t, lump int64) {
+	f.side.v = max(f.side.v, *f.tag)
+	*f.tag = f.side.v + int64(math.Ceil(f.line.Root.part(f, lump)/f.Weight))
+	late := f.line.Root.charge(f, t, lump, 0)
+	for _, s := range slices.Backward(f.Scopes) {
+		late = s.charge(f, t, lump, late)
 	}
-	return !e.batch && other.batch
 }
 
-// charge counts a start. late is for how long live tickets at broader scopes may have delayed a batch. It
-// returns that for narrower ones.
-func (e *entry) charge(f *Flow, t, lump int64, late float64) float64 {
-	s, v, alone, live := e.scope, e.tag, true, false
-	for _, o := range s.entries {
-		if o != e && o.waits(t) {
-			v, alone, live = min(v, o.tag), false, live || !o.batch
+// charge counts a start at one scope. late is for how long live tickets at broader scopes may have delayed a
+// batch: it does not lose its time here. The function returns that for narrower ones.
+func (s *Scope) charge(f *Flow, t, lump int64, late float64) float64 {
+	mine, alone, live := s.side(f), true, false
+	least := mine.tag
+	for _, o := range s.sides {
+		if o != mine && o.waits(t) {
+			least, alone, live = min(least, o.tag), false, live || !o.batch
 		}
 	}
-	if alone && !e.batch {
+	if alone && !f.Batch {
 		return 0
 	}
-	s.v = max(s.v, v)
-	e.tag += e.step(f, lump, t)
-	if !e.batch {
+	s.v = max(s.v, least)
+	mine.tag += s.step(f, t, lump)
+	if !f.Batch {
 		return 0
 	}
 	longest, next, by := late, 0.0, (*Window)(nil)
@@ -146,29 +195,30 @@ func (e *entry) charge(f *Flow, t, lump int64, late float64) float64 {
 	return late
 }
 
-// fits returns when tickets of a flow have room in a scope, beside the sides that go first there, and
-// what the last reason is to wait.
-func (s *Scope) fits(f *Flow, t, lump int64) (int64, *Window) {
-	here, live := s.entry(f.side), false
-	var first []*entry // that leave less room
-	for _, e := range s.entries {
-		before := e != here && e.before(here)
-		if e == here || !before && !f.Batch || !e.waits(t) {
+// fits returns when the next ticket of a flow has room in a scope, beside the sides that go first there, and
+// what the last reason is to wait. At the root only the side is asked that goes first.
+func (s *Scope) fits(f *Flow, t int64) (at int64, by *Window) {
+	mine, live := s.side(f), false
+	var first []*Flow // that it leaves room
+	for _, o := range s.sides {
+		if o == mine || !o.waits(t) {
 			continue
 		}
-		live = live || !e.batch
-		switch next := e.next(); {
-		case !before || s.root():
-		case next.scope == s && next.ready > t:
-			return next.ready, next.window
+		live = live || !o.batch
+		before := o.tag < mine.tag || o.tag == mine.tag && !o.batch && f.Batch
+		switch next := o.next(); {
+		case !before || s == &f.line.Root:
+		case next.scope == s && next.key > t:
+			return next.key, next.window
 		default:
-			first = append(first, e)
+			first = append(first, next)
 		}
 	}
-	at, by := t, (*Window)(nil)
+	at = t
 	if paced := int64(s.paced) - paceBurst; f.Batch && !live && paced > t {
 		at, by = paced, s.pacedBy
 	}
+	lump := f.lump()
 	for again := true; again; {
 		again = false
 		for _, w := range s.Windows {
@@ -177,8 +227,8 @@ func (s *Scope) fits(f *Flow, t, lump int64) (int64, *Window) {
 				continue
 			}
 			alone := w.Fits(at, min(cost, int64(w.Limit)))
-			for _, e := range first {
-				cost += w.cost(&e.next().works[0])
+			for _, other := range first {
+				cost += w.cost(&other.works[0])
 			}
 			// The room that is left to them lapses, if they have not taken it by then.
 			if fits := min(w.Fits(at, min(cost, int64(w.Limit))), max(alone, t+lapse)); fits > at {

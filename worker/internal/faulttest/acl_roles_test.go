@@ -218,7 +218,7 @@ func workOfOperator(s *sitetest.Site) {
 	must(i.CancelProcessing("nobody"))
 	must(s.Limiter.Resume(s.Context(), throttle.Request{Policy: "api", Tenant: "acme"}))
 	must(errOf(inspect.Of(s.Limiter).State(s.Context(), inspect.Query{Policy: "api"})))
-	must(errOf(inspect.Of(s.Limiter).Explain(s.Context(), "api", throttle.Ticket{Queue: "default", ID: "none"})))
+	must(errOf(inspect.Of(s.Limiter).Explain(s.Context(), throttle.Ticket{Queue: "default", ID: "none"})))
 	must(s.Client(s.Limiter).Ping())
 	must(i.DeleteQueue("default", true))
 	by, of := limits.By{Who: "ops", Why: "a test"}, store(s)

@@ -1,0 +1,176 @@
+// Package plan simulates lines and their windows: when would requests start and end, if nothing else
+// comes and servers ask in time? It has classes, weights, windows and handler slots, and knows nothing
+// of policies or Redis. Times are microseconds since 1970.
+package plan
+
+import (
+	"time"
+
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
+)
+
+// A Simulation is what waits in lines, and what their windows have counted. Fill it, and Run it once.
+type Simulation struct {
+	Now  int64                          // of the state that it starts from
+	From int64                          // before which no demand starts
+	By   int64                          // until which Demand.By counts, and after which tickets are late
+	End  int64                          // of the simulation
+	Hold int64                          // how long other tickets hold what they take; 0 if unknown
+	Open func(from time.Time) time.Time // from when on demands may start; nil is at any time
+
+	// Late counts the tickets of demands that end after By, by what they waited for.
+	Late map[string]int
+
+	lines []*Line
+	slots map[string][]*Window // by queue
+	left  int64                // tickets of demands that have not started
+	lump  int64                // tickets that go as one
+	rank  int                  // of the next ticket
+}
+
+// A Demand is tickets that Flow.Add adds to flows, and what became of them, after Run. Those whose hold
+// is unknown end when they start.
+type Demand struct {
+	By    int    // how many end until Simulation.By
+	Binds string // what the last one waited for, for longest; empty if for nothing
+	Last  int64  // when the last one ends that has started
+
+	left int64
+}
+
+// Ends reports whether all tickets of a demand end until the end of the simulation.
+func (s *Simulation) Ends(d *Demand) bool { return d.left <= 0 && d.Last <= s.End }
+
+// New returns a simulation without lines.
+func New(now, end int64) *Simulation {
+	return &Simulation{Now: now, From: now, End: end, Late: map[string]int{}, slots: map[string][]*Window{}}
+}
+
+// A Window is one window of one scope, or the handler slots of a queue.
+type Window struct {
+	algorithm.Simulated
+	Limit  float64       // units
+	Name   string        // or BySlots
+	Period time.Duration // over which batches use the limit evenly; 0 if they do not
+	Place  int           // of its cost in a ticket's costs; below 0: each costs 1
+	Held   bool          // what it grants is held
+}
+
+// BySlots is what binds where handler slots do.
+const BySlots = "(slots)"
+
+// SetSlots has no more tickets of some queues run at once. It is for flows that are made later.
+func (s *Simulation) SetSlots(n int64, queues ...string) {
+	counter := algorithm.Concurrency.Simulate(algorithm.Window{Limit: n}, algorithm.Counted{Now: s.Now})
+	w := &Window{Simulated: counter, Limit: float64(n), Name: BySlots, Held: true, Place: -1}
+	for _, queue := range queues {
+		s.slots[queue] = append(s.slots[queue], w)
+	}
+}
+
+// SetSlotRate has tickets of a queue start at no more than that rate, in tickets a second. It is for
+// flows that are made later.
+func (s *Simulation) SetSlotRate(queue string, rate float64) {
+	paced := algorithm.Window{Burst: 2, Limit: max(1, int64(rate*1e6)), Period: 1e6 * time.Second}
+	w := &Window{Simulated: algorithm.GCRA.Simulate(paced, algorithm.Counted{}), Limit: 2, Name: BySlots, Place: -1}
+	s.slots[queue] = append(s.slots[queue], w)
+}
+
+// A Line is what waits for one policy.
+type Line struct {
+	Root Scope // that all tenants share
+
+	sim     *Simulation
+	flows   []*Flow
+	waiting heapOf // flows without room in their own scopes
+
+	share  float64          // of batches
+	binds  string           // what all wait for at the root now
+	waited map[string]int64 // us, by what they waited for there
+}
+
+// Line adds the line of a policy with that share of batches.
+func (s *Simulation) Line(batchShare float64) *Line {
+	l := &Line{sim: s, share: batchShare, waited: map[string]int64{}}
+	s.lines = append(s.lines, l)
+	return l
+}
+
+// A Scope is the windows that count one value of some attributes. Of the sides that wait there the one with
+// the least tag goes first, as in internal/script/lua/line_order.lua.
+type Scope struct {
+	Windows []*Window
+
+	sides   []*side
+	v       int64   // the tag of the last start
+	paced   float64 // when the next ticket of a batch goes, where no live one waits
+	pacedBy *Window // that spreads them so
+}
+
+// A Flow is tickets that go one after the other.
+type Flow struct {
+	Batch  bool
+	Opens  int64    // the end of a pause
+	Scopes []*Scope // that its tickets count in, narrow to broad, without the root
+	Queue  string
+	Tenant string
+	Weight float64 // of its tenant
+
+	line   *Line
+	side   *side  // at the root
+	tag    *int64 // of its tenant at the root
+	works  []work
+	scope  *Scope           // where it waits; nil if for a time only
+	key    int64            // until when; at the root the tag by which it stands there
+	window *Window          // what it waits for at a narrow scope
+	since  int64            // when it began to wait there
+	waited map[string]int64 // us, by what it waited for; at the root less what its line had waited then
+}
+
+// A work is equal tickets of one flow.
+type work struct {
+	demand     *Demand // nil for none
+	costs      []int64 // by Window.Place
+	left, hold int64   // hold: how long each holds what it takes; 0 if unknown
+	rank       int     // of the first one
+}
+
+// Flow adds a flow without tickets.
+func (l *Line) Flow(f Flow) *Flow {
+	f.line, f.waited = l, map[string]int64{}
+	f.side = l.Root.side(&f)
+	f.side.slots, f.tag = l.sim.slots[f.Queue], f.side.tagOf(f.Tenant)
+	l.flows = append(l.flows, &f)
+	return &f
+}
+
+// Add adds tickets to the end of a flow, of a demand or of none. They wait after all that were added
+// before, to any flow.
+func (f *Flow) Add(d *Demand, tickets int64, costs []int64, hold int64) {
+	s := f.line.sim
+	if d != nil {
+		d.left += tickets
+		s.left += tickets
+	}
+	f.works = append(f.works, work{demand: d, costs: costs, left: tickets, hold: hold, rank: s.rank})
+	s.rank += int(tickets)
+}
+
+// heapOf is flows: first the one of the least key, and of these the one that came first.
+type heapOf []*Flow
+
+func (h heapOf) Less(i, j int) bool {
+	if h[i].key != h[j].key {
+		return h[i].key < h[j].key
+	}
+	return h[i].works[0].rank < h[j].works[0].rank
+}
+
+func (h heapOf) Len() int      { return len(h) }
+func (h heapOf) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *heapOf) Push(x any)   { *h = append(*h, x.(*Flow)) }
+func (h *heapOf) Pop() any {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
+}

@@ -38,9 +38,6 @@ var (
 	// ErrUnknownPolicy is the class of errors by which the limiter has no policy of the name given.
 	ErrUnknownPolicy = errors.New("throttle: unknown policy")
 
-	// ErrDetached is returned by the methods of a Reservation that is bound to no limiter.
-	ErrDetached = errors.New("throttle: the reservation is bound to no limiter: use Limiter.Attach")
-
 	// ErrLeaseLost is the cause by which a Hold ends the context of its work: others may have the
 	// room.
 	ErrLeaseLost = errors.New("throttle: the lease of a concurrency window was lost")

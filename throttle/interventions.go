@@ -90,7 +90,6 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	defer l.setting.Unlock()
 	before := l.interventions.Swap(now)
 	changed := now.changed(before)
-	l.logUnsuited(now, before)
 	for _, cp := range l.policies.Load().byLine {
 		for c := range changed {
 			if c.policy == cp.Name && cp.serves.Load() { // else others refresh the tickets
@@ -140,20 +139,6 @@ func (o TenantOverride) clone() TenantOverride {
 func (o TenantOverride) settings() TenantOverride {
 	o.By, o.Until, o.Why = "", time.Time{}, ""
 	return o
-}
-
-func (l *Limiter) logUnsuited(now, before *interventions) {
-	set := l.policies.Load()
-	for c, o := range now.overrides {
-		shards := set.byName[c.policy]
-		if shards == nil || reflect.DeepEqual(o, before.overrides[c]) {
-			continue // of another limiter on this Redis, or not new
-		}
-		if _, err := shards[0].overridden(c.tenant, shards[0].Tenants[c.tenant], o); err != nil {
-			l.config.Logger.Warn("throttle: an override has no effect",
-				"policy", c.policy, "tenant", c.tenant, "by", o.By, "err", err)
-		}
-	}
 }
 
 // over returns a tenant's settings as operators have changed them.

@@ -183,7 +183,7 @@ func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (D
 	}
 	if d.Granted {
 		d.Reservation = Reservation{
-			Request: o.request, At: d.At, ID: ask.ID, Shards: o.Shards, by: o.compiledPolicy, limiter: l,
+			Request: o.request, At: d.At, ID: ask.ID, by: o.compiledPolicy, limiter: l,
 		}
 	} else if !d.Queued && (a.Status != script.Denied || d.RetryIn == 0) {
 		return Decision{}, o.badStatus(a)
@@ -225,9 +225,8 @@ func reservationID(r Request) string {
 }
 
 // Attach returns the reservation bound to this limiter, which needs its policy. It is for one that
-// was decoded, or granted by another limiter. If its ID is none that Reserve makes, its methods but
-// Pause return a *RequestError. One that was decoded must be of the windows that the policy has now:
-// others would give back what they have not counted for it.
+// another limiter granted, and for a call that reserved nothing, of which only the Request is set:
+// that can be paused.
 func (l *Limiter) Attach(r Reservation) Reservation {
 	r.limiter = l
 	return r

@@ -11,18 +11,14 @@ import (
 
 // A Reservation is granted capacity. It may be copied. Its methods are safe for concurrent use.
 //
-// Its exported fields are plain data. One that was decoded, such as from JSON, must be bound to a
-// limiter by Limiter.Attach. The methods of an unbound one return ErrDetached.
-//
-// A reservation that failed open holds nothing: its methods do nothing, except Pause.
+// A reservation that failed open holds nothing, and so does the zero one: the methods do nothing, but
+// Pause does. One that was decoded, such as from JSON, is of no limiter, and cannot be used.
 type Reservation struct {
 	Request
 	At time.Time // when it was granted, by the clock of Redis, to the microsecond
 	ID string    // 16 hex digits; empty if nothing was counted, because the request failed open
 
-	Shards int // Policy.Shards when it was granted; 0 is 1
-
-	by      *compiledPolicy // that granted it; nil if it was decoded
+	by      *compiledPolicy // that granted it; nil if nothing was counted
 	limiter *Limiter
 }
 
@@ -36,7 +32,7 @@ type Refund struct {
 
 // Cancel gives back the units of the reservation that still count. It does so once, however often
 // it is called. It ends a Hold. After an error, the reservation is still held. Errors are
-// Limiter.Reserve's and ErrDetached.
+// Limiter.Reserve's.
 func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	o, err := r.operation(ctx)
 	if o == nil {
@@ -69,19 +65,16 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 // charged all: a part of it may go on counting for up to a period.
 //
 // It returns the corrected reservation. Settle and Cancel go by the last correction, whichever of
-// the two they are called on. After a Cancel, Settle changes nothing. Errors are Limiter.Reserve's
-// and ErrDetached.
+// the two they are called on. After a Cancel, Settle changes nothing. Errors are Limiter.Reserve's.
 func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reservation, error) {
 	o, err := r.operation(ctx)
 	if o == nil {
 		return r, err
 	}
-	err = o.checkUnits("actual", actual)
-	if err != nil && r.by != nil {
-		err = r.by.checkUnits("actual", actual)
-	}
-	if err != nil {
-		return r, err
+	if o.checkUnits("actual", actual) != nil { // the policy may have had other units
+		if err := r.by.checkUnits("actual", actual); err != nil {
+			return r, err
+		}
 	}
 	costs, never := make([]int64, len(o.windows)), o.neverCounted(r)
 	for i, w := range o.windows {
@@ -110,7 +103,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 // neverCounted returns the windows, from 1, that have not counted a reservation: the policy that
 // granted it had other ones. They give nothing back for it, as others may have those units.
 func (o *operation) neverCounted(r Reservation) (windows []int) {
-	if r.by == nil || r.by == o.compiledPolicy {
+	if r.by == o.compiledPolicy {
 		return nil
 	}
 	for i, w := range o.windows {
@@ -153,8 +146,8 @@ const releaseTimeout = 5 * time.Second
 
 // Release gives back what Concurrency windows hold for the reservation, at the end of the work, and
 // ends a Hold. It takes 5 seconds at most, even if ctx has ended. A second one, or one after the lease
-// expired, does nothing. Errors are Limiter.Reserve's and ErrDetached. After an error, what is held
-// ends with its lease.
+// expired, does nothing. Errors are Limiter.Reserve's. After an error, what is held ends with its
+// lease.
 func (r Reservation) Release(ctx context.Context) error {
 	cp, err := r.policy()
 	if cp == nil || !cp.leases { // not by Lease: what is held stays held when the cost is settled to 0
@@ -179,7 +172,7 @@ func (r Reservation) Release(ctx context.Context) error {
 
 // Renew extends what Concurrency windows hold for the reservation to one lease from now. It returns
 // false if the lease expired or was given back: the work must end, as others may have the room.
-// Hold calls it in time. Errors are Limiter.Reserve's and ErrDetached.
+// Hold calls it in time. Errors are Limiter.Reserve's.
 func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 	o, err := r.operation(ctx)
 	if err != nil || r.Lease() == 0 {
@@ -209,17 +202,13 @@ func (r Reservation) Lease() time.Duration {
 // counted.
 func (r Reservation) policy() (*compiledPolicy, error) {
 	switch {
-	case r.limiter == nil:
-		return nil, ErrDetached
-	case r.ID == "" && r.Policy != "":
-		return nil, nil
-	case !script.IsID(r.ID):
-		return nil, r.bad("id", r.ID, "must be 16 hex digits, as Reserve made it")
+	case r.by != nil:
+		return r.limiter.findLine(r.by.line, true)
+	case r.ID != "":
+		return nil, r.bad("id", r.ID, "must be of a reservation that a limiter of this process made")
 	}
-	return r.limiter.findLine(r.line(), true)
+	return nil, nil
 }
-
-func (r Reservation) line() string { return lineName(r.Policy, r.Tenant, r.Shards) }
 
 // operation prepares the reservation's request, or returns nil if there is nothing to do.
 func (r Reservation) operation(ctx context.Context) (*operation, error) {
@@ -229,7 +218,7 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 	}
 	tenant, _ := r.limiter.tenant(ctx, cp, r.Tenant)
 	o, err := cp.newOperation(r.Request, tenant)
-	if err != nil && r.by != nil { // the policy has other scopes by now
+	if err != nil { // the policy has other scopes by now
 		return r.by.newOperation(r.Request, tenant)
 	}
 	return o, err

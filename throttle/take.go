@@ -136,7 +136,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 		return ticket
 	}
 	ticket.Decision.Reservation = Reservation{
-		Request: r, At: ticket.Decision.At, ID: t.Granted, Shards: cp.Shards, by: cp,
+		Request: r, At: ticket.Decision.At, ID: t.Granted, by: cp,
 	}
 	o, err := cp.newOperation(r, tenantNow{Tenant: cp.Tenants[t.Tenant]})
 	if err != nil || t.Windows == nil {
@@ -294,6 +294,6 @@ func (n *Line) Matches(t TakenTicket, r Request) bool {
 
 func (cp *compiledPolicy) matches(t TakenTicket, queue string, r Request) bool {
 	granted := t.Decision.Reservation
-	return granted.ID != "" && cp.line == granted.line() && t.flow == cp.flow(queue, r) &&
+	return granted.by != nil && cp.line == granted.by.line && t.flow == cp.flow(queue, r) &&
 		cp.costsText(granted.Request) == cp.costsText(r)
 }

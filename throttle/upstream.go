@@ -168,10 +168,10 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 // on. With AdaptOff the pause is DefaultPause. Policy.MaxPause bounds every pause.
 //
 // Pause returns the refusal's effect. It is empty if the refusal was merged with an earlier one. Errors
-// are Limiter.Reserve's and ErrDetached.
+// are Limiter.Reserve's.
 func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause string) (Refusal, error) {
 	if r.limiter == nil {
-		return Refusal{}, ErrDetached
+		return Refusal{}, fmt.Errorf("%w %q", ErrUnknownPolicy, r.Policy)
 	}
 	switch {
 	case pause < 0:
@@ -268,7 +268,11 @@ func (l *Limiter) report(ctx context.Context, r Reservation, ask script.Request)
 
 // upstreamOperation prepares the request of a reservation, even if its policy was removed.
 func (l *Limiter) upstreamOperation(ctx context.Context, r Reservation) (*operation, error) {
-	cp, err := l.decides(r.line(), r.Request)
+	line := l.LineOf(r.Policy, r.Tenant)
+	if r.by != nil {
+		line = r.by.line
+	}
+	cp, err := l.decides(line, r.Request)
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,6 @@
 package limitertest
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"testing"
@@ -69,26 +68,14 @@ func TestCancelOfWhatIsLostGivesNothingBack(t *testing.T) {
 	expect.Equal(t, Used(Cancel(t, l, lost)), []int64{8, 8, 8})
 }
 
-// Reservations are plain data: another process cancels them.
-func TestReservationsTravel(t *testing.T) {
-	client := Redis(t)
-	l, _ := NewWithClock(t, client, three())
-	text, err := json.Marshal(Reserve(t, l, Acme(4)).Reservation)
-	expect.Must(t, err)
-	var r throttle.Reservation
-	expect.Must(t, json.Unmarshal(text, &r))
-	other, _ := NewWithClock(t, client, three())
-	expect.Equal(t, Used(Cancel(t, other, r)), []int64{0, 0, 0})
-}
-
 func TestCancelOfNothing(t *testing.T) {
 	client := Redis(t)
 	l, _ := NewWithClock(t, client, three())
 	Reserve(t, l, Acme(5))
 	before := Dump(t, client)
-	Cancel(t, l, Made(Acme(5), "")) // of a reservation that failed open
+	Cancel(t, l, throttle.Reservation{Request: Acme(5)}) // as one that failed open
 	expect.Equal(t, Dump(t, client), before)
-	expect.Equal(t, Used(Cancel(t, l, Made(Acme(1), "0123456789abcdef"))), []int64{5, 5, 5})
+	expect.Equal(t, Used(Cancel(t, l, Elsewhere(t, three(), Acme(1)))), []int64{5, 5, 5})
 }
 
 // A grant that was merged counts as long as its entry: a cancel gives it back after a period too. One

@@ -60,7 +60,7 @@ func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 	expect.Err(t, expect.ErrOf(l.Peek(t.Context(), r)), throttle.ErrUnavailable, what)
 	d, err = l.Wait(t.Context(), r)
 	expect.That(t, err == nil && d.FailedOpen != nil, what, "Wait", d, err)
-	expect.Err(t, expect.ErrOf(l.Attach(Made(r, "0123456789abcdef")).Cancel(t.Context())), throttle.ErrUnavailable, what)
+	expect.Err(t, expect.ErrOf(l.Attach(Elsewhere(t, open, r)).Cancel(t.Context())), throttle.ErrUnavailable, what)
 }
 
 func TestRedisThatIsGone(t *testing.T) {

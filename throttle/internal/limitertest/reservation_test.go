@@ -2,7 +2,6 @@ package limitertest
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"sync/atomic"
 	"testing"
@@ -27,41 +26,29 @@ func methods(ctx context.Context, r throttle.Reservation) map[string]error {
 	}
 }
 
-func TestADetachedReservationSaysSo(t *testing.T) {
+// A reservation that was decoded, such as from JSON, does not know what it holds.
+func TestAReservationOfNoLimiterIsRefused(t *testing.T) {
 	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), Policy(Slots(1)))
-	text, err := json.Marshal(l.Attach(Made(Acme(1), "0123456789abcdef")))
-	expect.Must(t, err)
-	var decoded throttle.Reservation
-	expect.Must(t, json.Unmarshal(text, &decoded))
-	expect.Require(t, decoded.ID == "0123456789abcdef" && decoded.Tenant == "acme", decoded)
-	for name, r := range map[string]throttle.Reservation{"zero": {}, "decoded": decoded} {
-		for method, err := range methods(t.Context(), r) {
-			expect.Err(t, err, throttle.ErrDetached, method, name)
-		}
-		expect.Equal(t, r.Lease(), 0, name)
-		expect.That(t, r.Hold(t.Context()) == t.Context(), name, "reservation is held")
+	decoded := throttle.Reservation{Request: Acme(1), ID: "0123456789abcdef"}
+	for method, err := range methods(t.Context(), l.Attach(decoded)) {
+		var invalid *throttle.RequestError
+		expect.That(t, method == "Pause" || errors.As(err, &invalid) && invalid.Field == "id" &&
+			invalid.Value == decoded.ID, method, err)
 	}
-	expect.Equal(t, l.Attach(decoded).Lease(), 30*time.Second, "attached, it has no lease")
-}
-
-// A reservation that was not decoded as it was made has nothing to give back.
-func TestAReservationWithoutAnIDIsRefused(t *testing.T) {
-	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), Policy(Slots(1)))
-	for _, r := range []throttle.Reservation{{}, Made(Acme(1), "zz"), Made(Acme(1), "0123456789abcdeF"), Made(Acme(1), "0123456789abcdef0")} {
-		for method, err := range methods(t.Context(), l.Attach(r)) {
-			var invalid *throttle.RequestError
-			expect.That(t, method == "Pause" || errors.As(err, &invalid) && invalid.Field == "id" &&
-				invalid.Value == r.ID, method, "by the ID", r.ID, err)
-		}
+	for method, err := range methods(t.Context(), throttle.Reservation{}) {
+		expect.That(t, err == nil || method == "Pause" && errors.Is(err, throttle.ErrUnknownPolicy), method, err)
 	}
+	expect.That(t, decoded.Hold(t.Context()) == t.Context(), "it is held")
 }
 
 func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
 	client := Redis(t)
 	l := New(t, client, Policy(Slots(1)))
-	r := Made(Acme(1), "0123456789abcdef")
+	never := Policy(Slots(1))
+	never.Name = "never"
+	r := Acme(1)
 	r.Policy = "never"
-	for method, err := range methods(t.Context(), l.Attach(r)) {
+	for method, err := range methods(t.Context(), l.Attach(Elsewhere(t, never, r))) {
 		expect.Err(t, err, throttle.ErrUnknownPolicy, method)
 	}
 	// One that was removed is still known.

@@ -158,9 +158,10 @@ func Policy(windows ...throttle.Window) throttle.Policy {
 	return throttle.Policy{Name: "p", Windows: windows}
 }
 
-// Made is a reservation that was never granted, unless by that ID.
-func Made(r throttle.Request, id string) throttle.Reservation {
-	return throttle.Reservation{Request: r, ID: id}
+// Elsewhere returns a reservation that a limiter with the policy granted on another Redis.
+func Elsewhere(t *testing.T, p throttle.Policy, r throttle.Request) throttle.Reservation {
+	t.Helper()
+	return Reserve(t, New(t, throttletest.InMemory(t).Client(t), p), r).Reservation
 }
 
 // Acme is one request of the usual tenant.

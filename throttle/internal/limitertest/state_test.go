@@ -22,7 +22,7 @@ func refused(t *testing.T, l *throttle.Limiter, client *redis.Client, what strin
 	before := Dump(t, client)
 	_, reserved := l.Reserve(t.Context(), Acme(1))
 	_, peeked := l.Peek(t.Context(), Acme(1))
-	_, cancelled := l.Attach(throttle.Reservation{Request: Acme(1), At: At(0), ID: "0123456789abcdef"}).Cancel(t.Context())
+	_, cancelled := l.Attach(Elsewhere(t, l.Policies()[0], Acme(1))).Cancel(t.Context())
 	for _, err := range []error{reserved, peeked, cancelled} {
 		expect.Err(t, err, class, what)
 	}

@@ -129,8 +129,9 @@ func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 
 func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 	t.Parallel()
-	l := limitertest.New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), limitertest.Policy(limitertest.SharedWindow(10, s)))
-	r := l.Attach(limitertest.Made(of("a"), "0123456789abcdef"))
+	p := limitertest.Policy(limitertest.SharedWindow(10, s))
+	l := limitertest.New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), p)
+	r := l.Attach(limitertest.Elsewhere(t, p, of("a")))
 	paused := func(r throttle.Request, d time.Duration) error {
 		_, err := l.Attach(throttle.Reservation{Request: r}).Pause(t.Context(), d, "")
 		return err

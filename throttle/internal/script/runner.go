@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"time"
 
@@ -36,9 +35,6 @@ type Runner struct {
 
 // NewID returns 16 random hex digits.
 func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
-
-// IsID reports whether an ID has the form of NewID's.
-func IsID(id string) bool { return len(id) == 16 && strings.Trim(id, "0123456789abcdef") == "" }
 
 // run makes one call.
 //

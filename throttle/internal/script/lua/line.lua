@@ -1,17 +1,13 @@
 -- line.lua: the waiting line of a policy, as it is kept.
 --
--- A ticket waits. The tickets of one tenant, attributes and queue form a flow, first come, first
--- served. A flow waits at one node, the narrowest scope value that has no room for its first
--- ticket. If all have room it waits at the one that all share (ROOT), for a handler slot. At a node
--- of several tenants flows wait by tag (line_fair.lua), at a tenant's own by the rank of their
--- first ticket. Nodes, tags and V belong to one queue. Windows are counted for all queues together.
+-- docs/explanation/line.md says what flows, nodes and tags are. At a node of several tenants flows
+-- wait by tag (line_fair.lua), at a tenant's own by the rank of their first ticket. The node that all
+-- share is ROOT. Nodes, tags and V belong to one queue. Windows are counted for all queues together.
 --
--- A queue whose name begins with "!" holds the claims of one process: tickets of calls that wait in
--- place. Only this process takes them. Names of other queues are escaped and hold no "!".
---
--- A queue has two classes of tickets. What is said of a QUEUE here is kept for each: its live ones
--- have the queue's name, those of batches have "!" behind it. A ticket is "QUEUE/ID" in both, and
--- its VALUES begin with the "!". line_order.lua says who goes first.
+-- A queue whose name begins with "!" holds the claims of one process, which alone takes them. Names of
+-- other queues are escaped, and hold no "!". Live tickets have the name of their queue, those of
+-- batches have "!" behind it: what is said of a QUEUE here is kept for each. A ticket is "QUEUE/ID" in
+-- both, and its VALUES begin with the "!".
 --
 -- Keys, behind the prefix P of the policy. A SUFFIX is a scope's key behind P, a NODE is
 -- "QUEUE|SUFFIX".
@@ -54,26 +50,13 @@
 -- A key has a TTL of a day, or of two periods of the longest window if that is more, and is renewed
 -- while it is used. k:PROCESS without tickets has one of a minute, s:SUFFIX that of its windows.
 --
--- new_line(call) -> L. What the files of a line read is read once, what they change is written by
--- line_write.lua in the end. Only calls that find a line, or join one, make it. L has:
---   read(key, field) -> value          a field of the hashes t, f or u, or false
---   read_all(key, names)               reads fields that will be asked for, in one command
---   write(key, field, value)           sets a field, or deletes it by false, in the end
---   queue_of(name) -> q                the record of a queue, and its ROOT; a new one if there is none
---   alive(q)                           whether it may hold up other queues: a server asks for it
---   node_of(queue, suffix) -> node
---   nodes_of(flow) -> list             the nodes that count its tickets, ROOT last
---   new_flow(id, weight, tenant, suffixes, own_text) -> flow
---   flow_of(id) -> flow, or false
---   suffixes_of(flow) -> list
---   ticket(id, record) -> values, costs, rank, record
---                                      of a record, or if that is missing of the line; nil without one
---   flow_name(id) -> id                of a ticket's flow
+-- new_line(call) -> L. What is read of a line is read once. What changes is noted, and written in the
+-- end (line_write.lua). Only calls that find a line, or join one, make it. The other files each have a
+-- function that makes a table of functions, which `once` calls when one of these is needed.
 --
--- The other files each have a function that makes a table of functions, which `once` calls when one
--- of these is needed. call.numbers are the numbers of scopes by their attributes, call.only_tenants says
--- whether no attribute but the tenant counts. Where batches wait or join, call.batches is true. In a
--- take of several sides, L.order is the table of line_order.lua.
+-- call.numbers are the numbers of scopes by their attributes, call.only_tenants says whether no
+-- attribute but the tenant counts. Where batches wait or join, call.batches is true. In a take of
+-- several sides, L.order is the table of line_order.lua.
 
 local function new_line(call)
   local P, now = call.P, call.now
@@ -97,11 +80,11 @@ local function new_line(call)
     count = count, before = count,      -- tickets now, and in Redis
     fields = fields, written = written, -- of the hashes
     nodes = nodes, flows = flows, queues = {},
-    dead_claims = false,                -- whether there are claims whose process is gone
     limits = ARGV[4] .. ARGV[5],        -- the scopes and windows: calls by other limits differ in them
     read = false, read_all = false, write = false,
   }
 
+  -- read returns a field of the hashes t, f or u, or false.
   function L.read(key, field)
     local value = fields[key][field]
     if value == nil then
@@ -111,6 +94,7 @@ local function new_line(call)
     return value
   end
 
+  -- read_all reads fields that will be asked for, in one command.
   function L.read_all(key, names)
     local known, unread, n = fields[key], {}, 0
     for i = 1, #names do
@@ -126,9 +110,9 @@ local function new_line(call)
     end
   end
 
+  -- write sets a field, or deletes it by false, in the end.
   function L.write(key, field, value)
-    fields[key][field] = value
-    written[key][field] = true
+    fields[key][field], written[key][field] = value, value
   end
 
   local function new_queue(name, record)
@@ -151,8 +135,10 @@ local function new_line(call)
     return q
   end
 
+  -- alive tells whether a queue may hold up others.
   function L.alive(q) return q.n > 0 and appointments.kept(q, now) end
 
+  -- queue_of returns the record of a queue, which is its ROOT, too.
   function L.queue_of(name)
     return L.queues[name] or new_queue(name, format('%d 0 0 0 0 %s 0 0 0 1 - 0 -', now, name))
   end
@@ -179,7 +165,8 @@ local function new_line(call)
     return node
   end
 
-  -- Where only tenants count, the flow's own record counts what waits at the tenant's scope.
+  -- nodes_of returns the nodes that count a flow's tickets, ROOT last. Where only tenants count, the
+  -- flow's own record counts what waits at the tenant's scope.
   function L.nodes_of(flow)
     local list = flow.nodes
     if list then return list end
@@ -242,6 +229,7 @@ local function new_line(call)
     return flow
   end
 
+  -- ticket returns the values, costs and rank of a ticket of this record, or of the line; nil without one.
   function L.ticket(id, record)
     record = record or L.read('t', id)
     if not record then return nil end
@@ -250,6 +238,7 @@ local function new_line(call)
     return values, costs, rank, record
   end
 
+  -- flow_name returns the name of a ticket's flow.
   function L.flow_name(id)
     local values = L.ticket(id)
     return values and match(id, '^[^/]*') .. values
@@ -257,9 +246,6 @@ local function new_line(call)
 
   add_writing(L)
   local all = L.before > 0 and redis.call('HGETALL', P .. 'z') or {}
-  for i = 1, #all, 2 do
-    local q = new_queue(all[i], all[i + 1])
-    if q.claims and q.n > 0 and not L.alive(q) then L.dead_claims = true end
-  end
+  for i = 1, #all, 2 do new_queue(all[i], all[i + 1]) end
   return L
 end

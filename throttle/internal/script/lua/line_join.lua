@@ -1,26 +1,7 @@
 -- line_join.lua: how tickets enter a line, how they leave it untaken, and when they are expected to start.
 --
--- new_join(L) returns a table of verbs. A request r is that of request.lua, with its place read.
---   prefetch(requests)                reads what these will ask for, in few commands
---   waits(id)                         whether the ticket is in line
---   ticket(id)                        that of line.lua
---   join(r, list, at) -> status, expected, latest, binds, nudge
---                                     puts its ticket in line: decide.lua's status, the expected
---                                     start, its upper bound and what binds, and 1 if a server
---                                     should wake
---   somebody_waits(r, id)             whether tickets other than `id` wait at the request's scopes
---   granted(r, list)                  counts the grant of a request that did not wait, for batches
---   expect(r, list, at, fits) -> expected, latest, binds
---                                     when a request without a place would start
---   stands(r, list, at, fits) -> expected, latest, binds
---                                     when its ticket is expected to start, or without one the last
---                                     of its flow; nil if it does not wait
---   remove(id)                        takes a ticket out of the line; whether it was there
---   take_back(r)                      undoes what a taken ticket moved of its tenant's tags
---   refresh(r)                        writes a flow's weight and own parameters as they are now
---   waits_at(suffix)                  whether a flow waits at this scope
---   look_again(suffixes)              makes the nodes of these scopes due: something was given back
---   finish()                          ends a call: it sweeps, and writes the line
+-- new_join(L) returns a table of the verbs below. A request r is that of request.lua, with its place
+-- read; list are its scopes, and `at` is their time.
 
 local function new_join(L)
   local SLOTS = -1 -- of what binds
@@ -51,6 +32,7 @@ local function new_join(L)
     return flow and flow.n > 0 and flow or new_flow(r)
   end
 
+  -- prefetch reads what these requests will ask for, in few commands.
   local function prefetch(requests)
     local tickets, flows, nodes = {}, {}, {}
     for i = 1, #requests do
@@ -149,11 +131,13 @@ local function new_join(L)
     return false
   end
 
+  -- granted counts the grant of a request that did not wait, for batches.
   local function granted(r, list)
     order().charge(flow_for(r), list, windows.costs_of(call, r.costs_text))
     order().write()
   end
 
+  -- somebody_waits tells whether tickets other than `id` wait at the request's scopes.
   -- Tickets that wait for slots only, where no window is shared, hold up no request that has a
   -- slot. But the first of the request's own flow may cost more, and have no room any more. Those of
   -- a batch hold up no live request, unless it owes them.
@@ -180,12 +164,15 @@ local function new_join(L)
     return false
   end
 
+  -- expect returns when a request without a place would start: expected, latest, binds.
   local function expect(r, list, at, fits)
     local flow, costs = flow_for(r), windows.costs_of(call, r.costs_text)
     list, at = resumed(r, list, at)
     return expected(flow, list, at, costs, nil, true, fits)
   end
 
+  -- stands returns the same of its ticket, or without one of the last of its flow; nil if that does
+  -- not wait.
   local function stands(r, list, at, fits)
     local flow = L.flow_of(r.flow)
     if not flow or flow.n == 0 then return nil end
@@ -202,6 +189,7 @@ local function new_join(L)
     return with_slots(flow, behind, low, high, binds)
   end
 
+  -- remove takes a ticket out of the line. It returns whether it was there.
   local function remove(id)
     local name = L.flow_name(id)
     if not name then return false end
@@ -227,6 +215,7 @@ local function new_join(L)
     return true
   end
 
+  -- refresh writes a flow's weight and own parameters as they are now.
   local function refresh(r)
     local flow = L.flow_of(r.flow)
     if not flow or flow.n == 0 then return end
@@ -244,10 +233,12 @@ local function new_join(L)
     return false
   end
 
+  -- look_again makes the nodes of these scopes due: something was given back.
   local function look_again(suffixes)
     for i = 1, #suffixes do places().look_again(suffixes[i]) end
   end
 
+  -- take_back undoes what a taken ticket moved of its tenant's tags.
   local function take_back(r)
     local flow = L.flow_of(r.flow)
     if not flow or flow.n == 0 then flow = new_flow(r) end
@@ -257,6 +248,8 @@ local function new_join(L)
     end
   end
 
+  -- join puts the ticket of a request in line. It returns the status (reply.go), when it is expected to
+  -- start, at the latest, and what binds; and 1 if a server should wake.
   local function join(r, list, at)
     local costs = windows.costs_of(call, r.costs_text)
     local name = L.read('t', r.ticket) and L.flow_name(r.ticket)
@@ -283,25 +276,22 @@ local function new_join(L)
     return 3, low, high, binds, nudge
   end
 
-  -- sweep removes claims whose process is gone.
-  local function sweep()
+  -- sweep removes claims of a process that is gone.
+  local function sweep(q)
     local left, last = SWEPT, format('%d', SWEPT)
-    for name, q in pairs(L.queues) do
-      if q.claims and q.n > 0 and not L.alive(q) then
-        for _, suffix in ipairs(redis.call('ZRANGE', P .. 'd:' .. name, '0', last)) do
-          local node = P .. 'n:' .. name .. '|' .. suffix
-          for _, member in ipairs(redis.call('ZRANGE', node, '0', last)) do
-            for _, id in ipairs(redis.call('ZRANGE', P .. 'f:' .. sub(member, 18), '0', last)) do
-              if left > 0 and remove(id) then left = left - 1 end
-            end
-          end
+    for _, suffix in ipairs(redis.call('ZRANGE', P .. q.dues_key, '0', last)) do
+      for _, member in ipairs(redis.call('ZRANGE', P .. 'n:' .. q.queue .. '|' .. suffix, '0', last)) do
+        for _, id in ipairs(redis.call('ZRANGE', P .. 'f:' .. sub(member, 18), '0', last)) do
+          if left > 0 and remove(id) then left = left - 1 end
         end
       end
     end
   end
 
   local function finish()
-    if L.dead_claims then sweep() end
+    for _, q in pairs(L.queues) do
+      if q.claims and q.n > 0 and not L.alive(q) then sweep(q) end
+    end
     L.finish()
   end
 

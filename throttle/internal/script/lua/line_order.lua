@@ -1,11 +1,7 @@
 -- line_order.lua: who goes first at a scope: queues and classes.
 --
--- A side is the tickets of one class in one queue. The sides that wait at a scope share it by
--- start-time fair queueing (line_fair.lua): the least tag goes first, and a grant moves its side's
--- tag by its part of the scope's tightest window over the side's weight. The weights of the sides
--- that wait sum up to 1. Of that batches get BatchShare, and live tickets the rest. Servers share it
--- by the weights of their flows that wait there, and the queues of a server by their priorities.
--- Queues of strict priorities have one tag together, and the most important one goes first.
+-- A side is the tickets of one class in one queue. docs/explanation/line.md says how sides share a
+-- scope, and how a batch is spread. Besides:
 --
 -- A side that begins to wait starts at V, the least tag of those that wait. A batch starts one
 -- ticket later, so that live tickets go first.
@@ -15,26 +11,15 @@
 -- appointment now, or its ticket fits later. For slots only an appointment counts, as nobody knows
 -- when one is free. A side that is LATE holds up nobody, and gets no credit.
 --
--- Where no live ticket waits, tickets of a batch are spread over windows of at most PACED. So a live
--- one finds room soon. Longer windows are used up as they are. While live tickets delay a batch at a
--- broader scope, which may let all go at once, it does not lose its time at a narrow one.
+-- While live tickets delay a batch at a broader scope, which may let all go at once, it does not
+-- lose its time at a narrow one.
 --
 -- Key, behind the prefix P of the policy:
 --   s:SUFFIX   "V time side=tag ...": the tags from V on, and when the next ticket of a batch goes (us)
 --
 -- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for a
--- newcomer
---   at(flow, scope) -> room    what the flow has to leave to others, or nil:
---                              {reserved, lapses, held}: units until `lapses`; until `held` it waits,
---                              whether or not it fits
---   first(list) -> i, share    which of these queues goes first at ROOT, and its share of the grants
---   moved(suffix)              notes that a flow began to wait at this scope
---   charge(flow, list, costs)  counts a grant; list: the flow's scopes
---   write()                    writes the tags that have moved
---   root                       stands for ROOT where tickets wait for slots only
---
--- What is known of a scope is a turn: the entries of the sides that wait there, by queue and in a
--- list, V, the next batch's time, and the tags that were kept.
+-- newcomer. What is known of a scope is a turn: the entries of the sides that wait there, by queue
+-- and in a list, V, the next batch's time, and the tags that were kept.
 
 local function new_order(L, names, strict)
   local SHARE = 0.05     -- of Policy.BatchShare: Go writes that of the policy here
@@ -46,7 +31,7 @@ local function new_order(L, names, strict)
 
   local call, fair, places = L.call, once(new_fair, L), once(new_places, L)
   local P, now = call.P, call.now
-  local order = {root = {suffix = ROOT, of = {windows = {}}}}
+  local order = {root = {suffix = ROOT, of = {windows = {}}}} -- root: where tickets wait for slots only
   local asked, sides, turns, servers = {}, {}, {}, {}
   for i = 1, #names do asked[names[i]] = true end
   for name, q in pairs(L.queues) do
@@ -61,11 +46,14 @@ local function new_order(L, names, strict)
   local many_servers = next(servers, next(servers)) ~= nil
 
   -- add adds the entry of a side to a turn. tickets: the flow or node that counts what waits; lapses:
-  -- until when room is left to a side of another server, 0 if it is not.
+  -- until when room is left to a side of another server, 0 if it is not. Queues of strict priorities
+  -- have one account, that is one tag.
   local function add(turn, side, tickets, lapses)
+    local class = side.q.batch and BATCH or LIVE
+    local account = strict and side.mine and turn.strict[class] or {tag = -1}
     local e = {
-      side = side, tickets = tickets, tag = false, weight = 1, step = false, units = false,
-      class = side.q.batch and BATCH or LIVE, lapses = lapses,
+      side = side, tickets = tickets, account = account, weight = 1, step = false, units = false,
+      class = class, lapses = lapses,
     }
     turn.list[#turn.list + 1] = e
     turn.entries[side.q.queue] = e
@@ -133,33 +121,21 @@ local function new_order(L, names, strict)
     end
   end
 
-  -- share_tag gives the strict queues of a class the same tag.
-  local function share_tag(turn, class, tag)
-    for k = 1, strict and #turn.list or 0 do
-      local e = turn.list[k]
-      if e.side.mine and e.class == class then e.tag = max(e.tag, tag) end
-    end
-  end
-
   -- begin sets the tags of entries that had none. Where live tickets begin to wait, batches go later.
   local function begin(turn)
-    local live_waited = false
-    for k = 1, #turn.list do
-      local e = turn.list[k]
-      e.tag = e.tag or turn.tags[e.side.q.queue] or -1
-      if e.class == LIVE and e.tag >= turn.v then live_waited = true end
+    local list, v, live_waited = turn.list, turn.v, false
+    for k = 1, #list do
+      local account = list[k].account
+      account.tag = max(account.tag, turn.tags[list[k].side.q.queue] or -1)
+      live_waited = live_waited or list[k].class == LIVE and account.tag >= v
     end
-    for k = 1, #turn.list do
-      local e = turn.list[k]
-      if e.class == BATCH and turn.both and (e.tag < turn.v or not live_waited) then
+    for k = 1, #list do
+      local e, account = list[k], list[k].account
+      if e.class == BATCH and turn.both and (account.tag < v or not live_waited) then
         mean_costs(turn, e)
-        e.tag = max(e.tag, turn.v + e.step)
+        account.tag = max(account.tag, v + e.step)
       end
-      e.tag = max(e.tag, turn.v)
-    end
-    for k = 1, strict and #turn.list or 0 do
-      local e = turn.list[k]
-      if e.side.mine then share_tag(turn, e.class, e.tag) end
+      account.tag = max(account.tag, v)
     end
   end
 
@@ -187,25 +163,14 @@ local function new_order(L, names, strict)
     begin(turn)
   end
 
-  -- alone tells whether a flow's side is the only one at a narrow scope, if no other server asks.
-  local function alone(flow, suffix)
-    if flow.batch or suffix == ROOT or many_servers then return false end
-    for k = 1, #sides do
-      local name = sides[k].q.queue
-      if name ~= flow.queue and places.due_at(name, suffix) then return false end
-    end
-    return true
-  end
-
   -- turn_of returns the turn of a scope, and the entry of a flow's side; nil if that waits there alone.
   -- The time of a batch counts there also if it is alone.
   local function turn_of(flow, scope)
     local turn = turns[scope.suffix]
     if not turn then
-      if alone(flow, scope.suffix) then return nil end
       turn = {
         scope = scope, list = {}, entries = {}, tags = {}, v = 0, time = 0, both = false, changed = false,
-        stale = true, shared = false,
+        stale = true, shared = false, strict = {{tag = -1}, {tag = -1}},
       }
       turns[scope.suffix] = turn
     end
@@ -223,7 +188,7 @@ local function new_order(L, names, strict)
   end
 
   local function goes_before(a, b)
-    if a.tag ~= b.tag then return a.tag < b.tag end
+    if a.account.tag ~= b.account.tag then return a.account.tag < b.account.tag end
     if a.class ~= b.class then return a.class < b.class end
     return strict and a.side.mine and a.side.q.priority > b.side.q.priority
   end
@@ -241,11 +206,13 @@ local function new_order(L, names, strict)
     end
     if lapses == 0 then return end
     if not e.step then mean_costs(turn, e) end
-    local n = min(e.tickets.n, max(1, ceil((tag - e.tag) / e.step)))
+    local n = min(e.tickets.n, max(1, ceil((tag - e.account.tag) / e.step)))
     for unit, cost in pairs(e.units) do room.reserved[unit] = (room.reserved[unit] or 0) + n * cost end
     room.lapses = min(room.lapses, lapses)
   end
 
+  -- at returns what the flow has to leave to others at a scope, or nil: {reserved, lapses, held}, units
+  -- until `lapses`, and until `held` it waits whether or not it fits.
   function order.at(flow, scope)
     if not sides[2] and not flow.batch then return nil end
     local turn, mine = turn_of(flow, scope)
@@ -258,7 +225,7 @@ local function new_order(L, names, strict)
         live = live or e.class == LIVE
         if before then
           room = room or {reserved = {}, lapses = MOST, held = nil}
-          leave_room(room, turn, e, mine.tag)
+          leave_room(room, turn, e, mine.account.tag)
         end
       end
     end
@@ -269,10 +236,12 @@ local function new_order(L, names, strict)
     return room
   end
 
+  -- moved notes that a flow began to wait at this scope.
   function order.moved(suffix)
     if turns[suffix] then turns[suffix].stale = true end
   end
 
+  -- first returns which of these queues goes first at ROOT, and its share of the grants.
   function order.first(list)
     local best, first
     for i = 1, #list do
@@ -292,16 +261,16 @@ local function new_order(L, names, strict)
   local function charge_at(flow, scope, costs, late)
     local turn, mine = turn_of(flow, scope)
     if not turn then return late end
-    local list, v, live = turn.list, mine.tag, false
+    local list, account, live = turn.list, mine.account, false
+    local v = account.tag
     for k = 1, #list do
       local e = list[k]
-      if (e.tag < v or flow.batch and e.class == LIVE) and waits(turn, e) then
-        v, live = min(v, e.tag), live or e.class == LIVE
+      if (e.account.tag < v or flow.batch and e.class == LIVE) and waits(turn, e) then
+        v, live = min(v, e.account.tag), live or e.class == LIVE
       end
     end
     turn.v, turn.changed = max(turn.v, v), true
-    mine.tag = mine.tag + max(1, ceil(fair.part_of(scope, costs.windows) / mine.weight))
-    share_tag(turn, mine.class, mine.tag)
+    account.tag = account.tag + max(1, ceil(fair.part_of(scope, costs.windows) / mine.weight))
     if mine.class == LIVE then return 0 end
     local longest, until_next = late, 0
     for _, i in ipairs(scope.of.windows) do
@@ -315,29 +284,28 @@ local function new_order(L, names, strict)
     return live and longest or late
   end
 
+  -- charge counts a grant at the flow's scopes.
   function order.charge(flow, list, costs)
     if not sides[2] and not flow.batch then return end
     local late = call.numbers[''] and 0 or charge_at(flow, order.root, costs, 0)
     for s = #list, 1, -1 do late = charge_at(flow, list[s], costs, late) end
   end
 
-  -- Tags at a scope are kept until its windows are empty.
-  local function write_turn(suffix, turn)
-    local tags, words, lasts = turn.tags, {format('%d %d', turn.v, turn.time)}, now
-    for name, e in pairs(turn.entries) do tags[name] = e.tag end
-    for name, tag in pairs(tags) do
-      if tag >= turn.v then words[#words + 1] = format('%s=%d', name, tag) end
-    end
-    for _, i in ipairs(turn.scope.of.windows) do
-      lasts = max(lasts, call.windows[i].algorithm.resets_at(turn.scope.states[i], now))
-    end
-    local ms = format('%d', max(KEPT, ceil((lasts - now) / 1000)))
-    redis.call('SET', P .. 's:' .. suffix, concat(words, ' '), 'PX', ms)
-  end
-
+  -- write writes the tags that have moved. They are kept until the scope's windows are empty.
   function order.write()
     for suffix, turn in pairs(turns) do
-      if turn.changed then write_turn(suffix, turn) end
+      if turn.changed then
+        local tags, words, lasts = turn.tags, {format('%d %d', turn.v, turn.time)}, now
+        for name, e in pairs(turn.entries) do tags[name] = e.account.tag end
+        for name, tag in pairs(tags) do
+          if tag >= turn.v then words[#words + 1] = format('%s=%d', name, tag) end
+        end
+        for _, i in ipairs(turn.scope.of.windows) do
+          lasts = max(lasts, call.windows[i].algorithm.resets_at(turn.scope.states[i], now))
+        end
+        local ms = format('%d', max(KEPT, ceil((lasts - now) / 1000)))
+        redis.call('SET', P .. 's:' .. suffix, concat(words, ' '), 'PX', ms)
+      end
     end
   end
 

@@ -1,11 +1,5 @@
 -- line_write.lua: writes to Redis what has changed of a line.
---
--- Verbs only note what has changed. So a key is written once for all requests of a call.
---
--- add_writing(L) adds to a line:
---   change(key, member, score)   notes the score that a sorted set gets for a member; false: it leaves
---   flush()                      writes these changes, and where flows wait, before somebody reads them
---   finish()                     writes all, when nothing else follows
+-- As all requests of a call only note what changes, each key is written once.
 
 local DAY = 86400 -- seconds for which a line's keys are kept, at least
 local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
@@ -19,19 +13,38 @@ local function add_writing(L)
     end
   end
 
+  -- send writes the scores of a sorted set by its members, or the values of a hash by its fields. By
+  -- false they leave. It returns whether something was set.
+  local function send(key, values, sorted)
+    local set, n, gone = {nil, nil, nil, nil}, 0, nil
+    for name, value in pairs(values) do
+      if not value then
+        gone = gone or {}
+        gone[#gone + 1] = name
+      elseif sorted then
+        set[n + 1], set[n + 2] = format('%d', value), name
+        n = n + 2
+      else
+        set[n + 1], set[n + 2] = name, value
+        n = n + 2
+      end
+    end
+    call_in_parts(sorted and 'ZADD' or 'HSET', key, set) -- first, as a key that is empty loses its TTL
+    if gone then call_in_parts(sorted and 'ZREM' or 'HDEL', key, gone) end
+    return n > 0
+  end
+
   local call = L.call
   local P, now, flows, rank, hour = call.P, call.now, L.flows, L.rank, format('%d', call.now / 3600000000)
   local changes = {} -- of sorted sets: scores by member, by key
 
+  -- change notes the score that a sorted set gets for a member. By false it leaves.
   function L.change(key, member, score)
-    local scores = changes[key]
-    if not scores then
-      scores = {}
-      changes[key] = scores
-    end
-    scores[member] = score
+    local scores = changes[key] or {}
+    changes[key], scores[member] = scores, score
   end
 
+  -- flush writes these changes, and where flows wait, before somebody reads them.
   function L.flush()
     for id, flow in pairs(flows) do
       local suffix, rank = flow and flow.suffix, flow and flow.rank
@@ -46,20 +59,8 @@ local function add_writing(L)
       end
     end
     for key, scores in pairs(changes) do
-      local add, n, gone = {nil, nil, nil, nil}, 0, nil
-      for member, score in pairs(scores) do
-        if score then
-          add[n + 1], add[n + 2] = format('%d', score), member
-          n = n + 2
-        else
-          gone = gone or {}
-          gone[#gone + 1] = member
-        end
-      end
-      key = P .. key
-      if gone then call_in_parts('ZREM', key, gone) end
-      if n > 0 then call_in_parts('ZADD', key, add) end
-      if n > 0 and not find(key, ':f:', #P, true) then expire(key, L.ttl) end -- see write_flows
+      local set = send(P .. key, scores, true)
+      if set and sub(key, 1, 2) ~= 'f:' then expire(P .. key, L.ttl) end -- see write_flows
     end
     changes = {}
   end
@@ -114,23 +115,7 @@ local function add_writing(L)
     end
   end
 
-  local function write_hash(key, changed)
-    local values, set, gone = L.fields[key], {}, {}
-    local n = 0
-    for field in pairs(changed) do
-      local value = values[field]
-      if value then
-        set[n + 1], set[n + 2] = field, value
-        n = n + 2
-      else
-        gone[#gone + 1] = field
-      end
-    end
-    call_in_parts('HSET', P .. key, set)
-    call_in_parts('HDEL', P .. key, gone)
-  end
-
-  -- A line without tickets has no keys.
+  -- finish writes all, when nothing else follows. A line without tickets has no keys.
   function L.finish()
     L.flush()
     write_flows()
@@ -141,8 +126,8 @@ local function add_writing(L)
       redis.call('DEL', unpack(keys))
       return
     end
-    for key, changed in pairs(L.written) do
-      if next(changed) then write_hash(key, changed) end
+    for key, values in pairs(L.written) do
+      if next(values) ~= nil then send(P .. key, values, false) end
       if L.hour ~= hour then expire(P .. key, L.ttl) end
     end
     if L.hour ~= hour then expire(P .. 'l', L.ttl) end

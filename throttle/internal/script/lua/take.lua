@@ -90,8 +90,7 @@ for i = 1, ARGV[first + 2] + 0 do
 end
 local next_time = T.take(queues, ARGV[first + 3] == '1', ARGV[first] + 0, appointment, taken)
 scopes.write_all(call)
-local finish = L.dead_claims and files.new_join(L).finish or L.finish
-finish()
+L.finish()
 taken[2] = next_time
 -- A claim whose process is gone is not put back: nobody would take it.
 local lasts = taken.n > 0 and not L.queue_of(queues[1].name).claims

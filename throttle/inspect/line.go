@@ -49,17 +49,17 @@ func (f flow) costs() string {
 	return strings.Join(parts, ",")
 }
 
-// readFlow reads "tickets units hour weight tag suffix rank ...".
+// readFlow reads "tickets units weight tag suffix rank ...".
 func readFlow(name, record string) (flow, error) {
-	f := strings.SplitN(record, " ", 8)
-	if len(f) < 8 {
+	f := strings.SplitN(record, " ", 7)
+	if len(f) < 7 {
 		return flow{}, &script.ReplyError{Reason: fmt.Sprintf("flow %q", name)}
 	}
 	read := newFlow(name)
-	read.node, read.rank = f[5], f[6]
-	read.tag, _ = strconv.ParseInt(f[4], 10, 64)
+	read.node, read.rank = f[4], f[5]
+	read.tag, _ = strconv.ParseInt(f[3], 10, 64)
 	read.tickets, _ = strconv.ParseInt(f[0], 10, 64)
-	read.weight, _ = strconv.ParseInt(f[3], 10, 64)
+	read.weight, _ = strconv.ParseInt(f[2], 10, 64)
 	for part := range strings.SplitSeq(f[1], ",") {
 		unit, text, _ := strings.Cut(part, "=")
 		sum, _, summed := strings.Cut(text, "/")

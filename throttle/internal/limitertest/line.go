@@ -138,11 +138,11 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 	scopes := map[string][]string{} // by flow, as suffixes
 	onlyTenants := true
 	for flow, record := range flows {
-		fields := append(strings.Fields(strings.Split(record, ";")[0]), make([]string, 9)...)
+		fields := append(strings.Fields(strings.Split(record, ";")[0]), make([]string, 8)...)
 		said.add("flow ", flow, fields[1], fields[0])
 		side, _, _ := strings.Cut(flow, "|") // its queue, of its class
-		waits.add("queue ", side, "flows=1/,weights="+fields[3]+"/", "0")
-		scopes[flow] = strings.Split(fields[8], "+")
+		waits.add("queue ", side, "flows=1/,weights="+fields[2]+"/", "0")
+		scopes[flow] = strings.Split(fields[7], "+")
 		for _, suffix := range scopes[flow] {
 			attributes, _, _ := strings.Cut(strings.TrimPrefix(suffix, "w:"), ":")
 			onlyTenants = onlyTenants && (attributes == "" || attributes == "tenant")

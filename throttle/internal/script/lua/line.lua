@@ -11,17 +11,16 @@
 --
 -- Keys, behind the prefix P of the policy. A SUFFIX is a scope's key behind P, a NODE is
 -- "QUEUE|SUFFIX".
---   q          "tickets rank hour": how many tickets are in the line; the last rank given, from the
---              middle of all; when keys were renewed. No key, no line
+--   q          "tickets rank": how many tickets are in the line; the last rank given, from the middle
+--              of all. No key, no line
 --   l          "time limits": by which limits the last take looked at the line, since that time
 --   t          hash: ticket "QUEUE/ID" -> "RANKcosts |VALUES key"
 --                RANK       of 16 digits
 --                costs      empty for "requests=1"
 --                key        with "+N" behind it if window N delayed it for longest when it joined
 --   f          hash: flow "QUEUE|VALUES" ->
---              "tickets units hour weight tag suffix rank tenant suffixes;own"
+--              "tickets units weight tag suffix rank tenant suffixes;own"
 --                units      "requests=1" if all tickets cost that, else those of line_units.lua
---                hour       when the keys of the flow were renewed
 --                weight     in thousandths
 --                tag        its tenant's at ROOT
 --                suffix     the node where it waits, and
@@ -72,12 +71,12 @@ local function new_line(call)
     local longest = call.windows[i].algorithm.longest
     if longest then ttl = max(ttl, longest(call.windows[i])) end
   end
-  local count, rank, hour = match(call.waiting or '0 0 -', '^(%d+) (%d+) (%S+)$')
+  local count, rank = match(call.waiting or '0 0', '^(%d+) (%d+)$')
   count = count + 0
   -- With the functions below 32 fields: one more makes the table twice as large.
   local L = {
-    call = call, ttl = format('%d', ttl), order = false, rank = rank + 0, hour = hour,
-    count = count, before = count,      -- tickets now, and in Redis
+    call = call, ttl = format('%d', ttl), order = false, rank = rank + 0,
+    tickets = count, before = count,    -- now, and in Redis
     fields = fields, written = written, -- of the hashes
     nodes = nodes, flows = flows, queues = {},
     limits = ARGV[4] .. ARGV[5],        -- the scopes and windows: calls by other limits differ in them
@@ -186,15 +185,23 @@ local function new_line(call)
     return { -- 32 fields, as one more makes the table twice as large
       id = id, queue = queue, values = sub(id, #queue + 1), batch = byte(queue, -1) == 33,
       n = 0, same = false, units = false, -- line_units.lua
-      weight = weight, tag = 0, hour = nil, tenant = tenant, suffixes_text = suffixes, suffixes = nil,
+      weight = weight, tag = 0, tenant = tenant, suffixes_text = suffixes, suffixes = nil,
       own_text = own_text, own = windows.own_parameters(call, own_text),
       changed = false, suffix = nil, rank = nil, score = nil, opened = false,
       stored_suffix = nil, stored_rank = nil, stored_score = nil,
       heads = nil, head = 1, popped = 0, -- the first tickets, and how many of them were taken
       first = nil,                       -- the first one that is left
-      scopes = nil, nodes = nil, static = nil, foreign = nil,
+      scopes = nil, nodes = nil, foreign = nil,
       aligned = nil,                     -- call.reloads when its scopes stood at one time
     }
+  end
+
+  -- count counts a ticket of a flow (1), or does not any more (-1).
+  function L.count(flow, costs, sign)
+    L.tickets = L.tickets + sign
+    line_units.count(flow, costs, sign)
+    local list = L.nodes_of(flow)
+    for i = 1, #list do line_units.count(list[i], costs, sign) end
   end
 
   function L.suffixes_of(flow)
@@ -217,10 +224,10 @@ local function new_line(call)
       flows[id] = false
       return false
     end
-    local n, units, hour, weight, tag, suffix, rank, tenant, suffixes, own =
-      match(record, '^(%d+) (%S+) (%S+) (%d+) (%d+) (%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
+    local n, units, weight, tag, suffix, rank, tenant, suffixes, own =
+      match(record, '^(%d+) (%S+) (%d+) (%d+) (%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
     flow = L.new_flow(id, weight + 0, tenant, suffixes, own)
-    flow.n, flow.hour, flow.tag = n + 0, hour, tag + 0
+    flow.n, flow.tag = n + 0, tag + 0
     line_units.parse(call, flow, units)
     if suffix ~= '-' then
       flow.suffix, flow.rank, flow.stored_suffix, flow.stored_rank = suffix, rank, suffix, rank

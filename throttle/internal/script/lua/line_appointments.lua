@@ -70,7 +70,7 @@ end
 
 function appointments.slot_at(q, now, flow, position)
   local span = now - q.since
-  if q.since == 0 or span < 1000000 or q.taken < 10 then return 0 end
+  if q.claims or q.since == 0 or span < 1000000 or q.taken < 10 then return 0 end
   local before = min(q.n, position * q.weights / flow.weight) -- with the shares of others
   return now + floor(before * span / q.taken)
 end

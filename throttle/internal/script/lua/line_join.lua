@@ -89,7 +89,7 @@ local function new_join(L)
     local id, is_first = r.ticket, flow.n == 0
     local rank = format('%d', (r.rank or new_rank(r.front)) + 0)
     if q.claims then q.asked = now end
-    L.count, unwritten = L.count + 1, true
+    unwritten = true
     if is_first then
       L.flows[r.flow] = flow
       q.weights, q.flows = q.weights + flow.weight, q.flows + 1
@@ -101,17 +101,13 @@ local function new_join(L)
     local key = binds > 0 and not match(r.key, '+') and r.key .. '+' .. binds or r.key
     L.write('t', id, rank .. text .. ' ' .. values .. ' ' .. key)
     L.change('f:' .. r.flow, id, rank + 0)
-    line_units.count(flow, costs, 1)
-    local nodes = L.nodes_of(flow)
-    for i = 1, #nodes do line_units.count(nodes[i], costs, 1) end
+    L.count(flow, costs, 1)
     if is_first or r.front or r.rank then place_first(flow, id, rank, costs) end
   end
 
   -- with_slots returns its last three arguments, or when a handler slot is expected, if that is later.
   local function with_slots(flow, position, low, high, binds)
-    local q = L.queue_of(flow.queue)
-    if q.since == 0 or q.claims then return low, high, binds end
-    local slot = appointments.slot_at(q, now, flow, position)
+    local slot = appointments.slot_at(L.queue_of(flow.queue), now, flow, position)
     if slot > max(low, high) then return slot, 0, SLOTS end
     return low, high, binds
   end
@@ -197,7 +193,7 @@ local function new_join(L)
     L.flush()
     if not flow then
       L.write('t', id, false)
-      L.count = L.count - 1
+      L.tickets = L.tickets - 1
       return true
     end
     local first = redis.call('ZRANGE', P .. 'f:' .. name, '0', '0')[1]
@@ -267,7 +263,6 @@ local function new_join(L)
     if name then -- it leaves another flow: scopes or attributes have changed
       remove(r.ticket)
       flow = flow_for(r)
-      low, high, binds, earliest = expected(flow, list, at, costs, behind)
     end
     local q = L.queue_of(r.queue)
     enter(r, q, flow, costs, binds)

@@ -114,16 +114,11 @@ local function new_places(L)
     return nil, at, false
   end
 
-  -- Redis tells once whether anybody waits at another node than ROOT.
   function places.due_at(queue, suffix)
     local q = L.queue_of(queue)
     local time = q.dues[suffix]
     if time == nil then
-      local key = P .. q.dues_key
-      if q.narrow == nil and suffix ~= ROOT then
-        q.narrow = L.before > 0 and redis.call('ZCARD', key) > (redis.call('ZSCORE', key, ROOT) and 1 or 0)
-      end
-      time = L.before > 0 and (q.narrow or suffix == ROOT) and redis.call('ZSCORE', key, suffix)
+      time = L.before > 0 and redis.call('ZSCORE', P .. q.dues_key, suffix)
       time = time and time + 0
       q.dues[suffix] = time
     end
@@ -209,10 +204,7 @@ local function new_places(L)
   function places.forget(flow, id, costs)
     flow.first = nil
     L.write('t', id, false)
-    L.count = L.count - 1
-    line_units.count(flow, costs, -1)
-    local list = L.nodes_of(flow)
-    for i = 1, #list do line_units.count(list[i], costs, -1) end
+    L.count(flow, costs, -1)
     if flow.n == 0 then
       local q = L.queue_of(flow.queue)
       q.weights, q.flows, flow.suffix = max(0, q.weights - flow.weight), q.flows - 1, nil

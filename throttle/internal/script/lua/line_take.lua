@@ -23,24 +23,18 @@ local function new_take(L)
 
   -- load_list reads the first n flows of a node, in order, with their scopes and first tickets.
   local function load_list(node, n)
-    local key, last, raw, found, step = P .. 'n:' .. node.key, format('%d', n - 1), call.raw, nil, 1
-    if call.only_tenants then
-      found = redis.call('ZRANGE', key, '0', last)
-    else
-      found, step = redis.call('ZRANGE', key, '0', last, 'WITHSCORES'), 2
-    end
+    local key, raw = P .. 'n:' .. node.key, call.raw
+    local found = redis.call('ZRANGE', key, '0', format('%d', n - 1), 'WITHSCORES')
     local ids, list, suffixes, stale = {}, {}, {}, {}
-    for i = 1, #found, step do ids[#ids + 1] = sub(found[i], 18) end
+    for i = 1, #found, 2 do ids[#ids + 1] = sub(found[i], 18) end
     L.read_all('f', ids)
     for k = 1, #ids do
-      local flow, member = L.flow_of(ids[k]), found[step * (k - 1) + 1]
+      local flow, member, score = L.flow_of(ids[k]), found[2 * k - 1], found[2 * k] + 0
       if not flow or flow.suffix ~= node.suffix or flow.stored_rank ~= sub(member, 1, 16) then
         stale[#stale + 1] = member
       else
-        if not flow.score then
-          flow.score = not node.shared and flow.rank + 0 or call.only_tenants and flow.tag or found[2 * k] + 0
-          flow.stored_score = flow.score
-        end
+        flow.score = flow.score or score
+        flow.stored_score = score
         list[#list + 1] = flow
         local of_flow = L.suffixes_of(flow)
         for i = 1, #of_flow do
@@ -140,13 +134,9 @@ local function new_take(L)
     if flow.foreign then text = text .. ':' .. flow.suffixes_text end
     taken[n + 1], taken[n + 2] = text, at
     taken.n = taken.n + 1
-    if not flow.static then -- the same for all of its tickets
-      flow.static = format(' %d ', flow.weight) .. flow.suffixes_text .. ';' .. flow.own_text
-    end
     local kept = taken.kept
-    local k = #kept
-    kept[k + 1], kept[k + 2] = text, flow.static
-    kept[k + 3] = at == now and '\n' or format('\t%d\n', at)
+    kept[#kept + 1] = text .. format(' %d ', flow.weight) .. flow.suffixes_text .. ';' .. flow.own_text ..
+      (at == now and '\n' or format('\t%d\n', at))
     n = n + 2
     local list, all, scope_of = flow.scopes, call.windows, call.scope_of
     for i = 1, #all do

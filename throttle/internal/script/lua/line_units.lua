@@ -36,28 +36,19 @@ local line_units = {
     of.n, of.changed = n, true
     if n <= 0 then
       of.n, of.same, of.units, of.moved = 0, false, false, true
-      return
-    end
-    if not of.units then
-      if of.same == costs then return end
-      if n == 1 and sign == 1 then
-        of.same = costs
-        return
-      end
-      of.units = {}
+    elseif n == 1 and sign == 1 then
+      of.same = costs
+    elseif of.same ~= costs then
+      of.units = of.units or {}
       for unit, cost in pairs(of.same and of.same.units or {}) do
         of.units[unit] = {cost * (n - sign), cost, cost}
       end
       of.same = false
-    end
-    for unit, cost in pairs(costs.units) do
-      local u = of.units[unit]
-      if not u then
-        of.units[unit] = {max(0, sign * cost), cost, cost}
-      else
+      for unit, cost in pairs(costs.units) do
+        local u = of.units[unit] or {0, cost, cost}
+        of.units[unit] = u
         u[1] = max(0, min(u[1] + sign * cost, MOST))
-        if cost < u[2] then u[2] = cost end
-        if cost > u[3] then u[3] = cost end
+        u[2], u[3] = min(u[2], cost), max(u[3], cost)
       end
     end
   end,

@@ -35,7 +35,7 @@ local function add_writing(L)
   end
 
   local call = L.call
-  local P, now, flows, rank, hour = call.P, call.now, L.flows, L.rank, format('%d', call.now / 3600000000)
+  local P, now, flows = call.P, call.now, L.flows
   local changes = {} -- of sorted sets: scores by member, by key
 
   -- change notes the score that a sorted set gets for a member. By false it leaves.
@@ -59,13 +59,11 @@ local function add_writing(L)
       end
     end
     for key, scores in pairs(changes) do
-      local set = send(P .. key, scores, true)
-      if set and sub(key, 1, 2) ~= 'f:' then expire(P .. key, L.ttl) end -- see write_flows
+      if send(P .. key, scores, true) then expire(P .. key, L.ttl) end
     end
     changes = {}
   end
 
-  -- A flow's tickets are renewed once an hour.
   local function write_flows()
     for id, flow in pairs(flows) do
       if flow and flow.popped > 0 then
@@ -74,9 +72,9 @@ local function add_writing(L)
       if flow and flow.n == 0 then
         L.write('f', id, false)
       elseif flow and flow.changed then
-        if flow.hour ~= hour then expire(P .. 'f:' .. id, L.ttl) end
-        L.write('f', id, format('%d %s %s %d %d ', flow.n, line_units.text(flow), hour, flow.weight,
-          flow.tag) .. (flow.suffix or '-') .. ' ' .. (flow.rank or '-') .. ' ' .. flow.tenant ..
+        expire(P .. 'f:' .. id, L.ttl)
+        L.write('f', id, format('%d %s %d %d ', flow.n, line_units.text(flow), flow.weight, flow.tag) ..
+          (flow.suffix or '-') .. ' ' .. (flow.rank or '-') .. ' ' .. flow.tenant ..
           ' ' .. flow.suffixes_text .. ';' .. flow.own_text)
       end
     end
@@ -120,7 +118,7 @@ local function add_writing(L)
     L.flush()
     write_flows()
     write_nodes()
-    if L.count <= 0 then
+    if L.tickets <= 0 then
       local keys = {P .. 'q', P .. 'l', P .. 't', P .. 'f', P .. 'u', P .. 'z'}
       for _, q in pairs(L.queues) do keys[#keys + 1] = P .. q.dues_key end
       redis.call('DEL', unpack(keys))
@@ -128,11 +126,9 @@ local function add_writing(L)
     end
     for key, values in pairs(L.written) do
       if next(values) ~= nil then send(P .. key, values, false) end
-      if L.hour ~= hour then expire(P .. key, L.ttl) end
+      expire(P .. key, L.ttl)
     end
-    if L.hour ~= hour then expire(P .. 'l', L.ttl) end
-    if L.rank ~= rank or L.count ~= L.before or L.hour ~= hour then
-      redis.call('SET', P .. 'q', format('%d %d %s', L.count, L.rank, hour), 'EX', L.ttl)
-    end
+    expire(P .. 'l', L.ttl)
+    redis.call('SET', P .. 'q', format('%d %d', L.tickets, L.rank), 'EX', L.ttl)
   end
 end

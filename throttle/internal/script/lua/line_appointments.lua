@@ -4,17 +4,6 @@
 -- and `last` are the first and the last such time that servers will keep. Idle servers would all
 -- ask when the next ticket fits: their appointments are SPACING apart.
 --
--- appointments is a table of
---   kept(q, now)                            whether servers ask for the queue
---   nudge(q, now, time) -> 1 or 0           whether a server has to be woken for a ticket that is
---                                           expected to start at `time`
---   next(q, now, time, before) -> time      when a server asks again if the next ticket may fit at
---                                           `time`; before: its last appointment
---   took(q, now, n, full)                   notes that n tickets were taken; full: more fit, and the
---                                           server had no more slots
---   slot_at(q, now, flow, position) -> time when a slot is expected for a ticket behind so many of
---                                           its flow, if slots are what tickets wait for; or 0
---
 -- Of a queue's record, `since` is the time since which takes left tickets that fit, 0 if the last
 -- one did not, and `taken` counts those that were taken since then, in about a minute.
 
@@ -28,7 +17,8 @@ local appointments = {
 -- A queue that no server has asked for is dead after a minute, claims after 2 s.
 function appointments.kept(q, now) return now - q.asked < (q.claims and 2000000 or 60000000) end
 
--- No server is woken if one asks by then.
+-- nudge returns 1 if a server has to be woken for a ticket that is expected to start at `time`. None is
+-- if one asks by then.
 function appointments.nudge(q, now, time)
   if q.claims then return 0 end -- their process, which is alone, asks in time
   local since, spacing = now - appointments.FORGET, appointments.SPACING
@@ -39,6 +29,8 @@ function appointments.nudge(q, now, time)
   return 1
 end
 
+-- next returns when a server asks again if the next ticket may fit at `time`; before: its last
+-- appointment.
 function appointments.next(q, now, time, before)
   if time <= now then return now end
   local spacing, latest = appointments.SPACING, now + appointments.SPREAD
@@ -55,6 +47,7 @@ function appointments.next(q, now, time, before)
   return q.last
 end
 
+-- took notes that n tickets were taken; full: more fit, and the server had no more slots.
 function appointments.took(q, now, n, full)
   if not full then
     q.since, q.taken = 0, 0
@@ -68,6 +61,8 @@ function appointments.took(q, now, n, full)
   end
 end
 
+-- slot_at returns when a slot is expected for a ticket behind so many of its flow, if slots are what
+-- tickets wait for; or 0.
 function appointments.slot_at(q, now, flow, position)
   local span = now - q.since
   if q.claims or q.since == 0 or span < 1000000 or q.taken < 10 then return 0 end

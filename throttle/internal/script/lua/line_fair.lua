@@ -1,18 +1,8 @@
 -- line_fair.lua: the order of flows at a node of several tenants.
+-- It is start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queueing", 1996), as
+-- docs/explanation/line.md says. A tag moves by what was granted of the node's tightest window.
 --
--- It is start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queueing", 1996). A tenant
--- has a tag at the node, which moves by what the tenant was granted of the node's tightest window,
--- over the tenant's weight. The least tag goes first. V, the node's virtual time, is the tag of the
--- last grant. A tenant that was idle begins there: it has saved up nothing.
---
--- new_fair(L) returns a table of
---   part_of(scope, costs) -> part   what costs, by window, are of the scope's tightest window; a slot's
---                                   part if they take nothing of it
---   share(node, costs) -> part      the same of a node, in parts of a tag
---   tag_of(node, flow) -> tag       of the flow's tenant
---   charge(flow, costs, sign)       moves the tags for a grant (1), or back for one put back (-1)
---   keep_tag(node, flow)            keeps the tag of a flow whose last ticket has left
---   score(node, flow) -> score      by which the flow stands at the node
+-- new_fair(L) returns a table of the functions below.
 
 local function new_fair(L)
   local SHARE = 100000000 -- what a tag moves by for all that a window holds
@@ -20,6 +10,8 @@ local function new_fair(L)
 
   local call, fair = L.call, {}
 
+  -- part_of returns what costs, by window, are of the scope's tightest window; a slot's part if they
+  -- take nothing of it.
   function fair.part_of(scope, costs)
     local numbers, part = scope.of.windows, 0
     for j = 1, #numbers do
@@ -30,6 +22,7 @@ local function new_fair(L)
     return part > 0 and part * SHARE or SLOT
   end
 
+  -- share returns the same of a node.
   function fair.share(node, costs)
     if not node.number then return SLOT end -- it has no window
     if node.part_of ~= costs then
@@ -39,7 +32,8 @@ local function new_fair(L)
     return node.part
   end
 
-  -- Where only tenants count, a tenant has one flow, and its record holds the tag.
+  -- tag_of returns the tag of a flow's tenant. Where only tenants count, it is in the record of the
+  -- flow, as there is one.
   function fair.tag_of(node, flow)
     if call.only_tenants and flow.n > 0 then return flow.tag end
     node.tags = node.tags or {}
@@ -63,11 +57,12 @@ local function new_fair(L)
     end
   end
 
+  -- keep_tag keeps the tag of a flow whose last ticket has left.
   function fair.keep_tag(node, flow)
     if call.only_tenants and flow.tag > node.v then set_tag(node, flow, flow.tag) end
   end
 
-  -- Weights are in thousandths.
+  -- charge moves the tags for a grant (1), or back for one that is put back (-1). Weights are in thousandths.
   function fair.charge(flow, costs, sign)
     local list = L.nodes_of(flow)
     for i = 1, #list do
@@ -87,7 +82,7 @@ local function new_fair(L)
     end
   end
 
-  -- At a node of one tenant the rank of a flow's first ticket counts.
+  -- score returns by what a flow stands at a node: at that of one tenant by its first ticket's rank.
   function fair.score(node, flow)
     if not node.shared then return flow.rank + 0 end
     local tag = max(fair.tag_of(node, flow), node.v)

@@ -3,24 +3,7 @@
 -- A flow waits at the narrowest scope that has no room for its first ticket, or at ROOT if all
 -- have. A node is due when its first flow may fit.
 --
--- new_places(L) returns a table of
---   scopes_of(flow) -> list, time         the flow's scopes whose windows the policy still has,
---                                         narrow to broad, and the time at which they stand
---   blocker(flow, costs) -> scope, time, never
---                                         the first scope without room for the costs, and when it
---                                         may have room; never: they exceed what a window can hold
---   due_at(queue, suffix) -> time         when a node is due; false if nobody waits there
---   set_due(queue, suffix, time)          sets that
---   due(queue, suffix, time)              makes a node due at this time at the latest
---   look_again(suffix)                    makes a scope's nodes due in all queues that wait there
---   reopen(flow, suffix)                  makes the shared nodes due that the flow may have passed,
---                                         except for that where it waits now
---   wait(flow, rank, suffix, time)        puts a flow with a first ticket of this rank at a node,
---                                         which is due at that time
---   place(flow, ticket)                   puts a flow where its first ticket has to wait
---   load_heads(list, n)                   reads the first tickets of flows, up to n of each
---   first_ticket(flow) -> ticket          {id, costs, rank, record}, or nil
---   forget(flow, id, costs)               takes a ticket off everything that counts it
+-- new_places(L) returns a table of the functions below.
 
 local function new_places(L)
   local SLOTS = 100000       -- us between looks for slots on behalf of claims
@@ -30,6 +13,8 @@ local function new_places(L)
   local call, fair, places = L.call, once(new_fair, L), {}
   local P, now = call.P, call.now
 
+  -- scopes_of returns the flow's scopes whose windows the policy still has, narrow to broad, and the
+  -- time at which they stand.
   function places.scopes_of(flow)
     local list = flow.scopes
     if list and flow.aligned == call.reloads then return list, list[1] and list[1].now or now end
@@ -73,7 +58,8 @@ local function new_places(L)
     return time
   end
 
-  -- A flow whose tenant operators have paused waits at a node of the tenant, which is no scope of some
+  -- blocker returns the first scope without room for the costs, and when it may have room; never: they
+  -- exceed what a window can hold. A flow whose tenant operators have paused waits at a node of the tenant, which is no scope of some
   -- policies. If L.order is set, room is left for sides whose turn it is (line_order.lua), until their
   -- turn lapses.
   function places.blocker(flow, costs)
@@ -114,6 +100,7 @@ local function new_places(L)
     return nil, at, false
   end
 
+  -- due_at returns when a node is due; false if nobody waits there.
   function places.due_at(queue, suffix)
     local q = L.queue_of(queue)
     local time = q.dues[suffix]
@@ -133,18 +120,21 @@ local function new_places(L)
     end
   end
 
+  -- due makes a node due at this time at the latest.
   function places.due(queue, suffix, time)
     local known = places.due_at(queue, suffix)
     if not known or known > time then places.set_due(queue, suffix, time) end
   end
 
+  -- look_again makes a scope's nodes due in all queues that wait there.
   function places.look_again(suffix)
     for name, q in pairs(L.queues) do
       if q.n > 0 and places.due_at(name, suffix) then places.due(name, suffix, now) end
     end
   end
 
-  -- At these nodes the flow does not take what was kept for it.
+  -- reopen makes the shared nodes due that a flow may have passed, except for that where it waits now.
+  -- There it does not take what was kept for it.
   function places.reopen(flow, suffix)
     if call.only_tenants then return end
     local list = places.scopes_of(flow)
@@ -157,18 +147,21 @@ local function new_places(L)
     end
   end
 
+  -- wait puts a flow with a first ticket of this rank at a node, which is due at that time.
   function places.wait(flow, rank, suffix, time)
     flow.suffix, flow.rank, flow.changed = suffix, rank, true
     flow.score = fair.score(L.node_of(flow.queue, suffix), flow)
     places.due(flow.queue, suffix, time)
   end
 
+  -- place puts a flow where its first ticket has to wait.
   function places.place(flow, ticket)
     local blocked, time = places.blocker(flow, ticket.costs)
     places.wait(flow, ticket.rank, blocked and blocked.suffix or ROOT, blocked and time or now)
   end
 
-  -- Tickets that were taken stay in the sorted set until all is written.
+  -- load_heads reads the first tickets of flows, up to n of each. Tickets that were taken stay in the
+  -- sorted set until all is written.
   function places.load_heads(list, n)
     L.flush()
     local tickets = {}
@@ -183,6 +176,7 @@ local function new_places(L)
     L.read_all('t', tickets)
   end
 
+  -- first_ticket returns a flow's first ticket, {id, costs, rank, record}, or nil.
   function places.first_ticket(flow)
     while not flow.first do
       local id = flow.heads and flow.heads[flow.head]
@@ -201,6 +195,7 @@ local function new_places(L)
     return flow.first
   end
 
+  -- forget takes a ticket off everything that counts it.
   function places.forget(flow, id, costs)
     flow.first = nil
     L.write('t', id, false)

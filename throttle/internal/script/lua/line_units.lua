@@ -4,14 +4,9 @@
 --   same    the costs of every ticket (windows.costs_of), while all cost the same
 --   units   by unit {sum, least and most of one ticket's cost}; least and most never shrink again
 -- Its text is "requests=1" in the first case, and "requests=3/1/2,..." in the second.
---
--- line_units is a table of
---   parse(call, of, text)     reads the text into `of`, whose n is known
---   text(of) -> text          "-" if nothing is counted
---   count(of, costs, sign)    adds a ticket's costs (1), or takes them off (-1)
---   of_unit(of, unit) -> sum, least, most
 
 local line_units = {
+  -- parse reads the text into `of`, whose n is known.
   parse = function(call, of, text)
     if of.n == 0 then return end
     if not find(text, '/', 1, true) then
@@ -31,6 +26,7 @@ local line_units = {
     return parts[1] and concat(parts, ',') or '-'
   end,
 
+  -- count adds a ticket's costs (1), or takes them off (-1).
   count = function(of, costs, sign)
     local n = of.n + sign
     of.n, of.changed = n, true
@@ -53,6 +49,7 @@ local line_units = {
     end
   end,
 
+  -- of_unit returns the sum, and the least and the most of a ticket.
   of_unit = function(of, unit)
     local cost, u = of.same and of.same.units[unit], of.units and of.units[unit]
     if cost then return cost * of.n, cost, cost end

@@ -59,9 +59,9 @@ local function new_places(L)
   end
 
   -- blocker returns the first scope without room for the costs, and when it may have room; never: they
-  -- exceed what a window can hold. A flow whose tenant operators have paused waits at a node of the tenant, which is no scope of some
-  -- policies. If L.order is set, room is left for sides whose turn it is (line_order.lua), until their
-  -- turn lapses.
+  -- exceed what a window can hold. A flow whose tenant operators have paused waits at a node of the
+  -- tenant, which is no scope of some policies. If L.order is set, room is left for sides whose turn it
+  -- is (line_order.lua), until their turn lapses.
   function places.blocker(flow, costs)
     local list, at = places.scopes_of(flow)
     local order, by_window, own = L.order, costs.windows, flow.own

@@ -1,15 +1,7 @@
 -- line_take.lua: takes tickets from a line.
 --
--- new_take(L) returns a table of
---   put_back(record)   puts back the tickets that a process took and has not acknowledged, at their
---                      ranks; their units stay charged
---   take(queues, strict, want, appointment, taken) -> next
---                      takes up to `want` tickets into `taken` from the queues, a list of {name,
---                      priority}; strict: whether priorities are; appointment: the last one of the
---                      process; next: when to ask again, 0 if nobody waits in these queues
---
--- taken is a list of take.lua's reply, three or more values a ticket, with n, how many tickets, and
--- kept, what the record of the take will say.
+-- new_take(L) returns a table of put_back and take, below. taken is a list of take.lua's reply, three or
+-- more values a ticket, with n, how many tickets, and kept, what the record of the take will say.
 
 local function new_take(L)
   local STEPS = 128       -- flows that one call visits and takes nothing from
@@ -99,67 +91,29 @@ local function new_take(L)
     if L.order then L.order.moved(suffix) end
   end
 
-  -- open_node looks at a node that is due: flows that have room there go where they wait next. It
-  -- returns how many steps are left.
-  local function open_node(node, steps)
-    while steps > 0 do
-      steps = steps - 1
-      local flow, ticket = head_of(node, 4)
-      if not flow then
-        places.set_due(node.queue, node.suffix, false)
-        return steps
-      end
-      local blocked, time = places.blocker(flow, ticket.costs)
-      if blocked and blocked.suffix == node.suffix then
-        places.set_due(node.queue, node.suffix, time)
-        return steps
-      end
-      move(node, flow, ticket, blocked and blocked.suffix or ROOT, blocked and time or now)
-      local scope = node.shared and flow.suffix == ROOT and call.open[node.suffix]
-      if scope then -- what the flow will take is not free for the next
-        local ahead = scope.ahead or {}
-        for unit, cost in pairs(ticket.costs.units) do ahead[unit] = (ahead[unit] or 0) + cost end
-        scope.ahead = ahead
-      end
-    end
-    return steps
-  end
-
-  -- hand_out adds a ticket to `taken`: its text, when it was granted, and how much each window has
-  -- counted then. A ticket that never fits is not charged, and its windows count 0. The status is one of
-  -- take.lua's reply.
-  local function hand_out(taken, flow, ticket, status, at)
-    local n = #taken
-    local text = ticket.id .. ' ' .. ticket.record .. ' ' .. flow.tenant .. ' ' .. status
-    if flow.foreign then text = text .. ':' .. flow.suffixes_text end
-    taken[n + 1], taken[n + 2] = text, at
-    taken.n = taken.n + 1
-    local kept = taken.kept
-    kept[#kept + 1] = text .. format(' %d ', flow.weight) .. flow.suffixes_text .. ';' .. flow.own_text ..
-      (at == now and '\n' or format('\t%d\n', at))
-    n = n + 2
-    local list, all, scope_of = flow.scopes, call.windows, call.scope_of
-    for i = 1, #all do
-      taken[n + i] = status == '1' and list[scope_of[i]].states[i].used or 0
-    end
-  end
-
-  -- hand_out_first hands out the first ticket of the first flow at ROOT, whose next one then waits.
+  -- hand_out adds the first ticket of the first flow at ROOT to `taken`, and charges it: its text, when
+  -- it was granted, and how much each window has counted then. The next one of its flow then waits.
   -- at: the time of the flow's scopes, in which nothing blocks it.
-  local function hand_out_first(root, flow, ticket, taken, at, never)
-    local list = flow.scopes
-    if never then
-      hand_out(taken, flow, ticket, '7', now)
-      places.reopen(flow, nil)
-    elseif #list < #call.scopes -- it joined when the policy had not all of them
-      or flow.own and flow.own.free then
-      hand_out(taken, flow, ticket, '8', now)
-    else
+  local function hand_out(root, flow, ticket, taken, at, never)
+    local list, all, scope_of, own = flow.scopes, call.windows, call.scope_of, flow.own
+    local uncharged = #list < #call.scopes or own and own.free
+    local status = never and '7' or uncharged and '8' or '1' -- of take.lua's reply
+    if status == '1' then
       local id = call.leases and lease_bytes(call.id_base .. format('%06x', taken.n + 1))
       windows.take(call, list, ticket.costs.windows, at, 0, id)
       fair.charge(flow, ticket.costs, 1)
       if L.order then L.order.charge(flow, list, ticket.costs) end
-      hand_out(taken, flow, ticket, '1', at)
+    else
+      at = now
+      places.reopen(flow, nil)
+    end
+    local text, n = ticket.id .. ' ' .. ticket.record .. ' ' .. flow.tenant .. ' ' .. status, #taken
+    if flow.foreign then text = text .. ':' .. flow.suffixes_text end
+    taken.kept[#taken.kept + 1] = text .. format(' %d ', flow.weight) .. flow.suffixes_text .. ';' ..
+      flow.own_text .. (at == now and '\n' or format('\t%d\n', at))
+    taken[n + 1], taken[n + 2], taken.n = text, at, taken.n + 1
+    for i = 1, #all do
+      taken[n + 2 + i] = status == '1' and list[scope_of[i]].states[i].used or 0
     end
     flow.head, flow.popped = flow.head + 1, flow.popped + 1
     places.forget(flow, ticket.id, ticket.costs)
@@ -172,42 +126,46 @@ local function new_take(L)
     end
   end
 
-  -- serve_root takes from the flows of a side that wait for a slot, by tag: one ticket, if other
-  -- sides may go next. It reads n flows at a time, and returns how many steps are left.
-  local function serve_root(q, want, taken, steps, n, one)
+  -- visit looks at the flows of a node, in order. Those that have room there go where they wait next, and
+  -- at ROOT are taken from until `want` tickets are taken: one ticket, if other sides may go next. It
+  -- reads n flows at a time, and returns how many steps are left.
+  local function visit(node, steps, n, taken, want, one)
     while steps > 0 do
       steps = steps - 1
-      local flow, ticket = head_of(q, n)
+      local flow, ticket = head_of(node, n)
+      local tag = flow and node.shared and fair.tag_of(node, flow) or 0
       if not flow then
-        places.set_due(q.queue, ROOT, false)
+        places.set_due(node.queue, node.suffix, false)
         return steps
-      end
-      local tag = fair.tag_of(q, flow)
-      if tag > flow.score then
-        settle_in(q, flow, tag) -- it has moved since, by a grant to another flow of the tenant
+      elseif tag > flow.score then
+        settle_in(node, flow, tag) -- it has moved since, by a grant to another flow of the tenant
       else
-        local blocked, opens, never = places.blocker(flow, ticket.costs)
-        if blocked and blocked.suffix == ROOT then
-          places.set_due(q.queue, ROOT, opens)
-          return steps
-        elseif blocked then
-          move(q, flow, ticket, blocked.suffix, opens)
-          places.reopen(flow, blocked.suffix)
-        elseif taken.n >= want then
-          places.set_due(q.queue, ROOT, now)
+        local blocked, time, never = places.blocker(flow, ticket.costs)
+        local suffix = blocked and blocked.suffix or ROOT
+        if suffix ~= node.suffix then
+          move(node, flow, ticket, suffix, blocked and time or now)
+          local scope = node.shared and suffix == ROOT and call.open[node.suffix]
+          if scope then -- what the flow will take is not free for the next
+            local ahead = scope.ahead or {}
+            for unit, cost in pairs(ticket.costs.units) do ahead[unit] = (ahead[unit] or 0) + cost end
+            scope.ahead = ahead
+          end
+          if node.suffix == ROOT then places.reopen(flow, suffix) end
+        elseif blocked or taken.n >= want then
+          places.set_due(node.queue, suffix, blocked and time or now)
           return steps
         else
-          hand_out_first(q, flow, ticket, taken, opens, never)
+          hand_out(node, flow, ticket, taken, time, never)
           if one then return steps end
         end
       end
     end
-    places.set_due(q.queue, ROOT, now)
+    places.set_due(node.queue, node.suffix, now)
     return steps
   end
 
   -- open lets the flows of a side that have room where they wait go on to ROOT.
-  local function open(q)
+  local function open(q, taken)
     local key, steps = P .. 'd:' .. q.queue, STEPS
     local found = redis.call('ZRANGEBYSCORE', key, '-inf', format('%d', now), 'LIMIT', '0', DUE)
     for i = 1, #found do
@@ -216,7 +174,7 @@ local function new_take(L)
     for i = 1, #found do
       local time = q.dues[found[i]]
       if found[i] ~= ROOT and time and time <= now then
-        steps = open_node(L.node_of(q.queue, found[i]), steps)
+        steps = visit(L.node_of(q.queue, found[i]), steps, 4, taken, 0, false)
       end
     end
     for _, scope in pairs(call.open) do scope.ahead = nil end
@@ -231,14 +189,14 @@ local function new_take(L)
   local function serve(sides, want, taken)
     local left, got, steps = {}, {}, STEPS + want
     for i = 1, #sides do
-      open(sides[i])
+      open(sides[i], taken)
       if due_now(sides[i]) then left[#left + 1] = sides[i] end
     end
     while left[1] and steps > 0 do
       local i, share, one = 1, 1, left[2] and taken.n < want
       if one then i, share = L.order.first(left) end
       local q, before = left[i], taken.n
-      steps = serve_root(q, want, taken, steps, ceil((want - before) * share) + 1, one)
+      steps = visit(q, steps, ceil((want - before) * share) + 1, taken, want, one)
       got[q] = (got[q] or 0) + taken.n - before
       if not one then
         left = {}
@@ -254,7 +212,7 @@ local function new_take(L)
 
   -- look_again makes some more nodes of a queue due, until it has been at all.
   local function look_again(q)
-    local found = redis.call('ZSCAN', P .. 'd:' .. q.queue, q.look, 'COUNT', LOOKS)
+    local found = redis.call('ZSCAN', P .. q.dues_key, q.look, 'COUNT', LOOKS)
     for i = 1, #found[2], 2 do places.due(q.queue, found[2][i], now) end
     q.look, q.changed = found[1] == '0' and '-' or found[1], true
     L.flush()
@@ -279,6 +237,8 @@ local function new_take(L)
     for _, q in pairs(L.queues) do q.look, q.changed = '0', true end
   end
 
+  -- put_back puts back the tickets that a process took and has not acknowledged, at their ranks. Their
+  -- units stay charged.
   local function put_back(record)
     local J = new_join(L)
     for ticket in gmatch(sub(record, 32), '[^\n]+') do
@@ -333,6 +293,9 @@ local function new_take(L)
     return sides, names
   end
 
+  -- take takes up to `want` tickets from the queues, a list of {name, priority}. strict: whether
+  -- priorities are; appointment: the last one of the process. It returns when to ask again, 0 if nobody
+  -- waits in these queues.
   local function take(queues, strict, want, appointment, taken)
     look_at_changes()
     local sides, names = sides_of(queues)

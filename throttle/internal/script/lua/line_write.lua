@@ -59,7 +59,8 @@ local function add_writing(L)
       end
     end
     for key, scores in pairs(changes) do
-      if send(P .. key, scores, true) then expire(P .. key, L.ttl) end
+      local set = send(P .. key, scores, true)
+      if set and sub(key, 1, 2) ~= 'f:' then expire(P .. key, L.ttl) end -- see write_flows
     end
     changes = {}
   end

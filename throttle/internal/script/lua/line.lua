@@ -102,11 +102,9 @@ local function new_line(call)
         known[names[i]], unread[n] = false, names[i]
       end
     end
-    for from = 1, n, 4000 do -- values in one call to Redis
-      local to = min(n, from + 3999)
-      local found = L.before > 0 and redis.call('HMGET', P .. key, unpack(unread, from, to)) or {}
-      for i = from, to do known[unread[i]] = found[i - from + 1] or false end
-    end
+    if n == 0 or L.before == 0 then return end
+    local found = redis.call('HMGET', P .. key, unpack(unread))
+    for i = 1, n do known[unread[i]] = found[i] end
   end
 
   -- write sets a field, or deletes it by false, in the end.

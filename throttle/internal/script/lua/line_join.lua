@@ -16,20 +16,15 @@ local function new_join(L)
   local function order() return once(new_order, L, {}, false) end
   local unwritten = false -- a ticket has joined in this call, and Redis does not know where it waits
 
-  -- new_flow returns the flow of a request that has none in line.
-  local function new_flow(r)
-    local before = L.flows[r.flow]
+  -- flow_for returns the flow of a request, as it is stored or as it would be.
+  local function flow_for(r)
+    local before = L.flow_of(r.flow)
+    if before and before.n > 0 then return before end
     local flow = L.new_flow(r.flow, r.weight + 0, r.tenant, concat(r.suffixes, '+'), r.own or '')
     if before then -- it was left in this call, and its place is not written yet
       flow.stored_suffix, flow.stored_rank = before.stored_suffix, before.stored_rank
     end
     return flow
-  end
-
-  -- flow_for returns the flow of a request, as it is stored or as it would be.
-  local function flow_for(r)
-    local flow = L.flow_of(r.flow)
-    return flow and flow.n > 0 and flow or new_flow(r)
   end
 
   -- prefetch reads what these requests will ask for, in few commands.
@@ -112,13 +107,6 @@ local function new_join(L)
     return low, high, binds
   end
 
-  -- is_only returns whether the ticket `id` is the only one of a flow that waits at this node.
-  local function is_only(id, queue, suffix)
-    local name = L.flow_name(id)
-    local flow = name and L.flow_of(name)
-    return flow and flow.n == 1 and flow.queue == queue and flow.suffix == suffix
-  end
-
   -- owed_room returns whether the request owes room to a batch at one of its scopes.
   local function owed_room(r)
     for i = 1, #r.suffixes do
@@ -138,17 +126,18 @@ local function new_join(L)
   -- slot. But the first of the request's own flow may cost more, and have no room any more. Those of
   -- a batch hold up no live request, unless it owes them.
   local function somebody_waits(r, id)
-    local batch = r.batch
+    local batch, own_name = r.batch, id and L.flow_name(id)
+    local own = own_name and L.flow_of(own_name)
     if call.batches and not batch and owed_room(r) then return true end
     if unwritten then L.flush() end
     unwritten = false
     for name, q in pairs(L.queues) do
       if (batch or not q.batch) and (name == r.queue and q.n > 0 or name ~= r.queue and L.alive(q)) then
         for i = 1, #r.suffixes do
-          local flows = redis.call('ZCARD', P .. 'n:' .. name .. '|' .. r.suffixes[i])
-          if flows > 0 and not (flows == 1 and id and is_only(id, name, r.suffixes[i])) then
-            return true
-          end
+          local suffix = r.suffixes[i]
+          local flows = redis.call('ZCARD', P .. 'n:' .. name .. '|' .. suffix)
+          local only_own = flows == 1 and own and own.n == 1 and own.queue == name and own.suffix == suffix
+          if flows > 0 and not only_own then return true end
         end
       end
     end
@@ -236,8 +225,7 @@ local function new_join(L)
 
   -- take_back undoes what a taken ticket moved of its tenant's tags.
   local function take_back(r)
-    local flow = L.flow_of(r.flow)
-    if not flow or flow.n == 0 then flow = new_flow(r) end
+    local flow = flow_for(r)
     fair().charge(flow, windows.costs_of(call, r.costs_text), -1)
     if flow.n > 0 and flow.suffix then
       flow.score = fair().score(L.node_of(flow.queue, flow.suffix), flow)

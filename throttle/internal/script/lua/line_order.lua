@@ -243,15 +243,11 @@ local function new_order(L, names, strict)
 
   -- first returns which of these queues goes first at ROOT, and its share of the grants.
   function order.first(list)
+    local scope = call.numbers[''] and scopes.open(call, ROOT, call.numbers[''], nil) or order.root
     local best, first
     for i = 1, #list do
-      local q, turn, e = list[i], turns[ROOT], nil
-      if turn and turn.shared and not turn.stale then e = turn.entries[q.queue] end
-      if not e then
-        local scope = call.numbers[''] and scopes.open(call, ROOT, call.numbers[''], nil) or order.root
-        turn, e = turn_of({queue = q.queue, values = '', batch = q.batch, n = q.n}, scope)
-      end
-      if not best or e and first and goes_before(e, first) then best, first = i, e end
+      local turn, e = turn_of(list[i], scope)
+      if not best or turn and first and goes_before(e, first) then best, first = i, e end
     end
     return best, first and first.weight or 1
   end

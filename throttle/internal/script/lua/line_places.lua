@@ -70,8 +70,9 @@ local function new_places(L)
       local scope = list[1] and list[1].of.of_tenant and list[1]
       return scope or {suffix = 'w:tenant:' .. flow.tenant}, own.paused, false
     end
-    for s = 1, #list do
-      local scope, blocked_until = list[s], at
+    local last = #list + (order and not call.numbers[''] and 1 or 0)
+    for s = 1, last do
+      local scope, blocked_until = list[s] or order.root, at
       if scope.failed then return scope, now + 1000000, false end
       local numbers, ahead, room = scope.of.windows, scope.ahead, order and order.at(flow, scope)
       for j = 1, #numbers do
@@ -92,10 +93,6 @@ local function new_places(L)
       end
       if room and room.held then blocked_until = max(blocked_until, room.held) end
       if blocked_until > at then return scope, blocked_until, false end
-    end
-    if order and not call.numbers[''] then
-      local room = order.at(flow, order.root)
-      if room and room.held then return order.root, max(at, room.held), false end
     end
     return nil, at, false
   end

@@ -4,15 +4,6 @@
 local DAY = 86400 -- seconds for which a line's keys are kept, at least
 local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
 local function add_writing(L)
-  local PART = 4000 -- values in one call to Redis; even, as many are pairs
-
-  -- call_in_parts calls a command on a list of values, which may be too long for one call.
-  local function call_in_parts(name, key, list)
-    for from = 1, #list, PART do
-      redis.call(name, key, unpack(list, from, min(#list, from + PART - 1)))
-    end
-  end
-
   -- send writes the scores of a sorted set by its members, or the values of a hash by its fields. By
   -- false they leave. It returns whether something was set.
   local function send(key, values, sorted)
@@ -29,8 +20,9 @@ local function add_writing(L)
         n = n + 2
       end
     end
-    call_in_parts(sorted and 'ZADD' or 'HSET', key, set) -- first, as a key that is empty loses its TTL
-    if gone then call_in_parts(sorted and 'ZREM' or 'HDEL', key, gone) end
+    -- This comes first, as a key that is empty loses its TTL.
+    if n > 0 then redis.call(sorted and 'ZADD' or 'HSET', key, unpack(set)) end
+    if gone then redis.call(sorted and 'ZREM' or 'HDEL', key, unpack(gone)) end
     return n > 0
   end
 

@@ -83,17 +83,7 @@ local function new_line(call)
     read = false, read_all = false, write = false,
   }
 
-  -- read returns a field of the hashes t, f or u, or false.
-  function L.read(key, field)
-    local value = fields[key][field]
-    if value == nil then
-      value = L.before > 0 and redis.call('HGET', P .. key, field)
-      fields[key][field] = value
-    end
-    return value
-  end
-
-  -- read_all reads fields that will be asked for, in one command.
+  -- read_all reads fields of the hashes t, f or u that will be asked for, in one command.
   function L.read_all(key, names)
     local known, unread, n = fields[key], {}, 0
     for i = 1, #names do
@@ -105,6 +95,12 @@ local function new_line(call)
     if n == 0 or L.before == 0 then return end
     local found = redis.call('HMGET', P .. key, unpack(unread))
     for i = 1, n do known[unread[i]] = found[i] end
+  end
+
+  -- read returns a field, or false.
+  function L.read(key, field)
+    if fields[key][field] == nil then L.read_all(key, {field}) end
+    return fields[key][field]
   end
 
   -- write sets a field, or deletes it by false, in the end.
@@ -165,25 +161,28 @@ local function new_line(call)
   -- nodes_of returns the nodes that count a flow's tickets, ROOT last. Where only tenants count, the
   -- flow's own record counts what waits at the tenant's scope.
   function L.nodes_of(flow)
-    local list = flow.nodes
-    if list then return list end
-    list = call.only_tenants and L.queue_of(flow.queue).nodes or {nil}
-    if not list[1] then
-      for _, suffix in ipairs(L.suffixes_of(flow)) do
-        if suffix ~= ROOT then list[#list + 1] = L.node_of(flow.queue, suffix) end
+    local q = L.queue_of(flow.queue)
+    if call.only_tenants then return q.nodes end
+    if not flow.nodes then
+      flow.nodes = {}
+      for i, suffix in ipairs(flow.suffixes) do
+        if suffix ~= ROOT then flow.nodes[i] = L.node_of(flow.queue, suffix) end
       end
-      list[#list + 1] = L.queue_of(flow.queue)
+      flow.nodes[#flow.nodes + 1] = q
     end
-    flow.nodes = list
-    return list
+    return flow.nodes
   end
 
   function L.new_flow(id, weight, tenant, suffixes, own_text)
-    local queue = match(id, '^([^|]*)')
+    local queue, list, n = match(id, '^([^|]*)'), {nil, nil}, 0
+    for suffix in gmatch(suffixes, '[^+]+') do
+      n = n + 1
+      list[n] = suffix
+    end
     return { -- 32 fields, as one more makes the table twice as large
       id = id, queue = queue, values = sub(id, #queue + 1), batch = byte(queue, -1) == 33,
       n = 0, same = false, units = false, -- line_units.lua
-      weight = weight, tag = 0, tenant = tenant, suffixes_text = suffixes, suffixes = nil,
+      weight = weight, tag = 0, tenant = tenant, suffixes_text = suffixes, suffixes = list,
       own_text = own_text, own = windows.own_parameters(call, own_text),
       changed = false, suffix = nil, rank = nil, score = nil, opened = false,
       stored_suffix = nil, stored_rank = nil, stored_score = nil,
@@ -200,18 +199,6 @@ local function new_line(call)
     line_units.count(flow, costs, sign)
     local list = L.nodes_of(flow)
     for i = 1, #list do line_units.count(list[i], costs, sign) end
-  end
-
-  function L.suffixes_of(flow)
-    local list, n = flow.suffixes, 0
-    if list then return list end
-    list = {nil, nil}
-    for suffix in gmatch(flow.suffixes_text, '[^+]+') do
-      n = n + 1
-      list[n] = suffix
-    end
-    flow.suffixes = list
-    return list
   end
 
   function L.flow_of(id)

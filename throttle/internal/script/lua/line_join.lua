@@ -71,12 +71,10 @@ local function new_join(L)
     return L.rank + (front and FRONT or ZERO)
   end
 
+  -- in_front returns how many tickets of a flow joined in front.
   local function in_front(flow)
-    if flow.n == 0 then return 0 end
     L.flush()
-    local key = P .. 'f:' .. flow.id
-    local last = redis.call('ZRANGEBYSCORE', key, format('%d', ZERO), '+inf', 'LIMIT', '0', '1')[1]
-    return last and redis.call('ZRANK', key, last) or flow.n
+    return redis.call('ZCOUNT', P .. 'f:' .. flow.id, '-inf', format('(%d', ZERO))
   end
 
   -- enter writes a ticket at its rank, with the window that binds, and puts its flow where it has to wait.

@@ -20,7 +20,7 @@ local function new_places(L)
     if list and flow.aligned == call.reloads then return list, list[1] and list[1].now or now end
     if not list then
       list = {}
-      for _, suffix in ipairs(L.suffixes_of(flow)) do
+      for _, suffix in ipairs(flow.suffixes) do
         local number = call.numbers[match(suffix, '^w:([^:]*)')]
         if number and suffix ~= ROOT then
           list[#list + 1] = scopes.open(call, suffix, number, flow.own)

@@ -28,9 +28,8 @@ local function new_take(L)
         flow.score = flow.score or score
         flow.stored_score = score
         list[#list + 1] = flow
-        local of_flow = L.suffixes_of(flow)
-        for i = 1, #of_flow do
-          local suffix = of_flow[i]
+        for i = 1, #flow.suffixes do
+          local suffix = flow.suffixes[i]
           if raw[suffix] == nil then
             raw[suffix], suffixes[#suffixes + 1] = false, suffix
           end
@@ -210,18 +209,9 @@ local function new_take(L)
     end
   end
 
-  -- look_again makes some more nodes of a queue due, until it has been at all.
-  local function look_again(q)
-    local found = redis.call('ZSCAN', P .. q.dues_key, q.look, 'COUNT', LOOKS)
-    for i = 1, #found[2], 2 do places.due(q.queue, found[2][i], now) end
-    q.look, q.changed = found[1] == '0' and '-' or found[1], true
-    L.flush()
-  end
-
-  -- look_at_changes makes all nodes due after limits have changed, as others may let in more: some nodes
-  -- in each take.
-  -- While workers disagree, in a rolling deploy, it begins once a second. After the clock was set
-  -- back it does so too: nothing would be due until the clock has caught up.
+  -- look_at_changes makes all nodes due after limits have changed, as others may let in more: of each
+  -- queue some in each take. While workers disagree, in a rolling deploy, it begins once a second. After the
+  -- clock was set back it does so too: nothing would be due until the clock has caught up.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')
@@ -233,8 +223,13 @@ local function new_take(L)
       redis.call('SET', P .. 'l', format('%d ', now) .. limits, 'EX', L.ttl)
       changed = changed or known
     end
-    if not changed then return end
-    for _, q in pairs(L.queues) do q.look, q.changed = '0', true end
+    for _, q in pairs(L.queues) do
+      if changed then q.look, q.changed = '0', true end
+      local found = q.look ~= '-' and redis.call('ZSCAN', P .. q.dues_key, q.look, 'COUNT', LOOKS)
+      for k = 1, found and #found[2] or 0, 2 do places.due(q.queue, found[2][k], now) end
+      if found then q.look, q.changed = found[1] == '0' and '-' or found[1], true end
+    end
+    L.flush()
   end
 
   -- put_back puts back the tickets that a process took and has not acknowledged, at their ranks. Their
@@ -250,7 +245,7 @@ local function new_take(L)
         local flow = L.flow_of(flow_id) or L.new_flow(flow_id, weight + 0, tenant, suffixes, own)
         J.join({
           ticket = id, flow = flow_id, queue = flow.queue, weight = weight + 0, tenant = tenant,
-          suffixes = L.suffixes_of(flow), own = own, costs_text = costs, key = key, rank = rank,
+          suffixes = flow.suffixes, own = own, costs_text = costs, key = key, rank = rank,
         }, places.scopes_of(flow))
       end
     end
@@ -299,9 +294,6 @@ local function new_take(L)
   local function take(queues, strict, want, appointment, taken)
     look_at_changes()
     local sides, names = sides_of(queues)
-    for i = 1, #sides do
-      if sides[i].look ~= '-' then look_again(sides[i]) end
-    end
     if call.batches or next(L.queues, next(L.queues)) then L.order = new_order(L, names, strict) end
     serve(sides, want, taken)
     if L.order then L.order.write() end

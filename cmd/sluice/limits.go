@@ -153,25 +153,20 @@ func (m *Main) limitsSet() *cli.Command {
 func (m *Main) limitsRollback() *cli.Command {
 	c, version := m.control(), int64(0)
 	rollback := func(ctx context.Context, f *fleet, _ cli.Args) (done, error) {
-		for before := ""; ; {
-			changes, err := f.store.Changes(ctx, before, 100)
-			if err != nil {
-				return done{}, err
-			}
-			for _, e := range changes {
-				wanted := e.Version == version || version == 0 && e.Version < f.state.Version
-				if wanted && len(e.Policies) > 0 {
-					return c.publish(ctx, f, e.Policies, f.state.Version)
-				}
-				before = e.ID
-			}
-			if len(changes) == 0 && version == 0 {
-				return done{}, badInput("the log has no policies from before version %d", f.state.Version)
-			}
-			if len(changes) == 0 {
-				return done{}, badInput("--version %d: the log has no policies of it", version)
+		changes, err := f.store.Changes(ctx, control.MaxChanges)
+		if err != nil {
+			return done{}, err
+		}
+		for _, e := range changes {
+			wanted := e.Version == version || version == 0 && e.Version < f.state.Version
+			if wanted && len(e.Policies) > 0 {
+				return c.publish(ctx, f, e.Policies, f.state.Version)
 			}
 		}
+		if version == 0 {
+			return done{}, badInput("the log has no policies from before version %d", f.state.Version)
+		}
+		return done{}, badInput("--version %d: the log has no policies of it", version)
 	}
 	return c.change("rollback", "publish earlier policies again", "", rollback, &cli.Int64Flag{
 		Name: "version", Usage: "go back to the policies of version `N`; by default to those before",
@@ -239,7 +234,7 @@ func (m *Main) limitsLog() *cli.Command {
 			if last < 1 || last > control.MaxChanges {
 				return badUsage("--last %d: must be 1 to %d", last, control.MaxChanges)
 			}
-			changes, err := f.store.Changes(ctx, "", last)
+			changes, err := f.store.Changes(ctx, last)
 			if err != nil {
 				return err
 			}

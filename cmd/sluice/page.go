@@ -52,10 +52,7 @@ func (c *workersCommand) servePage(ctx context.Context, addr, asynqmon string, f
 		return inputError{err}
 	}
 	// The page shows the policies, overrides and pauses in force.
-	follower, err := control.Follow(ctx, control.FollowConfig{KeepPolicies: f.file != nil, Store: f.store})
-	if err != nil {
-		return err
-	}
+	follower := f.store.Follow(ctx, control.FollowConfig{KeepPolicies: f.file != nil})
 	defer follower.Close()
 	listener, err := net.Listen("tcp", addr)
 	if err != nil {

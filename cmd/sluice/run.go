@@ -79,14 +79,8 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		defer results.Close()
 	}
 
-	store, err := control.NewStore(limiter)
-	if err != nil {
-		return err
-	}
-	follower, err := control.Follow(ctx, control.FollowConfig{KeepPolicies: true, Store: store}) // operators may pause and override
-	if err != nil {
-		return err
-	}
+	store := control.Of(limiter)
+	follower := store.Follow(ctx, control.FollowConfig{KeepPolicies: true}) // operators may pause and override
 	defer follower.Close()
 	defer counter.Start(limiter)()
 	d := &drain.Drain{

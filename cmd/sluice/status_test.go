@@ -13,7 +13,6 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/inspect"
@@ -176,11 +175,7 @@ func TestStatusIsShownLive(t *testing.T) {
 	defer interrupt()
 	out := &lineCounter{atThird: interrupt}
 	out.atFirst = func() {
-		store, err := control.NewStore(d.limiter)
-		if err == nil {
-			err = store.Pause(ctx, "api", "", time.Hour, control.By{Who: "alice", Why: "the API moves"})
-		}
-		expect.That(t, err == nil, err)
+		must(t, control.Of(d.limiter).Pause(ctx, "api", "", time.Hour, control.By{Who: "alice", Why: "the API moves"}))
 	}
 	m := NewMain()
 	m.Stdout, m.Stderr = out, io.Discard
@@ -222,8 +217,7 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t)
 	c := d.limiter.Config()
-	store, err := control.NewStore(d.limiter)
-	must(t, err)
+	store := control.Of(d.limiter)
 	published := d.limiter.Policies()
 	published[0].Windows[1].Limit = 3
 	var log bytes.Buffer
@@ -231,10 +225,7 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 		c.Logger, c.Name, c.Policies = slog.New(slog.NewTextHandler(&log, nil)), name, d.limiter.Policies()
 		l, err := throttle.New(c)
 		must(t, err)
-		own, err := control.NewStore(l)
-		must(t, err)
-		f, err := control.Follow(t.Context(), control.FollowConfig{KeepPolicies: keep, Store: own})
-		must(t, err)
+		f := control.Of(l).Follow(t.Context(), control.FollowConfig{KeepPolicies: keep})
 		t.Cleanup(func() { f.Close() })
 	}
 	must(t, errOf(store.Publish(t.Context(), published, 0, control.By{Who: "ada", Why: "test"})))
@@ -259,8 +250,7 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 func TestLinesWithoutAPolicyAreTold(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t)
-	store, err := control.NewStore(d.limiter)
-	must(t, err)
+	store := control.Of(d.limiter)
 	publish := func(version int64, policies ...throttle.Policy) {
 		t.Helper()
 		must(t, errOf(store.Publish(t.Context(), policies, version, control.By{Who: "ada", Why: "test"})))
@@ -284,8 +274,7 @@ func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 	d := newLiveDesk(t)
 	tenants := []string{"acme", "a|b,{c}", "{x}:%", "\x1b[2J", "zoë \"q\""}
 	act := func(args ...string) { d.look(append(args, "--by", "anna", "--why", "INC-7")...).want(t, exitDone) }
-	store, err := control.NewStore(d.limiter)
-	must(t, err)
+	store := control.Of(d.limiter)
 	published := d.limiter.Policies()
 	published[0].Windows[0].Limit, published[0].Windows[1].Limit = 3, 4
 	watch := throttle.Policy{Name: "watch", Match: []string{"w"}, Mode: throttle.ModeObserve, Windows: published[0].Windows[1:]}
@@ -299,12 +288,10 @@ func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 	for i := range fleet {
 		c := d.limiter.Config()
 		c.Logger, c.Name, c.Policies = slog.New(slog.DiscardHandler), fmt.Sprint("w-", i), nil
-		fleet[i], err = throttle.New(c)
+		limiter, err := throttle.New(c)
 		must(t, err)
-		own, err := control.NewStore(fleet[i])
-		must(t, err)
-		f, err := control.Follow(t.Context(), control.FollowConfig{Store: own})
-		must(t, err)
+		fleet[i] = limiter
+		f := control.Of(limiter).Follow(t.Context(), control.FollowConfig{})
 		t.Cleanup(func() { f.Close() })
 	}
 	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: fleet[0]})

@@ -70,7 +70,8 @@ func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
 	warn := slog.New(slog.NewTextHandler(c.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	if f.limiter, err = throttle.New(throttle.Config{Client: f.server.Client, Logger: warn, Prefix: c.Prefix}); err != nil {
 		err = inputError{err}
-	} else if f.store, err = control.NewStore(f.limiter); err == nil {
+	} else {
+		f.store = control.Of(f.limiter)
 		err = f.look(ctx, c.Policies)
 	}
 	if err != nil {

@@ -90,11 +90,11 @@ func (s setup) limiter() (*throttle.Limiter, *control.Store, http.Handler, error
 	}
 	metrics.Watch(limiter)
 	counter.Start(limiter)
-	store, err := control.NewStore(limiter)
-	if err == nil && s.API != "" {
-		_, err = control.Follow(context.Background(), control.FollowConfig{Store: store})
+	store := control.Of(limiter)
+	if s.API != "" {
+		store.Follow(context.Background(), control.FollowConfig{})
 	}
-	return limiter, store, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), err
+	return limiter, store, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), nil
 }
 
 // handle calls the API, if there is one, with the ID of the task.

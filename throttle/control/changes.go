@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -41,15 +39,11 @@ type Change struct {
 	Policies []throttle.Policy `json:"policies,omitempty"` // that were published: to publish them again
 }
 
-// Changes returns up to n changes, the newest first: those before the one with an ID, or with ""
-// the last ones. The log keeps MaxChanges. The error wraps that of Redis.
-func (s *Store) Changes(ctx context.Context, before string, n int) ([]Change, error) {
-	start := "+"
-	if before != "" {
-		start = "(" + before
-	}
-	entries, err := s.client.XRevRangeN(ctx, s.key("log"), start, "-", int64(min(max(n, 0), MaxChanges))).Result()
-	if err != nil && err != redis.Nil {
+// Changes returns the last n changes, the newest first. The log keeps MaxChanges. The error wraps that
+// of Redis.
+func (s *Store) Changes(ctx context.Context, n int) ([]Change, error) {
+	entries, err := s.client.XRevRangeN(ctx, s.key("log"), "+", "-", int64(n)).Result()
+	if err != nil {
 		return nil, fmt.Errorf("control: reading the log: %w", err)
 	}
 	var changes []Change

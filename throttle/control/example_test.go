@@ -33,14 +33,8 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	store, err := control.NewStore(limiter)
-	if err != nil {
-		log.Fatal(err)
-	}
-	follower, err := control.Follow(ctx, control.FollowConfig{Store: store})
-	if err != nil {
-		log.Fatal(err)
-	}
+	store := control.Of(limiter)
+	follower := store.Follow(ctx, control.FollowConfig{})
 	defer follower.Close()
 
 	by := control.By{Who: "anna", Why: "migration, INC-7"}

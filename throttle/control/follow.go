@@ -2,7 +2,6 @@ package control
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"reflect"
@@ -24,14 +23,10 @@ const (
 	readTimeout = 2 * time.Second
 )
 
-// FollowConfig configures Follow.
+// FollowConfig configures Store.Follow.
 type FollowConfig struct {
 	// KeepPolicies has the limiter keep its own policies, and follow overrides and pauses only.
 	KeepPolicies bool
-
-	// Store is followed by its limiter. It is required. The limiter's Logger gets policies that cannot be
-	// used. Its Observer.Followed is called for each version.
-	Store *Store
 }
 
 // A Follower keeps a limiter up to date with a Store.
@@ -52,20 +47,16 @@ type Follower struct {
 	silent   bool              // Redis did not answer last time
 }
 
-// Follow keeps a limiter up to date with its Store, from now until Close. It reads the Store once
-// before it returns. While Redis does not answer, or nothing was published, the limiter has its own
-// policies.
+// Follow keeps the limiter of a Store up to date with it, from now until Close. It reads the Store
+// once before it returns. While Redis does not answer, or nothing was published, the limiter has its
+// own policies.
 //
-// Every change is in force within a second. Policies that cannot be used are logged, and those before
-// stay in force, as they do if Redis forgets what was published.
-//
-// The error names the field that is invalid.
-func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
-	if c.Store == nil {
-		return nil, errors.New("control: FollowConfig.Store is nil: must be what NewStore returns")
-	}
-	l := c.Store.of
-	f := &Follower{keep: c.KeepPolicies, store: c.Store, limiter: l, logger: l.Config().Logger, own: l.Policies()}
+// Every change is in force within a second. The limiter's Observer.Followed is called for each version.
+// Policies that cannot be used are logged, and those before stay in force, as they do if Redis forgets
+// what was published.
+func (s *Store) Follow(ctx context.Context, c FollowConfig) *Follower {
+	l := s.of
+	f := &Follower{keep: c.KeepPolicies, store: s, limiter: l, logger: l.Config().Logger, own: l.Policies()}
 	f.look(ctx)
 	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	f.done.Go(func() {
@@ -79,15 +70,14 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 			}
 		}
 	})
-	return f, nil
+	return f
 }
 
 // Close stops following. The policies, overrides and pauses in force stay.
-func (f *Follower) Close() error {
+func (f *Follower) Close() {
 	f.cancel()
 	f.done.Wait()
 	f.report(false)
-	return nil
 }
 
 // look reads the state, and puts what has changed in force.

@@ -141,7 +141,7 @@ func TestALimitOfAllHoldsForAWhile(t *testing.T) {
 		limits("10 6 0")
 		expect.Must(t, s.SetOverride(t.Context(), cut, 2*time.Minute, anna))
 		limits("2 6 0")
-		changes := changes(t, s, "", 10)
+		changes := changes(t, s, 10)
 		expect.Equal(t, changes[2].Text, "all 2 for 2m", "the log says")
 		for _, wrong := range []throttle.TenantOverride{
 			{Policy: "q", Windows: cut.Windows}, {Policy: "p", Weight: 2},

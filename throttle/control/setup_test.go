@@ -20,9 +20,7 @@ func policy(name string, limit int64) throttle.Policy {
 
 func newStore(t testing.TB, client redis.UniversalClient) *control.Store {
 	t.Helper()
-	s, err := control.NewStore(newLimiter(t, throttle.Config{Client: client}))
-	expect.Must(t, err)
-	return s
+	return control.Of(newLimiter(t, throttle.Config{Client: client}))
 }
 
 func newLimiter(t testing.TB, c throttle.Config) *throttle.Limiter {
@@ -37,10 +35,8 @@ func newLimiter(t testing.TB, c throttle.Config) *throttle.Limiter {
 
 func follow(t testing.TB, l *throttle.Limiter, keepPolicies bool) {
 	t.Helper()
-	s, err := control.NewStore(l)
-	expect.Must(t, err)
-	f, err := control.Follow(t.Context(), control.FollowConfig{KeepPolicies: keepPolicies, Store: s})
-	expect.Must(t, err)
+	s := control.Of(l)
+	f := s.Follow(t.Context(), control.FollowConfig{KeepPolicies: keepPolicies})
 	t.Cleanup(func() { f.Close() })
 }
 
@@ -67,10 +63,10 @@ func state(t testing.TB, s *control.Store) control.State {
 	return state
 }
 
-// changes is a page of the log.
-func changes(t testing.TB, s *control.Store, after string, n int) []control.Change {
+// changes are the last ones of the log.
+func changes(t testing.TB, s *control.Store, n int) []control.Change {
 	t.Helper()
-	changes, err := s.Changes(t.Context(), after, n)
+	changes, err := s.Changes(t.Context(), n)
 	expect.Must(t, err)
 	return changes
 }

@@ -2,8 +2,8 @@
 // tenants, operators' pauses, and a log of all changes in the limiter's Redis. A limiter follows
 // it:
 //
-//	store, err := control.NewStore(limiter)
-//	follower, err := control.Follow(ctx, control.FollowConfig{Store: store})
+//	store := control.Of(limiter)
+//	follower := store.Follow(ctx, control.FollowConfig{})
 //	defer follower.Close()
 //
 // docs/howto/change-limits.md shows it by task.
@@ -46,14 +46,8 @@ type Store struct {
 	prefix string
 }
 
-// NewStore returns the store of all limiters with the Client and Prefix of this one. It does not call
-// Redis. The error says that the limiter is nil.
-func NewStore(l *throttle.Limiter) (*Store, error) {
-	if l == nil {
-		return nil, errors.New("control: the limiter is nil: must be what throttle.New returns")
-	}
-	return &Store{l.Config().Client, l, l.Config().Prefix}, nil
-}
+// Of returns the store of all limiters with the Client and Prefix of this one. It does not call Redis.
+func Of(l *throttle.Limiter) *Store { return &Store{l.Config().Client, l, l.Config().Prefix} }
 
 // key returns a key of the store. No policy has a "!" in its name, so none has these keys.
 func (s *Store) key(name string) string { return s.prefix + "sluice:{!control}:" + name }
@@ -194,9 +188,6 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	if err != nil {
 		return 0, err
 	}
-	if before.Version != version {
-		return 0, conflict(before.Version, version)
-	}
 	removed, err := s.removed(ctx, before, now.Lines())
 	if err != nil {
 		return 0, err
@@ -208,7 +199,7 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	what := Change{What: Published, By: by, Policies: policies, Text: Differences(before.Policies, policies)}
 	if before.PoliciesErr != nil {
 		what.Text = "replaces policies that could not be read"
-	} else if what.Text == "" {
+	} else if what.Text == "" && before.Version == version {
 		return version, nil
 	}
 	return s.change(ctx, "policies", document, 0, version, what)

@@ -46,10 +46,7 @@ func Example() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 
-	store, err := control.NewStore(limiter)
-	if err != nil {
-		log.Fatal(err)
-	}
+	store := control.Of(limiter)
 	sluice, err := page.New(page.Config{
 		Asynqmon: "/asynqmon", Client: client, Inspector: inspector, Limiter: limiter,
 		Control: store, Token: os.Getenv("SLUICE_PAGE_TOKEN"), // for who may change something

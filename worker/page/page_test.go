@@ -84,8 +84,7 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 			must(err)
 		}
 	}
-	store, err := control.NewStore(limiter)
-	must(err)
+	store := control.Of(limiter)
 	inspector := asynq.NewInspector(opt)
 	t.Cleanup(func() { inspector.Close() })
 	c := page.Config{
@@ -222,10 +221,8 @@ func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 			policies[0].Windows[0].Limit = limit
 			l, err := throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.DiscardHandler), Policies: policies})
 			sitetest.Must(t, err)
-			store, err := control.NewStore(l)
-			sitetest.Must(t, err)
-			f, err := control.Follow(t.Context(), control.FollowConfig{KeepPolicies: true, Store: store})
-			sitetest.Must(t, err)
+			store := control.Of(l)
+			f := store.Follow(t.Context(), control.FollowConfig{KeepPolicies: true})
 			t.Cleanup(func() { f.Close() })
 		}
 		follow(4)
@@ -371,7 +368,7 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		} {
 			v.wants(change(http.StatusUnprocessableEntity, bad...), "Nothing has changed.")
 		}
-		if changes, err := s.control.Changes(t.Context(), "", 100); err != nil || len(changes) != 11 {
+		if changes, err := s.control.Changes(t.Context(), 100); err != nil || len(changes) != 11 {
 			t.Errorf("%d changes are logged, want 11: %v", len(changes), err)
 		}
 	})

@@ -398,7 +398,7 @@ func (p *Page) inForce(ctx context.Context) controlled {
 	}
 	got, _ := remember(&p.recent, ctx, "control", func(ctx context.Context) (c controlled, err error) {
 		if c.InForce, err = p.config.Control.State(ctx); err == nil {
-			c.Changes, err = p.config.Control.Changes(ctx, "", changesAtOnce)
+			c.Changes, err = p.config.Control.Changes(ctx, changesAtOnce)
 		}
 		if err == nil {
 			c.processes, err = p.config.Control.Processes(ctx)

@@ -227,7 +227,7 @@ func workOfOperator(s *sitetest.Site) {
 	must(errOf(of.End(s.Context(), limits.Resumed, "api", "acme", by)))
 	must(errOf(s.Limiter.Reset(s.Context(), "api", "")))
 	must(errOf(worker.Drop(s.Context(), s.Asynq, s.Limiter, worker.DropOptions{Policy: "api", Tenant: "acme"})))
-	changes, err := of.Changes(s.Context(), "", 10)
+	changes, err := of.Changes(s.Context(), 10)
 	must(err)
 	if len(changes) != 3 {
 		s.Errorf("the log: %+v", changes)

@@ -153,18 +153,12 @@ func everyAlgorithm() throttle.Policy {
 }
 
 // store is that of the site, by its user.
-func store(s *sitetest.Site) *limits.Store {
-	s.Helper()
-	store, err := limits.NewStore(s.Limiter)
-	sitetest.Must(s, err)
-	return store
-}
+func store(s *sitetest.Site) *limits.Store { return limits.Of(s.Limiter) }
 
 // follows has the limiter follow what is published.
 func follows(s *sitetest.Site) {
 	s.Helper()
-	f, err := limits.Follow(s.Context(), limits.FollowConfig{Store: store(s)})
-	sitetest.Must(s, err)
+	f := store(s).Follow(s.Context(), limits.FollowConfig{})
 	s.Cleanup(func() { f.Close() })
 }
 

@@ -217,8 +217,7 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		const limit, tasks = 30, 150
 		p := sitetest.Shared(limit, time.Minute)
 		s := sitetest.NewInBubble(t, p)
-		store, err := control.NewStore(s.Limiter)
-		sitetest.Must(t, err)
+		store := control.Of(s.Limiter)
 		publish := func(version int64, policies ...throttle.Policy) {
 			t.Helper()
 			if _, err := store.Publish(t.Context(), policies, version, control.By{Who: "ada", Why: "test"}); err != nil {
@@ -230,10 +229,8 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 			servers = nil
 			for range 3 {
 				limiter := s.AnotherLimiter()
-				own, err := control.NewStore(limiter)
-				sitetest.Must(t, err)
-				f, err := control.Follow(t.Context(), control.FollowConfig{Store: own})
-				sitetest.Must(t, err)
+				own := control.Of(limiter)
+				f := own.Follow(t.Context(), control.FollowConfig{})
 				t.Cleanup(func() { f.Close() })
 				servers = append(servers, s.Serve(s.Ok, sitetest.Calm, sitetest.By(limiter)))
 			}

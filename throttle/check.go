@@ -9,11 +9,10 @@ import (
 )
 
 // CheckRedis looks whether the limiter's Redis is set up for it, and returns what is not, one line
-// each: its version, its eviction policy, its role and its clock, whether the client is of its
-// kind, and each command that the user may not call, and has to. Of a Cluster it looks at all
-// primaries. What the server does not say, or the user may not ask, is left out. It makes a few
-// calls: use it at the start of a program. Errors are ErrUnavailable, ErrForbidden and the
-// context's.
+// each: its eviction policy, its clock, and each command that the user may not call, and has to. Of
+// a Cluster it looks at all primaries. What the server does not say, or the user may not ask, is left
+// out. It makes a few calls: use it at the start of a program. Errors are ErrUnavailable,
+// ErrForbidden and the context's.
 func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 	findings, err := redischeck.Findings(ctx, l.runner.Client)
 	if err != nil {

@@ -155,7 +155,7 @@ func (e *BacklogError) Error() string {
 		e.Decision.Policy, quote.Name(e.Decision.Tenant), e.Backlog)
 }
 
-// silent reports whether a context has ended because the limiter does not answer: see package breaker.
+// silent reports whether a context has ended because the limiter does not answer: see package outage of worker.
 func silent(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrUnavailable) }
 
 // contextError returns the error of a context that has ended, with its cause if that is another.

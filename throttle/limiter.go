@@ -18,7 +18,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/internal/testhook"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
@@ -76,7 +75,7 @@ var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.:-]{0,64}$`)
 // New returns a limiter. It does not call Redis. The error is a *PolicyError, or names the field of
 // the Config that is invalid.
 func New(c Config) (*Limiter, error) {
-	if isnil.Value(c.Client) {
+	if c.Client == nil {
 		return nil, errors.New("throttle: Config.Client is nil: must be a connection to Redis")
 	}
 	if !prefixShape.MatchString(c.Prefix) {

@@ -156,11 +156,9 @@ func errorText(err error) string {
 
 func TestNewRefusesBadPolicies(t *testing.T) {
 	good := limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Period: m})
-	for _, client := range []redis.UniversalClient{nil, (*redis.Client)(nil), (*redis.ClusterClient)(nil), (*redis.Ring)(nil)} {
-		_, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{good}})
-		expect.Equal(t, errorText(err), "throttle: Config.Client is nil: must be a connection to Redis", client, err)
-	}
-	_, err := throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Policies: []throttle.Policy{good, good}})
+	_, err := throttle.New(throttle.Config{Policies: []throttle.Policy{good}})
+	expect.Equal(t, errorText(err), "throttle: Config.Client is nil: must be a connection to Redis", err)
+	_, err = throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Policies: []throttle.Policy{good, good}})
 	expect.Equal(t, errorText(err), `throttle: policy "p": name "p": is taken: policies have different names`, err)
 }
 

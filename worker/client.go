@@ -10,10 +10,9 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/internal/breaker"
-	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 // DefaultLimiterTimeout is what ClientConfig.LimiterTimeout defaults to.
@@ -46,7 +45,7 @@ type Client struct {
 	headers  func(context.Context, *asynq.Task) map[string]string
 	identify func(*asynq.Task) (Identity, error)
 	limiter  *throttle.Limiter
-	breaker  breaker.Breaker // of the limiter
+	breaker  outage.Breaker // of the limiter
 	sweeper  sweeper
 	shared   bool // the connection is the caller's
 	timeout  time.Duration
@@ -69,7 +68,7 @@ func NewClientFromRedisClient(client redis.UniversalClient, c ClientConfig) (*Cl
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	if isnil.Value(client) {
+	if client == nil {
 		return nil, errNoClient
 	}
 	made := newClient(copyOf(client), c)

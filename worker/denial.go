@@ -13,7 +13,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
-	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 // A denied task's way back.
@@ -86,7 +85,7 @@ func (s *Server) unavailable(a *attempt, r throttle.Request, cause error) error 
 }
 
 func (s *Server) notDecided(r throttle.Request, cause error) {
-	s.outages.Failed(outage.Limiter, cause, "policy", r.Policy, "fails", "closed")
+	s.limiter.Failed(cause, "policy", r.Policy, "fails", "closed")
 	s.config.Limiter.Config().Observer.Unavailable(r.Policy, r.Tenant, cause)
 }
 

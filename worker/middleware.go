@@ -8,7 +8,6 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/sluice-go/sluice/internal/breaker"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
@@ -95,10 +94,9 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		return ctx.Err()
 	}
 	if d.FailedOpen != nil {
-		s.outages.Failed(outage.Limiter, d.FailedOpen, "policy", d.Policy, "fails", "open")
+		s.limiter.Failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
 	} else {
-		s.outages.Decided()
-		s.outages.ClockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
+		s.limiter.Answered(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
 	}
 	if d.Granted {
 		s.attempts.note(a, nil, "")
@@ -195,7 +193,7 @@ func (s *Server) decide(
 			return err
 		}
 	}
-	err = s.breaker.Do(ctx, breaker.AnswerWithin, ask)
+	err = s.breaker.Do(ctx, outage.AnswerWithin, ask)
 	return d, err
 }
 

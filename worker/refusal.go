@@ -10,7 +10,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
-	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 // A RefusedError is the error of a handler whose call the upstream refused for a while: see
@@ -72,7 +71,7 @@ func (s *Server) pause(ctx context.Context, j *Job, d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	if err := j.Pause(ctx, d); err != nil {
-		s.outages.Failed(outage.Limiter, err, "policy", j.caller.Request.Policy)
+		s.limiter.Failed(err, "policy", j.caller.Request.Policy)
 	}
 }
 

@@ -17,8 +17,6 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/internal/breaker"
-	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/internal/testhook"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
@@ -45,10 +43,11 @@ type Server struct {
 	attempts  *attempts
 	config    Config
 	dispatch  *dispatch.Dispatcher
-	outages   *outage.Log
+	limiter   *outage.Log           // whether the limiter answers
+	queues    *outage.Log           // the same of asynq's Redis
 	owned     redis.UniversalClient // nil if the caller made it
 	server    *asynq.Server
-	breaker   breaker.Breaker // of the limiter
+	breaker   outage.Breaker // of the limiter
 	sweeper   sweeper
 	uncounted uncounted
 
@@ -87,7 +86,7 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Serve
 // client of another kind it adds a hook: give each server such a client of its own. asynq.Client
 // and asynq.Inspector may share it.
 func NewServerFromRedisClient(client redis.UniversalClient, c asynq.Config, throttled Config) (*Server, error) {
-	if isnil.Value(client) {
+	if client == nil {
 		return nil, errNoClient
 	}
 	return newServer(copyOf(client), c, throttled)
@@ -119,7 +118,8 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 	s := &Server{
 		asynq:           asynqredis.New(client),
 		config:          config,
-		outages:         outage.NewLog(config.Logger),
+		limiter:         &outage.Log{Logger: config.Logger, Service: "the limiter"},
+		queues:          &outage.Log{Logger: config.Logger, Service: "asynq's Redis"},
 		shutdownTimeout: cmp.Or(max(c.ShutdownTimeout, 0), shutdownTimeout),
 		sweeper:         sweeper{limiter: config.Limiter, swept: map[string]time.Time{}},
 		uncounted:       uncounted{types: map[string]bool{}},
@@ -138,26 +138,26 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 // dispatching returns how the dispatcher serves an asynq.Server of this config.
 func (s *Server) dispatching(c asynq.Config) dispatch.Config {
 	return dispatch.Config{
-		Answered: s.outages.Answered,
+		Answered: func(line string, behind time.Duration) { s.limiter.Answered(behind, "line", line) },
 		Asynq:    s.asynq,
 		AsynqAnswers: func(err error, silent time.Duration) {
 			s.config.Limiter.Config().Observer.Called(throttle.Call{Err: err, Script: "dequeue", Took: silent})
 			if err == nil {
-				s.outages.Decided()
+				s.queues.Answered(0)
 				return
 			}
-			s.outages.Failed(outage.Queues, err)
+			s.queues.Failed(err)
 		},
 		Concurrency: cmp.Or(max(c.Concurrency, 0), runtime.NumCPU()),
 		Failed: func(line string, err error) {
 			info, _ := s.config.Limiter.Lookup(line)
-			s.outages.Failed(outage.Limiter, err, append(outage.OfLine(line), "fails", string(info.Fail))...)
+			s.limiter.Failed(err, "line", line, "fails", string(info.Fail))
 		},
 		Limiter: s.config.Limiter,
 		Lost: func(queue, line string) {
 			s.config.Logger.Warn("worker: a waiting task stood in no line that this server knows, and starts two minutes late or more: "+
 				"its client's limiter has another Prefix, another Redis or another policy name, or Redis has lost the line",
-				append([]any{"queue", queue}, outage.OfLine(line)...)...)
+				"queue", queue, "line", line)
 		},
 		Match:  s.match,
 		Poll:   cmp.Or(max(c.TaskCheckInterval, 0), taskCheckInterval),
@@ -244,7 +244,8 @@ func (s *Server) Shutdown() {
 		s.server.Shutdown()
 		s.dispatch.Close(s.shutdownGrace)
 		s.endGrace()
-		s.outages.Close()
+		s.limiter.Close()
+		s.queues.Close()
 		if s.owned != nil {
 			s.owned.Close()
 		}

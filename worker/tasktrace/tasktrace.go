@@ -15,7 +15,6 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -46,10 +45,10 @@ type Tracing struct {
 
 // New returns a Tracing, or an error that names the field that is missing.
 func New(c Config) (*Tracing, error) {
-	if isnil.Value(c.Propagator) {
+	if c.Propagator == nil {
 		return nil, errors.New("tasktrace: Config.Propagator is nil: must be such as propagation.TraceContext{}")
 	}
-	if isnil.Value(c.TracerProvider) {
+	if c.TracerProvider == nil {
 		return nil, errors.New("tasktrace: Config.TracerProvider is nil: must be such as otel.GetTracerProvider()")
 	}
 	return &Tracing{propagator: c.Propagator, tracer: c.TracerProvider.Tracer(scope)}, nil

@@ -48,7 +48,7 @@ func (r *Runner) Preflight(ctx context.Context) (refused []string, err error) {
 	}
 	for _, reply := range replies {
 		name, text, _ := strings.Cut(reply, " ")
-		if !redischeck.Refuses(text) {
+		if !redischeck.Forbidden(fmt.Errorf("%s", text)) {
 			return nil, fmt.Errorf("%s: %s", name, text)
 		}
 		refused = append(refused, name)

@@ -21,8 +21,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/sluice-go/sluice/internal/isnil"
 )
 
 // maxBulk is the most tasks of one script call. A script blocks Redis.
@@ -54,11 +52,11 @@ type Ref struct{ Queue, ID string }
 
 // Connect returns the client that an asynq.RedisConnOpt makes.
 func Connect(opt interface{ MakeRedisClient() any }) (redis.UniversalClient, error) {
-	if isnil.Value(opt) {
+	if opt == nil {
 		return nil, errors.New("worker: the asynq.RedisConnOpt is nil: must be such as asynq.RedisClientOpt{Addr: ...}")
 	}
 	client, ok := opt.MakeRedisClient().(redis.UniversalClient)
-	if !ok || isnil.Value(client) {
+	if !ok {
 		return nil, fmt.Errorf("worker: %T makes no redis.UniversalClient: use one of asynq's own options", opt)
 	}
 	return client, nil

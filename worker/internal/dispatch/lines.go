@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sluice-go/sluice/internal/breaker"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 const (
@@ -33,7 +33,7 @@ type lines struct {
 	groups  []*group
 	paused  map[string]bool // queues
 	failed  bool            // the last take
-	silence breaker.Backoff // of the limiter as a whole
+	silence outage.Backoff  // of the limiter as a whole
 }
 
 // A group is the queues that are asked together: all of them, or one with strict priorities.
@@ -156,13 +156,13 @@ func (g *group) unwatched(names []any) {
 type line struct {
 	name   string // that of the policy, unless it has shards
 	group  *group
-	ask    time.Time       // when, unless takes fail; zero while it rests
-	due    time.Time       // when its first ticket fits, by the last answer; zero: nobody waited, or it failed
-	failed breaker.Backoff // of takes
-	latest time.Time       // of the answers, by the clock of Redis
-	nudged bool            // nobody else asks it now
-	asked  time.Time       // last
-	taken  time.Time       // when tickets were picked that are not acknowledged yet; zero: none
+	ask    time.Time      // when, unless takes fail; zero while it rests
+	due    time.Time      // when its first ticket fits, by the last answer; zero: nobody waited, or it failed
+	failed outage.Backoff // of takes
+	latest time.Time      // of the answers, by the clock of Redis
+	nudged bool           // nobody else asks it now
+	asked  time.Time      // last
+	taken  time.Time      // when tickets were picked that are not acknowledged yet; zero: none
 
 	began float64            // where the task began that was taken last: one of a tenant of weight 1 takes 1
 	ends  map[string]float64 // by queue and tenant: where its last one ended
@@ -190,7 +190,7 @@ func (l *line) nudge() {
 
 // answered notes the answer of a take.
 func (l *line) answered(taken throttle.Taken, sent, now time.Time) {
-	l.failed = breaker.Backoff{}
+	l.failed = outage.Backoff{}
 	l.serves(taken.Tickets)
 	l.due = time.Time{}
 	if taken.Next >= 0 {

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/sluice-go/sluice/internal/breaker"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 // takeTimeout is how long a take, or the reserve of pending tasks, may hold others up.
@@ -31,7 +31,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 		d.fails(l, err)
 		return false
 	}
-	d.lines.failed, d.lines.silence = false, breaker.Backoff{}
+	d.lines.failed, d.lines.silence = false, outage.Backoff{}
 	l.answered(taken, sent, time.Now())
 	d.Answered(l.name, l.latest.Sub(taken.At))
 	l.latest = later(l.latest, taken.At)

@@ -1,0 +1,67 @@
+package outage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// AnswerWithin is how long a task waits for the limiter, and probeWithin while that is silent.
+const AnswerWithin, probeWithin = 2 * time.Second, 250 * time.Millisecond
+
+// A Backoff delays the next attempt after a failure: by 100 ms, and then by twice as long each time, up to a
+// second. Its zero value is that without a failure.
+type Backoff struct {
+	Until time.Time
+	pause time.Duration
+}
+
+// Fail notes one more failure.
+func (b *Backoff) Fail(now time.Time) {
+	b.pause = min(max(2*b.pause, 100*time.Millisecond), time.Second)
+	b.Until = now.Add(b.pause)
+}
+
+// A Breaker keeps callers from waiting for a limiter that does not answer. The first callers wait
+// for their whole timeout. After that one caller at a time asks, briefly, and all others fail at
+// once. Its zero value is ready.
+type Breaker struct {
+	mu      sync.Mutex
+	silence Backoff // one caller may ask when it has passed
+}
+
+var errSilent = fmt.Errorf("%w: %w", throttle.ErrUnavailable, context.DeadlineExceeded)
+
+// Do calls ask with a context that ends after timeout, or sooner while the limiter is silent. While
+// another caller finds out whether it answers again, the context has ended already. Its cause then is
+// throttle.ErrUnavailable.
+func (b *Breaker) Do(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
+	b.mu.Lock()
+	silent, now := !b.silence.Until.IsZero(), time.Now()
+	switch {
+	case silent && now.Before(b.silence.Until):
+		timeout = 0
+	case silent:
+		timeout = min(timeout, probeWithin)
+		b.silence.Until = now.Add(timeout) // others do not ask meanwhile
+	}
+	b.mu.Unlock()
+	call, cancel := context.WithTimeoutCause(ctx, timeout, errSilent)
+	defer cancel()
+	err := ask(call)
+	if ctx.Err() != nil || timeout == 0 {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if errors.Is(call.Err(), context.DeadlineExceeded) {
+		b.silence.Fail(time.Now())
+	} else {
+		b.silence = Backoff{}
+	}
+	return err
+}

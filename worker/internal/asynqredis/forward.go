@@ -3,10 +3,9 @@ package asynqredis
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // A Due is a task whose time has come.
@@ -18,26 +17,22 @@ type Due struct {
 
 // Due returns up to n tasks of a queue that are due, either scheduled ones or those to retry.
 func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]Due, error) {
-	from := prefix(queue) + source(retried)
-	until := &redis.ZRangeBy{Min: "-inf", Max: strconv.FormatInt(time.Now().Unix(), 10), Count: int64(n)}
-	ids, err := c.redis.ZRangeByScore(ctx, from, until).Result()
-	if err != nil || len(ids) == 0 {
-		return nil, err
-	}
-	found, err := c.fields(ctx, queue, ids, "msg", "sluice_join")
-	var due []Due
-	var gone []any
+	found, err := c.due(ctx, queue, source(retried), time.Now(), n, "msg", "sluice_join")
+	due := make([]Due, len(found))
 	for i, task := range found {
-		if task[0] == "" {
-			gone = append(gone, ids[i])
-		} else {
-			due = append(due, Due{ids[i], Message(task[0]), task[1]})
-		}
-	}
-	if len(gone) > 0 {
-		err = c.redis.ZRem(ctx, from, gone...).Err()
+		due[i] = Due{ID: task[0], Message: Message(task[2]), Mark: task[3]}
 	}
 	return due, err
+}
+
+// due returns tasks of a set of a queue whose time has come: their IDs, their scores and fields of theirs,
+// of which each task has the first.
+func (c *Client) due(
+	ctx context.Context, queue, set string, at time.Time, n int, fields ...any,
+) ([][]string, error) {
+	args := append([]any{prefix(queue) + "t:", at.Unix(), n}, fields...)
+	reply, err := c.run(ctx, "due", queue, keys(queue, lines, set), args...).StringSlice()
+	return slices.Collect(slices.Chunk(reply, 2+len(fields))), err
 }
 
 // A Move says what becomes of a task that waits.

@@ -127,23 +127,6 @@ func (c *Client) Drop(ctx context.Context, queue, how string, ids []string) (fou
 	return found, err
 }
 
-// fields returns fields of tasks of one queue, "" for each that is not there. It is a script, as a client
-// does not read replies while it writes a pipeline, and an in-memory connection of tests has no buffer.
-func (c *Client) fields(
-	ctx context.Context, queue string, ids []string, names ...any,
-) (found [][]string, err error) {
-	err = inBulk(ids, func(some []string) error {
-		args := append([]any{prefix(queue) + "t:", len(names)}, names...)
-		for _, id := range some {
-			args = append(args, id)
-		}
-		reply, err := c.run(ctx, "fields", queue, keys(queue, lines), args...).StringSlice()
-		found = slices.AppendSeq(found, slices.Chunk(reply, len(names)))
-		return err
-	})
-	return found, err
-}
-
 // IsPaused reports whether a queue is paused.
 func (c *Client) IsPaused(ctx context.Context, queue string) (bool, error) {
 	n, err := c.redis.Exists(ctx, prefix(queue)+"paused").Result()

@@ -5,9 +5,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
+
+// recoverMost is the most tasks of a queue that Recover looks at.
+const recoverMost = 10_000
 
 // Recover puts back tasks of servers that died, so that asynq's recoverer neither counts a retry for them
 // nor archives them. They become due, and join their lines in front. It leaves the rest of those whose
@@ -18,37 +19,29 @@ import (
 // started. So a task that kills its server does not come back for ever.
 func (c *Client) Recover(ctx context.Context, queues []string, expired time.Time) error {
 	for _, queue := range queues {
-		by := &redis.ZRangeBy{Min: "-inf", Max: strconv.FormatInt(expired.Unix(), 10)}
-		lapsed, err := c.redis.ZRangeByScoreWithScores(ctx, prefix(queue)+"lease", by).Result()
+		lapsed, err := c.due(ctx, queue, "lease", expired, recoverMost, "msg", "sluice_call", "sluice_started")
 		if err != nil {
 			return err
 		}
-		ids := make([]string, len(lapsed))
-		for i, lease := range lapsed {
-			ids[i], _ = lease.Member.(string)
-		}
-		found, err := c.fields(ctx, queue, ids, "sluice_call", "sluice_started", "msg")
-		if err != nil {
-			return err
-		}
-		for i, f := range found {
-			call, noted, last := f[0], f[1], Message(f[2]).IsLast()
+		for _, task := range lapsed {
+			id, last, call, noted := task[0], Message(task[2]).IsLast(), task[3], task[4]
 			parts := strings.Split(call, "/")
 			if len(parts) != 3 || parts[0] == c.process { // asynq's, or alive
 				continue
 			}
+			ends, _ := strconv.ParseInt(task[1], 10, 64)
 			made, _ := strconv.ParseInt(parts[1], 36, 64)
-			renewed := int64(lapsed[i].Score) > made+int64((LeaseFor+time.Second)/time.Second)
+			renewed := ends > made+int64((LeaseFor+time.Second)/time.Second)
 			if last && noted == call || !last && (renewed || noted != "" && noted != call) {
 				continue
 			}
 			if !last {
-				if _, err := c.Start(ctx, Ref{queue, ids[i]}, call); err != nil {
+				if _, err := c.Start(ctx, Ref{queue, id}, call); err != nil {
 					return err
 				}
 			}
 			r := Restored{Queue: queue, Call: call, At: time.Now().Truncate(time.Second), Mark: FrontMark}
-			if err := c.Restore(ctx, r, ids[i]); err != nil {
+			if err := c.Restore(ctx, r, id); err != nil {
 				return err
 			}
 		}

@@ -280,6 +280,8 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 		}
 		want := "[group group false line line true plain plain false]"
 		expect.That(t, fmt.Sprint(got) == want, "due", got, ", want", want)
+		left := s.redis.ZScore(ctx, "asynq:{default}:scheduled", "left behind").Err()
+		expect.That(t, left == redis.Nil, "an ID whose task is gone is left:", left)
 		mark := asynqredis.Mark(s.key("line"), s.Call())
 		moved, err := s.Apply(ctx, queue, false, []asynqredis.Move{
 			{ID: "line", At: time.Now().Add(time.Minute), Mark: mark}, {ID: "plain"}, {ID: "group"},

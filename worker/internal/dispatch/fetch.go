@@ -14,12 +14,14 @@ import (
 // insist repeats a call on asynq's Redis until it is answered, as it may have made tasks active. While
 // Next waits it returns the errors. The result is false if the dispatcher is closed before.
 func (d *Dispatcher) insist(call func(ctx context.Context) error) bool {
-	failed, begun := false, time.Now()
-	for err := call(d.ctx); err != nil; err = call(d.ctx) {
+	begun, err := time.Now(), call(d.ctx)
+	if err == nil {
+		return true
+	}
+	for ; err != nil; err = call(d.ctx) {
 		if d.ctx.Err() != nil {
 			return false
 		}
-		failed = true
 		d.AsynqAnswers(err, time.Since(begun))
 		d.mu.Lock()
 		if d.waiting {
@@ -29,9 +31,7 @@ func (d *Dispatcher) insist(call func(ctx context.Context) error) bool {
 		d.mu.Unlock()
 		d.sleep(errorPause)
 	}
-	if failed {
-		d.AsynqAnswers(nil, 0)
-	}
+	d.AsynqAnswers(nil, 0)
 	return true
 }
 

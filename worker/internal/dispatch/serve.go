@@ -2,12 +2,9 @@ package dispatch
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"slices"
 	"time"
-
-	"github.com/sluice-go/sluice/throttle"
 )
 
 const (
@@ -234,13 +231,7 @@ func (d *Dispatcher) acknowledge(before time.Time) (left time.Time) {
 				left = sooner(left, l.taken)
 			} else if !l.taken.IsZero() {
 				l.taken = time.Time{}
-				d.Later(func(ctx context.Context) error {
-					err := d.Line(l.name).Acknowledge(ctx)
-					if errors.Is(err, throttle.ErrUnknownPolicy) {
-						return nil
-					}
-					return err
-				})
+				d.Later(d.Line(l.name).Acknowledge)
 			}
 		}
 	}

@@ -71,9 +71,6 @@ func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 			}
 		}
 	}
-	if cmd.Name() == "zrangebyscore" && len(args) > 3 { // due
-		shift(3)
-	}
 	if !strings.HasPrefix(cmd.Name(), "eval") {
 		return next(ctx, cmd)
 	}
@@ -81,6 +78,8 @@ func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 	switch {
 	case sitetest.IsRequeue(args):
 		shift(11)
+	case keys == 2 && fmt.Sprint(args[3]) == "asynq:{default}:sluice:lines": // due
+		shift(6)
 	case keys == 4 && fmt.Sprint(args[4]) == "asynq:{default}:scheduled": // move
 		shift(9)
 		for i := 13; i < len(args); i += 7 {

@@ -120,7 +120,7 @@ local function new_line(call)
       dues = {}, dues_key = 'd:' .. name, -- when nodes are due, by suffix (line_places.lua)
       key = name .. '|' .. ROOT, queue = name, suffix = ROOT,
       number = call.numbers[''], shared = true,
-      n = n + 0, same = false, units = false, v = v + 0, changed = false, moved = false,
+      n = n + 0, same = false, units = false, v = v + 0, tags = {}, changed = false, moved = false,
     }
     q.nodes = {q}
     line_units.parse(call, q, units)
@@ -145,7 +145,7 @@ local function new_line(call)
     node = {
       key = key, queue = queue, suffix = suffix, number = call.numbers[attributes],
       n = 0, same = false, units = false, -- line_units.lua
-      v = 0, tags = nil, changed = false, moved = false, list = nil, more = nil,
+      v = 0, tags = {}, changed = false, moved = false, list = nil, more = nil,
       shared = not find(',' .. attributes .. ',', ',tenant,', 1, true),
     }
     nodes[key] = node

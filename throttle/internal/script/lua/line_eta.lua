@@ -2,24 +2,19 @@
 --
 -- new_eta(L) -> expected, a function:
 --   expected(flow, list, at, costs, behind, all_first, fits) -> expected, latest, binds, earliest
---     for costs that stand behind all tickets of the flow, or behind `behind` of them
---     list       the flow's scopes, at: their time
---     all_first  all tickets that wait at the scopes go first
---     fits       gets by window when the costs fit there, 0 for at once; nil: nobody asks
---   and returns
---     expected   the longest wait of a window: behind the units of the flow, and what others take
---                meanwhile by their weights
---     latest     until the ticket starts, one of its windows has no room for the ticket that is first
---                there. So it is the sum of their waits, if all that may go first does. 0: nobody
---                knows how long slots are held
---     binds      the number of the window that holds it up for longest; 0 if none does
---     earliest   the wait for the flow's own tickets, as others may be out of tickets; slots may be
---                given back at any time
+--     for costs that stand behind all tickets of the flow, or behind `behind` of them. list are the
+--     flow's scopes, and `at` is their time. all_first: all tickets that wait at the scopes go first.
+--     fits gets by window when the costs fit there, 0 for at once. nil: nobody asks
 --
--- Where all that waits fits now, so does the ticket. Tickets that cost differently leave room, as
--- each has to fit whole: both times count as much as they can leave. So they are equal only where
--- the start is exact: one window binds, costs are equal, and no other ticket may change places
--- with this one.
+-- Until a ticket starts, one of its windows has no room for the ticket that is first there. So the
+-- latest start is the sum of their waits, if all that may go first does. It is 0 if nobody knows how
+-- long slots are held. binds is the number of the window that holds it up for longest, or 0. The
+-- earliest start is behind the flow's own tickets only, as others may be out of tickets, and slots
+-- may be given back at any time.
+--
+-- Where all that waits fits now, so does the ticket. Tickets that cost differently leave room, as each
+-- has to fit whole: both times count as much as they can leave. So they are equal only where the start
+-- is exact: one window binds, costs are equal, and no other ticket may change places with this one.
 
 local function new_eta(L)
   local SHARE = 0.05     -- of Policy.BatchShare: Go writes that of the policy here

@@ -36,13 +36,9 @@ local function new_fair(L)
   -- flow, as there is one.
   function fair.tag_of(node, flow)
     if call.only_tenants and flow.n > 0 then return flow.tag end
-    node.tags = node.tags or {}
     local tag = node.tags[flow.tenant]
     if not tag then
-      tag = 0
-      if L.before > 0 then
-        tag = (redis.call('ZSCORE', call.P .. 'g:' .. node.key, flow.tenant) or 0) + 0
-      end
+      tag = (L.before > 0 and redis.call('ZSCORE', call.P .. 'g:' .. node.key, flow.tenant) or 0) + 0
       node.tags[flow.tenant] = tag
     end
     return tag
@@ -51,7 +47,6 @@ local function new_fair(L)
   local function set_tag(node, flow, tag)
     if call.only_tenants then flow.tag, flow.changed = tag, true end
     if not call.only_tenants or flow.n == 0 then
-      node.tags = node.tags or {}
       node.tags[flow.tenant], node.moved = tag, true
       L.change('g:' .. node.key, flow.tenant, tag)
     end
@@ -69,13 +64,8 @@ local function new_fair(L)
       local node = list[i]
       if node.shared then
         local tag = fair.tag_of(node, flow)
-        if sign > 0 then
-          if tag < node.v then
-            tag = node.v
-          elseif tag > node.v then
-            node.v, node.changed, node.moved = tag, true, true
-          end
-        end
+        if sign > 0 then tag = max(tag, node.v) end
+        if sign > 0 and tag > node.v then node.v, node.changed, node.moved = tag, true, true end
         local step = max(1, ceil(fair.share(node, costs) * 1000 / flow.weight))
         set_tag(node, flow, max(0, tag + sign * step))
       end

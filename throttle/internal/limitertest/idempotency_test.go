@@ -161,17 +161,6 @@ func TestALateCancelKeepsTheKeyOfALaterGrant(t *testing.T) {
 	expect.Equal(t, Used(Reserve(t, l, r)), []int64{1})
 }
 
-func TestDeniedKeyMayBeReservedLater(t *testing.T) {
-	client := Redis(t)
-	l, c := NewWithClock(t, client, three())
-	Reserve(t, l, Acme(10))
-	r := Acme(1)
-	r.IdempotencyKey = "n"
-	expect.Equal(t, Reserve(t, l, r).Granted, false)
-	c.Set(10 * s)
-	WantGranted(t, Reserve(t, l, r), 1, 1, 1)
-}
-
 // go-redis repeats a call whose connection broke.
 func TestLostReplyIsChargedOnce(t *testing.T) {
 	client := Redis(t)

@@ -207,36 +207,6 @@ func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 	})
 }
 
-// A grant from the line and its repeat by Reserve are one reservation: cancelled by both, it is
-// given back once.
-func TestAKeyThatWaitedIsOneReservation(t *testing.T) {
-	client := limitertest.Redis(t)
-	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, time.Hour), limitertest.Slots(2)))
-	full := limitertest.Reserve(t, l, limitertest.Acme(2))
-	r := limitertest.Acme(1)
-	r.IdempotencyKey = "key"
-	// The other is taken with it, at the same time.
-	ctx, cancel := context.WithCancel(t.Context()) // a deadline would be known to be too early
-	defer time.AfterFunc(time.Minute, cancel).Stop()
-	other, decided := waits(ctx, t, client, l, limitertest.Acme(1)), make(chan throttle.Decision, 1)
-	go func() {
-		d, err := l.Wait(ctx, r)
-		expect.That(t, err == nil, err)
-		decided <- d
-	}()
-	limitertest.Until(t, "both wait", func() bool { return len(limitertest.ReadLine(t, client).Hashes["t"]) == 2 })
-	limitertest.Cancel(t, l, full.Reservation)
-	waited, err := (<-decided).Reservation, <-other
-	expect.Must(t, err)
-	repeat := limitertest.Reserve(t, l, r).Reservation
-	expect.That(t, repeat.ID == waited.ID && repeat.At.Equal(waited.At), "repeated", repeat, "want", waited)
-	for range 2 {
-		limitertest.Cancel(t, l, waited)
-		expect.Equal(t, limitertest.Used(limitertest.Cancel(t, l, repeat)), []int64{1, 1})
-	}
-	limitertest.IsGone(t, client)
-}
-
 // A correction uses up the limit between the take and the call that records the key.
 func TestACallByAKeyWaitsOnAfterACorrection(t *testing.T) {
 	client := limitertest.Redis(t)

@@ -25,10 +25,7 @@ func TestBacklogDrains(t *testing.T) {
 		tasks  int
 		pace   func(*asynq.Config, *worker.Config)
 	}{
-		{"20 per second", sitetest.Policy(20, time.Second), 100, sitetest.Quick},
-		{"60 per 3 seconds", sitetest.Policy(60, 3*time.Second), 120, sitetest.Quick},
 		{"20 per minute and 5 per 3 seconds", minuteAndBurst, 60, sitetest.Calm},
-		{"5 per 100 ms", sitetest.Policy(5, 100*time.Millisecond), 100, sitetest.Quick},
 		{"20 per second, shared", sitetest.Shared(20, time.Second), 100, sitetest.Quick},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -98,9 +98,14 @@ func (s *Site) InLine() (tickets []string) {
 	return tickets
 }
 
-// WantNobodyInLine fails if tickets wait.
+// WantNobodyInLine fails if tickets wait, or a key of ours stays for ever.
 func (s *Site) WantNobodyInLine() {
 	s.Helper()
+	for _, key := range s.Redis.Keys(context.Background(), "*sluice*").Val() {
+		if s.Redis.PTTL(context.Background(), key).Val() == -1 { // in nanoseconds: no TTL
+			s.Errorf("%s does not expire", key)
+		}
+	}
 	if left := s.InLine(); len(left) > 0 {
 		s.Errorf("left in the line: %q", left)
 	}

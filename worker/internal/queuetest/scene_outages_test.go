@@ -82,60 +82,6 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 	}
 }
 
-// A queue is paused for 20 s while 150 tasks wait, or asynq's Redis is away. They go on in order,
-// wake twice at most, and none strays by more than a batch.
-func TestSceneBacklogOutlastsAPause(t *testing.T) {
-	t.Parallel()
-	for _, row := range []struct {
-		name  string
-		late  time.Duration // when it goes on
-		pause func(s *sitetest.Site, proxy *sitetest.Proxy)
-	}{
-		// A paused queue is looked at once a second. What was taken is put back after 5 s.
-		{"paused", time.Second, func(s *sitetest.Site, _ *sitetest.Proxy) {
-			sitetest.Must(s, s.Inspector.PauseQueue("default"))
-			time.Sleep(20 * time.Second)
-			sitetest.Must(s, s.Inspector.UnpauseQueue("default"))
-		}},
-		{"asynq's Redis away", 5 * time.Second, func(_ *sitetest.Site, proxy *sitetest.Proxy) {
-			proxy.Cut()
-			time.Sleep(20 * time.Second)
-			proxy.Mend()
-		}},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const limit, tasks = 50, 100 + 150 // the first hundred run before the pause
-				s := sitetest.NewInBubble(t, sitetest.Shared(limit, time.Second))
-				var proxy sitetest.Proxy
-				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, tasks)
-				whole := s.Asynq
-				s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
-				s.Serve(s.Ok, sitetest.Brisk, s.Apart)
-				s.Serve(s.Ok, sitetest.Brisk, s.Apart)
-				s.Asynq = whole
-				time.Sleep(1500 * time.Millisecond)
-				row.pause(s, &proxy)
-				begun := time.Now()
-				waiting := tasks - s.Granted()
-				s.SleepUntil(tasks, 90*time.Second)
-				ideal := time.Duration(waiting) * time.Second / limit
-				if took := s.Grants()[tasks-1].At.Sub(begun); took > ideal+row.late {
-					t.Errorf("%d tasks took %v afterwards, want %v", waiting, took, ideal)
-				} else {
-					t.Logf("%d tasks took %v afterwards, ideally %v", waiting, took, ideal)
-				}
-				s.WantWakes(sitetest.DeniedAndRun)
-				sitetest.WantNeverOver(t, s.Grants(), limit, time.Second)
-				// Each of the two servers may have taken what fits at once, and could not pick it.
-				wantNoStrays(s, s.Order(), 2*limit)
-				s.WantNobodyInLine()
-				s.WantCounters(sitetest.Counters{Processed: tasks})
-			})
-		})
-	}
-}
-
 // wantNoStrays fails if a task ran more than that many places from where it belongs. The order of
 // the names is the right one.
 func wantNoStrays(s *sitetest.Site, got []string, most int) {

@@ -2,12 +2,10 @@ package queuetest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,7 +14,6 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -72,46 +69,6 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 		}
 		all.Wait()
 		s.WantOnceEach(t, 3*tenants*n)
-		s.Wait("nobody is in line", func() bool { return len(s.InLine()) == 0 })
-	})
-}
-
-// A task whose ID conflicts with another's neither loses that task's place nor takes it.
-func TestSceneConflictingIDsStrandNobody(t *testing.T) {
-	p := sitetest.Policy(5, 100*time.Millisecond)
-	p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 20, Period: 100 * time.Millisecond, Scope: throttle.ScopeShared})
-	crossing(t, 400, append(idle(30), p), func(t *testing.T, s *sitetest.Site, n int, most time.Duration) {
-		clients := jitteryProcesses(s, s.Ok)
-		const ids = 30
-		var accepted, next atomic.Int64
-		var all sync.WaitGroup
-		for range 8 {
-			all.Go(func() {
-				for i := next.Add(1); i <= int64(n); i = next.Add(1) {
-					enqueue := s.Plain.Enqueue
-					if rand.N(4) > 0 {
-						enqueue = clients[rand.N(len(clients))].Enqueue
-					}
-					task := worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant", rand.N(3))}, "x", fmt.Append(nil, i))
-					_, err := enqueue(task, asynq.TaskID(fmt.Sprint("id", rand.N(ids))))
-					switch {
-					case err == nil:
-						accepted.Add(1)
-					case !errors.Is(err, asynq.ErrTaskIDConflict):
-						s.Error(err)
-					}
-					time.Sleep(rand.N(50 * time.Millisecond))
-				}
-			})
-		}
-		all.Wait()
-		want := int(accepted.Load())
-		for begun := time.Now(); len(s.Starts()) < want && time.Since(begun) < most; time.Sleep(5 * time.Millisecond) {
-		}
-		time.Sleep(time.Second)                                // for one that would start twice
-		if got := len(s.Starts()); got != want || got <= ids { // or none is used again
-			s.Errorf("%d tasks have started, %d of %d were accepted", got, want, n)
-		}
 		s.Wait("nobody is in line", func() bool { return len(s.InLine()) == 0 })
 	})
 }

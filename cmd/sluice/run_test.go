@@ -18,7 +18,6 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/drain"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
 	"github.com/sluice-go/sluice/internal/servers"
-	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -97,35 +96,6 @@ func TestRunKeepsBodies(t *testing.T) {
 	missing := d.results("out.jsonl")["missing"]
 	that(t, missing.Body == "answered " && missing.BodyCut, missing)
 	runMain(t.Context(), "", d.args("--keep-body", "1048577")...).want(t, exitBadInput, "--keep-body 1048577: must be 0 to 1048576")
-}
-
-// Jobs that have to wait are called once, and no window is exceeded. Jobs come from stdin and results go to
-// stdout.
-func TestRunThrottles(t *testing.T) {
-	t.Parallel()
-	r := newRemote(t)
-	d := newDesk(t, `
-policies:
-  - name: api
-    match: ["http:*"]
-    windows:
-      - {name: burst, limit: 4, period: 1s}
-      - {name: all, limit: 6, period: 1s, per: []}
-`, "")
-	e := runMain(t.Context(), manyJobs(10, r.URL, `,"max_retry":0`), "run", "--jobs", "-", "--policies", d.path("policies.yml")).
-		want(t, exitDone, "10 jobs: 10 succeeded, 0 failed, in ")
-	results := parseResults(t, e.stdout)
-	for id, res := range results {
-		expect.That(t, res.Error == "" && res.Attempts == 1 && r.called(id) == 1,
-			"called", r.called(id), "times:", res)
-	}
-	equal(t, len(results), 10, "results")
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for i := range r.at[:len(r.at)-6] { // 6 a second, of all
-		span := r.at[i+6].Sub(r.at[i])
-		that(t, span >= 900*time.Millisecond, "7 calls within", span)
-	}
 }
 
 func TestRunOfNoJobsSucceeds(t *testing.T) {

@@ -28,8 +28,15 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 		policies[i].Match = []string{fmt.Sprint("x", i)}
 		policies[i].Windows[0].Period = 20 * time.Millisecond
 	}
-	crossing(t, 12, policies, func(t *testing.T, s *sitetest.Site, n int, most time.Duration) {
-		clients := jitteryProcesses(s, s.Ok)
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, n, crosses := sitetest.NewInBubble(t, policies...), rounds(12), hooktest.Hook(jitter)
+		s.Asynq = hooktest.With(s.Asynq, crosses)
+		var clients []*worker.Client
+		for range 2 {
+			s.Serve(s.Ok, sitetest.By(s.AnotherLimiter(crosses)))
+			clients = append(clients, s.Client(s.AnotherLimiter(crosses)))
+		}
 		var all sync.WaitGroup
 		for tenant := range tenants {
 			all.Go(func() {
@@ -48,8 +55,8 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 					}
 					starts := func(id string) bool {
 						for begun := time.Now(); s.WakesOf(id) == 0 || !slices.Contains(s.Starts(), id); time.Sleep(time.Millisecond) {
-							if time.Since(begun) > most {
-								s.Errorf("%s had not started after %v", id, most)
+							if time.Since(begun) > crossingStart {
+								s.Errorf("%s had not started after %v", id, crossingStart)
 								return false
 							}
 						}
@@ -71,17 +78,6 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 		s.WantOnceEach(t, 3*tenants*n)
 		s.Wait("nobody is in line", func() bool { return len(s.InLine()) == 0 })
 	})
-}
-
-// jitteryProcesses starts two servers with this handler, and returns two clients. The replies to all
-// of them cross.
-func jitteryProcesses(s *sitetest.Site, handler asynq.HandlerFunc) (clients []*worker.Client) {
-	s.Helper()
-	for range 2 {
-		s.Serve(handler, sitetest.By(jitteryLimiter(s)))
-		clients = append(clients, s.Client(jitteryLimiter(s)))
-	}
-	return clients
 }
 
 // One process serves the asynqs of two databases by one limiter, and loses some of its replies. A

@@ -84,13 +84,14 @@ func TestDamagedReplies(t *testing.T) {
 		}
 		expect.That(t, d.Granted == (d.Reason() == "") && d.EarliestReset() <= d.RetryIn, verb, "of", reply, d)
 	}
+	held := Elsewhere(t, p, Acme(1))
 	for range 500 {
 		r := Acme(1 + random.Int64N(3))
 		r.Ticket, r.Backlog, r.MaxWait = Ticket(string(rune('a'+random.IntN(4)))), 5, h
 		d, err := l.Reserve(ctx, r)
 		decision("Reserve", d, err)
 		expect.That(t, err != nil || !d.Granted || len(d.Reservation.ID) == 16, "Reserve of", reply, "without an ID")
-		cancelled, err := TryCancel(ctx, l, Made(r, "0123456789abcdef"))
+		cancelled, err := TryCancel(ctx, l, held)
 		decision("Cancel", cancelled, err)
 		d, err = l.Peek(ctx, r)
 		decision("Peek", d, err)

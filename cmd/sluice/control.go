@@ -177,7 +177,7 @@ func (c *ControlCommand) seen(ctx context.Context, f *fleet, p throttle.Policy) 
 	for _, o := range f.state.Overrides {
 		seen = seen || o.Policy == p.Name && o.Tenant == c.tenant
 	}
-	uses, err := usage.Top(ctx, f.limiter, usage.TopOptions{Max: 1000, Policy: p.Name})
+	uses, err := usage.Top(ctx, f.limiter, p.Name, 1000)
 	if err != nil || seen {
 		return seen, nil, err
 	}

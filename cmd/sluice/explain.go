@@ -42,7 +42,7 @@ func (m *Main) explainCommand() *cli.Command {
 			}
 			found := explained{Source: f.source, Explanation: e}
 			if e.Line != nil {
-				if found.Used, err = usage.Top(ctx, f.limiter, usage.TopOptions{Max: usersShown, Policy: e.Line.Policy}); err != nil {
+				if found.Used, err = usage.Top(ctx, f.limiter, e.Line.Policy, usersShown); err != nil {
 					return err
 				}
 			}

@@ -156,7 +156,7 @@ func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant stri
 			s.PausedQueues = append(s.PausedQueues, q.Queue)
 		}
 	}
-	s.Used, err = usage.Top(ctx, f.limiter, usage.TopOptions{Max: usersShown, Policy: policy})
+	s.Used, err = usage.Top(ctx, f.limiter, policy, usersShown)
 	return s, err
 }
 

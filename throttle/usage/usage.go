@@ -6,7 +6,7 @@
 //	limiter, err := throttle.New(throttle.Config{Client: client, Observer: counter.Observer(throttle.Observer{})})
 //	defer counter.Start(limiter)()
 //	...
-//	top, err := usage.Top(ctx, limiter, usage.TopOptions{Policy: "github-api"})
+//	top, err := usage.Top(ctx, limiter, "github-api", 10)
 //
 // Grants are summed in memory, and written every few seconds, beside the calls of the limiter.
 package usage
@@ -36,26 +36,25 @@ const (
 	timeout   = 5 * time.Second
 )
 
-// A count is of the grants of one unit to a tenant, or without a unit of what happened in a minute. A sorted set
-// has the counts of a span of time: tenants' of 5 minutes, those with most units; minutes' of an hour.
-type count struct{ policy, unit, member string }
+// A count is of the requests of a policy that were granted to a tenant, or of its events of a kind.
+type count struct{ policy, tenant, event string }
 
-// Members of a set of minutes, after the minute.
+// Events, which a set counts by the minute.
 const granted, refused, waiting = "granted", "refused", "waiting"
 
 const (
 	bucket     = 5 * time.Minute
-	maxMembers = 1000
+	maxMembers = 1000 // of a set: the most frequent stay
 )
 
-// set returns the key of the set that a count is in at a time, beside the windows of its policy, and how long
-// it is kept.
-func (c count) set(l *throttle.Limiter, at time.Time) (key string, kept time.Duration) {
-	kind, span, kept := "y:"+c.unit, bucket, Span+2*bucket
-	if c.unit == "" {
-		kind, span, kept = "h", time.Hour, HistorySpan+2*time.Hour
-	}
-	return fmt.Sprintf("%ssluice:{%s}:%s:%d", l.Config().Prefix, c.policy, kind, at.Unix()/int64(span/time.Second)), kept
+// tenantsOf returns the key of the sorted set that counts by tenant, for a bucket of time.
+func tenantsOf(l *throttle.Limiter, policy string, at time.Time) string {
+	return fmt.Sprintf("%ssluice:{%s}:y:%d", l.Config().Prefix, policy, at.Truncate(bucket).Unix())
+}
+
+// minutesOf returns the key of the sorted set that counts events by the minute, for an hour.
+func minutesOf(l *throttle.Limiter, policy string, at time.Time) string {
+	return fmt.Sprintf("%ssluice:{%s}:h:%d", l.Config().Prefix, policy, at.Truncate(time.Hour).Unix())
 }
 
 // A Counter counts what the limiter grants that it observes. It is safe for concurrent use.
@@ -87,12 +86,10 @@ func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 		}
 	}
 	o.Corrected = then(next.Corrected, func(correction throttle.Correction) {
-		for unit, units := range correction.Change {
-			r := correction.Reservation.Request
-			c.add(count{r.Policy, unit, r.Tenant}, units)
-		}
+		r := correction.Reservation.Request
+		c.add(count{policy: r.Policy, tenant: r.Tenant}, correction.Change[throttle.Requests])
 	})
-	o.Refused = then(next.Refused, func(r throttle.Refusal) { c.add(count{r.Policy, "", refused}, 1) })
+	o.Refused = then(next.Refused, func(r throttle.Refusal) { c.add(count{policy: r.Policy, event: refused}, 1) })
 	return o
 }
 
@@ -106,19 +103,18 @@ func then[T any](next, own func(T)) func(T) {
 
 func (c *Counter) granted(d throttle.Decision) {
 	r := d.Reservation.Request
-	c.add(count{r.Policy, "", granted}, 1)
-	if _, named := r.Cost[throttle.Requests]; !named {
-		c.add(count{r.Policy, throttle.Requests, r.Tenant}, 1)
+	requests, named := r.Cost[throttle.Requests]
+	if !named {
+		requests = 1
 	}
-	for unit, cost := range r.Cost {
-		c.add(count{r.Policy, unit, r.Tenant}, cost)
-	}
+	c.add(count{policy: r.Policy, event: granted}, 1)
+	c.add(count{policy: r.Policy, tenant: r.Tenant}, requests)
 }
 
 func (c *Counter) add(of count, n int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, known := c.sums[of]; n != 0 && (known || of.unit == "" || len(c.sums) < maxSummed) { // tenants are data
+	if _, known := c.sums[of]; n != 0 && (known || of.event != "" || len(c.sums) < maxSummed) { // tenants are data
 		c.sums[of] += n
 	}
 }
@@ -172,22 +168,18 @@ func (c *Counter) write(l *throttle.Limiter) {
 			continue
 		}
 		pipe := l.Config().Client.Pipeline()
-		key, kept := count{policy: policy}.set(l, at)
-		sets := map[string]time.Duration{key: kept}
+		tenants, minutes := tenantsOf(l, policy, at), minutesOf(l, policy, at)
 		for _, of := range byPolicy[policy] {
-			key, kept := of.set(l, at)
-			sets[key] = kept
-			member := of.member
-			if of.unit == "" {
-				member = minute + member
+			if of.event == "" {
+				pipe.ZIncrBy(ctx, tenants, float64(sums[of]), of.tenant)
+			} else {
+				pipe.ZIncrBy(ctx, minutes, float64(sums[of]), minute+of.event)
 			}
-			pipe.ZIncrBy(ctx, key, float64(sums[of]), member)
 		}
-		pipe.ZAdd(ctx, key, redis.Z{Score: float64(n), Member: minute + waiting})
-		for key, kept := range sets {
-			pipe.ZRemRangeByRank(ctx, key, 0, -1-maxMembers)
-			pipe.Expire(ctx, key, kept)
-		}
+		pipe.ZAdd(ctx, minutes, redis.Z{Score: float64(n), Member: minute + waiting})
+		pipe.ZRemRangeByRank(ctx, tenants, 0, -1-maxMembers)
+		pipe.Expire(ctx, tenants, Span+2*bucket)
+		pipe.Expire(ctx, minutes, HistorySpan+2*time.Hour)
 		cmds, err := pipe.Exec(ctx)
 		if err != nil {
 			l.Config().Logger.Warn("usage: what a policy granted could not be written", "policy", policy, "err", err)
@@ -207,26 +199,17 @@ type Use struct {
 	Part   float64 `json:"part"` // of what all were granted: 0 to 1
 }
 
-// TopOptions are the options of Top.
-type TopOptions struct {
-	Max    int    // tenants; the default is 10
-	Policy string // its name; required
-	Unit   string // the default is throttle.Requests
-}
-
-// Top returns the tenants that were granted most of a policy in the last hour, those with most
-// units first. It is empty where no Counter writes. The error wraps that of go-redis.
-func Top(ctx context.Context, l *throttle.Limiter, o TopOptions) ([]Use, error) {
-	o.Max, o.Unit = cmp.Or(o.Max, 10), cmp.Or(o.Unit, throttle.Requests)
+// Top returns at most n tenants that were granted most requests of a policy in the last hour, those
+// with most first. It is empty where no Counter writes. The error wraps that of go-redis.
+func Top(ctx context.Context, l *throttle.Limiter, policy string, n int) ([]Use, error) {
 	now := time.Now()
 	pipe := l.Config().Client.Pipeline() // ZUNION would need a Redis that has it
 	var parts []*redis.ZSliceCmd
 	for ago := time.Duration(0); ago <= Span; ago += bucket {
-		key, _ := count{policy: o.Policy, unit: o.Unit}.set(l, now.Add(-ago))
-		parts = append(parts, pipe.ZRangeWithScores(ctx, key, 0, -1))
+		parts = append(parts, pipe.ZRangeWithScores(ctx, tenantsOf(l, policy, now.Add(-ago)), 0, -1))
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, fmt.Errorf("usage: policy %q: %w", o.Policy, err)
+		return nil, fmt.Errorf("usage: policy %q: %w", policy, err)
 	}
 	units, all := map[string]int64{}, int64(0)
 	for _, part := range parts {
@@ -239,7 +222,7 @@ func Top(ctx context.Context, l *throttle.Limiter, o TopOptions) ([]Use, error) 
 		return cmp.Or(-cmp.Compare(units[a], units[b]), cmp.Compare(a, b))
 	})
 	uses := []Use{}
-	for _, tenant := range tenants[:min(len(tenants), max(0, o.Max))] {
+	for _, tenant := range tenants[:min(len(tenants), max(0, n))] {
 		uses = append(uses, Use{tenant, units[tenant], float64(units[tenant]) / float64(max(1, all))})
 	}
 	return uses, nil
@@ -272,8 +255,7 @@ func History(ctx context.Context, l *throttle.Limiter, policies []string, since 
 			all[policy] = append(all[policy], Point{At: at})
 		}
 		for at := since.Truncate(time.Hour); !at.After(now); at = at.Add(time.Hour) {
-			key, _ := count{policy: policy}.set(l, at)
-			hours = append(hours, hour{at, all[policy], pipe.ZRangeWithScores(ctx, key, 0, -1)})
+			hours = append(hours, hour{at, all[policy], pipe.ZRangeWithScores(ctx, minutesOf(l, policy, at), 0, -1)})
 		}
 	}
 	if _, err := pipe.Exec(ctx); err != nil && len(hours) > 0 {

@@ -34,9 +34,9 @@ func counted(t *testing.T, client *redis.Client, next throttle.Observer) (write 
 	return func() { c.Start(l)() }, l
 }
 
-func top(t *testing.T, l *throttle.Limiter, unit string, n int) string {
+func top(t *testing.T, l *throttle.Limiter, n int) string {
 	t.Helper()
-	uses, err := usage.Top(t.Context(), l, usage.TopOptions{Max: n, Policy: "api", Unit: unit})
+	uses, err := usage.Top(t.Context(), l, "api", n)
 	expect.Must(t, err)
 	return fmt.Sprint(uses)
 }
@@ -64,21 +64,11 @@ func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
 		expect.Must(t, expect.ErrOf(first.Line("api").Join(t.Context(), []throttle.Request{r})))
 		taken, err := second.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1})
 		expect.Require(t, err == nil && len(taken.Tickets) == 1, taken, err)
-		expect.Equal(t, top(t, first, "requests", 10), "[]", "nothing is written yet, but")
+		expect.Equal(t, top(t, first, 10), "[]", "nothing is written yet, but")
 		writeOne()
 		writeOther()
-		for _, row := range []struct {
-			unit string
-			n    int
-			want string
-		}{
-			{"requests", 10, "[{acme 3 0.75} {zeta 1 0.25}]"},
-			{"tokens", 10, fmt.Sprintf("[{zeta 40 %v} {acme 30 %v}]", 40./70, 30./70)},
-			{"tokens", 1, fmt.Sprintf("[{zeta 40 %v}]", 40./70)},
-			{"other", 1, "[]"},
-		} {
-			expect.Equal(t, top(t, first, row.unit, row.n), row.want, row.unit)
-		}
+		expect.Equal(t, top(t, first, 10), "[{acme 3 0.75} {zeta 1 0.25}]")
+		expect.Equal(t, top(t, first, 1), "[{acme 3 0.75}]")
 		expect.Equal(t, decisions, 2, "the other observer was told of", "decisions")
 		keys := client.Keys(t.Context(), "test:sluice:{api}:y:*").Val()
 		for _, key := range keys {
@@ -117,7 +107,7 @@ func ExampleCounter() {
 		}
 	}
 	stop() // in a program that goes on, sums are written every 10 s
-	top, err := usage.Top(context.Background(), limiter, usage.TopOptions{Policy: "github-api"})
+	top, err := usage.Top(context.Background(), limiter, "github-api", 10)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -136,9 +126,9 @@ func TestACounterOutlastsRedis(t *testing.T) {
 	server.SetError("LOADING")
 	write()
 	server.SetError("")
-	expect.Equal(t, top(t, l, "requests", 10), "[]", "was written")
+	expect.Equal(t, top(t, l, 10), "[]", "was written")
 	write()
-	expect.Equal(t, top(t, l, "requests", 10), "[{acme 1 1}]")
+	expect.Equal(t, top(t, l, 10), "[{acme 1 1}]")
 }
 
 // Redis knows what a reservation cost last, whatever the caller does.
@@ -166,9 +156,7 @@ func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
 		want := append(slices.Concat(of, of), "map[requests:-1 tokens:-30]")
 		expect.That(t, slices.Equal(changes, want), "the changes are", changes, "want", want)
 		write()
-		if requests, tokens := top(t, l, "requests", 1), top(t, l, "tokens", 1); requests != "[{acme 1 1}]" || tokens != "[{acme 30 1}]" {
-			t.Errorf("requests %s, tokens %s", requests, tokens)
-		}
+		expect.Equal(t, top(t, l, 1), "[{acme 1 1}]")
 	})
 }
 

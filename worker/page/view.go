@@ -330,7 +330,7 @@ func (p *Page) chosen(ctx context.Context, v *view) *chosenView {
 	c.Charts = chartsOf(p.points(ctx, []string{q.Policy}, span.Of)[q.Policy], span.Name, c.policyView)
 	if q.Tenant == "" {
 		c.Used, _ = remember(&p.recent, ctx, "used\x00"+q.Policy, func(ctx context.Context) ([]usage.Use, error) {
-			return usage.Top(ctx, p.config.Limiter, usage.TopOptions{Policy: q.Policy})
+			return usage.Top(ctx, p.config.Limiter, q.Policy, 10)
 		})
 	}
 	for i, pause := range v.InForce.Pauses {

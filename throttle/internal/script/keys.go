@@ -17,7 +17,7 @@ import (
 //	PREFIXsluice:{LINE}:w:ATTRIBUTES:VALUES   the windows of one scope
 //	PREFIXsluice:{LINE}:q                     the line's count; the key that a call names
 //	PREFIXsluice:{LINE}:none                  never exists; calls on a Cluster name it too
-//	PREFIXsluice:{POLICY}:y:UNIT:N            package usage
+//	PREFIXsluice:{POLICY}:y:SECONDS           package usage
 //
 // LINE is the policy's name, and behind it its shard if it has several: NAME/3of4.
 //

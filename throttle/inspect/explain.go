@@ -28,7 +28,6 @@ type TicketState struct {
 	Attributes map[string]string `json:"attributes,omitempty"` // others that windows count by
 	Class      throttle.Class    `json:"class,omitempty"`
 	Cost       map[string]int64  `json:"cost,omitempty"`  // by unit
-	Key        string            `json:"key,omitempty"`   // Request.Key
 	Joined     time.Time         `json:"joined,omitzero"` // when it began to wait, even if it ran since
 
 	// Position is that of the ticket among the Of tickets of its tenant, attributes, queue and class,
@@ -40,8 +39,8 @@ type TicketState struct {
 
 	// TenantsAhead is how many tenants go before its own where it waits, and Ahead the first ten of
 	// them. Where its own window denies, no tenant does.
-	TenantsAhead int64         `json:"tenants_ahead,omitempty"`
-	Ahead        []TenantState `json:"ahead,omitempty"`
+	TenantsAhead int64    `json:"tenants_ahead,omitempty"`
+	Ahead        []string `json:"ahead,omitempty"`
 }
 
 // Explain returns why a ticket waits, in whichever line of the limiter that is. Its cost does not depend on
@@ -64,9 +63,6 @@ func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (TicketState,
 }
 
 func (l *line) explain(ctx context.Context, name string, record script.Ticket, s *TicketState) error {
-	if err := l.open(ctx); err != nil {
-		return err
-	}
 	flows, err := l.named(ctx, []string{record.Flow})
 	if err != nil {
 		return err
@@ -77,7 +73,7 @@ func (l *line) explain(ctx context.Context, name string, record script.Ticket, s
 	}
 	r, d := standing.Request, standing.Decision
 	s.Tenant, s.Attributes, s.Cost = r.Tenant, maps.Clone(r.Attributes), r.Cost
-	s.Key, s.Class, s.Joined = record.Key, cmp.Or(r.Class, throttle.ClassLive), time.UnixMicro(record.Since)
+	s.Class, s.Joined = cmp.Or(r.Class, throttle.ClassLive), time.UnixMicro(record.Since)
 	if len(flows) == 0 || standing.Err != nil {
 		return nil // it has just left, or joined by other scopes than the policy has now
 	}
@@ -85,17 +81,18 @@ func (l *line) explain(ctx context.Context, name string, record script.Ticket, s
 	if s.Limits.add(standing, true, true); !d.AlreadyQueued {
 		return nil // it was taken meanwhile
 	}
-	at, err := l.spot(ctx, name, flows[0], maxAhead)
+	before, tenants, first, err := l.ahead(ctx, name, flows[0], maxAhead)
 	if err != nil {
 		return err
 	}
-	s.Position, s.Of, s.TenantsAhead = at.before+1, flows[0].tickets, at.flows
-	ahead, err := l.named(ctx, at.first)
-	if err != nil {
-		return err
+	s.Position, s.Of, s.TenantsAhead = before+1, flows[0].tickets, tenants
+	ahead := make([]*throttle.Standing, len(first))
+	for i, flow := range first {
+		ahead[i] = &throttle.Standing{Flow: flow}
 	}
-	if len(ahead) > 0 {
-		s.Ahead, err = l.states(ctx, ahead...)
+	err = l.Stand(ctx, ahead...)
+	for _, other := range ahead {
+		s.Ahead = append(s.Ahead, other.Request.Tenant)
 	}
 	return err
 }
@@ -130,13 +127,11 @@ func (s TicketState) String() string {
 	}
 	line("position %d of %d of its tenant", s.Position, s.Of)
 	if s.TenantsAhead > 0 {
-		line("tenants that go before its own: %d", s.TenantsAhead)
-		for _, t := range s.Ahead {
-			line("  %s, %d waiting", quote.Name(t.Tenant), t.Waiting)
-			for _, w := range t.Windows {
-				fmt.Fprintf(&b, ", %s %d of %d %s used", w.Name, w.Used, w.Burst, w.Unit)
-			}
+		first := make([]string, len(s.Ahead))
+		for i, tenant := range s.Ahead {
+			first[i] = quote.Name(tenant)
 		}
+		line("tenants that go before its own: %d: %s", s.TenantsAhead, strings.Join(first, ", "))
 	}
 	for _, w := range s.Windows {
 		state := "has room"

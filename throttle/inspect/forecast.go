@@ -114,10 +114,10 @@ type simulated struct {
 	scopes map[string]*plan.Scope // by key
 }
 
-func (s *snapshot) in(sim *plan.Simulation, limits map[string]int64) simulated {
+func (s *snapshot) in(sim *plan.Simulation, limits map[string]int64, hold int64) simulated {
 	line := sim.Line(s.shared.BatchShare)
 	scopes := map[string]*plan.Scope{script.ScopeKey(nil, nil): &line.Root}
-	return simulated{s, line, limits, sim.Hold, map[string]*plan.Flow{}, scopes}
+	return simulated{s, line, limits, hold, map[string]*plan.Flow{}, scopes}
 }
 
 // flow returns the flow of a standing.
@@ -248,10 +248,11 @@ func (p *prepared) add(l *snapshot) {
 func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, error) {
 	sim := plan.New(p.now, p.now+MaxPlan.Microseconds())
 	sim.Open, sim.By, sim.From = p.Open, p.By.UnixMicro(), max(p.now, p.From.UnixMicro())
-	known, unknown := p.slots(sim, limits[throttle.BySlots]), map[string]bool{}
+	hold := p.hold()
+	known, unknown := p.slots(sim, limits[throttle.BySlots], hold), map[string]bool{}
 	lines := make([]simulated, len(p.lines))
 	for n, l := range p.lines {
-		lines[n] = l.in(sim, limits)
+		lines[n] = l.in(sim, limits, hold)
 	}
 	flows, joined := make([]*plan.Flow, len(p.demands)), map[*plan.Flow]int64{}
 	for n, d := range p.demands {
@@ -276,7 +277,7 @@ func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, erro
 			}
 			f := lines[n].flow(standing)
 			if before := l.flows[i].tickets - joined[f]; before > 0 {
-				f.Add(nil, before, costsOf(standing), sim.Hold)
+				f.Add(nil, before, costsOf(standing), hold)
 			}
 		}
 	}
@@ -297,10 +298,19 @@ func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, erro
 	return p.result(sim, ends, slices.Sorted(maps.Keys(unknown))), nil
 }
 
-// slots sets the slots of all queues, and how long tickets that are no demand hold them. It returns for
-// which queues they are known.
-func (p *prepared) slots(sim *plan.Simulation, first int64) (known map[string]bool) {
-	known, total := map[string]bool{}, int64(0)
+// hold returns how long tickets that are no demand hold what they take, 0 if that is unknown.
+func (p *prepared) hold() int64 {
+	sum, total := int64(0), int64(0)
+	for _, d := range p.demands {
+		sum += int64(d.Count) * d.Hold.Microseconds()
+		total += int64(d.Count)
+	}
+	return sum / max(1, total)
+}
+
+// slots sets the slots of all queues. It returns for which queues they are known.
+func (p *prepared) slots(sim *plan.Simulation, first, hold int64) map[string]bool {
+	known := map[string]bool{}
 	for _, s := range p.Slots {
 		inForce := int64(p.Slots[0].Count)
 		sim.SetSlots(max(1, int64(s.Count)+cmp.Or(first, inForce)-inForce), s.Queues...)
@@ -309,11 +319,8 @@ func (p *prepared) slots(sim *plan.Simulation, first int64) (known map[string]bo
 		}
 	}
 	for _, d := range p.demands {
-		sim.Hold += int64(d.Count) * d.Hold.Microseconds()
-		total += int64(d.Count)
 		known[d.Queue] = known[d.Queue] && (d.Hold > 0 || d.Count == 0)
 	}
-	sim.Hold /= max(1, total)
 	rates := map[string]float64{} // by queue: tickets that servers took in a second, while slots bound
 	for _, l := range p.lines {
 		for _, q := range l.queues {
@@ -322,7 +329,7 @@ func (p *prepared) slots(sim *plan.Simulation, first int64) (known map[string]bo
 		}
 	}
 	for queue, rate := range rates {
-		if rate > 0 && (!known[queue] || sim.Hold == 0) {
+		if rate > 0 && (!known[queue] || hold == 0) {
 			sim.SetSlotRate(queue, rate)
 			known[queue] = true
 		}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -31,7 +32,6 @@ type flow struct {
 	weight        int64            // in thousandths
 	node          string           // the suffix of the node where it waits
 	rank          string           // that of its first ticket there, of 16 digits
-	since         int64            // when the ticket began to wait that waits longest (us), if that was read
 	tag           int64            // of its tenant, which moves by each grant
 }
 
@@ -181,44 +181,38 @@ func (l *line) named(ctx context.Context, names []string) (flows []flow, err err
 	return flows, err
 }
 
-// oldest sets when the oldest tickets of flows began to wait. The oldest is the first ticket that joined at
-// the end, or the first of those in front, which ran before.
-func (l *line) oldest(ctx context.Context, flows []flow) error {
-	return l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
-		first := make([][2]*redis.StringSliceCmd, len(flows))
-		_, err := client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-			for i, f := range flows {
-				from := redis.ZRangeArgs{
-					Key: prefix + "f:" + f.name, Start: script.LineZero, Stop: "+inf", ByScore: true, Count: 1,
-				}
-				first[i][0] = pipe.ZRangeArgs(ctx, from)
-				from.Start = "-inf"
-				first[i][1] = pipe.ZRangeArgs(ctx, from)
+// oldest returns when the oldest tickets of flows began to wait, by flow. The oldest is the first ticket that
+// joined at the end, or the first of those in front, which ran before.
+func (l *line) oldest(ctx context.Context, flows []flow) (map[string]time.Time, error) {
+	oldest := map[string]time.Time{}
+	return oldest, l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
+		pipe := client.Pipeline()
+		first := make([]*redis.StringSliceCmd, 2*len(flows))
+		for i, f := range flows {
+			from := redis.ZRangeArgs{
+				Key: prefix + "f:" + f.name, Start: script.LineZero, Stop: "+inf", ByScore: true, Count: 1,
 			}
-			return nil
-		})
-		names := []string{"-"}
-		for _, both := range first {
-			names = append(names, slices.Concat(both[0].Val(), both[1].Val())...)
+			first[2*i], first[2*i+1] = pipe.ZRangeArgs(ctx, from), pipe.ZRange(ctx, from.Key, 0, 0)
 		}
-		if err != nil {
+		if _, err := pipe.Exec(ctx); err != nil {
 			return err
 		}
-		records, err := client.HMGet(ctx, prefix+"t", names...).Result()
-		since := map[string]int64{}
-		for i, record := range records {
-			if text, ok := record.(string); ok {
-				t, bad := script.ReadTicket(names[i], text)
-				since[names[i]], err = t.Since, cmp.Or(err, bad)
-			}
+		names := []string{"-"}
+		for _, ticket := range first {
+			names = append(names, ticket.Val()...)
 		}
-		for i := range flows {
-			f := &flows[i]
-			for _, name := range slices.Concat(first[i][0].Val(), first[i][1].Val()) {
-				if at := since[name]; at > 0 && (f.since == 0 || at < f.since) {
-					f.since = at
-				}
+		records, err := client.HMGet(ctx, prefix+"t", names...).Result()
+		for i, record := range records {
+			text, ok := record.(string)
+			if !ok {
+				continue
 			}
+			t, bad := script.ReadTicket(names[i], text)
+			since := time.UnixMicro(t.Since)
+			if before, known := oldest[t.Flow]; !known || since.Before(before) {
+				oldest[t.Flow] = since
+			}
+			err = cmp.Or(err, bad)
 		}
 		return err
 	})
@@ -240,31 +234,25 @@ func (l *line) ticket(ctx context.Context, name string) (t script.Ticket, waits 
 	return t, waits, err
 }
 
-// A spot is where a ticket stands.
-type spot struct {
-	before int64    // tickets of its own flow
-	flows  int64    // that go before its own where that waits
-	first  []string // of them, the first ones, by name
-}
-
-// spot returns where a ticket of a flow stands, with the first n flows before its own. It is zero if
-// the ticket or the flow has left.
-func (l *line) spot(ctx context.Context, ticket string, f flow, n int64) (s spot, err error) {
+// ahead returns how many tickets of its own flow go before a ticket, how many flows go before that flow where
+// it waits, and the first n of these, by name. All is zero if the ticket or the flow has left.
+func (l *line) ahead(ctx context.Context, ticket string, f flow, n int64) (
+	tickets, flows int64, first []string, err error) {
 	node := "n:" + f.queue + "|" + f.node
 	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
 		pipe := client.Pipeline()
 		behind := pipe.ZRank(ctx, prefix+"f:"+f.name, ticket)
 		place := pipe.ZRank(ctx, prefix+node, f.rank+" "+f.name)
-		first := pipe.ZRange(ctx, prefix+node, 0, n-1)
+		members := pipe.ZRange(ctx, prefix+node, 0, n-1)
 		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 			return err
 		}
-		s.before, s.flows = behind.Val(), place.Val()
-		for _, member := range first.Val()[:min(s.flows, int64(len(first.Val())))] {
+		tickets, flows = behind.Val(), place.Val()
+		for _, member := range members.Val()[:min(flows, int64(len(members.Val())))] {
 			_, name, _ := strings.Cut(member, " ")
-			s.first = append(s.first, name)
+			first = append(first, name)
 		}
 		return nil
 	})
-	return s, err
+	return tickets, flows, first, err
 }

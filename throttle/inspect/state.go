@@ -192,20 +192,20 @@ func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (
 			return nil, 0, false, err
 		}
 	}
-	flows, err := l.siblings(ctx, found)
+	rows, err := l.rows(ctx, found)
 	if err != nil {
 		return nil, 0, false, err
 	}
-	states, err := l.states(ctx, flows...)
+	states, err := l.states(ctx, rows)
 	if q.Tenant != "" {
 		states = slices.DeleteFunc(states, func(t TenantState) bool { return t.Tenant != q.Tenant })
 	}
 	return states, next, whole, err
 }
 
-// siblings returns the flows of the same tenants and attributes in all queues and classes. Flows that
-// are not the first of these in order come with other pages. One that does not wait is asked alone.
-func (l *line) siblings(ctx context.Context, found []flow) (flows []flow, err error) {
+// rows returns the flows of each tenant and its attributes in all queues and classes. Flows that are not the
+// first of these in order come with other pages. One that does not wait is a row alone.
+func (l *line) rows(ctx context.Context, found []flow) (rows [][]flow, err error) {
 	var names []string
 	for _, f := range found {
 		for _, q := range l.queues {
@@ -214,25 +214,26 @@ func (l *line) siblings(ctx context.Context, found []flow) (flows []flow, err er
 	}
 	slices.Sort(names)
 	all, err := l.named(ctx, slices.Compact(names))
-	rows := map[string][]flow{}
+	byValues := map[string][]flow{}
 	for _, f := range all {
-		rows[f.values] = append(rows[f.values], f)
+		byValues[f.values] = append(byValues[f.values], f)
 	}
 	for _, f := range found {
-		switch row := rows[f.values]; {
+		switch row := byValues[f.values]; {
 		case len(row) == 0 && f.tickets == 0:
-			flows = append(flows, f)
+			rows = append(rows, []flow{f})
 		case len(row) > 0 && (f.tickets == 0 || f.name == row[0].name):
-			flows = append(flows, row...)
+			rows = append(rows, row)
 		}
 	}
-	return flows, err
+	return rows, err
 }
 
-// states returns how the tenants of flows stand, by the order in which State returns them: a row for the
-// flows of the same tenant and attributes.
-func (l *line) states(ctx context.Context, flows ...flow) ([]TenantState, error) {
-	if err := l.oldest(ctx, flows); err != nil {
+// states returns how the tenants of rows stand, by the order in which State returns them.
+func (l *line) states(ctx context.Context, rows [][]flow) ([]TenantState, error) {
+	flows := slices.Concat(rows...)
+	oldest, err := l.oldest(ctx, flows)
+	if err != nil {
 		return nil, err
 	}
 	standings := make([]*throttle.Standing, len(flows))
@@ -242,20 +243,32 @@ func (l *line) states(ctx context.Context, flows ...flow) ([]TenantState, error)
 	if err := l.Stand(ctx, standings...); err != nil {
 		return nil, err
 	}
-	rows, most := map[string]*TenantState{}, map[string]int64{}
-	for i, f := range flows {
-		s, t := standings[i], rows[f.values]
-		if t == nil {
-			t = &TenantState{Tenant: s.Request.Tenant, Attributes: maps.Clone(s.Request.Attributes),
-				Weight: cmp.Or(s.Weight, 1), Limits: Limits{Windows: []throttle.WindowState{}}}
-			rows[f.values] = t
-		}
+	states := make([]TenantState, len(rows))
+	for i, row := range rows {
+		states[i] = l.state(row, standings[:len(row)], oldest)
+		standings = standings[len(row):]
+	}
+	slices.SortFunc(states, func(a, b TenantState) int {
+		return cmp.Or(-cmp.Compare(a.Waiting, b.Waiting), strings.Compare(a.Tenant, b.Tenant),
+			strings.Compare(fmt.Sprint(a.Attributes), fmt.Sprint(b.Attributes)))
+	})
+	return states, nil
+}
+
+// state returns that of one row. Weight and share are those of the flow with most tickets.
+func (l *line) state(row []flow, standings []*throttle.Standing, oldest map[string]time.Time) TenantState {
+	r := standings[0].Request
+	t := TenantState{Tenant: r.Tenant, Attributes: maps.Clone(r.Attributes), Weight: cmp.Or(standings[0].Weight, 1)}
+	t.Windows = []throttle.WindowState{}
+	most := int64(0)
+	for i, f := range row {
+		s := standings[i]
 		t.Waiting, t.tags = t.Waiting+f.tickets, t.tags+f.tag
 		if s.Request.Class == throttle.ClassBatch {
 			t.Batch += f.tickets
 		}
-		if f.tickets > most[f.values] {
-			most[f.values], t.Weight = f.tickets, float64(f.weight)/1000
+		if f.tickets > most {
+			most, t.Weight = f.tickets, float64(f.weight)/1000
 			for _, q := range l.queues {
 				if q.name == f.queue {
 					t.Share = min(1, float64(f.weight)/float64(max(1, q.weights)))
@@ -266,19 +279,11 @@ func (l *line) states(ctx context.Context, flows ...flow) ([]TenantState, error)
 			continue
 		}
 		t.Exempt = s.Decision.Exempt
-		oldest := time.UnixMicro(f.since)
-		if f.since > 0 && s.Decision.AlreadyQueued && (t.Oldest.IsZero() || oldest.Before(t.Oldest)) {
-			t.Oldest = oldest
+		at, waits := oldest[f.name]
+		if waits && s.Decision.AlreadyQueued && (t.Oldest.IsZero() || at.Before(t.Oldest)) {
+			t.Oldest = at
 		}
 		t.Limits.add(s, false, true)
 	}
-	states := make([]TenantState, 0, len(rows))
-	for _, t := range rows {
-		states = append(states, *t)
-	}
-	slices.SortFunc(states, func(a, b TenantState) int {
-		return cmp.Or(-cmp.Compare(a.Waiting, b.Waiting), strings.Compare(a.Tenant, b.Tenant),
-			strings.Compare(fmt.Sprint(a.Attributes), fmt.Sprint(b.Attributes)))
-	})
-	return states, nil
+	return t
 }

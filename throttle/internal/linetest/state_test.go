@@ -37,8 +37,10 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		st := newStory(t, client, p)
 		st.granted("a1", "a2", "a3", "b1", "c1")
 		st.at(s).joins("a4")
-		st.at(2*s).joins("b2", "a5")
-		st.class = throttle.ClassBatch
+		st.at(2 * s).joins("b2")
+		st.front = true
+		st.joins("a5") // it goes first, and has not waited longest
+		st.front, st.class = false, throttle.ClassBatch
 		st.joins("a6")
 		last := st.joins("a6") // it keeps its place
 		before := limitertest.Dump(t, client)
@@ -252,8 +254,7 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 expected to start at 00:00:20 UTC
 delayed by window shared
 position 2 of 2 of its tenant
-tenants that go before its own: 1
-  b, 1 waiting, own 1 of 3 requests used
+tenants that go before its own: 1: b
 window own (tenant=c): 0 of 3 requests used, has room
 window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`)
 	st.at(20 * s)

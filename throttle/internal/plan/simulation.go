@@ -15,7 +15,6 @@ type Simulation struct {
 	From int64                          // before which no demand starts
 	By   int64                          // until which Demand.By counts, and after which tickets are late
 	End  int64                          // of the simulation
-	Hold int64                          // how long other tickets hold what they take; 0 if unknown
 	Open func(from time.Time) time.Time // from when on demands may start; nil is at any time
 
 	// Late counts the tickets of demands that end after By, by what they waited for.

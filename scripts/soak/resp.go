@@ -41,7 +41,7 @@ func copyValue(raw *bytes.Buffer, r *bufio.Reader) error {
 		if n < 0 {
 			return nil
 		}
-		_, err := io.CopyN(raw, r, n)
+		_, err := io.CopyN(raw, r, n+2)
 		return err
 	case '%':
 		n *= 2

@@ -2,8 +2,8 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -13,10 +13,15 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// forgetAfter is when an attempt is forgotten whose end was not seen: asynq makes no call for a
-// task whose lease it has lost. By then the recoverer of this server has found a denied task that
-// could not be requeued.
-const forgetAfter = time.Hour
+const (
+	// forgetAfter is when an attempt is forgotten whose end was not seen: asynq makes no call for a
+	// task whose lease it has lost. By then the recoverer of this server has found a denied task that
+	// could not be requeued.
+	forgetAfter = time.Hour
+
+	// lateFor is the time that asynq gives the middleware to fail a task whose deadline has passed.
+	lateFor = time.Minute
+)
 
 // taskOf returns the task that asynq made the context for, or an empty Ref.
 func taskOf(ctx context.Context) asynqredis.Ref {
@@ -30,23 +35,49 @@ func taskOf(ctx context.Context) asynqredis.Ref {
 type attempt struct {
 	asynqredis.Ref
 	begun   time.Time
-	call    string             // by which it is active
-	free    func()             // frees its slot, once
-	grant   *dispatch.Grant    // what was decided before it was handed out; nil: nothing
-	message asynqredis.Message // the task as it was stored when it was picked up
+	call    string                  // by which it is active
+	free    func()                  // frees its slot, once
+	grant   *dispatch.Grant         // what was decided before it was handed out; nil: nothing
+	message asynqredis.Message      // the task as it was stored when it was picked up
+	outcome atomic.Pointer[outcome] // so far; nil: asynq's own, but it may not be gone
 
 	ctx     context.Context // of the handler; nil before the middleware
 	task    *asynq.Task
 	handler asynq.Handler
-	done    bool // its handler has returned no error, or has revoked it: only now it may be gone
+}
 
-	// Set while the task waits, whatever asynq's call would do. They are set, too, while the limiter
-	// decides: if the task's time runs out meanwhile, the task waits.
-	denied *throttle.DeniedError
-	mark   string // of its join; "" if it waits in no line
+// An outcome is what becomes of a task when asynq ends its attempt, whatever asynq's call would do. One of its
+// fields is set.
+type outcome struct {
+	asks  *throttle.Request // the limiter is asked: if the task's time runs out meanwhile, it waits
+	waits *requeueing       // it was denied
+	done  bool              // its handler has returned no error, or has revoked it: only now it may be gone
+}
+
+// A requeueing says how a task goes back to wait.
+type requeueing struct {
+	asynqredis.Restored
+	queued bool // its ticket is in line
 }
 
 func (a *attempt) running() bool { return a.ctx != nil && a.ctx.Err() == nil }
+
+// isWaiting reports whether the task is to wait if its attempt ends now.
+func (a *attempt) isWaiting() bool {
+	o := a.outcome.Load()
+	return o != nil && !o.done
+}
+
+// isLate reports whether the deadline of a task had passed when it was picked up, and the task only
+// waited: it fails once. A task that ran and failed is asynq's to fail, at every attempt.
+func (s *Server) isLate(a *attempt) bool {
+	deadline := a.message.Deadline()
+	if deadline.IsZero() || a.begun.Before(deadline) || a.message.LastError() != "" && !a.message.Denied() {
+		return false
+	}
+	_, matched := s.config.Limiter.Match(a.message.Type(), true)
+	return matched
+}
 
 // attempts holds the attempts under way, one per slot of the server, and a few whose end was not
 // seen.
@@ -83,7 +114,7 @@ func (as *attempts) begin(task dispatch.Task) *attempt {
 	return begun
 }
 
-// enter notes that the middleware decides about a task. The decision is noted with the attempt that is
+// enter notes that the middleware decides about a task. The outcome is noted with the attempt that is
 // returned, as the task may have been picked up again by then. It is nil if the attempt has ended. Its slot
 // is free when the context ends, as asynq may make no call then.
 func (as *attempts) enter(
@@ -99,47 +130,22 @@ func (as *attempts) enter(
 	return a
 }
 
-// note notes why the task waits, and the mark by which it does in line; nil if it runs, or fails.
-func (as *attempts) note(a *attempt, denied *throttle.DeniedError, mark string) {
-	as.mu.Lock()
-	defer as.mu.Unlock()
-	a.denied, a.mark = denied, mark
-}
-
-// returned notes what asynq is told of a task, unless it waits.
-func (as *attempts) returned(a *attempt, err error) {
-	as.mu.Lock()
-	defer as.mu.Unlock()
-	a.done = a.denied == nil && (err == nil || errors.Is(err, asynq.RevokeTask))
-}
-
-// refused notes that the upstream refused a call of the task. It returns when it did so first since
-// the task last failed by something else.
-func (as *attempts) refused(a *attempt, now time.Time) time.Time {
-	as.mu.Lock()
-	defer as.mu.Unlock()
-	a.message = a.message.WithRefusal(now)
-	return a.message.RefusedSince()
-}
-
-// get returns a copy of the attempt as it is now, and the attempt itself for end. Without an attempt both are
-// empty.
-func (as *attempts) get(ref asynqredis.Ref) (attempt, *attempt) {
+// get returns the attempt of a task, or one that has just begun if none is known.
+func (as *attempts) get(ref asynqredis.Ref) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	if a := as.byTask[ref]; a != nil {
-		return *a, a
+		return a
 	}
-	none := attempt{free: func() {}}
-	return none, &none
+	return &attempt{Ref: ref, begun: time.Now(), free: func() {}}
 }
 
 // end forgets the attempt, unless the task has been picked up again since, and frees its slot.
-func (as *attempts) end(ref asynqredis.Ref, a *attempt) {
+func (as *attempts) end(a *attempt) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	a.free()
-	if as.byTask[ref] == a {
-		delete(as.byTask, ref)
+	if as.byTask[a.Ref] == a {
+		delete(as.byTask, a.Ref)
 	}
 }

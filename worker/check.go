@@ -22,15 +22,6 @@ func (c *Client) CheckRedis(ctx context.Context) ([]string, error) {
 func check(ctx context.Context, limiter *throttle.Limiter, asynq redis.UniversalClient) ([]string, error) {
 	findings, err := limiter.CheckRedis(ctx)
 	queue, failed := redischeck.Findings(ctx, asynq)
-	switch {
-	case failed == nil:
-	case ctx.Err() != nil:
-		failed = fmt.Errorf("%w: %w", context.Cause(ctx), failed)
-	case redischeck.Forbidden(failed):
-		failed = fmt.Errorf("%w: %w: %w", throttle.ErrUnavailable, throttle.ErrForbidden, failed)
-	default:
-		failed = fmt.Errorf("%w: %w", throttle.ErrUnavailable, failed)
-	}
 	for _, finding := range queue {
 		if !slices.Contains(findings, finding) { // they are often the same Redis
 			findings = append(findings, finding)
@@ -39,36 +30,33 @@ func check(ctx context.Context, limiter *throttle.Limiter, asynq redis.Universal
 	return findings, bothFailed(err, failed)
 }
 
-// bothFailed joins the errors of the limiter's Redis and of asynq's.
+// bothFailed joins the errors of the limiter's Redis and of asynq's, which gets the limiter's classes.
 func bothFailed(limiter, asynq error) error {
 	if limiter != nil {
 		limiter = fmt.Errorf("worker: the limiter's Redis: %w", limiter)
 	}
 	if asynq != nil {
-		asynq = fmt.Errorf("worker: asynq's Redis: %w", asynq)
+		class := throttle.ErrUnavailable
+		if redischeck.Forbidden(asynq) {
+			class = fmt.Errorf("%w: %w", class, throttle.ErrForbidden)
+		}
+		asynq = fmt.Errorf("worker: asynq's Redis: %w: %w", class, asynq)
 	}
 	return errors.Join(limiter, asynq)
 }
 
 // Ping returns nil if the Redises of asynq and of the limiter answer, and the limiter can decide. It is
-// for readiness probes, and takes 5 seconds at most for each. Errors are throttle.ErrUnavailable, and
-// throttle.ErrForbidden of the limiter's.
-func (c *Client) Ping() error {
-	return ping(c.limiter, c.client.Ping)
-}
+// for readiness probes, and takes 5 seconds at most for each. Errors are throttle.ErrUnavailable and
+// throttle.ErrForbidden.
+func (c *Client) Ping() error { return ping(c.limiter, c.client.Ping) }
 
 // Ping is Client.Ping for a server.
-func (s *Server) Ping() error {
-	return ping(s.config.Limiter, s.server.Ping)
-}
+func (s *Server) Ping() error { return ping(s.config.Limiter, s.server.Ping) }
 
 func ping(limiter *throttle.Limiter, asynq func() error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanUpTimeout)
 	defer cancel()
 	failed := asynq()
-	if failed != nil {
-		failed = fmt.Errorf("%w: %w", throttle.ErrUnavailable, failed)
-	}
 	return bothFailed(limiter.Ping(ctx), failed)
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -15,8 +16,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
-// DefaultLimiterTimeout is what ClientConfig.LimiterTimeout defaults to.
-const DefaultLimiterTimeout = 250 * time.Millisecond
+// limiterTimeout is the default of ClientConfig.LimiterTimeout.
+const limiterTimeout = 250 * time.Millisecond
 
 // ClientConfig configures a Client.
 type ClientConfig struct {
@@ -32,7 +33,7 @@ type ClientConfig struct {
 
 	// LimiterTimeout is how long an enqueue waits for the limiter's Redis, at most. A task that has not
 	// joined by then is enqueued as asynq does, and joins its line when a worker denies it. After that,
-	// enqueues do not ask the limiter for 100 ms to 1 s. The default is DefaultLimiterTimeout.
+	// enqueues do not ask the limiter for 100 ms to 1 s. The default is 250 ms.
 	LimiterTimeout time.Duration
 }
 
@@ -45,60 +46,55 @@ type Client struct {
 	headers  func(context.Context, *asynq.Task) map[string]string
 	identify func(*asynq.Task) (Identity, error)
 	limiter  *throttle.Limiter
-	breaker  outage.Breaker // of the limiter
+	breaker  outage.Breaker        // of the limiter
+	owned    redis.UniversalClient // nil if the caller made it
 	sweeper  sweeper
-	shared   bool // the connection is the caller's
 	timeout  time.Duration
 }
 
 // NewClient returns a client for the queues in opt's Redis. It does not talk to Redis.
 func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
-	if err := c.validate(); err != nil {
-		return nil, err
-	}
 	client, err := asynqredis.Connect(opt)
 	if err != nil {
 		return nil, err
 	}
-	return newClient(client, c), nil
+	made, err := newClient(client, c)
+	if err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
+	made.owned = client
+	return made, nil
 }
 
 // NewClientFromRedisClient is NewClient for a client that stays the caller's to close.
 func NewClientFromRedisClient(client redis.UniversalClient, c ClientConfig) (*Client, error) {
-	if err := c.validate(); err != nil {
+	client, err := shared(client)
+	if err != nil {
 		return nil, err
 	}
-	if client == nil {
-		return nil, errNoClient
-	}
-	made := newClient(copyOf(client), c)
-	made.shared = true
-	return made, nil
+	return newClient(client, c)
 }
 
-func (c ClientConfig) validate() error {
+func newClient(client redis.UniversalClient, c ClientConfig) (*Client, error) {
 	if c.Limiter == nil {
-		return errors.New("worker: ClientConfig.Limiter is nil: must be what throttle.New returns")
+		return nil, errors.New("worker: ClientConfig.Limiter is nil: must be what throttle.New returns")
 	}
 	if c.LimiterTimeout < 0 {
-		return fmt.Errorf("worker: ClientConfig.LimiterTimeout %v: must not be below 0", c.LimiterTimeout)
+		return nil, fmt.Errorf("worker: ClientConfig.LimiterTimeout %v: must not be below 0", c.LimiterTimeout)
 	}
-	return nil
-}
-
-func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 	client.AddHook(capture{})
+	queues := asynqredis.New(client)
 	made := &Client{
-		asynq:    asynqredis.New(client),
+		asynq:    queues,
 		client:   asynq.NewClientFromRedisClient(client),
 		headers:  c.Headers,
 		identify: c.Identify,
 		limiter:  c.Limiter,
-		sweeper:  sweeper{limiter: c.Limiter, swept: map[string]time.Time{}},
-		timeout:  cmp.Or(c.LimiterTimeout, DefaultLimiterTimeout),
+		sweeper:  sweeper{asynq: queues, limiter: c.Limiter, swept: map[string]time.Time{}},
+		timeout:  cmp.Or(c.LimiterTimeout, limiterTimeout),
 	}
 	made.gather.commit = made.commit
-	return made
+	return made, nil
 }
 
 // EnqueueContext enqueues like asynq.Client, with asynq's options and ours: MaxWait, Backlog, Class
@@ -106,8 +102,7 @@ func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 // worker takes it when it fits, which may be at once.
 //
 // A task with a Group is enqueued as asynq does, and throttled by the type of what it is aggregated
-// to. A task with ProcessAt or ProcessIn in the future joins then, and its MaxWait counts from then:
-// if it is refused it fails once, by a *throttle.TooLateError. While the limiter's Redis does
+// to. A task with ProcessAt or ProcessIn in the future joins then. While the limiter's Redis does
 // not answer, all tasks are enqueued as asynq does, and join when a worker denies them.
 //
 // Before anything is written it returns an error for a matched task
@@ -129,7 +124,7 @@ func (c *Client) EnqueueContext(
 	if c.message(ctx, e, opts) {
 		c.gather.do(ctx, e)
 	}
-	e.report(opts)
+	e.report()
 	return e.Info, e.Err
 }
 
@@ -150,19 +145,36 @@ const maxBulk = 500
 
 // EnqueueBulk enqueues many tasks with the same options in few calls to Redis. Apart from the cost
 // it does what EnqueueContext does for each of them. It returns a result for each task, in order.
-func (c *Client) EnqueueBulk(
-	ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option,
-) (all []Enqueued) {
-	for i := 0; i < len(tasks); i += maxBulk {
-		all = append(all, c.enqueue(ctx, tasks[i:min(i+maxBulk, len(tasks))], i, opts)...)
+func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Enqueued {
+	results := make([]Enqueued, 0, len(tasks))
+	members, firing := asynqredis.MembersOf(ctx)
+	for some := range slices.Chunk(tasks, maxBulk) {
+		all := make([]enqueuing, len(some))
+		var joining []*enqueuing
+		for i, task := range some {
+			e, options := &all[i], opts
+			e.task = task
+			if firing {
+				id := members.ID(members.From + len(results) + i)
+				options = append(slices.Clip(opts), asynq.Queue(members.Queue), asynq.TaskID(id))
+			}
+			if c.message(ctx, e, options) {
+				joining = append(joining, e)
+			}
+		}
+		c.commit(ctx, joining)
+		for i := range all {
+			all[i].report()
+			results = append(results, all[i].Enqueued)
+		}
 	}
-	return all
+	return results
 }
 
 // Close closes the connection, unless that is the caller's.
 func (c *Client) Close() error {
-	if c.shared {
+	if c.owned == nil {
 		return nil
 	}
-	return c.asynq.Redis().Close()
+	return c.owned.Close()
 }

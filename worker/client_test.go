@@ -76,7 +76,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 }
 
 // What asynq schedules for later is checked where it can be: a deadline before ProcessAt is too
-// late already. Backlog would have no effect, nor MaxWait if the task never joins a line.
+// late already. MaxWait and Backlog would have no effect.
 func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 	reset := sitetest.Policy(5, time.Hour)
 	reset.Name, reset.Match, reset.Requeue = "reset", []string{"reset"}, throttle.RequeueEarliestReset
@@ -89,13 +89,12 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 			for name, row := range map[string]struct {
 				opts      []asynq.Option
 				late, now bool // refused, as it is too late, or as it joins no line now
-				never     bool // refused if it never joins a line
 			}{
 				"the deadline is before":         {opts: []asynq.Option{asynq.ProcessAt(at), asynq.Deadline(at.Add(-time.Minute))}, late: true},
 				"the deadline is then":           {opts: []asynq.Option{asynq.ProcessAt(at), asynq.Deadline(at)}, late: true},
 				"the deadline is before, unique": {opts: []asynq.Option{asynq.ProcessAt(at), asynq.Deadline(at.Add(-time.Minute)), asynq.Unique(time.Hour)}, late: true},
 				"the deadline is after":          {opts: []asynq.Option{asynq.ProcessAt(at), asynq.Deadline(at.Add(time.Minute))}},
-				"MaxWait":                        {opts: []asynq.Option{asynq.ProcessAt(at), worker.MaxWait(time.Minute)}, never: true},
+				"MaxWait":                        {opts: []asynq.Option{asynq.ProcessAt(at), worker.MaxWait(time.Minute)}, now: true},
 				"MaxWait, group":                 {opts: []asynq.Option{asynq.Group("some"), worker.MaxWait(time.Minute)}, now: true},
 				"MaxWait, group, later":          {opts: []asynq.Option{asynq.Group("some"), asynq.ProcessAt(at), worker.MaxWait(time.Minute)}, now: true},
 				"Backlog":                        {opts: []asynq.Option{asynq.ProcessAt(at), worker.Backlog(7)}, now: true},
@@ -106,7 +105,7 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 				task := worker.NewTask(worker.Identity{Tenant: "acme"}, typename, []byte(name))
 				info, err := client.EnqueueContext(t.Context(), task, row.opts...)
 				switch {
-				case typename == "unmatched" || !row.late && !row.now && !(row.never && typename == "reset"):
+				case typename == "unmatched" || !row.late && !row.now:
 					expect.That(t, err == nil, typename, name, err)
 				case info != nil || err == nil:
 					t.Errorf("%s, %s: enqueued", typename, name)
@@ -114,7 +113,7 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 					if !errors.As(err, &late) || !late.StartsAt.Equal(at) || late.Decision.Tenant != "acme" {
 						t.Errorf("%s, %s: %v", typename, name, err)
 					}
-				case !strings.Contains(err.Error(), "needs a task that joins a line"):
+				case !strings.Contains(err.Error(), "need a task that joins a line"):
 					t.Errorf("%s, %s: %v", typename, name, err)
 				}
 			}
@@ -122,7 +121,7 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 		if _, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "reset", nil), worker.MaxWait(time.Minute)); err == nil {
 			t.Error("MaxWait of a policy without a line is ignored")
 		}
-		expect.Equal(t, s.Redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(), 3+2+8,
+		expect.Equal(t, s.Redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(), 2+2+8,
 			"tasks are scheduled")
 	})
 }

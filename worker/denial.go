@@ -17,8 +17,8 @@ import (
 
 // A denied task's way back.
 //
-// The middleware notes with the task's attempt that it waits, and returns no error. So asynq calls none of
-// the user's functions, and is about to delete the task, or to complete it. The hook in the server's
+// The middleware notes as the outcome of the task's attempt that it waits, and returns no error. So asynq calls
+// none of the user's functions, and is about to delete the task, or to complete it. The hook in the server's
 // connection requeues the task in place of that call. It finds the attempt by the task's ID.
 //
 // This is safe because the hook lets no task go but those whose handler has returned: a call that ends
@@ -27,7 +27,7 @@ import (
 //
 // If the task's time runs out while the limiter is asked, asynq goes on at once by the error of the
 // task's context. It asks the user's IsFailure and RetryDelayFunc, and calls to retry or archive the
-// task. The hook requeues it all the same.
+// task. The hook requeues it all the same, as a task about which nothing was decided.
 
 // Requeues of tasks about which the limiter could not decide are spread over this range, so that
 // they do not all come back at once. Asynq's whole seconds make the longest 3 s.
@@ -48,19 +48,39 @@ const cleanUpTimeout = 5 * time.Second
 
 var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
 
-// wait notes that a task waits: in line if its ticket is there, or else until the decision allows another
-// try. The mark is that of the task's join. The cause is the error behind a denial, or nil. Asynq is told of
-// no error, as no function of the user's has to know of it.
-func (s *Server) wait(a *attempt, r throttle.Request, d throttle.Decision, mark string, cause error) error {
-	after := max(d.EarliestReset(), time.Millisecond)
+// wait notes that a task waits, and returns no error for asynq, as no function of the user's has to know of it.
+// See waiting.
+func (s *Server) wait(a *attempt, r throttle.Request, d throttle.Decision, front bool, cause error) error {
+	a.outcome.Store(&outcome{waits: s.waiting(a, a.message, r, d, front, cause)})
+	return nil
+}
+
+// waiting returns how a task goes back to wait: in line if its ticket is there, or else until the decision
+// allows another try. Then it joins its line, at the front if it had its turn. The cause is the error behind
+// a denial, or nil.
+func (s *Server) waiting(
+	a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, front bool, cause error,
+) *requeueing {
+	now, after := time.Now(), max(d.EarliestReset(), time.Millisecond)
 	if d.Queued {
 		s.dispatch.Expect(s.lineOf(r), a.Queue, d.RetryIn)
 		policy, _ := s.config.Limiter.Lookup(d.Policy)
 		after = dispatch.Fallback(policy, d.RetryIn)
 	}
-	retryAt := asynqredis.WholeSecond(time.Now().Add(after))
-	s.attempts.note(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: retryAt}, mark)
-	return nil
+	at := asynqredis.WholeSecond(now.Add(after))
+	reason := (&throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}).Error()
+	if d.Queued && d.RetryIn >= time.Second { // the text stays until then
+		reason += ": expected to start at " + now.Add(d.RetryIn+time.Second-1).UTC().Format(time.RFC3339)
+	}
+	mark := ""
+	if front {
+		mark = asynqredis.FrontMark
+	} else if r.Ticket != (throttle.Ticket{}) { // it can be picked by this mark when its ticket is taken
+		mark = asynqredis.Mark(a.message.JoinKey(), s.asynq.Call())
+	}
+	return &requeueing{queued: d.Queued, Restored: asynqredis.Restored{
+		Queue: a.Queue, Call: a.call, At: at, Line: s.lineOf(r), Mark: mark, Message: m.WithDenial(reason, now),
+	}}
 }
 
 // lineOf returns the name of the line in which a request waits.
@@ -68,20 +88,11 @@ func (s *Server) lineOf(r throttle.Request) string {
 	return s.config.Limiter.LineOf(r.Policy, r.Tenant)
 }
 
-// mark returns the mark by which the task of an attempt can be picked when its ticket is taken, "" if
-// it waits without one.
-func (s *Server) mark(a *attempt, r throttle.Request) string {
-	if r.Ticket == (throttle.Ticket{}) {
-		return ""
-	}
-	return asynqredis.Mark(a.message.JoinKey(), s.asynq.Call())
-}
-
 // unavailable notes that a task waits about which the limiter could not decide: it fails closed. The
 // task may have joined the line all the same.
 func (s *Server) unavailable(a *attempt, r throttle.Request, cause error) error {
 	s.notDecided(r, cause)
-	return s.wait(a, r, undecided(r), s.mark(a, r), cause)
+	return s.wait(a, r, undecided(r), false, cause)
 }
 
 func (s *Server) notDecided(r throttle.Request, cause error) {
@@ -97,80 +108,73 @@ func undecided(r throttle.Request) throttle.Decision {
 // reportErrors wraps the user's ErrorHandler. It is not called for a task that waits, whose time ran out.
 func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc {
 	return func(ctx context.Context, task *asynq.Task, err error) {
-		a, _ := s.attempts.get(taskOf(ctx))
 		// A function of the user's that panics over a denial has a bug to report, though the task waits.
-		if handler != nil && (a.denied == nil || asynq.IsPanicError(err)) {
+		if handler != nil && (!s.attempts.get(taskOf(ctx)).isWaiting() || asynq.IsPanicError(err)) {
 			handler.HandleError(ctx, task, err)
 		}
 	}
 }
 
-// finish lets asynq's call end a task, unless the task was denied.
+// finish lets asynq's call end a task, unless the task is to wait.
 func (s *Server) finish(
 	ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call,
 ) error {
-	ended, a := s.attempts.get(call.Ref)
-	switch firing, position, member := asynqredis.FiringOf(call.Ref); {
-	case !member:
-	case call.Verb == asynqredis.Done, call.Verb == asynqredis.Complete, call.Verb == asynqredis.Archive:
-		took := time.Duration(0)
-		if !ended.begun.IsZero() {
-			took = time.Since(ended.begun)
-		}
+	a := s.attempts.get(call.Ref)
+	ended := a.outcome.Load()
+	if ended == nil {
+		ended = &outcome{}
+	}
+	waits := ended.waits
+	if r := ended.asks; r != nil {
+		waits = s.waiting(a, a.message, *r, undecided(*r), false, errOutOfTime)
+	}
+	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
+	firing, position, member := asynqredis.FiringOf(call.Ref)
+	if member && (deletes || call.Verb == asynqredis.Archive) {
 		next = func(ctx context.Context, cmd redis.Cmder) error {
-			return s.asynq.End(ctx, cmd, firing, position, took)
+			return s.asynq.End(ctx, cmd, firing, position, time.Since(a.begun))
 		}
 	}
 	var err error
 	switch {
-	case ended.denied != nil && call.Verb != asynqredis.Requeue: // that of a shutdown loses nothing
-		err = reply(cmd, "OK", s.requeue(ctx, ended))
+	case waits != nil && call.Verb != asynqredis.Requeue: // that of a shutdown loses nothing
+		err = reply(cmd, "OK", s.requeue(ctx, waits, a.ID))
 	case call.Verb == asynqredis.Other:
 		return next(ctx, cmd)
-	case (call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete) && !ended.done:
+	case deletes && !ended.done:
 		return reply(cmd, nil, fmt.Errorf("worker: task %s has not ended here: it stays", call.ID))
 	default:
-		if (call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry) && s.isLate(&ended) {
+		if (call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry) && s.isLate(a) {
 			message, _ := call.Args[1].([]byte)
-			call.Args[1] = []byte(asynqredis.Message(message).WithDeadline(ended.message.Deadline()))
+			call.Args[1] = []byte(asynqredis.Message(message).WithDeadline(a.message.Deadline()))
 		}
-		ended.free()
+		a.free()
 		err = s.conclude(ctx, next, cmd)
 	}
 	if err == nil || asynqredis.IsNotFound(err) { // else asynq calls again, such as if Redis has lost its scripts
-		s.attempts.end(call.Ref, a)
+		s.attempts.end(a)
 	}
 	return err
 }
 
 // requeue puts a denied task back to wait. It is repeated as asynq's own calls are.
-func (s *Server) requeue(ctx context.Context, a attempt) error {
-	now, reason := time.Now(), a.denied.Error()
-	if d := a.denied.Decision; d.Queued && d.RetryIn >= time.Second { // the text stays until then
-		reason += ": expected to start at " + now.Add(d.RetryIn+time.Second-1).UTC().Format(time.RFC3339)
-	}
-	r := asynqredis.Restored{
-		Queue: a.Queue, Call: a.call, Message: a.message.WithDenial(reason, now),
-		At: a.denied.RetryAt, Line: s.lineOf(a.denied.Request), Mark: a.mark,
-	}
+func (s *Server) requeue(ctx context.Context, r *requeueing, id string) error {
 	due := false
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {
-		due, err = s.asynq.Requeue(ctx, r, a.ID)
+		due, err = s.asynq.Requeue(ctx, r.Restored, id)
 		return err
 	})
 	switch {
-	case err == nil && due: // its ticket was taken, and given up
-		s.dispatch.WakeAt(a.Queue, now)
-		return nil
-	case err == nil:
-		if !a.denied.Decision.Queued { // it comes back at that time, and by nothing else
-			s.dispatch.WakeAt(a.Queue, r.At)
-		}
-		return nil
 	case asynqredis.IsNotFound(err):
 		return err
+	case err != nil:
+		return fmt.Errorf("worker: requeueing task %s, which was denied: %w", id, err)
+	case due: // its ticket was taken, and given up
+		s.dispatch.WakeAt(r.Queue, time.Now())
+	case !r.queued: // it comes back at that time, and by nothing else
+		s.dispatch.WakeAt(r.Queue, r.At)
 	}
-	return fmt.Errorf("worker: requeueing task %s, which was denied: %w", a.ID, err)
+	return nil
 }
 
 // conclude makes the call by which asynq ends a task. Asynq's own repetition uses a context that

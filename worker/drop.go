@@ -3,11 +3,30 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+)
+
+const (
+	// sweepEvery is how often a process sweeps one line, at most.
+	sweepEvery = time.Second
+
+	// sweepMost is how many tickets a sweep looks at. Servers drop the others when they take them.
+	sweepMost = 10_000
+
+	// sweepTimeout bounds one sweep.
+	sweepTimeout = 2 * time.Second
+
+	// pageTimeout bounds what is done with a page of tickets, also after the end of a context.
+	pageTimeout = 5 * time.Second
 )
 
 // DropOptions are the options of Drop.
@@ -29,7 +48,7 @@ type DropOptions struct {
 // throttle.ErrUnavailable, the context's, or of asynq's Redis.
 func Drop(
 	ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter, o DropOptions,
-) (int, error) {
+) (dropped int, err error) {
 	if limiter == nil {
 		return 0, errors.New("worker: Drop: the limiter is nil: must be what throttle.New returns")
 	}
@@ -45,7 +64,7 @@ func Drop(
 	if o.Delete {
 		how = asynqredis.Delete
 	}
-	dropped, line := 0, limiter.Line(limiter.LineOf(o.Policy, o.Tenant))
+	line := limiter.Line(limiter.LineOf(o.Policy, o.Tenant))
 	err = eachQueue(ctx, line, o.Tenant, asynqredis.New(client), how, func(found []int64) error {
 		for _, n := range found {
 			dropped += int(max(0, n))
@@ -53,4 +72,71 @@ func Drop(
 		return nil
 	})
 	return dropped, err
+}
+
+// A sweeper drops tickets whose tasks were deleted, before another task is refused because of them.
+type sweeper struct {
+	asynq   *asynqredis.Client
+	limiter *throttle.Limiter
+
+	mu    sync.Mutex
+	swept map[string]time.Time // by line
+}
+
+var errSweptEnough = errors.New("worker: a sweep has seen enough tickets")
+
+// sweep reports whether a line may have become shorter since a task was refused.
+func (s *sweeper) sweep(ctx context.Context, line string, refusedAt time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if last := s.swept[line]; time.Since(last) < sweepEvery {
+		return last.After(refusedAt)
+	}
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	seen, dropped := 0, false
+	_ = eachQueue(ctx, s.limiter.Line(line), "", s.asynq, "", func(found []int64) error {
+		dropped = dropped || slices.Contains(found, -1)
+		if seen += len(found); seen >= sweepMost {
+			return errSweptEnough
+		}
+		return nil
+	}) // what it has dropped when it fails is enough
+	s.swept[line] = time.Now()
+	return dropped
+}
+
+// eachQueue drops, or looks at, the tasks whose tickets are in a line and that are of an asynq, page by page.
+// The tickets of those that wait no longer leave the line. A tenant of "" is all. When ctx ends the page under
+// way is finished.
+func eachQueue(
+	ctx context.Context, line *throttle.Line, tenant string, asynq *asynqredis.Client, how string, seen func(found []int64) error,
+) error {
+	identity, err := asynq.Identity(ctx)
+	if err != nil {
+		return fmt.Errorf("worker: %w", err)
+	}
+	return line.Tickets(ctx, tenant, func(tickets []throttle.Ticket) error {
+		byQueue := map[string][]string{} // their IDs
+		for _, t := range tickets {
+			if in, queue, _ := strings.Cut(t.Queue, "/"); in == identity {
+				byQueue[queue] = append(byQueue[queue], t.ID)
+			}
+		}
+		page, cancel := context.WithTimeout(context.WithoutCancel(ctx), pageTimeout)
+		defer cancel()
+		for queue, ids := range byQueue {
+			var gone []throttle.Ticket
+			found, err := asynq.Drop(page, queue, how, ids)
+			for i, n := range found {
+				if n != 0 {
+					gone = append(gone, throttle.Ticket{Queue: identity + "/" + queue, ID: ids[i]})
+				}
+			}
+			if err = errors.Join(err, line.Leave(page, gone...), seen(found), ctx.Err()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }

@@ -55,39 +55,41 @@ func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, er
 	if err == nil {
 		e.State, e.Type, e.LastError = info.State.String(), info.Type, info.LastErr
 		e.NextAt, e.Retried, e.MaxRetry = info.NextProcessAt, info.Retried, info.MaxRetry
-		e.QueuePaused, err = c.asynq.IsPaused(ctx, queue)
-	}
-	if err == nil {
 		servers, err = inspector.Servers()
-	}
-	identity := ""
-	if err == nil {
-		identity, err = c.asynq.Identity(ctx)
-	}
-	if err != nil {
-		return e, fmt.Errorf("worker: task %q: %w", id, err)
 	}
 	for _, s := range servers {
 		if s.Queues[queue] > 0 {
 			e.Servers++
 		}
 	}
-	if !e.runs() {
-		if matched, ok := c.limiter.Match(info.Type, false); ok {
-			e.Policy = matched.Name
-		}
-		ticket := throttle.Ticket{Queue: identity + "/" + queue, ID: id}
-		line, err := inspect.Of(c.limiter).Explain(ctx, ticket)
-		if err != nil {
-			return e, err
-		}
-		if line.Waiting {
-			line.Ticket.Queue = queue // as asynq's tools name it
-			e.Line = &line
-		}
+	if err == nil {
+		e.QueuePaused, err = c.asynq.IsPaused(ctx, queue)
+	}
+	if err == nil && !e.runs() {
+		err = c.findInLine(ctx, &e)
+	}
+	if err != nil {
+		return e, fmt.Errorf("worker: task %q: %w", id, err)
 	}
 	e.Why = e.why()
 	return e, nil
+}
+
+// findInLine finds out which policy matches a task, and where it stands in line.
+func (c *Client) findInLine(ctx context.Context, e *Explanation) error {
+	identity, err := c.asynq.Identity(ctx)
+	if err != nil {
+		return err
+	}
+	if matched, ok := c.limiter.Match(e.Type, false); ok {
+		e.Policy = matched.Name
+	}
+	line, err := inspect.Of(c.limiter).Explain(ctx, throttle.Ticket{Queue: identity + "/" + e.Queue, ID: e.ID})
+	if err == nil && line.Waiting {
+		line.Ticket.Queue = e.Queue // as asynq's tools name it
+		e.Line = &line
+	}
+	return err
 }
 
 // runs reports whether the task runs, or has run.
@@ -98,7 +100,7 @@ func (e Explanation) runs() bool {
 // why says it in one line.
 func (e Explanation) why() string {
 	next := e.NextAt.UTC().Format(time.RFC3339)
-	text := ""
+	text := "it is scheduled for " + next
 	switch {
 	case e.Line != nil && e.Line.Binds != "":
 		text = "it waits in line for policy " + e.Line.Policy + ", delayed by " + e.Line.DelayedBy()
@@ -125,11 +127,8 @@ func (e Explanation) why() string {
 			e.Retried, e.MaxRetry, next, e.LastError)
 	case e.LastError != "":
 		text = "it stands in no line, and workers look at it at " + next + ": " + e.LastError
-	default:
-		text = "it is scheduled for " + next
-		if e.Policy != "" {
-			text += ", and joins the line of policy " + e.Policy + " then"
-		}
+	case e.Policy != "":
+		text += ", and joins the line of policy " + e.Policy + " then"
 	}
 	if e.QueuePaused && !e.runs() {
 		text += "; its queue is paused by asynq's tools"

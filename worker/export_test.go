@@ -5,7 +5,6 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
@@ -35,8 +34,8 @@ func (s *Server) OnFree(free func()) { s.attempts.free = free }
 
 // EndOf returns what ends the attempt that the task is in now.
 func (s *Server) EndOf(id string) func() {
-	_, a := s.attempts.get(defaultRef(id))
-	return func() { s.attempts.end(defaultRef(id), a) }
+	a := s.attempts.get(defaultRef(id))
+	return func() { s.attempts.end(a) }
 }
 
 // AsynqConfig is the config of the asynq.Server that is made of c.
@@ -52,11 +51,8 @@ func (s *Server) Process(ctx context.Context, task *asynq.Task, handler asynq.Ha
 func (s *Server) Enter(id string) (deny func()) {
 	s.attempts.begin(dispatch.Task{Ref: defaultRef(id)})
 	a := s.attempts.enter(context.Background(), defaultRef(id), nil, nil)
-	return func() { s.attempts.note(a, &throttle.DeniedError{}, "") }
+	return func() { a.outcome.Store(&outcome{waits: &requeueing{}}) }
 }
 
 // Denied reports whether the attempt that the task is in now is denied.
-func (s *Server) Denied(id string) bool {
-	a, _ := s.attempts.get(defaultRef(id))
-	return a.denied != nil
-}
+func (s *Server) Denied(id string) bool { return s.attempts.get(defaultRef(id)).isWaiting() }

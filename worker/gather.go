@@ -43,31 +43,19 @@ func (g *gatherer) do(ctx context.Context, e *enqueuing) {
 	g.mu.Unlock()
 	select {
 	case <-e.done:
+		return
 	case <-ctx.Done():
-		if !g.withdraw(e) {
-			<-e.done
-			return
-		}
-		e.Info, e.Err = nil, ctx.Err()
 	}
-}
-
-// withdraw removes a task whose commit has not begun, and reports whether there was time.
-func (g *gatherer) withdraw(e *enqueuing) bool {
 	g.mu.Lock()
-	defer g.mu.Unlock()
 	i := slices.Index(g.waiting, e)
 	if i >= 0 {
 		g.waiting = slices.Delete(g.waiting, i, i+1)
+		e.Info, e.Err = nil, ctx.Err()
 	}
-	return i >= 0
-}
-
-// waits returns how many tasks wait.
-func (g *gatherer) waits() int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return len(g.waiting)
+	g.mu.Unlock()
+	if i < 0 {
+		<-e.done
+	}
 }
 
 // next commits, in the background, the tasks that have come meanwhile.
@@ -88,15 +76,24 @@ func (g *gatherer) next() {
 		for _, e := range now {
 			close(e.done)
 		}
-		// Some of these callers come again at once. Without them the next commit would have only those
-		// few that came last: large and small commits would alternate.
-		came, since := g.waits(), time.Now()
-		for all, yields := n+came, 0; came < all && yields < maxYields && time.Since(since) < gatherFor; yields++ {
-			runtime.Gosched()
-			if now := g.waits(); now > came {
-				came, since = now, time.Now()
-			}
-		}
+		g.await(n)
 		g.next()
 	}()
+}
+
+// await gives callers of a commit the time to come again, which some do at once. Without them the next
+// commit would have only those few that came last: large and small commits would alternate.
+func (g *gatherer) await(callers int) {
+	waits := func() int {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return len(g.waiting)
+	}
+	came, since := waits(), time.Now()
+	for all, yields := callers+came, 0; came < all && yields < maxYields && time.Since(since) < gatherFor; yields++ {
+		runtime.Gosched()
+		if now := waits(); now > came {
+			came, since = now, time.Now()
+		}
+	}
 }

@@ -3,12 +3,13 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
 // askAgainForSlots is the shortest wait of a task whose handler was denied a slot that others hold.
@@ -29,10 +30,29 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 		return a.handler.ProcessTask(ctx, a.task)
 	}()
 	lost := errors.Is(context.Cause(ctx), throttle.ErrLeaseLost)
-	if err == nil || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
-		return err // the user's last word
+	switch {
+	case err == nil || errors.Is(err, asynq.RevokeTask):
+		a.outcome.Store(&outcome{done: true})
+		return err
+	case errors.Is(err, asynq.SkipRetry): // the user's last word
+		return err
 	}
 	return s.afterError(ctx, a, j, request, err, lost)
+}
+
+// end releases what a handler that has returned holds, and has the lines asked that may wait for
+// it.
+func (s *Server) end(j *Job) {
+	j.mu.Lock()
+	j.ended = true
+	held := append([]throttle.Reservation{j.task}, j.extra...)
+	j.mu.Unlock()
+	for _, reservation := range held {
+		if reservation.Lease() > 0 {
+			_ = reservation.Release(context.Background()) // else it runs out
+			s.dispatch.Freed(s.lineOf(reservation.Request))
+		}
+	}
 }
 
 // afterError decides whether a task whose handler returned an error fails by it, or is to wait. The
@@ -44,7 +64,7 @@ func (s *Server) afterError(
 	var denied *throttle.DeniedError
 	wait := func(policy string, in time.Duration) error { // it joins the line of its own policy, at the front
 		d := throttle.Decision{At: time.Now(), Policy: policy, RetryIn: in, Tenant: request.Tenant}
-		return s.wait(a, request, d, asynqredis.FrontMark, err)
+		return s.wait(a, request, d, true, err)
 	}
 	retryIn, policy, callRefused := j.caller.Refusal()
 	switch {
@@ -53,12 +73,7 @@ func (s *Server) afterError(
 		s.config.Logger.Warn(warning, "type", j.taskType)
 		return err
 	case errors.As(err, &refused):
-		after := known(refused.After)
-		s.pause(ctx, j, after)
-		if policy, ok := s.config.Limiter.Lookup(request.Policy); ok {
-			after = min(after, policy.MaxPause)
-		}
-		return s.refused(ctx, a, request, request.Policy, after, err)
+		return s.refused(ctx, a, request, request.Policy, s.pause(ctx, j, refused.After), err)
 	case errors.As(err, &denied):
 		return wait(denied.Decision.Policy, askAgainIn(denied.Decision))
 	case callRefused:
@@ -88,17 +103,113 @@ func askAgainIn(d throttle.Decision) time.Duration {
 	return d.RetryIn
 }
 
-// end releases what a handler that has returned holds, and has the lines asked that may wait for
-// it.
-func (s *Server) end(j *Job) {
-	j.mu.Lock()
-	j.ended = true
-	held := append([]throttle.Reservation{j.task}, j.extra...)
-	j.mu.Unlock()
-	for _, reservation := range held {
-		if reservation.Lease() > 0 {
-			_ = reservation.Release(context.Background()) // else it runs out
-			s.dispatch.Freed(s.lineOf(reservation.Request))
-		}
+// pause passes on the upstream's refusal, even if the task's own time has run out. It returns for how long
+// the policy pauses.
+func (s *Server) pause(ctx context.Context, j *Job, d time.Duration) time.Duration {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+	defer cancel()
+	name := j.caller.Request.Policy
+	if err := j.Pause(ctx, d); err != nil {
+		s.limiter.Failed(err, "policy", name)
+	}
+	if policy, ok := s.config.Limiter.Lookup(name); ok {
+		return min(known(d), policy.MaxPause)
+	}
+	return known(d)
+}
+
+// refused notes that a task waits whose call the upstream of a policy refused for a time. If it was refused
+// for too long it returns a *GivenUpError.
+func (s *Server) refused(
+	ctx context.Context, a *attempt, r throttle.Request, policy string, retryIn time.Duration, cause error,
+) error {
+	p, _ := s.config.Limiter.Lookup(policy) // the zero value, without limits, if it was removed
+	now := time.Now()
+	message, limit := a.message.WithRefusal(now), p.MaxRefusedWait
+	since := message.RefusedSince()
+	if limit > 0 && now.Add(retryIn).Sub(since) > limit {
+		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Since: since, Tenant: r.Tenant}
+	}
+	// If it is not delayed by a pause it waits for as long as by one of unknown length.
+	d := throttle.Decision{At: now, Policy: policy, RetryIn: max(retryIn, throttle.DefaultPause), Tenant: r.Tenant}
+	if policy == r.Policy {
+		s.rejoin(ctx, a, r, &d)
+	}
+	a.outcome.Store(&outcome{waits: s.waiting(a, message, r, d, !d.Queued, cause)})
+	return nil
+}
+
+// rejoin makes a task whose handler ran join its line again, in front of its tenant's other tickets, and
+// notes in the decision if it waits there.
+func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *throttle.Decision) {
+	if r.Ticket == (throttle.Ticket{}) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+	defer cancel()
+	if r.Front = true; wasTaken(a.grant) {
+		r.Since = a.grant.Since
+	}
+	places, err := s.config.Limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
+	switch {
+	case err != nil || places[0].Err != nil || places[0].Exempt:
+	case places[0].RetryIn <= 0: // nothing holds it up, such as if the pause could not be stored
+		s.leave(ctx, r)
+	default:
+		d.Queued, d.RetryIn, d.Latest = true, places[0].RetryIn, places[0].Latest
 	}
 }
+
+// A RefusedError is the error of a handler whose call the upstream refused for a while: see
+// RetryAfter.
+type RefusedError struct {
+	After time.Duration // below 1 ms, as at 0 and below, it is unknown
+}
+
+func (e *RefusedError) Error() string {
+	if known(e.After) == 0 {
+		return "worker: the upstream refuses calls"
+	}
+	return fmt.Sprintf("worker: the upstream refuses calls for %v", e.After)
+}
+
+// known returns how long the upstream refuses calls, or 0 if that is unknown. A time that has passed
+// here is: the clock of the upstream may be behind.
+func known(d time.Duration) time.Duration {
+	if d < time.Millisecond {
+		return 0
+	}
+	return d
+}
+
+// RetryAfter returns a *RefusedError: a handler returns it, wrapped or not, when the upstream
+// refused its call for d. If d is below a millisecond, as at 0 or below, the time is unknown: so
+// time.Until of a reset may be passed on, even if that is over by this machine's clock. The task's
+// policy pauses on every worker, for the task's tenant or for all (throttle.Reservation.Pause). The
+// task is requeued in front of its tenant's other tickets. No retry is burnt. To burn one, call
+// Job.Pause and return an error of another kind.
+//
+// The policy's MaxRefusedWait ends a task that is refused again and again.
+//
+// In a task that no policy matches it is logged, and the task fails by it as by any other error.
+func RetryAfter(d time.Duration) error { return &RefusedError{d} }
+
+// A GivenUpError says that a task failed for good, as the upstream refused its calls for too long:
+// throttle.Policy.MaxRefusedWait. asynq archives the task. errors.Is finds asynq.SkipRetry.
+type GivenUpError struct {
+	Cause  error         // the handler's error
+	Limit  time.Duration // the policy's MaxRefusedWait
+	Policy string        // whose upstream refused
+	Since  time.Time     // the first refusal since the task last failed by something else
+	Tenant string
+}
+
+// Error is one line of valid UTF-8.
+func (e *GivenUpError) Error() string {
+	text := fmt.Sprintf("worker: policy %q, tenant %q: given up by max_refused_wait %v: refused since %s: %v",
+		e.Policy, e.Tenant, e.Limit, e.Since.UTC().Format(time.RFC3339), e.Cause)
+	return strings.ToValidUTF8(text, "\uFFFD")
+}
+
+// Unwrap returns the cause, and asynq.SkipRetry.
+func (e *GivenUpError) Unwrap() []error { return []error{e.Cause, asynq.SkipRetry} }

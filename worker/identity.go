@@ -20,9 +20,6 @@ const (
 	tenantHeader     = "sluice-tenant"     // acme
 )
 
-// maxWaitHeader keeps the MaxWait of a task that joins later, such as "1m30s".
-const maxWaitHeader = "sluice-max-wait"
-
 // An Identity is a task's tenant, attributes, class and cost.
 type Identity struct {
 	Attributes map[string]string // by which other scopes than the tenant count it

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -178,32 +179,18 @@ func (j *Job) besideOwn(err error) error {
 	if !errors.As(err, &denied) || !j.caller.Counted(denied.Request.Policy) {
 		return nil
 	}
+	r := denied.Request
+	same := r.Tenant == task.Tenant && maps.Equal(r.Attributes, task.Attributes)
 	for _, w := range denied.Decision.Windows {
-		if !w.Denied || !w.Algorithm.Leases() || !countsFor(w.Scope, task) {
-			continue
-		}
-		held, cost := task.CostOf(w.Unit), denied.Request.CostOf(w.Unit)
-		if held > 0 && held+cost > w.Limit {
+		held, cost := task.CostOf(w.Unit), r.CostOf(w.Unit)
+		isShared := len(w.Scope.Attributes) == 0
+		if w.Denied && w.Algorithm.Leases() && (same || isShared) && held > 0 && held+cost > w.Limit {
 			return &throttle.NeverFitsError{
 				Policy: task.Policy, Window: w.Name, Unit: w.Unit, Cost: cost, Capacity: w.Limit, Held: held,
 			}
 		}
 	}
 	return nil
-}
-
-// countsFor reports whether a request is counted for this value of a scope.
-func countsFor(scope throttle.ScopeValue, r throttle.Request) bool {
-	for i, attribute := range scope.Attributes {
-		value := r.Attributes[attribute]
-		if attribute == throttle.TenantAttribute {
-			value = r.Tenant
-		}
-		if value != scope.Values[i] {
-			return false
-		}
-	}
-	return true
 }
 
 // keep holds a reservation until the handler returns. If it has returned, the reservation is

@@ -14,11 +14,62 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// rescoreFrom is the shortest wait for which a stored task gets another time, which asynq's tools show.
-const rescoreFrom = time.Minute
+const (
+	// storedFor is when workers look at a stored task whose join was lost.
+	storedFor = 2 * time.Minute
 
-// join makes stored tasks join a line, and makes the calls that their places ask for.
-func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
+	// rescoreFrom is the shortest wait for which a stored task gets another time, which asynq's tools show.
+	rescoreFrom = time.Minute
+)
+
+// commit stores tasks, and makes them join their lines.
+func (c *Client) commit(ctx context.Context, tasks []*enqueuing) {
+	type route struct{ queue, line string }
+	byRoute := map[route][]*enqueuing{}
+	for _, e := range tasks {
+		e.call.Line = c.limiter.LineOf(e.request.Policy, e.request.Tenant)
+		to := route{e.call.Queue, e.call.Line}
+		byRoute[to] = append(byRoute[to], e)
+	}
+	for to, es := range byRoute {
+		if stored := c.store(ctx, to.queue, es); len(stored) > 0 {
+			c.join(ctx, to.queue, to.line, stored)
+		}
+	}
+}
+
+// store stores tasks of one queue as scheduled, and returns those that were.
+func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) (stored []*enqueuing) {
+	identity, err := c.asynq.Identity(ctx)
+	forwardAt := asynqredis.WholeSecond(time.Now().Add(storedFor))
+	calls := make([]asynqredis.EnqueueCall, len(es))
+	for i, e := range es {
+		calls[i] = e.call
+	}
+	var results []asynqredis.Result
+	if err == nil {
+		results, err = c.asynq.Store(ctx, queue, calls, forwardAt)
+	}
+	for i, e := range es {
+		switch {
+		case i >= len(results):
+			e.refuse(err)
+		case results[i] == asynqredis.IDTaken:
+			e.refuse(asynq.ErrTaskIDConflict)
+		case results[i] == asynqredis.LockTaken:
+			e.refuse(asynq.ErrDuplicateTask)
+		default:
+			e.Info.State, e.Info.NextProcessAt = asynq.TaskStateScheduled, forwardAt
+			e.request.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: e.call.ID}
+			stored = append(stored, e)
+		}
+	}
+	return stored
+}
+
+// join makes stored tasks of one queue join a line, and does what follows from their places. What fails
+// then is found by workers as it was stored.
+func (c *Client) join(ctx context.Context, queue, line string, es []*enqueuing) {
 	err := c.places(ctx, line, es)
 	if _, member := asynqredis.MembersOf(ctx); member && err != nil {
 		// Thousands of them pending would take slots in vain: they join when forward finds them.
@@ -28,59 +79,48 @@ func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 		return
 	}
 	policy, _ := c.limiter.Lookup(line)
-	now := time.Now()
-	nudges, arranged := map[string]bool{}, map[string][]*enqueuing{} // by queue
+	now, nudge := time.Now(), false
+	var moves []asynqredis.Move
+	var moved []*enqueuing
 	for _, e := range es {
-		place := e.place
-		e.fate = asynqredis.Move{ID: e.call.ID, JoinKey: e.request.Key}
+		place, move := e.place, asynqredis.Move{ID: e.call.ID, JoinKey: e.request.Key}
 		switch {
 		case err != nil: // it joins when it is denied
 		case place.Exempt:
 			e.Start = ExpectedStart{Known: true, At: now}
 		case place.Err != nil:
 			e.refuse(place.Err)
-			e.fate.Gone = true
+			move.Gone = true
 		default:
 			e.Start = ExpectedStart{Known: true, Joined: true, At: now.Add(place.RetryIn), Binds: place.Binds}
 			if place.Latest >= place.RetryIn {
 				e.Start.Latest = now.Add(place.Latest)
 			}
-			if place.Nudge {
-				nudges[e.call.Queue] = true
-			}
+			nudge = nudge || place.Nudge
 			wait := dispatch.Fallback(policy, place.RetryIn)
 			if wait <= storedFor+rescoreFrom {
 				continue
 			}
-			e.fate.At = asynqredis.WholeSecond(now.Add(wait))
-			e.fate.Message, e.fate.Reason = e.call.Message, dispatch.Reason(e.request, place, now)
-			e.Info.NextProcessAt = e.fate.At
+			move.At = asynqredis.WholeSecond(now.Add(wait))
+			move.Message, move.Reason = e.call.Message, dispatch.Reason(e.request, place, now)
+			e.Info.NextProcessAt = move.At
 		}
-		arranged[e.call.Queue] = append(arranged[e.call.Queue], e)
+		moves, moved = append(moves, move), append(moved, e)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	for queue := range nudges {
+	if nudge {
 		_ = c.asynq.Nudge(ctx, queue, line) // else a worker asks some seconds later
 	}
-	for queue, es := range arranged {
-		c.arrange(ctx, queue, es)
+	if len(moves) == 0 {
+		return
 	}
-}
-
-// arrange does with tasks of one queue what follows from their places. If it fails, workers find them as
-// they were stored.
-func (c *Client) arrange(ctx context.Context, queue string, es []*enqueuing) {
-	fates := make([]asynqredis.Move, len(es))
-	for i, e := range es {
-		fates[i] = e.fate
-	}
-	_, err := c.asynq.Apply(ctx, queue, false, fates)
-	for _, e := range es {
+	_, err = c.asynq.Apply(ctx, queue, false, moves)
+	for i, e := range moved {
 		switch {
-		case e.fate.Gone && err != nil:
+		case moves[i].Gone && err != nil:
 			e.Err = fmt.Errorf("%w; and it was enqueued all the same: %w", e.Err, err)
-		case !e.fate.Gone && e.fate.At.IsZero() && err == nil:
+		case !moves[i].Gone && moves[i].At.IsZero() && err == nil:
 			e.Info.State, e.Info.NextProcessAt = asynq.TaskStatePending, time.Now()
 		}
 	}
@@ -112,7 +152,7 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueuing) error
 	}) != nil {
 		again = nil // they stand where the earlier tasks stood
 	}
-	if len(refused) > 0 && c.sweeper.sweep(ctx, line, c.asynq, begun) {
+	if len(refused) > 0 && c.sweeper.sweep(ctx, line, begun) {
 		again = append(again, refused...)
 	}
 	return c.ask(ctx, line, again)

@@ -14,9 +14,14 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
-// startWithin is how old a grant may be when its task starts, as its units count from when they
-// were taken. An older grant is given back and reserved again.
-const startWithin = 100 * time.Millisecond
+const (
+	// startWithin is how old a grant may be when its task starts, as its units count from when they
+	// were taken. An older grant is given back and reserved again.
+	startWithin = 100 * time.Millisecond
+
+	// maxTypesLogged bounds how many task types are logged, and remembered for it.
+	maxTypesLogged = 100
+)
 
 // throttled is the outermost middleware: asynq gets what it returns.
 func (s *Server) throttled(handler asynq.Handler) asynq.Handler {
@@ -28,9 +33,7 @@ func (s *Server) throttled(handler asynq.Handler) asynq.Handler {
 		if a == nil {
 			return errLost
 		}
-		err := s.process(ctx, a)
-		s.attempts.returned(a, err)
-		return err
+		return s.process(ctx, a)
 	})
 }
 
@@ -50,8 +53,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 	}()
 
-	isLate := s.isLate(a)
-	policy, ok := s.config.Limiter.Match(a.task.Type(), a.grant != nil || isLate)
+	policy, ok := s.config.Limiter.Match(a.task.Type(), a.grant != nil || s.isLate(a))
 	if !ok {
 		return s.processUnmatched(ctx, a)
 	}
@@ -66,16 +68,8 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 		request.Ticket = throttle.Ticket{Queue: identity + "/" + a.Queue, ID: a.ID}
 	}
-	// Should the task's time run out meanwhile, asynq goes on at once. The task did not run: it
-	// waits.
-	_ = s.wait(a, request, undecided(request), s.mark(a, request), errOutOfTime)
-	d := throttle.Decision{}
-	if isLate {
-		s.leave(ctx, request)
-		err = missed(request.Policy, request.Tenant, request.Deadline, a.begun)
-	} else {
-		d, err = s.decideOrSweep(ctx, a.grant, request)
-	}
+	a.outcome.Store(&outcome{asks: &request})
+	d, err := s.decide(ctx, a, request)
 	if err == nil { // else the grant of before may have been replaced or not
 		granted = d
 	}
@@ -87,33 +81,39 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		return s.processInvalid(ctx, a, policy, fmt.Errorf("worker: task type %q: %w", a.task.Type(), err))
 	case err != nil && ctx.Err() == nil:
 		return s.unavailable(a, request, err)
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		s.notDecided(request, errOutOfTime)
-		return ctx.Err()
 	case ctx.Err() != nil:
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			s.notDecided(request, errOutOfTime)
+		}
 		return ctx.Err()
 	}
+	if late != nil || d.Granted {
+		a.outcome.Store(nil)
+	} else {
+		_ = s.wait(a, request, d, false, nil)
+	}
+	s.report(ctx, a, d)
+	switch {
+	case late != nil:
+		return notAgain{late}
+	case !d.Granted:
+		return nil
+	}
+	granted = throttle.Decision{}
+	s.started(d, a.grant)
+	return s.run(ctx, a, request, d)
+}
+
+// report tells of a decision before it takes effect.
+func (s *Server) report(ctx context.Context, a *attempt, d throttle.Decision) {
 	if d.FailedOpen != nil {
 		s.limiter.Failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
 	} else {
 		s.limiter.Answered(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
 	}
-	if d.Granted {
-		s.attempts.note(a, nil, "")
-	}
 	if s.config.OnDecision != nil {
 		s.config.OnDecision(ctx, a.task, d)
 	}
-	switch {
-	case late != nil:
-		s.attempts.note(a, nil, "")
-		return notAgain{late}
-	case !d.Granted:
-		return s.wait(a, request, d, s.mark(a, request), nil)
-	}
-	granted = throttle.Decision{}
-	s.started(d, a.grant)
-	return s.run(ctx, a, request, d)
 }
 
 // request returns what a task asks of a policy, before it has a ticket. It was in line, or comes for the
@@ -124,76 +124,40 @@ func (s *Server) request(
 	r, err := requestOf(s.config.Identify, policy, task)
 	r.Deadline, r.MaxHold = m.Deadline(), m.TimeLimit(time.Now())
 	r.Front, r.Key = waited || m.Retried() > 0, m.JoinKey()
-	if !waited {
-		r.MaxWait = maxWaitOf(m)
-	}
 	return r, err
 }
 
 // wasTaken reports whether the task comes from the line.
 func wasTaken(grant *dispatch.Grant) bool { return grant != nil && grant.Taken }
 
-// processUnmatched runs a task that no policy matches, or returns the error by which it fails.
-func (s *Server) processUnmatched(ctx context.Context, a *attempt) error {
-	if !asynqredis.IsReport(a.Ref) { // of a batch: it needs no policy
-		s.noteUnmatched(a.task.Type())
-		if s.config.Unmatched == UnmatchedReject {
-			return &UnmatchedError{TaskType: a.task.Type()}
-		}
-	}
-	return s.runUncounted(ctx, a)
-}
-
-// processInvalid returns the error of a task that the policy cannot count. If the policy only observes,
-// the task runs.
-func (s *Server) processInvalid(ctx context.Context, a *attempt, policy throttle.Policy, err error) error {
-	s.attempts.note(a, nil, "")
-	if policy.Mode != throttle.ModeObserve {
-		return err
-	}
-	s.noteUnobserved(policy, a.task.Type(), err)
-	return s.runUncounted(ctx, a)
-}
-
-func (s *Server) runUncounted(ctx context.Context, a *attempt) error {
-	id, _ := IdentityOf(a.task) // of the calls that the handler makes
-	return s.run(ctx, a, throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}, throttle.Decision{})
-}
-
-// decideOrSweep is decide. If the task can never start because of those that wait before it, tickets
-// of tasks that were deleted leave the line, and it is decided once more.
-func (s *Server) decideOrSweep(
-	ctx context.Context, grant *dispatch.Grant, request throttle.Request,
-) (throttle.Decision, error) {
-	d, err := s.decide(ctx, grant, request)
-	if !errors.As(err, new(*throttle.TooLateError)) ||
-		!s.sweeper.sweep(ctx, s.lineOf(request), s.asynq, time.Now()) {
-		return d, err
-	}
-	return s.decide(ctx, nil, request)
-}
-
 // decide returns what was decided for the task before it had a slot, if that is still right, and else
-// asks the limiter.
-func (s *Server) decide(
-	ctx context.Context, grant *dispatch.Grant, request throttle.Request,
-) (d throttle.Decision, err error) {
-	ask := func(ctx context.Context) error {
-		d, err = s.config.Limiter.Reserve(ctx, request)
+// asks the limiter. If the task can never start because of those that wait before it, tickets of tasks that
+// were deleted leave the line, and it asks once more.
+func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d throttle.Decision, err error) {
+	if s.isLate(a) {
+		s.leave(ctx, r)
+		return d, missed(r.Policy, r.Tenant, r.Deadline, a.begun)
+	}
+	reserve := func(ctx context.Context) error {
+		d, err = s.config.Limiter.Reserve(ctx, r)
 		return err
 	}
-	if grant != nil {
+	ask := reserve
+	if grant := a.grant; grant != nil {
 		line := s.config.Limiter.Line(grant.Line)
-		denied := grant.Decision.Queued && grant.Decision.Policy == request.Policy
-		if time.Since(grant.Sent) <= startWithin && (denied || line.Matches(grant.TakenTicket, request)) {
+		denied := grant.Decision.Queued && grant.Decision.Policy == r.Policy
+		if time.Since(grant.Sent) <= startWithin && (denied || line.Matches(grant.TakenTicket, r)) {
 			return grant.Decision, nil
 		}
 		ask = func(ctx context.Context) error {
-			d, err = line.ReserveAgain(ctx, grant.TakenTicket, request)
+			d, err = line.ReserveAgain(ctx, grant.TakenTicket, r)
 			return err
 		}
 	}
 	err = s.breaker.Do(ctx, outage.AnswerWithin, ask)
+	if errors.As(err, new(*throttle.TooLateError)) && s.sweeper.sweep(ctx, s.lineOf(r), time.Now()) {
+		err = s.breaker.Do(ctx, outage.AnswerWithin, reserve)
+	}
 	return d, err
 }
 
@@ -209,11 +173,6 @@ func (s *Server) giveBack(r throttle.Reservation) {
 	})
 }
 
-// isInvalid reports whether the error says that the request can never be granted.
-func isInvalid(err error) bool {
-	return errors.As(err, new(*throttle.RequestError)) || errors.As(err, new(*throttle.NeverFitsError))
-}
-
 // started reports to the limiter's observer that a task's handler is about to be called.
 func (s *Server) started(d throttle.Decision, grant *dispatch.Grant) {
 	start := throttle.Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant}
@@ -224,4 +183,76 @@ func (s *Server) started(d throttle.Decision, grant *dispatch.Grant) {
 		}
 	}
 	s.config.Limiter.Config().Observer.Started(start)
+}
+
+// processUnmatched runs a task that no policy matches, or returns the error by which it fails.
+func (s *Server) processUnmatched(ctx context.Context, a *attempt) error {
+	switch {
+	case asynqredis.IsReport(a.Ref): // of a batch: it needs no policy
+	case s.config.Unmatched == UnmatchedReject:
+		s.warnOnce("worker: no policy matches a task type: its tasks fail", a.task.Type())
+		return &UnmatchedError{TaskType: a.task.Type()}
+	default:
+		s.warnOnce("worker: no policy matches a task type: its tasks run unthrottled", a.task.Type())
+	}
+	return s.runUncounted(ctx, a)
+}
+
+// processInvalid returns the error of a task that the policy cannot count. If the policy only observes,
+// the task runs.
+func (s *Server) processInvalid(ctx context.Context, a *attempt, policy throttle.Policy, err error) error {
+	a.outcome.Store(nil)
+	if policy.Mode != throttle.ModeObserve {
+		return err
+	}
+	s.warnOnce("worker: a policy observes, and cannot count a task: it runs, and would fail if the policy were enforced",
+		a.task.Type(), "policy", policy.Name, "err", err)
+	return s.runUncounted(ctx, a)
+}
+
+func (s *Server) runUncounted(ctx context.Context, a *attempt) error {
+	id, _ := IdentityOf(a.task) // of the calls that the handler makes
+	return s.run(ctx, a, throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}, throttle.Decision{})
+}
+
+// warnOnce logs a task type that no policy counts, unless it was logged.
+func (s *Server) warnOnce(message, taskType string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.warned[taskType] || len(s.warned) > maxTypesLogged {
+		return
+	}
+	s.warned[taskType] = true
+	if len(s.warned) > maxTypesLogged {
+		s.config.Logger.Warn("worker: no policy counts the tasks of many types: no more of them are logged")
+		return
+	}
+	s.config.Logger.Warn(message, append([]any{"type", taskType}, args...)...)
+}
+
+// isInvalid reports whether the error says that the request can never be granted.
+func isInvalid(err error) bool {
+	return errors.As(err, new(*throttle.RequestError)) || errors.As(err, new(*throttle.NeverFitsError))
+}
+
+// notAgain makes asynq archive the task. A throttle.TooLateError alone does not: a handler may
+// return one of another task, which it could not enqueue.
+type notAgain struct{ *throttle.TooLateError }
+
+func (e notAgain) Unwrap() []error { return []error{e.TooLateError, asynq.SkipRetry} }
+
+// missed returns the error for a deadline that will have passed when the task starts.
+func missed(policy, tenant string, deadline, startsAt time.Time) *throttle.TooLateError {
+	d := throttle.Decision{At: time.Now(), Policy: policy, Tenant: tenant}
+	return &throttle.TooLateError{Deadline: deadline, Decision: d, StartsAt: startsAt}
+}
+
+// leave withdraws the request's ticket, if it has one.
+func (s *Server) leave(ctx context.Context, r throttle.Request) {
+	if r.Ticket == (throttle.Ticket{}) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+	defer cancel()
+	_ = s.config.Limiter.Line(s.lineOf(r)).Leave(ctx, r.Ticket) // else a take finds it gone
 }

@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -9,58 +8,45 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// An option is one of ours among asynq's, which ignores it. Its value is of a type that no other
-// has.
-type option struct {
-	name  string
-	value any
-}
+// An option is one of ours among asynq's. It works in the calls of a Client. An asynq.Client ignores it.
+// It has no effect among the options of a task, which asynq does not export.
+type option func(*enqueuing)
 
-func (o *option) String() string         { return fmt.Sprintf("%s(%v)", o.name, o.value) }
-func (o *option) Type() asynq.OptionType { return -1 }
-func (o *option) Value() any             { return o.value }
-
-// ours returns our options of a call.
-func ours(call []asynq.Option) (found []*option) {
-	for _, o := range call {
-		if o, ok := o.(*option); ok {
-			found = append(found, o)
-		}
-	}
-	return found
-}
-
-// Our options work in the calls of a Client. An asynq.Client ignores them. They have no effect among
-// the options of a task, which asynq does not export.
+func (option) String() string         { return "an option of worker.Client" }
+func (option) Type() asynq.OptionType { return -1 }
+func (option) Value() any             { return nil }
 
 // MaxWait is an option of the calls by which a Client enqueues. If the task may have to wait longer than d
 // before it starts, it is refused with a *throttle.TooLateError, and not enqueued. 0 is no limit.
 // Below 0 a task is refused unless it fits at once. While the limiter's Redis does not answer
-// nothing is refused.
-//
-// With ProcessAt or ProcessIn, d counts from when the task joins the line, and a task that is
-// refused then fails: asynq archives it. With Group it is an error.
+// nothing is refused. With ProcessAt, ProcessIn or Group it is an error.
 func MaxWait(d time.Duration) asynq.Option {
 	if d < 0 { // 0 is no limit
 		d = 1
 	}
-	return &option{"MaxWait", d}
+	return option(func(e *enqueuing) { e.request.MaxWait = d })
 }
 
 // Backlog is an option of the calls by which a Client enqueues. If n tasks of the same tenant, attributes
 // and queue are in line already, the task is refused with a *throttle.BacklogError, and not
 // enqueued. 0 is no limit. While the limiter's Redis does not answer nothing is refused. With
 // ProcessAt, ProcessIn or Group it is an error.
-func Backlog(n int) asynq.Option { return &option{"Backlog", n} }
+func Backlog(n int) asynq.Option {
+	return option(func(e *enqueuing) { e.request.Backlog = n })
+}
 
 // Class is an option of the calls by which a Client enqueues: tasks of throttle.ClassBatch let live ones go
 // first in line. The stored task keeps it in a header, also for retries. It replaces
 // Identity.Class. It has no effect for a task with Group, and for one that no policy matches.
-func Class(c throttle.Class) asynq.Option { return &option{"Class", c} }
+func Class(c throttle.Class) asynq.Option {
+	return option(func(e *enqueuing) { e.request.Class = c })
+}
 
 // ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is
 // expected to start. Of several tasks that of the last stays. It has no effect if start is nil.
-func ReportStart(start *ExpectedStart) asynq.Option { return &option{"ReportStart", start} }
+func ReportStart(start *ExpectedStart) asynq.Option {
+	return option(func(e *enqueuing) { e.reportTo = start })
+}
 
 // An ExpectedStart is when a task that was enqueued is expected to start, by this machine's clock.
 // The times of a task in line hold if nobody changes limits.

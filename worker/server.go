@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"os/signal"
@@ -33,29 +34,80 @@ const (
 // asynqPause is asynq's own pause after it has found no task. Our hook has waited by then.
 const asynqPause = time.Millisecond
 
+// Config configures how tasks are throttled. Its functions may be called at every attempt of a
+// task, by many goroutines at once.
+type Config struct {
+	// Identify returns the task's identity. Its class is always that of the task's header. The default is
+	// IdentityOf: what NewTask was given.
+	Identify func(*asynq.Task) (Identity, error)
+
+	// Limiter decides. Its policies name the task types that they match. It is required.
+	Limiter *throttle.Limiter
+
+	// Logger gets outages of the limiter, task types that no policy matches, and mistakes in the setup.
+	// The default is slog.Default(). Pauses and changed rates are for throttle.Config.Logger.
+	Logger *slog.Logger
+
+	// OnDecision, if not nil, is called with every decision about a task before it takes effect. For
+	// metrics of all that a limiter does, see throttle.Observer.
+	OnDecision func(ctx context.Context, t *asynq.Task, d throttle.Decision)
+
+	// Unmatched selects what happens to a task whose type no policy matches. The default is
+	// UnmatchedRun. The first task of each such type is logged.
+	Unmatched Unmatched
+}
+
+// Unmatched selects what happens to a task whose type no policy matches.
+type Unmatched string
+
+const (
+	UnmatchedRun    Unmatched = "run"    // it runs unthrottled
+	UnmatchedReject Unmatched = "reject" // it fails by an *UnmatchedError
+)
+
+// withDefaults returns the config with its defaults, or an error that names the field that cannot
+// be used.
+func (c Config) withDefaults() (Config, error) {
+	if c.Limiter == nil {
+		return c, errors.New("worker: Config.Limiter is nil: must be what throttle.New returns")
+	}
+	if c.Unmatched == "" {
+		c.Unmatched = UnmatchedRun
+	}
+	if c.Unmatched != UnmatchedRun && c.Unmatched != UnmatchedReject {
+		return c, fmt.Errorf("worker: Config.Unmatched %q: must be %q or %q",
+			string(c.Unmatched), string(UnmatchedRun), string(UnmatchedReject))
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c, nil
+}
+
 // A Server is an asynq.Server whose tasks are throttled before any middleware sees them. It is safe
 // for concurrent use.
 //
 // A hook in its connection answers the calls by which asynq asks for work. It requeues every denied
 // task, whatever asynq was about to do with it: asynq would archive one that has no retries left.
 type Server struct {
-	asynq     *asynqredis.Client // of the server's connection
-	attempts  *attempts
-	config    Config
-	dispatch  *dispatch.Dispatcher
-	limiter   *outage.Log           // whether the limiter answers
-	queues    *outage.Log           // the same of asynq's Redis
-	owned     redis.UniversalClient // nil if the caller made it
-	server    *asynq.Server
-	breaker   outage.Breaker // of the limiter
-	sweeper   sweeper
-	uncounted uncounted
+	asynq    *asynqredis.Client // of the server's connection
+	attempts *attempts
+	config   Config
+	dispatch *dispatch.Dispatcher
+	limiter  *outage.Log           // whether the limiter answers
+	queues   *outage.Log           // the same of asynq's Redis
+	owned    redis.UniversalClient // nil if the caller made it
+	server   *asynq.Server
+	breaker  outage.Breaker // of the limiter
+	sweeper  sweeper
+
+	mu     sync.Mutex
+	warned map[string]bool // task types
 
 	shutdown        sync.Once
 	shutdownGrace   context.Context // ends when the server's shutdown waits no longer
 	endGrace        context.CancelFunc
 	shutdownTimeout time.Duration
-	stopping        sync.Once
 }
 
 // NewServer returns a server for the queues in opt's Redis. The limiter may use another Redis.
@@ -86,19 +138,23 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Serve
 // client of another kind it adds a hook: give each server such a client of its own. asynq.Client
 // and asynq.Inspector may share it.
 func NewServerFromRedisClient(client redis.UniversalClient, c asynq.Config, throttled Config) (*Server, error) {
-	if client == nil {
-		return nil, errNoClient
+	client, err := shared(client)
+	if err != nil {
+		return nil, err
 	}
-	return newServer(copyOf(client), c, throttled)
+	return newServer(client, c, throttled)
 }
 
-// copyOf returns a client with hooks of its own and the same connections, or c itself if its kind
+// shared returns a client with hooks of its own and the same connections, or the same one if its kind
 // cannot be copied.
-func copyOf(c redis.UniversalClient) redis.UniversalClient {
-	if single, ok := c.(*redis.Client); ok {
-		return single.WithTimeout(single.Options().ReadTimeout)
+func shared(client redis.UniversalClient) (redis.UniversalClient, error) {
+	if client == nil {
+		return nil, errors.New("worker: the redis.UniversalClient is nil")
 	}
-	return c
+	if single, ok := client.(*redis.Client); ok {
+		return single.WithTimeout(single.Options().ReadTimeout), nil
+	}
+	return client, nil
 }
 
 func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (*Server, error) {
@@ -115,14 +171,15 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 	if c.GroupGracePeriod != 0 && c.GroupGracePeriod < time.Second { // asynq would panic
 		return nil, fmt.Errorf("worker: asynq.Config.GroupGracePeriod %v: must be at least 1s", c.GroupGracePeriod)
 	}
+	queues := asynqredis.New(client)
 	s := &Server{
-		asynq:           asynqredis.New(client),
+		asynq:           queues,
 		config:          config,
 		limiter:         &outage.Log{Logger: config.Logger, Service: "the limiter"},
 		queues:          &outage.Log{Logger: config.Logger, Service: "asynq's Redis"},
 		shutdownTimeout: cmp.Or(max(c.ShutdownTimeout, 0), shutdownTimeout),
-		sweeper:         sweeper{limiter: config.Limiter, swept: map[string]time.Time{}},
-		uncounted:       uncounted{types: map[string]bool{}},
+		sweeper:         sweeper{asynq: queues, limiter: config.Limiter, swept: map[string]time.Time{}},
+		warned:          map[string]bool{},
 	}
 	s.shutdownGrace, s.endGrace = context.WithCancel(context.Background())
 	dispatching := s.dispatching(c)
@@ -254,10 +311,6 @@ func (s *Server) Shutdown() {
 
 // beginShutdown picks up no more tasks, and bounds how long the shutdown takes.
 func (s *Server) beginShutdown() {
-	s.stopping.Do(func() {
-		s.dispatch.Stop()
-		time.AfterFunc(s.shutdownTimeout, s.endGrace)
-	})
+	s.dispatch.Stop()
+	time.AfterFunc(s.shutdownTimeout, s.endGrace)
 }
-
-var errNoClient = errors.New("worker: the redis.UniversalClient is nil")

@@ -275,8 +275,12 @@ func (s *Scheduler) look(
 	ctx context.Context, b *compiled, p *planned, o inspect.PlanOptions,
 	left func(tenant int) (left, joined int),
 ) (outlook, error) {
-	var demands []inspect.Demand
 	all := outlook{tenants: make([]finish, len(p.Tenants))}
+	identity, err := s.redis.Identity(ctx)
+	if err != nil {
+		return all, err
+	}
+	var demands []inspect.Demand
 	for i, t := range p.Tenants {
 		runs, joined := t.left(left(i))
 		counts := make([]int, len(t.Kinds))
@@ -288,17 +292,17 @@ func (s *Scheduler) look(
 		all.left += all.tenants[i].left
 		for kind, k := range t.Kinds {
 			demands = append(demands, inspect.Demand{
-				Count: counts[kind], Hold: p.Duration.of(), Joined: joined[kind], Queue: b.Queue, Request: k.request(),
+				Count: counts[kind], Hold: p.Duration.of(), Joined: joined[kind], Queue: identity + "/" + b.Queue,
+				Request: k.request(),
 			})
 		}
 	}
-	var err error
-	if o.Slots, err = s.slots(b.Queue); err != nil {
+	if o.Slots, err = s.slots(identity+"/", b.Queue); err != nil {
 		return all, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, planTimeout)
 	defer cancel()
-	plan, err := s.client.Plan(ctx, demands, o)
+	plan, err := inspect.Of(s.config.Client.Limiter).Plan(ctx, demands, o)
 	if err != nil {
 		return all, err
 	}
@@ -317,8 +321,8 @@ func (s *Scheduler) look(
 }
 
 // slots returns how many tasks of a queue run at once, and how many of all queues of its servers: none if
-// no server is known.
-func (s *Scheduler) slots(queue string) ([]inspect.Slots, error) {
+// no server is known. Names of queues get a prefix, as they have in line.
+func (s *Scheduler) slots(prefix, queue string) ([]inspect.Slots, error) {
 	servers, err := asynq.NewInspectorFromRedisClient(s.conn).Servers()
 	alone, all, queues := 0, 0, map[string]int{}
 	for _, server := range servers {
@@ -336,7 +340,10 @@ func (s *Scheduler) slots(queue string) ([]inspect.Slots, error) {
 			all += server.Concurrency
 		}
 	}
-	return []inspect.Slots{{Count: alone, Queues: []string{queue}}, {Count: all, Queues: names}}, err
+	for i := range names {
+		names[i] = prefix + names[i]
+	}
+	return []inspect.Slots{{Count: alone, Queues: []string{prefix + queue}}, {Count: all, Queues: names}}, err
 }
 
 // planTimeout bounds the calls of a plan.

@@ -80,9 +80,7 @@ func NewScheduler(opt asynq.RedisConnOpt, c Config) (*Scheduler, error) {
 	if err != nil {
 		return nil, fmt.Errorf("batch: %w", err)
 	}
-	if c.Client.LimiterTimeout >= 0 {
-		c.Client.LimiterTimeout = max(c.Client.LimiterTimeout, joinTimeout)
-	}
+	c.Client.LimiterTimeout = max(c.Client.LimiterTimeout, joinTimeout)
 	client, err := worker.NewClientFromRedisClient(conn, c.Client)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())

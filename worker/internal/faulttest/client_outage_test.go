@@ -37,7 +37,7 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 		"refusing": func() (net.Conn, error) { return nil, &net.OpError{Op: "dial", Err: net.ErrClosed} },
 	} {
 		for timeout, most := range map[time.Duration]time.Duration{
-			0:                     worker.DefaultLimiterTimeout,
+			0:                     250 * time.Millisecond,
 			20 * time.Millisecond: 20 * time.Millisecond,
 		} {
 			t.Run(name+" "+timeout.String(), func(t *testing.T) {

@@ -112,7 +112,7 @@ func TestATaskKeepsItsClass(t *testing.T) {
 			task := worker.NewTask(worker.Identity{Class: throttle.ClassBatch, Tenant: "acme"}, "x", nil)
 			s.Enqueue(task, asynq.TaskID(fmt.Sprint("plain", i)))
 			ours(fmt.Sprint("ours", i))
-			ours(fmt.Sprint("later", i), asynq.ProcessIn(time.Second), worker.MaxWait(time.Hour))
+			ours(fmt.Sprint("later", i), asynq.ProcessIn(time.Second))
 		}
 		s.WaitGone(ids...)
 		mu.Lock()

@@ -128,48 +128,6 @@ func TestAFailedTaskWhoseDeadlinePassesKeepsAsynqsWays(t *testing.T) {
 	}
 }
 
-// MaxWait of a task with ProcessAt is checked when it joins, by forward and by the middleware. It
-// counts from then. A refused task fails once.
-func TestMaxWaitOfATaskThatJoinsLater(t *testing.T) {
-	t.Parallel()
-	for name, unique := range map[string][]asynq.Option{"": nil, "unique": {asynq.Unique(time.Hour)}} {
-		t.Run(name, func(t *testing.T) {
-			sitetest.Bubble(t, sitetest.Shared(1, time.Minute), func(t *testing.T, s *sitetest.Site) {
-				client := s.Client(s.Limiter)
-				later := func(id string, opts ...asynq.Option) {
-					task := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte(id))
-					opts = slices.Concat(opts, unique, []asynq.Option{asynq.TaskID(id), asynq.ProcessIn(2 * time.Minute)})
-					expect.Must(t, expect.ErrOf(client.Enqueue(task, opts...)))
-				}
-				later("late", worker.MaxWait(30*time.Second), asynq.MaxRetry(5))
-				later("patient", worker.MaxWait(4*time.Minute))
-				later("any time")
-				s.Serve(s.Ok, sitetest.Calm)
-				time.Sleep(time.Minute + 48*time.Second)
-				s.JoinMany(client, "beta", 0, 1) // it takes the window
-				time.Sleep(30 * time.Second)
-				task := s.Task("late")
-				if task.State != asynq.TaskStateArchived || task.Retried != 0 || task.MaxRetry != 5 ||
-					!strings.Contains(task.LastErr, "longer than 30s") {
-					t.Errorf("%v by %q after %d of %d retries", task.State, task.LastErr, task.Retried, task.MaxRetry)
-				}
-				expect.Equal(t, len(s.InLine()), 2, "wait, want 2")
-				time.Sleep(4 * time.Minute)
-				got := slices.Sorted(slices.Values(s.Runs()))
-				expect.That(t, slices.Equal(got, []string{"any time", "beta-0000", "patient"}), "ran:", got)
-				s.WantNobodyInLine()
-				s.WantCounters(sitetest.Counters{Processed: 4, Failed: 1, Archived: 1})
-				s.Mu.Lock()
-				defer s.Mu.Unlock()
-				var late *throttle.TooLateError
-				if len(s.Reported) != 1 || !errors.As(s.Reported[0], &late) || late.MaxWait != 30*time.Second {
-					t.Errorf("the user's ErrorHandler was told %q", s.Reported)
-				}
-			})
-		})
-	}
-}
-
 // The lock of a unique task of our client holds also if the task waits for longer than it was
 // promised, and ends with the task.
 func TestAUniqueLockIsProlongedWhileTheTaskWaits(t *testing.T) {

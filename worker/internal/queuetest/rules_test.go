@@ -124,7 +124,7 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 			err   func(error) bool
 		}{
 			{state: asynq.TaskStateScheduled},
-			{err: func(err error) bool { return err.Error() == "task cannot be nil" }},
+			{err: func(err error) bool { return err.Error() == "worker: the task is nil" }},
 			{err: func(err error) bool { return errors.Is(err, asynq.ErrTaskIDConflict) }},
 			{err: func(err error) bool { return errors.As(err, &never) }},
 			{err: func(err error) bool { return strings.Contains(err.Error(), "no tenant") }},

@@ -74,9 +74,7 @@ local function new_join(L)
   -- in_front returns how many tickets of a flow joined in front.
   local function in_front(flow)
     L.flush()
-    local key = P .. 'f:' .. flow.id
-    local last = redis.call('ZRANGEBYSCORE', key, format('%d', ZERO), '+inf', 'LIMIT', '0', '1')[1]
-    return last and redis.call('ZRANK', key, last) or flow.n
+    return redis.call('ZCOUNT', P .. 'f:' .. flow.id, '-inf', format('(%d', ZERO))
   end
 
   -- enter writes a ticket at its rank, with the window that binds, and puts its flow where it has to wait.

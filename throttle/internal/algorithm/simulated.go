@@ -43,7 +43,6 @@ const Never = math.MaxInt64 / 4
 // simulatedLog counts units until they leave: after a period, or after they were held.
 type simulatedLog struct {
 	limit, period, used int64
-	began               int64 // the last entry; later ones join it, as in sliding.lua
 	log                 []entry
 }
 
@@ -79,13 +78,13 @@ func (s *simulatedLog) Take(t, cost, hold int64) {
 	for i > 0 && s.log[i-1].at > until {
 		i--
 	}
-	merges := s.period > 0 && s.limit > mergedAbove && i > mergedAbove/2 && t-s.began < 2*s.period/mergedAbove
+	merges := s.period > 0 && s.limit > mergedAbove && i > mergedAbove/2 &&
+		s.log[i-1].at-s.period >= t-t%(2*s.period/mergedAbove)
 	if i > 0 && (merges || s.log[i-1].at == until) {
 		s.log[i-1].at = until
 		s.log[i-1].n += cost
 		return
 	}
-	s.began = t
 	s.log = slices.Insert(s.log, i, entry{until, cost})
 }
 

@@ -78,38 +78,34 @@ func TestCancelOfNothing(t *testing.T) {
 	expect.Equal(t, Used(Cancel(t, l, Elsewhere(t, three(), Acme(1)))), []int64{5, 5, 5})
 }
 
-// A grant that was merged counts as long as its entry: a cancel gives it back after a period too. One
-// whose own entry has gone gives back nothing. A second cancel, when nothing is remembered any more,
-// says that it cancelled nothing.
-func TestCancelOfMergedGrantsThatAreOlderThanAPeriod(t *testing.T) {
+// A grant that was merged counts as long as its entry. A cancel gives it back for a period, and then
+// nothing. A second cancel, when nothing is remembered any more, says that it cancelled nothing.
+func TestCancelOfMergedGrants(t *testing.T) {
 	client := Redis(t)
 	const period = 7680 * ms // a tick is 80 ms
 	l, c := NewWithClock(t, client, Policy(throttle.Window{Name: "w", Limit: 2000, Period: period}))
-	var alone, merged throttle.Reservation
 	for i := range 96 {
 		c.Set(time.Duration(i) * ms)
-		alone = Reserve(t, l, Acme(3)).Reservation
+		Reserve(t, l, Acme(3))
 	}
-	for _, at := range []time.Duration{100 * ms, 130 * ms, 170 * ms, 250 * ms} {
+	merged := map[time.Duration]throttle.Reservation{} // of the second tick: they are kept at 150 ms
+	for _, at := range []time.Duration{100 * ms, 130 * ms, 150 * ms, 170 * ms} {
 		c.Set(at)
-		r := Reserve(t, l, Acme(50)).Reservation
-		if at == 130*ms {
-			merged = r // kept at 170 ms, as is that of 100 ms
-		}
+		merged[at] = Reserve(t, l, Acme(50)).Reservation
 	}
-	c.Set(period + 140*ms)
+	c.Set(period + 110*ms)
 	WantUsed(t, l, Acme(1), 200)
 	for _, row := range []struct {
-		r         throttle.Reservation
+		at        time.Duration
 		cancelled bool
 		used      int64
-	}{{alone, false, 200}, {merged, true, 150}, {merged, false, 150}} {
-		d := Cancel(t, l, row.r)
+	}{{100 * ms, false, 200}, {130 * ms, true, 150}, {130 * ms, false, 150}} {
+		d := Cancel(t, l, merged[row.at])
 		expect.Equal(t, d.Granted, row.cancelled)
 		expect.Equal(t, Used(d), []int64{row.used})
 	}
 	c.Set(period + 2*m)
-	expect.Equal(t, Cancel(t, l, merged).Granted, false, "cancelled again, a minute later")
+	expect.Equal(t, Cancel(t, l, merged[130*ms]).Granted, false, "cancelled again, a minute later")
 }
 
 func threeHours() throttle.Policy {

@@ -2,16 +2,14 @@
 -- Source: the sliding window log. Kept are the times of the grants that still count.
 --
 --   parameters  p1 limit (units), p2 period (us, margin included)
---   payload     width(1) used(7) [began(7) left(7)] entry*
+--   payload     width(1) used(7) entry*
 --   entry       time(7) units(width - 7), oldest first; a time occurs once
 --
--- An entry is 8 bytes wide until one of them needs more than 255 units, then 14. MERGED is added to
--- the width if `began` and `left` follow: the newest entry began at another time than its own, or an
--- entry of the time `left` was the last that left: grants after it still count, in entries of later times.
--- Entries leave by age only, so a limit that is cut and raised again has forgotten nothing.
+-- An entry is 8 bytes wide until one of them needs more than 255 units, then 14. Entries leave by age
+-- only, so a limit that is cut and raised again has forgotten nothing.
 --
--- Above a limit of ENTRIES, and from ENTRIES/2 entries on, a grant joins the newest entry if that
--- `began` less than a tick ago, and the entry takes the later time. Each unit counts up to one tick
+-- Above a limit of ENTRIES, and from ENTRIES/2 entries on, a grant joins the newest entry if that is of
+-- the same tick of the clock, and the entry takes the later time. Each unit counts up to one tick
 -- of 2 * period/ENTRIES longer, never shorter. So a value has at most some 2.7 kB, whatever the
 -- limit. The first entries are exact: a burst that comes back in every period, taken in pieces,
 -- would else lose the time between its first pieces in each of them.
@@ -23,7 +21,6 @@
 do
 
 local ENTRIES = 192
-local MERGED = 128
 
 -- entry_units returns the units of the entry at a place.
 local function entry_units(data, i, width)
@@ -48,29 +45,27 @@ local function flatten(log, width)
   log.data, log.first, log.last, log.tail = data, first, last, ''
 end
 
-local function tick(st) return 2 * st.period / ENTRIES end
+-- same_tick tells whether a time is in the tick of a later one.
+local function same_tick(st, time, later)
+  return time >= later - later % floor(2 * st.period / ENTRIES)
+end
 
 algorithms['s'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
-    local st = {limit = p1, period = p2, used = 0, began = 0, left = 0, time = 0, units = 0, log = nil}
+    local st = {limit = p1, period = p2, used = 0, time = 0, units = 0, log = nil}
     if not data then return st end
-    local width, first, merged = byte(data, from), from + 8, false
-    if width and width > MERGED then
-      width, first, merged = width - MERGED, from + 22, true
-    end
-    local last = to - (width or 0) -- where the entry before the newest one ends
+    local width = byte(data, from)
     local known = width == 8 or width == 14
+    local first, last = from + 8, to - (width or 0) -- of the entries before the newest one
     if not known or last + 1 < first or (last + 1 - first) % width ~= 0 then return nil end
     local dead, time = now - p2, unpack7(data, last + 1)
     if time <= dead then return st end
     local used = unpack7(data, from + 1)
-    if merged then st.left = unpack7(data, from + 15) end
     while first <= last and unpack7(data, first) <= dead do
-      used, st.left = used - entry_units(data, first, width), unpack7(data, first)
+      used = used - entry_units(data, first, width)
       first = first + width
     end
     st.used, st.time, st.units = used, time, entry_units(data, last + 1, width)
-    st.began = merged and unpack7(data, from + 8) or time
     if first <= last then st.log = {data = data, first = first, last = last, width = width, tail = ''} end
     return st
   end,
@@ -116,7 +111,7 @@ algorithms['s'] = {
     st.used = st.used + cost
     if units > 0 then
       local merges = time >= now
-      if log and not merges and now - st.began < tick(st) then
+      if log and not merges and same_tick(st, time, now) then
         local exact = st.limit > ENTRIES and ENTRIES / 2 or ENTRIES
         merges = log.last - log.first + 1 + #log.tail >= exact * log.width
       end
@@ -132,26 +127,22 @@ algorithms['s'] = {
       end
       log.tail = pack_time(time) .. (log.width == 8 and char(units) or pack7(units))
     end
-    st.time, st.units, st.began = now, cost, now
+    st.time, st.units = now, cost
   end,
 
   resets_at = function(st, now) return st.units > 0 and st.time + st.period or now end,
 
   payload = function(st, now)
-    local log, units, used, left = st.log, st.units, st.used, 0
-    if st.left > 0 and st.limit > ENTRIES and st.left + st.period + tick(st) > now then left = st.left end
-    local merged = st.began ~= st.time or left > 0
+    local log, units, used = st.log, st.units, st.used
     if log and units > 255 then flatten(log, 14) end
     local width, head = log and log.width or units > 255 and 14 or 8, nil
     units = width == 8 and char(units) or pack7(units)
-    if merged then width = width + MERGED end
     if used < 65536 then
       local low = used % 256
       head = char(width, 0, 0, 0, 0, 0, (used - low) / 256, low)
     else
       head = char(width) .. pack7(used)
     end
-    if merged then head = head .. pack_time(st.began) .. pack_time(left) end
     if not log then return head .. pack_time(st.time) .. units end
     return head, sub(log.data, log.first, log.last), log.tail .. pack_time(st.time) .. units
   end,
@@ -172,8 +163,7 @@ algorithms['s'] = {
   end,
 
   give_back = function(st, now, at, cost)
-    if st.units == 0 or at > st.time then return 0 end
-    if at + st.period <= now and (st.left == 0 or at <= st.left) then return 0 end
+    if st.units == 0 or at > st.time or at + st.period <= now then return 0 end
     local log, time, i = st.log, st.time, nil
     local held = st.units
     if log then
@@ -187,8 +177,7 @@ algorithms['s'] = {
       i = first + lo * width
       if i <= log.last then time, held = unpack7(data, i), entry_units(data, i, width) else i = nil end
     end
-    local merges = st.limit > ENTRIES or log and log.last - log.first + 1 >= ENTRIES * log.width
-    if time ~= at and not (merges and time - at < tick(st)) then return 0 end
+    if time ~= at and not (st.limit > ENTRIES and same_tick(st, at, time)) then return 0 end
     local back = min(held, cost)
     st.used = st.used - back
     if i then

@@ -20,27 +20,23 @@ type adaptModel struct {
 	capacity float64
 	full     bool // the rate changes too; else grants are only spread
 
-	on         bool
-	rate, peak float64 // after the last cut, and around which it grows slowly
-	cut        float64 // when the rate was cut last
+	cut, peak  float64 // when the rate was cut last, and around which it grows slowly; 0 before
 	from       float64 // since when it grows
 	next       float64 // when the next unit may go
-	free, hold float64 // until when grants are spread, and for how long after a refusal
+	free       float64 // until when grants are spread
 	last, wait float64 // the last refusal, and the pause after it
-	since      float64
-	refusals   int
 }
 
 const (
-	adaptKeep    = 0.875   // of the rate, at a cut
-	adaptGrowth  = 1e-4    // of the rate, in the third power of a unit of time
-	adaptFloor   = 1. / 64 // of the published rate
-	adaptHold    = 60.     // units of time
-	adaptHolds   = 64.     // the longest, in parts of the shortest
-	adaptLongest = 60e6    // of all that goes by the cycle
-	adaptFirst   = 1e6     // the longest first pause
-	adaptLate    = 20e3    // with which a late request catches up
-	adaptParts   = 1e12    // of the published rate, in which rates are stored
+	adaptKeep    = 15. / 16 // of a refused rate, for the peak
+	adaptDip     = 1. / 15  // of the peak, below which the rate begins
+	adaptGrowth  = 1e-4     // of the rate, in the third power of a unit of time
+	adaptFloor   = 1. / 64  // of the published rate
+	adaptHold    = 600.     // units of time
+	adaptLongest = 60e6     // of all that goes by the cycle
+	adaptFirst   = 1e6      // the longest first pause
+	adaptLate    = 20e3     // with which a late request catches up
+	adaptParts   = 1e12     // of the published rate, in which rates are stored
 )
 
 func (m *adaptModel) span() float64 { return math.Min(m.cycle, adaptLongest) }
@@ -51,13 +47,15 @@ func (m *adaptModel) unit() float64 {
 }
 
 func (m *adaptModel) rateAt(now float64) float64 {
-	k := math.Pow((m.peak-m.rate)/adaptGrowth, 1./3)
-	t := math.Max(0, now-m.from) / m.unit()
-	return math.Max(adaptFloor, math.Min(1, m.peak+adaptGrowth*math.Pow(t-k, 3)))
+	if m.peak == 0 {
+		return 1
+	}
+	k := math.Pow(m.peak*adaptDip/adaptGrowth, 1./3)
+	return math.Max(adaptFloor, math.Min(1, m.peak+adaptGrowth*math.Pow(math.Max(0, now-m.from)/m.unit()-k, 3)))
 }
 
 func (m *adaptModel) fitsAt(now float64) float64 {
-	if !m.on || now >= m.free {
+	if now >= m.free {
 		return now
 	}
 	return math.Max(now, math.Min(m.next, m.free))
@@ -65,7 +63,7 @@ func (m *adaptModel) fitsAt(now float64) float64 {
 
 // take spreads grants. A server that asks late may catch up with a few of them.
 func (m *adaptModel) take(now float64) {
-	if !m.on || now >= m.free {
+	if now >= m.free {
 		return
 	}
 	rate := m.rateAt(now)
@@ -79,7 +77,7 @@ func (m *adaptModel) take(now float64) {
 // refused notes that what was granted at `at` was refused, for `said` or, if that is 0, for an
 // unknown time. It returns for how long to pause.
 func (m *adaptModel) refused(now, at, said float64) float64 {
-	known := m.on && now < m.free+m.hold
+	known := now < m.free
 	if known && at <= m.last {
 		return said // of one moment with the last
 	}
@@ -92,25 +90,15 @@ func (m *adaptModel) refused(now, at, said float64) float64 {
 		wait = math.Min(m.span()/8, adaptFirst)
 	}
 	wait = math.Ceil(wait)
-	switch shortest := adaptHold * m.unit(); {
+	switch {
 	case !known:
-		*m = adaptModel{cycle: m.cycle, capacity: m.capacity, full: m.full, on: true, hold: shortest, since: now}
-		m.rate, m.peak, m.cut = 1, 1, now
-	case now >= m.free: // the window was open again
-		m.hold = math.Min(2*m.hold, adaptHolds*shortest)
-		m.rate, m.peak, m.cut = 1, 1, now
+		*m = adaptModel{cycle: m.cycle, capacity: m.capacity, full: m.full, cut: now}
 	case m.full && at > m.cut+m.span()/2:
-		r := m.rateAt(now)
-		m.rate = math.Max(adaptFloor, r*adaptKeep)
-		m.peak = math.Floor(math.Max(m.rate, r*(1+adaptKeep)/2)*adaptParts) / adaptParts
-		m.rate = math.Floor(m.rate*adaptParts) / adaptParts
-		m.from, m.cut = now+wait, now
+		m.peak, m.cut, m.from = math.Floor(m.rateAt(now)*adaptKeep*adaptParts)/adaptParts, now, now+wait
 	}
-	m.hold = math.Ceil(m.hold)
 	m.last, m.wait = now, wait
-	m.refusals++
 	m.next = math.Max(m.next, now+wait)
-	m.free = now + wait + m.hold
+	m.free = math.Ceil(now + wait + adaptHold*m.unit())
 	return wait
 }
 

@@ -8,14 +8,12 @@
 --           So many units are left until `resets`, by the answer to a call that was granted at the
 --           time `at`. `grants` are the later ones without an answer: "TIME/UNITS,...".
 --           They are noted after the reset too, for the first answer of the next period.
---   !a      the rate of the scope after refusals: rate, peak, cut, from, next, free, hold, last,
---           wait, since, refusals
+--   !a      the rate of the scope after refusals: next, free, cut, peak, from, last, wait, since, refusals
 --           Until `free` grants are spread: the next one is due at `next`. They go at a part of the
---           published rate, in parts of PARTS. It was cut to `rate` at `cut`, and grows again since
---           `from`: fast at first, slowly around `peak`, where it was refused, and faster beyond.
---           `last` is the newest of the `refusals` since `since`, and `wait` the pause after it. A
---           refusal after `free` doubles `hold`, for which grants are spread. The section is kept
---           for `hold` after `free`.
+--           published rate. It was cut at the time `cut`, and grows again since `from`: fast at
+--           first, slowly around `peak`, in parts of PARTS, and faster beyond. `peak` is a little less
+--           than was refused; without it there was no cut. `last` is the newest of the `refusals` since `since`, and `wait`
+--           the pause after it.
 --           Sources: additive increase, multiplicative decrease (Chiu, Jain: "Analysis of the
 --           Increase and Decrease Algorithms", 1989); the increase is that of CUBIC (Ha, Rhee, Xu,
 --           2008; RFC 9438).
@@ -25,10 +23,10 @@
 local function new_upstream()
   local PAUSE, LEFT, ADAPTED = '!p', '!r', '!a'
   local PARTS = 1e12
-  local KEEP = 0.875 -- of the rate, at a cut
+  local KEEP, DIP = 15 / 16, 1 / 15 -- of a refused rate, for the peak; of that, below which the rate begins
   local GROWTH = 1e-4 -- of the rate, in a unit of time, to the third
   local FLOOR = 1 / 64 -- the lowest rate
-  local HOLD, HOLDS = 60, 64 -- units of time, and the longest in parts of the shortest
+  local HOLD = 600 -- units of time for which grants are spread after a refusal
   local SECOND, MINUTE = 1000000, 60000000
   local LATE = 20000 -- us with which late requests catch up
   local GRANTS = 1500 -- bytes of later grants that are remembered; older ones count as answered
@@ -61,15 +59,10 @@ local function new_upstream()
 
   -- rate_at returns the part of the published rate.
   local function rate_at(adapted, now, unit)
-    local rate, peak = adapted.rate / PARTS, adapted.peak / PARTS
-    local t = max(0, now - adapted.from) / unit - ((peak - rate) / GROWTH) ^ (1 / 3)
+    if not adapted.peak then return 1 end
+    local peak = adapted.peak / PARTS
+    local t = max(0, now - adapted.from) / unit - (peak * DIP / GROWTH) ^ (1 / 3)
     return max(FLOOR, min(1, peak + GROWTH * t * t * t))
-  end
-
-  -- spread returns the state by which grants are spread now, or false.
-  local function spread(scope, now)
-    local adapted = state_of(scope, ADAPTED, now)
-    return adapted and adapted.free > now and adapted
   end
 
   -- adapt notes that what was granted at `at` was refused: for `wait`, or for an unknown time if
@@ -79,37 +72,23 @@ local function new_upstream()
   local function adapt(scope, now, at, wait, guess, full)
     local period, _, unit = shortest(scope)
     if not period then return nil end
-    local before = state_of(scope, ADAPTED, now)
-    if at == 0 then -- unknown
-      at = before and now < before.last + before.wait and before.last or now
-    end
+    local before, span = state_of(scope, ADAPTED, now), min(period, MINUTE)
+    local ended = before and before.last + before.wait -- the pause after the last refusal
+    if at == 0 then at = before and now < ended and before.last or now end -- it is unknown
     if before and at <= before.last then return guess > 0 and 0 or wait, false end
-    local span = min(period, MINUTE)
     if guess > 0 then
       wait = min(span / 8, SECOND)
-      if before and now < before.last + before.wait + span / 2 then wait = min(2 * before.wait, span) end
+      if before and now < ended + span / 2 then wait = min(2 * before.wait, span) end
       wait = min(ceil(wait), guess)
     end
-    local changes, a = true, {
-      rate = PARTS, peak = PARTS, cut = now, from = now, hold = HOLD * unit, last = now, wait = wait,
-      next = before and before.next or 0, since = before and before.since or now,
-      refusals = (before and before.refusals or 0) + 1,
-    }
-    if before and before.free <= now then
-      a.hold = min(2 * before.hold, HOLDS * a.hold)
-    elseif before then
-      changes, a.hold, a.rate, a.peak = false, before.hold, before.rate, before.peak
-      a.cut, a.from = before.cut, before.from
-      if full and at > before.cut + span / 2 then
-        local r = rate_at(before, now, unit)
-        local rate = max(FLOOR, r * KEEP)
-        a.rate, a.peak = floor(rate * PARTS), floor(max(rate, r * (1 + KEEP) / 2) * PARTS)
-        a.cut, a.from, changes = now, now + wait, true
-      end
+    local a, changes = before or {cut = now, since = now, refusals = 0, next = 0}, not before
+    if before and full and at > a.cut + span / 2 then
+      a.peak, a.cut, a.from = floor(rate_at(a, now, unit) * KEEP * PARTS), now, now + wait
+      changes = true
     end
-    a.hold = ceil(a.hold)
-    a.next, a.free = max(a.next, now + wait), now + wait + a.hold
-    put(scope, ADAPTED, a.free + a.hold, a)
+    a.last, a.wait, a.refusals = now, wait, a.refusals + 1
+    a.next, a.free = max(a.next, now + wait), ceil(now + wait + HOLD * unit)
+    put(scope, ADAPTED, a.free, a)
     return wait, changes
   end
 
@@ -146,7 +125,7 @@ local function new_upstream()
     local paused = state_of(scope, PAUSE, now)
     if paused then from = max(from, paused.ends) end
     if cost == 0 then return from end
-    local adapted, rest = spread(scope, now), state_of(scope, LEFT .. window.unit, now)
+    local adapted, rest = state_of(scope, ADAPTED, now), state_of(scope, LEFT .. window.unit, now)
     if adapted then from = max(from, spread_at(scope, st, now, adapted, ahead) or from) end
     if rest and from < rest.resets and rest.left < ahead + cost then from = rest.resets end
     return from
@@ -161,7 +140,7 @@ local function new_upstream()
         units[scope.call.windows[i].unit] = costs[i]
       end
     end
-    local adapted = part > 0 and spread(scope, now)
+    local adapted = part > 0 and state_of(scope, ADAPTED, now)
     if adapted then take_spread(scope, adapted, costs, now) end
     for unit, cost in pairs(units) do
       local rest = state_of(scope, LEFT .. unit, now)
@@ -199,7 +178,7 @@ local function new_upstream()
     local last, least = now, nil
     for i = 1, #list do
       local scope = list[i]
-      local paused, adapted = state_of(scope, PAUSE, now), spread(scope, now)
+      local paused, adapted = state_of(scope, PAUSE, now), state_of(scope, ADAPTED, now)
       if paused and paused.ends > last then last, reply.pause = paused.ends, paused end
       for _, w in ipairs(scope.of.windows) do
         local rest = state_of(scope, LEFT .. scope.call.windows[w].unit, now)

@@ -80,8 +80,7 @@ func (r *Runner) NewGroup() *Group {
 func (p *Policy) group() int { return max(1, min(maxGroup, maxGroupWindows/max(1, len(p.Windows)))) }
 
 // Do returns an answer to each of the requests, in order. If the context ends first it returns the
-// context's error, and grants are cancelled. With a deadline it returns then, whatever
-// Redis does. Other errors are those of go-redis, or a *ReplyError. If a single request cannot be
+// context's error then, whatever Redis does, and grants are cancelled. Other errors are those of go-redis, or a *ReplyError. If a single request cannot be
 // decided, its answer has the error.
 func (g *Group) Do(ctx context.Context, p *Policy, requests ...Request) (answers []Answer, err error) {
 	if err := ctx.Err(); err != nil || len(requests) == 0 {
@@ -91,21 +90,11 @@ func (g *Group) Do(ctx context.Context, p *Policy, requests ...Request) (answers
 	for part := range slices.Chunk(requests, p.group()) {
 		asks = append(asks, newAsk(ctx, p, part...)) // not in send, where all others would wait for it
 	}
-	_, timed := ctx.Deadline() // a client does not heed it, unless it is told to
-	var first *call
 	g.mu.Lock()
 	if g.waiting = append(g.waiting, asks...); !g.busy {
-		if first = g.load(); !timed {
-			first.cancel()
-			first.ctx, first.cancel = ctx, func() {}
-		}
+		g.next()
 	}
 	g.mu.Unlock()
-	if first != nil && timed {
-		go g.send(first)
-	} else if first != nil {
-		g.send(first)
-	}
 	for _, a := range asks {
 		select {
 		case <-a.done:
@@ -155,11 +144,11 @@ func (g *Group) giveUp(asks []*ask) bool {
 	return true
 }
 
-// load returns the next call, with as many of the waiting asks as fit, or nil if none waits. The call
-// has a time limit, and the values of a caller's context, such as a trace. The lock is held.
-func (g *Group) load() *call {
+// next starts the next call, if anybody waits, with as many of the waiting asks as fit. The call has a time
+// limit, and the values of a caller's context, such as a trace. The lock is held.
+func (g *Group) next() {
 	if g.busy = len(g.waiting) > 0; !g.busy {
-		return nil
+		return
 	}
 	p := g.waiting[0].policy
 	// After a call by another policy, the script has no record of the lost one.
@@ -176,35 +165,29 @@ func (g *Group) load() *call {
 	})
 	g.lost = nil
 	c.ctx, c.cancel = context.WithTimeout(context.WithoutCancel(c.asks[0].ctx), callTimeout)
-	return c
+	go g.send(c)
 }
 
 // send makes one call, and starts the next one.
 func (g *Group) send(c *call) {
+	defer c.cancel()
 	first := c.asks[0]
 	requests, args := slices.Clip(first.requests), slices.Clip(first.args)
 	for _, a := range c.asks[1:] {
 		requests, args = append(requests, a.requests...), append(args, a.args...)
 	}
-	var answers []Answer
-	defer func() { // even if a hook of the client panics
-		c.cancel()
-		g.mu.Lock()
-		for _, a := range c.asks {
-			n := min(len(a.requests), len(answers))
-			g.deliver(a, answers[:n:n])
-			answers = answers[n:]
-		}
-		next := g.load()
-		g.mu.Unlock()
-		if next != nil {
-			go g.send(next)
-		}
-		for _, a := range c.asks {
-			close(a.done)
-		}
-	}()
-	answers = g.run(c.ctx, first.policy, requests, args)
+	answers := g.run(c.ctx, first.policy, requests, args)
+	g.mu.Lock()
+	for _, a := range c.asks {
+		n := len(a.requests)
+		g.deliver(a, answers[:n:n])
+		answers = answers[n:]
+	}
+	g.next()
+	g.mu.Unlock()
+	for _, a := range c.asks {
+		close(a.done)
+	}
 }
 
 // deliver keeps the answers to an ask. The next call gives back grants without an answer, or to a caller

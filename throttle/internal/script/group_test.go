@@ -31,8 +31,6 @@ func TestRequestsDuringACallAreSentTogether(t *testing.T) {
 			callers = append(callers, askIn(t, g, p, reserveAs(fmt.Sprint(i))))
 		}
 		expect.Require(t, len(f.calls) == 1 && f.calls[0].ctx.Value(key{}) == "mine", len(f.calls), "calls")
-		_, bounded := f.calls[0].ctx.Deadline()
-		expect.That(t, !bounded, "a single caller has another context than its own")
 		for range 4 {
 			f.open()
 		}
@@ -310,29 +308,4 @@ func TestGroupsOfManyWindowsAreSmall(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A call that panics holds nobody up, neither those who wait nor those who come later.
-func TestACallThatPanicsHoldsNobodyUp(t *testing.T) {
-	inBubble(t, func(t *testing.T, f *fakeRedis, g *Group) {
-		f.answer = func(c fakeCall) ([]Answer, error) {
-			if c.ids() == "a" {
-				panic("on purpose")
-			}
-			return f.grant(c), nil
-		}
-		p, recovered := &Policy{}, false
-		go func() {
-			defer func() { recovered = recover() != nil }()
-			_, _ = g.Do(t.Context(), p, reserveAs("a"))
-		}()
-		synctest.Wait()
-		waits := askIn(t, g, p, reserveAs("b"))
-		f.open()
-		f.open()
-		later := askIn(t, g, p, reserveAs("c"))
-		f.open()
-		expect.That(t, recovered && waits.done && waits.err == nil && later.done && later.err == nil,
-			"recovered", recovered, "done", waits.done, later.done)
-	})
 }

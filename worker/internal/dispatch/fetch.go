@@ -81,7 +81,18 @@ func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 	d.giveBack(l.name, queue, gone...)
 	d.reserve(l.group, tasks) // units that these were taken without
 	l.group.earned += len(tasks)
-	return d.put(tasks)
+	return d.put(slices.DeleteFunc(tasks, d.rests))
+}
+
+// rests puts a taken task back that was denied when it reserved again, as it has joined by then. It reports
+// whether it could: otherwise the task wakes to be denied.
+func (d *Dispatcher) rests(t Task) bool {
+	if !t.Grant.Decision.Queued || d.undo(t) != nil {
+		return false
+	}
+	d.Expect(t.Grant.Line, t.Queue, t.Grant.Decision.RetryIn)
+	d.WakeAt(t.Queue, time.Now()) // its ticket may have been taken before it was back
+	return true
 }
 
 func (d *Dispatcher) task(queue, call string, m asynqredis.Message, grant *Grant) Task {

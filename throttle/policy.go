@@ -178,7 +178,7 @@ const (
 	AdaptOff Adapt = "off"
 
 	// AdaptSpread spreads grants evenly over the period. It ends when no call was refused for the time
-	// of 6,000 calls, at least ten minutes and at most ten hours.
+	// of 600 calls, at least a minute and at most an hour.
 	AdaptSpread Adapt = "spread"
 
 	// AdaptFull spreads grants and, if calls are still refused, lowers the rate by an eighth, down to

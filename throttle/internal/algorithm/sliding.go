@@ -11,11 +11,7 @@ var Sliding = Algorithm{
 	Options:       []Option{OptionMargin, OptionPeriod},
 	Paced:         func(w Window) time.Duration { return w.Period + w.Margin },
 	Simulate: func(w Window, c Counted) Simulated {
-		period, width, first := (w.Period + w.Margin).Microseconds(), int(c.number(0, 1)), 8
-		if width > 128 { // entries were joined
-			width, first = width-128, 22
-		}
-		return c.log(w.Limit, period, first, width)
+		return c.log(w.Limit, (w.Period + w.Margin).Microseconds(), 8, int(c.number(0, 1)))
 	},
 	Params: func(w Window) [4]int64 { return [4]int64{w.Limit, (w.Period + w.Margin).Microseconds()} },
 }

@@ -160,7 +160,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 	for name, w := range map[string]throttle.Window{
 		"sliding":               {Limit: 9, Period: 10 * s},
-		"sliding, of many":      {Limit: 900, Period: 10 * s}, // entries of two bytes of units, some of which are joined
+		"sliding, of many":      {Limit: 900, Period: 10 * s}, // entries of two bytes of units
 		"fixed":                 {Algorithm: throttle.AlgorithmFixed, Limit: 9, Period: 20 * s},
 		"fixed, by first use":   {Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 9, Period: 20 * s},
 		"calendar":              {Algorithm: throttle.AlgorithmCalendar, Limit: 9, Resets: "* * * * *"},

@@ -12,8 +12,8 @@
 --           Until `free` grants are spread: the next one is due at `next`. They go at a part of the
 --           published rate. It was cut at the time `cut`, and grows again since `from`: fast at
 --           first, slowly around `peak`, in parts of PARTS, and faster beyond. `peak` is a little less
---           than was refused; without it there was no cut. `last` is the newest of the `refusals` since `since`, and `wait`
---           the pause after it.
+--           than was refused; without it there was no cut. `last` is the newest of the `refusals`
+--           since `since`, and `wait` the pause after it.
 --           Sources: additive increase, multiplicative decrease (Chiu, Jain: "Analysis of the
 --           Increase and Decrease Algorithms", 1989); the increase is that of CUBIC (Ha, Rhee, Xu,
 --           2008; RFC 9438).
@@ -26,7 +26,7 @@ local function new_upstream()
   local KEEP, DIP = 15 / 16, 1 / 15 -- of a refused rate, for the peak; of that, below which the rate begins
   local GROWTH = 1e-4 -- of the rate, in a unit of time, to the third
   local FLOOR = 1 / 64 -- the lowest rate
-  local HOLD = 600 -- units of time for which grants are spread after a refusal
+  local HOLD = 60 -- units of time for which grants are spread after a refusal
   local SECOND, MINUTE = 1000000, 60000000
   local LATE = 20000 -- us with which late requests catch up
   local GRANTS = 1500 -- bytes of later grants that are remembered; older ones count as answered

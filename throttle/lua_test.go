@@ -163,15 +163,12 @@ func TestHeadersOfScripts(t *testing.T) {
 	form := func(name string) int {
 		return len(strings.Fields(one(t, header(decide), `(?m)^--   `+name+` {2,}((?:\S+ )*\S+)(?:  .*)?$`)))
 	}
-	for i, c := range []struct {
-		form    string
-		windows int
-	}{{"plain", len(p.Windows)}, {"plain", len(p.Windows)}, {"full", 0}} { // of Reserve, Cancel and Join
+	for i, windows := range []int{len(p.Windows), len(p.Windows), 0} { // of Reserve, Cancel and Join
 		args := spied.calls[i] // command, script, number of keys, key, arguments
 		if want := 4 + head + len(requests) + len(p.Windows); len(args) != want || fmt.Sprint(args[2]) != "1" {
 			t.Errorf("call %d: Go sends %d values, the headers say %d", i, len(args), want)
 		}
-		if want := form(c.form) + form("window")*c.windows; len(spied.replies[i]) != want {
+		if want := form("answer") + form("window")*windows; len(spied.replies[i]) != want {
 			t.Errorf("call %d: decide.lua replies %d values, the header says %d", i, len(spied.replies[i]), want)
 		}
 	}

@@ -32,7 +32,7 @@ const (
 	adaptDip     = 1. / 15  // of the peak, below which the rate begins
 	adaptGrowth  = 1e-4     // of the rate, in the third power of a unit of time
 	adaptFloor   = 1. / 64  // of the published rate
-	adaptHold    = 60.     // units of time
+	adaptHold    = 60.      // units of time
 	adaptLongest = 60e6     // of all that goes by the cycle
 	adaptFirst   = 1e6      // the longest first pause
 	adaptLate    = 20e3     // with which a late request catches up

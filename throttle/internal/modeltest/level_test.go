@@ -60,8 +60,8 @@ func bucketLevel(w throttle.Window, log []*event, t int64) *big.Rat {
 		if t >= empty {
 			level.SetInt64(0) // forgotten, whatever the rate is now
 		}
-		if s := scaleOf(w); s != scale { // a changed rate rounds the level up to its own fractions
-			level.SetFrac(big.NewInt(ceil(new(big.Rat).Mul(level, big.NewRat(s, 1)))), big.NewInt(s))
+		if s := scaleOf(w); s != scale { // a changed rate rounds the level up
+			level.SetInt64(ceil(level))
 			scale = s
 		}
 		level.Sub(level, new(big.Rat).Mul(big.NewRat(t-at, 1), rateOf(w)))

@@ -31,10 +31,8 @@ const (
 // Slots is Answer.Binds of a ticket that fits, and waits for a handler slot.
 const Slots = -1
 
-const (
-	fullForm = 16 // is added to the status of an answer with fields
-	unsaid   = -1 // Latest, if no field says it: it is the expected start then
-)
+// unsaid is Latest if no field says it. It is the expected start then.
+const unsaid = -1
 
 // An Answer answers a request. All times are microseconds by the clock of Redis. The fields that calls
 // carry as JSON have tags.
@@ -192,10 +190,6 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 
 func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	a.Status = r.integer()
-	full := a.Status >= fullForm
-	if full {
-		a.Status -= fullForm
-	}
 	r.bad = r.bad || a.Status < Denied || a.Status > OtherRequest
 	if a.Status == Failed {
 		a.Err = &StateError{r.text()}
@@ -203,8 +197,8 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	}
 	a.At = r.integer()
 	a.Time, a.Latest = a.At, unsaid
-	if full {
-		r.bad = json.Unmarshal([]byte(r.text()), a) != nil || r.bad
+	if fields := r.text(); fields != "" {
+		r.bad = json.Unmarshal([]byte(fields), a) != nil || r.bad
 		p := &a.Pause
 		p.By, p.Cause, p.Tenant = Unescape(p.By), Unescape(p.Cause), Unescape(p.Tenant)
 	}

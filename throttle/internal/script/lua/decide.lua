@@ -11,11 +11,10 @@
 -- request.go says what each verb does. The tags of Request there are the fields of a request, those of
 -- Answer in reply.go the fields of a reply. Times are in us.
 --
--- reply  for every request its status and when it was decided, or granted before (us, as all times);
---        16 is added to the status if fields follow. For reserve, exempt, observe, peek, expect and
---        cancel two values for every window follow:
---   plain   status at
---   full    status+16 at fields
+-- reply  for every request these values. Windows follow for reserve, exempt, observe, peek, expect and
+--        cancel:
+--   answer  status at fields   when it was decided, or granted before (us, as all times); the fields are
+--                              empty for most requests
 --   window  used resets        the units, and when nothing is counted any more
 --   error   9 text
 -- where
@@ -158,13 +157,13 @@ for at = first, #argv, stride do
       done[count] = char(status) .. (status == 2 and pack7(decided) or NOT_GRANTED)
     end
 
-    out[m + 1], out[m + 2] = status, decided
-    m = m + 2
+    local text = ''
     if time or r.before or now > call.now then
-      out[m - 1], m = status + 16, m + 1
       time = time or decided
-      out[m] = once(extras, call).fields(r, list, now, needs_windows and fits, time, latest, binds, nudge)
+      text = once(extras, call).fields(r, list, now, needs_windows and fits, time, latest, binds, nudge)
     end
+    out[m + 1], out[m + 2], out[m + 3] = status, decided, text
+    m = m + 3
     if needs_windows then
       for i = 1, nwindows do -- in this order, as a list that grows in another one costs more
         local algorithm, st = all[i].algorithm, list[scope_of[i]].states[i]

@@ -62,13 +62,8 @@ algorithms['g'] = {
       if to - from ~= 27 then return nil end
       local units, parts = unpack7(data, from + 7), unpack7(data, from + 14)
       local span = unpack7(data, from + 21)
-      if span == 0 then return nil end
-      if span ~= p2 then -- another rate: its own parts, rounded up
-        local rest
-        parts, rest = scale_by(parts, p2, span)
-        if rest > 0 then parts = parts + 1 end
-        if parts >= p2 then units, parts = units + 1, parts - p2 end
-      end
+      -- Another rate: a part of a unit counts as a whole one.
+      if span ~= p2 and parts > 0 then units, parts = units + 1, 0 end
       fill(st, less_drained(st, units, parts, now - unpack7(data, from)))
     end
     return st

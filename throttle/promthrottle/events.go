@@ -80,29 +80,9 @@ func (m *Metrics) followed(version int64, err error) {
 }
 
 func (m *Metrics) joined(policy, _ string, p throttle.Place) {
-	result := resultOf(p)
-	m.joins.WithLabelValues(policy, result).Inc()
-	if result == "joined" {
+	if p.Err == nil && !p.Exempt && !p.AlreadyQueued {
 		m.expected.WithLabelValues(policy).Observe(p.RetryIn.Seconds())
 	}
-}
-
-func resultOf(p throttle.Place) string {
-	switch {
-	case errors.As(p.Err, new(*throttle.BacklogError)):
-		return "backlog"
-	case errors.As(p.Err, new(*throttle.TooLateError)):
-		return "too_late"
-	case errors.As(p.Err, new(*throttle.NeverFitsError)):
-		return "never_fits"
-	case p.Err != nil:
-		return "invalid"
-	case p.Exempt:
-		return "exempt"
-	case p.AlreadyQueued:
-		return "already_queued"
-	}
-	return "joined"
 }
 
 func (m *Metrics) started(s throttle.Start) {

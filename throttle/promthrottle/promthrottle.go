@@ -22,7 +22,7 @@ import (
 // Metrics are the metrics of one limiter. It is safe for concurrent use.
 type Metrics struct {
 	call, expected, late, wait, would           *prometheus.HistogramVec
-	denials, errors, grants, joins              *prometheus.CounterVec
+	denials, errors, grants                     *prometheus.CounterVec
 	observed, refusals, unavailable, unusable   *prometheus.CounterVec
 	adapted, asked, inQueue, oldest, paused     *prometheus.Desc
 	redisDown, redisUp, starving, used, waiting *prometheus.Desc
@@ -66,7 +66,6 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 	m.observed = counter("observed_denials_total", "Requests that an observing policy would deny, by window.",
 		"policy", "by")
 	m.would = histogram("observed_wait_seconds", "How long these requests would wait.", forWaits, "policy")
-	m.joins = counter("joins_total", "Tickets that asked to join a line, by what became of them.", "policy", "result")
 	m.expected = histogram("expected_wait_seconds", "Expected wait of tickets when they joined.", forWaits, "policy")
 	m.wait = histogram("wait_seconds", "How long work waited from its join to its start.", forWaits, "policy")
 	m.late = histogram("start_delay_seconds", "How long after it fitted work started.", forStarts, "policy")

@@ -102,9 +102,6 @@ func TestMetricsOfALimiter(t *testing.T) {
 		wantSeries(t, registry,
 			`sluice_grants_total{policy="api",source="reserve"} 2`,
 			`sluice_denials_total{by="hour",policy="api"} 1`,
-			`sluice_joins_total{policy="api",result="joined"} 1`,
-			`sluice_joins_total{policy="api",result="already_queued"} 1`,
-			`sluice_joins_total{policy="api",result="backlog"} 1`,
 			`sluice_expected_wait_seconds{policy="api"} 2`,
 			`sluice_waiting{policy="api"} 2`,
 			`sluice_queue_waiting{class="live",policy="api",queue="q"} 2`,
@@ -161,7 +158,7 @@ func TestMetricsOfAPolicyWithShards(t *testing.T) {
 			r := throttle.Request{Tenant: fmt.Sprint("tenant", i), Ticket: throttle.Ticket{Queue: "q\xff", ID: fmt.Sprint(i)}} // data: any bytes
 			expect.Must(t, expect.ErrOf(l.Line(l.LineOf("api", r.Tenant)).Join(t.Context(), []throttle.Request{r})))
 		}
-		wantSeries(t, registry, `sluice_waiting{policy="api"} 8`, `sluice_joins_total{policy="api",result="joined"} 8`,
+		wantSeries(t, registry, `sluice_waiting{policy="api"} 8`, `sluice_expected_wait_seconds{policy="api"} 8`,
 			`sluice_queue_waiting{class="live",policy="api",queue="q�"} 8`)
 	})
 }

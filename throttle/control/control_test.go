@@ -143,7 +143,6 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 		{Policy: "p", Exempt: new(true)},
 		{Tenant: "acme", Exempt: new(true)},
 		{Policy: "p", Tenant: "acme", Weight: -1},
-		{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {}}},
 		{Policy: "p", Tenant: strings.Repeat("x", 513), Exempt: new(true)},
 	} {
 		expect.That(t, s.SetOverride(t.Context(), bad, time.Hour, anna) != nil, bad, "was put in force")

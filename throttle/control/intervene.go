@@ -71,12 +71,6 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 	case !(o.Weight >= 0 && o.Weight <= MaxWeight):
 		return fmt.Errorf("control: weight %v: must be above 0 and at most 1000000", o.Weight)
 	}
-	for window, own := range o.Windows {
-		if min(own.Limit, own.Burst) < 0 || max(own.Limit, own.Burst) > throttle.MaxLimit || own == (throttle.Override{}) {
-			return fmt.Errorf("control: window %q: limit %d and burst %d: must be 1 to %d, or one of them 0 to keep it",
-				quote.Short(window), own.Limit, own.Burst, int64(throttle.MaxLimit))
-		}
-	}
 	state, err := s.State(ctx)
 	if err != nil {
 		return err
@@ -167,21 +161,21 @@ func Describe(o throttle.TenantOverride) string {
 // Describe says which override, or with Paused which pause, of a tenant is in force, until when, by
 // whom and why. It is empty if none is.
 func (s State) Describe(what, policy, tenant string) string {
-	return s.describe()[about{what, policy, tenant}]
-}
-
-func (s State) describe() map[about]string {
-	texts := map[about]string{}
+	of := about{what, policy, tenant}
 	until := func(end time.Time, who, why string) string {
 		return fmt.Sprintf(" until %s UTC by %s: %s", end.UTC().Format(time.DateTime), quote.Name(who), quote.Name(why))
 	}
 	for _, o := range s.Overrides {
-		texts[about{Overridden, o.Policy, o.Tenant}] = Describe(o) + until(o.Until, o.By, o.Why)
+		if of == (about{Overridden, o.Policy, o.Tenant}) {
+			return Describe(o) + until(o.Until, o.By, o.Why)
+		}
 	}
 	for _, p := range s.Pauses {
-		texts[about{Paused, p.Policy, p.Tenant}] = "a pause" + until(p.Until, p.By, p.Why)
+		if of == (about{Paused, p.Policy, p.Tenant}) {
+			return "a pause" + until(p.Until, p.By, p.Why)
+		}
 	}
-	return texts
+	return ""
 }
 
 // Pause stops grants of a policy to a tenant, or with "" to all, for a time: above 0 and at most
@@ -225,7 +219,7 @@ func (s *Store) intervene(
 		return fmt.Errorf("control: %w", err)
 	}
 	text += words.Span(ttl)
-	if replaced := before.describe()[of]; replaced != "" {
+	if replaced := before.Describe(of.kind, of.policy, of.tenant); replaced != "" {
 		text += ", in place of " + replaced
 	}
 	_, err = s.change(ctx, of.field(), string(data), ttl, 0,

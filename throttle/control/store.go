@@ -164,10 +164,6 @@ func (s *Store) Processes(ctx context.Context) (map[string][]string, error) {
 // ErrConflict is the class of Publish's error if somebody else has published since the version was read.
 var ErrConflict = errors.New("control: other policies were published meanwhile: look at them, and publish again")
 
-func conflict(now, tried int64) error {
-	return fmt.Errorf("%w: version %d was to be replaced, and %d is in force", ErrConflict, tried, now)
-}
-
 // Publish puts policies in force, on all limiters that follow, in place of those of a version: 0 if
 // none were published. It returns the version of the new ones, or the same if nothing differs.
 //
@@ -256,7 +252,7 @@ func (s *Store) change(
 	case 1:
 		return reply[1], nil
 	case 2:
-		return 0, conflict(reply[1], version)
+		return 0, fmt.Errorf("%w: version %d was to be replaced, and %d is in force", ErrConflict, version, reply[1])
 	case 3:
 		return 0, errNothing
 	}

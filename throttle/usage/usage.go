@@ -140,7 +140,7 @@ func (c *Counter) Start(l *throttle.Limiter) (stop func()) {
 	return func() { cancel(); ended.Wait() }
 }
 
-// write writes all sums. Those that could not be written are added to the next ones.
+// write writes all sums, if the limiter's Redis answers. What fails after that is lost.
 func (c *Counter) write(l *throttle.Limiter) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -180,14 +180,8 @@ func (c *Counter) write(l *throttle.Limiter) {
 		pipe.ZRemRangeByRank(ctx, tenants, 0, -1-maxMembers)
 		pipe.Expire(ctx, tenants, Span+2*bucket)
 		pipe.Expire(ctx, minutes, HistorySpan+2*time.Hour)
-		cmds, err := pipe.Exec(ctx)
-		if err != nil {
+		if _, err := pipe.Exec(ctx); err != nil {
 			l.Config().Logger.Warn("usage: what a policy granted could not be written", "policy", policy, "err", err)
-		}
-		if err != nil && cmds[0].Err() != nil { // else Redis refused a later one, and some are written
-			for _, of := range byPolicy[policy] {
-				c.add(of, sums[of])
-			}
 		}
 	}
 }

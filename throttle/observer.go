@@ -13,8 +13,8 @@ import (
 // call the limiter. Those that are nil cost nothing. A panic is recovered, and logged with its stack:
 // at most once a minute for each function.
 type Observer struct {
-	// Called is called after each call of a script in Redis. Package worker calls it for each dequeue
-	// that asynq's Redis did not answer, and for the first one that it answers again.
+	// Called is called after each call of a script in Redis. Package worker calls it for each dequeue of
+	// asynq's Redis, too.
 	Called func(Call)
 
 	// Corrected is called for each reservation whose cost was settled to another, or that was

@@ -301,8 +301,6 @@ func (s *Server) Shutdown() {
 		s.server.Shutdown()
 		s.dispatch.Close(s.shutdownGrace)
 		s.endGrace()
-		s.limiter.Close()
-		s.queues.Close()
 		if s.owned != nil {
 			s.owned.Close()
 		}

@@ -169,7 +169,7 @@ func told(d *drill, full bool) {
 	}
 	logged := []string{"asynq's Redis is unavailable"}
 	if full { // of the stops of 27 s and of five minutes
-		logged = append(logged, `asynq's Redis is still unavailable" for=4m0s`, `available again" after=2`, `available again" after=(4m5|5m)`)
+		logged = append(logged, `asynq's Redis is still unavailable" for=4m`, `available again" after=2`, `available again" after=(4m5|5m)`)
 	}
 	for _, p := range d.workers[:2] { // the third one was killed
 		text, err := os.ReadFile(p.log)

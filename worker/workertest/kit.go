@@ -57,7 +57,7 @@ func (k *kit) look() {
 // observer looks, too, after decisions and changes of published policies.
 func (k *kit) observer(o throttle.Observer) throttle.Observer {
 	o.Called = func(c throttle.Call) {
-		if c.Script != "take" {
+		if c.Script == "decide" {
 			k.look()
 		}
 	}

@@ -44,7 +44,7 @@ type Config struct {
 	Answered func(line string, behind time.Duration)
 	Asynq    *asynqredis.Client // of the server's connection
 
-	// AsynqAnswers is called with each error of asynq's Redis, and how long it is silent; nil: it answers again.
+	// AsynqAnswers is called for each answer of asynq's Redis: its error, or nil, and how long it was silent.
 	AsynqAnswers func(err error, silent time.Duration)
 
 	Concurrency int                          // of the server: its slots

@@ -14,15 +14,14 @@ import (
 // insist repeats a call on asynq's Redis until it is answered, as it may have made tasks active. While
 // Next waits it returns the errors. The result is false if the dispatcher is closed before.
 func (d *Dispatcher) insist(call func(ctx context.Context) error) bool {
-	begun, err := time.Now(), call(d.ctx)
-	if err == nil {
-		return true
-	}
-	for ; err != nil; err = call(d.ctx) {
-		if d.ctx.Err() != nil {
+	for begun := time.Now(); ; {
+		err := call(d.ctx)
+		if err != nil && d.ctx.Err() != nil {
 			return false
 		}
-		d.AsynqAnswers(err, time.Since(begun))
+		if d.AsynqAnswers(err, time.Since(begun)); err == nil {
+			return true
+		}
 		d.mu.Lock()
 		if d.waiting {
 			d.failed = err
@@ -31,8 +30,6 @@ func (d *Dispatcher) insist(call func(ctx context.Context) error) bool {
 		d.mu.Unlock()
 		d.sleep(errorPause)
 	}
-	d.AsynqAnswers(nil, 0)
-	return true
 }
 
 // put makes tasks ready, and reports whether there are any.

@@ -18,84 +18,65 @@ const (
 	// every task.
 	overAfter = 20 * time.Second
 
-	// slowFor is how long answers may be late before that is an outage: a busy host misses time limits.
-	slowFor = 2 * time.Second
-
-	// clockBehindMax is how far behind its windows the clock of Redis may be. Disciplined clocks, and those
-	// of two servers of a failover, differ by less. Until it has caught up no window frees any units.
-	clockBehindMax = time.Second
+	// tolerance is for how long answers may be late, and how far the clock of Redis may be behind, before that is
+	// an outage. A busy host misses time limits, and the clocks of two servers of a failover differ by less.
+	tolerance = 2 * time.Second
 )
 
-// A Log logs that a Redis is unavailable: when it begins, every minute while it lasts, and when it is over,
-// rather than for every task.
+// A Log logs that a Redis is unavailable: when it begins, every minute while calls fail, and when calls are
+// answered again, rather than for every task.
 type Log struct {
 	Logger  *slog.Logger
 	Service string // such as "the limiter"
 
 	mu       sync.Mutex
-	since    time.Time // the first failure, or zero
-	answered time.Time // the first answer after the last failure
+	since    time.Time // the first failure
+	answered time.Time // the first answer after the last failure, or zero
 	failures int
-	cause    []any
-	timer    *time.Timer // looks whether it lasts; nil: it is not logged
-	looks    int
+	logged   time.Time // that it is unavailable; zero: it is not logged
 }
 
 // Failed notes that a Redis failed, or was not asked. Details are those of slog.
 func (o *Log) Failed(err error, details ...any) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	now := time.Now()
 	if o.failures++; o.failures == 1 {
-		o.since = time.Now()
+		o.since = now
 	}
 	o.answered = time.Time{}
-	o.cause = append([]any{"err", err}, details...)
-	late := errors.Is(err, context.DeadlineExceeded) && time.Since(o.since) < slowFor
-	if o.timer == nil && !late {
-		o.looks, o.timer = 0, time.AfterFunc(overAfter, o.look)
-		o.Logger.Error("worker: "+o.Service+" is unavailable", o.cause...)
+	details = append([]any{"err", err}, details...)
+	lasts := now.Sub(o.since)
+	switch {
+	case o.logged.IsZero() && errors.Is(err, context.DeadlineExceeded) && lasts < tolerance:
+		return
+	case o.logged.IsZero():
+		o.Logger.Error("worker: "+o.Service+" is unavailable", details...)
+	case now.Sub(o.logged) >= stillEvery:
+		o.Logger.Error("worker: "+o.Service+" is still unavailable",
+			append([]any{"for", lasts.Round(time.Second), "failures", o.failures}, details...)...)
+	default:
+		return
 	}
+	o.logged = now
 }
 
 // Answered notes that it has answered, and how far its clock is behind that of an answer before.
 func (o *Log) Answered(behind time.Duration, details ...any) {
-	if behind > clockBehindMax {
+	if behind > tolerance {
 		o.Failed(fmt.Errorf("the clock of Redis was set back by %v: windows stand still until it has caught up", behind), details...)
 		return
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
-	case o.timer == nil:
+	case o.logged.IsZero():
 		o.failures = 0
 	case o.answered.IsZero():
 		o.answered = time.Now()
-	}
-}
-
-// look logs that an outage lasts, or that it is over.
-func (o *Log) look() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.looks++
-	switch {
-	case o.timer == nil: // closed
-		return
-	case o.answered.IsZero() && o.looks%int(stillEvery/overAfter) == 0:
-		o.Logger.Error("worker: "+o.Service+" is still unavailable",
-			append([]any{"for", time.Since(o.since).Round(time.Second), "failures", o.failures}, o.cause...)...)
-	case !o.answered.IsZero() && time.Since(o.answered) >= overAfter:
+	case time.Since(o.answered) >= overAfter:
 		o.Logger.Info("worker: "+o.Service+" is available again",
 			"after", o.answered.Sub(o.since).Round(time.Millisecond), "failures", o.failures)
-		o.failures, o.timer = 0, nil
-		return
+		o.failures, o.logged = 0, time.Time{}
 	}
-	o.timer.Reset(overAfter)
-}
-
-// Close logs nothing more of an outage that lasts.
-func (o *Log) Close() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.timer = nil
 }

@@ -65,3 +65,13 @@ func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 		expect.That(t, err == nil && d.Granted, "Redis's clock is off by", off, "granted", d.Granted, err)
 	}
 }
+
+// What is granted around a tick counts on both sides of it. A request fits as a whole on one of them.
+func TestARequestFitsInOneSpanOfACalendar(t *testing.T) {
+	w := Quota(3, "@hourly", "")
+	w.Margin = 8 * m
+	l, _ := NewWithClock(t, Redis(t), Policy(w))
+	Reserve(t, l, Acme(2))
+	d := Reserve(t, l, Acme(2))
+	expect.That(t, d.RetryIn == h+8*m && d.Windows[0].RetryIn == d.RetryIn, d)
+}

@@ -16,10 +16,10 @@ func TestAReplyHasItsShape(t *testing.T) {
 		reply []any
 		good  bool
 	}{
-		{false, []any{int64(Granted), int64(5), int64(1), int64(9)}, true},
-		{false, []any{int64(Granted), int64(5), int64(1), int64(9), int64(0)}, false}, // a value too many
-		{false, []any{int64(Granted + fullForm), int64(5), `{"fits":[7]}`, int64(1), int64(9)}, true},
-		{false, []any{int64(Granted + fullForm), int64(5), `{"fits":[7,8]}`, int64(1), int64(9)}, false},
+		{false, []any{int64(Granted), int64(5), "", int64(1), int64(9)}, true},
+		{false, []any{int64(Granted), int64(5), "", int64(1), int64(9), int64(0)}, false}, // a value too many
+		{false, []any{int64(Granted), int64(5), `{"fits":[7]}`, int64(1), int64(9)}, true},
+		{false, []any{int64(Granted), int64(5), `{"fits":[7,8]}`, int64(1), int64(9)}, false},
 		{true, []any{int64(5), int64(9), "id", ticket, int64(4), int64(1)}, true},
 		{true, []any{int64(5), int64(9), "id", ticket, int64(4), int64(1), "more"}, false},
 		{true, []any{int64(5), int64(9), "id", ticket + " more", int64(4), int64(1)}, false},

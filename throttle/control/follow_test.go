@@ -90,12 +90,13 @@ func TestFollowingCostsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := throttletest.InMemory(t)
 		counted, other := memory.Client(t), memory.Client(t)
-		calls, values := 0, 0
+		var calls, values atomic.Int64
 		counted.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)
 			if script, ok := cmd.(*redis.Cmd); ok && err == nil {
 				reply, _ := script.Slice()
-				calls, values = calls+1, values+len(reply)
+				calls.Add(1)
+				values.Add(int64(len(reply)))
 			}
 			return err
 		}))
@@ -103,9 +104,11 @@ func TestFollowingCostsLittle(t *testing.T) {
 		store := newStore(t, other)
 		publish(t, store, 0, policy("p", 2))
 		follow(t, l, false)
-		calls, values = 0, 0
+		calls.Store(0)
+		values.Store(0)
 		time.Sleep(time.Minute)
-		expect.That(t, calls >= 119 && calls <= 121 && values == calls, calls, "calls in a minute, with", values, "values")
+		n := calls.Load()
+		expect.That(t, n >= 119 && n <= 121 && values.Load() == n, n, "calls in a minute, with", values.Load(), "values")
 		expect.Must(t, store.Pause(t.Context(), "p", "", 30*time.Second, anna))
 		time.Sleep(time.Second)
 		expect.Equal(t, len(l.Interventions().Pauses), 1, "pauses in force")

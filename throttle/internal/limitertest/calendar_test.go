@@ -1,10 +1,14 @@
 package limitertest
 
 import (
+	"cmp"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/robfig/cron/v3"
+	"pgregory.net/rapid"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
@@ -66,12 +70,85 @@ func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 	}
 }
 
-// What is granted around a tick counts on both sides of it. A request fits as a whole on one of them.
-func TestARequestFitsInOneSpanOfACalendar(t *testing.T) {
-	w := Quota(3, "@hourly", "")
-	w.Margin = 8 * m
-	l, _ := NewWithClock(t, Redis(t), Policy(w))
-	Reserve(t, l, Acme(2))
-	d := Reserve(t, l, Acme(2))
-	expect.That(t, d.RetryIn == h+8*m && d.Windows[0].RetryIn == d.RetryIn, d)
+// Random grants and cancels. At every step a log of them is counted again, by cron alone.
+func TestCalendarIsNeverExceeded(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		rapid.Check(t, func(t *rapid.T) {
+			expect.Must(t, client.FlushAll(t.Context()).Err())
+			w := Quota(rapid.Int64Range(1, 6).Draw(t, "limit"), rapid.SampledFrom([]string{"0 * * * *", "0 0 * * *", "30 2 * * *", "0 0 1 * *"}).Draw(t, "resets"),
+				rapid.SampledFrom([]string{"UTC", "America/Los_Angeles", "America/St_Johns", "Asia/Kathmandu"}).Draw(t, "zone"))
+			w.Margin = time.Duration(rapid.IntRange(0, 25).Draw(t, "margin")) * m
+			schedule, err := cron.ParseStandard(w.Resets)
+			expect.Must(t, err)
+			zone, err := time.LoadLocation(w.Timezone)
+			expect.Must(t, err)
+			l, c := NewWithClock(t, client, Policy(w))
+			type grant struct {
+				throttle.Decision
+				cost int64
+			}
+			var log []grant
+			now := time.Duration(rapid.Int64Range(0, int64(400*24*h)).Draw(t, "begin")).Truncate(us)
+			c.Set(now)
+			ticks := []time.Time{schedule.Next(At(now - 32*24*h).In(zone))}
+			spanOf := func(at time.Time) int {
+				for !ticks[len(ticks)-1].After(at) {
+					ticks = append(ticks, schedule.Next(ticks[len(ticks)-1]))
+				}
+				i, _ := slices.BinarySearchFunc(ticks, at, func(tick, at time.Time) int { return cmp.Or(tick.Compare(at), -1) })
+				return i
+			}
+			// most is the most units that an upstream can have counted in one span, if its clock is off by
+			// the margin at most.
+			most := func() int64 {
+				var most int64
+				for _, off := range []time.Duration{-w.Margin, 0, w.Margin} {
+					units := map[int]int64{}
+					for _, g := range log {
+						span := spanOf(g.At.Add(off))
+						units[span] += g.cost
+						most = max(most, units[span])
+					}
+				}
+				return most
+			}
+			t.Repeat(map[string]func(*rapid.T){
+				"": func(t *rapid.T) {
+					units := most()
+					expect.Require(t, units <= w.Limit, units, "units in one span of", w.Resets, "limit", w.Limit, log)
+				},
+				"pass": func(t *rapid.T) {
+					now += time.Duration(rapid.SampledFrom([]int64{int64(s), int64(10 * m), int64(h), int64(20 * h)}).Draw(t, "by"))
+					c.Set(now)
+				},
+				"reserve": func(t *rapid.T) {
+					cost := rapid.Int64Range(1, w.Limit).Draw(t, "cost")
+					d := Reserve(t, l, Acme(cost))
+					if d.Granted {
+						log = append(log, grant{d, cost})
+						return
+					}
+					// The truth: a microsecond before, it would be denied.
+					c.Set(now + d.RetryIn - us)
+					expect.Require(t, !Peek(t, l, Acme(cost)).Granted, "granted before", d.RetryIn, "have passed")
+					now += d.RetryIn
+					c.Set(now)
+					if d := Reserve(t, l, Acme(cost)); !d.Granted {
+						t.Fatalf("denied at its own RetryIn, for %v more", d.RetryIn)
+					} else {
+						log = append(log, grant{d, cost})
+					}
+				},
+				"cancel": func(t *rapid.T) {
+					if len(log) == 0 {
+						t.Skip("nothing")
+					}
+					i := rapid.IntRange(max(0, len(log)-4), len(log)-1).Draw(t, "which")
+					Cancel(t, l, log[i].Reservation)
+					log = append(log[:i:i], log[i+1:]...)
+				},
+			})
+		})
+	})
 }

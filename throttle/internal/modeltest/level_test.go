@@ -4,9 +4,6 @@ import (
 	"fmt"
 	"math/big"
 	"slices"
-	"time"
-
-	"github.com/robfig/cron/v3"
 
 	"github.com/sluice-go/sluice/throttle"
 )
@@ -20,44 +17,16 @@ func level(w throttle.Window, log []*event, t int64) *big.Rat {
 		return big.NewRat(firstUse(w, log, t), 1)
 	}
 	period, units := w.Period.Microseconds(), int64(0)
-	calendar := w.Algorithm == throttle.AlgorithmCalendar
-	begun := int64(0)
-	if calendar {
-		begun = beganBy(w, t)
-	}
 	for _, e := range log {
 		if e.of != nil || e.cancelled {
 			continue // a cancelled grant never was
 		}
-		if calendar && e.at >= begun || w.Algorithm == throttle.AlgorithmFixed && e.at/period == t/period ||
+		if w.Algorithm == throttle.AlgorithmFixed && e.at/period == t/period ||
 			w.Algorithm == throttle.AlgorithmSliding && e.at > t-period-w.Margin.Microseconds() {
 			units += e.units
 		}
 	}
 	return big.NewRat(units, 1)
-}
-
-// tickAfter is the first tick of a calendar after t.
-func tickAfter(w throttle.Window, t int64) int64 {
-	schedule, err := cron.ParseStandard(w.Resets)
-	zone, unknown := time.LoadLocation(w.Timezone)
-	if err != nil || unknown != nil {
-		panic(fmt.Sprint(err, unknown))
-	}
-	return schedule.Next(time.UnixMicro(t).In(zone)).UnixMicro()
-}
-
-// beganBy is from when on grants count at t. The clock of the upstream is off by the margin at most: its
-// span has surely begun a margin after the tick, and may hold what was granted from a margin before it.
-func beganBy(w throttle.Window, t int64) int64 {
-	margin := w.Margin.Microseconds()
-	var tick int64
-	for back := 2 * h; tick == 0; back *= 5 {
-		for next := tickAfter(w, t-margin-back.Microseconds()); next <= t-margin; next = tickAfter(w, next) {
-			tick = next
-		}
-	}
-	return tick - margin
 }
 
 // firstUse goes through the buckets from the first one on.
@@ -173,15 +142,7 @@ func closed(w throttle.Window, t int64) bool {
 // first tries every time from t on at which anything can change.
 func first(w throttle.Window, log []*event, t int64, holds func(t int64, level *big.Rat) bool) int64 {
 	period, margin := w.Period.Microseconds(), w.Margin.Microseconds()
-	times := []int64{t}
-	if w.Algorithm == throttle.AlgorithmCalendar {
-		for tick, i := t-margin, 0; i < 3; i++ {
-			tick = tickAfter(w, tick)
-			times = append(times, tick+margin)
-		}
-	} else {
-		times = append(times, (t/period+1)*period)
-	}
+	times := []int64{t, (t/period + 1) * period}
 	for _, e := range log {
 		times = append(times, e.at+period+margin)
 	}

@@ -21,14 +21,12 @@ import (
 // anyWindow draws a window whose numbers collide often.
 func anyWindow(t *rapid.T, i int) throttle.Window {
 	w := throttle.Window{
-		Algorithm: rapid.SampledFrom([]throttle.Algorithm{
-			throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA, throttle.AlgorithmCalendar,
-		}).Draw(t, "algorithm"),
-		Limit:  rapid.Int64Range(1, 6).Draw(t, "limit"),
-		Name:   fmt.Sprint("w", i),
-		Scope:  rapid.SampledFrom([]throttle.Scope{{}, throttle.ScopeShared, throttle.Per("tenant", "user"), throttle.Per("user")}).Draw(t, "per"),
-		Period: rapid.SampledFrom([]time.Duration{s, 1900 * ms, 7 * s, 10 * s, m, 24 * h}).Draw(t, "period"),
-		Unit:   rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
+		Algorithm: rapid.SampledFrom([]throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA}).Draw(t, "algorithm"),
+		Limit:     rapid.Int64Range(1, 6).Draw(t, "limit"),
+		Name:      fmt.Sprint("w", i),
+		Scope:     rapid.SampledFrom([]throttle.Scope{{}, throttle.ScopeShared, throttle.Per("tenant", "user"), throttle.Per("user")}).Draw(t, "per"),
+		Period:    rapid.SampledFrom([]time.Duration{s, 1900 * ms, 7 * s, 10 * s, m, 24 * h}).Draw(t, "period"),
+		Unit:      rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
 	}
 	switch w.Algorithm {
 	case throttle.AlgorithmGCRA:
@@ -37,12 +35,6 @@ func anyWindow(t *rapid.T, i int) throttle.Window {
 		w.Period = rapid.SampledFrom([]time.Duration{s, 1900 * ms, 3 * s, 366*24*h - us}).Draw(t, "gcra period")
 	case throttle.AlgorithmFixed:
 		w.Anchor = rapid.SampledFrom([]throttle.Anchor{throttle.AnchorClock, throttle.AnchorFirstUse}).Draw(t, "anchor")
-	case throttle.AlgorithmCalendar:
-		w.Period = 0
-		w.Resets = rapid.SampledFrom([]string{"0 * * * *", "0 0 * * *", "30 2 * * *", "0 0 1 * *"}).Draw(t, "resets")
-		w.Timezone = rapid.SampledFrom([]string{"UTC", "America/Los_Angeles", "America/St_Johns", "Asia/Kathmandu"}).Draw(t, "zone")
-		w.Margin = time.Duration(rapid.IntRange(0, 25).Draw(t, "calendar margin")) * m
-		return w
 	}
 	if rapid.Bool().Draw(t, "margin") {
 		w.Margin = (w.Period / 20).Truncate(us)
@@ -86,7 +78,6 @@ func sequence(t *rapid.T, client *redis.Client) {
 	l := hooked.Limiter
 	m := newModel("exempt", windows)
 	var made []throttle.Reservation
-	var denied []throttle.Request
 	var retryIn time.Duration // of the last denial
 	keys := 0
 
@@ -145,7 +136,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 			made = append(made, d.Reservation)
 			return
 		}
-		denied, retryIn = append(denied, r), d.RetryIn
+		retryIn = d.RetryIn
 		if changing {
 			return // a window whose rate was cut may be forgotten sooner than it drains
 		}
@@ -174,12 +165,6 @@ func sequence(t *rapid.T, client *redis.Client) {
 				t.Skip("nothing was granted yet")
 			}
 			tryReserve(t, rapid.SampledFrom(made).Draw(t, "reservation").Request)
-		},
-		"repeat what was denied": func(t *rapid.T) {
-			if len(denied) == 0 {
-				t.Skip("nothing was denied yet")
-			}
-			tryReserve(t, rapid.SampledFrom(denied).Draw(t, "request"))
 		},
 		"repeat differently": func(t *rapid.T) {
 			if len(made) == 0 {

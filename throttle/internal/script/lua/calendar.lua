@@ -49,7 +49,7 @@ algorithms['t'] = {
       return left
     end
     while units > room() do
-      units = units - min(room(), units - cost) -- no request is granted in parts
+      units = units - room()
       i = i + 1
       base = i == st.at + 1 and st.late or 0
       if i > last then -- farther than the ticks known: as the last two are apart

@@ -203,12 +203,9 @@ local function new_line(call)
 
   function L.flow_of(id)
     local flow = flows[id]
-    if flow ~= nil then return flow end
+    if flow then return flow end
     local record = L.read('f', id)
-    if not record then
-      flows[id] = false
-      return false
-    end
+    if not record then return nil end
     local n, units, weight, tag, suffix, rank, tenant, suffixes, own =
       match(record, '^(%d+) (%S+) (%d+) (%d+) (%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
     flow = L.new_flow(id, weight + 0, tenant, suffixes, own)

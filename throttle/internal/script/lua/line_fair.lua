@@ -75,9 +75,7 @@ local function new_fair(L)
   -- score returns by what a flow stands at a node: at that of one tenant by its first ticket's rank.
   function fair.score(node, flow)
     if not node.shared then return flow.rank + 0 end
-    local tag = max(fair.tag_of(node, flow), node.v)
-    if call.only_tenants then flow.tag = tag end
-    return tag
+    return max(fair.tag_of(node, flow), node.v)
   end
 
   return fair

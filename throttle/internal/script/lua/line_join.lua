@@ -18,13 +18,9 @@ local function new_join(L)
 
   -- flow_for returns the flow of a request, as it is stored or as it would be.
   local function flow_for(r)
-    local before = L.flow_of(r.flow)
-    if before and before.n > 0 then return before end
-    local flow = L.new_flow(r.flow, r.weight + 0, r.tenant, concat(r.suffixes, '+'), r.own or '')
-    if before then -- it was left in this call, and its place is not written yet
-      flow.stored_suffix, flow.stored_rank = before.stored_suffix, before.stored_rank
-    end
-    return flow
+    local flow = L.flow_of(r.flow)
+    if flow and flow.n > 0 then return flow end
+    return L.new_flow(r.flow, r.weight + 0, r.tenant, concat(r.suffixes, '+'), r.own or '')
   end
 
   -- prefetch reads what these requests will ask for, in few commands.
@@ -36,8 +32,7 @@ local function new_join(L)
       flows[#flows + 1] = r.flow
       call.batches = call.batches or r.batch
       for s = 1, r.flow and not call.only_tenants and #r.suffixes or 0 do
-        local suffix = r.suffixes[s]
-        if suffix ~= ROOT then nodes[#nodes + 1] = r.queue .. '|' .. suffix end
+        nodes[#nodes + 1] = r.queue .. '|' .. r.suffixes[s]
       end
     end
     L.read_all('t', tickets)
@@ -84,6 +79,7 @@ local function new_join(L)
     if q.claims then q.asked = now end
     unwritten = true
     if is_first then
+      if L.flows[r.flow] then L.flush() end -- it was left in this call, and its place is not written yet
       L.flows[r.flow] = flow
       q.weights, q.flows = q.weights + flow.weight, q.flows + 1
       if call.only_tenants then flow.tag = fair().tag_of(q, flow) end
@@ -216,10 +212,7 @@ local function new_join(L)
     return false
   end
 
-  -- look_again makes the nodes of these scopes due: something was given back.
-  local function look_again(suffixes)
-    for i = 1, #suffixes do places().look_again(suffixes[i]) end
-  end
+  local function look_again(suffix) places().look_again(suffix) end
 
   -- take_back undoes what a taken ticket moved of its tenant's tags.
   local function take_back(r)

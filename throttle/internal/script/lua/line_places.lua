@@ -17,45 +17,33 @@ local function new_places(L)
   -- time at which they stand.
   function places.scopes_of(flow)
     local list = flow.scopes
-    if list and flow.aligned == call.reloads then return list, list[1] and list[1].now or now end
-    if not list then
-      list = {}
-      for _, suffix in ipairs(flow.suffixes) do
-        local number = call.numbers[match(suffix, '^w:([^:]*)')]
-        if number and suffix ~= ROOT then
-          list[#list + 1] = scopes.open(call, suffix, number, flow.own)
-        elseif not number then
-          flow.foreign = true -- it joined by scopes that the policy has not
-        end
+    if flow.aligned == call.reloads then return list, list[1] and list[1].now or now end
+    list = {nil, nil}
+    for _, suffix in ipairs(flow.suffixes) do
+      local number = call.numbers[match(suffix, '^w:([^:]*)')]
+      if number and suffix ~= ROOT then
+        list[#list + 1] = scopes.open(call, suffix, number, flow.own)
+      elseif not number then
+        flow.foreign = true -- it joined by scopes that the policy has not
       end
-      if call.numbers[''] then list[#list + 1] = scopes.open(call, ROOT, call.numbers[''], nil) end
-      flow.scopes = list
     end
-    for i = 1, #list do -- flows of a tenant may differ in its own parameters
-      local scope = list[i]
-      if scope.own ~= flow.own then scopes.open(call, scope.suffix, scope.of.number, flow.own) end
-    end
+    if call.numbers[''] then list[#list + 1] = scopes.open(call, ROOT, call.numbers[''], nil) end
     local at = windows.align(call, list)
-    flow.aligned = call.reloads
+    flow.scopes, flow.aligned = list, call.reloads
     return list, at
   end
 
   -- opens_at returns when to look at a window again that may have room then for a flow's costs, if
   -- so many units go first. Claims look for slots more often, as somebody waits.
   local function opens_at(flow, scope, i, at, cost, ahead)
-    local window, st, time = call.windows[i], scope.states[i], at
+    local window, st = call.windows[i], scope.states[i]
     local algorithm = window.algorithm
-    if cost > 0 then
-      time = algorithm.fits_at(st, at, at, cost, ahead, 1)
-      if time > at and algorithm.opens_at then
-        time = algorithm.opens_at(st, at)
-        if L.queues[flow.queue].claims then time = min(time, at + SLOTS) end
-      end
+    local time = cost > 0 and algorithm.fits_at(st, at, at, cost, ahead, 1) or at
+    if time > at and algorithm.opens_at then
+      time = min(algorithm.opens_at(st, at), L.queues[flow.queue].claims and at + SLOTS or MOST)
     end
-    if scope.upstream then
-      time = upstream().fits_at(scope, window, st, at, time, cost, ahead)
-    end
-    return time
+    if not scope.upstream then return time end
+    return upstream().fits_at(scope, window, st, at, time, cost, ahead)
   end
 
   -- blocker returns the first scope without room for the costs, and when it may have room; never: they
@@ -123,7 +111,7 @@ local function new_places(L)
     if not known or known > time then places.set_due(queue, suffix, time) end
   end
 
-  -- look_again makes a scope's nodes due in all queues that wait there.
+  -- look_again makes a scope's nodes due in all queues that wait there: something was given back.
   function places.look_again(suffix)
     for name, q in pairs(L.queues) do
       if q.n > 0 and places.due_at(name, suffix) then places.due(name, suffix, now) end
@@ -137,10 +125,7 @@ local function new_places(L)
     local list = places.scopes_of(flow)
     for s = 1, #list do
       local other = list[s].suffix
-      if other ~= suffix and other ~= ROOT and not list[s].of.of_tenant and
-        places.due_at(flow.queue, other) then
-        places.due(flow.queue, other, now)
-      end
+      if other ~= suffix and other ~= ROOT and not list[s].of.of_tenant then places.look_again(other) end
     end
   end
 

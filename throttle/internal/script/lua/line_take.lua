@@ -15,7 +15,7 @@ local function new_take(L)
 
   -- load_list reads the first n flows of a node, in order, with their scopes and first tickets.
   local function load_list(node, n)
-    local key, raw = P .. 'n:' .. node.key, call.raw
+    local key = P .. 'n:' .. node.key
     local found = redis.call('ZRANGE', key, '0', format('%d', n - 1), 'WITHSCORES')
     local ids, list, suffixes, stale = {}, {}, {}, {}
     for i = 1, #found, 2 do ids[#ids + 1] = sub(found[i], 18) end
@@ -28,12 +28,7 @@ local function new_take(L)
         flow.score = flow.score or score
         flow.stored_score = score
         list[#list + 1] = flow
-        for i = 1, #flow.suffixes do
-          local suffix = flow.suffixes[i]
-          if raw[suffix] == nil then
-            raw[suffix], suffixes[#suffixes + 1] = false, suffix
-          end
-        end
+        for i = 1, #flow.suffixes do suffixes[#suffixes + 1] = flow.suffixes[i] end
       end
     end
     if stale[1] then redis.call('ZREM', key, unpack(stale)) end

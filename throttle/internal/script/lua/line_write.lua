@@ -39,10 +39,9 @@ local function add_writing(L)
   -- flush writes these changes, and where flows wait, before somebody reads them.
   function L.flush()
     for id, flow in pairs(flows) do
-      local suffix, rank = flow and flow.suffix, flow and flow.rank
-      local stored = flow and flow.stored_suffix
+      local suffix, rank, stored = flow.suffix, flow.rank, flow.stored_suffix
       local moved = stored ~= suffix or suffix and rank ~= flow.stored_rank
-      if flow and (moved or suffix and flow.score and flow.score ~= flow.stored_score) then
+      if moved or suffix and flow.score and flow.score ~= flow.stored_score then
         local nodes = 'n:' .. flow.queue .. '|'
         if stored and moved then L.change(nodes .. stored, flow.stored_rank .. ' ' .. id, false) end
         if suffix then L.change(nodes .. suffix, rank .. ' ' .. id, flow.score) end
@@ -59,12 +58,12 @@ local function add_writing(L)
 
   local function write_flows()
     for id, flow in pairs(flows) do
-      if flow and flow.popped > 0 then
+      if flow.popped > 0 then
         redis.call('ZREMRANGEBYRANK', P .. 'f:' .. id, '0', format('%d', flow.popped - 1))
       end
-      if flow and flow.n == 0 then
+      if flow.n == 0 then
         L.write('f', id, false)
-      elseif flow and flow.changed then
+      elseif flow.changed then
         expire(P .. 'f:' .. id, L.ttl)
         L.write('f', id, format('%d %s %d %d ', flow.n, line_units.text(flow), flow.weight, flow.tag) ..
           (flow.suffix or '-') .. ' ' .. (flow.rank or '-') .. ' ' .. flow.tenant ..

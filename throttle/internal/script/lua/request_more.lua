@@ -74,7 +74,7 @@ local function granted_before(call, r)
 end
 
 local function look_again(call, r)
-  if call.line then call.line.look_again(r.suffixes) end
+  for i = 1, call.line and #r.suffixes or 0 do call.line.look_again(r.suffixes[i]) end
 end
 
 local function fields(r, list, now, fits, time, latest, binds, nudge)

@@ -97,13 +97,19 @@ local function reload(scope, now)
   end
 end
 
--- read reads the values of scopes that will be opened, in one command.
+-- read reads the values of scopes that will be opened and are not known, in one command.
 local function read(call, suffixes)
-  if not suffixes[1] then return end
-  local P, keys = call.P, {}
-  for i = 1, #suffixes do keys[i] = P .. suffixes[i] end
+  local P, raw, unread, keys, n = call.P, call.raw, {nil}, {nil}, 0
+  for i = 1, #suffixes do
+    local suffix = suffixes[i]
+    if raw[suffix] == nil then
+      n = n + 1
+      raw[suffix], unread[n], keys[n] = false, suffix, P .. suffix
+    end
+  end
+  if n == 0 then return end
   local values = redis.call('MGET', unpack(keys))
-  for i = 1, #suffixes do call.raw[suffixes[i]] = values[i] end
+  for i = 1, n do raw[unread[i]] = values[i] end
 end
 
 -- open(call, suffix, number, own) -> the scope of that key, with the windows' states. number is its

@@ -59,10 +59,7 @@ if #before > 0 then
   end
   if last > seq then return {now, 0, id_base} end -- a late copy: its caller has given up
   appointment = unpack7(before, 15)
-  if held and not call.waiting then
-    redis.call('ZREM', P .. 'k', process)
-    held = false
-  end
+  if held then redis.call('ZREM', P .. 'k', process) end -- this call acknowledges it
 end
 
 if not call.waiting and redis.call('EXISTS', P .. 'k') == 0 then
@@ -75,12 +72,10 @@ local L = files.new_line(call)
 local T = files.new_take(L)
 local lost = format('%d', now - LOST)
 for _, other in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', lost, 'LIMIT', '0', PUT_BACK)) do
-  if other ~= process then -- whose take before is acknowledged by this call
-    local record = redis.call('GET', P .. 'k:' .. other)
-    if record then T.put_back(record) end
-    redis.call('ZREM', P .. 'k', other)
-    redis.call('DEL', P .. 'k:' .. other)
-  end
+  local record = redis.call('GET', P .. 'k:' .. other)
+  if record then T.put_back(record) end
+  redis.call('ZREM', P .. 'k', other)
+  redis.call('DEL', P .. 'k:' .. other)
 end
 
 local queues, taken = {}, {now, 0, id_base, n = 0, kept = {''}}
@@ -98,7 +93,5 @@ remember(next_time, concat(taken.kept), lasts and L.ttl .. '000' or KEPT)
 if lasts then
   redis.call('ZADD', P .. 'k', format('%d', now), process)
   files.expire(P .. 'k', L.ttl)
-elseif held then
-  redis.call('ZREM', P .. 'k', process)
 end
 return taken

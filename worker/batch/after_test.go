@@ -25,8 +25,8 @@ func TestWhatFailedIsRetried(t *testing.T) {
 		var told []batch.Status
 		down := true
 		s.serve(func(_ context.Context, task *asynq.Task) error {
-			s.mu.Lock()
-			defer s.mu.Unlock()
+			s.Mu.Lock()
+			defer s.Mu.Unlock()
 			if task.Type() == "report" {
 				var status batch.Status
 				err := json.Unmarshal(task.Payload(), &status)
@@ -51,7 +51,7 @@ func TestWhatFailedIsRetried(t *testing.T) {
 		expect.That(t, err == nil && of(t, tenants, 0).Done == 20 && of(t, tenants, 1).Failed == 20,
 			tenants, err)
 		down = false
-		s.ok(s.seen.DeleteTask("default", "sluice-batch:b:"+f.Tick.Format("20060102T150405Z")+":25")) // it stays failed
+		s.ok(s.Inspector.DeleteTask("default", "sluice-batch:b:"+f.Tick.Format("20060102T150405Z")+":25")) // it stays failed
 		s.ok(p.Retry(t.Context(), f))
 		time.Sleep(30 * time.Second)
 		status, err = p.Status(t.Context(), f)
@@ -61,8 +61,8 @@ func TestWhatFailedIsRetried(t *testing.T) {
 		if len(told) != 2 || told[0].Failed != 20 || told[1].Failed != 1 || told[1].Retried != 19 {
 			t.Errorf("told %+v", told)
 		}
-		if s.log.Count("WARN") > 0 {
-			t.Errorf("workers warn:\n%s", s.log.String())
+		if s.Journal.Count("WARN") > 0 {
+			t.Errorf("workers warn:\n%s", s.Journal.String())
 		}
 	})
 }

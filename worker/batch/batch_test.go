@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
@@ -50,7 +49,7 @@ func TestATickFiresOnce(t *testing.T) {
 		firings, err := schedulers[0].Firings(context.Background(), "minutely", 100)
 		expect.That(t, err == nil && len(firings) == ticks,
 			len(firings), "firings of", ticks, "ticks:", firings, err)
-		s.wantOnce(8 * ticks)
+		s.WantOnceEach(s, 8*ticks)
 		for _, f := range firings {
 			status, err := schedulers[0].Status(context.Background(), f)
 			if err != nil || status.State != batch.StateDone || status.Done != 8 || status.Total != 8 {
@@ -65,7 +64,7 @@ func TestATickFiresOnce(t *testing.T) {
 func TestABatchThatIsKilledWhileItIsEnqueuedGoesOn(t *testing.T) {
 	t.Parallel()
 	t.Run("redis", func(t *testing.T) { // a miniredis takes seconds for so many tasks
-		s := newSite(t, &redis.Options{Addr: throttletest.Redis(t)}, many())
+		s := newSite(t, throttletest.Client(t, throttletest.Redis(t)), many())
 		s.slots = 50
 		b := batch.Batch{Name: "large", Tasks: calls(500), Tenants: batch.List("a", "b", "c", "d")}
 		s.serve(succeed)
@@ -83,7 +82,7 @@ func TestABatchThatIsKilledWhileItIsEnqueuedGoesOn(t *testing.T) {
 		if status.Done != 2000 || status.Total != 2000 {
 			s.Errorf("%+v", status)
 		}
-		s.wantOnce(2000)
+		s.WantOnceEach(s, 2000)
 	})
 }
 
@@ -100,11 +99,11 @@ func TestASchedulerThatGoesOnLateEnqueuesNothingAgain(t *testing.T) {
 		for range 2 { // the firing as the late one knows it
 			const key = "asynq:{default}:sluice:batch:late:"
 			name := f.Tick.Format("20060102T150405Z")
-			s.redis.HSet(context.Background(), key+name, "phase", "enqueue", "position", 0, "tenant", 0, "offset", 0)
-			s.redis.SAdd(context.Background(), key+"open", name)
+			s.Redis.HSet(context.Background(), key+name, "phase", "enqueue", "position", 0, "tenant", 0, "offset", 0)
+			s.Redis.SAdd(context.Background(), key+"open", name)
 			s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
 		}
-		s.wantOnce(30)
+		s.WantOnceEach(s, 30)
 	})
 }
 
@@ -130,8 +129,8 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 			if id, err := worker.IdentityOf(task); err != nil || id.Class != throttle.ClassBatch {
 				t.Errorf("a task of class %q, %v", id.Class, err)
 			}
-			s.mu.Lock()
-			defer s.mu.Unlock()
+			s.Mu.Lock()
+			defer s.Mu.Unlock()
 			failed[string(task.Payload())]++
 			switch n := failed[string(task.Payload())]; string(task.Payload()) {
 			case "3": // fails once
@@ -141,9 +140,9 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 			case "4": // fails for good
 				return errors.New("always")
 			case "5": // runs for long
-				s.mu.Unlock()
+				s.Mu.Unlock()
 				time.Sleep(time.Minute)
-				s.mu.Lock()
+				s.Mu.Lock()
 			}
 			return nil
 		})
@@ -169,10 +168,10 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 		if len(told) < 1 || len(told) > 1+25 || told[0] == "" { // asynq's default is 25 retries
 			t.Errorf("told %v", told)
 		}
-		archived, err := s.seen.ListArchivedTasks("default")
+		archived, err := s.Inspector.ListArchivedTasks("default")
 		s.ok(err)
 		for _, task := range archived {
-			s.ok(s.seen.RunTask("default", task.ID)) // it fails again, and is counted already
+			s.ok(s.Inspector.RunTask("default", task.ID)) // it fails again, and is counted already
 		}
 		time.Sleep(10 * time.Second)
 		if status, err = p.Status(t.Context(), f); err != nil || status.Failed != 1 || status.Done != 9 {
@@ -197,15 +196,7 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		p := s.scheduler(b)
 		f, err := p.Fire(t.Context(), "b")
 		s.ok(err)
-		ran := func() int {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			n := 0
-			for _, times := range s.ran {
-				n += times
-			}
-			return n
-		}
+		ran := func() int { return len(s.Starts()) }
 		status := func() batch.Status {
 			status, err := p.Status(t.Context(), f)
 			s.ok(err)
@@ -221,7 +212,7 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		if ran() != before || st.State != batch.StatePaused || st.Waiting != 100-st.Done-st.Failed || st.Running != 0 {
 			t.Errorf("paused: %d and %d ran, %+v", before, ran(), st)
 		}
-		if waiting, err := s.seen.ListScheduledTasks("default", asynq.PageSize(1000)); err != nil || len(waiting) != status().Waiting {
+		if waiting, err := s.Inspector.ListScheduledTasks("default", asynq.PageSize(1000)); err != nil || len(waiting) != status().Waiting {
 			t.Errorf("%d tasks are scheduled, %v", len(waiting), err)
 		}
 		s.ok(p.Resume(t.Context(), f))
@@ -239,7 +230,7 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		time.Sleep(40 * time.Second)
 		expect.That(t, ran() == before, ran()-before, "tasks ran after the cancel")
 		expect.Err(t, p.Resume(t.Context(), f), batch.ErrNoFiring)
-		waiting, err := s.limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+		waiting, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 		expect.That(t, err == nil && waiting.RetryIn == 0,
 			"after the cancel a newcomer waits:", waiting, err)
 	})
@@ -370,7 +361,7 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 		stopped := time.Now().Truncate(time.Second)
 		p.deaf.Store(true)
 		time.Sleep(5 * time.Second)
-		info, err := s.seen.GetQueueInfo("default")
+		info, err := s.Inspector.GetQueueInfo("default")
 		s.ok(err)
 		status, err := p.Status(t.Context(), f)
 		if err != nil || info.Pending != 0 || info.Scheduled != 500 || status.State != batch.StateEnqueuing || status.DelayedBy == "" ||
@@ -427,7 +418,7 @@ func TestStallsHoldNothingUpForLong(t *testing.T) {
 func TestABatchRunsOnARedisCluster(t *testing.T) {
 	t.Parallel()
 	pace := throttle.Window{Name: "pace", Limit: 20, Period: 500 * time.Millisecond, Scope: throttle.ScopeShared}
-	s := newSite(t, &redis.Options{Addr: sitetest.Cluster(t)}, []throttle.Window{pace})
+	s := newSite(t, throttletest.Client(t, sitetest.Cluster(t)), []throttle.Window{pace})
 	b := batch.Batch{Name: "b", FinishBy: "1h", Tasks: calls(60), Tenants: batch.List("acme", "zeta")}
 	s.serve(succeed)
 	p := s.scheduler(b)
@@ -442,7 +433,7 @@ func TestABatchRunsOnARedisCluster(t *testing.T) {
 	tenants, err := p.Tenants(t.Context(), f)
 	expect.That(t, err == nil && len(tenants) == 2 && tenants[0].Done+tenants[1].Done == status.Done,
 		tenants, err)
-	s.wantOnce(120)
+	s.WantOnceEach(s, 120)
 	f, err = p.Fire(t.Context(), "b")
 	s.ok(err)
 	s.wait(p, f, "it is planned", func(st batch.Status) bool { return st.State != batch.StateWaiting })

@@ -88,24 +88,22 @@ func (f forecast) tasks() batch.Tasks {
 // the batch was fired.
 func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.Plan) {
 	s := fake(t, f.windows...)
-	policies := s.limiter.Policies()
+	policies := s.Limiter.Policies()
 	policies[0].Tenants = f.own
-	s.ok(s.limiter.SetPolicies(policies))
+	s.ok(s.Limiter.SetPolicies(policies))
 	s.slots, s.queue = cmp.Or(f.slots, 100), f.queue
 	tick := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
 	time.Sleep(time.Until(tick.Add(-2 * time.Second)))
 	b := batch.Batch{Name: "b", Tasks: f.tasks(), Tenants: batch.List(tenants(f.tenants)...), Hours: f.hours, Duration: f.takes, Schedule: "1 0 * * *"}
 	p := s.scheduler(b)
-	client, err := worker.NewClient(s, worker.ClientConfig{Limiter: s.limiter})
-	s.ok(err)
-	defer client.Close()
+	client := s.Client(s.Limiter)
 	last := time.Time{}
 	s.serve(func(ctx context.Context, task *asynq.Task) error {
 		time.Sleep(f.takes)
 		if id, _ := worker.IdentityOf(task); id.Class == throttle.ClassBatch {
-			s.mu.Lock()
+			s.Mu.Lock()
 			last = time.Now()
-			s.mu.Unlock()
+			s.Mu.Unlock()
 		}
 		return nil
 	})
@@ -115,7 +113,7 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 		_, err := client.Enqueue(task, asynq.Queue(cmp.Or(f.queue, "default")))
 		s.ok(err)
 	}
-	plan, err = p.Plan(t.Context(), "b", batch.PlanOptions{})
+	plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
 	s.ok(err)
 	time.Sleep(time.Until(tick.Add(time.Second)))
 	wrong := 0 // looks in a row: a task that was taken as the hours ended goes back to the line soon

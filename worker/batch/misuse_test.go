@@ -111,7 +111,7 @@ func TestATenantThatComesTwiceHoldsAFiringUp(t *testing.T) {
 		if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.StateWaiting || status.DelayedBy != want {
 			t.Errorf("%+v, %v", status, err)
 		}
-		s.wantOnce(0)
+		s.WantOnceEach(s, 0)
 	})
 }
 

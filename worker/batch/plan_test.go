@@ -72,8 +72,8 @@ func TestAPlanComesTrue(t *testing.T) {
 		b := batch.Batch{Name: "b", Schedule: "1 * * * *", Tenants: batch.List("a", "b", "c"), Tasks: tasks}
 		ended := map[string]time.Time{}
 		s.serve(func(_ context.Context, task *asynq.Task) error {
-			s.mu.Lock()
-			defer s.mu.Unlock()
+			s.Mu.Lock()
+			defer s.Mu.Unlock()
 			ended[string(task.Payload()[:1])] = time.Now()
 			return nil
 		})
@@ -84,7 +84,7 @@ func TestAPlanComesTrue(t *testing.T) {
 		if plan.Tick != tick || plan.Total != 34 || len(plan.Tenants) != 3 || plan.Binds == "" || plan.Overdue != 0 {
 			t.Errorf("%+v", plan)
 		}
-		if n, err := s.seen.GetQueueInfo("default"); err == nil && n.Size != 0 {
+		if n, err := s.Inspector.GetQueueInfo("default"); err == nil && n.Size != 0 {
 			t.Errorf("the plan enqueued %d tasks", n.Size)
 		}
 		time.Sleep(time.Until(tick.Add(3 * time.Second)))
@@ -155,7 +155,7 @@ func TestAFiringThatWouldBeLateIsWarnedOfOrRefused(t *testing.T) {
 					t.Errorf("%+v", status)
 				}
 				if late == batch.LateRefuse {
-					s.wantOnce(0)
+					s.WantOnceEach(s, 0)
 				}
 			})
 		})
@@ -183,7 +183,7 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 		}
 		limit := func(n int64) {
 			pace.Limit = n
-			for _, l := range []*throttle.Limiter{p.limiter, s.limiter} {
+			for _, l := range []*throttle.Limiter{p.limiter, s.Limiter} {
 				policies := l.Policies()
 				policies[0].Windows = []throttle.Window{pace}
 				s.ok(l.SetPolicies(policies))
@@ -209,7 +209,7 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 		}
 		last := status(43 * time.Second)
 		expect.That(t, last.State == batch.StateDone && last.Behind() <= (43-100)*time.Second, last)
-		s.wantOnce(200)
+		s.WantOnceEach(s, 200)
 	})
 }
 

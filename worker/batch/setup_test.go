@@ -7,14 +7,12 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -23,61 +21,32 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// A site is a Redis with what stands around it in a test.
+// A site is a sitetest.Site whose policy is of the tasks of batches.
 type site struct {
-	testing.TB
-	limiter *throttle.Limiter
-	options *redis.Options
-	redis   redis.UniversalClient
-	seen    *asynq.Inspector
-	slots   int    // of a server; the default is 8
-	queue   string // that servers serve, too
-
-	log sitetest.Journal // of its servers
-	mu  sync.Mutex
-	ran map[string]int // tasks, by ID
+	*sitetest.Site
+	slots int    // of a server; the default is 8
+	queue string // that servers serve, too
 }
 
 // each runs the test on real Redis and on miniredis.
 func each(t *testing.T, windows []throttle.Window, test func(s *site)) {
 	t.Parallel()
 	if sitetest.OnCluster() {
-		test(newSite(t, &redis.Options{Addr: sitetest.Cluster(t)}, windows))
+		test(newSite(t, throttletest.Client(t, sitetest.Cluster(t)), windows))
 		return
 	}
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		test(newSite(t, &redis.Options{Addr: client.Options().Addr}, windows))
-	})
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) { test(newSite(t, client, windows)) })
 }
 
 // fake returns a site on a miniredis, for a bubble.
 func fake(t *testing.T, windows ...throttle.Window) *site {
-	return newSite(t, throttletest.InMemory(t).Options(), windows)
+	return newSite(t, throttletest.InMemory(t).Client(t), windows)
 }
 
-func newSite(t testing.TB, options *redis.Options, windows []throttle.Window) *site {
-	s := &site{TB: t, options: options, ran: map[string]int{}}
-	s.redis = s.connect()
-	t.Cleanup(func() { s.redis.Close() })
-	var err error
+func newSite(t testing.TB, client *redis.Client, windows []throttle.Window) *site {
 	api := throttle.Policy{Name: "api", Match: []string{"call"}, Windows: windows}
-	s.limiter, err = throttle.New(throttle.Config{Client: s.redis, Policies: []throttle.Policy{api}})
-	s.ok(err)
-	s.seen = asynq.NewInspectorFromRedisClient(s.redis)
-	return s
+	return &site{Site: sitetest.New(t, client, api)}
 }
-
-func (s *site) connect(change ...func(*redis.Options)) redis.UniversalClient {
-	o := *s.options
-	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	for _, c := range change {
-		c(&o)
-	}
-	return sitetest.Connect(&o)
-}
-
-// MakeRedisClient makes the site an asynq.RedisConnOpt.
-func (s *site) MakeRedisClient() any { return s.connect() }
 
 func (s *site) ok(err error) {
 	s.Helper()
@@ -155,7 +124,9 @@ type mine struct {
 }
 
 func (m mine) MakeRedisClient() any {
-	return m.connect(func(o *redis.Options) { o.Limiter = m.line })
+	o := sitetest.SameRedis(m.Redis)
+	o.Limiter = m.line
+	return sitetest.Connect(o)
 }
 
 // scheduler returns one that runs until the test ends, or it is killed.
@@ -188,7 +159,7 @@ func (s *site) idle(batches ...batch.Batch) *process {
 	p := &process{stopped: make(chan struct{})}
 	var err error
 	client := mine{s, line{p, true}}.MakeRedisClient().(redis.UniversalClient)
-	p.limiter, err = throttle.New(throttle.Config{Client: client, Policies: s.limiter.Policies()})
+	p.limiter, err = throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies()})
 	s.ok(err)
 	p.Scheduler, err = batch.NewScheduler(mine{s, line{p, false}}, batch.Config{
 		Batches: batches,
@@ -209,39 +180,17 @@ func (p *process) kill() {
 // serve starts a server that notes which tasks it runs, and runs them by the handler.
 func (s *site) serve(handler asynq.HandlerFunc) *worker.Server {
 	s.Helper()
-	server, err := worker.NewServer(s, asynq.Config{
-		Concurrency: cmp.Or(s.slots, 8), Queues: map[string]int{"default": 1, cmp.Or(s.queue, "default"): 1},
-		DelayedTaskCheckInterval: time.Second, LogLevel: asynq.FatalLevel,
-		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Second },
-	}, worker.Config{Limiter: s.limiter, Logger: slog.New(slog.NewTextHandler(&s.log, nil))})
-	s.ok(err)
-	s.ok(server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-		id, _ := asynq.GetTaskID(ctx)
-		s.mu.Lock()
-		s.ran[id]++
-		s.mu.Unlock()
+	return s.Serve(func(ctx context.Context, task *asynq.Task) error {
+		s.ok(s.Ok(ctx, task))
 		return handler(ctx, task)
-	})))
-	s.Cleanup(server.Shutdown)
-	return server
+	}, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
+		c.Concurrency, c.DelayedTaskCheckInterval = cmp.Or(s.slots, 8), time.Second
+		c.Queues = map[string]int{"default": 1, cmp.Or(s.queue, "default"): 1}
+		c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Second }
+	})
 }
 
 func succeed(context.Context, *asynq.Task) error { return nil }
-
-// wantOnce fails unless exactly n tasks ran, each once.
-func (s *site) wantOnce(n int) {
-	s.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.ran) != n {
-		s.Errorf("%d tasks ran, want %d", len(s.ran), n)
-	}
-	for id, times := range s.ran {
-		if times != 1 {
-			s.Errorf("task %s ran %d times", id, times)
-		}
-	}
-}
 
 // wait waits until the firing's status is as wanted.
 func (s *site) wait(p *process, f batch.Firing, what string, is func(batch.Status) bool) batch.Status {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -130,14 +131,8 @@ func TestRedisIsReachedByTLS(t *testing.T) {
 
 // newCluster starts a cluster of one node, and returns a client of the node.
 func newCluster(t *testing.T, args ...string) *redis.Client {
-	args = append(args, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1")
-	admin := throttletest.Client(t, throttletest.Redis(t, args...))
-	must(t, admin.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err())
-	waitFor(t, "the cluster", func() bool {
-		info, err := admin.ClusterInfo(t.Context()).Result()
-		return err == nil && strings.Contains(info, "cluster_state:ok")
-	})
-	return admin
+	args = append(args, "--cluster-announce-ip", "127.0.0.1")
+	return throttletest.Client(t, servers.Cluster(t, 1, 0, args...).Nodes[0].Addr)
 }
 
 // newSentinel starts a sentinel that knows a master by the name mymaster, and returns its address

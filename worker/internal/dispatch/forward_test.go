@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
@@ -22,9 +21,9 @@ func (b *bench) later(id string, in time.Duration) {
 	b.ok(err)
 }
 
-func (b *bench) forward(retried bool) int {
+func (b *bench) forward() int {
 	b.Helper()
-	n, err := b.Forward(b.Context(), "default", retried)
+	n, err := b.Forward(b.Context(), "default", false)
 	b.ok(err)
 	return n
 }
@@ -46,8 +45,8 @@ func TestTasksThatAreDueJoinTheirLine(t *testing.T) {
 		_, err := b.asynq.Store(b.Context(), "default", []asynqredis.EnqueueCall{b.message("default", "lost")}, time.Now())
 		b.ok(err)
 		time.Sleep(121 * time.Second)
-		b.want("forwarded", b.forward(false), 3)
-		b.want("forwarded again", b.forward(false), 0)
+		b.want("forwarded", b.forward(), 3)
+		b.want("forwarded again", b.forward(), 0)
 		for _, id := range []string{"at its time", "in line", "lost"} {
 			b.want(id, b.state("default", id), "scheduled")
 		}
@@ -74,16 +73,16 @@ func TestATaskThatStandsInNoLineIsReported(t *testing.T) {
 		b.wait("default", "in line")
 		b.later("at its time", time.Minute)
 		time.Sleep(121 * time.Second)
-		b.forward(false)
+		b.forward()
 		b.want("reports", b.lost.Load(), 0)
 		store(b, "other prefix")
 		store(b, "another one")
 		time.Sleep(121 * time.Second)
-		b.forward(false)
+		b.forward()
 		b.want("reports", b.lost.Load(), 1)
 		store(b, "a third one")
 		time.Sleep(121 * time.Second)
-		b.forward(false)
+		b.forward()
 		b.want("reports", b.lost.Load(), 1)
 	})
 	var until time.Time
@@ -97,7 +96,7 @@ func TestATaskThatStandsInNoLineIsReported(t *testing.T) {
 		until = time.Now().Add(5 * time.Minute)
 		for range 50 {
 			time.Sleep(10 * time.Second)
-			b.forward(false)
+			b.forward()
 		}
 		b.want("in line", b.inLine(), "[cannot join]")
 		b.want("reports", b.lost.Load(), 0)
@@ -132,28 +131,9 @@ func TestATaskThatIsDueAndFitsWakesAServer(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		nudges := "asynq:{default}:sluice:nudge"
 		b.client.Del(b.Context(), nudges)
-		b.want("forwarded", b.forward(false), 1)
+		b.want("forwarded", b.forward(), 1)
 		time.Sleep(time.Millisecond)
 		b.want("nudges", b.client.LRange(b.Context(), nudges, 0, -1).Val(), "[api]")
-	})
-}
-
-// One that has failed comes back before the others of its flow.
-func TestAFailedTaskComesBackInFront(t *testing.T) {
-	inBubble(t, of(perHour(2)), nil, func(b *bench) {
-		b.wait("default", "a", "b", "c")
-		task, ok, err := b.Next(b.Context())
-		expect.Require(t, ok && err == nil && task.ID == "a", task, ok, err)
-		failed := append(task.Message, 0x30, 1) // retried: 1
-		ctx := b.Context()
-		b.client.LRem(ctx, "asynq:{default}:active", 0, "a")
-		b.client.ZRem(ctx, "asynq:{default}:lease", "a")
-		b.client.HSet(ctx, "asynq:{default}:t:a", "state", "retry", "msg", []byte(failed))
-		b.client.ZAdd(ctx, "asynq:{default}:retry", redis.Z{Score: float64(time.Now().Unix()), Member: "a"})
-		b.Ended()
-		b.want("forwarded", b.forward(true), 1)
-		b.want("in line", b.inLine(), "[a b c]")
-		b.want("ran", b.run(1), "[a]")
 	})
 }
 
@@ -179,7 +159,7 @@ func TestWhatJoinsNoLineIsForwardedAsByAsynq(t *testing.T) {
 		b.ok(err)
 		b.wait("default", "first", "second")
 		time.Sleep(2 * time.Second)
-		b.want("forwarded", b.forward(false), 4)
+		b.want("forwarded", b.forward(), 4)
 		for _, id := range []string{"unmatched", "removed", "no tenant", "too late"} {
 			b.want(id, b.state("default", id), "pending")
 		}
@@ -200,7 +180,7 @@ func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 		}), func(b *bench) {
 			b.later("a", time.Second)
 			time.Sleep(2 * time.Second)
-			b.want("forwarded", b.forward(false), 1)
+			b.want("forwarded", b.forward(), 1)
 			if open {
 				b.want("a", b.state("default", "a"), "pending")
 				return
@@ -225,7 +205,7 @@ func TestAJoinWhoseReplyIsLostIsAskedFor(t *testing.T) {
 		b.want("next", b.next(), "none") // the next look at an empty line is in five seconds
 		b.later("a", time.Second)
 		time.Sleep(2 * time.Second)
-		b.want("forwarded", b.forward(false), 1)
+		b.want("forwarded", b.forward(), 1)
 		begun := time.Now()
 		b.want("next", b.next(), "a")
 		expect.Equal(t, time.Since(begun), 0, "it started after")
@@ -243,7 +223,7 @@ func TestATaskThatHasNotJoinedYetIsDueSoon(t *testing.T) {
 		due = func() time.Duration { return b.dueIn("a") }
 		b.later("a", time.Second)
 		time.Sleep(2 * time.Second)
-		b.want("forwarded", b.forward(false), 1)
+		b.want("forwarded", b.forward(), 1)
 		if after := due(); before > 5*time.Second || after < time.Minute {
 			t.Errorf("it is due in %v while it joins, and then in %v", before, after)
 		}
@@ -264,7 +244,7 @@ func TestATicketThatCannotJoinHoldsUpNoOther(t *testing.T) {
 			b.later(id, time.Second)
 		}
 		time.Sleep(2 * time.Second)
-		b.want("forwarded", b.forward(false), 3)
+		b.want("forwarded", b.forward(), 3)
 		b.want("in line", b.inLine(), "[a c]")
 		b.want("looked after in", b.dueIn("unlucky"), dispatch.UnavailableFor)
 	})

@@ -155,7 +155,7 @@ func TestReadyTasksWithoutUnitsAreForwarded(t *testing.T) {
 		b.want("ready", b.state("default", "b")+" "+b.state("default", "c"), "active active")
 		time.Sleep(2 * time.Second)
 		b.want("b and c", b.state("default", "b")+" "+b.state("default", "c"), "scheduled scheduled")
-		b.want("forwarded", b.forward(false), 2)
+		b.want("forwarded", b.forward(), 2)
 		b.want("at last", b.state("default", "b")+" "+b.state("default", "c"), "pending pending") // without a region
 		b.want("ran", b.run(2), "[b c]")
 	})
@@ -248,7 +248,7 @@ func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 		}, "a")
 		b.ok(err)
 		b.want("due now", due, true)
-		b.want("forwarded", b.forward(false), 1)
+		b.want("forwarded", b.forward(), 1)
 		b.want("ran", b.run(3), "[a c none]")
 		b.want("in line", b.inLine(), "[d]")
 	})

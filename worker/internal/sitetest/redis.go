@@ -3,7 +3,6 @@ package sitetest
 import (
 	"context"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,24 +13,15 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
-	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/internal/servers"
 )
 
 // Cluster starts a Redis Cluster of one node, which refuses calls across slots as any other does.
 func Cluster(t *testing.T) (addr string) {
 	t.Helper()
-	addr = throttletest.Redis(t, "--cluster-enabled", "yes")
-	node := throttletest.Client(t, addr)
-	Must(t, node.ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
-	for {
-		info, err := node.ClusterInfo(t.Context()).Result()
-		Must(t, err)
-		if strings.Contains(info, "cluster_state:ok") {
-			clusters.Store(addr, true)
-			return addr
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	addr = servers.Cluster(t, 1, 0).Nodes[0].Addr
+	clusters.Store(addr, true)
+	return addr
 }
 
 // OnCluster reports whether tests that run on real Redis run on a Redis Cluster instead. It is asked

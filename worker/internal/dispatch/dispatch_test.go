@@ -179,7 +179,7 @@ func TestASilentLimiterHoldsPendingTasksUpBriefly(t *testing.T) {
 		b.breaks(nil, nil, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 		begun := time.Now()
 		for i := range 20 {
-			b.pending("default", fmt.Sprint("t", i))
+			b.enqueue("plain", "default", fmt.Sprint("t", i))
 			b.want("ran", b.run(1), fmt.Sprintf("[t%d]", i))
 			time.Sleep(100 * time.Millisecond)
 		}
@@ -257,7 +257,7 @@ func TestPendingTasksHaveTurns(t *testing.T) {
 			line, pending = append(line, fmt.Sprint("l", i)), append(pending, fmt.Sprint("p", i))
 		}
 		b.wait("default", line...)
-		b.pending("default", pending...)
+		b.enqueue("plain", "default", pending...)
 		n := 0
 		for range 40 {
 			if strings.HasPrefix(b.next(), "p") {
@@ -276,11 +276,11 @@ func TestStrictOrderHoldsForLinesAndPendingTasks(t *testing.T) {
 	inBubble(t, of(perHour(1000)), func(c *dispatch.Config) {
 		c.Strict, c.Queues = true, map[string]int{"high": 3, "middle": 2, "low": 1}
 	}, func(b *bench) {
-		b.pending("low", "low pending")
+		b.enqueue("plain", "low", "low pending")
 		b.wait("low", "low line")
-		b.pending("middle", "middle pending")
+		b.enqueue("plain", "middle", "middle pending")
 		b.wait("middle", "middle line")
-		b.pending("high", "high pending")
+		b.enqueue("plain", "high", "high pending")
 		b.wait("high", "high line")
 		b.want("ran", strings.Join(b.run(6), ", "), "high line, high pending, middle line, middle pending, low line, low pending")
 		b.want("ran", b.run(1), "[none]")
@@ -288,7 +288,7 @@ func TestStrictOrderHoldsForLinesAndPendingTasks(t *testing.T) {
 		b.want("ran", b.run(1), "[first]")
 		time.Sleep(2 * recently)
 		b.wait("low", "second")
-		b.pending("high", "urgent")
+		b.enqueue("plain", "high", "urgent")
 		b.want("ran", b.run(2), "[urgent second]")
 	})
 }
@@ -300,7 +300,7 @@ func TestQueuesAreAskedByTheirWeights(t *testing.T) {
 	}, func(b *bench) {
 		for _, queue := range []string{"high", "low"} {
 			for i := range 300 {
-				b.pending(queue, fmt.Sprint(queue, i))
+				b.enqueue("plain", queue, fmt.Sprint(queue, i))
 			}
 		}
 		n := 0

@@ -81,12 +81,12 @@ func TestAStopAfterALostPickPutsTasksBack(t *testing.T) {
 // A dequeue of pending tasks whose reply is lost is repeated too.
 func TestADequeueWhoseReplyWasLostIsRepeated(t *testing.T) {
 	inBubble(t, nil, slots(8), func(b *bench) {
-		b.pending("default", "a", "b", "c")
+		b.enqueue("plain", "default", "a", "b", "c")
 		b.breaks(nil, calls("", ":lease", errLost), nil)
 		_, ok, err := b.Next(b.Context())
 		expect.That(t, !ok && err != nil, "a task:", ok, err)
 		b.breaks(nil, nil, nil)
-		b.pending("default", "d")
+		b.enqueue("plain", "default", "d")
 		b.want("ran", b.run(4), "[a b c d]")
 	})
 }
@@ -105,7 +105,7 @@ func TestReadyTasksGoBack(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			inBubble(t, of(perHour(100)), slots(4), func(b *bench) {
 				b.wait("default", "a", "b", "c", "d", "e", "f")
-				b.pending("default", "p", "q")
+				b.enqueue("plain", "default", "p", "q")
 				b.want("next", b.next(), "a")
 				b.want("ready", b.state("default", "b")+" "+b.state("default", "d"), "active active")
 				row.end(b)
@@ -187,7 +187,7 @@ func TestTasksOfAFormerShardReserveInOrder(t *testing.T) {
 // What was pending goes back to the head of pending.
 func TestReadyPendingTasksGoBack(t *testing.T) {
 	inBubble(t, nil, slots(3), func(b *bench) {
-		b.pending("default", "a", "b", "c", "d")
+		b.enqueue("plain", "default", "a", "b", "c", "d")
 		b.want("next", b.next(), "a")
 		b.want("ready", b.state("default", "b"), "active")
 		time.Sleep(600 * time.Millisecond)
@@ -217,7 +217,7 @@ func TestReadyTasksOutlastAnOutage(t *testing.T) {
 // meanwhile does not start.
 func TestALastAttemptIsNotedBeforeItStarts(t *testing.T) {
 	inBubble(t, nil, slots(3), func(b *bench) {
-		b.pending("default", "a", "b", "c")
+		b.enqueue("plain", "default", "a", "b", "c")
 		b.want("next", b.next(), "a")
 		started := func(id string) bool {
 			return b.client.HExists(b.Context(), "asynq:{default}:t:"+id, "sluice_started").Val()

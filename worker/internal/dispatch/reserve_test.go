@@ -5,20 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hibiken/asynq"
-
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
-
-// throttledTasks enqueues tasks of a policy by a plain client.
-func (b *bench) throttledTasks(ids ...string) {
-	b.Helper()
-	for _, id := range ids {
-		_, err := b.plain.Enqueue(asynq.NewTask("throttled", []byte("acme")), asynq.TaskID(id), asynq.MaxRetry(0))
-		b.ok(err)
-	}
-}
 
 // decisions returns how many of the next n tasks were granted, denied, or not decided yet.
 func (b *bench) decisions(n int) (granted, denied, open int) {
@@ -43,7 +32,7 @@ func (b *bench) decisions(n int) (granted, denied, open int) {
 // Pending tasks are decided when they are dequeued. Those that are denied stand in line by then.
 func TestPendingTasksAreDecidedWhenTheyAreDequeued(t *testing.T) {
 	inBubble(t, of(perHour(3)), slots(8), func(b *bench) {
-		b.throttledTasks("a", "b", "c", "d", "e")
+		b.enqueue("throttled", "default", "a", "b", "c", "d", "e")
 		granted, denied, open := b.decisions(5)
 		b.want("granted, denied, open", []int{granted, denied, open}, "[3 2 0]")
 		b.want("used", b.used(), 3)
@@ -54,7 +43,7 @@ func TestPendingTasksAreDecidedWhenTheyAreDequeued(t *testing.T) {
 // What was granted to a pending task that goes back is refunded.
 func TestReadyPendingTasksGiveBack(t *testing.T) {
 	inBubble(t, of(perHour(100)), slots(3), func(b *bench) {
-		b.throttledTasks("a", "b", "c")
+		b.enqueue("throttled", "default", "a", "b", "c")
 		b.want("next", b.next(), "a")
 		b.want("used", b.used(), 3)
 		time.Sleep(600 * time.Millisecond)
@@ -71,7 +60,7 @@ func TestAGrantThatComesLateIsRefunded(t *testing.T) {
 		b.mu.Lock()
 		b.late = func() { time.Sleep(time.Second) }
 		b.mu.Unlock()
-		b.throttledTasks("a")
+		b.enqueue("throttled", "default", "a")
 		begun := time.Now()
 		_, _, open := b.decisions(1)
 		expect.That(t, open == 1, "there was a decision")
@@ -93,7 +82,7 @@ func TestASilentLimiterDelaysFewPendingTasks(t *testing.T) {
 		b.breaks(nil, nil, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 		begun := time.Now()
 		for i := range tasks {
-			b.throttledTasks("t" + string(rune('a'+i)))
+			b.enqueue("throttled", "default", "t"+string(rune('a'+i)))
 			_, _, open := b.decisions(1)
 			expect.That(b, open == 1, "there was a decision")
 			b.Ended()

@@ -69,15 +69,21 @@ func (w watchedLine) Acknowledge(ctx context.Context) error {
 }
 
 func (w watchedLine) Reserve(ctx context.Context, requests []throttle.Request) ([]throttle.TakenTicket, error) {
-	w.bench.mu.Lock()
-	limit := w.bench.limit
-	w.bench.mu.Unlock()
-	if limit != nil {
-		if err := limit(ctx); err != nil {
-			return nil, err
-		}
+	if err := w.bench.limited(ctx); err != nil {
+		return nil, err
 	}
 	return w.Line.Reserve(ctx, requests)
+}
+
+// limited is what the test has the limiter answer in place of its line.
+func (b *bench) limited(ctx context.Context) error {
+	b.mu.Lock()
+	limit := b.limit
+	b.mu.Unlock()
+	if limit == nil {
+		return nil
+	}
+	return limit(ctx)
 }
 
 // delay has a reply come late.
@@ -110,12 +116,9 @@ func (w watchedLine) answered() {
 func (w watchedLine) Take(ctx context.Context, o throttle.TakeOptions) (throttle.Taken, error) {
 	w.bench.mu.Lock()
 	w.bench.takes = append(w.bench.takes, w.line)
-	limit := w.bench.limit
 	w.bench.mu.Unlock()
-	if limit != nil {
-		if err := limit(ctx); err != nil {
-			return throttle.Taken{}, err
-		}
+	if err := w.bench.limited(ctx); err != nil {
+		return throttle.Taken{}, err
 	}
 	taken, err := w.Line.Take(ctx, o)
 	w.answered()
@@ -271,11 +274,11 @@ func (m made) MakeRedisClient() any {
 	return redis.NewClient(&redis.Options{Dialer: o.Dialer, MaintNotificationsConfig: o.MaintNotificationsConfig})
 }
 
-// pending enqueues tasks by a plain client.
-func (b *bench) pending(queue string, ids ...string) {
+// enqueue enqueues tasks of a type by a plain client.
+func (b *bench) enqueue(typename, queue string, ids ...string) {
 	b.Helper()
 	for _, id := range ids {
-		_, err := b.plain.Enqueue(asynq.NewTask("plain", []byte("acme")), asynq.Queue(queue), asynq.TaskID(id), asynq.MaxRetry(0))
+		_, err := b.plain.Enqueue(asynq.NewTask(typename, []byte("acme")), asynq.Queue(queue), asynq.TaskID(id), asynq.MaxRetry(0))
 		b.ok(err)
 	}
 }

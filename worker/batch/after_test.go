@@ -18,9 +18,7 @@ import (
 // In the morning what failed is retried by one call, with all its retries, and the end is reported once
 // more. The task that reports needs no policy.
 func TestWhatFailedIsRetried(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, many()...)
+	inBubble(t, many(), func(t *testing.T, s *site) {
 		b := batch.Batch{Name: "b", Ended: "report", Tasks: calls(20), Tenants: batch.List("acme", "zeta")}
 		var told []batch.Status
 		down := true
@@ -39,13 +37,12 @@ func TestWhatFailedIsRetried(t *testing.T) {
 			return nil
 		})
 		p := s.scheduler(b)
-		f, err := p.Fire(t.Context(), "b")
-		s.ok(err)
+		f := s.fire(p, "b")
 		expect.Err(t, p.Retry(t.Context(), f), batch.ErrNoFiring, "nothing has failed yet:")
 		time.Sleep(30 * time.Second)
-		status, err := p.Status(t.Context(), f)
-		if err != nil || status.State != batch.StateDone || status.Done != 20 || status.Failed != 20 {
-			t.Fatalf("%+v, %v", status, err)
+		status := s.status(p, f)
+		if status.State != batch.StateDone || status.Done != 20 || status.Failed != 20 {
+			t.Fatalf("%+v", status)
 		}
 		tenants, err := p.Tenants(t.Context(), f)
 		expect.That(t, err == nil && of(t, tenants, 0).Done == 20 && of(t, tenants, 1).Failed == 20,
@@ -54,9 +51,9 @@ func TestWhatFailedIsRetried(t *testing.T) {
 		s.ok(s.Inspector.DeleteTask("default", "sluice-batch:b:"+f.Tick.Format("20060102T150405Z")+":25")) // it stays failed
 		s.ok(p.Retry(t.Context(), f))
 		time.Sleep(30 * time.Second)
-		status, err = p.Status(t.Context(), f)
-		if err != nil || status.State != batch.StateDone || status.Done != 39 || status.Failed != 1 || status.Retried != 19 {
-			t.Errorf("%+v, %v", status, err)
+		status = s.status(p, f)
+		if status.State != batch.StateDone || status.Done != 39 || status.Failed != 1 || status.Retried != 19 {
+			t.Errorf("%+v", status)
 		}
 		if len(told) != 2 || told[0].Failed != 20 || told[1].Failed != 1 || told[1].Retried != 19 {
 			t.Errorf("told %+v", told)
@@ -91,12 +88,10 @@ func TestAFiringStopsWhenTooManyTasksFail(t *testing.T) {
 			return nil
 		})
 		p := s.scheduler(b)
-		f, err := p.Fire(t.Context(), "b")
-		s.ok(err)
+		f := s.fire(p, "b")
 		status := func(after time.Duration) batch.Status {
 			time.Sleep(after)
-			status, err := p.Status(t.Context(), f)
-			s.ok(err)
+			status := s.status(p, f)
 			return status
 		}
 		st := status(15 * time.Second)
@@ -130,8 +125,7 @@ func TestFiringsOverlap(t *testing.T) {
 				time.Sleep(17500 * time.Millisecond) // a firing takes 20 s
 				var got []batch.State
 				for _, f := range firings(s, p, 9) {
-					status, err := p.Status(t.Context(), f)
-					s.ok(err)
+					status := s.status(p, f)
 					got = append(got, status.State)
 				}
 				expect.Require(t, len(got) == len(want), got)

@@ -22,9 +22,7 @@ import (
 // Three schedulers run a batch that fires every minute. At random one is killed, twenty times, and
 // another one comes. No tick is left out, none fires twice, and every task runs once.
 func TestATickFiresOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, many()...)
+	inBubble(t, many(), func(t *testing.T, s *site) {
 		b := batch.Batch{Name: "minutely", Schedule: "* * * * *", Tasks: calls(4), Tenants: batch.List("acme", "zeta")}
 		s.serve(succeed)
 		random := rand.New(rand.NewPCG(1, 2))
@@ -70,8 +68,7 @@ func TestABatchThatIsKilledWhileItIsEnqueuedGoesOn(t *testing.T) {
 		s.serve(succeed)
 		watch := s.idle(b)
 		defer watch.Close()
-		f, err := watch.Fire(context.Background(), "large")
-		s.ok(err)
+		f := s.fire(watch, "large")
 		for range 5 {
 			p := s.mortal(300*time.Millisecond, b)
 			time.Sleep(350*time.Millisecond + rand.N(100*time.Millisecond))
@@ -93,8 +90,7 @@ func TestASchedulerThatGoesOnLateEnqueuesNothingAgain(t *testing.T) {
 		b := batch.Batch{Name: "late", Tasks: calls(30), Tenants: batch.List("a")}
 		s.serve(succeed)
 		p := s.scheduler(b)
-		f, err := p.Fire(context.Background(), "late")
-		s.ok(err)
+		f := s.fire(p, "late")
 		s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
 		for range 2 { // the firing as the late one knows it
 			const key = "asynq:{default}:sluice:batch:late:"
@@ -109,9 +105,7 @@ func TestASchedulerThatGoesOnLateEnqueuesNothingAgain(t *testing.T) {
 
 // Failed, retried, refused, deleted and repeated tasks are each counted once.
 func TestStatusCountsEachTaskOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, many()...)
+	inBubble(t, many(), func(t *testing.T, s *site) {
 		tasks := batch.Template{Type: "call", Count: 10, Payload: "{{.Number}}"}
 		of, err := tasks.Tasks()
 		s.ok(err)
@@ -147,11 +141,9 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 			return nil
 		})
 		p := s.scheduler(b)
-		f, err := p.Fire(t.Context(), "b")
-		s.ok(err)
+		f := s.fire(p, "b")
 		time.Sleep(30 * time.Second)
-		status, err := p.Status(t.Context(), f)
-		s.ok(err)
+		status := s.status(p, f)
 		want := batch.Status{
 			Batch: "b", Queue: "default", State: batch.StateRunning, Tick: f.Tick,
 			Total: 20, Running: 1, Done: 8, Failed: 1, Rejected: 10,
@@ -161,9 +153,9 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 		}
 		expect.That(t, status == want, "got", status, "want", want)
 		time.Sleep(time.Minute)
-		status, err = p.Status(t.Context(), f)
-		if err != nil || status.State != batch.StateDone || status.Done != 9 || status.EndedAt.IsZero() {
-			t.Errorf("%+v, %v", status, err)
+		status = s.status(p, f)
+		if status.State != batch.StateDone || status.Done != 9 || status.EndedAt.IsZero() {
+			t.Errorf("%+v", status)
 		}
 		if len(told) < 1 || len(told) > 1+25 || told[0] == "" { // asynq's default is 25 retries
 			t.Errorf("told %v", told)
@@ -182,9 +174,8 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 
 // What waits does not start while a firing is paused, also what comes back. Then it goes on.
 func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, throttle.Window{Name: "pace", Limit: 10, Period: 10 * time.Second, Scope: throttle.ScopeShared})
+	windows := []throttle.Window{{Name: "pace", Limit: 10, Period: 10 * time.Second, Scope: throttle.ScopeShared}}
+	inBubble(t, windows, func(t *testing.T, s *site) {
 		b := batch.Batch{Name: "b", Tasks: calls(50), Tenants: batch.List("acme", "zeta")}
 		s.serve(func(context.Context, *asynq.Task) error {
 			if rand.IntN(4) == 0 {
@@ -194,12 +185,10 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 			return nil
 		})
 		p := s.scheduler(b)
-		f, err := p.Fire(t.Context(), "b")
-		s.ok(err)
+		f := s.fire(p, "b")
 		ran := func() int { return len(s.Starts()) }
 		status := func() batch.Status {
-			status, err := p.Status(t.Context(), f)
-			s.ok(err)
+			status := s.status(p, f)
 			return status
 		}
 		time.Sleep(25 * time.Second)
@@ -239,9 +228,8 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 // Nothing starts after Pause has returned, even where no scheduler runs, and nothing outside of
 // the hours. What was paused for a moment goes on at once.
 func TestNothingStartsAfterAPauseOrTheHours(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, throttle.Window{Name: "pace", Limit: 3, Period: time.Second, Scope: throttle.ScopeShared})
+	windows := []throttle.Window{{Name: "pace", Limit: 3, Period: time.Second, Scope: throttle.ScopeShared}}
+	inBubble(t, windows, func(t *testing.T, s *site) {
 		hours := batch.Hours{From: "00:01", To: "00:02"}
 		b := batch.Batch{Name: "b", Hours: hours, Tasks: calls(100), Tenants: batch.List("acme", "zeta")}
 		var start atomic.Int64
@@ -251,8 +239,7 @@ func TestNothingStartsAfterAPauseOrTheHours(t *testing.T) {
 		})
 		p := s.scheduler(b)
 		time.Sleep(time.Minute - 100*time.Millisecond)
-		f, err := p.Fire(t.Context(), "b")
-		s.ok(err)
+		f := s.fire(p, "b")
 		last := func() time.Time { return time.Unix(0, start.Load()) } // when the last task started
 		until := func(after time.Duration) time.Time {
 			at := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(after)
@@ -292,24 +279,22 @@ func TestACancelEndsAChunkOnItsWay(t *testing.T) {
 		b := batch.Batch{Name: "b", Tasks: slow(calls(300)), Tenants: batch.List("acme")}
 		watch := s.idle(b)
 		defer watch.Close()
-		f, err := watch.Fire(t.Context(), "b")
-		s.ok(err)
+		f := s.fire(watch, "b")
 		p := s.scheduler(b)
 		time.Sleep(450 * time.Millisecond) // it has planned for 300 ms
 		s.ok(p.Cancel(t.Context(), f))
 		time.Sleep(10 * time.Second)
-		status, err := p.Status(t.Context(), f)
-		if err != nil || status.State != batch.StateCancelled || status.Total != 300 || status.Cancelled != 300 {
-			t.Errorf("%+v, %v", status, err)
+		status := s.status(p, f)
+		if status.State != batch.StateCancelled || status.Total != 300 || status.Cancelled != 300 {
+			t.Errorf("%+v", status)
 		}
 	})
 }
 
 // Outside of its hours no task of a batch starts. What is left goes on the next day.
 func TestABatchKeepsItsHours(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, throttle.Window{Name: "pace", Limit: 10, Period: 2 * time.Minute})
+	windows := []throttle.Window{{Name: "pace", Limit: 10, Period: 2 * time.Minute}}
+	inBubble(t, windows, func(t *testing.T, s *site) {
 		hours := batch.Hours{From: "00:02", To: "00:05"} // ten tasks start at 00:02, and ten at 00:04
 		days := batch.Batch{Name: "days", Schedule: "1 0 1 * *", Hours: hours, Tasks: calls(30), Tenants: batch.List("acme")}
 		p := s.scheduler(days)
@@ -317,8 +302,7 @@ func TestABatchKeepsItsHours(t *testing.T) {
 			time.Sleep(time.Until(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(after)))
 			f, err := p.Firings(t.Context(), name, 1)
 			s.ok(err)
-			status, err := p.Status(t.Context(), f[0])
-			s.ok(err)
+			status := s.status(p, f[0])
 			return status
 		}
 		server := s.serve(succeed)
@@ -348,14 +332,12 @@ func TestABatchKeepsItsHours(t *testing.T) {
 // While the limiter's Redis does not answer, a chunk waits: its tasks are not made pending, where
 // they would take slots in vain.
 func TestABatchWaitsForTheLimiter(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, throttle.Window{Name: "own", Limit: 10, Period: time.Second})
+	windows := []throttle.Window{{Name: "own", Limit: 10, Period: time.Second}}
+	inBubble(t, windows, func(t *testing.T, s *site) {
 		b := batch.Batch{Name: "b", Tasks: slow(calls(600)), Tenants: batch.List("acme")}
 		watch := s.idle(b)
 		defer watch.Close()
-		f, err := watch.Fire(t.Context(), "b")
-		s.ok(err)
+		f := s.fire(watch, "b")
 		p := s.scheduler(b)
 		time.Sleep(900 * time.Millisecond) // it has planned for 600 ms
 		stopped := time.Now().Truncate(time.Second)
@@ -370,9 +352,9 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 		}
 		p.deaf.Store(false)
 		time.Sleep(time.Minute)
-		status, err = p.Status(t.Context(), f)
-		if err != nil || status.State != batch.StateRunning || status.Total != 600 || status.Rejected != 0 || status.DelayedBy != "" || !status.DelayedSince.IsZero() {
-			t.Errorf("%+v, %v", status, err)
+		status = s.status(p, f)
+		if status.State != batch.StateRunning || status.Total != 600 || status.Rejected != 0 || status.DelayedBy != "" || !status.DelayedSince.IsZero() {
+			t.Errorf("%+v", status)
 		}
 	})
 }
@@ -387,14 +369,14 @@ func TestStallsHoldNothingUpForLong(t *testing.T) {
 			b := batch.Batch{Name: name, Tasks: calls(250), Tenants: batch.List(tenants(10)...)}
 			p := s.scheduler(b)
 			p.latency.Store(int64(100 * time.Millisecond))
-			f, err := p.Fire(t.Context(), name)
-			s.ok(err)
+			f := s.fire(p, name)
 			status := batch.Status{}
 			begun := time.Now()
 			for ; status.State != batch.StateRunning; time.Sleep(100 * time.Millisecond) {
 				if disturb != nil {
 					disturb(p)
 				}
+				var err error // Redis stalls
 				if status, err = p.Status(t.Context(), f); time.Since(begun) > time.Hour {
 					t.Fatalf("%s: %+v, %v", name, status, err)
 				}
@@ -422,8 +404,7 @@ func TestABatchRunsOnARedisCluster(t *testing.T) {
 	b := batch.Batch{Name: "b", FinishBy: "1h", Tasks: calls(60), Tenants: batch.List("acme", "zeta")}
 	s.serve(succeed)
 	p := s.scheduler(b)
-	f, err := p.Fire(t.Context(), "b")
-	s.ok(err)
+	f := s.fire(p, "b")
 	s.wait(p, f, "some are done", func(st batch.Status) bool { return st.Done > 10 })
 	s.ok(p.Pause(t.Context(), f))
 	s.wait(p, f, "it is paused", func(st batch.Status) bool { return st.State == batch.StatePaused && st.Running == 0 })
@@ -434,8 +415,7 @@ func TestABatchRunsOnARedisCluster(t *testing.T) {
 	expect.That(t, err == nil && len(tenants) == 2 && tenants[0].Done+tenants[1].Done == status.Done,
 		tenants, err)
 	s.WantOnceEach(s, 120)
-	f, err = p.Fire(t.Context(), "b")
-	s.ok(err)
+	f = s.fire(p, "b")
 	s.wait(p, f, "it is planned", func(st batch.Status) bool { return st.State != batch.StateWaiting })
 	s.ok(p.Cancel(t.Context(), f))
 	s.wait(p, f, "it is cancelled", func(st batch.Status) bool { return st.State == batch.StateCancelled })

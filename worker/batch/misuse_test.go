@@ -34,12 +34,11 @@ func TestAPanicHoldsAFiringUp(t *testing.T) {
 				s.serve(succeed)
 				broken.Name = "b"
 				p := s.scheduler(broken)
-				f, err := p.Fire(t.Context(), "b")
-				s.ok(err)
+				f := s.fire(p, "b")
 				time.Sleep(5 * time.Second)
-				status, err := p.Status(t.Context(), f)
-				if err != nil || status.State != batch.StateWaiting || status.DelayedBy != "batch: a panic: boom at line 7" {
-					t.Errorf("%+v, %v", status, err)
+				status := s.status(p, f)
+				if status.State != batch.StateWaiting || status.DelayedBy != "batch: a panic: boom at line 7" {
+					t.Errorf("%+v", status)
 				}
 				log := fmt.Sprint(&p.log)
 				if p.log.Count("batch: a firing is delayed") == 0 || !strings.Contains(log, "misuse_test.go") {
@@ -69,12 +68,11 @@ func TestATaskThatIsNilIsRefused(t *testing.T) {
 				}
 			}
 		}})
-		f, err := p.Fire(t.Context(), "b")
-		s.ok(err)
+		f := s.fire(p, "b")
 		time.Sleep(time.Minute)
-		status, err := p.Status(t.Context(), f)
-		if err != nil || status.State != batch.StateDone || status.Done != 2 || status.Rejected != 1 || !strings.Contains(status.Reason, "nil") {
-			t.Errorf("%+v, %v", status, err)
+		status := s.status(p, f)
+		if status.State != batch.StateDone || status.Done != 2 || status.Rejected != 1 || !strings.Contains(status.Reason, "nil") {
+			t.Errorf("%+v", status)
 		}
 	})
 }
@@ -105,8 +103,7 @@ func TestATenantThatComesTwiceHoldsAFiringUp(t *testing.T) {
 		if _, err := p.Plan(t.Context(), "b", batch.PlanOptions{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("planned: %v", err)
 		}
-		f, err := p.Fire(t.Context(), "b")
-		s.ok(err)
+		f := s.fire(p, "b")
 		time.Sleep(5 * time.Second)
 		if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.StateWaiting || status.DelayedBy != want {
 			t.Errorf("%+v, %v", status, err)

@@ -95,8 +95,7 @@ func TestAPlanComesTrue(t *testing.T) {
 		}
 		for status.State != batch.StateDone {
 			time.Sleep(10 * time.Second)
-			status, err = p.Status(t.Context(), f)
-			s.ok(err)
+			status = s.status(p, f)
 			expect.Require(t, status.Waiting <= 0 || status.Behind().Abs() <= follows,
 				"after", time.Since(tick), status)
 			tenants, err := p.Tenants(t.Context(), f)
@@ -134,12 +133,10 @@ func TestAFiringThatWouldBeLateIsWarnedOfOrRefused(t *testing.T) {
 					t.Errorf("%+v", plan)
 				}
 				s.serve(succeed)
-				f, err := p.Fire(t.Context(), "b")
-				s.ok(err)
+				f := s.fire(p, "b")
 				// Between two looks: one that comes when tasks start, at 4 s, may count these twice.
 				time.Sleep(5*time.Second + 500*time.Millisecond)
-				status, err := p.Status(t.Context(), f)
-				s.ok(err)
+				status := s.status(p, f)
 				// It began within a second. If that was not at once, one more of each tenant is late.
 				isLate := func(n int) bool { return n == plan.Overdue || n == plan.Overdue+2 }
 				switch {
@@ -172,13 +169,11 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 		b := batch.Batch{Name: "b", Tasks: calls(200), Tenants: batch.List("acme")}
 		s.serve(func(ctx context.Context, _ *asynq.Task) error { return work(ctx, time.Second) })
 		p := s.scheduler(b)
-		f, err := p.Fire(t.Context(), "b")
-		s.ok(err)
+		f := s.fire(p, "b")
 		begun := time.Now()
 		status := func(after time.Duration) batch.Status {
 			time.Sleep(time.Until(begun.Add(after)))
-			status, err := p.Status(t.Context(), f)
-			s.ok(err)
+			status := s.status(p, f)
 			return status
 		}
 		limit := func(n int64) {
@@ -343,8 +338,7 @@ func TestPlansSayWhatTheyDoNotKnow(t *testing.T) {
 		ends("given", "[(slots)]", batch.SourceGiven, 30*time.Second, 8)
 		ends("timeout", "[(slots)]", batch.SourceTimeout, 40*time.Second, 10)
 		s.serve(func(ctx context.Context, _ *asynq.Task) error { return work(ctx, time.Second) })
-		f, err := p.Fire(t.Context(), "unknown")
-		s.ok(err)
+		f := s.fire(p, "unknown")
 		s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
 		expect.That(t, strings.Contains(p.log.String(), "not all that binds them is known"),
 			"the log says:", p.log.String())

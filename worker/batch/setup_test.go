@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -41,6 +42,28 @@ func each(t *testing.T, windows []throttle.Window, test func(s *site)) {
 // fake returns a site on a miniredis, for a bubble.
 func fake(t *testing.T, windows ...throttle.Window) *site {
 	return newSite(t, throttletest.InMemory(t).Client(t), windows)
+}
+
+// inBubble runs the test on fake time, on a site on a miniredis.
+func inBubble(t *testing.T, windows []throttle.Window, test func(t *testing.T, s *site)) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { test(t, fake(t, windows...)) })
+}
+
+// fire fires a batch.
+func (s *site) fire(p *process, name string) batch.Firing {
+	s.Helper()
+	f, err := p.Fire(context.Background(), name)
+	s.ok(err)
+	return f
+}
+
+// status returns the status of a firing.
+func (s *site) status(p *process, f batch.Firing) batch.Status {
+	s.Helper()
+	status, err := p.Status(context.Background(), f)
+	s.ok(err)
+	return status
 }
 
 func newSite(t testing.TB, client *redis.Client, windows []throttle.Window) *site {

@@ -14,7 +14,8 @@
 local WATCH, TOLD, MOST = 1500, 0.125, 5 -- servers call this every 1.25 s, or sooner
 local prefix, call = ARGV[1], ARGV[4]
 local messages, leases, unwatched = {}, {}, {}
-local record, paused = unpack(redis.call('MGET', KEYS[1], KEYS[4]))
+local idle = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 -- one command in place of two
+local record, paused = unpack(idle and {} or redis.call('MGET', KEYS[1], KEYS[4]))
 if record and string.find(record, '[' .. cjson.encode(call) .. ',', 1, true) == 1 then -- its reply was lost
   for _, id in ipairs(cjson.decode(record)) do
     local found = redis.call('HMGET', prefix .. id, 'state', 'sluice_call', 'msg')
@@ -47,7 +48,7 @@ if #listed > 0 or #ARGV > 4 then
   redis.call('PEXPIRE', KEYS[2], 86400000)
 end
 
-local ids = ARGV[3] ~= '0' and redis.call('RPOP', KEYS[3], ARGV[3])
+local ids = not idle and ARGV[3] ~= '0' and redis.call('RPOP', KEYS[3], ARGV[3])
 if record and not ids then redis.call('DEL', KEYS[1]) end -- its reply has come
 if not ids then return {0, unwatched, messages} end
 local active, made = {}, {call}

@@ -118,14 +118,6 @@ func (s *Sentinels) Settled(ctx context.Context) error {
 // Addrs returns the addresses of the sentinels.
 func (s *Sentinels) Addrs() []string { return addrsOf(s.Sentinels) }
 
-// Client returns a client of the primary, whichever that is. It is closed when the test ends.
-func (s *Sentinels) Client(t testing.TB) *redis.Client {
-	t.Helper()
-	client := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: MasterName, SentinelAddrs: s.Addrs()})
-	t.Cleanup(func() { client.Close() })
-	return client
-}
-
 // Primary returns the server that most sentinels take for the primary.
 func (s *Sentinels) Primary(ctx context.Context) (*Process, error) {
 	votes := map[string]int{}

@@ -9,6 +9,26 @@ import (
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
+func TestFatesAreDrawnAtTheirRates(t *testing.T) {
+	t.Parallel()
+	const n, rate = 20_000, 0.01
+	got := map[fate]float64{}
+	for i := range uint64(n) {
+		f, pause := fateOf(7, dequeues, i, rate)
+		again, same := fateOf(7, dequeues, i, rate)
+		expect.Require(t, again == f && same == pause, "call", i, f, "then", again)
+		expect.Equal(t, (f == delayed), (pause > 0), "call", i, f, "for", pause)
+		got[f]++
+	}
+	for _, f := range []fate{cut, dropped, delayed} {
+		part := got[f] / n
+		expect.That(t, math.Abs(part-rate) <= 4*math.Sqrt(rate*(1-rate)/n), f, part, "of all calls, want about", rate)
+	}
+	if f, _ := fateOf(7, dequeues, 1, 0); f != passes {
+		t.Errorf("no faults asked for, and %q", f)
+	}
+}
+
 func TestJobsAndDisruptionsComeFromTheSeed(t *testing.T) {
 	t.Parallel()
 	const length = 5 * time.Minute

@@ -156,9 +156,9 @@ func TestADeniedTaskIsNeverDeleted(t *testing.T) {
 			return next(ctx, cmd)
 		}))
 		var server *worker.Server
-		started, log := make(chan struct{}), &sitetest.Journal{}
+		started, log := make(chan struct{}), &sitetest.Logs{}
 		server = s.Serve(s.Ok, func(theirs *asynq.Config, ours *worker.Config) {
-			theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Journal: log}, asynq.WarnLevel
+			theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Logs: log}, asynq.WarnLevel
 			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
 				if <-started; slices.Contains(missed, d.Tenant) {
 					server.EndOf(d.Tenant)()

@@ -69,8 +69,8 @@ func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 		if err != nil || d.Granted || sitetest.Off(time.Now().Add(d.RetryIn), time.Now().Add(time.Minute)) {
 			t.Errorf("granted %v, denied for %v, %v", d.Granted, d.RetryIn, err)
 		}
-		if s.Journal.Count(`msg="throttle: the upstream refused a call: its policy pauses" policy=api tenant=acme for=1m0s`) != 1 {
-			t.Errorf("want the pause logged once:\n%s", s.Journal)
+		if s.Logs.Count(`msg="throttle: the upstream refused a call: its policy pauses" policy=api tenant=acme for=1m0s`) != 1 {
+			t.Errorf("want the pause logged once:\n%s", s.Logs)
 		}
 	})
 }

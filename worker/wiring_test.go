@@ -59,9 +59,9 @@ func TestAServerChecksItsRedis(t *testing.T) {
 	s.Serve(s.Ok)
 	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"))
 	s.WaitGone("a")
-	s.Wait("it is logged", func() bool { return s.Journal.Count("maxmemory-policy is allkeys-lru") > 0 })
-	expect.That(t, s.Journal.Count("worker: Redis is not set up for throttling") == 1,
-		"want it logged once:", s.Journal)
+	s.Wait("it is logged", func() bool { return s.Logs.Count("maxmemory-policy is allkeys-lru") > 0 })
+	expect.That(t, s.Logs.Count("worker: Redis is not set up for throttling") == 1,
+		"want it logged once:", s.Logs)
 	findings, err := s.Client(s.Limiter).CheckRedis(t.Context())
 	expect.That(t, err == nil && len(findings) == 1 && strings.Contains(findings[0], "allkeys-lru"),
 		findings, err)
@@ -98,9 +98,9 @@ func TestAsynqsLogKnowsNoDenials(t *testing.T) {
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("denied"), asynq.MaxRetry(0))
 		s.Enqueue(sitetest.Task("zeta"), asynq.TaskID("fails"), asynq.MaxRetry(0))
-		log := &sitetest.Journal{}
+		log := &sitetest.Logs{}
 		s.Serve(func(context.Context, *asynq.Task) error { return errors.New("boom") }, func(theirs *asynq.Config, _ *worker.Config) {
-			theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Journal: log}, asynq.WarnLevel
+			theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Logs: log}, asynq.WarnLevel
 		})
 		s.WaitState(asynq.TaskStateScheduled, "denied")
 		s.WaitState(asynq.TaskStateArchived, "fails")
@@ -166,8 +166,8 @@ func TestUnmatchedTypesAreLoggedOnce(t *testing.T) {
 						asynq.MaxRetry(0), asynq.TaskID(fmt.Sprint(i)))
 				}
 				s.Wait("all are processed", func() bool { return s.Counters().Processed == 6 })
-				if s.Journal.Count(want) != 2 || s.Journal.Count("type=githib:star") != 1 || s.Journal.Count("type=gitbuh:star") != 1 {
-					t.Errorf("want each type logged once:\n%s", s.Journal)
+				if s.Logs.Count(want) != 2 || s.Logs.Count("type=githib:star") != 1 || s.Logs.Count("type=gitbuh:star") != 1 {
+					t.Errorf("want each type logged once:\n%s", s.Logs)
 				}
 				rejected := unmatched == worker.UnmatchedReject
 				n := len(s.Runs())
@@ -193,8 +193,8 @@ func TestUnmatchedTypesThatAreLoggedAreBounded(t *testing.T) {
 			s.Enqueue(asynq.NewTask(fmt.Sprint("made-up-", i), nil))
 		}
 		s.Wait("all ran", func() bool { return s.Counters().Processed == 250 })
-		expect.Equal(t, s.Journal.Count("its tasks run unthrottled"), 100, "types are logged, want 100")
-		expect.Equal(t, s.Journal.Count("no more of them are logged"), 1, "the end is logged", "times")
+		expect.Equal(t, s.Logs.Count("its tasks run unthrottled"), 100, "types are logged, want 100")
+		expect.Equal(t, s.Logs.Count("no more of them are logged"), 1, "the end is logged", "times")
 	})
 }
 
@@ -207,8 +207,8 @@ func TestRetryAfterInAnUnmatchedTaskIsAFailure(t *testing.T) {
 		s.WaitState(asynq.TaskStateArchived, "a")
 		s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
 		s.WantReported([]string{"worker: the upstream refuses calls for 1h0m0s"}, nil)
-		expect.That(t, s.Journal.Count("worker: RetryAfter in a task that no policy matches") == 1,
-			"want it logged:", s.Journal)
+		expect.That(t, s.Logs.Count("worker: RetryAfter in a task that no policy matches") == 1,
+			"want it logged:", s.Logs)
 	})
 }
 
@@ -229,7 +229,7 @@ func TestAPolicyThatObservesFailsNoTask(t *testing.T) {
 			}
 		}
 		s.Wait("all ran", func() bool { return len(s.Runs()) == 4 })
-		expect.That(t, s.Journal.Count("it runs, and would fail") == 2 && s.Journal.Count("no tenant") == 1,
-			"want each type logged once:", s.Journal)
+		expect.That(t, s.Logs.Count("it runs, and would fail") == 2 && s.Logs.Count("no tenant") == 1,
+			"want each type logged once:", s.Logs)
 	})
 }

@@ -58,8 +58,8 @@ func TestWhatFailedIsRetried(t *testing.T) {
 		if len(told) != 2 || told[0].Failed != 20 || told[1].Failed != 1 || told[1].Retried != 19 {
 			t.Errorf("told %+v", told)
 		}
-		if s.Journal.Count("WARN") > 0 {
-			t.Errorf("workers warn:\n%s", s.Journal.String())
+		if s.Logs.Count("WARN") > 0 {
+			t.Errorf("workers warn:\n%s", s.Logs.String())
 		}
 	})
 }

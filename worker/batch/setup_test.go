@@ -111,7 +111,7 @@ type process struct {
 	latency atomic.Int64 // of that Redis
 	stalls  atomic.Bool  // it stalls for 350 ms every 3 s
 	limiter *throttle.Limiter
-	log     sitetest.Journal
+	log     sitetest.Logs
 	stop    context.CancelFunc
 	stopped chan struct{}
 }

@@ -22,7 +22,7 @@ import (
 
 // historyLength is 0.4 s, or so many seconds.
 func historyLength() time.Duration {
-	if times, err := strconv.Atoi(os.Getenv("SLUICE_SCENE_ROUNDS")); err == nil {
+	if times, err := strconv.Atoi(os.Getenv("SLUICE_ROUNDS")); err == nil {
 		return time.Duration(times) * s
 	}
 	return 400 * ms

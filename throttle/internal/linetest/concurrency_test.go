@@ -21,7 +21,7 @@ func renew(t limitertest.TB, l *throttle.Limiter, d throttle.Decision) bool {
 	return held
 }
 
-func TestConcurrencyScenes(t *testing.T) {
+func TestSlotsOfALine(t *testing.T) {
 	tell(t, map[string]scenario{
 		"the next in line goes at a release": {limitertest.Policy(limitertest.Slots(2)), func(st *story) {
 			first := st.granted("a1")

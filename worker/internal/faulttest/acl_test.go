@@ -180,7 +180,7 @@ func TestARefusedUserIsTold(t *testing.T) {
 	}
 	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"))
 	s.Wait("it is logged", func() bool {
-		return s.Journal.Count("worker: the limiter is unavailable") > 0 && s.Journal.Count(throttle.ErrForbidden.Error()) > 0
+		return s.Logs.Count("worker: the limiter is unavailable") > 0 && s.Logs.Count(throttle.ErrForbidden.Error()) > 0
 	})
 	sitetest.Must(t, admin.Do(t.Context(), "acl", "setuser", "half", "+set").Err())
 	s.WaitGone("a")

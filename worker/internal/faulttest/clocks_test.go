@@ -48,7 +48,7 @@ func TestWorkersClocksAreOff(t *testing.T) {
 					if requeue == throttle.RequeueWhenFits {
 						s.WantWakes(sitetest.DeniedAndRun)
 					}
-					expect.Equal(t, s.Journal.String(), "", "nothing was to be noticed")
+					expect.Equal(t, s.Logs.String(), "", "nothing was to be noticed")
 				})
 			})
 		}

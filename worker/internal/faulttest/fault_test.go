@@ -112,8 +112,8 @@ func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
 				theirs, ours := s.Configs()
 				sitetest.Calm(&theirs, &ours)
 				theirs.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
-				said := &sitetest.Journal{}
-				theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Journal: said}, asynq.WarnLevel
+				said := &sitetest.Logs{}
+				theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Logs: said}, asynq.WarnLevel
 				inside := &kept{RedisConnOpt: s.Asynq}
 				var server interface {
 					Start(asynq.Handler) error

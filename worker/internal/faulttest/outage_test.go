@@ -45,8 +45,8 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 		expect.That(t, len(s.Runs()) == 3, "ran", s.Runs(), ", want each once")
 		s.WantCounters(sitetest.Counters{Processed: 3})
 		s.WantReported(nil, nil)
-		expect.That(t, s.Journal.Count("worker: the limiter is unavailable") == 1,
-			"want the outage logged once:", s.Journal)
+		expect.That(t, s.Logs.Count("worker: the limiter is unavailable") == 1,
+			"want the outage logged once:", s.Logs)
 	})
 }
 
@@ -76,9 +76,9 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		}
 		logged := func(begun, again int) {
 			t.Helper()
-			if s.Journal.Count("worker: the limiter is unavailable") != begun ||
-				s.Journal.Count("worker: the limiter is available again") != again {
-				t.Errorf("want %d outages begun and %d over in the log:\n%s", begun, again, s.Journal)
+			if s.Logs.Count("worker: the limiter is unavailable") != begun ||
+				s.Logs.Count("worker: the limiter is available again") != again {
+				t.Errorf("want %d outages begun and %d over in the log:\n%s", begun, again, s.Logs)
 			}
 		}
 
@@ -159,8 +159,8 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 			!strings.Contains(task.LastErr, "time ran out before the limiter had answered") {
 			t.Errorf("the task is %v, last error %q", task.State, task.LastErr)
 		}
-		expect.That(t, len(s.Runs()) == 0 && s.Journal.Count("time ran out") == 1,
-			"ran", s.Runs(), ", log:", s.Journal)
+		expect.That(t, len(s.Runs()) == 0 && s.Logs.Count("time ran out") == 1,
+			"ran", s.Runs(), ", log:", s.Logs)
 		late.Store(false)
 		time.Sleep(time.Minute)
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})

@@ -108,9 +108,9 @@ func (k killer) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook
 }
 
 // process starts a worker process on the site's Redis, and tells when it has ended.
-func process(s *sitetest.Site, dies string) (*exec.Cmd, <-chan error, *sitetest.Journal) {
+func process(s *sitetest.Site, dies string) (*exec.Cmd, <-chan error, *sitetest.Logs) {
 	s.Helper()
-	cmd, log := exec.Command(os.Args[0]), &sitetest.Journal{}
+	cmd, log := exec.Command(os.Args[0]), &sitetest.Logs{}
 	cmd.Env = append(os.Environ(), workerEnv+"="+s.Redis.Options().Addr, diesEnv+"="+dies)
 	cmd.Stdout, cmd.Stderr = log, log
 	sitetest.Must(s, cmd.Start())

@@ -58,10 +58,10 @@ func TestRedisStopsAnswering(t *testing.T) {
 						sitetest.WantNeverOver(t, s.GrantsOf(tenant), 4, 10*time.Second)
 					}
 					// For 12 s go-redis repeats the call, and nobody notices.
-					begun := s.Journal.Count("worker: the limiter is unavailable")
-					over := s.Journal.Count("worker: the limiter is available again")
+					begun := s.Logs.Count("worker: the limiter is unavailable")
+					over := s.Logs.Count("worker: the limiter is available again")
 					if begun > 1 || begun != over || who != "all" && pause > 12*time.Second && begun == 0 {
-						t.Errorf("want the outage logged once:\n%s", s.Journal)
+						t.Errorf("want the outage logged once:\n%s", s.Logs)
 					}
 					if who == "all" {
 						expect.Equal(t, s.Counters().Archived, 0, "tasks were archived")
@@ -148,9 +148,9 @@ func TestFaultsOfARedisServer(t *testing.T) {
 			s.WantOnceEach(t, n)
 			s.WantCounters(sitetest.Counters{Processed: n})
 			s.WantReported(nil, nil)
-			expect.That(t, s.Journal.Count("worker: the limiter is unavailable") <= 1, "want it logged at most once:", s.Journal)
+			expect.That(t, s.Logs.Count("worker: the limiter is unavailable") <= 1, "want it logged at most once:", s.Logs)
 			sitetest.WantNeverOver(t, s.GrantsOf("acme"), 3, period)
-			expect.That(t, s.Journal.Count("NOSCRIPT") == 0, "nothing was to be noticed:", s.Journal)
+			expect.That(t, s.Logs.Count("NOSCRIPT") == 0, "nothing was to be noticed:", s.Logs)
 		})
 	}
 }

@@ -98,7 +98,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 
 // A limit is cut below the cost of tasks that wait. They fail once, by that, and no ticket outlives its
 // task. The small tasks of other tenants go on at the full rate.
-func TestSceneCutBelowTheCostOfWaitingTasks(t *testing.T) {
+func TestCutBelowTheCostOfWaitingTasks(t *testing.T) {
 	const costly, small, limit = 20, 80, 6
 	own := throttle.Window{Name: "own", Limit: 10, Period: time.Second}
 	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Scope: throttle.ScopeShared}

@@ -251,8 +251,8 @@ func TestAClientWithAnotherLimiterIsNoticed(t *testing.T) {
 					expect.Must(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id))))
 				}
 				time.Sleep(3 * time.Minute)
-				if n := s.Journal.Count("stood in no line"); n != row.logged || len(s.Runs()) != 2 {
-					t.Errorf("logged %d times, want %d; ran %q\n%s", n, row.logged, s.Runs(), s.Journal)
+				if n := s.Logs.Count("stood in no line"); n != row.logged || len(s.Runs()) != 2 {
+					t.Errorf("logged %d times, want %d; ran %q\n%s", n, row.logged, s.Runs(), s.Logs)
 				}
 			})
 		})

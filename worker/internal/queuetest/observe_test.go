@@ -23,7 +23,7 @@ import (
 // limitBy gives the site another limiter, with the policies and the logger that it has.
 func limitBy(s *sitetest.Site, c throttle.Config) {
 	s.Helper()
-	c.Logger, c.Policies = slog.New(slog.NewTextHandler(s.Journal, nil)), s.Limiter.Policies()
+	c.Logger, c.Policies = slog.New(slog.NewTextHandler(s.Logs, nil)), s.Limiter.Policies()
 	limiter, err := throttle.New(c)
 	sitetest.Must(s, err)
 	s.Limiter = limiter
@@ -102,8 +102,8 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 				}
 				synctest.Wait()
 				open := map[throttle.FailMode]int{throttle.FailOpen: 1}[row.fail]
-				if s.Journal.Count("worker: the limiter is unavailable") != 1 || s.Journal.Count("fails=open") != open || len(s.Runs()) != open {
-					t.Errorf("ran %q; want it logged once:\n%s", s.Runs(), s.Journal)
+				if s.Logs.Count("worker: the limiter is unavailable") != 1 || s.Logs.Count("fails=open") != open || len(s.Runs()) != open {
+					t.Errorf("ran %q; want it logged once:\n%s", s.Runs(), s.Logs)
 				}
 				proxy.Mend()
 				if row.silent {
@@ -137,7 +137,7 @@ func TestALookupThatPanicsFailsItsTasks(t *testing.T) {
 				t.Errorf("%s failed by %q", id, got)
 			}
 		}
-		expect.Equal(t, s.Journal.Count("function=Tenants"), 1, "it is logged", "times")
+		expect.Equal(t, s.Logs.Count("function=Tenants"), 1, "it is logged", "times")
 		var invalid *throttle.RequestError
 		expect.Err(t, expect.ErrOf(s.Client(s.Limiter).Enqueue(sitetest.AcmeTask())), &invalid,
 			"a client's lookup:")

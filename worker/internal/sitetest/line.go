@@ -73,7 +73,7 @@ func (s *Site) SleepUntil(n int, most time.Duration) {
 	for end := time.Now().Add(most); s.Granted() < n; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			s.Fatalf("after %v %d of %d tasks were granted: %v\nin the line: %v\n%s",
-				most, s.Granted(), n, s.Order(), s.InLine(), s.Journal)
+				most, s.Granted(), n, s.Order(), s.InLine(), s.Logs)
 		}
 	}
 	time.Sleep(time.Second) // for those that were granted to end

@@ -1,4 +1,4 @@
-// Package sitetest has what tests of a worker share: servers, clients and a journal on a Redis, what
+// Package sitetest has what tests of a worker share: servers, clients and logs on a Redis, what
 // they granted and ran, and faults between them.
 package sitetest
 
@@ -50,7 +50,7 @@ type Site struct {
 	Asynq     asynq.RedisConnOpt
 	Inspector *asynq.Inspector
 	Limiter   *throttle.Limiter
-	Journal   *Journal // of the throttle's logger
+	Logs      *Logs // of the throttle's logger
 	Plain     *asynq.Client
 	Redis     *redis.Client
 
@@ -68,11 +68,11 @@ func New(t testing.TB, client *redis.Client, policies ...throttle.Policy) *Site 
 		limits = Connect(SameRedis(client))
 		t.Cleanup(func() { limits.Close() })
 	}
-	log := &Journal{}
+	log := &Logs{}
 	logger := slog.New(slog.NewTextHandler(log, nil))
 	limiter, err := throttle.New(throttle.Config{Client: limits, Logger: logger, Policies: policies})
 	Must(t, err)
-	s := &Site{TB: t, Asynq: Dialed{SameRedis(client)}, Limiter: limiter, Journal: log, Redis: client}
+	s := &Site{TB: t, Asynq: Dialed{SameRedis(client)}, Limiter: limiter, Logs: log, Redis: client}
 	s.Inspector = asynq.NewInspector(s.Asynq)
 	s.Plain = asynq.NewClient(s.Asynq)
 	t.Cleanup(func() { s.Inspector.Close(); s.Plain.Close() })
@@ -123,7 +123,7 @@ func (s *Site) Configs() (asynq.Config, worker.Config) {
 			TaskCheckInterval: 20 * time.Millisecond,
 		}, worker.Config{
 			Limiter:    s.Limiter,
-			Logger:     slog.New(slog.NewTextHandler(s.Journal, nil)),
+			Logger:     slog.New(slog.NewTextHandler(s.Logs, nil)),
 			OnDecision: s.Note,
 		}
 }
@@ -215,7 +215,7 @@ func (s *Site) Wait(what string, condition func() bool) {
 	pause := 2 * time.Millisecond
 	for end := time.Now().Add(50 * time.Second); !condition(); time.Sleep(pause) {
 		if time.Now().After(end) {
-			s.Fatalf("waited in vain until %s\n%s", what, s.Journal)
+			s.Fatalf("waited in vain until %s\n%s", what, s.Logs)
 		}
 		pause = min(2*pause, 50*time.Millisecond) // each look costs as much as a task
 	}

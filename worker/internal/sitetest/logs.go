@@ -13,31 +13,31 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A Journal keeps what is logged.
-type Journal struct {
+// Logs keep what is logged.
+type Logs struct {
 	mu   sync.Mutex
 	text strings.Builder
 }
 
 // Write is that of an io.Writer.
-func (j *Journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(p)
+func (l *Logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
 }
 
 // String returns what was logged.
-func (j *Journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.String()
+func (l *Logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 // Count returns how often a text was logged.
-func (j *Journal) Count(text string) int { return strings.Count(j.String(), text) }
+func (l *Logs) Count(text string) int { return strings.Count(l.String(), text) }
 
-// AsynqLog writes asynq's own log to a journal.
-type AsynqLog struct{ *Journal }
+// AsynqLog writes asynq's own log to Logs.
+type AsynqLog struct{ *Logs }
 
 func (l AsynqLog) Debug(args ...any) { fmt.Fprintln(l, args...) }
 func (l AsynqLog) Info(args ...any)  { fmt.Fprintln(l, args...) }

@@ -19,7 +19,7 @@ import (
 
 // The limiter's Redis takes commands for 30 s and answers none. Tasks that no policy guards run as
 // before. Beside them guarded tasks wait in line, and are pending.
-func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
+func TestLimiterHangsAndPlainTasksRun(t *testing.T) {
 	t.Parallel()
 	for _, fail := range []throttle.FailMode{throttle.FailClosed, throttle.FailOpen} {
 		t.Run(fmt.Sprintf("fail: %s", fail), func(t *testing.T) {
@@ -101,7 +101,7 @@ func wantNoStrays(s *sitetest.Site, got []string, most int) {
 
 // The limiter dies while 100 tasks wait whose policy fails open. They run within two minutes, each
 // once, in order.
-func TestSceneFailOpenFreesThoseWhoWait(t *testing.T) {
+func TestFailOpenFreesThoseWhoWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := sitetest.Shared(10, time.Minute)

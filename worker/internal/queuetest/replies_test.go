@@ -21,7 +21,7 @@ import (
 // Replies cross, so that the newest reply does not tell the newest state. No task is forgotten for
 // that. Two tasks of a tenant come at once, and a third when the second starts, over and over. Each
 // tenant has a policy of its own, so that no other tenant's task has its line asked.
-func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
+func TestRepliesThatCrossStrandNobody(t *testing.T) {
 	const tenants = 10 // more is too much for a miniredis with the race detector
 	policies := idle(30)
 	for i := range tenants {
@@ -83,7 +83,7 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 // One process serves the asynqs of two databases by one limiter, and loses some of its replies. A
 // take that is repeated for the other server moves no task to the wrong one. All tasks run once,
 // and keep to the limit that they share.
-func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
+func TestTwoAsynqsByOneLimiter(t *testing.T) {
 	if sitetest.OnCluster() {
 		t.Skip("a Redis Cluster has one database")
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// roundsEnv multiplies the rounds of the scenes with random order.
-const roundsEnv = "SLUICE_SCENE_ROUNDS"
+// roundsEnv multiplies the rounds of tests with random order.
+const roundsEnv = "SLUICE_ROUNDS"
 
 // rounds is n, times what the environment asks for.
 func rounds(n int) int {

@@ -21,7 +21,7 @@ import (
 )
 
 // 500 policies with empty lines cost the limiter's Redis nothing, with asynq's own settings.
-func TestSceneIdlePoliciesCostLittle(t *testing.T) {
+func TestIdlePoliciesCostLittle(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, idle(500)...)
@@ -45,7 +45,7 @@ func TestSceneIdlePoliciesCostLittle(t *testing.T) {
 }
 
 // TaskCheckInterval does not delay the tasks of our client.
-func TestSceneTaskCheckIntervalMattersToPlainTasksOnly(t *testing.T) {
+func TestTaskCheckIntervalMattersToPlainTasksOnly(t *testing.T) {
 	t.Parallel()
 	for _, interval := range []time.Duration{4 * time.Second, 0} {
 		t.Run(interval.String(), func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestSceneTaskCheckIntervalMattersToPlainTasksOnly(t *testing.T) {
 // The clock of Redis goes 61 s ahead, and later 100 s back, while tasks wait in line. No limit is
 // exceeded by that clock. A clock that goes ahead delays no task. One that was set back delays all
 // until it has caught up, which is logged once, within seconds. All tasks run, in order.
-func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
+func TestClockOfRedisMovesUnderABacklog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := throttletest.InMemory(t)
@@ -96,8 +96,8 @@ func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 		ran(15, "5 s after the clock went ahead") // the window opened at once
 		ahead.Store(int64(-39 * time.Second))
 		time.Sleep(3 * time.Second)
-		expect.Equal(t, s.Journal.Count("the clock of Redis was set back"), 1,
-			"want it logged within 3 s", s.Journal)
+		expect.Equal(t, s.Logs.Count("the clock of Redis was set back"), 1,
+			"want it logged within 3 s", s.Logs)
 		before := s.Granted()
 		time.Sleep(90 * time.Second)
 		ran(before, "while the clock is behind")
@@ -106,7 +106,7 @@ func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 		s.SleepUntil(100, 2*time.Minute)
 		sitetest.WantNeverOver(t, s.Grants(), 5, 5*time.Second)
 		for _, once := range []string{"is unavailable", "is still unavailable", "is available again"} {
-			expect.Equal(t, s.Journal.Count("the limiter "+once), 1, "want logged once", once, s.Journal)
+			expect.Equal(t, s.Logs.Count("the limiter "+once), 1, "want logged once", once, s.Logs)
 		}
 		s.WantInOrder()
 		s.WantNobodyInLine()
@@ -115,7 +115,7 @@ func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 
 // All but 20 of 500 waiting tasks are deleted, which fill 50 s. At that moment another task comes,
 // with a deadline in half a minute, by a client of ours or by a plain one. It runs.
-func TestSceneDeletedTasksHoldUpNobody(t *testing.T) {
+func TestDeletedTasksHoldUpNobody(t *testing.T) {
 	t.Parallel()
 	for _, plain := range []bool{false, true} {
 		t.Run(fmt.Sprint("plain client ", plain), func(t *testing.T) {

@@ -44,7 +44,7 @@ var (
 )
 
 // A RequestError says which value of a request is invalid. Nothing was changed. The same request
-// fails until the policies change, or until its idempotency key is free: a minute after its grant.
+// fails until the policies change.
 type RequestError struct {
 	Policy string
 	Field  string // such as "attribute user" or "cost tokens"

@@ -30,7 +30,7 @@ func (r Reservation) Hold(ctx context.Context) context.Context {
 	renewing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	h := &hold{caller: CallerFrom(ctx), cancel: cancel, stop: stop, stopped: make(chan struct{})}
 	h.caller.hold(r)
-	if before, held := r.limiter.holds.Swap(r.key(), h); held {
+	if before, held := r.limiter.holds.Swap(r.ID, h); held {
 		before.(*hold).end(r)
 	}
 	go func() {
@@ -39,9 +39,6 @@ func (r Reservation) Hold(ctx context.Context) context.Context {
 	}()
 	return work
 }
-
-// key identifies what was granted. An idempotency key that is granted again has the same ID.
-func (r Reservation) key() any { return [2]any{r.ID, r.At.UnixMicro()} }
 
 // end ends the renewing, also one that is under way.
 func (h *hold) end(r Reservation) {
@@ -52,7 +49,7 @@ func (h *hold) end(r Reservation) {
 
 // lost ends the work, unless the reservation is being released or cancelled. Then it returns false.
 func (r Reservation) lost(h *hold) bool {
-	now, _ := r.limiter.holds.Load(r.key())
+	now, _ := r.limiter.holds.Load(r.ID)
 	if now != h {
 		return false
 	}

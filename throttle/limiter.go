@@ -3,8 +3,6 @@ package throttle
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -28,7 +26,7 @@ import (
 // under way share the next call to Redis.
 type Limiter struct {
 	config        Config   // with defaults
-	holds         sync.Map // *hold by Reservation.key
+	holds         sync.Map // *hold by the reservation's ID
 	interventions atomic.Pointer[interventions]
 	panics        panics
 	policies      atomic.Pointer[policySet]
@@ -150,13 +148,10 @@ func (o *operation) reserveRequest(replaces Reservation) script.Request {
 	case o.tenant.Exempt:
 		op = script.Exempt
 	}
-	ask := o.lineRequest(op, reservationID(o.request))
+	ask := o.lineRequest(op, script.NewID())
 	o.refuseLate(ask.Place)
 	if ask.At, ask.Replaces = unixMicro(replaces.At), replaces.ID; ask.At != 0 {
 		ask.Paused = 0 // it had its turn
-	}
-	if ask.Once = o.request.onceKey(); ask.Once != "" {
-		ask.Digest = script.OnceDigest(ask.Cost, ask.Keys)
 	}
 	return ask
 }
@@ -171,10 +166,6 @@ func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (D
 
 // reserved returns the decision in the answer to a reserveRequest.
 func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (Decision, error) {
-	if a.Status == script.OtherRequest {
-		return Decision{}, o.request.bad("idempotency key", o.request.IdempotencyKey,
-			"stands for another cost or other attributes: use another key for another request")
-	}
 	d := o.decision(a)
 	if a.Status == script.TooLate || a.Status == script.PastDeadline {
 		l.config.Observer.Decided(d)
@@ -187,7 +178,7 @@ func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (D
 	} else if !d.Queued && (a.Status != script.Denied || d.RetryIn == 0) {
 		return Decision{}, o.badStatus(a)
 	}
-	if a.Status != script.GrantedBefore && (ask.At == 0 || !d.Granted) { // else it replaces a grant
+	if ask.At == 0 || !d.Granted { // else it replaces a grant
 		l.config.Observer.Decided(d)
 	}
 	return d, nil
@@ -206,23 +197,6 @@ func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decisi
 	return d, nil
 }
 
-// onceKey returns the name of the idempotency key, or nothing.
-func (r Request) onceKey() string {
-	if r.IdempotencyKey == "" {
-		return ""
-	}
-	return script.OnceKey(r.Tenant, r.IdempotencyKey)
-}
-
-// reservationID returns the ID of a reservation, by the idempotency key if there is one.
-func reservationID(r Request) string {
-	if r.IdempotencyKey == "" {
-		return script.NewID()
-	}
-	sum := sha256.Sum256([]byte(r.onceKey()))
-	return hex.EncodeToString(sum[:8])
-}
-
 // Attach returns the reservation bound to this limiter, which needs its policy. It is for one that
 // another limiter granted, and for a call that reserved nothing, of which only the Request is set:
 // that can be paused.
@@ -231,8 +205,8 @@ func (l *Limiter) Attach(r Reservation) Reservation {
 	return r
 }
 
-// Peek returns the decision that Reserve would make, and changes nothing. It ignores an idempotency
-// key, and never fails open. Errors are Reserve's.
+// Peek returns the decision that Reserve would make, and changes nothing. It never fails open. Errors
+// are Reserve's.
 func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	o, err := l.checked(ctx, r)
 	if err != nil {

@@ -42,7 +42,7 @@ type Place struct {
 // each, in order: a few hundred at once. A ticket that is in line keeps its place. With another
 // tenant, class or attribute of a scope it leaves that place, and joins as if it came new, unless it is
 // refused.
-// IdempotencyKey is ignored. The line may be that of a removed policy, but not one that a policy in
+// The line may be that of a removed policy, but not one that a policy in
 // force has left for others. After an error some tickets may have joined. Errors are Take's and that
 // of the TenantFunc.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
@@ -57,7 +57,6 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	asks := make([]script.Request, 0, len(requests))
 	var asker []int // by ask: its request
 	for i, r := range requests {
-		r.IdempotencyKey = ""
 		o, err := n.checked(ctx, cp, r)
 		if r.Ticket == (Ticket{}) {
 			err = Request{Policy: cp.Name}.bad("ticket", "", "must have an ID")

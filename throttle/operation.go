@@ -56,9 +56,6 @@ func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, erro
 		o.keys[i], o.values[i] = script.ScopeKey(attributes, values), values
 	}
 	switch {
-	case len(r.IdempotencyKey) > MaxValueBytes:
-		hint := fmt.Sprintf("must be at most %d bytes", MaxValueBytes)
-		return nil, r.bad("idempotency key", r.IdempotencyKey, hint)
 	case len(r.Tenant) > MaxValueBytes:
 		return nil, r.bad(TenantAttribute, r.Tenant, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
 	case r.Class != "" && r.Class != ClassLive && r.Class != ClassBatch:
@@ -263,7 +260,7 @@ func (o *operation) decision(a script.Answer) Decision {
 		At:            time.UnixMicro(a.At),
 		ClockBehind:   micros(a.Behind),
 		Exempt:        o.tenant.Exempt && !o.observes,
-		Granted:       a.Status == script.Granted || a.Status == script.GrantedBefore || o.tenant.Exempt,
+		Granted:       a.Status == script.Granted || o.tenant.Exempt,
 		Policy:        o.Name,
 		Queued:        a.Status == script.Waits || a.Status == script.WaitedBefore,
 		Tenant:        o.request.Tenant,

@@ -35,12 +35,6 @@ type Request struct {
 	// that ran, failed and is retried.
 	Front bool
 
-	// IdempotencyKey identifies one request of a tenant across calls: at most MaxValueBytes bytes. A
-	// request that its caller repeats within a minute of its grant is charged once. A repeat with
-	// another cost, or other attributes that a window counts by, is a *RequestError. Repeats by the
-	// Redis client need no key.
-	IdempotencyKey string
-
 	// Key is data that Line.Take returns with the ticket: at most MaxKeyBytes bytes.
 	Key string
 

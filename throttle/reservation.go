@@ -38,11 +38,11 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	if o == nil {
 		return Refund{}, err
 	}
-	held, isHeld := r.limiter.holds.LoadAndDelete(r.key()) // a renewal that is refused meanwhile is no loss
+	held, isHeld := r.limiter.holds.LoadAndDelete(r.ID) // a renewal that is refused meanwhile is no loss
 	a, err := o.settle(ctx, r, script.Request{Op: script.Cancel, Never: o.neverCounted(r)})
 	switch {
 	case isHeld && err != nil:
-		r.limiter.holds.Store(r.key(), held)
+		r.limiter.holds.Store(r.ID, held)
 	case isHeld:
 		held.(*hold).end(r)
 	}
@@ -153,7 +153,7 @@ func (r Reservation) Release(ctx context.Context) error {
 	if cp == nil || !cp.leases { // not by Lease: what is held stays held when the cost is settled to 0
 		return err
 	}
-	if held, ok := r.limiter.holds.LoadAndDelete(r.key()); ok {
+	if held, ok := r.limiter.holds.LoadAndDelete(r.ID); ok {
 		h := held.(*hold)
 		h.end(r) // a renewal after the release would take the room again
 		defer h.cancel(context.Canceled)
@@ -226,7 +226,7 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 
 // settle sends a request about a reservation, whose fields that differ by the verb are set.
 func (o *operation) settle(ctx context.Context, r Reservation, ask script.Request) (script.Answer, error) {
-	ask.ID, ask.Once, ask.Own, ask.Keys, ask.Cost = r.ID, r.onceKey(), o.own(), o.keys, o.costsText(o.request)
+	ask.ID, ask.Own, ask.Keys, ask.Cost = r.ID, o.own(), o.keys, o.costsText(o.request)
 	ask.At = unixMicro(r.At)
 	return o.do(ctx, ask)
 }

@@ -137,8 +137,8 @@ func (w *waiter) await(
 	return nil, err
 }
 
-// use returns the decision of a claim that was taken. If the policy or an idempotency key does not allow
-// that, it reserves once more.
+// use returns the decision of a claim that was taken. If the policy does not allow that, it reserves once
+// more.
 func (w *waiter) use(
 	ctx context.Context, o *operation, t *script.TakenTicket, r Request,
 ) (Decision, error) {
@@ -149,7 +149,7 @@ func (w *waiter) use(
 	ticket := o.taken(*t)
 	l.config.Observer.Taken(o.Name, []TakenTicket{ticket})
 	cp, err := l.decides(o.line, r)
-	if err != nil || r.IdempotencyKey != "" || !cp.matches(ticket, w.claims.queue, r) {
+	if err != nil || !cp.matches(ticket, w.claims.queue, r) {
 		d, err := l.Line(o.line).reserveAgain(ctx, ticket, w.claims.queue, r)
 		if err != nil || d.FailedOpen != nil {
 			l.refundLater(o.line, *t)

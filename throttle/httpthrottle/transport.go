@@ -187,7 +187,7 @@ func (t *Transport) identify(req *http.Request, caller *throttle.Caller) (thrott
 	case caller != nil:
 		r = caller.Request
 		// These are the job's, not the call's. A job waits in no line but its own policy's.
-		r.MaxHold, r.MaxWait, r.IdempotencyKey, r.Ticket, r.Key, r.Front = 0, 0, "", throttle.Ticket{}, "", false
+		r.MaxHold, r.MaxWait, r.Ticket, r.Key, r.Front = 0, 0, throttle.Ticket{}, "", false
 		if t.c.Policy != "" && t.c.Policy != r.Policy {
 			if r.Policy != "" {
 				r.Cost = nil // in units of the job's policy

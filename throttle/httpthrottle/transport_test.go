@@ -49,7 +49,7 @@ func TestTheIdentityOfACall(t *testing.T) {
 		policy("other", perHour(100, "tenant", "host")))
 	server := newUpstream(t, ok)
 	job := func(policy string, cost map[string]int64) context.Context {
-		return throttle.WithCaller(t.Context(), &throttle.Caller{Request: throttle.Request{Policy: policy, Tenant: "acme", Cost: cost, IdempotencyKey: "the job's"}})
+		return throttle.WithCaller(t.Context(), &throttle.Caller{Request: throttle.Request{Policy: policy, Tenant: "acme", Cost: cost}})
 	}
 	fixed := func(r throttle.Request, ok bool) func(*http.Request) (throttle.Request, bool) {
 		return func(*http.Request) (throttle.Request, bool) { return r, ok }

@@ -200,7 +200,7 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 	byLine := map[string][]*throttle.Standing{}
 	for n, d := range demands {
 		r := d.Request
-		r.Key, r.IdempotencyKey, r.Ticket = "", "", throttle.Ticket{Queue: d.Queue}
+		r.Key, r.Ticket = "", throttle.Ticket{Queue: d.Queue}
 		if d.Count < 0 || d.Joined < 0 || d.Joined > d.Count || d.Hold < 0 {
 			return nil, &throttle.RequestError{Policy: r.Policy, Field: "demand",
 				Value: fmt.Sprintf("of %d, %d joined, hold %v", d.Count, d.Joined, d.Hold),

@@ -104,7 +104,7 @@ func DenyAfter(t testing.TB, l *throttle.Limiter, r throttle.Request, n int64) {
 			take[unit] = 0
 		}
 	}
-	r.Cost, r.IdempotencyKey, r.Ticket = take, "", throttle.Ticket{}
+	r.Cost, r.Ticket = take, throttle.Ticket{}
 	if d, err = l.Reserve(t.Context(), r); err != nil || !d.Granted {
 		t.Fatalf("throttletest: taking %v of policy %q: granted %v, %v", take, r.Policy, d.Granted, err)
 	}

@@ -50,12 +50,9 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 	expect.Require(t, slices.Equal(lines, want), "lines", lines, "want", want)
 	for _, line := range lines {
 		tenant := tenantIn(l, line)
-		r := throttle.Request{Policy: "p", Tenant: tenant, IdempotencyKey: "key"}
-		first, again := Reserve(t, l, r), Reserve(t, l, r)
-		expect.Require(t, first.Granted && again.Granted && again.Windows[0].Used == 1,
-			line, first, "and repeated", again)
+		r := throttle.Request{Policy: "p", Tenant: tenant}
+		expect.Require(t, Reserve(t, l, r).Granted, line)
 		expect.Equal(t, len(client.Keys(ctx, "sluice:{"+line+"}:w:tenant:"+tenant).Val()), 1, line)
-		r.IdempotencyKey = ""
 		d := Reserve(t, l, r)
 		r.Ticket, r.Key = Ticket("denied"), "key"
 		denied := Reserve(t, l, r)

@@ -3,9 +3,7 @@ package linetest
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
-	"regexp"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -205,33 +203,6 @@ func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 			t.Errorf("a slot is free, and the minute is used up: %v", err)
 		}
 	})
-}
-
-// A correction uses up the limit between the take and the call that records the key.
-func TestACallByAKeyWaitsOnAfterACorrection(t *testing.T) {
-	client := limitertest.Redis(t)
-	p := limitertest.Policy(limitertest.SharedWindow(2, 2*time.Second))
-	other := limitertest.New(t, client, p)
-	cancelled, settled := limitertest.Reserve(t, other, limitertest.Acme(1)), limitertest.Reserve(t, other, limitertest.Acme(1))
-	hooked := redis.NewClient(client.Options())
-	defer hooked.Close()
-	replaces, corrected := regexp.MustCompile(`"replaces":"[0-9a-f]{16}","once":"acme:key"`), false
-	hooked.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-		if !corrected && replaces.MatchString(fmt.Sprint(cmd.Args()...)) {
-			corrected = true
-			_, err := settled.Reservation.Settle(ctx, map[string]int64{throttle.Requests: 2})
-			expect.That(t, err == nil, err)
-		}
-		return next(ctx, cmd)
-	}))
-	r := limitertest.Acme(1)
-	r.IdempotencyKey = "key"
-	ended := waits(t.Context(), t, client, limitertest.New(t, hooked, p), r)
-	limitertest.Cancel(t, other, cancelled.Reservation)
-	expect.Must(t, <-ended)
-	expect.That(t, corrected, "nothing was corrected")
-	limitertest.WantGranted(t, limitertest.Reserve(t, other, r), 2)
-	limitertest.IsGone(t, client)
 }
 
 // A job that holds a slot could wait for itself, or for a job that waits for it. So it does not

@@ -9,14 +9,12 @@ import (
 	"net"
 	"reflect"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
@@ -153,23 +151,6 @@ func TestAnOutageIsObserved(t *testing.T) {
 	expect.Must(t, expect.ErrOf(l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"})))
 	expect.That(t, len(calls) == 1 && errors.Is(calls[0].Err, throttle.ErrUnavailable) &&
 		len(decisions) == 1 && decisions[0].FailedOpen != nil, "calls", calls, "decisions", decisions)
-}
-
-// What a key was granted is decided once, also if the first reply to its call is lost.
-func TestARepeatByAKeyIsNotDecidedAgain(t *testing.T) {
-	client := limitertest.Redis(t)
-	client.AddHook(hooktest.Hook(hooktest.Twice))
-	var decided atomic.Int64
-	l := limitertest.NewFrom(t, throttle.Config{
-		Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(9, 10*s))},
-		Observer: throttle.Observer{Decided: func(throttle.Decision) { decided.Add(1) }},
-	})
-	for i, want := range []int64{1, 1, 2} {
-		r := limitertest.Acme(1)
-		r.IdempotencyKey = []string{"key", "key", "another"}[i]
-		expect.That(t, limitertest.Reserve(t, l, r).Granted, r.IdempotencyKey)
-		expect.Equal(t, decided.Load(), want, r.IdempotencyKey, "decisions")
-	}
 }
 
 // A function of an observer that panics disturbs no call. Each is logged once in a minute.

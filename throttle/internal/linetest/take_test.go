@@ -200,52 +200,7 @@ func TestWhatWasTaken(t *testing.T) {
 			limitertest.WantGranted(st, st.again("a1", st.of("a1")), 2, 2)
 			limitertest.WantGranted(st, st.again("a1", st.of("a1")), 3, 3)
 		}},
-		"reserved again twice by a key, it is charged once": {both, func(st *story) {
-			st.joins("a1", "a2")
-			r := st.takes("a1", "a2").at(s).of("a1")
-			r.IdempotencyKey = "key"
-			limitertest.WantGranted(st, st.again("a1", r), 2, 2)
-			limitertest.WantGranted(st, st.again("a1", r), 2, 2)
-		}},
 	})
-}
-
-// What was granted to a ticket, and its repeat by the key, are one reservation: cancelled by both,
-// it is given back once. Of a ticket whose key was granted before, the units are given back.
-func TestAKeyIsOneReservation(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9)))
-	st.joins("a1", "a2", "a3", "a4")
-	st.takes("a1", "a2", "a3", "a4")
-	st.at(1 * s)
-	used := func(when string, want int64) {
-		t.Helper()
-		limitertest.WantUsed(t, st.l, limitertest.Acme(1), want, want)
-	}
-	again := func(ticket string, cost int64) (throttle.Reservation, error) {
-		st.cost = cost
-		r := st.of(ticket)
-		r.IdempotencyKey = "key"
-		d, err := st.line().ReserveAgain(t.Context(), st.took[ticket], r)
-		return d.Reservation, err
-	}
-	first, err := again("a1", 1)
-	expect.Must(t, err)
-	used("the first", 4)
-	second, err := again("a2", 1)
-	expect.That(t, err == nil && second.ID == first.ID && second.At.Equal(first.At),
-		second, err, "want", first)
-	used("another ticket by its key", 3)
-	expect.Err(t, expect.ErrOf(again("a3", 2)), new(*throttle.RequestError))
-	used("another request by its key", 2)
-	st.cost = 1
-	r := st.of("a1")
-	r.IdempotencyKey, r.Ticket = "key", throttle.Ticket{}
-	repeat := limitertest.Reserve(t, st.l, r).Reservation
-	expect.That(t, repeat.ID == first.ID && repeat.At.Equal(first.At), "repeated", repeat, "want", first)
-	limitertest.Cancel(t, st.l, first)
-	used("cancelled", 1)
-	limitertest.Cancel(t, st.l, repeat)
-	used("cancelled again", 1)
 }
 
 // Tickets lists all that wait, whatever their names, without calls that wait in place.

@@ -96,9 +96,8 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		seq++
 		r := throttle.Request{
 			Policy: "p", Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"), Ticket: limitertest.Ticket(fmt.Sprint("t", seq)),
-			Attributes:     map[string]string{"region": rapid.SampledFrom([]string{"north", "south"}).Draw(t, "region")},
-			Cost:           map[string]int64{"requests": rapid.SampledFrom([]int64{1, 1, 2}).Draw(t, "cost")},
-			IdempotencyKey: fmt.Sprint("n", seq),
+			Attributes: map[string]string{"region": rapid.SampledFrom([]string{"north", "south"}).Draw(t, "region")},
+			Cost:       map[string]int64{"requests": rapid.SampledFrom([]int64{1, 1, 2}).Draw(t, "cost")},
 		}
 		if tokens {
 			r.Cost["tokens"] = rapid.Int64Range(0, 2).Draw(t, "tokens")

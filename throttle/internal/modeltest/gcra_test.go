@@ -1,6 +1,7 @@
 package modeltest
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -47,9 +48,8 @@ func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 			drains := int64(float64(w.Period.Microseconds()) / float64(w.Limit) * float64(w.Burst))
 			for i := range 12 {
 				r := limitertest.Acme(max(1, w.Burst/(1+random.Int64N(3))))
-				r.IdempotencyKey = string(rune('a' + i))
 				now := c.US.Load()
-				got, want := limitertest.Reserve(t, l, r), m.reserve(r, now)
+				got, want := limitertest.Reserve(t, l, r), m.reserve(r, fmt.Sprint(i), now)
 				g, x := got.Windows[0], want.Windows[0]
 				expect.Require(t, got.Granted == want.Granted && got.RetryIn == want.RetryIn &&
 					g.Used == x.Used && g.ResetsAt.Equal(x.ResetsAt),

@@ -119,7 +119,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 			t.Skip("nothing was taken")
 		}
 		i := rapid.IntRange(max(0, len(cr.taken)-5), len(cr.taken)-1).Draw(t, "taken")
-		if cr.m.outlived(known(cr.taken[i].Decision.Reservation), cr.now()) {
+		if cr.m.outlived(cr.taken[i].Decision.Reservation, cr.now()) {
 			t.Skip("a window has forgotten it")
 		}
 		return i
@@ -179,14 +179,14 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 				t.Skip("it joined again")
 			}
 			check(cr.servers[0].Line("p").PutBack(t.Context(), []throttle.TakenTicket{ticket.TakenTicket}))
-			cr.m.cancel(known(ticket.Decision.Reservation), cr.now())
+			cr.m.cancel(ticket.Decision.Reservation, cr.now())
 			cr.insert(standing{ticket.Ticket, ticket.request, ticket.Rank - limitertest.LineZero})
 			cr.taken = slices.Delete(cr.taken, i, i+1)
 		},
 		"give back": func(t *rapid.T) {
 			i := takenTicket(t)
 			check(cr.servers[0].Line("p").Refund(t.Context(), []throttle.TakenTicket{cr.taken[i].TakenTicket}))
-			cr.m.cancel(known(cr.taken[i].Decision.Reservation), cr.now())
+			cr.m.cancel(cr.taken[i].Decision.Reservation, cr.now())
 			cr.taken = slices.Delete(cr.taken, i, i+1)
 		},
 		"lose a server": func(t *rapid.T) {

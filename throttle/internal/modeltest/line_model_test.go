@@ -115,11 +115,6 @@ func (cr *crowd) waiting() (all []*standing) {
 	return all
 }
 
-func known(r throttle.Reservation) throttle.Reservation {
-	r.IdempotencyKey = "id " + r.ID
-	return r
-}
-
 // fatal fails the test with all that is kept.
 func (cr *crowd) fatal(format string, args ...any) {
 	cr.t.Helper()
@@ -137,7 +132,7 @@ func (cr *crowd) now() int64 { return cr.c.US.Load() }
 
 // grant charges the model, which says that it fits.
 func (cr *crowd) grant(r throttle.Reservation, what any) {
-	if d := cr.m.reserve(known(r).Request, cr.now()); !d.Granted || !d.At.Equal(r.At) {
+	if d := cr.m.reserve(r.Request, r.ID, cr.now()); !d.Granted || !d.At.Equal(r.At) {
 		cr.fatal("%v was granted at %v, the model says %s", what, r.At, describe(d))
 	}
 }

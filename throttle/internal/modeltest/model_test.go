@@ -13,10 +13,9 @@ import (
 // A model answers as the scripts must. It is slow and plain: it keeps all that was granted since
 // a window was last empty, and works every answer out from that log.
 type model struct {
-	exempt  string                      // this tenant is
-	asked   map[string]throttle.Request // by key: what was granted
-	granted map[string]int64            // by key: when; 0 after its cancel
-	last    map[string]int64            // by scope: time does not run backwards from here
+	exempt  string           // this tenant is
+	held    map[string]bool  // by reservation: it is not cancelled
+	last    map[string]int64 // by scope: time does not run backwards from here
 	logs    map[string]*grantLog
 	windows []throttle.Window // with their defaults, as they hold now
 }
@@ -31,14 +30,14 @@ type grantLog struct {
 type event struct {
 	at        int64
 	cancelled bool
-	key       string
+	id        string // of the reservation
 	of        *event // the grant that a cancel is of
 	units     int64
 	window    throttle.Window // as it held then
 }
 
 func newModel(exempt string, windows []throttle.Window) *model {
-	m := &model{exempt: exempt, asked: map[string]throttle.Request{}, granted: map[string]int64{}, last: map[string]int64{}, logs: map[string]*grantLog{}}
+	m := &model{exempt: exempt, held: map[string]bool{}, last: map[string]int64{}, logs: map[string]*grantLog{}}
 	m.setWindows(windows)
 	return m
 }
@@ -192,37 +191,25 @@ func (m *model) peek(r throttle.Request, real int64) throttle.Decision {
 	return v.decision(false, real, v.earliest())
 }
 
-func (m *model) reserve(r throttle.Request, real int64) throttle.Decision {
+func (m *model) reserve(r throttle.Request, id string, real int64) throttle.Decision {
 	v := m.look(r, real)
-	if before := m.granted[r.IdempotencyKey]; before != 0 {
-		return v.decision(true, before, 0)
-	}
 	if !v.fits() && !m.exempts(r) {
 		return v.decision(false, real, v.earliest())
 	}
 	var events []*event
 	for _, w := range m.windows {
-		events = append(events, &event{at: v.now, key: r.IdempotencyKey, units: limitertest.CostOf(w, r), window: w})
+		events = append(events, &event{at: v.now, id: id, units: limitertest.CostOf(w, r), window: w})
 	}
 	v.write(events)
-	m.asked[r.IdempotencyKey], m.granted[r.IdempotencyKey] = r, v.now
+	m.held[id] = true
 	return v.decision(true, v.now, 0)
-}
-
-// another reports whether the key of a request was granted to one that is counted differently.
-func (m *model) another(r throttle.Request) bool {
-	return m.granted[r.IdempotencyKey] != 0 && slices.ContainsFunc(m.windows, func(w throttle.Window) bool {
-		first := m.asked[r.IdempotencyKey]
-		return limitertest.CostOf(w, r) != limitertest.CostOf(w, first) || scopeOf(w, r).String() != scopeOf(w, first).String()
-	})
 }
 
 // cancel answers as limitertest.TryCancel does.
 func (m *model) cancel(r throttle.Reservation, real int64) (d throttle.Decision) {
 	defer func() { d.Exempt = false }() // a refund says nothing of that
 	v := m.look(r.Request, real)
-	at := r.At.UnixMicro()
-	if m.granted[r.IdempotencyKey] != at {
+	if !m.held[r.ID] {
 		return v.decision(false, v.now, v.now)
 	}
 	used := func(d throttle.Decision) (sum int64) {
@@ -234,14 +221,14 @@ func (m *model) cancel(r throttle.Reservation, real int64) (d throttle.Decision)
 	before := used(v.decision(true, v.now, 0))
 	var events []*event
 	for i, w := range m.windows {
-		e := &event{at: v.now, units: limitertest.CostOf(w, r.Request), window: w, of: &event{at: at}}
+		e := &event{at: v.now, units: limitertest.CostOf(w, r.Request), window: w, of: &event{at: r.At.UnixMicro()}}
 		if grant := v.grant(i, r); grant != nil {
 			grant.cancelled, e.of = true, grant
 		}
 		events = append(events, e)
 	}
 	v.write(events)
-	m.granted[r.IdempotencyKey] = 0
+	delete(m.held, r.ID)
 	d = v.decision(true, v.now, 0)
 	if used(d) == before { // it held nothing
 		d = v.decision(false, v.now, v.now)
@@ -249,11 +236,10 @@ func (m *model) cancel(r throttle.Reservation, real int64) (d throttle.Decision)
 	return d
 }
 
-// grant is what the log of window i holds of the reservation; of one that was cancelled and granted
-// again, the last.
+// grant is what the log of window i holds of the reservation.
 func (v *view) grant(i int, r throttle.Reservation) *event {
 	for _, e := range slices.Backward(v.logs[i].events) {
-		if e.of == nil && e.key == r.IdempotencyKey && e.at == r.At.UnixMicro() {
+		if e.of == nil && e.id == r.ID {
 			return e
 		}
 	}

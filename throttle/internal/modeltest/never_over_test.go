@@ -48,7 +48,7 @@ func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w thr
 		counted := d.Windows[0].Used
 		if d.Granted {
 			counted -= cost
-			e := &event{at: now, units: cost, window: w, key: d.Reservation.ID}
+			e := &event{at: now, units: cost, window: w, id: d.Reservation.ID}
 			log, made = append(log, e), append(made, d)
 		} else {
 			denials++
@@ -64,7 +64,7 @@ func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w thr
 			j := random.IntN(len(made))
 			limitertest.Cancel(t, l, made[j].Reservation)
 			for _, e := range log {
-				e.cancelled = e.cancelled || e.key == made[j].Reservation.ID
+				e.cancelled = e.cancelled || e.id == made[j].Reservation.ID
 			}
 			made = slices.Delete(made, j, j+1)
 		default:

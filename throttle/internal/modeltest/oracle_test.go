@@ -1,7 +1,6 @@
 package modeltest
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -79,33 +78,20 @@ func sequence(t *rapid.T, client *redis.Client) {
 	m := newModel("exempt", windows)
 	var made []throttle.Reservation
 	var retryIn time.Duration // of the last denial
-	keys := 0
 
 	anyRequest := func(t *rapid.T) throttle.Request {
-		keys++
 		r := throttle.Request{
-			Attributes:     map[string]string{"user": rapid.SampledFrom([]string{"bob", "eve"}).Draw(t, "user")},
-			Cost:           map[string]int64{},
-			IdempotencyKey: fmt.Sprint("n", keys),
-			Policy:         "p",
-			Tenant:         rapid.SampledFrom([]string{"acme", "acme", "initech", "exempt"}).Draw(t, "tenant"),
-			Exempt:         rapid.IntRange(0, 9).Draw(t, "exempt") == 0,
-		}
-		if rapid.Bool().Draw(t, "without a key") {
-			r.IdempotencyKey = ""
+			Attributes: map[string]string{"user": rapid.SampledFrom([]string{"bob", "eve"}).Draw(t, "user")},
+			Cost:       map[string]int64{},
+			Policy:     "p",
+			Tenant:     rapid.SampledFrom([]string{"acme", "acme", "initech", "exempt"}).Draw(t, "tenant"),
+			Exempt:     rapid.IntRange(0, 9).Draw(t, "exempt") == 0,
 		}
 		if cost := rapid.Int64Range(-1, 4).Draw(t, "cost"); cost >= 0 {
 			r.Cost["requests"] = cost
 		}
 		if tokens {
 			r.Cost["tokens"] = rapid.Int64Range(0, 5).Draw(t, "tokens")
-		}
-		return r
-	}
-	// known is a reservation as the model knows it: by its ID, if it has no key of its own.
-	known := func(r throttle.Reservation) throttle.Reservation {
-		if r.IdempotencyKey == "" {
-			r.IdempotencyKey = "id " + r.ID
 		}
 		return r
 	}
@@ -126,12 +112,8 @@ func sequence(t *rapid.T, client *redis.Client) {
 			expect.Err(t, err, new(*throttle.NeverFitsError), "a cost that never fits")
 			return
 		}
-		if m.another(known(throttle.Reservation{Request: r}).Request) {
-			expect.Err(t, err, new(*throttle.RequestError), "a key that stands for another request")
-			return
-		}
 		expect.Must(t, err)
-		same(t, "Reserve", d, m.reserve(known(throttle.Reservation{Request: r, ID: d.Reservation.ID}).Request, real))
+		same(t, "Reserve", d, m.reserve(r, d.Reservation.ID, real))
 		if d.Granted {
 			made = append(made, d.Reservation)
 			return
@@ -153,30 +135,8 @@ func sequence(t *rapid.T, client *redis.Client) {
 		"reserve more": func(t *rapid.T) {
 			r := anyRequest(t)
 			for range rapid.IntRange(2, 6).Draw(t, "times") {
-				keys++
-				if r.IdempotencyKey != "" {
-					r.IdempotencyKey = fmt.Sprint("n", keys)
-				}
 				tryReserve(t, r)
 			}
-		},
-		"repeat": func(t *rapid.T) {
-			if len(made) == 0 {
-				t.Skip("nothing was granted yet")
-			}
-			tryReserve(t, rapid.SampledFrom(made).Draw(t, "reservation").Request)
-		},
-		"repeat differently": func(t *rapid.T) {
-			if len(made) == 0 {
-				t.Skip("nothing was granted yet")
-			}
-			r := anyRequest(t)
-			first := rapid.SampledFrom(made).Draw(t, "reservation")
-			if first.IdempotencyKey != "" && m.granted[first.IdempotencyKey] == 0 {
-				t.Skip("its key is free: another request may get it in the same microsecond")
-			}
-			r.IdempotencyKey, r.Tenant = first.IdempotencyKey, first.Tenant // a key is its tenant's own
-			tryReserve(t, r)
 		},
 		"peek": func(t *rapid.T) {
 			if r := anyRequest(t); !m.neverFits(r) {
@@ -190,10 +150,10 @@ func sequence(t *rapid.T, client *redis.Client) {
 				t.Skip("nothing was granted yet")
 			}
 			r := rapid.SampledFrom(made).Draw(t, "reservation")
-			if m.outlived(known(r), c.US.Load()) {
+			if m.outlived(r, c.US.Load()) {
 				t.Skip("a window has forgotten it")
 			}
-			same(t, "Cancel", limitertest.Cancel(t, l, r), m.cancel(known(r), c.US.Load()))
+			same(t, "Cancel", limitertest.Cancel(t, l, r), m.cancel(r, c.US.Load()))
 		},
 		// One call to Redis answers as so many calls do, one after the other.
 		"batch": func(t *rapid.T) {
@@ -203,7 +163,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 			fair := func(r throttle.Request) bool { return !m.neverFits(r) && m.look(r, real).behind == 0 }
 			var calls []limitertest.Call
 			for range rapid.IntRange(2, 6).Draw(t, "calls") {
-				switch rapid.SampledFrom([]string{"reserve", "reserve", "repeat", "cancel", "cancel", "peek"}).Draw(t, "call") {
+				switch rapid.SampledFrom([]string{"reserve", "reserve", "cancel", "cancel", "peek"}).Draw(t, "call") {
 				case "reserve":
 					if r := anyRequest(t); fair(r) {
 						calls = append(calls, limitertest.Call{Request: r})
@@ -212,15 +172,9 @@ func sequence(t *rapid.T, client *redis.Client) {
 					if r := anyRequest(t); fair(r) {
 						calls = append(calls, limitertest.Call{Request: r, Peek: true})
 					}
-				case "repeat":
-					if len(made) > 0 {
-						if r := rapid.SampledFrom(made).Draw(t, "reservation").Request; fair(r) {
-							calls = append(calls, limitertest.Call{Request: r})
-						}
-					}
 				case "cancel":
 					if len(made) > 0 {
-						if r := rapid.SampledFrom(made).Draw(t, "reservation"); fair(r.Request) && !m.outlived(known(r), real) {
+						if r := rapid.SampledFrom(made).Draw(t, "reservation"); fair(r.Request) && !m.outlived(r, real) {
 							calls = append(calls, limitertest.Call{Cancel: &r})
 						}
 					}
@@ -233,19 +187,14 @@ func sequence(t *rapid.T, client *redis.Client) {
 			for i, d := range decisions {
 				var want throttle.Decision
 				c := calls[i]
-				another := c.Cancel == nil && !c.Peek && m.another(known(throttle.Reservation{Request: c.Request}).Request)
-				if another != errors.As(errs[i], new(*throttle.RequestError)) || !another && errs[i] != nil {
-					t.Fatalf("call %d of the batch %+v: %v", i, c, errs[i])
-				}
+				expect.Must(t, errs[i])
 				switch {
-				case another:
-					continue
 				case c.Cancel != nil:
-					want = m.cancel(known(*c.Cancel), real)
+					want = m.cancel(*c.Cancel, real)
 				case c.Peek:
 					want = m.peek(c.Request, real)
 				default:
-					want = m.reserve(known(throttle.Reservation{Request: c.Request, ID: d.Reservation.ID}).Request, real)
+					want = m.reserve(c.Request, d.Reservation.ID, real)
 					if d.Granted {
 						made = append(made, d.Reservation)
 					}

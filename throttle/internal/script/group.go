@@ -205,8 +205,7 @@ func (g *Group) deliver(a *ask, answers []Answer) {
 	}
 }
 
-// cancelGrants lets the next call give back the grants of a caller that gave up. An earlier grant of
-// an idempotency key may belong to another call. The lock is held.
+// cancelGrants lets the next call give back the grants of a caller that gave up. The lock is held.
 func (g *Group) cancelGrants(a *ask) {
 	for i, answer := range a.answers {
 		if r := a.requests[i]; grants(r.Op) && answer.Status == Granted {
@@ -217,11 +216,11 @@ func (g *Group) cancelGrants(a *ask) {
 
 // cancel returns the request that gives back the grant of a request at a time.
 func (r Request) cancel(at int64) Request {
-	return Request{Op: Cancel, ID: r.ID, At: at, Once: r.Once, Own: r.Own, Keys: r.Keys, Cost: r.Cost}
+	return Request{Op: Cancel, ID: r.ID, At: at, Own: r.Own, Keys: r.Keys, Cost: r.Cost}
 }
 
 // undoLost returns the request that gives back a grant that Redis may have made without an answer.
-// The caller got an error. An idempotency key keeps its grant, for the caller to ask again.
+// The caller got an error.
 func (r Request) undoLost(a Answer) (undo Request, ok bool) {
 	var reply redis.Error
 	switch {
@@ -232,7 +231,7 @@ func (r Request) undoLost(a Answer) (undo Request, ok bool) {
 	}
 	undo = r.cancel(0)
 	undo.Lost, undo.LostSeq = a.index, a.seq
-	return undo, grants(r.Op) && r.Once == ""
+	return undo, grants(r.Op)
 }
 
 // run makes one call to Redis. If the script fails, any of the requests may be the cause: then each

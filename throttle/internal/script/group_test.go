@@ -101,15 +101,13 @@ func TestACallerThatGaveUpIsNotInTheGroup(t *testing.T) {
 func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fakeRedis, g *Group) {
 		p := &Policy{}
-		keyed := reserveAs("keyed")
-		keyed.Once = "acme:key"
 		askIn(t, g, p, reserveAs("a"))
 		var gone []*caller
-		for _, r := range []Request{reserveAs("granted"), reserveAs("granted too"), keyed, reserveAs("denied"), {Op: Join, ID: "join"}, {Op: Exempt, ID: "exempt"}, {Op: Observe, ID: "observed"}} {
+		for _, r := range []Request{reserveAs("granted"), reserveAs("granted too"), reserveAs("denied"), {Op: Join, ID: "join"}, {Op: Exempt, ID: "exempt"}, {Op: Observe, ID: "observed"}} {
 			gone = append(gone, askIn(t, g, p, r))
 		}
 		stays := askIn(t, g, p, reserveAs("stays"))
-		statuses := map[string]int64{"granted": Granted, "granted too": Granted, "keyed": GrantedBefore, "denied": Denied, "join": Waits, "exempt": Granted, "observed": Granted}
+		statuses := map[string]int64{"granted": Granted, "granted too": Granted, "denied": Denied, "join": Waits, "exempt": Granted, "observed": Granted}
 		f.answer = func(c fakeCall) ([]Answer, error) {
 			answers := f.grant(c)
 			for i, r := range c.requests {
@@ -125,7 +123,7 @@ func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
 		}
 		synctest.Wait()
 		f.open() // they were granted, and it is cancelled
-		expect.That(t, stays.done && stays.err == nil && stays.answers[0].At == 8,
+		expect.That(t, stays.done && stays.err == nil && stays.answers[0].At == 7,
 			"the caller that stayed", stays.answers, stays.err)
 		next := askIn(t, g, p, reserveAs("next"))
 		f.open()

@@ -58,16 +58,6 @@ func ParseScopes(keys string) map[string]string {
 	return all
 }
 
-// OnceKey returns the name of an idempotency key. Tenants do not share names.
-func OnceKey(tenant, key string) string { return Escape(tenant) + ":" + Escape(key) }
-
-// OnceDigest returns a digest of the cost and scopes of a request with an idempotency key. Requests with the
-// same one are repeats of each other.
-func OnceDigest(cost string, keys []string) string {
-	sum := sha256.Sum256([]byte(cost + " " + strings.Join(keys, " ")))
-	return base64.RawURLEncoding.EncodeToString(sum[:9])
-}
-
 // TicketName returns the name of a ticket in its line. The queue is escaped, or that of NewClaims.
 // IDs that are UUIDs, as asynq's are, take 23 bytes in place of 36: "!", which no escaped name
 // holds, and base64.

@@ -81,7 +81,6 @@ func TestKeysNeverCollide(t *testing.T) {
 		note(p+"q", "the line of "+policy)
 		for _, a := range hostile {
 			for _, b := range hostile[:len(hostile)-3] {
-				note(p+"n:"+OnceKey(a, b), fmt.Sprintf("key %q of %q, policy %s", b, a, policy))
 				for _, attributes := range [][]string{{}, {"tenant"}, {"user"}, {"tenant", "user"}, {"n"}, {"w"}} {
 					values := []string{a, b}[:len(attributes)]
 					note(p+ScopeKey(attributes, values), fmt.Sprintf("scope %q = %q, policy %s", attributes, values, policy))

@@ -53,7 +53,7 @@ func Text(algorithms []string, body string) string {
 	return texts("codec") + "return (function()\n" + texts(strings.Join(algorithms, " ")+base) +
 		function("extras",
 			texts(more)+function("line_files", texts(line), "expire new_join new_line new_take"),
-			"denied fields granted_before line_of replace upstream verb") +
+			"denied fields line_of replace upstream verb") +
 		texts(body) + "end)()\n"
 }
 

@@ -15,17 +15,15 @@ import (
 
 // The statuses of answers. Tickets of a take have others: see lua/take.lua.
 const (
-	Denied        = 0
-	Granted       = 1 // or done
-	GrantedBefore = 2 // by the same idempotency key
-	Waits         = 3 // joined the line
-	TooLate       = 4 // refused: MaxWait
-	BacklogFull   = 5 // refused: Backlog
-	WaitedBefore  = 6 // was in line already
-	PastDeadline  = 7 // refused: Deadline
-	Nothing       = 8 // by the verb: see lua/decide.lua
-	Failed        = 9
-	OtherRequest  = 10 // the idempotency key was granted to another request
+	Denied       = 0
+	Granted      = 1 // or done
+	Waits        = 3 // joined the line
+	TooLate      = 4 // refused: MaxWait
+	BacklogFull  = 5 // refused: Backlog
+	WaitedBefore = 6 // was in line already
+	PastDeadline = 7 // refused: Deadline
+	Nothing      = 8 // by the verb: see lua/decide.lua
+	Failed       = 9
 )
 
 // Slots is Answer.Binds of a ticket that fits, and waits for a handler slot.
@@ -190,7 +188,7 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 
 func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	a.Status = r.integer()
-	r.bad = r.bad || a.Status < Denied || a.Status > OtherRequest
+	r.bad = r.bad || a.Status < Denied || a.Status > Failed
 	if a.Status == Failed {
 		a.Err = &StateError{r.text()}
 		return

@@ -33,8 +33,6 @@ type Request struct {
 	ID       string   `json:"id,omitempty"`       // of the reservation, 16 hex digits
 	At       int64    `json:"at,omitempty"`       // when it was granted; for Reserve: a grant to give back first, once
 	Replaces string   `json:"replaces,omitempty"` // for Reserve: the ID of that grant. Others that wait go after it
-	Once     string   `json:"once,omitempty"`     // made by OnceKey; empty without an idempotency key
-	Digest   string   `json:"digest,omitempty"`   // with Once: made by OnceDigest
 	Hold     int64    `json:"hold,omitempty"`     // how long it may hold units by leases, 0 if unknown
 	Own      Own      `json:"own,omitzero"`
 	Paused   int64    `json:"paused,omitempty"` // when operators' pause of the policy or the tenant ends; 0 is no pause
@@ -116,10 +114,9 @@ func (p *Place) text() string {
 // size is the number of arguments of a request.
 func (p *Policy) size() int { return 5 + len(p.Scopes) }
 
-// append adds the arguments of a request. The scripts need the ID of a grant only if it holds leases
-// or has an idempotency key.
+// append adds the arguments of a request. The scripts need the ID of a grant only if it holds leases.
 func (r Request) append(args []any, leases bool) []any {
-	if grants(r.Op) && !leases && r.At == 0 && r.Once == "" {
+	if grants(r.Op) && !leases && r.At == 0 {
 		r.ID, r.Hold = "", 0
 	}
 	if f := r.Refused; f != nil {

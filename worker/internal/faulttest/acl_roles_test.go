@@ -33,7 +33,7 @@ func workOfLimiter(s *sitetest.Site) {
 	follows(s)
 	ctx := s.Context()
 	must := func(err error) { s.Helper(); wantAllowed(s, err) }
-	r := throttle.Request{Policy: "api", Tenant: "acme", IdempotencyKey: "once"}
+	r := throttle.Request{Policy: "api", Tenant: "acme"}
 	d, err := s.Limiter.Reserve(ctx, r)
 	must(err)
 	must(errOf(d.Reservation.Renew(ctx)))

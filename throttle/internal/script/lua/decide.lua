@@ -31,7 +31,6 @@
 -- Keys, behind the prefix P of the policy:
 --   r:PROCESS     the results of a process's last call, which answer that call if it is repeated:
 --                 seq(7), then for every request status(1) at(7), 0 if nothing was granted
---   n:TENANT:KEY  when the request of an idempotency key was granted, a blank, and its digest
 
 local call = read_policy()
 
@@ -68,10 +67,6 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 local verbs = {
   reserve = function(r, list, now, fits)
     if r.at > 0 then once(extras, call).replace(r, list, now) end
-    if r.once then
-      local status, at = once(extras, call).granted_before(call, r)
-      if status then return status, at end
-    end
     local line = call.line
     local waits = r.ticket and line and line.waits(r.ticket)
     local time = windows.fits_at(call, list, r.costs, now, fits)
@@ -154,7 +149,7 @@ for at = first, #argv, stride do
       if last_at ~= decided then last_grant, last_at = '\1' .. pack_time(decided), decided end
       done[count] = last_grant
     else
-      done[count] = char(status) .. (status == 2 and pack7(decided) or NOT_GRANTED)
+      done[count] = char(status) .. NOT_GRANTED
     end
 
     local text = ''

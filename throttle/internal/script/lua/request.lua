@@ -19,7 +19,7 @@
 --   line    the verbs of line_join.lua, if the call has set them up
 --   dirty   whether something has changed that must not be done twice
 
-local KEPT = 60000 -- ms for which a repeated call or request is recognised
+local KEPT = 60000 -- ms for which a repeated call is recognised
 local plain -- one table serves for all requests without a line: nothing keeps them
 
 local function read_place(r)
@@ -56,8 +56,4 @@ end
 local function grant(call, r, list, now)
   windows.take(call, list, r.costs, now, r.hold, call.leases and lease_id(call, r))
   call.dirty = true
-  if r.once then
-    redis.call('SET', call.P .. 'n:' .. r.once, format('%d ', now) .. r.digest, 'PX', KEPT)
-    redis.call('DEL', call.P .. 'n:' .. r.id .. format('/%d', now)) -- while the clock stands: see verbs.lua
-  end
 end

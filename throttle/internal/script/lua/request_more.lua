@@ -8,8 +8,6 @@
 --                                              request's place, if there is one
 --   denied(call, r, list, now, fits, time) -> status, at, expected, latest, binds
 --                                              the answer to a denied request without a place in line
---   granted_before(call, r) -> status, at      2 if its key was granted, 10 if that was another request;
---                                              or nil
 --   look_again(call, r)                        makes nodes of its scopes due, where flows wait
 --   fields(r, list, now, fits, time, latest, binds, nudge) -> text
 --                                              the fields of the answer; fits: false without windows
@@ -63,14 +61,6 @@ local function denied(call, r, list, now, fits, time)
     if time <= now and not r.paused then time, latest = now + SOON, max(latest, now + SOON) end
   end
   return too_late(call, r, time, latest, earliest) or 0, call.now, time, latest, binds
-end
-
-local function granted_before(call, r)
-  local granted = r.once and redis.call('GET', call.P .. 'n:' .. r.once)
-  if not granted then return nil end
-  local at, digest = match(granted, '^(%d+) (.*)$')
-  if digest ~= r.digest then return 10, call.now end
-  return 2, at + 0
 end
 
 local function look_again(call, r)

@@ -1,13 +1,11 @@
 -- verbs.lua: the verbs that few calls use.
 --
 -- Key, behind the prefix P of the policy:
---   n:ID/AT   the fate of a reservation that was granted at AT, as fields:
+--   n:ID      the fate of a reservation, as fields. Most never have that key:
 --               cancelled, released   true at the end
 --               settled               its cost since the last correction, by the names of windows
 --               added, added_at       the units that corrections added, less those given back, and when the
 --                                     first of them did
--- Most reservations never have that key. The id of an idempotency key may be granted again later. If
--- that is at the same time, as the clock was set back, its earlier fate is forgotten.
 --
 -- Units are given back as if all that was added had been added at the time of the first correction. So
 -- units of a later one may stay until they are too old. Nobody else's are given back.
@@ -19,9 +17,7 @@ local function new_verbs(call)
   local KEPT = 60000 -- ms for which the key is kept, at least
   local verbs = {}
 
-  function verbs.exempt(r, list, now, fits)
-    local status, at = granted_before(call, r)
-    if status then return status, at end
+  function verbs.exempt(r, list, now)
     grant(call, r, list, now)
     if call.line and r.ticket then call.line.remove(r.ticket) end
     return 1, now
@@ -29,9 +25,8 @@ local function new_verbs(call)
 
   function verbs.observe(r, list, now, fits)
     local time = windows.fits_at(call, list, r.costs, now, fits)
-    local status, at = verbs.exempt(r, list, now, fits)
-    if status ~= 1 or time <= now then return status, at end
-    return status, at, time
+    verbs.exempt(r, list, now)
+    return 1, now, time > now and time or nil
   end
 
   function verbs.peek(r, list, now, fits)
@@ -81,7 +76,7 @@ local function new_verbs(call)
   verbs.resume = upstream_verb('resume')
   verbs.remaining = upstream_verb('remaining')
 
-  local function fate_key(r) return call.P .. 'n:' .. r.id .. format('/%d', r.at) end
+  local function fate_key(r) return call.P .. 'n:' .. r.id end
 
   local function read_fate(r)
     local text = redis.call('GET', fate_key(r))
@@ -169,10 +164,6 @@ local function new_verbs(call)
     for _, i in ipairs(r.never or {}) do changes[i] = 0 end
     fate.cancelled = true
     local given = correct(r, list, now, fate, changes)
-    local once_key = r.once and call.P .. 'n:' .. r.once
-    if once_key and match(redis.call('GET', once_key) or '', '^%d+') == format('%d', r.at) then
-      redis.call('DEL', once_key) -- else the idempotency key was granted again
-    end
     if call.line and r.flow then call.line.take_back(r) end
     look_again(call, r)
     return given > 0 and 1 or 8, now

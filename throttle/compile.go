@@ -89,8 +89,11 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 
 	sp := &script.Policy{BatchShare: p.BatchShare, Line: line}
 	for i, attributes := range cp.scopes {
-		sp.Scopes = append(sp.Scopes, strings.Join(attributes, ","))
-		if slices.Contains(attributes, TenantAttribute) == (p.Upstream == UpstreamTenant) {
+		ofTenant := slices.Contains(attributes, TenantAttribute)
+		sp.Scopes = append(sp.Scopes, script.Scope{
+			Number: i + 1, Attributes: strings.Join(attributes, ","), OfTenant: ofTenant,
+		})
+		if ofTenant == (p.Upstream == UpstreamTenant) {
 			cp.upstream = append(cp.upstream, i+1)
 		}
 	}
@@ -100,7 +103,7 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 		}
 	}
 	cp.flowMark = script.FlowMark(sp.Scopes)
-	for _, w := range p.Windows {
+	for i, w := range p.Windows {
 		a := algorithms[w.Algorithm]
 		attributes := w.Scope.Attributes()
 		scope := slices.IndexFunc(cp.scopes, func(s []string) bool { return slices.Equal(s, attributes) })
@@ -112,6 +115,7 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 			sw.List = a.Ticks(w.numbers()).Around
 		}
 		sp.Windows = append(sp.Windows, sw)
+		sp.Scopes[scope].Windows = append(sp.Scopes[scope].Windows, i+1)
 		sp.Algorithms = append(sp.Algorithms, a.File)
 		cp.windows = append(cp.windows, window{w, a, params, scope})
 		cp.leases = cp.leases || a.Leases

@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/url"
-	"slices"
 	"strings"
 
 	"github.com/google/uuid"
@@ -84,9 +83,14 @@ func parseTicket(name string) (queue, id string, ok bool) {
 
 // FlowMark returns the beginning of the values of a policy's flows, so that tickets which joined by
 // other scopes wait in other flows. The tenant alone, which most policies have, has none. What all
-// share does not differ. Scopes are attributes, by commas.
-func FlowMark(scopes []string) string {
-	own := slices.DeleteFunc(slices.Clone(scopes), func(scope string) bool { return scope == "" })
+// share does not differ.
+func FlowMark(scopes []Scope) string {
+	var own []string
+	for _, scope := range scopes {
+		if scope.Attributes != "" {
+			own = append(own, scope.Attributes)
+		}
+	}
 	switch {
 	case len(own) == 0:
 		return "!"

@@ -122,8 +122,7 @@ func (r Request) append(args []any, leases bool) []any {
 	if f := r.Refused; f != nil {
 		r.Refused = &Refused{f.Wait, f.Guess, f.Adapt, Escape(f.Tenant), Escape(f.Cause), Escape(f.By)}
 	}
-	fields, _ := json.Marshal(r) // of numbers and texts, which cannot fail
-	more := string(fields)
+	more := toJSON(r)
 	if more == "{}" {
 		more = ""
 	}

@@ -7,8 +7,7 @@
 package script
 
 import (
-	"fmt"
-	"strings"
+	"encoding/json"
 	"time"
 )
 
@@ -17,20 +16,27 @@ type Policy struct {
 	Line       string   // its hash tag: the policy's name, unless it has shards
 	Algorithms []string // Lua files of the algorithms in use, without ".lua", sorted
 	BatchShare float64  // the share of batches in a scope's grants while live tickets wait there too
-	Scopes     []string // attributes of every scope, separated by commas, narrow to broad
+	Scopes     []Scope  // narrow to broad
 	Windows    []Window
 
 	scripts *scripts
 	keys    []string // of a call; on a Cluster there is one more, which keeps a slot together
 	leases  bool     // some window holds its grants
 	lists   bool     // some window has a list
-	scopes  string   // arguments of every call
-	windows string
+	text    string   // argument of every call: see Prepare
+}
+
+// A Scope is the windows that are counted by the same attributes.
+type Scope struct {
+	Number     int    `json:"number"`     // its place in Policy.Scopes, from 1
+	Attributes string `json:"attributes"` // separated by commas
+	OfTenant   bool   `json:"of_tenant"`  // one of them is the tenant
+	Windows    []int  `json:"windows"`    // their places in Policy.Windows, from 1
 }
 
 // A Window is one window of a policy. A tenant's own parameters come with a request.
 type Window struct {
-	Scope  int // its place in Policy.Scopes, from 1
+	Scope  int // its number
 	Name   string
 	Kind   string // the algorithm's letter
 	Leases bool   // it holds its grants until they are released, or their leases run out
@@ -41,33 +47,32 @@ type Window struct {
 	List func(now time.Time) string
 }
 
-// Prepare makes a policy ready for calls, and returns it.
+// Prepare makes a policy ready for calls, and returns it. The scripts get it as JSON: its scopes, its
+// windows as [name, kind, unit, p1 .. p4], the scope of each window, and whether some window holds its
+// grants.
 func (r *Runner) Prepare(p *Policy) *Policy {
 	p.scripts = r.scriptsOf(p)
 	prefix := Prefix(r.Prefix, p.Line)
 	p.keys = []string{prefix + "q", prefix + "none"}
-	var scopes, windows strings.Builder
-	for _, attributes := range p.Scopes {
-		fmt.Fprintf(&scopes, "%s;", attributes)
-	}
+	var windows []any
+	var scopeOf []int
 	for _, w := range p.Windows {
 		p.leases, p.lists = p.leases || w.Leases, p.lists || w.List != nil
-		rest := "-"
-		if w.List != nil {
-			rest = fmt.Sprintf("%d,%s", w.Params[2], listed)
-		} else if w.Params[2] != 0 || w.Params[3] != 0 {
-			rest = fmt.Sprintf("%d,%d", w.Params[2], w.Params[3])
-		}
-		fmt.Fprintf(&windows, "%d %s%s %s %d %d %s;",
-			w.Scope, w.Name, w.Kind, w.Unit, w.Params[0], w.Params[1], rest)
+		windows = append(windows, []any{w.Name, w.Kind, w.Unit, w.Params[0], w.Params[1], w.Params[2], w.Params[3]})
+		scopeOf = append(scopeOf, w.Scope)
 	}
-	p.scopes, p.windows = scopes.String(), windows.String()
+	p.text = toJSON([]any{p.Scopes, windows, scopeOf, p.leases})
 	return p
 }
 
-// listed stands for a parameter that is a list. The lists are in the next argument.
-const listed = "@"
+// toJSON writes numbers and texts, which cannot fail.
+func toJSON(value any) string {
+	text, _ := json.Marshal(value)
+	return string(text)
+}
 
+// listsText returns the windows' lists for a call at a time (us), or with 0 now, as JSON: false for a
+// window without one.
 func (p *Policy) listsText(now int64) string {
 	if !p.lists {
 		return ""
@@ -76,14 +81,13 @@ func (p *Policy) listsText(now int64) string {
 	if now > 0 {
 		around = time.UnixMicro(now)
 	}
-	var b strings.Builder
-	for _, w := range p.Windows {
-		if w.List != nil {
-			b.WriteString(w.List(around))
-			b.WriteByte(';')
+	lists := make([]any, len(p.Windows))
+	for i, w := range p.Windows {
+		if lists[i] = false; w.List != nil {
+			lists[i] = w.List(around)
 		}
 	}
-	return b.String()
+	return toJSON(lists)
 }
 
 // header returns the first arguments of a call, with room for more. A call has the same number when it
@@ -93,6 +97,6 @@ func (r *Runner) header(p *Policy, process string, seq int64, room int) []any {
 	if r.Now != nil {
 		now = r.Now()
 	}
-	args := make([]any, 0, 6+room)
-	return append(args, now, process, seq, p.scopes, p.windows, p.listsText(now))
+	args := make([]any, 0, 5+room)
+	return append(args, now, process, seq, p.text, p.listsText(now))
 }

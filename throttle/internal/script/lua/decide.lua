@@ -34,7 +34,7 @@
 
 local call = read_policy()
 
-local nscopes, nwindows, argv, first, P = #call.scopes, #call.windows, ARGV, 7, call.P
+local nscopes, nwindows, argv, first, P = #call.scopes, #call.windows, ARGV, 6, call.P
 local seq = argv[3] + 0
 local stride = 5 + nscopes
 

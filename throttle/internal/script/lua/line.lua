@@ -79,7 +79,7 @@ local function new_line(call)
     tickets = count, before = count,    -- now, and in Redis
     fields = fields, written = written, -- of the hashes
     nodes = nodes, flows = flows, queues = {},
-    limits = ARGV[4] .. ARGV[5],        -- the scopes and windows: calls by other limits differ in them
+    limits = ARGV[4],                   -- the policy: calls by other limits differ in it
     read = false, read_all = false, write = false,
   }
 

@@ -30,7 +30,7 @@ local KEPT = '60000'   -- ms for which the number of a call is known
 local LOST = 5000000   -- us after which a take counts as lost
 local PUT_BACK = '4'   -- lost takes that one call puts back
 
-local P, now, first = call.P, call.now, 7
+local P, now, first = call.P, call.now, 6
 local process, seq, id_base = ARGV[2], ARGV[3] + 0, ARGV[first + 1]
 local own_key = P .. 'k:' .. process
 call.waiting = redis.call('MGET', P .. 'q')[1]

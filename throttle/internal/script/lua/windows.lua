@@ -4,20 +4,16 @@
 --         policy's keys
 -- ARGV  1 now: microseconds, or 0 for the clock of Redis
 --       2 process: 16 hex digits   3 seq: of this process's call, the same only when it is repeated
---       4 scopes: of each the attributes and ";", narrow to broad: "tenant,user;tenant;"; shared
---         is ";"
---       5 windows: of each 6 values by blanks, and ";":
---         scope (1 to S), name and kind, unit, p1, p2, rest ("p3,p4", or "-" if both are 0)
---         See the kind's file for p1 to p4
---       6 lists: each stands for a p4 that is "@", and ends with ";"
---       then the arguments of the script's own file, from ARGV[7] on
+--       4 the policy, as JSON: Policy.text in script.go
+--       5 its windows' lists of ticks, as JSON, in the place of p4; empty if there is none
+--       then the arguments of the script's own file, from ARGV[6] on
 --
 -- A call is a table:
 --   P, now                      as above
---   leases                      true if some window holds its grants, or nil
---   scopes                      list of {number, attributes, of_tenant, windows}
---   windows                     list of {name, unit, algorithm, head, p1 .. p4}
---                               head is the name and the kind
+--   leases                      whether some window holds its grants
+--   scopes                      list of {number, attributes, of_tenant, windows}, narrow to broad
+--   windows                     list of {name, unit, algorithm, head, p1 .. p4}; head is the name and
+--                               the kind. See the kind's file for p1 to p4
 --   scope_of                    the number of the scope of each window
 --   open                        the scopes that were opened, by key
 --   raw                         values that were read ahead, by key
@@ -148,35 +144,14 @@ local function read_policy()
     local t = redis.call('TIME')
     now = t[1] * 1000000 + t[2]
   end
-  local scopes, list, scope_of, nscopes, nwindows = {nil, nil}, {nil, nil}, {nil, nil}, 0, 0
-  local leases, lists = nil, nil
-  for attributes in gmatch(argv[4], '([^;]*);') do
-    nscopes = nscopes + 1
-    scopes[nscopes] = {
-      number = nscopes, attributes = attributes, windows = {nil, nil},
-      of_tenant = attributes ~= '' and find(',' .. attributes .. ',', ',tenant,', 1, true) and true,
+  local scopes, list, scope_of, leases = unpack(cjson.decode(argv[4]))
+  local lists = argv[5] ~= '' and cjson.decode(argv[5]) or {}
+  for i = 1, #list do
+    local w = list[i]
+    list[i] = {
+      name = w[1], unit = w[3], algorithm = algorithms[w[2]], head = w[1] .. w[2],
+      p1 = w[4], p2 = w[5], p3 = w[6], p4 = lists[i] or w[7],
     }
-  end
-  for place, head, unit, p1, p2, rest in gmatch(argv[5], '(%d+) (%S+) (%S+) (%d+) (%d+) (%S+);') do
-    local number, algorithm, p3, p4 = place + 0, algorithms[sub(head, -1)], 0, 0
-    local of = scopes[number].windows
-    if algorithm.release then leases = true end
-    if rest ~= '-' then
-      p3, p4 = match(rest, '^(%d+),(%S+)$')
-      p3 = p3 + 0
-      if p4 == '@' and not lists then
-        lists = {}
-        for text in gmatch(argv[6], '([^;]*);') do lists[#lists + 1] = text end
-      end
-      p4 = p4 == '@' and table.remove(lists, 1) or p4 + 0
-    end
-    nwindows = nwindows + 1
-    list[nwindows] = {
-      name = sub(head, 1, -2), unit = unit, algorithm = algorithm, head = head,
-      p1 = p1 + 0, p2 = p2 + 0, p3 = p3, p4 = p4,
-    }
-    scope_of[nwindows] = number
-    of[#of + 1] = nwindows
   end
   return {
     P = sub(KEYS[1], 1, -2), now = now, scopes = scopes, windows = list, scope_of = scope_of,

@@ -6,15 +6,13 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-func renew(t limitertest.TB, l *throttle.Limiter, d throttle.Decision) bool {
+func renew(t limitertest.TB, d throttle.Decision) bool {
 	t.Helper()
 	held, err := d.Reservation.Renew(t.Context())
 	expect.Must(t, err)
@@ -39,14 +37,14 @@ func TestSlotsOfALine(t *testing.T) {
 		"a lease is renewed": {limitertest.Policy(limitertest.Slots(1)), func(st *story) {
 			first := st.granted("a1")
 			for at := 10 * s; at <= 100*s; at += 10 * s {
-				if st.at(at); !renew(st, st.l, first) {
+				if st.at(at); !renew(st, first) {
 					st.Fatalf("the lease is lost after %v", at)
 				}
 			}
 			st.waits("a2")
 			st.at(130*s - us).takes()
 			st.at(130 * s).takes("a2")
-			expect.That(st, !renew(st, st.l, first), "a lease was renewed whose room is taken")
+			expect.That(st, !renew(st, first), "a lease was renewed whose room is taken")
 			limitertest.Release(st, first)
 			st.waits("a3")
 		}},
@@ -117,84 +115,5 @@ func TestSlotsOfALine(t *testing.T) {
 			st.takes("a2") // a hold of 2 s is known from now on
 			explains("a3", "delayed by window slots\n")
 		}},
-	})
-}
-
-// Random calls against a model of the slots: which reservation holds how many, and until when.
-func TestConcurrencyIsNeverExceeded(t *testing.T) {
-	client := limitertest.Redis(t)
-	rapid.Check(t, func(t *rapid.T) {
-		expect.Must(t, client.FlushAll(t.Context()).Err())
-		limit := rapid.Int64Range(1, 5).Draw(t, "limit")
-		w := limitertest.Slots(limit)
-		l, c := limitertest.NewWithClock(t, client, limitertest.Policy(w))
-		type hold struct {
-			d     throttle.Decision
-			until time.Duration
-			cost  int64
-			ended bool // released or cancelled
-		}
-		var holds []*hold
-		now := time.Duration(0)
-		running := func() (units int64) {
-			for _, h := range holds {
-				if h.until > now {
-					units += h.cost
-				}
-			}
-			return units
-		}
-		pick := func(t *rapid.T) *hold {
-			if len(holds) == 0 {
-				t.Skip("nobody")
-			}
-			return holds[rapid.IntRange(max(0, len(holds)-8), len(holds)-1).Draw(t, "hold")]
-		}
-		t.Repeat(map[string]func(*rapid.T){
-			"": func(t *rapid.T) {
-				if d := limitertest.Peek(t, l, limitertest.Acme(1)); d.Windows[0].Used != running() {
-					t.Fatalf("%d are counted, %d run", d.Windows[0].Used, running())
-				}
-			},
-			"pass": func(t *rapid.T) {
-				now += time.Duration(rapid.Int64Range(1, int64(20*s)).Draw(t, "by")).Truncate(us)
-				c.Set(now)
-			},
-			"limit": func(t *rapid.T) {
-				w.Limit = rapid.Int64Range(1, 5).Draw(t, "limit")
-				limit = w.Limit
-				expect.Must(t, l.SetPolicies([]throttle.Policy{limitertest.Policy(w)}))
-			},
-			"reserve": func(t *rapid.T) {
-				cost := rapid.Int64Range(1, limit).Draw(t, "cost")
-				d := limitertest.Reserve(t, l, limitertest.Acme(cost))
-				if want := running()+cost <= limit; d.Granted != want {
-					t.Fatalf("%d beside %d of %d: granted %v", cost, running(), limit, d.Granted)
-				}
-				if d.Granted {
-					holds = append(holds, &hold{d: d, until: now + w.Lease, cost: cost})
-				}
-			},
-			"renew": func(t *rapid.T) {
-				h := pick(t)
-				want := h.until > now || !h.ended && running()+h.cost <= limit
-				got := renew(t, l, h.d)
-				expect.Require(t, got == want, "renewed", got, "want", want)
-				if want {
-					h.until = now + w.Lease
-				}
-			},
-			"release": func(t *rapid.T) {
-				h := pick(t)
-				limitertest.Release(t, h.d)
-				h.ended = h.ended || h.until > now // what ran out is not known any more
-				h.until = 0
-			},
-			"cancel": func(t *rapid.T) {
-				h := pick(t)
-				limitertest.Cancel(t, l, h.d.Reservation)
-				h.until, h.ended = 0, true
-			},
-		})
 	})
 }

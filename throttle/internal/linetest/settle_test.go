@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"pgregory.net/rapid"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
@@ -93,93 +92,6 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 		limitertest.Cancel(t, st.l, r)
 		now := limitertest.Peek(t, st.l, tokens).Windows[0].Used
 		expect.That(t, now <= counted, now, "are counted, want", counted)
-	})
-}
-
-// By random settles and cancels at random times: a sliding window counts for each reservation what
-// was granted, and what settles added and did not give back, while it is not too old. It counts more
-// after several settles added to a reservation, but never less.
-func TestSettlesAddUp(t *testing.T) {
-	client := limitertest.Redis(t)
-	rapid.Check(t, func(t *rapid.T) {
-		expect.Must(t, client.FlushAll(t.Context()).Err())
-		const period = 10 * s
-		l, c := limitertest.NewWithClock(t, client, limitertest.Policy(throttle.Window{Name: "tokens", Limit: 120, Period: period, Unit: "tokens"}))
-		type part struct {
-			at    time.Duration
-			units int64
-		}
-		type job struct {
-			r     throttle.Reservation
-			cost  int64
-			parts []part // of the grant, and of each settle that added
-		}
-		var jobs []*job
-		now, exact := time.Duration(0), true
-		add := func(j *job, units int64) {
-			j.parts, j.cost = append(j.parts, part{now, units}), j.cost+units
-			exact = exact && len(j.parts) <= 2
-		}
-		remove := func(j *job, units int64) {
-			j.cost -= units
-			for i := len(j.parts) - 1; i >= 0; i-- {
-				n := min(units, j.parts[i].units)
-				j.parts[i].units -= n
-				units -= n
-			}
-		}
-		t.Repeat(map[string]func(*rapid.T){
-			"": func(t *rapid.T) {
-				want := int64(0)
-				for _, j := range jobs {
-					for _, p := range j.parts {
-						if p.at+period > now {
-							want += p.units
-						}
-					}
-				}
-				r := throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": 1}}
-				used := limitertest.Peek(t, l, r).Windows[0].Used
-				expect.Require(t, used == want || used > want && !exact, used, "are counted, want", want)
-			},
-			"pass": func(t *rapid.T) {
-				now += time.Duration(rapid.Int64Range(1, 4000).Draw(t, "ms")) * ms
-				c.Set(now)
-			},
-			"reserve": func(t *rapid.T) {
-				cost := rapid.Int64Range(1, 20).Draw(t, "cost")
-				d := limitertest.Reserve(t, l, throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": cost}})
-				if d.Granted {
-					jobs = append(jobs, &job{r: d.Reservation})
-					add(jobs[len(jobs)-1], cost)
-				}
-			},
-			"settle": func(t *rapid.T) {
-				if len(jobs) == 0 {
-					t.Skip("nothing")
-				}
-				j := rapid.SampledFrom(jobs).Draw(t, "job")
-				most := int64(40)
-				if exact && len(j.parts) == 2 && rapid.IntRange(0, 9).Draw(t, "adds again") < 9 {
-					most = j.cost
-				}
-				actual := rapid.Int64Range(0, most).Draw(t, "actual")
-				j.r = limitertest.Settle(t, l, j.r, actual)
-				if actual > j.cost {
-					add(j, actual-j.cost)
-				} else {
-					remove(j, j.cost-actual)
-				}
-			},
-			"cancel": func(t *rapid.T) {
-				if len(jobs) == 0 {
-					t.Skip("nothing")
-				}
-				i := rapid.IntRange(0, len(jobs)-1).Draw(t, "job")
-				limitertest.Cancel(t, l, jobs[i].r)
-				jobs = append(jobs[:i:i], jobs[i+1:]...)
-			},
-		})
 	})
 }
 

@@ -34,28 +34,53 @@ var etaPolicies = map[string][]throttle.Window{
 	"with a margin": {{Name: "w", Limit: 3, Period: s, Margin: 30 * ms}},
 }
 
-// With one tenant and costs of one, every ticket starts exactly at its expected start where one window
-// delays it, and between that and its latest start where several do.
+// A tenant alone starts when it is told to. Tickets of one unit do so exactly where one window delays
+// them, and before their latest start where several do. Tickets that cost 1 to 12 of 12 leave room that
+// nobody can use: none starts more than a period after its expected start, nor after its latest one.
 func TestExpectedStartsAreKept(t *testing.T) {
 	t.Parallel()
-	limitertest.EachCase(t, etaPolicies, func(t *testing.T, client *redis.Client, windows []throttle.Window) {
-		st := newStory(t, client, limitertest.Policy(windows...))
-		st.with = map[string]string{"user": "bob"}
-		random, now := rand.New(rand.NewPCG(3, 4)), time.Duration(0)
-		told, starts := map[string]estimate{}, map[string]time.Duration{}
-		const tickets = 24 // all within 0.1 s: the windows hold at most 11 of them
-		for i := range tickets {
-			ticket := fmt.Sprintf("a%02d", i)
-			now += time.Duration(random.IntN(4_000)) * us
-			told[ticket] = estimate{st.at(now).joins(ticket), now}
-			st.takesUntil(now, starts)
-		}
-		expect.That(t, len(starts) <= 11, len(starts), "start at once")
-		st.at(now).takesUntil(h, starts)
-		for ticket, e := range told {
-			start, ok := starts[ticket]
-			if start -= e.at; !ok || start < e.RetryIn || start > e.Latest || len(windows) == 1 && e.Latest != e.RetryIn {
-				t.Errorf("%s starts after %v (%v), it was told %v to %v", ticket, start, ok, e.RetryIn, e.Latest)
+	type row struct {
+		windows []throttle.Window
+		most    int64 // that a ticket costs
+	}
+	rows := map[string]row{
+		"whole, sliding":   {[]throttle.Window{{Name: "w", Limit: 12, Period: s}}, 12},
+		"whole, fixed":     {[]throttle.Window{{Name: "w", Limit: 12, Period: s, Algorithm: throttle.AlgorithmFixed}}, 12},
+		"whole, first use": {[]throttle.Window{{Name: "w", Limit: 12, Period: s, Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse}}, 12},
+		"whole, gcra":      {[]throttle.Window{{Name: "w", Limit: 12, Period: s, Algorithm: throttle.AlgorithmGCRA, Burst: 12}}, 12},
+	}
+	for name, windows := range etaPolicies {
+		rows[name] = row{windows, 1}
+	}
+	limitertest.EachCase(t, rows, func(t *testing.T, client *redis.Client, r row) {
+		for seed := range uint64(4) {
+			random, now := rand.New(rand.NewPCG(seed, 24)), time.Duration(0)
+			st := newStory(t, client, limitertest.Policy(r.windows...))
+			st.with = map[string]string{"user": "bob"}
+			told, starts := map[string]estimate{}, map[string]time.Duration{}
+			for i := range 60 {
+				ticket := fmt.Sprintf("a%02d", i)
+				st.cost = 1 + random.Int64N(r.most)
+				told[ticket] = estimate{st.at(now).joins(ticket), now}
+				if seed%2 == 1 && random.IntN(4) == 0 { // else all join at once
+					now = st.takesUntil(now+time.Duration(random.IntN(1_000_000))*us, starts)
+				}
+			}
+			st.at(now).takesUntil(h, starts)
+			one, rounding := len(r.windows) == 1, time.Duration(0)
+			if r.windows[0].Algorithm == throttle.AlgorithmGCRA {
+				rounding = 60 * us // each start is rounded up
+			}
+			for ticket, e := range told {
+				start, ok := starts[ticket]
+				start -= e.at
+				kept := start >= e.RetryIn && (!one || e.Latest == e.RetryIn)
+				if r.most > 1 {
+					kept = start <= e.RetryIn+r.windows[0].Period
+				}
+				if !ok || !kept || start > e.Latest+rounding {
+					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v", seed, ticket, start, ok, e.RetryIn, e.Latest)
+				}
 			}
 		}
 	})
@@ -188,41 +213,6 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 		expect.That(t, float64(most) <= c.measured*float64(real),
 			"of the tenants", c.tenants, "the latest starts are", most, "in all, the real ones", real)
 	}
-}
-
-// Where tickets of one tenant cost 1 to 12 of 12, they leave room that nobody can use. Their expected
-// start counts it: none starts more than a period after it, nor after its latest start.
-func TestExpectedStartsCountWhatWholeTicketsWaste(t *testing.T) {
-	t.Parallel()
-	limitertest.EachCase(t, map[string]throttle.Window{
-		"sliding":   {Limit: 12, Period: s},
-		"fixed":     {Limit: 12, Period: s, Algorithm: throttle.AlgorithmFixed},
-		"first use": {Limit: 12, Period: s, Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse},
-		"gcra":      {Limit: 12, Period: s, Algorithm: throttle.AlgorithmGCRA, Burst: 12},
-	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
-		w.Name = "w"
-		for seed := range uint64(4) {
-			random, now := rand.New(rand.NewPCG(seed, 24)), time.Duration(0)
-			st := newStory(t, client, limitertest.Policy(w))
-			told, starts := map[string]estimate{}, map[string]time.Duration{}
-			for i := range 60 {
-				ticket := fmt.Sprintf("a%02d", i)
-				st.cost = 1 + random.Int64N(12)
-				told[ticket] = estimate{st.at(now).joins(ticket), now}
-				if seed%2 == 1 && random.IntN(4) == 0 { // else all join at once
-					now = st.takesUntil(now+time.Duration(random.IntN(1_000_000))*us, starts)
-				}
-			}
-			st.at(now).takesUntil(h, starts)
-			for ticket, e := range told {
-				start, ok := starts[ticket]
-				start -= e.at
-				if !ok || start > e.RetryIn+w.Period || start > e.Latest+60*us { // GCRA rounds each start up
-					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v", seed, ticket, start, ok, e.RetryIn, e.Latest)
-				}
-			}
-		}
-	})
 }
 
 // MaxWait accepts exactly the tickets that start within it, even where costs do not fill the

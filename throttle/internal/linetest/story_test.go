@@ -275,14 +275,18 @@ func (st *story) starts() map[string]time.Duration {
 	return starts
 }
 
-// shares takes n tickets, never more than `most` at once, and returns how many units each tenant
-// got. Time goes on as the line says.
+// shares takes n tickets, never more than `most` at once, and returns how many units each tenant got:
+// "TENANT" and "TENANT, batch". Time goes on as the line says.
 func (st *story) shares(n, most int, queues ...string) map[string]int64 {
 	st.Helper()
 	got := map[string]int64{}
 	for n > 0 {
 		for _, ticket := range st.from(queues...).take(min(n, most)) {
-			got[ticket.Decision.Tenant] += ticket.Decision.Reservation.Cost["requests"]
+			r := ticket.Decision.Reservation
+			if r.Class == throttle.ClassBatch {
+				r.Tenant += ", batch"
+			}
+			got[r.Tenant] += r.Cost["requests"]
 			n--
 		}
 		expect.Require(st, st.next >= 0, n, "more were to be taken")

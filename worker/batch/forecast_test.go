@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -25,7 +26,8 @@ type forecast struct {
 	windows []throttle.Window
 	own     map[string]throttle.Tenant
 	tenants int
-	each    int           // tasks of a tenant
+	each    int           // tasks of the first tenant
+	more    int           // of each other one than of the tenant before it
 	costs   int64         // of the tasks: 1 to this one, in turn
 	live    int           // live tasks of three tenants wait before it
 	queue   string        // of these; the default is the batch's. The server serves both
@@ -53,6 +55,8 @@ var forecasts = []forecast{
 	{name: "fixed", windows: []throttle.Window{shared("all", throttle.AlgorithmFixed, 40, 10*time.Second)}, tenants: 20, each: 5},
 	{name: "three windows", windows: []throttle.Window{own, shared("all", throttle.AlgorithmGCRA, 5, time.Second), quota},
 		tenants: 14, each: 5},
+	{name: "over the reset of a quota", windows: []throttle.Window{{Name: "own", Limit: 4, Period: 10 * time.Second}, quota},
+		tenants: 3, each: 10, more: 20},
 	{name: "costs 1 to 7, two windows", windows: []throttle.Window{{Name: "own", Limit: 12, Period: 4 * time.Second},
 		shared("all", "", 40, 4*time.Second)}, tenants: 10, each: 5, costs: 7},
 	{name: "weights 1 to 4", windows: []throttle.Window{all}, tenants: 10, each: 6,
@@ -70,11 +74,17 @@ var forecasts = []forecast{
 		takes: 1500 * time.Millisecond, most: 5},
 }
 
+// size is how many tasks a tenant has.
+func (f forecast) size(tenant string) int {
+	number, _ := strconv.Atoi(strings.TrimPrefix(tenant, "tenant-"))
+	return f.each + number*f.more
+}
+
 // tasks are those of the batch: each costs one more than the one before, up to the forecast's costs.
 func (f forecast) tasks() batch.Tasks {
 	return func(_ context.Context, _ batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
 		return func(yield func(*asynq.Task, error) bool) {
-			for i := range f.each {
+			for i := range f.size(tenant) {
 				id := worker.Identity{Tenant: tenant, Cost: map[string]int64{throttle.Requests: 1 + int64(i)%max(1, f.costs)}}
 				if !yield(worker.NewTask(id, "call", nil), nil) {
 					return
@@ -85,7 +95,7 @@ func (f forecast) tasks() batch.Tasks {
 }
 
 // run returns when the last task of the batch was predicted to end, and when it ended, both since
-// the batch was fired.
+// the batch was fired. Where tenants have different numbers of tasks, it wants the same of each of them.
 func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.Plan) {
 	s := fake(t, f.windows...)
 	policies := s.Limiter.Policies()
@@ -97,12 +107,13 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 	b := batch.Batch{Name: "b", Tasks: f.tasks(), Tenants: batch.List(tenants(f.tenants)...), Hours: f.hours, Duration: f.takes, Schedule: "1 0 * * *"}
 	p := s.scheduler(b)
 	client := s.Client(s.Limiter)
-	last := time.Time{}
+	last, ended := time.Time{}, map[string]time.Time{}
 	s.serve(func(ctx context.Context, task *asynq.Task) error {
 		time.Sleep(f.takes)
 		if id, _ := worker.IdentityOf(task); id.Class == throttle.ClassBatch {
 			s.Mu.Lock()
 			last = time.Now()
+			ended[id.Tenant] = last
 			s.Mu.Unlock()
 		}
 		return nil
@@ -115,15 +126,33 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 	}
 	plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
 	s.ok(err)
+	expect.That(t, plan.Tick == tick && len(plan.Tenants) == f.tenants && plan.Overdue == 0, plan)
+	tasks := len(s.Redis.Keys(t.Context(), "asynq:*:t:*").Val())
+	expect.That(t, tasks <= f.live, tasks, "tasks: the plan enqueued some")
 	time.Sleep(time.Until(tick.Add(time.Second)))
+	firing := batch.Firing{Batch: "b", Tick: tick}
 	wrong := 0 // looks in a row: a task that was taken as the hours ended goes back to the line soon
 	for status := (batch.Status{}); status.State != batch.StateDone; time.Sleep(2 * time.Second) {
-		status = s.status(p, batch.Firing{Batch: "b", Tick: tick})
+		status = s.status(p, firing)
 		if wrong++; status.Waiting == 0 || within(status.Finish, status.Planned) {
 			wrong = 0
 		}
 		expect.That(t, wrong <= 1, "after", time.Since(tick), status)
 		expect.Require(t, time.Since(tick) <= time.Hour, status)
+		if f.more == 0 {
+			continue
+		}
+		parts, err := p.Tenants(t.Context(), firing)
+		s.ok(err)
+		for _, part := range parts {
+			expect.That(t, part.Total == part.Done+part.Waiting+part.Running && part.Total == f.size(part.Tenant) &&
+				(part.Waiting == 0 || within(part.Finish, part.Planned)), "after", time.Since(tick), part)
+		}
+	}
+	for i, part := range plan.Tenants {
+		name := fmt.Sprint("tenant-", i)
+		expect.That(t, part.Tenant == name && part.Total == f.size(name) &&
+			(f.more == 0 || within(part.Finish, ended[name])), part, "ended", ended[name])
 	}
 	return plan.Finish.Sub(tick), last.Sub(tick), plan
 }

@@ -58,65 +58,6 @@ const follows = 2 * time.Second
 
 func within(a, b time.Time) bool { return a.Sub(b).Abs() <= follows }
 
-// What a batch is expected to take before it begins is what it takes, for each tenant and the whole,
-// over the resets of a quota. The plan enqueues nothing.
-func TestAPlanComesTrue(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, throttle.Window{Name: "own", Limit: 4, Period: 10 * time.Second},
-			throttle.Window{Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 20, Resets: "*/2 * * * *", Scope: throttle.ScopeShared})
-		sizes := map[string]int{"a": 4, "b": 12, "c": 18}
-		tasks := func(ctx context.Context, f batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
-			return calls(sizes[tenant])(ctx, f, tenant)
-		}
-		b := batch.Batch{Name: "b", Schedule: "1 * * * *", Tenants: batch.List("a", "b", "c"), Tasks: tasks}
-		ended := map[string]time.Time{}
-		s.serve(func(_ context.Context, task *asynq.Task) error {
-			s.Mu.Lock()
-			defer s.Mu.Unlock()
-			ended[string(task.Payload()[:1])] = time.Now()
-			return nil
-		})
-		p := s.scheduler(b)
-		plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
-		s.ok(err)
-		tick := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
-		if plan.Tick != tick || plan.Total != 34 || len(plan.Tenants) != 3 || plan.Binds == "" || plan.Overdue != 0 {
-			t.Errorf("%+v", plan)
-		}
-		if n, err := s.Inspector.GetQueueInfo("default"); err == nil && n.Size != 0 {
-			t.Errorf("the plan enqueued %d tasks", n.Size)
-		}
-		time.Sleep(time.Until(tick.Add(3 * time.Second)))
-		f := batch.Firing{Batch: "b", Tick: tick}
-		status, err := p.Status(t.Context(), f)
-		if err != nil || !within(status.Planned, plan.Finish) || status.Behind().Abs() > follows {
-			t.Errorf("%+v, %v; planned for %v", status, err, plan.Finish)
-		}
-		for status.State != batch.StateDone {
-			time.Sleep(10 * time.Second)
-			status = s.status(p, f)
-			expect.Require(t, status.Waiting <= 0 || status.Behind().Abs() <= follows,
-				"after", time.Since(tick), status)
-			tenants, err := p.Tenants(t.Context(), f)
-			s.ok(err)
-			for _, tenant := range tenants {
-				if tenant.Total != sizes[tenant.Tenant] || tenant.Total != tenant.Done+tenant.Waiting+tenant.Running ||
-					tenant.Waiting > 0 && !within(tenant.Finish, tenant.Planned) {
-					t.Fatalf("after %v: %+v", time.Since(tick), tenant)
-				}
-			}
-		}
-		for i, name := range []string{"a", "b", "c"} {
-			if got := of(t, plan.Tenants, i); got.Tenant != name || got.Total != sizes[name] || !within(got.Finish, ended[name]) {
-				t.Errorf("%+v, and it was %v", got, ended[name])
-			}
-		}
-		expect.That(t, within(plan.Finish, ended["c"]) && !plan.Finish.Before(tick.Add(time.Minute)),
-			"expected", plan.Finish, ", and it was", ended["c"])
-	})
-}
-
 // A firing that would be late is refused, or begins with a warning.
 func TestAFiringThatWouldBeLateIsWarnedOfOrRefused(t *testing.T) {
 	for _, late := range []batch.Late{batch.LateWarn, batch.LateRefuse} {

@@ -12,13 +12,14 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/worker/batch"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // A firing whose functions panic is delayed, and says why, until another process has better ones. The
 // schedulers go on.
 func TestAPanicHoldsAFiringUp(t *testing.T) {
 	boom := func() { panic("boom at line 7") }
-	for name, broken := range map[string]batch.Batch{
+	sitetest.EachBubble(t, map[string]batch.Batch{
 		"Tenants": {Tasks: calls(3), Tenants: func(context.Context, batch.Firing) iter.Seq2[string, error] { boom(); return nil }},
 		"Tenants, in the middle": {Tasks: calls(3), Tenants: func(context.Context, batch.Firing) iter.Seq2[string, error] {
 			return func(yield func(string, error) bool) { yield("acme", nil); boom() }
@@ -27,33 +28,29 @@ func TestAPanicHoldsAFiringUp(t *testing.T) {
 		"Tasks, in the middle": {Tenants: batch.List("acme"), Tasks: func(ctx context.Context, f batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
 			return func(yield func(*asynq.Task, error) bool) { calls(2)(ctx, f, tenant)(yield); boom() }
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := fake(t, many()...)
-				s.serve(succeed)
-				broken.Name = "b"
-				p := s.scheduler(broken)
-				f := s.fire(p, "b")
-				time.Sleep(5 * time.Second)
-				status := s.status(p, f)
-				if status.State != batch.StateWaiting || status.DelayedBy != "batch: a panic: boom at line 7" {
-					t.Errorf("%+v", status)
-				}
-				log := fmt.Sprint(&p.log)
-				if p.log.Count("batch: a firing is delayed") == 0 || !strings.Contains(log, "misuse_test.go") {
-					t.Errorf("want the panic logged with its stack:\n%s", log)
-				}
-				p.kill()
-				good := batch.Batch{Name: "b", Tasks: calls(3), Tenants: batch.List("acme")}
-				p = s.scheduler(good)
-				time.Sleep(time.Minute)
-				if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.StateDone || status.Done != 3 {
-					t.Errorf("%+v, %v", status, err)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, broken batch.Batch) {
+		s := fake(t, many()...)
+		s.serve(succeed)
+		broken.Name = "b"
+		p := s.scheduler(broken)
+		f := s.fire(p, "b")
+		time.Sleep(5 * time.Second)
+		status := s.status(p, f)
+		if status.State != batch.StateWaiting || status.DelayedBy != "batch: a panic: boom at line 7" {
+			t.Errorf("%+v", status)
+		}
+		log := fmt.Sprint(&p.log)
+		if p.log.Count("batch: a firing is delayed") == 0 || !strings.Contains(log, "misuse_test.go") {
+			t.Errorf("want the panic logged with its stack:\n%s", log)
+		}
+		p.kill()
+		good := batch.Batch{Name: "b", Tasks: calls(3), Tenants: batch.List("acme")}
+		p = s.scheduler(good)
+		time.Sleep(time.Minute)
+		if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.StateDone || status.Done != 3 {
+			t.Errorf("%+v, %v", status, err)
+		}
+	})
 }
 
 // A task that is none is refused as Enqueue refuses it, and the others run.

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // costly are Tasks: of each tenant one for each cost.
@@ -60,44 +61,40 @@ func within(a, b time.Time) bool { return a.Sub(b).Abs() <= follows }
 
 // A firing that would be late is refused, or begins with a warning.
 func TestAFiringThatWouldBeLateIsWarnedOfOrRefused(t *testing.T) {
-	for _, late := range []batch.Late{batch.LateWarn, batch.LateRefuse} {
-		t.Run(string(late), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := fake(t, throttle.Window{Name: "own", Limit: 1, Period: 4 * time.Second})
-				b := batch.Batch{Name: "b", FinishBy: "00:01", Late: late, Tasks: calls(22), Tenants: batch.List("acme", "zeta")}
-				p := s.scheduler(b)
-				plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{At: time.Now()})
-				s.ok(err)
-				finish := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
-				if plan.FinishBy != finish || plan.Overdue != 12 || plan.Begins == (late == batch.LateRefuse) ||
-					of(t, plan.Tenants, 1).Overdue != plan.Overdue/2 {
-					t.Errorf("%+v", plan)
-				}
-				s.serve(succeed)
-				f := s.fire(p, "b")
-				// Between two looks: one that comes when tasks start, at 4 s, may count these twice.
-				time.Sleep(5*time.Second + 500*time.Millisecond)
-				status := s.status(p, f)
-				// It began within a second. If that was not at once, one more of each tenant is late.
-				isLate := func(n int) bool { return n == plan.Overdue || n == plan.Overdue+2 }
-				switch {
-				case status.FinishBy != plan.FinishBy:
-					t.Errorf("%+v", status)
-				case late == batch.LateWarn &&
-					(status.State != batch.StateRunning || status.Total != 44 || !isLate(status.Overdue) ||
-						!strings.Contains(p.log.String(), "too late")):
-					t.Errorf("%+v\n%s", status, p.log.String())
-				case late == batch.LateRefuse &&
-					(status.State != batch.StateRefused || !status.HasEnded() || status.Total != 0 || !isLate(status.Overdue) ||
-						!strings.Contains(status.Reason, "nothing is enqueued")):
-					t.Errorf("%+v", status)
-				}
-				if late == batch.LateRefuse {
-					s.WantOnceEach(s, 0)
-				}
-			})
-		})
-	}
+	sitetest.EachBubble(t, sitetest.Values(batch.LateWarn, batch.LateRefuse), func(t *testing.T, late batch.Late) {
+		s := fake(t, throttle.Window{Name: "own", Limit: 1, Period: 4 * time.Second})
+		b := batch.Batch{Name: "b", FinishBy: "00:01", Late: late, Tasks: calls(22), Tenants: batch.List("acme", "zeta")}
+		p := s.scheduler(b)
+		plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{At: time.Now()})
+		s.ok(err)
+		finish := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
+		if plan.FinishBy != finish || plan.Overdue != 12 || plan.Begins == (late == batch.LateRefuse) ||
+			of(t, plan.Tenants, 1).Overdue != plan.Overdue/2 {
+			t.Errorf("%+v", plan)
+		}
+		s.serve(succeed)
+		f := s.fire(p, "b")
+		// Between two looks: one that comes when tasks start, at 4 s, may count these twice.
+		time.Sleep(5*time.Second + 500*time.Millisecond)
+		status := s.status(p, f)
+		// It began within a second. If that was not at once, one more of each tenant is late.
+		isLate := func(n int) bool { return n == plan.Overdue || n == plan.Overdue+2 }
+		switch {
+		case status.FinishBy != plan.FinishBy:
+			t.Errorf("%+v", status)
+		case late == batch.LateWarn &&
+			(status.State != batch.StateRunning || status.Total != 44 || !isLate(status.Overdue) ||
+				!strings.Contains(p.log.String(), "too late")):
+			t.Errorf("%+v\n%s", status, p.log.String())
+		case late == batch.LateRefuse &&
+			(status.State != batch.StateRefused || !status.HasEnded() || status.Total != 0 || !isLate(status.Overdue) ||
+				!strings.Contains(status.Reason, "nothing is enqueued")):
+			t.Errorf("%+v", status)
+		}
+		if late == batch.LateRefuse {
+			s.WantOnceEach(s, 0)
+		}
+	})
 }
 
 // The expected finish moves within two seconds when a limit changes, is unknown during a pause, and

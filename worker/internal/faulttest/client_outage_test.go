@@ -98,33 +98,29 @@ func TestACallersTimeIsNoOutage(t *testing.T) {
 // A client whose call ends while it stores the task leaves no place for a task that is not there;
 // and a task that is there without a place finds one when workers look after it.
 func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
-	t.Parallel()
-	for _, row := range []struct {
-		name string
-		sent bool // the call arrives, and its reply is lost
-	}{{"before the task is stored", false}, {"after it", true}} {
-		t.Run(row.name, func(t *testing.T) {
-			sitetest.Bubble(t, sitetest.Shared(1, time.Second), func(t *testing.T, s *sitetest.Site) {
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				fault := &sitetest.Fault{Is: sitetest.WithArg("asynq:{default}:scheduled"), Lost: row.sent, Meanwhile: cancel, Err: context.Canceled}
-				config := worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute}
-				client, err := worker.NewClient(hooktest.With(s.Asynq, hooktest.Hook(fault.See)), config)
-				sitetest.Must(t, err)
-				defer client.Close()
-				if info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut"))); err == nil ||
-					!strings.Contains(err.Error(), context.Canceled.Error()) {
-					t.Fatalf("%v, %v", info, err)
-				}
-				s.WantNobodyInLine()
-				expect.Equal(t, s.Task("cut").ID != "", row.sent, "the task is there")
-				s.Serve(s.Ok, sitetest.Calm)
-				time.Sleep(3 * time.Minute)
-				ran := len(s.Runs())
-				expect.That(t, (ran == 1) == row.sent, ran, "tasks ran")
-			})
-		})
-	}
+	sitetest.EachBubble(t, map[string]bool{
+		"before the task is stored": false,
+		"after it":                  true, // the call arrives, and its reply is lost
+	}, func(t *testing.T, sent bool) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Second))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		fault := &sitetest.Fault{Is: sitetest.WithArg("asynq:{default}:scheduled"), Lost: sent, Meanwhile: cancel, Err: context.Canceled}
+		config := worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute}
+		client, err := worker.NewClient(hooktest.With(s.Asynq, hooktest.Hook(fault.See)), config)
+		sitetest.Must(t, err)
+		defer client.Close()
+		if info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut"))); err == nil ||
+			!strings.Contains(err.Error(), context.Canceled.Error()) {
+			t.Fatalf("%v, %v", info, err)
+		}
+		s.WantNobodyInLine()
+		expect.Equal(t, s.Task("cut").ID != "", sent, "the task is there")
+		s.Serve(s.Ok, sitetest.Calm)
+		time.Sleep(3 * time.Minute)
+		ran := len(s.Runs())
+		expect.That(t, (ran == 1) == sent, ran, "tasks ran")
+	})
 }
 
 // A client whose call ends after the task was stored has enqueued it.

@@ -92,23 +92,20 @@ func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 // The clocks of workers differ. By less than the fallback is late, that costs nothing. By more,
 // tasks whose fallback seems to have come wake in vain, and nothing else happens.
 func TestWorkersClocksDiffer(t *testing.T) {
-	for _, by := range []time.Duration{-5 * time.Minute, 90 * time.Second, 5 * time.Minute} {
-		t.Run(fmt.Sprint(by), func(t *testing.T) {
-			sitetest.Bubble(t, sitetest.Policy(4, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
-				s.Serve(s.Ok, sitetest.Calm)
-				right := s.Asynq
-				s.Asynq = hooktest.With(right, hooktest.Hook((ahead{by}).see))
-				s.Serve(s.Ok, sitetest.Calm, s.Apart)
-				s.Asynq = right
-				s.EnqueueMany("acme", 0, 16, asynq.MaxRetry(0))
-				s.SleepUntil(16, 2*time.Minute)
-				s.WantOnceEach(t, 16)
-				s.WantCounters(sitetest.Counters{Processed: 16})
-				sitetest.WantNeverOver(t, s.Grants(), 4, 10*time.Second)
-				if by.Abs() < sitetest.FallbackMin {
-					s.WantWakes(sitetest.DeniedAndRun)
-				}
-			})
-		})
-	}
+	sitetest.EachBubble(t, sitetest.Values(-5*time.Minute, 90*time.Second, 5*time.Minute), func(t *testing.T, by time.Duration) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
+		s.Serve(s.Ok, sitetest.Calm)
+		right := s.Asynq
+		s.Asynq = hooktest.With(right, hooktest.Hook((ahead{by}).see))
+		s.Serve(s.Ok, sitetest.Calm, s.Apart)
+		s.Asynq = right
+		s.EnqueueMany("acme", 0, 16, asynq.MaxRetry(0))
+		s.SleepUntil(16, 2*time.Minute)
+		s.WantOnceEach(t, 16)
+		s.WantCounters(sitetest.Counters{Processed: 16})
+		sitetest.WantNeverOver(t, s.Grants(), 4, 10*time.Second)
+		if by.Abs() < sitetest.FallbackMin {
+			s.WantWakes(sitetest.DeniedAndRun)
+		}
+	})
 }

@@ -25,31 +25,28 @@ import (
 // Calls of tasks that never arrive, or whose reply is lost, delay tasks and do nothing else: each
 // runs once, completed ones too, and no place is left behind.
 func TestCallsAreLost(t *testing.T) {
-	for _, lost := range []bool{false, true} {
-		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
-			sitetest.Bubble(t, sitetest.Shared(4, 5*time.Second), func(t *testing.T, s *sitetest.Site) {
-				random := rand.New(rand.NewPCG(3, 4))
-				f := &sitetest.Fault{Is: sitetest.IsPick, Lost: lost, Err: io.EOF, Hits: func(int) bool { return random.IntN(3) == 0 }}
-				whole := s.Asynq
-				s.Asynq = hooktest.With(whole, hooktest.Hook(f.See))
-				s.EnqueueMany("acme", 0, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
-				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 15, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
-				for range 2 {
-					s.Serve(s.Ok, sitetest.Calm, s.Apart)
-				}
-				s.SleepUntil(30, 8*time.Minute)
-				time.Sleep(3 * time.Minute) // for what may come after
-				s.WantOnceEach(t, 30)
-				expect.That(t, f.Count() != 0, "no call was lost")
-				sitetest.WantNeverOver(t, s.Grants(), 4, 5*time.Second)
-				s.WantCounters(sitetest.Counters{Processed: 30})
-				expect.Equal(t, s.Redis.ZCard(t.Context(), "asynq:{default}:completed").Val(), 30,
-					"tasks are completed")
-				keys := s.Redis.Keys(t.Context(), "sluice:{*}:*").Val()
-				expect.That(t, len(keys) <= 0, "left behind:", keys)
-			})
-		})
-	}
+	sitetest.EachBubble(t, sitetest.Values(false, true), func(t *testing.T, lost bool) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(4, 5*time.Second))
+		random := rand.New(rand.NewPCG(3, 4))
+		f := &sitetest.Fault{Is: sitetest.IsPick, Lost: lost, Err: io.EOF, Hits: func(int) bool { return random.IntN(3) == 0 }}
+		whole := s.Asynq
+		s.Asynq = hooktest.With(whole, hooktest.Hook(f.See))
+		s.EnqueueMany("acme", 0, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
+		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 15, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
+		for range 2 {
+			s.Serve(s.Ok, sitetest.Calm, s.Apart)
+		}
+		s.SleepUntil(30, 8*time.Minute)
+		time.Sleep(3 * time.Minute) // for what may come after
+		s.WantOnceEach(t, 30)
+		expect.That(t, f.Count() != 0, "no call was lost")
+		sitetest.WantNeverOver(t, s.Grants(), 4, 5*time.Second)
+		s.WantCounters(sitetest.Counters{Processed: 30})
+		expect.Equal(t, s.Redis.ZCard(t.Context(), "asynq:{default}:completed").Val(), 30,
+			"tasks are completed")
+		keys := s.Redis.Keys(t.Context(), "sluice:{*}:*").Val()
+		expect.That(t, len(keys) <= 0, "left behind:", keys)
+	})
 }
 
 // A shutdown does not wait until the leases of denied tasks run out that cannot be put back.

@@ -19,33 +19,30 @@ import (
 // Asynq's Redis goes away just when a task was denied, for a moment, or for longer than its lease: then the
 // recoverer finds the task. Asynq would leave it active, and count a retry or archive it: it waits.
 func TestRequeueOutlastsABrokenConnection(t *testing.T) {
-	for _, away := range []time.Duration{time.Second, 2 * time.Minute} {
-		t.Run(away.String(), func(t *testing.T) {
-			sitetest.Bubble(t, sitetest.Policy(1, 10*time.Minute), func(t *testing.T, s *sitetest.Site) {
-				var proxy sitetest.Proxy
-				s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
-				s.Fill("acme")
-				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
-				s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, ours *worker.Config) {
-					ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
-						if !d.Granted {
-							proxy.Cut()
-							time.AfterFunc(away, proxy.Mend)
-						}
-					}
-				})
-				time.Sleep(away - time.Millisecond)
-				s.WantCounters(sitetest.Counters{Active: 1, Leases: 1})
-				time.Sleep(2 * away)
-				if task := s.Task("a"); task.State != asynq.TaskStateScheduled || task.Retried != 0 ||
-					!strings.HasPrefix(task.LastErr, "throttled: api/window") {
-					t.Errorf("the task is %v after %d retries by %q", task.State, task.Retried, task.LastErr)
+	sitetest.EachBubble(t, sitetest.Values(time.Second, 2*time.Minute), func(t *testing.T, away time.Duration) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Minute))
+		var proxy sitetest.Proxy
+		s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
+		s.Fill("acme")
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, ours *worker.Config) {
+			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
+				if !d.Granted {
+					proxy.Cut()
+					time.AfterFunc(away, proxy.Mend)
 				}
-				time.Sleep(10 * time.Minute)
-				s.WantCounters(sitetest.Counters{Processed: 1})
-			})
+			}
 		})
-	}
+		time.Sleep(away - time.Millisecond)
+		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1})
+		time.Sleep(2 * away)
+		if task := s.Task("a"); task.State != asynq.TaskStateScheduled || task.Retried != 0 ||
+			!strings.HasPrefix(task.LastErr, "throttled: api/window") {
+			t.Errorf("the task is %v after %d retries by %q", task.State, task.Retried, task.LastErr)
+		}
+		time.Sleep(10 * time.Minute)
+		s.WantCounters(sitetest.Counters{Processed: 1})
+	})
 }
 
 // Asynq's recoverer, which has all the time there is, must not be delayed by one task.

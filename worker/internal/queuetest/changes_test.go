@@ -103,39 +103,36 @@ func TestCutBelowTheCostOfWaitingTasks(t *testing.T) {
 	own := throttle.Window{Name: "own", Limit: 10, Period: time.Second}
 	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Scope: throttle.ScopeShared}
 	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{own, all}}
-	for _, plain := range []bool{false, true} {
-		t.Run(fmt.Sprint("plain client ", plain), func(t *testing.T) {
-			sitetest.Bubble(t, p, func(t *testing.T, s *sitetest.Site) {
-				s.Serve(s.Ok, sitetest.Calm)
-				enqueue := s.Client(s.AnotherLimiter()).Enqueue
-				if plain {
-					enqueue = s.Plain.Enqueue
-				}
-				for i := range costly + small {
-					task := sitetest.Task([]string{"acme", "beta"}[i%2])
-					if i < costly {
-						task = sitetest.Task("big", map[string]int64{throttle.Requests: 7})
-					}
-					_, err := enqueue(task, asynq.TaskID(fmt.Sprintf("t%02d", i)), asynq.MaxRetry(0))
-					sitetest.Must(t, err)
-				}
-				time.Sleep(1500 * time.Millisecond)
-				s.SetPolicy(func(p *throttle.Policy) { p.Windows[1].Limit = limit }, s.Limiter)
-				time.Sleep(small*time.Second/limit + 3*time.Second)
-				big := len(s.GrantsOf("big"))
-				expect.Equal(t, s.Granted()-big, small, "of", "small tasks have run")
-				time.Sleep(3 * time.Minute)
-				failed := int64(costly - big)
-				s.WantCounters(sitetest.Counters{Processed: costly + small, Failed: failed, Archived: failed})
-				archived, err := s.Inspector.ListArchivedTasks("default")
-				sitetest.Must(t, err)
-				for _, task := range archived {
-					if !strings.Contains(task.LastErr, "cost of 7 requests never fits: the window holds 6 at most") {
-						t.Errorf("%s failed by %q", task.ID, task.LastErr)
-					}
-				}
-				s.WantNobodyInLine()
-			})
-		})
-	}
+	sitetest.EachBubble(t, sitetest.Values(false, true), func(t *testing.T, plain bool) {
+		s := sitetest.NewInBubble(t, p)
+		s.Serve(s.Ok, sitetest.Calm)
+		enqueue := s.Client(s.AnotherLimiter()).Enqueue
+		if plain {
+			enqueue = s.Plain.Enqueue
+		}
+		for i := range costly + small {
+			task := sitetest.Task([]string{"acme", "beta"}[i%2])
+			if i < costly {
+				task = sitetest.Task("big", map[string]int64{throttle.Requests: 7})
+			}
+			_, err := enqueue(task, asynq.TaskID(fmt.Sprintf("t%02d", i)), asynq.MaxRetry(0))
+			sitetest.Must(t, err)
+		}
+		time.Sleep(1500 * time.Millisecond)
+		s.SetPolicy(func(p *throttle.Policy) { p.Windows[1].Limit = limit }, s.Limiter)
+		time.Sleep(small*time.Second/limit + 3*time.Second)
+		big := len(s.GrantsOf("big"))
+		expect.Equal(t, s.Granted()-big, small, "of", "small tasks have run")
+		time.Sleep(3 * time.Minute)
+		failed := int64(costly - big)
+		s.WantCounters(sitetest.Counters{Processed: costly + small, Failed: failed, Archived: failed})
+		archived, err := s.Inspector.ListArchivedTasks("default")
+		sitetest.Must(t, err)
+		for _, task := range archived {
+			if !strings.Contains(task.LastErr, "cost of 7 requests never fits: the window holds 6 at most") {
+				t.Errorf("%s failed by %q", task.ID, task.LastErr)
+			}
+		}
+		s.WantNobodyInLine()
+	})
 }

@@ -76,56 +76,49 @@ func TestADeniedTaskThatIsTooLateFailsOnce(t *testing.T) {
 // The expected start was in time, but no worker took the task before its deadline. asynq fails such
 // a task before any middleware sees it, and would go on until its retries are used up.
 func TestATaskWhoseDeadlinePassesInLineFailsOnce(t *testing.T) {
-	for name, planned := range map[string]bool{"denied": false, "planned": true} {
-		t.Run(name, func(t *testing.T) {
-			sitetest.Bubble(t, sitetest.Policy(1, 10*time.Minute), func(t *testing.T, s *sitetest.Site) {
-				s.Fill("acme")
-				opts := []asynq.Option{asynq.TaskID("late"), asynq.MaxRetry(5), asynq.Deadline(time.Now().Add(12 * time.Minute))}
-				if planned {
-					if _, err := s.Client(s.Limiter).EnqueueContext(t.Context(), sitetest.AcmeTask(), opts...); err != nil {
-						t.Fatal(err)
-					}
-				} else {
-					s.Enqueue(sitetest.AcmeTask(), opts...)
-					server := s.Serve(s.Ok, sitetest.Calm)
-					time.Sleep(10 * time.Second)
-					server.Shutdown()
-				}
-				got := s.InLine()
-				expect.Require(t, slices.Equal(got, []string{"default/late"}), "in line:", got)
-				time.Sleep(20 * time.Minute) // all workers are away
-				s.Serve(s.Ok, sitetest.Calm)
-				time.Sleep(10 * time.Second)
-				wantLate(s, "late", 5, "throttled: api, tenant acme: would start ")
-				time.Sleep(5 * time.Minute)
-				s.WantNobodyInLine()
-				s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
-				expect.That(t, len(s.Runs()) == 0 && s.Used() == 0, "ran", s.Runs(), s.Used(), "used")
-			})
-		})
-	}
+	sitetest.EachBubble(t, map[string]bool{"denied": false, "planned": true}, func(t *testing.T, planned bool) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Minute))
+		s.Fill("acme")
+		opts := []asynq.Option{asynq.TaskID("late"), asynq.MaxRetry(5), asynq.Deadline(time.Now().Add(12 * time.Minute))}
+		if planned {
+			if _, err := s.Client(s.Limiter).EnqueueContext(t.Context(), sitetest.AcmeTask(), opts...); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			s.Enqueue(sitetest.AcmeTask(), opts...)
+			server := s.Serve(s.Ok, sitetest.Calm)
+			time.Sleep(10 * time.Second)
+			server.Shutdown()
+		}
+		got := s.InLine()
+		expect.Require(t, slices.Equal(got, []string{"default/late"}), "in line:", got)
+		time.Sleep(20 * time.Minute) // all workers are away
+		s.Serve(s.Ok, sitetest.Calm)
+		time.Sleep(10 * time.Second)
+		wantLate(s, "late", 5, "throttled: api, tenant acme: would start ")
+		time.Sleep(5 * time.Minute)
+		s.WantNobodyInLine()
+		s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
+		expect.That(t, len(s.Runs()) == 0 && s.Used() == 0, "ran", s.Runs(), s.Used(), "used")
+	})
 }
 
 // A task that ran and failed keeps asynq's ways when its deadline passes before it is retried.
 func TestAFailedTaskWhoseDeadlinePassesKeepsAsynqsWays(t *testing.T) {
-	t.Parallel()
-	for _, failure := range []string{"boom", "throttled: by somebody else"} {
-		t.Run(failure, func(t *testing.T) {
-			sitetest.Bubble(t, sitetest.Policy(1, 5*time.Second), func(t *testing.T, s *sitetest.Site) {
-				s.Fill("acme") // it is denied before it runs and fails
-				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(2), asynq.Deadline(time.Now().Add(10*time.Second)))
-				fail := func(context.Context, *asynq.Task) error { return errors.New(failure) }
-				s.Serve(fail, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
-					c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 15 * time.Second }
-				})
-				time.Sleep(2 * time.Minute)
-				const late = "context deadline exceeded"
-				s.WantReported([]string{failure, late, late}, []string{failure, late})
-				s.WantCounters(sitetest.Counters{Processed: 3, Failed: 3, Archived: 1})
-				expect.That(t, len(s.Denials()) != 0, "it was not denied first")
-			})
+	sitetest.EachBubble(t, sitetest.Values("boom", "throttled: by somebody else"), func(t *testing.T, failure string) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, 5*time.Second))
+		s.Fill("acme") // it is denied before it runs and fails
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(2), asynq.Deadline(time.Now().Add(10*time.Second)))
+		fail := func(context.Context, *asynq.Task) error { return errors.New(failure) }
+		s.Serve(fail, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
+			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 15 * time.Second }
 		})
-	}
+		time.Sleep(2 * time.Minute)
+		const late = "context deadline exceeded"
+		s.WantReported([]string{failure, late, late}, []string{failure, late})
+		s.WantCounters(sitetest.Counters{Processed: 3, Failed: 3, Archived: 1})
+		expect.That(t, len(s.Denials()) != 0, "it was not denied first")
+	})
 }
 
 // The lock of a unique task of our client holds also if the task waits for longer than it was

@@ -30,7 +30,8 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 	}
 	observed := api(own)
 	observed.Mode = throttle.ModeObserve
-	for name, row := range map[string]struct{ before, after throttle.Policy }{
+	type row struct{ before, after throttle.Policy }
+	sitetest.EachBubble(t, map[string]row{
 		"a user's window comes":        {api(own), api(own, user)},
 		"a user's window goes":         {api(own, user), api(own)},
 		"a user's window for a site's": {api(own, user), api(own, site)},
@@ -38,46 +39,43 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 		"a shared window comes":        {api(own), api(own, all)},
 		"enforced after observed":      {observed, api(own)},
 		"observed after enforced":      {api(own), observed},
-	} {
-		t.Run(name, func(t *testing.T) {
-			sitetest.Bubble(t, row.before, func(t *testing.T, s *sitetest.Site) {
-				s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-					if hooktest.IsScript(cmd) { // else no call is under way beside another
-						time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond)
-					}
-					return next(ctx, cmd)
-				}))
-				limiter := func(p throttle.Policy) *throttle.Limiter {
-					made, err := throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{p}})
-					sitetest.Must(t, err)
-					return made
-				}
-				for _, p := range []throttle.Policy{row.before, row.after, row.before, row.after} {
-					own := limiter(p)
-					s.Serve(s.Ok, sitetest.Calm, sitetest.By(own))
-				}
-				clients := []*worker.Client{s.Client(limiter(row.before)), s.Client(limiter(row.after))}
-				const n = 48
-				begin := time.Now()
-				for i := range n {
-					task := worker.NewTask(worker.Identity{
-						Tenant:     fmt.Sprint("t", i%2),
-						Attributes: map[string]string{"user": fmt.Sprint(i % 8), "site": fmt.Sprint(i % 3)},
-					}, "x", nil)
-					var err error
-					if id := asynq.TaskID(fmt.Sprint(i)); i%3 == 0 {
-						_, err = s.Plain.Enqueue(task, id)
-					} else {
-						_, err = clients[i%2].Enqueue(task, id)
-					}
-					sitetest.Must(t, err)
-				}
-				s.SleepUntil(n, 5*time.Minute)
-				took := time.Since(begin)
-				expect.That(t, took <= 10*time.Second, "all have run after", took)
-				s.WantWakes(sitetest.DeniedAndRun + 1)
-				s.WantNobodyInLine()
-			})
-		})
-	}
+	}, func(t *testing.T, row row) {
+		s := sitetest.NewInBubble(t, row.before)
+		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if hooktest.IsScript(cmd) { // else no call is under way beside another
+				time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond)
+			}
+			return next(ctx, cmd)
+		}))
+		limiter := func(p throttle.Policy) *throttle.Limiter {
+			made, err := throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{p}})
+			sitetest.Must(t, err)
+			return made
+		}
+		for _, p := range []throttle.Policy{row.before, row.after, row.before, row.after} {
+			own := limiter(p)
+			s.Serve(s.Ok, sitetest.Calm, sitetest.By(own))
+		}
+		clients := []*worker.Client{s.Client(limiter(row.before)), s.Client(limiter(row.after))}
+		const n = 48
+		begin := time.Now()
+		for i := range n {
+			task := worker.NewTask(worker.Identity{
+				Tenant:     fmt.Sprint("t", i%2),
+				Attributes: map[string]string{"user": fmt.Sprint(i % 8), "site": fmt.Sprint(i % 3)},
+			}, "x", nil)
+			var err error
+			if id := asynq.TaskID(fmt.Sprint(i)); i%3 == 0 {
+				_, err = s.Plain.Enqueue(task, id)
+			} else {
+				_, err = clients[i%2].Enqueue(task, id)
+			}
+			sitetest.Must(t, err)
+		}
+		s.SleepUntil(n, 5*time.Minute)
+		took := time.Since(begin)
+		expect.That(t, took <= 10*time.Second, "all have run after", took)
+		s.WantWakes(sitetest.DeniedAndRun + 1)
+		s.WantNobodyInLine()
+	})
 }

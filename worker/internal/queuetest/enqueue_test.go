@@ -232,29 +232,27 @@ func TestAClientWithAnotherLimiterIsNoticed(t *testing.T) {
 	policy := sitetest.Policy(1000, time.Minute)
 	renamed := policy
 	renamed.Name = "another"
-	for name, row := range map[string]struct {
+	type row struct {
 		prefix string
 		policy throttle.Policy
 		logged int
-	}{
+	}
+	sitetest.EachBubble(t, map[string]row{
 		"the same":     {"", policy, 0},
 		"another name": {"", renamed, 1},
 		"a prefix":     {"staging:", policy, 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			sitetest.Bubble(t, policy, func(t *testing.T, s *sitetest.Site) {
-				limiter, err := throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{row.policy}, Prefix: row.prefix})
-				sitetest.Must(t, err)
-				s.Serve(s.Ok, sitetest.Calm)
-				client := s.Client(limiter)
-				for _, id := range []string{"a", "b"} {
-					expect.Must(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id))))
-				}
-				time.Sleep(3 * time.Minute)
-				if n := s.Logs.Count("stood in no line"); n != row.logged || len(s.Runs()) != 2 {
-					t.Errorf("logged %d times, want %d; ran %q\n%s", n, row.logged, s.Runs(), s.Logs)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, row row) {
+		s := sitetest.NewInBubble(t, policy)
+		limiter, err := throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{row.policy}, Prefix: row.prefix})
+		sitetest.Must(t, err)
+		s.Serve(s.Ok, sitetest.Calm)
+		client := s.Client(limiter)
+		for _, id := range []string{"a", "b"} {
+			expect.Must(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id))))
+		}
+		time.Sleep(3 * time.Minute)
+		if n := s.Logs.Count("stood in no line"); n != row.logged || len(s.Runs()) != 2 {
+			t.Errorf("logged %d times, want %d; ran %q\n%s", n, row.logged, s.Runs(), s.Logs)
+		}
+	})
 }

@@ -106,44 +106,39 @@ func TestAServerThatLeavesDelaysNobody(t *testing.T) {
 // A machine dies with the nudge that it was sent, or after a take that emptied the line, and before it picked.
 // Who idles puts the tickets back when they count as lost, after 5 s.
 func TestAMachineThatDiesWithANudgeOrTicketsDelaysThemBriefly(t *testing.T) {
-	t.Parallel()
 	nudge := func(cmd redis.Cmder, done bool) bool { return done && cmd.Name() == "blpop" && cmd.Err() == nil }
 	tickets := func(cmd redis.Cmder, done bool) bool { return !done && sitetest.IsPick(cmd.Args()) }
-	for _, row := range []struct {
-		name            string
+	type row struct {
 		policies, tasks int
 		dies            func(cmd redis.Cmder, done bool) bool
 		most            time.Duration
-	}{
-		{"a nudge, with 1", 1, 1, nudge, lateMost},
-		{"a nudge, with 50", 50, 1, nudge, lateMost},
-		{"the last tickets", 50, 2, tickets, 5*time.Second + lateMost},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, append(idle(row.policies-1), sitetest.Shared(100, time.Minute))...)
-				var once sync.Once
-				machines(s, func(m *machine) hooktest.Hook {
-					return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-						if row.dies(cmd, false) {
-							once.Do(m.proxy.Cut)
-						}
-						err := next(ctx, cmd)
-						if row.dies(cmd, true) {
-							once.Do(m.proxy.Cut)
-						}
-						return err
-					}
-				}, sitetest.Calm)
-				time.Sleep(20 * time.Second)
-				begun := time.Now()
-				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, row.tasks)
-				s.SleepUntil(row.tasks, 5*time.Minute)
-				late := s.Grants()[row.tasks-1].At.Sub(begun)
-				expect.That(t, late <= row.most, "it started", late, "late")
-			})
-		})
 	}
+	sitetest.EachBubble(t, map[string]row{
+		"a nudge, with 1":  {1, 1, nudge, lateMost},
+		"a nudge, with 50": {50, 1, nudge, lateMost},
+		"the last tickets": {50, 2, tickets, 5*time.Second + lateMost},
+	}, func(t *testing.T, row row) {
+		s := sitetest.NewInBubble(t, append(idle(row.policies-1), sitetest.Shared(100, time.Minute))...)
+		var once sync.Once
+		machines(s, func(m *machine) hooktest.Hook {
+			return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+				if row.dies(cmd, false) {
+					once.Do(m.proxy.Cut)
+				}
+				err := next(ctx, cmd)
+				if row.dies(cmd, true) {
+					once.Do(m.proxy.Cut)
+				}
+				return err
+			}
+		}, sitetest.Calm)
+		time.Sleep(20 * time.Second)
+		begun := time.Now()
+		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, row.tasks)
+		s.SleepUntil(row.tasks, 5*time.Minute)
+		late := s.Grants()[row.tasks-1].At.Sub(begun)
+		expect.That(t, late <= row.most, "it started", late, "late")
+	})
 }
 
 // A machine dies while it runs a task. It uses a retry if asynq's heartbeat has seen it run, as with plain
@@ -177,27 +172,22 @@ func TestATaskOfAMachineThatDiesGoesBack(t *testing.T) {
 
 // The limiter does not answer for a while. Whatever waits then, and however it came, starts soon after.
 func TestAnOutageOfTheLimiterDelaysNobodyForLong(t *testing.T) {
-	t.Parallel()
-	for _, out := range []time.Duration{10 * time.Second, 3 * time.Minute} {
-		t.Run(out.String(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const tasks = 60
-				s := sitetest.NewInBubble(t, append(idle(20), sitetest.Shared(100, time.Second))...)
-				var proxy sitetest.Proxy
-				s.Serve(s.Ok, sitetest.Calm, sitetest.By(s.LimiterThrough(&proxy)))
-				time.Sleep(2 * time.Second)
-				proxy.Cut()
-				s.EnqueueMany("acme", 0, tasks/3) // are denied
-				s.EnqueueMany("beta", 0, tasks/3, asynq.ProcessIn(out/2))
-				s.JoinMany(s.Client(s.AnotherLimiter()), "gamma", 0, tasks/3)
-				time.Sleep(out)
-				proxy.Mend()
-				mended := time.Now()
-				s.SleepUntil(tasks, time.Minute)
-				late := s.Grants()[tasks-1].At.Sub(mended)
-				expect.That(t, late <= lateMost, "the last one started", late, "after the outage")
-				time.Sleep(2 * time.Second) // go-redis tries to connect in the background
-			})
-		})
-	}
+	sitetest.EachBubble(t, sitetest.Values(10*time.Second, 3*time.Minute), func(t *testing.T, out time.Duration) {
+		const tasks = 60
+		s := sitetest.NewInBubble(t, append(idle(20), sitetest.Shared(100, time.Second))...)
+		var proxy sitetest.Proxy
+		s.Serve(s.Ok, sitetest.Calm, sitetest.By(s.LimiterThrough(&proxy)))
+		time.Sleep(2 * time.Second)
+		proxy.Cut()
+		s.EnqueueMany("acme", 0, tasks/3) // are denied
+		s.EnqueueMany("beta", 0, tasks/3, asynq.ProcessIn(out/2))
+		s.JoinMany(s.Client(s.AnotherLimiter()), "gamma", 0, tasks/3)
+		time.Sleep(out)
+		proxy.Mend()
+		mended := time.Now()
+		s.SleepUntil(tasks, time.Minute)
+		late := s.Grants()[tasks-1].At.Sub(mended)
+		expect.That(t, late <= lateMost, "the last one started", late, "after the outage")
+		time.Sleep(2 * time.Second) // go-redis tries to connect in the background
+	})
 }

@@ -16,33 +16,29 @@ import (
 // A backlog of a plain client drains at the rate of the tightest window, in order, and a task
 // wakes at most twice: to be denied, and to run. None has a retry to lose.
 func TestBacklogDrains(t *testing.T) {
-	t.Parallel()
 	minuteAndBurst := sitetest.Policy(20, time.Minute)
 	minuteAndBurst.Windows = append(minuteAndBurst.Windows, throttle.Window{Name: "burst", Limit: 5, Period: 3 * time.Second})
-	for _, row := range []struct {
-		name   string
+	type row struct {
 		policy throttle.Policy
 		tasks  int
 		pace   func(*asynq.Config, *worker.Config)
-	}{
-		{"20 per minute and 5 per 3 seconds", minuteAndBurst, 60, sitetest.Calm},
-		{"20 per second, shared", sitetest.Shared(20, time.Second), 100, sitetest.Quick},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			sitetest.Bubble(t, row.policy, func(t *testing.T, s *sitetest.Site) {
-				s.EnqueueMany("acme", 0, row.tasks, asynq.MaxRetry(0))
-				s.Serve(s.Ok, row.pace, s.Apart)
-				s.Serve(s.Ok, row.pace, s.Apart)
-				w := row.policy.Windows[0]
-				s.SleepUntil(row.tasks, 2*time.Duration(row.tasks)*w.Period/time.Duration(w.Limit))
-				s.WantWakes(sitetest.DeniedAndRun)
-				s.WantPace(sitetest.Spacing, row.policy.Windows...)
-				s.WantInOrder()
-				s.WantNobodyInLine()
-				s.WantCounters(sitetest.Counters{Processed: int64(row.tasks)})
-			})
-		})
 	}
+	sitetest.EachBubble(t, map[string]row{
+		"20 per minute and 5 per 3 seconds": {minuteAndBurst, 60, sitetest.Calm},
+		"20 per second, shared":             {sitetest.Shared(20, time.Second), 100, sitetest.Quick},
+	}, func(t *testing.T, row row) {
+		s := sitetest.NewInBubble(t, row.policy)
+		s.EnqueueMany("acme", 0, row.tasks, asynq.MaxRetry(0))
+		s.Serve(s.Ok, row.pace, s.Apart)
+		s.Serve(s.Ok, row.pace, s.Apart)
+		w := row.policy.Windows[0]
+		s.SleepUntil(row.tasks, 2*time.Duration(row.tasks)*w.Period/time.Duration(w.Limit))
+		s.WantWakes(sitetest.DeniedAndRun)
+		s.WantPace(sitetest.Spacing, row.policy.Windows...)
+		s.WantInOrder()
+		s.WantNobodyInLine()
+		s.WantCounters(sitetest.Counters{Processed: int64(row.tasks)})
+	})
 }
 
 // A client alone, whose process ends before any worker's begins, leaves a line that is found.

@@ -20,66 +20,61 @@ import (
 // The limiter's Redis takes commands for 30 s and answers none. Tasks that no policy guards run as
 // before. Beside them guarded tasks wait in line, and are pending.
 func TestLimiterHangsAndPlainTasksRun(t *testing.T) {
-	t.Parallel()
-	for _, fail := range []throttle.FailMode{throttle.FailClosed, throttle.FailOpen} {
-		t.Run(fmt.Sprintf("fail: %s", fail), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const guarded, plain, waiting = 100, 50, 50
-				p := sitetest.Shared(10, time.Second)
-				p.Match, p.Fail = []string{"x"}, fail
-				s := sitetest.NewInBubble(t, append(idle(30), p)...)
-				var proxy sitetest.Proxy
-				s.Limiter = s.LimiterThrough(&proxy)
-				var mu sync.Mutex
-				started := map[string]time.Time{}
-				s.Serve(func(_ context.Context, task *asynq.Task) error {
-					mu.Lock()
-					defer mu.Unlock()
-					started[string(task.Payload())] = time.Now()
-					return nil
-				}, sitetest.Calm)
-				s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, waiting)
-				// run is the slowest of the plain tasks, ten a second.
-				run := func(name string) (slowest time.Duration) {
-					enqueued := map[string]time.Time{}
-					for i := range plain {
-						enqueued[fmt.Sprint(name, i)] = time.Now()
-						s.Enqueue(asynq.NewTask("plain", fmt.Append(nil, name, i)))
-						time.Sleep(100 * time.Millisecond)
-					}
-					time.Sleep(10 * time.Second)
-					mu.Lock()
-					defer mu.Unlock()
-					for name, at := range enqueued {
-						expect.Require(t, !started[name].IsZero(), name, "has not run")
-						slowest = max(slowest, started[name].Sub(at))
-					}
-					return slowest
-				}
-				before := run("before")
-				goesOn := proxy.Hang(30 * time.Second)
-				s.EnqueueMany("beta", 0, guarded)
-				during := run("during")
-				synctest.Wait() // a task counts only after its handler has returned
-				if n := s.Counters().Processed; fail == throttle.FailOpen && n < 2*plain+guarded {
-					t.Errorf("%d of %d that need not wait have run", n, 2*plain+guarded)
-				}
-				t.Logf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
-				// The first guarded tasks wait for the limiter for 2 s in their slots. Meanwhile it is asked
-				// four times for 250 ms, as the pauses between double from 100 ms.
-				if during > before+2*time.Second+4*250*time.Millisecond {
-					t.Errorf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
-				}
-				<-goesOn
-				for range 100 { // forward looks at waiting tasks within two minutes
-					if time.Sleep(2 * time.Second); s.Counters().Processed == waiting+2*plain+guarded {
-						break
-					}
-				}
-				s.WantCounters(sitetest.Counters{Processed: waiting + 2*plain + guarded})
-			})
-		})
-	}
+	sitetest.EachBubble(t, sitetest.Values(throttle.FailClosed, throttle.FailOpen), func(t *testing.T, fail throttle.FailMode) {
+		const guarded, plain, waiting = 100, 50, 50
+		p := sitetest.Shared(10, time.Second)
+		p.Match, p.Fail = []string{"x"}, fail
+		s := sitetest.NewInBubble(t, append(idle(30), p)...)
+		var proxy sitetest.Proxy
+		s.Limiter = s.LimiterThrough(&proxy)
+		var mu sync.Mutex
+		started := map[string]time.Time{}
+		s.Serve(func(_ context.Context, task *asynq.Task) error {
+			mu.Lock()
+			defer mu.Unlock()
+			started[string(task.Payload())] = time.Now()
+			return nil
+		}, sitetest.Calm)
+		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, waiting)
+		// run is the slowest of the plain tasks, ten a second.
+		run := func(name string) (slowest time.Duration) {
+			enqueued := map[string]time.Time{}
+			for i := range plain {
+				enqueued[fmt.Sprint(name, i)] = time.Now()
+				s.Enqueue(asynq.NewTask("plain", fmt.Append(nil, name, i)))
+				time.Sleep(100 * time.Millisecond)
+			}
+			time.Sleep(10 * time.Second)
+			mu.Lock()
+			defer mu.Unlock()
+			for name, at := range enqueued {
+				expect.Require(t, !started[name].IsZero(), name, "has not run")
+				slowest = max(slowest, started[name].Sub(at))
+			}
+			return slowest
+		}
+		before := run("before")
+		goesOn := proxy.Hang(30 * time.Second)
+		s.EnqueueMany("beta", 0, guarded)
+		during := run("during")
+		synctest.Wait() // a task counts only after its handler has returned
+		if n := s.Counters().Processed; fail == throttle.FailOpen && n < 2*plain+guarded {
+			t.Errorf("%d of %d that need not wait have run", n, 2*plain+guarded)
+		}
+		t.Logf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
+		// The first guarded tasks wait for the limiter for 2 s in their slots. Meanwhile it is asked
+		// four times for 250 ms, as the pauses between double from 100 ms.
+		if during > before+2*time.Second+4*250*time.Millisecond {
+			t.Errorf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
+		}
+		<-goesOn
+		for range 100 { // forward looks at waiting tasks within two minutes
+			if time.Sleep(2 * time.Second); s.Counters().Processed == waiting+2*plain+guarded {
+				break
+			}
+		}
+		s.WantCounters(sitetest.Counters{Processed: waiting + 2*plain + guarded})
+	})
 }
 
 // wantNoStrays fails if a task ran more than that many places from where it belongs. The order of

@@ -46,27 +46,22 @@ func TestIdlePoliciesCostLittle(t *testing.T) {
 
 // TaskCheckInterval does not delay the tasks of our client.
 func TestTaskCheckIntervalMattersToPlainTasksOnly(t *testing.T) {
-	t.Parallel()
-	for _, interval := range []time.Duration{4 * time.Second, 0} {
-		t.Run(interval.String(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := sitetest.NewInBubble(t, append(idle(30), sitetest.Shared(2, 3*time.Second))...)
-				for range 2 {
-					s.Serve(s.Ok, s.Apart, func(c *asynq.Config, _ *worker.Config) {
-						c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, interval
-					})
-				}
-				time.Sleep(20 * time.Second)
-				client := s.Client(s.AnotherLimiter())
-				all := s.JoinMany(client, "acme", 0, 12)
-				s.SleepUntil(12, 30*time.Second)
-				time.Sleep(10 * time.Second)
-				all = append(all, s.JoinMany(client, "acme", 12, 1)...) // to an idle server
-				s.SleepUntil(13, 30*time.Second)
-				s.WantOnTime(all, sitetest.Spacing)
+	sitetest.EachBubble(t, sitetest.Values(4*time.Second, 0), func(t *testing.T, interval time.Duration) {
+		s := sitetest.NewInBubble(t, append(idle(30), sitetest.Shared(2, 3*time.Second))...)
+		for range 2 {
+			s.Serve(s.Ok, s.Apart, func(c *asynq.Config, _ *worker.Config) {
+				c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, interval
 			})
-		})
-	}
+		}
+		time.Sleep(20 * time.Second)
+		client := s.Client(s.AnotherLimiter())
+		all := s.JoinMany(client, "acme", 0, 12)
+		s.SleepUntil(12, 30*time.Second)
+		time.Sleep(10 * time.Second)
+		all = append(all, s.JoinMany(client, "acme", 12, 1)...) // to an idle server
+		s.SleepUntil(13, 30*time.Second)
+		s.WantOnTime(all, sitetest.Spacing)
+	})
 }
 
 // The clock of Redis goes 61 s ahead, and later 100 s back, while tasks wait in line. No limit is
@@ -116,44 +111,39 @@ func TestClockOfRedisMovesUnderABacklog(t *testing.T) {
 // All but 20 of 500 waiting tasks are deleted, which fill 50 s. At that moment another task comes,
 // with a deadline in half a minute, by a client of ours or by a plain one. It runs.
 func TestDeletedTasksHoldUpNobody(t *testing.T) {
-	t.Parallel()
-	for _, plain := range []bool{false, true} {
-		t.Run(fmt.Sprint("plain client ", plain), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const limit, all, deleted, begin = 10, 500, 480, 500 * time.Millisecond
-				s := sitetest.NewInBubble(t, sitetest.Shared(limit, time.Second))
-				client := s.Client(s.AnotherLimiter())
-				tasks := make([]*asynq.Task, all)
-				for i := range tasks {
-					tasks[i] = sitetest.AcmeTask(asynq.TaskID(fmt.Sprint("t", i)))
-				}
-				for _, result := range client.EnqueueBulk(t.Context(), tasks) {
-					sitetest.Must(t, result.Err)
-				}
-				s.Serve(s.Ok, s.Apart, sitetest.Calm)
-				time.Sleep(begin)
-				for i := range deleted {
-					_ = s.Inspector.DeleteTask("default", fmt.Sprint("t", i)) // the first have run
-				}
-				enqueue := client.Enqueue
-				if plain {
-					enqueue = s.Plain.Enqueue
-				}
-				_, err := enqueue(sitetest.AcmeTask(), asynq.TaskID("soon"), asynq.Deadline(time.Now().Add(30*time.Second)))
-				sitetest.Must(t, err)
-				begun := time.Now()
-				// It goes with the window after those of the tasks that are left. Each look at a deleted
-				// one may take a millisecond.
-				const most = (1+(all-deleted)/limit)*time.Second - begin + deleted*time.Millisecond
-				time.Sleep(30 * time.Second)
-				s.WantOnceEach(t, limit+all-deleted+1)
-				if i := slices.Index(s.Order(), "soon"); i < 0 {
-					t.Errorf("it has not started: %+v", s.Task("soon"))
-				} else if after := s.Grants()[i].At.Sub(begun); after > most {
-					t.Errorf("it started after %v, want at most %v", after, most)
-				}
-				s.WantNobodyInLine()
-			})
-		})
-	}
+	sitetest.EachBubble(t, sitetest.Values(false, true), func(t *testing.T, plain bool) {
+		const limit, all, deleted, begin = 10, 500, 480, 500 * time.Millisecond
+		s := sitetest.NewInBubble(t, sitetest.Shared(limit, time.Second))
+		client := s.Client(s.AnotherLimiter())
+		tasks := make([]*asynq.Task, all)
+		for i := range tasks {
+			tasks[i] = sitetest.AcmeTask(asynq.TaskID(fmt.Sprint("t", i)))
+		}
+		for _, result := range client.EnqueueBulk(t.Context(), tasks) {
+			sitetest.Must(t, result.Err)
+		}
+		s.Serve(s.Ok, s.Apart, sitetest.Calm)
+		time.Sleep(begin)
+		for i := range deleted {
+			_ = s.Inspector.DeleteTask("default", fmt.Sprint("t", i)) // the first have run
+		}
+		enqueue := client.Enqueue
+		if plain {
+			enqueue = s.Plain.Enqueue
+		}
+		_, err := enqueue(sitetest.AcmeTask(), asynq.TaskID("soon"), asynq.Deadline(time.Now().Add(30*time.Second)))
+		sitetest.Must(t, err)
+		begun := time.Now()
+		// It goes with the window after those of the tasks that are left. Each look at a deleted
+		// one may take a millisecond.
+		const most = (1+(all-deleted)/limit)*time.Second - begin + deleted*time.Millisecond
+		time.Sleep(30 * time.Second)
+		s.WantOnceEach(t, limit+all-deleted+1)
+		if i := slices.Index(s.Order(), "soon"); i < 0 {
+			t.Errorf("it has not started: %+v", s.Task("soon"))
+		} else if after := s.Grants()[i].At.Sub(begun); after > most {
+			t.Errorf("it started after %v, want at most %v", after, most)
+		}
+		s.WantNobodyInLine()
+	})
 }

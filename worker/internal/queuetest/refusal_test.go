@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -218,52 +217,49 @@ func TestARefusedTaskDoesNotSpin(t *testing.T) {
 // A task that is refused again and again ends where its policy says so, with the reason.
 func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 	fails := errors.New("something else")
-	for name, row := range map[string]struct {
+	type row struct {
 		wait  time.Duration
 		errs  []error // of the runs, in turn; the last one goes on
 		runs  int
 		fails bool
-	}{
+	}
+	sitetest.EachBubble(t, map[string]row{
 		"a total wait":              {150 * time.Second, []error{worker.RetryAfter(time.Minute)}, 3, true},
 		"a wait that is too long":   {time.Minute, []error{worker.RetryAfter(time.Hour)}, 1, true},
 		"a failure begins the wait": {90 * time.Second, []error{worker.RetryAfter(time.Minute), fails, worker.RetryAfter(time.Minute), nil}, 4, false},
 		"no limit":                  {0, append(slices.Repeat([]error{worker.RetryAfter(time.Second)}, 30), nil), 31, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p := sitetest.Policy(1000, time.Minute)
-				p.MaxRefusedWait = row.wait
-				s := sitetest.NewInBubble(t, p)
-				runs := 0
-				s.Serve(func(ctx context.Context, task *asynq.Task) error {
-					runs++
-					return row.errs[min(runs, len(row.errs))-1]
-				}, sitetest.Calm)
-				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(1))
-				for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Second) {
-					if state := s.Task("t").State; state == 0 || state == asynq.TaskStateArchived {
-						break
-					}
-				}
-				time.Sleep(time.Minute) // time for another run
-				info := s.Task("t")
-				if gone := info.ID == ""; runs != row.runs || gone == row.fails {
-					t.Fatalf("%d runs, want %d; %v: %s", runs, row.runs, info.State, info.LastErr)
-				}
-				if !row.fails {
-					return
-				}
-				var given *worker.GivenUpError
-				if len(s.Reported) != 1 || !errors.As(s.Reported[0], &given) ||
-					info.State != asynq.TaskStateArchived || info.LastErr != given.Error() {
-					t.Fatalf("%v: %s; reported %v", info.State, info.LastErr, s.Reported)
-				}
-				if given.Policy != "api" || given.Tenant != "acme" || given.Limit != row.wait || given.Cause == nil {
-					t.Errorf("%+v", given)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, row row) {
+		p := sitetest.Policy(1000, time.Minute)
+		p.MaxRefusedWait = row.wait
+		s := sitetest.NewInBubble(t, p)
+		runs := 0
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			runs++
+			return row.errs[min(runs, len(row.errs))-1]
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(1))
+		for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Second) {
+			if state := s.Task("t").State; state == 0 || state == asynq.TaskStateArchived {
+				break
+			}
+		}
+		time.Sleep(time.Minute) // time for another run
+		info := s.Task("t")
+		if gone := info.ID == ""; runs != row.runs || gone == row.fails {
+			t.Fatalf("%d runs, want %d; %v: %s", runs, row.runs, info.State, info.LastErr)
+		}
+		if !row.fails {
+			return
+		}
+		var given *worker.GivenUpError
+		if len(s.Reported) != 1 || !errors.As(s.Reported[0], &given) ||
+			info.State != asynq.TaskStateArchived || info.LastErr != given.Error() {
+			t.Fatalf("%v: %s; reported %v", info.State, info.LastErr, s.Reported)
+		}
+		if given.Policy != "api" || given.Tenant != "acme" || given.Limit != row.wait || given.Cause == nil {
+			t.Errorf("%+v", given)
+		}
+	})
 }
 
 // The policy that refuses a call says for how long it may, also if the task has another.

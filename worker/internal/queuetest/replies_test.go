@@ -126,31 +126,26 @@ func TestTwoAsynqsByOneLimiter(t *testing.T) {
 // asynq's Redis comes back empty, while the limiter's has kept its lines. Tasks run at once, whether a
 // new client or an old one enqueues first.
 func TestAnAsynqThatComesBackEmpty(t *testing.T) {
-	for _, first := range []string{"the new client", "the old client"} {
-		t.Run(first, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				limits, s := sitetest.NewInBubble(t, sitetest.Shared(1000, time.Second)), sitetest.NewInBubble(t)
-				s.Limiter = limits.AnotherLimiter()
-				s.Serve(s.Ok, sitetest.Calm)
-				s.Serve(s.Ok, sitetest.Calm)
-				old := s.Client(s.Limiter)
-				s.JoinMany(old, "acme", 0, 10)
-				s.SleepUntil(10, time.Second)
-				sitetest.Must(t, s.Redis.FlushAll(t.Context()).Err())
-				time.Sleep(time.Second)
-				clients := []*worker.Client{s.Client(s.Limiter), old}
-				if first == "the old client" {
-					clients[0], clients[1] = clients[1], clients[0]
-				}
-				for i, client := range clients {
-					begin := time.Now()
-					s.JoinMany(client, fmt.Sprint("tenant", i), 0, 10)
-					s.SleepUntil(20+10*i, 10*time.Minute)
-					late := time.Since(begin) - time.Second
-					expect.That(t, late <= 3*time.Second, "the tasks of client", i, "ran after", late)
-				}
-			})
-		})
-	}
+	sitetest.EachBubble(t, sitetest.Values("the new client", "the old client"), func(t *testing.T, first string) {
+		limits, s := sitetest.NewInBubble(t, sitetest.Shared(1000, time.Second)), sitetest.NewInBubble(t)
+		s.Limiter = limits.AnotherLimiter()
+		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok, sitetest.Calm)
+		old := s.Client(s.Limiter)
+		s.JoinMany(old, "acme", 0, 10)
+		s.SleepUntil(10, time.Second)
+		sitetest.Must(t, s.Redis.FlushAll(t.Context()).Err())
+		time.Sleep(time.Second)
+		clients := []*worker.Client{s.Client(s.Limiter), old}
+		if first == "the old client" {
+			clients[0], clients[1] = clients[1], clients[0]
+		}
+		for i, client := range clients {
+			begin := time.Now()
+			s.JoinMany(client, fmt.Sprint("tenant", i), 0, 10)
+			s.SleepUntil(20+10*i, 10*time.Minute)
+			late := time.Since(begin) - time.Second
+			expect.That(t, late <= 3*time.Second, "the tasks of client", i, "ran after", late)
+		}
+	})
 }

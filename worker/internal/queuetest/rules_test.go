@@ -22,27 +22,27 @@ import (
 // A grant that has waited counts from when it was taken: it is given back, and the task is granted
 // once more.
 func TestAnOldGrantIsReservedAgain(t *testing.T) {
-	for _, row := range []struct {
-		name  string
+	type row struct {
 		delay time.Duration
 		anew  bool
-	}{{"in time", 50 * time.Millisecond, false}, {"too old", 300 * time.Millisecond, true}} {
-		t.Run(row.name, func(t *testing.T) {
-			sitetest.Bubble(t, sitetest.Policy(10, time.Hour), func(t *testing.T, s *sitetest.Site) {
-				picks := &sitetest.Fault{Is: sitetest.IsPick, Lost: true, Meanwhile: func() { time.Sleep(row.delay) }}
-				s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(picks.See))
-				s.Serve(s.Ok, sitetest.Calm)
-				time.Sleep(time.Second)
-				s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
-				enqueued := time.Now()
-				s.SleepUntil(1, 5*time.Second)
-				if after := s.Grants()[0].At.Sub(enqueued); (after >= row.delay) != row.anew {
-					t.Errorf("it was granted %v after it was enqueued", after)
-				}
-				expect.Equal(t, s.Used(), 1, "are used")
-			})
-		})
 	}
+	sitetest.EachBubble(t, map[string]row{
+		"in time": {50 * time.Millisecond, false},
+		"too old": {300 * time.Millisecond, true},
+	}, func(t *testing.T, row row) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(10, time.Hour))
+		picks := &sitetest.Fault{Is: sitetest.IsPick, Lost: true, Meanwhile: func() { time.Sleep(row.delay) }}
+		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(picks.See))
+		s.Serve(s.Ok, sitetest.Calm)
+		time.Sleep(time.Second)
+		s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
+		enqueued := time.Now()
+		s.SleepUntil(1, 5*time.Second)
+		if after := s.Grants()[0].At.Sub(enqueued); (after >= row.delay) != row.anew {
+			t.Errorf("it was granted %v after it was enqueued", after)
+		}
+		expect.Equal(t, s.Used(), 1, "are used")
+	})
 }
 
 // A limit is cut while tasks that were taken wait, so that their old grants are not all renewed. What

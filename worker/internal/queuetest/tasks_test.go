@@ -3,7 +3,6 @@ package queuetest
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -68,34 +67,31 @@ func TestEarliestResetKnowsNoLine(t *testing.T) {
 // A task whose handler returned an error comes back after asynq's own delay, at the front of its tenant's
 // waiters, whether or not the error counts as a failure.
 func TestAFailedTaskComesBackInFront(t *testing.T) {
-	for _, failure := range []bool{true, false} {
-		t.Run(fmt.Sprint("counts as a failure: ", failure), func(t *testing.T) {
-			sitetest.Bubble(t, sitetest.Shared(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
-				failed := false
-				s.Serve(func(ctx context.Context, task *asynq.Task) error {
-					if !failed {
-						failed = true
-						return errors.New("boom")
-					}
-					return s.Ok(ctx, task)
-				}, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
-					c.IsFailure = func(error) bool { return failure }
-					c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 12 * time.Second }
-				})
-				s.EnqueueMany("acme", 0, 6)
-				s.SleepUntil(7, 90*time.Second) // it is back before the third of them starts, at 20 s
-				if want := []string{"acme-0000", "acme-0001", "acme-0000"}; !slices.Equal(s.Order()[:3], want) {
-					t.Errorf("granted: %q", s.Order())
-				}
-				want := sitetest.Counters{Processed: 6}
-				if failure {
-					want = sitetest.Counters{Processed: 7, Failed: 1}
-				}
-				s.WantCounters(want)
-				s.WantNobodyInLine()
-			})
+	sitetest.EachBubble(t, sitetest.Values(true, false), func(t *testing.T, failure bool) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, 10*time.Second))
+		failed := false
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			if !failed {
+				failed = true
+				return errors.New("boom")
+			}
+			return s.Ok(ctx, task)
+		}, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
+			c.IsFailure = func(error) bool { return failure }
+			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 12 * time.Second }
 		})
-	}
+		s.EnqueueMany("acme", 0, 6)
+		s.SleepUntil(7, 90*time.Second) // it is back before the third of them starts, at 20 s
+		if want := []string{"acme-0000", "acme-0001", "acme-0000"}; !slices.Equal(s.Order()[:3], want) {
+			t.Errorf("granted: %q", s.Order())
+		}
+		want := sitetest.Counters{Processed: 6}
+		if failure {
+			want = sitetest.Counters{Processed: 7, Failed: 1}
+		}
+		s.WantCounters(want)
+		s.WantNobodyInLine()
+	})
 }
 
 // The limiter puts a pending task in line, and its reply is lost. The task waits for a second or

@@ -97,6 +97,26 @@ func Bubble(t *testing.T, p throttle.Policy, test func(t *testing.T, s *Site)) {
 	synctest.Test(t, func(t *testing.T) { test(t, NewInBubble(t, p)) })
 }
 
+// EachBubble runs the test on fake time for each of the cases, by their names.
+func EachBubble[Case any](t *testing.T, cases map[string]Case, test func(t *testing.T, c Case)) {
+	t.Parallel()
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { test(t, c) })
+		})
+	}
+}
+
+// Values are cases that are named by what they are.
+func Values[Case any](values ...Case) map[string]Case {
+	cases := map[string]Case{}
+	for _, v := range values {
+		cases[fmt.Sprint(v)] = v
+	}
+	return cases
+}
+
 // NewInBubble is a site in a bubble, on a miniredis.
 func NewInBubble(t *testing.T, policies ...throttle.Policy) *Site {
 	return New(t, throttletest.InMemory(t).Client(t), policies...)

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // recently is how far back hand-outs count as the latest.
@@ -147,7 +148,7 @@ func TestTasksAreFetchedAhead(t *testing.T) {
 		}
 		b.wait("default", ids...)
 		b.run(1)
-		b.took = func() { time.Sleep(50 * time.Millisecond) }
+		b.toLimiter.during(func() { time.Sleep(50 * time.Millisecond) })
 		b.run(14) // of the 16 that the first take got
 		synctest.Wait()
 		if n := len(b.asked()); n != 2 {
@@ -156,7 +157,7 @@ func TestTasksAreFetchedAhead(t *testing.T) {
 		b.run(1)
 		b.want("ran next", b.run(1), "[t016]")
 		b.want("takes", len(b.asked()), 2)
-		b.took = nil
+		b.toLimiter.Store(nil)
 		for range 50 {
 			b.run(1)
 			synctest.Wait()
@@ -176,7 +177,7 @@ func TestASilentLimiterHoldsPendingTasksUpBriefly(t *testing.T) {
 		policies = append(policies, perHour(1, fmt.Sprint("p", i)))
 	}
 	inBubble(t, policies, nil, func(b *bench) {
-		b.breaks(nil, nil, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		b.limits(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 		begun := time.Now()
 		for i := range 20 {
 			b.enqueue("plain", "default", fmt.Sprint("t", i))
@@ -188,7 +189,7 @@ func TestASilentLimiterHoldsPendingTasksUpBriefly(t *testing.T) {
 		b.want("takes", len(b.asked()), takes)
 		b.want("20 plain tasks were delayed for", time.Since(begun)-2*time.Second, takes*dispatch.TakeTimeout)
 		expect.That(t, b.failed.Load() != 0, "Failed was not called")
-		b.breaks(nil, nil, nil)
+		b.limits(nil)
 		b.waitIn("p7", "default", "a")
 		b.want("ran", b.run(1), "[a]")
 	})
@@ -200,7 +201,7 @@ func TestALineThatFailsIsSkippedForAWhile(t *testing.T) {
 		b.next()
 		var mu sync.Mutex
 		var asked []time.Time
-		b.breaks(nil, nil, func(context.Context) error {
+		b.limits(func(context.Context) error {
 			if takes := b.asked(); takes[len(takes)-1] != "api" {
 				return nil
 			}
@@ -335,11 +336,11 @@ func TestTakesAreAcknowledged(t *testing.T) {
 			b.want("acknowledged", b.acked.Load(), 1)
 		}
 		b.wait("default", "d", "e")
-		b.breaks(picks(errLost), nil, nil)
+		b.toAsynq.Store(&sitetest.Fault{Is: sitetest.IsPick, Err: errLost})
 		b.Next(b.Context())
 		time.Sleep(3 * time.Second)
 		b.want("acknowledged, and not picked", b.acked.Load(), 1)
-		b.breaks(nil, nil, nil)
+		b.toAsynq.Store(nil)
 		b.want("ran", b.run(2), "[d e]")
 		time.Sleep(3 * time.Second)
 		b.want("acknowledged", b.acked.Load(), 2)
@@ -358,14 +359,14 @@ func TestATakeIsAcknowledgedWhenAllIsPicked(t *testing.T) {
 			}, func(b *bench) {
 				b.wait("default", "a")
 				b.wait("other", "b")
-				b.breaks(nil, calls("{"+lost+"}:scheduled", ":paused", errLost), nil)
+				b.toAsynq.Store(loses(scriptOf("{"+lost+"}:scheduled", ":paused")))
 				left := 2
 				if _, ok, _ := b.Next(b.Context()); ok { // of the other queue
 					left = 1
 				}
 				time.Sleep(10 * time.Second)
 				b.want("acknowledged, and not picked", b.acked.Load(), 0)
-				b.breaks(nil, nil, nil)
+				b.toAsynq.Store(nil)
 				b.run(left)
 				time.Sleep(3 * time.Second)
 				b.want("acknowledged", b.acked.Load(), 1)

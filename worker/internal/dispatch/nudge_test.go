@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // An idle server is woken by a nudge, and starts at once.
@@ -47,12 +48,12 @@ func TestANudgeWakesAServerOfACluster(t *testing.T) {
 		c.Asynq = asynqredis.New(cluster{c.Asynq.Redis().(*redis.Client)})
 		c.Poll, c.Queues = time.Hour, map[string]int{"one": 1, "two": 1}
 	}, func(b *bench) {
-		b.breaks(func(cmd redis.Cmder) error {
-			if cmd.Name() == "blpop" && len(cmd.Args()) > len([]string{"blpop", "list", "timeout"}) {
-				return errors.New("CROSSSLOT Keys in request don't hash to the same slot")
-			}
-			return nil
-		}, nil, nil)
+		b.toAsynq.Store(&sitetest.Fault{
+			Is: func(args []any) bool {
+				return args[0] == "blpop" && len(args) > len([]string{"blpop", "list", "timeout"})
+			},
+			Err: errors.New("CROSSSLOT Keys in request don't hash to the same slot"),
+		})
 		b.want("next", b.next(), "none")
 		for _, queue := range []string{"one", "two"} {
 			time.AfterFunc(300*time.Millisecond, func() { b.wait(queue, queue) })
@@ -84,10 +85,10 @@ func TestATicketThatJoinsDuringATakeIsAskedFor(t *testing.T) {
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
 		b.quiet = true
 		b.want("next", b.next(), "none")
-		b.took = func() {
+		b.toLimiter.during(func() {
 			b.wait("default", "a")
 			b.Expect("api", "default", 0)
-		}
+		})
 		b.Nudge("default", "api")
 		begun := time.Now()
 		b.want("next", b.next(), "a")
@@ -103,11 +104,11 @@ func TestWhatIsFreedDuringATakeIsAskedFor(t *testing.T) {
 		b.wait("default", "a", "b")
 		a, _, err := b.Next(b.Context())
 		b.ok(err)
-		b.took = func() {
+		b.toLimiter.during(func() {
 			_, err := a.Grant.Decision.Reservation.Cancel(b.Context())
 			b.ok(err)
 			b.Freed("api")
-		}
+		})
 		b.Nudge("default", "api")
 		begun := time.Now()
 		b.want("next", b.next(), "b")

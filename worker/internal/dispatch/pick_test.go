@@ -6,12 +6,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // The reply to a pick is lost. Its tasks are active, and no server has them. The same pick is
@@ -21,17 +20,13 @@ func TestAPickWhoseReplyWasLostIsRepeated(t *testing.T) {
 		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
 			inBubble(t, of(perHour(3)), slots(8), func(b *bench) {
 				b.wait("default", "a", "b", "c", "d")
-				if lost {
-					b.breaks(nil, picks(errLost), nil)
-				} else {
-					b.breaks(picks(errLost), nil, nil)
-				}
+				b.toAsynq.Store(&sitetest.Fault{Is: sitetest.IsPick, Lost: lost, Err: errLost})
 				for range 5 {
 					_, ok, err := b.Next(b.Context())
 					expect.That(t, !ok && err != nil, "a task:", ok, err)
 				}
 				b.want("takes", len(b.asked()), 1)
-				b.breaks(nil, nil, nil)
+				b.toAsynq.Store(nil)
 				b.want("ran", b.run(4), "[a b c none]")
 				b.want("used", b.used(), 3)
 				b.want("told of the limiter", b.failed.Load(), 0)
@@ -44,9 +39,7 @@ func TestAPickWhoseReplyWasLostIsRepeated(t *testing.T) {
 func TestAGrantOfALostTakeIsAsOldAsItsCharge(t *testing.T) {
 	inBubble(t, of(perHour(1)), nil, func(b *bench) {
 		b.wait("default", "a")
-		b.mu.Lock()
-		b.late = func() { time.Sleep(2 * dispatch.TakeTimeout) }
-		b.mu.Unlock()
+		b.toLimiter.during(func() { time.Sleep(2 * dispatch.TakeTimeout) })
 		charged := time.Now()
 		for range 3 {
 			if task, ok, err := b.Next(b.Context()); ok {
@@ -65,11 +58,11 @@ func TestAGrantOfALostTakeIsAsOldAsItsCharge(t *testing.T) {
 func TestAStopAfterALostPickPutsTasksBack(t *testing.T) {
 	inBubble(t, of(perHour(2)), slots(8), func(b *bench) {
 		b.wait("default", "a", "b")
-		b.breaks(nil, picks(errLost), nil)
+		b.toAsynq.Store(loses(sitetest.IsPick))
 		_, ok, err := b.Next(b.Context())
 		expect.That(t, !ok && err != nil, "a task:", ok, err)
 		b.want("a", b.state("default", "a"), "active")
-		b.breaks(nil, nil, nil)
+		b.toAsynq.Store(nil)
 		b.Close(b.Context())
 		time.Sleep(time.Second)
 		b.want("a and b", b.state("default", "a")+" "+b.state("default", "b"), "scheduled scheduled")
@@ -82,10 +75,10 @@ func TestAStopAfterALostPickPutsTasksBack(t *testing.T) {
 func TestADequeueWhoseReplyWasLostIsRepeated(t *testing.T) {
 	inBubble(t, nil, slots(8), func(b *bench) {
 		b.enqueue("plain", "default", "a", "b", "c")
-		b.breaks(nil, calls("", ":lease", errLost), nil)
+		b.toAsynq.Store(loses(scriptOf("", ":lease")))
 		_, ok, err := b.Next(b.Context())
 		expect.That(t, !ok && err != nil, "a task:", ok, err)
-		b.breaks(nil, nil, nil)
+		b.toAsynq.Store(nil)
 		b.enqueue("plain", "default", "d")
 		b.want("ran", b.run(4), "[a b c d]")
 	})
@@ -125,12 +118,7 @@ func TestReadyTasksGoBack(t *testing.T) {
 func TestAServerThatStopsDuringAPickPutsTasksBack(t *testing.T) {
 	inBubble(t, of(perHour(100)), slots(4), func(b *bench) {
 		b.wait("default", "a", "b")
-		b.breaks(nil, func(cmd redis.Cmder) error {
-			if picks(errLost)(cmd) != nil {
-				b.Stop()
-			}
-			return nil
-		}, nil)
+		b.toAsynq.Store(&sitetest.Fault{Is: sitetest.IsPick, Lost: true, Meanwhile: b.Stop})
 		_, ok, err := b.Next(b.Context())
 		b.want("handed out", ok, false)
 		b.ok(err)
@@ -202,10 +190,10 @@ func TestReadyTasksOutlastAnOutage(t *testing.T) {
 	inBubble(t, of(perHour(100)), slots(3), func(b *bench) {
 		b.wait("default", "a", "b", "c")
 		b.want("next", b.next(), "a")
-		b.breaks(func(redis.Cmder) error { return errLost }, nil, nil)
+		b.toAsynq.Store(&sitetest.Fault{Is: func([]any) bool { return true }, Err: errLost})
 		time.Sleep(5 * time.Second)
 		b.want("next", b.next(), "b")
-		b.breaks(nil, nil, nil)
+		b.toAsynq.Store(nil)
 		time.Sleep(2 * time.Second)
 		b.want("c", b.state("default", "c"), "scheduled")
 		b.want("in line", b.inLine(), "[c]")

@@ -57,9 +57,7 @@ func TestAGrantThatComesLateIsRefunded(t *testing.T) {
 	const poll = 10 * time.Millisecond
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = poll }, func(b *bench) {
 		b.next() // the line is empty by now
-		b.mu.Lock()
-		b.late = func() { time.Sleep(time.Second) }
-		b.mu.Unlock()
+		b.toLimiter.during(func() { time.Sleep(time.Second) })
 		b.enqueue("throttled", "default", "a")
 		begun := time.Now()
 		_, _, open := b.decisions(1)
@@ -79,7 +77,7 @@ func TestASilentLimiterDelaysFewPendingTasks(t *testing.T) {
 	const tasks, poll = 30, 10 * time.Millisecond
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = poll }, func(b *bench) {
 		b.next() // all lines are empty by now
-		b.breaks(nil, nil, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		b.limits(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 		begun := time.Now()
 		for i := range tasks {
 			b.enqueue("throttled", "default", "t"+string(rune('a'+i)))

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 func TestMain(m *testing.M) {
@@ -47,13 +48,29 @@ type bench struct {
 	failed atomic.Int64 // how often Failed was called
 	lost   atomic.Int64 // how often Lost was called
 
+	toAsynq   wire // of the dispatcher
+	toLimiter wire
+
 	mu    sync.Mutex
 	takes []string                    // policies, in the order in which they were asked
-	fault func(redis.Cmder) error     // of the dispatcher's connection to asynq's Redis, before a call
-	after func(redis.Cmder) error     // and after it
-	limit func(context.Context) error // of the limiter, before a take or a reserve
-	took  func()                      // is called once, after a take and before its reply is known
-	late  func()                      // is called once, after a script of the limiter ran and before its reply is known
+	limit func(context.Context) error // what the limiter answers in place of its line
+}
+
+// A wire is a connection with a fault, or nil.
+type wire struct {
+	atomic.Pointer[sitetest.Fault]
+}
+
+func (w *wire) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	if fault := w.Load(); fault != nil {
+		return fault.See(ctx, cmd, next)
+	}
+	return next(ctx, cmd)
+}
+
+// during does something once, after the next script ran and before its reply is known.
+func (w *wire) during(do func()) {
+	w.Store(&sitetest.Fault{Is: sitetest.IsScript, Lost: true, Hits: sitetest.Only(1), Meanwhile: do})
 }
 
 // A watchedLine notes its takes.
@@ -75,7 +92,6 @@ func (w watchedLine) Reserve(ctx context.Context, requests []throttle.Request) (
 	return w.Line.Reserve(ctx, requests)
 }
 
-// limited is what the test has the limiter answer in place of its line.
 func (b *bench) limited(ctx context.Context) error {
 	b.mu.Lock()
 	limit := b.limit
@@ -86,31 +102,11 @@ func (b *bench) limited(ctx context.Context) error {
 	return limit(ctx)
 }
 
-// delay has a reply come late.
-func (b *bench) delay(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-	err := next(ctx, cmd)
-	if err != nil || !hooktest.IsScript(cmd) {
-		return err
-	}
+// limits has the limiter answer this in place of its line, or nil: its own answer.
+func (b *bench) limits(answer func(context.Context) error) {
 	b.mu.Lock()
-	late := b.late
-	b.late = nil
-	b.mu.Unlock()
-	if late != nil {
-		late()
-	}
-	return nil
-}
-
-// answered is called before the reply of a call is known.
-func (w watchedLine) answered() {
-	w.bench.mu.Lock()
-	took := w.bench.took
-	w.bench.took = nil
-	w.bench.mu.Unlock()
-	if took != nil {
-		took()
-	}
+	defer b.mu.Unlock()
+	b.limit = answer
 }
 
 func (w watchedLine) Take(ctx context.Context, o throttle.TakeOptions) (throttle.Taken, error) {
@@ -120,9 +116,7 @@ func (w watchedLine) Take(ctx context.Context, o throttle.TakeOptions) (throttle
 	if err := w.bench.limited(ctx); err != nil {
 		return throttle.Taken{}, err
 	}
-	taken, err := w.Line.Take(ctx, o)
-	w.answered()
-	return taken, err
+	return w.Line.Take(ctx, o)
 }
 
 // inBubble runs a test with a dispatcher for queues, by default one slot.
@@ -132,9 +126,9 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 		m := throttletest.InMemory(t)
 		b := &bench{T: t, client: m.Client(t)}
 		served := m.Client(t)
-		served.AddHook(hooktest.Hook(b.see))
+		served.AddHook(hooktest.Hook(b.toAsynq.see))
 		limiting := m.Client(t)
-		limiting.AddHook(hooktest.Hook(b.delay))
+		limiting.AddHook(hooktest.Hook(b.toLimiter.see))
 		limiter, err := throttle.New(throttle.Config{Client: limiting, Policies: policies})
 		expect.Must(t, err)
 		b.limiter, b.asynq = limiter, asynqredis.New(b.client)
@@ -165,33 +159,6 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 	})
 }
 
-func (b *bench) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-	b.mu.Lock()
-	fault, after := b.fault, b.after
-	b.mu.Unlock()
-	if fault != nil {
-		if err := fault(cmd); err != nil {
-			cmd.SetErr(err)
-			return err
-		}
-	}
-	err := next(ctx, cmd)
-	if after != nil && err == nil {
-		if err := after(cmd); err != nil {
-			cmd.SetErr(err)
-			return err
-		}
-	}
-	return err
-}
-
-// break sets what goes wrong; nil mends it.
-func (b *bench) breaks(before, after func(redis.Cmder) error, limit func(context.Context) error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.fault, b.after, b.limit = before, after, limit
-}
-
 // asked returns the policies taken from so far.
 func (b *bench) asked() []string {
 	b.mu.Lock()
@@ -201,22 +168,21 @@ func (b *bench) asked() []string {
 
 var errLost = errors.New("the reply was lost")
 
-// calls matches the calls of a script by its first key, and its last.
-func calls(first, last string, err error) func(redis.Cmder) error {
-	return func(cmd redis.Cmder) error {
-		args := cmd.Args()
-		if !hooktest.IsScript(cmd) {
-			return nil
-		}
-		n := args[2].(int)
-		if strings.HasSuffix(fmt.Sprint(args[3]), first) && strings.HasSuffix(fmt.Sprint(args[2+n]), last) {
-			return err
-		}
-		return nil
-	}
+// loses has the replies to some calls lost.
+func loses(is func([]any) bool) *sitetest.Fault {
+	return &sitetest.Fault{Is: is, Lost: true, Err: errLost}
 }
 
-func picks(err error) func(redis.Cmder) error { return calls(":scheduled", ":paused", err) }
+// scriptOf recognises the calls of a script by its first key, and its last.
+func scriptOf(first, last string) func([]any) bool {
+	return func(args []any) bool {
+		if !sitetest.IsScript(args) {
+			return false
+		}
+		n := args[2].(int)
+		return strings.HasSuffix(fmt.Sprint(args[3]), first) && strings.HasSuffix(fmt.Sprint(args[2+n]), last)
+	}
+}
 
 // wait has tasks wait in line, by their IDs, of one tenant, in a queue: as our client enqueues.
 func (b *bench) wait(queue string, ids ...string) {

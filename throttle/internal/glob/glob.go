@@ -9,8 +9,21 @@ func Match(glob, name string) bool {
 	return meet(glob, name, false)
 }
 
-// Overlap reports whether both globs match some name.
+// Overlap reports whether both globs match some name. Most differ in a byte before the first wildcard, or
+// behind the last one, which is cheap to see.
 func Overlap(a, b string) bool {
+	plain := func(c, d byte) bool { return c != '*' && c != '?' && d != '*' && d != '?' }
+	for a != "" && b != "" && plain(a[0], b[0]) {
+		if a[0] != b[0] {
+			return false
+		}
+		a, b = a[1:], b[1:]
+	}
+	for i, j := len(a), len(b); i > 0 && j > 0 && plain(a[i-1], b[j-1]); i, j = i-1, j-1 {
+		if a[i-1] != b[j-1] {
+			return false
+		}
+	}
 	return meet(a, b, true)
 }
 

@@ -115,7 +115,7 @@ func (cp *compiledPolicy) unitsHint() string {
 	return "no window counts this unit, but " + strings.Join(cp.units, ", ")
 }
 
-// scriptRequest returns the fields of a script's request that all operations share.
+// scriptRequest returns a request with the fields that all have that ask for capacity, or look at it.
 func (o *operation) scriptRequest(op, id string) script.Request {
 	ask := script.Request{Op: op, ID: id, Own: o.own(), Keys: o.keys, Cost: o.costsText(o.request)}
 	if o.tenant.pause != nil {

@@ -39,7 +39,7 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 		return Refund{}, err
 	}
 	held, isHeld := r.limiter.holds.LoadAndDelete(r.ID) // a renewal that is refused meanwhile is no loss
-	a, err := o.settle(ctx, r, script.Request{Op: script.Cancel, Never: o.neverCounted(r)})
+	a, err := o.askFor(ctx, r, script.Request{Op: script.Cancel, Never: o.neverCounted(r)})
 	switch {
 	case isHeld && err != nil:
 		r.limiter.holds.Store(r.ID, held)
@@ -86,7 +86,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	if slices.Max(costs) < 0 {
 		return r, nil
 	}
-	a, err := o.settle(ctx, r, script.Request{Op: script.Settle, Actual: costs})
+	a, err := o.askFor(ctx, r, script.Request{Op: script.Settle, Actual: costs})
 	if err != nil {
 		return r, err
 	}
@@ -164,7 +164,7 @@ func (r Reservation) Release(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err = o.settle(ctx, r, script.Request{Op: script.Release}); err == nil {
+	if _, err = o.askFor(ctx, r, script.Request{Op: script.Release}); err == nil {
 		o.claims.released()
 	}
 	return err
@@ -178,7 +178,7 @@ func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 	if err != nil || r.Lease() == 0 {
 		return err == nil, err
 	}
-	a, err := o.settle(ctx, r, script.Request{Op: script.Renew})
+	a, err := o.askFor(ctx, r, script.Request{Op: script.Renew})
 	return a.Status == script.Granted, err
 }
 
@@ -224,8 +224,8 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 	return o, err
 }
 
-// settle sends a request about a reservation, whose fields that differ by the verb are set.
-func (o *operation) settle(ctx context.Context, r Reservation, ask script.Request) (script.Answer, error) {
+// askFor sends a request about a reservation. The caller has set the fields that only the verb needs.
+func (o *operation) askFor(ctx context.Context, r Reservation, ask script.Request) (script.Answer, error) {
 	ask.ID, ask.Own, ask.Keys, ask.Cost = r.ID, o.own(), o.keys, o.costsText(o.request)
 	ask.At = unixMicro(r.At)
 	return o.do(ctx, ask)

@@ -195,7 +195,7 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 	pause = min(pause, o.MaxPause)
 	refused.Wait = max(1, pause.Microseconds())
 	refusal := Refusal{Policy: r.Policy, Tenant: r.Tenant}
-	a, err := o.settle(ctx, r, script.Request{Op: script.Pause, Scopes: o.upstream, Refused: &refused})
+	a, err := o.askFor(ctx, r, script.Request{Op: script.Pause, Scopes: o.upstream, Refused: &refused})
 	if err != nil {
 		return refusal, err
 	}
@@ -262,7 +262,7 @@ func (l *Limiter) report(ctx context.Context, r Reservation, ask script.Request)
 		return err
 	}
 	ask.Scopes = o.upstream
-	_, err = o.settle(ctx, r, ask)
+	_, err = o.askFor(ctx, r, ask)
 	return err
 }
 

@@ -41,8 +41,8 @@ local stride = 5 + nscopes
 -- The count of the line, the record of this process, and all scopes are read in one command.
 local record_key = P .. 'r:' .. argv[2]
 local reads, suffixes, n, raw = {P .. 'q', record_key, nil, nil}, {nil}, 0, call.raw
-for at = first + 5, #argv, stride do
-  for s = at, at + nscopes - 1 do
+for from = first + 5, #argv, stride do
+  for s = from, from + nscopes - 1 do
     local suffix = argv[s]
     if raw[suffix] == nil then
       raw[suffix] = false
@@ -103,7 +103,7 @@ local requests
 if call.waiting or argv[first] == 'join' then
   local line = once(extras, call).line_of(call)
   requests = {}
-  for at = first, #argv, stride do requests[#requests + 1] = read_request(call, argv, at) end
+  for from = first, #argv, stride do requests[#requests + 1] = read_request(call, argv, from) end
   line.prefetch(requests)
 end
 
@@ -113,13 +113,13 @@ local list, plain_fits = {nil}, {nil, nil} -- the scopes of one request, and whe
 local last_grant, last_at                  -- of the record: the grants of a batch are alike
 local all, open, scope_of = call.windows, call.open, call.scope_of
 
-for at = first, #argv, stride do
+for from = first, #argv, stride do
   count = count + 1
   local now, aligned, failed = call.now, true, nil
-  local r = requests and requests[count] or read_request(call, argv, at)
+  local r = requests and requests[count] or read_request(call, argv, from)
   local op, own = r.op, r.own and windows.own_parameters(call, r.own)
   for i = 1, nscopes do
-    local suffix = argv[at + 4 + i]
+    local suffix = argv[from + 4 + i]
     local scope = open[suffix]
     if not scope or scope.own ~= own then scope = scopes.open(call, suffix, i, own) end
     if scope.failed then failed = failed or scope.failed end

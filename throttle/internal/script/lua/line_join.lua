@@ -104,7 +104,7 @@ local function new_join(L)
   -- owed_room returns whether the request owes room to a batch at one of its scopes.
   local function owed_room(r)
     for i = 1, #r.suffixes do
-      if order().at(flow_for(r), call.open[r.suffixes[i]]) then return true end
+      if order().owed(flow_for(r), call.open[r.suffixes[i]]) then return true end
     end
     return false
   end

@@ -211,9 +211,9 @@ local function new_order(L, names, strict)
     room.lapses = min(room.lapses, lapses)
   end
 
-  -- at returns what the flow has to leave to others at a scope, or nil: {reserved, lapses, held}, units
+  -- owed returns what the flow has to leave to others at a scope, or nil: {reserved, lapses, held}, units
   -- until `lapses`, and until `held` it waits whether or not it fits.
-  function order.at(flow, scope)
+  function order.owed(flow, scope)
     if not sides[2] and not flow.batch then return nil end
     local turn, mine = turn_of(flow, scope)
     if not turn then return nil end

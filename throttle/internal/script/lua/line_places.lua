@@ -62,7 +62,7 @@ local function new_places(L)
     for s = 1, last do
       local scope, blocked_until = list[s] or order.root, at
       if scope.failed then return scope, now + 1000000, false end
-      local numbers, ahead, room = scope.of.windows, scope.ahead, order and order.at(flow, scope)
+      local numbers, ahead, room = scope.of.windows, scope.ahead, order and order.owed(flow, scope)
       for j = 1, #numbers do
         local i = numbers[j]
         local window, st, cost, before, reserved = call.windows[i], scope.states[i], by_window[i], 0, 0

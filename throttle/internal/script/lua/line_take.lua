@@ -1,6 +1,6 @@
 -- line_take.lua: takes tickets from a line.
 --
--- new_take(L) returns a table of put_back and take, below. taken is a list of take.lua's reply, three or
+-- new_take(L) returns a table of restore and take, below. taken is a list of take.lua's reply, three or
 -- more values a ticket, with n, how many tickets, and kept, what the record of the take will say.
 
 local function new_take(L)
@@ -227,9 +227,9 @@ local function new_take(L)
     L.flush()
   end
 
-  -- put_back puts back the tickets that a process took and has not acknowledged, at their ranks. Their
+  -- restore puts back the tickets that a process took and has not acknowledged, at their ranks. Their
   -- units stay charged.
-  local function put_back(record)
+  local function restore(record)
     local J = new_join(L)
     for ticket in gmatch(sub(record, 32), '[^\n]+') do
       local id, record, key, tenant, weight, suffixes, own =
@@ -296,5 +296,5 @@ local function new_take(L)
     return next_time(names, appointment)
   end
 
-  return {put_back = put_back, take = take}
+  return {restore = restore, take = take}
 end

@@ -10,7 +10,7 @@
 --   before             the cost of the reservation, if that was corrected: the reply of decide.lua
 -- and of its place, if the call has a line: queue, batch (its class), flow, tenant, weight, key.
 --
---   read_request(call, argv, at) -> r
+--   read_request(call, argv, from) -> r
 --   read_place(r)                      reads its place, which only a line needs
 --   lease_id(call, r) -> bytes         nil if no window holds its grants
 --   grant(call, r, list, now)          takes the costs
@@ -28,21 +28,21 @@ local function read_place(r)
   r.batch = byte(r.queue, -1) == 33
 end
 
-local function read_request(call, argv, at)
-  local costs_text, ticket, place, more = argv[at + 1], argv[at + 2], argv[at + 3], argv[at + 4]
+local function read_request(call, argv, from)
+  local costs_text, ticket, place, more = argv[from + 1], argv[from + 2], argv[from + 3], argv[from + 4]
   plain = plain or {op = '', costs = false, costs_text = '', ticket = false, place = '', at = 0, hold = 0}
   local r = plain
   if ticket ~= '' or more ~= '' or call.line then
     r = { -- all that a place says is named here, as a table that grows is copied
       op = '', costs = false, costs_text = '', ticket = ticket ~= '' and ticket, place = '', at = 0, hold = 0,
-      suffixes = {unpack(argv, at + 5, at + 4 + #call.scopes)},
+      suffixes = {unpack(argv, from + 5, from + 4 + #call.scopes)},
       flow = nil, tenant = nil, weight = nil, key = nil, queue = nil, batch = nil,
     }
     if more ~= '' then
       for name, value in pairs(cjson.decode(more)) do r[name] = value end
     end
   end
-  r.op, r.costs_text, r.place = argv[at], costs_text, place
+  r.op, r.costs_text, r.place = argv[from], costs_text, place
   r.costs = (call.texts[costs_text] or windows.costs_of(call, costs_text)).windows
   if call.line then read_place(r) end
   return r

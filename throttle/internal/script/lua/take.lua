@@ -73,7 +73,7 @@ local T = files.new_take(L)
 local lost = format('%d', now - LOST)
 for _, other in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', lost, 'LIMIT', '0', PUT_BACK)) do
   local record = redis.call('GET', P .. 'k:' .. other)
-  if record then T.put_back(record) end
+  if record then T.restore(record) end
   redis.call('ZREM', P .. 'k', other)
   redis.call('DEL', P .. 'k:' .. other)
 end

@@ -214,52 +214,45 @@ func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 // A handler whose own reserve is denied waits in no other policy's line. Its task waits for the
 // denial's RetryIn, and then in the line of its own policy, at the front.
 func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
-	for name, change := range map[string]func(*throttle.Policy){
-		"when it fits":   func(*throttle.Policy) {},
-		"earliest reset": func(p *throttle.Policy) { p.Requeue = throttle.RequeueEarliestReset },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				own := sitetest.Policy(1, 6*time.Minute)
-				change(&own)
-				slack := sitetest.Policy(4, 4*time.Minute)
-				slack.Name, slack.Match = "slack", nil
-				s := sitetest.NewInBubble(t, own, slack)
-				bot := throttle.Request{Policy: "slack", Tenant: "bot", Cost: map[string]int64{"requests": 3}}
-				expect.Must(t, expect.ErrOf(s.Limiter.Reserve(t.Context(), bot)))
-				s.Serve(func(ctx context.Context, task *asynq.Task) error {
-					if id, _ := asynq.GetTaskID(ctx); id == "t" {
-						if _, err := worker.FromContext(ctx).Reserve(ctx, bot); err != nil {
-							return fmt.Errorf("posting: %w", err)
-						}
-					}
-					return s.Ok(ctx, task)
-				}, sitetest.Calm)
-				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
-				time.Sleep(time.Minute)
-				s.WantNobodyInLine()
-				if info := s.Task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-3*time.Minute).Abs() > time.Second {
-					t.Errorf("it is %v, next in %v", info.State, time.Until(info.NextProcessAt))
+	both := sitetest.Values(throttle.RequeueWhenFits, throttle.RequeueEarliestReset)
+	sitetest.EachBubble(t, both, func(t *testing.T, requeue throttle.Requeue) {
+		own := sitetest.Policy(1, 6*time.Minute)
+		own.Requeue = requeue
+		slack := sitetest.Policy(4, 4*time.Minute)
+		slack.Name, slack.Match = "slack", nil
+		s := sitetest.NewInBubble(t, own, slack)
+		bot := throttle.Request{Policy: "slack", Tenant: "bot", Cost: map[string]int64{"requests": 3}}
+		expect.Must(t, expect.ErrOf(s.Limiter.Reserve(t.Context(), bot)))
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			if id, _ := asynq.GetTaskID(ctx); id == "t" {
+				if _, err := worker.FromContext(ctx).Reserve(ctx, bot); err != nil {
+					return fmt.Errorf("posting: %w", err)
 				}
-				if text := s.Task("t").LastErr; strings.Count(text, "throttled") != 1 || !strings.HasPrefix(text, "throttled: slack/window, tenant bot, ") {
-					t.Errorf("the reason is to be there once: last error %q", text)
-				}
-				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("later"))
-				time.Sleep(4 * time.Minute)
-				if got := s.InLine(); name == "when it fits" && !slices.Equal(got, []string{"default/later", "default/t"}) {
-					t.Errorf("in line: %q", got)
-				}
-				time.Sleep(2 * time.Minute)
-				if got := s.Runs(); name == "when it fits" && !slices.Equal(got, []string{"t"}) {
-					t.Errorf("ran: %q", got)
-				}
-				time.Sleep(7 * time.Minute)
-				if got := s.Runs(); !slices.Equal(got, []string{"later", "t"}) {
-					t.Errorf("ran: %q", got)
-				}
-				s.WantCounters(sitetest.Counters{Processed: 2})
-			})
-		})
-	}
+			}
+			return s.Ok(ctx, task)
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
+		time.Sleep(time.Minute)
+		s.WantNobodyInLine()
+		if info := s.Task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-3*time.Minute).Abs() > time.Second {
+			t.Errorf("it is %v, next in %v", info.State, time.Until(info.NextProcessAt))
+		}
+		if text := s.Task("t").LastErr; strings.Count(text, "throttled") != 1 || !strings.HasPrefix(text, "throttled: slack/window, tenant bot, ") {
+			t.Errorf("the reason is to be there once: last error %q", text)
+		}
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("later"))
+		time.Sleep(4 * time.Minute)
+		if got := s.InLine(); requeue == throttle.RequeueWhenFits && !slices.Equal(got, []string{"default/later", "default/t"}) {
+			t.Errorf("in line: %q", got)
+		}
+		time.Sleep(2 * time.Minute)
+		if got := s.Runs(); requeue == throttle.RequeueWhenFits && !slices.Equal(got, []string{"t"}) {
+			t.Errorf("ran: %q", got)
+		}
+		time.Sleep(7 * time.Minute)
+		if got := s.Runs(); !slices.Equal(got, []string{"later", "t"}) {
+			t.Errorf("ran: %q", got)
+		}
+		s.WantCounters(sitetest.Counters{Processed: 2})
+	})
 }

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -215,25 +214,15 @@ func TestClassesOfSeveralServers(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), p)
 	st.live().joinMany("live", "a", 300)
 	st.batch().joinMany("night", "b", 100)
-	got := map[string]int{}
-	next := map[string]time.Duration{}
-	for now := time.Duration(0); now < 20*s; now += 5 * ms {
-		for _, queue := range []string{"night", "live"} {
-			if now >= next[queue] {
-				taken := limitertest.Take(t, st.at(now).l, 8, queue)
-				got[queue] += len(taken.Tickets)
-				next[queue] = now + max(5*ms, taken.Next)
-			}
-		}
-	}
-	owed := p.BatchShare*200 - float64(got["night"])
-	if most := 1 - p.BatchShare + p.BatchShare*8; got["live"]+got["night"] != 200 || owed < 0 || owed > most { // as above
+	r := newRotation(st, []string{"night"}, []string{"live"})
+	r.most = 8
+	got := r.run(20 * s)
+	night, live := got[0]["night"], got[1]["live"]
+	owed := p.BatchShare*200 - float64(night)
+	if most := 1 - p.BatchShare + p.BatchShare*8; live+night != 200 || owed < 0 || owed > most { // as above
 		t.Errorf("they got %v, want a tenth of 200, less up to %.1f", got, most)
 	}
-	// The other server is gone.
-	night, left := 0, 100-got["night"]
-	for now := 21 * s; now <= 21*s+steps(left)*100*ms; now += 100 * ms {
-		night += len(limitertest.Take(t, st.at(now).l, 8, "night").Tickets)
-	}
-	expect.Equal(t, night, left)
+	r.servers[1].asksAt = -1 // it is gone
+	left := 100 - night
+	expect.Equal(t, r.run(21*s + steps(left+1)*100*ms)[0]["night"], left)
 }

@@ -19,6 +19,7 @@ type rotation struct {
 	now     time.Duration
 	servers []*queueServer
 	asked   int
+	most    int // that a take asks for
 }
 
 type queueServer struct {
@@ -30,7 +31,7 @@ type queueServer struct {
 }
 
 func newRotation(st *story, queues ...[]string) *rotation {
-	r := &rotation{st: st}
+	r := &rotation{st: st, most: throttle.MaxTake}
 	for _, names := range queues {
 		r.servers = append(r.servers, &queueServer{l: st.server().l, queues: names, got: map[string]int{}})
 	}
@@ -53,7 +54,7 @@ func (r *rotation) run(until time.Duration) []map[string]int {
 		r.now = max(r.now, next.asksAt+next.lag)
 		r.st.at(r.now)
 		r.asked++
-		taken := limitertest.Take(r.st, next.l, throttle.MaxTake, next.queues...)
+		taken := limitertest.Take(r.st, next.l, r.most, next.queues...)
 		for _, ticket := range taken.Tickets {
 			next.got[ticket.Queue]++
 		}

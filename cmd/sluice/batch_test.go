@@ -8,11 +8,7 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/policyfile"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
 )
@@ -41,73 +37,54 @@ batches:
     late: refuse
 `
 
-// A batchDesk is a desk with a Redis and a worker.
-type batchDesk struct {
-	desk
-	addr string
-}
-
-func newBatchDesk(t *testing.T, handler asynq.HandlerFunc) batchDesk {
-	d := batchDesk{newDesk(t, nightly, ""), throttletest.Redis(t)}
-	policies, err := policyfile.Load(d.path("policies.yml"))
-	must(t, err)
-	client := redis.NewClient(&redis.Options{Addr: d.addr})
-	t.Cleanup(func() { client.Close() })
-	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
-	must(t, err)
-	config := asynq.Config{LogLevel: asynq.FatalLevel, DelayedTaskCheckInterval: time.Second}
-	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: d.addr}, config, worker.Config{Limiter: limiter})
-	must(t, err)
-	must(t, server.Start(handler))
-	t.Cleanup(server.Shutdown)
-	return d
-}
-
-func (d batchDesk) batch(ctx context.Context, args ...string) ending {
-	return runMain(ctx, "", append([]string{"batch", "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr}, args...)...)
-}
-
 func TestABatchIsRunAndWatched(t *testing.T) {
 	t.Parallel()
-	d := newBatchDesk(t, func(_ context.Context, task *asynq.Task) error {
+	d := newLiveDesk(t, nightly)
+	config := asynq.Config{LogLevel: asynq.FatalLevel, DelayedTaskCheckInterval: time.Second}
+	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: d.addr}, config, worker.Config{Limiter: d.limiter})
+	must(t, err)
+	must(t, server.Start(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 		if len(task.Payload()) == 0 {
 			return nil
 		}
 		return errors.New("fails")
-	})
-	d.batch(t.Context(), "run").want(t, exitBadInput, `--batch "": must be one of small, large, late`)
-	d.batch(t.Context(), "status", "--batch", "small").want(t, exitBadInput, `batch "small" has not fired in the last month`)
+	})))
+	t.Cleanup(server.Shutdown)
+	d.run(t, "batch", "run").want(t, exitBadInput, `--batch "": must be one of small, large, late`)
+	d.run(t, "batch", "status", "--batch", "small").want(t, exitBadInput, `batch "small" has not fired in the last month`)
 
-	d.batch(t.Context(), "plan", "--batch", "large").want(t, exitDone).says(t,
+	d.run(t, "batch", "plan", "--batch", "large").want(t, exitDone).says(t,
 		", 400 tasks: the last is expected to end at ", "(it waits for the window pace) ", "TENANT TASKS EXPECTED END OVERDUE acme 400 ")
 	// 40 a second start until the finish, at which the third window opens.
 	tomorrow := time.Now().Add(24 * time.Hour).UTC().Format(time.RFC3339)
-	e := d.batch(t.Context(), "plan", "--batch", "late", "--tick", tomorrow, "--json").want(t, exitFailed)
+	e := d.run(t, "batch", "plan", "--batch", "late", "--tick", tomorrow, "--json").want(t, exitFailed)
 	plan := decoded[batch.Plan](t, e)
 	that(t, plan.Overdue >= 400-3*40 && plan.Overdue <= 400-2*40 && !plan.Begins, "plan says", e.stdout)
 	that(t, plan.FinishBy.Sub(plan.Tick) == 2*time.Second && len(plan.Tenants) == 1, "plan says", e.stdout)
-	e = d.batch(t.Context(), "plan", "--batch", "large", "--limit", "pace=40", "--json").want(t, exitDone)
+	e = d.run(t, "batch", "plan", "--batch", "large", "--limit", "pace=40", "--json").want(t, exitDone)
 	plan = decoded[batch.Plan](t, e)
 	that(t, plan.Finish.Sub(plan.Tick) <= time.Minute, "with another limit it does not take 400 s:", e.stdout)
-	d.batch(t.Context(), "plan", "--batch", "late").want(t, exitFailed)
-	d.batch(t.Context(), "run", "--batch", "late").want(t, exitFailed, "nothing is enqueued")
+	d.run(t, "batch", "plan", "--batch", "late").want(t, exitFailed)
+	d.run(t, "batch", "run", "--batch", "late").want(t, exitFailed, "nothing is enqueued")
 
-	d.batch(t.Context(), "run", "--batch", "small").want(t, exitDone).
+	d.run(t, "batch", "run", "--batch", "small").want(t, exitDone).
 		says(t, "20 tasks: 20 done, 0 failed, 0 rejected, 0 cancelled, 0 running, 0 waiting, ")
-	d.batch(t.Context(), "retry", "--batch", "small").want(t, exitBadInput, "nothing has failed")
-	e = d.batch(t.Context(), "status", "--batch", "small", "--json").want(t, exitDone)
+	d.run(t, "batch", "retry", "--batch", "small").want(t, exitBadInput, "nothing has failed")
+	e = d.run(t, "batch", "status", "--batch", "small", "--json").want(t, exitDone)
 	status := decoded[batch.Status](t, e)
 	that(t, status.Done == 20 && status.State == batch.StateDone, e.stdout)
-	d.batch(t.Context(), "cancel", "--batch", "small").want(t, exitBadInput, "it has ended or was cancelled")
+	d.run(t, "batch", "cancel", "--batch", "small").want(t, exitBadInput, "it has ended or was cancelled")
 
 	ctx, interrupt := context.WithCancel(t.Context())
 	ran := make(chan ending)
-	go func() { ran <- d.batch(ctx, "run", "--batch", "large") }()
+	go func() {
+		ran <- runMain(ctx, "", "batch", "--policies", d.path("policies.yml"), "--redis", "redis://"+d.addr, "run", "--batch", "large")
+	}()
 	for status = (batch.Status{}); status.State != batch.StateRunning; time.Sleep(20 * time.Millisecond) {
-		_ = json.Unmarshal([]byte(d.batch(t.Context(), "status", "--batch", "large", "--json").stdout), &status)
+		_ = json.Unmarshal([]byte(d.run(t, "batch", "status", "--batch", "large", "--json").stdout), &status)
 	}
 	interrupt()
 	(<-ran).want(t, exitInterrupted, "stopped: the firing goes on where a scheduler runs")
-	d.batch(t.Context(), "pause", "--batch", "large").want(t, exitDone).says(t, "paused")
-	d.batch(t.Context(), "cancel", "--batch", "large").want(t, exitDone).says(t, "cancelled\n400 tasks: ")
+	d.run(t, "batch", "pause", "--batch", "large").want(t, exitDone).says(t, "paused")
+	d.run(t, "batch", "cancel", "--batch", "large").want(t, exitDone).says(t, "cancelled\n400 tasks: ")
 }

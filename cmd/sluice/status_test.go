@@ -40,8 +40,8 @@ type liveDesk struct {
 	limiter *throttle.Limiter
 }
 
-func newLiveDesk(t *testing.T) liveDesk {
-	d := liveDesk{desk: newDesk(t, livePolicies, ""), addr: throttletest.Redis(t)}
+func newLiveDesk(t *testing.T, policyFile string) liveDesk {
+	d := liveDesk{desk: newDesk(t, policyFile, ""), addr: throttletest.Redis(t)}
 	policies, err := policyfile.Load(d.path("policies.yml"))
 	must(t, err)
 	client := redis.NewClient(&redis.Options{Addr: d.addr})
@@ -77,7 +77,7 @@ func (d liveDesk) run(t *testing.T, command string, args ...string) ending {
 
 func TestStatusShowsWhoWaits(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t)
+	d := newLiveDesk(t, livePolicies)
 	first := d.reserves(t, "acme", "1")
 	for i := range 3 {
 		d.reserves(t, "acme", fmt.Sprint("w", i))
@@ -104,7 +104,7 @@ func TestStatusShowsWhoWaits(t *testing.T) {
 
 func TestSimulateSaysWhenTheBacklogIsDone(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t)
+	d := newLiveDesk(t, livePolicies)
 	d.reserves(t, "acme", "1")
 	for i := range 3 {
 		d.reserves(t, "acme", fmt.Sprint("w", i))
@@ -130,7 +130,7 @@ func TestSimulateSaysWhenTheBacklogIsDone(t *testing.T) {
 
 func TestDoctorSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t)
+	d := newLiveDesk(t, livePolicies)
 	d.run(t, "doctor").want(t, exitDone).says(t, "ok: ")
 	client := redis.NewClient(&redis.Options{Addr: d.addr})
 	defer client.Close()
@@ -148,7 +148,7 @@ func TestDoctorSaysWhatIsWrong(t *testing.T) {
 
 func TestExplainSaysWhyATaskWaits(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t)
+	d := newLiveDesk(t, livePolicies)
 	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter})
 	must(t, err)
 	defer client.Close()
@@ -170,7 +170,7 @@ func TestExplainSaysWhyATaskWaits(t *testing.T) {
 // A watched status is a line of JSON each time, until it is interrupted.
 func TestStatusIsShownLive(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t)
+	d := newLiveDesk(t, livePolicies)
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	out := &lineCounter{atThird: interrupt}
@@ -215,7 +215,7 @@ func wantLines(t *testing.T, output string, lines ...string) {
 // Which processes run which policies, and what a program is told whose own policies differ.
 func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t)
+	d := newLiveDesk(t, livePolicies)
 	c := d.limiter.Config()
 	store := control.Of(d.limiter)
 	published := d.limiter.Policies()
@@ -249,7 +249,7 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 // What operators are told of policies that were removed, and of lines that nobody serves.
 func TestLinesWithoutAPolicyAreTold(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t)
+	d := newLiveDesk(t, livePolicies)
 	store := control.Of(d.limiter)
 	publish := func(version int64, policies ...throttle.Policy) {
 		t.Helper()
@@ -271,7 +271,7 @@ func TestLinesWithoutAPolicyAreTold(t *testing.T) {
 // What a fleet of three workers obeys is what status says, at each step of a bad day.
 func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t)
+	d := newLiveDesk(t, livePolicies)
 	tenants := []string{"acme", "a|b,{c}", "{x}:%", "\x1b[2J", "zoë \"q\""}
 	act := func(args ...string) { d.look(append(args, "--by", "anna", "--why", "INC-7")...).want(t, exitDone) }
 	store := control.Of(d.limiter)

@@ -138,7 +138,7 @@ func (s *Scheduler) kept(ctx context.Context, f asynqredis.Firing) (*planned, er
 
 // Fates are what became of a firing's tasks, by three bits for each: whether it was stored, is done, and
 // has ended. One that is done though it was not stored was cancelled.
-type fates struct{ stored, done, ended []byte }
+type fates map[string][]byte // stored, done and ended, which are bits by position
 
 type fate int
 
@@ -151,9 +151,10 @@ const (
 )
 
 func (s *Scheduler) fates(ctx context.Context, f asynqredis.Firing) (all fates, err error) {
-	for name, bits := range map[string]*[]byte{"stored": &all.stored, "done": &all.done, "ended": &all.ended} {
+	all = fates{}
+	for _, name := range []string{"ended", "done", "stored"} { // a task that ends meanwhile is still open
 		data, failed := s.redis.Kept(ctx, f, name)
-		*bits, err = data, errors.Join(err, failed)
+		all[name], err = data, errors.Join(err, failed)
 	}
 	return all, err
 }
@@ -162,8 +163,8 @@ func (f fates) of(position int) fate {
 	is := func(bits []byte) bool {
 		return position < 8*len(bits) && bits[position/8]>>(7-position%8)&1 == 1
 	}
-	switch stored, done := is(f.stored), is(f.done); {
-	case !is(f.ended):
+	switch stored, done := is(f["stored"]), is(f["done"]); {
+	case !is(f["ended"]):
 		return fateOpen
 	case stored && done:
 		return fateDone
@@ -190,8 +191,7 @@ func (s *Scheduler) counts(
 	for i, t := range p.Tenants {
 		end := t.end(r)
 		c := &all[i]
-		c.Tenant, c.Planned = t.Tenant, t.Finish
-		c.Total = max(0, end-t.Start)
+		c.Tenant, c.Planned, c.Total = t.Tenant, t.Finish, max(0, end-t.Start)
 		number := map[fate]*int{
 			fateOpen: &c.Waiting, fateDone: &c.Done, fateFailed: &c.Failed,
 			fateRejected: &c.Rejected, fateCancelled: &c.Cancelled,

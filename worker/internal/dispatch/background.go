@@ -56,6 +56,27 @@ func (b *background) Later(do func(context.Context) error) {
 	})
 }
 
+// insist repeats a call on asynq's Redis until it is answered, as it may have made tasks active. While
+// Next waits it returns the errors. The result is false if the dispatcher is closed before.
+func (d *Dispatcher) insist(call func(ctx context.Context) error) bool {
+	for begun := time.Now(); ; {
+		err := call(d.ctx)
+		if err != nil && d.ctx.Err() != nil {
+			return false
+		}
+		if d.AsynqAnswers(err, time.Since(begun)); err == nil {
+			return true
+		}
+		d.mu.Lock()
+		if d.waiting {
+			d.failed = err
+			signal(d.ready)
+		}
+		d.mu.Unlock()
+		d.sleep(errorPause)
+	}
+}
+
 // inBackground runs a function for which close waits, unless that is over.
 func (b *background) inBackground(run func()) {
 	b.mu.Lock()

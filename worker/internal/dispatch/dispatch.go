@@ -3,8 +3,8 @@
 // and waits while there is nothing. It also answers asynq's forward: tasks that are due join their
 // lines.
 //
-// It knows throttle and asynqredis, and not asynq itself. To follow a task, read serve.go, take.go and
-// fetch.go, then [Dispatcher.Next]. lines.go says when a line is asked.
+// It knows throttle and asynqredis, and not asynq itself. To follow a task, read serve.go, lines.go, and
+// take.go or pending.go. restore.go has the ways back, and news.go what others tell serve.
 package dispatch
 
 import (
@@ -20,13 +20,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-const (
-	// fallbackMin is how long after its expected start forward looks at a waiting task.
-	fallbackMin = 2 * time.Minute
-
-	// waitMax bounds one wait of Next.
-	waitMax = time.Second
-)
+// fallbackMin is how long after its expected start forward looks at a waiting task.
+const fallbackMin = 2 * time.Minute
 
 // A Line has the methods of *throttle.Line that a dispatcher calls.
 type Line interface {
@@ -132,66 +127,6 @@ func New(c Config) *Dispatcher {
 		d.inBackground(func() { d.hear(some) })
 	}
 	return d
-}
-
-// Next returns the task that runs next, of any queue of the server. Like asynq's dequeue it is
-// called when a slot is free, once for each queue until there is a task. If there is none it waits
-// up to a second and returns false. Errors are those of asynq's Redis. An unavailable limiter is no
-// error.
-func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
-	end := time.NewTimer(waitMax)
-	defer end.Stop()
-	for ended := false; ; {
-		if d.isStopped() {
-			d.sleep(errorPause) // asynq calls again at once
-			return Task{}, false, nil
-		}
-		d.mu.Lock()
-		if task, ok = d.buffer.handOut(); !ok {
-			err, d.failed = d.failed, nil
-		}
-		ended = ended || ok || err != nil
-		d.waiting = !ended
-		if d.buffer.wanted(d.waiting) > 0 {
-			signal(d.wake)
-		}
-		d.mu.Unlock()
-		if ok && task.Message.IsLast() && !d.starts(ctx, task) {
-			d.Ended()
-			ok = false
-		}
-		if ended {
-			return task, ok, err
-		}
-		select {
-		case <-d.ready:
-		case <-end.C:
-			ended = true
-		case <-ctx.Done():
-			ended = true
-		case <-d.serving.Done():
-		}
-	}
-}
-
-// starts notes that a task without retries left may have started. It returns false if the task must not
-// start, as it has been recovered, or the note cannot be made before the dispatcher stops.
-func (d *Dispatcher) starts(ctx context.Context, task Task) bool {
-	for {
-		may, err := d.Asynq.Start(ctx, task.Ref, task.Call)
-		if err == nil || d.isStopped() {
-			return may
-		}
-		d.sleep(errorPause)
-	}
-}
-
-// signal ends the wait for a channel that is under way, or else the next one.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // Stop hands out no more tasks. In the background, tasks that are ready go back to where they were,

@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -26,6 +26,9 @@ const (
 	// watchEvery is how often a server says which lines it watches, at most. A watch lapses after
 	// 1.5 s: worker/internal/asynqredis/lua/dequeue.lua.
 	watchEvery = 750 * time.Millisecond
+
+	// endsMost is of how many tenants of a line is known what they had. If there are more all are forgotten.
+	endsMost = 10_000
 )
 
 // Lines are this server's views of all lines, by groups of queues. They are serve's alone.
@@ -49,51 +52,22 @@ type group struct {
 	watchedAt time.Time        // when this server said last which lines it watches
 }
 
-func groups(queues map[string]int, strict bool) (all []*group) {
-	names := slices.Sorted(maps.Keys(queues))
-	together := [][]string{names}
-	if strict {
-		slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(queues[b], queues[a]) })
-		together = slices.Collect(slices.Chunk(names, 1))
-	}
-	for i, queues := range together {
-		all = append(all, &group{
-			queues: queues, named: slices.Concat(together[:i+1]...), strict: i+1 < len(together),
-			lines: map[string]*line{},
-		})
-	}
-	return all
-}
-
-func (ls *lines) groupOf(queue string) *group {
-	for _, g := range ls.groups {
-		if slices.Contains(g.queues, queue) {
-			return g
+// round makes up to n tasks ready, and reports whether it found any. It asks, group by group, the lines
+// that are due and the pending tasks. Pending tasks that have earned a turn come first.
+func (d *Dispatcher) round(n int) (found bool) {
+	d.lines.know(d.Limiter.Lines())
+	for _, g := range d.lines.groups {
+		turns := g.earned / pendingFor
+		found = turns > 0 && d.pending(g, min(n, turns))
+		now := time.Now()
+		for l := d.due(g, now); l != nil && !found; l = d.due(g, now) {
+			found = d.take(l, n)
+		}
+		if found = found || d.pending(g, n); found {
+			break
 		}
 	}
-	return ls.groups[0] // asynq runs what its queue held, whatever queue the message names
-}
-
-// draw returns the queues in the order of this round: each is the next with a chance by its
-// priority, as in asynq.
-func (g *group) draw(priorities map[string]int) []string {
-	drawn := map[string]float64{}
-	for _, queue := range g.queues {
-		drawn[queue] = rand.ExpFloat64() / float64(priorities[queue])
-	}
-	return slices.SortedFunc(maps.Keys(drawn), func(a, b string) int { return cmp.Compare(drawn[a], drawn[b]) })
-}
-
-// know adds the lines of all current policies, and drops the others.
-func (ls *lines) know(names []string) {
-	for _, g := range ls.groups {
-		for _, name := range names {
-			g.line(name)
-		}
-		if len(g.lines) > len(names) {
-			maps.DeleteFunc(g.lines, func(name string, _ *line) bool { return !slices.Contains(names, name) })
-		}
-	}
+	return found
 }
 
 // due returns the line of a group to ask now, or nil.
@@ -115,31 +89,32 @@ func (ls *lines) next(l *line) time.Time {
 	return later(l.ask, later(l.failed.Until, ls.silence.Until))
 }
 
-// freed makes a line due now if tickets wait there.
-func (ls *lines) freed(name string) {
-	for _, g := range ls.groups {
-		if l := g.lines[name]; l != nil && !l.due.IsZero() {
-			l.expect(time.Now())
-		}
-	}
+// before reports whether a line's turn comes before that of another one of its group. Each line is fair
+// between its tenants. The lines of all policies, and of their shards, share this server's slots so that all
+// tenants get theirs: the line goes first whose tenants have had the least (start-time fair queueing, Goyal
+// et al., 1996). Tenants of shards go by weight, the others are equals.
+func (l *line) before(other *line) bool {
+	had, asked := cmp.Compare(l.had(), other.had()), l.asked.Compare(other.asked)
+	return cmp.Or(had, asked, strings.Compare(l.name, other.name)) < 0
 }
 
-// watched returns the lines that this server watches.
-func (g *group) watched() (names []any) {
-	for _, l := range g.lines {
-		if !l.due.IsZero() {
-			names = append(names, l.name)
-		}
-	}
-	return names
-}
+// had returns how much the tenants of a line have had. Nobody saves up turns.
+func (l *line) had() float64 { return max(l.began, l.group.reached) }
 
-// unwatched notes lines that nobody watched: they are asked now.
-func (g *group) unwatched(names []any) {
-	for _, name := range names {
-		if l := g.lines[fmt.Sprint(name)]; l != nil {
-			l.nudge()
-		}
+// serves notes tickets that were taken.
+func (l *line) serves(tickets []throttle.TakenTicket) {
+	if len(tickets) == 0 {
+		return
+	}
+	l.began = l.had()
+	l.group.reached = l.began
+	for _, t := range tickets {
+		whose := t.Queue + " " + t.Decision.Tenant
+		l.began = max(l.began, l.ends[whose])
+		l.ends[whose] = l.began + 1/cmp.Or(t.Weight, 1)
+	}
+	if len(l.ends) > endsMost {
+		clear(l.ends)
 	}
 }
 
@@ -200,6 +175,62 @@ func (l *line) answered(taken throttle.Taken, sent, now time.Time) {
 	if l.ask = l.due; len(taken.Tickets) == 0 && taken.Next == 0 {
 		l.ask = now.Add(askAgain)
 	}
+}
+
+// know adds the lines of all current policies, and drops the others.
+func (ls *lines) know(names []string) {
+	for _, g := range ls.groups {
+		for _, name := range names {
+			g.line(name)
+		}
+		if len(g.lines) > len(names) {
+			maps.DeleteFunc(g.lines, func(name string, _ *line) bool { return !slices.Contains(names, name) })
+		}
+	}
+}
+
+// watched returns the lines that this server watches.
+func (g *group) watched() (names []any) {
+	for _, l := range g.lines {
+		if !l.due.IsZero() {
+			names = append(names, l.name)
+		}
+	}
+	return names
+}
+
+// unwatched notes lines that nobody watched: they are asked now.
+func (g *group) unwatched(names []any) {
+	for _, name := range names {
+		if l := g.lines[fmt.Sprint(name)]; l != nil {
+			l.nudge()
+		}
+	}
+}
+
+func groups(queues map[string]int, strict bool) (all []*group) {
+	names := slices.Sorted(maps.Keys(queues))
+	together := [][]string{names}
+	if strict {
+		slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(queues[b], queues[a]) })
+		together = slices.Collect(slices.Chunk(names, 1))
+	}
+	for i, queues := range together {
+		all = append(all, &group{
+			queues: queues, named: slices.Concat(together[:i+1]...), strict: i+1 < len(together),
+			lines: map[string]*line{},
+		})
+	}
+	return all
+}
+
+func (ls *lines) groupOf(queue string) *group {
+	for _, g := range ls.groups {
+		if slices.Contains(g.queues, queue) {
+			return g
+		}
+	}
+	return ls.groups[0] // asynq runs what its queue held, whatever queue the message names
 }
 
 // later returns the later of two times, sooner the earlier one, where the zero time is never.

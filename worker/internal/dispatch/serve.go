@@ -2,20 +2,84 @@ package dispatch
 
 import (
 	"context"
-	"math/rand/v2"
 	"slices"
 	"time"
 )
 
 const (
-	// lookEvery is how often a server looks at its queues at least: for pending tasks, and for lines
-	// that nobody watches. In a test kit that knows of pending tasks it is lookEveryKit.
-	lookEvery    = time.Second
-	lookEveryKit = time.Minute
+	// waitMax bounds one wait of Next.
+	waitMax = time.Second
 
 	// errorPause is the pause after an error of asynq's Redis.
 	errorPause = 100 * time.Millisecond
+
+	// batchMax is the most tasks that one take or dequeue asks for. More cost Redis less for each, and
+	// each waits longer for the others.
+	batchMax = 20
+
+	// soon is how long a task that is taken may wait for a slot, about. soonMax is the most tasks that
+	// do.
+	soon    = 10 * time.Millisecond
+	soonMax = 64
+
+	// aheadFrom is how many slots that become free soon start a round ahead of time.
+	aheadFrom = 8
+
+	// bufferFor is how long a task is kept ready for a slot.
+	bufferFor = 500 * time.Millisecond
 )
+
+// Next returns the task that runs next, of any queue of the server. Like asynq's dequeue it is
+// called when a slot is free, once for each queue until there is a task. If there is none it waits
+// up to a second and returns false. Errors are those of asynq's Redis. An unavailable limiter is no
+// error.
+func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
+	end := time.NewTimer(waitMax)
+	defer end.Stop()
+	for ended := false; ; {
+		if d.isStopped() {
+			d.sleep(errorPause) // asynq calls again at once
+			return Task{}, false, nil
+		}
+		d.mu.Lock()
+		if task, ok = d.buffer.handOut(); !ok {
+			err, d.failed = d.failed, nil
+		}
+		ended = ended || ok || err != nil
+		d.waiting = !ended
+		if d.buffer.wanted(d.waiting) > 0 {
+			signal(d.wake)
+		}
+		d.mu.Unlock()
+		if ok && task.Message.IsLast() && !d.starts(ctx, task) {
+			d.Ended()
+			ok = false
+		}
+		if ended {
+			return task, ok, err
+		}
+		select {
+		case <-d.ready:
+		case <-end.C:
+			ended = true
+		case <-ctx.Done():
+			ended = true
+		case <-d.serving.Done():
+		}
+	}
+}
+
+// starts notes that a task without retries left may have started. It returns false if the task must not
+// start, as it has been recovered, or the note cannot be made before the dispatcher stops.
+func (d *Dispatcher) starts(ctx context.Context, task Task) bool {
+	for {
+		may, err := d.Asynq.Start(ctx, task.Ref, task.Call)
+		if err == nil || d.isStopped() {
+			return may
+		}
+		d.sleep(errorPause)
+	}
+}
 
 // serve makes tasks ready while Next waits for one, or is about to. All that is known of lines is its own:
 // others tell it the news. When the dispatcher stops, it puts back what is ready, and has other servers keep
@@ -40,50 +104,25 @@ func (d *Dispatcher) serve() {
 	}
 }
 
-// round makes up to n tasks ready, and reports whether it found any. It asks, group by group, the lines
-// that are due and the pending tasks. Pending tasks that have earned a turn come first.
-func (d *Dispatcher) round(n int) (found bool) {
-	d.lines.know(d.Limiter.Lines())
-	for _, g := range d.lines.groups {
-		turns := g.earned / pendingFor
-		found = turns > 0 && d.pending(g, min(n, turns))
-		now := time.Now()
-		for l := d.due(g, now); l != nil && !found; l = d.due(g, now) {
-			found = d.take(l, n)
-		}
-		if found = found || d.pending(g, n); found {
-			break
+// wait waits until a time, or for news. Meanwhile nudges are for this server if Next waits.
+func (d *Dispatcher) wait(until time.Time, waiting bool) {
+	timer := time.NewTimer(time.Until(until))
+	defer timer.Stop()
+	idle := d.idle
+	if !waiting {
+		idle = nil
+	}
+	for {
+		select {
+		case idle <- struct{}{}:
+		case <-d.wake:
+			return
+		case <-timer.C:
+			return
+		case <-d.serving.Done():
+			return
 		}
 	}
-	return found
-}
-
-// pending dequeues pending tasks, unless there were none a moment ago. It reports whether it found any.
-func (d *Dispatcher) pending(g *group, n int) (found bool) {
-	now := time.Now()
-	if !g.strict && now.Before(g.lookAt) {
-		return false
-	}
-	if !d.isQuiet(g, now) {
-		var watched []any
-		if now.Sub(g.watchedAt) >= watchEvery {
-			watched, g.watchedAt = g.watched(), now
-		}
-		for _, queue := range g.draw(d.Queues) {
-			if d.dequeue(g, queue, n, watched) {
-				return true
-			}
-		}
-	}
-	every := min(d.Poll, lookEvery)
-	g.earned, g.lookAt = 0, now.Add(every*3/4+rand.N(max(1, every/2)))
-	return false
-}
-
-// isQuiet reports, in a test kit, that a look at the queues of a group would find nothing.
-func (d *Dispatcher) isQuiet(g *group, now time.Time) bool {
-	mayHave := func(queue string) bool { return d.lines.paused[queue] || d.HasPending(queue) }
-	return d.HasPending != nil && now.Sub(g.watchedAt) < lookEveryKit && !slices.ContainsFunc(g.queues, mayHave)
 }
 
 // tend does what needs no free slot: it acknowledges takes, and puts back tasks that are ready for too
@@ -113,115 +152,6 @@ func (d *Dispatcher) tend(now time.Time) (again time.Time, waiting bool) {
 	return again, true
 }
 
-// wait waits until a time, or for news. Meanwhile nudges are for this server if Next waits.
-func (d *Dispatcher) wait(until time.Time, waiting bool) {
-	timer := time.NewTimer(time.Until(until))
-	defer timer.Stop()
-	idle := d.idle
-	if !waiting {
-		idle = nil
-	}
-	for {
-		select {
-		case idle <- struct{}{}:
-		case <-d.wake:
-			return
-		case <-timer.C:
-			return
-		case <-d.serving.Done():
-			return
-		}
-	}
-}
-
-// hear passes nudges of some queues on to serve. It listens while that is idle.
-func (d *Dispatcher) hear(queues []string) {
-	for {
-		select {
-		case <-d.idle:
-		case <-d.serving.Done():
-			return
-		}
-		switch queue, line, err := d.Asynq.AwaitNudge(d.serving, queues); {
-		case err != nil:
-			d.sleep(errorPause)
-		case line != "" && d.isStopped(): // such as its own
-			d.nudgeOthers(d.lines.groupOf(queue), []any{line})
-		case line != "":
-			d.Nudge(queue, line)
-		}
-	}
-}
-
-// tell has serve learn news before its next round, and at once if it is urgent or Next waits.
-func (d *Dispatcher) tell(urgent bool, news func()) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.news = append(d.news, news)
-	if urgent || d.waiting {
-		signal(d.wake)
-	}
-}
-
-// learn takes note of the news. A nudge is for another server if this one has no free slot.
-func (d *Dispatcher) learn() {
-	d.mu.Lock()
-	heard, waiting := d.news, d.waiting
-	d.news = nil
-	d.mu.Unlock()
-	for _, news := range heard {
-		news()
-	}
-	if waiting {
-		return
-	}
-	for _, g := range d.lines.groups {
-		for _, l := range g.lines {
-			if l.nudged {
-				l.nudged = false
-				d.nudgeOthers(g, []any{l.name})
-			}
-		}
-	}
-}
-
-// Nudge has a line asked now: by this server if it is idle, else by another one.
-func (d *Dispatcher) Nudge(queue, line string) {
-	d.tell(true, func() { d.lines.groupOf(queue).line(line).nudge() })
-}
-
-// Expect notes that a task waits in a line for a queue, and when to ask for it. Limits may be raised
-// meanwhile.
-func (d *Dispatcher) Expect(line, queue string, in time.Duration) {
-	at := time.Now().Add(min(in, lookEvery))
-	d.tell(false, func() { d.lines.groupOf(queue).line(line).expect(at) })
-}
-
-// Freed makes a line due now, if tickets wait there: capacity was given back.
-func (d *Dispatcher) Freed(line string) { d.tell(false, func() { d.lines.freed(line) }) }
-
-// pendingNow looks for pending tasks at once.
-func (d *Dispatcher) pendingNow(queue string) {
-	d.tell(false, func() { d.lines.groupOf(queue).lookAt = time.Time{} })
-}
-
-// Look makes all lines due now where tickets wait.
-func (d *Dispatcher) Look() {
-	for _, line := range d.Limiter.Lines() {
-		d.Freed(line)
-	}
-}
-
-// nudgeOthers has another server of each queue of a group ask lines now.
-func (d *Dispatcher) nudgeOthers(g *group, lines []any) {
-	if len(lines) == 0 {
-		return
-	}
-	for _, queue := range g.queues {
-		d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, lines...) })
-	}
-}
-
 // acknowledge reports that what was taken before a time has arrived. It returns when the first of the other
 // takes was, the zero time for none.
 func (d *Dispatcher) acknowledge(before time.Time) (left time.Time) {
@@ -236,4 +166,64 @@ func (d *Dispatcher) acknowledge(before time.Time) (left time.Time) {
 		}
 	}
 	return left
+}
+
+// A buffer has the tasks that are ready for a slot, and counts the slots.
+type buffer struct {
+	ready   []Task      // the next first
+	recent  []time.Time // of the last hand-outs
+	running int         // tasks handed out that have not ended
+	slots   int
+}
+
+// wanted returns how many tasks to make ready at once: one for each free slot, or more if slots become free
+// quickly. It is 0 unless Next waits, or the tasks that are ready run out: those that slots need soon are
+// made ready ahead of time, so that slots do not wait for Redis.
+func (b *buffer) wanted(waiting bool) int {
+	since := time.Now().Add(-soon)
+	b.recent = slices.DeleteFunc(b.recent, func(at time.Time) bool { return at.Before(since) })
+	freed := min(len(b.recent), soonMax) // soon, by what was handed out lately
+	if ahead := freed >= aheadFrom && len(b.ready) <= freed/3; !waiting && !ahead {
+		return 0
+	}
+	return min(max(1, b.slots-b.running, freed-len(b.ready)), batchMax)
+}
+
+// put makes tasks ready, and reports whether there are any.
+func (d *Dispatcher) put(tasks []Task) bool {
+	if len(tasks) == 0 {
+		return false
+	}
+	d.mu.Lock()
+	d.buffer.ready = append(d.buffer.ready, tasks...)
+	d.waiting = false
+	d.mu.Unlock()
+	signal(d.ready)
+	return true
+}
+
+// handOut returns the next task that is ready.
+func (b *buffer) handOut() (task Task, ok bool) {
+	if len(b.ready) == 0 {
+		return Task{}, false
+	}
+	task, b.ready = b.ready[0], b.ready[1:]
+	b.recent = append(b.recent, time.Now())
+	b.running++
+	return task, true
+}
+
+// Ended frees the slot of a task that was handed out.
+func (d *Dispatcher) Ended() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.buffer.running--
+}
+
+// since returns how many tasks have been ready since before a time: the first ones.
+func (b *buffer) since(before time.Time) (n int) {
+	for n < len(b.ready) && !b.ready[n].active.After(before) {
+		n++
+	}
+	return n
 }

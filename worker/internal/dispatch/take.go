@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
@@ -20,11 +23,9 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 		l.ask = time.Now().Add(lookEvery)
 		return false
 	}
-	due := l.due
-	l.taken = time.Time{} // it also acknowledges the take before
+	due, sent := l.due, time.Now()
+	l.asked, l.taken = sent, time.Time{} // it also acknowledges the take before
 	call, cancel := context.WithTimeout(d.ctx, takeTimeout)
-	sent := time.Now()
-	l.asked = sent
 	taken, err := d.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
 	cancel()
 	if err != nil {
@@ -74,6 +75,58 @@ func (d *Dispatcher) open(g *group) map[string]int {
 		}
 	}
 	return queues
+}
+
+// pick makes the tasks of a queue ready whose tickets were taken from a line, and handles the tickets
+// whose tasks cannot be picked. It reports whether any task is ready.
+func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
+	_, queue, _ := strings.Cut(name, "/") // behind the identity of asynq's Redis
+	call, waiting := d.Asynq.Call(), make([]asynqredis.Waiting, len(grants))
+	for i, grant := range grants {
+		waiting[i] = asynqredis.Waiting{ID: grant.ID, JoinKey: grant.Key}
+	}
+	var picks []asynqredis.Pick
+	if !d.insist(func(ctx context.Context) (err error) {
+		picks, err = d.Asynq.Pick(ctx, queue, call, waiting)
+		return err
+	}) {
+		return false
+	}
+	var tasks []Task
+	var back, gone []throttle.TakenTicket
+	for i, pick := range picks {
+		grant := grants[i]
+		switch {
+		case pick.Message != nil:
+			tasks = append(tasks, d.task(queue, call, pick.Message, grant))
+		case pick.Paused:
+			d.lines.paused[queue] = true
+			back = append(back, grant.TakenTicket)
+		default: // a pending task reserves when it is dequeued, an active one joins again if it is denied
+			gone = append(gone, grant.TakenTicket)
+		}
+	}
+	d.putBack(l.name, queue, back...)
+	d.giveBack(l.name, queue, gone...)
+	d.reserve(l.group, tasks) // units that these were taken without
+	l.group.earned += len(tasks)
+	return d.put(slices.DeleteFunc(tasks, d.rests))
+}
+
+// rests puts a taken task back that was denied when it reserved again, as it has joined by then. It reports
+// whether it could: otherwise the task wakes to be denied.
+func (d *Dispatcher) rests(t Task) bool {
+	if !t.Grant.Decision.Queued || d.undo(t) != nil {
+		return false
+	}
+	d.Expect(t.Grant.Line, t.Queue, t.Grant.Decision.RetryIn)
+	d.WakeAt(t.Queue, time.Now()) // its ticket may have been taken before it was back
+	return true
+}
+
+func (d *Dispatcher) task(queue, call string, m asynqredis.Message, grant *Grant) Task {
+	ref := asynqredis.Ref{Queue: queue, ID: m.ID()}
+	return Task{Ref: ref, Message: m, Grant: grant, Call: call, active: time.Now()}
 }
 
 // fails notes that a call of a line failed. If it was not the first failure, all lines pause, not only

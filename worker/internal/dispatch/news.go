@@ -1,0 +1,110 @@
+package dispatch
+
+import (
+	"context"
+	"time"
+)
+
+// tell has serve learn news before its next round, and at once if it is urgent or Next waits.
+func (d *Dispatcher) tell(urgent bool, news func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.news = append(d.news, news)
+	if urgent || d.waiting {
+		signal(d.wake)
+	}
+}
+
+// learn takes note of the news. A nudge is for another server if this one has no free slot.
+func (d *Dispatcher) learn() {
+	d.mu.Lock()
+	heard, waiting := d.news, d.waiting
+	d.news = nil
+	d.mu.Unlock()
+	for _, news := range heard {
+		news()
+	}
+	if waiting {
+		return
+	}
+	for _, g := range d.lines.groups {
+		for _, l := range g.lines {
+			if l.nudged {
+				l.nudged = false
+				d.nudgeOthers(g, []any{l.name})
+			}
+		}
+	}
+}
+
+// Nudge has a line asked now: by this server if it is idle, else by another one.
+func (d *Dispatcher) Nudge(queue, line string) {
+	d.tell(true, func() { d.lines.groupOf(queue).line(line).nudge() })
+}
+
+// Expect notes that a task waits in a line for a queue, and when to ask for it. Limits may be raised
+// meanwhile.
+func (d *Dispatcher) Expect(line, queue string, in time.Duration) {
+	at := time.Now().Add(min(in, lookEvery))
+	d.tell(false, func() { d.lines.groupOf(queue).line(line).expect(at) })
+}
+
+// Freed makes a line due now, if tickets wait there: capacity was given back.
+func (d *Dispatcher) Freed(line string) {
+	d.tell(false, func() {
+		for _, g := range d.lines.groups {
+			if l := g.lines[line]; l != nil && !l.due.IsZero() {
+				l.expect(time.Now())
+			}
+		}
+	})
+}
+
+// Look makes all lines due now where tickets wait.
+func (d *Dispatcher) Look() {
+	for _, line := range d.Limiter.Lines() {
+		d.Freed(line)
+	}
+}
+
+// pendingNow looks for pending tasks at once.
+func (d *Dispatcher) pendingNow(queue string) {
+	d.tell(false, func() { d.lines.groupOf(queue).lookAt = time.Time{} })
+}
+
+// hear passes nudges of some queues on to serve. It listens while that is idle.
+func (d *Dispatcher) hear(queues []string) {
+	for {
+		select {
+		case <-d.idle:
+		case <-d.serving.Done():
+			return
+		}
+		switch queue, line, err := d.Asynq.AwaitNudge(d.serving, queues); {
+		case err != nil:
+			d.sleep(errorPause)
+		case line != "" && d.isStopped(): // such as its own
+			d.nudgeOthers(d.lines.groupOf(queue), []any{line})
+		case line != "":
+			d.Nudge(queue, line)
+		}
+	}
+}
+
+// nudgeOthers has another server of each queue of a group ask lines now.
+func (d *Dispatcher) nudgeOthers(g *group, lines []any) {
+	if len(lines) == 0 {
+		return
+	}
+	for _, queue := range g.queues {
+		d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, lines...) })
+	}
+}
+
+// signal ends the wait for a channel that is under way, or else the next one.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

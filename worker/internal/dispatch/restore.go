@@ -1,0 +1,99 @@
+package dispatch
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+)
+
+// restore puts back tasks that have been ready since before a time, and their tickets to their ranks. It
+// reports whether it could. If not, the tasks stay ready.
+func (d *Dispatcher) restore(before time.Time) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for b := &d.buffer; ; {
+		last := b.since(before) - 1
+		if last < 0 {
+			return true
+		}
+		task := b.ready[last]
+		b.ready = slices.Delete(b.ready, last, last+1)
+		d.mu.Unlock()
+		err := d.undo(task)
+		d.mu.Lock()
+		if err != nil {
+			b.ready = slices.Insert(b.ready, b.since(task.active), task)
+			return false
+		}
+	}
+}
+
+// undo puts a task back that is ready.
+func (d *Dispatcher) undo(task Task) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
+	defer cancel()
+	r := asynqredis.Restored{Queue: task.Queue, Call: task.Call, Mark: asynqredis.KeptMark}
+	if task.Grant != nil && task.Grant.Taken {
+		r.At = time.Now().Add(fallbackMin)
+	}
+	if err := d.Asynq.Restore(ctx, r, task.ID); err != nil {
+		return err
+	}
+	switch grant := task.Grant; {
+	case grant == nil:
+	case grant.Taken:
+		g := d.lines.groupOf(task.Queue)
+		g.earned = max(0, g.earned-1)
+		if !grant.Decision.Queued { // else it has joined again
+			d.putBack(grant.Line, task.Queue, grant.TakenTicket)
+		}
+	default:
+		d.giveBack(grant.Line, task.Queue, grant.TakenTicket)
+	}
+	return nil
+}
+
+// putBack returns tickets to their ranks, with their units. One that was taken without units has no rank
+// in the line as it is now: its task, which is at rest, is due at once, and joins again in front.
+func (d *Dispatcher) putBack(line, queue string, tickets ...throttle.TakenTicket) {
+	d.back(line, queue, tickets, func(l Line, ctx context.Context, tickets []throttle.TakenTicket) error {
+		var joins []asynqredis.Move
+		for _, t := range tickets {
+			if !t.Decision.Granted {
+				move := asynqredis.Move{ID: t.ID, JoinKey: t.Key, At: time.Now(), Line: line, Mark: asynqredis.FrontMark}
+				joins = append(joins, move)
+			}
+		}
+		if _, err := d.Asynq.Apply(ctx, queue, false, joins); err != nil {
+			return err
+		}
+		if len(joins) > 0 {
+			d.WakeAt(queue, time.Now())
+		}
+		return l.PutBack(ctx, tickets)
+	})
+}
+
+// giveBack refunds tickets that leave.
+func (d *Dispatcher) giveBack(line, queue string, tickets ...throttle.TakenTicket) {
+	d.back(line, queue, tickets, Line.Refund)
+}
+
+// back gives tickets back in the background, and asks their line again: other tickets may fit.
+func (d *Dispatcher) back(line, queue string, tickets []throttle.TakenTicket,
+	give func(Line, context.Context, []throttle.TakenTicket) error,
+) {
+	if len(tickets) == 0 {
+		return
+	}
+	d.Later(func(ctx context.Context) error {
+		err := give(d.Line(line), ctx, tickets)
+		if err == nil {
+			d.Expect(line, queue, 0)
+		}
+		return err
+	})
+}

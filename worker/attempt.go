@@ -34,12 +34,12 @@ func taskOf(ctx context.Context) asynqredis.Ref {
 // ends it.
 type attempt struct {
 	asynqredis.Ref
-	begun   time.Time
-	call    string                  // by which it is active
-	free    func()                  // frees its slot, once
-	grant   *dispatch.Grant         // what was decided before it was handed out; nil: nothing
-	message asynqredis.Message      // the task as it was stored when it was picked up
-	outcome atomic.Pointer[outcome] // so far; nil: asynq's own, but it may not be gone
+	begun       time.Time
+	call        string                  // by which it is active
+	releaseSlot func()                  // makes its slot free, once
+	grant       *dispatch.Grant         // what was decided before it was handed out; nil: nothing
+	message     asynqredis.Message      // the task as it was stored when it was picked up
+	outcome     atomic.Pointer[outcome] // nil: asynq decides, but must not delete the task
 
 	ctx     context.Context // of the handler; nil before the middleware
 	task    *asynq.Task
@@ -50,12 +50,12 @@ type attempt struct {
 // fields is set.
 type outcome struct {
 	asks  *throttle.Request // the limiter is asked: if the task's time runs out meanwhile, it waits
-	waits *requeueing       // it was denied
+	waits *requeueOrder     // it was denied
 	done  bool              // its handler has returned no error, or has revoked it: only now it may be gone
 }
 
-// A requeueing says how a task goes back to wait.
-type requeueing struct {
+// A requeueOrder says how a task goes back to wait.
+type requeueOrder struct {
 	asynqredis.Restored
 	queued bool // its ticket is in line
 }
@@ -79,10 +79,10 @@ func (s *Server) isLate(a *attempt) bool {
 	return matched
 }
 
-// attempts holds the attempts under way, one per slot of the server, and a few whose end was not
+// attempts has the attempts under way, one per slot of the server, and a few whose end was not
 // seen.
 type attempts struct {
-	free func() // is called once for each attempt, when its slot is free again
+	onEnd func() // is called once for each attempt, when its slot is free again
 
 	mu     sync.Mutex
 	byTask map[asynqredis.Ref]*attempt
@@ -95,10 +95,10 @@ func (as *attempts) begin(task dispatch.Task) *attempt {
 	defer as.mu.Unlock()
 	now := time.Now()
 	if before := as.byTask[task.Ref]; before != nil {
-		before.free()
+		before.releaseSlot()
 	}
 	begun := &attempt{
-		Ref: task.Ref, begun: now, call: task.Call, free: sync.OnceFunc(as.free),
+		Ref: task.Ref, begun: now, call: task.Call, releaseSlot: sync.OnceFunc(as.onEnd),
 		grant: task.Grant, message: task.Message,
 	}
 	as.byTask[task.Ref] = begun
@@ -106,7 +106,7 @@ func (as *attempts) begin(task dispatch.Task) *attempt {
 		as.swept = now
 		for ref, a := range as.byTask {
 			if !a.running() && now.Sub(a.begun) > forgetAfter {
-				a.free()
+				a.releaseSlot()
 				delete(as.byTask, ref)
 			}
 		}
@@ -124,7 +124,7 @@ func (as *attempts) enter(
 	defer as.mu.Unlock()
 	a := as.byTask[ref]
 	if a != nil {
-		context.AfterFunc(ctx, a.free)
+		context.AfterFunc(ctx, a.releaseSlot)
 		a.ctx, a.task, a.handler = ctx, task, handler
 	}
 	return a
@@ -137,14 +137,14 @@ func (as *attempts) get(ref asynqredis.Ref) *attempt {
 	if a := as.byTask[ref]; a != nil {
 		return a
 	}
-	return &attempt{Ref: ref, begun: time.Now(), free: func() {}}
+	return &attempt{Ref: ref, begun: time.Now(), releaseSlot: func() {}}
 }
 
 // end forgets the attempt, unless the task has been picked up again since, and frees its slot.
 func (as *attempts) end(a *attempt) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	a.free()
+	a.releaseSlot()
 	if as.byTask[a.Ref] == a {
 		delete(as.byTask, a.Ref)
 	}

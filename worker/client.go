@@ -40,16 +40,16 @@ type ClientConfig struct {
 // A Client is an asynq.Client whose tasks join their policy's line when they are enqueued. It
 // refuses tasks that no worker could ever run. It is safe for concurrent use.
 type Client struct {
-	asynq    *asynqredis.Client
-	client   *asynq.Client
-	gather   gatherer // of single tasks
-	headers  func(context.Context, *asynq.Task) map[string]string
-	identify func(*asynq.Task) (Identity, error)
-	limiter  *throttle.Limiter
-	breaker  outage.Breaker        // of the limiter
-	owned    redis.UniversalClient // nil if the caller made it
-	sweeper  sweeper
-	timeout  time.Duration
+	tasks       *asynqredis.Client
+	asynqClient *asynq.Client
+	gather      gatherer // of single tasks
+	headers     func(context.Context, *asynq.Task) map[string]string
+	identify    func(*asynq.Task) (Identity, error)
+	limiter     *throttle.Limiter
+	breaker     outage.Breaker        // of the limiter
+	owned       redis.UniversalClient // nil if the caller made it
+	sweeper     sweeper
+	timeout     time.Duration
 }
 
 // NewClient returns a client for the queues in opt's Redis. It does not talk to Redis.
@@ -68,7 +68,7 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 
 // NewClientFromRedisClient is NewClient for a client that stays the caller's to close.
 func NewClientFromRedisClient(client redis.UniversalClient, c ClientConfig) (*Client, error) {
-	client, err := shared(client)
+	client, err := withOwnHooks(client)
 	if err != nil {
 		return nil, err
 	}
@@ -83,15 +83,15 @@ func newClient(client redis.UniversalClient, c ClientConfig) (*Client, error) {
 		return nil, fmt.Errorf("worker: ClientConfig.LimiterTimeout %v: must not be below 0", c.LimiterTimeout)
 	}
 	client.AddHook(capture{})
-	queues := asynqredis.New(client)
+	tasks := asynqredis.New(client)
 	made := &Client{
-		asynq:    queues,
-		client:   asynq.NewClientFromRedisClient(client),
-		headers:  c.Headers,
-		identify: c.Identify,
-		limiter:  c.Limiter,
-		sweeper:  sweeper{asynq: queues, limiter: c.Limiter, swept: map[string]time.Time{}},
-		timeout:  cmp.Or(c.LimiterTimeout, limiterTimeout),
+		tasks:       tasks,
+		asynqClient: asynq.NewClientFromRedisClient(client),
+		headers:     c.Headers,
+		identify:    c.Identify,
+		limiter:     c.Limiter,
+		sweeper:     sweeper{tasks: tasks, limiter: c.Limiter, swept: map[string]time.Time{}},
+		timeout:     cmp.Or(c.LimiterTimeout, limiterTimeout),
 	}
 	made.gather.commit = made.commit
 	return made, nil
@@ -120,7 +120,7 @@ func newClient(client redis.UniversalClient, c ClientConfig) (*Client, error) {
 func (c *Client) EnqueueContext(
 	ctx context.Context, task *asynq.Task, opts ...asynq.Option,
 ) (*asynq.TaskInfo, error) {
-	e := &enqueuing{task: task}
+	e := &enqueueTask{task: task}
 	if c.message(ctx, e, opts) {
 		c.gather.do(ctx, e)
 	}
@@ -133,8 +133,8 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 	return c.EnqueueContext(context.Background(), task, opts...)
 }
 
-// An Enqueued is the result of one task of EnqueueBulk: Info, or Err.
-type Enqueued struct {
+// An EnqueueResult is the result of one task of EnqueueBulk: Info, or Err.
+type EnqueueResult struct {
 	Info  *asynq.TaskInfo
 	Start ExpectedStart
 	Err   error
@@ -145,12 +145,12 @@ const maxBulk = 500
 
 // EnqueueBulk enqueues many tasks with the same options in few calls to Redis. Apart from the cost
 // it does what EnqueueContext does for each of them. It returns a result for each task, in order.
-func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Enqueued {
-	results := make([]Enqueued, 0, len(tasks))
+func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []EnqueueResult {
+	results := make([]EnqueueResult, 0, len(tasks))
 	members, firing := asynqredis.MembersOf(ctx)
 	for some := range slices.Chunk(tasks, maxBulk) {
-		all := make([]enqueuing, len(some))
-		var joining []*enqueuing
+		all := make([]enqueueTask, len(some))
+		var joining []*enqueueTask
 		for i, task := range some {
 			e, options := &all[i], opts
 			e.task = task
@@ -165,7 +165,7 @@ func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...a
 		c.commit(ctx, joining)
 		for i := range all {
 			all[i].report()
-			results = append(results, all[i].Enqueued)
+			results = append(results, all[i].EnqueueResult)
 		}
 	}
 	return results

@@ -23,7 +23,7 @@ import (
 //
 // This is safe because the hook lets no task go but those whose handler has returned: a call that ends
 // another one is refused, and then asynq's recoverer finds the task. It requeues a denied task in place
-// of any other script that names it, too, as those of an asynq to come might.
+// of any other script that names it, too, which a later asynq might send.
 //
 // If the task's time runs out while the limiter is asked, asynq goes on at once by the error of the
 // task's context. It asks the user's IsFailure and RetryDelayFunc, and calls to retry or archive the
@@ -36,10 +36,10 @@ const (
 	unavailableMax = 1500 * time.Millisecond
 )
 
-// Pauses between attempts to requeue while asynq's Redis does not answer.
+// Delays of another attempt to requeue while asynq's Redis does not answer.
 const (
-	requeuePauseMin = 50 * time.Millisecond
-	requeuePauseMax = 2 * time.Second
+	requeueDelayMin = 50 * time.Millisecond
+	requeueDelayMax = 2 * time.Second
 )
 
 // cleanUpTimeout bounds calls that must be made although the caller's context, or the task's own time, may
@@ -48,19 +48,19 @@ const cleanUpTimeout = 5 * time.Second
 
 var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
 
-// wait notes that a task waits, and returns no error for asynq, as no function of the user's has to know of it.
-// See waiting.
-func (s *Server) wait(a *attempt, r throttle.Request, d throttle.Decision, front bool, cause error) error {
-	a.outcome.Store(&outcome{waits: s.waiting(a, a.message, r, d, front, cause)})
+// noteWait notes that a task waits, and returns nil for asynq, as no function of the user's has to know of
+// it. See requeueOrderOf.
+func (s *Server) noteWait(a *attempt, r throttle.Request, d throttle.Decision, front bool, cause error) error {
+	a.outcome.Store(&outcome{waits: s.requeueOrderOf(a, a.message, r, d, front, cause)})
 	return nil
 }
 
-// waiting returns how a task goes back to wait: in line if its ticket is there, or else until the decision
-// allows another try. Then it joins its line, at the front if it had its turn. The cause is the error behind
-// a denial, or nil.
-func (s *Server) waiting(
+// requeueOrderOf returns how a task goes back to wait: in line if its ticket is there, or else until the
+// decision allows another try. Then it joins its line, at the front if it had its turn. The cause is the
+// error behind a denial, or nil.
+func (s *Server) requeueOrderOf(
 	a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, front bool, cause error,
-) *requeueing {
+) *requeueOrder {
 	now, after := time.Now(), max(d.EarliestReset(), time.Millisecond)
 	if d.Queued {
 		s.dispatch.Expect(s.lineOf(r), a.Queue, d.RetryIn)
@@ -76,9 +76,9 @@ func (s *Server) waiting(
 	if front {
 		mark = asynqredis.FrontMark
 	} else if r.Ticket != (throttle.Ticket{}) { // it can be picked by this mark when its ticket is taken
-		mark = asynqredis.Mark(a.message.JoinKey(), s.asynq.Call())
+		mark = asynqredis.Mark(a.message.JoinKey(), s.tasks.Call())
 	}
-	return &requeueing{queued: d.Queued, Restored: asynqredis.Restored{
+	return &requeueOrder{queued: d.Queued, Restored: asynqredis.Restored{
 		Queue: a.Queue, Call: a.call, At: at, Line: s.lineOf(r), Mark: mark, Message: m.WithDenial(reason, now),
 	}}
 }
@@ -88,19 +88,19 @@ func (s *Server) lineOf(r throttle.Request) string {
 	return s.config.Limiter.LineOf(r.Policy, r.Tenant)
 }
 
-// unavailable notes that a task waits about which the limiter could not decide: it fails closed. The
+// noteUnavailable notes that a task waits about which the limiter could not decide: it fails closed. The
 // task may have joined the line all the same.
-func (s *Server) unavailable(a *attempt, r throttle.Request, cause error) error {
-	s.notDecided(r, cause)
-	return s.wait(a, r, undecided(r), false, cause)
+func (s *Server) noteUnavailable(a *attempt, r throttle.Request, cause error) error {
+	s.noteUndecided(r, cause)
+	return s.noteWait(a, r, undecidedDecision(r), false, cause)
 }
 
-func (s *Server) notDecided(r throttle.Request, cause error) {
-	s.limiter.Failed(cause, "policy", r.Policy, "fails", "closed")
+func (s *Server) noteUndecided(r throttle.Request, cause error) {
+	s.limiterLog.Failed(cause, "policy", r.Policy, "fails", "closed")
 	s.config.Limiter.Config().Observer.Unavailable(r.Policy, r.Tenant, cause)
 }
 
-func undecided(r throttle.Request) throttle.Decision {
+func undecidedDecision(r throttle.Request) throttle.Decision {
 	in := unavailableMin + rand.N(unavailableMax-unavailableMin)
 	return throttle.Decision{At: time.Now(), Policy: r.Policy, RetryIn: in, Tenant: r.Tenant}
 }
@@ -126,13 +126,13 @@ func (s *Server) finish(
 	}
 	waits := ended.waits
 	if r := ended.asks; r != nil {
-		waits = s.waiting(a, a.message, *r, undecided(*r), false, errOutOfTime)
+		waits = s.requeueOrderOf(a, a.message, *r, undecidedDecision(*r), false, errOutOfTime)
 	}
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
 	firing, position, member := asynqredis.FiringOf(call.Ref)
 	if member && (deletes || call.Verb == asynqredis.Archive) {
 		next = func(ctx context.Context, cmd redis.Cmder) error {
-			return s.asynq.End(ctx, cmd, firing, position, time.Since(a.begun))
+			return s.tasks.End(ctx, cmd, firing, position, time.Since(a.begun))
 		}
 	}
 	var err error
@@ -148,7 +148,7 @@ func (s *Server) finish(
 			message, _ := call.Args[1].([]byte)
 			call.Args[1] = []byte(asynqredis.Message(message).WithDeadline(a.message.Deadline()))
 		}
-		a.free()
+		a.releaseSlot()
 		err = s.conclude(ctx, next, cmd)
 	}
 	if err == nil || asynqredis.IsNotFound(err) { // else asynq calls again, such as if Redis has lost its scripts
@@ -158,10 +158,10 @@ func (s *Server) finish(
 }
 
 // requeue puts a denied task back to wait. It is repeated as asynq's own calls are.
-func (s *Server) requeue(ctx context.Context, r *requeueing, id string) error {
+func (s *Server) requeue(ctx context.Context, r *requeueOrder, id string) error {
 	due := false
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {
-		due, err = s.asynq.Requeue(ctx, r.Restored, id)
+		due, err = s.tasks.Requeue(ctx, r.Restored, id)
 		return err
 	})
 	switch {
@@ -196,7 +196,7 @@ func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redi
 // shutdown waits no longer. A call of asynq's recoverer is not: it comes again.
 func (s *Server) repeat(ctx context.Context, do func(ctx context.Context, again bool) error) error {
 	_, ends := ctx.Deadline()
-	for pause, again := requeuePauseMin, false; ; pause, again = min(2*pause, requeuePauseMax), true {
+	for delay, again := requeueDelayMin, false; ; delay, again = min(2*delay, requeueDelayMax), true {
 		call, cancel := context.WithTimeout(ctx, cleanUpTimeout)
 		err := do(call, again)
 		cancel()
@@ -204,7 +204,7 @@ func (s *Server) repeat(ctx context.Context, do func(ctx context.Context, again 
 			return err
 		}
 		select {
-		case <-time.After(pause):
+		case <-time.After(delay):
 		case <-ctx.Done():
 			return err
 		case <-s.shutdownGrace.Done():

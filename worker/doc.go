@@ -9,6 +9,6 @@
 // A handler gets its [Job] by [FromContext]: to settle what a call really cost, to give back what
 // it did not use, to reserve more, and to pause its policy.
 //
-// To follow a task through the code, read client.go, enqueue.go, join.go, hook.go and
-// internal/dispatch, middleware.go, handler.go, and denial.go.
+// To follow a task through the code, read client.go, enqueue.go, gather.go and join.go, hook.go,
+// internal/dispatch and attempt.go, middleware.go, handler.go, and denial.go.
 package worker

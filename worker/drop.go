@@ -76,7 +76,7 @@ func Drop(
 
 // A sweeper drops tickets whose tasks were deleted, before another task is refused because of them.
 type sweeper struct {
-	asynq   *asynqredis.Client
+	tasks   *asynqredis.Client
 	limiter *throttle.Limiter
 
 	mu    sync.Mutex
@@ -95,7 +95,7 @@ func (s *sweeper) sweep(ctx context.Context, line string, refusedAt time.Time) b
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	seen, dropped := 0, false
-	_ = eachQueue(ctx, s.limiter.Line(line), "", s.asynq, "", func(found []int64) error {
+	_ = eachQueue(ctx, s.limiter.Line(line), "", s.tasks, "", func(found []int64) error {
 		dropped = dropped || slices.Contains(found, -1)
 		if seen += len(found); seen >= sweepMost {
 			return errSweptEnough
@@ -106,13 +106,13 @@ func (s *sweeper) sweep(ctx context.Context, line string, refusedAt time.Time) b
 	return dropped
 }
 
-// eachQueue drops, or looks at, the tasks whose tickets are in a line and that are of an asynq, page by page.
+// eachQueue drops, or looks at, the tasks whose tickets are in a line and that asynq has, page by page.
 // The tickets of those that wait no longer leave the line. A tenant of "" is all. When ctx ends the page under
 // way is finished.
 func eachQueue(
-	ctx context.Context, line *throttle.Line, tenant string, asynq *asynqredis.Client, how string, seen func(found []int64) error,
+	ctx context.Context, line *throttle.Line, tenant string, tasks *asynqredis.Client, how string, seen func(found []int64) error,
 ) error {
-	identity, err := asynq.Identity(ctx)
+	identity, err := tasks.Identity(ctx)
 	if err != nil {
 		return fmt.Errorf("worker: %w", err)
 	}
@@ -127,7 +127,7 @@ func eachQueue(
 		defer cancel()
 		for queue, ids := range byQueue {
 			var gone []throttle.Ticket
-			found, err := asynq.Drop(page, queue, how, ids)
+			found, err := tasks.Drop(page, queue, how, ids)
 			for i, n := range found {
 				if n != 0 {
 					gone = append(gone, throttle.Ticket{Queue: identity + "/" + queue, ID: ids[i]})

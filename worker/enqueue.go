@@ -19,9 +19,9 @@ import (
 // In this order no worker can take a task that is not there. Whatever is lost between two steps is found by
 // workers two minutes later.
 
-// An enqueuing is one task on its way into a line.
-type enqueuing struct {
-	Enqueued
+// An enqueueTask is one task on its way into a line.
+type enqueueTask struct {
+	EnqueueResult
 	task     *asynq.Task
 	headers  map[string]string // to add
 	reportTo *ExpectedStart    // nil: nobody asks
@@ -43,12 +43,12 @@ var (
 	errNoTask = errors.New("worker: the task is nil")
 )
 
-func (e *enqueuing) refuse(err error) {
+func (e *enqueueTask) refuse(err error) {
 	e.Info, e.Err = nil, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
 }
 
 // report stores the expected start where ReportStart wants it.
-func (e *enqueuing) report() {
+func (e *enqueueTask) report() {
 	if e.reportTo != nil {
 		*e.reportTo = e.Start
 	}
@@ -56,11 +56,11 @@ func (e *enqueuing) report() {
 
 // message makes the task's message by asynq's client, and reports whether the task joins a line. If
 // it does not, it has its result: asynq has enqueued it, or it was refused.
-func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option) bool {
+func (c *Client) message(ctx context.Context, e *enqueueTask, opts []asynq.Option) bool {
 	if e.Err = c.prepare(ctx, e, opts); e.Err != nil {
 		return false
 	}
-	info, err := c.client.EnqueueContext(context.WithValue(ctx, enqueuingKey{}, e), e.task, opts...)
+	info, err := c.asynqClient.EnqueueContext(context.WithValue(ctx, enqueueTaskKey{}, e), e.task, opts...)
 	if e.Err = cmp.Or(e.Err, err); e.Err != nil { // what capture has refused, or asynq
 		return false
 	}
@@ -79,7 +79,7 @@ func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option)
 }
 
 // prepare finds out what the task asks of the policy that matches it, and which headers it gets.
-func (c *Client) prepare(ctx context.Context, e *enqueuing, opts []asynq.Option) error {
+func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Option) error {
 	if e.task == nil {
 		return errNoTask
 	}
@@ -116,7 +116,7 @@ func (c *Client) prepare(ctx context.Context, e *enqueuing, opts []asynq.Option)
 // options. It is an error if no policy with a line matches, if the task has no tenant, or if its
 // policy can never grant it: a wrapped *throttle.RequestError or *throttle.NeverFitsError.
 func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Request, error) {
-	e := &enqueuing{task: task}
+	e := &enqueueTask{task: task}
 	err := c.prepare(context.Background(), e, opts)
 	if err == nil && !e.joins {
 		err = fmt.Errorf("worker: task type %q: must match a policy without requeue earliest-reset", task.Type())
@@ -128,13 +128,13 @@ func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Req
 // headers to tasks, if the context says so: only asynq's client knows how a task becomes a message.
 type capture struct{ singleCalls }
 
-// enqueuingKey is the key of the *enqueuing in the context of asynq's client.
-type enqueuingKey struct{}
+// enqueuingKey is the key of the *enqueueTask in the context of asynq's client.
+type enqueueTaskKey struct{}
 
 func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		script, ok := cmd.(*redis.Cmd)
-		e, _ := ctx.Value(enqueuingKey{}).(*enqueuing)
+		e, _ := ctx.Value(enqueueTaskKey{}).(*enqueueTask)
 		if !ok || e == nil {
 			return next(ctx, cmd)
 		}
@@ -153,7 +153,7 @@ func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		case member && !joinsNow:
 			e.refuse(errMember)
 		case r.Policy != "" && !deadline.IsZero() && !startsAt.Before(deadline):
-			e.refuse(missed(r.Policy, r.Tenant, deadline, startsAt))
+			e.refuse(tooLateError(r.Policy, r.Tenant, deadline, startsAt))
 		case joinsNow:
 			e.call = call
 			script.SetVal(int64(1)) // enqueued, as far as asynq's client knows
@@ -169,7 +169,7 @@ func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 // addHeaders adds the headers of the config, and the class that the call's options say.
-func (e *enqueuing) addHeaders(call *asynqredis.EnqueueCall) {
+func (e *enqueueTask) addHeaders(call *asynqredis.EnqueueCall) {
 	for name, value := range e.headers {
 		call.SetHeader(name, value)
 	}

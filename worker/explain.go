@@ -41,11 +41,10 @@ type Explanation struct {
 }
 
 // Explain returns why a task waits, until when, and what goes before it. It changes nothing. A task that
-// does not exist is no error: see Explanation.State. Errors are asynq's, and
-// throttle.Limiter.Explain's.
+// does not exist is no error: see Explanation.State. Errors are asynq's, and inspect.Inspector.Explain's.
 func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, error) {
 	e := Explanation{Queue: queue, ID: id}
-	inspector := asynq.NewInspectorFromRedisClient(c.asynq.Redis())
+	inspector := asynq.NewInspectorFromRedisClient(c.tasks.Redis())
 	info, err := inspector.GetTaskInfo(queue, id)
 	if errors.Is(err, asynq.ErrQueueNotFound) || errors.Is(err, asynq.ErrTaskNotFound) {
 		e.Why = "asynq has no such task: it has ended, was deleted, or never was"
@@ -63,7 +62,7 @@ func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, er
 		}
 	}
 	if err == nil {
-		e.QueuePaused, err = c.asynq.IsPaused(ctx, queue)
+		e.QueuePaused, err = c.tasks.IsPaused(ctx, queue)
 	}
 	if err == nil && !e.runs() {
 		err = c.findInLine(ctx, &e)
@@ -77,7 +76,7 @@ func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, er
 
 // findInLine finds out which policy matches a task, and where it stands in line.
 func (c *Client) findInLine(ctx context.Context, e *Explanation) error {
-	identity, err := c.asynq.Identity(ctx)
+	identity, err := c.tasks.Identity(ctx)
 	if err != nil {
 		return err
 	}

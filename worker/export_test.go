@@ -30,7 +30,7 @@ func (s *Server) Attempt(id string, ctx context.Context) {
 }
 
 // OnFree has a function called, and not the dispatcher, when the slot of an attempt is free again.
-func (s *Server) OnFree(free func()) { s.attempts.free = free }
+func (s *Server) OnFree(free func()) { s.attempts.onEnd = free }
 
 // EndOf returns what ends the attempt that the task is in now.
 func (s *Server) EndOf(id string) func() {
@@ -43,7 +43,7 @@ func (s *Server) AsynqConfig(c asynq.Config) asynq.Config { return s.asynqConfig
 
 // Process is what asynq calls for a task, by the context that it makes.
 func (s *Server) Process(ctx context.Context, task *asynq.Task, handler asynq.HandlerFunc) error {
-	return s.throttled(handler).ProcessTask(ctx, task)
+	return s.middleware(handler).ProcessTask(ctx, task)
 }
 
 // Enter does what a dequeue of the task and the middleware do, and returns what the middleware does
@@ -51,7 +51,7 @@ func (s *Server) Process(ctx context.Context, task *asynq.Task, handler asynq.Ha
 func (s *Server) Enter(id string) (deny func()) {
 	s.attempts.begin(dispatch.Task{Ref: defaultRef(id)})
 	a := s.attempts.enter(context.Background(), defaultRef(id), nil, nil)
-	return func() { a.outcome.Store(&outcome{waits: &requeueing{}}) }
+	return func() { a.outcome.Store(&outcome{waits: &requeueOrder{}}) }
 }
 
 // Denied reports whether the attempt that the task is in now is denied.

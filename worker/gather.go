@@ -12,11 +12,11 @@ import (
 // commit is under way is committed at once, alone. Tasks that come meanwhile are in the next
 // commit, and with them those of callers that come again at once.
 type gatherer struct {
-	commit func(ctx context.Context, tasks []*enqueuing)
+	commit func(ctx context.Context, tasks []*enqueueTask)
 
 	mu      sync.Mutex
 	busy    bool // a commit is under way
-	waiting []*enqueuing
+	waiting []*enqueueTask
 }
 
 const (
@@ -29,13 +29,13 @@ const (
 
 // do commits a task. If the context ends before the task's commit begins, the task fails by the
 // context's error. A commit that has begun is waited for.
-func (g *gatherer) do(ctx context.Context, e *enqueuing) {
+func (g *gatherer) do(ctx context.Context, e *enqueueTask) {
 	g.mu.Lock()
 	if !g.busy {
 		g.busy = true
 		g.mu.Unlock()
 		defer g.next() // even if a hook of the connection panics
-		g.commit(ctx, []*enqueuing{e})
+		g.commit(ctx, []*enqueueTask{e})
 		return
 	}
 	e.done = make(chan struct{})

@@ -16,7 +16,7 @@ func TestTasksAreGathered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var commits []int
 		open := make(chan struct{})
-		g := &gatherer{commit: func(_ context.Context, tasks []*enqueuing) {
+		g := &gatherer{commit: func(_ context.Context, tasks []*enqueueTask) {
 			commits = append(commits, len(tasks))
 			<-open
 			for _, e := range tasks {
@@ -24,7 +24,7 @@ func TestTasksAreGathered(t *testing.T) {
 			}
 		}}
 		var callers sync.WaitGroup
-		all := make([]enqueuing, 6)
+		all := make([]enqueueTask, 6)
 		impatient, giveUp := context.WithCancel(t.Context())
 		for i := range all {
 			ctx := t.Context()
@@ -56,7 +56,7 @@ func TestCallersThatComeAgainAreGathered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const callers, rounds = 16, 50
 		commits := 0
-		g := &gatherer{commit: func(context.Context, []*enqueuing) {
+		g := &gatherer{commit: func(context.Context, []*enqueueTask) {
 			commits++
 			time.Sleep(time.Millisecond)
 		}}
@@ -64,7 +64,7 @@ func TestCallersThatComeAgainAreGathered(t *testing.T) {
 		for range callers {
 			all.Go(func() {
 				for range rounds {
-					g.do(t.Context(), &enqueuing{})
+					g.do(t.Context(), &enqueueTask{})
 				}
 			})
 		}
@@ -79,7 +79,7 @@ func TestCallersThatComeAgainAreGathered(t *testing.T) {
 func TestACommitThatPanicsHoldsNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun := false
-		g := &gatherer{commit: func(context.Context, []*enqueuing) {
+		g := &gatherer{commit: func(context.Context, []*enqueueTask) {
 			if begun {
 				return
 			}
@@ -90,13 +90,13 @@ func TestACommitThatPanicsHoldsNobodyUp(t *testing.T) {
 		var callers sync.WaitGroup
 		callers.Go(func() {
 			defer func() { _ = recover() }()
-			g.do(t.Context(), &enqueuing{})
+			g.do(t.Context(), &enqueueTask{})
 		})
 		synctest.Wait()
 		for range 2 {
-			callers.Go(func() { g.do(t.Context(), &enqueuing{}) })
+			callers.Go(func() { g.do(t.Context(), &enqueueTask{}) })
 		}
 		callers.Wait()
-		g.do(t.Context(), &enqueuing{})
+		g.do(t.Context(), &enqueueTask{})
 	})
 }

@@ -64,7 +64,7 @@ func (s *Server) afterError(
 	var denied *throttle.DeniedError
 	wait := func(policy string, in time.Duration) error { // it joins the line of its own policy, at the front
 		d := throttle.Decision{At: time.Now(), Policy: policy, RetryIn: in, Tenant: request.Tenant}
-		return s.wait(a, request, d, true, err)
+		return s.noteWait(a, request, d, true, err)
 	}
 	retryIn, policy, callRefused := j.caller.Refusal()
 	switch {
@@ -73,13 +73,13 @@ func (s *Server) afterError(
 		s.config.Logger.Warn(warning, "type", j.taskType)
 		return err
 	case errors.As(err, &refused):
-		return s.refused(ctx, a, request, request.Policy, s.pause(ctx, j, refused.After), err)
+		return s.noteRefused(ctx, a, request, request.Policy, s.pause(ctx, j, refused.After), err)
 	case errors.As(err, &denied):
 		return wait(denied.Decision.Policy, askAgainIn(denied.Decision))
 	case callRefused:
-		return s.refused(ctx, a, request, policy, retryIn, err)
+		return s.noteRefused(ctx, a, request, policy, retryIn, err)
 	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
-		return s.unavailable(a, request, err)
+		return s.noteUnavailable(a, request, err)
 	case lost: // the handler was stopped
 		return wait(request.Policy, unavailableMin)
 	}
@@ -110,17 +110,17 @@ func (s *Server) pause(ctx context.Context, j *Job, d time.Duration) time.Durati
 	defer cancel()
 	name := j.caller.Request.Policy
 	if err := j.Pause(ctx, d); err != nil {
-		s.limiter.Failed(err, "policy", name)
+		s.limiterLog.Failed(err, "policy", name)
 	}
 	if policy, ok := s.config.Limiter.Lookup(name); ok {
-		return min(known(d), policy.MaxPause)
+		return min(refusalLength(d), policy.MaxPause)
 	}
-	return known(d)
+	return refusalLength(d)
 }
 
-// refused notes that a task waits whose call the upstream of a policy refused for a time. If it was refused
-// for too long it returns a *GivenUpError.
-func (s *Server) refused(
+// noteRefused notes that a task waits whose call the upstream of a policy refused for a time. If it was
+// refused for too long it returns a *GivenUpError.
+func (s *Server) noteRefused(
 	ctx context.Context, a *attempt, r throttle.Request, policy string, retryIn time.Duration, cause error,
 ) error {
 	p, _ := s.config.Limiter.Lookup(policy) // the zero value, without limits, if it was removed
@@ -135,7 +135,7 @@ func (s *Server) refused(
 	if policy == r.Policy {
 		s.rejoin(ctx, a, r, &d)
 	}
-	a.outcome.Store(&outcome{waits: s.waiting(a, message, r, d, !d.Queued, cause)})
+	a.outcome.Store(&outcome{waits: s.requeueOrderOf(a, message, r, d, !d.Queued, cause)})
 	return nil
 }
 
@@ -167,15 +167,15 @@ type RefusedError struct {
 }
 
 func (e *RefusedError) Error() string {
-	if known(e.After) == 0 {
+	if refusalLength(e.After) == 0 {
 		return "worker: the upstream refuses calls"
 	}
 	return fmt.Sprintf("worker: the upstream refuses calls for %v", e.After)
 }
 
-// known returns how long the upstream refuses calls, or 0 if that is unknown. A time that has passed
-// here is: the clock of the upstream may be behind.
-func known(d time.Duration) time.Duration {
+// refusalLength returns how long the upstream refuses calls, or 0 if that is unknown. A time that has passed
+// here counts as unknown, as the clock of the upstream may be behind.
+func refusalLength(d time.Duration) time.Duration {
 	if d < time.Millisecond {
 		return 0
 	}

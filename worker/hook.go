@@ -56,7 +56,7 @@ func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func (s *Server) recover(ctx context.Context, call asynqredis.Call) {
 	queues := slices.Collect(maps.Keys(s.dispatch.Queues))
 	expired, _ := call.Args[0].(int64)
-	if err := s.asynq.Recover(ctx, queues, time.Unix(expired, 0)); err != nil {
+	if err := s.tasks.Recover(ctx, queues, time.Unix(expired, 0)); err != nil {
 		s.config.Logger.Warn("worker: tasks of a server that died may use a retry", "err", err)
 	}
 }

@@ -107,7 +107,7 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	j.caller.Answered(time.Now())
-	_, err := j.task.Pause(ctx, known(d), "")
+	_, err := j.task.Pause(ctx, refusalLength(d), "")
 	return err
 }
 

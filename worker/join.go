@@ -23,9 +23,9 @@ const (
 )
 
 // commit stores tasks, and makes them join their lines.
-func (c *Client) commit(ctx context.Context, tasks []*enqueuing) {
+func (c *Client) commit(ctx context.Context, tasks []*enqueueTask) {
 	type route struct{ queue, line string }
-	byRoute := map[route][]*enqueuing{}
+	byRoute := map[route][]*enqueueTask{}
 	for _, e := range tasks {
 		e.call.Line = c.limiter.LineOf(e.request.Policy, e.request.Tenant)
 		to := route{e.call.Queue, e.call.Line}
@@ -39,8 +39,8 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueuing) {
 }
 
 // store stores tasks of one queue as scheduled, and returns those that were.
-func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) (stored []*enqueuing) {
-	identity, err := c.asynq.Identity(ctx)
+func (c *Client) store(ctx context.Context, queue string, es []*enqueueTask) (stored []*enqueueTask) {
+	identity, err := c.tasks.Identity(ctx)
 	forwardAt := asynqredis.WholeSecond(time.Now().Add(storedFor))
 	calls := make([]asynqredis.EnqueueCall, len(es))
 	for i, e := range es {
@@ -48,7 +48,7 @@ func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) (stor
 	}
 	var results []asynqredis.Result
 	if err == nil {
-		results, err = c.asynq.Store(ctx, queue, calls, forwardAt)
+		results, err = c.tasks.Store(ctx, queue, calls, forwardAt)
 	}
 	for i, e := range es {
 		switch {
@@ -69,7 +69,7 @@ func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) (stor
 
 // join makes stored tasks of one queue join a line, and does what follows from their places. What fails
 // then is found by workers as it was stored.
-func (c *Client) join(ctx context.Context, queue, line string, es []*enqueuing) {
+func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask) {
 	err := c.places(ctx, line, es)
 	if _, member := asynqredis.MembersOf(ctx); member && err != nil {
 		// Thousands of them pending would take slots in vain: they join when forward finds them.
@@ -81,7 +81,7 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueuing) 
 	policy, _ := c.limiter.Lookup(line)
 	now, nudge := time.Now(), false
 	var moves []asynqredis.Move
-	var moved []*enqueuing
+	var moved []*enqueueTask
 	for _, e := range es {
 		place, move := e.place, asynqredis.Move{ID: e.call.ID, JoinKey: e.request.Key}
 		switch {
@@ -110,12 +110,12 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueuing) 
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	if nudge {
-		_ = c.asynq.Nudge(ctx, queue, line) // else a worker asks some seconds later
+		_ = c.tasks.Nudge(ctx, queue, line) // else a worker asks some seconds later
 	}
 	if len(moves) == 0 {
 		return
 	}
-	_, err = c.asynq.Apply(ctx, queue, false, moves)
+	_, err = c.tasks.Apply(ctx, queue, false, moves)
 	for i, e := range moved {
 		switch {
 		case moves[i].Gone && err != nil:
@@ -132,12 +132,12 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueuing) 
 //
 // A ticket that joins after the context has ended is dropped when it is taken, as its task is not
 // scheduled then.
-func (c *Client) places(ctx context.Context, line string, es []*enqueuing) error {
+func (c *Client) places(ctx context.Context, line string, es []*enqueueTask) error {
 	begun := time.Now()
 	if err := c.ask(ctx, line, es); err != nil {
 		return err
 	}
-	var again, refused []*enqueuing
+	var again, refused []*enqueueTask
 	var tickets []throttle.Ticket
 	for _, e := range es {
 		if e.place.AlreadyQueued {
@@ -159,7 +159,7 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueuing) error
 }
 
 // ask asks for the places of tasks, unless the limiter did not answer a moment ago.
-func (c *Client) ask(ctx context.Context, line string, es []*enqueuing) error {
+func (c *Client) ask(ctx context.Context, line string, es []*enqueueTask) error {
 	for some := range slices.Chunk(es, throttle.MaxTake) { // one call each
 		requests := make([]throttle.Request, len(some))
 		for i, e := range some {

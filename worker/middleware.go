@@ -23,8 +23,8 @@ const (
 	maxTypesLogged = 100
 )
 
-// throttled is the outermost middleware: asynq gets what it returns.
-func (s *Server) throttled(handler asynq.Handler) asynq.Handler {
+// middleware is the outermost one: asynq gets what it returns.
+func (s *Server) middleware(handler asynq.Handler) asynq.Handler {
 	if handler == nil {
 		return nil // asynq returns the error
 	}
@@ -62,9 +62,9 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		return s.processInvalid(ctx, a, policy, err)
 	}
 	if policy.Requeue != throttle.RequeueEarliestReset {
-		identity, err := s.asynq.Identity(ctx)
+		identity, err := s.tasks.Identity(ctx)
 		if err != nil {
-			return s.unavailable(a, request, err)
+			return s.noteUnavailable(a, request, err)
 		}
 		request.Ticket = throttle.Ticket{Queue: identity + "/" + a.Queue, ID: a.ID}
 	}
@@ -80,17 +80,17 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	case isInvalid(err):
 		return s.processInvalid(ctx, a, policy, fmt.Errorf("worker: task type %q: %w", a.task.Type(), err))
 	case err != nil && ctx.Err() == nil:
-		return s.unavailable(a, request, err)
+		return s.noteUnavailable(a, request, err)
 	case ctx.Err() != nil:
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			s.notDecided(request, errOutOfTime)
+			s.noteUndecided(request, errOutOfTime)
 		}
 		return ctx.Err()
 	}
 	if late != nil || d.Granted {
 		a.outcome.Store(nil)
 	} else {
-		_ = s.wait(a, request, d, false, nil)
+		_ = s.noteWait(a, request, d, false, nil)
 	}
 	s.report(ctx, a, d)
 	switch {
@@ -107,9 +107,9 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 // report tells of a decision before it takes effect.
 func (s *Server) report(ctx context.Context, a *attempt, d throttle.Decision) {
 	if d.FailedOpen != nil {
-		s.limiter.Failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
+		s.limiterLog.Failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
 	} else {
-		s.limiter.Answered(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
+		s.limiterLog.Answered(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
 	}
 	if s.config.OnDecision != nil {
 		s.config.OnDecision(ctx, a.task, d)
@@ -136,7 +136,7 @@ func wasTaken(grant *dispatch.Grant) bool { return grant != nil && grant.Taken }
 func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d throttle.Decision, err error) {
 	if s.isLate(a) {
 		s.leave(ctx, r)
-		return d, missed(r.Policy, r.Tenant, r.Deadline, a.begun)
+		return d, tooLateError(r.Policy, r.Tenant, r.Deadline, a.begun)
 	}
 	reserve := func(ctx context.Context) error {
 		d, err = s.config.Limiter.Reserve(ctx, r)
@@ -164,7 +164,7 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d 
 // giveBack cancels, in the background, what was granted to a task that does not start: other tasks may
 // fit. What cannot be given back counts until its windows have passed.
 func (s *Server) giveBack(r throttle.Reservation) {
-	s.dispatch.Later(func(ctx context.Context) error {
+	s.dispatch.RetryInBackground(func(ctx context.Context) error {
 		_, err := r.Cancel(ctx)
 		if err == nil {
 			s.dispatch.Freed(s.lineOf(r.Request))
@@ -241,8 +241,8 @@ type notAgain struct{ *throttle.TooLateError }
 
 func (e notAgain) Unwrap() []error { return []error{e.TooLateError, asynq.SkipRetry} }
 
-// missed returns the error for a deadline that will have passed when the task starts.
-func missed(policy, tenant string, deadline, startsAt time.Time) *throttle.TooLateError {
+// tooLateError returns the error for a deadline that will have passed when the task starts.
+func tooLateError(policy, tenant string, deadline, startsAt time.Time) *throttle.TooLateError {
 	d := throttle.Decision{At: time.Now(), Policy: policy, Tenant: tenant}
 	return &throttle.TooLateError{Deadline: deadline, Decision: d, StartsAt: startsAt}
 }

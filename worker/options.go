@@ -10,7 +10,7 @@ import (
 
 // An option is one of ours among asynq's. It works in the calls of a Client. An asynq.Client ignores it.
 // It has no effect among the options of a task, which asynq does not export.
-type option func(*enqueuing)
+type option func(*enqueueTask)
 
 func (option) String() string         { return "an option of worker.Client" }
 func (option) Type() asynq.OptionType { return -1 }
@@ -24,7 +24,7 @@ func MaxWait(d time.Duration) asynq.Option {
 	if d < 0 { // 0 is no limit
 		d = 1
 	}
-	return option(func(e *enqueuing) { e.request.MaxWait = d })
+	return option(func(e *enqueueTask) { e.request.MaxWait = d })
 }
 
 // Backlog is an option of the calls by which a Client enqueues. If n tasks of the same tenant, attributes
@@ -32,20 +32,20 @@ func MaxWait(d time.Duration) asynq.Option {
 // enqueued. 0 is no limit. While the limiter's Redis does not answer nothing is refused. With
 // ProcessAt, ProcessIn or Group it is an error.
 func Backlog(n int) asynq.Option {
-	return option(func(e *enqueuing) { e.request.Backlog = n })
+	return option(func(e *enqueueTask) { e.request.Backlog = n })
 }
 
 // Class is an option of the calls by which a Client enqueues: tasks of throttle.ClassBatch let live ones go
 // first in line. The stored task keeps it in a header, also for retries. It replaces
 // Identity.Class. It has no effect for a task with Group, and for one that no policy matches.
 func Class(c throttle.Class) asynq.Option {
-	return option(func(e *enqueuing) { e.request.Class = c })
+	return option(func(e *enqueueTask) { e.request.Class = c })
 }
 
 // ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is
 // expected to start. Of several tasks that of the last stays. It has no effect if start is nil.
 func ReportStart(start *ExpectedStart) asynq.Option {
-	return option(func(e *enqueuing) { e.reportTo = start })
+	return option(func(e *enqueueTask) { e.reportTo = start })
 }
 
 // An ExpectedStart is when a task that was enqueued is expected to start, by this machine's clock.

@@ -31,8 +31,8 @@ const (
 	shutdownTimeout   = 8 * time.Second
 )
 
-// asynqPause is asynq's own pause after it has found no task. Our hook has waited by then.
-const asynqPause = time.Millisecond
+// asynqDelay is asynq's own after it has found no task. Our hook has waited by then.
+const asynqDelay = time.Millisecond
 
 // Config configures how tasks are throttled. Its functions may be called at every attempt of a
 // task, by many goroutines at once.
@@ -90,16 +90,16 @@ func (c Config) withDefaults() (Config, error) {
 // A hook in its connection answers the calls by which asynq asks for work. It requeues every denied
 // task, whatever asynq was about to do with it: asynq would archive one that has no retries left.
 type Server struct {
-	asynq    *asynqredis.Client // of the server's connection
-	attempts *attempts
-	config   Config
-	dispatch *dispatch.Dispatcher
-	limiter  *outage.Log           // whether the limiter answers
-	queues   *outage.Log           // the same of asynq's Redis
-	owned    redis.UniversalClient // nil if the caller made it
-	server   *asynq.Server
-	breaker  outage.Breaker // of the limiter
-	sweeper  sweeper
+	tasks       *asynqredis.Client // of the server's connection
+	attempts    *attempts
+	config      Config
+	dispatch    *dispatch.Dispatcher
+	limiterLog  *outage.Log           // whether the limiter answers
+	asynqLog    *outage.Log           // the same of asynq's Redis
+	owned       redis.UniversalClient // nil if the caller made it
+	asynqServer *asynq.Server
+	breaker     outage.Breaker // of the limiter
+	sweeper     sweeper
 
 	mu     sync.Mutex
 	warned map[string]bool // task types
@@ -116,8 +116,8 @@ type Server struct {
 // The functions of asynq's config are not called for a denial, which is neither a failure nor an
 // error. If the task's time runs out while the limiter is asked, IsFailure and RetryDelayFunc are
 // called with its context's error, and without effect. TaskCheckInterval is how often an idle
-// server looks for tasks that plain clients have enqueued, but at least each second. Tasks in line
-// start as soon as they fit, whatever it is.
+// server looks for tasks that plain clients have enqueued, but about each second, 1.25 s at most.
+// Tasks in line start as soon as they fit, whatever it is.
 func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Server, error) {
 	client, err := asynqredis.Connect(opt)
 	if err != nil {
@@ -138,16 +138,16 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Serve
 // client of another kind it adds a hook: give each server such a client of its own. asynq.Client
 // and asynq.Inspector may share it.
 func NewServerFromRedisClient(client redis.UniversalClient, c asynq.Config, throttled Config) (*Server, error) {
-	client, err := shared(client)
+	client, err := withOwnHooks(client)
 	if err != nil {
 		return nil, err
 	}
 	return newServer(client, c, throttled)
 }
 
-// shared returns a client with hooks of its own and the same connections, or the same one if its kind
+// withOwnHooks returns a client with hooks of its own and the same connections, or the same one if its kind
 // cannot be copied.
-func shared(client redis.UniversalClient) (redis.UniversalClient, error) {
+func withOwnHooks(client redis.UniversalClient) (redis.UniversalClient, error) {
 	if client == nil {
 		return nil, errors.New("worker: the redis.UniversalClient is nil")
 	}
@@ -171,47 +171,47 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 	if c.GroupGracePeriod != 0 && c.GroupGracePeriod < time.Second { // asynq would panic
 		return nil, fmt.Errorf("worker: asynq.Config.GroupGracePeriod %v: must be at least 1s", c.GroupGracePeriod)
 	}
-	queues := asynqredis.New(client)
+	tasks := asynqredis.New(client)
 	s := &Server{
-		asynq:           queues,
+		tasks:           tasks,
 		config:          config,
-		limiter:         &outage.Log{Logger: config.Logger, Service: "the limiter"},
-		queues:          &outage.Log{Logger: config.Logger, Service: "asynq's Redis"},
+		limiterLog:      &outage.Log{Logger: config.Logger, Service: "the limiter"},
+		asynqLog:        &outage.Log{Logger: config.Logger, Service: "asynq's Redis"},
 		shutdownTimeout: cmp.Or(max(c.ShutdownTimeout, 0), shutdownTimeout),
-		sweeper:         sweeper{asynq: queues, limiter: config.Limiter, swept: map[string]time.Time{}},
+		sweeper:         sweeper{tasks: tasks, limiter: config.Limiter, swept: map[string]time.Time{}},
 		warned:          map[string]bool{},
 	}
 	s.shutdownGrace, s.endGrace = context.WithCancel(context.Background())
-	dispatching := s.dispatching(c)
-	dispatching.HasPending = hooks.HasPending
-	s.dispatch = dispatch.New(dispatching)
+	dispatchConfig := s.dispatchConfig(c)
+	dispatchConfig.HasPending = hooks.HasPending
+	s.dispatch = dispatch.New(dispatchConfig)
 	hooks.Look = s.dispatch.Look
-	s.attempts = &attempts{byTask: map[asynqredis.Ref]*attempt{}, free: s.dispatch.Ended, swept: time.Now()}
+	s.attempts = &attempts{byTask: map[asynqredis.Ref]*attempt{}, onEnd: s.dispatch.Ended, swept: time.Now()}
 	client.AddHook(&hook{server: s})
-	s.server = asynq.NewServerFromRedisClient(client, s.asynqConfig(c))
+	s.asynqServer = asynq.NewServerFromRedisClient(client, s.asynqConfig(c))
 	return s, nil
 }
 
-// dispatching returns how the dispatcher serves an asynq.Server of this config.
-func (s *Server) dispatching(c asynq.Config) dispatch.Config {
+// dispatchConfig returns how the dispatcher serves an asynq.Server of this config.
+func (s *Server) dispatchConfig(c asynq.Config) dispatch.Config {
 	return dispatch.Config{
-		Answered: func(line string, behind time.Duration) { s.limiter.Answered(behind, "line", line) },
-		Asynq:    s.asynq,
-		AsynqAnswers: func(err error, silent time.Duration) {
+		OnAnswer: func(line string, behind time.Duration) { s.limiterLog.Answered(behind, "line", line) },
+		Tasks:    s.tasks,
+		OnAsynqAnswer: func(err error, silent time.Duration) {
 			s.config.Limiter.Config().Observer.Called(throttle.Call{Err: err, Script: "dequeue", Took: silent})
 			if err == nil {
-				s.queues.Answered(0)
+				s.asynqLog.Answered(0)
 				return
 			}
-			s.queues.Failed(err)
+			s.asynqLog.Failed(err)
 		},
 		Concurrency: cmp.Or(max(c.Concurrency, 0), runtime.NumCPU()),
-		Failed: func(line string, err error) {
+		OnFailure: func(line string, err error) {
 			info, _ := s.config.Limiter.Lookup(line)
-			s.limiter.Failed(err, "line", line, "fails", string(info.Fail))
+			s.limiterLog.Failed(err, "line", line, "fails", string(info.Fail))
 		},
 		Limiter: s.config.Limiter,
-		Lost: func(queue, line string) {
+		OnLostTicket: func(queue, line string) {
 			s.config.Logger.Warn("worker: a waiting task stood in no line that this server knows, and starts two minutes late or more: "+
 				"its client's limiter has another Prefix, another Redis or another policy name, or Redis has lost the line",
 				"queue", queue, "line", line)
@@ -229,7 +229,7 @@ func (s *Server) asynqConfig(c asynq.Config) asynq.Config {
 	if c.DelayedTaskCheckInterval < 0 { // asynq would spin
 		c.DelayedTaskCheckInterval = 0
 	}
-	c.TaskCheckInterval = asynqPause
+	c.TaskCheckInterval = asynqDelay
 	return c
 }
 
@@ -266,7 +266,7 @@ func (s *Server) match(m asynqredis.Message, waited bool) (request throttle.Requ
 // Start starts to process tasks by the handler, and returns. Errors are asynq's.
 func (s *Server) Start(handler asynq.Handler) error {
 	go s.logCheck()
-	return s.server.Start(s.throttled(handler))
+	return s.asynqServer.Start(s.middleware(handler))
 }
 
 // Run starts, waits for a signal to exit, and shuts down. Errors are asynq's.
@@ -275,7 +275,7 @@ func (s *Server) Run(handler asynq.Handler) error {
 	defer ignore()
 	defer context.AfterFunc(signalled, s.beginShutdown)()
 	go s.logCheck()
-	if err := s.server.Run(s.throttled(handler)); err != nil {
+	if err := s.asynqServer.Run(s.middleware(handler)); err != nil {
 		return err
 	}
 	s.Shutdown()
@@ -285,7 +285,7 @@ func (s *Server) Run(handler asynq.Handler) error {
 // Stop picks up no more tasks. Those that run go on. Shutdown must follow.
 func (s *Server) Stop() {
 	s.dispatch.Stop() // asynq's own waits until its dequeue has returned
-	s.server.Stop()
+	s.asynqServer.Stop()
 }
 
 // Shutdown picks up no more tasks, and waits up to asynq.Config.ShutdownTimeout for the handlers.
@@ -298,7 +298,7 @@ func (s *Server) Stop() {
 func (s *Server) Shutdown() {
 	s.shutdown.Do(func() {
 		s.beginShutdown()
-		s.server.Shutdown()
+		s.asynqServer.Shutdown()
 		s.dispatch.Close(s.shutdownGrace)
 		s.endGrace()
 		if s.owned != nil {

@@ -20,9 +20,6 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// fallbackMin is how long after its expected start forward looks at a waiting task.
-const fallbackMin = 2 * time.Minute
-
 // A Line has the methods of *throttle.Line that a dispatcher calls.
 type Line interface {
 	Acknowledge(ctx context.Context) error
@@ -35,19 +32,19 @@ type Line interface {
 
 // Config configures New. All fields but HasPending and Line are required.
 type Config struct {
-	// Answered is called when a take is answered: how far the clock of Redis is behind that of an answer before.
-	Answered func(line string, behind time.Duration)
-	Asynq    *asynqredis.Client // of the server's connection
+	// OnAnswer is called when a take is answered: how far the clock of Redis is behind that of an answer before.
+	OnAnswer func(line string, behind time.Duration)
+	Tasks    *asynqredis.Client // of the server's connection
 
-	// AsynqAnswers is called for each answer of asynq's Redis: its error, or nil, and how long it was silent.
-	AsynqAnswers func(err error, silent time.Duration)
+	// OnAsynqAnswer is called for each answer of asynq's Redis: its error, or nil, and how long it was silent.
+	OnAsynqAnswer func(err error, silent time.Duration)
 
-	Concurrency int                          // of the server: its slots
-	Failed      func(line string, err error) // is called when a take or a join fails
-	HasPending  func(queue string) bool      // in a test kit, which it spares a look each second
-	Limiter     *throttle.Limiter            // whose lines are served
-	Line        func(name string) Line       // a line of Limiter; a test may wrap it
-	Lost        func(queue, line string)     // is called once a queue: a task that waits stands in no line
+	Concurrency  int                          // of the server: its slots
+	OnFailure    func(line string, err error) // is called when a take or a join fails
+	HasPending   func(queue string) bool      // in a test kit, which it spares a look each second
+	Limiter      *throttle.Limiter            // whose lines are served
+	Line         func(name string) Line       // a line of Limiter; a test may wrap it
+	OnLostTicket func(queue, line string)     // is called once a queue: a task that waits stands in no line
 
 	// Match returns the request by which a task joins a line, without its ticket; false: it joins none. The
 	// task has waited in a line or not.
@@ -83,7 +80,7 @@ type Task struct {
 // One goroutine, serve, makes tasks ready, and Next hands them out.
 type Dispatcher struct {
 	Config
-	*background
+	*backgroundRunner
 	idle  chan struct{} // serve sends while Next waits and there is nothing to do: nudges are for this server
 	ready chan struct{} // ends a wait of Next
 	wake  chan struct{} // ends a wait of serve
@@ -91,15 +88,15 @@ type Dispatcher struct {
 	lines   lines    // serve's
 	wakeUps sync.Map // queues and seconds at which Forward is called, before asynq does so
 
-	mu      sync.Mutex
-	buffer  buffer
-	failed  error    // of asynq's Redis, for Next
-	news    []func() // that serve has to learn
-	waiting bool     // Next waits for a task, and none is ready
+	mu       sync.Mutex
+	buffer   buffer
+	asynqErr error    // for Next
+	news     []func() // that serve has to learn
+	waiting  bool     // Next waits for a task, and none is ready
 
-	joinNext time.Time       // when to look again at the next task that could not join
-	lostIn   map[string]bool // the queues of which Lost was called
-	unsure   time.Time       // when waiting tasks were known to be out of line last
+	joinNext    time.Time       // when to look again at the next task that could not join
+	lostIn      map[string]bool // the queues of which OnLostTicket was called
+	outOfLineAt time.Time       // when waiting tasks were known to be out of line last
 }
 
 // New returns a dispatcher, which has to be closed. It makes no call before its first use: then it listens
@@ -109,18 +106,18 @@ func New(c Config) *Dispatcher {
 		c.Line = func(name string) Line { return c.Limiter.Line(name) }
 	}
 	d := &Dispatcher{
-		Config:     c,
-		background: newBackground(),
-		idle:       make(chan struct{}),
-		ready:      make(chan struct{}, 1),
-		wake:       make(chan struct{}, 1),
-		lines:      lines{groups: groups(c.Queues, c.Strict), paused: map[string]bool{}},
-		buffer:     buffer{slots: c.Concurrency},
-		lostIn:     map[string]bool{},
+		Config:           c,
+		backgroundRunner: newBackgroundRunner(),
+		idle:             make(chan struct{}),
+		ready:            make(chan struct{}, 1),
+		wake:             make(chan struct{}, 1),
+		lines:            lines{sets: queueSetsOf(c.Queues, c.Strict), paused: map[string]bool{}},
+		buffer:           buffer{slots: c.Concurrency},
+		lostIn:           map[string]bool{},
 	}
 	d.inBackground(d.serve)
 	queues, together := slices.Sorted(maps.Keys(d.Queues)), 1
-	if d.Asynq.OneSlot() {
+	if d.Tasks.OneSlot() {
 		together = len(queues)
 	}
 	for some := range slices.Chunk(queues, together) {

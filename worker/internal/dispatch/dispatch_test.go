@@ -100,7 +100,7 @@ func TestAsManyAreTakenAsSlotsAreFree(t *testing.T) {
 		b.run(64)
 		synctest.Wait()
 		takes, used = len(b.asked())-takes, b.used()-used
-		if used > int64(dispatch.BatchMax*takes) || takes > (64+dispatch.BatchMax-1)/dispatch.BatchMax+1 { // one is ahead of time
+		if used > int64(dispatch.TakeMax*takes) || takes > (64+dispatch.TakeMax-1)/dispatch.TakeMax+1 { // one is ahead of time
 			t.Errorf("%d takes of %d tasks for 64 of no time", takes, used)
 		}
 		for range 40 { // slow tasks
@@ -163,7 +163,7 @@ func TestTasksAreFetchedAhead(t *testing.T) {
 			synctest.Wait()
 		}
 		// A take of the next begins when a third is left of the 64 that become free soon, at most.
-		if n := b.used() - (17 + 50); n > 64/3+dispatch.BatchMax {
+		if n := b.used() - (17 + 50); n > 64/3+dispatch.TakeMax {
 			t.Errorf("%d are ready", n)
 		}
 	})
@@ -245,7 +245,7 @@ func TestWaitIsBounded(t *testing.T) {
 		time.AfterFunc(100*time.Millisecond, b.Stop)
 		begun = time.Now()
 		b.Next(b.Context())
-		expect.Equal(t, time.Since(begun)-100*time.Millisecond, dispatch.StoppedPause,
+		expect.Equal(t, time.Since(begun)-100*time.Millisecond, dispatch.RetryAfterError,
 			"it ended", "after it was stopped")
 	})
 }

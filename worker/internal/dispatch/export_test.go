@@ -1,10 +1,10 @@
 package dispatch
 
 const (
-	BatchMax       = batchMax
-	PendingFor     = pendingFor
-	StoppedPause   = errorPause
-	TakeTimeout    = takeTimeout
-	UnavailableFor = unavailableFor
-	WaitMax        = waitMax
+	TakeMax         = takeMax
+	PendingFor      = pendingFor
+	RetryAfterError = retryAfterError
+	TakeTimeout     = takeTimeout
+	UnavailableFor  = unavailableFor
+	WaitMax         = waitMax
 )

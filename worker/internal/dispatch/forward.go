@@ -15,6 +15,8 @@ const (
 	// forwardMax is the most tasks that are forwarded at once. It is asynq's own number.
 	forwardMax = 100
 
+	fallbackMin = 2 * time.Minute // see Fallback
+
 	// joinTimeout bounds their join.
 	joinTimeout = 2 * time.Second
 
@@ -34,17 +36,17 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 	if d.isStopped() {
 		return 0, nil
 	}
-	due, err := d.Asynq.Due(ctx, queue, retried, forwardMax)
+	due, err := d.Tasks.Due(ctx, queue, retried, forwardMax)
 	if err != nil || len(due) == 0 {
 		return 0, err
 	}
-	identity, err := d.Asynq.Identity(ctx)
+	identity, err := d.Tasks.Identity(ctx)
 	if err != nil {
 		return 0, err
 	}
-	now, call := time.Now(), d.Asynq.Call()
+	now, call := time.Now(), d.Tasks.Call()
 	moves := make([]asynqredis.Move, len(due))
-	joins := map[string][]joining{}
+	joins := map[string][]joinTask{}
 	for i, task := range due {
 		moves[i].ID = task.ID
 		if task.Message.GroupKey() != "" {
@@ -61,7 +63,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		if retried || !strings.HasPrefix(task.Mark, r.Key) {
 			move.Mark = asynqredis.Mark(r.Key, call)
 		}
-		joins[move.Line] = append(joins[move.Line], joining{
+		joins[move.Line] = append(joins[move.Line], joinTask{
 			index: i, message: task.Message, request: r, stood: move.Mark == task.Mark,
 		})
 	}
@@ -70,7 +72,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		moved = slices.Repeat([]bool{true}, len(moves))
 	}
 	for line, all := range joins {
-		all = slices.DeleteFunc(all, func(j joining) bool { return !moved[j.index] })
+		all = slices.DeleteFunc(all, func(j joinTask) bool { return !moved[j.index] })
 		if err := d.join(ctx, queue, line, all); err != nil {
 			lost = err
 		}
@@ -82,15 +84,15 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 func (d *Dispatcher) move(
 	ctx context.Context, queue string, retried bool, moves []asynqredis.Move,
 ) (moved []bool, err error) {
-	moved, err = d.Asynq.Apply(ctx, queue, retried, moves)
+	moved, err = d.Tasks.Apply(ctx, queue, retried, moves)
 	if slices.ContainsFunc(moves, func(m asynqredis.Move) bool { return m.At.IsZero() }) {
-		d.pendingNow(queue)
+		d.lookForPending(queue)
 	}
 	return moved, err
 }
 
 // A joining is a task that joins a line.
-type joining struct {
+type joinTask struct {
 	index   int
 	message asynqredis.Message
 	request throttle.Request
@@ -98,7 +100,7 @@ type joining struct {
 }
 
 // join makes tasks join a line. They are scheduled with their join keys.
-func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining) error {
+func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joinTask) error {
 	if len(all) == 0 {
 		return nil
 	}
@@ -111,7 +113,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	cancel()
 	policy, _ := d.Limiter.Lookup(line)
 	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
-	err = unavailable(err)
+	err = asUnavailable(err)
 	if len(all) > 1 && err != nil && !removed && !errors.Is(err, throttle.ErrUnavailable) { // it may be of one
 		var lost error
 		for one := range slices.Chunk(all, 1) {
@@ -122,10 +124,10 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	moves := make([]asynqredis.Move, len(all))
 	now, again := time.Now(), time.Time{}
 	if err != nil && !removed {
-		d.Failed(line, err)
+		d.OnFailure(line, err)
 		d.mu.Lock()
-		d.unsure = now
-		again = later(d.joinNext, now.Add(unavailableFor))
+		d.outOfLineAt = now
+		again = latest(d.joinNext, now.Add(unavailableFor))
 		d.joinNext = again.Add(time.Duration(len(all)) * unavailableEvery)
 		d.mu.Unlock()
 		d.WakeAt(queue, again)
@@ -160,11 +162,11 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 // were out of line a moment ago, that may have been one of them.
 func (d *Dispatcher) lostTicket(queue, line string) {
 	d.mu.Lock()
-	report := !d.lostIn[queue] && time.Since(d.unsure) > fallbackMin
+	report := !d.lostIn[queue] && time.Since(d.outOfLineAt) > fallbackMin
 	d.lostIn[queue] = d.lostIn[queue] || report
 	d.mu.Unlock()
 	if report {
-		d.Lost(queue, line)
+		d.OnLostTicket(queue, line)
 	}
 }
 

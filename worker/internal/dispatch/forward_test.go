@@ -104,18 +104,18 @@ func TestATaskThatStandsInNoLineIsReported(t *testing.T) {
 }
 
 // joins replaces the joins of lines.
-func joins(do joining) func(*dispatch.Config) {
+func joins(do joinTask) func(*dispatch.Config) {
 	return func(c *dispatch.Config) {
 		line := c.Line
 		c.Line = func(name string) dispatch.Line { return joinedLine{line(name), do} }
 	}
 }
 
-type joining func(dispatch.Line, context.Context, []throttle.Request) ([]throttle.Place, error)
+type joinTask func(dispatch.Line, context.Context, []throttle.Request) ([]throttle.Place, error)
 
 type joinedLine struct {
 	dispatch.Line
-	do joining
+	do joinTask
 }
 
 func (l joinedLine) Join(ctx context.Context, requests []throttle.Request) ([]throttle.Place, error) {

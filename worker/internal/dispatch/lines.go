@@ -27,52 +27,52 @@ const (
 	// 1.5 s: worker/internal/asynqredis/lua/dequeue.lua.
 	watchEvery = 750 * time.Millisecond
 
-	// endsMost is of how many tenants of a line is known what they had. If there are more all are forgotten.
-	endsMost = 10_000
+	// maxTenants bounds the tenants of a line that are remembered. Beyond it, all are forgotten.
+	maxTenants = 10_000
 )
 
-// Lines are this server's views of all lines, by groups of queues. They are serve's alone.
+// Lines are this server's views of all lines, by sets of queues. They are serve's alone.
 type lines struct {
-	groups  []*group
-	paused  map[string]bool // queues
-	failed  bool            // the last take
-	silence outage.Backoff  // of the limiter as a whole
+	sets           []*queueSet
+	paused         map[string]bool // queues
+	lastTakeFailed bool
+	backoff        outage.Backoff // of the limiter as a whole
 }
 
-// A group is the queues that are asked together: all of them, or one with strict priorities.
-type group struct {
+// A queueSet is the queues that are asked together: all of them, or one with strict priorities.
+type queueSet struct {
 	queues []string
-	named  []string // these, and the queues of more important groups: a take names them, too
-	strict bool     // less important groups follow, and must not go before its pending tasks
+	named  []string // these, and the queues of more important sets: a take names them, too
+	strict bool     // less important sets follow, and must not go before its pending tasks
 
-	earned    int              // tasks from lines that earned pending tasks no turn yet
-	lines     map[string]*line // by name
-	lookAt    time.Time        // when to look at its queues, after there was nothing
-	reached   float64          // where the line was whose turn it was last
-	watchedAt time.Time        // when this server said last which lines it watches
+	earned      int              // tasks from lines that earned pending tasks no turn yet
+	lines       map[string]*line // by name
+	lookAt      time.Time        // when to look at its queues, after there was nothing
+	virtualTime float64          // the start tag of the line whose turn was last
+	watchedAt   time.Time        // when this server said last which lines it watches
 }
 
-// round makes up to n tasks ready, and reports whether it found any. It asks, group by group, the lines
+// round makes up to n tasks ready, and reports whether it found any. It asks, set by set, the lines
 // that are due and the pending tasks. Pending tasks that have earned a turn come first.
 func (d *Dispatcher) round(n int) (found bool) {
-	d.lines.know(d.Limiter.Lines())
-	for _, g := range d.lines.groups {
-		turns := g.earned / pendingFor
-		found = turns > 0 && d.pending(g, min(n, turns))
+	d.lines.update(d.Limiter.Lines())
+	for _, set := range d.lines.sets {
+		turns := set.earned / pendingFor
+		found = turns > 0 && d.takePending(set, min(n, turns))
 		now := time.Now()
-		for l := d.due(g, now); l != nil && !found; l = d.due(g, now) {
+		for l := d.due(set, now); l != nil && !found; l = d.due(set, now) {
 			found = d.take(l, n)
 		}
-		if found = found || d.pending(g, n); found {
+		if found = found || d.takePending(set, n); found {
 			break
 		}
 	}
 	return found
 }
 
-// due returns the line of a group to ask now, or nil.
-func (d *Dispatcher) due(g *group, now time.Time) (first *line) {
-	for _, l := range g.lines {
+// due returns the line of a set to ask now, or nil.
+func (d *Dispatcher) due(set *queueSet, now time.Time) (first *line) {
+	for _, l := range set.lines {
 		next := d.lines.next(l)
 		if !d.isStopped() && !next.IsZero() && !now.Before(next) && (first == nil || l.before(first)) {
 			first = l
@@ -81,81 +81,82 @@ func (d *Dispatcher) due(g *group, now time.Time) (first *line) {
 	return first
 }
 
-// next returns when to ask a line, and the zero time while it rests.
+// next returns when to ask a line, and the zero time while it is idle.
 func (ls *lines) next(l *line) time.Time {
 	if l.ask.IsZero() {
 		return time.Time{}
 	}
-	return later(l.ask, later(l.failed.Until, ls.silence.Until))
+	return latest(l.ask, latest(l.backoff.Until, ls.backoff.Until))
 }
 
-// before reports whether a line's turn comes before that of another one of its group. Each line is fair
+// before reports whether a line's turn comes before that of another one of its set. Each line is fair
 // between its tenants. The lines of all policies, and of their shards, share this server's slots so that all
 // tenants get theirs: the line goes first whose tenants have had the least (start-time fair queueing, Goyal
 // et al., 1996). Tenants of shards go by weight, the others are equals.
 func (l *line) before(other *line) bool {
-	had, asked := cmp.Compare(l.had(), other.had()), l.asked.Compare(other.asked)
-	return cmp.Or(had, asked, strings.Compare(l.name, other.name)) < 0
+	tag, asked := cmp.Compare(l.startTag(), other.startTag()), l.asked.Compare(other.asked)
+	return cmp.Or(tag, asked, strings.Compare(l.name, other.name)) < 0
 }
 
-// had returns how much the tenants of a line have had. Nobody saves up turns.
-func (l *line) had() float64 { return max(l.began, l.group.reached) }
+// startTag returns when a line's next task starts, in virtual time: a task of a tenant of weight 1 takes 1.
+// Nobody saves up turns.
+func (l *line) startTag() float64 { return max(l.lastStart, l.set.virtualTime) }
 
-// serves notes tickets that were taken.
-func (l *line) serves(tickets []throttle.TakenTicket) {
+// noteServed notes tickets that were taken.
+func (l *line) noteServed(tickets []throttle.TakenTicket) {
 	if len(tickets) == 0 {
 		return
 	}
-	l.began = l.had()
-	l.group.reached = l.began
+	l.lastStart = l.startTag()
+	l.set.virtualTime = l.lastStart
 	for _, t := range tickets {
 		whose := t.Queue + " " + t.Decision.Tenant
-		l.began = max(l.began, l.ends[whose])
-		l.ends[whose] = l.began + 1/cmp.Or(t.Weight, 1)
+		l.lastStart = max(l.lastStart, l.finishBy[whose])
+		l.finishBy[whose] = l.lastStart + 1/cmp.Or(t.Weight, 1)
 	}
-	if len(l.ends) > endsMost {
-		clear(l.ends)
+	if len(l.finishBy) > maxTenants {
+		clear(l.finishBy)
 	}
 }
 
-// A line is this server's view of a policy's line, for the queues of a group.
+// A line is this server's view of a policy's line, for a set of queues.
 //
 //	event                                              it is asked
 //	a take is answered, tickets wait                   at its appointment; this server watches the line
-//	a take is answered, nobody waits                   when there is news: it rests
-//	a take fails                                       after a pause, which doubles
-//	news: a join, a nudge, units that are back,        now, or at a time, but not before a pause ends
+//	a take is answered, nobody waits                   when there is news: it is idle
+//	a take fails                                       after a delay, which doubles
+//	news: a join, a nudge, units that are back,        now, or at a time, but not before that delay ends
 //	  nobody watches the line
 //
 // A take that is on its way may not have seen what is news meanwhile: serve learns that after the answer.
 type line struct {
-	name   string // that of the policy, unless it has shards
-	group  *group
-	ask    time.Time      // when, unless takes fail; zero while it rests
-	due    time.Time      // when its first ticket fits, by the last answer; zero: nobody waited, or it failed
-	failed outage.Backoff // of takes
-	latest time.Time      // of the answers, by the clock of Redis
-	nudged bool           // nobody else asks it now
-	asked  time.Time      // last
-	taken  time.Time      // when tickets were picked that are not acknowledged yet; zero: none
+	name      string // that of the policy, unless it has shards
+	set       *queueSet
+	ask       time.Time      // when, unless takes fail; zero while it is idle
+	due       time.Time      // when its first ticket fits, by the last answer; zero: nobody waited, or it failed
+	backoff   outage.Backoff // of takes
+	redisTime time.Time      // the latest of the answers, by the clock of Redis
+	nudged    bool           // nobody else asks it now
+	asked     time.Time      // last
+	pickedAt  time.Time      // when tickets were picked that are not acknowledged yet; zero: none
 
-	began float64            // where the task began that was taken last: one of a tenant of weight 1 takes 1
-	ends  map[string]float64 // by queue and tenant: where its last one ended
+	lastStart float64            // the virtual time at which the task that was taken last starts
+	finishBy  map[string]float64 // by queue and tenant: when its last one ends
 }
 
 // line returns the view of a line. A new one is asked at once.
-func (g *group) line(name string) *line {
-	l := g.lines[name]
+func (set *queueSet) line(name string) *line {
+	l := set.lines[name]
 	if l == nil {
-		l = &line{name: name, group: g, ends: map[string]float64{}}
+		l = &line{name: name, set: set, finishBy: map[string]float64{}}
 		l.expect(time.Now())
-		g.lines[name] = l
+		set.lines[name] = l
 	}
 	return l
 }
 
 // expect notes that there is news, for which to ask at a time.
-func (l *line) expect(at time.Time) { l.ask = sooner(l.ask, at) }
+func (l *line) expect(at time.Time) { l.ask = earliest(l.ask, at) }
 
 // nudge notes that it is for this server to ask the line now.
 func (l *line) nudge() {
@@ -163,35 +164,35 @@ func (l *line) nudge() {
 	l.expect(time.Now())
 }
 
-// answered notes the answer of a take.
-func (l *line) answered(taken throttle.Taken, sent, now time.Time) {
-	l.failed = outage.Backoff{}
-	l.serves(taken.Tickets)
+// noteAnswer notes the answer of a take.
+func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
+	l.backoff = outage.Backoff{}
+	l.noteServed(taken.Tickets)
 	l.due = time.Time{}
 	if taken.Next >= 0 {
 		// A take that is sent then arrives then, if it takes as long to get there as this one.
-		l.due = later(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
+		l.due = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 	}
 	if l.ask = l.due; len(taken.Tickets) == 0 && taken.Next == 0 {
 		l.ask = now.Add(askAgain)
 	}
 }
 
-// know adds the lines of all current policies, and drops the others.
-func (ls *lines) know(names []string) {
-	for _, g := range ls.groups {
+// update adds the lines of all current policies, and drops the others.
+func (ls *lines) update(names []string) {
+	for _, set := range ls.sets {
 		for _, name := range names {
-			g.line(name)
+			set.line(name)
 		}
-		if len(g.lines) > len(names) {
-			maps.DeleteFunc(g.lines, func(name string, _ *line) bool { return !slices.Contains(names, name) })
+		if len(set.lines) > len(names) {
+			maps.DeleteFunc(set.lines, func(name string, _ *line) bool { return !slices.Contains(names, name) })
 		}
 	}
 }
 
 // watched returns the lines that this server watches.
-func (g *group) watched() (names []any) {
-	for _, l := range g.lines {
+func (set *queueSet) watched() (names []any) {
+	for _, l := range set.lines {
 		if !l.due.IsZero() {
 			names = append(names, l.name)
 		}
@@ -199,16 +200,16 @@ func (g *group) watched() (names []any) {
 	return names
 }
 
-// unwatched notes lines that nobody watched: they are asked now.
-func (g *group) unwatched(names []any) {
+// noteUnwatched notes lines that nobody watched: they are asked now.
+func (set *queueSet) noteUnwatched(names []any) {
 	for _, name := range names {
-		if l := g.lines[fmt.Sprint(name)]; l != nil {
+		if l := set.lines[fmt.Sprint(name)]; l != nil {
 			l.nudge()
 		}
 	}
 }
 
-func groups(queues map[string]int, strict bool) (all []*group) {
+func queueSetsOf(queues map[string]int, strict bool) (all []*queueSet) {
 	names := slices.Sorted(maps.Keys(queues))
 	together := [][]string{names}
 	if strict {
@@ -216,7 +217,7 @@ func groups(queues map[string]int, strict bool) (all []*group) {
 		together = slices.Collect(slices.Chunk(names, 1))
 	}
 	for i, queues := range together {
-		all = append(all, &group{
+		all = append(all, &queueSet{
 			queues: queues, named: slices.Concat(together[:i+1]...), strict: i+1 < len(together),
 			lines: map[string]*line{},
 		})
@@ -224,24 +225,24 @@ func groups(queues map[string]int, strict bool) (all []*group) {
 	return all
 }
 
-func (ls *lines) groupOf(queue string) *group {
-	for _, g := range ls.groups {
-		if slices.Contains(g.queues, queue) {
-			return g
+func (ls *lines) setOf(queue string) *queueSet {
+	for _, set := range ls.sets {
+		if slices.Contains(set.queues, queue) {
+			return set
 		}
 	}
-	return ls.groups[0] // asynq runs what its queue held, whatever queue the message names
+	return ls.sets[0] // asynq runs what its queue held, whatever queue the message names
 }
 
-// later returns the later of two times, sooner the earlier one, where the zero time is never.
-func later(a, b time.Time) time.Time {
+// latest returns the later of two times, and earliest the earlier one: there the zero time is never.
+func latest(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
 	}
 	return b
 }
 
-func sooner(a, b time.Time) time.Time {
+func earliest(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
 	}

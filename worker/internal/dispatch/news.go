@@ -27,11 +27,11 @@ func (d *Dispatcher) learn() {
 	if waiting {
 		return
 	}
-	for _, g := range d.lines.groups {
-		for _, l := range g.lines {
+	for _, set := range d.lines.sets {
+		for _, l := range set.lines {
 			if l.nudged {
 				l.nudged = false
-				d.nudgeOthers(g, []any{l.name})
+				d.nudgeOthers(set, []any{l.name})
 			}
 		}
 	}
@@ -39,21 +39,21 @@ func (d *Dispatcher) learn() {
 
 // Nudge has a line asked now: by this server if it is idle, else by another one.
 func (d *Dispatcher) Nudge(queue, line string) {
-	d.tell(true, func() { d.lines.groupOf(queue).line(line).nudge() })
+	d.tell(true, func() { d.lines.setOf(queue).line(line).nudge() })
 }
 
 // Expect notes that a task waits in a line for a queue, and when to ask for it. Limits may be raised
 // meanwhile.
 func (d *Dispatcher) Expect(line, queue string, in time.Duration) {
 	at := time.Now().Add(min(in, lookEvery))
-	d.tell(false, func() { d.lines.groupOf(queue).line(line).expect(at) })
+	d.tell(false, func() { d.lines.setOf(queue).line(line).expect(at) })
 }
 
 // Freed makes a line due now, if tickets wait there: capacity was given back.
 func (d *Dispatcher) Freed(line string) {
 	d.tell(false, func() {
-		for _, g := range d.lines.groups {
-			if l := g.lines[line]; l != nil && !l.due.IsZero() {
+		for _, set := range d.lines.sets {
+			if l := set.lines[line]; l != nil && !l.due.IsZero() {
 				l.expect(time.Now())
 			}
 		}
@@ -67,12 +67,12 @@ func (d *Dispatcher) Look() {
 	}
 }
 
-// pendingNow looks for pending tasks at once.
-func (d *Dispatcher) pendingNow(queue string) {
-	d.tell(false, func() { d.lines.groupOf(queue).lookAt = time.Time{} })
+// lookForPending looks for pending tasks at once.
+func (d *Dispatcher) lookForPending(queue string) {
+	d.tell(false, func() { d.lines.setOf(queue).lookAt = time.Time{} })
 }
 
-// hear passes nudges of some queues on to serve. It listens while that is idle.
+// hear passes nudges of some queues on to serve. It listens while serve is idle.
 func (d *Dispatcher) hear(queues []string) {
 	for {
 		select {
@@ -80,24 +80,24 @@ func (d *Dispatcher) hear(queues []string) {
 		case <-d.serving.Done():
 			return
 		}
-		switch queue, line, err := d.Asynq.AwaitNudge(d.serving, queues); {
+		switch queue, line, err := d.Tasks.AwaitNudge(d.serving, queues); {
 		case err != nil:
-			d.sleep(errorPause)
+			d.sleep(retryAfterError)
 		case line != "" && d.isStopped(): // such as its own
-			d.nudgeOthers(d.lines.groupOf(queue), []any{line})
+			d.nudgeOthers(d.lines.setOf(queue), []any{line})
 		case line != "":
 			d.Nudge(queue, line)
 		}
 	}
 }
 
-// nudgeOthers has another server of each queue of a group ask lines now.
-func (d *Dispatcher) nudgeOthers(g *group, lines []any) {
+// nudgeOthers has another server of each queue of a set ask lines now.
+func (d *Dispatcher) nudgeOthers(set *queueSet, lines []any) {
 	if len(lines) == 0 {
 		return
 	}
-	for _, queue := range g.queues {
-		d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, lines...) })
+	for _, queue := range set.queues {
+		d.RetryInBackground(func(ctx context.Context) error { return d.Tasks.Nudge(ctx, queue, lines...) })
 	}
 }
 

@@ -45,7 +45,7 @@ func TestANudgeWakesAnIdleServer(t *testing.T) {
 func TestANudgeWakesAServerOfACluster(t *testing.T) {
 	type cluster struct{ *redis.Client }
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) {
-		c.Asynq = asynqredis.New(cluster{c.Asynq.Redis().(*redis.Client)})
+		c.Tasks = asynqredis.New(cluster{c.Tasks.Redis().(*redis.Client)})
 		c.Poll, c.Queues = time.Hour, map[string]int{"one": 1, "two": 1}
 	}, func(b *bench) {
 		b.toAsynq.Store(&sitetest.Fault{
@@ -139,7 +139,7 @@ func TestAnIdleServerKeepsTheAppointmentOfABusyOne(t *testing.T) {
 	for _, before := range []time.Duration{1, 500, 1000, 1400, 1500, 2000, 3000} {
 		var config dispatch.Config
 		inBubble(t, of(throttle.Policy{Name: "api", Windows: []throttle.Window{w}}), func(c *dispatch.Config) { config = *c }, func(b *bench) {
-			config.Asynq = asynqredis.New(b.client)
+			config.Tasks = asynqredis.New(b.client)
 			idle := dispatch.New(config)
 			defer idle.Close(b.Context())
 			_, _, err := idle.Next(b.Context()) // it finds the line empty

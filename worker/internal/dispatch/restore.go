@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// restore puts back tasks that have been ready since before a time, and their tickets to their ranks. It
+// restore puts back tasks that have been ready since before a time, and their tickets to their positions. It
 // reports whether it could. If not, the tasks stay ready.
 func (d *Dispatcher) restore(before time.Time) bool {
 	d.mu.Lock()
@@ -39,14 +39,14 @@ func (d *Dispatcher) undo(task Task) error {
 	if task.Grant != nil && task.Grant.Taken {
 		r.At = time.Now().Add(fallbackMin)
 	}
-	if err := d.Asynq.Restore(ctx, r, task.ID); err != nil {
+	if err := d.Tasks.Restore(ctx, r, task.ID); err != nil {
 		return err
 	}
 	switch grant := task.Grant; {
 	case grant == nil:
 	case grant.Taken:
-		g := d.lines.groupOf(task.Queue)
-		g.earned = max(0, g.earned-1)
+		set := d.lines.setOf(task.Queue)
+		set.earned = max(0, set.earned-1)
 		if !grant.Decision.Queued { // else it has joined again
 			d.putBack(grant.Line, task.Queue, grant.TakenTicket)
 		}
@@ -56,10 +56,10 @@ func (d *Dispatcher) undo(task Task) error {
 	return nil
 }
 
-// putBack returns tickets to their ranks, with their units. One that was taken without units has no rank
-// in the line as it is now: its task, which is at rest, is due at once, and joins again in front.
+// putBack returns tickets to their positions, and refunds their units. One that was taken without units has
+// no position in the line as it is now: its task, which is scheduled, is due at once, and joins in front.
 func (d *Dispatcher) putBack(line, queue string, tickets ...throttle.TakenTicket) {
-	d.back(line, queue, tickets, func(l Line, ctx context.Context, tickets []throttle.TakenTicket) error {
+	give := func(l Line, ctx context.Context, tickets []throttle.TakenTicket) error {
 		var joins []asynqredis.Move
 		for _, t := range tickets {
 			if !t.Decision.Granted {
@@ -67,29 +67,30 @@ func (d *Dispatcher) putBack(line, queue string, tickets ...throttle.TakenTicket
 				joins = append(joins, move)
 			}
 		}
-		if _, err := d.Asynq.Apply(ctx, queue, false, joins); err != nil {
+		if _, err := d.Tasks.Apply(ctx, queue, false, joins); err != nil {
 			return err
 		}
 		if len(joins) > 0 {
 			d.WakeAt(queue, time.Now())
 		}
 		return l.PutBack(ctx, tickets)
-	})
+	}
+	d.giveTicketsBack(line, queue, tickets, give)
 }
 
 // giveBack refunds tickets that leave.
 func (d *Dispatcher) giveBack(line, queue string, tickets ...throttle.TakenTicket) {
-	d.back(line, queue, tickets, Line.Refund)
+	d.giveTicketsBack(line, queue, tickets, Line.Refund)
 }
 
-// back gives tickets back in the background, and asks their line again: other tickets may fit.
-func (d *Dispatcher) back(line, queue string, tickets []throttle.TakenTicket,
+// giveTicketsBack does it in the background, and asks their line again: other tickets may fit.
+func (d *Dispatcher) giveTicketsBack(line, queue string, tickets []throttle.TakenTicket,
 	give func(Line, context.Context, []throttle.TakenTicket) error,
 ) {
 	if len(tickets) == 0 {
 		return
 	}
-	d.Later(func(ctx context.Context) error {
+	d.RetryInBackground(func(ctx context.Context) error {
 		err := give(d.Line(line), ctx, tickets)
 		if err == nil {
 			d.Expect(line, queue, 0)

@@ -10,19 +10,18 @@ const (
 	// waitMax bounds one wait of Next.
 	waitMax = time.Second
 
-	// errorPause is the pause after an error of asynq's Redis.
-	errorPause = 100 * time.Millisecond
+	// retryAfterError is when a call is repeated after an error of asynq's Redis.
+	retryAfterError = 100 * time.Millisecond
 
-	// batchMax is the most tasks that one take or dequeue asks for. More cost Redis less for each, and
+	// takeMax is the most tasks that one take or dequeue asks for. More cost Redis less for each, and
 	// each waits longer for the others.
-	batchMax = 20
+	takeMax = 20
 
-	// soon is how long a task that is taken may wait for a slot, about. soonMax is the most tasks that
-	// do.
-	soon    = 10 * time.Millisecond
-	soonMax = 64
+	// lookAhead is about how long a taken task may wait for a slot. Up to lookAheadMax tasks do.
+	lookAhead    = 10 * time.Millisecond
+	lookAheadMax = 64
 
-	// aheadFrom is how many slots that become free soon start a round ahead of time.
+	// aheadFrom: from so many slots that become free within lookAhead, tasks are taken before Next asks.
 	aheadFrom = 8
 
 	// bufferFor is how long a task is kept ready for a slot.
@@ -38,12 +37,12 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
 	defer end.Stop()
 	for ended := false; ; {
 		if d.isStopped() {
-			d.sleep(errorPause) // asynq calls again at once
+			d.sleep(retryAfterError) // asynq calls again at once
 			return Task{}, false, nil
 		}
 		d.mu.Lock()
 		if task, ok = d.buffer.handOut(); !ok {
-			err, d.failed = d.failed, nil
+			err, d.asynqErr = d.asynqErr, nil
 		}
 		ended = ended || ok || err != nil
 		d.waiting = !ended
@@ -51,7 +50,7 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
 			signal(d.wake)
 		}
 		d.mu.Unlock()
-		if ok && task.Message.IsLast() && !d.starts(ctx, task) {
+		if ok && task.Message.IsLast() && !d.noteStart(ctx, task) {
 			d.Ended()
 			ok = false
 		}
@@ -69,15 +68,15 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
 	}
 }
 
-// starts notes that a task without retries left may have started. It returns false if the task must not
+// noteStart notes that a task without retries left may have started. It returns false if the task must not
 // start, as it has been recovered, or the note cannot be made before the dispatcher stops.
-func (d *Dispatcher) starts(ctx context.Context, task Task) bool {
+func (d *Dispatcher) noteStart(ctx context.Context, task Task) bool {
 	for {
-		may, err := d.Asynq.Start(ctx, task.Ref, task.Call)
+		may, err := d.Tasks.Start(ctx, task.Ref, task.Call)
 		if err == nil || d.isStopped() {
 			return may
 		}
-		d.sleep(errorPause)
+		d.sleep(retryAfterError)
 	}
 }
 
@@ -96,11 +95,11 @@ func (d *Dispatcher) serve() {
 		}
 	}
 	for !d.restore(time.Now()) && d.ctx.Err() == nil {
-		d.sleep(errorPause)
+		d.sleep(retryAfterError)
 	}
 	d.acknowledge(time.Now())
-	for _, g := range d.lines.groups {
-		d.nudgeOthers(g, g.watched())
+	for _, set := range d.lines.sets {
+		d.nudgeOthers(set, set.watched())
 	}
 }
 
@@ -130,23 +129,23 @@ func (d *Dispatcher) wait(until time.Time, waiting bool) {
 func (d *Dispatcher) tend(now time.Time) (again time.Time, waiting bool) {
 	again = now.Add(time.Hour)
 	if !d.restore(now.Add(-bufferFor)) {
-		again = now.Add(errorPause)
+		again = now.Add(retryAfterError)
 	}
 	if left := d.acknowledge(now.Add(-acknowledgeAfter)); !left.IsZero() {
-		again = sooner(again, left.Add(acknowledgeAfter))
+		again = earliest(again, left.Add(acknowledgeAfter))
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if ready := d.buffer.ready; len(ready) > 0 {
-		again = sooner(again, later(ready[0].active.Add(bufferFor), now.Add(errorPause)))
+		again = earliest(again, latest(ready[0].active.Add(bufferFor), now.Add(retryAfterError)))
 	}
 	if !d.waiting {
 		return again, false
 	}
-	for _, g := range d.lines.groups {
-		again = sooner(again, later(g.lookAt, now))
-		for _, l := range g.lines {
-			again = sooner(again, d.lines.next(l))
+	for _, set := range d.lines.sets {
+		again = earliest(again, latest(set.lookAt, now))
+		for _, l := range set.lines {
+			again = earliest(again, d.lines.next(l))
 		}
 	}
 	return again, true
@@ -155,13 +154,13 @@ func (d *Dispatcher) tend(now time.Time) (again time.Time, waiting bool) {
 // acknowledge reports that what was taken before a time has arrived. It returns when the first of the other
 // takes was, the zero time for none.
 func (d *Dispatcher) acknowledge(before time.Time) (left time.Time) {
-	for _, g := range d.lines.groups {
-		for _, l := range g.lines {
-			if l.taken.After(before) {
-				left = sooner(left, l.taken)
-			} else if !l.taken.IsZero() {
-				l.taken = time.Time{}
-				d.Later(d.Line(l.name).Acknowledge)
+	for _, set := range d.lines.sets {
+		for _, l := range set.lines {
+			if l.pickedAt.After(before) {
+				left = earliest(left, l.pickedAt)
+			} else if !l.pickedAt.IsZero() {
+				l.pickedAt = time.Time{}
+				d.RetryInBackground(d.Line(l.name).Acknowledge)
 			}
 		}
 	}
@@ -177,20 +176,20 @@ type buffer struct {
 }
 
 // wanted returns how many tasks to make ready at once: one for each free slot, or more if slots become free
-// quickly. It is 0 unless Next waits, or the tasks that are ready run out: those that slots need soon are
+// quickly. It is 0 unless Next waits, or the tasks that are ready run out: those that slots need next are
 // made ready ahead of time, so that slots do not wait for Redis.
 func (b *buffer) wanted(waiting bool) int {
-	since := time.Now().Add(-soon)
+	since := time.Now().Add(-lookAhead)
 	b.recent = slices.DeleteFunc(b.recent, func(at time.Time) bool { return at.Before(since) })
-	freed := min(len(b.recent), soonMax) // soon, by what was handed out lately
+	freed := min(len(b.recent), lookAheadMax) // within lookAhead, by what was handed out lately
 	if ahead := freed >= aheadFrom && len(b.ready) <= freed/3; !waiting && !ahead {
 		return 0
 	}
-	return min(max(1, b.slots-b.running, freed-len(b.ready)), batchMax)
+	return min(max(1, b.slots-b.running, freed-len(b.ready)), takeMax)
 }
 
-// put makes tasks ready, and reports whether there are any.
-func (d *Dispatcher) put(tasks []Task) bool {
+// makeReady makes tasks ready, and reports whether there are any.
+func (d *Dispatcher) makeReady(tasks []Task) bool {
 	if len(tasks) == 0 {
 		return false
 	}

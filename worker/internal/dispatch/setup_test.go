@@ -134,14 +134,14 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 		b.limiter, b.asynq = limiter, asynqredis.New(b.client)
 		b.plain, b.tools = asynq.NewClientFromRedisClient(b.client), asynq.NewInspectorFromRedisClient(b.client)
 		c := dispatch.Config{
-			Answered:     func(string, time.Duration) {},
-			AsynqAnswers: func(error, time.Duration) {},
-			Asynq:        asynqredis.New(served),
-			Concurrency:  1,
-			Failed:       func(string, error) { b.failed.Add(1) },
-			Limiter:      limiter,
-			Line:         func(name string) dispatch.Line { return watchedLine{limiter.Line(name), b, name} },
-			Lost:         func(string, string) { b.lost.Add(1) },
+			OnAnswer:      func(string, time.Duration) {},
+			OnAsynqAnswer: func(error, time.Duration) {},
+			Tasks:         asynqredis.New(served),
+			Concurrency:   1,
+			OnFailure:     func(string, error) { b.failed.Add(1) },
+			Limiter:       limiter,
+			Line:          func(name string) dispatch.Line { return watchedLine{limiter.Line(name), b, name} },
+			OnLostTicket:  func(string, string) { b.lost.Add(1) },
 			Match: func(m asynqredis.Message, _ bool) (throttle.Request, bool) {
 				r := throttle.Request{Policy: "api", Tenant: string(m.Payload()), Front: m.Retried() > 0, Key: m.JoinKey(), Deadline: m.Deadline()}
 				return r, m.Type() == "throttled"

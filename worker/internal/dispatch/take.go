@@ -18,24 +18,24 @@ const takeTimeout = 250 * time.Millisecond
 
 // take takes from a line, and picks. It reports whether a task is ready.
 func (d *Dispatcher) take(l *line, n int) (found bool) {
-	queues := d.open(l.group)
+	queues := d.openQueues(l.set)
 	if len(queues) == 0 {
 		l.ask = time.Now().Add(lookEvery)
 		return false
 	}
 	due, sent := l.due, time.Now()
-	l.asked, l.taken = sent, time.Time{} // it also acknowledges the take before
+	l.asked, l.pickedAt = sent, time.Time{} // it also acknowledges the take before
 	call, cancel := context.WithTimeout(d.ctx, takeTimeout)
 	taken, err := d.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
 	cancel()
 	if err != nil {
-		d.fails(l, err)
+		d.noteFailure(l, err)
 		return false
 	}
-	d.lines.failed, d.lines.silence = false, outage.Backoff{}
-	l.answered(taken, sent, time.Now())
-	d.Answered(l.name, l.latest.Sub(taken.At))
-	l.latest = later(l.latest, taken.At)
+	d.lines.lastTakeFailed, d.lines.backoff = false, outage.Backoff{}
+	l.noteAnswer(taken, sent, time.Now())
+	d.OnAnswer(l.name, l.redisTime.Sub(taken.At))
+	l.redisTime = latest(l.redisTime, taken.At)
 	l.nudged = l.nudged && len(taken.Tickets) >= n // more may fit: without a slot left, it is passed on
 	if len(taken.Tickets) == 0 {
 		return false
@@ -47,7 +47,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 		grant := &Grant{TakenTicket: t, Line: l.name, Taken: true}
 		grant.Sent = sent.Add(-max(0, taken.At.Sub(t.Decision.At)))
 		if i == 0 {
-			grant.Due = later(due, sent.Add(-t.Waited))
+			grant.Due = latest(due, sent.Add(-t.Waited))
 		}
 		if grants[t.Queue] == nil {
 			names = append(names, t.Queue)
@@ -57,19 +57,19 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	for _, name := range names {
 		found = d.pick(l, name, grants[name]) || found
 	}
-	l.taken = time.Now()
+	l.pickedAt = time.Now()
 	return found
 }
 
-// open returns the queues to take from for a group, as the limiter knows them, with their priorities:
+// openQueues returns the queues to take from for a set, as the limiter knows them, with their priorities:
 // its own, and the more important ones, without those that are paused.
-func (d *Dispatcher) open(g *group) map[string]int {
-	identity, err := d.Asynq.Identity(d.ctx)
+func (d *Dispatcher) openQueues(set *queueSet) map[string]int {
+	identity, err := d.Tasks.Identity(d.ctx)
 	if err != nil {
 		return nil // and so does the call for pending tasks, of which Next tells
 	}
 	queues := map[string]int{}
-	for _, queue := range g.named {
+	for _, queue := range set.named {
 		if !d.lines.paused[queue] {
 			queues[identity+"/"+queue] = d.Queues[queue]
 		}
@@ -81,13 +81,13 @@ func (d *Dispatcher) open(g *group) map[string]int {
 // whose tasks cannot be picked. It reports whether any task is ready.
 func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 	_, queue, _ := strings.Cut(name, "/") // behind the identity of asynq's Redis
-	call, waiting := d.Asynq.Call(), make([]asynqredis.Waiting, len(grants))
+	call, waiting := d.Tasks.Call(), make([]asynqredis.Waiting, len(grants))
 	for i, grant := range grants {
 		waiting[i] = asynqredis.Waiting{ID: grant.ID, JoinKey: grant.Key}
 	}
 	var picks []asynqredis.Pick
 	if !d.insist(func(ctx context.Context) (err error) {
-		picks, err = d.Asynq.Pick(ctx, queue, call, waiting)
+		picks, err = d.Tasks.Pick(ctx, queue, call, waiting)
 		return err
 	}) {
 		return false
@@ -98,7 +98,7 @@ func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 		grant := grants[i]
 		switch {
 		case pick.Message != nil:
-			tasks = append(tasks, d.task(queue, call, pick.Message, grant))
+			tasks = append(tasks, d.newTask(queue, call, pick.Message, grant))
 		case pick.Paused:
 			d.lines.paused[queue] = true
 			back = append(back, grant.TakenTicket)
@@ -108,14 +108,14 @@ func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 	}
 	d.putBack(l.name, queue, back...)
 	d.giveBack(l.name, queue, gone...)
-	d.reserve(l.group, tasks) // units that these were taken without
-	l.group.earned += len(tasks)
-	return d.put(slices.DeleteFunc(tasks, d.rests))
+	d.reserve(l.set, tasks) // units that these were taken without
+	l.set.earned += len(tasks)
+	return d.makeReady(slices.DeleteFunc(tasks, d.putBackIfDenied))
 }
 
-// rests puts a taken task back that was denied when it reserved again, as it has joined by then. It reports
-// whether it could: otherwise the task wakes to be denied.
-func (d *Dispatcher) rests(t Task) bool {
+// putBackIfDenied puts a taken task back that was denied when it reserved again, as it has joined by then. It
+// reports whether it did: otherwise the task wakes to be denied.
+func (d *Dispatcher) putBackIfDenied(t Task) bool {
 	if !t.Grant.Decision.Queued || d.undo(t) != nil {
 		return false
 	}
@@ -124,30 +124,29 @@ func (d *Dispatcher) rests(t Task) bool {
 	return true
 }
 
-func (d *Dispatcher) task(queue, call string, m asynqredis.Message, grant *Grant) Task {
+func (d *Dispatcher) newTask(queue, call string, m asynqredis.Message, grant *Grant) Task {
 	ref := asynqredis.Ref{Queue: queue, ID: m.ID()}
 	return Task{Ref: ref, Message: m, Grant: grant, Call: call, active: time.Now()}
 }
 
-// fails notes that a call of a line failed. If it was not the first failure, all lines pause, not only
-// this one.
-func (d *Dispatcher) fails(l *line, err error) {
+// noteFailure notes that a call of a line failed. From a second failure on, no line is asked for a while.
+func (d *Dispatcher) noteFailure(l *line, err error) {
 	if errors.Is(err, throttle.ErrUnknownPolicy) {
-		delete(l.group.lines, l.name)
+		delete(l.set.lines, l.name)
 		return
 	}
 	now := time.Now()
-	l.failed.Fail(now)
+	l.backoff.Fail(now)
 	l.ask, l.due = now, time.Time{}
-	if d.lines.failed {
-		d.lines.silence.Fail(now)
+	if d.lines.lastTakeFailed {
+		d.lines.backoff.Fail(now)
 	}
-	d.lines.failed = true
-	d.Failed(l.name, unavailable(err))
+	d.lines.lastTakeFailed = true
+	d.OnFailure(l.name, asUnavailable(err))
 }
 
-// unavailable returns the error of a limiter that did not answer in time.
-func unavailable(err error) error {
+// asUnavailable returns the error of a limiter that did not answer in time.
+func asUnavailable(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, throttle.ErrUnavailable) {
 		return fmt.Errorf("%w: %w", throttle.ErrUnavailable, err)
 	}

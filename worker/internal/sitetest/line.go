@@ -54,7 +54,7 @@ func (s *Site) WantPace(late time.Duration, windows ...throttle.Window) {
 }
 
 // WantOnTime fails unless each task was granted when its client was told, and at most so much later.
-func (s *Site) WantOnTime(tasks []worker.Enqueued, late time.Duration) {
+func (s *Site) WantOnTime(tasks []worker.EnqueueResult, late time.Duration) {
 	s.Helper()
 	at := map[string]time.Time{}
 	for _, g := range s.Grants() {
@@ -152,10 +152,10 @@ func (s *Site) EnqueueMany(tenant string, from, n int, opts ...asynq.Option) {
 // JoinMany enqueues tasks TENANT-0000, TENANT-0001, ... by our client.
 func (s *Site) JoinMany(
 	client *worker.Client, tenant string, from, n int, opts ...asynq.Option,
-) (all []worker.Enqueued) {
+) (all []worker.EnqueueResult) {
 	s.Helper()
 	for i := from; i < from+n; i++ {
-		var e worker.Enqueued
+		var e worker.EnqueueResult
 		task := worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil)
 		id := asynq.TaskID(fmt.Sprintf("%s-%04d", tenant, i))
 		e.Info, e.Err = client.EnqueueContext(context.Background(), task,

@@ -25,7 +25,7 @@ type ControlCommand struct {
 	For time.Duration // how long it lasts
 	Why string
 
-	by             control.By
+	by             control.Author
 	needFor        bool   // it ends by itself
 	policy, tenant string // that the change is about; the tenant may be ""
 }
@@ -123,7 +123,7 @@ func (c *ControlCommand) forFlag() cli.Flag {
 // sign notes who makes the change, and why, after a look at the flags that all changes have.
 func (c *ControlCommand) sign() error {
 	who, _ := c.Env("USER")
-	c.by = control.By{Who: cmp.Or(c.By, who), Why: c.Why}
+	c.by = control.Author{Who: cmp.Or(c.By, who), Why: c.Why}
 	switch {
 	case strings.TrimSpace(c.by.Why) == "":
 		return badInput("--why is missing: must be the reason of the change")

@@ -99,7 +99,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		says(run("limits", "clear", "api", "acme", "--why", "done"), `had no override`)
 		says(look("limits", "log"), "resume")
 		log := decoded[[]control.Change](t, look("limits", "log", "--json", "--last", "3"))
-		that(t, len(log) == 3 && log[0].What == "clear", log)
+		that(t, len(log) == 3 && log[0].Kind == "clear", log)
 		// Tasks of two tenants wait behind a full window.
 		asynqs := asynq.RedisClientOpt{Addr: client.Options().Addr}
 		policies, err := policyfile.Load(d.path("policies.yml"))

@@ -54,7 +54,7 @@ func (c *ControlCommand) resumeUpstream(ctx context.Context, f *fleet, logged bo
 
 // record logs a change that no other call logs.
 func (c *ControlCommand) record(ctx context.Context, f *fleet, what, text string) error {
-	return f.store.Record(ctx, control.Change{By: c.by, Policy: c.policy, Tenant: c.tenant, Text: text, What: what})
+	return f.store.Record(ctx, control.Change{Author: c.by, Policy: c.policy, Tenant: c.tenant, Text: text, Kind: what})
 }
 
 // resetCommand empties windows.

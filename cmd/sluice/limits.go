@@ -70,7 +70,7 @@ func (c *ControlCommand) printState(state control.State) {
 	if len(state.Overrides) > 0 {
 		t := show.NewTable(c.Stdout, "OVERRIDE", "TENANT", "WHAT", "UNTIL", "BY", "WHY")
 		for _, o := range state.Overrides {
-			t.Row(o.Policy, cmp.Or(o.Tenant, "(all)"), control.Describe(o), clockText(o.Until), o.By, o.Why)
+			t.Row(o.Policy, cmp.Or(o.Tenant, "(all)"), control.DescribeOverride(o), clockText(o.Until), o.By, o.Why)
 		}
 		t.Flush()
 	}
@@ -134,7 +134,7 @@ func (m *Main) limitsSet() *cli.Command {
 		o := throttle.TenantOverride{Policy: c.policy, Windows: map[string]throttle.Override{args.Get(1): {Burst: burst, Limit: limit}}}
 		if c.For != 0 {
 			replaces := f.state.Describe(control.Overridden, c.policy, "")
-			return c.lasting(done{Replaces: replaces, text: ": " + control.Describe(o)}), f.store.SetOverride(ctx, o, c.For, c.by)
+			return c.lasting(done{Replaces: replaces, text: ": " + control.DescribeOverride(o)}), f.store.SetOverride(ctx, o, c.For, c.by)
 		}
 		now, err := f.state.With(o)
 		if err != nil {
@@ -201,7 +201,7 @@ func (m *Main) limitsOverride() *cli.Command {
 			return done{}, badUsage("override needs --window, --weight or --exempt")
 		}
 		replaces := f.state.Describe(control.Overridden, c.policy, c.tenant)
-		return done{Replaces: replaces, text: ": " + control.Describe(o)}, f.store.SetOverride(ctx, o, c.For, c.by)
+		return done{Replaces: replaces, text: ": " + control.DescribeOverride(o)}, f.store.SetOverride(ctx, o, c.For, c.by)
 	}
 	return c.intervention("override", "change limits or the weight of a tenant, for a time", "POLICY TENANT", override,
 		c.forFlag(),
@@ -241,7 +241,7 @@ func (m *Main) limitsLog() *cli.Command {
 			return c.show(append([]control.Change{}, changes...), func() {
 				t := show.NewTable(c.Stdout, "AT", "WHAT", "POLICY", "TENANT", "CHANGE", "BY", "WHY")
 				for _, e := range changes {
-					what := e.What
+					what := e.Kind
 					if what == control.Published {
 						what = fmt.Sprintf("version %d", e.Version)
 					}

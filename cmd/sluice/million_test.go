@@ -37,8 +37,8 @@ func BenchmarkCommandsAtAMillion(b *testing.B) {
 		_, err := limiter.Line("p").Join(b.Context(), requests)
 		must(b, err)
 	}
-	store := control.Of(limiter)
-	_, err = store.Publish(b.Context(), policies, 0, control.By{Who: "ada", Why: "test"})
+	store := control.StoreOf(limiter)
+	_, err = store.Publish(b.Context(), policies, 0, control.Author{Who: "ada", Why: "test"})
 	must(b, err)
 	tasks, err := worker.NewClient(asynq.RedisClientOpt{Addr: addr}, worker.ClientConfig{Limiter: limiter})
 	must(b, err)

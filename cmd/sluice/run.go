@@ -79,7 +79,7 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		defer results.Close()
 	}
 
-	store := control.Of(limiter)
+	store := control.StoreOf(limiter)
 	follower := store.Follow(ctx, control.FollowConfig{KeepPolicies: true}) // operators may pause and override
 	defer follower.Close()
 	defer counter.Start(limiter)()

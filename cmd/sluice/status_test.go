@@ -175,7 +175,7 @@ func TestStatusIsShownLive(t *testing.T) {
 	defer interrupt()
 	out := &lineCounter{atThird: interrupt}
 	out.atFirst = func() {
-		must(t, control.Of(d.limiter).Pause(ctx, "api", "", time.Hour, control.By{Who: "alice", Why: "the API moves"}))
+		must(t, control.StoreOf(d.limiter).Pause(ctx, "api", "", time.Hour, control.Author{Who: "alice", Why: "the API moves"}))
 	}
 	m := NewMain()
 	m.Stdout, m.Stderr = out, io.Discard
@@ -217,7 +217,7 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t, livePolicies)
 	c := d.limiter.Config()
-	store := control.Of(d.limiter)
+	store := control.StoreOf(d.limiter)
 	published := d.limiter.Policies()
 	published[0].Windows[1].Limit = 3
 	var log bytes.Buffer
@@ -225,10 +225,10 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 		c.Logger, c.Name, c.Policies = slog.New(slog.NewTextHandler(&log, nil)), name, d.limiter.Policies()
 		l, err := throttle.New(c)
 		must(t, err)
-		f := control.Of(l).Follow(t.Context(), control.FollowConfig{KeepPolicies: keep})
+		f := control.StoreOf(l).Follow(t.Context(), control.FollowConfig{KeepPolicies: keep})
 		t.Cleanup(func() { f.Close() })
 	}
-	must(t, errOf(store.Publish(t.Context(), published, 0, control.By{Who: "ada", Why: "test"})))
+	must(t, errOf(store.Publish(t.Context(), published, 0, control.Author{Who: "ada", Why: "test"})))
 	follow("w-1", false)
 	follow("w\x1b2", false)
 	own := log.Len()
@@ -250,10 +250,10 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 func TestLinesWithoutAPolicyAreTold(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t, livePolicies)
-	store := control.Of(d.limiter)
+	store := control.StoreOf(d.limiter)
 	publish := func(version int64, policies ...throttle.Policy) {
 		t.Helper()
-		must(t, errOf(store.Publish(t.Context(), policies, version, control.By{Who: "ada", Why: "test"})))
+		must(t, errOf(store.Publish(t.Context(), policies, version, control.Author{Who: "ada", Why: "test"})))
 	}
 	look := func(args ...string) string { t.Helper(); return d.look(args...).want(t, exitDone).stdout }
 	for _, ticket := range []string{"1", "2", "3"} {
@@ -274,13 +274,13 @@ func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 	d := newLiveDesk(t, livePolicies)
 	tenants := []string{"acme", "a|b,{c}", "{x}:%", "\x1b[2J", "zoë \"q\""}
 	act := func(args ...string) { d.look(append(args, "--by", "anna", "--why", "INC-7")...).want(t, exitDone) }
-	store := control.Of(d.limiter)
+	store := control.StoreOf(d.limiter)
 	published := d.limiter.Policies()
 	published[0].Windows[0].Limit, published[0].Windows[1].Limit = 3, 4
 	watch := throttle.Policy{Name: "watch", Match: []string{"w"}, Mode: throttle.ModeObserve, Windows: published[0].Windows[1:]}
 	publish := func(version int64, policies ...throttle.Policy) {
 		t.Helper()
-		_, err := store.Publish(t.Context(), policies, version, control.By{Who: "ada", Why: "test"})
+		_, err := store.Publish(t.Context(), policies, version, control.Author{Who: "ada", Why: "test"})
 		must(t, err)
 	}
 	publish(0, published[0], watch)
@@ -291,7 +291,7 @@ func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 		limiter, err := throttle.New(c)
 		must(t, err)
 		fleet[i] = limiter
-		f := control.Of(limiter).Follow(t.Context(), control.FollowConfig{})
+		f := control.StoreOf(limiter).Follow(t.Context(), control.FollowConfig{})
 		t.Cleanup(func() { f.Close() })
 	}
 	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: fleet[0]})

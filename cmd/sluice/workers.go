@@ -71,7 +71,7 @@ func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
 	if f.limiter, err = throttle.New(throttle.Config{Client: f.server.Client, Logger: warn, Prefix: c.Prefix}); err != nil {
 		err = inputError{err}
 	} else {
-		f.store = control.Of(f.limiter)
+		f.store = control.StoreOf(f.limiter)
 		err = f.look(ctx, c.Policies)
 	}
 	if err != nil {

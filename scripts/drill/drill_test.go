@@ -227,7 +227,7 @@ const token = "a token of 24 characters"
 func (d *drill) publish(policies []throttle.Policy) {
 	state, err := d.store.State(d.Context())
 	d.must(err)
-	_, err = d.store.Publish(d.Context(), policies, state.Version, control.By{Who: "ci", Why: "the drill"})
+	_, err = d.store.Publish(d.Context(), policies, state.Version, control.Author{Who: "ci", Why: "the drill"})
 	d.must(err)
 }
 

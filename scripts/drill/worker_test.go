@@ -90,7 +90,7 @@ func (s setup) limiter() (*throttle.Limiter, *control.Store, http.Handler, error
 	}
 	metrics.Watch(limiter)
 	counter.Start(limiter)
-	store := control.Of(limiter)
+	store := control.StoreOf(limiter)
 	if s.API != "" {
 		store.Follow(context.Background(), control.FollowConfig{})
 	}

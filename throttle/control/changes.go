@@ -26,7 +26,7 @@ const (
 
 // A Change is an entry of the log.
 type Change struct {
-	By
+	Author
 
 	At      time.Time `json:"at,omitzero"`       // by the clock of Redis, in whole milliseconds
 	ID      string    `json:"id,omitempty"`      // in the log
@@ -34,7 +34,7 @@ type Change struct {
 	Tenant  string    `json:"tenant,omitempty"`  // its name; "" for all
 	Text    string    `json:"text,omitempty"`    // what has changed, for people
 	Version int64     `json:"version,omitempty"` // of the whole state; it grows by each change
-	What    string    `json:"what"`              // Published, Overridden, ...
+	Kind    string    `json:"what"`              // such as Published
 
 	Policies []throttle.Policy `json:"policies,omitempty"` // that were published: to publish them again
 }
@@ -79,8 +79,8 @@ func Differences(before, now []throttle.Policy) string {
 		switch old, known := was[name]; {
 		case !known:
 			parts = append(parts, "added "+name)
-		case old.grants != fact.grants:
-			parts = append(parts, name+" "+old.grants+" -> "+fact.grants)
+		case old.limit != fact.limit:
+			parts = append(parts, name+" "+old.limit+" -> "+fact.limit)
 		case old != fact:
 			parts = append(parts, "changed "+name)
 		}
@@ -93,26 +93,26 @@ func Differences(before, now []throttle.Policy) string {
 	return strings.Join(parts, ", ")
 }
 
-// A fact is the text of a policy, or of one of its windows, to compare.
-type fact struct{ all, grants string }
+// A policyFact is the text of a policy, or of one of its windows and its limit, to compare.
+type policyFact struct{ text, limit string }
 
-func factsOf(policies []throttle.Policy) map[string]fact {
-	facts := map[string]fact{}
+func factsOf(policies []throttle.Policy) map[string]policyFact {
+	facts := map[string]policyFact{}
 	for _, p := range policies {
 		p = p.WithDefaults()
 		for _, w := range p.Windows {
-			all, _ := json.Marshal(w)
-			facts[p.Name+"/"+w.Name] = fact{string(all), grants(w)}
+			text, _ := json.Marshal(w)
+			facts[p.Name+"/"+w.Name] = policyFact{string(text), limitText(w)}
 		}
 		p.Windows = nil
-		all, _ := json.Marshal(p)
-		facts[p.Name] = fact{all: string(all)}
+		text, _ := json.Marshal(p)
+		facts[p.Name] = policyFact{text: string(text)}
 	}
 	return facts
 }
 
-// grants describes the limit of a window, such as "10/s" or "20/7s, burst 5".
-func grants(w throttle.Window) string {
+// limitText describes the limit of a window, such as "10/s" or "20/7s, burst 5".
+func limitText(w throttle.Window) string {
 	per := cmp.Or(w.Resets, "at once")
 	if w.Period > 0 {
 		short := map[time.Duration]string{time.Second: "s", time.Minute: "min", time.Hour: "h", 24 * time.Hour: "day"}

@@ -54,7 +54,7 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 		expect.Err(t, err, new(*throttle.PolicyError), "a limit of 0")
 		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, 0, anna)
 		expect.That(t, errors.Is(err, control.ErrConflict), "over a version that nobody has read", err)
-		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, version, control.By{Who: "anna"})
+		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, version, control.Author{Who: "anna"})
 		expect.That(t, err != nil, "policies were published without a reason")
 		state := state(t, s)
 		expect.That(t, state.Version == version && reflect.DeepEqual(state.Policies, want),
@@ -171,14 +171,14 @@ func TestInputIsCheckedBeforeWhatIsInForce(t *testing.T) {
 	policies := []throttle.Policy{policy("p", 1)}
 	publish(t, s, 0, policies...)
 	weight := throttle.TenantOverride{Policy: "unknown", Tenant: "acme", Weight: 2}
-	_, published := s.Publish(t.Context(), policies, 0, control.By{})
+	_, published := s.Publish(t.Context(), policies, 0, control.Author{})
 	for _, row := range []struct {
 		name, want string
 		err        error
 	}{
 		{"a version conflict, by nobody", "control: who", published},
-		{"an override of an unknown policy, by nobody", "control: who", s.SetOverride(t.Context(), weight, time.Hour, control.By{})},
-		{"a pause of an unknown policy, by nobody", "control: who", s.Pause(t.Context(), "unknown", "", time.Hour, control.By{})},
+		{"an override of an unknown policy, by nobody", "control: who", s.SetOverride(t.Context(), weight, time.Hour, control.Author{})},
+		{"a pause of an unknown policy, by nobody", "control: who", s.Pause(t.Context(), "unknown", "", time.Hour, control.Author{})},
 	} {
 		expect.That(t, row.err != nil && strings.HasPrefix(row.err.Error(), row.want),
 			row.name, row.err, "want", row.want)
@@ -212,7 +212,7 @@ func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
 		s := newStore(t, client)
 		version := publish(t, s, 0, policy("p", 1), policy("q", 1))
 		after := []throttle.Policy{policy("p", 2), policy("r", 1)}
-		expect.Must(t, expect.ErrOf(s.Publish(t.Context(), after, version, control.By{Who: "ben", Why: "more"})))
+		expect.Must(t, expect.ErrOf(s.Publish(t.Context(), after, version, control.Author{Who: "ben", Why: "more"})))
 		expect.Must(t, s.SetOverride(t.Context(), throttle.TenantOverride{
 			Policy: "p", Tenant: "a b\n", Weight: 2, Exempt: new(false), Windows: map[string]throttle.Override{"hour": {Limit: 7}},
 		}, time.Minute, anna))
@@ -220,11 +220,11 @@ func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
 		for range 2 { // the second has nothing to end, and nothing to log
 			expect.Must(t, expect.ErrOf(s.End(t.Context(), control.Resumed, "p", "", anna)))
 		}
-		expect.Must(t, s.Record(t.Context(), control.Change{By: anna, What: control.WasReset, Policy: "p"}))
+		expect.Must(t, s.Record(t.Context(), control.Change{Author: anna, Kind: control.WasReset, Policy: "p"}))
 		all := changes(t, s, 100)
 		var got []string
 		for i, c := range all {
-			got = append(got, fmt.Sprintf("%s %s/%q by %s: %s (%s)", c.What, c.Policy, c.Tenant, c.Who, c.Why, c.Text))
+			got = append(got, fmt.Sprintf("%s %s/%q by %s: %s (%s)", c.Kind, c.Policy, c.Tenant, c.Who, c.Why, c.Text))
 			expect.That(t, i <= 0 || c.Version == all[i-1].Version-1 && !c.At.IsZero(), "change", i, c)
 		}
 		want := []string{
@@ -273,7 +273,7 @@ func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 
 func TestTheLogHasOldAndNewValues(t *testing.T) {
 	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
-	s, ben := newStore(t, client), control.By{Who: "ben", Why: "more"}
+	s, ben := newStore(t, client), control.Author{Who: "ben", Why: "more"}
 	before := []throttle.Policy{{Name: "p", Windows: []throttle.Window{
 		{Name: "a", Limit: 10, Period: time.Second}, {Name: "b", Limit: 5, Period: 7 * time.Second, Algorithm: throttle.AlgorithmGCRA, Burst: 2},
 		{Name: "c", Limit: 3, Algorithm: throttle.AlgorithmConcurrency},

@@ -33,11 +33,11 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	store := control.Of(limiter)
+	store := control.StoreOf(limiter)
 	follower := store.Follow(ctx, control.FollowConfig{})
 	defer follower.Close()
 
-	by := control.By{Who: "anna", Why: "migration, INC-7"}
+	by := control.Author{Who: "anna", Why: "migration, INC-7"}
 	more := throttle.TenantOverride{Policy: "api", Tenant: "acme", Windows: map[string]throttle.Override{"per-hour": {Limit: 3}}}
 	if err := store.SetOverride(ctx, more, 2*time.Hour, by); err != nil {
 		log.Fatal(err)

@@ -31,20 +31,19 @@ type FollowConfig struct {
 
 // A Follower keeps a limiter up to date with a Store.
 type Follower struct {
-	keep    bool
-	store   *Store
-	limiter *throttle.Limiter
-	logger  *slog.Logger
+	keepPolicies bool
+	store        *Store
+	logger       *slog.Logger
 
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 
-	own      []throttle.Policy // of the program
-	state    State             // as it was read last; if Redis has forgotten the policies, with those
-	runs     int64             // the published version that is in force here; 0: its own policies
-	reported time.Time         // when it last said so
-	offset   time.Duration     // of the clock of Redis
-	silent   bool              // Redis did not answer last time
+	ownPolicies []throttle.Policy // of the program
+	state       State             // as it was read last; if Redis has forgotten the policies, with those it had
+	version     int64             // the published version that is in force here; 0: its own policies
+	reported    time.Time         // when it last said so
+	offset      time.Duration     // of the clock of Redis
+	silent      bool              // Redis did not answer last time
 }
 
 // Follow keeps the limiter of a Store up to date with it, from now until Close. It reads the Store
@@ -55,8 +54,8 @@ type Follower struct {
 // Policies that cannot be used are logged, and those before stay in force, as they do if Redis forgets
 // what was published.
 func (s *Store) Follow(ctx context.Context, c FollowConfig) *Follower {
-	l := s.of
-	f := &Follower{keep: c.KeepPolicies, store: s, limiter: l, logger: l.Config().Logger, own: l.Policies()}
+	l := s.limiter
+	f := &Follower{keepPolicies: c.KeepPolicies, store: s, logger: l.Config().Logger, ownPolicies: l.Policies()}
 	f.look(ctx)
 	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	f.done.Go(func() {
@@ -94,24 +93,24 @@ func (f *Follower) look(ctx context.Context) {
 		if !f.silent {
 			f.logger.Warn("control: what is in force cannot be read: what was read last stays", "err", err)
 		}
-		now = before.at(time.Now().Add(f.offset))
+		now = before.inForceAt(time.Now().Add(f.offset))
 	case now.Version == 0 && before.Version > 0:
-		if !f.keep {
+		if !f.keepPolicies {
 			f.logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
 		}
 		now.Policies, now.Removed, now.Version = before.Policies, before.Removed, before.Version
 	}
 	f.state, f.silent, f.offset = now, err != nil, time.Until(now.At)
 	was, _ := before.Effective()
-	policies, rest := now.Effective()
+	policies, others := now.Effective()
 	switch {
 	case now.Version != before.Version:
-		f.publish()
-	case f.runs > 0 && !reflect.DeepEqual(was, policies):
-		_ = f.put()
+		f.adopt()
+	case f.version > 0 && !reflect.DeepEqual(was, policies):
+		_ = f.apply()
 	}
 	if !reflect.DeepEqual(before.Overrides, now.Overrides) || !reflect.DeepEqual(before.Pauses, now.Pauses) {
-		f.limiter.SetInterventions(rest)
+		f.store.limiter.SetInterventions(others)
 	}
 	if time.Since(f.reported) >= reportEvery {
 		f.report(true)
@@ -119,19 +118,19 @@ func (f *Follower) look(ctx context.Context) {
 }
 
 // report notes for other processes which policies this one runs, or no longer.
-func (f *Follower) report(here bool) {
+func (f *Follower) report(follows bool) {
 	if f.silent {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
-	runs := "its own policies " + digest(f.own)
-	if f.runs > 0 {
-		runs = fmt.Sprintf("published version %d", f.runs)
+	runs := "its own policies " + digest(f.ownPolicies)
+	if f.version > 0 {
+		runs = fmt.Sprintf("published version %d", f.version)
 	}
-	key, member := f.store.key("processes"), runs+"\n"+f.limiter.Config().Name
+	key, member := f.store.key("processes"), runs+"\n"+f.store.limiter.Config().Name
 	_, _ = f.store.client.Pipelined(ctx, func(pipe redis.Pipeliner) error { // the next report does it again
-		if !here {
+		if !follows {
 			return pipe.ZRem(ctx, key, member).Err()
 		}
 		now := time.Now().Add(f.offset)
@@ -142,33 +141,34 @@ func (f *Follower) report(here bool) {
 	f.reported = time.Now()
 }
 
-// publish puts newly published policies in force, and warns if they are not those of the program.
-func (f *Follower) publish() {
+// adopt puts newly published policies in force, and warns if they are not those of the program.
+func (f *Follower) adopt() {
 	goes := "published"
-	if f.keep {
+	if f.keepPolicies {
 		goes = "own"
 	}
-	if differs := Differences(f.own, f.state.Policies); f.state.PoliciesErr == nil && len(f.own) > 0 && differs != "" {
+	differs := Differences(f.ownPolicies, f.state.Policies)
+	if f.state.PoliciesErr == nil && len(f.ownPolicies) > 0 && differs != "" {
 		f.logger.Warn("control: the policies of this program are not those that are published",
-			"own", digest(f.own), "published", f.state.Version, "in force", goes, "differs", differs)
+			"own", digest(f.ownPolicies), "published", f.state.Version, "in force", goes, "differs", differs)
 	}
-	if f.keep {
+	if f.keepPolicies {
 		return
 	}
-	err := f.put()
+	err := f.apply()
 	if err == nil {
 		f.report(false)
-		f.runs, f.reported = f.state.Version, time.Time{}
+		f.version, f.reported = f.state.Version, time.Time{}
 	}
-	f.limiter.Config().Observer.Followed(f.state.Version, err)
+	f.store.limiter.Config().Observer.Followed(f.state.Version, err)
 }
 
-// put puts published policies in force, with what holds for all tenants.
-func (f *Follower) put() error {
+// apply puts published policies in force, with what holds for all tenants.
+func (f *Follower) apply() error {
 	policies, _ := f.state.Effective()
 	err := f.state.PoliciesErr
 	if err == nil {
-		err = f.limiter.SetPolicies(policies, f.state.Removed...)
+		err = f.store.limiter.SetPolicies(policies, f.state.Removed...)
 	}
 	if err != nil {
 		f.logger.Error("control: published policies cannot be used: those before stay in force",

@@ -17,20 +17,20 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
-// An about identifies an override or a pause by its kind, Overridden or Paused.
-type about struct{ kind, policy, tenant string }
+// A target identifies an override or a pause by its kind, Overridden or Paused.
+type target struct{ kind, policy, tenant string }
 
 // field returns the field of the state.
-func (a about) field() string { return a.kind + " " + a.policy + " " + url.QueryEscape(a.tenant) }
+func (t target) field() string { return t.kind + " " + t.policy + " " + url.QueryEscape(t.tenant) }
 
 // add reads a field of the state, if it is an override or a pause. Both are stored behind the time
 // of their end. They are read leniently: what an older program does not know has no effect there.
 func (s *State) add(field, value string) error {
-	kind, of, _ := strings.Cut(field, " ")
+	kind, names, _ := strings.Cut(field, " ")
 	if kind != Overridden && kind != Paused {
 		return nil
 	}
-	_, escaped, _ := strings.Cut(of, " ")
+	_, escaped, _ := strings.Cut(names, " ")
 	tenant, badName := url.QueryUnescape(escaped) // its bytes: JSON has them only if they are UTF-8
 	end, text, _ := strings.Cut(value, " ")
 	us, err := strconv.ParseInt(end, 10, 64)
@@ -58,8 +58,8 @@ func (s *State) add(field, value string) error {
 // Without a tenant it changes windows of a published policy, shared ones too, for all tenants.
 //
 // Errors are a *throttle.PolicyError, one that names the field that is invalid, or wrap that of Redis.
-func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, by By) error {
-	if err := checkCase(o.Policy, o.Tenant, ttl, by); err != nil {
+func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, by Author) error {
+	if err := validateTarget(o.Policy, o.Tenant, ttl, by); err != nil {
 		return err
 	}
 	switch {
@@ -78,18 +78,18 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 	if o.Tenant == "" {
 		policies, err := state.With(o)
 		if err == nil {
-			_, err = s.limiter(policies)
+			_, err = s.newLimiter(policies)
 		}
 		if err != nil {
 			return err
 		}
-	} else if l, err := s.limiter(state.Policies); err == nil && state.Policies != nil { // else followers check it
+	} else if l, err := s.newLimiter(state.Policies); err == nil && state.Policies != nil { // else followers check it
 		if err := l.ValidateOverride(o); err != nil {
 			return err
 		}
 	}
 	o.By, o.Until, o.Why = by.Who, time.Time{}, by.Why
-	return s.intervene(ctx, about{Overridden, o.Policy, o.Tenant}, o, Describe(o)+" for ", ttl, state, by)
+	return s.intervene(ctx, target{Overridden, o.Policy, o.Tenant}, o, DescribeOverride(o)+" for ", ttl, state, by)
 }
 
 // With returns the published policies with the windows of an override for all tenants. The error is
@@ -119,28 +119,28 @@ func (s State) With(o throttle.TenantOverride) ([]throttle.Policy, error) {
 // Effective returns the published policies with the overrides for all tenants applied, and the
 // other interventions.
 func (s State) Effective() ([]throttle.Policy, throttle.Interventions) {
-	rest := s.Interventions
-	rest.Overrides = nil
+	others := s.Interventions
+	others.Overrides = nil
 	for _, o := range s.Overrides {
 		if o.Tenant != "" {
-			rest.Overrides = append(rest.Overrides, o)
+			others.Overrides = append(others.Overrides, o)
 		} else if policies, err := s.With(o); err == nil { // else it is of a policy that was removed since
 			s.Policies = policies
 		}
 	}
-	return s.Policies, rest
+	return s.Policies, others
 }
 
-// Describe lists the changes of an override, such as "minute 50, burst 5, weight 3, exempt".
-func Describe(o throttle.TenantOverride) string {
+// DescribeOverride lists the changes of an override, such as "minute 50, burst 5, weight 3, exempt".
+func DescribeOverride(o throttle.TenantOverride) string {
 	var parts []string
-	for name, own := range o.Windows {
+	for name, change := range o.Windows {
 		text := name
-		if own.Limit > 0 {
-			text += fmt.Sprintf(" %d", own.Limit)
+		if change.Limit > 0 {
+			text += fmt.Sprintf(" %d", change.Limit)
 		}
-		if own.Burst > 0 {
-			text += fmt.Sprintf(" burst %d", own.Burst)
+		if change.Burst > 0 {
+			text += fmt.Sprintf(" burst %d", change.Burst)
 		}
 		parts = append(parts, text)
 	}
@@ -160,18 +160,18 @@ func Describe(o throttle.TenantOverride) string {
 
 // Describe says which override, or with Paused which pause, of a tenant is in force, until when, by
 // whom and why. It is empty if none is.
-func (s State) Describe(what, policy, tenant string) string {
-	of := about{what, policy, tenant}
+func (s State) Describe(kind, policy, tenant string) string {
+	t := target{kind, policy, tenant}
 	until := func(end time.Time, who, why string) string {
 		return fmt.Sprintf(" until %s UTC by %s: %s", end.UTC().Format(time.DateTime), quote.Name(who), quote.Name(why))
 	}
 	for _, o := range s.Overrides {
-		if of == (about{Overridden, o.Policy, o.Tenant}) {
-			return Describe(o) + until(o.Until, o.By, o.Why)
+		if t == (target{Overridden, o.Policy, o.Tenant}) {
+			return DescribeOverride(o) + until(o.Until, o.By, o.Why)
 		}
 	}
 	for _, p := range s.Pauses {
-		if of == (about{Paused, p.Policy, p.Tenant}) {
+		if t == (target{Paused, p.Policy, p.Tenant}) {
 			return "a pause" + until(p.Until, p.By, p.Why)
 		}
 	}
@@ -181,8 +181,8 @@ func (s State) Describe(what, policy, tenant string) string {
 // Pause stops grants of a policy to a tenant, or with "" to all, for a time: above 0 and at most
 // MaxTTL. It replaces the pause before. Tasks that run go on. If policies were published, it has to
 // be one of them. Errors are SetOverride's.
-func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duration, by By) error {
-	if err := checkCase(policy, tenant, d, by); err != nil {
+func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duration, by Author) error {
+	if err := validateTarget(policy, tenant, d, by); err != nil {
 		return err
 	}
 	state, err := s.State(ctx)
@@ -195,16 +195,16 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 			Hint: "must be the name of a policy in force"}
 	}
 	pause := throttle.OperatorPause{By: by.Who, Policy: policy, Tenant: tenant, Why: by.Why}
-	return s.intervene(ctx, about{Paused, policy, tenant}, pause, "for ", d, state, by)
+	return s.intervene(ctx, target{Paused, policy, tenant}, pause, "for ", d, state, by)
 }
 
-// End ends what is in force for a tenant, or with "" for all: Cleared its override, Resumed a pause by Pause.
-// It reports whether there was one. For pauses by an upstream see throttle.Limiter.Resume. Errors are
-// SetOverride's.
-func (s *Store) End(ctx context.Context, what, policy, tenant string, by By) (found bool, err error) {
-	of := about{map[string]string{Cleared: Overridden, Resumed: Paused}[what], policy, tenant}
-	_, err = s.change(ctx, of.field(), "", 0, 0, Change{What: what, By: by, Policy: policy, Tenant: tenant})
-	if errors.Is(err, errNothing) {
+// End ends what is in force for a tenant, or with "" for all. With Cleared it ends the override, with Resumed
+// the pause by Pause. It reports whether there was one. For pauses by an upstream see
+// throttle.Limiter.Resume. Errors are SetOverride's.
+func (s *Store) End(ctx context.Context, kind, policy, tenant string, by Author) (found bool, err error) {
+	t := target{map[string]string{Cleared: Overridden, Resumed: Paused}[kind], policy, tenant}
+	_, err = s.change(ctx, t.field(), "", 0, 0, Change{Kind: kind, Author: by, Policy: policy, Tenant: tenant})
+	if errors.Is(err, errNothingToDelete) {
 		return false, nil
 	}
 	return err == nil, err
@@ -212,22 +212,22 @@ func (s *Store) End(ctx context.Context, what, policy, tenant string, by By) (fo
 
 // intervene stores an override or a pause.
 func (s *Store) intervene(
-	ctx context.Context, of about, overrideOrPause any, text string, ttl time.Duration, before State, by By,
+	ctx context.Context, t target, overrideOrPause any, text string, ttl time.Duration, before State, by Author,
 ) error {
 	data, err := json.Marshal(overrideOrPause)
 	if err != nil {
 		return fmt.Errorf("control: %w", err)
 	}
 	text += words.Span(ttl)
-	if replaced := before.Describe(of.kind, of.policy, of.tenant); replaced != "" {
+	if replaced := before.Describe(t.kind, t.policy, t.tenant); replaced != "" {
 		text += ", in place of " + replaced
 	}
-	_, err = s.change(ctx, of.field(), string(data), ttl, 0,
-		Change{What: of.kind, By: by, Policy: of.policy, Tenant: of.tenant, Text: text})
+	_, err = s.change(ctx, t.field(), string(data), ttl, 0,
+		Change{Kind: t.kind, Author: by, Policy: t.policy, Tenant: t.tenant, Text: text})
 	return err
 }
 
-func checkCase(policy, tenant string, ttl time.Duration, by By) error {
+func validateTarget(policy, tenant string, ttl time.Duration, by Author) error {
 	switch {
 	case policy == "" || len(policy) > 64 || strings.Contains(policy, " "):
 		return fmt.Errorf("control: policy %q: must be the name of a policy", quote.Short(policy))

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/control"
 )
 
-var anna = control.By{Who: "anna", Why: "incident 7"}
+var anna = control.Author{Who: "anna", Why: "incident 7"}
 
 func policy(name string, limit int64) throttle.Policy {
 	return throttle.Policy{Name: name, Windows: []throttle.Window{{Name: "hour", Limit: limit, Period: time.Hour}}}
@@ -20,7 +20,7 @@ func policy(name string, limit int64) throttle.Policy {
 
 func newStore(t testing.TB, client redis.UniversalClient) *control.Store {
 	t.Helper()
-	return control.Of(newLimiter(t, throttle.Config{Client: client}))
+	return control.StoreOf(newLimiter(t, throttle.Config{Client: client}))
 }
 
 func newLimiter(t testing.TB, c throttle.Config) *throttle.Limiter {
@@ -35,7 +35,7 @@ func newLimiter(t testing.TB, c throttle.Config) *throttle.Limiter {
 
 func follow(t testing.TB, l *throttle.Limiter, keepPolicies bool) {
 	t.Helper()
-	s := control.Of(l)
+	s := control.StoreOf(l)
 	f := s.Follow(t.Context(), control.FollowConfig{KeepPolicies: keepPolicies})
 	t.Cleanup(func() { f.Close() })
 }

@@ -2,7 +2,7 @@
 // tenants, operators' pauses, and a log of all changes in the limiter's Redis. A limiter follows
 // it:
 //
-//	store := control.Of(limiter)
+//	store := control.StoreOf(limiter)
 //	follower := store.Follow(ctx, control.FollowConfig{})
 //	defer follower.Close()
 //
@@ -41,29 +41,29 @@ const (
 
 // A Store keeps what is in force in Redis. It is safe for concurrent use.
 type Store struct {
-	client redis.UniversalClient
-	of     *throttle.Limiter
-	prefix string
+	client  redis.UniversalClient
+	limiter *throttle.Limiter
+	prefix  string
 }
 
-// Of returns the store of all limiters with the Client and Prefix of this one. It does not call Redis.
-func Of(l *throttle.Limiter) *Store { return &Store{l.Config().Client, l, l.Config().Prefix} }
+// StoreOf returns the store of all limiters with the Client and Prefix of this one. It does not call Redis.
+func StoreOf(l *throttle.Limiter) *Store { return &Store{l.Config().Client, l, l.Config().Prefix} }
 
 // key returns a key of the store. No policy has a "!" in its name, so none has these keys.
 func (s *Store) key(name string) string { return s.prefix + "sluice:{!control}:" + name }
 
-// By is the author of a change, and the reason. Both are in the log, and in State.
-type By struct {
+// An Author is who makes a change, and why. Both are in the log, and in State.
+type Author struct {
 	Who string `json:"who"` // required: 1 to MaxWhoBytes bytes
 	Why string `json:"why"` // required: 1 to MaxWhyBytes bytes
 }
 
-func (b By) validate() error {
+func (a Author) validate() error {
 	switch {
-	case strings.TrimSpace(b.Who) == "" || len(b.Who) > MaxWhoBytes:
-		return fmt.Errorf("control: who %q: must be 1 to %d bytes: who makes the change", quote.Short(b.Who), MaxWhoBytes)
-	case strings.TrimSpace(b.Why) == "" || len(b.Why) > MaxWhyBytes:
-		return fmt.Errorf("control: why %q: must be 1 to %d bytes: the reason of the change", quote.Short(b.Why), MaxWhyBytes)
+	case strings.TrimSpace(a.Who) == "" || len(a.Who) > MaxWhoBytes:
+		return fmt.Errorf("control: who %q: must be 1 to %d bytes: who makes the change", quote.Short(a.Who), MaxWhoBytes)
+	case strings.TrimSpace(a.Why) == "" || len(a.Why) > MaxWhyBytes:
+		return fmt.Errorf("control: why %q: must be 1 to %d bytes: the reason of the change", quote.Short(a.Why), MaxWhyBytes)
 	}
 	return nil
 }
@@ -88,8 +88,8 @@ type State struct {
 	mark string // of the change that was made last
 }
 
-// at returns the state as it is at a time, if nothing is changed until then.
-func (s State) at(now time.Time) State {
+// inForceAt returns the state as it is at a time, if nothing is changed until then.
+func (s State) inForceAt(now time.Time) State {
 	s.Interventions = s.InForce(now)
 	return s
 }
@@ -109,7 +109,7 @@ func (s *Store) State(ctx context.Context) (State, error) {
 	return s.read(ctx, State{mark: "unknown"})
 }
 
-// read reads what is in force, of which nothing is sent that has not changed since it was read before.
+// read reads what is in force. If nothing has changed since `before` was read, Redis sends only the time.
 func (s *Store) read(ctx context.Context, before State) (state State, err error) {
 	reply, err := readScript.Run(ctx, s.client, []string{s.key("state")}, before.mark).StringSlice()
 	if err != nil {
@@ -121,7 +121,7 @@ func (s *Store) read(ctx context.Context, before State) (state State, err error)
 	}
 	now, fields := time.UnixMicro(us), map[string]string{}
 	if len(reply) == 1 {
-		return before.at(now), nil
+		return before.inForceAt(now), nil
 	}
 	for pair := range slices.Chunk(reply[2:], 2) {
 		fields[pair[0]] = pair[1]
@@ -136,7 +136,7 @@ func (s *Store) read(ctx context.Context, before State) (state State, err error)
 			return state, err
 		}
 	}
-	return state.at(now), nil
+	return state.inForceAt(now), nil
 }
 
 // reportedFor is the time after its last report for which a process counts.
@@ -161,22 +161,22 @@ func (s *Store) Processes(ctx context.Context) (map[string][]string, error) {
 	return processes, nil
 }
 
-// ErrConflict is the class of Publish's error if somebody else has published since the version was read.
+// ErrConflict is what Publish's error wraps if somebody else has published since the version was read.
 var ErrConflict = errors.New("control: other policies were published meanwhile: look at them, and publish again")
 
 // Publish puts policies in force, on all limiters that follow, in place of those of a version: 0 if
 // none were published. It returns the version of the new ones, or the same if nothing differs.
 //
-// Errors are a *throttle.PolicyError, ErrConflict, one that names By's field, or wrap that of
+// Errors are a *throttle.PolicyError, ErrConflict, one that names Author's field, or wrap that of
 // Redis, after which it may have changed.
-func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version int64, by By) (int64, error) {
+func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version int64, by Author) (int64, error) {
 	if len(policies) == 0 {
 		return 0, errors.New("control: no policies: must be at least one, as none would guard nothing")
 	}
 	if err := by.validate(); err != nil {
 		return 0, err
 	}
-	now, err := s.limiter(policies)
+	now, err := s.newLimiter(policies)
 	if err != nil {
 		return 0, err
 	}
@@ -192,20 +192,20 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	if err != nil {
 		return 0, err
 	}
-	what := Change{What: Published, By: by, Policies: policies, Text: Differences(before.Policies, policies)}
+	change := Change{Kind: Published, Author: by, Policies: policies, Text: Differences(before.Policies, policies)}
 	if before.PoliciesErr != nil {
-		what.Text = "replaces policies that could not be read"
-	} else if what.Text == "" && before.Version == version {
+		change.Text = "replaces policies that could not be read"
+	} else if change.Text == "" && before.Version == version {
 		return version, nil
 	}
-	return s.change(ctx, "policies", document, 0, version, what)
+	return s.change(ctx, "policies", document, 0, version, change)
 }
 
 // removed returns the policies that policies with these lines do not replace: those that were in force, and
 // those removed before for which somebody waits still.
 func (s *Store) removed(ctx context.Context, before State, lines []string) (removed []throttle.Policy, err error) {
 	for i, p := range slices.Concat(before.Policies, before.Removed) {
-		l, err := s.limiter([]throttle.Policy{p})
+		l, err := s.newLimiter([]throttle.Policy{p})
 		if err != nil {
 			return nil, err
 		}
@@ -225,8 +225,8 @@ func (s *Store) removed(ctx context.Context, before State, lines []string) (remo
 	return removed, nil
 }
 
-// limiter returns a limiter that has these policies, or a *throttle.PolicyError.
-func (s *Store) limiter(policies []throttle.Policy) (*throttle.Limiter, error) {
+// newLimiter returns a limiter that has these policies, or a *throttle.PolicyError.
+func (s *Store) newLimiter(policies []throttle.Policy) (*throttle.Limiter, error) {
 	return throttle.New(throttle.Config{Client: s.client, Policies: policies, Prefix: s.prefix})
 }
 
@@ -234,7 +234,7 @@ func (s *Store) limiter(policies []throttle.Policy) (*throttle.Limiter, error) {
 func (s *Store) change(
 	ctx context.Context, field, value string, ttl time.Duration, version int64, c Change,
 ) (int64, error) {
-	if err := c.By.validate(); err != nil {
+	if err := c.Author.validate(); err != nil {
 		return 0, err
 	}
 	c.At, c.ID, c.Version = time.Time{}, "", 0 // which the log knows by itself
@@ -254,12 +254,12 @@ func (s *Store) change(
 	case 2:
 		return 0, fmt.Errorf("%w: version %d was to be replaced, and %d is in force", ErrConflict, version, reply[1])
 	case 3:
-		return 0, errNothing
+		return 0, errNothingToDelete
 	}
 	return 0, fmt.Errorf("control: %d overrides and pauses are in force: must be at most %d: clear some", reply[1], MaxInForce)
 }
 
-var errNothing = errors.New("control: nothing to delete")
+var errNothingToDelete = errors.New("control: nothing to delete")
 
 // A document is how policies are stored. It is read strictly: a program that does not know one of
 // its fields keeps the policies that it has.

@@ -74,7 +74,7 @@ func TestThePageWorksInABrowser(t *testing.T) {
 	// Held still, nothing moves until it is let go.
 	b.open(s.url)
 	b.eval("document.getElementById('hold').click()")
-	if _, err := s.control.End(t.Context(), control.Resumed, "github", "", control.By{Who: "bob", Why: "it is back"}); err != nil {
+	if _, err := s.control.End(t.Context(), control.Resumed, "github", "", control.Author{Who: "bob", Why: "it is back"}); err != nil {
 		t.Fatal(err)
 	}
 	b.until("latest !== null && latest.includes('resume')")

@@ -107,7 +107,7 @@ func TestThePageWaitsForRedisInTime(t *testing.T) {
 		limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{Name: "p", Match: []string{"*"},
 			Windows: []throttle.Window{{Name: "w", Limit: 1, Period: time.Hour}}}}})
 		sitetest.Must(t, err)
-		store := control.Of(limiter)
+		store := control.StoreOf(limiter)
 		enqueuer, err := worker.NewClient(hanging{}, worker.ClientConfig{Limiter: limiter})
 		sitetest.Must(t, err)
 		defer enqueuer.Close()
@@ -159,7 +159,7 @@ func TestActionsWaitForRedisInTime(t *testing.T) {
 			limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{Name: "p",
 				Windows: []throttle.Window{{Name: "w", Limit: 1, Period: time.Hour}}}}})
 			sitetest.Must(t, err)
-			store := control.Of(limiter)
+			store := control.StoreOf(limiter)
 			p, err := page.New(page.Config{Control: store, Limiter: limiter, Token: token})
 			sitetest.Must(t, err)
 			cookie, ctx := "", t.Context()

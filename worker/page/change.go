@@ -42,7 +42,7 @@ type previewRow struct{ Tenant, Now, Then string }
 type action struct {
 	what, policy, tenant string
 	length               time.Duration
-	by                   control.By
+	by                   control.Author
 	form                 url.Values
 	config               throttle.Policy // of the policy
 	state                control.State
@@ -81,7 +81,7 @@ func (p *Page) change(w http.ResponseWriter, r *http.Request) {
 		back.Set("tenant", tenant)
 	}
 	a := action{what: r.PostForm.Get("what"), policy: r.PostForm.Get("policy"), tenant: tenant, form: r.PostForm,
-		by: control.By{Who: s.Who, Why: strings.TrimSpace(r.PostForm.Get("why"))}}
+		by: control.Author{Who: s.Who, Why: strings.TrimSpace(r.PostForm.Get("why"))}}
 	ctx, cancel := context.WithTimeout(r.Context(), changeWithin)
 	defer cancel()
 	var shown *preview
@@ -220,7 +220,7 @@ func (p *Page) plan(ctx context.Context, a *action) (do func(context.Context) er
 }
 
 func (p *Page) record(ctx context.Context, a *action) error {
-	return p.config.Control.Record(ctx, control.Change{By: a.by, Policy: a.policy, Tenant: a.tenant, What: a.what})
+	return p.config.Control.Record(ctx, control.Change{Author: a.by, Policy: a.policy, Tenant: a.tenant, Kind: a.what})
 }
 
 func (p *Page) planDrop(ctx context.Context, a *action) (func(context.Context) error, *preview, error) {
@@ -297,7 +297,7 @@ func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(
 	if err != nil {
 		return nil, nil, err
 	}
-	shown.Text = fmt.Sprintf("%s: %s until %s.", short(a.tenant), control.Describe(o), until)
+	shown.Text = fmt.Sprintf("%s: %s until %s.", short(a.tenant), control.DescribeOverride(o), until)
 	if a.what == front {
 		shown.Text = fmt.Sprintf("%s goes before other tenants until %s. Its own limits still apply.", short(a.tenant), until)
 	}

@@ -46,7 +46,7 @@ func Example() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 
-	store := control.Of(limiter)
+	store := control.StoreOf(limiter)
 	sluice, err := page.New(page.Config{
 		Asynqmon: "/asynqmon", Client: client, Inspector: inspector, Limiter: limiter,
 		Control: store, Token: os.Getenv("SLUICE_PAGE_TOKEN"), // for who may change something

@@ -92,7 +92,7 @@ func New(c Config) (*Page, error) {
 			"must have at least %d, or none for a page that changes nothing", len(c.Token), MinTokenBytes)
 	case c.Control == nil:
 		return nil, errors.New("page: Config.Token is set, and Config.Control is nil: " +
-			"must be what control.Of returns")
+			"must be what control.StoreOf returns")
 	default:
 		p.guard = newGuard(c.Token)
 		p.mux.HandleFunc("POST /sign-in", p.signIn)

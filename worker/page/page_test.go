@@ -84,7 +84,7 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 			must(err)
 		}
 	}
-	store := control.Of(limiter)
+	store := control.StoreOf(limiter)
 	inspector := asynq.NewInspector(opt)
 	t.Cleanup(func() { inspector.Close() })
 	c := page.Config{
@@ -114,7 +114,7 @@ func serveSite(t testing.TB, c page.Config) string {
 // pause pauses the policy, or one tenant of it.
 func (s *site) pause(ctx context.Context, tenant string) {
 	s.Helper()
-	sitetest.Must(s, s.control.Pause(ctx, "github", tenant, time.Hour, control.By{Who: "bob", Why: "the API is down"}))
+	sitetest.Must(s, s.control.Pause(ctx, "github", tenant, time.Hour, control.Author{Who: "bob", Why: "the API is down"}))
 }
 
 // A visitor is a browser without scripts.
@@ -221,7 +221,7 @@ func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 			policies[0].Windows[0].Limit = limit
 			l, err := throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.DiscardHandler), Policies: policies})
 			sitetest.Must(t, err)
-			store := control.Of(l)
+			store := control.StoreOf(l)
 			f := store.Follow(t.Context(), control.FollowConfig{KeepPolicies: true})
 			t.Cleanup(func() { f.Close() })
 		}
@@ -231,7 +231,7 @@ func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 		}
 		published := s.limiter.Policies()
 		published[0].Windows[0].Limit = 3
-		_, err := s.control.Publish(t.Context(), published, 0, control.By{Who: "ada", Why: "test"})
+		_, err := s.control.Publish(t.Context(), published, 0, control.Author{Who: "ada", Why: "test"})
 		sitetest.Must(t, err)
 		follow(5)
 		time.Sleep(1100 * time.Millisecond) // what was asked is kept for a second
@@ -335,7 +335,7 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		v.wants(v.get(""), "No override, and no pause.")
 		v.wants(sure("acme goes before other tenants until ", "what", "front", "whom", "acme", "for", "10m"), "The tenant goes first.")
 		v.wants(sure("forget what they have counted for all tenants", "what", "reset"), "The windows were reset.")
-		if _, err := s.control.Publish(t.Context(), s.limiter.Policies(), 0, control.By{Who: "ci", Why: "first"}); err != nil {
+		if _, err := s.control.Publish(t.Context(), s.limiter.Policies(), 0, control.Author{Who: "ci", Why: "first"}); err != nil {
 			t.Fatal(err)
 		}
 		v.wants(sure("github/account 5000/h -&gt; 6000/h, for all tenants, until it is changed again.", "what", "limit", "window", "account", "limit", "6000"), "The limit is in force.")

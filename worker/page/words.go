@@ -18,7 +18,7 @@ import (
 
 // Functions of the templates.
 var functions = template.FuncMap{
-	"changes":   control.Describe,
+	"changes":   control.DescribeOverride,
 	"clock":     clock,
 	"free":      free,
 	"int64":     func(n int) int64 { return int64(n) },

@@ -21,13 +21,13 @@ local field, value = ARGV[1], ARGV[2]
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local state = redis.call('HGETALL', KEYS[1])
-local known, live, ended = {}, 0, {}
+local known, count, ended = {}, 0, {}
 for i = 1, #state, 2 do
   local name, text = state[i], state[i + 1]
   known[name] = text
   if string.find(name, ' ', 1, true) then
     if tonumber(string.match(text, '^%d+')) > now then
-      live = live + 1
+      count = count + 1
     else
       ended[#ended + 1] = name
       known[name] = nil
@@ -37,8 +37,8 @@ end
 local version, published = known.version or 0, tonumber(known.policies_version or 0)
 if field == 'policies' and published ~= tonumber(ARGV[4]) then return {2, published} end
 if field ~= '' and value == '' and not known[field] then return {3, 0} end
-if value ~= '' and field ~= 'policies' and not known[field] and live >= tonumber(ARGV[5]) then
-  return {4, live}
+if value ~= '' and field ~= 'policies' and not known[field] and count >= tonumber(ARGV[5]) then
+  return {4, count}
 end
 
 version = string.format('%d', version + 1)

@@ -221,7 +221,7 @@ func workOfOperator(s *sitetest.Site) {
 	must(errOf(inspect.Of(s.Limiter).Explain(s.Context(), throttle.Ticket{Queue: "default", ID: "none"})))
 	must(s.Client(s.Limiter).Ping())
 	must(i.DeleteQueue("default", true))
-	by, of := limits.By{Who: "ops", Why: "a test"}, store(s)
+	by, of := limits.Author{Who: "ops", Why: "a test"}, store(s)
 	must(errOf(of.Publish(s.Context(), s.Limiter.Policies(), 0, by)))
 	must(of.Pause(s.Context(), "api", "acme", time.Minute, by))
 	must(errOf(of.End(s.Context(), limits.Resumed, "api", "acme", by)))

@@ -153,7 +153,7 @@ func everyAlgorithm() throttle.Policy {
 }
 
 // store is that of the site, by its user.
-func store(s *sitetest.Site) *limits.Store { return limits.Of(s.Limiter) }
+func store(s *sitetest.Site) *limits.Store { return limits.StoreOf(s.Limiter) }
 
 // follows has the limiter follow what is published.
 func follows(s *sitetest.Site) {

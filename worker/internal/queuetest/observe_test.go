@@ -217,10 +217,10 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		const limit, tasks = 30, 150
 		p := sitetest.Shared(limit, time.Minute)
 		s := sitetest.NewInBubble(t, p)
-		store := control.Of(s.Limiter)
+		store := control.StoreOf(s.Limiter)
 		publish := func(version int64, policies ...throttle.Policy) {
 			t.Helper()
-			if _, err := store.Publish(t.Context(), policies, version, control.By{Who: "ada", Why: "test"}); err != nil {
+			if _, err := store.Publish(t.Context(), policies, version, control.Author{Who: "ada", Why: "test"}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -229,7 +229,7 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 			servers = nil
 			for range 3 {
 				limiter := s.AnotherLimiter()
-				own := control.Of(limiter)
+				own := control.StoreOf(limiter)
 				f := own.Follow(t.Context(), control.FollowConfig{})
 				t.Cleanup(func() { f.Close() })
 				servers = append(servers, s.Serve(s.Ok, sitetest.Calm, sitetest.By(limiter)))

@@ -1,6 +1,7 @@
 package docs_test
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -164,4 +165,30 @@ func TestValuesAreNamedAfterTheirType(t *testing.T) {
 		}
 	}
 	expect.That(t, seen >= 30, seen, "values: is the test looking for another notation?")
+}
+
+// A walk says how many files its table has, and how many rows come back to a file that stood further up.
+func TestWalksAreCounted(t *testing.T) {
+	said := regexp.MustCompile(`(\d+) files, (\d+) returns`)
+	row := regexp.MustCompile("^\\| `([^`]+)` \\|")
+	walks := 0
+	for _, section := range strings.Split(files(t, ".md")["docs/architecture.md"], "\n### ") {
+		m := said.FindStringSubmatch(section)
+		if m == nil {
+			continue
+		}
+		walks++
+		seen, last, returns := map[string]bool{}, "", 0
+		for _, line := range strings.Split(section, "\n") {
+			if file := row.FindStringSubmatch(line); file != nil && file[1] != last {
+				if last = file[1]; seen[last] {
+					returns++
+				}
+				seen[last] = true
+			}
+		}
+		name, _, _ := strings.Cut(section, "\n")
+		expect.Equal(t, fmt.Sprintf("%s: %d files, %d returns", name, len(seen), returns), name+": "+m[0])
+	}
+	expect.Equal(t, walks, 3)
 }

@@ -89,6 +89,27 @@ func TestSomeModulesHaveOneDoor(t *testing.T) {
 	}
 }
 
+// Who calls Redis, or passes a client on. docs/architecture.md says which of these call.
+func TestOnlyTheseImportTheRedisClient(t *testing.T) {
+	importers := strings.Fields(`
+		throttle throttle/control throttle/inspect throttle/internal/script throttle/usage
+		worker worker/batch worker/internal/asynqredis
+		cmd/sluice cmd/sluice/internal/drain cmd/sluice/internal/redisconn cmd/worker-demo
+		internal/redischeck
+		throttle/internal/limitertest throttle/throttletest worker/internal/sitetest worker/workertest
+		internal/hooktest internal/servers internal/testhook`)
+	const list = `{{range .Imports}}{{$.ImportPath}}={{.}} {{end}}`
+	var found []string
+	for _, arrow := range goList(t, "-f", list, module+"/throttle/...", module+"/worker/...", module+"/cmd/...", module+"/internal/...") {
+		if from, to, _ := strings.Cut(arrow, "="); to == "github.com/redis/go-redis/v9" {
+			found = append(found, strings.TrimPrefix(from, module+"/"))
+		}
+	}
+	slices.Sort(found)
+	slices.Sort(importers)
+	expect.Equal(t, found, importers)
+}
+
 // A worker links the modules that asynq links anyway, and no other.
 func TestAWorkerLinksWhatAsynqLinks(t *testing.T) {
 	const modules = `{{with .Module}}{{.Path}}{{end}}`

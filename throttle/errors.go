@@ -16,26 +16,26 @@ import (
 )
 
 var (
-	// ErrUnavailable is the class of errors by which Redis did not answer, or cannot serve now.
+	// ErrUnavailable is the kind of errors by which Redis did not answer, or cannot serve now.
 	// Whether the call took effect is unknown; it may succeed later.
 	ErrUnavailable = errors.New("throttle: redis is unavailable")
 
-	// ErrForbidden is the class of errors by which Redis does not know the user, or does not let it
+	// ErrForbidden is the kind of errors by which Redis does not know the user, or does not let it
 	// call what the limiter needs: see docs/howto/lock-down-redis.md. They are ErrUnavailable, too.
 	ErrForbidden = errors.New("throttle: redis refuses its user")
 
-	// ErrState is the class of errors by which a value in Redis cannot be read: it has a newer format,
+	// ErrState is the kind of errors by which a value in Redis cannot be read: it has a newer format,
 	// or another program wrote it. Nothing was changed.
 	ErrState = errors.New("throttle: stored state cannot be read")
 
-	// ErrReply is the class of errors by which the script failed, or its reply is malformed.
+	// ErrReply is the kind of errors by which the script failed, or its reply is malformed.
 	ErrReply = errors.New("throttle: unexpected reply of the script")
 
-	// ErrClock is the class of errors by which the clocks of Redis and of this process differ by more
+	// ErrClock is the kind of errors by which the clocks of Redis and of this process differ by more
 	// than 10 minutes, which Calendar windows do not allow. Nothing was changed.
 	ErrClock = errors.New("throttle: the clock differs from that of Redis")
 
-	// ErrUnknownPolicy is the class of errors by which the limiter has no policy of the name given.
+	// ErrUnknownPolicy is the kind of errors by which the limiter has no policy of the name given.
 	ErrUnknownPolicy = errors.New("throttle: unknown policy")
 
 	// ErrLeaseLost is the cause by which a Hold ends the context of its work: others may have the

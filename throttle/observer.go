@@ -21,8 +21,8 @@ type Observer struct {
 	// cancelled.
 	Corrected func(Correction)
 
-	// Decided is called for each request that was granted or denied, but not from the line, and by
-	// package worker if a task runs uncounted.
+	// Decided is called for each request that was granted or denied, but not for grants from the line, or
+	// that replace another (Line.ReserveAgain).
 	Decided func(Decision)
 
 	// Followed is called, by package control, for each version of the published policies that was

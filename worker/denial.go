@@ -48,8 +48,7 @@ const cleanUpTimeout = 5 * time.Second
 
 var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
 
-// noteWait notes that a task waits, and returns nil for asynq, as no function of the user's has to know of
-// it. See requeueOrderOf.
+// noteWait notes that a task waits: see requeueOrderOf. It returns nil, so no function of the user's knows.
 func (s *Server) noteWait(a *attempt, r throttle.Request, d throttle.Decision, front bool, cause error) error {
 	a.outcome.Store(&outcome{waits: s.requeueOrderOf(a, a.message, r, d, front, cause)})
 	return nil

@@ -6,6 +6,11 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
 // A gatherer commits the tasks of many callers together (group commit). A task that comes while no
@@ -25,6 +30,9 @@ const (
 
 	// maxYields bounds that wait where time stands still.
 	maxYields = 1000
+
+	// storedFor is when workers look at a stored task whose join was lost.
+	storedFor = 2 * time.Minute
 )
 
 // do commits a task. If the context ends before the task's commit begins, the task fails by the
@@ -79,6 +87,51 @@ func (g *gatherer) next() {
 		g.await(n)
 		g.next()
 	}()
+}
+
+// commit stores tasks, and makes them join their lines.
+func (c *Client) commit(ctx context.Context, tasks []*enqueueTask) {
+	type route struct{ queue, line string }
+	byRoute := map[route][]*enqueueTask{}
+	for _, e := range tasks {
+		e.call.Line = c.limiter.LineOf(e.request.Policy, e.request.Tenant)
+		to := route{e.call.Queue, e.call.Line}
+		byRoute[to] = append(byRoute[to], e)
+	}
+	for to, es := range byRoute {
+		if stored := c.store(ctx, to.queue, es); len(stored) > 0 {
+			c.join(ctx, to.queue, to.line, stored)
+		}
+	}
+}
+
+// store stores tasks of one queue as scheduled, and returns those that were.
+func (c *Client) store(ctx context.Context, queue string, es []*enqueueTask) (stored []*enqueueTask) {
+	identity, err := c.tasks.Identity(ctx)
+	forwardAt := asynqredis.WholeSecond(time.Now().Add(storedFor))
+	calls := make([]asynqredis.EnqueueCall, len(es))
+	for i, e := range es {
+		calls[i] = e.call
+	}
+	var results []asynqredis.Result
+	if err == nil {
+		results, err = c.tasks.Store(ctx, queue, calls, forwardAt)
+	}
+	for i, e := range es {
+		switch {
+		case i >= len(results):
+			e.refuse(err)
+		case results[i] == asynqredis.IDTaken:
+			e.refuse(asynq.ErrTaskIDConflict)
+		case results[i] == asynqredis.LockTaken:
+			e.refuse(asynq.ErrDuplicateTask)
+		default:
+			e.Info.State, e.Info.NextProcessAt = asynq.TaskStateScheduled, forwardAt
+			e.request.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: e.call.ID}
+			stored = append(stored, e)
+		}
+	}
+	return stored
 }
 
 // await gives callers of a commit the time to come again, which some do at once. Without them the next

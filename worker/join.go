@@ -14,58 +14,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-const (
-	// storedFor is when workers look at a stored task whose join was lost.
-	storedFor = 2 * time.Minute
-
-	// rescoreFrom is the shortest wait for which a stored task gets another time, which asynq's tools show.
-	rescoreFrom = time.Minute
-)
-
-// commit stores tasks, and makes them join their lines.
-func (c *Client) commit(ctx context.Context, tasks []*enqueueTask) {
-	type route struct{ queue, line string }
-	byRoute := map[route][]*enqueueTask{}
-	for _, e := range tasks {
-		e.call.Line = c.limiter.LineOf(e.request.Policy, e.request.Tenant)
-		to := route{e.call.Queue, e.call.Line}
-		byRoute[to] = append(byRoute[to], e)
-	}
-	for to, es := range byRoute {
-		if stored := c.store(ctx, to.queue, es); len(stored) > 0 {
-			c.join(ctx, to.queue, to.line, stored)
-		}
-	}
-}
-
-// store stores tasks of one queue as scheduled, and returns those that were.
-func (c *Client) store(ctx context.Context, queue string, es []*enqueueTask) (stored []*enqueueTask) {
-	identity, err := c.tasks.Identity(ctx)
-	forwardAt := asynqredis.WholeSecond(time.Now().Add(storedFor))
-	calls := make([]asynqredis.EnqueueCall, len(es))
-	for i, e := range es {
-		calls[i] = e.call
-	}
-	var results []asynqredis.Result
-	if err == nil {
-		results, err = c.tasks.Store(ctx, queue, calls, forwardAt)
-	}
-	for i, e := range es {
-		switch {
-		case i >= len(results):
-			e.refuse(err)
-		case results[i] == asynqredis.IDTaken:
-			e.refuse(asynq.ErrTaskIDConflict)
-		case results[i] == asynqredis.LockTaken:
-			e.refuse(asynq.ErrDuplicateTask)
-		default:
-			e.Info.State, e.Info.NextProcessAt = asynq.TaskStateScheduled, forwardAt
-			e.request.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: e.call.ID}
-			stored = append(stored, e)
-		}
-	}
-	return stored
-}
+// rescoreFrom is the shortest wait for which a stored task gets another time, which asynq's tools show.
+const rescoreFrom = time.Minute
 
 // join makes stored tasks of one queue join a line, and does what follows from their places. What fails
 // then is found by workers as it was stored.

@@ -182,9 +182,7 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 		warned:          map[string]bool{},
 	}
 	s.shutdownGrace, s.endGrace = context.WithCancel(context.Background())
-	dispatchConfig := s.dispatchConfig(c)
-	dispatchConfig.HasPending = hooks.HasPending
-	s.dispatch = dispatch.New(dispatchConfig)
+	s.dispatch = dispatch.New(s.dispatchConfig(c, hooks.HasPending))
 	hooks.Look = s.dispatch.Look
 	s.attempts = &attempts{byTask: map[asynqredis.Ref]*attempt{}, onEnd: s.dispatch.Ended, swept: time.Now()}
 	client.AddHook(&hook{server: s})
@@ -193,7 +191,7 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 }
 
 // dispatchConfig returns how the dispatcher serves an asynq.Server of this config.
-func (s *Server) dispatchConfig(c asynq.Config) dispatch.Config {
+func (s *Server) dispatchConfig(c asynq.Config, hasPending func(queue string) bool) dispatch.Config {
 	return dispatch.Config{
 		OnAnswer: func(line string, behind time.Duration) { s.limiterLog.Answered(behind, "line", line) },
 		Tasks:    s.tasks,
@@ -210,7 +208,8 @@ func (s *Server) dispatchConfig(c asynq.Config) dispatch.Config {
 			info, _ := s.config.Limiter.Lookup(line)
 			s.limiterLog.Failed(err, "line", line, "fails", string(info.Fail))
 		},
-		Limiter: s.config.Limiter,
+		HasPending: hasPending,
+		Limiter:    s.config.Limiter,
 		OnLostTicket: func(queue, line string) {
 			s.config.Logger.Warn("worker: a waiting task stood in no line that this server knows, and starts two minutes late or more: "+
 				"its client's limiter has another Prefix, another Redis or another policy name, or Redis has lost the line",

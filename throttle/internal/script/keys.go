@@ -14,7 +14,7 @@ import (
 // is throttle.Config.Prefix:
 //
 //	PREFIXsluice:{LINE}:w:ATTRIBUTES:VALUES   the windows of one scope
-//	PREFIXsluice:{LINE}:q                     the line's count; the key that a call names
+//	PREFIXsluice:{LINE}:q                     the line's count; a call names it
 //	PREFIXsluice:{LINE}:none                  never exists; calls on a Cluster name it too
 //	PREFIXsluice:{POLICY}:y:SECONDS           package usage
 //

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-go/sluice/internal/redischeck"
 )
 
-// needed are the commands that the scripts and this package call, with arguments that do no harm.
+// needed are the commands of scripts and of this package, but not of Reset, with arguments that do no harm.
 // The letters s, h and z stand for keys of these types, which exist only meanwhile.
 var needed = []string{
 	"set s 1 PX 1000", "get s", "getrange s 0 1", "mget s", "exists s", "expire s 1", "time",

@@ -1,9 +1,9 @@
-// Package script is the only way from Go to the scripts in Redis. It encodes calls, decodes
-// replies, gathers requests into calls, and assembles the texts in lua/. It knows no policies:
-// package throttle makes the requests.
+// Package script has the scripts by which windows and lines change: nothing else writes them. It encodes
+// calls, decodes replies, gathers requests into calls, and assembles the texts in lua/. It knows no
+// policies: package throttle makes the requests.
 //
-// A call names one key, by which a cluster finds its server. Its arguments begin with a header
-// (Runner.header) and go on with requests (Request) or the fields of a take (TakeRequest).
+// A call names the line's count, and on a Cluster a second key that never exists. Its arguments begin with
+// a header (Runner.header) and go on with requests (Request) or the fields of a take (TakeRequest).
 package script
 
 import (

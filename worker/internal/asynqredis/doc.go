@@ -166,7 +166,7 @@ func score(at time.Time) int64 { return WholeSecond(at).Unix() }
 // until returns the whole seconds until a time, at least 0.
 func until(at time.Time) int64 { return max(0, score(at)-time.Now().Unix()) }
 
-// errReply is the class of errors for replies that do not have their script's shape.
+// errReply is the kind of errors for replies that do not have their script's shape.
 var errReply = errors.New("worker: unexpected reply of a script on asynq's Redis")
 
 // OneSlot reports whether one command may name keys of several queues.

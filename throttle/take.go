@@ -33,7 +33,7 @@ type TakenTicket struct {
 	Ticket
 	Key        string   // Request.Key
 	Flow, Cost string   // as recorded at the join, for Line.Matches
-	Rank       int64    // its place, for Line.PutBack
+	Rank       int64    // its position, for Line.PutBack
 	NeverFits  bool     // its cost is above a limit by now: nothing was charged, and its work must fail
 	Weight     float64  // of its tenant, above 0, by which lines of shards share slots; 0 without shards
 	Decision   Decision // granted, with a Reservation, unless NeverFits or not Line.Matches
@@ -159,7 +159,7 @@ func (n *Line) Acknowledge(ctx context.Context) error {
 	return classify(ctx, cp.Name, cp.taker.Acknowledge(ctx, cp.script))
 }
 
-// PutBack returns taken tickets to their places in the line that they were taken from, and refunds
+// PutBack returns taken tickets to their positions in the line that they were taken from, and refunds
 // them. Errors are Take's.
 func (n *Line) PutBack(ctx context.Context, tickets []TakenTicket) error {
 	return n.giveBack(ctx, tickets, script.PutBack)
@@ -178,7 +178,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 	asks := map[*compiledPolicy][]script.Request{}
 	for _, t := range tickets {
 		if t.Decision.Reservation.ID == "" {
-			continue // it has no units, and no place to go back to
+			continue // it has no units, and no position to go back to
 		}
 		cp := cmp.Or(t.policy, now)
 		r := t.Decision.Reservation.Request

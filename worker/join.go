@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -110,20 +109,18 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueueTask) err
 
 // ask asks for the places of tasks, unless the limiter did not answer a moment ago.
 func (c *Client) ask(ctx context.Context, line string, es []*enqueueTask) error {
-	for some := range slices.Chunk(es, throttle.MaxTake) { // one call each
-		requests := make([]throttle.Request, len(some))
-		for i, e := range some {
-			requests[i] = e.request
-		}
-		if err := c.breaker.Do(ctx, c.timeout, func(ctx context.Context) error {
-			places, err := c.limiter.Line(line).Join(ctx, requests)
-			for i, place := range places {
-				some[i].place = place
-			}
-			return err
-		}); err != nil {
-			return err
-		}
+	if len(es) == 0 {
+		return nil
 	}
-	return nil
+	requests := make([]throttle.Request, len(es))
+	for i, e := range es {
+		requests[i] = e.request
+	}
+	return c.breaker.Do(ctx, c.timeout, func(ctx context.Context) error {
+		places, err := c.limiter.Line(line).Join(ctx, requests)
+		for i, place := range places {
+			es[i].place = place
+		}
+		return err
+	})
 }

@@ -24,9 +24,6 @@ const (
 
 	// sweepTimeout bounds one sweep.
 	sweepTimeout = 2 * time.Second
-
-	// pageTimeout bounds what is done with a page of tickets, also after the end of a context.
-	pageTimeout = 5 * time.Second
 )
 
 // DropOptions are the options of Drop.
@@ -123,7 +120,7 @@ func eachQueue(
 				byQueue[queue] = append(byQueue[queue], t.ID)
 			}
 		}
-		page, cancel := context.WithTimeout(context.WithoutCancel(ctx), pageTimeout)
+		page, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 		defer cancel()
 		for queue, ids := range byQueue {
 			var gone []throttle.Ticket

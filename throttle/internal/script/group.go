@@ -80,8 +80,8 @@ func (r *Runner) NewGroup() *Group {
 func (p *Policy) group() int { return max(1, min(maxGroup, maxGroupWindows/max(1, len(p.Windows)))) }
 
 // Do returns an answer to each of the requests, in order. If the context ends first it returns the
-// context's error then, whatever Redis does, and grants are cancelled. Other errors are those of go-redis, or a *ReplyError. If a single request cannot be
-// decided, its answer has the error.
+// context's error then, whatever Redis does, and grants are cancelled. Other errors are those of
+// go-redis, or a *ReplyError. If a single request cannot be decided, its answer has the error.
 func (g *Group) Do(ctx context.Context, p *Policy, requests ...Request) (answers []Answer, err error) {
 	if err := ctx.Err(); err != nil || len(requests) == 0 {
 		return nil, err

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -141,39 +140,34 @@ type EnqueueResult struct {
 	Err   error
 }
 
-// maxBulk is how many tasks of one call are stored, and then join, at once.
-const maxBulk = 250
+// maxBulk is how many tasks of one call are on their way to Redis at once.
+const maxBulk = 500
 
 // EnqueueBulk enqueues many tasks with the same options in few calls to Redis. Apart from the cost
 // it does what EnqueueContext does for each of them. It returns a result for each task, in order.
 func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []EnqueueResult {
-	results := make([]EnqueueResult, len(tasks))
+	results := make([]EnqueueResult, 0, len(tasks))
 	members, firing := asynqredis.MembersOf(ctx)
-	var commit sync.WaitGroup // of the messages that were made last: meanwhile the next ones are made
-	for from := 0; from < len(tasks); from += maxBulk {
-		all := make([]enqueueTask, min(maxBulk, len(tasks)-from))
+	for some := range slices.Chunk(tasks, maxBulk) {
+		all := make([]enqueueTask, len(some))
 		var joining []*enqueueTask
-		for i := range all {
+		for i, task := range some {
 			e, options := &all[i], opts
-			e.task = tasks[from+i]
+			e.task = task
 			if firing {
-				id := members.ID(members.From + from + i)
+				id := members.ID(members.From + len(results) + i)
 				options = append(slices.Clip(opts), asynq.Queue(members.Queue), asynq.TaskID(id))
 			}
 			if c.message(ctx, e, options) {
 				joining = append(joining, e)
 			}
 		}
-		commit.Wait()
-		commit.Go(func() {
-			c.commit(ctx, joining)
-			for i := range all {
-				all[i].report()
-				results[from+i] = all[i].EnqueueResult
-			}
-		})
+		c.commit(ctx, joining)
+		for i := range all {
+			all[i].report()
+			results = append(results, all[i].EnqueueResult)
+		}
 	}
-	commit.Wait()
 	return results
 }
 

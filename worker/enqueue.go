@@ -128,7 +128,7 @@ func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Req
 // headers to tasks, if the context says so: only asynq's client knows how a task becomes a message.
 type capture struct{ singleCalls }
 
-// enqueuingKey is the key of the *enqueueTask in the context of asynq's client.
+// enqueueTaskKey is the key of the *enqueueTask in the context of asynq's client.
 type enqueueTaskKey struct{}
 
 func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {

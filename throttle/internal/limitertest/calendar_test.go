@@ -49,7 +49,8 @@ func TestCalendarFollowsItsTimeZone(t *testing.T) {
 // A call whose ticks are not around Redis's time is refused before anything is written.
 func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 	client := Redis(t)
-	p := Policy(Quota(5, "* * * * *", ""))
+	// The other window keeps what is stored when the minute ends.
+	p := Policy(Quota(5, "* * * * *", ""), throttle.Window{Name: "day", Limit: 5, Period: 24 * time.Hour})
 	l := New(t, client, p)
 	expect.Require(t, Reserve(t, l, Acme(1)).Granted, "denied")
 	before := Dump(t, client)

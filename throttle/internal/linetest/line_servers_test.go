@@ -31,6 +31,12 @@ func TestQueuesShareALine(t *testing.T) {
 			st.from("one").takes("a1", "a2")
 			st.from("other", "one").takes().asks(s)
 		}},
+		"of one server that takes all it can, and is told when more fit": {two, func(st *story) {
+			st.joinIn("one", "a1", "a2", "a3")
+			st.joinIn("two", "b1", "b2", "b3")
+			expect.Equal(st, limitertest.Take(st, st.l, 1, "one", "two").Next, 0)
+			expect.Equal(st, limitertest.Take(st, st.l, 1, "one", "two").Next, s)
+		}},
 		"share the windows": {two, func(st *story) {
 			st.joinIn("one", "a1", "a2", "a3")
 			expect.Equal(st, st.joinIn("two", "b1", "b2").RetryIn, 10*s)

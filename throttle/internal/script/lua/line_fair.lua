@@ -72,9 +72,9 @@ local function new_fair(L)
     end
   end
 
-  -- score returns by what a flow stands at a node: at that of one tenant by its first ticket's rank.
-  function fair.score(node, flow)
-    if not node.shared then return flow.rank + 0 end
+  -- score returns by what a flow stands at a node: at that of one tenant by the rank of its first ticket.
+  function fair.score(node, flow, rank)
+    if not node.shared then return rank + 0 end
     return max(fair.tag_of(node, flow), node.v)
   end
 

@@ -219,7 +219,7 @@ local function new_join(L)
     local flow = flow_for(r)
     fair().charge(flow, windows.costs_of(call, r.costs_text), -1)
     if flow.n > 0 and flow.suffix then
-      flow.score = fair().score(L.node_of(flow.queue, flow.suffix), flow)
+      L.move(flow, flow.suffix, flow.rank, fair().score(L.node_of(flow.queue, flow.suffix), flow, flow.rank))
     end
   end
 

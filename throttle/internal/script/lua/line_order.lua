@@ -31,7 +31,9 @@ local function new_order(L, names, strict)
 
   local call, fair, places = L.call, once(new_fair, L), once(new_places, L)
   local P, now = call.P, call.now
-  local order = {root = {suffix = ROOT, of = {windows = {}}}} -- root: where tickets wait for slots only
+  local order = { -- root: the scope that all share, even if it has no window
+    root = call.numbers[''] and scopes.open(call, ROOT, call.numbers[''], nil) or {suffix = ROOT, of = {windows = {}}},
+  }
   local asked, sides, turns, servers = {}, {}, {}, {}
   for i = 1, #names do asked[names[i]] = true end
   for name, q in pairs(L.queues) do
@@ -59,12 +61,16 @@ local function new_order(L, names, strict)
     turn.entries[side.q.queue] = e
   end
 
-  -- add_waiting adds a side's entry if it has tickets waiting at the turn's scope. Those of another
-  -- server that fit everywhere wait at ROOT, and want room of all scopes.
+  -- due_of returns when a side is due at a scope, false if it waits elsewhere. Tickets of another server
+  -- that fit everywhere wait at ROOT, and want room of all scopes.
+  local function due_of(side, suffix)
+    return places.due_at(side.q.queue, suffix) or not side.mine and places.due_at(side.q.queue, ROOT)
+  end
+
+  -- add_waiting adds a side's entry if it has tickets waiting at the turn's scope.
   local function add_waiting(turn, side, flow)
     local scope, name, mine = turn.scope, side.q.queue, side.mine
-    local suffix = scope.suffix
-    local due = places.due_at(name, suffix) or not mine and places.due_at(name, ROOT)
+    local suffix, due = scope.suffix, due_of(side, scope.suffix)
     if not due then return end
     local own_only = call.only_tenants and scope.of.of_tenant
     local tickets = own_only and L.flow_of(name .. flow.values) or not own_only and L.node_of(name, suffix)
@@ -139,44 +145,46 @@ local function new_order(L, names, strict)
     end
   end
 
-  -- look reads which sides wait at the scope of a turn, and its record, unless one waits there alone.
+  -- look adds the sides that wait at the scope of a turn.
   local function look(turn, flow)
     turn.stale = false
     for k = 1, #sides do
       if not turn.entries[sides[k].q.queue] then add_waiting(turn, sides[k], flow) end
     end
-    local first = turn.list[1]
-    if not flow.batch and (not first or not turn.list[2] and first.side.q.queue == flow.queue) then return end
     if not turn.entries[flow.queue] then -- a newcomer, or a side whose flows wait at ROOT
       add(turn, {q = L.queue_of(flow.queue), mine = true}, flow, 0)
-    end
-    if not turn.shared then
-      turn.shared = true
-      local text = redis.call('GET', P .. 's:' .. turn.scope.suffix)
-      if text then
-        local v, time = match(text, '^(%d+) (%d+)')
-        turn.v, turn.time = v + 0, time + 0
-        for name, tag in gmatch(text, '([^ =]*)=(%d+)') do turn.tags[name] = tag + 0 end
-      end
     end
     weigh(turn)
     begin(turn)
   end
 
+  -- begin_turn begins the turn of a scope, as it was kept.
+  local function begin_turn(scope)
+    local turn = {
+      scope = scope, list = {}, entries = {}, tags = {}, v = 0, time = 0, both = false, changed = false,
+      stale = true, strict = {{tag = -1}, {tag = -1}},
+    }
+    local text = redis.call('GET', P .. 's:' .. scope.suffix)
+    if text then
+      local v, time = match(text, '^(%d+) (%d+)')
+      turn.v, turn.time = v + 0, time + 0
+      for name, tag in gmatch(text, '([^ =]*)=(%d+)') do turn.tags[name] = tag + 0 end
+    end
+    turns[scope.suffix] = turn
+    return turn
+  end
+
   -- turn_of returns the turn of a scope, and the entry of a flow's side; nil if that waits there alone.
   -- The time of a batch counts there also if it is alone.
   local function turn_of(flow, scope)
-    local turn = turns[scope.suffix]
-    if not turn then
-      turn = {
-        scope = scope, list = {}, entries = {}, tags = {}, v = 0, time = 0, both = false, changed = false,
-        stale = true, shared = false, strict = {{tag = -1}, {tag = -1}},
-      }
-      turns[scope.suffix] = turn
+    local turn, shared = turns[scope.suffix], flow.batch
+    for k = 1, (turn or shared) and 0 or #sides do
+      shared = shared or sides[k].q.queue ~= flow.queue and due_of(sides[k], scope.suffix)
     end
-    if turn.stale or turn.shared and not turn.entries[flow.queue] then look(turn, flow) end
-    if turn.shared then return turn, turn.entries[flow.queue] end
-    return nil
+    if not turn and not shared then return nil end
+    turn = turn or begin_turn(scope)
+    if turn.stale or not turn.entries[flow.queue] then look(turn, flow) end
+    return turn, turn.entries[flow.queue]
   end
 
   -- waits tells whether an entry's side waits at the scope now. A tenant's flow that had room there in
@@ -243,10 +251,9 @@ local function new_order(L, names, strict)
 
   -- first returns which of these queues goes first at ROOT, and its share of the grants.
   function order.first(list)
-    local scope = call.numbers[''] and scopes.open(call, ROOT, call.numbers[''], nil) or order.root
     local best, first
     for i = 1, #list do
-      local turn, e = turn_of(list[i], scope)
+      local turn, e = turn_of(list[i], order.root)
       if not best or turn and first and goes_before(e, first) then best, first = i, e end
     end
     return best, first and first.weight or 1

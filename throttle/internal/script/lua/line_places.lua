@@ -90,7 +90,7 @@ local function new_places(L)
     local q = L.queue_of(queue)
     local time = q.dues[suffix]
     if time == nil then
-      time = L.before > 0 and redis.call('ZSCORE', P .. q.dues_key, suffix)
+      time = L.before > 0 and not q.all_due and redis.call('ZSCORE', P .. q.dues_key, suffix)
       time = time and time + 0
       q.dues[suffix] = time
     end
@@ -131,8 +131,7 @@ local function new_places(L)
 
   -- wait puts a flow with a first ticket of this rank at a node, which is due at that time.
   function places.wait(flow, rank, suffix, time)
-    flow.suffix, flow.rank, flow.changed = suffix, rank, true
-    flow.score = fair.score(L.node_of(flow.queue, suffix), flow)
+    L.move(flow, suffix, rank, fair.score(L.node_of(flow.queue, suffix), flow, rank))
     places.due(flow.queue, suffix, time)
   end
 
@@ -184,7 +183,8 @@ local function new_places(L)
     L.count(flow, costs, -1)
     if flow.n == 0 then
       local q = L.queue_of(flow.queue)
-      q.weights, q.flows, flow.suffix = max(0, q.weights - flow.weight), q.flows - 1, nil
+      q.weights, q.flows = max(0, q.weights - flow.weight), q.flows - 1
+      L.move(flow, nil, flow.rank, flow.score)
       fair.keep_tag(q, flow)
     end
   end

@@ -50,7 +50,7 @@ local function new_take(L)
         local ticket = flow.suffix == node.suffix and places.first_ticket(flow)
         if ticket then return flow, ticket end
         table.remove(node.list, 1)
-        if flow.suffix == node.suffix then flow.suffix, flow.changed = nil, true end
+        if flow.suffix == node.suffix then L.move(flow, nil, flow.rank, flow.score) end
       elseif not node.more then
         return nil
       end
@@ -68,10 +68,10 @@ local function new_take(L)
     table.insert(list, i + 1, flow)
   end
 
-  -- settle_in puts a flow that is first at its place by another score.
-  local function settle_in(node, flow, score)
+  -- settle_in puts a flow that is first at its place by another rank and score.
+  local function settle_in(node, flow, rank, score)
     table.remove(node.list, 1)
-    flow.score = score
+    L.move(flow, node.suffix, rank, score)
     insert(node, flow)
   end
 
@@ -113,8 +113,7 @@ local function new_take(L)
     places.forget(flow, ticket.id, ticket.costs)
     local second = flow.n > 0 and places.first_ticket(flow)
     if second then
-      flow.rank, flow.changed = second.rank, true
-      settle_in(root, flow, fair.score(root, flow))
+      settle_in(root, flow, second.rank, fair.score(root, flow, second.rank))
     else
       table.remove(root.list, 1)
     end
@@ -132,7 +131,7 @@ local function new_take(L)
         places.set_due(node.queue, node.suffix, false)
         return steps
       elseif tag > flow.score then
-        settle_in(node, flow, tag) -- it has moved since, by a grant to another flow of the tenant
+        settle_in(node, flow, flow.rank, tag) -- it has moved since, by a grant to another flow of the tenant
       else
         local blocked, time, never = places.blocker(flow, ticket.costs)
         local suffix = blocked and blocked.suffix or ROOT
@@ -162,6 +161,7 @@ local function new_take(L)
   local function open(q, taken)
     local key, steps = P .. 'd:' .. q.queue, STEPS
     local found = redis.call('ZRANGEBYSCORE', key, '-inf', format('%d', now), 'LIMIT', '0', DUE)
+    q.all_due = redis.call('ZCARD', key) == #found
     for i = 1, #found do
       if q.dues[found[i]] == nil then q.dues[found[i]] = now end
     end
@@ -179,7 +179,7 @@ local function new_take(L)
     return time and time <= now
   end
 
-  -- serve takes tickets of sides until there are `want`, or none fits.
+  -- serve takes tickets of sides until there are `want`, or none fits. Then it looks when the next one does.
   local function serve(sides, want, taken)
     local left, got, steps = {}, {}, STEPS + want
     for i = 1, #sides do
@@ -187,16 +187,12 @@ local function new_take(L)
       if due_now(sides[i]) then left[#left + 1] = sides[i] end
     end
     while left[1] and steps > 0 do
-      local i, share, one = 1, 1, left[2] and taken.n < want
+      local i, share, one, before = 1, 1, left[2] ~= nil, taken.n
       if one then i, share = L.order.first(left) end
-      local q, before = left[i], taken.n
+      local q = left[i]
       steps = visit(q, steps, ceil((want - before) * share) + 1, taken, want, one)
       got[q] = (got[q] or 0) + taken.n - before
-      if not one then
-        left = {}
-      elseif not due_now(q) then
-        table.remove(left, i)
-      end
+      if not one or before >= want or not due_now(q) then table.remove(left, i) end
     end
     for i = 1, #sides do
       local q = sides[i]

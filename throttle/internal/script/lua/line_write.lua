@@ -27,8 +27,9 @@ local function add_writing(L)
   end
 
   local call = L.call
-  local P, now, flows = call.P, call.now, L.flows
+  local P, now = call.P, call.now
   local changes = {} -- of sorted sets: scores by member, by key
+  local moved = {}   -- flows, by name
 
   -- change notes the score that a sorted set gets for a member. By false it leaves.
   function L.change(key, member, score)
@@ -36,19 +37,25 @@ local function add_writing(L)
     changes[key], scores[member] = scores, score
   end
 
-  -- flush writes these changes, and where flows wait, before somebody reads them.
+  -- move notes at which node a flow waits, by which rank and score; without a suffix it waits nowhere.
+  function L.move(flow, suffix, rank, score)
+    flow.suffix, flow.rank, flow.score = suffix, rank, score
+    moved[flow.id] = flow
+  end
+
+  -- flush writes these changes, before somebody reads them.
   function L.flush()
-    for id, flow in pairs(flows) do
+    for id, flow in pairs(moved) do
       local suffix, rank, stored = flow.suffix, flow.rank, flow.stored_suffix
-      local moved = stored ~= suffix or suffix and rank ~= flow.stored_rank
-      if moved or suffix and flow.score and flow.score ~= flow.stored_score then
-        local nodes = 'n:' .. flow.queue .. '|'
-        if stored and moved then L.change(nodes .. stored, flow.stored_rank .. ' ' .. id, false) end
-        if suffix then L.change(nodes .. suffix, rank .. ' ' .. id, flow.score) end
-        flow.changed = flow.changed or moved
-        flow.stored_suffix, flow.stored_rank, flow.stored_score = suffix, rank, flow.score
+      local nodes, elsewhere = 'n:' .. flow.queue .. '|', stored ~= suffix or rank ~= flow.stored_rank
+      if stored and elsewhere then L.change(nodes .. stored, flow.stored_rank .. ' ' .. id, false) end
+      if suffix and (elsewhere or flow.score ~= flow.stored_score) then
+        L.change(nodes .. suffix, rank .. ' ' .. id, flow.score)
       end
+      flow.changed = flow.changed or elsewhere
+      flow.stored_suffix, flow.stored_rank, flow.stored_score = suffix, rank, flow.score
     end
+    moved = {}
     for key, scores in pairs(changes) do
       local set = send(P .. key, scores, true)
       if set and sub(key, 1, 2) ~= 'f:' then expire(P .. key, L.ttl) end -- see write_flows
@@ -57,7 +64,7 @@ local function add_writing(L)
   end
 
   local function write_flows()
-    for id, flow in pairs(flows) do
+    for id, flow in pairs(L.flows) do
       if flow.popped > 0 then
         redis.call('ZREMRANGEBYRANK', P .. 'f:' .. id, '0', format('%d', flow.popped - 1))
       end

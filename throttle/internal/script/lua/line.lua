@@ -118,7 +118,6 @@ local function new_line(call)
       first = first + 0, last = last + 0, server = server, since = since + 0, taken = taken + 0,
       priority = priority + 0, look = look,
       dues = {}, dues_key = 'd:' .. name, -- when nodes are due, by suffix (line_places.lua)
-      all_due = false,                    -- no flow waits at other nodes
       key = name .. '|' .. ROOT, queue = name, suffix = ROOT,
       number = call.numbers[''], shared = true,
       n = n + 0, same = false, units = false, v = v + 0, tags = {}, changed = false, moved = false,

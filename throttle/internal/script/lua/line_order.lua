@@ -46,6 +46,12 @@ local function new_order(L, names, strict)
   end
   table.sort(sides, function(a, b) return a.q.queue < b.q.queue end) -- equal tags go by name
   local many_servers = next(servers, next(servers)) ~= nil
+  local narrow = false -- whether tickets may wait at other scopes than ROOT
+  for k = 1, #sides do
+    local q, mine = sides[k].q, sides[k].mine
+    local at_root = mine and places.due_at(q.queue, ROOT) and 1 or 0
+    narrow = narrow or not mine or redis.call('ZCARD', P .. q.dues_key) > at_root
+  end
 
   -- add adds the entry of a side to a turn. tickets: the flow or node that counts what waits; lapses:
   -- until when room is left to a side of another server, 0 if it is not. Queues of strict priorities
@@ -61,16 +67,12 @@ local function new_order(L, names, strict)
     turn.entries[side.q.queue] = e
   end
 
-  -- due_of returns when a side is due at a scope, false if it waits elsewhere. Tickets of another server
-  -- that fit everywhere wait at ROOT, and want room of all scopes.
-  local function due_of(side, suffix)
-    return places.due_at(side.q.queue, suffix) or not side.mine and places.due_at(side.q.queue, ROOT)
-  end
-
-  -- add_waiting adds a side's entry if it has tickets waiting at the turn's scope.
+  -- add_waiting adds a side's entry if it has tickets waiting at the turn's scope. Those of another
+  -- server that fit everywhere wait at ROOT, and want room of all scopes.
   local function add_waiting(turn, side, flow)
     local scope, name, mine = turn.scope, side.q.queue, side.mine
-    local suffix, due = scope.suffix, due_of(side, scope.suffix)
+    local suffix = scope.suffix
+    local due = places.due_at(name, suffix) or not mine and places.due_at(name, ROOT)
     if not due then return end
     local own_only = call.only_tenants and scope.of.of_tenant
     local tickets = own_only and L.flow_of(name .. flow.values) or not own_only and L.node_of(name, suffix)
@@ -145,46 +147,45 @@ local function new_order(L, names, strict)
     end
   end
 
-  -- look adds the sides that wait at the scope of a turn.
+  -- look reads which sides wait at the scope of a turn, and its record, unless one waits there alone.
   local function look(turn, flow)
     turn.stale = false
     for k = 1, #sides do
       if not turn.entries[sides[k].q.queue] then add_waiting(turn, sides[k], flow) end
     end
+    local first = turn.list[1]
+    if not flow.batch and (not first or not turn.list[2] and first.side.q.queue == flow.queue) then return end
     if not turn.entries[flow.queue] then -- a newcomer, or a side whose flows wait at ROOT
       add(turn, {q = L.queue_of(flow.queue), mine = true}, flow, 0)
+    end
+    if not turn.shared then
+      turn.shared = true
+      local text = redis.call('GET', P .. 's:' .. turn.scope.suffix)
+      if text then
+        local v, time = match(text, '^(%d+) (%d+)')
+        turn.v, turn.time = v + 0, time + 0
+        for name, tag in gmatch(text, '([^ =]*)=(%d+)') do turn.tags[name] = tag + 0 end
+      end
     end
     weigh(turn)
     begin(turn)
   end
 
-  -- begin_turn begins the turn of a scope, as it was kept.
-  local function begin_turn(scope)
-    local turn = {
-      scope = scope, list = {}, entries = {}, tags = {}, v = 0, time = 0, both = false, changed = false,
-      stale = true, strict = {{tag = -1}, {tag = -1}},
-    }
-    local text = redis.call('GET', P .. 's:' .. scope.suffix)
-    if text then
-      local v, time = match(text, '^(%d+) (%d+)')
-      turn.v, turn.time = v + 0, time + 0
-      for name, tag in gmatch(text, '([^ =]*)=(%d+)') do turn.tags[name] = tag + 0 end
-    end
-    turns[scope.suffix] = turn
-    return turn
-  end
-
   -- turn_of returns the turn of a scope, and the entry of a flow's side; nil if that waits there alone.
   -- The time of a batch counts there also if it is alone.
   local function turn_of(flow, scope)
-    local turn, shared = turns[scope.suffix], flow.batch
-    for k = 1, (turn or shared) and 0 or #sides do
-      shared = shared or sides[k].q.queue ~= flow.queue and due_of(sides[k], scope.suffix)
+    if not narrow and scope.suffix ~= ROOT and not flow.batch then return nil end
+    local turn = turns[scope.suffix]
+    if not turn then
+      turn = {
+        scope = scope, list = {}, entries = {}, tags = {}, v = 0, time = 0, both = false, changed = false,
+        stale = true, shared = false, strict = {{tag = -1}, {tag = -1}},
+      }
+      turns[scope.suffix] = turn
     end
-    if not turn and not shared then return nil end
-    turn = turn or begin_turn(scope)
-    if turn.stale or not turn.entries[flow.queue] then look(turn, flow) end
-    return turn, turn.entries[flow.queue]
+    if turn.stale or turn.shared and not turn.entries[flow.queue] then look(turn, flow) end
+    if turn.shared then return turn, turn.entries[flow.queue] end
+    return nil
   end
 
   -- waits tells whether an entry's side waits at the scope now. A tenant's flow that had room there in
@@ -246,15 +247,17 @@ local function new_order(L, names, strict)
 
   -- moved notes that a flow began to wait at this scope.
   function order.moved(suffix)
+    narrow = narrow or suffix ~= ROOT
     if turns[suffix] then turns[suffix].stale = true end
   end
 
   -- first returns which of these queues goes first at ROOT, and its share of the grants.
   function order.first(list)
-    local best, first
-    for i = 1, #list do
-      local turn, e = turn_of(list[i], order.root)
-      if not best or turn and first and goes_before(e, first) then best, first = i, e end
+    local turn, first = turn_of(list[1], order.root)
+    local best = 1
+    for i = 2, turn and #list or 1 do
+      local e = turn.entries[list[i].queue]
+      if e and goes_before(e, first) then best, first = i, e end
     end
     return best, first and first.weight or 1
   end

@@ -90,7 +90,7 @@ local function new_places(L)
     local q = L.queue_of(queue)
     local time = q.dues[suffix]
     if time == nil then
-      time = L.before > 0 and not q.all_due and redis.call('ZSCORE', P .. q.dues_key, suffix)
+      time = L.before > 0 and redis.call('ZSCORE', P .. q.dues_key, suffix)
       time = time and time + 0
       q.dues[suffix] = time
     end

@@ -161,7 +161,6 @@ local function new_take(L)
   local function open(q, taken)
     local key, steps = P .. 'd:' .. q.queue, STEPS
     local found = redis.call('ZRANGEBYSCORE', key, '-inf', format('%d', now), 'LIMIT', '0', DUE)
-    q.all_due = redis.call('ZCARD', key) == #found
     for i = 1, #found do
       if q.dues[found[i]] == nil then q.dues[found[i]] = now end
     end

@@ -16,7 +16,7 @@ const (
 	// It is the default.
 	AlgorithmSliding Algorithm = "sliding"
 
-	// AlgorithmFixed counts buckets of one period each.
+	// AlgorithmFixed counts buckets of one period each, from whole multiples of it since 1970, in UTC.
 	AlgorithmFixed Algorithm = "fixed"
 
 	// AlgorithmGCRA grants Burst units at once, and then one each Period/Limit: the generic cell rate

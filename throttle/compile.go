@@ -132,7 +132,7 @@ func observed(windows []Window) []Window {
 	out := make([]Window, len(windows))
 	for i, w := range windows {
 		if algorithms[w.Algorithm].ForgetsExcess {
-			w.Algorithm, w.Anchor, w.Burst = AlgorithmGCRA, "", w.Limit
+			w.Algorithm, w.Burst = AlgorithmGCRA, w.Limit
 		}
 		out[i] = w
 	}

@@ -148,7 +148,7 @@ func TestDecisionsStepByStep(t *testing.T) {
 				{11 * s, 6, "", []int64{0}, 0},
 			},
 		},
-		"fixed by the clock resets on its boundary": {
+		"fixed resets on its boundary": {
 			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmFixed, Limit: 20, Period: m}},
 			[]step{
 				{59 * s, 20, "", []int64{0}, 0},
@@ -171,18 +171,6 @@ func TestDecisionsStepByStep(t *testing.T) {
 				{16 * s, 1, "a", []int64{9, 9}, 4 * s}, // b is open 15 to 23, a from 20 on
 				{24 * s, 1, "b", []int64{9, 9}, 6 * s}, // both open at 30
 				{30 * s, 1, "", []int64{8, 8}, 0},
-			},
-		},
-		"fixed from the first use": {
-			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 3, Period: m}},
-			[]step{
-				{50 * s, 1, "", []int64{2}, 0},
-				{m, 2, "", []int64{0}, 0},
-				{m, 1, "w", []int64{0}, 50 * s},
-				{110*s - us, 3, "w", []int64{0}, us},
-				{5 * m, 3, "", []int64{0}, 0},
-				{6*m - us, 1, "w", []int64{0}, us},
-				{6 * m, 1, "", []int64{2}, 0},
 			},
 		},
 		"gcra 10 a minute": {

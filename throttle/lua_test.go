@@ -86,8 +86,6 @@ func testWindow(name Algorithm) Window {
 		w.Period, w.Resets = 0, "@daily"
 	case AlgorithmConcurrency:
 		w.Period, w.Margin = 0, 0
-	case AlgorithmFixed:
-		w.Anchor = AnchorFirstUse
 	}
 	return w
 }
@@ -260,7 +258,7 @@ func TestHeadersOfState(t *testing.T) {
 		client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 		defer client.Close()
 		w := testWindow(name)
-		w.Name, w.Anchor, w.Margin = "window", "", 0 // a margin denies at the end of a minute
+		w.Name, w.Margin = "window", 0 // a margin denies at the end of a minute
 		l, err := New(Config{Client: client, Policies: []Policy{{Name: "p", Windows: []Window{w}}}})
 		expect.Must(t, err)
 		_, err = l.Reserve(t.Context(), Request{Policy: "p", Tenant: "acme"})

@@ -42,7 +42,7 @@ const (
 // A Policy is a named set of windows that guards one resource. A request is granted only if it fits
 // all of them. Limiters copy policies.
 type Policy struct {
-	// Adapt says what follows a refusal by the upstream beside the pause. The default is AdaptFull.
+	// Adapt says what follows a refusal by the upstream beside the pause. The default is AdaptOn.
 	Adapt Adapt
 
 	// BatchShare is the share of batches in what a window grants, and in handler slots, while live
@@ -95,9 +95,6 @@ type Window struct {
 	// Algorithm says how units are counted. The default is AlgorithmSliding.
 	Algorithm Algorithm
 
-	// Anchor says where the buckets of a Fixed window begin. The default is AnchorClock.
-	Anchor Anchor
-
 	// Burst is how many units a GCRA window grants at once: 1 to MaxLimit. The default is Limit; 1
 	// makes it a leaky bucket.
 	Burst int64
@@ -111,10 +108,10 @@ type Window struct {
 	Limit int64
 
 	// Margin keeps calls that leave on time, but arrive bunched, below the limit of the upstream.
-	// Units count for Period and Margin; a Fixed window by the clock grants nothing in the last
-	// Margin of a bucket; a Calendar window counts what it grants within Margin of a reset on both
-	// sides. It is at most Period, in whole microseconds, and for Calendar, and Fixed by the clock,
-	// less than half the time between two resets. The default is 0. Concurrency windows have none.
+	// Units count for Period and Margin; a Fixed window grants nothing in the last Margin of a bucket;
+	// a Calendar window counts what it grants within Margin of a reset on both sides. It is at most
+	// Period, in whole microseconds, and for Calendar and Fixed less than half the time between two
+	// resets. The default is 0. Concurrency windows have none.
 	Margin time.Duration
 
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
@@ -177,16 +174,11 @@ const (
 	// AdaptOff grants as much as the windows do after the pause.
 	AdaptOff Adapt = "off"
 
-	// AdaptSpread spreads grants evenly over the period. It ends when no call was refused for the time
-	// of 600 calls, at least a minute and at most an hour.
-	AdaptSpread Adapt = "spread"
-
-	// AdaptFull spreads grants and, if calls are still refused, lowers the rate by an eighth, down to
-	// a 64th of the limit. The rate then grows again, slowly around the one that was refused last.
-	AdaptFull Adapt = "full"
+	// AdaptOn spreads grants evenly over the period, until no call was refused for the time of 600 calls,
+	// at least a minute and at most an hour. If calls are still refused, it lowers the rate by an eighth,
+	// down to a 64th of the limit. The rate then grows again, slowly around the one that was refused last.
+	AdaptOn Adapt = "on"
 )
-
-var adapts = []Adapt{AdaptOff, AdaptSpread, AdaptFull} // in the order of their numbers in the scripts
 
 // A FailMode says what Reserve and Wait do while Redis does not answer. They wait for a Redis that
 // hangs for 5 seconds, and for 5 more behind a call that is under way. If their context ends before
@@ -222,35 +214,27 @@ const (
 	RequeueEarliestReset Requeue = "earliest-reset"
 )
 
-// An Anchor says where the buckets of a fixed window begin.
-type Anchor string
-
-const (
-	AnchorClock    Anchor = "clock"     // at whole multiples of the period since 1970, in UTC
-	AnchorFirstUse Anchor = "first-use" // at the first grant after the end of the last bucket
-)
-
 // WithDefaults returns a copy with every default written out.
 func (w Window) WithDefaults() Window {
 	w.Algorithm, w.Unit = cmp.Or(w.Algorithm, AlgorithmSliding), cmp.Or(w.Unit, Requests)
 	if a := algorithms[w.Algorithm]; a != nil && a.Defaults != nil {
 		n := w.numbers()
 		a.Defaults(&n)
-		w.Anchor, w.Burst, w.Lease, w.Timezone = Anchor(n.Anchor), n.Burst, n.Lease, n.Timezone
+		w.Burst, w.Lease, w.Timezone = n.Burst, n.Lease, n.Timezone
 	}
 	return w
 }
 
 func (w Window) numbers() algorithm.Window {
 	return algorithm.Window{
-		Anchor: string(w.Anchor), Burst: w.Burst, Limit: w.Limit, Lease: w.Lease,
+		Burst: w.Burst, Limit: w.Limit, Lease: w.Lease,
 		Margin: w.Margin, Period: w.Period, Resets: w.Resets, Timezone: w.Timezone,
 	}
 }
 
 // WithDefaults returns a deep copy with every default written out.
 func (p Policy) WithDefaults() Policy {
-	p.Adapt = cmp.Or(p.Adapt, AdaptFull)
+	p.Adapt = cmp.Or(p.Adapt, AdaptOn)
 	p.BatchShare = cmp.Or(p.BatchShare, DefaultBatchShare)
 	p.Fail = cmp.Or(p.Fail, FailClosed)
 	p.MaxPause = cmp.Or(p.MaxPause, DefaultMaxPause)

@@ -75,12 +75,9 @@ func TestPoliciesAreValidated(t *testing.T) {
 		{change(func(w *window) { w.Scope = throttle.Per("") }), `, window "a": per "": ` + nameHint},
 		{change(func(w *window) { w.Scope = throttle.Per("user", "ip", "user") }), `, window "a": per [ip user user]: must name every attribute once`},
 		{change(func(w *window) { w.Burst = 3 }), `, window "a": burst 3: is for windows with "algorithm: gcra"`},
-		{change(func(w *window) { w.Anchor = throttle.AnchorClock }), `, window "a": anchor "clock": is for windows with "algorithm: fixed"`},
 
-		{change(func(w *window) { w.Algorithm, w.Anchor = throttle.AlgorithmFixed, "noon" }), `, window "a": anchor "noon": must be "clock" or "first-use"`},
 		{change(func(w *window) { w.Algorithm, w.Margin = throttle.AlgorithmFixed, 30*s }), `, window "a": margin 30s: must be less than half the period of a fixed window`},
 		{change(func(w *window) { w.Algorithm, w.Margin = throttle.AlgorithmFixed, 30*s-us }), ``},
-		{change(func(w *window) { w.Algorithm, w.Margin, w.Anchor = throttle.AlgorithmFixed, m, throttle.AnchorFirstUse }), ``},
 		{change(func(w *window) { w.Algorithm, w.Burst = throttle.AlgorithmGCRA, -1 }), `, window "a": burst -1: must be 1 to 1000000000000`},
 		{change(func(w *window) { w.Algorithm, w.Burst = throttle.AlgorithmGCRA, throttle.MaxLimit+1 }), `, window "a": burst 1000000000001: must be 1 to 1000000000000`},
 		{change(func(w *window) { w.Algorithm, w.Burst, w.Limit, w.Period = throttle.AlgorithmGCRA, 1e12, 1, m }), ``},
@@ -173,11 +170,11 @@ func TestPoliciesHaveDefaults(t *testing.T) {
 		},
 	}
 	want := throttle.Policy{
-		Adapt: throttle.AdaptFull, BatchShare: 0.05, Fail: throttle.FailClosed, MaxPause: h, Mode: throttle.ModeEnforce, Name: "p", Upstream: throttle.UpstreamTenant, Requeue: throttle.RequeueWhenFits, Shards: 1,
+		Adapt: throttle.AdaptOn, BatchShare: 0.05, Fail: throttle.FailClosed, MaxPause: h, Mode: throttle.ModeEnforce, Name: "p", Upstream: throttle.UpstreamTenant, Requeue: throttle.RequeueWhenFits, Shards: 1,
 		Tenants: map[string]throttle.Tenant{"acme": {Weight: 1}},
 		Windows: []throttle.Window{
 			{Algorithm: throttle.AlgorithmSliding, Name: "s", Limit: 5, Period: m, Scope: throttle.Per("tenant"), Unit: "requests"},
-			{Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorClock, Name: "f", Limit: 5, Period: m, Scope: throttle.Per("ip", "user"), Unit: "requests"},
+			{Algorithm: throttle.AlgorithmFixed, Name: "f", Limit: 5, Period: m, Scope: throttle.Per("ip", "user"), Unit: "requests"},
 			{Algorithm: throttle.AlgorithmGCRA, Burst: 5, Name: "g", Limit: 5, Period: m, Scope: throttle.ScopeShared, Unit: "tokens"},
 		},
 	}

@@ -187,7 +187,7 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 		return Refusal{}, err
 	}
 	refused := script.Refused{
-		Adapt: int64(slices.Index(adapts, o.Adapt)), By: r.limiter.config.Name, Cause: cause, Tenant: r.Tenant,
+		Adapt: o.Adapt == AdaptOn, By: r.limiter.config.Name, Cause: cause, Tenant: r.Tenant,
 	}
 	if pause == 0 {
 		pause, refused.Guess = DefaultPause, o.MaxPause.Microseconds()

@@ -85,7 +85,7 @@ func (p Policy) Validate() error {
 	p = p.WithDefaults()
 	c := problems{at: PolicyError{Policy: p.Name}}
 	c.must(nameShape.MatchString(p.Name), "name", p.Name, nameHint)
-	mustBeOneOf(&c, "adapt", p.Adapt, adapts...)
+	mustBeOneOf(&c, "adapt", p.Adapt, AdaptOff, AdaptOn)
 	between(&c, "batch_share", p.BatchShare, MinBatchShare, MaxBatchShare)
 	mustBeOneOf(&c, "fail", p.Fail, FailClosed, FailOpen)
 	mustBeOneOf(&c, "mode", p.Mode, ModeEnforce, ModeObserve)
@@ -178,7 +178,6 @@ func (w Window) check(c *problems) {
 		{algorithm.OptionLease, w.Lease, w.Lease != 0},
 		{algorithm.OptionResets, w.Resets, w.Resets != ""},
 		{algorithm.OptionTimezone, w.Timezone, w.Timezone != ""},
-		{algorithm.OptionAnchor, string(w.Anchor), w.Anchor != ""},
 	} {
 		if f.set && !a.Has(f.option) {
 			only := strings.ReplaceAll(algorithmNames(f.option), `"`, "")

@@ -35,7 +35,7 @@ policies:
 	equal(t, e.stdout, `policies:
 - name: github-api
   match: ['http:*', 'github:sync']
-  adapt: full
+  adapt: "on"
   batch_share: 0.05
   fail: closed
   max_pause: 1h
@@ -48,12 +48,12 @@ policies:
   - {name: burst, limit: 5, period: 3s, algorithm: sliding, margin: 50ms, per: [tenant], unit: requests}
   - {name: provider, limit: 100, period: 1s, algorithm: sliding, per: [], unit: requests}
   - {name: spend, limit: 90000, period: 1h, algorithm: gcra, burst: 20000, per: [tenant], unit: tokens}
-  - {name: daily, limit: 1000, period: 24h, algorithm: fixed, anchor: clock, per: [tenant], unit: requests}
+  - {name: daily, limit: 1000, period: 24h, algorithm: fixed, per: [tenant], unit: requests}
   tenants:
     acme: {weight: 2, windows: {per-minute: {limit: 50}, spend: {burst: 9}}}
     internal: {exempt: true, weight: 1}
 - name: slow
-  adapt: full
+  adapt: "on"
   batch_share: 0.05
   fail: open
   max_pause: 1h
@@ -114,7 +114,7 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 		fields map[string][2]string
 	}{
 		{reflect.TypeFor[throttle.Policy](), map[string][2]string{
-			"Adapt":  policy("adapt: spread"),
+			"Adapt":  policy("adapt: off"),
 			"Shards": policy("shards: 4"),
 			"Fail":   policy("fail: open"),
 
@@ -134,7 +134,6 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 		}},
 		{reflect.TypeFor[throttle.Window](), map[string][2]string{
 			"Algorithm": window(one, fixed),
-			"Anchor":    window(fixed, strings.Replace(fixed, "}", ", anchor: first-use}", 1)),
 			"Burst":     window(gcra, strings.Replace(gcra, "}", ", burst: 3}", 1)),
 			"Lease":     window(slots, strings.Replace(slots, "}", ", lease: 77s}", 1)),
 			"Limit":     window(one, strings.Replace(one, "7", "8", 1)),

@@ -32,10 +32,7 @@ func soakPolicy() throttle.Policy {
 		Windows: []throttle.Window{
 			{Name: "tenant", Limit: tenantLimit, Period: windowPeriod},
 			{Name: "shared", Limit: sharedLimit, Period: windowPeriod, Scope: throttle.ScopeShared},
-			{
-				Name: ledgerWindow, Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse,
-				Limit: throttle.MaxLimit, Period: 24 * time.Hour,
-			},
+			{Name: ledgerWindow, Limit: throttle.MaxLimit, Period: 24 * time.Hour},
 		},
 	}
 }

@@ -48,7 +48,7 @@ policies:
 	// policies:
 	// - name: github-api
 	//   match: ['github:*']
-	//   adapt: full
+	//   adapt: "on"
 	//   batch_share: 0.05
 	//   fail: closed
 	//   max_pause: 1h

@@ -10,7 +10,6 @@ import (
 // A Window is a window as algorithms see it: see the fields of the same names of
 // throttle.Window.
 type Window struct {
-	Anchor           string
 	Burst, Limit     int64
 	Lease            time.Duration
 	Margin, Period   time.Duration
@@ -69,7 +68,6 @@ type Algorithm struct {
 type Option string
 
 const (
-	OptionAnchor   Option = "anchor"
 	OptionBurst    Option = "burst"
 	OptionLease    Option = "lease"
 	OptionMargin   Option = "margin"

@@ -150,7 +150,6 @@ func TestWorkersOfTwoPoliciesEachHoldTheirLimit(t *testing.T) {
 		"sliding, scope":  {Period: h, Scope: throttle.ScopeShared},
 		"fixed":           {Algorithm: throttle.AlgorithmFixed, Period: h},
 		"fixed, longer":   {Algorithm: throttle.AlgorithmFixed, Period: 24 * h},
-		"first use":       {Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Period: h},
 		"gcra":            {Algorithm: throttle.AlgorithmGCRA, Period: 100 * h},
 		"gcra, slower":    {Algorithm: throttle.AlgorithmGCRA, Period: 200 * h},
 		"calendar":        {Algorithm: throttle.AlgorithmCalendar, Resets: "@monthly"},

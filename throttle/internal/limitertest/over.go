@@ -33,12 +33,6 @@ func MostOver(w throttle.Window, log []Grant) int64 {
 				drained := span.Quo(span.Mul(span, big.NewInt(w.Limit)), big.NewInt(period)).Int64()
 				worst = max(worst, units-w.Burst-drained)
 			}
-		case w.Anchor == throttle.AnchorFirstUse:
-			if bucket < 0 || log[i].At >= bucket+period {
-				bucket, inBucket = log[i].At, 0
-			}
-			inBucket += log[i].Units
-			worst = max(worst, inBucket-w.Limit)
 		default:
 			if b := log[i].At / w.Period.Microseconds(); b != bucket {
 				bucket, inBucket = b, 0

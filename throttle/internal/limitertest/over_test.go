@@ -12,7 +12,6 @@ func TestTheMostAboveALimitIsFound(t *testing.T) {
 	const us = time.Microsecond
 	sliding := throttle.Window{Limit: 3, Period: 10 * us}
 	fixed := throttle.Window{Algorithm: throttle.AlgorithmFixed, Limit: 3, Period: 10 * us}
-	first := throttle.Window{Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 3, Period: 10 * us}
 	gcra := throttle.Window{Algorithm: throttle.AlgorithmGCRA, Limit: 5, Burst: 3, Period: 10 * us}
 	for i, tc := range []struct {
 		w    throttle.Window
@@ -24,8 +23,6 @@ func TestTheMostAboveALimitIsFound(t *testing.T) {
 		{sliding, []Grant{{5, 1}, {6, 1}}, -1},
 		{fixed, []Grant{{9, 3}, {10, 3}}, 0},
 		{fixed, []Grant{{10, 3}, {19, 1}}, 1},
-		{first, []Grant{{9, 3}, {19, 3}}, 0},
-		{first, []Grant{{9, 3}, {18, 1}}, 1},
 		{gcra, []Grant{{0, 3}, {2, 1}, {4, 1}}, 0},
 		{gcra, []Grant{{0, 3}, {2, 1}, {3, 1}}, 1},
 	} {

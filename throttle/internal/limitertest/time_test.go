@@ -54,10 +54,9 @@ func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
 	cases := map[string]throttle.Window{}
 	for _, period := range []time.Duration{5 * ms, 100 * ms, 900 * ms, 1900 * ms, 24 * h} {
 		for name, w := range map[string]throttle.Window{
-			"sliding":   {Algorithm: throttle.AlgorithmSliding, Margin: period / 5},
-			"fixed":     {Algorithm: throttle.AlgorithmFixed},
-			"first use": {Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse},
-			"gcra":      {Algorithm: throttle.AlgorithmGCRA},
+			"sliding": {Algorithm: throttle.AlgorithmSliding, Margin: period / 5},
+			"fixed":   {Algorithm: throttle.AlgorithmFixed},
+			"gcra":    {Algorithm: throttle.AlgorithmGCRA},
 		} {
 			w.Name, w.Limit, w.Period = "w", 3, period
 			cases[fmt.Sprint(period, " ", name)] = w

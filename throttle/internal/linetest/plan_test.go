@@ -160,7 +160,6 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 		"sliding":               {Limit: 9, Period: 10 * s},
 		"sliding, of many":      {Limit: 900, Period: 10 * s}, // entries of two bytes of units
 		"fixed":                 {Algorithm: throttle.AlgorithmFixed, Limit: 9, Period: 20 * s},
-		"fixed, by first use":   {Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 9, Period: 20 * s},
 		"calendar":              {Algorithm: throttle.AlgorithmCalendar, Limit: 9, Resets: "* * * * *"},
 		"gcra":                  {Algorithm: throttle.AlgorithmGCRA, Limit: 9, Burst: 9, Period: 10 * s},
 		"gcra, with a fraction": {Algorithm: throttle.AlgorithmGCRA, Limit: 7, Burst: 9, Period: 11 * s},

@@ -54,12 +54,11 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 		return w
 	}
 	limitertest.EachCase(t, map[string]throttle.Window{
-		"sliding":   window(throttle.Window{Limit: 1000, Period: m}),
-		"merged":    window(throttle.Window{Limit: 1000, Period: 10 * h}),
-		"fixed":     window(throttle.Window{Limit: 1000, Period: m, Algorithm: throttle.AlgorithmFixed}),
-		"first use": window(throttle.Window{Limit: 1000, Period: m, Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse}),
-		"gcra":      window(throttle.Window{Limit: 1, Burst: 1000, Period: h, Algorithm: throttle.AlgorithmGCRA}),
-		"calendar":  window(throttle.Window{Limit: 1000, Resets: "* * * * *", Algorithm: throttle.AlgorithmCalendar}),
+		"sliding":  window(throttle.Window{Limit: 1000, Period: m}),
+		"merged":   window(throttle.Window{Limit: 1000, Period: 10 * h}),
+		"fixed":    window(throttle.Window{Limit: 1000, Period: m, Algorithm: throttle.AlgorithmFixed}),
+		"gcra":     window(throttle.Window{Limit: 1, Burst: 1000, Period: h, Algorithm: throttle.AlgorithmGCRA}),
+		"calendar": window(throttle.Window{Limit: 1000, Resets: "* * * * *", Algorithm: throttle.AlgorithmCalendar}),
 	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
 		st := newStory(t, client, limitertest.Policy(w))
 		tokens := throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{"tokens": 10}}

@@ -18,7 +18,6 @@ import (
 type adaptModel struct {
 	cycle    float64 // how long the window takes for all that it holds
 	capacity float64
-	full     bool // the rate changes too; else grants are only spread
 
 	cut, peak  float64 // when the rate was cut last, and around which it grows slowly; 0 before
 	from       float64 // since when it grows
@@ -92,8 +91,8 @@ func (m *adaptModel) refused(now, at, said float64) float64 {
 	wait = math.Ceil(wait)
 	switch {
 	case !known:
-		*m = adaptModel{cycle: m.cycle, capacity: m.capacity, full: m.full, cut: now}
-	case m.full && at > m.cut+m.span()/2:
+		*m = adaptModel{cycle: m.cycle, capacity: m.capacity, cut: now}
+	case at > m.cut+m.span()/2:
 		m.peak, m.cut, m.from = math.Floor(m.rateAt(now)*adaptKeep*adaptParts)/adaptParts, now, now+wait
 	}
 	m.last, m.wait = now, wait
@@ -112,11 +111,10 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 	expect.Must(t, client.FlushDB(t.Context()).Err())
 	period := rapid.SampledFrom([]time.Duration{time.Second, 2050 * time.Millisecond, 100 * time.Second, time.Hour}).Draw(t, "period")
 	limit := rapid.SampledFrom([]int64{5, 20, 1000}).Draw(t, "limit")
-	adapt := rapid.SampledFrom([]throttle.Adapt{throttle.AdaptFull, throttle.AdaptSpread}).Draw(t, "adapt")
 	l, c := limitertest.NewWithClock(t, client, throttle.Policy{
-		Name: "p", Adapt: adapt, Windows: []throttle.Window{{Name: "w", Limit: limit, Period: period, Scope: throttle.ScopeShared}},
+		Name: "p", Windows: []throttle.Window{{Name: "w", Limit: limit, Period: period, Scope: throttle.ScopeShared}},
 	})
-	model := &adaptModel{cycle: toUS(period), capacity: float64(limit), full: adapt == throttle.AdaptFull}
+	model := &adaptModel{cycle: toUS(period), capacity: float64(limit)}
 	spacing := period / time.Duration(limit)
 	var now, paused time.Duration
 	var log []limitertest.Grant

@@ -38,7 +38,7 @@ type simulation struct {
 func simulate(seed uint64, count apitest.Count, jobs int, until time.Duration, adapt bool) *simulation {
 	s := &simulation{count: count, jobs: jobs, until: until, slots: 8, random: rand.New(rand.NewPCG(seed, seed))}
 	if adapt {
-		s.model = &adaptModel{cycle: toUS(apiPeriod + apiMargin), capacity: apiLimit, full: true}
+		s.model = &adaptModel{cycle: toUS(apiPeriod + apiMargin), capacity: apiLimit}
 	}
 	s.after(0, s.grant)
 	for s.Next(until) {

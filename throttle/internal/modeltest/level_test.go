@@ -10,11 +10,8 @@ import (
 
 // level is how many units count at t, which is not before the last event.
 func level(w throttle.Window, log []*event, t int64) *big.Rat {
-	switch {
-	case w.Algorithm == throttle.AlgorithmGCRA:
+	if w.Algorithm == throttle.AlgorithmGCRA {
 		return bucketLevel(w, log, t)
-	case w.Anchor == throttle.AnchorFirstUse:
-		return big.NewRat(firstUse(w, log, t), 1)
 	}
 	period, units := w.Period.Microseconds(), int64(0)
 	for _, e := range log {
@@ -27,30 +24,6 @@ func level(w throttle.Window, log []*event, t int64) *big.Rat {
 		}
 	}
 	return big.NewRat(units, 1)
-}
-
-// firstUse goes through the buckets from the first one on.
-func firstUse(w throttle.Window, log []*event, t int64) int64 {
-	length := (w.Period + w.Margin).Microseconds()
-	start, used := int64(0), int64(0)
-	for _, e := range log {
-		if e.at >= start+length {
-			used = 0
-		}
-		switch {
-		case e.of == nil && e.units > 0:
-			if used == 0 {
-				start = e.at
-			}
-			used += e.units
-		case e.of != nil && e.of.at >= start:
-			used = max(0, used-e.units)
-		}
-	}
-	if t >= start+length {
-		return 0
-	}
-	return used
 }
 
 // bucketLevel pours and drains from the first event on, in exact fractions.
@@ -133,10 +106,10 @@ func drainsTo(w throttle.Window, log []*event, t, units int64) int64 {
 	return t + max(0, ceil(over.Quo(over, rateOf(w))))
 }
 
-// closed reports whether t is in the margin at the end of a bucket by the clock.
+// closed reports whether t is in the margin at the end of a bucket.
 func closed(w throttle.Window, t int64) bool {
 	period := w.Period.Microseconds()
-	return w.Algorithm == throttle.AlgorithmFixed && w.Anchor == throttle.AnchorClock && t%period >= period-w.Margin.Microseconds()
+	return w.Algorithm == throttle.AlgorithmFixed && t%period >= period-w.Margin.Microseconds()
 }
 
 // first tries every time from t on at which anything can change.

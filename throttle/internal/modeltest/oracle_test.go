@@ -27,13 +27,10 @@ func anyWindow(t *rapid.T, i int) throttle.Window {
 		Period:    rapid.SampledFrom([]time.Duration{s, 1900 * ms, 7 * s, 10 * s, m, 24 * h}).Draw(t, "period"),
 		Unit:      rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
 	}
-	switch w.Algorithm {
-	case throttle.AlgorithmGCRA:
+	if w.Algorithm == throttle.AlgorithmGCRA {
 		w.Burst = rapid.Int64Range(1, 8).Draw(t, "burst")
 		w.Limit = rapid.SampledFrom([]int64{w.Limit, w.Limit, 999_999_937}).Draw(t, "gcra limit")
 		w.Period = rapid.SampledFrom([]time.Duration{s, 1900 * ms, 3 * s, 366*24*h - us}).Draw(t, "gcra period")
-	case throttle.AlgorithmFixed:
-		w.Anchor = rapid.SampledFrom([]throttle.Anchor{throttle.AnchorClock, throttle.AnchorFirstUse}).Draw(t, "anchor")
 	}
 	if rapid.Bool().Draw(t, "margin") {
 		w.Margin = (w.Period / 20).Truncate(us)

@@ -56,7 +56,7 @@ type Request struct {
 type Refused struct {
 	Wait   int64  `json:"wait"`             // how long nothing is granted
 	Guess  int64  `json:"guess,omitempty"`  // the longest pause, if the upstream did not say how long; else 0
-	Adapt  int64  `json:"adapt,omitempty"`  // 0 not, 1 by spreading grants, 2 by the rate too
+	Adapt  bool   `json:"adapt,omitempty"`  // whether the scopes adapt
 	Tenant string `json:"tenant,omitempty"` // the one that was refused
 	Cause  string `json:"cause,omitempty"`  // the upstream's word for it; empty if that is unknown
 	By     string `json:"by,omitempty"`     // which limiter reported it

@@ -66,10 +66,10 @@ local function new_upstream()
   end
 
   -- adapt notes that what was granted at `at` was refused: for `wait`, or for an unknown time if
-  -- `guess`, the longest pause, is above 0. `full`: the rate changes too. It returns how long to
-  -- pause, and whether the rate changes, or grants begin to be spread; nil if the scope has nothing
-  -- to adapt. Refusals of earlier grants than the last known refusal are one with it.
-  local function adapt(scope, now, at, wait, guess, full)
+  -- `guess`, the longest pause, is above 0. It returns how long to pause, and whether the rate changes, or
+  -- grants begin to be spread; nil if the scope has nothing to adapt. Refusals of earlier grants than the
+  -- last known refusal are one with it.
+  local function adapt(scope, now, at, wait, guess)
     local period, _, unit = shortest(scope)
     if not period then return nil end
     local before, span = state_of(scope, ADAPTED, now), min(period, MINUTE)
@@ -82,7 +82,7 @@ local function new_upstream()
       wait = min(ceil(wait), guess)
     end
     local a, changes = before or {cut = now, since = now, refusals = 0, next = 0}, not before
-    if before and full and at > a.cut + span / 2 then
+    if before and at > a.cut + span / 2 then
       a.peak, a.cut, a.from = floor(rate_at(a, now, unit) * KEEP * PARTS), now, now + wait
       changes = true
     end
@@ -151,13 +151,13 @@ local function new_upstream()
     end
   end
 
-  -- pause notes a refusal. With `adapt` the scope adapts: 1 by spreading, 2 also by the rate. It returns
-  -- whether a pause began that the upstream asked for, or the rate changed.
+  -- pause notes a refusal, to which the scope adapts if the policy does. It returns whether a pause began
+  -- that the upstream asked for, or the rate changed.
   local function pause(scope, now, r)
     local refused, adapted, changes = r.refused, nil, nil
     local wait, guess, before = refused.wait, refused.guess or 0, state_of(scope, PAUSE, now)
     if refused.adapt then
-      adapted, changes = adapt(scope, now, r.at, wait, guess, refused.adapt == 2)
+      adapted, changes = adapt(scope, now, r.at, wait, guess)
       if adapted == 0 then return false end
       wait = adapted or wait
     end

@@ -127,7 +127,7 @@ func (c *claims) take() {
 	most := min(len(c.waiting), MaxTake)
 	c.taking, c.next = true, time.Now().Add(maxTakeInterval)
 	c.mu.Unlock()
-	cp, err := c.limiter.findLine(c.line, true)
+	cp, err := c.limiter.policyOfLine(c.line, true)
 	var reply script.Taken
 	next := maxTakeInterval
 	if err == nil {
@@ -172,7 +172,7 @@ func (w *waiter) deliver(ticket *script.TakenTicket) {
 
 // refundLater gives back, in the background, what a claim got for which nobody waits.
 func (l *Limiter) refundLater(line string, t script.TakenTicket) {
-	cp, err := l.findLine(line, true)
+	cp, err := l.policyOfLine(line, true)
 	if err != nil {
 		return
 	}

@@ -44,7 +44,7 @@ type Standing struct {
 
 // Stand completes standings, and changes nothing. Errors are Take's and that of the TenantFunc.
 func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
-	cp, err := n.limiter.findLine(n.name, true)
+	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err 
 			s.Flow = cp.flow(script.Escape(queue), s.Request)
 		}
 	default:
-		s.operation, err = cp.newOperation(Request{}, n.limiter.interventions.Load().over(cp, "", Tenant{}))
+		s.operation, err = cp.newOperation(Request{}, n.limiter.interventions.Load().applyTo(cp, "", Tenant{}))
 	}
 	if s.Request.Ticket.Queue = queue; s.operation != nil {
 		s.Weight = float64(s.operation.weight()) / 1000

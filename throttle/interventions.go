@@ -54,19 +54,19 @@ func (i Interventions) InForce(at time.Time) Interventions {
 	return now
 }
 
-// A caseOf names a policy, and a tenant of it, or "" for all.
-type caseOf struct{ policy, tenant string }
+// A target names a policy, and a tenant of it, or "" for all.
+type target struct{ policy, tenant string }
 
 // interventions are Interventions, by what they are about.
 type interventions struct {
 	all       Interventions
 	offset    time.Duration // of the clock of Redis from the one of this machine
-	overrides map[caseOf]*TenantOverride
-	pauses    map[caseOf]OperatorPause
+	overrides map[target]*TenantOverride
+	pauses    map[target]OperatorPause
 }
 
-// A tenantNow is a tenant as operators have changed it.
-type tenantNow struct {
+// An effectiveTenant is a tenant as operators have changed it.
+type effectiveTenant struct {
 	Tenant
 	pause       *OperatorPause // the longest that holds it back, or nil
 	pausedUntil int64          // the end of a pause of this tenant alone (us, by the clock of Redis)
@@ -78,13 +78,13 @@ type tenantNow struct {
 func (l *Limiter) SetInterventions(i Interventions) {
 	now := &interventions{
 		all: i.InForce(i.At), offset: time.Until(i.At),
-		overrides: map[caseOf]*TenantOverride{}, pauses: map[caseOf]OperatorPause{},
+		overrides: map[target]*TenantOverride{}, pauses: map[target]OperatorPause{},
 	}
 	for _, o := range now.all.Overrides {
-		now.overrides[caseOf{o.Policy, o.Tenant}] = &o
+		now.overrides[target{o.Policy, o.Tenant}] = &o
 	}
 	for _, p := range now.all.Pauses {
-		now.pauses[caseOf{p.Policy, p.Tenant}] = p
+		now.pauses[target{p.Policy, p.Tenant}] = p
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
@@ -109,8 +109,8 @@ func (l *Limiter) Interventions() Interventions {
 
 // changed returns the tenants for whose tickets in line something has changed. What all tenants share is
 // not written there.
-func (now *interventions) changed(before *interventions) map[caseOf]bool {
-	changed := map[caseOf]bool{}
+func (now *interventions) changed(before *interventions) map[target]bool {
+	changed := map[target]bool{}
 	for _, both := range [][2]*interventions{{now, before}, {before, now}} {
 		one, other := both[0], both[1]
 		for c, o := range one.overrides {
@@ -141,19 +141,19 @@ func (o TenantOverride) settings() TenantOverride {
 	return o
 }
 
-// over returns a tenant's settings as operators have changed them.
-func (now *interventions) over(cp *compiledPolicy, name string, settings Tenant) tenantNow {
-	t := tenantNow{Tenant: settings}
+// applyTo returns a tenant's settings as operators have changed them.
+func (now *interventions) applyTo(cp *compiledPolicy, name string, settings Tenant) effectiveTenant {
+	t := effectiveTenant{Tenant: settings}
 	if len(now.overrides)+len(now.pauses) == 0 {
 		return t
 	}
-	tenant := caseOf{cp.Name, name}
+	tenant := target{cp.Name, name}
 	if o := now.overrides[tenant]; o != nil && now.left(o.Until) > 0 {
 		if changed, err := cp.overridden(name, settings, o); err == nil {
 			t.Tenant = changed
 		}
 	}
-	for _, c := range []caseOf{tenant, {cp.Name, ""}} {
+	for _, c := range []target{tenant, {cp.Name, ""}} {
 		p := now.pauses[c]
 		if now.left(p.Until) <= 0 { // also if there is none
 			continue
@@ -190,7 +190,7 @@ func (cp *compiledPolicy) overridden(name string, t Tenant, o *TenantOverride) (
 // ValidateOverride returns a *PolicyError if the override does not suit the policy of its name, as
 // it is here.
 func (l *Limiter) ValidateOverride(o TenantOverride) error {
-	cp, err := l.find(o.Policy, o.Tenant)
+	cp, err := l.policyFor(o.Policy, o.Tenant)
 	if err != nil {
 		return &PolicyError{Policy: o.Policy, Field: "name", Value: o.Policy, Hint: "must be a policy in force"}
 	}

@@ -232,7 +232,7 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 // call, unless the windows count by the tenant alone, or by nothing. If it fails or ctx ends, some
 // counts are empty: repeat it. Errors are Take's.
 func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error) {
-	cp, err := l.find(policy, tenant)
+	cp, err := l.policyFor(policy, tenant)
 	if err != nil {
 		return 0, err
 	}
@@ -267,7 +267,7 @@ func (l *Limiter) Check(ctx context.Context, r Request) error {
 }
 
 func (l *Limiter) checked(ctx context.Context, r Request) (*operation, error) {
-	cp, err := l.find(r.Policy, r.Tenant)
+	cp, err := l.policyFor(r.Policy, r.Tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -291,16 +291,16 @@ func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request)
 
 // tenant returns the settings of a tenant. Beside an error they are the policy's. Those have to do for what
 // was granted: own limits matter less than its units.
-func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (tenantNow, error) {
-	t, err := l.lookUp(ctx, cp, name)
+func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (effectiveTenant, error) {
+	t, err := l.configuredTenant(ctx, cp, name)
 	if err != nil {
 		t = cp.Tenants[name]
 	}
-	return l.interventions.Load().over(cp, name, t), err
+	return l.interventions.Load().applyTo(cp, name, t), err
 }
 
-// lookUp asks the TenantFunc, and then the policy.
-func (l *Limiter) lookUp(ctx context.Context, cp *compiledPolicy, name string) (t Tenant, err error) {
+// configuredTenant asks the TenantFunc, and then the policy.
+func (l *Limiter) configuredTenant(ctx context.Context, cp *compiledPolicy, name string) (t Tenant, err error) {
 	if l.config.Tenants == nil {
 		return cp.Tenants[name], nil
 	}

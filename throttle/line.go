@@ -47,7 +47,7 @@ type Place struct {
 // of the TenantFunc.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	removed := n.limiter.policies.Load().byName[PolicyOf(n.name)] == nil
-	cp, err := n.limiter.findLine(n.name, removed)
+	cp, err := n.limiter.policyOfLine(n.name, removed)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func (o *operation) placed(a script.Answer) (Place, error) {
 // one tenant, or with "" all. It reads all in any case. Calls that wait in place are left out, and
 // a ticket may come twice. Errors are Take's and those of do.
 func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) error) error {
-	cp, err := n.limiter.findLine(n.name, true)
+	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {
 		return err
 	}
@@ -145,7 +145,7 @@ func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) err
 // Len returns how many tickets are in line, with those of calls that wait in place. It is one short
 // command. Errors are Take's.
 func (n *Line) Len(ctx context.Context) (int64, error) {
-	cp, err := n.limiter.findLine(n.name, true)
+	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {
 		return 0, err
 	}
@@ -155,7 +155,7 @@ func (n *Line) Len(ctx context.Context) (int64, error) {
 
 // Leave withdraws tickets from the line. It ignores tickets that do not wait. Errors are Take's.
 func (n *Line) Leave(ctx context.Context, tickets ...Ticket) error {
-	cp, err := n.limiter.findLine(n.name, true)
+	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {
 		return err
 	}

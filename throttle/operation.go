@@ -18,7 +18,7 @@ import (
 type operation struct {
 	*compiledPolicy
 	request Request
-	tenant  tenantNow
+	tenant  effectiveTenant
 	windows []window // as they hold for the tenant
 
 	observes bool // it is never denied, as the policy observes
@@ -28,7 +28,7 @@ type operation struct {
 
 // newOperation prepares a request. The zero Request is about what all tenants share: no count of the other
 // scopes has empty values. Errors are *RequestError.
-func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, error) {
+func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
 	exempt, ofOne := t.Exempt || r.Exempt, r.Policy != ""
 	t.Exempt = (exempt || cp.Mode == ModeObserve && ofOne) && t.pause == nil
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows}

@@ -119,26 +119,26 @@ func (cp *compiledPolicy) given() (Policy, bool) {
 	return p, true
 }
 
-// find returns the policy of that name, as it is for a tenant.
-func (l *Limiter) find(policy, tenant string) (*compiledPolicy, error) {
+// policyFor returns the policy of that name, as it is for a tenant.
+func (l *Limiter) policyFor(policy, tenant string) (*compiledPolicy, error) {
 	if shards := l.policies.Load().byName[policy]; shards != nil {
 		return shards[shardOf(tenant, len(shards))], nil
 	}
 	return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(policy))
 }
 
-// decides returns the policy that decides about what waits, or waited, in a line: that of the request's
+// policyThatDecides returns the policy that decides about what waits, or waited, in a line: that of the request's
 // name, or the removed one of the line.
-func (l *Limiter) decides(line string, r Request) (*compiledPolicy, error) {
-	cp, err := l.find(r.Policy, r.Tenant)
+func (l *Limiter) policyThatDecides(line string, r Request) (*compiledPolicy, error) {
+	cp, err := l.policyFor(r.Policy, r.Tenant)
 	if former := l.policies.Load().former[line]; err != nil && former != nil && former.Name == r.Policy {
 		return former, nil
 	}
 	return cp, err
 }
 
-// findLine returns the policy that has the line of that name, or with former one that was removed.
-func (l *Limiter) findLine(line string, former bool) (*compiledPolicy, error) {
+// policyOfLine returns the policy that has the line of that name, or with former one that was removed.
+func (l *Limiter) policyOfLine(line string, former bool) (*compiledPolicy, error) {
 	set := l.policies.Load()
 	cp := set.byLine[line]
 	if cp == nil && former {

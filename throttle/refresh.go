@@ -32,7 +32,7 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 }
 
 // refreshOr refreshes, or after an error has a take from a time on refresh all.
-func (l *Limiter) refreshOr(ctx context.Context, cp *compiledPolicy, only map[caseOf]bool, again time.Time) {
+func (l *Limiter) refreshOr(ctx context.Context, cp *compiledPolicy, only map[target]bool, again time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	if err := l.refresh(ctx, cp, only); err != nil {
@@ -42,10 +42,10 @@ func (l *Limiter) refreshOr(ctx context.Context, cp *compiledPolicy, only map[ca
 
 // refresh applies the present settings of tenants to the tickets in line: of some tenants, or with
 // nil of all.
-func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[caseOf]bool) error {
+func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[target]bool) error {
 	cp.refreshing.Lock() // an older policy must not be applied last
 	defer cp.refreshing.Unlock()
-	known := map[string]tenantNow{}
+	known := map[string]effectiveTenant{}
 	return l.runner.Flows(ctx, cp.line, func(flows []string) error {
 		if l.policies.Load().byLine[cp.line] != cp {
 			return nil
@@ -53,7 +53,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[case
 		var asks []script.Request
 		for _, flow := range flows {
 			r, ok := cp.requestOf(flow, "")
-			if !ok || only != nil && !only[caseOf{cp.Name, r.Tenant}] {
+			if !ok || only != nil && !only[target{cp.Name, r.Tenant}] {
 				continue // of other scopes than the policy has now, or of others
 			}
 			t, ok := known[r.Tenant]

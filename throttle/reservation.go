@@ -203,7 +203,7 @@ func (r Reservation) Lease() time.Duration {
 func (r Reservation) policy() (*compiledPolicy, error) {
 	switch {
 	case r.by != nil:
-		return r.limiter.findLine(r.by.line, true)
+		return r.limiter.policyOfLine(r.by.line, true)
 	case r.ID != "":
 		return nil, r.bad("id", r.ID, "must be of a reservation that a limiter of this process made")
 	}

@@ -59,7 +59,7 @@ type TakenTicket struct {
 // ErrClock, ErrReply and the context's error.
 func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	l := n.limiter
-	cp, err := l.findLine(n.name, true)
+	cp, err := l.policyOfLine(n.name, true)
 	if err != nil {
 		return Taken{}, err
 	}
@@ -102,7 +102,7 @@ func (l *Limiter) take(
 	ctx context.Context, cp *compiledPolicy, by *script.Taker, q script.TakeRequest,
 ) (script.Taken, time.Duration, error) {
 	now := l.interventions.Load()
-	paused := max(0, now.left(now.pauses[caseOf{policy: cp.Name}].Until))
+	paused := max(0, now.left(now.pauses[target{policy: cp.Name}].Until))
 	if paused > 0 {
 		q.Max = 0 // the line is asked all the same: it forgets queues that nobody asks for
 	}
@@ -138,7 +138,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 	ticket.Decision.Reservation = Reservation{
 		Request: r, At: ticket.Decision.At, ID: t.Granted, by: cp,
 	}
-	o, err := cp.newOperation(r, tenantNow{Tenant: cp.Tenants[t.Tenant]})
+	o, err := cp.newOperation(r, effectiveTenant{Tenant: cp.Tenants[t.Tenant]})
 	if err != nil || t.Windows == nil {
 		return ticket // it joined, or was taken, while the policy had other windows
 	}
@@ -152,7 +152,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 // Acknowledge reports that the tickets of the last Take arrived, as the next Take does. Call it if
 // none follows in time: see Take. Errors are Take's.
 func (n *Line) Acknowledge(ctx context.Context) error {
-	cp, err := n.limiter.findLine(n.name, true)
+	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {
 		return err
 	}
@@ -171,7 +171,7 @@ func (n *Line) Refund(ctx context.Context, tickets []TakenTicket) error {
 }
 
 func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) error {
-	now, err := n.limiter.findLine(n.name, true)
+	now, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {
 		return err
 	}
@@ -212,7 +212,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 // (Decision.Queued). A request that cannot be decided gets the zero TakenTicket: Limiter.Reserve
 // returns its error. Reserve does not fail open. Errors are Take's.
 func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, error) {
-	cp, err := n.limiter.findLine(n.name, false)
+	cp, err := n.limiter.policyOfLine(n.name, false)
 	if err != nil {
 		return nil, err
 	}
@@ -261,7 +261,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 // reserveAgain replaces a ticket, or a claim. The queue is as script.Flow takes it.
 func (n *Line) reserveAgain(ctx context.Context, t TakenTicket, queue string, r Request) (Decision, error) {
 	l := n.limiter
-	cp, err := l.decides(n.name, r)
+	cp, err := l.policyThatDecides(n.name, r)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -288,7 +288,7 @@ func (n *Line) reserveAgain(ctx context.Context, t TakenTicket, queue string, r 
 // taken. It does if neither policy nor job has changed since the join, or if the policy had further
 // scopes or units then, as in a rolling deploy.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
-	cp, err := n.limiter.decides(n.name, r)
+	cp, err := n.limiter.policyThatDecides(n.name, r)
 	return err == nil && cp.matches(t, script.Escape(t.Queue), r)
 }
 

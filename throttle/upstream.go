@@ -272,7 +272,7 @@ func (l *Limiter) upstreamOperation(ctx context.Context, r Reservation) (*operat
 	if r.by != nil {
 		line = r.by.line
 	}
-	cp, err := l.decides(line, r.Request)
+	cp, err := l.policyThatDecides(line, r.Request)
 	if err != nil {
 		return nil, err
 	}

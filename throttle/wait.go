@@ -28,7 +28,7 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	r.Ticket, r.Key, r.Front, r.Deadline = Ticket{}, "", false, time.Time{}
 	asked := r
 	asked.MaxWait = 0
-	cp, err := l.find(r.Policy, r.Tenant)
+	cp, err := l.policyFor(r.Policy, r.Tenant)
 	mayDeadlock := err == nil && cp.leases && CallerFrom(ctx).holdsFrom(r.Policy)
 	if r.MaxWait < 0 || mayDeadlock {
 		d, err := l.Reserve(ctx, asked)
@@ -148,7 +148,7 @@ func (w *waiter) use(
 	}
 	ticket := o.taken(*t)
 	l.config.Observer.Taken(o.Name, []TakenTicket{ticket})
-	cp, err := l.decides(o.line, r)
+	cp, err := l.policyThatDecides(o.line, r)
 	if err != nil || !cp.matches(ticket, w.claims.queue, r) {
 		d, err := l.Line(o.line).reserveAgain(ctx, ticket, w.claims.queue, r)
 		if err != nil || d.FailedOpen != nil {

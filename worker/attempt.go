@@ -37,7 +37,7 @@ type attempt struct {
 	begun       time.Time
 	call        string                  // by which it is active
 	releaseSlot func()                  // makes its slot free, once
-	grant       *dispatch.Grant         // what was decided before it was handed out; nil: nothing
+	verdict     *dispatch.Verdict       // what was decided before it was handed out; nil: nothing
 	message     asynqredis.Message      // the task as it was stored when it was picked up
 	outcome     atomic.Pointer[outcome] // nil: asynq decides, but must not delete the task
 
@@ -56,11 +56,9 @@ type outcome struct {
 
 // A requeueOrder says how a task goes back to wait.
 type requeueOrder struct {
-	asynqredis.Restored
+	asynqredis.RestoreOptions
 	queued bool // its ticket is in line
 }
-
-func (a *attempt) running() bool { return a.ctx != nil && a.ctx.Err() == nil }
 
 // isWaiting reports whether the task is to wait if its attempt ends now.
 func (a *attempt) isWaiting() bool {
@@ -99,13 +97,13 @@ func (as *attempts) begin(task dispatch.Task) *attempt {
 	}
 	begun := &attempt{
 		Ref: task.Ref, begun: now, call: task.Call, releaseSlot: sync.OnceFunc(as.onEnd),
-		grant: task.Grant, message: task.Message,
+		verdict: task.Verdict, message: task.Message,
 	}
 	as.byTask[task.Ref] = begun
 	if now.Sub(as.swept) >= time.Minute {
 		as.swept = now
 		for ref, a := range as.byTask {
-			if !a.running() && now.Sub(a.begun) > forgetAfter {
+			if runs := a.ctx != nil && a.ctx.Err() == nil; !runs && now.Sub(a.begun) > forgetAfter {
 				a.releaseSlot()
 				delete(as.byTask, ref)
 			}

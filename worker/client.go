@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -15,9 +16,6 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
-
-// limiterTimeout is the default of ClientConfig.LimiterTimeout.
-const limiterTimeout = 250 * time.Millisecond
 
 // ClientConfig configures a Client.
 type ClientConfig struct {
@@ -41,6 +39,7 @@ type ClientConfig struct {
 // refuses tasks that no worker could ever run. It is safe for concurrent use.
 type Client struct {
 	tasks       *asynqredis.Client
+	asking      sync.Map // by line: a channel that has an entry for each call that asks for places
 	asynqClient *asynq.Client
 	gather      gatherer // of single tasks
 	headers     func(context.Context, *asynq.Task) map[string]string
@@ -91,7 +90,7 @@ func newClient(client redis.UniversalClient, c ClientConfig) (*Client, error) {
 		identify:    c.Identify,
 		limiter:     c.Limiter,
 		sweeper:     sweeper{tasks: tasks, limiter: c.Limiter, swept: map[string]time.Time{}},
-		timeout:     cmp.Or(c.LimiterTimeout, limiterTimeout),
+		timeout:     cmp.Or(c.LimiterTimeout, 250*time.Millisecond),
 	}
 	made.gather.commit = made.commit
 	return made, nil

@@ -77,7 +77,7 @@ func (s *Server) requeueOrderOf(
 	} else if r.Ticket != (throttle.Ticket{}) { // it can be picked by this mark when its ticket is taken
 		mark = asynqredis.Mark(a.message.JoinKey(), s.tasks.Call())
 	}
-	return &requeueOrder{queued: d.Queued, Restored: asynqredis.Restored{
+	return &requeueOrder{queued: d.Queued, RestoreOptions: asynqredis.RestoreOptions{
 		Queue: a.Queue, Call: a.call, At: at, Line: s.lineOf(r), Mark: mark, Message: m.WithDenial(reason, now),
 	}}
 }
@@ -160,7 +160,7 @@ func (s *Server) finish(
 func (s *Server) requeue(ctx context.Context, r *requeueOrder, id string) error {
 	due := false
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {
-		due, err = s.tasks.Requeue(ctx, r.Restored, id)
+		due, err = s.tasks.Requeue(ctx, r.RestoreOptions, id)
 		return err
 	})
 	switch {

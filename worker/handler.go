@@ -69,8 +69,7 @@ func (s *Server) afterError(
 	retryIn, policy, callRefused := j.caller.Refusal()
 	switch {
 	case errors.As(err, &refused) && request.Policy == "":
-		const warning = "worker: RetryAfter in a task that no policy matches: the task fails"
-		s.config.Logger.Warn(warning, "type", j.taskType)
+		s.config.Logger.Warn("worker: RetryAfter in a task that no policy matches: the task fails", "type", j.taskType)
 		return err
 	case errors.As(err, &refused):
 		return s.noteRefused(ctx, a, request, request.Policy, s.pause(ctx, j, refused.After), err)
@@ -147,8 +146,8 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	if r.Front = true; wasTaken(a.grant) {
-		r.Since = a.grant.Since
+	if r.Front = true; wasTaken(a.verdict) {
+		r.Since = a.verdict.Since
 	}
 	places, err := s.config.Limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
 	switch {

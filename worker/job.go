@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -146,9 +147,7 @@ func (j *Job) Wait(ctx context.Context, r throttle.Request) (throttle.Reservatio
 		}
 		r.Policy = task.Policy
 	}
-	if r.Tenant == "" {
-		r.Tenant = task.Tenant
-	}
+	r.Tenant = cmp.Or(r.Tenant, task.Tenant)
 	if r.Attributes == nil {
 		r.Attributes = task.Attributes
 	}

@@ -1,9 +1,11 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -34,7 +36,7 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 	for _, e := range es {
 		place, move := e.place, asynqredis.Move{ID: e.call.ID, JoinKey: e.request.Key}
 		switch {
-		case err != nil: // it joins when it is denied
+		case err != nil && (!place.Queued || place.AlreadyQueued): // it joins when it is denied
 		case place.Exempt:
 			e.Start = ExpectedStart{Known: true, At: now}
 		case place.Err != nil:
@@ -107,20 +109,33 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueueTask) err
 	return c.ask(ctx, line, again)
 }
 
-// ask asks for the places of tasks, unless the limiter did not answer a moment ago.
-func (c *Client) ask(ctx context.Context, line string, es []*enqueueTask) error {
-	if len(es) == 0 {
-		return nil
-	}
-	requests := make([]throttle.Request, len(es))
-	for i, e := range es {
-		requests[i] = e.request
-	}
-	return c.breaker.Do(ctx, c.timeout, func(ctx context.Context) error {
-		places, err := c.limiter.Line(line).Join(ctx, requests)
-		for i, place := range places {
-			es[i].place = place
+// askMax is how many tickets of one caller join at once, and askers how many callers ask for places of a line:
+// while one is answered, another is on its way.
+const askMax, askers = 128, 2
+
+// ask asks for the places of tasks, unless the limiter did not answer a moment ago. The time limit begins at
+// the caller's turn: the time that others take is no silence.
+func (c *Client) ask(ctx context.Context, line string, es []*enqueueTask) (err error) {
+	made, _ := c.asking.LoadOrStore(line, make(chan struct{}, askers)) // no mutex, as it calls Redis
+	turn := made.(chan struct{})
+	for part := range slices.Chunk(es, askMax) {
+		requests := make([]throttle.Request, len(part))
+		for i, e := range part {
+			requests[i] = e.request
 		}
-		return err
-	})
+		select {
+		case turn <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		err = cmp.Or(err, c.breaker.Do(ctx, c.timeout, func(ctx context.Context) error {
+			places, err := c.limiter.Line(line).Join(ctx, requests)
+			for i, place := range places {
+				part[i].place = place
+			}
+			return err
+		}))
+		<-turn
+	}
+	return err
 }

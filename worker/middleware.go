@@ -44,8 +44,8 @@ var errLost = errors.New("worker: the task's lease was lost before it started")
 // fails. What was granted to the task is the handler's from its start on, and else given back.
 func (s *Server) process(ctx context.Context, a *attempt) error {
 	var granted throttle.Decision
-	if a.grant != nil {
-		granted = a.grant.Decision
+	if a.verdict != nil {
+		granted = a.verdict.Decision
 	}
 	defer func() { // even if a user's function panics
 		if granted.Granted {
@@ -53,11 +53,11 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 	}()
 
-	policy, ok := s.config.Limiter.Match(a.task.Type(), a.grant != nil || s.isLate(a))
+	policy, ok := s.config.Limiter.Match(a.task.Type(), a.verdict != nil || s.isLate(a))
 	if !ok {
 		return s.processUnmatched(ctx, a)
 	}
-	request, err := s.request(policy.Name, a.task, a.message, wasTaken(a.grant))
+	request, err := s.request(policy.Name, a.task, a.message, wasTaken(a.verdict))
 	if err != nil {
 		return s.processInvalid(ctx, a, policy, err)
 	}
@@ -100,7 +100,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		return nil
 	}
 	granted = throttle.Decision{}
-	s.started(d, a.grant)
+	s.started(d, a.verdict)
 	return s.run(ctx, a, request, d)
 }
 
@@ -128,7 +128,7 @@ func (s *Server) request(
 }
 
 // wasTaken reports whether the task comes from the line.
-func wasTaken(grant *dispatch.Grant) bool { return grant != nil && grant.Taken }
+func wasTaken(v *dispatch.Verdict) bool { return v != nil && v.Taken }
 
 // decide returns what was decided for the task before it had a slot, if that is still right, and else
 // asks the limiter. If the task can never start because of those that wait before it, tickets of tasks that
@@ -143,14 +143,14 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d 
 		return err
 	}
 	ask := reserve
-	if grant := a.grant; grant != nil {
-		line := s.config.Limiter.Line(grant.Line)
-		denied := grant.Decision.Queued && grant.Decision.Policy == r.Policy
-		if time.Since(grant.Sent) <= startWithin && (denied || line.Matches(grant.TakenTicket, r)) {
-			return grant.Decision, nil
+	if verdict := a.verdict; verdict != nil {
+		line := s.config.Limiter.Line(verdict.Line)
+		denied := verdict.Decision.Queued && verdict.Decision.Policy == r.Policy
+		if time.Since(verdict.Sent) <= startWithin && (denied || line.Matches(verdict.TakenTicket, r)) {
+			return verdict.Decision, nil
 		}
 		ask = func(ctx context.Context) error {
-			d, err = line.ReserveAgain(ctx, grant.TakenTicket, r)
+			d, err = line.ReserveAgain(ctx, verdict.TakenTicket, r)
 			return err
 		}
 	}
@@ -174,12 +174,12 @@ func (s *Server) giveBack(r throttle.Reservation) {
 }
 
 // started reports to the limiter's observer that a task's handler is about to be called.
-func (s *Server) started(d throttle.Decision, grant *dispatch.Grant) {
+func (s *Server) started(d throttle.Decision, verdict *dispatch.Verdict) {
 	start := throttle.Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant}
-	if wasTaken(grant) {
-		start.Waited = grant.Waited + max(0, time.Since(grant.Sent))
-		if !grant.Due.IsZero() {
-			start.Late = max(0, time.Since(grant.Due))
+	if wasTaken(verdict) {
+		start.Waited = verdict.Waited + max(0, time.Since(verdict.Sent))
+		if !verdict.Due.IsZero() {
+			start.Late = max(0, time.Since(verdict.Due))
 		}
 	}
 	s.config.Limiter.Config().Observer.Started(start)
@@ -219,15 +219,10 @@ func (s *Server) runUncounted(ctx context.Context, a *attempt) error {
 func (s *Server) warnOnce(message, taskType string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.warned[taskType] || len(s.warned) > maxTypesLogged {
-		return
+	if !s.warned[taskType] && len(s.warned) < maxTypesLogged {
+		s.warned[taskType] = true
+		s.config.Logger.Warn(message, append([]any{"type", taskType}, args...)...)
 	}
-	s.warned[taskType] = true
-	if len(s.warned) > maxTypesLogged {
-		s.config.Logger.Warn("worker: no policy counts the tasks of many types: no more of them are logged")
-		return
-	}
-	s.config.Logger.Warn(message, append([]any{"type", taskType}, args...)...)
 }
 
 // isInvalid reports whether the error says that the request can never be granted.

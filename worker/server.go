@@ -71,15 +71,10 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Limiter == nil {
 		return c, errors.New("worker: Config.Limiter is nil: must be what throttle.New returns")
 	}
-	if c.Unmatched == "" {
-		c.Unmatched = UnmatchedRun
-	}
+	c.Unmatched, c.Logger = cmp.Or(c.Unmatched, UnmatchedRun), cmp.Or(c.Logger, slog.Default())
 	if c.Unmatched != UnmatchedRun && c.Unmatched != UnmatchedReject {
 		return c, fmt.Errorf("worker: Config.Unmatched %q: must be %q or %q",
 			string(c.Unmatched), string(UnmatchedRun), string(UnmatchedReject))
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
 	}
 	return c, nil
 }

@@ -39,7 +39,7 @@ batches:
 
 func TestABatchIsRunAndWatched(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t, nightly)
+	d := newLiveWorkspace(t, nightly)
 	config := asynq.Config{LogLevel: asynq.FatalLevel, DelayedTaskCheckInterval: time.Second}
 	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: d.addr}, config, worker.Config{Limiter: d.limiter})
 	must(t, err)

@@ -11,7 +11,7 @@ import (
 
 func TestCheckPrintsAPolicyFile(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t, `
+	d := newWorkspace(t, `
 policies:
   - name: github-api
     match: ["http:*", "github:sync"]

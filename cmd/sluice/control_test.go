@@ -30,7 +30,7 @@ policies:
 func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		d := newDesk(t, controlled, "")
+		d := newWorkspace(t, controlled, "")
 		run := func(args ...string) ending {
 			return runMain(t.Context(), "", append(args, "--redis", "redis://"+client.Options().Addr, "--by", "anna")...)
 		}
@@ -151,7 +151,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 // asynq keeps the newest archived tasks of a queue. What a drop would have it delete is said before.
 func TestDropSaysWhatAsynqDoesNotKeep(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t, livePolicies)
+	d := newLiveWorkspace(t, livePolicies)
 	client := throttletest.Client(t, d.addr)
 	tasks, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter})
 	must(t, err)
@@ -178,7 +178,7 @@ func TestDropSaysWhatAsynqDoesNotKeep(t *testing.T) {
 // What operators have published is what the commands compute with; a file is a question.
 func TestWhatIsInForceIsShown(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t, livePolicies) // its file, and its workers, grant 2 to all, and 1 to each
+	d := newLiveWorkspace(t, livePolicies) // its file, and its workers, grant 2 to all, and 1 to each
 	look := d.look
 	look("status").want(t, exitBadInput, "no policies are published: --policies must be the workers' policy file")
 	look("doctor").want(t, exitDone)

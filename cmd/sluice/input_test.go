@@ -18,7 +18,7 @@ func TestRunSendsWhatWasSaid(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		r := newRemote(t)
-		d := newDesk(t, strings.Replace(roomy, "limit: 500", "limit: ${LIMIT}", 1)+"# ${NOT_SET}\n", "")
+		d := newWorkspace(t, strings.Replace(roomy, "limit: 500", "limit: ${LIMIT}", 1)+"# ${NOT_SET}\n", "")
 		d.write("jobs.jsonl", strings.ReplaceAll(`{"id":"json","tenant":"a","url":"URL/json","method":"POST","body":{"n": 8}}
 {"id":"other-json","tenant":"a","url":"URL/other-json","method":"POST","body":{"n": 8},"headers":{"content-type":"application/x"}}
 {"id":"own","tenant":"a","url":"URL/own","headers":{"Authorization":"Basic ${OWN}"}}
@@ -40,7 +40,7 @@ func TestRunSendsWhatWasSaid(t *testing.T) {
 
 func TestBadHeadersAndVariables(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t, roomy, manyJobs(1, "http://127.0.0.1:9", ""))
+	d := newWorkspace(t, roomy, manyJobs(1, "http://127.0.0.1:9", ""))
 	env := []string{"TWO", "1\n2", "SECRET", "s3cret"}
 	for want, args := range map[string][]string{
 		`--header: must be such as "Accept: text/html"`:                              {"--header", "s3cret"},
@@ -107,7 +107,7 @@ func TestRunRefusesBadInput(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			d := newDesk(t, c.policies, c.jobs)
+			d := newWorkspace(t, c.policies, c.jobs)
 			paths := strings.NewReplacer("JOBS", d.path("jobs.jsonl"), "POLICIES", d.path("policies.yml"), "DIR", d.dir)
 			args := d.args()
 			for _, a := range c.args {

@@ -174,8 +174,8 @@ func (r *remote) total() (n int) {
 	return n
 }
 
-// A desk is a directory with the files of one run.
-type desk struct {
+// A workspace is a directory with the files of one run.
+type workspace struct {
 	dir string
 	t   *testing.T
 }
@@ -190,35 +190,35 @@ policies:
       - {name: spend, limit: 100, period: 1s, unit: tokens}
 `
 
-func newDesk(t *testing.T, policies, jobs string) desk {
-	d := desk{t.TempDir(), t}
+func newWorkspace(t *testing.T, policies, jobs string) workspace {
+	d := workspace{t.TempDir(), t}
 	d.write("policies.yml", policies)
 	d.write("jobs.jsonl", jobs)
 	return d
 }
 
-func (d desk) path(name string) string { return filepath.Join(d.dir, name) }
+func (d workspace) path(name string) string { return filepath.Join(d.dir, name) }
 
-func (d desk) write(name, text string) {
+func (d workspace) write(name, text string) {
 	d.t.Helper()
 	must(d.t, os.WriteFile(d.path(name), []byte(text), 0o644))
 }
 
-func (d desk) read(name string) string {
+func (d workspace) read(name string) string {
 	d.t.Helper()
 	data, err := os.ReadFile(d.path(name))
 	must(d.t, err)
 	return string(data)
 }
 
-// args are those of a run with all files of the desk.
-func (d desk) args(more ...string) []string {
+// args are those of a run with all files of the workspace.
+func (d workspace) args(more ...string) []string {
 	files := []string{"--jobs", d.path("jobs.jsonl"), "--policies", d.path("policies.yml"), "--out", d.path("out.jsonl")}
 	return slices.Concat([]string{"run"}, files, more)
 }
 
 // results reads a result log; a job that is in it twice fails the test.
-func (d desk) results(name string) map[string]jobs.Result {
+func (d workspace) results(name string) map[string]jobs.Result {
 	d.t.Helper()
 	return parseResults(d.t, d.read(name))
 }
@@ -327,7 +327,7 @@ func TestHelpShowsWhatWorks(t *testing.T) {
 		must(t, err)
 		_, policies, _ := strings.Cut(string(text), "\n  policies:\n")
 		policies, _, _ = strings.Cut(policies, "\n\n")
-		d := newDesk(t, "policies:\n"+strings.ReplaceAll(policies, "\n  ", "\n")[2:], "")
+		d := newWorkspace(t, "policies:\n"+strings.ReplaceAll(policies, "\n  ", "\n")[2:], "")
 		runMain(t.Context(), "", "check", d.path("policies.yml")).want(t, exitDone)
 	}
 	text, err := helpTexts.ReadFile("help/run.txt")

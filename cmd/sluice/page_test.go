@@ -31,7 +31,7 @@ func (l *firstLine) Write(p []byte) (int, error) {
 
 func TestThePageIsServed(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t, livePolicies)
+	d := newLiveWorkspace(t, livePolicies)
 	for _, id := range []string{"1", "2"} {
 		d.reserves(t, "acme", id)
 	}

@@ -41,7 +41,7 @@ policies:
 `
 	// stop runs the program until some results are there, and signals it then. It returns
 	// which jobs had been called by then without having a result.
-	stop := func(t *testing.T, r *remote, d desk, signal os.Signal, args []string) (underWay map[string]bool, e ending) {
+	stop := func(t *testing.T, r *remote, d workspace, signal os.Signal, args []string) (underWay map[string]bool, e ending) {
 		cmd := program(args...)
 		var stdout, stderr bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -77,7 +77,7 @@ policies:
 		r := newRemote(t)
 		r.delay = 150 * time.Millisecond
 		// Half of the jobs must not be called twice, whatever happens.
-		d := newDesk(t, tight, manyJobs(60, r.URL, ""))
+		d := newWorkspace(t, tight, manyJobs(60, r.URL, ""))
 		d.write("jobs.jsonl", oncePerOdd(d.read("jobs.jsonl")))
 		args := d.args("--concurrency", "6", "--redis", "redis://"+throttletest.Redis(t))
 		underWay, _ := stop(t, r, d, syscall.SIGKILL, args)
@@ -104,7 +104,7 @@ policies:
 		t.Parallel()
 		r := newRemote(t)
 		r.delay = 100 * time.Millisecond
-		d := newDesk(t, tight, manyJobs(60, r.URL, ""))
+		d := newWorkspace(t, tight, manyJobs(60, r.URL, ""))
 		args := d.args("--concurrency", "6", "--json")
 		underWay, e := stop(t, r, d, os.Interrupt, args)
 		e.want(t, exitInterrupted, "of 60 jobs done: the same command goes on from here")

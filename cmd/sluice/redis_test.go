@@ -30,7 +30,7 @@ const password = "p@ss/w0rd:?#%"
 const passwordInURL = "p%40ss%2Fw0rd%3A%3F%23%25"
 
 // ran holds if two jobs were called, and their windows are in that Redis.
-func ran(t *testing.T, d desk, e ending, client redis.Cmdable) {
+func ran(t *testing.T, d workspace, e ending, client redis.Cmdable) {
 	t.Helper()
 	e.want(t, exitDone, "2 jobs: 2 succeeded")
 	keys, err := client.Keys(t.Context(), "sluice:{api}:*").Result()
@@ -58,7 +58,7 @@ func TestRedisIsReachedAsAUser(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			admin.FlushAll(t.Context())
-			d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
+			d := newWorkspace(t, roomy, manyJobs(2, r.URL, ""))
 			d.write("url", "redis://alice:"+passwordInURL+"@"+addr+"/3\n")
 			for i := range c.args {
 				c.args[i] = strings.Replace(c.args[i], "FILE", d.path("url"), 1)
@@ -66,7 +66,7 @@ func TestRedisIsReachedAsAUser(t *testing.T) {
 			ran(t, d, runWith(t.Context(), c.env, d.args(c.args...)...), admin)
 		})
 	}
-	d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
+	d := newWorkspace(t, roomy, manyJobs(2, r.URL, ""))
 	for url, want := range map[string]string{
 		"redis://alice:wr0ng@" + addr:            "--redis: WRONGPASS ",
 		"redis://:" + passwordInURL + "@" + addr: "--redis: WRONGPASS ",
@@ -118,7 +118,7 @@ func TestRedisIsReachedByTLS(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			admin.FlushAll(t.Context())
-			d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
+			d := newWorkspace(t, roomy, manyJobs(2, r.URL, ""))
 			e := runMain(t.Context(), "", d.args(append(c.args, "--redis", c.url)...)...)
 			if c.want != "" {
 				e.want(t, exitBadInput, c.want)
@@ -181,10 +181,10 @@ func TestRedisIsReachedOnEveryTopology(t *testing.T) {
 		"unix://" + socket:                      one,
 	} {
 		admin.FlushAll(t.Context())
-		d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
+		d := newWorkspace(t, roomy, manyJobs(2, r.URL, ""))
 		ran(t, d, runMain(t.Context(), "", d.args("--redis", url)...), admin)
 	}
-	runMain(t.Context(), "", newDesk(t, roomy, manyJobs(2, r.URL, "")).args("--redis", sentinels)...).
+	runMain(t.Context(), "", newWorkspace(t, roomy, manyJobs(2, r.URL, "")).args("--redis", sentinels)...).
 		want(t, exitBadInput, "--redis: master is missing: must be the name that the sentinels know")
 }
 
@@ -201,7 +201,7 @@ policies:
     windows:
       - {name: day, limit: 2, period: 24h, per: []}
 `
-		d := newDesk(t, twoADay, manyJobs(2, r.URL, ""))
+		d := newWorkspace(t, twoADay, manyJobs(2, r.URL, ""))
 		for _, prefix := range []string{"", "staging:", "prod:"} {
 			out := d.path("out" + strings.TrimSuffix(prefix, ":") + ".jsonl")
 			runMain(t.Context(), "", d.args("--redis", "redis://"+client.Options().Addr, "--prefix", prefix, "--out", out)...).

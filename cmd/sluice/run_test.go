@@ -25,7 +25,7 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		r := newRemote(t)
-		d := newDesk(t, roomy, strings.ReplaceAll(`
+		d := newWorkspace(t, roomy, strings.ReplaceAll(`
 {"id":"plain","tenant":"a","url":"URL/plain"}
 {"id":"post","tenant":"b","url":"URL/post","method":"POST","body":"hello",`+
 			`"headers":{"X-Own":"yes","Host":"example.org"},"cost":{"tokens":7}}
@@ -91,7 +91,7 @@ func TestRunKeepsBodies(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
 	r.answer = "answered é"
-	d := newDesk(t, roomy, `{"id":"missing","tenant":"a","url":"`+r.URL+`/missing"}`)
+	d := newWorkspace(t, roomy, `{"id":"missing","tenant":"a","url":"`+r.URL+`/missing"}`)
 	runMain(t.Context(), "", d.args("--keep-body", "10")...).want(t, exitFailed, "1 jobs: 0 succeeded, 1 failed")
 	missing := d.results("out.jsonl")["missing"]
 	that(t, missing.Body == "answered " && missing.BodyCut, missing)
@@ -100,7 +100,7 @@ func TestRunKeepsBodies(t *testing.T) {
 
 func TestRunOfNoJobsSucceeds(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t, roomy, "\n")
+	d := newWorkspace(t, roomy, "\n")
 	runMain(t.Context(), "", d.args("--json")...).want(t, exitDone, "0 jobs: 0 succeeded, 0 failed").says(t, `"jobs": 0,`)
 }
 
@@ -108,7 +108,7 @@ func TestRunOfNoJobsSucceeds(t *testing.T) {
 func TestRunPrintsItsSummaryAsJSON(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
-	d := newDesk(t, roomy, manyJobs(3, r.URL, ""))
+	d := newWorkspace(t, roomy, manyJobs(3, r.URL, ""))
 	d.write("out.jsonl", `{"id":"/0","tenant":"t0","status":200,"attempts":1,"waited_ms":0,"error":""}`+"\n")
 	s := decoded[drain.Summary](t, runMain(t.Context(), "", d.args("--json")...).want(t, exitDone))
 	that(t, s.Jobs == 3 && s.Succeeded == 3 && s.DoneBefore == 1, s)
@@ -120,7 +120,7 @@ func TestADryRunCallsNobody(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
 	two := strings.Replace(roomy, "{name: all, limit: 900", "{name: all, limit: 2", 1)
-	d := newDesk(t, two, manyJobs(9, r.URL, `,"cost":{"tokens":50}`))
+	d := newWorkspace(t, two, manyJobs(9, r.URL, `,"cost":{"tokens":50}`))
 	before := `{"id":"/0","tenant":"t0","status":200,"attempts":1,"waited_ms":0,"error":""}
 {"id":"/1","tenant":"t1","status":500,"attempts":4,"waited_ms":0,"error":"500 Internal Server Error"}
 `
@@ -143,7 +143,7 @@ The others take 3s at best: the last one waits for window all.
 func TestRunEndsWhenResultsCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
-	d := newDesk(t, roomy, "")
+	d := newWorkspace(t, roomy, "")
 	var stderr strings.Builder
 	m := &Main{Env: noEnv, Stdin: strings.NewReader(manyJobs(3, r.URL, "")), Stdout: full{}, Stderr: &stderr}
 	equal(t, m.Run(t.Context(), []string{"run", "--jobs", "-", "--policies", d.path("policies.yml")}), exitFailed)
@@ -159,7 +159,7 @@ func TestRunRetriesFailed(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		r := newRemote(t)
-		d := newDesk(t, roomy, manyJobs(3, r.URL, "")+strings.ReplaceAll(`{"id":"flaky","tenant":"a","url":"URL/flaky","max_retry":0}
+		d := newWorkspace(t, roomy, manyJobs(3, r.URL, "")+strings.ReplaceAll(`{"id":"flaky","tenant":"a","url":"URL/flaky","max_retry":0}
 {"id":"missing","tenant":"a","url":"URL/missing"}
 `, "URL", r.URL))
 		args := d.args("--redis", "redis://"+client.Options().Addr)
@@ -183,7 +183,7 @@ func TestRunRetriesFailed(t *testing.T) {
 func TestRunGoesOnFromOut(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
-	d := newDesk(t, roomy, manyJobs(4, r.URL, ""))
+	d := newWorkspace(t, roomy, manyJobs(4, r.URL, ""))
 	d.write("out.jsonl", `{"id":"/0","tenant":"t0","status":200,"attempts":1,"waited_ms":0,"error":""}
 {"id":"/1","tenant":"t1","status":500,"attempts":4,"waited_ms":0,"error":"500 Internal Server Error"}
 {"id":"/2","tenant":"t0","stat`)
@@ -199,7 +199,7 @@ func TestRunTakesOver(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		r := newRemote(t)
-		d := newDesk(t, roomy, strings.ReplaceAll(`{"id":"/once","tenant":"a","url":"URL/once","max_retry":0}
+		d := newWorkspace(t, roomy, strings.ReplaceAll(`{"id":"/once","tenant":"a","url":"URL/once","max_retry":0}
 {"id":"/twice","tenant":"a","url":"URL/twice","max_retry":1}
 `, "URL", r.URL))
 		begun := "sluice:{run:" + (&RunCommand{Jobs: d.path("jobs.jsonl")}).name() + "}:begun"
@@ -220,7 +220,7 @@ func TestRunWaitsToBeAlone(t *testing.T) {
 	r := newRemote(t)
 	answer := make(chan struct{})
 	r.onCall = func(string) { <-answer }
-	d := newDesk(t, roomy, manyJobs(1, r.URL, ""))
+	d := newWorkspace(t, roomy, manyJobs(1, r.URL, ""))
 	args := d.args("--redis", "redis://"+throttletest.Miniredis(t).Addr())
 	var first sync.WaitGroup
 	first.Go(func() { runMain(t.Context(), "", args...).want(t, exitDone) })

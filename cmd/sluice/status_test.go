@@ -33,16 +33,16 @@ policies:
       - {name: shared, limit: 2, period: 1h, per: []}
 `
 
-// A liveDesk is a desk with a Redis, and a limiter of its policies.
-type liveDesk struct {
-	desk
+// A liveWorkspace is a workspace with a Redis, and a limiter of its policies.
+type liveWorkspace struct {
+	workspace
 	addr    string
 	flush   func() // writes what was used
 	limiter *throttle.Limiter
 }
 
-func newLiveDesk(t *testing.T, policyFile string) liveDesk {
-	d := liveDesk{desk: newDesk(t, policyFile, ""), addr: throttletest.Redis(t)}
+func newLiveWorkspace(t *testing.T, policyFile string) liveWorkspace {
+	d := liveWorkspace{workspace: newWorkspace(t, policyFile, ""), addr: throttletest.Redis(t)}
 	policies, err := policyfile.Load(d.path("policies.yml"))
 	must(t, err)
 	client := redis.NewClient(&redis.Options{Addr: d.addr})
@@ -58,7 +58,7 @@ func newLiveDesk(t *testing.T, policyFile string) liveDesk {
 }
 
 // reserves has a tenant ask by a ticket, which waits if it does not fit.
-func (d liveDesk) reserves(t *testing.T, tenant, ticket string) throttle.Decision {
+func (d liveWorkspace) reserves(t *testing.T, tenant, ticket string) throttle.Decision {
 	t.Helper()
 	r := throttle.Request{Policy: "api", Tenant: tenant, Ticket: throttle.Ticket{Queue: "0a/default", ID: ticket}}
 	decision, err := d.limiter.Reserve(t.Context(), r)
@@ -67,18 +67,18 @@ func (d liveDesk) reserves(t *testing.T, tenant, ticket string) throttle.Decisio
 }
 
 // look runs the program without a policy file.
-func (d liveDesk) look(args ...string) ending {
+func (d liveWorkspace) look(args ...string) ending {
 	return runMain(d.t.Context(), "", append(args, "--redis", "redis://"+d.addr)...)
 }
 
-func (d liveDesk) run(t *testing.T, command string, args ...string) ending {
+func (d liveWorkspace) run(t *testing.T, command string, args ...string) ending {
 	own := []string{command, "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr}
 	return runMain(t.Context(), "", append(own, args...)...)
 }
 
 func TestStatusShowsWhoWaits(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t, livePolicies)
+	d := newLiveWorkspace(t, livePolicies)
 	first := d.reserves(t, "acme", "1")
 	for i := range 3 {
 		d.reserves(t, "acme", fmt.Sprint("w", i))
@@ -105,7 +105,7 @@ func TestStatusShowsWhoWaits(t *testing.T) {
 
 func TestSimulateSaysWhenTheBacklogIsDone(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t, livePolicies)
+	d := newLiveWorkspace(t, livePolicies)
 	d.reserves(t, "acme", "1")
 	for i := range 3 {
 		d.reserves(t, "acme", fmt.Sprint("w", i))
@@ -132,7 +132,7 @@ func TestSimulateSaysWhenTheBacklogIsDone(t *testing.T) {
 
 func TestDoctorSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t, livePolicies)
+	d := newLiveWorkspace(t, livePolicies)
 	d.run(t, "doctor").want(t, exitDone).says(t, "ok: ")
 	client := redis.NewClient(&redis.Options{Addr: d.addr})
 	defer client.Close()
@@ -150,7 +150,7 @@ func TestDoctorSaysWhatIsWrong(t *testing.T) {
 
 func TestExplainSaysWhyATaskWaits(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t, livePolicies)
+	d := newLiveWorkspace(t, livePolicies)
 	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter})
 	must(t, err)
 	defer client.Close()
@@ -172,7 +172,7 @@ func TestExplainSaysWhyATaskWaits(t *testing.T) {
 // A watched status is a line of JSON each time, until it is interrupted.
 func TestStatusIsShownLive(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t, livePolicies)
+	d := newLiveWorkspace(t, livePolicies)
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	out := &lineCounter{atThird: interrupt}
@@ -217,7 +217,7 @@ func wantLines(t *testing.T, output string, lines ...string) {
 // Which processes run which policies, and what a program is told whose own policies differ.
 func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t, livePolicies)
+	d := newLiveWorkspace(t, livePolicies)
 	c := d.limiter.Config()
 	store := control.StoreOf(d.limiter)
 	published := d.limiter.Policies()
@@ -251,7 +251,7 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 // What operators are told of policies that were removed, and of lines that nobody serves.
 func TestLinesWithoutAPolicyAreTold(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t, livePolicies)
+	d := newLiveWorkspace(t, livePolicies)
 	store := control.StoreOf(d.limiter)
 	publish := func(version int64, policies ...throttle.Policy) {
 		t.Helper()
@@ -273,7 +273,7 @@ func TestLinesWithoutAPolicyAreTold(t *testing.T) {
 // What a fleet of three workers obeys is what status says, at each step of a bad day.
 func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 	t.Parallel()
-	d := newLiveDesk(t, livePolicies)
+	d := newLiveWorkspace(t, livePolicies)
 	tenants := []string{"acme", "a|b,{c}", "{x}:%", "\x1b[2J", "zoë \"q\""}
 	act := func(args ...string) { d.look(append(args, "--by", "anna", "--why", "INC-7")...).want(t, exitDone) }
 	store := control.StoreOf(d.limiter)

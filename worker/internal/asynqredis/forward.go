@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// A Due is a task whose time has come.
-type Due struct {
+// A DueTask is a task whose time has come.
+type DueTask struct {
 	ID      string
 	Message Message
 	Mark    string // of its join, "" if it has joined no line
 }
 
 // Due returns up to n tasks of a queue that are due, either scheduled ones or those to retry.
-func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]Due, error) {
+func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]DueTask, error) {
 	found, err := c.due(ctx, queue, source(retried), time.Now(), n, "msg", "sluice_join")
-	due := make([]Due, len(found))
+	due := make([]DueTask, len(found))
 	for i, task := range found {
-		due[i] = Due{ID: task[0], Message: Message(task[2]), Mark: task[3]}
+		due[i] = DueTask{ID: task[0], Message: Message(task[2]), Mark: task[3]}
 	}
 	return due, err
 }

@@ -16,7 +16,7 @@ type Pick struct {
 
 // Pick makes waiting tasks of one queue active. The call is identified by its key: repeat it with
 // the same tasks until it is answered, or take it back by Restore.
-func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) ([]Pick, error) {
+func (c *Client) Pick(ctx context.Context, queue, call string, tasks []WaitingTask) ([]Pick, error) {
 	args := []any{prefix(queue) + "t:", time.Now().Add(LeaseFor).Unix(), call}
 	for _, task := range tasks {
 		args = append(args, task.ID, task.JoinKey)
@@ -41,8 +41,8 @@ func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) 
 	return picks, nil
 }
 
-// A Dequeued is the answer of DequeuePending.
-type Dequeued struct {
+// A DequeueReply is the answer of DequeuePending.
+type DequeueReply struct {
 	Messages  []Message
 	Paused    bool
 	Unwatched []any // lines that nobody watched: this server is to ask them
@@ -51,7 +51,7 @@ type Dequeued struct {
 // DequeuePending makes up to n pending tasks of one queue active. The call is identified like that of
 // Pick. Watched are lines in which tasks of the queue wait, and that this server goes on asking.
 func (c *Client) DequeuePending(
-	ctx context.Context, queue, call string, n int, watched ...any) (d Dequeued, err error) {
+	ctx context.Context, queue, call string, n int, watched ...any) (d DequeueReply, err error) {
 	all := keys(queue, "sluice:dequeued:"+c.process, lines, "pending", "paused", "active", "scheduled", "lease")
 	args := append([]any{prefix(queue) + "t:", time.Now().Add(LeaseFor).Unix(), n, call}, watched...)
 	reply, err := c.run(ctx, "dequeue", queue, all, args...).Slice()
@@ -68,8 +68,8 @@ func (c *Client) DequeuePending(
 	return d, nil
 }
 
-// A Restored says how a task that a call made active goes back to wait.
-type Restored struct {
+// RestoreOptions say how a task that a call made active goes back to wait.
+type RestoreOptions struct {
 	Queue, Call string
 	At          time.Time // when forward finds it; zero: it becomes pending
 	Mark        string    // of its join, "" if it waits in no line
@@ -82,7 +82,7 @@ const KeptMark = "keep"
 
 // Restore puts back tasks of one queue that a call of Pick or DequeuePending made active, the last one first.
 // It leaves alone tasks that the call did not make active, or that are active no more.
-func (c *Client) Restore(ctx context.Context, r Restored, ids ...string) error {
+func (c *Client) Restore(ctx context.Context, r RestoreOptions, ids ...string) error {
 	for _, id := range slices.Backward(ids) {
 		if _, err := c.Requeue(ctx, r, id); err != nil && !IsNotFound(err) {
 			return err
@@ -93,7 +93,7 @@ func (c *Client) Restore(ctx context.Context, r Restored, ids ...string) error {
 
 // Requeue is Restore for one task. It reports whether the task is due now, to join its line once more. Its
 // error may be IsNotFound.
-func (c *Client) Requeue(ctx context.Context, r Restored, id string) (due bool, err error) {
+func (c *Client) Requeue(ctx context.Context, r RestoreOptions, id string) (due bool, err error) {
 	args := []any{id, r.Call, "", 0, r.Mark, r.Line, []byte(r.Message)}
 	if !r.At.IsZero() {
 		args[2], args[3] = score(r.At), until(r.At)

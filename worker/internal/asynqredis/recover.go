@@ -40,7 +40,7 @@ func (c *Client) Recover(ctx context.Context, queues []string, expired time.Time
 					return err
 				}
 			}
-			r := Restored{Queue: queue, Call: call, At: time.Now().Truncate(time.Second), Mark: FrontMark}
+			r := RestoreOptions{Queue: queue, Call: call, At: time.Now().Truncate(time.Second), Mark: FrontMark}
 			if err := c.Restore(ctx, r, id); err != nil {
 				return err
 			}

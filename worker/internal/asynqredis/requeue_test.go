@@ -14,7 +14,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		call, at := s.Call(), time.Now().Add(time.Minute)
 		picks, err := s.Pick(s.Context(), queue, call, s.waiting("a"))
 		s.ok(err)
-		requeued := asynqredis.Restored{
+		requeued := asynqredis.RestoreOptions{
 			Queue: queue, Call: call, Message: picks[0].Message.WithDenial("throttled: x", time.Now()),
 			At: at, Mark: asynqredis.Mark(s.key("a"), s.Call()),
 		}
@@ -79,14 +79,14 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 				mark = asynqredis.Mark(s.key(id), s.Call())
 			}
 			if row.again {
-				s.ok(s.Restore(s.Context(), asynqredis.Restored{Queue: queue, Call: call, At: at, Mark: asynqredis.KeptMark}, id))
+				s.ok(s.Restore(s.Context(), asynqredis.RestoreOptions{Queue: queue, Call: call, At: at, Mark: asynqredis.KeptMark}, id))
 				s.ok(s.redis.HSet(s.Context(), "asynq:{default}:t:"+id, "sluice_join", s.key(id)+".").Err()) // it joins again
 				call = s.Call()
 				_, err = s.Pick(s.Context(), queue, call, s.waiting(id))
 				s.ok(err)
 			}
 			for range 2 {
-				due, err := s.Requeue(s.Context(), asynqredis.Restored{
+				due, err := s.Requeue(s.Context(), asynqredis.RestoreOptions{
 					Queue: queue, Call: call, Message: picks[0].Message, At: at, Mark: mark}, id)
 				info, _ := s.inspector.GetTaskInfo(queue, id)
 				if err != nil || due != row.due || time.Until(info.NextProcessAt) < time.Minute != row.due {
@@ -106,7 +106,7 @@ func TestARestoredTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 		s.ok(err)
 		_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("left"))
 		s.ok(err)
-		s.ok(s.Restore(s.Context(), asynqredis.Restored{
+		s.ok(s.Restore(s.Context(), asynqredis.RestoreOptions{
 			Queue: queue, Call: call, At: time.Now().Add(time.Hour), Mark: asynqredis.KeptMark}, "left", "waits"))
 		due, err := s.Due(s.Context(), queue, false, 10)
 		s.ok(err)
@@ -141,7 +141,7 @@ func TestARequeueNeverShortensALock(t *testing.T) {
 			if row.holder != "" {
 				s.redis.Set(ctx, "asynq:{default}:unique:x", row.holder, row.ttl)
 			}
-			_, err := s.Requeue(ctx, asynqredis.Restored{Queue: queue, Call: "a call", At: time.Now().Add(2 * time.Minute)}, "a")
+			_, err := s.Requeue(ctx, asynqredis.RestoreOptions{Queue: queue, Call: "a call", At: time.Now().Add(2 * time.Minute)}, "a")
 			s.ok(err)
 			got, holder := max(0, s.redis.TTL(ctx, "asynq:{default}:unique:x").Val()), s.redis.Get(ctx, "asynq:{default}:unique:x").Val()
 			wantHolder := row.holder

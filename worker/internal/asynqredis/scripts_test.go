@@ -52,7 +52,7 @@ func TestStoreSchedulesAsAsynqDoes(t *testing.T) {
 
 func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 	each(t, func(s *site) {
-		arrange := func(tasks []asynqredis.Waiting, move asynqredis.Move) {
+		arrange := func(tasks []asynqredis.WaitingTask, move asynqredis.Move) {
 			s.Helper()
 			var all []asynqredis.Move
 			for _, task := range tasks {
@@ -67,7 +67,7 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 		stored := []asynqredis.EnqueueCall{s.captured("u", unique), s.captured("v", unique), s.captured("w", unique)}
 		_, err := s.Store(s.Context(), queue, stored, time.Now().Add(2*time.Minute))
 		s.ok(err)
-		another := []asynqredis.Waiting{{ID: "a", JoinKey: "0123456789abcdef"}, {ID: "nobody", JoinKey: "0123456789abcdef"}}
+		another := []asynqredis.WaitingTask{{ID: "a", JoinKey: "0123456789abcdef"}, {ID: "nobody", JoinKey: "0123456789abcdef"}}
 		arrange(append(s.waiting("b", "u"), another...), asynqredis.Move{Gone: true})
 		s.wantStates("a scheduled, c scheduled, d scheduled, v scheduled, w scheduled")
 		expect.Equal(t, s.redis.Exists(s.Context(), s.captured("u", unique).Lock).Val(), 0,
@@ -116,7 +116,7 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 		s.ok(err)
 
 		call := s.Call()
-		wanted := append(s.waiting("a", "b", "c", "d", "e", "later", "gone"), asynqredis.Waiting{ID: "f", JoinKey: "0123456789abcdef"})
+		wanted := append(s.waiting("a", "b", "c", "d", "e", "later", "gone"), asynqredis.WaitingTask{ID: "f", JoinKey: "0123456789abcdef"})
 		picks, err := s.Pick(s.Context(), queue, call, wanted)
 		s.ok(err)
 		for i, pick := range picks {
@@ -157,7 +157,7 @@ func TestAPickKeepsTheLockOfAUniqueTask(t *testing.T) {
 			t.Errorf("picked, its lock holds for %v", ttl)
 		}
 		at := time.Now().Add(2 * time.Minute)
-		s.ok(s.Restore(s.Context(), asynqredis.Restored{Queue: queue, Call: call, At: at, Mark: asynqredis.KeptMark}, "u"))
+		s.ok(s.Restore(s.Context(), asynqredis.RestoreOptions{Queue: queue, Call: call, At: at, Mark: asynqredis.KeptMark}, "u"))
 		if ttl := s.redis.TTL(s.Context(), task.Lock).Val(); (ttl - time.Until(at.Add(time.Hour))).Abs() > wholly {
 			t.Errorf("put back, its lock holds for %v", ttl)
 		}
@@ -172,7 +172,7 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 		}
 		s.redis.RPush(s.Context(), "asynq:{default}:pending", "left behind")
 		call := s.Call()
-		dequeue := func(call string, n int) asynqredis.Dequeued {
+		dequeue := func(call string, n int) asynqredis.DequeueReply {
 			d, err := s.DequeuePending(s.Context(), queue, call, n)
 			s.ok(err)
 			return d
@@ -185,7 +185,7 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 		s.wantStates("a active, b active, c d:e 5 active, f pending, g pending")
 		s.wantLeases("a", "b", "c d:e 5")
 
-		s.ok(s.Restore(s.Context(), asynqredis.Restored{Queue: queue, Call: call, Mark: asynqredis.KeptMark}, "b", "c d:e 5", "f", "nobody"))
+		s.ok(s.Restore(s.Context(), asynqredis.RestoreOptions{Queue: queue, Call: call, Mark: asynqredis.KeptMark}, "b", "c d:e 5", "f", "nobody"))
 		s.wantStates("a active, b pending, c d:e 5 pending, f pending, g pending")
 		s.ok(s.inspector.PauseQueue(queue))
 		if d := dequeue(s.Call(), 4); len(d.Messages) > 0 || !d.Paused {
@@ -249,7 +249,7 @@ func TestOnlyWhatACallMadeActiveIsRestored(t *testing.T) {
 		s.ok(err)
 		_, err = s.Pick(s.Context(), queue, theirs, s.waiting("b"))
 		s.ok(err)
-		s.ok(s.Restore(s.Context(), asynqredis.Restored{
+		s.ok(s.Restore(s.Context(), asynqredis.RestoreOptions{
 			Queue: queue, Call: mine, At: time.Now().Add(2 * time.Minute), Mark: asynqredis.KeptMark}, "a", "b"))
 		s.wantStates("a scheduled, b active")
 		picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))

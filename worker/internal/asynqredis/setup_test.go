@@ -114,9 +114,9 @@ func (s *site) key(id string) string {
 	return s.captured(id).Message.JoinKey()
 }
 
-func (s *site) waiting(ids ...string) (tasks []asynqredis.Waiting) {
+func (s *site) waiting(ids ...string) (tasks []asynqredis.WaitingTask) {
 	for _, id := range ids {
-		tasks = append(tasks, asynqredis.Waiting{ID: id, JoinKey: s.key(id)})
+		tasks = append(tasks, asynqredis.WaitingTask{ID: id, JoinKey: s.key(id)})
 	}
 	return tasks
 }

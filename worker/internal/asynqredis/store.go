@@ -60,8 +60,8 @@ func (c *Client) Store(
 	return results, err
 }
 
-// A Waiting names a task that is scheduled and can be picked by its join key.
-type Waiting struct{ ID, JoinKey string }
+// A WaitingTask names a task that is scheduled and can be picked by its join key.
+type WaitingTask struct{ ID, JoinKey string }
 
 func inBulk[T any](all []T, do func(some []T) error) error {
 	for some := range slices.Chunk(all, maxBulk) {

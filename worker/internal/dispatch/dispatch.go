@@ -55,9 +55,9 @@ type Config struct {
 	Strict bool           // whether priorities are strict
 }
 
-// A Grant is the capacity that a task got when its ticket was taken, or when it reserved before it has a
-// slot. It may be a denial then: its ticket has joined the line.
-type Grant struct {
+// A Verdict is what was decided about a task before it has a slot: its ticket was taken with its capacity, or
+// it reserved. If that was denied, its ticket has joined the line.
+type Verdict struct {
 	throttle.TakenTicket
 	Due   time.Time // when it fitted first, as far as this server knows; zero: it does not
 	Line  string
@@ -69,8 +69,8 @@ type Grant struct {
 type Task struct {
 	asynqredis.Ref
 	Message asynqredis.Message
-	Grant   *Grant // nil if it has to reserve
-	Call    string // by which it was made active
+	Verdict *Verdict // nil if it has to reserve
+	Call    string   // by which it was made active
 
 	active time.Time // since when
 }

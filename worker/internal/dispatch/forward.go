@@ -91,7 +91,7 @@ func (d *Dispatcher) move(
 	return moved, err
 }
 
-// A joining is a task that joins a line.
+// A joinTask is a task that joins a line.
 type joinTask struct {
 	index   int
 	message asynqredis.Message

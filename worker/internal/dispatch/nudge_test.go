@@ -105,7 +105,7 @@ func TestWhatIsFreedDuringATakeIsAskedFor(t *testing.T) {
 		a, _, err := b.Next(b.Context())
 		b.ok(err)
 		b.toLimiter.during(func() {
-			_, err := a.Grant.Decision.Reservation.Cancel(b.Context())
+			_, err := a.Verdict.Decision.Reservation.Cancel(b.Context())
 			b.ok(err)
 			b.Freed("api")
 		})

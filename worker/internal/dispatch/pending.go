@@ -66,7 +66,7 @@ func (set *queueSet) draw(priorities map[string]int) []string {
 // list of the lines in which tasks of the queue wait, with the lines that this server watches.
 func (d *Dispatcher) dequeue(set *queueSet, queue string, n int, watched []any) bool {
 	call := d.Tasks.Call()
-	var found asynqredis.Dequeued
+	var found asynqredis.DequeueReply
 	if !d.insist(func(ctx context.Context) (err error) {
 		found, err = d.Tasks.DequeuePending(ctx, queue, call, n, watched...)
 		return err
@@ -87,9 +87,9 @@ func (d *Dispatcher) dequeue(set *queueSet, queue string, n int, watched []any) 
 // isUndecided reports whether nothing is decided about a task, such as if its ticket was taken without units,
 // as its policy had other scopes when it joined, or if its tenant is in another shard now.
 func (d *Dispatcher) isUndecided(t Task) bool {
-	grant := t.Grant
-	return grant == nil || !grant.Decision.Granted && !grant.NeverFits ||
-		grant.Line != d.Limiter.LineOf(throttle.PolicyOf(grant.Line), grant.Decision.Tenant)
+	verdict := t.Verdict
+	return verdict == nil || !verdict.Decision.Granted && !verdict.NeverFits ||
+		verdict.Line != d.Limiter.LineOf(throttle.PolicyOf(verdict.Line), verdict.Decision.Tenant)
 }
 
 // reserve reserves for the undecided tasks of one call, in their order, in one call for each line. So no
@@ -106,12 +106,12 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 		if !d.isUndecided(task) {
 			continue
 		}
-		r, ok := d.Match(task.Message, task.Grant != nil)
+		r, ok := d.Match(task.Message, task.Verdict != nil)
 		if !ok {
 			continue
 		}
-		if task.Grant != nil {
-			r.Front, r.Since = true, task.Grant.Since // it had its turn
+		if task.Verdict != nil {
+			r.Front, r.Since = true, task.Verdict.Since // it had its turn
 		}
 		r.Ticket = throttle.Ticket{Queue: identity + "/" + task.Queue, ID: task.ID}
 		line := d.Limiter.LineOf(r.Policy, r.Tenant)
@@ -131,12 +131,12 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 		}
 		for i, ticket := range tickets {
 			if task := asking[line][i]; ticket.ID != "" {
-				before := task.Grant
+				before := task.Verdict
 				if before != nil {
 					ticket.Since, ticket.Waited = before.Since, before.Waited
 					d.giveBack(before.Line, task.Queue, before.TakenTicket)
 				}
-				task.Grant = &Grant{TakenTicket: ticket, Line: line, Sent: sent, Taken: before != nil}
+				task.Verdict = &Verdict{TakenTicket: ticket, Line: line, Sent: sent, Taken: before != nil}
 			}
 		}
 	}

@@ -45,7 +45,7 @@ func TestAGrantOfALostTakeIsAsOldAsItsCharge(t *testing.T) {
 			if task, ok, err := b.Next(b.Context()); ok {
 				b.ok(err)
 				b.want("it is handed out late", time.Since(charged) >= dispatch.TakeTimeout, true)
-				after := task.Grant.Sent.Sub(charged)
+				after := task.Verdict.Sent.Sub(charged)
 				expect.That(b, after <= 0, "it seems to be charged", after, "later than it was")
 				return
 			}
@@ -224,13 +224,13 @@ func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 		call := b.asynq.Call()
 		message := b.message("default", "a").Message
 		_, err := b.asynq.Pick(b.Context(), "default", call,
-			[]asynqredis.Waiting{{ID: "a", JoinKey: message.JoinKey()}})
+			[]asynqredis.WaitingTask{{ID: "a", JoinKey: message.JoinKey()}})
 		b.ok(err)
 		b.want("ran", b.run(1), "[b]")
 		b.want("in line", b.inLine(), "[c d]")
 		time.Sleep(time.Millisecond) // it is refunded in the background
 		b.want("used", b.used(), 1)
-		due, err := b.asynq.Requeue(b.Context(), asynqredis.Restored{
+		due, err := b.asynq.Requeue(b.Context(), asynqredis.RestoreOptions{
 			Queue: "default", Call: call, Message: message, At: time.Now().Add(time.Hour), Line: "api",
 			Mark: asynqredis.Mark(message.JoinKey(), b.asynq.Call()),
 		}, "a")

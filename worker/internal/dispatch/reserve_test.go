@@ -18,11 +18,11 @@ func (b *bench) decisions(n int) (granted, denied, open int) {
 		switch {
 		case !ok:
 			b.Fatal("there is no task")
-		case task.Grant == nil:
+		case task.Verdict == nil:
 			open++
-		case task.Grant.Decision.Granted:
+		case task.Verdict.Decision.Granted:
 			granted++
-		case task.Grant.Decision.Queued:
+		case task.Verdict.Decision.Queued:
 			denied++
 		}
 	}

@@ -35,23 +35,23 @@ func (d *Dispatcher) restore(before time.Time) bool {
 func (d *Dispatcher) undo(task Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
 	defer cancel()
-	r := asynqredis.Restored{Queue: task.Queue, Call: task.Call, Mark: asynqredis.KeptMark}
-	if task.Grant != nil && task.Grant.Taken {
+	r := asynqredis.RestoreOptions{Queue: task.Queue, Call: task.Call, Mark: asynqredis.KeptMark}
+	if task.Verdict != nil && task.Verdict.Taken {
 		r.At = time.Now().Add(fallbackMin)
 	}
 	if err := d.Tasks.Restore(ctx, r, task.ID); err != nil {
 		return err
 	}
-	switch grant := task.Grant; {
-	case grant == nil:
-	case grant.Taken:
+	switch verdict := task.Verdict; {
+	case verdict == nil:
+	case verdict.Taken:
 		set := d.lines.setOf(task.Queue)
 		set.earned = max(0, set.earned-1)
-		if !grant.Decision.Queued { // else it has joined again
-			d.putBack(grant.Line, task.Queue, grant.TakenTicket)
+		if !verdict.Decision.Queued { // else it has joined again
+			d.putBack(verdict.Line, task.Queue, verdict.TakenTicket)
 		}
 	default:
-		d.giveBack(grant.Line, task.Queue, grant.TakenTicket)
+		d.giveBack(verdict.Line, task.Queue, verdict.TakenTicket)
 	}
 	return nil
 }

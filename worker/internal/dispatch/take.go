@@ -41,21 +41,21 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 		return false
 	}
 	var names []string // of the queues, in the order of their first tickets
-	grants := map[string][]*Grant{}
+	verdicts := map[string][]*Verdict{}
 	for i, t := range taken.Tickets {
 		// A take that was not answered at once hands out later what it had charged then.
-		grant := &Grant{TakenTicket: t, Line: l.name, Taken: true}
-		grant.Sent = sent.Add(-max(0, taken.At.Sub(t.Decision.At)))
+		verdict := &Verdict{TakenTicket: t, Line: l.name, Taken: true}
+		verdict.Sent = sent.Add(-max(0, taken.At.Sub(t.Decision.At)))
 		if i == 0 {
-			grant.Due = latest(due, sent.Add(-t.Waited))
+			verdict.Due = latest(due, sent.Add(-t.Waited))
 		}
-		if grants[t.Queue] == nil {
+		if verdicts[t.Queue] == nil {
 			names = append(names, t.Queue)
 		}
-		grants[t.Queue] = append(grants[t.Queue], grant)
+		verdicts[t.Queue] = append(verdicts[t.Queue], verdict)
 	}
 	for _, name := range names {
-		found = d.pick(l, name, grants[name]) || found
+		found = d.pick(l, name, verdicts[name]) || found
 	}
 	l.pickedAt = time.Now()
 	return found
@@ -79,11 +79,11 @@ func (d *Dispatcher) openQueues(set *queueSet) map[string]int {
 
 // pick makes the tasks of a queue ready whose tickets were taken from a line, and handles the tickets
 // whose tasks cannot be picked. It reports whether any task is ready.
-func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
+func (d *Dispatcher) pick(l *line, name string, verdicts []*Verdict) bool {
 	_, queue, _ := strings.Cut(name, "/") // behind the identity of asynq's Redis
-	call, waiting := d.Tasks.Call(), make([]asynqredis.Waiting, len(grants))
-	for i, grant := range grants {
-		waiting[i] = asynqredis.Waiting{ID: grant.ID, JoinKey: grant.Key}
+	call, waiting := d.Tasks.Call(), make([]asynqredis.WaitingTask, len(verdicts))
+	for i, verdict := range verdicts {
+		waiting[i] = asynqredis.WaitingTask{ID: verdict.ID, JoinKey: verdict.Key}
 	}
 	var picks []asynqredis.Pick
 	if !d.insist(func(ctx context.Context) (err error) {
@@ -95,15 +95,15 @@ func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 	var tasks []Task
 	var back, gone []throttle.TakenTicket
 	for i, pick := range picks {
-		grant := grants[i]
+		verdict := verdicts[i]
 		switch {
 		case pick.Message != nil:
-			tasks = append(tasks, d.newTask(queue, call, pick.Message, grant))
+			tasks = append(tasks, d.newTask(queue, call, pick.Message, verdict))
 		case pick.Paused:
 			d.lines.paused[queue] = true
-			back = append(back, grant.TakenTicket)
+			back = append(back, verdict.TakenTicket)
 		default: // a pending task reserves when it is dequeued, an active one joins again if it is denied
-			gone = append(gone, grant.TakenTicket)
+			gone = append(gone, verdict.TakenTicket)
 		}
 	}
 	d.putBack(l.name, queue, back...)
@@ -116,17 +116,17 @@ func (d *Dispatcher) pick(l *line, name string, grants []*Grant) bool {
 // putBackIfDenied puts a taken task back that was denied when it reserved again, as it has joined by then. It
 // reports whether it did: otherwise the task wakes to be denied.
 func (d *Dispatcher) putBackIfDenied(t Task) bool {
-	if !t.Grant.Decision.Queued || d.undo(t) != nil {
+	if !t.Verdict.Decision.Queued || d.undo(t) != nil {
 		return false
 	}
-	d.Expect(t.Grant.Line, t.Queue, t.Grant.Decision.RetryIn)
+	d.Expect(t.Verdict.Line, t.Queue, t.Verdict.Decision.RetryIn)
 	d.WakeAt(t.Queue, time.Now()) // its ticket may have been taken before it was back
 	return true
 }
 
-func (d *Dispatcher) newTask(queue, call string, m asynqredis.Message, grant *Grant) Task {
+func (d *Dispatcher) newTask(queue, call string, m asynqredis.Message, verdict *Verdict) Task {
 	ref := asynqredis.Ref{Queue: queue, ID: m.ID()}
-	return Task{Ref: ref, Message: m, Grant: grant, Call: call, active: time.Now()}
+	return Task{Ref: ref, Message: m, Verdict: verdict, Call: call, active: time.Now()}
 }
 
 // noteFailure notes that a call of a line failed. From a second failure on, no line is asked for a while.

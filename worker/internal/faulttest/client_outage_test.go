@@ -3,7 +3,9 @@ package faulttest
 import (
 	"context"
 	"net"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -92,6 +94,31 @@ func TestACallersTimeIsNoOutage(t *testing.T) {
 		var start worker.ExpectedStart
 		_, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), worker.ReportStart(&start))
 		expect.That(t, err == nil && start.Joined, start, err)
+	})
+}
+
+// Many tasks that join together take longer than LimiterTimeout. Nobody is silent meanwhile.
+func TestManyThatJoinAreNoOutage(t *testing.T) {
+	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
+		slow := hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if hooktest.IsScript(cmd) {
+				time.Sleep(20 * time.Millisecond)
+			}
+			return next(ctx, cmd)
+		})
+		client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.AnotherLimiter(slow)})
+		sitetest.Must(t, err)
+		defer client.Close()
+		var callers sync.WaitGroup
+		for range 10 {
+			callers.Go(func() {
+				for _, r := range client.EnqueueBulk(t.Context(), slices.Repeat([]*asynq.Task{sitetest.AcmeTask()}, 200)) {
+					expect.That(t, r.Err == nil && r.Start.Joined, r)
+				}
+			})
+		}
+		callers.Wait()
+		s.WantStates("default", 0, 2000)
 	})
 }
 

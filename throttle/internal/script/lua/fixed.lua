@@ -8,17 +8,15 @@
 
 do
 
--- bucket_start tells when the bucket that holds `time` began.
-local function bucket_start(st, time) return floor(time / st.period) * st.period end
+-- bucket_end tells when the bucket that holds `time` ends.
+local function bucket_end(period, time) return (floor(time / period) + 1) * period end
 
 algorithms['f'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
     if data and to - from ~= 13 then return nil end
-    local st = {limit = p1, period = p2, margin = p3, start = 0, ends = 0, last = now, used = 0}
-    st.start = bucket_start(st, now)
-    st.ends = st.start + p2
+    local st = {limit = p1, period = p2, margin = p3, ends = bucket_end(p2, now), last = now, used = 0}
     -- By the time of the last unit, not by the bucket's start: the period may have changed since.
-    if data and unpack7(data, from) >= st.start then
+    if data and unpack7(data, from) >= st.ends - p2 then
       st.last, st.used = unpack7(data, from), unpack7(data, from + 7)
     end
     return st
@@ -28,7 +26,7 @@ algorithms['f'] = {
     local limit, used, ends = st.limit, min(st.used, st.limit), st.ends
     if from >= ends then
       used = 0
-      ends = bucket_start(st, from) + st.period
+      ends = bucket_end(st.period, from)
     end
     local buckets = ceil((used + ahead + cost) / limit) - 1
     if each > 1 and ahead >= each then -- whole tickets only
@@ -38,7 +36,7 @@ algorithms['f'] = {
     local time = from
     if buckets > 0 then time = ends + (buckets - 1) * st.period end
     if st.margin > 0 then
-      local closes = bucket_start(st, time) + st.period
+      local closes = bucket_end(st.period, time)
       if time >= closes - st.margin then time = closes end
     end
     return time
@@ -49,7 +47,7 @@ algorithms['f'] = {
   end,
 
   give_back = function(st, now, at, cost)
-    if at < st.start then return 0 end
+    if at < st.ends - st.period then return 0 end
     local back = min(cost, st.used)
     st.used = st.used - back
     return back

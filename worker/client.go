@@ -89,7 +89,7 @@ func newClient(client redis.UniversalClient, c ClientConfig) (*Client, error) {
 		headers:     c.Headers,
 		identify:    c.Identify,
 		limiter:     c.Limiter,
-		sweeper:     sweeper{tasks: tasks, limiter: c.Limiter, swept: map[string]time.Time{}},
+		sweeper:     sweeper{tasks: tasks, limiter: c.Limiter},
 		timeout:     cmp.Or(c.LimiterTimeout, 250*time.Millisecond),
 	}
 	made.gather.commit = made.commit

@@ -48,10 +48,10 @@ const cleanUpTimeout = 5 * time.Second
 
 var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
 
-// noteWait notes that a task waits: see requeueOrderOf. It returns nil, so no function of the user's knows.
-func (s *Server) noteWait(a *attempt, r throttle.Request, d throttle.Decision, front bool, cause error) error {
+// noteWait notes that a task waits: see requeueOrderOf. The middleware then returns nil: an error would go to the
+// user's ErrorHandler.
+func (s *Server) noteWait(a *attempt, r throttle.Request, d throttle.Decision, front bool, cause error) {
 	a.outcome.Store(&outcome{waits: s.requeueOrderOf(a, a.message, r, d, front, cause)})
-	return nil
 }
 
 // requeueOrderOf returns how a task goes back to wait: in line if its ticket is there, or else until the
@@ -89,9 +89,9 @@ func (s *Server) lineOf(r throttle.Request) string {
 
 // noteUnavailable notes that a task waits about which the limiter could not decide: it fails closed. The
 // task may have joined the line all the same.
-func (s *Server) noteUnavailable(a *attempt, r throttle.Request, cause error) error {
+func (s *Server) noteUnavailable(a *attempt, r throttle.Request, cause error) {
 	s.noteUndecided(r, cause)
-	return s.noteWait(a, r, undecidedDecision(r), false, cause)
+	s.noteWait(a, r, undecidedDecision(r), false, cause)
 }
 
 func (s *Server) noteUndecided(r throttle.Request, cause error) {
@@ -160,7 +160,7 @@ func (s *Server) finish(
 func (s *Server) requeue(ctx context.Context, r *requeueOrder, id string) error {
 	due := false
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {
-		due, err = s.tasks.Requeue(ctx, r.RestoreOptions, id)
+		due, err = s.tasks.Restore(ctx, r.RestoreOptions, id)
 		return err
 	})
 	switch {

@@ -76,21 +76,28 @@ type sweeper struct {
 	tasks   *asynqredis.Client
 	limiter *throttle.Limiter
 
-	mu    sync.Mutex
-	swept map[string]time.Time // by line
+	swept   sync.Map // by line: a channel that holds when that was swept last, and nothing while it is
 }
 
 var errSweptEnough = errors.New("worker: a sweep has seen enough tickets")
 
 // sweep reports whether a line may have become shorter since a task was refused.
 func (s *sweeper) sweep(ctx context.Context, line string, refusedAt time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if last := s.swept[line]; time.Since(last) < sweepEvery {
-		return last.After(refusedAt)
-	}
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
+	never := make(chan time.Time, 1)
+	never <- time.Time{}
+	known, _ := s.swept.LoadOrStore(line, never)
+	swept, last := known.(chan time.Time), time.Time{}
+	select {
+	case last = <-swept:
+	case <-ctx.Done():
+		return false
+	}
+	defer func() { swept <- last }()
+	if time.Since(last) < sweepEvery {
+		return last.After(refusedAt)
+	}
 	seen, dropped := 0, false
 	_ = eachQueue(ctx, s.limiter.Line(line), "", s.tasks, "", func(found []int64) error {
 		dropped = dropped || slices.Contains(found, -1)
@@ -99,7 +106,7 @@ func (s *sweeper) sweep(ctx context.Context, line string, refusedAt time.Time) b
 		}
 		return nil
 	}) // what it has dropped when it fails is enough
-	s.swept[line] = time.Now()
+	last = time.Now()
 	return dropped
 }
 

@@ -62,9 +62,9 @@ func (s *Server) afterError(
 ) error {
 	var refused *RefusedError
 	var denied *throttle.DeniedError
-	wait := func(policy string, in time.Duration) error { // it joins the line of its own policy, at the front
+	wait := func(policy string, in time.Duration) { // then it joins the line of its own policy, at the front
 		d := throttle.Decision{At: time.Now(), Policy: policy, RetryIn: in, Tenant: request.Tenant}
-		return s.noteWait(a, request, d, true, err)
+		s.noteWait(a, request, d, true, err)
 	}
 	retryIn, policy, callRefused := j.caller.Refusal()
 	switch {
@@ -74,15 +74,17 @@ func (s *Server) afterError(
 	case errors.As(err, &refused):
 		return s.noteRefused(ctx, a, request, request.Policy, s.pause(ctx, j, refused.After), err)
 	case errors.As(err, &denied):
-		return wait(denied.Decision.Policy, askAgainIn(denied.Decision))
+		wait(denied.Decision.Policy, askAgainIn(denied.Decision))
 	case callRefused:
 		return s.noteRefused(ctx, a, request, policy, retryIn, err)
 	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
-		return s.noteUnavailable(a, request, err)
+		s.noteUnavailable(a, request, err)
 	case lost: // the handler was stopped
-		return wait(request.Policy, unavailableMin)
+		wait(request.Policy, unavailableMin)
+	default:
+		return err
 	}
-	return err
+	return nil
 }
 
 // askAgainIn returns when to ask again for what was denied: before leases run out, as others may give
@@ -129,7 +131,7 @@ func (s *Server) noteRefused(
 	if limit > 0 && now.Add(retryIn).Sub(since) > limit {
 		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Since: since, Tenant: r.Tenant}
 	}
-	// If it is not delayed by a pause it waits for as long as by one of unknown length.
+	// Without a pause, the task waits as long as one of unknown length lasts.
 	d := throttle.Decision{At: now, Policy: policy, RetryIn: max(retryIn, throttle.DefaultPause), Tenant: r.Tenant}
 	if policy == r.Policy {
 		s.rejoin(ctx, a, r, &d)

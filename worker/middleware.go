@@ -41,7 +41,7 @@ func (s *Server) middleware(handler asynq.Handler) asynq.Handler {
 var errLost = errors.New("worker: the task's lease was lost before it started")
 
 // process runs the task, or notes with the attempt that it waits. It returns the error by which the task
-// fails. What was granted to the task is the handler's from its start on, and else given back.
+// fails. A grant is given back unless the handler starts.
 func (s *Server) process(ctx context.Context, a *attempt) error {
 	var granted throttle.Decision
 	if a.verdict != nil {
@@ -57,14 +57,16 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	if !ok {
 		return s.processUnmatched(ctx, a)
 	}
-	request, err := s.request(policy.Name, a.task, a.message, wasTaken(a.verdict))
+	request, err := s.request(policy.Name, a.task, a.message)
 	if err != nil {
 		return s.processInvalid(ctx, a, policy, err)
 	}
+	request.Front = request.Front || wasTaken(a.verdict)
 	if policy.Requeue != throttle.RequeueEarliestReset {
 		identity, err := s.tasks.Identity(ctx)
 		if err != nil {
-			return s.noteUnavailable(a, request, err)
+			s.noteUnavailable(a, request, err)
+			return nil
 		}
 		request.Ticket = throttle.Ticket{Queue: identity + "/" + a.Queue, ID: a.ID}
 	}
@@ -80,7 +82,8 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	case isInvalid(err):
 		return s.processInvalid(ctx, a, policy, fmt.Errorf("worker: task type %q: %w", a.task.Type(), err))
 	case err != nil && ctx.Err() == nil:
-		return s.noteUnavailable(a, request, err)
+		s.noteUnavailable(a, request, err)
+		return nil
 	case ctx.Err() != nil:
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			s.noteUndecided(request, errOutOfTime)
@@ -90,7 +93,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	if late != nil || d.Granted {
 		a.outcome.Store(nil)
 	} else {
-		_ = s.noteWait(a, request, d, false, nil)
+		s.noteWait(a, request, d, false, nil)
 	}
 	s.report(ctx, a, d)
 	switch {
@@ -116,14 +119,11 @@ func (s *Server) report(ctx context.Context, a *attempt, d throttle.Decision) {
 	}
 }
 
-// request returns what a task asks of a policy, before it has a ticket. It was in line, or comes for the
-// first time.
-func (s *Server) request(
-	policy string, task *asynq.Task, m asynqredis.Message, waited bool,
-) (throttle.Request, error) {
+// request returns what a task asks of a policy, before it has a ticket.
+func (s *Server) request(policy string, task *asynq.Task, m asynqredis.Message) (throttle.Request, error) {
 	r, err := requestOf(s.config.Identify, policy, task)
 	r.Deadline, r.MaxHold = m.Deadline(), m.TimeLimit(time.Now())
-	r.Front, r.Key = waited || m.Retried() > 0, m.JoinKey()
+	r.Front, r.Key = m.Retried() > 0, m.JoinKey()
 	return r, err
 }
 
@@ -138,6 +138,7 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d 
 		s.leave(ctx, r)
 		return d, tooLateError(r.Policy, r.Tenant, r.Deadline, a.begun)
 	}
+	begun := time.Now()
 	reserve := func(ctx context.Context) error {
 		d, err = s.config.Limiter.Reserve(ctx, r)
 		return err
@@ -155,7 +156,7 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d 
 		}
 	}
 	err = s.breaker.Do(ctx, outage.AnswerWithin, ask)
-	if errors.As(err, new(*throttle.TooLateError)) && s.sweeper.sweep(ctx, s.lineOf(r), time.Now()) {
+	if errors.As(err, new(*throttle.TooLateError)) && s.sweeper.sweep(ctx, s.lineOf(r), begun) {
 		err = s.breaker.Do(ctx, outage.AnswerWithin, reserve)
 	}
 	return d, err

@@ -173,7 +173,7 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 		limiterLog:      &outage.Log{Logger: config.Logger, Service: "the limiter"},
 		asynqLog:        &outage.Log{Logger: config.Logger, Service: "asynq's Redis"},
 		shutdownTimeout: cmp.Or(max(c.ShutdownTimeout, 0), shutdownTimeout),
-		sweeper:         sweeper{tasks: tasks, limiter: config.Limiter, swept: map[string]time.Time{}},
+		sweeper:         sweeper{tasks: tasks, limiter: config.Limiter},
 		warned:          map[string]bool{},
 	}
 	s.shutdownGrace, s.endGrace = context.WithCancel(context.Background())
@@ -252,8 +252,7 @@ func (s *Server) match(m asynqredis.Message, waited bool) (request throttle.Requ
 		}
 	}()
 	task := asynq.NewTaskWithHeaders(m.Type(), m.Payload(), m.Headers())
-	request, err := s.request(policy.Name, task, m, waited)
-	request.Front = m.Retried() > 0
+	request, err := s.request(policy.Name, task, m)
 	return request, err == nil // else the middleware returns the error
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 )
 
@@ -80,20 +79,10 @@ type RestoreOptions struct {
 // KeptMark is the mark of a task that keeps its own.
 const KeptMark = "keep"
 
-// Restore puts back tasks of one queue that a call of Pick or DequeuePending made active, the last one first.
-// It leaves alone tasks that the call did not make active, or that are active no more.
-func (c *Client) Restore(ctx context.Context, r RestoreOptions, ids ...string) error {
-	for _, id := range slices.Backward(ids) {
-		if _, err := c.Requeue(ctx, r, id); err != nil && !IsNotFound(err) {
-			return err
-		}
-	}
-	return nil
-}
-
-// Requeue is Restore for one task. It reports whether the task is due now, to join its line once more. Its
-// error may be IsNotFound.
-func (c *Client) Requeue(ctx context.Context, r RestoreOptions, id string) (due bool, err error) {
+// Restore puts a task back that a call of Pick or DequeuePending made active. It reports whether the task is
+// due now, to join its line once more. A task that this call did not make active, or that is active no more,
+// stays as it is: the error is IsNotFound.
+func (c *Client) Restore(ctx context.Context, r RestoreOptions, id string) (due bool, err error) {
 	args := []any{id, r.Call, "", 0, r.Mark, r.Line, []byte(r.Message)}
 	if !r.At.IsZero() {
 		args[2], args[3] = score(r.At), until(r.At)

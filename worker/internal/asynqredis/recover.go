@@ -41,7 +41,7 @@ func (c *Client) Recover(ctx context.Context, queues []string, expired time.Time
 				}
 			}
 			r := RestoreOptions{Queue: queue, Call: call, At: time.Now().Truncate(time.Second), Mark: FrontMark}
-			if err := c.Restore(ctx, r, id); err != nil {
+			if _, err := c.Restore(ctx, r, id); err != nil && !IsNotFound(err) {
 				return err
 			}
 		}

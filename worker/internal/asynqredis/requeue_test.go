@@ -20,7 +20,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		}
 		requeue := func(want bool) {
 			t.Helper()
-			if due, err := s.Requeue(s.Context(), requeued, "a"); err != nil || due != want {
+			if due, err := s.Restore(s.Context(), requeued, "a"); err != nil || due != want {
 				t.Errorf("due now: %v, %v", due, err)
 			}
 		}
@@ -43,7 +43,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		s.ok(err)
 		expect.That(t, picks[0].Message == nil && !picks[0].Paused, picks[0])
 		requeued.Call = s.Call()
-		if _, err := s.Requeue(s.Context(), requeued, "a"); !asynqredis.IsNotFound(err) {
+		if _, err := s.Restore(s.Context(), requeued, "a"); !asynqredis.IsNotFound(err) {
 			t.Errorf("requeueing what is not active: %v", err)
 		}
 	})
@@ -79,14 +79,14 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 				mark = asynqredis.Mark(s.key(id), s.Call())
 			}
 			if row.again {
-				s.ok(s.Restore(s.Context(), asynqredis.RestoreOptions{Queue: queue, Call: call, At: at, Mark: asynqredis.KeptMark}, id))
+				s.restore(asynqredis.RestoreOptions{Call: call, At: at}, id)
 				s.ok(s.redis.HSet(s.Context(), "asynq:{default}:t:"+id, "sluice_join", s.key(id)+".").Err()) // it joins again
 				call = s.Call()
 				_, err = s.Pick(s.Context(), queue, call, s.waiting(id))
 				s.ok(err)
 			}
 			for range 2 {
-				due, err := s.Requeue(s.Context(), asynqredis.RestoreOptions{
+				due, err := s.Restore(s.Context(), asynqredis.RestoreOptions{
 					Queue: queue, Call: call, Message: picks[0].Message, At: at, Mark: mark}, id)
 				info, _ := s.inspector.GetTaskInfo(queue, id)
 				if err != nil || due != row.due || time.Until(info.NextProcessAt) < time.Minute != row.due {
@@ -106,8 +106,7 @@ func TestARestoredTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 		s.ok(err)
 		_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("left"))
 		s.ok(err)
-		s.ok(s.Restore(s.Context(), asynqredis.RestoreOptions{
-			Queue: queue, Call: call, At: time.Now().Add(time.Hour), Mark: asynqredis.KeptMark}, "left", "waits"))
+		s.restore(asynqredis.RestoreOptions{Call: call, At: time.Now().Add(time.Hour)}, "left", "waits")
 		due, err := s.Due(s.Context(), queue, false, 10)
 		s.ok(err)
 		expect.That(t, len(due) == 1 && due[0].ID == "left" && due[0].Mark == asynqredis.FrontMark,
@@ -141,7 +140,7 @@ func TestARequeueNeverShortensALock(t *testing.T) {
 			if row.holder != "" {
 				s.redis.Set(ctx, "asynq:{default}:unique:x", row.holder, row.ttl)
 			}
-			_, err := s.Requeue(ctx, asynqredis.RestoreOptions{Queue: queue, Call: "a call", At: time.Now().Add(2 * time.Minute)}, "a")
+			_, err := s.Restore(ctx, asynqredis.RestoreOptions{Queue: queue, Call: "a call", At: time.Now().Add(2 * time.Minute)}, "a")
 			s.ok(err)
 			got, holder := max(0, s.redis.TTL(ctx, "asynq:{default}:unique:x").Val()), s.redis.Get(ctx, "asynq:{default}:unique:x").Val()
 			wantHolder := row.holder

@@ -121,6 +121,17 @@ func (s *site) waiting(ids ...string) (tasks []asynqredis.WaitingTask) {
 	return tasks
 }
 
+// restore puts tasks back that keep their marks, if they are active by the call.
+func (s *site) restore(r asynqredis.RestoreOptions, ids ...string) {
+	s.Helper()
+	r.Queue, r.Mark = queue, asynqredis.KeptMark
+	for _, id := range ids {
+		if _, err := s.Restore(s.Context(), r, id); err != nil && !asynqredis.IsNotFound(err) {
+			s.Fatal(err)
+		}
+	}
+}
+
 func (s *site) ok(err error) {
 	s.Helper()
 	if err != nil {

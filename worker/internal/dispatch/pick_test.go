@@ -230,7 +230,7 @@ func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 		b.want("in line", b.inLine(), "[c d]")
 		time.Sleep(time.Millisecond) // it is refunded in the background
 		b.want("used", b.used(), 1)
-		due, err := b.asynq.Requeue(b.Context(), asynqredis.RestoreOptions{
+		due, err := b.asynq.Restore(b.Context(), asynqredis.RestoreOptions{
 			Queue: "default", Call: call, Message: message, At: time.Now().Add(time.Hour), Line: "api",
 			Mark: asynqredis.Mark(message.JoinKey(), b.asynq.Call()),
 		}, "a")

@@ -39,7 +39,7 @@ func (d *Dispatcher) undo(task Task) error {
 	if task.Verdict != nil && task.Verdict.Taken {
 		r.At = time.Now().Add(fallbackMin)
 	}
-	if err := d.Tasks.Restore(ctx, r, task.ID); err != nil {
+	if _, err := d.Tasks.Restore(ctx, r, task.ID); err != nil && !asynqredis.IsNotFound(err) {
 		return err
 	}
 	switch verdict := task.Verdict; {

@@ -99,8 +99,12 @@ const identityTTL = 3 * 366 * 24 * time.Hour
 
 // Identity returns the random ID of this Redis database: a limiter may serve several.
 func (c *Client) Identity(ctx context.Context) (string, error) {
-	c.asking <- struct{}{}
-	defer func() { <-c.asking }()
+	select {
+	case c.asking <- struct{}{}:
+		defer func() { <-c.asking }()
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
 	if c.identity != "" && time.Since(c.asserted) < identityKept {
 		return c.identity, nil
 	}

@@ -147,7 +147,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	expect.Must(t, json.Unmarshal([]byte(fmt.Sprint(spied.calls[0][4+3])), &policy))
 	read := all(code(windows), `\bw\[(\d)\]`)
 	slices.Sort(read)
-	expect.That(t, len(policy) == 4 && len(policy[1].([]any)[0].([]any)) == len(slices.Compact(read)), "argument 4", policy, "is read by", read)
+	expect.That(t, len(policy) == 5 && len(policy[1].([]any)[0].([]any)) == len(slices.Compact(read)), "argument 4", policy, "is read by", read)
 	head := len(own)
 
 	requests := all(header(decide), `(?m)^--   (\d) \w+ `)

@@ -76,7 +76,7 @@ type sweeper struct {
 	tasks   *asynqredis.Client
 	limiter *throttle.Limiter
 
-	swept   sync.Map // by line: a channel that holds when that was swept last, and nothing while it is
+	swept sync.Map // by line: a channel that holds when that was swept last, and nothing while it is
 }
 
 var errSweptEnough = errors.New("worker: a sweep has seen enough tickets")

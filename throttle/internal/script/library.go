@@ -20,14 +20,14 @@ const (
 		"line_eta line_join line_take"
 )
 
-// scripts are shared by all policies that count by the same algorithms and have the same constants.
-// A script holds no other algorithms: each costs time at every call.
+// scripts are shared by all policies that count by the same algorithms. A script holds no other algorithms:
+// each costs time at every call.
 type scripts struct{ decide, take *redis.Script }
 
 func (r *Runner) scriptsOf(p *Policy) *scripts {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	name := fmt.Sprint(strings.Join(p.Algorithms, " "), " ", p.BatchShare)
+	name := strings.Join(p.Algorithms, " ")
 	made := r.made[name]
 	if made == nil {
 		made = &scripts{decide: r.script(p, "decide"), take: r.script(p, "take")}
@@ -40,19 +40,18 @@ func (r *Runner) scriptsOf(p *Policy) *scripts {
 }
 
 func (r *Runner) script(p *Policy, body string) *redis.Script {
-	share := fmt.Sprintf("SHARE = %.6f", p.BatchShare)
-	text := strings.ReplaceAll(Text(p.Algorithms, body), "SHARE = 0.05", share)
+	text := Text(p.Algorithms, body)
 	if r.Edit != nil {
 		text = r.Edit(text)
 	}
 	return redis.NewScript(text)
 }
 
-// Text puts a script together. Lua captures names of an outer function faster than its own.
+// Text puts a script together. Its body is a function, as names of the function outside cost less to capture.
 func Text(algorithms []string, body string) string {
 	return texts("codec") + "return (function()\n" + texts(strings.Join(algorithms, " ")+base) +
-		function("extras",
-			texts(more)+function("line_files", texts(line), "expire new_join new_line new_take"),
+		luaFunction("extras",
+			texts(more)+luaFunction("line_files", texts(line), "expire new_join new_line new_take"),
 			"denied fields line_of replace upstream verb") +
 		texts(body) + "end)()\n"
 }
@@ -66,8 +65,8 @@ func texts(names string) string {
 	return b.String()
 }
 
-// function returns a Lua function that returns a table of what it defines.
-func function(name, text, returns string) string {
+// luaFunction returns the text of a Lua function that returns a table of what it defines.
+func luaFunction(name, text, returns string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "function %s(call)\n%sreturn {", name, text)
 	for name := range strings.FieldsSeq(returns) {

@@ -30,7 +30,7 @@ type Runner struct {
 	Called func(ctx context.Context, line, script string, n int, took time.Duration, err error)
 
 	mu   sync.Mutex
-	made map[string]*scripts // by the constants of a policy that are in their texts
+	made map[string]*scripts // by their algorithms
 }
 
 // NewID returns 16 random hex digits.

@@ -48,8 +48,8 @@ type Window struct {
 }
 
 // Prepare makes a policy ready for calls, and returns it. The scripts get it as JSON: its scopes, its
-// windows as [name, kind, unit, p1 .. p4], the scope of each window, and whether some window holds its
-// grants.
+// windows as [name, kind, unit, p1 .. p4], the scope of each window, whether some window holds its
+// grants, and the share of batches.
 func (r *Runner) Prepare(p *Policy) *Policy {
 	p.scripts = r.scriptsOf(p)
 	prefix := Prefix(r.Prefix, p.Line)
@@ -61,7 +61,7 @@ func (r *Runner) Prepare(p *Policy) *Policy {
 		windows = append(windows, []any{w.Name, w.Kind, w.Unit, w.Params[0], w.Params[1], w.Params[2], w.Params[3]})
 		scopeOf = append(scopeOf, w.Scope)
 	}
-	p.text = toJSON([]any{p.Scopes, windows, scopeOf, p.leases})
+	p.text = toJSON([]any{p.Scopes, windows, scopeOf, p.leases, p.BatchShare})
 	return p
 }
 

@@ -16,10 +16,10 @@ algorithms['t'] = {
     local ticks = {}
     for seconds in gmatch(p4, '%d+') do ticks[#ticks + 1] = tonumber(seconds) * 1000000 end
     local last = #ticks
-    local st = {limit = p1, margin = p2, ticks = ticks, used = 0, late = 0, at = 0, tick = 0, refused = false}
+    local st = {limit = p1, margin = p2, ticks = ticks, used = 0, late = 0, at = 0, tick = 0, clock_off = false}
     while st.at < last and ticks[st.at + 1] + st.margin <= now do st.at = st.at + 1 end
     if st.at == 0 or st.at > last - 2 then
-      st.refused = true
+      st.clock_off = true
       st.at = max(1, min(st.at, last - 2))
     end
     st.tick = ticks[st.at]

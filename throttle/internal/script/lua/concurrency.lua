@@ -14,7 +14,7 @@ do
 
 local LEASE = 22 -- bytes of an entry
 
--- find_lease returns the place of a lease in st.data, or nil.
+-- find_lease returns the offset of a lease in st.data, or nil.
 local function find_lease(st, id)
   local from = st.first
   while true do
@@ -25,7 +25,7 @@ local function find_lease(st, id)
   end
 end
 
--- drop_lease removes the lease at a place.
+-- drop_lease removes the lease at an offset.
 local function drop_lease(st, i)
   st.used = st.used - unpack7(st.data, i + 7)
   st.data = sub(st.data, st.first, i - 1) .. sub(st.data, i + LEASE)

@@ -110,7 +110,7 @@ end
 local out, m = {nil, nil, nil, nil, nil, nil}, 0
 local done, count = {nil}, 0               -- for the record, by request
 local list, plain_fits = {nil}, {nil, nil} -- the scopes of one request, and when its costs fit
-local last_grant, last_at                  -- of the record: the grants of a batch are alike
+local last_grant, last_at                  -- of the record: grants of one call often have the same time
 local all, open, scope_of = call.windows, call.open, call.scope_of
 
 for from = first, #argv, stride do
@@ -153,7 +153,7 @@ for from = first, #argv, stride do
     end
 
     local text = ''
-    if time or r.before or now > call.now then
+    if time or r.old_costs or now > call.now then
       time = time or decided
       text = once(extras, call).fields(r, list, now, needs_windows and fits, time, latest, binds, nudge)
     end
@@ -172,6 +172,6 @@ end
 scopes.write_all(call)
 if call.line then call.line.finish() end
 if call.dirty then
-  redis.call('SET', record_key, pack7(seq) .. concat(done), 'PX', KEPT)
+  redis.call('SET', record_key, pack7(seq) .. concat(done), 'PX', RECORD_MS)
 end
 return out

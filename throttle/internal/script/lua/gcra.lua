@@ -2,14 +2,14 @@
 -- Source: the generic cell rate algorithm (ITU-T I.371, the virtual scheduling form),
 -- kept as the level of a leaky bucket in integers: no rounding error ever adds up.
 --
---   parameters  p1 burst (units of a full bucket), p2 span (us), p3 drain (units a span), reduced
+--   parameters  p1 burst (units at once), p2 span (us), p3 drain (units a span), reduced
 --   payload     time(7) units(7) parts(7) span(7): the level is units + parts/span, parts < span
 --
 -- The level is two numbers, as burst x span can be far above 2^53, up to which doubles are exact.
 
 do
 
-local TOP = 281474976710656 -- 2^48, the place of the first of nine digits of 6 bits
+local TOP = 281474976710656 -- 2^48, the weight of the first of nine digits of 6 bits
 
 -- scale_by(a, b, c) -> floor(a * b / c) and the rest, exactly: a and b at most 2^53, c below 2^46
 -- (the span is at most twice the longest period). Where the product is too large, a goes in by
@@ -22,14 +22,14 @@ local function scale_by(a, b, c)
     local rest = a * b % c
     return a * whole + (a * b - rest) / c, rest
   end
-  local quotient, rest, left, place = 0, 0, a, TOP
+  local quotient, rest, left, weight = 0, 0, a, TOP
   for _ = 1, 9 do
-    local digit = floor(left / place)
-    left = left - digit * place
+    local digit = floor(left / weight)
+    left = left - digit * weight
     local sum = rest * 64 + digit * b
     rest = sum % c
     quotient = quotient * 64 + (sum - rest) / c
-    place = place / 64
+    weight = weight / 64
   end
   return quotient + a * whole, rest
 end

@@ -33,7 +33,7 @@
 --   d:QUEUE    sorted set: suffixes of nodes by the time at which their first flow may fit (us)
 --   g:NODE     sorted set: tenants by their tag, where it is above V and no flow has it
 --   u          hash: NODE -> "tickets V units", of nodes but ROOT
---   z          hash: queue -> "asked tickets weights first last server since taken flows priority look V
+--   z          hash: queue -> "asked tickets weights first last server since taken flows priority rescan V
 --              units", with what is counted at its ROOT
 --                asked      when a server asked for it last
 --                weights    of its flows together; and how many flows
@@ -42,7 +42,7 @@
 --                since      since when slots are what tickets wait for, 0 if they do not; and how many
 --                           were taken since (line_appointments.lua)
 --                priority   of asynq.Config
---                look       how far all nodes were looked at again after limits changed, or "-"
+--                rescan     how far all nodes were looked at again after limits changed, or "-"
 --   s:SUFFIX   string: the order of queues and classes at a scope (line_order.lua)
 --   k          sorted set: processes by the time of a take that they have not acknowledged
 --   k:PROCESS  string: what the process took last
@@ -76,7 +76,7 @@ local function new_line(call)
   -- With the functions below 32 fields: one more makes the table twice as large.
   local L = {
     call = call, ttl = format('%d', ttl), order = false, rank = rank + 0,
-    tickets = count, before = count,    -- now, and in Redis
+    tickets = count, stored = count,    -- now, and in Redis
     fields = fields, written = written, -- of the hashes
     nodes = nodes, flows = flows, queues = {},
     limits = ARGV[4],                   -- the policy: calls by other limits differ in it
@@ -92,7 +92,7 @@ local function new_line(call)
         known[names[i]], unread[n] = false, names[i]
       end
     end
-    if n == 0 or L.before == 0 then return end
+    if n == 0 or L.stored == 0 then return end
     local found = redis.call('HMGET', P .. key, unpack(unread))
     for i = 1, n do known[unread[i]] = found[i] end
   end
@@ -111,12 +111,12 @@ local function new_line(call)
   local function new_queue(name, record)
     local claims, batch = byte(name) == 33 and #name > 1, byte(name, -1) == 33
     if batch then call.batches = true end
-    local asked, n, weights, first, last, server, since, taken, count, priority, look, v, units = match(
+    local asked, n, weights, first, last, server, since, taken, count, priority, rescan, v, units = match(
       record, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S*) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
     local q = { -- 32 fields with those of line_take.lua, as one more makes the table twice as large
       claims = claims, batch = batch, asked = asked + 0, weights = weights + 0, flows = count + 0,
       first = first + 0, last = last + 0, server = server, since = since + 0, taken = taken + 0,
-      priority = priority + 0, look = look,
+      priority = priority + 0, rescan = rescan,
       dues = {}, dues_key = 'd:' .. name, -- when nodes are due, by suffix (line_places.lua)
       key = name .. '|' .. ROOT, queue = name, suffix = ROOT,
       number = call.numbers[''], shared = true,
@@ -234,7 +234,7 @@ local function new_line(call)
   end
 
   add_writing(L)
-  local all = L.before > 0 and redis.call('HGETALL', P .. 'z') or {}
+  local all = L.stored > 0 and redis.call('HGETALL', P .. 'z') or {}
   for i = 1, #all, 2 do new_queue(all[i], all[i + 1]) end
   return L
 end

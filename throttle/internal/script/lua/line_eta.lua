@@ -17,7 +17,6 @@
 -- is exact: one window binds, costs are equal, and no other ticket may change places with this one.
 
 local function new_eta(L)
-  local SHARE = 0.05     -- of Policy.BatchShare: Go writes that of the policy here
   local PACED = 60000000 -- us: batches are spread over windows of at most this period
   local MANY = 64        -- tickets that one call has, at most
 
@@ -72,7 +71,7 @@ local function new_eta(L)
   -- flow's own class go: all that is live, or what batches get by their share, and of `idle` units.
   local function of_class(flow, sum, most, units, idle)
     if flow.batch or sum == 0 then return sum end
-    return min(sum, ceil(units * SHARE / (1 - SHARE)) + most + idle)
+    return min(sum, ceil(units * call.batch_share / (1 - call.batch_share)) + most + idle)
   end
 
   return function(flow, list, at, costs, behind, all_first, fits)
@@ -83,7 +82,7 @@ local function new_eta(L)
       local scope = list[s]
       local numbers, of_tenant = scope.of.windows, scope.of.of_tenant
       local asks = scope.changed or roomy[scope] ~= costs
-      local room = not scope.upstream and not call.batches
+      local room = not scope.sections and not call.batches
       for j = 1, asks and #numbers or 0 do
         local i = numbers[j]
         local window, st, cost = call.windows[i], scope.states[i], costs.windows[i]
@@ -94,7 +93,7 @@ local function new_eta(L)
         if call.batches then other, other_most = waiting(flow, scope, unit, not batch) end
         local all = sum + of_class(flow, other, other_most, sum + cost, idle)
         room = room and (cost + all == 0 or algorithm.fits_at(st, at, at, cost, all + MANY * cost, 1) <= at)
-        if scope.upstream or batch or
+        if scope.sections or batch or
           not room and cost + all > 0 and algorithm.fits_at(st, at, at, cost, all, 1) > at then
           local fits_window, largest = windows.fits_window, max(most, other_most, cost)
           local least_before, before, most_before = own_units(flow, unit, behind)

@@ -5,7 +5,7 @@
 -- new_fair(L) returns a table of the functions below.
 
 local function new_fair(L)
-  local SHARE = 100000000 -- what a tag moves by for all that a window holds
+  local WHOLE = 100000000 -- what a tag moves by for all that a window holds
   local SLOT = 100000     -- the part of a slot
 
   local call, fair = L.call, {}
@@ -19,15 +19,15 @@ local function new_fair(L)
       local of_window = costs[i] / scope.states[i].limit
       if of_window > part then part = of_window end
     end
-    return part > 0 and part * SHARE or SLOT
+    return part > 0 and part * WHOLE or SLOT
   end
 
   -- share returns the same of a node.
   function fair.share(node, costs)
     if not node.number then return SLOT end -- it has no window
-    if node.part_of ~= costs then
+    if node.part_costs ~= costs then
       local scope = scopes.open(call, node.suffix, node.number, nil)
-      node.part_of, node.part = costs, fair.part_of(scope, costs.windows)
+      node.part_costs, node.part = costs, fair.part_of(scope, costs.windows)
     end
     return node.part
   end
@@ -38,7 +38,7 @@ local function new_fair(L)
     if call.only_tenants and flow.n > 0 then return flow.tag end
     local tag = node.tags[flow.tenant]
     if not tag then
-      tag = (L.before > 0 and redis.call('ZSCORE', call.P .. 'g:' .. node.key, flow.tenant) or 0) + 0
+      tag = (L.stored > 0 and redis.call('ZSCORE', call.P .. 'g:' .. node.key, flow.tenant) or 0) + 0
       node.tags[flow.tenant] = tag
     end
     return tag

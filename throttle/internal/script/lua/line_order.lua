@@ -22,11 +22,10 @@
 -- and in a list, V, the next batch's time, and the tags that were kept.
 
 local function new_order(L, names, strict)
-  local SHARE = 0.05     -- of Policy.BatchShare: Go writes that of the policy here
   local LATE = 20000     -- us
   local PACED = 60000000 -- us
   local BURST = 100000   -- us by which tickets of a batch may go before their time
-  local KEPT = 60000     -- ms for which tags are kept, at least
+  local TAGS_MS = 60000  -- for which tags are kept, at least
   local LIVE, BATCH = 1, 2
 
   local call, fair, places = L.call, once(new_fair, L), once(new_places, L)
@@ -124,7 +123,7 @@ local function new_order(L, names, strict)
       local e = list[k]
       local weight = e.server.flows / flows[e.class]
       if not (strict and e.side.mine) then weight = weight * e.side.q.priority / e.server.priorities end
-      if turn.both then weight = weight * (e.class == BATCH and SHARE or 1 - SHARE) end
+      if turn.both then weight = weight * (e.class == BATCH and call.batch_share or 1 - call.batch_share) end
       e.weight, e.step = weight, false
     end
   end
@@ -309,7 +308,7 @@ local function new_order(L, names, strict)
         for _, i in ipairs(turn.scope.of.windows) do
           lasts = max(lasts, call.windows[i].algorithm.resets_at(turn.scope.states[i], now))
         end
-        local ms = format('%d', max(KEPT, ceil((lasts - now) / 1000)))
+        local ms = format('%d', max(TAGS_MS, ceil((lasts - now) / 1000)))
         redis.call('SET', P .. 's:' .. suffix, concat(words, ' '), 'PX', ms)
       end
     end

@@ -42,7 +42,7 @@ local function new_places(L)
     if time > at and algorithm.opens_at then
       time = min(algorithm.opens_at(st, at), L.queues[flow.queue].claims and at + SLOTS or MOST)
     end
-    if not scope.upstream then return time end
+    if not scope.sections then return time end
     return upstream().fits_at(scope, window, st, at, time, cost, ahead)
   end
 
@@ -68,7 +68,7 @@ local function new_places(L)
         local window, st, cost, before, reserved = call.windows[i], scope.states[i], by_window[i], 0, 0
         if ahead then before = ahead[window.unit] or 0 end
         if room then reserved = room.reserved[window.unit] or 0 end
-        if scope.upstream or
+        if scope.sections or
           cost > 0 and window.algorithm.fits_at(st, at, at, cost, before + reserved, 1) > at then
           local opens = opens_at(flow, scope, i, at, cost, before + reserved)
           if opens > at and cost > st.limit then return nil, at, true end
@@ -90,7 +90,7 @@ local function new_places(L)
     local q = L.queue_of(queue)
     local time = q.dues[suffix]
     if time == nil then
-      time = L.before > 0 and redis.call('ZSCORE', P .. q.dues_key, suffix)
+      time = L.stored > 0 and redis.call('ZSCORE', P .. q.dues_key, suffix)
       time = time and time + 0
       q.dues[suffix] = time
     end

@@ -207,17 +207,17 @@ local function new_take(L)
     local since, known = match(text or '', '^(%d+) (.*)$')
     for _, q in pairs(L.queues) do
       if q.asked > now then q.asked, q.changed, changed = now, true, true end
-      if q.look ~= '-' then known = limits end -- after this look, if they have changed since it began
+      if q.rescan ~= '-' then known = limits end -- after this look, if they have changed since it began
     end
     if known ~= limits and not (known and now < since + CHANGES) then
       redis.call('SET', P .. 'l', format('%d ', now) .. limits, 'EX', L.ttl)
       changed = changed or known
     end
     for _, q in pairs(L.queues) do
-      if changed then q.look, q.changed = '0', true end
-      local found = q.look ~= '-' and redis.call('ZSCAN', P .. q.dues_key, q.look, 'COUNT', LOOKS)
+      if changed then q.rescan, q.changed = '0', true end
+      local found = q.rescan ~= '-' and redis.call('ZSCAN', P .. q.dues_key, q.rescan, 'COUNT', LOOKS)
       for k = 1, found and #found[2] or 0, 2 do places.due(q.queue, found[2][k], now) end
-      if found then q.look, q.changed = found[1] == '0' and '-' or found[1], true end
+      if found then q.rescan, q.changed = found[1] == '0' and '-' or found[1], true end
     end
     L.flush()
   end

@@ -106,7 +106,7 @@ local function add_writing(L)
         redis.call('DEL', P .. q.dues_key)
       elseif q.changed then
         L.write('z', name, format('%d %d %d %d %d %s %d %d %d %d %s %d %s', q.asked, q.n, q.weights,
-          q.first, q.last, q.server, q.since, q.taken, q.flows, q.priority, q.look, q.v,
+          q.first, q.last, q.server, q.since, q.taken, q.flows, q.priority, q.rescan, q.v,
           line_units.text(q)))
       end
     end

@@ -7,7 +7,7 @@
 --   suffixes           its scopes; nil where nothing asks
 --   lease              its id as leases keep it, once it is needed
 --   known              with `lost`: the record of the last call of the process
---   before             the cost of the reservation, if that was corrected: the reply of decide.lua
+--   old_costs          of the reservation, by window, if they were corrected
 -- and of its place, if the call has a line: queue, batch (its class), flow, tenant, weight, key.
 --
 --   read_request(call, argv, from) -> r
@@ -19,7 +19,7 @@
 --   line    the verbs of line_join.lua, if the call has set them up
 --   dirty   whether something has changed that must not be done twice
 
-local KEPT = 60000 -- ms for which a repeated call is recognised
+local RECORD_MS = 60000 -- for which a repeated call is recognised
 local plain -- one table serves for all requests without a line: nothing keeps them
 
 local function read_place(r)

@@ -68,15 +68,15 @@ local function look_again(call, r)
 end
 
 local function fields(r, list, now, fits, time, latest, binds, nudge)
-  local call, reply = list[1].call, {time = time, fits = fits or nil, before = r.before}
+  local call, reply = list[1].call, {time = time, fits = fits or nil, before = r.old_costs}
   if latest ~= time then reply.latest = latest end
   if binds ~= 0 then reply.binds = binds end
   if nudge == 1 then reply.nudge = true end
   if now > call.now then reply.behind = now - call.now end
   for i = 1, fits and #call.windows or 0 do fits[i] = fits[i] or 0 end
   for s = 1, #list do
-    if list[s].upstream then
-      upstream().reply(list, now, reply)
+    if list[s].sections then
+      upstream().add_reply(list, now, reply)
       break
     end
   end

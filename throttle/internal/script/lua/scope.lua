@@ -4,7 +4,7 @@
 --   section  expires(7) length of payload(3) length of name kind(1) name kind(1) payload
 --
 -- `last` is the Redis time of the newest change: time never runs backwards from it.
--- Sections of no window of this policy are kept until they expire, in scope.upstream by name and kind.
+-- Sections of no window of this policy are kept until they expire, in scope.sections by name and kind.
 -- Names that no window can have ("!...") belong to the upstream (upstream.lua). The others are windows
 -- of an older or a newer policy: processes of two versions never erase each other's counts.
 --
@@ -47,7 +47,7 @@ local function load_window(scope, i, data, from, to)
   own = own and own.windows[window.name]
   if own then p1, p2, p3 = own[1], own[2], own[3] end
   local st = window.algorithm.load(p1, p2, p3, window.p4, scope.now, data, from, to)
-  if st and st.refused then
+  if st and st.clock_off then
     scope.failed = 'SLUICE_CLOCK window ' .. window.name ..
       ': the time of Redis is not among the ticks that were sent'
   end
@@ -68,14 +68,14 @@ local function parse(scope, raw)
     if not to or to > len then return false end
     local expires = unpack7(raw, i)
     if expires > scope.now then
-      local head, place = sub(raw, i + 11, from - 1), nil
+      local head, number = sub(raw, i + 11, from - 1), nil
       for j = 1, #list do
-        if windows[list[j]].head == head then place = list[j] end
+        if windows[list[j]].head == head then number = list[j] end
       end
-      if not place then
-        scope.upstream = scope.upstream or {}
-        scope.upstream[head] = {expires = expires, payload = sub(raw, from, to)}
-      elseif not load_window(scope, place, raw, from, to) then
+      if not number then
+        scope.sections = scope.sections or {}
+        scope.sections[head] = {expires = expires, payload = sub(raw, from, to)}
+      elseif not load_window(scope, number, raw, from, to) then
         return false
       end
     end
@@ -113,7 +113,7 @@ local function read(call, suffixes)
 end
 
 -- open(call, suffix, number, own) -> the scope of that key, with the windows' states. number is its
--- place in the policy. own are the tenant's own parameters by window, or nil: they hold where the
+-- index in the policy. own are the tenant's own parameters by window, or nil: they hold where the
 -- scope contains the tenant.
 local function open(call, suffix, number, own)
   local scope, of = call.open[suffix], call.scopes[number]
@@ -130,7 +130,7 @@ local function open(call, suffix, number, own)
   -- Eight fields: a ninth, which few scopes get, makes a table twice as large.
   scope = {
     call = call, suffix = suffix, of = of, own = own, now = call.now, states = {nil, nil},
-    changed = false, upstream = nil,
+    changed = false, sections = nil,
   }
   call.open[suffix] = scope
   if raw and not parse(scope, raw) then
@@ -157,7 +157,7 @@ end
 -- write writes the sections that have not expired, with the TTL of the last one. Redis counts a TTL
 -- from the millisecond in which the script began: one more is never too early.
 local parts = {nil, nil, nil, nil, nil, nil, nil, nil} -- of a value
-local ttl, ttl_ms                                      -- scopes of a group often have the same
+local ttl, ttl_ms                                      -- scopes of one call often have the same
 local function write(call, scope)
   local now, expires, windows, list, n = scope.now, 0, call.windows, scope.of.windows, 1
   parts[1] = FORMAT .. pack_time(now)
@@ -178,8 +178,8 @@ local function write(call, scope)
       if kept > expires then expires = kept end
     end
   end
-  if scope.upstream then
-    for name, s in pairs(scope.upstream) do
+  if scope.sections then
+    for name, s in pairs(scope.sections) do
       if s.expires > now then
         n = n + 1
         local payload = s.state and write_fields(s.state) or s.payload

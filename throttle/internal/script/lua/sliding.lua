@@ -22,7 +22,7 @@ do
 
 local ENTRIES = 192
 
--- entry_units returns the units of the entry at a place.
+-- entry_units returns the units of the entry at an offset.
 local function entry_units(data, i, width)
   if width == 8 then return byte(data, i + 7) end
   return unpack7(data, i + 7)

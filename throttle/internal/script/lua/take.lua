@@ -26,7 +26,7 @@
 -- `at`, and an end of line.
 
 local call = read_policy()
-local KEPT = '60000'   -- ms for which the number of a call is known
+local SEQ_MS = '60000' -- for which the number of a call is known
 local LOST = 5000000   -- us after which a take counts as lost
 local PUT_BACK = '4'   -- lost takes that one call puts back
 
@@ -63,10 +63,10 @@ if #before > 0 then
 end
 
 if not call.waiting and redis.call('EXISTS', P .. 'k') == 0 then
-  return remember(0, '', KEPT)
+  return remember(0, '', SEQ_MS)
 end
 call.id_base = id_base
-once(extras, call)
+once(extras, call) -- it sets line_files
 local files = once(line_files, call)
 local L = files.new_line(call)
 local T = files.new_take(L)
@@ -89,7 +89,7 @@ L.finish()
 taken[2] = next_time
 -- A claim whose process is gone is not put back: nobody would take it.
 local lasts = taken.n > 0 and not L.queue_of(queues[1].name).claims
-remember(next_time, concat(taken.kept), lasts and L.ttl .. '000' or KEPT)
+remember(next_time, concat(taken.kept), lasts and L.ttl .. '000' or SEQ_MS)
 if lasts then
   redis.call('ZADD', P .. 'k', format('%d', now), process)
   files.expire(P .. 'k', L.ttl)

@@ -33,7 +33,7 @@ local function new_upstream()
 
   -- state_of returns the fields of a section, or false if there is none or it has expired.
   local function state_of(scope, name, now)
-    local section = scope.upstream and scope.upstream[name]
+    local section = scope.sections and scope.sections[name]
     if not section or section.expires <= now then return false end
     section.state = section.state or cjson.decode(section.payload)
     return section.state
@@ -41,8 +41,8 @@ local function new_upstream()
 
   -- put writes a section.
   local function put(scope, name, expires, state)
-    scope.upstream = scope.upstream or {}
-    scope.upstream[name] = {expires = ceil(expires), state = state}
+    scope.sections = scope.sections or {}
+    scope.sections[name] = {expires = ceil(expires), state = state}
   end
 
   -- shortest returns the shortest period of the scope's windows, the first window that has it, and the
@@ -171,10 +171,10 @@ local function new_upstream()
     return not before or changes or false
   end
 
-  -- reply adds to a reply the longest pause of some scopes; the adapted state of the scope that grants
+  -- add_reply adds to a reply the longest pause of some scopes; the adapted state of the scope that grants
   -- least: rate in millionths of the published one, and the window that is meant; and the least units
   -- that the upstream has left.
-  local function reply(list, now, reply)
+  local function add_reply(list, now, reply)
     local last, least = now, nil
     for i = 1, #list do
       local scope = list[i]
@@ -246,7 +246,7 @@ local function new_upstream()
   end
 
   return {
-    fits_at = fits_at, take = take, pause = pause, resume = resume, remaining = remaining, reply = reply,
+    fits_at = fits_at, take = take, pause = pause, resume = resume, remaining = remaining, add_reply = add_reply,
   }
 end
 

@@ -14,7 +14,7 @@
 -- replace(r, list, now) gives back the grant that a reserve replaces.
 
 local function new_verbs(call)
-  local KEPT = 60000 -- ms for which the key is kept, at least
+  local FATE_MS = 60000 -- for which the key is kept, at least
   local verbs = {}
 
   function verbs.exempt(r, list, now)
@@ -61,8 +61,8 @@ local function new_verbs(call)
   local function upstream_verb(says)
     return function(r, list, now, fits)
       local status = 8
-      for _, place in ipairs(r.scopes) do
-        local scope = list[place]
+      for _, number in ipairs(r.scopes) do
+        local scope = list[number]
         scopes.touch(scope, now)
         if upstream()[says](scope, now, r) ~= false then status = 1 end
       end
@@ -87,7 +87,7 @@ local function new_verbs(call)
 
   -- remember writes the fate, until the time at which nothing of the reservation counts.
   local function remember(r, fate, time)
-    local ms = format('%d', max(ceil((time - call.now) / 1000), KEPT))
+    local ms = format('%d', max(ceil((time - call.now) / 1000), FATE_MS))
     redis.call('SET', fate_key(r), write_fields(fate), 'PX', ms)
     call.dirty = true
   end
@@ -112,7 +112,7 @@ local function new_verbs(call)
   local function costs_now(r, fate)
     local costs = {}
     for i, window in ipairs(call.windows) do costs[i] = fate.settled[window.name] or r.costs[i] end
-    if next(fate.settled) then r.before = costs end
+    if next(fate.settled) then r.old_costs = costs end
     return costs
   end
 
@@ -151,9 +151,9 @@ local function new_verbs(call)
   function verbs.cancel(r, list, now)
     if r.lost then
       call.dirty = true -- a late copy of the call that was lost does nothing
-      local known, place = r.known or '', 8 * r.lost
-      if byte(known, place) ~= 1 or unpack7(known, 1) ~= r.lost_seq then return 8, now end
-      r.at = unpack7(known, place + 1)
+      local known, from = r.known or '', 8 * r.lost
+      if byte(known, from) ~= 1 or unpack7(known, 1) ~= r.lost_seq then return 8, now end
+      r.at = unpack7(known, from + 1)
     end
     local fate, changes = read_fate(r), {}
     if fate.cancelled then return 8, now end

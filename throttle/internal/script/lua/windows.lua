@@ -11,6 +11,7 @@
 -- A call is a table:
 --   P, now                      as above
 --   leases                      whether some window holds its grants
+--   batch_share                 of Policy.BatchShare
 --   scopes                      list of {number, attributes, of_tenant, windows}, narrow to broad
 --   windows                     list of {name, unit, algorithm, head, p1 .. p4}; head is the name and
 --                               the kind. See the kind's file for p1 to p4
@@ -49,7 +50,7 @@ local function fits_window(scope, i, now, from, cost, ahead, each)
   local window, st = scope.call.windows[i], scope.states[i]
   local time = from
   if cost > 0 then time = window.algorithm.fits_at(st, now, from, cost, ahead, each) end
-  if scope.upstream then
+  if scope.sections then
     time = once(extras, scope.call).upstream().fits_at(scope, window, st, now, time, cost, ahead)
   end
   return time
@@ -98,7 +99,7 @@ windows = {
     for round = 1, 100 do
       for s = 1, #list do
         local scope = list[s]
-        local of, states, upstream = scope.of.windows, scope.states, scope.upstream
+        local of, states, upstream = scope.of.windows, scope.states, scope.sections
         for j = 1, #of do
           local i, t = of[j], from
           local cost = costs[i]
@@ -130,7 +131,7 @@ windows = {
         local cost = costs[i]
         if cost > 0 then all[i].algorithm.take(states[i], now, cost, hold, id) end
       end
-      if scope.upstream then once(extras, call).upstream().take(scope, costs, now) end
+      if scope.sections then once(extras, call).upstream().take(scope, costs, now) end
     end
   end,
 }
@@ -144,7 +145,7 @@ local function read_policy()
     local t = redis.call('TIME')
     now = t[1] * 1000000 + t[2]
   end
-  local scopes, list, scope_of, leases = unpack(cjson.decode(argv[4]))
+  local all_scopes, list, scope_of, leases, batch_share = unpack(cjson.decode(argv[4]))
   local lists = argv[5] ~= '' and cjson.decode(argv[5]) or {}
   for i = 1, #list do
     local w = list[i]
@@ -154,8 +155,9 @@ local function read_policy()
     }
   end
   return {
-    P = sub(KEYS[1], 1, -2), now = now, scopes = scopes, windows = list, scope_of = scope_of,
+    P = sub(KEYS[1], 1, -2), now = now, scopes = all_scopes, windows = list, scope_of = scope_of,
     open = {}, raw = {}, texts = {}, reloads = 0, dirty = false, leases = leases,
+    batch_share = batch_share,
   }
 end
 

@@ -136,7 +136,7 @@ func (c *claims) take() {
 	}
 	c.mu.Lock()
 	c.taking = false
-	// Claims join again that may have been removed.
+	// Claims that Redis may have dropped join again.
 	again := err != nil || reply.Next == 0 || time.Since(c.answered) > claimsLostAfter
 	if err != nil || next < 0 {
 		next = maxTakeInterval

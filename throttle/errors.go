@@ -155,7 +155,7 @@ func (e *BacklogError) Error() string {
 		e.Decision.Policy, quote.Name(e.Decision.Tenant), e.Backlog)
 }
 
-// silent reports whether a context has ended because the limiter does not answer: see package outage of worker.
+// silent reports whether a context has ended because the limiter does not answer: a caller may say so by its cause.
 func silent(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrUnavailable) }
 
 // contextError returns the error of a context that has ended, with its cause if that is another.
@@ -167,7 +167,7 @@ func contextError(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// classify wraps an error of a call to Redis in its class. If ctx has ended, that is the reason.
+// classify wraps an error of a call to Redis in its kind. If ctx has ended, that is the reason.
 // The policy is empty if the call is about none.
 func classify(ctx context.Context, policy string, err error) error {
 	if err == nil {
@@ -188,18 +188,18 @@ func classify(ctx context.Context, policy string, err error) error {
 	var shape *script.ReplyError
 	var state *script.StateError
 	var number *strconv.NumError // of what should be a length
-	class := ErrUnavailable
+	kind := ErrUnavailable
 	switch text := err.Error(); {
 	case redischeck.Forbidden(err):
 		return fmt.Errorf("%w: %w: %s%w", ErrUnavailable, ErrForbidden, policy, err)
 	case strings.Contains(text, "SLUICE_STATE"):
-		class = ErrState
+		kind = ErrState
 	case strings.Contains(text, "SLUICE_CLOCK"):
-		class = ErrClock
+		kind = ErrClock
 	case errors.Is(err, redis.Nil), errors.As(err, &shape), errors.As(err, &state),
 		strings.HasPrefix(text, "redis: unexpected type="), strings.HasPrefix(text, "redis: can't parse"),
 		strings.HasPrefix(text, "redis: invalid reply"), errors.As(err, &number), script.ScriptFailed(err):
-		class = ErrReply
+		kind = ErrReply
 	}
-	return fmt.Errorf("%w: %s%w", class, policy, err)
+	return fmt.Errorf("%w: %s%w", kind, policy, err)
 }

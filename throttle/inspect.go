@@ -42,7 +42,7 @@ type Standing struct {
 	operation *operation
 }
 
-// Stand completes standings, and changes nothing. Errors are Take's and that of the TenantFunc.
+// Stand fills in the other fields of standings. It writes nothing to Redis. Errors are Take's and that of the TenantFunc.
 func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
 	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {

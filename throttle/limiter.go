@@ -167,7 +167,7 @@ func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (D
 // reserved returns the decision in the answer to a reserveRequest.
 func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (Decision, error) {
 	d := o.decision(a)
-	if a.Status == script.TooLate || a.Status == script.PastDeadline {
+	if a.Status == script.OverMaxWait || a.Status == script.OverDeadline {
 		l.config.Observer.Decided(d)
 		return Decision{}, o.tooLate(a, d)
 	}

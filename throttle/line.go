@@ -57,10 +57,11 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	asks := make([]script.Request, 0, len(requests))
 	var asker []int // by ask: its request
 	for i, r := range requests {
-		o, err := n.checked(ctx, cp, r)
 		if r.Ticket == (Ticket{}) {
-			err = Request{Policy: cp.Name}.bad("ticket", "", "must have an ID")
+			places[i].Err = Request{Policy: cp.Name}.bad("ticket", "", "must have an ID")
+			continue
 		}
+		o, err := n.checked(ctx, cp, r)
 		switch {
 		case errors.As(err, new(*RequestError)) || errors.As(err, new(*NeverFitsError)):
 			places[i].Err = err
@@ -112,7 +113,7 @@ func (o *operation) placed(a script.Answer) (Place, error) {
 	case script.Waits, script.WaitedBefore:
 	case script.BacklogFull:
 		p.Err = &BacklogError{Decision: d, Backlog: o.request.Backlog}
-	case script.TooLate, script.PastDeadline:
+	case script.OverMaxWait, script.OverDeadline:
 		p.Err = o.tooLate(a, d)
 	default:
 		return Place{}, o.badStatus(a)

@@ -344,7 +344,7 @@ func (o *operation) refuseLate(p *script.Place) {
 
 // tooLate returns why the script refused a request.
 func (o *operation) tooLate(a script.Answer, d Decision) *TooLateError {
-	if a.Status == script.TooLate {
+	if a.Status == script.OverMaxWait {
 		return &TooLateError{Decision: d, StartsAt: time.Now().Add(d.Latest), MaxWait: o.request.MaxWait}
 	}
 	return &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryIn), Deadline: o.request.Deadline}

@@ -51,11 +51,11 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	}
 	o.claims.released()
 	d := o.decision(a)
-	if a.Status == script.Granted {
+	if a.Status == script.Done {
 		change := o.change(a.Before, nil)
 		r.limiter.config.Observer.Corrected(Correction{Cancelled: true, Change: change, Reservation: r})
 	}
-	return Refund{d.At, d.ClockBehind, a.Status == script.Granted, d.Windows}, nil
+	return Refund{d.At, d.ClockBehind, a.Status == script.Done, d.Windows}, nil
 }
 
 // Settle corrects the reservation to its real cost, per unit, in all windows but Concurrency
@@ -90,7 +90,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	if err != nil {
 		return r, err
 	}
-	if a.Status == script.Granted {
+	if a.Status == script.Done {
 		o.claims.released()
 		change := o.change(a.Before, costs)
 		r.limiter.config.Observer.Corrected(Correction{Change: change, Cost: maps.Clone(actual), Reservation: r})
@@ -179,7 +179,7 @@ func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 		return err == nil, err
 	}
 	a, err := o.askFor(ctx, r, script.Request{Op: script.Renew})
-	return a.Status == script.Granted, err
+	return a.Status == script.Done, err
 }
 
 // Lease returns how long Concurrency windows hold the reservation's units without a Renew: the

@@ -199,7 +199,7 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 	if err != nil {
 		return refusal, err
 	}
-	if a.Status == script.Granted {
+	if a.Status == script.Done {
 		refusal.Pause = pause // if the reply was lost before
 		if a.Pause.Until > a.At {
 			refusal.Pause = micros(a.Pause.Until - a.At)

@@ -128,10 +128,10 @@ func (s *Server) finish(
 		waits = s.requeueOrderOf(a, a.message, *r, undecidedDecision(*r), false, errOutOfTime)
 	}
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
-	firing, position, member := asynqredis.FiringOf(call.Ref)
+	firing, index, member := asynqredis.FiringOf(call.Ref)
 	if member && (deletes || call.Verb == asynqredis.Archive) {
 		next = func(ctx context.Context, cmd redis.Cmder) error {
-			return s.tasks.End(ctx, cmd, firing, position, time.Since(a.begun))
+			return s.tasks.End(ctx, cmd, firing, index, time.Since(a.begun))
 		}
 	}
 	var err error

@@ -40,8 +40,8 @@ type DropOptions struct {
 // It returns how many. Tasks that run, that wait for their ProcessAt, or that come meanwhile stay.
 // asynq's counters of failures and retries do not change.
 //
-// It works page by page. If it fails, or ctx ends, the rest waits on: repeat it. No task is off the
-// line that is not dropped. The limiter needs the policy. Errors are throttle.ErrUnknownPolicy,
+// It works page by page. If it fails, or ctx ends, the rest waits on: repeat it. Every task that has left
+// the line is dropped. The limiter needs the policy. Errors are throttle.ErrUnknownPolicy,
 // throttle.ErrUnavailable, the context's, or of asynq's Redis.
 func Drop(
 	ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter, o DropOptions,
@@ -62,9 +62,11 @@ func Drop(
 		how = asynqredis.Delete
 	}
 	line := limiter.Line(limiter.LineOf(o.Policy, o.Tenant))
-	err = eachQueue(ctx, line, o.Tenant, asynqredis.New(client), how, func(found []int64) error {
-		for _, n := range found {
-			dropped += int(max(0, n))
+	err = dropWaiting(ctx, line, o.Tenant, asynqredis.New(client), how, func(found []int64) error {
+		for _, result := range found {
+			if result == asynqredis.Dropped {
+				dropped++
+			}
 		}
 		return nil
 	})
@@ -99,8 +101,8 @@ func (s *sweeper) sweep(ctx context.Context, line string, refusedAt time.Time) b
 		return last.After(refusedAt)
 	}
 	seen, dropped := 0, false
-	_ = eachQueue(ctx, s.limiter.Line(line), "", s.tasks, "", func(found []int64) error {
-		dropped = dropped || slices.Contains(found, -1)
+	_ = dropWaiting(ctx, s.limiter.Line(line), "", s.tasks, "", func(found []int64) error {
+		dropped = dropped || slices.Contains(found, asynqredis.NotThere)
 		if seen += len(found); seen >= sweepMost {
 			return errSweptEnough
 		}
@@ -110,10 +112,10 @@ func (s *sweeper) sweep(ctx context.Context, line string, refusedAt time.Time) b
 	return dropped
 }
 
-// eachQueue drops, or looks at, the tasks whose tickets are in a line and that asynq has, page by page.
+// dropWaiting drops, or looks at, the tasks whose tickets are in a line and that asynq has, page by page.
 // The tickets of those that wait no longer leave the line. A tenant of "" is all. When ctx ends the page under
 // way is finished.
-func eachQueue(
+func dropWaiting(
 	ctx context.Context, line *throttle.Line, tenant string, tasks *asynqredis.Client, how string, seen func(found []int64) error,
 ) error {
 	identity, err := tasks.Identity(ctx)
@@ -132,8 +134,8 @@ func eachQueue(
 		for queue, ids := range byQueue {
 			var gone []throttle.Ticket
 			found, err := tasks.Drop(page, queue, how, ids)
-			for i, n := range found {
-				if n != 0 {
+			for i, result := range found {
+				if result != asynqredis.MayRun {
 					gone = append(gone, throttle.Ticket{Queue: identity + "/" + queue, ID: ids[i]})
 				}
 			}

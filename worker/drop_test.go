@@ -18,7 +18,7 @@ import (
 // the same line, and for another one.
 func TestASweepHoldsUpNobodyForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		silent := redis.NewClient(&redis.Options{})
+		silent := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // a name would be looked up
 		silent.AddHook(hooktest.Hook(func(ctx context.Context, _ redis.Cmder, _ redis.ProcessHook) error {
 			<-ctx.Done()
 			return ctx.Err()

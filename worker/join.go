@@ -116,7 +116,7 @@ const askMax, askers = 128, 2
 // ask asks for the places of tasks, unless the limiter did not answer a moment ago. The time limit begins at
 // the caller's turn: the time that others take is no silence.
 func (c *Client) ask(ctx context.Context, line string, es []*enqueueTask) (err error) {
-	made, _ := c.asking.LoadOrStore(line, make(chan struct{}, askers)) // no mutex, as it calls Redis
+	made, _ := c.asking.LoadOrStore(line, make(chan struct{}, askers)) // not a mutex: fake time stands while one waits
 	turn := made.(chan struct{})
 	for part := range slices.Chunk(es, askMax) {
 		requests := make([]throttle.Request, len(part))

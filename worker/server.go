@@ -31,7 +31,7 @@ const (
 	shutdownTimeout   = 8 * time.Second
 )
 
-// asynqDelay is asynq's own after it has found no task. Our hook has waited by then.
+// asynqDelay is how long asynq sleeps after it has found no task: short, as our hook has waited already.
 const asynqDelay = time.Millisecond
 
 // Config configures how tasks are throttled. Its functions may be called at every attempt of a
@@ -140,8 +140,8 @@ func NewServerFromRedisClient(client redis.UniversalClient, c asynq.Config, thro
 	return newServer(client, c, throttled)
 }
 
-// withOwnHooks returns a client with hooks of its own and the same connections, or the same one if its kind
-// cannot be copied.
+// withOwnHooks returns a copy of a client with hooks of its own and the same connections, or the client itself if
+// its kind cannot be copied. WithTimeout is how go-redis copies.
 func withOwnHooks(client redis.UniversalClient) (redis.UniversalClient, error) {
 	if client == nil {
 		return nil, errors.New("worker: the redis.UniversalClient is nil")

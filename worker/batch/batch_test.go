@@ -99,7 +99,7 @@ func TestASchedulerThatGoesOnLateEnqueuesNothingAgain(t *testing.T) {
 		for range 2 { // the firing as the late one knows it
 			const key = "asynq:{default}:sluice:batch:late:"
 			name := f.Tick.Format("20060102T150405Z")
-			s.Redis.HSet(context.Background(), key+name, "phase", "enqueue", "position", 0, "tenant", 0, "offset", 0)
+			s.Redis.HSet(context.Background(), key+name, "phase", "enqueue", "index", 0, "tenant", 0, "offset", 0)
 			s.Redis.SAdd(context.Background(), key+"open", name)
 			s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
 		}

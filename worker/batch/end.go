@@ -21,7 +21,7 @@ const (
 
 // watch ends the firing when all of its tasks have ended.
 func (w *work) watch(ctx context.Context, r record) error {
-	if r.ended() >= r.Position {
+	if r.ended() >= r.Index {
 		return w.end(ctx, r, StateDone)
 	}
 	if r.ended() != w.ended {
@@ -29,7 +29,7 @@ func (w *work) watch(ctx context.Context, r record) error {
 	}
 	if time.Since(w.since) >= w.account {
 		w.account = min(w.account+time.Since(w.since), accountMost+time.Since(w.since))
-		return w.sweep(r, func(positions []int) error { return w.redis.Count(ctx, w.f, "failed", positions) })
+		return w.sweep(r, func(indexes []int) error { return w.redis.Count(ctx, w.f, "failed", indexes) })
 	}
 	return nil
 }

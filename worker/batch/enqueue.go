@@ -25,10 +25,10 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 	}
 	chunk := make([]*asynq.Task, 0, chunkSize)
 	flush := func(phase string, tenant, offset int) (want string, err error) {
-		from := r.Position
-		r.Position += len(chunk)
+		from := r.Index
+		r.Index += len(chunk)
 		want, err = w.flush(ctx, chunk, from,
-			"phase", phase, "position", r.Position, "tenant", tenant, "offset", offset)
+			"phase", phase, "index", r.Index, "tenant", tenant, "offset", offset)
 		chunk = chunk[:0]
 		return want, err
 	}
@@ -61,7 +61,7 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 	return err
 }
 
-// flush enqueues a chunk of tasks from a position on, and writes fields: the cursor behind them.
+// flush enqueues a chunk of tasks from a index on, and writes fields: the cursor behind them.
 func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields ...any) (
 	want string, err error) {
 	// A chunk that was begun is ended: a join that is cut off would make its tasks pending.

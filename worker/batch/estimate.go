@@ -86,7 +86,7 @@ func (e *estimator) look(ctx context.Context) error {
 			if r.Held {
 				return left, 0
 			}
-			notEnqueued := max(0, t.end(r)-max(t.Start, r.Position))
+			notEnqueued := max(0, t.end(r)-max(t.Start, r.Index))
 			return left, max(0, left-notEnqueued)
 		}
 		all, err = e.Scheduler.look(ctx, e.b, e.plan, e.b.planOptions(e.f.Tick, time.Now()), waiting)
@@ -138,7 +138,7 @@ func (s *Scheduler) kept(ctx context.Context, f asynqredis.Firing) (*planned, er
 
 // Fates are what became of a firing's tasks, by three bits for each: whether it was stored, is done, and
 // has ended. One that is done though it was not stored was cancelled.
-type fates map[string][]byte // stored, done and ended, which are bits by position
+type fates map[string][]byte // stored, done and ended, which are bits by index
 
 type fate int
 
@@ -159,9 +159,9 @@ func (s *Scheduler) fates(ctx context.Context, f asynqredis.Firing) (all fates, 
 	return all, err
 }
 
-func (f fates) of(position int) fate {
+func (f fates) of(index int) fate {
 	is := func(bits []byte) bool {
-		return position < 8*len(bits) && bits[position/8]>>(7-position%8)&1 == 1
+		return index < 8*len(bits) && bits[index/8]>>(7-index%8)&1 == 1
 	}
 	switch stored, done := is(f["stored"]), is(f["done"]); {
 	case !is(f["ended"]):
@@ -196,11 +196,11 @@ func (s *Scheduler) counts(
 			fateOpen: &c.Waiting, fateDone: &c.Done, fateFailed: &c.Failed,
 			fateRejected: &c.Rejected, fateCancelled: &c.Cancelled,
 		}
-		for position := t.Start; position < end; position++ {
-			*number[fates.of(position)]++
+		for index := t.Start; index < end; index++ {
+			*number[fates.of(index)]++
 		}
-		for _, position := range running {
-			if position >= t.Start && position < end && fates.of(position) == fateOpen {
+		for _, index := range running {
+			if index >= t.Start && index < end && fates.of(index) == fateOpen {
 				c.Running++
 				c.Waiting--
 			}
@@ -209,10 +209,10 @@ func (s *Scheduler) counts(
 	return all, nil
 }
 
-// end is the position behind the last task of the tenant.
+// end is the index behind the last task of the tenant.
 func (t planTenant) end(r record) int {
 	if r.Phase == phaseEnqueue {
 		return t.Start + t.Total
 	}
-	return min(t.Start+t.Total, r.Position) // there may be fewer than were counted
+	return min(t.Start+t.Total, r.Index) // there may be fewer than were counted
 }

@@ -101,7 +101,7 @@ type planned struct {
 // A planTenant is the tasks of one tenant, in their order.
 type planTenant struct {
 	TenantPlan
-	Start int         `json:"start"`           // the position of the first one, if the tasks are as they were counted
+	Start int         `json:"start"`           // the index of the first one, if the tasks are as they were counted
 	Kinds []*planKind `json:"kinds,omitempty"` // of those that can be enqueued
 	Order string      `json:"order,omitempty"` // the kind of each, a letter; empty if there is one
 }

@@ -103,7 +103,7 @@ type record struct {
 	Outcome  State  `redis:"outcome"`
 	Held     bool   `redis:"held"`
 	Closes   int64  `redis:"closes"` // s: picks end then, until the next hours
-	Position int    `redis:"position"`
+	Index    int    `redis:"index"`
 	Tenant   int    `redis:"tenant"`
 	Offset   int    `redis:"offset"`
 	Begun    int64  `redis:"begun"`    // s
@@ -118,7 +118,7 @@ type record struct {
 // Phases of a firing.
 const (
 	phaseNew     = "new"     // nothing was enqueued
-	phaseEnqueue = "enqueue" // position, tenant and offset are its cursor
+	phaseEnqueue = "enqueue" // index, tenant and offset are its cursor
 	phaseDrain   = "drain"   // all tasks are enqueued
 	phaseRetry   = "retry"   // and those that have failed are enqueued again
 	phaseEnded   = "ended"
@@ -170,7 +170,7 @@ func (b *compiled) status(f asynqredis.Firing, r record, running int) Status {
 	if s.DelayedBy != "" {
 		s.DelayedSince = time.Unix(r.Since, 0)
 	}
-	s.Total, s.Running = max(r.Position, r.ended()), running
+	s.Total, s.Running = max(r.Index, r.ended()), running
 	s.Waiting = max(0, s.Total-r.ended()-running)
 	return s
 }

@@ -37,8 +37,8 @@ func (w *work) resume(ctx context.Context, r record) error {
 }
 
 // move does something with tasks of the firing.
-func (w *work) move(ctx context.Context, verb string) func(positions []int) error {
-	return func(positions []int) error { return w.redis.Move(ctx, w.f, verb, positions) }
+func (w *work) move(ctx context.Context, verb string) func(indexes []int) error {
+	return func(indexes []int) error { return w.redis.Move(ctx, w.f, verb, indexes) }
 }
 
 // retry has all tasks wait again that have failed. The firing goes on.
@@ -47,8 +47,8 @@ func (w *work) retry(ctx context.Context, r record) error {
 	if err != nil {
 		return err
 	}
-	err = w.sweep(r, func(positions []int) error {
-		failed := slices.DeleteFunc(slices.Clone(positions), func(i int) bool { return fates.of(i) != fateFailed })
+	err = w.sweep(r, func(indexes []int) error {
+		failed := slices.DeleteFunc(slices.Clone(indexes), func(i int) bool { return fates.of(i) != fateFailed })
 		return w.move(ctx, asynqredis.RetryFailed)(failed)
 	})
 	if err != nil {
@@ -60,17 +60,17 @@ func (w *work) retry(ctx context.Context, r record) error {
 
 // cancel deletes the tasks that wait, again and again until none is left.
 func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
-	if r.Phase == phaseNew || r.Phase == phaseDrain && r.ended() >= r.Position {
+	if r.Phase == phaseNew || r.Phase == phaseDrain && r.ended() >= r.Index {
 		return true, w.end(ctx, r, StateCancelled)
 	}
 	if !w.mayComeBack(true) {
 		return false, nil
 	}
-	err = w.withdraw(ctx, r, func(positions []int) error {
-		if err := w.move(ctx, asynqredis.Delete)(positions); err != nil {
+	err = w.withdraw(ctx, r, func(indexes []int) error {
+		if err := w.move(ctx, asynqredis.Delete)(indexes); err != nil {
 			return err
 		}
-		return w.redis.Count(ctx, w.f, "failed", positions)
+		return w.redis.Count(ctx, w.f, "failed", indexes)
 	})
 	if err != nil || w.sweepings > 0 {
 		return false, err
@@ -79,7 +79,7 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 	if err == nil {
 		r, err = recordOf(fields)
 	}
-	if err != nil || r.ended() < r.Position {
+	if err != nil || r.ended() < r.Index {
 		w.sweepings = lookEvery
 		return false, err
 	}
@@ -91,9 +91,9 @@ func (w *work) mayComeBack(swept bool) bool {
 	return !swept || w.sweepings == 0 || w.sweepings > 0 && time.Since(w.since) >= w.sweepings
 }
 
-// withdraw takes tasks from where they wait, by a function for their positions, and out of their
+// withdraw takes tasks from where they wait, by a function for their indexes, and out of their
 // lines. If none was running before and none is after, it was the last time.
-func (w *work) withdraw(ctx context.Context, r record, from func(positions []int) error) error {
+func (w *work) withdraw(ctx context.Context, r record, from func(indexes []int) error) error {
 	before, err := w.redis.Running(ctx, w.f)
 	if err != nil {
 		return err
@@ -102,11 +102,11 @@ func (w *work) withdraw(ctx context.Context, r record, from func(positions []int
 	if err != nil {
 		return err
 	}
-	err = w.sweep(r, func(positions []int) error {
-		if err := from(positions); err != nil {
+	err = w.sweep(r, func(indexes []int) error {
+		if err := from(indexes); err != nil {
 			return err
 		}
-		return w.leave(ctx, lines, positions)
+		return w.leave(ctx, lines, indexes)
 	})
 	if err != nil {
 		return err
@@ -126,20 +126,20 @@ func (w *work) withdraw(ctx context.Context, r record, from func(positions []int
 	return nil
 }
 
-// sweep calls do for the positions of all tasks that were enqueued, and of a chunk more: its cursor
+// sweep calls do for the indexes of all tasks that were enqueued, and of a chunk more: its cursor
 // may not have been moved.
-func (w *work) sweep(r record, do func(positions []int) error) error {
-	last := r.Position
+func (w *work) sweep(r record, do func(indexes []int) error) error {
+	last := r.Index
 	if r.Phase == phaseEnqueue {
 		last += chunkSize
 	}
-	positions := make([]int, 0, chunkSize)
-	for position := range last {
-		if positions = append(positions, position); len(positions) == chunkSize || position == last-1 {
-			if err := do(positions); err != nil {
+	indexes := make([]int, 0, chunkSize)
+	for index := range last {
+		if indexes = append(indexes, index); len(indexes) == chunkSize || index == last-1 {
+			if err := do(indexes); err != nil {
 				return err
 			}
-			positions = positions[:0]
+			indexes = indexes[:0]
 		}
 	}
 	return nil
@@ -163,16 +163,16 @@ func (w *work) lines(ctx context.Context) (lines []string, err error) {
 }
 
 // leave takes tasks out of lines.
-func (w *work) leave(ctx context.Context, lines []string, positions []int) error {
+func (w *work) leave(ctx context.Context, lines []string, indexes []int) error {
 	identity, err := w.redis.Identity(ctx)
 	if err != nil {
 		return err
 	}
 	for _, line := range lines {
-		for some := range slices.Chunk(positions, throttle.MaxTake) {
+		for some := range slices.Chunk(indexes, throttle.MaxTake) {
 			tickets := make([]throttle.Ticket, len(some))
-			for i, position := range some {
-				tickets[i] = throttle.Ticket{Queue: identity + "/" + w.f.Queue, ID: w.f.ID(position)}
+			for i, index := range some {
+				tickets[i] = throttle.Ticket{Queue: identity + "/" + w.f.Queue, ID: w.f.ID(index)}
 			}
 			err := w.config.Client.Limiter.Line(line).Leave(ctx, tickets...)
 			if err != nil && !errors.Is(err, throttle.ErrUnknownPolicy) {

@@ -81,7 +81,7 @@ func (w *work) renew(ctx context.Context, cancel context.CancelCauseFunc) {
 
 // until does what is to be done next, until the firing has ended.
 func (w *work) until(ctx context.Context) error {
-	pause, position := pauseLeast, -1
+	pause, index := pauseLeast, -1
 	for {
 		fields, err := w.redis.Lease(ctx, w.f, w.holder, w.lease)
 		if err == nil && fields == nil {
@@ -92,8 +92,8 @@ func (w *work) until(ctx context.Context) error {
 		if err == nil {
 			r, err = recordOf(fields)
 		}
-		if r.Position != position {
-			pause, position = pauseLeast, r.Position
+		if r.Index != index {
+			pause, index = pauseLeast, r.Index
 		}
 		if err == nil {
 			again, err = w.guarded(ctx, r)

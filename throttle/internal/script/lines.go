@@ -9,14 +9,14 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Flows calls do for pages of the flows that wait in the policy's line. Some may come twice.
-func (r *Runner) Flows(ctx context.Context, policy string, do func(flows []string) error) error {
-	return r.pages(ctx, Prefix(r.Prefix, policy)+"f", 100, func(flows, _ []string) error { return do(flows) })
+// Flows calls do for pages of the flows that wait in a line. Some may come twice.
+func (r *Runner) Flows(ctx context.Context, line string, do func(flows []string) error) error {
+	return r.pages(ctx, Prefix(r.Prefix, line)+"f", 100, func(flows, _ []string) error { return do(flows) })
 }
 
-// Tickets calls do for pages of the tickets in the policy's line, without claims. Some may come twice.
-func (r *Runner) Tickets(ctx context.Context, policy string, do func([]Ticket) error) error {
-	return r.pages(ctx, Prefix(r.Prefix, policy)+"t", 500, func(names, records []string) error {
+// Tickets calls do for pages of the tickets in a line, without claims. Some may come twice.
+func (r *Runner) Tickets(ctx context.Context, line string, do func([]Ticket) error) error {
+	return r.pages(ctx, Prefix(r.Prefix, line)+"t", 500, func(names, records []string) error {
 		var tickets []Ticket
 		for i, name := range names {
 			if t, err := ReadTicket(name, records[i]); err == nil && !strings.HasPrefix(t.Queue, "!") {
@@ -27,9 +27,9 @@ func (r *Runner) Tickets(ctx context.Context, policy string, do func([]Ticket) e
 	})
 }
 
-// CountTickets returns how many tickets are in the policy's line, with claims.
-func (r *Runner) CountTickets(ctx context.Context, policy string) (int64, error) {
-	return r.Client.HLen(ctx, Prefix(r.Prefix, policy)+"t").Result()
+// CountTickets returns how many tickets are in a line, with claims.
+func (r *Runner) CountTickets(ctx context.Context, line string) (int64, error) {
+	return r.Client.HLen(ctx, Prefix(r.Prefix, line)+"t").Result()
 }
 
 // pages calls do for pages of about n fields of a hash, and their values.

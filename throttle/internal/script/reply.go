@@ -16,13 +16,14 @@ import (
 // The statuses of answers. Tickets of a take have others: see lua/take.lua.
 const (
 	Denied       = 0
-	Granted      = 1 // or done
-	Waits        = 3 // joined the line
-	TooLate      = 4 // refused: MaxWait
-	BacklogFull  = 5 // refused: Backlog
-	WaitedBefore = 6 // was in line already
-	PastDeadline = 7 // refused: Deadline
-	Nothing      = 8 // by the verb: see lua/decide.lua
+	Granted      = 1
+	Done         = Granted // of a verb that grants nothing
+	Waits        = 3       // joined the line
+	OverMaxWait  = 4       // refused
+	BacklogFull  = 5       // refused: Backlog
+	WaitedBefore = 6       // was in line already
+	OverDeadline = 7       // refused
+	Nothing      = 8       // by the verb: see lua/decide.lua
 	Failed       = 9
 )
 
@@ -50,7 +51,7 @@ type Answer struct {
 	Windows []WindowAnswer `json:"-"`
 	Err     error          `json:"-"` // *StateError, if the status is Failed
 
-	failed     error // by which call number seq, where it was request number index, from 1, has no answer
+	failed     error // why there is no answer; seq and index say which call, and which of its requests, from 1
 	seq, index int64
 }
 
@@ -68,7 +69,7 @@ type AdaptedAnswer struct {
 	Rate     int64 `json:"rate"`  // in millionths of the published rate
 	Since    int64 `json:"since"` // the first refusal
 	Refusals int64 `json:"refusals"`
-	Window   int64 `json:"window"` // its place, from 1
+	Window   int64 `json:"window"` // its number, from 1
 	Changed  int64 `json:"cut"`    // when a refusal changed the rate last
 	Until    int64 `json:"free"`   // when grants are spread no longer
 }

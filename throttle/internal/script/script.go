@@ -28,10 +28,10 @@ type Policy struct {
 
 // A Scope is the windows that are counted by the same attributes.
 type Scope struct {
-	Number     int    `json:"number"`     // its place in Policy.Scopes, from 1
+	Number     int    `json:"number"`     // its index in Policy.Scopes, from 1
 	Attributes string `json:"attributes"` // separated by commas
 	OfTenant   bool   `json:"of_tenant"`  // one of them is the tenant
-	Windows    []int  `json:"windows"`    // their places in Policy.Windows, from 1
+	Windows    []int  `json:"windows"`    // their indexes in Policy.Windows, from 1
 }
 
 // A Window is one window of a policy. A tenant's own parameters come with a request.

@@ -68,7 +68,7 @@ type Client struct {
 	process string // identifies this client's calls
 	calls   atomic.Uint64
 
-	asking   chan struct{} // full while a call reads or asks for these; no mutex, as it calls Redis
+	asking   chan struct{} // full while a call reads or asks for these; not a mutex: fake time stands while one waits
 	identity string
 	asserted time.Time
 }

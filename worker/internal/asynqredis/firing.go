@@ -36,23 +36,23 @@ func FiringNamed(queue, batch, name string) (Firing, error) {
 	return Firing{queue, batch, tick}, err
 }
 
-// IDs returns what the IDs of the firing's tasks begin with. Their positions follow.
+// IDs returns what the IDs of the firing's tasks begin with. Their indexes follow.
 func (f Firing) IDs() string { return firingPrefix + f.Batch + ":" + f.Name() + ":" }
 
-// ID returns the ID of the task at a position.
-func (f Firing) ID(position int) string { return f.IDs() + strconv.Itoa(position) }
+// ID returns the ID of the task at a index.
+func (f Firing) ID(index int) string { return f.IDs() + strconv.Itoa(index) }
 
 var memberID = regexp.MustCompile(`^` + firingPrefix + `([^:]+):([^:]+):(0|[1-9][0-9]*)$`)
 
-// FiringOf returns the firing and the position of a task, if it has the ID of one.
-func FiringOf(task Ref) (f Firing, position int, ok bool) {
+// FiringOf returns the firing and the index of a task, if it has the ID of one.
+func FiringOf(task Ref) (f Firing, index int, ok bool) {
 	parts := memberID.FindStringSubmatch(task.ID)
 	if parts == nil {
 		return Firing{}, 0, false
 	}
 	f, err := FiringNamed(task.Queue, parts[1], parts[2])
-	position, failed := strconv.Atoi(parts[3])
-	return f, position, err == nil && failed == nil
+	index, failed := strconv.Atoi(parts[3])
+	return f, index, err == nil && failed == nil
 }
 
 // IsReport reports whether a task is the one that reports on a firing.
@@ -74,7 +74,7 @@ func (f Firing) keys(more ...string) []string {
 	return batchKeys(f.Queue, f.Batch+":"+f.Name(), more...)
 }
 
-// Members says that tasks that are enqueued are those of a firing, from a position on.
+// Members says that tasks that are enqueued are those of a firing, from a index on.
 type Members struct {
 	Firing
 	From int
@@ -208,25 +208,25 @@ func (c *Client) Kept(ctx context.Context, f Firing, name string) ([]byte, error
 	return data, err
 }
 
-// Running returns the positions of a firing's tasks that are active, by their leases.
-func (c *Client) Running(ctx context.Context, f Firing) (positions []int, err error) {
+// Running returns the indexes of a firing's tasks that are active, by their leases.
+func (c *Client) Running(ctx context.Context, f Firing) (indexes []int, err error) {
 	ids, err := c.redis.ZRange(ctx, prefix(f.Queue)+"lease", 0, -1).Result()
 	for _, id := range ids {
-		firing, position, ok := FiringOf(Ref{Queue: f.Queue, ID: id})
+		firing, index, ok := FiringOf(Ref{Queue: f.Queue, ID: id})
 		if ok && firing.Batch == f.Batch && firing.Tick.Equal(f.Tick) {
-			positions = append(positions, position)
+			indexes = append(indexes, index)
 		}
 	}
-	return positions, err
+	return indexes, err
 }
 
 // Count counts tasks of a firing that were not: with "failed" those that have ended, such as those that
 // others have deleted or archived; with "rejected" those that were not enqueued.
-func (c *Client) Count(ctx context.Context, f Firing, as string, positions []int) error {
-	return inBulk(positions, func(some []int) error {
+func (c *Client) Count(ctx context.Context, f Firing, as string, indexes []int) error {
+	return inBulk(indexes, func(some []int) error {
 		args := []any{f.tasks(), as, keptSeconds, 0}
-		for _, position := range some {
-			args = append(args, position)
+		for _, index := range some {
+			args = append(args, index)
 		}
 		return c.run(ctx, "batch_count", f.Queue, f.counts(), args...).Err()
 	})
@@ -244,16 +244,16 @@ const (
 const heldFor = 10 * 366 * 24 * time.Hour
 
 // Move does something with tasks of a firing.
-func (c *Client) Move(ctx context.Context, f Firing, verb string, positions []int) error {
+func (c *Client) Move(ctx context.Context, f Firing, verb string, indexes []int) error {
 	due := time.Now().Unix()
 	if verb == Hold {
 		due = score(time.Now().Add(heldFor))
 	}
 	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.counts()...)
-	return inBulk(positions, func(some []int) error {
+	return inBulk(indexes, func(some []int) error {
 		args := []any{f.tasks(), f.IDs(), due, verb}
-		for _, position := range some {
-			args = append(args, position)
+		for _, index := range some {
+			args = append(args, index)
 		}
 		return c.run(ctx, "batch_move", f.Queue, all, args...).Err()
 	})
@@ -266,12 +266,12 @@ func (f Firing) counts() []string { return f.keys("", ":stored", ":done", ":ende
 // End sends asynq's own call by which a task of a firing ends that took so long, and counts the task in the
 // same transaction. It is counted by what is there after the call: not if the call had no effect.
 func (c *Client) End(
-	ctx context.Context, call redis.Cmder, f Firing, position int, took time.Duration,
+	ctx context.Context, call redis.Cmder, f Firing, index int, took time.Duration,
 ) error {
 	_, err := c.redis.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		_ = p.Process(ctx, call)
 		count, keys := scripts["batch_count"], c.guarded(f.Queue, f.counts())
-		return count.Eval(ctx, p, keys, f.tasks(), "done", keptSeconds, took.Microseconds(), position).Err()
+		return count.Eval(ctx, p, keys, f.tasks(), "done", keptSeconds, took.Microseconds(), index).Err()
 	})
 	if call.Err() == nil && err != nil && !errors.Is(err, redis.Nil) {
 		return err

@@ -18,8 +18,8 @@ var nightly = asynqredis.Firing{Queue: queue, Batch: "night.ly-1", Tick: time.Da
 func TestATaskIDSaysItsFiring(t *testing.T) {
 	id := nightly.ID(17)
 	expect.Equal(t, id, "sluice-batch:night.ly-1:20260102T020000Z:17")
-	if f, position, ok := asynqredis.FiringOf(asynqredis.Ref{Queue: queue, ID: id}); f != nightly || position != 17 || !ok {
-		t.Error(f, position, ok)
+	if f, index, ok := asynqredis.FiringOf(asynqredis.Ref{Queue: queue, ID: id}); f != nightly || index != 17 || !ok {
+		t.Error(f, index, ok)
 	}
 	for _, id := range []string{
 		"", "17", "sluice-batch:", "sluice-batch:b:20260102T020000Z:",
@@ -27,13 +27,13 @@ func TestATaskIDSaysItsFiring(t *testing.T) {
 		"sluice-batch:b:20260102T020000Z:017", "sluice-batch::20260102T020000Z:1",
 		"sluice-batch:b:2026:1", "sluice-batch:b:c:20260102T020000Z:1",
 	} {
-		if f, position, ok := asynqredis.FiringOf(asynqredis.Ref{Queue: queue, ID: id}); ok {
-			t.Error(id, f, position)
+		if f, index, ok := asynqredis.FiringOf(asynqredis.Ref{Queue: queue, ID: id}); ok {
+			t.Error(id, f, index)
 		}
 	}
 }
 
-// storeOf stores tasks of the firing at the positions from..to-1, and returns which were.
+// storeOf stores tasks of the firing at the indexes from..to-1, and returns which were.
 func (s *site) storeOf(f asynqredis.Firing, from, to int) (stored []int) {
 	s.Helper()
 	var calls []asynqredis.EnqueueCall
@@ -120,7 +120,7 @@ func TestALeaseHasOneHolder(t *testing.T) {
 		}
 		lease("other", time.Minute, false)
 		lease("holder", time.Minute, true)
-		if _, err := s.Update(s.Context(), nightly, "other", "position", 1); !errors.Is(err, asynqredis.ErrNotHolder) {
+		if _, err := s.Update(s.Context(), nightly, "other", "index", 1); !errors.Is(err, asynqredis.ErrNotHolder) {
 			s.Error(err)
 		}
 		lease("holder", 0, true)
@@ -129,7 +129,7 @@ func TestALeaseHasOneHolder(t *testing.T) {
 		if wanted, err := s.Want(s.Context(), nightly, "pause"); err != nil || !wanted {
 			s.Error(wanted, err)
 		}
-		if want, err := s.Update(s.Context(), nightly, "other", "position", 1); err != nil || want != "pause" {
+		if want, err := s.Update(s.Context(), nightly, "other", "index", 1); err != nil || want != "pause" {
 			s.Error(want, err)
 		}
 		if ttl := s.redis.TTL(s.Context(), "asynq:{default}:sluice:batch:night.ly-1:20260102T020000Z").Val(); ttl < 30*24*time.Hour {
@@ -157,7 +157,7 @@ func TestATaskOfAFiringIsStoredOnce(t *testing.T) {
 		if stored := s.storeOf(nightly, 5, 7); stored != nil {
 			s.Errorf("stored %v of a cancelled firing", stored)
 		}
-		_, err = s.Update(s.Context(), nightly, "holder", "position", 7)
+		_, err = s.Update(s.Context(), nightly, "holder", "index", 7)
 		s.ok(err)
 		for range 2 {
 			s.ok(s.Move(s.Context(), nightly, asynqredis.Delete, []int{0, 1, 2, 3, 4, 5, 6, 7, 8}))
@@ -171,17 +171,17 @@ func TestATaskOfAFiringIsCountedOnce(t *testing.T) {
 	each(t, func(s *site) {
 		s.begun()
 		s.storeOf(nightly, 0, 7)
-		set := func(position int, state string) {
-			s.redis.HSet(s.Context(), "asynq:{default}:t:"+nightly.ID(position), "state", state)
+		set := func(index int, state string) {
+			s.redis.HSet(s.Context(), "asynq:{default}:t:"+nightly.ID(index), "state", state)
 		}
-		end := func(position int, state string) {
+		end := func(index int, state string) {
 			s.Helper()
-			call := redis.NewIntCmd(s.Context(), "hset", "asynq:{default}:t:"+nightly.ID(position), "state", state)
+			call := redis.NewIntCmd(s.Context(), "hset", "asynq:{default}:t:"+nightly.ID(index), "state", state)
 			if state == "" {
-				call = redis.NewIntCmd(s.Context(), "del", "asynq:{default}:t:"+nightly.ID(position))
+				call = redis.NewIntCmd(s.Context(), "del", "asynq:{default}:t:"+nightly.ID(index))
 			}
 			for range 2 {
-				s.ok(s.End(s.Context(), call, nightly, position, time.Second))
+				s.ok(s.End(s.Context(), call, nightly, index, time.Second))
 			}
 		}
 		end(0, "")
@@ -208,7 +208,7 @@ func TestATaskOfAFiringIsCountedOnce(t *testing.T) {
 	})
 }
 
-// What is kept beside a firing is its holder's to write. A bit for each position says what has ended.
+// What is kept beside a firing is its holder's to write. A bit for each index says what has ended.
 func TestOnlyTheHolderWritesBesideAFiring(t *testing.T) {
 	each(t, func(s *site) {
 		holder := s.begun()
@@ -306,10 +306,10 @@ func TestTasksOfAFiringThatIsStoppedDoNotStart(t *testing.T) {
 		s.begun()
 		s.storeOf(nightly, 0, 6)
 		id := nightly.ID
-		starts := func(want bool, position int) {
+		starts := func(want bool, index int) {
 			s.Helper()
-			s.ok(s.inspector.RunTask(queue, id(position+1))) // pending
-			picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting(id(position)))
+			s.ok(s.inspector.RunTask(queue, id(index+1))) // pending
+			picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting(id(index)))
 			s.ok(err)
 			dequeued, err := s.DequeuePending(s.Context(), queue, s.Call(), 9)
 			if picked := picks[0].Message != nil; err != nil || picked != want || len(dequeued.Messages) == 1 != want {
@@ -343,8 +343,8 @@ func TestTasksOfAFiringThatFailedAreRetried(t *testing.T) {
 		if ok, err := s.Want(s.Context(), nightly, "retry"); ok || err != nil {
 			s.Errorf("nothing has failed, and is retried: %v", err)
 		}
-		for position := range 3 {
-			s.ok(s.inspector.ArchiveTask(queue, nightly.ID(position)))
+		for index := range 3 {
+			s.ok(s.inspector.ArchiveTask(queue, nightly.ID(index)))
 		}
 		s.ok(s.Count(s.Context(), nightly, "failed", []int{0, 1, 2, 3}))
 		s.ok(s.inspector.DeleteTask(queue, nightly.ID(2)))

@@ -101,8 +101,15 @@ func (c *Client) Start(ctx context.Context, task Ref, call string) (bool, error)
 	return c.run(ctx, "start", task.Queue, keys(task.Queue, "t:"+task.ID), call).Bool()
 }
 
+// What Drop did with a task.
+const (
+	Dropped  = int64(1)
+	MayRun   = int64(0)  // it is pending or active, or Drop only looked
+	NotThere = int64(-1) // it is gone, archived or completed
+)
+
 // Drop drops tasks of one queue that are scheduled or to be retried, as asynq's tools do: Archive, Delete, or
-// "" to look only. It returns 1 for each that it dropped, 0 if it may run still, else -1.
+// "" to look only. It returns what it did with each.
 func (c *Client) Drop(ctx context.Context, queue, how string, ids []string) (found []int64, err error) {
 	err = inBulk(ids, func(some []string) error {
 		args := []any{prefix(queue) + "t:", how, time.Now().Unix(), time.Now().AddDate(0, 0, -90).Unix()}

@@ -35,11 +35,11 @@ func (c *Client) Store(
 		into = append(into, m.keys("", ":stored")...)
 	}
 	err := inBulk(tasks, func(some []EnqueueCall) error {
-		var lines []any
+		var named []any
 		args := append(make([]any, 0, 5+4*len(some)), prefix(queue)+"t:", score(forwardAt), until(forwardAt), len(some))
 		for i, task := range some {
-			if !slices.Contains(lines, any(task.Line)) {
-				lines = append(lines, task.Line)
+			if !slices.Contains(named, any(task.Line)) {
+				named = append(named, task.Line)
 			}
 			lock := ""
 			if task.Lock != "" {
@@ -48,7 +48,7 @@ func (c *Client) Store(
 			mark := Mark(task.Message.JoinKey(), call+"."+strconv.Itoa(len(results)+i))
 			args = append(args, task.ID, []byte(task.Message), mark, lock)
 		}
-		reply, err := c.run(ctx, "store", queue, into, append(args, lines...)...).Int64Slice()
+		reply, err := c.run(ctx, "store", queue, into, append(args, named...)...).Int64Slice()
 		if err == nil && len(reply) != len(some) {
 			err = fmt.Errorf("%w: store of %d tasks: %v", errReply, len(some), reply)
 		}

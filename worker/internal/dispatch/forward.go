@@ -17,7 +17,7 @@ const (
 
 	fallbackMin = 2 * time.Minute // see Fallback
 
-	// joinTimeout bounds their join.
+	// joinTimeout bounds the join of forwarded tasks.
 	joinTimeout = 2 * time.Second
 
 	// joinWithin is when forward looks again at a task whose server ended before it had joined.
@@ -86,7 +86,7 @@ func (d *Dispatcher) move(
 ) (moved []bool, err error) {
 	moved, err = d.Tasks.Apply(ctx, queue, retried, moves)
 	if slices.ContainsFunc(moves, func(m asynqredis.Move) bool { return m.At.IsZero() }) {
-		d.lookForPending(queue)
+		d.expectPending(queue)
 	}
 	return moved, err
 }

@@ -45,7 +45,7 @@ type queueSet struct {
 	named  []string // these, and the queues of more important sets: a take names them, too
 	strict bool     // less important sets follow, and must not go before its pending tasks
 
-	earned      int              // tasks from lines that earned pending tasks no turn yet
+	sinceTurn   int              // tasks from lines since the last turn of pending tasks
 	lines       map[string]*line // by name
 	lookAt      time.Time        // when to look at its queues, after there was nothing
 	virtualTime float64          // the start tag of the line whose turn was last
@@ -57,7 +57,7 @@ type queueSet struct {
 func (d *Dispatcher) round(n int) (found bool) {
 	d.lines.update(d.Limiter.Lines())
 	for _, set := range d.lines.sets {
-		turns := set.earned / pendingFor
+		turns := set.sinceTurn / pendingFor
 		found = turns > 0 && d.takePending(set, min(n, turns))
 		now := time.Now()
 		for l := d.due(set, now); l != nil && !found; l = d.due(set, now) {

@@ -67,8 +67,8 @@ func (d *Dispatcher) Look() {
 	}
 }
 
-// lookForPending looks for pending tasks at once.
-func (d *Dispatcher) lookForPending(queue string) {
+// expectPending notes that a queue may have pending tasks: the next round looks for them.
+func (d *Dispatcher) expectPending(queue string) {
 	d.tell(false, func() { d.lines.setOf(queue).lookAt = time.Time{} })
 }
 

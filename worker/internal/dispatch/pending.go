@@ -41,7 +41,7 @@ func (d *Dispatcher) takePending(set *queueSet, n int) (found bool) {
 		}
 	}
 	every := min(d.Poll, lookEvery)
-	set.earned, set.lookAt = 0, now.Add(every*3/4+rand.N(max(1, every/2)))
+	set.sinceTurn, set.lookAt = 0, now.Add(every*3/4+rand.N(max(1, every/2)))
 	return false
 }
 
@@ -80,7 +80,7 @@ func (d *Dispatcher) dequeue(set *queueSet, queue string, n int, watched []any) 
 		tasks[i] = d.newTask(queue, call, m, nil)
 	}
 	d.reserve(set, tasks)
-	set.earned = max(0, set.earned-pendingFor*len(tasks))
+	set.sinceTurn = max(0, set.sinceTurn-pendingFor*len(tasks))
 	return d.makeReady(tasks)
 }
 

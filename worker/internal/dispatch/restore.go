@@ -15,7 +15,7 @@ func (d *Dispatcher) restore(before time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for b := &d.buffer; ; {
-		last := b.since(before) - 1
+		last := b.readyBefore(before) - 1
 		if last < 0 {
 			return true
 		}
@@ -25,7 +25,7 @@ func (d *Dispatcher) restore(before time.Time) bool {
 		err := d.undo(task)
 		d.mu.Lock()
 		if err != nil {
-			b.ready = slices.Insert(b.ready, b.since(task.active), task)
+			b.ready = slices.Insert(b.ready, b.readyBefore(task.active), task)
 			return false
 		}
 	}
@@ -46,7 +46,7 @@ func (d *Dispatcher) undo(task Task) error {
 	case verdict == nil:
 	case verdict.Taken:
 		set := d.lines.setOf(task.Queue)
-		set.earned = max(0, set.earned-1)
+		set.sinceTurn = max(0, set.sinceTurn-1)
 		if !verdict.Decision.Queued { // else it has joined again
 			d.putBack(verdict.Line, task.Queue, verdict.TakenTicket)
 		}

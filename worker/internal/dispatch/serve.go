@@ -219,8 +219,8 @@ func (d *Dispatcher) Ended() {
 	d.buffer.running--
 }
 
-// since returns how many tasks have been ready since before a time: the first ones.
-func (b *buffer) since(before time.Time) (n int) {
+// readyBefore returns how many tasks have been ready since before a time: the first ones.
+func (b *buffer) readyBefore(before time.Time) (n int) {
 	for n < len(b.ready) && !b.ready[n].active.After(before) {
 		n++
 	}

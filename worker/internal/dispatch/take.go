@@ -109,7 +109,7 @@ func (d *Dispatcher) pick(l *line, name string, verdicts []*Verdict) bool {
 	d.putBack(l.name, queue, back...)
 	d.giveBack(l.name, queue, gone...)
 	d.reserve(l.set, tasks) // units that these were taken without
-	l.set.earned += len(tasks)
+	l.set.sinceTurn += len(tasks)
 	return d.makeReady(slices.DeleteFunc(tasks, d.putBackIfDenied))
 }
 

@@ -11,8 +11,7 @@
 -- appointment now, or its ticket fits later. For slots only an appointment counts, as nobody knows
 -- when one is free. A side that is LATE holds up nobody, and gets no credit.
 --
--- While live tickets delay a batch at a broader scope, which may let all go at once, it does not
--- lose its time at a narrow one.
+-- A batch that live tickets delay at a broader scope keeps its time at narrower ones.
 --
 -- Key, behind the prefix P of the policy:
 --   s:SUFFIX   "V time side=tag ...": the tags from V on, and when the next ticket of a batch goes (us)

@@ -85,8 +85,9 @@ local function new_take(L)
     if L.order then L.order.moved(suffix) end
   end
 
-  -- hand_out adds the first ticket of the first flow at ROOT to `taken`, and charges it: its text, when
-  -- it was granted, and how much each window has counted then. The next one of its flow then waits.
+  -- hand_out charges the first ticket of the first flow at ROOT, unless it never fits or is exempt, and adds it to
+  -- `taken`: its text, when it was granted, and how much each window has counted then. The next one of its flow
+  -- then waits.
   -- at: the time of the flow's scopes, in which nothing blocks it.
   local function hand_out(root, flow, ticket, taken, at, never)
     local list, all, scope_of, own = flow.scopes, call.windows, call.scope_of, flow.own

@@ -2,7 +2,7 @@
 --
 -- KEYS  1 the firing (hash)  2 stored (bitmap)  3 done (bitmap)  4 ended (bitmap)
 -- ARGV  1 prefix of the task keys  2 what a task counts as that is gone: done or failed; rejected: not enqueued
---       3 how long the firing is kept (s)  4 how long the task took (us), then the positions
+--       3 how long the firing is kept (s)  4 how long the task took (us), then the indexes
 -- reply how many were counted
 
 local function add(field, n)
@@ -14,16 +14,16 @@ end
 
 local counted = 0
 for i = 5, #ARGV do
-  local position = ARGV[i]
+  local index = ARGV[i]
   if ARGV[2] == 'rejected' then
-    counted = counted + 1 - redis.call('SETBIT', KEYS[4], position, 1)
-  elseif redis.call('GETBIT', KEYS[2], position) == 1 and redis.call('GETBIT', KEYS[3], position) == 0 then
-    local state = redis.call('HGET', ARGV[1] .. position, 'state')
+    counted = counted + 1 - redis.call('SETBIT', KEYS[4], index, 1)
+  elseif redis.call('GETBIT', KEYS[2], index) == 1 and redis.call('GETBIT', KEYS[3], index) == 0 then
+    local state = redis.call('HGET', ARGV[1] .. index, 'state')
     local outcome = not state and ARGV[2] or state == 'completed' and 'done' or state == 'archived' and 'failed'
     if outcome then
-      local ended = redis.call('SETBIT', KEYS[4], position, 1) == 1
+      local ended = redis.call('SETBIT', KEYS[4], index, 1) == 1
       if outcome == 'done' then
-        redis.call('SETBIT', KEYS[3], position, 1)
+        redis.call('SETBIT', KEYS[3], index, 1)
         add('done', 1)
         redis.call('HINCRBY', KEYS[1], 'took', ARGV[4])
         if ended then add('failed', -1) end -- an operator had it run again

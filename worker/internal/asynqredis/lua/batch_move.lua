@@ -5,7 +5,7 @@
 -- ARGV  1 prefix of the task keys  2 prefix of the IDs  3 score (s) of those that are scheduled then
 --       4 hold: take tasks from where they wait; release: forward has those that wait join their lines,
 --         also those that were held; delete: those that wait, and count them; retry: what was archived,
---         with all its retries, then the positions
+--         with all its retries, then the indexes
 -- reply how many were moved
 --
 -- A chunk may be on its way when the firing is cancelled: store refuses its tasks, and the cursor
@@ -13,18 +13,18 @@
 
 local from = {scheduled = KEYS[1], retry = KEYS[2], archived = KEYS[3]}
 local verb, moved, scores = ARGV[4], 0, {}
-local cursor = tonumber(redis.call('HGET', KEYS[5], 'position') or 0)
+local cursor = tonumber(redis.call('HGET', KEYS[5], 'index') or 0)
 
-local function cancelled(position)
-  if redis.call('SETBIT', KEYS[8], position, 1) == 1 then return end
-  redis.call('SETBIT', KEYS[6], position, 0) -- done, though not stored: so it is not one that was rejected
-  redis.call('SETBIT', KEYS[7], position, 1)
+local function cancelled(index)
+  if redis.call('SETBIT', KEYS[8], index, 1) == 1 then return end
+  redis.call('SETBIT', KEYS[6], index, 0) -- done, though not stored: so it is not one that was rejected
+  redis.call('SETBIT', KEYS[7], index, 1)
   redis.call('HINCRBY', KEYS[5], 'cancelled', 1)
 end
 
 for i = 5, #ARGV do
-  local position = ARGV[i]
-  local id, key = ARGV[2] .. position, ARGV[1] .. position
+  local index = ARGV[i]
+  local id, key = ARGV[2] .. index, ARGV[1] .. index
   local found = redis.call('HMGET', key, 'state', 'sluice_join', 'unique_key')
   local state, held = found[1], found[2] == 'held'
   local moves = state == 'scheduled'
@@ -43,11 +43,11 @@ for i = 5, #ARGV do
     if verb == 'delete' then
       redis.call('DEL', key)
       if found[3] and redis.call('GET', found[3]) == id then redis.call('DEL', found[3]) end
-      cancelled(position)
+      cancelled(index)
     else
       if verb == 'retry' then
         redis.call('HSET', key, 'msg', redis.call('HGET', key, 'msg') .. '\48\0') -- the last value of a field counts
-        redis.call('SETBIT', KEYS[8], position, 0)
+        redis.call('SETBIT', KEYS[8], index, 0)
       end
       if verb ~= 'release' or held then
         redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', verb == 'hold' and 'held' or '')
@@ -55,8 +55,8 @@ for i = 5, #ARGV do
       scores[#scores + 1] = ARGV[3]
       scores[#scores + 1] = id
     end
-  elseif verb == 'delete' and not state and tonumber(position) < cursor and redis.call('GETBIT', KEYS[6], position) == 0 then
-    cancelled(position)
+  elseif verb == 'delete' and not state and tonumber(index) < cursor and redis.call('GETBIT', KEYS[6], index) == 0 then
+    cancelled(index)
   end
 end
 if #scores > 0 then redis.call('ZADD', KEYS[1], unpack(scores)) end

@@ -9,7 +9,7 @@
 --       lock: "" or "SECONDS:KEY" of a unique task
 -- reply per task: 1 stored, 0 the ID is taken, -1 the lock is taken
 --
--- The ID of a task of a firing ends in its position. It is taken for ever: a scheduler that was
+-- The ID of a task of a firing ends in its index. It is taken for ever: a scheduler that was
 -- delayed may come after the task has run and gone, or after the firing was cancelled.
 
 local prefix, score, stored = ARGV[1], ARGV[2], KEYS[4]

@@ -41,10 +41,8 @@ type Place struct {
 // Join puts requests in line by their tickets, whether or not they fit now, and returns a place for
 // each, in order: a few hundred at once. A ticket that is in line keeps its place. With another
 // tenant, class or attribute of a scope it leaves that place, and joins as if it came new, unless it is
-// refused.
-// The line may be that of a removed policy, but not one that a policy in
-// force has left for others. After an error some tickets may have joined. Errors are Take's and that
-// of the TenantFunc.
+// refused. The line may be that of a removed policy, but not one that a policy in force has left for
+// others. After an error some tickets may have joined. Errors are Take's and that of the TenantFunc.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	removed := n.limiter.policies.Load().byName[PolicyOf(n.name)] == nil
 	cp, err := n.limiter.policyOfLine(n.name, removed)

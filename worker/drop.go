@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -43,9 +43,7 @@ type DropOptions struct {
 // It works page by page. If it fails, or ctx ends, the rest waits on: repeat it. Every task that has left
 // the line is dropped. The limiter needs the policy. Errors are throttle.ErrUnknownPolicy,
 // throttle.ErrUnavailable, the context's, or of asynq's Redis.
-func Drop(
-	ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter, o DropOptions,
-) (dropped int, err error) {
+func Drop(ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter, o DropOptions) (int, error) {
 	if limiter == nil {
 		return 0, errors.New("worker: Drop: the limiter is nil: must be what throttle.New returns")
 	}
@@ -62,15 +60,8 @@ func Drop(
 		how = asynqredis.Delete
 	}
 	line := limiter.Line(limiter.LineOf(o.Policy, o.Tenant))
-	err = dropWaiting(ctx, line, o.Tenant, asynqredis.New(client), how, func(found []int64) error {
-		for _, result := range found {
-			if result == asynqredis.Dropped {
-				dropped++
-			}
-		}
-		return nil
-	})
-	return dropped, err
+	results, err := dropWaiting(ctx, line, o.Tenant, asynqredis.New(client), how, math.MaxInt)
+	return results[asynqredis.Dropped], err
 }
 
 // A sweeper drops tickets whose tasks were deleted, before another task is refused because of them.
@@ -100,29 +91,23 @@ func (s *sweeper) sweep(ctx context.Context, line string, refusedAt time.Time) b
 	if time.Since(last) < sweepEvery {
 		return last.After(refusedAt)
 	}
-	seen, dropped := 0, false
-	_ = dropWaiting(ctx, s.limiter.Line(line), "", s.tasks, "", func(found []int64) error {
-		dropped = dropped || slices.Contains(found, asynqredis.NotThere)
-		if seen += len(found); seen >= sweepMost {
-			return errSweptEnough
-		}
-		return nil
-	}) // what it has dropped when it fails is enough
+	results, _ := dropWaiting(ctx, s.limiter.Line(line), "", s.tasks, "", sweepMost) // some are enough
 	last = time.Now()
-	return dropped
+	return results[asynqredis.NotThere] > 0
 }
 
-// dropWaiting drops, or looks at, the tasks whose tickets are in a line and that asynq has, page by page.
-// The tickets of those that wait no longer leave the line. A tenant of "" is all. When ctx ends the page under
-// way is finished.
+// dropWaiting drops, or looks at, the tasks whose tickets are in a line and that asynq has, page by page, and
+// counts the results of asynqredis.Client.Drop. Tickets whose tasks wait no longer leave the line. A tenant of ""
+// is all. When ctx ends the page under way is finished. After so many tickets it fails by errSweptEnough.
 func dropWaiting(
-	ctx context.Context, line *throttle.Line, tenant string, tasks *asynqredis.Client, how string, seen func(found []int64) error,
-) error {
+	ctx context.Context, line *throttle.Line, tenant string, tasks *asynqredis.Client, how string, most int,
+) (results map[int64]int, err error) {
 	identity, err := tasks.Identity(ctx)
 	if err != nil {
-		return fmt.Errorf("worker: %w", err)
+		return nil, fmt.Errorf("worker: %w", err)
 	}
-	return line.Tickets(ctx, tenant, func(tickets []throttle.Ticket) error {
+	results = map[int64]int{}
+	err = line.Tickets(ctx, tenant, func(tickets []throttle.Ticket) error {
 		byQueue := map[string][]string{} // their IDs
 		for _, t := range tickets {
 			if in, queue, _ := strings.Cut(t.Queue, "/"); in == identity {
@@ -132,17 +117,22 @@ func dropWaiting(
 		page, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 		defer cancel()
 		for queue, ids := range byQueue {
-			var gone []throttle.Ticket
+			var leave []throttle.Ticket
 			found, err := tasks.Drop(page, queue, how, ids)
 			for i, result := range found {
+				results[result]++
 				if result != asynqredis.MayRun {
-					gone = append(gone, throttle.Ticket{Queue: identity + "/" + queue, ID: ids[i]})
+					leave = append(leave, throttle.Ticket{Queue: identity + "/" + queue, ID: ids[i]})
 				}
 			}
-			if err = errors.Join(err, line.Leave(page, gone...), seen(found), ctx.Err()); err != nil {
+			if err = errors.Join(err, line.Leave(page, leave...), ctx.Err()); err != nil {
 				return err
 			}
 		}
+		if most -= len(tickets); most <= 0 {
+			return errSweptEnough
+		}
 		return nil
 	})
+	return results, err
 }

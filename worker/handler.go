@@ -62,10 +62,8 @@ func (s *Server) afterError(
 ) error {
 	var refused *RefusedError
 	var denied *throttle.DeniedError
-	wait := func(policy string, in time.Duration) { // then it joins the line of its own policy, at the front
-		d := throttle.Decision{At: time.Now(), Policy: policy, RetryIn: in, Tenant: request.Tenant}
-		s.noteWait(a, request, d, true, err)
-	}
+	// By d it joins the line of its own policy again, at the front.
+	d := throttle.Decision{At: time.Now(), Policy: request.Policy, RetryIn: unavailableMin, Tenant: request.Tenant}
 	retryIn, policy, callRefused := j.caller.Refusal()
 	switch {
 	case errors.As(err, &refused) && request.Policy == "":
@@ -74,13 +72,14 @@ func (s *Server) afterError(
 	case errors.As(err, &refused):
 		return s.noteRefused(ctx, a, request, request.Policy, s.pause(ctx, j, refused.After), err)
 	case errors.As(err, &denied):
-		wait(denied.Decision.Policy, askAgainIn(denied.Decision))
+		d.Policy, d.RetryIn = denied.Decision.Policy, askAgainIn(denied.Decision)
+		s.noteWait(a, request, d, true, err)
 	case callRefused:
 		return s.noteRefused(ctx, a, request, policy, retryIn, err)
 	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
 		s.noteUnavailable(a, request, err)
 	case lost: // the handler was stopped
-		wait(request.Policy, unavailableMin)
+		s.noteWait(a, request, d, true, err)
 	default:
 		return err
 	}

@@ -140,8 +140,8 @@ func NewServerFromRedisClient(client redis.UniversalClient, c asynq.Config, thro
 	return newServer(client, c, throttled)
 }
 
-// withOwnHooks returns a copy of a client with hooks of its own and the same connections, or the client itself if
-// its kind cannot be copied. WithTimeout is how go-redis copies.
+// withOwnHooks returns a client with hooks of its own and the same connections, or the same one if its kind
+// cannot be copied: by WithTimeout.
 func withOwnHooks(client redis.UniversalClient) (redis.UniversalClient, error) {
 	if client == nil {
 		return nil, errors.New("worker: the redis.UniversalClient is nil")

@@ -238,24 +238,11 @@ func parseResults(t *testing.T, text string) map[string]jobs.Result {
 
 func TestHelpTeachesByExample(t *testing.T) {
 	t.Parallel()
-	for page, same := range map[string][][]string{
-		"":         {{}, {"help"}, {"-h"}, {"-help"}, {"--help"}},
-		"run":      {{"help", "run"}, {"run", "-h"}, {"run", "--help"}},
-		"batch":    {{"help", "batch"}, {"batch", "-h"}, {"batch", "run", "-h"}},
-		"check":    {{"help", "check"}, {"check", "-h"}},
-		"status":   {{"help", "status"}, {"status", "-h"}},
-		"explain":  {{"help", "explain"}, {"explain", "-h"}},
-		"simulate": {{"help", "simulate"}, {"simulate", "-h"}},
-		"page":     {{"help", "page"}, {"page", "-h"}},
-		"doctor":   {{"help", "doctor"}, {"doctor", "-h"}},
-		"limits":   {{"help", "limits"}, {"limits", "-h"}},
-		"pause":    {{"help", "pause"}, {"pause", "-h"}},
-		"resume":   {{"help", "resume"}, {"resume", "-h"}},
-		"reset":    {{"help", "reset"}, {"reset", "-h"}},
-		"drop":     {{"help", "drop"}, {"drop", "-h"}},
-		"front":    {{"help", "front"}, {"front", "-h"}},
-		"version":  {{"version", "-h"}},
-	} {
+	pages := map[string][][]string{"": {{}, {"help"}, {"-h"}, {"-help"}, {"--help"}}, "batch": {{"batch", "run", "-h"}}}
+	for _, c := range (&Main{}).command().Commands {
+		pages[c.Name] = append(pages[c.Name], []string{"help", c.Name}, []string{c.Name, "-h"}, []string{c.Name, "--help"})
+	}
+	for page, same := range pages {
 		for _, args := range same {
 			e := runMain(t.Context(), "", args...)
 			// It teaches by example, and says what the exit codes mean.

@@ -6,10 +6,9 @@ import (
 	"time"
 )
 
-// A Caller is a running job as the calls that it makes see it: their context carries it. It has the
-// job's identity. It records which slots the calls hold, and whether the upstream refused one. Its
-// methods are safe for concurrent use. Those of a nil Caller record nothing, and report false.
-// Request must not change once the job runs.
+// A Caller is what the calls of a running job know of it: their context carries it. It records which slots
+// the calls hold, and whether the upstream refused one. Its methods are safe for concurrent use. Those of a
+// nil Caller record nothing, and report false. Request must not change once the job runs.
 //
 // Package worker makes one for each task. A handler uses the worker.Job of its context instead.
 type Caller struct {

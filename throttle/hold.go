@@ -47,8 +47,9 @@ func (h *hold) end(r Reservation) {
 	h.caller.drop(r)
 }
 
-// lost ends the work, unless the reservation is being released or cancelled. Then it returns false.
-func (r Reservation) lost(h *hold) bool {
+// endWork ends the work, as the lease is lost, and reports whether it did: not if the reservation is being
+// released or cancelled.
+func (r Reservation) endWork(h *hold) bool {
 	now, _ := r.limiter.holds.Load(r.ID)
 	if now != h {
 		return false
@@ -62,7 +63,7 @@ func (r Reservation) lost(h *hold) bool {
 // others have the room, ends both.
 func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Duration) {
 	// Not by the end of a renewal, which may wait for Redis for longer than the lease lasts.
-	expiry := time.AfterFunc(lease-lease/10, func() { r.lost(h) })
+	expiry := time.AfterFunc(lease-lease/10, func() { r.endWork(h) })
 	defer expiry.Stop()
 	timer := time.NewTimer(lease / 3)
 	defer timer.Stop()
@@ -77,7 +78,7 @@ func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Durat
 		held, err := r.Renew(renewal)
 		cancel()
 		switch {
-		case ctx.Err() != nil || err == nil && !held && r.lost(h):
+		case ctx.Err() != nil || err == nil && !held && r.endWork(h):
 			return
 		case err != nil || !held: // if refused, perhaps by a Cancel that is under way
 			timer.Reset(lease / 20)

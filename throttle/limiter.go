@@ -145,7 +145,7 @@ func (o *operation) reserveRequest(replaces Reservation) script.Request {
 	switch {
 	case o.observes && o.neverFits() < 0:
 		op = script.Observe
-	case o.tenant.Exempt:
+	case o.neverDenied:
 		op = script.Exempt
 	}
 	ask := o.lineRequest(op, script.NewID())
@@ -197,9 +197,9 @@ func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decisi
 	return d, nil
 }
 
-// Attach returns the reservation bound to this limiter, which needs its policy. It is for one that
-// another limiter granted, and for a call that reserved nothing, of which only the Request is set:
-// that can be paused.
+// Attach returns the reservation bound to this limiter, which needs its policy. It is for a reservation that
+// another limiter granted. One of which only Request is set, for a call that reserved nothing, is good for
+// Reservation.Pause.
 func (l *Limiter) Attach(r Reservation) Reservation {
 	r.limiter = l
 	return r

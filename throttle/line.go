@@ -66,7 +66,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 			continue
 		case err != nil:
 			return nil, err
-		case o.tenant.Exempt:
+		case o.neverDenied:
 			places[i].Exempt = true
 			continue
 		}

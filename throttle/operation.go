@@ -21,18 +21,19 @@ type operation struct {
 	tenant  effectiveTenant
 	windows []window // as they hold for the tenant
 
-	observes bool // it is never denied, as the policy observes
-	values   [][]string
-	keys     []string // of the scopes
+	neverDenied bool // it is exempt, or the policy observes; and operators have not paused it
+	observes    bool // it is never denied for that second reason
+	values      [][]string
+	keys        []string // of the scopes
 }
 
 // newOperation prepares a request. The zero Request is about what all tenants share: no count of the other
 // scopes has empty values. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
 	exempt, ofOne := t.Exempt || r.Exempt, r.Policy != ""
-	t.Exempt = (exempt || cp.Mode == ModeObserve && ofOne) && t.pause == nil
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows}
-	o.observes = t.Exempt && !exempt
+	o.neverDenied = (exempt || cp.Mode == ModeObserve && ofOne) && t.pause == nil
+	o.observes = o.neverDenied && !exempt
 	if len(t.Windows) > 0 {
 		o.windows = slices.Clone(cp.windows)
 		for i, w := range o.windows {
@@ -76,7 +77,7 @@ func (o *operation) checkCosts() error {
 	if err := o.checkUnits("cost", o.request.Cost); err != nil {
 		return err
 	}
-	if i := o.neverFits(); i >= 0 && !o.tenant.Exempt {
+	if i := o.neverFits(); i >= 0 && !o.neverDenied {
 		w := o.windows[i]
 		return &NeverFitsError{
 			Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.request.CostOf(w.Unit), Capacity: w.capacity(),
@@ -259,8 +260,8 @@ func (o *operation) decision(a script.Answer) Decision {
 		AlreadyQueued: a.Status == script.WaitedBefore,
 		At:            time.UnixMicro(a.At),
 		ClockBehind:   micros(a.Behind),
-		Exempt:        o.tenant.Exempt && !o.observes,
-		Granted:       a.Status == script.Granted || o.tenant.Exempt,
+		Exempt:        o.neverDenied && !o.observes,
+		Granted:       a.Status == script.Granted || o.neverDenied,
 		Policy:        o.Name,
 		Queued:        a.Status == script.Waits || a.Status == script.WaitedBefore,
 		Tenant:        o.request.Tenant,

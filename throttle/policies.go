@@ -88,14 +88,14 @@ func (l *Limiter) Match(taskType string, waited bool) (Policy, bool) {
 
 // Lookup returns the policy of that name, or the one that has a line of that name, or false. It may
 // have been removed.
-func (l *Limiter) Lookup(policy string) (Policy, bool) {
+func (l *Limiter) Lookup(policyOrLine string) (Policy, bool) {
 	set := l.policies.Load()
-	cp := set.byLine[policy]
-	if shards := set.byName[policy]; shards != nil {
+	cp := set.byLine[policyOrLine]
+	if shards := set.byName[policyOrLine]; shards != nil {
 		cp = shards[0]
 	}
 	if cp == nil {
-		cp = set.removed(func(cp *compiledPolicy) bool { return cp.line == policy || cp.Name == policy })
+		cp = set.removed(func(cp *compiledPolicy) bool { return cp.line == policyOrLine || cp.Name == policyOrLine })
 	}
 	return cp.given()
 }

@@ -71,7 +71,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[targ
 			ask := o.scriptRequest(script.Refresh, "")
 			ask.Place = o.place()
 			ask.Place.Flow = flow // the flow of a claim has another name
-			ask.Own.Free = o.tenant.Exempt
+			ask.Own.Free = o.neverDenied
 			asks = append(asks, ask)
 		}
 		_, err := cp.group.Do(ctx, cp.script, asks...)

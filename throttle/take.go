@@ -44,7 +44,7 @@ type TakenTicket struct {
 	// Waited is how long it was in line, including the time after it was put back.
 	Waited time.Duration
 
-	flow   string          // Flow by the policy's own scopes, if it joined by more of them
+	flow   string          // Flow by the scopes that the policy has now
 	policy *compiledPolicy // by which it was taken
 }
 
@@ -143,7 +143,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 		return ticket // it joined, or was taken, while the policy had other windows
 	}
 	if t.Binds > 0 {
-		ticket.Decision.Binds = o.binds(script.Answer{Binds: t.Binds}, Decision{RetryIn: 1})
+		ticket.Decision.Binds = o.binds(script.Answer{Binds: t.Binds}, Decision{RetryIn: 1}) // as of a denial
 	}
 	ticket.Decision.Windows = o.states(t.Windows, t.At, true)
 	return ticket
@@ -271,7 +271,7 @@ func (n *Line) reserveAgain(ctx context.Context, t TakenTicket, queue string, r 
 	}
 	granted := t.Decision.Reservation
 	// What was granted does not help these.
-	if !cp.matches(t, queue, r) || o.tenant.Exempt || o.neverCounted(granted) != nil {
+	if !cp.matches(t, queue, r) || o.neverDenied || o.neverCounted(granted) != nil {
 		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
 			return l.failOpen(ctx, o, err)
 		}

@@ -46,8 +46,8 @@ type attempt struct {
 	handler asynq.Handler
 }
 
-// An outcome is what becomes of a task when asynq ends its attempt, whatever asynq's call would do. One of its
-// fields is set.
+// An outcome is what becomes of a task when asynq ends its attempt, whatever asynq's call would do. At most
+// one of its fields is set.
 type outcome struct {
 	asks  *throttle.Request // the limiter is asked: if the task's time runs out meanwhile, it waits
 	waits *requeueOrder     // it was denied

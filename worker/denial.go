@@ -75,7 +75,7 @@ func (s *Server) requeueOrderOf(
 	if front {
 		mark = asynqredis.FrontMark
 	} else if r.Ticket != (throttle.Ticket{}) { // it can be picked by this mark when its ticket is taken
-		mark = asynqredis.Mark(a.message.JoinKey(), s.tasks.Call())
+		mark = asynqredis.Mark(a.message.JoinKey(), s.tasks.NewCall())
 	}
 	return &requeueOrder{queued: d.Queued, RestoreOptions: asynqredis.RestoreOptions{
 		Queue: a.Queue, Call: a.call, At: at, Line: s.lineOf(r), Mark: mark, Message: m.WithDenial(reason, now),

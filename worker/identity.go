@@ -23,7 +23,7 @@ const (
 // An Identity is a task's tenant, attributes, class and cost.
 type Identity struct {
 	Attributes map[string]string // by which other scopes than the tenant count it
-	Class      throttle.Class    // who goes first in line; the default is throttle.ClassLive
+	Class      throttle.Class    // who goes first in line, by the task's header alone; the default is throttle.ClassLive
 	Cost       map[string]int64  // per unit; the default is 1 throttle.Requests
 	Tenant     string            // any bytes
 }

@@ -21,8 +21,8 @@ func (option) Value() any             { return nil }
 // Below 0 a task is refused unless it fits at once. While the limiter's Redis does not answer
 // nothing is refused. With ProcessAt, ProcessIn or Group it is an error.
 func MaxWait(d time.Duration) asynq.Option {
-	if d < 0 { // 0 is no limit
-		d = 1
+	if d < 0 {
+		d = 1 // ns: 0 is no limit, and with less Join would refuse a task that fits now
 	}
 	return option(func(e *enqueueTask) { e.request.MaxWait = d })
 }

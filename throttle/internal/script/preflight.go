@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-go/sluice/internal/redischeck"
 )
 
-// needed are the commands of scripts and of this package, but not of Reset, with arguments that do no harm.
-// The letters s, h and z stand for keys of these types, which exist only meanwhile.
+// needed are the commands that scripts and this package call, Reset aside, with harmless arguments. The
+// letters s, h and z stand for keys of these types, which exist only during the check.
 var needed = []string{
 	"set s 1 PX 1000", "get s", "getrange s 0 1", "mget s", "exists s", "expire s 1", "time",
 	"hset h a 1", "expire h 1", "hmget h a", "hgetall h", "hlen h", "hscan h 0", "hdel h b",

@@ -31,8 +31,8 @@ const (
 type Request struct {
 	Op       string   `json:"-"`
 	ID       string   `json:"id,omitempty"`       // of the reservation, 16 hex digits
-	At       int64    `json:"at,omitempty"`       // when it was granted; for Reserve: a grant to give back first, once
-	Replaces string   `json:"replaces,omitempty"` // for Reserve: the ID of that grant. Others that wait go after it
+	At       int64    `json:"at,omitempty"`       // when the reservation was granted; for Reserve: when Replaces was
+	Replaces string   `json:"replaces,omitempty"` // for Reserve: the ID of a grant to give back first, once. Others that wait go after it
 	Hold     int64    `json:"hold,omitempty"`     // how long it may hold units by leases, 0 if unknown
 	Own      Own      `json:"own,omitzero"`
 	Paused   int64    `json:"paused,omitempty"` // when operators' pause of the policy or the tenant ends; 0 is no pause

@@ -1,8 +1,8 @@
 // Package asynqredis is the one place that knows how asynq 0.26 keeps its tasks in Redis: its keys,
 // its messages, the shapes of its script calls, and our scripts on the same keys.
 //
-// Every script works on one queue, whose keys share a slot of a Redis Cluster, and takes many tasks
-// a call. Every one may be repeated by go-redis after its reply was lost. TestCallsOfAsynq, in
+// Every script works on one queue, whose keys share a slot of a Redis Cluster. Most take many tasks a
+// call. Every one may be repeated by go-redis after its reply was lost. TestCallsOfAsynq, in
 // faulttest, holds what is known here to the asynq in use.
 package asynqredis
 
@@ -86,8 +86,8 @@ func New(client redis.UniversalClient) *Client {
 // Redis returns the connection.
 func (c *Client) Redis() redis.UniversalClient { return c.redis }
 
-// Call returns a key that identifies one call, however often it is repeated, and says when it is made.
-func (c *Client) Call() string {
+// NewCall returns the key of one call, however often it is repeated: "PROCESS/SECONDS/NUMBER", as Recover reads.
+func (c *Client) NewCall() string {
 	return c.process + "/" + strconv.FormatInt(time.Now().Unix(), 36) + "/" + strconv.FormatUint(c.calls.Add(1), 36)
 }
 

@@ -255,7 +255,7 @@ func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 			s.Errorf("%d run, %v", n, err)
 		}
 		s.ok(s.Move(s.Context(), nightly, asynqredis.Hold, all))
-		picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting(id(0), id(1), id(2), id(4)))
+		picks, err := s.Pick(s.Context(), queue, s.NewCall(), s.waiting(id(0), id(1), id(2), id(4)))
 		s.ok(err)
 		for i, pick := range picks {
 			if pick.Message != nil {
@@ -309,9 +309,9 @@ func TestTasksOfAFiringThatIsStoppedDoNotStart(t *testing.T) {
 		starts := func(want bool, index int) {
 			s.Helper()
 			s.ok(s.inspector.RunTask(queue, id(index+1))) // pending
-			picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting(id(index)))
+			picks, err := s.Pick(s.Context(), queue, s.NewCall(), s.waiting(id(index)))
 			s.ok(err)
-			dequeued, err := s.DequeuePending(s.Context(), queue, s.Call(), 9)
+			dequeued, err := s.DequeuePending(s.Context(), queue, s.NewCall(), 9)
 			if picked := picks[0].Message != nil; err != nil || picked != want || len(dequeued.Messages) == 1 != want {
 				s.Errorf("picked: %v, %d dequeued, %v; want %v", picked, len(dequeued.Messages), err, want)
 			}

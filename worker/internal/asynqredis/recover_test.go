@@ -17,9 +17,9 @@ func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 		_, err := s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID("pending"))
 		s.ok(err)
 		dead := asynqredis.New(s.redis)
-		_, err = dead.Pick(s.Context(), queue, dead.Call(), s.waiting("a", "leased", "renewed"))
+		_, err = dead.Pick(s.Context(), queue, dead.NewCall(), s.waiting("a", "leased", "renewed"))
 		s.ok(err)
-		_, err = dead.DequeuePending(s.Context(), queue, dead.Call(), 1)
+		_, err = dead.DequeuePending(s.Context(), queue, dead.NewCall(), 1)
 		s.ok(err)
 		expires := time.Now().Add(asynqredis.LeaseFor)
 		renewed := expires.Add(5 * time.Second)
@@ -36,7 +36,7 @@ func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 		}
 		_, err = s.Apply(s.Context(), queue, false, []asynqredis.Move{{ID: "a"}, {ID: "pending"}})
 		s.ok(err)
-		_, err = dead.DequeuePending(s.Context(), queue, dead.Call(), 2)
+		_, err = dead.DequeuePending(s.Context(), queue, dead.NewCall(), 2)
 		s.ok(err)
 		s.ok(s.Recover(s.Context(), []string{queue}, renewed))
 		s.wantStates("a active, leased active, pending active, renewed active")
@@ -51,7 +51,7 @@ func TestALastAttemptThatNeverStartedGoesBack(t *testing.T) {
 			s.ok(err)
 		}
 		dead := asynqredis.New(s.redis)
-		call := dead.Call()
+		call := dead.NewCall()
 		_, err := dead.DequeuePending(s.Context(), queue, call, 3)
 		s.ok(err)
 		for id, want := range map[string]bool{"started": true, "nobody": false} {
@@ -59,7 +59,7 @@ func TestALastAttemptThatNeverStartedGoesBack(t *testing.T) {
 				t.Errorf("%s may start: %v, %v", id, is, err)
 			}
 		}
-		if is, err := dead.Start(s.Context(), asynqredis.Ref{Queue: queue, ID: "first"}, dead.Call()); is || err != nil {
+		if is, err := dead.Start(s.Context(), asynqredis.Ref{Queue: queue, ID: "first"}, dead.NewCall()); is || err != nil {
 			t.Errorf("by another call: %v, %v", is, err)
 		}
 		long := time.Now().Add(-time.Hour)

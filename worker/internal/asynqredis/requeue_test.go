@@ -11,12 +11,12 @@ import (
 func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("a")
-		call, at := s.Call(), time.Now().Add(time.Minute)
+		call, at := s.NewCall(), time.Now().Add(time.Minute)
 		picks, err := s.Pick(s.Context(), queue, call, s.waiting("a"))
 		s.ok(err)
 		requeued := asynqredis.RestoreOptions{
 			Queue: queue, Call: call, Message: picks[0].Message.WithDenial("throttled: x", time.Now()),
-			At: at, Mark: asynqredis.Mark(s.key("a"), s.Call()),
+			At: at, Mark: asynqredis.Mark(s.key("a"), s.NewCall()),
 		}
 		requeue := func(want bool) {
 			t.Helper()
@@ -31,7 +31,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		expect.That(t, info.LastErr == "throttled: x" && !info.NextProcessAt.Before(at),
 			"asynq's tools show", info)
 		// Picked again: a requeue that is repeated leaves it to the server that has it now.
-		again := s.Call()
+		again := s.NewCall()
 		_, err = s.Pick(s.Context(), queue, again, s.waiting("a"))
 		s.ok(err)
 		requeue(false)
@@ -39,10 +39,10 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		// One that waits in no line cannot be picked.
 		requeued.Call, requeued.Mark = again, ""
 		requeue(false)
-		picks, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
+		picks, err = s.Pick(s.Context(), queue, s.NewCall(), s.waiting("a"))
 		s.ok(err)
 		expect.That(t, picks[0].Message == nil && !picks[0].Paused, picks[0])
-		requeued.Call = s.Call()
+		requeued.Call = s.NewCall()
 		if _, err := s.Restore(s.Context(), requeued, "a"); !asynqredis.IsNotFound(err) {
 			t.Errorf("requeueing what is not active: %v", err)
 		}
@@ -67,21 +67,21 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 		} {
 			id := string(rune('a' + i))
 			s.store(id)
-			call, at := s.Call(), time.Now().Add(time.Hour)
+			call, at := s.NewCall(), time.Now().Add(time.Hour)
 			picks, err := s.Pick(s.Context(), queue, call, s.waiting(id))
 			s.ok(err)
 			if row.left {
-				_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting(id))
+				_, err = s.Pick(s.Context(), queue, s.NewCall(), s.waiting(id))
 				s.ok(err)
 			}
 			mark := row.mark
 			if mark == "its join" {
-				mark = asynqredis.Mark(s.key(id), s.Call())
+				mark = asynqredis.Mark(s.key(id), s.NewCall())
 			}
 			if row.again {
 				s.restore(asynqredis.RestoreOptions{Call: call, At: at}, id)
 				s.ok(s.redis.HSet(s.Context(), "asynq:{default}:t:"+id, "sluice_join", s.key(id)+".").Err()) // it joins again
-				call = s.Call()
+				call = s.NewCall()
 				_, err = s.Pick(s.Context(), queue, call, s.waiting(id))
 				s.ok(err)
 			}
@@ -101,10 +101,10 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 func TestARestoredTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("left", "waits")
-		call := s.Call()
+		call := s.NewCall()
 		_, err := s.Pick(s.Context(), queue, call, s.waiting("left", "waits"))
 		s.ok(err)
-		_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("left"))
+		_, err = s.Pick(s.Context(), queue, s.NewCall(), s.waiting("left"))
 		s.ok(err)
 		s.restore(asynqredis.RestoreOptions{Call: call, At: time.Now().Add(time.Hour)}, "left", "waits")
 		due, err := s.Due(s.Context(), queue, false, 10)

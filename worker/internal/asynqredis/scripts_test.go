@@ -112,10 +112,10 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 		s.ok(s.inspector.ArchiveTask(queue, "d"))
 		_, err = s.plain.Enqueue(asynq.NewTask("call", []byte("payload of later")), asynq.TaskID("later"), asynq.ProcessIn(time.Hour))
 		s.ok(err)
-		_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("e"))
+		_, err = s.Pick(s.Context(), queue, s.NewCall(), s.waiting("e"))
 		s.ok(err)
 
-		call := s.Call()
+		call := s.NewCall()
 		wanted := append(s.waiting("a", "b", "c", "d", "e", "later", "gone"), asynqredis.WaitingTask{ID: "f", JoinKey: "0123456789abcdef"})
 		picks, err := s.Pick(s.Context(), queue, call, wanted)
 		s.ok(err)
@@ -131,13 +131,13 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 		again, err := s.Pick(s.Context(), queue, call, wanted)
 		s.ok(err)
 		expect.That(t, fmt.Sprint(again) == fmt.Sprint(picks), picks, ", repeated", again)
-		others, err := s.Pick(s.Context(), queue, s.Call(), wanted[:1])
+		others, err := s.Pick(s.Context(), queue, s.NewCall(), wanted[:1])
 		s.ok(err)
 		expect.That(t, others[0].Message == nil && !others[0].Paused, "another call is answered", others[0])
 
 		s.ok(s.inspector.PauseQueue(queue))
 		s.store("g")
-		paused, err := s.Pick(s.Context(), queue, s.Call(), s.waiting("g", "c"))
+		paused, err := s.Pick(s.Context(), queue, s.NewCall(), s.waiting("g", "c"))
 		s.ok(err)
 		expect.That(t, paused[0].Paused && !paused[1].Paused, "of a paused queue:", paused)
 	})
@@ -150,7 +150,7 @@ func TestAPickKeepsTheLockOfAUniqueTask(t *testing.T) {
 		task := s.captured("u", unique)
 		_, err := s.Store(s.Context(), queue, []asynqredis.EnqueueCall{task}, time.Now().Add(3*time.Hour))
 		s.ok(err)
-		call := s.Call()
+		call := s.NewCall()
 		_, err = s.Pick(s.Context(), queue, call, s.waiting("u"))
 		s.ok(err)
 		if ttl := s.redis.TTL(s.Context(), task.Lock).Val(); ttl > time.Hour || ttl < time.Hour-slow {
@@ -171,7 +171,7 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 			s.ok(err)
 		}
 		s.redis.RPush(s.Context(), "asynq:{default}:pending", "left behind")
-		call := s.Call()
+		call := s.NewCall()
 		dequeue := func(call string, n int) asynqredis.DequeueReply {
 			d, err := s.DequeuePending(s.Context(), queue, call, n)
 			s.ok(err)
@@ -188,16 +188,16 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 		s.restore(asynqredis.RestoreOptions{Call: call}, "f", "nobody", "c d:e 5", "b")
 		s.wantStates("a active, b pending, c d:e 5 pending, f pending, g pending")
 		s.ok(s.inspector.PauseQueue(queue))
-		if d := dequeue(s.Call(), 4); len(d.Messages) > 0 || !d.Paused {
+		if d := dequeue(s.NewCall(), 4); len(d.Messages) > 0 || !d.Paused {
 			t.Errorf("of a paused queue: %v", d)
 		}
 		s.ok(s.inspector.UnpauseQueue(queue))
-		if d := dequeue(s.Call(), 0); len(d.Messages) > 0 {
+		if d := dequeue(s.NewCall(), 0); len(d.Messages) > 0 {
 			t.Errorf("of those asked for: %v", d)
 		}
-		rest := dequeue(s.Call(), 64)
+		rest := dequeue(s.NewCall(), 64)
 		expect.Equal(t, ids(rest.Messages), "[b c d:e 5 f g]", "what was put back is not the next")
-		if d := dequeue(s.Call(), 64); len(d.Messages) > 0 || d.Paused {
+		if d := dequeue(s.NewCall(), 64); len(d.Messages) > 0 || d.Paused {
 			t.Errorf("of an empty queue: %v", d)
 		}
 	})
@@ -211,7 +211,7 @@ func TestLinesThatNobodyWatchesAreFound(t *testing.T) {
 		c := asynqredis.New(client)
 		look := func(want string, watched ...any) {
 			t.Helper()
-			d, err := c.DequeuePending(t.Context(), queue, c.Call(), 0, watched...)
+			d, err := c.DequeuePending(t.Context(), queue, c.NewCall(), 0, watched...)
 			got := fmt.Sprint(d.Unwatched)
 			expect.That(t, got == want && err == nil, "nobody watches", got, ", want", want, err)
 		}
@@ -244,14 +244,14 @@ func TestLinesThatNobodyWatchesAreFound(t *testing.T) {
 func TestOnlyWhatACallMadeActiveIsRestored(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("a", "b")
-		mine, theirs := s.Call(), s.Call()
+		mine, theirs := s.NewCall(), s.NewCall()
 		_, err := s.Pick(s.Context(), queue, mine, s.waiting("a"))
 		s.ok(err)
 		_, err = s.Pick(s.Context(), queue, theirs, s.waiting("b"))
 		s.ok(err)
 		s.restore(asynqredis.RestoreOptions{Call: mine, At: time.Now().Add(2 * time.Minute)}, "a", "b")
 		s.wantStates("a scheduled, b active")
-		picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
+		picks, err := s.Pick(s.Context(), queue, s.NewCall(), s.waiting("a"))
 		s.ok(err)
 		expect.That(t, picks[0].Message != nil, "what was put back cannot be picked:", picks[0])
 	})
@@ -281,10 +281,10 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 		expect.That(t, fmt.Sprint(got) == want, "due", got, ", want", want)
 		left := s.redis.ZScore(ctx, "asynq:{default}:scheduled", "left behind").Err()
 		expect.That(t, left == redis.Nil, "an ID whose task is gone is left:", left)
-		mark := asynqredis.Mark(s.key("line"), s.Call())
+		mark := asynqredis.Mark(s.key("line"), s.NewCall())
 		moved, err := s.Apply(ctx, queue, false, []asynqredis.Move{
 			{ID: "line", At: time.Now().Add(time.Minute), Mark: mark}, {ID: "plain"}, {ID: "group"},
-			{ID: "other", At: time.Now().Add(time.Minute), Mark: asynqredis.Mark(s.key("other"), s.Call())}, {ID: "nobody"},
+			{ID: "other", At: time.Now().Add(time.Minute), Mark: asynqredis.Mark(s.key("other"), s.NewCall())}, {ID: "nobody"},
 		})
 		s.ok(err)
 		expect.That(t, moved[0] == true && !moved[3] && !moved[4], "moved", moved)

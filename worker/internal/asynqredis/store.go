@@ -29,7 +29,7 @@ func (c *Client) Store(
 	ctx context.Context, queue string, tasks []EnqueueCall, forwardAt time.Time,
 ) ([]Result, error) {
 	results := make([]Result, 0, len(tasks))
-	call := c.Call()
+	call := c.NewCall()
 	into := keys(queue, "scheduled", lines)
 	if m, ok := MembersOf(ctx); ok {
 		into = append(into, m.keys("", ":stored")...)

@@ -44,7 +44,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 	if err != nil {
 		return 0, err
 	}
-	now, call := time.Now(), d.Tasks.Call()
+	now, call := time.Now(), d.Tasks.NewCall()
 	moves := make([]asynqredis.Move, len(due))
 	joins := map[string][]joinTask{}
 	for i, task := range due {

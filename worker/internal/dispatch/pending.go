@@ -65,7 +65,7 @@ func (set *queueSet) draw(priorities map[string]int) []string {
 // dequeue makes pending tasks of a queue ready, with what was decided about them. It also looks at the
 // list of the lines in which tasks of the queue wait, with the lines that this server watches.
 func (d *Dispatcher) dequeue(set *queueSet, queue string, n int, watched []any) bool {
-	call := d.Tasks.Call()
+	call := d.Tasks.NewCall()
 	var found asynqredis.DequeueReply
 	if !d.insist(func(ctx context.Context) (err error) {
 		found, err = d.Tasks.DequeuePending(ctx, queue, call, n, watched...)

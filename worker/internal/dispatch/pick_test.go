@@ -221,7 +221,7 @@ func TestALastAttemptIsNotedBeforeItStarts(t *testing.T) {
 func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 	inBubble(t, of(perHour(3)), nil, func(b *bench) {
 		b.wait("default", "a", "b", "c", "d")
-		call := b.asynq.Call()
+		call := b.asynq.NewCall()
 		message := b.message("default", "a").Message
 		_, err := b.asynq.Pick(b.Context(), "default", call,
 			[]asynqredis.WaitingTask{{ID: "a", JoinKey: message.JoinKey()}})
@@ -232,7 +232,7 @@ func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 		b.want("used", b.used(), 1)
 		due, err := b.asynq.Restore(b.Context(), asynqredis.RestoreOptions{
 			Queue: "default", Call: call, Message: message, At: time.Now().Add(time.Hour), Line: "api",
-			Mark: asynqredis.Mark(message.JoinKey(), b.asynq.Call()),
+			Mark: asynqredis.Mark(message.JoinKey(), b.asynq.NewCall()),
 		}, "a")
 		b.ok(err)
 		b.want("due now", due, true)

@@ -81,7 +81,7 @@ func (d *Dispatcher) openQueues(set *queueSet) map[string]int {
 // whose tasks cannot be picked. It reports whether any task is ready.
 func (d *Dispatcher) pick(l *line, name string, verdicts []*Verdict) bool {
 	_, queue, _ := strings.Cut(name, "/") // behind the identity of asynq's Redis
-	call, waiting := d.Tasks.Call(), make([]asynqredis.WaitingTask, len(verdicts))
+	call, waiting := d.Tasks.NewCall(), make([]asynqredis.WaitingTask, len(verdicts))
 	for i, verdict := range verdicts {
 		waiting[i] = asynqredis.WaitingTask{ID: verdict.ID, JoinKey: verdict.Key}
 	}

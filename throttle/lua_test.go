@@ -82,6 +82,8 @@ func tags(t reflect.Type) (names []string) {
 func testWindow(name Algorithm) Window {
 	w := Window{Algorithm: name, Name: "w", Limit: 7, Period: time.Minute, Margin: time.Second}
 	switch name {
+	case AlgorithmFixed: // which grants nothing within the margin of the clock's full hour
+		w.Period, w.Margin = time.Hour, time.Millisecond
 	case AlgorithmCalendar:
 		w.Period, w.Resets = 0, "@daily"
 	case AlgorithmConcurrency:

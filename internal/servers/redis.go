@@ -55,6 +55,7 @@ type Process struct {
 	Cmd  *exec.Cmd
 
 	exited chan struct{}
+	claim  net.PacketConn // never closed: clients may look for a server that was stopped
 }
 
 // StartRedis is Redis for programs that are not tests: the server works in the directory given, and
@@ -92,17 +93,22 @@ func startServer(dir string, args ...string) (*Process, error) {
 
 // startOnFreePort starts a command that listens on a port, and waits until it does.
 func startOnFreePort(log string, command func(port int) (*exec.Cmd, error)) (*Process, error) {
-	// Another process can take the port between our look and the start: then look again.
+	// Another program can take the port between our look and the start: then look again.
 	for range 10 {
 		port, err := FreePort()
 		if err != nil {
 			return nil, err
 		}
 		p := &Process{Addr: fmt.Sprintf("127.0.0.1:%d", port), exited: make(chan struct{})}
-		if p.Cmd, err = command(port); err != nil {
-			return nil, err
+		// Another test that starts a server would be answered by ours: so a server's UDP port is taken too.
+		if p.claim, err = net.ListenPacket("udp", p.Addr); err != nil {
+			continue
 		}
-		if err := p.Cmd.Start(); err != nil {
+		if p.Cmd, err = command(port); err == nil {
+			err = p.Cmd.Start()
+		}
+		if err != nil {
+			p.claim.Close()
 			return nil, err
 		}
 		go func() { p.Cmd.Wait(); close(p.exited) }()

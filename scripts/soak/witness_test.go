@@ -57,75 +57,74 @@ func quick(concurrency int) asynq.Config {
 func TestWitnessSeesHowTasksEnd(t *testing.T) {
 	t.Parallel()
 	const takenUUID = "0b6e1a5c-7d1f-4c0e-9a53-1f0e2d3c4b5a" // as asynq makes them
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		w := newWatched(t, client, 1, 0)
-		limits := redis.NewClient(&redis.Options{Addr: w.opt("w.1").Addr})
-		defer limits.Close()
-		limiter, err := throttle.New(throttle.Config{Client: limits, Policies: []throttle.Policy{{
-			Name: "api", Match: []string{"denied"}, Windows: []throttle.Window{{Name: "one", Limit: 1, Period: time.Hour}},
-		}, {
-			Name: "roomy", Match: []string{"taken"}, Windows: []throttle.Window{{Name: "many", Limit: 100, Period: time.Hour}},
-		}}})
-		expect.Must(t, err)
-		d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-		expect.Require(t, err == nil && d.Granted, d, err)
-		server, err := worker.NewServer(w.opt("w.1"), quick(2), worker.Config{Limiter: limiter})
-		expect.Must(t, err)
-		plain := asynq.NewClient(w.opt("producer"))
-		defer plain.Close()
-		for id, opts := range map[string][]asynq.Option{
-			"done": nil, "kept": {asynq.Retention(time.Hour)}, "unique": {asynq.Unique(time.Hour)},
-			"archived": {asynq.MaxRetry(0)}, "retried": {asynq.MaxRetry(1)}, "denied": {asynq.MaxRetry(0)},
-		} {
-			task := worker.NewTask(worker.Identity{Tenant: "acme"}, id, nil)
-			expect.Must(t, expect.ErrOf(plain.Enqueue(task, append(opts, asynq.TaskID(id))...)))
+	client := throttletest.Client(t, throttletest.Redis(t))
+	w := newWatched(t, client, 1, 0)
+	limits := redis.NewClient(&redis.Options{Addr: w.opt("w.1").Addr})
+	defer limits.Close()
+	limiter, err := throttle.New(throttle.Config{Client: limits, Policies: []throttle.Policy{{
+		Name: "api", Match: []string{"denied"}, Windows: []throttle.Window{{Name: "one", Limit: 1, Period: time.Hour}},
+	}, {
+		Name: "roomy", Match: []string{"taken"}, Windows: []throttle.Window{{Name: "many", Limit: 100, Period: time.Hour}},
+	}}})
+	expect.Must(t, err)
+	d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+	expect.Require(t, err == nil && d.Granted, d, err)
+	server, err := worker.NewServer(w.opt("w.1"), quick(2), worker.Config{Limiter: limiter})
+	expect.Must(t, err)
+	plain := asynq.NewClient(w.opt("producer"))
+	defer plain.Close()
+	for id, opts := range map[string][]asynq.Option{
+		"done": nil, "kept": {asynq.Retention(time.Hour)}, "unique": {asynq.Unique(time.Hour)},
+		"archived": {asynq.MaxRetry(0)}, "retried": {asynq.MaxRetry(1)}, "denied": {asynq.MaxRetry(0)},
+	} {
+		task := worker.NewTask(worker.Identity{Tenant: "acme"}, id, nil)
+		expect.Must(t, expect.ErrOf(plain.Enqueue(task, append(opts, asynq.TaskID(id))...)))
+	}
+	joiner, err := worker.NewClient(w.opt("producer"), worker.ClientConfig{Limiter: limiter})
+	expect.Must(t, err)
+	defer joiner.Close()
+	before := w.proxy.drawn(enqueues)
+	for _, result := range joiner.EnqueueBulk(t.Context(), []*asynq.Task{
+		worker.NewTask(worker.Identity{Tenant: "acme"}, "taken", nil, asynq.TaskID("taken")),
+		worker.NewTask(worker.Identity{Tenant: "acme"}, "taken", nil, asynq.TaskID(takenUUID)),
+	}) {
+		expect.Must(t, result.Err)
+	}
+	after := w.proxy.drawn(enqueues)
+	expect.That(t, after != before, "EnqueueBulk was called, and nobody saw it")
+	expect.Must(t, server.Start(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
+		if task.Type() == "archived" || task.Type() == "retried" {
+			return errFault
 		}
-		joiner, err := worker.NewClient(w.opt("producer"), worker.ClientConfig{Limiter: limiter})
-		expect.Must(t, err)
-		defer joiner.Close()
-		before := w.proxy.drawn(enqueues)
-		for _, result := range joiner.EnqueueBulk(t.Context(), []*asynq.Task{
-			worker.NewTask(worker.Identity{Tenant: "acme"}, "taken", nil, asynq.TaskID("taken")),
-			worker.NewTask(worker.Identity{Tenant: "acme"}, "taken", nil, asynq.TaskID(takenUUID)),
-		}) {
-			expect.Must(t, result.Err)
-		}
-		after := w.proxy.drawn(enqueues)
-		expect.That(t, after != before, "EnqueueBulk was called, and nobody saw it")
-		expect.Must(t, server.Start(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
-			if task.Type() == "archived" || task.Type() == "retried" {
-				return errFault
-			}
-			return nil
-		})))
-		defer server.Shutdown()
-		for id, n := range map[string]int{
-			"done": 1, "kept": 1, "unique": 1, "archived": 1,
-			"retried": 2, "denied": 1, "taken": 1, takenUUID: 1,
-		} {
-			w.wait(id+" has ended", func() bool {
-				story := w.witness.story(id)
-				return len(story) == n && !story[n-1].Ended.IsZero()
-			})
-			for _, h := range w.witness.story(id) {
-				expect.That(t, h.Holder == "w.1" && h.EndedBy == "w.1" && !h.Lost && h.Call != "" &&
-					h.Taken == (id == "taken" || id == takenUUID), id, h)
-			}
-			w.witness.died("w.1")
-			if got := w.witness.excused(id); len(got) != 0 {
-				t.Errorf("%s: excused, though it was put down before its worker died: %v", id, got)
-			}
-		}
-		if got := w.witness.orphans(); len(got) != 0 {
-			t.Errorf("orphans: %q", got)
+		return nil
+	})))
+	defer server.Shutdown()
+	for id, n := range map[string]int{
+		"done": 1, "kept": 1, "unique": 1, "archived": 1,
+		"retried": 2, "denied": 1, "taken": 1, takenUUID: 1,
+	} {
+		w.wait(id+" has ended", func() bool {
+			story := w.witness.story(id)
+			return len(story) == n && !story[n-1].Ended.IsZero()
+		})
+		for _, h := range w.witness.story(id) {
+			expect.That(t, h.Holder == "w.1" && h.EndedBy == "w.1" && !h.Lost && h.Call != "" &&
+				h.Taken == (id == "taken" || id == takenUUID), id, h)
 		}
 		w.witness.died("w.1")
-		taken := map[string]bool{}
-		for _, one := range w.witness.killedTakes() {
-			taken[one.Task] = !one.Granted.IsZero() && one.Holder == "w.1"
+		if got := w.witness.excused(id); len(got) != 0 {
+			t.Errorf("%s: excused, though it was put down before its worker died: %v", id, got)
 		}
-		expect.That(t, maps.Equal(taken, map[string]bool{"taken": true, takenUUID: true}), "taken from the line", taken)
-	})
+	}
+	if got := w.witness.orphans(); len(got) != 0 {
+		t.Errorf("orphans: %q", got)
+	}
+	w.witness.died("w.1")
+	taken := map[string]bool{}
+	for _, one := range w.witness.killedTakes() {
+		taken[one.Task] = !one.Granted.IsZero() && one.Holder == "w.1"
+	}
+	expect.That(t, maps.Equal(taken, map[string]bool{"taken": true, takenUUID: true}), "taken from the line", taken)
 }
 
 // Sluice repeats a pick-up until it is answered. A lost reply explains nothing then, unless the
@@ -188,57 +187,55 @@ func seedFor(kind string) uint64 {
 // whose worker dies while it holds it.
 func TestWitnessSeesWhatFaultsHit(t *testing.T) {
 	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		w := newWatched(t, client, seedFor(dequeues), 0.1)
-		plain := asynq.NewClientFromRedisClient(client)
-		for _, id := range []string{"lost", "held"} {
-			expect.Must(t, expect.ErrOf(plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID(id))))
+	client := throttletest.Client(t, throttletest.Redis(t))
+	w := newWatched(t, client, seedFor(dequeues), 0.1)
+	plain := asynq.NewClientFromRedisClient(client)
+	for _, id := range []string{"lost", "held"} {
+		expect.Must(t, expect.ErrOf(plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID(id))))
+	}
+	server := asynq.NewServer(w.opt("w.1"), quick(1))
+	var running atomic.Bool
+	finish := make(chan struct{})
+	expect.Must(t, server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+		running.Store(true)
+		<-finish
+		return nil
+	})))
+	defer server.Shutdown()
+	defer close(finish)
+	w.wait("a task runs, and was seen", func() bool { return running.Load() && len(w.witness.story("held")) > 0 })
+	if story := w.witness.story("lost"); len(story) != 1 || !story[0].Lost {
+		t.Errorf("lost: %+v", story)
+	}
+	expect.Equal(t, w.witness.orphans(), []string{"lost"}, "orphans")
+	if got := w.witness.excused("held"); len(got) != 0 {
+		t.Errorf("excused before its worker died: %+v", got)
+	}
+	w.witness.died("w.1")
+	for _, id := range []string{"lost", "held"} {
+		if got := w.witness.excused(id); len(got) != 1 {
+			t.Errorf("%s: excused %d times, want once", id, len(got))
 		}
-		server := asynq.NewServer(w.opt("w.1"), quick(1))
-		var running atomic.Bool
-		finish := make(chan struct{})
-		expect.Must(t, server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
-			running.Store(true)
-			<-finish
-			return nil
-		})))
-		defer server.Shutdown()
-		defer close(finish)
-		w.wait("a task runs, and was seen", func() bool { return running.Load() && len(w.witness.story("held")) > 0 })
-		if story := w.witness.story("lost"); len(story) != 1 || !story[0].Lost {
-			t.Errorf("lost: %+v", story)
-		}
-		expect.Equal(t, w.witness.orphans(), []string{"lost"}, "orphans")
-		if got := w.witness.excused("held"); len(got) != 0 {
-			t.Errorf("excused before its worker died: %+v", got)
-		}
-		w.witness.died("w.1")
-		for _, id := range []string{"lost", "held"} {
-			if got := w.witness.excused(id); len(got) != 1 {
-				t.Errorf("%s: excused %d times, want once", id, len(got))
-			}
-		}
-	})
+	}
 }
 
 func TestLostRepliesOfEnqueues(t *testing.T) {
 	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		w := newWatched(t, client, seedFor(enqueues), 0.1)
-		plain := asynq.NewClient(w.opt("producer"))
-		defer plain.Close()
-		for _, id := range []string{"a", "b"} {
-			_, err := plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID(id))
-			expect.Require(t, err == nil || errors.Is(err, asynq.ErrTaskIDConflict), err)
-		}
-		w.wait("the loss is seen", func() bool {
-			w.witness.mu.Lock()
-			defer w.witness.mu.Unlock()
-			return w.witness.again["a"] && w.witness.lost[enqueues] > 0
-		})
-		expect.That(t, !w.witness.again["b"], "b was enqueued without a fault")
-		before := w.proxy.drawn(enqueues)
-		expect.Must(t, expect.ErrOf(plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("c"), asynq.Unique(time.Minute))))
-		expect.That(t, w.proxy.drawn(enqueues) != before, "a unique task was enqueued, and nobody saw it")
+	client := throttletest.Client(t, throttletest.Redis(t))
+	w := newWatched(t, client, seedFor(enqueues), 0.1)
+	plain := asynq.NewClient(w.opt("producer"))
+	defer plain.Close()
+	for _, id := range []string{"a", "b"} {
+		_, err := plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID(id))
+		expect.Require(t, err == nil || errors.Is(err, asynq.ErrTaskIDConflict), err)
+	}
+	w.wait("the loss is seen", func() bool {
+		w.witness.mu.Lock()
+		defer w.witness.mu.Unlock()
+		return w.witness.again["a"] && w.witness.lost[enqueues] > 0
 	})
+	expect.That(t, !w.witness.again["b"], "b was enqueued without a fault")
+	before := w.proxy.drawn(enqueues)
+	expect.Must(t, expect.ErrOf(plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("c"), asynq.Unique(time.Minute))))
+	expect.That(t, w.proxy.drawn(enqueues) != before, "a unique task was enqueued, and nobody saw it")
 }

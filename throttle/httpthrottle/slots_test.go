@@ -99,7 +99,7 @@ func TestACallEndsWhoseSlotIsLost(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		window := slots(1)
-		window.Lease = time.Second
+		window.Lease = 6 * time.Second // the other's is not renewed
 		limiter := limitertest.New(t, client, policy("api", window))
 		server := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 			w.(http.Flusher).Flush()

@@ -96,9 +96,9 @@ func (d *drain) enqueue(limiter *throttle.Limiter) {
 	client, err := worker.NewClient(d.asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
 	sitetest.Must(d, err)
 	defer client.Close()
-	var wait sync.WaitGroup
-	for i := range d.each {
-		for j, p := range d.policies {
+	for j, p := range d.policies { // one by one: all of them are many calls of one commit
+		var wait sync.WaitGroup
+		for i := range d.each {
 			wait.Go(func() {
 				task := worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant", i%d.tenants)}, p.Name+":x", nil)
 				_, err := client.EnqueueContext(d.Context(), task, asynq.MaxRetry(3),
@@ -108,8 +108,8 @@ func (d *drain) enqueue(limiter *throttle.Limiter) {
 				}
 			})
 		}
+		wait.Wait()
 	}
-	wait.Wait()
 }
 
 // grants returns those of a policy, in the order of their time.

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
+	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
 // The headers that carry an Identity. Their values are percent-encoded: asynq keeps headers as
@@ -94,6 +96,31 @@ func IdentityOf(task *asynq.Task) (Identity, error) {
 		id.Cost[unit] = n
 	}
 	return id, nil
+}
+
+// match returns the request by which a task that is due joins a line, and false if it joins none. One that
+// waited in a line goes on by a policy that was removed.
+func (s *Server) match(m asynqredis.Message, waited bool) (request throttle.Request, ok bool) {
+	policy, ok := s.config.Limiter.Match(m.Type(), waited)
+	if !ok || policy.Requeue == throttle.RequeueEarliestReset {
+		return throttle.Request{}, false
+	}
+	defer func() {
+		if recover() != nil { // the middleware calls the function again, and asynq reports it
+			ok = false
+		}
+	}()
+	task := asynq.NewTaskWithHeaders(m.Type(), m.Payload(), m.Headers())
+	request, err := s.request(policy.Name, task, m)
+	return request, err == nil // else the middleware returns the error
+}
+
+// request returns what a task asks of a policy, before it has a ticket.
+func (s *Server) request(policy string, task *asynq.Task, m asynqredis.Message) (throttle.Request, error) {
+	r, err := requestOf(s.config.Identify, policy, task)
+	r.Deadline, r.MaxHold = m.Deadline(), m.TimeLimit(time.Now())
+	r.Front, r.Key = m.Retried() > 0, m.JoinKey()
+	return r, err
 }
 
 // requestOf returns what the task asks of a policy, by its identity. A task without a tenant is an error,

@@ -49,7 +49,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	}
 	defer func() { // even if a user's function panics
 		if granted.Granted {
-			s.giveBack(granted.Reservation)
+			s.cancel(granted.Reservation)
 		}
 	}()
 
@@ -119,14 +119,6 @@ func (s *Server) report(ctx context.Context, a *attempt, d throttle.Decision) {
 	}
 }
 
-// request returns what a task asks of a policy, before it has a ticket.
-func (s *Server) request(policy string, task *asynq.Task, m asynqredis.Message) (throttle.Request, error) {
-	r, err := requestOf(s.config.Identify, policy, task)
-	r.Deadline, r.MaxHold = m.Deadline(), m.TimeLimit(time.Now())
-	r.Front, r.Key = m.Retried() > 0, m.JoinKey()
-	return r, err
-}
-
 // wasTaken reports whether the task comes from the line.
 func wasTaken(v *dispatch.Verdict) bool { return v != nil && v.Taken }
 
@@ -162,9 +154,9 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d 
 	return d, err
 }
 
-// giveBack cancels, in the background, what was granted to a task that does not start: other tasks may
+// cancel cancels, in the background, what was granted to a task that does not start: other tasks may
 // fit. What cannot be given back counts until its windows have passed.
-func (s *Server) giveBack(r throttle.Reservation) {
+func (s *Server) cancel(r throttle.Reservation) {
 	s.dispatch.RetryInBackground(func(ctx context.Context) error {
 		_, err := r.Cancel(ctx)
 		if err == nil {

@@ -239,23 +239,6 @@ func queuesOf(configured map[string]int) map[string]int {
 	return queues
 }
 
-// match returns the request by which a task that is due joins a line, and false if it joins none. One that
-// waited in a line goes on by a policy that was removed.
-func (s *Server) match(m asynqredis.Message, waited bool) (request throttle.Request, ok bool) {
-	policy, ok := s.config.Limiter.Match(m.Type(), waited)
-	if !ok || policy.Requeue == throttle.RequeueEarliestReset {
-		return throttle.Request{}, false
-	}
-	defer func() {
-		if recover() != nil { // the middleware calls the function again, and asynq reports it
-			ok = false
-		}
-	}()
-	task := asynq.NewTaskWithHeaders(m.Type(), m.Payload(), m.Headers())
-	request, err := s.request(policy.Name, task, m)
-	return request, err == nil // else the middleware returns the error
-}
-
 // Start starts to process tasks by the handler, and returns. Errors are asynq's.
 func (s *Server) Start(handler asynq.Handler) error {
 	go s.logCheck()

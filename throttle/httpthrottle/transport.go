@@ -209,7 +209,7 @@ func (t *Transport) call(
 ) (*http.Response, error) {
 	outer := req.Context()
 	if outer.Err() != nil {
-		t.giveBack(outer, d.Reservation)
+		t.cancel(outer, d.Reservation)
 		return unmade(req, fmt.Errorf("httpthrottle: %w", context.Cause(outer)))
 	}
 	ctx := d.Reservation.Hold(outer)
@@ -229,7 +229,7 @@ func (t *Transport) call(
 	resp, err := t.c.Base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
 	if resp == nil || err != nil {
 		if sought.Load() && !sent.Load() {
-			t.giveBack(outer, d.Reservation)
+			t.cancel(outer, d.Reservation)
 		}
 		return nil, err // nothing at all is an error of http.Client
 	}
@@ -240,8 +240,8 @@ func (t *Transport) call(
 	return resp, nil
 }
 
-// giveBack cancels the reservation of a call that was not made.
-func (t *Transport) giveBack(ctx context.Context, r throttle.Reservation) {
+// cancel cancels the reservation of a call that was not made.
+func (t *Transport) cancel(ctx context.Context, r throttle.Reservation) {
 	afterward(ctx, func(ctx context.Context) {
 		if _, err := r.Cancel(ctx); err != nil {
 			t.c.Logger.Warn("httpthrottle: the reservation of a call that was not made was not cancelled, and counts",

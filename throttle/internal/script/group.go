@@ -196,8 +196,8 @@ func (g *Group) deliver(a *ask, answers []Answer) {
 	a.answers = answers
 	for i, answer := range answers {
 		a.err = cmp.Or(a.err, answer.failed)
-		if undo, ok := a.requests[i].undoLost(answer); ok && len(g.lost) < a.policy.group()/2 { // others need room
-			g.lost = append(g.lost, newAsk(a.ctx, a.policy, undo))
+		if cancel, ok := a.requests[i].cancelLost(answer); ok && len(g.lost) < a.policy.group()/2 { // others need room
+			g.lost = append(g.lost, newAsk(a.ctx, a.policy, cancel))
 		}
 	}
 	if a.gone {
@@ -219,9 +219,9 @@ func (r Request) cancel(at int64) Request {
 	return Request{Op: Cancel, ID: r.ID, At: at, Own: r.Own, Keys: r.Keys, Cost: r.Cost}
 }
 
-// undoLost returns the request that gives back a grant that Redis may have made without an answer.
+// cancelLost returns the request that gives back a grant that Redis may have made without an answer.
 // The caller got an error.
-func (r Request) undoLost(a Answer) (undo Request, ok bool) {
+func (r Request) cancelLost(a Answer) (cancel Request, ok bool) {
 	var reply redis.Error
 	switch {
 	case a.failed == nil || errors.As(a.failed, &reply):
@@ -229,9 +229,9 @@ func (r Request) undoLost(a Answer) (undo Request, ok bool) {
 	case r.Lost > 0: // of a call before: that is still to be cancelled, unless this one did it
 		return r, true
 	}
-	undo = r.cancel(0)
-	undo.Lost, undo.LostSeq = a.index, a.seq
-	return undo, grants(r.Op)
+	cancel = r.cancel(0)
+	cancel.Lost, cancel.LostSeq = a.index, a.seq
+	return cancel, grants(r.Op)
 }
 
 // run makes one call to Redis. If the script fails, any of the requests may be the cause: then each

@@ -256,11 +256,11 @@ func readTicket(text, id string) (t TakenTicket, ok bool) {
 	}
 	waited, err := ReadTicket(name, strings.Join(f[:3], " "))
 	status, scopes, _ := strings.Cut(f[4], ":")
-	t = TakenTicket{Ticket: waited, NeverFits: status == "7", Scopes: scopes, Tenant: unescapeWord(f[3])}
-	if status == "1" {
+	t = TakenTicket{Ticket: waited, NeverFits: status == "never", Scopes: scopes, Tenant: unescapeWord(f[3])}
+	if status == "granted" {
 		t.Granted = id
 	}
-	return t, err == nil && slices.Contains([]string{"1", "7", "8"}, status)
+	return t, err == nil && slices.Contains([]string{"granted", "never", "uncharged"}, status)
 }
 
 // ReadTicket reads "costs |VALUES key", behind its rank of 16 digits, as lua/line.lua keeps it.

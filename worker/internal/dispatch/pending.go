@@ -134,7 +134,7 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 				before := task.Verdict
 				if before != nil {
 					ticket.Since, ticket.Waited = before.Since, before.Waited
-					d.giveBack(before.Line, task.Queue, before.TakenTicket)
+					d.refund(before.Line, task.Queue, before.TakenTicket)
 				}
 				task.Verdict = &Verdict{TakenTicket: ticket, Line: line, Sent: sent, Taken: before != nil}
 			}

@@ -22,7 +22,7 @@ func (d *Dispatcher) restore(before time.Time) bool {
 		task := b.ready[last]
 		b.ready = slices.Delete(b.ready, last, last+1)
 		d.mu.Unlock()
-		err := d.undo(task)
+		err := d.restoreTask(task)
 		d.mu.Lock()
 		if err != nil {
 			b.ready = slices.Insert(b.ready, b.readyBefore(task.active), task)
@@ -31,8 +31,8 @@ func (d *Dispatcher) restore(before time.Time) bool {
 	}
 }
 
-// undo puts a task back that is ready.
-func (d *Dispatcher) undo(task Task) error {
+// restoreTask puts a ready task back, and its ticket.
+func (d *Dispatcher) restoreTask(task Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
 	defer cancel()
 	r := asynqredis.RestoreOptions{Queue: task.Queue, Call: task.Call, Mark: asynqredis.KeptMark}
@@ -51,7 +51,7 @@ func (d *Dispatcher) undo(task Task) error {
 			d.putBack(verdict.Line, task.Queue, verdict.TakenTicket)
 		}
 	default:
-		d.giveBack(verdict.Line, task.Queue, verdict.TakenTicket)
+		d.refund(verdict.Line, task.Queue, verdict.TakenTicket)
 	}
 	return nil
 }
@@ -78,12 +78,12 @@ func (d *Dispatcher) putBack(line, queue string, tickets ...throttle.TakenTicket
 	d.giveTicketsBack(line, queue, tickets, give)
 }
 
-// giveBack refunds tickets that leave.
-func (d *Dispatcher) giveBack(line, queue string, tickets ...throttle.TakenTicket) {
+// refund gives back the units of tickets that leave.
+func (d *Dispatcher) refund(line, queue string, tickets ...throttle.TakenTicket) {
 	d.giveTicketsBack(line, queue, tickets, Line.Refund)
 }
 
-// giveTicketsBack does it in the background, and asks their line again: other tickets may fit.
+// giveTicketsBack gives tickets back in the background, and asks their line again: other tickets may fit.
 func (d *Dispatcher) giveTicketsBack(line, queue string, tickets []throttle.TakenTicket,
 	give func(Line, context.Context, []throttle.TakenTicket) error,
 ) {

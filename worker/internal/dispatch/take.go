@@ -107,7 +107,7 @@ func (d *Dispatcher) pick(l *line, name string, verdicts []*Verdict) bool {
 		}
 	}
 	d.putBack(l.name, queue, back...)
-	d.giveBack(l.name, queue, gone...)
+	d.refund(l.name, queue, gone...)
 	d.reserve(l.set, tasks) // units that these were taken without
 	l.set.sinceTurn += len(tasks)
 	return d.makeReady(slices.DeleteFunc(tasks, d.putBackIfDenied))
@@ -116,7 +116,7 @@ func (d *Dispatcher) pick(l *line, name string, verdicts []*Verdict) bool {
 // putBackIfDenied puts a taken task back that was denied when it reserved again, as it has joined by then. It
 // reports whether it did: otherwise the task wakes to be denied.
 func (d *Dispatcher) putBackIfDenied(t Task) bool {
-	if !t.Verdict.Decision.Queued || d.undo(t) != nil {
+	if !t.Verdict.Decision.Queued || d.restoreTask(t) != nil {
 		return false
 	}
 	d.Expect(t.Verdict.Line, t.Queue, t.Verdict.Decision.RetryIn)

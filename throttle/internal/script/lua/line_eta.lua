@@ -67,6 +67,17 @@ local function new_eta(L)
     return max(0, weights / flow.weight * all / of_server * priorities / queue.priority - 1), flows
   end
 
+  -- ahead_of returns which of the `sum` units of the flow's class go first at a scope: at least, about, and at
+  -- most. No ticket costs more than `largest`.
+  local function ahead_of(flow, scope, unit, cost, behind, sum, largest, all_first, shared_alone)
+    local least, about, most = own_units(flow, unit, behind)
+    local others = sum - units_of(flow, unit)
+    if others == 0 or all_first or scope.of.of_tenant then return least, about + others, most + others end
+    local share, flows = share_of_others(flow)
+    local most_others = shared_alone and min(others, ceil((about + largest) * share) + flows * largest) or others
+    return least, about + min(others, floor(about * share + 1e-6) + ceil(share) * cost), most + most_others
+  end
+
   -- of_class returns what goes first of the other class, of which `sum` units wait, while so many units of a
   -- flow's own class go: all that is live, or what batches get by their share, and of `idle` units.
   local function of_class(flow, sum, most, units, idle)
@@ -79,8 +90,7 @@ local function new_eta(L)
     local time, earliest, opens, waits, binds, known = at, at, at, 0, 0, true
     for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
     for s = 1, #list do
-      local scope = list[s]
-      local numbers, of_tenant = scope.of.windows, scope.of.of_tenant
+      local scope, numbers = list[s], list[s].of.windows
       local asks = scope.changed or roomy[scope] ~= costs
       local room = not scope.sections and not call.batches
       for j = 1, asks and #numbers or 0 do
@@ -96,18 +106,8 @@ local function new_eta(L)
         if scope.sections or batch or
           not room and cost + all > 0 and algorithm.fits_at(st, at, at, cost, all, 1) > at then
           local fits_window, largest = windows.fits_window, max(most, other_most, cost)
-          local least_before, before, most_before = own_units(flow, unit, behind)
-          local others = sum - units_of(flow, unit)
-          local most_others = others
-          if not of_tenant and not all_first and others > 0 then
-            local share, flows = share_of_others(flow)
-            local all_others = others
-            others = min(all_others, floor(before * share + 1e-6) + ceil(share) * cost)
-            if shared_alone then
-              most_others = min(all_others, ceil((before + largest) * share) + flows * largest)
-            end
-          end
-          local ahead, most_ahead = before + others, most_before + most_others
+          local least_before, ahead, most_ahead =
+            ahead_of(flow, scope, unit, cost, behind, sum, largest, all_first, shared_alone)
           ahead = ahead + of_class(flow, other, other_most, ahead + cost, 0)
           most_ahead = most_ahead + of_class(flow, other, other_most, most_ahead + cost, idle)
           local each, pace, pace_most = 1, 0, 0

@@ -92,8 +92,8 @@ local function new_take(L)
   local function hand_out(root, flow, ticket, taken, at, never)
     local list, all, scope_of, own = flow.scopes, call.windows, call.scope_of, flow.own
     local uncharged = #list < #call.scopes or own and own.free
-    local status = never and '7' or uncharged and '8' or '1' -- of take.lua's reply
-    if status == '1' then
+    local status = never and 'never' or uncharged and 'uncharged' or 'granted' -- of take.lua's reply
+    if status == 'granted' then
       local id = call.leases and lease_bytes(call.id_base .. format('%06x', taken.n + 1))
       windows.take(call, list, ticket.costs.windows, at, 0, id)
       fair.charge(flow, ticket.costs, 1)
@@ -108,7 +108,7 @@ local function new_take(L)
       flow.own_text .. (at == now and '\n' or format('\t%d\n', at))
     taken[n + 1], taken[n + 2], taken.n = text, at, taken.n + 1
     for i = 1, #all do
-      taken[n + 2 + i] = status == '1' and list[scope_of[i]].states[i].used or 0
+      taken[n + 2 + i] = status == 'granted' and list[scope_of[i]].states[i].used or 0
     end
     flow.head, flow.popped = flow.head + 1, flow.popped + 1
     places.forget(flow, ticket.id, ticket.costs)
@@ -229,7 +229,7 @@ local function new_take(L)
     local J = new_join(L)
     for ticket in gmatch(sub(record, 32), '[^\n]+') do
       local id, record, key, tenant, weight, suffixes, own =
-        match(ticket, '^(%S+) (%S+ %S+ (%S+)) (%S+) %d%S* (%S+) ([^;]*);([^\t]*)')
+        match(ticket, '^(%S+) (%S+ %S+ (%S+)) (%S+) %l%S* (%S+) ([^;]*);([^\t]*)')
       if not L.read('t', id) then
         local values, costs, rank = L.ticket(id, record)
         local flow_id = match(id, '^[^/]*') .. values

@@ -12,9 +12,9 @@
 --   at     when this was answered (us)
 --   next   when to ask again (us), `at` for at once; 0: nobody waits in these queues
 --   text   "ticket rankcosts values key tenant status", in the middle the record of line.lua
---          status 1: granted; 7: never fits, and is not charged; 8: joined when the policy had not
---          all its scopes, or is of a tenant that is exempt by now, and is not charged. If it
---          joined by scopes that the policy has not, ":SUFFIX+SUFFIX..." follows: all of its scopes
+--          status 'granted', 'never' if it never fits, or 'uncharged': it joined when the policy
+--          had not all its scopes, or its tenant is exempt by now. If it joined by scopes that the
+--          policy has not, ":SUFFIX+SUFFIX..." follows: all of its scopes
 --
 -- What was taken is kept until the next call of the process acknowledges it. The same call, repeated,
 -- gets the same answer, with the time of now, and zeros for what windows have counted. What is not

@@ -233,13 +233,13 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 			}
 		}
 		for f := range functions {
-			optional := slices.Contains([]string{"grants", "kept_until", "longest", "opens_at", "release", "renew"}, f)
+			optional := slices.Contains([]string{"grants", "kept_until", "opens_at", "release", "renew"}, f)
 			expect.That(t, optional || found[f], name, "does not have the function", f, "which scope.lua lists")
 		}
 		expect.Equal(t, one(t, code(text), `algorithms\['(.)'\] = `), a.Kind, name, "the kind is", "in Lua", "in Go")
 		expect.Equal(t, found["release"], a.Leases, name, "leases are", "in Lua", "in Go")
 	}
-	expect.Equal(t, len(functions), 12, "scope.lua lists", "functions")
+	expect.Equal(t, len(functions), 11, "scope.lua lists", "functions")
 }
 
 // sizes adds up a list such as "format(1) last(7)"; what has no number counts nothing.

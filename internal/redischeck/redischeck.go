@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -70,3 +71,9 @@ func Forbidden(err error) bool {
 	return strings.Contains(err.Error(), "ACL failure in script") ||
 		strings.Contains(err.Error(), "The user executing the script can't ")
 }
+
+var cannotServe = regexp.MustCompile(`(^|-)(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|MOVED|NOREPLICAS|OOM|READONLY|TRYAGAIN) `)
+
+// CannotServe reports whether Redis answered that it cannot serve at present. Before 7.0 an error of the script
+// wraps it.
+func CannotServe(err error) bool { return cannotServe.MatchString(err.Error()) }

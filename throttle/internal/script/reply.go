@@ -5,12 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/redischeck"
 )
 
 // The statuses of answers. Tickets of a take have others: see lua/take.lua.
@@ -132,11 +133,6 @@ type StateError struct{ Text string }
 
 func (e *StateError) Error() string { return e.Text }
 
-// cannotServe matches errors of commands that cannot run at present. Redis before 7.0 wraps them in
-// an error of the script; newer releases reply with the error itself.
-var cannotServe = regexp.MustCompile(
-	`@user_script: \d+: -(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOREPLICAS|OOM|READONLY|TRYAGAIN) `)
-
 // ScriptFailed reports whether Redis says that a script failed, rather than that it cannot run now.
 func ScriptFailed(err error) bool {
 	var reply redis.Error
@@ -145,7 +141,7 @@ func ScriptFailed(err error) bool {
 	}
 	text := err.Error()
 	return strings.Contains(text, "SLUICE_") ||
-		strings.HasPrefix(text, "ERR ") && strings.Contains(text, "script") && !cannotServe.MatchString(text)
+		strings.HasPrefix(text, "ERR ") && strings.Contains(text, "script") && !redischeck.CannotServe(err)
 }
 
 // hasWindows reports whether an answer has the state of every window.

@@ -13,7 +13,6 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +20,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/redischeck"
 )
 
 // maxBulk is the most tasks of one script call. A script blocks Redis.
@@ -140,11 +141,6 @@ func IsNotFound(err error) bool {
 	return err != nil && strings.HasPrefix(err.Error(), "NOT FOUND")
 }
 
-// outage matches answers of a Redis that cannot serve at present. Before Redis 7.0 an error of the
-// script wraps them.
-var outage = regexp.MustCompile(`(^|-)(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|` +
-	`MOVED|NOREPLICAS|OOM|READONLY|TRYAGAIN) `)
-
 // IsOutage reports whether a call has failed that may succeed later: there was no answer, or one
 // that says so.
 func IsOutage(err error) bool {
@@ -152,7 +148,7 @@ func IsOutage(err error) bool {
 		return false
 	}
 	var answer redis.Error
-	return !errors.As(err, &answer) || outage.MatchString(err.Error())
+	return !errors.As(err, &answer) || redischeck.CannotServe(err)
 }
 
 // WholeSecond rounds up to a whole second. Asynq truncates times to seconds, and a task would come

@@ -75,8 +75,6 @@ algorithms['t'] = {
     return back
   end,
 
-  longest = function(window) return 400 * 86400 end,
-
   resets_at = function(st, now)
     if st.used == 0 then return now end
     return st.ticks[st.late > 0 and st.at + 2 or st.at + 1] + st.margin

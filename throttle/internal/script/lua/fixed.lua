@@ -53,8 +53,6 @@ algorithms['f'] = {
     return back
   end,
 
-  longest = function(window) return ceil(2 * window.p2 / 1000000) end,
-
   resets_at = function(st, now)
     if st.used == 0 then return now end
     return st.ends

@@ -46,8 +46,8 @@
 --   s:SUFFIX   string: the order of queues and classes at a scope (line_order.lua)
 --   k          sorted set: processes by the time of a take that they have not acknowledged
 --   k:PROCESS  string: what the process took last
--- A key has a TTL of a day, or of two periods of the longest window if that is more, and is renewed
--- while it is used. k:PROCESS without tickets has one of a minute, s:SUFFIX that of its windows.
+-- A line without tickets has no keys. Else they have a TTL of 400 days since they last changed: a ticket may wait
+-- as long as its task. k:PROCESS without tickets has one of a minute, s:SUFFIX that of its windows.
 --
 -- new_line(call) -> L. What is read of a line is read once. What changes is noted, and written in the
 -- end (line_write.lua). Only calls that find a line, or join one, make it. The other files each have a
@@ -66,16 +66,11 @@ local function new_line(call)
   end
   local fields, written = {t = {}, f = {}, u = {}, z = {}}, {t = {}, f = {}, u = {}, z = {}}
   local nodes, flows = {}, {}
-  local ttl = DAY
-  for i = 1, #call.windows do
-    local longest = call.windows[i].algorithm.longest
-    if longest then ttl = max(ttl, longest(call.windows[i])) end
-  end
   local count, rank = match(call.waiting or '0 0', '^(%d+) (%d+)$')
   count = count + 0
   -- With the functions below 32 fields: one more makes the table twice as large.
   local L = {
-    call = call, ttl = format('%d', ttl), order = false, rank = rank + 0,
+    call = call, ttl = '34560000', order = false, rank = rank + 0,
     tickets = count, stored = count,    -- now, and in Redis
     fields = fields, written = written, -- of the hashes
     nodes = nodes, flows = flows, queues = {},

@@ -1,7 +1,6 @@
 -- line_write.lua: writes to Redis what has changed of a line.
 -- As all requests of a call only note what changes, each key is written once.
 
-local DAY = 86400 -- seconds for which a line's keys are kept, at least
 local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
 local function add_writing(L)
   -- send writes the scores of a sorted set by its members, or the values of a hash by its fields. By

@@ -30,7 +30,6 @@
 --                                  a lease's units are given back, or kept for as long again:
 --                                  after its end only if nobody waits
 --   kept_until(st, now) -> time    how long the state is of use, if that is longer than resets_at
---   longest(window) -> seconds     how long a line may have to wait for the window
 --   grants(st, at) -> text         the grants at `at` or later: "TIME/UNITS,..."
 --   drains                         true if tickets that do not fit in waste nothing
 

@@ -147,8 +147,6 @@ algorithms['s'] = {
     return head, sub(log.data, log.first, log.last), log.tail .. pack_time(st.time) .. units
   end,
 
-  longest = function(window) return ceil(2 * window.p2 / 1000000) end,
-
   grants = function(st, at)
     local parts, log = {}, st.log
     if log then

@@ -36,12 +36,12 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 	for _, e := range es {
 		place, move := e.place, asynqredis.Move{ID: e.call.ID, JoinKey: e.request.Key}
 		switch {
-		case err != nil && (!place.Queued || place.AlreadyQueued): // it joins when it is denied
 		case place.Exempt:
 			e.Start = ExpectedStart{Known: true, At: now}
 		case place.Err != nil:
 			e.refuse(place.Err)
 			move.Gone = true
+		case !place.Queued || err != nil && place.AlreadyQueued: // it joins when it is denied
 		default:
 			e.Start = ExpectedStart{Known: true, Joined: true, At: now.Add(place.RetryIn), Binds: place.Binds}
 			if place.Latest >= place.RetryIn {

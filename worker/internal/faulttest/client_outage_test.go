@@ -2,6 +2,8 @@ package faulttest
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net"
 	"slices"
 	"strings"
@@ -119,6 +121,28 @@ func TestManyThatJoinAreNoOutage(t *testing.T) {
 		}
 		callers.Wait()
 		s.WantStates("default", 0, 2000)
+	})
+}
+
+// A task that was refused stays refused if a later call of its bulk has no answer.
+func TestARefusalHoldsWhateverElseFails(t *testing.T) {
+	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
+		const answered = 128 // in two calls, and one for the text of the script
+		fault := &sitetest.Fault{Is: sitetest.WithArg("join"), Hits: func(n int) bool { return n > 1+answered/64 }, Err: io.EOF}
+		client := s.Client(s.AnotherLimiter(hooktest.Hook(fault.See)))
+		refused, pending := 0, 0
+		for i, r := range client.EnqueueBulk(t.Context(), slices.Repeat([]*asynq.Task{sitetest.AcmeTask()}, 200), worker.Backlog(1)) {
+			switch {
+			case errors.As(r.Err, new(*throttle.BacklogError)):
+				refused++
+			case r.Err == nil && r.Info.State == asynq.TaskStatePending:
+				pending++
+			default:
+				expect.That(t, i == 0 && r.Err == nil && r.Start.Joined, i, r)
+			}
+		}
+		expect.Equal(t, []int{refused, pending}, []int{answered - 1, 200 - answered}, "refused and pending")
+		s.WantStates("default", pending, 1)
 	})
 }
 

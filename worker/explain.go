@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 )
@@ -114,7 +114,7 @@ func (e Explanation) why() string {
 	case e.State == "completed":
 		text = "it has run, and is retained"
 	case e.State == "archived":
-		text = "it has failed for good: " + e.LastError
+		text = "it has failed for good: " + words.Name(e.LastError)
 	case e.State == "aggregating":
 		text = "its group is not complete"
 	case e.State == "pending" && e.Policy == "":
@@ -123,9 +123,9 @@ func (e Explanation) why() string {
 		text = "policy " + e.Policy + " decides about it as soon as a server has a free slot"
 	case e.State == "retry":
 		text = fmt.Sprintf("it has failed (%d of %d retries used), and is tried again at %s: %s",
-			e.Retried, e.MaxRetry, next, e.LastError)
+			e.Retried, e.MaxRetry, next, words.Name(e.LastError))
 	case e.LastError != "":
-		text = "it stands in no line, and workers look at it at " + next + ": " + e.LastError
+		text = "it stands in no line, and workers look at it at " + next + ": " + words.Name(e.LastError)
 	case e.Policy != "":
 		text += ", and joins the line of policy " + e.Policy + " then"
 	}
@@ -135,7 +135,7 @@ func (e Explanation) why() string {
 	if e.Servers == 0 && !e.runs() {
 		text += "; no server serves its queue"
 	}
-	return strings.ToValidUTF8(text, "\uFFFD")
+	return text
 }
 
 // String is the explanation in lines of text, without an end of line.

@@ -49,7 +49,7 @@ func moment(t time.Time) string {
 	if t.IsZero() {
 		return "-"
 	}
-	return t.Local().Format(time.DateTime)
+	return clockText(t)
 }
 
 // print prints a status. Tasks that failed or were refused make the exit code.

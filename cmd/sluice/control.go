@@ -76,7 +76,7 @@ func (c *ControlCommand) change(name, usage, args string, do change, own ...cli.
 			}
 			defer f.server.Close()
 			made, err := do(ctx, f, cmd.Args())
-			if errors.As(err, new(*throttle.PolicyError)) {
+			if errors.As(err, new(*throttle.PolicyError)) || errors.As(err, new(control.InputError)) {
 				return inputError{err}
 			}
 			if err != nil {

@@ -43,6 +43,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		}
 		says(look("limits", "show"), "no policies are published")
 		run("limits", "set", "api", "pace", "--limit", "3", "--why", "x").want(t, exitBadInput, "no policies are published: publish")
+		run("reset", "api", "--why", "x").want(t, exitBadInput, `policy "api"`)
 		run("limits", "rollback", "--why", "x").want(t, exitBadInput, "the log has no policies from before version 0")
 		run("limits", "publish", d.path("policies.yml")).want(t, exitBadInput, "--why is missing")
 		says(run("limits", "publish", d.path("policies.yml"), "--why", "first"), "published version 1")
@@ -52,6 +53,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		says(run("limits", "set", "api", "pace", "--limit", "30", "--why", "raised"), "published version 2: api/pace 40/s -> 30/s")
 		run("limits", "set", "api", "pce", "--limit", "30", "--why", "x").want(t, exitBadInput, `window "pce": must be one of pace, minute`)
 		run("limits", "set", "api", "pace", "--limit=-3", "--why", "x").want(t, exitBadInput, "limit -3: must be 1 to")
+		run("limits", "set", "api", "pace", "--limit", "3", "--for", "0s", "--why", "x").want(t, exitBadInput, "--for 0s: must be how long")
 
 		says(run("limits", "set", "api", "pace", "--limit", "9", "--for", "2h", "--why", "a bad day"), "api: pace 9 until ")
 		says(run("limits", "set", "api", "pace", "--limit", "8", "--for", "2h", "--why", "worse"), ", in place of pace 9 until ")
@@ -67,6 +69,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 			want(t, exitBadInput, `--window "minute": must be a window and its limit`)
 		run("limits", "override", "api", "acme", "--exempt", "maybe", "--for", "1h", "--why", "x").
 			want(t, exitBadInput, "must be yes or no")
+		run("limits", "override", "api", "acme", "--weight=-1", "--for", "1h", "--why", "x").want(t, exitBadInput, "weight -1: must be above 0")
 		run("limits", "override", "api", "acme", "--for", "1h", "--why", "x").want(t, exitBadInput, "needs --window, --weight or --exempt")
 		run("limits", "override", "api", "acme", "--weight", "2", "--why", "x").want(t, exitBadInput, "--for is missing: must be how long")
 		says(run("pause", "api", "--for", "10m", "--why", "down"), "api is paused until ")
@@ -122,6 +125,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		}
 		says(run("drop", "api", "acme"), `tenant "acme" of api: would archive 3 waiting tasks. Nothing is changed: --yes does it.`)
 		equal(t, wait(), 6, "wait after a preview")
+		run("pause", "api", "--for", "1h", "--why", strings.Repeat("x", 600)).want(t, exitBadInput, "must be 1 to")
 		run("drop", "api", "acme", "--yes").want(t, exitBadInput, "--why is missing")
 		run("drop", "api", "acne").want(t, exitDone, `did you mean "acme"?`)
 		says(run("drop", "api", "acme", "--yes", "--why", "they left"), `tenant "acme" of api: archived 3 waiting tasks`)

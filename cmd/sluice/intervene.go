@@ -62,7 +62,11 @@ func (m *Main) resetCommand() *cli.Command {
 	c := m.control()
 	cmd := c.intervention("reset", "empty the windows of a policy, or of one tenant", "POLICY [TENANT]",
 		func(ctx context.Context, f *fleet) (done, error) {
-			if err := c.record(ctx, f, control.WasReset, ""); err != nil {
+			_, err := f.policy(c.policy)
+			if err == nil {
+				err = c.record(ctx, f, control.WasReset, "")
+			}
+			if err != nil {
 				return done{}, err
 			}
 			n, err := f.limiter.Reset(ctx, c.policy, c.tenant)

@@ -147,7 +147,15 @@ func (m *Main) limitsSet() *cli.Command {
 	return c.change("set", "change the numbers of a window", "POLICY WINDOW", set,
 		&cli.Int64Flag{Name: "limit", Usage: "the window grants `N` units", Destination: &limit},
 		&cli.Int64Flag{Name: "burst", Usage: "of a gcra window: `N` units at once", Destination: &burst},
-		&cli.DurationFlag{Name: "for", Usage: "it ends by itself after `DURATION`; by default it is published", Destination: &c.For})
+		&cli.DurationFlag{
+			Name: "for", Usage: "it ends by itself after `DURATION`; by default it is published", Destination: &c.For,
+			Validator: func(d time.Duration) error {
+				if d <= 0 {
+					return badInput("--for %v: must be how long, such as 10m", d)
+				}
+				return nil
+			},
+		})
 }
 
 func (m *Main) limitsRollback() *cli.Command {

@@ -304,6 +304,7 @@ func TestVersionIsPrinted(t *testing.T) {
 		e := runMain(t.Context(), "", args...).want(t, exitDone).says(t, runtime.Version())
 		that(t, strings.HasPrefix(e.stdout, "sluice "), args, e.stdout)
 	}
+	runMain(t.Context(), "", "version", "--json").want(t, exitDone).says(t, `"version":`)
 }
 
 // The jobs and policies that the help shows must be good ones.

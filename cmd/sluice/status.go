@@ -73,21 +73,26 @@ func (c *StatusCommand) Run(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	defer f.server.Close()
-	for {
-		err := c.showOnce(ctx, f, cmd.Args().Get(0), cmd.Args().Get(1))
-		if ctx.Err() != nil && c.Watch {
-			return nil
+	for shown := false; ; shown = true {
+		var err error
+		if shown {
+			err = f.look(ctx, c.Policies)
 		}
-		if err != nil || !c.Watch {
+		if err == nil {
+			err = c.showOnce(ctx, f, cmd.Args().Get(0), cmd.Args().Get(1))
+		}
+		switch {
+		case ctx.Err() != nil && c.Watch:
+			return nil
+		case !c.Watch || err != nil && !shown:
 			return err
+		case err != nil: // Redis may come back
+			fmt.Fprintln(c.Stderr, "sluice:", err)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(c.Every):
-		}
-		if err := f.look(ctx, c.Policies); err != nil && ctx.Err() == nil {
-			return err
 		}
 	}
 }
@@ -181,7 +186,7 @@ func processesText(runs string, names []string) string {
 
 func printState(w io.Writer, s policyStatus) {
 	fmt.Fprintf(w, "policy %s at %s: %s waiting%s\n",
-		s.Policy, s.At.Local().Format(time.TimeOnly), count(s.Waiting, "ticket"), rateText(s.PerSecond))
+		s.Policy, clockText(s.At), count(s.Waiting, "ticket"), rateText(s.PerSecond))
 	if s.Removed {
 		fmt.Fprintln(w, s.RemovedText())
 	}

@@ -24,7 +24,7 @@ func (m *Main) versionCommand() *cli.Command {
 	return &cli.Command{
 		Name: "version", Usage: "print what this program was built from",
 		Action: func(context.Context, *cli.Command) error {
-			return m.show(thisBuild(), func() { fmt.Fprintln(m.Stdout, "sluice", thisBuild()) })
+			return m.show(map[string]string{"version": thisBuild()}, func() { fmt.Fprintln(m.Stdout, "sluice", thisBuild()) })
 		},
 	}
 }

@@ -57,19 +57,19 @@ func (s *State) add(field, value string) error {
 //
 // Without a tenant it changes windows of a published policy, shared ones too, for all tenants.
 //
-// Errors are a *throttle.PolicyError, one that names the field that is invalid, or wrap that of Redis.
+// Errors are a *throttle.PolicyError, an InputError, or wrap that of Redis.
 func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, by Author) error {
 	if err := validateTarget(o.Policy, o.Tenant, ttl, by); err != nil {
 		return err
 	}
 	switch {
 	case o.Tenant == "" && (o.Exempt != nil || o.Weight != 0):
-		return errors.New("control: tenant is missing: weights and exemptions are of one tenant")
+		return invalid("tenant is missing: weights and exemptions are of one tenant")
 	case o.Exempt == nil && o.Weight == 0 && len(o.Windows) == 0:
-		return fmt.Errorf("control: the override of tenant %q is empty: "+
+		return invalid("the override of tenant %q is empty: "+
 			"must change a limit, the weight or whether it is exempt", quote.Short(o.Tenant))
 	case !(o.Weight >= 0 && o.Weight <= MaxWeight):
-		return fmt.Errorf("control: weight %v: must be above 0 and at most 1000000", o.Weight)
+		return invalid("weight %v: must be above 0 and at most 1000000", o.Weight)
 	}
 	state, err := s.State(ctx)
 	if err != nil {
@@ -230,11 +230,11 @@ func (s *Store) intervene(
 func validateTarget(policy, tenant string, ttl time.Duration, by Author) error {
 	switch {
 	case policy == "" || len(policy) > 64 || strings.Contains(policy, " "):
-		return fmt.Errorf("control: policy %q: must be the name of a policy", quote.Short(policy))
+		return invalid("policy %q: must be the name of a policy", quote.Short(policy))
 	case len(tenant) > throttle.MaxValueBytes:
-		return fmt.Errorf("control: tenant %q: must be at most %d bytes", quote.Short(tenant), throttle.MaxValueBytes)
+		return invalid("tenant %q: must be at most %d bytes", quote.Short(tenant), throttle.MaxValueBytes)
 	case ttl < time.Microsecond || ttl > MaxTTL:
-		return fmt.Errorf("control: duration %v: must be above 0 and at most %v", ttl, MaxTTL)
+		return invalid("duration %v: must be above 0 and at most %v", ttl, MaxTTL)
 	}
 	return by.validate()
 }

@@ -58,12 +58,19 @@ type Author struct {
 	Why string `json:"why"` // required: 1 to MaxWhyBytes bytes
 }
 
+// An InputError says which argument of a change is invalid, and what would be valid.
+type InputError string
+
+func (e InputError) Error() string { return "control: " + string(e) }
+
+func invalid(format string, args ...any) error { return InputError(fmt.Sprintf(format, args...)) }
+
 func (a Author) validate() error {
 	switch {
 	case strings.TrimSpace(a.Who) == "" || len(a.Who) > MaxWhoBytes:
-		return fmt.Errorf("control: who %q: must be 1 to %d bytes: who makes the change", quote.Short(a.Who), MaxWhoBytes)
+		return invalid("who %q: must be 1 to %d bytes: who makes the change", quote.Short(a.Who), MaxWhoBytes)
 	case strings.TrimSpace(a.Why) == "" || len(a.Why) > MaxWhyBytes:
-		return fmt.Errorf("control: why %q: must be 1 to %d bytes: the reason of the change", quote.Short(a.Why), MaxWhyBytes)
+		return invalid("why %q: must be 1 to %d bytes: the reason of the change", quote.Short(a.Why), MaxWhyBytes)
 	}
 	return nil
 }

@@ -330,8 +330,8 @@ func (o *object) list(key, hint string) []*yaml.Node {
 	return n.Content
 }
 
-// digits is stricter than YAML: its parsers do not agree on the values of 0777 and 1_000.
-var digits = regexp.MustCompile(`^(0|[1-9][0-9]*)(\.[0-9]+)?$`)
+// digits is stricter than YAML: its parsers do not agree on the values of 0777 and 1_000. Format writes 1e-05.
+var digits = regexp.MustCompile(`^(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-][0-9]+)?$`)
 
 // scalar returns the text of a field, and whether its type is one of the tags.
 func (o *object) scalar(key string, tags ...string) (text string, ok bool) {

@@ -183,10 +183,10 @@ func TestACallThatHangsCountsAsDowntime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, registry := metrics(t)
 		m.Observer().Called(throttle.Call{Err: io.EOF, Script: "dequeue", Took: 13 * time.Second})
-		time.Sleep(31 * time.Second)
-		wantSeries(t, registry, `sluice_redis_up{redis="queues"} 0`, `sluice_redis_down_seconds_total{redis="queues"} 44`)
+		time.Sleep(91 * time.Second) // nobody calls
+		wantSeries(t, registry, `sluice_redis_up{redis="queues"} 0`, `sluice_redis_down_seconds_total{redis="queues"} 104`)
 		m.Observer().Called(throttle.Call{Script: "dequeue"})
-		wantSeries(t, registry, `sluice_redis_up{redis="queues"} 1`, `sluice_redis_down_seconds_total{redis="queues"} 44`)
+		wantSeries(t, registry, `sluice_redis_up{redis="queues"} 1`, `sluice_redis_down_seconds_total{redis="queues"} 104`)
 	})
 }
 

@@ -111,7 +111,7 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 		gauge(m.asked, s.At.Sub(q.Asked).Seconds(), as.queue, as.class)
 	}
 	for _, w := range s.Windows {
-		gauge(m.used, float64(w.Used)/float64(w.Limit), w.Name)
+		gauge(m.used, float64(w.Used)/float64(w.Burst), w.Name)
 	}
 	gauge(m.adapted, rate)
 	gauge(m.waiting, float64(s.Waiting))
@@ -163,7 +163,13 @@ func (o *outages) note(policy string, took time.Duration, err error) {
 	case err != nil:
 		o.failed[policy] = time.Now()
 	case before > 0:
-		if delete(o.failed, policy); len(o.failed) == 0 {
+		delete(o.failed, policy)
+		for other, at := range o.failed { // perhaps nobody asks about it any more
+			if time.Since(at) > time.Minute {
+				delete(o.failed, other)
+			}
+		}
+		if len(o.failed) == 0 {
 			o.past += time.Since(o.since)
 		}
 	}
@@ -173,11 +179,6 @@ func (o *outages) note(policy string, took time.Duration, err error) {
 func (o *outages) now() (up, seconds float64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for policy, at := range o.failed { // perhaps nobody asks about it any more
-		if time.Since(at) > time.Minute {
-			delete(o.failed, policy)
-		}
-	}
 	if len(o.failed) == 0 {
 		return 1, o.past.Seconds()
 	}

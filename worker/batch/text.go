@@ -34,7 +34,7 @@ func (p Plan) finish() string {
 	return text
 }
 
-func moment(t time.Time) string { return t.Local().Format(time.DateTime) }
+func moment(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }
 
 func because(binds string) string {
 	switch binds {

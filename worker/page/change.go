@@ -203,7 +203,7 @@ func (p *Page) plan(ctx context.Context, a *action) (do func(context.Context) er
 		shown.Danger = true
 		shown.Text = fmt.Sprintf("The windows of %s forget what they have counted for %s. The upstream does not: it may refuse.", a.policy, who)
 		return func(ctx context.Context) error {
-			if err := p.record(ctx, a); err != nil {
+			if err := p.record(ctx, a, ""); err != nil {
 				return err
 			}
 			_, err := p.config.Limiter.Reset(ctx, a.policy, a.tenant)
@@ -219,8 +219,8 @@ func (p *Page) plan(ctx context.Context, a *action) (do func(context.Context) er
 	return nil, nil, fmt.Errorf("what %q: must be an action of this page", a.what)
 }
 
-func (p *Page) record(ctx context.Context, a *action) error {
-	return p.config.Control.Record(ctx, control.Change{Author: a.by, Policy: a.policy, Tenant: a.tenant, Kind: a.what})
+func (p *Page) record(ctx context.Context, a *action, text string) error {
+	return p.config.Control.Record(ctx, control.Change{Author: a.by, Policy: a.policy, Tenant: a.tenant, Text: text, Kind: a.what})
 }
 
 func (p *Page) planDrop(ctx context.Context, a *action) (func(context.Context) error, *preview, error) {
@@ -236,14 +236,14 @@ func (p *Page) planDrop(ctx context.Context, a *action) (func(context.Context) e
 		waiting += t.Waiting
 	}
 	o := worker.DropOptions{Delete: a.form.Get("then") == "delete", Policy: a.policy, Tenant: a.tenant}
-	then := "archived: of each queue asynq keeps the last 10,000, for 90 days"
+	does, then := "archive", "archived: of each queue asynq keeps the last 9,999, for 90 days"
 	if o.Delete {
-		then = "deleted: they are gone"
+		does, then = "delete", "deleted: they are gone"
 	}
 	shown := &preview{Danger: true, Name: name(a.tenant),
 		Text: fmt.Sprintf("%s waiting tasks of %s in %s are %s.", number(waiting), short(a.tenant), a.policy, then)}
 	return func(ctx context.Context) error {
-		if err := p.record(ctx, a); err != nil {
+		if err := p.record(ctx, a, fmt.Sprintf("%s %d waiting tasks", does, waiting)); err != nil {
 			return err
 		}
 		_, err := worker.Drop(context.WithoutCancel(ctx), p.config.Queues, p.config.Limiter, o)
@@ -288,6 +288,11 @@ func (p *Page) planLimit(ctx context.Context, a *action, until string) (func(con
 func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(context.Context) error, *preview, error) {
 	o, err := overrideOf(a.policy, a.tenant, a.form)
 	if a.what == front {
+		for _, in := range a.state.Overrides { // which goes on
+			if in.Policy == a.policy && in.Tenant == a.tenant {
+				o = in
+			}
+		}
 		o.Weight = control.MaxWeight
 	}
 	if err != nil {

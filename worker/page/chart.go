@@ -187,7 +187,7 @@ func perSecond(v float64) string {
 
 // window describes in words how full a window is.
 func window(w throttle.WindowState) string {
-	text := fmt.Sprintf("%s of %s", number(w.Used), number(max(w.Burst, w.Limit)))
+	text := fmt.Sprintf("%s of %s", number(w.Used), number(w.Burst))
 	if w.Unit != throttle.Requests {
 		text += " " + w.Unit
 	}

@@ -12,7 +12,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/sluice-go/sluice/internal/words"
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 )
 
@@ -25,7 +24,6 @@ var functions = template.FuncMap{
 	"isSlow":    isSlow,
 	"in":        func(at, now time.Time) string { return words.Span(at.Sub(now)) },
 	"long":      words.Span,
-	"most":      func(w throttle.WindowState) int64 { return max(w.Burst, w.Limit, 1) },
 	"name":      name,
 	"number":    number,
 	"percent":   func(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) },

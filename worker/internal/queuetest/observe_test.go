@@ -191,7 +191,7 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		sitetest.Must(t, s.Inspector.UnpauseQueue("default"))
 		s.Serve(func(_ context.Context, task *asynq.Task) error {
 			if task.Type() == "fails" {
-				return errors.New("boom")
+				return errors.New("boom\x1b\r")
 			}
 			return nil
 		}, func(theirs *asynq.Config, _ *worker.Config) {
@@ -200,8 +200,8 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		s.WaitState(asynq.TaskStateArchived, "fails")
 		s.WaitState(asynq.TaskStateRetry, "again")
 		s.WaitState(asynq.TaskStateScheduled, "plain")
-		says("fails", "archived", "it has failed for good: boom")
-		says("again", "retry", "it has failed (1 of 3 retries used)", "boom")
+		says("fails", "archived", `it has failed for good: "boom\x1b\r"`)
+		says("again", "retry", "it has failed (1 of 3 retries used)", `: "boom\x1b\r"`)
 		says("plain", "scheduled", "it waits in line for policy api", "position 2 of 2 of its tenant")
 	})
 }

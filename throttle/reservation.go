@@ -150,13 +150,16 @@ const releaseTimeout = 5 * time.Second
 // lease.
 func (r Reservation) Release(ctx context.Context) error {
 	cp, err := r.policy()
-	if cp == nil || !cp.leases { // not by Lease: what is held stays held when the cost is settled to 0
+	if cp == nil {
 		return err
 	}
 	if held, ok := r.limiter.holds.LoadAndDelete(r.ID); ok {
 		h := held.(*hold)
 		h.end(r) // a renewal after the release would take the room again
 		defer h.cancel(context.Canceled)
+	}
+	if !cp.leases { // not by Lease: what is held stays held when the cost is settled to 0
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()

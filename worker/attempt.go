@@ -138,12 +138,17 @@ func (as *attempts) get(ref asynqredis.Ref) *attempt {
 	return &attempt{Ref: ref, begun: time.Now(), releaseSlot: func() {}}
 }
 
-// end forgets the attempt, unless the task has been picked up again since, and frees its slot.
-func (as *attempts) end(a *attempt) {
+// end forgets the attempt, unless the task has been picked up again since, and frees its slot. It returns what
+// was granted to it if it never got to the middleware, such as if the server's base context has ended.
+func (as *attempts) end(a *attempt) (unused throttle.Reservation) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	a.releaseSlot()
 	if as.byTask[a.Ref] == a {
 		delete(as.byTask, a.Ref)
 	}
+	if a.ctx == nil && a.verdict != nil {
+		unused = a.verdict.Decision.Reservation
+	}
+	return unused
 }

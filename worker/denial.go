@@ -91,7 +91,7 @@ func (s *Server) lineOf(r throttle.Request) string {
 // task may have joined the line all the same.
 func (s *Server) noteUnavailable(a *attempt, r throttle.Request, cause error) {
 	s.noteUndecided(r, cause)
-	s.noteWait(a, r, undecidedDecision(r), false, cause)
+	s.noteWait(a, r, undecidedDecision(r), r.Front, cause)
 }
 
 func (s *Server) noteUndecided(r throttle.Request, cause error) {
@@ -125,7 +125,7 @@ func (s *Server) finish(
 	}
 	waits := ended.waits
 	if r := ended.asks; r != nil {
-		waits = s.requeueOrderOf(a, a.message, *r, undecidedDecision(*r), false, errOutOfTime)
+		waits = s.requeueOrderOf(a, a.message, *r, undecidedDecision(*r), r.Front, errOutOfTime)
 	}
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
 	firing, index, member := asynqredis.FiringOf(call.Ref)
@@ -151,7 +151,9 @@ func (s *Server) finish(
 		err = s.conclude(ctx, next, cmd)
 	}
 	if err == nil || asynqredis.IsNotFound(err) { // else asynq calls again, such as if Redis has lost its scripts
-		s.attempts.end(a)
+		if unused := s.attempts.end(a); unused.ID != "" {
+			s.cancel(unused)
+		}
 	}
 	return err
 }

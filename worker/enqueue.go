@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"time"
+	"unicode/utf8"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
@@ -85,6 +86,11 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 	}
 	if c.headers != nil {
 		e.headers = c.headers(ctx, e.task)
+		for name, value := range e.headers {
+			if !utf8.ValidString(name + ":" + value) { // no server could read the task
+				return fmt.Errorf("worker: task type %q: header %q of ClientConfig.Headers: must be valid UTF-8", e.task.Type(), name)
+			}
+		}
 	}
 	policy, matched := c.limiter.Match(e.task.Type(), false)
 	var err error

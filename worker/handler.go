@@ -31,10 +31,10 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 	}()
 	lost := errors.Is(context.Cause(ctx), throttle.ErrLeaseLost)
 	switch {
-	case err == nil || errors.Is(err, asynq.RevokeTask):
+	case err == nil:
 		a.outcome.Store(&outcome{done: true})
-		return err
-	case errors.Is(err, asynq.SkipRetry): // the user's last word
+		return nil
+	case errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask): // the user's last word
 		return err
 	}
 	return s.afterError(ctx, a, j, request, err, lost)
@@ -48,8 +48,8 @@ func (s *Server) end(j *Job) {
 	held := append([]throttle.Reservation{j.task}, j.extra...)
 	j.mu.Unlock()
 	for _, reservation := range held {
+		_ = reservation.Release(context.Background()) // else it runs out
 		if reservation.Lease() > 0 {
-			_ = reservation.Release(context.Background()) // else it runs out
 			s.dispatch.Freed(s.lineOf(reservation.Request))
 		}
 	}

@@ -33,7 +33,11 @@ func (s *Server) middleware(handler asynq.Handler) asynq.Handler {
 		if a == nil {
 			return errLost
 		}
-		return s.process(ctx, a)
+		err := s.process(ctx, a)
+		if errors.Is(err, asynq.RevokeTask) { // by the handler, or Identify
+			a.outcome.Store(&outcome{done: true})
+		}
+		return err
 	})
 }
 

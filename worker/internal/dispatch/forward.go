@@ -60,7 +60,9 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
 		move := &moves[i]
 		move.At, move.Line, move.Mark = now.Add(joinWithin), d.Limiter.LineOf(r.Policy, r.Tenant), task.Mark
-		if retried || !strings.HasPrefix(task.Mark, r.Key) {
+		if key, _, known := strings.Cut(task.Mark, "."); known && !retried {
+			r.Key = key // its payload may have been edited since
+		} else {
 			move.Mark = asynqredis.Mark(r.Key, call)
 		}
 		joins[move.Line] = append(joins[move.Line], joinTask{
@@ -71,9 +73,11 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 	if lost != nil { // they may have moved all the same: a ticket that joined in vain is dropped
 		moved = slices.Repeat([]bool{true}, len(moves))
 	}
+	asking, cancel := context.WithTimeout(ctx, joinTimeout) // for all lines: a server that stops waits for it
+	defer cancel()
 	for line, all := range joins {
 		all = slices.DeleteFunc(all, func(j joinTask) bool { return !moved[j.index] })
-		if err := d.join(ctx, queue, line, all); err != nil {
+		if err := d.join(ctx, asking, queue, line, all); err != nil {
 			lost = err
 		}
 	}
@@ -100,7 +104,7 @@ type joinTask struct {
 }
 
 // join makes tasks join a line. They are scheduled with their join keys.
-func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joinTask) error {
+func (d *Dispatcher) join(ctx, asking context.Context, queue, line string, all []joinTask) error {
 	if len(all) == 0 {
 		return nil
 	}
@@ -108,16 +112,14 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joinTas
 	for i, j := range all {
 		requests[i] = j.request
 	}
-	call, cancel := context.WithTimeout(ctx, joinTimeout)
-	places, err := d.Line(line).Join(call, requests)
-	cancel()
+	places, err := d.Line(line).Join(asking, requests)
 	policy, _ := d.Limiter.Lookup(line)
 	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
 	err = asUnavailable(err)
 	if len(all) > 1 && err != nil && !removed && !errors.Is(err, throttle.ErrUnavailable) { // it may be of one
 		var lost error
 		for one := range slices.Chunk(all, 1) {
-			lost = errors.Join(lost, d.join(ctx, queue, line, one))
+			lost = errors.Join(lost, d.join(ctx, asking, queue, line, one))
 		}
 		return lost
 	}
@@ -139,6 +141,9 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joinTas
 		switch {
 		case err != nil && !removed && policy.Fail != throttle.FailOpen:
 			move.At = again
+			if j.request.Front {
+				move.Line, move.Mark = line, asynqredis.FrontMark
+			}
 		case err != nil, places[i].Exempt, places[i].Err != nil: // it becomes pending: the middleware returns it
 		default:
 			if j.stood && !places[i].AlreadyQueued {

@@ -90,9 +90,11 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	defer l.setting.Unlock()
 	before := l.interventions.Swap(now)
 	changed := now.changed(before)
-	for _, cp := range l.policies.Load().byLine {
+	for _, line := range l.Lines() {
+		cp, _ := l.policyOfLine(line, true)
 		for c := range changed {
 			if c.policy == cp.Name && cp.serves.Load() { // else others refresh the tickets
+				cp.refreshAt.Store(time.Now().Add(followWithin).UnixNano()) // clients may join by what was
 				go l.refreshOr(context.Background(), cp, changed, time.Now())
 				break
 			}
@@ -162,7 +164,7 @@ func (now *interventions) applyTo(cp *compiledPolicy, name string, settings Tena
 			t.pausedUntil = p.Until.UnixMicro()
 		}
 		if t.pause == nil || p.Until.After(t.pause.Until) {
-			t.pause, t.Exempt = &p, false
+			t.pause = &p
 		}
 	}
 	return t

@@ -21,7 +21,8 @@ type operation struct {
 	tenant  effectiveTenant
 	windows []window // as they hold for the tenant
 
-	neverDenied bool // it is exempt, or the policy observes; and operators have not paused it
+	free        bool // it is exempt, or the policy observes
+	neverDenied bool // it is free, and operators have not paused it
 	observes    bool // it is never denied for that second reason
 	values      [][]string
 	keys        []string // of the scopes
@@ -32,7 +33,8 @@ type operation struct {
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
 	exempt, ofOne := t.Exempt || r.Exempt, r.Policy != ""
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows}
-	o.neverDenied = (exempt || cp.Mode == ModeObserve && ofOne) && t.pause == nil
+	o.free = exempt || cp.Mode == ModeObserve && ofOne
+	o.neverDenied = o.free && t.pause == nil
 	o.observes = o.neverDenied && !exempt
 	if len(t.Windows) > 0 {
 		o.windows = slices.Clone(cp.windows)
@@ -77,7 +79,7 @@ func (o *operation) checkCosts() error {
 	if err := o.checkUnits("cost", o.request.Cost); err != nil {
 		return err
 	}
-	if i := o.neverFits(); i >= 0 && !o.neverDenied {
+	if i := o.neverFits(); i >= 0 && !o.free {
 		w := o.windows[i]
 		return &NeverFitsError{
 			Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.request.CostOf(w.Unit), Capacity: w.capacity(),
@@ -127,7 +129,7 @@ func (o *operation) scriptRequest(op, id string) script.Request {
 
 // own returns what differs for the tenant.
 func (o *operation) own() script.Own {
-	own := script.Own{Paused: max(0, o.tenant.pausedUntil)}
+	own := script.Own{Free: o.free && !o.request.Exempt, Paused: max(0, o.tenant.pausedUntil)}
 	for _, w := range o.windows {
 		if len(o.tenant.Windows) == 0 {
 			break

@@ -11,6 +11,7 @@ import (
 const (
 	refreshTimeout = time.Minute
 	refreshAgain   = 10 * time.Second // after an error
+	followWithin   = 2 * time.Second  // in which others learn what operators have put in force
 )
 
 // maintain does the upkeep of a line after a take: it notices that a removed policy's line is
@@ -47,7 +48,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[targ
 	defer cp.refreshing.Unlock()
 	known := map[string]effectiveTenant{}
 	return l.runner.Flows(ctx, cp.line, func(flows []string) error {
-		if l.policies.Load().byLine[cp.line] != cp {
+		if now, _ := l.policyOfLine(cp.line, true); now != cp {
 			return nil
 		}
 		var asks []script.Request
@@ -71,7 +72,6 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[targ
 			ask := o.scriptRequest(script.Refresh, "")
 			ask.Place = o.place()
 			ask.Place.Flow = flow // the flow of a claim has another name
-			ask.Own.Free = o.neverDenied
 			asks = append(asks, ask)
 		}
 		_, err := cp.group.Do(ctx, cp.script, asks...)

@@ -108,7 +108,9 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 	}
 	for i, w := range o.windows {
 		if !slices.ContainsFunc(r.by.Windows, func(was Window) bool {
-			return was.Name == w.Name && was.Algorithm == w.Algorithm && was.Scope == w.Scope && was.Unit == w.Unit
+			return was.Name == w.Name && was.Algorithm == w.Algorithm && was.Scope == w.Scope && was.Unit == w.Unit &&
+				was.Period == w.Period && was.Resets == w.Resets && was.Timezone == w.Timezone &&
+				(was.Limit == w.Limit || w.Algorithm != AlgorithmGCRA)
 		}) {
 			windows = append(windows, i+1)
 		}
@@ -181,7 +183,7 @@ func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 	if err != nil || r.Lease() == 0 {
 		return err == nil, err
 	}
-	a, err := o.askFor(ctx, r, script.Request{Op: script.Renew})
+	a, err := o.askFor(ctx, r, script.Request{Op: script.Renew, Never: o.neverCounted(r)})
 	return a.Status == script.Done, err
 }
 

@@ -222,7 +222,10 @@ func (m *model) cancel(r throttle.Reservation, real int64) (d throttle.Decision)
 	var events []*event
 	for i, w := range m.windows {
 		e := &event{at: v.now, units: limitertest.CostOf(w, r.Request), window: w, of: &event{at: r.At.UnixMicro()}}
-		if grant := v.grant(i, r); grant != nil {
+		switch grant := v.grant(i, r); {
+		case grant != nil && w.Algorithm == throttle.AlgorithmGCRA && w.Limit != grant.window.Limit:
+			e.units = 0 // it drained at another rate
+		case grant != nil:
 			grant.cancelled, e.of = true, grant
 		}
 		events = append(events, e)

@@ -64,6 +64,8 @@ local function new_line(call)
     call.numbers[of.attributes] = number
     if of.attributes ~= '' and of.attributes ~= 'tenant' then call.only_tenants = false end
   end
+  -- Nodes that tickets joined by other scopes are counted until the line is empty.
+  if call.only_tenants and call.waiting and redis.call('EXISTS', P .. 'u') == 1 then call.only_tenants = false end
   local fields, written = {t = {}, f = {}, u = {}, z = {}}, {t = {}, f = {}, u = {}, z = {}}
   local nodes, flows = {}, {}
   local count, rank = match(call.waiting or '0 0', '^(%d+) (%d+)$')

@@ -53,11 +53,11 @@ local function new_places(L)
   function places.blocker(flow, costs)
     local list, at = places.scopes_of(flow)
     local order, by_window, own = L.order, costs.windows, flow.own
-    if own and own.free then return nil, at, false end
     if own and (own.paused or 0) > at then
       local scope = list[1] and list[1].of.of_tenant and list[1]
       return scope or {suffix = 'w:tenant:' .. flow.tenant}, own.paused, false
     end
+    if own and own.free then return nil, at, false end
     local last = #list + (order and not call.numbers[''] and 1 or 0)
     for s = 1, last do
       local scope, blocked_until = list[s] or order.root, at

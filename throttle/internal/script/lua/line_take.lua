@@ -252,6 +252,7 @@ local function new_take(L)
       elseif q and q.n > 0 then
         local head = redis.call('ZRANGE', P .. 'd:' .. q.queue, '0', '0', 'WITHSCORES')[2]
         local due = head and head + 0 or now + appointments.LATEST
+        if q.rescan ~= '-' then due = min(due, now + appointments.SPACING) end -- see look_at_changes
         if not first or due < time then first, time = q, due end
       end
     end

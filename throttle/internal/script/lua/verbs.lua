@@ -206,11 +206,12 @@ local function new_verbs(call)
 
   -- A lease that has run out is renewed only where nobody waits: the slot is theirs.
   function verbs.renew(r, list, now)
-    local status, fate = 1, read_fate(r)
+    local status, fate, never = 1, read_fate(r), {}
+    for _, i in ipairs(r.never or {}) do never[i] = true end -- its slots are others' now
     each_lease(list, now, function(algorithm, st, i, scope)
       if r.costs[i] == 0 then return end
       local id, waits = lease_id(call, r), call.line and call.line.waits_at(scope.suffix)
-      if fate.cancelled or fate.released or algorithm.renew(st, now, r.costs[i], id, waits) == 0 then
+      if fate.cancelled or fate.released or algorithm.renew(st, now, r.costs[i], id, waits) == 0 and not never[i] then
         status = 8
       end
     end)

@@ -10,6 +10,8 @@ import (
 
 const (
 	refreshTimeout = time.Minute
+	refreshEvery   = time.Minute      // as settings of tenants change, and others join by older ones
+	refreshPart    = 1000             // refreshes take no more than this part of the time
 	refreshAgain   = 10 * time.Second // after an error
 	followWithin   = 2 * time.Second  // in which others learn what operators have put in force
 )
@@ -32,13 +34,18 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 	go l.refreshOr(context.WithoutCancel(ctx), cp, nil, now.Add(refreshAgain))
 }
 
-// refreshOr refreshes, or after an error has a take from a time on refresh all.
+// refreshOr refreshes. A take refreshes all again later, or after an error from a time on.
 func (l *Limiter) refreshOr(ctx context.Context, cp *compiledPolicy, only map[target]bool, again time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
-	if err := l.refresh(ctx, cp, only); err != nil {
-		cp.refreshAt.Store(again.UnixNano())
+	begun := time.Now()
+	if err := l.refresh(ctx, cp, only); err == nil {
+		if only != nil {
+			return
+		}
+		again = time.Now().Add(max(refreshEvery, refreshPart*time.Since(begun)))
 	}
+	cp.refreshAt.Store(again.UnixNano())
 }
 
 // refresh applies the present settings of tenants to the tickets in line: of some tenants, or with

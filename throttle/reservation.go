@@ -110,7 +110,7 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 		if !slices.ContainsFunc(r.by.Windows, func(was Window) bool {
 			return was.Name == w.Name && was.Algorithm == w.Algorithm && was.Scope == w.Scope && was.Unit == w.Unit &&
 				was.Period == w.Period && was.Resets == w.Resets && was.Timezone == w.Timezone &&
-				(was.Limit == w.Limit || w.Algorithm != AlgorithmGCRA)
+				(was.Limit == w.Limit || w.Burst == 0) // a bucket drains by its limit
 		}) {
 			windows = append(windows, i+1)
 		}

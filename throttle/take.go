@@ -66,7 +66,6 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if len(o.Queues) == 0 {
 		return Taken{At: time.Now(), Next: -1}, nil
 	}
-	cp.serves.Store(true)
 	reply, next, err := l.take(ctx, cp, cp.taker, script.TakeRequest{
 		Queues: o.Queues, Strict: o.Strict, Max: max(0, min(o.Max, MaxTake)),
 	})
@@ -91,9 +90,7 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if len(taken.Tickets) > 0 {
 		l.config.Observer.Taken(cp.Name, taken.Tickets)
 	}
-	if err := n.PutBack(ctx, others); err == nil { // else they are out of the line until their tasks join again
-		l.maintain(ctx, cp, taken.Next)
-	}
+	_ = n.PutBack(ctx, others) // else they are out of the line until their tasks join again
 	return taken, nil
 }
 
@@ -101,6 +98,7 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 func (l *Limiter) take(
 	ctx context.Context, cp *compiledPolicy, by *script.Taker, q script.TakeRequest,
 ) (script.Taken, time.Duration, error) {
+	cp.serves.Store(true)
 	now := l.interventions.Load()
 	paused := max(0, now.left(now.pauses[target{policy: cp.Name}].Until))
 	if paused > 0 {
@@ -110,6 +108,9 @@ func (l *Limiter) take(
 	next := max(micros(reply.Next-reply.At), min(paused, maxTakeInterval))
 	if reply.Next == 0 {
 		next = -1
+	}
+	if err == nil {
+		l.maintain(ctx, cp, next)
 	}
 	return reply, next, classify(ctx, cp.Name, err)
 }

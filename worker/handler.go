@@ -22,7 +22,7 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.Ticket{}
 	caller := &throttle.Caller{Decision: d, Request: calls}
 	caller.SetCounted(request.Policy != "")
-	j := &Job{caller: caller, limiter: s.config.Limiter, task: d.Reservation, taskType: a.task.Type()}
+	j := &Job{caller: caller, limiter: s.config.Limiter, settled: d.Reservation, task: d.Reservation, taskType: a.task.Type()}
 	ctx = throttle.WithCaller(context.WithValue(ctx, jobKey{}, j), j.caller)
 	ctx = j.task.Hold(ctx)
 	err := func() error {

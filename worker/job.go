@@ -35,6 +35,8 @@ func (e *UnmatchedError) Error() string {
 type Job struct {
 	caller   *throttle.Caller // as the handler's calls see the task; nil outside of a handler
 	limiter  *throttle.Limiter
+	settling sync.Mutex
+	settled  throttle.Reservation // the task's as it was corrected last: Redis forgets that when nothing of it counts
 	task     throttle.Reservation // what the task itself took
 	taskType string
 
@@ -82,7 +84,10 @@ func (j *Job) Settle(ctx context.Context, unit string, actual int64) error {
 	if err := j.matched(); err != nil {
 		return err
 	}
-	_, err := j.task.Settle(ctx, map[string]int64{unit: actual})
+	j.settling.Lock()
+	defer j.settling.Unlock()
+	var err error
+	j.settled, err = j.settled.Settle(ctx, map[string]int64{unit: actual})
 	return err
 }
 

@@ -190,7 +190,7 @@ func takesIn(reply []byte) map[string]take {
 		// throttle/internal/script/lua.
 		fields := strings.Fields(ticket)
 		granted, err := strconv.ParseInt(strings.TrimSpace(strings.TrimPrefix(string(values[i+1]), ":")), 10, 64)
-		if err != nil || len(fields) != 6 || fields[5] != "1" {
+		if err != nil || len(fields) != 6 || fields[5] != "granted" {
 			continue
 		}
 		id, ok := taskOf(fields[0])

@@ -222,8 +222,9 @@ func (l *line) rows(ctx context.Context, found []flow) (rows [][]flow, err error
 		switch row := byValues[f.values]; {
 		case len(row) == 0 && f.tickets == 0:
 			rows = append(rows, []flow{f})
-		case len(row) > 0 && (f.tickets == 0 || f.name == row[0].name):
+		case len(row) > 0:
 			rows = append(rows, row)
+			delete(byValues, f.values)
 		}
 	}
 	return rows, err

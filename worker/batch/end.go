@@ -19,11 +19,8 @@ const (
 	accountMost  = time.Hour
 )
 
-// watch ends the firing when all of its tasks have ended.
+// watch counts tasks that others have ended.
 func (w *work) watch(ctx context.Context, r record) error {
-	if r.ended() >= r.Index {
-		return w.end(ctx, r, StateDone)
-	}
 	if r.ended() != w.ended {
 		w.ended, w.since, w.account = r.ended(), time.Now(), accountAfter
 	}

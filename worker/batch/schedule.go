@@ -20,7 +20,7 @@ func (b *compiled) due(last, now time.Time) (fire, upTo time.Time) {
 	if b.schedule == nil {
 		return fire, upTo
 	}
-	if last.IsZero() { // the first scheduler that knows the batch: it begins now
+	if last.IsZero() || last.After(now.Add(grace)) { // nobody knew the batch, or the clock was set back: it begins now
 		return fire, now.Truncate(time.Second)
 	}
 	from := now.Add(-grace)
@@ -117,7 +117,9 @@ func (b *compiled) opening(tick time.Time) func(from time.Time) time.Time {
 		if t.Before(since) || !t.Before(closes) {
 			since, opens, closes = t, t, d.after(b.hours[1], t).Add(-startsWithin)
 			if !b.open(tick, t) || !t.Before(closes) {
-				opens = d.after(b.hours[0], t)
+				for opens = d.after(b.hours[0], t); !b.open(tick, opens); { // a clock skips the hours
+					opens = d.after(b.hours[0], opens)
+				}
 				closes = d.after(b.hours[1], opens).Add(-startsWithin)
 			}
 		}

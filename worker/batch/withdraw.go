@@ -16,8 +16,8 @@ const sweepAgainMost = 30 * time.Second
 // pause takes the tasks of the firing out of their lines, again and again until none of them runs,
 // as one that runs may come back.
 func (w *work) pause(ctx context.Context, r record) error {
-	if r.Phase == phaseNew || !w.mayComeBack(r.Held) {
-		return nil
+	if r.Phase == phaseNew || r.Held && (w.sweepings < 0 || time.Since(w.since) < w.sweepings) {
+		return nil // it is not yet time for the next sweep; the first is at once
 	}
 	if err := w.withdraw(ctx, r, w.move(ctx, asynqredis.Hold)); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 	if r.Phase == phaseNew || r.Phase == phaseDrain && r.ended() >= r.Index {
 		return true, w.end(ctx, r, StateCancelled)
 	}
-	if !w.mayComeBack(true) {
+	if time.Since(w.since) < w.sweepings {
 		return false, nil
 	}
 	err = w.withdraw(ctx, r, func(indexes []int) error {
@@ -84,11 +84,6 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 		return false, err
 	}
 	return true, w.end(ctx, r, StateCancelled)
-}
-
-// mayComeBack reports whether it is time for the next sweep. The first is at once.
-func (w *work) mayComeBack(swept bool) bool {
-	return !swept || w.sweepings == 0 || w.sweepings > 0 && time.Since(w.since) >= w.sweepings
 }
 
 // withdraw takes tasks from where they wait, by a function for their indexes, and out of their

@@ -146,6 +146,8 @@ func (w *work) step(ctx context.Context, r record) (again bool, err error) {
 		return w.cancel(ctx, r)
 	case w.stops(r):
 		return true, w.stop(ctx, r)
+	case r.Phase == phaseDrain && r.Want != wantPause && r.ended() >= r.Index: // also after its hours
+		return true, w.end(ctx, r, StateDone)
 	case r.Want == wantPause, !open:
 		return false, w.pause(ctx, r)
 	case r.Held, r.Closes != w.b.closes(tick, now):

@@ -307,3 +307,33 @@ func TestWhatBindsBesideTheWindowsIsNamed(t *testing.T) {
 	st.at(m + 2*s)
 	expect.That(t, state(t, st.l, inspect.Query{}).Remaining == nil, "it has started again")
 }
+
+// A tenant that waits all the time comes on a page, whichever of its flows leave meanwhile.
+func TestPagesLeaveNoTenantOut(t *testing.T) {
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, h)))
+	const n = 400
+	var all []throttle.Request
+	for i := range n {
+		for _, class := range []throttle.Class{throttle.ClassLive, throttle.ClassBatch} {
+			r := of(fmt.Sprint("tenant", i))
+			r.Class, r.Ticket = class, limitertest.Ticket(fmt.Sprint(class, i))
+			all = append(all, r)
+		}
+	}
+	limitertest.Join(t, st.l, all...)
+	seen, q := map[string]bool{}, inspect.Query{Policy: "p"}
+	for page := 0; page == 0 || q.After != ""; page++ {
+		state, err := inspect.Of(st.l).State(t.Context(), q)
+		expect.Must(t, err)
+		for _, tenant := range state.Tenants {
+			seen[tenant.Tenant] = true
+		}
+		q.After = state.Next
+		for i := 0; page == 8 && i < n; i++ { // the batch is cancelled: live tickets wait on
+			if !seen[fmt.Sprint("tenant", i)] {
+				st.leave(fmt.Sprint(throttle.ClassBatch, i))
+			}
+		}
+	}
+	expect.Equal(t, len(seen), n, "came")
+}

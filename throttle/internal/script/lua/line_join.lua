@@ -197,7 +197,7 @@ local function new_join(L)
   -- refresh writes a flow's weight and own parameters as they are now.
   local function refresh(r)
     local flow = L.flow_of(r.flow)
-    if not flow or flow.n == 0 then return end
+    if not flow or flow.n == 0 or flow.weight == r.weight + 0 and flow.own_text == (r.own or '') then return end
     local q = L.queue_of(flow.queue)
     q.weights, q.changed = max(0, q.weights + r.weight - flow.weight), true
     flow.weight, flow.own_text, flow.changed = r.weight + 0, r.own or '', true

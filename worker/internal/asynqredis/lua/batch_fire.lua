@@ -12,7 +12,9 @@ if ARGV[2] ~= none then
   if (redis.call('HGET', KEYS[1], 'last') or none) ~= ARGV[1] then return 0 end
   redis.call('HSET', KEYS[1], 'last', ARGV[2])
 end
-redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', time[1] - ARGV[3])
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', time[1] - ARGV[3])) do
+  if redis.call('EXISTS', KEYS[1] .. ':' .. name) == 0 then redis.call('ZREM', KEYS[3], name) end
+end
 if ARGV[6] == none then return 0 end
 if redis.call('EXISTS', key) == 0 then
   if ARGV[4] == '1' and redis.call('SCARD', KEYS[2]) > 0 then return -1 end

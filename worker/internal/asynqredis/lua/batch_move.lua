@@ -52,6 +52,9 @@ for i = 5, #ARGV do
       if verb ~= 'release' or held then
         redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', verb == 'hold' and 'held' or '')
       end
+      if verb == 'hold' and found[3] and redis.call('GET', found[3]) == id then -- its lock holds meanwhile
+        redis.call('EXPIRE', found[3], 366 * 86400)
+      end
       scores[#scores + 1] = ARGV[3]
       scores[#scores + 1] = id
     end

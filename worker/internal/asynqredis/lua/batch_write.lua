@@ -10,6 +10,7 @@
 local holder, lease, kept, open = ARGV[1], ARGV[2], ARGV[3], KEYS[#KEYS]
 local found, time = redis.call('HMGET', KEYS[1], 'phase', 'holder', 'until'), redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if not found[1] then redis.call('SREM', open, ARGV[4]) end -- it was forgotten
 local free = lease ~= '' and (not found[2] or tonumber(found[3]) <= now)
 if not found[1] or found[1] == 'ended' or found[2] ~= holder and not free then return '' end
 if lease ~= '' then
@@ -18,6 +19,7 @@ if lease ~= '' then
 end
 for i = 5, #ARGV, 2 do
   local name, value = ARGV[i], ARGV[i + 1]
+  if value == 'ended' and found[1] == 'retry' and redis.call('HGET', KEYS[1], 'want') ~= 'cancel' then return 'run' end
   if string.sub(name, 1, 1) == ':' then
     redis.call('SET', KEYS[1] .. name, value, 'EX', kept)
   else

@@ -36,6 +36,10 @@ for i = 5, #ARGV, 7 do
       redis.call('HSET', key, 'state', 'scheduled')
       scores[#scores + 1] = to
       scores[#scores + 1] = id
+      if mark ~= '' and lock and not seconds and redis.call('GET', lock) == id then -- asynq's client stored it
+        seconds = redis.call('TTL', lock)
+        redis.call('HSET', key, 'sluice_lock', seconds)
+      end
       if seconds then keep_lock(lock, id, to - now + seconds) end
       if mark ~= '' then
         redis.call('HSET', key, 'sluice_join', mark)

@@ -1,0 +1,105 @@
+package batch_test
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/batch"
+)
+
+// Nothing of a firing that is paused, that was forgotten, or whose hours have ended holds up its batch.
+func TestNothingHoldsABatchUpForEver(t *testing.T) {
+	t.Run("a paused firing is cancelled", func(t *testing.T) {
+		pace := []throttle.Window{{Name: "pace", Limit: 1, Period: 10 * time.Second, Scope: throttle.ScopeShared}}
+		inBubble(t, pace, func(t *testing.T, s *site) {
+			s.serve(succeed)
+			p := s.scheduler(batch.Batch{Name: "b", Tasks: calls(50), Tenants: batch.List("acme")})
+			f := s.fire(p, "b")
+			time.Sleep(25 * time.Second)
+			s.ok(p.Pause(t.Context(), f))
+			time.Sleep(10 * time.Second)
+			s.ok(p.Cancel(t.Context(), f))
+			time.Sleep(time.Minute)
+			expect.Equal(t, s.status(p, f).State, batch.StateCancelled)
+		})
+	})
+	t.Run("its last task ends after its hours", func(t *testing.T) {
+		inBubble(t, many(), func(t *testing.T, s *site) {
+			var told atomic.Int64
+			s.serve(func(ctx context.Context, task *asynq.Task) error {
+				if task.Type() == "report" {
+					told.Add(1)
+					return nil
+				}
+				return work(ctx, 80*time.Second)
+			})
+			hours := batch.Hours{From: "00:01", To: "00:02"}
+			p := s.scheduler(batch.Batch{Name: "b", Ended: "report", Hours: hours, Tasks: calls(3), Tenants: batch.List("acme")})
+			f := s.fire(p, "b")
+			time.Sleep(5 * time.Minute)
+			state := s.status(p, f).State
+			expect.That(t, state == batch.StateDone && told.Load() == 1, state, "told", told.Load(), "times")
+		})
+	})
+	for _, overlap := range []batch.Overlap{batch.OverlapSkip, batch.OverlapQueue} {
+		t.Run("it was forgotten: "+string(overlap), func(t *testing.T) {
+			inBubble(t, many(), func(t *testing.T, s *site) {
+				b := batch.Batch{Name: "b", Overlap: overlap, Tasks: calls(3), Tenants: batch.List("acme")}
+				p := s.scheduler(b)
+				s.ok(p.Pause(t.Context(), s.fire(p, "b")))
+				time.Sleep(5 * time.Second)
+				p.kill()
+				time.Sleep(32 * 24 * time.Hour) // nobody knows the batch
+				p = s.scheduler(b)
+				s.serve(succeed)
+				time.Sleep(10 * time.Second)
+				f := s.fire(p, "b")
+				time.Sleep(time.Minute)
+				expect.Equal(t, s.status(p, f).State, batch.StateDone)
+			})
+		})
+	}
+	t.Run("Redis's clock was ahead", func(t *testing.T) {
+		inBubble(t, many(), func(t *testing.T, s *site) {
+			const key = "asynq:{default}:sluice:batch:b"
+			s.ok(s.Redis.HSet(t.Context(), key, "last", time.Now().Add(30*24*time.Hour).Unix()).Err())
+			p := s.scheduler(batch.Batch{Name: "b", Schedule: "* * * * *", Tasks: calls(3), Tenants: batch.List("acme")})
+			time.Sleep(5 * time.Minute)
+			firings, err := p.Firings(t.Context(), "b", 10)
+			expect.That(t, err == nil && len(firings) >= 4, "it fired", firings, err)
+		})
+	})
+}
+
+// A firing that lasts is listed, and its tasks stay unique while they are held.
+func TestAFiringLastsForWeeks(t *testing.T) {
+	inBubble(t, many(), func(t *testing.T, s *site) {
+		unique := []asynq.Option{asynq.Unique(10 * time.Minute)}
+		b := batch.Batch{Name: "b", Options: unique, Tasks: calls(3), Tenants: batch.List("acme")}
+		var p *process
+		var f batch.Firing
+		for range 3 { // in place of a scheduler that runs all the time
+			if p = s.scheduler(b); f.Batch == "" {
+				f = s.fire(p, "b")
+				s.wait(p, f, "it runs", func(st batch.Status) bool { return st.State == batch.StateRunning })
+				s.ok(p.Pause(t.Context(), f))
+			}
+			time.Sleep(5 * time.Second)
+			p.kill()
+			time.Sleep(20 * 24 * time.Hour)
+		}
+		p = s.scheduler(b)
+		other := s.fire(p, "b")
+		time.Sleep(5 * time.Second)
+		firings, err := p.Firings(t.Context(), "b", 10)
+		expect.That(t, err == nil && slices.Contains(firings, f), "not listed:", firings, err)
+		expect.Equal(t, s.status(p, other).Rejected, 3, "refused as duplicates")
+	})
+}

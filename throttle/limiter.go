@@ -225,8 +225,8 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 
 // Reset empties the windows of a policy, of one tenant or with "" of all: as if nothing had been
 // granted. What all tenants share stays if a tenant is named. Pauses by the upstream, and what the
-// policy adapted to, end there too. Concurrency windows forget who runs now: more may run than
-// their limit, until those have ended. Tickets in line keep their places.
+// policy adapted to, end there too. Concurrency windows forget who runs now: others start, and what
+// finds no room when it renews its lease is ended by ErrLeaseLost. Tickets in line keep their places.
 //
 // It returns how many counts it has emptied. It looks through all keys of a Redis, some thousand a
 // call, unless the windows count by the tenant alone, or by nothing. If it fails or ctx ends, some

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
 )
 
@@ -101,5 +102,21 @@ func TestAFiringLastsForWeeks(t *testing.T) {
 		firings, err := p.Firings(t.Context(), "b", 10)
 		expect.That(t, err == nil && slices.Contains(firings, f), "not listed:", firings, err)
 		expect.Equal(t, s.status(p, other).Rejected, 3, "refused as duplicates")
+	})
+}
+
+// What the line refuses is rejected, in all that is told of the firing.
+func TestWhatTheLineRefusesIsRejected(t *testing.T) {
+	inBubble(t, []throttle.Window{{Name: "own", Limit: 1, Period: 10 * time.Second}}, func(t *testing.T, s *site) {
+		refuses := []asynq.Option{worker.MaxWait(25 * time.Second)}
+		s.serve(succeed)
+		p := s.scheduler(batch.Batch{Name: "b", Options: refuses, Tasks: calls(10), Tenants: batch.List("acme")})
+		f := s.fire(p, "b")
+		time.Sleep(100 * time.Second)
+		status := s.status(p, f)
+		tenants, err := p.Tenants(t.Context(), f)
+		s.ok(err)
+		got := tenants[0]
+		expect.That(t, got.Rejected > 0 && got.Rejected == status.Rejected && got.Failed == status.Failed && got.Done == status.Done, status, got)
 	})
 }

@@ -16,6 +16,7 @@ local counted = 0
 for i = 5, #ARGV do
   local index = ARGV[i]
   if ARGV[2] == 'rejected' then
+    redis.call('SETBIT', KEYS[2], index, 0) -- it was, until its line refused it
     counted = counted + 1 - redis.call('SETBIT', KEYS[4], index, 1)
   elseif redis.call('GETBIT', KEYS[2], index) == 1 and redis.call('GETBIT', KEYS[3], index) == 0 then
     local state = redis.call('HGET', ARGV[1] .. index, 'state')

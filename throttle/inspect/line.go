@@ -44,7 +44,7 @@ func newFlow(name string) flow {
 func (f flow) costs() string {
 	var parts []string
 	for unit, n := range f.units {
-		parts = append(parts, unit+"="+strconv.FormatInt((n+f.tickets-1)/max(1, f.tickets), 10))
+		parts = append(parts, unit+"="+strconv.FormatInt((n+f.tickets/2)/max(1, f.tickets), 10))
 	}
 	return strings.Join(parts, ",")
 }

@@ -82,3 +82,18 @@ func TestSimulateReplacesAnOverride(t *testing.T) {
 	_, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p, Overrides: []throttle.TenantOverride{override}})
 	expect.Err(t, err, new(*throttle.PolicyError))
 }
+
+// A few tickets that cost more delay all by what they cost.
+func TestSimulationsCountWhatTicketsCostOnAverage(t *testing.T) {
+	p := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
+	st := newStory(t, limitertest.Redis(t), p)
+	st.joinMany("q", "a", 90)
+	st.costs(2).joins("a-1", "a-2", "a-3")
+	simulated, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p})
+	expect.Must(t, err)
+	last := time.Duration(0)
+	for _, at := range st.starts() {
+		last = max(last, at)
+	}
+	expect.Equal(t, simulated[0].Expected.Sub(limitertest.At(0)), last)
+}

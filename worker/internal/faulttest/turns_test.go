@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,8 +22,8 @@ import (
 // A task that had its turn, or whose payload was edited, keeps its place whatever happens to the limiter.
 func TestATaskKeepsItsPlace(t *testing.T) {
 	type scene struct {
-		out  bool // the limiter is
-		ran  int
+		out  atomic.Bool // the limiter is
+		ran  atomic.Int64
 		site *sitetest.Site
 	}
 	for name, c := range map[string]struct {
@@ -35,14 +36,14 @@ func TestATaskKeepsItsPlace(t *testing.T) {
 	}{
 		"its grant is too old, and the limiter is out": {
 			lasts: 800 * time.Millisecond,
-			taken: func(s *scene) { s.out = true; time.Sleep(150 * time.Millisecond) },
+			taken: func(s *scene) { s.out.Store(true); time.Sleep(150 * time.Millisecond) },
 			want:  "bac", // it was away for a moment
 		},
 		"the upstream refuses it, and the limiter is out": {
 			lasts: 20 * time.Second,
 			run: func(s *scene, ctx context.Context) error {
-				if s.ran++; s.ran == 1 {
-					s.out = true
+				if s.ran.Add(1) == 1 {
+					s.out.Store(true)
 					return worker.RetryAfter(5 * time.Second)
 				}
 				return nil
@@ -66,7 +67,7 @@ func TestATaskKeepsItsPlace(t *testing.T) {
 			sitetest.Bubble(t, p, func(t *testing.T, s *sitetest.Site) {
 				now := &scene{site: s}
 				limiter := s.AnotherLimiter(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-					if now.out {
+					if now.out.Load() {
 						cmd.SetErr(errRefused)
 						return errRefused
 					}
@@ -89,10 +90,10 @@ func TestATaskKeepsItsPlace(t *testing.T) {
 					return err
 				}, sitetest.By(limiter))
 				time.Sleep(c.lasts)
-				if now.out = false; c.then != nil {
+				if now.out.Store(false); c.then != nil {
 					c.then(now)
 				}
-				time.Sleep(time.Minute + 4*p.Windows[0].Period)
+				time.Sleep(time.Minute + 2*p.Windows[0].Period)
 				expect.Equal(t, strings.Join(s.Starts(), ""), c.want, "started")
 				s.WantNobodyInLine()
 			})

@@ -80,7 +80,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 		task := worker.NewTask(worker.Identity{Tenant: "acme"}, id, nil)
 		expect.Must(t, expect.ErrOf(plain.Enqueue(task, append(opts, asynq.TaskID(id))...)))
 	}
-	joiner, err := worker.NewClient(w.opt("producer"), worker.ClientConfig{Limiter: limiter})
+	joiner, err := worker.NewClient(w.opt("producer"), worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
 	expect.Must(t, err)
 	defer joiner.Close()
 	before := w.proxy.drawn(enqueues)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"math"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -86,28 +85,6 @@ func TestAGrantIsMatchedToItsCall(t *testing.T) {
 	for granted, sent := range map[int64]int64{5: 0, 15: 15, 25: 20, 32: 30, 38: 20, 50: 50} {
 		if got := sentFor(calls, at(granted)); !got.Equal(at(sent)) {
 			t.Errorf("granted at %d: sent at %d, want %d", granted, got.UnixMilli(), sent)
-		}
-	}
-}
-
-func TestWrongArgumentsAreRefused(t *testing.T) {
-	for _, c := range []struct {
-		args string
-		code int
-		says string
-	}{
-		{"nothing", 2, "nothing may follow the flags"},
-		{"-rounds 0", 2, "-rounds must be at least 1"},
-		{"-case [", 2, "-case"},
-		{"-case nobody -list", 2, "no case has such a name"},
-		{"-nobody", 2, "-nobody"},
-		{"-list", 0, "run-10 "},
-		{"-list -case growth", 0, "growth-waiting "},
-		{"-h", 0, "usage:"},
-	} {
-		var said strings.Builder
-		if code := run(t.Context(), strings.Fields(c.args), &said, &said); code != c.code || !strings.Contains(said.String(), c.says) {
-			t.Errorf("%q: exit code %d, said %q; want %d, %q", c.args, code, said.String(), c.code, c.says)
 		}
 	}
 }

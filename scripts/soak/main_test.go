@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -26,24 +25,6 @@ func TestMain(m *testing.M) {
 	}
 	logging.Disable() // connections break on purpose here
 	os.Exit(m.Run())
-}
-
-func TestWrongFlagsAreRefused(t *testing.T) {
-	t.Parallel()
-	for _, args := range [][]string{
-		{"-for", "1ms"}, {"-for", "x"}, {"-fault-rate", "0.2"}, {"-fault-rate", "NaN"},
-		{"-workers", "0"}, {"-disrupt-every", "-1s"}, {"extra"},
-	} {
-		var out, complaint bytes.Buffer
-		if code := soak(t.Context(), args, &out, &complaint); code != 2 || complaint.Len() == 0 || out.Len() != 0 {
-			t.Errorf("%q: exit code %d, %q, %q", args, code, &out, &complaint)
-		}
-	}
-	var out, complaint bytes.Buffer
-	if code := soak(t.Context(), []string{"-h"}, &out, &complaint); code != 0 ||
-		!strings.Contains(out.String(), "scripts/soak/run -for 10s") || complaint.Len() != 0 {
-		t.Errorf("-h: exit code %d, %q", code, &complaint)
-	}
 }
 
 func TestSoakOfASecond(t *testing.T) {

@@ -185,19 +185,6 @@ func TestReferenceMessages(t *testing.T) {
 	}
 }
 
-func TestScopesAreReadFromPer(t *testing.T) {
-	policies, err := policyfile.Parse("f", []byte(`
-policies:
-  - name: p
-    windows:
-      - {name: absent, limit: 1, period: 1s}
-      - {name: shared, limit: 1, period: 1s, per: []}
-`))
-	expect.Must(t, err)
-	expect.Equal(t, policies[0].Windows[0].Scope, (throttle.Scope{}), "without per")
-	expect.Equal(t, policies[0].Windows[1].Scope, throttle.ScopeShared, "per: [] is")
-}
-
 func TestLoadReportsWhatCannotBeRead(t *testing.T) {
 	_, err := policyfile.Load(filepath.Join(t.TempDir(), "none.yml"))
 	expect.That(t, errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(err.Error(), "policyfile: "), err)

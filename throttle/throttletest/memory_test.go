@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
@@ -47,33 +46,4 @@ func TestDenyAfterNeedsWhatCanBeDenied(t *testing.T) {
 		d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 		expect.That(t, err == nil && d.Granted == (i == 0), "request", i, "granted", d.Granted, err)
 	}
-}
-
-// A test goes to the end of a quota, and of a year, without waiting.
-func TestADateIsSleptTo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		time.Sleep(time.Until(time.Date(2026, 12, 31, 23, 59, 0, 0, time.UTC)))
-		limiter := throttletest.NewLimiter(t, throttle.Policy{
-			Name: "api", Windows: []throttle.Window{
-				{Name: "month", Algorithm: throttle.AlgorithmCalendar, Limit: 1, Resets: "@monthly"},
-				{Name: "second", Limit: 1, Period: time.Second},
-			},
-		})
-		for i, row := range []struct {
-			after   time.Duration
-			granted bool
-			retryIn time.Duration
-		}{
-			{0, true, 0},
-			{30 * time.Second, false, 30 * time.Second},
-			{30*time.Second - time.Microsecond, false, time.Microsecond},
-			{time.Microsecond, true, 0},
-			{time.Second, false, 31*24*time.Hour - time.Second},
-		} {
-			time.Sleep(row.after)
-			d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-			expect.That(t, err == nil && d.Granted == row.granted && d.RetryIn == row.retryIn &&
-				d.At.Equal(time.Now()), "request", i, "at", d.At, "granted", d.Granted, "retry in", d.RetryIn, err)
-		}
-	})
 }

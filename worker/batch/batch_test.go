@@ -87,26 +87,6 @@ func TestABatchThatIsKilledWhileItIsEnqueuedGoesOn(t *testing.T) {
 	})
 }
 
-// A scheduler that was stopped for long, and goes on in the middle of a chunk whose tasks have run
-// by then, enqueues none of them again.
-func TestASchedulerThatGoesOnLateEnqueuesNothingAgain(t *testing.T) {
-	each(t, many(), func(s *site) {
-		b := batch.Batch{Name: "late", Tasks: calls(30), Tenants: batch.List("a")}
-		s.serve(succeed)
-		p := s.scheduler(b)
-		f := s.fire(p, "late")
-		s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
-		for range 2 { // the firing as the late one knows it
-			const key = "asynq:{default}:sluice:batch:late:"
-			name := f.Tick.Format("20060102T150405Z")
-			s.Redis.HSet(context.Background(), key+name, "phase", "enqueue", "index", 0, "tenant", 0, "offset", 0)
-			s.Redis.SAdd(context.Background(), key+"open", name)
-			s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
-		}
-		s.WantOnceEach(s, 30)
-	})
-}
-
 // Failed, retried, refused, deleted and repeated tasks are each counted once.
 func TestStatusCountsEachTaskOnce(t *testing.T) {
 	inBubble(t, many(), func(t *testing.T, s *site) {

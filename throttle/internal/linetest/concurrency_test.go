@@ -12,42 +12,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-func renew(t limitertest.TB, d throttle.Decision) bool {
-	t.Helper()
-	held, err := d.Reservation.Renew(t.Context())
-	expect.Must(t, err)
-	return held
-}
-
 func TestSlotsOfALine(t *testing.T) {
 	tell(t, map[string]scenario{
-		"the next in line goes at a release": {limitertest.Policy(limitertest.Slots(2)), func(st *story) {
-			first := st.granted("a1")
-			st.granted("a2")
-			st.at(10*s).waits("a3", "b1")
-			st.takes()
-			limitertest.Release(st, first)
-			st.takes("a3")
-			st.waits("c1")
-			limitertest.Release(st, first) // once is enough
-			st.takes()
-			expect.Must(st, st.took["a3"].Decision.Reservation.Release(st.Context()))
-			st.takes("b1")
-		}},
-		"a lease is renewed": {limitertest.Policy(limitertest.Slots(1)), func(st *story) {
-			first := st.granted("a1")
-			for at := 10 * s; at <= 100*s; at += 10 * s {
-				if st.at(at); !renew(st, first) {
-					st.Fatalf("the lease is lost after %v", at)
-				}
-			}
-			st.waits("a2")
-			st.at(130*s - us).takes()
-			st.at(130 * s).takes("a2")
-			expect.That(st, !renew(st, first), "a lease was renewed whose room is taken")
-			limitertest.Release(st, first)
-			st.waits("a3")
-		}},
 		"all windows must have room": {limitertest.Policy(limitertest.Slots(2), limitertest.SharedWindow(2, 10*s)), func(st *story) {
 			first := st.granted("a1")
 			st.granted("a2")

@@ -74,28 +74,6 @@ func TestStateTellsWhoWaits(t *testing.T) {
 	})
 }
 
-// A pause says who was told what, when, and until when it lasts.
-func TestStateTellsTheCauseOfAPause(t *testing.T) {
-	client := limitertest.Redis(t)
-	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}, limitertest.SharedWindow(4, 20*s))
-	p.Upstream, p.Adapt = throttle.UpstreamShared, throttle.AdaptOff
-	named := limitertest.NewFrom(t, throttle.Config{Client: client, Name: "worker:7", Policies: []throttle.Policy{p}})
-	d := limitertest.Reserve(t, named, of("a"))
-	expect.Must(t, expect.ErrOf(d.Reservation.Pause(t.Context(), time.Hour, "429: slow down")))
-	got, err := inspect.Of(named).State(t.Context(), inspect.Query{Policy: "p", Tenant: "b"})
-	expect.Require(t, err == nil && got.Pause != nil, got, err)
-	why := *got.Pause
-	expect.That(t, why.Tenant == "a" && why.Cause == "429: slow down" && why.By == "worker:7" &&
-		!why.ByHand && why.Until.Sub(why.At) == time.Hour && why.At.Sub(d.At).Abs() <= time.Minute, why)
-	want := "paused until " + got.Pause.Until.Add(time.Second-1).UTC().Format("15:04:05") +
-		" UTC by the upstream's 429: slow down to a, reported by worker:7"
-	expect.Equal(t, got.Pause.Describe(got.At), want)
-	own := got.Tenants[0].Pause
-	expect.That(t, own != nil && *own == *got.Pause, "the tenant is held back too", own)
-	_, err = d.Reservation.Pause(t.Context(), s, string(make([]byte, throttle.MaxCauseBytes+1)))
-	expect.Err(t, err, new(*throttle.RequestError), "a long cause")
-}
-
 // Pages tell of every tenant once, and a page costs the same however many wait.
 func TestAPageOfTheStateCostsTheSame(t *testing.T) {
 	t.Parallel()

@@ -18,22 +18,13 @@ func TestReportsOfTheUpstream(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 10, Period: 10 * s}
 	shared := limitertest.SharedWindow(10, 10*s)
-	ofTenant, ofAll := limitertest.Policy(own, shared), limitertest.Policy(own, shared)
-	ofAll.Upstream = throttle.UpstreamShared
-	ofAll.Adapt = throttle.AdaptOff
+	ofTenant := limitertest.Policy(own, shared)
 	off := func(windows ...throttle.Window) throttle.Policy {
 		p := limitertest.Policy(windows...)
 		p.Adapt = throttle.AdaptOff
 		return p
 	}
 	tell(t, map[string]scenario{
-		"a pause is for all where the policy says so": {ofAll, func(st *story) {
-			d := st.granted("a1")
-			st.at(1*s).pause(d.Reservation, 5*s)
-			st.denied("b1", 5*s)
-			st.denied("a2", 5*s)
-			st.at(3*s).denied("c1", 3*s)
-		}},
 		"a pause is for the tenant that was refused": {ofTenant, func(st *story) {
 			d := st.granted("a1")
 			st.pause(d.Reservation, 5*s)
@@ -48,22 +39,6 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			st.at(10*s).takes("a5", "a6", "a7", "a8")
 			st.at(14*s - us).takes()
 			st.at(14 * s).takes("a9")
-		}},
-		"a later refusal extends a pause": {off(shared), func(st *story) {
-			first, second, third := st.granted("a1"), st.granted("a2"), st.granted("a3")
-			st.at(1*s).pause(first.Reservation, 2*s)
-			st.pause(second.Reservation, 1*s)
-			st.at(2*s).pause(third.Reservation, 2*s)
-			st.denied("b1", 2*s)
-			st.leave("b1")
-			st.at(4*s).granted("b2", "b3")
-		}},
-		"a pause ends by Resume": {limitertest.Policy(shared), func(st *story) {
-			st.pauseOf("a", h)
-			st.waits("a1", "b1")
-			st.at(1 * m)
-			expect.Must(st, st.l.Resume(st.Context(), of("c")))
-			st.takes("a1", "b1")
 		}},
 		"what was taken comes back to its place in a pause": {limitertest.Policy(limitertest.SharedWindow(1, 2*s)), func(st *story) {
 			d := st.granted("a1")
@@ -136,10 +111,12 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 		_, err := l.Attach(throttle.Reservation{Request: r}).Pause(t.Context(), d, "")
 		return err
 	}
+	_, long := r.Pause(t.Context(), s, strings.Repeat("x", throttle.MaxCauseBytes+1))
 	for _, tc := range []struct {
 		err  error
 		want string
 	}{
+		{long, `throttle: policy "p": cause "` + strings.Repeat("x", 64) + `...": must be at most 128 bytes`},
 		{paused(of("a"), -s), `throttle: policy "p": pause -1s: must not be below 0`},
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Unit: "to ken", Units: 1, Reset: s}), `throttle: policy "p": unit "to ken": no window counts this unit, but requests`},
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: -1, Reset: s}), `throttle: policy "p": units -1: must be 0 to 1000000000000`},

@@ -2,6 +2,7 @@ package modeltest
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -20,7 +21,7 @@ func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(5, 6))
 	upTo := func(most int64) int64 { // of all sizes
-		return 1 + random.Int64N(1+int64(float64(most-1)*pow10(-random.IntN(12))))
+		return 1 + random.Int64N(1+int64(float64(most-1)*math.Pow10(-random.IntN(12))))
 	}
 	windows := []throttle.Window{
 		{Limit: 1009, Period: 45 * 24 * h},
@@ -64,14 +65,6 @@ func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 		}
 		expect.That(t, denials >= len(windows), denials, "denials")
 	})
-}
-
-func pow10(n int) float64 {
-	x := 1.0
-	for range -n {
-		x /= 10
-	}
-	return x
 }
 
 // Debts far above any limit are known to the unit, by whichever algorithm.

@@ -172,18 +172,6 @@ func TestTasksOfAFormerShardReserveInOrder(t *testing.T) {
 	})
 }
 
-// What was pending goes back to the head of pending.
-func TestReadyPendingTasksGoBack(t *testing.T) {
-	inBubble(t, nil, slots(3), func(b *bench) {
-		b.enqueue("plain", "default", "a", "b", "c", "d")
-		b.want("next", b.next(), "a")
-		b.want("ready", b.state("default", "b"), "active")
-		time.Sleep(600 * time.Millisecond)
-		b.want("b and c", b.state("default", "b")+" "+b.state("default", "c"), "pending pending")
-		b.want("ran", b.run(3), "[b c d]")
-	})
-}
-
 // While asynq's Redis is away nothing is forgotten, and what it did meanwhile is undone or goes
 // on.
 func TestReadyTasksOutlastAnOutage(t *testing.T) {

@@ -1,7 +1,6 @@
 package dispatch_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -40,15 +39,16 @@ func TestPendingTasksAreDecidedWhenTheyAreDequeued(t *testing.T) {
 	})
 }
 
-// What was granted to a pending task that goes back is refunded.
+// What was pending goes back to the head of pending, and what it was granted is refunded.
 func TestReadyPendingTasksGiveBack(t *testing.T) {
 	inBubble(t, of(perHour(100)), slots(3), func(b *bench) {
-		b.enqueue("throttled", "default", "a", "b", "c")
+		b.enqueue("throttled", "default", "a", "b", "c", "d")
 		b.want("next", b.next(), "a")
 		b.want("used", b.used(), 3)
 		time.Sleep(600 * time.Millisecond)
 		b.want("b and c", b.state("default", "b")+" "+b.state("default", "c"), "pending pending")
 		b.want("used", b.used(), 1)
+		b.want("ran", b.run(3), "[b c d]")
 	})
 }
 
@@ -68,27 +68,5 @@ func TestAGrantThatComesLateIsRefunded(t *testing.T) {
 		b.want("used", b.used(), 1)
 		time.Sleep(time.Second)
 		b.want("used", b.used(), 0)
-	})
-}
-
-// A silent limiter delays a few pending tasks by a moment, and the others not at all. They are
-// decided in their slots.
-func TestASilentLimiterDelaysFewPendingTasks(t *testing.T) {
-	const tasks, poll = 30, 10 * time.Millisecond
-	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = poll }, func(b *bench) {
-		b.next() // all lines are empty by now
-		b.limits(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
-		begun := time.Now()
-		for i := range tasks {
-			b.enqueue("throttled", "default", "t"+string(rune('a'+i)))
-			_, _, open := b.decisions(1)
-			expect.That(b, open == 1, "there was a decision")
-			b.Ended()
-			time.Sleep(poll)
-		}
-		// It is asked at first, and after 100 and 200 ms.
-		took := time.Since(begun)
-		expect.That(t, took <= tasks*poll+3*(dispatch.TakeTimeout+poll*3/2), tasks, "tasks took", took)
-		expect.That(t, b.failed.Load() != 0, "nobody was told")
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -14,7 +13,6 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -117,30 +115,6 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		logged(3, 3)
 		s.WantCounters(sitetest.Counters{Processed: 117})
 		s.WantReported(nil, nil)
-	})
-}
-
-// A job that failed open holds nothing: what it corrects is no error, by which its task would fail.
-func TestAJobThatFailedOpenCorrectsNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := sitetest.Policy(1, time.Hour)
-		p.Fail = throttle.FailOpen
-		s := sitetest.NewInBubble(t, p)
-		var late atomic.Bool
-		late.Store(true)
-		s.Limiter = s.AnotherLimiter(hooktest.Hook(slowReplies(&late).See))
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
-		var settled, cancelled error
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			job := worker.FromContext(ctx)
-			settled, cancelled = job.Settle(ctx, throttle.Requests, 2), job.Cancel(ctx)
-			return s.Ok(ctx, task)
-		}, sitetest.Calm)
-		time.Sleep(time.Minute)
-		expect.That(t, len(s.Runs()) == 1 && settled == nil && cancelled == nil,
-			len(s.Runs()), "runs, Settle:", settled, ", Cancel:", cancelled)
-		late.Store(false)
-		time.Sleep(6 * time.Second) // until the last reply has come
 	})
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -46,7 +45,7 @@ func wantLog(t *testing.T, got []string, want ...string) {
 
 // It is logged every minute that an outage lasts, and at its end how long it lasted.
 func TestAnOutageIsLoggedWhileItLasts(t *testing.T) {
-	wantLog(t, logging(t, "the limiter", func(o *Log) {
+	wantLog(t, logging(t, "asynq's Redis", func(o *Log) {
 		for range 15 {
 			o.Failed(errGone, "policy", "api")
 			time.Sleep(10 * time.Second)
@@ -61,25 +60,11 @@ func TestAnOutageIsLoggedWhileItLasts(t *testing.T) {
 		o.Answered(0)
 		o.Failed(errGone, "policy", "mail")
 	}),
-		`level=ERROR msg="worker: the limiter is unavailable" policy=api`,
-		`level=ERROR msg="worker: the limiter is still unavailable" for=1m0s failures=7 policy=api`,
-		`level=ERROR msg="worker: the limiter is still unavailable" for=2m0s failures=13 policy=api`,
-		`level=INFO msg="worker: the limiter is available again" after=3m10s failures=16`,
-		`level=ERROR msg="worker: the limiter is unavailable" policy=mail`,
-	)
-}
-
-// asynq's Redis is told apart from the limiter's.
-func TestAnOutageOfAsynqsRedisIsLogged(t *testing.T) {
-	wantLog(t, logging(t, "asynq's Redis", func(o *Log) {
-		o.Failed(io.EOF)
-		time.Sleep(27 * time.Second)
-		o.Answered(0)
-		time.Sleep(time.Minute)
-		o.Answered(0)
-	}),
-		`level=ERROR msg="worker: asynq's Redis is unavailable"`,
-		`level=INFO msg="worker: asynq's Redis is available again" after=27s failures=1`,
+		`level=ERROR msg="worker: asynq's Redis is unavailable" policy=api`,
+		`level=ERROR msg="worker: asynq's Redis is still unavailable" for=1m0s failures=7 policy=api`,
+		`level=ERROR msg="worker: asynq's Redis is still unavailable" for=2m0s failures=13 policy=api`,
+		`level=INFO msg="worker: asynq's Redis is available again" after=3m10s failures=16`,
+		`level=ERROR msg="worker: asynq's Redis is unavailable" policy=mail`,
 	)
 }
 

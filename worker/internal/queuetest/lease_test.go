@@ -21,33 +21,6 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// Minutes of work a task, longer than its lease, and four times as many tasks as slots, by a made-up
-// clock.
-func TestLongHandlersWakeTwice(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		const slots, tasks = 20, 80
-		p := sitetest.AtOnce(slots)
-		p.Windows[0].Lease = 75 * time.Second
-		p.Windows = append(p.Windows, throttle.Window{Name: "rate", Limit: slots - 4, Period: 15 * time.Second})
-		s := sitetest.NewInBubble(t, p)
-		g := &sitetest.Gauge{}
-		for i := range tasks {
-			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(fmt.Sprint("t", i)), asynq.MaxRetry(0))
-		}
-		s.Serve(g.Handler(func(ctx context.Context, task *asynq.Task) error {
-			time.Sleep(100 * time.Second)
-			return s.Ok(ctx, task)
-		}), func(c *asynq.Config, _ *worker.Config) {
-			c.Concurrency, c.DelayedTaskCheckInterval, c.TaskCheckInterval = slots+6, 5*time.Second, time.Second
-		})
-		time.Sleep(10 * time.Minute)
-		expect.Equal(t, len(s.Runs()), tasks, "of", "have run")
-		expect.Equal(t, g.Most.Load(), slots, "ran at once, the limit is")
-		s.WantWakes(sitetest.DeniedAndRun)
-	})
-}
-
 // A lease that is made shorter is renewed as often as it has to be.
 func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
 	sitetest.Bubble(t, sitetest.AtOnce(1), func(t *testing.T, s *sitetest.Site) {
@@ -248,36 +221,5 @@ func TestHandlerThatHoldsASlotWaitsForARate(t *testing.T) {
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.WaitGone("t")
 		s.WantCounters(sitetest.Counters{Processed: 1})
-	})
-}
-
-// A handler that returns that it could not wait for a call costs no retry.
-func TestAHandlerWhoseWaitIsTooLateIsRequeued(t *testing.T) {
-	slack := sitetest.Policy(1, time.Hour)
-	slack.Name, slack.Match = "slack", nil
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute), slack}, func(t *testing.T, s *sitetest.Site) {
-		var late atomic.Int64
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			short, cancel := context.WithTimeout(ctx, 30*time.Second)
-			defer cancel()
-			_, err := s.Limiter.Wait(short, throttle.Request{Policy: "slack", Tenant: "acme"})
-			if errors.As(err, new(*throttle.DeniedError)) && errors.Is(err, context.DeadlineExceeded) {
-				late.Add(1)
-			}
-			if err != nil {
-				return fmt.Errorf("the call: %w", err)
-			}
-			return s.Ok(ctx, task)
-		})
-		if d, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"}); err != nil || !d.Granted {
-			t.Fatalf("granted %v, %v", d.Granted, err)
-		}
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
-		s.WaitState(asynq.TaskStateScheduled, "t")
-		s.Open("t")
-		s.WaitGone("t")
-		expect.Equal(t, late.Load(), 1, "too late", "times")
-		s.WantCounters(sitetest.Counters{Processed: 1})
-		s.WantReported(nil, nil)
 	})
 }

@@ -73,38 +73,6 @@ func publishedPolicy(windows ...throttle.Window) throttle.Policy {
 	return throttle.Policy{Name: "p", Match: []string{"*"}, Windows: windows}
 }
 
-// A refusal takes no retry of a job, which has none here.
-func TestARefusalTakesNoRetryOfAJob(t *testing.T) {
-	for name, row := range map[string]struct {
-		status     int
-		retryAfter string
-		failed     int
-	}{
-		"429":                  {http.StatusTooManyRequests, "", 0},
-		"429 with Retry-After": {http.StatusTooManyRequests, "2", 0},
-		"503 with Retry-After": {http.StatusServiceUnavailable, "2", 0},
-		"503":                  {http.StatusServiceUnavailable, "", 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				calls := 0
-				all := publishedPolicy(throttle.Window{Name: "all", Limit: 20, Period: time.Second})
-				s, results := drained(t, throttletest.InMemory(t), all, 1, func(*http.Request) (int, string) {
-					if calls++; calls <= 5 {
-						return row.status, row.retryAfter
-					}
-					return http.StatusOK, ""
-				})
-				if s.Failed != row.failed ||
-					row.failed == 0 && (results[0].Attempts != 6 || results[0].Status != 200 || results[0].Error != "") {
-					t.Errorf("%d failed, %+v", s.Failed, results)
-				}
-			})
-		})
-	}
-}
-
 // A job that is refused for ever fails where its policy says so.
 func TestAJobThatIsRefusedForEverFails(t *testing.T) {
 	t.Parallel()

@@ -29,16 +29,6 @@ type site struct {
 	queue string // that servers serve, too
 }
 
-// each runs the test on real Redis and on miniredis.
-func each(t *testing.T, windows []throttle.Window, test func(s *site)) {
-	t.Parallel()
-	if sitetest.OnCluster() {
-		test(newSite(t, throttletest.Client(t, sitetest.Cluster(t)), windows))
-		return
-	}
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) { test(newSite(t, client, windows)) })
-}
-
 // fake returns a site on a miniredis, for a bubble.
 func fake(t *testing.T, windows ...throttle.Window) *site {
 	return newSite(t, throttletest.InMemory(t).Client(t), windows)

@@ -54,8 +54,8 @@
 -- function that makes a table of functions, which `once` calls when one of these is needed.
 --
 -- call.numbers are the numbers of scopes by their attributes, call.only_tenants says whether no
--- attribute but the tenant counts. Where batches wait or join, call.batches is true. In a take of
--- several sides, L.order is the table of line_order.lua.
+-- attribute but the tenant counts, or did for those that wait. Where batches wait or join, call.batches
+-- is true. In a take of several sides, L.order is the table of line_order.lua.
 
 local function new_line(call)
   local P, now = call.P, call.now

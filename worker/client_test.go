@@ -65,7 +65,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 					Attributes: map[string]string{"user": "bob"}, Cost: map[string]int64{"requests": 5}, Tenant: string(task.Payload()),
 				}, nil
 			},
-			Limiter: limiter,
+			Limiter: limiter, LimiterTimeout: time.Minute,
 		})
 		sitetest.Must(t, err)
 		defer byPayload.Close()

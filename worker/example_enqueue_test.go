@@ -30,7 +30,7 @@ func ExampleClient_EnqueueContext() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: m.Addr()}, worker.ClientConfig{Limiter: limiter})
+	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: m.Addr()}, worker.ClientConfig{Limiter: limiter, LimiterTimeout: 5 * time.Second})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -42,7 +42,7 @@ func Example_shareAQueue() {
 		log.Fatal(err)
 	}
 
-	client, err := worker.NewClient(redisOpt, worker.ClientConfig{Limiter: limiter})
+	client, err := worker.NewClient(redisOpt, worker.ClientConfig{Limiter: limiter, LimiterTimeout: 5 * time.Second})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -74,7 +74,7 @@ func TestChecksOfAsynqsRedisHaveClasses(t *testing.T) {
 	locked := throttletest.Redis(t, "--requirepass", "secret")
 	check := func(ctx context.Context, addr string) error {
 		t.Helper()
-		client, err := worker.NewClient(asynq.RedisClientOpt{Addr: addr}, worker.ClientConfig{Limiter: s.Limiter})
+		client, err := worker.NewClient(asynq.RedisClientOpt{Addr: addr}, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
 		sitetest.Must(t, err)
 		defer client.Close()
 		findings, err := client.CheckRedis(ctx)
@@ -113,7 +113,7 @@ func TestAsynqsLogKnowsNoDenials(t *testing.T) {
 // A limit below zero is refused, or what it says.
 func TestOptionsBelowZero(t *testing.T) {
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
-	client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter})
+	client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
 	sitetest.Must(t, err)
 	defer client.Close()
 	var invalid *throttle.RequestError

@@ -110,7 +110,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		policies[0].Windows[1].Limit = 1
 		limiter, err := throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.DiscardHandler), Policies: policies})
 		must(t, err)
-		tasks, err := worker.NewClient(asynqs, worker.ClientConfig{Limiter: limiter})
+		tasks, err := worker.NewClient(asynqs, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
 		must(t, err)
 		defer tasks.Close()
 		for i := range 6 {
@@ -157,7 +157,7 @@ func TestDropSaysWhatAsynqDoesNotKeep(t *testing.T) {
 	t.Parallel()
 	d := newLiveWorkspace(t, livePolicies)
 	client := throttletest.Client(t, d.addr)
-	tasks, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter})
+	tasks, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter, LimiterTimeout: time.Minute})
 	must(t, err)
 	defer tasks.Close()
 	for range 4 { // one of them fits

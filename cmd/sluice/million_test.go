@@ -40,7 +40,7 @@ func BenchmarkCommandsAtAMillion(b *testing.B) {
 	store := control.StoreOf(limiter)
 	_, err = store.Publish(b.Context(), policies, 0, control.Author{Who: "ada", Why: "test"})
 	must(b, err)
-	tasks, err := worker.NewClient(asynq.RedisClientOpt{Addr: addr}, worker.ClientConfig{Limiter: limiter})
+	tasks, err := worker.NewClient(asynq.RedisClientOpt{Addr: addr}, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
 	must(b, err)
 	defer tasks.Close()
 	_, err = tasks.EnqueueContext(b.Context(), worker.NewTask(worker.Identity{Tenant: "tenant-7"}, "call", nil), asynq.TaskID("last"))

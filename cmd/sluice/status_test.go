@@ -151,7 +151,7 @@ func TestDoctorSaysWhatIsWrong(t *testing.T) {
 func TestExplainSaysWhyATaskWaits(t *testing.T) {
 	t.Parallel()
 	d := newLiveWorkspace(t, livePolicies)
-	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter})
+	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter, LimiterTimeout: time.Minute})
 	must(t, err)
 	defer client.Close()
 	d.reserves(t, "zeta", "z1")
@@ -296,7 +296,7 @@ func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 		f := control.StoreOf(limiter).Follow(t.Context(), control.FollowConfig{})
 		t.Cleanup(func() { f.Close() })
 	}
-	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: fleet[0]})
+	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: fleet[0], LimiterTimeout: time.Minute})
 	must(t, err)
 	t.Cleanup(func() { client.Close() })
 	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: d.addr})

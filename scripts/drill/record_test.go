@@ -99,7 +99,7 @@ func newDrill(t *testing.T, s setup, scrapeEvery time.Duration) *drill {
 	d.must(err)
 	own := httptest.NewServer(metrics)
 	t.Cleanup(own.Close)
-	d.client, err = worker.NewClient(asynq.RedisClientOpt{Addr: d.Redis}, worker.ClientConfig{Limiter: d.limiter})
+	d.client, err = worker.NewClient(asynq.RedisClientOpt{Addr: d.Redis}, worker.ClientConfig{Limiter: d.limiter, LimiterTimeout: time.Minute})
 	d.must(err)
 	t.Cleanup(func() { d.client.Close() })
 	for i := range 3 {

@@ -324,12 +324,12 @@ func Bubble(t *testing.T, p throttle.Policy, test func(t *testing.T, l *throttle
 	})
 }
 
-// Until waits until something holds, and fails the test after a minute.
+// Until waits until something holds, and fails the test after three minutes.
 func Until(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(3 * time.Minute); !holds(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within a minute: %s", what)
+			t.Fatalf("not within three minutes: %s", what)
 		}
 	}
 }

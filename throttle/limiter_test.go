@@ -160,17 +160,16 @@ func TestDecisionsStepByStep(t *testing.T) {
 				{2*m + 31*s, 5, "", []int64{0}, 0},
 			},
 		},
-		"two closing windows that are seldom open together": {
-			[]throttle.Window{
-				{Name: "a", Algorithm: throttle.AlgorithmFixed, Limit: 9, Period: 10 * s, Margin: 4 * s},
-				{Name: "b", Algorithm: throttle.AlgorithmFixed, Limit: 9, Period: 15 * s, Margin: 7 * s},
-			},
+		"fixed with a margin": {
+			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmFixed, Limit: 20, Period: m, Margin: 5 * s}},
 			[]step{
-				{6 * s, 1, "a", []int64{9, 9}, 9 * s},  // a is closed 6 to 10, b 8 to 15
-				{10 * s, 1, "b", []int64{9, 9}, 5 * s}, // a is open 10 to 16
-				{16 * s, 1, "a", []int64{9, 9}, 4 * s}, // b is open 15 to 23, a from 20 on
-				{24 * s, 1, "b", []int64{9, 9}, 6 * s}, // both open at 30
-				{30 * s, 1, "", []int64{8, 8}, 0},
+				{54 * s, 20, "", []int64{0}, 0},
+				{m + 4*s, 1, "w", []int64{0}, s}, // the reset has not taken effect
+				{m + 5*s, 10, "", []int64{10}, 0},
+				{m + 56*s, 8, "", []int64{2}, 0}, // these count after the reset, too
+				{2*m + 5*s, 13, "w", []int64{12}, m},
+				{2*m + 5*s, 12, "", []int64{0}, 0},
+				{3*m + 5*s, 20, "", []int64{0}, 0},
 			},
 		},
 		"gcra 10 a minute": {

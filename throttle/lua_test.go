@@ -82,8 +82,6 @@ func tags(t reflect.Type) (names []string) {
 func testWindow(name Algorithm) Window {
 	w := Window{Algorithm: name, Name: "w", Limit: 7, Period: time.Minute, Margin: time.Second}
 	switch name {
-	case AlgorithmFixed: // which grants nothing within the margin of the clock's full hour
-		w.Period, w.Margin = time.Hour, time.Millisecond
 	case AlgorithmCalendar:
 		w.Period, w.Resets = 0, "@daily"
 	case AlgorithmConcurrency:
@@ -212,10 +210,8 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 		for i, p := range a.Params(testWindow(name).WithDefaults().numbers()) {
 			letter := fmt.Sprintf("p%d", i+1)
 			listed, read := slices.Contains(parameters, letter), strings.Count(code(text), letter+",")+strings.Count(code(text), letter+")")+strings.Count(code(text), letter+" ") > 1
-			sent := p != 0 || i == 3 && a.Ticks != nil
-			schedule := strings.Contains(header(text), letter+" schedule ") // which the line compares
-			expect.That(t, listed == sent && listed == (read || schedule),
-				name, letter, "is in the header", listed, "read", read, "sent", sent)
+			sent := p != 0 || i == 3 && a.File == algorithms[AlgorithmCalendar].File
+			expect.That(t, listed == sent && listed == read, name, letter, "is in the header", listed, "read", read, "sent", sent)
 		}
 
 		found := map[string]bool{}
@@ -260,7 +256,7 @@ func TestHeadersOfState(t *testing.T) {
 		client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 		defer client.Close()
 		w := testWindow(name)
-		w.Name, w.Margin = "window", 0 // a margin denies at the end of a minute
+		w.Name = "window"
 		l, err := New(Config{Client: client, Policies: []Policy{{Name: "p", Windows: []Window{w}}}})
 		expect.Must(t, err)
 		_, err = l.Reserve(t.Context(), Request{Policy: "p", Tenant: "acme"})

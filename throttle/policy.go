@@ -108,10 +108,10 @@ type Window struct {
 	Limit int64
 
 	// Margin keeps calls that leave on time, but arrive bunched, below the limit of the upstream.
-	// Units count for Period and Margin; a Fixed window grants nothing in the last Margin of a bucket;
-	// a Calendar window counts what it grants within Margin of a reset on both sides. It is at most
-	// Period, in whole microseconds, and for Calendar and Fixed less than half the time between two
-	// resets. The default is 0. Concurrency windows have none.
+	// Units count for Period and Margin; Fixed and Calendar windows reset Margin later, and count what
+	// they grant within Margin of a reset on both sides. It is at most Period, in whole microseconds, and
+	// for Calendar and Fixed less than half the time between two resets. The default is 0. Concurrency
+	// windows have none.
 	Margin time.Duration
 
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -

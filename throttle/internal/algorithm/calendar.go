@@ -27,10 +27,10 @@ const (
 const ticksChecked = 400
 
 // Calendar is the fixed window counter by the ticks of a calendar: see
-// throttle/internal/script/lua/calendar.lua.
+// throttle/internal/script/lua/fixed.lua.
 var Calendar = Algorithm{
-	Kind:     "t",
-	File:     "calendar",
+	Kind:     "f",
+	File:     "fixed",
 	Defaults: func(w *Window) { w.Timezone = cmp.Or(w.Timezone, "UTC") },
 	Options:  []Option{OptionMargin, OptionResets, OptionTimezone},
 	Params: func(w Window) [4]int64 {
@@ -38,12 +38,8 @@ var Calendar = Algorithm{
 		h.Write([]byte(w.Resets + "\n" + w.Timezone))
 		return [4]int64{w.Limit, w.Margin.Microseconds(), int64(h.Sum32())}
 	},
-	Simulate: func(w Window, c Counted) Simulated {
-		reset := newTicks(w).resetAfter
-		ends := reset(c.number(0, 7) + w.Margin.Microseconds())
-		return &simulatedBuckets{limit: w.Limit, used: c.number(7, 7), ends: ends, reset: reset}
-	},
-	Ticks: newTicks,
+	Simulate: func(w Window, c Counted) Simulated { return c.buckets(w.Limit, newTicks(w).resetAfter) },
+	Ticks:    newTicks,
 	Rule: func(w Window) (string, any, string) {
 		zone, err := time.LoadLocation(w.Timezone)
 		if err != nil || w.Timezone == "Local" {
@@ -86,7 +82,7 @@ func newTicks(w Window) *Ticks {
 	return &Ticks{margin: w.Margin, schedule: schedule, zone: zone}
 }
 
-// Around returns the ticks around a time, as throttle/internal/script/lua/calendar.lua takes them.
+// Around returns the ticks around a time, as throttle/internal/script/lua/fixed.lua takes them.
 func (c *Ticks) Around(now time.Time) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,14 +13,11 @@ var Fixed = Algorithm{
 	Options: []Option{OptionMargin, OptionPeriod},
 	Paced:   func(w Window) time.Duration { return w.Period },
 	Params: func(w Window) [4]int64 {
-		return [4]int64{w.Limit, w.Period.Microseconds(), w.Margin.Microseconds()}
+		return [4]int64{w.Limit, w.Margin.Microseconds(), w.Period.Microseconds()}
 	},
 	Simulate: func(w Window, c Counted) Simulated {
-		period := w.Period.Microseconds()
-		reset := func(t int64) int64 { return t - t%period + period }
-		return &simulatedBuckets{
-			limit: w.Limit, used: c.number(7, 7), ends: reset(c.number(0, 7)), closed: w.Margin.Microseconds(), reset: reset,
-		}
+		period, margin := w.Period.Microseconds(), w.Margin.Microseconds()
+		return c.buckets(w.Limit, func(t int64) int64 { return t - (t-margin)%period + period })
 	},
 	Rule: func(w Window) (string, any, string) {
 		if w.Margin*2 >= w.Period {

@@ -37,6 +37,11 @@ func (c Counted) log(limit, period int64, from, width int) *simulatedLog {
 	return s
 }
 
+// buckets returns a counter that starts again from 0 at each reset: reset returns the first one after a time.
+func (c Counted) buckets(limit int64, reset func(t int64) int64) *simulatedBuckets {
+	return &simulatedBuckets{limit: limit, used: c.number(7, 7), ends: reset(c.number(0, 7)), reset: reset}
+}
+
 // Never is a time at which nothing fits any more.
 const Never = math.MaxInt64 / 4
 
@@ -91,21 +96,17 @@ func (s *simulatedLog) Take(t, cost, hold int64) {
 // simulatedBuckets counts the grants between two resets.
 type simulatedBuckets struct {
 	limit, used, ends int64
-	closed            int64               // before a reset, for so long, nothing is granted
 	reset             func(t int64) int64 // the first one after a time
 }
 
 func (b *simulatedBuckets) Fits(t, cost int64) int64 {
-	if cost > b.limit {
+	switch {
+	case cost > b.limit:
 		return Never
+	case t < b.ends && b.used+cost > b.limit:
+		return b.ends
 	}
-	if t < b.ends && b.used+cost > b.limit {
-		t = b.ends
-	}
-	if b.closed == 0 || t < b.reset(t)-b.closed {
-		return t
-	}
-	return b.reset(t)
+	return t
 }
 
 func (b *simulatedBuckets) Take(t, cost, _ int64) {

@@ -179,10 +179,11 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 			expect.That(t, !denied.Granted && off.Abs() <= us && got.Binds == "all", got, "is off by", off)
 		})
 	}
-	t.Run("fixed, in its margin", func(t *testing.T) {
+	t.Run("fixed, with a margin", func(t *testing.T) {
 		w := throttle.Window{Name: "all", Algorithm: throttle.AlgorithmFixed, Limit: 9, Period: 20 * s, Margin: 5 * s}
 		st := newStory(t, limitertest.Redis(t), limitertest.Policy(w))
-		expect.Equal(t, st.at(15*s).plan(inspect.PlanOptions{}, demand("a", 9, "")).Expected, limitertest.At(20*s))
+		st.at(5 * s).granted("a1")
+		expect.Equal(t, st.plan(inspect.PlanOptions{}, demand("a", 9, "")).Expected, limitertest.At(25*s))
 	})
 	t.Run("concurrency", func(t *testing.T) {
 		st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.Slots(2)))

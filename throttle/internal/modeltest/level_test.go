@@ -13,13 +13,14 @@ func level(w throttle.Window, log []*event, t int64) *big.Rat {
 	if w.Algorithm == throttle.AlgorithmGCRA {
 		return bucketLevel(w, log, t)
 	}
-	period, units := w.Period.Microseconds(), int64(0)
+	period, margin, units := w.Period.Microseconds(), w.Margin.Microseconds(), int64(0)
 	for _, e := range log {
 		if e.of != nil || e.cancelled {
 			continue // a cancelled grant never was
 		}
-		if w.Algorithm == throttle.AlgorithmFixed && e.at/period == t/period ||
-			w.Algorithm == throttle.AlgorithmSliding && e.at > t-period-w.Margin.Microseconds() {
+		// A fixed window counts the margins around its resets on both sides.
+		if w.Algorithm == throttle.AlgorithmFixed && (e.at+margin)/period >= (t-margin)/period ||
+			w.Algorithm == throttle.AlgorithmSliding && e.at > t-period-margin {
 			units += e.units
 		}
 	}
@@ -83,12 +84,12 @@ func fitsFrom(w throttle.Window, log []*event, t, cost int64) int64 {
 	if w.Algorithm == throttle.AlgorithmGCRA && cost > 0 {
 		return drainsTo(w, log, t, capacity(w)-cost)
 	}
-	return first(w, log, t, func(t int64, level *big.Rat) bool { return fits(w, cost, t, level) })
+	return first(w, log, t, func(level *big.Rat) bool { return fits(w, cost, level) })
 }
 
-func fits(w throttle.Window, cost, t int64, level *big.Rat) bool {
+func fits(w throttle.Window, cost int64, level *big.Rat) bool {
 	room := new(big.Rat).Sub(big.NewRat(capacity(w), 1), level)
-	return cost == 0 || room.Cmp(big.NewRat(cost, 1)) >= 0 && !closed(w, t)
+	return cost == 0 || room.Cmp(big.NewRat(cost, 1)) >= 0
 }
 
 // resets is the first time from t on at which nothing counts.
@@ -96,7 +97,7 @@ func resets(w throttle.Window, log []*event, t int64) int64 {
 	if w.Algorithm == throttle.AlgorithmGCRA {
 		return drainsTo(w, log, t, 0)
 	}
-	return first(w, log, t, func(_ int64, level *big.Rat) bool { return level.Sign() == 0 })
+	return first(w, log, t, func(level *big.Rat) bool { return level.Sign() == 0 })
 }
 
 // drainsTo is the first time from t on at which a bucket holds no more than units, by the rate
@@ -106,22 +107,17 @@ func drainsTo(w throttle.Window, log []*event, t, units int64) int64 {
 	return t + max(0, ceil(over.Quo(over, rateOf(w))))
 }
 
-// closed reports whether t is in the margin at the end of a bucket.
-func closed(w throttle.Window, t int64) bool {
-	period := w.Period.Microseconds()
-	return w.Algorithm == throttle.AlgorithmFixed && t%period >= period-w.Margin.Microseconds()
-}
-
 // first tries every time from t on at which anything can change.
-func first(w throttle.Window, log []*event, t int64, holds func(t int64, level *big.Rat) bool) int64 {
+func first(w throttle.Window, log []*event, t int64, holds func(level *big.Rat) bool) int64 {
 	period, margin := w.Period.Microseconds(), w.Margin.Microseconds()
-	times := []int64{t, (t/period + 1) * period}
+	reset := ((t-margin)/period+1)*period + margin
+	times := []int64{t, reset, reset + period}
 	for _, e := range log {
 		times = append(times, e.at+period+margin)
 	}
 	slices.Sort(times)
 	for _, at := range times {
-		if at >= t && holds(at, level(w, log, at)) {
+		if at >= t && holds(level(w, log, at)) {
 			return at
 		}
 	}

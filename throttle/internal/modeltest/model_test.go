@@ -127,7 +127,7 @@ func (v *view) write(events []*event) {
 // fits reports whether all windows fit now.
 func (v *view) fits() bool {
 	for i, w := range v.model.windows {
-		if !fits(w, limitertest.CostOf(w, v.r), v.now, level(w, v.logs[i].events, v.now)) {
+		if !fits(w, limitertest.CostOf(w, v.r), level(w, v.logs[i].events, v.now)) {
 			return false
 		}
 	}

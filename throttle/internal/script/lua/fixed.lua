@@ -1,63 +1,89 @@
--- fixed.lua: no bucket of `period` ever holds more than `limit` units.
--- Source: the fixed window counter. Buckets are aligned to 1970.
+-- fixed.lua: no span between two resets ever holds more than `limit` units.
+-- Source: the fixed window counter. Without a calendar it resets at multiples of a period since
+-- 1970. The ticks of a calendar are worked out by the caller (calendar.go). Redis's clock chooses
+-- among them, and a call whose ticks are not around it is refused.
 --
---   parameters  p1 limit (units), p2 period (us), p3 margin (us)
---   payload     last(7) used(7): when a unit was last taken, and units
+--   parameters  p1 limit (units), p2 margin (us), p3 period (us; of a calendar a number that tells it
+--               from others), p4 ticks (of a calendar: seconds since 1970 by commas, ascending)
+--   payload     last(7) used(7) late(7): when a unit was last taken, the units since the reset, and
+--               those of them that the upstream may count after the next one
 --
--- The last `margin` of a bucket grants nothing: a call that leaves then may arrive in the next one.
+-- A reset takes effect `margin` after its time, and a grant from `margin` before its time on counts
+-- on both sides of it: the upstream's clock may differ by as much.
+--
+-- In the state, `resets` are the times of the reset that the span began with, and of later ones.
 
 do
 
--- bucket_end tells when the bucket that holds `time` ends.
-local function bucket_end(period, time) return (floor(time / period) + 1) * period end
+-- calendar_resets returns the newest of the ticks that have taken effect, and the later ones, or nil
+-- if these are not around `now`.
+local function calendar_resets(ticks, margin, now)
+  local resets, began = {}, false
+  for seconds in gmatch(ticks, '%d+') do
+    local tick = seconds * 1000000
+    if tick + margin > now then
+      resets[#resets + 1] = tick
+    else
+      resets[1], began = tick, true
+    end
+  end
+  return began and resets[3] and resets
+end
 
 algorithms['f'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
-    if data and to - from ~= 13 then return nil end
-    local st = {limit = p1, period = p2, margin = p3, ends = bucket_end(p2, now), last = now, used = 0}
-    -- By the time of the last unit, not by the bucket's start: the period may have changed since.
-    if data and unpack7(data, from) >= st.ends - p2 then
-      st.last, st.used = unpack7(data, from), unpack7(data, from + 7)
+    if data and to - from ~= 20 then return nil end
+    local st = {limit = p1, margin = p2, period = nil, resets = nil, last = 0, used = 0, late = 0, clock_off = false}
+    if p4 == 0 then
+      local began = floor((now - p2) / p3) * p3
+      st.period, st.resets = p3, {began, began + p3, began + 2 * p3}
+    else
+      st.resets = calendar_resets(p4, p2, now)
+      if not st.resets then st.clock_off, st.resets = true, {0, MOST, MOST} end
+    end
+    -- By the time of the last unit: period and calendar may have changed since.
+    local began, last = st.resets[1] + p2, data and unpack7(data, from) or -1
+    if last >= began then
+      st.last, st.used, st.late = last, unpack7(data, from + 7), unpack7(data, from + 14)
+    elseif last >= began - 2 * p2 then
+      st.last, st.used = began, unpack7(data, from + 14)
     end
     return st
   end,
 
   fits_at = function(st, now, from, cost, ahead, each)
-    local limit, used, ends = st.limit, min(st.used, st.limit), st.ends
-    if from >= ends then
-      used = 0
-      ends = bucket_end(st.period, from)
+    local limit, resets, room, units = st.limit, st.resets, st.limit - st.used, ahead + cost
+    if units <= room then return from end
+    if ahead < each then each = 1 end -- else whole tickets only
+    units = units - max(0, room - room % each)
+    room = limit - st.late
+    local i, last = 2, #resets
+    if units > room then
+      i = 2 + ceil((units - max(0, room - room % each)) / max(1, limit - limit % each))
     end
-    local buckets = ceil((used + ahead + cost) / limit) - 1
-    if each > 1 and ahead >= each then -- whole tickets only
-      local room = floor((limit - used) / each)
-      buckets = max(buckets, floor((floor(ahead / each) - room) / max(1, floor(limit / each))) + 1)
-    end
-    local time = from
-    if buckets > 0 then time = ends + (buckets - 1) * st.period end
-    if st.margin > 0 then
-      local closes = bucket_end(st.period, time)
-      if time >= closes - st.margin then time = closes end
-    end
-    return time
+    -- Farther ones are as far apart as the last two that are known.
+    local reset = resets[min(i, last)] + max(0, i - last) * (resets[last] - resets[last - 1])
+    return max(from, reset + st.margin)
   end,
 
   take = function(st, now, cost)
     st.used, st.last = min(st.used + cost, MOST), now
+    if now >= st.resets[2] - st.margin then st.late = min(st.late + cost, MOST) end
   end,
 
   give_back = function(st, now, at, cost)
-    if at < st.ends - st.period then return 0 end
+    if at < st.resets[1] - st.margin then return 0 end
     local back = min(cost, st.used)
     st.used = st.used - back
+    if at >= st.resets[2] - st.margin then st.late = max(0, st.late - back) end
     return back
   end,
 
   resets_at = function(st, now)
     if st.used == 0 then return now end
-    return st.ends
+    return st.resets[st.late > 0 and 3 or 2] + st.margin
   end,
 
-  payload = function(st) return pack_time(st.last) .. pack7(st.used) end,
+  payload = function(st) return pack_time(st.last) .. pack7(st.used) .. pack7(st.late) end,
 }
 end

@@ -66,10 +66,10 @@ algorithms['c'] = {
     return st
   end,
 
-  fits_at = function(st, now, from, cost, ahead)
+  fits_at = function(st, now, cost, ahead)
     local over = st.used + ahead + cost - st.limit
-    if over <= 0 then return from end
-    return max(from, now + ceil(over / st.limit) * max(st.hold, st.lease))
+    if over <= 0 then return now end
+    return now + ceil(over / st.limit) * max(st.hold, st.lease)
   end,
 
   -- Returned units are noticed by their call. A lease that runs out has to be looked for.

@@ -51,9 +51,9 @@ algorithms['f'] = {
     return st
   end,
 
-  fits_at = function(st, now, from, cost, ahead, each)
+  fits_at = function(st, now, cost, ahead, each)
     local limit, resets, room, units = st.limit, st.resets, st.limit - st.used, ahead + cost
-    if units <= room then return from end
+    if units <= room then return now end
     if ahead < each then each = 1 end -- else whole tickets only
     units = units - max(0, room - room % each)
     room = limit - st.late
@@ -62,8 +62,7 @@ algorithms['f'] = {
       i = 2 + ceil((units - max(0, room - room % each)) / max(1, limit - limit % each))
     end
     -- Farther ones are as far apart as the last two that are known.
-    local reset = resets[min(i, last)] + max(0, i - last) * (resets[last] - resets[last - 1])
-    return max(from, reset + st.margin)
+    return resets[min(i, last)] + max(0, i - last) * (resets[last] - resets[last - 1]) + st.margin
   end,
 
   take = function(st, now, cost)

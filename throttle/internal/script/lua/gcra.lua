@@ -69,10 +69,10 @@ algorithms['g'] = {
     return st
   end,
 
-  fits_at = function(st, now, from, cost, ahead)
+  fits_at = function(st, now, cost, ahead)
     local over = st.units + cost + ahead - st.limit
-    if over < 0 or over == 0 and st.parts == 0 then return from end
-    return max(from, min(now + drain_time(st, over, st.parts), MOST))
+    if over < 0 or over == 0 and st.parts == 0 then return now end
+    return min(now + drain_time(st, over, st.parts), MOST)
   end,
 
   drains = true,

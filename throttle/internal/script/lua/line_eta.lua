@@ -102,9 +102,9 @@ local function new_eta(L)
         local other, other_most = 0, 0
         if call.batches then other, other_most = waiting(flow, scope, unit, not batch) end
         local all = sum + of_class(flow, other, other_most, sum + cost, idle)
-        room = room and (cost + all == 0 or algorithm.fits_at(st, at, at, cost, all + MANY * cost, 1) <= at)
+        room = room and (cost + all == 0 or algorithm.fits_at(st, at, cost, all + MANY * cost, 1) <= at)
         if scope.sections or batch or
-          not room and cost + all > 0 and algorithm.fits_at(st, at, at, cost, all, 1) > at then
+          not room and cost + all > 0 and algorithm.fits_at(st, at, cost, all, 1) > at then
           local fits_window, largest = windows.fits_window, max(most, other_most, cost)
           local least_before, ahead, most_ahead =
             ahead_of(flow, scope, unit, cost, behind, sum, largest, all_first, shared_alone)
@@ -121,13 +121,13 @@ local function new_eta(L)
             local used = max(1, limit - largest + 1, limit / 2)
             ahead, most_ahead = ceil(ahead * limit / used), ceil(most_ahead * limit / used)
           end
-          local open = fits_window(scope, i, at, at, 0, 0, 1)
-          local late = fits_window(scope, i, at, at, largest, most_ahead, each) + pace_most
-          local fit = max(pace, fits_window(scope, i, at, at, cost, ahead, each))
+          local open = fits_window(scope, i, at, 0, 0, 1)
+          local late = fits_window(scope, i, at, largest, most_ahead, each) + pace_most
+          local fit = max(pace, fits_window(scope, i, at, cost, ahead, each))
           if algorithm.release then
             known = known and (st.hold > 0 or late <= at)
           else
-            earliest = max(earliest, fits_window(scope, i, at, at, cost, least_before, each))
+            earliest = max(earliest, fits_window(scope, i, at, cost, least_before, each))
           end
           opens, waits = max(opens, open), waits + late - open
           if fit > time then time, binds = fit, i end

@@ -36,14 +36,13 @@ local function new_places(L)
   -- opens_at returns when to look at a window again that may have room then for a flow's costs, if
   -- so many units go first. Claims look for slots more often, as somebody waits.
   local function opens_at(flow, scope, i, at, cost, ahead)
-    local window, st = call.windows[i], scope.states[i]
-    local algorithm = window.algorithm
-    local time = cost > 0 and algorithm.fits_at(st, at, at, cost, ahead, 1) or at
+    local st, algorithm = scope.states[i], call.windows[i].algorithm
+    local time = cost > 0 and algorithm.fits_at(st, at, cost, ahead, 1) or at
     if time > at and algorithm.opens_at then
       time = min(algorithm.opens_at(st, at), L.queues[flow.queue].claims and at + SLOTS or MOST)
     end
     if not scope.sections then return time end
-    return upstream().fits_at(scope, window, st, at, time, cost, ahead)
+    return upstream().fits_at(scope, i, at, time, cost, ahead)
   end
 
   -- blocker returns the first scope without room for the costs, and when it may have room; never: they
@@ -69,7 +68,7 @@ local function new_places(L)
         if ahead then before = ahead[window.unit] or 0 end
         if room then reserved = room.reserved[window.unit] or 0 end
         if scope.sections or
-          cost > 0 and window.algorithm.fits_at(st, at, at, cost, before + reserved, 1) > at then
+          cost > 0 and window.algorithm.fits_at(st, at, cost, before + reserved, 1) > at then
           local opens = opens_at(flow, scope, i, at, cost, before + reserved)
           if opens > at and cost > st.limit then return nil, at, true end
           if opens > at and reserved > 0 then

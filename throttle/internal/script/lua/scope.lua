@@ -15,9 +15,9 @@
 --                                  st.limit: the most units that ever fit; st.used: the units that
 --                                  count; st.period, if the window has a rate: how long it takes for
 --                                  st.limit units (us)
---   fits_at(st, now, from, cost, ahead, each) -> time >= from
---                                  the earliest time at which `cost` units fit if `ahead` units go
---                                  first, in tickets of `each` (1: any); it only reads
+--   fits_at(st, now, cost, ahead, each) -> time >= now
+--                                  the earliest time from which on `cost` units fit if `ahead` units
+--                                  go first, in tickets of `each` (1: any); it only reads
 --   take(st, now, cost, hold, id)  counts `cost` units; reservation `id` may hold them for `hold`
 --   give_back(st, now, at, cost, id) -> units
 --                                  gives back units that were taken at `at` and still count

@@ -72,10 +72,10 @@ algorithms['s'] = {
 
   -- Unit number u of an endless queue goes one period after unit u - limit does. Where all tickets
   -- ahead cost `each`, a period holds only whole ones of them.
-  fits_at = function(st, now, from, cost, ahead, each)
+  fits_at = function(st, now, cost, ahead, each)
     local limit = st.limit
     local unit = st.used + ahead + cost
-    if unit <= limit then return from end
+    if unit <= limit then return now end
     local cycles = 0
     if each > 1 and ahead >= each then
       local whole, tickets = max(1, floor(limit / each)), floor(ahead / each)
@@ -94,14 +94,14 @@ algorithms['s'] = {
           local data, width = log.data, log.width
           for i = log.first, log.last, width do
             seen = seen + entry_units(data, i, width)
-            if seen >= unit then return max(from, unpack7(data, i) + cycles * st.period) end
+            if seen >= unit then return unpack7(data, i) + cycles * st.period end
           end
         end
-        return max(from, st.time + cycles * st.period)
+        return st.time + cycles * st.period
       end
       cycles = cycles - 1
     end
-    return max(from, now + cycles * st.period)
+    return now + cycles * st.period
   end,
 
   take = function(st, now, cost)

@@ -120,13 +120,13 @@ local function new_upstream()
     adapted.next = ceil(max(adapted.next, now - late) + spacing)
   end
 
-  -- fits_at tells when the upstream lets so many units through, not before `from`.
-  local function fits_at(scope, window, st, now, from, cost, ahead)
+  -- fits_at tells from when on the upstream lets so many units of a window through, not before `from`.
+  local function fits_at(scope, i, now, from, cost, ahead)
     local paused = state_of(scope, PAUSE, now)
     if paused then from = max(from, paused.ends) end
     if cost == 0 then return from end
-    local adapted, rest = state_of(scope, ADAPTED, now), state_of(scope, LEFT .. window.unit, now)
-    if adapted then from = max(from, spread_at(scope, st, now, adapted, ahead) or from) end
+    local adapted, rest = state_of(scope, ADAPTED, now), state_of(scope, LEFT .. scope.call.windows[i].unit, now)
+    if adapted then from = max(from, spread_at(scope, scope.states[i], now, adapted, ahead) or from) end
     if rest and from < rest.resets and rest.left < ahead + cost then from = rest.resets end
     return from
   end

@@ -46,13 +46,10 @@ end
 
 -- fits_window is fits_at of one window and of the upstream of its scope. A pause also holds for
 -- requests that cost nothing here.
-local function fits_window(scope, i, now, from, cost, ahead, each)
-  local window, st = scope.call.windows[i], scope.states[i]
-  local time = from
-  if cost > 0 then time = window.algorithm.fits_at(st, now, from, cost, ahead, each) end
-  if scope.sections then
-    time = once(extras, scope.call).upstream().fits_at(scope, window, st, now, time, cost, ahead)
-  end
+local function fits_window(scope, i, now, cost, ahead, each)
+  local call, time = scope.call, now
+  if cost > 0 then time = call.windows[i].algorithm.fits_at(scope.states[i], now, cost, ahead, each) end
+  if scope.sections then time = once(extras, call).upstream().fits_at(scope, i, now, time, cost, ahead) end
   return time
 end
 
@@ -91,29 +88,23 @@ windows = {
   end,
 
   -- fits_at returns the earliest time at which the costs fit all windows of the scopes together.
-  -- `fits` gets by window when they would fit it alone, 0 for at once. A later time can be worse for a
-  -- window that closes at times, hence the rounds. They are bounded: windows that are almost never open
-  -- together get a time to look again.
+  -- `fits` gets by window when they would fit it alone, 0 for at once.
   fits_at = function(call, list, costs, now, fits)
-    local from, time, all = now, now, call.windows
-    for round = 1, 100 do
-      for s = 1, #list do
-        local scope = list[s]
-        local of, states, upstream = scope.of.windows, scope.states, scope.sections
-        for j = 1, #of do
-          local i, t = of[j], from
-          local cost = costs[i]
-          if upstream then
-            t = fits_window(scope, i, now, from, cost, 0, 1)
-          elseif cost > 0 then
-            t = all[i].algorithm.fits_at(states[i], now, from, cost, 0, 1)
-          end
-          if round == 1 then fits[i] = t > now and t or 0 end
-          if t > time then time = t end
+    local time, all = now, call.windows
+    for s = 1, #list do
+      local scope = list[s]
+      local of, states, upstream = scope.of.windows, scope.states, scope.sections
+      for j = 1, #of do
+        local i, t = of[j], now
+        local cost = costs[i]
+        if upstream then
+          t = fits_window(scope, i, now, cost, 0, 1)
+        elseif cost > 0 then
+          t = all[i].algorithm.fits_at(states[i], now, cost, 0, 1)
         end
+        fits[i] = t > now and t or 0
+        if t > time then time = t end
       end
-      if time == from then break end
-      from = time
     end
     return time
   end,

@@ -25,13 +25,6 @@ local function find_lease(st, id)
   end
 end
 
--- drop_lease removes the lease at an offset.
-local function drop_lease(st, i)
-  st.used = st.used - unpack7(st.data, i + 7)
-  st.data = sub(st.data, st.first, i - 1) .. sub(st.data, i + LEASE)
-  st.first = 1
-end
-
 -- add_lease puts a lease where its expiry belongs.
 local function add_lease(st, expires, units, id)
   local entry = pack7(expires) .. pack7(units) .. id
@@ -42,12 +35,14 @@ local function add_lease(st, expires, units, id)
   st.used = st.used + units
 end
 
--- give_back_lease removes a lease, and returns its units.
-local function give_back_lease(st, now, at, cost, id)
+-- remove_lease returns its units, 0 if there is none.
+local function remove_lease(st, id)
   local i = find_lease(st, id)
   if not i then return 0 end
   local units = unpack7(st.data, i + 7)
-  drop_lease(st, i)
+  st.used = st.used - units
+  st.data = sub(st.data, st.first, i - 1) .. sub(st.data, i + LEASE)
+  st.first = 1
   return units
 end
 
@@ -83,21 +78,20 @@ algorithms['c'] = {
     add_lease(st, now + st.lease, cost, id)
   end,
 
-  give_back = give_back_lease,
+  give_back = function(st, now, at, cost, id) remove_lease(st, id) end,
 
   -- The holder has ended.
   release = function(st, now, at, cost, id)
-    local units = give_back_lease(st, now, at, cost, id)
+    local units = remove_lease(st, id)
     if units > 0 then st.hold = max(1, now - at, st.hold - ceil((st.hold - (now - at)) / 4)) end
     return units
   end,
 
   -- A lease that ran out is taken again if there is room, and nobody waits for it.
   renew = function(st, now, cost, id, waits)
-    local i = find_lease(st, id)
-    if i then
-      cost = unpack7(st.data, i + 7)
-      drop_lease(st, i)
+    local held = remove_lease(st, id)
+    if held > 0 then
+      cost = held
     elseif waits or st.used + cost > st.limit then
       return 0
     end

@@ -71,11 +71,10 @@ algorithms['f'] = {
   end,
 
   give_back = function(st, now, at, cost)
-    if at < st.resets[1] - st.margin then return 0 end
+    if at < st.resets[1] - st.margin then return end
     local back = min(cost, st.used)
     st.used = st.used - back
     if at >= st.resets[2] - st.margin then st.late = max(0, st.late - back) end
-    return back
   end,
 
   resets_at = function(st, now)

@@ -40,14 +40,18 @@ local function drain_time(st, units, parts)
   return time + ceil((rest + parts) / st.drain)
 end
 
--- less_drained returns units and parts after a drain of `time`, at least 0.
-local function less_drained(st, units, parts, time)
-  if time <= 0 then return units, parts end
-  local drained, rest = scale_by(time, st.drain, st.span)
-  units, parts = units - drained, parts - rest
+-- less returns a level less another one, at least 0.
+local function less(st, units, parts, less_units, less_parts)
+  units, parts = units - less_units, parts - less_parts
   if parts < 0 then units, parts = units - 1, parts + st.span end
   if units < 0 then return 0, 0 end
   return units, parts
+end
+
+-- less_drained returns units and parts after a drain of `time`, at least 0.
+local function less_drained(st, units, parts, time)
+  if time <= 0 then return units, parts end
+  return less(st, units, parts, scale_by(time, st.drain, st.span))
 end
 
 -- fill sets the level of the bucket.
@@ -83,16 +87,7 @@ algorithms['g'] = {
 
   -- Units that have drained since the grant may have made room for others: they are not given back.
   give_back = function(st, now, at, cost)
-    local units, parts = less_drained(st, cost, 0, now - at)
-    if units > st.units or units == st.units and parts > st.parts then
-      units, parts = st.units, st.parts
-    end
-    if st.parts < parts then
-      fill(st, st.units - units - 1, st.parts - parts + st.span)
-    else
-      fill(st, st.units - units, st.parts - parts)
-    end
-    return units
+    fill(st, less(st, st.units, st.parts, less_drained(st, cost, 0, now - at)))
   end,
 
   resets_at = function(st, now) return min(now + drain_time(st, st.units, st.parts), MOST) end,

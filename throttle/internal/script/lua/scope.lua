@@ -19,7 +19,7 @@
 --                                  the earliest time from which on `cost` units fit if `ahead` units
 --                                  go first, in tickets of `each` (1: any); it only reads
 --   take(st, now, cost, hold, id)  counts `cost` units; reservation `id` may hold them for `hold`
---   give_back(st, now, at, cost, id) -> units
+--   give_back(st, now, at, cost, id)
 --                                  gives back units that were taken at `at` and still count
 --   resets_at(st, now) -> time     when nothing is counted any more
 --   payload(st, now) -> bytes      or three strings that follow each other, as every copy of a long

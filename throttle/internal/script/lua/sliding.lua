@@ -161,7 +161,7 @@ algorithms['s'] = {
   end,
 
   give_back = function(st, now, at, cost)
-    if st.units == 0 or at > st.time or at + st.period <= now then return 0 end
+    if st.units == 0 or at > st.time or at + st.period <= now then return end
     local log, time, i = st.log, st.time, nil
     local held = st.units
     if log then
@@ -175,7 +175,7 @@ algorithms['s'] = {
       i = first + lo * width
       if i <= log.last then time, held = unpack7(data, i), entry_units(data, i, width) else i = nil end
     end
-    if time ~= at and not (st.limit > ENTRIES and same_tick(st, at, time)) then return 0 end
+    if time ~= at and not (st.limit > ENTRIES and same_tick(st, at, time)) then return end
     local back = min(held, cost)
     st.used = st.used - back
     if i then
@@ -197,7 +197,6 @@ algorithms['s'] = {
       end
     end
     if log and log.last < log.first then st.log = nil end
-    return back
   end,
 }
 end

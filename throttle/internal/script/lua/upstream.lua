@@ -133,15 +133,11 @@ local function new_upstream()
 
   -- take notes a grant: costs by window.
   local function take(scope, costs, now)
-    local part, units = 0, {}
-    for _, i in ipairs(scope.of.windows) do
-      if costs[i] > 0 then
-        part = max(part, costs[i] / scope.states[i].limit)
-        units[scope.call.windows[i].unit] = costs[i]
-      end
-    end
-    local adapted = part > 0 and state_of(scope, ADAPTED, now)
+    local adapted, units = state_of(scope, ADAPTED, now), {}
     if adapted then take_spread(scope, adapted, costs, now) end
+    for _, i in ipairs(scope.of.windows) do
+      if costs[i] > 0 then units[scope.call.windows[i].unit] = costs[i] end
+    end
     for unit, cost in pairs(units) do
       local rest = state_of(scope, LEFT .. unit, now)
       if rest then

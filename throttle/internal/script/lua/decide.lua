@@ -79,29 +79,28 @@ local verbs = {
     end
     if r.ticket then
       call.dirty = true
-      local status, low, high, binds, nudge = once(extras, call).line_of(call, r).join(r, list, now)
-      return status, call.now, max(time, low), high > 0 and max(time, high) or 0, binds, nudge
+      return once(extras, call).line_of(r).join(r, list, now)
     end
-    return once(extras, call).denied(call, r, list, now, fits, time)
+    return once(extras, call).denied(r, list, now, fits, time)
   end,
 
   join = function(r, list, now, fits, before)
-    local line = call.line or once(extras, call).line_of(call, r)
+    local line = call.line or once(extras, call).line_of(r)
     if before == 3 and not line.waits(r.ticket) then -- it was taken since
       return 3, call.now, now, now
     end
     call.dirty = true
-    local status, low, high, binds, nudge = line.join(r, list, now)
+    local status, at, low, high, binds, nudge = line.join(r, list, now)
     if before == 3 then status, nudge = 3, 1 end -- a nudge too many does no harm
-    if nudge == 0 and high == call.now then return status, high end
-    return status, call.now, low, high, binds, nudge
+    if nudge == 0 and high == at then return status, at end
+    return status, at, low, high, binds, nudge
   end,
 }
 
 -- Everything that the line will be asked for in this call is read at once.
 local requests
 if call.waiting or argv[first] == 'join' then
-  local line = once(extras, call).line_of(call)
+  local line = once(extras, call).line_of()
   requests = {}
   for from = first, #argv, stride do requests[#requests + 1] = read_request(call, argv, from) end
   line.prefetch(requests)

@@ -170,6 +170,13 @@ local function new_line(call)
     return flow.nodes
   end
 
+  -- tickets_at returns the node, or the flow, that counts what waits of a queue at a scope of a flow; nil if
+  -- nothing does.
+  function L.tickets_at(name, scope, flow)
+    if not (call.only_tenants and scope.of.of_tenant) then return L.node_of(name, scope.suffix) end
+    return name == flow.queue and flow or L.flow_of(name .. flow.values)
+  end
+
   function L.new_flow(id, weight, tenant, suffixes, own_text)
     local queue, list, n = match(id, '^([^|]*)'), {nil, nil}, 0
     for suffix in gmatch(suffixes, '[^+]+') do

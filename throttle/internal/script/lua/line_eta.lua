@@ -26,13 +26,10 @@ local function new_eta(L)
   -- waiting returns what waits at a scope in the queues of a class that are alive: the units, and the
   -- most and the least of a ticket.
   local function waiting(flow, scope, unit, batch)
-    local own_only = call.only_tenants and scope.of.of_tenant
     local sum, least, most = 0, MOST, 0
     for name, q in pairs(L.queues) do
-      local own = name == flow.queue
-      if q.batch == batch and (own or L.alive(q)) then
-        local tickets = own_only and (own and flow or L.flow_of(name .. flow.values))
-          or not own_only and L.node_of(name, scope.suffix)
+      if q.batch == batch and (name == flow.queue or L.alive(q)) then
+        local tickets = L.tickets_at(name, scope, flow)
         if tickets and tickets.n > 0 then
           local units, of_least, of_most = units_of(tickets, unit)
           sum, least, most = sum + units, min(least, of_least), max(most, of_most)

@@ -145,9 +145,7 @@ local function new_join(L)
 
   -- expect returns when a request without a place would start: expected, latest, binds.
   local function expect(r, list, at, fits)
-    local flow, costs = flow_for(r), windows.costs_of(call, r.costs_text)
-    list, at = resumed(r, list, at)
-    return expected(flow, list, at, costs, nil, true, fits)
+    return expected(flow_for(r), list, at, windows.costs_of(call, r.costs_text), nil, true, fits)
   end
 
   -- stands returns the same of its ticket, or without one of the last of its flow; nil if that does
@@ -223,22 +221,22 @@ local function new_join(L)
     end
   end
 
-  -- join puts the ticket of a request in line. It returns the status (reply.go), when it is expected to
-  -- start, at the latest, and what binds; and 1 if a server should wake.
+  -- join puts the ticket of a request in line. It returns what a verb does (decide.lua), with 1 at the end
+  -- if a server should wake.
   local function join(r, list, at)
     local costs = windows.costs_of(call, r.costs_text)
     local name = L.read('t', r.ticket) and L.flow_name(r.ticket)
     if name == r.flow then
       local low, high, binds = stands(r, list, at, nil)
-      if low then return 6, low, high, binds end
+      if low then return 6, now, low, high, binds end
     end
     list, at = resumed(r, list, at)
     local flow = flow_for(r)
     local behind = r.front and in_front(flow) or nil
     local low, high, binds, earliest = expected(flow, list, at, costs, behind)
-    if r.backlog and flow.n >= r.backlog then return 5, low, high, binds, 0 end
-    local refused = (r.max_wait or r.deadline) and too_late(call, r, low, high, earliest)
-    if refused then return refused, low, high, binds, 0 end
+    if r.backlog and flow.n >= r.backlog then return 5, now, low, high, binds, 0 end
+    local refused = (r.max_wait or r.deadline) and too_late(r, low, high, earliest)
+    if refused then return refused, now, low, high, binds, 0 end
     if name then -- it leaves another flow: scopes or attributes have changed
       remove(r.ticket)
       flow = flow_for(r)
@@ -247,7 +245,7 @@ local function new_join(L)
     enter(r, q, flow, costs, binds)
     local nudge = (r.rank or r.paused) and 0 or appointments.nudge(q, now, low)
     low, high, binds = with_slots(flow, behind or flow.n - 1, low, high, binds)
-    return 3, low, high, binds, nudge
+    return 3, now, low, high, binds, nudge
   end
 
   -- sweep removes claims of a process that is gone.

@@ -72,8 +72,7 @@ local function new_order(L, names, strict)
     local suffix = scope.suffix
     local due = places.due_at(name, suffix) or not mine and places.due_at(name, ROOT)
     if not due then return end
-    local own_only = call.only_tenants and scope.of.of_tenant
-    local tickets = own_only and L.flow_of(name .. flow.values) or not own_only and L.node_of(name, suffix)
+    local tickets = L.tickets_at(name, scope, flow)
     if not tickets or tickets.n == 0 or tickets.suffix ~= suffix and tickets.suffix ~= ROOT then return end
     local list, slots, lapses = scope.of.windows, false, 0
     for j = 1, #list do slots = slots or call.windows[list[j]].algorithm.release end
@@ -145,8 +144,8 @@ local function new_order(L, names, strict)
     end
   end
 
-  -- look reads which sides wait at the scope of a turn, and its record, unless one waits there alone.
-  local function look(turn, flow)
+  -- read_turn reads which sides wait at the scope of a turn, and its record, unless one waits there alone.
+  local function read_turn(turn, flow)
     turn.stale = false
     for k = 1, #sides do
       if not turn.entries[sides[k].q.queue] then add_waiting(turn, sides[k], flow) end
@@ -181,7 +180,7 @@ local function new_order(L, names, strict)
       }
       turns[scope.suffix] = turn
     end
-    if turn.stale or turn.shared and not turn.entries[flow.queue] then look(turn, flow) end
+    if turn.stale or turn.shared and not turn.entries[flow.queue] then read_turn(turn, flow) end
     if turn.shared then return turn, turn.entries[flow.queue] end
     return nil
   end

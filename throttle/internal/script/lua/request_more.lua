@@ -2,13 +2,12 @@
 --
 --   resumed(r, list, at) -> list, at           the scopes of a request as they will stand when operators'
 --                                              pause of it ends, and when that is
---   too_late(call, r, expected, latest, earliest) -> status
+--   too_late(r, expected, latest, earliest) -> status
 --                                              by which a request that waits until then is refused, or nil
---   line_of(call, r) -> J                      the verbs of line_join.lua, set up once; it reads the
+--   line_of(r) -> J                            the verbs of line_join.lua, set up once; it reads the
 --                                              request's place, if there is one
---   denied(call, r, list, now, fits, time) -> status, at, expected, latest, binds
+--   denied(r, list, now, fits, time) -> status, at, expected, latest, binds
 --                                              the answer to a denied request without a place in line
---   look_again(call, r)                        makes nodes of its scopes due, where flows wait
 --   fields(r, list, now, fits, time, latest, binds, nudge) -> text
 --                                              the fields of the answer; fits: false without windows
 
@@ -21,7 +20,7 @@ local function resumed(r, list, at)
   return later, r.paused
 end
 
-local function too_late(call, r, expected, latest, earliest)
+local function too_late(r, expected, latest, earliest)
   local now = call.now
   -- If nobody knows, only what may not wait at all is refused.
   local wait = latest > 0 and latest - now or max(min(expected - now, 2), (r.paused or now) - now)
@@ -30,7 +29,7 @@ local function too_late(call, r, expected, latest, earliest)
   return nil
 end
 
-local function line_of(call, r)
+local function line_of(r)
   if not call.line then
     local files = once(line_files, call)
     call.line = files.new_join(files.new_line(call))
@@ -39,7 +38,7 @@ local function line_of(call, r)
   return call.line
 end
 
-local function denied(call, r, list, now, fits, time)
+local function denied(r, list, now, fits, time)
   if r.paused then
     list, now = resumed(r, list, now)
     time = windows.fits_at(call, list, r.costs, now, {})
@@ -60,15 +59,11 @@ local function denied(call, r, list, now, fits, time)
     -- Everything fits, and others wait for slots.
     if time <= now and not r.paused then time, latest = now + SOON, max(latest, now + SOON) end
   end
-  return too_late(call, r, time, latest, earliest) or 0, call.now, time, latest, binds
-end
-
-local function look_again(call, r)
-  for i = 1, call.line and #r.suffixes or 0 do call.line.look_again(r.suffixes[i]) end
+  return too_late(r, time, latest, earliest) or 0, call.now, time, latest, binds
 end
 
 local function fields(r, list, now, fits, time, latest, binds, nudge)
-  local call, reply = list[1].call, {time = time, fits = fits or nil, before = r.old_costs}
+  local reply = {time = time, fits = fits or nil, before = r.old_costs}
   if latest ~= time then reply.latest = latest end
   if binds ~= 0 then reply.binds = binds end
   if nudge == 1 then reply.nudge = true end

@@ -9,7 +9,7 @@
 --           time `at`. `grants` are the later ones without an answer: "TIME/UNITS,...".
 --           They are noted after the reset too, for the first answer of the next period.
 --   !a      the rate of the scope after refusals: next, free, cut, peak, from, last, wait, since, refusals
---           Until `free` grants are spread: the next one is due at `next`. They go at a part of the
+--           Until `free` grants are spread: the next one may go at `next`. They go at a part of the
 --           published rate. It was cut at the time `cut`, and grows again since `from`: fast at
 --           first, slowly around `peak`, in parts of PARTS, and faster beyond. `peak` is a little less
 --           than was refused; without it there was no cut. `last` is the newest of the `refusals`
@@ -92,7 +92,7 @@ local function new_upstream()
     return wait, changes
   end
 
-  -- spread_at tells when the next grant of the window is due while grants are spread, behind
+  -- spread_at tells when the next grant of the window may go while grants are spread, behind
   -- `ahead` units; nil if the window does not adapt.
   local function spread_at(scope, st, now, adapted, ahead)
     local period, _, unit = shortest(scope)
@@ -104,7 +104,7 @@ local function new_upstream()
     return min(time, adapted.free)
   end
 
-  -- take_spread notes when the next grant is due after one of these costs.
+  -- take_spread notes when the next grant may go after one of these costs.
   local function take_spread(scope, adapted, costs, now)
     local period, _, unit = shortest(scope)
     local part = 0

@@ -32,7 +32,7 @@ local function new_verbs(call)
   function verbs.peek(r, list, now, fits)
     local time, line = windows.fits_at(call, list, r.costs, now, fits), call.line
     if time > now or r.paused or line and line.somebody_waits(r, r.ticket) then
-      return denied(call, r, list, now, fits, time)
+      return denied(r, list, now, fits, time)
     end
     return 1, now, now -- the answer also has what the upstream said
   end
@@ -56,6 +56,11 @@ local function new_verbs(call)
     return 8, call.now, windows.fits_at(call, list, r.costs, now, fits)
   end
 
+  -- look_again makes nodes of a request's scopes due, where flows wait.
+  local function look_again(r)
+    for i = 1, call.line and #r.suffixes or 0 do call.line.look_again(r.suffixes[i]) end
+  end
+
   -- upstream_verb says something of the scopes that the request names. The status is 8 if none of
   -- them learns anything.
   local function upstream_verb(says)
@@ -67,7 +72,7 @@ local function new_verbs(call)
         if upstream()[says](scope, now, r) ~= false then status = 1 end
       end
       call.dirty = true
-      look_again(call, r)
+      look_again(r)
       return status, now, now
     end
   end
@@ -165,14 +170,14 @@ local function new_verbs(call)
     fate.cancelled = true
     local given = correct(r, list, now, fate, changes)
     if call.line and r.flow then call.line.take_back(r) end
-    look_again(call, r)
+    look_again(r)
     return given > 0 and 1 or 8, now
   end
 
   -- A put-back that comes again gives nothing back: the ticket may have been taken since, and others
   -- may have got its units.
   function verbs.put_back(r, list, now)
-    local line = line_of(call, r)
+    local line = line_of(r)
     local _, _, rank = line.ticket(r.ticket)
     if rank and rank + 0 == r.rank or read_fate(r).cancelled then return 8, now end -- it was put back
     verbs.cancel(r, list, now)
@@ -200,7 +205,7 @@ local function new_verbs(call)
     if not freed then return 8, now end
     fate.released = true
     if not fate.cancelled then remember(r, fate, time) end
-    look_again(call, r)
+    look_again(r)
     return 1, now
   end
 
@@ -232,7 +237,7 @@ local function new_verbs(call)
     correct(r, list, now, fate, changes)
     -- Also after units were added: the first flow may have to wait here now, and hold up nobody
     -- elsewhere.
-    look_again(call, r)
+    look_again(r)
     return 1, now
   end
 

@@ -46,8 +46,8 @@ type claims struct {
 }
 
 func newClaims(l *Limiter, line string) *claims {
-	taker, queue := l.runner.NewClaims()
-	return &claims{limiter: l, line: line, queue: queue, taker: taker, waiting: map[string]*waiter{}}
+	taker := l.runner.NewTaker()
+	return &claims{limiter: l, line: line, queue: taker.Claims, taker: taker, waiting: map[string]*waiter{}}
 }
 
 // add returns a call's claim.

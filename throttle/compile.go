@@ -91,7 +91,7 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 	for i, attributes := range cp.scopes {
 		ofTenant := slices.Contains(attributes, TenantAttribute)
 		sp.Scopes = append(sp.Scopes, script.Scope{
-			Number: i + 1, Attributes: strings.Join(attributes, ","), OfTenant: ofTenant,
+			Attributes: strings.Join(attributes, ","), OfTenant: ofTenant,
 		})
 		if ofTenant == (p.Upstream == UpstreamTenant) {
 			cp.upstream = append(cp.upstream, i+1)

@@ -57,7 +57,7 @@ func ParseScopes(keys string) map[string]string {
 	return all
 }
 
-// TicketName returns the name of a ticket in its line. The queue is escaped, or that of NewClaims.
+// TicketName returns the name of a ticket in its line. The queue is escaped, or Taker.Claims.
 // IDs that are UUIDs, as asynq's are, take 23 bytes in place of 36: "!", which no escaped name
 // holds, and base64.
 func TicketName(queue, id string) string {
@@ -102,7 +102,7 @@ func FlowMark(scopes []Scope) string {
 }
 
 // Flow returns the name of the flow in which tickets of a queue wait that have the same class, mark
-// and values. The queue is escaped, or that of NewClaims.
+// and values. The queue is escaped, or Taker.Claims.
 func Flow(queue string, batch bool, mark string, values []string) string {
 	var b strings.Builder
 	b.WriteString(queue)

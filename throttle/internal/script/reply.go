@@ -31,9 +31,6 @@ const (
 // Slots is Answer.Binds of a ticket that fits, and waits for a handler slot.
 const Slots = -1
 
-// unsaid is Latest if no field says it. It is the expected start then.
-const unsaid = -1
-
 // An Answer answers a request. All times are microseconds by the clock of Redis. The fields that calls
 // carry as JSON have tags.
 type Answer struct {
@@ -191,14 +188,11 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 		return
 	}
 	a.At = r.integer()
-	a.Time, a.Latest = a.At, unsaid
+	a.Time, a.Latest = a.At, a.At
 	if fields := r.text(); fields != "" {
 		r.bad = json.Unmarshal([]byte(fields), a) != nil || r.bad
 		p := &a.Pause
 		p.By, p.Cause, p.Tenant = Unescape(p.By), Unescape(p.Cause), Unescape(p.Tenant)
-	}
-	if a.Latest == unsaid {
-		a.Latest = a.Time
 	}
 	if !hasWindows(op) {
 		return

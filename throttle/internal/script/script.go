@@ -22,13 +22,11 @@ type Policy struct {
 	scripts *scripts
 	keys    []string // of a call; on a Cluster there is one more, which keeps a slot together
 	leases  bool     // some window holds its grants
-	lists   bool     // some window has a list
 	text    string   // argument of every call: see Prepare
 }
 
 // A Scope is the windows that are counted by the same attributes.
 type Scope struct {
-	Number     int    `json:"number"`     // its index in Policy.Scopes, from 1
 	Attributes string `json:"attributes"` // separated by commas
 	OfTenant   bool   `json:"of_tenant"`  // one of them is the tenant
 	Windows    []int  `json:"windows"`    // their indexes in Policy.Windows, from 1
@@ -36,7 +34,7 @@ type Scope struct {
 
 // A Window is one window of a policy. A tenant's own parameters come with a request.
 type Window struct {
-	Scope  int // its number
+	Scope  int // its index in Policy.Scopes, from 1
 	Name   string
 	Kind   string // the algorithm's letter
 	Leases bool   // it holds its grants until they are released, or their leases run out
@@ -57,7 +55,7 @@ func (r *Runner) Prepare(p *Policy) *Policy {
 	var windows []any
 	var scopeOf []int
 	for _, w := range p.Windows {
-		p.leases, p.lists = p.leases || w.Leases, p.lists || w.List != nil
+		p.leases = p.leases || w.Leases
 		windows = append(windows, []any{w.Name, w.Kind, w.Unit, w.Params[0], w.Params[1], w.Params[2], w.Params[3]})
 		scopeOf = append(scopeOf, w.Scope)
 	}
@@ -71,21 +69,19 @@ func toJSON(value any) string {
 	return string(text)
 }
 
-// listsText returns the windows' lists for a call at a time (us), or with 0 now, as JSON: false for a
-// window without one.
+// listsText returns the windows' lists for a call at a time (us), or with 0 now, as JSON by their names.
 func (p *Policy) listsText(now int64) string {
-	if !p.lists {
-		return ""
-	}
-	around := time.Now()
+	around, lists := time.Now(), map[string]string{}
 	if now > 0 {
 		around = time.UnixMicro(now)
 	}
-	lists := make([]any, len(p.Windows))
-	for i, w := range p.Windows {
-		if lists[i] = false; w.List != nil {
-			lists[i] = w.List(around)
+	for _, w := range p.Windows {
+		if w.List != nil {
+			lists[w.Name] = w.List(around)
 		}
+	}
+	if len(lists) == 0 {
+		return ""
 	}
 	return toJSON(lists)
 }

@@ -13,7 +13,7 @@ import (
 
 // A TakeRequest asks a line for tickets.
 type TakeRequest struct {
-	Claims string         // the queue of NewClaims, in place of Queues
+	Claims string         // Taker.Claims, in place of Queues
 	Queues map[string]int // by priority
 	Strict bool           // a queue gets only the room that queues of higher priority leave
 	Max    int
@@ -38,6 +38,10 @@ func (q TakeRequest) arguments() []any {
 // the next one repeats it, with its sequence number, and gets the same tickets. It is safe for
 // concurrent use.
 type Taker struct {
+	// Claims is the queue of calls that wait in place. Nobody else has it: names that are data are
+	// escaped, and hold no "!".
+	Claims string
+
 	take func(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error)
 
 	// turn holds one value while a call is under way. The goroutine that sent it may use the fields
@@ -50,18 +54,11 @@ type Taker struct {
 
 // NewTaker returns a taker of one policy name.
 func (r *Runner) NewTaker() *Taker {
-	taker, _ := r.NewClaims()
-	return taker
-}
-
-// NewClaims returns a taker of one policy name for calls that wait in place, and the name of their
-// queue, which nobody else has: names that are data are escaped, and hold no "!".
-func (r *Runner) NewClaims() (taker *Taker, queue string) {
 	process := NewID() // by which the script keeps the last take
 	take := func(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error) {
 		return r.take(ctx, p, process, seq, q)
 	}
-	return &Taker{take: take, turn: make(chan struct{}, 1), answered: true}, "!" + process
+	return &Taker{Claims: "!" + process, take: take, turn: make(chan struct{}, 1), answered: true}
 }
 
 // take sends one take. Without queues it only acknowledges the take before.
@@ -96,12 +93,10 @@ func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, erro
 		err   error
 	}
 	replied := make(chan reply)
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
-	stop := context.AfterFunc(ctx, cancel)
+	call, cancel := context.WithTimeout(ctx, callTimeout)
 	go func() {
 		defer func() { <-t.turn }()
 		defer cancel()
-		defer stop()
 		taken, err := t.take(call, p, t.seq, q)
 		if err != nil && ctx.Err() == nil && call.Err() != nil {
 			err = fmt.Errorf("no answer within %v: %v", callTimeout, err)

@@ -63,8 +63,7 @@ local function denied(r, list, now, fits, time)
 end
 
 local function fields(r, list, now, fits, time, latest, binds, nudge)
-  local reply = {time = time, fits = fits or nil, before = r.old_costs}
-  if latest ~= time then reply.latest = latest end
+  local reply = {time = time, latest = latest or time, fits = fits or nil, before = r.old_costs}
   if binds ~= 0 then reply.binds = binds end
   if nudge == 1 then reply.nudge = true end
   if now > call.now then reply.behind = now - call.now end

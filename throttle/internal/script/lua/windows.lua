@@ -5,14 +5,14 @@
 -- ARGV  1 now: microseconds, or 0 for the clock of Redis
 --       2 process: 16 hex digits   3 seq: of this process's call, the same only when it is repeated
 --       4 the policy, as JSON: Policy.text in script.go
---       5 its windows' lists of ticks, as JSON, in the place of p4; empty if there is none
+--       5 its windows' lists of ticks, as JSON by their names, in the place of p4; empty if there is none
 --       then the arguments of the script's own file, from ARGV[6] on
 --
 -- A call is a table:
 --   P, now                      as above
 --   leases                      whether some window holds its grants
 --   batch_share                 of Policy.BatchShare
---   scopes                      list of {number, attributes, of_tenant, windows}, narrow to broad
+--   scopes                      list of {attributes, of_tenant, windows}, narrow to broad
 --   windows                     list of {name, unit, algorithm, head, p1 .. p4}; head is the name and
 --                               the kind. See the kind's file for p1 to p4
 --   scope_of                    the number of the scope of each window
@@ -142,7 +142,7 @@ local function read_policy()
     local w = list[i]
     list[i] = {
       name = w[1], unit = w[3], algorithm = algorithms[w[2]], head = w[1] .. w[2],
-      p1 = w[4], p2 = w[5], p3 = w[6], p4 = lists[i] or w[7],
+      p1 = w[4], p2 = w[5], p3 = w[6], p4 = lists[w[1]] or w[7],
     }
   end
   return {

@@ -43,21 +43,21 @@ local function denied(r, list, now, fits, time)
     list, now = resumed(r, list, now)
     time = windows.fits_at(call, list, r.costs, now, {})
   end
-  local latest, binds, earliest, longest = time, 0, now, now
-  for i = 1, #call.windows do
-    if fits[i] > longest then longest, binds = fits[i], i end
-    if not call.windows[i].algorithm.release then
-      earliest = max(earliest, fits[i])
-    elseif fits[i] > now and list[call.scope_of[i]].states[i].hold == 0 then
-      latest = 0 -- nobody knows how long slots are held
-    end
-  end
+  local latest, binds, earliest = time, 0, now
   if call.line then
-    local low, high, by = call.line.expect(r, list, now, fits)
-    if low > time then time, binds = low, by end
-    latest = high > 0 and latest > 0 and max(latest, high) or 0
+    time, latest, binds, earliest = call.line.expect(r, list, now, fits)
     -- Everything fits, and others wait for slots.
     if time <= now and not r.paused then time, latest = now + SOON, max(latest, now + SOON) end
+  else
+    local longest = now
+    for i = 1, #call.windows do
+      if fits[i] > longest then longest, binds = fits[i], i end
+      if not call.windows[i].algorithm.release then
+        earliest = max(earliest, fits[i])
+      elseif fits[i] > now and list[call.scope_of[i]].states[i].hold == 0 then
+        latest = 0 -- nobody knows how long slots are held
+      end
+    end
   end
   return too_late(r, time, latest, earliest) or 0, call.now, time, latest, binds
 end

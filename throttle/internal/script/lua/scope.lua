@@ -144,13 +144,8 @@ end
 
 -- section returns a section up to `first`, the beginning of a payload of that size.
 local function section(expires, head, first, size)
-  local low, high = size % 256, 0
-  size = (size - low) / 256
-  if size > 255 then
-    high = (size - size % 256) / 256
-    size = size % 256
-  end
-  return pack_time(expires) .. char(high, size, low, #head) .. head .. first
+  local low, mid = size % 256, size % 65536
+  return pack_time(expires) .. char((size - mid) / 65536, (mid - low) / 256, low, #head) .. head .. first
 end
 
 -- write writes the sections that have not expired, with the TTL of the last one. Redis counts a TTL

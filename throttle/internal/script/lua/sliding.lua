@@ -133,16 +133,11 @@ algorithms['s'] = {
   resets_at = function(st, now) return st.units > 0 and st.time + st.period or now end,
 
   payload = function(st, now)
-    local log, units, used = st.log, st.units, st.used
+    local log, units = st.log, st.units
     if log and units > 255 then flatten(log, 14) end
-    local width, head = log and log.width or units > 255 and 14 or 8, nil
+    local width = log and log.width or units > 255 and 14 or 8
+    local head = char(width) .. pack7(st.used)
     units = width == 8 and char(units) or pack7(units)
-    if used < 65536 then
-      local low = used % 256
-      head = char(width, 0, 0, 0, 0, 0, (used - low) / 256, low)
-    else
-      head = char(width) .. pack7(used)
-    end
     if not log then return head .. pack_time(st.time) .. units end
     return head, sub(log.data, log.first, log.last), log.tail .. pack_time(st.time) .. units
   end,

@@ -125,9 +125,9 @@ func TestChangesOfAStandingLine(t *testing.T) {
 		"another calendar resets sooner": {limitertest.Policy(limitertest.Quota(1, "0 0 1 * *", "")), func(st *story) {
 			st.granted("a1")
 			st.waits("a2")
-			st.at(10 * m).takes()
+			st.at(70 * m).takes()
 			st.set(limitertest.Policy(limitertest.Quota(1, "0 * * * *", "")))
-			st.at(10*m + s).takes("a2") // it has reset since
+			st.at(70*m + s).takes("a2") // it has reset since
 		}},
 		"the upstream has more left": {limitertest.Policy(limitertest.SharedWindow(10, 10*s)), func(st *story) {
 			first := st.granted("a1")

@@ -52,14 +52,14 @@ algorithms['f'] = {
   end,
 
   fits_at = function(st, now, cost, ahead, each)
-    local limit, resets, room, units = st.limit, st.resets, st.limit - st.used, ahead + cost
-    if units <= room then return now end
+    local limit, resets, room, i, last = st.limit, st.resets, st.limit - st.used, 2, #st.resets
+    if ahead + cost <= room then return now end
     if ahead < each then each = 1 end -- else whole tickets only
-    units = units - max(0, room - room % each)
+    ahead = max(0, ahead - max(0, room - room % each))
     room = limit - st.late
-    local i, last = 2, #resets
-    if units > room then
-      i = 2 + ceil((units - max(0, room - room % each)) / max(1, limit - limit % each))
+    if ahead + cost > room then
+      ahead = max(0, ahead - max(0, room - room % each))
+      i = 2 + ceil((ahead + cost) / max(1, limit - limit % each))
     end
     -- Farther ones are as far apart as the last two that are known.
     return resets[min(i, last)] + max(0, i - last) * (resets[last] - resets[last - 1]) + st.margin

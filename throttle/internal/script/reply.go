@@ -190,7 +190,7 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	a.At = r.integer()
 	a.Time, a.Latest = a.At, a.At
 	if fields := r.text(); fields != "" {
-		r.bad = json.Unmarshal([]byte(fields), a) != nil || r.bad
+		r.bad = json.Unmarshal([]byte(fields), a) != nil || a.Latest < 0 || r.bad
 		p := &a.Pause
 		p.By, p.Cause, p.Tenant = Unescape(p.By), Unescape(p.Cause), Unescape(p.Tenant)
 	}

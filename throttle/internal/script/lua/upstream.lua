@@ -202,7 +202,11 @@ local function new_upstream()
     local left, sum = {}, 0
     for time, units in gmatch(grants, '(%d+)/(%d+),') do
       time, units = time + 0, units + 0
-      if time == at then units, cost = max(0, units - cost), max(0, cost - units) end
+      if time == at then
+        local answered = min(units, cost)
+        units = units - answered
+        cost = cost - answered
+      end
       if time >= at and units > 0 then
         left[#left + 1] = format('%d/%d,', time, units)
         sum = sum + units

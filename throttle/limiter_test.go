@@ -166,7 +166,8 @@ func TestDecisionsStepByStep(t *testing.T) {
 				{54 * s, 20, "", []int64{0}, 0},
 				{m + 4*s, 1, "w", []int64{0}, s}, // the reset has not taken effect
 				{m + 5*s, 10, "", []int64{10}, 0},
-				{m + 56*s, 8, "", []int64{2}, 0}, // these count after the reset, too
+				{m + 56*s, 8, "", []int64{2}, 0},         // these count after the reset, too
+				{m + 57*s, 13, "w", []int64{2}, m + 8*s}, // of which the reset leaves no room for 13
 				{2*m + 5*s, 13, "w", []int64{12}, m},
 				{2*m + 5*s, 12, "", []int64{0}, 0},
 				{3*m + 5*s, 20, "", []int64{0}, 0},

@@ -50,7 +50,9 @@ func TestCalendarFollowsItsTimeZone(t *testing.T) {
 func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 	client := Redis(t)
 	// The other window keeps what is stored when the minute ends.
-	p := Policy(Quota(5, "* * * * *", ""), throttle.Window{Name: "day", Limit: 5, Period: 24 * time.Hour})
+	quota := Quota(5, "* * * * *", "")
+	quota.Margin = s
+	p := Policy(quota, throttle.Window{Name: "day", Limit: 5, Period: 24 * time.Hour})
 	l := New(t, client, p)
 	expect.Require(t, Reserve(t, l, Acme(1)).Granted, "denied")
 	before := Dump(t, client)

@@ -42,7 +42,7 @@ algorithms['f'] = {
       if not st.resets then st.clock_off, st.resets = true, {0, MOST, MOST} end
     end
     -- By the time of the last unit: period and calendar may have changed since.
-    local began, last = st.resets[1] + p2, data and unpack7(data, from) or -1
+    local began, last = st.resets[1] + p2, data and unpack7(data, from) or -MOST
     if last >= began then
       st.last, st.used, st.late = last, unpack7(data, from + 7), unpack7(data, from + 14)
     elseif last >= began - 2 * p2 then

@@ -116,12 +116,10 @@ func (i Inspector) State(ctx context.Context, q Query) (PolicyState, error) {
 	for _, q := range s.Queues {
 		s.Waiting += q.Waiting
 	}
-	whole := false
-	if s.Tenants, cursor, whole, err = here.tenants(ctx, cursor, q); err != nil {
+	if s.Tenants, cursor, err = here.tenants(ctx, cursor, q); err != nil {
 		return s, err
 	}
 	switch {
-	case whole:
 	case cursor != 0:
 		s.Next = fmt.Sprintf("%d.%d", at, cursor)
 	case q.Tenant == "" && at+1 < len(names):
@@ -173,39 +171,40 @@ func queueStates(queues []queue, at time.Time) []QueueState {
 	return states
 }
 
-// tenants returns the page of tenants after a cursor, and the next cursor. Whole says that the page has all
-// of a tenant that was asked for.
-func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (
-	_ []TenantState, next uint64, whole bool, err error) {
-	var found []flow
+// tenants returns the page of tenants after a cursor, and the next cursor, 0 at the end.
+func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantState, next uint64, err error) {
+	var alone []flow // of the tenant that is asked for
 	if q.Tenant != "" {
 		asked := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
 		if err := l.Stand(ctx, asked); err != nil {
-			return nil, 0, false, err
+			return nil, 0, err
 		}
-		if whole = asked.Err == nil; whole { // no window counts by other attributes
-			found = []flow{newFlow(asked.Flow)}
+		if asked.Err == nil { // no window counts by other attributes
+			alone = []flow{newFlow(asked.Flow)}
 		}
 	}
-	if !whole {
+	found := alone
+	if alone == nil {
 		if found, next, err = l.page(ctx, cursor, int64(q.Limit)); err != nil {
-			return nil, 0, false, err
+			return nil, 0, err
 		}
 	}
 	rows, err := l.rows(ctx, found)
 	if err != nil {
-		return nil, 0, false, err
+		return nil, 0, err
+	}
+	if len(rows) == 0 && alone != nil { // it does not wait
+		rows = [][]flow{alone}
 	}
 	states, err := l.states(ctx, rows)
 	if q.Tenant != "" {
 		states = slices.DeleteFunc(states, func(t TenantState) bool { return t.Tenant != q.Tenant })
 	}
-	return states, next, whole, err
+	return states, next, err
 }
 
-// rows returns the flows of each tenant and its attributes in all queues and classes. Flows that are not the
-// first of these in order come with other pages. One that does not wait is a row alone.
-func (l *line) rows(ctx context.Context, found []flow) (rows [][]flow, err error) {
+// rows returns the flows of each tenant and its attributes in all queues and classes, in no order.
+func (l *line) rows(ctx context.Context, found []flow) ([][]flow, error) {
 	var names []string
 	for _, f := range found {
 		for _, q := range l.queues {
@@ -218,16 +217,7 @@ func (l *line) rows(ctx context.Context, found []flow) (rows [][]flow, err error
 	for _, f := range all {
 		byValues[f.values] = append(byValues[f.values], f)
 	}
-	for _, f := range found {
-		switch row := byValues[f.values]; {
-		case len(row) == 0 && f.tickets == 0:
-			rows = append(rows, []flow{f})
-		case len(row) > 0:
-			rows = append(rows, row)
-			delete(byValues, f.values)
-		}
-	}
-	return rows, err
+	return slices.Collect(maps.Values(byValues)), err
 }
 
 // states returns how the tenants of rows stand, by the order in which State returns them.

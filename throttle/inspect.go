@@ -108,12 +108,12 @@ func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err 
 
 // Simulated returns how a window counts in a simulation, the largest cost that fits it, and the period over
 // which batches use it evenly, 0 if they do not. Sections are those of its scope's value, by name and kind
-// (internal/script/lua/scope.lua): what it has counted is among them. A limit above 0 goes in place of the
-// one in force, unless the tenant has its own.
+// (internal/script/lua/scope.lua): what it has counted is among them. It has the limit, unless the tenant
+// has its own.
 func (s *Standing) Simulated(i int, limit int64, sections map[string]string, c algorithm.Counted) (
 	w algorithm.Simulated, capacity int64, paced time.Duration) {
 	a, window := s.operation.windows[i].algorithm, s.operation.windows[i].Window
-	if _, overridden := s.operation.tenant.Windows[window.Name]; limit > 0 && !overridden {
+	if _, overridden := s.operation.tenant.Windows[window.Name]; !overridden {
 		window = Tenant{Windows: map[string]Override{window.Name: {Limit: limit}}}.apply(window)
 	}
 	numbers := window.numbers()

@@ -73,7 +73,7 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 	took := max(0, plan.Expected.Sub(plan.At))
 	text := fmt.Sprintf("take %s at best: the last one waits for window %s", words.Span(took), f.Window)
 	switch {
-	case !plan.Known && len(todo) > 0:
+	case plan.Expected.IsZero():
 		text = "take longer than can be planned"
 	case f.Window == "":
 		text = "fit at once: no window makes them wait"

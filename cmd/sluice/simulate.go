@@ -169,7 +169,7 @@ func (c *SimulateCommand) print(now, then inspect.Simulation) {
 
 func finishText(f inspect.Finish, at time.Time) string {
 	switch {
-	case !f.Known:
+	case f.Expected.IsZero():
 		return "never"
 	case !f.Expected.After(at):
 		return "at once"

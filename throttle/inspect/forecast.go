@@ -21,7 +21,6 @@ import (
 type snapshot struct {
 	*line
 	shared  *throttle.Standing
-	demands []*throttle.Standing
 	flows   []flow               // that wait, the first one first
 	waiting []*throttle.Standing // of these flows
 	values  map[string]string    // of the scopes of all, by key
@@ -31,35 +30,28 @@ type snapshot struct {
 // read before, by another limiter, it stands as it did then.
 func (i Inspector) snapshot(ctx context.Context, name string, before *snapshot, demands ...*throttle.Standing) (
 	*snapshot, error) {
-	s := &snapshot{line: i.line(name), shared: &throttle.Standing{Ask: true}, demands: demands}
+	s := &snapshot{line: i.line(name), shared: &throttle.Standing{Ask: true}, values: map[string]string{}}
 	if before != nil {
 		s.queues, s.flows, s.values = before.queues, before.flows, before.values
-	} else if err := s.readFlows(ctx); err != nil {
+	} else if err := s.open(ctx); err != nil {
+		return nil, err
+	} else if s.flows, err = s.all(ctx); err != nil {
 		return nil, err
 	}
 	for _, f := range s.flows {
 		s.waiting = append(s.waiting, &throttle.Standing{Flow: f.name, Costs: f.costs()})
 	}
-	if err := s.Stand(ctx, slices.Concat(demands, s.waiting, []*throttle.Standing{s.shared})...); err != nil {
+	all := slices.Concat(demands, s.waiting)
+	if err := s.Stand(ctx, append(all, s.shared)...); err != nil {
 		return nil, err
 	}
-	return s, s.readValues(ctx)
+	return s, s.readValues(ctx, all)
 }
 
-func (s *snapshot) readFlows(ctx context.Context) error {
-	if err := s.open(ctx); err != nil {
-		return err
-	}
-	all, err := s.all(ctx)
-	s.flows = slices.SortedFunc(maps.Values(all), func(a, b flow) int { return cmp.Compare(a.rank, b.rank) })
-	s.values = map[string]string{}
-	return err
-}
-
-// readValues reads the scopes of all that wait, and of demands.
-func (s *snapshot) readValues(ctx context.Context) error {
+// readValues reads the scopes of standings.
+func (s *snapshot) readValues(ctx context.Context, standings []*throttle.Standing) error {
 	var unread []string
-	for _, standing := range slices.Concat(s.demands, s.waiting) {
+	for _, standing := range standings {
 		for _, w := range standing.Decision.Windows {
 			key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
 			if _, known := s.values[key]; !known {
@@ -88,9 +80,6 @@ func (s *snapshot) readValues(ctx context.Context) error {
 
 // sections returns the sections of a scope's value, by name and kind: see internal/script/lua/scope.lua.
 func sections(value string) map[string]string {
-	if value == "" {
-		return nil
-	}
 	found := map[string]string{}
 	for i := 8; i+11 <= len(value); {
 		head := i + 11 + int(value[i+10])
@@ -104,20 +93,14 @@ func sections(value string) map[string]string {
 	return found
 }
 
-// A simulated is a snapshot's line in a simulation by some limits.
+// A simulated is a snapshot's line in a simulation.
 type simulated struct {
 	*snapshot
 	line   *plan.Line
-	limits map[string]int64
+	limit  func(window string, inForce int64) int64 // to plan by
 	hold   int64
 	flows  map[string]*plan.Flow  // by name
 	scopes map[string]*plan.Scope // by key
-}
-
-func (s *snapshot) in(sim *plan.Simulation, limits map[string]int64, hold int64) simulated {
-	line := sim.Line(s.shared.BatchShare)
-	scopes := map[string]*plan.Scope{script.ScopeKey(nil, nil): &line.Root}
-	return simulated{s, line, limits, hold, map[string]*plan.Flow{}, scopes}
 }
 
 // flow returns the flow of a standing.
@@ -134,15 +117,12 @@ func (s simulated) flow(standing *throttle.Standing) *plan.Flow {
 			f.Opens = max(f.Opens, p.Until.UnixMicro())
 		}
 	}
-	attributes := map[*plan.Scope]int{}
-	for i, w := range d.Windows {
-		scope := s.scope(standing, i)
-		if n := len(w.Scope.Attributes); n > 0 && attributes[scope] == 0 {
-			attributes[scope] = n
+	for i := range d.Windows {
+		if scope := s.scope(standing, i); scope != &s.line.Root && !slices.Contains(f.Scopes, scope) {
 			f.Scopes = append(f.Scopes, scope)
 		}
 	}
-	slices.SortStableFunc(f.Scopes, func(a, b *plan.Scope) int { return attributes[b] - attributes[a] })
+	slices.SortStableFunc(f.Scopes, func(a, b *plan.Scope) int { return b.Attributes - a.Attributes })
 	made := s.line.Flow(f)
 	s.flows[standing.Flow] = made
 	return made
@@ -154,14 +134,14 @@ func (s simulated) scope(standing *throttle.Standing, i int) *plan.Scope {
 	key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
 	scope := s.scopes[key]
 	if scope == nil {
-		scope = &plan.Scope{}
+		scope = &plan.Scope{Attributes: len(w.Scope.Attributes)}
 		s.scopes[key] = scope
 	}
 	if slices.ContainsFunc(scope.Windows, func(made *plan.Window) bool { return made.Place == i }) {
 		return scope
 	}
 	counted := algorithm.Counted{Now: s.shared.Decision.At.UnixMicro(), Hold: s.hold}
-	counts, capacity, paced := standing.Simulated(i, s.limits[w.Name], sections(s.values[key]), counted)
+	counts, capacity, paced := standing.Simulated(i, s.limit(w.Name, w.Limit), sections(s.values[key]), counted)
 	scope.Windows = append(scope.Windows, &plan.Window{
 		Simulated: counts, Held: w.Algorithm.Leases(), Limit: float64(capacity), Name: w.Name,
 		Period: paced, Place: i,
@@ -190,7 +170,7 @@ type prepared struct {
 
 type demand struct {
 	Demand
-	*throttle.Standing // nil without requests
+	*throttle.Standing // nil without requests, or if they never fit
 	line               int
 }
 
@@ -228,12 +208,12 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 		}
 		p.add(l)
 	}
-	inForce := p.limits()
+	known := p.limits()
 	for name, n := range o.Limits {
-		if inForce[name] == 0 || n < 1 {
+		if known[name] == 0 || n < 1 {
 			return nil, &throttle.RequestError{
 				Policy: demands[0].Request.Policy, Field: "limit", Value: fmt.Sprintf("%s=%d", name, n),
-				Hint: "must be at least 1, of one of " + strings.Join(slices.Sorted(maps.Keys(inForce)), ", "),
+				Hint: "must be at least 1, of one of " + strings.Join(slices.Sorted(maps.Keys(known)), ", "),
 			}
 		}
 	}
@@ -244,15 +224,20 @@ func (p *prepared) add(l *snapshot) {
 	p.lines, p.now = append(p.lines, l), l.shared.Decision.At.UnixMicro()
 }
 
-// run returns the plan by some limits.
-func (p *prepared) run(ctx context.Context, limits map[string]int64) (Plan, error) {
+// run returns the plan. A limit that is lower than a raised one of its name is that.
+func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, error) {
 	sim := plan.New(p.now, p.now+MaxPlan.Microseconds())
 	sim.Open, sim.By, sim.From = p.Open, p.By.UnixMicro(), max(p.now, p.From.UnixMicro())
+	limit := func(name string, inForce int64) int64 { return max(raised[name], cmp.Or(p.Limits[name], inForce)) }
 	hold := p.hold()
-	known, unknown := p.slots(sim, limits[throttle.BySlots], hold), map[string]bool{}
+	known, unknown := p.slots(sim, limit, hold), map[string]bool{}
 	lines := make([]simulated, len(p.lines))
 	for n, l := range p.lines {
-		lines[n] = l.in(sim, limits, hold)
+		lines[n] = simulated{
+			snapshot: l, line: sim.Line(l.shared.BatchShare), limit: limit, hold: hold,
+			flows: map[string]*plan.Flow{}, scopes: map[string]*plan.Scope{},
+		}
+		lines[n].scopes[script.ScopeKey(nil, nil)] = &lines[n].line.Root
 	}
 	flows, joined := make([]*plan.Flow, len(p.demands)), map[*plan.Flow]int64{}
 	for n, d := range p.demands {
@@ -309,11 +294,11 @@ func (p *prepared) hold() int64 {
 }
 
 // slots sets the slots of all queues. It returns for which queues they are known.
-func (p *prepared) slots(sim *plan.Simulation, first, hold int64) map[string]bool {
+func (p *prepared) slots(sim *plan.Simulation, limit func(string, int64) int64, hold int64) map[string]bool {
 	known := map[string]bool{}
 	for _, s := range p.Slots {
-		inForce := int64(p.Slots[0].Count)
-		sim.SetSlots(max(1, int64(s.Count)+cmp.Or(first, inForce)-inForce), s.Queues...)
+		first := int64(p.Slots[0].Count)
+		sim.SetSlots(max(1, int64(s.Count)+limit(throttle.BySlots, first)-first), s.Queues...)
 		for _, queue := range s.Queues {
 			known[queue] = true
 		}
@@ -339,15 +324,18 @@ func (p *prepared) slots(sim *plan.Simulation, first, hold int64) map[string]boo
 
 func (p *prepared) result(sim *plan.Simulation, ends []plan.Demand, unknown []string) Plan {
 	made := Plan{At: time.UnixMicro(p.now), Demands: make([]Finish, len(ends)), Unknown: unknown}
-	for i, d := range ends {
-		f := &made.Demands[i]
-		f.By = d.By
-		if f.Known = sim.Ends(&d); f.Known && d.Last > 0 {
-			f.Binds, f.Expected = d.Binds, time.UnixMicro(d.Last)
+	for i, end := range ends {
+		switch d := p.demands[i]; {
+		case d.Standing == nil && d.Count == 0:
+			made.Demands[i] = Finish{Expected: made.At}
+		case d.Standing != nil && sim.Ends(&end):
+			made.Demands[i] = Finish{Binds: end.Binds, Expected: time.UnixMicro(end.Last), Late: end.Late}
+		default:
+			made.Demands[i].Late = end.Late
 		}
 	}
-	made.Finish = Together(made.Demands...)
-	for binds, count := range sim.Late {
+	made.Finish = Together(append(made.Demands, Finish{Expected: made.At})...)
+	for binds, count := range sim.Delays {
 		made.Delays = append(made.Delays, Delay{binds, count})
 	}
 	slices.SortFunc(made.Delays, func(a, b Delay) int {
@@ -356,17 +344,17 @@ func (p *prepared) result(sim *plan.Simulation, ends []plan.Demand, unknown []st
 	return made
 }
 
-// limits returns the limits in force that a change may raise.
+// limits returns the limits by name that tenants without their own have, the least of each name.
 func (p *prepared) limits() map[string]int64 {
 	limits := map[string]int64{}
-	for _, d := range p.demands {
-		for i := 0; d.Standing != nil && i < len(d.Decision.Windows); i++ {
-			w := d.Decision.Windows[i]
-			limits[w.Name] = max(limits[w.Name], w.Limit)
+	for _, l := range p.lines {
+		for _, w := range l.shared.Decision.Windows {
+			limit := cmp.Or(p.Limits[w.Name], w.Limit)
+			limits[w.Name] = min(limit, cmp.Or(limits[w.Name], limit))
 		}
 	}
 	if len(p.Slots) > 0 {
-		limits[throttle.BySlots] = int64(p.Slots[0].Count)
+		limits[throttle.BySlots] = cmp.Or(p.Limits[throttle.BySlots], int64(p.Slots[0].Count))
 	}
 	return limits
 }

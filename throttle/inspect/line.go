@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -150,16 +151,17 @@ func (l *line) page(ctx context.Context, cursor uint64, n int64) (flows []flow, 
 	return flows, next, err
 }
 
-// all returns all flows that wait, by name.
-func (l *line) all(ctx context.Context) (map[string]flow, error) {
-	all := map[string]flow{}
+// all returns all flows that wait, the first one first.
+func (l *line) all(ctx context.Context) ([]flow, error) {
+	byName := map[string]flow{}
 	for cursor := uint64(0); ; {
 		flows, next, err := l.page(ctx, cursor, 1000)
 		for _, f := range flows {
-			all[f.name] = f
+			byName[f.name] = f
 		}
 		if cursor = next; err != nil || cursor == 0 {
-			return all, err
+			byRank := func(a, b flow) int { return cmp.Compare(a.rank, b.rank) }
+			return slices.SortedFunc(maps.Values(byName), byRank), err
 		}
 	}
 }

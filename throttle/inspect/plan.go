@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/plan"
 )
 
 // A Demand is equal requests that are to wait in line, or do so already.
@@ -34,8 +34,7 @@ type Demand struct {
 
 // PlanOptions are the options of Plan.
 type PlanOptions struct {
-	// By is the time until which Finish.By counts, and after which requests are late. The default, zero, is
-	// no such time.
+	// By is the time after which requests are late that have not ended. The default, zero, is no such time.
 	By time.Time
 
 	// Fit also finds out by which limits no request would be late.
@@ -90,9 +89,8 @@ type Plan struct {
 // A Finish is when the last request of a demand is expected to end.
 type Finish struct {
 	Binds    string    `json:"binds,omitempty"`   // what it waits for longest: a window, or throttle.BySlots
-	By       int       `json:"by,omitempty"`      // how many end until PlanOptions.By
-	Expected time.Time `json:"expected,omitzero"` // zero unless Known
-	Known    bool      `json:"known"`             // false if the last one does not end within MaxPlan
+	Expected time.Time `json:"expected,omitzero"` // Plan.At if there is none; zero if not within MaxPlan
+	Late     int       `json:"late,omitempty"`    // how many do not end until PlanOptions.By
 }
 
 // A Delay says for what late requests wait.
@@ -127,18 +125,18 @@ type TenantSimulation struct {
 }
 
 // Together returns when all of some demands end, such as those of a tenant.
-func Together(demands ...Finish) Finish {
-	all := Finish{Known: true}
+func Together(demands ...Finish) (all Finish) {
+	late, known := 0, true
 	for _, f := range demands {
-		all.By += f.By
-		all.Known = all.Known && f.Known
+		late, known = late+f.Late, known && !f.Expected.IsZero()
 		if f.Expected.After(all.Expected) {
-			all.Expected, all.Binds = f.Expected, f.Binds
+			all = f
 		}
 	}
-	if !all.Known {
-		all.Expected, all.Binds = time.Time{}, ""
+	if !known {
+		all = Finish{}
 	}
+	all.Late = late
 	return all
 }
 
@@ -155,30 +153,50 @@ func (i Inspector) Plan(ctx context.Context, demands []Demand, o PlanOptions) (P
 	if err != nil {
 		return Plan{}, err
 	}
-	made, err := p.run(ctx, o.Limits)
-	if err != nil || !o.Fit || made.late() == 0 {
-		return made, err
-	}
-	inForce := p.limits()
-	maps.Copy(inForce, o.Limits)
-	fits, err := plan.Fit(inForce, func(limits map[string]int64) (int, error) {
-		tried, err := p.run(ctx, limits)
-		return tried.late(), err
-	})
-	for _, name := range slices.Sorted(maps.Keys(fits)) {
-		made.Fits = append(made.Fits, Change{name, inForce[name], fits[name]})
-	}
-	if ctx.Err() != nil { // the plan is known all the same
-		err = nil
+	made, err := p.run(ctx, nil)
+	if err == nil && o.Fit && made.Late > 0 {
+		made.Fits, err = p.fit(ctx)
+		if ctx.Err() != nil { // the plan is known all the same
+			err = nil
+		}
 	}
 	return made, err
 }
 
-func (p Plan) late() (n int) {
-	for _, d := range p.Delays {
-		n += d.Count
+// mostRaised is by how much a limit is multiplied at most to see whether that helps.
+const mostRaised = 1 << 20
+
+// fit returns the least limits by which no request is late, of those that must rise.
+func (p *prepared) fit(ctx context.Context) (fits []Change, err error) {
+	limits, raised := p.limits(), map[string]int64{}
+	for name, limit := range limits {
+		raised[name] = limit * mostRaised
 	}
-	return n
+	late := func() bool {
+		var made Plan
+		if err == nil {
+			made, err = p.run(ctx, raised)
+		}
+		return made.Late > 0
+	}
+	if late() { // no limit helps
+		return nil, err
+	}
+	// Each in turn is lowered to what it takes.
+	for _, name := range slices.Sorted(maps.Keys(limits)) {
+		enough := func(limit int64) bool {
+			raised[name] = limit
+			return !late()
+		}
+		least := limits[name]
+		if !enough(least) {
+			more := sort.Search(int(least)*mostRaised, func(i int) bool { return enough(limits[name] + 1 + int64(i)) })
+			least += 1 + int64(more)
+			fits = append(fits, Change{name, limits[name], least})
+		}
+		raised[name] = least
+	}
+	return fits, err
 }
 
 // A Variant is a policy as it could be.
@@ -269,20 +287,18 @@ func (i Inspector) simulate(
 	if err != nil {
 		return s, err
 	}
-	s.At = made.At
-	tenants, all := map[string]TenantSimulation{}, []Finish{}
+	s.At, s.Finish = made.At, made.Finish
+	tenants := map[string]TenantSimulation{}
 	for n, t := range found {
-		if t.NeverFits == "" {
-			t.Finish = made.Demands[n]
-		}
-		s.Waiting, all = s.Waiting+t.Waiting, append(all, t.Finish)
+		t.Finish = made.Demands[n]
+		s.Waiting += t.Waiting
 		if sum, more := tenants[t.Tenant]; more {
 			t.Finish = Together(sum.Finish, t.Finish)
 			t.Waiting, t.NeverFits = sum.Waiting+t.Waiting, cmp.Or(sum.NeverFits, t.NeverFits)
 		}
 		tenants[t.Tenant] = t
 	}
-	s.Finish, s.Tenants = Together(all...), slices.AppendSeq([]TenantSimulation{}, maps.Values(tenants))
+	s.Tenants = slices.AppendSeq([]TenantSimulation{}, maps.Values(tenants))
 	slices.SortFunc(s.Tenants, func(x, y TenantSimulation) int {
 		return cmp.Or(-cmp.Compare(x.Waiting, y.Waiting), cmp.Compare(x.Tenant, y.Tenant))
 	})

@@ -123,7 +123,7 @@ func (e *estimator) write(ctx context.Context, fields []any, tenants []time.Time
 
 // expectedFields are those of a firing that say when it is expected to end.
 func expectedFields(f finish) []any {
-	return []any{"expected", f.expected(), "binds", f.Binds, "overdue", f.overdue}
+	return []any{"expected", f.expected(), "binds", f.Binds, "overdue", f.Late}
 }
 
 // kept reads the plan of a firing.

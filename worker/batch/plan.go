@@ -79,7 +79,7 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 	plan := Plan{
 		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, FinishBy: b.deadline(f.Tick), Duration: p.Duration,
 		Finish: p.all.expected(), Binds: p.all.Binds, Unknown: p.all.unknown,
-		Overdue: p.all.overdue, Begins: !p.refused, Delays: p.all.delays, Fits: p.all.fits, Total: p.total,
+		Overdue: p.all.Late, Begins: !p.refused, Delays: p.all.delays, Fits: p.all.fits, Total: p.total,
 	}
 	for _, t := range p.Tenants {
 		plan.Tenants = append(plan.Tenants, t.TenantPlan)
@@ -145,10 +145,10 @@ func (s *Scheduler) plan(
 	if p.all, err = s.look(ctx, b, p, o, all); err != nil {
 		return nil, err
 	}
-	p.refused = p.all.overdue > 0 && b.Late == LateRefuse
+	p.refused = p.all.Late > 0 && b.Late == LateRefuse
 	for i := range p.Tenants {
 		t, of := &p.Tenants[i], p.all.tenants[i]
-		t.Start, t.Finish, t.Overdue = p.total, of.expected(), of.overdue
+		t.Start, t.Finish, t.Overdue = p.total, of.expected(), of.Late
 		p.total += t.Total
 	}
 	return p, nil
@@ -265,8 +265,7 @@ type outlook struct {
 // A finish is when the last of some tasks is expected to end.
 type finish struct {
 	inspect.Finish
-	left    int // how many tasks these are
-	overdue int
+	left int // how many tasks these are
 }
 
 // look finds out when tasks are expected. The function returns how many of a tenant's tasks have not
@@ -312,10 +311,6 @@ func (s *Scheduler) look(
 		f := &all.tenants[i]
 		f.Finish = inspect.Together(rest[:len(t.Kinds)]...)
 		rest = rest[len(t.Kinds):]
-		if !o.By.IsZero() {
-			f.overdue = f.left - f.By
-			all.overdue += f.overdue
-		}
 	}
 	return all, nil
 }
@@ -351,7 +346,7 @@ const planTimeout = 20 * time.Second
 
 // expected is the time to report, zero if it is unknown.
 func (f finish) expected() time.Time {
-	if f.left == 0 || !f.Known {
+	if f.left == 0 {
 		return time.Time{}
 	}
 	return f.Expected.UTC().Truncate(time.Millisecond)

@@ -182,18 +182,18 @@ func (w *work) begin(ctx context.Context, r record) error {
 	}
 	fields := append(expectedFields(p.all.finish), "planned", p.all.expected(), "size", p.total)
 	details := []any{
-		"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "tasks", p.all.overdue,
+		"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "tasks", p.all.Late,
 		"unknown", p.all.unknown, "delays", p.all.delays, "fits", p.all.fits,
 	}
 	switch {
 	case p.refused:
 		w.config.Logger.Error("batch: nothing is enqueued, as tasks would end too late", details...)
-		r.Reason = fmt.Sprintf("batch: %d tasks are expected to end too late: nothing is enqueued", p.all.overdue)
+		r.Reason = fmt.Sprintf("batch: %d tasks are expected to end too late: nothing is enqueued", p.all.Late)
 		if _, err := w.redis.Update(ctx, w.f, w.holder, append(fields, "reason", r.Reason)...); err != nil {
 			return err
 		}
 		return w.end(ctx, r, StateRefused)
-	case p.all.overdue > 0:
+	case p.all.Late > 0:
 		w.config.Logger.Warn("batch: tasks are expected to end too late", details...)
 	case w.b.FinishBy != "" && len(p.all.unknown) > 0:
 		w.config.Logger.Warn("batch: tasks may end too late, as not all that binds them is known", details...)

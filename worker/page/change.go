@@ -334,7 +334,7 @@ func (p *Page) simulate(ctx context.Context, a *action, then inspect.Variant) (*
 		return nil, err
 	}
 	at := func(f inspect.Finish) string {
-		if !f.Known {
+		if f.Expected.IsZero() {
 			return "not known"
 		}
 		return clock(f.Expected, both[0].At)

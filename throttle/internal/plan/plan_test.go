@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"reflect"
 	"testing"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
@@ -38,36 +37,5 @@ func TestQueuesWithoutSlotsHoldUpNoOther(t *testing.T) {
 		if !s.Ends(free) || free.Last != want[1]*second || (free.Binds == "") != (also == "beside") {
 			t.Errorf("beside it: %+v", free)
 		}
-	}
-}
-
-// What is late is counted by what it waited for, and the least limit is found.
-func TestTheLeastLimitIsFound(t *testing.T) {
-	late := func(limits map[string]int64) (int, error) {
-		s := New(0, 1000*second)
-		s.By = 30 * second
-		l := s.Line(0.05)
-		l.Root.Windows = []*Window{sliding("first", limits["first"]), sliding("second", limits["second"])}
-		flow(l, "a", "q").Add(&Demand{}, 30, []int64{1, 1}, 10*second)
-		err := s.Run(t.Context())
-		n := 0
-		for _, count := range s.Late {
-			n += count
-		}
-		return n, err
-	}
-	for _, c := range []struct {
-		first, second int64
-		want          map[string]int64
-	}{
-		{9, 100, map[string]int64{"first": 10}},
-		{9, 4, map[string]int64{"first": 10, "second": 10}},
-	} {
-		limits := map[string]int64{"first": c.first, "second": c.second}
-		got, err := Fit(limits, late)
-		expect.That(t, err == nil && reflect.DeepEqual(got, c.want), c, got, err)
-	}
-	if got, err := Fit(map[string]int64{"none": 1}, func(map[string]int64) (int, error) { return 1, nil }); err != nil || got != nil {
-		t.Errorf("no limit helps: %+v, %v", got, err)
 	}
 }

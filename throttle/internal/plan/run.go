@@ -228,11 +228,10 @@ func (s *Simulation) count(f *Flow, end, lump int64) {
 	if d.left -= lump; d.left <= 0 {
 		d.Binds = f.longest()
 	}
-	switch {
-	case end <= s.By:
-		d.By += int(lump)
-	case s.By > 0:
-		s.Late[f.longest()] += int(lump)
+	if end <= s.By {
+		d.Late -= int(lump)
+	} else if s.By > 0 {
+		s.Delays[f.longest()] += int(lump)
 	}
 }
 

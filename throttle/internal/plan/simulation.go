@@ -13,12 +13,12 @@ import (
 type Simulation struct {
 	Now  int64                          // of the state that it starts from
 	From int64                          // before which no demand starts
-	By   int64                          // until which Demand.By counts, and after which tickets are late
+	By   int64                          // after which tickets are late that have not ended; 0 for never
 	End  int64                          // of the simulation
 	Open func(from time.Time) time.Time // from when on demands may start; nil is at any time
 
-	// Late counts the tickets of demands that end after By, by what they waited for.
-	Late map[string]int
+	// Delays count the tickets of demands that end after By, by what they waited for.
+	Delays map[string]int
 
 	lines []*Line
 	slots map[string][]*Window // by queue
@@ -30,9 +30,9 @@ type Simulation struct {
 // A Demand is tickets that Flow.Add adds to flows, and what became of them, after Run. Those whose hold
 // is unknown end when they start.
 type Demand struct {
-	By    int    // how many end until Simulation.By
 	Binds string // what the last one waited for, for longest; empty if for nothing
 	Last  int64  // when the last one ends that has started
+	Late  int    // how many do not end until Simulation.By
 
 	left int64
 }
@@ -42,7 +42,7 @@ func (s *Simulation) Ends(d *Demand) bool { return d.left <= 0 && d.Last <= s.En
 
 // New returns a simulation without lines.
 func New(now, end int64) *Simulation {
-	return &Simulation{Now: now, From: now, End: end, Late: map[string]int{}, slots: map[string][]*Window{}}
+	return &Simulation{Now: now, From: now, End: end, Delays: map[string]int{}, slots: map[string][]*Window{}}
 }
 
 // A Window is one window of one scope, or the handler slots of a queue.
@@ -98,7 +98,8 @@ func (s *Simulation) Line(batchShare float64) *Line {
 // A Scope is the windows that count one value of some attributes. Of the sides that wait there the one with
 // the least tag goes first, as in internal/script/lua/line_order.lua.
 type Scope struct {
-	Windows []*Window
+	Attributes int // how many
+	Windows    []*Window
 
 	sides   []*side
 	v       int64   // the tag of the last start
@@ -150,6 +151,9 @@ func (f *Flow) Add(d *Demand, tickets int64, costs []int64, hold int64) {
 	if d != nil {
 		d.left += tickets
 		s.left += tickets
+		if s.By > 0 {
+			d.Late += int(tickets)
+		}
 	}
 	f.works = append(f.works, work{demand: d, costs: costs, left: tickets, hold: hold, rank: s.rank})
 	s.rank += int(tickets)

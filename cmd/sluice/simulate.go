@@ -68,14 +68,13 @@ func (c *SimulateCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	backlogs, err := inspect.Of(f.limiter).Simulate(ctx, inspect.Variant{Policy: policy}, changed)
+	now, then, err := inspect.Of(f.limiter).Simulate(ctx, changed)
 	if errors.As(err, new(*throttle.PolicyError)) {
 		return inputError{err}
 	}
 	if err != nil {
 		return err
 	}
-	now, then := backlogs[0], backlogs[1]
 	return c.show(simulated{f.source, now, then}, func() {
 		fmt.Fprintln(c.Stdout, "policies: "+f.source)
 		c.print(now, then)

@@ -98,11 +98,11 @@ func ExampleInspector_Simulate() {
 	}
 	raised := policy.WithDefaults()
 	raised.Windows[0].Limit = 3
-	simulations, err := inspect.Of(limiter).Simulate(context.Background(), inspect.Variant{Policy: policy}, inspect.Variant{Policy: raised})
+	now, then, err := inspect.Of(limiter).Simulate(context.Background(), inspect.Variant{Policy: raised})
 	if err != nil {
 		log.Fatal(err)
 	}
-	for _, s := range simulations {
+	for _, s := range []inspect.Simulation{now, then} {
 		fmt.Println(s.Waiting, "waiting, the last starts in", s.Expected.Sub(s.At).Round(time.Hour))
 	}
 	// Output:

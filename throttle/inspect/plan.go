@@ -208,32 +208,30 @@ type Variant struct {
 	Overrides []throttle.TenantOverride
 }
 
-// Simulate returns when all that waits would be done by some variants of the limiter's policies, such
-// as one with another limit or weight. A variant begins with what the windows have counted that have
-// the same name, algorithm and scope. What operators have put in force holds in each. For what it leaves
-// out see Plan.
+// Simulate returns when all that waits for a policy would be done as it is now, and by a variant, such as
+// one with another limit or weight. A variant begins with what the windows have counted that have the same
+// name, algorithm and scope. What operators have put in force holds in both. For what it leaves out see Plan.
 //
-// It reads all tenants that wait in pages, with what their windows have counted. An error may be a *throttle.PolicyError of a variant.
-func (i Inspector) Simulate(ctx context.Context, variants ...Variant) ([]Simulation, error) {
-	simulations, read := make([]Simulation, len(variants)), map[string]*snapshot{}
-	for n, v := range variants {
-		lines, err := i.lines(v.Policy.Name)
-		if err != nil {
-			return nil, err
-		}
-		other, err := v.limiter(i.limiter)
-		if err != nil {
-			return nil, err
-		}
-		if !slices.Equal(other.Lines(), lines) {
-			return nil, &throttle.PolicyError{Policy: v.Policy.Name, Field: "shards", Value: v.Policy.Shards,
-				Hint: "must be those of the policy in force: a simulation moves no tenant"}
-		}
-		if simulations[n], err = Of(other).simulate(ctx, v.Policy.Name, lines, read); err != nil {
-			return nil, err
-		}
+// It reads all tenants that wait in pages, with what their windows have counted. An error may be a
+// *throttle.PolicyError of the variant.
+func (i Inspector) Simulate(ctx context.Context, v Variant) (now, then Simulation, err error) {
+	lines, err := i.lines(v.Policy.Name)
+	if err != nil {
+		return now, then, err
 	}
-	return simulations, nil
+	other, err := v.limiter(i.limiter)
+	if err == nil && !slices.Equal(other.Lines(), lines) {
+		err = &throttle.PolicyError{Policy: v.Policy.Name, Field: "shards", Value: v.Policy.Shards,
+			Hint: "must be those of the policy in force: a simulation moves no tenant"}
+	}
+	if err != nil {
+		return now, then, err
+	}
+	read := map[string]*snapshot{}
+	if now, err = i.simulate(ctx, v.Policy.Name, lines, read); err == nil {
+		then, err = Of(other).simulate(ctx, v.Policy.Name, lines, read)
+	}
+	return now, then, err
 }
 
 // limiter returns one like another, with the variant in place of its policies.

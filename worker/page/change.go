@@ -321,13 +321,13 @@ func (a *action) replaces() string {
 const previewRows = 8
 
 // simulate compares when tasks would start.
-func (p *Page) simulate(ctx context.Context, a *action, then inspect.Variant) (*preview, error) {
+func (p *Page) simulate(ctx context.Context, a *action, v inspect.Variant) (*preview, error) {
 	if a.form.Get("sure") != "" {
 		return &preview{}, nil // nobody sees it
 	}
 	ctx, cancel := context.WithTimeout(ctx, viewWithin/2)
 	defer cancel()
-	both, err := inspect.Of(p.config.Limiter).Simulate(ctx, inspect.Variant{Policy: a.config}, then)
+	now, then, err := inspect.Of(p.config.Limiter).Simulate(ctx, v)
 	if isSilent(err) {
 		return &preview{Note: "When tasks would start could not be simulated in time."}, nil
 	} else if err != nil {
@@ -337,18 +337,18 @@ func (p *Page) simulate(ctx context.Context, a *action, then inspect.Variant) (*
 		if f.Expected.IsZero() {
 			return "not known"
 		}
-		return clock(f.Expected, both[0].At)
+		return clock(f.Expected, now.At)
 	}
 	shown := &preview{Note: "If nothing else comes. Refusals by the upstream are not foreseen."}
 	after := map[string]inspect.Finish{}
-	for _, t := range both[1].Tenants {
+	for _, t := range then.Tenants {
 		after[t.Tenant] = t.Finish
 	}
-	for _, t := range both[0].Tenants[:min(len(both[0].Tenants), previewRows)] {
+	for _, t := range now.Tenants[:min(len(now.Tenants), previewRows)] {
 		shown.Rows = append(shown.Rows, previewRow{short(t.Tenant), at(t.Finish), at(after[t.Tenant])})
 	}
-	if both[0].Waiting > 0 {
-		shown.Rows = append(shown.Rows, previewRow{"all " + number(both[0].Waiting), at(both[0].Finish), at(both[1].Finish)})
+	if now.Waiting > 0 {
+		shown.Rows = append(shown.Rows, previewRow{"all " + number(now.Waiting), at(now.Finish), at(then.Finish)})
 	}
 	return shown, nil
 }

@@ -32,31 +32,31 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 		faster.Windows[1].Limit = 8
 		heavier.Tenants = map[string]throttle.Tenant{"a": {Weight: 5}}
 		tighter.Windows[0].Limit = 1
-		got, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p}, inspect.Variant{Policy: faster},
-			inspect.Variant{Policy: heavier}, inspect.Variant{Policy: tighter})
-		expect.Must(t, err)
-		expect.Equal(t, len(limitertest.Dump(t, client)), len(before), before)
-		for i, want := range []struct{ all, a, b time.Duration }{
-			{25 * s, 25 * s, 17500 * ms}, // one each 2.5 s from 10 s on, in turns
-			{17500 * ms, 17500 * ms, 7500 * ms},
-			{25 * s, 22500 * ms, 25 * s},
-			{55 * s, 55 * s, 27500 * ms}, // by its own limit, one each 10 s
+		for i, c := range []struct {
+			policy    throttle.Policy
+			all, a, b time.Duration
+		}{
+			{p, 25 * s, 25 * s, 17500 * ms}, // one each 2.5 s from 10 s on, in turns
+			{faster, 17500 * ms, 17500 * ms, 7500 * ms},
+			{heavier, 25 * s, 22500 * ms, 25 * s},
+			{tighter, 55 * s, 55 * s, 27500 * ms}, // by its own limit, one each 10 s
 		} {
-			b := got[i]
-			expect.Require(t, len(b.Tenants) == 2 && b.Waiting == 7 &&
-				b.Tenants[0].Tenant == "a" && b.Tenants[0].Waiting == 5, "variant", i, b)
-			if all, a, other := b.Expected, b.Tenants[0].Expected, b.Tenants[1].Expected; !all.Equal(limitertest.At(want.all)) || !a.Equal(limitertest.At(want.a)) || !other.Equal(limitertest.At(want.b)) {
-				t.Errorf("variant %d: all done at %v, a at %v, b at %v; want %v", i, all, a, other, want)
+			now, then, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: c.policy})
+			expect.Require(t, err == nil && now.Expected.Equal(limitertest.At(25*s)) && len(then.Tenants) == 2 && then.Waiting == 7 &&
+				then.Tenants[0].Tenant == "a" && then.Tenants[0].Waiting == 5, "variant", i, now, then, err)
+			if all, a, b := then.Expected, then.Tenants[0].Expected, then.Tenants[1].Expected; !all.Equal(limitertest.At(c.all)) || !a.Equal(limitertest.At(c.a)) || !b.Equal(limitertest.At(c.b)) {
+				t.Errorf("variant %d: all done at %v, a at %v, b at %v; want %v", i, all, a, b, c)
 			}
 		}
+		expect.Equal(t, len(limitertest.Dump(t, client)), len(before), before)
 		never := p.WithDefaults()
 		never.Windows[0].Limit = 1
 		st.costs(2).joins("c1")
-		got, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: never})
-		expect.That(t, err == nil && got[0].Expected.IsZero() && got[0].Tenants[2].NeverFits == "own" &&
-			!got[0].Tenants[0].Expected.IsZero(), got, err)
+		_, got, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: never})
+		expect.That(t, err == nil && got.Expected.IsZero() && got.Tenants[2].NeverFits == "own" &&
+			!got.Tenants[0].Expected.IsZero(), got, err)
 		never.Windows[0].Limit = 0
-		_, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: never})
+		_, _, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: never})
 		expect.Err(t, err, new(*throttle.PolicyError))
 	})
 }
@@ -73,13 +73,13 @@ func TestSimulateReplacesAnOverride(t *testing.T) {
 		st.joins(ticket)
 	}
 	override.Windows = map[string]throttle.Override{"own": {Limit: 4}}
-	got, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p},
-		inspect.Variant{Policy: p, Overrides: []throttle.TenantOverride{override}})
+	variant := inspect.Variant{Policy: p, Overrides: []throttle.TenantOverride{override}}
+	now, then, err := inspect.Of(st.l).Simulate(t.Context(), variant)
 	expect.Must(t, err)
-	expect.That(t, got[0].Expected.Equal(limitertest.At(20*s)), "now it is done at", got[0].Expected)
-	expect.That(t, got[1].Expected.Equal(limitertest.At(10*s)), "with the other override at", got[1].Expected)
-	override.Windows = map[string]throttle.Override{"none": {Limit: 4}}
-	_, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p, Overrides: []throttle.TenantOverride{override}})
+	expect.That(t, now.Expected.Equal(limitertest.At(20*s)), "now it is done at", now.Expected)
+	expect.That(t, then.Expected.Equal(limitertest.At(10*s)), "with the other override at", then.Expected)
+	variant.Overrides[0].Windows = map[string]throttle.Override{"none": {Limit: 4}}
+	_, _, err = inspect.Of(st.l).Simulate(t.Context(), variant)
 	expect.Err(t, err, new(*throttle.PolicyError))
 }
 
@@ -89,11 +89,11 @@ func TestSimulationsCountWhatTicketsCostOnAverage(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), p)
 	st.joinMany("q", "a", 90)
 	st.costs(2).joins("a-1", "a-2", "a-3")
-	simulated, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p})
+	simulated, _, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p})
 	expect.Must(t, err)
 	last := time.Duration(0)
 	for _, at := range st.starts() {
 		last = max(last, at)
 	}
-	expect.Equal(t, simulated[0].Expected.Sub(limitertest.At(0)), last)
+	expect.Equal(t, simulated.Expected.Sub(limitertest.At(0)), last)
 }

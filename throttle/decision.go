@@ -28,7 +28,7 @@ type Decision struct {
 	// 0. If it was set back, the windows stand still until it has caught up.
 	ClockBehind time.Duration
 
-	// Exempt says that the tenant or the request is exempt: it is counted, but never denied.
+	// Exempt says that the tenant is exempt: it is counted, but never denied.
 	Exempt bool
 
 	// FailedOpen is an ErrUnavailable if the request was granted uncounted, by FailOpen, or else nil.

@@ -26,7 +26,7 @@ func (l *Limiter) Lines() []string { return l.policies.Load().lines() }
 
 // A Place is the answer to one request of a Join. Its Decision says where the ticket stands: RetryIn is 0 if
 // it fits now. BySlots makes it an estimate, by the rate at which servers took tickets of its queue in the
-// last minute. A ticket of an exempt tenant or request does not join.
+// last minute. A ticket of an exempt tenant does not join.
 type Place struct {
 	Decision
 

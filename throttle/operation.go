@@ -21,7 +21,7 @@ type operation struct {
 	tenant  effectiveTenant
 	windows []window // as they hold for the tenant
 
-	free        bool // it is exempt, or the policy observes
+	free        bool // the tenant is exempt, or the policy observes
 	neverDenied bool // it is free, and operators have not paused it
 	observes    bool // it is never denied for that second reason
 	values      [][]string
@@ -31,11 +31,11 @@ type operation struct {
 // newOperation prepares a request. The zero Request is about what all tenants share: no count of the other
 // scopes has empty values. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
-	exempt, ofOne := t.Exempt || r.Exempt, r.Policy != ""
+	ofOne := r.Policy != ""
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows}
-	o.free = exempt || cp.Mode == ModeObserve && ofOne
+	o.free = t.Exempt || cp.Mode == ModeObserve && ofOne
 	o.neverDenied = o.free && t.pause == nil
-	o.observes = o.neverDenied && !exempt
+	o.observes = o.neverDenied && !t.Exempt
 	if len(t.Windows) > 0 {
 		o.windows = slices.Clone(cp.windows)
 		for i, w := range o.windows {
@@ -129,7 +129,7 @@ func (o *operation) scriptRequest(op, id string) script.Request {
 
 // own returns what differs for the tenant.
 func (o *operation) own() script.Own {
-	own := script.Own{Free: o.free && !o.request.Exempt, Paused: max(0, o.tenant.pausedUntil)}
+	own := script.Own{Free: o.free, Paused: max(0, o.tenant.pausedUntil)}
 	for _, w := range o.windows {
 		if len(o.tenant.Windows) == 0 {
 			break

@@ -28,9 +28,6 @@ type Request struct {
 	// ignores it. The default, zero, is no limit.
 	Deadline time.Time
 
-	// Exempt requests are counted, but never denied, as those of an exempt tenant.
-	Exempt bool
-
 	// Front lets a ticket join before the others of its tenant, attributes and queue. It is for a job
 	// that ran, failed and is retried.
 	Front bool

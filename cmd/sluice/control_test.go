@@ -138,7 +138,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		that(t, err == nil && info.Archived == 3 && info.Size == 3 && wait() == 0, "the queue is", info, err)
 		run("drop", "api", "--why", "x").want(t, exitBadInput, "drop needs the arguments POLICY TENANT")
 
-		must(t, errOf(limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme", Exempt: true})))
+		must(t, errOf(limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})))
 		says(run("reset", "api", "acme", "--why", "new key"), `tenant "acme" of api: emptied 1 count`)
 		if d, err := limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil || d.Windows[1].Used != 0 {
 			t.Errorf("after a reset %+v, %v", d.Windows, err)

@@ -100,7 +100,9 @@ func TestACallEndsWhoseSlotIsLost(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		window := slots(1)
 		window.Lease = 6 * time.Second // the other's is not renewed
-		limiter := limitertest.New(t, client, policy("api", window))
+		api := policy("api", window)
+		api.Tenants = map[string]throttle.Tenant{"exempt": {Exempt: true}}
+		limiter := limitertest.New(t, client, api)
 		server := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
@@ -109,7 +111,7 @@ func TestACallEndsWhoseSlotIsLost(t *testing.T) {
 		resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"}).RoundTrip(req)
 		expect.Must(t, err)
 		client.FlushAll(t.Context())
-		other := throttle.Request{Policy: "api", Exempt: true} // a renewal may have come before
+		other := throttle.Request{Policy: "api", Tenant: "exempt"} // a renewal may have come before
 		d, err := limiter.Reserve(t.Context(), other)
 		expect.Require(t, err == nil && d.Granted, "nobody could take the slot", err)
 		if limitertest.Used(limitertest.Peek(t, limiter, other))[0] == 1 {

@@ -28,7 +28,6 @@ func TestDenyAfterNeedsWhatCanBeDenied(t *testing.T) {
 		want string
 	}{
 		{throttle.Request{Policy: "api", Tenant: "zeta"}, 1, "never denied"},
-		{throttle.Request{Policy: "api", Tenant: "acme", Exempt: true}, 1, "never denied"},
 		{throttle.Request{Policy: "new", Tenant: "acme"}, 1, "never denied"},
 		{throttle.Request{Policy: "api", Tenant: "acme"}, -1, "-1 requests"},
 		{throttle.Request{Policy: "api", Tenant: "acme"}, 4, "too few for 4"},

@@ -98,12 +98,12 @@ func (h *Hooked) TryTogether(t TB, calls ...Call) ([]throttle.Decision, []error)
 	return decisions, errs
 }
 
-// before is a request that the limiter does not refuse.
+// before is a request that the limiter does not refuse: it costs nothing.
 func before(calls []Call) throttle.Request {
 	r := calls[0].Request
 	if calls[0].Cancel != nil {
 		r = calls[0].Cancel.Request
 	}
-	r.Exempt = true
+	r.Cost = map[string]int64{throttle.Requests: 0}
 	return r
 }

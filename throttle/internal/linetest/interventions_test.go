@@ -44,8 +44,10 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 		st.pauses()
 		st.at(6 * m).takes("a1").at(7 * m).takes("a2").at(8 * m).takes("a3").at(9 * m).takes("a4").asks(-1)
 	}
+	withExempt := limitertest.Policy(limitertest.SharedWindow(2, 10*s))
+	withExempt.Tenants = map[string]throttle.Tenant{"e": {Exempt: true}}
 	tell(t, map[string]scenario{
-		"a policy is paused": {limitertest.Policy(limitertest.SharedWindow(2, 10*s)), func(st *story) {
+		"a policy is paused": {withExempt, func(st *story) {
 			st.pauses("")
 			if d := limitertest.Reserve(st, st.l, st.without("a")); d.Granted || d.Queued || d.RetryIn < h-m {
 				st.Errorf("%+v", d) // although there is room
@@ -66,7 +68,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 				change(&r)
 				expect.Err(st, st.joining(r).Err, new(*throttle.TooLateError), "it cannot start before the pause ends")
 			}
-			for _, r := range []throttle.Request{st.of("d1"), st.without("d"), {Policy: "p", Tenant: "e", Exempt: true}} {
+			for _, r := range []throttle.Request{st.of("d1"), st.without("d"), {Policy: "p", Tenant: "e"}} {
 				d := limitertest.Reserve(st, st.l, r)
 				expect.That(st, !d.Granted && d.RetryIn >= h-m && d.Binds == throttle.ByPause &&
 					d.Queued == (r.Ticket.ID != ""), d)

@@ -241,9 +241,11 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.tokens = 1
 			st.joins("n1", "a1", "b1")
 			st.takes("n1").at(10 * s).takes()
-			r := st.without("a")
-			r.Exempt, r.Cost = true, map[string]int64{"requests": 0, "tokens": 2}
-			limitertest.Reserve(st, st.l, r)
+			exempting, other, r := passing, st.server(), st.without("a")
+			exempting.Tenants = map[string]throttle.Tenant{"a": {Exempt: true}}
+			other.set(exempting)
+			r.Cost = map[string]int64{"requests": 0, "tokens": 2}
+			limitertest.Reserve(st, other.l, r)
 			st.at(15 * s).takes().takes("b1")
 			st.at(40 * s).takes("a1").asks(-1)
 		}},

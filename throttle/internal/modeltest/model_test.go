@@ -46,7 +46,7 @@ func (m *model) setWindows(windows []throttle.Window) {
 	m.windows = limitertest.Policy(windows...).WithDefaults().Windows
 }
 
-func (m *model) exempts(r throttle.Request) bool { return r.Exempt || r.Tenant == m.exempt }
+func (m *model) exempts(r throttle.Request) bool { return r.Tenant == m.exempt }
 
 func scopeOf(w throttle.Window, r throttle.Request) throttle.ScopeValue {
 	attributes := w.Scope.Attributes()

@@ -82,7 +82,6 @@ func sequence(t *rapid.T, client *redis.Client) {
 			Cost:       map[string]int64{},
 			Policy:     "p",
 			Tenant:     rapid.SampledFrom([]string{"acme", "acme", "initech", "exempt"}).Draw(t, "tenant"),
-			Exempt:     rapid.IntRange(0, 9).Draw(t, "exempt") == 0,
 		}
 		if cost := rapid.Int64Range(-1, 4).Draw(t, "cost"); cost >= 0 {
 			r.Cost["requests"] = cost

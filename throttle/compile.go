@@ -14,8 +14,7 @@ import (
 // A compiledPolicy is a policy, or one shard of it, with everything computed that does not depend
 // on a request.
 type compiledPolicy struct {
-	Policy            // as it counts
-	declared Policy   // as it was given, with defaults
+	Policy            // with defaults
 	line     string   // its name: see lineName
 	flowBy   []string // the attributes that flows differ in: those of all scopes, and the tenant
 	flowMark string   // of the scopes
@@ -24,7 +23,7 @@ type compiledPolicy struct {
 	script   *script.Policy
 	units    []string // every unit that a window counts
 	upstream []int    // the numbers, from 1, of the scopes that Policy.Upstream names
-	windows  []window
+	windows  []window // by which it counts
 
 	*policyState
 
@@ -68,11 +67,7 @@ func (l *Limiter) compilePolicy(p Policy) ([]*compiledPolicy, error) {
 
 func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 	state := &policyState{group: l.runner.NewGroup(), claims: newClaims(l, line), taker: l.runner.NewTaker()}
-	cp := &compiledPolicy{Policy: p, declared: p, line: line, policyState: state}
-	if p.Mode == ModeObserve {
-		p.Windows = observed(p.Windows)
-		cp.Policy = p
-	}
+	cp := &compiledPolicy{Policy: p, line: line, policyState: state}
 	cp.flowBy = []string{TenantAttribute}
 	for _, w := range p.Windows {
 		attributes := w.Scope.Attributes()
@@ -104,6 +99,11 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 	}
 	cp.flowMark = script.FlowMark(sp.Scopes)
 	for i, w := range p.Windows {
+		if p.Mode == ModeObserve && algorithms[w.Algorithm].ForgetsExcess {
+			// A denied request would be charged later than now. Windows that forget what is over the limit
+			// cannot show that. As GCRA windows they are virtual queues, which drain at the rate of the limit.
+			w.Algorithm, w.Burst = AlgorithmGCRA, w.Limit
+		}
 		a := algorithms[w.Algorithm]
 		attributes := w.Scope.Attributes()
 		scope := slices.IndexFunc(cp.scopes, func(s []string) bool { return slices.Equal(s, attributes) })
@@ -123,20 +123,6 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 	sp.Algorithms = sortedSet(sp.Algorithms)
 	cp.script = l.runner.Prepare(sp)
 	return cp
-}
-
-// observed returns the windows by which a policy counts that only observes. A denied request would
-// be charged later than now. Windows that forget what is over the limit cannot show that. As GCRA
-// windows they are virtual queues, which drain at the rate of the limit.
-func observed(windows []Window) []Window {
-	out := make([]Window, len(windows))
-	for i, w := range windows {
-		if algorithms[w.Algorithm].ForgetsExcess {
-			w.Algorithm, w.Burst = AlgorithmGCRA, w.Limit
-		}
-		out[i] = w
-	}
-	return out
 }
 
 func sortedSet(texts []string) []string {

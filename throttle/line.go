@@ -22,7 +22,19 @@ func (l *Limiter) Line(name string) *Line { return &Line{l, name} }
 
 // Lines returns the names of the lines that a server should take from, with those of policies that
 // SetPolicies removed, until nobody waits there.
-func (l *Limiter) Lines() []string { return l.policies.Load().lines() }
+func (l *Limiter) Lines() []string {
+	set := l.policies.Load()
+	var names []string
+	for _, name := range set.names {
+		for _, cp := range set.byName[name] {
+			names = append(names, cp.line)
+		}
+	}
+	for _, cp := range set.removed() {
+		names = append(names, cp.line)
+	}
+	return names
+}
 
 // A Place is the answer to one request of a Join. Its Decision says where the ticket stands: RetryIn is 0 if
 // it fits now. BySlots makes it an estimate, by the rate at which servers took tickets of its queue in the

@@ -7,8 +7,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 
 	"github.com/sluice-go/sluice/throttle/internal/glob"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
@@ -37,41 +35,20 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	before := l.policies.Load()
 	set.inherit(before, former)
 	l.policies.Store(set)
-	if before != nil {
-		l.logPolicies(before, set)
+	if before != nil && !reflect.DeepEqual(before.policies(), set.policies()) {
+		l.config.Logger.Info("throttle: the policies were replaced", "policies", set.names)
 	}
 	return nil
 }
 
-func (l *Limiter) logPolicies(before, now *policySet) {
-	names := map[string][]string{}
-	for _, name := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(before.names, now.names)))) {
-		switch was, is := before.byName[name], now.byName[name]; {
-		case was == nil:
-			names["added"] = append(names["added"], name)
-		case is == nil:
-			names["removed"] = append(names["removed"], name)
-		case !reflect.DeepEqual(was[0].declared, is[0].declared):
-			names["changed"] = append(names["changed"], name)
-		}
-	}
-	var about []any
-	for _, what := range slices.Sorted(maps.Keys(names)) {
-		about = append(about, what, names[what])
-	}
-	if about != nil {
-		l.config.Logger.Info("throttle: the policies were replaced", about...)
-	}
-}
-
 // Policies returns copies of all policies, in the order of SetPolicies, with their defaults.
-func (l *Limiter) Policies() []Policy {
-	var policies []Policy
-	set := l.policies.Load()
+func (l *Limiter) Policies() []Policy { return l.policies.Load().policies() }
+
+func (set *policySet) policies() (all []Policy) {
 	for _, name := range set.names {
-		policies = append(policies, set.byName[name][0].declared.WithDefaults())
+		all = append(all, set.byName[name][0].WithDefaults())
 	}
-	return policies
+	return all
 }
 
 // Match returns the policy whose Policy.Match matches a task type, or false. For work that waits or waited
@@ -79,33 +56,47 @@ func (l *Limiter) Policies() []Policy {
 // Tenants and Windows.
 func (l *Limiter) Match(taskType string, waited bool) (Policy, bool) {
 	set := l.policies.Load()
-	cp := set.match(taskType)
-	if cp == nil && waited {
-		cp = set.removed(func(cp *compiledPolicy) bool { return cp.Matches(taskType) })
-	}
-	return cp.given()
-}
-
-// Lookup returns the policy of that name, or the one that has a line of that name, or false. It may
-// have been removed.
-func (l *Limiter) Lookup(policyOrLine string) (Policy, bool) {
-	set := l.policies.Load()
-	cp := set.byLine[policyOrLine]
-	if shards := set.byName[policyOrLine]; shards != nil {
-		cp = shards[0]
-	}
-	if cp == nil {
-		cp = set.removed(func(cp *compiledPolicy) bool { return cp.line == policyOrLine || cp.Name == policyOrLine })
-	}
-	return cp.given()
-}
-
-// removed returns the first removed policy, by name, of which that is true, or nil.
-func (set *policySet) removed(is func(*compiledPolicy) bool) *compiledPolicy {
-	for _, line := range slices.Sorted(maps.Keys(set.former)) {
-		if cp := set.former[line]; !cp.drained.Load() && is(cp) {
-			return cp
+	for _, name := range set.names {
+		if cp := set.byName[name][0]; cp.Matches(taskType) {
+			return cp.given()
 		}
+	}
+	if waited {
+		return set.firstRemoved(func(cp *compiledPolicy) bool { return cp.Matches(taskType) }).given()
+	}
+	return Policy{}, false
+}
+
+// Lookup returns the policy of that name, or the one that a line of that name belongs to, or false. It
+// may have been removed.
+func (l *Limiter) Lookup(policyOrLine string) (Policy, bool) {
+	return l.policies.Load().named(PolicyOf(policyOrLine)).given()
+}
+
+// named returns the policy of that name, even if it was removed, or nil.
+func (set *policySet) named(policy string) *compiledPolicy {
+	if shards := set.byName[policy]; shards != nil {
+		return shards[0]
+	}
+	return set.firstRemoved(func(cp *compiledPolicy) bool { return cp.Name == policy })
+}
+
+// removed returns the policies that were removed, and whose lines are not known to be empty, by the names of
+// the lines.
+func (set *policySet) removed() (policies []*compiledPolicy) {
+	for _, line := range slices.Sorted(maps.Keys(set.former)) {
+		if cp := set.former[line]; !cp.drained.Load() {
+			policies = append(policies, cp)
+		}
+	}
+	return policies
+}
+
+// firstRemoved returns the first of these of which that is true, or nil.
+func (set *policySet) firstRemoved(is func(*compiledPolicy) bool) *compiledPolicy {
+	removed := set.removed()
+	if i := slices.IndexFunc(removed, is); i >= 0 {
+		return removed[i]
 	}
 	return nil
 }
@@ -114,7 +105,7 @@ func (cp *compiledPolicy) given() (Policy, bool) {
 	if cp == nil {
 		return Policy{}, false
 	}
-	p := cp.declared
+	p := cp.Policy
 	p.Match, p.Tenants, p.Windows = nil, nil, nil
 	return p, true
 }
@@ -156,16 +147,11 @@ func (l *Limiter) policyOfLine(line string, former bool) (*compiledPolicy, error
 
 // A policySet holds all policies of a limiter. SetPolicies replaces it as a whole.
 type policySet struct {
-	names   []string
-	byName  map[string][]*compiledPolicy // by shard
-	byLine  map[string]*compiledPolicy
-	former  map[string]*compiledPolicy // by line: policies that SetPolicies removed
-	matched sync.Map                   // task type -> *compiledPolicy or nil, for the types seen so far
-	seen    atomic.Int64
+	names  []string
+	byName map[string][]*compiledPolicy // by shard
+	byLine map[string]*compiledPolicy
+	former map[string]*compiledPolicy // by line: policies that SetPolicies removed
 }
-
-// maxMatched bounds the task types that are remembered, as types are data.
-const maxMatched = 10_000
 
 func (l *Limiter) compile(policies []Policy) (*policySet, error) {
 	set := &policySet{byName: map[string][]*compiledPolicy{}, byLine: map[string]*compiledPolicy{}}
@@ -225,39 +211,6 @@ func (set *policySet) inherit(before *policySet, former []*compiledPolicy) {
 	}
 }
 
-func (set *policySet) match(taskType string) *compiledPolicy {
-	if cp, ok := set.matched.Load(taskType); ok {
-		return cp.(*compiledPolicy)
-	}
-	var found *compiledPolicy
-	for _, name := range set.names {
-		if cp := set.byName[name][0]; cp.Matches(taskType) {
-			found = cp
-			break
-		}
-	}
-	if set.seen.Add(1) <= maxMatched {
-		set.matched.Store(taskType, found)
-	}
-	return found
-}
-
-// lines returns the names of the lines in which tickets may wait.
-func (set *policySet) lines() []string {
-	var names []string
-	for _, name := range set.names {
-		for _, cp := range set.byName[name] {
-			names = append(names, cp.line)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(set.former)) {
-		if !set.former[name].drained.Load() {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
 // lineName returns the name of the line in which tickets of a tenant wait, which is also the hash
 // tag of the tenant's windows.
 func lineName(policy, tenant string, shards int) string {
@@ -287,12 +240,9 @@ func shardOf(tenant string, shards int) int {
 // LineOf returns the name of the line in which tickets of a tenant wait for a policy. It is the
 // policy's, unless that has shards. Tickets that joined before these changed wait in other lines.
 func (l *Limiter) LineOf(policy, tenant string) string {
-	set := l.policies.Load()
-	shards := len(set.byName[policy])
-	if shards == 0 {
-		if cp := set.removed(func(cp *compiledPolicy) bool { return cp.Name == policy }); cp != nil {
-			shards = cp.Shards
-		}
+	shards := 1
+	if cp := l.policies.Load().named(policy); cp != nil {
+		shards = cp.Shards
 	}
 	return lineName(policy, tenant, shards)
 }

@@ -5,14 +5,16 @@ package glob
 import "slices"
 
 // Match reports whether the glob matches the whole name.
-func Match(glob, name string) bool {
-	return meet(glob, name, false)
-}
+func Match(glob, name string) bool { return meet(glob, name, false) }
 
-// Overlap reports whether both globs match some name. Most differ in a byte before the first wildcard, or
-// behind the last one, which is cheap to see.
-func Overlap(a, b string) bool {
-	plain := func(c, d byte) bool { return c != '*' && c != '?' && d != '*' && d != '?' }
+// Overlap reports whether both globs match some name.
+func Overlap(a, b string) bool { return meet(a, b, true) }
+
+// meet reports whether both strings have a name in common. Unless both are globs, b is a name: its
+// wildcards stand for themselves. Most differ in a byte before the first wildcard, or behind the last
+// one, which is cheap to see.
+func meet(a, b string, both bool) bool {
+	plain := func(c, d byte) bool { return c != '*' && c != '?' && !(both && (d == '*' || d == '?')) }
 	for a != "" && b != "" && plain(a[0], b[0]) {
 		if a[0] != b[0] {
 			return false
@@ -24,12 +26,11 @@ func Overlap(a, b string) bool {
 			return false
 		}
 	}
-	return meet(a, b, true)
+	return walk(a, b, both)
 }
 
-// meet walks both strings together. reach[j] says whether a[:i] and b[:j] have a name in
-// common. Unless both is set, b is a name: its wildcards stand for themselves.
-func meet(a, b string, both bool) bool {
+// walk walks both strings together. reach[j] says whether a[:i] and b[:j] have a name in common.
+func walk(a, b string, both bool) bool {
 	star := func(s string, i int, glob bool) bool { return glob && s[i] == '*' }
 	reach := make([]bool, len(b)+1)
 	reach[0] = true

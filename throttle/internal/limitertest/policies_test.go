@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"reflect"
 	"slices"
@@ -28,15 +27,10 @@ func TestPolicyForATaskType(t *testing.T) {
 		throttle.Policy{Name: "by-name-only", Windows: window},
 	)
 	matched := func(taskType string) string { p, _ := l.Match(taskType, false); return p.Name }
-	for range 2 { // the second time remembered
-		for taskType, want := range map[string]string{"http:call": "http", "rpc:x": "http", "rpc:xy": "", "mail:send": "mail", "mail:sent": "", "": "", "by-name-only": ""} {
-			p, ok := l.Match(taskType, false)
-			expect.Equal(t, p.Name, want, taskType)
-			expect.Equal(t, ok, want != "", taskType)
-		}
-	}
-	for i := range 20_000 { // more types than are remembered
-		expect.Equal(t, matched(fmt.Sprint("http:", i)), "http")
+	for taskType, want := range map[string]string{"http:call": "http", "rpc:x": "http", "rpc:xy": "", "mail:send": "mail", "mail:sent": "", "": "", "by-name-only": ""} {
+		p, ok := l.Match(taskType, false)
+		expect.Equal(t, p.Name, want, taskType)
+		expect.Equal(t, ok, want != "", taskType)
 	}
 	expect.Must(t, l.SetPolicies([]throttle.Policy{{Name: "all", Match: []string{"*"}, Windows: window}}))
 	expect.Equal(t, matched("mail:sent"), "all")
@@ -124,7 +118,7 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 	})
 }
 
-// SetPolicies logs what it changes, and nothing if that is nothing.
+// SetPolicies logs the policies, and nothing if they are what they were.
 func TestReplacedPoliciesAreLogged(t *testing.T) {
 	var log bytes.Buffer
 	named := func(name string, limit int64) throttle.Policy {
@@ -140,7 +134,7 @@ func TestReplacedPoliciesAreLogged(t *testing.T) {
 		want     string
 	}{
 		{[]throttle.Policy{named("a", 1), named("b", 1), named("c", 1)}, ""},
-		{[]throttle.Policy{named("d", 1), named("b", 2), named("c", 1)}, `"throttle: the policies were replaced" added=[d] changed=[b] removed=[a]`},
+		{[]throttle.Policy{named("d", 1), named("b", 2), named("c", 1)}, `"throttle: the policies were replaced" policies="[d b c]"`},
 		{[]throttle.Policy{named("bad name", 1)}, ""},
 	} {
 		log.Reset()

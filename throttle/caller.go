@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// A Caller is what the calls of a running job know of it: their context carries it. It records which slots
-// the calls hold, and whether the upstream refused one. Its methods are safe for concurrent use. Those of a
-// nil Caller record nothing, and report false. Request must not change once the job runs.
+// A Caller is what the calls of a running job know of it: their context carries it. It records whether the
+// upstream refused one. Its methods are safe for concurrent use. Those of a nil Caller record nothing, and
+// report false. Request must not change once the job runs.
 //
 // Package worker makes one for each task. A handler uses the worker.Job of its context instead.
 type Caller struct {
@@ -22,8 +22,7 @@ type Caller struct {
 
 	mu      sync.Mutex
 	counted bool
-	held    map[string]string // of Concurrency windows: policies by the reservation's ID
-	refused refusal           // zero if there is none
+	refused refusal // zero if there is none
 }
 
 type refusal struct {
@@ -98,25 +97,4 @@ func (c *Caller) Refusal() (retryIn time.Duration, policy string, ok bool) {
 		}
 	})
 	return retryIn, policy, ok
-}
-
-func (c *Caller) hold(r Reservation) {
-	c.do(func() {
-		if c.held == nil {
-			c.held = map[string]string{}
-		}
-		c.held[r.ID] = r.Policy
-	})
-}
-
-func (c *Caller) drop(r Reservation) { c.do(func() { delete(c.held, r.ID) }) }
-
-// holdsFrom reports whether the job holds slots of this policy or of one later in name order.
-func (c *Caller) holdsFrom(policy string) (holds bool) {
-	c.do(func() {
-		for _, held := range c.held {
-			holds = holds || held >= policy
-		}
-	})
-	return holds
 }

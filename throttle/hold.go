@@ -10,8 +10,9 @@ import (
 type hold struct {
 	caller  *Caller
 	cancel  context.CancelCauseFunc // of the work
-	stop    context.CancelFunc      // of the renewing
-	stopped chan struct{}           // closed when the renewing has ended
+	policy  string
+	stop    context.CancelFunc // of the renewing
+	stopped chan struct{}      // closed when the renewing has ended
 }
 
 // Hold keeps what Concurrency windows lend to the reservation: it renews the lease three times a
@@ -28,10 +29,9 @@ func (r Reservation) Hold(ctx context.Context) context.Context {
 	}
 	work, cancel := context.WithCancelCause(ctx)
 	renewing, stop := context.WithCancel(context.WithoutCancel(ctx))
-	h := &hold{caller: CallerFrom(ctx), cancel: cancel, stop: stop, stopped: make(chan struct{})}
-	h.caller.hold(r)
+	h := &hold{CallerFrom(ctx), cancel, r.Policy, stop, make(chan struct{})}
 	if before, held := r.limiter.holds.Swap(r.ID, h); held {
-		before.(*hold).end(r)
+		before.(*hold).end()
 	}
 	go func() {
 		defer close(h.stopped)
@@ -41,10 +41,19 @@ func (r Reservation) Hold(ctx context.Context) context.Context {
 }
 
 // end ends the renewing, also one that is under way.
-func (h *hold) end(r Reservation) {
+func (h *hold) end() {
 	h.stop()
 	<-h.stopped
-	h.caller.drop(r)
+}
+
+// holdsFrom reports whether calls of a job hold slots of this policy or of one later in name order.
+func (l *Limiter) holdsFrom(policy string, caller *Caller) (found bool) {
+	l.holds.Range(func(_, held any) bool {
+		h := held.(*hold)
+		found = caller != nil && h.caller == caller && h.policy >= policy
+		return !found
+	})
+	return found
 }
 
 // endWork ends the work, as the lease is lost, and reports whether it did: not if the reservation is being

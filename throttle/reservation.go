@@ -44,7 +44,7 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	case isHeld && err != nil:
 		r.limiter.holds.Store(r.ID, held)
 	case isHeld:
-		held.(*hold).end(r)
+		held.(*hold).end()
 	}
 	if err != nil {
 		return Refund{}, err
@@ -157,7 +157,7 @@ func (r Reservation) Release(ctx context.Context) error {
 	}
 	if held, ok := r.limiter.holds.LoadAndDelete(r.ID); ok {
 		h := held.(*hold)
-		h.end(r) // a renewal after the release would take the room again
+		h.end() // a renewal after the release would take the room again
 		defer h.cancel(context.Canceled)
 	}
 	if !cp.leases { // not by Lease: what is held stays held when the cost is settled to 0

@@ -29,7 +29,7 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	asked := r
 	asked.MaxWait = 0
 	cp, err := l.policyFor(r.Policy, r.Tenant)
-	mayDeadlock := err == nil && cp.leases && CallerFrom(ctx).holdsFrom(r.Policy)
+	mayDeadlock := err == nil && cp.leases && l.holdsFrom(r.Policy, CallerFrom(ctx))
 	if r.MaxWait < 0 || mayDeadlock {
 		d, err := l.Reserve(ctx, asked)
 		if err == nil && !d.Granted {

@@ -2,7 +2,6 @@ package throttle
 
 import (
 	"context"
-	"maps"
 	"sync"
 	"time"
 
@@ -15,8 +14,6 @@ type waiter struct {
 	id     string                   // of its claim
 	joins  int                      // how often that joined
 	taken  chan *script.TakenTicket // holds one: that of its claim, or nil if that has to join again
-
-	inLine bool // under the lock of the claims
 }
 
 const (
@@ -77,14 +74,13 @@ func (w *waiter) end() {
 }
 
 // joined notes that a claim is in line, and schedules a take for when it is expected to fit.
-func (c *claims) joined(w *waiter, fitsIn time.Duration, leases bool) {
+func (c *claims) joined(fitsIn time.Duration, leases bool) {
 	now, interval := time.Now(), min(fitsIn, maxTakeInterval)
 	if leases {
 		interval = min(interval, slotTakeInterval)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w.inLine = true
 	if c.timer == nil {
 		c.timer = time.AfterFunc(interval, c.take)
 	}
@@ -122,8 +118,6 @@ func (c *claims) take() {
 		c.next = time.Time{}
 		return
 	}
-	inLine := maps.Clone(c.waiting)
-	maps.DeleteFunc(inLine, func(_ string, w *waiter) bool { return !w.inLine })
 	most := min(len(c.waiting), MaxTake)
 	c.taking, c.next = true, time.Now().Add(maxTakeInterval)
 	c.mu.Unlock()
@@ -136,7 +130,7 @@ func (c *claims) take() {
 	}
 	c.mu.Lock()
 	c.taking = false
-	// Claims that Redis may have dropped join again.
+	// Claims that Redis may have dropped join again. One that joins just now keeps its place.
 	again := err != nil || reply.Next == 0 || time.Since(c.answered) > claimsLostAfter
 	if err != nil || next < 0 {
 		next = maxTakeInterval
@@ -152,8 +146,8 @@ func (c *claims) take() {
 			c.limiter.refundLater(c.line, t)
 		}
 	}
-	for id, w := range inLine {
-		if again && c.waiting[id] == w {
+	if again {
+		for _, w := range c.waiting {
 			w.deliver(nil)
 		}
 	}
@@ -162,7 +156,6 @@ func (c *claims) take() {
 
 // deliver replaces what the call has not read. The lock of its claims is held.
 func (w *waiter) deliver(ticket *script.TakenTicket) {
-	w.inLine = false
 	select {
 	case <-w.taken:
 	default:

@@ -170,12 +170,19 @@ func (n *Line) Leave(ctx context.Context, tickets ...Ticket) error {
 	if err != nil {
 		return err
 	}
-	asks := make([]script.Request, len(tickets))
+	names := make([]string, len(tickets))
 	for i, t := range tickets {
-		asks[i] = script.Request{
-			Op: script.Leave, Ticket: t.name(), Keys: make([]string, len(cp.scopes)),
-		}
+		names[i] = t.name()
 	}
-	_, err = cp.decide(ctx, asks...)
+	return cp.leave(ctx, names...)
+}
+
+// leave withdraws tickets, or claims, by the names that the script knows them by.
+func (cp *compiledPolicy) leave(ctx context.Context, tickets ...string) error {
+	asks := make([]script.Request, len(tickets))
+	for i, name := range tickets {
+		asks[i] = script.Request{Op: script.Leave, Ticket: name, Keys: make([]string, len(cp.scopes))}
+	}
+	_, err := cp.decide(ctx, asks...)
 	return err
 }

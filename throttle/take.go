@@ -256,11 +256,6 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, 
 // request does not match the ticket, or the policy has other windows by now, ReserveAgain refunds the
 // ticket, and then is Limiter.Reserve. Errors are Reserve's.
 func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Decision, error) {
-	return n.reserveAgain(ctx, t, script.Escape(t.Queue), r)
-}
-
-// reserveAgain replaces a ticket, or a claim. The queue is as script.Flow takes it.
-func (n *Line) reserveAgain(ctx context.Context, t TakenTicket, queue string, r Request) (Decision, error) {
 	l := n.limiter
 	cp, err := l.policyThatDecides(n.name, r)
 	if err != nil {
@@ -272,7 +267,7 @@ func (n *Line) reserveAgain(ctx context.Context, t TakenTicket, queue string, r 
 	}
 	granted := t.Decision.Reservation
 	// What was granted does not help these.
-	if !cp.matches(t, queue, r) || o.neverDenied || o.neverCounted(granted) != nil {
+	if !cp.matches(t, script.Escape(t.Queue), r) || o.neverDenied || o.neverCounted(granted) != nil {
 		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
 			return l.failOpen(ctx, o, err)
 		}
@@ -293,6 +288,7 @@ func (n *Line) Matches(t TakenTicket, r Request) bool {
 	return err == nil && cp.matches(t, script.Escape(t.Queue), r)
 }
 
+// matches is Line.Matches. The queue is as script.Flow takes it.
 func (cp *compiledPolicy) matches(t TakenTicket, queue string, r Request) bool {
 	granted := t.Decision.Reservation
 	return granted.by != nil && cp.line == granted.by.line && t.flow == cp.flow(queue, r) &&

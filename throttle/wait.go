@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/script"
@@ -76,8 +75,8 @@ func (l *Limiter) waitInLine(ctx context.Context, r Request) (Decision, error) {
 		case ticket == nil:
 			continue
 		}
-		if d, err = w.use(ctx, o, ticket, r); err != nil || d.Granted {
-			return d, err
+		if d, ok := w.use(ctx, o, *ticket, r); ok {
+			return d, nil
 		}
 		w.end()
 		w = &waiter{}
@@ -99,7 +98,7 @@ func (w *waiter) join(ctx context.Context, o *operation, r Request) (Decision, e
 		go w.leave(ctx, o)
 	case !d.Granted:
 		d.Queued, d.AlreadyQueued = false, false // it is withdrawn when the call returns
-		w.claims.joined(w, d.RetryIn, o.leases)
+		w.claims.joined(d.RetryIn, o.leases)
 	}
 	return d, err
 }
@@ -111,57 +110,49 @@ func denial(d Decision) error { return &DeniedError{Cause: context.DeadlineExcee
 func (w *waiter) await(
 	ctx context.Context, o *operation, d Decision, deadline time.Time,
 ) (*script.TakenTicket, error) {
-	asked, left := time.Now(), time.Duration(math.MaxInt64)
+	asked, until := time.Now(), ctx
 	if !deadline.IsZero() {
-		left = deadline.Sub(asked)
+		var stop context.CancelFunc
+		until, stop = context.WithDeadline(ctx, deadline)
+		defer stop()
 	}
-	timer := time.NewTimer(left)
-	defer timer.Stop()
-	var err error
 	select {
 	case ticket := <-w.taken:
 		return ticket, nil
-	case <-ctx.Done():
-		err = fmt.Errorf("throttle: %s: %w", d.Reason(), contextError(ctx))
-	case <-timer.C:
-	}
-	if err == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		// The caller may act on these: they count from now on.
-		d.RetryIn = max(d.RetryIn-time.Since(asked), time.Millisecond)
-		if d.Latest > 0 {
-			d.Latest = max(d.Latest-time.Since(asked), d.RetryIn)
-		}
-		err = denial(d)
+	case <-until.Done():
 	}
 	w.leave(ctx, o)
-	return nil, err
+	if !errors.Is(until.Err(), context.DeadlineExceeded) {
+		return nil, fmt.Errorf("throttle: %s: %w", d.Reason(), contextError(ctx))
+	}
+	// The caller may act on these: they count from now on.
+	d.RetryIn = max(d.RetryIn-time.Since(asked), time.Millisecond)
+	if d.Latest > 0 {
+		d.Latest = max(d.Latest-time.Since(asked), d.RetryIn)
+	}
+	return nil, denial(d)
 }
 
-// use returns the decision of a claim that was taken. If the policy does not allow that, it reserves once
-// more.
-func (w *waiter) use(
-	ctx context.Context, o *operation, t *script.TakenTicket, r Request,
-) (Decision, error) {
+// use returns the decision of a claim that was taken. It returns false, and gives it back, if the policy is
+// another by now.
+func (w *waiter) use(ctx context.Context, o *operation, t script.TakenTicket, r Request) (Decision, bool) {
 	l := w.claims.limiter
 	if w.joins > 1 {
 		w.leave(ctx, o) // it may have joined again
 	}
-	ticket := o.taken(*t)
+	ticket := o.taken(t)
 	l.config.Observer.Taken(o.Name, []TakenTicket{ticket})
 	cp, err := l.policyThatDecides(o.line, r)
 	if err != nil || !cp.matches(ticket, w.claims.queue, r) {
-		d, err := l.Line(o.line).reserveAgain(ctx, ticket, w.claims.queue, r)
-		if err != nil || d.FailedOpen != nil {
-			l.refundLater(o.line, *t)
-		}
-		return d, err
+		l.refundLater(o.line, t)
+		return Decision{}, false
 	}
 	d := ticket.Decision
 	d.Reservation.Request, d.Reservation.limiter = r, l
 	if len(t.Windows) == len(o.windows) {
 		d.Windows = o.states(t.Windows, t.At, true)
 	}
-	return d, nil
+	return d, true
 }
 
 const leaveTimeout = time.Second
@@ -171,7 +162,5 @@ const leaveTimeout = time.Second
 func (w *waiter) leave(ctx context.Context, o *operation) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
-	_, _ = o.do(ctx, script.Request{
-		Op: script.Leave, Ticket: script.TicketName(w.claims.queue, w.id), Keys: make([]string, len(o.scopes)),
-	})
+	_ = o.compiledPolicy.leave(ctx, script.TicketName(w.claims.queue, w.id))
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"maps"
-	"reflect"
 	"time"
 )
 
@@ -31,19 +30,20 @@ type OperatorPause struct {
 	Why    string    `json:"why"`              // the reason
 }
 
-// Interventions are what operators have put in force for a while.
+// Interventions are what operators have put in force for a while. A limiter keeps what it gets, and
+// returns the same: nobody may change it then.
 type Interventions struct {
 	At        time.Time        // by the clock of Redis
 	Overrides []TenantOverride // one for each policy and tenant
 	Pauses    []OperatorPause  // one for each policy, and each tenant of it
 }
 
-// InForce returns a deep copy, without interventions that have ended at a time.
+// InForce returns those that have not ended at a time.
 func (i Interventions) InForce(at time.Time) Interventions {
 	now := Interventions{At: at}
 	for _, o := range i.Overrides {
 		if o.Until.After(at) {
-			now.Overrides = append(now.Overrides, o.clone())
+			now.Overrides = append(now.Overrides, o)
 		}
 	}
 	for _, p := range i.Pauses {
@@ -88,14 +88,23 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
-	before := l.interventions.Swap(now)
-	changed := now.changed(before)
+	tenants := map[target]bool{} // whose tickets in line follow: they carry settings
+	for _, some := range []*interventions{l.interventions.Swap(now), now} {
+		for c := range some.overrides {
+			tenants[c] = true
+		}
+		for c := range some.pauses {
+			if c.tenant != "" {
+				tenants[c] = true
+			}
+		}
+	}
 	for _, line := range l.Lines() {
 		cp, _ := l.policyOfLine(line, true)
-		for c := range changed {
+		for c := range tenants {
 			if c.policy == cp.Name && cp.serves.Load() { // else others refresh the tickets
-				cp.refreshAt.Store(time.Now().Add(followWithin).UnixNano()) // clients may join by what was
-				go l.refreshOr(context.Background(), cp, changed, time.Now())
+				cp.refreshAt.Store(time.Now().Add(followWithin).UnixNano())      // clients may join by what was
+				go func() { _ = l.refresh(context.Background(), cp, tenants) }() // else a take does it then
 				break
 			}
 		}
@@ -107,40 +116,6 @@ func (l *Limiter) SetInterventions(i Interventions) {
 func (l *Limiter) Interventions() Interventions {
 	now := l.interventions.Load()
 	return now.all.InForce(time.Now().Add(now.offset))
-}
-
-// changed returns the tenants for whose tickets in line something has changed. What all tenants share is
-// not written there.
-func (now *interventions) changed(before *interventions) map[target]bool {
-	changed := map[target]bool{}
-	for _, both := range [][2]*interventions{{now, before}, {before, now}} {
-		one, other := both[0], both[1]
-		for c, o := range one.overrides {
-			if match := other.overrides[c]; match == nil || !reflect.DeepEqual(o.settings(), match.settings()) {
-				changed[c] = true
-			}
-		}
-		for c, p := range one.pauses {
-			if c.tenant != "" && !p.Until.Equal(other.pauses[c].Until) {
-				changed[c] = true
-			}
-		}
-	}
-	return changed
-}
-
-func (o TenantOverride) clone() TenantOverride {
-	if o.Exempt != nil {
-		o.Exempt = new(*o.Exempt)
-	}
-	o.Windows = maps.Clone(o.Windows)
-	return o
-}
-
-// settings are what the override does, whoever has set it, and until when.
-func (o TenantOverride) settings() TenantOverride {
-	o.By, o.Until, o.Why = "", time.Time{}, ""
-	return o
 }
 
 // applyTo returns a tenant's settings as operators have changed them.

@@ -31,26 +31,20 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 	if next < 0 || now.UnixNano() < at || !cp.refreshAt.CompareAndSwap(at, math.MaxInt64) {
 		return
 	}
-	go l.refreshOr(context.WithoutCancel(ctx), cp, nil, now.Add(refreshAgain))
-}
-
-// refreshOr refreshes. A take refreshes all again later, or after an error from a time on.
-func (l *Limiter) refreshOr(ctx context.Context, cp *compiledPolicy, only map[target]bool, again time.Time) {
-	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
-	defer cancel()
-	begun := time.Now()
-	if err := l.refresh(ctx, cp, only); err == nil {
-		if only != nil {
-			return
+	go func() {
+		again := refreshAgain
+		if err := l.refresh(context.WithoutCancel(ctx), cp, nil); err == nil {
+			again = max(refreshEvery, refreshPart*time.Since(now))
 		}
-		again = time.Now().Add(max(refreshEvery, refreshPart*time.Since(begun)))
-	}
-	cp.refreshAt.Store(again.UnixNano())
+		cp.refreshAt.Store(time.Now().Add(again).UnixNano())
+	}()
 }
 
 // refresh applies the present settings of tenants to the tickets in line: of some tenants, or with
 // nil of all.
 func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[target]bool) error {
+	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
+	defer cancel()
 	cp.refreshing.Lock() // an older policy must not be applied last
 	defer cp.refreshing.Unlock()
 	known := map[string]effectiveTenant{}

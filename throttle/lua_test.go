@@ -207,7 +207,7 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 	for name, a := range algorithms {
 		text := script.File(a.File)
 		parameters := all(header(text), `[ ,](p\d) \w+ \(`)
-		for i, p := range a.Params(testWindow(name).WithDefaults().numbers()) {
+		for i, p := range a.Params(testWindow(name).withDefaults().numbers()) {
 			letter := fmt.Sprintf("p%d", i+1)
 			listed, read := slices.Contains(parameters, letter), strings.Count(code(text), letter+",")+strings.Count(code(text), letter+")")+strings.Count(code(text), letter+" ") > 1
 			sent := p != 0 || i == 3 && a.File == algorithms[AlgorithmCalendar].File

@@ -214,8 +214,7 @@ const (
 	RequeueEarliestReset Requeue = "earliest-reset"
 )
 
-// WithDefaults returns a copy with every default written out.
-func (w Window) WithDefaults() Window {
+func (w Window) withDefaults() Window {
 	w.Algorithm, w.Unit = cmp.Or(w.Algorithm, AlgorithmSliding), cmp.Or(w.Unit, Requests)
 	if a := algorithms[w.Algorithm]; a != nil && a.Defaults != nil {
 		n := w.numbers()
@@ -244,7 +243,7 @@ func (p Policy) WithDefaults() Policy {
 	p.Match = slices.Clone(p.Match)
 	windows := make([]Window, len(p.Windows))
 	for i, w := range p.Windows {
-		windows[i] = w.WithDefaults()
+		windows[i] = w.withDefaults()
 	}
 	p.Windows = windows
 	if p.Upstream == "" {

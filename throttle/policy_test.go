@@ -83,15 +83,15 @@ func TestPoliciesAreValidated(t *testing.T) {
 		{change(func(w *window) { w.Algorithm, w.Burst = throttle.AlgorithmGCRA, throttle.MaxLimit+1 }), `, window "a": burst 1000000000001: must be 1 to 1000000000000`},
 		{change(func(w *window) { w.Algorithm, w.Burst, w.Limit, w.Period = throttle.AlgorithmGCRA, 1e12, 1, m }), ``},
 
-		{change(func(w *window) { w.Algorithm = throttle.AlgorithmConcurrency }), `, window "a": period 1m0s: is not for windows with "algorithm: concurrency"`},
+		{change(func(w *window) { w.Algorithm = throttle.AlgorithmConcurrency }), `, window "a": period 1m0s: is for windows with "algorithm: fixed, gcra, sliding"`},
 		{change(func(w *window) { w.Algorithm, w.Period = throttle.AlgorithmConcurrency, 0 }), ``},
-		{change(func(w *window) { w.Algorithm, w.Period, w.Margin = throttle.AlgorithmConcurrency, 0, s }), `, window "a": margin 1s: is not for windows with "algorithm: concurrency"`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Margin = throttle.AlgorithmConcurrency, 0, s }), `, window "a": margin 1s: is for windows with "algorithm: calendar, fixed, gcra, sliding"`},
 		{change(func(w *window) { w.Algorithm, w.Period, w.Limit = throttle.AlgorithmConcurrency, 0, 10_001 }), `, window "a": limit 10001: must be 1 to 10000 with algorithm: concurrency`},
 		{change(func(w *window) { w.Algorithm, w.Period, w.Lease = throttle.AlgorithmConcurrency, 0, ms }), `, window "a": lease 1ms: must be 1s to 24h0m0s`},
 		{change(func(w *window) { w.Algorithm, w.Period, w.Lease = throttle.AlgorithmConcurrency, 0, s+1 }), `, window "a": lease 1.000000001s: must be whole microseconds`},
 		{change(func(w *window) { w.Lease = s }), `, window "a": lease 1s: is for windows with "algorithm: concurrency"`},
 
-		{change(func(w *window) { w.Algorithm, w.Resets = throttle.AlgorithmCalendar, "@daily" }), `, window "a": period 1m0s: is not for windows with "algorithm: calendar"`},
+		{change(func(w *window) { w.Algorithm, w.Resets = throttle.AlgorithmCalendar, "@daily" }), `, window "a": period 1m0s: is for windows with "algorithm: fixed, gcra, sliding"`},
 		{change(func(w *window) { w.Algorithm, w.Period, w.Resets = throttle.AlgorithmCalendar, 0, "0 0 1 * *" }), ``},
 		{change(func(w *window) { w.Algorithm, w.Period = throttle.AlgorithmCalendar, 0 }), `, window "a": resets "": must be a cron expression of five fields, such as "0 0 * * *" for every midnight`},
 		{change(func(w *window) { w.Algorithm, w.Period, w.Resets = throttle.AlgorithmCalendar, 0, "@every 1h" }), `, window "a": resets "@every 1h": must be a cron expression of five fields, such as "0 0 * * *" for every midnight`},

@@ -147,11 +147,8 @@ func (w Window) check(c *problems) {
 		return
 	}
 	timed := a.Has(algorithm.OptionPeriod)
-	notFor := `is not for windows with "algorithm: ` + string(w.Algorithm) + `"`
 	longest := MaxPeriod // of a margin
 	switch {
-	case !timed && w.Period != 0:
-		c.bad("period", w.Period, notFor)
 	case timed && w.Period < MinPeriod:
 		c.bad("period", w.Period, "must be at least 1ms")
 	case w.Period > MaxPeriod:
@@ -162,8 +159,6 @@ func (w Window) check(c *problems) {
 		longest = w.Period
 	}
 	switch {
-	case w.Margin != 0 && !a.Has(algorithm.OptionMargin):
-		c.bad("margin", w.Margin, notFor)
 	case w.Margin < 0 || w.Margin > longest:
 		c.bad("margin", w.Margin, fmt.Sprintf("must be 0 to %v", longest))
 	case w.Margin%time.Microsecond != 0:
@@ -176,6 +171,8 @@ func (w Window) check(c *problems) {
 	}{
 		{algorithm.OptionBurst, w.Burst, w.Burst != 0},
 		{algorithm.OptionLease, w.Lease, w.Lease != 0},
+		{algorithm.OptionMargin, w.Margin, w.Margin != 0},
+		{algorithm.OptionPeriod, w.Period, w.Period != 0},
 		{algorithm.OptionResets, w.Resets, w.Resets != ""},
 		{algorithm.OptionTimezone, w.Timezone, w.Timezone != ""},
 	} {

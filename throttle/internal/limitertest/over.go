@@ -13,7 +13,7 @@ type Grant struct{ At, Units int64 }
 // MostOver counts by brute force how many units were granted above what the window promises, in
 // the worst place of the log; 0 or less is good. It knows nothing of how the scripts count.
 func MostOver(w throttle.Window, log []Grant) int64 {
-	w = w.WithDefaults()
+	w = Policy(w).WithDefaults().Windows[0]
 	slices.SortStableFunc(log, func(a, b Grant) int { return int(a.At - b.At) })
 	period, worst := (w.Period + w.Margin).Microseconds(), -w.Limit
 	bucket, inBucket := int64(-1), int64(0)

@@ -300,7 +300,7 @@ func TestKeysOfALineVanish(t *testing.T) {
 			}
 		}
 		for name, log := range logs {
-			over := limitertest.MostOver(p.Windows[name[0]-'0'].WithDefaults(), log)
+			over := limitertest.MostOver(p.Windows[name[0]-'0'], log)
 			expect.Equal(t, max(0, over), 0, seed, "without", lost, "over of", name)
 		}
 		st.at(20 * m).take(1)

@@ -71,10 +71,8 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	if o == nil {
 		return r, err
 	}
-	if o.checkUnits("actual", actual) != nil { // the policy may have had other units
-		if err := r.by.checkUnits("actual", actual); err != nil {
-			return r, err
-		}
+	if err := r.by.checkUnits("actual", actual); err != nil && o.checkUnits("actual", actual) != nil {
+		return r, err // neither the policy that granted it nor that of now has these units
 	}
 	costs, never := make([]int64, len(o.windows)), o.neverCounted(r)
 	for i, w := range o.windows {

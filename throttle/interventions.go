@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"maps"
+	"slices"
 	"time"
 )
 
@@ -40,18 +41,11 @@ type Interventions struct {
 
 // InForce returns those that have not ended at a time.
 func (i Interventions) InForce(at time.Time) Interventions {
-	now := Interventions{At: at}
-	for _, o := range i.Overrides {
-		if o.Until.After(at) {
-			now.Overrides = append(now.Overrides, o)
-		}
+	return Interventions{
+		At:        at,
+		Overrides: slices.DeleteFunc(slices.Clone(i.Overrides), func(o TenantOverride) bool { return !o.Until.After(at) }),
+		Pauses:    slices.DeleteFunc(slices.Clone(i.Pauses), func(p OperatorPause) bool { return !p.Until.After(at) }),
 	}
-	for _, p := range i.Pauses {
-		if p.Until.After(at) {
-			now.Pauses = append(now.Pauses, p)
-		}
-	}
-	return now
 }
 
 // A target names a policy, and a tenant of it, or "" for all.

@@ -3,6 +3,7 @@ package worker
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"strconv"
 	"time"
@@ -33,13 +34,6 @@ type Identity struct {
 // NewTask is asynq.NewTask for a task that carries its identity in its headers, where the
 // middleware finds it. Retries keep it.
 func NewTask(id Identity, typename string, payload []byte, opts ...asynq.Option) *asynq.Task {
-	headers := map[string]string{}
-	if id.Tenant != "" {
-		headers[tenantHeader] = url.PathEscape(id.Tenant)
-	}
-	if id.Class != "" {
-		headers[classHeader] = string(id.Class)
-	}
 	attributes, cost := url.Values{}, url.Values{}
 	for name, value := range id.Attributes {
 		attributes.Set(name, value)
@@ -47,12 +41,13 @@ func NewTask(id Identity, typename string, payload []byte, opts ...asynq.Option)
 	for unit, n := range id.Cost {
 		cost.Set(unit, strconv.FormatInt(n, 10))
 	}
-	if len(attributes) > 0 {
-		headers[attributesHeader] = attributes.Encode()
+	headers := map[string]string{
+		attributesHeader: attributes.Encode(),
+		classHeader:      string(id.Class),
+		costHeader:       cost.Encode(),
+		tenantHeader:     url.PathEscape(id.Tenant),
 	}
-	if len(cost) > 0 {
-		headers[costHeader] = cost.Encode()
-	}
+	maps.DeleteFunc(headers, func(_, text string) bool { return text == "" })
 	return asynq.NewTaskWithHeaders(typename, payload, headers, opts...)
 }
 

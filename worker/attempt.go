@@ -33,12 +33,9 @@ func taskOf(ctx context.Context) asynqredis.Ref {
 // An attempt is one run of a task by this server, from asynq's dequeue to the call by which asynq
 // ends it.
 type attempt struct {
-	asynqredis.Ref
+	dispatch.Task
 	begun       time.Time
-	call        string                  // by which it is active
 	releaseSlot func()                  // makes its slot free, once
-	verdict     *dispatch.Verdict       // what was decided before it was handed out; nil: nothing
-	message     asynqredis.Message      // the task as it was stored when it was picked up
 	outcome     atomic.Pointer[outcome] // nil: asynq decides, but must not delete the task
 
 	ctx     context.Context // of the handler; nil before the middleware
@@ -69,11 +66,11 @@ func (a *attempt) isWaiting() bool {
 // isLate reports whether the deadline of a task had passed when it was picked up, and the task only
 // waited: it fails once. A task that ran and failed is asynq's to fail, at every attempt.
 func (s *Server) isLate(a *attempt) bool {
-	deadline := a.message.Deadline()
-	if deadline.IsZero() || a.begun.Before(deadline) || a.message.LastError() != "" && !a.message.Denied() {
+	deadline := a.Message.Deadline()
+	if deadline.IsZero() || a.begun.Before(deadline) || a.Message.LastError() != "" && !a.Message.Denied() {
 		return false
 	}
-	_, matched := s.config.Limiter.Match(a.message.Type(), true)
+	_, matched := s.config.Limiter.Match(a.Message.Type(), true)
 	return matched
 }
 
@@ -95,10 +92,7 @@ func (as *attempts) begin(task dispatch.Task) *attempt {
 	if before := as.byTask[task.Ref]; before != nil {
 		before.releaseSlot()
 	}
-	begun := &attempt{
-		Ref: task.Ref, begun: now, call: task.Call, releaseSlot: sync.OnceFunc(as.onEnd),
-		verdict: task.Verdict, message: task.Message,
-	}
+	begun := &attempt{Task: task, begun: now, releaseSlot: sync.OnceFunc(as.onEnd)}
 	as.byTask[task.Ref] = begun
 	if now.Sub(as.swept) >= time.Minute {
 		as.swept = now
@@ -135,7 +129,7 @@ func (as *attempts) get(ref asynqredis.Ref) *attempt {
 	if a := as.byTask[ref]; a != nil {
 		return a
 	}
-	return &attempt{Ref: ref, begun: time.Now(), releaseSlot: func() {}}
+	return &attempt{Task: dispatch.Task{Ref: ref}, begun: time.Now(), releaseSlot: func() {}}
 }
 
 // end forgets the attempt, unless the task has been picked up again since, and frees its slot. It returns what
@@ -147,8 +141,8 @@ func (as *attempts) end(a *attempt) (unused throttle.Reservation) {
 	if as.byTask[a.Ref] == a {
 		delete(as.byTask, a.Ref)
 	}
-	if a.ctx == nil && a.verdict != nil {
-		unused = a.verdict.Decision.Reservation
+	if a.ctx == nil && a.Verdict != nil {
+		unused = a.Verdict.Decision.Reservation
 	}
 	return unused
 }

@@ -51,7 +51,7 @@ var errOutOfTime = errors.New("worker: the task's time ran out before the limite
 // noteWait notes that a task waits: see requeueOrderOf. The middleware then returns nil: an error would go to the
 // user's ErrorHandler.
 func (s *Server) noteWait(a *attempt, r throttle.Request, d throttle.Decision, front bool, cause error) {
-	a.outcome.Store(&outcome{waits: s.requeueOrderOf(a, a.message, r, d, front, cause)})
+	a.outcome.Store(&outcome{waits: s.requeueOrderOf(a, a.Message, r, d, front, cause)})
 }
 
 // requeueOrderOf returns how a task goes back to wait: in line if its ticket is there, or else until the
@@ -75,10 +75,10 @@ func (s *Server) requeueOrderOf(
 	if front {
 		mark = asynqredis.FrontMark
 	} else if r.Ticket != (throttle.Ticket{}) { // it can be picked by this mark when its ticket is taken
-		mark = asynqredis.Mark(a.message.JoinKey(), s.tasks.NewCall())
+		mark = asynqredis.Mark(a.Message.JoinKey(), s.tasks.NewCall())
 	}
 	return &requeueOrder{queued: d.Queued, RestoreOptions: asynqredis.RestoreOptions{
-		Queue: a.Queue, Call: a.call, At: at, Line: s.lineOf(r), Mark: mark, Message: m.WithDenial(reason, now),
+		Ref: a.Ref, Call: a.Call, At: at, Line: s.lineOf(r), Mark: mark, Message: m.WithDenial(reason, now),
 	}}
 }
 
@@ -125,7 +125,7 @@ func (s *Server) finish(
 	}
 	waits := ended.waits
 	if r := ended.asks; r != nil {
-		waits = s.requeueOrderOf(a, a.message, *r, undecidedDecision(*r), r.Front, errOutOfTime)
+		waits = s.requeueOrderOf(a, a.Message, *r, undecidedDecision(*r), r.Front, errOutOfTime)
 	}
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
 	firing, index, member := asynqredis.FiringOf(call.Ref)
@@ -137,7 +137,7 @@ func (s *Server) finish(
 	var err error
 	switch {
 	case waits != nil && call.Verb != asynqredis.Requeue: // that of a shutdown loses nothing
-		err = reply(cmd, "OK", s.requeue(ctx, waits, a.ID))
+		err = reply(cmd, "OK", s.requeue(ctx, waits))
 	case call.Verb == asynqredis.Other:
 		return next(ctx, cmd)
 	case deletes && !ended.done:
@@ -145,7 +145,7 @@ func (s *Server) finish(
 	default:
 		if (call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry) && s.isLate(a) {
 			message, _ := call.Args[1].([]byte)
-			call.Args[1] = []byte(asynqredis.Message(message).WithDeadline(a.message.Deadline()))
+			call.Args[1] = []byte(asynqredis.Message(message).WithDeadline(a.Message.Deadline()))
 		}
 		a.releaseSlot()
 		err = s.conclude(ctx, next, cmd)
@@ -159,17 +159,17 @@ func (s *Server) finish(
 }
 
 // requeue puts a denied task back to wait. It is repeated as asynq's own calls are.
-func (s *Server) requeue(ctx context.Context, r *requeueOrder, id string) error {
+func (s *Server) requeue(ctx context.Context, r *requeueOrder) error {
 	due := false
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {
-		due, err = s.tasks.Restore(ctx, r.RestoreOptions, id)
+		due, err = s.tasks.Restore(ctx, r.RestoreOptions)
 		return err
 	})
 	switch {
 	case asynqredis.IsNotFound(err):
 		return err
 	case err != nil:
-		return fmt.Errorf("worker: requeueing task %s, which was denied: %w", id, err)
+		return fmt.Errorf("worker: requeueing task %s, which was denied: %w", r.ID, err)
 	case due: // its ticket was taken, and given up
 		s.dispatch.WakeAt(r.Queue, time.Now())
 	case !r.queued: // it comes back at that time, and by nothing else

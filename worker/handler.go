@@ -125,7 +125,7 @@ func (s *Server) noteRefused(
 ) error {
 	p, _ := s.config.Limiter.Lookup(policy) // the zero value, without limits, if it was removed
 	now := time.Now()
-	message, limit := a.message.WithRefusal(now), p.MaxRefusedWait
+	message, limit := a.Message.WithRefusal(now), p.MaxRefusedWait
 	since := message.RefusedSince()
 	if limit > 0 && now.Add(retryIn).Sub(since) > limit {
 		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Since: since, Tenant: r.Tenant}
@@ -147,8 +147,8 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	if r.Front = true; wasTaken(a.verdict) {
-		r.Since = a.verdict.Since
+	if r.Front = true; wasTaken(a.Verdict) {
+		r.Since = a.Verdict.Since
 	}
 	places, err := s.config.Limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
 	switch {

@@ -48,8 +48,8 @@ var errLost = errors.New("worker: the task's lease was lost before it started")
 // fails. A grant is given back unless the handler starts.
 func (s *Server) process(ctx context.Context, a *attempt) error {
 	var granted throttle.Decision
-	if a.verdict != nil {
-		granted = a.verdict.Decision
+	if a.Verdict != nil {
+		granted = a.Verdict.Decision
 	}
 	defer func() { // even if a user's function panics
 		if granted.Granted {
@@ -57,15 +57,15 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 	}()
 
-	policy, ok := s.config.Limiter.Match(a.task.Type(), a.verdict != nil || s.isLate(a))
+	policy, ok := s.config.Limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a))
 	if !ok {
 		return s.processUnmatched(ctx, a)
 	}
-	request, err := s.request(policy.Name, a.task, a.message)
+	request, err := s.request(policy.Name, a.task, a.Message)
 	if err != nil {
 		return s.processInvalid(ctx, a, policy, err)
 	}
-	request.Front = request.Front || wasTaken(a.verdict)
+	request.Front = request.Front || wasTaken(a.Verdict)
 	if policy.Requeue != throttle.RequeueEarliestReset {
 		identity, err := s.tasks.Identity(ctx)
 		if err != nil {
@@ -107,7 +107,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		return nil
 	}
 	granted = throttle.Decision{}
-	s.started(d, a.verdict)
+	s.started(d, a.Verdict)
 	return s.run(ctx, a, request, d)
 }
 
@@ -140,7 +140,7 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d 
 		return err
 	}
 	ask := reserve
-	if verdict := a.verdict; verdict != nil {
+	if verdict := a.Verdict; verdict != nil {
 		line := s.config.Limiter.Line(verdict.Line)
 		denied := verdict.Decision.Queued && verdict.Decision.Policy == r.Policy
 		if time.Since(verdict.Sent) <= startWithin && (denied || line.Matches(verdict.TakenTicket, r)) {

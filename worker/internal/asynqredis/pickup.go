@@ -69,11 +69,12 @@ func (c *Client) DequeuePending(
 
 // RestoreOptions say how a task that a call made active goes back to wait.
 type RestoreOptions struct {
-	Queue, Call string
-	At          time.Time // when forward finds it; zero: it becomes pending
-	Mark        string    // of its join, "" if it waits in no line
-	Line        string    // in which it waits, or ""
-	Message     Message   // stored instead of its own if not empty
+	Ref
+	Call    string
+	At      time.Time // when forward finds it; zero: it becomes pending
+	Mark    string    // of its join, "" if it waits in no line
+	Line    string    // in which it waits, or ""
+	Message Message   // stored instead of its own if not empty
 }
 
 // KeptMark is the mark of a task that keeps its own.
@@ -82,12 +83,12 @@ const KeptMark = "keep"
 // Restore puts a task back that a call of Pick or DequeuePending made active. It reports whether the task is
 // due now, to join its line once more. A task that this call did not make active, or that is active no more,
 // stays as it is: the error is IsNotFound.
-func (c *Client) Restore(ctx context.Context, r RestoreOptions, id string) (due bool, err error) {
-	args := []any{id, r.Call, "", 0, r.Mark, r.Line, []byte(r.Message)}
+func (c *Client) Restore(ctx context.Context, r RestoreOptions) (due bool, err error) {
+	args := []any{r.ID, r.Call, "", 0, r.Mark, r.Line, []byte(r.Message)}
 	if !r.At.IsZero() {
 		args[2], args[3] = score(r.At), until(r.At)
 	}
-	all := keys(r.Queue, "active", "lease", "scheduled", "pending", lines, "t:"+id)
+	all := keys(r.Queue, "active", "lease", "scheduled", "pending", lines, "t:"+r.ID)
 	n, err := c.run(ctx, "restore", r.Queue, all, args...).Int()
 	if err == nil && n == 0 {
 		err = errors.New("NOT FOUND")

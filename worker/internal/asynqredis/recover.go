@@ -24,7 +24,7 @@ func (c *Client) Recover(ctx context.Context, queues []string, expired time.Time
 			return err
 		}
 		for _, task := range lapsed {
-			id, last, call, noted := task[0], Message(task[2]).IsLast(), task[3], task[4]
+			ref, last, call, noted := Ref{queue, task[0]}, Message(task[2]).IsLast(), task[3], task[4]
 			parts := strings.Split(call, "/")
 			if len(parts) != 3 || parts[0] == c.process { // asynq's, or alive
 				continue
@@ -36,12 +36,12 @@ func (c *Client) Recover(ctx context.Context, queues []string, expired time.Time
 				continue
 			}
 			if !last {
-				if _, err := c.Start(ctx, Ref{queue, id}, call); err != nil {
+				if _, err := c.Start(ctx, ref, call); err != nil {
 					return err
 				}
 			}
-			r := RestoreOptions{Queue: queue, Call: call, At: time.Now().Truncate(time.Second), Mark: FrontMark}
-			if _, err := c.Restore(ctx, r, id); err != nil && !IsNotFound(err) {
+			r := RestoreOptions{Ref: ref, Call: call, At: time.Now().Truncate(time.Second), Mark: FrontMark}
+			if _, err := c.Restore(ctx, r); err != nil && !IsNotFound(err) {
 				return err
 			}
 		}

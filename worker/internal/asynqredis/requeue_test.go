@@ -15,12 +15,12 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		picks, err := s.Pick(s.Context(), queue, call, s.waiting("a"))
 		s.ok(err)
 		requeued := asynqredis.RestoreOptions{
-			Queue: queue, Call: call, Message: picks[0].Message.WithDenial("throttled: x", time.Now()),
+			Ref: asynqredis.Ref{Queue: queue, ID: "a"}, Call: call, Message: picks[0].Message.WithDenial("throttled: x", time.Now()),
 			At: at, Mark: asynqredis.Mark(s.key("a"), s.NewCall()),
 		}
 		requeue := func(want bool) {
 			t.Helper()
-			if due, err := s.Restore(s.Context(), requeued, "a"); err != nil || due != want {
+			if due, err := s.Restore(s.Context(), requeued); err != nil || due != want {
 				t.Errorf("due now: %v, %v", due, err)
 			}
 		}
@@ -43,7 +43,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		s.ok(err)
 		expect.That(t, picks[0].Message == nil && !picks[0].Paused, picks[0])
 		requeued.Call = s.NewCall()
-		if _, err := s.Restore(s.Context(), requeued, "a"); !asynqredis.IsNotFound(err) {
+		if _, err := s.Restore(s.Context(), requeued); !asynqredis.IsNotFound(err) {
 			t.Errorf("requeueing what is not active: %v", err)
 		}
 	})
@@ -87,7 +87,7 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 			}
 			for range 2 {
 				due, err := s.Restore(s.Context(), asynqredis.RestoreOptions{
-					Queue: queue, Call: call, Message: picks[0].Message, At: at, Mark: mark}, id)
+					Ref: asynqredis.Ref{Queue: queue, ID: id}, Call: call, Message: picks[0].Message, At: at, Mark: mark})
 				info, _ := s.inspector.GetTaskInfo(queue, id)
 				if err != nil || due != row.due || time.Until(info.NextProcessAt) < time.Minute != row.due {
 					t.Errorf("%+v: due now: %v, at %v, %v", row, due, info.NextProcessAt, err)
@@ -140,8 +140,8 @@ func TestARequeueNeverShortensALock(t *testing.T) {
 			if row.holder != "" {
 				s.redis.Set(ctx, "asynq:{default}:unique:x", row.holder, row.ttl)
 			}
-			_, err := s.Restore(ctx, asynqredis.RestoreOptions{Queue: queue, Call: "a call", At: time.Now().Add(2 * time.Minute)}, "a")
-			s.ok(err)
+			a := asynqredis.Ref{Queue: queue, ID: "a"}
+			s.ok(expect.ErrOf(s.Restore(ctx, asynqredis.RestoreOptions{Ref: a, Call: "a call", At: time.Now().Add(2 * time.Minute)})))
 			got, holder := max(0, s.redis.TTL(ctx, "asynq:{default}:unique:x").Val()), s.redis.Get(ctx, "asynq:{default}:unique:x").Val()
 			wantHolder := row.holder
 			if row.ours && wantHolder == "" {

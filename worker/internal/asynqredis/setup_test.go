@@ -125,8 +125,8 @@ func (s *site) waiting(ids ...string) (tasks []asynqredis.WaitingTask) {
 func (s *site) restore(r asynqredis.RestoreOptions, ids ...string) {
 	s.Helper()
 	r.Queue, r.Mark = queue, asynqredis.KeptMark
-	for _, id := range ids {
-		if _, err := s.Restore(s.Context(), r, id); err != nil && !asynqredis.IsNotFound(err) {
+	for _, r.ID = range ids {
+		if _, err := s.Restore(s.Context(), r); err != nil && !asynqredis.IsNotFound(err) {
 			s.Fatal(err)
 		}
 	}

@@ -219,9 +219,9 @@ func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 		time.Sleep(time.Millisecond) // it is refunded in the background
 		b.want("used", b.used(), 1)
 		due, err := b.asynq.Restore(b.Context(), asynqredis.RestoreOptions{
-			Queue: "default", Call: call, Message: message, At: time.Now().Add(time.Hour), Line: "api",
-			Mark: asynqredis.Mark(message.JoinKey(), b.asynq.NewCall()),
-		}, "a")
+			Ref: asynqredis.Ref{Queue: "default", ID: "a"}, Call: call, Message: message, At: time.Now().Add(time.Hour),
+			Line: "api", Mark: asynqredis.Mark(message.JoinKey(), b.asynq.NewCall()),
+		})
 		b.ok(err)
 		b.want("due now", due, true)
 		b.want("forwarded", b.forward(), 1)

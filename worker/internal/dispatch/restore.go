@@ -35,11 +35,11 @@ func (d *Dispatcher) restore(before time.Time) bool {
 func (d *Dispatcher) restoreTask(task Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
 	defer cancel()
-	r := asynqredis.RestoreOptions{Queue: task.Queue, Call: task.Call, Mark: asynqredis.KeptMark}
+	r := asynqredis.RestoreOptions{Ref: task.Ref, Call: task.Call, Mark: asynqredis.KeptMark}
 	if task.Verdict != nil && task.Verdict.Taken {
 		r.At = time.Now().Add(fallbackMin)
 	}
-	if _, err := d.Tasks.Restore(ctx, r, task.ID); err != nil && !asynqredis.IsNotFound(err) {
+	if _, err := d.Tasks.Restore(ctx, r); err != nil && !asynqredis.IsNotFound(err) {
 		return err
 	}
 	switch verdict := task.Verdict; {

@@ -64,12 +64,9 @@ func (s *Server) recover(ctx context.Context, call asynqredis.Call) {
 // dequeue answers with the task that runs next, whatever queue asynq asks for.
 func (h *hook) dequeue(ctx context.Context, cmd *redis.Cmd) error {
 	s := h.server
-	task, ok, err := s.dispatch.Next(ctx)
-	if err == nil && !ok {
-		err = redis.Nil
-	}
-	if err != nil {
-		return reply(cmd, nil, err)
+	task, ok := s.dispatch.Next(ctx)
+	if !ok {
+		return reply(cmd, nil, redis.Nil)
 	}
 	message := task.Message
 	if a := s.attempts.begin(task); s.isLate(a) {

@@ -90,7 +90,6 @@ type Server struct {
 	config      Config
 	dispatch    *dispatch.Dispatcher
 	limiterLog  *outage.Log           // whether the limiter answers
-	asynqLog    *outage.Log           // the same of asynq's Redis
 	owned       redis.UniversalClient // nil if the caller made it
 	asynqServer *asynq.Server
 	breaker     outage.Breaker // of the limiter
@@ -153,11 +152,9 @@ func withOwnHooks(client redis.UniversalClient) (redis.UniversalClient, error) {
 }
 
 func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (*Server, error) {
-	hooks, ok := client.(*testhook.Client)
-	if ok {
+	hooks, hooked := client.(*testhook.Client)
+	if hooked {
 		client = hooks.UniversalClient
-	} else {
-		hooks = &testhook.Client{}
 	}
 	config, err := throttled.withDefaults()
 	if err != nil {
@@ -171,50 +168,28 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 		tasks:           tasks,
 		config:          config,
 		limiterLog:      &outage.Log{Logger: config.Logger, Service: "the limiter"},
-		asynqLog:        &outage.Log{Logger: config.Logger, Service: "asynq's Redis"},
 		shutdownTimeout: cmp.Or(max(c.ShutdownTimeout, 0), shutdownTimeout),
 		sweeper:         sweeper{tasks: tasks, limiter: config.Limiter},
 		warned:          map[string]bool{},
 	}
 	s.shutdownGrace, s.endGrace = context.WithCancel(context.Background())
-	s.dispatch = dispatch.New(s.dispatchConfig(c, hooks.HasPending))
-	hooks.Look = s.dispatch.Look
+	s.dispatch = dispatch.New(dispatch.Config{
+		Concurrency: cmp.Or(max(c.Concurrency, 0), runtime.NumCPU()),
+		Limiter:     config.Limiter,
+		LimiterLog:  s.limiterLog,
+		Match:       s.match,
+		Poll:        cmp.Or(max(c.TaskCheckInterval, 0), taskCheckInterval),
+		Queues:      queuesOf(c.Queues),
+		Strict:      c.StrictPriority,
+		Tasks:       tasks,
+	})
 	s.attempts = &attempts{byTask: map[asynqredis.Ref]*attempt{}, onEnd: s.dispatch.Ended, swept: time.Now()}
+	if hooked {
+		hooks.Look = s.dispatch.Look
+	}
 	client.AddHook(&hook{server: s})
 	s.asynqServer = asynq.NewServerFromRedisClient(client, s.asynqConfig(c))
 	return s, nil
-}
-
-// dispatchConfig returns how the dispatcher serves an asynq.Server of this config.
-func (s *Server) dispatchConfig(c asynq.Config, hasPending func(queue string) bool) dispatch.Config {
-	return dispatch.Config{
-		OnAnswer: func(line string, behind time.Duration) { s.limiterLog.Answered(behind, "line", line) },
-		Tasks:    s.tasks,
-		OnAsynqAnswer: func(err error, silent time.Duration) {
-			s.config.Limiter.Config().Observer.Called(throttle.Call{Err: err, Script: "dequeue", Took: silent})
-			if err == nil {
-				s.asynqLog.Answered(0)
-				return
-			}
-			s.asynqLog.Failed(err)
-		},
-		Concurrency: cmp.Or(max(c.Concurrency, 0), runtime.NumCPU()),
-		OnFailure: func(line string, err error) {
-			info, _ := s.config.Limiter.Lookup(line)
-			s.limiterLog.Failed(err, "line", line, "fails", string(info.Fail))
-		},
-		HasPending: hasPending,
-		Limiter:    s.config.Limiter,
-		OnLostTicket: func(queue, line string) {
-			s.config.Logger.Warn("worker: a waiting task stood in no line that this server knows, and starts two minutes late or more: "+
-				"its client's limiter has another Prefix, another Redis or another policy name, or Redis has lost the line",
-				"queue", queue, "line", line)
-		},
-		Match:  s.match,
-		Poll:   cmp.Or(max(c.TaskCheckInterval, 0), taskCheckInterval),
-		Queues: queuesOf(c.Queues),
-		Strict: c.StrictPriority,
-	}
 }
 
 // asynqConfig returns the config of the asynq.Server.

@@ -1,5 +1,5 @@
 // Package testhook lets tests hand a limiter its clock and edit its scripts, wherever they live, and
-// tell a worker when there is nothing to look for.
+// has a worker look for what they changed.
 package testhook
 
 import (
@@ -22,10 +22,6 @@ type Client struct {
 
 	// Gathered returns how many requests of a policy wait for the call that is under way. New sets it.
 	Gathered func(policy string) int
-
-	// HasPending, if not nil, reports whether a queue has pending tasks. The worker then asks Redis only
-	// if there are some, and each minute.
-	HasPending func(queue string) bool
 
 	// Look has the worker ask its lines where tasks wait. NewServer sets it.
 	Look func()

@@ -30,11 +30,8 @@ type kit struct {
 // MakeRedisClient returns the client of the worker.
 func (k *kit) MakeRedisClient() any {
 	client := redis.NewClient(k.Options())
-	client.AddHook(&heartbeats{})
-	k.worker = &testhook.Client{
-		UniversalClient: client,
-		HasPending:      func(queue string) bool { return k.Exists("asynq:{" + queue + "}:pending") },
-	}
+	client.AddHook(&repetitions{Memory: k.Memory, looks: map[string]time.Time{}})
+	k.worker = &testhook.Client{UniversalClient: client}
 	return k.worker
 }
 
@@ -71,27 +68,57 @@ func (k *kit) Write(entry []byte) (int, error) {
 	return k.log.Write(entry)
 }
 
-// Heartbeats are the calls by which an asynq server says every 5 s what it does. One that says the same
-// as the last only lets that live on: a script costs six times as much.
-type heartbeats struct{ last string }
+// Repetitions are calls that a worker makes again and again, and that are spared while nothing has changed.
+//
+// Heartbeats are those by which an asynq server says every 5 s what it does. One that says the same as the
+// last only lets that live on: a script costs six times as much. Looks are those by which a worker looks
+// for pending tasks each second. Each minute one is made in any case.
+type repetitions struct {
+	throttletest.Memory
+	heartbeat string               // the last one
+	looks     map[string]time.Time // the last look at a queue, by the prefix of its keys, if it found nothing
+}
 
-func (h *heartbeats) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (r *repetitions) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		script, ok := cmd.(*redis.Cmd)
-		if args := cmd.Args(); ok && len(args) == 7 && strings.HasPrefix(fmt.Sprint(args[3]), "asynq:servers:{") {
+		args := cmd.Args()
+		if !ok || len(args) < 4 {
+			return next(ctx, cmd)
+		}
+		key := fmt.Sprint(args[3])
+		prefix, _, look := strings.Cut(key, "sluice:dequeued:")
+		switch {
+		case look:
+			return r.look(ctx, prefix, script, next)
+		case len(args) == 7 && strings.HasPrefix(key, "asynq:servers:{"):
 			said := fmt.Sprint(args[5:]...)
-			if said == h.last {
+			if said == r.heartbeat {
 				script.SetVal("OK")
-				return next(ctx, redis.NewCmd(ctx, "expire", args[3], args[5]))
+				return next(ctx, redis.NewCmd(ctx, "expire", key, args[5]))
 			}
-			h.last = said
+			r.heartbeat = said
 		}
 		return next(ctx, cmd)
 	}
 }
 
-func (h *heartbeats) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (r *repetitions) look(ctx context.Context, prefix string, script *redis.Cmd, next redis.ProcessHook) error {
+	finds := r.Exists(prefix+"pending") || r.Exists(prefix+"paused")
+	if !finds && time.Since(r.looks[prefix]) < time.Minute {
+		script.SetVal([]any{int64(0), []any{}, []any{}})
+		return nil
+	}
+	delete(r.looks, prefix)
+	err := next(ctx, script)
+	if err == nil && !finds {
+		r.looks[prefix] = time.Now()
+	}
+	return err
+}
 
-func (h *heartbeats) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (r *repetitions) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (r *repetitions) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/sluice-go/sluice/throttle"
 )
 
 // troubleTimeout bounds calls that clean up.
@@ -56,24 +58,20 @@ func (b *backgroundRunner) RetryInBackground(do func(context.Context) error) {
 	})
 }
 
-// insist repeats a call on asynq's Redis until it is answered, as it may have made tasks active. If Next
-// waits meanwhile, Next returns the error. insist returns false if the dispatcher closes before an answer.
+// insist repeats a call on asynq's Redis until it is answered, as it may have made tasks active. It returns
+// false if the dispatcher closes before an answer.
 func (d *Dispatcher) insist(call func(ctx context.Context) error) bool {
-	for begun := time.Now(); ; {
+	for begun := time.Now(); ; d.sleep(retryAfterError) {
 		err := call(d.ctx)
 		if err != nil && d.ctx.Err() != nil {
 			return false
 		}
-		if d.OnAsynqAnswer(err, time.Since(begun)); err == nil {
+		d.Limiter.Config().Observer.Called(throttle.Call{Err: err, Script: "dequeue", Took: time.Since(begun)})
+		if err == nil {
+			d.asynqLog.Answered(0)
 			return true
 		}
-		d.mu.Lock()
-		if d.waiting {
-			d.asynqErr = err
-			signal(d.ready)
-		}
-		d.mu.Unlock()
-		d.sleep(retryAfterError)
+		d.asynqLog.Failed(err)
 	}
 }
 

@@ -18,41 +18,23 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
-// A Line has the methods of *throttle.Line that a dispatcher calls.
-type Line interface {
-	Acknowledge(ctx context.Context) error
-	Join(ctx context.Context, requests []throttle.Request) ([]throttle.Place, error)
-	PutBack(ctx context.Context, tickets []throttle.TakenTicket) error
-	Refund(ctx context.Context, tickets []throttle.TakenTicket) error
-	Reserve(ctx context.Context, requests []throttle.Request) ([]throttle.TakenTicket, error)
-	Take(ctx context.Context, o throttle.TakeOptions) (throttle.Taken, error)
-}
-
-// Config configures New. All fields but HasPending and Line are required.
+// Config configures New. All fields are required.
 type Config struct {
-	// OnAnswer is called when a take is answered: how far the clock of Redis is behind that of an answer before.
-	OnAnswer func(line string, behind time.Duration)
-	Tasks    *asynqredis.Client // of the server's connection
-
-	// OnAsynqAnswer is called for each answer of asynq's Redis: its error, or nil, and how long it was silent.
-	OnAsynqAnswer func(err error, silent time.Duration)
-
-	Concurrency  int                          // of the server: its slots
-	OnFailure    func(line string, err error) // is called when a take or a join fails
-	HasPending   func(queue string) bool      // in a test kit, which it spares a look each second
-	Limiter      *throttle.Limiter            // whose lines are served
-	Line         func(name string) Line       // a line of Limiter; a test may wrap it
-	OnLostTicket func(queue, line string)     // is called once a queue: a task that waits stands in no line
+	Concurrency int               // of the server: its slots
+	Limiter     *throttle.Limiter // whose lines are served
+	LimiterLog  *outage.Log       // whether it answers
 
 	// Match returns the request by which a task joins a line, without its ticket; false: it joins none. The
 	// task has waited in a line or not.
 	Match func(m asynqredis.Message, waited bool) (throttle.Request, bool)
 
-	Poll   time.Duration  // how often to look for pending tasks
-	Queues map[string]int // the server's queues with their priorities
-	Strict bool           // whether priorities are strict
+	Poll   time.Duration      // how often to look for pending tasks
+	Queues map[string]int     // the server's queues with their priorities
+	Strict bool               // whether priorities are strict
+	Tasks  *asynqredis.Client // of the server's connection
 }
 
 // A Verdict is what was decided about a task before it has a slot: its ticket was taken with its capacity, or
@@ -81,39 +63,34 @@ type Task struct {
 type Dispatcher struct {
 	Config
 	*backgroundRunner
-	idle  chan struct{} // serve sends while Next waits and there is nothing to do: nudges are for this server
-	ready chan struct{} // ends a wait of Next
-	wake  chan struct{} // ends a wait of serve
+	asynqLog outage.Log    // whether asynq's Redis answers
+	idle     chan struct{} // serve sends while Next waits and there is nothing to do: nudges are for this server
+	ready    chan struct{} // ends a wait of Next
+	wake     chan struct{} // ends a wait of serve
 
 	lines   lines    // serve's
+	lostIn  sync.Map // queues of which a lost ticket was logged
 	wakeUps sync.Map // queues and seconds at which Forward is called, before asynq does so
 
 	mu       sync.Mutex
 	buffer   buffer
-	asynqErr error    // for Next
-	news     []func() // that serve has to learn
-	waiting  bool     // Next waits for a task, and none is ready
-
-	joinNext    time.Time       // when to look again at the next task that could not join
-	lostIn      map[string]bool // the queues of which OnLostTicket was called
-	outOfLineAt time.Time       // when waiting tasks were known to be out of line last
+	joinNext time.Time // when to look again at the next task that could not join
+	news     []func()  // that serve has to learn
+	waiting  bool      // Next waits for a task, and none is ready
 }
 
 // New returns a dispatcher, which has to be closed. It makes no call before its first use: then it listens
 // for nudges, in a Cluster for each queue by itself.
 func New(c Config) *Dispatcher {
-	if c.Line == nil {
-		c.Line = func(name string) Line { return c.Limiter.Line(name) }
-	}
 	d := &Dispatcher{
 		Config:           c,
 		backgroundRunner: newBackgroundRunner(),
+		asynqLog:         outage.Log{Logger: c.LimiterLog.Logger, Service: "asynq's Redis"},
 		idle:             make(chan struct{}),
 		ready:            make(chan struct{}, 1),
 		wake:             make(chan struct{}, 1),
 		lines:            lines{sets: queueSetsOf(c.Queues, c.Strict), paused: map[string]bool{}},
-		buffer:           buffer{slots: c.Concurrency},
-		lostIn:           map[string]bool{},
+		buffer:           buffer{free: c.Concurrency},
 	}
 	d.inBackground(d.serve)
 	queues, together := slices.Sorted(maps.Keys(d.Queues)), 1

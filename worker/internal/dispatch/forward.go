@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 const (
@@ -30,7 +32,7 @@ const (
 )
 
 // Forward moves the due tasks of a queue, either scheduled ones or those to retry. Tasks that a
-// policy matches join its line, and the others become pending. It returns how many it has moved. If
+// policy matches join its line, and the others become pending. It returns how many were due. If
 // that is not 0 there may be more.
 func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (int, error) {
 	if d.isStopped() {
@@ -44,44 +46,42 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 	if err != nil {
 		return 0, err
 	}
-	now, call := time.Now(), d.Tasks.NewCall()
-	moves := make([]asynqredis.Move, len(due))
-	joins := map[string][]joinTask{}
+	soon, call := time.Now().Add(joinWithin), d.Tasks.NewCall()
+	moves, joins := make([]asynqredis.Move, len(due)), make([]joinTask, len(due))
 	for i, task := range due {
 		moves[i].ID = task.ID
 		if task.Message.GroupKey() != "" {
 			continue
 		}
-		r, ok := d.Match(task.Message, task.Mark != "")
+		r, line, ok := d.request(identity, queue, task.Message, task.Mark != "")
 		if !ok {
 			continue
 		}
 		r.Front = r.Front || retried || task.Mark == asynqredis.FrontMark // it had its turn
-		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
-		move := &moves[i]
-		move.At, move.Line, move.Mark = now.Add(joinWithin), d.Limiter.LineOf(r.Policy, r.Tenant), task.Mark
-		if key, _, known := strings.Cut(task.Mark, "."); known && !retried {
+		mark := task.Mark
+		if key, _, known := strings.Cut(mark, "."); known && !retried {
 			r.Key = key // its payload may have been edited since
 		} else {
-			move.Mark = asynqredis.Mark(r.Key, call)
+			mark = asynqredis.Mark(r.Key, call)
 		}
-		joins[move.Line] = append(joins[move.Line], joinTask{
-			index: i, message: task.Message, request: r, stood: move.Mark == task.Mark,
-		})
+		moves[i].At, moves[i].Line, moves[i].Mark = soon, line, mark
+		joins[i] = joinTask{message: task.Message, request: r, stood: mark == task.Mark}
 	}
 	moved, lost := d.move(ctx, queue, retried, moves)
-	if lost != nil { // they may have moved all the same: a ticket that joined in vain is dropped
-		moved = slices.Repeat([]bool{true}, len(moves))
-	}
-	asking, cancel := context.WithTimeout(ctx, joinTimeout) // for all lines: a server that stops waits for it
-	defer cancel()
-	for line, all := range joins {
-		all = slices.DeleteFunc(all, func(j joinTask) bool { return !moved[j.index] })
-		if err := d.join(ctx, asking, queue, line, all); err != nil {
-			lost = err
+	byLine := map[string][]joinTask{}
+	for i, move := range moves {
+		// If the reply was lost it may have moved all the same: a ticket that joined in vain is dropped.
+		if move.Line != "" && (lost != nil || moved[i]) {
+			byLine[move.Line] = append(byLine[move.Line], joins[i])
 		}
 	}
-	return len(slices.DeleteFunc(moved, func(moved bool) bool { return !moved })), lost
+	// One time limit for all lines: a server that stops waits for it.
+	asking, cancel := context.WithTimeoutCause(ctx, joinTimeout, outage.ErrSilent)
+	defer cancel()
+	for line, all := range byLine {
+		lost = cmp.Or(d.join(ctx, asking, queue, line, all), lost)
+	}
+	return len(due), lost
 }
 
 // move moves tasks that wait, and looks at once for those that become pending.
@@ -90,14 +90,13 @@ func (d *Dispatcher) move(
 ) (moved []bool, err error) {
 	moved, err = d.Tasks.Apply(ctx, queue, retried, moves)
 	if slices.ContainsFunc(moves, func(m asynqredis.Move) bool { return m.At.IsZero() }) {
-		d.expectPending(queue)
+		d.tell(false, func() { d.lines.setOf(queue).lookAt = time.Time{} })
 	}
 	return moved, err
 }
 
 // A joinTask is a task that joins a line.
 type joinTask struct {
-	index   int
 	message asynqredis.Message
 	request throttle.Request
 	stood   bool // in a line until now, as far as the task knows
@@ -105,19 +104,15 @@ type joinTask struct {
 
 // join makes tasks join a line. They are scheduled with their join keys.
 func (d *Dispatcher) join(ctx, asking context.Context, queue, line string, all []joinTask) error {
-	if len(all) == 0 {
-		return nil
-	}
 	requests := make([]throttle.Request, len(all))
 	for i, j := range all {
 		requests[i] = j.request
 	}
-	places, err := d.Line(line).Join(asking, requests)
+	places, err := d.Limiter.Line(line).Join(asking, requests)
 	policy, _ := d.Limiter.Lookup(line)
 	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
-	err = asUnavailable(err)
-	if len(all) > 1 && err != nil && !removed && !errors.Is(err, throttle.ErrUnavailable) { // it may be of one
-		var lost error
+	if len(all) > 1 && err != nil && !removed && !errors.Is(err, throttle.ErrUnavailable) {
+		var lost error // it may be of one of them
 		for one := range slices.Chunk(all, 1) {
 			lost = errors.Join(lost, d.join(ctx, asking, queue, line, one))
 		}
@@ -126,9 +121,8 @@ func (d *Dispatcher) join(ctx, asking context.Context, queue, line string, all [
 	moves := make([]asynqredis.Move, len(all))
 	now, again := time.Now(), time.Time{}
 	if err != nil && !removed {
-		d.OnFailure(line, err)
+		d.LimiterLog.Failed(err, "line", line, "fails", string(policy.Fail))
 		d.mu.Lock()
-		d.outOfLineAt = now
 		again = latest(d.joinNext, now.Add(unavailableFor))
 		d.joinNext = again.Add(time.Duration(len(all)) * unavailableEvery)
 		d.mu.Unlock()
@@ -147,7 +141,7 @@ func (d *Dispatcher) join(ctx, asking context.Context, queue, line string, all [
 		case err != nil, places[i].Exempt, places[i].Err != nil: // it becomes pending: the middleware returns it
 		default:
 			if j.stood && !places[i].AlreadyQueued {
-				d.lostTicket(queue, line)
+				d.logLostTicket(queue, line)
 			}
 			if places[i].Nudge {
 				d.Nudge(queue, line)
@@ -163,15 +157,19 @@ func (d *Dispatcher) join(ctx, asking context.Context, queue, line string, all [
 	return err
 }
 
-// lostTicket reports, once for each queue, that a task which had stood in a line stands in none. If others
-// were out of line a moment ago, that may have been one of them.
-func (d *Dispatcher) lostTicket(queue, line string) {
+// logLostTicket logs, once for each queue, that a task which had stood in a line stands in none. If others
+// could not join a moment ago, that may have been one of them.
+func (d *Dispatcher) logLostTicket(queue, line string) {
 	d.mu.Lock()
-	report := !d.lostIn[queue] && time.Since(d.outOfLineAt) > fallbackMin
-	d.lostIn[queue] = d.lostIn[queue] || report
+	since := time.Since(d.joinNext)
 	d.mu.Unlock()
-	if report {
-		d.OnLostTicket(queue, line)
+	if since <= fallbackMin {
+		return
+	}
+	if _, logged := d.lostIn.LoadOrStore(queue, true); !logged {
+		d.LimiterLog.Logger.Warn("worker: a waiting task stood in no line that this server knows, and starts two minutes late or more: "+
+			"its client's limiter has another Prefix, another Redis or another policy name, or Redis has lost the line",
+			"queue", queue, "line", line)
 	}
 }
 

@@ -1,8 +1,9 @@
 package dispatch_test
 
 import (
-	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // later enqueues a throttled task for a time, by a plain client.
@@ -74,52 +76,29 @@ func TestATaskThatStandsInNoLineIsReported(t *testing.T) {
 		b.later("at its time", time.Minute)
 		time.Sleep(121 * time.Second)
 		b.forward()
-		b.want("reports", b.lost.Load(), 0)
+		b.want("reports", b.logs.Count("stood in no line"), 0)
 		store(b, "other prefix")
 		store(b, "another one")
 		time.Sleep(121 * time.Second)
 		b.forward()
-		b.want("reports", b.lost.Load(), 1)
+		b.want("reports", b.logs.Count("stood in no line"), 1)
 		store(b, "a third one")
 		time.Sleep(121 * time.Second)
 		b.forward()
-		b.want("reports", b.lost.Load(), 1)
+		b.want("reports", b.logs.Count("stood in no line"), 1)
 	})
-	var until time.Time
-	inBubble(t, of(perHour(1)), joins(func(l dispatch.Line, ctx context.Context, r []throttle.Request) ([]throttle.Place, error) {
-		if time.Now().Before(until) {
-			return nil, throttle.ErrUnavailable
-		}
-		return l.Join(ctx, r)
-	}), func(b *bench) {
+	inBubble(t, of(perHour(1)), nil, func(b *bench) {
 		b.later("cannot join", time.Second)
-		until = time.Now().Add(5 * time.Minute)
-		for range 50 {
-			time.Sleep(10 * time.Second)
+		b.toLimiter.Store(&sitetest.Fault{Is: sitetest.WithArg("join"), Err: errLost})
+		for i := range 50 {
+			if time.Sleep(10 * time.Second); i == 30 {
+				b.toLimiter.Store(nil)
+			}
 			b.forward()
 		}
 		b.want("in line", b.inLine(), "[cannot join]")
-		b.want("reports", b.lost.Load(), 0)
+		b.want("reports", b.logs.Count("stood in no line"), 0)
 	})
-}
-
-// joins replaces the joins of lines.
-func joins(do joinTask) func(*dispatch.Config) {
-	return func(c *dispatch.Config) {
-		line := c.Line
-		c.Line = func(name string) dispatch.Line { return joinedLine{line(name), do} }
-	}
-}
-
-type joinTask func(dispatch.Line, context.Context, []throttle.Request) ([]throttle.Place, error)
-
-type joinedLine struct {
-	dispatch.Line
-	do joinTask
-}
-
-func (l joinedLine) Join(ctx context.Context, requests []throttle.Request) ([]throttle.Place, error) {
-	return l.do(l.Line, ctx, requests)
 }
 
 // A task that joins and fits wakes another server at once, if this one has no slot.
@@ -164,7 +143,7 @@ func TestWhatJoinsNoLineIsForwardedAsByAsynq(t *testing.T) {
 			b.want(id, b.state("default", id), "pending")
 		}
 		b.want("in line", b.inLine(), "[first second]")
-		b.want("failures of the limiter", b.failed.Load(), 0)
+		b.want("failures of the limiter", b.logs.Count("the limiter is"), 0)
 	})
 }
 
@@ -175,9 +154,8 @@ func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 		if open {
 			p.Fail = throttle.FailOpen
 		}
-		inBubble(t, of(p), joins(func(dispatch.Line, context.Context, []throttle.Request) ([]throttle.Place, error) {
-			return nil, throttle.ErrUnavailable
-		}), func(b *bench) {
+		inBubble(t, of(p), nil, func(b *bench) {
+			b.toLimiter.Store(&sitetest.Fault{Is: sitetest.WithArg("join"), Err: errLost})
 			b.later("a", time.Second)
 			time.Sleep(2 * time.Second)
 			b.want("forwarded", b.forward(), 1)
@@ -187,20 +165,15 @@ func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 			}
 			b.want("a", b.state("default", "a"), "scheduled")
 			b.want("looked after in", b.dueIn("a"), dispatch.UnavailableFor)
-			expect.Equal(t, b.failed.Load(), 1, "told", "times")
+			b.want("logged", b.logs.Count("the limiter is unavailable"), 1)
 		})
 	}
 }
 
 // The reply to a join is lost. The ticket may be in line all the same: the line is asked.
 func TestAJoinWhoseReplyIsLostIsAskedFor(t *testing.T) {
-	inBubble(t, of(perHour(1)), func(c *dispatch.Config) {
-		c.Poll = time.Hour
-		joins(func(l dispatch.Line, ctx context.Context, r []throttle.Request) ([]throttle.Place, error) {
-			_, err := l.Join(ctx, r)
-			return nil, errors.Join(throttle.ErrUnavailable, err)
-		})(c)
-	}, func(b *bench) {
+	inBubble(t, of(perHour(1)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
+		b.toLimiter.Store(loses(sitetest.WithArg("join")))
 		b.want("next", b.next(), "none")
 		b.want("next", b.next(), "none") // the next look at an empty line is in five seconds
 		b.later("a", time.Second)
@@ -214,32 +187,28 @@ func TestAJoinWhoseReplyIsLostIsAskedFor(t *testing.T) {
 
 // Should the server die before a task joins, another one finds it in seconds, and not in two minutes.
 func TestATaskThatHasNotJoinedYetIsDueSoon(t *testing.T) {
-	var before time.Duration
-	var due func() time.Duration
-	inBubble(t, of(perHour(1)), joins(func(l dispatch.Line, ctx context.Context, r []throttle.Request) ([]throttle.Place, error) {
-		before = due()
-		return l.Join(ctx, r)
-	}), func(b *bench) {
-		due = func() time.Duration { return b.dueIn("a") }
+	inBubble(t, of(perHour(1)), nil, func(b *bench) {
+		var before time.Duration
+		b.toLimiter.Store(&sitetest.Fault{Is: sitetest.WithArg("join"), Meanwhile: func() { before = b.dueIn("a") }})
 		b.later("a", time.Second)
 		time.Sleep(2 * time.Second)
 		b.want("forwarded", b.forward(), 1)
-		if after := due(); before > 5*time.Second || after < time.Minute {
+		if after := b.dueIn("a"); before > 5*time.Second || after < time.Minute {
 			t.Errorf("it is due in %v while it joins, and then in %v", before, after)
 		}
 	})
 }
 
-// One ticket whose tenant cannot be looked up holds up no others.
+// A scriptError is an error of a script.
+type scriptError struct{ error }
+
+func (scriptError) RedisError() {}
+
+// One ticket that no script can decide holds up no others.
 func TestATicketThatCannotJoinHoldsUpNoOther(t *testing.T) {
-	inBubble(t, of(perHour(1)), joins(func(l dispatch.Line, ctx context.Context, requests []throttle.Request) ([]throttle.Place, error) {
-		for _, r := range requests {
-			if r.Ticket.ID == "unlucky" {
-				return nil, errors.New("the database of plans is down")
-			}
-		}
-		return l.Join(ctx, requests)
-	}), func(b *bench) {
+	inBubble(t, of(perHour(1)), nil, func(b *bench) {
+		unlucky := func(args []any) bool { return strings.Contains(fmt.Sprint(args...), "unlucky") }
+		b.toLimiter.Store(&sitetest.Fault{Is: unlucky, Err: scriptError{errors.New("ERR user_script:1: oh")}})
 		for _, id := range []string{"a", "unlucky", "c"} {
 			b.later(id, time.Second)
 		}

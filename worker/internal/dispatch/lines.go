@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -138,7 +137,8 @@ type line struct {
 	redisTime time.Time      // the latest of the answers, by the clock of Redis
 	nudged    bool           // nobody else asks it now
 	asked     time.Time      // last
-	pickedAt  time.Time      // when tickets were picked that are not acknowledged yet; zero: none
+
+	acknowledge *time.Timer // acknowledges the last take, unless another one follows; nil: there was none
 
 	lastStart float64            // the virtual time at which the task that was taken last starts
 	finishBy  map[string]float64 // by queue and tenant: when its last one ends
@@ -200,26 +200,17 @@ func (set *queueSet) watched() (names []any) {
 	return names
 }
 
-// noteUnwatched notes lines that nobody watched: they are asked now.
-func (set *queueSet) noteUnwatched(names []any) {
-	for _, name := range names {
-		if l := set.lines[fmt.Sprint(name)]; l != nil {
-			l.nudge()
-		}
-	}
-}
-
 func queueSetsOf(queues map[string]int, strict bool) (all []*queueSet) {
 	names := slices.Sorted(maps.Keys(queues))
-	together := [][]string{names}
+	together, n := len(names), 0
 	if strict {
 		slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(queues[b], queues[a]) })
-		together = slices.Collect(slices.Chunk(names, 1))
+		together = 1
 	}
-	for i, queues := range together {
+	for some := range slices.Chunk(names, together) {
+		n += len(some)
 		all = append(all, &queueSet{
-			queues: queues, named: slices.Concat(together[:i+1]...), strict: i+1 < len(together),
-			lines: map[string]*line{},
+			queues: some, named: names[:n], strict: n < len(names), lines: map[string]*line{},
 		})
 	}
 	return all

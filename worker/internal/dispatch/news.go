@@ -67,11 +67,6 @@ func (d *Dispatcher) Look() {
 	}
 }
 
-// expectPending notes that a queue may have pending tasks: the next round looks for them.
-func (d *Dispatcher) expectPending(queue string) {
-	d.tell(false, func() { d.lines.setOf(queue).lookAt = time.Time{} })
-}
-
 // hear passes nudges of some queues on to serve. It listens while serve is idle.
 func (d *Dispatcher) hear(queues []string) {
 	for {

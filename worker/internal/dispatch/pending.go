@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -11,13 +12,13 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 const (
 	// lookEvery is about how often a server looks at its queues, a quarter more at most: for pending
-	// tasks, and for lines that nobody watches. In a test kit that knows of pending tasks it is lookEveryKit.
-	lookEvery    = time.Second
-	lookEveryKit = time.Minute
+	// tasks, and for lines that nobody watches.
+	lookEvery = time.Second
 
 	// pendingFor is how many tasks from lines earn pending tasks one.
 	pendingFor = 3
@@ -29,27 +30,18 @@ func (d *Dispatcher) takePending(set *queueSet, n int) (found bool) {
 	if !set.strict && now.Before(set.lookAt) {
 		return false
 	}
-	if !d.isQuiet(set, now) {
-		var watched []any
-		if now.Sub(set.watchedAt) >= watchEvery {
-			watched, set.watchedAt = set.watched(), now
-		}
-		for _, queue := range set.draw(d.Queues) {
-			if d.dequeue(set, queue, n, watched) {
-				return true
-			}
+	var watched []any
+	if now.Sub(set.watchedAt) >= watchEvery {
+		watched, set.watchedAt = set.watched(), now
+	}
+	for _, queue := range set.draw(d.Queues) {
+		if d.dequeue(set, queue, n, watched) {
+			return true
 		}
 	}
 	every := min(d.Poll, lookEvery)
 	set.sinceTurn, set.lookAt = 0, now.Add(every*3/4+rand.N(max(1, every/2)))
 	return false
-}
-
-// isQuiet reports, in a test kit, that a look at the queues of a set would find nothing.
-func (d *Dispatcher) isQuiet(set *queueSet, now time.Time) bool {
-	mayHave := func(queue string) bool { return d.lines.paused[queue] || d.HasPending(queue) }
-	return d.HasPending != nil && now.Sub(set.watchedAt) < lookEveryKit &&
-		!slices.ContainsFunc(set.queues, mayHave)
 }
 
 // draw returns the queues in the order of this round: each is the next with a chance by its
@@ -73,7 +65,11 @@ func (d *Dispatcher) dequeue(set *queueSet, queue string, n int, watched []any) 
 	}) {
 		return false
 	}
-	set.noteUnwatched(found.Unwatched)
+	for _, name := range found.Unwatched {
+		if l := set.lines[fmt.Sprint(name)]; l != nil {
+			l.nudge()
+		}
+	}
 	d.lines.paused[queue] = found.Paused
 	tasks := make([]Task, len(found.Messages))
 	for i, m := range found.Messages {
@@ -100,21 +96,18 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 	if err != nil {
 		return
 	}
-	requests := map[string][]throttle.Request{}
-	asking := map[string][]*Task{} // by line
+	requests, asking := map[string][]throttle.Request{}, map[string][]*Task{} // by line
 	for i, task := range tasks {
 		if !d.isUndecided(task) {
 			continue
 		}
-		r, ok := d.Match(task.Message, task.Verdict != nil)
+		r, line, ok := d.request(identity, task.Queue, task.Message, task.Verdict != nil)
 		if !ok {
 			continue
 		}
 		if task.Verdict != nil {
 			r.Front, r.Since = true, task.Verdict.Since // it had its turn
 		}
-		r.Ticket = throttle.Ticket{Queue: identity + "/" + task.Queue, ID: task.ID}
-		line := d.Limiter.LineOf(r.Policy, r.Tenant)
 		requests[line], asking[line] = append(requests[line], r), append(asking[line], &tasks[i])
 	}
 	for line, all := range requests {
@@ -122,11 +115,11 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 		if l == nil || time.Now().Before(latest(l.backoff.Until, d.lines.backoff.Until)) {
 			continue
 		}
-		call, cancel := context.WithTimeout(d.ctx, takeTimeout)
+		call, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
 		sent := time.Now()
-		tickets, err := d.Line(line).Reserve(call, all)
+		tickets, err := d.Limiter.Line(line).Reserve(call, all)
 		cancel()
-		if errors.Is(asUnavailable(err), throttle.ErrUnavailable) {
+		if errors.Is(err, throttle.ErrUnavailable) {
 			d.noteFailure(l, err)
 		}
 		for i, ticket := range tickets {
@@ -140,4 +133,15 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 			}
 		}
 	}
+}
+
+// request returns the request of a task of a queue, and the line in which it waits, if it joins one.
+func (d *Dispatcher) request(
+	identity, queue string, m asynqredis.Message, waited bool,
+) (r throttle.Request, line string, ok bool) {
+	if r, ok = d.Match(m, waited); ok {
+		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: m.ID()}
+		line = d.Limiter.LineOf(r.Policy, r.Tenant)
+	}
+	return r, line, ok
 }

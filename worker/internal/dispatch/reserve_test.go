@@ -12,8 +12,7 @@ import (
 func (b *bench) decisions(n int) (granted, denied, open int) {
 	b.Helper()
 	for range n {
-		task, ok, err := b.Next(b.Context())
-		b.ok(err)
+		task, ok := b.Next(b.Context())
 		switch {
 		case !ok:
 			b.Fatal("there is no task")

@@ -29,22 +29,19 @@ const (
 )
 
 // Next returns the task that runs next, of any queue of the server. Like asynq's dequeue it is
-// called when a slot is free, once for each queue until there is a task. If there is none it waits
-// up to a second and returns false. Errors are those of asynq's Redis. An unavailable limiter is no
-// error.
-func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
+// called when a slot is free, once for each queue until there is a task. If there is none, also as a
+// Redis does not answer, it waits up to a second and returns false.
+func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 	end := time.NewTimer(waitMax)
 	defer end.Stop()
 	for ended := false; ; {
 		if d.isStopped() {
 			d.sleep(retryAfterError) // asynq calls again at once
-			return Task{}, false, nil
+			return Task{}, false
 		}
 		d.mu.Lock()
-		if task, ok = d.buffer.handOut(); !ok {
-			err, d.asynqErr = d.asynqErr, nil
-		}
-		ended = ended || ok || err != nil
+		task, ok = d.buffer.handOut()
+		ended = ended || ok
 		d.waiting = !ended
 		if d.buffer.wanted(d.waiting) > 0 {
 			signal(d.wake)
@@ -55,7 +52,7 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool, err error) {
 			ok = false
 		}
 		if ended {
-			return task, ok, err
+			return task, ok
 		}
 		select {
 		case <-d.ready:
@@ -91,14 +88,17 @@ func (d *Dispatcher) serve() {
 		n := d.buffer.wanted(d.waiting)
 		d.mu.Unlock()
 		if n == 0 || !d.round(n) {
-			d.wait(d.tend(time.Now()))
+			d.restore(time.Now().Add(-bufferFor))
+			d.wait(d.nextRound(time.Now()))
 		}
 	}
 	for !d.restore(time.Now()) && d.ctx.Err() == nil {
 		d.sleep(retryAfterError)
 	}
-	d.acknowledge(time.Now())
 	for _, set := range d.lines.sets {
+		for _, l := range set.lines {
+			d.RetryInBackground(d.Limiter.Line(l.name).Acknowledge) // no call unless it is owed
+		}
 		d.nudgeOthers(set, set.watched())
 	}
 }
@@ -124,55 +124,31 @@ func (d *Dispatcher) wait(until time.Time, waiting bool) {
 	}
 }
 
-// tend does what needs no free slot: it acknowledges takes, and puts back tasks that are ready for too
-// long. It returns when to do so again, or to make the next round, and whether Next waits.
-func (d *Dispatcher) tend(now time.Time) (again time.Time, waiting bool) {
-	again = now.Add(time.Hour)
-	if !d.restore(now.Add(-bufferFor)) {
-		again = now.Add(retryAfterError)
-	}
-	if left := d.acknowledge(now.Add(-acknowledgeAfter)); !left.IsZero() {
-		again = earliest(again, left.Add(acknowledgeAfter))
-	}
+// nextRound returns when to make the next round, or to put back what is ready then, and whether Next waits.
+func (d *Dispatcher) nextRound(now time.Time) (next time.Time, waiting bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	next = now.Add(time.Hour)
 	if ready := d.buffer.ready; len(ready) > 0 {
-		again = earliest(again, latest(ready[0].active.Add(bufferFor), now.Add(retryAfterError)))
+		next = latest(ready[0].active.Add(bufferFor), now.Add(retryAfterError))
 	}
 	if !d.waiting {
-		return again, false
+		return next, false
 	}
 	for _, set := range d.lines.sets {
-		again = earliest(again, latest(set.lookAt, now))
+		next = earliest(next, latest(set.lookAt, now))
 		for _, l := range set.lines {
-			again = earliest(again, d.lines.next(l))
+			next = earliest(next, d.lines.next(l))
 		}
 	}
-	return again, true
+	return next, true
 }
 
-// acknowledge reports that what was taken before a time has arrived. It returns when the first of the other
-// takes was, the zero time for none.
-func (d *Dispatcher) acknowledge(before time.Time) (left time.Time) {
-	for _, set := range d.lines.sets {
-		for _, l := range set.lines {
-			if l.pickedAt.After(before) {
-				left = earliest(left, l.pickedAt)
-			} else if !l.pickedAt.IsZero() {
-				l.pickedAt = time.Time{}
-				d.RetryInBackground(d.Line(l.name).Acknowledge)
-			}
-		}
-	}
-	return left
-}
-
-// A buffer has the tasks that are ready for a slot, and counts the slots.
+// A buffer has the tasks that are ready for a slot, and counts the slots that are free.
 type buffer struct {
-	ready   []Task      // the next first
-	recent  []time.Time // of the last hand-outs
-	running int         // tasks handed out that have not ended
-	slots   int
+	free   int         // slots
+	ready  []Task      // the next first
+	recent []time.Time // of the last hand-outs
 }
 
 // wanted returns how many tasks to make ready at once: one for each free slot, or more if slots become free
@@ -185,7 +161,7 @@ func (b *buffer) wanted(waiting bool) int {
 	if ahead := freed >= aheadFrom && len(b.ready) <= freed/3; !waiting && !ahead {
 		return 0
 	}
-	return min(max(1, b.slots-b.running, freed-len(b.ready)), takeMax)
+	return min(max(1, b.free, freed-len(b.ready)), takeMax)
 }
 
 // makeReady makes tasks ready, and reports whether there are any.
@@ -208,7 +184,7 @@ func (b *buffer) handOut() (task Task, ok bool) {
 	}
 	task, b.ready = b.ready[0], b.ready[1:]
 	b.recent = append(b.recent, time.Now())
-	b.running++
+	b.free--
 	return task, true
 }
 
@@ -216,13 +192,5 @@ func (b *buffer) handOut() (task Task, ok bool) {
 func (d *Dispatcher) Ended() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.buffer.running--
-}
-
-// readyBefore returns how many tasks have been ready since before a time: the first ones.
-func (b *buffer) readyBefore(before time.Time) (n int) {
-	for n < len(b.ready) && !b.ready[n].active.After(before) {
-		n++
-	}
-	return n
+	d.buffer.free++
 }

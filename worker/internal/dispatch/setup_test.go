@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +26,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -44,16 +47,15 @@ type bench struct {
 
 	quiet bool // joins nudge no server
 
-	acked  atomic.Int64 // how often takes were acknowledged by a call of their own
-	failed atomic.Int64 // how often Failed was called
-	lost   atomic.Int64 // how often Lost was called
+	logs sitetest.Logs
 
 	toAsynq   wire // of the dispatcher
 	toLimiter wire
 
 	mu    sync.Mutex
-	takes []string                    // policies, in the order in which they were asked
-	limit func(context.Context) error // what the limiter answers in place of its line
+	acked int
+	takes []string // lines, in the order in which they were asked
+	limit func(ctx context.Context, line string) error
 }
 
 // A wire is a connection with a fault, or nil.
@@ -75,50 +77,42 @@ func (w *wire) during(do func()) {
 	w.Store(&sitetest.Fault{Is: sitetest.IsScript, Lost: true, Hits: sitetest.Only(1), Meanwhile: do})
 }
 
-// A watchedLine notes its takes.
-type watchedLine struct {
-	dispatch.Line
-	bench *bench
-	line  string
-}
+// takenQueue is the last argument of a take: a priority, and a queue with the identity of asynq's Redis.
+var takenQueue = regexp.MustCompile(`^\d+ .+%2F`)
 
-func (w watchedLine) Acknowledge(ctx context.Context) error {
-	w.bench.acked.Add(1)
-	return w.Line.Acknowledge(ctx)
-}
-
-func (w watchedLine) Reserve(ctx context.Context, requests []throttle.Request) ([]throttle.TakenTicket, error) {
-	if err := w.bench.limited(ctx); err != nil {
-		return nil, err
+// seeLimiter notes takes and what acknowledges them, and answers in place of the limiter if the test says so.
+func (b *bench) seeLimiter(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	if cmd.Name() != "evalsha" {
+		return next(ctx, cmd)
 	}
-	return w.Line.Reserve(ctx, requests)
-}
-
-func (b *bench) limited(ctx context.Context) error {
+	args := cmd.Args()
+	_, line, _ := strings.Cut(fmt.Sprint(args[3]), "{")
+	line, _, _ = strings.Cut(line, "}")
 	b.mu.Lock()
+	switch last := args[len(args)-1].(type) {
+	case bool: // it names no queue
+		b.acked++
+	case string:
+		if takenQueue.MatchString(last) {
+			b.takes = append(b.takes, line)
+		}
+	}
 	limit := b.limit
 	b.mu.Unlock()
-	if limit == nil {
-		return nil
+	if limit != nil {
+		if err := limit(ctx, line); err != nil {
+			cmd.SetErr(err)
+			return err
+		}
 	}
-	return limit(ctx)
+	return next(ctx, cmd)
 }
 
-// limits has the limiter answer this in place of its line, or nil: its own answer.
-func (b *bench) limits(answer func(context.Context) error) {
+// limits has the limiter fail by what this returns about a call for a line, or with nil answer as it does.
+func (b *bench) limits(answer func(ctx context.Context, line string) error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.limit = answer
-}
-
-func (w watchedLine) Take(ctx context.Context, o throttle.TakeOptions) (throttle.Taken, error) {
-	w.bench.mu.Lock()
-	w.bench.takes = append(w.bench.takes, w.line)
-	w.bench.mu.Unlock()
-	if err := w.bench.limited(ctx); err != nil {
-		return throttle.Taken{}, err
-	}
-	return w.Line.Take(ctx, o)
 }
 
 // inBubble runs a test with a dispatcher for queues, by default one slot.
@@ -130,26 +124,23 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 		served := m.Client(t)
 		served.AddHook(hooktest.Hook(b.toAsynq.see))
 		limiting := m.Client(t)
+		limiting.AddHook(hooktest.Hook(b.seeLimiter))
 		limiting.AddHook(hooktest.Hook(b.toLimiter.see))
 		limiter, err := throttle.New(throttle.Config{Client: limiting, Policies: policies})
 		expect.Must(t, err)
 		b.limiter, b.asynq = limiter, asynqredis.New(b.client)
 		b.plain, b.tools = asynq.NewClientFromRedisClient(b.client), asynq.NewInspectorFromRedisClient(b.client)
 		c := dispatch.Config{
-			OnAnswer:      func(string, time.Duration) {},
-			OnAsynqAnswer: func(error, time.Duration) {},
-			Tasks:         asynqredis.New(served),
-			Concurrency:   1,
-			OnFailure:     func(string, error) { b.failed.Add(1) },
-			Limiter:       limiter,
-			Line:          func(name string) dispatch.Line { return watchedLine{limiter.Line(name), b, name} },
-			OnLostTicket:  func(string, string) { b.lost.Add(1) },
+			Concurrency: 1,
+			Limiter:     limiter,
+			LimiterLog:  &outage.Log{Logger: slog.New(slog.NewTextHandler(&b.logs, nil)), Service: "the limiter"},
 			Match: func(m asynqredis.Message, _ bool) (throttle.Request, bool) {
 				r := throttle.Request{Policy: "api", Tenant: string(m.Payload()), Front: m.Retried() > 0, Key: m.JoinKey(), Deadline: m.Deadline()}
 				return r, m.Type() == "throttled"
 			},
 			Poll:   time.Second,
 			Queues: map[string]int{"default": 1},
+			Tasks:  asynqredis.New(served),
 		}
 		if change != nil {
 			change(&c)
@@ -161,11 +152,18 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 	})
 }
 
-// asked returns the policies taken from so far.
+// asked returns the lines taken from so far.
 func (b *bench) asked() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.takes)
+}
+
+// acknowledged returns how often takes were acknowledged by a call of their own.
+func (b *bench) acknowledged() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.acked
 }
 
 var errLost = errors.New("the reply was lost")
@@ -260,8 +258,7 @@ func (b *bench) ok(err error) {
 func (b *bench) next() string {
 	b.Helper()
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
-		if task, ok, err := b.Next(b.Context()); ok {
-			b.ok(err)
+		if task, ok := b.Next(b.Context()); ok {
 			return task.ID
 		}
 		time.Sleep(time.Millisecond)

@@ -3,7 +3,6 @@ package dispatch
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -23,10 +22,13 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 		l.ask = time.Now().Add(lookEvery)
 		return false
 	}
+	if l.acknowledge != nil {
+		l.acknowledge.Stop() // this take does it
+	}
 	due, sent := l.due, time.Now()
-	l.asked, l.pickedAt = sent, time.Time{} // it also acknowledges the take before
-	call, cancel := context.WithTimeout(d.ctx, takeTimeout)
-	taken, err := d.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
+	l.asked = sent
+	call, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
+	taken, err := d.Limiter.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
 	cancel()
 	if err != nil {
 		d.noteFailure(l, err)
@@ -34,14 +36,13 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	}
 	d.lines.lastTakeFailed, d.lines.backoff = false, outage.Backoff{}
 	l.noteAnswer(taken, sent, time.Now())
-	d.OnAnswer(l.name, l.redisTime.Sub(taken.At))
+	d.LimiterLog.Answered(l.redisTime.Sub(taken.At), "line", l.name)
 	l.redisTime = latest(l.redisTime, taken.At)
 	l.nudged = l.nudged && len(taken.Tickets) >= n // more may fit: without a slot left, it is passed on
 	if len(taken.Tickets) == 0 {
 		return false
 	}
-	var names []string // of the queues, in the order of their first tickets
-	verdicts := map[string][]*Verdict{}
+	verdicts := map[string][]*Verdict{} // by queue
 	for i, t := range taken.Tickets {
 		// A take that was not answered at once hands out later what it had charged then.
 		verdict := &Verdict{TakenTicket: t, Line: l.name, Taken: true}
@@ -49,15 +50,15 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 		if i == 0 {
 			verdict.Due = latest(due, sent.Add(-t.Waited))
 		}
-		if verdicts[t.Queue] == nil {
-			names = append(names, t.Queue)
+		_, queue, _ := strings.Cut(t.Queue, "/") // behind the identity of asynq's Redis
+		verdicts[queue] = append(verdicts[queue], verdict)
+	}
+	for _, queue := range l.set.named {
+		if some := verdicts[queue]; len(some) > 0 {
+			found = d.pick(l, queue, some) || found
 		}
-		verdicts[t.Queue] = append(verdicts[t.Queue], verdict)
 	}
-	for _, name := range names {
-		found = d.pick(l, name, verdicts[name]) || found
-	}
-	l.pickedAt = time.Now()
+	l.acknowledge = time.AfterFunc(acknowledgeAfter, func() { d.RetryInBackground(d.Limiter.Line(l.name).Acknowledge) })
 	return found
 }
 
@@ -66,7 +67,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 func (d *Dispatcher) openQueues(set *queueSet) map[string]int {
 	identity, err := d.Tasks.Identity(d.ctx)
 	if err != nil {
-		return nil // and so does the call for pending tasks, of which Next tells
+		return nil // and so does the call for pending tasks, which is logged
 	}
 	queues := map[string]int{}
 	for _, queue := range set.named {
@@ -79,8 +80,7 @@ func (d *Dispatcher) openQueues(set *queueSet) map[string]int {
 
 // pick makes the tasks of a queue ready whose tickets were taken from a line, and handles the tickets
 // whose tasks cannot be picked. It reports whether any task is ready.
-func (d *Dispatcher) pick(l *line, name string, verdicts []*Verdict) bool {
-	_, queue, _ := strings.Cut(name, "/") // behind the identity of asynq's Redis
+func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 	call, waiting := d.Tasks.NewCall(), make([]asynqredis.WaitingTask, len(verdicts))
 	for i, verdict := range verdicts {
 		waiting[i] = asynqredis.WaitingTask{ID: verdict.ID, JoinKey: verdict.Key}
@@ -110,18 +110,9 @@ func (d *Dispatcher) pick(l *line, name string, verdicts []*Verdict) bool {
 	d.refund(l.name, queue, gone...)
 	d.reserve(l.set, tasks) // units that these were taken without
 	l.set.sinceTurn += len(tasks)
-	return d.makeReady(slices.DeleteFunc(tasks, d.putBackIfDenied))
-}
-
-// putBackIfDenied puts a taken task back that was denied when it reserved again, as it has joined by then. It
-// reports whether it did: otherwise the task wakes to be denied.
-func (d *Dispatcher) putBackIfDenied(t Task) bool {
-	if !t.Verdict.Decision.Queued || d.restoreTask(t) != nil {
-		return false
-	}
-	d.Expect(t.Verdict.Line, t.Queue, t.Verdict.Decision.RetryIn)
-	d.WakeAt(t.Queue, time.Now()) // its ticket may have been taken before it was back
-	return true
+	return d.makeReady(slices.DeleteFunc(tasks, func(t Task) bool {
+		return t.Verdict.Decision.Queued && d.restoreTask(t) == nil // if it cannot go back it wakes to be denied
+	}))
 }
 
 func (d *Dispatcher) newTask(queue, call string, m asynqredis.Message, verdict *Verdict) Task {
@@ -142,13 +133,6 @@ func (d *Dispatcher) noteFailure(l *line, err error) {
 		d.lines.backoff.Fail(now)
 	}
 	d.lines.lastTakeFailed = true
-	d.OnFailure(l.name, asUnavailable(err))
-}
-
-// asUnavailable returns the error of a limiter that did not answer in time.
-func asUnavailable(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, throttle.ErrUnavailable) {
-		return fmt.Errorf("%w: %w", throttle.ErrUnavailable, err)
-	}
-	return err
+	policy, _ := d.Limiter.Lookup(l.name)
+	d.LimiterLog.Failed(err, "line", l.name, "fails", string(policy.Fail))
 }

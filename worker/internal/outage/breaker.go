@@ -34,7 +34,8 @@ type Breaker struct {
 	silence Backoff // one caller may ask when it has passed
 }
 
-var errSilent = fmt.Errorf("%w: %w", throttle.ErrUnavailable, context.DeadlineExceeded)
+// ErrSilent is the cause by which a context has ended because the limiter did not answer in time.
+var ErrSilent = fmt.Errorf("%w: %w", throttle.ErrUnavailable, context.DeadlineExceeded)
 
 // Do calls ask with a context that ends after timeout, or sooner while the limiter is silent. While
 // another caller finds out whether it answers again, the context has ended already. Its cause then is
@@ -50,7 +51,7 @@ func (b *Breaker) Do(ctx context.Context, timeout time.Duration, ask func(contex
 		b.silence.Until = now.Add(timeout) // others do not ask meanwhile
 	}
 	b.mu.Unlock()
-	call, cancel := context.WithTimeoutCause(ctx, timeout, errSilent)
+	call, cancel := context.WithTimeoutCause(ctx, timeout, ErrSilent)
 	defer cancel()
 	err := ask(call)
 	if ctx.Err() != nil || timeout == 0 {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
@@ -45,41 +44,23 @@ type Client struct {
 	headers     func(context.Context, *asynq.Task) map[string]string
 	identify    func(*asynq.Task) (Identity, error)
 	limiter     *throttle.Limiter
-	breaker     outage.Breaker        // of the limiter
-	owned       redis.UniversalClient // nil if the caller made it
+	breaker     outage.Breaker // of the limiter
 	sweeper     sweeper
 	timeout     time.Duration
 }
 
-// NewClient returns a client for the queues in opt's Redis. It does not talk to Redis.
+// NewClient returns a client for the queues in opt's Redis. It does not talk to Redis. Close closes what
+// opt.MakeRedisClient returned.
 func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
-	client, err := asynqredis.Connect(opt)
-	if err != nil {
-		return nil, err
-	}
-	made, err := newClient(client, c)
-	if err != nil {
-		return nil, errors.Join(err, client.Close())
-	}
-	made.owned = client
-	return made, nil
-}
-
-// NewClientFromRedisClient is NewClient for a client that stays the caller's to close.
-func NewClientFromRedisClient(client redis.UniversalClient, c ClientConfig) (*Client, error) {
-	client, err := withOwnHooks(client)
-	if err != nil {
-		return nil, err
-	}
-	return newClient(client, c)
-}
-
-func newClient(client redis.UniversalClient, c ClientConfig) (*Client, error) {
 	if c.Limiter == nil {
 		return nil, errors.New("worker: ClientConfig.Limiter is nil: must be what throttle.New returns")
 	}
 	if c.LimiterTimeout < 0 {
 		return nil, fmt.Errorf("worker: ClientConfig.LimiterTimeout %v: must not be below 0", c.LimiterTimeout)
+	}
+	client, err := asynqredis.Connect(opt)
+	if err != nil {
+		return nil, err
 	}
 	client.AddHook(capture{})
 	tasks := asynqredis.New(client)
@@ -170,10 +151,5 @@ func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...a
 	return results
 }
 
-// Close closes the connection, unless that is the caller's.
-func (c *Client) Close() error {
-	if c.owned == nil {
-		return nil
-	}
-	return c.owned.Close()
-}
+// Close closes the connection.
+func (c *Client) Close() error { return c.tasks.Redis().Close() }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
@@ -123,57 +122,5 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 		}
 		expect.Equal(t, s.Redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(), 2+2+8,
 			"tasks are scheduled")
-	})
-}
-
-// A connection that the caller made is used by a client and by several servers, and stays the
-// caller's.
-func TestAClientAndServersShareAConnection(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		shared := redis.NewClient(sitetest.SameRedis(s.Redis))
-		defer shared.Close()
-		client, err := worker.NewClientFromRedisClient(shared, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-		sitetest.Must(t, err)
-		ran := map[string]chan string{"one": make(chan string, 4), "two": make(chan string, 4)}
-		var servers []*worker.Server
-		for queue, ran := range ran {
-			theirs, ours := s.Configs()
-			theirs.Queues = map[string]int{queue: 1}
-			server, err := worker.NewServerFromRedisClient(shared, theirs, ours)
-			sitetest.Must(t, err)
-			if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-				id, _ := asynq.GetTaskID(ctx)
-				ran <- id
-				return nil
-			})); err != nil {
-				t.Fatal(err)
-			}
-			servers = append(servers, server)
-		}
-		for _, queue := range []string{"one", "two"} {
-			if _, err := client.Enqueue(sitetest.AcmeTask(), asynq.Queue(queue), asynq.TaskID("of "+queue), asynq.MaxRetry(0)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for queue, ran := range ran {
-			expect.Equal(t, <-ran, "of "+queue, "the server of queue", queue, "ran task")
-		}
-		plain := asynq.NewClientFromRedisClient(shared) // it is denied, and asynq would archive it
-		if _, err := plain.Enqueue(sitetest.AcmeTask(), asynq.Queue("one"), asynq.TaskID("denied"), asynq.MaxRetry(0)); err != nil {
-			t.Fatal(err)
-		}
-		s.Wait("it waits", func() bool {
-			info, err := s.Inspector.GetTaskInfo("one", "denied")
-			return err == nil && info.State == asynq.TaskStateScheduled
-		})
-		for _, server := range servers {
-			server.Shutdown()
-		}
-		if err := client.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := shared.Ping(t.Context()).Err(); err != nil {
-			t.Errorf("the caller's connection is closed: %v", err)
-		}
 	})
 }

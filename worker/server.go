@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/testhook"
 	"github.com/sluice-go/sluice/throttle"
@@ -89,8 +88,7 @@ type Server struct {
 	attempts    *attempts
 	config      Config
 	dispatch    *dispatch.Dispatcher
-	limiterLog  *outage.Log           // whether the limiter answers
-	owned       redis.UniversalClient // nil if the caller made it
+	limiterLog  *outage.Log // whether the limiter answers
 	asynqServer *asynq.Server
 	breaker     outage.Breaker // of the limiter
 	sweeper     sweeper
@@ -105,7 +103,8 @@ type Server struct {
 }
 
 // NewServer returns a server for the queues in opt's Redis. The limiter may use another Redis.
-// It does not talk to either. Shutdown must be called, also for a server that was not started.
+// It does not talk to either. Shutdown must be called, also for a server that was not started: it closes
+// what opt.MakeRedisClient returned, which must be a client of this server alone.
 //
 // The functions of asynq's config are not called for a denial, which is neither a failure nor an
 // error. If the task's time runs out while the limiter is asked, IsFailure and RetryDelayFunc are
@@ -113,55 +112,20 @@ type Server struct {
 // server looks for tasks that plain clients have enqueued, but about each second, 1.25 s at most.
 // Tasks in line start as soon as they fit, whatever it is.
 func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Server, error) {
-	client, err := asynqredis.Connect(opt)
-	if err != nil {
-		return nil, err
-	}
-	s, err := newServer(client, c, throttled)
-	if err != nil {
-		return nil, errors.Join(err, client.Close())
-	}
-	s.owned = client
-	return s, nil
-}
-
-// NewServerFromRedisClient is NewServer for a client that stays the caller's to close, after
-// Shutdown.
-//
-// With a *redis.Client it shares the connections, and leaves the client itself as it is. To a
-// client of another kind it adds a hook: give each server such a client of its own. asynq.Client
-// and asynq.Inspector may share it.
-func NewServerFromRedisClient(client redis.UniversalClient, c asynq.Config, throttled Config) (*Server, error) {
-	client, err := withOwnHooks(client)
-	if err != nil {
-		return nil, err
-	}
-	return newServer(client, c, throttled)
-}
-
-// withOwnHooks returns a client with hooks of its own and the same connections, or the same one if its kind
-// cannot be copied: by WithTimeout.
-func withOwnHooks(client redis.UniversalClient) (redis.UniversalClient, error) {
-	if client == nil {
-		return nil, errors.New("worker: the redis.UniversalClient is nil")
-	}
-	if single, ok := client.(*redis.Client); ok {
-		return single.WithTimeout(single.Options().ReadTimeout), nil
-	}
-	return client, nil
-}
-
-func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (*Server, error) {
-	hooks, hooked := client.(*testhook.Client)
-	if hooked {
-		client = hooks.UniversalClient
-	}
 	config, err := throttled.withDefaults()
 	if err != nil {
 		return nil, err
 	}
 	if c.GroupGracePeriod != 0 && c.GroupGracePeriod < time.Second { // asynq would panic
 		return nil, fmt.Errorf("worker: asynq.Config.GroupGracePeriod %v: must be at least 1s", c.GroupGracePeriod)
+	}
+	client, err := asynqredis.Connect(opt)
+	if err != nil {
+		return nil, err
+	}
+	hooks, hooked := client.(*testhook.Client)
+	if hooked {
+		client = hooks.UniversalClient
 	}
 	tasks := asynqredis.New(client)
 	s := &Server{
@@ -240,8 +204,7 @@ func (s *Server) Stop() {
 }
 
 // Shutdown picks up no more tasks, and waits up to asynq.Config.ShutdownTimeout for the handlers.
-// It makes the tasks of handlers that have not returned pending again, and closes the connection,
-// unless that is the caller's.
+// It makes the tasks of handlers that have not returned pending again, and closes the connection.
 //
 // While asynq's Redis does not answer, requeues of denied tasks are repeated for as long as asynq
 // leases the tasks, up to 30 s, and from Shutdown on for ShutdownTimeout at most. Asynq recovers a
@@ -252,9 +215,7 @@ func (s *Server) Shutdown() {
 		s.asynqServer.Shutdown()
 		s.dispatch.Close(s.shutdownGrace)
 		s.endGrace()
-		if s.owned != nil {
-			s.owned.Close()
-		}
+		s.tasks.Redis().Close()
 	})
 }
 

@@ -150,11 +150,6 @@ func TestConstructorsNameWhatIsWrong(t *testing.T) {
 	}
 	_, noLimiter := worker.NewClient(asynq.RedisClientOpt{}, worker.ClientConfig{})
 	_, noRedis := worker.NewClient(nil, worker.ClientConfig{Limiter: limiter})
-	_, ofClient := worker.NewClientFromRedisClient(nil, worker.ClientConfig{Limiter: limiter})
-	_, ofServer := worker.NewServerFromRedisClient(nil, asynq.Config{}, ok)
-	for _, err := range []error{ofClient, ofServer} {
-		expect.Equal(t, fmt.Sprint(err), "worker: the redis.UniversalClient is nil")
-	}
 	for want, err := range map[string]error{
 		"worker: Config.Limiter is nil: must be what throttle.New returns":                            server(asynq.RedisClientOpt{}, asynq.Config{}, worker.Config{}),
 		`worker: Config.Unmatched "drop": must be "run" or "reject"`:                                  server(asynq.RedisClientOpt{}, asynq.Config{}, worker.Config{Limiter: limiter, Unmatched: "drop"}),

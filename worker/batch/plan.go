@@ -318,7 +318,7 @@ func (s *Scheduler) look(
 // slots returns how many tasks of a queue run at once, and how many of all queues of its servers: none if
 // no server is known. Names of queues get a prefix, as they have in line.
 func (s *Scheduler) slots(prefix, queue string) ([]inspect.Slots, error) {
-	servers, err := asynq.NewInspectorFromRedisClient(s.conn).Servers()
+	servers, err := asynq.NewInspectorFromRedisClient(s.redis.Redis()).Servers()
 	alone, all, queues := 0, 0, map[string]int{}
 	for _, server := range servers {
 		if server.Queues[queue] > 0 {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
@@ -52,7 +51,6 @@ type Scheduler struct {
 	client  *worker.Client
 	config  Config
 	lease   time.Duration
-	conn    redis.UniversalClient
 	redis   *asynqredis.Client
 }
 
@@ -81,16 +79,16 @@ func NewScheduler(opt asynq.RedisConnOpt, c Config) (*Scheduler, error) {
 		return nil, fmt.Errorf("batch: %w", err)
 	}
 	c.Client.LimiterTimeout = max(c.Client.LimiterTimeout, joinTimeout)
-	client, err := worker.NewClientFromRedisClient(conn, c.Client)
+	client, err := worker.NewClient(opt, c.Client)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	s.client, s.conn, s.redis = client, conn, asynqredis.New(conn)
+	s.client, s.redis = client, asynqredis.New(conn)
 	return s, nil
 }
 
-// Close closes the connection. Run must have returned.
-func (s *Scheduler) Close() error { return s.conn.Close() }
+// Close closes the connections. Run must have returned.
+func (s *Scheduler) Close() error { return errors.Join(s.client.Close(), s.redis.Redis().Close()) }
 
 // Run fires the batches on time and works for their firings, until the context ends. It returns nil.
 // While Redis does not answer it tries again.

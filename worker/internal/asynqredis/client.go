@@ -68,16 +68,20 @@ type Client struct {
 	redis   redis.UniversalClient
 	process string // identifies this client's calls
 	calls   atomic.Uint64
+	known   atomic.Pointer[identity]
+}
 
-	asking   chan struct{} // full while a call reads or asks for these; not a mutex: fake time stands while one waits
-	identity string
-	asserted time.Time
+// An identity is the random ID of a Redis database, as it was seen last.
+type identity struct {
+	id   string
+	seen time.Time
 }
 
 // New returns a client that uses the connection, which stays the caller's to close. To the client of
 // a Cluster it adds a hook: see reload.
 func New(client redis.UniversalClient) *Client {
-	c := &Client{asking: make(chan struct{}, 1), redis: client, process: rand.Text()[:16]}
+	c := &Client{redis: client, process: rand.Text()[:16]}
+	c.known.Store(&identity{})
 	if cluster, ok := client.(cluster); ok {
 		client.AddHook(reload{cluster})
 	}
@@ -100,29 +104,25 @@ const identityTTL = 3 * 366 * 24 * time.Hour
 
 // Identity returns the random ID of this Redis database: a limiter may serve several.
 func (c *Client) Identity(ctx context.Context) (string, error) {
-	select {
-	case c.asking <- struct{}{}:
-		defer func() { <-c.asking }()
-	case <-ctx.Done():
-		return "", ctx.Err()
-	}
-	if c.identity != "" && time.Since(c.asserted) < identityKept {
-		return c.identity, nil
+	known := c.known.Load()
+	if time.Since(known.seen) < identityKept {
+		return known.id, nil
 	}
 	const key = "sluice:asynq"
-	identity, err := c.redis.Get(ctx, key).Result()
+	id, err := c.redis.Get(ctx, key).Result()
 	if errors.Is(err, redis.Nil) {
-		if err = c.redis.SetNX(ctx, key, cmp.Or(c.identity, c.process[:8]), identityTTL).Err(); err == nil {
-			identity, err = c.redis.Get(ctx, key).Result()
+		if err = c.redis.SetNX(ctx, key, cmp.Or(known.id, c.process[:8]), identityTTL).Err(); err == nil {
+			id, err = c.redis.Get(ctx, key).Result()
 		}
 	}
 	switch {
 	case err == nil:
-		c.identity, c.asserted = identity, time.Now()
-	case c.identity == "": // else that goes on
+		c.known.Store(&identity{id, time.Now()})
+		return id, nil
+	case known.id == "": // else that goes on
 		return "", fmt.Errorf("worker: asking for the identity of asynq's Redis: %w", err)
 	}
-	return c.identity, nil
+	return known.id, nil
 }
 
 // prefix returns the common prefix of a queue's keys.

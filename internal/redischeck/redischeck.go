@@ -7,15 +7,11 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
-
-// clockOffMax is how far the clocks of Redis and of this machine may differ without a finding.
-const clockOffMax = time.Second
 
 // Findings returns what is not set up, one line each: see throttle.Limiter.CheckRedis. The error is
 // that of go-redis, if there is no answer, or the user is unknown.
@@ -45,9 +41,9 @@ func server(ctx context.Context, client redis.UniversalClient) (findings []strin
 	}
 	begun := time.Now()
 	at, err := client.Time(ctx).Result()
-	if off := max(time.Until(at), begun.Sub(at)); err == nil && off > clockOffMax {
-		findings = append(findings, fmt.Sprintf("%s: its clock is %v off this machine's: must be within %v, "+
-			"or deadlines and expected starts are off by that", name, off.Round(time.Millisecond), clockOffMax))
+	if off := max(time.Until(at), begun.Sub(at)); err == nil && off > time.Second {
+		findings = append(findings, fmt.Sprintf("%s: its clock is %v off this machine's: must be within 1s, "+
+			"or deadlines and expected starts are off by that", name, off.Round(time.Millisecond)))
 	}
 	info, noInfo := client.InfoMap(ctx).Result()
 	if policy := info["Memory"]["maxmemory_policy"]; policy != "" && policy != "noeviction" {
@@ -61,19 +57,14 @@ func server(ctx context.Context, client redis.UniversalClient) (findings []strin
 	return findings, err
 }
 
-// Forbidden reports whether an error says that Redis does not know the user, or does not let it
-// call something.
+var mayNot = regexp.MustCompile(`ACL failure in script|The user executing the script can't `) // in scripts, by release
+
+// Forbidden reports whether an error says that Redis does not know the user, or does not let it call something.
 func Forbidden(err error) bool {
-	if err == nil || redis.IsAuthError(err) || redis.IsPermissionError(err) {
-		return err != nil
-	}
-	// Inside of a script, by release.
-	return strings.Contains(err.Error(), "ACL failure in script") ||
-		strings.Contains(err.Error(), "The user executing the script can't ")
+	return redis.IsAuthError(err) || redis.IsPermissionError(err) || err != nil && mayNot.MatchString(err.Error())
 }
 
 var cannotServe = regexp.MustCompile(`(^|-)(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|MOVED|NOREPLICAS|OOM|READONLY|TRYAGAIN) `)
 
-// CannotServe reports whether Redis answered that it cannot serve at present. Before 7.0 an error of the script
-// wraps it.
+// CannotServe reports whether Redis answered that it cannot serve now. Before 7.0 an error of the script wraps it.
 func CannotServe(err error) bool { return cannotServe.MatchString(err.Error()) }

@@ -45,8 +45,7 @@ func (b *compiled) start(last, from time.Time) time.Time {
 	return from
 }
 
-// next returns the next tick. That of a zone whose clock is set forward over it does not come, but for
-// midnight, and one that the clock passes twice comes as robfig/cron has it.
+// next returns the next tick: see package ticks for clocks that are set.
 func (b *compiled) next(t time.Time) time.Time { return b.schedule.Next(t.In(b.zone)) }
 
 // A clock is a time of day.

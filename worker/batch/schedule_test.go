@@ -52,7 +52,7 @@ func TestTicksAreDueOnTimeOrWhenMissed(t *testing.T) {
 			"2026-01-01T01:00:00Z", "2026-01-02T01:00:10Z", "2026-01-02T01:00:00Z"},
 		// Berlin sets its clocks from 2:00 to 3:00 on 29 March 2026, and from 3:00 to 2:00 on 25 October.
 		{"a time that does not come", batch.Batch{Schedule: "30 2 * * *", Timezone: "Europe/Berlin", Missed: batch.MissedOnce},
-			"2026-03-28T01:30:00Z", "2026-03-29T12:00:00Z", ""},
+			"2026-03-28T01:30:00Z", "2026-03-29T12:00:00Z", "2026-03-29T01:00:00Z"},
 		{"a time that comes twice", batch.Batch{Schedule: "30 2 * * *", Timezone: "Europe/Berlin"},
 			"2026-10-24T00:30:00Z", "2026-10-25T00:30:10Z", "2026-10-25T00:30:00Z"},
 		{"and again", batch.Batch{Schedule: "30 2 * * *", Timezone: "Europe/Berlin"},

@@ -136,6 +136,11 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 				`make the task with worker.NewTask, or set Config.Identify`,
 		}
 		expect.That(t, status == want, "got", status, "want", want)
+		p.kill() // as if it had not yet written how far it is
+		s.ok(s.Redis.HSet(t.Context(), "asynq:{default}:sluice:batch:b:"+f.Tick.Format("20060102T150405Z"),
+			"phase", "enqueue", "index", 0, "tenant", 0, "offset", 0).Err())
+		want.State, p = batch.StateEnqueuing, s.scheduler(b)
+		expect.Equal(t, s.status(p, f), want)
 		time.Sleep(time.Minute)
 		status = s.status(p, f)
 		if status.State != batch.StateDone || status.Done != 9 || status.EndedAt.IsZero() {

@@ -163,15 +163,19 @@ func (r record) state() State {
 func (b *compiled) status(f asynqredis.Firing, r record, running int) Status {
 	s := r.Status
 	s.Batch, s.Queue, s.Tick, s.FinishBy = f.Batch, f.Queue, f.Tick, b.deadline(f.Tick)
-	s.State, s.BegunAt = r.state(), time.Unix(r.Begun, 0)
+	s.State, s.BegunAt = r.state(), time.Unix(r.Begun, 0).UTC()
 	if r.Finished > 0 {
-		s.EndedAt = time.Unix(r.Finished, 0)
+		s.EndedAt = time.Unix(r.Finished, 0).UTC()
 	}
 	if s.DelayedBy != "" {
-		s.DelayedSince = time.Unix(r.Since, 0)
+		s.DelayedSince = time.Unix(r.Since, 0).UTC()
 	}
-	s.Total, s.Running = max(r.Index, r.ended()), running
-	s.Waiting = max(0, s.Total-r.ended()-running)
+	s.Total = max(r.Index, r.ended())
+	if r.Phase == phaseEnqueue { // tasks may run before the cursor is behind them
+		s.Total = max(s.Total, r.ended()+running)
+	}
+	s.Running = min(running, s.Total-r.ended()) // without those that failed before, and are run again by hand
+	s.Waiting = s.Total - r.ended() - s.Running
 	return s
 }
 

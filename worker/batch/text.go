@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// String returns the plan in sentences, without its tenants. Times are local.
+// String returns the plan in sentences, without its tenants. Times are UTC.
 func (p Plan) String() string {
 	text := p.finish() + p.verdict()
 	return fmt.Sprintf("%s of %s, %d tasks: %s", p.Batch, p.Tick.Format(time.RFC3339), p.Total, text)

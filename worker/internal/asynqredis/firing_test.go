@@ -138,7 +138,7 @@ func TestALeaseHasOneHolder(t *testing.T) {
 	})
 }
 
-// The ID of a task is taken when it has been stored once, though the task is gone.
+// The ID of a task is taken when it has been stored once, though the task is gone, or was rejected.
 func TestATaskOfAFiringIsStoredOnce(t *testing.T) {
 	each(t, func(s *site) {
 		if stored := s.storeOf(nightly, 0, 3); stored != nil {
@@ -149,6 +149,8 @@ func TestATaskOfAFiringIsStoredOnce(t *testing.T) {
 			s.Errorf("stored %v", stored)
 		}
 		s.ok(s.inspector.DeleteTask(queue, nightly.ID(1)))
+		s.ok(s.inspector.DeleteTask(queue, nightly.ID(2)))
+		s.ok(s.Count(s.Context(), nightly, "rejected", []int{2}))
 		if stored := s.storeOf(nightly, 0, 5); !slices.Equal(stored, []int{3, 4}) {
 			s.Errorf("stored %v", stored)
 		}
@@ -162,7 +164,7 @@ func TestATaskOfAFiringIsStoredOnce(t *testing.T) {
 		for range 2 {
 			s.ok(s.Move(s.Context(), nightly, asynqredis.Delete, []int{0, 1, 2, 3, 4, 5, 6, 7, 8}))
 		}
-		s.wantFields([]string{"6"}, "cancelled") // without 1, which others have deleted
+		s.wantFields([]string{"5"}, "cancelled") // without 1, which others have deleted, and 2
 	})
 }
 

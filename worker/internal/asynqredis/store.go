@@ -32,7 +32,7 @@ func (c *Client) Store(
 	call := c.NewCall()
 	into := keys(queue, "scheduled", lines)
 	if m, ok := MembersOf(ctx); ok {
-		into = append(into, m.keys("", ":stored")...)
+		into = append(into, m.keys("", ":stored", ":ended")...)
 	}
 	err := inBulk(tasks, func(some []EnqueueCall) error {
 		var named []any

@@ -2,17 +2,17 @@
 -- that join a line.
 --
 -- KEYS  1 scheduled (sorted set)  2 lines (dequeue.lua)  3 the firing of a batch (hash)
---       4 which of its tasks were stored (bitmap): without 4 there is no firing
+--       4 which of its tasks were stored (bitmap): without 4 there is no firing  5 which have ended (bitmap)
 -- ARGV  1 prefix of the task keys  2 score (s): when forward finds what is still there
 --       3 seconds until then  4 how many tasks: these follow, four each, and then the lines that they join:
 --       ID, message, mark (join key, "." and when and by which call it was stored),
 --       lock: "" or "SECONDS:KEY" of a unique task
 -- reply per task: 1 stored, 0 the ID is taken, -1 the lock is taken
 --
--- The ID of a task of a firing ends in its index. It is taken for ever: a scheduler that was
--- delayed may come after the task has run and gone, or after the firing was cancelled.
+-- The ID of a task of a firing ends in its index. It is taken for ever: a scheduler that was delayed may
+-- come after the task has run and gone, or was rejected, or after the firing was cancelled.
 
-local prefix, score, stored = ARGV[1], ARGV[2], KEYS[4]
+local prefix, score, stored, ended = ARGV[1], ARGV[2], KEYS[4], KEYS[5]
 local firing = stored and KEYS[3]
 local closed = firing and (redis.call('HGET', firing, 'phase') ~= 'enqueue' or
   redis.call('HGET', firing, 'want') == 'cancel')
@@ -25,12 +25,12 @@ end
 if absent and redis.call('EXISTS', unpack(keys)) > 0 then absent = nil end -- one by one
 for i = 5, last, 4 do
   local id, mark, lock = ARGV[i], ARGV[i + 2], ARGV[i + 3]
-  local key = prefix .. id
+  local key, index = prefix .. id, firing and string.match(id, '%d+$')
   local found = absent or redis.call('HMGET', key, 'state', 'sluice_join')
   local n = 1
   if found[1] and found[2] == mark then
     -- The call is repeated after its reply was lost.
-  elseif closed or firing and redis.call('GETBIT', stored, string.match(id, '%d+$')) == 1 then
+  elseif closed or firing and redis.call('GETBIT', stored, index) + redis.call('GETBIT', ended, index) > 0 then
     n = 0
   else
     local seconds, name
@@ -47,7 +47,7 @@ for i = 5, last, 4 do
       scheduled[#scheduled + 1] = id
     end
   end
-  if firing and n == 1 then redis.call('SETBIT', stored, string.match(id, '%d+$'), 1) end
+  if firing and n == 1 then redis.call('SETBIT', stored, index, 1) end
   reply[#reply + 1] = n
 end
 if #scheduled > 0 then redis.call('ZADD', KEYS[1], unpack(scheduled)) end

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -103,13 +104,13 @@ func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
 	}
 	defer scheduler.Close()
 	firing := batch.Firing{Batch: b.Name, Tick: tick}
-	switch {
-	case verb.name == "plan":
+	switch verb.name {
+	case "plan":
 		return c.plan(ctx, scheduler, firing)
-	case verb.name == "run":
+	case "run":
 		firing, err = scheduler.Fire(ctx, b.Name)
-	case tick.IsZero():
-		firing, err = newest(ctx, scheduler, b.Name)
+	default:
+		firing, err = c.find(ctx, scheduler, firing)
 	}
 	if err != nil {
 		return err
@@ -165,15 +166,27 @@ func (c *BatchCommand) load() (b batch.Batch, policies []throttle.Policy, err er
 	return b, nil, fmt.Errorf("--batch %q: must be one of %s", c.Batch, strings.Join(names, ", "))
 }
 
-func newest(ctx context.Context, s *batch.Scheduler, name string) (batch.Firing, error) {
-	firings, err := s.Firings(ctx, name, 1)
-	if err == nil && len(firings) == 0 {
-		err = badInput("batch %q has not fired in the last month", name)
+// find returns a firing that is there: the newest one, if it has no tick.
+func (c *BatchCommand) find(ctx context.Context, s *batch.Scheduler, f batch.Firing) (batch.Firing, error) {
+	const named = 10 // in place of one that is not there
+	newest, err := s.Firings(ctx, f.Batch, named)
+	switch {
+	case err != nil:
+		return f, err
+	case len(newest) == 0:
+		return f, badInput("batch %q has not fired in the last month", f.Batch)
+	case f.Tick.IsZero():
+		return newest[0], nil
 	}
-	if err != nil {
-		return batch.Firing{}, err
+	_, err = s.Status(ctx, f)
+	if errors.Is(err, batch.ErrNoFiring) {
+		ticks := make([]string, len(newest))
+		for i, other := range newest {
+			ticks[i] = other.Tick.Format(time.RFC3339)
+		}
+		err = badInput("--tick %s: batch %q did not fire then: its newest firings are %s", c.Tick, f.Batch, strings.Join(ticks, ", "))
 	}
-	return firings[0], nil
+	return f, err
 }
 
 // follow does what the verb says, by a scheduler of its own, as none may run elsewhere.

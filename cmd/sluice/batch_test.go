@@ -74,6 +74,8 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 	status := decoded[batch.Status](t, e)
 	that(t, status.Done == 20 && status.State == batch.StateDone, e.stdout)
 	d.run(t, "batch", "cancel", "--batch", "small").want(t, exitBadInput, "it has ended or was cancelled")
+	d.run(t, "batch", "status", "--batch", "small", "--tick", "2026-01-02T02:00:00Z").
+		want(t, exitBadInput, "did not fire then: its newest firings are "+status.Tick.Format(time.RFC3339)+"\n")
 
 	ctx, interrupt := context.WithCancel(t.Context())
 	ran := make(chan ending)

@@ -11,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -64,6 +63,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		override := []string{"--window", "minute=50", "--weight", "2", "--for", "1h", "--why", "INC-7"}
 		says(run(append([]string{"limits", "override", "api", "acme"}, override...)...),
 			`tenant "acme" of api: minute 50, weight 2 until `)
+		run("front", "api", "acme", "--for", "10m", "--why", "x").want(t, exitBadInput, `has an override by "anna" until `)
 		run("limits", "override", "api", "acme", "--window", "pace=50", "--for", "1h", "--why", "x").want(t, exitBadInput, "is shared")
 		run("limits", "override", "api", "acme", "--window", "minute", "--for", "1h", "--why", "x").
 			want(t, exitBadInput, `--window "minute": must be a window and its limit`)
@@ -101,7 +101,8 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		says(run("limits", "clear", "api", "acme", "--why", "done"), `tenant "acme" of api has no override any more`)
 		says(run("limits", "clear", "api", "acme", "--why", "done"), `had no override`)
 		says(look("limits", "log"), "resume")
-		log := decoded[[]control.Change](t, look("limits", "log", "--json", "--last", "3"))
+		e = look("limits", "log", "--json", "--last", "3").says(t, `"name": "pace"`, `"period": "1s"`)
+		log := decoded[[]logged](t, e)
 		that(t, len(log) == 3 && log[0].Kind == "clear", log)
 		// Tasks of two tenants wait behind a full window.
 		asynqs := asynq.RedisClientOpt{Addr: client.Options().Addr}

@@ -81,25 +81,10 @@ func (m *Main) frontCommand() *cli.Command {
 	c := m.control()
 	return c.intervention("front", "let the waiting tasks of a tenant go before those of others", "POLICY TENANT",
 		func(ctx context.Context, f *fleet) (done, error) {
-			o := throttle.TenantOverride{Policy: c.policy, Tenant: c.tenant}
-			if before := c.overridden(f); before != nil {
-				o = *before
-				if left := o.Until.Sub(f.state.At); o.Weight != control.MaxWeight && left > c.For {
-					return done{}, badInput("%s has an override by %q until %s: clear it, or let front hold for as long",
-						c.name(), o.By, clockText(o.Until))
-				}
+			o, err := f.state.Front(c.policy, c.tenant, c.For)
+			if err != nil {
+				return done{}, err
 			}
-			o.Weight = control.MaxWeight
 			return done{text: " goes before others"}, f.store.SetOverride(ctx, o, c.For, c.by)
 		}, c.forFlag())
-}
-
-// overridden returns the override of the tenant that is in force, or nil.
-func (c *ControlCommand) overridden(f *fleet) *throttle.TenantOverride {
-	for _, o := range f.state.Overrides {
-		if o.Policy == c.policy && o.Tenant == c.tenant {
-			return &o
-		}
-	}
-	return nil
 }

@@ -233,6 +233,12 @@ func (m *Main) limitsClear() *cli.Command {
 		})
 }
 
+// A logged change has its policies as a policy file has them.
+type logged struct {
+	control.Change
+	Policies []map[string]any `json:"policies,omitempty"`
+}
+
 func (m *Main) limitsLog() *cli.Command {
 	c, last := m.control(), 0
 	return &cli.Command{
@@ -246,7 +252,11 @@ func (m *Main) limitsLog() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return c.show(append([]control.Change{}, changes...), func() {
+			entries := make([]logged, len(changes))
+			for i, e := range changes {
+				entries[i] = logged{e, policyfile.Describe(e.Policies).Policies}
+			}
+			return c.show(entries, func() {
 				t := show.NewTable(c.Stdout, "AT", "WHAT", "POLICY", "TENANT", "CHANGE", "BY", "WHY")
 				for _, e := range changes {
 					what := e.Kind

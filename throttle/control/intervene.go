@@ -116,6 +116,23 @@ func (s State) With(o throttle.TenantOverride) ([]throttle.Policy, error) {
 	return policies, nil
 }
 
+// Front returns the override by which a tenant goes before others for a time. What an override in force changes
+// stays as it is. If that would end later, the error is an InputError, unless it has the tenant go first already.
+func (s State) Front(policy, tenant string, ttl time.Duration) (throttle.TenantOverride, error) {
+	o := throttle.TenantOverride{Policy: policy, Tenant: tenant}
+	for _, in := range s.Overrides {
+		if in.Policy == policy && in.Tenant == tenant {
+			o = in
+		}
+	}
+	if o.Weight != MaxWeight && o.Until.Sub(s.At) > ttl {
+		return o, invalid("tenant %q of %s has an override by %q until %s UTC: clear it, or let it go first for as long",
+			quote.Short(tenant), policy, quote.Short(o.By), o.Until.Format(time.DateTime))
+	}
+	o.Weight = MaxWeight
+	return o, nil
+}
+
 // Effective returns the published policies with the overrides for all tenants applied, and the
 // other interventions.
 func (s State) Effective() ([]throttle.Policy, throttle.Interventions) {

@@ -288,12 +288,7 @@ func (p *Page) planLimit(ctx context.Context, a *action, until string) (func(con
 func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(context.Context) error, *preview, error) {
 	o, err := overrideOf(a.policy, a.tenant, a.form)
 	if a.what == front {
-		for _, in := range a.state.Overrides { // which goes on
-			if in.Policy == a.policy && in.Tenant == a.tenant {
-				o = in
-			}
-		}
-		o.Weight = control.MaxWeight
+		o, err = a.state.Front(a.policy, a.tenant, a.length)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -318,7 +313,7 @@ func (a *action) replaces() string {
 	return ""
 }
 
-const previewRows = 8
+const previewRows = 8 // of tenants, beside the one that is changed
 
 // simulate compares when tasks would start.
 func (p *Page) simulate(ctx context.Context, a *action, v inspect.Variant) (*preview, error) {
@@ -344,8 +339,10 @@ func (p *Page) simulate(ctx context.Context, a *action, v inspect.Variant) (*pre
 	for _, t := range then.Tenants {
 		after[t.Tenant] = t.Finish
 	}
-	for _, t := range now.Tenants[:min(len(now.Tenants), previewRows)] {
-		shown.Rows = append(shown.Rows, previewRow{short(t.Tenant), at(t.Finish), at(after[t.Tenant])})
+	for i, t := range now.Tenants {
+		if i < previewRows || t.Tenant == a.tenant {
+			shown.Rows = append(shown.Rows, previewRow{short(t.Tenant), at(t.Finish), at(after[t.Tenant])})
+		}
 	}
 	if now.Waiting > 0 {
 		shown.Rows = append(shown.Rows, previewRow{"all " + number(now.Waiting), at(now.Finish), at(then.Finish)})
@@ -379,7 +376,7 @@ func overrideOf(policy, tenant string, form url.Values) (throttle.TenantOverride
 		}
 		o.Windows[window] = throttle.Override{Limit: limit}
 	}
-	if o.Weight == 0 && o.Exempt == nil && len(o.Windows) == 0 && form.Get("what") != front {
+	if o.Weight == 0 && o.Exempt == nil && len(o.Windows) == 0 {
 		return o, errors.New("override: must change a limit, the weight, or whether the tenant is exempt")
 	}
 	return o, nil

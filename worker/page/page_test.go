@@ -326,7 +326,8 @@ func TestOperatorsChangeLimits(t *testing.T) {
 			"The pause has begun.", "Paused until ", "by anna", "a test")
 		v.wants(sure("acme: minute 50, weight 3 until ", "what", "override", "tenant", "acme", "limit minute", "50", "weight", "3", "for", "30m"),
 			"The override is in force.", "Minute 50, weight 3")
-		v.wants(sure("acme goes before other tenants until ", "what", "front", "whom", "acme", "for", "10m"), "The tenant goes first.")
+		v.wants(change(http.StatusUnprocessableEntity, "what", "front", "whom", "acme", "for", "10m"), "has an override by")
+		v.wants(sure("acme goes before other tenants until ", "what", "front", "whom", "acme", "for", "40m"), "The tenant goes first.")
 		state, err := s.control.State(t.Context())
 		if err != nil || len(state.Pauses) != 1 || len(state.Overrides) != 1 ||
 			state.Overrides[0].Windows["minute"].Limit != 50 || state.Overrides[0].Weight != control.MaxWeight || state.Overrides[0].By != "anna" {
@@ -419,7 +420,7 @@ func TestABadConfigIsRefused(t *testing.T) {
 	}
 }
 
-// A part of a name finds tenants however many wait.
+// A part of a name finds tenants however many wait, and a preview has the one that is changed.
 func TestTheFilterLooksBeyondAPage(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, redis.NewClient(&redis.Options{Addr: throttletest.Redis(t)}))
@@ -434,6 +435,9 @@ func TestTheFilterLooksBeyondAPage(t *testing.T) {
 	}
 	text := s.visitor().get("?policy=idle&like=nant-77")
 	expect.That(t, !strings.Contains(text, ">tenant-78</bdi>"), "it shows another one:", text)
+	v := s.visitor()
+	first := url.Values{"csrf": {v.signIn()}, "what": {"front"}, "policy": {"idle"}, "whom": {"tenant-77"}, "for": {"10m"}, "why": {"a test"}}
+	v.wants(v.post("change", http.StatusOK, first), `<th scope="row"><bdi>tenant-77</bdi></th>`) // the preview, of few
 }
 
 // While Redis does not answer, the page says so in time, and shows what was known.

@@ -23,7 +23,7 @@ policies:
       - {name: daily, limit: 1000, period: 24h, algorithm: fixed}
     tenants:
       acme: {weight: 2, windows: {per-minute: {limit: 50}, spend: {burst: 9}}}
-      internal: {exempt: true}
+      internal: {exempt: true, weight: 1000000}
   - name: slow
     fail: open
     requeue: earliest-reset
@@ -51,7 +51,7 @@ policies:
   - {name: daily, limit: 1000, period: 24h, algorithm: fixed, per: [tenant], unit: requests}
   tenants:
     acme: {weight: 2, windows: {per-minute: {limit: 50}, spend: {burst: 9}}}
-    internal: {exempt: true, weight: 1}
+    internal: {exempt: true, weight: 1e+06}
 - name: slow
   adapt: "on"
   batch_share: 0.05

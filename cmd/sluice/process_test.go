@@ -121,6 +121,17 @@ policies:
 	})
 }
 
+// Wherever an operator is, times are those of the log and of the page.
+func TestTimesAreUTC(t *testing.T) {
+	t.Parallel()
+	cmd := program("pause", "api", "--for", "1h", "--by", "anna", "--why", "x", "--redis", "redis://"+throttletest.Miniredis(t).Addr())
+	cmd.Env = append(cmd.Env, "TZ=Asia/Tokyo")
+	out, err := cmd.Output()
+	must(t, err)
+	until, err := time.Parse("api is paused until 2006-01-02 15:04:05 UTC\n", string(out))
+	that(t, err == nil && time.Until(until).Round(time.Minute) == time.Hour, string(out), err)
+}
+
 // oncePerOdd puts "max_retry": 0 behind the id of every other job.
 func oncePerOdd(jobs string) string {
 	lines := strings.SplitAfter(jobs, "\n")

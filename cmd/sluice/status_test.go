@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"regexp"
 	"strings"
@@ -169,23 +168,25 @@ func TestExplainSaysWhyATaskWaits(t *testing.T) {
 	d.run(t, "explain").want(t, exitBadInput, "explain needs the arguments ID")
 }
 
-// A watched status is a line of JSON each time, until it is interrupted.
+// A watched status is a line of JSON each time, until it is interrupted, also after a restart of Redis.
 func TestStatusIsShownLive(t *testing.T) {
 	t.Parallel()
-	d := newLiveWorkspace(t, livePolicies)
+	d, server := newWorkspace(t, livePolicies, ""), throttletest.Miniredis(t)
+	on := []string{"--redis", "redis://" + server.Addr()}
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
-	out := &lineCounter{atThird: interrupt}
+	out, failures := &lineCounter{atThird: interrupt}, &lineCounter{atThird: func() {}}
 	out.atFirst = func() {
-		must(t, control.StoreOf(d.limiter).Pause(ctx, "api", "", time.Hour, control.Author{Who: "alice", Why: "the API moves"}))
+		pause := []string{"pause", "api", "--for", "1h", "--by", "alice", "--why", "the API moves"}
+		runMain(ctx, "", append(pause, on...)...).want(t, exitDone)
+		server.Close()
 	}
+	failures.atFirst = func() { must(t, server.Restart()) }
 	m := NewMain()
-	m.Stdout, m.Stderr = out, io.Discard
-	code := m.Run(ctx, []string{
-		"status", "--watch", "--every", "100ms", "--json",
-		"--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr,
-	})
-	that(t, code == exitDone && out.n >= 3, "exit code", code, "after", out.n, "lines")
+	m.Stdout, m.Stderr = out, failures
+	watch := []string{"status", "--watch", "--every", "100ms", "--json", "--policies", d.path("policies.yml")}
+	code := m.Run(ctx, append(watch, on...))
+	that(t, code == exitDone && out.n >= 3 && failures.n > 0, "exit code", code, "after", out.n, "lines", failures.last)
 	contains(t, out.last, `"cause":"the API moves"`, "it knows nothing of an operator's pause since")
 }
 

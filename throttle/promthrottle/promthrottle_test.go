@@ -60,6 +60,7 @@ func limiter(t *testing.T, client redis.UniversalClient, metrics *promthrottle.M
 		Client: client, Observer: metrics.Observer(),
 		Policies: []throttle.Policy{{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
 			{Name: "hour", Limit: 2, Period: time.Hour}, {Name: "all", Limit: 10, Period: time.Hour, Scope: throttle.ScopeShared},
+			{Name: "burst", Algorithm: throttle.AlgorithmGCRA, Burst: 3, Limit: 9, Period: 900 * time.Hour, Scope: throttle.ScopeShared},
 		}}},
 	})
 	return l
@@ -123,6 +124,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 		tell.Called(throttle.Call{Err: fmt.Errorf("%w: gone", throttle.ErrUnavailable), Policy: "api", Script: "take", Took: time.Second})
 		wantSeries(t, registry,
 			`sluice_grants_total{policy="api",source="line"} 1`,
+			`sluice_window_used_ratio{policy="api",window="burst"} 1`,
 			`sluice_waiting{policy="api"} 1`,
 			`sluice_refusals_total{policy="api"} 1`,
 			`sluice_adapted_rate_ratio{policy="api"} 1`,

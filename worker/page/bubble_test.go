@@ -33,7 +33,10 @@ func inBubble(t *testing.T, test func(t *testing.T, get func() string, p *page.P
 		limiter, err := throttle.New(throttle.Config{
 			Client:   throttletest.InMemory(t).Client(t),
 			Observer: throttle.Observer{Called: func(throttle.Call) { calls.Add(1) }},
-			Policies: []throttle.Policy{{Name: "p", Windows: []throttle.Window{{Name: "w", Limit: 1, Period: 10 * time.Hour}}}},
+			Policies: []throttle.Policy{{Name: "p", Windows: []throttle.Window{
+				{Name: "w", Limit: 1, Period: 10 * time.Hour},
+				{Name: "all", Algorithm: throttle.AlgorithmGCRA, Burst: 1, Limit: 2, Period: 10 * time.Hour, Scope: throttle.ScopeShared},
+			}}},
 		})
 		sitetest.Must(t, err)
 		for i := range 3 {
@@ -82,7 +85,10 @@ func TestChartsKnowWhatWasRecorded(t *testing.T) {
 		stop()
 		<-ended
 		text := get()
-		for _, want := range []string{`aria-label="Waiting, 00:10 to 00:39 UTC: at most 2"`, `<span class="quiet">2 now</span>`} {
+		for _, want := range []string{
+			`aria-label="Waiting, 00:10 to 00:39 UTC: at most 2"`, `<span class="quiet">2 now</span>`,
+			`<meter min="0" max="1" value="1" aria-label="all: 1 of 1 in 10h">`, // of its burst
+		} {
 			expect.That(t, strings.Contains(text, want), want, "is missing in:", text)
 		}
 	})

@@ -143,14 +143,10 @@ func (f *Follower) report(follows bool) {
 
 // adopt puts newly published policies in force, and warns if they are not those of the program.
 func (f *Follower) adopt() {
-	goes := "published"
-	if f.keepPolicies {
-		goes = "own"
-	}
 	differs := Differences(f.ownPolicies, f.state.Policies)
 	if f.state.PoliciesErr == nil && len(f.ownPolicies) > 0 && differs != "" {
 		f.logger.Warn("control: the policies of this program are not those that are published",
-			"own", digest(f.ownPolicies), "published", f.state.Version, "in force", goes, "differs", differs)
+			"own", digest(f.ownPolicies), "published", f.state.Version, "keeps its own", f.keepPolicies, "differs", differs)
 	}
 	if f.keepPolicies {
 		return

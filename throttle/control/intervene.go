@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/url"
 	"slices"
@@ -59,7 +58,8 @@ func (s *State) add(field, value string) error {
 //
 // Errors are a *throttle.PolicyError, an InputError, or wrap that of Redis.
 func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, by Author) error {
-	if err := validateTarget(o.Policy, o.Tenant, ttl, by); err != nil {
+	state, err := s.stateBefore(ctx, o.Policy, o.Tenant, ttl, by)
+	if err != nil {
 		return err
 	}
 	switch {
@@ -70,10 +70,6 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 			"must change a limit, the weight or whether it is exempt", quote.Short(o.Tenant))
 	case !(o.Weight >= 0 && o.Weight <= MaxWeight):
 		return invalid("weight %v: must be above 0 and at most 1000000", o.Weight)
-	}
-	state, err := s.State(ctx)
-	if err != nil {
-		return err
 	}
 	if o.Tenant == "" {
 		policies, err := state.With(o)
@@ -199,10 +195,7 @@ func (s State) Describe(kind, policy, tenant string) string {
 // MaxTTL. It replaces the pause before. Tasks that run go on. If policies were published, it has to
 // be one of them. Errors are SetOverride's.
 func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duration, by Author) error {
-	if err := validateTarget(policy, tenant, d, by); err != nil {
-		return err
-	}
-	state, err := s.State(ctx)
+	state, err := s.stateBefore(ctx, policy, tenant, d, by)
 	if err != nil {
 		return err
 	}
@@ -220,11 +213,8 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 // throttle.Limiter.Resume. Errors are SetOverride's.
 func (s *Store) End(ctx context.Context, kind, policy, tenant string, by Author) (found bool, err error) {
 	t := target{map[string]string{Cleared: Overridden, Resumed: Paused}[kind], policy, tenant}
-	_, err = s.change(ctx, t.field(), "", 0, 0, Change{Kind: kind, Author: by, Policy: policy, Tenant: tenant})
-	if errors.Is(err, errNothingToDelete) {
-		return false, nil
-	}
-	return err == nil, err
+	version, err := s.change(ctx, t.field(), "", 0, 0, Change{Kind: kind, Author: by, Policy: policy, Tenant: tenant})
+	return version > 0, err
 }
 
 // intervene stores an override or a pause.
@@ -244,14 +234,17 @@ func (s *Store) intervene(
 	return err
 }
 
-func validateTarget(policy, tenant string, ttl time.Duration, by Author) error {
-	switch {
+// stateBefore returns what is in force before a valid override or pause is.
+func (s *Store) stateBefore(ctx context.Context, policy, tenant string, ttl time.Duration, by Author) (State, error) {
+	switch err := by.validate(); {
 	case policy == "" || len(policy) > 64 || strings.Contains(policy, " "):
-		return invalid("policy %q: must be the name of a policy", quote.Short(policy))
+		return State{}, invalid("policy %q: must be the name of a policy", quote.Short(policy))
 	case len(tenant) > throttle.MaxValueBytes:
-		return invalid("tenant %q: must be at most %d bytes", quote.Short(tenant), throttle.MaxValueBytes)
+		return State{}, invalid("tenant %q: must be at most %d bytes", quote.Short(tenant), throttle.MaxValueBytes)
 	case ttl < time.Microsecond || ttl > MaxTTL:
-		return invalid("duration %v: must be above 0 and at most %v", ttl, MaxTTL)
+		return State{}, invalid("duration %v: must be above 0 and at most %v", ttl, MaxTTL)
+	case err != nil:
+		return State{}, err
 	}
-	return by.validate()
+	return s.State(ctx)
 }

@@ -10,6 +10,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	_ "embed"
@@ -157,13 +158,11 @@ func (s *Store) Processes(ctx context.Context) (map[string][]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control: reading the processes: %w", err)
 	}
+	slices.Sort(members)
 	processes := map[string][]string{}
 	for _, member := range members {
 		runs, name, _ := strings.Cut(member, "\n")
 		processes[runs] = append(processes[runs], name)
-	}
-	for _, names := range processes {
-		slices.Sort(names)
 	}
 	return processes, nil
 }
@@ -180,11 +179,8 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	if len(policies) == 0 {
 		return 0, errors.New("control: no policies: must be at least one, as none would guard nothing")
 	}
-	if err := by.validate(); err != nil {
-		return 0, err
-	}
 	now, err := s.newLimiter(policies)
-	if err != nil {
+	if err = cmp.Or(by.validate(), err); err != nil {
 		return 0, err
 	}
 	before, err := s.State(ctx)
@@ -237,7 +233,7 @@ func (s *Store) newLimiter(policies []throttle.Policy) (*throttle.Limiter, error
 	return throttle.New(throttle.Config{Client: s.client, Policies: policies, Prefix: s.prefix})
 }
 
-// change makes one change, and logs it. Without a field it is only logged.
+// change makes one change, and logs it, or without a field only logs it. It returns the version, 0 if nothing changed.
 func (s *Store) change(
 	ctx context.Context, field, value string, ttl time.Duration, version int64, c Change,
 ) (int64, error) {
@@ -261,12 +257,10 @@ func (s *Store) change(
 	case 2:
 		return 0, fmt.Errorf("%w: version %d was to be replaced, and %d is in force", ErrConflict, version, reply[1])
 	case 3:
-		return 0, errNothingToDelete
+		return 0, nil
 	}
 	return 0, fmt.Errorf("control: %d overrides and pauses are in force: must be at most %d: clear some", reply[1], MaxInForce)
 }
-
-var errNothingToDelete = errors.New("control: nothing to delete")
 
 // A document is how policies are stored. It is read strictly: a program that does not know one of
 // its fields keeps the policies that it has.

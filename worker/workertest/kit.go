@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -25,12 +26,15 @@ type kit struct {
 	log     io.Writer
 	worker  *testhook.Client
 	looking atomic.Bool // a look is to come
+
+	heartbeat string               // the last one
+	looks     map[string]time.Time // the last look at a queue that found nothing, by the prefix of its keys
 }
 
 // MakeRedisClient returns the client of the worker.
 func (k *kit) MakeRedisClient() any {
 	client := redis.NewClient(k.Options())
-	client.AddHook(&repetitions{Memory: k.Memory, looks: map[string]time.Time{}})
+	client.AddHook(hooktest.Hook(k.spare))
 	k.worker = &testhook.Client{UniversalClient: client}
 	return k.worker
 }
@@ -68,57 +72,31 @@ func (k *kit) Write(entry []byte) (int, error) {
 	return k.log.Write(entry)
 }
 
-// Repetitions are calls that a worker makes again and again, and that are spared while nothing has changed.
-//
-// Heartbeats are those by which an asynq server says every 5 s what it does. One that says the same as the
-// last only lets that live on: a script costs six times as much. Looks are those by which a worker looks
-// for pending tasks each second. Each minute one is made in any case.
-type repetitions struct {
-	throttletest.Memory
-	heartbeat string               // the last one
-	looks     map[string]time.Time // the last look at a queue, by the prefix of its keys, if it found nothing
-}
-
-func (r *repetitions) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		script, ok := cmd.(*redis.Cmd)
-		args := cmd.Args()
-		if !ok || len(args) < 4 {
-			return next(ctx, cmd)
-		}
-		key := fmt.Sprint(args[3])
-		prefix, _, look := strings.Cut(key, "sluice:dequeued:")
-		switch {
-		case look:
-			return r.look(ctx, prefix, script, next)
-		case len(args) == 7 && strings.HasPrefix(key, "asynq:servers:{"):
-			said := fmt.Sprint(args[5:]...)
-			if said == r.heartbeat {
-				script.SetVal("OK")
-				return next(ctx, redis.NewCmd(ctx, "expire", key, args[5]))
-			}
-			r.heartbeat = said
-		}
+// spare spares calls that a worker makes again and again, while nothing has changed: a script costs six times as
+// much as another command. Heartbeats are those by which an asynq server says every 5 s what it does. One that says
+// the same as the last only lets that live on. Of the looks for pending tasks one a minute is made in any case.
+func (k *kit) spare(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	script, ok := cmd.(*redis.Cmd)
+	args := cmd.Args()
+	if !ok || len(args) < 4 {
 		return next(ctx, cmd)
 	}
-}
-
-func (r *repetitions) look(ctx context.Context, prefix string, script *redis.Cmd, next redis.ProcessHook) error {
-	finds := r.Exists(prefix+"pending") || r.Exists(prefix+"paused")
-	if !finds && time.Since(r.looks[prefix]) < time.Minute {
+	key := fmt.Sprint(args[3])
+	prefix, _, look := strings.Cut(key, "sluice:dequeued:")
+	switch {
+	case look && (k.Exists(prefix+"pending") || k.Exists(prefix+"paused")):
+		delete(k.looks, prefix)
+	case look && time.Since(k.looks[prefix]) < time.Minute:
 		script.SetVal([]any{int64(0), []any{}, []any{}})
 		return nil
+	case look:
+		k.looks[prefix] = time.Now()
+	case len(args) == 7 && strings.HasPrefix(key, "asynq:servers:{"):
+		before := k.heartbeat
+		if k.heartbeat = fmt.Sprint(args[5:]...); k.heartbeat == before {
+			script.SetVal("OK")
+			return next(ctx, redis.NewCmd(ctx, "expire", key, args[5]))
+		}
 	}
-	delete(r.looks, prefix)
-	err := next(ctx, script)
-	if err == nil && !finds {
-		r.looks[prefix] = time.Now()
-	}
-	return err
-}
-
-func (r *repetitions) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (r *repetitions) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	return next(ctx, cmd)
 }

@@ -66,14 +66,11 @@ func (r *recorder) recorded(handler asynq.Handler) asynq.Handler {
 }
 
 func (r *recorder) begin(ctx context.Context, task *asynq.Task) *Run {
-	run := &Run{Start: time.Now(), Task: task}
+	run := &Run{Cost: map[string]int64{}, Start: time.Now(), Task: task}
 	run.ID, _ = asynq.GetTaskID(ctx)
 	run.Retried, _ = asynq.GetRetryCount(ctx)
 	run.Decision, _ = worker.FromContext(ctx).Decision()
-	run.Cost = maps.Clone(run.Decision.Reservation.Cost)
-	if run.Cost == nil {
-		run.Cost = map[string]int64{}
-	}
+	maps.Copy(run.Cost, run.Decision.Reservation.Cost)
 	defer r.lock()()
 	r.runs = append(r.runs, run)
 	return run

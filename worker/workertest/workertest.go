@@ -57,7 +57,7 @@ func Start(t testing.TB, c Config) *Worker {
 		t.Fatal("workertest: Config.Handler is nil: must be what runs the tasks")
 	}
 	w := &Worker{Memory: throttletest.InMemory(t), t: t}
-	k := &kit{Memory: w.Memory, log: t.Output()}
+	k := &kit{Memory: w.Memory, log: t.Output(), looks: map[string]time.Time{}}
 	logger := slog.New(slog.NewTextHandler(k, nil))
 	fatal := func(err error) {
 		t.Helper()

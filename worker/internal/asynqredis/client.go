@@ -115,11 +115,10 @@ func (c *Client) Identity(ctx context.Context) (string, error) {
 			id, err = c.redis.Get(ctx, key).Result()
 		}
 	}
-	switch {
-	case err == nil:
-		c.known.Store(&identity{id, time.Now()})
-		return id, nil
-	case known.id == "": // else that goes on
+	if err == nil {
+		known = &identity{id, time.Now()}
+		c.known.Store(known)
+	} else if known.id == "" { // else that goes on
 		return "", fmt.Errorf("worker: asking for the identity of asynq's Redis: %w", err)
 	}
 	return known.id, nil

@@ -1,4 +1,4 @@
-package hooktest
+package expect
 
 import lua "github.com/yuin/gopher-lua"
 

@@ -239,7 +239,7 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 	_, digest, _ := strings.Cut(log.String(), " own=")
 	digest, _, _ = strings.Cut(digest, " ")
 	for i, text := range []string{log.String()[:own], log.String()[own:]} {
-		want := []string{`in force"=published`, `in force"=own`}[i]
+		want := []string{`keeps its own"=false`, `keeps its own"=true`}[i]
 		if !strings.Contains(text, "level=WARN") || !strings.Contains(text, "own="+digest+" published=1 \""+want) ||
 			!strings.Contains(text, `differs="api/shared 2/h -> 3/h"`) {
 			t.Errorf("%s", text)

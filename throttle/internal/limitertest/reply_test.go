@@ -6,6 +6,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -42,15 +44,19 @@ func damaged(random *rand.Rand, reply []any) []any {
 func TestDamagedReplies(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 8))
 	client := Redis(t)
-	var reply []any
+	var mu sync.Mutex // tickets are refreshed in the background
+	var last atomic.Value
 	client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 		err := next(ctx, cmd)
 		if script, ok := cmd.(*redis.Cmd); ok && err == nil {
-			reply, _ = script.Slice()
+			reply, _ := script.Slice()
+			mu.Lock()
 			for range 1 + random.IntN(2) {
 				reply = damaged(random, slices.Clone(reply))
 			}
+			mu.Unlock()
 			script.SetVal(reply)
+			last.Store(reply)
 		}
 		return err
 	}))
@@ -66,23 +72,23 @@ func TestDamagedReplies(t *testing.T) {
 		refused := errors.As(err, new(*throttle.TooLateError)) || errors.As(err, new(*throttle.BacklogError)) ||
 			errors.As(err, new(*throttle.RequestError))
 		expect.That(t, err == nil || refused || errors.Is(err, throttle.ErrReply) || errors.Is(err, throttle.ErrState) ||
-			errors.Is(err, throttle.ErrClock), verb, "of", reply, err)
+			errors.Is(err, throttle.ErrClock), verb, "of", last.Load(), err)
 		return err == nil
 	}
 	decision := func(verb string, d throttle.Decision, err error) {
 		t.Helper()
 		if !known(verb, err) {
-			expect.That(t, !d.Granted && d.Windows == nil, verb, "of", reply, err, "with", d)
+			expect.That(t, !d.Granted && d.Windows == nil, verb, "of", last.Load(), err, "with", d)
 			return
 		}
 		made++
 		expect.That(t, len(d.Windows) == 2 && d.ClockBehind >= 0 && d.RetryIn >= 0 && d.Latest >= d.RetryIn &&
-			(!d.Granted || d.Latest == 0) && (d.Granted || d.RetryIn != 0 || d.Queued || verb == "Cancel"), verb, "of", reply, d)
+			(!d.Granted || d.Latest == 0) && (d.Granted || d.RetryIn != 0 || d.Queued || verb == "Cancel"), verb, "of", last.Load(), d)
 		for _, w := range d.Windows {
 			expect.That(t, w.Used >= 0 && w.Remaining >= 0 && w.Remaining <= w.Burst && w.RetryIn >= 0 &&
-				(!d.Granted || !w.Denied), verb, "of", reply, w)
+				(!d.Granted || !w.Denied), verb, "of", last.Load(), w)
 		}
-		expect.That(t, d.Granted == (d.Reason() == "") && d.EarliestReset() <= d.RetryIn, verb, "of", reply, d)
+		expect.That(t, d.Granted == (d.Reason() == "") && d.EarliestReset() <= d.RetryIn, verb, "of", last.Load(), d)
 	}
 	held := Elsewhere(t, p, Acme(1))
 	for range 500 {
@@ -90,7 +96,7 @@ func TestDamagedReplies(t *testing.T) {
 		r.Ticket, r.Backlog, r.MaxWait = Ticket(string(rune('a'+random.IntN(4)))), 5, h
 		d, err := l.Reserve(ctx, r)
 		decision("Reserve", d, err)
-		expect.That(t, err != nil || !d.Granted || len(d.Reservation.ID) == 16, "Reserve of", reply, "without an ID")
+		expect.That(t, err != nil || !d.Granted || len(d.Reservation.ID) == 16, "Reserve of", last.Load(), "without an ID")
 		cancelled, err := TryCancel(ctx, l, held)
 		decision("Cancel", cancelled, err)
 		d, err = l.Peek(ctx, r)
@@ -99,18 +105,18 @@ func TestDamagedReplies(t *testing.T) {
 		exempt.Tenant = "exempt"
 		d, err = l.Reserve(ctx, exempt)
 		decision("Reserve", d, err)
-		expect.That(t, err != nil || d.Granted, "an exempt tenant's Reserve of", reply, d)
+		expect.That(t, err != nil || d.Granted, "an exempt tenant's Reserve of", last.Load(), d)
 		places, err := l.Line("p").Join(ctx, []throttle.Request{r})
 		known("Join", err)
 		for _, p := range places {
-			expect.That(t, !known("Join", p.Err) || p.RetryIn >= 0 && p.Latest >= p.RetryIn, "Join of", reply, p)
+			expect.That(t, !known("Join", p.Err) || p.RetryIn >= 0 && p.Latest >= p.RetryIn, "Join of", last.Load(), p)
 		}
 		known("Leave", l.Line("p").Leave(ctx, r.Ticket))
 		got, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: Queues("q"), Max: 5})
 		known("Take", err)
 		for _, ticket := range got.Tickets {
 			d := ticket.Decision
-			expect.That(t, d.Granted != ticket.NeverFits && (len(d.Windows) == 2 || d.Windows == nil), "Take of", reply, ticket)
+			expect.That(t, d.Granted != ticket.NeverFits && (len(d.Windows) == 2 || d.Windows == nil), "Take of", last.Load(), ticket)
 		}
 		known("Acknowledge", l.Line("p").Acknowledge(ctx))
 	}

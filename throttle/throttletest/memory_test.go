@@ -1,10 +1,14 @@
 package throttletest_test
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
@@ -15,6 +19,31 @@ import (
 type failing struct{ testing.TB }
 
 func (failing) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+
+// A client that outlives its test, such as one that asynq has not closed yet, gets errors.
+func TestWhatIsInMemoryEndsWithItsTest(t *testing.T) {
+	var m throttletest.Memory
+	dial := func() error {
+		options := m.Options()
+		options.MaxRetries, options.DialerRetries = -1, 1
+		client := redis.NewClient(options)
+		defer client.Close()
+		return client.Ping(context.Background()).Err()
+	}
+	ended := make(chan struct{})
+	t.Run("a test", func(t *testing.T) {
+		m = throttletest.InMemory(t)
+		expect.Must(t, dial())
+		go func() {
+			defer close(ended)
+			for i := 0; i < 1000 && dial() == nil; i++ {
+			}
+		}()
+		time.Sleep(time.Millisecond)
+	})
+	<-ended
+	expect.Err(t, dial(), net.ErrClosed)
+}
 
 // A test whose requests are never denied would pass by mistake.
 func TestDenyAfterNeedsWhatCanBeDenied(t *testing.T) {

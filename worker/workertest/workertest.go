@@ -59,23 +59,17 @@ func Start(t testing.TB, c Config) *Worker {
 	w := &Worker{Memory: throttletest.InMemory(t), t: t}
 	k := &kit{Memory: w.Memory, log: t.Output(), looks: map[string]time.Time{}}
 	logger := slog.New(slog.NewTextHandler(k, nil))
-	fatal := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	var err error
 	w.Limiter, err = throttle.New(throttle.Config{
 		Client: k.limiterClient(t), Logger: logger, Observer: k.observer(w.runs.observer()), Policies: c.Policies,
 	})
-	fatal(err)
+	w.must(err)
 	w.Inspector = asynq.NewInspector(w.Memory)
 	t.Cleanup(func() { w.Inspector.Close() })
 
 	c.Client.Limiter = w.Limiter
 	w.Client, err = worker.NewClient(w.Memory, c.Client)
-	fatal(err)
+	w.must(err)
 	t.Cleanup(func() { w.Client.Close() })
 
 	c.Asynq.Concurrency = cmp.Or(c.Asynq.Concurrency, 4)
@@ -83,10 +77,17 @@ func Start(t testing.TB, c Config) *Worker {
 	c.Asynq.LogLevel = cmp.Or(c.Asynq.LogLevel, asynq.FatalLevel)
 	c.Worker.Limiter, c.Worker.Logger = w.Limiter, logger
 	w.Server, err = worker.NewServer(k, c.Asynq, c.Worker)
-	fatal(err)
+	w.must(err)
 	t.Cleanup(w.Server.Shutdown)
-	fatal(w.Server.Start(w.runs.recorded(c.Handler)))
+	w.must(w.Server.Start(w.runs.recorded(c.Handler)))
 	return w
+}
+
+func (w *Worker) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // Enqueue enqueues a task by the worker's client, and returns when it is expected to start. The
@@ -94,9 +95,8 @@ func Start(t testing.TB, c Config) *Worker {
 func (w *Worker) Enqueue(task *asynq.Task, opts ...asynq.Option) worker.ExpectedStart {
 	w.t.Helper()
 	var start worker.ExpectedStart
-	if _, err := w.Client.EnqueueContext(w.t.Context(), task, append(opts, worker.ReportStart(&start))...); err != nil {
-		w.t.Fatal(err)
-	}
+	_, err := w.Client.EnqueueContext(w.t.Context(), task, append(opts, worker.ReportStart(&start))...)
+	w.must(err)
 	return start
 }
 
@@ -152,15 +152,11 @@ func (w *Worker) Run(task *asynq.Task, opts ...asynq.Option) Run {
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Hour)
 	defer cancel()
 	info, err := w.Client.EnqueueContext(ctx, task, opts...)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	w.must(err)
 	for ctx.Err() == nil {
 		if runs := w.runs.of(info.ID); len(runs) > 0 && !runs[0].End.IsZero() {
 			outcome, err := w.outcome(info, runs[0])
-			if err != nil {
-				w.t.Fatal(err)
-			}
+			w.must(err)
 			if outcome != "" {
 				run := w.runs.of(info.ID)[0] // with what followed the end of its handler
 				run.Outcome = outcome
@@ -177,12 +173,10 @@ func (w *Worker) Run(task *asynq.Task, opts ...asynq.Option) Run {
 func (w *Worker) outcome(task *asynq.TaskInfo, run Run) (Outcome, error) {
 	info, err := w.Inspector.GetTaskInfo(task.Queue, task.ID)
 	switch {
-	case errors.Is(err, asynq.ErrTaskNotFound):
+	case errors.Is(err, asynq.ErrTaskNotFound), err == nil && info.State == asynq.TaskStateCompleted:
 		return OutcomeDone, nil
 	case err != nil:
 		return "", err
-	case info.State == asynq.TaskStateCompleted:
-		return OutcomeDone, nil
 	case info.State == asynq.TaskStateArchived:
 		return OutcomeArchived, nil
 	case info.Retried > run.Retried:

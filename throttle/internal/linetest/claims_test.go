@@ -237,8 +237,7 @@ func TestAClaimWhoseOwnerIsGoneHoldsNobodyUp(t *testing.T) {
 	client := limitertest.Redis(t)
 	p := limitertest.Policy(limitertest.SharedWindow(10, s))
 	var gone atomic.Bool
-	own := redis.NewClient(client.Options())
-	defer own.Close()
+	own := throttletest.Client(t, client.Options().Addr)
 	own.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 		if gone.Load() {
 			cmd.SetErr(&net.OpError{Op: "write", Err: errors.New("cut off")})

@@ -29,8 +29,7 @@ func TestSettleWhoseReplyWasLost(t *testing.T) {
 		} {
 			expect.Must(t, client.FlushAll(t.Context()).Err())
 			l, _ := limitertest.NewWithClock(t, client, limitertest.Policy(w))
-			repeating := redis.NewClient(client.Options())
-			t.Cleanup(func() { repeating.Close() })
+			repeating := throttletest.Client(t, client.Options().Addr)
 			repeating.AddHook(hooktest.Hook(hooktest.Twice))
 			l2 := limitertest.NewByClock(t, repeating, limitertest.NewClock(), limitertest.Policy(w))
 			r := limitertest.Acme(0)

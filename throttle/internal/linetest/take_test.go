@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // The reply of a take is lost, again and again: its tickets come with the next one, and are charged
@@ -67,8 +68,7 @@ func TestATakeThatNobodyAcknowledges(t *testing.T) {
 // acknowledgement, and after a later take. It takes nothing.
 func TestALateCopyOfATakeTakesNothing(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(100, h)))
-	through := redis.NewClient(st.client.Options())
-	defer through.Close()
+	through := throttletest.Client(t, st.client.Options().Addr)
 	var last []any
 	through.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 		if hooktest.IsScript(cmd) {

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func TestReportsOfTheUpstream(t *testing.T) {
@@ -173,8 +174,7 @@ func TestAPauseIsTheReason(t *testing.T) {
 // A pause whose reply was lost began all the same.
 func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
 	client := limitertest.Redis(t)
-	repeating := redis.NewClient(client.Options())
-	t.Cleanup(func() { repeating.Close() })
+	repeating := throttletest.Client(t, client.Options().Addr)
 	repeating.AddHook(hooktest.Hook(hooktest.Twice))
 	p := limitertest.Policy(limitertest.SharedWindow(10, s))
 	p.Adapt = throttle.AdaptOff

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
@@ -35,7 +34,7 @@ func TestASlotIsHeldForAsLongAsTheCall(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			limitertest.Bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+			limitertest.Bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 				fake, writer := stream()
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -62,7 +61,7 @@ func TestASlotIsHeldForAsLongAsTheCall(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			limitertest.Bubble(t, policy("api", slots(1), perHour(9)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+			limitertest.Bubble(t, policy("api", slots(1), perHour(9)), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 				resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: fake}).
 					RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))
 				expect.That(t, err == nil || errors.Is(err, broken), err)
@@ -79,7 +78,7 @@ func TestASlotIsHeldForAsLongAsTheCall(t *testing.T) {
 // A function that panics during a call leaves no slot held.
 func TestAPanicReleasesTheSlot(t *testing.T) {
 	t.Parallel()
-	limitertest.Bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	limitertest.Bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		for name, c := range map[string]httpthrottle.TransportConfig{
 			"Base":    {Base: base(func(*http.Request) (*http.Response, error) { panic("on purpose") })},
 			"Refusal": {Base: answer(http.NoBody), Refusal: func(*http.Response) (time.Duration, bool) { panic("on purpose") }},
@@ -125,7 +124,7 @@ func TestACallEndsWhoseSlotIsLost(t *testing.T) {
 // A response that switches protocols can be written to.
 func TestASwitchedConnectionIsHeldToo(t *testing.T) {
 	t.Parallel()
-	limitertest.Bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	limitertest.Bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		near, far := net.Pipe()
 		resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: answer(near)}).
 			RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))

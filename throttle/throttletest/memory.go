@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A Memory is an embedded Redis without a network. In a bubble of testing/synctest it goes by the
-// bubble's clock: a test that sleeps for an hour is an hour later at once.
+// A Memory is an embedded Redis without a network, made by InMemory. In a bubble of testing/synctest it
+// goes by the bubble's clock: a test that sleeps for an hour is an hour later at once.
 //
 // It is an asynq.RedisConnOpt, so that it also serves clients, servers and inspectors of asynq.
 type Memory struct {

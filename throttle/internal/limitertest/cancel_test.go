@@ -5,10 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // three has one window of each algorithm, limit 10 per 10 s.
@@ -42,7 +41,7 @@ func TestCancelOfWhatACorrectionAddedIsRemembered(t *testing.T) {
 	Bubble(t, Policy(
 		throttle.Window{Name: "requests", Limit: 10, Period: s},
 		throttle.Window{Name: "tokens", Unit: "tokens", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: h},
-	), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		first := Reserve(t, l, Acme(1)).Reservation
 		settled := Settle(t, l, first, 40)
 		Settle(t, l, Reserve(t, l, Acme(1)).Reservation, 40) // of others
@@ -133,7 +132,7 @@ func TestSettleAndCancelGoByTheLastCorrection(t *testing.T) {
 	l, c := NewWithClock(t, client, threeHours())
 	run(t, l, func() { c.Set(2 * time.Minute) })
 	t.Run("keys expire", func(t *testing.T) {
-		Bubble(t, threeHours(), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		Bubble(t, threeHours(), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 			run(t, l, func() { time.Sleep(2 * time.Minute) })
 		})
 	})

@@ -6,14 +6,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func TestAHoldRenewsUntilItIsReleased(t *testing.T) {
-	Bubble(t, Policy(Slots(2)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	Bubble(t, Policy(Slots(2)), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		caller, stop := context.WithCancel(t.Context())
 		held := Reserve(t, l, Acme(1)).Reservation
 		work := held.Hold(caller)
@@ -38,18 +37,18 @@ func TestAHoldRenewsUntilItIsReleased(t *testing.T) {
 }
 
 func TestALostLeaseEndsTheWork(t *testing.T) {
-	for name, lose := range map[string]func(TB, *throttle.Limiter, throttle.Decision, *miniredis.Miniredis){
-		"others have the room": func(t TB, l *throttle.Limiter, d throttle.Decision, _ *miniredis.Miniredis) {
+	for name, lose := range map[string]func(TB, *throttle.Limiter, throttle.Decision, throttletest.Memory){
+		"others have the room": func(t TB, l *throttle.Limiter, d throttle.Decision, _ throttletest.Memory) {
 			other := New(t, l.Config().Client, l.Policies()...)
 			expect.Must(t, other.Attach(d.Reservation).Release(t.Context()))
 			Reserve(t, l, Acme(1))
 		},
-		"it cannot be renewed": func(_ TB, _ *throttle.Limiter, _ throttle.Decision, redis *miniredis.Miniredis) {
+		"it cannot be renewed": func(_ TB, _ *throttle.Limiter, _ throttle.Decision, redis throttletest.Memory) {
 			redis.SetError("LOADING")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, redis *miniredis.Miniredis) {
+			Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, redis throttletest.Memory) {
 				d := Reserve(t, l, Acme(1))
 				work := d.Reservation.Hold(t.Context())
 				lose(t, l, d, redis)
@@ -64,7 +63,7 @@ func TestALostLeaseEndsTheWork(t *testing.T) {
 
 // What is cancelled was not lost: the work goes on.
 func TestACancelledHoldIsNotLost(t *testing.T) {
-	Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		held := Reserve(t, l, Acme(1)).Reservation
 		work := held.Hold(t.Context())
 		Cancel(t, l, held)

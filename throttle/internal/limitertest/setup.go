@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	_ "pgregory.net/rapid"
 
@@ -316,11 +315,11 @@ func Settle(t TB, l *throttle.Limiter, r throttle.Reservation, tokens int64) thr
 
 // Bubble runs the test on fake time, with a limiter on a miniredis. It fails if the test leaves a
 // goroutine behind.
-func Bubble(t *testing.T, p throttle.Policy, test func(t *testing.T, l *throttle.Limiter, server *miniredis.Miniredis)) {
+func Bubble(t *testing.T, p throttle.Policy, test func(t *testing.T, l *throttle.Limiter, server throttletest.Memory)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		m := throttletest.InMemory(t)
-		test(t, New(t, m.Client(t), p), m.Miniredis)
+		test(t, New(t, m.Client(t), p), m)
 	})
 }
 

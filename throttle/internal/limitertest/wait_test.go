@@ -7,17 +7,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func TestWaitSleepsUntilItFits(t *testing.T) {
 	Bubble(t, Policy(
 		throttle.Window{Name: "spaced", Algorithm: throttle.AlgorithmGCRA, Limit: 7, Burst: 1, Period: 144 * s},
 		throttle.Window{Name: "w", Limit: 2, Period: m},
-	), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		start := time.Now()
 		var waited []time.Duration
 		for range 4 {
@@ -31,7 +30,7 @@ func TestWaitSleepsUntilItFits(t *testing.T) {
 }
 
 func TestWaitGivesUpAtOnce(t *testing.T) {
-	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 1, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 1, Period: m}), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		start := time.Now()
 		Reserve(t, l, Acme(1))
 		ctx, end := context.WithTimeout(t.Context(), m-us)
@@ -64,7 +63,7 @@ func wantNotInTime(t *testing.T, d throttle.Decision, err error) {
 // With a MaxWait below 0, Wait is a Reserve whose denial is an error, and Join refuses what would
 // wait.
 func TestWaitThatMustNotWait(t *testing.T) {
-	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 1, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 1, Period: m}), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		start := time.Now()
 		r := Acme(1)
 		r.MaxWait, r.Ticket = -1, throttle.Ticket{Queue: "q", ID: "1"}
@@ -81,7 +80,7 @@ func TestWaitThatMustNotWait(t *testing.T) {
 }
 
 func TestWaitEndsWithItsContext(t *testing.T) {
-	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 1, Period: h}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 1, Period: h}), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		start := time.Now()
 		Reserve(t, l, Acme(1))
 		ctx, end := context.WithCancel(t.Context())
@@ -114,7 +113,7 @@ func TestWaitEndsWhenTheProcessGivesSomethingBack(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Bubble(t, Policy(throttle.Window{Name: "w", Limit: 3, Period: 10 * m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+			Bubble(t, Policy(throttle.Window{Name: "w", Limit: 3, Period: 10 * m}), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 				d := Reserve(t, l, Acme(3))
 				var waited atomic.Bool
 				go func() {

@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
@@ -97,7 +96,7 @@ func waits(ctx context.Context, t *testing.T, client *redis.Client, l *throttle.
 func TestClaimsOfAProcessShareTheirTakes(t *testing.T) {
 	commands := map[int]int{}
 	for _, n := range []int{1, 50} {
-		limitertest.Bubble(t, limitertest.Policy(limitertest.SharedWindow(1, time.Hour)), func(t *testing.T, l *throttle.Limiter, server *miniredis.Miniredis) {
+		limitertest.Bubble(t, limitertest.Policy(limitertest.SharedWindow(1, time.Hour)), func(t *testing.T, l *throttle.Limiter, server throttletest.Memory) {
 			limitertest.Reserve(t, l, limitertest.Acme(1))
 			ctx, cancel := context.WithCancel(t.Context())
 			var group sync.WaitGroup
@@ -121,7 +120,7 @@ func TestClaimsOfAProcessShareTheirTakes(t *testing.T) {
 func TestClaimsStartTheMomentTheyFit(t *testing.T) {
 	const apart = 2 * ms
 	p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: int64(s / apart), Burst: 1, Period: s, Scope: throttle.ScopeShared})
-	limitertest.Bubble(t, p, func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	limitertest.Bubble(t, p, func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		limitertest.Reserve(t, l, limitertest.Acme(1))
 		begun := time.Now()
 		starts := make(chan time.Duration, 10)
@@ -177,7 +176,7 @@ func TestAClaimTakesASlotThatIsGivenBack(t *testing.T) {
 func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 	slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: m, Scope: throttle.ScopeShared}
 	p := limitertest.Policy(limitertest.SharedWindow(10, m), slots)
-	limitertest.Bubble(t, p, func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	limitertest.Bubble(t, p, func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		first := limitertest.Reserve(t, l, limitertest.Acme(1))
 		waited := func(most, timeout time.Duration) error {
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)

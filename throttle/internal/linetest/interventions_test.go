@@ -7,11 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // What operators put in force holds for what waits, and for what comes.
@@ -165,7 +164,7 @@ func TestAPauseOfATenantEndsByItself(t *testing.T) {
 
 // Calls that wait in place wait for the end of a pause, or know at once that it is too long.
 func TestWaitIsPaused(t *testing.T) {
-	limitertest.Bubble(t, limitertest.Policy(limitertest.SharedWindow(5, s)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	limitertest.Bubble(t, limitertest.Policy(limitertest.SharedWindow(5, s)), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		for _, tenant := range []string{"", "acme"} {
 			now := time.Now()
 			l.SetInterventions(throttle.Interventions{At: now, Pauses: []throttle.OperatorPause{

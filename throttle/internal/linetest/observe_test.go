@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/testhook"
@@ -108,8 +107,8 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 func TestAWaitIsObserved(t *testing.T) {
 	t.Parallel()
 	p := limitertest.Policy(limitertest.SharedWindow(1, 10*s))
-	limitertest.Bubble(t, p, func(t *testing.T, _ *throttle.Limiter, server *miniredis.Miniredis) {
-		client := throttletest.Memory{Miniredis: server}.Client(t)
+	limitertest.Bubble(t, p, func(t *testing.T, _ *throttle.Limiter, server throttletest.Memory) {
+		client := server.Client(t)
 		var told []string
 		tell := func(format string, args ...any) { told = append(told, fmt.Sprintf(format, args...)) }
 		l := limitertest.NewFrom(t, throttle.Config{
@@ -157,7 +156,7 @@ func TestAnOutageIsObserved(t *testing.T) {
 func TestAnObserverThatPanicsDisturbsNothing(t *testing.T) {
 	t.Parallel()
 	p := limitertest.Policy(limitertest.SharedWindow(1, 10*s))
-	limitertest.Bubble(t, p, func(t *testing.T, _ *throttle.Limiter, server *miniredis.Miniredis) {
+	limitertest.Bubble(t, p, func(t *testing.T, _ *throttle.Limiter, server throttletest.Memory) {
 		var o throttle.Observer
 		functions := reflect.ValueOf(&o).Elem()
 		for i := range functions.NumField() {
@@ -166,7 +165,7 @@ func TestAnObserverThatPanicsDisturbsNothing(t *testing.T) {
 		}
 		var log bytes.Buffer
 		l := limitertest.NewFrom(t, throttle.Config{
-			Client: throttletest.Memory{Miniredis: server}.Client(t), Observer: o, Policies: []throttle.Policy{p},
+			Client: server.Client(t), Observer: o, Policies: []throttle.Policy{p},
 			Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
 		guarded := reflect.ValueOf(l.Config().Observer)

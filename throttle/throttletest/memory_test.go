@@ -59,6 +59,7 @@ func TestDenyAfterNeedsWhatCanBeDenied(t *testing.T) {
 		{throttle.Request{Policy: "api", Tenant: "zeta"}, 1, "never denied"},
 		{throttle.Request{Policy: "new", Tenant: "acme"}, 1, "never denied"},
 		{throttle.Request{Policy: "api", Tenant: "acme"}, -1, "-1 requests"},
+		{throttle.Request{Policy: "api", Tenant: "acme", Cost: map[string]int64{throttle.Requests: 0}}, 1, "costs nothing"},
 		{throttle.Request{Policy: "api", Tenant: "acme"}, 4, "too few for 4"},
 		{throttle.Request{Policy: "api", Tenant: "acme"}, 1, ""},
 	} {

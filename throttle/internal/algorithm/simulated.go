@@ -19,19 +19,19 @@ type Counted struct {
 	Hold    int64 // how long units are held from Now on, at most; 0 if unknown
 }
 
-// number returns a number of the payload, 0 if that ends before it.
-func (c Counted) number(from, size int) (n int64) {
-	for i := from; i < from+size && from+size <= len(c.Payload); i++ {
+// number returns the number of 7 bytes of the payload, 0 if that ends before it.
+func (c Counted) number(from int) (n int64) {
+	for i := from; i < from+7 && from+7 <= len(c.Payload); i++ {
 		n = n<<8 | int64(c.Payload[i])
 	}
 	return n
 }
 
-// log returns a log of the entries of that width from a place on: a time and units each.
+// log returns a log of the entries of that width from a place on: each begins with a time and units.
 func (c Counted) log(limit, period int64, from, width int) *simulatedLog {
 	s := &simulatedLog{limit: limit, period: period}
-	for ; width >= 8 && from+width <= len(c.Payload); from += width {
-		units := entry{c.number(from, 7) + period, c.number(from+7, min(7, width-7))}
+	for ; from+width <= len(c.Payload); from += width {
+		units := entry{c.number(from) + period, c.number(from + 7)}
 		s.used, s.log = s.used+units.n, append(s.log, units)
 	}
 	return s
@@ -39,7 +39,7 @@ func (c Counted) log(limit, period int64, from, width int) *simulatedLog {
 
 // buckets returns a counter that starts again from 0 at each reset: reset returns the first one after a time.
 func (c Counted) buckets(limit int64, reset func(t int64) int64) *simulatedBuckets {
-	return &simulatedBuckets{limit: limit, used: c.number(7, 7), ends: reset(c.number(0, 7)), reset: reset}
+	return &simulatedBuckets{limit: limit, used: c.number(7), ends: reset(c.number(0)), reset: reset}
 }
 
 // Never is a time at which nothing fits any more.

@@ -11,7 +11,7 @@ var Sliding = Algorithm{
 	Options:       []Option{OptionMargin, OptionPeriod},
 	Paced:         func(w Window) time.Duration { return w.Period + w.Margin },
 	Simulate: func(w Window, c Counted) Simulated {
-		return c.log(w.Limit, (w.Period + w.Margin).Microseconds(), 8, int(c.number(0, 1)))
+		return c.log(w.Limit, (w.Period + w.Margin).Microseconds(), 7, 14)
 	},
 	Params: func(w Window) [4]int64 { return [4]int64{w.Limit, (w.Period + w.Margin).Microseconds()} },
 }

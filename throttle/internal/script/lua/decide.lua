@@ -34,30 +34,22 @@
 
 local call = read_policy()
 
-local nscopes, nwindows, argv, first, P = #call.scopes, #call.windows, ARGV, 6, call.P
+local nscopes, nwindows, argv, first = #call.scopes, #call.windows, ARGV, 6
 local seq = argv[3] + 0
 local stride = 5 + nscopes
 
 -- The count of the line, the record of this process, and all scopes are read in one command.
-local record_key = P .. 'r:' .. argv[2]
-local reads, suffixes, n, raw = {P .. 'q', record_key, nil, nil}, {nil}, 0, call.raw
+local record_name = 'r:' .. argv[2]
+local names = {'q', record_name, nil, nil}
 for from = first + 5, #argv, stride do
-  for s = from, from + nscopes - 1 do
-    local suffix = argv[s]
-    if raw[suffix] == nil then
-      raw[suffix] = false
-      n = n + 1
-      suffixes[n], reads[n + 2] = suffix, P .. suffix
-    end
-  end
+  for s = from, from + nscopes - 1 do names[#names + 1] = argv[s] end
 end
-local values = redis.call('MGET', unpack(reads))
-for i = 1, n do raw[suffixes[i]] = values[i + 2] end
-if values[1] then call.waiting = values[1] end
-local last = values[2] and unpack7(values[2], 1) or 0
+scopes.read(call, names)
+call.waiting = call.raw.q
+local known = call.raw[record_name] -- the results of the last call
+local last = known and unpack7(known, 1) or 0
 if last > seq then return {} end
-local known = values[2]                   -- the results of the last call
-local record = last == seq and known      -- this very call, which is repeated
+local record = last == seq and known -- this very call, which is repeated
 
 local NOT_GRANTED = '\0\0\0\0\0\0\0'
 
@@ -109,7 +101,6 @@ end
 local out, m = {nil, nil, nil, nil, nil, nil}, 0
 local done, count = {nil}, 0               -- for the record, by request
 local list, plain_fits = {nil}, {nil, nil} -- the scopes of one request, and when its costs fit
-local last_grant, last_at                  -- of the record: grants of one call often have the same time
 local all, open, scope_of = call.windows, call.open, call.scope_of
 
 for from = first, #argv, stride do
@@ -145,8 +136,7 @@ for from = first, #argv, stride do
     end
 
     if status == 1 then
-      if last_at ~= decided then last_grant, last_at = '\1' .. pack_time(decided), decided end
-      done[count] = last_grant
+      done[count] = '\1' .. pack_time(decided)
     else
       done[count] = char(status) .. NOT_GRANTED
     end
@@ -171,6 +161,6 @@ end
 scopes.write_all(call)
 if call.line then call.line.finish() end
 if call.dirty then
-  redis.call('SET', record_key, pack7(seq) .. concat(done), 'PX', RECORD_MS)
+  redis.call('SET', call.P .. record_name, pack7(seq) .. concat(done), 'PX', RECORD_MS)
 end
 return out

@@ -22,16 +22,6 @@ local function new_fair(L)
     return part > 0 and part * WHOLE or SLOT
   end
 
-  -- share returns the same of a node.
-  function fair.share(node, costs)
-    if not node.number then return SLOT end -- it has no window
-    if node.part_costs ~= costs then
-      local scope = scopes.open(call, node.suffix, node.number, nil)
-      node.part_costs, node.part = costs, fair.part_of(scope, costs.windows)
-    end
-    return node.part
-  end
-
   -- tag_of returns the tag of a flow's tenant. Where only tenants count, it is in the record of the
   -- flow, as there is one.
   function fair.tag_of(node, flow)
@@ -66,8 +56,9 @@ local function new_fair(L)
         local tag = fair.tag_of(node, flow)
         if sign > 0 then tag = max(tag, node.v) end
         if sign > 0 and tag > node.v then node.v, node.changed, node.moved = tag, true, true end
-        local step = max(1, ceil(fair.share(node, costs) * 1000 / flow.weight))
-        set_tag(node, flow, max(0, tag + sign * step))
+        local scope = node.number and scopes.open(call, node.suffix, node.number, nil) -- else it has no window
+        local part = scope and fair.part_of(scope, costs.windows) or SLOT
+        set_tag(node, flow, max(0, tag + sign * max(1, ceil(part * 1000 / flow.weight))))
       end
     end
   end

@@ -151,7 +151,6 @@ end
 -- write writes the sections that have not expired, with the TTL of the last one. Redis counts a TTL
 -- from the millisecond in which the script began: one more is never too early.
 local parts = {nil, nil, nil, nil, nil, nil, nil, nil} -- of a value
-local ttl, ttl_ms                                      -- scopes of one call often have the same
 local function write(call, scope)
   local now, expires, windows, list, n = scope.now, 0, call.windows, scope.of.windows, 1
   parts[1] = FORMAT .. pack_time(now)
@@ -186,9 +185,8 @@ local function write(call, scope)
   if n == 1 then
     redis.call('DEL', key)
   else
-    local ms = ceil((expires - call.now) / 1000) + 1
-    if ttl_ms ~= ms then ttl, ttl_ms = format('%d', ms), ms end
-    redis.call('SET', key, concat(parts, '', 1, n), 'PX', ttl)
+    local ms = format('%d', ceil((expires - call.now) / 1000) + 1)
+    redis.call('SET', key, concat(parts, '', 1, n), 'PX', ms)
   end
 end
 

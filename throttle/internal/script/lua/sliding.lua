@@ -2,11 +2,10 @@
 -- Source: the sliding window log. Kept are the times of the grants that still count.
 --
 --   parameters  p1 limit (units), p2 period (us, margin included)
---   payload     width(1) used(7) entry*
---   entry       time(7) units(width - 7), oldest first; a time occurs once
+--   payload     used(7) entry*
+--   entry       time(7) units(7), oldest first; a time occurs once
 --
--- An entry is 8 bytes wide until one of them needs more than 255 units, then 14. Entries leave by age
--- only, so a limit that is cut and raised again has forgotten nothing.
+-- Entries leave by age only, so a limit that is cut and raised again has forgotten nothing.
 --
 -- Above a limit of ENTRIES, and from ENTRIES/2 entries on, a grant joins the newest entry if that is of
 -- the same tick of the clock, and the entry takes the later time. Each unit counts up to one tick
@@ -20,29 +19,13 @@
 
 do
 
-local ENTRIES = 192
+local ENTRIES, ENTRY = 192, 14 -- how many, and bytes of one
 
--- entry_units returns the units of the entry at an offset.
-local function entry_units(data, i, width)
-  if width == 8 then return byte(data, i + 7) end
-  return unpack7(data, i + 7)
-end
-
--- flatten joins the entries but the newest in one text, of that width.
-local function flatten(log, width)
-  local data, first, last = log.data, log.first, log.last
-  if log.tail ~= '' then
-    data = sub(data, first, last) .. log.tail
-    first, last = 1, #data
-  end
-  if width > log.width then
-    local wide = {}
-    for i = first, last, 8 do wide[#wide + 1] = sub(data, i, i + 6) .. pack7(byte(data, i + 7)) end
-    log.width = width
-    data = concat(wide)
-    first, last = 1, #data
-  end
-  log.data, log.first, log.last, log.tail = data, first, last, ''
+-- flatten joins the entries but the newest in one text.
+local function flatten(log)
+  if log.tail == '' then return end
+  log.data = sub(log.data, log.first, log.last) .. log.tail
+  log.first, log.last, log.tail = 1, #log.data, ''
 end
 
 -- same_tick tells whether a time is in the tick of a later one.
@@ -54,19 +37,17 @@ algorithms['s'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
     local st = {limit = p1, period = p2, used = 0, time = 0, units = 0, log = nil}
     if not data then return st end
-    local width = byte(data, from)
-    local known = width == 8 or width == 14
-    local first, last = from + 8, to - (width or 0) -- of the entries before the newest one
-    if not known or last + 1 < first or (last + 1 - first) % width ~= 0 then return nil end
+    local first, last = from + 7, to - ENTRY -- of the entries before the newest one
+    if last + 1 < first or (last + 1 - first) % ENTRY ~= 0 then return nil end
     local dead, time = now - p2, unpack7(data, last + 1)
     if time <= dead then return st end
-    local used = unpack7(data, from + 1)
+    local used = unpack7(data, from)
     while first <= last and unpack7(data, first) <= dead do
-      used = used - entry_units(data, first, width)
-      first = first + width
+      used = used - unpack7(data, first + 7)
+      first = first + ENTRY
     end
-    st.used, st.time, st.units = used, time, entry_units(data, last + 1, width)
-    if first <= last then st.log = {data = data, first = first, last = last, width = width, tail = ''} end
+    st.used, st.time, st.units = used, time, unpack7(data, last + 8)
+    if first <= last then st.log = {data = data, first = first, last = last, tail = ''} end
     return st
   end,
 
@@ -90,11 +71,10 @@ algorithms['s'] = {
       if unit > 0 then -- it waits for the unit-th oldest one
         local log, seen = st.log, 0
         if log then
-          flatten(log, log.width)
-          local data, width = log.data, log.width
-          for i = log.first, log.last, width do
-            seen = seen + entry_units(data, i, width)
-            if seen >= unit then return unpack7(data, i) + cycles * st.period end
+          flatten(log)
+          for i = log.first, log.last, ENTRY do
+            seen = seen + unpack7(log.data, i + 7)
+            if seen >= unit then return unpack7(log.data, i) + cycles * st.period end
           end
         end
         return st.time + cycles * st.period
@@ -113,19 +93,18 @@ algorithms['s'] = {
       local merges = time >= now
       if log and not merges and same_tick(st, time, now) then
         local exact = st.limit > ENTRIES and ENTRIES / 2 or ENTRIES
-        merges = log.last - log.first + 1 + #log.tail >= exact * log.width
+        merges = log.last - log.first + 1 + #log.tail >= exact * ENTRY
       end
       if merges then
         st.time, st.units = max(time, now), units + cost
         return
       end
       if not log then
-        log = {data = '', first = 1, last = 0, width = units > 255 and 14 or 8, tail = ''}
+        log = {data = '', first = 1, last = 0, tail = ''}
         st.log = log
-      elseif log.tail ~= '' or units > 255 then
-        flatten(log, units > 255 and 14 or log.width)
       end
-      log.tail = pack_time(time) .. (log.width == 8 and char(units) or pack7(units))
+      flatten(log)
+      log.tail = pack_time(time) .. pack7(units)
     end
     st.time, st.units = now, cost
   end,
@@ -133,22 +112,18 @@ algorithms['s'] = {
   resets_at = function(st, now) return st.units > 0 and st.time + st.period or now end,
 
   payload = function(st, now)
-    local log, units = st.log, st.units
-    if log and units > 255 then flatten(log, 14) end
-    local width = log and log.width or units > 255 and 14 or 8
-    local head = char(width) .. pack7(st.used)
-    units = width == 8 and char(units) or pack7(units)
-    if not log then return head .. pack_time(st.time) .. units end
-    return head, sub(log.data, log.first, log.last), log.tail .. pack_time(st.time) .. units
+    local log, head, newest = st.log, pack7(st.used), pack_time(st.time) .. pack7(st.units)
+    if not log then return head .. newest end
+    return head, sub(log.data, log.first, log.last), log.tail .. newest
   end,
 
   grants = function(st, at)
     local parts, log = {}, st.log
     if log then
-      flatten(log, log.width)
-      for i = log.first, log.last, log.width do
+      flatten(log)
+      for i = log.first, log.last, ENTRY do
         local time = unpack7(log.data, i)
-        if time >= at then parts[#parts + 1] = format('%d/%d,', time, entry_units(log.data, i, log.width)) end
+        if time >= at then parts[#parts + 1] = format('%d/%d,', time, unpack7(log.data, i + 7)) end
       end
     end
     if st.time >= at and st.units > 0 then parts[#parts + 1] = format('%d/%d,', st.time, st.units) end
@@ -157,39 +132,27 @@ algorithms['s'] = {
 
   give_back = function(st, now, at, cost)
     if st.units == 0 or at > st.time or at + st.period <= now then return end
-    local log, time, i = st.log, st.time, nil
-    local held = st.units
+    local log, time, held, i = st.log, st.time, st.units, nil -- i is the entry's, unless it is the newest
     if log then
-      flatten(log, log.width)
-      local data, width, first = log.data, log.width, log.first
-      local lo, hi = 0, (log.last - first + 1) / width
-      while lo < hi do
-        local mid = floor((lo + hi) / 2)
-        if unpack7(data, first + mid * width) < at then lo = mid + 1 else hi = mid end
-      end
-      i = first + lo * width
-      if i <= log.last then time, held = unpack7(data, i), entry_units(data, i, width) else i = nil end
+      flatten(log)
+      i = log.last + 1
+      while i > log.first and unpack7(log.data, i - ENTRY) >= at do i = i - ENTRY end
+      if i <= log.last then time, held = unpack7(log.data, i), unpack7(log.data, i + 7) else i = nil end
     end
     if time ~= at and not (st.limit > ENTRIES and same_tick(st, at, time)) then return end
     local back = min(held, cost)
     st.used = st.used - back
     if i then
-      local left = ''
-      if back < held then
-        left = pack7(time) .. (log.width == 8 and char(held - back) or pack7(held - back))
-      end
-      log.data = sub(log.data, log.first, i - 1) .. left .. sub(log.data, i + log.width, log.last)
+      local left = back < held and pack7(time) .. pack7(held - back) or ''
+      log.data = sub(log.data, log.first, i - 1) .. left .. sub(log.data, i + ENTRY, log.last)
       log.first, log.last = 1, #log.data
+    elseif back < held then
+      st.units = held - back
+    elseif log then -- the newest one is now the last of the others
+      log.last = log.last - ENTRY
+      st.time, st.units = unpack7(log.data, log.last + 1), unpack7(log.data, log.last + 8)
     else
-      st.units = st.units - back
-      if st.units == 0 then
-        st.time = 0
-        if log then -- the newest one is now the last of the others
-          log.last = log.last - log.width
-          st.time = unpack7(log.data, log.last + 1)
-          st.units = entry_units(log.data, log.last + 1, log.width)
-        end
-      end
+      st.time, st.units = 0, 0
     end
     if log and log.last < log.first then st.log = nil end
   end,

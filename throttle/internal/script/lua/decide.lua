@@ -101,22 +101,17 @@ end
 local out, m = {nil, nil, nil, nil, nil, nil}, 0
 local done, count = {nil}, 0               -- for the record, by request
 local list, plain_fits = {nil}, {nil, nil} -- the scopes of one request, and when its costs fit
-local all, open, scope_of = call.windows, call.open, call.scope_of
+local all, scope_of = call.windows, call.scope_of
 
 for from = first, #argv, stride do
   count = count + 1
-  local now, aligned, failed = call.now, true, nil
-  local r = requests and requests[count] or read_request(call, argv, from)
+  local r, failed = requests and requests[count] or read_request(call, argv, from), nil
   local op, own = r.op, r.own and windows.own_parameters(call, r.own)
   for i = 1, nscopes do
-    local suffix = argv[from + 4 + i]
-    local scope = open[suffix]
-    if not scope or scope.own ~= own then scope = scopes.open(call, suffix, i, own) end
-    if scope.failed then failed = failed or scope.failed end
-    if scope.now ~= now then aligned = false end
-    list[i] = scope
+    list[i] = scopes.open(call, argv[from + 4 + i], i, own)
+    failed = failed or list[i].failed
   end
-  if not aligned then now = windows.align(call, list) end
+  local now = windows.align(call, list)
   if r.paused and r.paused <= now then r.paused = nil end
   if failed and op ~= 'leave' then
     out[m + 1], out[m + 2] = 9, failed
@@ -135,12 +130,7 @@ for from = first, #argv, stride do
       status, decided, time, latest, binds, nudge = verb(r, list, now, fits, before)
     end
 
-    if status == 1 then
-      done[count] = '\1' .. pack_time(decided)
-    else
-      done[count] = char(status) .. NOT_GRANTED
-    end
-
+    done[count] = char(status) .. (status == 1 and pack_time(decided) or NOT_GRANTED)
     local text = ''
     if time or r.old_costs or now > call.now then
       time = time or decided

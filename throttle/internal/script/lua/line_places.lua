@@ -67,16 +67,13 @@ local function new_places(L)
         local window, st, cost, before, reserved = call.windows[i], scope.states[i], by_window[i], 0, 0
         if ahead then before = ahead[window.unit] or 0 end
         if room then reserved = room.reserved[window.unit] or 0 end
-        if scope.sections or
-          cost > 0 and window.algorithm.fits_at(st, at, cost, before + reserved, 1) > at then
-          local opens = opens_at(flow, scope, i, at, cost, before + reserved)
-          if opens > at and cost > st.limit then return nil, at, true end
-          if opens > at and reserved > 0 then
-            local alone = opens_at(flow, scope, i, at, cost, before)
-            opens = min(opens, max(alone, room.lapses), at + LOOK_AGAIN)
-          end
-          blocked_until = max(blocked_until, opens)
+        local opens = opens_at(flow, scope, i, at, cost, before + reserved)
+        if opens > at and cost > st.limit then return nil, at, true end
+        if opens > at and reserved > 0 then
+          local alone = opens_at(flow, scope, i, at, cost, before)
+          opens = min(opens, max(alone, room.lapses), at + LOOK_AGAIN)
         end
+        blocked_until = max(blocked_until, opens)
       end
       if room and room.held then blocked_until = max(blocked_until, room.held) end
       if blocked_until > at then return scope, blocked_until, false end

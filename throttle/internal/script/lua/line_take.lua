@@ -94,7 +94,7 @@ local function new_take(L)
     local uncharged = #list < #call.scopes or own and own.free
     local status = never and 'never' or uncharged and 'uncharged' or 'granted' -- of take.lua's reply
     if status == 'granted' then
-      local id = call.leases and lease_bytes(call.id_base .. format('%06x', taken.n + 1))
+      local id = lease_id(call, call.id_base .. format('%06x', taken.n + 1))
       windows.take(call, list, ticket.costs.windows, at, 0, id)
       fair.charge(flow, ticket.costs, 1)
       if L.order then L.order.charge(flow, list, ticket.costs) end

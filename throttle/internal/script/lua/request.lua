@@ -5,14 +5,14 @@
 -- them. ticket is false without one, at and hold are 0. Besides:
 --   costs, costs_text  by window, and as text
 --   suffixes           its scopes; nil where nothing asks
---   lease              its id as leases keep it, once it is needed
 --   known              with `lost`: the record of the last call of the process
 --   old_costs          of the reservation, by window, if they were corrected
 -- and of its place, if the call has a line: queue, batch (its class), flow, tenant, weight, key.
 --
 --   read_request(call, argv, from) -> r
 --   read_place(r)                      reads its place, which only a line needs
---   lease_id(call, r) -> bytes         nil if no window holds its grants
+--   lease_id(call, id) -> bytes        of a reservation's, 16 hex digits, as leases keep it: 8 bytes;
+--                                      nil if no window holds its grants
 --   grant(call, r, list, now)          takes the costs
 --
 -- Of the call, two fields belong to decide.lua and its verbs:
@@ -20,7 +20,6 @@
 --   dirty   whether something has changed that must not be done twice
 
 local RECORD_MS = 60000 -- for which a repeated call is recognised
-local plain -- one table serves for all requests without a line: nothing keeps them
 
 local function read_place(r)
   if r.flow or r.place == '' then return end
@@ -30,30 +29,25 @@ end
 
 local function read_request(call, argv, from)
   local costs_text, ticket, place, more = argv[from + 1], argv[from + 2], argv[from + 3], argv[from + 4]
-  plain = plain or {op = '', costs = false, costs_text = '', ticket = false, place = '', at = 0, hold = 0}
-  local r = plain
-  if ticket ~= '' or more ~= '' or call.line then
-    r = { -- all that a place says is named here, as a table that grows is copied
-      op = '', costs = false, costs_text = '', ticket = ticket ~= '' and ticket, place = '', at = 0, hold = 0,
-      suffixes = {unpack(argv, from + 5, from + 4 + #call.scopes)},
-      flow = nil, tenant = nil, weight = nil, key = nil, queue = nil, batch = nil,
-    }
-    if more ~= '' then
-      for name, value in pairs(cjson.decode(more)) do r[name] = value end
-    end
+  local r = { -- all that a place says is named here, as a table that grows is copied
+    op = argv[from], costs = windows.costs_of(call, costs_text).windows, costs_text = costs_text,
+    ticket = ticket ~= '' and ticket, place = place, at = 0, hold = 0,
+    suffixes = {unpack(argv, from + 5, from + 4 + #call.scopes)},
+    flow = nil, tenant = nil, weight = nil, key = nil, queue = nil, batch = nil,
+  }
+  if more ~= '' then
+    for name, value in pairs(cjson.decode(more)) do r[name] = value end
   end
-  r.op, r.costs_text, r.place = argv[from], costs_text, place
-  r.costs = (call.texts[costs_text] or windows.costs_of(call, costs_text)).windows
   if call.line then read_place(r) end
   return r
 end
 
-local function lease_id(call, r)
-  if call.leases and not r.lease then r.lease = lease_bytes(r.id) end
-  return r.lease
+local function lease_id(call, id)
+  if not call.leases then return nil end
+  return (string.gsub(id, '..', function(hex) return char(tonumber(hex, 16)) end))
 end
 
 local function grant(call, r, list, now)
-  windows.take(call, list, r.costs, now, r.hold, call.leases and lease_id(call, r))
+  windows.take(call, list, r.costs, now, r.hold, lease_id(call, r.id))
   call.dirty = true
 end

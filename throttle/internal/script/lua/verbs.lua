@@ -134,7 +134,7 @@ local function new_verbs(call)
     each(list, function(scope, i, algorithm)
       scopes.touch(scope, now)
       local st, change, name = scope.states[i], changes[i], call.windows[i].name
-      local id, of_added = lease_id(call, r), added[name] or 0
+      local id, of_added = lease_id(call, r.id), added[name] or 0
       given = given + st.used
       if change > 0 then
         algorithm.take(st, now, change, 0, id)
@@ -198,7 +198,7 @@ local function new_verbs(call)
     local fate, time, freed = read_fate(r), now, false
     if next(fate.settled) then time = counted_until(list, now, r.costs, r.costs) end
     each_lease(list, now, function(algorithm, st, i)
-      if algorithm.release(st, now, r.at, r.costs[i], lease_id(call, r)) > 0 then
+      if algorithm.release(st, now, r.at, r.costs[i], lease_id(call, r.id)) > 0 then
         freed, time = true, max(time, now + st.lease) -- a renewal may still be on its way
       end
     end)
@@ -215,7 +215,7 @@ local function new_verbs(call)
     for _, i in ipairs(r.never or {}) do never[i] = true end -- its slots are others' now
     each_lease(list, now, function(algorithm, st, i, scope)
       if r.costs[i] == 0 then return end
-      local id, waits = lease_id(call, r), call.line and call.line.waits_at(scope.suffix)
+      local id, waits = lease_id(call, r.id), call.line and call.line.waits_at(scope.suffix)
       if fate.cancelled or fate.released or algorithm.renew(st, now, r.costs[i], id, waits) == 0 and not never[i] then
         status = 8
       end

@@ -71,18 +71,12 @@ windows = {
   -- align brings scopes to one time, and returns it: that of Redis, or that of their newest change
   -- if the clock was set back.
   align = function(call, list)
-    local now, behind = call.now, false
+    local now = call.now
     for s = 1, #list do
-      local at = list[s].now
-      if at ~= now then
-        behind = true
-        if at > now then now = at end
-      end
+      if list[s].now > now then now = list[s].now end
     end
-    if behind then
-      for s = 1, #list do
-        if list[s].now < now then scopes.reload(list[s], now) end
-      end
+    for s = 1, #list do
+      if list[s].now < now then scopes.reload(list[s], now) end
     end
     return now
   end,
@@ -90,18 +84,12 @@ windows = {
   -- fits_at returns the earliest time at which the costs fit all windows of the scopes together.
   -- `fits` gets by window when they would fit it alone, 0 for at once.
   fits_at = function(call, list, costs, now, fits)
-    local time, all = now, call.windows
+    local time = now
     for s = 1, #list do
-      local scope = list[s]
-      local of, states, upstream = scope.of.windows, scope.states, scope.sections
+      local of = list[s].of.windows
       for j = 1, #of do
-        local i, t = of[j], now
-        local cost = costs[i]
-        if upstream then
-          t = fits_window(scope, i, now, cost, 0, 1)
-        elseif cost > 0 then
-          t = all[i].algorithm.fits_at(states[i], now, cost, 0, 1)
-        end
+        local i = of[j]
+        local t = fits_window(list[s], i, now, costs[i], 0, 1)
         fits[i] = t > now and t or 0
         if t > time then time = t end
       end
@@ -114,8 +102,7 @@ windows = {
     local all = call.windows
     for s = 1, #list do
       local scope = list[s]
-      if now > scope.now then scopes.reload(scope, now) end
-      scope.changed = true
+      scopes.touch(scope, now)
       local of, states = scope.of.windows, scope.states
       for j = 1, #of do
         local i = of[j]
@@ -150,9 +137,4 @@ local function read_policy()
     open = {}, raw = {}, texts = {}, reloads = 0, dirty = false, leases = leases,
     batch_share = batch_share,
   }
-end
-
--- lease_bytes returns a reservation's id as a lease keeps it: 8 bytes of 16 hex digits.
-local function lease_bytes(id)
-  return (string.gsub(id, '..', function(hex) return char(tonumber(hex, 16)) end))
 end

@@ -56,9 +56,11 @@ local function new_fair(L)
         local tag = fair.tag_of(node, flow)
         if sign > 0 then tag = max(tag, node.v) end
         if sign > 0 and tag > node.v then node.v, node.changed, node.moved = tag, true, true end
-        local scope = node.number and scopes.open(call, node.suffix, node.number, nil) -- else it has no window
-        local part = scope and fair.part_of(scope, costs.windows) or SLOT
-        set_tag(node, flow, max(0, tag + sign * max(1, ceil(part * 1000 / flow.weight))))
+        if node.part_costs ~= costs then
+          local scope = node.number and scopes.open(call, node.suffix, node.number, nil) -- else it has no window
+          node.part_costs, node.part = costs, scope and fair.part_of(scope, costs.windows) or SLOT
+        end
+        set_tag(node, flow, max(0, tag + sign * max(1, ceil(node.part * 1000 / flow.weight))))
       end
     end
   end

@@ -20,7 +20,7 @@ local function new_places(L)
     if flow.aligned == call.reloads then return list, list[1] and list[1].now or now end
     list = {nil, nil}
     for _, suffix in ipairs(flow.suffixes) do
-      local number = call.numbers[match(suffix, '^w:([^:]*)')]
+      local number = call.numbers[suffix == ROOT and '' or match(suffix, '^w:([^:]*)')]
       if number and suffix ~= ROOT then
         list[#list + 1] = scopes.open(call, suffix, number, flow.own)
       elseif not number then

@@ -94,7 +94,7 @@ local function new_take(L)
     local uncharged = #list < #call.scopes or own and own.free
     local status = never and 'never' or uncharged and 'uncharged' or 'granted' -- of take.lua's reply
     if status == 'granted' then
-      local id = lease_id(call, call.id_base .. format('%06x', taken.n + 1))
+      local id = call.leases and lease_id(call, call.id_base .. format('%06x', taken.n + 1))
       windows.take(call, list, ticket.costs.windows, at, 0, id)
       fair.charge(flow, ticket.costs, 1)
       if L.order then L.order.charge(flow, list, ticket.costs) end
@@ -104,8 +104,10 @@ local function new_take(L)
     end
     local text, n = ticket.id .. ' ' .. ticket.record .. ' ' .. flow.tenant .. ' ' .. status, #taken
     if flow.foreign then text = text .. ':' .. flow.suffixes_text end
-    taken.kept[#taken.kept + 1] = text .. format(' %d ', flow.weight) .. flow.suffixes_text .. ';' ..
-      flow.own_text .. (at == now and '\n' or format('\t%d\n', at))
+    local kept = taken.kept
+    kept[#kept + 1] = text
+    kept[#kept + 1] = format(' %d %s;%s', flow.weight, flow.suffixes_text, flow.own_text) ..
+      (at == now and '\n' or format('\t%d\n', at))
     taken[n + 1], taken[n + 2], taken.n = text, at, taken.n + 1
     for i = 1, #all do
       taken[n + 2 + i] = status == 'granted' and list[scope_of[i]].states[i].used or 0

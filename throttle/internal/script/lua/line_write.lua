@@ -4,7 +4,7 @@
 local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
 local function add_writing(L)
   -- send writes the scores of a sorted set by its members, or the values of a hash by its fields. By
-  -- false they leave. It returns whether something was set.
+  -- false they leave.
   local function send(key, values, sorted)
     local set, n, gone = {nil, nil, nil, nil}, 0, nil
     for name, value in pairs(values) do
@@ -19,10 +19,11 @@ local function add_writing(L)
         n = n + 2
       end
     end
-    -- This comes first, as a key that is empty loses its TTL.
-    if n > 0 then redis.call(sorted and 'ZADD' or 'HSET', key, unpack(set)) end
+    if n > 0 then
+      redis.call(sorted and 'ZADD' or 'HSET', key, unpack(set))
+      expire(key, L.ttl)
+    end
     if gone then redis.call(sorted and 'ZREM' or 'HDEL', key, unpack(gone)) end
-    return n > 0
   end
 
   local call = L.call
@@ -55,10 +56,7 @@ local function add_writing(L)
       flow.stored_suffix, flow.stored_rank, flow.stored_score = suffix, rank, flow.score
     end
     moved = {}
-    for key, scores in pairs(changes) do
-      local set = send(P .. key, scores, true)
-      if set and sub(key, 1, 2) ~= 'f:' then expire(P .. key, L.ttl) end -- see write_flows
-    end
+    for key, scores in pairs(changes) do send(P .. key, scores, true) end
     changes = {}
   end
 
@@ -70,7 +68,6 @@ local function add_writing(L)
       if flow.n == 0 then
         L.write('f', id, false)
       elseif flow.changed then
-        expire(P .. 'f:' .. id, L.ttl)
         L.write('f', id, format('%d %s %d %d ', flow.n, line_units.text(flow), flow.weight, flow.tag) ..
           (flow.suffix or '-') .. ' ' .. (flow.rank or '-') .. ' ' .. flow.tenant ..
           ' ' .. flow.suffixes_text .. ';' .. flow.own_text)
@@ -122,10 +119,7 @@ local function add_writing(L)
       redis.call('DEL', unpack(keys))
       return
     end
-    for key, values in pairs(L.written) do
-      if next(values) ~= nil then send(P .. key, values, false) end
-      expire(P .. key, L.ttl)
-    end
+    for key, values in pairs(L.written) do send(P .. key, values, false) end
     expire(P .. 'l', L.ttl)
     redis.call('SET', P .. 'q', format('%d %d', L.tickets, L.rank), 'EX', L.ttl)
   end

@@ -37,7 +37,8 @@ call.waiting = redis.call('MGET', P .. 'q')[1]
 
 -- remember writes the record of this call, with what it took.
 local function remember(next_time, tickets, ttl)
-  redis.call('SET', own_key, pack7(seq) .. pack7(now) .. pack7(next_time) .. id_base .. tickets, 'PX', ttl)
+  tickets[1] = pack7(seq) .. pack7(now) .. pack7(next_time) .. id_base
+  redis.call('SET', own_key, concat(tickets), 'PX', ttl)
   return {now, next_time, id_base}
 end
 
@@ -63,7 +64,7 @@ if #before > 0 then
 end
 
 if not call.waiting and redis.call('EXISTS', P .. 'k') == 0 then
-  return remember(0, '', SEQ_MS)
+  return remember(0, {}, SEQ_MS)
 end
 call.id_base = id_base
 once(extras, call) -- it sets line_files
@@ -89,7 +90,7 @@ L.finish()
 taken[2] = next_time
 -- A claim whose process is gone is not put back: nobody would take it.
 local lasts = taken.n > 0 and not L.queue_of(queues[1].name).claims
-remember(next_time, concat(taken.kept), lasts and L.ttl .. '000' or SEQ_MS)
+remember(next_time, taken.kept, lasts and L.ttl .. '000' or SEQ_MS)
 if lasts then
   redis.call('ZADD', P .. 'k', format('%d', now), process)
   files.expire(P .. 'k', L.ttl)

@@ -34,10 +34,8 @@ func newBackgroundRunner() *backgroundRunner {
 func (b *backgroundRunner) isStopped() bool { return b.serving.Err() != nil }
 
 func (b *backgroundRunner) sleep(d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 	case <-b.ctx.Done():
 	}
 }

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -29,6 +30,8 @@ const (
 	// maxTenants bounds the tenants of a line that are remembered. Beyond it, all are forgotten.
 	maxTenants = 10_000
 )
+
+var never = time.Unix(math.MaxInt32*1000, 0) // a time that does not come
 
 // Lines are this server's views of all lines, by sets of queues. They are serve's alone.
 type lines struct {
@@ -72,21 +75,15 @@ func (d *Dispatcher) round(n int) (found bool) {
 // due returns the line of a set to ask now, or nil.
 func (d *Dispatcher) due(set *queueSet, now time.Time) (first *line) {
 	for _, l := range set.lines {
-		next := d.lines.next(l)
-		if !d.isStopped() && !next.IsZero() && !now.Before(next) && (first == nil || l.before(first)) {
+		if !d.isStopped() && !now.Before(d.lines.next(l)) && (first == nil || l.before(first)) {
 			first = l
 		}
 	}
 	return first
 }
 
-// next returns when to ask a line, and the zero time while it is idle.
-func (ls *lines) next(l *line) time.Time {
-	if l.ask.IsZero() {
-		return time.Time{}
-	}
-	return latest(l.ask, latest(l.backoff.Until, ls.backoff.Until))
-}
+// next returns when to ask a line.
+func (ls *lines) next(l *line) time.Time { return latest(l.ask, l.backoff.Until, ls.backoff.Until) }
 
 // before reports whether a line's turn comes before that of another one of its set. Each line is fair
 // between its tenants. The lines of all policies, and of their shards, share this server's slots so that all
@@ -131,7 +128,7 @@ func (l *line) noteServed(tickets []throttle.TakenTicket) {
 type line struct {
 	name      string // that of the policy, unless it has shards
 	set       *queueSet
-	ask       time.Time      // when, unless takes fail; zero while it is idle
+	ask       time.Time      // when, unless takes fail; never while it is idle
 	due       time.Time      // when its first ticket fits, by the last answer; zero: nobody waited, or it failed
 	backoff   outage.Backoff // of takes
 	redisTime time.Time      // the latest of the answers, by the clock of Redis
@@ -148,8 +145,7 @@ type line struct {
 func (set *queueSet) line(name string) *line {
 	l := set.lines[name]
 	if l == nil {
-		l = &line{name: name, set: set, finishBy: map[string]float64{}}
-		l.expect(time.Now())
+		l = &line{name: name, set: set, ask: time.Now(), finishBy: map[string]float64{}}
 		set.lines[name] = l
 	}
 	return l
@@ -168,12 +164,13 @@ func (l *line) nudge() {
 func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 	l.backoff = outage.Backoff{}
 	l.noteServed(taken.Tickets)
-	l.due = time.Time{}
+	l.due, l.ask = time.Time{}, never
 	if taken.Next >= 0 {
 		// A take that is sent then arrives then, if it takes as long to get there as this one.
 		l.due = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
+		l.ask = l.due
 	}
-	if l.ask = l.due; len(taken.Tickets) == 0 && taken.Next == 0 {
+	if len(taken.Tickets) == 0 && taken.Next == 0 {
 		l.ask = now.Add(askAgain)
 	}
 }
@@ -225,17 +222,5 @@ func (ls *lines) setOf(queue string) *queueSet {
 	return ls.sets[0] // asynq runs what its queue held, whatever queue the message names
 }
 
-// latest returns the later of two times, and earliest the earlier one: there the zero time is never.
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
-func earliest(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
-}
+func latest(times ...time.Time) time.Time   { return slices.MaxFunc(times, time.Time.Compare) }
+func earliest(times ...time.Time) time.Time { return slices.MinFunc(times, time.Time.Compare) }

@@ -127,7 +127,7 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 				before := task.Verdict
 				if before != nil {
 					ticket.Since, ticket.Waited = before.Since, before.Waited
-					d.refund(before.Line, task.Queue, before.TakenTicket)
+					d.giveBack((*throttle.Line).Refund, before.Line, task.Queue, before.TakenTicket)
 				}
 				task.Verdict = &Verdict{TakenTicket: ticket, Line: line, Sent: sent, Taken: before != nil}
 			}

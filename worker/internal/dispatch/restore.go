@@ -60,7 +60,7 @@ func (d *Dispatcher) restoreTask(task Task) error {
 			d.putBack(verdict.Line, task.Queue, verdict.TakenTicket)
 		}
 	default:
-		d.refund(verdict.Line, task.Queue, verdict.TakenTicket)
+		d.giveBack((*throttle.Line).Refund, verdict.Line, task.Queue, verdict.TakenTicket)
 	}
 	return nil
 }
@@ -82,17 +82,13 @@ func (d *Dispatcher) putBack(line, queue string, tickets ...throttle.TakenTicket
 			return err
 		})
 	}
-	d.giveTicketsBack(line, queue, tickets, (*throttle.Line).PutBack)
+	d.giveBack((*throttle.Line).PutBack, line, queue, tickets...)
 }
 
-// refund gives back the units of tickets that leave.
-func (d *Dispatcher) refund(line, queue string, tickets ...throttle.TakenTicket) {
-	d.giveTicketsBack(line, queue, tickets, (*throttle.Line).Refund)
-}
-
-// giveTicketsBack gives tickets back in the background, and asks their line again: other tickets may fit.
-func (d *Dispatcher) giveTicketsBack(line, queue string, tickets []throttle.TakenTicket,
-	give func(*throttle.Line, context.Context, []throttle.TakenTicket) error,
+// giveBack gives the units of tickets back in the background, and asks their line again: other tickets may fit.
+// Tickets that leave the line are a Refund.
+func (d *Dispatcher) giveBack(give func(*throttle.Line, context.Context, []throttle.TakenTicket) error,
+	line, queue string, tickets ...throttle.TakenTicket,
 ) {
 	if len(tickets) == 0 {
 		return

@@ -32,8 +32,7 @@ const (
 // called when a slot is free, once for each queue until there is a task. If there is none, also as a
 // Redis does not answer, it waits up to a second and returns false.
 func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
-	end := time.NewTimer(waitMax)
-	defer end.Stop()
+	end := time.After(waitMax)
 	for ended := false; ; {
 		if d.isStopped() {
 			d.sleep(retryAfterError) // asynq calls again at once
@@ -56,7 +55,7 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 		}
 		select {
 		case <-d.ready:
-		case <-end.C:
+		case <-end:
 			ended = true
 		case <-ctx.Done():
 			ended = true
@@ -105,9 +104,7 @@ func (d *Dispatcher) serve() {
 
 // wait waits until a time, or for news. Meanwhile nudges are for this server if Next waits.
 func (d *Dispatcher) wait(until time.Time, waiting bool) {
-	timer := time.NewTimer(time.Until(until))
-	defer timer.Stop()
-	idle := d.idle
+	end, idle := time.After(time.Until(until)), d.idle
 	if !waiting {
 		idle = nil
 	}
@@ -116,7 +113,7 @@ func (d *Dispatcher) wait(until time.Time, waiting bool) {
 		case idle <- struct{}{}:
 		case <-d.wake:
 			return
-		case <-timer.C:
+		case <-end:
 			return
 		case <-d.serving.Done():
 			return

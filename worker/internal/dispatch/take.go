@@ -107,7 +107,7 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 		}
 	}
 	d.putBack(l.name, queue, back...)
-	d.refund(l.name, queue, gone...)
+	d.giveBack((*throttle.Line).Refund, l.name, queue, gone...)
 	d.reserve(l.set, tasks) // units that these were taken without
 	l.set.sinceTurn += len(tasks)
 	return d.makeReady(slices.DeleteFunc(tasks, func(t Task) bool {

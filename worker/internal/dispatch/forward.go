@@ -67,7 +67,8 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		moves[i].At, moves[i].Line, moves[i].Mark = soon, line, mark
 		joins[i] = joinTask{message: task.Message, request: r, stood: mark == task.Mark}
 	}
-	moved, lost := d.move(ctx, queue, retried, moves)
+	defer d.tell(false, func() { d.lines.setOf(queue).lookAt = time.Time{} }) // some may be pending now
+	moved, lost := d.Tasks.Apply(ctx, queue, retried, moves)
 	byLine := map[string][]joinTask{}
 	for i, move := range moves {
 		// If the reply was lost it may have moved all the same: a ticket that joined in vain is dropped.
@@ -82,17 +83,6 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		lost = cmp.Or(d.join(ctx, asking, queue, line, all), lost)
 	}
 	return len(due), lost
-}
-
-// move moves tasks that wait, and looks at once for those that become pending.
-func (d *Dispatcher) move(
-	ctx context.Context, queue string, retried bool, moves []asynqredis.Move,
-) (moved []bool, err error) {
-	moved, err = d.Tasks.Apply(ctx, queue, retried, moves)
-	if slices.ContainsFunc(moves, func(m asynqredis.Move) bool { return m.At.IsZero() }) {
-		d.tell(false, func() { d.lines.setOf(queue).lookAt = time.Time{} })
-	}
-	return moved, err
 }
 
 // A joinTask is a task that joins a line.
@@ -153,7 +143,7 @@ func (d *Dispatcher) join(ctx, asking context.Context, queue, line string, all [
 			}
 		}
 	}
-	_, err = d.move(ctx, queue, false, moves)
+	_, err = d.Tasks.Apply(ctx, queue, false, moves)
 	return err
 }
 

@@ -21,6 +21,9 @@
 
 local RECORD_MS = 60000 -- for which a repeated call is recognised
 
+-- One table serves for all requests without a line: nothing keeps them.
+local plain = {op = '', costs = false, costs_text = '', ticket = false, place = '', at = 0, hold = 0}
+
 local function read_place(r)
   if r.flow or r.place == '' then return end
   r.flow, r.queue, r.tenant, r.weight, r.key = match(r.place, '^(([^|]*)%S+) (%S+) (%S+) (%S+)$')
@@ -29,15 +32,18 @@ end
 
 local function read_request(call, argv, from)
   local costs_text, ticket, place, more = argv[from + 1], argv[from + 2], argv[from + 3], argv[from + 4]
-  local r = { -- all that a place says is named here, as a table that grows is copied
-    op = argv[from], costs = windows.costs_of(call, costs_text).windows, costs_text = costs_text,
-    ticket = ticket ~= '' and ticket, place = place, at = 0, hold = 0,
-    suffixes = {unpack(argv, from + 5, from + 4 + #call.scopes)},
-    flow = nil, tenant = nil, weight = nil, key = nil, queue = nil, batch = nil,
-  }
-  if more ~= '' then
-    for name, value in pairs(cjson.decode(more)) do r[name] = value end
+  local r = plain
+  if ticket ~= '' or more ~= '' or call.line then
+    r = { -- all that a place says is named here, as a table that grows is copied
+      op = '', costs = false, costs_text = '', ticket = ticket ~= '' and ticket, place = '', at = 0, hold = 0,
+      suffixes = {unpack(argv, from + 5, from + 4 + #call.scopes)},
+      flow = nil, tenant = nil, weight = nil, key = nil, queue = nil, batch = nil,
+    }
+    if more ~= '' then
+      for name, value in pairs(cjson.decode(more)) do r[name] = value end
+    end
   end
+  r.op, r.costs, r.costs_text, r.place = argv[from], windows.costs_of(call, costs_text).windows, costs_text, place
   if call.line then read_place(r) end
   return r
 end

@@ -105,7 +105,8 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 	} {
 		w.wait(id+" has ended", func() bool {
 			story := w.witness.story(id)
-			return len(story) == n && !story[n-1].Ended.IsZero()
+			// On a busy machine a task that was ready for too long goes back, and is picked up again.
+			return len(story) >= n && !story[len(story)-1].Ended.IsZero()
 		})
 		for _, h := range w.witness.story(id) {
 			expect.That(t, h.Holder == "w.1" && h.EndedBy == "w.1" && !h.Lost && h.Call != "" &&

@@ -66,7 +66,11 @@ func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 			var both sync.WaitGroup
 			var stopped atomic.Bool
 			both.Go(func() {
-				drive(old, map[bool]func(int, error) bool{true: several, false: refused}[args == nil])
+				if args == nil {
+					drive(old, several)
+				} else {
+					drive(old, refused)
+				}
 				stopped.Store(true)
 			})
 			both.Go(func() {

@@ -46,8 +46,8 @@
 --   s:SUFFIX   string: the order of queues and classes at a scope (line_order.lua)
 --   k          sorted set: processes by the time of a take that they have not acknowledged
 --   k:PROCESS  string: what the process took last
--- A line without tickets has no keys. Else they have a TTL of 400 days since something was added to them: a
--- ticket may wait as long as its task. k:PROCESS without tickets has one of a minute, s:SUFFIX that of its windows.
+-- A line without tickets has no keys. Else they have a TTL of 400 days since they last changed: a ticket may wait
+-- as long as its task. k:PROCESS without tickets has one of a minute, s:SUFFIX that of its windows.
 --
 -- new_line(call) -> L. What is read of a line is read once. What changes is noted, and written in the
 -- end (line_write.lua). Only calls that find a line, or join one, make it. The other files each have a

@@ -19,11 +19,9 @@ local function add_writing(L)
         n = n + 2
       end
     end
-    if n > 0 then
-      redis.call(sorted and 'ZADD' or 'HSET', key, unpack(set))
-      expire(key, L.ttl)
-    end
+    if n > 0 then redis.call(sorted and 'ZADD' or 'HSET', key, unpack(set)) end
     if gone then redis.call(sorted and 'ZREM' or 'HDEL', key, unpack(gone)) end
+    expire(key, L.ttl)
   end
 
   local call = L.call
@@ -64,6 +62,7 @@ local function add_writing(L)
     for id, flow in pairs(L.flows) do
       if flow.popped > 0 then
         redis.call('ZREMRANGEBYRANK', P .. 'f:' .. id, '0', format('%d', flow.popped - 1))
+        expire(P .. 'f:' .. id, L.ttl)
       end
       if flow.n == 0 then
         L.write('f', id, false)

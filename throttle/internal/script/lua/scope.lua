@@ -96,7 +96,7 @@ local function reload(scope, now)
   end
 end
 
--- read reads the values of scopes that will be opened and are not known, in one command.
+-- read reads values that will be asked for and are not known, in one command: most are those of scopes.
 local function read(call, suffixes)
   local P, raw, unread, keys, n = call.P, call.raw, {nil}, {nil}, 0
   for i = 1, #suffixes do

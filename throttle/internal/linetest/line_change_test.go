@@ -184,6 +184,18 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			}
 			st.asks(-1)
 		}},
+		"a line is taken from, and nothing joins": {limitertest.Policy(limitertest.SharedWindow(1, h)), func(st *story) {
+			st.edit(limitertest.WithoutShortExpiry, st.l.Policies()...)
+			st.joins("a1", "a2", "a3")
+			for name := range limitertest.ReadLine(st, st.client).Keys {
+				st.client.Expire(st.Context(), "sluice:{p}:"+name, h)
+			}
+			st.takes("a1")
+			for name := range limitertest.ReadLine(st, st.client).Keys {
+				ttl := st.client.TTL(st.Context(), "sluice:{p}:"+name).Val()
+				expect.That(st, ttl > 24*h, name, "changed, and lives for", ttl)
+			}
+		}},
 		"a process is lost with what it took": {limitertest.Policy(limitertest.SharedWindow(2, s)), func(st *story) {
 			st.joins("a1", "a2", "a3")
 			st.server().takes("a1", "a2")

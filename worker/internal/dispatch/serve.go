@@ -13,13 +13,12 @@ const (
 	// retryAfterError is when a call is repeated after an error of asynq's Redis.
 	retryAfterError = 100 * time.Millisecond
 
-	// takeMax is the most tasks that one take or dequeue asks for. More cost Redis less for each, and
-	// each waits longer for the others.
-	takeMax = 20
+	// takeMax is the most tasks that one take or dequeue asks for, and that wait for a slot. More cost
+	// Redis less for each, and each waits longer for the others.
+	takeMax = 48
 
-	// lookAhead is about how long a taken task may wait for a slot. Up to lookAheadMax tasks do.
-	lookAhead    = 10 * time.Millisecond
-	lookAheadMax = 64
+	// lookAhead is about how long a taken task may wait for a slot.
+	lookAhead = 10 * time.Millisecond
 
 	// aheadFrom: from so many slots that become free within lookAhead, tasks are taken before Next asks.
 	aheadFrom = 8
@@ -154,7 +153,7 @@ type buffer struct {
 func (b *buffer) wanted(waiting bool) int {
 	since := time.Now().Add(-lookAhead)
 	b.recent = slices.DeleteFunc(b.recent, func(at time.Time) bool { return at.Before(since) })
-	freed := min(len(b.recent), lookAheadMax) // within lookAhead, by what was handed out lately
+	freed := min(len(b.recent), takeMax) // within lookAhead, by what was handed out lately
 	if ahead := freed >= aheadFrom && len(b.ready) <= freed/3; !waiting && !ahead {
 		return 0
 	}

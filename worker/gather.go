@@ -94,28 +94,27 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueueTask) {
 	type route struct{ queue, line string }
 	byRoute := map[route][]*enqueueTask{}
 	for _, e := range tasks {
-		e.call.Line = c.limiter.LineOf(e.request.Policy, e.request.Tenant)
-		to := route{e.call.Queue, e.call.Line}
+		to := route{e.call.Queue, c.limiter.LineOf(e.request.Policy, e.request.Tenant)}
 		byRoute[to] = append(byRoute[to], e)
 	}
 	for to, es := range byRoute {
-		if stored := c.store(ctx, to.queue, es); len(stored) > 0 {
+		if stored := c.store(ctx, to.queue, to.line, es); len(stored) > 0 {
 			c.join(ctx, to.queue, to.line, stored)
 		}
 	}
 }
 
-// store stores tasks of one queue as scheduled, and returns those that were.
-func (c *Client) store(ctx context.Context, queue string, es []*enqueueTask) (stored []*enqueueTask) {
+// store stores tasks of one queue and line as scheduled, and returns those that were.
+func (c *Client) store(ctx context.Context, queue, line string, es []*enqueueTask) (stored []*enqueueTask) {
 	identity, err := c.tasks.Identity(ctx)
 	forwardAt := asynqredis.WholeSecond(time.Now().Add(storedFor))
 	calls := make([]asynqredis.EnqueueCall, len(es))
 	for i, e := range es {
 		calls[i] = e.call
 	}
-	var results []asynqredis.Result
+	var results []int64
 	if err == nil {
-		results, err = c.tasks.Store(ctx, queue, calls, forwardAt)
+		results, err = c.tasks.Store(ctx, queue, line, calls, forwardAt)
 	}
 	for i, e := range es {
 		switch {

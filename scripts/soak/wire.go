@@ -97,11 +97,10 @@ func callOf(words []string) wireCall {
 		_, id, _ := strings.Cut(keys[slices.Index(s.keys, "t:")], "}:t:")
 		return wireCall{kind: enqueues, tasks: []string{id}}
 	}
-	if stored, _ := strconv.Atoi(at(args, 3)); match(keys, []string{"scheduled", "sluice:lines"}) && stored > 0 &&
-		strings.HasSuffix(args[0], "}:t:") {
+	if match(keys, []string{"scheduled", "sluice:lines"}) { // store: four values a task
 		call := wireCall{kind: enqueues}
-		for i := range stored { // four values each
-			call.tasks = append(call.tasks, at(args, 4+4*i))
+		for i := 4; i < len(args); i += 4 {
+			call.tasks = append(call.tasks, args[i])
 		}
 		return call
 	}

@@ -113,7 +113,6 @@ func queueOf(keys []any, shape []string, id string) (queue string, ok bool) {
 type EnqueueCall struct {
 	Ref
 	At       time.Time // when it is to be processed; zero: now, it becomes pending
-	Line     string    // that the task joins
 	Lock     string    // of a unique task
 	LockFor  int       // seconds
 	Message  Message

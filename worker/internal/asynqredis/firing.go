@@ -223,13 +223,9 @@ func (c *Client) Running(ctx context.Context, f Firing) (indexes []int, err erro
 // Count counts tasks of a firing that were not: with "failed" those that have ended, such as those that
 // others have deleted or archived; with "rejected" those that were not enqueued.
 func (c *Client) Count(ctx context.Context, f Firing, as string, indexes []int) error {
-	return inBulk(indexes, func(some []int) error {
-		args := []any{f.tasks(), as, keptSeconds, 0}
-		for _, index := range some {
-			args = append(args, index)
-		}
-		return c.run(ctx, "batch_count", f.Queue, f.counts(), args...).Err()
-	})
+	head := []any{f.tasks(), as, keptSeconds, 0}
+	_, err := forTasks(ctx, c, "batch_count", f.Queue, f.counts(), head, indexes, addIndex)
+	return err
 }
 
 // What Move does with tasks of a firing.
@@ -250,14 +246,12 @@ func (c *Client) Move(ctx context.Context, f Firing, verb string, indexes []int)
 		due = score(time.Now().Add(heldFor))
 	}
 	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.counts()...)
-	return inBulk(indexes, func(some []int) error {
-		args := []any{f.tasks(), f.IDs(), due, verb}
-		for _, index := range some {
-			args = append(args, index)
-		}
-		return c.run(ctx, "batch_move", f.Queue, all, args...).Err()
-	})
+	head := []any{f.tasks(), f.IDs(), due, verb}
+	_, err := forTasks(ctx, c, "batch_move", f.Queue, all, head, indexes, addIndex)
+	return err
 }
+
+func addIndex(args []any, index int) []any { return append(args, index) }
 
 func (f Firing) tasks() string { return prefix(f.Queue) + "t:" + f.IDs() }
 

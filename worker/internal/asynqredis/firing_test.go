@@ -41,7 +41,7 @@ func (s *site) storeOf(f asynqredis.Firing, from, to int) (stored []int) {
 		calls = append(calls, s.captured(f.ID(i)))
 	}
 	ctx := asynqredis.WithMembers(s.Context(), asynqredis.Members{Firing: f, From: from})
-	results, err := s.Store(ctx, queue, calls, time.Now().Add(2*time.Minute))
+	results, err := s.Store(ctx, queue, "line", calls, time.Now().Add(2*time.Minute))
 	s.ok(err)
 	for i, result := range results {
 		if result == asynqredis.Stored {

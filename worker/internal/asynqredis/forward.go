@@ -2,7 +2,6 @@ package asynqredis
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"time"
@@ -50,39 +49,28 @@ type Move struct {
 	Reason  string
 }
 
-// Apply moves tasks of a queue that are scheduled, or wait to be retried. It reports for each whether it
+// Apply moves tasks of a queue that are scheduled, or wait to be retried. It returns 1 for each that
 // moved. Tasks that are elsewhere are left alone.
 func (c *Client) Apply(
 	ctx context.Context, queue string, retried bool, moves []Move,
-) (moved []bool, err error) {
-	err = inBulk(moves, func(some []Move) error {
-		now := time.Now()
-		args := []any{prefix(queue) + "t:", prefix(queue) + "g:", now.Unix(), now.UnixNano()}
-		for _, move := range some {
-			to := "pending"
-			var message []byte
-			switch {
-			case move.Gone:
-				to = "gone"
-			case !move.At.IsZero():
-				to = strconv.FormatInt(score(move.At), 10)
-			}
-			if move.Reason != "" {
-				message = move.Message.WithDenial(move.Reason, now)
-			}
-			args = append(args, move.ID, move.JoinKey, to, move.Mark, move.Line, message, len(move.Message))
+) ([]int64, error) {
+	now := time.Now()
+	head := []any{prefix(queue) + "t:", prefix(queue) + "g:", now.Unix(), now.UnixNano()}
+	all := keys(queue, source(retried), "scheduled", "pending", lines)
+	return forTasks(ctx, c, "move", queue, all, head, moves, func(args []any, move Move) []any {
+		to := "pending"
+		var message []byte
+		switch {
+		case move.Gone:
+			to = "gone"
+		case !move.At.IsZero():
+			to = strconv.FormatInt(score(move.At), 10)
 		}
-		all := keys(queue, source(retried), "scheduled", "pending", lines)
-		reply, err := c.run(ctx, "move", queue, all, args...).Int64Slice()
-		if err == nil && len(reply) != len(some) {
-			err = fmt.Errorf("%w: move of %d tasks: %v", errReply, len(some), reply)
+		if move.Reason != "" {
+			message = move.Message.WithDenial(move.Reason, now)
 		}
-		for _, n := range reply {
-			moved = append(moved, n == 1)
-		}
-		return err
+		return append(args, move.ID, move.JoinKey, to, move.Mark, move.Line, message, len(move.Message))
 	})
-	return moved, err
 }
 
 func source(retried bool) string {

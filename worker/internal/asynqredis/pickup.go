@@ -111,17 +111,11 @@ const (
 
 // Drop drops tasks of one queue that are scheduled or to be retried, as asynq's tools do: Archive, Delete, or
 // "" to look only. It returns what it did with each.
-func (c *Client) Drop(ctx context.Context, queue, how string, ids []string) (found []int64, err error) {
-	err = inBulk(ids, func(some []string) error {
-		args := []any{prefix(queue) + "t:", how, time.Now().Unix(), time.Now().AddDate(0, 0, -90).Unix()}
-		for _, id := range some {
-			args = append(args, id)
-		}
-		reply, err := c.run(ctx, "drop", queue, keys(queue, "scheduled", "retry", "archived"), args...).Int64Slice()
-		found = append(found, reply...)
-		return err
-	})
-	return found, err
+func (c *Client) Drop(ctx context.Context, queue, how string, ids []string) ([]int64, error) {
+	now := time.Now()
+	head := []any{prefix(queue) + "t:", how, now.Unix(), now.AddDate(0, 0, -90).Unix()}
+	all := keys(queue, "scheduled", "retry", "archived")
+	return forTasks(ctx, c, "drop", queue, all, head, ids, func(args []any, id string) []any { return append(args, id) })
 }
 
 // IsPaused reports whether a queue is paused.

@@ -100,7 +100,7 @@ func (s *site) store(ids ...string) {
 	for _, id := range ids {
 		calls = append(calls, s.captured(id))
 	}
-	results, err := s.Store(s.Context(), queue, calls, time.Now().Add(2*time.Minute))
+	results, err := s.Store(s.Context(), queue, "line", calls, time.Now().Add(2*time.Minute))
 	s.ok(err)
 	for i, result := range results {
 		if result != asynqredis.Stored {

@@ -8,13 +8,11 @@ import (
 	"time"
 )
 
-// A Result is the outcome of storing one task.
-type Result int64
-
+// The results of Store for a task.
 const (
-	Stored    Result = 1
-	IDTaken   Result = 0
-	LockTaken Result = -1
+	Stored    = int64(1)
+	IDTaken   = int64(0)
+	LockTaken = int64(-1)
 )
 
 // Mark returns what a task's hash keeps of its join: the join key, and the call.
@@ -23,51 +21,49 @@ func Mark(joinKey, call string) string { return joinKey + "." + call }
 // FrontMark is the mark of a task that is to join at the front, as it has had its turn.
 const FrontMark = "front"
 
-// Store stores tasks of one queue as scheduled, ready to be picked. At forwardAt forward looks at the ones
-// that are still there. It returns a result for each task, in order.
+// Store stores tasks of one queue that are to join a line as scheduled, ready to be picked. At forwardAt
+// forward looks at the ones that are still there. It returns a result for each task, in order.
 func (c *Client) Store(
-	ctx context.Context, queue string, tasks []EnqueueCall, forwardAt time.Time,
-) ([]Result, error) {
-	results := make([]Result, 0, len(tasks))
-	call := c.NewCall()
+	ctx context.Context, queue, line string, tasks []EnqueueCall, forwardAt time.Time,
+) ([]int64, error) {
 	into := keys(queue, "scheduled", lines)
 	if m, ok := MembersOf(ctx); ok {
 		into = append(into, m.keys("", ":stored", ":ended")...)
 	}
-	err := inBulk(tasks, func(some []EnqueueCall) error {
-		var named []any
-		args := append(make([]any, 0, 5+4*len(some)), prefix(queue)+"t:", score(forwardAt), until(forwardAt), len(some))
-		for i, task := range some {
-			if !slices.Contains(named, any(task.Line)) {
-				named = append(named, task.Line)
-			}
-			lock := ""
-			if task.Lock != "" {
-				lock = strconv.Itoa(task.LockFor) + ":" + task.Lock
-			}
-			mark := Mark(task.Message.JoinKey(), call+"."+strconv.Itoa(len(results)+i))
-			args = append(args, task.ID, []byte(task.Message), mark, lock)
+	head, call, n := []any{prefix(queue) + "t:", score(forwardAt), until(forwardAt), line}, c.NewCall(), 0
+	return forTasks(ctx, c, "store", queue, into, head, tasks, func(args []any, task EnqueueCall) []any {
+		lock := ""
+		if task.Lock != "" {
+			lock = strconv.Itoa(task.LockFor) + ":" + task.Lock
 		}
-		reply, err := c.run(ctx, "store", queue, into, append(args, named...)...).Int64Slice()
-		if err == nil && len(reply) != len(some) {
-			err = fmt.Errorf("%w: store of %d tasks: %v", errReply, len(some), reply)
-		}
-		for _, n := range reply {
-			results = append(results, Result(n))
-		}
-		return err
+		n++
+		mark := Mark(task.Message.JoinKey(), call+"."+strconv.Itoa(n))
+		return append(args, task.ID, []byte(task.Message), mark, lock)
 	})
-	return results, err
 }
 
 // A WaitingTask names a task that is scheduled and can be picked by its join key.
 type WaitingTask struct{ ID, JoinKey string }
 
-func inBulk[T any](all []T, do func(some []T) error) error {
-	for some := range slices.Chunk(all, maxBulk) {
-		if err := do(some); err != nil {
-			return err
+// forTasks runs a script for tasks of one queue, maxBulk a call, and returns its number for each. The
+// arguments of a call are those of the head, and those that add appends for each task.
+func forTasks[T any](
+	ctx context.Context, c *Client, script, queue string, keys []string, head []any, tasks []T,
+	add func(args []any, task T) []any,
+) (numbers []int64, err error) {
+	for some := range slices.Chunk(tasks, maxBulk) {
+		args := slices.Clone(head)
+		for _, task := range some {
+			args = add(args, task)
+		}
+		reply, err := c.run(ctx, script, queue, keys, args...).Int64Slice()
+		if err == nil && len(reply) != len(some) {
+			err = fmt.Errorf("%w: %s of %d tasks: %v", errReply, script, len(some), reply)
+		}
+		numbers = append(numbers, reply...)
+		if err != nil {
+			return numbers, err
 		}
 	}
-	return nil
+	return numbers, nil
 }

@@ -72,7 +72,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 	byLine := map[string][]joinTask{}
 	for i, move := range moves {
 		// If the reply was lost it may have moved all the same: a ticket that joined in vain is dropped.
-		if move.Line != "" && (lost != nil || moved[i]) {
+		if move.Line != "" && (lost != nil || moved[i] == 1) {
 			byLine[move.Line] = append(byLine[move.Line], joins[i])
 		}
 	}

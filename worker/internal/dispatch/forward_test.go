@@ -44,7 +44,7 @@ func TestTasksThatAreDueJoinTheirLine(t *testing.T) {
 	inBubble(t, of(perHour(1)), nil, func(b *bench) {
 		b.later("at its time", 10*time.Second)
 		b.wait("default", "in line")
-		_, err := b.asynq.Store(b.Context(), "default", []asynqredis.EnqueueCall{b.message("default", "lost")}, time.Now())
+		_, err := b.asynq.Store(b.Context(), "default", "", []asynqredis.EnqueueCall{b.message("default", "lost")}, time.Now())
 		b.ok(err)
 		time.Sleep(121 * time.Second)
 		b.want("forwarded", b.forward(), 3)
@@ -68,7 +68,7 @@ func TestTasksThatAreDueJoinTheirLine(t *testing.T) {
 // line is lost. What never joined, or could not, is not reported.
 func TestATaskThatStandsInNoLineIsReported(t *testing.T) {
 	store := func(b *bench, id string) {
-		_, err := b.asynq.Store(b.Context(), "default", []asynqredis.EnqueueCall{b.message("default", id)}, time.Now().Add(2*time.Minute))
+		_, err := b.asynq.Store(b.Context(), "default", "", []asynqredis.EnqueueCall{b.message("default", id)}, time.Now().Add(2*time.Minute))
 		b.ok(err)
 	}
 	inBubble(t, of(perHour(1)), nil, func(b *bench) {

@@ -198,7 +198,7 @@ func (b *bench) waitIn(line, queue string, ids ...string) {
 	var requests []throttle.Request
 	for _, id := range ids {
 		call := b.message(queue, id)
-		results, err := b.asynq.Store(ctx, queue, []asynqredis.EnqueueCall{call}, time.Now().Add(2*time.Minute))
+		results, err := b.asynq.Store(ctx, queue, "", []asynqredis.EnqueueCall{call}, time.Now().Add(2*time.Minute))
 		b.ok(err)
 		expect.Require(b, results[0] == asynqredis.Stored, results)
 		requests = append(requests, throttle.Request{

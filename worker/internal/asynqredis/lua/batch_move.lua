@@ -6,13 +6,13 @@
 --       4 hold: take tasks from where they wait; release: forward has those that wait join their lines,
 --         also those that were held; delete: those that wait, and count them; retry: what was archived,
 --         with all its retries, then the indexes
--- reply how many were moved
+-- reply per task 1 moved, 0 left alone
 --
 -- A chunk may be on its way when the firing is cancelled: store refuses its tasks, and the cursor
 -- moves behind them. To delete them is to count them. Those that are in line keep their places.
 
 local from = {scheduled = KEYS[1], retry = KEYS[2], archived = KEYS[3]}
-local verb, moved, scores = ARGV[4], 0, {}
+local verb, moved, scores, reply = ARGV[4], 0, {}, {}
 local cursor = tonumber(redis.call('HGET', KEYS[5], 'index') or 0)
 
 local function cancelled(index)
@@ -61,10 +61,11 @@ for i = 5, #ARGV do
   elseif verb == 'delete' and not state and tonumber(index) < cursor and redis.call('GETBIT', KEYS[6], index) == 0 then
     cancelled(index)
   end
+  reply[#reply + 1] = moves and 1 or 0
 end
 if #scores > 0 then redis.call('ZADD', KEYS[1], unpack(scores)) end
 if verb == 'retry' and moved > 0 then
   redis.call('HINCRBY', KEYS[5], 'failed', -moved)
   redis.call('HINCRBY', KEYS[5], 'retried', moved)
 end
-return moved
+return reply

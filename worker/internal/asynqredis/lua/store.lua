@@ -4,9 +4,8 @@
 -- KEYS  1 scheduled (sorted set)  2 lines (dequeue.lua)  3 the firing of a batch (hash)
 --       4 which of its tasks were stored (bitmap): without 4 there is no firing  5 which have ended (bitmap)
 -- ARGV  1 prefix of the task keys  2 score (s): when forward finds what is still there
---       3 seconds until then  4 how many tasks: these follow, four each, and then the lines that they join:
---       ID, message, mark (join key, "." and when and by which call it was stored),
---       lock: "" or "SECONDS:KEY" of a unique task
+--       3 seconds until then  4 line that they join, then four per task: ID, message,
+--       mark (join key, "." and when and by which call it was stored), lock: "" or "SECONDS:KEY" of a unique task
 -- reply per task: 1 stored, 0 the ID is taken, -1 the lock is taken
 --
 -- The ID of a task of a firing ends in its index. It is taken for ever: a scheduler that was delayed may
@@ -16,14 +15,14 @@ local prefix, score, stored, ended = ARGV[1], ARGV[2], KEYS[4], KEYS[5]
 local firing = stored and KEYS[3]
 local closed = firing and (redis.call('HGET', firing, 'phase') ~= 'enqueue' or
   redis.call('HGET', firing, 'want') == 'cancel')
-local reply, scheduled, keys, seen, absent, last = {}, {}, {}, {}, {}, 4 + 4 * ARGV[4]
-for i = 5, last, 4 do
+local reply, scheduled, keys, seen, absent = {}, {}, {}, {}, {}
+for i = 5, #ARGV, 4 do
   local key = prefix .. ARGV[i]
   if seen[key] then absent = nil end -- an ID occurs twice
   keys[#keys + 1], seen[key] = key, true
 end
 if absent and redis.call('EXISTS', unpack(keys)) > 0 then absent = nil end -- one by one
-for i = 5, last, 4 do
+for i = 5, #ARGV, 4 do
   local id, mark, lock = ARGV[i], ARGV[i + 2], ARGV[i + 3]
   local key, index = prefix .. id, firing and string.match(id, '%d+$')
   local found = absent or redis.call('HMGET', key, 'state', 'sluice_join')
@@ -51,5 +50,5 @@ for i = 5, last, 4 do
   reply[#reply + 1] = n
 end
 if #scheduled > 0 then redis.call('ZADD', KEYS[1], unpack(scheduled)) end
-for i = last + 1, #ARGV do join_line(KEYS[2], ARGV[i]) end
+join_line(KEYS[2], ARGV[4])
 return reply

@@ -1,6 +1,7 @@
 package batch
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -136,44 +137,26 @@ func (s *Scheduler) kept(ctx context.Context, f asynqredis.Firing) (*planned, er
 	return p, err
 }
 
-// Fates are what became of a firing's tasks, by three bits for each: whether it was stored, is done, and
-// has ended. One that is done though it was not stored was cancelled.
-type fates map[string][]byte // stored, done and ended, which are bits by index
-
-type fate int
+// Fates say what became of the firing's tasks: a byte for each.
+type fates []byte
 
 const (
-	fateOpen fate = iota
-	fateDone
-	fateFailed
-	fateRejected
-	fateCancelled
+	fateDone      = 'd'
+	fateFailed    = 'f'
+	fateRejected  = 'r'
+	fateCancelled = 'c'
 )
 
-func (s *Scheduler) fates(ctx context.Context, f asynqredis.Firing) (all fates, err error) {
-	all = fates{}
-	for _, name := range []string{"ended", "done", "stored"} { // a task that ends meanwhile is still open
-		data, failed := s.redis.Kept(ctx, f, name)
-		all[name], err = data, errors.Join(err, failed)
-	}
-	return all, err
+func (s *Scheduler) fates(ctx context.Context, f asynqredis.Firing) (fates, error) {
+	return s.redis.Kept(ctx, f, "fates")
 }
 
-func (f fates) of(index int) fate {
-	is := func(bits []byte) bool {
-		return index < 8*len(bits) && bits[index/8]>>(7-index%8)&1 == 1
+// of returns the fate of a task: one of the constants, or another byte if it has not ended.
+func (f fates) of(index int) byte {
+	if index < len(f) {
+		return f[index]
 	}
-	switch stored, done := is(f["stored"]), is(f["done"]); {
-	case !is(f["ended"]):
-		return fateOpen
-	case stored && done:
-		return fateDone
-	case stored:
-		return fateFailed
-	case done:
-		return fateCancelled
-	}
-	return fateRejected
+	return 0
 }
 
 // counts returns how far the tenants of a firing are, by what is kept of each task.
@@ -192,15 +175,15 @@ func (s *Scheduler) counts(
 		end := t.end(r)
 		c := &all[i]
 		c.Tenant, c.Planned, c.Total = t.Tenant, t.Finish, max(0, end-t.Start)
-		number := map[fate]*int{
-			fateOpen: &c.Waiting, fateDone: &c.Done, fateFailed: &c.Failed,
-			fateRejected: &c.Rejected, fateCancelled: &c.Cancelled,
+		number := map[byte]*int{
+			fateDone: &c.Done, fateFailed: &c.Failed, fateRejected: &c.Rejected, fateCancelled: &c.Cancelled,
 		}
+		of := func(index int) *int { return cmp.Or(number[fates.of(index)], &c.Waiting) }
 		for index := t.Start; index < end; index++ {
-			*number[fates.of(index)]++
+			*of(index)++
 		}
 		for _, index := range running {
-			if index >= t.Start && index < end && fates.of(index) == fateOpen {
+			if index >= t.Start && index < end && of(index) == &c.Waiting {
 				c.Running++
 				c.Waiting--
 			}

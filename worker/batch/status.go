@@ -212,7 +212,7 @@ type TenantStatus struct {
 
 // Tenants returns how far the tenants of a firing are, in their order. It reads the firing's plan: some
 // 150 bytes a tenant, and a byte for each task of a tenant whose tasks ask for different things. Beside
-// that it reads three bits a task, and which tasks run in the queue. There are none before the firing is
+// that it reads a byte a task, and which tasks run in the queue. There are none before the firing is
 // planned.
 func (s *Scheduler) Tenants(ctx context.Context, f Firing) ([]TenantStatus, error) {
 	_, firing, r, err := s.record(ctx, f)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,6 +24,7 @@ type Firing struct {
 const keptSeconds = 31 * 24 * 60 * 60
 
 const (
+	fates        = ":fates"        // what became of the firing's tasks: see batch_count.lua
 	firingPrefix = "sluice-batch:" // of the IDs of tasks
 	tickLayout   = "20060102T150405Z"
 )
@@ -177,7 +179,7 @@ func (c *Client) Update(
 func (c *Client) write(
 	ctx context.Context, f Firing, holder string, lease any, fields ...any,
 ) (want string, err error) {
-	all := append(f.keys("", ":stored", ":done", ":ended", ":plan", ":expected"), batchKeys(f.Queue, f.Batch, ":open")...)
+	all := slices.Concat(f.keys(""), batchKeys(f.Queue, f.Batch, ":open"), f.keys(fates, ":plan", ":expected"))
 	args := append([]any{holder, lease, keptSeconds, f.Name()}, fields...)
 	return c.run(ctx, "batch_write", f.Queue, all, args...).Text()
 }
@@ -223,8 +225,7 @@ func (c *Client) Running(ctx context.Context, f Firing) (indexes []int, err erro
 // Count counts tasks of a firing that were not: with "failed" those that have ended, such as those that
 // others have deleted or archived; with "rejected" those that were not enqueued.
 func (c *Client) Count(ctx context.Context, f Firing, as string, indexes []int) error {
-	head := []any{f.tasks(), as, keptSeconds, 0}
-	_, err := forTasks(ctx, c, "batch_count", f.Queue, f.counts(), head, indexes, addIndex)
+	_, err := forTasks(ctx, c, "batch_count", f.Queue, f.keys("", fates), []any{f.tasks(), as, 0}, indexes, addIndex)
 	return err
 }
 
@@ -245,7 +246,7 @@ func (c *Client) Move(ctx context.Context, f Firing, verb string, indexes []int)
 	if verb == Hold {
 		due = score(time.Now().Add(heldFor))
 	}
-	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.counts()...)
+	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.keys("", fates)...)
 	head := []any{f.tasks(), f.IDs(), due, verb}
 	_, err := forTasks(ctx, c, "batch_move", f.Queue, all, head, indexes, addIndex)
 	return err
@@ -255,8 +256,6 @@ func addIndex(args []any, index int) []any { return append(args, index) }
 
 func (f Firing) tasks() string { return prefix(f.Queue) + "t:" + f.IDs() }
 
-func (f Firing) counts() []string { return f.keys("", ":stored", ":done", ":ended") }
-
 // End sends asynq's own call by which a task of a firing ends that took so long, and counts the task in the
 // same transaction. It is counted by what is there after the call: not if the call had no effect.
 func (c *Client) End(
@@ -264,8 +263,8 @@ func (c *Client) End(
 ) error {
 	_, err := c.redis.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		_ = p.Process(ctx, call)
-		count, keys := scripts["batch_count"], c.guarded(f.Queue, f.counts())
-		return count.Eval(ctx, p, keys, f.tasks(), "done", keptSeconds, took.Microseconds(), index).Err()
+		count, keys := scripts["batch_count"], c.guarded(f.Queue, f.keys("", fates))
+		return count.Eval(ctx, p, keys, f.tasks(), "done", took.Microseconds(), index).Err()
 	})
 	if call.Err() == nil && err != nil && !errors.Is(err, redis.Nil) {
 		return err

@@ -28,7 +28,7 @@ func (c *Client) Store(
 ) ([]int64, error) {
 	into := keys(queue, "scheduled", lines)
 	if m, ok := MembersOf(ctx); ok {
-		into = append(into, m.keys("", ":stored", ":ended")...)
+		into = append(into, m.keys("", fates)...)
 	}
 	head, call, n := []any{prefix(queue) + "t:", score(forwardAt), until(forwardAt), line}, c.NewCall(), 0
 	return forTasks(ctx, c, "store", queue, into, head, tasks, func(args []any, task EnqueueCall) []any {

@@ -1,13 +1,13 @@
 -- batch_write.lua: writes fields of a firing, and takes or renews its lease. Who has it does the firing's work.
 --
--- KEYS  1 the firing (hash), then all else that is kept of it, and last the batch's firings that have not
---       ended (set)
+-- KEYS  1 the firing (hash)  2 the batch's firings that have not ended (set), then all else that is kept of
+--       the firing
 -- ARGV  1 who writes  2 for how long it takes the lease (ms; 0 gives it back), or "" if it is to have it
 --       3 how long the firing is kept (s)  4 name of the firing, then two per field: name, value
 --       A name that begins with ":" is that of a value that is kept beside the firing
 -- reply what is wanted of the firing: run, pause or cancel; "" if another has the lease, or it has ended or is gone
 
-local holder, lease, kept, open = ARGV[1], ARGV[2], ARGV[3], KEYS[#KEYS]
+local holder, lease, kept, open = ARGV[1], ARGV[2], ARGV[3], KEYS[2]
 local found, time = redis.call('HMGET', KEYS[1], 'phase', 'holder', 'until'), redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if not found[1] then redis.call('SREM', open, ARGV[4]) end -- it was forgotten
@@ -15,7 +15,9 @@ local free = lease ~= '' and (not found[2] or tonumber(found[3]) <= now)
 if not found[1] or found[1] == 'ended' or found[2] ~= holder and not free then return '' end
 if lease ~= '' then
   redis.call('HSET', KEYS[1], 'holder', holder, 'until', string.format('%.0f', now + lease))
-  for i = 1, #KEYS - 1 do redis.call('EXPIRE', KEYS[i], kept) end
+  for i, key in ipairs(KEYS) do
+    if i ~= 2 then redis.call('EXPIRE', key, kept) end
+  end
 end
 for i = 5, #ARGV, 2 do
   local name, value = ARGV[i], ARGV[i + 1]

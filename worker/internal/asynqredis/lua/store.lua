@@ -2,7 +2,7 @@
 -- that join a line.
 --
 -- KEYS  1 scheduled (sorted set)  2 lines (dequeue.lua)  3 the firing of a batch (hash)
---       4 which of its tasks were stored (bitmap): without 4 there is no firing  5 which have ended (bitmap)
+--       4 fates of its tasks (batch_count.lua): without 4 there is no firing
 -- ARGV  1 prefix of the task keys  2 score (s): when forward finds what is still there
 --       3 seconds until then  4 line that they join, then four per task: ID, message,
 --       mark (join key, "." and when and by which call it was stored), lock: "" or "SECONDS:KEY" of a unique task
@@ -11,8 +11,8 @@
 -- The ID of a task of a firing ends in its index. It is taken for ever: a scheduler that was delayed may
 -- come after the task has run and gone, or was rejected, or after the firing was cancelled.
 
-local prefix, score, stored, ended = ARGV[1], ARGV[2], KEYS[4], KEYS[5]
-local firing = stored and KEYS[3]
+local prefix, score, fates = ARGV[1], ARGV[2], KEYS[4]
+local firing = fates and KEYS[3]
 local closed = firing and (redis.call('HGET', firing, 'phase') ~= 'enqueue' or
   redis.call('HGET', firing, 'want') == 'cancel')
 local reply, scheduled, keys, seen, absent = {}, {}, {}, {}, {}
@@ -29,7 +29,7 @@ for i = 5, #ARGV, 4 do
   local n = 1
   if found[1] and found[2] == mark then
     -- The call is repeated after its reply was lost.
-  elseif closed or firing and redis.call('GETBIT', stored, index) + redis.call('GETBIT', ended, index) > 0 then
+  elseif closed or firing and string.find(redis.call('GETRANGE', fates, index, index), '%a') then
     n = 0
   else
     local seconds, name
@@ -44,9 +44,9 @@ for i = 5, #ARGV, 4 do
       if name then redis.call('HSET', key, 'unique_key', name, 'sluice_lock', seconds) end
       scheduled[#scheduled + 1] = score
       scheduled[#scheduled + 1] = id
+      if firing then redis.call('SETRANGE', fates, index, 's') end
     end
   end
-  if firing and n == 1 then redis.call('SETBIT', stored, index, 1) end
   reply[#reply + 1] = n
 end
 if #scheduled > 0 then redis.call('ZADD', KEYS[1], unpack(scheduled)) end

@@ -55,13 +55,13 @@ func Drop(ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter
 		return 0, err
 	}
 	defer client.Close()
-	how := asynqredis.Archive
+	to := asynqredis.Archive
 	if o.Delete {
-		how = asynqredis.Delete
+		to = asynqredis.Delete
 	}
 	line := limiter.Line(limiter.LineOf(o.Policy, o.Tenant))
-	results, err := dropWaiting(ctx, line, o.Tenant, asynqredis.New(client), how, math.MaxInt)
-	return results[asynqredis.Dropped], err
+	results, err := dropWaiting(ctx, line, o.Tenant, asynqredis.New(client), to, math.MaxInt)
+	return results[asynqredis.Moved], err
 }
 
 // A sweeper drops tickets whose tasks were deleted, before another task is refused because of them.
@@ -91,16 +91,16 @@ func (s *sweeper) sweep(ctx context.Context, line string, refusedAt time.Time) b
 	if time.Since(last) < sweepEvery {
 		return last.After(refusedAt)
 	}
-	results, _ := dropWaiting(ctx, s.limiter.Line(line), "", s.tasks, "", sweepMost) // some are enough
+	results, _ := dropWaiting(ctx, s.limiter.Line(line), "", s.tasks, asynqredis.Look, sweepMost) // some are enough
 	last = time.Now()
 	return results[asynqredis.NotThere] > 0
 }
 
 // dropWaiting drops, or looks at, the tasks whose tickets are in a line and that asynq has, page by page, and
-// counts the results of asynqredis.Client.Drop. Tickets whose tasks wait no longer leave the line. A tenant of ""
+// counts the results of asynqredis.Client.Apply. Tickets whose tasks wait no longer leave the line. A tenant of ""
 // is all. When ctx ends the page under way is finished. After so many tickets it fails by errSweptEnough.
 func dropWaiting(
-	ctx context.Context, line *throttle.Line, tenant string, tasks *asynqredis.Client, how string, most int,
+	ctx context.Context, line *throttle.Line, tenant string, tasks *asynqredis.Client, to string, most int,
 ) (results map[int64]int, err error) {
 	identity, err := tasks.Identity(ctx)
 	if err != nil {
@@ -108,21 +108,21 @@ func dropWaiting(
 	}
 	results = map[int64]int{}
 	err = line.Tickets(ctx, tenant, func(tickets []throttle.Ticket) error {
-		byQueue := map[string][]string{} // their IDs
+		byQueue := map[string][]asynqredis.Move{}
 		for _, t := range tickets {
 			if in, queue, _ := strings.Cut(t.Queue, "/"); in == identity {
-				byQueue[queue] = append(byQueue[queue], t.ID)
+				byQueue[queue] = append(byQueue[queue], asynqredis.Move{ID: t.ID, JoinKey: asynqredis.AnyKey, To: to})
 			}
 		}
 		page, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 		defer cancel()
-		for queue, ids := range byQueue {
+		for queue, moves := range byQueue {
 			var leave []throttle.Ticket
-			found, err := tasks.Drop(page, queue, how, ids)
+			found, err := tasks.Apply(page, queue, moves)
 			for i, result := range found {
 				results[result]++
 				if result != asynqredis.MayRun {
-					leave = append(leave, throttle.Ticket{Queue: identity + "/" + queue, ID: ids[i]})
+					leave = append(leave, throttle.Ticket{Queue: identity + "/" + queue, ID: moves[i].ID})
 				}
 			}
 			if err = errors.Join(err, line.Leave(page, leave...), ctx.Err()); err != nil {

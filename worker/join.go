@@ -40,7 +40,7 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 			e.Start = ExpectedStart{Known: true, At: now}
 		case place.Err != nil:
 			e.refuse(place.Err)
-			move.Gone = true
+			move.To = asynqredis.Delete
 		case !place.Queued || err != nil && place.AlreadyQueued: // it joins when it is denied
 		default:
 			e.Start = ExpectedStart{Known: true, Joined: true, At: now.Add(place.RetryIn), Binds: place.Binds}
@@ -66,12 +66,12 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 	if len(moves) == 0 {
 		return
 	}
-	_, err = c.tasks.Apply(ctx, queue, false, moves)
+	_, err = c.tasks.Apply(ctx, queue, moves)
 	for i, e := range moved {
 		switch {
-		case moves[i].Gone && err != nil:
+		case moves[i].To != "" && err != nil:
 			e.Err = fmt.Errorf("%w; and it was enqueued all the same: %w", e.Err, err)
-		case !moves[i].Gone && moves[i].At.IsZero() && err == nil:
+		case moves[i].To == "" && moves[i].At.IsZero() && err == nil:
 			e.Info.State, e.Info.NextProcessAt = asynq.TaskStatePending, time.Now()
 		}
 	}

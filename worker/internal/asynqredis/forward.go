@@ -1,6 +1,7 @@
 package asynqredis
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strconv"
@@ -16,7 +17,11 @@ type DueTask struct {
 
 // Due returns up to n tasks of a queue that are due, either scheduled ones or those to retry.
 func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]DueTask, error) {
-	found, err := c.due(ctx, queue, source(retried), time.Now(), n, "msg", "sluice_join")
+	set := "scheduled"
+	if retried {
+		set = "retry"
+	}
+	found, err := c.due(ctx, queue, set, time.Now(), n, "msg", "sluice_join")
 	due := make([]DueTask, len(found))
 	for i, task := range found {
 		due[i] = DueTask{ID: task[0], Message: Message(task[2]), Mark: task[3]}
@@ -37,9 +42,9 @@ func (c *Client) due(
 // A Move says what becomes of a task that waits.
 type Move struct {
 	ID      string
-	JoinKey string    // it moves if it is scheduled by a join with this key; "": if it is due
+	JoinKey string    // it moves if it is scheduled by a join with this key; "": if it is due; or AnyKey
 	At      time.Time // when forward looks at it; zero: it becomes pending, as asynq enqueues or forwards it
-	Gone    bool      // it is removed, as it was refused a place in line
+	To      string    // instead: Archive, Delete or Look
 
 	Line, Mark string // of its join, if it joins a line now
 
@@ -49,33 +54,32 @@ type Move struct {
 	Reason  string
 }
 
-// Apply moves tasks of a queue that are scheduled, or wait to be retried. It returns 1 for each that
-// moved. Tasks that are elsewhere are left alone.
-func (c *Client) Apply(
-	ctx context.Context, queue string, retried bool, moves []Move,
-) ([]int64, error) {
+const (
+	AnyKey = "any"  // of a task that is scheduled or to be retried
+	Look   = "look" // where a task goes that stays
+)
+
+// What became of a task.
+const (
+	Moved    = int64(1)
+	MayRun   = int64(0)  // it is elsewhere, or was looked at
+	NotThere = int64(-1) // it is gone, archived or completed
+)
+
+// Apply moves tasks of a queue that are scheduled, or wait to be retried, as asynq's tools and its forward
+// do. It returns for each what became of it. Tasks that are elsewhere are left alone.
+func (c *Client) Apply(ctx context.Context, queue string, moves []Move) ([]int64, error) {
 	now := time.Now()
 	head := []any{prefix(queue) + "t:", prefix(queue) + "g:", now.Unix(), now.UnixNano()}
-	all := keys(queue, source(retried), "scheduled", "pending", lines)
+	all := keys(queue, "scheduled", "retry", "archived", "pending", lines)
 	return forTasks(ctx, c, "move", queue, all, head, moves, func(args []any, move Move) []any {
-		to := "pending"
-		var message []byte
-		switch {
-		case move.Gone:
-			to = "gone"
-		case !move.At.IsZero():
+		which, to, message := cmp.Or(move.JoinKey, "due"), cmp.Or(move.To, "pending"), Message(nil)
+		if !move.At.IsZero() {
 			to = strconv.FormatInt(score(move.At), 10)
 		}
 		if move.Reason != "" {
 			message = move.Message.WithDenial(move.Reason, now)
 		}
-		return append(args, move.ID, move.JoinKey, to, move.Mark, move.Line, message, len(move.Message))
+		return append(args, move.ID, which, to, move.Mark, move.Line, []byte(message), len(move.Message))
 	})
-}
-
-func source(retried bool) string {
-	if retried {
-		return "retry"
-	}
-	return "scheduled"
 }

@@ -102,22 +102,6 @@ func (c *Client) Start(ctx context.Context, task Ref, call string) (bool, error)
 	return c.run(ctx, "start", task.Queue, keys(task.Queue, "t:"+task.ID), call).Bool()
 }
 
-// What Drop did with a task.
-const (
-	Dropped  = int64(1)
-	MayRun   = int64(0)  // it is pending or active, or Drop only looked
-	NotThere = int64(-1) // it is gone, archived or completed
-)
-
-// Drop drops tasks of one queue that are scheduled or to be retried, as asynq's tools do: Archive, Delete, or
-// "" to look only. It returns what it did with each.
-func (c *Client) Drop(ctx context.Context, queue, how string, ids []string) ([]int64, error) {
-	now := time.Now()
-	head := []any{prefix(queue) + "t:", how, now.Unix(), now.AddDate(0, 0, -90).Unix()}
-	all := keys(queue, "scheduled", "retry", "archived")
-	return forTasks(ctx, c, "drop", queue, all, head, ids, func(args []any, id string) []any { return append(args, id) })
-}
-
 // IsPaused reports whether a queue is paused.
 func (c *Client) IsPaused(ctx context.Context, queue string) (bool, error) {
 	n, err := c.redis.Exists(ctx, prefix(queue)+"paused").Result()

@@ -34,7 +34,7 @@ func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 		if len(due) != 2 || due[0].Mark != asynqredis.FrontMark || due[1].Mark != asynqredis.FrontMark {
 			t.Errorf("due: %+v", due)
 		}
-		_, err = s.Apply(s.Context(), queue, false, []asynqredis.Move{{ID: "a"}, {ID: "pending"}})
+		_, err = s.Apply(s.Context(), queue, []asynqredis.Move{{ID: "a"}, {ID: "pending"}})
 		s.ok(err)
 		_, err = dead.DequeuePending(s.Context(), queue, dead.NewCall(), 2)
 		s.ok(err)

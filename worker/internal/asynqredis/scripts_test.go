@@ -59,7 +59,7 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 				move.ID, move.JoinKey = task.ID, task.JoinKey
 				all = append(all, move)
 			}
-			_, err := s.Apply(s.Context(), queue, false, all)
+			_, err := s.Apply(s.Context(), queue, all)
 			s.ok(err)
 		}
 		unique := asynq.Unique(time.Hour)
@@ -68,7 +68,7 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 		_, err := s.Store(s.Context(), queue, "line", stored, time.Now().Add(2*time.Minute))
 		s.ok(err)
 		another := []asynqredis.WaitingTask{{ID: "a", JoinKey: "0123456789abcdef"}, {ID: "nobody", JoinKey: "0123456789abcdef"}}
-		arrange(append(s.waiting("b", "u"), another...), asynqredis.Move{Gone: true})
+		arrange(append(s.waiting("b", "u"), another...), asynqredis.Move{To: asynqredis.Delete})
 		s.wantStates("a scheduled, c scheduled, d scheduled, v scheduled, w scheduled")
 		expect.Equal(t, s.redis.Exists(s.Context(), s.captured("u", unique).Lock).Val(), 0,
 			"the lock outlives its task")
@@ -107,7 +107,7 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("a", "b", "c", "d", "e", "f")
-		_, err := s.Apply(s.Context(), queue, false, []asynqredis.Move{{ID: "c", JoinKey: s.key("c")}})
+		_, err := s.Apply(s.Context(), queue, []asynqredis.Move{{ID: "c", JoinKey: s.key("c")}})
 		s.ok(err)
 		s.ok(s.inspector.ArchiveTask(queue, "d"))
 		_, err = s.plain.Enqueue(asynq.NewTask("call", []byte("payload of later")), asynq.TaskID("later"), asynq.ProcessIn(time.Hour))
@@ -282,12 +282,12 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 		left := s.redis.ZScore(ctx, "asynq:{default}:scheduled", "left behind").Err()
 		expect.That(t, left == redis.Nil, "an ID whose task is gone is left:", left)
 		mark := asynqredis.Mark(s.key("line"), s.NewCall())
-		moved, err := s.Apply(ctx, queue, false, []asynqredis.Move{
+		moved, err := s.Apply(ctx, queue, []asynqredis.Move{
 			{ID: "line", At: time.Now().Add(time.Minute), Mark: mark}, {ID: "plain"}, {ID: "group"},
 			{ID: "other", At: time.Now().Add(time.Minute), Mark: asynqredis.Mark(s.key("other"), s.NewCall())}, {ID: "nobody"},
 		})
 		s.ok(err)
-		expect.That(t, moved[0] == 1 && moved[3] == 0 && moved[4] == 0, "moved", moved)
+		expect.That(t, moved[0] == asynqredis.Moved && moved[3] == asynqredis.MayRun && moved[4] == asynqredis.NotThere, "moved", moved)
 		s.wantStates("group aggregating, line scheduled, other scheduled, plain pending")
 		if due, err := s.Due(ctx, queue, false, 100); len(due) > 0 || err != nil {
 			t.Errorf("still due: %v, %v", due, err)
@@ -300,7 +300,7 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 		due, err = s.Due(ctx, queue, true, 100)
 		s.ok(err)
 		expect.That(t, len(due) == 1 && due[0].ID == "line" && due[0].Mark == mark, "due", due)
-		_, err = s.Apply(ctx, queue, true, []asynqredis.Move{{ID: "line", At: time.Now().Add(time.Minute), Mark: mark}})
+		_, err = s.Apply(ctx, queue, []asynqredis.Move{{ID: "line", At: time.Now().Add(time.Minute), Mark: mark}})
 		s.ok(err)
 		s.wantStates("group aggregating, line scheduled, other scheduled, plain pending")
 	})
@@ -330,27 +330,30 @@ func TestNudgesNameEachPolicyOnce(t *testing.T) {
 func TestWhatWaitsIsDropped(t *testing.T) {
 	each(t, func(s *site) {
 		key := func(name string) string { return "asynq:{" + queue + "}:" + name }
-		for how, dropped := range map[string]bool{"": false, asynqredis.Archive: true, asynqredis.Delete: true} {
-			ids, want := []string{"none"}, []bool{true, dropped, false, false, dropped, true, true}
+		for to, dropped := range map[string]bool{asynqredis.Look: false, asynqredis.Archive: true, asynqredis.Delete: true} {
+			moves, want := []asynqredis.Move{{ID: "none"}}, []bool{true, dropped, false, false, dropped, true, true}
 			for _, state := range []string{"scheduled", "pending", "active", "retry", "archived", "completed"} {
 				s.redis.HSet(s.Context(), key("t:"+state), "state", state, "unique_key", "lock-"+state)
 				s.redis.Set(s.Context(), "lock-"+state, state, 0)
 				s.redis.ZAdd(s.Context(), key(state), redis.Z{Score: float64(time.Now().Unix()), Member: state})
-				ids = append(ids, state)
+				moves = append(moves, asynqredis.Move{ID: state})
 			}
 			for range 300 { // more than one call
-				ids, want = append(ids, "active"), append(want, false)
+				moves, want = append(moves, asynqredis.Move{ID: "active"}), append(want, false)
 			}
-			got, err := s.Drop(s.Context(), queue, how, ids)
+			for i := range moves {
+				moves[i].JoinKey, moves[i].To = asynqredis.AnyKey, to
+			}
+			got, err := s.Apply(s.Context(), queue, moves)
 			s.ok(err)
 			for i, n := range got { // of those that it has dropped a repeated call says that they are not there
 				if (n != 0) != want[i] {
-					t.Errorf("%q: %d for the task %q", how, n, ids[i])
+					t.Errorf("%q: %d for the task %q", to, n, moves[i].ID)
 				}
 			}
 			left, archived := s.redis.Exists(s.Context(), key("t:retry"), "lock-retry").Val(), s.redis.ZCard(s.Context(), key("archived")).Val()
-			if want := map[string][2]int64{"": {2, 1}, asynqredis.Archive: {2, 3}, asynqredis.Delete: {0, 1}}[how]; want != [2]int64{left, archived} {
-				t.Errorf("%q: %d of a task and its lock are left, and %d archived, want %v", how, left, archived, want)
+			if want := map[string][2]int64{asynqredis.Look: {2, 1}, asynqredis.Archive: {2, 3}, asynqredis.Delete: {0, 1}}[to]; want != [2]int64{left, archived} {
+				t.Errorf("%q: %d of a task and its lock are left, and %d archived, want %v", to, left, archived, want)
 			}
 			s.redis.FlushAll(s.Context())
 		}

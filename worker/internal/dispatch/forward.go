@@ -68,11 +68,11 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		joins[i] = joinTask{message: task.Message, request: r, stood: mark == task.Mark}
 	}
 	defer d.tell(false, func() { d.lines.setOf(queue).lookAt = time.Time{} }) // some may be pending now
-	moved, lost := d.Tasks.Apply(ctx, queue, retried, moves)
+	moved, lost := d.Tasks.Apply(ctx, queue, moves)
 	byLine := map[string][]joinTask{}
 	for i, move := range moves {
 		// If the reply was lost it may have moved all the same: a ticket that joined in vain is dropped.
-		if move.Line != "" && (lost != nil || moved[i] == 1) {
+		if move.Line != "" && (lost != nil || moved[i] == asynqredis.Moved) {
 			byLine[move.Line] = append(byLine[move.Line], joins[i])
 		}
 	}
@@ -143,7 +143,7 @@ func (d *Dispatcher) join(ctx, asking context.Context, queue, line string, all [
 			}
 		}
 	}
-	_, err = d.Tasks.Apply(ctx, queue, false, moves)
+	_, err = d.Tasks.Apply(ctx, queue, moves)
 	return err
 }
 

@@ -77,7 +77,7 @@ func (d *Dispatcher) putBack(line, queue string, tickets ...throttle.TakenTicket
 	}
 	if len(joins) > 0 {
 		d.RetryInBackground(func(ctx context.Context) error {
-			_, err := d.Tasks.Apply(ctx, queue, false, joins)
+			_, err := d.Tasks.Apply(ctx, queue, joins)
 			d.WakeAt(queue, time.Now())
 			return err
 		})

@@ -80,9 +80,9 @@ func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 		shift(11)
 	case keys == 2 && fmt.Sprint(args[3]) == "asynq:{default}:sluice:lines": // due
 		shift(6)
-	case keys == 4 && fmt.Sprint(args[4]) == "asynq:{default}:scheduled": // move
-		shift(9)
-		for i := 13; i < len(args); i += 7 {
+	case keys == 5 && fmt.Sprint(args[5]) == "asynq:{default}:archived": // move
+		shift(10)
+		for i := 14; i < len(args); i += 7 {
 			shift(i)
 		}
 	}

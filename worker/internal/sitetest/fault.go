@@ -88,9 +88,9 @@ func (f *Fault) Count() int {
 	return f.hit
 }
 
-// IsForward recognises the move of tasks to retry that are due.
+// IsForward recognises the move of tasks that are due.
 func IsForward(args []any) bool {
-	return len(args) > 5 && args[2] == 4 && args[3] == "asynq:{default}:retry" && args[4] == "asynq:{default}:scheduled"
+	return len(args) > 13 && args[2] == 5 && args[4] == "asynq:{default}:retry" && args[13] == "due"
 }
 
 // IsPick recognises the arguments of a call that moves taken tasks to active.

@@ -26,16 +26,15 @@ for i = 5, #ARGV do
   if moves then
     if state == 'pending' then redis.call('LREM', KEYS[4], 1, id) else redis.call('ZREM', from[state], id) end
     if verb == 'delete' then
-      redis.call('DEL', key)
-      if lock and redis.call('GET', lock) == id then redis.call('DEL', lock) end
+      delete_task(key, id, lock)
     else
       redis.call('ZADD', KEYS[1], ARGV[3], id)
       if verb ~= 'release' or held then
         redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', verb == 'hold' and 'held' or '')
       end
     end
-    if verb == 'hold' and lock and redis.call('GET', lock) == id then -- its lock holds meanwhile
-      redis.call('EXPIRE', lock, 366 * 86400)
+    if verb == 'hold' then
+      keep_lock(lock, id, 366 * 86400)
     elseif verb == 'retry' then
       redis.call('HSET', key, 'msg', redis.call('HGET', key, 'msg') .. '\48\0') -- the last value of a field counts
       redis.call('SETRANGE', KEYS[6], index, 's')

@@ -58,8 +58,7 @@ for i = 1, #ids do
   local message = redis.call('HGET', key, 'msg')
   if message and is_stopped(prefix, id) then -- it is held, as by batch_move
     redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', 'held')
-    local lock = redis.call('HGET', key, 'unique_key')
-    if lock then keep_lock(lock, id, 366 * 86400) end
+    keep_lock(redis.call('HGET', key, 'unique_key'), id, 366 * 86400)
     redis.call('ZADD', KEYS[6], ARGV[2] + 10 * 366 * 86400, id)
   elseif message then -- or else the task was removed and its ID left behind
     redis.call('HSET', key, 'state', 'active', 'sluice_call', call)

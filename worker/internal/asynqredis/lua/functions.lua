@@ -1,11 +1,19 @@
 -- functions.lua: functions of the scripts, which begin with it.
 
--- keep_lock has a unique task's lock hold for at least that many seconds more, even if it had run out.
-local function keep_lock(lock, id, seconds)
-  if not redis.call('SET', lock, id, 'NX', 'EX', seconds) and redis.call('GET', lock) == id
-    and redis.call('TTL', lock) < seconds then
+-- keep_lock has a unique task's lock hold for at least that many seconds more, even if it had run out. With
+-- exactly it holds for no longer. It does nothing for a task without a lock of ours.
+local function keep_lock(lock, id, seconds, exactly)
+  seconds = lock and seconds and math.max(1, tonumber(seconds))
+  if seconds and not redis.call('SET', lock, id, 'NX', 'EX', seconds) and redis.call('GET', lock) == id
+    and (exactly or redis.call('TTL', lock) < seconds) then
     redis.call('EXPIRE', lock, seconds)
   end
+end
+
+-- delete_task deletes a task, and the lock that it holds.
+local function delete_task(key, id, lock)
+  redis.call('DEL', key)
+  if lock and redis.call('GET', lock) == id then redis.call('DEL', lock) end
 end
 
 -- join_line adds a line to those in which tasks of a queue wait: see dequeue.lua.

@@ -1,37 +1,44 @@
--- move.lua: moves tasks of one queue that wait: those of a join, or those that are due.
+-- move.lua: moves, drops or looks at tasks of one queue that wait.
 --
--- KEYS  1 scheduled or retry (sorted set): where they are  2 scheduled (sorted set)  3 pending (list)
---       4 lines (dequeue.lua)
+-- KEYS  1 scheduled (sorted set)  2 retry (sorted set)  3 archived (sorted set)  4 pending (list)
+--       5 lines (dequeue.lua)
 -- ARGV  1 prefix of the task keys  2 prefix of the keys of groups  3 now (s)  4 now (ns)
---       then seven per task: ID, key of its join, or "" for a task that is due, then where it goes: "gone",
---       "pending" as asynq enqueues or forwards it, or score (s) at which forward finds it, then
+--       then seven per task: ID, which of that ID: key of its join, "due", or "any" that is scheduled or to be
+--       retried, then where it goes: "archive", "delete", "look": nowhere, "pending" as asynq enqueues or
+--       forwards it, or score (s) at which forward finds it, then
 --       mark and line if it joins a line, or "", message or "", length of the message before
--- reply per task 1 moved (also: by an earlier send of this call), 0 it is elsewhere
+-- reply per task 1 moved (also: by an earlier send of this call), 0 it is elsewhere, or may run still,
+--       -1 it is not there, archived or completed
 --
 -- Tasks are marked before they join: a pick that came between would take them for others.
 --
 -- If the message has another length, the task has run since, and its message stays. To compare the bytes
 -- would cost as much as all the rest.
 
-local now = tonumber(ARGV[3])
+local now, archived = tonumber(ARGV[3]), false
 local reply, moved, pending, scores, lines = {}, {}, {}, {}, {}
 for i = 5, #ARGV, 7 do
-  local id, join_key, to, mark, message = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 5]
+  local id, which, to, mark, message = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 5]
   local key = ARGV[1] .. id
   local found = redis.call('HMGET', key, 'state', 'sluice_join', 'group', 'unique_key', 'sluice_lock')
-  local join, group, lock, seconds = found[2], found[3], found[4], found[5]
-  local waits
-  if join_key == '' then
-    local due = redis.call('ZSCORE', KEYS[1], id)
-    waits = due and tonumber(due) <= now
+  local state, join, group, lock, seconds = unpack(found)
+  local moves
+  if which == 'due' then
+    local due = redis.call('ZSCORE', KEYS[1], id) or redis.call('ZSCORE', KEYS[2], id)
+    moves = due and tonumber(due) <= now
+  elseif which == 'any' then
+    moves = (state == 'scheduled' or state == 'retry') and to ~= 'look'
   else
-    waits = found[1] == 'scheduled' and join and string.sub(join, 1, 16) == join_key
+    moves = state == 'scheduled' and join and string.sub(join, 1, 16) == which
   end
-  if waits then
+  if moves then
     moved[#moved + 1] = id
-    if to == 'gone' then
-      redis.call('DEL', key)
-      if lock and redis.call('GET', lock) == id then redis.call('DEL', lock) end
+    if to == 'delete' then
+      delete_task(key, id, lock)
+    elseif to == 'archive' then
+      archived = true
+      redis.call('HSET', key, 'state', 'archived')
+      redis.call('ZADD', KEYS[3], now, id)
     elseif to ~= 'pending' then
       redis.call('HSET', key, 'state', 'scheduled')
       scores[#scores + 1] = to
@@ -40,7 +47,7 @@ for i = 5, #ARGV, 7 do
         seconds = redis.call('TTL', lock)
         redis.call('HSET', key, 'sluice_lock', seconds)
       end
-      if seconds then keep_lock(lock, id, to - now + seconds) end
+      keep_lock(lock, id, seconds and to - now + seconds)
       if mark ~= '' then
         redis.call('HSET', key, 'sluice_join', mark)
         lines[ARGV[i + 4]] = true
@@ -54,13 +61,21 @@ for i = 5, #ARGV, 7 do
     else
       pending[#pending + 1] = id
       redis.call('HSET', key, 'state', 'pending', 'pending_since', ARGV[4])
-      if seconds and redis.call('GET', lock) == id then redis.call('EXPIRE', lock, seconds) end
+      keep_lock(lock, id, seconds, true)
     end
   end
-  reply[#reply + 1] = (waits or mark ~= '' and join == mark) and 1 or 0
+  local gone = not state or state == 'archived' or state == 'completed'
+  reply[#reply + 1] = (moves or mark ~= '' and join == mark) and 1 or gone and -1 or 0
 end
-if #moved > 0 then redis.call('ZREM', KEYS[1], unpack(moved)) end
-if #pending > 0 then redis.call('LPUSH', KEYS[3], unpack(pending)) end
-if #scores > 0 then redis.call('ZADD', KEYS[2], unpack(scores)) end
-for line in pairs(lines) do join_line(KEYS[4], line) end
+if #moved > 0 then
+  redis.call('ZREM', KEYS[1], unpack(moved))
+  redis.call('ZREM', KEYS[2], unpack(moved))
+end
+if #pending > 0 then redis.call('LPUSH', KEYS[4], unpack(pending)) end
+if #scores > 0 then redis.call('ZADD', KEYS[1], unpack(scores)) end
+if archived then
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now - 90 * 86400)
+  redis.call('ZREMRANGEBYRANK', KEYS[3], 0, -10000) -- asynq's bounds: 9,999 stay
+end
+for line in pairs(lines) do join_line(KEYS[5], line) end
 return reply

@@ -26,7 +26,7 @@ for i = 4, #ARGV, 2 do
         answer = found[4]
         picked[#picked + 1] = id
         redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
-        if found[5] and redis.call('GET', found[6]) == id then redis.call('EXPIRE', found[6], found[5]) end
+        keep_lock(found[6], id, found[5], true)
       end
     end
   elseif state == 'active' and found[3] == call then

@@ -29,7 +29,7 @@ if score == '' then
 else
   redis.call('ZADD', KEYS[3], score, id)
   -- What our client enqueued keeps its lock while it waits, and then for as long as it was to.
-  if found[6] then keep_lock(found[5], id, found[6] + ARGV[4]) end
+  keep_lock(found[5], id, found[6] and found[6] + ARGV[4])
 end
 if mark ~= '' and ARGV[6] ~= '' then join_line(KEYS[5], ARGV[6]) end
 return reply

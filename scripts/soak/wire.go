@@ -97,9 +97,9 @@ func callOf(words []string) wireCall {
 		_, id, _ := strings.Cut(keys[slices.Index(s.keys, "t:")], "}:t:")
 		return wireCall{kind: enqueues, tasks: []string{id}}
 	}
-	if match(keys, []string{"scheduled", "sluice:lines"}) { // store: four values a task
+	if match(keys, []string{"scheduled", "sluice:lines"}) { // store: five values a task
 		call := wireCall{kind: enqueues}
-		for i := 4; i < len(args); i += 4 {
+		for i := 4; i < len(args); i += 5 {
 			call.tasks = append(call.tasks, args[i])
 		}
 		return call

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 )
 
@@ -30,15 +29,10 @@ func (c *Client) Store(
 	if m, ok := MembersOf(ctx); ok {
 		into = append(into, m.keys("", fates)...)
 	}
-	head, call, n := []any{prefix(queue) + "t:", score(forwardAt), until(forwardAt), line}, c.NewCall(), 0
+	head := []any{prefix(queue) + "t:", score(forwardAt), until(forwardAt), line}
 	return forTasks(ctx, c, "store", queue, into, head, tasks, func(args []any, task EnqueueCall) []any {
-		lock := ""
-		if task.Lock != "" {
-			lock = strconv.Itoa(task.LockFor) + ":" + task.Lock
-		}
-		n++
-		mark := Mark(task.Message.JoinKey(), call+"."+strconv.Itoa(n))
-		return append(args, task.ID, []byte(task.Message), mark, lock)
+		mark := Mark(task.Message.JoinKey(), c.NewCall())
+		return append(args, task.ID, []byte(task.Message), mark, task.Lock, task.LockFor)
 	})
 }
 

@@ -13,23 +13,11 @@
 
 local WATCH, TOLD, MOST = 1500, 0.125, 5 -- servers call this every 1.25 s, or sooner
 local prefix, call = ARGV[1], ARGV[4]
-local messages, leases, unwatched = {}, {}, {}
-local idle = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 -- one command in place of two
-local record, paused = unpack(idle and {} or redis.call('MGET', KEYS[1], KEYS[4]))
-if record and string.find(record, '[' .. cjson.encode(call) .. ',', 1, true) == 1 then -- its reply was lost
-  for _, id in ipairs(cjson.decode(record)) do
-    local found = redis.call('HMGET', prefix .. id, 'state', 'sluice_call', 'msg')
-    if found[1] == 'active' and found[2] == call then
-      messages[#messages + 1] = found[3]
-      leases[#leases + 1] = ARGV[2]
-      leases[#leases + 1] = id
-    end
-  end
-  if #leases > 0 then redis.call('ZADD', KEYS[7], unpack(leases)) end
-  return {0, unwatched, messages}
-end
+local messages, leases, active, unwatched, made = {}, {}, {}, {}, {call}
+local record, paused = unpack(redis.call('MGET', KEYS[1], KEYS[4]))
+local again = record and string.find(record, '[' .. cjson.encode(call) .. ',', 1, true) == 1 -- its reply was lost
+if paused and not again then return {1, unwatched, messages} end
 
-if paused then return {1, unwatched, messages} end
 local listed = redis.call('ZRANGE', KEYS[2], '0', '63', 'WITHSCORES') -- those that lapsed come first
 if #listed > 0 or #ARGV > 4 then
   local time, scores = redis.call('TIME'), {}
@@ -48,31 +36,38 @@ if #listed > 0 or #ARGV > 4 then
   redis.call('PEXPIRE', KEYS[2], 86400000)
 end
 
-local ids = not idle and ARGV[3] ~= '0' and redis.call('RPOP', KEYS[3], ARGV[3])
+local ids
+if again then
+  ids = cjson.decode(record)
+  table.remove(ids, 1) -- the call
+elseif ARGV[3] ~= '0' then
+  ids = redis.call('RPOP', KEYS[3], ARGV[3])
+end
 if record and not ids then redis.call('DEL', KEYS[1]) end -- its reply has come
-if not ids then return {0, unwatched, messages} end
-local active, made = {}, {call}
-for i = 1, #ids do
-  local id = ids[i]
+for _, id in ipairs(ids or {}) do
   local key = prefix .. id
-  local message = redis.call('HGET', key, 'msg')
-  if message and is_stopped(prefix, id) then -- it is held, as by batch_move
+  local found = redis.call('HMGET', key, 'msg', 'state', 'sluice_call', 'unique_key')
+  local message, mine = found[1], found[2] == 'active' and found[3] == call
+  if message and not again and is_stopped(prefix, id) then -- it is held, as by batch_move
     redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', 'held')
-    keep_lock(redis.call('HGET', key, 'unique_key'), id, 366 * 86400)
+    keep_lock(found[4], id, 366 * 86400)
     redis.call('ZADD', KEYS[6], ARGV[2] + 10 * 366 * 86400, id)
-  elseif message then -- or else the task was removed and its ID left behind
+  elseif message and not again then -- or else the task was removed and its ID left behind
     redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
     redis.call('HDEL', key, 'pending_since')
-    messages[#messages + 1] = message
     active[#active + 1] = id
+    made[#made + 1] = id
+    mine = true
+  end
+  if mine then
+    messages[#messages + 1] = message
     leases[#leases + 1] = ARGV[2]
     leases[#leases + 1] = id
-    made[#made + 1] = id
   end
 end
+if #leases > 0 then redis.call('ZADD', KEYS[7], unpack(leases)) end
 if #active > 0 then
   redis.call('LPUSH', KEYS[5], unpack(active))
-  redis.call('ZADD', KEYS[7], unpack(leases))
   redis.call('SET', KEYS[1], cjson.encode(made), 'PX', 50000)
 end
 return {0, unwatched, messages}

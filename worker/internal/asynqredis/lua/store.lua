@@ -4,8 +4,8 @@
 -- KEYS  1 scheduled (sorted set)  2 lines (dequeue.lua)  3 the firing of a batch (hash)
 --       4 fates of its tasks (batch_count.lua): without 4 there is no firing
 -- ARGV  1 prefix of the task keys  2 score (s): when forward finds what is still there
---       3 seconds until then  4 line that they join, then four per task: ID, message,
---       mark (join key, "." and when and by which call it was stored), lock: "" or "SECONDS:KEY" of a unique task
+--       3 seconds until then  4 line that they join, then five per task: ID, message,
+--       mark (join key, "." and a key of this store), and of a unique task lock and seconds, or "" and 0
 -- reply per task: 1 stored, 0 the ID is taken, -1 the lock is taken
 --
 -- The ID of a task of a firing ends in its index. It is taken for ever: a scheduler that was delayed may
@@ -15,38 +15,31 @@ local prefix, score, fates = ARGV[1], ARGV[2], KEYS[4]
 local firing = fates and KEYS[3]
 local closed = firing and (redis.call('HGET', firing, 'phase') ~= 'enqueue' or
   redis.call('HGET', firing, 'want') == 'cancel')
-local reply, scheduled, keys, seen, absent = {}, {}, {}, {}, {}
-for i = 5, #ARGV, 4 do
-  local key = prefix .. ARGV[i]
-  if seen[key] then absent = nil end -- an ID occurs twice
-  keys[#keys + 1], seen[key] = key, true
-end
-if absent and redis.call('EXISTS', unpack(keys)) > 0 then absent = nil end -- one by one
-for i = 5, #ARGV, 4 do
-  local id, mark, lock = ARGV[i], ARGV[i + 2], ARGV[i + 3]
+local reply, scheduled, keys, seen = {}, {}, {}, {}
+for i = 5, #ARGV, 5 do keys[#keys + 1] = prefix .. ARGV[i] end
+local absent = redis.call('EXISTS', unpack(keys)) == 0 and {} -- or else one by one
+for i = 5, #ARGV, 5 do
+  local id, mark, lock, seconds = ARGV[i], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local key, index = prefix .. id, firing and string.match(id, '%d+$')
-  local found = absent or redis.call('HMGET', key, 'state', 'sluice_join')
+  local found = not seen[key] and absent or redis.call('HMGET', key, 'state', 'sluice_join')
   local n = 1
   if found[1] and found[2] == mark then
     -- The call is repeated after its reply was lost.
   elseif closed or firing and string.find(redis.call('GETRANGE', fates, index, index), '%a') then
     n = 0
+  elseif lock ~= '' and not redis.call('SET', lock, id, 'NX', 'EX', seconds + ARGV[3]) then
+    n = -1
+  elseif found[1] then
+    if lock ~= '' then redis.call('DEL', lock) end
+    n = 0
   else
-    local seconds, name
-    if lock ~= '' then seconds, name = string.match(lock, '^(%d+):(.*)$') end
-    if name and not redis.call('SET', name, id, 'NX', 'EX', seconds + ARGV[3]) then
-      n = -1
-    elseif found[1] then
-      if name then redis.call('DEL', name) end
-      n = 0
-    else
-      redis.call('HSET', key, 'msg', ARGV[i + 1], 'state', 'scheduled', 'sluice_join', mark)
-      if name then redis.call('HSET', key, 'unique_key', name, 'sluice_lock', seconds) end
-      scheduled[#scheduled + 1] = score
-      scheduled[#scheduled + 1] = id
-      if firing then redis.call('SETRANGE', fates, index, 's') end
-    end
+    redis.call('HSET', key, 'msg', ARGV[i + 1], 'state', 'scheduled', 'sluice_join', mark)
+    if lock ~= '' then redis.call('HSET', key, 'unique_key', lock, 'sluice_lock', seconds) end
+    if firing then redis.call('SETRANGE', fates, index, 's') end
+    scheduled[#scheduled + 1] = score
+    scheduled[#scheduled + 1] = id
   end
+  seen[key] = true
   reply[#reply + 1] = n
 end
 if #scheduled > 0 then redis.call('ZADD', KEYS[1], unpack(scheduled)) end

@@ -125,9 +125,8 @@ func (s *Server) noteRefused(
 ) error {
 	p, _ := s.config.Limiter.Lookup(policy) // the zero value, without limits, if it was removed
 	now := time.Now()
-	message, limit := a.Message.WithRefusal(now), p.MaxRefusedWait
-	since := message.RefusedSince()
-	if limit > 0 && now.Add(retryIn).Sub(since) > limit {
+	message, since := a.Message.WithRefusal(now)
+	if limit := p.MaxRefusedWait; limit > 0 && now.Add(retryIn).Sub(since) > limit {
 		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Since: since, Tenant: r.Tenant}
 	}
 	// Without a pause, the task waits as long as one of unknown length lasts.

@@ -87,26 +87,19 @@ func scriptCall(args []any) (keys, rest []any, ok bool) {
 	return args[3 : 3+n], args[3+n:], true
 }
 
-// queueOf returns the queue whose keys these are, if they have the shape.
-func queueOf(keys []any, shape []string, id string) (queue string, ok bool) {
-	if len(keys) < len(shape) {
+// queueOf returns the queue whose keys these begin with, if they have the shape.
+func queueOf(all []any, shape []string, id string) (queue string, ok bool) {
+	names := slices.Clone(shape)
+	if i := slices.Index(names, "t:"); i >= 0 {
+		names[i] += id
+	}
+	first, _ := all[0].(string)
+	queue, opened := strings.CutPrefix(first, "asynq:{")
+	queue, closed := strings.CutSuffix(queue, "}:"+names[0])
+	if !opened || !closed || len(all) < len(names) {
 		return "", false
 	}
-	prefix := ""
-	for i, suffix := range shape {
-		if suffix == "t:" {
-			suffix += id
-		}
-		key, _ := keys[i].(string)
-		rest, ok := strings.CutSuffix(key, suffix)
-		if !ok || i > 0 && rest != prefix {
-			return "", false
-		}
-		prefix = rest
-	}
-	queue, opened := strings.CutPrefix(prefix, "asynq:{")
-	queue, closed := strings.CutSuffix(queue, "}:")
-	return queue, opened && closed
+	return queue, slices.EqualFunc(keys(queue, names...), all[:len(names)], func(want string, key any) bool { return key == want })
 }
 
 // An EnqueueCall is a call by which asynq's client makes a task pending, or scheduled.

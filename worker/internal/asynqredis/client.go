@@ -77,14 +77,10 @@ type identity struct {
 	seen time.Time
 }
 
-// New returns a client that uses the connection, which stays the caller's to close. To the client of
-// a Cluster it adds a hook: see reload.
+// New returns a client that uses the connection, which stays the caller's to close.
 func New(client redis.UniversalClient) *Client {
 	c := &Client{redis: client, process: rand.Text()[:16]}
 	c.known.Store(&identity{})
-	if cluster, ok := client.(cluster); ok {
-		client.AddHook(reload{cluster})
-	}
 	return c
 }
 
@@ -153,10 +149,7 @@ func IsOutage(err error) bool {
 // WholeSecond rounds up to a whole second. Asynq truncates times to seconds, and a task would come
 // too early.
 func WholeSecond(at time.Time) time.Time {
-	if whole := at.Truncate(time.Second); whole.Before(at) {
-		return whole.Add(time.Second)
-	}
-	return at.Truncate(0)
+	return at.Add(time.Second - 1).Truncate(time.Second)
 }
 
 // score returns a time as asynq stores it.
@@ -167,9 +160,3 @@ func until(at time.Time) int64 { return max(0, score(at)-time.Now().Unix()) }
 
 // errReply is the kind of errors for replies that do not have their script's shape.
 var errReply = errors.New("worker: unexpected reply of a script on asynq's Redis")
-
-// OneSlot reports whether one command may name keys of several queues.
-func (c *Client) OneSlot() bool {
-	_, one := c.redis.(*redis.Client)
-	return one
-}

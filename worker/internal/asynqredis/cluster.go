@@ -8,8 +8,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A cluster is the client of a Redis Cluster.
-type cluster interface{ ReloadState(ctx context.Context) }
+// OneSlot reports whether one command may name keys of several queues: not on a Redis Cluster.
+func (c *Client) OneSlot() bool {
+	_, one := c.redis.(*redis.Client)
+	return one
+}
 
 // run calls a script that derives keys of tasks.
 //
@@ -17,8 +20,16 @@ type cluster interface{ ReloadState(ctx context.Context) }
 // the others. A script that derives keys would fail halfway at the one, and miss tasks at the
 // other. A further key that never exists makes both refuse the call as a whole (TRYAGAIN). The
 // client repeats it.
+//
+// A client looks once a minute which nodes a Cluster has. If a node does not answer, another one
+// may serve its slots by now.
 func (c *Client) run(ctx context.Context, script, queue string, keys []string, args ...any) *redis.Cmd {
-	return scripts[script].Run(ctx, c.redis, c.guarded(queue, keys), args...)
+	cmd := scripts[script].Run(ctx, c.redis, c.guarded(queue, keys), args...)
+	cluster, ok := c.redis.(interface{ ReloadState(ctx context.Context) })
+	if ok && cmd.Err() != nil && !errors.As(cmd.Err(), new(redis.Error)) {
+		cluster.ReloadState(ctx)
+	}
+	return cmd
 }
 
 func (c *Client) guarded(queue string, keys []string) []string {
@@ -26,30 +37,4 @@ func (c *Client) guarded(queue string, keys []string) []string {
 		return keys
 	}
 	return append(slices.Clone(keys), prefix(queue)+"sluice:none")
-}
-
-// A reload is a hook of a Cluster's client. If a node does not answer, it looks at once which node
-// serves its slots by now. The client itself looks once a minute.
-type reload struct{ cluster }
-
-func (r reload) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (r reload) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		return r.after(ctx, next(ctx, cmd))
-	}
-}
-
-func (r reload) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		return r.after(ctx, next(ctx, cmds))
-	}
-}
-
-func (r reload) after(ctx context.Context, err error) error {
-	var answer redis.Error
-	if err != nil && !errors.As(err, &answer) {
-		r.ReloadState(ctx)
-	}
-	return err
 }

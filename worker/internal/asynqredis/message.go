@@ -49,21 +49,17 @@ func (m Message) IsLast() bool      { return m.Retried() >= m.number(fieldRetry)
 func (m Message) Denied() bool { return m.number(fieldDenied) != 0 }
 
 // Payload is what the task's handler gets.
-func (m Message) Payload() []byte {
-	payload, _ := protowire.ConsumeBytes(m.value(fieldPayload, protowire.BytesType))
-	return payload
-}
+func (m Message) Payload() []byte { return m.last(fieldPayload, protowire.BytesType).text }
 
 // Headers returns the task's headers, nil if it has none.
 func (m Message) Headers() map[string]string {
 	var headers map[string]string
 	for f := range m.fields() {
 		if f.number == fieldHeaders && f.kind == protowire.BytesType {
-			entry, _ := protowire.ConsumeBytes(f.value)
 			if headers == nil {
 				headers = map[string]string{}
 			}
-			headers[Message(entry).text(1)] = Message(entry).text(2)
+			headers[Message(f.text).text(1)] = Message(f.text).text(2)
 		}
 	}
 	return headers
@@ -108,21 +104,13 @@ func (m Message) WithDenial(reason string, at time.Time) Message {
 	return m.with(textOf(fieldErrorMsg, reason), failedAt, numberOf(fieldDenied, 1))
 }
 
-// RefusedSince returns when the upstream refused a call of the task first since its last failure. The
-// time is zero without a refusal.
-func (m Message) RefusedSince() time.Time {
+// WithRefusal returns a copy of the message that notes when the upstream refused a call of the task first
+// since its last failure, and that time: now, unless there was one before.
+func (m Message) WithRefusal(now time.Time) (Message, time.Time) {
 	if since := m.number(fieldRefusedSince); since != 0 {
-		return time.UnixMilli(since)
+		return m, time.UnixMilli(since)
 	}
-	return time.Time{}
-}
-
-// WithRefusal returns a copy of the message that notes a refusal, unless there was one.
-func (m Message) WithRefusal(at time.Time) Message {
-	if !m.RefusedSince().IsZero() {
-		return m
-	}
-	return m.with(numberOf(fieldRefusedSince, at.UnixMilli()))
+	return m.with(numberOf(fieldRefusedSince, now.UnixMilli())), now
 }
 
 // WithDeadline returns a copy of the message with another deadline. A message that cannot be read stays
@@ -131,24 +119,22 @@ func (m Message) WithDeadline(at time.Time) Message {
 	return m.with(numberOf(fieldDeadline, at.Unix()))
 }
 
-func (m Message) text(field protowire.Number) string {
-	text, _ := protowire.ConsumeBytes(m.value(field, protowire.BytesType))
-	return string(text)
+func (m Message) text(number protowire.Number) string {
+	return string(m.last(number, protowire.BytesType).text)
 }
 
-func (m Message) number(field protowire.Number) int64 {
-	number, _ := protowire.ConsumeVarint(m.value(field, protowire.VarintType)) // 0 of a value that is none
-	return int64(number)
+func (m Message) number(number protowire.Number) int64 {
+	return int64(m.last(number, protowire.VarintType).value)
 }
 
-// value returns the value of a field as it is encoded, nothing if there is none. The last one counts.
-func (m Message) value(field protowire.Number, kind protowire.Type) (value []byte) {
+// last returns a field, the zero value if there is none. The last one counts.
+func (m Message) last(number protowire.Number, kind protowire.Type) (last field) {
 	for f := range m.fields() {
-		if f.number == field && f.kind == kind {
-			value = f.value
+		if f.number == number && f.kind == kind {
+			last = f
 		}
 	}
-	return value
+	return last
 }
 
 // with returns a copy of the message with other values of fields, or the message if it cannot be read.
@@ -172,7 +158,8 @@ func (m Message) with(set ...field) Message {
 type field struct {
 	number protowire.Number
 	kind   protowire.Type
-	value  []byte
+	text   []byte // of the kind BytesType
+	value  uint64 // of the kind VarintType
 	whole  []byte // with its tag
 }
 
@@ -190,9 +177,16 @@ func textOf(number protowire.Number, text string) field {
 func (m Message) fields() iter.Seq[field] {
 	return func(yield func(field) bool) {
 		for rest := []byte(m); len(rest) > 0; {
-			number, kind, tag := protowire.ConsumeTag(rest)
 			_, _, size := protowire.ConsumeField(rest)
-			if size < 0 || !yield(field{number, kind, rest[tag:size], rest[:size]}) {
+			if size < 0 {
+				return
+			}
+			f := field{whole: rest[:size]}
+			number, kind, tag := protowire.ConsumeTag(rest)
+			f.number, f.kind = number, kind
+			f.text, _ = protowire.ConsumeBytes(rest[tag:size])
+			f.value, _ = protowire.ConsumeVarint(rest[tag:size])
+			if !yield(f) {
 				return
 			}
 			rest = rest[size:]

@@ -257,7 +257,7 @@ func (s *Scheduler) record(ctx context.Context, f Firing) (*compiled, asynqredis
 	switch {
 	case err != nil:
 		return nil, firing, record{}, fmt.Errorf("batch: %w", err)
-	case fields == nil:
+	case len(fields) == 0:
 		tick := f.Tick.UTC().Format(time.RFC3339)
 		return nil, firing, record{}, fmt.Errorf("%w: batch %q, tick %s", ErrNoFiring, f.Batch, tick)
 	}

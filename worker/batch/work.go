@@ -39,7 +39,7 @@ type work struct {
 // work works for a firing if nobody else does.
 func (s *Scheduler) work(ctx context.Context, b *compiled, f asynqredis.Firing) {
 	w := &work{Scheduler: s, b: b, f: f, holder: rand.Text(), since: time.Now(), account: accountAfter}
-	if fields, err := s.redis.Lease(ctx, f, w.holder, s.lease); err != nil || fields == nil {
+	if _, err := s.redis.Lease(ctx, f, w.holder, s.lease); err != nil {
 		return
 	}
 	held, cancel := context.WithCancelCause(ctx)
@@ -67,10 +67,10 @@ func (w *work) renew(ctx context.Context, cancel context.CancelCauseFunc) {
 	last := time.Now()
 	for sleep(ctx, w.lease/5) {
 		begun := time.Now()
-		fields, err := w.redis.Lease(ctx, w.f, w.holder, w.lease)
+		_, err := w.redis.Lease(ctx, w.f, w.holder, w.lease)
 		switch {
-		case err == nil && fields == nil:
-			cancel(asynqredis.ErrNotHolder)
+		case errors.Is(err, asynqredis.ErrNotHolder):
+			cancel(err)
 		case err == nil:
 			last = begun
 		case time.Since(last) > w.lease*4/5:
@@ -84,9 +84,6 @@ func (w *work) until(ctx context.Context) error {
 	pause, index := pauseLeast, -1
 	for {
 		fields, err := w.redis.Lease(ctx, w.f, w.holder, w.lease)
-		if err == nil && fields == nil {
-			return context.Cause(ctx)
-		}
 		again := false
 		var r record
 		if err == nil {

@@ -149,48 +149,40 @@ func (c *Client) Firings(ctx context.Context, queue, batch string, n int) ([]Fir
 	return firings(queue, batch, names), err
 }
 
-// Lease takes or renews the lease of a firing, and returns its fields: nil if another holds it, or
-// it has ended or is gone. A lease for 0 is given back.
+// Lease takes or renews the lease of a firing, and returns its fields. A lease for 0 is given back.
 func (c *Client) Lease(
 	ctx context.Context, f Firing, holder string, lease time.Duration,
 ) (map[string]string, error) {
-	want, err := c.write(ctx, f, holder, lease.Milliseconds())
-	if err != nil || want == "" {
+	if _, err := c.write(ctx, f, holder, lease.Milliseconds()); err != nil {
 		return nil, err
 	}
 	return c.Fields(ctx, f)
 }
 
-// ErrNotHolder says that another scheduler works for a firing, or that it has ended.
-var ErrNotHolder = errors.New("worker: another scheduler works for the batch's firing, or it has ended")
-
 // Update writes fields of a firing: names and values in turn. It returns what is wanted of it. A name
 // that begins with ":" is that of a value that is kept beside the firing: Kept reads it.
-func (c *Client) Update(
-	ctx context.Context, f Firing, holder string, fields ...any,
-) (want string, err error) {
-	want, err = c.write(ctx, f, holder, "", fields...)
-	if err == nil && want == "" {
-		err = ErrNotHolder
-	}
-	return want, err
+func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...any) (want string, err error) {
+	return c.write(ctx, f, holder, "", fields...)
 }
+
+// ErrNotHolder says that another scheduler works for a firing, or that it has ended or is gone.
+var ErrNotHolder = errors.New("worker: another scheduler works for the batch's firing, or it has ended")
 
 func (c *Client) write(
 	ctx context.Context, f Firing, holder string, lease any, fields ...any,
 ) (want string, err error) {
 	all := slices.Concat(f.keys(""), batchKeys(f.Queue, f.Batch, ":open"), f.keys(fates, ":plan", ":expected"))
 	args := append([]any{holder, lease, keptSeconds, f.Name()}, fields...)
-	return c.run(ctx, "batch_write", f.Queue, all, args...).Text()
+	want, err = c.run(ctx, "batch_write", f.Queue, all, args...).Text()
+	if err == nil && want == "" {
+		err = ErrNotHolder
+	}
+	return want, err
 }
 
-// Fields returns the fields of a firing, nil if it is gone.
+// Fields returns the fields of a firing, none if it is gone.
 func (c *Client) Fields(ctx context.Context, f Firing) (map[string]string, error) {
-	fields, err := c.redis.HGetAll(ctx, f.keys("")[0]).Result()
-	if len(fields) == 0 {
-		return nil, err
-	}
-	return fields, err
+	return c.redis.HGetAll(ctx, f.keys("")[0]).Result()
 }
 
 // Want says what is wanted of a firing: run, pause, cancel or retry. It reports false if that has no
@@ -214,8 +206,7 @@ func (c *Client) Kept(ctx context.Context, f Firing, name string) ([]byte, error
 func (c *Client) Running(ctx context.Context, f Firing) (indexes []int, err error) {
 	ids, err := c.redis.ZRange(ctx, prefix(f.Queue)+"lease", 0, -1).Result()
 	for _, id := range ids {
-		firing, index, ok := FiringOf(Ref{Queue: f.Queue, ID: id})
-		if ok && firing.Batch == f.Batch && firing.Tick.Equal(f.Tick) {
+		if _, index, ok := FiringOf(Ref{f.Queue, id}); ok && id == f.ID(index) {
 			indexes = append(indexes, index)
 		}
 	}

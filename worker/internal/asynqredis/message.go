@@ -83,17 +83,14 @@ func (m Message) TimeLimit(now time.Time) time.Duration {
 	return max(0, limit)
 }
 
-// joinKeyBytes is the length of every join key.
-const joinKeyBytes = 16
-
-// JoinKey identifies the task among others that have or had the same ID. It depends only on the
-// task's type and payload.
+// JoinKey identifies the task, in 16 bytes, among others that have or had the same ID. It depends only on
+// the task's type and payload.
 func (m Message) JoinKey() string {
 	hash := fnv.New64a()
 	hash.Write([]byte(m.Type()))
 	hash.Write([]byte{0})
 	hash.Write(m.Payload())
-	return fmt.Sprintf("%0*x", joinKeyBytes, hash.Sum64())
+	return fmt.Sprintf("%016x", hash.Sum64())
 }
 
 // WithDenial returns a copy of the message that was denied. Its last error is the reason, which must be
@@ -177,16 +174,14 @@ func textOf(number protowire.Number, text string) field {
 func (m Message) fields() iter.Seq[field] {
 	return func(yield func(field) bool) {
 		for rest := []byte(m); len(rest) > 0; {
-			_, _, size := protowire.ConsumeField(rest)
+			number, kind, size := protowire.ConsumeField(rest)
 			if size < 0 {
 				return
 			}
-			f := field{whole: rest[:size]}
-			number, kind, tag := protowire.ConsumeTag(rest)
-			f.number, f.kind = number, kind
-			f.text, _ = protowire.ConsumeBytes(rest[tag:size])
-			f.value, _ = protowire.ConsumeVarint(rest[tag:size])
-			if !yield(f) {
+			_, _, tag := protowire.ConsumeTag(rest)
+			text, _ := protowire.ConsumeBytes(rest[tag:size])
+			value, _ := protowire.ConsumeVarint(rest[tag:size])
+			if !yield(field{number, kind, text, value, rest[:size]}) {
 				return
 			}
 			rest = rest[size:]

@@ -3,18 +3,14 @@ package batch_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -410,30 +406,4 @@ func TestABatchRunsOnARedisCluster(t *testing.T) {
 	s.wait(p, f, "it is cancelled", func(st batch.Status) bool { return st.State == batch.StateCancelled })
 	firings, err := p.Firings(t.Context(), "b", 9)
 	expect.That(t, err == nil && len(firings) == 2, firings, err)
-}
-
-// Tasks end while their status is read: they have waited, and have not failed.
-func TestATaskThatEndsWhileItsTenantIsCountedHasNotFailed(t *testing.T) {
-	inBubble(t, many(), func(t *testing.T, s *site) {
-		b := batch.Batch{Name: "b", FinishBy: "1h", Tasks: calls(20), Tenants: batch.List("acme")}
-		p := s.scheduler(b)
-		f := s.fire(p, "b")
-		s.wait(p, f, "all are enqueued", func(st batch.Status) bool { return st.Waiting == 20 })
-		ended := int64(0)
-		reader, err := batch.NewScheduler(hooktest.With(mine{s, line{p, false}}, hooktest.Hook(
-			func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-				err := next(ctx, cmd)
-				key := fmt.Sprint(cmd.Args()[len(cmd.Args())-1])
-				if strings.HasSuffix(key, ":fates") && cmd.Name() == "get" {
-					s.ok(s.Redis.SetRange(ctx, key, ended, "d").Err())
-					ended++
-				}
-				return err
-			})), batch.Config{Batches: []batch.Batch{b}, Client: worker.ClientConfig{Limiter: p.limiter}})
-		s.ok(err)
-		defer reader.Close()
-		tenants, err := reader.Tenants(t.Context(), f)
-		expect.That(t, err == nil && len(tenants) == 1 && ended == 1 && tenants[0].Failed == 0 && tenants[0].Waiting == 20,
-			tenants, err, ended)
-	})
 }

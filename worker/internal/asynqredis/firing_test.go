@@ -349,7 +349,10 @@ func TestTasksOfAFiringThatFailedAreRetried(t *testing.T) {
 		}
 		s.ok(s.Count(s.Context(), nightly, "failed", []int{0, 1, 2, 3}))
 		s.ok(s.inspector.DeleteTask(queue, nightly.ID(2)))
-		s.redis.HSet(s.Context(), "asynq:{default}:sluice:batch:night.ly-1:20260102T020000Z", "phase", "ended")
+		_, _ = s.Update(s.Context(), nightly, "holder", "phase", "ended") // repeated it has ended before
+		if schedule, err := s.Schedule(s.Context(), queue, nightly.Batch); err != nil || len(schedule.Open) != 0 {
+			s.Errorf("it has ended: %+v, %v", schedule, err)
+		}
 		if ok, err := s.Want(s.Context(), nightly, "retry"); !ok || err != nil {
 			s.Error(ok, err)
 		}

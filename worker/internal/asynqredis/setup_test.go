@@ -33,8 +33,11 @@ type site struct {
 	redis     *redis.Client
 }
 
-// each runs the test on real Redis and on miniredis, as it is and with every script call sent
-// twice.
+// elsewhere is a client that is not known to be of one node, as that of a Cluster: calls have a further key.
+type elsewhere struct{ redis.UniversalClient }
+
+// each runs the test on real Redis and on miniredis, as it is, and as on a Cluster with every script call
+// sent twice.
 func each(t *testing.T, test func(s *site)) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -43,8 +46,10 @@ func each(t *testing.T, test func(s *site)) {
 				client.FlushAll(t.Context())
 				ours := redis.NewClient(&redis.Options{Addr: client.Options().Addr})
 				t.Cleanup(func() { ours.Close() })
+				connection := redis.UniversalClient(ours)
 				if how == "twice" {
 					ours.AddHook(hooktest.Hook(hooktest.Twice))
+					connection = elsewhere{ours}
 				}
 				ours.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 					_, enqueues := asynqredis.EnqueueOf(cmd.Args())
@@ -55,7 +60,7 @@ func each(t *testing.T, test func(s *site)) {
 				}))
 				opt := asynq.RedisClientOpt{Addr: client.Options().Addr}
 				s := &site{
-					TB: t, Client: asynqredis.New(ours), inspector: asynq.NewInspector(opt),
+					TB: t, Client: asynqredis.New(connection), inspector: asynq.NewInspector(opt),
 					plain: asynq.NewClient(opt), redis: client,
 				}
 				t.Cleanup(func() { s.inspector.Close(); s.plain.Close() })

@@ -149,7 +149,7 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Serve
 	})
 	s.attempts = &attempts{byTask: map[asynqredis.Ref]*attempt{}, onEnd: s.dispatch.Ended, swept: time.Now()}
 	if hooked {
-		hooks.Look = s.dispatch.Look
+		hooks.Look = func() { s.dispatch.Freed(config.Limiter.Lines()...) }
 	}
 	client.AddHook(&hook{server: s})
 	s.asynqServer = asynq.NewServerFromRedisClient(client, s.asynqConfig(c))

@@ -21,6 +21,9 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
+// troubleTimeout bounds calls that clean up.
+const troubleTimeout = 5 * time.Second
+
 // Config configures New. All fields are required.
 type Config struct {
 	Concurrency int               // of the server: its slots
@@ -62,13 +65,24 @@ type Task struct {
 // One goroutine, serve, makes tasks ready, and Next hands them out.
 type Dispatcher struct {
 	Config
-	*backgroundRunner
+	ctx     context.Context // ends when it is closed
+	cancel  context.CancelFunc
+	serving context.Context // ends when no more tasks are handed out
+	stop    context.CancelFunc
+	emptied chan struct{}  // closed when all that was ready is put back after stop
+	busy    sync.WaitGroup // calls that nobody waits for until it is closed
+
 	asynqLog outage.Log    // whether asynq's Redis answers
 	idle     chan struct{} // serve sends while Next waits and there is nothing to do: nudges are for this server
 	ready    chan struct{} // ends a wait of Next
 	wake     chan struct{} // ends a wait of serve
 
-	lines   lines    // serve's
+	// These are serve's alone: its views of all lines, by sets of queues.
+	sets           []*queueSet
+	paused         map[string]bool // queues
+	lastTakeFailed bool
+	backoff        outage.Backoff // of the limiter as a whole
+
 	lostIn  sync.Map // queues of which a lost ticket was logged
 	wakeUps sync.Map // queues and seconds at which Forward is called, before asynq does so
 
@@ -83,15 +97,18 @@ type Dispatcher struct {
 // for nudges, in a Cluster for each queue by itself.
 func New(c Config) *Dispatcher {
 	d := &Dispatcher{
-		Config:           c,
-		backgroundRunner: newBackgroundRunner(),
-		asynqLog:         outage.Log{Logger: c.LimiterLog.Logger, Service: "asynq's Redis"},
-		idle:             make(chan struct{}),
-		ready:            make(chan struct{}, 1),
-		wake:             make(chan struct{}, 1),
-		lines:            lines{sets: queueSetsOf(c.Queues, c.Strict), paused: map[string]bool{}},
-		buffer:           buffer{free: c.Concurrency},
+		Config:   c,
+		emptied:  make(chan struct{}),
+		asynqLog: outage.Log{Logger: c.LimiterLog.Logger, Service: "asynq's Redis"},
+		idle:     make(chan struct{}),
+		ready:    make(chan struct{}, 1),
+		wake:     make(chan struct{}, 1),
+		sets:     queueSetsOf(c.Queues, c.Strict),
+		paused:   map[string]bool{},
+		buffer:   buffer{free: c.Concurrency},
 	}
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	d.serving, d.stop = context.WithCancel(d.ctx)
 	d.inBackground(d.serve)
 	queues, together := slices.Sorted(maps.Keys(d.Queues)), 1
 	if d.Tasks.OneSlot() {
@@ -116,7 +133,63 @@ func (d *Dispatcher) Close(ctx context.Context) {
 	case <-d.emptied:
 	case <-ctx.Done():
 	}
-	d.close()
+	d.mu.Lock()
+	d.cancel()
+	d.mu.Unlock()
+	d.busy.Wait()
+}
+
+func (d *Dispatcher) isStopped() bool { return d.serving.Err() != nil }
+
+func (d *Dispatcher) sleep(pause time.Duration) {
+	select {
+	case <-time.After(pause):
+	case <-d.ctx.Done():
+	}
+}
+
+// inBackground runs a function for which Close waits, unless that is over.
+func (d *Dispatcher) inBackground(run func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ctx.Err() != nil {
+		go run()
+		return
+	}
+	d.busy.Go(run)
+}
+
+// RetryInBackground makes a call in the background, and repeats it for ten seconds while it fails.
+func (d *Dispatcher) RetryInBackground(do func(context.Context) error) {
+	d.inBackground(func() {
+		for end, pause := time.Now().Add(2*troubleTimeout), (outage.Backoff{}); ; {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
+			err := do(ctx)
+			cancel()
+			if err == nil || d.ctx.Err() != nil || time.Now().After(end) {
+				return
+			}
+			pause.Fail(time.Now())
+			d.sleep(time.Until(pause.Until))
+		}
+	})
+}
+
+// insist repeats a call on asynq's Redis until it is answered, as it may have changed tasks. If the context ends
+// before that, the answer is the zero value.
+func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Context) (T, error)) T {
+	for begun := time.Now(); ; d.sleep(retryAfterError) {
+		answer, err := call(d.ctx)
+		if err != nil && ctx.Err() != nil {
+			return answer
+		}
+		d.Limiter.Config().Observer.Called(throttle.Call{Err: err, Script: "dequeue", Took: time.Since(begun)})
+		if err == nil {
+			d.asynqLog.Answered(0)
+			return answer
+		}
+		d.asynqLog.Failed(err)
+	}
 }
 
 // Fallback returns when a waiting task is looked at even if nobody has taken it: two minutes after its

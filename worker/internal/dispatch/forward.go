@@ -67,7 +67,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		moves[i].At, moves[i].Line, moves[i].Mark = soon, line, mark
 		joins[i] = joinTask{message: task.Message, request: r, stood: mark == task.Mark}
 	}
-	defer d.tell(false, func() { d.lines.setOf(queue).lookAt = time.Time{} }) // some may be pending now
+	defer d.tell(false, func() { d.setOf(queue).lookAt = time.Time{} }) // some may be pending now
 	moved, lost := d.Tasks.Apply(ctx, queue, moves)
 	byLine := map[string][]joinTask{}
 	for i, move := range moves {

@@ -33,14 +33,6 @@ const (
 
 var never = time.Unix(math.MaxInt32*1000, 0) // a time that does not come
 
-// Lines are this server's views of all lines, by sets of queues. They are serve's alone.
-type lines struct {
-	sets           []*queueSet
-	paused         map[string]bool // queues
-	lastTakeFailed bool
-	backoff        outage.Backoff // of the limiter as a whole
-}
-
 // A queueSet is the queues that are asked together: all of them, or one with strict priorities.
 type queueSet struct {
 	queues []string
@@ -57,8 +49,9 @@ type queueSet struct {
 // round makes up to n tasks ready, and reports whether it found any. It asks, set by set, the lines
 // that are due and the pending tasks. Pending tasks that have earned a turn come first.
 func (d *Dispatcher) round(n int) (found bool) {
-	d.lines.update(d.Limiter.Lines())
-	for _, set := range d.lines.sets {
+	names := d.Limiter.Lines()
+	for _, set := range d.sets {
+		set.update(names)
 		turns := set.sinceTurn / pendingFor
 		found = turns > 0 && d.takePending(set, min(n, turns))
 		now := time.Now()
@@ -75,7 +68,7 @@ func (d *Dispatcher) round(n int) (found bool) {
 // due returns the line of a set to ask now, or nil.
 func (d *Dispatcher) due(set *queueSet, now time.Time) (first *line) {
 	for _, l := range set.lines {
-		if !d.isStopped() && !now.Before(d.lines.next(l)) && (first == nil || l.before(first)) {
+		if !d.isStopped() && !now.Before(d.next(l)) && (first == nil || l.before(first)) {
 			first = l
 		}
 	}
@@ -83,14 +76,16 @@ func (d *Dispatcher) due(set *queueSet, now time.Time) (first *line) {
 }
 
 // next returns when to ask a line.
-func (ls *lines) next(l *line) time.Time { return latest(l.ask, l.backoff.Until, ls.backoff.Until) }
+func (d *Dispatcher) next(l *line) time.Time {
+	return latest(l.ask, l.backoff.Until, d.backoff.Until)
+}
 
 // before reports whether a line's turn comes before that of another one of its set. Each line is fair
 // between its tenants. The lines of all policies, and of their shards, share this server's slots so that all
 // tenants get theirs: the line goes first whose tenants have had the least (start-time fair queueing, Goyal
 // et al., 1996). Tenants of shards go by weight, the others are equals.
 func (l *line) before(other *line) bool {
-	tag, asked := cmp.Compare(l.startTag(), other.startTag()), l.asked.Compare(other.asked)
+	tag, asked := cmp.Compare(l.startTag(), other.startTag()), l.redisTime.Compare(other.redisTime)
 	return cmp.Or(tag, asked, strings.Compare(l.name, other.name)) < 0
 }
 
@@ -133,7 +128,6 @@ type line struct {
 	backoff   outage.Backoff // of takes
 	redisTime time.Time      // the latest of the answers, by the clock of Redis
 	nudged    bool           // nobody else asks it now
-	asked     time.Time      // last
 
 	acknowledge *time.Timer // acknowledges the last take, unless another one follows; nil: there was none
 
@@ -154,12 +148,6 @@ func (set *queueSet) line(name string) *line {
 // expect notes that there is news, for which to ask at a time.
 func (l *line) expect(at time.Time) { l.ask = earliest(l.ask, at) }
 
-// nudge notes that it is for this server to ask the line now.
-func (l *line) nudge() {
-	l.nudged = true
-	l.expect(time.Now())
-}
-
 // noteAnswer notes the answer of a take.
 func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 	l.backoff = outage.Backoff{}
@@ -176,14 +164,12 @@ func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 }
 
 // update adds the lines of all current policies, and drops the others.
-func (ls *lines) update(names []string) {
-	for _, set := range ls.sets {
-		for _, name := range names {
-			set.line(name)
-		}
-		if len(set.lines) > len(names) {
-			maps.DeleteFunc(set.lines, func(name string, _ *line) bool { return !slices.Contains(names, name) })
-		}
+func (set *queueSet) update(names []string) {
+	for _, name := range names {
+		set.line(name)
+	}
+	if len(set.lines) > len(names) {
+		maps.DeleteFunc(set.lines, func(name string, _ *line) bool { return !slices.Contains(names, name) })
 	}
 }
 
@@ -213,13 +199,13 @@ func queueSetsOf(queues map[string]int, strict bool) (all []*queueSet) {
 	return all
 }
 
-func (ls *lines) setOf(queue string) *queueSet {
-	for _, set := range ls.sets {
+func (d *Dispatcher) setOf(queue string) *queueSet {
+	for _, set := range d.sets {
 		if slices.Contains(set.queues, queue) {
 			return set
 		}
 	}
-	return ls.sets[0] // asynq runs what its queue held, whatever queue the message names
+	return d.sets[0] // asynq runs what its queue held, whatever queue the message names
 }
 
 func latest(times ...time.Time) time.Time   { return slices.MaxFunc(times, time.Time.Compare) }

@@ -27,7 +27,7 @@ func (d *Dispatcher) learn() {
 	if waiting {
 		return
 	}
-	for _, set := range d.lines.sets {
+	for _, set := range d.sets {
 		for _, l := range set.lines {
 			if l.nudged {
 				l.nudged = false
@@ -39,32 +39,31 @@ func (d *Dispatcher) learn() {
 
 // Nudge has a line asked now: by this server if it is idle, else by another one.
 func (d *Dispatcher) Nudge(queue, line string) {
-	d.tell(true, func() { d.lines.setOf(queue).line(line).nudge() })
+	d.tell(true, func() {
+		l := d.setOf(queue).line(line)
+		l.nudged = true
+		l.expect(time.Now())
+	})
 }
 
 // Expect notes that a task waits in a line for a queue, and when to ask for it. Limits may be raised
 // meanwhile.
 func (d *Dispatcher) Expect(line, queue string, in time.Duration) {
 	at := time.Now().Add(min(in, lookEvery))
-	d.tell(false, func() { d.lines.setOf(queue).line(line).expect(at) })
+	d.tell(false, func() { d.setOf(queue).line(line).expect(at) })
 }
 
-// Freed makes a line due now, if tickets wait there: capacity was given back.
-func (d *Dispatcher) Freed(line string) {
+// Freed makes lines due now, if tickets wait there: capacity was given back.
+func (d *Dispatcher) Freed(lines ...string) {
 	d.tell(false, func() {
-		for _, set := range d.lines.sets {
-			if l := set.lines[line]; l != nil && !l.due.IsZero() {
-				l.expect(time.Now())
+		for _, set := range d.sets {
+			for _, line := range lines {
+				if l := set.lines[line]; l != nil && !l.due.IsZero() {
+					l.expect(time.Now())
+				}
 			}
 		}
 	})
-}
-
-// Look makes all lines due now where tickets wait.
-func (d *Dispatcher) Look() {
-	for _, line := range d.Limiter.Lines() {
-		d.Freed(line)
-	}
 }
 
 // hear passes nudges of some queues on to serve. It listens while serve is idle.
@@ -79,7 +78,7 @@ func (d *Dispatcher) hear(queues []string) {
 		case err != nil:
 			d.sleep(retryAfterError)
 		case line != "" && d.isStopped(): // such as its own
-			d.nudgeOthers(d.lines.setOf(queue), []any{line})
+			d.nudgeOthers(d.setOf(queue), []any{line})
 		case line != "":
 			d.Nudge(queue, line)
 		}

@@ -58,19 +58,15 @@ func (set *queueSet) draw(priorities map[string]int) []string {
 // list of the lines in which tasks of the queue wait, with the lines that this server watches.
 func (d *Dispatcher) dequeue(set *queueSet, queue string, n int, watched []any) bool {
 	call := d.Tasks.NewCall()
-	var found asynqredis.DequeueReply
-	if !d.insist(func(ctx context.Context) (err error) {
-		found, err = d.Tasks.DequeuePending(ctx, queue, call, n, watched...)
-		return err
-	}) {
-		return false
-	}
+	found := insist(d.ctx, d, func(ctx context.Context) (asynqredis.DequeueReply, error) {
+		return d.Tasks.DequeuePending(ctx, queue, call, n, watched...)
+	})
 	for _, name := range found.Unwatched {
-		if l := set.lines[fmt.Sprint(name)]; l != nil {
-			l.nudge()
+		if line := fmt.Sprint(name); set.lines[line] != nil {
+			d.Nudge(queue, line)
 		}
 	}
-	d.lines.paused[queue] = found.Paused
+	d.paused[queue] = found.Paused
 	tasks := make([]Task, len(found.Messages))
 	for i, m := range found.Messages {
 		tasks[i] = d.newTask(queue, call, m, nil)
@@ -80,17 +76,10 @@ func (d *Dispatcher) dequeue(set *queueSet, queue string, n int, watched []any) 
 	return d.makeReady(tasks)
 }
 
-// isUndecided reports whether nothing is decided about a task, such as if its ticket was taken without units,
-// as its policy had other scopes when it joined, or if its tenant is in another shard now.
-func (d *Dispatcher) isUndecided(t Task) bool {
-	verdict := t.Verdict
-	return verdict == nil || !verdict.Decision.Granted && !verdict.NeverFits ||
-		verdict.Line != d.Limiter.LineOf(throttle.PolicyOf(verdict.Line), verdict.Decision.Tenant)
-}
-
-// reserve reserves for the undecided tasks of one call, in their order, in one call for each line. So no
-// slot waits for it, and a task that is denied has joined. One that gets no decision here gets one in the
-// middleware.
+// reserve reserves for the tasks of one call about which nothing is decided, in their order, in one call for
+// each line. So no slot waits for it, and a task that is denied has joined. One that gets no decision here gets
+// one in the middleware. A ticket decides nothing that was taken without units, as its policy had other scopes
+// when it joined, or whose tenant is in another shard now.
 func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 	identity, err := d.Tasks.Identity(d.ctx)
 	if err != nil {
@@ -98,21 +87,23 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 	}
 	requests, asking := map[string][]throttle.Request{}, map[string][]*Task{} // by line
 	for i, task := range tasks {
-		if !d.isUndecided(task) {
+		taken := task.Verdict
+		if taken != nil && (taken.Decision.Granted || taken.NeverFits) &&
+			taken.Line == d.Limiter.LineOf(throttle.PolicyOf(taken.Line), taken.Decision.Tenant) {
 			continue
 		}
-		r, line, ok := d.request(identity, task.Queue, task.Message, task.Verdict != nil)
+		r, line, ok := d.request(identity, task.Queue, task.Message, taken != nil)
 		if !ok {
 			continue
 		}
-		if task.Verdict != nil {
-			r.Front, r.Since = true, task.Verdict.Since // it had its turn
+		if taken != nil {
+			r.Front, r.Since = true, taken.Since // it had its turn
 		}
 		requests[line], asking[line] = append(requests[line], r), append(asking[line], &tasks[i])
 	}
 	for line, all := range requests {
 		l := set.lines[line]
-		if l == nil || time.Now().Before(latest(l.backoff.Until, d.lines.backoff.Until)) {
+		if l == nil || time.Now().Before(latest(l.backoff.Until, d.backoff.Until)) {
 			continue
 		}
 		call, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)

@@ -129,22 +129,29 @@ func TestAServerThatStopsDuringAPickPutsTasksBack(t *testing.T) {
 }
 
 // A ticket that joined before its policy had all its scopes is taken without units. If no slot
-// becomes free, its task is for the next forward, and not for one two minutes later.
+// becomes free, its task is forwarded at once, and not two minutes later.
 func TestReadyTasksWithoutUnitsAreForwarded(t *testing.T) {
+	p := perHour(100)
+	region := p.Windows[0]
+	region.Name, region.Scope = "region", throttle.Per("region")
+	p.Windows = append(p.Windows, region)
 	inBubble(t, of(perHour(100)), slots(3), func(b *bench) {
 		b.wait("default", "a", "b", "c")
-		p := perHour(100)
-		region := p.Windows[0]
-		region.Name, region.Scope = "region", throttle.Per("region")
-		p.Windows = append(p.Windows, region)
 		b.ok(b.limiter.SetPolicies(of(p)))
 		b.want("next", b.next(), "a")
 		b.want("ready", b.state("default", "b")+" "+b.state("default", "c"), "active active")
 		time.Sleep(2 * time.Second)
-		b.want("b and c", b.state("default", "b")+" "+b.state("default", "c"), "scheduled scheduled")
-		b.want("forwarded", b.forward(), 2)
-		b.want("at last", b.state("default", "b")+" "+b.state("default", "c"), "pending pending") // without a region
+		b.want("b and c", b.state("default", "b")+" "+b.state("default", "c"), "pending pending") // without a region
 		b.want("ran", b.run(2), "[b c]")
+	})
+	inBubble(t, of(perHour(100)), nil, func(b *bench) { // nor if their queue is paused
+		b.want("next", b.next(), "none")
+		b.ok(b.tools.PauseQueue("default"))
+		b.wait("default", "a")
+		b.ok(b.limiter.SetPolicies(of(p)))
+		b.want("next", b.next(), "none")
+		b.want("forwarded", b.forward(), 1)
+		b.want("a", b.state("default", "a"), "pending")
 	})
 }
 

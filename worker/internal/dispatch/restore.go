@@ -2,87 +2,63 @@ package dispatch
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// restore puts back tasks that have been ready since before a time, and their tickets to their positions: the
-// last one first, so that what was pending keeps its order. It reports whether it could. If not, the others
-// are ready again.
+// restore puts back what is ready, if the first of it has been since before a time: tasks, and their tickets to
+// their positions. The last one goes first, so that what was pending keeps its order. It reports whether it
+// could. If not, the others are still ready.
 func (d *Dispatcher) restore(before time.Time) bool {
-	d.mu.Lock()
-	ready := d.buffer.ready
-	n := 0
-	for n < len(ready) && !ready[n].active.After(before) {
-		n++
+	for {
+		d.mu.Lock()
+		last := len(d.buffer.ready) - 1
+		if last < 0 || d.buffer.ready[0].active.After(before) {
+			d.mu.Unlock()
+			return true
+		}
+		task := d.buffer.ready[last]
+		d.buffer.ready = d.buffer.ready[:last]
+		d.mu.Unlock()
+		if d.restoreTask(task) != nil {
+			d.makeReady([]Task{task})
+			return false
+		}
 	}
-	d.buffer.ready = ready[n:]
-	d.mu.Unlock()
-	for n > 0 && d.restoreTask(ready[n-1]) == nil {
-		n--
-	}
-	if n == 0 {
-		return true
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.buffer.ready = slices.Concat(ready[:n], d.buffer.ready)
-	signal(d.ready)
-	return false
 }
 
-// restoreTask puts a ready task back, and its ticket.
+// restoreTask puts a ready task back, and its ticket. One that was taken without units has no position in the
+// line as it is now: its task is due at once, and joins in front.
 func (d *Dispatcher) restoreTask(task Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
 	defer cancel()
+	verdict, now := task.Verdict, time.Now()
 	r := asynqredis.RestoreOptions{Ref: task.Ref, Call: task.Call, Mark: asynqredis.KeptMark}
-	if task.Verdict != nil && task.Verdict.Taken {
-		r.At = time.Now().Add(fallbackMin)
+	if verdict != nil && verdict.Taken {
+		r.At = now.Add(fallbackMin)
+		if !verdict.Decision.Granted && !verdict.Decision.Queued {
+			r.At, r.Mark = now.Truncate(time.Second), asynqredis.FrontMark
+		}
 	}
 	due, err := d.Tasks.Restore(ctx, r)
 	if err != nil && !asynqredis.IsNotFound(err) {
 		return err
 	}
-	if due { // its ticket was taken meanwhile
-		d.WakeAt(task.Queue, time.Now())
+	if due || r.Mark == asynqredis.FrontMark { // or its ticket was taken meanwhile
+		d.WakeAt(task.Queue, now)
 	}
-	switch verdict := task.Verdict; {
+	switch {
 	case verdict == nil:
 	case verdict.Taken:
-		set := d.lines.setOf(task.Queue)
+		set := d.setOf(task.Queue)
 		set.sinceTurn = max(0, set.sinceTurn-1)
-		if verdict.Decision.Queued { // it has joined again
-			d.Expect(verdict.Line, task.Queue, verdict.Decision.RetryIn)
-		} else {
-			d.putBack(verdict.Line, task.Queue, verdict.TakenTicket)
-		}
+		d.giveBack((*throttle.Line).PutBack, verdict.Line, task.Queue, verdict.TakenTicket)
 	default:
 		d.giveBack((*throttle.Line).Refund, verdict.Line, task.Queue, verdict.TakenTicket)
 	}
 	return nil
-}
-
-// putBack returns tickets to their positions, and refunds their units. One that was taken without units has
-// no position in the line as it is now: its task, which is scheduled, is due at once, and joins in front.
-func (d *Dispatcher) putBack(line, queue string, tickets ...throttle.TakenTicket) {
-	var joins []asynqredis.Move
-	for _, t := range tickets {
-		if !t.Decision.Granted {
-			move := asynqredis.Move{ID: t.ID, JoinKey: t.Key, At: time.Now(), Line: line, Mark: asynqredis.FrontMark}
-			joins = append(joins, move)
-		}
-	}
-	if len(joins) > 0 {
-		d.RetryInBackground(func(ctx context.Context) error {
-			_, err := d.Tasks.Apply(ctx, queue, joins)
-			d.WakeAt(queue, time.Now())
-			return err
-		})
-	}
-	d.giveBack((*throttle.Line).PutBack, line, queue, tickets...)
 }
 
 // giveBack gives the units of tickets back in the background, and asks their line again: other tickets may fit.

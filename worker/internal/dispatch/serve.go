@@ -31,48 +31,36 @@ const (
 // called when a slot is free, once for each queue until there is a task. If there is none, also as a
 // Redis does not answer, it waits up to a second and returns false.
 func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
-	end := time.After(waitMax)
-	for ended := false; ; {
-		if d.isStopped() {
-			d.sleep(retryAfterError) // asynq calls again at once
-			return Task{}, false
-		}
+	ctx, cancel := context.WithTimeout(ctx, waitMax)
+	defer cancel()
+	for !d.isStopped() {
 		d.mu.Lock()
 		task, ok = d.buffer.handOut()
-		ended = ended || ok
+		ended := ok || ctx.Err() != nil
 		d.waiting = !ended
 		if d.buffer.wanted(d.waiting) > 0 {
 			signal(d.wake)
 		}
 		d.mu.Unlock()
-		if ok && task.Message.IsLast() && !d.noteStart(ctx, task) {
-			d.Ended()
-			ok = false
+		if ok && task.Message.IsLast() { // that it may have started is noted before it does
+			ok = insist(d.serving, d, func(ctx context.Context) (bool, error) {
+				return d.Tasks.Start(ctx, task.Ref, task.Call)
+			})
+			if !ok { // it has been recovered, or the server stops
+				d.Ended()
+			}
 		}
 		if ended {
 			return task, ok
 		}
 		select {
 		case <-d.ready:
-		case <-end:
-			ended = true
 		case <-ctx.Done():
-			ended = true
 		case <-d.serving.Done():
 		}
 	}
-}
-
-// noteStart notes that a task without retries left may have started. It returns false if the task must not
-// start, as it has been recovered, or the note cannot be made before the dispatcher stops.
-func (d *Dispatcher) noteStart(ctx context.Context, task Task) bool {
-	for {
-		may, err := d.Tasks.Start(ctx, task.Ref, task.Call)
-		if err == nil || d.isStopped() {
-			return may
-		}
-		d.sleep(retryAfterError)
-	}
+	d.sleep(retryAfterError) // asynq calls again at once
+	return Task{}, false
 }
 
 // serve makes tasks ready while Next waits for one, or is about to. All that is known of lines is its own:
@@ -93,7 +81,7 @@ func (d *Dispatcher) serve() {
 	for !d.restore(time.Now()) && d.ctx.Err() == nil {
 		d.sleep(retryAfterError)
 	}
-	for _, set := range d.lines.sets {
+	for _, set := range d.sets {
 		for _, l := range set.lines {
 			d.RetryInBackground(d.Limiter.Line(l.name).Acknowledge) // no call unless it is owed
 		}
@@ -131,10 +119,10 @@ func (d *Dispatcher) nextRound(now time.Time) (next time.Time, waiting bool) {
 	if !d.waiting {
 		return next, false
 	}
-	for _, set := range d.lines.sets {
+	for _, set := range d.sets {
 		next = earliest(next, latest(set.lookAt, now))
 		for _, l := range set.lines {
-			next = earliest(next, d.lines.next(l))
+			next = earliest(next, d.next(l))
 		}
 	}
 	return next, true

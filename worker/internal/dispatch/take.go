@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -26,7 +25,6 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 		l.acknowledge.Stop() // this take does it
 	}
 	due, sent := l.due, time.Now()
-	l.asked = sent
 	call, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
 	taken, err := d.Limiter.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
 	cancel()
@@ -34,15 +32,12 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 		d.noteFailure(l, err)
 		return false
 	}
-	d.lines.lastTakeFailed, d.lines.backoff = false, outage.Backoff{}
+	d.lastTakeFailed, d.backoff = false, outage.Backoff{}
 	l.noteAnswer(taken, sent, time.Now())
 	d.LimiterLog.Answered(l.redisTime.Sub(taken.At), "line", l.name)
 	l.redisTime = latest(l.redisTime, taken.At)
 	l.nudged = l.nudged && len(taken.Tickets) >= n // more may fit: without a slot left, it is passed on
-	if len(taken.Tickets) == 0 {
-		return false
-	}
-	verdicts := map[string][]*Verdict{} // by queue
+	verdicts := map[string][]*Verdict{}            // by queue
 	for i, t := range taken.Tickets {
 		// A take that was not answered at once hands out later what it had charged then.
 		verdict := &Verdict{TakenTicket: t, Line: l.name, Taken: true}
@@ -71,7 +66,7 @@ func (d *Dispatcher) openQueues(set *queueSet) map[string]int {
 	}
 	queues := map[string]int{}
 	for _, queue := range set.named {
-		if !d.lines.paused[queue] {
+		if !d.paused[queue] {
 			queues[identity+"/"+queue] = d.Queues[queue]
 		}
 	}
@@ -85,14 +80,11 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 	for i, verdict := range verdicts {
 		waiting[i] = asynqredis.WaitingTask{ID: verdict.ID, JoinKey: verdict.Key}
 	}
-	var picks []asynqredis.Pick
-	if !d.insist(func(ctx context.Context) (err error) {
-		picks, err = d.Tasks.Pick(ctx, queue, call, waiting)
-		return err
-	}) {
-		return false
-	}
+	picks := insist(d.ctx, d, func(ctx context.Context) ([]asynqredis.Pick, error) {
+		return d.Tasks.Pick(ctx, queue, call, waiting)
+	})
 	var tasks []Task
+	var joins []asynqredis.Move
 	var back, gone []throttle.TakenTicket
 	for i, pick := range picks {
 		verdict := verdicts[i]
@@ -100,14 +92,26 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 		case pick.Message != nil:
 			tasks = append(tasks, d.newTask(queue, call, pick.Message, verdict))
 		case pick.Paused:
-			d.lines.paused[queue] = true
+			d.paused[queue] = true
 			back = append(back, verdict.TakenTicket)
+			if !verdict.Decision.Granted { // it has no position to go back to
+				joins = append(joins, asynqredis.Move{
+					ID: verdict.ID, JoinKey: verdict.Key, At: time.Now(), Line: l.name, Mark: asynqredis.FrontMark,
+				})
+			}
 		default: // a pending task reserves when it is dequeued, an active one joins again if it is denied
 			gone = append(gone, verdict.TakenTicket)
 		}
 	}
-	d.putBack(l.name, queue, back...)
+	d.giveBack((*throttle.Line).PutBack, l.name, queue, back...)
 	d.giveBack((*throttle.Line).Refund, l.name, queue, gone...)
+	if len(joins) > 0 {
+		d.RetryInBackground(func(ctx context.Context) error {
+			_, err := d.Tasks.Apply(ctx, queue, joins)
+			d.WakeAt(queue, time.Now())
+			return err
+		})
+	}
 	d.reserve(l.set, tasks) // units that these were taken without
 	l.set.sinceTurn += len(tasks)
 	return d.makeReady(slices.DeleteFunc(tasks, func(t Task) bool {
@@ -122,17 +126,13 @@ func (d *Dispatcher) newTask(queue, call string, m asynqredis.Message, verdict *
 
 // noteFailure notes that a call of a line failed. From a second failure on, no line is asked for a while.
 func (d *Dispatcher) noteFailure(l *line, err error) {
-	if errors.Is(err, throttle.ErrUnknownPolicy) {
-		delete(l.set.lines, l.name)
-		return
-	}
 	now := time.Now()
 	l.backoff.Fail(now)
 	l.ask, l.due = now, time.Time{}
-	if d.lines.lastTakeFailed {
-		d.lines.backoff.Fail(now)
+	if d.lastTakeFailed {
+		d.backoff.Fail(now)
 	}
-	d.lines.lastTakeFailed = true
+	d.lastTakeFailed = true
 	policy, _ := d.Limiter.Lookup(l.name)
 	d.LimiterLog.Failed(err, "line", l.name, "fails", string(policy.Fail))
 }

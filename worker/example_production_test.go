@@ -38,7 +38,7 @@ func Example_production() {
 	server, err := worker.NewServer(redisOpt, asynq.Config{
 		Concurrency:     50,
 		ShutdownTimeout: 25 * time.Second, // less than the platform waits before it kills
-	}, worker.Config{Limiter: limiter, Logger: logger, Unmatched: worker.UnmatchedReject})
+	}, worker.Config{Limiter: limiter, Logger: logger, RejectUnmatched: true})
 	if err != nil {
 		log.Fatal(err)
 	}

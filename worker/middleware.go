@@ -186,7 +186,7 @@ func (s *Server) started(d throttle.Decision, verdict *dispatch.Verdict) {
 func (s *Server) processUnmatched(ctx context.Context, a *attempt) error {
 	switch {
 	case asynqredis.IsReport(a.Ref): // of a batch: it needs no policy
-	case s.config.Unmatched == UnmatchedReject:
+	case s.config.RejectUnmatched:
 		s.warnOnce("worker: no policy matches a task type: its tasks fail", a.task.Type())
 		return &UnmatchedError{TaskType: a.task.Type()}
 	default:

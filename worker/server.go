@@ -51,31 +51,9 @@ type Config struct {
 	// metrics of all that a limiter does, see throttle.Observer.
 	OnDecision func(ctx context.Context, t *asynq.Task, d throttle.Decision)
 
-	// Unmatched selects what happens to a task whose type no policy matches. The default is
-	// UnmatchedRun. The first task of each such type is logged.
-	Unmatched Unmatched
-}
-
-// Unmatched selects what happens to a task whose type no policy matches.
-type Unmatched string
-
-const (
-	UnmatchedRun    Unmatched = "run"    // it runs unthrottled
-	UnmatchedReject Unmatched = "reject" // it fails by an *UnmatchedError
-)
-
-// withDefaults returns the config with its defaults, or an error that names the field that cannot
-// be used.
-func (c Config) withDefaults() (Config, error) {
-	if c.Limiter == nil {
-		return c, errors.New("worker: Config.Limiter is nil: must be what throttle.New returns")
-	}
-	c.Unmatched, c.Logger = cmp.Or(c.Unmatched, UnmatchedRun), cmp.Or(c.Logger, slog.Default())
-	if c.Unmatched != UnmatchedRun && c.Unmatched != UnmatchedReject {
-		return c, fmt.Errorf("worker: Config.Unmatched %q: must be %q or %q",
-			string(c.Unmatched), string(UnmatchedRun), string(UnmatchedReject))
-	}
-	return c, nil
+	// RejectUnmatched fails a task whose type no policy matches, by an *UnmatchedError. By default it runs
+	// unthrottled. The first task of each such type is logged.
+	RejectUnmatched bool
 }
 
 // A Server is an asynq.Server whose tasks are throttled before any middleware sees them. It is safe
@@ -111,10 +89,10 @@ type Server struct {
 // called with its context's error, and without effect. TaskCheckInterval is how often an idle
 // server looks for tasks that plain clients have enqueued, but about each second, 1.25 s at most.
 // Tasks in line start as soon as they fit, whatever it is.
-func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Server, error) {
-	config, err := throttled.withDefaults()
-	if err != nil {
-		return nil, err
+func NewServer(opt asynq.RedisConnOpt, c asynq.Config, config Config) (*Server, error) {
+	config.Logger = cmp.Or(config.Logger, slog.Default())
+	if config.Limiter == nil {
+		return nil, errors.New("worker: Config.Limiter is nil: must be what throttle.New returns")
 	}
 	if c.GroupGracePeriod != 0 && c.GroupGracePeriod < time.Second { // asynq would panic
 		return nil, fmt.Errorf("worker: asynq.Config.GroupGracePeriod %v: must be at least 1s", c.GroupGracePeriod)

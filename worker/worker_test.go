@@ -125,7 +125,7 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 		for id, c := range tasks {
 			s.Enqueue(c.task, asynq.TaskID(id), asynq.MaxRetry(0))
 		}
-		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) { c.Unmatched = worker.UnmatchedReject })
+		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) { c.RejectUnmatched = true })
 		for id, c := range tasks {
 			s.WaitState(asynq.TaskStateArchived, id)
 			expect.Equal(t, s.Task(id).LastErr, c.want, id, "\n")
@@ -152,7 +152,6 @@ func TestConstructorsNameWhatIsWrong(t *testing.T) {
 	_, noRedis := worker.NewClient(nil, worker.ClientConfig{Limiter: limiter})
 	for want, err := range map[string]error{
 		"worker: Config.Limiter is nil: must be what throttle.New returns":                            server(asynq.RedisClientOpt{}, asynq.Config{}, worker.Config{}),
-		`worker: Config.Unmatched "drop": must be "run" or "reject"`:                                  server(asynq.RedisClientOpt{}, asynq.Config{}, worker.Config{Limiter: limiter, Unmatched: "drop"}),
 		"worker: asynq.Config.GroupGracePeriod 1ms: must be at least 1s":                              server(asynq.RedisClientOpt{}, asynq.Config{GroupGracePeriod: time.Millisecond}, ok),
 		"worker: the asynq.RedisConnOpt is nil: must be such as asynq.RedisClientOpt{Addr: ...}":      noRedis,
 		"worker: worker_test.noClient makes no redis.UniversalClient: use one of asynq's own options": server(noClient{http.DefaultClient}, asynq.Config{}, ok),

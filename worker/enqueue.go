@@ -27,6 +27,7 @@ type enqueueTask struct {
 	headers  map[string]string // to add
 	reportTo *ExpectedStart    // nil: nobody asks
 	request  throttle.Request  // without a policy if none matches
+	classSet bool              // its class is that of an option
 	joins    bool              // it joins a line when it is to run
 
 	call  asynqredis.EnqueueCall // of asynq's client, which was not sent, as the task joins now
@@ -179,7 +180,9 @@ func (e *enqueueTask) addHeaders(call *asynqredis.EnqueueCall) {
 	for name, value := range e.headers {
 		call.SetHeader(name, value)
 	}
-	if class := string(e.request.Class); e.request.Policy != "" && class != e.task.Headers()[classHeader] {
-		call.SetHeader(classHeader, class)
+	if e.classSet && e.request.Policy != "" {
+		id, _ := IdentityOf(e.task)
+		id.Class = e.request.Class
+		call.SetHeader(identityHeader, id.text())
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -14,14 +15,9 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// The headers that carry an Identity. Their values are percent-encoded: asynq keeps headers as
-// text, and a tenant's name may be any bytes.
-const (
-	attributesHeader = "sluice-attributes" // user=bob&ip=10.0.0.1
-	classHeader      = "sluice-class"      // batch
-	costHeader       = "sluice-cost"       // requests=1&tokens=1500
-	tenantHeader     = "sluice-tenant"     // acme
-)
+// identityHeader carries an Identity, such as "attribute.user=bob&class=batch&cost.tokens=1500&tenant=acme". It is
+// percent-encoded: asynq keeps headers as text, and a tenant's name may be any bytes.
+const identityHeader = "sluice-identity"
 
 // An Identity is a task's tenant, attributes, class and cost.
 type Identity struct {
@@ -31,64 +27,58 @@ type Identity struct {
 	Tenant     string            // any bytes
 }
 
-// NewTask is asynq.NewTask for a task that carries its identity in its headers, where the
-// middleware finds it. Retries keep it.
+// NewTask is asynq.NewTask for a task that carries its identity in a header, where the middleware
+// finds it. Retries keep it.
 func NewTask(id Identity, typename string, payload []byte, opts ...asynq.Option) *asynq.Task {
-	attributes, cost := url.Values{}, url.Values{}
-	for name, value := range id.Attributes {
-		attributes.Set(name, value)
+	headers := map[string]string{}
+	if text := id.text(); text != "" {
+		headers[identityHeader] = text
 	}
-	for unit, n := range id.Cost {
-		cost.Set(unit, strconv.FormatInt(n, 10))
-	}
-	headers := map[string]string{
-		attributesHeader: attributes.Encode(),
-		classHeader:      string(id.Class),
-		costHeader:       cost.Encode(),
-		tenantHeader:     url.PathEscape(id.Tenant),
-	}
-	maps.DeleteFunc(headers, func(_, text string) bool { return text == "" })
 	return asynq.NewTaskWithHeaders(typename, payload, headers, opts...)
 }
 
-// IdentityOf returns the identity that NewTask put into the task's headers. For other tasks it is
-// empty. It is an error if those headers have another form.
+// text returns the identity as its header has it, "" if it is empty.
+func (id Identity) text() string {
+	values := url.Values{"class": {string(id.Class)}, "tenant": {id.Tenant}}
+	maps.DeleteFunc(values, func(_ string, of []string) bool { return of[0] == "" })
+	for name, value := range id.Attributes {
+		values.Set("attribute."+name, value)
+	}
+	for unit, n := range id.Cost {
+		values.Set("cost."+unit, strconv.FormatInt(n, 10))
+	}
+	return values.Encode()
+}
+
+// IdentityOf returns the identity that NewTask put into the task's header. For other tasks it is
+// empty. It is an error if that header has another form.
 func IdentityOf(task *asynq.Task) (Identity, error) {
 	if task == nil {
 		return Identity{}, errors.New("worker: IdentityOf: task is nil")
 	}
-	headers := task.Headers()
-	bad := func(header string, hint any) (Identity, error) {
-		return Identity{}, fmt.Errorf("worker: task type %q: header %s %q: %v", task.Type(), header, headers[header], hint)
+	text := task.Headers()[identityHeader]
+	if text == "" {
+		return Identity{}, nil
 	}
-	tenant, err := url.PathUnescape(headers[tenantHeader])
-	if err != nil {
-		return bad(tenantHeader, err)
+	values, err := url.ParseQuery(text)
+	id := Identity{
+		Attributes: map[string]string{},
+		Class:      throttle.Class(values.Get("class")),
+		Cost:       map[string]int64{},
+		Tenant:     values.Get("tenant"),
 	}
-	id := Identity{Class: throttle.Class(headers[classHeader]), Tenant: tenant}
-	attributes, err := url.ParseQuery(headers[attributesHeader])
-	if err != nil {
-		return bad(attributesHeader, err)
-	}
-	for name := range attributes {
-		if id.Attributes == nil {
-			id.Attributes = make(map[string]string, len(attributes))
+	for name := range values {
+		if attribute, ok := strings.CutPrefix(name, "attribute."); ok {
+			id.Attributes[attribute] = values.Get(name)
+		} else if unit, ok := strings.CutPrefix(name, "cost."); ok {
+			n, bad := strconv.ParseInt(values.Get(name), 10, 64)
+			if id.Cost[unit] = n; bad != nil {
+				err = errors.New("a cost must be a whole number, such as cost.tokens=1500")
+			}
 		}
-		id.Attributes[name] = attributes.Get(name)
 	}
-	cost, err := url.ParseQuery(headers[costHeader])
 	if err != nil {
-		return bad(costHeader, err)
-	}
-	for unit := range cost {
-		n, err := strconv.ParseInt(cost.Get(unit), 10, 64)
-		if err != nil {
-			return bad(costHeader, "must be whole numbers of units, such as requests=1&tokens=1500")
-		}
-		if id.Cost == nil {
-			id.Cost = make(map[string]int64, len(cost))
-		}
-		id.Cost[unit] = n
+		return Identity{}, fmt.Errorf("worker: task type %q: header %s %q: %w", task.Type(), identityHeader, text, err)
 	}
 	return id, nil
 }
@@ -121,10 +111,11 @@ func (s *Server) request(policy string, task *asynq.Task, m asynqredis.Message) 
 // requestOf returns what the task asks of a policy, by its identity. A task without a tenant is an error,
 // even where no window counts by it: fairness does.
 func requestOf(identify func(*asynq.Task) (Identity, error), policy string, task *asynq.Task) (throttle.Request, error) {
-	if identify == nil {
-		identify = IdentityOf
+	own, err := IdentityOf(task)
+	id := own
+	if identify != nil {
+		id, err = identify(task)
 	}
-	id, err := identify(task)
 	if err != nil {
 		return throttle.Request{}, err
 	}
@@ -132,6 +123,5 @@ func requestOf(identify func(*asynq.Task) (Identity, error), policy string, task
 		return throttle.Request{}, fmt.Errorf("worker: task type %q: no tenant, and policy %q matches it: "+
 			"make the task with worker.NewTask, or set Config.Identify", task.Type(), policy)
 	}
-	class := throttle.Class(task.Headers()[classHeader])
-	return throttle.Request{Attributes: id.Attributes, Class: class, Cost: id.Cost, Policy: policy, Tenant: id.Tenant}, nil
+	return throttle.Request{Attributes: id.Attributes, Class: own.Class, Cost: id.Cost, Policy: policy, Tenant: id.Tenant}, nil
 }

@@ -39,7 +39,7 @@ func Backlog(n int) asynq.Option {
 // first in line. The stored task keeps it in a header, also for retries. It replaces
 // Identity.Class. It has no effect for a task with Group, and for one that no policy matches.
 func Class(c throttle.Class) asynq.Option {
-	return option(func(e *enqueueTask) { e.request.Class = c })
+	return option(func(e *enqueueTask) { e.request.Class, e.classSet = c, true })
 }
 
 // ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is

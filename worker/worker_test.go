@@ -106,8 +106,8 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 	byUser := sitetest.Policy(5, time.Hour)
 	byUser.Name, byUser.Match, byUser.Windows[0].Scope = "by-user", []string{"by-user"}, throttle.Per("user")
 	p.Match = []string{"x"}
-	header := func(name, value string) *asynq.Task {
-		return asynq.NewTaskWithHeaders("x", nil, map[string]string{"sluice-tenant": "acme", name: value})
+	header := func(text string) *asynq.Task {
+		return asynq.NewTaskWithHeaders("x", nil, map[string]string{"sluice-identity": text})
 	}
 	tasks := map[string]struct {
 		task *asynq.Task
@@ -117,9 +117,8 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 		"never fits":   {worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": 6}}, "x", nil), `worker: task type "x": throttle: policy "api", window "window": cost of 6 requests never fits: the window holds 5 at most`},
 		"no attribute": {worker.NewTask(worker.Identity{Tenant: "acme"}, "by-user", nil), `worker: task type "by-user": throttle: policy "by-user": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
 		"unmatched":    {worker.NewTask(worker.Identity{Tenant: "acme"}, "y", nil), `worker: no policy matches task type "y": name it in a policy's Match`},
-		"bad tenant":   {header("sluice-tenant", "%zz"), `worker: task type "x": header sluice-tenant "%zz": invalid URL escape "%zz"`},
-		"bad cost":     {header("sluice-cost", "requests=many"), `worker: task type "x": header sluice-cost "requests=many": must be whole numbers of units, such as requests=1&tokens=1500`},
-		"bad user":     {header("sluice-attributes", "user=%zz"), `worker: task type "x": header sluice-attributes "user=%zz": invalid URL escape "%zz"`},
+		"bad tenant":   {header("tenant=%zz"), `worker: task type "x": header sluice-identity "tenant=%zz": invalid URL escape "%zz"`},
+		"bad cost":     {header("cost.requests=many&tenant=acme"), `worker: task type "x": header sluice-identity "cost.requests=many&tenant=acme": a cost must be a whole number, such as cost.tokens=1500`},
 	}
 	sitetest.OnRedis(t, []throttle.Policy{p, byUser}, func(t *testing.T, s *sitetest.Site) {
 		for id, c := range tasks {

@@ -33,7 +33,7 @@ func TestATaskKeepsItsClass(t *testing.T) {
 		})
 		client := s.Client(s.Limiter)
 		ours := func(id string, opts ...asynq.Option) {
-			task := asynq.NewTaskWithHeaders("x", nil, map[string]string{"sluice-tenant": "acme"}, asynq.TaskID(id))
+			task := asynq.NewTaskWithHeaders("x", nil, map[string]string{"sluice-identity": "tenant=acme"}, asynq.TaskID(id))
 			_, err := client.Enqueue(task, append(opts, worker.Class(throttle.ClassBatch))...)
 			sitetest.Must(t, err)
 		}

@@ -163,19 +163,17 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 // extends the pause. After it, grants follow Policy.Adapt. Denied requests find it in
 // Decision.Pause, with the cause, such as "429": at most MaxCauseBytes, or empty.
 //
-// The pause must not be below 0. At 0 the upstream did not say how long. A policy that adapts then
-// pauses for an eighth of its shortest period, at most 1 second, and doubles that while refusals go
-// on. With AdaptOff the pause is DefaultPause. Policy.MaxPause bounds every pause.
+// If the pause is below a millisecond, as at 0 or below, the upstream did not say how long: so
+// time.Until of a reset may be passed on. A policy that adapts then pauses for an eighth of its shortest
+// period, at most 1 second, and doubles that while refusals go on. With AdaptOff the pause is
+// DefaultPause. Policy.MaxPause bounds every pause.
 //
 // Pause returns the refusal's effect. It is empty if the refusal was merged with an earlier one. Errors
 // are Limiter.Reserve's.
 func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause string) (Refusal, error) {
-	if r.limiter == nil {
-		return Refusal{}, fmt.Errorf("%w %q", ErrUnknownPolicy, r.Policy)
-	}
 	switch {
-	case pause < 0:
-		return Refusal{}, r.bad("pause", pause, "must not be below 0")
+	case r.limiter == nil:
+		return Refusal{}, fmt.Errorf("%w %q", ErrUnknownPolicy, r.Policy)
 	case len(cause) > MaxCauseBytes:
 		return Refusal{}, r.bad("cause", cause, fmt.Sprintf("must be at most %d bytes", MaxCauseBytes))
 	}
@@ -189,11 +187,11 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 	refused := script.Refused{
 		Adapt: o.Adapt == AdaptOn, By: r.limiter.config.Name, Cause: cause, Tenant: r.Tenant,
 	}
-	if pause == 0 {
+	if pause < time.Millisecond {
 		pause, refused.Guess = DefaultPause, o.MaxPause.Microseconds()
 	}
 	pause = min(pause, o.MaxPause)
-	refused.Wait = max(1, pause.Microseconds())
+	refused.Wait = pause.Microseconds()
 	refusal := Refusal{Policy: r.Policy, Tenant: r.Tenant}
 	a, err := o.askFor(ctx, r, script.Request{Op: script.Pause, Scopes: o.upstream, Refused: &refused})
 	if err != nil {

@@ -113,9 +113,9 @@ func (s *Server) pause(ctx context.Context, j *Job, d time.Duration) time.Durati
 		s.limiterLog.Failed(err, "policy", name)
 	}
 	if policy, ok := s.config.Limiter.Lookup(name); ok {
-		return min(refusalLength(d), policy.MaxPause)
+		d = min(d, policy.MaxPause)
 	}
-	return refusalLength(d)
+	return max(0, d)
 }
 
 // noteRefused notes that a task waits whose call the upstream of a policy refused for a time. If it was
@@ -166,19 +166,10 @@ type RefusedError struct {
 }
 
 func (e *RefusedError) Error() string {
-	if refusalLength(e.After) == 0 {
+	if e.After < time.Millisecond {
 		return "worker: the upstream refuses calls"
 	}
 	return fmt.Sprintf("worker: the upstream refuses calls for %v", e.After)
-}
-
-// refusalLength returns how long the upstream refuses calls, or 0 if that is unknown. A time that has passed
-// here counts as unknown, as the clock of the upstream may be behind.
-func refusalLength(d time.Duration) time.Duration {
-	if d < time.Millisecond {
-		return 0
-	}
-	return d
 }
 
 // RetryAfter returns a *RefusedError: a handler returns it, wrapped or not, when the upstream

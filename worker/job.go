@@ -113,7 +113,7 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	j.caller.Answered(time.Now())
-	_, err := j.task.Pause(ctx, refusalLength(d), "")
+	_, err := j.task.Pause(ctx, d, "")
 	return err
 }
 

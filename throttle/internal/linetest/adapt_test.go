@@ -34,7 +34,7 @@ func TestAdaptingToRefusals(t *testing.T) {
 	tell(t, map[string]scenario{
 		"a first refusal spreads what a window holds": {with(throttle.AdaptOn, second), func(st *story) {
 			d := st.granted("a1")
-			st.at(10*ms).pause(d.Reservation, 0) // for an eighth of the period
+			st.at(10*ms).pause(d.Reservation, ms-1) // for an eighth of the period
 			st.waits("a2", "a3", "b1", "b2")
 			st.spreads(135*ms, 100*ms, "a2", "b1", "a3", "b2")
 		}},
@@ -46,7 +46,7 @@ func TestAdaptingToRefusals(t *testing.T) {
 			st.denied("a4", 325*ms)
 		}},
 		"off opens as the windows do": {with(throttle.AdaptOff, second), func(st *story) {
-			st.pause(st.granted("a1").Reservation, 0)
+			st.pause(st.granted("a1").Reservation, -s)
 			st.denied("a2", throttle.DefaultPause)
 			st.at(3*s).takes("a2").granted("a3", "a4", "a5")
 		}},

@@ -118,7 +118,6 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 		want string
 	}{
 		{long, `throttle: policy "p": cause "` + strings.Repeat("x", 64) + `...": must be at most 128 bytes`},
-		{paused(of("a"), -s), `throttle: policy "p": pause -1s: must not be below 0`},
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Unit: "to ken", Units: 1, Reset: s}), `throttle: policy "p": unit "to ken": no window counts this unit, but requests`},
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: -1, Reset: s}), `throttle: policy "p": units -1: must be 0 to 1000000000000`},
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: 1}), `throttle: policy "p": reset 0s: must be above 0 and at most 8784h0m0s`},

@@ -67,6 +67,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	asks := make([]script.Request, 0, len(requests))
 	var asker []int // by ask: its request
 	for i, r := range requests {
+		places[i].Policy, places[i].Tenant = cp.Name, r.Tenant
 		if r.Ticket == (Ticket{}) {
 			places[i].Err = Request{Policy: cp.Name}.bad("ticket", "", "must have an ID")
 			continue
@@ -96,8 +97,8 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 			return nil, err
 		}
 	}
-	for i, place := range places {
-		n.limiter.config.Observer.Joined(cp.Name, requests[i].Tenant, place)
+	for _, place := range places {
+		n.limiter.config.Observer.Joined(place)
 	}
 	return places, nil
 }

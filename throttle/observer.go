@@ -26,11 +26,11 @@ type Observer struct {
 	Decided func(Decision)
 
 	// Followed is called, by package control, for each version of the published policies that was
-	// read. The error says why it is not in force.
-	Followed func(version int64, err error)
+	// read.
+	Followed func(Publication)
 
 	// Joined is called for each ticket that Line.Join has placed or refused.
-	Joined func(policy, tenant string, p Place)
+	Joined func(Place)
 
 	// Refused is called for each refusal by an upstream that Reservation.Pause has reported.
 	Refused func(Refusal)
@@ -40,11 +40,11 @@ type Observer struct {
 	Started func(Start)
 
 	// Taken is called for tickets that left a policy's line with their capacity. Some may be put back.
-	Taken func(policy string, tickets []TakenTicket)
+	Taken func([]TakenTicket)
 
 	// Unavailable is called, by package worker, for each task that goes back to wait because the limiter
-	// could not decide.
-	Unavailable func(policy, tenant string, err error)
+	// could not decide. Its Cause is the limiter's error.
+	Unavailable func(*DeniedError)
 }
 
 // A Call is one call of a script in Redis, which decides requests, or takes tickets.
@@ -62,6 +62,12 @@ type Correction struct {
 	Change      map[string]int64 // by unit, what it costs more than before; below 0 if refunded
 	Cost        map[string]int64 // what it costs now, of the units that were corrected
 	Reservation Reservation      // as the caller had it
+}
+
+// A Publication is a version of the published policies.
+type Publication struct {
+	Err     error // why it is not in force, or nil
+	Version int64
 }
 
 // A Start is work that begins, as it was granted.
@@ -98,34 +104,28 @@ func (p *panics) log(function string, value any) {
 // guarded returns an observer that has all functions, which return after a panic.
 func (o Observer) guarded(p *panics) Observer {
 	return Observer{
-		Called:    func(c Call) { p.guard("Called", o.Called != nil, func() { o.Called(c) }) },
-		Corrected: func(c Correction) { p.guard("Corrected", o.Corrected != nil, func() { o.Corrected(c) }) },
-		Decided:   func(d Decision) { p.guard("Decided", o.Decided != nil, func() { o.Decided(d) }) },
-		Followed: func(version int64, err error) {
-			p.guard("Followed", o.Followed != nil, func() { o.Followed(version, err) })
-		},
-		Joined: func(policy, tenant string, place Place) {
-			p.guard("Joined", o.Joined != nil, func() { o.Joined(policy, tenant, place) })
-		},
-		Refused: func(r Refusal) { p.guard("Refused", o.Refused != nil, func() { o.Refused(r) }) },
-		Started: func(s Start) { p.guard("Started", o.Started != nil, func() { o.Started(s) }) },
-		Taken: func(policy string, tickets []TakenTicket) {
-			p.guard("Taken", o.Taken != nil, func() { o.Taken(policy, tickets) })
-		},
-		Unavailable: func(policy, tenant string, err error) {
-			p.guard("Unavailable", o.Unavailable != nil, func() { o.Unavailable(policy, tenant, err) })
-		},
+		Called:      guard(p, "Called", o.Called),
+		Corrected:   guard(p, "Corrected", o.Corrected),
+		Decided:     guard(p, "Decided", o.Decided),
+		Followed:    guard(p, "Followed", o.Followed),
+		Joined:      guard(p, "Joined", o.Joined),
+		Refused:     guard(p, "Refused", o.Refused),
+		Started:     guard(p, "Started", o.Started),
+		Taken:       guard(p, "Taken", o.Taken),
+		Unavailable: guard(p, "Unavailable", o.Unavailable),
 	}
 }
 
-// guard calls an Observer's function, if there is one.
-func (p *panics) guard(name string, known bool, call func()) {
-	defer func() {
-		if value := recover(); value != nil {
-			p.log("Observer."+name, value)
+// guard returns a function that calls one of an Observer, if there is one.
+func guard[T any](p *panics, name string, observe func(T)) func(T) {
+	return func(event T) {
+		defer func() {
+			if value := recover(); value != nil {
+				p.log("Observer."+name, value)
+			}
+		}()
+		if observe != nil {
+			observe(event)
 		}
-	}()
-	if known {
-		call()
 	}
 }

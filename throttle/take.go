@@ -88,7 +88,7 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 		}
 	}
 	if len(taken.Tickets) > 0 {
-		l.config.Observer.Taken(cp.Name, taken.Tickets)
+		l.config.Observer.Taken(taken.Tickets)
 	}
 	_ = n.PutBack(ctx, others) // else they are out of the line until their tasks join again
 	return taken, nil

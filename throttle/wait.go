@@ -141,7 +141,7 @@ func (w *waiter) use(ctx context.Context, o *operation, t script.TakenTicket, r 
 		w.leave(ctx, o) // it may have joined again
 	}
 	ticket := o.taken(t)
-	l.config.Observer.Taken(o.Name, []TakenTicket{ticket})
+	l.config.Observer.Taken([]TakenTicket{ticket})
 	cp, err := l.policyThatDecides(o.line, r)
 	if err != nil || !cp.matches(ticket, w.claims.queue, r) {
 		l.refundLater(o.line, t)

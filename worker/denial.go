@@ -96,7 +96,8 @@ func (s *Server) noteUnavailable(a *attempt, r throttle.Request, cause error) {
 
 func (s *Server) noteUndecided(r throttle.Request, cause error) {
 	s.limiterLog.Failed(cause, "policy", r.Policy, "fails", "closed")
-	s.config.Limiter.Config().Observer.Unavailable(r.Policy, r.Tenant, cause)
+	denied := &throttle.DeniedError{Cause: cause, Decision: undecidedDecision(r), Request: r}
+	s.config.Limiter.Config().Observer.Unavailable(denied)
 }
 
 func undecidedDecision(r throttle.Request) throttle.Decision {

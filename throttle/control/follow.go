@@ -156,7 +156,7 @@ func (f *Follower) adopt() {
 		f.report(false)
 		f.version, f.reported = f.state.Version, time.Time{}
 	}
-	f.store.limiter.Config().Observer.Followed(f.state.Version, err)
+	f.store.limiter.Config().Observer.Followed(throttle.Publication{Err: err, Version: f.state.Version})
 }
 
 // apply puts published policies in force, with what holds for all tenants.

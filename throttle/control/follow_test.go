@@ -20,18 +20,14 @@ import (
 func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		s := newStore(t, client)
-		type told struct {
-			version int64
-			err     error
-		}
-		var followed atomic.Pointer[told]
+		var followed atomic.Pointer[throttle.Publication]
 		l := newLimiter(t, throttle.Config{Client: client, Observer: throttle.Observer{
-			Followed: func(version int64, err error) { followed.Store(&told{version, err}) },
+			Followed: func(p throttle.Publication) { followed.Store(&p) },
 		}})
 		publish(t, s, 0, policy("p", 3))
 		follow(t, l, false)
 		f := followed.Load()
-		expect.Require(t, f != nil && f.err == nil && f.version != 0, "the observer was told", f)
+		expect.Require(t, f != nil && f.Err == nil && f.Version != 0, "the observer was told", f)
 		const windows = `"Windows":[{"Name":"hour","Limit":9,"Period":3600000000000}]`
 		for _, document := range []string{
 			`{"Format":1,"Policies":[{"Name":"p","Invented":1,` + windows + `}]}`, `{"Format":2,"Policies":[{"Name":"p",` + windows + `}]}`, `{"Format":1,"Policies":[{"Name":"p"}]}`, `{`,
@@ -40,7 +36,7 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 			expect.Must(t, client.HSet(t.Context(), "sluice:{!control}:state", "policies", document, "policies_version", state.Version+1000, "mark", document).Err())
 			limitertest.Until(t, "the observer is told that "+document+" cannot be used", func() bool {
 				f := followed.Load()
-				return f.version == state.Version+1000 && f.err != nil
+				return f.Version == state.Version+1000 && f.Err != nil
 			})
 			got := l.Policies()
 			expect.Require(t, len(got) == 1 && got[0].Windows[0].Limit == 3, "after", document, "the policies are", got)

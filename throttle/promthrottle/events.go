@@ -71,17 +71,17 @@ func (m *Metrics) decided(d throttle.Decision) {
 	}
 }
 
-func (m *Metrics) followed(version int64, err error) {
-	if err != nil {
+func (m *Metrics) followed(p throttle.Publication) {
+	if p.Err != nil {
 		m.unusable.WithLabelValues().Inc()
 		return
 	}
-	m.version.WithLabelValues().Set(float64(version))
+	m.version.WithLabelValues().Set(float64(p.Version))
 }
 
-func (m *Metrics) joined(policy, _ string, p throttle.Place) {
+func (m *Metrics) joined(p throttle.Place) {
 	if p.Err == nil && !p.Exempt && !p.AlreadyQueued {
-		m.expected.WithLabelValues(policy).Observe(p.RetryIn.Seconds())
+		m.expected.WithLabelValues(p.Policy).Observe(p.RetryIn.Seconds())
 	}
 }
 
@@ -92,10 +92,10 @@ func (m *Metrics) started(s throttle.Start) {
 	}
 }
 
-func (m *Metrics) taken(policy string, tickets []throttle.TakenTicket) {
+func (m *Metrics) taken(tickets []throttle.TakenTicket) {
 	for _, t := range tickets {
 		if t.Decision.Granted {
-			m.grants.WithLabelValues(policy, "line").Inc()
+			m.grants.WithLabelValues(t.Decision.Policy, "line").Inc()
 		}
 	}
 }

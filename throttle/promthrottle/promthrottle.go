@@ -98,7 +98,7 @@ func (m *Metrics) Observer() throttle.Observer {
 	return throttle.Observer{
 		Called: m.called, Decided: m.decided, Followed: m.followed, Joined: m.joined, Started: m.started, Taken: m.taken,
 		Refused:     func(r throttle.Refusal) { m.refusals.WithLabelValues(r.Policy).Inc() },
-		Unavailable: func(policy, _ string, _ error) { m.unavailable.WithLabelValues(policy).Inc() },
+		Unavailable: func(d *throttle.DeniedError) { m.unavailable.WithLabelValues(d.Decision.Policy).Inc() },
 	}
 }
 

@@ -115,12 +115,12 @@ func TestMetricsOfALimiter(t *testing.T) {
 		tell := m.Observer()
 		tell.Started(throttle.Start{Late: time.Millisecond, Policy: "api", Tenant: "b", Waited: time.Second})
 		tell.Started(throttle.Start{Late: -1, Policy: "api", Tenant: "b"})
-		tell.Unavailable("api", "b", throttle.ErrUnavailable)
+		tell.Unavailable(&throttle.DeniedError{Cause: throttle.ErrUnavailable, Decision: throttle.Decision{Policy: "api", Tenant: "b"}})
 		tell.Decided(throttle.Decision{FailedOpen: throttle.ErrUnavailable, Granted: true, Policy: "api", Tenant: "b"})
 		tell.Decided(throttle.Decision{Granted: true, Observed: &throttle.Observed{By: "hour", Wait: time.Second}, Policy: "api", Tenant: "b"})
 		tell.Decided(throttle.Decision{Granted: true, Observed: &throttle.Observed{By: "hour", NeverFits: true}, Policy: "api", Tenant: "b"})
-		tell.Followed(7, nil)
-		tell.Followed(8, throttle.ErrUnknownPolicy)
+		tell.Followed(throttle.Publication{Version: 7})
+		tell.Followed(throttle.Publication{Err: throttle.ErrUnknownPolicy, Version: 8})
 		tell.Called(throttle.Call{Err: fmt.Errorf("%w: gone", throttle.ErrUnavailable), Policy: "api", Script: "take", Took: time.Second})
 		wantSeries(t, registry,
 			`sluice_grants_total{policy="api",source="line"} 1`,

@@ -75,16 +75,13 @@ func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 			c.granted(d)
 		}
 	})
-	o.Taken = func(policy string, tickets []throttle.TakenTicket) {
+	o.Taken = then(next.Taken, func(tickets []throttle.TakenTicket) {
 		for _, t := range tickets {
 			if t.Decision.Granted {
 				c.granted(t.Decision)
 			}
 		}
-		if next.Taken != nil {
-			next.Taken(policy, tickets)
-		}
-	}
+	})
 	o.Corrected = then(next.Corrected, func(correction throttle.Correction) {
 		r := correction.Reservation.Request
 		c.add(count{policy: r.Policy, tenant: r.Tenant}, correction.Change[throttle.Requests])
@@ -103,12 +100,8 @@ func then[T any](next, own func(T)) func(T) {
 
 func (c *Counter) granted(d throttle.Decision) {
 	r := d.Reservation.Request
-	requests, named := r.Cost[throttle.Requests]
-	if !named {
-		requests = 1
-	}
 	c.add(count{policy: r.Policy, event: granted}, 1)
-	c.add(count{policy: r.Policy, tenant: r.Tenant}, requests)
+	c.add(count{policy: r.Policy, tenant: r.Tenant}, r.CostOf(throttle.Requests))
 }
 
 func (c *Counter) add(of count, n int64) {
@@ -126,13 +119,11 @@ func (c *Counter) Start(l *throttle.Limiter) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
 	ended.Go(func() {
-		for tick := time.NewTicker(every); ; {
+		defer c.write(l)
+		for tick := time.Tick(every); ctx.Err() == nil; {
 			select {
 			case <-ctx.Done():
-				tick.Stop()
-				c.write(l)
-				return
-			case <-tick.C:
+			case <-tick:
 				c.write(l)
 			}
 		}

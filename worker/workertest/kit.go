@@ -62,7 +62,7 @@ func (k *kit) observer(o throttle.Observer) throttle.Observer {
 			k.look()
 		}
 	}
-	o.Followed = func(int64, error) { k.look() }
+	o.Followed = func(throttle.Publication) { k.look() }
 	return o
 }
 

@@ -43,12 +43,12 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 				Decided: func(d throttle.Decision) {
 					tell("decided %s %s %v %v %v", d.Policy, d.Tenant, d.Granted, d.Queued, d.RetryIn)
 				},
-				Joined: func(policy, tenant string, p throttle.Place) {
-					tell("join %s %s %v %v", policy, tenant, p.RetryIn, p.Err != nil)
+				Joined: func(p throttle.Place) {
+					tell("join %s %s %v %v", p.Policy, p.Tenant, p.RetryIn, p.Err != nil)
 				},
-				Taken: func(policy string, tickets []throttle.TakenTicket) {
+				Taken: func(tickets []throttle.TakenTicket) {
 					for _, ticket := range tickets {
-						tell("taken %s %s %v", policy, ticket.ID, ticket.Waited)
+						tell("taken %s %s %v", ticket.Decision.Policy, ticket.ID, ticket.Waited)
 					}
 				},
 			},
@@ -118,7 +118,7 @@ func TestAWaitIsObserved(t *testing.T) {
 				Started: func(start throttle.Start) {
 					tell("started %s %s %v %v", start.Policy, start.Tenant, start.Late, start.Waited.Round(s))
 				},
-				Taken: func(_ string, tickets []throttle.TakenTicket) { tell("taken %d", len(tickets)) },
+				Taken: func(tickets []throttle.TakenTicket) { tell("taken %d", len(tickets)) },
 			},
 		})
 		for _, want := range [][]string{

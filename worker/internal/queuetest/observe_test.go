@@ -83,7 +83,7 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 							tell(d.Policy, "open "+d.Tenant, d.FailedOpen)
 						}
 					},
-					Unavailable: tell,
+					Unavailable: func(d *throttle.DeniedError) { tell(d.Decision.Policy, d.Decision.Tenant, d.Cause) },
 				}})
 				s.Serve(s.Ok, sitetest.Calm)
 				goesOn := (<-chan struct{})(nil)

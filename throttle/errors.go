@@ -43,41 +43,18 @@ var (
 	ErrLeaseLost = errors.New("throttle: the lease of a concurrency window was lost")
 )
 
-// A RequestError says which value of a request is invalid. Nothing was changed. The same request
-// fails until the policies change.
+// A RequestError says which value of a request is invalid, or which window can never hold its cost, so
+// that waiting does not help. Nothing was changed. The same request fails until the policies change.
 type RequestError struct {
 	Policy string
+	Window string // which is too small for the cost, or ""
 	Field  string // such as "attribute user" or "cost tokens"
 	Value  any    // the invalid value
 	Hint   string // what it must be
 }
 
 func (e *RequestError) Error() string {
-	value := fmt.Sprint(e.Value)
-	if s, ok := e.Value.(string); ok {
-		value = fmt.Sprintf("%q", quote.Short(s))
-	}
-	return fmt.Sprintf("throttle: policy %q: %s %s: %s", e.Policy, e.Field, value, e.Hint)
-}
-
-// A NeverFitsError says that a cost is above the capacity of a window, so that waiting does not
-// help. Nothing was changed.
-type NeverFitsError struct {
-	Policy   string
-	Window   string
-	Unit     string // what the window counts
-	Cost     int64  // of the request, in units
-	Capacity int64  // the window's limit, or its burst
-	Held     int64  // the part of it that the job which asks holds itself; 0 outside of a job
-}
-
-func (e *NeverFitsError) Error() string {
-	beside := ""
-	if e.Held > 0 {
-		beside = fmt.Sprintf(" beside the %d that the job holds", e.Held)
-	}
-	return fmt.Sprintf("throttle: policy %q, window %q: cost of %d %s never fits%s: the window holds %d at most",
-		e.Policy, e.Window, e.Cost, e.Unit, beside, e.Capacity)
+	return (&PolicyError{Policy: e.Policy, Window: e.Window, Field: e.Field, Value: e.Value, Hint: e.Hint}).Error()
 }
 
 // A DeniedError says that a job or a call did not start, because it does not fit now. Nothing was
@@ -92,10 +69,6 @@ type DeniedError struct {
 
 	// Request is the denied request.
 	Request Request
-
-	// RetryAt is the latest time at which a worker tries the task again, by this machine's clock.
-	// It is zero outside of a worker.
-	RetryAt time.Time
 }
 
 // Error is the decision's reason, such as "throttled: github-api/burst, tenant acme, 1.8s", and the

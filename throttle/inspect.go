@@ -34,7 +34,7 @@ type Standing struct {
 
 	BatchShare float64  // of the policy
 	Decision   Decision // AlreadyQueued: it waits
-	Err        error    // a *RequestError or *NeverFitsError: the rest is not known
+	Err        error    // a *RequestError: the rest is not known
 	Observes   bool     // the policy denies nothing
 	Removed    bool     // the policy is in force no more
 	Weight     float64  // of its tenant
@@ -54,7 +54,7 @@ func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
 		s.BatchShare, s.Observes = cp.BatchShare, cp.Mode == ModeObserve
 		s.Removed = n.limiter.policies.Load().byLine[n.name] != cp
 		switch err := n.stand(ctx, cp, s); {
-		case errors.As(err, new(*RequestError)) || errors.As(err, new(*NeverFitsError)):
+		case errors.As(err, new(*RequestError)):
 			s.Err = err
 			continue
 		case err != nil:

@@ -125,9 +125,8 @@ func (l *Limiter) Config() Config { return l.config }
 // Reserve takes the cost of a request from all windows of its policy, or from none, without a wait.
 // A denial is not an error. A denied request that has a ticket joins the line (Decision.Queued).
 //
-// If the request can never be granted, the error is ErrUnknownPolicy, a *RequestError or a
-// *NeverFitsError. If its Deadline or MaxWait refuses it, the error is a *TooLateError, and it joins
-// no line. Other errors are ErrUnavailable (unless the policy fails open), ErrState,
+// If the request can never be granted, the error is ErrUnknownPolicy or a *RequestError. If its
+// Deadline or MaxWait refuses it, the error is a *TooLateError, and it joins no line. Other errors are ErrUnavailable (unless the policy fails open), ErrState,
 // ErrClock, ErrReply, the context's error, and that of the TenantFunc. After an error the work must
 // not run.
 func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
@@ -260,7 +259,7 @@ func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error)
 }
 
 // Check returns the error by which Reserve would fail however much room there is: ErrUnknownPolicy,
-// a *RequestError, a *NeverFitsError or that of the TenantFunc. It does not call Redis.
+// a *RequestError or that of the TenantFunc. It does not call Redis.
 func (l *Limiter) Check(ctx context.Context, r Request) error {
 	_, err := l.checked(ctx, r)
 	return err

@@ -42,8 +42,8 @@ func (l *Limiter) Lines() []string {
 type Place struct {
 	Decision
 
-	// Err says why the ticket did not join: *RequestError, *NeverFitsError, *TooLateError or
-	// *BacklogError. It does not affect the other tickets.
+	// Err says why the ticket did not join: *RequestError, *TooLateError or *BacklogError. It does not
+	// affect the other tickets.
 	Err error
 
 	// Nudge says that the ticket fits now, and that no server is about to take: make one call Take.
@@ -74,7 +74,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 		}
 		o, err := n.checked(ctx, cp, r)
 		switch {
-		case errors.As(err, new(*RequestError)) || errors.As(err, new(*NeverFitsError)):
+		case errors.As(err, new(*RequestError)):
 			places[i].Err = err
 			continue
 		case err != nil:
@@ -105,15 +105,13 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 
 // checked prepares a request for capacity of the line's policy.
 func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
-	if r.Policy != "" && r.Policy != cp.Name {
-		return nil, &RequestError{Policy: cp.Name, Field: "policy", Value: r.Policy,
-			Hint: "must be that of the line, or empty"}
+	policy := r.Policy
+	if r.Policy = cp.Name; policy != "" && policy != cp.Name {
+		return nil, r.bad("policy", policy, "must be that of the line, or empty")
 	}
 	if line := lineName(cp.Name, r.Tenant, cp.Shards); line != cp.line {
-		return nil, &RequestError{Policy: cp.Name, Field: TenantAttribute, Value: r.Tenant,
-			Hint: "must wait in its own line, " + line}
+		return nil, r.bad(TenantAttribute, r.Tenant, "must wait in its own line, "+line)
 	}
-	r.Policy = cp.Name
 	return n.limiter.checkedFor(ctx, cp, r)
 }
 

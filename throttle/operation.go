@@ -73,7 +73,7 @@ func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation
 	return o, nil
 }
 
-// checkCosts reports costs that can never be granted. Errors are *RequestError and *NeverFitsError.
+// checkCosts reports costs that can never be granted. Errors are *RequestError.
 // Cancel does not call it: what was taken is given back under any policy.
 func (o *operation) checkCosts() error {
 	if err := o.checkUnits("cost", o.request.Cost); err != nil {
@@ -81,9 +81,8 @@ func (o *operation) checkCosts() error {
 	}
 	if i := o.neverFits(); i >= 0 && !o.free {
 		w := o.windows[i]
-		return &NeverFitsError{
-			Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.request.CostOf(w.Unit), Capacity: w.capacity(),
-		}
+		hint := fmt.Sprintf("never fits: the window holds %d at most", w.capacity())
+		return &RequestError{o.Name, w.Name, "cost " + w.Unit, o.request.CostOf(w.Unit), hint}
 	}
 	return nil
 }

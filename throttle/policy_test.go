@@ -37,7 +37,7 @@ func TestPoliciesAreValidated(t *testing.T) {
 		{func(p *throttle.Policy) { p.Name = "p\n" }, `throttle: policy "p\n": name "p\n": ` + nameHint},
 		{func(p *throttle.Policy) { p.Name = strings.Repeat("x", 64) }, ``},
 		{func(p *throttle.Policy) { p.Name = strings.Repeat("x", 65) },
-			`throttle: policy "` + strings.Repeat("x", 65) + `": name "` + strings.Repeat("x", 65) + `": ` + nameHint},
+			`throttle: policy "` + strings.Repeat("x", 65) + `": name "` + strings.Repeat("x", 64) + `...": ` + nameHint},
 		{func(p *throttle.Policy) { p.Fail = "ajar" }, `: fail "ajar": must be "closed" or "open"`},
 		{func(p *throttle.Policy) { p.Fail = throttle.FailOpen }, ``},
 		{func(p *throttle.Policy) { p.Requeue = "soon" }, `: requeue "soon": must be "when-fits" or "earliest-reset"`},

@@ -35,7 +35,7 @@ func (e *PolicyError) Error() string {
 	}
 	value := fmt.Sprint(e.Value)
 	if s, ok := e.Value.(string); ok {
-		value = fmt.Sprintf("%q", s)
+		value = strconv.Quote(quote.Short(s))
 	}
 	fmt.Fprintf(&b, ": %s %s: %s", e.Field, value, e.Hint)
 	return b.String()
@@ -100,9 +100,8 @@ func (p Policy) Validate() error {
 		field := fmt.Sprintf("match[%d]", i)
 		expression := strings.HasPrefix(glob, "^") || strings.HasSuffix(glob, "$")
 		c.must(glob != "", field, glob, `must be a task type or a glob such as "http:*"`)
-		c.must(len(glob) <= MaxGlobBytes, field, quote.Short(glob),
-			fmt.Sprintf("must be at most %d bytes", MaxGlobBytes))
-		c.must(!expression, field, quote.Short(glob), `must be a glob such as "http:*", not a regular expression`)
+		c.must(len(glob) <= MaxGlobBytes, field, glob, fmt.Sprintf("must be at most %d bytes", MaxGlobBytes))
+		c.must(!expression, field, glob, `must be a glob such as "http:*", not a regular expression`)
 	}
 	windows, names := p.Windows, map[string]bool{}
 	if len(windows) == 0 || len(windows) > MaxWindows {

@@ -87,8 +87,7 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 //
 // Before anything is written it returns an error for a matched task
 //   - that has no tenant,
-//   - whose attributes or cost its policy can never grant: a wrapped *throttle.RequestError or
-//     *throttle.NeverFitsError,
+//   - whose attributes or cost its policy can never grant: a wrapped *throttle.RequestError,
 //   - that is expected to start only after its asynq.Deadline: a wrapped *throttle.TooLateError. So
 //     is one whose Deadline is before its ProcessAt,
 //   - that MaxWait or Backlog refuse: a wrapped *throttle.TooLateError or *throttle.BacklogError.

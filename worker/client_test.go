@@ -34,12 +34,11 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 			return worker.NewTask(worker.Identity{Attributes: map[string]string{"user": "bob"}, Cost: map[string]int64{"requests": cost}, Tenant: tenant}, "x", nil)
 		}
 		var request *throttle.RequestError
-		var neverFits *throttle.NeverFitsError
 		if _, err := client.EnqueueContext(t.Context(), asynq.NewTask("x", nil)); err == nil ||
 			err.Error() != `worker: task type "x": no tenant, and policy "api" matches it: make the task with worker.NewTask, or set Config.Identify` {
 			t.Errorf("without a tenant: %v", err)
 		}
-		if _, err := client.EnqueueContext(t.Context(), task("acme", 6)); !errors.As(err, &neverFits) || neverFits.Capacity != 5 {
+		if _, err := client.EnqueueContext(t.Context(), task("acme", 6)); !errors.As(err, &request) || request.Window != "window" {
 			t.Errorf("a cost of 6 of 5: %v", err)
 		}
 		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask()); !errors.As(err, &request) || request.Field != "attribute user" {

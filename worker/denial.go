@@ -67,7 +67,7 @@ func (s *Server) requeueOrderOf(
 		after = dispatch.Fallback(policy, d.RetryIn)
 	}
 	at := asynqredis.WholeSecond(now.Add(after))
-	reason := (&throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}).Error()
+	reason := (&throttle.DeniedError{Cause: cause, Decision: d, Request: r}).Error()
 	if d.Queued && d.RetryIn >= time.Second { // the text stays until then
 		reason += ": expected to start at " + now.Add(d.RetryIn+time.Second-1).UTC().Format(time.RFC3339)
 	}

@@ -121,7 +121,7 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 
 // RequestOf returns what the task asks of the policy that matches it, if it is enqueued with the
 // options. It is an error if no policy with a line matches, if the task has no tenant, or if its
-// policy can never grant it: a wrapped *throttle.RequestError or *throttle.NeverFitsError.
+// policy can never grant it: a wrapped *throttle.RequestError.
 func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Request, error) {
 	e := &enqueueTask{task: task}
 	err := c.prepare(context.Background(), e, opts)

@@ -127,7 +127,7 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 // call Cancel before you return, if its own call was not made.
 //
 // Slots of Concurrency windows are held until the handler returns, or until the reservation is
-// released or cancelled. The error is a *throttle.NeverFitsError if the request cannot fit beside
+// released or cancelled. The error is a *throttle.RequestError if the request cannot fit beside
 // the slots that the task itself took. Other errors are throttle.Limiter.Wait's.
 //
 // A second call by the task's own policy belongs into the task's cost. A window of another
@@ -173,7 +173,7 @@ func (j *Job) Wait(ctx context.Context, r throttle.Request) (throttle.Reservatio
 	return d.Reservation, nil
 }
 
-// besideOwn returns a *throttle.NeverFitsError if a denied request cannot fit beside the slots that
+// besideOwn returns a *throttle.RequestError if a denied request cannot fit beside the slots that
 // the task itself holds. They are held for as long as its handler runs, so that neither a wait nor
 // a requeue would help. Slots of the handler's own calls do not count: others of its goroutines may
 // give them back.
@@ -189,8 +189,9 @@ func (j *Job) besideOwn(err error) error {
 		held, cost := task.CostOf(w.Unit), r.CostOf(w.Unit)
 		isShared := len(w.Scope.Attributes) == 0
 		if w.Denied && w.Algorithm.Leases() && (same || isShared) && held > 0 && held+cost > w.Limit {
-			return &throttle.NeverFitsError{
-				Policy: task.Policy, Window: w.Name, Unit: w.Unit, Cost: cost, Capacity: w.Limit, Held: held,
+			hint := fmt.Sprintf("never fits beside the %d that the job holds: the window holds %d at most", held, w.Limit)
+			return &throttle.RequestError{
+				Policy: task.Policy, Window: w.Name, Field: "cost " + w.Unit, Value: cost, Hint: hint,
 			}
 		}
 	}

@@ -224,7 +224,7 @@ func (s *Server) warnOnce(message, taskType string, args ...any) {
 
 // isInvalid reports whether the error says that the request can never be granted.
 func isInvalid(err error) bool {
-	return errors.As(err, new(*throttle.RequestError)) || errors.As(err, new(*throttle.NeverFitsError))
+	return errors.As(err, new(*throttle.RequestError))
 }
 
 // notAgain makes asynq archive the task. A throttle.TooLateError alone does not: a handler may

@@ -272,7 +272,7 @@ func (i Inspector) simulate(
 		for i, standing := range l.waiting {
 			tickets := l.flows[i].tickets
 			t := TenantSimulation{Tenant: standing.Request.Tenant, Waiting: tickets}
-			if never := new(throttle.NeverFitsError); errors.As(standing.Err, &never) {
+			if never := new(throttle.RequestError); errors.As(standing.Err, &never) && never.Window != "" {
 				t.NeverFits, standing = never.Window, nil
 			} else if standing.Err != nil {
 				return s, fmt.Errorf("throttle: policy %q cannot be simulated: %w", policy, standing.Err)

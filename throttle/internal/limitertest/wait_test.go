@@ -42,7 +42,7 @@ func TestWaitGivesUpAtOnce(t *testing.T) {
 		d, err = l.Wait(t.Context(), brief)
 		wantNotInTime(t, d, err)
 		expect.Equal(t, time.Since(start), 0)
-		expect.Err(t, expect.ErrOf(l.Wait(ctx, Acme(2))), new(*throttle.NeverFitsError), "what never fits")
+		expect.Err(t, expect.ErrOf(l.Wait(ctx, Acme(2))), new(*throttle.RequestError), "what never fits")
 
 		later, end := context.WithTimeout(t.Context(), m+us)
 		defer end()

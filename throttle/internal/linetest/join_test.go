@@ -52,8 +52,8 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 	expect.Require(t, err == nil && len(places) == len(requests), len(places), "places", err)
 	for i, want := range []string{
 		"10s", `throttle: policy "p": ticket "": must have an ID`,
-		`throttle: policy "p", window "own": cost of 3 requests never fits: the window holds 2 at most`, "exempt",
-		`throttle: policy "p", window "own": cost of 2 requests never fits: the window holds 1 at most`,
+		`throttle: policy "p", window "own": cost requests 3: never fits: the window holds 2 at most`, "exempt",
+		`throttle: policy "p", window "own": cost requests 2: never fits: the window holds 1 at most`,
 		`throttled: p/own, tenant a, 10s: may wait for 10s, longer than 9.999999s`, "10s",
 		`throttle: policy "p": tenant a has 2 waiting already`, "20s",
 		`throttled: p/own, tenant a, 20s: too late for ` + soon.String(),

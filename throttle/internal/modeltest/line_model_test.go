@@ -145,7 +145,7 @@ func (cr *crowd) shares(a, b throttle.Request) bool {
 func (cr *crowd) reserve(r throttle.Request) {
 	d, err := cr.servers[0].Reserve(cr.t.Context(), r)
 	if cr.m.neverFits(r) {
-		if !errors.As(err, new(*throttle.NeverFitsError)) {
+		if !errors.As(err, new(*throttle.RequestError)) {
 			cr.fatal("a cost that never fits: %v", err)
 		}
 		return
@@ -202,7 +202,7 @@ func (cr *crowd) join(r throttle.Request, maxWait time.Duration, backlog int) {
 		} else if known {
 			cr.remove(r.Ticket) // it had been in another flow
 		}
-	case !errors.As(err, new(*throttle.NeverFitsError)) || !cr.m.neverFits(r):
+	case !errors.As(err, new(*throttle.RequestError)) || !cr.m.neverFits(r):
 		cr.t.Fatal(err)
 	}
 }

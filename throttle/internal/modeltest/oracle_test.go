@@ -105,7 +105,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 		expect.Require(t, d.Granted || maps.Equal(before, limitertest.Dump(t, client)),
 			"a denial changed Redis", d, err)
 		if m.neverFits(r) {
-			expect.Err(t, err, new(*throttle.NeverFitsError), "a cost that never fits")
+			expect.Err(t, err, new(*throttle.RequestError), "a cost that never fits")
 			return
 		}
 		expect.Must(t, err)

@@ -189,9 +189,10 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 				})
 				s.Enqueue(sitetest.Task("acme", slots(row.cost)), asynq.TaskID("t"), asynq.MaxRetry(0))
 				if err := <-reserved; row.never {
-					var never *throttle.NeverFitsError
-					want := throttle.NeverFitsError{
-						Policy: "api", Window: own.Windows[0].Name, Unit: throttle.Requests, Cost: row.reserve, Capacity: 2, Held: row.cost,
+					var never *throttle.RequestError
+					want := throttle.RequestError{
+						Policy: "api", Window: own.Windows[0].Name, Field: "cost requests", Value: row.reserve,
+						Hint: fmt.Sprintf("never fits beside the %d that the job holds: the window holds 2 at most", row.cost),
 					}
 					expect.That(t, errors.As(err, &never) && *never == want,
 						"reserved:", err, ", want", &want)

@@ -116,7 +116,6 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 			task("x", 1, asynq.TaskID("u2"), asynq.Unique(time.Hour)),
 		}
 		var late *throttle.TooLateError
-		var never *throttle.NeverFitsError
 		results := client.EnqueueBulk(t.Context(), tasks, asynq.MaxRetry(3))
 		for i, want := range []struct {
 			state asynq.TaskState
@@ -126,7 +125,7 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 			{state: asynq.TaskStateScheduled},
 			{err: func(err error) bool { return err.Error() == "worker: the task is nil" }},
 			{err: func(err error) bool { return errors.Is(err, asynq.ErrTaskIDConflict) }},
-			{err: func(err error) bool { return errors.As(err, &never) }},
+			{err: func(err error) bool { return errors.As(err, new(*throttle.RequestError)) }},
 			{err: func(err error) bool { return strings.Contains(err.Error(), "no tenant") }},
 			{state: asynq.TaskStatePending},
 			{state: asynq.TaskStateScheduled, in: time.Hour},

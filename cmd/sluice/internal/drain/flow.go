@@ -27,7 +27,7 @@ func (d *Drain) granted(ctx, calls context.Context, w *work) (grant throttle.Dec
 	for ctx.Err() == nil {
 		grant, err := d.Limiter.Wait(ctx, w.request)
 		switch {
-		case errors.As(err, new(*throttle.RequestError)) || errors.As(err, new(*throttle.NeverFitsError)):
+		case errors.As(err, new(*throttle.RequestError)):
 			d.end(w, err)
 			return grant, false
 		case err != nil && ctx.Err() == nil:

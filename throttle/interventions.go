@@ -21,22 +21,12 @@ type TenantOverride struct {
 	Windows map[string]Override `json:"windows,omitempty"` // by names of windows whose scope contains the tenant
 }
 
-// An OperatorPause stops grants of a policy, or to one tenant of it, until a time. Exempt tenants
-// are stopped too. Tickets in line keep their places.
-type OperatorPause struct {
-	By     string    `json:"by"`               // who has set it
-	Policy string    `json:"policy"`           // its name
-	Tenant string    `json:"tenant,omitempty"` // "" for all
-	Until  time.Time `json:"until,omitzero"`   // when it ends, by the clock of Redis
-	Why    string    `json:"why"`              // the reason
-}
-
 // Interventions are what operators have put in force for a while. A limiter keeps what it gets, and
 // returns the same: nobody may change it then.
 type Interventions struct {
 	At        time.Time        // by the clock of Redis
 	Overrides []TenantOverride // one for each policy and tenant
-	Pauses    []OperatorPause  // one for each policy, and each tenant of it
+	Pauses    []Pause          // one for each policy, and each tenant of it: exempt ones too
 }
 
 // InForce returns those that have not ended at a time.
@@ -44,7 +34,7 @@ func (i Interventions) InForce(at time.Time) Interventions {
 	return Interventions{
 		At:        at,
 		Overrides: slices.DeleteFunc(slices.Clone(i.Overrides), func(o TenantOverride) bool { return !o.Until.After(at) }),
-		Pauses:    slices.DeleteFunc(slices.Clone(i.Pauses), func(p OperatorPause) bool { return !p.Until.After(at) }),
+		Pauses:    slices.DeleteFunc(slices.Clone(i.Pauses), func(p Pause) bool { return !p.Until.After(at) }),
 	}
 }
 
@@ -56,14 +46,14 @@ type interventions struct {
 	all       Interventions
 	offset    time.Duration // of the clock of Redis from the one of this machine
 	overrides map[target]*TenantOverride
-	pauses    map[target]OperatorPause
+	pauses    map[target]Pause
 }
 
 // An effectiveTenant is a tenant as operators have changed it.
 type effectiveTenant struct {
 	Tenant
-	pause       *OperatorPause // the longest that holds it back, or nil
-	pausedUntil int64          // the end of a pause of this tenant alone (us, by the clock of Redis)
+	pause       *Pause // the longest that holds it back, or nil
+	pausedUntil int64  // the end of a pause of this tenant alone (us, by the clock of Redis)
 }
 
 // SetInterventions replaces what operators have put in force in this process, for calls that begin
@@ -72,12 +62,13 @@ type effectiveTenant struct {
 func (l *Limiter) SetInterventions(i Interventions) {
 	now := &interventions{
 		all: i.InForce(i.At), offset: time.Until(i.At),
-		overrides: map[target]*TenantOverride{}, pauses: map[target]OperatorPause{},
+		overrides: map[target]*TenantOverride{}, pauses: map[target]Pause{},
 	}
 	for _, o := range now.all.Overrides {
 		now.overrides[target{o.Policy, o.Tenant}] = &o
 	}
 	for _, p := range now.all.Pauses {
+		p.ByHand = true
 		now.pauses[target{p.Policy, p.Tenant}] = p
 	}
 	l.setting.Lock()

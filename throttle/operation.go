@@ -274,11 +274,12 @@ func (o *operation) decision(a script.Answer) Decision {
 		}
 		if p := a.Pause; p.Until > 0 {
 			d.Pause = &Pause{
-				At: time.UnixMicro(p.At), By: p.By, Cause: p.Cause, Tenant: p.Tenant, Until: time.UnixMicro(p.Until),
+				At: time.UnixMicro(p.At), By: p.By, Cause: p.Cause, Policy: o.Name, Tenant: p.Tenant,
+				Until: time.UnixMicro(p.Until),
 			}
 		}
 		if p := o.tenant.pause; p != nil && p.Until.UnixMicro() > max(a.At, a.Pause.Until) {
-			d.Pause = &Pause{By: p.By, ByHand: true, Cause: p.Why, Tenant: p.Tenant, Until: p.Until}
+			d.Pause = p
 		}
 		d.Binds = o.binds(a, d)
 	}

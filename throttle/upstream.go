@@ -12,14 +12,16 @@ import (
 )
 
 // A Pause is the effect of a refusal by the upstream, or of operators: nothing is granted until it
-// ends. Of several it is the one that lasts longest.
+// ends, not to exempt tenants either if it is by operators. Of several it is the one that lasts longest.
+// Tickets in line keep their places.
 type Pause struct {
-	At     time.Time `json:"at"`      // when it was reported or set
-	By     string    `json:"by"`      // which limiter reported it (Config.Name), or which operator set it
-	ByHand bool      `json:"by_hand"` // set by an operator, and not by a refusal
-	Cause  string    `json:"cause"`   // what refused, such as "429", or the operator's reason; empty if unknown
-	Tenant string    `json:"tenant"`  // whose call was refused, or who is paused; empty if that is no tenant
-	Until  time.Time `json:"until"`   // before which nothing is granted
+	At     time.Time `json:"at,omitzero"` // when it was reported; zero if it was set by an operator
+	By     string    `json:"by"`          // which limiter reported it (Config.Name), or which operator set it
+	ByHand bool      `json:"by_hand"`     // set by an operator, and not by a refusal
+	Cause  string    `json:"cause"`       // what refused, such as "429", or the operator's reason; empty if unknown
+	Policy string    `json:"policy"`      // its name
+	Tenant string    `json:"tenant"`      // whose call was refused, or who is paused; empty if that is no tenant
+	Until  time.Time `json:"until"`       // before which nothing is granted
 }
 
 // Describe says what the pause means at a time, and who reported or set it, such as "paused until

@@ -34,7 +34,7 @@ type inForce struct {
 	Version int64     `json:"version"`
 	policyfile.Description
 	Overrides []throttle.TenantOverride `json:"overrides"`
-	Pauses    []throttle.OperatorPause  `json:"pauses"`
+	Pauses    []throttle.Pause          `json:"pauses"`
 }
 
 func (m *Main) limitsShow() *cli.Command {
@@ -47,7 +47,7 @@ func (m *Main) limitsShow() *cli.Command {
 			if name := cmd.Args().First(); name != "" {
 				state.Policies = slices.DeleteFunc(state.Policies, func(p throttle.Policy) bool { return p.Name != name })
 				state.Overrides = slices.DeleteFunc(state.Overrides, func(o throttle.TenantOverride) bool { return o.Policy != name })
-				state.Pauses = slices.DeleteFunc(state.Pauses, func(p throttle.OperatorPause) bool { return p.Policy != name })
+				state.Pauses = slices.DeleteFunc(state.Pauses, func(p throttle.Pause) bool { return p.Policy != name })
 				if len(state.Policies)+len(state.Overrides)+len(state.Pauses) == 0 {
 					return badInput("policy %q: nothing is published of it, or in force", name)
 				}
@@ -55,7 +55,7 @@ func (m *Main) limitsShow() *cli.Command {
 			return c.show(inForce{
 				At: state.At.UTC(), Version: state.Version, Description: policyfile.Describe(state.Policies),
 				Overrides: append([]throttle.TenantOverride{}, state.Overrides...),
-				Pauses:    append([]throttle.OperatorPause{}, state.Pauses...),
+				Pauses:    append([]throttle.Pause{}, state.Pauses...),
 			}, func() { c.printState(state) })
 		}),
 	}
@@ -77,7 +77,7 @@ func (c *ControlCommand) printState(state control.State) {
 	if len(state.Pauses) > 0 {
 		t := show.NewTable(c.Stdout, "PAUSE", "TENANT", "UNTIL", "BY", "WHY")
 		for _, p := range state.Pauses {
-			t.Row(p.Policy, cmp.Or(p.Tenant, "(all)"), clockText(p.Until), p.By, p.Why)
+			t.Row(p.Policy, cmp.Or(p.Tenant, "(all)"), clockText(p.Until), p.By, p.Cause)
 		}
 		t.Flush()
 	}

@@ -34,7 +34,7 @@ func (s *State) add(field, value string) error {
 	end, text, _ := strings.Cut(value, " ")
 	us, err := strconv.ParseInt(end, 10, 64)
 	var o throttle.TenantOverride
-	var p throttle.OperatorPause
+	p := throttle.Pause{ByHand: true}
 	if kind == Paused {
 		err = cmp.Or(err, badName, json.Unmarshal([]byte(text), &p))
 		p.Tenant, p.Until = tenant, time.UnixMicro(us).UTC()
@@ -185,7 +185,7 @@ func (s State) Describe(kind, policy, tenant string) string {
 	}
 	for _, p := range s.Pauses {
 		if t == (target{Paused, p.Policy, p.Tenant}) {
-			return "a pause" + until(p.Until, p.By, p.Why)
+			return "a pause" + until(p.Until, p.By, p.Cause)
 		}
 	}
 	return ""
@@ -204,7 +204,7 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 		return &throttle.PolicyError{Policy: policy, Field: "name", Value: policy,
 			Hint: "must be the name of a policy in force"}
 	}
-	pause := throttle.OperatorPause{By: by.Who, Policy: policy, Tenant: tenant, Why: by.Why}
+	pause := throttle.Pause{By: by.Who, ByHand: true, Cause: by.Why, Policy: policy, Tenant: tenant}
 	return s.intervene(ctx, target{Paused, policy, tenant}, pause, "for ", d, state, by)
 }
 

@@ -69,9 +69,9 @@ type policyView struct {
 	Oldest   inspect.TenantState // whose ticket waits longest
 	Window   *throttle.WindowState
 	Starving []inspect.TenantState
-	ByHand   []throttle.OperatorPause // of its tenants
-	Refused  int64                    // in the last hour
-	NoServer string                   // a queue that no server asks for
+	ByHand   []throttle.Pause // of its tenants
+	Refused  int64            // in the last hour
+	NoServer string           // a queue that no server asks for
 }
 
 // policy describes how one policy stands.
@@ -115,7 +115,7 @@ func (p *Page) policy(ctx context.Context, v *view, q inspect.Query) policyView 
 		case pause.Policy == q.Policy && pause.Tenant != "":
 			pv.ByHand = append(pv.ByHand, pause)
 		case pause.Policy == q.Policy && (pv.Pause == nil || pause.Until.After(pv.Pause.Until)):
-			pv.Pause = &throttle.Pause{By: pause.By, ByHand: true, Cause: pause.Why, Until: pause.Until}
+			pv.Pause = &pause
 		}
 	}
 	pv.bind()

@@ -119,7 +119,7 @@ type chosenView struct {
 	Tenant   string      // only this one is shown
 	Own      *inspect.TenantState
 	Override *throttle.TenantOverride // of Tenant
-	Held     *throttle.OperatorPause  // of Tenant, or else of the policy
+	Held     *throttle.Pause          // of Tenant, or else of the policy
 	Rows     []tenantRow
 	Counts   []count // of the filters
 	Config   throttle.Policy

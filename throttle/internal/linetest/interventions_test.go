@@ -167,8 +167,8 @@ func TestWaitIsPaused(t *testing.T) {
 	limitertest.Bubble(t, limitertest.Policy(limitertest.SharedWindow(5, s)), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		for _, tenant := range []string{"", "acme"} {
 			now := time.Now()
-			l.SetInterventions(throttle.Interventions{At: now, Pauses: []throttle.OperatorPause{
-				{By: "anna", Policy: "p", Tenant: tenant, Until: now.Add(m), Why: "it is down"},
+			l.SetInterventions(throttle.Interventions{At: now, Pauses: []throttle.Pause{
+				{By: "anna", Cause: "it is down", Policy: "p", Tenant: tenant, Until: now.Add(m)},
 			}})
 			ctx, stop := context.WithTimeout(t.Context(), 10*s)
 			_, err := l.Wait(ctx, limitertest.Acme(1))

@@ -388,7 +388,7 @@ func (st *story) intervene(i throttle.Interventions) {
 	}
 	for k := range i.Pauses {
 		i.Pauses[k].Policy, i.Pauses[k].Until = "p", i.At.Add(h)
-		i.Pauses[k].By, i.Pauses[k].Why = "anna", "it is down"
+		i.Pauses[k].By, i.Pauses[k].Cause = "anna", "it is down"
 	}
 	st.l.SetInterventions(i)
 	st.refresh()
@@ -399,7 +399,7 @@ func (st *story) pauses(tenants ...string) {
 	st.Helper()
 	var i throttle.Interventions
 	for _, tenant := range tenants {
-		i.Pauses = append(i.Pauses, throttle.OperatorPause{Tenant: tenant})
+		i.Pauses = append(i.Pauses, throttle.Pause{Tenant: tenant})
 	}
 	st.intervene(i)
 }

@@ -10,10 +10,10 @@ import (
 
 // A waiter is one call that waits in place. Its claim is its ticket.
 type waiter struct {
-	claims *claims                  // nil if it has none
-	id     string                   // of its claim
-	joins  int                      // how often that joined
-	taken  chan *script.TakenTicket // holds one: that of its claim, or nil if that has to join again
+	claims *claims           // nil if it has none
+	id     string            // of its claim
+	joins  int               // how often that joined
+	taken  chan *TakenTicket // holds one: that of its claim, or nil if that has to join again
 }
 
 const (
@@ -31,7 +31,6 @@ const (
 type claims struct {
 	limiter *Limiter
 	line    string
-	queue   string
 	taker   *script.Taker
 
 	mu       sync.Mutex
@@ -43,15 +42,14 @@ type claims struct {
 }
 
 func newClaims(l *Limiter, line string) *claims {
-	taker := l.runner.NewTaker()
-	return &claims{limiter: l, line: line, queue: taker.Claims, taker: taker, waiting: map[string]*waiter{}}
+	return &claims{limiter: l, line: line, taker: l.runner.NewTaker(), waiting: map[string]*waiter{}}
 }
 
 // add returns a call's claim.
 func (c *claims) add() *waiter {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w := &waiter{claims: c, id: script.NewID(), taken: make(chan *script.TakenTicket, 1)}
+	w := &waiter{claims: c, id: script.NewID(), taken: make(chan *TakenTicket, 1)}
 	c.waiting[w.id] = w
 	return w
 }
@@ -122,23 +120,22 @@ func (c *claims) take() {
 	c.taking, c.next = true, time.Now().Add(maxTakeInterval)
 	c.mu.Unlock()
 	cp, err := c.limiter.policyOfLine(c.line, true)
-	var reply script.Taken
-	next := maxTakeInterval
+	var taken Taken
 	if err == nil {
-		q := script.TakeRequest{Claims: c.queue, Max: most}
-		reply, next, err = c.limiter.take(context.Background(), cp, c.taker, q)
+		q := script.TakeRequest{Claims: c.taker.Claims, Max: most}
+		taken, err = c.limiter.take(context.Background(), cp, c.taker, q)
 	}
 	c.mu.Lock()
 	c.taking = false
 	// Claims that Redis may have dropped join again. One that joins just now keeps its place.
-	again := err != nil || reply.Next == 0 || time.Since(c.answered) > claimsLostAfter
-	if err != nil || next < 0 {
-		next = maxTakeInterval
+	again := err != nil || taken.Next < 0 || time.Since(c.answered) > claimsLostAfter
+	if err != nil || taken.Next < 0 {
+		taken.Next = maxTakeInterval
 	}
 	if err == nil {
 		c.answered = time.Now()
 	}
-	for _, t := range reply.Tickets {
+	for _, t := range taken.Tickets {
 		if w := c.waiting[t.ID]; w != nil {
 			delete(c.waiting, t.ID)
 			w.deliver(&t)
@@ -151,11 +148,11 @@ func (c *claims) take() {
 			w.deliver(nil)
 		}
 	}
-	c.takeBy(time.Now().Add(max(next, minTakeInterval)))
+	c.takeBy(time.Now().Add(max(taken.Next, minTakeInterval)))
 }
 
 // deliver replaces what the call has not read. The lock of its claims is held.
-func (w *waiter) deliver(ticket *script.TakenTicket) {
+func (w *waiter) deliver(ticket *TakenTicket) {
 	select {
 	case <-w.taken:
 	default:
@@ -164,14 +161,10 @@ func (w *waiter) deliver(ticket *script.TakenTicket) {
 }
 
 // refundLater gives back, in the background, what a claim got for which nobody waits.
-func (l *Limiter) refundLater(line string, t script.TakenTicket) {
-	cp, err := l.policyOfLine(line, true)
-	if err != nil {
-		return
-	}
+func (l *Limiter) refundLater(line string, t TakenTicket) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 		defer cancel()
-		_ = l.Line(line).Refund(ctx, []TakenTicket{cp.taken(t)}) // or it runs out
+		_ = l.Line(line).Refund(ctx, []TakenTicket{t}) // or it runs out
 	}()
 }

@@ -6,13 +6,12 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
-	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 // A ticket is delivered while the call reads what came before. That never blocks: it would stop all
 // claims of the process.
 func TestDeliveringToAClaimNeverBlocks(t *testing.T) {
-	one := &waiter{taken: make(chan *script.TakenTicket, 1)}
+	one := &waiter{taken: make(chan *TakenTicket, 1)}
 	var delivered atomic.Bool
 	go func() {
 		for range 200_000 {

@@ -181,6 +181,17 @@ func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
 	if batch {
 		r.Class = ClassBatch
 	}
+	for part := range strings.SplitSeq(costs, ",") {
+		unit, n, ok := strings.Cut(part, "=")
+		if !ok {
+			continue
+		}
+		cost, err := strconv.ParseInt(n, 10, 64)
+		if err != nil {
+			return r, false
+		}
+		r.Cost[unit] = cost
+	}
 	if len(values) != len(cp.flowBy) {
 		return r, false
 	}
@@ -193,17 +204,6 @@ func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
 			r.Attributes = map[string]string{}
 		}
 		r.Attributes[a] = values[i]
-	}
-	for part := range strings.SplitSeq(costs, ",") {
-		unit, n, ok := strings.Cut(part, "=")
-		if !ok {
-			continue
-		}
-		cost, err := strconv.ParseInt(n, 10, 64)
-		if err != nil {
-			return r, false
-		}
-		r.Cost[unit] = cost
 	}
 	return r, mark == cp.flowMark
 }

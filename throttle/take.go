@@ -3,6 +3,7 @@ package throttle
 import (
 	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/script"
@@ -32,7 +33,7 @@ type Taken struct {
 type TakenTicket struct {
 	Ticket
 	Key        string   // Request.Key
-	Flow, Cost string   // as recorded at the join, for Line.Matches
+	Flow, Cost string   // as recorded at the join, for Line.PutBack and Refund
 	Rank       int64    // its position, for Line.PutBack
 	NeverFits  bool     // its cost is above a limit by now: nothing was charged, and its work must fail
 	Weight     float64  // of its tenant, above 0, by which lines of shards share slots; 0 without shards
@@ -43,9 +44,6 @@ type TakenTicket struct {
 
 	// Waited is how long it was in line, including the time after it was put back.
 	Waited time.Duration
-
-	flow   string          // Flow by the scopes that the policy has now
-	policy *compiledPolicy // by which it was taken
 }
 
 // Take removes tickets from the line that fit now, and charges them: in line order, and together in
@@ -66,27 +64,20 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if len(o.Queues) == 0 {
 		return Taken{At: time.Now(), Next: -1}, nil
 	}
-	reply, next, err := l.take(ctx, cp, cp.taker, script.TakeRequest{
+	taken, err := l.take(ctx, cp, cp.taker, script.TakeRequest{
 		Queues: o.Queues, Strict: o.Strict, Max: max(0, min(o.Max, MaxTake)),
 	})
 	if err != nil {
-		return Taken{}, err
+		return taken, err
 	}
-	taken := Taken{At: time.UnixMicro(reply.At), Next: next}
 	var others []TakenTicket // of queues that only the take asked for whose reply this repeats
-	for _, t := range reply.Tickets {
-		ticket := cp.taken(t)
-		ticket.Decision.Reservation.limiter = l
-		if cp.Shards > 1 {
-			tenant, _ := l.tenant(ctx, cp, t.Tenant)
-			ticket.Weight = cmp.Or(tenant.Weight, 1)
+	taken.Tickets = slices.DeleteFunc(taken.Tickets, func(t TakenTicket) bool {
+		_, asked := o.Queues[t.Queue]
+		if !asked {
+			others = append(others, t)
 		}
-		if _, asked := o.Queues[t.Queue]; asked {
-			taken.Tickets = append(taken.Tickets, ticket)
-		} else {
-			others = append(others, ticket)
-		}
-	}
+		return !asked
+	})
 	if len(taken.Tickets) > 0 {
 		l.config.Observer.Taken(taken.Tickets)
 	}
@@ -94,10 +85,10 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	return taken, nil
 }
 
-// take takes by one of a line's takers. It returns when to take again, from now; below 0 if nobody waits.
+// take takes by one of a line's takers.
 func (l *Limiter) take(
 	ctx context.Context, cp *compiledPolicy, by *script.Taker, q script.TakeRequest,
-) (script.Taken, time.Duration, error) {
+) (Taken, error) {
 	cp.serves.Store(true)
 	now := l.interventions.Load()
 	paused := max(0, now.left(now.pauses[target{policy: cp.Name}].Until))
@@ -105,41 +96,47 @@ func (l *Limiter) take(
 		q.Max = 0 // the line is asked all the same: it forgets queues that nobody asks for
 	}
 	reply, err := by.Take(ctx, cp.script, q)
-	next := max(micros(reply.Next-reply.At), min(paused, maxTakeInterval))
+	if err != nil {
+		return Taken{}, classify(ctx, cp.Name, err)
+	}
+	taken := Taken{
+		At: time.UnixMicro(reply.At), Next: max(micros(reply.Next-reply.At), min(paused, maxTakeInterval)),
+	}
 	if reply.Next == 0 {
-		next = -1
+		taken.Next = -1
 	}
-	if err == nil {
-		l.maintain(ctx, cp, next)
+	l.maintain(ctx, cp, taken.Next)
+	for _, t := range reply.Tickets {
+		tenant := effectiveTenant{Tenant: cp.Tenants[t.Tenant]}
+		if q.Claims != "" || cp.Shards > 1 {
+			tenant, _ = l.tenant(ctx, cp, t.Tenant)
+		}
+		taken.Tickets = append(taken.Tickets, cp.taken(t, tenant))
 	}
-	return reply, next, classify(ctx, cp.Name, err)
+	return taken, nil
 }
 
-func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
-	flow := t.Flow
+func (cp *compiledPolicy) taken(t script.TakenTicket, tenant effectiveTenant) TakenTicket {
+	r, _ := cp.requestOf(t.Flow, t.Costs)
 	if t.Scopes != "" {
-		_, batch, _, _ := script.ParseFlow(flow)
-		joined := Request{Attributes: script.ParseScopes(t.Scopes), Tenant: t.Tenant}
-		if batch {
-			joined.Class = ClassBatch
-		}
-		flow = cp.flow(script.Escape(t.Queue), joined)
+		r.Attributes = script.ParseScopes(t.Scopes)
 	}
-	r, _ := cp.requestOf(flow, t.Costs)
 	r.Tenant, r.Ticket, r.Key = t.Tenant, Ticket{Queue: t.Queue, ID: t.ID}, t.Key
 	ticket := TakenTicket{
 		Ticket: r.Ticket, Key: t.Key, Flow: t.Flow, Cost: t.Costs, Rank: t.Rank, NeverFits: t.NeverFits,
-		flow: flow, policy: cp,
 		Since: time.UnixMicro(t.Since), Waited: micros(t.At - t.Joined()),
 		Decision: Decision{At: time.UnixMicro(t.At), Granted: t.Granted != "", Policy: cp.Name, Tenant: t.Tenant},
+	}
+	if cp.Shards > 1 {
+		ticket.Weight = cmp.Or(tenant.Weight, 1)
 	}
 	if t.Granted == "" {
 		return ticket
 	}
 	ticket.Decision.Reservation = Reservation{
-		Request: r, At: ticket.Decision.At, ID: t.Granted, by: cp,
+		Request: r, At: ticket.Decision.At, ID: t.Granted, by: cp, limiter: cp.claims.limiter,
 	}
-	o, err := cp.newOperation(r, effectiveTenant{Tenant: cp.Tenants[t.Tenant]})
+	o, err := cp.newOperation(r, tenant)
 	if err != nil || t.Windows == nil {
 		return ticket // it joined, or was taken, while the policy had other windows
 	}
@@ -181,7 +178,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		if t.Decision.Reservation.ID == "" {
 			continue // it has no units, and no position to go back to
 		}
-		cp := cmp.Or(t.policy, now)
+		cp := cmp.Or(t.Decision.Reservation.by, now)
 		r := t.Decision.Reservation.Request
 		tenant, _ := n.limiter.tenant(ctx, cp, r.Tenant)
 		o, err := cp.newOperation(r, tenant)
@@ -245,7 +242,7 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, 
 		r := o.request
 		flow := cp.flow(script.Escape(r.Ticket.Queue), r)
 		tickets[i] = TakenTicket{
-			Ticket: r.Ticket, Key: r.Key, Flow: flow, Cost: cp.costsText(r), Decision: d, flow: flow, policy: cp,
+			Ticket: r.Ticket, Key: r.Key, Flow: flow, Cost: cp.costsText(r), Decision: d,
 		}
 	}
 	return tickets, nil
@@ -267,7 +264,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 	}
 	granted := t.Decision.Reservation
 	// What was granted does not help these.
-	if !cp.matches(t, script.Escape(t.Queue), r) || o.neverDenied || o.neverCounted(granted) != nil {
+	if !cp.matches(t, r) || o.neverDenied || o.neverCounted(granted) != nil {
 		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
 			return l.failOpen(ctx, o, err)
 		}
@@ -285,12 +282,11 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 // scopes or units then, as in a rolling deploy.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
 	cp, err := n.limiter.policyThatDecides(n.name, r)
-	return err == nil && cp.matches(t, script.Escape(t.Queue), r)
+	return err == nil && cp.matches(t, r)
 }
 
-// matches is Line.Matches. The queue is as script.Flow takes it.
-func (cp *compiledPolicy) matches(t TakenTicket, queue string, r Request) bool {
-	granted := t.Decision.Reservation
-	return granted.by != nil && cp.line == granted.by.line && t.flow == cp.flow(queue, r) &&
-		cp.costsText(granted.Request) == cp.costsText(r)
+func (cp *compiledPolicy) matches(t TakenTicket, r Request) bool {
+	granted, by := t.Decision.Reservation.Request, t.Decision.Reservation.by
+	return by != nil && by.line == cp.line && by.flow("", granted) == cp.flow("", r) &&
+		cp.costsText(granted) == cp.costsText(r)
 }

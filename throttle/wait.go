@@ -86,8 +86,8 @@ func (l *Limiter) waitInLine(ctx context.Context, r Request) (Decision, error) {
 // join reserves, and joins the line by the claim if that is denied.
 func (w *waiter) join(ctx context.Context, o *operation, r Request) (Decision, error) {
 	ask := o.reserveRequest(Reservation{})
-	ask.Ticket = script.TicketName(w.claims.queue, w.id)
-	ask.Place.Flow = o.flow(w.claims.queue, r)
+	ask.Ticket = script.TicketName(w.claims.taker.Claims, w.id)
+	ask.Place.Flow = o.flow(w.claims.taker.Claims, r)
 	w.joins++
 	d, err := w.claims.limiter.send(ctx, o, ask)
 	var late *TooLateError
@@ -109,20 +109,20 @@ func denial(d Decision) error { return &DeniedError{Cause: context.DeadlineExcee
 // claim has left the line.
 func (w *waiter) await(
 	ctx context.Context, o *operation, d Decision, deadline time.Time,
-) (*script.TakenTicket, error) {
-	asked, until := time.Now(), ctx
+) (*TakenTicket, error) {
+	asked := time.Now()
+	var late <-chan time.Time
 	if !deadline.IsZero() {
-		var stop context.CancelFunc
-		until, stop = context.WithDeadline(ctx, deadline)
-		defer stop()
+		late = time.After(time.Until(deadline))
 	}
 	select {
 	case ticket := <-w.taken:
 		return ticket, nil
-	case <-until.Done():
+	case <-late:
+	case <-ctx.Done():
 	}
 	w.leave(ctx, o)
-	if !errors.Is(until.Err(), context.DeadlineExceeded) {
+	if err := ctx.Err(); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return nil, fmt.Errorf("throttle: %s: %w", d.Reason(), contextError(ctx))
 	}
 	// The caller may act on these: they count from now on.
@@ -135,24 +135,19 @@ func (w *waiter) await(
 
 // use returns the decision of a claim that was taken. It returns false, and gives it back, if the policy is
 // another by now.
-func (w *waiter) use(ctx context.Context, o *operation, t script.TakenTicket, r Request) (Decision, bool) {
+func (w *waiter) use(ctx context.Context, o *operation, t TakenTicket, r Request) (Decision, bool) {
 	l := w.claims.limiter
 	if w.joins > 1 {
 		w.leave(ctx, o) // it may have joined again
 	}
-	ticket := o.taken(t)
-	l.config.Observer.Taken([]TakenTicket{ticket})
+	l.config.Observer.Taken([]TakenTicket{t})
 	cp, err := l.policyThatDecides(o.line, r)
-	if err != nil || !cp.matches(ticket, w.claims.queue, r) {
+	if err != nil || !cp.matches(t, r) {
 		l.refundLater(o.line, t)
 		return Decision{}, false
 	}
-	d := ticket.Decision
-	d.Reservation.Request, d.Reservation.limiter = r, l
-	if len(t.Windows) == len(o.windows) {
-		d.Windows = o.states(t.Windows, t.At, true)
-	}
-	return d, true
+	t.Decision.Reservation.Request = r
+	return t.Decision, true
 }
 
 const leaveTimeout = time.Second
@@ -162,5 +157,5 @@ const leaveTimeout = time.Second
 func (w *waiter) leave(ctx context.Context, o *operation) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
-	_ = o.compiledPolicy.leave(ctx, script.TicketName(w.claims.queue, w.id))
+	_ = o.compiledPolicy.leave(ctx, script.TicketName(w.claims.taker.Claims, w.id))
 }

@@ -96,6 +96,16 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	})
 }
 
+func TestWaitGoesOnWhenItsPolicyLosesAWindow(t *testing.T) {
+	own := throttle.Window{Name: "own", Limit: 1, Period: m}
+	Bubble(t, Policy(own, throttle.Window{Name: "w", Limit: 5, Period: h}), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
+		Reserve(t, l, Acme(1))
+		time.AfterFunc(s, func() { expect.Must(t, l.SetPolicies([]throttle.Policy{Policy(own)})) })
+		d, err := l.Wait(t.Context(), Acme(1))
+		expect.That(t, err == nil && d.Granted && len(d.Windows) == 1, d, err)
+	})
+}
+
 // What a process gives back is for its own waiting calls at once, in whatever way it does so.
 func TestWaitEndsWhenTheProcessGivesSomethingBack(t *testing.T) {
 	for name, giveBack := range map[string]func(context.Context, *throttle.Limiter, throttle.Decision) error{

@@ -114,7 +114,7 @@ func (s *Standing) Simulated(i int, limit int64, sections map[string]string, c a
 	w algorithm.Simulated, capacity int64, paced time.Duration) {
 	a, window := s.operation.windows[i].algorithm, s.operation.windows[i].Window
 	if _, overridden := s.operation.tenant.Windows[window.Name]; !overridden {
-		window = Tenant{Windows: map[string]Override{window.Name: {Limit: limit}}}.apply(window)
+		window = window.With(Override{Limit: limit})
 	}
 	numbers := window.numbers()
 	if a.Paced != nil {

@@ -39,7 +39,7 @@ func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation
 	if len(t.Windows) > 0 {
 		o.windows = slices.Clone(cp.windows)
 		for i, w := range o.windows {
-			o.windows[i].Window = t.apply(w.Window)
+			o.windows[i].Window = w.With(t.Windows[w.Name])
 		}
 	}
 	o.keys, o.values = make([]string, len(cp.scopes)), make([][]string, len(cp.scopes))

@@ -55,16 +55,7 @@ func (set *policySet) policies() (all []Policy) {
 // in line it may be one that was removed. Like Lookup it is cheap: it returns all settings but Match,
 // Tenants and Windows.
 func (l *Limiter) Match(taskType string, waited bool) (Policy, bool) {
-	set := l.policies.Load()
-	for _, name := range set.names {
-		if cp := set.byName[name][0]; cp.Matches(taskType) {
-			return cp.given()
-		}
-	}
-	if waited {
-		return set.firstRemoved(func(cp *compiledPolicy) bool { return cp.Matches(taskType) }).given()
-	}
-	return Policy{}, false
+	return l.policies.Load().first(waited, func(cp *compiledPolicy) bool { return cp.Matches(taskType) }).given()
 }
 
 // Lookup returns the policy of that name, or the one that a line of that name belongs to, or false. It
@@ -78,7 +69,7 @@ func (set *policySet) named(policy string) *compiledPolicy {
 	if shards := set.byName[policy]; shards != nil {
 		return shards[0]
 	}
-	return set.firstRemoved(func(cp *compiledPolicy) bool { return cp.Name == policy })
+	return set.first(true, func(cp *compiledPolicy) bool { return cp.Name == policy })
 }
 
 // removed returns the policies that were removed, and whose lines are not known to be empty, by the names of
@@ -92,11 +83,17 @@ func (set *policySet) removed() (policies []*compiledPolicy) {
 	return policies
 }
 
-// firstRemoved returns the first of these of which that is true, or nil.
-func (set *policySet) firstRemoved(is func(*compiledPolicy) bool) *compiledPolicy {
-	removed := set.removed()
-	if i := slices.IndexFunc(removed, is); i >= 0 {
-		return removed[i]
+// first returns the first policy of which that is true, if need be one that was removed, or nil.
+func (set *policySet) first(orRemoved bool, is func(*compiledPolicy) bool) *compiledPolicy {
+	for _, name := range set.names {
+		if cp := set.byName[name][0]; is(cp) {
+			return cp
+		}
+	}
+	if removed := set.removed(); orRemoved {
+		if i := slices.IndexFunc(removed, is); i >= 0 {
+			return removed[i]
+		}
 	}
 	return nil
 }

@@ -271,8 +271,8 @@ func (t Tenant) withDefaults() Tenant {
 	return t
 }
 
-func (t Tenant) apply(w Window) Window {
-	o := t.Windows[w.Name]
+// With returns the window with the numbers of an override.
+func (w Window) With(o Override) Window {
 	if o.Burst == 0 && w.Burst == w.Limit { // the default
 		o.Burst = o.Limit
 	}

@@ -239,16 +239,14 @@ func (r Reservation) ReportRemaining(ctx context.Context, left Remaining) error 
 	left.Unit = cmp.Or(left.Unit, Requests)
 	cp, err := r.policy()
 	switch {
-	case err != nil:
+	case cp == nil || err != nil:
 		return err
-	case cp != nil && !slices.Contains(cp.units, left.Unit):
+	case !slices.Contains(cp.units, left.Unit):
 		return r.bad("unit", left.Unit, cp.unitsHint())
 	case left.Units < 0 || left.Units > MaxLimit:
 		return r.bad("units", left.Units, fmt.Sprintf("must be 0 to %d", int64(MaxLimit)))
 	case left.Reset <= 0 || left.Reset > MaxPeriod:
 		return r.bad("reset", left.Reset, fmt.Sprintf("must be above 0 and at most %v", MaxPeriod))
-	case cp == nil:
-		return nil
 	}
 	return r.limiter.report(ctx, r, script.Request{Op: script.Remaining, Left: &script.Left{
 		Unit: left.Unit, Units: left.Units, Reset: max(1, left.Reset.Microseconds()),

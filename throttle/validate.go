@@ -205,7 +205,7 @@ func (p Policy) checkTenant(c *problems, name string, t Tenant) {
 		case !p.Windows[i].Scope.has(TenantAttribute):
 			c.bad("windows", window, "is shared: a tenant has a limit of its own only where the scope contains tenant")
 		default:
-			t.apply(p.Windows[i]).check(c)
+			p.Windows[i].With(t.Windows[window]).check(c)
 		}
 	}
 }

@@ -59,13 +59,10 @@ func (s *Store) Follow(ctx context.Context, c FollowConfig) *Follower {
 	f.look(ctx)
 	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	f.done.Go(func() {
-		for ticker := time.NewTicker(lookEvery); ; {
+		for tick := time.Tick(lookEvery); ctx.Err() == nil; f.look(ctx) {
 			select {
-			case <-ticker.C:
-				f.look(ctx)
+			case <-tick:
 			case <-ctx.Done():
-				ticker.Stop()
-				return
 			}
 		}
 	})

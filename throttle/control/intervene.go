@@ -102,11 +102,7 @@ func (s State) With(o throttle.TenantOverride) ([]throttle.Policy, error) {
 		if w < 0 {
 			return nil, &throttle.PolicyError{Policy: o.Policy, Field: "window", Value: name, Hint: "must be a window of the policy"}
 		}
-		if change.Limit > 0 && windows[w].Burst == windows[w].Limit {
-			windows[w].Burst = 0
-		}
-		windows[w].Limit = cmp.Or(change.Limit, windows[w].Limit)
-		windows[w].Burst = cmp.Or(change.Burst, windows[w].Burst)
+		windows[w] = windows[w].With(change)
 	}
 	policies[i].Windows = windows
 	return policies, nil

@@ -3,6 +3,7 @@ package promthrottle
 import (
 	"cmp"
 	"context"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -36,14 +37,11 @@ func (m *Metrics) watch(ch chan<- prometheus.Metric) {
 		return
 	}
 	m.begin(l.Policies())
-	policies := map[string]bool{}
-	for _, policy := range inspect.Of(l).Policies() {
-		policies[policy] = true
-	}
+	policies := inspect.Of(l).Policies()
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
 	answers, slots := make(chan inspect.PolicyState, len(policies)), make(chan struct{}, atOnce)
-	for policy := range policies {
+	for _, policy := range policies {
 		go func() {
 			select {
 			case slots <- struct{}{}:
@@ -53,27 +51,24 @@ func (m *Metrics) watch(ch chan<- prometheus.Metric) {
 			begun := time.Now()
 			s, err := inspect.Of(l).State(ctx, inspect.Query{Policy: policy, Limit: sampled})
 			<-slots
-			m.down[0].note(policy, time.Since(begun), err)
-			if s.Policy = policy; err != nil {
+			if m.down[0].note(policy, time.Since(begun), err); err != nil {
 				s.At = time.Time{}
 			}
 			answers <- s
 		}()
 	}
-	for len(policies) > 0 {
+	for range policies {
 		select {
 		case s := <-answers:
-			delete(policies, s.Policy)
 			if !s.At.IsZero() {
 				m.export(ch, s)
 			}
 		case <-ctx.Done():
-			for policy := range policies {
-				m.down[0].note(policy, scrapeTimeout, ctx.Err())
-			}
+			m.down[0].note("", scrapeTimeout, ctx.Err())
 			return
 		}
 	}
+	m.down[0].note("", 0, nil)
 }
 
 // export exports the state of one policy.
@@ -152,8 +147,8 @@ type outages struct {
 	past   time.Duration
 }
 
-// note records the end of a call about a policy: its error, or nil for success. What fails is down since the
-// call began: go-redis repeats a call that hangs, for 13 seconds by default.
+// note records the end of a call about a policy, or with "" of a scrape: its error, or nil for success. What
+// fails is down since the call began: go-redis repeats a call that hangs, for 13 seconds by default.
 func (o *outages) note(policy string, took time.Duration, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -163,12 +158,9 @@ func (o *outages) note(policy string, took time.Duration, err error) {
 	case err != nil:
 		o.failed[policy] = time.Now()
 	case before > 0:
-		delete(o.failed, policy)
-		for other, at := range o.failed { // perhaps nobody asks about it any more
-			if time.Since(at) > time.Minute {
-				delete(o.failed, other)
-			}
-		}
+		maps.DeleteFunc(o.failed, func(other string, at time.Time) bool { // perhaps nobody asks about others any more
+			return other == policy || time.Since(at) > time.Minute
+		})
 		if len(o.failed) == 0 {
 			o.past += time.Since(o.since)
 		}

@@ -158,9 +158,6 @@ func classify(ctx context.Context, policy string, err error) error {
 	}
 	// What is no answer of Redis is about the way to it: a network, TLS, a closed pipe or pool. OOM,
 	// READONLY and the like are answers that name a line of the script, but they are not its fault.
-	var shape *script.ReplyError
-	var state *script.StateError
-	var number *strconv.NumError // of what should be a length
 	kind := ErrUnavailable
 	switch text := err.Error(); {
 	case redischeck.Forbidden(err):
@@ -169,9 +166,9 @@ func classify(ctx context.Context, policy string, err error) error {
 		kind = ErrState
 	case strings.Contains(text, "SLUICE_CLOCK"):
 		kind = ErrClock
-	case errors.Is(err, redis.Nil), errors.As(err, &shape), errors.As(err, &state),
+	case errors.Is(err, redis.Nil), errors.As(err, new(*script.ReplyError)), script.ScriptFailed(err),
 		strings.HasPrefix(text, "redis: unexpected type="), strings.HasPrefix(text, "redis: can't parse"),
-		strings.HasPrefix(text, "redis: invalid reply"), errors.As(err, &number), script.ScriptFailed(err):
+		strings.HasPrefix(text, "redis: invalid reply"), errors.As(err, new(*strconv.NumError)): // of a length
 		kind = ErrReply
 	}
 	return fmt.Errorf("%w: %s%w", kind, policy, err)

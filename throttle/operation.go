@@ -289,8 +289,8 @@ func (o *operation) decision(a script.Answer) Decision {
 	if a.Adapted.Refusals > 0 {
 		d.Adapted = o.adapted(a.Adapted)
 	}
-	if l := a.Left; l.Window > 0 && l.Window <= int64(len(o.windows)) {
-		d.Remaining = &Remaining{Unit: o.windows[l.Window-1].Unit, Units: l.Units, Reset: micros(l.Until - a.At)}
+	if l := a.Left; l.Unit != "" {
+		d.Remaining = &Remaining{Unit: l.Unit, Units: l.Units, Reset: micros(l.Reset - a.At)}
 	}
 	if a.Windows != nil {
 		d.Windows = o.states(a.Windows, a.At, d.Granted)

@@ -222,9 +222,8 @@ func (r Request) cancel(at int64) Request {
 // cancelLost returns the request that gives back a grant that Redis may have made without an answer.
 // The caller got an error.
 func (r Request) cancelLost(a Answer) (cancel Request, ok bool) {
-	var reply redis.Error
 	switch {
-	case a.failed == nil || errors.As(a.failed, &reply):
+	case a.failed == nil || errors.As(a.failed, new(redis.Error)):
 		return r, false
 	case r.Lost > 0: // of a call before: that is still to be cancelled, unless this one did it
 		return r, true

@@ -43,11 +43,11 @@ type Answer struct {
 	Nudge   bool           `json:"nudge"`   // a server should be woken for the ticket
 	Pause   PauseAnswer    `json:"pause"`   // zero without one
 	Adapted AdaptedAnswer  `json:"adapted"` // zero if that is the published rate
-	Left    LeftAnswer     `json:"left"`    // zero if that is not known
+	Left    Left           `json:"left"`    // zero if that is not known
 	Before  []int64        `json:"before"`  // by window, the cost before this; nil if the request says the same
 	Fits    []int64        `json:"fits"`    // by window, when the cost fits it alone, 0 for at once; or nil
 	Windows []WindowAnswer `json:"-"`
-	Err     error          `json:"-"` // *StateError, if the status is Failed
+	Err     error          `json:"-"` // *ReplyError, if the status is Failed
 
 	failed     error // why there is no answer; seq and index say which call, and which of its requests, from 1
 	seq, index int64
@@ -70,13 +70,6 @@ type AdaptedAnswer struct {
 	Window   int64 `json:"window"` // its number, from 1
 	Changed  int64 `json:"cut"`    // when a refusal changed the rate last
 	Until    int64 `json:"free"`   // when grants are spread no longer
-}
-
-// A LeftAnswer is the state of a limit that the upstream reported.
-type LeftAnswer struct {
-	Units  int64 `json:"units"`
-	Until  int64 `json:"resets"` // when it starts again
-	Window int64 `json:"window"` // whose units, from 1
 }
 
 // A WindowAnswer is the state of one window.
@@ -119,21 +112,15 @@ type TakenTicket struct {
 	Windows   []WindowAnswer // nil if they were of another policy
 }
 
-// A ReplyError says that a reply does not have its shape.
+// A ReplyError says what of a reply does not have its shape, or by the reply why a request could not be
+// decided: SLUICE_STATE or SLUICE_CLOCK, and a reason.
 type ReplyError struct{ Reason string }
 
-func (e *ReplyError) Error() string { return "script: unexpected reply: " + e.Reason }
-
-// A StateError says why one request could not be decided: SLUICE_STATE or SLUICE_CLOCK, and a
-// reason.
-type StateError struct{ Text string }
-
-func (e *StateError) Error() string { return e.Text }
+func (e *ReplyError) Error() string { return e.Reason }
 
 // ScriptFailed reports whether Redis says that a script failed, rather than that it cannot run now.
 func ScriptFailed(err error) bool {
-	var reply redis.Error
-	if err == nil || !errors.As(err, &reply) {
+	if !errors.As(err, new(redis.Error)) {
 		return false
 	}
 	text := err.Error()
@@ -184,7 +171,7 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	a.Status = r.integer()
 	r.bad = r.bad || a.Status < Denied || a.Status > Failed
 	if a.Status == Failed {
-		a.Err = &StateError{r.text()}
+		a.Err = &ReplyError{r.text()}
 		return
 	}
 	a.At = r.integer()
@@ -239,14 +226,13 @@ const (
 
 // readTicket reads "TICKET RECORD TENANT STATUS:SCOPES". A ticket that was charged gets the ID.
 func readTicket(text, id string) (t TakenTicket, ok bool) {
-	name, text, _ := strings.Cut(text, " ")
 	f := strings.Split(text, " ")
-	if len(f) != 5 {
+	if len(f) != 6 {
 		return t, false
 	}
-	waited, err := ReadTicket(name, strings.Join(f[:3], " "))
-	status, scopes, _ := strings.Cut(f[4], ":")
-	t = TakenTicket{Ticket: waited, NeverFits: status == "never", Scopes: scopes, Tenant: unescapeWord(f[3])}
+	waited, err := ReadTicket(f[0], strings.Join(f[1:4], " "))
+	status, scopes, _ := strings.Cut(f[5], ":")
+	t = TakenTicket{Ticket: waited, NeverFits: status == "never", Scopes: scopes, Tenant: unescapeWord(f[4])}
 	if status == "granted" {
 		t.Granted = id
 	}

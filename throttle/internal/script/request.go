@@ -66,7 +66,7 @@ type Refused struct {
 type Left struct {
 	Unit  string `json:"unit"`
 	Units int64  `json:"units"`
-	Reset int64  `json:"reset"` // us from now
+	Reset int64  `json:"reset"` // us from now; in an answer, when that is
 }
 
 // Own is what differs for a tenant. Lines keep it as a text, as calls carry it.

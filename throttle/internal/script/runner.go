@@ -51,8 +51,7 @@ func (r *Runner) run(ctx context.Context, p *Policy, script *redis.Script, args 
 		return script.Run(ctx, r.Client, p.keys[:1], args...).Slice()
 	}
 	reply, err := script.Run(ctx, r.Client, p.keys, args...).Slice()
-	var answer redis.Error
-	if err != nil && !errors.As(err, &answer) {
+	if err != nil && !errors.As(err, new(redis.Error)) {
 		cluster.ReloadState(ctx)
 	}
 	return reply, err

@@ -179,7 +179,7 @@ local function new_upstream()
       for _, w in ipairs(scope.of.windows) do
         local rest = state_of(scope, LEFT .. scope.call.windows[w].unit, now)
         if rest and rest.resets > now and (not reply.left or rest.left < reply.left.units) then
-          reply.left = {units = rest.left, resets = rest.resets, window = w}
+          reply.left = {unit = scope.call.windows[w].unit, units = rest.left, reset = rest.resets}
         end
       end
       local period, first, unit = shortest(scope)

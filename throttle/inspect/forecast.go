@@ -122,7 +122,6 @@ func (s simulated) flow(standing *throttle.Standing) *plan.Flow {
 			f.Scopes = append(f.Scopes, scope)
 		}
 	}
-	slices.SortStableFunc(f.Scopes, func(a, b *plan.Scope) int { return b.Attributes - a.Attributes })
 	made := s.line.Flow(f)
 	s.flows[standing.Flow] = made
 	return made
@@ -134,7 +133,7 @@ func (s simulated) scope(standing *throttle.Standing, i int) *plan.Scope {
 	key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
 	scope := s.scopes[key]
 	if scope == nil {
-		scope = &plan.Scope{Attributes: len(w.Scope.Attributes)}
+		scope = &plan.Scope{}
 		s.scopes[key] = scope
 	}
 	if slices.ContainsFunc(scope.Windows, func(made *plan.Window) bool { return made.Place == i }) {

@@ -3,10 +3,20 @@ package plan
 import (
 	"container/heap"
 	"context"
+	"math"
 	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
+)
+
+// These are those of internal/script/lua/line_order.lua and line_fair.lua.
+const (
+	pacedPeriod = time.Minute
+	paceBurst   = int64(100 * time.Millisecond / time.Microsecond)
+	lapse       = int64(20 * time.Millisecond / time.Microsecond)
+	whole       = 100_000_000 // what a tag moves by for all that a window holds
+	slot        = 100_000     // and for a slot
 )
 
 // maxSteps is the most tickets that are simulated, if limits let several of more go as one.
@@ -19,14 +29,17 @@ const never = algorithm.Never
 
 // Run simulates until all demands have started, or the context ends. Then it returns its error.
 func (s *Simulation) Run(ctx context.Context) error {
+	lump := int64(s.rank+maxSteps-1) / maxSteps
 	for _, l := range s.lines {
 		for _, f := range l.flows {
-			if f.key = max(s.Now, f.Opens); len(f.works) > 0 {
-				heap.Push(&l.waiting, f)
+			for i := range f.works {
+				f.lump(&f.works[i], lump)
+			}
+			if len(f.works) > 0 {
+				f.wait(s.Now)
 			}
 		}
 	}
-	s.lump = int64(s.rank+maxSteps-1) / maxSteps
 	steps := 0
 	for t := s.Now; s.left > 0 && t < s.End; {
 		next := int64(never)
@@ -50,11 +63,13 @@ func (s *Simulation) Run(ctx context.Context) error {
 	return nil
 }
 
-// startOne starts one ticket, and returns t; or the next moment at which something may change.
+// startOne starts the ticket that goes first, and returns t; or the next moment at which something may change.
 func (l *Line) startOne(t int64) int64 {
 	for len(l.waiting) > 0 && l.waiting[0].key <= t {
 		f := heap.Pop(&l.waiting).(*Flow)
-		f.leave(t)
+		if f.window != nil {
+			f.waited[f.window.Name] += t - f.since
+		}
 		f.wait(t)
 	}
 	first, next := l.first(t)
@@ -71,12 +86,12 @@ func (l *Line) startOne(t int64) int64 {
 		return t
 	}
 	// Others may have taken room of a scope that they share since it was looked at.
-	if at, _, _ := f.narrow(t); at > t {
-		f.leave(t)
+	if at, _ := f.opens(t); at > t {
+		f.leave()
 		f.wait(t)
 		return t
 	}
-	if at, window := l.Root.fits(f, t); at > t {
+	if at, window := f.fits(t, &l.Root); at > t {
 		l.binds = window.Name
 		return min(next, at)
 	}
@@ -84,135 +99,143 @@ func (l *Line) startOne(t int64) int64 {
 	return t
 }
 
-// wait has a flow wait at a scope without room for its next ticket, or at the root, or for a time.
+// first returns the side whose turn it is, of those with a free slot. If there is none, it returns when a
+// slot is free.
+func (l *Line) first(t int64) (first *side, at int64) {
+	at, l.binds = never, ""
+	for _, s := range l.sides {
+		if len(s.flows) == 0 {
+			continue
+		}
+		switch free, _ := s.flows[0].fits(t, &s.slots); {
+		case free > t:
+			at, l.binds = min(at, free), BySlots
+		case first == nil || s.tag < first.tag:
+			first = s
+		}
+	}
+	if first != nil {
+		l.binds = ""
+	}
+	return first, at
+}
+
+// wait has a flow wait for room for its next ticket in its own scopes, or for a time; or else on its side.
 func (f *Flow) wait(t int64) {
-	l := f.line
-	at, scope, window := f.narrow(t)
-	if f.scope = scope; at <= t {
-		f.scope = &l.Root
-	}
-	switch f.scope {
-	case nil:
-	case &l.Root:
-		f.key = max(*f.tag, f.side.v)
-		for by, us := range l.waited {
-			f.waited[by] -= us
-		}
-		if heap.Push(&f.side.flows, f); len(f.side.flows) == 1 {
-			f.scope.begins(f.side, t)
-		}
+	if f.key, f.window = f.opens(t); f.key > t {
+		f.since = t
+		heap.Push(&f.line.waiting, f)
 		return
-	default:
-		side := f.scope.side(f)
-		if side.flows = append(side.flows, f); len(side.flows) == 1 {
-			f.scope.begins(side, t)
+	}
+	l, s := f.line, f.side
+	f.key = max(*f.tag, s.last)
+	for by, us := range l.waited {
+		f.waited[by] -= us
+	}
+	for _, scope := range f.Scopes {
+		if f.Batch {
+			scope.batch = t
 		}
 	}
-	f.key, f.window, f.since = at, window, t
-	heap.Push(&l.waiting, f)
+	heap.Push(&s.flows, f)
+	if begins := len(s.flows) == 1; begins && s.tag < l.last {
+		s.tag = l.last + f.step()
+	}
 }
 
-// leave takes a flow from where it waits: at the root it is the first.
-func (f *Flow) leave(t int64) {
-	switch f.scope {
-	case nil:
-	case &f.line.Root:
-		heap.Pop(&f.side.flows)
-		for by, us := range f.line.waited {
-			f.waited[by] += us
-		}
-	default:
-		side := f.scope.side(f)
-		i := slices.Index(side.flows, f)
-		side.flows = slices.Delete(side.flows, i, i+1)
-		side.opened, side.last = t, f
-		f.waited[f.window.Name] += t - f.since
+// leave takes a flow from its side, where it is the first.
+func (f *Flow) leave() {
+	heap.Pop(&f.side.flows)
+	for by, us := range f.line.waited {
+		f.waited[by] += us
 	}
-	f.scope = nil
 }
 
-// narrow returns when the next ticket of a flow has room in its narrow scopes, and what it waits for
-// and where: nil if for a time only.
-func (f *Flow) narrow(t int64) (at int64, scope *Scope, window *Window) {
-	if at = f.opens(t); at > t {
-		return at, nil, nil
-	}
-	for _, s := range f.Scopes {
-		if at, window := s.fits(f, t); at > t {
-			return at, s, window
-		}
-	}
-	return t, nil, nil
-}
-
-// opens returns from when on the next ticket of a flow may start.
-func (f *Flow) opens(t int64) int64 {
+// opens returns from when on the next ticket of a flow may start, by its time and its own scopes, and the
+// window that it waits for: nil if for a time only.
+func (f *Flow) opens(t int64) (at int64, by *Window) {
 	s := f.line.sim
-	if f.works[0].demand == nil || t >= s.End {
-		return t
-	}
-	if t = max(t, s.From); s.Open != nil {
-		t = max(t, s.Open(time.UnixMicro(t)).UnixMicro())
-	}
-	return t
-}
-
-// lump is how many tickets of a flow go as one.
-func (f *Flow) lump() int64 {
-	lump := min(f.line.sim.lump, f.works[0].left)
-	if lump <= 1 {
-		return 1
-	}
-	f.eachWindow(func(w *Window) {
-		if cost := w.cost(&f.works[0]); cost > 0 {
-			lump = min(lump, int64(w.Limit)/cost)
-		}
-	})
-	return max(1, lump)
-}
-
-// eachWindow calls do for all windows of a flow, and the slots.
-func (f *Flow) eachWindow(do func(*Window)) {
-	for _, s := range f.Scopes {
-		for _, w := range s.Windows {
-			do(w)
+	at = max(t, f.Opens)
+	if f.works[0].demand != nil && t < s.End {
+		if at = max(at, s.From); s.Open != nil {
+			at = max(at, s.Open(time.UnixMicro(at)).UnixMicro())
 		}
 	}
-	for _, w := range f.line.Root.Windows {
-		do(w)
+	if at > t {
+		return at, nil
 	}
-	for _, w := range f.side.slots {
-		do(w)
-	}
+	return f.fits(t, f.Scopes...)
 }
 
-// cost is what a ticket takes of the window. What is held for an unknown time is left out.
+// fits returns when the next ticket of a flow has room in scopes, and the last window that it waits for.
+func (f *Flow) fits(t int64, scopes ...*Scope) (at int64, by *Window) {
+	at = t
+	for again := true; again; {
+		again = false
+		for _, s := range scopes {
+			if paced := s.paced - paceBurst; f.Batch && paced > at {
+				at, by, again = paced, s.pacedBy, true
+			}
+			for _, w := range s.Windows {
+				cost := w.cost(&f.works[0])
+				fits := w.Fits(at, cost)
+				if !f.Batch && s.batch == t && s.owed >= 1 { // it leaves room for a while
+					fits = min(w.Fits(at, 2*cost), max(fits, t+lapse))
+				}
+				if cost > 0 && fits > at {
+					at, by, again = fits, w, fits < never
+				}
+			}
+		}
+	}
+	return at, by
+}
+
+// lump has so many tickets of a work go as one, if all of them fit.
+func (f *Flow) lump(w *work, most int64) {
+	w.lump = 1
+	for _, s := range f.all {
+		for _, window := range s.Windows {
+			if cost := window.cost(w); cost > 0 {
+				most = min(most, int64(window.Limit)/cost)
+			}
+		}
+	}
+	w.lump = max(1, most)
+}
+
+// next is how many tickets go next, as one.
+func (w *work) next() int64 { return min(w.lump, w.left) }
+
+// cost is what the next tickets take of the window. What is held for an unknown time is left out.
 func (w *Window) cost(tickets *work) int64 {
 	switch {
 	case w.Held && tickets.hold == 0:
 		return 0
 	case w.Place < 0:
-		return 1
+		return tickets.next()
 	}
-	return tickets.costs[w.Place]
+	return tickets.costs[w.Place] * tickets.next()
 }
 
-// start starts tickets of the flow, which is the first of its side at the root.
+// start starts tickets of the flow, which is the first of its side.
 func (f *Flow) start(t int64) {
-	w, s, lump := &f.works[0], f.line.sim, f.lump()
-	f.leave(t)
-	f.eachWindow(func(window *Window) {
-		if cost := window.cost(w) * lump; cost > 0 {
-			window.Take(t, cost, w.hold)
+	w := &f.works[0]
+	f.leave()
+	for _, scope := range f.all {
+		for _, window := range scope.Windows {
+			if cost := window.cost(w); cost > 0 {
+				window.Take(t, cost, w.hold)
+			}
 		}
-	})
-	f.charge(t, lump)
-	w.left -= lump
-	w.rank += int(lump)
-	if w.demand != nil {
-		s.count(f, t+w.hold, lump)
 	}
-	if w.left <= 0 {
+	f.charge(t)
+	started := w.next()
+	if w.demand != nil {
+		f.count(t+w.hold, started)
+	}
+	w.rank += int(started)
+	if w.left -= started; w.left == 0 {
 		f.works = f.works[1:]
 	}
 	if len(f.works) > 0 {
@@ -221,17 +244,17 @@ func (f *Flow) start(t int64) {
 }
 
 // count counts tickets of a demand, by when they end.
-func (s *Simulation) count(f *Flow, end, lump int64) {
-	d := f.works[0].demand
+func (f *Flow) count(end, started int64) {
+	s, d := f.line.sim, f.works[0].demand
 	d.Last = max(d.Last, end)
-	s.left -= lump
-	if d.left -= lump; d.left <= 0 {
+	s.left -= started
+	if d.left -= started; d.left == 0 {
 		d.Binds = f.longest()
 	}
 	if end <= s.By {
-		d.Late -= int(lump)
+		d.Late -= int(started)
 	} else if s.By > 0 {
-		s.Delays[f.longest()] += int(lump)
+		s.Delays[f.longest()] += int(started)
 	}
 }
 
@@ -243,4 +266,76 @@ func (f *Flow) longest() (by string) {
 		}
 	}
 	return by
+}
+
+// step is by what tickets of a flow move the tag of its side. Batches get the line's share of batches, and live
+// tickets the rest. Queues share that evenly.
+func (f *Flow) step() int64 {
+	l, weight, alike := f.line, f.line.share, 1.0
+	if !f.Batch {
+		weight = 1 - weight
+	}
+	for _, s := range l.sides {
+		if s != f.side && s.batch == f.Batch && len(s.flows) > 0 {
+			alike++
+		}
+	}
+	return int64(math.Ceil(l.part(f) * alike / weight))
+}
+
+// part is what tickets take of the tightest window that all share, or of slots.
+func (l *Line) part(f *Flow) float64 {
+	part := 0.0
+	for _, w := range l.Root.Windows {
+		part = max(part, whole*float64(w.cost(&f.works[0]))/w.Limit)
+	}
+	if part == 0 {
+		part = float64(slot * f.works[0].next())
+	}
+	return part
+}
+
+// charge counts a start of tickets for the flow's side and tenant. If they are of a batch, the next one goes
+// later: each scope spreads them. What live tickets may have delayed it by is not lost.
+func (f *Flow) charge(t int64) {
+	l, s, late := f.line, f.side, 0.0
+	l.last = max(l.last, s.tag)
+	s.tag += f.step()
+	s.last = max(s.last, *f.tag)
+	*f.tag = s.last + int64(math.Ceil(l.part(f)/f.Weight))
+	for _, s := range f.Scopes {
+		switch {
+		case f.Batch:
+			s.owed = max(0, s.owed-1)
+		case s.batch == t:
+			s.owed += l.share / (1 - l.share)
+		}
+	}
+	if !f.Batch {
+		return
+	}
+	if slices.ContainsFunc(l.sides, func(s *side) bool { return !s.batch && len(s.flows) > 0 }) {
+		for _, w := range l.Root.Windows {
+			late = max(late, w.period())
+		}
+	}
+	for _, s := range f.all {
+		next := 0.0
+		for _, w := range s.Windows {
+			if us := float64(w.cost(&f.works[0])) * w.period() / w.Limit; us > next {
+				next, s.pacedBy = us, w
+			}
+		}
+		if next > 0 {
+			s.paced = int64(math.Ceil(max(float64(s.paced), float64(t)-late) + next))
+		}
+	}
+}
+
+// period is Period in microseconds, 0 if it is too long to wait for room that live tickets may need.
+func (w *Window) period() float64 {
+	if w.Period > pacedPeriod {
+		return 0
+	}
+	return float64(w.Period.Microseconds())
 }

@@ -4,6 +4,7 @@
 package plan
 
 import (
+	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
@@ -23,7 +24,6 @@ type Simulation struct {
 	lines []*Line
 	slots map[string][]*Window // by queue
 	left  int64                // tickets of demands that have not started
-	lump  int64                // tickets that go as one
 	rank  int                  // of the next ticket
 }
 
@@ -75,17 +75,42 @@ func (s *Simulation) SetSlotRate(queue string, rate float64) {
 	s.slots[queue] = append(s.slots[queue], w)
 }
 
+// A Scope is the windows that count one value of some attributes.
+type Scope struct {
+	Windows []*Window
+
+	batch   int64   // when one of a batch had room here last
+	owed    float64 // tickets of batches that are their share
+	paced   int64   // when the next of these goes
+	pacedBy *Window // that spreads them so
+}
+
 // A Line is what waits for one policy.
 type Line struct {
 	Root Scope // that all tenants share
 
 	sim     *Simulation
 	flows   []*Flow
-	waiting heapOf // flows without room in their own scopes
+	waiting heapOf  // flows without room in their own scopes, or before their time
+	sides   []*side // of the others
+	last    int64   // the tag of the last start
 
 	share  float64          // of batches
 	binds  string           // what all wait for at the root now
 	waited map[string]int64 // us, by what they waited for there
+}
+
+// A side is the flows of one class in one queue that have room in their own scopes. Sides share the root by
+// tags, as in internal/script/lua/line_order.lua, and tenants share a side, as in line_fair.lua.
+type side struct {
+	flows heapOf
+	batch bool
+	queue string
+	slots Scope
+
+	tag  int64             // by when its next ticket has had its turn
+	tags map[string]*int64 // of tenants
+	last int64             // of these: the tag of the last start
 }
 
 // Line adds the line of a policy with that share of batches.
@@ -95,36 +120,37 @@ func (s *Simulation) Line(batchShare float64) *Line {
 	return l
 }
 
-// A Scope is the windows that count one value of some attributes. Of the sides that wait there the one with
-// the least tag goes first, as in internal/script/lua/line_order.lua.
-type Scope struct {
-	Attributes int // how many
-	Windows    []*Window
-
-	sides   []*side
-	v       int64   // the tag of the last start
-	paced   float64 // when the next ticket of a batch goes, where no live one waits
-	pacedBy *Window // that spreads them so
+// side returns that of a flow.
+func (l *Line) side(f Flow) *side {
+	for _, s := range l.sides {
+		if s.queue == f.Queue && s.batch == f.Batch {
+			return s
+		}
+	}
+	s := &side{batch: f.Batch, queue: f.Queue, tag: -1, tags: map[string]*int64{}}
+	s.slots.Windows = l.sim.slots[f.Queue]
+	l.sides = append(l.sides, s)
+	return s
 }
 
 // A Flow is tickets that go one after the other.
 type Flow struct {
 	Batch  bool
 	Opens  int64    // the end of a pause
-	Scopes []*Scope // that its tickets count in, narrow to broad, without the root
+	Scopes []*Scope // that its tickets count in, without the root
 	Queue  string
 	Tenant string
 	Weight float64 // of its tenant
 
 	line   *Line
-	side   *side  // at the root
-	tag    *int64 // of its tenant at the root
+	side   *side
+	all    []*Scope
+	tag    *int64 // of its tenant
 	works  []work
-	scope  *Scope           // where it waits; nil if for a time only
-	key    int64            // until when; at the root the tag by which it stands there
-	window *Window          // what it waits for at a narrow scope
-	since  int64            // when it began to wait there
-	waited map[string]int64 // us, by what it waited for; at the root less what its line had waited then
+	key    int64            // until when it waits; on its side the tag by which it stands there
+	window *Window          // what it waits for, nil if for a time only
+	since  int64            // when it began to
+	waited map[string]int64 // us, by what it waited for; on its side less what its line had waited then
 }
 
 // A work is equal tickets of one flow.
@@ -132,14 +158,18 @@ type work struct {
 	demand     *Demand // nil for none
 	costs      []int64 // by Window.Place
 	left, hold int64   // hold: how long each holds what it takes; 0 if unknown
+	lump       int64   // so many go as one
 	rank       int     // of the first one
 }
 
 // Flow adds a flow without tickets.
 func (l *Line) Flow(f Flow) *Flow {
-	f.line, f.waited = l, map[string]int64{}
-	f.side = l.Root.side(&f)
-	f.side.slots, f.tag = l.sim.slots[f.Queue], f.side.tagOf(f.Tenant)
+	f.line, f.side, f.waited = l, l.side(f), map[string]int64{}
+	if f.tag = f.side.tags[f.Tenant]; f.tag == nil {
+		f.tag = new(int64)
+		f.side.tags[f.Tenant] = f.tag
+	}
+	f.all = append(slices.Clone(f.Scopes), &l.Root, &f.side.slots)
 	l.flows = append(l.flows, &f)
 	return &f
 }

@@ -334,12 +334,6 @@ func (p *prepared) result(sim *plan.Simulation, ends []plan.Demand, unknown []st
 		}
 	}
 	made.Finish = Together(append(made.Demands, Finish{Expected: made.At})...)
-	for binds, count := range sim.Delays {
-		made.Delays = append(made.Delays, Delay{binds, count})
-	}
-	slices.SortFunc(made.Delays, func(a, b Delay) int {
-		return cmp.Or(b.Count-a.Count, cmp.Compare(a.Binds, b.Binds))
-	})
 	return made
 }
 

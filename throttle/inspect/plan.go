@@ -74,9 +74,6 @@ type Plan struct {
 	Finish            // of all demands together
 	Demands []Finish  // of each, in order
 
-	// Delays are what the late requests wait for, each for longest, by how many do.
-	Delays []Delay
-
 	// Fits are the least limits by which none is late, of those that must rise, with PlanOptions.Fit. It
 	// is empty if none is late, or no limit helps.
 	Fits []Change
@@ -91,12 +88,6 @@ type Finish struct {
 	Binds    string    `json:"binds,omitempty"`   // what it waits for longest: a window, or throttle.BySlots
 	Expected time.Time `json:"expected,omitzero"` // Plan.At if there is none; zero if not within MaxPlan
 	Late     int       `json:"late,omitempty"`    // how many do not end until PlanOptions.By
-}
-
-// A Delay says for what late requests wait.
-type Delay struct {
-	Binds string `json:"binds"` // a window, or throttle.BySlots; empty for none: they come too late
-	Count int    `json:"count"`
 }
 
 // A Change is another limit of a window, or of throttle.BySlots.

@@ -36,8 +36,7 @@ type Plan struct {
 	Overdue  int       `json:"overdue"`            // tasks that are expected to end after that
 	Begins   bool      `json:"begins"`             // false if Batch.Late would refuse the firing
 
-	Delays  []inspect.Delay  `json:"delays,omitempty"` // what the overdue tasks wait for
-	Fits    []inspect.Change `json:"fits,omitempty"`   // the smallest change of limits by which none is overdue
+	Fits    []inspect.Change `json:"fits,omitempty"` // the smallest change of limits by which none is overdue
 	Tenants []TenantPlan     `json:"tenants"`
 }
 
@@ -79,7 +78,7 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 	plan := Plan{
 		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, FinishBy: b.deadline(f.Tick), Duration: p.Duration,
 		Finish: p.all.expected(), Binds: p.all.Binds, Unknown: p.all.unknown,
-		Overdue: p.all.Late, Begins: !p.refused, Delays: p.all.delays, Fits: p.all.fits, Total: p.total,
+		Overdue: p.all.Late, Begins: !p.refused, Fits: p.all.fits, Total: p.total,
 	}
 	for _, t := range p.Tenants {
 		plan.Tenants = append(plan.Tenants, t.TenantPlan)
@@ -257,7 +256,6 @@ type outlook struct {
 	finish
 	tenants []finish
 
-	delays  []inspect.Delay
 	fits    []inspect.Change
 	unknown []string
 }
@@ -305,7 +303,7 @@ func (s *Scheduler) look(
 	if err != nil {
 		return all, err
 	}
-	all.Finish, all.delays, all.fits, all.unknown = plan.Finish, plan.Delays, plan.Fits, plan.Unknown
+	all.Finish, all.fits, all.unknown = plan.Finish, plan.Fits, plan.Unknown
 	rest := plan.Demands
 	for i, t := range p.Tenants {
 		f := &all.tenants[i]

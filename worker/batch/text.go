@@ -60,9 +60,6 @@ func (p Plan) verdict() string {
 	if !p.Begins {
 		text += " The firing would be refused."
 	}
-	for _, d := range p.Delays {
-		text += fmt.Sprintf("\n%d of these wait for %s.", d.Count, cmp.Or(d.Binds, "nothing: they come too late"))
-	}
 	if len(p.Fits) == 0 {
 		return text + "\nNo other limit would have all end in time."
 	}

@@ -180,7 +180,7 @@ func (w *work) begin(ctx context.Context, r record) error {
 	fields := append(expectedFields(p.all.finish), "planned", p.all.expected(), "size", p.total)
 	details := []any{
 		"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "tasks", p.all.Late,
-		"unknown", p.all.unknown, "delays", p.all.delays, "fits", p.all.fits,
+		"unknown", p.all.unknown, "binds", p.all.Binds, "fits", p.all.fits,
 	}
 	switch {
 	case p.refused:

@@ -253,8 +253,6 @@ func (f *Flow) count(end, started int64) {
 	}
 	if end <= s.By {
 		d.Late -= int(started)
-	} else if s.By > 0 {
-		s.Delays[f.longest()] += int(started)
 	}
 }
 

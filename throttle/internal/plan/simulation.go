@@ -18,9 +18,6 @@ type Simulation struct {
 	End  int64                          // of the simulation
 	Open func(from time.Time) time.Time // from when on demands may start; nil is at any time
 
-	// Delays count the tickets of demands that end after By, by what they waited for.
-	Delays map[string]int
-
 	lines []*Line
 	slots map[string][]*Window // by queue
 	left  int64                // tickets of demands that have not started
@@ -42,7 +39,7 @@ func (s *Simulation) Ends(d *Demand) bool { return d.left <= 0 && d.Last <= s.En
 
 // New returns a simulation without lines.
 func New(now, end int64) *Simulation {
-	return &Simulation{Now: now, From: now, End: end, Delays: map[string]int{}, slots: map[string][]*Window{}}
+	return &Simulation{Now: now, From: now, End: end, slots: map[string][]*Window{}}
 }
 
 // A Window is one window of one scope, or the handler slots of a queue.

@@ -32,11 +32,11 @@ func (i Inspector) snapshot(ctx context.Context, name string, before *snapshot, 
 	*snapshot, error) {
 	s := &snapshot{line: i.line(name), shared: &throttle.Standing{Ask: true}, values: map[string]string{}}
 	if before != nil {
-		s.queues, s.flows, s.values = before.queues, before.flows, before.values
-	} else if err := s.open(ctx); err != nil {
+		s.flows, s.values = before.flows, before.values
+	} else if flows, err := s.all(ctx); err != nil {
 		return nil, err
-	} else if s.flows, err = s.all(ctx); err != nil {
-		return nil, err
+	} else {
+		s.flows = flows
 	}
 	for _, f := range s.flows {
 		s.waiting = append(s.waiting, &throttle.Standing{Flow: f.name, Costs: f.costs()})
@@ -229,7 +229,7 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 	sim.Open, sim.By, sim.From = p.Open, p.By.UnixMicro(), max(p.now, p.From.UnixMicro())
 	limit := func(name string, inForce int64) int64 { return max(raised[name], cmp.Or(p.Limits[name], inForce)) }
 	hold := p.hold()
-	known, unknown := p.slots(sim, limit, hold), map[string]bool{}
+	known, unknown := p.slots(sim, limit), map[string]bool{}
 	lines := make([]simulated, len(p.lines))
 	for n, l := range p.lines {
 		lines[n] = simulated{
@@ -293,7 +293,7 @@ func (p *prepared) hold() int64 {
 }
 
 // slots sets the slots of all queues. It returns for which queues they are known.
-func (p *prepared) slots(sim *plan.Simulation, limit func(string, int64) int64, hold int64) map[string]bool {
+func (p *prepared) slots(sim *plan.Simulation, limit func(string, int64) int64) map[string]bool {
 	known := map[string]bool{}
 	for _, s := range p.Slots {
 		first := int64(p.Slots[0].Count)
@@ -304,19 +304,6 @@ func (p *prepared) slots(sim *plan.Simulation, limit func(string, int64) int64, 
 	}
 	for _, d := range p.demands {
 		known[d.Queue] = known[d.Queue] && (d.Hold > 0 || d.Count == 0)
-	}
-	rates := map[string]float64{} // by queue: tickets that servers took in a second, while slots bound
-	for _, l := range p.lines {
-		for _, q := range l.queues {
-			name, _ := q.parts()
-			rates[name] += q.rate(p.now)
-		}
-	}
-	for queue, rate := range rates {
-		if rate > 0 && (!known[queue] || hold == 0) {
-			sim.SetSlotRate(queue, rate)
-			known[queue] = true
-		}
 	}
 	return known
 }

@@ -103,7 +103,7 @@ func TestPlansComeTrue(t *testing.T) {
 	}
 }
 
-// What a plan starts from: a part has joined, demands come later, slots bind, a window never opens.
+// What a plan starts from: a part has joined, demands come later, or nothing binds them.
 func TestPlansStartFromTheLine(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
@@ -127,22 +127,6 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		_, err := inspect.Of(st.l).Plan(t.Context(), []inspect.Demand{d}, inspect.PlanOptions{})
 		expect.That(t, err != nil, "a demand of nothing is planned")
 		limitertest.SetPolicy(t, st.l, limitertest.SharedWindow(1_000_000, s))
-		for now := time.Duration(0); now <= 2*s; now += 200 * ms {
-			limitertest.Take(t, st.at(10*s+now).l, 2, "q")
-		}
-		if got := st.plan(inspect.PlanOptions{}, demand("b", 100, "")); got.Binds != throttle.BySlots || got.Expected != limitertest.At(12*s+(100+8-2)*s/10) { // two start at once
-			t.Errorf("100 beside 8, by slots of 10 in a second: %+v", got)
-		}
-		st.class = throttle.ClassBatch
-		st.joinMany("r", "a", 100)
-		for now := time.Duration(0); now <= 4*s; now += 200 * ms {
-			limitertest.Take(t, st.at(20*s+now).l, 2, "r")
-		}
-		batch := demand("a", 58, throttle.ClassBatch)
-		batch.Queue, batch.Joined = "r", 58
-		if got := st.plan(inspect.PlanOptions{}, batch); got.Binds != throttle.BySlots || got.Expected != limitertest.At(24*s+(58-2)*s/10) {
-			t.Errorf("58 of a batch, by slots of 10 in a second: %+v", got)
-		}
 		opens := func(t time.Time) time.Time {
 			if t.Before(limitertest.At(2 * h)) {
 				return limitertest.At(2 * h)

@@ -64,14 +64,6 @@ func (s *Simulation) SetSlots(n int64, queues ...string) {
 	}
 }
 
-// SetSlotRate has tickets of a queue start at no more than that rate, in tickets a second. It is for
-// flows that are made later.
-func (s *Simulation) SetSlotRate(queue string, rate float64) {
-	paced := algorithm.Window{Burst: 2, Limit: max(1, int64(rate*1e6)), Period: 1e6 * time.Second}
-	w := &Window{Simulated: algorithm.GCRA.Simulate(paced, algorithm.Counted{}), Limit: 2, Name: BySlots, Place: -1}
-	s.slots[queue] = append(s.slots[queue], w)
-}
-
 // A Scope is the windows that count one value of some attributes.
 type Scope struct {
 	Windows []*Window

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"testing"
+	"time"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
@@ -17,6 +18,26 @@ func sliding(name string, limit int64) *Window {
 // flow adds a flow that counts in the root's windows.
 func flow(l *Line, name, queue string) *Flow {
 	return l.Flow(Flow{Queue: queue, Tenant: name, Weight: 1})
+}
+
+// Live tickets have not gone when the batch begins: it gets its share of the limit from then on, whether they
+// wait in one queue or in several.
+func TestABatchGetsItsShareFromItsBeginning(t *testing.T) {
+	for _, queues := range [][]string{{"a"}, {"a", "b"}} {
+		s := New(0, 1000*second)
+		s.From = 10 * second
+		l := s.Line(0.2)
+		counts := algorithm.Sliding.Simulate(algorithm.Window{Limit: 10, Period: time.Second}, algorithm.Counted{})
+		l.Root.Windows = []*Window{{Simulated: counts, Limit: 10, Name: "all"}}
+		for _, queue := range queues {
+			flow(l, queue, queue).Add(nil, 300, []int64{1}, 0)
+		}
+		batch := &Demand{}
+		l.Flow(Flow{Batch: true, Queue: "c", Tenant: "c", Weight: 1}).Add(batch, 20, []int64{1}, 0)
+		expect.Must(t, s.Run(t.Context()))
+		expect.That(t, s.Ends(batch) && batch.Last >= 19*second && batch.Last <= 20*second,
+			"2 of 10 a second, beside queues", queues, "end at", batch.Last)
+	}
 }
 
 // Tickets that wait for slots hold up the queues of these slots, in all lines, and no others.

@@ -4,7 +4,6 @@ import (
 	"container/heap"
 	"context"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
@@ -138,7 +137,7 @@ func (f *Flow) wait(t int64) {
 		}
 	}
 	heap.Push(&s.flows, f)
-	if begins := len(s.flows) == 1; begins && s.tag < l.last {
+	if s.tag < l.last { // it has not waited
 		s.tag = l.last + f.step()
 	}
 }
@@ -293,10 +292,10 @@ func (l *Line) part(f *Flow) float64 {
 	return part
 }
 
-// charge counts a start of tickets for the flow's side and tenant. If they are of a batch, the next one goes
-// later: each scope spreads them. What live tickets may have delayed it by is not lost.
+// charge counts a start of tickets for the flow's side and tenant, and for what its scopes owe to batches. The
+// next one of a batch goes later: each scope spreads them.
 func (f *Flow) charge(t int64) {
-	l, s, late := f.line, f.side, 0.0
+	l, s := f.line, f.side
 	l.last = max(l.last, s.tag)
 	s.tag += f.step()
 	s.last = max(s.last, *f.tag)
@@ -312,28 +311,16 @@ func (f *Flow) charge(t int64) {
 	if !f.Batch {
 		return
 	}
-	if slices.ContainsFunc(l.sides, func(s *side) bool { return !s.batch && len(s.flows) > 0 }) {
-		for _, w := range l.Root.Windows {
-			late = max(late, w.period())
-		}
-	}
 	for _, s := range f.all {
 		next := 0.0
 		for _, w := range s.Windows {
-			if us := float64(w.cost(&f.works[0])) * w.period() / w.Limit; us > next {
+			us := float64(w.cost(&f.works[0])) * float64(w.Period.Microseconds()) / w.Limit
+			if w.Period <= pacedPeriod && us > next {
 				next, s.pacedBy = us, w
 			}
 		}
 		if next > 0 {
-			s.paced = int64(math.Ceil(max(float64(s.paced), float64(t)-late) + next))
+			s.paced = max(s.paced, t) + int64(math.Ceil(next))
 		}
 	}
-}
-
-// period is Period in microseconds, 0 if it is too long to wait for room that live tickets may need.
-func (w *Window) period() float64 {
-	if w.Period > pacedPeriod {
-		return 0
-	}
-	return float64(w.Period.Microseconds())
 }

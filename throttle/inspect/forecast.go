@@ -3,6 +3,7 @@ package inspect
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -50,31 +51,24 @@ func (i Inspector) snapshot(ctx context.Context, name string, before *snapshot, 
 
 // readValues reads the scopes of standings.
 func (s *snapshot) readValues(ctx context.Context, standings []*throttle.Standing) error {
-	var unread []string
-	for _, standing := range standings {
-		for _, w := range standing.Decision.Windows {
-			key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
-			if _, known := s.values[key]; !known {
-				s.values[key] = ""
-				unread = append(unread, key)
-			}
-		}
-	}
 	return s.Read(ctx, func(client redis.UniversalClient, prefix string) error {
-		for keys := range slices.Chunk(unread, 500) {
-			names := make([]string, len(keys))
-			for i, key := range keys {
-				names[i] = prefix + key
-			}
-			values, err := client.MGet(ctx, names...).Result()
-			if err != nil {
-				return err
-			}
-			for i, key := range keys {
-				s.values[key], _ = values[i].(string)
+		pipe, read := client.Pipeline(), map[string]*redis.StringCmd{}
+		for _, standing := range standings {
+			for _, w := range standing.Decision.Windows {
+				key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
+				if _, known := s.values[key]; !known && read[key] == nil {
+					read[key] = pipe.Get(ctx, prefix+key)
+				}
 			}
 		}
-		return nil
+		_, err := pipe.Exec(ctx)
+		if errors.Is(err, redis.Nil) { // some scopes count nothing
+			err = nil
+		}
+		for key, value := range read {
+			s.values[key] = value.Val()
+		}
+		return err
 	})
 }
 
@@ -311,13 +305,9 @@ func (p *prepared) slots(sim *plan.Simulation, limit func(string, int64) int64) 
 func (p *prepared) result(sim *plan.Simulation, ends []plan.Demand, unknown []string) Plan {
 	made := Plan{At: time.UnixMicro(p.now), Demands: make([]Finish, len(ends)), Unknown: unknown}
 	for i, end := range ends {
-		switch d := p.demands[i]; {
-		case d.Standing == nil && d.Count == 0:
-			made.Demands[i] = Finish{Expected: made.At}
-		case d.Standing != nil && sim.Ends(&end):
-			made.Demands[i] = Finish{Binds: end.Binds, Expected: time.UnixMicro(end.Last), Late: end.Late}
-		default:
-			made.Demands[i].Late = end.Late
+		made.Demands[i].Late = end.Late
+		if d := p.demands[i]; sim.Ends(&end) && (d.Standing != nil || d.Count == 0) {
+			made.Demands[i].Binds, made.Demands[i].Expected = end.Binds, time.UnixMicro(max(p.now, end.Last))
 		}
 	}
 	made.Finish = Together(append(made.Demands, Finish{Expected: made.At})...)

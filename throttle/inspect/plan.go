@@ -174,17 +174,15 @@ func (p *prepared) fit(ctx context.Context) (fits []Change, err error) {
 	}
 	// Each in turn is lowered to what it takes.
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
-		enough := func(limit int64) bool {
-			raised[name] = limit
+		limit := limits[name]
+		if raised[name] = limit; !late() {
+			continue
+		}
+		raised[name] = limit + 1 + int64(sort.Search(int(limit)*mostRaised, func(more int) bool {
+			raised[name] = limit + 1 + int64(more)
 			return !late()
-		}
-		least := limits[name]
-		if !enough(least) {
-			more := sort.Search(int(least)*mostRaised, func(i int) bool { return enough(limits[name] + 1 + int64(i)) })
-			least += 1 + int64(more)
-			fits = append(fits, Change{name, limits[name], least})
-		}
-		raised[name] = least
+		}))
+		fits = append(fits, Change{name, limit, raised[name]})
 	}
 	return fits, err
 }
@@ -210,10 +208,6 @@ func (i Inspector) Simulate(ctx context.Context, v Variant) (now, then Simulatio
 		return now, then, err
 	}
 	other, err := v.limiter(i.limiter)
-	if err == nil && !slices.Equal(other.Lines(), lines) {
-		err = &throttle.PolicyError{Policy: v.Policy.Name, Field: "shards", Value: v.Policy.Shards,
-			Hint: "must be those of the policy in force: a simulation moves no tenant"}
-	}
 	if err != nil {
 		return now, then, err
 	}

@@ -97,7 +97,7 @@ func (l *line) explain(ctx context.Context, name string, record script.Ticket, s
 	return err
 }
 
-// String is the state in lines of text, without an end of line. Times are UTC.
+// String is the state in lines of text, without an end of line, and without DelayedBy. Times are UTC.
 func (s TicketState) String() string {
 	var b strings.Builder
 	line := func(format string, a ...any) { fmt.Fprintf(&b, "\n"+format, a...) }
@@ -118,9 +118,6 @@ func (s TicketState) String() string {
 		line("expected to start at %s at most", clock(s.Expected, s.At))
 	default:
 		line("expected to start at %s", clock(s.Expected, s.At))
-	}
-	if s.Binds != "" {
-		line("delayed by %s", s.DelayedBy())
 	}
 	for _, note := range s.Notes(s.At) {
 		line("%s", note)

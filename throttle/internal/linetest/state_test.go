@@ -230,7 +230,6 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	expect.That(t, shared.Expected.Equal(limitertest.At(s+place.RetryIn)), shared, "joined with", place)
 	expect.Equal(t, shared.String(), `p: ticket c2 of queue q, tenant c, waits since 00:00:01 UTC
 expected to start at 00:00:20 UTC
-delayed by window shared
 position 2 of 2 of its tenant
 tenants that go before its own: 1: b
 window own (tenant=c): 0 of 3 requests used, has room

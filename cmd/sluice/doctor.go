@@ -68,7 +68,8 @@ func (c *workersCommand) findings(ctx context.Context, warnings *[]string) ([]st
 			return nil, err
 		}
 		if s.Waiting > 0 {
-			*warnings = append(*warnings, s.RemovedText())
+			*warnings = append(*warnings, fmt.Sprintf("policy %s was removed, and has %s in line: what waits goes on by "+
+				"its last windows", words.Name(p.Name), count(s.Waiting, "task")))
 		}
 	}
 	orphans, err := lines.Orphans(ctx)

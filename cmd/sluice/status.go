@@ -187,9 +187,6 @@ func processesText(runs string, names []string) string {
 func printState(w io.Writer, s policyStatus) {
 	fmt.Fprintf(w, "policy %s at %s: %s waiting%s\n",
 		s.Policy, clockText(s.At), count(s.Waiting, "ticket"), rateText(s.PerSecond))
-	if s.Removed {
-		fmt.Fprintln(w, s.RemovedText())
-	}
 	for _, note := range s.Notes(s.At) {
 		fmt.Fprintln(w, note)
 	}

@@ -171,8 +171,11 @@ func (l Limits) DelayedBy() string {
 }
 
 // Notes say in sentences what changes the numbers of the windows: a pause, an adapted rate, that the
-// policy only observes.
+// policy only observes, or was removed.
 func (l Limits) Notes(at time.Time) (notes []string) {
+	if l.Removed {
+		notes = append(notes, "the policy was removed: what waits goes on by its last windows")
+	}
 	if l.Observes {
 		notes = append(notes, "the policy only observes: nothing is denied")
 	}

@@ -128,19 +128,6 @@ func (i Inspector) State(ctx context.Context, q Query) (PolicyState, error) {
 	return s, nil
 }
 
-// RemovedText says that the policy was removed, and how many tasks go on by its last windows. It is empty
-// if it was not, or nobody waits.
-func (s PolicyState) RemovedText() string {
-	if !s.Removed || s.Waiting == 0 {
-		return ""
-	}
-	tasks := fmt.Sprintf("%d tasks go on", s.Waiting)
-	if s.Waiting == 1 {
-		tasks = "1 task goes on"
-	}
-	return fmt.Sprintf("policy %s was removed: %s by its last windows", s.Policy, tasks)
-}
-
 func queueStates(queues []queue, at time.Time) []QueueState {
 	sums := map[string]*QueueState{}
 	for _, q := range queues {

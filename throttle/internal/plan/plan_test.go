@@ -40,6 +40,21 @@ func TestABatchGetsItsShareFromItsBeginning(t *testing.T) {
 	}
 }
 
+// Tenants take turns, however many flows they have.
+func TestTenantsTakeTurns(t *testing.T) {
+	s := New(0, 1000*second)
+	l := s.Line(0.05)
+	counts := algorithm.Sliding.Simulate(algorithm.Window{Limit: 1, Period: time.Second}, algorithm.Counted{})
+	l.Root.Windows = []*Window{{Simulated: counts, Limit: 1, Name: "all"}}
+	one, many := &Demand{}, &Demand{}
+	for range 9 {
+		flow(l, "many", "q").Add(many, 1, []int64{1}, 0)
+	}
+	flow(l, "one", "q").Add(one, 5, []int64{1}, 0)
+	expect.Must(t, s.Run(t.Context()))
+	expect.That(t, s.Ends(one) && s.Ends(many) && one.Last <= 10*second && many.Last == 13*second, one, many)
+}
+
 // Tickets that wait for slots hold up the queues of these slots, in all lines, and no others.
 func TestQueuesWithoutSlotsHoldUpNoOther(t *testing.T) {
 	for _, also := range []string{"beside", "free"} {

@@ -166,24 +166,22 @@ func (f *Flow) opens(t int64) (at int64, by *Window) {
 	return f.fits(t, f.Scopes...)
 }
 
-// fits returns when the next ticket of a flow has room in scopes, and the last window that it waits for.
+// fits returns when the next tickets of a flow have room in scopes, and the window that they wait for: with time
+// each has more room.
 func (f *Flow) fits(t int64, scopes ...*Scope) (at int64, by *Window) {
 	at = t
-	for again := true; again; {
-		again = false
-		for _, s := range scopes {
-			if paced := s.paced - paceBurst; f.Batch && paced > at {
-				at, by, again = paced, s.pacedBy, true
+	for _, s := range scopes {
+		if paced := s.paced - paceBurst; f.Batch && paced > at {
+			at, by = paced, s.pacedBy
+		}
+		for _, w := range s.Windows {
+			cost := w.cost(&f.works[0])
+			fits := w.Fits(t, cost)
+			if !f.Batch && s.batch == t && s.owed >= 1 { // it leaves room for a while
+				fits = min(w.Fits(t, 2*cost), max(fits, t+lapse))
 			}
-			for _, w := range s.Windows {
-				cost := w.cost(&f.works[0])
-				fits := w.Fits(at, cost)
-				if !f.Batch && s.batch == t && s.owed >= 1 { // it leaves room for a while
-					fits = min(w.Fits(at, 2*cost), max(fits, t+lapse))
-				}
-				if cost > 0 && fits > at {
-					at, by, again = fits, w, fits < never
-				}
+			if cost > 0 && fits > at {
+				at, by = fits, w
 			}
 		}
 	}

@@ -14,7 +14,8 @@
 local WATCH, TOLD, MOST = 1500, 0.125, 5 -- servers call this every 1.25 s, or sooner
 local prefix, call = ARGV[1], ARGV[4]
 local messages, leases, active, unwatched, made = {}, {}, {}, {}, {call}
-local record, paused = unpack(redis.call('MGET', KEYS[1], KEYS[4]))
+local idle = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 -- one command in place of two
+local record, paused = unpack(idle and {} or redis.call('MGET', KEYS[1], KEYS[4]))
 local again = record and string.find(record, '[' .. cjson.encode(call) .. ',', 1, true) == 1 -- its reply was lost
 if paused and not again then return {1, unwatched, messages} end
 
@@ -40,7 +41,7 @@ local ids
 if again then
   ids = cjson.decode(record)
   table.remove(ids, 1) -- the call
-elseif ARGV[3] ~= '0' then
+elseif not idle and ARGV[3] ~= '0' then
   ids = redis.call('RPOP', KEYS[3], ARGV[3])
 end
 if record and not ids then redis.call('DEL', KEYS[1]) end -- its reply has come

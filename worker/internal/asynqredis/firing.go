@@ -228,17 +228,10 @@ const (
 	RetryFailed = "retry"   // has those that are archived wait again, with all their retries
 )
 
-// heldFor is how long a task that is held would wait if nobody released it.
-const heldFor = 10 * 366 * 24 * time.Hour
-
 // Move does something with tasks of a firing.
 func (c *Client) Move(ctx context.Context, f Firing, verb string, indexes []int) error {
-	due := time.Now().Unix()
-	if verb == Hold {
-		due = score(time.Now().Add(heldFor))
-	}
 	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.keys("", fates)...)
-	head := []any{f.tasks(), f.IDs(), due, verb}
+	head := []any{f.tasks(), f.IDs(), time.Now().Unix(), verb}
 	_, err := forTasks(ctx, c, "batch_move", f.Queue, all, head, indexes, addIndex)
 	return err
 }

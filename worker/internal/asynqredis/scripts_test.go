@@ -18,9 +18,9 @@ func TestStoreSchedulesAsAsynqDoes(t *testing.T) {
 	each(t, func(s *site) {
 		at := time.Now().Add(2 * time.Minute)
 		unique := asynq.Unique(time.Hour)
-		results, err := s.Store(s.Context(), queue, "line", []asynqredis.EnqueueCall{s.captured("a"), s.captured("b", unique), s.captured("c")}, at)
+		results, err := s.Store(s.Context(), queue, "line", []asynqredis.EnqueueCall{s.captured("a"), s.captured("b", unique), s.captured("c"), s.captured("c")}, at)
 		s.ok(err)
-		expect.Equal(t, fmt.Sprint(results), "[1 1 1]", "results")
+		expect.Equal(t, fmt.Sprint(results), "[1 1 1 0]", "results")
 		s.wantStates("a scheduled, b scheduled, c scheduled")
 		info, err := s.inspector.GetTaskInfo(queue, "b")
 		s.ok(err)

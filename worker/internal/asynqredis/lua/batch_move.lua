@@ -2,7 +2,7 @@
 --
 -- KEYS  1 scheduled (sorted set)  2 retry (sorted set)  3 archived (sorted set)  4 pending (list)
 --       5 the firing (hash)  6 fates of its tasks (batch_count.lua)
--- ARGV  1 prefix of the task keys  2 prefix of the IDs  3 score (s) of those that are scheduled then
+-- ARGV  1 prefix of the task keys  2 prefix of the IDs  3 now (s)
 --       4 hold: take tasks from where they wait; release: forward has those that wait join their lines,
 --         also those that were held; delete: those that wait, and count them; retry: what has failed and was
 --         archived, with all its retries, then the indexes
@@ -22,20 +22,17 @@ for i = 5, #ARGV do
   local found = redis.call('HMGET', key, 'state', 'sluice_join', 'unique_key')
   local state, held, lock = found[1], found[2] == 'held', found[3]
   local moves = from[state] and not (verb == 'hold' and held and state == 'scheduled')
-    and not (verb == 'retry' and fate ~= 'f')
   if moves then
     if state == 'pending' then redis.call('LREM', KEYS[4], 1, id) else redis.call('ZREM', from[state], id) end
     if verb == 'delete' then
       delete_task(key, id, lock)
+    elseif verb == 'hold' then
+      hold_task(KEYS[1], key, id, lock, ARGV[3])
     else
       redis.call('ZADD', KEYS[1], ARGV[3], id)
-      if verb ~= 'release' or held then
-        redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', verb == 'hold' and 'held' or '')
-      end
+      if verb == 'retry' or held then redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', '') end
     end
-    if verb == 'hold' then
-      keep_lock(lock, id, 366 * 86400)
-    elseif verb == 'retry' then
+    if verb == 'retry' then
       redis.call('HSET', key, 'msg', redis.call('HGET', key, 'msg') .. '\48\0') -- the last value of a field counts
       redis.call('SETRANGE', KEYS[6], index, 's')
       redis.call('HINCRBY', KEYS[5], 'failed', -1)

@@ -49,10 +49,8 @@ for _, id in ipairs(ids or {}) do
   local key = prefix .. id
   local found = redis.call('HMGET', key, 'msg', 'state', 'sluice_call', 'unique_key')
   local message, mine = found[1], found[2] == 'active' and found[3] == call
-  if message and not again and is_stopped(prefix, id) then -- it is held, as by batch_move
-    redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', 'held')
-    keep_lock(found[4], id, 366 * 86400)
-    redis.call('ZADD', KEYS[6], ARGV[2] + 10 * 366 * 86400, id)
+  if message and not again and is_stopped(prefix, id) then
+    hold_task(KEYS[6], key, id, found[4], ARGV[2])
   elseif message and not again then -- or else the task was removed and its ID left behind
     redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
     redis.call('HDEL', key, 'pending_since')

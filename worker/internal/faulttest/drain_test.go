@@ -156,6 +156,9 @@ func (d *drain) finish(promoted time.Time, twice int) {
 		w := p.Windows[len(p.Windows)-1]
 		over := sitetest.Excess(grants, int(w.Limit), w.Period)
 		d.Logf("policy %s: first grant %v after the promotion, %d above the limit", p.Name, first.Round(time.Millisecond), over)
+		if first > 30*time.Second {
+			d.Errorf("policy %s: nobody looked for the new primary before the client does so once a minute", p.Name)
+		}
 		if w.Scope == throttle.ScopeShared && over > drainLimit {
 			d.Errorf("policy %s: %d above its limit: a failover can forget one window", p.Name, over)
 		}

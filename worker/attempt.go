@@ -43,12 +43,11 @@ type attempt struct {
 	handler asynq.Handler
 }
 
-// An outcome is what becomes of a task when asynq ends its attempt, whatever asynq's call would do. At most
-// one of its fields is set.
+// An outcome is what becomes of a task when asynq ends its attempt, whatever asynq's call would do: it waits, or
+// is done.
 type outcome struct {
-	asks  *throttle.Request // the limiter is asked: if the task's time runs out meanwhile, it waits
-	waits *requeueOrder     // it was denied
-	done  bool              // its handler has returned no error, or has revoked it: only now it may be gone
+	waits func() requeueOrder // it was denied, or its time may run out while the limiter is asked
+	done  bool                // its handler has returned no error, or has revoked it: only now it may be gone
 }
 
 // A requeueOrder says how a task goes back to wait.

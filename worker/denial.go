@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 // A denied task's way back.
@@ -36,30 +37,22 @@ const (
 	unavailableMax = 1500 * time.Millisecond
 )
 
-// Delays of another attempt to requeue while asynq's Redis does not answer.
-const (
-	requeueDelayMin = 50 * time.Millisecond
-	requeueDelayMax = 2 * time.Second
-)
-
 // cleanUpTimeout bounds calls that must be made although the caller's context, or the task's own time, may
 // have ended. It also bounds checks.
 const cleanUpTimeout = 5 * time.Second
 
 var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
 
-// noteWait notes that a task waits: see requeueOrderOf. The middleware then returns nil: an error would go to the
-// user's ErrorHandler.
-func (s *Server) noteWait(a *attempt, r throttle.Request, d throttle.Decision, front bool, cause error) {
-	a.outcome.Store(&outcome{waits: s.requeueOrderOf(a, a.Message, r, d, front, cause)})
+// noteWait notes that a task waits. The middleware then returns nil: an error would go to the user's ErrorHandler.
+// The task goes back to its line if its ticket is there, or else waits until the decision allows another try. Then it
+// joins its line, at the front if it had its turn. The cause is the error behind a denial, or nil.
+func (s *Server) noteWait(a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, cause error) {
+	a.outcome.Store(&outcome{waits: func() requeueOrder { return s.requeueOrderOf(a, m, r, d, cause) }})
 }
 
-// requeueOrderOf returns how a task goes back to wait: in line if its ticket is there, or else until the
-// decision allows another try. Then it joins its line, at the front if it had its turn. The cause is the
-// error behind a denial, or nil.
 func (s *Server) requeueOrderOf(
-	a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, front bool, cause error,
-) *requeueOrder {
+	a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, cause error,
+) requeueOrder {
 	now, after := time.Now(), max(d.EarliestReset(), time.Millisecond)
 	if d.Queued {
 		s.dispatch.Expect(s.lineOf(r), a.Queue, d.RetryIn)
@@ -72,12 +65,14 @@ func (s *Server) requeueOrderOf(
 		reason += ": expected to start at " + now.Add(d.RetryIn+time.Second-1).UTC().Format(time.RFC3339)
 	}
 	mark := ""
-	if front {
+	switch {
+	case r.Ticket == (throttle.Ticket{}): // it joins no line
+	case r.Front && !d.Queued:
 		mark = asynqredis.FrontMark
-	} else if r.Ticket != (throttle.Ticket{}) { // it can be picked by this mark when its ticket is taken
+	default: // it can be picked by this mark when its ticket is taken
 		mark = asynqredis.Mark(a.Message.JoinKey(), s.tasks.NewCall())
 	}
-	return &requeueOrder{queued: d.Queued, RestoreOptions: asynqredis.RestoreOptions{
+	return requeueOrder{queued: d.Queued, RestoreOptions: asynqredis.RestoreOptions{
 		Ref: a.Ref, Call: a.Call, At: at, Line: s.lineOf(r), Mark: mark, Message: m.WithDenial(reason, now),
 	}}
 }
@@ -91,7 +86,7 @@ func (s *Server) lineOf(r throttle.Request) string {
 // task may have joined the line all the same.
 func (s *Server) noteUnavailable(a *attempt, r throttle.Request, cause error) {
 	s.noteUndecided(r, cause)
-	s.noteWait(a, r, undecidedDecision(r), r.Front, cause)
+	s.noteWait(a, a.Message, r, undecidedDecision(r), cause)
 }
 
 func (s *Server) noteUndecided(r throttle.Request, cause error) {
@@ -124,10 +119,6 @@ func (s *Server) finish(
 	if ended == nil {
 		ended = &outcome{}
 	}
-	waits := ended.waits
-	if r := ended.asks; r != nil {
-		waits = s.requeueOrderOf(a, a.Message, *r, undecidedDecision(*r), r.Front, errOutOfTime)
-	}
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
 	firing, index, member := asynqredis.FiringOf(call.Ref)
 	if member && (deletes || call.Verb == asynqredis.Archive) {
@@ -137,8 +128,8 @@ func (s *Server) finish(
 	}
 	var err error
 	switch {
-	case waits != nil && call.Verb != asynqredis.Requeue: // that of a shutdown loses nothing
-		err = reply(cmd, "OK", s.requeue(ctx, waits))
+	case ended.waits != nil && call.Verb != asynqredis.Requeue: // that of a shutdown loses nothing
+		err = reply(cmd, "OK", s.requeue(ctx, ended.waits()))
 	case call.Verb == asynqredis.Other:
 		return next(ctx, cmd)
 	case deletes && !ended.done:
@@ -160,7 +151,7 @@ func (s *Server) finish(
 }
 
 // requeue puts a denied task back to wait. It is repeated as asynq's own calls are.
-func (s *Server) requeue(ctx context.Context, r *requeueOrder) error {
+func (s *Server) requeue(ctx context.Context, r requeueOrder) error {
 	due := false
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {
 		due, err = s.tasks.Restore(ctx, r.RestoreOptions)
@@ -198,15 +189,16 @@ func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redi
 // shutdown waits no longer. A call of asynq's recoverer is not: it comes again.
 func (s *Server) repeat(ctx context.Context, do func(ctx context.Context, again bool) error) error {
 	_, ends := ctx.Deadline()
-	for delay, again := requeueDelayMin, false; ; delay, again = min(2*delay, requeueDelayMax), true {
+	for pause, again := (outage.Backoff{}), false; ; again = true {
 		call, cancel := context.WithTimeout(ctx, cleanUpTimeout)
 		err := do(call, again)
 		cancel()
 		if !ends || !asynqredis.IsOutage(err) {
 			return err
 		}
+		pause.Fail(time.Now())
 		select {
-		case <-time.After(delay):
+		case <-time.After(time.Until(pause.Until)):
 		case <-ctx.Done():
 			return err
 		case <-s.shutdownGrace.Done():

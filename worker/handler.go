@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,6 +64,7 @@ func (s *Server) afterError(
 	var refused *RefusedError
 	var denied *throttle.DeniedError
 	// By d it joins the line of its own policy again, at the front.
+	request.Front = true
 	d := throttle.Decision{At: time.Now(), Policy: request.Policy, RetryIn: unavailableMin, Tenant: request.Tenant}
 	retryIn, policy, callRefused := j.caller.Refusal()
 	switch {
@@ -70,16 +72,17 @@ func (s *Server) afterError(
 		s.config.Logger.Warn("worker: RetryAfter in a task that no policy matches: the task fails", "type", j.taskType)
 		return err
 	case errors.As(err, &refused):
-		return s.noteRefused(ctx, a, request, request.Policy, s.pause(ctx, j, refused.After), err)
+		s.pause(ctx, j, refused.After)
+		return s.noteRefused(ctx, a, request, request.Policy, max(0, refused.After), err)
 	case errors.As(err, &denied):
 		d.Policy, d.RetryIn = denied.Decision.Policy, askAgainIn(denied.Decision)
-		s.noteWait(a, request, d, true, err)
+		s.noteWait(a, a.Message, request, d, err)
 	case callRefused:
 		return s.noteRefused(ctx, a, request, policy, retryIn, err)
 	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
 		s.noteUnavailable(a, request, err)
 	case lost: // the handler was stopped
-		s.noteWait(a, request, d, true, err)
+		s.noteWait(a, a.Message, request, d, err)
 	default:
 		return err
 	}
@@ -103,19 +106,13 @@ func askAgainIn(d throttle.Decision) time.Duration {
 	return d.RetryIn
 }
 
-// pause passes on the upstream's refusal, even if the task's own time has run out. It returns for how long
-// the policy pauses.
-func (s *Server) pause(ctx context.Context, j *Job, d time.Duration) time.Duration {
+// pause passes on the upstream's refusal, even if the task's own time has run out.
+func (s *Server) pause(ctx context.Context, j *Job, d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	name := j.caller.Request.Policy
 	if err := j.Pause(ctx, d); err != nil {
-		s.limiterLog.Failed(err, "policy", name)
+		s.limiterLog.Failed(err, "policy", j.caller.Request.Policy)
 	}
-	if policy, ok := s.config.Limiter.Lookup(name); ok {
-		d = min(d, policy.MaxPause)
-	}
-	return max(0, d)
 }
 
 // noteRefused notes that a task waits whose call the upstream of a policy refused for a time. If it was
@@ -124,6 +121,7 @@ func (s *Server) noteRefused(
 	ctx context.Context, a *attempt, r throttle.Request, policy string, retryIn time.Duration, cause error,
 ) error {
 	p, _ := s.config.Limiter.Lookup(policy) // the zero value, without limits, if it was removed
+	retryIn = min(retryIn, cmp.Or(p.MaxPause, retryIn))
 	now := time.Now()
 	message, since := a.Message.WithRefusal(now)
 	if limit := p.MaxRefusedWait; limit > 0 && now.Add(retryIn).Sub(since) > limit {
@@ -134,7 +132,7 @@ func (s *Server) noteRefused(
 	if policy == r.Policy {
 		s.rejoin(ctx, a, r, &d)
 	}
-	a.outcome.Store(&outcome{waits: s.requeueOrderOf(a, message, r, d, !d.Queued, cause)})
+	s.noteWait(a, message, r, d, cause)
 	return nil
 }
 
@@ -146,7 +144,7 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	if r.Front = true; wasTaken(a.Verdict) {
+	if wasTaken(a.Verdict) {
 		r.Since = a.Verdict.Since
 	}
 	places, err := s.config.Limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})

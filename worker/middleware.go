@@ -74,7 +74,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 		request.Ticket = throttle.Ticket{Queue: identity + "/" + a.Queue, ID: a.ID}
 	}
-	a.outcome.Store(&outcome{asks: &request})
+	s.noteWait(a, a.Message, request, undecidedDecision(request), errOutOfTime) // if its time runs out meanwhile
 	d, err := s.decide(ctx, a, request)
 	if err == nil { // else the grant of before may have been replaced or not
 		granted = d
@@ -97,7 +97,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	if late != nil || d.Granted {
 		a.outcome.Store(nil)
 	} else {
-		s.noteWait(a, request, d, false, nil)
+		s.noteWait(a, a.Message, request, d, nil)
 	}
 	s.report(ctx, a, d)
 	switch {

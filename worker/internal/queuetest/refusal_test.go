@@ -226,11 +226,12 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 	sitetest.EachBubble(t, map[string]row{
 		"a total wait":              {150 * time.Second, []error{worker.RetryAfter(time.Minute)}, 3, true},
 		"a wait that is too long":   {time.Minute, []error{worker.RetryAfter(time.Hour)}, 1, true},
+		"max_pause bounds a wait":   {5 * time.Minute, []error{worker.RetryAfter(time.Hour), nil}, 2, false},
 		"a failure begins the wait": {90 * time.Second, []error{worker.RetryAfter(time.Minute), fails, worker.RetryAfter(time.Minute), nil}, 4, false},
 		"no limit":                  {0, append(slices.Repeat([]error{worker.RetryAfter(time.Second)}, 30), nil), 31, false},
 	}, func(t *testing.T, row row) {
 		p := sitetest.Policy(1000, time.Minute)
-		p.MaxRefusedWait = row.wait
+		p.MaxPause, p.MaxRefusedWait = 2*time.Minute, row.wait
 		s := sitetest.NewInBubble(t, p)
 		runs := 0
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {

@@ -112,8 +112,7 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 				wait = time.Millisecond // it is known at once that it is too long
 			}
 			r, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "slack", MaxWait: wait})
-			var denied *throttle.DeniedError
-			if errors.As(err, &denied) {
+			if errors.As(err, new(*throttle.DeniedError)) {
 				inLine.Add(1)
 				return errors.Join(err, worker.FromContext(ctx).Cancel(ctx))
 			}

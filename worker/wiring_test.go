@@ -116,14 +116,12 @@ func TestOptionsBelowZero(t *testing.T) {
 	client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
 	sitetest.Must(t, err)
 	defer client.Close()
-	var invalid *throttle.RequestError
-	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.Backlog(-1))), &invalid,
+	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.Backlog(-1))), new(*throttle.RequestError),
 		"a backlog of -1:")
 	if _, err := client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), worker.ReportStart(nil)); err != nil {
 		t.Errorf("it fits at once: %v", err)
 	}
-	var late *throttle.TooLateError
-	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1))), &late,
+	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1))), new(*throttle.TooLateError),
 		"it does not fit:")
 	if _, err := client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), asynq.Group("g")); err == nil {
 		t.Error("a task of a group never joins")

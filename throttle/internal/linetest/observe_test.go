@@ -81,9 +81,9 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		wants("a denial", "call p decide 1", "decided p b false true 10s")
 		full := st.of("b2")
 		full.Backlog = 1
-		places, err := line.Join(t.Context(), []throttle.Request{st.of("a2"), full})
+		places, err := line.Join(t.Context(), []throttle.Request{st.of("a2"), full, {Tenant: "c"}})
 		expect.Must(t, err)
-		wants("a join", "call p decide 2", fmt.Sprintf("join p a %v false", places[0].RetryIn), "join p b 30s true")
+		wants("a join", "call p decide 2", fmt.Sprintf("join p a %v false", places[0].RetryIn), "join p b 30s true", "join p c 0s true")
 		st.takes()
 		wants("a take of nothing", "call p take 0")
 		st.at(10 * s).takes("b1")

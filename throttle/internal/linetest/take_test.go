@@ -128,6 +128,8 @@ func (st *story) again(ticket string, r throttle.Request) throttle.Decision {
 func TestWhatWasTaken(t *testing.T) {
 	t.Parallel()
 	two, three := limitertest.SharedWindow(2, 10*s), limitertest.SharedWindow(3, 10*s)
+	site := throttle.Window{Name: "site", Limit: 1, Period: s, Scope: throttle.Per("site")}
+	user := throttle.Window{Name: "user", Limit: 9, Period: s, Scope: throttle.Per("tenant", "user")}
 	both := limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9))
 	tell(t, map[string]scenario{
 		"a take acknowledges the one before, also if it gets nothing": {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), func(st *story) {
@@ -151,6 +153,13 @@ func TestWhatWasTaken(t *testing.T) {
 			st.takes("a1", "a2").at(s).joins("a3", "a1")
 			st.putBack("a1").used(1, 1).putBack("a1").used(1, 1)
 			st.takes("a3", "a1").asks(-1)
+		}},
+		"joined by a scope that is no more": {limitertest.Policy(user, site), func(st *story) {
+			st.with = map[string]string{"site": "x,y", "user": "u"}
+			st.joins("a1")
+			st.set(limitertest.Policy(site))
+			st.takes("a1")
+			expect.That(st, st.line().Matches(st.took["a1"], st.of("a1")), st.took["a1"])
 		}},
 		"reserved again, although others wait": {limitertest.Policy(two, limitertest.Slots(9)), func(st *story) {
 			st.joins("a1", "a2", "a3")

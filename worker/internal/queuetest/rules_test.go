@@ -115,7 +115,6 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 			task("x", 1, asynq.TaskID("u1"), asynq.Unique(time.Hour)),
 			task("x", 1, asynq.TaskID("u2"), asynq.Unique(time.Hour)),
 		}
-		var late *throttle.TooLateError
 		results := client.EnqueueBulk(t.Context(), tasks, asynq.MaxRetry(3))
 		for i, want := range []struct {
 			state asynq.TaskState
@@ -131,7 +130,7 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 			{state: asynq.TaskStateScheduled, in: time.Hour},
 			{state: asynq.TaskStateScheduled},
 			{state: asynq.TaskStateScheduled},
-			{err: func(err error) bool { return errors.As(err, &late) }},
+			{err: func(err error) bool { return errors.As(err, new(*throttle.TooLateError)) }},
 			{state: asynq.TaskStateScheduled, in: time.Hour},
 			{state: asynq.TaskStateScheduled, in: 2 * time.Hour},
 		} {

@@ -18,7 +18,6 @@ type compiledPolicy struct {
 	line     string   // its name: see lineName
 	flowBy   []string // the attributes that flows differ in: those of all scopes, and the tenant
 	flowMark string   // of the scopes
-	leases   bool     // of some window
 	scopes   [][]string
 	script   *script.Policy
 	units    []string // every unit that a window counts
@@ -35,8 +34,6 @@ type compiledPolicy struct {
 type window struct {
 	Window
 	algorithm *algorithm.Algorithm
-	params    [4]int64 // for all tenants
-	scope     int      // its place in the scopes
 }
 
 // capacity returns the largest cost that can ever fit.
@@ -107,9 +104,8 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 		a := algorithms[w.Algorithm]
 		attributes := w.Scope.Attributes()
 		scope := slices.IndexFunc(cp.scopes, func(s []string) bool { return slices.Equal(s, attributes) })
-		params := a.Params(w.numbers())
 		sw := script.Window{
-			Scope: scope + 1, Name: w.Name, Kind: a.Kind, Unit: w.Unit, Leases: a.Leases, Params: params,
+			Scope: scope + 1, Name: w.Name, Kind: a.Kind, Unit: w.Unit, Leases: a.Leases, Params: a.Params(w.numbers()),
 		}
 		if a.Ticks != nil {
 			sw.List = a.Ticks(w.numbers()).Around
@@ -117,8 +113,7 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 		sp.Windows = append(sp.Windows, sw)
 		sp.Scopes[scope].Windows = append(sp.Scopes[scope].Windows, i+1)
 		sp.Algorithms = append(sp.Algorithms, a.File)
-		cp.windows = append(cp.windows, window{w, a, params, scope})
-		cp.leases = cp.leases || a.Leases
+		cp.windows = append(cp.windows, window{w, a})
 	}
 	sp.Algorithms = sortedSet(sp.Algorithms)
 	cp.script = l.runner.Prepare(sp)

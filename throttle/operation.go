@@ -129,11 +129,11 @@ func (o *operation) scriptRequest(op, id string) script.Request {
 // own returns what differs for the tenant.
 func (o *operation) own() script.Own {
 	own := script.Own{Free: o.free, Paused: max(0, o.tenant.pausedUntil)}
-	for _, w := range o.windows {
+	for i, w := range o.windows {
 		if len(o.tenant.Windows) == 0 {
 			break
 		}
-		if params := w.algorithm.Params(w.numbers()); params != w.params {
+		if params := w.algorithm.Params(w.numbers()); params != o.script.Windows[i].Params {
 			if own.Windows == nil {
 				own.Windows = map[string][4]int64{}
 			}
@@ -365,7 +365,7 @@ func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool
 			Name:      w.Name,
 			Period:    w.Period,
 			Remaining: max(0, capacity-answer.Used),
-			Scope:     o.scope(w.scope),
+			Scope:     o.scopeOf(i),
 			Unit:      w.Unit,
 			Used:      answer.Used,
 		}
@@ -379,6 +379,8 @@ func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool
 	return states
 }
 
-func (o *operation) scope(i int) ScopeValue {
+// scopeOf returns the count of a window.
+func (o *operation) scopeOf(window int) ScopeValue {
+	i := o.script.Windows[window].Scope - 1
 	return ScopeValue{Attributes: slices.Clone(o.scopes[i]), Values: slices.Clone(o.values[i])}
 }

@@ -158,7 +158,7 @@ func (r Reservation) Release(ctx context.Context) error {
 		h.end() // a renewal after the release would take the room again
 		defer h.cancel(context.Canceled)
 	}
-	if !cp.leases { // not by Lease: what is held stays held when the cost is settled to 0
+	if !cp.script.Leases { // not by Lease: what is held stays held when the cost is settled to 0
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
@@ -189,7 +189,7 @@ func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 // shortest Window.Lease among them. It is 0 if there is nothing to renew and release.
 func (r Reservation) Lease() time.Duration {
 	cp, err := r.policy()
-	if cp == nil || err != nil || !cp.leases {
+	if cp == nil || err != nil {
 		return 0
 	}
 	lease := time.Duration(0)

@@ -132,7 +132,7 @@ func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
 		Published: float64(w.Limit) / w.Period.Seconds(),
 		Rate:      float64(w.Limit) / (w.Period + w.Margin).Seconds() * float64(a.Rate) / 1e6,
 		Refusals:  a.Refusals,
-		Scope:     o.scope(w.scope),
+		Scope:     o.scopeOf(int(a.Window) - 1),
 		Since:     time.UnixMicro(a.Since),
 		Unit:      w.Unit,
 		Until:     time.UnixMicro(a.Until),

@@ -28,7 +28,7 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	asked := r
 	asked.MaxWait = 0
 	cp, err := l.policyFor(r.Policy, r.Tenant)
-	mayDeadlock := err == nil && cp.leases && l.holdsFrom(r.Policy, CallerFrom(ctx))
+	mayDeadlock := err == nil && cp.script.Leases && l.holdsFrom(r.Policy, CallerFrom(ctx))
 	if r.MaxWait < 0 || mayDeadlock {
 		d, err := l.Reserve(ctx, asked)
 		if err == nil && !d.Granted {
@@ -98,7 +98,7 @@ func (w *waiter) join(ctx context.Context, o *operation, r Request) (Decision, e
 		go w.leave(ctx, o)
 	case !d.Granted:
 		d.Queued, d.AlreadyQueued = false, false // it is withdrawn when the call returns
-		w.claims.joined(d.RetryIn, o.leases)
+		w.claims.joined(d.RetryIn, o.script.Leases)
 	}
 	return d, err
 }

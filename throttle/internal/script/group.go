@@ -112,7 +112,7 @@ func newAsk(ctx context.Context, p *Policy, requests ...Request) *ask {
 	a := &ask{ctx: ctx, policy: p, requests: requests, done: make(chan struct{})}
 	a.args = make([]any, 0, len(requests)*p.size())
 	for i := range requests {
-		a.args = requests[i].append(a.args, p.leases)
+		a.args = requests[i].append(a.args, p.Leases)
 	}
 	return a
 }

@@ -18,10 +18,10 @@ type Policy struct {
 	BatchShare float64  // the share of batches in a scope's grants while live tickets wait there too
 	Scopes     []Scope  // narrow to broad
 	Windows    []Window
+	Leases     bool // some window holds its grants: Prepare sets it
 
 	scripts *scripts
 	keys    []string // of a call; on a Cluster there is one more, which keeps a slot together
-	leases  bool     // some window holds its grants
 	text    string   // argument of every call: see Prepare
 }
 
@@ -55,11 +55,11 @@ func (r *Runner) Prepare(p *Policy) *Policy {
 	var windows []any
 	var scopeOf []int
 	for _, w := range p.Windows {
-		p.leases = p.leases || w.Leases
+		p.Leases = p.Leases || w.Leases
 		windows = append(windows, []any{w.Name, w.Kind, w.Unit, w.Params[0], w.Params[1], w.Params[2], w.Params[3]})
 		scopeOf = append(scopeOf, w.Scope)
 	}
-	p.text = toJSON([]any{p.Scopes, windows, scopeOf, p.leases, p.BatchShare})
+	p.text = toJSON([]any{p.Scopes, windows, scopeOf, p.Leases, p.BatchShare})
 	return p
 }
 

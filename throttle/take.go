@@ -154,7 +154,8 @@ func (n *Line) Acknowledge(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return classify(ctx, cp.Name, cp.taker.Acknowledge(ctx, cp.script))
+	_, err = cp.taker.Take(ctx, cp.script, script.TakeRequest{})
+	return classify(ctx, cp.Name, err)
 }
 
 // PutBack returns taken tickets to their positions in the line that they were taken from, and refunds

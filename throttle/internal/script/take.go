@@ -61,7 +61,7 @@ func (r *Runner) NewTaker() *Taker {
 	return &Taker{Claims: "!" + process, take: take, turn: make(chan struct{}, 1), answered: true}
 }
 
-// take sends one take. Without queues it only acknowledges the take before.
+// take sends one take.
 func (r *Runner) take(
 	ctx context.Context, p *Policy, process string, seq int64, q TakeRequest,
 ) (Taken, error) {
@@ -80,13 +80,24 @@ func (r *Runner) take(
 }
 
 // Take sends one take. It returns when the context ends, whatever Redis does. The next take gets
-// the tickets of this one.
+// the tickets of this one. Without queues it only says that the tickets of the last take have arrived, and
+// does nothing if that was said.
 func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, error) {
-	if err := t.lock(ctx); err != nil {
+	if err := ctx.Err(); err != nil {
 		return Taken{}, err
 	}
+	select {
+	case t.turn <- struct{}{}:
+	case <-ctx.Done():
+		return Taken{}, ctx.Err()
+	}
+	acknowledges := len(q.Queues) == 0 && q.Claims == ""
+	if acknowledges && !(t.owing && t.answered) {
+		<-t.turn
+		return Taken{}, nil
+	}
 	if t.answered {
-		t.seq, t.answered = t.seq+1, false
+		t.seq, t.answered = t.seq+1, acknowledges
 	}
 	type reply struct {
 		taken Taken
@@ -103,8 +114,8 @@ func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, erro
 		}
 		select {
 		case replied <- reply{taken, err}:
-			t.answered = err == nil
-			t.owing = err == nil && len(taken.Tickets) > 0
+			t.answered = err == nil || acknowledges
+			t.owing = err == nil && len(taken.Tickets) > 0 || err != nil && acknowledges
 		case <-ctx.Done():
 		}
 	}()
@@ -113,35 +124,5 @@ func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, erro
 		return r.taken, r.err
 	case <-ctx.Done():
 		return Taken{}, ctx.Err()
-	}
-}
-
-// Acknowledge says that the tickets of the last take have arrived. It does nothing if that was
-// said.
-func (t *Taker) Acknowledge(ctx context.Context, p *Policy) error {
-	if err := t.lock(ctx); err != nil {
-		return err
-	}
-	defer func() { <-t.turn }()
-	if !t.owing || !t.answered {
-		return nil
-	}
-	t.seq++
-	if _, err := t.take(ctx, p, t.seq, TakeRequest{}); err != nil {
-		return err // nothing is lost: the next take acknowledges too
-	}
-	t.owing = false
-	return nil
-}
-
-func (t *Taker) lock(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	select {
-	case t.turn <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }

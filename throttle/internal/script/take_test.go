@@ -56,7 +56,7 @@ func TestATakeThatWasNotAnsweredIsRepeated(t *testing.T) {
 	acknowledge := func(reply func(context.Context) (Taken, error), ok bool) {
 		t.Helper()
 		f.reply = reply
-		err := taker.Acknowledge(t.Context(), p)
+		_, err := taker.Take(t.Context(), p, TakeRequest{})
 		expect.That(t, (err == nil) == ok, err)
 	}
 	acknowledge(got(0), true) // nothing to say

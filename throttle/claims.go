@@ -41,10 +41,6 @@ type claims struct {
 	waiting  map[string]*waiter
 }
 
-func newClaims(l *Limiter, line string) *claims {
-	return &claims{limiter: l, line: line, taker: l.runner.NewTaker(), waiting: map[string]*waiter{}}
-}
-
 // add returns a call's claim.
 func (c *claims) add() *waiter {
 	c.mu.Lock()

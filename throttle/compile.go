@@ -63,7 +63,8 @@ func (l *Limiter) compilePolicy(p Policy) ([]*compiledPolicy, error) {
 }
 
 func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
-	state := &policyState{group: l.runner.NewGroup(), claims: newClaims(l, line), taker: l.runner.NewTaker()}
+	claims := &claims{limiter: l, line: line, taker: l.runner.NewTaker(), waiting: map[string]*waiter{}}
+	state := &policyState{group: l.runner.NewGroup(), claims: claims, taker: l.runner.NewTaker()}
 	cp := &compiledPolicy{Policy: p, line: line, policyState: state}
 	cp.flowBy = []string{TenantAttribute}
 	for _, w := range p.Windows {

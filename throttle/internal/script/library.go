@@ -25,18 +25,12 @@ const (
 type scripts struct{ decide, take *redis.Script }
 
 func (r *Runner) scriptsOf(p *Policy) *scripts {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	name := strings.Join(p.Algorithms, " ")
-	made := r.made[name]
-	if made == nil {
-		made = &scripts{decide: r.script(p, "decide"), take: r.script(p, "take")}
-		if r.made == nil {
-			r.made = map[string]*scripts{}
-		}
-		r.made[name] = made
+	made, known := r.made.Load(name)
+	if !known {
+		made, _ = r.made.LoadOrStore(name, &scripts{decide: r.script(p, "decide"), take: r.script(p, "take")})
 	}
-	return made
+	return made.(*scripts)
 }
 
 func (r *Runner) script(p *Policy, body string) *redis.Script {

@@ -29,8 +29,7 @@ type Runner struct {
 	// requests, or by which n tickets were taken.
 	Called func(ctx context.Context, line, script string, n int, took time.Duration, err error)
 
-	mu   sync.Mutex
-	made map[string]*scripts // by their algorithms
+	made sync.Map // *scripts by their algorithms
 }
 
 // NewID returns 16 random hex digits.

@@ -40,7 +40,7 @@ type Explanation struct {
 	Why string `json:"why"`
 }
 
-// Explain returns why a task waits, until when, and what goes before it. It changes nothing. A task that
+// Explain returns why a task waits, until when, and at which position. It changes nothing. A task that
 // does not exist is no error: see Explanation.State. Errors are asynq's, and inspect.Inspector.Explain's.
 func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, error) {
 	e := Explanation{Queue: queue, ID: id}

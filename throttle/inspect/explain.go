@@ -13,9 +13,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-const maxAhead = 10
-
-// A TicketState says why a ticket waits, until when, and what goes before it.
+// A TicketState says why a ticket waits, and until when.
 type TicketState struct {
 	At     time.Time       `json:"at"` // by the clock of Redis
 	Ticket throttle.Ticket `json:"ticket"`
@@ -36,11 +34,6 @@ type TicketState struct {
 	Of       int64 `json:"of,omitempty"`
 
 	Limits // Denied and RetryIn of windows: when its turn comes there
-
-	// TenantsAhead is how many tenants go before its own where it waits, and Ahead the first ten of
-	// them. Where its own window denies, no tenant does.
-	TenantsAhead int64    `json:"tenants_ahead,omitempty"`
-	Ahead        []string `json:"ahead,omitempty"`
 }
 
 // Explain returns why a ticket waits, in whichever line of the limiter that is. Its cost does not depend on
@@ -81,19 +74,8 @@ func (l *line) explain(ctx context.Context, name string, record script.Ticket, s
 	if s.Limits.add(standing, true, true); !d.AlreadyQueued {
 		return nil // it was taken meanwhile
 	}
-	before, tenants, first, err := l.ahead(ctx, name, flows[0], maxAhead)
-	if err != nil {
-		return err
-	}
-	s.Position, s.Of, s.TenantsAhead = before+1, flows[0].tickets, tenants
-	ahead := make([]*throttle.Standing, len(first))
-	for i, flow := range first {
-		ahead[i] = &throttle.Standing{Flow: flow}
-	}
-	err = l.Stand(ctx, ahead...)
-	for _, other := range ahead {
-		s.Ahead = append(s.Ahead, other.Request.Tenant)
-	}
+	s.Of = flows[0].tickets
+	s.Position, err = l.position(ctx, name, record.Flow)
 	return err
 }
 
@@ -123,13 +105,6 @@ func (s TicketState) String() string {
 		line("%s", note)
 	}
 	line("position %d of %d of its tenant", s.Position, s.Of)
-	if s.TenantsAhead > 0 {
-		first := make([]string, len(s.Ahead))
-		for i, tenant := range s.Ahead {
-			first[i] = quote.Name(tenant)
-		}
-		line("tenants that go before its own: %d: %s", s.TenantsAhead, strings.Join(first, ", "))
-	}
 	for _, w := range s.Windows {
 		state := "has room"
 		if w.Denied {

@@ -31,7 +31,6 @@ type flow struct {
 	tickets       int64
 	units         map[string]int64 // of all tickets together
 	weight        int64            // in thousandths
-	node          string           // the suffix of the node where it waits
 	rank          string           // that of its first ticket there, of 16 digits
 	tag           int64            // of its tenant, which moves by each grant
 }
@@ -57,7 +56,7 @@ func readFlow(name, record string) (flow, error) {
 		return flow{}, &script.ReplyError{Reason: fmt.Sprintf("flow %q", name)}
 	}
 	read := newFlow(name)
-	read.node, read.rank = f[4], f[5]
+	read.rank = f[5]
 	read.tag, _ = strconv.ParseInt(f[3], 10, 64)
 	read.tickets, _ = strconv.ParseInt(f[0], 10, 64)
 	read.weight, _ = strconv.ParseInt(f[2], 10, 64)
@@ -236,25 +235,15 @@ func (l *line) ticket(ctx context.Context, name string) (t script.Ticket, waits 
 	return t, waits, err
 }
 
-// ahead returns how many tickets of its own flow go before a ticket, how many flows go before that flow where
-// it waits, and the first n of these, by name. All is zero if the ticket or the flow has left.
-func (l *line) ahead(ctx context.Context, ticket string, f flow, n int64) (
-	tickets, flows int64, first []string, err error) {
-	node := "n:" + f.queue + "|" + f.node
+// position returns that of a ticket in its flow, from 1; 0 if it has left.
+func (l *line) position(ctx context.Context, ticket, flow string) (n int64, err error) {
 	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
-		pipe := client.Pipeline()
-		behind := pipe.ZRank(ctx, prefix+"f:"+f.name, ticket)
-		place := pipe.ZRank(ctx, prefix+node, f.rank+" "+f.name)
-		members := pipe.ZRange(ctx, prefix+node, 0, n-1)
-		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-			return err
+		before, err := client.ZRank(ctx, prefix+"f:"+flow, ticket).Result()
+		if errors.Is(err, redis.Nil) {
+			return nil
 		}
-		tickets, flows = behind.Val(), place.Val()
-		for _, member := range members.Val()[:min(flows, int64(len(members.Val())))] {
-			_, name, _ := strings.Cut(member, " ")
-			first = append(first, name)
-		}
-		return nil
+		n = before + 1
+		return err
 	})
-	return tickets, flows, first, err
+	return n, err
 }

@@ -216,7 +216,7 @@ func TestStateRefusesWhatCannotBe(t *testing.T) {
 	}
 }
 
-// An explanation says which window denies, the ticket's place, and what goes before it.
+// An explanation says which window denies, and the ticket's place.
 func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 60 * s}, limitertest.SharedWindow(4, 20*s)))
 	st.granted("a1", "a2", "a3", "b1")
@@ -226,12 +226,11 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	own, shared := st.explain("a4"), st.explain("c2")
 	expect.Equal(t, fmt.Sprint(limitertest.Dump(t, st.client)), fmt.Sprint(before), before)
 	expect.That(t, own.Binds == "own" && own.Expected.Equal(limitertest.At(60*s)) &&
-		own.Position == 1 && own.Of == 1 && own.TenantsAhead == 0 && own.Joined.Equal(limitertest.At(s)), own)
+		own.Position == 1 && own.Of == 1 && own.Joined.Equal(limitertest.At(s)), own)
 	expect.That(t, shared.Expected.Equal(limitertest.At(s+place.RetryIn)), shared, "joined with", place)
 	expect.Equal(t, shared.String(), `p: ticket c2 of queue q, tenant c, waits since 00:00:01 UTC
 expected to start at 00:00:20 UTC
 position 2 of 2 of its tenant
-tenants that go before its own: 1: b
 window own (tenant=c): 0 of 3 requests used, has room
 window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`)
 	st.at(20 * s)

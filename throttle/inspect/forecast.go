@@ -273,7 +273,17 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 	if err := sim.Run(ctx); err != nil {
 		return Plan{}, fmt.Errorf("throttle: %w", err)
 	}
-	return p.result(sim, ends, slices.Sorted(maps.Keys(unknown))), nil
+	made := Plan{
+		At: time.UnixMicro(p.now), Demands: make([]Finish, len(ends)), Unknown: slices.Sorted(maps.Keys(unknown)),
+	}
+	for i, end := range ends {
+		made.Demands[i].Late = end.Late
+		if d := p.demands[i]; sim.Ends(&end) && (d.Standing != nil || d.Count == 0) {
+			made.Demands[i].Binds, made.Demands[i].Expected = end.Binds, time.UnixMicro(max(p.now, end.Last))
+		}
+	}
+	made.Finish = Together(append(made.Demands, Finish{Expected: made.At})...)
+	return made, nil
 }
 
 // hold returns how long tickets that are no demand hold what they take, 0 if that is unknown.
@@ -300,18 +310,6 @@ func (p *prepared) slots(sim *plan.Simulation, limit func(string, int64) int64) 
 		known[d.Queue] = known[d.Queue] && (d.Hold > 0 || d.Count == 0)
 	}
 	return known
-}
-
-func (p *prepared) result(sim *plan.Simulation, ends []plan.Demand, unknown []string) Plan {
-	made := Plan{At: time.UnixMicro(p.now), Demands: make([]Finish, len(ends)), Unknown: unknown}
-	for i, end := range ends {
-		made.Demands[i].Late = end.Late
-		if d := p.demands[i]; sim.Ends(&end) && (d.Standing != nil || d.Count == 0) {
-			made.Demands[i].Binds, made.Demands[i].Expected = end.Binds, time.UnixMicro(max(p.now, end.Last))
-		}
-	}
-	made.Finish = Together(append(made.Demands, Finish{Expected: made.At})...)
-	return made
 }
 
 // limits returns the limits by name that tenants without their own have, the least of each name.

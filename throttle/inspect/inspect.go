@@ -51,7 +51,7 @@ func (i Inspector) Policies() []string {
 func (i Inspector) Orphans(ctx context.Context) (map[string]int64, error) {
 	known, orphans := i.Policies(), map[string]int64{}
 	var mu sync.Mutex
-	scan := func(ctx context.Context, client *redis.Client) error {
+	scan := func(ctx context.Context, client redis.Cmdable) error {
 		keys := client.Scan(ctx, 0, script.Prefix(i.limiter.Config().Prefix, "*")+"q", 5000).Iterator()
 		for keys.Next(ctx) {
 			_, line, _ := strings.Cut(keys.Val(), "{")
@@ -69,13 +69,10 @@ func (i Inspector) Orphans(ctx context.Context) (map[string]int64, error) {
 		return keys.Err()
 	}
 	return orphans, i.limiter.Line("").Read(ctx, func(client redis.UniversalClient, _ string) error {
-		switch c := client.(type) {
-		case *redis.ClusterClient:
-			return c.ForEachMaster(ctx, scan)
-		case *redis.Client:
-			return scan(ctx, c)
+		if c, ok := client.(*redis.ClusterClient); ok {
+			return c.ForEachMaster(ctx, func(ctx context.Context, master *redis.Client) error { return scan(ctx, master) })
 		}
-		return nil
+		return scan(ctx, client)
 	})
 }
 

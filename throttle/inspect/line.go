@@ -21,7 +21,7 @@ import (
 // command depends on how many tickets or tenants wait.
 type line struct {
 	*throttle.Line
-	queues []queue
+	queues map[string]queue // by name
 }
 
 // A flow is the tickets of one tenant, with its attributes, in one queue.
@@ -119,7 +119,7 @@ func readQueue(name, record string) (queue, error) {
 }
 
 // line returns one that is not read yet.
-func (i Inspector) line(name string) *line { return &line{Line: i.limiter.Line(name)} }
+func (i Inspector) line(name string) *line { return &line{i.limiter.Line(name), map[string]queue{}} }
 
 // open reads the queues of a line.
 func (l *line) open(ctx context.Context) error {
@@ -128,7 +128,7 @@ func (l *line) open(ctx context.Context) error {
 		for name, record := range records {
 			q, bad := readQueue(name, record)
 			if err = cmp.Or(err, bad); q.tickets > 0 {
-				l.queues = append(l.queues, q)
+				l.queues[name] = q
 			}
 		}
 		return err

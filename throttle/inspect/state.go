@@ -102,7 +102,7 @@ func (i Inspector) State(ctx context.Context, q Query) (PolicyState, error) {
 		if err := l.open(ctx); err != nil {
 			return s, err
 		}
-		if queues = append(queues, l.queues...); n == at {
+		if queues = slices.AppendSeq(queues, maps.Values(l.queues)); n == at {
 			here = l
 		}
 	}
@@ -160,56 +160,44 @@ func queueStates(queues []queue, at time.Time) []QueueState {
 
 // tenants returns the page of tenants after a cursor, and the next cursor, 0 at the end.
 func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantState, next uint64, err error) {
-	var alone []flow // of the tenant that is asked for
+	var found []flow
+	alone := false // it is of one tenant, and no window counts by other attributes
 	if q.Tenant != "" {
 		asked := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
 		if err := l.Stand(ctx, asked); err != nil {
 			return nil, 0, err
 		}
-		if asked.Err == nil { // no window counts by other attributes
-			alone = []flow{newFlow(asked.Flow)}
-		}
+		alone, found = asked.Err == nil, []flow{newFlow(asked.Flow)}
 	}
-	found := alone
-	if alone == nil {
+	if !alone {
 		if found, next, err = l.page(ctx, cursor, int64(q.Limit)); err != nil {
 			return nil, 0, err
 		}
 	}
-	rows, err := l.rows(ctx, found)
+	var names []string // of these tenants in all queues and classes
+	for _, f := range found {
+		for queue := range l.queues {
+			names = append(names, queue+"|"+f.values)
+		}
+	}
+	slices.Sort(names)
+	flows, err := l.named(ctx, slices.Compact(names))
 	if err != nil {
 		return nil, 0, err
 	}
-	if len(rows) == 0 && alone != nil { // it does not wait
-		rows = [][]flow{alone}
+	if alone && len(flows) == 0 { // it does not wait
+		flows = found
 	}
-	states, err := l.states(ctx, rows)
+	states, err := l.states(ctx, flows)
 	if q.Tenant != "" {
 		states = slices.DeleteFunc(states, func(t TenantState) bool { return t.Tenant != q.Tenant })
 	}
 	return states, next, err
 }
 
-// rows returns the flows of each tenant and its attributes in all queues and classes, in no order.
-func (l *line) rows(ctx context.Context, found []flow) ([][]flow, error) {
-	var names []string
-	for _, f := range found {
-		for _, q := range l.queues {
-			names = append(names, q.name+"|"+f.values)
-		}
-	}
-	slices.Sort(names)
-	all, err := l.named(ctx, slices.Compact(names))
-	byValues := map[string][]flow{}
-	for _, f := range all {
-		byValues[f.values] = append(byValues[f.values], f)
-	}
-	return slices.Collect(maps.Values(byValues)), err
-}
-
-// states returns how the tenants of rows stand, by the order in which State returns them.
-func (l *line) states(ctx context.Context, rows [][]flow) ([]TenantState, error) {
-	flows := slices.Concat(rows...)
+// states returns how the tenants of flows stand, by the order in which State returns them. Weight and share
+// are those of the flow with most tickets.
+func (l *line) states(ctx context.Context, flows []flow) ([]TenantState, error) {
 	oldest, err := l.oldest(ctx, flows)
 	if err != nil {
 		return nil, err
@@ -221,37 +209,21 @@ func (l *line) states(ctx context.Context, rows [][]flow) ([]TenantState, error)
 	if err := l.Stand(ctx, standings...); err != nil {
 		return nil, err
 	}
-	states := make([]TenantState, len(rows))
-	for i, row := range rows {
-		states[i] = l.state(row, standings[:len(row)], oldest)
-		standings = standings[len(row):]
-	}
-	slices.SortFunc(states, func(a, b TenantState) int {
-		return cmp.Or(-cmp.Compare(a.Waiting, b.Waiting), strings.Compare(a.Tenant, b.Tenant),
-			strings.Compare(fmt.Sprint(a.Attributes), fmt.Sprint(b.Attributes)))
-	})
-	return states, nil
-}
-
-// state returns that of one row. Weight and share are those of the flow with most tickets.
-func (l *line) state(row []flow, standings []*throttle.Standing, oldest map[string]time.Time) TenantState {
-	r := standings[0].Request
-	t := TenantState{Tenant: r.Tenant, Attributes: maps.Clone(r.Attributes), Weight: cmp.Or(standings[0].Weight, 1)}
-	t.Windows = []throttle.WindowState{}
-	most := int64(0)
-	for i, f := range row {
-		s := standings[i]
+	sums, most := map[string]*TenantState{}, map[string]int64{}
+	for i, f := range flows {
+		s, t := standings[i], sums[f.values]
+		if t == nil {
+			r := s.Request
+			t = &TenantState{Tenant: r.Tenant, Attributes: maps.Clone(r.Attributes), Weight: cmp.Or(s.Weight, 1)}
+			t.Windows, sums[f.values] = []throttle.WindowState{}, t
+		}
 		t.Waiting, t.tags = t.Waiting+f.tickets, t.tags+f.tag
 		if s.Request.Class == throttle.ClassBatch {
 			t.Batch += f.tickets
 		}
-		if f.tickets > most {
-			most, t.Weight = f.tickets, float64(f.weight)/1000
-			for _, q := range l.queues {
-				if q.name == f.queue {
-					t.Share = min(1, float64(f.weight)/float64(max(1, q.weights)))
-				}
-			}
+		if f.tickets > most[f.values] {
+			most[f.values], t.Weight = f.tickets, float64(f.weight)/1000
+			t.Share = min(1, float64(f.weight)/float64(max(1, l.queues[f.queue].weights)))
 		}
 		if s.Err != nil {
 			continue
@@ -263,5 +235,13 @@ func (l *line) state(row []flow, standings []*throttle.Standing, oldest map[stri
 		}
 		t.Limits.add(s, false, true)
 	}
-	return t
+	states := make([]TenantState, 0, len(sums))
+	for _, t := range sums {
+		states = append(states, *t)
+	}
+	slices.SortFunc(states, func(a, b TenantState) int {
+		return cmp.Or(-cmp.Compare(a.Waiting, b.Waiting), strings.Compare(a.Tenant, b.Tenant),
+			strings.Compare(fmt.Sprint(a.Attributes), fmt.Sprint(b.Attributes)))
+	})
+	return states, nil
 }

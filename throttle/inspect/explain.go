@@ -56,26 +56,20 @@ func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (TicketState,
 }
 
 func (l *line) explain(ctx context.Context, name string, record script.Ticket, s *TicketState) error {
-	flows, err := l.named(ctx, []string{record.Flow})
+	standing := &throttle.Standing{Flow: record.Flow, Costs: record.Costs, Ticket: name, Ask: true}
+	err := l.Stand(ctx, standing)
 	if err != nil {
-		return err
-	}
-	standing := &throttle.Standing{Flow: record.Flow, Costs: record.Costs, Ticket: name, Ask: len(flows) > 0}
-	if err := l.Stand(ctx, standing); err != nil {
 		return err
 	}
 	r, d := standing.Request, standing.Decision
 	s.Tenant, s.Attributes, s.Cost = r.Tenant, maps.Clone(r.Attributes), r.Cost
 	s.Class, s.Joined = cmp.Or(r.Class, throttle.ClassLive), time.UnixMicro(record.Since)
-	if len(flows) == 0 || standing.Err != nil {
+	if standing.Err != nil || !d.AlreadyQueued {
 		return nil // it has just left, or joined by other scopes than the policy has now
 	}
 	s.At = d.At
-	if s.Limits.add(standing, true, true); !d.AlreadyQueued {
-		return nil // it was taken meanwhile
-	}
-	s.Of = flows[0].tickets
-	s.Position, err = l.position(ctx, name, record.Flow)
+	s.Limits.add(standing, true, true)
+	s.Position, s.Of, err = l.position(ctx, name, record.Flow)
 	return err
 }
 

@@ -29,47 +29,38 @@ type flow struct {
 	name          string
 	queue, values string // its parts; the queue with the class, as queues are named
 	tickets       int64
-	units         map[string]int64 // of all tickets together
-	weight        int64            // in thousandths
-	rank          string           // that of its first ticket there, of 16 digits
-	tag           int64            // of its tenant, which moves by each grant
+	units         string // what each costs, or all together: see internal/script/lua/line_units.lua
+	weight        int64  // in thousandths
+	rank          string // that of its first ticket there, of 16 digits
+	tag           int64  // of its tenant, which moves by each grant
 }
 
 func newFlow(name string) flow {
 	queue, values, _ := strings.Cut(name, "|")
-	return flow{name: name, queue: queue, values: values, units: map[string]int64{}}
+	return flow{name: name, queue: queue, values: values}
 }
 
 // costs are those of one ticket of the flow, on average.
 func (f flow) costs() string {
-	var parts []string
-	for unit, n := range f.units {
-		parts = append(parts, unit+"="+strconv.FormatInt((n+f.tickets/2)/max(1, f.tickets), 10))
+	parts := strings.Split(f.units, ",")
+	for i, part := range parts {
+		unit, text, _ := strings.Cut(part, "=")
+		if sum, _, summed := strings.Cut(text, "/"); summed {
+			n, _ := strconv.ParseInt(sum, 10, 64)
+			parts[i] = unit + "=" + strconv.FormatInt((n+f.tickets/2)/max(1, f.tickets), 10)
+		}
 	}
 	return strings.Join(parts, ",")
 }
 
 // readFlow reads "tickets units weight tag suffix rank ...".
 func readFlow(name, record string) (flow, error) {
-	f := strings.SplitN(record, " ", 7)
-	if len(f) < 7 {
-		return flow{}, &script.ReplyError{Reason: fmt.Sprintf("flow %q", name)}
+	f, suffix := newFlow(name), ""
+	_, err := fmt.Sscan(record, &f.tickets, &f.units, &f.weight, &f.tag, &suffix, &f.rank)
+	if err != nil {
+		err = &script.ReplyError{Reason: fmt.Sprintf("flow %q: %v", name, err)}
 	}
-	read := newFlow(name)
-	read.rank = f[5]
-	read.tag, _ = strconv.ParseInt(f[3], 10, 64)
-	read.tickets, _ = strconv.ParseInt(f[0], 10, 64)
-	read.weight, _ = strconv.ParseInt(f[2], 10, 64)
-	for part := range strings.SplitSeq(f[1], ",") {
-		unit, text, _ := strings.Cut(part, "=")
-		sum, _, summed := strings.Cut(text, "/")
-		n, _ := strconv.ParseInt(sum, 10, 64)
-		if !summed { // it is what each costs
-			n *= read.tickets
-		}
-		read.units[unit] = n
-	}
-	return read, nil
+	return f, err
 }
 
 // A queue is what is known of one queue in a line, for one class of its tickets. Times are
@@ -106,16 +97,12 @@ func (q queue) rate(now int64) float64 {
 
 // readQueue reads "asked tickets weights first last server since taken flows ...".
 func readQueue(name, record string) (queue, error) {
-	q, f := queue{name: name}, strings.Fields(record)
-	numbers := map[int]*int64{0: &q.asked, 1: &q.tickets, 2: &q.weights, 6: &q.since, 7: &q.taken, 8: &q.flows}
-	for i, number := range numbers {
-		n, err := strconv.ParseInt(f[min(i, len(f)-1)], 10, 64)
-		if err != nil || len(f) < 9 {
-			return q, &script.ReplyError{Reason: fmt.Sprintf("queue %q", name)}
-		}
-		*number = n
+	q, skip := queue{name: name}, ""
+	_, err := fmt.Sscan(record, &q.asked, &q.tickets, &q.weights, &skip, &skip, &skip, &q.since, &q.taken, &q.flows)
+	if err != nil {
+		err = &script.ReplyError{Reason: fmt.Sprintf("queue %q: %v", name, err)}
 	}
-	return q, nil
+	return q, err
 }
 
 // line returns one that is not read yet.
@@ -235,15 +222,17 @@ func (l *line) ticket(ctx context.Context, name string) (t script.Ticket, waits 
 	return t, waits, err
 }
 
-// position returns that of a ticket in its flow, from 1; 0 if it has left.
-func (l *line) position(ctx context.Context, ticket, flow string) (n int64, err error) {
-	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
-		before, err := client.ZRank(ctx, prefix+"f:"+flow, ticket).Result()
-		if errors.Is(err, redis.Nil) {
-			return nil
+// position returns that of a ticket in its flow, from 1 or 0 if it has left, and how many wait there.
+func (l *line) position(ctx context.Context, ticket, flow string) (n, of int64, err error) {
+	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) (err error) {
+		if of, err = client.ZCard(ctx, prefix+"f:"+flow).Result(); err != nil {
+			return err
 		}
-		n = before + 1
+		n, err = client.ZRank(ctx, prefix+"f:"+flow, ticket).Result()
+		if n++; errors.Is(err, redis.Nil) {
+			n, err = 0, nil
+		}
 		return err
 	})
-	return n, err
+	return n, of, err
 }

@@ -117,17 +117,13 @@ type TenantSimulation struct {
 
 // Together returns when all of some demands end, such as those of a tenant.
 func Together(demands ...Finish) (all Finish) {
-	late, known := 0, true
-	for _, f := range demands {
-		late, known = late+f.Late, known && !f.Expected.IsZero()
-		if f.Expected.After(all.Expected) {
+	for i, f := range demands {
+		late, known := all.Late+f.Late, !all.Expected.IsZero()
+		if i == 0 || known && (f.Expected.IsZero() || f.Expected.After(all.Expected)) {
 			all = f
 		}
+		all.Late = late
 	}
-	if !known {
-		all = Finish{}
-	}
-	all.Late = late
 	return all
 }
 

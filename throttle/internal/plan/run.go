@@ -217,7 +217,7 @@ func (w *Window) cost(tickets *work) int64 {
 
 // start starts tickets of the flow, which is the first of its side.
 func (f *Flow) start(t int64) {
-	w := &f.works[0]
+	s, w := f.line.sim, &f.works[0]
 	f.leave()
 	for _, scope := range f.all {
 		for _, window := range scope.Windows {
@@ -227,9 +227,16 @@ func (f *Flow) start(t int64) {
 		}
 	}
 	f.charge(t)
-	started := w.next()
-	if w.demand != nil {
-		f.count(t+w.hold, started)
+	started, ends := w.next(), t+w.hold
+	if d := w.demand; d != nil {
+		s.left -= started
+		d.Last = max(d.Last, ends)
+		if d.left -= started; d.left == 0 {
+			d.Binds = f.longest()
+		}
+		if ends <= s.By {
+			d.Late -= int(started)
+		}
 	}
 	w.rank += int(started)
 	if w.left -= started; w.left == 0 {
@@ -237,19 +244,6 @@ func (f *Flow) start(t int64) {
 	}
 	if len(f.works) > 0 {
 		f.wait(t)
-	}
-}
-
-// count counts tickets of a demand, by when they end.
-func (f *Flow) count(end, started int64) {
-	s, d := f.line.sim, f.works[0].demand
-	d.Last = max(d.Last, end)
-	s.left -= started
-	if d.left -= started; d.left == 0 {
-		d.Binds = f.longest()
-	}
-	if end <= s.By {
-		d.Late -= int(started)
 	}
 }
 

@@ -131,14 +131,14 @@ func expectedFields(f finish) []any {
 func (s *Scheduler) kept(ctx context.Context, f asynqredis.Firing) (*planned, error) {
 	data, err := s.redis.Kept(ctx, f, keptPlan)
 	p := &planned{}
-	if err == nil && data != nil {
-		err = json.Unmarshal(data, p)
+	if err == nil && data != "" {
+		err = json.Unmarshal([]byte(data), p)
 	}
 	return p, err
 }
 
-// Fates say what became of the firing's tasks: a byte for each.
-type fates []byte
+// Fates say what became of the firing's tasks: a letter for each.
+type fates string
 
 const (
 	fateDone      = 'd'
@@ -148,10 +148,11 @@ const (
 )
 
 func (s *Scheduler) fates(ctx context.Context, f asynqredis.Firing) (fates, error) {
-	return s.redis.Kept(ctx, f, "fates")
+	letters, err := s.redis.Kept(ctx, f, "fates")
+	return fates(letters), err
 }
 
-// of returns the fate of a task: one of the constants, or another byte if it has not ended.
+// of returns the fate of a task: one of the constants, or something else if it has not ended.
 func (f fates) of(index int) byte {
 	if index < len(f) {
 		return f[index]

@@ -229,8 +229,8 @@ func (s *Scheduler) Tenants(ctx context.Context, f Firing) ([]TenantStatus, erro
 	}
 	data, err := s.redis.Kept(ctx, firing, keptExpected)
 	var expected []time.Time
-	if err == nil && data != nil {
-		err = json.Unmarshal(data, &expected)
+	if err == nil && data != "" {
+		err = json.Unmarshal([]byte(data), &expected)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("batch: %w", err)
@@ -238,7 +238,7 @@ func (s *Scheduler) Tenants(ctx context.Context, f Firing) ([]TenantStatus, erro
 	for i := range all {
 		switch t := &all[i]; {
 		case t.Waiting == 0:
-		case data == nil: // nobody has looked yet
+		case data == "": // nobody has looked yet
 			t.Finish = t.Planned
 		case i < len(expected):
 			t.Finish = expected[i]

@@ -1,6 +1,7 @@
 package asynqredis
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"regexp"
@@ -193,13 +194,9 @@ func (c *Client) Want(ctx context.Context, f Firing, want string) (bool, error) 
 	return n == 1, err
 }
 
-// Kept reads what Update has kept beside a firing: nil if there is none.
-func (c *Client) Kept(ctx context.Context, f Firing, name string) ([]byte, error) {
-	data, err := c.redis.Get(ctx, f.keys(":" + name)[0]).Bytes()
-	if errors.Is(err, redis.Nil) {
-		return nil, nil
-	}
-	return data, err
+// Kept reads what Update has kept beside a firing, or its fates: "" if there is none.
+func (c *Client) Kept(ctx context.Context, f Firing, name string) (string, error) {
+	return c.redis.GetRange(ctx, f.keys(":" + name)[0], 0, -1).Result()
 }
 
 // Running returns the indexes of a firing's tasks that are active, by their leases.
@@ -250,8 +247,5 @@ func (c *Client) End(
 		count, keys := scripts["batch_count"], c.guarded(f.Queue, f.keys("", fates))
 		return count.Eval(ctx, p, keys, f.tasks(), "done", took.Microseconds(), index).Err()
 	})
-	if call.Err() == nil && err != nil && !errors.Is(err, redis.Nil) {
-		return err
-	}
-	return call.Err()
+	return cmp.Or(call.Err(), err)
 }

@@ -51,14 +51,11 @@ func (m Message) Denied() bool { return m.number(fieldDenied) != 0 }
 // Payload is what the task's handler gets.
 func (m Message) Payload() []byte { return m.last(fieldPayload, protowire.BytesType).text }
 
-// Headers returns the task's headers, nil if it has none.
+// Headers returns the task's headers.
 func (m Message) Headers() map[string]string {
-	var headers map[string]string
+	headers := map[string]string{}
 	for f := range m.fields() {
 		if f.number == fieldHeaders && f.kind == protowire.BytesType {
-			if headers == nil {
-				headers = map[string]string{}
-			}
 			headers[Message(f.text).text(1)] = Message(f.text).text(2)
 		}
 	}

@@ -3,7 +3,7 @@ package asynqredis
 import (
 	"context"
 	"errors"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -35,6 +35,5 @@ func (c *Client) AwaitNudge(ctx context.Context, queues []string) (queue, line s
 	if err != nil || len(reply) < 2 {
 		return "", "", err
 	}
-	queue, _ = strings.CutPrefix(reply[0], "asynq:{")
-	return strings.TrimSuffix(queue, "}:"+nudges), reply[1], nil
+	return queues[slices.Index(lists, reply[0])], reply[1], nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -30,12 +29,9 @@ import (
 // task's context. It asks the user's IsFailure and RetryDelayFunc, and calls to retry or archive the
 // task. The hook requeues it all the same, as a task about which nothing was decided.
 
-// Requeues of tasks about which the limiter could not decide are spread over this range, so that
-// they do not all come back at once. Asynq's whole seconds make the longest 3 s.
-const (
-	unavailableMin = time.Second
-	unavailableMax = 1500 * time.Millisecond
-)
+// unavailableFor is how long a task waits about which the limiter could not decide, and up to a second more, as
+// asynq keeps whole seconds. Then it joins its line with others.
+const unavailableFor = time.Second
 
 // cleanUpTimeout bounds calls that must be made although the caller's context, or the task's own time, may
 // have ended. It also bounds checks.
@@ -96,8 +92,7 @@ func (s *Server) noteUndecided(r throttle.Request, cause error) {
 }
 
 func undecidedDecision(r throttle.Request) throttle.Decision {
-	in := unavailableMin + rand.N(unavailableMax-unavailableMin)
-	return throttle.Decision{At: time.Now(), Policy: r.Policy, RetryIn: in, Tenant: r.Tenant}
+	return throttle.Decision{At: time.Now(), Policy: r.Policy, RetryIn: unavailableFor, Tenant: r.Tenant}
 }
 
 // reportErrors wraps the user's ErrorHandler. It is not called for a task that waits, whose time ran out.

@@ -65,7 +65,7 @@ func (s *Server) afterError(
 	var denied *throttle.DeniedError
 	// By d it joins the line of its own policy again, at the front.
 	request.Front = true
-	d := throttle.Decision{At: time.Now(), Policy: request.Policy, RetryIn: unavailableMin, Tenant: request.Tenant}
+	d := undecidedDecision(request)
 	retryIn, policy, callRefused := j.caller.Refusal()
 	switch {
 	case errors.As(err, &refused) && request.Policy == "":
@@ -76,16 +76,15 @@ func (s *Server) afterError(
 		return s.noteRefused(ctx, a, request, request.Policy, max(0, refused.After), err)
 	case errors.As(err, &denied):
 		d.Policy, d.RetryIn = denied.Decision.Policy, askAgainIn(denied.Decision)
-		s.noteWait(a, a.Message, request, d, err)
 	case callRefused:
 		return s.noteRefused(ctx, a, request, policy, retryIn, err)
 	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
-		s.noteUnavailable(a, request, err)
+		s.noteUndecided(request, err)
 	case lost: // the handler was stopped
-		s.noteWait(a, a.Message, request, d, err)
 	default:
 		return err
 	}
+	s.noteWait(a, a.Message, request, d, err)
 	return nil
 }
 

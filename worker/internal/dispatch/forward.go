@@ -50,11 +50,8 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 	moves, joins := make([]asynqredis.Move, len(due)), make([]joinTask, len(due))
 	for i, task := range due {
 		moves[i].ID = task.ID
-		if task.Message.GroupKey() != "" {
-			continue
-		}
 		r, line, ok := d.request(identity, queue, task.Message, task.Mark != "")
-		if !ok {
+		if !ok || task.Message.GroupKey() != "" {
 			continue
 		}
 		r.Front = r.Front || retried || task.Mark == asynqredis.FrontMark // it had its turn

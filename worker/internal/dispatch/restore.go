@@ -22,6 +22,7 @@ func (d *Dispatcher) restore(before time.Time) bool {
 		task := d.buffer.ready[last]
 		d.buffer.ready = d.buffer.ready[:last]
 		d.mu.Unlock()
+		defer d.WakeAt(task.Queue, time.Now()) // it may be due: when all are back, so that they keep their order
 		if d.restoreTask(task) != nil {
 			d.makeReady([]Task{task})
 			return false
@@ -46,7 +47,7 @@ func (d *Dispatcher) restoreTask(task Task) error {
 	if err != nil && !asynqredis.IsNotFound(err) {
 		return err
 	}
-	if due || r.Mark == asynqredis.FrontMark { // or its ticket was taken meanwhile
+	if due { // its ticket was taken meanwhile
 		d.WakeAt(task.Queue, now)
 	}
 	switch {

@@ -106,11 +106,8 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 	d.giveBack((*throttle.Line).PutBack, l.name, queue, back...)
 	d.giveBack((*throttle.Line).Refund, l.name, queue, gone...)
 	if len(joins) > 0 {
-		d.RetryInBackground(func(ctx context.Context) error {
-			_, err := d.Tasks.Apply(ctx, queue, joins)
-			d.WakeAt(queue, time.Now())
-			return err
-		})
+		insist(d.ctx, d, func(ctx context.Context) ([]int64, error) { return d.Tasks.Apply(ctx, queue, joins) })
+		d.WakeAt(queue, time.Now())
 	}
 	d.reserve(l.set, tasks) // units that these were taken without
 	l.set.sinceTurn += len(tasks)

@@ -31,7 +31,7 @@ func Example() {
 	mux := asynq.NewServeMux()
 	mux.HandleFunc("github:star", func(ctx context.Context, task *asynq.Task) error {
 		d, _ := worker.FromContext(ctx).Decision()
-		fmt.Printf("%s: %d of %d left this minute\n", d.Tenant, d.Windows[0].Remaining, d.Windows[0].Limit)
+		fmt.Printf("%s: one of %d this minute\n", d.Tenant, d.Windows[0].Limit)
 		done <- struct{}{}
 		return nil
 	})
@@ -67,8 +67,8 @@ func Example() {
 	for range 3 {
 		<-done
 	}
-	// Unordered output:
-	// acme: 19 of 20 left this minute
-	// acme: 18 of 20 left this minute
-	// acme: 17 of 20 left this minute
+	// Output:
+	// acme: one of 20 this minute
+	// acme: one of 20 this minute
+	// acme: one of 20 this minute
 }

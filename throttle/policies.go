@@ -115,14 +115,10 @@ func (l *Limiter) policyFor(policy, tenant string) (*compiledPolicy, error) {
 	return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(policy))
 }
 
-// policyThatDecides returns the policy that decides about what waits, or waited, in a line: that of the request's
-// name, or the removed one of the line.
-func (l *Limiter) policyThatDecides(line string, r Request) (*compiledPolicy, error) {
-	cp, err := l.policyFor(r.Policy, r.Tenant)
-	if former := l.policies.Load().former[line]; err != nil && former != nil && former.Name == r.Policy {
-		return former, nil
-	}
-	return cp, err
+// policyThatDecides returns the policy that decides about what waits, or waited: that of the request's name, also
+// if it was removed.
+func (l *Limiter) policyThatDecides(r Request) (*compiledPolicy, error) {
+	return l.policyOfLine(l.LineOf(r.Policy, r.Tenant), true)
 }
 
 // policyOfLine returns the policy that has the line of that name, or with former one that was removed.

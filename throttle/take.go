@@ -255,7 +255,7 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, 
 // ticket, and then is Limiter.Reserve. Errors are Reserve's.
 func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Decision, error) {
 	l := n.limiter
-	cp, err := l.policyThatDecides(n.name, r)
+	cp, err := l.policyThatDecides(r)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -282,7 +282,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 // taken. It does if neither policy nor job has changed since the join, or if the policy had further
 // scopes or units then, as in a rolling deploy.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
-	cp, err := n.limiter.policyThatDecides(n.name, r)
+	cp, err := n.limiter.policyThatDecides(r)
 	return err == nil && cp.matches(t, r)
 }
 

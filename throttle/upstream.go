@@ -266,11 +266,7 @@ func (l *Limiter) report(ctx context.Context, r Reservation, ask script.Request)
 
 // upstreamOperation prepares the request of a reservation, even if its policy was removed.
 func (l *Limiter) upstreamOperation(ctx context.Context, r Reservation) (*operation, error) {
-	line := l.LineOf(r.Policy, r.Tenant)
-	if r.by != nil {
-		line = r.by.line
-	}
-	cp, err := l.policyThatDecides(line, r.Request)
+	cp, err := l.policyThatDecides(r.Request)
 	if err != nil {
 		return nil, err
 	}

@@ -141,7 +141,7 @@ func (w *waiter) use(ctx context.Context, o *operation, t TakenTicket, r Request
 		w.leave(ctx, o) // it may have joined again
 	}
 	l.config.Observer.Taken([]TakenTicket{t})
-	cp, err := l.policyThatDecides(o.line, r)
+	cp, err := l.policyThatDecides(r)
 	if err != nil || !cp.matches(t, r) {
 		l.refundLater(o.line, t)
 		return Decision{}, false

@@ -42,7 +42,7 @@ type Change struct {
 // Changes returns the last n changes, the newest first. The log keeps MaxChanges. The error wraps that
 // of Redis.
 func (s *Store) Changes(ctx context.Context, n int) ([]Change, error) {
-	entries, err := s.client.XRevRangeN(ctx, s.key("log"), "+", "-", int64(n)).Result()
+	entries, err := s.client().XRevRangeN(ctx, s.key("log"), "+", "-", int64(n)).Result()
 	if err != nil {
 		return nil, fmt.Errorf("control: reading the log: %w", err)
 	}

@@ -126,7 +126,7 @@ func (f *Follower) report(follows bool) {
 		runs = fmt.Sprintf("published version %d", f.version)
 	}
 	key, member := f.store.key("processes"), runs+"\n"+f.store.limiter.Config().Name
-	_, _ = f.store.client.Pipelined(ctx, func(pipe redis.Pipeliner) error { // the next report does it again
+	_, _ = f.store.client().Pipelined(ctx, func(pipe redis.Pipeliner) error { // the next report does it again
 		if !follows {
 			return pipe.ZRem(ctx, key, member).Err()
 		}

@@ -41,17 +41,17 @@ const (
 )
 
 // A Store keeps what is in force in Redis. It is safe for concurrent use.
-type Store struct {
-	client  redis.UniversalClient
-	limiter *throttle.Limiter
-	prefix  string
-}
+type Store struct{ limiter *throttle.Limiter }
 
 // StoreOf returns the store of all limiters with the Client and Prefix of this one. It does not call Redis.
-func StoreOf(l *throttle.Limiter) *Store { return &Store{l.Config().Client, l, l.Config().Prefix} }
+func StoreOf(l *throttle.Limiter) *Store { return &Store{l} }
+
+func (s *Store) client() redis.UniversalClient { return s.limiter.Config().Client }
 
 // key returns a key of the store. No policy has a "!" in its name, so none has these keys.
-func (s *Store) key(name string) string { return s.prefix + "sluice:{!control}:" + name }
+func (s *Store) key(name string) string {
+	return s.limiter.Config().Prefix + "sluice:{!control}:" + name
+}
 
 // An Author is who makes a change, and why. Both are in the log, and in State.
 type Author struct {
@@ -119,7 +119,7 @@ func (s *Store) State(ctx context.Context) (State, error) {
 
 // read reads what is in force. If nothing has changed since `before` was read, Redis sends only the time.
 func (s *Store) read(ctx context.Context, before State) (state State, err error) {
-	reply, err := readScript.Run(ctx, s.client, []string{s.key("state")}, before.mark).StringSlice()
+	reply, err := readScript.Run(ctx, s.client(), []string{s.key("state")}, before.mark).StringSlice()
 	if err != nil {
 		return state, fmt.Errorf("control: reading what is in force: %w", err)
 	}
@@ -154,7 +154,7 @@ const reportedFor = time.Minute
 // policies they run, such as "published version 3" or "its own policies 1a2b3c4d". The error wraps that
 // of Redis.
 func (s *Store) Processes(ctx context.Context) (map[string][]string, error) {
-	members, err := s.client.ZRange(ctx, s.key("processes"), 0, -1).Result()
+	members, err := s.client().ZRange(ctx, s.key("processes"), 0, -1).Result()
 	if err != nil {
 		return nil, fmt.Errorf("control: reading the processes: %w", err)
 	}
@@ -230,7 +230,7 @@ func (s *Store) removed(ctx context.Context, before State, lines []string) (remo
 
 // newLimiter returns a limiter that has these policies, or a *throttle.PolicyError.
 func (s *Store) newLimiter(policies []throttle.Policy) (*throttle.Limiter, error) {
-	return throttle.New(throttle.Config{Client: s.client, Policies: policies, Prefix: s.prefix})
+	return throttle.New(throttle.Config{Client: s.client(), Policies: policies, Prefix: s.limiter.Config().Prefix})
 }
 
 // change makes one change, and logs it, or without a field only logs it. It returns the version, 0 if nothing changed.
@@ -243,7 +243,7 @@ func (s *Store) change(
 	c.At, c.ID, c.Version = time.Time{}, "", 0 // which the log knows by itself
 	entry, _ := json.Marshal(c)                // strings, and policies that were encoded before
 	keys := []string{s.key("state"), s.key("log")}
-	reply, err := changeScript.Run(ctx, s.client, keys, field, value, ttl.Microseconds(), version,
+	reply, err := changeScript.Run(ctx, s.client(), keys, field, value, ttl.Microseconds(), version,
 		MaxInForce, entry, MaxChanges).Int64Slice()
 	if err != nil {
 		return 0, fmt.Errorf("control: making a change: %w", err)

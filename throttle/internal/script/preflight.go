@@ -12,7 +12,7 @@ import (
 
 // needed are the commands that scripts and this package call, Reset aside, with harmless arguments. The
 // letters s, h and z stand for keys of these types, which exist only during the check.
-var needed = []string{
+var needed = []any{
 	"set s 1 PX 1000", "get s", "getrange s 0 1", "mget s", "exists s", "expire s 1", "time",
 	"hset h a 1", "expire h 1", "hmget h a", "hgetall h", "hlen h", "hscan h 0", "hdel h b",
 	"zadd z 1 a", "expire z 1", "zcard z", "zcount z 0 1", "zscore z a", "zrank z a", "zrange z 0 0",
@@ -38,11 +38,7 @@ return refused
 // Preflight returns the commands that the user of Redis may not call, but has to. It leaves nothing
 // behind. Errors are those of go-redis.
 func (r *Runner) Preflight(ctx context.Context) (refused []string, err error) {
-	args := make([]any, len(needed))
-	for i, command := range needed {
-		args[i] = command
-	}
-	replies, err := preflight.Run(ctx, r.Client, []string{Prefix(r.Prefix, "!")}, args...).StringSlice()
+	replies, err := preflight.Run(ctx, r.Client, []string{Prefix(r.Prefix, "!")}, needed...).StringSlice()
 	if err != nil {
 		return nil, err
 	}

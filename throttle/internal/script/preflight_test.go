@@ -26,7 +26,7 @@ func TestPreflightKnowsAllCommands(t *testing.T) {
 	}
 	var asked []string
 	for _, command := range needed {
-		name, _, _ := strings.Cut(command, " ")
+		name, _, _ := strings.Cut(command.(string), " ")
 		asked = append(asked, name)
 	}
 	slices.Sort(used)

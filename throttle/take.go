@@ -241,9 +241,8 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, 
 			continue
 		}
 		r := o.request
-		flow := cp.flow(script.Escape(r.Ticket.Queue), r)
 		tickets[i] = TakenTicket{
-			Ticket: r.Ticket, Key: r.Key, Flow: flow, Cost: cp.costsText(r), Decision: d,
+			Ticket: r.Ticket, Key: r.Key, Flow: asks[j].Place.Flow, Cost: asks[j].Cost, Decision: d,
 		}
 	}
 	return tickets, nil

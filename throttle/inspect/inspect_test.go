@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// What holds tickets up has a name, and what changes the numbers of windows a sentence.
+// What holds tickets up has a name.
 func TestWhatHoldsUpIsNamed(t *testing.T) {
 	for binds, want := range map[string]string{
 		"": "", "burst": "window burst", throttle.ByPause: "a pause", throttle.ByUpstream: "a pause by the upstream",
@@ -18,16 +18,6 @@ func TestWhatHoldsUpIsNamed(t *testing.T) {
 	}
 	unmeasured := Limits{Binds: "at-once", AtMost: true}
 	expect.Equal(t, unmeasured.DelayedBy(), "window at-once, whose holds were not measured yet")
-	at := time.Date(2026, 1, 2, 14, 0, 0, 0, time.UTC)
-	limits := Limits{
-		Observes: true,
-		Pause:    &throttle.Pause{ByHand: true, By: "ada", Cause: "maintenance", Until: at.Add(time.Minute)},
-	}
-	want := []string{
-		"the policy only observes: nothing is denied",
-		"paused until 14:01:00 UTC by hand: maintenance, set by ada",
-	}
-	expect.Equal(t, limits.Notes(at), want)
 }
 
 // A tenant starves whose first ticket stays, unless it is granted others: those of retries go before it.

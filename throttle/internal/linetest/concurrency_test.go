@@ -69,16 +69,13 @@ func TestSlotsOfALine(t *testing.T) {
 			r.MaxWait = -1
 			place := st.joining(r)
 			expect.That(st, place.Err != nil, place, "it does not fit at once")
-			explains := func(text, by string) {
-				st.Helper()
-				e := st.explain("a3")
-				expect.That(st, strings.Contains(e.String(), text) && e.DelayedBy() == by, e, "want", text, by)
-			}
-			explains("expected to start at 00:01:00 UTC at most\n", "window slots, whose holds were not measured yet")
+			e := st.explain("a3")
+			expect.Equal(st, e.DelayedBy(), "window slots, whose holds were not measured yet")
+			expect.That(st, strings.Contains(e.String(), "expected to start at 00:01:00 UTC at most\n"), e)
 			st.at(2 * s)
 			limitertest.Release(st, first)
 			st.takes("a2") // a hold of 2 s is known from now on
-			explains("expected to start at", "window slots")
+			expect.Equal(st, st.explain("a3").DelayedBy(), "window slots")
 		}},
 	})
 }

@@ -159,6 +159,7 @@ type prepared struct {
 	demands []demand
 	lines   []*snapshot
 	now     int64
+	hold    int64 // how long tickets that are no demand hold what they take, 0 if that is unknown
 }
 
 type demand struct {
@@ -170,7 +171,7 @@ type demand struct {
 func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions) (*prepared, error) {
 	p := &prepared{PlanOptions: o, demands: make([]demand, len(demands)), now: time.Now().UnixMicro()}
 	var names []string
-	byLine := map[string][]*throttle.Standing{}
+	byLine, total := map[string][]*throttle.Standing{}, int64(0)
 	for n, d := range demands {
 		r := d.Request
 		r.Key, r.Ticket = "", throttle.Ticket{Queue: d.Queue}
@@ -188,7 +189,9 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 		}
 		p.demands[n] = demand{d, &throttle.Standing{Request: r, Ask: true}, slices.Index(names, name)}
 		byLine[name] = append(byLine[name], p.demands[n].Standing)
+		p.hold, total = p.hold+int64(d.Count)*d.Hold.Microseconds(), total+int64(d.Count)
 	}
+	p.hold /= max(1, total)
 	for _, name := range names {
 		l, err := i.snapshot(ctx, name, nil, byLine[name]...)
 		if err != nil {
@@ -222,12 +225,11 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 	sim := plan.New(p.now, p.now+MaxPlan.Microseconds())
 	sim.Open, sim.By, sim.From = p.Open, p.By.UnixMicro(), max(p.now, p.From.UnixMicro())
 	limit := func(name string, inForce int64) int64 { return max(raised[name], cmp.Or(p.Limits[name], inForce)) }
-	hold := p.hold()
 	known, unknown := p.slots(sim, limit), map[string]bool{}
 	lines := make([]simulated, len(p.lines))
 	for n, l := range p.lines {
 		lines[n] = simulated{
-			snapshot: l, line: sim.Line(l.shared.BatchShare), limit: limit, hold: hold,
+			snapshot: l, line: sim.Line(l.shared.BatchShare), limit: limit, hold: p.hold,
 			flows: map[string]*plan.Flow{}, scopes: map[string]*plan.Scope{},
 		}
 		lines[n].scopes[script.ScopeKey(nil, nil)] = &lines[n].line.Root
@@ -255,7 +257,7 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 			}
 			f := lines[n].flow(standing)
 			if before := l.flows[i].tickets - joined[f]; before > 0 {
-				f.Add(nil, before, costsOf(standing), hold)
+				f.Add(nil, before, costsOf(standing), p.hold)
 			}
 		}
 	}
@@ -284,16 +286,6 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 	}
 	made.Finish = Together(append(made.Demands, Finish{Expected: made.At})...)
 	return made, nil
-}
-
-// hold returns how long tickets that are no demand hold what they take, 0 if that is unknown.
-func (p *prepared) hold() int64 {
-	sum, total := int64(0), int64(0)
-	for _, d := range p.demands {
-		sum += int64(d.Count) * d.Hold.Microseconds()
-		total += int64(d.Count)
-	}
-	return sum / max(1, total)
 }
 
 // slots sets the slots of all queues. It returns for which queues they are known.

@@ -175,7 +175,7 @@ func (f *Flow) fits(t int64, scopes ...*Scope) (at int64, by *Window) {
 			at, by = paced, s.pacedBy
 		}
 		for _, w := range s.Windows {
-			cost := w.cost(&f.works[0])
+			cost := min(w.cost(&f.works[0]), int64(w.Limit)) // what costs more delays others no longer than that
 			fits := w.Fits(t, cost)
 			if !f.Batch && s.batch == t && s.owed >= 1 { // it leaves room for a while
 				fits = min(w.Fits(t, 2*cost), max(fits, t+lapse))

@@ -204,6 +204,10 @@ func (i Inspector) Simulate(ctx context.Context, v Variant) (now, then Simulatio
 		return now, then, err
 	}
 	other, err := v.limiter(i.limiter)
+	if err == nil && !slices.Equal(other.Lines(), lines) {
+		err = &throttle.PolicyError{Policy: v.Policy.Name, Field: "shards", Value: v.Policy.Shards,
+			Hint: "must be those of the policy in force: a simulation moves no tenant"}
+	}
 	if err != nil {
 		return now, then, err
 	}

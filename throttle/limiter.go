@@ -137,50 +137,12 @@ func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
 	return l.send(ctx, o, o.reserveRequest(Reservation{}))
 }
 
-// reserveRequest returns the request that reserves. A reservation that it replaces is given back by
-// the same call.
-func (o *operation) reserveRequest(replaces Reservation) script.Request {
-	op := script.Reserve
-	switch {
-	case o.observes && o.neverFits() < 0:
-		op = script.Observe
-	case o.neverDenied:
-		op = script.Exempt
-	}
-	ask := o.lineRequest(op, script.NewID())
-	o.refuseLate(ask.Place)
-	if ask.At, ask.Replaces = unixMicro(replaces.At), replaces.ID; ask.At != 0 {
-		ask.Paused = 0 // it had its turn
-	}
-	return ask
-}
-
 func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (Decision, error) {
 	a, err := o.do(ctx, ask)
 	if err != nil {
 		return l.failOpen(ctx, o, err)
 	}
 	return l.reserved(o, ask, a)
-}
-
-// reserved returns the decision in the answer to a reserveRequest.
-func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (Decision, error) {
-	d := o.decision(a)
-	if a.Status == script.OverMaxWait || a.Status == script.OverDeadline {
-		l.config.Observer.Decided(d)
-		return Decision{}, o.tooLate(a, d)
-	}
-	if d.Granted {
-		d.Reservation = Reservation{
-			Request: o.request, At: d.At, ID: ask.ID, by: o.compiledPolicy, limiter: l,
-		}
-	} else if !d.Queued && (a.Status != script.Denied || d.RetryIn == 0) {
-		return Decision{}, o.badStatus(a)
-	}
-	if ask.At == 0 || !d.Granted { // else it replaces a grant
-		l.config.Observer.Decided(d)
-	}
-	return d, nil
 }
 
 // failOpen grants a request that Redis did not answer, if its policy says so.

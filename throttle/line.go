@@ -103,6 +103,48 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	return places, nil
 }
 
+// Reserve is Limiter.Reserve for requests with tickets, in one call to Redis. It returns one ticket
+// for each, in order: as Take returns it if granted, or one that has joined the line
+// (Decision.Queued). A request that cannot be decided gets the zero TakenTicket: Limiter.Reserve
+// returns its error. Reserve does not fail open. Errors are Take's.
+func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, error) {
+	cp, err := n.limiter.policyOfLine(n.name, false)
+	if err != nil {
+		return nil, err
+	}
+	tickets := make([]TakenTicket, len(requests))
+	operations := make([]*operation, len(requests))
+	asks := make([]script.Request, 0, len(requests))
+	var asker []int // by ask: its request
+	for i, r := range requests {
+		o, err := n.checked(ctx, cp, r)
+		if err != nil {
+			continue
+		}
+		operations[i] = o
+		asks, asker = append(asks, o.reserveRequest(Reservation{})), append(asker, i)
+	}
+	answers, err := cp.group.Do(ctx, cp.script, asks...)
+	if err != nil {
+		return nil, classify(ctx, cp.Name, err)
+	}
+	for j, a := range answers {
+		o, i := operations[asker[j]], asker[j]
+		if a.Err != nil {
+			continue
+		}
+		d, err := n.limiter.reserved(o, asks[j], a)
+		if err != nil || !d.Granted && !d.Queued {
+			continue
+		}
+		r := o.request
+		tickets[i] = TakenTicket{
+			Ticket: r.Ticket, Key: r.Key, Flow: asks[j].Place.Flow, Cost: asks[j].Cost, Decision: d,
+		}
+	}
+	return tickets, nil
+}
+
 // checked prepares a request for capacity of the line's policy.
 func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
 	policy := r.Policy
@@ -113,21 +155,6 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 		return nil, r.bad(TenantAttribute, r.Tenant, "must wait in its own line, "+line)
 	}
 	return n.limiter.checkedFor(ctx, cp, r)
-}
-
-func (o *operation) placed(a script.Answer) (Place, error) {
-	d := o.decision(a)
-	p := Place{Decision: d, Nudge: a.Nudge}
-	switch a.Status {
-	case script.Waits, script.WaitedBefore:
-	case script.BacklogFull:
-		p.Err = &BacklogError{Decision: d, Backlog: o.request.Backlog}
-	case script.OverMaxWait, script.OverDeadline:
-		p.Err = o.tooLate(a, d)
-	default:
-		return Place{}, o.badStatus(a)
-	}
-	return p, nil
 }
 
 // Tickets calls do for pages of some hundred tickets in line, until do returns an error: those of

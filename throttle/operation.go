@@ -235,6 +235,24 @@ func (o *operation) lineRequest(op, id string) script.Request {
 	return ask
 }
 
+// reserveRequest returns the request that reserves. A reservation that it replaces is given back by
+// the same call.
+func (o *operation) reserveRequest(replaces Reservation) script.Request {
+	op := script.Reserve
+	switch {
+	case o.observes && o.neverFits() < 0:
+		op = script.Observe
+	case o.neverDenied:
+		op = script.Exempt
+	}
+	ask := o.lineRequest(op, script.NewID())
+	o.refuseLate(ask.Place)
+	if ask.At, ask.Replaces = unixMicro(replaces.At), replaces.ID; ask.At != 0 {
+		ask.Paused = 0 // it had its turn
+	}
+	return ask
+}
+
 func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, error) {
 	answers, err := o.decide(ctx, ask)
 	if err != nil {
@@ -296,6 +314,41 @@ func (o *operation) decision(a script.Answer) Decision {
 		d.Windows = o.states(a.Windows, a.At, d.Granted)
 	}
 	return d
+}
+
+// reserved returns the decision in the answer to a reserveRequest.
+func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (Decision, error) {
+	d := o.decision(a)
+	if a.Status == script.OverMaxWait || a.Status == script.OverDeadline {
+		l.config.Observer.Decided(d)
+		return Decision{}, o.tooLate(a, d)
+	}
+	if d.Granted {
+		d.Reservation = Reservation{
+			Request: o.request, At: d.At, ID: ask.ID, by: o.compiledPolicy, limiter: l,
+		}
+	} else if !d.Queued && (a.Status != script.Denied || d.RetryIn == 0) {
+		return Decision{}, o.badStatus(a)
+	}
+	if ask.At == 0 || !d.Granted { // else it replaces a grant
+		l.config.Observer.Decided(d)
+	}
+	return d, nil
+}
+
+func (o *operation) placed(a script.Answer) (Place, error) {
+	d := o.decision(a)
+	p := Place{Decision: d, Nudge: a.Nudge}
+	switch a.Status {
+	case script.Waits, script.WaitedBefore:
+	case script.BacklogFull:
+		p.Err = &BacklogError{Decision: d, Backlog: o.request.Backlog}
+	case script.OverMaxWait, script.OverDeadline:
+		p.Err = o.tooLate(a, d)
+	default:
+		return Place{}, o.badStatus(a)
+	}
+	return p, nil
 }
 
 // binds returns what holds up a request whose decision this is.

@@ -206,48 +206,6 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 	return nil
 }
 
-// Reserve is Limiter.Reserve for requests with tickets, in one call to Redis. It returns one ticket
-// for each, in order: as Take returns it if granted, or one that has joined the line
-// (Decision.Queued). A request that cannot be decided gets the zero TakenTicket: Limiter.Reserve
-// returns its error. Reserve does not fail open. Errors are Take's.
-func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, error) {
-	cp, err := n.limiter.policyOfLine(n.name, false)
-	if err != nil {
-		return nil, err
-	}
-	tickets := make([]TakenTicket, len(requests))
-	operations := make([]*operation, len(requests))
-	asks := make([]script.Request, 0, len(requests))
-	var asker []int // by ask: its request
-	for i, r := range requests {
-		o, err := n.checked(ctx, cp, r)
-		if err != nil {
-			continue
-		}
-		operations[i] = o
-		asks, asker = append(asks, o.reserveRequest(Reservation{})), append(asker, i)
-	}
-	answers, err := cp.group.Do(ctx, cp.script, asks...)
-	if err != nil {
-		return nil, classify(ctx, cp.Name, err)
-	}
-	for j, a := range answers {
-		o, i := operations[asker[j]], asker[j]
-		if a.Err != nil {
-			continue
-		}
-		d, err := n.limiter.reserved(o, asks[j], a)
-		if err != nil || !d.Granted && !d.Queued {
-			continue
-		}
-		r := o.request
-		tickets[i] = TakenTicket{
-			Ticket: r.Ticket, Key: r.Key, Flow: asks[j].Place.Flow, Cost: asks[j].Cost, Decision: d,
-		}
-	}
-	return tickets, nil
-}
-
 // ReserveAgain replaces the grant of a ticket that was taken too long ago by one of now. Tickets in
 // line do not deny it, as it had its turn. A denied one waits again under Request.Ticket. If the
 // request does not match the ticket, or the policy has other windows by now, ReserveAgain refunds the

@@ -216,3 +216,54 @@ func Reason(r throttle.Request, p throttle.Place, now time.Time) string {
 	}
 	return strings.ToValidUTF8(text, "\uFFFD")
 }
+
+// A buffer has the tasks that are ready for a slot, and counts the slots that are free.
+type buffer struct {
+	free   int         // slots
+	ready  []Task      // the next first
+	recent []time.Time // of the last hand-outs
+}
+
+// wanted returns how many tasks to make ready at once: one for each free slot, or more if slots become free
+// quickly. It is 0 unless Next waits, or the tasks that are ready run out: those that slots need next are
+// made ready ahead of time, so that slots do not wait for Redis.
+func (b *buffer) wanted(waiting bool) int {
+	since := time.Now().Add(-lookAhead)
+	b.recent = slices.DeleteFunc(b.recent, func(at time.Time) bool { return at.Before(since) })
+	freed := min(len(b.recent), takeMax) // within lookAhead, by what was handed out lately
+	if ahead := freed >= aheadFrom && len(b.ready) <= freed/3; !waiting && !ahead {
+		return 0
+	}
+	return min(max(1, b.free, freed-len(b.ready)), takeMax)
+}
+
+// makeReady makes tasks ready, and reports whether there are any.
+func (d *Dispatcher) makeReady(tasks []Task) bool {
+	if len(tasks) == 0 {
+		return false
+	}
+	d.mu.Lock()
+	d.buffer.ready = append(d.buffer.ready, tasks...)
+	d.waiting = false
+	d.mu.Unlock()
+	signal(d.ready)
+	return true
+}
+
+// handOut returns the next task that is ready.
+func (b *buffer) handOut() (task Task, ok bool) {
+	if len(b.ready) == 0 {
+		return Task{}, false
+	}
+	task, b.ready = b.ready[0], b.ready[1:]
+	b.recent = append(b.recent, time.Now())
+	b.free--
+	return task, true
+}
+
+// Ended frees the slot of a task that was handed out.
+func (d *Dispatcher) Ended() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.buffer.free++
+}

@@ -3,16 +3,13 @@ package dispatch
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
 
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
-	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 const (
@@ -74,65 +71,4 @@ func (d *Dispatcher) dequeue(set *queueSet, queue string, n int, watched []any) 
 	d.reserve(set, tasks)
 	set.sinceTurn = max(0, set.sinceTurn-pendingFor*len(tasks))
 	return d.makeReady(tasks)
-}
-
-// reserve reserves for the tasks of one call about which nothing is decided, in their order, in one call for
-// each line. So no slot waits for it, and a task that is denied has joined. One that gets no decision here gets
-// one in the middleware. A ticket decides nothing that was taken without units, as its policy had other scopes
-// when it joined, or whose tenant is in another shard now.
-func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
-	identity, err := d.Tasks.Identity(d.ctx)
-	if err != nil {
-		return
-	}
-	requests, asking := map[string][]throttle.Request{}, map[string][]*Task{} // by line
-	for i, task := range tasks {
-		taken := task.Verdict
-		if taken != nil && (taken.Decision.Granted || taken.NeverFits) &&
-			taken.Line == d.Limiter.LineOf(throttle.PolicyOf(taken.Line), taken.Decision.Tenant) {
-			continue
-		}
-		r, line, ok := d.request(identity, task.Queue, task.Message, taken != nil)
-		if !ok {
-			continue
-		}
-		if taken != nil {
-			r.Front, r.Since = true, taken.Since // it had its turn
-		}
-		requests[line], asking[line] = append(requests[line], r), append(asking[line], &tasks[i])
-	}
-	for line, all := range requests {
-		l := set.lines[line]
-		if l == nil || time.Now().Before(latest(l.backoff.Until, d.backoff.Until)) {
-			continue
-		}
-		call, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
-		sent := time.Now()
-		tickets, err := d.Limiter.Line(line).Reserve(call, all)
-		cancel()
-		if errors.Is(err, throttle.ErrUnavailable) {
-			d.noteFailure(l, err)
-		}
-		for i, ticket := range tickets {
-			if task := asking[line][i]; ticket.ID != "" {
-				before := task.Verdict
-				if before != nil {
-					ticket.Since, ticket.Waited = before.Since, before.Waited
-					d.giveBack((*throttle.Line).Refund, before.Line, task.Queue, before.TakenTicket)
-				}
-				task.Verdict = &Verdict{TakenTicket: ticket, Line: line, Sent: sent, Taken: before != nil}
-			}
-		}
-	}
-}
-
-// request returns the request of a task of a queue, and the line in which it waits, if it joins one.
-func (d *Dispatcher) request(
-	identity, queue string, m asynqredis.Message, waited bool,
-) (r throttle.Request, line string, ok bool) {
-	if r, ok = d.Match(m, waited); ok {
-		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: m.ID()}
-		line = d.Limiter.LineOf(r.Policy, r.Tenant)
-	}
-	return r, line, ok
 }

@@ -1,6 +1,8 @@
 package linetest
 
 import (
+	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,6 +60,10 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 		never.Windows[0].Limit = 0
 		_, _, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: never})
 		expect.Err(t, err, new(*throttle.PolicyError))
+		sharded := limitertest.Policy(p.Windows[0])
+		sharded.Shards = 2
+		_, _, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: sharded})
+		expect.That(t, errors.As(err, new(*throttle.PolicyError)) && strings.Contains(err.Error(), "shards"), err)
 	})
 }
 

@@ -28,6 +28,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 		throttle.Window{Name: "own", Limit: 2, Period: 30 * s, Unit: "tokens"},
 		limitertest.SharedWindow(1, 15*s),
 	)
+	own := throttle.Window{Name: "own", Limit: 4, Period: 10 * s}
 	tell(t, map[string]scenario{
 		"a limit is cut below what the first one costs": {limitertest.Policy(limitertest.SharedWindow(4, 10*s)), func(st *story) {
 			st.granted("b0", "b1")
@@ -50,6 +51,15 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.at(s).takes("a1", "a2")
 			st.neverFits("a1", "a2")
 			st.at(10 * s).takes("a3").asks(-1)
+		}},
+		"a limit is cut below what waits for a narrower one": {limitertest.Policy(own, limitertest.SharedWindow(8, 10*s)), func(st *story) {
+			st.costs(3).granted("a0")
+			st.joins("a1")
+			st.costs(1).joins("a2")
+			st.set(limitertest.Policy(own, limitertest.SharedWindow(2, 10*s)))
+			st.at(2 * s).takes("a1")
+			st.neverFits("a1")
+			st.at(10 * s).takes("a2").asks(-1)
 		}},
 		"a limit is cut and raised again": {limitertest.Policy(limitertest.SharedWindow(4, 10*s)), func(st *story) {
 			st.granted("a1", "a2")

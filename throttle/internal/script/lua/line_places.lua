@@ -57,6 +57,11 @@ local function new_places(L)
       return scope or {suffix = 'w:tenant:' .. flow.tenant}, own.paused, false
     end
     if own and own.free then return nil, at, false end
+    for s = 1, #list do -- before it waits for a narrower one
+      for _, i in ipairs(list[s].failed and {} or list[s].of.windows) do
+        if by_window[i] > list[s].states[i].limit then return nil, at, true end
+      end
+    end
     local last = #list + (order and not call.numbers[''] and 1 or 0)
     for s = 1, last do
       local scope, blocked_until = list[s] or order.root, at
@@ -68,7 +73,6 @@ local function new_places(L)
         if ahead then before = ahead[window.unit] or 0 end
         if room then reserved = room.reserved[window.unit] or 0 end
         local opens = opens_at(flow, scope, i, at, cost, before + reserved)
-        if opens > at and cost > st.limit then return nil, at, true end
         if opens > at and reserved > 0 then
           local alone = opens_at(flow, scope, i, at, cost, before)
           opens = min(opens, max(alone, room.lapses), at + LOOK_AGAIN)

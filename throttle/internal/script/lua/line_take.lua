@@ -87,8 +87,7 @@ local function new_take(L)
 
   -- hand_out charges the first ticket of the first flow at ROOT, unless it never fits or is exempt, and adds it to
   -- `taken`: its text, when it was granted, and how much each window has counted then. The next one of its flow
-  -- then waits.
-  -- at: the time of the flow's scopes, in which nothing blocks it.
+  -- then waits. at: the time of the flow's scopes, in which nothing blocks it.
   local function hand_out(root, flow, ticket, taken, at, never)
     local list, all, scope_of, own = flow.scopes, call.windows, call.scope_of, flow.own
     local uncharged = #list < #call.scopes or own and own.free

@@ -21,16 +21,14 @@ import (
 
 // Metrics are the metrics of one limiter. It is safe for concurrent use.
 type Metrics struct {
-	call, expected, late, wait, would           *prometheus.HistogramVec
-	denials, errors, grants                     *prometheus.CounterVec
-	observed, refusals, unavailable, unusable   *prometheus.CounterVec
-	adapted, asked, inQueue, oldest, paused     *prometheus.Desc
-	redisDown, redisUp, starving, used, waiting *prometheus.Desc
-	version                                     *prometheus.GaugeVec
+	call, expected, late, wait, would         *prometheus.HistogramVec
+	denials, errors, grants                   *prometheus.CounterVec
+	observed, refusals, unavailable, unusable *prometheus.CounterVec
+	version                                   *prometheus.GaugeVec
 
 	events  *prometheus.Registry
-	states  []*prometheus.Desc
-	down    [2]outages // of the limiter's Redis, and of asynq's
+	states  map[string]*prometheus.Desc // by name
+	down    [2]outages                  // of the limiter's Redis, and of asynq's
 	heads   inspect.Heads
 	watched atomic.Pointer[throttle.Limiter] // its policies are read at each scrape
 }
@@ -48,7 +46,7 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 	if registerer == nil {
 		return nil, errors.New("promthrottle: the registerer is nil: must be such as prometheus.DefaultRegisterer")
 	}
-	m := &Metrics{events: prometheus.NewRegistry()}
+	m := &Metrics{events: prometheus.NewRegistry(), states: map[string]*prometheus.Desc{}}
 	of := promauto.With(m.events)
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return of.NewCounterVec(prometheus.CounterOpts{Name: "sluice_" + name, Help: help}, labels)
@@ -56,9 +54,8 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
 		return of.NewHistogramVec(prometheus.HistogramOpts{Name: "sluice_" + name, Help: help, Buckets: buckets}, labels)
 	}
-	state := func(name, help string, labels ...string) *prometheus.Desc {
-		m.states = append(m.states, prometheus.NewDesc("sluice_"+name, help, labels, nil))
-		return m.states[len(m.states)-1]
+	state := func(name, help string, labels ...string) {
+		m.states[name] = prometheus.NewDesc("sluice_"+name, help, labels, nil)
 	}
 	m.grants = counter("grants_total", "Requests granted: at once, from the line, or uncounted as the policy fails open.",
 		"policy", "source")
@@ -77,16 +74,16 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 	m.version = of.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "sluice_policies_version", Help: "The version of the published policies that is in force.",
 	}, nil)
-	m.redisUp = state("redis_up", "Whether the Redis of the limiter, or of asynq's queues, answered last.", "redis")
-	m.redisDown = state("redis_down_seconds_total", "For how long it did not answer.", "redis")
-	m.adapted = state("adapted_rate_ratio", "The lowest rate after refusals, as a part of the published one.", "policy")
-	m.waiting = state("waiting", "Tickets in line.", "policy")
-	m.inQueue = state("queue_waiting", "Tickets in line, by queue and class.", "policy", "queue", "class")
-	m.asked = state("queue_asked_seconds", "Time since a server asked for the queue.", "policy", "queue", "class")
-	m.oldest = state("oldest_wait_seconds", "How long the ticket has waited that waits longest.", "policy")
-	m.starving = state("starving_tenants", "Tenants that are granted nothing, though others are.", "policy")
-	m.paused = state("paused", "Whether the upstream or an operator pauses the policy.", "policy", "by")
-	m.used = state("window_used_ratio", "Units counted by a shared window, as a part of its limit.", "policy", "window")
+	state("redis_up", "Whether the Redis of the limiter, or of asynq's queues, answered last.", "redis")
+	state("redis_down_seconds_total", "For how long it did not answer.", "redis")
+	state("adapted_rate_ratio", "The lowest rate after refusals, as a part of the published one.", "policy")
+	state("waiting", "Tickets in line.", "policy")
+	state("queue_waiting", "Tickets in line, by queue and class.", "policy", "queue", "class")
+	state("queue_asked_seconds", "Time since a server asked for the queue.", "policy", "queue", "class")
+	state("oldest_wait_seconds", "How long the ticket has waited that waits longest.", "policy")
+	state("starving_tenants", "Tenants that are granted nothing, though others are.", "policy")
+	state("paused", "Whether the upstream or an operator pauses the policy.", "policy", "by")
+	state("window_used_ratio", "Units counted by a shared window, as a part of its limit.", "policy", "window")
 	if err := registerer.Register(m); err != nil {
 		return nil, fmt.Errorf("promthrottle: %w", err)
 	}
@@ -116,7 +113,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.events.Collect(ch)
 	for i, redis := range []string{"limiter", "queues"} {
 		up, seconds := m.down[i].now()
-		ch <- prometheus.MustNewConstMetric(m.redisUp, prometheus.GaugeValue, up, redis)
-		ch <- prometheus.MustNewConstMetric(m.redisDown, prometheus.CounterValue, seconds, redis)
+		ch <- prometheus.MustNewConstMetric(m.states["redis_up"], prometheus.GaugeValue, up, redis)
+		ch <- prometheus.MustNewConstMetric(m.states["redis_down_seconds_total"], prometheus.CounterValue, seconds, redis)
 	}
 }

@@ -73,19 +73,15 @@ func (m *Metrics) watch(ch chan<- prometheus.Metric) {
 
 // export exports the state of one policy.
 func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
-	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, append([]string{s.Policy}, labels...)...)
+	gauge := func(name string, value float64, labels ...string) {
+		labels = append([]string{s.Policy}, labels...)
+		ch <- prometheus.MustNewConstMetric(m.states[name], prometheus.GaugeValue, value, labels...)
 	}
-	rate := 1.0
-	adapt := func(a *throttle.Adapted) {
-		if a != nil {
+	rate, oldest := 1.0, s.At
+	for _, t := range append(s.Tenants, inspect.TenantState{Limits: s.Limits}) { // what all share is adapted, too
+		if a := t.Adapted; a != nil {
 			rate = min(rate, a.Rate/a.Published)
 		}
-	}
-	adapt(s.Adapted)
-	oldest := s.At
-	for _, t := range s.Tenants {
-		adapt(t.Adapted)
 		if !t.Oldest.IsZero() && t.Oldest.Before(oldest) {
 			oldest = t.Oldest
 		}
@@ -102,19 +98,19 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 		queues[as] = q
 	}
 	for as, q := range queues {
-		gauge(m.inQueue, float64(q.Waiting), as.queue, as.class)
-		gauge(m.asked, s.At.Sub(q.Asked).Seconds(), as.queue, as.class)
+		gauge("queue_waiting", float64(q.Waiting), as.queue, as.class)
+		gauge("queue_asked_seconds", s.At.Sub(q.Asked).Seconds(), as.queue, as.class)
 	}
 	for _, w := range s.Windows {
-		gauge(m.used, float64(w.Used)/float64(w.Burst), w.Name)
+		gauge("window_used_ratio", float64(w.Used)/float64(w.Burst), w.Name)
 	}
-	gauge(m.adapted, rate)
-	gauge(m.waiting, float64(s.Waiting))
-	gauge(m.oldest, s.At.Sub(oldest).Seconds())
-	gauge(m.starving, float64(len(m.heads.Note(s))))
+	gauge("adapted_rate_ratio", rate)
+	gauge("waiting", float64(s.Waiting))
+	gauge("oldest_wait_seconds", s.At.Sub(oldest).Seconds())
+	gauge("starving_tenants", float64(len(m.heads.Note(s))))
 	for by, byHand := range map[string]bool{"operator": true, "upstream": false} {
 		paused := s.Pause != nil && s.Pause.ByHand == byHand
-		gauge(m.paused, map[bool]float64{true: 1}[paused], by)
+		gauge("paused", map[bool]float64{true: 1}[paused], by)
 	}
 }
 

@@ -31,30 +31,30 @@ import (
 const Span = time.Hour
 
 const (
-	every     = 10 * time.Second // between two writes
-	maxSummed = 10_000
-	timeout   = 5 * time.Second
+	every      = 10 * time.Second // between two writes
+	maxMembers = 1000             // tenants of a set: the most frequent stay
+	maxSummed  = 10_000
+	timeout    = 5 * time.Second
 )
 
-// A count is of the requests of a policy that were granted to a tenant, or of its events of a kind.
-type count struct{ policy, tenant, event string }
-
-// Events, which a set counts by the minute.
-const granted, refused, waiting = "granted", "refused", "waiting"
-
-const (
-	bucket     = 5 * time.Minute
-	maxMembers = 1000 // of a set: the most frequent stay
-)
-
-// tenantsOf returns the key of the sorted set that counts by tenant, for a bucket of time.
-func tenantsOf(l *throttle.Limiter, policy string, at time.Time) string {
-	return fmt.Sprintf("%ssluice:{%s}:y:%d", l.Config().Prefix, policy, at.Truncate(bucket).Unix())
+// A set is a kind of sorted sets, each of which counts for a span of time.
+type set struct {
+	kind string
+	span time.Duration
 }
 
-// minutesOf returns the key of the sorted set that counts events by the minute, for an hour.
-func minutesOf(l *throttle.Limiter, policy string, at time.Time) string {
-	return fmt.Sprintf("%ssluice:{%s}:h:%d", l.Config().Prefix, policy, at.Truncate(time.Hour).Unix())
+var byTenant, byMinute = set{"y", 5 * time.Minute}, set{"h", time.Hour} // requests by tenant, and events
+
+const granted, refused, waiting = "granted", "refused", "waiting" // events
+
+func (s set) key(l *throttle.Limiter, policy string, at time.Time) string {
+	return fmt.Sprintf("%ssluice:{%s}:%s:%d", l.Config().Prefix, policy, s.kind, at.Truncate(s.span).Unix())
+}
+
+// A count is of a tenant, or an event.
+type count struct {
+	in             set
+	policy, member string
 }
 
 // A Counter counts what the limiter grants that it observes. It is safe for concurrent use.
@@ -70,23 +70,17 @@ func New() *Counter { return &Counter{sums: map[count]int64{}} }
 // promthrottle.
 func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 	o := next
-	o.Decided = then(next.Decided, func(d throttle.Decision) {
-		if d.Granted && d.FailedOpen == nil {
-			c.granted(d)
-		}
-	})
+	o.Decided = then(next.Decided, c.decided)
 	o.Taken = then(next.Taken, func(tickets []throttle.TakenTicket) {
 		for _, t := range tickets {
-			if t.Decision.Granted {
-				c.granted(t.Decision)
-			}
+			c.decided(t.Decision)
 		}
 	})
 	o.Corrected = then(next.Corrected, func(correction throttle.Correction) {
 		r := correction.Reservation.Request
-		c.add(count{policy: r.Policy, tenant: r.Tenant}, correction.Change[throttle.Requests])
+		c.add(count{byTenant, r.Policy, r.Tenant}, correction.Change[throttle.Requests])
 	})
-	o.Refused = then(next.Refused, func(r throttle.Refusal) { c.add(count{policy: r.Policy, event: refused}, 1) })
+	o.Refused = then(next.Refused, func(r throttle.Refusal) { c.add(count{byMinute, r.Policy, refused}, 1) })
 	return o
 }
 
@@ -98,23 +92,24 @@ func then[T any](next, own func(T)) func(T) {
 	return func(t T) { own(t); next(t) }
 }
 
-func (c *Counter) granted(d throttle.Decision) {
-	r := d.Reservation.Request
-	c.add(count{policy: r.Policy, event: granted}, 1)
-	c.add(count{policy: r.Policy, tenant: r.Tenant}, r.CostOf(throttle.Requests))
+func (c *Counter) decided(d throttle.Decision) {
+	if r := d.Reservation.Request; d.Granted && d.FailedOpen == nil {
+		c.add(count{byMinute, r.Policy, granted}, 1)
+		c.add(count{byTenant, r.Policy, r.Tenant}, r.CostOf(throttle.Requests))
+	}
 }
 
 func (c *Counter) add(of count, n int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, known := c.sums[of]; n != 0 && (known || of.event != "" || len(c.sums) < maxSummed) { // tenants are data
+	if _, known := c.sums[of]; n != 0 && (known || of.in == byMinute || len(c.sums) < maxSummed) { // tenants are data
 		c.sums[of] += n
 	}
 }
 
-// Start writes the observed grants and the number of waiting tickets every 10 seconds: a pipeline
-// for each policy where something happened. It uses the limiter's Redis and Logger. Stop ends that,
-// and writes the rest. It waits for Redis for 5 seconds at most.
+// Start writes the observed grants and the number of waiting tickets every 10 seconds, by one pipeline. It
+// uses the limiter's Redis and Logger. Stop ends that, and writes the rest. It waits for Redis for 5 seconds
+// at most.
 func (c *Counter) Start(l *throttle.Limiter) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
@@ -135,45 +130,40 @@ func (c *Counter) Start(l *throttle.Limiter) (stop func()) {
 func (c *Counter) write(l *throttle.Limiter) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	inLine := map[string]int64{}
+	inLine := map[string]int64{} // by the policies where something happened
 	for _, line := range l.Lines() {
 		n, err := l.Line(line).Len(ctx)
 		if err != nil {
 			return // what was counted is written later
 		}
-		inLine[throttle.PolicyOf(line)] += n
+		if n > 0 {
+			inLine[throttle.PolicyOf(line)] += n
+		}
 	}
 	c.mu.Lock()
 	sums := c.sums
 	c.sums = make(map[count]int64, len(sums))
 	c.mu.Unlock()
-	byPolicy, at := map[string][]count{}, time.Now()
+	at, pipe := time.Now(), l.Config().Client.Pipeline()
+	minute := at.UTC().Format("4 ")
 	for of, n := range sums {
+		if of.in == byMinute {
+			of.member = minute + of.member
+		}
 		if n != 0 {
-			byPolicy[of.policy] = append(byPolicy[of.policy], of)
+			pipe.ZIncrBy(ctx, of.in.key(l, of.policy, at), float64(n), of.member)
+			inLine[of.policy] += 0
 		}
 	}
-	minute := at.UTC().Format("4 ")
 	for policy, n := range inLine {
-		if n == 0 && len(byPolicy[policy]) == 0 {
-			continue
-		}
-		pipe := l.Config().Client.Pipeline()
-		tenants, minutes := tenantsOf(l, policy, at), minutesOf(l, policy, at)
-		for _, of := range byPolicy[policy] {
-			if of.event == "" {
-				pipe.ZIncrBy(ctx, tenants, float64(sums[of]), of.tenant)
-			} else {
-				pipe.ZIncrBy(ctx, minutes, float64(sums[of]), minute+of.event)
-			}
-		}
+		tenants, minutes := byTenant.key(l, policy, at), byMinute.key(l, policy, at)
 		pipe.ZAdd(ctx, minutes, redis.Z{Score: float64(n), Member: minute + waiting})
 		pipe.ZRemRangeByRank(ctx, tenants, 0, -1-maxMembers)
-		pipe.Expire(ctx, tenants, Span+2*bucket)
-		pipe.Expire(ctx, minutes, HistorySpan+2*time.Hour)
-		if _, err := pipe.Exec(ctx); err != nil {
-			l.Config().Logger.Warn("usage: what a policy granted could not be written", "policy", policy, "err", err)
-		}
+		pipe.Expire(ctx, tenants, Span+2*byTenant.span)
+		pipe.Expire(ctx, minutes, HistorySpan+2*byMinute.span)
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		l.Config().Logger.Warn("usage: what policies granted could not be written", "err", err)
 	}
 }
 
@@ -188,17 +178,17 @@ type Use struct {
 // with most first. It is empty where no Counter writes. The error wraps that of go-redis.
 func Top(ctx context.Context, l *throttle.Limiter, policy string, n int) ([]Use, error) {
 	now := time.Now()
-	pipe := l.Config().Client.Pipeline() // ZUNION would need a Redis that has it
-	var parts []*redis.ZSliceCmd
-	for ago := time.Duration(0); ago <= Span; ago += bucket {
-		parts = append(parts, pipe.ZRangeWithScores(ctx, tenantsOf(l, policy, now.Add(-ago)), 0, -1))
+	pipe := l.Config().Client.Pipeline() // no role of lock-down-redis.md may call ZUNION
+	for ago := time.Duration(0); ago <= Span; ago += byTenant.span {
+		pipe.ZRangeWithScores(ctx, byTenant.key(l, policy, now.Add(-ago)), 0, -1)
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
+	parts, err := pipe.Exec(ctx)
+	if err != nil {
 		return nil, fmt.Errorf("usage: policy %q: %w", policy, err)
 	}
 	units, all := map[string]int64{}, int64(0)
 	for _, part := range parts {
-		for _, z := range part.Val() {
+		for _, z := range part.(*redis.ZSliceCmd).Val() {
 			units[z.Member.(string)] += int64(z.Score)
 			all += int64(z.Score)
 		}
@@ -227,43 +217,41 @@ type Point struct {
 // wraps that of go-redis.
 func History(ctx context.Context, l *throttle.Limiter, policies []string, since time.Time) (map[string][]Point, error) {
 	now := time.Now()
-	since = since.Truncate(Step)
-	type hour struct {
-		from   time.Time
-		points []Point
-		set    *redis.ZSliceCmd
-	}
-	var hours []hour
-	all, pipe := map[string][]Point{}, l.Config().Client.Pipeline()
+	since = since.Truncate(Step).UTC()
+	points, hours := map[string][]Point{}, map[string][]*redis.ZSliceCmd{}
+	pipe := l.Config().Client.Pipeline()
 	for _, policy := range policies {
 		for at := since; !at.After(now); at = at.Add(Step) {
-			all[policy] = append(all[policy], Point{At: at})
+			points[policy] = append(points[policy], Point{At: at})
 		}
 		for at := since.Truncate(time.Hour); !at.After(now); at = at.Add(time.Hour) {
-			hours = append(hours, hour{at, all[policy], pipe.ZRangeWithScores(ctx, minutesOf(l, policy, at), 0, -1)})
+			hours[policy] = append(hours[policy], pipe.ZRangeWithScores(ctx, byMinute.key(l, policy, at), 0, -1))
 		}
 	}
-	if _, err := pipe.Exec(ctx); err != nil && len(hours) > 0 {
+	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, fmt.Errorf("usage: history: %w", err)
 	}
-	for _, h := range hours {
-		for _, z := range h.set.Val() {
-			minute, what, _ := strings.Cut(z.Member.(string), " ")
-			n, _ := strconv.Atoi(minute)
-			i := int(h.from.Add(time.Duration(n)*Step).Sub(since) / Step)
-			if i < 0 || i >= len(h.points) {
-				continue
-			}
-			p := &h.points[i]
-			switch p.Known = true; what {
-			case granted:
-				p.Granted = int64(z.Score)
-			case refused:
-				p.Refused = int64(z.Score)
-			case waiting:
-				p.Waiting = int64(z.Score)
+	for policy, of := range points {
+		for hour, counts := range hours[policy] {
+			for _, z := range counts.Val() {
+				minute, what, _ := strings.Cut(z.Member.(string), " ")
+				n, _ := strconv.Atoi(minute)
+				if i := 60*hour + n - since.Minute(); i >= 0 && i < len(of) {
+					of[i].add(what, int64(z.Score))
+				}
 			}
 		}
 	}
-	return all, nil
+	return points, nil
+}
+
+func (p *Point) add(event string, n int64) {
+	switch p.Known = true; event {
+	case granted:
+		p.Granted = n
+	case refused:
+		p.Refused = n
+	case waiting:
+		p.Waiting = n
+	}
 }

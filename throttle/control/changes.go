@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -49,15 +48,13 @@ func (s *Store) Changes(ctx context.Context, n int) ([]Change, error) {
 	var changes []Change
 	for _, e := range entries {
 		var c Change
-		text, _ := e.Values["change"].(string)
-		if err := json.Unmarshal([]byte(text), &c); err != nil {
+		if err := json.Unmarshal(fmt.Append(nil, e.Values["change"]), &c); err != nil {
 			return nil, fmt.Errorf("control: entry %s of the log cannot be read: %w", e.ID, err)
 		}
-		ms, _, _ := strings.Cut(e.ID, "-")
-		n, _ := strconv.ParseInt(ms, 10, 64)
-		version, _ := e.Values["version"].(string)
-		c.ID, c.At = e.ID, time.UnixMilli(n).UTC()
-		c.Version, _ = strconv.ParseInt(version, 10, 64)
+		var ms int64
+		_, _ = fmt.Sscan(e.ID, &ms) // before a "-"
+		_, _ = fmt.Sscan(fmt.Sprint(e.Values["version"]), &c.Version)
+		c.ID, c.At = e.ID, time.UnixMilli(ms).UTC()
 		changes = append(changes, c)
 	}
 	return changes, nil

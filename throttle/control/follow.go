@@ -31,9 +31,9 @@ type FollowConfig struct {
 
 // A Follower keeps a limiter up to date with a Store.
 type Follower struct {
-	keepPolicies bool
-	store        *Store
-	logger       *slog.Logger
+	config FollowConfig
+	store  *Store
+	logger *slog.Logger
 
 	cancel context.CancelFunc
 	done   sync.WaitGroup
@@ -54,8 +54,7 @@ type Follower struct {
 // Policies that cannot be used are logged, and those before stay in force, as they do if Redis forgets
 // what was published.
 func (s *Store) Follow(ctx context.Context, c FollowConfig) *Follower {
-	l := s.limiter
-	f := &Follower{keepPolicies: c.KeepPolicies, store: s, logger: l.Config().Logger, ownPolicies: l.Policies()}
+	f := &Follower{config: c, store: s, logger: s.limiter.Config().Logger, ownPolicies: s.limiter.Policies()}
 	f.look(ctx)
 	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	f.done.Go(func() {
@@ -90,9 +89,10 @@ func (f *Follower) look(ctx context.Context) {
 		if !f.silent {
 			f.logger.Warn("control: what is in force cannot be read: what was read last stays", "err", err)
 		}
-		now = before.inForceAt(time.Now().Add(f.offset))
+		now = before
+		now.Interventions = before.InForce(time.Now().Add(f.offset))
 	case now.Version == 0 && before.Version > 0:
-		if !f.keepPolicies {
+		if !f.config.KeepPolicies {
 			f.logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
 		}
 		now.Policies, now.Removed, now.Version = before.Policies, before.Removed, before.Version
@@ -100,11 +100,8 @@ func (f *Follower) look(ctx context.Context) {
 	f.state, f.silent, f.offset = now, err != nil, time.Until(now.At)
 	was, _ := before.Effective()
 	policies, others := now.Effective()
-	switch {
-	case now.Version != before.Version:
-		f.adopt()
-	case f.version > 0 && !reflect.DeepEqual(was, policies):
-		_ = f.apply()
+	if isNew := now.Version != before.Version; isNew || f.version > 0 && !reflect.DeepEqual(was, policies) {
+		f.adopt(policies, isNew)
 	}
 	if !reflect.DeepEqual(before.Overrides, now.Overrides) || !reflect.DeepEqual(before.Pauses, now.Pauses) {
 		f.store.limiter.SetInterventions(others)
@@ -138,34 +135,28 @@ func (f *Follower) report(follows bool) {
 	f.reported = time.Now()
 }
 
-// adopt puts newly published policies in force, and warns if they are not those of the program.
-func (f *Follower) adopt() {
-	differs := Differences(f.ownPolicies, f.state.Policies)
-	if f.state.PoliciesErr == nil && len(f.ownPolicies) > 0 && differs != "" {
+// adopt puts published policies in force, as they hold for all tenants now. If the version is new, it warns if they
+// are not those of the program.
+func (f *Follower) adopt(policies []throttle.Policy, isNew bool) {
+	err, differs := f.state.PoliciesErr, Differences(f.ownPolicies, f.state.Policies)
+	if isNew && err == nil && len(f.ownPolicies) > 0 && differs != "" {
 		f.logger.Warn("control: the policies of this program are not those that are published",
-			"own", digest(f.ownPolicies), "published", f.state.Version, "keeps its own", f.keepPolicies, "differs", differs)
+			"own", digest(f.ownPolicies), "published", f.state.Version, "keeps its own", f.config.KeepPolicies, "differs", differs)
 	}
-	if f.keepPolicies {
+	if f.config.KeepPolicies {
 		return
 	}
-	err := f.apply()
-	if err == nil {
-		f.report(false)
-		f.version, f.reported = f.state.Version, time.Time{}
-	}
-	f.store.limiter.Config().Observer.Followed(throttle.Publication{Err: err, Version: f.state.Version})
-}
-
-// apply puts published policies in force, with what holds for all tenants.
-func (f *Follower) apply() error {
-	policies, _ := f.state.Effective()
-	err := f.state.PoliciesErr
 	if err == nil {
 		err = f.store.limiter.SetPolicies(policies, f.state.Removed...)
 	}
 	if err != nil {
 		f.logger.Error("control: published policies cannot be used: those before stay in force",
 			"version", f.state.Version, "err", err)
+	} else if isNew {
+		f.report(false)
+		f.version, f.reported = f.state.Version, time.Time{}
 	}
-	return err
+	if isNew {
+		f.store.limiter.Config().Observer.Followed(throttle.Publication{Err: err, Version: f.state.Version})
+	}
 }

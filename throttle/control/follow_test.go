@@ -33,7 +33,7 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 			`{"Format":1,"Policies":[{"Name":"p","Invented":1,` + windows + `}]}`, `{"Format":2,"Policies":[{"Name":"p",` + windows + `}]}`, `{"Format":1,"Policies":[{"Name":"p"}]}`, `{`,
 		} {
 			state := state(t, s)
-			expect.Must(t, client.HSet(t.Context(), "sluice:{!control}:state", "policies", document, "policies_version", state.Version+1000, "mark", document).Err())
+			expect.Must(t, client.HSet(t.Context(), "sluice:{!control}:state", "policies", fmt.Sprint(state.Version+1000, " ", document), "mark", document).Err())
 			limitertest.Until(t, "the observer is told that "+document+" cannot be used", func() bool {
 				f := followed.Load()
 				return f.Version == state.Version+1000 && f.Err != nil

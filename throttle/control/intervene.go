@@ -16,33 +16,35 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
-// A target identifies an override or a pause by its kind, Overridden or Paused.
-type target struct{ kind, policy, tenant string }
+// fieldOf returns the field of the state that has an override or a pause. The kind is Overridden or Paused.
+func fieldOf(kind, policy, tenant string) string {
+	return kind + " " + policy + " " + url.QueryEscape(tenant)
+}
 
-// field returns the field of the state.
-func (t target) field() string { return t.kind + " " + t.policy + " " + url.QueryEscape(t.tenant) }
-
-// add reads a field of the state, if it is an override or a pause. Both are stored behind the time
-// of their end. They are read leniently: what an older program does not know has no effect there.
+// add reads a field of the state: a number, and JSON. Overrides and pauses are read leniently: what an older
+// program does not know has no effect there.
 func (s *State) add(field, value string) error {
 	kind, names, _ := strings.Cut(field, " ")
-	if kind != Overridden && kind != Paused {
-		return nil
-	}
 	_, escaped, _ := strings.Cut(names, " ")
 	tenant, badName := url.QueryUnescape(escaped) // its bytes: JSON has them only if they are UTF-8
-	end, text, _ := strings.Cut(value, " ")
-	us, err := strconv.ParseInt(end, 10, 64)
-	var o throttle.TenantOverride
-	p := throttle.Pause{ByHand: true}
-	if kind == Paused {
+	head, text, _ := strings.Cut(value, " ")
+	n, err := strconv.ParseInt(head, 10, 64)
+	switch kind {
+	case "policies":
+		s.Version = n
+		s.decodePolicies(text)
+	case Paused:
+		p := throttle.Pause{ByHand: true}
 		err = cmp.Or(err, badName, json.Unmarshal([]byte(text), &p))
-		p.Tenant, p.Until = tenant, time.UnixMicro(us).UTC()
+		p.Tenant, p.Until = tenant, time.UnixMicro(n).UTC()
 		s.Pauses = append(s.Pauses, p)
-	} else {
+	case Overridden:
+		var o throttle.TenantOverride
 		err = cmp.Or(err, badName, json.Unmarshal([]byte(text), &o))
-		o.Tenant, o.Until = tenant, time.UnixMicro(us).UTC()
+		o.Tenant, o.Until = tenant, time.UnixMicro(n).UTC()
 		s.Overrides = append(s.Overrides, o)
+	default:
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("control: %q cannot be read: %w", quote.Short(field), err)
@@ -85,7 +87,8 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 		}
 	}
 	o.By, o.Until, o.Why = by.Who, time.Time{}, by.Why
-	return s.intervene(ctx, target{Overridden, o.Policy, o.Tenant}, o, DescribeOverride(o)+" for ", ttl, state, by)
+	c := Change{Kind: Overridden, Author: by, Policy: o.Policy, Tenant: o.Tenant, Text: DescribeOverride(o) + " "}
+	return s.intervene(ctx, c, o, ttl, state)
 }
 
 // With returns the published policies with the windows of an override for all tenants. The error is
@@ -159,10 +162,8 @@ func DescribeOverride(o throttle.TenantOverride) string {
 	} else if o.Weight > 0 {
 		parts = append(parts, fmt.Sprintf("weight %v", o.Weight))
 	}
-	if o.Exempt != nil && *o.Exempt {
-		parts = append(parts, "exempt")
-	} else if o.Exempt != nil {
-		parts = append(parts, "not exempt")
+	if o.Exempt != nil {
+		parts = append(parts, map[bool]string{true: "exempt", false: "not exempt"}[*o.Exempt])
 	}
 	return strings.Join(parts, ", ")
 }
@@ -170,17 +171,16 @@ func DescribeOverride(o throttle.TenantOverride) string {
 // Describe says which override, or with Paused which pause, of a tenant is in force, until when, by
 // whom and why. It is empty if none is.
 func (s State) Describe(kind, policy, tenant string) string {
-	t := target{kind, policy, tenant}
 	until := func(end time.Time, who, why string) string {
 		return fmt.Sprintf(" until %s UTC by %s: %s", end.UTC().Format(time.DateTime), quote.Name(who), quote.Name(why))
 	}
 	for _, o := range s.Overrides {
-		if t == (target{Overridden, o.Policy, o.Tenant}) {
+		if kind == Overridden && o.Policy == policy && o.Tenant == tenant {
 			return DescribeOverride(o) + until(o.Until, o.By, o.Why)
 		}
 	}
 	for _, p := range s.Pauses {
-		if t == (target{Paused, p.Policy, p.Tenant}) {
+		if kind == Paused && p.Policy == policy && p.Tenant == tenant {
 			return "a pause" + until(p.Until, p.By, p.Cause)
 		}
 	}
@@ -201,32 +201,26 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 			Hint: "must be the name of a policy in force"}
 	}
 	pause := throttle.Pause{By: by.Who, ByHand: true, Cause: by.Why, Policy: policy, Tenant: tenant}
-	return s.intervene(ctx, target{Paused, policy, tenant}, pause, "for ", d, state, by)
+	return s.intervene(ctx, Change{Kind: Paused, Author: by, Policy: policy, Tenant: tenant}, pause, d, state)
 }
 
 // End ends what is in force for a tenant, or with "" for all. With Cleared it ends the override, with Resumed
 // the pause by Pause. It reports whether there was one. For pauses by an upstream see
 // throttle.Limiter.Resume. Errors are SetOverride's.
 func (s *Store) End(ctx context.Context, kind, policy, tenant string, by Author) (found bool, err error) {
-	t := target{map[string]string{Cleared: Overridden, Resumed: Paused}[kind], policy, tenant}
-	version, err := s.change(ctx, t.field(), "", 0, 0, Change{Kind: kind, Author: by, Policy: policy, Tenant: tenant})
+	field := fieldOf(map[string]string{Cleared: Overridden, Resumed: Paused}[kind], policy, tenant)
+	version, err := s.change(ctx, field, "", 0, 0, Change{Kind: kind, Author: by, Policy: policy, Tenant: tenant})
 	return version > 0, err
 }
 
 // intervene stores an override or a pause.
-func (s *Store) intervene(
-	ctx context.Context, t target, overrideOrPause any, text string, ttl time.Duration, before State, by Author,
-) error {
-	data, err := json.Marshal(overrideOrPause)
-	if err != nil {
-		return fmt.Errorf("control: %w", err)
+func (s *Store) intervene(ctx context.Context, c Change, overrideOrPause any, ttl time.Duration, before State) error {
+	data, _ := json.Marshal(overrideOrPause) // texts, and numbers that were checked
+	c.Text += "for " + words.Span(ttl)
+	if replaced := before.Describe(c.Kind, c.Policy, c.Tenant); replaced != "" {
+		c.Text += ", in place of " + replaced
 	}
-	text += words.Span(ttl)
-	if replaced := before.Describe(t.kind, t.policy, t.tenant); replaced != "" {
-		text += ", in place of " + replaced
-	}
-	_, err = s.change(ctx, t.field(), string(data), ttl, 0,
-		Change{Kind: t.kind, Author: by, Policy: t.policy, Tenant: t.tenant, Text: text})
+	_, err := s.change(ctx, fieldOf(c.Kind, c.Policy, c.Tenant), string(data), ttl, 0, c)
 	return err
 }
 

@@ -17,7 +17,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -76,30 +75,24 @@ func (a Author) validate() error {
 	return nil
 }
 
-// State is the policies, overrides and pauses in force.
+// State is the policies, overrides and pauses in force. Its JSON is how policies are stored.
 type State struct {
-	throttle.Interventions
+	throttle.Interventions `json:"-"`
 
 	// Policies are the published policies, with their defaults. It is nil if none were published.
 	Policies []throttle.Policy
 
 	// Removed are policies that were published before, with their last windows. Their waiting
 	// tickets still start by these.
-	Removed []throttle.Policy
+	Removed []throttle.Policy `json:",omitempty"`
 
 	// PoliciesErr says why Policies cannot be read, as by a program that is older than they are.
-	PoliciesErr error
+	PoliciesErr error `json:"-"`
 
 	// Version is that of Policies, for Publish. It is 0 if none were published.
-	Version int64
+	Version int64 `json:"-"`
 
 	mark string // of the change that was made last
-}
-
-// inForceAt returns the state as it is at a time, if nothing is changed until then.
-func (s State) inForceAt(now time.Time) State {
-	s.Interventions = s.InForce(now)
-	return s
 }
 
 var (
@@ -123,28 +116,19 @@ func (s *Store) read(ctx context.Context, before State) (state State, err error)
 	if err != nil {
 		return state, fmt.Errorf("control: reading what is in force: %w", err)
 	}
-	us, err := strconv.ParseInt(reply[0], 10, 64)
-	if err != nil {
-		return state, fmt.Errorf("control: unexpected reply: %w", err)
-	}
-	now, fields := time.UnixMicro(us), map[string]string{}
+	us, _ := strconv.ParseInt(reply[0], 10, 64)
 	if len(reply) == 1 {
-		return before.inForceAt(now), nil
-	}
-	for pair := range slices.Chunk(reply[2:], 2) {
-		fields[pair[0]] = pair[1]
+		before.Interventions = before.InForce(time.UnixMicro(us))
+		return before, nil
 	}
 	state.mark = reply[1]
-	state.Version, _ = strconv.ParseInt(fields["policies_version"], 10, 64)
-	if state.Version > 0 {
-		state.Policies, state.Removed, state.PoliciesErr = decodePolicies(fields["policies"])
-	}
-	for _, name := range slices.Sorted(maps.Keys(fields)) {
-		if err := state.add(name, fields[name]); err != nil {
+	for _, pair := range slices.SortedFunc(slices.Chunk(reply[2:], 2), slices.Compare) {
+		if err := state.add(pair[0], pair[1]); err != nil {
 			return state, err
 		}
 	}
-	return state.inForceAt(now), nil
+	state.Interventions = state.InForce(time.UnixMicro(us))
+	return state, nil
 }
 
 // reportedFor is the time after its last report for which a process counts.
@@ -183,6 +167,14 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	if err = cmp.Or(by.validate(), err); err != nil {
 		return 0, err
 	}
+	for _, p := range policies {
+		for tenant := range p.Tenants {
+			if !utf8.ValidString(tenant) { // JSON would hold another name
+				return 0, &throttle.PolicyError{Policy: p.Name, Tenant: tenant, Field: "name", Value: tenant,
+					Hint: "must be UTF-8 to be published: use SetOverride"}
+			}
+		}
+	}
 	before, err := s.State(ctx)
 	if err != nil {
 		return 0, err
@@ -191,17 +183,14 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	if err != nil {
 		return 0, err
 	}
-	document, err := encodePolicies(policies, removed)
-	if err != nil {
-		return 0, err
-	}
+	text, _ := json.Marshal(State{Policies: now.Policies(), Removed: removed}) // a limiter has taken them
 	change := Change{Kind: Published, Author: by, Policies: policies, Text: Differences(before.Policies, policies)}
 	if before.PoliciesErr != nil {
 		change.Text = "replaces policies that could not be read"
 	} else if change.Text == "" && before.Version == version {
 		return version, nil
 	}
-	return s.change(ctx, "policies", document, 0, version, change)
+	return s.change(ctx, "policies", string(text), 0, version, change)
 }
 
 // removed returns the policies that policies with these lines do not replace: those that were in force, and
@@ -240,65 +229,34 @@ func (s *Store) change(
 	if err := c.Author.validate(); err != nil {
 		return 0, err
 	}
-	c.At, c.ID, c.Version = time.Time{}, "", 0 // which the log knows by itself
-	entry, _ := json.Marshal(c)                // strings, and policies that were encoded before
+	entry, _ := json.Marshal(c) // strings, and policies that were encoded before
 	keys := []string{s.key("state"), s.key("log")}
 	reply, err := changeScript.Run(ctx, s.client(), keys, field, value, ttl.Microseconds(), version,
 		MaxInForce, entry, MaxChanges).Int64Slice()
 	if err != nil {
 		return 0, fmt.Errorf("control: making a change: %w", err)
 	}
-	if len(reply) != 2 {
-		return 0, fmt.Errorf("control: unexpected reply of %d values", len(reply))
-	}
 	switch reply[0] {
 	case 1:
 		return reply[1], nil
 	case 2:
 		return 0, fmt.Errorf("%w: version %d was to be replaced, and %d is in force", ErrConflict, version, reply[1])
-	case 3:
-		return 0, nil
 	}
 	return 0, fmt.Errorf("control: %d overrides and pauses are in force: must be at most %d: clear some", reply[1], MaxInForce)
 }
 
-// A document is how policies are stored. It is read strictly: a program that does not know one of
-// its fields keeps the policies that it has.
-type document struct {
-	Policies []throttle.Policy
-	Removed  []throttle.Policy `json:",omitempty"` // for which somebody may wait
-}
-
-func encodePolicies(policies, removed []throttle.Policy) (string, error) {
-	d := document{Removed: removed}
-	for _, p := range policies {
-		for tenant := range p.Tenants {
-			if !utf8.ValidString(tenant) { // JSON would hold another name
-				return "", &throttle.PolicyError{Policy: p.Name, Tenant: tenant, Field: "name", Value: tenant,
-					Hint: "must be UTF-8 to be published: use SetOverride"}
-			}
-		}
-		d.Policies = append(d.Policies, p.WithDefaults())
-	}
-	data, err := json.Marshal(d)
-	if err != nil {
-		return "", fmt.Errorf("control: %w", err)
-	}
-	return string(data), nil
-}
-
 // digest tells versions of a program's own policies apart.
 func digest(policies []throttle.Policy) string {
-	text, _ := encodePolicies(policies, nil)
-	return fmt.Sprintf("%x", sha256.Sum256([]byte(text)))[:8]
+	text, _ := json.Marshal(policies)
+	return fmt.Sprintf("%x", sha256.Sum256(text))[:8]
 }
 
-func decodePolicies(text string) (policies, removed []throttle.Policy, err error) {
-	var d document
+// decodePolicies reads policies strictly: a program that does not know one of their fields keeps those that it has.
+func (s *State) decodePolicies(text string) {
 	strict := json.NewDecoder(strings.NewReader(text))
 	strict.DisallowUnknownFields()
-	if err := strict.Decode(&d); err != nil {
-		return nil, nil, fmt.Errorf("control: published policies cannot be read: %w: they are for a newer release, or damaged", err)
+	if err := strict.Decode(s); err != nil {
+		s.Policies, s.Removed = nil, nil
+		s.PoliciesErr = fmt.Errorf("control: published policies cannot be read: %w: they are for a newer release, or damaged", err)
 	}
-	return d.Policies, d.Removed, nil
 }

@@ -105,13 +105,11 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 		a := algorithms[w.Algorithm]
 		attributes := w.Scope.Attributes()
 		scope := slices.IndexFunc(cp.scopes, func(s []string) bool { return slices.Equal(s, attributes) })
-		sw := script.Window{
-			Scope: scope + 1, Name: w.Name, Kind: a.Kind, Unit: w.Unit, Leases: a.Leases, Params: a.Params(w.numbers()),
-		}
+		sw := script.Window{Scope: scope + 1, Name: w.Name, Kind: a.Kind, Unit: w.Unit, Params: a.Params(w.numbers())}
 		if a.Ticks != nil {
 			sw.List = a.Ticks(w.numbers()).Around
 		}
-		sp.Windows = append(sp.Windows, sw)
+		sp.Windows, sp.Leases = append(sp.Windows, sw), sp.Leases || a.Leases
 		sp.Scopes[scope].Windows = append(sp.Scopes[scope].Windows, i+1)
 		sp.Algorithms = append(sp.Algorithms, a.File)
 		cp.windows = append(cp.windows, window{w, a})

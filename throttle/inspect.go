@@ -60,7 +60,7 @@ func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
 		case err != nil:
 			return err
 		case !s.Ask:
-			s.Decision = s.operation.decision(script.Answer{Windows: make([]script.WindowAnswer, len(cp.Windows))})
+			s.Decision = s.operation.decision(script.Answer{Used: make([]int64, len(cp.Windows))})
 			continue
 		}
 		ask := s.operation.scriptRequest(script.Expect, "")

@@ -310,8 +310,8 @@ func (o *operation) decision(a script.Answer) Decision {
 	if l := a.Left; l.Unit != "" {
 		d.Remaining = &Remaining{Unit: l.Unit, Units: l.Units, Reset: micros(l.Reset - a.At)}
 	}
-	if a.Windows != nil {
-		d.Windows = o.states(a.Windows, a.At, d.Granted)
+	if a.Used != nil {
+		d.Windows = o.states(a, d.Granted)
 	}
 	return d
 }
@@ -375,9 +375,9 @@ func (o *operation) observed(a script.Answer) *Observed {
 		return nil
 	}
 	would, longest := &Observed{By: ByPause, Wait: micros(a.Time - a.At)}, a.At
-	for i, w := range a.Windows {
-		if w.Fits > longest {
-			would.By, longest = o.windows[i].Name, w.Fits
+	for i, fits := range a.Fits {
+		if fits > longest {
+			would.By, longest = o.windows[i].Name, fits
 		}
 	}
 	return would
@@ -406,27 +406,27 @@ func (o *operation) tooLate(a script.Answer, d Decision) *TooLateError {
 	return &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryIn), Deadline: o.request.Deadline}
 }
 
-func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool) []WindowState {
+func (o *operation) states(a script.Answer, granted bool) []WindowState {
 	states := make([]WindowState, len(o.windows))
 	for i, w := range o.windows {
-		answer, capacity := windows[i], w.capacity()
+		capacity := w.capacity()
 		states[i] = WindowState{
 			Algorithm: w.Algorithm,
 			Burst:     capacity,
-			Denied:    !granted && answer.Fits > at,
+			Denied:    !granted && a.Fits != nil && a.Fits[i] > a.At,
 			Limit:     w.Limit,
 			Name:      w.Name,
 			Period:    w.Period,
-			Remaining: max(0, capacity-answer.Used),
+			Remaining: max(0, capacity-a.Used[i]),
 			Scope:     o.scopeOf(i),
 			Unit:      w.Unit,
-			Used:      answer.Used,
+			Used:      a.Used[i],
 		}
-		if answer.Resets > 0 { // else it is the reply of a take
-			states[i].ResetsAt = time.UnixMicro(answer.Resets)
+		if a.Resets != nil && a.Resets[i] > 0 { // else it is the reply of a take
+			states[i].ResetsAt = time.UnixMicro(a.Resets[i])
 		}
 		if states[i].Denied {
-			states[i].RetryIn = micros(answer.Fits - at)
+			states[i].RetryIn = micros(a.Fits[i] - a.At)
 		}
 	}
 	return states

@@ -124,7 +124,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket, tenant effectiveTenant) Ta
 	r.Tenant, r.Ticket, r.Key = t.Tenant, Ticket{Queue: t.Queue, ID: t.ID}, t.Key
 	ticket := TakenTicket{
 		Ticket: r.Ticket, Key: t.Key, Flow: t.Flow, Cost: t.Costs, Rank: t.Rank, NeverFits: t.NeverFits,
-		Since: time.UnixMicro(t.Since), Waited: micros(t.At - t.Joined()),
+		Since: time.UnixMicro(t.Since), Waited: micros(t.At - t.Joined),
 		Decision: Decision{At: time.UnixMicro(t.At), Granted: t.Granted != "", Policy: cp.Name, Tenant: t.Tenant},
 	}
 	if cp.Shards > 1 {
@@ -137,13 +137,13 @@ func (cp *compiledPolicy) taken(t script.TakenTicket, tenant effectiveTenant) Ta
 		Request: r, At: ticket.Decision.At, ID: t.Granted, by: cp, limiter: cp.claims.limiter,
 	}
 	o, err := cp.newOperation(r, tenant)
-	if err != nil || t.Windows == nil {
+	if err != nil {
 		return ticket // it joined, or was taken, while the policy had other windows
 	}
 	if t.Binds > 0 {
 		ticket.Decision.Binds = o.binds(script.Answer{Binds: t.Binds}, Decision{RetryIn: 1}) // as of a denial
 	}
-	ticket.Decision.Windows = o.states(t.Windows, t.At, true)
+	ticket.Decision.Windows = o.states(script.Answer{Used: t.Used}, true)
 	return ticket
 }
 

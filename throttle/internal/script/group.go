@@ -54,10 +54,8 @@ type ask struct {
 
 // A call is under way with some asks.
 type call struct {
-	ctx    context.Context
 	cancel context.CancelFunc
 	asks   []*ask
-	left   int // asks whose callers have not given up
 }
 
 // NewGroup returns a group of one policy name.
@@ -66,12 +64,10 @@ func (r *Runner) NewGroup() *Group {
 	return &Group{decide: func(
 		ctx context.Context, p *Policy, seq int64, requests []Request, args []any,
 	) (answers []Answer, err error) {
-		begun := time.Now()
-		reply, err := r.run(ctx, p, p.scripts.decide, append(r.header(p, process, seq, len(args)), args...))
-		if err == nil {
+		err = r.call(ctx, p, "decide", process, seq, args, func(reply []any) (n int, err error) {
 			answers, err = p.readAnswers(reply, requests)
-		}
-		r.called(ctx, p, "decide", len(requests), begun, err)
+			return len(answers), err
+		})
 		return answers, err
 	}}
 }
@@ -134,10 +130,8 @@ func (g *Group) giveUp(asks []*ask) bool {
 	for _, a := range asks {
 		a.gone = true
 		g.cancelGrants(a)
-		if a.call != nil && a.answers == nil {
-			if a.call.left--; a.call.left == 0 {
-				a.call.cancel()
-			}
+		if a.call != nil && !slices.ContainsFunc(a.call.asks, func(other *ask) bool { return !other.gone }) {
+			a.call.cancel()
 		}
 	}
 	g.waiting = slices.DeleteFunc(g.waiting, func(a *ask) bool { return a.gone })
@@ -159,24 +153,25 @@ func (g *Group) next() {
 			return false
 		}
 		if room -= len(a.requests); room >= 0 { // else nothing passes it
-			c.asks, c.left, a.call = append(c.asks, a), c.left+1, c
+			c.asks, a.call = append(c.asks, a), c
 		}
 		return room >= 0
 	})
 	g.lost = nil
-	c.ctx, c.cancel = context.WithTimeout(context.WithoutCancel(c.asks[0].ctx), callTimeout)
-	go g.send(c)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.asks[0].ctx), callTimeout)
+	c.cancel = cancel
+	go g.send(ctx, c)
 }
 
 // send makes one call, and starts the next one.
-func (g *Group) send(c *call) {
+func (g *Group) send(ctx context.Context, c *call) {
 	defer c.cancel()
 	first := c.asks[0]
 	requests, args := slices.Clip(first.requests), slices.Clip(first.args)
 	for _, a := range c.asks[1:] {
 		requests, args = append(requests, a.requests...), append(args, a.args...)
 	}
-	answers := g.run(c.ctx, first.policy, requests, args)
+	answers := g.run(ctx, first.policy, requests, args)
 	g.mu.Lock()
 	for _, a := range c.asks {
 		n := len(a.requests)

@@ -1,9 +1,9 @@
 package script
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
-	"fmt"
 	"net/url"
 	"strings"
 
@@ -32,14 +32,19 @@ func Prefix(prefix, line string) string { return prefix + "sluice:{" + line + "}
 
 // ScopeKey returns the key of one scope, without the prefix.
 func ScopeKey(attributes, values []string) string {
-	var b strings.Builder
-	b.WriteString("w:")
-	b.WriteString(strings.Join(attributes, ","))
-	for i, v := range values {
-		b.WriteByte(":,"[min(i, 1)])
-		b.WriteString(Escape(v))
+	if len(values) == 0 {
+		return "w:"
 	}
-	return b.String()
+	return "w:" + strings.Join(attributes, ",") + ":" + escapeAll(values)
+}
+
+// escapeAll returns values as a list.
+func escapeAll(values []string) string {
+	escaped := make([]string, len(values))
+	for i, v := range values {
+		escaped[i] = Escape(v)
+	}
+	return strings.Join(escaped, ",")
 }
 
 // ParseScopes returns the attributes of keys that ScopeKey made, by "+".
@@ -85,39 +90,27 @@ func parseTicket(name string) (queue, id string, ok bool) {
 // other scopes wait in other flows. The tenant alone, which most policies have, has none. What all
 // share does not differ.
 func FlowMark(scopes []Scope) string {
-	var own []string
+	by := ""
 	for _, scope := range scopes {
-		if scope.Attributes != "" {
-			own = append(own, scope.Attributes)
-		}
+		by = strings.TrimSpace(by + " " + scope.Attributes)
 	}
-	switch {
-	case len(own) == 0:
-		return "!"
-	case len(own) == 1 && own[0] == "tenant":
+	if by == "tenant" {
 		return ""
 	}
-	sum := sha256.Sum256([]byte(strings.Join(own, " ")))
+	sum := sha256.Sum256([]byte(by))
 	return "!" + base64.RawURLEncoding.EncodeToString(sum[:3])
 }
 
 // Flow returns the name of the flow in which tickets of a queue wait that have the same class, mark
 // and values. The queue is escaped, or Taker.Claims.
 func Flow(queue string, batch bool, mark string, values []string) string {
-	var b strings.Builder
-	b.WriteString(queue)
 	if batch {
-		b.WriteByte('!')
+		queue += "!"
 	}
-	b.WriteByte('|')
-	b.WriteString(mark)
-	for i, v := range values {
-		if i > 0 || mark != "" {
-			b.WriteByte(',')
-		}
-		b.WriteString(Escape(v))
+	if mark != "" {
+		mark += ","
 	}
-	return b.String()
+	return queue + "|" + mark + escapeAll(values)
 }
 
 // ParseFlow undoes Flow.
@@ -133,46 +126,24 @@ func ParseFlow(flow string) (queue string, batch bool, mark string, values []str
 	return Unescape(queue), batch, mark, values
 }
 
-func plain(c rune) bool {
-	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
-		strings.ContainsRune("_.-~@", c)
-}
-
-// Escape writes a name so that it holds only letters, digits and _ . - ~ @ %.
+// Escape writes a name so that it holds only letters, digits and _ . - ~ %, and is not "-", which stands for
+// an empty word between spaces.
 func Escape(s string) string {
-	if !strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }) {
-		return s
+	if s == "-" {
+		return "%2D"
 	}
-	var b strings.Builder
-	for _, c := range []byte(s) {
-		if plain(rune(c)) {
-			b.WriteByte(c)
-		} else {
-			fmt.Fprintf(&b, "%%%02X", c)
-		}
-	}
-	return b.String()
+	return strings.ReplaceAll(url.QueryEscape(s), "+", "%20")
 }
 
 // Unescape undoes Escape. A text that Escape cannot have made is returned as it is.
 func Unescape(s string) string {
+	if s == "-" {
+		return ""
+	}
 	if name, err := url.PathUnescape(s); err == nil {
 		return name
 	}
 	return s
 }
 
-// escapeWord is Escape for a word between spaces, where "-" stands for nothing.
-func escapeWord(s string) string {
-	if s == "-" {
-		return "%2D"
-	}
-	return dash(Escape(s))
-}
-
-func unescapeWord(s string) string {
-	if s == "-" {
-		return ""
-	}
-	return Unescape(s)
-}
+func word(s string) string { return cmp.Or(Escape(s), "-") }

@@ -2,7 +2,6 @@ package script
 
 import (
 	"embed"
-	"fmt"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -20,33 +19,29 @@ const (
 		"line_eta line_join line_take"
 )
 
-// scripts are shared by all policies that count by the same algorithms. A script holds no other algorithms:
-// each costs time at every call.
-type scripts struct{ decide, take *redis.Script }
-
-func (r *Runner) scriptsOf(p *Policy) *scripts {
-	name := strings.Join(p.Algorithms, " ")
+// script returns a script, which all policies share that count by the same algorithms. It holds no other
+// algorithms: each costs time at every call.
+func (r *Runner) script(p *Policy, body string) *redis.Script {
+	name := body + " " + strings.Join(p.Algorithms, " ")
 	made, known := r.made.Load(name)
 	if !known {
-		made, _ = r.made.LoadOrStore(name, &scripts{decide: r.script(p, "decide"), take: r.script(p, "take")})
+		text := Text(p.Algorithms, body)
+		if r.Edit != nil {
+			text = r.Edit(text)
+		}
+		made, _ = r.made.LoadOrStore(name, redis.NewScript(text))
 	}
-	return made.(*scripts)
-}
-
-func (r *Runner) script(p *Policy, body string) *redis.Script {
-	text := Text(p.Algorithms, body)
-	if r.Edit != nil {
-		text = r.Edit(text)
-	}
-	return redis.NewScript(text)
+	return made.(*redis.Script)
 }
 
 // Text puts a script together. Its body is a function, as names of the function outside cost less to capture.
 func Text(algorithms []string, body string) string {
 	return texts("codec") + "return (function()\n" + texts(strings.Join(algorithms, " ")+base) +
-		luaFunction("extras",
-			texts(more)+luaFunction("line_files", texts(line), "expire new_join new_line new_take"),
-			"denied fields line_of replace upstream verb") +
+		"function extras(call)\n" + texts(more) +
+		"function line_files(call)\n" + texts(line) +
+		"return {expire = expire, new_join = new_join, new_line = new_line, new_take = new_take}\nend\n" +
+		"return {denied = denied, fields = fields, line_of = line_of, replace = replace, upstream = upstream, " +
+		"verb = verb}\nend\n" +
 		texts(body) + "end)()\n"
 }
 
@@ -59,21 +54,8 @@ func texts(names string) string {
 	return b.String()
 }
 
-// luaFunction returns the text of a Lua function that returns a table of what it defines.
-func luaFunction(name, text, returns string) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "function %s(call)\n%sreturn {", name, text)
-	for name := range strings.FieldsSeq(returns) {
-		fmt.Fprintf(&b, "%[1]s = %[1]s, ", name)
-	}
-	return b.String() + "}\nend\n"
-}
-
 // File returns the text of a Lua file, by its name without ".lua".
 func File(name string) string {
-	text, err := files.ReadFile("lua/" + name + ".lua")
-	if err != nil {
-		panic(fmt.Sprintf("script: %v", err)) // the files are part of the program
-	}
+	text, _ := files.ReadFile("lua/" + name + ".lua") // it is part of the program
 	return string(text)
 }

@@ -2,7 +2,6 @@ package script
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 
@@ -87,10 +86,5 @@ func (r *Runner) Forget(
 
 // LookAgain lets the next take look at all that waits in a line, as it does when limits have changed.
 func (r *Runner) LookAgain(ctx context.Context, line string) error {
-	key := Prefix(r.Prefix, line) + "l"
-	err := r.Client.SetArgs(ctx, key, "0 -", redis.SetArgs{Mode: "XX", KeepTTL: true}).Err()
-	if errors.Is(err, redis.Nil) { // nobody waits
-		return nil
-	}
-	return err
+	return r.Client.SetXX(ctx, Prefix(r.Prefix, line)+"l", "0 -", redis.KeepTTL).Err() // unless nobody waits
 }

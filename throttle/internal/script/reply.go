@@ -34,20 +34,21 @@ const Slots = -1
 // An Answer answers a request. All times are microseconds by the clock of Redis. The fields that calls
 // carry as JSON have tags.
 type Answer struct {
-	Status  int64          `json:"-"`
-	At      int64          `json:"-"`       // when this was decided; when it was granted, if it was before
-	Time    int64          `json:"time"`    // the expected start
-	Latest  int64          `json:"latest"`  // its upper bound; 0 if none is known
-	Binds   int64          `json:"binds"`   // the number of the window that holds it up for longest, from 1; Slots, or 0
-	Behind  int64          `json:"behind"`  // how far the clock is behind the windows
-	Nudge   bool           `json:"nudge"`   // a server should be woken for the ticket
-	Pause   PauseAnswer    `json:"pause"`   // zero without one
-	Adapted AdaptedAnswer  `json:"adapted"` // zero if that is the published rate
-	Left    Left           `json:"left"`    // zero if that is not known
-	Before  []int64        `json:"before"`  // by window, the cost before this; nil if the request says the same
-	Fits    []int64        `json:"fits"`    // by window, when the cost fits it alone, 0 for at once; or nil
-	Windows []WindowAnswer `json:"-"`
-	Err     error          `json:"-"` // *ReplyError, if the status is Failed
+	Status  int64         `json:"-"`
+	At      int64         `json:"-"`       // when this was decided; when it was granted, if it was before
+	Time    int64         `json:"time"`    // the expected start
+	Latest  int64         `json:"latest"`  // its upper bound; 0 if none is known
+	Binds   int64         `json:"binds"`   // the number of the window that holds it up for longest, from 1; Slots, or 0
+	Behind  int64         `json:"behind"`  // how far the clock is behind the windows
+	Nudge   bool          `json:"nudge"`   // a server should be woken for the ticket
+	Pause   PauseAnswer   `json:"pause"`   // zero without one
+	Adapted AdaptedAnswer `json:"adapted"` // zero if that is the published rate
+	Left    Left          `json:"left"`    // zero if that is not known
+	Before  []int64       `json:"before"`  // by window, the cost before this; nil if the request says the same
+	Fits    []int64       `json:"fits"`    // by window, when the cost fits it alone, 0 for at once; or nil
+	Used    []int64       `json:"-"`       // by window, its units; nil unless hasWindows
+	Resets  []int64       `json:"-"`       // by window, when nothing is counted any more
+	Err     error         `json:"-"`       // *ReplyError, if the status is Failed
 
 	failed     error // why there is no answer; seq and index say which call, and which of its requests, from 1
 	seq, index int64
@@ -72,13 +73,6 @@ type AdaptedAnswer struct {
 	Until    int64 `json:"free"`   // when grants are spread no longer
 }
 
-// A WindowAnswer is the state of one window.
-type WindowAnswer struct {
-	Used   int64 // units
-	Fits   int64 // see Answer.Fits
-	Resets int64 // when nothing is counted any more
-}
-
 // Taken is the reply to a take.
 type Taken struct {
 	At      int64
@@ -89,16 +83,9 @@ type Taken struct {
 // A Ticket is one that waits in a line, or that left it.
 type Ticket struct {
 	Queue, ID, Flow, Costs, Key string
-	Rank, Since                 int64 // when it began to wait (us)
+	Rank, Joined                int64 // and when it joined the line (us)
+	Since                       int64 // when it began to wait (us)
 	Binds                       int64 // Answer.Binds of its join
-}
-
-// Joined returns when it joined the line (us).
-func (t Ticket) Joined() int64 {
-	if t.Rank < LineZero {
-		return t.Rank - lineFront
-	}
-	return t.Rank - LineZero
 }
 
 // A TakenTicket is one that left the line.
@@ -108,8 +95,8 @@ type TakenTicket struct {
 	NeverFits bool
 	Scopes    string // if it joined by scopes that the policy has not: all of its scopes, for ParseScopes
 	Tenant    string
-	Granted   string         // the ID of the reservation; empty if it was not charged
-	Windows   []WindowAnswer // nil if they were of another policy
+	Granted   string  // the ID of the reservation; empty if it was not charged
+	Used      []int64 // by window, its units
 }
 
 // A ReplyError says what of a reply does not have its shape, or by the reply why a request could not be
@@ -120,12 +107,9 @@ func (e *ReplyError) Error() string { return e.Reason }
 
 // ScriptFailed reports whether Redis says that a script failed, rather than that it cannot run now.
 func ScriptFailed(err error) bool {
-	if !errors.As(err, new(redis.Error)) {
-		return false
-	}
 	text := err.Error()
-	return strings.Contains(text, "SLUICE_") ||
-		strings.HasPrefix(text, "ERR ") && strings.Contains(text, "script") && !redischeck.CannotServe(err)
+	return errors.As(err, new(redis.Error)) && (strings.Contains(text, "SLUICE_") ||
+		strings.HasPrefix(text, "ERR ") && strings.Contains(text, "script") && !redischeck.CannotServe(err))
 }
 
 // hasWindows reports whether an answer has the state of every window.
@@ -140,18 +124,23 @@ type reader struct {
 	bad   bool
 }
 
-func (r *reader) integer() int64 { return next[int64](r) }
-func (r *reader) text() string   { return next[string](r) }
+func (r *reader) text() string { return next[string](r) }
+
+// integer reads one that is not below 0, as all are.
+func (r *reader) integer() int64 {
+	n := next[int64](r)
+	r.bad = r.bad || n < 0
+	return n
+}
 
 func next[T any](r *reader) (value T) {
-	ok := false
-	if !r.bad && r.at < len(r.reply) {
+	ok := !r.bad && r.at < len(r.reply)
+	if ok {
 		value, ok = r.reply[r.at].(T)
 	}
-	if ok {
+	if r.bad = !ok; ok {
 		r.at++
 	}
-	r.bad = !ok
 	return value
 }
 
@@ -169,7 +158,7 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 
 func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	a.Status = r.integer()
-	r.bad = r.bad || a.Status < Denied || a.Status > Failed
+	r.bad = r.bad || a.Status > Failed
 	if a.Status == Failed {
 		a.Err = &ReplyError{r.text()}
 		return
@@ -184,15 +173,9 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	if !hasWindows(op) {
 		return
 	}
-	a.Windows = make([]WindowAnswer, len(p.Windows))
-	r.bad = r.bad || a.Fits != nil && len(a.Fits) != len(a.Windows)
-	for j := range a.Windows {
-		w := &a.Windows[j]
-		w.Used, w.Resets = r.integer(), r.integer()
-		r.bad = r.bad || w.Used < 0
-		if a.Fits != nil && !r.bad {
-			w.Fits = a.Fits[j]
-		}
+	r.bad = r.bad || a.Fits != nil && len(a.Fits) != len(p.Windows)
+	for range p.Windows {
+		a.Used, a.Resets = append(a.Used, r.integer()), append(a.Resets, r.integer())
 	}
 }
 
@@ -203,14 +186,11 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 	for !r.bad && r.at < len(reply) {
 		ticket, ok := readTicket(r.text(), fmt.Sprintf("%s%06x", base, len(t.Tickets)+1))
 		ticket.At = r.integer()
-		ticket.Windows = make([]WindowAnswer, len(p.Windows))
-		for i := range ticket.Windows {
-			ticket.Windows[i].Used = r.integer()
-			ok = ok && ticket.Windows[i].Used >= 0
+		for range p.Windows {
+			ticket.Used = append(ticket.Used, r.integer())
 		}
-		if r.bad = r.bad || !ok; !r.bad {
-			t.Tickets = append(t.Tickets, ticket)
-		}
+		r.bad = r.bad || !ok
+		t.Tickets = append(t.Tickets, ticket)
 	}
 	if r.bad {
 		return Taken{}, &ReplyError{fmt.Sprintf("value %d of %d of a take", r.at, len(reply))}
@@ -232,7 +212,7 @@ func readTicket(text, id string) (t TakenTicket, ok bool) {
 	}
 	waited, err := ReadTicket(f[0], strings.Join(f[1:4], " "))
 	status, scopes, _ := strings.Cut(f[5], ":")
-	t = TakenTicket{Ticket: waited, NeverFits: status == "never", Scopes: scopes, Tenant: unescapeWord(f[4])}
+	t = TakenTicket{Ticket: waited, NeverFits: status == "never", Scopes: scopes, Tenant: Unescape(f[4])}
 	if status == "granted" {
 		t.Granted = id
 	}
@@ -253,8 +233,11 @@ func ReadTicket(name, record string) (t Ticket, err error) {
 	key, since, _ := strings.Cut(key, ":")
 	t.Binds, _ = strconv.ParseInt(binds, 10, 64)
 	t.Since, _ = strconv.ParseInt(since, 10, 64)
-	t.Since = cmp.Or(t.Since, t.Joined())
+	if t.Joined = t.Rank - LineZero; t.Joined < 0 {
+		t.Joined = t.Rank - lineFront
+	}
+	t.Since = cmp.Or(t.Since, t.Joined)
 	t.Queue, t.ID, t.Flow = queue, id, escaped+f[1]
-	t.Costs, t.Key = unescapeWord(cmp.Or(f[0], "requests=1")), unescapeWord(key)
+	t.Costs, t.Key = Unescape(cmp.Or(f[0], "requests=1")), Unescape(key)
 	return t, nil
 }

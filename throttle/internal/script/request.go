@@ -104,7 +104,7 @@ func (p *Place) text() string {
 	if p == nil {
 		return ""
 	}
-	text := p.Flow + " " + escapeWord(p.Tenant) + " " + strconv.FormatInt(p.Weight, 10) + " " + escapeWord(p.Key)
+	text := p.Flow + " " + word(p.Tenant) + " " + strconv.FormatInt(p.Weight, 10) + " " + word(p.Key)
 	if p.Since > 0 { // it is a part of the key to the scripts, which return it
 		text += ":" + strconv.FormatInt(p.Since, 10)
 	}
@@ -122,11 +122,7 @@ func (r Request) append(args []any, leases bool) []any {
 	if f := r.Refused; f != nil {
 		r.Refused = &Refused{f.Wait, f.Guess, f.Adapt, Escape(f.Tenant), Escape(f.Cause), Escape(f.By)}
 	}
-	more := toJSON(r)
-	if more == "{}" {
-		more = ""
-	}
-	args = append(args, r.Op, dash(r.Cost), r.Ticket, r.Place.text(), more)
+	args = append(args, r.Op, cmp.Or(r.Cost, "-"), r.Ticket, r.Place.text(), toJSON(r))
 	for _, key := range r.Keys {
 		args = append(args, key)
 	}
@@ -135,5 +131,3 @@ func (r Request) append(args []any, leases bool) []any {
 
 // grants reports whether a verb may grant something.
 func grants(op string) bool { return op == Reserve || op == Exempt || op == Observe }
-
-func dash(s string) string { return cmp.Or(s, "-") }

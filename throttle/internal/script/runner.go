@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,13 +30,14 @@ type Runner struct {
 	// requests, or by which n tickets were taken.
 	Called func(ctx context.Context, line, script string, n int, took time.Duration, err error)
 
-	made sync.Map // *scripts by their algorithms
+	made sync.Map // *redis.Script by their names and algorithms
 }
 
 // NewID returns 16 random hex digits.
 func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 
-// run makes one call.
+// call makes one call of the script of that name, of a process, and has the reply read. It has the same number
+// when it is repeated.
 //
 // While a slot of a Cluster is migrated, its old node has a part of the keys and its new node has
 // the others. A script that derives keys would fail halfway at the one, and find empty windows at
@@ -44,20 +46,28 @@ func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 //
 // A client looks once a minute which nodes a Cluster has. If a node does not answer, another one
 // may serve its slots by now.
-func (r *Runner) run(ctx context.Context, p *Policy, script *redis.Script, args []any) ([]any, error) {
-	cluster, ok := r.Client.(interface{ ReloadState(ctx context.Context) })
-	if !ok {
-		return script.Run(ctx, r.Client, p.keys[:1], args...).Slice()
+func (r *Runner) call(
+	ctx context.Context, p *Policy, name, process string, seq int64, args []any, read func(reply []any) (n int, err error),
+) error {
+	begun, now, n := time.Now(), int64(0), 0
+	if r.Now != nil {
+		now = r.Now()
 	}
-	reply, err := script.Run(ctx, r.Client, p.keys, args...).Slice()
-	if err != nil && !errors.As(err, new(redis.Error)) {
+	keys := []string{Prefix(r.Prefix, p.Line) + "q"}
+	cluster, ok := r.Client.(interface{ ReloadState(ctx context.Context) })
+	if ok {
+		keys = append(keys, Prefix(r.Prefix, p.Line)+"none")
+	}
+	args = slices.Concat([]any{now, process, seq, p.text, p.listsText(now)}, args)
+	reply, err := p.scripts[name].Run(ctx, r.Client, keys, args...).Slice()
+	if ok && err != nil && !errors.As(err, new(redis.Error)) {
 		cluster.ReloadState(ctx)
 	}
-	return reply, err
-}
-
-func (r *Runner) called(ctx context.Context, p *Policy, script string, n int, begun time.Time, err error) {
-	if r.Called != nil {
-		r.Called(ctx, p.Line, script, n, time.Since(begun), err)
+	if err == nil {
+		n, err = read(reply)
 	}
+	if r.Called != nil {
+		r.Called(ctx, p.Line, name, n, time.Since(begun), err)
+	}
+	return err
 }

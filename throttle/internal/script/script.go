@@ -3,12 +3,15 @@
 // policies: package throttle makes the requests.
 //
 // A call names the line's count, and on a Cluster a second key that never exists. Its arguments begin with
-// a header (Runner.header) and go on with requests (Request) or the fields of a take (TakeRequest).
+// a header (Runner.call) and go on with requests (Request) or the fields of a take (TakeRequest).
 package script
 
 import (
 	"encoding/json"
+	"strings"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // A Policy is the part of a policy that the scripts know. It does not change after Prepare.
@@ -18,11 +21,10 @@ type Policy struct {
 	BatchShare float64  // the share of batches in a scope's grants while live tickets wait there too
 	Scopes     []Scope  // narrow to broad
 	Windows    []Window
-	Leases     bool // some window holds its grants: Prepare sets it
+	Leases     bool // some window holds its grants until they are released, or their leases run out
 
-	scripts *scripts
-	keys    []string // of a call; on a Cluster there is one more, which keeps a slot together
-	text    string   // argument of every call: see Prepare
+	scripts map[string]*redis.Script // by their names
+	text    string                   // argument of every call: see Prepare
 }
 
 // A Scope is the windows that are counted by the same attributes.
@@ -37,7 +39,6 @@ type Window struct {
 	Scope  int // its index in Policy.Scopes, from 1
 	Name   string
 	Kind   string // the algorithm's letter
-	Leases bool   // it holds its grants until they are released, or their leases run out
 	Unit   string
 	Params [4]int64
 
@@ -49,13 +50,10 @@ type Window struct {
 // windows as [name, kind, unit, p1 .. p4], the scope of each window, whether some window holds its
 // grants, and the share of batches.
 func (r *Runner) Prepare(p *Policy) *Policy {
-	p.scripts = r.scriptsOf(p)
-	prefix := Prefix(r.Prefix, p.Line)
-	p.keys = []string{prefix + "q", prefix + "none"}
+	p.scripts = map[string]*redis.Script{"decide": r.script(p, "decide"), "take": r.script(p, "take")}
 	var windows []any
 	var scopeOf []int
 	for _, w := range p.Windows {
-		p.Leases = p.Leases || w.Leases
 		windows = append(windows, []any{w.Name, w.Kind, w.Unit, w.Params[0], w.Params[1], w.Params[2], w.Params[3]})
 		scopeOf = append(scopeOf, w.Scope)
 	}
@@ -63,10 +61,10 @@ func (r *Runner) Prepare(p *Policy) *Policy {
 	return p
 }
 
-// toJSON writes numbers and texts, which cannot fail.
+// toJSON writes numbers and texts, which cannot fail. An object without fields is empty.
 func toJSON(value any) string {
 	text, _ := json.Marshal(value)
-	return string(text)
+	return strings.TrimPrefix(string(text), "{}")
 }
 
 // listsText returns the windows' lists for a call at a time (us), or with 0 now, as JSON by their names.
@@ -80,19 +78,5 @@ func (p *Policy) listsText(now int64) string {
 			lists[w.Name] = w.List(around)
 		}
 	}
-	if len(lists) == 0 {
-		return ""
-	}
 	return toJSON(lists)
-}
-
-// header returns the first arguments of a call, with room for more. A call has the same number when it
-// is repeated.
-func (r *Runner) header(p *Policy, process string, seq int64, room int) []any {
-	now := int64(0)
-	if r.Now != nil {
-		now = r.Now()
-	}
-	args := make([]any, 0, 5+room)
-	return append(args, now, process, seq, p.text, p.listsText(now))
 }

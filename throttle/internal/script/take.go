@@ -5,10 +5,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strings"
-	"time"
 )
 
 // A TakeRequest asks a line for tickets.
@@ -19,19 +17,19 @@ type TakeRequest struct {
 	Max    int
 }
 
-// arguments returns the queues as the script takes them: the most important first.
+// arguments returns what the script takes, with digits for the IDs of tickets, and the most important queue first.
 func (q TakeRequest) arguments() []any {
-	if q.Claims != "" {
-		return []any{"1 " + q.Claims}
-	}
 	names := slices.SortedFunc(maps.Keys(q.Queues), func(a, b string) int {
 		return cmp.Or(cmp.Compare(q.Queues[b], q.Queues[a]), strings.Compare(a, b))
 	})
-	args := make([]any, len(names))
-	for i, name := range names {
-		args[i] = fmt.Sprint(max(1, q.Queues[name]), " ", Escape(name))
+	var queues []any
+	for _, name := range names {
+		queues = append(queues, fmt.Sprint(max(1, q.Queues[name]), " ", Escape(name)))
 	}
-	return args
+	if q.Claims != "" {
+		queues = []any{"1 " + q.Claims}
+	}
+	return append([]any{q.Max, NewID()[:10], len(queues), q.Strict}, queues...)
 }
 
 // A Taker takes from one line, one call at a time. A take whose reply was lost is not acknowledged:
@@ -55,28 +53,14 @@ type Taker struct {
 // NewTaker returns a taker of one policy name.
 func (r *Runner) NewTaker() *Taker {
 	process := NewID() // by which the script keeps the last take
-	take := func(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error) {
-		return r.take(ctx, p, process, seq, q)
+	take := func(ctx context.Context, p *Policy, seq int64, q TakeRequest) (taken Taken, err error) {
+		err = r.call(ctx, p, "take", process, seq, q.arguments(), func(reply []any) (n int, err error) {
+			taken, err = p.readTaken(reply)
+			return len(taken.Tickets), err
+		})
+		return taken, err
 	}
 	return &Taker{Claims: "!" + process, take: take, turn: make(chan struct{}, 1), answered: true}
-}
-
-// take sends one take.
-func (r *Runner) take(
-	ctx context.Context, p *Policy, process string, seq int64, q TakeRequest,
-) (Taken, error) {
-	queues := q.arguments()
-	args := r.header(p, process, seq, 4+len(queues))
-	args = append(args, q.Max, fmt.Sprintf("%010x", rand.Uint64()>>24), len(queues), q.Strict)
-	args = append(args, queues...)
-	begun := time.Now()
-	var taken Taken
-	reply, err := r.run(ctx, p, p.scripts.take, args)
-	if err == nil {
-		taken, err = p.readTaken(reply)
-	}
-	r.called(ctx, p, "take", len(taken.Tickets), begun, err)
-	return taken, err
 }
 
 // Take sends one take. It returns when the context ends, whatever Redis does. The next take gets
@@ -114,8 +98,9 @@ func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, erro
 		}
 		select {
 		case replied <- reply{taken, err}:
-			t.answered = err == nil || acknowledges
-			t.owing = err == nil && len(taken.Tickets) > 0 || err != nil && acknowledges
+			if err == nil {
+				t.answered, t.owing = true, len(taken.Tickets) > 0
+			}
 		case <-ctx.Done():
 		}
 	}()

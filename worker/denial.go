@@ -115,6 +115,12 @@ func (s *Server) finish(
 		ended = &outcome{}
 	}
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
+	fails := call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry
+	if fails && a.Call == "" { // asynq's recoverer has found it: its server died
+		if back, err := s.tasks.Recover(ctx, call.Ref); back || err != nil {
+			return reply(cmd, "OK", err)
+		}
+	}
 	firing, index, member := asynqredis.FiringOf(call.Ref)
 	if member && (deletes || call.Verb == asynqredis.Archive) {
 		next = func(ctx context.Context, cmd redis.Cmder) error {
@@ -130,7 +136,7 @@ func (s *Server) finish(
 	case deletes && !ended.done:
 		return reply(cmd, nil, fmt.Errorf("worker: task %s has not ended here: it stays", call.ID))
 	default:
-		if (call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry) && s.isLate(a) {
+		if fails && s.isLate(a) {
 			message, _ := call.Args[1].([]byte)
 			call.Args[1] = []byte(asynqredis.Message(message).WithDeadline(a.Message.Deadline()))
 		}

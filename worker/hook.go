@@ -2,8 +2,6 @@ package worker
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -42,22 +40,9 @@ func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		case asynqredis.ForwardScheduled, asynqredis.ForwardRetry:
 			n, err := h.server.dispatch.Forward(ctx, call.Queue, call.Verb == asynqredis.ForwardRetry)
 			return reply(script, int64(n), err) // how many due tasks were moved
-		case asynqredis.Recover:
-			h.server.recover(ctx, call)
-			return next(ctx, cmd)
 		default:
 			return h.server.finish(ctx, next, script, call)
 		}
-	}
-}
-
-// recover puts tasks of servers that died back, unless they may have started: those are asynq's to
-// recover.
-func (s *Server) recover(ctx context.Context, call asynqredis.Call) {
-	queues := slices.Collect(maps.Keys(s.dispatch.Queues))
-	expired, _ := call.Args[0].(int64)
-	if err := s.tasks.Recover(ctx, queues, time.Unix(expired, 0)); err != nil {
-		s.config.Logger.Warn("worker: tasks of a server that died may use a retry", "err", err)
 	}
 }
 

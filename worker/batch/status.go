@@ -271,6 +271,9 @@ func (s *Scheduler) Firings(ctx context.Context, batch string, n int) ([]Firing,
 	if err != nil {
 		return nil, err
 	}
+	if n < 1 {
+		return nil, nil
+	}
 	found, err := s.redis.Firings(ctx, b.Queue, b.Name, n)
 	if err != nil {
 		return nil, fmt.Errorf("batch: %w", err)

@@ -39,7 +39,7 @@ type work struct {
 // work works for a firing if nobody else does.
 func (s *Scheduler) work(ctx context.Context, b *compiled, f asynqredis.Firing) {
 	w := &work{Scheduler: s, b: b, f: f, holder: rand.Text(), since: time.Now(), account: accountAfter}
-	if _, err := s.redis.Lease(ctx, f, w.holder, s.lease); err != nil {
+	if err := s.redis.Lease(ctx, f, w.holder, s.lease); err != nil {
 		return
 	}
 	held, cancel := context.WithCancelCause(ctx)
@@ -57,7 +57,7 @@ func (s *Scheduler) work(ctx context.Context, b *compiled, f asynqredis.Firing) 
 	if ctx.Err() != nil { // another scheduler need not wait
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 		defer cancel()
-		_, _ = s.redis.Lease(ctx, f, w.holder, 0)
+		_ = s.redis.Lease(ctx, f, w.holder, 0)
 	}
 }
 
@@ -67,7 +67,7 @@ func (w *work) renew(ctx context.Context, cancel context.CancelCauseFunc) {
 	last := time.Now()
 	for sleep(ctx, w.lease/5) {
 		begun := time.Now()
-		_, err := w.redis.Lease(ctx, w.f, w.holder, w.lease)
+		err := w.redis.Lease(ctx, w.f, w.holder, w.lease)
 		switch {
 		case errors.Is(err, asynqredis.ErrNotHolder):
 			cancel(err)
@@ -83,9 +83,11 @@ func (w *work) renew(ctx context.Context, cancel context.CancelCauseFunc) {
 func (w *work) until(ctx context.Context) error {
 	pause, index := pauseLeast, -1
 	for {
-		fields, err := w.redis.Lease(ctx, w.f, w.holder, w.lease)
-		again := false
-		var r record
+		fields, again, r := map[string]string(nil), false, record{}
+		err := w.redis.Lease(ctx, w.f, w.holder, w.lease)
+		if err == nil {
+			fields, err = w.redis.Fields(ctx, w.f)
+		}
 		if err == nil {
 			r, err = recordOf(fields)
 		}

@@ -1,8 +1,6 @@
 package asynqredis
 
 import (
-	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -16,7 +14,6 @@ const (
 	Done     = "done"
 	Complete = "complete"
 	Requeue  = "requeue"
-	Recover  = "recover" // it lists what has expired
 
 	ForwardScheduled = "forward scheduled"
 	ForwardRetry     = "forward retry"
@@ -38,7 +35,6 @@ var shapes = []struct {
 	verb string
 	keys []string
 }{
-	{Recover, []string{"lease"}},
 	{Dequeue, []string{"pending", "paused", "active", "lease"}},
 	{Done, []string{"active", "lease", "t:"}},
 	{ForwardScheduled, []string{"scheduled", "pending"}},
@@ -62,19 +58,16 @@ func CallOf(args []any) Call {
 			return Call{shape.verb, Ref{queue, id}, rest}
 		}
 	}
-	all := fmt.Sprint(keys...)
-	if !strings.Contains(all, "}:active") || strings.Contains(all, "}:sluice:") { // ours
-		return Call{}
-	}
 	for _, key := range keys {
-		if task := taskKey.FindStringSubmatch(fmt.Sprint(key)); task != nil {
-			return Call{Other, Ref{task[1], task[2]}, rest}
+		name, _ := key.(string)
+		queue, id, ok := strings.Cut(strings.TrimPrefix(name, "asynq:{"), "}:t:")
+		has := func(name string) bool { return slices.Contains(keys, any(prefix(queue)+name)) }
+		if ok && has("active") && !has(lines) { // that is ours
+			return Call{Other, Ref{queue, id}, rest}
 		}
 	}
 	return Call{}
 }
-
-var taskKey = regexp.MustCompile(`(?s)^asynq:\{(.*?)\}:t:(.*)$`)
 
 func scriptCall(args []any) (keys, rest []any, ok bool) {
 	if len(args) < 3 || args[0] != "evalsha" && args[0] != "eval" {
@@ -123,10 +116,7 @@ func (c *EnqueueCall) SetHeader(name, value string) {
 // schedule or scheduleUnique. Of its arguments one is the message, one a time, and one the seconds of a
 // lock. TestCallsOfAsynqsClient holds this to what the asynq in use does.
 func EnqueueOf(args []any) (call EnqueueCall, ok bool) {
-	keys, rest, ok := scriptCall(args)
-	if !ok {
-		return EnqueueCall{}, false
-	}
+	keys, rest, _ := scriptCall(args)
 	var at time.Time
 	for i, arg := range rest {
 		switch arg := arg.(type) {

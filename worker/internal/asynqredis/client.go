@@ -154,9 +154,3 @@ func WholeSecond(at time.Time) time.Time {
 
 // score returns a time as asynq stores it.
 func score(at time.Time) int64 { return WholeSecond(at).Unix() }
-
-// until returns the whole seconds until a time, at least 0.
-func until(at time.Time) int64 { return max(0, score(at)-time.Now().Unix()) }
-
-// errReply is the kind of errors for replies that do not have their script's shape.
-var errReply = errors.New("worker: unexpected reply of a script on asynq's Redis")

@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"regexp"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,29 +33,22 @@ const (
 // Name returns the firing's name among those of its batch, such as 20260102T020000Z.
 func (f Firing) Name() string { return f.Tick.UTC().Format(tickLayout) }
 
-// FiringNamed is the opposite of Name.
-func FiringNamed(queue, batch, name string) (Firing, error) {
-	tick, err := time.Parse(tickLayout, name)
-	return Firing{queue, batch, tick}, err
-}
-
 // IDs returns what the IDs of the firing's tasks begin with. Their indexes follow.
 func (f Firing) IDs() string { return firingPrefix + f.Batch + ":" + f.Name() + ":" }
 
 // ID returns the ID of the task at a index.
 func (f Firing) ID(index int) string { return f.IDs() + strconv.Itoa(index) }
 
-var memberID = regexp.MustCompile(`^` + firingPrefix + `([^:]+):([^:]+):(0|[1-9][0-9]*)$`)
-
 // FiringOf returns the firing and the index of a task, if it has the ID of one.
 func FiringOf(task Ref) (f Firing, index int, ok bool) {
-	parts := memberID.FindStringSubmatch(task.ID)
-	if parts == nil {
+	parts := strings.Split(task.ID, ":") // as ID joins them
+	if len(parts) != 4 || parts[1] == "" {
 		return Firing{}, 0, false
 	}
-	f, err := FiringNamed(task.Queue, parts[1], parts[2])
-	index, failed := strconv.Atoi(parts[3])
-	return f, index, err == nil && failed == nil
+	tick, _ := time.Parse(tickLayout, parts[2])
+	f = Firing{task.Queue, parts[1], tick}
+	index, _ = strconv.Atoi(parts[3])
+	return f, index, index >= 0 && f.ID(index) == task.ID
 }
 
 // IsReport reports whether a task is the one that reports on a firing.
@@ -64,18 +57,11 @@ func IsReport(task Ref) bool {
 	return !member && strings.HasPrefix(task.ID, firingPrefix)
 }
 
-// batchKeys are keys of a batch: its own with more behind it.
-func batchKeys(queue, batch string, more ...string) []string {
-	for i, text := range more {
-		more[i] = prefix(queue) + "sluice:batch:" + batch + text
-	}
-	return more
-}
+// batchKey returns a key of the firing's batch, by what it ends in.
+func (f Firing) batchKey(end string) string { return prefix(f.Queue) + "sluice:batch:" + f.Batch + end }
 
-// keys are keys of the firing, in the same way.
-func (f Firing) keys(more ...string) []string {
-	return batchKeys(f.Queue, f.Batch+":"+f.Name(), more...)
-}
+// key returns a key of the firing.
+func (f Firing) key(end string) string { return f.batchKey(":" + f.Name() + end) }
 
 // Members says that tasks that are enqueued are those of a firing, from a index on.
 type Members struct {
@@ -108,23 +94,20 @@ func (c *Client) Schedule(ctx context.Context, queue, batch string) (s Schedule,
 	if s.Now, err = c.redis.Time(ctx).Result(); err != nil {
 		return s, err
 	}
-	of := batchKeys(queue, batch, "", ":open")
-	switch last, err := c.redis.HGet(ctx, of[0], "last").Int64(); {
-	case err == nil:
+	key := Firing{Queue: queue, Batch: batch}.batchKey("")
+	fields, err := c.redis.HGetAll(ctx, key).Result()
+	if last, never := strconv.ParseInt(fields["last"], 10, 64); never == nil {
 		s.Last = time.Unix(last, 0)
-	case !errors.Is(err, redis.Nil): // a batch that never fired
-		return s, err
 	}
-	open, err := c.redis.SMembers(ctx, of[1]).Result()
-	s.Open = firings(queue, batch, open)
+	s.Open = firings(queue, batch, slices.Collect(maps.Keys(fields)))
 	return s, err
 }
 
 // firings returns the firings of a batch by their names.
 func firings(queue, batch string, names []string) (all []Firing) {
 	for _, name := range names {
-		if f, err := FiringNamed(queue, batch, name); err == nil {
-			all = append(all, f)
+		if tick, err := time.Parse(tickLayout, name); err == nil {
+			all = append(all, Firing{queue, batch, tick})
 		}
 	}
 	return all
@@ -135,29 +118,22 @@ func firings(queue, batch string, names []string) (all []Firing) {
 // of the batch has not ended. The result is above 0 if it fires, below 0 if it was skipped, and 0 if none
 // fires, or another scheduler has decided.
 func (c *Client) Fire(ctx context.Context, f Firing, after, upTo time.Time, alone bool) (int, error) {
-	all := batchKeys(f.Queue, f.Batch, "", ":open", ":firings")
+	all := []string{f.batchKey(""), f.batchKey(":firings")}
 	return c.run(ctx, "batch_fire", f.Queue, all,
 		after.Unix(), upTo.Unix(), keptSeconds, alone, f.Name(), f.Tick.Unix()).Int()
 }
 
-// Firings returns the newest firings of a batch, at most n, the newest first.
+// Firings returns the newest firings of a batch, at most n, which must be above 0, the newest first.
 func (c *Client) Firings(ctx context.Context, queue, batch string, n int) ([]Firing, error) {
-	if n < 1 { // Redis counts from the end then
-		return nil, nil
-	}
-	key := batchKeys(queue, batch, ":firings")[0]
+	key := Firing{Queue: queue, Batch: batch}.batchKey(":firings")
 	names, err := c.redis.ZRevRange(ctx, key, 0, int64(n)-1).Result()
 	return firings(queue, batch, names), err
 }
 
-// Lease takes or renews the lease of a firing, and returns its fields. A lease for 0 is given back.
-func (c *Client) Lease(
-	ctx context.Context, f Firing, holder string, lease time.Duration,
-) (map[string]string, error) {
-	if _, err := c.write(ctx, f, holder, lease.Milliseconds()); err != nil {
-		return nil, err
-	}
-	return c.Fields(ctx, f)
+// Lease takes or renews the lease of a firing. A lease for 0 is given back.
+func (c *Client) Lease(ctx context.Context, f Firing, holder string, lease time.Duration) error {
+	_, err := c.write(ctx, f, holder, lease.Milliseconds())
+	return err
 }
 
 // Update writes fields of a firing: names and values in turn. It returns what is wanted of it. A name
@@ -172,7 +148,7 @@ var ErrNotHolder = errors.New("worker: another scheduler works for the batch's f
 func (c *Client) write(
 	ctx context.Context, f Firing, holder string, lease any, fields ...any,
 ) (want string, err error) {
-	all := slices.Concat(f.keys(""), batchKeys(f.Queue, f.Batch, ":open"), f.keys(fates, ":plan", ":expected"))
+	all := []string{f.key(""), f.batchKey(""), f.key(fates), f.key(":plan"), f.key(":expected")}
 	args := append([]any{holder, lease, keptSeconds, f.Name()}, fields...)
 	want, err = c.run(ctx, "batch_write", f.Queue, all, args...).Text()
 	if err == nil && want == "" {
@@ -183,20 +159,20 @@ func (c *Client) write(
 
 // Fields returns the fields of a firing, none if it is gone.
 func (c *Client) Fields(ctx context.Context, f Firing) (map[string]string, error) {
-	return c.redis.HGetAll(ctx, f.keys("")[0]).Result()
+	return c.redis.HGetAll(ctx, f.key("")).Result()
 }
 
 // Want says what is wanted of a firing: run, pause, cancel or retry. It reports false if that has no
 // effect any more.
 func (c *Client) Want(ctx context.Context, f Firing, want string) (bool, error) {
-	all := append(f.keys(""), batchKeys(f.Queue, f.Batch, ":open")...)
+	all := []string{f.key(""), f.batchKey("")}
 	n, err := c.run(ctx, "batch_want", f.Queue, all, want, f.Name()).Int()
 	return n == 1, err
 }
 
 // Kept reads what Update has kept beside a firing, or its fates: "" if there is none.
 func (c *Client) Kept(ctx context.Context, f Firing, name string) (string, error) {
-	return c.redis.GetRange(ctx, f.keys(":" + name)[0], 0, -1).Result()
+	return c.redis.GetRange(ctx, f.key(":"+name), 0, -1).Result()
 }
 
 // Running returns the indexes of a firing's tasks that are active, by their leases.
@@ -213,7 +189,7 @@ func (c *Client) Running(ctx context.Context, f Firing) (indexes []int, err erro
 // Count counts tasks of a firing that were not: with "failed" those that have ended, such as those that
 // others have deleted or archived; with "rejected" those that were not enqueued.
 func (c *Client) Count(ctx context.Context, f Firing, as string, indexes []int) error {
-	_, err := forTasks(ctx, c, "batch_count", f.Queue, f.keys("", fates), []any{f.tasks(), as, 0}, indexes, addIndex)
+	_, err := forTasks[any](ctx, c, "batch_count", f.Queue, f.counts(), []any{f.tasks(), as, 0}, indexes, addIndex)
 	return err
 }
 
@@ -227,9 +203,9 @@ const (
 
 // Move does something with tasks of a firing.
 func (c *Client) Move(ctx context.Context, f Firing, verb string, indexes []int) error {
-	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.keys("", fates)...)
+	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.counts()...)
 	head := []any{f.tasks(), f.IDs(), time.Now().Unix(), verb}
-	_, err := forTasks(ctx, c, "batch_move", f.Queue, all, head, indexes, addIndex)
+	_, err := forTasks[any](ctx, c, "batch_move", f.Queue, all, head, indexes, addIndex)
 	return err
 }
 
@@ -237,15 +213,16 @@ func addIndex(args []any, index int) []any { return append(args, index) }
 
 func (f Firing) tasks() string { return prefix(f.Queue) + "t:" + f.IDs() }
 
+// counts are the keys by which tasks are counted.
+func (f Firing) counts() []string { return []string{f.key(""), f.key(fates)} }
+
 // End sends asynq's own call by which a task of a firing ends that took so long, and counts the task in the
 // same transaction. It is counted by what is there after the call: not if the call had no effect.
-func (c *Client) End(
-	ctx context.Context, call redis.Cmder, f Firing, index int, took time.Duration,
-) error {
+func (c *Client) End(ctx context.Context, call redis.Cmder, f Firing, index int, took time.Duration) error {
 	_, err := c.redis.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		_ = p.Process(ctx, call)
-		count, keys := scripts["batch_count"], c.guarded(f.Queue, f.keys("", fates))
-		return count.Eval(ctx, p, keys, f.tasks(), "done", took.Microseconds(), index).Err()
+		keys := c.guarded(f.Queue, f.counts())
+		return scripts["batch_count"].Eval(ctx, p, keys, f.tasks(), "done", took.Microseconds(), index).Err()
 	})
 	return cmp.Or(call.Err(), err)
 }

@@ -16,27 +16,17 @@ type DueTask struct {
 }
 
 // Due returns up to n tasks of a queue that are due, either scheduled ones or those to retry.
-func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]DueTask, error) {
+func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) (due []DueTask, err error) {
 	set := "scheduled"
 	if retried {
 		set = "retry"
 	}
-	found, err := c.due(ctx, queue, set, time.Now(), n, "msg", "sluice_join")
-	due := make([]DueTask, len(found))
-	for i, task := range found {
-		due[i] = DueTask{ID: task[0], Message: Message(task[2]), Mark: task[3]}
+	args := []any{prefix(queue) + "t:", time.Now().Unix(), n}
+	reply, err := c.run(ctx, "due", queue, keys(queue, set), args...).StringSlice()
+	for task := range slices.Chunk(reply, 3) {
+		due = append(due, DueTask{task[0], Message(task[1]), task[2]})
 	}
 	return due, err
-}
-
-// due returns tasks of a set of a queue whose time has come: their IDs, their scores and fields of theirs,
-// of which each task has the first.
-func (c *Client) due(
-	ctx context.Context, queue, set string, at time.Time, n int, fields ...any,
-) ([][]string, error) {
-	args := append([]any{prefix(queue) + "t:", at.Unix(), n}, fields...)
-	reply, err := c.run(ctx, "due", queue, keys(queue, lines, set), args...).StringSlice()
-	return slices.Collect(slices.Chunk(reply, 2+len(fields))), err
 }
 
 // A Move says what becomes of a task that waits.
@@ -72,7 +62,7 @@ func (c *Client) Apply(ctx context.Context, queue string, moves []Move) ([]int64
 	now := time.Now()
 	head := []any{prefix(queue) + "t:", prefix(queue) + "g:", now.Unix(), now.UnixNano()}
 	all := keys(queue, "scheduled", "retry", "archived", "pending", lines)
-	return forTasks(ctx, c, "move", queue, all, head, moves, func(args []any, move Move) []any {
+	return forTasks[int64](ctx, c, "move", queue, all, head, moves, func(args []any, move Move) []any {
 		which, to, message := cmp.Or(move.JoinKey, "due"), cmp.Or(move.To, "pending"), Message(nil)
 		if !move.At.IsZero() {
 			to = strconv.FormatInt(score(move.At), 10)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"iter"
-	"slices"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -49,14 +48,17 @@ func (m Message) IsLast() bool      { return m.Retried() >= m.number(fieldRetry)
 func (m Message) Denied() bool { return m.number(fieldDenied) != 0 }
 
 // Payload is what the task's handler gets.
-func (m Message) Payload() []byte { return m.last(fieldPayload, protowire.BytesType).text }
+func (m Message) Payload() []byte {
+	return last(m, fieldPayload, protowire.BytesType, protowire.ConsumeBytes)
+}
 
 // Headers returns the task's headers.
 func (m Message) Headers() map[string]string {
 	headers := map[string]string{}
 	for f := range m.fields() {
 		if f.number == fieldHeaders && f.kind == protowire.BytesType {
-			headers[Message(f.text).text(1)] = Message(f.text).text(2)
+			entry, _ := protowire.ConsumeBytes(f.value)
+			headers[Message(entry).text(1)] = Message(entry).text(2)
 		}
 	}
 	return headers
@@ -94,8 +96,8 @@ func (m Message) JoinKey() string {
 // valid UTF-8, as asynq writes it for an error that is no failure. A message that cannot be read stays
 // as it is.
 func (m Message) WithDenial(reason string, at time.Time) Message {
-	failedAt := numberOf(fieldLastFailedAt, at.Unix())
-	return m.with(textOf(fieldErrorMsg, reason), failedAt, numberOf(fieldDenied, 1))
+	m = m.with(textOf(fieldErrorMsg, reason)).with(numberOf(fieldLastFailedAt, at.Unix()))
+	return m.with(numberOf(fieldDenied, 1))
 }
 
 // WithRefusal returns a copy of the message that notes when the upstream refused a call of the task first
@@ -114,46 +116,42 @@ func (m Message) WithDeadline(at time.Time) Message {
 }
 
 func (m Message) text(number protowire.Number) string {
-	return string(m.last(number, protowire.BytesType).text)
+	return last(m, number, protowire.BytesType, protowire.ConsumeString)
 }
 
 func (m Message) number(number protowire.Number) int64 {
-	return int64(m.last(number, protowire.VarintType).value)
+	return int64(last(m, number, protowire.VarintType, protowire.ConsumeVarint))
 }
 
-// last returns a field, the zero value if there is none. The last one counts.
-func (m Message) last(number protowire.Number, kind protowire.Type) (last field) {
+// last returns a field's value, the zero value if there is none. The last one counts.
+func last[T any](m Message, number protowire.Number, kind protowire.Type, read func([]byte) (T, int)) (value T) {
 	for f := range m.fields() {
 		if f.number == number && f.kind == kind {
-			last = f
+			value, _ = read(f.value)
 		}
 	}
-	return last
+	return value
 }
 
-// with returns a copy of the message with other values of fields, or the message if it cannot be read.
-func (m Message) with(set ...field) Message {
-	out, read := make(Message, 0, len(m)), 0
+// with returns a copy of the message with another value of a field, or the message if it cannot be read.
+func (m Message) with(set field) Message {
+	out, read := make(Message, 0, len(m)+len(set.whole)), 0
 	for f := range m.fields() {
 		read += len(f.whole)
-		if !slices.ContainsFunc(set, func(s field) bool { return s.number == f.number }) {
+		if f.number != set.number {
 			out = append(out, f.whole...)
 		}
 	}
 	if read != len(m) {
 		return m
 	}
-	for _, f := range set {
-		out = append(out, f.whole...)
-	}
-	return out
+	return append(out, set.whole...)
 }
 
 type field struct {
 	number protowire.Number
 	kind   protowire.Type
-	text   []byte // of the kind BytesType
-	value  uint64 // of the kind VarintType
+	value  []byte
 	whole  []byte // with its tag
 }
 
@@ -176,9 +174,7 @@ func (m Message) fields() iter.Seq[field] {
 				return
 			}
 			_, _, tag := protowire.ConsumeTag(rest)
-			text, _ := protowire.ConsumeBytes(rest[tag:size])
-			value, _ := protowire.ConsumeVarint(rest[tag:size])
-			if !yield(field{number, kind, text, value, rest[:size]}) {
+			if !yield(field{number, kind, rest[tag:size], rest[:size]}) {
 				return
 			}
 			rest = rest[size:]

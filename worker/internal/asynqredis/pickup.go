@@ -3,7 +3,6 @@ package asynqredis
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 )
 
@@ -16,28 +15,19 @@ type Pick struct {
 // Pick makes waiting tasks of one queue active. The call is identified by its key: repeat it with
 // the same tasks until it is answered, or take it back by Restore.
 func (c *Client) Pick(ctx context.Context, queue, call string, tasks []WaitingTask) ([]Pick, error) {
-	args := []any{prefix(queue) + "t:", time.Now().Add(LeaseFor).Unix(), call}
-	for _, task := range tasks {
-		args = append(args, task.ID, task.JoinKey)
-	}
+	head := []any{prefix(queue) + "t:", time.Now().Add(LeaseFor).Unix(), call}
 	all := keys(queue, "scheduled", "active", "lease", "paused")
-	reply, err := c.run(ctx, "pick", queue, all, args...).Slice()
-	if err != nil {
-		return nil, err
-	}
-	if len(reply) != len(tasks) {
-		return nil, fmt.Errorf("%w: pick of %d tasks: %d values", errReply, len(tasks), len(reply))
-	}
-	picks := make([]Pick, len(reply))
-	for i, value := range reply {
-		switch value := value.(type) {
-		case string:
-			picks[i].Message = Message(value)
-		case int64:
-			picks[i].Paused = value == 1
+	answers, err := forTasks[any](ctx, c, "pick", queue, all, head, tasks, func(args []any, task WaitingTask) []any {
+		return append(args, task.ID, task.JoinKey)
+	})
+	picks := make([]Pick, len(answers))
+	for i, answer := range answers {
+		picks[i].Paused = answer == int64(1)
+		if message, ok := answer.(string); ok {
+			picks[i].Message = Message(message)
 		}
 	}
-	return picks, nil
+	return picks, err
 }
 
 // A DequeueReply is the answer of DequeuePending.
@@ -84,9 +74,9 @@ const KeptMark = "keep"
 // due now, to join its line once more. A task that this call did not make active, or that is active no more,
 // stays as it is: the error is IsNotFound.
 func (c *Client) Restore(ctx context.Context, r RestoreOptions) (due bool, err error) {
-	args := []any{r.ID, r.Call, "", 0, r.Mark, r.Line, []byte(r.Message)}
+	args := []any{r.ID, r.Call, "", time.Now().Unix(), r.Mark, r.Line, []byte(r.Message)}
 	if !r.At.IsZero() {
-		args[2], args[3] = score(r.At), until(r.At)
+		args[2] = score(r.At)
 	}
 	all := keys(r.Queue, "active", "lease", "scheduled", "pending", lines, "t:"+r.ID)
 	n, err := c.run(ctx, "restore", r.Queue, all, args...).Int()

@@ -7,44 +7,36 @@ import (
 	"time"
 )
 
-// recoverMost is the most tasks of a queue that Recover looks at.
-const recoverMost = 10_000
-
-// Recover puts back tasks of servers that died, so that asynq's recoverer neither counts a retry for them
-// nor archives them. They become due, and join their lines in front. It leaves the rest of those whose
-// leases have expired by the given time to asynq.
+// Recover puts a task back that asynq's recoverer has found, as its server died, and reports whether it did. So
+// asynq neither counts a retry for it nor archives it: it becomes due, and joins its line in front.
 //
 // A task without retries left goes back if it has not started: Start notes that. Any other one goes back
 // once in its life, unless asynq has renewed its lease: it does so every five seconds for all that have
 // started. So a task that kills its server does not come back for ever.
-func (c *Client) Recover(ctx context.Context, queues []string, expired time.Time) error {
-	for _, queue := range queues {
-		lapsed, err := c.due(ctx, queue, "lease", expired, recoverMost, "msg", "sluice_call", "sluice_started")
-		if err != nil {
-			return err
-		}
-		for _, task := range lapsed {
-			ref, last, call, noted := Ref{queue, task[0]}, Message(task[2]).IsLast(), task[3], task[4]
-			parts := strings.Split(call, "/")
-			if len(parts) != 3 || parts[0] == c.process { // asynq's, or alive
-				continue
-			}
-			ends, _ := strconv.ParseInt(task[1], 10, 64)
-			made, _ := strconv.ParseInt(parts[1], 36, 64)
-			renewed := ends > made+int64((LeaseFor+time.Second)/time.Second)
-			if last && noted == call || !last && (renewed || noted != "" && noted != call) {
-				continue
-			}
-			if !last {
-				if _, err := c.Start(ctx, ref, call); err != nil {
-					return err
-				}
-			}
-			r := RestoreOptions{Ref: ref, Call: call, At: time.Now().Truncate(time.Second), Mark: FrontMark}
-			if _, err := c.Restore(ctx, r); err != nil && !IsNotFound(err) {
-				return err
-			}
+func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
+	found, err := c.redis.HGetAll(ctx, prefix(task.Queue)+"t:"+task.ID).Result()
+	if err != nil {
+		return false, err
+	}
+	call, noted := found["sluice_call"], found["sluice_started"]
+	parts := strings.Split(call, "/")
+	if len(parts) != 3 || parts[0] == c.process { // asynq's, or alive
+		return false, nil
+	}
+	started := noted == call
+	if !Message(found["msg"]).IsLast() {
+		made, _ := strconv.ParseInt(parts[1], 36, 64)
+		var ends float64
+		ends, err = c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
+		started = noted != "" && !started || int64(ends) > made+int64((LeaseFor+time.Second)/time.Second)
+		if err == nil && !started {
+			_, err = c.Start(ctx, task, call)
 		}
 	}
-	return nil
+	if err != nil || started {
+		return false, err
+	}
+	r := RestoreOptions{Ref: task, Call: call, At: time.Now().Truncate(time.Second), Mark: FrontMark}
+	_, err = c.Restore(ctx, r)
+	return err == nil, err
 }

@@ -27,10 +27,10 @@ func (c *Client) Store(
 ) ([]int64, error) {
 	into := keys(queue, "scheduled", lines)
 	if m, ok := MembersOf(ctx); ok {
-		into = append(into, m.keys("", fates)...)
+		into = append(into, m.counts()...)
 	}
-	head := []any{prefix(queue) + "t:", score(forwardAt), until(forwardAt), line}
-	return forTasks(ctx, c, "store", queue, into, head, tasks, func(args []any, task EnqueueCall) []any {
+	head := []any{prefix(queue) + "t:", score(forwardAt), time.Now().Unix(), line}
+	return forTasks[int64](ctx, c, "store", queue, into, head, tasks, func(args []any, task EnqueueCall) []any {
 		mark := Mark(task.Message.JoinKey(), c.NewCall())
 		return append(args, task.ID, []byte(task.Message), mark, task.Lock, task.LockFor)
 	})
@@ -39,25 +39,28 @@ func (c *Client) Store(
 // A WaitingTask names a task that is scheduled and can be picked by its join key.
 type WaitingTask struct{ ID, JoinKey string }
 
-// forTasks runs a script for tasks of one queue, maxBulk a call, and returns its number for each. The
+// forTasks runs a script for tasks of one queue, maxBulk a call, and returns its answer for each. The
 // arguments of a call are those of the head, and those that add appends for each task.
-func forTasks[T any](
+func forTasks[A, T any](
 	ctx context.Context, c *Client, script, queue string, keys []string, head []any, tasks []T,
 	add func(args []any, task T) []any,
-) (numbers []int64, err error) {
+) (answers []A, err error) {
 	for some := range slices.Chunk(tasks, maxBulk) {
 		args := slices.Clone(head)
 		for _, task := range some {
 			args = add(args, task)
 		}
-		reply, err := c.run(ctx, script, queue, keys, args...).Int64Slice()
+		reply, err := c.run(ctx, script, queue, keys, args...).Slice()
 		if err == nil && len(reply) != len(some) {
-			err = fmt.Errorf("%w: %s of %d tasks: %v", errReply, script, len(some), reply)
+			err = fmt.Errorf("worker: the script %s on asynq's Redis has %d answers for %d tasks", script, len(reply), len(some))
 		}
-		numbers = append(numbers, reply...)
 		if err != nil {
-			return numbers, err
+			return answers, err
+		}
+		for _, value := range reply {
+			answer, _ := value.(A)
+			answers = append(answers, answer)
 		}
 	}
-	return numbers, nil
+	return answers, nil
 }

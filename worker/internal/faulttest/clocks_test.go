@@ -78,8 +78,9 @@ func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 	switch {
 	case sitetest.IsRequeue(args):
 		shift(11)
-	case keys == 2 && fmt.Sprint(args[3]) == "asynq:{default}:sluice:lines": // due
-		shift(6)
+		shift(12)
+	case keys == 1 && len(args) == 7: // due
+		shift(5)
 	case keys == 5 && fmt.Sprint(args[5]) == "asynq:{default}:archived": // move
 		shift(10)
 		for i := 14; i < len(args); i += 7 {

@@ -30,8 +30,6 @@ var callsOfAsynq = map[string]string{
 		"keys :scheduled :pending args int64 | :t: | int64 | :g:",
 	"forward retry": "522b1a6ae66fe79ea2f24a9af58798ab71879035 " +
 		"keys :retry :pending args int64 | :t: | int64 | :g:",
-	"recover": "16988a462595f6ee317be300951533b004f27f5c " +
-		"keys :lease args int64 | :t:",
 	"retry": "65fa409c88198a681c53e0892d8276eca0145694 " +
 		"keys :t:ID :active :lease :retry :processed:* :failed:* :processed :failed " +
 		"args ID | task | int64 | int64 | bool | int64",
@@ -86,7 +84,6 @@ func TestCallsOfAsynq(t *testing.T) {
 	s.Enqueue(asynq.NewTask("requeue", nil), asynq.TaskID("id of requeue"))
 	<-isStuck
 	s.Wait("tasks were forwarded", func() bool { return recorder.has("forward scheduled") && recorder.has("forward retry") })
-	s.Wait("asynq has looked for expired leases", func() bool { return recorder.has("recover") })
 	server.Shutdown()
 
 	recorder.wantCalls(t, callsOfAsynq, " - shapes in internal/asynqredis/calls.go: are the first keys still these, "+
@@ -157,8 +154,6 @@ func (r *recorder) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessH
 	n := args[2].(int)
 	switch {
 	case name != "":
-	case texts[0] == "asynq:{default}:lease":
-		name = "recover"
 	case slices.Contains(texts[:n], "asynq:{default}:active"):
 		name = "dequeue"
 	case slices.Contains(texts[n:], "asynq:{default}:g:"):

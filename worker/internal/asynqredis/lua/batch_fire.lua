@@ -1,6 +1,7 @@
 -- batch_fire.lua: decides about the ticks of a batch up to one, once, and records the firing of one.
 --
--- KEYS  1 the batch (hash)  2 its firings that have not ended (set)  3 all its firings (sorted set)
+-- KEYS  1 the batch (hash): the last tick that was decided, and its firings that have not ended
+--       2 all its firings (sorted set)
 -- ARGV  1 the last tick that was decided (s), as the caller knows it  2 the last that is decided now (s),
 --       or none to fire by hand  3 how long a firing is kept (s)
 --       4 1 to skip it while another has not ended  5 its name  6 its tick (s), or none
@@ -12,15 +13,16 @@ if ARGV[2] ~= none then
   if (redis.call('HGET', KEYS[1], 'last') or none) ~= ARGV[1] then return 0 end
   redis.call('HSET', KEYS[1], 'last', ARGV[2])
 end
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', time[1] - ARGV[3])) do
-  if redis.call('EXISTS', KEYS[1] .. ':' .. name) == 0 then redis.call('ZREM', KEYS[3], name) end
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', time[1] - ARGV[3])) do
+  if redis.call('EXISTS', KEYS[1] .. ':' .. name) == 0 then redis.call('ZREM', KEYS[2], name) end
 end
 if ARGV[6] == none then return 0 end
 if redis.call('EXISTS', key) == 0 then
-  if ARGV[4] == '1' and redis.call('SCARD', KEYS[2]) > 0 then return -1 end
+  local other = redis.call('HGET', KEYS[1], 'last') and 1 or 0 -- fields than those of firings
+  if ARGV[4] == '1' and redis.call('HLEN', KEYS[1]) > other then return -1 end
   redis.call('HSET', key, 'phase', 'new', 'begun', time[1])
   redis.call('EXPIRE', key, ARGV[3])
-  redis.call('SADD', KEYS[2], ARGV[5])
-  redis.call('ZADD', KEYS[3], ARGV[6], ARGV[5])
+  redis.call('HSET', KEYS[1], ARGV[5], 'open')
+  redis.call('ZADD', KEYS[2], ARGV[6], ARGV[5])
 end
 return 1

@@ -1,6 +1,6 @@
 -- batch_want.lua: says what is wanted of a firing.
 --
--- KEYS  1 the firing (hash)  2 the batch's firings that have not ended (set)
+-- KEYS  1 the firing (hash)  2 the batch (batch_fire.lua)
 -- ARGV  1 run, pause, cancel, or retry: what failed, once all is enqueued  2 name of the firing
 -- reply 1, or 0 if that has no effect: it has ended, was cancelled, or is gone
 
@@ -12,7 +12,7 @@ if ARGV[1] == 'retry' then
   if phase ~= 'ended' and phase ~= 'drain' or failed == 0 then return phase == 'retry' and 1 or 0 end
   if want == 'pause' then redis.call('HSET', KEYS[1], 'held', 1) end
   redis.call('HSET', KEYS[1], 'phase', 'retry', 'want', 'run', 'finished', 0, 'round', (found[3] or 0) + 1)
-  redis.call('SADD', KEYS[2], ARGV[2])
+  redis.call('HSET', KEYS[2], ARGV[2], 'open')
   return 1
 end
 if phase == 'ended' then return 0 end

@@ -1,16 +1,15 @@
 -- batch_write.lua: writes fields of a firing, and takes or renews its lease. Who has it does the firing's work.
 --
--- KEYS  1 the firing (hash)  2 the batch's firings that have not ended (set), then all else that is kept of
---       the firing
+-- KEYS  1 the firing (hash)  2 the batch (batch_fire.lua), then all else that is kept of the firing
 -- ARGV  1 who writes  2 for how long it takes the lease (ms; 0 gives it back), or "" if it is to have it
 --       3 how long the firing is kept (s)  4 name of the firing, then two per field: name, value
 --       A name that begins with ":" is that of a value that is kept beside the firing
 -- reply what is wanted of the firing: run, pause or cancel; "" if another has the lease, or it has ended or is gone
 
-local holder, lease, kept, open = ARGV[1], ARGV[2], ARGV[3], KEYS[2]
+local holder, lease, kept, batch = ARGV[1], ARGV[2], ARGV[3], KEYS[2]
 local found, time = redis.call('HMGET', KEYS[1], 'phase', 'holder', 'until'), redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-if not found[1] then redis.call('SREM', open, ARGV[4]) end -- it was forgotten
+if not found[1] then redis.call('HDEL', batch, ARGV[4]) end -- it was forgotten
 local free = lease ~= '' and (not found[2] or tonumber(found[3]) <= now)
 if not found[1] or found[1] == 'ended' or found[2] ~= holder and not free then return '' end
 if lease ~= '' then
@@ -29,7 +28,7 @@ for i = 5, #ARGV, 2 do
   end
   if name == 'phase' and value == 'ended' then
     redis.call('HSET', KEYS[1], 'finished', time[1])
-    redis.call('SREM', open, ARGV[4])
+    redis.call('HDEL', batch, ARGV[4])
   end
 end
 return redis.call('HGET', KEYS[1], 'want') or 'run'

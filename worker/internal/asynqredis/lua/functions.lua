@@ -41,4 +41,3 @@ local function is_stopped(prefix, id)
   end
   return name and firings[name]
 end
-

@@ -18,17 +18,15 @@ for i = 4, #ARGV, 2 do
   local key = prefix .. id
   local found = redis.call('HMGET', key, 'state', 'sluice_join', 'sluice_call', 'msg', 'sluice_lock', 'unique_key')
   local state, answer = found[1], 2
-  if state == 'scheduled' then
-    if found[2] and string.sub(found[2], 1, 16) == ARGV[i + 1] and not is_stopped(prefix, id) then
-      if paused then
-        answer = 1
-      else
-        answer = found[4]
-        picked[#picked + 1] = id
-        redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
-        keep_lock(found[6], id, found[5], true)
-      end
-    end
+  local joined = state == 'scheduled' and found[2] and string.sub(found[2], 1, 16) == ARGV[i + 1]
+  local waits = joined and not is_stopped(prefix, id)
+  if waits and paused then
+    answer = 1
+  elseif waits then
+    answer = found[4]
+    picked[#picked + 1] = id
+    redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
+    keep_lock(found[6], id, found[5], true)
   elseif state == 'active' and found[3] == call then
     answer = found[4]
   elseif state == 'active' then

@@ -4,7 +4,7 @@
 -- KEYS  1 active (list)  2 lease (sorted set)  3 scheduled (sorted set)  4 pending (list)
 --       5 lines (dequeue.lua)  6 the task
 -- ARGV  1 its ID  2 key of the call that made it active
---       3 score (s): when forward finds it; "" for pending  4 seconds until then
+--       3 score (s): when forward finds it; "" for pending  4 now (s)
 --       5 mark of its join; "front" if it is to join then; "" if it waits in no line; "keep" to keep its own
 --       6 line in which it waits, or ""  7 message: the task as asynq stores it, or "" to keep its own
 -- reply 1, 2 if it is due now, as its ticket has left the line, or 0 if it is not active by that call
@@ -22,14 +22,14 @@ if found[1] ~= 'active' or found[2] ~= call or redis.call('LREM', KEYS[1], 1, id
 redis.call('ZREM', KEYS[2], id)
 redis.call('HSET', KEYS[6], 'state', score == '' and 'pending' or 'scheduled', 'sluice_restored', call)
 if message ~= '' then redis.call('HSET', KEYS[6], 'msg', message) end
-if due then mark, score = 'front', score - ARGV[4] end
+if due then mark, score = 'front', ARGV[4] end
 if mark ~= 'keep' then redis.call('HSET', KEYS[6], 'sluice_join', mark) end
 if score == '' then
   redis.call('RPUSH', KEYS[4], id) -- asynq takes from the right: it is the next again
 else
   redis.call('ZADD', KEYS[3], score, id)
   -- What our client enqueued keeps its lock while it waits, and then for as long as it was to.
-  keep_lock(found[5], id, found[6] and found[6] + ARGV[4])
+  keep_lock(found[5], id, found[6] and found[6] + score - ARGV[4])
 end
 if mark ~= '' and ARGV[6] ~= '' then join_line(KEYS[5], ARGV[6]) end
 return reply

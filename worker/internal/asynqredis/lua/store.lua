@@ -4,7 +4,7 @@
 -- KEYS  1 scheduled (sorted set)  2 lines (dequeue.lua)  3 the firing of a batch (hash)
 --       4 fates of its tasks (batch_count.lua): without 4 there is no firing
 -- ARGV  1 prefix of the task keys  2 score (s): when forward finds what is still there
---       3 seconds until then  4 line that they join, then five per task: ID, message,
+--       3 now (s)  4 line that they join, then five per task: ID, message,
 --       mark (join key, "." and a key of this store), and of a unique task lock and seconds, or "" and 0
 -- reply per task: 1 stored, 0 the ID is taken, -1 the lock is taken
 --
@@ -27,7 +27,7 @@ for i = 5, #ARGV, 5 do
     -- The call is repeated after its reply was lost.
   elseif closed or firing and string.find(redis.call('GETRANGE', fates, index, index), '%a') then
     n = 0
-  elseif lock ~= '' and not redis.call('SET', lock, id, 'NX', 'EX', seconds + ARGV[3]) then
+  elseif lock ~= '' and not redis.call('SET', lock, id, 'NX', 'EX', seconds + score - ARGV[3]) then
     n = -1
   elseif found[1] then
     if lock ~= '' then redis.call('DEL', lock) end

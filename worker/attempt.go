@@ -46,14 +46,9 @@ type attempt struct {
 // An outcome is what becomes of a task when asynq ends its attempt, whatever asynq's call would do: it waits, or
 // is done.
 type outcome struct {
-	waits func() requeueOrder // it was denied, or its time may run out while the limiter is asked
-	done  bool                // its handler has returned no error, or has revoked it: only now it may be gone
-}
-
-// A requeueOrder says how a task goes back to wait.
-type requeueOrder struct {
-	asynqredis.RestoreOptions
-	queued bool // its ticket is in line
+	// waits requeues it: it was denied, or its time may run out while the limiter is asked.
+	waits func(context.Context) error
+	done  bool // its handler has returned no error, or has revoked it: only now it may be gone
 }
 
 // isWaiting reports whether the task is to wait if its attempt ends now.
@@ -69,7 +64,7 @@ func (s *Server) isLate(a *attempt) bool {
 	if deadline.IsZero() || a.begun.Before(deadline) || a.Message.LastError() != "" && !a.Message.Denied() {
 		return false
 	}
-	_, matched := s.config.Limiter.Match(a.Message.Type(), true)
+	_, matched := s.limiter.Match(a.Message.Type(), true)
 	return matched
 }
 

@@ -5,23 +5,30 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-
-	"github.com/redis/go-redis/v9"
+	"sync"
 
 	"github.com/sluice-go/sluice/internal/redischeck"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 // CheckRedis looks whether the Redises of asynq and of the limiter answer, and returns what of them
 // is not set up, one line each: see throttle.Limiter.CheckRedis. Use it at the start of a program.
 // Errors are throttle.ErrUnavailable, throttle.ErrForbidden and the context's.
-func (c *Client) CheckRedis(ctx context.Context) ([]string, error) {
-	return check(ctx, c.limiter, c.tasks.Redis())
+func (c *Client) CheckRedis(ctx context.Context) ([]string, error) { return c.check(ctx) }
+
+// A link is what a Client and a Server have of the two Redises.
+type link struct {
+	tasks   *asynqredis.Client // of the connection to asynq's
+	limiter *throttle.Limiter
+	breaker outage.Breaker // of the limiter
+	swept   sync.Map       // by line: a channel that holds when that was swept last, and nothing while it is
 }
 
-func check(ctx context.Context, limiter *throttle.Limiter, client redis.UniversalClient) ([]string, error) {
-	findings, err := limiter.CheckRedis(ctx)
-	queue, failed := redischeck.Findings(ctx, client)
+func (l *link) check(ctx context.Context) ([]string, error) {
+	findings, err := l.limiter.CheckRedis(ctx)
+	queue, failed := redischeck.Findings(ctx, l.tasks.Redis())
 	for _, finding := range queue {
 		if !slices.Contains(findings, finding) { // they are often the same Redis
 			findings = append(findings, finding)
@@ -48,16 +55,16 @@ func bothFailed(limiterErr, asynqErr error) error {
 // Ping returns nil if the Redises of asynq and of the limiter answer, and the limiter can decide. It is
 // for readiness probes, and takes 5 seconds at most for each. Errors are throttle.ErrUnavailable and
 // throttle.ErrForbidden.
-func (c *Client) Ping() error { return ping(c.limiter, c.asynqClient.Ping) }
+func (c *Client) Ping() error { return c.ping(c.asynqClient.Ping) }
 
 // Ping is Client.Ping for a server.
-func (s *Server) Ping() error { return ping(s.config.Limiter, s.asynqServer.Ping) }
+func (s *Server) Ping() error { return s.ping(s.asynqServer.Ping) }
 
-func ping(limiter *throttle.Limiter, pingAsynq func() error) error {
+func (l *link) ping(pingAsynq func() error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanUpTimeout)
 	defer cancel()
 	failed := pingAsynq()
-	return bothFailed(limiter.Ping(ctx), failed)
+	return bothFailed(l.limiter.Ping(ctx), failed)
 }
 
 // logCheck logs what is wrong with how the Redises of the limiter and of asynq are set up. A Redis
@@ -65,7 +72,7 @@ func ping(limiter *throttle.Limiter, pingAsynq func() error) error {
 func (s *Server) logCheck() {
 	ctx, cancel := context.WithTimeout(s.shutdownGrace, cleanUpTimeout)
 	defer cancel()
-	findings, _ := check(ctx, s.config.Limiter, s.tasks.Redis())
+	findings, _ := s.check(ctx)
 	for _, finding := range findings {
 		s.config.Logger.Warn("worker: Redis is not set up for throttling", "finding", finding)
 	}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
-	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 // ClientConfig configures a Client.
@@ -37,16 +36,11 @@ type ClientConfig struct {
 // A Client is an asynq.Client whose tasks join their policy's line when they are enqueued. It
 // refuses tasks that no worker could ever run. It is safe for concurrent use.
 type Client struct {
-	tasks       *asynqredis.Client
+	link
 	asking      sync.Map // by line: a channel that has an entry for each call that asks for places
 	asynqClient *asynq.Client
+	config      ClientConfig
 	gather      gatherer // of single tasks
-	headers     func(context.Context, *asynq.Task) map[string]string
-	identify    func(*asynq.Task) (Identity, error)
-	limiter     *throttle.Limiter
-	breaker     outage.Breaker // of the limiter
-	sweeper     sweeper
-	timeout     time.Duration
 }
 
 // NewClient returns a client for the queues in opt's Redis. It does not talk to Redis. Close closes what
@@ -63,15 +57,11 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 		return nil, err
 	}
 	client.AddHook(capture{})
-	tasks := asynqredis.New(client)
+	c.LimiterTimeout = cmp.Or(c.LimiterTimeout, 250*time.Millisecond)
 	made := &Client{
-		tasks:       tasks,
+		link:        link{tasks: asynqredis.New(client), limiter: c.Limiter},
 		asynqClient: asynq.NewClientFromRedisClient(client),
-		headers:     c.Headers,
-		identify:    c.Identify,
-		limiter:     c.Limiter,
-		sweeper:     sweeper{tasks: tasks, limiter: c.Limiter},
-		timeout:     cmp.Or(c.LimiterTimeout, 250*time.Millisecond),
+		config:      c,
 	}
 	made.gather.commit = made.commit
 	return made, nil

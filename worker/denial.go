@@ -43,16 +43,18 @@ var errOutOfTime = errors.New("worker: the task's time ran out before the limite
 // The task goes back to its line if its ticket is there, or else waits until the decision allows another try. Then it
 // joins its line, at the front if it had its turn. The cause is the error behind a denial, or nil.
 func (s *Server) noteWait(a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, cause error) {
-	a.outcome.Store(&outcome{waits: func() requeueOrder { return s.requeueOrderOf(a, m, r, d, cause) }})
+	a.outcome.Store(&outcome{waits: func(ctx context.Context) error {
+		return s.requeue(ctx, s.wayBack(a, m, r, d, cause), d.Queued)
+	}})
 }
 
-func (s *Server) requeueOrderOf(
+func (s *Server) wayBack(
 	a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, cause error,
-) requeueOrder {
+) asynqredis.RestoreOptions {
 	now, after := time.Now(), max(d.EarliestReset(), time.Millisecond)
 	if d.Queued {
 		s.dispatch.Expect(s.lineOf(r), a.Queue, d.RetryIn)
-		policy, _ := s.config.Limiter.Lookup(d.Policy)
+		policy, _ := s.limiter.Lookup(d.Policy)
 		after = dispatch.Fallback(policy, d.RetryIn)
 	}
 	at := asynqredis.WholeSecond(now.Add(after))
@@ -68,27 +70,23 @@ func (s *Server) requeueOrderOf(
 	default: // it can be picked by this mark when its ticket is taken
 		mark = asynqredis.Mark(a.Message.JoinKey(), s.tasks.NewCall())
 	}
-	return requeueOrder{queued: d.Queued, RestoreOptions: asynqredis.RestoreOptions{
+	return asynqredis.RestoreOptions{
 		Ref: a.Ref, Call: a.Call, At: at, Line: s.lineOf(r), Mark: mark, Message: m.WithDenial(reason, now),
-	}}
+	}
 }
 
 // lineOf returns the name of the line in which a request waits.
 func (s *Server) lineOf(r throttle.Request) string {
-	return s.config.Limiter.LineOf(r.Policy, r.Tenant)
+	return s.limiter.LineOf(r.Policy, r.Tenant)
 }
 
-// noteUnavailable notes that a task waits about which the limiter could not decide: it fails closed. The
-// task may have joined the line all the same.
-func (s *Server) noteUnavailable(a *attempt, r throttle.Request, cause error) {
-	s.noteUndecided(r, cause)
-	s.noteWait(a, a.Message, r, undecidedDecision(r), cause)
-}
-
-func (s *Server) noteUndecided(r throttle.Request, cause error) {
+// noteUndecided tells that the limiter could not decide about a request, and returns the decision by which its task
+// waits: it fails closed. The task may have joined the line all the same.
+func (s *Server) noteUndecided(r throttle.Request, cause error) throttle.Decision {
 	s.limiterLog.Failed(cause, "policy", r.Policy, "fails", "closed")
-	denied := &throttle.DeniedError{Cause: cause, Decision: undecidedDecision(r), Request: r}
-	s.config.Limiter.Config().Observer.Unavailable(denied)
+	d := undecidedDecision(r)
+	s.limiter.Config().Observer.Unavailable(&throttle.DeniedError{Cause: cause, Decision: d, Request: r})
+	return d
 }
 
 func undecidedDecision(r throttle.Request) throttle.Decision {
@@ -130,7 +128,7 @@ func (s *Server) finish(
 	var err error
 	switch {
 	case ended.waits != nil && call.Verb != asynqredis.Requeue: // that of a shutdown loses nothing
-		err = reply(cmd, "OK", s.requeue(ctx, ended.waits()))
+		err = reply(cmd, "OK", ended.waits(ctx))
 	case call.Verb == asynqredis.Other:
 		return next(ctx, cmd)
 	case deletes && !ended.done:
@@ -152,10 +150,10 @@ func (s *Server) finish(
 }
 
 // requeue puts a denied task back to wait. It is repeated as asynq's own calls are.
-func (s *Server) requeue(ctx context.Context, r requeueOrder) error {
+func (s *Server) requeue(ctx context.Context, r asynqredis.RestoreOptions, queued bool) error {
 	due := false
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {
-		due, err = s.tasks.Restore(ctx, r.RestoreOptions)
+		due, err = s.tasks.Restore(ctx, r)
 		return err
 	})
 	switch {
@@ -165,7 +163,7 @@ func (s *Server) requeue(ctx context.Context, r requeueOrder) error {
 		return fmt.Errorf("worker: requeueing task %s, which was denied: %w", r.ID, err)
 	case due: // its ticket was taken, and given up
 		s.dispatch.WakeAt(r.Queue, time.Now())
-	case !r.queued: // it comes back at that time, and by nothing else
+	case !queued: // it comes back at that time, and by nothing else
 		s.dispatch.WakeAt(r.Queue, r.At)
 	}
 	return nil

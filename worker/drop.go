@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -59,28 +58,21 @@ func Drop(ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter
 	if o.Delete {
 		to = asynqredis.Delete
 	}
-	line := limiter.Line(limiter.LineOf(o.Policy, o.Tenant))
-	results, err := dropWaiting(ctx, line, o.Tenant, asynqredis.New(client), to, math.MaxInt)
+	l := &link{tasks: asynqredis.New(client), limiter: limiter}
+	results, err := l.drop(ctx, limiter.LineOf(o.Policy, o.Tenant), o.Tenant, to, math.MaxInt)
 	return results[asynqredis.Moved], err
-}
-
-// A sweeper drops tickets whose tasks were deleted, before another task is refused because of them.
-type sweeper struct {
-	tasks   *asynqredis.Client
-	limiter *throttle.Limiter
-
-	swept sync.Map // by line: a channel that holds when that was swept last, and nothing while it is
 }
 
 var errSweptEnough = errors.New("worker: a sweep has seen enough tickets")
 
-// sweep reports whether a line may have become shorter since a task was refused.
-func (s *sweeper) sweep(ctx context.Context, line string, refusedAt time.Time) bool {
+// sweep drops tickets whose tasks were deleted, before another task is refused because of them. It reports
+// whether a line may have become shorter since a task was refused.
+func (l *link) sweep(ctx context.Context, line string, refusedAt time.Time) bool {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	never := make(chan time.Time, 1)
 	never <- time.Time{}
-	known, _ := s.swept.LoadOrStore(line, never)
+	known, _ := l.swept.LoadOrStore(line, never)
 	swept, last := known.(chan time.Time), time.Time{}
 	select {
 	case last = <-swept:
@@ -91,23 +83,21 @@ func (s *sweeper) sweep(ctx context.Context, line string, refusedAt time.Time) b
 	if time.Since(last) < sweepEvery {
 		return last.After(refusedAt)
 	}
-	results, _ := dropWaiting(ctx, s.limiter.Line(line), "", s.tasks, asynqredis.Look, sweepMost) // some are enough
+	results, _ := l.drop(ctx, line, "", asynqredis.Look, sweepMost) // some are enough
 	last = time.Now()
 	return results[asynqredis.NotThere] > 0
 }
 
-// dropWaiting drops, or looks at, the tasks whose tickets are in a line and that asynq has, page by page, and
+// drop drops, or looks at, the tasks whose tickets are in a line and that asynq has, page by page, and
 // counts the results of asynqredis.Client.Apply. Tickets whose tasks wait no longer leave the line. A tenant of ""
 // is all. When ctx ends the page under way is finished. After so many tickets it fails by errSweptEnough.
-func dropWaiting(
-	ctx context.Context, line *throttle.Line, tenant string, tasks *asynqredis.Client, to string, most int,
-) (results map[int64]int, err error) {
-	identity, err := tasks.Identity(ctx)
+func (l *link) drop(ctx context.Context, line, tenant, to string, most int) (results map[int64]int, err error) {
+	identity, err := l.tasks.Identity(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
 	results = map[int64]int{}
-	err = line.Tickets(ctx, tenant, func(tickets []throttle.Ticket) error {
+	err = l.limiter.Line(line).Tickets(ctx, tenant, func(tickets []throttle.Ticket) error {
 		byQueue := map[string][]asynqredis.Move{}
 		for _, t := range tickets {
 			if in, queue, _ := strings.Cut(t.Queue, "/"); in == identity {
@@ -118,14 +108,14 @@ func dropWaiting(
 		defer cancel()
 		for queue, moves := range byQueue {
 			var leave []throttle.Ticket
-			found, err := tasks.Apply(page, queue, moves)
+			found, err := l.tasks.Apply(page, queue, moves)
 			for i, result := range found {
 				results[result]++
 				if result != asynqredis.MayRun {
 					leave = append(leave, throttle.Ticket{Queue: identity + "/" + queue, ID: moves[i].ID})
 				}
 			}
-			if err = errors.Join(err, line.Leave(page, leave...), ctx.Err()); err != nil {
+			if err = errors.Join(err, l.limiter.Line(line).Leave(page, leave...), ctx.Err()); err != nil {
 				return err
 			}
 		}

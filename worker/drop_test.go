@@ -26,7 +26,7 @@ func TestASweepHoldsUpNobodyForLong(t *testing.T) {
 		defer silent.Close()
 		limiter, err := throttle.New(throttle.Config{Client: silent})
 		expect.Equal(t, err, nil)
-		s := sweeper{tasks: asynqredis.New(silent), limiter: limiter}
+		s := link{tasks: asynqredis.New(silent), limiter: limiter}
 		begun := time.Now()
 		first := make(chan time.Duration)
 		go func() {

@@ -85,8 +85,8 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 	if e.task == nil {
 		return errNoTask
 	}
-	if c.headers != nil {
-		e.headers = c.headers(ctx, e.task)
+	if c.config.Headers != nil {
+		e.headers = c.config.Headers(ctx, e.task)
 		for name, value := range e.headers {
 			if !utf8.ValidString(name + ":" + value) { // no server could read the task
 				return fmt.Errorf("worker: task type %q: header %q of ClientConfig.Headers: must be valid UTF-8", e.task.Type(), name)
@@ -96,7 +96,7 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 	policy, matched := c.limiter.Match(e.task.Type(), false)
 	var err error
 	if matched {
-		e.request, err = requestOf(c.identify, policy.Name, e.task)
+		e.request, err = requestOf(c.config.Identify, policy.Name, e.task)
 	}
 	for _, o := range opts {
 		if apply, ok := o.(option); ok {

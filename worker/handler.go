@@ -23,7 +23,7 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.Ticket{}
 	caller := &throttle.Caller{Decision: d, Request: calls}
 	caller.SetCounted(request.Policy != "")
-	j := &Job{caller: caller, limiter: s.config.Limiter, settled: d.Reservation, task: d.Reservation, taskType: a.task.Type()}
+	j := &Job{caller: caller, limiter: s.limiter, settled: d.Reservation, task: d.Reservation, taskType: a.task.Type()}
 	ctx = throttle.WithCaller(context.WithValue(ctx, jobKey{}, j), j.caller)
 	ctx = j.task.Hold(ctx)
 	err := func() error {
@@ -79,7 +79,7 @@ func (s *Server) afterError(
 	case callRefused:
 		return s.noteRefused(ctx, a, request, policy, retryIn, err)
 	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
-		s.noteUndecided(request, err)
+		d = s.noteUndecided(request, err)
 	case lost: // the handler was stopped
 	default:
 		return err
@@ -119,7 +119,7 @@ func (s *Server) pause(ctx context.Context, j *Job, d time.Duration) {
 func (s *Server) noteRefused(
 	ctx context.Context, a *attempt, r throttle.Request, policy string, retryIn time.Duration, cause error,
 ) error {
-	p, _ := s.config.Limiter.Lookup(policy) // the zero value, without limits, if it was removed
+	p, _ := s.limiter.Lookup(policy) // the zero value, without limits, if it was removed
 	retryIn = min(retryIn, cmp.Or(p.MaxPause, retryIn))
 	now := time.Now()
 	message, since := a.Message.WithRefusal(now)
@@ -146,7 +146,7 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 	if wasTaken(a.Verdict) {
 		r.Since = a.Verdict.Since
 	}
-	places, err := s.config.Limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
+	places, err := s.limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
 	switch {
 	case err != nil || places[0].Err != nil || places[0].Exempt:
 	case places[0].RetryIn <= 0: // nothing holds it up, such as if the pause could not be stored

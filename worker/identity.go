@@ -86,7 +86,7 @@ func IdentityOf(task *asynq.Task) (Identity, error) {
 // match returns the request by which a task that is due joins a line, and false if it joins none. One that
 // waited in a line goes on by a policy that was removed.
 func (s *Server) match(m asynqredis.Message, waited bool) (request throttle.Request, ok bool) {
-	policy, ok := s.config.Limiter.Match(m.Type(), waited)
+	policy, ok := s.limiter.Match(m.Type(), waited)
 	if !ok || policy.Requeue == throttle.RequeueEarliestReset {
 		return throttle.Request{}, false
 	}

@@ -98,12 +98,12 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueueTask) err
 			refused = append(refused, e)
 		}
 	}
-	if len(again) > 0 && c.breaker.Do(ctx, c.timeout, func(ctx context.Context) error {
+	if len(again) > 0 && c.breaker.Do(ctx, c.config.LimiterTimeout, func(ctx context.Context) error {
 		return c.limiter.Line(line).Leave(ctx, tickets...)
 	}) != nil {
 		again = nil // they stand where the earlier tasks stood
 	}
-	if len(refused) > 0 && c.sweeper.sweep(ctx, line, begun) {
+	if len(refused) > 0 && c.sweep(ctx, line, begun) {
 		again = append(again, refused...)
 	}
 	return c.ask(ctx, line, again)
@@ -128,7 +128,7 @@ func (c *Client) ask(ctx context.Context, line string, es []*enqueueTask) (err e
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		err = cmp.Or(err, c.breaker.Do(ctx, c.timeout, func(ctx context.Context) error {
+		err = cmp.Or(err, c.breaker.Do(ctx, c.config.LimiterTimeout, func(ctx context.Context) error {
 			places, err := c.limiter.Line(line).Join(ctx, requests)
 			for i, place := range places {
 				part[i].place = place

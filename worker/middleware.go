@@ -57,7 +57,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 	}()
 
-	policy, ok := s.config.Limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a))
+	policy, ok := s.limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a))
 	if !ok {
 		return s.processUnmatched(ctx, a)
 	}
@@ -69,7 +69,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	if policy.Requeue != throttle.RequeueEarliestReset {
 		identity, err := s.tasks.Identity(ctx)
 		if err != nil {
-			s.noteUnavailable(a, request, err)
+			s.noteWait(a, a.Message, request, s.noteUndecided(request, err), err)
 			return nil
 		}
 		request.Ticket = throttle.Ticket{Queue: identity + "/" + a.Queue, ID: a.ID}
@@ -86,7 +86,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	case isInvalid(err):
 		return s.processInvalid(ctx, a, policy, fmt.Errorf("worker: task type %q: %w", a.task.Type(), err))
 	case err != nil && ctx.Err() == nil:
-		s.noteUnavailable(a, request, err)
+		s.noteWait(a, a.Message, request, s.noteUndecided(request, err), err)
 		return nil
 	case ctx.Err() != nil:
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -136,12 +136,12 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d 
 	}
 	begun := time.Now()
 	reserve := func(ctx context.Context) error {
-		d, err = s.config.Limiter.Reserve(ctx, r)
+		d, err = s.limiter.Reserve(ctx, r)
 		return err
 	}
 	ask := reserve
 	if verdict := a.Verdict; verdict != nil {
-		line := s.config.Limiter.Line(verdict.Line)
+		line := s.limiter.Line(verdict.Line)
 		denied := verdict.Decision.Queued && verdict.Decision.Policy == r.Policy
 		if time.Since(verdict.Sent) <= startWithin && (denied || line.Matches(verdict.TakenTicket, r)) {
 			return verdict.Decision, nil
@@ -152,7 +152,7 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d 
 		}
 	}
 	err = s.breaker.Do(ctx, outage.AnswerWithin, ask)
-	if errors.As(err, new(*throttle.TooLateError)) && s.sweeper.sweep(ctx, s.lineOf(r), begun) {
+	if errors.As(err, new(*throttle.TooLateError)) && s.sweep(ctx, s.lineOf(r), begun) {
 		err = s.breaker.Do(ctx, outage.AnswerWithin, reserve)
 	}
 	return d, err
@@ -179,7 +179,7 @@ func (s *Server) started(d throttle.Decision, verdict *dispatch.Verdict) {
 			start.Late = max(0, time.Since(verdict.Due))
 		}
 	}
-	s.config.Limiter.Config().Observer.Started(start)
+	s.limiter.Config().Observer.Started(start)
 }
 
 // processUnmatched runs a task that no policy matches, or returns the error by which it fails.
@@ -246,5 +246,5 @@ func (s *Server) leave(ctx context.Context, r throttle.Request) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	_ = s.config.Limiter.Line(s.lineOf(r)).Leave(ctx, r.Ticket) // else a take finds it gone
+	_ = s.limiter.Line(s.lineOf(r)).Leave(ctx, r.Ticket) // else a take finds it gone
 }

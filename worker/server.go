@@ -62,14 +62,12 @@ type Config struct {
 // A hook in its connection answers the calls by which asynq asks for work. It requeues every denied
 // task, whatever asynq was about to do with it: asynq would archive one that has no retries left.
 type Server struct {
-	tasks       *asynqredis.Client // of the server's connection
+	link
 	attempts    *attempts
 	config      Config
 	dispatch    *dispatch.Dispatcher
 	limiterLog  *outage.Log // whether the limiter answers
 	asynqServer *asynq.Server
-	breaker     outage.Breaker // of the limiter
-	sweeper     sweeper
 
 	mu     sync.Mutex
 	warned map[string]bool // task types
@@ -86,7 +84,8 @@ type Server struct {
 //
 // The functions of asynq's config are not called for a denial, which is neither a failure nor an
 // error. If the task's time runs out while the limiter is asked, IsFailure and RetryDelayFunc are
-// called with its context's error, and without effect. TaskCheckInterval is how often an idle
+// called with its context's error, and without effect. So they are, with asynq.ErrLeaseExpired, for a
+// task of a server that died, if it goes back to wait. TaskCheckInterval is how often an idle
 // server looks for tasks that plain clients have enqueued, but about each second, 1.25 s at most.
 // Tasks in line start as soon as they fit, whatever it is.
 func NewServer(opt asynq.RedisConnOpt, c asynq.Config, config Config) (*Server, error) {
@@ -105,13 +104,11 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, config Config) (*Server, 
 	if hooked {
 		client = hooks.UniversalClient
 	}
-	tasks := asynqredis.New(client)
 	s := &Server{
-		tasks:           tasks,
+		link:            link{tasks: asynqredis.New(client), limiter: config.Limiter},
 		config:          config,
 		limiterLog:      &outage.Log{Logger: config.Logger, Service: "the limiter"},
 		shutdownTimeout: cmp.Or(max(c.ShutdownTimeout, 0), shutdownTimeout),
-		sweeper:         sweeper{tasks: tasks, limiter: config.Limiter},
 		warned:          map[string]bool{},
 	}
 	s.shutdownGrace, s.endGrace = context.WithCancel(context.Background())
@@ -123,7 +120,7 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, config Config) (*Server, 
 		Poll:        cmp.Or(max(c.TaskCheckInterval, 0), taskCheckInterval),
 		Queues:      queuesOf(c.Queues),
 		Strict:      c.StrictPriority,
-		Tasks:       tasks,
+		Tasks:       s.tasks,
 	})
 	s.attempts = &attempts{byTask: map[asynqredis.Ref]*attempt{}, onEnd: s.dispatch.Ended, swept: time.Now()}
 	if hooked {

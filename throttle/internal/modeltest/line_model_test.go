@@ -271,7 +271,7 @@ func (cr *crowd) take(server *limitertest.Hooked, most int, queues ...string) th
 	if taken.Next != 0 {
 		cr.conserves(taken.Next, queues)
 	}
-	if i := slices.IndexFunc(taken.Tickets, func(t throttle.TakenTicket) bool { return t.Decision.Reservation.Class == throttle.ClassBatch }); i >= 0 && cr.same {
+	if i := slices.IndexFunc(taken.Tickets, func(t throttle.TakenTicket) bool { return t.Decision.Reservation.Class == throttle.ClassBatch }); i >= 0 && cr.same && !cr.justChanged() {
 		for _, w := range cr.waiting() {
 			if flow, first := cr.find(w.id); first == 0 && w.request.Class != throttle.ClassBatch && slices.Contains(queues, w.id.Queue) && cr.fits(w) && !cr.afterOthers(w, queues) {
 				cr.fatal("%v of a batch is taken, and %v fits, the first of %q", taken.Tickets[i].Ticket, w.id, flow)
@@ -307,12 +307,15 @@ func (cr *crowd) asks() map[string]bool {
 	return asks
 }
 
+// justChanged reports whether nodes may not have been looked at since limits changed: that is done once a second.
+func (cr *crowd) justChanged() bool { return cr.now() < cr.changedAt+s.Microseconds() }
+
 const spacing = 7 * ms // of the servers' appointments
 
 // conserves fails if a ticket fits that was not taken, or fits before the line is asked again.
 func (cr *crowd) conserves(next time.Duration, queues []string) {
-	if cr.now() < cr.changedAt+s.Microseconds() {
-		return // changes are looked at once a second
+	if cr.justChanged() {
+		return
 	}
 	for _, list := range cr.flows {
 		w := list[0]

@@ -113,10 +113,10 @@ func (s *Store) State(ctx context.Context) (State, error) {
 // read reads what is in force. If nothing has changed since `before` was read, Redis sends only the time.
 func (s *Store) read(ctx context.Context, before State) (state State, err error) {
 	reply, err := readScript.Run(ctx, s.client(), []string{s.key("state")}, before.mark).StringSlice()
-	if err != nil {
+	us, bad := strconv.ParseInt(strings.Join(reply[:min(1, len(reply))], ""), 10, 64)
+	if err = cmp.Or(err, bad); err != nil {
 		return state, fmt.Errorf("control: reading what is in force: %w", err)
 	}
-	us, _ := strconv.ParseInt(reply[0], 10, 64)
 	if len(reply) == 1 {
 		before.Interventions = before.InForce(time.UnixMicro(us))
 		return before, nil
@@ -233,8 +233,8 @@ func (s *Store) change(
 	keys := []string{s.key("state"), s.key("log")}
 	reply, err := changeScript.Run(ctx, s.client(), keys, field, value, ttl.Microseconds(), version,
 		MaxInForce, entry, MaxChanges).Int64Slice()
-	if err != nil {
-		return 0, fmt.Errorf("control: making a change: %w", err)
+	if len(reply) != 2 {
+		return 0, fmt.Errorf("control: making a change: %d values: %w", len(reply), cmp.Or(err, throttle.ErrReply))
 	}
 	switch reply[0] {
 	case 1:

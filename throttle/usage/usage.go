@@ -231,13 +231,13 @@ func History(ctx context.Context, l *throttle.Limiter, policies []string, since 
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, fmt.Errorf("usage: history: %w", err)
 	}
-	for policy, of := range points {
+	for policy, series := range points {
 		for hour, counts := range hours[policy] {
 			for _, z := range counts.Val() {
 				minute, what, _ := strings.Cut(z.Member.(string), " ")
 				n, _ := strconv.Atoi(minute)
-				if i := 60*hour + n - since.Minute(); i >= 0 && i < len(of) {
-					of[i].add(what, int64(z.Score))
+				if i := 60*hour + n - since.Minute(); i >= 0 && i < len(series) {
+					series[i].add(what, int64(z.Score))
 				}
 			}
 		}

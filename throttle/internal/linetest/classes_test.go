@@ -18,6 +18,8 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 	two := limitertest.SharedWindow(2, 100*s) // too long a period for a pace
 	sharedWindow10 := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
 	own := throttle.Window{Name: "own", Limit: 1, Period: 100 * s}
+	halves := limitertest.Policy(throttle.Window{Name: "own", Limit: 4, Period: 10 * s})
+	halves.BatchShare = 0.5
 	tell(t, map[string]scenario{
 		"of all tenants, whenever they come": {limitertest.Policy(two), func(st *story) {
 			st.batch().joins("a1", "a2", "b1", "b2")
@@ -91,6 +93,21 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			st.at(2000 * ms).takes()
 			st.at(10 * s).takes("a3").asks(900 * ms)
 			st.at(10900 * ms).takes("a4").asks(-1)
+		}},
+		"a live ticket whose turn is after a batch's does not wait for the batch's time": {halves, func(st *story) {
+			st.batch().joins("a1", "a2")
+			st.takes("a1").live().joins("a3")
+			st.takes("a3").joins("a4")
+			st.takes("a4").joins("a5")
+			st.takes("a5").asks(s)
+		}},
+		"a batch that was alone goes behind live tickets": {limitertest.Policy(limitertest.SharedWindow(4, 100*s)), func(st *story) {
+			st.joinIn("q", "b1")
+			st.joinIn("r", "c1")
+			st.from("q", "r").takes("b1", "c1").batch().joins("a1", "a2")
+			st.from("q", "r").take(1)
+			st.live().joins("b2")
+			st.from("q", "r").takes("b2")
 		}},
 	})
 }

@@ -105,6 +105,16 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.set(limitertest.Policy(limitertest.SharedWindow(3, h)))
 			st.at(2 * s).takes("a3")
 		}},
+		"limits change, and change back within a second": {limitertest.Policy(limitertest.SharedWindow(1, h)), func(st *story) {
+			st.granted("a1")
+			st.waits("a2", "a3")
+			st.set(limitertest.Policy(limitertest.SharedWindow(2, h)))
+			st.at(s).takes("a2")
+			st.set(limitertest.Policy(limitertest.SharedWindow(1, h)))
+			st.refunds("a2").takes()
+			st.set(limitertest.Policy(limitertest.SharedWindow(2, h)))
+			st.at(2 * s).takes("a3").asks(-1)
+		}},
 		"a tenant's limit is raised": {owning(1, limitertest.SharedWindow(100, s)), func(st *story) {
 			st.joins("a1", "a2", "a3", "a4")
 			st.takes("a1")

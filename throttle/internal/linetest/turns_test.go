@@ -84,6 +84,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 	spaced := throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 1, Period: s, Scope: throttle.ScopeShared}
 	one, two := backlog{"one", "a", 300, 1}, backlog{"two", "b", 300, 1}
 	alone := [][]string{{"one"}, {"two"}}
+	region := throttle.Window{Name: "region", Limit: 3, Period: s, Scope: throttle.Per("region")}
 	type row struct {
 		p        throttle.Policy
 		servers  [][]string
@@ -150,6 +151,26 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			expect.Equal(st, r.run(7 * s)[0]["one"], 60)
 			r.servers[1].asksAt = r.now
 			evenly(10 * s)
+		}},
+		"behind a larger ticket, until its server is gone": {limitertest.Policy(limitertest.SharedWindow(3, h)), func(st *story) {
+			st.granted("x1")
+			st.costs(3).joinIn("one", "a1")
+			st.costs(1).joinIn("two", "b1", "b2")
+			st.from("one", "two").takes("b1").asks(s)
+			st.from("two").takes().at(s).from("two").takes("b2")
+			st.at(h + s).from("one").takes("a1").asks(-1)
+		}},
+		"what a queue leaves of its region is the next one's": {limitertest.Policy(region, limitertest.SharedWindow(9, s)), func(st *story) {
+			st.with = map[string]string{"region": "north"}
+			st.granted("x1", "x2", "x3")
+			st.joinIn("one", "c1")
+			st.joinIn("two", "a1", "a2")
+			st.at(s).from("one", "two").takes("c1", "a1", "a2")
+			st.joinIn("one", "c2", "d2", "e2", "f2")
+			st.joinIn("two", "a3")
+			st.at(2*s).from("one", "two").takes("c2", "d2").asks(0) // and it is the turn of two
+			st.from("one", "two").takes("a3")
+			st.at(3*s).from("one", "two").takes("e2", "f2").asks(-1)
 		}},
 		"for slots": {limitertest.Policy(slots), func(st *story) {
 			r := newRotation(st, alone...)

@@ -208,7 +208,9 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 			cr.pass(max(0, next))
 		},
 		"change a weight": func(t *rapid.T) {
-			cr.p.Tenants = map[string]throttle.Tenant{"b": {Weight: rapid.SampledFrom([]float64{0.001, 0.5, 4}).Draw(t, "weight")}}
+			weight := rapid.SampledFrom([]float64{0.001, 0.5, 4}).Draw(t, "weight")
+			cr.p.Tenants = map[string]throttle.Tenant{"b": {Weight: weight}}
+			cr.light = cr.light || weight == 0.001
 			cr.set()
 		},
 		"": func(t *rapid.T) { cr.agree() },

@@ -46,6 +46,11 @@ local function remove_lease(st, id)
   return units
 end
 
+-- last_end returns when the last lease runs out.
+local function last_end(st, now)
+  return st.first <= #st.data and unpack7(st.data, #st.data - LEASE + 1) or now
+end
+
 algorithms['c'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
     local st = {limit = p1, lease = p2, used = 0, hold = 0, data = '', first = 1}
@@ -99,16 +104,10 @@ algorithms['c'] = {
     return cost
   end,
 
-  resets_at = function(st, now)
-    if st.first > #st.data then return now end
-    return unpack7(st.data, #st.data - LEASE + 1)
-  end,
+  resets_at = last_end,
 
   -- `hold` outlives the leases for a while.
-  kept_until = function(st, now)
-    local last = st.first <= #st.data and unpack7(st.data, #st.data - LEASE + 1) or now
-    return max(last, st.hold > 0 and now + st.lease or now)
-  end,
+  kept_until = function(st, now) return max(last_end(st, now), st.hold > 0 and now + st.lease or now) end,
 
   payload = function(st) return pack7(st.used) .. pack7(st.hold) .. sub(st.data, st.first) end,
 }

@@ -13,7 +13,7 @@
 -- "QUEUE|SUFFIX".
 --   q          "tickets rank": how many tickets are in the line; the last rank given, from the middle
 --              of all. No key, no line
---   l          "time limits": by which limits the last take looked at the line, since that time
+--   l          "time limits": by which limits takes looked at the line, since that time; "-" if they differed
 --   t          hash: ticket "QUEUE/ID" -> "RANKcosts |VALUES key"
 --                RANK       of 16 digits
 --                costs      empty for "requests=1"

@@ -40,8 +40,6 @@ local function new_join(L)
     L.read_all('u', nodes)
   end
 
-  local function waits(id) return L.read('t', id) and true or false end
-
   -- place_first puts a flow where it has to wait, if its new ticket is its first one. A take by other
   -- limits looks at the flow again.
   local function place_first(flow, id, rank, costs)
@@ -64,12 +62,6 @@ local function new_join(L)
   local function new_rank(front)
     L.rank = max(L.rank + 1, now)
     return L.rank + (front and FRONT or ZERO)
-  end
-
-  -- in_front returns how many tickets of a flow joined in front.
-  local function in_front(flow)
-    L.flush()
-    return redis.call('ZCOUNT', P .. 'f:' .. flow.id, '-inf', format('(%d', ZERO))
   end
 
   -- enter writes a ticket at its rank, with the window that binds, and puts its flow where it has to wait.
@@ -210,8 +202,6 @@ local function new_join(L)
     return false
   end
 
-  local function look_again(suffix) places().look_again(suffix) end
-
   -- take_back undoes what a taken ticket moved of its tenant's tags.
   local function take_back(r)
     local flow = flow_for(r)
@@ -232,7 +222,11 @@ local function new_join(L)
     end
     list, at = resumed(r, list, at)
     local flow = flow_for(r)
-    local behind = r.front and in_front(flow) or nil
+    local behind = nil
+    if r.front then -- only behind those that joined in front
+      L.flush()
+      behind = redis.call('ZCOUNT', P .. 'f:' .. flow.id, '-inf', format('(%d', ZERO))
+    end
     local low, high, binds, earliest = expected(flow, list, at, costs, behind)
     if r.backlog and flow.n >= r.backlog then return 5, now, low, high, binds, 0 end
     local refused = (r.max_wait or r.deadline) and too_late(r, low, high, earliest)
@@ -268,8 +262,8 @@ local function new_join(L)
   end
 
   return {
-    ticket = L.ticket, prefetch = prefetch, waits = waits, join = join, somebody_waits = somebody_waits,
+    ticket = L.ticket, prefetch = prefetch, waits = L.flow_name, join = join, somebody_waits = somebody_waits,
     granted = granted, expect = expect, stands = stands, remove = remove, take_back = take_back,
-    refresh = refresh, waits_at = waits_at, look_again = look_again, finish = finish,
+    refresh = refresh, waits_at = waits_at, places = places, finish = finish,
   }
 end

@@ -14,7 +14,8 @@
 -- A batch that live tickets delay at a broader scope keeps its time at narrower ones.
 --
 -- Key, behind the prefix P of the policy:
---   s:SUFFIX   "V time side=tag ...": the tags from V on, and when the next ticket of a batch goes (us)
+--   s:SUFFIX   "V time mixed side=tag ...": the tags from V on, when the next ticket of a batch goes (us),
+--              and 1 if both classes waited at the last grant
 --
 -- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for a
 -- newcomer. What is known of a scope is a turn: the entries of the sides that wait there, by queue
@@ -122,23 +123,26 @@ local function new_order(L, names, strict)
       local weight = e.server.flows / flows[e.class]
       if not (strict and e.side.mine) then weight = weight * e.side.q.priority / e.server.priorities end
       if turn.both then weight = weight * (e.class == BATCH and call.batch_share or 1 - call.batch_share) end
-      e.weight, e.step = weight, false
+      e.weight, e.step, e.account.tag = weight, false, -1
     end
   end
 
-  -- begin sets the tags of entries that had none. Where live tickets begin to wait, batches go later.
+  -- begin sets the tags of entries that had none. Where live tickets begin to wait, all batches go later.
   local function begin(turn)
-    local list, v, live_waited = turn.list, turn.v, false
+    local list, tags, v = turn.list, turn.tags, turn.v
+    for name in pairs(tags) do
+      if turn.both and not turn.mixed and byte(name, -1) == 33 then tags[name] = nil end
+    end
     for k = 1, #list do
       local account = list[k].account
-      account.tag = max(account.tag, turn.tags[list[k].side.q.queue] or -1)
-      live_waited = live_waited or list[k].class == LIVE and account.tag >= v
+      account.tag = max(account.tag, tags[list[k].side.q.queue] or -1)
     end
     for k = 1, #list do
       local e, account = list[k], list[k].account
-      if e.class == BATCH and turn.both and (account.tag < v or not live_waited) then
+      if e.class == BATCH and turn.both and account.tag < v then
         mean_costs(turn, e)
-        account.tag = max(account.tag, v + e.step)
+        account.tag = v + e.step
+        tags[e.side.q.queue] = account.tag
       end
       account.tag = max(account.tag, v)
     end
@@ -159,8 +163,8 @@ local function new_order(L, names, strict)
       turn.shared = true
       local text = redis.call('GET', P .. 's:' .. turn.scope.suffix)
       if text then
-        local v, time = match(text, '^(%d+) (%d+)')
-        turn.v, turn.time = v + 0, time + 0
+        local v, time, mixed = match(text, '^(%d+) (%d+) (%d)')
+        turn.v, turn.time, turn.mixed = v + 0, time + 0, mixed == '1'
         for name, tag in gmatch(text, '([^ =]*)=(%d+)') do turn.tags[name] = tag + 0 end
       end
     end
@@ -175,7 +179,7 @@ local function new_order(L, names, strict)
     local turn = turns[scope.suffix]
     if not turn then
       turn = {
-        scope = scope, list = {}, entries = {}, tags = {}, v = 0, time = 0, both = false, changed = false,
+        scope = scope, list = {}, entries = {}, tags = {}, v = 0, time = 0, both = false, mixed = false, changed = false,
         stale = true, shared = false, strict = {{tag = -1}, {tag = -1}},
       }
       turns[scope.suffix] = turn
@@ -204,8 +208,9 @@ local function new_order(L, names, strict)
     local lapses = e.lapses
     if e.side.mine then
       local due = places.due_at(e.side.q.queue, turn.scope.suffix)
-      if due and due > now then
-        room.held = max(room.held or 0, due)
+      if due and due > now then -- a batch that waits for its time holds up nobody
+        local held = min(due, now + appointments.LATEST) -- its server may have gone by then
+        if e.class == LIVE or turn.time <= now + BURST then room.held = max(room.held or 0, held) end
         return
       end
       lapses = turn.scope.suffix ~= ROOT and now + LATE or 0 -- at ROOT it has gone already
@@ -272,8 +277,9 @@ local function new_order(L, names, strict)
         v, live = min(v, e.account.tag), live or e.class == LIVE
       end
     end
-    turn.v, turn.changed = max(turn.v, v), true
+    turn.v, turn.mixed, turn.changed = max(turn.v, v), turn.both and (live or mine.class == LIVE), true
     account.tag = account.tag + max(1, ceil(fair.part_of(scope, costs.windows) / mine.weight))
+    turn.tags[flow.queue] = account.tag
     if mine.class == LIVE then return 0 end
     local longest, until_next = late, 0
     for _, i in ipairs(scope.of.windows) do
@@ -298,7 +304,7 @@ local function new_order(L, names, strict)
   function order.write()
     for suffix, turn in pairs(turns) do
       if turn.changed then
-        local tags, words, lasts = turn.tags, {format('%d %d', turn.v, turn.time)}, now
+        local tags, words, lasts = turn.tags, {format('%d %d %d', turn.v, turn.time, turn.mixed and 1 or 0)}, now
         for name, e in pairs(turn.entries) do tags[name] = e.account.tag end
         for name, tag in pairs(tags) do
           if tag >= turn.v then words[#words + 1] = format('%s=%d', name, tag) end

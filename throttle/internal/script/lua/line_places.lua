@@ -6,9 +6,8 @@
 -- new_places(L) returns a table of the functions below.
 
 local function new_places(L)
-  local SLOTS = 100000       -- us between looks for slots on behalf of claims
-  local LOOK_AGAIN = 1000000 -- us until the next look at a flow that leaves room for others
-  local HEADS = 16           -- how many tickets of a flow are read at once
+  local SLOTS = 100000 -- us between looks for slots on behalf of claims
+  local HEADS = 16     -- how many tickets of a flow are read at once
 
   local call, fair, places = L.call, once(new_fair, L), {}
   local P, now = call.P, call.now
@@ -65,7 +64,7 @@ local function new_places(L)
     local last = #list + (order and not call.numbers[''] and 1 or 0)
     for s = 1, last do
       local scope, blocked_until = list[s] or order.root, at
-      if scope.failed then return scope, now + 1000000, false end
+      if scope.failed then return scope, now + appointments.LATEST, false end
       local numbers, ahead, room = scope.of.windows, scope.ahead, order and order.owed(flow, scope)
       for j = 1, #numbers do
         local i = numbers[j]
@@ -75,7 +74,7 @@ local function new_places(L)
         local opens = opens_at(flow, scope, i, at, cost, before + reserved)
         if opens > at and reserved > 0 then
           local alone = opens_at(flow, scope, i, at, cost, before)
-          opens = min(opens, max(alone, room.lapses), at + LOOK_AGAIN)
+          opens = min(opens, max(alone, room.lapses), at + appointments.LATEST)
         end
         blocked_until = max(blocked_until, opens)
       end
@@ -111,21 +110,23 @@ local function new_places(L)
     if not known or known > time then places.set_due(queue, suffix, time) end
   end
 
-  -- look_again makes a scope's nodes due in all queues that wait there: something was given back.
-  function places.look_again(suffix)
+  -- look_again makes a scope's nodes due in all queues that wait there, but one: something was given back.
+  function places.look_again(suffix, except)
     for name, q in pairs(L.queues) do
-      if q.n > 0 and places.due_at(name, suffix) then places.due(name, suffix, now) end
+      if name ~= except and q.n > 0 and places.due_at(name, suffix) then places.due(name, suffix, now) end
     end
   end
 
-  -- reopen makes the shared nodes due that a flow may have passed, except for that where it waits now.
-  -- There it does not take what was kept for it.
+  -- reopen makes the shared nodes due that a flow may have passed, and others' where it waits now. There it
+  -- does not take what was kept for it.
   function places.reopen(flow, suffix)
     if call.only_tenants then return end
     local list = places.scopes_of(flow)
     for s = 1, #list do
       local other = list[s].suffix
-      if other ~= suffix and other ~= ROOT and not list[s].of.of_tenant then places.look_again(other) end
+      if other ~= ROOT and not list[s].of.of_tenant then
+        places.look_again(other, other == suffix and flow.queue)
+      end
     end
   end
 

@@ -9,9 +9,8 @@ local function new_take(L)
   local LOOKS = '32'      -- nodes that one call makes due after limits have changed
   local CHANGES = 1000000 -- us between looks after changes of limits
 
-  local call = L.call
+  local call, fair, places = L.call, once(new_fair, L), once(new_places, L)
   local P, now = call.P, call.now
-  local fair, places = once(new_fair, L), once(new_places, L)
 
   -- load_list reads the first n flows of a node, in order, with their scopes and first tickets.
   local function load_list(node, n)
@@ -202,18 +201,19 @@ local function new_take(L)
   end
 
   -- look_at_changes makes all nodes due after limits have changed, as others may let in more: of each
-  -- queue some in each take. While workers disagree, in a rolling deploy, it begins once a second. After the
-  -- clock was set back it does so too: nothing would be due until the clock has caught up.
+  -- queue some in each take. While workers disagree, in a rolling deploy, it begins once a second: that
+  -- others took meanwhile is noted by "-". After the clock was set back it begins at once.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')
+    local soon = known and now < since + CHANGES
     for _, q in pairs(L.queues) do
       if q.asked > now then q.asked, q.changed, changed = now, true, true end
-      if q.rescan ~= '-' then known = limits end -- after this look, if they have changed since it began
+      soon = soon or known and q.rescan ~= '-' -- after this look, as they may have changed since it began
     end
-    if known ~= limits and not (known and now < since + CHANGES) then
-      redis.call('SET', P .. 'l', format('%d ', now) .. limits, 'EX', L.ttl)
-      changed = changed or known
+    if known ~= limits and not (soon and known == '-') then
+      redis.call('SET', P .. 'l', soon and since .. ' -' or format('%d ', now) .. limits, 'EX', L.ttl)
+      changed = changed or known and not soon
     end
     for _, q in pairs(L.queues) do
       if changed then q.rescan, q.changed = '0', true end

@@ -58,7 +58,7 @@ local function new_verbs(call)
 
   -- look_again makes nodes of a request's scopes due, where flows wait.
   local function look_again(r)
-    for i = 1, call.line and #r.suffixes or 0 do call.line.look_again(r.suffixes[i]) end
+    for i = 1, call.line and #r.suffixes or 0 do call.line.places().look_again(r.suffixes[i]) end
   end
 
   -- upstream_verb says something of the scopes that the request names. The status is 8 if none of

@@ -143,7 +143,7 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d 
 	if verdict := a.Verdict; verdict != nil {
 		line := s.limiter.Line(verdict.Line)
 		denied := verdict.Decision.Queued && verdict.Decision.Policy == r.Policy
-		if time.Since(verdict.Sent) <= startWithin && (denied || line.Matches(verdict.TakenTicket, r)) {
+		if time.Since(verdict.Charged) <= startWithin && (denied || line.Matches(verdict.TakenTicket, r)) {
 			return verdict.Decision, nil
 		}
 		ask = func(ctx context.Context) error {
@@ -174,7 +174,7 @@ func (s *Server) cancel(r throttle.Reservation) {
 func (s *Server) started(d throttle.Decision, verdict *dispatch.Verdict) {
 	start := throttle.Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant}
 	if wasTaken(verdict) {
-		start.Waited = verdict.Waited + max(0, time.Since(verdict.Sent))
+		start.Waited = verdict.Waited + max(0, time.Since(verdict.Charged))
 		if !verdict.Due.IsZero() {
 			start.Late = max(0, time.Since(verdict.Due))
 		}

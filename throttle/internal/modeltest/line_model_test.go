@@ -336,11 +336,14 @@ func (cr *crowd) conserves(next time.Duration, queues []string) {
 		}
 		// Each other server may have an appointment before, and so may one that was nudged. Room is left for a
 		// while to a side that had its turn, also if its ticket went on to another scope.
-		d, most := cr.m.peek(w.request, cr.now()), leftFor+time.Duration(cr.asked)*spacing
-		if exact := cr.same; exact && cr.m.neverFits(w.request) {
-			cr.fatal("%v never fits, and was not handed out", w.id)
-		} else if exact && next-d.RetryIn > most {
-			cr.fatal("%v fits in %v, and the line is asked in %v", w.id, d.RetryIn, next)
+		most := leftFor + time.Duration(cr.asked)*spacing
+		if exact := cr.same; exact {
+			if cr.m.neverFits(w.request) {
+				cr.fatal("%v never fits, and was not handed out", w.id)
+			}
+			if d := cr.m.peek(w.request, cr.now()); next-d.RetryIn > most {
+				cr.fatal("%v fits in %v, and the line is asked in %v", w.id, d.RetryIn, next)
+			}
 		} else if next > most && cr.fits(w) && !slices.ContainsFunc(cr.waiting(), func(g *standing) bool {
 			return g != w && slices.Contains(queues, g.id.Queue) && cr.shares(g.request, w.request) && !cr.fits(g)
 		}) { // none passes a larger one of the same server

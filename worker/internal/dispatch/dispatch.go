@@ -30,8 +30,8 @@ type Config struct {
 	Limiter     *throttle.Limiter // whose lines are served
 	LimiterLog  *outage.Log       // whether it answers
 
-	// Match returns the request by which a task joins a line, without its ticket; false: it joins none. The
-	// task has waited in a line or not.
+	// Match returns the request by which a task joins a line, without its ticket; false: it joins none.
+	// waited says whether the task has stood in a line before.
 	Match func(m asynqredis.Message, waited bool) (throttle.Request, bool)
 
 	Poll   time.Duration      // how often to look for pending tasks
@@ -44,10 +44,10 @@ type Config struct {
 // it reserved. If that was denied, its ticket has joined the line.
 type Verdict struct {
 	throttle.TakenTicket
-	Due   time.Time // when it fitted first, as far as this server knows; zero: it does not
-	Line  string
-	Sent  time.Time // when it was charged, at the earliest, by this machine's clock
-	Taken bool      // the task has waited in a line; else it was pending
+	Charged time.Time // when at the earliest, by this machine's clock
+	Due     time.Time // of the first ticket of a take: when it fitted first, as far as this server knows
+	Line    string
+	Taken   bool // the task has waited in a line; else it was pending
 }
 
 // A Task is the task that asynq runs next.
@@ -176,7 +176,7 @@ func (d *Dispatcher) RetryInBackground(do func(context.Context) error) {
 }
 
 // insist repeats a call on asynq's Redis until it is answered, as it may have changed tasks. If the context ends
-// before that, the answer is the zero value.
+// before that, the answer is the zero value. Observers see all of them as parts of asynq's dequeue.
 func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Context) (T, error)) T {
 	for begun := time.Now(); ; d.sleep(retryAfterError) {
 		answer, err := call(d.ctx)

@@ -267,7 +267,7 @@ func TestPendingTasksHaveTurns(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 			b.Ended()
 		}
-		b.want("pending, of 40", n, 40/(dispatch.PendingFor+1))
+		b.want("pending, of 40", n, 40/(dispatch.TasksPerPending+1))
 	})
 }
 

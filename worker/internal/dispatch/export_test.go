@@ -2,7 +2,7 @@ package dispatch
 
 const (
 	TakeMax         = takeMax
-	PendingFor      = pendingFor
+	TasksPerPending = tasksPerPending
 	RetryAfterError = retryAfterError
 	TakeTimeout     = takeTimeout
 	UnavailableFor  = unavailableFor

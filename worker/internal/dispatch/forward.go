@@ -54,7 +54,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		if !ok || task.Message.GroupKey() != "" {
 			continue
 		}
-		r.Front = r.Front || retried || task.Mark == asynqredis.FrontMark // it had its turn
+		r.Front = r.Front || retried || task.Mark == asynqredis.FrontMark
 		mark := task.Mark
 		if key, _, known := strings.Cut(mark, "."); known && !retried {
 			r.Key = key // its payload may have been edited since
@@ -65,11 +65,11 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		joins[i] = joinTask{message: task.Message, request: r, stood: mark == task.Mark}
 	}
 	defer d.tell(false, func() { d.setOf(queue).lookAt = time.Time{} }) // some may be pending now
-	moved, lost := d.Tasks.Apply(ctx, queue, moves)
+	moved, err := d.Tasks.Apply(ctx, queue, moves)
 	byLine := map[string][]joinTask{}
 	for i, move := range moves {
 		// If the reply was lost it may have moved all the same: a ticket that joined in vain is dropped.
-		if move.Line != "" && (lost != nil || moved[i] == asynqredis.Moved) {
+		if move.Line != "" && (err != nil || moved[i] == asynqredis.Moved) {
 			byLine[move.Line] = append(byLine[move.Line], joins[i])
 		}
 	}
@@ -77,9 +77,9 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 	asking, cancel := context.WithTimeoutCause(ctx, joinTimeout, outage.ErrSilent)
 	defer cancel()
 	for line, all := range byLine {
-		lost = cmp.Or(d.join(ctx, asking, queue, line, all), lost)
+		err = cmp.Or(d.join(ctx, asking, queue, line, all), err)
 	}
-	return len(due), lost
+	return len(due), err
 }
 
 // A joinTask is a task that joins a line.
@@ -99,11 +99,11 @@ func (d *Dispatcher) join(ctx, asking context.Context, queue, line string, all [
 	policy, _ := d.Limiter.Lookup(line)
 	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
 	if len(all) > 1 && err != nil && !removed && !errors.Is(err, throttle.ErrUnavailable) {
-		var lost error // it may be of one of them
+		err = nil // it may be of one of them
 		for one := range slices.Chunk(all, 1) {
-			lost = errors.Join(lost, d.join(ctx, asking, queue, line, one))
+			err = errors.Join(err, d.join(ctx, asking, queue, line, one))
 		}
-		return lost
+		return err
 	}
 	moves := make([]asynqredis.Move, len(all))
 	now, again := time.Now(), time.Time{}

@@ -37,7 +37,8 @@ var never = time.Unix(math.MaxInt32*1000, 0) // a time that does not come
 type queueSet struct {
 	queues []string
 	named  []string // these, and the queues of more important sets: a take names them, too
-	strict bool     // less important sets follow, and must not go before its pending tasks
+
+	goesFirst bool // less important sets follow, and must not go before its pending tasks
 
 	sinceTurn   int              // tasks from lines since the last turn of pending tasks
 	lines       map[string]*line // by name
@@ -52,7 +53,7 @@ func (d *Dispatcher) round(n int) (found bool) {
 	names := d.Limiter.Lines()
 	for _, set := range d.sets {
 		set.update(names)
-		turns := set.sinceTurn / pendingFor
+		turns := set.sinceTurn / tasksPerPending
 		found = turns > 0 && d.takePending(set, min(n, turns))
 		now := time.Now()
 		for l := d.due(set, now); l != nil && !found; l = d.due(set, now) {
@@ -193,7 +194,7 @@ func queueSetsOf(queues map[string]int, strict bool) (all []*queueSet) {
 	for some := range slices.Chunk(names, together) {
 		n += len(some)
 		all = append(all, &queueSet{
-			queues: some, named: names[:n], strict: n < len(names), lines: map[string]*line{},
+			queues: some, named: names[:n], goesFirst: n < len(names), lines: map[string]*line{},
 		})
 	}
 	return all

@@ -77,7 +77,7 @@ func (d *Dispatcher) hear(queues []string) {
 		switch queue, line, err := d.Tasks.AwaitNudge(d.serving, queues); {
 		case err != nil:
 			d.sleep(retryAfterError)
-		case line != "" && d.isStopped(): // such as its own
+		case line != "" && d.isStopped(): // also those that it sent itself
 			d.nudgeOthers(d.setOf(queue), []any{line})
 		case line != "":
 			d.Nudge(queue, line)

@@ -17,14 +17,14 @@ const (
 	// tasks, and for lines that nobody watches.
 	lookEvery = time.Second
 
-	// pendingFor is how many tasks from lines earn pending tasks one.
-	pendingFor = 3
+	// tasksPerPending is how many tasks from lines earn pending tasks one.
+	tasksPerPending = 3
 )
 
 // takePending dequeues pending tasks, unless there were none a moment ago. It reports whether it found any.
 func (d *Dispatcher) takePending(set *queueSet, n int) (found bool) {
 	now := time.Now()
-	if !set.strict && now.Before(set.lookAt) {
+	if !set.goesFirst && now.Before(set.lookAt) {
 		return false
 	}
 	var watched []any
@@ -69,6 +69,6 @@ func (d *Dispatcher) dequeue(set *queueSet, queue string, n int, watched []any) 
 		tasks[i] = d.newTask(queue, call, m, nil)
 	}
 	d.reserve(set, tasks)
-	set.sinceTurn = max(0, set.sinceTurn-pendingFor*len(tasks))
+	set.sinceTurn = max(0, set.sinceTurn-tasksPerPending*len(tasks))
 	return d.makeReady(tasks)
 }

@@ -45,7 +45,7 @@ func TestAGrantOfALostTakeIsAsOldAsItsCharge(t *testing.T) {
 		for range 3 {
 			if task, ok := b.Next(b.Context()); ok {
 				b.want("it is handed out late", time.Since(charged) >= dispatch.TakeTimeout, true)
-				after := task.Verdict.Sent.Sub(charged)
+				after := task.Verdict.Charged.Sub(charged)
 				expect.That(b, after <= 0, "it seems to be charged", after, "later than it was")
 				return
 			}

@@ -22,7 +22,7 @@ func (d *Dispatcher) restore(before time.Time) bool {
 		task := d.buffer.ready[last]
 		d.buffer.ready = d.buffer.ready[:last]
 		d.mu.Unlock()
-		defer d.WakeAt(task.Queue, time.Now()) // it may be due: when all are back, so that they keep their order
+		defer d.WakeAt(task.Queue, time.Now()) // it may be due; forwarded only when all are back, in their order
 		if d.restoreTask(task) != nil {
 			d.makeReady([]Task{task})
 			return false
@@ -30,8 +30,8 @@ func (d *Dispatcher) restore(before time.Time) bool {
 	}
 }
 
-// restoreTask puts a ready task back, and its ticket. One that was taken without units has no position in the
-// line as it is now: its task is due at once, and joins in front.
+// restoreTask puts a ready task back, and its ticket to its position. A ticket that was taken uncharged has
+// none in the line as it is now: its task is due at once, and joins in front.
 func (d *Dispatcher) restoreTask(task Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
 	defer cancel()
@@ -63,7 +63,7 @@ func (d *Dispatcher) restoreTask(task Task) error {
 }
 
 // giveBack gives the units of tickets back in the background, and asks their line again: other tickets may fit.
-// Tickets that leave the line are a Refund.
+// give is Line.PutBack for those that go back to their positions, or Line.Refund for those that leave.
 func (d *Dispatcher) giveBack(give func(*throttle.Line, context.Context, []throttle.TakenTicket) error,
 	line, queue string, tickets ...throttle.TakenTicket,
 ) {

@@ -40,9 +40,9 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	l.nudged = l.nudged && len(taken.Tickets) >= n // more may fit: without a slot left, it is passed on
 	verdicts := map[string][]*Verdict{}            // by queue
 	for i, t := range taken.Tickets {
-		// A take that was not answered at once hands out later what it had charged then.
 		verdict := &Verdict{TakenTicket: t, Line: l.name, Taken: true}
-		verdict.Sent = sent.Add(-max(0, taken.At.Sub(t.Decision.At)))
+		// A take that is repeated returns what it charged when it was sent first.
+		verdict.Charged = sent.Add(-max(0, taken.At.Sub(t.Decision.At)))
 		if i == 0 {
 			verdict.Due = latest(due, sent.Add(-t.Waited))
 		}
@@ -137,8 +137,8 @@ func (d *Dispatcher) noteFailure(l *line, err error) {
 
 // reserve reserves for the tasks of one call about which nothing is decided, in their order, in one call for
 // each line. So no slot waits for it, and a task that is denied has joined. One that gets no decision here gets
-// one in the middleware. A ticket decides nothing that was taken without units, as its policy had other scopes
-// when it joined, or whose tenant is in another shard now.
+// one in the middleware. Tasks of tickets that were taken reserve, too, if these were not charged, or if their
+// tenant is in another shard by now.
 func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 	identity, err := d.Tasks.Identity(d.ctx)
 	if err != nil {
@@ -156,7 +156,7 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 			continue
 		}
 		if taken != nil {
-			r.Front, r.Since = true, taken.Since // it had its turn
+			r.Front, r.Since = true, taken.Since
 		}
 		requests[line], asking[line] = append(requests[line], r), append(asking[line], &tasks[i])
 	}
@@ -179,7 +179,7 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 					ticket.Since, ticket.Waited = before.Since, before.Waited
 					d.giveBack((*throttle.Line).Refund, before.Line, task.Queue, before.TakenTicket)
 				}
-				task.Verdict = &Verdict{TakenTicket: ticket, Line: line, Sent: sent, Taken: before != nil}
+				task.Verdict = &Verdict{TakenTicket: ticket, Line: line, Charged: sent, Taken: before != nil}
 			}
 		}
 	}

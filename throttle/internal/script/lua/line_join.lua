@@ -53,7 +53,7 @@ local function new_join(L)
     if not known then
       redis.call('SET', P .. 'l', '0 ' .. limits, 'EX', L.ttl)
     elseif match(known, ' (.*)$') ~= limits then
-      places().due(flow.queue, flow.suffix, now)
+      places().due_by(flow.queue, flow.suffix, now)
     end
   end
 
@@ -192,7 +192,7 @@ local function new_join(L)
     q.weights, q.changed = max(0, q.weights + r.weight - flow.weight), true
     flow.weight, flow.own_text, flow.changed = r.weight + 0, r.own or '', true
     flow.own = windows.own_parameters(call, flow.own_text)
-    if flow.suffix then places().due(flow.queue, flow.suffix, now) end
+    if flow.suffix then places().due_by(flow.queue, flow.suffix, now) end
   end
 
   local function waits_at(suffix)

@@ -44,10 +44,10 @@ local function new_places(L)
     return upstream().fits_at(scope, i, at, time, cost, ahead)
   end
 
-  -- blocker returns the first scope without room for the costs, and when it may have room; never: they
-  -- exceed what a window can hold. A flow whose tenant operators have paused waits at a node of the
-  -- tenant, which is no scope of some policies. If L.order is set, room is left for sides whose turn it
-  -- is (line_order.lua), until their turn lapses.
+  -- blocker returns the first scope without room for the costs, nil if all have room; when it may have room;
+  -- and whether the costs exceed what a window can ever hold. A flow whose tenant operators have paused
+  -- waits at a node of the tenant, which is no scope of some policies. If L.order is set, room is left for
+  -- sides whose turn it is (line_order.lua), until their turn lapses.
   function places.blocker(flow, costs)
     local list, at = places.scopes_of(flow)
     local order, by_window, own = L.order, costs.windows, flow.own
@@ -56,7 +56,7 @@ local function new_places(L)
       return scope or {suffix = 'w:tenant:' .. flow.tenant}, own.paused, false
     end
     if own and own.free then return nil, at, false end
-    for s = 1, #list do -- before it waits for a narrower one
+    for s = 1, #list do -- what never fits does not wait, even for a narrower scope
       for _, i in ipairs(list[s].failed and {} or list[s].of.windows) do
         if by_window[i] > list[s].states[i].limit then return nil, at, true end
       end
@@ -104,8 +104,8 @@ local function new_places(L)
     end
   end
 
-  -- due makes a node due at this time at the latest.
-  function places.due(queue, suffix, time)
+  -- due_by makes a node due at this time at the latest.
+  function places.due_by(queue, suffix, time)
     local known = places.due_at(queue, suffix)
     if not known or known > time then places.set_due(queue, suffix, time) end
   end
@@ -113,12 +113,12 @@ local function new_places(L)
   -- look_again makes a scope's nodes due in all queues that wait there, but one: something was given back.
   function places.look_again(suffix, except)
     for name, q in pairs(L.queues) do
-      if name ~= except and q.n > 0 and places.due_at(name, suffix) then places.due(name, suffix, now) end
+      if name ~= except and q.n > 0 and places.due_at(name, suffix) then places.due_by(name, suffix, now) end
     end
   end
 
-  -- reopen makes the shared nodes due that a flow may have passed, and others' where it waits now. There it
-  -- does not take what was kept for it.
+  -- reopen makes the shared nodes due that a flow has passed, as it does not take the room there. At the scope
+  -- where it waits now only other queues look again.
   function places.reopen(flow, suffix)
     if call.only_tenants then return end
     local list = places.scopes_of(flow)
@@ -133,7 +133,7 @@ local function new_places(L)
   -- wait puts a flow with a first ticket of this rank at a node, which is due at that time.
   function places.wait(flow, rank, suffix, time)
     L.move(flow, suffix, rank, fair.score(L.node_of(flow.queue, suffix), flow, rank))
-    places.due(flow.queue, suffix, time)
+    places.due_by(flow.queue, suffix, time)
   end
 
   -- place puts a flow where its first ticket has to wait.

@@ -200,9 +200,9 @@ local function new_take(L)
     end
   end
 
-  -- look_at_changes makes all nodes due after limits have changed, as others may let in more: of each
-  -- queue some in each take. While workers disagree, in a rolling deploy, it begins once a second: that
-  -- others took meanwhile is noted by "-". After the clock was set back it begins at once.
+  -- look_at_changes makes all nodes due after limits have changed, as others may let in more: of each queue
+  -- some in each take. It begins once a second at most; a take by other limits that comes sooner notes "-", and
+  -- then the next one begins. After the clock was set back it begins at once.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')
@@ -218,7 +218,7 @@ local function new_take(L)
     for _, q in pairs(L.queues) do
       if changed then q.rescan, q.changed = '0', true end
       local found = q.rescan ~= '-' and redis.call('ZSCAN', P .. q.dues_key, q.rescan, 'COUNT', LOOKS)
-      for k = 1, found and #found[2] or 0, 2 do places.due(q.queue, found[2][k], now) end
+      for k = 1, found and #found[2] or 0, 2 do places.due_by(q.queue, found[2][k], now) end
       if found then q.rescan, q.changed = found[1] == '0' and '-' or found[1], true end
     end
     L.flush()
@@ -260,9 +260,9 @@ local function new_take(L)
     return first and appointments.next(first, now, time, appointment) or 0
   end
 
-  -- sides_of returns the sides of a take's queues in which anything waits, and the names of all. From
-  -- now on these queues are known to be asked for together.
-  local function sides_of(queues)
+  -- ask_for notes that these queues are asked for, together. It returns their sides in which anything waits,
+  -- and the names of all.
+  local function ask_for(queues)
     local names, sides, server = {}, {}, nil
     for i = 1, #queues do names[i] = queues[i].name end
     for i = 1, call.batches and #queues or 0 do names[#names + 1] = names[i] .. '!' end
@@ -286,7 +286,7 @@ local function new_take(L)
   -- waits in these queues.
   local function take(queues, strict, want, appointment, taken)
     look_at_changes()
-    local sides, names = sides_of(queues)
+    local sides, names = ask_for(queues)
     if call.batches or next(L.queues, next(L.queues)) then L.order = new_order(L, names, strict) end
     serve(sides, want, taken)
     if L.order then L.order.write() end

@@ -18,13 +18,13 @@
 --   window  used resets        the units, and when nothing is counted any more
 --   error   9 text
 -- where
---   status  see reply.go; 8 depends on the verb:
+--   status  as in reply.go: 0 denied, 1 granted or done, 3 joined, 4, 5 and 7 refused, 6 waits already, 9
+--           failed; 8 depends on the verb:
 --             cancel, put_back           that was done before, or nothing was held
 --             release                    nothing was held
 --             renew                      a lease is lost
 --             settle                     nothing changes
---             leave, refresh             nothing waits
---             expect                     it does not wait
+--             leave, refresh, expect     nothing waits
 --             pause, resume, remaining   no scope learns anything
 -- A late copy of a call whose caller gave up gets an empty reply, which nobody reads.
 --

@@ -11,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/redischeck"
-	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -43,19 +42,12 @@ var (
 	ErrLeaseLost = errors.New("throttle: the lease of a concurrency window was lost")
 )
 
-// A RequestError says which value of a request is invalid, or which window can never hold its cost, so
-// that waiting does not help. Nothing was changed. The same request fails until the policies change.
-type RequestError struct {
-	Policy string
-	Window string // which is too small for the cost, or ""
-	Field  string // such as "attribute user" or "cost tokens"
-	Value  any    // the invalid value
-	Hint   string // what it must be
-}
+// A RequestError says which value of a request is invalid, such as of Field "attribute user" or "cost
+// tokens", or which window can never hold its cost, so that waiting does not help. Nothing was
+// changed. The same request fails until the policies change.
+type RequestError PolicyError
 
-func (e *RequestError) Error() string {
-	return (&PolicyError{Policy: e.Policy, Window: e.Window, Field: e.Field, Value: e.Value, Hint: e.Hint}).Error()
-}
+func (e *RequestError) Error() string { return (*PolicyError)(e).Error() }
 
 // A DeniedError says that a job or a call did not start, because it does not fit now. Nothing was
 // taken.
@@ -90,23 +82,27 @@ func (e *DeniedError) Error() string {
 // Unwrap returns Cause.
 func (e *DeniedError) Unwrap() error { return e.Cause }
 
-// A TooLateError says that a ticket, or a task, was refused, because it cannot start in time. It
-// has no place in line. Either Deadline or MaxWait is set. errors.Is finds
-// context.DeadlineExceeded.
+// A TooLateError says that a ticket, or a task, was refused: it cannot start in time, or too many wait
+// before it. It has no place in line. One of Deadline, MaxWait and Backlog is set. With the first two
+// errors.Is finds context.DeadlineExceeded.
 type TooLateError struct {
-	Decision Decision      // the denial
+	Decision Decision      // the denial; with Backlog as if the ticket had joined
 	StartsAt time.Time     // with Deadline, the expected start; with MaxWait, the latest
 	Deadline time.Time     // before which it cannot start
 	MaxWait  time.Duration // longer than which it may wait
+	Backlog  int           // how many may wait: Request.Backlog
 }
 
 // Error is the decision's reason and the limit, such as "throttled: api/window, tenant acme, 2m0s:
 // would start 2026-01-02T14:02:00Z, deadline 2026-01-02T14:00:00Z". It is valid UTF-8.
 func (e *TooLateError) Error() string {
 	text := strings.TrimSuffix(e.Decision.Reason(), ", 0s")
-	if e.Deadline.IsZero() {
+	switch {
+	case e.Backlog > 0:
+		text = fmt.Sprintf("%s: %d wait already", text, e.Backlog)
+	case e.Deadline.IsZero():
 		text = fmt.Sprintf("%s: may wait for %v, longer than %v", text, roundUp(e.Decision.Latest), e.MaxWait)
-	} else {
+	default:
 		text = fmt.Sprintf("%s: would start %s, deadline %s",
 			text, e.StartsAt.UTC().Format(time.RFC3339), e.Deadline.UTC().Format(time.RFC3339))
 	}
@@ -114,18 +110,8 @@ func (e *TooLateError) Error() string {
 }
 
 // Is reports whether target is context.DeadlineExceeded.
-func (e *TooLateError) Is(target error) bool { return target == context.DeadlineExceeded }
-
-// A BacklogError says that Line.Join refused a ticket, because too many wait already. It has no place
-// in line.
-type BacklogError struct {
-	Decision Decision // the denial, as if the ticket had joined
-	Backlog  int      // the limit: Request.Backlog
-}
-
-func (e *BacklogError) Error() string {
-	return fmt.Sprintf("throttle: policy %q: tenant %s has %d waiting already",
-		e.Decision.Policy, quote.Name(e.Decision.Tenant), e.Backlog)
+func (e *TooLateError) Is(target error) bool {
+	return target == context.DeadlineExceeded && e.Backlog == 0
 }
 
 // silent reports whether a context has ended because the limiter does not answer: a caller may say so by its cause.

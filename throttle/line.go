@@ -42,7 +42,7 @@ func (l *Limiter) Lines() []string {
 type Place struct {
 	Decision
 
-	// Err says why the ticket did not join: *RequestError, *TooLateError or *BacklogError. It does not
+	// Err says why the ticket did not join: *RequestError or *TooLateError. It does not
 	// affect the other tickets.
 	Err error
 

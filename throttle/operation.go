@@ -82,7 +82,9 @@ func (o *operation) checkCosts() error {
 	if i := o.neverFits(); i >= 0 && !o.free {
 		w := o.windows[i]
 		hint := fmt.Sprintf("never fits: the window holds %d at most", w.capacity())
-		return &RequestError{o.Name, w.Name, "cost " + w.Unit, o.request.CostOf(w.Unit), hint}
+		return &RequestError{
+			Policy: o.Name, Window: w.Name, Field: "cost " + w.Unit, Value: o.request.CostOf(w.Unit), Hint: hint,
+		}
 	}
 	return nil
 }
@@ -342,7 +344,7 @@ func (o *operation) placed(a script.Answer) (Place, error) {
 	switch a.Status {
 	case script.Waits, script.WaitedBefore:
 	case script.BacklogFull:
-		p.Err = &BacklogError{Decision: d, Backlog: o.request.Backlog}
+		p.Err = &TooLateError{Decision: d, Backlog: o.request.Backlog}
 	case script.OverMaxWait, script.OverDeadline:
 		p.Err = o.tooLate(a, d)
 	default:

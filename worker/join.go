@@ -93,8 +93,7 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueueTask) err
 	for _, e := range es {
 		if e.place.AlreadyQueued {
 			again, tickets = append(again, e), append(tickets, e.request.Ticket)
-		} else if errors.As(e.place.Err, new(*throttle.TooLateError)) ||
-			errors.As(e.place.Err, new(*throttle.BacklogError)) {
+		} else if errors.As(e.place.Err, new(*throttle.TooLateError)) {
 			refused = append(refused, e)
 		}
 	}

@@ -28,7 +28,7 @@ func MaxWait(d time.Duration) asynq.Option {
 }
 
 // Backlog is an option of the calls by which a Client enqueues. If n tasks of the same tenant, attributes
-// and queue are in line already, the task is refused with a *throttle.BacklogError, and not
+// and queue are in line already, the task is refused with a *throttle.TooLateError, and not
 // enqueued. 0 is no limit. While the limiter's Redis does not answer nothing is refused. With
 // ProcessAt, ProcessIn or Group it is an error.
 func Backlog(n int) asynq.Option {

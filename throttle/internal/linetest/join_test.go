@@ -55,7 +55,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		`throttle: policy "p", window "own": cost requests 3: never fits: the window holds 2 at most`, "exempt",
 		`throttle: policy "p", window "own": cost requests 2: never fits: the window holds 1 at most`,
 		`throttled: p/own, tenant a, 10s: may wait for 10s, longer than 9.999999s`, "10s",
-		`throttle: policy "p": tenant a has 2 waiting already`, "20s",
+		`throttled: p/own, tenant a, 20s: 2 wait already`, "20s",
 		`throttled: p/own, tenant a, 20s: too late for ` + soon.String(),
 		`throttled: p/own, tenant a, 20s: too late for ` + now.String(), "10s again",
 		`throttle: policy "p": key "` + strings.Repeat("k", 64) + `...": must be at most 64 bytes`, "0s",

@@ -65,10 +65,10 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 			text     string
 		}{
 			{[]asynq.Option{worker.MaxWait(90 * time.Minute)}, 0, 90 * time.Minute, 0, "longer than 1h30m0s"},
-			{[]asynq.Option{worker.Backlog(3)}, 3, 0, 0, "has 3 waiting already"},
+			{[]asynq.Option{worker.Backlog(3)}, 3, 0, 0, "3 wait already"},
 			{[]asynq.Option{worker.MaxWait(time.Hour), worker.Backlog(100)}, 0, time.Hour, 0, "longer than 1h0m0s"},
-			{[]asynq.Option{worker.MaxWait(24 * time.Hour), worker.Backlog(2)}, 2, 0, 0, "has 2 waiting already"},
-			{[]asynq.Option{worker.Backlog(3), unique}, 3, 0, 0, "has 3 waiting already"},
+			{[]asynq.Option{worker.MaxWait(24 * time.Hour), worker.Backlog(2)}, 2, 0, 0, "2 wait already"},
+			{[]asynq.Option{worker.Backlog(3), unique}, 3, 0, 0, "3 wait already"},
 			{[]asynq.Option{by(150 * time.Minute)}, 0, 0, 150 * time.Minute, "throttled: api"},
 			{[]asynq.Option{by(-time.Minute)}, 0, 0, -time.Minute, "throttled: api"},
 			{[]asynq.Option{by(time.Minute), unique}, 0, 0, time.Minute, "throttled: api"},
@@ -77,15 +77,12 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 		} {
 			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), row.opts...)
 			var d throttle.Decision
-			late, full := &throttle.TooLateError{}, &throttle.BacklogError{}
-			switch {
-			case errors.As(err, &late):
+			late := &throttle.TooLateError{}
+			if errors.As(err, &late) {
 				d = late.Decision
-			case errors.As(err, &full):
-				d = full.Decision
 			}
 			if info != nil || err == nil || errors.Is(err, asynq.SkipRetry) || d.Granted ||
-				full.Backlog != row.backlog || late.MaxWait != row.maxWait || !strings.Contains(err.Error(), row.text) ||
+				late.Backlog != row.backlog || late.MaxWait != row.maxWait || !strings.Contains(err.Error(), row.text) ||
 				!strings.HasPrefix(err.Error(), `worker: task type "x": throttle`) {
 				t.Errorf("%v: %v, %v", row, info, err)
 			} else if row.deadline >= 0 && sitetest.Off(now.Add(d.RetryIn), now.Add(3*time.Hour)) {

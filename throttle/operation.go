@@ -310,7 +310,7 @@ func (o *operation) decision(a script.Answer) Decision {
 		d.Adapted = o.adapted(a.Adapted)
 	}
 	if l := a.Left; l.Unit != "" {
-		d.Remaining = &Remaining{Unit: l.Unit, Units: l.Units, Reset: micros(l.Reset - a.At)}
+		d.Remaining = &Remaining{Unit: l.Unit, Units: l.Units, Until: time.UnixMicro(l.Reset)}
 	}
 	if a.Used != nil {
 		d.Windows = o.states(a, d.Granted)

@@ -1,7 +1,6 @@
 package throttle
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -88,37 +87,17 @@ type Adapted struct {
 	Window    string     `json:"window"`    // the window by which grants are spread
 }
 
-// String says how often the upstream refused, and what is granted now, such as "refused 3 times
-// since 14:02 UTC, now 8.5/s of 10/s". If only the spread has changed it is "refused once since 14:02
-// UTC, spread evenly at 10/s".
+// String says how often the upstream refused, and what is granted now, such as "refused 3 times since
+// 14:02 UTC, now 85% of the limit", or "now spread evenly" while only the spread has changed.
 func (a Adapted) String() string {
-	times := "once"
+	times, now := "once", "now spread evenly"
 	if a.Refusals > 1 {
 		times = fmt.Sprintf("%d times", a.Refusals)
 	}
-	rate, published := rateText(a.Rate, a.Published), rateText(a.Published, a.Published)
-	now := "now " + rate + " of " + published
-	if rate == published {
-		now = "spread evenly at " + rate
+	if percent := fmt.Sprintf("%.3g%%", 100*a.Rate/a.Published); percent != "100%" {
+		now = "now " + percent + " of the limit"
 	}
 	return fmt.Sprintf("refused %s since %s UTC, %s", times, a.Since.UTC().Format("15:04"), now)
-}
-
-// rateText writes units a second in the largest unit in which the published rate is 1 or more.
-func rateText(rate, published float64) string {
-	per, seconds := "s", 1.0
-	for _, longer := range []struct {
-		per     string
-		seconds float64
-	}{{"min", 60}, {"h", 3600}, {"day", 86_400}} {
-		if published*seconds < 1 {
-			per, seconds = longer.per, longer.seconds
-		}
-	}
-	if rate *= seconds; rate < 1000 {
-		return fmt.Sprintf("%.3g/%s", rate, per)
-	}
-	return fmt.Sprintf("%.0f/%s", rate, per)
 }
 
 // adapted returns what an answer says of the rate; nil if it is of another policy.
@@ -157,7 +136,8 @@ type Refusal struct {
 // (Policy.Adapt), in the counts of the request that Policy.Upstream names. Without those it does nothing.
 // Errors are Reserve's.
 func (l *Limiter) Resume(ctx context.Context, r Request) error {
-	return l.report(ctx, Reservation{Request: r}, script.Request{Op: script.Resume})
+	_, _, err := Reservation{Request: r, limiter: l}.report(ctx, script.Request{Op: script.Resume})
+	return err
 }
 
 // Pause reports that the upstream refused the reservation's call, and for how long. It stops grants
@@ -182,20 +162,20 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 	if r.ID == "" {
 		r.At = time.Time{} // by this machine's clock
 	}
-	o, err := r.limiter.upstreamOperation(ctx, r)
+	cp, err := r.limiter.policyThatDecides(r.Request)
 	if err != nil {
 		return Refusal{}, err
 	}
 	refused := script.Refused{
-		Adapt: o.Adapt == AdaptOn, By: r.limiter.config.Name, Cause: cause, Tenant: r.Tenant,
+		Adapt: cp.Adapt == AdaptOn, By: r.limiter.config.Name, Cause: cause, Tenant: r.Tenant,
 	}
 	if pause < time.Millisecond {
-		pause, refused.Guess = DefaultPause, o.MaxPause.Microseconds()
+		pause, refused.Guess = DefaultPause, cp.MaxPause.Microseconds()
 	}
-	pause = min(pause, o.MaxPause)
+	pause = min(pause, cp.MaxPause)
 	refused.Wait = pause.Microseconds()
 	refusal := Refusal{Policy: r.Policy, Tenant: r.Tenant}
-	a, err := o.askFor(ctx, r, script.Request{Op: script.Pause, Scopes: o.upstream, Refused: &refused})
+	o, a, err := r.report(ctx, script.Request{Op: script.Pause, Refused: &refused})
 	if err != nil {
 		return refusal, err
 	}
@@ -208,68 +188,58 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 			refusal.Adapted = o.adapted(a.Adapted)
 		}
 	}
-	r.limiter.logRefusal(refusal)
+	if refusal.Pause > 0 {
+		about := []any{"policy", refusal.Policy, "tenant", refusal.Tenant, "for", refusal.Pause}
+		if refusal.Adapted != nil {
+			about = append(about, "rate", refusal.Adapted.String())
+		}
+		r.limiter.config.Logger.Warn("throttle: the upstream refused a call: its policy pauses", about...)
+	}
 	r.limiter.config.Observer.Refused(refusal)
 	return refusal, nil
 }
 
-// logRefusal logs the refusal that starts a pause.
-func (l *Limiter) logRefusal(refusal Refusal) {
-	if refusal.Pause <= 0 {
-		return
-	}
-	about := []any{"policy", refusal.Policy, "tenant", refusal.Tenant, "for", refusal.Pause}
-	if refusal.Adapted != nil {
-		about = append(about, "rate", refusal.Adapted.String())
-	}
-	l.config.Logger.Warn("throttle: the upstream refused a call: its policy pauses", about...)
-}
-
-// Remaining is the state of a limit that an upstream reports.
+// Remaining is what an upstream has left of a limit.
 type Remaining struct {
-	Unit  string        // what it counts, as a window of the policy does; the default is Requests
-	Units int64         // how many are left: 0 to MaxLimit
-	Reset time.Duration // until it starts again from 0: above 0 and at most MaxPeriod
+	Unit  string    `json:"unit"`  // what it counts, as a window of the policy does
+	Units int64     `json:"units"` // how many are left
+	Until time.Time `json:"until"` // when it starts again from 0
 }
 
 // ReportRemaining reports how many units the upstream has left, by its answer to the reservation's
-// call. Until the reset, windows of the unit grant no more than that, less what they granted since
-// the reservation. It applies to the counts of Pause. Errors are those of Pause.
-func (r Reservation) ReportRemaining(ctx context.Context, left Remaining) error {
-	left.Unit = cmp.Or(left.Unit, Requests)
+// call: 0 to MaxLimit, for more than 0 and at most MaxPeriod. Until the reset, windows of the unit grant
+// no more than that, less what they granted since the reservation. It applies to the counts of Pause.
+// Errors are those of Pause.
+func (r Reservation) ReportRemaining(ctx context.Context, unit string, units int64, reset time.Duration) error {
 	cp, err := r.policy()
 	switch {
 	case cp == nil || err != nil:
 		return err
-	case !slices.Contains(cp.units, left.Unit):
-		return r.bad("unit", left.Unit, cp.unitsHint())
-	case left.Units < 0 || left.Units > MaxLimit:
-		return r.bad("units", left.Units, fmt.Sprintf("must be 0 to %d", int64(MaxLimit)))
-	case left.Reset <= 0 || left.Reset > MaxPeriod:
-		return r.bad("reset", left.Reset, fmt.Sprintf("must be above 0 and at most %v", MaxPeriod))
+	case !slices.Contains(cp.units, unit):
+		return r.bad("unit", unit, cp.unitsHint())
+	case units < 0 || units > MaxLimit:
+		return r.bad("units", units, fmt.Sprintf("must be 0 to %d", int64(MaxLimit)))
+	case reset <= 0 || reset > MaxPeriod:
+		return r.bad("reset", reset, fmt.Sprintf("must be above 0 and at most %v", MaxPeriod))
 	}
-	return r.limiter.report(ctx, r, script.Request{Op: script.Remaining, Left: &script.Left{
-		Unit: left.Unit, Units: left.Units, Reset: max(1, left.Reset.Microseconds()),
-	}})
-}
-
-// report sends what the upstream says of the scopes that Policy.Upstream names.
-func (l *Limiter) report(ctx context.Context, r Reservation, ask script.Request) error {
-	o, err := l.upstreamOperation(ctx, r)
-	if err != nil {
-		return err
-	}
-	ask.Scopes = o.upstream
-	_, err = o.askFor(ctx, r, ask)
+	left := &script.Left{Unit: unit, Units: units, Reset: max(1, reset.Microseconds())}
+	_, _, err = r.report(ctx, script.Request{Op: script.Remaining, Left: left})
 	return err
 }
 
-// upstreamOperation prepares the request of a reservation, even if its policy was removed.
-func (l *Limiter) upstreamOperation(ctx context.Context, r Reservation) (*operation, error) {
-	cp, err := l.policyThatDecides(r.Request)
+// report sends what the upstream says of the scopes that Policy.Upstream names, even if the policy was
+// removed.
+func (r Reservation) report(ctx context.Context, ask script.Request) (*operation, script.Answer, error) {
+	cp, err := r.limiter.policyThatDecides(r.Request)
 	if err != nil {
-		return nil, err
+		return nil, script.Answer{}, err
 	}
-	tenant, _ := l.tenant(ctx, cp, r.Tenant)
-	return cp.newOperation(r.Request, tenant)
+	tenant, _ := r.limiter.tenant(ctx, cp, r.Tenant)
+	o, err := cp.newOperation(r.Request, tenant)
+	if err != nil {
+		return nil, script.Answer{}, err
+	}
+	ask.Scopes = o.upstream
+	a, err := o.askFor(ctx, r, ask)
+	return o, a, err
 }

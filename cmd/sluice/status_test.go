@@ -326,8 +326,7 @@ func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 			[]string{"published version 2", " shared 4 2 requests"}},
 		{"the queue is paused", func() { must(t, inspector.PauseQueue("default")) }, []string{"paused by asynq's tools: no server takes from it"}},
 		{"the upstream has little left", func() {
-			left := throttle.Remaining{Unit: throttle.Requests, Units: 1, Reset: time.Hour}
-			must(t, fleet[1].Attach(granted.Reservation).ReportRemaining(t.Context(), left))
+			must(t, fleet[1].Attach(granted.Reservation).ReportRemaining(t.Context(), throttle.Requests, 1, time.Hour))
 		}, []string{"1 requests left until "}},
 		{"it refuses", func() {
 			_, err := fleet[1].Attach(granted.Reservation).Pause(t.Context(), time.Hour, "429")

@@ -91,8 +91,7 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 			continue
 		}
 		afterward(ctx, func(ctx context.Context) {
-			left := throttle.Remaining{Unit: unit, Units: r.units, Reset: r.reset}
-			if err := d.Reservation.ReportRemaining(ctx, left); err != nil {
+			if err := d.Reservation.ReportRemaining(ctx, unit, r.units, r.reset); err != nil {
 				l.logger.Warn("httpthrottle: the upstream's remaining units could not be stored",
 					"policy", d.Policy, "error", err)
 				return

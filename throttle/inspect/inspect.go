@@ -102,29 +102,19 @@ type Limits struct {
 	// of its slots to be held for its lease.
 	AtMost bool `json:"at_most,omitempty"`
 
-	Pause     *throttle.Pause   `json:"pause,omitempty"`      // nil if there is none
-	Adapted   *throttle.Adapted `json:"adapted,omitempty"`    // the rate, if it is not the published one
-	Remaining *Remaining        `json:"remaining,omitempty"`  // what the upstream has left, if it says so
-	Observes  bool              `json:"observes,omitempty"`   // the policy only observes: nothing is delayed
-	Removed   bool              `json:"removed,omitempty"`    // the policy was: its last windows hold
-	PerSecond float64           `json:"per_second,omitempty"` // requests, lately; 0 if unknown
-}
-
-// Remaining is what an upstream has left until a time.
-type Remaining struct {
-	Unit  string    `json:"unit"`
-	Units int64     `json:"units"`
-	Until time.Time `json:"until"`
+	Pause     *throttle.Pause     `json:"pause,omitempty"`      // nil if there is none
+	Adapted   *throttle.Adapted   `json:"adapted,omitempty"`    // the rate, if it is not the published one
+	Remaining *throttle.Remaining `json:"remaining,omitempty"`  // what the upstream has left, if it says so
+	Observes  bool                `json:"observes,omitempty"`   // the policy only observes: nothing is delayed
+	Removed   bool                `json:"removed,omitempty"`    // the policy was: its last windows hold
+	PerSecond float64             `json:"per_second,omitempty"` // requests, lately; 0 if unknown
 }
 
 // add adds what a standing says, of the windows that all tenants share, or of others, or both.
 func (l *Limits) add(s *throttle.Standing, shared, others bool) {
 	d := s.Decision
-	l.Pause, l.Adapted, l.Observes, l.Removed = d.Pause, d.Adapted, s.Observes, s.Removed
+	l.Pause, l.Adapted, l.Remaining, l.Observes, l.Removed = d.Pause, d.Adapted, d.Remaining, s.Observes, s.Removed
 	l.Windows = []throttle.WindowState{}
-	if left := d.Remaining; left != nil {
-		l.Remaining = &Remaining{left.Unit, left.Units, d.At.Add(left.Reset)}
-	}
 	shortest := time.Duration(0)
 	for _, w := range d.Windows {
 		if ofAll := len(w.Scope.Attributes) == 0; ofAll && !shared || !ofAll && !others {

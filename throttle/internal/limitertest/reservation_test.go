@@ -22,7 +22,7 @@ func methods(ctx context.Context, r throttle.Reservation) map[string]error {
 	_, paused := r.Pause(ctx, time.Second, "")
 	return map[string]error{
 		"Cancel": cancelled, "Settle": settled, "Renew": renewed, "Release": r.Release(ctx), "Pause": paused,
-		"ReportRemaining": r.ReportRemaining(ctx, throttle.Remaining{Units: 1, Reset: time.Second}),
+		"ReportRemaining": r.ReportRemaining(ctx, throttle.Requests, 1, time.Second),
 	}
 }
 
@@ -127,7 +127,7 @@ func TestWhatIsUnderWayIsNoPartOfWhatIsLeft(t *testing.T) {
 				l, c := NewWithClock(t, client, Policy(throttle.Window{Name: "w", Limit: 100, Period: 10 * s}))
 				report := func(r throttle.Reservation, units int64) {
 					t.Helper()
-					expect.Must(t, r.ReportRemaining(t.Context(), throttle.Remaining{Units: units, Reset: m}))
+					expect.Must(t, r.ReportRemaining(t.Context(), throttle.Requests, units, m))
 				}
 				for period := range 2 {
 					var calls []throttle.Reservation

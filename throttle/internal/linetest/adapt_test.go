@@ -115,22 +115,22 @@ func TestTheRateInForceIsTold(t *testing.T) {
 			refusal.Pause == pause && got == rate, refusal, got, err, "want a pause of", pause, rate)
 	}
 	first, together := st.granted("a1"), st.granted("a11")
-	refused(first, 125*ms, "refused once since 00:00 UTC, spread evenly at 10/s")
+	refused(first, 125*ms, "refused once since 00:00 UTC, now spread evenly")
 	refused(together, 0, "")
-	tell("refused once since 00:00 UTC, spread evenly at 10/s")
+	tell("refused once since 00:00 UTC, now spread evenly")
 	st.at(s)
-	tell("refused once since 00:00 UTC, spread evenly at 10/s") // although it would be granted
+	tell("refused once since 00:00 UTC, now spread evenly") // although it would be granted
 	d := st.granted("a2")
 	st.at(1010 * ms)
-	refused(d, 125*ms, "refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
-	tell("refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+	refused(d, 125*ms, "refused 2 times since 00:00 UTC, now 87.5% of the limit")
+	tell("refused 2 times since 00:00 UTC, now 87.5% of the limit")
 	reason := func(want string) {
 		t.Helper()
 		expect.Equal(t, limitertest.Reserve(t, st.l, st.without("b")).Reason(), want)
 	}
-	reason("throttled: p, tenant b, 125ms: paused until 00:00:02 UTC by the upstream's refusal to a: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+	reason("throttled: p, tenant b, 125ms: paused until 00:00:02 UTC by the upstream's refusal to a: refused 2 times since 00:00 UTC, now 87.5% of the limit")
 	st.at(1135 * ms).granted("a3")
-	reason("throttled: p/shared, tenant b, 115ms: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+	reason("throttled: p/shared, tenant b, 115ms: refused 2 times since 00:00 UTC, now 87.5% of the limit")
 	st.at(3 * m)
 	tell("")
 }

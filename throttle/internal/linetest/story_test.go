@@ -420,7 +420,7 @@ func (st *story) pauseOf(tenant string, d time.Duration) *story {
 // remaining has the upstream say what it has left.
 func (st *story) remaining(r throttle.Reservation, units int64, reset time.Duration) *story {
 	st.Helper()
-	expect.Must(st, r.ReportRemaining(st.Context(), throttle.Remaining{Units: units, Reset: reset}))
+	expect.Must(st, r.ReportRemaining(st.Context(), throttle.Requests, units, reset))
 	return st
 }
 

@@ -92,7 +92,7 @@ func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 	l := limitertest.New(t, client, p)
 	d := limitertest.Reserve(t, l, of("a"))
 	expect.Must(t, expect.ErrOf(d.Reservation.Pause(t.Context(), 50*ms, "")))
-	expect.Must(t, d.Reservation.ReportRemaining(t.Context(), throttle.Remaining{Units: 3, Reset: 50 * ms}))
+	expect.Must(t, d.Reservation.ReportRemaining(t.Context(), throttle.Requests, 3, 50*ms))
 	keys, err := client.Keys(t.Context(), "*").Result()
 	expect.Require(t, err == nil && len(keys) > 0, keys, err)
 	for _, key := range keys {
@@ -118,9 +118,9 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 		want string
 	}{
 		{long, `throttle: policy "p": cause "` + strings.Repeat("x", 64) + `...": must be at most 128 bytes`},
-		{r.ReportRemaining(t.Context(), throttle.Remaining{Unit: "to ken", Units: 1, Reset: s}), `throttle: policy "p": unit "to ken": no window counts this unit, but requests`},
-		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: -1, Reset: s}), `throttle: policy "p": units -1: must be 0 to 1000000000000`},
-		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: 1}), `throttle: policy "p": reset 0s: must be above 0 and at most 8784h0m0s`},
+		{r.ReportRemaining(t.Context(), "to ken", 1, s), `throttle: policy "p": unit "to ken": no window counts this unit, but requests`},
+		{r.ReportRemaining(t.Context(), throttle.Requests, -1, s), `throttle: policy "p": units -1: must be 0 to 1000000000000`},
+		{r.ReportRemaining(t.Context(), throttle.Requests, 1, 0), `throttle: policy "p": reset 0s: must be above 0 and at most 8784h0m0s`},
 	} {
 		var request *throttle.RequestError
 		expect.That(t, errors.As(tc.err, &request) && tc.err.Error() == tc.want, tc.err, "want", tc.want)

@@ -155,9 +155,8 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		"resume": func(t *rapid.T) { did = "resume"; check(l.Resume(ctx, run(t).Request)) },
 		"remaining": func(t *rapid.T) {
 			did = "remaining"
-			check(run(t).ReportRemaining(ctx, throttle.Remaining{
-				Units: rapid.Int64Range(0, 5).Draw(t, "left"), Reset: rapid.SampledFrom([]time.Duration{s, 5 * s}).Draw(t, "reset"),
-			}))
+			check(run(t).ReportRemaining(ctx, throttle.Requests,
+				rapid.Int64Range(0, 5).Draw(t, "left"), rapid.SampledFrom([]time.Duration{s, 5 * s}).Draw(t, "reset")))
 		},
 		"pass": func(t *rapid.T) {
 			did = "pass"

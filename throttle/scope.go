@@ -11,17 +11,12 @@ import (
 // unless Window.Scope says otherwise.
 const TenantAttribute = "tenant"
 
-// A Scope names the attributes that a window is counted by. The zero value is the tenant alone:
-// each tenant has a count of its own. Scopes are comparable: two are equal if they name the same
-// attributes.
-type Scope struct {
-	names string // "" for the tenant alone, shared, or else the names in order, each behind a NUL
-}
-
-const shared = "shared"
+// A Scope names the attributes that a window is counted by: see Per. The zero value is the tenant alone:
+// each tenant has a count of its own. Scopes are equal if they name the same attributes.
+type Scope string // "", ScopeShared, or else the names in order, each behind a comma
 
 // ScopeShared is the scope of a window with one count for all tenants.
-var ScopeShared = Scope{shared}
+const ScopeShared Scope = "shared"
 
 // Per returns the scope of a window that has a count for each combination of values of the
 // attributes, such as Per("tenant", "user"). Their order does not matter. Without attributes it
@@ -32,40 +27,20 @@ func Per(attributes ...string) Scope {
 	case len(attributes) == 0:
 		return ScopeShared
 	case len(attributes) == 1 && attributes[0] == TenantAttribute:
-		return Scope{}
+		return ""
 	}
-	return Scope{"\x00" + strings.Join(slices.Sorted(slices.Values(attributes)), "\x00")}
+	return Scope("," + strings.Join(slices.Sorted(slices.Values(attributes)), ","))
 }
 
 // Attributes returns the names in alphabetical order, none for ScopeShared.
 func (s Scope) Attributes() []string {
-	switch s.names {
+	switch s {
 	case "":
 		return []string{TenantAttribute}
-	case shared:
+	case ScopeShared:
 		return []string{}
 	}
-	return strings.Split(s.names[1:], "\x00")
-}
-
-// String returns the names, such as "tenant,user", or "shared".
-func (s Scope) String() string {
-	if s == ScopeShared {
-		return shared
-	}
-	return strings.Join(s.Attributes(), ",")
-}
-
-// MarshalText returns the names, by commas; nothing for ScopeShared.
-func (s Scope) MarshalText() ([]byte, error) { return []byte(strings.Join(s.Attributes(), ",")), nil }
-
-// UnmarshalText undoes MarshalText.
-func (s *Scope) UnmarshalText(text []byte) error {
-	*s = ScopeShared
-	if len(text) > 0 {
-		*s = Per(strings.Split(string(text), ",")...)
-	}
-	return nil
+	return slices.Sorted(strings.SplitSeq(strings.TrimPrefix(string(s), ","), ","))
 }
 
 func (s Scope) has(attribute string) bool { return slices.Contains(s.Attributes(), attribute) }
@@ -80,7 +55,7 @@ type ScopeValue struct {
 // String returns for instance "tenant=acme,user=bob", or "shared" for the count of ScopeShared.
 func (s ScopeValue) String() string {
 	if len(s.Attributes) == 0 {
-		return shared
+		return string(ScopeShared)
 	}
 	parts := make([]string, len(s.Attributes))
 	for i, a := range s.Attributes {

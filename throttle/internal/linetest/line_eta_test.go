@@ -107,7 +107,7 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 
 // anyPolicy is one to four windows. Those of many tenants may cross, and tenants have any weights.
 func anyPolicy(random *rand.Rand, many bool) throttle.Policy {
-	scopes := []throttle.Scope{throttle.ScopeShared, {}}
+	scopes := []throttle.Scope{throttle.ScopeShared, ""}
 	if many && random.IntN(2) == 0 {
 		scopes = append(scopes, throttle.Per("tenant", "user"), throttle.Per("region"), throttle.Per("tenant", "region"))
 	}

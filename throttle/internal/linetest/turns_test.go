@@ -206,7 +206,7 @@ func TestPrioritiesHoldInEveryWindow(t *testing.T) {
 	for _, c := range []struct {
 		scope   throttle.Scope
 		tenants int
-	}{{throttle.ScopeShared, 1}, {throttle.ScopeShared, 10}, {throttle.Scope{}, 1}} {
+	}{{throttle.ScopeShared, 1}, {throttle.ScopeShared, 10}, {"", 1}} {
 		st := newStory(t, client, limitertest.Policy(
 			throttle.Window{Name: "burst", Limit: 20, Period: 3 * s, Scope: c.scope},
 			throttle.Window{Name: "minute", Limit: 20, Period: m, Scope: c.scope}))

@@ -33,7 +33,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		w := throttle.Window{
 			Name:  fmt.Sprint("w", i),
 			Limit: rapid.Int64Range(2, 4).Draw(t, "limit"),
-			Scope: rapid.SampledFrom([]throttle.Scope{throttle.ScopeShared, {}}).Draw(t, "per"),
+			Scope: rapid.SampledFrom([]throttle.Scope{throttle.ScopeShared, ""}).Draw(t, "per"),
 			Unit:  rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
 		}
 		if rapid.Bool().Draw(t, "slots") {

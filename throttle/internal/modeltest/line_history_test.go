@@ -53,7 +53,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 	cr.c.Set(0)
 	cr.nested, cr.same = rapid.Bool().Draw(t, "nested"), rapid.Bool().Draw(t, "all cost the same")
 	all := throttle.ScopeShared
-	tenant, user, region := throttle.Scope{}, throttle.Per("tenant", "user"), throttle.Per("region")
+	tenant, user, region := throttle.Scope(""), throttle.Per("tenant", "user"), throttle.Per("region")
 	per := []throttle.Scope{tenant, user, all, region, throttle.Per("tenant", "region")}
 	if cr.nested {
 		per = rapid.SampledFrom([][]throttle.Scope{
@@ -66,7 +66,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 		algorithms = append(algorithms, throttle.AlgorithmGCRA)
 	}
 	cr.p = limitertest.Policy()
-	cr.p.BatchShare = throttle.MinBatchShare // less than one ticket in a history
+	cr.p.BatchShare = 0.001 // less than one ticket in a history
 	batches := rapid.Bool().Draw(t, "batches")
 	for i := range rapid.IntRange(1, 4).Draw(t, "windows") {
 		cr.p.Windows = append(cr.p.Windows, anyLineWindow(t, i, per, algorithms))

@@ -3,6 +3,7 @@ package throttle
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -146,7 +147,7 @@ func (cp *compiledPolicy) overridden(name string, t Tenant, o *TenantOverride) (
 		t.Windows = map[string]Override{}
 	}
 	maps.Copy(t.Windows, o.Windows)
-	return t, cp.validateTenant(name, t)
+	return t, errors.Join(cp.checkTenant(name, t)...)
 }
 
 // ValidateOverride returns a *PolicyError if the override does not suit the policy of its name, as

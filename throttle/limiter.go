@@ -280,5 +280,5 @@ func (l *Limiter) configuredTenant(ctx context.Context, cp *compiledPolicy, name
 		return cp.Tenants[name], nil
 	}
 	t = t.withDefaults()
-	return t, cp.validateTenant(name, t)
+	return t, errors.Join(cp.checkTenant(name, t)...)
 }

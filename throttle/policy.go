@@ -13,30 +13,20 @@ import (
 // Requests is the default of Window.Unit. A request costs 1 of it by default.
 const Requests = "requests"
 
-// Bounds, all inclusive, and defaults.
+// Bounds, all inclusive, and a default.
 const (
-	MinPeriod      = time.Millisecond
-	MaxPeriod      = algorithm.MaxPeriod      // 366 days; also of pauses
-	MaxLimit       = algorithm.MaxLimit       // 10^12
-	MinLease       = algorithm.MinLease       // 1 s
-	MaxLease       = algorithm.MaxLease       // 24 h
-	MaxConcurrency = algorithm.MaxConcurrency // 10,000: the limit of a Concurrency window
-	MaxWindows     = 32                       // of a policy
-	MaxAttributes  = 8                        // of a scope
-	MaxShards      = 64
-	MinBatchShare  = 0.001
-	MaxBatchShare  = 0.5
-	MaxGlobBytes   = 1024 // of a glob in Policy.Match
-	MaxValueBytes  = 512  // of a tenant's name or any other attribute's value
-	MaxKeyBytes    = 64   // of Request.Key
-	MaxCauseBytes  = 128  // of the cause of a pause
-	MaxNameBytes   = 128  // of Config.Name
-	MaxTake        = 64   // tickets of one Line.Take
+	MaxPeriod     = algorithm.MaxPeriod // 366 days; also of pauses
+	MaxLimit      = algorithm.MaxLimit  // 10^12
+	MaxWindows    = 32                  // of a policy
+	MaxAttributes = 8                   // of a scope
+	MaxGlobBytes  = 1024                // of a glob in Policy.Match
+	MaxValueBytes = 512                 // of a tenant's name or any other attribute's value
+	MaxKeyBytes   = 64                  // of Request.Key
+	MaxCauseBytes = 128                 // of the cause of a pause
+	MaxNameBytes  = 128                 // of Config.Name
+	MaxTake       = 64                  // tickets of one Line.Take
 
-	DefaultBatchShare = 0.05
-	DefaultLease      = algorithm.DefaultLease // 30 s
-	DefaultMaxPause   = time.Hour
-	DefaultPause      = time.Second // of a policy that does not adapt, if the upstream does not say
+	DefaultPause = time.Second // of a policy that does not adapt, if the upstream does not say
 )
 
 // A Policy is a named set of windows that guards one resource. A request is granted only if it fits
@@ -46,7 +36,7 @@ type Policy struct {
 	Adapt Adapt
 
 	// BatchShare is the share of batches in what a window grants, and in handler slots, while live
-	// requests wait there too: MinBatchShare to MaxBatchShare. The default is DefaultBatchShare.
+	// requests wait there too: 0.001 to 0.5. The default is 0.05.
 	BatchShare float64
 
 	// Fail says what happens while Redis does not answer. The default is FailClosed.
@@ -58,7 +48,7 @@ type Policy struct {
 	Match []string
 
 	// MaxPause bounds pauses, whatever the upstream asks for: 1 millisecond to MaxPeriod, in whole
-	// microseconds. The default is DefaultMaxPause.
+	// microseconds. The default is 1 hour.
 	MaxPause time.Duration
 
 	// MaxRefusedWait fails a worker's task by a worker.GivenUpError if its next start would be so long
@@ -75,7 +65,7 @@ type Policy struct {
 	Requeue Requeue
 
 	// Shards spreads the tenants over as many hash tags, each with a line of its own, for several
-	// primaries of a Redis Cluster: 1 to MaxShards. All windows must count by tenant. A change has all
+	// primaries of a Redis Cluster: 1 to 64. All windows must count by tenant. A change has all
 	// tenants count from 0. The default is 1.
 	Shards int
 
@@ -99,12 +89,12 @@ type Window struct {
 	// makes it a leaky bucket.
 	Burst int64
 
-	// Lease is how long a Concurrency window holds units without a renewal: MinLease to MaxLease, in
-	// whole microseconds. The default is DefaultLease.
+	// Lease is how long a Concurrency window holds units without a renewal: 1 second to 24
+	// hours, in whole microseconds. The default is 30 seconds.
 	Lease time.Duration
 
 	// Limit is how many units fit in one period: 1 to MaxLimit. For Concurrency it is how many are
-	// held at once: 1 to MaxConcurrency. It is required.
+	// held at once: 1 to 10,000. It is required.
 	Limit int64
 
 	// Margin keeps calls that leave on time, but arrive bunched, below the limit of the upstream.
@@ -117,7 +107,7 @@ type Window struct {
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
-	// Period is the time that Limit is for: MinPeriod to MaxPeriod, in whole microseconds. It is
+	// Period is the time that Limit is for: 1 millisecond to MaxPeriod, in whole microseconds. It is
 	// required, but Calendar and Concurrency windows have none.
 	Period time.Duration
 
@@ -234,9 +224,9 @@ func (w Window) numbers() algorithm.Window {
 // WithDefaults returns a deep copy with every default written out.
 func (p Policy) WithDefaults() Policy {
 	p.Adapt = cmp.Or(p.Adapt, AdaptOn)
-	p.BatchShare = cmp.Or(p.BatchShare, DefaultBatchShare)
+	p.BatchShare = cmp.Or(p.BatchShare, 0.05)
 	p.Fail = cmp.Or(p.Fail, FailClosed)
-	p.MaxPause = cmp.Or(p.MaxPause, DefaultMaxPause)
+	p.MaxPause = cmp.Or(p.MaxPause, time.Hour)
 	p.Mode = cmp.Or(p.Mode, ModeEnforce)
 	p.Requeue = cmp.Or(p.Requeue, RequeueWhenFits)
 	p.Shards = cmp.Or(p.Shards, 1)

@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -50,11 +51,8 @@ func (p *Pause) describe(at time.Time) string {
 		return text + " by hand: " + quote.Name(p.Cause)
 	case p.ByHand:
 		return text + " by hand"
-	case p.Cause != "":
-		text += " by the upstream's " + quote.Name(p.Cause)
-	case p.Tenant != "":
-		text += " by the upstream's refusal"
 	}
+	text += " by the upstream's " + cmp.Or(quote.Name(p.Cause), "refusal")
 	if p.Tenant != "" {
 		text += " to " + quote.Name(p.Tenant)
 	}

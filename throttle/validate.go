@@ -69,6 +69,13 @@ func between[T int | int64 | float64](c *problems, field string, value, least, m
 	c.must(value >= least && value <= most, field, value, fmt.Sprintf("must be %v to %v", least, most))
 }
 
+// lasts requires a duration of a range, and reports whether it is one.
+func (c *problems) lasts(field string, value, least, most time.Duration) bool {
+	valid := value >= least && value <= most && value%time.Microsecond == 0
+	c.must(valid, field, value, fmt.Sprintf("must be %v to %v, in whole microseconds", least, most))
+	return valid
+}
+
 func mustBeOneOf[T ~string](c *problems, field string, value T, known ...T) {
 	var names []string
 	for _, k := range known {
@@ -86,16 +93,14 @@ func (p Policy) Validate() error {
 	c := problems{at: PolicyError{Policy: p.Name}}
 	c.must(nameShape.MatchString(p.Name), "name", p.Name, nameHint)
 	mustBeOneOf(&c, "adapt", p.Adapt, AdaptOff, AdaptOn)
-	between(&c, "batch_share", p.BatchShare, MinBatchShare, MaxBatchShare)
+	between(&c, "batch_share", p.BatchShare, 0.001, 0.5)
 	mustBeOneOf(&c, "fail", p.Fail, FailClosed, FailOpen)
 	mustBeOneOf(&c, "mode", p.Mode, ModeEnforce, ModeObserve)
 	mustBeOneOf(&c, "requeue", p.Requeue, RequeueWhenFits, RequeueEarliestReset)
-	between(&c, "shards", p.Shards, 1, MaxShards)
+	between(&c, "shards", p.Shards, 1, 64)
 	mustBeOneOf(&c, "upstream", p.Upstream, UpstreamTenant, UpstreamShared)
-	c.must(p.MaxPause >= time.Millisecond && p.MaxPause <= MaxPeriod && p.MaxPause%time.Microsecond == 0,
-		"max_pause", p.MaxPause, fmt.Sprintf("must be 1ms to %v, in whole microseconds", MaxPeriod))
-	c.must(p.MaxRefusedWait >= 0 && p.MaxRefusedWait <= MaxPeriod, "max_refused_wait", p.MaxRefusedWait,
-		fmt.Sprintf("must be above 0 and at most %v, or left out for no limit", MaxPeriod))
+	c.lasts("max_pause", p.MaxPause, time.Millisecond, MaxPeriod)
+	c.lasts("max_refused_wait", p.MaxRefusedWait, 0, MaxPeriod)
 	for i, glob := range p.Match {
 		field := fmt.Sprintf("match[%d]", i)
 		expression := strings.HasPrefix(glob, "^") || strings.HasSuffix(glob, "$")
@@ -119,13 +124,12 @@ func (p Policy) Validate() error {
 				"count it per tenant, or split its limit between policies", w.Name))
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Tenants)) {
-		p.checkTenant(&c, name, p.Tenants[name])
+		c.found = append(c.found, p.checkTenant(name, p.Tenants[name])...)
 	}
 	return errors.Join(c.found...)
 }
 
 func (w Window) check(c *problems) {
-	const whole = "must be whole microseconds"
 	before, per := len(c.found), w.Scope.Attributes()
 	c.at.Window = w.Name
 	defer func() { c.at.Window = "" }()
@@ -145,24 +149,11 @@ func (w Window) check(c *problems) {
 		c.bad("algorithm", string(w.Algorithm), "must be one of "+algorithmNames()+`; a token bucket is "gcra"`)
 		return
 	}
-	timed := a.Has(algorithm.OptionPeriod)
 	longest := MaxPeriod // of a margin
-	switch {
-	case timed && w.Period < MinPeriod:
-		c.bad("period", w.Period, "must be at least 1ms")
-	case w.Period > MaxPeriod:
-		c.bad("period", w.Period, fmt.Sprintf("must be at most %v", MaxPeriod))
-	case w.Period%time.Microsecond != 0:
-		c.bad("period", w.Period, whole)
-	case timed:
+	if a.Has(algorithm.OptionPeriod) && c.lasts("period", w.Period, time.Millisecond, MaxPeriod) {
 		longest = w.Period
 	}
-	switch {
-	case w.Margin < 0 || w.Margin > longest:
-		c.bad("margin", w.Margin, fmt.Sprintf("must be 0 to %v", longest))
-	case w.Margin%time.Microsecond != 0:
-		c.bad("margin", w.Margin, whole)
-	}
+	c.lasts("margin", w.Margin, 0, longest)
 	for _, f := range []struct {
 		option algorithm.Option
 		value  any
@@ -186,14 +177,9 @@ func (w Window) check(c *problems) {
 	}
 }
 
-func (p Policy) validateTenant(name string, t Tenant) error {
-	var c problems
-	p.checkTenant(&c, name, t)
-	return errors.Join(c.found...)
-}
-
-func (p Policy) checkTenant(c *problems, name string, t Tenant) {
-	c.at = PolicyError{Policy: p.Name, Tenant: name}
+// checkTenant returns what is invalid in the settings of a tenant.
+func (p Policy) checkTenant(name string, t Tenant) []error {
+	c := problems{at: PolicyError{Policy: p.Name, Tenant: name}}
 	c.must(name != "" && len(name) <= MaxValueBytes, "tenant", name,
 		fmt.Sprintf("must be 1 to %d bytes", MaxValueBytes))
 	c.must(t.Weight > 0 && t.Weight <= 1e6, "weight", t.Weight, "must be above 0 and at most 1000000")
@@ -205,7 +191,8 @@ func (p Policy) checkTenant(c *problems, name string, t Tenant) {
 		case !p.Windows[i].Scope.has(TenantAttribute):
 			c.bad("windows", window, "is shared: a tenant has a limit of its own only where the scope contains tenant")
 		default:
-			p.Windows[i].With(t.Windows[window]).check(c)
+			p.Windows[i].With(t.Windows[window]).check(&c)
 		}
 	}
+	return c.found
 }

@@ -59,8 +59,8 @@ type Call struct {
 // A Correction is a reservation that was settled or cancelled.
 type Correction struct {
 	Cancelled   bool             // by this call; Cost is empty then
-	Change      map[string]int64 // by unit, what it costs more than before; below 0 if refunded
 	Cost        map[string]int64 // what it costs now, of the units that were corrected
+	Requests    int64            // how many more it costs than before; below 0 if refunded
 	Reservation Reservation      // as the caller had it
 }
 

@@ -52,8 +52,8 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	o.claims.released()
 	d := o.decision(a)
 	if a.Status == script.Done {
-		change := o.change(a.Before, nil)
-		r.limiter.config.Observer.Corrected(Correction{Cancelled: true, Change: change, Reservation: r})
+		c := Correction{Cancelled: true, Reservation: r, Requests: o.change(a.Before, nil)}
+		r.limiter.config.Observer.Corrected(c)
 	}
 	return Refund{d.At, d.ClockBehind, a.Status == script.Done, d.Windows}, nil
 }
@@ -90,8 +90,8 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	}
 	if a.Status == script.Done {
 		o.claims.released()
-		change := o.change(a.Before, costs)
-		r.limiter.config.Observer.Corrected(Correction{Change: change, Cost: maps.Clone(actual), Reservation: r})
+		c := Correction{Cost: maps.Clone(actual), Reservation: r, Requests: o.change(a.Before, costs)}
+		r.limiter.config.Observer.Corrected(c)
 	}
 	r.Cost = maps.Collect(maps.All(r.Cost)) // a copy that is not nil
 	maps.Copy(r.Cost, actual)
@@ -116,29 +116,23 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 	return windows
 }
 
-// change returns by unit what a correction charged, below 0 for a refund. Before is what Redis says
-// of the cost, by window, or nil. Actual is the corrected one, below 0 where it stays, and nil if
-// all was given back.
-func (o *operation) change(before, actual []int64) map[string]int64 {
-	change := map[string]int64{}
-	if actual == nil {
-		change[Requests] = -o.request.CostOf(Requests) // perhaps counted by no window
+// change returns how many more Requests a correction charged. Before is what Redis says of the cost, by
+// window, or nil. Actual is the corrected one, below 0 where it stays, and nil if all was given back.
+func (o *operation) change(before, actual []int64) int64 {
+	i := slices.IndexFunc(o.windows, func(w window) bool {
+		return w.Unit == Requests && !w.algorithm.Leases // leases keep no correction
+	})
+	was := o.request.CostOf(Requests)
+	if i >= 0 && before != nil {
+		was = before[i]
 	}
-	for i, w := range o.windows {
-		was := o.request.CostOf(w.Unit)
-		if before != nil {
-			was = before[i]
-		}
-		_, known := change[w.Unit]
-		switch {
-		case actual == nil && (!known || !w.algorithm.Leases): // leases keep no correction
-			change[w.Unit] = -was
-		case actual != nil && actual[i] >= 0:
-			change[w.Unit] = actual[i] - was
-		}
+	switch {
+	case actual == nil:
+		return -was
+	case i < 0 || actual[i] < 0:
+		return 0
 	}
-	maps.DeleteFunc(change, func(_ string, units int64) bool { return units == 0 })
-	return change
+	return actual[i] - was
 }
 
 // releaseTimeout bounds a release, which does not end with the work's context.

@@ -78,7 +78,7 @@ func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 	})
 	o.Corrected = then(next.Corrected, func(correction throttle.Correction) {
 		r := correction.Reservation.Request
-		c.add(count{byTenant, r.Policy, r.Tenant}, correction.Change[throttle.Requests])
+		c.add(count{byTenant, r.Policy, r.Tenant}, correction.Requests)
 	})
 	o.Refused = then(next.Refused, func(r throttle.Refusal) { c.add(count{byMinute, r.Policy, refused}, 1) })
 	return o

@@ -145,7 +145,7 @@ func TestOnlyItsFilesAskForAnAlgorithm(t *testing.T) {
 
 var algorithmFiles = map[string]bool{"sliding": true, "fixed": true, "gcra": true, "calendar": true, "concurrency": true}
 
-// A value of an exported type begins with the type's name, without "Mode": throttle.FailOpen of a FailMode.
+// A value of an exported type begins with the type's name: throttle.RequeueWhenFits of a Requeue.
 func TestValuesAreNamedAfterTheirType(t *testing.T) {
 	t.Parallel()
 	value := regexp.MustCompile(`(?m)^(?:\t|const |var )([A-Z]\w*) +(?:= )?([A-Z]\w*)(?: = "|\{\w+\}$)`)
@@ -155,11 +155,7 @@ func TestValuesAreNamedAfterTheirType(t *testing.T) {
 			continue
 		}
 		for _, m := range value.FindAllStringSubmatch(text, -1) {
-			prefix := m[2]
-			if short, _ := strings.CutSuffix(prefix, "Mode"); short != "" {
-				prefix = short
-			}
-			if seen++; !strings.HasPrefix(m[1], prefix) {
+			if seen++; !strings.HasPrefix(m[1], m[2]) {
 				t.Errorf("%s: %s is a %s: begin its name with that", name, m[1], m[2])
 			}
 		}

@@ -97,7 +97,7 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 	}
 	cp.flowMark = script.FlowMark(sp.Scopes)
 	for i, w := range p.Windows {
-		if p.Mode == ModeObserve && algorithms[w.Algorithm].ForgetsExcess {
+		if p.Observe && algorithms[w.Algorithm].ForgetsExcess {
 			// A denied request would be charged later than now. Windows that forget what is over the limit
 			// cannot show that. As GCRA windows they are virtual queues, which drain at the rate of the limit.
 			w.Algorithm, w.Burst = AlgorithmGCRA, w.Limit

@@ -11,7 +11,7 @@ import (
 // A Decision is the answer to a request. It belongs to the caller.
 type Decision struct {
 	// Adapted, if not nil, says that fewer units are granted than the windows allow, as the upstream
-	// refused calls: see Policy.Adapt. Grants do not report it, but Peek does.
+	// refused calls: see Policy.KeepRate. Grants do not report it, but Peek does.
 	Adapted *Adapted
 
 	// AlreadyQueued says that the ticket was in line before this call, and keeps its place.
@@ -31,7 +31,7 @@ type Decision struct {
 	// Exempt says that the tenant is exempt: it is counted, but never denied.
 	Exempt bool
 
-	// FailedOpen is an ErrUnavailable if the request was granted uncounted, by FailOpen, or else nil.
+	// FailedOpen is an ErrUnavailable if the request was granted uncounted, by Policy.FailOpen, or else nil.
 	// Windows is empty then, and At is by this machine's clock.
 	FailedOpen error
 
@@ -42,7 +42,7 @@ type Decision struct {
 	// RetryIn where that is exact, and is 0 where no bound is known, as BySlots.
 	Latest time.Duration
 
-	// Observed, if not nil, says why the request would have been denied, but for ModeObserve.
+	// Observed, if not nil, says why the request would have been denied, but for Policy.Observe.
 	Observed *Observed
 
 	// Pause, if not nil, is what holds the request back.
@@ -74,7 +74,7 @@ type Decision struct {
 	Windows []WindowState
 }
 
-// An Observed is what a policy would have done that only observes: see ModeObserve.
+// An Observed is what a policy would have done that only observes: see Policy.Observe.
 type Observed struct {
 	By        string        // the window that would have denied for longest
 	NeverFits bool          // the cost is above the window's limit: the request would have failed

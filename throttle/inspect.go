@@ -51,7 +51,7 @@ func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
 	var asks []script.Request
 	var asked []*Standing
 	for _, s := range standings {
-		s.BatchShare, s.Observes = cp.BatchShare, cp.Mode == ModeObserve
+		s.BatchShare, s.Observes = cp.BatchShare, cp.Observe
 		s.Removed = n.limiter.policies.Load().byLine[n.name] != cp
 		switch err := n.stand(ctx, cp, s); {
 		case errors.As(err, new(*RequestError)):

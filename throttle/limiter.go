@@ -148,7 +148,7 @@ func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (D
 // failOpen grants a request that Redis did not answer, if its policy says so.
 func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decision, error) {
 	gaveUp := ctx.Err() != nil && !silent(ctx)
-	if !errors.Is(err, ErrUnavailable) || o.Fail != FailOpen || gaveUp || o.tenant.pause != nil {
+	if !errors.Is(err, ErrUnavailable) || !o.FailOpen || gaveUp || o.tenant.pause != nil {
 		return Decision{}, err
 	}
 	r := o.request

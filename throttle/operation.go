@@ -33,7 +33,7 @@ type operation struct {
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
 	ofOne := r.Policy != ""
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows}
-	o.free = t.Exempt || cp.Mode == ModeObserve && ofOne
+	o.free = t.Exempt || cp.Observe && ofOne
 	o.neverDenied = o.free && t.pause == nil
 	o.observes = o.neverDenied && !t.Exempt
 	if len(t.Windows) > 0 {

@@ -32,15 +32,23 @@ const (
 // A Policy is a named set of windows that guards one resource. A request is granted only if it fits
 // all of them. Limiters copy policies.
 type Policy struct {
-	// Adapt says what follows a refusal by the upstream beside the pause. The default is AdaptOn.
-	Adapt Adapt
-
 	// BatchShare is the share of batches in what a window grants, and in handler slots, while live
 	// requests wait there too: 0.001 to 0.5. The default is 0.05.
 	BatchShare float64
 
-	// Fail says what happens while Redis does not answer. The default is FailClosed.
-	Fail FailMode
+	// FailOpen has Reserve and Wait grant while Redis does not answer, and report it in
+	// Decision.FailedOpen. By default they return ErrUnavailable: nothing runs unthrottled. They wait for
+	// a Redis that hangs for 5 seconds, and for 5 more behind a call that is under way. If their context
+	// ends before that, they return its error in any case.
+	FailOpen bool
+
+	// KeepRate has windows grant as much as ever after a pause by the upstream. By default grants are
+	// spread evenly over the period, until no call was refused for the time of 600 calls, at least a minute
+	// and at most an hour. If calls are still refused, the rate is lowered by an eighth, down to a 64th of
+	// the limit. It then grows again, slowly around the one that was refused last. All workers adapt so, in
+	// the counts that Upstream names, by the windows of the shortest period; Calendar and Concurrency
+	// windows do not.
+	KeepRate bool
 
 	// Match lists globs over task types: the jobs that this policy guards. "*" matches any bytes or
 	// none, "?" one byte, everything else itself. A glob is 1 to MaxGlobBytes bytes. No two policies
@@ -55,11 +63,13 @@ type Policy struct {
 	// after the first refusal by the upstream: 0 to MaxPeriod. The default, 0, is no limit.
 	MaxRefusedWait time.Duration
 
-	// Mode says whether the policy denies, or only reports. The default is ModeEnforce.
-	Mode Mode
-
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
+
+	// Observe grants every request, and reports in Decision.Observed what would be denied, and for how
+	// long. Sliding and Fixed windows count as GCRA windows with a Burst of their Limit. What waits when
+	// that begins starts at once. Pauses by operators hold all the same. The default is false.
+	Observe bool
 
 	// Requeue says when a worker's denied task comes back. The default is RequeueWhenFits.
 	Requeue Requeue
@@ -155,44 +165,6 @@ const (
 	UpstreamShared Upstream = "shared" // counts whose scope does not: all tenants share them
 )
 
-// An Adapt says how a policy adapts to an upstream that refuses calls although the policy keeps its
-// limits. It acts on the counts that Policy.Upstream names, on all workers, by the windows of the
-// shortest period. Calendar and Concurrency windows do not adapt.
-type Adapt string
-
-const (
-	// AdaptOff grants as much as the windows do after the pause.
-	AdaptOff Adapt = "off"
-
-	// AdaptOn spreads grants evenly over the period, until no call was refused for the time of 600 calls,
-	// at least a minute and at most an hour. If calls are still refused, it lowers the rate by an eighth,
-	// down to a 64th of the limit. The rate then grows again, slowly around the one that was refused last.
-	AdaptOn Adapt = "on"
-)
-
-// A FailMode says what Reserve and Wait do while Redis does not answer. They wait for a Redis that
-// hangs for 5 seconds, and for 5 more behind a call that is under way. If their context ends before
-// that, they return its error, also with FailOpen.
-type FailMode string
-
-const (
-	FailClosed FailMode = "closed" // they return ErrUnavailable: nothing runs unthrottled
-	FailOpen   FailMode = "open"   // they grant, and report it in Decision.FailedOpen
-)
-
-// A Mode says whether a policy denies.
-type Mode string
-
-const (
-	// ModeEnforce denies what does not fit.
-	ModeEnforce Mode = "enforce"
-
-	// ModeObserve grants every request, and reports in Decision.Observed what would be denied, and for
-	// how long. Sliding and Fixed windows count as GCRA windows with a Burst of their Limit. What
-	// waits when the mode begins starts at once. Pauses by operators hold all the same.
-	ModeObserve Mode = "observe"
-)
-
 // A Requeue says when a worker's denied task comes back.
 type Requeue string
 
@@ -223,11 +195,8 @@ func (w Window) numbers() algorithm.Window {
 
 // WithDefaults returns a deep copy with every default written out.
 func (p Policy) WithDefaults() Policy {
-	p.Adapt = cmp.Or(p.Adapt, AdaptOn)
 	p.BatchShare = cmp.Or(p.BatchShare, 0.05)
-	p.Fail = cmp.Or(p.Fail, FailClosed)
 	p.MaxPause = cmp.Or(p.MaxPause, time.Hour)
-	p.Mode = cmp.Or(p.Mode, ModeEnforce)
 	p.Requeue = cmp.Or(p.Requeue, RequeueWhenFits)
 	p.Shards = cmp.Or(p.Shards, 1)
 	p.Match = slices.Clone(p.Match)

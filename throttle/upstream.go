@@ -72,7 +72,7 @@ func (p *Pause) binds(at, until time.Time) string {
 }
 
 // An Adapted is the rate that a policy adapted to, after refusals by the upstream: see
-// Policy.Adapt.
+// Policy.KeepRate.
 type Adapted struct {
 	Changed   time.Time  `json:"changed"`   // when a refusal changed the rate last
 	Published float64    `json:"published"` // what the window grants: units per second
@@ -131,7 +131,7 @@ type Refusal struct {
 }
 
 // Resume ends a pause that the upstream asked for at once, and what the policy adapted to
-// (Policy.Adapt), in the counts of the request that Policy.Upstream names. Without those it does nothing.
+// (Policy.KeepRate), in the counts of the request that Policy.Upstream names. Without those it does nothing.
 // Errors are Reserve's.
 func (l *Limiter) Resume(ctx context.Context, r Request) error {
 	_, _, err := Reservation{Request: r, limiter: l}.report(ctx, script.Request{Op: script.Resume})
@@ -140,12 +140,12 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 
 // Pause reports that the upstream refused the reservation's call, and for how long. It stops grants
 // on all workers, in the counts of the reservation that Policy.Upstream names. A later refusal
-// extends the pause. After it, grants follow Policy.Adapt. Denied requests find it in
+// extends the pause. After it, grants follow Policy.KeepRate. Denied requests find it in
 // Decision.Pause, with the cause, such as "429": at most MaxCauseBytes, or empty.
 //
 // If the pause is below a millisecond, as at 0 or below, the upstream did not say how long: so
 // time.Until of a reset may be passed on. A policy that adapts then pauses for an eighth of its shortest
-// period, at most 1 second, and doubles that while refusals go on. With AdaptOff the pause is
+// period, at most 1 second, and doubles that while refusals go on. With KeepRate the pause is
 // DefaultPause. Policy.MaxPause bounds every pause.
 //
 // Pause returns the refusal's effect. It is empty if the refusal was merged with an earlier one. Errors
@@ -165,7 +165,7 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 		return Refusal{}, err
 	}
 	refused := script.Refused{
-		Adapt: cp.Adapt == AdaptOn, By: r.limiter.config.Name, Cause: cause, Tenant: r.Tenant,
+		Adapt: !cp.KeepRate, By: r.limiter.config.Name, Cause: cause, Tenant: r.Tenant,
 	}
 	if pause < time.Millisecond {
 		pause, refused.Guess = DefaultPause, cp.MaxPause.Microseconds()

@@ -92,10 +92,7 @@ func (p Policy) Validate() error {
 	p = p.WithDefaults()
 	c := problems{at: PolicyError{Policy: p.Name}}
 	c.must(nameShape.MatchString(p.Name), "name", p.Name, nameHint)
-	mustBeOneOf(&c, "adapt", p.Adapt, AdaptOff, AdaptOn)
 	between(&c, "batch_share", p.BatchShare, 0.001, 0.5)
-	mustBeOneOf(&c, "fail", p.Fail, FailClosed, FailOpen)
-	mustBeOneOf(&c, "mode", p.Mode, ModeEnforce, ModeObserve)
 	mustBeOneOf(&c, "requeue", p.Requeue, RequeueWhenFits, RequeueEarliestReset)
 	between(&c, "shards", p.Shards, 1, 64)
 	mustBeOneOf(&c, "upstream", p.Upstream, UpstreamTenant, UpstreamShared)

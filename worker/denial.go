@@ -83,7 +83,7 @@ func (s *Server) lineOf(r throttle.Request) string {
 // noteUndecided tells that the limiter could not decide about a request, and returns the decision by which its task
 // waits: it fails closed. The task may have joined the line all the same.
 func (s *Server) noteUndecided(r throttle.Request, cause error) throttle.Decision {
-	s.limiterLog.Failed(cause, "policy", r.Policy, "fails", "closed")
+	s.limiterLog.Failed(cause, "policy", r.Policy, "fails_open", false)
 	d := undecidedDecision(r)
 	s.limiter.Config().Observer.Unavailable(&throttle.DeniedError{Cause: cause, Decision: d, Request: r})
 	return d

@@ -110,7 +110,7 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 	}
 	if err != nil {
 		e.request = throttle.Request{}
-		if policy.Mode == throttle.ModeObserve {
+		if policy.Observe {
 			return nil // a server logs it, and runs the task
 		}
 		return err

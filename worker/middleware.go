@@ -114,7 +114,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 // report tells of a decision before it takes effect.
 func (s *Server) report(ctx context.Context, a *attempt, d throttle.Decision) {
 	if d.FailedOpen != nil {
-		s.limiterLog.Failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
+		s.limiterLog.Failed(d.FailedOpen, "policy", d.Policy, "fails_open", true)
 	} else {
 		s.limiterLog.Answered(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
 	}
@@ -199,7 +199,7 @@ func (s *Server) processUnmatched(ctx context.Context, a *attempt) error {
 // the task runs.
 func (s *Server) processInvalid(ctx context.Context, a *attempt, policy throttle.Policy, err error) error {
 	a.outcome.Store(nil)
-	if policy.Mode != throttle.ModeObserve {
+	if !policy.Observe {
 		return err
 	}
 	s.warnOnce("worker: a policy observes, and cannot count a task: it runs, and would fail if the policy were enforced",

@@ -212,7 +212,7 @@ func TestRetryAfterInAnUnmatchedTaskIsAFailure(t *testing.T) {
 // logged once.
 func TestAPolicyThatObservesFailsNoTask(t *testing.T) {
 	observes := sitetest.Policy(100, time.Hour)
-	observes.Mode = throttle.ModeObserve
+	observes.Observe = true
 	sitetest.OnRedis(t, []throttle.Policy{observes}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(s.Ok)
 		for _, enqueue := range []func(*asynq.Task, ...asynq.Option) (*asynq.TaskInfo, error){s.Client(s.Limiter).Enqueue, s.Plain.Enqueue} {

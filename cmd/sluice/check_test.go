@@ -25,7 +25,7 @@ policies:
       acme: {weight: 2, windows: {per-minute: {limit: 50}, spend: {burst: 9}}}
       internal: {exempt: true, weight: 1000000}
   - name: slow
-    fail: open
+    fail_open: true
     requeue: earliest-reset
     windows:
       - {name: short, limit: 10, period: 10s, per: [user, tenant]}
@@ -35,11 +35,8 @@ policies:
 	equal(t, e.stdout, `policies:
 - name: github-api
   match: ['http:*', 'github:sync']
-  adapt: "on"
   batch_share: 0.05
-  fail: closed
   max_pause: 1h
-  mode: enforce
   requeue: when-fits
   shards: 1
   upstream: tenant
@@ -53,11 +50,9 @@ policies:
     acme: {weight: 2, windows: {per-minute: {limit: 50}, spend: {burst: 9}}}
     internal: {exempt: true, weight: 1e+06}
 - name: slow
-  adapt: "on"
   batch_share: 0.05
-  fail: open
+  fail_open: true
   max_pause: 1h
-  mode: enforce
   requeue: earliest-reset
   shards: 1
   upstream: tenant
@@ -114,9 +109,9 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 		fields map[string][2]string
 	}{
 		{reflect.TypeFor[throttle.Policy](), map[string][2]string{
-			"Adapt":  policy("adapt: off"),
-			"Shards": policy("shards: 4"),
-			"Fail":   policy("fail: open"),
+			"KeepRate": policy("keep_rate: true"),
+			"Shards":   policy("shards: 4"),
+			"FailOpen": policy("fail_open: true"),
 
 			"BatchShare": policy("batch_share: 0.2"),
 
@@ -125,7 +120,7 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 			"MaxPause": policy("max_pause: 5m"),
 
 			"MaxRefusedWait": policy("max_refused_wait: 5m"),
-			"Mode":           policy("mode: observe"),
+			"Observe":        policy("observe: true"),
 
 			"Upstream": policy("upstream: shared"),
 			"Requeue":  policy("requeue: earliest-reset"),

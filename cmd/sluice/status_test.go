@@ -279,7 +279,7 @@ func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 	store := control.StoreOf(d.limiter)
 	published := d.limiter.Policies()
 	published[0].Windows[0].Limit, published[0].Windows[1].Limit = 3, 4
-	watch := throttle.Policy{Name: "watch", Match: []string{"w"}, Mode: throttle.ModeObserve, Windows: published[0].Windows[1:]}
+	watch := throttle.Policy{Name: "watch", Match: []string{"w"}, Observe: true, Windows: published[0].Windows[1:]}
 	publish := func(version int64, policies ...throttle.Policy) {
 		t.Helper()
 		_, err := store.Publish(t.Context(), policies, version, control.Author{Who: "ada", Why: "test"})

@@ -210,12 +210,12 @@ func TestNoCallIsMadeWhileRedisIsAway(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1, MaxRetries: -1})
 	defer client.Close()
 	closed, open := policy("closed", perHour(1)), policy("open", slots(1))
-	open.Fail = throttle.FailOpen
+	open.FailOpen = true
 	limiter := limitertest.New(t, client, closed, open)
 	_, err := get(t.Context(), newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "closed"}), server.URL)
 	var wrapped *url.Error
 	if !errors.Is(err, throttle.ErrUnavailable) || !errors.As(err, &wrapped) || server.calls.Load() != 0 {
-		t.Errorf("fail: closed: %v, after %d calls", err, server.calls.Load())
+		t.Errorf("fail_open: false: %v, after %d calls", err, server.calls.Load())
 	}
 	opens := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "open"})
 	expect.Must(t, expect.ErrOf(get(t.Context(), opens, server.URL)))

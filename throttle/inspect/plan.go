@@ -130,7 +130,7 @@ func Together(demands ...Finish) (all Finish) {
 // Plan returns when demands would have ended, if nothing else comes and all takers ask in time. It
 // starts from what the windows have counted, from all that waits in the demands' lines and from a pause,
 // and simulates these lines. Others that wait are taken to hold what they get as long as demands do on
-// average. It leaves out how an upstream has slowed the policy down (Policy.Adapt).
+// average. It leaves out how an upstream has slowed the policy down (Policy.KeepRate).
 //
 // It calls Redis for pages of what waits and has counted, and for each 64 demands. An error may be a
 // *throttle.RequestError of a demand.

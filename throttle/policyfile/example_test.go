@@ -48,11 +48,8 @@ policies:
 	// policies:
 	// - name: github-api
 	//   match: ['github:*']
-	//   adapt: "on"
 	//   batch_share: 0.05
-	//   fail: closed
 	//   max_pause: 1h
-	//   mode: enforce
 	//   requeue: when-fits
 	//   shards: 1
 	//   upstream: tenant

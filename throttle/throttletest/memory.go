@@ -88,7 +88,7 @@ func DenyAfter(t testing.TB, l *throttle.Limiter, r throttle.Request, n int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	observes := func(p throttle.Policy) bool { return p.Name == r.Policy && p.Mode == throttle.ModeObserve }
+	observes := func(p throttle.Policy) bool { return p.Name == r.Policy && p.Observe }
 	switch {
 	case n < 0:
 		t.Fatalf("throttletest: %d requests: must be 0 or more", n)

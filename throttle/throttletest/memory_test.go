@@ -50,7 +50,7 @@ func TestDenyAfterNeedsWhatCanBeDenied(t *testing.T) {
 	hour := []throttle.Window{{Name: "hour", Limit: 3, Period: time.Hour}}
 	limiter := throttletest.NewLimiter(t,
 		throttle.Policy{Name: "api", Tenants: map[string]throttle.Tenant{"zeta": {Exempt: true}}, Windows: hour},
-		throttle.Policy{Name: "new", Mode: throttle.ModeObserve, Windows: hour})
+		throttle.Policy{Name: "new", Observe: true, Windows: hour})
 	for _, row := range []struct {
 		r    throttle.Request
 		n    int64

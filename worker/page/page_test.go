@@ -462,7 +462,7 @@ func TestThePageSaysThatRedisDoesNotAnswer(t *testing.T) {
 	time.Sleep(1100 * time.Millisecond)
 	for _, path := range []string{"", "?policy=github", "?find=acme-1"} {
 		text := v.get(path) // in time: TestThePageWaitsForRedisInTime
-		v.wants(text, "Redis does not answer", "No task is lost", "No policy says “fail: open”")
+		v.wants(text, "Redis does not answer", "No task is lost", "No policy says “fail_open: true”")
 		if strings.Contains(text, "No override, and no pause.") || strings.Contains(text, "Nothing needs you") {
 			t.Errorf("%s: nobody knows that:\n%s", path, text)
 		}

@@ -57,7 +57,7 @@ func (s status) Class() string {
 type policyView struct {
 	inspect.PolicyState
 	Error    string // why the state is not known, or not up to date
-	Fails    throttle.FailMode
+	FailOpen bool
 	Granted  float64 // in a second, in the last minutes
 	Limit    string  // of Granted
 	History  string  // the line of a chart
@@ -84,7 +84,7 @@ func (p *Page) policy(ctx context.Context, v *view, q inspect.Query) policyView 
 		pv.Error = sentence(err.Error())
 	}
 	info, _ := p.config.Limiter.Lookup(q.Policy)
-	pv.Fails = info.Fail
+	pv.FailOpen = info.FailOpen
 	points := v.history[q.Policy]
 	pv.History = sparkOf(points)
 	for _, point := range points[max(0, len(points)-60):] {

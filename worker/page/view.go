@@ -195,7 +195,7 @@ func (p *Page) view(ctx context.Context, q question, s *session) view {
 // open returns the policies that run without limits while Redis does not answer.
 func (p *Page) open() (names []string) {
 	for _, policy := range p.config.Limiter.Policies() {
-		if policy.Fail == throttle.FailOpen {
+		if policy.FailOpen {
 			names = append(names, policy.Name)
 		}
 	}

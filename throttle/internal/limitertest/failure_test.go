@@ -48,7 +48,7 @@ func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 	t.Helper()
 	closed := three()
 	open := three()
-	open.Name, open.Fail = "open", throttle.FailOpen
+	open.Name, open.FailOpen = "open", true
 	l := New(t, client, closed, open)
 	if d, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrUnavailable) || d.Granted {
 		t.Errorf("%s: Reserve: granted %v, %v", what, d.Granted, err)
@@ -165,7 +165,7 @@ func TestRedisThatCannotServe(t *testing.T) {
 // A script that breaks is our fault, not Redis's: nothing fails open on it.
 func TestUnexpectedReplies(t *testing.T) {
 	p := three()
-	p.Fail = throttle.FailOpen
+	p.FailOpen = true
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		breaks := func(text string) string {
 			return strings.Replace(text, "local out, m = {", "nothing.at = all\nlocal out, m = {", 1)
@@ -192,7 +192,7 @@ func TestUnexpectedReplies(t *testing.T) {
 // A context that ends is not a Redis that is down: nothing fails open.
 func TestContextThatEnds(t *testing.T) {
 	p := three()
-	p.Fail = throttle.FailOpen
+	p.FailOpen = true
 	t.Run("cancelled before", func(t *testing.T) {
 		throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 			l := New(t, client, p)

@@ -63,7 +63,7 @@ func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
 
 func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
 	p := Policy(Slots(1))
-	p.Fail = throttle.FailOpen
+	p.FailOpen = true
 	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}), p)
 	d := Reserve(t, l, Acme(1))
 	expect.Require(t, d.FailedOpen != nil && d.Reservation.Tenant == "acme" && d.Reservation.ID == "", d)

@@ -73,7 +73,7 @@ func TestAPauseChangesNoExemption(t *testing.T) {
 	exempt := limitertest.Policy(limitertest.SharedWindow(2, h))
 	exempt.Tenants = map[string]throttle.Tenant{"a": {Exempt: true}}
 	observes := limitertest.Policy(limitertest.SharedWindow(2, h))
-	observes.Mode = throttle.ModeObserve
+	observes.Observe = true
 	for name, p := range map[string]throttle.Policy{"an exempt tenant": exempt, "a policy that observes": observes} {
 		t.Run(name, func(t *testing.T) {
 			st := newStory(t, limitertest.Redis(t), p)

@@ -140,7 +140,7 @@ func TestAnOutageIsObserved(t *testing.T) {
 	})
 	t.Cleanup(func() { client.Close() })
 	p := limitertest.Policy(limitertest.SharedWindow(1, s))
-	p.Fail = throttle.FailOpen
+	p.FailOpen = true
 	var calls []throttle.Call
 	var decisions []throttle.Decision
 	l := limitertest.NewFrom(t, throttle.Config{Client: client, Policies: []throttle.Policy{p}, Observer: throttle.Observer{
@@ -207,7 +207,7 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 			throttle.Window{Name: "all", Limit: 4, Period: 4 * s, Scope: throttle.ScopeShared, Algorithm: throttle.AlgorithmFixed},
 			throttle.Window{Name: "month", Limit: 100, Algorithm: throttle.AlgorithmCalendar, Resets: "@monthly", Scope: throttle.ScopeShared, Unit: "tokens"},
 		)
-		p.Mode = throttle.ModeObserve
+		p.Observe = true
 		st := newStory(t, client, p)
 		for _, step := range []struct {
 			at     time.Duration
@@ -241,7 +241,7 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 		expect.That(t, st.joins("a7").Exempt, "a ticket has joined")
 		got := st.l.Policies()[0]
 		expect.That(t, got.Windows[0].Algorithm == throttle.AlgorithmSliding &&
-			got.Mode == throttle.ModeObserve, "the policy is", got)
+			got.Observe, "the policy is", got)
 		st.takes().asks(-1)
 		// A reservation can be given back.
 		d := limitertest.Reserve(t, st.at(h).l, st.of("a8"))
@@ -253,7 +253,7 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 func TestAPolicyBeginsToObserve(t *testing.T) {
 	enforces := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h}, limitertest.Slots(2))
 	observes := enforces
-	observes.Mode = throttle.ModeObserve
+	observes.Observe = true
 	st := newStory(t, limitertest.Redis(t), enforces)
 	st.granted("a0", "b0")
 	st.waits("a1", "a2", "b1")

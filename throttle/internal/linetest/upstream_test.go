@@ -22,7 +22,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 	ofTenant := limitertest.Policy(own, shared)
 	off := func(windows ...throttle.Window) throttle.Policy {
 		p := limitertest.Policy(windows...)
-		p.Adapt = throttle.AdaptOff
+		p.KeepRate = true
 		return p
 	}
 	tell(t, map[string]scenario{
@@ -88,7 +88,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 	client := limitertest.Redis(t)
 	p := limitertest.Policy(limitertest.SharedWindow(10, time.Second))
-	p.Adapt = throttle.AdaptOff
+	p.KeepRate = true
 	l := limitertest.New(t, client, p)
 	d := limitertest.Reserve(t, l, of("a"))
 	expect.Must(t, expect.ErrOf(d.Reservation.Pause(t.Context(), 50*ms, "")))
@@ -131,7 +131,7 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 // A request that a pause denies learns of it: until when, and why.
 func TestAPauseIsTheReason(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: 10 * s}, limitertest.SharedWindow(10, 10*s))
-	p.Upstream, p.MaxPause, p.Adapt = throttle.UpstreamShared, 10*m, throttle.AdaptOff
+	p.Upstream, p.MaxPause, p.KeepRate = throttle.UpstreamShared, 10*m, true
 	st := newStory(t, limitertest.Redis(t), p)
 	pause := func(tenant string, d, want time.Duration) {
 		t.Helper()
@@ -176,7 +176,7 @@ func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
 	repeating := throttletest.Client(t, client.Options().Addr)
 	repeating.AddHook(hooktest.Hook(hooktest.Twice))
 	p := limitertest.Policy(limitertest.SharedWindow(10, s))
-	p.Adapt = throttle.AdaptOff
+	p.KeepRate = true
 	r := limitertest.New(t, repeating, p).Attach(throttle.Reservation{Request: of("a")})
 	for i, want := range []time.Duration{m, 0} {
 		refusal, err := r.Pause(t.Context(), m, "")

@@ -26,7 +26,7 @@ type simulation struct {
 	until  time.Duration
 	random *rand.Rand
 
-	model  *adaptModel // nil: adapt: off
+	model  *adaptModel // nil: keep_rate
 	paused time.Duration
 	window []time.Duration // when what it counts was granted
 	asleep bool

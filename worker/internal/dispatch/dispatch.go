@@ -196,7 +196,7 @@ func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Con
 // expected start, or if its policy fails open, every two minutes. The task runs then if the limiter
 // does not answer.
 func Fallback(p throttle.Policy, startsIn time.Duration) time.Duration {
-	if p.Fail == throttle.FailOpen {
+	if p.FailOpen {
 		return fallbackMin
 	}
 	return startsIn + fallbackMin

@@ -108,7 +108,7 @@ func (d *Dispatcher) join(ctx, asking context.Context, queue, line string, all [
 	moves := make([]asynqredis.Move, len(all))
 	now, again := time.Now(), time.Time{}
 	if err != nil && !removed {
-		d.LimiterLog.Failed(err, "line", line, "fails", string(policy.Fail))
+		d.LimiterLog.Failed(err, "line", line, "fails_open", policy.FailOpen)
 		d.mu.Lock()
 		again = latest(d.joinNext, now.Add(unavailableFor))
 		d.joinNext = again.Add(time.Duration(len(all)) * unavailableEvery)
@@ -120,7 +120,7 @@ func (d *Dispatcher) join(ctx, asking context.Context, queue, line string, all [
 		move := &moves[i]
 		move.ID, move.JoinKey = j.request.Ticket.ID, j.request.Key
 		switch {
-		case err != nil && !removed && policy.Fail != throttle.FailOpen:
+		case err != nil && !removed && !policy.FailOpen:
 			move.At = again
 			if j.request.Front {
 				move.Line, move.Mark = line, asynqredis.FrontMark

@@ -152,7 +152,7 @@ func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		p := perHour(1)
 		if open {
-			p.Fail = throttle.FailOpen
+			p.FailOpen = true
 		}
 		inBubble(t, of(p), nil, func(b *bench) {
 			b.toLimiter.Store(&sitetest.Fault{Is: sitetest.WithArg("join"), Err: errLost})

@@ -132,7 +132,7 @@ func (d *Dispatcher) noteFailure(l *line, err error) {
 	}
 	d.lastTakeFailed = true
 	policy, _ := d.Limiter.Lookup(l.name)
-	d.LimiterLog.Failed(err, "line", l.name, "fails", string(policy.Fail))
+	d.LimiterLog.Failed(err, "line", l.name, "fails_open", policy.FailOpen)
 }
 
 // reserve reserves for the tasks of one call about which nothing is decided, in their order, in one call for

@@ -52,7 +52,7 @@ func TestATaskKeepsItsPlace(t *testing.T) {
 		},
 		"its payload is edited": {
 			lasts:  10 * time.Second,
-			change: func(p *throttle.Policy) { p.Fail, p.Windows[0].Period = throttle.FailOpen, 150*time.Second },
+			change: func(p *throttle.Policy) { p.FailOpen, p.Windows[0].Period = true, 150*time.Second },
 			then: func(s *scene) {
 				expect.Must(s.site, s.site.Inspector.UpdateTaskPayload("default", "b", []byte("edited")))
 			},

@@ -45,7 +45,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 		{"exempt", sitetest.Policy(5, 30*time.Second),
 			to(func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Exempt: true}} }),
 			counts{"acme": 20}, counts{"acme": 20, "beta": 5}},
-		{"observes", sitetest.Policy(5, 30*time.Second), to(func(p *throttle.Policy) { p.Mode = throttle.ModeObserve }),
+		{"observes", sitetest.Policy(5, 30*time.Second), to(func(p *throttle.Policy) { p.Observe = true }),
 			counts{"acme": 20, "beta": 20}, counts{"acme": 20, "beta": 20}},
 		{"paused", sitetest.Policy(5, 30*time.Second), pause, counts{}, counts{}},
 	} {

@@ -29,7 +29,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 		return throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows}
 	}
 	observed := api(own)
-	observed.Mode = throttle.ModeObserve
+	observed.Observe = true
 	type row struct{ before, after throttle.Policy }
 	sitetest.EachBubble(t, map[string]row{
 		"a user's window comes":        {api(own), api(own, user)},

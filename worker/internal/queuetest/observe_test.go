@@ -63,13 +63,13 @@ func TestStartsAreObserved(t *testing.T) {
 // Redis is away or silent.
 func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 	for _, row := range []struct {
-		fail   throttle.FailMode
+		open   bool
 		silent bool
-	}{{throttle.FailClosed, false}, {throttle.FailOpen, false}, {throttle.FailClosed, true}, {throttle.FailOpen, true}} {
-		t.Run(fmt.Sprintf("fail %s, silent %v", row.fail, row.silent), func(t *testing.T) {
+	}{{false, false}, {true, false}, {false, true}, {true, true}} {
+		t.Run(fmt.Sprintf("open %v, silent %v", row.open, row.silent), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := sitetest.Policy(1, time.Hour)
-				p.Fail = row.fail
+				p.FailOpen = row.open
 				s := sitetest.NewInBubble(t, p)
 				var proxy sitetest.Proxy
 				through := sitetest.Connect(proxy.Options(sitetest.SameRedis(s.Redis)))
@@ -94,7 +94,7 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 					proxy.Cut()
 				}
 				s.Enqueue(sitetest.AcmeTask())
-				want := map[throttle.FailMode]string{throttle.FailClosed: "acme", throttle.FailOpen: "open acme"}[row.fail]
+				want := map[bool]string{false: "acme", true: "open acme"}[row.open]
 				select {
 				case got := <-told:
 					expect.That(t, got == "api "+want+" true", got)
@@ -102,8 +102,8 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 					t.Error("told nothing")
 				}
 				synctest.Wait()
-				open := map[throttle.FailMode]int{throttle.FailOpen: 1}[row.fail]
-				if s.Logs.Count("worker: the limiter is unavailable") != 1 || s.Logs.Count("fails=open") != open || len(s.Runs()) != open {
+				open := map[bool]int{true: 1}[row.open]
+				if s.Logs.Count("worker: the limiter is unavailable") != 1 || s.Logs.Count("fails_open=true") != open || len(s.Runs()) != open {
 					t.Errorf("ran %q; want it logged once:\n%s", s.Runs(), s.Logs)
 				}
 				proxy.Mend()

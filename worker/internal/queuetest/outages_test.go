@@ -20,10 +20,10 @@ import (
 // The limiter's Redis takes commands for 30 s and answers none. Tasks that no policy guards run as
 // before. Beside them guarded tasks wait in line, and are pending.
 func TestLimiterHangsAndPlainTasksRun(t *testing.T) {
-	sitetest.EachBubble(t, sitetest.Values(throttle.FailClosed, throttle.FailOpen), func(t *testing.T, fail throttle.FailMode) {
+	sitetest.EachBubble(t, sitetest.Values(false, true), func(t *testing.T, failOpen bool) {
 		const guarded, plain, waiting = 100, 50, 50
 		p := sitetest.Shared(10, time.Second)
-		p.Match, p.Fail = []string{"x"}, fail
+		p.Match, p.FailOpen = []string{"x"}, failOpen
 		s := sitetest.NewInBubble(t, append(idle(30), p)...)
 		var proxy sitetest.Proxy
 		s.Limiter = s.LimiterThrough(&proxy)
@@ -58,7 +58,7 @@ func TestLimiterHangsAndPlainTasksRun(t *testing.T) {
 		s.EnqueueMany("beta", 0, guarded)
 		during := run("during")
 		synctest.Wait() // a task counts only after its handler has returned
-		if n := s.Counters().Processed; fail == throttle.FailOpen && n < 2*plain+guarded {
+		if n := s.Counters().Processed; failOpen && n < 2*plain+guarded {
 			t.Errorf("%d of %d that need not wait have run", n, 2*plain+guarded)
 		}
 		t.Logf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
@@ -100,7 +100,7 @@ func TestFailOpenFreesThoseWhoWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := sitetest.Shared(10, time.Minute)
-		p.Fail = throttle.FailOpen
+		p.FailOpen = true
 		s := sitetest.NewInBubble(t, p)
 		var proxy sitetest.Proxy
 		s.Serve(s.Ok, sitetest.By(s.LimiterThrough(&proxy)), func(c *asynq.Config, _ *worker.Config) {

@@ -163,10 +163,10 @@ func TestARefusalMayTakeARetry(t *testing.T) {
 func TestARefusedTaskDoesNotSpin(t *testing.T) {
 	plain := sitetest.Policy(1000, time.Minute)
 	observes, exempts, slots, fixed, resets := plain, plain, plain, plain, plain
-	observes.Mode = throttle.ModeObserve
+	observes.Observe = true
 	exempts.Tenants = map[string]throttle.Tenant{"acme": {Exempt: true}}
 	slots.Windows = []throttle.Window{{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 100, Lease: time.Minute}}
-	fixed.Adapt = throttle.AdaptOff
+	fixed.KeepRate = true
 	resets.Requeue = throttle.RequeueEarliestReset
 	noPause := func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 		if hooktest.IsScript(cmd) && strings.Contains(fmt.Sprint(cmd.Args()[2:]...), "pause") {

@@ -142,7 +142,7 @@ func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (D
 	if err != nil {
 		return l.failOpen(ctx, o, err)
 	}
-	return l.reserved(o, ask, a)
+	return l.decided(o, ask, a)
 }
 
 // failOpen grants a request that Redis did not answer, if its policy says so.
@@ -173,15 +173,12 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
-	a, err := o.do(ctx, o.lineRequest(script.Peek, ""))
+	ask := o.lineRequest(script.Peek, "")
+	a, err := o.do(ctx, ask)
 	if err != nil {
 		return Decision{}, err
 	}
-	d := o.decision(a)
-	if !d.Granted && (a.Status != script.Denied || d.RetryIn == 0) {
-		return Decision{}, o.badStatus(a)
-	}
-	return d, nil
+	return l.decided(o, ask, a)
 }
 
 // Reset empties the windows of a policy, of one tenant or with "" of all: as if nothing had been

@@ -36,14 +36,14 @@ func (l *Limiter) Lines() []string {
 	return names
 }
 
-// A Place is the answer to one request of a Join. Its Decision says where the ticket stands: RetryIn is 0 if
-// it fits now. BySlots makes it an estimate, by the rate at which servers took tickets of its queue in the
-// last minute. A ticket of an exempt tenant does not join.
+// A Place is the answer to one request of Line.Join or Line.Reserve. Of a ticket that joined, its Decision says
+// where it stands: RetryIn is 0 if it fits now. BySlots makes that an estimate, by the rate at which servers took
+// tickets of its queue in the last minute.
 type Place struct {
 	Decision
 
-	// Err says why the ticket did not join: *RequestError or *TooLateError. It does not
-	// affect the other tickets.
+	// Err says why there is no decision, or why the ticket did not join: *RequestError or *TooLateError. It
+	// does not affect the other requests.
 	Err error
 
 	// Nudge says that the ticket fits now, and that no server is about to take: make one call Take.
@@ -53,11 +53,37 @@ type Place struct {
 // Join puts requests in line by their tickets, whether or not they fit now, and returns a place for
 // each, in order: a few hundred at once. A ticket that is in line keeps its place. With another
 // tenant, class or attribute of a scope it leaves that place, and joins as if it came new, unless it is
-// refused. The line may be that of a removed policy, but not one that a policy in force has left for
-// others. After an error some tickets may have joined. Errors are Take's and that of the TenantFunc.
+// refused. One of an exempt tenant does not join (Decision.Exempt). The line may be that of a removed policy,
+// but not one that a policy in force has left for others. After an error some tickets may have joined. Errors
+// are Take's and that of the TenantFunc.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	removed := n.limiter.policies.Load().byName[PolicyOf(n.name)] == nil
-	cp, err := n.limiter.policyOfLine(n.name, removed)
+	places, err := n.ask(ctx, requests, removed, (*operation).joinRequest)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range places {
+		if p.Err != nil && !errors.As(p.Err, new(*RequestError)) && !errors.As(p.Err, new(*TooLateError)) {
+			return nil, p.Err // it is not of this request
+		}
+		n.limiter.config.Observer.Joined(p)
+	}
+	return places, nil
+}
+
+// Reserve is Limiter.Reserve for several requests, in one call to Redis. It returns a place for each, in order,
+// with what Limiter.Reserve returns. It does not fail open. Errors are Take's.
+func (n *Line) Reserve(ctx context.Context, requests []Request) ([]Place, error) {
+	return n.ask(ctx, requests, false, func(o *operation) (script.Request, error) {
+		return o.reserveRequest(Reservation{}), nil
+	})
+}
+
+// ask sends what prepare makes of the requests, unless that has no Op.
+func (n *Line) ask(
+	ctx context.Context, requests []Request, former bool, prepare func(*operation) (script.Request, error),
+) ([]Place, error) {
+	cp, err := n.limiter.policyOfLine(n.name, former)
 	if err != nil {
 		return nil, err
 	}
@@ -67,82 +93,28 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	asks := make([]script.Request, 0, len(requests))
 	var asker []int // by ask: its request
 	for i, r := range requests {
-		places[i].Policy, places[i].Tenant = cp.Name, r.Tenant
-		if r.Ticket == (Ticket{}) {
-			places[i].Err = Request{Policy: cp.Name}.bad("ticket", "", "must have an ID")
-			continue
-		}
+		p, ask := &places[i], script.Request{}
 		o, err := n.checked(ctx, cp, r)
-		switch {
-		case errors.As(err, new(*RequestError)):
-			places[i].Err = err
-			continue
-		case err != nil:
-			return nil, err
-		case o.neverDenied:
-			places[i].Exempt = true
+		if err == nil {
+			ask, err = prepare(o)
+		}
+		if ask.Op == "" {
+			*p = Place{Decision: Decision{Exempt: err == nil, Policy: cp.Name, Tenant: r.Tenant}, Err: err}
 			continue
 		}
-		ask := o.lineRequest(script.Join, "")
-		ask.Place.Backlog = int64(r.Backlog)
-		o.refuseLate(ask.Place)
 		operations, asks, asker = append(operations, o), append(asks, ask), append(asker, i)
-	}
-	answers, err := cp.decide(ctx, asks...)
-	if err != nil {
-		return nil, err
-	}
-	for j, a := range answers {
-		if places[asker[j]], err = operations[j].placed(a); err != nil {
-			return nil, err
-		}
-	}
-	for _, place := range places {
-		n.limiter.config.Observer.Joined(place)
-	}
-	return places, nil
-}
-
-// Reserve is Limiter.Reserve for requests with tickets, in one call to Redis. It returns one ticket
-// for each, in order: as Take returns it if granted, or one that has joined the line
-// (Decision.Queued). A request that cannot be decided gets the zero TakenTicket: Limiter.Reserve
-// returns its error. Reserve does not fail open. Errors are Take's.
-func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, error) {
-	cp, err := n.limiter.policyOfLine(n.name, false)
-	if err != nil {
-		return nil, err
-	}
-	tickets := make([]TakenTicket, len(requests))
-	operations := make([]*operation, len(requests))
-	asks := make([]script.Request, 0, len(requests))
-	var asker []int // by ask: its request
-	for i, r := range requests {
-		o, err := n.checked(ctx, cp, r)
-		if err != nil {
-			continue
-		}
-		operations[i] = o
-		asks, asker = append(asks, o.reserveRequest(Reservation{})), append(asker, i)
 	}
 	answers, err := cp.group.Do(ctx, cp.script, asks...)
 	if err != nil {
 		return nil, classify(ctx, cp.Name, err)
 	}
 	for j, a := range answers {
-		o, i := operations[asker[j]], asker[j]
-		if a.Err != nil {
-			continue
-		}
-		d, err := n.limiter.reserved(o, asks[j], a)
-		if err != nil || !d.Granted && !d.Queued {
-			continue
-		}
-		r := o.request
-		tickets[i] = TakenTicket{
-			Ticket: r.Ticket, Key: r.Key, Flow: asks[j].Place.Flow, Cost: asks[j].Cost, Decision: d,
+		p := &places[asker[j]]
+		if p.Nudge, p.Err = a.Nudge, classify(ctx, cp.Name, a.Err); p.Err == nil {
+			p.Decision, p.Err = n.limiter.decided(operations[j], asks[j], a)
 		}
 	}
-	return tickets, nil
+	return places, nil
 }
 
 // checked prepares a request for capacity of the line's policy.

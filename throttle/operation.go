@@ -255,6 +255,20 @@ func (o *operation) reserveRequest(replaces Reservation) script.Request {
 	return ask
 }
 
+// joinRequest returns the request that joins. It is zero if the request is never denied.
+func (o *operation) joinRequest() (ask script.Request, err error) {
+	switch {
+	case o.request.Ticket == (Ticket{}):
+		return ask, o.request.bad("ticket", "", "must have an ID")
+	case o.neverDenied:
+		return ask, nil
+	}
+	ask = o.lineRequest(script.Join, "")
+	ask.Place.Backlog = int64(o.request.Backlog)
+	o.refuseLate(ask.Place)
+	return ask, nil
+}
+
 func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, error) {
 	answers, err := o.decide(ctx, ask)
 	if err != nil {
@@ -270,10 +284,6 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 		err = cmp.Or(err, a.Err)
 	}
 	return answers, classify(ctx, cp.Name, err)
-}
-
-func (o *operation) badStatus(a script.Answer) error {
-	return fmt.Errorf("%w: policy %q: status %d: must be granted, denied or in line", ErrReply, o.Name, a.Status)
 }
 
 func (o *operation) decision(a script.Answer) Decision {
@@ -318,39 +328,27 @@ func (o *operation) decision(a script.Answer) Decision {
 	return d
 }
 
-// reserved returns the decision in the answer to a reserveRequest.
-func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (Decision, error) {
-	d := o.decision(a)
-	if a.Status == script.OverMaxWait || a.Status == script.OverDeadline {
-		l.config.Observer.Decided(d)
-		return Decision{}, o.tooLate(a, d)
-	}
-	if d.Granted {
+// decided returns the decision in the answer to a request that asked for one.
+func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d Decision, err error) {
+	d = o.decision(a)
+	switch {
+	case a.Status == script.BacklogFull:
+		err = &TooLateError{Decision: d, Backlog: o.request.Backlog}
+	case a.Status == script.OverMaxWait:
+		err = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.Latest), MaxWait: o.request.MaxWait}
+	case a.Status == script.OverDeadline:
+		err = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryIn), Deadline: o.request.Deadline}
+	case d.Granted && ask.ID != "":
 		d.Reservation = Reservation{
 			Request: o.request, At: d.At, ID: ask.ID, by: o.compiledPolicy, limiter: l,
 		}
-	} else if !d.Queued && (a.Status != script.Denied || d.RetryIn == 0) {
-		return Decision{}, o.badStatus(a)
+	case !d.Granted && !d.Queued && (a.Status != script.Denied || d.RetryIn == 0):
+		return Decision{}, fmt.Errorf("%w: policy %q: status %d: must be granted, denied or in line", ErrReply, o.Name, a.Status)
 	}
-	if ask.At == 0 || !d.Granted { // else it replaces a grant
+	if ask.ID != "" && (ask.At == 0 || !d.Granted) { // it asked for capacity, and replaces no grant
 		l.config.Observer.Decided(d)
 	}
-	return d, nil
-}
-
-func (o *operation) placed(a script.Answer) (Place, error) {
-	d := o.decision(a)
-	p := Place{Decision: d, Nudge: a.Nudge}
-	switch a.Status {
-	case script.Waits, script.WaitedBefore:
-	case script.BacklogFull:
-		p.Err = &TooLateError{Decision: d, Backlog: o.request.Backlog}
-	case script.OverMaxWait, script.OverDeadline:
-		p.Err = o.tooLate(a, d)
-	default:
-		return Place{}, o.badStatus(a)
-	}
-	return p, nil
+	return d, err
 }
 
 // binds returns what holds up a request whose decision this is.
@@ -398,14 +396,6 @@ func (o *operation) refuseLate(p *script.Place) {
 			p.Deadline = script.Refuse
 		}
 	}
-}
-
-// tooLate returns why the script refused a request.
-func (o *operation) tooLate(a script.Answer, d Decision) *TooLateError {
-	if a.Status == script.OverMaxWait {
-		return &TooLateError{Decision: d, StartsAt: time.Now().Add(d.Latest), MaxWait: o.request.MaxWait}
-	}
-	return &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryIn), Deadline: o.request.Deadline}
 }
 
 func (o *operation) states(a script.Answer, granted bool) []WindowState {

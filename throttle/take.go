@@ -33,7 +33,7 @@ type Taken struct {
 type TakenTicket struct {
 	Ticket
 	Key        string   // Request.Key
-	Flow, Cost string   // as recorded at the join, for Line.PutBack and Refund
+	Flow, Cost string   // as recorded at the join, for Line.PutBack and Refund; the default is as it would join
 	Rank       int64    // its position, for Line.PutBack
 	NeverFits  bool     // its cost is above a limit by now: nothing was charged, and its work must fail
 	Weight     float64  // of its tenant, above 0, by which lines of shards share slots; 0 without shards
@@ -188,7 +188,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		}
 		ask := o.lineRequest(op, t.Decision.Reservation.ID)
 		ask.At = t.Decision.Reservation.At.UnixMicro()
-		ask.Place.Flow, ask.Cost = t.Flow, t.Cost
+		ask.Place.Flow, ask.Cost = cmp.Or(t.Flow, ask.Place.Flow), cmp.Or(t.Cost, ask.Cost)
 		if op == script.PutBack {
 			ask.Place.Rank, ask.Place.Since = t.Rank, t.Since.UnixMicro()
 		} else {

@@ -67,7 +67,7 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 			t.Errorf("%s: another line let it in: %+v, %v", line, places, err)
 		}
 		got, err := other.Reserve(ctx, []throttle.Request{{Tenant: tenant, Ticket: Ticket("astray")}})
-		expect.That(t, err == nil && got[0].Ticket == (throttle.Ticket{}), line, "another line decided", got, err)
+		expect.That(t, err == nil && got[0].Err != nil, line, "another line decided", got, err)
 		Release(t, d)
 		refusal, err := d.Reservation.Pause(ctx, m, "")
 		expect.That(t, err == nil && refusal.Pause == m, line, "a pause of", refusal, err)

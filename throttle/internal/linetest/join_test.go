@@ -137,10 +137,12 @@ func TestTicketsReserveTogether(t *testing.T) {
 		r.Ticket = throttle.Ticket{Queue: "q", ID: string(rune('a' + i))}
 		requests = append(requests, r)
 	}
-	tickets, err := l.Line("p").Reserve(t.Context(), requests)
-	expect.Must(t, err)
+	places, err := l.Line("p").Reserve(t.Context(), requests)
+	expect.Require(t, err == nil && errors.As(places[1].Err, new(*throttle.RequestError)), places, err)
+	var tickets []throttle.TakenTicket
 	for i, want := range []struct{ granted, queued bool }{{true, false}, {}, {true, false}, {false, true}, {false, true}} {
-		d := tickets[i].Decision
+		d := places[i].Decision
+		tickets = append(tickets, throttle.TakenTicket{Decision: d})
 		expect.Equal(t, [2]bool{d.Granted, d.Queued}, [2]bool{want.granted, want.queued}, requests[i].Ticket.ID)
 		expect.Equal(t, l.Line("p").Matches(tickets[i], requests[i]), want.granted, requests[i].Ticket.ID)
 	}

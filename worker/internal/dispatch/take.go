@@ -167,14 +167,15 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 		}
 		call, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
 		sent := time.Now()
-		tickets, err := d.Limiter.Line(line).Reserve(call, all)
+		places, err := d.Limiter.Line(line).Reserve(call, all)
 		cancel()
 		if errors.Is(err, throttle.ErrUnavailable) {
 			d.noteFailure(l, err)
 		}
-		for i, ticket := range tickets {
-			if task := asking[line][i]; ticket.ID != "" {
+		for i, place := range places {
+			if task := asking[line][i]; place.Err == nil && (place.Granted || place.Queued) {
 				before := task.Verdict
+				ticket := throttle.TakenTicket{Ticket: all[i].Ticket, Key: all[i].Key, Decision: place.Decision}
 				if before != nil {
 					ticket.Since, ticket.Waited = before.Since, before.Waited
 					d.giveBack((*throttle.Line).Refund, before.Line, task.Queue, before.TakenTicket)

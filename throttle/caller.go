@@ -20,9 +20,9 @@ type Caller struct {
 	// call must name one.
 	Request Request
 
-	mu      sync.Mutex
-	counted bool
-	refused refusal // zero if there is none
+	mu       sync.Mutex
+	gaveBack bool
+	refused  refusal // zero if there is none
 }
 
 type refusal struct {
@@ -54,15 +54,14 @@ func (c *Caller) do(f func()) {
 	f()
 }
 
-// SetCounted records whether the job's own cost, by Request.Policy, is taken: as a task's is when
-// it starts. Calls of the job by this policy count as part of that cost, and must not reserve
-// again. A job that is requeued because such a call is denied would take its cost again, and might
-// never end.
-func (c *Caller) SetCounted(counted bool) { c.do(func() { c.counted = counted }) }
+// GaveBack records that the job's own cost was given back.
+func (c *Caller) GaveBack() { c.do(func() { c.gaveBack = true }) }
 
-// Counted reports whether the job's own cost is taken, and by this policy.
+// Counted reports whether the job's own cost is taken, and by this policy. Calls of the job by it are part of
+// that cost, and must not reserve again. A job that is requeued because such a call is denied would take its
+// cost again, and might never end.
 func (c *Caller) Counted(policy string) (counted bool) {
-	c.do(func() { counted = c.counted && policy == c.Request.Policy })
+	c.do(func() { counted = c.Decision.Granted && !c.gaveBack && policy == c.Request.Policy })
 	return counted
 }
 

@@ -32,12 +32,11 @@ type Standing struct {
 	// Ask asks Redis. Without it, all windows count as empty.
 	Ask bool
 
-	BatchShare float64  // of the policy
-	Decision   Decision // AlreadyQueued: it waits
-	Err        error    // a *RequestError: the rest is not known
-	Observes   bool     // the policy denies nothing
-	Removed    bool     // the policy is in force no more
-	Weight     float64  // of its tenant
+	Decision Decision // AlreadyQueued: it waits
+	Err      error    // a *RequestError: the rest is not known
+	Policy   Policy   // that of the line
+	Removed  bool     // the policy is in force no more
+	Weight   float64  // of its tenant
 
 	operation *operation
 }
@@ -51,8 +50,7 @@ func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
 	var asks []script.Request
 	var asked []*Standing
 	for _, s := range standings {
-		s.BatchShare, s.Observes = cp.BatchShare, cp.Observe
-		s.Removed = n.limiter.policies.Load().byLine[n.name] != cp
+		s.Policy, s.Removed = cp.Policy, !n.limiter.policies.Load().inForce(cp)
 		switch err := n.stand(ctx, cp, s); {
 		case errors.As(err, new(*RequestError)):
 			s.Err = err

@@ -153,7 +153,7 @@ func (cp *compiledPolicy) overridden(name string, t Tenant, o *TenantOverride) (
 // ValidateOverride returns a *PolicyError if the override does not suit the policy of its name, as
 // it is here.
 func (l *Limiter) ValidateOverride(o TenantOverride) error {
-	cp, err := l.policyFor(o.Policy, o.Tenant)
+	cp, err := l.policyFor(o.Policy, o.Tenant, false)
 	if err != nil {
 		return &PolicyError{Policy: o.Policy, Field: "name", Value: o.Policy, Hint: "must be a policy in force"}
 	}

@@ -190,7 +190,7 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 // call, unless the windows count by the tenant alone, or by nothing. If it fails or ctx ends, some
 // counts are empty: repeat it. Errors are Take's.
 func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error) {
-	cp, err := l.policyFor(policy, tenant)
+	cp, err := l.policyFor(policy, tenant, false)
 	if err != nil {
 		return 0, err
 	}
@@ -225,7 +225,7 @@ func (l *Limiter) Check(ctx context.Context, r Request) error {
 }
 
 func (l *Limiter) checked(ctx context.Context, r Request) (*operation, error) {
-	cp, err := l.policyFor(r.Policy, r.Tenant)
+	cp, err := l.policyFor(r.Policy, r.Tenant, false)
 	if err != nil {
 		return nil, err
 	}

@@ -21,10 +21,9 @@ type operation struct {
 	tenant  effectiveTenant
 	windows []window // as they hold for the tenant
 
-	free        bool // the tenant is exempt, or the policy observes
-	neverDenied bool // it is free, and operators have not paused it
-	observes    bool // it is never denied for that second reason
-	values      [][]string
+	free        bool     // the tenant is exempt, or the policy observes
+	neverDenied bool     // it is free, and operators have not paused it
+	observes    bool     // it is never denied for that second reason
 	keys        []string // of the scopes
 }
 
@@ -42,21 +41,20 @@ func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation
 			o.windows[i].Window = w.With(t.Windows[w.Name])
 		}
 	}
-	o.keys, o.values = make([]string, len(cp.scopes)), make([][]string, len(cp.scopes))
+	o.keys = make([]string, len(cp.scopes))
 	for i, attributes := range cp.scopes {
-		values := make([]string, len(attributes))
-		for j, a := range attributes {
-			value, field := r.Attributes[a], "attribute "+a
-			if a == TenantAttribute {
-				value, field = r.Tenant, a
-			}
+		values := r.values(attributes)
+		for j, value := range values {
 			if ofOne && (value == "" || len(value) > MaxValueBytes) {
+				field := "attribute " + attributes[j]
+				if attributes[j] == TenantAttribute {
+					field = TenantAttribute
+				}
 				hint := fmt.Sprintf("must be 1 to %d bytes: a window is counted by it", MaxValueBytes)
 				return nil, r.bad(field, value, hint)
 			}
-			values[j] = value
 		}
-		o.keys[i], o.values[i] = script.ScopeKey(attributes, values), values
+		o.keys[i] = script.ScopeKey(attributes, values)
 	}
 	switch {
 	case len(r.Tenant) > MaxValueBytes:
@@ -155,13 +153,7 @@ func (o *operation) place() *script.Place {
 
 // flow returns the name of the flow of a request. The queue is as script.Flow takes it.
 func (cp *compiledPolicy) flow(queue string, r Request) string {
-	values := make([]string, len(cp.flowBy))
-	for i, a := range cp.flowBy {
-		if values[i] = r.Attributes[a]; a == TenantAttribute {
-			values[i] = r.Tenant
-		}
-	}
-	return script.Flow(queue, r.Class == ClassBatch, cp.flowMark, values)
+	return script.Flow(queue, r.Class == ClassBatch, cp.flowMark, r.values(cp.flowBy))
 }
 
 // costsText lists the cost of each unit, such as "requests=1,tokens=5".
@@ -426,6 +418,6 @@ func (o *operation) states(a script.Answer, granted bool) []WindowState {
 
 // scopeOf returns the count of a window.
 func (o *operation) scopeOf(window int) ScopeValue {
-	i := o.script.Windows[window].Scope - 1
-	return ScopeValue{Attributes: slices.Clone(o.scopes[i]), Values: slices.Clone(o.values[i])}
+	attributes := o.scopes[o.script.Windows[window].Scope-1]
+	return ScopeValue{Attributes: slices.Clone(attributes), Values: o.request.values(attributes)}
 }

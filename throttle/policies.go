@@ -75,8 +75,8 @@ func (set *policySet) named(policy string) *compiledPolicy {
 // removed returns the policies that were removed, and whose lines are not known to be empty, by the names of
 // the lines.
 func (set *policySet) removed() (policies []*compiledPolicy) {
-	for _, line := range slices.Sorted(maps.Keys(set.former)) {
-		if cp := set.former[line]; !cp.drained.Load() {
+	for _, line := range slices.Sorted(maps.Keys(set.byLine)) {
+		if cp := set.byLine[line]; !set.inForce(cp) && !cp.drained.Load() {
 			policies = append(policies, cp)
 		}
 	}
@@ -90,9 +90,11 @@ func (set *policySet) first(orRemoved bool, is func(*compiledPolicy) bool) *comp
 			return cp
 		}
 	}
-	if removed := set.removed(); orRemoved {
-		if i := slices.IndexFunc(removed, is); i >= 0 {
-			return removed[i]
+	if orRemoved {
+		for _, cp := range set.removed() {
+			if is(cp) {
+				return cp
+			}
 		}
 	}
 	return nil
@@ -107,26 +109,23 @@ func (cp *compiledPolicy) given() (Policy, bool) {
 	return p, true
 }
 
-// policyFor returns the policy of that name, as it is for a tenant.
-func (l *Limiter) policyFor(policy, tenant string) (*compiledPolicy, error) {
+// policyFor returns the policy of that name, as it is for a tenant, or for what waits or waited one that was removed.
+func (l *Limiter) policyFor(policy, tenant string, waited bool) (*compiledPolicy, error) {
 	if shards := l.policies.Load().byName[policy]; shards != nil {
 		return shards[shardOf(tenant, len(shards))], nil
 	}
+	if waited {
+		return l.policyOfLine(l.LineOf(policy, tenant), true)
+	}
 	return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(policy))
-}
-
-// policyThatDecides returns the policy that decides about what waits, or waited: that of the request's name, also
-// if it was removed.
-func (l *Limiter) policyThatDecides(r Request) (*compiledPolicy, error) {
-	return l.policyOfLine(l.LineOf(r.Policy, r.Tenant), true)
 }
 
 // policyOfLine returns the policy that has the line of that name, or with former one that was removed.
 func (l *Limiter) policyOfLine(line string, former bool) (*compiledPolicy, error) {
 	set := l.policies.Load()
 	cp := set.byLine[line]
-	if cp == nil && former {
-		cp = set.former[line]
+	if cp != nil && !former && !set.inForce(cp) {
+		cp = nil
 	}
 	if shards := set.byName[line]; cp == nil && len(shards) > 1 {
 		return nil, fmt.Errorf("%w: policy %q has %d shards, each with a line of its own: "+
@@ -142,8 +141,11 @@ func (l *Limiter) policyOfLine(line string, former bool) (*compiledPolicy, error
 type policySet struct {
 	names  []string
 	byName map[string][]*compiledPolicy // by shard
-	byLine map[string]*compiledPolicy
-	former map[string]*compiledPolicy // by line: policies that SetPolicies removed
+	byLine map[string]*compiledPolicy   // with those that SetPolicies removed
+}
+
+func (set *policySet) inForce(cp *compiledPolicy) bool {
+	return slices.Contains(set.byName[cp.Name], cp)
 }
 
 func (l *Limiter) compile(policies []Policy) (*policySet, error) {
@@ -185,21 +187,18 @@ func checkOverlaps(policies []Policy) error {
 // inherit takes over the state that the policies of a line share. It keeps what was removed before, and adds
 // former policies.
 func (set *policySet) inherit(before *policySet, former []*compiledPolicy) {
-	set.former = map[string]*compiledPolicy{}
 	if before != nil {
-		for _, all := range []map[string]*compiledPolicy{before.former, before.byLine} {
-			for line, cp := range all {
-				if now := set.byLine[line]; now != nil {
-					now.policyState = cp.policyState
-				} else {
-					set.former[line] = cp
-				}
+		for line, cp := range before.byLine {
+			if now := set.byLine[line]; now != nil {
+				now.policyState = cp.policyState
+			} else {
+				set.byLine[line] = cp
 			}
 		}
 	}
 	for _, cp := range former {
-		if set.byLine[cp.line] == nil && set.former[cp.line] == nil {
-			set.former[cp.line] = cp
+		if set.byLine[cp.line] == nil {
+			set.byLine[cp.line] = cp
 		}
 	}
 }

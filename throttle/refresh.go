@@ -19,7 +19,7 @@ const (
 // maintain does the upkeep of a line after a take: it notices that a removed policy's line is
 // empty, and starts a refresh after SetPolicies.
 func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Duration) {
-	if l.policies.Load().byLine[cp.line] != cp {
+	if !l.policies.Load().inForce(cp) {
 		if next < 0 {
 			if waiting, err := l.runner.CountTickets(ctx, cp.line); err == nil && waiting == 0 {
 				cp.drained.Store(true)
@@ -47,7 +47,6 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[targ
 	defer cancel()
 	cp.refreshing.Lock() // an older policy must not be applied last
 	defer cp.refreshing.Unlock()
-	known := map[string]effectiveTenant{}
 	return l.runner.Flows(ctx, cp.line, func(flows []string) error {
 		if now, _ := l.policyOfLine(cp.line, true); now != cp {
 			return nil
@@ -58,13 +57,9 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[targ
 			if !ok || only != nil && !only[target{cp.Name, r.Tenant}] {
 				continue // of other scopes than the policy has now, or of others
 			}
-			t, ok := known[r.Tenant]
-			if !ok {
-				var err error
-				if t, err = l.tenant(ctx, cp, r.Tenant); err != nil {
-					return err
-				}
-				known[r.Tenant] = t
+			t, err := l.tenant(ctx, cp, r.Tenant)
+			if err != nil {
+				return err
 			}
 			o, err := cp.newOperation(r, t)
 			if err != nil {

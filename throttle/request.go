@@ -78,6 +78,17 @@ func (r Request) bad(field string, value any, hint string) error {
 	return &RequestError{Policy: r.Policy, Field: field, Value: value, Hint: hint}
 }
 
+// values returns the values of attributes.
+func (r Request) values(attributes []string) []string {
+	values := make([]string, len(attributes))
+	for i, a := range attributes {
+		if values[i] = r.Attributes[a]; a == TenantAttribute {
+			values[i] = r.Tenant
+		}
+	}
+	return values
+}
+
 // CostOf returns what the request takes of a unit: Cost, or its default.
 func (r Request) CostOf(unit string) int64 {
 	cost, ok := r.Cost[unit]

@@ -150,31 +150,26 @@ func (n *Line) Refund(ctx context.Context, tickets []TakenTicket) error {
 }
 
 func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) error {
-	now, err := n.limiter.policyOfLine(n.name, true)
-	if err != nil {
-		return err
-	}
 	asks := map[*compiledPolicy][]script.Request{}
 	for _, t := range tickets {
-		if t.Decision.Reservation.ID == "" {
+		r := t.Decision.Reservation
+		if r.by == nil {
 			continue // it has no units, and no position to go back to
 		}
-		cp := cmp.Or(t.Decision.Reservation.by, now)
-		r := t.Decision.Reservation.Request
-		tenant, _ := n.limiter.tenant(ctx, cp, r.Tenant)
-		o, err := cp.newOperation(r, tenant)
+		tenant, _ := n.limiter.tenant(ctx, r.by, r.Tenant)
+		o, err := r.by.newOperation(r.Request, tenant)
 		if err != nil {
 			continue // it joined while the policy had other scopes: its units expire
 		}
-		ask := o.lineRequest(op, t.Decision.Reservation.ID)
-		ask.At = t.Decision.Reservation.At.UnixMicro()
+		ask := o.lineRequest(op, r.ID)
+		ask.At = r.At.UnixMicro()
 		ask.Place.Flow, ask.Cost = cmp.Or(t.Flow, ask.Place.Flow), cmp.Or(t.Cost, ask.Cost)
 		if op == script.PutBack {
 			ask.Place.Rank, ask.Place.Since = t.Rank, t.Since.UnixMicro()
 		} else {
 			ask.Ticket = ""
 		}
-		asks[cp] = append(asks[cp], ask)
+		asks[r.by] = append(asks[r.by], ask)
 	}
 	for cp, asks := range asks {
 		cp.drained.Store(false)
@@ -192,7 +187,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 // ticket, and then is Limiter.Reserve. Errors are Reserve's.
 func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Decision, error) {
 	l := n.limiter
-	cp, err := l.policyThatDecides(r)
+	cp, err := l.policyFor(r.Policy, r.Tenant, true)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -219,7 +214,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 // taken. It does if neither policy nor job has changed since the join, or if the policy had further
 // scopes or units then, as in a rolling deploy.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
-	cp, err := n.limiter.policyThatDecides(r)
+	cp, err := n.limiter.policyFor(r.Policy, r.Tenant, true)
 	return err == nil && cp.matches(t, r)
 }
 

@@ -160,7 +160,7 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 	if r.ID == "" {
 		r.At = time.Time{} // by this machine's clock
 	}
-	cp, err := r.limiter.policyThatDecides(r.Request)
+	cp, err := r.limiter.policyFor(r.Policy, r.Tenant, true)
 	if err != nil {
 		return Refusal{}, err
 	}
@@ -228,7 +228,7 @@ func (r Reservation) ReportRemaining(ctx context.Context, unit string, units int
 // report sends what the upstream says of the scopes that Policy.Upstream names, even if the policy was
 // removed.
 func (r Reservation) report(ctx context.Context, ask script.Request) (*operation, script.Answer, error) {
-	cp, err := r.limiter.policyThatDecides(r.Request)
+	cp, err := r.limiter.policyFor(r.Policy, r.Tenant, true)
 	if err != nil {
 		return nil, script.Answer{}, err
 	}

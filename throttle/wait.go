@@ -27,7 +27,7 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	r.Ticket, r.Key, r.Front, r.Deadline = Ticket{}, "", false, time.Time{}
 	asked := r
 	asked.MaxWait = 0
-	cp, err := l.policyFor(r.Policy, r.Tenant)
+	cp, err := l.policyFor(r.Policy, r.Tenant, false)
 	mayDeadlock := err == nil && cp.script.Leases && l.holdsFrom(r.Policy, CallerFrom(ctx))
 	if r.MaxWait < 0 || mayDeadlock {
 		d, err := l.Reserve(ctx, asked)
@@ -141,7 +141,7 @@ func (w *waiter) use(ctx context.Context, o *operation, t TakenTicket, r Request
 		w.leave(ctx, o) // it may have joined again
 	}
 	l.config.Observer.Taken([]TakenTicket{t})
-	cp, err := l.policyThatDecides(r)
+	cp, err := l.policyFor(r.Policy, r.Tenant, true)
 	if err != nil || !cp.matches(t, r) {
 		l.refundLater(o.line, t)
 		return Decision{}, false

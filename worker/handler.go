@@ -22,7 +22,6 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 	calls := request // those of the handler stand in no line
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.Ticket{}
 	caller := &throttle.Caller{Decision: d, Request: calls}
-	caller.SetCounted(request.Policy != "")
 	j := &Job{caller: caller, limiter: s.limiter, settled: d.Reservation, task: d.Reservation, taskType: a.task.Type()}
 	ctx = throttle.WithCaller(context.WithValue(ctx, jobKey{}, j), j.caller)
 	ctx = j.task.Hold(ctx)

@@ -100,7 +100,7 @@ func (j *Job) Cancel(ctx context.Context) error {
 	if _, err := j.task.Cancel(ctx); err != nil {
 		return err
 	}
-	j.caller.SetCounted(false)
+	j.caller.GaveBack()
 	return nil
 }
 

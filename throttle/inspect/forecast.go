@@ -229,7 +229,7 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 	lines := make([]simulated, len(p.lines))
 	for n, l := range p.lines {
 		lines[n] = simulated{
-			snapshot: l, line: sim.Line(l.shared.BatchShare), limit: limit, hold: p.hold,
+			snapshot: l, line: sim.Line(l.shared.Policy.BatchShare), limit: limit, hold: p.hold,
 			flows: map[string]*plan.Flow{}, scopes: map[string]*plan.Scope{},
 		}
 		lines[n].scopes[script.ScopeKey(nil, nil)] = &lines[n].line.Root

@@ -113,7 +113,8 @@ type Limits struct {
 // add adds what a standing says, of the windows that all tenants share, or of others, or both.
 func (l *Limits) add(s *throttle.Standing, shared, others bool) {
 	d := s.Decision
-	l.Pause, l.Adapted, l.Remaining, l.Observes, l.Removed = d.Pause, d.Adapted, d.Remaining, s.Observes, s.Removed
+	l.Pause, l.Adapted, l.Remaining = d.Pause, d.Adapted, d.Remaining
+	l.Observes, l.Removed = s.Policy.Observe, s.Removed
 	l.Windows = []throttle.WindowState{}
 	shortest := time.Duration(0)
 	for _, w := range d.Windows {

@@ -13,7 +13,7 @@ import (
 func TestACallerRecordsRefusals(t *testing.T) {
 	none := throttle.CallerFrom(t.Context())
 	expect.That(t, none == nil, "a context without a caller has one")
-	none.SetCounted(true)
+	none.GaveBack()
 	none.Refused("api", time.Minute)
 	none.Answered(time.Now())
 	_, _, refused := none.Refusal()

@@ -25,7 +25,6 @@ func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decisio
 	}
 	r.Attempts++
 	caller := &throttle.Caller{Decision: grant, Request: w.request}
-	caller.SetCounted(true)
 	work := grant.Reservation.Hold(throttle.WithCaller(calls, caller))
 	var err error
 	r.Status, r.Answer, err = d.Caller.Call(work, *w.job)

@@ -61,10 +61,10 @@ func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
 			s.Decision = s.operation.decision(script.Answer{Used: make([]int64, len(cp.Windows))})
 			continue
 		}
-		ask := s.operation.scriptRequest(script.Expect, "")
-		if ask.Cost = ""; s.Flow != "" {
-			ask.Place, ask.Ticket = s.operation.place(), s.Ticket
-			ask.Place.Flow = s.Flow
+		ask := s.operation.lineRequest(script.Expect, "")
+		ask.Cost, ask.Ticket, ask.Place.Flow = "", s.Ticket, s.Flow
+		if s.Flow == "" {
+			ask.Place = nil
 		}
 		asks, asked = append(asks, ask), append(asked, s)
 	}

@@ -117,15 +117,6 @@ func (cp *compiledPolicy) unitsHint() string {
 	return "no window counts this unit, but " + strings.Join(cp.units, ", ")
 }
 
-// scriptRequest returns a request with the fields that all have that ask for capacity, or look at it.
-func (o *operation) scriptRequest(op, id string) script.Request {
-	ask := script.Request{Op: op, ID: id, Own: o.own(), Keys: o.keys, Cost: o.costsText(o.request)}
-	if o.tenant.pause != nil {
-		ask.Paused = o.tenant.pause.Until.UnixMicro()
-	}
-	return ask
-}
-
 // own returns what differs for the tenant.
 func (o *operation) own() script.Own {
 	own := script.Own{Free: o.free, Paused: max(0, o.tenant.pausedUntil)}
@@ -141,14 +132,6 @@ func (o *operation) own() script.Own {
 		}
 	}
 	return own
-}
-
-func (o *operation) place() *script.Place {
-	r := o.request
-	return &script.Place{
-		Since: unixMicro(r.Since), Flow: o.flow(script.Escape(r.Ticket.Queue), r), Tenant: r.Tenant,
-		Weight: o.weight(), Key: r.Key, Front: r.Front,
-	}
 }
 
 // flow returns the name of the flow of a request. The queue is as script.Flow takes it.
@@ -210,21 +193,21 @@ func micros(us int64) time.Duration {
 	return time.Duration(min(max(us, 0), most)) * time.Microsecond
 }
 
-// unixMicro is 0 for the zero time.
-func unixMicro(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.UnixMicro()
-}
-
-// lineRequest is scriptRequest for operations that heed the line.
+// lineRequest returns a request with the fields that all have that ask for capacity, or about the line.
 func (o *operation) lineRequest(op, id string) script.Request {
-	ask := o.scriptRequest(op, id)
-	ask.Hold = o.request.MaxHold.Microseconds()
-	ask.Place = o.place()
-	if o.request.Ticket != (Ticket{}) {
-		ask.Ticket = o.request.Ticket.name()
+	r := o.request
+	ask := script.Request{
+		Op: op, ID: id, Own: o.own(), Keys: o.keys, Cost: o.costsText(r), Hold: r.MaxHold.Microseconds(),
+		Place: &script.Place{
+			Since: max(0, r.Since.UnixMicro()), Flow: o.flow(script.Escape(r.Ticket.Queue), r), Tenant: r.Tenant,
+			Weight: o.weight(), Key: r.Key, Front: r.Front,
+		},
+	}
+	if o.tenant.pause != nil {
+		ask.Paused = o.tenant.pause.Until.UnixMicro()
+	}
+	if r.Ticket.ID != "" {
+		ask.Ticket = r.Ticket.name()
 	}
 	return ask
 }
@@ -241,7 +224,7 @@ func (o *operation) reserveRequest(replaces Reservation) script.Request {
 	}
 	ask := o.lineRequest(op, script.NewID())
 	o.refuseLate(ask.Place)
-	if ask.At, ask.Replaces = unixMicro(replaces.At), replaces.ID; ask.At != 0 {
+	if ask.At, ask.Replaces = max(0, replaces.At.UnixMicro()), replaces.ID; ask.At != 0 {
 		ask.Paused = 0 // it had its turn
 	}
 	return ask

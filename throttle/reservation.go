@@ -224,6 +224,6 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 // askFor sends a request about a reservation. The caller has set the fields that only the verb needs.
 func (o *operation) askFor(ctx context.Context, r Reservation, ask script.Request) (script.Answer, error) {
 	ask.ID, ask.Own, ask.Keys, ask.Cost = r.ID, o.own(), o.keys, o.costsText(o.request)
-	ask.At = unixMicro(r.At)
+	ask.At = max(0, r.At.UnixMicro())
 	return o.do(ctx, ask)
 }

@@ -28,7 +28,7 @@ type Limiter struct {
 	config        Config   // with defaults
 	holds         sync.Map // *hold by the reservation's ID
 	interventions atomic.Pointer[interventions]
-	panics        panics
+	panicked      sync.Map // when a function of the Config did last, by its name; two goroutines may log at once
 	policies      atomic.Pointer[policySet]
 	runner        script.Runner
 	setting       sync.Mutex // held by SetPolicies and SetInterventions
@@ -90,8 +90,7 @@ func New(c Config) (*Limiter, error) {
 	}
 	c.Logger = cmp.Or(c.Logger, slog.Default())
 	l := &Limiter{config: c}
-	l.panics.logger = c.Logger
-	l.config.Observer = c.Observer.guarded(&l.panics)
+	l.config.Observer = c.Observer.guarded(l)
 	l.interventions.Store(&interventions{})
 	l.runner.Client, l.runner.Prefix = c.Client, c.Prefix
 	if hooks, ok := c.Client.(*testhook.Client); ok {
@@ -264,7 +263,7 @@ func (l *Limiter) configuredTenant(ctx context.Context, cp *compiledPolicy, name
 	}
 	defer func() {
 		if value := recover(); value != nil {
-			l.panics.log("Tenants", value)
+			l.logPanic("Tenants", value)
 			hint := fmt.Sprintf("Config.Tenants panicked: %v", value)
 			err = &RequestError{Policy: cp.Name, Field: TenantAttribute, Value: name, Hint: hint}
 		}

@@ -2,9 +2,7 @@ package throttle
 
 import (
 	"fmt"
-	"log/slog"
 	"runtime/debug"
-	"sync"
 	"time"
 )
 
@@ -86,42 +84,37 @@ type Start struct {
 // panicsEvery is the shortest time between two logged panics of one function.
 const panicsEvery = time.Minute
 
-// panics logs the panics of a Config's functions, with their stacks.
-type panics struct {
-	logger *slog.Logger
-	logged sync.Map // function -> time.Time; two goroutines may log at once
-}
-
-func (p *panics) log(function string, value any) {
-	if last, ok := p.logged.Load(function); ok && time.Since(last.(time.Time)) < panicsEvery {
+// logPanic logs a panic of a function of the Config, with its stack.
+func (l *Limiter) logPanic(function string, value any) {
+	if last, ok := l.panicked.Load(function); ok && time.Since(last.(time.Time)) < panicsEvery {
 		return
 	}
-	p.logged.Store(function, time.Now())
-	p.logger.Error("throttle: a function of the limiter's Config panicked",
+	l.panicked.Store(function, time.Now())
+	l.config.Logger.Error("throttle: a function of the limiter's Config panicked",
 		"function", function, "panic", fmt.Sprint(value), "stack", string(debug.Stack()))
 }
 
 // guarded returns an observer that has all functions, which return after a panic.
-func (o Observer) guarded(p *panics) Observer {
+func (o Observer) guarded(l *Limiter) Observer {
 	return Observer{
-		Called:      guard(p, "Called", o.Called),
-		Corrected:   guard(p, "Corrected", o.Corrected),
-		Decided:     guard(p, "Decided", o.Decided),
-		Followed:    guard(p, "Followed", o.Followed),
-		Joined:      guard(p, "Joined", o.Joined),
-		Refused:     guard(p, "Refused", o.Refused),
-		Started:     guard(p, "Started", o.Started),
-		Taken:       guard(p, "Taken", o.Taken),
-		Unavailable: guard(p, "Unavailable", o.Unavailable),
+		Called:      guard(l, "Called", o.Called),
+		Corrected:   guard(l, "Corrected", o.Corrected),
+		Decided:     guard(l, "Decided", o.Decided),
+		Followed:    guard(l, "Followed", o.Followed),
+		Joined:      guard(l, "Joined", o.Joined),
+		Refused:     guard(l, "Refused", o.Refused),
+		Started:     guard(l, "Started", o.Started),
+		Taken:       guard(l, "Taken", o.Taken),
+		Unavailable: guard(l, "Unavailable", o.Unavailable),
 	}
 }
 
 // guard returns a function that calls one of an Observer, if there is one.
-func guard[T any](p *panics, name string, observe func(T)) func(T) {
+func guard[T any](l *Limiter, name string, observe func(T)) func(T) {
 	return func(event T) {
 		defer func() {
 			if value := recover(); value != nil {
-				p.log("Observer."+name, value)
+				l.logPanic("Observer."+name, value)
 			}
 		}()
 		if observe != nil {

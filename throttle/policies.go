@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"maps"
@@ -24,18 +25,24 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	if err != nil {
 		return err
 	}
-	var former []*compiledPolicy
+	before := cmp.Or(l.policies.Load(), &policySet{})
+	for line, cp := range before.byLine {
+		if now := set.byLine[line]; now != nil {
+			now.policyState = cp.policyState
+		} else {
+			set.byLine[line] = cp
+		}
+	}
 	for _, p := range removed {
 		shards, err := l.compilePolicy(p)
 		if err != nil {
 			return err
 		}
-		former = append(former, shards...)
+		for _, cp := range shards {
+			set.byLine[cp.line] = cmp.Or(set.byLine[cp.line], cp)
+		}
 	}
-	before := l.policies.Load()
-	set.inherit(before, former)
-	l.policies.Store(set)
-	if before != nil && !reflect.DeepEqual(before.policies(), set.policies()) {
+	if l.policies.Swap(set) != nil && !reflect.DeepEqual(before.policies(), set.policies()) {
 		l.config.Logger.Info("throttle: the policies were replaced", "policies", set.names)
 	}
 	return nil
@@ -182,25 +189,6 @@ func checkOverlaps(policies []Policy) error {
 	hint := fmt.Sprintf("must not match a task type that policy %q matches too, by %q",
 		first.Name, first.Match[o.FirstGlob])
 	return &PolicyError{Policy: second.Name, Field: "match", Value: second.Match[o.SecondGlob], Hint: hint}
-}
-
-// inherit takes over the state that the policies of a line share. It keeps what was removed before, and adds
-// former policies.
-func (set *policySet) inherit(before *policySet, former []*compiledPolicy) {
-	if before != nil {
-		for line, cp := range before.byLine {
-			if now := set.byLine[line]; now != nil {
-				now.policyState = cp.policyState
-			} else {
-				set.byLine[line] = cp
-			}
-		}
-	}
-	for _, cp := range former {
-		if set.byLine[cp.line] == nil {
-			set.byLine[cp.line] = cp
-		}
-	}
 }
 
 // lineName returns the name of the line in which tickets of a tenant wait, which is also the hash

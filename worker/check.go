@@ -13,12 +13,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
-// CheckRedis looks whether the Redises of asynq and of the limiter answer, and returns what of them
-// is not set up, one line each: see throttle.Limiter.CheckRedis. Use it at the start of a program.
-// Errors are throttle.ErrUnavailable, throttle.ErrForbidden and the context's.
-func (c *Client) CheckRedis(ctx context.Context) ([]string, error) { return c.check(ctx) }
-
-// A link is what a Client and a Server have of the two Redises.
+// A link connects a Client or a Server with the two Redises.
 type link struct {
 	tasks   *asynqredis.Client // of the connection to asynq's
 	limiter *throttle.Limiter
@@ -26,7 +21,10 @@ type link struct {
 	swept   sync.Map       // by line: a channel that holds when that was swept last, and nothing while it is
 }
 
-func (l *link) check(ctx context.Context) ([]string, error) {
+// CheckRedis looks whether the Redises of asynq and of the limiter answer, and returns what of them
+// is not set up, one line each: see throttle.Limiter.CheckRedis. A Server logs it at its start. Errors are
+// throttle.ErrUnavailable, throttle.ErrForbidden and the context's.
+func (l *link) CheckRedis(ctx context.Context) ([]string, error) {
 	findings, err := l.limiter.CheckRedis(ctx)
 	queue, failed := redischeck.Findings(ctx, l.tasks.Redis())
 	for _, finding := range queue {
@@ -53,17 +51,12 @@ func bothFailed(limiterErr, asynqErr error) error {
 }
 
 // Ping returns nil if the Redises of asynq and of the limiter answer, and the limiter can decide. It is
-// for readiness probes, and takes 5 seconds at most for each. Errors are throttle.ErrUnavailable and
+// for readiness probes, and takes 5 seconds at most. Errors are throttle.ErrUnavailable and
 // throttle.ErrForbidden.
-func (c *Client) Ping() error { return c.ping(c.asynqClient.Ping) }
-
-// Ping is Client.Ping for a server.
-func (s *Server) Ping() error { return s.ping(s.asynqServer.Ping) }
-
-func (l *link) ping(pingAsynq func() error) error {
+func (l *link) Ping() error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanUpTimeout)
 	defer cancel()
-	failed := pingAsynq()
+	failed := l.tasks.Redis().Ping(ctx).Err()
 	return bothFailed(l.limiter.Ping(ctx), failed)
 }
 
@@ -72,7 +65,7 @@ func (l *link) ping(pingAsynq func() error) error {
 func (s *Server) logCheck() {
 	ctx, cancel := context.WithTimeout(s.shutdownGrace, cleanUpTimeout)
 	defer cancel()
-	findings, _ := s.check(ctx)
+	findings, _ := s.CheckRedis(ctx)
 	for _, finding := range findings {
 		s.config.Logger.Warn("worker: Redis is not set up for throttling", "finding", finding)
 	}

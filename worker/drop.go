@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hibiken/asynq"
-
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
@@ -25,7 +23,7 @@ const (
 	sweepTimeout = 2 * time.Second
 )
 
-// DropOptions are the options of Drop.
+// DropOptions are the options of Client.Drop.
 type DropOptions struct {
 	// Delete deletes the tasks. The default archives them: asynq keeps them for 90 days, and of a
 	// queue the last 10,000.
@@ -42,24 +40,15 @@ type DropOptions struct {
 // It works page by page. If it fails, or ctx ends, the rest waits on: repeat it. Every task that has left
 // the line is dropped. The limiter needs the policy. Errors are throttle.ErrUnknownPolicy,
 // throttle.ErrUnavailable, the context's, or of asynq's Redis.
-func Drop(ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter, o DropOptions) (int, error) {
-	if limiter == nil {
-		return 0, errors.New("worker: Drop: the limiter is nil: must be what throttle.New returns")
-	}
+func (c *Client) Drop(ctx context.Context, o DropOptions) (int, error) {
 	if o.Tenant == "" {
 		return 0, errors.New("worker: DropOptions.Tenant is empty: must be the name of a tenant")
 	}
-	client, err := asynqredis.Connect(opt)
-	if err != nil {
-		return 0, err
-	}
-	defer client.Close()
 	to := asynqredis.Archive
 	if o.Delete {
 		to = asynqredis.Delete
 	}
-	l := &link{tasks: asynqredis.New(client), limiter: limiter}
-	results, err := l.drop(ctx, limiter.LineOf(o.Policy, o.Tenant), o.Tenant, to, math.MaxInt)
+	results, err := c.drop(ctx, c.limiter.LineOf(o.Policy, o.Tenant), o.Tenant, to, math.MaxInt)
 	return results[asynqredis.Moved], err
 }
 

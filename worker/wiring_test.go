@@ -131,13 +131,13 @@ func TestOptionsBelowZero(t *testing.T) {
 // What is missing is named.
 func TestNilIsAnError(t *testing.T) {
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
-	_, dropped := worker.Drop(t.Context(), s.Asynq, nil, worker.DropOptions{Policy: "api", Tenant: "acme"})
+	_, dropped := s.Client(s.Limiter).Drop(t.Context(), worker.DropOptions{Policy: "api"})
 	_, identity := worker.IdentityOf(nil)
 	_, request := s.Client(s.Limiter).RequestOf(nil)
 	for want, err := range map[string]error{
-		"worker: Drop: the limiter is nil: must be what throttle.New returns": dropped,
-		"worker: IdentityOf: task is nil":                                     identity,
-		"worker: the task is nil":                                             request,
+		"worker: DropOptions.Tenant is empty: must be the name of a tenant": dropped,
+		"worker: IdentityOf: task is nil":                                   identity,
+		"worker: the task is nil":                                           request,
 	} {
 		expect.That(t, err != nil && err.Error() == want, err, ", want", want)
 	}

@@ -141,14 +141,18 @@ func (c *ControlCommand) drop(ctx context.Context, f *fleet, verb string, all in
 	if err := c.record(ctx, f, control.Dropped, fmt.Sprintf("%s %s", verb, count(all, "waiting task"))); err != nil {
 		return 0, err
 	}
+	client, err := worker.NewClient(f.server.Opt, worker.ClientConfig{Limiter: f.limiter})
+	if err != nil {
+		return 0, err
+	}
+	defer client.Close()
 	progress := show.NewProgress(c.Stderr, 2*time.Second)
 	progress.Restart()
 	defer progress.Clear()
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		n, err = worker.Drop(ctx, f.server.Opt, f.limiter,
-			worker.DropOptions{Delete: verb == "delete", Policy: c.policy, Tenant: c.tenant})
+		n, err = client.Drop(ctx, worker.DropOptions{Delete: verb == "delete", Policy: c.policy, Tenant: c.tenant})
 	}()
 	for {
 		select {

@@ -46,7 +46,7 @@ func (c *workersCommand) servePage(ctx context.Context, addr, asynqmon string, f
 	defer client.Close()
 	p, err := page.New(page.Config{
 		Asynqmon: asynqmon, Client: client, Control: f.store,
-		Inspector: asynq.NewInspectorFromRedisClient(f.server.Client), Limiter: f.limiter, Queues: f.server.Opt, Token: token,
+		Inspector: asynq.NewInspectorFromRedisClient(f.server.Client), Limiter: f.limiter, Token: token,
 	})
 	if err != nil {
 		return inputError{err}

@@ -238,7 +238,7 @@ func (d *drill) openPage() {
 	d.inspector = asynq.NewInspector(opt)
 	d.Cleanup(func() { d.inspector.Close() })
 	p, err := page.New(page.Config{
-		Client: d.client, Control: d.store, Inspector: d.inspector, Limiter: d.limiter, Queues: opt, Token: token,
+		Client: d.client, Control: d.store, Inspector: d.inspector, Limiter: d.limiter, Token: token,
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	d.must(err)

@@ -224,8 +224,8 @@ func (p *Page) record(ctx context.Context, a *action, text string) error {
 }
 
 func (p *Page) planDrop(ctx context.Context, a *action) (func(context.Context) error, *preview, error) {
-	if p.config.Queues == nil || a.tenant == "" {
-		return nil, nil, errors.New("drop: needs a tenant, and page.Config.Queues")
+	if p.config.Client == nil || a.tenant == "" {
+		return nil, nil, errors.New("drop: needs a tenant, and page.Config.Client")
 	}
 	s, err := inspect.Of(p.config.Limiter).State(ctx, inspect.Query{Policy: a.policy, Tenant: a.tenant})
 	if err != nil {
@@ -246,7 +246,7 @@ func (p *Page) planDrop(ctx context.Context, a *action) (func(context.Context) e
 		if err := p.record(ctx, a, fmt.Sprintf("%s %d waiting tasks", does, waiting)); err != nil {
 			return err
 		}
-		_, err := worker.Drop(context.WithoutCancel(ctx), p.config.Queues, p.config.Limiter, o)
+		_, err := p.config.Client.Drop(context.WithoutCancel(ctx), o)
 		return err
 	}, shown, nil
 }

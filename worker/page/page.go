@@ -30,7 +30,7 @@ type Config struct {
 	// "/asynqmon". Tasks link to it. The default, empty, links nowhere.
 	Asynqmon string
 
-	// Client looks up tasks. The default, nil, looks up none. The caller closes it.
+	// Client looks up tasks, and drops them. The default, nil, does neither. The caller closes it.
 	Client *worker.Client
 
 	// Control keeps overrides, pauses and the log of changes, which the page then shows. The default,
@@ -47,9 +47,6 @@ type Config struct {
 
 	// Logger gets sign-ins, changes and errors. The default is slog.Default().
 	Logger *slog.Logger
-
-	// Queues is asynq's Redis, where operators may drop tasks. The default, nil, lets them drop none.
-	Queues asynq.RedisConnOpt
 
 	// Token lets operators who know it set overrides, pause and resume, by Control. It has at least
 	// MinTokenBytes. The default, empty, makes the page read-only. The page has no login for

@@ -89,7 +89,7 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 	inspector := asynq.NewInspector(opt)
 	t.Cleanup(func() { inspector.Close() })
 	c := page.Config{
-		Asynqmon: "https://ops.example.com/asynqmon/", Client: enqueuer, Control: store, Inspector: inspector, Limiter: limiter, Queues: opt,
+		Asynqmon: "https://ops.example.com/asynqmon/", Client: enqueuer, Control: store, Inspector: inspector, Limiter: limiter,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Token: token,
 	}
 	for _, f := range change {

@@ -226,7 +226,7 @@ func workOfOperator(s *sitetest.Site) {
 	must(of.Pause(s.Context(), "api", "acme", time.Minute, by))
 	must(errOf(of.End(s.Context(), limits.Resumed, "api", "acme", by)))
 	must(errOf(s.Limiter.Reset(s.Context(), "api", "")))
-	must(errOf(worker.Drop(s.Context(), s.Asynq, s.Limiter, worker.DropOptions{Policy: "api", Tenant: "acme"})))
+	must(errOf(s.Client(s.Limiter).Drop(s.Context(), worker.DropOptions{Policy: "api", Tenant: "acme"})))
 	changes, err := of.Changes(s.Context(), 10)
 	must(err)
 	if len(changes) != 3 {

@@ -45,12 +45,12 @@ func TestADropOfManyTasks(t *testing.T) {
 		cancel()
 	}()
 	of := worker.DropOptions{Policy: "api", Tenant: "acme"}
-	first, err := worker.Drop(ctx, s.Asynq, s.Limiter, of)
+	first, err := c.Drop(ctx, of)
 	expect.Require(t, errors.Is(err, context.Canceled) && first != 0 && left() == times*len(tasks)-first,
 		"interrupted after", first, left(), "wait,", err)
 	s.Redis.ConfigResetStat(t.Context())
 	begun := time.Now()
-	rest, err := worker.Drop(t.Context(), s.Asynq, s.Limiter, of)
+	rest, err := c.Drop(t.Context(), of)
 	all := times * (len(tasks) - 1)
 	expect.Require(t, err == nil && first+rest == all, "dropped", first, "and", rest, "of", all, err)
 	var calls int

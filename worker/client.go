@@ -17,8 +17,8 @@ import (
 
 // ClientConfig configures a Client.
 type ClientConfig struct {
-	// Headers, if not nil, returns headers to add to a task that is enqueued by this context, such as
-	// those of a trace: see package tasktrace. Retries keep them. A task with a Group gets none.
+	// Headers, if not nil, returns headers to add to a task that is enqueued by this context, such as a trace's:
+	// see package tasktrace. Retries keep them. A task with a Group gets none. Invalid UTF-8 is replaced.
 	Headers func(context.Context, *asynq.Task) map[string]string
 
 	// Identify is that of the workers' Config.
@@ -56,7 +56,7 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	client.AddHook(capture{})
+	client.AddHook(capture{headers: c.Headers})
 	c.LimiterTimeout = cmp.Or(c.LimiterTimeout, 250*time.Millisecond)
 	made := &Client{
 		link:        link{tasks: asynqredis.New(client), limiter: c.Limiter},

@@ -5,8 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
@@ -24,11 +24,10 @@ import (
 type enqueueTask struct {
 	EnqueueResult
 	task     *asynq.Task
-	headers  map[string]string // to add
-	reportTo *ExpectedStart    // nil: nobody asks
-	request  throttle.Request  // without a policy if none matches
-	classSet bool              // its class is that of an option
-	joins    bool              // it joins a line when it is to run
+	reportTo *ExpectedStart   // nil: nobody asks
+	request  throttle.Request // without a policy if none matches
+	classSet bool             // its class is that of an option
+	joins    bool             // it joins a line when it is to run
 
 	call  asynqredis.EnqueueCall // of asynq's client, which was not sent, as the task joins now
 	place throttle.Place         // in line
@@ -80,18 +79,10 @@ func (c *Client) message(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 	return false
 }
 
-// prepare finds out what the task asks of the policy that matches it, and which headers it gets.
+// prepare finds out what the task asks of the policy that matches it.
 func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Option) error {
 	if e.task == nil {
 		return errNoTask
-	}
-	if c.config.Headers != nil {
-		e.headers = c.config.Headers(ctx, e.task)
-		for name, value := range e.headers {
-			if !utf8.ValidString(name + ":" + value) { // no server could read the task
-				return fmt.Errorf("worker: task type %q: header %q of ClientConfig.Headers: must be valid UTF-8", e.task.Type(), name)
-			}
-		}
 	}
 	policy, matched := c.limiter.Match(e.task.Type(), false)
 	var err error
@@ -133,12 +124,15 @@ func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Req
 
 // capture is the hook in a client's connection that keeps asynq's calls from being sent, and adds
 // headers to tasks, if the context says so: only asynq's client knows how a task becomes a message.
-type capture struct{ singleCalls }
+type capture struct {
+	singleCalls
+	headers func(context.Context, *asynq.Task) map[string]string // those of the config
+}
 
 // enqueueTaskKey is the key of the *enqueueTask in the context of asynq's client.
 type enqueueTaskKey struct{}
 
-func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (c capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		script, ok := cmd.(*redis.Cmd)
 		e, _ := ctx.Value(enqueueTaskKey{}).(*enqueueTask)
@@ -147,7 +141,7 @@ func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		}
 		call, known := asynqredis.EnqueueOf(script.Args())
 		if known {
-			e.addHeaders(&call)
+			c.addHeaders(ctx, e, &call)
 		}
 		_, member := asynqredis.MembersOf(ctx)
 		joinsNow := known && e.joins && call.At.IsZero()
@@ -175,10 +169,13 @@ func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// addHeaders adds the headers of the config, and the class that the call's options say.
-func (e *enqueueTask) addHeaders(call *asynqredis.EnqueueCall) {
-	for name, value := range e.headers {
-		call.SetHeader(name, value)
+// addHeaders adds the headers of the config, and the class that is an option. No server could read a task
+// whose headers are not UTF-8.
+func (c capture) addHeaders(ctx context.Context, e *enqueueTask, call *asynqredis.EnqueueCall) {
+	if c.headers != nil {
+		for name, value := range c.headers(ctx, e.task) {
+			call.SetHeader(strings.ToValidUTF8(name, "\uFFFD"), strings.ToValidUTF8(value, "\uFFFD"))
+		}
 	}
 	if e.classSet && e.request.Policy != "" {
 		id, _ := IdentityOf(e.task)

@@ -175,7 +175,7 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			late.Store(true)
 			go func() {
-				_, err := worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "second"})
+				_, err := worker.FromContext(ctx).Reserve(context.WithoutCancel(ctx), throttle.Request{Policy: "second"})
 				left <- err
 			}()
 			time.Sleep(time.Second)

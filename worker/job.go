@@ -17,21 +17,19 @@ var (
 	// server of this package.
 	ErrNoJob = errors.New("worker: the context is not that of a task's handler")
 
+	// ErrUnmatched is wrapped by an error that names a task's type. It may be misspelt.
+	ErrUnmatched = errors.New("no policy matches it: name it in a policy's Match")
+
 	errReturned = errors.New("worker: the task's handler has returned")
 )
 
-// An UnmatchedError says that no policy matches the type of a task. It may be misspelt.
-type UnmatchedError struct {
-	TaskType string
-}
-
-func (e *UnmatchedError) Error() string {
-	return fmt.Sprintf("worker: no policy matches task type %q: name it in a policy's Match", e.TaskType)
+func unmatchedError(taskType string) error {
+	return fmt.Errorf("worker: task type %q: %w", taskType, ErrUnmatched)
 }
 
 // A Job is the task whose handler runs. Its methods may be called until the handler returns, by
-// several goroutines at once. Their errors are ErrNoJob, an *UnmatchedError if no policy matches
-// the task, and those of the reservation's own methods.
+// several goroutines at once. Their errors are ErrNoJob, ErrUnmatched if no policy matches the task, and
+// those of the reservation's own methods.
 type Job struct {
 	caller   *throttle.Caller // as the handler's calls see the task; nil outside of a handler
 	limiter  *throttle.Limiter
@@ -62,7 +60,7 @@ func (j *Job) matched() error {
 	case j.caller == nil:
 		return ErrNoJob
 	case j.caller.Request.Policy == "":
-		return &UnmatchedError{TaskType: j.taskType}
+		return unmatchedError(j.taskType)
 	}
 	return nil
 }
@@ -204,16 +202,13 @@ func (j *Job) keep(ctx context.Context, reservation throttle.Reservation) error 
 	if reservation.Lease() == 0 {
 		return nil
 	}
-	reservation.Hold(ctx)
 	j.mu.Lock()
-	ended := j.ended
-	if !ended {
-		j.extra = append(j.extra, reservation)
-	}
-	j.mu.Unlock()
-	if ended {
+	defer j.mu.Unlock()
+	if j.ended {
 		_ = reservation.Release(ctx) // else it runs out
 		return errReturned
 	}
+	reservation.Hold(ctx)
+	j.extra = append(j.extra, reservation)
 	return nil
 }

@@ -59,11 +59,13 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 
 	policy, ok := s.limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a))
 	if !ok {
-		return s.processUnmatched(ctx, a)
+		fails := s.config.RejectUnmatched && !asynqredis.IsReport(a.Ref)
+		return s.runUncounted(ctx, a, fails, unmatchedError(a.task.Type()))
 	}
+	enforced := !policy.Observe
 	request, err := s.request(policy.Name, a.task, a.Message)
 	if err != nil {
-		return s.processInvalid(ctx, a, policy, err)
+		return s.runUncounted(ctx, a, enforced, err)
 	}
 	request.Front = request.Front || wasTaken(a.Verdict)
 	if policy.Requeue != throttle.RequeueEarliestReset {
@@ -84,7 +86,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	case errors.As(err, &late):
 		d = late.Decision
 	case isInvalid(err):
-		return s.processInvalid(ctx, a, policy, fmt.Errorf("worker: task type %q: %w", a.task.Type(), err))
+		return s.runUncounted(ctx, a, enforced, fmt.Errorf("worker: task type %q: %w", a.task.Type(), err))
 	case err != nil && ctx.Err() == nil:
 		s.noteWait(a, a.Message, request, s.noteUndecided(request, err), err)
 		return nil
@@ -182,44 +184,22 @@ func (s *Server) started(d throttle.Decision, verdict *dispatch.Verdict) {
 	s.limiter.Config().Observer.Started(start)
 }
 
-// processUnmatched runs a task that no policy matches, or returns the error by which it fails.
-func (s *Server) processUnmatched(ctx context.Context, a *attempt) error {
-	switch {
-	case asynqredis.IsReport(a.Ref): // of a batch: it needs no policy
-	case s.config.RejectUnmatched:
-		s.warnOnce("worker: no policy matches a task type: its tasks fail", a.task.Type())
-		return &UnmatchedError{TaskType: a.task.Type()}
-	default:
-		s.warnOnce("worker: no policy matches a task type: its tasks run unthrottled", a.task.Type())
-	}
-	return s.runUncounted(ctx, a)
-}
-
-// processInvalid returns the error of a task that the policy cannot count. If the policy only observes,
-// the task runs.
-func (s *Server) processInvalid(ctx context.Context, a *attempt, policy throttle.Policy, err error) error {
+// runUncounted runs a task that no policy can count, or returns the error if it is to fail by it. It logs the
+// first of each type, but no report of a batch, which needs no policy.
+func (s *Server) runUncounted(ctx context.Context, a *attempt, fails bool, err error) error {
 	a.outcome.Store(nil)
-	if !policy.Observe {
+	s.mu.Lock()
+	taskType := a.task.Type()
+	if !asynqredis.IsReport(a.Ref) && !s.warned[taskType] && len(s.warned) < maxTypesLogged {
+		s.warned[taskType] = true
+		s.config.Logger.Warn("worker: no policy counts a task", "type", taskType, "fails", fails, "err", err)
+	}
+	s.mu.Unlock()
+	if fails {
 		return err
 	}
-	s.warnOnce("worker: a policy observes, and cannot count a task: it runs, and would fail if the policy were enforced",
-		a.task.Type(), "policy", policy.Name, "err", err)
-	return s.runUncounted(ctx, a)
-}
-
-func (s *Server) runUncounted(ctx context.Context, a *attempt) error {
 	id, _ := IdentityOf(a.task) // of the calls that the handler makes
 	return s.run(ctx, a, throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}, throttle.Decision{})
-}
-
-// warnOnce logs a task type that no policy counts, unless it was logged.
-func (s *Server) warnOnce(message, taskType string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.warned[taskType] && len(s.warned) < maxTypesLogged {
-		s.warned[taskType] = true
-		s.config.Logger.Warn(message, append([]any{"type", taskType}, args...)...)
-	}
 }
 
 // isInvalid reports whether the error says that the request can never be granted.

@@ -51,7 +51,7 @@ type Config struct {
 	// metrics of all that a limiter does, see throttle.Observer.
 	OnDecision func(ctx context.Context, t *asynq.Task, d throttle.Decision)
 
-	// RejectUnmatched fails a task whose type no policy matches, by an *UnmatchedError. By default it runs
+	// RejectUnmatched fails a task whose type no policy matches, by ErrUnmatched. By default it runs
 	// unthrottled. The first task of each such type is logged.
 	RejectUnmatched bool
 }
@@ -134,9 +134,7 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, config Config) (*Server, 
 // asynqConfig returns the config of the asynq.Server.
 func (s *Server) asynqConfig(c asynq.Config) asynq.Config {
 	c.ErrorHandler = s.reportErrors(c.ErrorHandler)
-	if c.DelayedTaskCheckInterval < 0 { // asynq would spin
-		c.DelayedTaskCheckInterval = 0
-	}
+	c.DelayedTaskCheckInterval = max(0, c.DelayedTaskCheckInterval) // below 0 asynq would spin
 	c.TaskCheckInterval = asynqDelay
 	return c
 }

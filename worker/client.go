@@ -67,8 +67,8 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 	return made, nil
 }
 
-// EnqueueContext enqueues like asynq.Client, with asynq's options and ours: MaxWait, Backlog, Class
-// and ReportStart. A task that a policy matches is stored as scheduled, and joins the policy's line: a
+// EnqueueContext enqueues like asynq.Client, with asynq's options and ours: MaxWait, Backlog and
+// ReportStart. A task that a policy matches is stored as scheduled, and joins the policy's line: a
 // worker takes it when it fits, which may be at once.
 //
 // A task with a Group is enqueued as asynq does, and throttled by the type of what it is aggregated

@@ -26,7 +26,7 @@ type enqueueTask struct {
 	task     *asynq.Task
 	reportTo *ExpectedStart   // nil: nobody asks
 	request  throttle.Request // without a policy if none matches
-	classSet bool             // its class is that of an option
+	member   bool             // of a batch: by default it lets live ones go first
 	joins    bool             // it joins a line when it is to run
 
 	call  asynqredis.EnqueueCall // of asynq's client, which was not sent, as the task joins now
@@ -89,6 +89,9 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 	if matched {
 		e.request, err = requestOf(c.config.Identify, policy.Name, e.task)
 	}
+	if _, e.member = asynqredis.MembersOf(ctx); e.member {
+		e.request.Class = cmp.Or(e.request.Class, throttle.ClassBatch)
+	}
 	for _, o := range opts {
 		if apply, ok := o.(option); ok {
 			apply(e)
@@ -110,12 +113,12 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 	return nil
 }
 
-// RequestOf returns what the task asks of the policy that matches it, if it is enqueued with the
-// options. It is an error if no policy with a line matches, if the task has no tenant, or if its
-// policy can never grant it: a wrapped *throttle.RequestError.
-func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Request, error) {
+// RequestOf returns what the task asks of the policy that matches it. It is an error if no policy with a
+// line matches, if the task has no tenant, or if its policy can never grant it: a wrapped
+// *throttle.RequestError.
+func (c *Client) RequestOf(task *asynq.Task) (throttle.Request, error) {
 	e := &enqueueTask{task: task}
-	err := c.prepare(context.Background(), e, opts)
+	err := c.prepare(context.Background(), e, nil)
 	if err == nil && !e.joins {
 		err = fmt.Errorf("worker: task type %q: must match a policy without requeue earliest-reset", task.Type())
 	}
@@ -143,7 +146,6 @@ func (c capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if known {
 			c.addHeaders(ctx, e, &call)
 		}
-		_, member := asynqredis.MembersOf(ctx)
 		joinsNow := known && e.joins && call.At.IsZero()
 		deadline, startsAt := call.Message.Deadline(), call.At
 		if startsAt.IsZero() {
@@ -151,7 +153,7 @@ func (c capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		}
 		r := e.request
 		switch {
-		case member && !joinsNow:
+		case e.member && !joinsNow:
 			e.refuse(errMember)
 		case r.Policy != "" && !deadline.IsZero() && !startsAt.Before(deadline):
 			e.refuse(tooLateError(r.Policy, r.Tenant, deadline, startsAt))
@@ -169,7 +171,7 @@ func (c capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// addHeaders adds the headers of the config, and the class that is an option. No server could read a task
+// addHeaders adds the headers of the config, and the class of a batch's task. No server could read a task
 // whose headers are not UTF-8.
 func (c capture) addHeaders(ctx context.Context, e *enqueueTask, call *asynqredis.EnqueueCall) {
 	if c.headers != nil {
@@ -177,7 +179,7 @@ func (c capture) addHeaders(ctx context.Context, e *enqueueTask, call *asynqredi
 			call.SetHeader(strings.ToValidUTF8(name, "\uFFFD"), strings.ToValidUTF8(value, "\uFFFD"))
 		}
 	}
-	if e.classSet && e.request.Policy != "" {
+	if e.member && e.request.Policy != "" {
 		id, _ := IdentityOf(e.task)
 		id.Class = e.request.Class
 		call.SetHeader(identityHeader, id.text())

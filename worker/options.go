@@ -4,8 +4,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-
-	"github.com/sluice-go/sluice/throttle"
 )
 
 // An option is one of ours among asynq's. It works in the calls of a Client. An asynq.Client ignores it.
@@ -33,13 +31,6 @@ func MaxWait(d time.Duration) asynq.Option {
 // ProcessAt, ProcessIn or Group it is an error.
 func Backlog(n int) asynq.Option {
 	return option(func(e *enqueueTask) { e.request.Backlog = n })
-}
-
-// Class is an option of the calls by which a Client enqueues: tasks of throttle.ClassBatch let live ones go
-// first in line. The stored task keeps it in a header, also for retries. It replaces
-// Identity.Class. It has no effect for a task with Group, and for one that no policy matches.
-func Class(c throttle.Class) asynq.Option {
-	return option(func(e *enqueueTask) { e.request.Class, e.classSet = c, true })
 }
 
 // ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is

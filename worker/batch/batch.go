@@ -13,8 +13,6 @@ import (
 	"github.com/robfig/cron/v3"
 
 	"github.com/sluice-go/sluice/internal/ticks"
-	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker"
 )
 
 // A Batch says which tasks are enqueued, and when.
@@ -50,8 +48,8 @@ type Batch struct {
 	// of one queue must differ.
 	Name string
 
-	// Options are for every task, beside worker.Class(throttle.ClassBatch), which they may change. TaskID and
-	// Queue have no effect; ProcessAt, ProcessIn and Group have the tasks refused.
+	// Options are for every task. TaskID and Queue have no effect; ProcessAt, ProcessIn and Group have the
+	// tasks refused.
 	Options []asynq.Option
 
 	// OnFailed says what happens when tasks have failed for good: "stop at 20%" stops the firing as soon as
@@ -71,7 +69,8 @@ type Batch struct {
 	// fires by hand only.
 	Schedule string
 
-	// Tasks yields the tasks of one tenant. It is required.
+	// Tasks yields the tasks of one tenant. They are of throttle.ClassBatch unless their worker.Identity has
+	// another class. It is required.
 	Tasks Tasks
 
 	// Tenants yields the tenants. It is required.
@@ -226,10 +225,4 @@ func (b Batch) compile() (*compiled, error) {
 		return bad("hours", b.Hours.From, "must not end when they begin")
 	}
 	return c, nil
-}
-
-// options are those by which the tasks are enqueued: live tasks go first, unless the batch says
-// otherwise.
-func (b *compiled) options() []asynq.Option {
-	return append([]asynq.Option{worker.Class(throttle.ClassBatch)}, b.Options...)
 }

@@ -3,6 +3,8 @@ package batch_test
 import (
 	"context"
 	"errors"
+	"iter"
+	"maps"
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
@@ -80,6 +82,24 @@ func TestABatchThatIsKilledWhileItIsEnqueuedGoesOn(t *testing.T) {
 			s.Errorf("%+v", status)
 		}
 		s.WantOnceEach(s, 2000)
+	})
+}
+
+// A batch's tasks let live ones go first, unless their identity has a class.
+func TestATaskOfABatchMayBeLive(t *testing.T) {
+	inBubble(t, many(), func(t *testing.T, s *site) {
+		live := func(_ context.Context, _ batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
+			task := worker.NewTask(worker.Identity{Class: throttle.ClassLive, Tenant: tenant}, "call", nil)
+			return maps.All(map[*asynq.Task]error{task: nil})
+		}
+		ran := make(chan throttle.Class, 1)
+		s.serve(func(ctx context.Context, _ *asynq.Task) error {
+			d, _ := worker.FromContext(ctx).Decision()
+			ran <- d.Reservation.Class
+			return nil
+		})
+		s.fire(s.scheduler(batch.Batch{Name: "b", Tasks: live, Tenants: batch.List("acme")}), "b")
+		expect.Equal(t, <-ran, "") // live
 	})
 }
 

@@ -70,7 +70,7 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields 
 	members := asynqredis.Members{Firing: w.f, From: from}
 	var rejected, before []int
 	call = asynqredis.WithMembers(call, members)
-	for i, result := range w.client.EnqueueBulk(call, chunk, w.b.options()...) {
+	for i, result := range w.client.EnqueueBulk(call, chunk, w.b.Options...) {
 		switch {
 		case result.Err == nil:
 		case errors.Is(result.Err, asynq.ErrTaskIDConflict):

@@ -1,6 +1,7 @@
 package batch
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -160,7 +161,7 @@ const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-
 // count goes through the tasks of a tenant.
 func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant string) (planTenant, error) {
 	t := planTenant{TenantPlan: TenantPlan{Tenant: tenant}}
-	places, byCost, options := map[string]int{}, true, b.options()
+	places, byCost := map[string]int{}, true
 	var order []byte
 	add := func(k *planKind) {
 		key := fmt.Sprintf("%q %q %q %v", k.Policy, k.Tenant, k.Class, k.Attributes)
@@ -185,14 +186,14 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 			return t, err
 		}
 		t.Total++
-		r, err := s.client.RequestOf(task, options...)
+		r, err := s.client.RequestOf(task)
 		if err != nil {
 			continue // it is counted as rejected when it is its turn
 		}
 		units := map[string]int64{throttle.Requests: 1}
 		maps.Copy(units, r.Cost)
 		add(&planKind{
-			Attributes: r.Attributes, Class: r.Class, Count: 1, Policy: r.Policy, Tenant: r.Tenant,
+			Attributes: r.Attributes, Class: cmp.Or(r.Class, throttle.ClassBatch), Count: 1, Policy: r.Policy, Tenant: r.Tenant,
 			Units: units,
 		})
 		if byCost && len(t.Kinds) > len(letters) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -32,18 +33,13 @@ func TestATaskKeepsItsClass(t *testing.T) {
 			return nil
 		})
 		client := s.Client(s.Limiter)
-		ours := func(id string, opts ...asynq.Option) {
-			task := asynq.NewTaskWithHeaders("x", nil, map[string]string{"sluice-identity": "tenant=acme"}, asynq.TaskID(id))
-			_, err := client.Enqueue(task, append(opts, worker.Class(throttle.ClassBatch))...)
-			sitetest.Must(t, err)
-		}
 		var ids []string
 		for i := range 4 {
 			ids = append(ids, fmt.Sprint("plain", i), fmt.Sprint("ours", i), fmt.Sprint("later", i))
 			task := worker.NewTask(worker.Identity{Class: throttle.ClassBatch, Tenant: "acme"}, "x", nil)
 			s.Enqueue(task, asynq.TaskID(fmt.Sprint("plain", i)))
-			ours(fmt.Sprint("ours", i))
-			ours(fmt.Sprint("later", i), asynq.ProcessIn(time.Second))
+			expect.Must(t, expect.ErrOf(client.Enqueue(task, asynq.TaskID(fmt.Sprint("ours", i)))))
+			expect.Must(t, expect.ErrOf(client.Enqueue(task, asynq.TaskID(fmt.Sprint("later", i)), asynq.ProcessIn(time.Second))))
 		}
 		s.WaitGone(ids...)
 		mu.Lock()
@@ -53,8 +49,7 @@ func TestATaskKeepsItsClass(t *testing.T) {
 				t.Errorf("%s ran as %q", id, got)
 			}
 		}
-		if _, err := client.Enqueue(sitetest.AcmeTask(), worker.Class("night")); !errors.As(err, new(*throttle.RequestError)) {
-			t.Errorf("a class that there is not: %v", err)
-		}
+		night := worker.NewTask(worker.Identity{Class: "night", Tenant: "acme"}, "x", nil)
+		expect.Err(t, expect.ErrOf(client.Enqueue(night)), new(*throttle.RequestError), "a class that there is not:")
 	})
 }

@@ -98,7 +98,7 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 		}
 	}
 	if matched && err == nil {
-		if never := c.limiter.Check(ctx, e.request); isInvalid(never) {
+		if never := c.limiter.Check(ctx, e.request); errors.As(never, new(*throttle.RequestError)) {
 			err = fmt.Errorf("worker: task type %q: %w", e.task.Type(), never)
 		}
 	}

@@ -29,7 +29,6 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 		defer s.end(j) // even if the handler panics
 		return a.handler.ProcessTask(ctx, a.task)
 	}()
-	lost := errors.Is(context.Cause(ctx), throttle.ErrLeaseLost)
 	switch {
 	case err == nil:
 		a.outcome.Store(&outcome{done: true})
@@ -37,7 +36,7 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 	case errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask): // the user's last word
 		return err
 	}
-	return s.afterError(ctx, a, j, request, err, lost)
+	return s.afterError(ctx, a, j, request, err)
 }
 
 // end releases what a handler that has returned holds, and has the lines asked that may wait for
@@ -55,12 +54,9 @@ func (s *Server) end(j *Job) {
 	}
 }
 
-// afterError decides whether a task whose handler returned an error fails by it, or is to wait. The
-// task's lease may have been lost meanwhile.
-func (s *Server) afterError(
-	ctx context.Context, a *attempt, j *Job, request throttle.Request, err error, lost bool,
-) error {
-	var refused *RefusedError
+// afterError decides whether a task whose handler returned an error fails by it, or is to wait.
+func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request throttle.Request, err error) error {
+	var refused *refusedError
 	var denied *throttle.DeniedError
 	// By d it joins the line of its own policy again, at the front.
 	request.Front = true
@@ -68,18 +64,19 @@ func (s *Server) afterError(
 	retryIn, policy, callRefused := j.caller.Refusal()
 	switch {
 	case errors.As(err, &refused) && request.Policy == "":
-		s.config.Logger.Warn("worker: RetryAfter in a task that no policy matches: the task fails", "type", j.taskType)
 		return err
 	case errors.As(err, &refused):
-		s.pause(ctx, j, refused.After)
-		return s.noteRefused(ctx, a, request, request.Policy, max(0, refused.After), err)
+		if pauseErr := j.Pause(ctx, refused.after); pauseErr != nil {
+			s.limiterLog.Failed(pauseErr, "policy", request.Policy)
+		}
+		return s.noteRefused(ctx, a, request, request.Policy, max(0, refused.after), err)
 	case errors.As(err, &denied):
 		d.Policy, d.RetryIn = denied.Decision.Policy, askAgainIn(denied.Decision)
 	case callRefused:
 		return s.noteRefused(ctx, a, request, policy, retryIn, err)
 	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
 		d = s.noteUndecided(request, err)
-	case lost: // the handler was stopped
+	case errors.Is(context.Cause(ctx), throttle.ErrLeaseLost): // the handler was stopped
 	default:
 		return err
 	}
@@ -102,15 +99,6 @@ func askAgainIn(d throttle.Decision) time.Duration {
 		return min(d.RetryIn, others)
 	}
 	return d.RetryIn
-}
-
-// pause passes on the upstream's refusal, even if the task's own time has run out.
-func (s *Server) pause(ctx context.Context, j *Job, d time.Duration) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
-	defer cancel()
-	if err := j.Pause(ctx, d); err != nil {
-		s.limiterLog.Failed(err, "policy", j.caller.Request.Policy)
-	}
 }
 
 // noteRefused notes that a task waits whose call the upstream of a policy refused for a time. If it was
@@ -155,30 +143,26 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 	}
 }
 
-// A RefusedError is the error of a handler whose call the upstream refused for a while: see
-// RetryAfter.
-type RefusedError struct {
-	After time.Duration // below 1 ms, as at 0 and below, it is unknown
+type refusedError struct {
+	after time.Duration // below 1 ms, as at 0 and below, it is unknown
 }
 
-func (e *RefusedError) Error() string {
-	if e.After < time.Millisecond {
+func (e *refusedError) Error() string {
+	if e.after < time.Millisecond {
 		return "worker: the upstream refuses calls"
 	}
-	return fmt.Sprintf("worker: the upstream refuses calls for %v", e.After)
+	return fmt.Sprintf("worker: the upstream refuses calls for %v", e.after)
 }
 
-// RetryAfter returns a *RefusedError: a handler returns it, wrapped or not, when the upstream
-// refused its call for d. If d is below a millisecond, as at 0 or below, the time is unknown: so
-// time.Until of a reset may be passed on, even if that is over by this machine's clock. The task's
-// policy pauses on every worker, for the task's tenant or for all (throttle.Reservation.Pause). The
-// task is requeued in front of its tenant's other tickets. No retry is burnt. To burn one, call
-// Job.Pause and return an error of another kind.
+// RetryAfter returns the error that a handler returns, wrapped or not, when the upstream refused its call
+// for d. If d is below a millisecond, as at 0 or below, the time is unknown: so time.Until of a reset may
+// be passed on, even if that is over by this machine's clock. The task's policy pauses on every worker, for
+// the task's tenant or for all (throttle.Reservation.Pause). The task is requeued in front of its tenant's
+// other tickets. No retry is burnt. To burn one, call Job.Pause and return an error of another kind.
 //
-// The policy's MaxRefusedWait ends a task that is refused again and again.
-//
-// In a task that no policy matches it is logged, and the task fails by it as by any other error.
-func RetryAfter(d time.Duration) error { return &RefusedError{d} }
+// The policy's MaxRefusedWait ends a task that is refused again and again. A task that no policy matches
+// fails by the error as by any other.
+func RetryAfter(d time.Duration) error { return &refusedError{d} }
 
 // A GivenUpError says that a task failed for good, as the upstream refused its calls for too long:
 // throttle.Policy.MaxRefusedWait. asynq archives the task. errors.Is finds asynq.SkipRetry.

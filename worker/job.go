@@ -104,13 +104,15 @@ func (j *Job) Cancel(ctx context.Context) error {
 
 // Pause pauses the task's policy, as the upstream refuses calls for d, or for an unknown time if d
 // is below a millisecond, as at 0 or below. It does so for the task's tenant or for all
-// (throttle.Reservation.Pause). The task itself goes on. The limiter logs when a pause begins. The
-// handler has dealt with the refusal then: an error that it returns fails the task.
+// (throttle.Reservation.Pause), even if ctx has ended. The task itself goes on. The limiter logs when a
+// pause begins. The handler has dealt with the refusal then: an error that it returns fails the task.
 func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	if err := j.matched(); err != nil {
 		return err
 	}
 	j.caller.Answered(time.Now())
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+	defer cancel()
 	_, err := j.task.Pause(ctx, d, "")
 	return err
 }

@@ -84,8 +84,10 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	var late *throttle.TooLateError
 	switch {
 	case errors.As(err, &late):
-		d = late.Decision
-	case isInvalid(err):
+		a.outcome.Store(nil)
+		s.report(ctx, a, late.Decision)
+		return notAgain{late}
+	case errors.As(err, new(*throttle.RequestError)):
 		return s.runUncounted(ctx, a, enforced, fmt.Errorf("worker: task type %q: %w", a.task.Type(), err))
 	case err != nil && ctx.Err() == nil:
 		s.noteWait(a, a.Message, request, s.noteUndecided(request, err), err)
@@ -95,19 +97,13 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 			s.noteUndecided(request, errOutOfTime)
 		}
 		return ctx.Err()
-	}
-	if late != nil || d.Granted {
-		a.outcome.Store(nil)
-	} else {
-		s.noteWait(a, a.Message, request, d, nil)
-	}
-	s.report(ctx, a, d)
-	switch {
-	case late != nil:
-		return notAgain{late}
 	case !d.Granted:
+		s.noteWait(a, a.Message, request, d, nil)
+		s.report(ctx, a, d)
 		return nil
 	}
+	a.outcome.Store(nil)
+	s.report(ctx, a, d)
 	granted = throttle.Decision{}
 	s.started(d, a.Verdict)
 	return s.run(ctx, a, request, d)
@@ -200,11 +196,6 @@ func (s *Server) runUncounted(ctx context.Context, a *attempt, fails bool, err e
 	}
 	id, _ := IdentityOf(a.task) // of the calls that the handler makes
 	return s.run(ctx, a, throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}, throttle.Decision{})
-}
-
-// isInvalid reports whether the error says that the request can never be granted.
-func isInvalid(err error) bool {
-	return errors.As(err, new(*throttle.RequestError))
 }
 
 // notAgain makes asynq archive the task. A throttle.TooLateError alone does not: a handler may

@@ -58,9 +58,6 @@ type Config struct {
 
 // A Server is an asynq.Server whose tasks are throttled before any middleware sees them. It is safe
 // for concurrent use.
-//
-// A hook in its connection answers the calls by which asynq asks for work. It requeues every denied
-// task, whatever asynq was about to do with it: asynq would archive one that has no retries left.
 type Server struct {
 	link
 	attempts    *attempts

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -37,7 +36,7 @@ type ClientConfig struct {
 // refuses tasks that no worker could ever run. It is safe for concurrent use.
 type Client struct {
 	link
-	asking      sync.Map // by line: a channel that has an entry for each call that asks for places
+	asking      chan struct{} // has an entry for each call that asks for places
 	asynqClient *asynq.Client
 	config      ClientConfig
 	gather      gatherer // of single tasks
@@ -59,6 +58,7 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 	client.AddHook(capture{headers: c.Headers})
 	c.LimiterTimeout = cmp.Or(c.LimiterTimeout, 250*time.Millisecond)
 	made := &Client{
+		asking:      make(chan struct{}, askers),
 		link:        link{tasks: asynqredis.New(client), limiter: c.Limiter},
 		asynqClient: asynq.NewClientFromRedisClient(client),
 		config:      c,

@@ -72,7 +72,7 @@ func (c *Client) message(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 		e.request.MaxHold = message.TimeLimit(now)
 		return true
 	}
-	e.Start = ExpectedStart{Known: true, At: now}
+	e.Start = ExpectedStart{At: now}
 	if info.State == asynq.TaskStateScheduled {
 		e.Start.At = info.NextProcessAt
 	}

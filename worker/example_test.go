@@ -59,7 +59,7 @@ func Example() {
 	check(err)
 	defer client.Close()
 	for range 3 {
-		var start worker.ExpectedStart // if start.Known, the task is expected to start at start.At
+		var start worker.ExpectedStart // start.At is zero if the limiter did not answer
 		task := worker.NewTask(worker.Identity{Tenant: "acme"}, "github:star", nil)
 		_, err = client.EnqueueContext(ctx, task, worker.ReportStart(&start))
 		check(err)

@@ -37,13 +37,13 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 		place, move := e.place, asynqredis.Move{ID: e.call.ID, JoinKey: e.request.Key}
 		switch {
 		case place.Exempt:
-			e.Start = ExpectedStart{Known: true, At: now}
+			e.Start = ExpectedStart{At: now}
 		case place.Err != nil:
 			e.refuse(place.Err)
 			move.To = asynqredis.Delete
 		case !place.Queued || err != nil && place.AlreadyQueued: // it joins when it is denied
 		default:
-			e.Start = ExpectedStart{Known: true, Joined: true, At: now.Add(place.RetryIn), Binds: place.Binds}
+			e.Start = ExpectedStart{Joined: true, At: now.Add(place.RetryIn), Binds: place.Binds}
 			if place.Latest >= place.RetryIn {
 				e.Start.Latest = now.Add(place.Latest)
 			}
@@ -108,22 +108,20 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueueTask) err
 	return c.ask(ctx, line, again)
 }
 
-// askMax is how many tickets of one caller join at once, and askers how many callers ask for places of a line:
-// while one is answered, another is on its way.
+// askMax is how many tickets of one caller join at once, and askers how many callers of a client ask for
+// places: while one is answered, another is on its way.
 const askMax, askers = 128, 2
 
 // ask asks for the places of tasks, unless the limiter did not answer a moment ago. The time limit begins at
 // the caller's turn: the time that others take is no silence.
 func (c *Client) ask(ctx context.Context, line string, es []*enqueueTask) (err error) {
-	made, _ := c.asking.LoadOrStore(line, make(chan struct{}, askers)) // not a mutex: fake time stands while one waits
-	turn := made.(chan struct{})
 	for part := range slices.Chunk(es, askMax) {
 		requests := make([]throttle.Request, len(part))
 		for i, e := range part {
 			requests[i] = e.request
 		}
 		select {
-		case turn <- struct{}{}:
+		case c.asking <- struct{}{}:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -134,7 +132,7 @@ func (c *Client) ask(ctx context.Context, line string, es []*enqueueTask) (err e
 			}
 			return err
 		}))
-		<-turn
+		<-c.asking
 	}
 	return err
 }

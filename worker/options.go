@@ -40,11 +40,8 @@ func ReportStart(start *ExpectedStart) asynq.Option {
 }
 
 // An ExpectedStart is when a task that was enqueued is expected to start, by this machine's clock.
-// The times of a task in line hold if nobody changes limits.
+// The times of a task in line hold if nobody changes limits. It is zero if the limiter did not answer.
 type ExpectedStart struct {
-	// Known is false if the limiter was unavailable. The other fields are zero then.
-	Known bool
-
 	// Joined reports whether the task stands in line. Otherwise At is when it runs or joins a line, and
 	// there is no Latest: ProcessAt if that is in the future, and else now, if a worker has a slot.
 	Joined bool

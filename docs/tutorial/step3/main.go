@@ -61,7 +61,7 @@ func main() {
 		if _, err := client.EnqueueContext(context.Background(), task, worker.ReportStart(&start)); err != nil {
 			log.Fatal(err)
 		}
-		if start.Known {
+		if !start.At.IsZero() {
 			fmt.Printf("%s starts in %v\n", c.name, time.Until(start.At).Round(time.Second))
 		}
 	}

@@ -59,7 +59,7 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 					defer client.Close()
 					begun := time.Now()
 					for range 100 {
-						start := worker.ExpectedStart{Known: true}
+						start := worker.ExpectedStart{Joined: true}
 						info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), worker.ReportStart(&start))
 						if err != nil || info.State != asynq.TaskStatePending || start != (worker.ExpectedStart{}) {
 							t.Fatalf("%+v, %+v, %v", info, start, err)
@@ -69,7 +69,7 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 					expect.That(t, took <= most, "took", took, ", want at most", most)
 					results := client.EnqueueBulk(t.Context(), []*asynq.Task{sitetest.AcmeTask(), sitetest.AcmeTask()})
 					for _, r := range results {
-						expect.That(t, r.Err == nil && !r.Start.Known, "in a batch:", r)
+						expect.That(t, r.Err == nil && r.Start.At.IsZero(), "in a batch:", r)
 					}
 					s.WantStates("default", 102, 0)
 					time.Sleep(time.Minute) // the call ends

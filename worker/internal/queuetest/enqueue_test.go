@@ -28,7 +28,7 @@ func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
 			at := begun.Add(wait)
 			expect.That(t, info.State == state && !sitetest.Off(info.NextProcessAt, at.Add(2*time.Minute)),
 				"task", i, "is", info.State, ", next at", info.NextProcessAt, ": want", state)
-			if !start.Known || !start.Joined || sitetest.Off(start.At, at) || !start.Latest.Equal(start.At) {
+			if !start.Joined || sitetest.Off(start.At, at) || !start.Latest.Equal(start.At) {
 				t.Errorf("task %d is expected to start %+v, want exactly %v", i, start, at)
 			}
 			stored := s.Task(info.ID)
@@ -180,7 +180,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 			if name != "group" {
 				least = least.Add(time.Hour)
 			}
-			if !start.Known || start.Joined || sitetest.Off(start.At, least) || !start.Latest.IsZero() {
+			if start.Joined || sitetest.Off(start.At, least) || !start.Latest.IsZero() {
 				t.Errorf("%s: is expected to start %+v, want at least %v", name, start, least)
 			}
 		}

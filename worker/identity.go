@@ -40,7 +40,7 @@ func NewTask(id Identity, typename string, payload []byte, opts ...asynq.Option)
 // text returns the identity as its header has it, "" if it is empty.
 func (id Identity) text() string {
 	values := url.Values{"class": {string(id.Class)}, "tenant": {id.Tenant}}
-	maps.DeleteFunc(values, func(_ string, of []string) bool { return of[0] == "" })
+	maps.DeleteFunc(values, func(_ string, list []string) bool { return list[0] == "" })
 	for name, value := range id.Attributes {
 		values.Set("attribute."+name, value)
 	}
@@ -111,8 +111,8 @@ func (s *Server) request(policy string, task *asynq.Task, m asynqredis.Message) 
 // requestOf returns what the task asks of a policy, by its identity. A task without a tenant is an error,
 // even where no window counts by it: fairness does.
 func requestOf(identify func(*asynq.Task) (Identity, error), policy string, task *asynq.Task) (throttle.Request, error) {
-	own, err := IdentityOf(task)
-	id := own
+	header, err := IdentityOf(task)
+	id := header
 	if identify != nil {
 		id, err = identify(task)
 	}
@@ -123,5 +123,5 @@ func requestOf(identify func(*asynq.Task) (Identity, error), policy string, task
 		return throttle.Request{}, fmt.Errorf("worker: task type %q: no tenant, and policy %q matches it: "+
 			"make the task with worker.NewTask, or set Config.Identify", task.Type(), policy)
 	}
-	return throttle.Request{Attributes: id.Attributes, Class: own.Class, Cost: id.Cost, Policy: policy, Tenant: id.Tenant}, nil
+	return throttle.Request{Attributes: id.Attributes, Class: header.Class, Cost: id.Cost, Policy: policy, Tenant: id.Tenant}, nil
 }

@@ -25,7 +25,7 @@ type ControlCommand struct {
 	For time.Duration // how long it lasts
 	Why string
 
-	by             control.Author
+	author         control.Author
 	needFor        bool   // it ends by itself
 	policy, tenant string // that the change is about; the tenant may be ""
 }
@@ -63,9 +63,9 @@ func (c *ControlCommand) whyFlags() []cli.Flag {
 }
 
 // change returns the command that makes a change.
-func (c *ControlCommand) change(name, usage, args string, do change, own ...cli.Flag) *cli.Command {
+func (c *ControlCommand) change(name, usage, args string, do change, flags ...cli.Flag) *cli.Command {
 	return &cli.Command{
-		Name: name, Usage: usage, ArgsUsage: args, Flags: c.flags(append(own, c.whyFlags()...)...),
+		Name: name, Usage: usage, ArgsUsage: args, Flags: c.flags(append(flags, c.whyFlags()...)...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			if err := c.sign(); err != nil {
 				return err
@@ -89,7 +89,7 @@ func (c *ControlCommand) change(name, usage, args string, do change, own ...cli.
 
 // intervention is change for a command about a policy, or a tenant of it. What it says of itself
 // stands behind the name of these.
-func (c *ControlCommand) intervention(name, usage, args string, do intervention, own ...cli.Flag) *cli.Command {
+func (c *ControlCommand) intervention(name, usage, args string, do intervention, flags ...cli.Flag) *cli.Command {
 	did := func(ctx context.Context, f *fleet, args cli.Args) (done, error) {
 		if err := c.about(ctx, f, args); err != nil {
 			return done{}, err
@@ -97,7 +97,7 @@ func (c *ControlCommand) intervention(name, usage, args string, do intervention,
 		made, err := do(ctx, f)
 		return c.lasting(made), err
 	}
-	return c.change(name, usage, args, did, own...)
+	return c.change(name, usage, args, did, flags...)
 }
 
 // lasting describes the tenant of a change, its end, and the intervention that it replaces.
@@ -123,15 +123,15 @@ func (c *ControlCommand) forFlag() cli.Flag {
 // sign notes who makes the change, and why, after a look at the flags that all changes have.
 func (c *ControlCommand) sign() error {
 	who, _ := c.Env("USER")
-	c.by = control.Author{Who: cmp.Or(c.By, who), Why: c.Why}
+	c.author = control.Author{Who: cmp.Or(c.By, who), Why: c.Why}
 	switch {
-	case strings.TrimSpace(c.by.Why) == "":
+	case strings.TrimSpace(c.author.Why) == "":
 		return badInput("--why is missing: must be the reason of the change")
 	case c.needFor && c.For == 0:
 		return badInput("--for is missing: must be how long, such as 10m")
 	case c.needFor && (c.For < 0 || c.For > control.MaxTTL):
 		return badInput("--for %v: must be how long, such as 10m, and at most %v", c.For, control.MaxTTL)
-	case strings.TrimSpace(c.by.Who) == "":
+	case strings.TrimSpace(c.author.Who) == "":
 		return badInput("--by is missing, and $USER is not set: must be who makes the change")
 	}
 	return nil
@@ -164,11 +164,11 @@ func (c *ControlCommand) about(ctx context.Context, f *fleet, args cli.Args) err
 // seen reports whether anything is known of the tenant, and who else waits or was granted most.
 func (c *ControlCommand) seen(ctx context.Context, f *fleet, p throttle.Policy) (seen bool, others []string, err error) {
 	_, seen = p.Tenants[c.tenant]
-	own, err := inspect.Of(f.limiter).State(ctx, inspect.Query{Policy: p.Name, Tenant: c.tenant})
+	state, err := inspect.Of(f.limiter).State(ctx, inspect.Query{Policy: p.Name, Tenant: c.tenant})
 	if err != nil {
 		return false, nil, err
 	}
-	for _, t := range own.Tenants {
+	for _, t := range state.Tenants {
 		seen = seen || t.Waiting > 0
 		for _, w := range t.Windows {
 			seen = seen || w.Used > 0

@@ -15,7 +15,7 @@ func (m *Main) pauseCommand() *cli.Command {
 	return c.intervention("pause", "stop a policy, or one tenant of it, for a while", "POLICY [TENANT]",
 		func(ctx context.Context, f *fleet) (done, error) {
 			made := done{Replaces: f.state.Describe(control.Paused, c.policy, c.tenant), text: " is paused"}
-			return made, f.store.Pause(ctx, c.policy, c.tenant, c.For, c.by)
+			return made, f.store.Pause(ctx, c.policy, c.tenant, c.For, c.author)
 		}, c.forFlag())
 }
 
@@ -24,7 +24,7 @@ func (m *Main) resumeCommand() *cli.Command {
 	c := m.control()
 	return c.intervention("resume", "end a pause early, an operator's or the upstream's", "POLICY [TENANT]",
 		func(ctx context.Context, f *fleet) (done, error) {
-			found, err := f.store.End(ctx, control.Resumed, c.policy, c.tenant, c.by)
+			found, err := f.store.End(ctx, control.Resumed, c.policy, c.tenant, c.author)
 			if err != nil {
 				return done{}, err
 			}
@@ -54,7 +54,7 @@ func (c *ControlCommand) resumeUpstream(ctx context.Context, f *fleet, logged bo
 
 // record logs a change that no other call logs.
 func (c *ControlCommand) record(ctx context.Context, f *fleet, what, text string) error {
-	return f.store.Record(ctx, control.Change{Author: c.by, Policy: c.policy, Tenant: c.tenant, Text: text, Kind: what})
+	return f.store.Record(ctx, control.Change{Author: c.author, Policy: c.policy, Tenant: c.tenant, Text: text, Kind: what})
 }
 
 // resetCommand empties windows.
@@ -85,6 +85,6 @@ func (m *Main) frontCommand() *cli.Command {
 			if err != nil {
 				return done{}, err
 			}
-			return done{text: " goes before others"}, f.store.SetOverride(ctx, o, c.For, c.by)
+			return done{text: " goes before others"}, f.store.SetOverride(ctx, o, c.For, c.author)
 		}, c.forFlag())
 }

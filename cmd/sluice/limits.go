@@ -86,7 +86,7 @@ func (c *ControlCommand) printState(state control.State) {
 // publish puts policies in force in place of those of a version.
 func (c *ControlCommand) publish(ctx context.Context, f *fleet, now []throttle.Policy, version int64) (done, error) {
 	changes := control.Differences(f.state.Policies, now)
-	published, err := f.store.Publish(ctx, now, version, c.by)
+	published, err := f.store.Publish(ctx, now, version, c.author)
 	if published == version {
 		text := fmt.Sprintf("these policies are published already, as version %d", published)
 		return done{Version: published, text: text}, err
@@ -134,7 +134,7 @@ func (m *Main) limitsSet() *cli.Command {
 		o := throttle.TenantOverride{Policy: c.policy, Windows: map[string]throttle.Override{args.Get(1): {Burst: burst, Limit: limit}}}
 		if c.For != 0 {
 			replaces := f.state.Describe(control.Overridden, c.policy, "")
-			return c.lasting(done{Replaces: replaces, text: ": " + control.DescribeOverride(o)}), f.store.SetOverride(ctx, o, c.For, c.by)
+			return c.lasting(done{Replaces: replaces, text: ": " + control.DescribeOverride(o)}), f.store.SetOverride(ctx, o, c.For, c.author)
 		}
 		now, err := f.state.With(o)
 		if err != nil {
@@ -209,7 +209,7 @@ func (m *Main) limitsOverride() *cli.Command {
 			return done{}, badUsage("override needs --window, --weight or --exempt")
 		}
 		replaces := f.state.Describe(control.Overridden, c.policy, c.tenant)
-		return done{Replaces: replaces, text: ": " + control.DescribeOverride(o)}, f.store.SetOverride(ctx, o, c.For, c.by)
+		return done{Replaces: replaces, text: ": " + control.DescribeOverride(o)}, f.store.SetOverride(ctx, o, c.For, c.author)
 	}
 	return c.intervention("override", "change limits or the weight of a tenant, for a time", "POLICY TENANT", override,
 		c.forFlag(),
@@ -225,7 +225,7 @@ func (m *Main) limitsClear() *cli.Command {
 	c := m.control()
 	return c.intervention("clear", "end an override early", "POLICY [TENANT]",
 		func(ctx context.Context, f *fleet) (done, error) {
-			found, err := f.store.End(ctx, control.Cleared, c.policy, c.tenant, c.by)
+			found, err := f.store.End(ctx, control.Cleared, c.policy, c.tenant, c.author)
 			if !found {
 				return done{text: " had no override"}, err
 			}

@@ -296,9 +296,9 @@ func heldText(t inspect.TenantState, s inspect.PolicyState) string {
 	if t.Exempt {
 		parts = append(parts, "exempt")
 	}
-	of := s.Notes(s.At)
+	shared := s.Notes(s.At)
 	for _, note := range t.Notes(s.At) {
-		if !slices.Contains(of, note) {
+		if !slices.Contains(shared, note) {
 			parts = append(parts, note)
 		}
 	}

@@ -25,16 +25,16 @@ type workersCommand struct {
 }
 
 // flags returns the flags of a command, with those of all such commands.
-func (c *workersCommand) flags(own ...cli.Flag) []cli.Flag {
+func (c *workersCommand) flags(flags ...cli.Flag) []cli.Flag {
 	prefix := &cli.StringFlag{Name: "prefix", Destination: &c.Prefix,
 		Usage: "the workers' limiter has the Prefix `TEXT`"}
-	return slices.Concat(own, []cli.Flag{prefix},
+	return slices.Concat(flags, []cli.Flag{prefix},
 		c.redisFlags.flags("the Redis of the workers, `URL`; by default $SLUICE_REDIS_URL"))
 }
 
 // liveFlags returns flags with --policies, which replaces the published policies.
-func (c *workersCommand) liveFlags(own ...cli.Flag) []cli.Flag {
-	return c.flags(append(own, &cli.StringFlag{Name: "policies", Destination: &c.Policies, TakesFile: true,
+func (c *workersCommand) liveFlags(flags ...cli.Flag) []cli.Flag {
+	return c.flags(append(flags, &cli.StringFlag{Name: "policies", Destination: &c.Policies, TakesFile: true,
 		Usage: "as if the policies of `FILE` were in force, - for stdin; by default those that are published"})...)
 }
 

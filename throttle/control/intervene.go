@@ -59,8 +59,8 @@ func (s *State) add(field, value string) error {
 // Without a tenant it changes windows of a published policy, shared ones too, for all tenants.
 //
 // Errors are a *throttle.PolicyError, an InputError, or wrap that of Redis.
-func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, by Author) error {
-	state, err := s.stateBefore(ctx, o.Policy, o.Tenant, ttl, by)
+func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, author Author) error {
+	state, err := s.stateBefore(ctx, o.Policy, o.Tenant, ttl, author)
 	if err != nil {
 		return err
 	}
@@ -86,8 +86,8 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 			return err
 		}
 	}
-	o.By, o.Until, o.Why = by.Who, time.Time{}, by.Why
-	c := Change{Kind: Overridden, Author: by, Policy: o.Policy, Tenant: o.Tenant, Text: DescribeOverride(o) + " "}
+	o.By, o.Until, o.Why = author.Who, time.Time{}, author.Why
+	c := Change{Kind: Overridden, Author: author, Policy: o.Policy, Tenant: o.Tenant, Text: DescribeOverride(o) + " "}
 	return s.intervene(ctx, c, o, ttl, state)
 }
 
@@ -190,8 +190,8 @@ func (s State) Describe(kind, policy, tenant string) string {
 // Pause stops grants of a policy to a tenant, or with "" to all, for a time: above 0 and at most
 // MaxTTL. It replaces the pause before. Tasks that run go on. If policies were published, it has to
 // be one of them. Errors are SetOverride's.
-func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duration, by Author) error {
-	state, err := s.stateBefore(ctx, policy, tenant, d, by)
+func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duration, author Author) error {
+	state, err := s.stateBefore(ctx, policy, tenant, d, author)
 	if err != nil {
 		return err
 	}
@@ -200,16 +200,16 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 		return &throttle.PolicyError{Policy: policy, Field: "name", Value: policy,
 			Hint: "must be the name of a policy in force"}
 	}
-	pause := throttle.Pause{By: by.Who, ByHand: true, Cause: by.Why, Policy: policy, Tenant: tenant}
-	return s.intervene(ctx, Change{Kind: Paused, Author: by, Policy: policy, Tenant: tenant}, pause, d, state)
+	pause := throttle.Pause{By: author.Who, ByHand: true, Cause: author.Why, Policy: policy, Tenant: tenant}
+	return s.intervene(ctx, Change{Kind: Paused, Author: author, Policy: policy, Tenant: tenant}, pause, d, state)
 }
 
 // End ends what is in force for a tenant, or with "" for all. With Cleared it ends the override, with Resumed
 // the pause by Pause. It reports whether there was one. For pauses by an upstream see
 // throttle.Limiter.Resume. Errors are SetOverride's.
-func (s *Store) End(ctx context.Context, kind, policy, tenant string, by Author) (found bool, err error) {
+func (s *Store) End(ctx context.Context, kind, policy, tenant string, author Author) (found bool, err error) {
 	field := fieldOf(map[string]string{Cleared: Overridden, Resumed: Paused}[kind], policy, tenant)
-	version, err := s.change(ctx, field, "", 0, 0, Change{Kind: kind, Author: by, Policy: policy, Tenant: tenant})
+	version, err := s.change(ctx, field, "", 0, 0, Change{Kind: kind, Author: author, Policy: policy, Tenant: tenant})
 	return version > 0, err
 }
 
@@ -225,8 +225,8 @@ func (s *Store) intervene(ctx context.Context, c Change, overrideOrPause any, tt
 }
 
 // stateBefore returns what is in force before a valid override or pause is.
-func (s *Store) stateBefore(ctx context.Context, policy, tenant string, ttl time.Duration, by Author) (State, error) {
-	switch err := by.validate(); {
+func (s *Store) stateBefore(ctx context.Context, policy, tenant string, ttl time.Duration, author Author) (State, error) {
+	switch err := author.validate(); {
 	case policy == "" || len(policy) > 64 || strings.Contains(policy, " "):
 		return State{}, invalid("policy %q: must be the name of a policy", quote.Short(policy))
 	case len(tenant) > throttle.MaxValueBytes:

@@ -159,12 +159,12 @@ var ErrConflict = errors.New("control: other policies were published meanwhile: 
 //
 // Errors are a *throttle.PolicyError, ErrConflict, one that names Author's field, or wrap that of
 // Redis, after which it may have changed.
-func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version int64, by Author) (int64, error) {
+func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version int64, author Author) (int64, error) {
 	if len(policies) == 0 {
 		return 0, errors.New("control: no policies: must be at least one, as none would guard nothing")
 	}
 	now, err := s.newLimiter(policies)
-	if err = cmp.Or(by.validate(), err); err != nil {
+	if err = cmp.Or(author.validate(), err); err != nil {
 		return 0, err
 	}
 	for _, p := range policies {
@@ -184,7 +184,7 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 		return 0, err
 	}
 	text, _ := json.Marshal(State{Policies: now.Policies(), Removed: removed}) // a limiter has taken them
-	change := Change{Kind: Published, Author: by, Policies: policies, Text: Differences(before.Policies, policies)}
+	change := Change{Kind: Published, Author: author, Policies: policies, Text: Differences(before.Policies, policies)}
 	if before.PoliciesErr != nil {
 		change.Text = "replaces policies that could not be read"
 	} else if change.Text == "" && before.Version == version {

@@ -47,12 +47,12 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 		return nil, errors.New("promthrottle: the registerer is nil: must be such as prometheus.DefaultRegisterer")
 	}
 	m := &Metrics{events: prometheus.NewRegistry(), states: map[string]*prometheus.Desc{}}
-	of := promauto.With(m.events)
+	factory := promauto.With(m.events)
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return of.NewCounterVec(prometheus.CounterOpts{Name: "sluice_" + name, Help: help}, labels)
+		return factory.NewCounterVec(prometheus.CounterOpts{Name: "sluice_" + name, Help: help}, labels)
 	}
 	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-		return of.NewHistogramVec(prometheus.HistogramOpts{Name: "sluice_" + name, Help: help, Buckets: buckets}, labels)
+		return factory.NewHistogramVec(prometheus.HistogramOpts{Name: "sluice_" + name, Help: help, Buckets: buckets}, labels)
 	}
 	state := func(name, help string, labels ...string) {
 		m.states[name] = prometheus.NewDesc("sluice_"+name, help, labels, nil)
@@ -71,7 +71,7 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 	m.call = histogram("script_seconds", "How long calls of scripts in Redis took.", forCalls, "policy", "script")
 	m.errors = counter("script_errors_total", "Calls of scripts in Redis that failed.", "policy", "script", "class")
 	m.unusable = counter("policies_unusable_total", "Published versions of policies that are not in force.")
-	m.version = of.NewGaugeVec(prometheus.GaugeOpts{
+	m.version = factory.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "sluice_policies_version", Help: "The version of the published policies that is in force.",
 	}, nil)
 	state("redis_up", "Whether the Redis of the limiter, or of asynq's queues, answered last.", "redis")

@@ -86,11 +86,11 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 			oldest = t.Oldest
 		}
 	}
-	type of struct{ queue, class string }
-	queues := map[of]inspect.QueueState{} // several asynqs may have one of the same name
+	type labels struct{ queue, class string }
+	queues := map[labels]inspect.QueueState{} // several asynqs may have one of the same name
 	for _, q := range s.Queues {
 		_, name, _ := strings.Cut(q.Queue, "/") // package worker puts the asynq's identity before it
-		as := of{strings.ToValidUTF8(cmp.Or(name, q.Queue), "\uFFFD"), string(q.Class)}
+		as := labels{strings.ToValidUTF8(cmp.Or(name, q.Queue), "\uFFFD"), string(q.Class)}
 		q.Waiting += queues[as].Waiting
 		if before := queues[as].Asked; before.After(q.Asked) {
 			q.Asked = before
@@ -108,9 +108,9 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 	gauge("waiting", float64(s.Waiting))
 	gauge("oldest_wait_seconds", s.At.Sub(oldest).Seconds())
 	gauge("starving_tenants", float64(len(m.heads.Note(s))))
-	for by, byHand := range map[string]bool{"operator": true, "upstream": false} {
+	for source, byHand := range map[string]bool{"operator": true, "upstream": false} {
 		paused := s.Pause != nil && s.Pause.ByHand == byHand
-		gauge("paused", map[bool]float64{true: 1}[paused], by)
+		gauge("paused", map[bool]float64{true: 1}[paused], source)
 	}
 }
 

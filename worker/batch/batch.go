@@ -190,12 +190,12 @@ func (b Batch) compile() (*compiled, error) {
 	}
 	c.zone = zone
 	if b.FinishBy != "" {
-		by, ok := parseFinishBy(b.FinishBy)
+		finishBy, ok := parseFinishBy(b.FinishBy)
 		if !ok {
 			return bad("finish_by", b.FinishBy, `must be a time of day such as "06:00", `+
 				`or a time after the tick such as "4h", at most 9600h`)
 		}
-		c.finishBy = by
+		c.finishBy = finishBy
 	}
 	if b.OnFailed != "" {
 		n, err := fmt.Sscanf(b.OnFailed, "stop at %d%%", &c.stopAt)

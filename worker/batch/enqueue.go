@@ -105,11 +105,11 @@ func passes(err error) bool {
 	if errors.As(err, &late) {
 		return false
 	}
-	for _, of := range []error{
+	for _, passing := range []error{
 		throttle.ErrUnavailable, context.Canceled, context.DeadlineExceeded,
 		io.EOF, io.ErrUnexpectedEOF, redis.ErrClosed, redis.ErrPoolTimeout,
 	} {
-		if errors.Is(err, of) {
+		if errors.Is(err, passing) {
 			return true
 		}
 	}

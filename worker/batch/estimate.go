@@ -179,12 +179,12 @@ func (s *Scheduler) counts(
 		number := map[byte]*int{
 			fateDone: &c.Done, fateFailed: &c.Failed, fateRejected: &c.Rejected, fateCancelled: &c.Cancelled,
 		}
-		of := func(index int) *int { return cmp.Or(number[fates.of(index)], &c.Waiting) }
+		countOf := func(index int) *int { return cmp.Or(number[fates.of(index)], &c.Waiting) }
 		for index := t.Start; index < end; index++ {
-			*of(index)++
+			*countOf(index)++
 		}
 		for _, index := range running {
-			if index >= t.Start && index < end && of(index) == &c.Waiting {
+			if index >= t.Start && index < end && countOf(index) == &c.Waiting {
 				c.Running++
 				c.Waiting--
 			}

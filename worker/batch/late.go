@@ -15,7 +15,7 @@ const (
 )
 
 // parseFinishBy reads a time of day, or a time after the tick.
-func parseFinishBy(s string) (by func(b *compiled, tick time.Time) time.Time, ok bool) {
+func parseFinishBy(s string) (finishBy func(b *compiled, tick time.Time) time.Time, ok bool) {
 	if c, err := parseClock(s); err == nil {
 		return func(b *compiled, tick time.Time) time.Time { return b.day(tick).after(c, tick) }, true
 	}

@@ -147,8 +147,8 @@ func (s *Scheduler) plan(
 	}
 	p.refused = p.all.Late > 0 && b.Late == LateRefuse
 	for i := range p.Tenants {
-		t, of := &p.Tenants[i], p.all.tenants[i]
-		t.Start, t.Finish, t.Overdue = p.total, of.expected(), of.Late
+		t, estimate := &p.Tenants[i], p.all.tenants[i]
+		t.Start, t.Finish, t.Overdue = p.total, estimate.expected(), estimate.Late
 		p.total += t.Total
 	}
 	return p, nil

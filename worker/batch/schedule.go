@@ -78,16 +78,16 @@ func (d day) after(c clock, t time.Time) time.Time {
 }
 
 // at returns when the clock shows this on a day. If it skips that, it is when the clock is set.
-func (d day) at(year int, month time.Month, of int, c clock) time.Time {
-	wanted := time.Date(year, month, of, c.hour, c.minute, 0, 0, time.UTC)
+func (d day) at(year int, month time.Month, date int, c clock) time.Time {
+	wanted := time.Date(year, month, date, c.hour, c.minute, 0, 0, time.UTC)
 	shown := func(t time.Time) time.Time {
 		_, offset := t.Zone()
 		return t.UTC().Add(time.Duration(offset) * time.Second)
 	}
-	if own := wanted.Add(-d.offset).In(d.zone); shown(own).Equal(wanted) {
-		return own
+	if standard := wanted.Add(-d.offset).In(d.zone); shown(standard).Equal(wanted) {
+		return standard
 	}
-	at := time.Date(year, month, of, c.hour, c.minute, 0, 0, d.zone)
+	at := time.Date(year, month, date, c.hour, c.minute, 0, 0, d.zone)
 	begins, ends := at.ZoneBounds()
 	switch {
 	case shown(at).After(wanted):

@@ -135,8 +135,8 @@ func (l JSONLines) Tasks() Tasks {
 					yield(nil, err)
 					return
 				}
-				var of struct{ Tenant *string }
-				if json.Unmarshal(line, &of) == nil && of.Tenant != nil && *of.Tenant != tenant {
+				var row struct{ Tenant *string }
+				if json.Unmarshal(line, &row) == nil && row.Tenant != nil && *row.Tenant != tenant {
 					continue
 				}
 				task := worker.NewTask(worker.Identity{Cost: l.Cost, Tenant: tenant}, l.Type, bytes.Clone(line))

@@ -47,16 +47,16 @@ func because(binds string) string {
 }
 
 func (p Plan) verdict() string {
-	by := moment(p.FinishBy)
+	deadline := moment(p.FinishBy)
 	switch {
 	case p.FinishBy.IsZero():
 		return ""
 	case p.Overdue == 0 && len(p.Unknown) > 0:
-		return "\nAs far as is known, all of them end before finish_by, " + by + "."
+		return "\nAs far as is known, all of them end before finish_by, " + deadline + "."
 	case p.Overdue == 0:
-		return "\nAll of them end before finish_by, " + by + "."
+		return "\nAll of them end before finish_by, " + deadline + "."
 	}
-	text := fmt.Sprintf("\nOverdue: %d of them would end after finish_by, %s.", p.Overdue, by)
+	text := fmt.Sprintf("\nOverdue: %d of them would end after finish_by, %s.", p.Overdue, deadline)
 	if !p.Begins {
 		text += " The firing would be refused."
 	}

@@ -42,7 +42,7 @@ type previewRow struct{ Tenant, Now, Then string }
 type action struct {
 	what, policy, tenant string
 	length               time.Duration
-	by                   control.Author
+	author               control.Author
 	form                 url.Values
 	config               throttle.Policy // of the policy
 	state                control.State
@@ -81,7 +81,7 @@ func (p *Page) change(w http.ResponseWriter, r *http.Request) {
 		back.Set("tenant", tenant)
 	}
 	a := action{what: r.PostForm.Get("what"), policy: r.PostForm.Get("policy"), tenant: tenant, form: r.PostForm,
-		by: control.Author{Who: s.Who, Why: strings.TrimSpace(r.PostForm.Get("why"))}}
+		author: control.Author{Who: s.Who, Why: strings.TrimSpace(r.PostForm.Get("why"))}}
 	ctx, cancel := context.WithTimeout(r.Context(), changeWithin)
 	defer cancel()
 	var shown *preview
@@ -139,7 +139,7 @@ func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
 		return nil, fmt.Errorf("policy %q: is none of this page's limiter", a.policy)
 	}
 	a.config = policies[i]
-	if a.by.Why == "" {
+	if a.author.Why == "" {
 		return nil, errors.New("why: must be given, for the log")
 	}
 	var err error
@@ -166,7 +166,7 @@ func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
 		if err = do(ctx); isSilent(err) || err != nil && a.what == control.Dropped {
 			err = fmt.Errorf("%w: %w", err, errUnknown)
 		}
-		p.config.Logger.Info("page: a change", "what", a.what, "policy", a.policy, "tenant", a.tenant, "who", a.by.Who, "err", err)
+		p.config.Logger.Info("page: a change", "what", a.what, "policy", a.policy, "tenant", a.tenant, "who", a.author.Who, "err", err)
 		return nil, err
 	}
 	shown.What, shown.Form = a.what, url.Values{"version": {version}, "policy": {a.policy}, "tenant": {url.QueryEscape(a.tenant)}}
@@ -190,13 +190,13 @@ func (p *Page) plan(ctx context.Context, a *action) (do func(context.Context) er
 	case control.Paused:
 		shown.Text = fmt.Sprintf("Nothing of %s, %s, starts until %s. What waits keeps its place.", a.policy, who, until)
 		return func(ctx context.Context) error {
-			return p.config.Control.Pause(ctx, a.policy, a.tenant, a.length, a.by)
+			return p.config.Control.Pause(ctx, a.policy, a.tenant, a.length, a.author)
 		}, shown, nil
 	case control.Resumed, control.Cleared:
 		ends := map[string]string{control.Resumed: "pause", control.Cleared: "override"}[a.what]
 		shown.Text = fmt.Sprintf("The %s of %s, %s, ends now. What waits starts as the limits allow.", ends, a.policy, who)
 		return func(ctx context.Context) error {
-			_, err := p.config.Control.End(ctx, a.what, a.policy, a.tenant, a.by)
+			_, err := p.config.Control.End(ctx, a.what, a.policy, a.tenant, a.author)
 			return err
 		}, shown, nil
 	case control.WasReset:
@@ -220,7 +220,7 @@ func (p *Page) plan(ctx context.Context, a *action) (do func(context.Context) er
 }
 
 func (p *Page) record(ctx context.Context, a *action, text string) error {
-	return p.config.Control.Record(ctx, control.Change{Author: a.by, Policy: a.policy, Tenant: a.tenant, Text: text, Kind: a.what})
+	return p.config.Control.Record(ctx, control.Change{Author: a.author, Policy: a.policy, Tenant: a.tenant, Text: text, Kind: a.what})
 }
 
 func (p *Page) planDrop(ctx context.Context, a *action) (func(context.Context) error, *preview, error) {
@@ -277,9 +277,9 @@ func (p *Page) planLimit(ctx context.Context, a *action, until string) (func(con
 	}
 	return func(ctx context.Context) error {
 		if a.length > 0 {
-			return p.config.Control.SetOverride(ctx, o, a.length, a.by)
+			return p.config.Control.SetOverride(ctx, o, a.length, a.author)
 		}
-		_, err := p.config.Control.Publish(ctx, policies, a.state.Version, a.by)
+		_, err := p.config.Control.Publish(ctx, policies, a.state.Version, a.author)
 		return err
 	}, shown, nil
 }
@@ -302,7 +302,7 @@ func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(
 		shown.Text = fmt.Sprintf("%s goes before other tenants until %s. Its own limits still apply.", short(a.tenant), until)
 	}
 	shown.Note = a.replaces() + shown.Note
-	return func(ctx context.Context) error { return p.config.Control.SetOverride(ctx, o, a.length, a.by) }, shown, nil
+	return func(ctx context.Context) error { return p.config.Control.SetOverride(ctx, o, a.length, a.author) }, shown, nil
 }
 
 // replaces describes the override in force, and its author.
@@ -328,7 +328,7 @@ func (p *Page) simulate(ctx context.Context, a *action, v inspect.Variant) (*pre
 	} else if err != nil {
 		return nil, err
 	}
-	at := func(f inspect.Finish) string {
+	ending := func(f inspect.Finish) string {
 		if f.Expected.IsZero() {
 			return "not known"
 		}
@@ -341,11 +341,11 @@ func (p *Page) simulate(ctx context.Context, a *action, v inspect.Variant) (*pre
 	}
 	for i, t := range now.Tenants {
 		if i < previewRows || t.Tenant == a.tenant {
-			shown.Rows = append(shown.Rows, previewRow{short(t.Tenant), at(t.Finish), at(after[t.Tenant])})
+			shown.Rows = append(shown.Rows, previewRow{short(t.Tenant), ending(t.Finish), ending(after[t.Tenant])})
 		}
 	}
 	if now.Waiting > 0 {
-		shown.Rows = append(shown.Rows, previewRow{"all " + number(now.Waiting), at(now.Finish), at(then.Finish)})
+		shown.Rows = append(shown.Rows, previewRow{"all " + number(now.Waiting), ending(now.Finish), ending(then.Finish)})
 	}
 	return shown, nil
 }

@@ -176,11 +176,11 @@ func (pv *policyView) status() status {
 	case pv.At.IsZero() || pv.Error != "" && pv.Waiting == 0 && len(pv.Windows) == 0:
 		return status{Trouble: act, Word: "Unknown"}
 	case pv.Pause != nil:
-		by := "by the upstream"
+		source := "by the upstream"
 		if pv.Pause.ByHand {
-			by = "by " + short(pv.Pause.By)
+			source = "by " + short(pv.Pause.By)
 		}
-		return status{Trouble: watch, Word: "Paused until " + clock(pv.Pause.Until, pv.At), How: by}
+		return status{Trouble: watch, Word: "Paused until " + clock(pv.Pause.Until, pv.At), How: source}
 	case starving != "":
 		return status{Trouble: watch, Full: full, Word: "Saturated,", How: starving}
 	case isSlow(pv.Adapted):

@@ -56,12 +56,12 @@ func (s *Site) WantPace(late time.Duration, windows ...throttle.Window) {
 // WantOnTime fails unless each task was granted when its client was told, and at most so much later.
 func (s *Site) WantOnTime(tasks []worker.EnqueueResult, late time.Duration) {
 	s.Helper()
-	at := map[string]time.Time{}
+	granted := map[string]time.Time{}
 	for _, g := range s.Grants() {
-		at[g.ID] = g.At
+		granted[g.ID] = g.At
 	}
 	for _, e := range tasks {
-		if off := at[e.Info.ID].Sub(e.Start.At); off < 0 || off > late {
+		if off := granted[e.Info.ID].Sub(e.Start.At); off < 0 || off > late {
 			s.Errorf("%s was granted %v after it was to start: want 0 to %v", e.Info.ID, off, late)
 		}
 	}

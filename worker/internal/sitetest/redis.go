@@ -40,8 +40,8 @@ var clusters sync.Map
 // Connect returns a client with these options.
 func Connect(o *redis.Options) redis.UniversalClient {
 	if _, ok := clusters.Load(o.Addr); !ok {
-		own := *o
-		return redis.NewClient(&own)
+		options := *o
+		return redis.NewClient(&options)
 	}
 	return redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: []string{o.Addr}, Dialer: o.Dialer, ReadTimeout: o.ReadTimeout,

@@ -283,12 +283,12 @@ func (s *Site) LimiterThrough(p *Proxy, hooks ...redis.Hook) *throttle.Limiter {
 
 func (s *Site) limiter(o *redis.Options, hooks ...redis.Hook) *throttle.Limiter {
 	s.Helper()
-	own := Connect(o)
-	s.Cleanup(func() { own.Close() })
+	client := Connect(o)
+	s.Cleanup(func() { client.Close() })
 	for _, h := range hooks {
-		own.AddHook(h)
+		client.AddHook(h)
 	}
-	return s.LimiterOn(own)
+	return s.LimiterOn(client)
 }
 
 // Client is a client of ours, as in a process of its own.

@@ -176,11 +176,11 @@ func (t TLS) config() (*tls.Config, error) {
 		return nil, errors.New("--redis-cert and --redis-key: one is missing: must be given together")
 	}
 	if t.Cert != "" {
-		own, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+		pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
 		if err != nil {
 			return nil, fmt.Errorf("--redis-cert %s: %w", t.Cert, err)
 		}
-		c.Certificates = []tls.Certificate{own}
+		c.Certificates = []tls.Certificate{pair}
 	}
 	return c, nil
 }

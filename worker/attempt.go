@@ -14,9 +14,8 @@ import (
 )
 
 const (
-	// forgetAfter is when an attempt is forgotten whose end was not seen: asynq makes no call for a
-	// task whose lease it has lost. By then the recoverer of this server has found a denied task that
-	// could not be requeued.
+	// forgetAfter ends an attempt whose end was not seen: asynq makes no call for a task whose lease it lost.
+	// By then this server's recoverer has found a denied task that could not be requeued.
 	forgetAfter = time.Hour
 
 	// lateFor is the time that asynq gives the middleware to fail a task whose deadline has passed.
@@ -43,8 +42,7 @@ type attempt struct {
 	handler asynq.Handler
 }
 
-// An outcome is what becomes of a task when asynq ends its attempt, whatever asynq's call would do: it waits, or
-// is done.
+// An outcome replaces what asynq's call would do at the end of an attempt: the task waits, or is done.
 type outcome struct {
 	// waits requeues it: it was denied, or its time may run out while the limiter is asked.
 	waits func(context.Context) error
@@ -68,8 +66,7 @@ func (s *Server) isLate(a *attempt) bool {
 	return matched
 }
 
-// attempts has the attempts under way, one per slot of the server, and a few whose end was not
-// seen.
+// attempts holds the attempts under way, one per slot, and a few whose end was not seen.
 type attempts struct {
 	onEnd func() // is called once for each attempt, when its slot is free again
 
@@ -100,9 +97,8 @@ func (as *attempts) begin(task dispatch.Task) *attempt {
 	return begun
 }
 
-// enter notes that the middleware decides about a task. The outcome is noted with the attempt that is
-// returned, as the task may have been picked up again by then. It is nil if the attempt has ended. Its slot
-// is free when the context ends, as asynq may make no call then.
+// enter returns the attempt about which the middleware decides, nil if it has ended. The task may be picked up
+// again meanwhile, as another attempt. The slot is free when ctx ends: asynq may make no call then.
 func (as *attempts) enter(
 	ctx context.Context, ref asynqredis.Ref, task *asynq.Task, handler asynq.Handler,
 ) *attempt {

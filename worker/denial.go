@@ -29,12 +29,10 @@ import (
 // task's context. It asks the user's IsFailure and RetryDelayFunc, and calls to retry or archive the
 // task. The hook requeues it all the same, as a task about which nothing was decided.
 
-// unavailableFor is how long a task waits about which the limiter could not decide, and up to a second more, as
-// asynq keeps whole seconds. Then it joins its line with others.
+// unavailableFor delays a task when the limiter cannot decide, to asynq's next whole second. Then it joins its line.
 const unavailableFor = time.Second
 
-// cleanUpTimeout bounds calls that must be made although the caller's context, or the task's own time, may
-// have ended. It also bounds checks.
+// cleanUpTimeout bounds checks, and calls that must be made although the caller's context may have ended.
 const cleanUpTimeout = 5 * time.Second
 
 var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
@@ -80,8 +78,8 @@ func (s *Server) lineOf(r throttle.Request) string {
 	return s.limiter.LineOf(r.Policy, r.Tenant)
 }
 
-// noteUndecided tells that the limiter could not decide about a request, and returns the decision by which its task
-// waits: it fails closed. The task may have joined the line all the same.
+// noteUndecided logs that the limiter could not decide about a request, and returns the decision by which its
+// task waits: it fails closed. The task may have joined the line all the same.
 func (s *Server) noteUndecided(r throttle.Request, cause error) throttle.Decision {
 	s.limiterLog.Failed(cause, "policy", r.Policy, "fails_open", false)
 	d := undecidedDecision(r)

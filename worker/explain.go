@@ -96,7 +96,7 @@ func (e Explanation) runs() bool {
 	return e.State == "active" || e.State == "completed" || e.State == "archived"
 }
 
-// why says it in one line.
+// why explains the state in one line of text.
 func (e Explanation) why() string {
 	next := e.NextAt.UTC().Format(time.RFC3339)
 	text := "it is scheduled for " + next

@@ -31,7 +31,7 @@ const (
 	// maxYields bounds that wait where time stands still.
 	maxYields = 1000
 
-	// storedFor is when workers look at a stored task whose join was lost.
+	// storedFor delays the workers' look at a stored task whose join was lost.
 	storedFor = 2 * time.Minute
 )
 

@@ -39,8 +39,7 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 	return s.afterError(ctx, a, j, request, err)
 }
 
-// end releases what a handler that has returned holds, and has the lines asked that may wait for
-// it.
+// end releases what a returned handler holds, and wakes the lines that may wait for it.
 func (s *Server) end(j *Job) {
 	j.mu.Lock()
 	j.ended = true

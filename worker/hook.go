@@ -9,9 +9,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// A hook stands between asynq's server and its Redis. It answers the calls by which asynq asks for
-// work, dequeue and forward. It requeues a denied task when asynq makes a call that ends it
-// (denial.go).
+// A hook stands between asynq's server and its Redis. It answers dequeue and forward, and requeues a denied
+// task when asynq makes a call that ends it (denial.go).
 type hook struct {
 	singleCalls
 	server *Server

@@ -198,8 +198,7 @@ func (j *Job) besideOwn(err error) error {
 	return nil
 }
 
-// keep holds a reservation until the handler returns. If it has returned, the reservation is
-// released.
+// keep holds a reservation until the handler returns, or releases it if that has returned.
 func (j *Job) keep(ctx context.Context, reservation throttle.Reservation) error {
 	if reservation.Lease() == 0 {
 		return nil

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// startWithin is how old a grant may be when its task starts, as its units count from when they
-	// were taken. An older grant is given back and reserved again.
+	// startWithin bounds the age of a grant when its task starts, as its units count since they were taken.
+	// An older grant is given back and reserved again.
 	startWithin = 100 * time.Millisecond
 
 	// maxTypesLogged bounds how many task types are logged, and remembered for it.

@@ -30,7 +30,7 @@ const (
 	shutdownTimeout   = 8 * time.Second
 )
 
-// asynqDelay is how long asynq sleeps after it has found no task: short, as our hook has waited already.
+// asynqDelay is asynq's sleep after it has found no task: short, as our hook has waited already.
 const asynqDelay = time.Millisecond
 
 // Config configures how tasks are throttled. Its functions may be called at every attempt of a
@@ -176,9 +176,8 @@ func (s *Server) Stop() {
 // Shutdown picks up no more tasks, and waits up to asynq.Config.ShutdownTimeout for the handlers.
 // It makes the tasks of handlers that have not returned pending again, and closes the connection.
 //
-// While asynq's Redis does not answer, requeues of denied tasks are repeated for as long as asynq
-// leases the tasks, up to 30 s, and from Shutdown on for ShutdownTimeout at most. Asynq recovers a
-// task that could not be requeued as if its worker had died.
+// While asynq's Redis does not answer, denied tasks are requeued again and again, for ShutdownTimeout at
+// most. Asynq recovers a task that could not be requeued as if its worker had died.
 func (s *Server) Shutdown() {
 	s.shutdown.Do(func() {
 		s.beginShutdown()

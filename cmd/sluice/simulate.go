@@ -27,9 +27,10 @@ type SimulateCommand struct {
 
 // A simulated is the JSON of simulate.
 type simulated struct {
-	Source string             `json:"source"` // of the policy
-	Now    inspect.Simulation `json:"now"`    // by the policy as it is
-	If     inspect.Simulation `json:"if"`     // by the changed one
+	Source string       `json:"source"` // of the policy
+	Policy string       `json:"policy"`
+	Now    inspect.Plan `json:"now"` // by the policy as it is
+	If     inspect.Plan `json:"if"`  // by the changed one
 }
 
 func (m *Main) simulateCommand() *cli.Command {
@@ -75,10 +76,8 @@ func (c *SimulateCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	return c.show(simulated{f.source, now, then}, func() {
-		fmt.Fprintln(c.Stdout, "policies: "+f.source)
-		c.print(now, then)
-	})
+	found := simulated{f.source, policy.Name, now, then}
+	return c.show(found, func() { c.print(found) })
 }
 
 // changed returns what the flags ask for. A change for one tenant is an override: it wins over the file,
@@ -141,13 +140,15 @@ func cutLast(s string) (before, after string, found bool) {
 	return s[:i], s[i+1:], true
 }
 
-func (c *SimulateCommand) print(now, then inspect.Simulation) {
-	fmt.Fprintf(c.Stdout, "policy %s: %s waiting, all started %s now, %s then\n",
-		now.Policy, count(now.Waiting, "ticket"), finishText(now.Finish, now.At), finishText(then.Finish, then.At))
+func (c *SimulateCommand) print(s simulated) {
+	now, then := s.Now, s.If
+	fmt.Fprintln(c.Stdout, "policies: "+s.Source)
+	fmt.Fprintf(c.Stdout, "policy %s: %s waiting, all started %s now, %s then\n", s.Policy,
+		count(int64(now.Count), "ticket"), finishText(now.Finish, now.At), finishText(then.Finish, then.At))
 	if len(now.Tenants) == 0 {
 		return
 	}
-	after := map[string]inspect.TenantSimulation{}
+	after := map[string]inspect.Finish{}
 	for _, t := range then.Tenants {
 		after[t.Tenant] = t
 	}
@@ -158,7 +159,7 @@ func (c *SimulateCommand) print(now, then inspect.Simulation) {
 		if other.NeverFits != "" {
 			note = "some never fit window " + other.NeverFits
 		}
-		t.Row(tenant.Tenant, tenant.Waiting, finishText(tenant.Finish, now.At), finishText(other.Finish, then.At), note)
+		t.Row(tenant.Tenant, tenant.Count, finishText(tenant, now.At), finishText(other, then.At), note)
 	}
 	t.Flush()
 	if more := len(now.Tenants) - c.Tenants; more > 0 {

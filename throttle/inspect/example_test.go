@@ -102,8 +102,8 @@ func ExampleInspector_Simulate() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	for _, s := range []inspect.Simulation{now, then} {
-		fmt.Println(s.Waiting, "waiting, the last starts in", s.Expected.Sub(s.At).Round(time.Hour))
+	for _, s := range []inspect.Plan{now, then} {
+		fmt.Println(s.Count, "waiting, the last starts in", s.Expected.Sub(s.At).Round(time.Hour))
 	}
 	// Output:
 	// 6 waiting, the last starts in 2h0m0s

@@ -166,6 +166,7 @@ type demand struct {
 	Demand
 	*throttle.Standing // nil without requests, or if they never fit
 	line               int
+	never              string // Finish.NeverFits
 }
 
 func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions) (*prepared, error) {
@@ -187,7 +188,7 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 		if byLine[name] == nil {
 			names = append(names, name)
 		}
-		p.demands[n] = demand{d, &throttle.Standing{Request: r, Ask: true}, slices.Index(names, name)}
+		p.demands[n] = demand{d, &throttle.Standing{Request: r, Ask: true}, slices.Index(names, name), ""}
 		byLine[name] = append(byLine[name], p.demands[n].Standing)
 		p.hold, total = p.hold+int64(d.Count)*d.Hold.Microseconds(), total+int64(d.Count)
 	}
@@ -265,27 +266,52 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 	for n := 0; p.Order == nil && n < len(p.demands); n++ {
 		order = append(order, Run{n, p.demands[n].Count})
 	}
-	ends := make([]plan.Demand, len(p.demands))
+	tenants := map[string]*finish{}
+	of := func(d demand) *finish {
+		name := cmp.Or(d.Of, d.Demand.Request.Tenant)
+		if tenants[name] == nil {
+			tenants[name] = &finish{Finish: Finish{Tenant: name}}
+		}
+		return tenants[name]
+	}
+	for _, d := range p.demands {
+		of(d).Count += d.Count
+		of(d).NeverFits = cmp.Or(of(d).NeverFits, d.never)
+	}
 	for _, run := range order {
 		if d := p.demands[run.Demand]; d.Standing != nil && run.Count > 0 {
 			f := flows[run.Demand]
-			f.Add(&ends[run.Demand], int64(run.Count), costsOf(d.Standing), d.Hold.Microseconds())
+			f.Add(&of(d).end, int64(run.Count), costsOf(d.Standing), d.Hold.Microseconds())
 		}
 	}
 	if err := sim.Run(ctx); err != nil {
 		return Plan{}, fmt.Errorf("throttle: %w", err)
 	}
-	made := Plan{
-		At: time.UnixMicro(p.now), Demands: make([]Finish, len(ends)), Unknown: slices.Sorted(maps.Keys(unknown)),
+	made := Plan{At: time.UnixMicro(p.now), Tenants: []Finish{}, Unknown: slices.Sorted(maps.Keys(unknown))}
+	made.Expected = made.At
+	for _, f := range tenants {
+		f.Late = f.end.Late
+		if sim.Ends(&f.end) && f.NeverFits == "" {
+			f.Binds, f.Expected = f.end.Binds, time.UnixMicro(max(p.now, f.end.Last))
+		}
+		made.Tenants = append(made.Tenants, f.Finish)
 	}
-	for i, end := range ends {
-		made.Demands[i].Late = end.Late
-		if d := p.demands[i]; sim.Ends(&end) && (d.Standing != nil || d.Count == 0) {
-			made.Demands[i].Binds, made.Demands[i].Expected = end.Binds, time.UnixMicro(max(p.now, end.Last))
+	slices.SortFunc(made.Tenants, func(x, y Finish) int {
+		return cmp.Or(-cmp.Compare(x.Count, y.Count), cmp.Compare(x.Tenant, y.Tenant))
+	})
+	for _, f := range made.Tenants {
+		made.Count, made.Late = made.Count+f.Count, made.Late+f.Late
+		if !made.Expected.IsZero() && (f.Expected.IsZero() || f.Expected.After(made.Expected)) {
+			made.Binds, made.Expected = f.Binds, f.Expected
 		}
 	}
-	made.Finish = Together(append(made.Demands, Finish{Expected: made.At})...)
 	return made, nil
+}
+
+// A finish is what becomes of the demands of a tenant.
+type finish struct {
+	Finish
+	end plan.Demand
 }
 
 // slots sets the slots of all queues. It returns for which queues they are known.

@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +23,9 @@ type Demand struct {
 
 	// Joined is how many of them stand in line already. The default is 0.
 	Joined int
+
+	// Of is whose they are in Plan.Tenants. The default is the tenant of the Request.
+	Of string
 
 	// Queue is that of their tickets (Ticket.Queue). The default is a queue of its own.
 	Queue string
@@ -70,24 +72,27 @@ type Run struct{ Demand, Count int }
 
 // A Plan is when demands are expected to end. Times are by the clock of Redis.
 type Plan struct {
-	At      time.Time // of the state that it starts from
+	At      time.Time `json:"at"` // of the state that it starts from
 	Finish            // of all demands together
-	Demands []Finish  // of each, in order
+	Tenants []Finish  `json:"tenants"` // those with most requests first
 
 	// Fits are the least limits by which none is late, of those that must rise, with PlanOptions.Fit. It
 	// is empty if none is late, or no limit helps.
-	Fits []Change
+	Fits []Change `json:"fits,omitempty"`
 
 	// Unknown are windows, and throttle.BySlots, that are not counted, as nobody knows how long requests
 	// hold them, or how many there are: it may take longer.
-	Unknown []string
+	Unknown []string `json:"unknown,omitempty"`
 }
 
-// A Finish is when the last request of a demand is expected to end.
+// A Finish is when the last of some requests is expected to end.
 type Finish struct {
-	Binds    string    `json:"binds,omitempty"`   // what it waits for longest: a window, or throttle.BySlots
-	Expected time.Time `json:"expected,omitzero"` // Plan.At if there is none; zero if not within MaxPlan
-	Late     int       `json:"late,omitempty"`    // how many do not end until PlanOptions.By
+	Tenant    string    `json:"tenant,omitempty"`     // Demand.Of, or that of its Request
+	Count     int       `json:"waiting"`              // requests
+	Binds     string    `json:"binds,omitempty"`      // what the last waits for longest: a window, or throttle.BySlots
+	Expected  time.Time `json:"expected,omitzero"`    // Plan.At if there is none; zero if not within MaxPlan
+	Late      int       `json:"late,omitempty"`       // how many do not end until PlanOptions.By
+	NeverFits string    `json:"never_fits,omitempty"` // by Simulate: a window that can never grant one of them
 }
 
 // A Change is another limit of a window, or of throttle.BySlots.
@@ -95,36 +100,6 @@ type Change struct {
 	Window string `json:"window"` // or throttle.BySlots
 	Limit  int64  `json:"limit"`  // by which some are late
 	Fits   int64  `json:"fits"`   // by which none is
-}
-
-// A Simulation is when all that waits for a policy would be done, if nothing else comes. Times are
-// by the clock of Redis.
-type Simulation struct {
-	At      time.Time          `json:"at"` // of the state that it starts from
-	Policy  string             `json:"policy"`
-	Waiting int64              `json:"waiting"` // tickets in line
-	Finish                     // of all
-	Tenants []TenantSimulation `json:"tenants"` // those with most tickets first
-}
-
-// A TenantSimulation is when all that waits of one tenant would be done.
-type TenantSimulation struct {
-	Tenant  string `json:"tenant"`
-	Waiting int64  `json:"waiting"`
-	Finish
-	NeverFits string `json:"never_fits,omitempty"` // a window that can never grant one of its tickets
-}
-
-// Together returns when all of some demands end, such as those of a tenant.
-func Together(demands ...Finish) (all Finish) {
-	for i, f := range demands {
-		late, known := all.Late+f.Late, !all.Expected.IsZero()
-		if i == 0 || known && (f.Expected.IsZero() || f.Expected.After(all.Expected)) {
-			all = f
-		}
-		all.Late = late
-	}
-	return all
 }
 
 // Plan returns when demands would have ended, if nothing else comes and all takers ask in time. It
@@ -198,7 +173,7 @@ type Variant struct {
 //
 // It reads all tenants that wait in pages, with what their windows have counted. An error may be a
 // *throttle.PolicyError of the variant.
-func (i Inspector) Simulate(ctx context.Context, v Variant) (now, then Simulation, err error) {
+func (i Inspector) Simulate(ctx context.Context, v Variant) (now, then Plan, err error) {
 	lines, err := i.lines(v.Policy.Name)
 	if err != nil {
 		return now, then, err
@@ -212,8 +187,8 @@ func (i Inspector) Simulate(ctx context.Context, v Variant) (now, then Simulatio
 		return now, then, err
 	}
 	read := map[string]*snapshot{}
-	if now, err = i.simulate(ctx, v.Policy.Name, lines, read); err == nil {
-		then, err = Of(other).simulate(ctx, v.Policy.Name, lines, read)
+	if now, err = i.simulate(ctx, lines, read); err == nil {
+		then, err = Of(other).simulate(ctx, lines, read)
 	}
 	return now, then, err
 }
@@ -242,47 +217,25 @@ func (v Variant) limiter(base *throttle.Limiter) (*throttle.Limiter, error) {
 }
 
 // simulate is the plan of all that waits in the lines of a policy. It notes lines that it reads.
-func (i Inspector) simulate(
-	ctx context.Context, policy string, lines []string, read map[string]*snapshot) (Simulation, error) {
-	p, s := &prepared{now: time.Now().UnixMicro()}, Simulation{Policy: policy}
-	var found []TenantSimulation // by demand
+func (i Inspector) simulate(ctx context.Context, lines []string, read map[string]*snapshot) (Plan, error) {
+	p := &prepared{now: time.Now().UnixMicro()}
 	for n, name := range lines {
 		l, err := i.snapshot(ctx, name, read[name])
 		if err != nil {
-			return s, err
+			return Plan{}, err
 		}
 		read[name] = l
 		p.add(l)
 		for i, standing := range l.waiting {
-			tickets := l.flows[i].tickets
-			t := TenantSimulation{Tenant: standing.Request.Tenant, Waiting: tickets}
+			tickets := int(l.flows[i].tickets)
+			d := demand{Demand{Count: tickets, Joined: tickets, Request: standing.Request}, standing, n, ""}
 			if never := new(throttle.RequestError); errors.As(standing.Err, &never) && never.Window != "" {
-				t.NeverFits, standing = never.Window, nil
+				d.Standing, d.never = nil, never.Window
 			} else if standing.Err != nil {
-				return s, fmt.Errorf("throttle: policy %q cannot be simulated: %w", policy, standing.Err)
+				return Plan{}, fmt.Errorf("throttle: what waits cannot be simulated: %w", standing.Err)
 			}
-			all := Demand{Count: int(tickets), Joined: int(tickets)}
-			p.demands, found = append(p.demands, demand{all, standing, n}), append(found, t)
+			p.demands = append(p.demands, d)
 		}
 	}
-	made, err := p.run(ctx, nil)
-	if err != nil {
-		return s, err
-	}
-	s.At, s.Finish = made.At, made.Finish
-	tenants := map[string]TenantSimulation{}
-	for n, t := range found {
-		t.Finish = made.Demands[n]
-		s.Waiting += t.Waiting
-		if sum, more := tenants[t.Tenant]; more {
-			t.Finish = Together(sum.Finish, t.Finish)
-			t.Waiting, t.NeverFits = sum.Waiting+t.Waiting, cmp.Or(sum.NeverFits, t.NeverFits)
-		}
-		tenants[t.Tenant] = t
-	}
-	s.Tenants = slices.AppendSeq([]TenantSimulation{}, maps.Values(tenants))
-	slices.SortFunc(s.Tenants, func(x, y TenantSimulation) int {
-		return cmp.Or(-cmp.Compare(x.Waiting, y.Waiting), cmp.Compare(x.Tenant, y.Tenant))
-	})
-	return s, nil
+	return p.run(ctx, nil)
 }

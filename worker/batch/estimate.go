@@ -7,6 +7,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
@@ -58,7 +59,7 @@ func (e *estimator) look(ctx context.Context) error {
 		return err
 	}
 	if r.Want != "" && r.Want != wantRun { // nobody knows when it goes on
-		return e.write(ctx, expectedFields(finish{}), nil)
+		return e.write(ctx, expectedFields(inspect.Finish{}), nil)
 	}
 	if e.plan == nil {
 		if e.plan, err = e.kept(ctx, e.f); err != nil {
@@ -95,14 +96,14 @@ func (e *estimator) look(ctx context.Context) error {
 			return err
 		}
 	}
-	if all.left == 0 { // it stays what it was
+	if all.Count == 0 { // it stays what it was
 		return nil
 	}
 	tenants := make([]time.Time, len(all.tenants))
 	for i, t := range all.tenants {
-		tenants[i] = t.expected()
+		tenants[i] = expected(t)
 	}
-	return e.write(ctx, expectedFields(all.finish), tenants)
+	return e.write(ctx, expectedFields(all.Finish), tenants)
 }
 
 // write keeps what is expected, if it is something else than before.
@@ -123,8 +124,8 @@ func (e *estimator) write(ctx context.Context, fields []any, tenants []time.Time
 }
 
 // expectedFields are those of a firing that say when it is expected to end.
-func expectedFields(f finish) []any {
-	return []any{"expected", f.expected(), "binds", f.Binds, "overdue", f.Late}
+func expectedFields(f inspect.Finish) []any {
+	return []any{"expected", expected(f), "binds", f.Binds, "overdue", f.Late}
 }
 
 // kept reads the plan of a firing.

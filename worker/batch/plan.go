@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -78,8 +79,8 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 	}
 	plan := Plan{
 		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, FinishBy: b.deadline(f.Tick), Duration: p.Duration,
-		Finish: p.all.expected(), Binds: p.all.Binds, Unknown: p.all.unknown,
-		Overdue: p.all.Late, Begins: !p.refused, Fits: p.all.fits, Total: p.total,
+		Finish: expected(p.all.Finish), Binds: p.all.Binds, Unknown: p.all.Unknown,
+		Overdue: p.all.Late, Begins: !p.refused, Fits: p.all.Fits, Total: p.total,
 	}
 	for _, t := range p.Tenants {
 		plan.Tenants = append(plan.Tenants, t.TenantPlan)
@@ -148,7 +149,7 @@ func (s *Scheduler) plan(
 	p.refused = p.all.Late > 0 && b.Late == LateRefuse
 	for i := range p.Tenants {
 		t, estimate := &p.Tenants[i], p.all.tenants[i]
-		t.Start, t.Finish, t.Overdue = p.total, estimate.expected(), estimate.Late
+		t.Start, t.Finish, t.Overdue = p.total, expected(estimate), estimate.Late
 		p.total += t.Total
 	}
 	return p, nil
@@ -252,19 +253,10 @@ func (k *planKind) request() throttle.Request {
 	return throttle.Request{Attributes: k.Attributes, Class: k.Class, Cost: cost, Policy: k.Policy, Tenant: k.Tenant}
 }
 
-// An outlook is when tasks are expected.
+// An outlook is when tasks are expected, and those of each tenant of the firing.
 type outlook struct {
-	finish
-	tenants []finish
-
-	fits    []inspect.Change
-	unknown []string
-}
-
-// A finish is when the last of some tasks is expected to end.
-type finish struct {
-	inspect.Finish
-	left int // how many tasks these are
+	inspect.Plan
+	tenants []inspect.Finish
 }
 
 // look finds out when tasks are expected. The function returns how many of a tenant's tasks have not
@@ -273,7 +265,7 @@ func (s *Scheduler) look(
 	ctx context.Context, b *compiled, p *planned, o inspect.PlanOptions,
 	left func(tenant int) (left, joined int),
 ) (outlook, error) {
-	all := outlook{tenants: make([]finish, len(p.Tenants))}
+	all := outlook{tenants: make([]inspect.Finish, len(p.Tenants))}
 	identity, err := s.redis.Identity(ctx)
 	if err != nil {
 		return all, err
@@ -284,14 +276,12 @@ func (s *Scheduler) look(
 		counts := make([]int, len(t.Kinds))
 		for _, run := range runs {
 			counts[run.Demand] += run.Count
-			all.tenants[i].left += run.Count
 			o.Order = append(o.Order, inspect.Run{Demand: len(demands) + run.Demand, Count: run.Count})
 		}
-		all.left += all.tenants[i].left
 		for kind, k := range t.Kinds {
 			demands = append(demands, inspect.Demand{
-				Count: counts[kind], Hold: p.Duration.of(), Joined: joined[kind], Queue: identity + "/" + b.Queue,
-				Request: k.request(),
+				Count: counts[kind], Hold: p.Duration.of(), Joined: joined[kind], Of: strconv.Itoa(i),
+				Queue: identity + "/" + b.Queue, Request: k.request(),
 			})
 		}
 	}
@@ -300,16 +290,12 @@ func (s *Scheduler) look(
 	}
 	ctx, cancel := context.WithTimeout(ctx, planTimeout)
 	defer cancel()
-	plan, err := inspect.Of(s.config.Client.Limiter).Plan(ctx, demands, o)
-	if err != nil {
+	if all.Plan, err = inspect.Of(s.config.Client.Limiter).Plan(ctx, demands, o); err != nil {
 		return all, err
 	}
-	all.Finish, all.fits, all.unknown = plan.Finish, plan.Fits, plan.Unknown
-	rest := plan.Demands
-	for i, t := range p.Tenants {
-		f := &all.tenants[i]
-		f.Finish = inspect.Together(rest[:len(t.Kinds)]...)
-		rest = rest[len(t.Kinds):]
+	for _, f := range all.Plan.Tenants {
+		i, _ := strconv.Atoi(f.Tenant)
+		all.tenants[i] = f
 	}
 	return all, nil
 }
@@ -344,8 +330,8 @@ func (s *Scheduler) slots(prefix, queue string) ([]inspect.Slots, error) {
 const planTimeout = 20 * time.Second
 
 // expected is the time to report, zero if it is unknown.
-func (f finish) expected() time.Time {
-	if f.left == 0 {
+func expected(f inspect.Finish) time.Time {
+	if f.Count == 0 {
 		return time.Time{}
 	}
 	return f.Expected.UTC().Truncate(time.Millisecond)

@@ -179,10 +179,10 @@ func (w *work) begin(ctx context.Context, r record) error {
 	if err != nil {
 		return err
 	}
-	fields := append(expectedFields(p.all.finish), "planned", p.all.expected(), "size", p.total)
+	fields := append(expectedFields(p.all.Finish), "planned", expected(p.all.Finish), "size", p.total)
 	details := []any{
 		"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "tasks", p.all.Late,
-		"unknown", p.all.unknown, "binds", p.all.Binds, "fits", p.all.fits,
+		"unknown", p.all.Unknown, "binds", p.all.Binds, "fits", p.all.Fits,
 	}
 	switch {
 	case p.refused:
@@ -194,7 +194,7 @@ func (w *work) begin(ctx context.Context, r record) error {
 		return w.end(ctx, r, StateRefused)
 	case p.all.Late > 0:
 		w.config.Logger.Warn("batch: tasks are expected to end too late", details...)
-	case w.b.FinishBy != "" && len(p.all.unknown) > 0:
+	case w.b.FinishBy != "" && len(p.all.Unknown) > 0:
 		w.config.Logger.Warn("batch: tasks may end too late, as not all that binds them is known", details...)
 	}
 	text, err := json.Marshal(p)

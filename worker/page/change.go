@@ -337,15 +337,15 @@ func (p *Page) simulate(ctx context.Context, a *action, v inspect.Variant) (*pre
 	shown := &preview{Note: "If nothing else comes. Refusals by the upstream are not foreseen."}
 	after := map[string]inspect.Finish{}
 	for _, t := range then.Tenants {
-		after[t.Tenant] = t.Finish
+		after[t.Tenant] = t
 	}
 	for i, t := range now.Tenants {
 		if i < previewRows || t.Tenant == a.tenant {
-			shown.Rows = append(shown.Rows, previewRow{short(t.Tenant), ending(t.Finish), ending(after[t.Tenant])})
+			shown.Rows = append(shown.Rows, previewRow{short(t.Tenant), ending(t), ending(after[t.Tenant])})
 		}
 	}
-	if now.Waiting > 0 {
-		shown.Rows = append(shown.Rows, previewRow{"all " + number(now.Waiting), ending(now.Finish), ending(then.Finish)})
+	if now.Count > 0 {
+		shown.Rows = append(shown.Rows, previewRow{"all " + number(int64(now.Count)), ending(now.Finish), ending(then.Finish)})
 	}
 	return shown, nil
 }

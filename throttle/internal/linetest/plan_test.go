@@ -87,12 +87,14 @@ func TestPlansComeTrue(t *testing.T) {
 					return got.Before(starts[max(0, first-1)]) || got.After(starts[after])
 				}
 				var whole time.Time
-				for i, tenant := range tenants {
-					if got := plan.Demands[i]; off(got.Expected, last[tenant]) || got.Binds == "" {
-						t.Errorf("%s: %+v, it was over %v after the start", tenant, got, last[tenant].Sub(limitertest.At(3*h)))
+				expect.Equal(t, len(plan.Tenants), len(tenants))
+				for _, got := range plan.Tenants {
+					end := last[got.Tenant]
+					if off(got.Expected, end) || got.Binds == "" {
+						t.Errorf("%+v, it was over %v after the start", got, end.Sub(limitertest.At(3*h)))
 					}
-					if last[tenant].After(whole) {
-						whole = last[tenant]
+					if end.After(whole) {
+						whole = end
 					}
 				}
 				if off(plan.Expected, whole) || plan.Binds == "" || max(plan.Late-late, late-plan.Late) > 1 {
@@ -117,7 +119,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		for i := range 30 {
 			crowd = append(crowd, demand(fmt.Sprint("t", i), 1, ""))
 		}
-		for i, got := range st.plan(inspect.PlanOptions{}, crowd...).Demands {
+		for i, got := range st.plan(inspect.PlanOptions{}, crowd...).Tenants {
 			expect.Equal(t, got.Expected == limitertest.At(0), got.Binds == "", "the window holds up all that do not start now", i)
 		}
 		if got := st.plan(inspect.PlanOptions{From: limitertest.At(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Expected != limitertest.At(h+4*s) || got.Late != 40 {
@@ -182,7 +184,7 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 		st := newStory(t, limitertest.Redis(t), p)
 		st.pause(st.granted("a1").Reservation, 5*s)
 		st.pauses("b") // for an hour
-		got := st.plan(inspect.PlanOptions{}, demand("a", 1, ""), demand("b", 1, "")).Demands
+		got := st.plan(inspect.PlanOptions{}, demand("a", 1, ""), demand("b", 1, "")).Tenants
 		expect.That(t, got[0].Expected == limitertest.At(5*s) && got[1].Expected == limitertest.At(h), got)
 	})
 }

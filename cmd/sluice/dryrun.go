@@ -53,17 +53,11 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 		r, done := known[job.ID]
 		return done && !(c.RetryFailed && r.Error != "")
 	})
-	demands, indexes := []inspect.Demand{}, map[string]int{} // equal ones together
+	var demands []inspect.Demand
 	for _, job := range todo {
 		policy, _ := limiter.Match(job.Type, false)
-		key := fmt.Sprintf("%q %q %v", policy.Name, job.Tenant, job.Cost)
-		if _, known := indexes[key]; !known {
-			indexes[key] = len(demands)
-			demands = append(demands, inspect.Demand{
-				Request: throttle.Request{Cost: job.Cost, Policy: policy.Name, Tenant: job.Tenant},
-			})
-		}
-		demands[indexes[key]].Count++
+		r := throttle.Request{Cost: job.Cost, Policy: policy.Name, Tenant: job.Tenant}
+		demands = append(demands, inspect.Demand{Count: 1, Request: r})
 	}
 	plan, err := inspect.Of(limiter).Plan(ctx, demands, inspect.PlanOptions{})
 	if err != nil {

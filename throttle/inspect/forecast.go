@@ -99,25 +99,25 @@ type simulated struct {
 
 // flow returns the flow of a standing.
 func (s simulated) flow(standing *throttle.Standing) *plan.Flow {
-	if made := s.flows[standing.Flow]; made != nil {
-		return made
-	}
 	r, d := standing.Request, standing.Decision
-	f := plan.Flow{
-		Batch: r.Class == throttle.ClassBatch, Queue: r.Ticket.Queue, Tenant: r.Tenant, Weight: standing.Weight,
+	made := s.flows[standing.Flow]
+	if made == nil {
+		f := plan.Flow{
+			Batch: r.Class == throttle.ClassBatch, Queue: r.Ticket.Queue, Tenant: r.Tenant, Weight: standing.Weight,
+		}
+		for i := range d.Windows {
+			if scope := s.scope(standing, i); scope != &s.line.Root && !slices.Contains(f.Scopes, scope) {
+				f.Scopes = append(f.Scopes, scope)
+			}
+		}
+		made = s.line.Flow(f)
+		s.flows[standing.Flow] = made
 	}
 	for _, p := range []*throttle.Pause{s.shared.Decision.Pause, d.Pause} {
 		if p != nil {
-			f.Opens = max(f.Opens, p.Until.UnixMicro())
+			made.Opens = max(made.Opens, p.Until.UnixMicro())
 		}
 	}
-	for i := range d.Windows {
-		if scope := s.scope(standing, i); scope != &s.line.Root && !slices.Contains(f.Scopes, scope) {
-			f.Scopes = append(f.Scopes, scope)
-		}
-	}
-	made := s.line.Flow(f)
-	s.flows[standing.Flow] = made
 	return made
 }
 
@@ -156,24 +156,29 @@ func costsOf(s *throttle.Standing) []int64 {
 // A prepared plan has all that is known of its lines. It may be run by several limits.
 type prepared struct {
 	PlanOptions
-	demands []demand
-	lines   []*snapshot
-	now     int64
-	hold    int64 // how long tickets that are no demand hold what they take, 0 if that is unknown
+	lines []*snapshot
+	works []work // in the order in which they wait
+	now   int64
+	hold  int64 // how long tickets that are no demand hold what they take, 0 if that is unknown
 }
 
-type demand struct {
-	Demand
-	*throttle.Standing // nil without requests, or if they never fit
-	line               int
-	never              string // Finish.NeverFits
+// A work is equal requests of one flow.
+type work struct {
+	*throttle.Standing
+	count    int
+	demanded bool
+	hold     int64
+	line     int
+	of       string // Finish.Tenant
 }
 
 func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions) (*prepared, error) {
-	p := &prepared{PlanOptions: o, demands: make([]demand, len(demands)), now: time.Now().UnixMicro()}
+	p := &prepared{PlanOptions: o, now: time.Now().UnixMicro()}
 	var names []string
-	byLine, total := map[string][]*throttle.Standing{}, int64(0)
-	for n, d := range demands {
+	var works []work
+	asked, byLine, joined := map[string]*throttle.Standing{}, map[string][]*throttle.Standing{}, map[*throttle.Standing]int{}
+	total := int64(0)
+	for _, d := range demands {
 		r := d.Request
 		r.Key, r.Ticket = "", throttle.Ticket{Queue: d.Queue}
 		if d.Count < 0 || d.Joined < 0 || d.Joined > d.Count || d.Hold < 0 {
@@ -181,16 +186,24 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 				Value: fmt.Sprintf("of %d, %d joined, hold %v", d.Count, d.Joined, d.Hold),
 				Hint:  "must not be below 0; all of them may have joined, and no more"}
 		}
-		if p.demands[n].Demand = d; d.Count == 0 {
+		if d.Count == 0 {
 			continue
 		}
 		name := i.limiter.LineOf(r.Policy, r.Tenant)
 		if byLine[name] == nil {
 			names = append(names, name)
 		}
-		p.demands[n] = demand{d, &throttle.Standing{Request: r, Ask: true}, slices.Index(names, name), ""}
-		byLine[name] = append(byLine[name], p.demands[n].Standing)
-		p.hold, total = p.hold+int64(d.Count)*d.Hold.Microseconds(), total+int64(d.Count)
+		// Equal ones are asked for once.
+		key := fmt.Sprintf("%q %q %q %q %#v %#v", d.Queue, r.Policy, r.Tenant, r.Class, r.Attributes, r.Cost)
+		s := asked[key]
+		if s == nil {
+			s = &throttle.Standing{Request: r, Ask: true}
+			asked[key], byLine[name] = s, append(byLine[name], s)
+		}
+		joined[s] += d.Joined
+		hold := d.Hold.Microseconds()
+		works = append(works, work{s, d.Count, true, hold, slices.Index(names, name), cmp.Or(d.Of, r.Tenant)})
+		p.hold, total = p.hold+int64(d.Count)*hold, total+int64(d.Count)
 	}
 	p.hold /= max(1, total)
 	for _, name := range names {
@@ -198,27 +211,37 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 		if err != nil {
 			return nil, err
 		}
+		demanded := map[string]int{} // tickets in line, by flow
 		for _, s := range byLine[name] {
 			if s.Err != nil {
 				return nil, s.Err
 			}
+			demanded[s.Flow] += joined[s]
 		}
-		p.add(l)
+		for _, w := range p.add(l) {
+			if w.count -= demanded[w.Flow]; w.count > 0 && w.Err == nil {
+				p.works = append(p.works, w)
+			}
+		}
 	}
+	p.works = append(p.works, works...)
 	known := p.limits()
 	for name, n := range o.Limits {
 		if known[name] == 0 || n < 1 {
-			return nil, &throttle.RequestError{
-				Policy: demands[0].Request.Policy, Field: "limit", Value: fmt.Sprintf("%s=%d", name, n),
-				Hint: "must be at least 1, of one of " + strings.Join(slices.Sorted(maps.Keys(known)), ", "),
-			}
+			return nil, &throttle.RequestError{Field: "limit", Value: fmt.Sprintf("%s=%d", name, n),
+				Hint: "must be at least 1, of one of " + strings.Join(slices.Sorted(maps.Keys(known)), ", ")}
 		}
 	}
 	return p, nil
 }
 
-func (p *prepared) add(l *snapshot) {
+// add adds a line. It returns what waits there.
+func (p *prepared) add(l *snapshot) (works []work) {
+	for i, s := range l.waiting {
+		works = append(works, work{s, int(l.flows[i].tickets), false, p.hold, len(p.lines), s.Request.Tenant})
+	}
 	p.lines, p.now = append(p.lines, l), l.shared.Decision.At.UnixMicro()
+	return works
 }
 
 // run returns the plan. A limit that is lower than a raised one of its name is that.
@@ -235,54 +258,30 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 		}
 		lines[n].scopes[script.ScopeKey(nil, nil)] = &lines[n].line.Root
 	}
-	flows, joined := make([]*plan.Flow, len(p.demands)), map[*plan.Flow]int64{}
-	for n, d := range p.demands {
-		if d.Standing == nil {
-			continue
-		}
-		flows[n] = lines[d.line].flow(d.Standing)
-		joined[flows[n]] += int64(d.Joined)
-		if !known[d.Queue] {
-			unknown[throttle.BySlots] = true
-		}
-		for _, w := range d.Decision.Windows {
-			if w.Algorithm.Leases() && d.Hold == 0 && d.Standing.Request.CostOf(w.Unit) > 0 {
-				unknown[w.Name] = true
+	tenants := map[string]*finish{}
+	for _, w := range p.works {
+		var end *plan.Demand
+		if w.demanded {
+			f := tenants[w.of]
+			if f == nil {
+				f = &finish{Finish: Finish{Tenant: w.of}}
+				tenants[w.of] = f
 			}
-		}
-	}
-	for n, l := range p.lines {
-		for i, standing := range l.waiting {
-			if standing.Err != nil {
+			f.Count += w.count
+			if never := new(throttle.RequestError); errors.As(w.Err, &never) {
+				f.NeverFits = never.Window
 				continue
 			}
-			f := lines[n].flow(standing)
-			if before := l.flows[i].tickets - joined[f]; before > 0 {
-				f.Add(nil, before, costsOf(standing), p.hold)
+			if end = &f.end; w.hold == 0 || !known[w.Request.Ticket.Queue] {
+				unknown[throttle.BySlots] = true
+			}
+			for _, window := range w.Decision.Windows {
+				if window.Algorithm.Leases() && w.hold == 0 && w.Request.CostOf(window.Unit) > 0 {
+					unknown[window.Name] = true
+				}
 			}
 		}
-	}
-	order := p.Order
-	for n := 0; p.Order == nil && n < len(p.demands); n++ {
-		order = append(order, Run{n, p.demands[n].Count})
-	}
-	tenants := map[string]*finish{}
-	of := func(d demand) *finish {
-		name := cmp.Or(d.Of, d.Demand.Request.Tenant)
-		if tenants[name] == nil {
-			tenants[name] = &finish{Finish: Finish{Tenant: name}}
-		}
-		return tenants[name]
-	}
-	for _, d := range p.demands {
-		of(d).Count += d.Count
-		of(d).NeverFits = cmp.Or(of(d).NeverFits, d.never)
-	}
-	for _, run := range order {
-		if d := p.demands[run.Demand]; d.Standing != nil && run.Count > 0 {
-			f := flows[run.Demand]
-			f.Add(&of(d).end, int64(run.Count), costsOf(d.Standing), d.Hold.Microseconds())
-		}
+		lines[w.line].flow(w.Standing).Add(end, int64(w.count), costsOf(w.Standing), w.hold)
 	}
 	if err := sim.Run(ctx); err != nil {
 		return Plan{}, fmt.Errorf("throttle: %w", err)
@@ -323,9 +322,6 @@ func (p *prepared) slots(sim *plan.Simulation, limit func(string, int64) int64) 
 		for _, queue := range s.Queues {
 			known[queue] = true
 		}
-	}
-	for _, d := range p.demands {
-		known[d.Queue] = known[d.Queue] && (d.Hold > 0 || d.Count == 0)
 	}
 	return known
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A Demand is equal requests that are to wait in line, or do so already.
+// A Demand is equal requests that are to wait in line, or do so already. Those of several wait in the order of
+// these.
 type Demand struct {
 	// Count is how many there are, those that stand in line included. The default is none.
 	Count int
@@ -54,9 +55,6 @@ type PlanOptions struct {
 	// nil, has them start at any time.
 	Open func(from time.Time) time.Time
 
-	// Order is in which order the requests of demands wait. The default is demand after demand.
-	Order []Run
-
 	// Slots is how many requests of some queues run at once. Those of other queues are not counted.
 	Slots []Slots
 }
@@ -66,9 +64,6 @@ type Slots struct {
 	Count  int
 	Queues []string
 }
-
-// A Run is so many requests of a demand, by its place.
-type Run struct{ Demand, Count int }
 
 // A Plan is when demands are expected to end. Times are by the clock of Redis.
 type Plan struct {
@@ -219,22 +214,18 @@ func (v Variant) limiter(base *throttle.Limiter) (*throttle.Limiter, error) {
 // simulate is the plan of all that waits in the lines of a policy. It notes lines that it reads.
 func (i Inspector) simulate(ctx context.Context, lines []string, read map[string]*snapshot) (Plan, error) {
 	p := &prepared{now: time.Now().UnixMicro()}
-	for n, name := range lines {
+	for _, name := range lines {
 		l, err := i.snapshot(ctx, name, read[name])
 		if err != nil {
 			return Plan{}, err
 		}
 		read[name] = l
-		p.add(l)
-		for i, standing := range l.waiting {
-			tickets := int(l.flows[i].tickets)
-			d := demand{Demand{Count: tickets, Joined: tickets, Request: standing.Request}, standing, n, ""}
-			if never := new(throttle.RequestError); errors.As(standing.Err, &never) && never.Window != "" {
-				d.Standing, d.never = nil, never.Window
-			} else if standing.Err != nil {
-				return Plan{}, fmt.Errorf("throttle: what waits cannot be simulated: %w", standing.Err)
+		for _, w := range p.add(l) {
+			w.demanded = true
+			if never := new(throttle.RequestError); w.Err != nil && (!errors.As(w.Err, &never) || never.Window == "") {
+				return Plan{}, fmt.Errorf("throttle: what waits cannot be simulated: %w", w.Err)
 			}
-			p.demands = append(p.demands, d)
+			p.works = append(p.works, w)
 		}
 	}
 	return p.run(ctx, nil)

@@ -211,37 +211,30 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 	return t, ctx.Err()
 }
 
-// left returns the last n of the tasks that can be enqueued, in runs of one kind, and how many of each
-// kind are among the first of these.
-func (t planTenant) left(n, first int) (runs []inspect.Run, joined []int) {
-	joined = make([]int, len(t.Kinds))
-	total := 0
-	for _, k := range t.Kinds {
-		total += k.Count
+// left returns the last n of the tasks that can be enqueued, the first of which have joined, if each takes that long.
+func (t planTenant) left(n, joined int, duration time.Duration) (demands []inspect.Demand) {
+	total, requests := 0, make([]throttle.Request, len(t.Kinds))
+	for i, k := range t.Kinds {
+		total, requests[i] = total+k.Count, k.request()
 	}
 	n = min(n, total)
 	add := func(kind, count int) {
-		if last := len(runs) - 1; last >= 0 && runs[last].Demand == kind {
-			runs[last].Count += count
-		} else if count > 0 {
-			runs = append(runs, inspect.Run{Demand: kind, Count: count})
-		}
-		among := min(first, count)
-		joined[kind] += among
-		first -= among
+		among := min(joined, count)
+		joined -= among
+		demands = append(demands, inspect.Demand{Count: count, Hold: duration, Joined: among, Request: requests[kind]})
 	}
 	if t.Order != "" {
 		for i := range n {
 			add(strings.IndexByte(letters, t.Order[total-n+i]), 1)
 		}
-		return runs, joined
+		return demands
 	}
 	sum := 0
 	for kind, k := range t.Kinds { // each has its part of what is left
 		add(kind, n*(sum+k.Count)/total-n*sum/total)
 		sum += k.Count
 	}
-	return runs, joined
+	return demands
 }
 
 // request is that of each task of the kind.
@@ -272,17 +265,10 @@ func (s *Scheduler) look(
 	}
 	var demands []inspect.Demand
 	for i, t := range p.Tenants {
-		runs, joined := t.left(left(i))
-		counts := make([]int, len(t.Kinds))
-		for _, run := range runs {
-			counts[run.Demand] += run.Count
-			o.Order = append(o.Order, inspect.Run{Demand: len(demands) + run.Demand, Count: run.Count})
-		}
-		for kind, k := range t.Kinds {
-			demands = append(demands, inspect.Demand{
-				Count: counts[kind], Hold: p.Duration.of(), Joined: joined[kind], Of: strconv.Itoa(i),
-				Queue: identity + "/" + b.Queue, Request: k.request(),
-			})
+		n, joined := left(i)
+		for _, d := range t.left(n, joined, p.Duration.of()) {
+			d.Of, d.Queue = strconv.Itoa(i), identity+"/"+b.Queue
+			demands = append(demands, d)
 		}
 	}
 	if o.Slots, err = s.slots(identity+"/", b.Queue); err != nil {

@@ -174,8 +174,12 @@ func (f *Flow) Add(d *Demand, tickets int64, costs []int64, hold int64) {
 			d.Late += int(tickets)
 		}
 	}
-	f.works = append(f.works, work{demand: d, costs: costs, left: tickets, hold: hold, rank: s.rank})
 	s.rank += int(tickets)
+	if n := len(f.works) - 1; n >= 0 && f.works[n].demand == d && f.works[n].hold == hold && slices.Equal(f.works[n].costs, costs) {
+		f.works[n].left += tickets
+		return
+	}
+	f.works = append(f.works, work{demand: d, costs: costs, left: tickets, hold: hold, rank: s.rank - int(tickets)})
 }
 
 // heapOf is flows: first the one of the least key, and of these the one that came first.

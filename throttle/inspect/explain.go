@@ -43,34 +43,28 @@ func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (TicketState,
 	name := script.TicketName(script.Escape(t.Queue), t.ID)
 	for _, lineName := range i.limiter.Lines() {
 		l := i.line(lineName)
-		record, waits, err := l.ticket(ctx, name)
-		if err == nil && waits {
-			s.Policy, s.Waiting = throttle.PolicyOf(lineName), true
-			err = l.explain(ctx, name, record, &s)
+		record, position, of, err := l.ticket(ctx, name)
+		if err == nil && position == 0 {
+			continue
 		}
-		if err != nil || waits {
+		standing := &throttle.Standing{Flow: record.Flow, Costs: record.Costs, Ticket: name, Ask: true}
+		if err == nil {
+			err = l.Stand(ctx, standing)
+		}
+		if err != nil {
 			return s, err
 		}
+		r, d := standing.Request, standing.Decision
+		s.Policy, s.Waiting = throttle.PolicyOf(lineName), true
+		s.Tenant, s.Attributes, s.Cost = r.Tenant, maps.Clone(r.Attributes), r.Cost
+		s.Class, s.Joined = cmp.Or(r.Class, throttle.ClassLive), time.UnixMicro(record.Since)
+		if standing.Err == nil && d.AlreadyQueued { // else it has just left, or joined by scopes of before
+			s.At, s.Position, s.Of = d.At, position, of
+			s.Limits.add(standing, true, true)
+		}
+		break
 	}
 	return s, nil
-}
-
-func (l *line) explain(ctx context.Context, name string, record script.Ticket, s *TicketState) error {
-	standing := &throttle.Standing{Flow: record.Flow, Costs: record.Costs, Ticket: name, Ask: true}
-	err := l.Stand(ctx, standing)
-	if err != nil {
-		return err
-	}
-	r, d := standing.Request, standing.Decision
-	s.Tenant, s.Attributes, s.Cost = r.Tenant, maps.Clone(r.Attributes), r.Cost
-	s.Class, s.Joined = cmp.Or(r.Class, throttle.ClassLive), time.UnixMicro(record.Since)
-	if standing.Err != nil || !d.AlreadyQueued {
-		return nil // it has just left, or joined by other scopes than the policy has now
-	}
-	s.At = d.At
-	s.Limits.add(standing, true, true)
-	s.Position, s.Of, err = l.position(ctx, name, record.Flow)
-	return err
 }
 
 // String is the state in lines of text, without an end of line, and without DelayedBy. Times are UTC.

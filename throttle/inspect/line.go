@@ -21,7 +21,7 @@ import (
 // command depends on how many tickets or tenants wait.
 type line struct {
 	*throttle.Line
-	queues map[string]queue // by name
+	queues map[string]QueueState // by name
 }
 
 // A flow is the tickets of one tenant, with its attributes, in one queue.
@@ -63,50 +63,30 @@ func readFlow(name, record string) (flow, error) {
 	return f, err
 }
 
-// A queue is what is known of one queue in a line, for one class of its tickets. Times are
-// microseconds.
-type queue struct {
-	name         string // as flows begin with it
-	asked        int64  // when a server asked for it last
-	tickets      int64
-	weights      int64 // of its flows, in thousandths
-	flows        int64
-	since, taken int64 // since when servers left tickets that fit, 0 if they do not, and how many they took
-}
-
-// parts returns the name of the queue as tickets have it, empty for calls that wait in place, and its class.
-func (q queue) parts() (name string, class throttle.Class) {
-	name, batch := strings.CutSuffix(q.name, "!")
-	if class = throttle.ClassLive; batch {
-		class = throttle.ClassBatch
-	}
-	if strings.HasPrefix(name, "!") {
-		return "", class
-	}
-	return script.Unescape(name), class
-}
-
-// rate returns how many tickets servers took in a second, while slots are what they wait for; 0 if
-// they are not, or that is not known yet.
-func (q queue) rate(now int64) float64 {
-	if span := now - q.since; q.since > 0 && span >= 1_000_000 && q.taken >= 10 {
-		return float64(q.taken) / float64(span) * 1e6
-	}
-	return 0
-}
-
-// readQueue reads "asked tickets weights first last server since taken flows ...".
-func readQueue(name, record string) (queue, error) {
-	q, skip := queue{name: name}, ""
-	_, err := fmt.Sscan(record, &q.asked, &q.tickets, &q.weights, &skip, &skip, &skip, &q.since, &q.taken, &q.flows)
+// readQueue reads "asked tickets weights first last server since taken flows ...". Flows begin with the name.
+func readQueue(name, record string) (q QueueState, err error) {
+	asked, skip := int64(0), ""
+	_, err = fmt.Sscan(record, &asked, &q.Waiting, &q.weights, &skip, &skip, &skip, &q.since, &q.taken, &q.Flows)
 	if err != nil {
 		err = &script.ReplyError{Reason: fmt.Sprintf("queue %q: %v", name, err)}
+	}
+	name, batch := strings.CutSuffix(name, "!")
+	if q.Asked, q.Class = time.UnixMicro(asked), throttle.ClassLive; batch {
+		q.Class = throttle.ClassBatch
+	}
+	if !strings.HasPrefix(name, "!") {
+		q.Queue = script.Unescape(name)
+	}
+	if q.since > 0 {
+		q.Binds = throttle.BySlots
 	}
 	return q, err
 }
 
 // line returns one that is not read yet.
-func (i Inspector) line(name string) *line { return &line{i.limiter.Line(name), map[string]queue{}} }
+func (i Inspector) line(name string) *line {
+	return &line{i.limiter.Line(name), map[string]QueueState{}}
+}
 
 // open reads the queues of a line.
 func (l *line) open(ctx context.Context) error {
@@ -114,7 +94,7 @@ func (l *line) open(ctx context.Context) error {
 		records, err := client.HGetAll(ctx, prefix+"z").Result()
 		for name, record := range records {
 			q, bad := readQueue(name, record)
-			if err = cmp.Or(err, bad); q.tickets > 0 {
+			if err = cmp.Or(err, bad); q.Waiting > 0 {
 				l.queues[name] = q
 			}
 		}
@@ -206,33 +186,25 @@ func (l *line) oldest(ctx context.Context, flows []flow) (map[string]time.Time, 
 	})
 }
 
-// ticket returns the ticket of a name; false if it does not wait.
-func (l *line) ticket(ctx context.Context, name string) (t script.Ticket, waits bool, err error) {
+// ticket returns the ticket of a name, its position in its flow from 1, and how many wait there; 0 if it does not
+// wait.
+func (l *line) ticket(ctx context.Context, name string) (t script.Ticket, position, of int64, err error) {
 	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
 		record, err := client.HGet(ctx, prefix+"t", name).Result()
-		if errors.Is(err, redis.Nil) {
-			return nil
-		}
 		if err == nil {
 			t, err = script.ReadTicket(name, record)
-			waits = err == nil
+		}
+		if err == nil {
+			of, err = client.ZCard(ctx, prefix+"f:"+t.Flow).Result()
+		}
+		if err == nil {
+			position, err = client.ZRank(ctx, prefix+"f:"+t.Flow, name).Result()
+			position++
+		}
+		if errors.Is(err, redis.Nil) { // it does not wait, or has just left
+			position, err = 0, nil
 		}
 		return err
 	})
-	return t, waits, err
-}
-
-// position returns that of a ticket in its flow, from 1 or 0 if it has left, and how many wait there.
-func (l *line) position(ctx context.Context, ticket, flow string) (n, of int64, err error) {
-	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) (err error) {
-		if of, err = client.ZCard(ctx, prefix+"f:"+flow).Result(); err != nil {
-			return err
-		}
-		n, err = client.ZRank(ctx, prefix+"f:"+flow, ticket).Result()
-		if n++; errors.Is(err, redis.Nil) {
-			n, err = 0, nil
-		}
-		return err
-	})
-	return n, of, err
+	return t, position, of, err
 }

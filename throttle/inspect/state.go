@@ -52,6 +52,9 @@ type QueueState struct {
 	Served    bool           `json:"served"`               // a server asked within the last minute
 	Binds     string         `json:"binds,omitempty"`      // throttle.BySlots, or empty for limits
 	PerSecond float64        `json:"per_second,omitempty"` // taken while slots bind; 0 if unknown
+
+	weights      int64 // of its flows, in thousandths
+	since, taken int64 // since when servers left tickets that fit (us), 0 if they do not; how many they took
 }
 
 // A TenantState is how one tenant stands that waits, with its other attributes.
@@ -95,7 +98,7 @@ func (i Inspector) State(ctx context.Context, q Query) (PolicyState, error) {
 	if q.Tenant != "" {
 		at = max(0, slices.Index(names, i.limiter.LineOf(q.Policy, q.Tenant)))
 	}
-	var queues []queue
+	var queues []QueueState
 	var here *line
 	for n, name := range names {
 		l := i.line(name)
@@ -128,30 +131,23 @@ func (i Inspector) State(ctx context.Context, q Query) (PolicyState, error) {
 	return s, nil
 }
 
-func queueStates(queues []queue, at time.Time) []QueueState {
-	sums := map[string]*QueueState{}
+// queueStates adds up queues of several lines.
+func queueStates(queues []QueueState, at time.Time) []QueueState {
+	sums := map[string]QueueState{}
 	for _, q := range queues {
-		queue, class := q.parts()
-		sum := sums[string(class)+queue]
-		if sum == nil {
-			sum = &QueueState{Queue: queue, Class: class}
-			sums[string(class)+queue] = sum
+		if span := at.UnixMicro() - q.since; q.since > 0 && span >= 1_000_000 && q.taken >= 10 {
+			q.PerSecond = float64(q.taken) / float64(span) * 1e6
 		}
-		sum.Waiting += q.tickets
-		sum.Flows += q.flows
-		if asked := time.UnixMicro(q.asked); asked.After(sum.Asked) {
-			sum.Asked = asked
+		of := string(q.Class) + q.Queue
+		sum := sums[of]
+		q.Waiting, q.Flows, q.PerSecond = q.Waiting+sum.Waiting, q.Flows+sum.Flows, q.PerSecond+sum.PerSecond
+		if q.Binds = cmp.Or(q.Binds, sum.Binds); sum.Asked.After(q.Asked) {
+			q.Asked = sum.Asked
 		}
-		sum.Served = at.Sub(sum.Asked) < servedWithin
-		if q.since > 0 {
-			sum.Binds = throttle.BySlots
-		}
-		sum.PerSecond += q.rate(at.UnixMicro())
+		q.Served = at.Sub(q.Asked) < servedWithin
+		sums[of] = q
 	}
-	states := make([]QueueState, 0, len(sums))
-	for _, sum := range sums {
-		states = append(states, *sum)
-	}
+	states := slices.AppendSeq([]QueueState{}, maps.Values(sums))
 	slices.SortFunc(states, func(a, b QueueState) int {
 		return cmp.Or(cmp.Compare(a.Queue, b.Queue), -cmp.Compare(a.Class, b.Class))
 	})

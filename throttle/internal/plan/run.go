@@ -79,13 +79,8 @@ func (l *Line) startOne(t int64) int64 {
 		return next
 	}
 	f := first.flows[0]
-	if *f.tag > f.key { // another flow of the tenant has moved it
-		f.key = *f.tag
-		heap.Fix(&first.flows, 0)
-		return t
-	}
-	// Others may have taken room of a scope that they share since it was looked at.
-	if at, _ := f.opens(t); at > t {
+	// Others may have taken room of a scope that they share, or moved the tenant's tag.
+	if at, _ := f.opens(t); at > t || *f.tag > f.key {
 		f.leave()
 		f.wait(t)
 		return t
@@ -171,13 +166,13 @@ func (f *Flow) opens(t int64) (at int64, by *Window) {
 func (f *Flow) fits(t int64, scopes ...*Scope) (at int64, by *Window) {
 	at = t
 	for _, s := range scopes {
-		if paced := s.paced - paceBurst; f.Batch && paced > at {
-			at, by = paced, s.pacedBy
-		}
 		for _, w := range s.Windows {
 			cost := min(w.cost(&f.works[0]), int64(w.Limit)) // what costs more delays others no longer than that
 			fits := w.Fits(t, cost)
-			if !f.Batch && s.batch == t && s.owed >= 1 { // it leaves room for a while
+			switch {
+			case f.Batch:
+				fits = max(fits, w.paced-paceBurst)
+			case s.batch == t && s.owed >= 1: // it leaves room for a while
 				fits = min(w.Fits(t, 2*cost), max(fits, t+lapse))
 			}
 			if cost > 0 && fits > at {
@@ -223,6 +218,10 @@ func (f *Flow) start(t int64) {
 		for _, window := range scope.Windows {
 			if cost := window.cost(w); cost > 0 {
 				window.Take(t, cost, w.hold)
+				if f.Batch && window.Period <= pacedPeriod {
+					evenly := float64(cost) * float64(window.Period.Microseconds()) / window.Limit
+					window.paced = max(window.paced, t) + int64(math.Ceil(evenly))
+				}
 			}
 		}
 	}
@@ -284,8 +283,7 @@ func (l *Line) part(f *Flow) float64 {
 	return part
 }
 
-// charge counts a start of tickets for the flow's side and tenant, and for what its scopes owe to batches. The
-// next one of a batch goes later: each scope spreads them.
+// charge counts a start of tickets for the flow's side and tenant, and for what its scopes owe to batches.
 func (f *Flow) charge(t int64) {
 	l, s := f.line, f.side
 	l.last = max(l.last, s.tag)
@@ -298,21 +296,6 @@ func (f *Flow) charge(t int64) {
 			s.owed = max(0, s.owed-1)
 		case s.batch == t:
 			s.owed += l.share / (1 - l.share)
-		}
-	}
-	if !f.Batch {
-		return
-	}
-	for _, s := range f.all {
-		next := 0.0
-		for _, w := range s.Windows {
-			us := float64(w.cost(&f.works[0])) * float64(w.Period.Microseconds()) / w.Limit
-			if w.Period <= pacedPeriod && us > next {
-				next, s.pacedBy = us, w
-			}
-		}
-		if next > 0 {
-			s.paced = max(s.paced, t) + int64(math.Ceil(next))
 		}
 	}
 }

@@ -50,6 +50,8 @@ type Window struct {
 	Period time.Duration // over which batches use the limit evenly; 0 if they do not
 	Place  int           // of its cost in a ticket's costs; below 0: each costs 1
 	Held   bool          // what it grants is held
+
+	paced int64 // when the next of a batch goes
 }
 
 // BySlots is what binds where handler slots do.
@@ -68,10 +70,8 @@ func (s *Simulation) SetSlots(n int64, queues ...string) {
 type Scope struct {
 	Windows []*Window
 
-	batch   int64   // when one of a batch had room here last
-	owed    float64 // tickets of batches that are their share
-	paced   int64   // when the next of these goes
-	pacedBy *Window // that spreads them so
+	batch int64   // when one of a batch had room here last
+	owed  float64 // tickets of batches that are their share
 }
 
 // A Line is what waits for one policy.

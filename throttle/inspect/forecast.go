@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -225,13 +224,6 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 		}
 	}
 	p.works = append(p.works, works...)
-	known := p.limits()
-	for name, n := range o.Limits {
-		if known[name] == 0 || n < 1 {
-			return nil, &throttle.RequestError{Field: "limit", Value: fmt.Sprintf("%s=%d", name, n),
-				Hint: "must be at least 1, of one of " + strings.Join(slices.Sorted(maps.Keys(known)), ", ")}
-		}
-	}
 	return p, nil
 }
 
@@ -248,7 +240,7 @@ func (p *prepared) add(l *snapshot) (works []work) {
 func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, error) {
 	sim := plan.New(p.now, p.now+MaxPlan.Microseconds())
 	sim.Open, sim.By, sim.From = p.Open, p.By.UnixMicro(), max(p.now, p.From.UnixMicro())
-	limit := func(name string, inForce int64) int64 { return max(raised[name], cmp.Or(p.Limits[name], inForce)) }
+	limit := func(name string, inForce int64) int64 { return max(raised[name], inForce) }
 	known, unknown := p.slots(sim, limit), map[string]bool{}
 	lines := make([]simulated, len(p.lines))
 	for n, l := range p.lines {
@@ -331,12 +323,11 @@ func (p *prepared) limits() map[string]int64 {
 	limits := map[string]int64{}
 	for _, l := range p.lines {
 		for _, w := range l.shared.Decision.Windows {
-			limit := cmp.Or(p.Limits[w.Name], w.Limit)
-			limits[w.Name] = min(limit, cmp.Or(limits[w.Name], limit))
+			limits[w.Name] = min(w.Limit, cmp.Or(limits[w.Name], w.Limit))
 		}
 	}
 	if len(p.Slots) > 0 {
-		limits[throttle.BySlots] = cmp.Or(p.Limits[throttle.BySlots], int64(p.Slots[0].Count))
+		limits[throttle.BySlots] = int64(p.Slots[0].Count)
 	}
 	return limits
 }

@@ -46,16 +46,12 @@ type PlanOptions struct {
 	// From is the time before which no demand starts. The default is now.
 	From time.Time
 
-	// Limits are limits to plan by in place of those in force, by the names of windows: of all tenants
-	// without an own limit there. That of throttle.BySlots is the Count of the first Slots: the others
-	// change by as much.
-	Limits map[string]int64
-
 	// Open returns the earliest time, from the given one on, at which demands may start. The default,
 	// nil, has them start at any time.
 	Open func(from time.Time) time.Time
 
-	// Slots is how many requests of some queues run at once. Those of other queues are not counted.
+	// Slots is how many requests of some queues run at once. Those of other queues are not counted. A Change of
+	// throttle.BySlots is one of the first: the others change by as much.
 	Slots []Slots
 }
 

@@ -90,7 +90,7 @@ func sections(value string) map[string]string {
 type simulated struct {
 	*snapshot
 	line   *plan.Line
-	limit  func(window string, inForce int64) int64 // to plan by
+	raised map[string]int64 // limits
 	hold   int64
 	flows  map[string]*plan.Flow  // by name
 	scopes map[string]*plan.Scope // by key
@@ -133,7 +133,7 @@ func (s simulated) scope(standing *throttle.Standing, i int) *plan.Scope {
 		return scope
 	}
 	counted := algorithm.Counted{Now: s.shared.Decision.At.UnixMicro(), Hold: s.hold}
-	counts, capacity, paced := standing.Simulated(i, s.limit(w.Name, w.Limit), sections(s.values[key]), counted)
+	counts, capacity, paced := standing.Simulated(i, max(s.raised[w.Name], w.Limit), sections(s.values[key]), counted)
 	scope.Windows = append(scope.Windows, &plan.Window{
 		Simulated: counts, Held: w.Algorithm.Leases(), Limit: float64(capacity), Name: w.Name,
 		Period: paced, Place: i,
@@ -210,42 +210,35 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 		if err != nil {
 			return nil, err
 		}
-		demanded := map[string]int{} // tickets in line, by flow
+		byFlow := map[string]int{}
 		for _, s := range byLine[name] {
-			if s.Err != nil {
-				return nil, s.Err
-			}
-			demanded[s.Flow] += joined[s]
+			byFlow[s.Flow] += joined[s]
 		}
-		for _, w := range p.add(l) {
-			if w.count -= demanded[w.Flow]; w.count > 0 && w.Err == nil {
-				p.works = append(p.works, w)
-			}
-		}
+		p.add(l, false, byFlow)
 	}
 	p.works = append(p.works, works...)
 	return p, nil
 }
 
-// add adds a line. It returns what waits there.
-func (p *prepared) add(l *snapshot) (works []work) {
+// add adds a line and what waits there, without the tickets of demands, by flow.
+func (p *prepared) add(l *snapshot, demanded bool, joined map[string]int) {
 	for i, s := range l.waiting {
-		works = append(works, work{s, int(l.flows[i].tickets), false, p.hold, len(p.lines), s.Request.Tenant})
+		if n := int(l.flows[i].tickets) - joined[s.Flow]; n > 0 && (demanded || s.Err == nil) {
+			p.works = append(p.works, work{s, n, demanded, p.hold, len(p.lines), s.Request.Tenant})
+		}
 	}
 	p.lines, p.now = append(p.lines, l), l.shared.Decision.At.UnixMicro()
-	return works
 }
 
 // run returns the plan. A limit that is lower than a raised one of its name is that.
 func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, error) {
 	sim := plan.New(p.now, p.now+MaxPlan.Microseconds())
 	sim.Open, sim.By, sim.From = p.Open, p.By.UnixMicro(), max(p.now, p.From.UnixMicro())
-	limit := func(name string, inForce int64) int64 { return max(raised[name], inForce) }
-	known, unknown := p.slots(sim, limit), map[string]bool{}
+	known, unknown := p.slots(sim, raised[throttle.BySlots]), map[string]bool{}
 	lines := make([]simulated, len(p.lines))
 	for n, l := range p.lines {
 		lines[n] = simulated{
-			snapshot: l, line: sim.Line(l.shared.Policy.BatchShare), limit: limit, hold: p.hold,
+			snapshot: l, line: sim.Line(l.shared.Policy.BatchShare), raised: raised, hold: p.hold,
 			flows: map[string]*plan.Flow{}, scopes: map[string]*plan.Scope{},
 		}
 		lines[n].scopes[script.ScopeKey(nil, nil)] = &lines[n].line.Root
@@ -261,7 +254,9 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 			}
 			f.Count += w.count
 			if never := new(throttle.RequestError); errors.As(w.Err, &never) {
-				f.NeverFits = never.Window
+				if f.NeverFits = never.Window; never.Window == "" {
+					return Plan{}, never
+				}
 				continue
 			}
 			if end = &f.end; w.hold == 0 || !known[w.Request.Ticket.Queue] {
@@ -281,7 +276,9 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 	made := Plan{At: time.UnixMicro(p.now), Tenants: []Finish{}, Unknown: slices.Sorted(maps.Keys(unknown))}
 	made.Expected = made.At
 	for _, f := range tenants {
-		f.Late = f.end.Late
+		if !p.By.IsZero() {
+			f.Late = f.Count - f.end.InTime
+		}
 		if sim.Ends(&f.end) && f.NeverFits == "" {
 			f.Binds, f.Expected = f.end.Binds, time.UnixMicro(max(p.now, f.end.Last))
 		}
@@ -305,12 +302,11 @@ type finish struct {
 	end plan.Demand
 }
 
-// slots sets the slots of all queues. It returns for which queues they are known.
-func (p *prepared) slots(sim *plan.Simulation, limit func(string, int64) int64) map[string]bool {
+// slots sets the slots of all queues, if the first are raised to so many. It returns for which queues they are known.
+func (p *prepared) slots(sim *plan.Simulation, raised int64) map[string]bool {
 	known := map[string]bool{}
 	for _, s := range p.Slots {
-		first := int64(p.Slots[0].Count)
-		sim.SetSlots(max(1, int64(s.Count)+limit(throttle.BySlots, first)-first), s.Queues...)
+		sim.SetSlots(max(1, int64(s.Count)+max(0, raised-int64(p.Slots[0].Count))), s.Queues...)
 		for _, queue := range s.Queues {
 			known[queue] = true
 		}

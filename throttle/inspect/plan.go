@@ -2,8 +2,6 @@ package inspect
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sort"
@@ -83,7 +81,7 @@ type Finish struct {
 	Binds     string    `json:"binds,omitempty"`      // what the last waits for longest: a window, or throttle.BySlots
 	Expected  time.Time `json:"expected,omitzero"`    // Plan.At if there is none; zero if not within MaxPlan
 	Late      int       `json:"late,omitempty"`       // how many do not end until PlanOptions.By
-	NeverFits string    `json:"never_fits,omitempty"` // by Simulate: a window that can never grant one of them
+	NeverFits string    `json:"never_fits,omitempty"` // a window that can never grant one of them
 }
 
 // A Change is another limit of a window, or of throttle.BySlots.
@@ -216,13 +214,7 @@ func (i Inspector) simulate(ctx context.Context, lines []string, read map[string
 			return Plan{}, err
 		}
 		read[name] = l
-		for _, w := range p.add(l) {
-			w.demanded = true
-			if never := new(throttle.RequestError); w.Err != nil && (!errors.As(w.Err, &never) || never.Window == "") {
-				return Plan{}, fmt.Errorf("throttle: what waits cannot be simulated: %w", w.Err)
-			}
-			p.works = append(p.works, w)
-		}
+		p.add(l, true, nil)
 	}
 	return p.run(ctx, nil)
 }

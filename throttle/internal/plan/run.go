@@ -234,7 +234,7 @@ func (f *Flow) start(t int64) {
 			d.Binds = f.longest()
 		}
 		if ends <= s.By {
-			d.Late -= int(started)
+			d.InTime += int(started)
 		}
 	}
 	w.rank += int(started)

@@ -14,7 +14,7 @@ import (
 type Simulation struct {
 	Now  int64                          // of the state that it starts from
 	From int64                          // before which no demand starts
-	By   int64                          // after which tickets are late that have not ended; 0 for never
+	By   int64                          // after which tickets are late that have not ended
 	End  int64                          // of the simulation
 	Open func(from time.Time) time.Time // from when on demands may start; nil is at any time
 
@@ -27,9 +27,9 @@ type Simulation struct {
 // A Demand is tickets that Flow.Add adds to flows, and what became of them, after Run. Those whose hold
 // is unknown end when they start.
 type Demand struct {
-	Binds string // what the last one waited for, for longest; empty if for nothing
-	Last  int64  // when the last one ends that has started
-	Late  int    // how many do not end until Simulation.By
+	Binds  string // what the last one waited for, for longest; empty if for nothing
+	InTime int    // how many end until Simulation.By
+	Last   int64  // when the last one ends that has started
 
 	left int64
 }
@@ -170,9 +170,6 @@ func (f *Flow) Add(d *Demand, tickets int64, costs []int64, hold int64) {
 	if d != nil {
 		d.left += tickets
 		s.left += tickets
-		if s.By > 0 {
-			d.Late += int(tickets)
-		}
 	}
 	s.rank += int(tickets)
 	if n := len(f.works) - 1; n >= 0 && f.works[n].demand == d && f.works[n].hold == hold && slices.Equal(f.works[n].costs, costs) {

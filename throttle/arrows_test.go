@@ -57,7 +57,6 @@ func TestArrowsPointOneWay(t *testing.T) {
 		"throttle":                    "http",
 		"throttle/internal/algorithm": "redis",
 		"throttle/internal/glob":      "redis",
-		"throttle/internal/plan":      "redis",
 		"worker/internal/dispatch":    "hibiken",
 		"worker/internal/outage":      "hibiken",
 		"internal/apitest":            "throttle",

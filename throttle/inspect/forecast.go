@@ -12,8 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/algorithm"
-	"github.com/sluice-go/sluice/throttle/internal/plan"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -86,61 +84,6 @@ func sections(value string) map[string]string {
 	return found
 }
 
-// A simulated is a snapshot's line in a simulation.
-type simulated struct {
-	*snapshot
-	line   *plan.Line
-	raised map[string]int64 // limits
-	hold   int64
-	flows  map[string]*plan.Flow  // by name
-	scopes map[string]*plan.Scope // by key
-}
-
-// flow returns the flow of a standing.
-func (s simulated) flow(standing *throttle.Standing) *plan.Flow {
-	r, d := standing.Request, standing.Decision
-	made := s.flows[standing.Flow]
-	if made == nil {
-		f := plan.Flow{
-			Batch: r.Class == throttle.ClassBatch, Queue: r.Ticket.Queue, Tenant: r.Tenant, Weight: standing.Weight,
-		}
-		for i := range d.Windows {
-			if scope := s.scope(standing, i); scope != &s.line.Root && !slices.Contains(f.Scopes, scope) {
-				f.Scopes = append(f.Scopes, scope)
-			}
-		}
-		made = s.line.Flow(f)
-		s.flows[standing.Flow] = made
-	}
-	for _, p := range []*throttle.Pause{s.shared.Decision.Pause, d.Pause} {
-		if p != nil {
-			made.Opens = max(made.Opens, p.Until.UnixMicro())
-		}
-	}
-	return made
-}
-
-// scope returns the scope of a window of a standing, with the window.
-func (s simulated) scope(standing *throttle.Standing, i int) *plan.Scope {
-	w := standing.Decision.Windows[i]
-	key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
-	scope := s.scopes[key]
-	if scope == nil {
-		scope = &plan.Scope{}
-		s.scopes[key] = scope
-	}
-	if slices.ContainsFunc(scope.Windows, func(made *plan.Window) bool { return made.Place == i }) {
-		return scope
-	}
-	counted := algorithm.Counted{Now: s.shared.Decision.At.UnixMicro(), Hold: s.hold}
-	counts, capacity, paced := standing.Simulated(i, max(s.raised[w.Name], w.Limit), sections(s.values[key]), counted)
-	scope.Windows = append(scope.Windows, &plan.Window{
-		Simulated: counts, Held: w.Algorithm.Leases(), Limit: float64(capacity), Name: w.Name,
-		Period: paced, Place: i,
-	})
-	return scope
-}
-
 // costsOf returns what a request takes, by window: nothing if it is exempt.
 func costsOf(s *throttle.Standing) []int64 {
 	costs := make([]int64, len(s.Decision.Windows))
@@ -155,10 +98,10 @@ func costsOf(s *throttle.Standing) []int64 {
 // A prepared plan has all that is known of its lines. It may be run by several limits.
 type prepared struct {
 	PlanOptions
-	lines []*snapshot
-	works []work // in the order in which they wait
-	now   int64
-	hold  int64 // how long tickets that are no demand hold what they take, 0 if that is unknown
+	snapshots []*snapshot
+	works     []work // in the order in which they wait
+	now       int64
+	hold      int64 // how long tickets that are no demand hold what they take, 0 if that is unknown
 }
 
 // A work is equal requests of one flow.
@@ -224,42 +167,31 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 func (p *prepared) add(l *snapshot, demanded bool, joined map[string]int) {
 	for i, s := range l.waiting {
 		if n := int(l.flows[i].tickets) - joined[s.Flow]; n > 0 && (demanded || s.Err == nil) {
-			p.works = append(p.works, work{s, n, demanded, p.hold, len(p.lines), s.Request.Tenant})
+			p.works = append(p.works, work{s, n, demanded, p.hold, len(p.snapshots), s.Request.Tenant})
 		}
 	}
-	p.lines, p.now = append(p.lines, l), l.shared.Decision.At.UnixMicro()
+	p.snapshots, p.now = append(p.snapshots, l), l.shared.Decision.At.UnixMicro()
 }
 
 // run returns the plan. A limit that is lower than a raised one of its name is that.
 func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, error) {
-	sim := plan.New(p.now, p.now+MaxPlan.Microseconds())
-	sim.Open, sim.By, sim.From = p.Open, p.By.UnixMicro(), max(p.now, p.From.UnixMicro())
-	known, unknown := p.slots(sim, raised[throttle.BySlots]), map[string]bool{}
-	lines := make([]simulated, len(p.lines))
-	for n, l := range p.lines {
-		lines[n] = simulated{
-			snapshot: l, line: sim.Line(l.shared.Policy.BatchShare), raised: raised, hold: p.hold,
-			flows: map[string]*plan.Flow{}, scopes: map[string]*plan.Scope{},
-		}
-		lines[n].scopes[script.ScopeKey(nil, nil)] = &lines[n].line.Root
-	}
+	sim, unknown := p.simulation(raised), map[string]bool{}
 	tenants := map[string]*finish{}
 	for _, w := range p.works {
-		var end *plan.Demand
+		var of *finish
 		if w.demanded {
-			f := tenants[w.of]
-			if f == nil {
-				f = &finish{Finish: Finish{Tenant: w.of}}
-				tenants[w.of] = f
+			if of = tenants[w.of]; of == nil {
+				of = &finish{Finish: Finish{Tenant: w.of}}
+				tenants[w.of] = of
 			}
-			f.Count += w.count
+			of.Count += w.count
 			if never := new(throttle.RequestError); errors.As(w.Err, &never) {
-				if f.NeverFits = never.Window; never.Window == "" {
+				if of.NeverFits = never.Window; never.Window == "" {
 					return Plan{}, never
 				}
 				continue
 			}
-			if end = &f.end; w.hold == 0 || !known[w.Request.Ticket.Queue] {
+			if w.hold == 0 || len(sim.slots[w.Request.Ticket.Queue]) == 0 {
 				unknown[throttle.BySlots] = true
 			}
 			for _, window := range w.Decision.Windows {
@@ -268,19 +200,19 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 				}
 			}
 		}
-		lines[w.line].flow(w.Standing).Add(end, int64(w.count), costsOf(w.Standing), w.hold)
+		sim.lines[w.line].flowOf(w.Standing).add(of, int64(w.count), costsOf(w.Standing), w.hold)
 	}
-	if err := sim.Run(ctx); err != nil {
+	if err := sim.run(ctx); err != nil {
 		return Plan{}, fmt.Errorf("throttle: %w", err)
 	}
 	made := Plan{At: time.UnixMicro(p.now), Tenants: []Finish{}, Unknown: slices.Sorted(maps.Keys(unknown))}
 	made.Expected = made.At
 	for _, f := range tenants {
 		if !p.By.IsZero() {
-			f.Late = f.Count - f.end.InTime
+			f.Late = f.Count - f.inTime
 		}
-		if sim.Ends(&f.end) && f.NeverFits == "" {
-			f.Binds, f.Expected = f.end.Binds, time.UnixMicro(max(p.now, f.end.Last))
+		if f.left == 0 && f.last <= sim.end && f.NeverFits == "" {
+			f.Expected = time.UnixMicro(max(p.now, f.last))
 		}
 		made.Tenants = append(made.Tenants, f.Finish)
 	}
@@ -299,25 +231,15 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 // A finish is what becomes of the demands of a tenant.
 type finish struct {
 	Finish
-	end plan.Demand
-}
-
-// slots sets the slots of all queues, if the first are raised to so many. It returns for which queues they are known.
-func (p *prepared) slots(sim *plan.Simulation, raised int64) map[string]bool {
-	known := map[string]bool{}
-	for _, s := range p.Slots {
-		sim.SetSlots(max(1, int64(s.Count)+max(0, raised-int64(p.Slots[0].Count))), s.Queues...)
-		for _, queue := range s.Queues {
-			known[queue] = true
-		}
-	}
-	return known
+	inTime int   // how many end until PlanOptions.By
+	last   int64 // when the last one ends that has started
+	left   int64 // how many have not started
 }
 
 // limits returns the limits by name that tenants without their own have, the least of each name.
 func (p *prepared) limits() map[string]int64 {
 	limits := map[string]int64{}
-	for _, l := range p.lines {
+	for _, l := range p.snapshots {
 		for _, w := range l.shared.Decision.Windows {
 			limits[w.Name] = min(w.Limit, cmp.Or(limits[w.Name], w.Limit))
 		}

@@ -1,4 +1,4 @@
-package plan
+package inspect
 
 import (
 	"container/heap"
@@ -6,6 +6,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
@@ -26,8 +27,8 @@ const stepsUnasked = 1000
 
 const never = algorithm.Never
 
-// Run simulates until all demands have started, or the context ends. Then it returns its error.
-func (s *Simulation) Run(ctx context.Context) error {
+// run simulates until all demands have started, or the context ends. Then it returns its error.
+func (s *simulation) run(ctx context.Context) error {
 	lump := int64(s.rank+maxSteps-1) / maxSteps
 	for _, l := range s.lines {
 		for _, f := range l.flows {
@@ -35,12 +36,12 @@ func (s *Simulation) Run(ctx context.Context) error {
 				f.lump(&f.works[i], lump)
 			}
 			if len(f.works) > 0 {
-				f.wait(s.Now)
+				f.wait(s.now)
 			}
 		}
 	}
 	steps := 0
-	for t := s.Now; s.left > 0 && t < s.End; {
+	for t := s.now; s.left > 0 && t < s.end; {
 		next := int64(never)
 		for again := true; again; {
 			again, next = false, never
@@ -63,11 +64,11 @@ func (s *Simulation) Run(ctx context.Context) error {
 }
 
 // startOne starts the ticket that goes first, and returns t; or the next moment at which something may change.
-func (l *Line) startOne(t int64) int64 {
+func (l *simLine) startOne(t int64) int64 {
 	for len(l.waiting) > 0 && l.waiting[0].key <= t {
-		f := heap.Pop(&l.waiting).(*Flow)
+		f := heap.Pop(&l.waiting).(*simFlow)
 		if f.window != nil {
-			f.waited[f.window.Name] += t - f.since
+			f.waited[f.window.name] += t - f.since
 		}
 		f.wait(t)
 	}
@@ -85,8 +86,8 @@ func (l *Line) startOne(t int64) int64 {
 		f.wait(t)
 		return t
 	}
-	if at, window := f.fits(t, &l.Root); at > t {
-		l.binds = window.Name
+	if at, window := f.fits(t, &l.root); at > t {
+		l.binds = window.name
 		return min(next, at)
 	}
 	f.start(t)
@@ -95,7 +96,7 @@ func (l *Line) startOne(t int64) int64 {
 
 // first returns the side whose turn it is, of those with a free slot. If there is none, it returns when a
 // slot is free.
-func (l *Line) first(t int64) (first *side, at int64) {
+func (l *simLine) first(t int64) (first *side, at int64) {
 	at, l.binds = never, ""
 	for _, s := range l.sides {
 		if len(s.flows) == 0 {
@@ -103,7 +104,7 @@ func (l *Line) first(t int64) (first *side, at int64) {
 		}
 		switch free, _ := s.flows[0].fits(t, &s.slots); {
 		case free > t:
-			at, l.binds = min(at, free), BySlots
+			at, l.binds = min(at, free), throttle.BySlots
 		case first == nil || s.tag < first.tag:
 			first = s
 		}
@@ -115,7 +116,7 @@ func (l *Line) first(t int64) (first *side, at int64) {
 }
 
 // wait has a flow wait for room for its next ticket in its own scopes, or for a time; or else on its side.
-func (f *Flow) wait(t int64) {
+func (f *simFlow) wait(t int64) {
 	if f.key, f.window = f.opens(t); f.key > t {
 		f.since = t
 		heap.Push(&f.line.waiting, f)
@@ -126,8 +127,8 @@ func (f *Flow) wait(t int64) {
 	for by, us := range l.waited {
 		f.waited[by] -= us
 	}
-	for _, scope := range f.Scopes {
-		if f.Batch {
+	for _, scope := range f.scopes {
+		if f.batch {
 			scope.batch = t
 		}
 	}
@@ -138,7 +139,7 @@ func (f *Flow) wait(t int64) {
 }
 
 // leave takes a flow from its side, where it is the first.
-func (f *Flow) leave() {
+func (f *simFlow) leave() {
 	heap.Pop(&f.side.flows)
 	for by, us := range f.line.waited {
 		f.waited[by] += us
@@ -147,30 +148,30 @@ func (f *Flow) leave() {
 
 // opens returns from when on the next ticket of a flow may start, by its time and its own scopes, and the
 // window that it waits for: nil if for a time only.
-func (f *Flow) opens(t int64) (at int64, by *Window) {
+func (f *simFlow) opens(t int64) (at int64, by *window) {
 	s := f.line.sim
-	at = max(t, f.Opens)
-	if f.works[0].demand != nil && t < s.End {
-		if at = max(at, s.From); s.Open != nil {
+	at = max(t, f.opensAt)
+	if f.works[0].of != nil && t < s.end {
+		if at = max(at, s.from); s.Open != nil {
 			at = max(at, s.Open(time.UnixMicro(at)).UnixMicro())
 		}
 	}
 	if at > t {
 		return at, nil
 	}
-	return f.fits(t, f.Scopes...)
+	return f.fits(t, f.scopes...)
 }
 
 // fits returns when the next tickets of a flow have room in scopes, and the window that they wait for: with time
 // each has more room.
-func (f *Flow) fits(t int64, scopes ...*Scope) (at int64, by *Window) {
+func (f *simFlow) fits(t int64, scopes ...*scope) (at int64, by *window) {
 	at = t
 	for _, s := range scopes {
-		for _, w := range s.Windows {
-			cost := min(w.cost(&f.works[0]), int64(w.Limit)) // what costs more delays others no longer than that
+		for _, w := range s.windows {
+			cost := min(w.cost(&f.works[0]), int64(w.limit)) // what costs more delays others no longer than that
 			fits := w.Fits(t, cost)
 			switch {
-			case f.Batch:
+			case f.batch:
 				fits = max(fits, w.paced-paceBurst)
 			case s.batch == t && s.owed >= 1: // it leaves room for a while
 				fits = min(w.Fits(t, 2*cost), max(fits, t+lapse))
@@ -184,12 +185,12 @@ func (f *Flow) fits(t int64, scopes ...*Scope) (at int64, by *Window) {
 }
 
 // lump has so many tickets of a work go as one, if all of them fit.
-func (f *Flow) lump(w *work, most int64) {
+func (f *simFlow) lump(w *tickets, most int64) {
 	w.lump = 1
 	for _, s := range f.all {
-		for _, window := range s.Windows {
+		for _, window := range s.windows {
 			if cost := window.cost(w); cost > 0 {
-				most = min(most, int64(window.Limit)/cost)
+				most = min(most, int64(window.limit)/cost)
 			}
 		}
 	}
@@ -197,29 +198,29 @@ func (f *Flow) lump(w *work, most int64) {
 }
 
 // next is how many tickets go next, as one.
-func (w *work) next() int64 { return min(w.lump, w.left) }
+func (w *tickets) next() int64 { return min(w.lump, w.left) }
 
 // cost is what the next tickets take of the window. What is held for an unknown time is left out.
-func (w *Window) cost(tickets *work) int64 {
+func (w *window) cost(of *tickets) int64 {
 	switch {
-	case w.Held && tickets.hold == 0:
+	case w.held && of.hold == 0:
 		return 0
-	case w.Place < 0:
-		return tickets.next()
+	case w.place < 0:
+		return of.next()
 	}
-	return tickets.costs[w.Place] * tickets.next()
+	return of.costs[w.place] * of.next()
 }
 
 // start starts tickets of the flow, which is the first of its side.
-func (f *Flow) start(t int64) {
+func (f *simFlow) start(t int64) {
 	s, w := f.line.sim, &f.works[0]
 	f.leave()
 	for _, scope := range f.all {
-		for _, window := range scope.Windows {
+		for _, window := range scope.windows {
 			if cost := window.cost(w); cost > 0 {
 				window.Take(t, cost, w.hold)
-				if f.Batch && window.Period <= pacedPeriod {
-					evenly := float64(cost) * float64(window.Period.Microseconds()) / window.Limit
+				if f.batch && window.period <= pacedPeriod {
+					evenly := float64(cost) * float64(window.period.Microseconds()) / window.limit
 					window.paced = max(window.paced, t) + int64(math.Ceil(evenly))
 				}
 			}
@@ -227,14 +228,14 @@ func (f *Flow) start(t int64) {
 	}
 	f.charge(t)
 	started, ends := w.next(), t+w.hold
-	if d := w.demand; d != nil {
+	if d := w.of; d != nil {
 		s.left -= started
-		d.Last = max(d.Last, ends)
+		d.last = max(d.last, ends)
 		if d.left -= started; d.left == 0 {
 			d.Binds = f.longest()
 		}
-		if ends <= s.By {
-			d.InTime += int(started)
+		if ends <= s.by {
+			d.inTime += int(started)
 		}
 	}
 	w.rank += int(started)
@@ -247,7 +248,7 @@ func (f *Flow) start(t int64) {
 }
 
 // longest is what the flow has waited for, for longest.
-func (f *Flow) longest() (by string) {
+func (f *simFlow) longest() (by string) {
 	for name, us := range f.waited {
 		if us > 0 && (us > f.waited[by] || us == f.waited[by] && name < by) {
 			by = name
@@ -258,13 +259,13 @@ func (f *Flow) longest() (by string) {
 
 // step is by what tickets of a flow move the tag of its side. Batches get the line's share of batches, and live
 // tickets the rest. Queues share that evenly.
-func (f *Flow) step() int64 {
+func (f *simFlow) step() int64 {
 	l, weight, alike := f.line, f.line.share, 1.0
-	if !f.Batch {
+	if !f.batch {
 		weight = 1 - weight
 	}
 	for _, s := range l.sides {
-		if s != f.side && s.batch == f.Batch && len(s.flows) > 0 {
+		if s != f.side && s.batch == f.batch && len(s.flows) > 0 {
 			alike++
 		}
 	}
@@ -272,10 +273,10 @@ func (f *Flow) step() int64 {
 }
 
 // part is what tickets take of the tightest window that all share, or of slots.
-func (l *Line) part(f *Flow) float64 {
+func (l *simLine) part(f *simFlow) float64 {
 	part := 0.0
-	for _, w := range l.Root.Windows {
-		part = max(part, whole*float64(w.cost(&f.works[0]))/w.Limit)
+	for _, w := range l.root.windows {
+		part = max(part, whole*float64(w.cost(&f.works[0]))/w.limit)
 	}
 	if part == 0 {
 		part = float64(slot * f.works[0].next())
@@ -284,15 +285,15 @@ func (l *Line) part(f *Flow) float64 {
 }
 
 // charge counts a start of tickets for the flow's side and tenant, and for what its scopes owe to batches.
-func (f *Flow) charge(t int64) {
+func (f *simFlow) charge(t int64) {
 	l, s := f.line, f.side
 	l.last = max(l.last, s.tag)
 	s.tag += f.step()
 	s.last = max(s.last, *f.tag)
-	*f.tag = s.last + int64(math.Ceil(l.part(f)/f.Weight))
-	for _, s := range f.Scopes {
+	*f.tag = s.last + int64(math.Ceil(l.part(f)/f.weight))
+	for _, s := range f.scopes {
 		switch {
-		case f.Batch:
+		case f.batch:
 			s.owed = max(0, s.owed-1)
 		case s.batch == t:
 			s.owed += l.share / (1 - l.share)

@@ -235,17 +235,3 @@ type finish struct {
 	last   int64 // when the last one ends that has started
 	left   int64 // how many have not started
 }
-
-// limits returns the limits by name that tenants without their own have, the least of each name.
-func (p *prepared) limits() map[string]int64 {
-	limits := map[string]int64{}
-	for _, l := range p.snapshots {
-		for _, w := range l.shared.Decision.Windows {
-			limits[w.Name] = min(w.Limit, cmp.Or(limits[w.Name], w.Limit))
-		}
-	}
-	if len(p.Slots) > 0 {
-		limits[throttle.BySlots] = int64(p.Slots[0].Count)
-	}
-	return limits
-}

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -40,9 +41,6 @@ type PlanOptions struct {
 
 	// Fit also finds out by which limits no request would be late.
 	Fit bool
-
-	// From is the time before which no demand starts. The default is now.
-	From time.Time
 
 	// Open returns the earliest time, from the given one on, at which demands may start. The default,
 	// nil, has them start at any time.
@@ -116,9 +114,17 @@ func (i Inspector) Plan(ctx context.Context, demands []Demand, o PlanOptions) (P
 // mostRaised is by how much a limit is multiplied at most to see whether that helps.
 const mostRaised = 1 << 20
 
-// fit returns the least limits by which no request is late, of those that must rise.
+// fit returns the least limits by which no request is late, of those that must rise: of tenants without their own.
 func (p *prepared) fit(ctx context.Context) (fits []Change, err error) {
-	limits, raised := p.limits(), map[string]int64{}
+	limits, raised := map[string]int64{}, map[string]int64{} // of several of one name the least
+	for _, l := range p.snapshots {
+		for _, w := range l.shared.Decision.Windows {
+			limits[w.Name] = min(w.Limit, cmp.Or(limits[w.Name], w.Limit))
+		}
+	}
+	if len(p.Slots) > 0 {
+		limits[throttle.BySlots] = int64(p.Slots[0].Count)
+	}
 	for name, limit := range limits {
 		raised[name] = limit * mostRaised
 	}

@@ -151,10 +151,8 @@ func (f *simFlow) leave() {
 func (f *simFlow) opens(t int64) (at int64, by *window) {
 	s := f.line.sim
 	at = max(t, f.opensAt)
-	if f.works[0].of != nil && t < s.end {
-		if at = max(at, s.from); s.Open != nil {
-			at = max(at, s.Open(time.UnixMicro(at)).UnixMicro())
-		}
+	if f.works[0].of != nil && s.Open != nil && t < s.end {
+		at = max(at, s.Open(time.UnixMicro(at)).UnixMicro())
 	}
 	if at > t {
 		return at, nil

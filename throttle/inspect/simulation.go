@@ -12,20 +12,20 @@ import (
 // A simulation is a run of a prepared plan, which knows nothing of Redis. Times are microseconds since 1970.
 type simulation struct {
 	*prepared
-	from, by int64            // PlanOptions
-	end      int64            // of the simulation
-	raised   map[string]int64 // limits, by window: those in force if these are higher
-	lines    []*simLine
-	slots    map[string][]*window // by queue
-	left     int64                // tickets of demands that have not started
-	rank     int                  // of the next ticket
+	by     int64            // PlanOptions.By
+	end    int64            // of the simulation
+	raised map[string]int64 // limits, by window: those in force if these are higher
+	lines  []*simLine
+	slots  map[string][]*window // by queue
+	left   int64                // tickets of demands that have not started
+	rank   int                  // of the next ticket
 }
 
 // simulation returns one in which nothing waits.
 func (p *prepared) simulation(raised map[string]int64) *simulation {
 	s := &simulation{
-		prepared: p, from: max(p.now, p.From.UnixMicro()), by: p.By.UnixMicro(), end: p.now + MaxPlan.Microseconds(),
-		raised: raised, slots: map[string][]*window{},
+		prepared: p, by: p.By.UnixMicro(), end: p.now + MaxPlan.Microseconds(), raised: raised,
+		slots: map[string][]*window{},
 	}
 	for _, o := range p.Slots {
 		n := max(1, int64(o.Count)+max(0, raised[throttle.BySlots]-int64(p.Slots[0].Count)))

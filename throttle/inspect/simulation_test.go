@@ -32,7 +32,8 @@ func flowIn(l *simLine, name, queue string, class throttle.Class) *simFlow {
 // wait in one queue or in several.
 func TestABatchGetsItsShareFromItsBeginning(t *testing.T) {
 	for _, queues := range [][]string{{"a"}, {"a", "b"}} {
-		s := simulated(PlanOptions{From: time.UnixMicro(10 * second)})
+		begins := func(t time.Time) time.Time { return time.UnixMicro(max(10*second, t.UnixMicro())) }
+		s := simulated(PlanOptions{Open: begins})
 		l := s.line(nil, 0.2)
 		l.root.windows = []*window{held("all", 10)}
 		for _, queue := range queues {

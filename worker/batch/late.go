@@ -34,9 +34,14 @@ func (b *compiled) deadline(tick time.Time) time.Time {
 
 // planOptions are those of a plan of a firing whose tasks start from a time on.
 func (b *compiled) planOptions(tick, from time.Time) inspect.PlanOptions {
-	o := inspect.PlanOptions{By: b.deadline(tick), From: from}
+	open := func(t time.Time) time.Time { return t }
 	if b.hours != nil {
-		o.Open = b.opening(tick)
+		open = b.opening(tick)
 	}
-	return o
+	return inspect.PlanOptions{By: b.deadline(tick), Open: func(t time.Time) time.Time {
+		if t.Before(from) {
+			t = from
+		}
+		return open(t)
+	}}
 }

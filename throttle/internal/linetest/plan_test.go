@@ -21,6 +21,15 @@ func demand(tenant string, n int, class throttle.Class) inspect.Demand {
 	return inspect.Demand{Count: n, Queue: "q", Request: throttle.Request{Policy: "p", Tenant: tenant, Class: class}}
 }
 
+func opensAt(after time.Duration) func(time.Time) time.Time {
+	return func(t time.Time) time.Time {
+		if at := limitertest.At(after); t.Before(at) {
+			return at
+		}
+		return t
+	}
+}
+
 // A plan comes true, for each tenant and for all, beside others that wait, with windows and weights
 // of all kinds.
 func TestPlansComeTrue(t *testing.T) {
@@ -122,21 +131,15 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		for i, got := range st.plan(inspect.PlanOptions{}, crowd...).Tenants {
 			expect.Equal(t, got.Expected == limitertest.At(0), got.Binds == "", "the window holds up all that do not start now", i)
 		}
-		if got := st.plan(inspect.PlanOptions{From: limitertest.At(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Expected != limitertest.At(h+4*s) || got.Late != 40 {
+		if got := st.plan(inspect.PlanOptions{Open: opensAt(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Expected != limitertest.At(h+4*s) || got.Late != 40 {
 			t.Errorf("an hour later: %+v", got)
 		}
 		d.Count = 0
 		_, err := inspect.Of(st.l).Plan(t.Context(), []inspect.Demand{d}, inspect.PlanOptions{})
 		expect.That(t, err != nil, "a demand of nothing is planned")
 		limitertest.SetPolicy(t, st.l, limitertest.SharedWindow(1_000_000, s))
-		opens := func(t time.Time) time.Time {
-			if t.Before(limitertest.At(2 * h)) {
-				return limitertest.At(2 * h)
-			}
-			return t
-		}
 		anywhere := inspect.Demand{Count: 50, Request: throttle.Request{Policy: "p", Tenant: "b"}}
-		expect.Equal(t, st.plan(inspect.PlanOptions{Open: opens}, anywhere).Expected, limitertest.At(2*h), "that all fit, and may start after two hours")
+		expect.Equal(t, st.plan(inspect.PlanOptions{Open: opensAt(2 * h)}, anywhere).Expected, limitertest.At(2*h), "that all fit, and may start after two hours")
 	})
 }
 

@@ -19,13 +19,11 @@ const (
 	slot        = 100_000     // and for a slot
 )
 
-// maxSteps is the most tickets that are simulated, if limits let several of more go as one.
-const maxSteps = 200_000
-
-// stepsUnasked is after how many steps, some milliseconds, the context is looked at.
-const stepsUnasked = 1000
-
-const never = algorithm.Never
+const (
+	maxSteps     = 200_000 // tickets that are simulated at most, if limits let several of more go as one
+	stepsUnasked = 1000    // after so many, some milliseconds, the context is looked at
+	never        = algorithm.Never
+)
 
 // run simulates until all demands have started, or the context ends. Then it returns its error.
 func (s *simulation) run(ctx context.Context) error {

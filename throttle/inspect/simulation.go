@@ -185,8 +185,7 @@ func (l *simLine) scope(standing *throttle.Standing, i int) *scope {
 	return s
 }
 
-// add adds tickets to the end of a flow, of a demand or of none. They wait after all that were added
-// before, to any flow.
+// add adds tickets to the end of a flow. They wait after all that were added before, to any flow.
 func (f *simFlow) add(of *finish, n int64, costs []int64, hold int64) {
 	s := f.line.sim
 	if of != nil {

@@ -376,7 +376,7 @@ func (o *operation) refuseLate(p *script.Place) {
 func (o *operation) states(a script.Answer, granted bool) []WindowState {
 	states := make([]WindowState, len(o.windows))
 	for i, w := range o.windows {
-		capacity := w.capacity()
+		capacity, attributes := w.capacity(), o.scopes[o.script.Windows[i].Scope-1]
 		states[i] = WindowState{
 			Algorithm: w.Algorithm,
 			Burst:     capacity,
@@ -385,7 +385,7 @@ func (o *operation) states(a script.Answer, granted bool) []WindowState {
 			Name:      w.Name,
 			Period:    w.Period,
 			Remaining: max(0, capacity-a.Used[i]),
-			Scope:     o.scopeOf(i),
+			Scope:     ScopeValue{slices.Clone(attributes), o.request.values(attributes)},
 			Unit:      w.Unit,
 			Used:      a.Used[i],
 		}
@@ -397,10 +397,4 @@ func (o *operation) states(a script.Answer, granted bool) []WindowState {
 		}
 	}
 	return states
-}
-
-// scopeOf returns the count of a window.
-func (o *operation) scopeOf(window int) ScopeValue {
-	attributes := o.scopes[o.script.Windows[window].Scope-1]
-	return ScopeValue{Attributes: slices.Clone(attributes), Values: o.request.values(attributes)}
 }

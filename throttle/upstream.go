@@ -74,15 +74,13 @@ func (p *Pause) binds(at, until time.Time) string {
 // An Adapted is the rate that a policy adapted to, after refusals by the upstream: see
 // Policy.KeepRate.
 type Adapted struct {
-	Changed   time.Time  `json:"changed"`   // when a refusal changed the rate last
-	Published float64    `json:"published"` // what the window grants: units per second
-	Rate      float64    `json:"rate"`      // what is granted now: units per second
-	Refusals  int64      `json:"refusals"`  // how often the upstream refused; calls of one moment count once
-	Scope     ScopeValue `json:"scope"`     // which count of the window it is the rate of
-	Since     time.Time  `json:"since"`     // the first of them
-	Unit      string     `json:"unit"`      // what the window counts
-	Until     time.Time  `json:"until"`     // when the window grants as before, unless a call is refused
-	Window    string     `json:"window"`    // the window by which grants are spread
+	Changed   time.Time `json:"changed"`   // when a refusal changed the rate last
+	Published float64   `json:"published"` // what the window grants: units per second
+	Rate      float64   `json:"rate"`      // what is granted now: units per second
+	Refusals  int64     `json:"refusals"`  // how often the upstream refused; calls of one moment count once
+	Since     time.Time `json:"since"`     // the first of them
+	Until     time.Time `json:"until"`     // when the window grants as before, unless a call is refused
+	Window    string    `json:"window"`    // the window by which grants are spread
 }
 
 // String says how often the upstream refused, and what is granted now, such as "refused 3 times since
@@ -109,9 +107,7 @@ func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
 		Published: float64(w.Limit) / w.Period.Seconds(),
 		Rate:      float64(w.Limit) / (w.Period + w.Margin).Seconds() * float64(a.Rate) / 1e6,
 		Refusals:  a.Refusals,
-		Scope:     o.scopeOf(int(a.Window) - 1),
 		Since:     time.UnixMicro(a.Since),
-		Unit:      w.Unit,
 		Until:     time.UnixMicro(a.Until),
 		Window:    w.Name,
 	}

@@ -141,9 +141,8 @@ func TestTicketsReserveTogether(t *testing.T) {
 	expect.Require(t, err == nil && errors.As(places[1].Err, new(*throttle.RequestError)), places, err)
 	var tickets []throttle.TakenTicket
 	for i, want := range []struct{ granted, queued bool }{{true, false}, {}, {true, false}, {false, true}, {false, true}} {
-		d := places[i].Decision
-		tickets = append(tickets, throttle.TakenTicket{Decision: d})
-		expect.Equal(t, [2]bool{d.Granted, d.Queued}, [2]bool{want.granted, want.queued}, requests[i].Ticket.ID)
+		tickets = append(tickets, throttle.TakenTicket{Decision: places[i].Decision})
+		expect.Equal(t, [2]bool{places[i].Granted, places[i].Queued}, [2]bool{want.granted, want.queued}, requests[i].Ticket.ID)
 		expect.Equal(t, l.Line("p").Matches(tickets[i], requests[i]), want.granted, requests[i].Ticket.ID)
 	}
 	limitertest.WantUsed(t, l, limitertest.Acme(1), 2)

@@ -74,19 +74,23 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
-	changed := map[string]bool{} // the policies whose tickets in line follow: they carry settings of tenants
-	for _, all := range []Interventions{l.interventions.Swap(now).all, now.all} {
-		for _, o := range all.Overrides {
-			changed[o.Policy] = true
+	tenants := map[target]bool{} // whose tickets in line follow: they carry settings
+	for _, some := range []*interventions{l.interventions.Swap(now), now} {
+		for c := range some.overrides {
+			tenants[c] = true
 		}
-		for _, p := range all.Pauses {
-			changed[p.Policy] = changed[p.Policy] || p.Tenant != ""
+		for c := range some.pauses {
+			tenants[c] = tenants[c] || c.tenant != ""
 		}
 	}
 	for _, line := range l.Lines() {
-		if cp, _ := l.policyOfLine(line, true); changed[cp.Name] && cp.serves.Load() { // else others refresh the tickets
-			cp.refreshAt.Store(time.Now().Add(followWithin).UnixNano()) // clients may join by what was
-			go func() { _ = l.refresh(context.Background(), cp) }()     // else a take does it then
+		cp, _ := l.policyOfLine(line, true)
+		for c, follow := range tenants {
+			if follow && c.policy == cp.Name && cp.serves.Load() { // else others refresh the tickets
+				cp.refreshAt.Store(time.Now().Add(followWithin).UnixNano())      // clients may join by what was
+				go func() { _ = l.refresh(context.Background(), cp, tenants) }() // else a take does it then
+				break
+			}
 		}
 	}
 }

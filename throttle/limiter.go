@@ -113,7 +113,7 @@ func (l *Limiter) hook(hooks *testhook.Client) {
 	hooks.Refresh = func(ctx context.Context, policy string) error {
 		cp := l.policies.Load().byLine[policy]
 		cp.refreshAt.Store(math.MaxInt64)
-		return l.refresh(ctx, cp)
+		return l.refresh(ctx, cp, nil)
 	}
 }
 

@@ -33,15 +33,15 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 	}
 	go func() {
 		again := refreshAgain
-		if err := l.refresh(context.WithoutCancel(ctx), cp); err == nil {
+		if err := l.refresh(context.WithoutCancel(ctx), cp, nil); err == nil {
 			again = max(refreshEvery, refreshPart*time.Since(now))
 		}
 		cp.refreshAt.Store(time.Now().Add(again).UnixNano())
 	}()
 }
 
-// refresh applies the present settings of tenants to the tickets in line.
-func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy) error {
+// refresh applies the present settings of tenants to the tickets in line: of some tenants, or with nil of all.
+func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[target]bool) error {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	cp.refreshing.Lock() // an older policy must not be applied last
@@ -53,8 +53,8 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy) error {
 		var asks []script.Request
 		for _, flow := range flows {
 			r, ok := cp.requestOf(flow, "")
-			if !ok {
-				continue // of other scopes than the policy has now
+			if !ok || only != nil && !only[target{cp.Name, r.Tenant}] {
+				continue // of other scopes than the policy has now, or of others
 			}
 			t, err := l.tenant(ctx, cp, r.Tenant)
 			if err != nil {

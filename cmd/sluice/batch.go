@@ -24,8 +24,9 @@ import (
 type BatchCommand struct {
 	workersCommand
 
-	Batch string // "" for the only one of the file
-	Tick  string // "" for the newest firing
+	Batch  string   // "" for the only one of the file
+	Limits []string // WINDOW=N
+	Tick   string   // "" for the newest firing
 }
 
 // batchCommand has the flags of its verbs.
@@ -45,7 +46,12 @@ func (m *Main) batchCommand() *cli.Command {
 	}
 	for _, v := range batchVerbs {
 		run := func(ctx context.Context, _ *cli.Command) error { return c.Run(ctx, v) }
-		batch.Commands = append(batch.Commands, &cli.Command{Name: v.name, Usage: v.usage, Action: run})
+		verb := &cli.Command{Name: v.name, Usage: v.usage, Action: run}
+		if v.name == "plan" {
+			verb.Flags = []cli.Flag{&cli.StringSliceFlag{Name: "limit", Destination: &c.Limits,
+				Usage: "as if a limit were another: `WINDOW=N`; may be given several times"}}
+		}
+		batch.Commands = append(batch.Commands, verb)
 	}
 	return batch
 }

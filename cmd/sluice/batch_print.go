@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
@@ -13,7 +14,16 @@ import (
 
 // plan prints when the batch would be done.
 func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f batch.Firing) error {
-	p, err := scheduler.Plan(ctx, f.Batch, batch.PlanOptions{At: f.Tick})
+	o := batch.PlanOptions{At: f.Tick, Limits: map[string]int64{}}
+	for _, flag := range c.Limits {
+		window, number, _ := cutLast(flag)
+		n, err := strconv.ParseInt(number, 10, 64)
+		if err != nil {
+			return badUsage("--limit %q: must be WINDOW=N, with a whole number", flag)
+		}
+		o.Limits[window] = n
+	}
+	p, err := scheduler.Plan(ctx, f.Batch, o)
 	if errors.As(err, new(*throttle.RequestError)) {
 		return inputError{err}
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -160,6 +161,13 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 		p.add(l, false, byFlow)
 	}
 	p.works = append(p.works, works...)
+	known := p.limits()
+	for name, n := range o.Limits {
+		if known[name] == 0 || n < 1 {
+			return nil, &throttle.RequestError{Field: "limit", Value: fmt.Sprintf("%s=%d", name, n),
+				Hint: "must be at least 1, of one of " + strings.Join(slices.Sorted(maps.Keys(known)), ", ")}
+		}
+	}
 	return p, nil
 }
 
@@ -173,7 +181,7 @@ func (p *prepared) add(l *snapshot, demanded bool, joined map[string]int) {
 	p.snapshots, p.now = append(p.snapshots, l), l.shared.Decision.At.UnixMicro()
 }
 
-// run returns the plan. A limit that is lower than a raised one of its name is that.
+// run returns the plan.
 func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, error) {
 	sim, unknown := p.simulation(raised), map[string]bool{}
 	tenants := map[string]*finish{}

@@ -42,12 +42,16 @@ type PlanOptions struct {
 	// Fit also finds out by which limits no request would be late.
 	Fit bool
 
+	// Limits are limits to plan by in place of those in force, by the names of windows: of all tenants
+	// without an own limit there. That of throttle.BySlots is the Count of the first Slots: the others
+	// change by as much.
+	Limits map[string]int64
+
 	// Open returns the earliest time, from the given one on, at which demands may start. The default,
 	// nil, has them start at any time.
 	Open func(from time.Time) time.Time
 
-	// Slots is how many requests of some queues run at once. Those of other queues are not counted. A Change of
-	// throttle.BySlots is one of the first: the others change by as much.
+	// Slots is how many requests of some queues run at once. Those of other queues are not counted.
 	Slots []Slots
 }
 
@@ -114,17 +118,24 @@ func (i Inspector) Plan(ctx context.Context, demands []Demand, o PlanOptions) (P
 // mostRaised is by how much a limit is multiplied at most to see whether that helps.
 const mostRaised = 1 << 20
 
-// fit returns the least limits by which no request is late, of those that must rise: of tenants without their own.
-func (p *prepared) fit(ctx context.Context) (fits []Change, err error) {
-	limits, raised := map[string]int64{}, map[string]int64{} // of several of one name the least
+// limits returns the limits to plan by, of tenants without their own: of several of one name the least.
+func (p *prepared) limits() map[string]int64 {
+	limits := map[string]int64{}
 	for _, l := range p.snapshots {
 		for _, w := range l.shared.Decision.Windows {
-			limits[w.Name] = min(w.Limit, cmp.Or(limits[w.Name], w.Limit))
+			limit := cmp.Or(p.Limits[w.Name], w.Limit)
+			limits[w.Name] = min(limit, cmp.Or(limits[w.Name], limit))
 		}
 	}
 	if len(p.Slots) > 0 {
-		limits[throttle.BySlots] = int64(p.Slots[0].Count)
+		limits[throttle.BySlots] = cmp.Or(p.Limits[throttle.BySlots], int64(p.Slots[0].Count))
 	}
+	return limits
+}
+
+// fit returns the least limits by which no request is late, of those that must rise.
+func (p *prepared) fit(ctx context.Context) (fits []Change, err error) {
+	limits, raised := p.limits(), map[string]int64{}
 	for name, limit := range limits {
 		raised[name] = limit * mostRaised
 	}

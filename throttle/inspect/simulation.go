@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -14,7 +15,7 @@ type simulation struct {
 	*prepared
 	by     int64            // PlanOptions.By
 	end    int64            // of the simulation
-	raised map[string]int64 // limits, by window: those in force if these are higher
+	raised map[string]int64 // limits, by window, unless those to plan by are higher
 	lines  []*simLine
 	slots  map[string][]*window // by queue
 	left   int64                // tickets of demands that have not started
@@ -28,7 +29,8 @@ func (p *prepared) simulation(raised map[string]int64) *simulation {
 		slots: map[string][]*window{},
 	}
 	for _, o := range p.Slots {
-		n := max(1, int64(o.Count)+max(0, raised[throttle.BySlots]-int64(p.Slots[0].Count)))
+		first := int64(p.Slots[0].Count)
+		n := max(1, int64(o.Count)+s.limit(throttle.BySlots, first)-first)
 		counter := algorithm.Concurrency.Simulate(algorithm.Window{Limit: n}, algorithm.Counted{Now: p.now})
 		w := &window{Simulated: counter, limit: float64(n), name: throttle.BySlots, held: true, place: -1}
 		for _, queue := range o.Queues {
@@ -39,6 +41,10 @@ func (p *prepared) simulation(raised map[string]int64) *simulation {
 		s.line(of, of.shared.Policy.BatchShare)
 	}
 	return s
+}
+
+func (s *simulation) limit(window string, inForce int64) int64 {
+	return max(s.raised[window], cmp.Or(s.Limits[window], inForce))
 }
 
 // A window is one window of one scope, or the handler slots of a queue.
@@ -178,7 +184,7 @@ func (l *simLine) scope(standing *throttle.Standing, i int) *scope {
 		return s
 	}
 	counted := algorithm.Counted{Now: l.of.shared.Decision.At.UnixMicro(), Hold: l.sim.hold}
-	counts, capacity, paced := standing.Simulated(i, max(l.sim.raised[w.Name], w.Limit), sections(l.of.values[key]), counted)
+	counts, capacity, paced := standing.Simulated(i, l.sim.limit(w.Name, w.Limit), sections(l.of.values[key]), counted)
 	s.windows = append(s.windows, &window{
 		Simulated: counts, limit: float64(capacity), name: w.Name, period: paced, place: i, held: w.Algorithm.Leases(),
 	})

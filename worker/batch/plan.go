@@ -54,6 +54,9 @@ type TenantPlan struct {
 type PlanOptions struct {
 	// At is when the batch fires. The default is the next tick, or now for a batch without a schedule.
 	At time.Time
+
+	// Limits are limits to plan by in place of those in force: see inspect.PlanOptions.
+	Limits map[string]int64
 }
 
 // Plan returns when the tasks of a batch would end if it fired, by the line as it is now. Nothing is
@@ -70,7 +73,7 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 		}
 	}
 	f := Firing{b.Name, at.UTC().Truncate(time.Second)}
-	p, err := s.plan(ctx, b, f, at)
+	p, err := s.plan(ctx, b, f, at, o.Limits)
 	if err != nil {
 		return Plan{}, fmt.Errorf("batch: %w", err)
 	}
@@ -115,7 +118,9 @@ type planKind struct {
 }
 
 // plan counts the tasks of a firing, and finds out when they are expected if it begins then.
-func (s *Scheduler) plan(ctx context.Context, b *compiled, f Firing, from time.Time) (*planned, error) {
+func (s *Scheduler) plan(
+	ctx context.Context, b *compiled, f Firing, from time.Time, limits map[string]int64,
+) (*planned, error) {
 	p, seen := &planned{}, map[string]bool{}
 	for name, err := range b.Tenants(ctx, f) {
 		if err != nil {
@@ -137,7 +142,7 @@ func (s *Scheduler) plan(ctx context.Context, b *compiled, f Firing, from time.T
 	}
 	all := func(i int) (left, joined int) { return p.Tenants[i].Total, 0 }
 	o := b.planOptions(f.Tick, from)
-	o.Fit = true
+	o.Fit, o.Limits = true, limits
 	if p.all, err = s.look(ctx, b, p, o, all); err != nil {
 		return nil, err
 	}

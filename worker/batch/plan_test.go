@@ -2,6 +2,7 @@ package batch_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -234,6 +235,14 @@ func TestThePlanNamesTheLimitThatHoldsIt(t *testing.T) {
 		s.ok(err)
 		if plan.Overdue != 20 || plan.Begins || plan.Binds != "quota" || fmt.Sprint(plan.Fits) != "[{quota 100 120}]" {
 			t.Errorf("%+v", plan)
+		}
+		plan, err = p.Plan(t.Context(), "b", batch.PlanOptions{Limits: map[string]int64{"quota": 120}})
+		s.ok(err)
+		expect.That(t, plan.Overdue == 0 && plan.Begins && plan.Fits == nil, "with a quota of 120:", plan)
+		for _, limits := range []map[string]int64{{"quotas": 1}, {"quota": 0}} {
+			if _, err := p.Plan(t.Context(), "b", batch.PlanOptions{Limits: limits}); !errors.As(err, new(*throttle.RequestError)) {
+				t.Errorf("%v: %v", limits, err)
+			}
 		}
 	})
 }

@@ -175,7 +175,7 @@ func (w *work) behind(ctx context.Context) (bool, error) {
 
 // begin plans the firing, and keeps its tenants and how many tasks they have.
 func (w *work) begin(ctx context.Context, r record) error {
-	p, err := w.plan(ctx, w.b, Firing{w.f.Batch, w.f.Tick}, time.Now())
+	p, err := w.plan(ctx, w.b, Firing{w.f.Batch, w.f.Tick}, time.Now(), nil)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package throttle
 import (
 	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/script"
@@ -11,7 +12,7 @@ import (
 // TakeOptions are the options of Line.Take.
 type TakeOptions struct {
 	// Queues to take from, with their priorities, as asynq.Config.Queues: while several wait, each
-	// gets its part by priority. A priority below 1 counts as 1. Without any, Take is Acknowledge.
+	// gets its part by priority. A priority below 1 counts as 1. Without any queue, Take does nothing.
 	Queues map[string]int
 
 	// Strict, as asynq.Config.StrictPriority, takes from a queue only what queues of higher priority
@@ -50,7 +51,7 @@ type TakenTicket struct {
 //
 // Call Take again, or Acknowledge, within 5 seconds. Otherwise the tickets count as lost: the next
 // Take of another process puts them back. If ctx ends or Redis does not answer, the next Take
-// returns the tickets of this one, of its queues. Concurrent Takes of one line go one after the other.
+// returns the tickets of this one. Concurrent Takes of one line go one after the other.
 //
 // Take serves removed policies, too. Errors are ErrUnknownPolicy, ErrUnavailable, ErrState,
 // ErrClock, ErrReply and the context's error.
@@ -60,13 +61,28 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if err != nil {
 		return Taken{}, err
 	}
+	if len(o.Queues) == 0 {
+		return Taken{At: time.Now(), Next: -1}, nil
+	}
 	taken, err := l.take(ctx, cp, cp.taker, script.TakeRequest{
 		Queues: o.Queues, Strict: o.Strict, Max: max(0, min(o.Max, MaxTake)),
+	})
+	if err != nil {
+		return taken, err
+	}
+	var others []TakenTicket // of queues that only the take asked for whose reply this repeats
+	taken.Tickets = slices.DeleteFunc(taken.Tickets, func(t TakenTicket) bool {
+		_, asked := o.Queues[t.Queue]
+		if !asked {
+			others = append(others, t)
+		}
+		return !asked
 	})
 	if len(taken.Tickets) > 0 {
 		l.config.Observer.Taken(taken.Tickets)
 	}
-	return taken, err
+	_ = n.PutBack(ctx, others) // else they are out of the line until their tasks join again
+	return taken, nil
 }
 
 // take takes by one of a line's takers.
@@ -134,8 +150,12 @@ func (cp *compiledPolicy) taken(t script.TakenTicket, tenant effectiveTenant) Ta
 // Acknowledge reports that the tickets of the last Take arrived, as the next Take does. Call it if
 // none follows in time: see Take. Errors are Take's.
 func (n *Line) Acknowledge(ctx context.Context) error {
-	_, err := n.Take(ctx, TakeOptions{})
-	return err
+	cp, err := n.limiter.policyOfLine(n.name, true)
+	if err != nil {
+		return err
+	}
+	_, err = cp.taker.Take(ctx, cp.script, script.TakeRequest{})
+	return classify(ctx, cp.Name, err)
 }
 
 // PutBack returns taken tickets to their positions in the line that they were taken from, and refunds

@@ -36,7 +36,7 @@ const (
 // lease runs out. Others count units for a time.
 func (a Algorithm) Leases() bool { return algorithms[a] != nil && algorithms[a].Leases }
 
-// algorithms is the registry: one Go file and one Lua file an algorithm, and one line here.
+// algorithms is the registry. Each has a Go file of its own, and a Lua file, which several may share.
 var algorithms = map[Algorithm]*algorithm.Algorithm{
 	AlgorithmSliding:     &algorithm.Sliding,
 	AlgorithmFixed:       &algorithm.Fixed,

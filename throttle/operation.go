@@ -23,16 +23,16 @@ type operation struct {
 
 	free        bool     // the tenant is exempt, or the policy observes
 	neverDenied bool     // it is free, and operators have not paused it
-	observes    bool     // it is never denied for that second reason
+	observes    bool     // it is never denied because the policy observes, not because the tenant is exempt
 	keys        []string // of the scopes
 }
 
-// newOperation prepares a request. The zero Request is about what all tenants share: no count of the other
-// scopes has empty values. Errors are *RequestError.
+// newOperation prepares a request. One without a policy is about what all tenants share: nothing is counted by
+// the empty values of the other scopes. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
-	ofOne := r.Policy != ""
+	ofTenant := r.Policy != ""
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows}
-	o.free = t.Exempt || cp.Observe && ofOne
+	o.free = t.Exempt || cp.Observe && ofTenant
 	o.neverDenied = o.free && t.pause == nil
 	o.observes = o.neverDenied && !t.Exempt
 	if len(t.Windows) > 0 {
@@ -45,7 +45,7 @@ func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation
 	for i, attributes := range cp.scopes {
 		values := r.values(attributes)
 		for j, value := range values {
-			if ofOne && (value == "" || len(value) > MaxValueBytes) {
+			if ofTenant && (value == "" || len(value) > MaxValueBytes) {
 				field := "attribute " + attributes[j]
 				if attributes[j] == TenantAttribute {
 					field = TenantAttribute
@@ -120,10 +120,10 @@ func (cp *compiledPolicy) unitsHint() string {
 // own returns what differs for the tenant.
 func (o *operation) own() script.Own {
 	own := script.Own{Free: o.free, Paused: max(0, o.tenant.pausedUntil)}
+	if len(o.tenant.Windows) == 0 {
+		return own
+	}
 	for i, w := range o.windows {
-		if len(o.tenant.Windows) == 0 {
-			break
-		}
 		if params := w.algorithm.Params(w.numbers()); params != o.script.Windows[i].Params {
 			if own.Windows == nil {
 				own.Windows = map[string][4]int64{}
@@ -225,7 +225,7 @@ func (o *operation) reserveRequest(replaces Reservation) script.Request {
 	ask := o.lineRequest(op, script.NewID())
 	o.refuseLate(ask.Place)
 	if ask.At, ask.Replaces = max(0, replaces.At.UnixMicro()), replaces.ID; ask.At != 0 {
-		ask.Paused = 0 // it had its turn
+		ask.Paused = 0 // what it replaces was granted before the pause
 	}
 	return ask
 }
@@ -310,7 +310,7 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 	case a.Status == script.BacklogFull:
 		err = &TooLateError{Decision: d, Backlog: o.request.Backlog}
 	case a.Status == script.OverMaxWait:
-		err = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.Latest), MaxWait: o.request.MaxWait}
+		err = &TooLateError{Decision: d, StartsAt: time.Now().Add(max(d.RetryIn, d.Latest)), MaxWait: o.request.MaxWait}
 	case a.Status == script.OverDeadline:
 		err = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryIn), Deadline: o.request.Deadline}
 	case d.Granted && ask.ID != "":
@@ -341,7 +341,7 @@ func (o *operation) binds(a script.Answer, d Decision) string {
 	return ByLine
 }
 
-// observed returns what would have become of the request, nil if it was granted anyway.
+// observed returns what would have become of the request if the policy denied any; nil if that is a grant.
 func (o *operation) observed(a script.Answer) *Observed {
 	if i := o.neverFits(); i >= 0 {
 		return &Observed{By: o.windows[i].Name, NeverFits: true}

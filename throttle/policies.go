@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"hash/fnv"
-	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -82,15 +81,16 @@ func (set *policySet) named(policy string) *compiledPolicy {
 // removed returns the policies that were removed, and whose lines are not known to be empty, by the names of
 // the lines.
 func (set *policySet) removed() (policies []*compiledPolicy) {
-	for _, line := range slices.Sorted(maps.Keys(set.byLine)) {
-		if cp := set.byLine[line]; !set.inForce(cp) && !cp.drained.Load() {
+	for _, cp := range set.byLine {
+		if !set.inForce(cp) && !cp.drained.Load() {
 			policies = append(policies, cp)
 		}
 	}
+	slices.SortFunc(policies, func(a, b *compiledPolicy) int { return strings.Compare(a.line, b.line) })
 	return policies
 }
 
-// first returns the first policy of which that is true, if need be one that was removed, or nil.
+// first returns the first policy in force that is so or, with orRemoved, the first removed one; nil without one.
 func (set *policySet) first(orRemoved bool, is func(*compiledPolicy) bool) *compiledPolicy {
 	for _, name := range set.names {
 		if cp := set.byName[name][0]; is(cp) {

@@ -29,15 +29,16 @@ type Taken struct {
 	Tickets []TakenTicket // in the order in which they should start
 }
 
-// A TakenTicket is a ticket that left the line with its capacity.
+// A TakenTicket is a ticket that left the line with its capacity. It was not charged if it never fits, if its tenant
+// is exempt by now, or if it joined when the policy had other scopes: then Line.Matches is false.
 type TakenTicket struct {
 	Ticket
 	Key        string   // Request.Key
 	Flow, Cost string   // as recorded at the join, for Line.PutBack and Refund; the default is as it would join
 	Rank       int64    // its position, for Line.PutBack
-	NeverFits  bool     // its cost is above a limit by now: nothing was charged, and its work must fail
+	NeverFits  bool     // its cost is above a limit by now: it was not charged, and its work must fail
 	Weight     float64  // of its tenant, above 0, by which lines of shards share slots; 0 without shards
-	Decision   Decision // granted, with a Reservation, unless NeverFits or not Line.Matches
+	Decision   Decision // granted, with a Reservation, unless the ticket was not charged
 
 	// Since is when the work began to wait: when it joined, or Request.Since.
 	Since time.Time
@@ -70,7 +71,7 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if err != nil {
 		return taken, err
 	}
-	var others []TakenTicket // of queues that only the take asked for whose reply this repeats
+	var others []TakenTicket // of queues not asked for now: this repeats the reply of an earlier take
 	taken.Tickets = slices.DeleteFunc(taken.Tickets, func(t TakenTicket) bool {
 		_, asked := o.Queues[t.Queue]
 		if !asked {
@@ -90,8 +91,8 @@ func (l *Limiter) take(
 	ctx context.Context, cp *compiledPolicy, by *script.Taker, q script.TakeRequest,
 ) (Taken, error) {
 	cp.serves.Store(true)
-	now := l.interventions.Load()
-	paused := max(0, now.left(now.pauses[target{policy: cp.Name}].Until))
+	inForce := l.interventions.Load()
+	paused := max(0, inForce.left(inForce.pauses[target{policy: cp.Name}].Until))
 	if paused > 0 {
 		q.Max = 0 // the line is asked all the same: it forgets queues that nobody asks for
 	}
@@ -107,6 +108,7 @@ func (l *Limiter) take(
 	}
 	l.maintain(ctx, cp, taken.Next)
 	for _, t := range reply.Tickets {
+		// A lookup for each ticket would cost more than it tells: Windows are shown by the policy's settings.
 		tenant := effectiveTenant{Tenant: cp.Tenants[t.Tenant]}
 		if q.Claims != "" || cp.Shards > 1 {
 			tenant, _ = l.tenant(ctx, cp, t.Tenant)

@@ -75,13 +75,13 @@ func (g *gatherer) next() {
 		g.busy = false
 		return
 	}
-	now := g.waiting[:n:n]
+	tasks := g.waiting[:n:n]
 	g.waiting = g.waiting[n:]
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), cleanUpTimeout)
-		g.commit(ctx, now)
+		g.commit(ctx, tasks)
 		cancel()
-		for _, e := range now {
+		for _, e := range tasks {
 			close(e.done)
 		}
 		g.await(n)
@@ -144,8 +144,8 @@ func (g *gatherer) await(callers int) {
 	came, since := waits(), time.Now()
 	for all, yields := callers+came, 0; came < all && yields < maxYields && time.Since(since) < gatherFor; yields++ {
 		runtime.Gosched()
-		if now := waits(); now > came {
-			came, since = now, time.Now()
+		if n := waits(); n > came {
+			came, since = n, time.Now()
 		}
 	}
 }

@@ -16,8 +16,8 @@ import (
 // askAgainForSlots is the shortest wait of a task whose handler was denied a slot that others hold.
 const askAgainForSlots = time.Second
 
-// run runs the handler of a task that was granted, or that no policy matches. It returns the error
-// by which the task fails, and nil if it is to wait.
+// run runs the handler of a task that was granted, or that no policy matches. It returns the error by which
+// the task fails: nil if it succeeded, or is to wait.
 func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, d throttle.Decision) error {
 	calls := request // those of the handler stand in no line
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.Ticket{}
@@ -112,7 +112,7 @@ func (s *Server) noteRefused(
 	if limit := p.MaxRefusedWait; limit > 0 && now.Add(retryIn).Sub(since) > limit {
 		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Since: since, Tenant: r.Tenant}
 	}
-	// Without a pause, the task waits as long as one of unknown length lasts.
+	// It waits at least as long as a pause of unknown length lasts.
 	d := throttle.Decision{At: now, Policy: policy, RetryIn: max(retryIn, throttle.DefaultPause), Tenant: r.Tenant}
 	if policy == r.Policy {
 		s.rejoin(ctx, a, r, &d)

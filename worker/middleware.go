@@ -47,13 +47,13 @@ var errLost = errors.New("worker: the task's lease was lost before it started")
 // process runs the task, or notes with the attempt that it waits. It returns the error by which the task
 // fails. A grant is given back unless the handler starts.
 func (s *Server) process(ctx context.Context, a *attempt) error {
-	var granted throttle.Decision
+	var unused throttle.Decision // whose grant, if it is one, the task does not use
 	if a.Verdict != nil {
-		granted = a.Verdict.Decision
+		unused = a.Verdict.Decision
 	}
 	defer func() { // even if a user's function panics
-		if granted.Granted {
-			s.cancel(granted.Reservation)
+		if unused.Granted {
+			s.cancel(unused.Reservation)
 		}
 	}()
 
@@ -78,8 +78,8 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	}
 	s.noteWait(a, a.Message, request, undecidedDecision(request), errOutOfTime) // if its time runs out meanwhile
 	d, err := s.decide(ctx, a, request)
-	if err == nil { // else the grant of before may have been replaced or not
-		granted = d
+	if err == nil { // after an error nobody knows whether the verdict's grant was replaced
+		unused = d
 	}
 	var late *throttle.TooLateError
 	switch {
@@ -104,7 +104,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	}
 	a.outcome.Store(nil)
 	s.report(ctx, a, d)
-	granted = throttle.Decision{}
+	unused = throttle.Decision{} // the handler uses it
 	s.started(d, a.Verdict)
 	return s.run(ctx, a, request, d)
 }
@@ -125,8 +125,8 @@ func (s *Server) report(ctx context.Context, a *attempt, d throttle.Decision) {
 func wasTaken(v *dispatch.Verdict) bool { return v != nil && v.Taken }
 
 // decide returns what was decided for the task before it had a slot, if that is still right, and else
-// asks the limiter. If the task can never start because of those that wait before it, tickets of tasks that
-// were deleted leave the line, and it asks once more.
+// asks the limiter. If that refuses the task as too late, tickets of deleted tasks leave the line, and it asks
+// once more.
 func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d throttle.Decision, err error) {
 	if s.isLate(a) {
 		s.leave(ctx, r)

@@ -43,7 +43,7 @@ func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (TicketState,
 	name := script.TicketName(script.Escape(t.Queue), t.ID)
 	for _, lineName := range i.limiter.Lines() {
 		l := i.line(lineName)
-		record, position, of, err := l.ticket(ctx, name)
+		record, position, tickets, err := l.ticket(ctx, name)
 		if err == nil && position == 0 {
 			continue
 		}
@@ -59,7 +59,7 @@ func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (TicketState,
 		s.Tenant, s.Attributes, s.Cost = r.Tenant, maps.Clone(r.Attributes), r.Cost
 		s.Class, s.Joined = cmp.Or(r.Class, throttle.ClassLive), time.UnixMicro(record.Since)
 		if standing.Err == nil && d.AlreadyQueued { // else it has just left, or joined by scopes of before
-			s.At, s.Position, s.Of = d.At, position, of
+			s.At, s.Position, s.Of = d.At, position, tickets
 			s.Limits.add(standing, true, true)
 		}
 		break

@@ -112,7 +112,7 @@ type work struct {
 	demanded bool
 	hold     int64
 	line     int
-	of       string // Finish.Tenant
+	tenant   string // Finish.Tenant
 }
 
 func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions) (*prepared, error) {
@@ -145,7 +145,7 @@ func (i Inspector) prepare(ctx context.Context, demands []Demand, o PlanOptions)
 		}
 		joined[s] += d.Joined
 		hold := d.Hold.Microseconds()
-		works = append(works, work{s, d.Count, true, hold, slices.Index(names, name), cmp.Or(d.Of, r.Tenant)})
+		works = append(works, work{s, d.Count, true, hold, slices.Index(names, name), cmp.Or(d.Tenant, r.Tenant)})
 		p.hold, total = p.hold+int64(d.Count)*hold, total+int64(d.Count)
 	}
 	p.hold /= max(1, total)
@@ -186,15 +186,15 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 	sim, unknown := p.simulation(raised), map[string]bool{}
 	tenants := map[string]*finish{}
 	for _, w := range p.works {
-		var of *finish
+		var ended *finish
 		if w.demanded {
-			if of = tenants[w.of]; of == nil {
-				of = &finish{Finish: Finish{Tenant: w.of}}
-				tenants[w.of] = of
+			if ended = tenants[w.tenant]; ended == nil {
+				ended = &finish{Finish: Finish{Tenant: w.tenant}}
+				tenants[w.tenant] = ended
 			}
-			of.Count += w.count
+			ended.Count += w.count
 			if never := new(throttle.RequestError); errors.As(w.Err, &never) {
-				if of.NeverFits = never.Window; never.Window == "" {
+				if ended.NeverFits = never.Window; never.Window == "" {
 					return Plan{}, never
 				}
 				continue
@@ -208,7 +208,7 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 				}
 			}
 		}
-		sim.lines[w.line].flowOf(w.Standing).add(of, int64(w.count), costsOf(w.Standing), w.hold)
+		sim.lines[w.line].flowOf(w.Standing).add(ended, int64(w.count), costsOf(w.Standing), w.hold)
 	}
 	if err := sim.run(ctx); err != nil {
 		return Plan{}, fmt.Errorf("throttle: %w", err)

@@ -40,11 +40,11 @@ func (h *Heads) Note(s PolicyState) (starving []TenantState) {
 		h.all = map[[3]string]head{}
 	}
 	for _, t := range s.Tenants {
-		of := [3]string{s.Policy, t.Tenant, fmt.Sprint(t.Attributes)}
-		first := h.all[of]
+		key := [3]string{s.Policy, t.Tenant, fmt.Sprint(t.Attributes)}
+		first := h.all[key]
 		if is := [2]int64{t.Oldest.UnixMicro(), t.tags}; first.first != is { // retries go before the first ticket
 			first = head{is, s.At}
-			h.all[of] = first
+			h.all[key] = first
 		}
 		full := func(w throttle.WindowState) bool { return w.Remaining == 0 }
 		stood := s.At.Sub(first.since)

@@ -188,14 +188,14 @@ func (l *line) oldest(ctx context.Context, flows []flow) (map[string]time.Time, 
 
 // ticket returns the ticket of a name, its position in its flow from 1, and how many wait there; 0 if it does not
 // wait.
-func (l *line) ticket(ctx context.Context, name string) (t script.Ticket, position, of int64, err error) {
+func (l *line) ticket(ctx context.Context, name string) (t script.Ticket, position, tickets int64, err error) {
 	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
 		record, err := client.HGet(ctx, prefix+"t", name).Result()
 		if err == nil {
 			t, err = script.ReadTicket(name, record)
 		}
 		if err == nil {
-			of, err = client.ZCard(ctx, prefix+"f:"+t.Flow).Result()
+			tickets, err = client.ZCard(ctx, prefix+"f:"+t.Flow).Result()
 		}
 		if err == nil {
 			position, err = client.ZRank(ctx, prefix+"f:"+t.Flow, name).Result()
@@ -206,5 +206,5 @@ func (l *line) ticket(ctx context.Context, name string) (t script.Ticket, positi
 		}
 		return err
 	})
-	return t, position, of, err
+	return t, position, tickets, err
 }

@@ -24,14 +24,14 @@ type Demand struct {
 	// Joined is how many of them stand in line already. The default is 0.
 	Joined int
 
-	// Of is whose they are in Plan.Tenants. The default is the tenant of the Request.
-	Of string
-
 	// Queue is that of their tickets (Ticket.Queue). The default is a queue of its own.
 	Queue string
 
 	// Request is one of them. Only its policy, tenant, attributes, class, cost and Exempt are used.
 	Request throttle.Request
+
+	// Tenant is the one of Plan.Tenants that they belong to. The default is that of the Request.
+	Tenant string
 }
 
 // PlanOptions are the options of Plan.
@@ -78,7 +78,7 @@ type Plan struct {
 
 // A Finish is when the last of some requests is expected to end.
 type Finish struct {
-	Tenant    string    `json:"tenant,omitempty"`     // Demand.Of, or that of its Request
+	Tenant    string    `json:"tenant,omitempty"`     // Demand.Tenant
 	Count     int       `json:"waiting"`              // requests
 	Binds     string    `json:"binds,omitempty"`      // what the last waits for longest: a window, or throttle.BySlots
 	Expected  time.Time `json:"expected,omitzero"`    // Plan.At if there is none; zero if not within MaxPlan

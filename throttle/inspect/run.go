@@ -149,7 +149,7 @@ func (f *simFlow) leave() {
 func (f *simFlow) opens(t int64) (at int64, by *window) {
 	s := f.line.sim
 	at = max(t, f.opensAt)
-	if f.works[0].of != nil && s.Open != nil && t < s.end {
+	if f.works[0].finish != nil && s.Open != nil && t < s.end {
 		at = max(at, s.Open(time.UnixMicro(at)).UnixMicro())
 	}
 	if at > t {
@@ -197,14 +197,14 @@ func (f *simFlow) lump(w *tickets, most int64) {
 func (w *tickets) next() int64 { return min(w.lump, w.left) }
 
 // cost is what the next tickets take of the window. What is held for an unknown time is left out.
-func (w *window) cost(of *tickets) int64 {
+func (w *window) cost(t *tickets) int64 {
 	switch {
-	case w.held && of.hold == 0:
+	case w.held && t.hold == 0:
 		return 0
 	case w.place < 0:
-		return of.next()
+		return t.next()
 	}
-	return of.costs[w.place] * of.next()
+	return t.costs[w.place] * t.next()
 }
 
 // start starts tickets of the flow, which is the first of its side.
@@ -224,7 +224,7 @@ func (f *simFlow) start(t int64) {
 	}
 	f.charge(t)
 	started, ends := w.next(), t+w.hold
-	if d := w.of; d != nil {
+	if d := w.finish; d != nil {
 		s.left -= started
 		d.last = max(d.last, ends)
 		if d.left -= started; d.left == 0 {

@@ -37,8 +37,8 @@ func (p *prepared) simulation(raised map[string]int64) *simulation {
 			s.slots[queue] = append(s.slots[queue], w)
 		}
 	}
-	for _, of := range p.snapshots {
-		s.line(of, of.shared.Policy.BatchShare)
+	for _, read := range p.snapshots {
+		s.line(read, read.shared.Policy.BatchShare)
 	}
 	return s
 }
@@ -67,7 +67,7 @@ type scope struct {
 
 // A simLine is what waits for one policy.
 type simLine struct {
-	of     *snapshot
+	read   *snapshot
 	sim    *simulation
 	root   scope             // that all tenants share
 	scopes map[string]*scope // by key, with the root
@@ -97,8 +97,8 @@ type side struct {
 }
 
 // line adds a line with that share of batches.
-func (s *simulation) line(of *snapshot, share float64) *simLine {
-	l := &simLine{of: of, sim: s, share: share, waited: map[string]int64{}, byName: map[string]*simFlow{}}
+func (s *simulation) line(read *snapshot, share float64) *simLine {
+	l := &simLine{read: read, sim: s, share: share, waited: map[string]int64{}, byName: map[string]*simFlow{}}
 	l.scopes = map[string]*scope{script.ScopeKey(nil, nil): &l.root}
 	s.lines = append(s.lines, l)
 	return l
@@ -124,7 +124,7 @@ type simFlow struct {
 
 // tickets are equal ones of one flow.
 type tickets struct {
-	of         *finish // nil for none
+	finish     *finish // nil for none
 	costs      []int64 // by window.place
 	left, hold int64   // hold: how long each holds what it takes; 0 if unknown, then it ends when it starts
 	lump       int64   // so many go as one
@@ -164,7 +164,7 @@ func (l *simLine) flowOf(standing *throttle.Standing) *simFlow {
 		f = l.flow(standing.Request, standing.Weight, own...)
 		l.byName[standing.Flow] = f
 	}
-	for _, p := range []*throttle.Pause{l.of.shared.Decision.Pause, d.Pause} {
+	for _, p := range []*throttle.Pause{l.read.shared.Decision.Pause, d.Pause} {
 		if p != nil {
 			f.opensAt = max(f.opensAt, p.Until.UnixMicro())
 		}
@@ -183,8 +183,8 @@ func (l *simLine) scope(standing *throttle.Standing, i int) *scope {
 	if slices.ContainsFunc(s.windows, func(made *window) bool { return made.place == i }) {
 		return s
 	}
-	counted := algorithm.Counted{Now: l.of.shared.Decision.At.UnixMicro(), Hold: l.sim.hold}
-	counts, capacity, paced := standing.Simulated(i, l.sim.limit(w.Name, w.Limit), sections(l.of.values[key]), counted)
+	counted := algorithm.Counted{Now: l.read.shared.Decision.At.UnixMicro(), Hold: l.sim.hold}
+	counts, capacity, paced := standing.Simulated(i, l.sim.limit(w.Name, w.Limit), sections(l.read.values[key]), counted)
 	s.windows = append(s.windows, &window{
 		Simulated: counts, limit: float64(capacity), name: w.Name, period: paced, place: i, held: w.Algorithm.Leases(),
 	})
@@ -192,19 +192,19 @@ func (l *simLine) scope(standing *throttle.Standing, i int) *scope {
 }
 
 // add adds tickets to the end of a flow. They wait after all that were added before, to any flow.
-func (f *simFlow) add(of *finish, n int64, costs []int64, hold int64) {
+func (f *simFlow) add(demand *finish, n int64, costs []int64, hold int64) {
 	s := f.line.sim
-	if of != nil {
-		of.left += n
+	if demand != nil {
+		demand.left += n
 		s.left += n
 	}
 	s.rank += int(n)
 	last := len(f.works) - 1
-	if last >= 0 && f.works[last].of == of && f.works[last].hold == hold && slices.Equal(f.works[last].costs, costs) {
+	if last >= 0 && f.works[last].finish == demand && f.works[last].hold == hold && slices.Equal(f.works[last].costs, costs) {
 		f.works[last].left += n
 		return
 	}
-	f.works = append(f.works, tickets{of: of, costs: costs, left: n, hold: hold, rank: s.rank - int(n)})
+	f.works = append(f.works, tickets{finish: demand, costs: costs, left: n, hold: hold, rank: s.rank - int(n)})
 }
 
 // A flowHeap is flows: first the one of the least key, and of these the one that came first.

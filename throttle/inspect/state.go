@@ -138,14 +138,14 @@ func queueStates(queues []QueueState, at time.Time) []QueueState {
 		if span := at.UnixMicro() - q.since; q.since > 0 && span >= 1_000_000 && q.taken >= 10 {
 			q.PerSecond = float64(q.taken) / float64(span) * 1e6
 		}
-		of := string(q.Class) + q.Queue
-		sum := sums[of]
+		side := string(q.Class) + q.Queue
+		sum := sums[side]
 		q.Waiting, q.Flows, q.PerSecond = q.Waiting+sum.Waiting, q.Flows+sum.Flows, q.PerSecond+sum.PerSecond
 		if q.Binds = cmp.Or(q.Binds, sum.Binds); sum.Asked.After(q.Asked) {
 			q.Asked = sum.Asked
 		}
 		q.Served = at.Sub(q.Asked) < servedWithin
-		sums[of] = q
+		sums[side] = q
 	}
 	states := slices.AppendSeq([]QueueState{}, maps.Values(sums))
 	slices.SortFunc(states, func(a, b QueueState) int {

@@ -267,7 +267,7 @@ func (s *Scheduler) look(
 	for i, t := range p.Tenants {
 		n, joined := left(i)
 		for _, d := range t.left(n, joined, p.Duration.of()) {
-			d.Of, d.Queue = strconv.Itoa(i), identity+"/"+b.Queue
+			d.Tenant, d.Queue = strconv.Itoa(i), identity+"/"+b.Queue
 			demands = append(demands, d)
 		}
 	}

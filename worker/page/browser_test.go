@@ -74,9 +74,7 @@ func TestThePageWorksInABrowser(t *testing.T) {
 	// Held still, nothing moves until it is let go.
 	b.open(s.url)
 	b.eval("document.getElementById('hold').click()")
-	if _, err := s.control.End(t.Context(), control.Resumed, "github", "", control.Author{Who: "bob", Why: "it is back"}); err != nil {
-		t.Fatal(err)
-	}
+	expect.Must(t, expect.ErrOf(s.control.End(t.Context(), control.Resumed, "github", "", control.Author{Who: "bob", Why: "it is back"})))
 	b.until("latest !== null && latest.includes('resume')")
 	if b.eval("document.getElementById('policy-github').innerText.includes('Paused until')") != true {
 		t.Error("held still, the page has changed")

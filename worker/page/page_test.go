@@ -337,9 +337,7 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		v.wants(sure("The override of github, tenant acme, ends now", "what", "clear", "tenant", "acme"), "The override has ended.")
 		v.wants(v.get(""), "No override, and no pause.")
 		v.wants(sure("forget what they have counted for all tenants", "what", "reset"), "The windows were reset.")
-		if _, err := s.control.Publish(t.Context(), s.limiter.Policies(), 0, control.Author{Who: "ci", Why: "first"}); err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, expect.ErrOf(s.control.Publish(t.Context(), s.limiter.Policies(), 0, control.Author{Who: "ci", Why: "first"})))
 		v.wants(sure("github/account 5000/h -&gt; 6000/h, for all tenants, until it is changed again.", "what", "limit", "window", "account", "limit", "6000"), "The limit is in force.")
 		v.wants(sure("github/account 6000/h -&gt; 3000/h, for all tenants, until ", "what", "limit", "window", "account", "limit", "3000", "for", "2h"),
 			"The limit is in force.", "Account 3000", "End the override…")

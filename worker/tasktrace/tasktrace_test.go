@@ -96,9 +96,7 @@ func TestWaitsAreSpans(t *testing.T) {
 			"c-unmatched": asynq.NewTask("other", nil), "d-unmatched-then": asynq.NewTask("other", nil, asynq.ProcessIn(30*time.Second)),
 			"e-unique": worker.NewTask(acme, "api:y", nil, asynq.Unique(time.Hour), asynq.ProcessIn(35*time.Second)),
 		} {
-			if _, err := client.EnqueueContext(ctx, task, asynq.TaskID(id), asynq.MaxRetry(1)); err != nil {
-				t.Fatal(err)
-			}
+			expect.Must(t, expect.ErrOf(client.EnqueueContext(ctx, task, asynq.TaskID(id), asynq.MaxRetry(1))))
 		}
 		time.Sleep(5 * time.Second)
 

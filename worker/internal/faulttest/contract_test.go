@@ -197,9 +197,7 @@ func TestCallsOfAsynqsClient(t *testing.T) {
 		"schedule, unique": {asynq.ProcessIn(time.Hour), asynq.Unique(time.Hour)},
 		"run":              {asynq.ProcessIn(time.Hour)},
 	} {
-		if _, err := client.Enqueue(asynq.NewTask(name, nil), append(opts, asynq.TaskID("id of "+name))...); err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, expect.ErrOf(client.Enqueue(asynq.NewTask(name, nil), append(opts, asynq.TaskID("id of "+name))...)))
 	}
 	sitetest.Must(t, inspector.RunTask("default", "id of run"))
 	recorder.wantCalls(t, callsOfAsynqsClient, " - EnqueueOf in internal/asynqredis/calls.go: are the keys and arguments still these?\n"+

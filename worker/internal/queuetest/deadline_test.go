@@ -81,9 +81,7 @@ func TestATaskWhoseDeadlinePassesInLineFailsOnce(t *testing.T) {
 		s.Fill("acme")
 		opts := []asynq.Option{asynq.TaskID("late"), asynq.MaxRetry(5), asynq.Deadline(time.Now().Add(12 * time.Minute))}
 		if planned {
-			if _, err := s.Client(s.Limiter).EnqueueContext(t.Context(), sitetest.AcmeTask(), opts...); err != nil {
-				t.Fatal(err)
-			}
+			expect.Must(t, expect.ErrOf(s.Client(s.Limiter).EnqueueContext(t.Context(), sitetest.AcmeTask(), opts...)))
 		} else {
 			s.Enqueue(sitetest.AcmeTask(), opts...)
 			server := s.Serve(s.Ok, sitetest.Calm)

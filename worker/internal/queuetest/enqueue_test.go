@@ -108,9 +108,7 @@ func TestAConflictKeepsThePlaceInLine(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 2)
-		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.TaskID("unique"), asynq.Unique(time.Minute))); err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.TaskID("unique"), asynq.Unique(time.Minute)))))
 		s.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("plain"))
 		want := s.Redis.HGetAll(t.Context(), "sluice:{api}:t").Val()
 		expect.Require(t, len(want) == 3, "in line:", want)

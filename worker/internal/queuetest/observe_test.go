@@ -169,9 +169,7 @@ func TestExplainKnowsEveryState(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 		s.Fill("acme")
-		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.TaskID("waits")); err != nil {
-			t.Fatal(err)
-		}
+		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.TaskID("waits"))))
 		later := sitetest.AcmeTask(asynq.TaskID("later"), asynq.ProcessIn(time.Hour))
 		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), later)))
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("plain"))
@@ -221,9 +219,7 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		store := control.StoreOf(s.Limiter)
 		publish := func(version int64, policies ...throttle.Policy) {
 			t.Helper()
-			if _, err := store.Publish(t.Context(), policies, version, control.Author{Who: "ada", Why: "test"}); err != nil {
-				t.Fatal(err)
-			}
+			expect.Must(t, expect.ErrOf(store.Publish(t.Context(), policies, version, control.Author{Who: "ada", Why: "test"})))
 		}
 		var servers []*worker.Server
 		serve := func() {

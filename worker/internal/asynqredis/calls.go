@@ -18,19 +18,19 @@ const (
 	ForwardScheduled = "forward scheduled"
 	ForwardRetry     = "forward retry"
 
-	Other = "other" // a script that names a task and the active ones, and is none of these
+	Other = "other" // another script of asynq's on a task and the active list
 )
 
-// A Call is what asynq does to a task or a queue by one of its scripts.
+// A Call is one call of asynq's scripts on a task or a queue.
 type Call struct {
-	Verb string // empty for anything else
+	Verb string // empty if the command is no such call
 	Ref
-	Args []any // after the keys: for most verbs the task's ID, and its message
+	Args []any // the arguments after the keys: for most verbs the task's ID and its message
 }
 
-// shapes are the first keys of asynq's calls, without the prefix "asynq:{QUEUE}:". "t:" is the
-// task's own key, whose ID is the first argument. TestCallsOfAsynq holds them to what the asynq in
-// use does.
+// shapes lists the first keys of asynq's calls, without the prefix "asynq:{QUEUE}:". "t:" stands for
+// the key of the task whose ID is the first argument. TestCallsOfAsynq compares them with the asynq
+// in use.
 var shapes = []struct {
 	verb string
 	keys []string
@@ -62,7 +62,7 @@ func CallOf(args []any) Call {
 		name, _ := key.(string)
 		queue, id, ok := strings.Cut(strings.TrimPrefix(name, "asynq:{"), "}:t:")
 		has := func(name string) bool { return slices.Contains(keys, any(prefix(queue)+name)) }
-		if ok && has("active") && !has(lines) { // that is ours
+		if ok && has("active") && !has(lines) { // our scripts on a task name the lines, too
 			return Call{Other, Ref{queue, id}, rest}
 		}
 	}
@@ -80,7 +80,7 @@ func scriptCall(args []any) (keys, rest []any, ok bool) {
 	return args[3 : 3+n], args[3+n:], true
 }
 
-// queueOf returns the queue whose keys these begin with, if they have the shape.
+// queueOf returns the queue of a call whose first keys have the shape.
 func queueOf(all []any, shape []string, id string) (queue string, ok bool) {
 	names := slices.Clone(shape)
 	if i := slices.Index(names, "t:"); i >= 0 {
@@ -95,14 +95,14 @@ func queueOf(all []any, shape []string, id string) (queue string, ok bool) {
 	return queue, slices.EqualFunc(keys(queue, names...), all[:len(names)], func(want string, key any) bool { return key == want })
 }
 
-// An EnqueueCall is a call by which asynq's client makes a task pending, or scheduled.
+// An EnqueueCall is a call of asynq's client that makes a task pending or scheduled.
 type EnqueueCall struct {
 	Ref
-	At       time.Time // when it is to be processed; zero: now, it becomes pending
-	Lock     string    // of a unique task
+	At       time.Time // when the task is to start; zero: at once, it becomes pending
+	Lock     string    // the key of a unique task's lock
 	LockFor  int       // seconds
 	Message  Message
-	argument *any // that is the message
+	argument *any // the message among the call's arguments
 }
 
 // SetHeader sets a header of the task. Of two headers of one name the last counts.
@@ -113,8 +113,8 @@ func (c *EnqueueCall) SetHeader(name, value string) {
 }
 
 // EnqueueOf recognises a call by which asynq's client enqueues a task: its enqueue, enqueueUnique,
-// schedule or scheduleUnique. Of its arguments one is the message, one a time, and one the seconds of a
-// lock. TestCallsOfAsynqsClient holds this to what the asynq in use does.
+// schedule or scheduleUnique. Their types tell its arguments apart: the message, a time, and the seconds of
+// a lock. TestCallsOfAsynqsClient compares this with the asynq in use.
 func EnqueueOf(args []any) (call EnqueueCall, ok bool) {
 	keys, rest, _ := scriptCall(args)
 	var at time.Time

@@ -2,8 +2,8 @@
 // its messages, the shapes of its script calls, and our scripts on the same keys.
 //
 // Every script works on one queue, whose keys share a slot of a Redis Cluster. Most take many tasks a
-// call. Every one may be repeated by go-redis after its reply was lost. TestCallsOfAsynq, in
-// faulttest, holds what is known here to the asynq in use.
+// call. go-redis may repeat any call after its reply was lost. TestCallsOfAsynq, in faulttest, compares
+// this knowledge with the asynq in use.
 package asynqredis
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-go/sluice/internal/redischeck"
 )
 
-// maxBulk is the most tasks of one script call. A script blocks Redis.
+// maxBulk is the most tasks of one script call: Redis serves nobody else while a script runs.
 const maxBulk = 250
 
 // LeaseFor is how long asynq leases a task that it picks up.
@@ -33,14 +33,14 @@ const LeaseFor = 30 * time.Second
 //go:embed lua
 var lua embed.FS
 
-// scripts are those in lua, by name. Each but one begins with the functions of functions.lua.
+// scripts has the scripts of folder lua by name. All but one begin with functions.lua.
 var scripts = func() map[string]*redis.Script {
 	all := map[string]*redis.Script{}
-	functions, _ := lua.ReadFile("lua/functions.lua") // the files are part of this package
+	functions, _ := lua.ReadFile("lua/functions.lua") // embedded files can be read
 	files, _ := lua.ReadDir("lua")
 	for _, file := range files {
 		code, _ := lua.ReadFile("lua/" + file.Name())
-		if file.Name() != "batch_count.lua" { // End sends its text again and again
+		if file.Name() != "batch_count.lua" { // End sends the whole text with each call
 			code = slices.Concat(functions, code)
 		}
 		all[strings.TrimSuffix(file.Name(), ".lua")] = redis.NewScript(string(code))
@@ -71,13 +71,13 @@ type Client struct {
 	known   atomic.Pointer[identity]
 }
 
-// An identity is the random ID of a Redis database, as it was seen last.
+// An identity is the random ID of a Redis database, and when it was last read.
 type identity struct {
 	id   string
 	seen time.Time
 }
 
-// New returns a client that uses the connection, which stays the caller's to close.
+// New returns a client that uses the connection. The caller closes the connection.
 func New(client redis.UniversalClient) *Client {
 	c := &Client{redis: client, process: rand.Text()[:16]}
 	c.known.Store(&identity{})
@@ -87,15 +87,15 @@ func New(client redis.UniversalClient) *Client {
 // Redis returns the connection.
 func (c *Client) Redis() redis.UniversalClient { return c.redis }
 
-// NewCall returns the key of one call, however often it is repeated: "PROCESS/SECONDS/NUMBER", as Recover reads.
+// NewCall returns a key that identifies a call and its repeats: "PROCESS/SECONDS/NUMBER". Recover parses it.
 func (c *Client) NewCall() string {
 	return c.process + "/" + strconv.FormatInt(time.Now().Unix(), 36) + "/" + strconv.FormatUint(c.calls.Add(1), 36)
 }
 
-// identityKept is how long an identity is cached. It ends when that Redis is emptied.
+// identityKept is how long an identity is cached. A Redis that was emptied gets another one.
 const identityKept = time.Second
 
-// identityTTL is how long an identity lasts: longer than any line. A process that knows it renews it.
+// identityTTL is how long Redis keeps an identity: longer than any line. A process that knows it writes it again.
 const identityTTL = 3 * 366 * 24 * time.Hour
 
 // Identity returns the random ID of this Redis database: a limiter may serve several.
@@ -114,7 +114,7 @@ func (c *Client) Identity(ctx context.Context) (string, error) {
 	if err == nil {
 		known = &identity{id, time.Now()}
 		c.known.Store(known)
-	} else if known.id == "" { // else that goes on
+	} else if known.id == "" { // otherwise the cached one serves meanwhile
 		return "", fmt.Errorf("worker: asking for the identity of asynq's Redis: %w", err)
 	}
 	return known.id, nil
@@ -123,7 +123,7 @@ func (c *Client) Identity(ctx context.Context) (string, error) {
 // prefix returns the common prefix of a queue's keys.
 func prefix(queue string) string { return "asynq:{" + queue + "}:" }
 
-// keys returns keys of a queue, by what follows the prefix.
+// keys returns keys of a queue. The names are what follows the prefix.
 func keys(queue string, names ...string) []string {
 	for i, name := range names {
 		names[i] = prefix(queue) + name
@@ -131,13 +131,13 @@ func keys(queue string, names ...string) []string {
 	return names
 }
 
-// IsNotFound reports whether the error of a call that ends an attempt says that the task is not active.
+// IsNotFound reports whether a call that ends an attempt failed because the task is not active.
 func IsNotFound(err error) bool {
 	return err != nil && strings.HasPrefix(err.Error(), "NOT FOUND")
 }
 
-// IsOutage reports whether a call has failed that may succeed later: there was no answer, or one
-// that says so.
+// IsOutage reports whether a call failed that may succeed later: Redis did not answer, or answered
+// that it cannot serve now.
 func IsOutage(err error) bool {
 	if err == nil || errors.Is(err, redis.ErrClosed) {
 		return false
@@ -146,7 +146,7 @@ func IsOutage(err error) bool {
 	return !errors.As(err, &answer) || redischeck.CannotServe(err)
 }
 
-// WholeSecond rounds up to a whole second. Asynq truncates times to seconds, and a task would come
+// WholeSecond rounds up to a whole second. Asynq truncates times to seconds, so a task would start
 // too early.
 func WholeSecond(at time.Time) time.Time {
 	return at.Add(time.Second - 1).Truncate(time.Second)

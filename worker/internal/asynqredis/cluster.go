@@ -16,13 +16,13 @@ func (c *Client) OneSlot() bool {
 
 // run calls a script that derives keys of tasks.
 //
-// While a slot of a Cluster is migrated, its old node has a part of the keys and its new node has
-// the others. A script that derives keys would fail halfway at the one, and miss tasks at the
-// other. A further key that never exists makes both refuse the call as a whole (TRYAGAIN). The
-// client repeats it.
+// While a Cluster migrates a slot, its old node has some of the keys and its new node the others. A
+// script that derives keys would fail halfway on the old node, and miss tasks on the new one. A
+// further key that never exists makes both nodes refuse the whole call (TRYAGAIN). The client
+// repeats it.
 //
-// A client looks once a minute which nodes a Cluster has. If a node does not answer, another one
-// may serve its slots by now.
+// A client reads once a minute which nodes a Cluster has. When a node does not answer, run has them
+// read at once, as another node may serve its slots by now.
 func (c *Client) run(ctx context.Context, script, queue string, keys []string, args ...any) *redis.Cmd {
 	cmd := scripts[script].Run(ctx, c.redis, c.guarded(queue, keys), args...)
 	cluster, ok := c.redis.(interface{ ReloadState(ctx context.Context) })

@@ -15,7 +15,7 @@ type DueTask struct {
 	Mark    string // of its join, "" if it has joined no line
 }
 
-// Due returns up to n tasks of a queue that are due, either scheduled ones or those to retry.
+// Due returns up to n due tasks of a queue: those to be retried if retried is true, scheduled ones otherwise.
 func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) (due []DueTask, err error) {
 	set := "scheduled"
 	if retried {
@@ -29,24 +29,24 @@ func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) (du
 	return due, err
 }
 
-// A Move says what becomes of a task that waits.
+// A Move is what becomes of a waiting task.
 type Move struct {
 	ID      string
-	JoinKey string    // it moves if it is scheduled by a join with this key; "": if it is due; or AnyKey
+	JoinKey string    // the task moves if it is scheduled by a join with this key; "": if it is due; or AnyKey
 	At      time.Time // when forward looks at it; zero: it becomes pending, as asynq enqueues or forwards it
-	To      string    // instead: Archive, Delete or Look
+	To      string    // instead of At: Archive, Delete or Look
 
 	Line, Mark string // of its join, if it joins a line now
 
-	// With a Reason, valid UTF-8, the Message is stored again with that as its last error, which
+	// With a Reason, valid UTF-8, the Message is stored with the reason as its last error, which
 	// asynq's tools show.
 	Message Message
 	Reason  string
 }
 
 const (
-	AnyKey = "any"  // of a task that is scheduled or to be retried
-	Look   = "look" // where a task goes that stays
+	AnyKey = "any"  // matches a task that is scheduled or to be retried
+	Look   = "look" // leaves the task where it is
 )
 
 // What became of a task.
@@ -57,7 +57,7 @@ const (
 )
 
 // Apply moves tasks of a queue that are scheduled, or wait to be retried, as asynq's tools and its forward
-// do. It returns for each what became of it. Tasks that are elsewhere are left alone.
+// do. It returns what became of each. Tasks that are elsewhere are left alone.
 func (c *Client) Apply(ctx context.Context, queue string, moves []Move) ([]int64, error) {
 	now := time.Now()
 	head := []any{prefix(queue) + "t:", prefix(queue) + "g:", now.Unix(), now.UnixNano()}

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// The fields that matter here of the protobuf message as which asynq stores a task (its
+// The fields that matter here of asynq's protobuf message of a task (its
 // internal/proto/asynq.proto).
 const (
 	fieldType         protowire.Number = 1
@@ -92,16 +92,16 @@ func (m Message) JoinKey() string {
 	return fmt.Sprintf("%016x", hash.Sum64())
 }
 
-// WithDenial returns a copy of the message that was denied. Its last error is the reason, which must be
-// valid UTF-8, as asynq writes it for an error that is no failure. A message that cannot be read stays
-// as it is.
+// WithDenial returns a copy of the message that notes a denial. The reason, which must be valid UTF-8,
+// becomes its last error, as asynq does with an error that is no failure. A message that cannot be read
+// stays as it is.
 func (m Message) WithDenial(reason string, at time.Time) Message {
 	m = m.with(textOf(fieldErrorMsg, reason)).with(numberOf(fieldLastFailedAt, at.Unix()))
 	return m.with(numberOf(fieldDenied, 1))
 }
 
-// WithRefusal returns a copy of the message that notes when the upstream refused a call of the task first
-// since its last failure, and that time: now, unless there was one before.
+// WithRefusal returns a copy of the message that notes when the upstream first refused a call of the task
+// since its last failure. It also returns that time, which is now unless one was noted before.
 func (m Message) WithRefusal(now time.Time) (Message, time.Time) {
 	if since := m.number(fieldRefusedSince); since != 0 {
 		return m, time.UnixMilli(since)
@@ -123,7 +123,7 @@ func (m Message) number(number protowire.Number) int64 {
 	return int64(last(m, number, protowire.VarintType, protowire.ConsumeVarint))
 }
 
-// last returns a field's value, the zero value if there is none. The last one counts.
+// last returns the last value of a field, or the zero value if there is none.
 func last[T any](m Message, number protowire.Number, kind protowire.Type, read func([]byte) (T, int)) (value T) {
 	for f := range m.fields() {
 		if f.number == number && f.kind == kind {
@@ -133,7 +133,7 @@ func last[T any](m Message, number protowire.Number, kind protowire.Type, read f
 	return value
 }
 
-// with returns a copy of the message with another value of a field, or the message if it cannot be read.
+// with returns a copy of the message with the field set, or the message itself if it cannot be read.
 func (m Message) with(set field) Message {
 	out, read := make(Message, 0, len(m)+len(set.whole)), 0
 	for f := range m.fields() {

@@ -12,17 +12,17 @@ import (
 const (
 	awaitFor = 2 * time.Second
 
-	nudges = "sluice:nudge" // the list in which they wait
-	lines  = "sluice:lines" // those in which tasks of a queue wait: see dequeue.lua
+	nudges = "sluice:nudge" // the list of lines that an idle server is to ask
+	lines  = "sluice:lines" // the lines in which tasks of a queue wait: see dequeue.lua
 )
 
-// Nudge has one idle server of the queue ask each of these lines now.
+// Nudge makes an idle server of the queue ask each of these lines now.
 func (c *Client) Nudge(ctx context.Context, queue string, names ...any) error {
 	return c.run(ctx, "nudge", queue, keys(queue, nudges, lines), names...).Err()
 }
 
-// AwaitNudge waits for a nudge of one of the queues. Unless OneSlot there must be one queue. The line is ""
-// if no nudge came within awaitFor.
+// AwaitNudge waits for a nudge of one of the queues. Without OneSlot there must be only one queue. The line
+// is "" if no nudge came within awaitFor.
 func (c *Client) AwaitNudge(ctx context.Context, queues []string) (queue, line string, err error) {
 	var lists []string
 	for _, queue := range queues {

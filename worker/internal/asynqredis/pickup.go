@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// A Pick is a pick's answer for one task.
+// A Pick is the answer of Client.Pick for one task.
 type Pick struct {
 	Message Message // nil if it was not picked
-	Paused  bool    // as its queue is paused. Otherwise it runs, was removed, or waits for something else
+	Paused  bool    // whether that is because its queue is paused, and the task could be picked otherwise
 }
 
-// Pick makes waiting tasks of one queue active. The call is identified by its key: repeat it with
-// the same tasks until it is answered, or take it back by Restore.
+// Pick makes waiting tasks of one queue active. The key call identifies it: repeat it with the same
+// key and tasks until it is answered, or take it back by Restore.
 func (c *Client) Pick(ctx context.Context, queue, call string, tasks []WaitingTask) ([]Pick, error) {
 	head := []any{prefix(queue) + "t:", time.Now().Add(LeaseFor).Unix(), call}
 	all := keys(queue, "scheduled", "active", "lease", "paused")
@@ -37,8 +37,8 @@ type DequeueReply struct {
 	Unwatched []any // lines that nobody watched: this server is to ask them
 }
 
-// DequeuePending makes up to n pending tasks of one queue active. The call is identified like that of
-// Pick. Watched are lines in which tasks of the queue wait, and that this server goes on asking.
+// DequeuePending makes up to n pending tasks of one queue active. The key call identifies it, as with
+// Pick. watched are lines in which tasks of the queue wait, and that this server goes on asking.
 func (c *Client) DequeuePending(
 	ctx context.Context, queue, call string, n int, watched ...any) (d DequeueReply, err error) {
 	all := keys(queue, "sluice:dequeued:"+c.process, lines, "pending", "paused", "active", "scheduled", "lease")
@@ -67,12 +67,12 @@ type RestoreOptions struct {
 	Message Message   // stored instead of its own if not empty
 }
 
-// KeptMark is the mark of a task that keeps its own.
+// KeptMark tells Restore that the task keeps the mark that it has.
 const KeptMark = "keep"
 
-// Restore puts a task back that a call of Pick or DequeuePending made active. It reports whether the task is
-// due now, to join its line once more. A task that this call did not make active, or that is active no more,
-// stays as it is: the error is IsNotFound.
+// Restore puts back a task that a call of Pick or DequeuePending made active. It reports whether the task is
+// due now, to join its line once more. A task that is not active, or not by that call, stays as it is: then
+// the error is IsNotFound.
 func (c *Client) Restore(ctx context.Context, r RestoreOptions) (due bool, err error) {
 	args := []any{r.ID, r.Call, "", time.Now().Unix(), r.Mark, r.Line, []byte(r.Message)}
 	if !r.At.IsZero() {
@@ -86,8 +86,8 @@ func (c *Client) Restore(ctx context.Context, r RestoreOptions) (due bool, err e
 	return n == 2, err
 }
 
-// Start notes that a task which a call made active may have started from now on: see Recover. It returns
-// false if the task is not active by that call any more.
+// Start notes that a task that a call made active may start from now on: see Recover. It reports false if
+// the task is not active by that call any more.
 func (c *Client) Start(ctx context.Context, task Ref, call string) (bool, error) {
 	return c.run(ctx, "start", task.Queue, keys(task.Queue, "t:"+task.ID), call).Bool()
 }

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// Recover puts a task back that asynq's recoverer has found, as its server died, and reports whether it did. So
-// asynq neither counts a retry for it nor archives it: it becomes due, and joins its line in front.
+// Recover puts back a task whose server died, once asynq's recoverer has found it, and reports whether it did.
+// So asynq neither counts a retry for it nor archives it: it becomes due, and joins its line at the front.
 //
-// A task without retries left goes back if it has not started: Start notes that. Any other one goes back
-// once in its life, unless asynq has renewed its lease: it does so every five seconds for all that have
-// started. So a task that kills its server does not come back for ever.
+// A task without retries left goes back if it has not started: Start notes that. Any other task goes back
+// once in its life, unless asynq has renewed its lease, as it does every five seconds for started tasks. So
+// a task that kills its server does not come back for ever.
 func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	found, err := c.redis.HGetAll(ctx, prefix(task.Queue)+"t:"+task.ID).Result()
 	if err != nil {
@@ -20,15 +20,15 @@ func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	}
 	call, noted := found["sluice_call"], found["sluice_started"]
 	parts := strings.Split(call, "/")
-	if len(parts) != 3 || parts[0] == c.process { // asynq's, or alive
+	if len(parts) != 3 || parts[0] == c.process { // asynq made it active, or this process did, which lives
 		return false, nil
 	}
 	started := noted == call
 	if !Message(found["msg"]).IsLast() {
-		made, _ := strconv.ParseInt(parts[1], 36, 64)
-		var ends float64
-		ends, err = c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
-		started = noted != "" && !started || int64(ends) > made+int64((LeaseFor+time.Second)/time.Second)
+		calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
+		var leaseEnd float64
+		leaseEnd, err = c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
+		started = noted != "" && !started || int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
 		if err == nil && !started {
 			_, err = c.Start(ctx, task, call)
 		}

@@ -14,14 +14,14 @@ const (
 	LockTaken = int64(-1)
 )
 
-// Mark returns what a task's hash keeps of its join: the join key, and the call.
+// Mark returns what a task's hash keeps of its join: the join key, and the key of the call.
 func Mark(joinKey, call string) string { return joinKey + "." + call }
 
 // FrontMark is the mark of a task that is to join at the front, as it has had its turn.
 const FrontMark = "front"
 
-// Store stores tasks of one queue that are to join a line as scheduled, ready to be picked. At forwardAt
-// forward looks at the ones that are still there. It returns a result for each task, in order.
+// Store stores tasks of one queue, before they join a line, as scheduled and ready to be picked. At forwardAt
+// forward looks at those that are still scheduled. It returns a result for each task, in order.
 func (c *Client) Store(
 	ctx context.Context, queue, line string, tasks []EnqueueCall, forwardAt time.Time,
 ) ([]int64, error) {
@@ -40,7 +40,7 @@ func (c *Client) Store(
 type WaitingTask struct{ ID, JoinKey string }
 
 // forTasks runs a script for tasks of one queue, maxBulk a call, and returns its answer for each. The
-// arguments of a call are those of the head, and those that add appends for each task.
+// arguments of a call are the head, and what add appends for each task.
 func forTasks[A, T any](
 	ctx context.Context, c *Client, script, queue string, keys []string, head []any, tasks []T,
 	add func(args []any, task T) []any,

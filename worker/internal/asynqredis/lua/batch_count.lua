@@ -1,8 +1,8 @@
--- batch_count.lua: counts tasks of a firing, each once: those that have ended, or were not enqueued.
+-- batch_count.lua: counts tasks of a firing that have ended or were not enqueued, each once.
 --
--- KEYS  1 the firing (hash)  2 fates of its tasks (string): a letter for each index, the first one of stored,
---       done, failed, rejected or cancelled
--- ARGV  1 prefix of the task keys  2 what a task counts as that is gone: done or failed; rejected: not enqueued
+-- KEYS  1 the firing (hash)  2 fates of its tasks (string): for each index the first letter of stored, done,
+--       failed, rejected or cancelled
+-- ARGV  1 prefix of the task keys  2 fate of a task that is gone: done or failed; rejected: not enqueued
 --       3 how long the task took (us), then the indexes
 -- reply per task 1 counted, 0 not
 
@@ -12,17 +12,17 @@ for i = 4, #ARGV do
   local was = string.match(redis.call('GETRANGE', KEYS[2], index, index), '%a')
   if ARGV[2] == 'rejected' then
     fate = (not was or was == 's') and 'rejected' -- it was stored, until its line refused it
-  elseif was == 's' or was == 'f' then -- an operator may have had it run again
+  elseif was == 's' or was == 'f' then -- an operator may have run it again
     local state = redis.call('HGET', ARGV[1] .. index, 'state')
     fate = not state and ARGV[2] or state == 'completed' and 'done' or state == 'archived' and 'failed'
   end
-  local counts = fate and string.sub(fate, 1, 1) ~= was
-  if counts then
+  local changes = fate and string.sub(fate, 1, 1) ~= was
+  if changes then
     redis.call('SETRANGE', KEYS[2], index, string.sub(fate, 1, 1))
     redis.call('HINCRBY', KEYS[1], fate, 1)
     if was == 'f' then redis.call('HINCRBY', KEYS[1], 'failed', -1) end
     if fate == 'done' then redis.call('HINCRBY', KEYS[1], 'took', ARGV[3]) end
   end
-  reply[#reply + 1] = counts and 1 or 0
+  reply[#reply + 1] = changes and 1 or 0
 end
 return reply

@@ -1,10 +1,10 @@
--- batch_fire.lua: decides about the ticks of a batch up to one, once, and records the firing of one.
+-- batch_fire.lua: decides all ticks of a batch up to a time, once, and records the firing of one of them.
 --
 -- KEYS  1 the batch (hash): the last tick that was decided, and its firings that have not ended
 --       2 all its firings (sorted set)
 -- ARGV  1 the last tick that was decided (s), as the caller knows it  2 the last that is decided now (s),
 --       or none to fire by hand  3 how long a firing is kept (s)
---       4 1 to skip it while another has not ended  5 its name  6 its tick (s), or none
+--       4 1 to skip the firing while another has not ended  5 its name  6 its tick (s), or none
 -- reply 1 it fires, 0 none does or another scheduler was faster, -1 it is skipped
 
 local time, none = redis.call('TIME'), '-62135596800' -- year 1
@@ -18,8 +18,8 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', time[1] - ARG
 end
 if ARGV[6] == none then return 0 end
 if redis.call('EXISTS', key) == 0 then
-  local other = redis.call('HGET', KEYS[1], 'last') and 1 or 0 -- fields than those of firings
-  if ARGV[4] == '1' and redis.call('HLEN', KEYS[1]) > other then return -1 end
+  local last = redis.call('HGET', KEYS[1], 'last') and 1 or 0 -- the other fields are firings
+  if ARGV[4] == '1' and redis.call('HLEN', KEYS[1]) > last then return -1 end
   redis.call('HSET', key, 'phase', 'new', 'begun', time[1])
   redis.call('EXPIRE', key, ARGV[3])
   redis.call('HSET', KEYS[1], ARGV[5], 'open')

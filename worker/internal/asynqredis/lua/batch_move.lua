@@ -3,16 +3,16 @@
 -- KEYS  1 scheduled (sorted set)  2 retry (sorted set)  3 archived (sorted set)  4 pending (list)
 --       5 the firing (hash)  6 fates of its tasks (batch_count.lua)
 -- ARGV  1 prefix of the task keys  2 prefix of the IDs  3 now (s)
---       4 hold: take tasks from where they wait; release: forward has those that wait join their lines,
---         also those that were held; delete: those that wait, and count them; retry: what has failed and was
---         archived, with all its retries, then the indexes
+--       4 hold: take waiting tasks aside; release: forward makes waiting tasks join their lines, also
+--         those that were held; delete: waiting tasks, and count them; retry: archived tasks, with all
+--         their retries, then the indexes
 -- reply per task 1 moved, 0 left alone
 --
 -- A chunk may be on its way when the firing is cancelled: store refuses its tasks, and the cursor
--- moves behind them. To delete them is to count them. Those that are in line keep their places.
+-- passes them. A delete counts them, too. Tasks that are released while in line keep their places.
 
 local verb, reply = ARGV[4], {}
-local from = verb == 'retry' and {archived = KEYS[3]} or verb == 'release' and {scheduled = KEYS[1]} or
+local sources = verb == 'retry' and {archived = KEYS[3]} or verb == 'release' and {scheduled = KEYS[1]} or
   {scheduled = KEYS[1], retry = KEYS[2], pending = KEYS[4]}
 local cursor = tonumber(redis.call('HGET', KEYS[5], 'index') or 0)
 for i = 5, #ARGV do
@@ -21,9 +21,9 @@ for i = 5, #ARGV do
   local fate = string.match(redis.call('GETRANGE', KEYS[6], index, index), '%a')
   local found = redis.call('HMGET', key, 'state', 'sluice_join', 'unique_key')
   local state, held, lock = found[1], found[2] == 'held', found[3]
-  local moves = from[state] and not (verb == 'hold' and held and state == 'scheduled')
+  local moves = sources[state] and not (verb == 'hold' and held and state == 'scheduled')
   if moves then
-    if state == 'pending' then redis.call('LREM', KEYS[4], 1, id) else redis.call('ZREM', from[state], id) end
+    if state == 'pending' then redis.call('LREM', KEYS[4], 1, id) else redis.call('ZREM', sources[state], id) end
     if verb == 'delete' then
       delete_task(key, id, lock)
     elseif verb == 'hold' then

@@ -1,7 +1,7 @@
--- batch_want.lua: says what is wanted of a firing.
+-- batch_want.lua: records what is wanted of a firing.
 --
 -- KEYS  1 the firing (hash)  2 the batch (batch_fire.lua)
--- ARGV  1 run, pause, cancel, or retry: what failed, once all is enqueued  2 name of the firing
+-- ARGV  1 run, pause, cancel, or retry: the failed tasks, once all are enqueued  2 name of the firing
 -- reply 1, or 0 if that has no effect: it has ended, was cancelled, or is gone
 
 local found = redis.call('HMGET', KEYS[1], 'phase', 'want', 'round')
@@ -17,7 +17,7 @@ if ARGV[1] == 'retry' then
 end
 if phase == 'ended' then return 0 end
 if want == 'pause' and ARGV[1] == 'run' then
-  redis.call('HSET', KEYS[1], 'held', 1) -- pick has dropped tickets: the holder has all tasks join again
+  redis.call('HSET', KEYS[1], 'held', 1) -- pick has dropped tickets: the lease's holder makes all tasks join again
 end
 redis.call('HSET', KEYS[1], 'want', ARGV[1])
 return 1

@@ -1,15 +1,15 @@
--- batch_write.lua: writes fields of a firing, and takes or renews its lease. Who has it does the firing's work.
+-- batch_write.lua: writes fields of a firing, and takes or renews its lease. The holder does the firing's work.
 --
--- KEYS  1 the firing (hash)  2 the batch (batch_fire.lua), then all else that is kept of the firing
--- ARGV  1 who writes  2 for how long it takes the lease (ms; 0 gives it back), or "" if it is to have it
+-- KEYS  1 the firing (hash)  2 the batch (batch_fire.lua), then the firing's other keys
+-- ARGV  1 who writes  2 for how long it takes the lease (ms; 0 gives it back), or "" if it must have it already
 --       3 how long the firing is kept (s)  4 name of the firing, then two per field: name, value
---       A name that begins with ":" is that of a value that is kept beside the firing
+--       A value whose name begins with ":" gets a key of its own
 -- reply what is wanted of the firing: run, pause or cancel; "" if another has the lease, or it has ended or is gone
 
 local holder, lease, kept, batch = ARGV[1], ARGV[2], ARGV[3], KEYS[2]
 local found, time = redis.call('HMGET', KEYS[1], 'phase', 'holder', 'until'), redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-if not found[1] then redis.call('HDEL', batch, ARGV[4]) end -- it was forgotten
+if not found[1] then redis.call('HDEL', batch, ARGV[4]) end -- the firing has expired
 local free = lease ~= '' and (not found[2] or tonumber(found[3]) <= now)
 if not found[1] or found[1] == 'ended' or found[2] ~= holder and not free then return '' end
 if lease ~= '' then

@@ -1,6 +1,6 @@
 -- dequeue.lua: makes pending tasks of one queue active, as asynq's dequeue does, but several at once.
 -- It also keeps the list of the lines in which tasks of the queue wait. A server that asks a line
--- watches it. When its watch has lapsed, the next server that calls this is told to ask the line.
+-- watches it. Once the watch has lapsed, the next server that calls this is told to ask the line.
 --
 -- KEYS  1 what this process dequeued last  2 lines, by when their watch lapses (sorted set)
 --       3 pending (list)  4 paused  5 active (list)  6 scheduled (sorted set)  7 lease (sorted set)
@@ -8,18 +8,18 @@
 --       4 key of this call, then the lines that this server watches
 -- reply 1 if the queue is paused, the lines that nobody watched, and the messages, in order
 --
--- A score is a time of Redis (ms), and as its fraction how often a server was told since one watched
--- the line. After MOST times, more than 5 s, it has back what a dead server took, and leaves the list.
+-- A score is a time of Redis (ms). Its fraction counts how often a server was told since one watched
+-- the line. After MOST times, more than 5 s, the line has back what a dead server took, and leaves the list.
 
 local WATCH, TOLD, MOST = 1500, 0.125, 5 -- servers call this every 1.25 s, or sooner
 local prefix, call = ARGV[1], ARGV[4]
-local messages, leases, active, unwatched, made = {}, {}, {}, {}, {call}
+local messages, leases, active, unwatched, new_record = {}, {}, {}, {}, {call}
 local idle = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 -- one command in place of two
 local record, paused = unpack(idle and {} or redis.call('MGET', KEYS[1], KEYS[4]))
 local again = record and string.find(record, '[' .. cjson.encode(call) .. ',', 1, true) == 1 -- its reply was lost
 if paused and not again then return {1, unwatched, messages} end
 
-local listed = redis.call('ZRANGE', KEYS[2], '0', '63', 'WITHSCORES') -- those that lapsed come first
+local listed = redis.call('ZRANGE', KEYS[2], '0', '63', 'WITHSCORES') -- lapsed ones come first
 if #listed > 0 or #ARGV > 4 then
   local time, scores = redis.call('TIME'), {}
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -44,7 +44,7 @@ if again then
 elseif not idle and ARGV[3] ~= '0' then
   ids = redis.call('RPOP', KEYS[3], ARGV[3])
 end
-if record and not ids then redis.call('DEL', KEYS[1]) end -- its reply has come
+if record and not ids then redis.call('DEL', KEYS[1]) end -- the reply of the recorded call has come
 for _, id in ipairs(ids or {}) do
   local key = prefix .. id
   local found = redis.call('HMGET', key, 'msg', 'state', 'sluice_call', 'unique_key')
@@ -55,7 +55,7 @@ for _, id in ipairs(ids or {}) do
     redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
     redis.call('HDEL', key, 'pending_since')
     active[#active + 1] = id
-    made[#made + 1] = id
+    new_record[#new_record + 1] = id
     mine = true
   end
   if mine then
@@ -67,6 +67,6 @@ end
 if #leases > 0 then redis.call('ZADD', KEYS[7], unpack(leases)) end
 if #active > 0 then
   redis.call('LPUSH', KEYS[5], unpack(active))
-  redis.call('SET', KEYS[1], cjson.encode(made), 'PX', 50000)
+  redis.call('SET', KEYS[1], cjson.encode(new_record), 'PX', 50000)
 end
 return {0, unwatched, messages}

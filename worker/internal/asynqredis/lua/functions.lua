@@ -1,7 +1,7 @@
--- functions.lua: functions of the scripts, which begin with it.
+-- functions.lua: functions of the scripts. They are put in front of each script that may need them.
 
--- keep_lock has a unique task's lock hold for at least that many seconds more, even if it had run out. With
--- exactly it holds for no longer. It does nothing for a task without a lock of ours.
+-- keep_lock makes a unique task's lock last for at least so many seconds more, even if it had expired; with
+-- exactly, no longer either. It does nothing without a lock or seconds, or if another task has the lock.
 local function keep_lock(lock, id, seconds, exactly)
   seconds = lock and seconds and math.max(1, tonumber(seconds))
   if seconds and not redis.call('SET', lock, id, 'NX', 'EX', seconds) and redis.call('GET', lock) == id
@@ -10,7 +10,7 @@ local function keep_lock(lock, id, seconds, exactly)
   end
 end
 
--- hold_task has a task wait that was taken from where it waited, until somebody moves it.
+-- hold_task makes a task that was taken from where it waited wait until somebody moves it.
 local function hold_task(scheduled, key, id, lock, now)
   redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', 'held')
   redis.call('ZADD', scheduled, now + 10 * 366 * 86400, id)
@@ -23,7 +23,7 @@ local function delete_task(key, id, lock)
   if lock and redis.call('GET', lock) == id then redis.call('DEL', lock) end
 end
 
--- join_line adds a line to those in which tasks of a queue wait: see dequeue.lua.
+-- join_line adds a line to the list of the lines in which tasks of a queue wait: see dequeue.lua.
 local function join_line(lines, line)
   if redis.call('ZADD', lines, 'NX', '0', line) == 1 then redis.call('PEXPIRE', lines, 86400000) end
 end

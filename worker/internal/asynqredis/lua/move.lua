@@ -1,19 +1,19 @@
--- move.lua: moves, drops or looks at tasks of one queue that wait.
+-- move.lua: moves, drops or looks at waiting tasks of one queue.
 --
 -- KEYS  1 scheduled (sorted set)  2 retry (sorted set)  3 archived (sorted set)  4 pending (list)
 --       5 lines (dequeue.lua)
 -- ARGV  1 prefix of the task keys  2 prefix of the keys of groups  3 now (s)  4 now (ns)
---       then seven per task: ID, which of that ID: key of its join, "due", or "any" that is scheduled or to be
---       retried, then where it goes: "archive", "delete", "look": nowhere, "pending" as asynq enqueues or
---       forwards it, or score (s) at which forward finds it, then
---       mark and line if it joins a line, or "", message or "", length of the message before
+--       then seven per task: ID; which task of that ID: a join key, "due", or "any" if scheduled or to be retried;
+--       where it goes: "archive", "delete", "look" (nowhere), "pending" as asynq enqueues or forwards it, or
+--       score (s) at which forward finds it; mark and line if it joins a line, or ""; new message or "";
+--       length of the old message
 -- reply per task 1 moved (also: by an earlier send of this call), 0 it is elsewhere, or may run still,
 --       -1 it is not there, archived or completed
 --
--- Tasks are marked before they join: a pick that came between would take them for others.
+-- Tasks are marked before they join: without the mark a pick would take them for other tasks.
 --
--- If the message has another length, the task has run since, and its message stays. To compare the bytes
--- would cost as much as all the rest.
+-- If the stored message has another length, the task has run since, and the message stays. Comparing the
+-- bytes would cost as much as all the rest.
 
 local now, archived = tonumber(ARGV[3]), false
 local reply, moved, pending, scores, lines = {}, {}, {}, {}, {}

@@ -1,5 +1,5 @@
--- restore.lua: puts an active task that did not run, or was denied, back to where it waits. Nothing is
--- counted: neither a retry, nor as processed or failed.
+-- restore.lua: puts back an active task that did not run or was denied. Nothing is counted: no retry,
+-- and no task as processed or failed.
 --
 -- KEYS  1 active (list)  2 lease (sorted set)  3 scheduled (sorted set)  4 pending (list)
 --       5 lines (dequeue.lua)  6 the task
@@ -25,10 +25,10 @@ if message ~= '' then redis.call('HSET', KEYS[6], 'msg', message) end
 if due then mark, score = 'front', ARGV[4] end
 if mark ~= 'keep' then redis.call('HSET', KEYS[6], 'sluice_join', mark) end
 if score == '' then
-  redis.call('RPUSH', KEYS[4], id) -- asynq takes from the right: it is the next again
+  redis.call('RPUSH', KEYS[4], id) -- asynq takes from the right: the task is next again
 else
   redis.call('ZADD', KEYS[3], score, id)
-  -- What our client enqueued keeps its lock while it waits, and then for as long as it was to.
+  -- A task of our client keeps its lock while it waits, and then for as long as its lock was to last.
   keep_lock(found[5], id, found[6] and found[6] + score - ARGV[4])
 end
 if mark ~= '' and ARGV[6] ~= '' then join_line(KEYS[5], ARGV[6]) end

@@ -1,5 +1,5 @@
--- store.lua: stores tasks of one queue as asynq's client schedules them, and marks them as ones
--- that join a line.
+-- store.lua: stores tasks of one queue as asynq's client schedules them, and marks them as tasks in
+-- line, which they are about to join.
 --
 -- KEYS  1 scheduled (sorted set)  2 lines (dequeue.lua)  3 the firing of a batch (hash)
 --       4 fates of its tasks (batch_count.lua): without 4 there is no firing
@@ -8,8 +8,8 @@
 --       mark (join key, "." and a key of this store), and of a unique task lock and seconds, or "" and 0
 -- reply per task: 1 stored, 0 the ID is taken, -1 the lock is taken
 --
--- The ID of a task of a firing ends in its index. It is taken for ever: a scheduler that was delayed may
--- come after the task has run and gone, or was rejected, or after the firing was cancelled.
+-- The ID of a task of a firing ends in its index. The ID stays taken for ever: a delayed scheduler may
+-- store the task again after it has run and gone, or was rejected, or after the firing was cancelled.
 
 local prefix, score, fates = ARGV[1], ARGV[2], KEYS[4]
 local firing = fates and KEYS[3]
@@ -17,21 +17,21 @@ local closed = firing and (redis.call('HGET', firing, 'phase') ~= 'enqueue' or
   redis.call('HGET', firing, 'want') == 'cancel')
 local reply, scheduled, keys, seen = {}, {}, {}, {}
 for i = 5, #ARGV, 5 do keys[#keys + 1] = prefix .. ARGV[i] end
-local absent = redis.call('EXISTS', unpack(keys)) == 0 and {} -- or else one by one
+local absent = redis.call('EXISTS', unpack(keys)) == 0 and {} -- or else each is looked up
 for i = 5, #ARGV, 5 do
   local id, mark, lock, seconds = ARGV[i], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local key, index = prefix .. id, firing and string.match(id, '%d+$')
   local found = not seen[key] and absent or redis.call('HMGET', key, 'state', 'sluice_join')
-  local n = 1
+  local result = 1
   if found[1] and found[2] == mark then
     -- The call is repeated after its reply was lost.
   elseif closed or firing and string.find(redis.call('GETRANGE', fates, index, index), '%a') then
-    n = 0
+    result = 0
   elseif lock ~= '' and not redis.call('SET', lock, id, 'NX', 'EX', seconds + score - ARGV[3]) then
-    n = -1
+    result = -1
   elseif found[1] then
     if lock ~= '' then redis.call('DEL', lock) end
-    n = 0
+    result = 0
   else
     redis.call('HSET', key, 'msg', ARGV[i + 1], 'state', 'scheduled', 'sluice_join', mark)
     if lock ~= '' then redis.call('HSET', key, 'unique_key', lock, 'sluice_lock', seconds) end
@@ -40,7 +40,7 @@ for i = 5, #ARGV, 5 do
     scheduled[#scheduled + 1] = id
   end
   seen[key] = true
-  reply[#reply + 1] = n
+  reply[#reply + 1] = result
 end
 if #scheduled > 0 then redis.call('ZADD', KEYS[1], unpack(scheduled)) end
 join_line(KEYS[2], ARGV[4])

@@ -15,32 +15,32 @@ import (
 	"github.com/sluice-go/sluice/internal/ticks"
 )
 
-// A Batch says which tasks are enqueued, and when.
+// A Batch describes which tasks are enqueued, and when.
 type Batch struct {
 	// Duration is how long a task takes, for plans, until a firing has measured it. The default, 0, is
-	// unknown. A Timeout among the Options counts if neither is known.
+	// unknown. Without either, plans count a Timeout among the Options.
 	Duration time.Duration
 
 	// Ended is the type of a task that is enqueued when a firing has ended, once, into the batch's
 	// queue. Its payload is the Status as JSON, its tenant the batch's name. The default is none.
 	Ended string
 
-	// FinishBy is until when all tasks of a firing are to have ended: a time of day, such as "06:00", which
-	// is the first after the tick, or a time after the tick, such as "4h". Late says what becomes of a firing
-	// whose tasks are expected to end after it. The default is no such time.
+	// FinishBy is the time by which all tasks of a firing are to have ended: a time of day, such as "06:00", the
+	// first one after the tick, or a duration after the tick, such as "4h". Late decides about a firing whose
+	// tasks are expected to end later. The default is no such time.
 	FinishBy string
 
 	// Hours confines the batch to hours of the day. The default is all.
 	Hours Hours
 
-	// Late says what becomes of a firing that would not be done by FinishBy. It is decided before any task
-	// is enqueued, by what is known: see Plan.Unknown. The default is LateWarn.
+	// Late decides about a firing that would not be done by FinishBy, before any of its tasks is enqueued, and
+	// by what is known then: see Plan.Unknown. The default is LateWarn.
 	Late Late
 
-	// Missed says what happens to ticks that came while no scheduler ran. The default is Skip.
+	// Missed decides about ticks that came while no scheduler ran. The default is MissedSkip.
 	Missed Missed
 
-	// MissedWithin is how old a missed tick may be that fires: 1 second to 720 hours. It needs MissedOnce.
+	// MissedWithin is the age up to which a missed tick fires: 1 second to 720 hours. It needs MissedOnce.
 	// The default is 24 hours.
 	MissedWithin time.Duration
 
@@ -48,16 +48,16 @@ type Batch struct {
 	// of one queue must differ.
 	Name string
 
-	// Options are for every task. TaskID and Queue have no effect; ProcessAt, ProcessIn and Group have the
-	// tasks refused.
+	// Options are for every task. TaskID and Queue have no effect. With ProcessAt, ProcessIn or Group the
+	// tasks are refused.
 	Options []asynq.Option
 
-	// OnFailed says what happens when tasks have failed for good: "stop at 20%" stops the firing as soon as
-	// so many of its tasks have: what waits is held, and the task of Ended is enqueued. Resume goes on to
-	// the end. The default, empty, goes on.
+	// OnFailed bounds how many tasks may fail for good. "stop at 20%" stops the firing as soon as so many of
+	// its tasks have failed: waiting tasks are held, and the task of Ended is enqueued. After Resume the
+	// firing goes on to its end. The default, empty, never stops it.
 	OnFailed string
 
-	// Overlap says what happens to a firing while another one of the batch has not ended. The default is
+	// Overlap decides about a firing while another one of the batch has not ended. The default is
 	// OverlapAllow.
 	Overlap Overlap
 
@@ -81,7 +81,7 @@ type Batch struct {
 	Timezone string
 }
 
-// Missed says what happens to ticks that came while no scheduler ran.
+// Missed decides about ticks that came while no scheduler ran.
 type Missed string
 
 const (
@@ -89,22 +89,22 @@ const (
 	MissedOnce Missed = "once" // the last of them fires
 )
 
-// Overlap says what happens to a firing while another one of the batch has not ended.
+// Overlap decides about a firing while another one of the batch has not ended.
 type Overlap string
 
 const (
-	OverlapAllow Overlap = "allow" // it begins: their tasks wait in the same lines
+	OverlapAllow Overlap = "allow" // it begins: the tasks of both wait in the same lines
 	OverlapSkip  Overlap = "skip"  // its tick does not fire, and Fire returns ErrOverlap
-	OverlapQueue Overlap = "queue" // it waits until those before it have ended
+	OverlapQueue Overlap = "queue" // it waits until all earlier firings have ended
 )
 
 // Hours are hours of the day, such as from "22:00" to "06:00". Outside of them no task of the batch
-// starts; those that run go on. What is unfinished goes on when they begin again.
+// starts, but running tasks go on. Unfinished firings go on when the hours begin again.
 type Hours struct {
 	From, To string // both empty for all hours
 }
 
-// An Error says which field of a batch cannot be used.
+// An Error names a field of a batch that cannot be used.
 type Error struct {
 	Batch string
 	Field string // as in a file, such as "schedule"
@@ -131,7 +131,7 @@ type compiled struct {
 	Batch
 	finishBy func(b *compiled, tick time.Time) time.Time // nil for no such time
 	hours    *[2]clock
-	stopAt   int           // percent of tasks that have failed; 0 for never
+	stopAt   int           // percent of failed tasks at which a firing stops; 0 for never
 	schedule cron.Schedule // nil to fire by hand only
 	zone     *time.Location
 }

@@ -13,7 +13,7 @@ type Duration struct {
 	From    Source  `json:"from,omitempty"`
 }
 
-// Source says how a Duration is known.
+// Source is where a Duration is known from.
 type Source string
 
 const (
@@ -22,9 +22,9 @@ const (
 	SourceTimeout  Source = "its timeout" // asynq.Timeout among Batch.Options: it takes no longer
 )
 
-func (d Duration) of() time.Duration { return time.Duration(d.Seconds * float64(time.Second)) }
+func (d Duration) span() time.Duration { return time.Duration(d.Seconds * float64(time.Second)) }
 
-// measuredTasks is after how many tasks a firing counts for itself.
+// measuredTasks is the number of done tasks from which on a firing goes by its own durations.
 const measuredTasks = 10
 
 // duration returns how long a task of the batch takes, by its newest five firings.
@@ -58,7 +58,7 @@ func (s *Scheduler) duration(ctx context.Context, b *compiled) (Duration, error)
 	return Duration{}, nil
 }
 
-// duration is how long the firing's tasks took that are done, if any is.
+// duration returns how long the firing's done tasks took on average, 0 if none is done.
 func (r record) duration() Duration {
 	return Duration{float64(r.Took) / 1e6 / float64(max(1, r.Done)), SourceMeasured}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// accountAfter is after how long without progress the holder looks for tasks that others have
-// deleted or archived; then after twice as long, up to accountMost.
+// accountAfter is the time without progress after which the holder looks for tasks that others have
+// deleted or archived. Each time it doubles, up to accountMost.
 const (
 	accountAfter = time.Minute
 	accountMost  = time.Hour
@@ -65,7 +65,7 @@ func (w *work) end(ctx context.Context, r record, outcome State) error {
 // endedRetention is how long a task that reports on a firing keeps its ID, so that it is enqueued once.
 const endedRetention = 24 * time.Hour
 
-// report enqueues the task of Batch.Ended. What was retried ends once more.
+// report enqueues the task of Batch.Ended. A firing that was retried ends, and reports, once more.
 func (w *work) report(ctx context.Context, r record, what string) error {
 	if w.b.Ended == "" {
 		return nil

@@ -14,12 +14,12 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// chunkSize is how many tasks are enqueued between two moves of the cursor, and in memory.
+// chunkSize is how many tasks are in memory at once, and enqueued between two moves of the cursor.
 const chunkSize = 500
 
 // enqueue enqueues tasks from the record's cursor on, until all are, or something else is wanted.
 func (w *work) enqueue(ctx context.Context, r record) error {
-	p, err := w.kept(ctx, w.f)
+	p, err := w.readPlan(ctx, w.f)
 	if err != nil {
 		return err
 	}
@@ -61,22 +61,22 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 	return err
 }
 
-// flush enqueues a chunk of tasks from a index on, and writes fields: the cursor behind them.
+// flush enqueues a chunk of tasks, whose indexes count up from from, and then writes the fields of the cursor.
 func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields ...any) (
 	want string, err error) {
-	// A chunk that was begun is ended: a join that is cut off would make its tasks pending.
+	// A chunk that was begun is finished: a join that is cut off would make its tasks pending.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(w.lease, leaseFor))
 	defer cancel()
 	members := asynqredis.Members{Firing: w.f, From: from}
-	var rejected, before []int
+	var rejected, stored []int
 	call = asynqredis.WithMembers(call, members)
 	for i, result := range w.client.EnqueueBulk(call, chunk, w.b.Options...) {
 		switch {
 		case result.Err == nil:
 		case errors.Is(result.Err, asynq.ErrTaskIDConflict):
-			// A scheduler that was killed may have stored it, and no more.
-			before = append(before, from+i)
-		case passes(result.Err):
+			// A scheduler that was killed may have stored the task without joining it.
+			stored = append(stored, from+i)
+		case isPassing(result.Err):
 			return "", result.Err
 		default:
 			rejected, err = append(rejected, from+i), result.Err
@@ -85,12 +85,12 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields 
 	if fields = append(fields, "delayed_by", ""); err != nil {
 		fields = append(fields, "reason", err.Error())
 	}
-	if len(before) > 0 { // workers have them join: none of them can while the limiter does not answer
+	if len(stored) > 0 { // servers join them to their lines, for which the limiter must answer
 		if _, err := w.config.Client.Limiter.CheckRedis(ctx); err != nil {
 			return "", err
 		}
 	}
-	if err := w.move(ctx, asynqredis.Release)(before); err != nil {
+	if err := w.move(ctx, asynqredis.Release)(stored); err != nil {
 		return "", err
 	}
 	if err := w.redis.Count(ctx, w.f, "rejected", rejected); err != nil {
@@ -99,8 +99,8 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields 
 	return w.redis.Update(ctx, w.f, w.holder, fields...)
 }
 
-// passes reports whether an error is one of the connection or of the moment, and not of the task.
-func passes(err error) bool {
+// isPassing reports whether an error is one of the connection or of the moment, and not of the task.
+func isPassing(err error) bool {
 	var late *throttle.TooLateError
 	if errors.As(err, &late) {
 		return false

@@ -12,17 +12,17 @@ import (
 )
 
 const (
-	// estimateEvery is how often the holder looks when the tasks of its firing will be done.
+	// estimateEvery is how often the holder forecasts its firing.
 	estimateEvery = time.Second
 
-	// estimatePart bounds the time for that: a part of all time. Plans of some 100,000 tasks take less.
+	// estimatePart bounds forecasts to 1/20 of all time. With some 100,000 tasks they take less.
 	estimatePart = 20
 
-	// estimateMost is the longest pause between two looks.
+	// estimateMost is the longest pause between two forecasts.
 	estimateMost = 30 * time.Second
 )
 
-// Names of what is kept of a firing beside its fields.
+// Names of a firing's values that have keys of their own.
 const (
 	keptPlan     = "plan"
 	keptExpected = "expected" // of each tenant
@@ -35,7 +35,7 @@ type estimator struct {
 	last string // what it wrote
 }
 
-// estimate does so until the context ends.
+// estimate runs an estimator until the context ends.
 func (w *work) estimate(ctx context.Context) {
 	e := &estimator{work: w}
 	for pause := estimateEvery; sleep(ctx, pause); {
@@ -47,7 +47,7 @@ func (w *work) estimate(ctx context.Context) {
 	}
 }
 
-// look plans what is left of the firing, and writes when that is expected. Errors are those of Redis:
+// look forecasts the rest of the firing, and writes when it is expected to end. An error is one of Redis:
 // the next look is soon.
 func (e *estimator) look(ctx context.Context) error {
 	fields, err := e.redis.Fields(ctx, e.f)
@@ -62,7 +62,7 @@ func (e *estimator) look(ctx context.Context) error {
 		return e.write(ctx, expectedFields(inspect.Finish{}), nil)
 	}
 	if e.plan == nil {
-		if e.plan, err = e.kept(ctx, e.f); err != nil {
+		if e.plan, err = e.readPlan(ctx, e.f); err != nil {
 			return err
 		}
 	}
@@ -70,7 +70,7 @@ func (e *estimator) look(ctx context.Context) error {
 		e.plan.Duration = r.duration()
 	}
 	all, before := outlook{}, -1
-	for range 3 { // again if tasks have started meanwhile: they would count twice
+	for range 3 { // again if tasks started meanwhile, which would count twice
 		counts, err := e.counts(ctx, e.f, r, e.plan)
 		if err != nil {
 			return err
@@ -91,12 +91,12 @@ func (e *estimator) look(ctx context.Context) error {
 			notEnqueued := max(0, t.end(r)-max(t.Start, r.Index))
 			return left, max(0, left-notEnqueued)
 		}
-		all, err = e.Scheduler.look(ctx, e.b, e.plan, e.b.planOptions(e.f.Tick, time.Now()), waiting)
+		all, err = e.forecast(ctx, e.b, e.plan, e.b.planOptions(e.f.Tick, time.Now()), waiting)
 		if err != nil {
 			return err
 		}
 	}
-	if all.Count == 0 { // it stays what it was
+	if all.Count == 0 { // the last estimate stays
 		return nil
 	}
 	tenants := make([]time.Time, len(all.tenants))
@@ -106,7 +106,7 @@ func (e *estimator) look(ctx context.Context) error {
 	return e.write(ctx, expectedFields(all.Finish), tenants)
 }
 
-// write keeps what is expected, if it is something else than before.
+// write keeps what is expected, if it has changed.
 func (e *estimator) write(ctx context.Context, fields []any, tenants []time.Time) error {
 	text, err := json.Marshal(tenants)
 	if err != nil {
@@ -123,13 +123,13 @@ func (e *estimator) write(ctx context.Context, fields []any, tenants []time.Time
 	return err
 }
 
-// expectedFields are those of a firing that say when it is expected to end.
+// expectedFields returns the fields of a firing's forecast.
 func expectedFields(f inspect.Finish) []any {
 	return []any{"expected", expected(f), "binds", f.Binds, "overdue", f.Late}
 }
 
-// kept reads the plan of a firing.
-func (s *Scheduler) kept(ctx context.Context, f asynqredis.Firing) (*planned, error) {
+// readPlan reads the plan of a firing.
+func (s *Scheduler) readPlan(ctx context.Context, f asynqredis.Firing) (*planned, error) {
 	data, err := s.redis.Kept(ctx, f, keptPlan)
 	p := &planned{}
 	if err == nil && data != "" {
@@ -138,7 +138,7 @@ func (s *Scheduler) kept(ctx context.Context, f asynqredis.Firing) (*planned, er
 	return p, err
 }
 
-// Fates say what became of the firing's tasks: a letter for each.
+// fates has a letter for each task of a firing: what became of it.
 type fates string
 
 const (
@@ -153,15 +153,15 @@ func (s *Scheduler) fates(ctx context.Context, f asynqredis.Firing) (fates, erro
 	return fates(letters), err
 }
 
-// of returns the fate of a task: one of the constants, or something else if it has not ended.
-func (f fates) of(index int) byte {
+// at returns the fate of a task: one of the constants, or something else if it has not ended.
+func (f fates) at(index int) byte {
 	if index < len(f) {
 		return f[index]
 	}
 	return 0
 }
 
-// counts returns how far the tenants of a firing are, by what is kept of each task.
+// counts returns how far the tenants of a firing are, by the fate of each task.
 func (s *Scheduler) counts(
 	ctx context.Context, f asynqredis.Firing, r record, p *planned) ([]TenantStatus, error) {
 	fates, err := s.fates(ctx, f)
@@ -180,7 +180,7 @@ func (s *Scheduler) counts(
 		number := map[byte]*int{
 			fateDone: &c.Done, fateFailed: &c.Failed, fateRejected: &c.Rejected, fateCancelled: &c.Cancelled,
 		}
-		countOf := func(index int) *int { return cmp.Or(number[fates.of(index)], &c.Waiting) }
+		countOf := func(index int) *int { return cmp.Or(number[fates.at(index)], &c.Waiting) }
 		for index := t.Start; index < end; index++ {
 			*countOf(index)++
 		}
@@ -194,7 +194,7 @@ func (s *Scheduler) counts(
 	return all, nil
 }
 
-// end is the index behind the last task of the tenant.
+// end returns the index after that of the tenant's last task.
 func (t planTenant) end(r record) int {
 	if r.Phase == phaseEnqueue {
 		return t.Start + t.Total

@@ -6,7 +6,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
-// Late says what becomes of a firing whose tasks are not all expected to end by Batch.FinishBy.
+// Late decides about a firing whose tasks are not all expected to end by Batch.FinishBy.
 type Late string
 
 const (
@@ -14,7 +14,7 @@ const (
 	LateRefuse Late = "refuse" // nothing is enqueued: its state is StateRefused
 )
 
-// parseFinishBy reads a time of day, or a time after the tick.
+// parseFinishBy reads a time of day, or a duration after the tick.
 func parseFinishBy(s string) (finishBy func(b *compiled, tick time.Time) time.Time, ok bool) {
 	if c, err := parseClock(s); err == nil {
 		return func(b *compiled, tick time.Time) time.Time { return b.day(tick).after(c, tick) }, true
@@ -24,7 +24,7 @@ func parseFinishBy(s string) (finishBy func(b *compiled, tick time.Time) time.Ti
 		err == nil && after >= time.Second && after <= inspect.MaxPlan
 }
 
-// deadline is until when a firing is to be done, zero for no such time.
+// deadline returns the time by which a firing is to be done, zero for no such time.
 func (b *compiled) deadline(tick time.Time) time.Time {
 	if b.finishBy == nil {
 		return time.Time{}
@@ -32,7 +32,7 @@ func (b *compiled) deadline(tick time.Time) time.Time {
 	return b.finishBy(b, tick)
 }
 
-// planOptions are those of a plan of a firing whose tasks start from a time on.
+// planOptions returns the options that plan a firing whose tasks start at from or later.
 func (b *compiled) planOptions(tick, from time.Time) inspect.PlanOptions {
 	open := func(t time.Time) time.Time { return t }
 	if b.hours != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
-// A Plan is when the tasks of a firing are expected to end, before any is enqueued.
+// A Plan forecasts when the tasks of a firing end, before any is enqueued.
 type Plan struct {
 	Batch string    `json:"batch"`
 	Queue string    `json:"queue"`
@@ -25,9 +25,9 @@ type Plan struct {
 	Total    int      `json:"total"` // tasks that the batch has
 	Duration Duration `json:"duration"`
 
-	// Finish is when the last task is expected to end; when it starts, if its Duration is unknown; zero if
-	// that is not within inspect.MaxPlan. Binds is what it waits for, for longest: a window, or
-	// throttle.BySlots; empty if for nothing.
+	// Finish is when the last task is expected to end, or to start if the Duration is unknown. It is zero if
+	// that is not within inspect.MaxPlan. Binds is what the last task waits for the longest: a window, or
+	// throttle.BySlots; empty if it waits for nothing.
 	Finish time.Time `json:"finish,omitzero"`
 	Binds  string    `json:"binds,omitempty"`
 
@@ -35,10 +35,10 @@ type Plan struct {
 	Unknown []string `json:"unknown,omitempty"`
 
 	FinishBy time.Time `json:"finish_by,omitzero"` // Batch.FinishBy
-	Overdue  int       `json:"overdue"`            // tasks that are expected to end after that
+	Overdue  int       `json:"overdue"`            // tasks that are expected to end after FinishBy
 	Begins   bool      `json:"begins"`             // false if Batch.Late would refuse the firing
 
-	Fits    []inspect.Change `json:"fits,omitempty"` // the smallest change of limits by which none is overdue
+	Fits    []inspect.Change `json:"fits,omitempty"` // the smallest change of limits with which no task is overdue
 	Tenants []TenantPlan     `json:"tenants"`
 }
 
@@ -55,12 +55,12 @@ type PlanOptions struct {
 	// At is when the batch fires. The default is the next tick, or now for a batch without a schedule.
 	At time.Time
 
-	// Limits are limits to plan by in place of those in force: see inspect.PlanOptions.
+	// Limits replace limits in force: see inspect.PlanOptions.
 	Limits map[string]int64
 }
 
-// Plan returns when the tasks of a batch would end if it fired, by the line as it is now. Nothing is
-// enqueued. It calls Tenants and Tasks, and goes through all tasks once.
+// Plan forecasts when the tasks of a batch would end if it fired, from the line as it is now. It enqueues
+// nothing. It calls Tenants and Tasks, and goes through all tasks once.
 func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan, error) {
 	b, err := s.batch(batch)
 	if err != nil {
@@ -88,8 +88,8 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 	return plan, nil
 }
 
-// A planned firing is what its tasks are, and when they were expected when it began. Its exported
-// fields are kept in Redis.
+// A planned firing has its tasks, and when they were expected to end when it began. Its exported fields
+// are kept in Redis.
 type planned struct {
 	Tenants  []planTenant `json:"tenants"`
 	Duration Duration     `json:"duration"`
@@ -99,15 +99,15 @@ type planned struct {
 	refused bool
 }
 
-// A planTenant is the tasks of one tenant, in their order.
+// A planTenant describes the tasks of one tenant, in their order.
 type planTenant struct {
 	TenantPlan
-	Start int         `json:"start"`           // the index of the first one, if the tasks are as they were counted
-	Kinds []*planKind `json:"kinds,omitempty"` // of those that can be enqueued
-	Order string      `json:"order,omitempty"` // the kind of each, a letter; empty if there is one
+	Start int         `json:"start"`           // index of the first task, if Tasks yields what it did when counted
+	Kinds []*planKind `json:"kinds,omitempty"` // of the tasks that can be enqueued
+	Order string      `json:"order,omitempty"` // a letter for the kind of each task; empty if all are of one kind
 }
 
-// A planKind is tasks that ask for the same.
+// A planKind counts tasks that ask for the same.
 type planKind struct {
 	Attributes map[string]string `json:"attributes,omitempty"`
 	Class      throttle.Class    `json:"class,omitempty"`
@@ -117,7 +117,7 @@ type planKind struct {
 	Units      map[string]int64  `json:"units"`  // of all together
 }
 
-// plan counts the tasks of a firing, and finds out when they are expected if it begins then.
+// plan counts the tasks of a firing, and forecasts them if it begins at from.
 func (s *Scheduler) plan(
 	ctx context.Context, b *compiled, f Firing, from time.Time, limits map[string]int64,
 ) (*planned, error) {
@@ -140,10 +140,10 @@ func (s *Scheduler) plan(
 	if p.Duration, err = s.duration(ctx, b); err != nil {
 		return nil, err
 	}
-	all := func(i int) (left, joined int) { return p.Tenants[i].Total, 0 }
+	allLeft := func(i int) (left, joined int) { return p.Tenants[i].Total, 0 }
 	o := b.planOptions(f.Tick, from)
 	o.Fit, o.Limits = true, limits
-	if p.all, err = s.look(ctx, b, p, o, all); err != nil {
+	if p.all, err = s.forecast(ctx, b, p, o, allLeft); err != nil {
 		return nil, err
 	}
 	p.refused = p.all.Late > 0 && b.Late == LateRefuse
@@ -189,7 +189,7 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 		t.Total++
 		r, err := s.client.RequestOf(task)
 		if err != nil {
-			continue // it is counted as rejected when it is its turn
+			continue // it counts as rejected when its turn to be enqueued comes
 		}
 		units := map[string]int64{throttle.Requests: 1}
 		maps.Copy(units, r.Cost)
@@ -198,9 +198,9 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 			Units: units,
 		})
 		if byCost && len(t.Kinds) > len(letters) {
-			told := t.Kinds
+			kinds := t.Kinds
 			places, byCost, t.Kinds = map[string]int{}, false, nil
-			for _, k := range told {
+			for _, k := range kinds {
 				add(k)
 			}
 		}
@@ -211,7 +211,7 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 	return t, ctx.Err()
 }
 
-// left returns the last n of the tasks that can be enqueued, the first of which have joined, if each takes that long.
+// left returns the demands of the last n tasks that can be enqueued. The first joined of these are in line.
 func (t planTenant) left(n, joined int, duration time.Duration) (demands []inspect.Demand) {
 	total, requests := 0, make([]throttle.Request, len(t.Kinds))
 	for i, k := range t.Kinds {
@@ -230,14 +230,14 @@ func (t planTenant) left(n, joined int, duration time.Duration) (demands []inspe
 		return demands
 	}
 	sum := 0
-	for kind, k := range t.Kinds { // each has its part of what is left
+	for kind, k := range t.Kinds { // each kind has its share of n
 		add(kind, n*(sum+k.Count)/total-n*sum/total)
 		sum += k.Count
 	}
 	return demands
 }
 
-// request is that of each task of the kind.
+// request returns the request of a task of the kind, with the mean cost.
 func (k *planKind) request() throttle.Request {
 	cost := maps.Clone(k.Units)
 	for unit := range cost {
@@ -246,15 +246,15 @@ func (k *planKind) request() throttle.Request {
 	return throttle.Request{Attributes: k.Attributes, Class: k.Class, Cost: cost, Policy: k.Policy, Tenant: k.Tenant}
 }
 
-// An outlook is when tasks are expected, and those of each tenant of the firing.
+// An outlook forecasts a firing, and each of its tenants.
 type outlook struct {
 	inspect.Plan
 	tenants []inspect.Finish
 }
 
-// look finds out when tasks are expected. The function returns how many of a tenant's tasks have not
-// started, and how many of these stand in line.
-func (s *Scheduler) look(
+// forecast computes when tasks are expected to end. The function left returns how many of a tenant's tasks
+// have not started, and how many of these stand in line.
+func (s *Scheduler) forecast(
 	ctx context.Context, b *compiled, p *planned, o inspect.PlanOptions,
 	left func(tenant int) (left, joined int),
 ) (outlook, error) {
@@ -266,7 +266,7 @@ func (s *Scheduler) look(
 	var demands []inspect.Demand
 	for i, t := range p.Tenants {
 		n, joined := left(i)
-		for _, d := range t.left(n, joined, p.Duration.of()) {
+		for _, d := range t.left(n, joined, p.Duration.span()) {
 			d.Tenant, d.Queue = strconv.Itoa(i), identity+"/"+b.Queue
 			demands = append(demands, d)
 		}
@@ -286,8 +286,8 @@ func (s *Scheduler) look(
 	return all, nil
 }
 
-// slots returns how many tasks of a queue run at once, and how many of all queues of its servers: none if
-// no server is known. Names of queues get a prefix, as they have in line.
+// slots returns how many tasks run at once: of the queue, and of all queues of its servers. It returns none
+// if no server is known. Queues' names get the prefix that they have in line.
 func (s *Scheduler) slots(prefix, queue string) ([]inspect.Slots, error) {
 	servers, err := asynq.NewInspectorFromRedisClient(s.redis.Redis()).Servers()
 	alone, all, queues := 0, 0, map[string]int{}
@@ -315,7 +315,7 @@ func (s *Scheduler) slots(prefix, queue string) ([]inspect.Slots, error) {
 // planTimeout bounds the calls of a plan.
 const planTimeout = 20 * time.Second
 
-// expected is the time to report, zero if it is unknown.
+// expected returns the time to report, zero if it is unknown.
 func expected(f inspect.Finish) time.Time {
 	if f.Count == 0 {
 		return time.Time{}

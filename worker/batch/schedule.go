@@ -7,20 +7,20 @@ import (
 )
 
 const (
-	// grace is how late a tick may be decided that still counts as on time.
+	// grace is how late a tick may be decided and still count as on time.
 	grace = time.Minute
 
-	// maxMissedWithin bounds how far back ticks are looked for.
+	// maxMissedWithin bounds how far back due looks for ticks.
 	maxMissedWithin = 720 * time.Hour
 )
 
-// due returns the tick that fires now, and up to which tick all are decided by that. Of several that are
-// due the last one fires. Each is zero if there is none.
+// due returns the tick that fires now, and the time up to which all ticks are decided then. Of several due
+// ticks the last one fires. Each result is zero if there is none.
 func (b *compiled) due(last, now time.Time) (fire, upTo time.Time) {
 	if b.schedule == nil {
 		return fire, upTo
 	}
-	if last.IsZero() || last.After(now.Add(grace)) { // nobody knew the batch, or the clock was set back: it begins now
+	if last.IsZero() || last.After(now.Add(grace)) { // the batch is new, or the clock was set back: its ticks begin now
 		return fire, now.Truncate(time.Second)
 	}
 	from := now.Add(-grace)
@@ -33,7 +33,7 @@ func (b *compiled) due(last, now time.Time) (fire, upTo time.Time) {
 	return fire, fire
 }
 
-// start returns from when on ticks are looked for: the last one, or some later time that is in step
+// start returns the time after which due looks for ticks: the last one, or a later time in step
 // with it.
 func (b *compiled) start(last, from time.Time) time.Time {
 	if !last.Before(from) {
@@ -45,7 +45,7 @@ func (b *compiled) start(last, from time.Time) time.Time {
 	return from
 }
 
-// next returns the next tick: see package ticks for clocks that are set.
+// next returns the next tick: see package ticks for changes of the clock.
 func (b *compiled) next(t time.Time) time.Time { return b.schedule.Next(t.In(b.zone)) }
 
 // A clock is a time of day.
@@ -58,7 +58,7 @@ func parseClock(s string) (clock, error) {
 
 // A day finds times of day for one firing.
 type day struct {
-	offset time.Duration // of the zone at the firing's tick: of a time that the clock shows twice, it chooses one
+	offset time.Duration // of the zone at the firing's tick: it decides between times that the clock shows twice
 	zone   *time.Location
 }
 
@@ -67,7 +67,7 @@ func (b *compiled) day(tick time.Time) day {
 	return day{time.Duration(seconds) * time.Second, b.zone}
 }
 
-// after returns the first time after t at which the clock shows this.
+// after returns the first time after t at which the clock shows c.
 func (d day) after(c clock, t time.Time) time.Time {
 	t = t.In(d.zone)
 	for days := 0; ; days++ {
@@ -77,7 +77,7 @@ func (d day) after(c clock, t time.Time) time.Time {
 	}
 }
 
-// at returns when the clock shows this on a day. If it skips that, it is when the clock is set.
+// at returns when the clock shows c on a date, or when the clock is set if it skips c.
 func (d day) at(year int, month time.Month, date int, c clock) time.Time {
 	wanted := time.Date(year, month, date, c.hour, c.minute, 0, 0, time.UTC)
 	shown := func(t time.Time) time.Time {
@@ -98,7 +98,7 @@ func (d day) at(year int, month time.Month, date int, c clock) time.Time {
 	return at
 }
 
-// open reports whether the firing's hours are now.
+// open reports whether now is within the firing's hours.
 func (b *compiled) open(tick, now time.Time) bool {
 	if b.hours == nil {
 		return true
@@ -107,11 +107,11 @@ func (b *compiled) open(tick, now time.Time) bool {
 	return d.after(b.hours[1], now).Before(d.after(b.hours[0], now))
 }
 
-// opening returns a function that says from when on tasks of a firing may start. It keeps what it found
-// out: a plan asks it for each task.
+// opening returns a function that returns the first time, from a given one on, at which tasks of a firing may
+// start. The function caches the current hours, as a plan calls it for each task.
 func (b *compiled) opening(tick time.Time) func(from time.Time) time.Time {
 	d := b.day(tick)
-	var since, opens, closes time.Time // the hours end before since, or are on
+	var since, opens, closes time.Time // the cached hours answer for times from since until closes
 	return func(t time.Time) time.Time {
 		if t.Before(since) || !t.Before(closes) {
 			since, opens, closes = t, t, d.after(b.hours[1], t).Add(-startsWithin)
@@ -132,8 +132,8 @@ func (b *compiled) opening(tick time.Time) func(from time.Time) time.Time {
 // startsWithin is how long a server keeps a task that it has picked up before it starts, at most.
 const startsWithin = time.Second
 
-// closes is when servers pick up tasks for the last time in the hours that are on (s): those that they
-// have picked up start before the hours end. It is 0 if there are no hours.
+// closes returns when servers pick up tasks for the last time in the current hours (s), so that all tasks
+// start before the hours end. It returns 0 if there are no hours.
 func (b *compiled) closes(tick, now time.Time) int64 {
 	if b.hours == nil {
 		return 0

@@ -21,7 +21,7 @@ const (
 	// leaseFor is how long a firing waits for another scheduler if the holder dies.
 	leaseFor = 15 * time.Second
 
-	// joinTimeout is the least time in which tasks may join their lines: nobody waits for them.
+	// joinTimeout is the least timeout for joining lines. It may be long, as no user waits for a batch.
 	joinTimeout = 5 * time.Second
 
 	// cleanUpTimeout bounds calls that are made although the context has ended.
@@ -30,17 +30,17 @@ const (
 
 // Config configures a Scheduler.
 type Config struct {
-	// Batches are those that the scheduler fires. Their names must differ.
+	// Batches are what the scheduler fires. Their names must differ.
 	Batches []Batch
 
-	// ByHand leaves the schedules out: batches are fired by Fire only. It is for tools.
+	// ByHand ignores the schedules: only Fire fires batches. It is for tools.
 	ByHand bool
 
 	// Client is the config of the client that enqueues the tasks. Its Limiter is required. A
 	// LimiterTimeout below 5 seconds counts as 5 seconds.
 	Client worker.ClientConfig
 
-	// Logger gets what goes wrong. The default is slog.Default().
+	// Logger gets errors and warnings. The default is slog.Default().
 	Logger *slog.Logger
 }
 
@@ -103,11 +103,11 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	return nil
 }
 
-// serve fires one batch on time, and works for those of its firings that nobody works for.
+// serve fires one batch on time, and works for its firings without a holder.
 func (s *Scheduler) serve(ctx context.Context, b *compiled) {
 	var all sync.WaitGroup
 	defer all.Wait()
-	var busy sync.Map // its firings for which this process works
+	var working sync.Map // firings for which this process works
 	for failed := false; ; {
 		open, pause, err := s.tick(ctx, b)
 		if err != nil && ctx.Err() == nil && !failed {
@@ -115,10 +115,10 @@ func (s *Scheduler) serve(ctx context.Context, b *compiled) {
 		}
 		failed = err != nil
 		for _, f := range open {
-			if _, is := busy.LoadOrStore(f, true); !is {
+			if _, works := working.LoadOrStore(f, true); !works {
 				all.Go(func() {
 					s.work(ctx, b, f)
-					busy.Delete(f)
+					working.Delete(f)
 				})
 			}
 		}
@@ -155,7 +155,7 @@ func (s *Scheduler) tick(ctx context.Context, b *compiled) (open []asynqredis.Fi
 	return known.Open, pause, err
 }
 
-// ErrOverlap says that a batch does not fire while another firing of it has not ended.
+// ErrOverlap is the error if a batch does not fire because another firing of it has not ended.
 var ErrOverlap = errors.New("batch: another firing has not ended")
 
 // Fire fires a batch now, by hand. A scheduler that runs does the firing's work. Two calls within
@@ -180,21 +180,21 @@ func (s *Scheduler) Fire(ctx context.Context, batch string) (Firing, error) {
 	return Firing{batch, f.Tick}, nil
 }
 
-// Pause has no more tasks of a firing start: none does after it has returned, which takes a second while
-// tasks run. Those that wait leave their lines within seconds, if a scheduler runs: the state is
-// StatePaused then. Those that run go on.
+// Pause stops the start of tasks of a firing: none starts after it has returned, which takes a second while
+// tasks run. Running tasks go on. Waiting tasks leave their lines within seconds, if a scheduler runs: then
+// the state is StatePaused.
 func (s *Scheduler) Pause(ctx context.Context, f Firing) error { return s.want(ctx, f, wantPause) }
 
-// Resume has a firing go on that was paused. Its tasks join their lines again.
+// Resume lets a paused firing go on. Its tasks join their lines again.
 func (s *Scheduler) Resume(ctx context.Context, f Firing) error { return s.want(ctx, f, wantRun) }
 
-// Cancel deletes the tasks of a firing that wait, and enqueues no more. As with Pause, none starts after
-// it has returned. Those that run go on, and are deleted if they fail and would be retried.
+// Cancel deletes the waiting tasks of a firing, and enqueues no more. As with Pause, none starts after it
+// has returned. Running tasks go on, and are deleted if they fail and would be retried.
 func (s *Scheduler) Cancel(ctx context.Context, f Firing) error { return s.want(ctx, f, wantCancel) }
 
-// Retry has all tasks of a firing wait again that have failed, with all their retries, once all are
-// enqueued. Those that asynq's archive has no more stay failed. A firing that had ended, or was stopped,
-// goes on: when it ends, Batch.Ended is told again. A scheduler that runs does the work.
+// Retry makes all failed tasks of a firing wait again, with all their retries, once all tasks are enqueued.
+// Tasks that have left asynq's archive stay failed. A firing that had ended, or was stopped, goes on, and
+// enqueues the task of Batch.Ended again when it ends. A scheduler that runs does the work.
 func (s *Scheduler) Retry(ctx context.Context, f Firing) error { return s.want(ctx, f, wantRetry) }
 
 func (s *Scheduler) want(ctx context.Context, f Firing, want string) error {

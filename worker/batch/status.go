@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// ErrNoFiring says that there is no such firing, or not any more: it is kept for a month.
+// ErrNoFiring is the error if there is no such firing, or not any more: firings are kept for a month.
 var ErrNoFiring = errors.New("batch: there is no such firing")
 
 // A Firing is one run of a batch.
@@ -21,17 +21,17 @@ type Firing struct {
 	Tick  time.Time // to the second
 }
 
-// A State is what becomes of a firing.
+// A State is what happens to a firing now, or became of it.
 type State string
 
 const (
 	StateWaiting    State = "waiting"    // for a scheduler, or for the hours of the batch to begin
 	StateEnqueuing  State = "enqueuing"  // its tasks are enqueued; some may run
 	StateRunning    State = "running"    // all are enqueued
-	StatePausing    State = "pausing"    // its tasks are taken out of their lines
+	StatePausing    State = "pausing"    // its waiting tasks are taken out of their lines
 	StatePaused     State = "paused"     // none of its tasks starts
 	StateStopped    State = "stopped"    // as StatePaused, by Batch.OnFailed
-	StateCancelling State = "cancelling" // those that wait are deleted; those that run go on
+	StateCancelling State = "cancelling" // waiting tasks are deleted, and running ones go on
 
 	StateRefused   State = "refused"   // nothing was enqueued, as it would be late: see Batch.Late
 	StateDone      State = "done"      // every task has ended
@@ -45,30 +45,30 @@ type Status struct {
 	State State     `json:"state"`
 	Tick  time.Time `json:"tick"`
 
-	// Total counts the tasks so far, and all from StateRunning on.
+	// Total counts the tasks enqueued so far: all tasks from StateRunning on.
 	Total     int `json:"total"`
-	Waiting   int `json:"waiting"` // also those that are to be retried
+	Waiting   int `json:"waiting"` // also tasks that are to be retried
 	Running   int `json:"running"`
 	Done      int `json:"done" redis:"done"`
 	Failed    int `json:"failed" redis:"failed"`       // archived, or deleted by others
 	Rejected  int `json:"rejected" redis:"rejected"`   // not enqueued: Reason says why
 	Cancelled int `json:"cancelled" redis:"cancelled"` // deleted by Cancel
 
-	Retried int `json:"retried" redis:"retried"` // by Retry: how often a task was that had failed
+	Retried int `json:"retried" redis:"retried"` // how often Retry made a failed task wait again
 
 	BegunAt time.Time `json:"begun_at,omitzero"`
 	EndedAt time.Time `json:"ended_at,omitzero"`
 
-	// Planned is when the last task was expected to end when the firing began, and Finish when it is
-	// expected now: it is kept true while a scheduler runs. It is zero if that is unknown, as while the
-	// firing is paused. Binds is what the last task waits for, for longest: a window, or throttle.BySlots;
-	// empty if for nothing. For what they do not count see Plan.Unknown.
+	// Planned is when the last task was expected to end when the firing began. Finish is when it is expected
+	// to end now: a scheduler that runs keeps it true. It is zero if that is unknown, for instance while the
+	// firing is paused. Binds is what the last task waits for the longest: a window, or throttle.BySlots;
+	// empty if it waits for nothing. Plan.Unknown lists what these do not count.
 	Planned time.Time `json:"planned,omitzero" redis:"planned"`
 	Finish  time.Time `json:"finish,omitzero" redis:"expected"`
 	Binds   string    `json:"binds,omitempty" redis:"binds"`
 
 	FinishBy time.Time `json:"finish_by,omitzero"`      // Batch.FinishBy
-	Overdue  int       `json:"overdue" redis:"overdue"` // tasks that are expected to end after that
+	Overdue  int       `json:"overdue" redis:"overdue"` // tasks that are expected to end after FinishBy
 
 	// DelayedBy is the error that delays the firing now; empty if none does. Reason is why the last task
 	// was rejected, or the firing refused.
@@ -82,8 +82,8 @@ func (s Status) HasEnded() bool {
 	return s.State == StateDone || s.State == StateCancelled || s.State == StateRefused
 }
 
-// Behind returns by how much the firing is behind its plan. It is negative if it is ahead, and 0 if
-// that is unknown.
+// Behind returns how far the firing is behind its plan: negative if it is ahead, and 0 if that is
+// unknown.
 func (s Status) Behind() time.Duration {
 	last := s.Finish
 	if s.HasEnded() {
@@ -95,14 +95,14 @@ func (s Status) Behind() time.Duration {
 	return last.Sub(s.Planned)
 }
 
-// A record is a firing as Redis has it. Of its Status it has what is kept.
+// A record is a firing as Redis has it. Only the fields of Status that have a redis tag are set.
 type record struct {
 	Status
 	Phase    string `redis:"phase"`
 	Want     string `redis:"want"`
 	Outcome  State  `redis:"outcome"`
 	Held     bool   `redis:"held"`
-	Closes   int64  `redis:"closes"` // s: picks end then, until the next hours
+	Closes   int64  `redis:"closes"` // s: no task is picked from then until the next hours
 	Index    int    `redis:"index"`
 	Tenant   int    `redis:"tenant"`
 	Offset   int    `redis:"offset"`
@@ -111,8 +111,8 @@ type record struct {
 	Since    int64  `redis:"delayed_since"`
 	Round    int    `redis:"round"`   // how often it was retried
 	Size     int    `redis:"size"`    // how many tasks it has by its plan
-	Stopped  int    `redis:"stopped"` // 1 if it was, since it was retried last
-	Took     int64  `redis:"took"`    // us: what is done, together
+	Stopped  int    `redis:"stopped"` // 1 if Batch.OnFailed stopped it since it was last retried
+	Took     int64  `redis:"took"`    // us: all done tasks together
 }
 
 // Phases of a firing.
@@ -120,7 +120,7 @@ const (
 	phaseNew     = "new"     // nothing was enqueued
 	phaseEnqueue = "enqueue" // index, tenant and offset are its cursor
 	phaseDrain   = "drain"   // all tasks are enqueued
-	phaseRetry   = "retry"   // and those that have failed are enqueued again
+	phaseRetry   = "retry"   // all tasks are enqueued, and the failed ones are made to wait again
 	phaseEnded   = "ended"
 )
 
@@ -174,7 +174,7 @@ func (b *compiled) status(f asynqredis.Firing, r record, running int) Status {
 	if r.Phase == phaseEnqueue { // tasks may run before the cursor is behind them
 		s.Total = max(s.Total, r.ended()+running)
 	}
-	s.Running = min(running, s.Total-r.ended()) // without those that failed before, and are run again by hand
+	s.Running = min(running, s.Total-r.ended()) // leaves out failed tasks that an operator runs again
 	s.Waiting = s.Total - r.ended() - s.Running
 	return s
 }
@@ -210,16 +210,15 @@ type TenantStatus struct {
 	Finish  time.Time `json:"finish,omitzero"`
 }
 
-// Tenants returns how far the tenants of a firing are, in their order. It reads the firing's plan: some
-// 150 bytes a tenant, and a byte for each task of a tenant whose tasks ask for different things. Beside
-// that it reads a byte a task, and which tasks run in the queue. There are none before the firing is
-// planned.
+// Tenants returns how far the tenants of a firing are, in their order: none before the firing is planned.
+// It reads the firing's plan: some 150 bytes a tenant, and a byte for each task of a tenant whose tasks ask
+// for different things. It also reads a byte a task, and which tasks run in the queue.
 func (s *Scheduler) Tenants(ctx context.Context, f Firing) ([]TenantStatus, error) {
 	_, firing, r, err := s.record(ctx, f)
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.kept(ctx, firing)
+	p, err := s.readPlan(ctx, firing)
 	if err != nil {
 		return nil, fmt.Errorf("batch: %w", err)
 	}

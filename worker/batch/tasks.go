@@ -18,14 +18,14 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Tenants yields the tenants of a firing. One that comes twice is an error. It is called once for each
-// firing, and once for each plan: the list is kept in Redis. An error or a panic has it called again
+// Tenants yields the tenants of a firing. A tenant that comes twice is an error. It is called once for each
+// firing, as Redis keeps the list, and once for each plan. After an error or a panic it is called again
 // some time later.
 type Tenants func(ctx context.Context, f Firing) iter.Seq2[string, error]
 
 // Tasks yields the tasks of one tenant of a firing. They are never all in memory. It is called once to
 // count them for the plan, and once to enqueue them. After a crash another process calls it again, and
-// leaves out as many tasks as were enqueued: it must yield the same tasks in the same order.
+// skips as many tasks as were enqueued: so it must yield the same tasks in the same order.
 type Tasks func(ctx context.Context, f Firing, tenant string) iter.Seq2[*asynq.Task, error]
 
 // List is Tenants for a list of names.
@@ -41,7 +41,7 @@ func List(tenants ...string) Tenants {
 	}
 }
 
-// ListFile is Tenants for a file with one name a line. Empty lines, and those that begin with #, are
+// ListFile is Tenants for a file with one name a line. Empty lines, and lines that begin with #, are
 // left out.
 func ListFile(path string) Tenants {
 	return func(context.Context, Firing) iter.Seq2[string, error] {
@@ -113,7 +113,7 @@ func (t Template) Tasks() (Tasks, error) {
 // every tenant. A line that is an object with the field "tenant" is for that tenant only. The file
 // must not change while a firing is enqueued.
 type JSONLines struct {
-	Cost map[string]int64 // of each, per unit; the default is 1 of throttle.Requests
+	Cost map[string]int64 // of each task, per unit; the default is 1 of throttle.Requests
 	Path string
 	Type string
 }

@@ -87,7 +87,7 @@ func (s Status) String() string {
 	return text
 }
 
-// behind is how the firing stands against its plan.
+// behind describes how far the firing is behind its plan, or ahead of it.
 func (s Status) behind() string {
 	if s.State == StateRefused || s.State == StateCancelled || s.Planned.IsZero() || s.Finish.IsZero() {
 		return ""

@@ -13,10 +13,10 @@ import (
 // sweepAgainMost is the longest pause between two sweeps.
 const sweepAgainMost = 30 * time.Second
 
-// pause takes the tasks of the firing out of their lines, again and again until none of them runs,
-// as one that runs may come back.
+// pause takes the tasks of the firing out of their lines. It does so again until none of them runs, as a
+// running task may come back.
 func (w *work) pause(ctx context.Context, r record) error {
-	if r.Phase == phaseNew || r.Held && (w.sweepings < 0 || time.Since(w.since) < w.sweepings) {
+	if r.Phase == phaseNew || r.Held && (w.sweepPause < 0 || time.Since(w.since) < w.sweepPause) {
 		return nil // it is not yet time for the next sweep; the first is at once
 	}
 	if err := w.withdraw(ctx, r, w.move(ctx, asynqredis.Hold)); err != nil {
@@ -26,9 +26,9 @@ func (w *work) pause(ctx context.Context, r record) error {
 	return err
 }
 
-// resume has the tasks join their lines again, and lets them be picked until the hours end.
+// resume makes the tasks join their lines again, and lets servers pick them until the hours end.
 func (w *work) resume(ctx context.Context, r record) error {
-	w.sweepings = 0
+	w.sweepPause = 0
 	if err := w.sweep(r, w.move(ctx, asynqredis.Release)); err != nil {
 		return err
 	}
@@ -36,19 +36,19 @@ func (w *work) resume(ctx context.Context, r record) error {
 	return err
 }
 
-// move does something with tasks of the firing.
+// move returns a function that does what the verb says with tasks of the firing.
 func (w *work) move(ctx context.Context, verb string) func(indexes []int) error {
 	return func(indexes []int) error { return w.redis.Move(ctx, w.f, verb, indexes) }
 }
 
-// retry has all tasks wait again that have failed. The firing goes on.
+// retry makes all failed tasks wait again. The firing goes on.
 func (w *work) retry(ctx context.Context, r record) error {
 	fates, err := w.fates(ctx, w.f)
 	if err != nil {
 		return err
 	}
 	err = w.sweep(r, func(indexes []int) error {
-		failed := slices.DeleteFunc(slices.Clone(indexes), func(i int) bool { return fates.of(i) != fateFailed })
+		failed := slices.DeleteFunc(slices.Clone(indexes), func(i int) bool { return fates.at(i) != fateFailed })
 		return w.move(ctx, asynqredis.RetryFailed)(failed)
 	})
 	if err != nil {
@@ -58,12 +58,12 @@ func (w *work) retry(ctx context.Context, r record) error {
 	return err
 }
 
-// cancel deletes the tasks that wait, again and again until none is left.
+// cancel deletes the waiting tasks. It does so again until none is left.
 func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 	if r.Phase == phaseNew || r.Phase == phaseDrain && r.ended() >= r.Index {
 		return true, w.end(ctx, r, StateCancelled)
 	}
-	if time.Since(w.since) < w.sweepings {
+	if time.Since(w.since) < w.sweepPause {
 		return false, nil
 	}
 	err = w.withdraw(ctx, r, func(indexes []int) error {
@@ -72,7 +72,7 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 		}
 		return w.redis.Count(ctx, w.f, "failed", indexes)
 	})
-	if err != nil || w.sweepings > 0 {
+	if err != nil || w.sweepPause > 0 {
 		return false, err
 	}
 	fields, err := w.redis.Fields(ctx, w.f)
@@ -80,15 +80,15 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 		r, err = recordOf(fields)
 	}
 	if err != nil || r.ended() < r.Index {
-		w.sweepings = lookEvery
+		w.sweepPause = lookEvery
 		return false, err
 	}
 	return true, w.end(ctx, r, StateCancelled)
 }
 
-// withdraw takes tasks from where they wait, by a function for their indexes, and out of their
-// lines. If none was running before and none is after, it was the last time.
-func (w *work) withdraw(ctx context.Context, r record, from func(indexes []int) error) error {
+// withdraw moves waiting tasks, by a function for their indexes, and takes them out of their lines. If no
+// task ran before, and none runs after, it need not be called again.
+func (w *work) withdraw(ctx context.Context, r record, move func(indexes []int) error) error {
 	before, err := w.redis.Running(ctx, w.f)
 	if err != nil {
 		return err
@@ -98,7 +98,7 @@ func (w *work) withdraw(ctx context.Context, r record, from func(indexes []int) 
 		return err
 	}
 	err = w.sweep(r, func(indexes []int) error {
-		if err := from(indexes); err != nil {
+		if err := move(indexes); err != nil {
 			return err
 		}
 		return w.leave(ctx, lines, indexes)
@@ -112,17 +112,17 @@ func (w *work) withdraw(ctx context.Context, r record, from func(indexes []int) 
 	case err != nil:
 		return err
 	case len(before)+len(after) == 0:
-		w.sweepings = -1
-	case w.sweepings <= 0:
-		w.sweepings = lookEvery
+		w.sweepPause = -1
+	case w.sweepPause <= 0:
+		w.sweepPause = lookEvery
 	default:
-		w.sweepings = min(2*w.sweepings, sweepAgainMost)
+		w.sweepPause = min(2*w.sweepPause, sweepAgainMost)
 	}
 	return nil
 }
 
-// sweep calls do for the indexes of all tasks that were enqueued, and of a chunk more: its cursor
-// may not have been moved.
+// sweep calls do for the indexes of all enqueued tasks, and of one chunk more: the cursor may not have
+// been moved yet.
 func (w *work) sweep(r record, do func(indexes []int) error) error {
 	last := r.Index
 	if r.Phase == phaseEnqueue {
@@ -140,9 +140,9 @@ func (w *work) sweep(r record, do func(indexes []int) error) error {
 	return nil
 }
 
-// lines are those in which tasks of the firing may wait.
+// lines returns the lines in which tasks of the firing may wait.
 func (w *work) lines(ctx context.Context) (lines []string, err error) {
-	p, err := w.kept(ctx, w.f)
+	p, err := w.readPlan(ctx, w.f)
 	policies := map[string]bool{}
 	for _, t := range p.Tenants {
 		for _, k := range t.Kinds {

@@ -23,17 +23,17 @@ const (
 	pauseMost  = 30 * time.Second
 )
 
-// A work is what the holder of a firing's lease does until the firing has ended.
+// A work is the work of a lease's holder for a firing, until the firing has ended.
 type work struct {
 	*Scheduler
 	b      *compiled
 	f      asynqredis.Firing
 	holder string
 
-	ended     int           // tasks, at the last look
-	since     time.Time     // when that changed
-	account   time.Duration // without progress, when to account
-	sweepings time.Duration // pause before the next sweep for tasks that come back
+	ended      int           // tasks that had ended at the last look
+	since      time.Time     // when ended changed, or of the last sweep
+	account    time.Duration // without progress, the time from since after which watch counts anew
+	sweepPause time.Duration // before the next sweep for tasks that come back; below 0 if none can
 }
 
 // work works for a firing if nobody else does.
@@ -42,14 +42,14 @@ func (s *Scheduler) work(ctx context.Context, b *compiled, f asynqredis.Firing) 
 	if err := s.redis.Lease(ctx, f, w.holder, s.lease); err != nil {
 		return
 	}
-	held, cancel := context.WithCancelCause(ctx)
+	leased, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var beside sync.WaitGroup
-	beside.Go(func() { w.renew(held, cancel) })
-	beside.Go(func() { w.estimate(held) })
-	err := w.until(held)
+	var goroutines sync.WaitGroup
+	goroutines.Go(func() { w.renew(leased, cancel) })
+	goroutines.Go(func() { w.estimate(leased) })
+	err := w.loop(leased)
 	cancel(nil)
-	beside.Wait()
+	goroutines.Wait()
 	if err != nil && ctx.Err() == nil && !errors.Is(err, asynqredis.ErrNotHolder) {
 		s.config.Logger.Error("batch: a firing waits for another scheduler",
 			"batch", f.Batch, "firing", f.Name(), "error", err)
@@ -79,8 +79,8 @@ func (w *work) renew(ctx context.Context, cancel context.CancelCauseFunc) {
 	}
 }
 
-// until does what is to be done next, until the firing has ended.
-func (w *work) until(ctx context.Context) error {
+// loop does step after step, until the firing has ended.
+func (w *work) loop(ctx context.Context) error {
 	pause, index := pauseLeast, -1
 	for {
 		fields, again, r := map[string]string(nil), false, record{}
@@ -104,11 +104,11 @@ func (w *work) until(ctx context.Context) error {
 			return err
 		case err != nil:
 			w.config.Logger.Warn("batch: a firing is delayed", "batch", w.f.Batch, "firing", w.f.Name(), "error", err)
-			held := []any{"delayed_by", err.Error()}
+			delay := []any{"delayed_by", err.Error()}
 			if r.DelayedBy == "" {
-				held = append(held, "delayed_since", time.Now().Unix())
+				delay = append(delay, "delayed_since", time.Now().Unix())
 			}
-			_, _ = w.redis.Update(ctx, w.f, w.holder, held...)
+			_, _ = w.redis.Update(ctx, w.f, w.holder, delay...)
 			if !sleep(ctx, pause) {
 				return context.Cause(ctx)
 			}
@@ -124,8 +124,8 @@ func (w *work) until(ctx context.Context) error {
 	}
 }
 
-// guarded is step. The firing outlives this process: a panic that ended the process would end the next
-// one too.
+// guarded calls step, and recovers from its panics. The firing outlives this process: a panic that ended
+// the process would end the next one, too.
 func (w *work) guarded(ctx context.Context, r record) (again bool, err error) {
 	defer func() {
 		if value := recover(); value != nil {
@@ -152,7 +152,7 @@ func (w *work) step(ctx context.Context, r record) (again bool, err error) {
 	case r.Held, r.Closes != w.b.closes(tick, now):
 		return true, w.resume(ctx, r)
 	case r.Phase == phaseNew:
-		if behind, err := w.behind(ctx); behind || err != nil {
+		if waits, err := w.waits(ctx); waits || err != nil {
 			return false, err
 		}
 		return true, w.begin(ctx, r)
@@ -164,8 +164,8 @@ func (w *work) step(ctx context.Context, r record) (again bool, err error) {
 	return false, w.watch(ctx, r)
 }
 
-// behind reports whether the firing waits until others have ended.
-func (w *work) behind(ctx context.Context) (bool, error) {
+// waits reports whether the firing waits until earlier ones have ended.
+func (w *work) waits(ctx context.Context) (bool, error) {
 	if w.b.Overlap != OverlapQueue {
 		return false, nil
 	}
@@ -173,7 +173,7 @@ func (w *work) behind(ctx context.Context) (bool, error) {
 	return slices.ContainsFunc(known.Open, func(f asynqredis.Firing) bool { return f.Tick.Before(w.f.Tick) }), err
 }
 
-// begin plans the firing, and keeps its tenants and how many tasks they have.
+// begin plans the firing, and keeps the plan: its tenants, and how many tasks they have.
 func (w *work) begin(ctx context.Context, r record) error {
 	p, err := w.plan(ctx, w.b, Firing{w.f.Batch, w.f.Tick}, time.Now(), nil)
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package batchfile reads batches from the key "batches" of a policy file. It is as strict as
-// package policyfile, and its errors are those of that package. docs/reference/batches.md describes
-// the format.
+// package policyfile, and returns that package's errors. docs/reference/batches.md describes the
+// format.
 package batchfile
 
 import (
@@ -26,9 +26,9 @@ func Load(path string) ([]throttle.Policy, []batch.Batch, error) {
 	return Parse(path, data)
 }
 
-// Parse parses the text of a policy file, which errors call by the name. Files that it names are
-// looked for in the folder of that name, and must exist. It returns policies and batches in the order
-// of the file. They are valid. The error joins a *policyfile.Error for each mistake.
+// Parse parses the text of a policy file. Errors mention the file by its name. Files that the text
+// mentions must exist; relative paths begin at the folder of the policy file. Parse returns valid
+// policies and batches, in the order of the file. The error joins a *policyfile.Error for each mistake.
 func Parse(name string, data []byte) ([]throttle.Policy, []batch.Batch, error) {
 	f, err := policyfile.ParseFile(name, data)
 	if err != nil {
@@ -111,7 +111,7 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 	return b, nil
 }
 
-// find returns the path of a file that is named by one in dir.
+// find returns the path of a file that a policy file in dir mentions.
 func find(dir, path string) (string, error) {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(dir, path)

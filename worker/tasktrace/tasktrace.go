@@ -1,5 +1,5 @@
-// Package tasktrace traces tasks by OpenTelemetry. A task carries the trace of who enqueued it in its
-// headers, and its wait, from the enqueue to the start of its handler, is a span of that trace.
+// Package tasktrace traces tasks by OpenTelemetry. The headers of a task carry the trace that enqueued
+// it. The task's wait, from the enqueue to the start of its handler, is a span of that trace.
 //
 // It uses OpenTelemetry's API alone: the application brings the SDK and the exporter.
 package tasktrace
@@ -22,7 +22,7 @@ const (
 	scope    = "github.com/sluice-go/sluice/worker/tasktrace"
 	spanName = "sluice.wait"
 
-	// enqueuedHeader keeps when the task was enqueued: microseconds since 1970.
+	// enqueuedHeader has the time of the enqueue: microseconds since 1970.
 	enqueuedHeader = "sluice-enqueued"
 )
 
@@ -54,7 +54,7 @@ func New(c Config) (*Tracing, error) {
 	return &Tracing{propagator: c.Propagator, tracer: c.TracerProvider.Tracer(scope)}, nil
 }
 
-// Headers is for worker.ClientConfig.Headers: a task gets the trace of the context by which it is
+// Headers is for worker.ClientConfig.Headers: a task gets the trace of the context with which it is
 // enqueued.
 func (t *Tracing) Headers(ctx context.Context, _ *asynq.Task) map[string]string {
 	headers := propagation.MapCarrier{enqueuedHeader: strconv.FormatInt(time.Now().UnixMicro(), 10)}
@@ -62,9 +62,9 @@ func (t *Tracing) Headers(ctx context.Context, _ *asynq.Task) map[string]string 
 	return headers
 }
 
-// Middleware makes the handler's context one of the trace that the task carries, and reports the
-// task's wait as a span of it. Give the server's Start or Run what it returns: nil for nil, which they
-// refuse.
+// Middleware continues the trace that the task carries in the handler's context, and reports the task's
+// wait as a span of the trace. Give the handler that it returns to the server's Start or Run. For nil it
+// returns nil, which they refuse.
 //
 // The span has the name sluice.wait and the attributes sluice.policy, sluice.tenant, sluice.task_type,
 // sluice.task_id and sluice.queue. If a window held the task in its line, that is sluice.window. The

@@ -19,8 +19,8 @@ import (
 
 // A kit is the Redis of a worker that asks only when there may be something to find. In production a
 // worker looks each second at what others may have changed. Here that would cost a test that sleeps for
-// a day more than all else. What happens in this process is known without asking: then the worker looks
-// a second later. Changes by other limiters are seen within a minute.
+// a day more than all else. What happens in this process is known without asking: the worker looks a
+// second after it. Changes by other limiters are seen within a minute.
 type kit struct {
 	throttletest.Memory
 	log     io.Writer
@@ -45,7 +45,7 @@ func (k *kit) limiterClient(t testing.TB) redis.UniversalClient {
 	return &testhook.Client{UniversalClient: k.Client(t), Edit: rare.Replace}
 }
 
-// look has the worker ask its lines a second from now: limits may have been raised, and slots freed.
+// look makes the worker ask its lines a second from now: limits may have been raised, and slots freed.
 func (k *kit) look() {
 	if k.worker != nil && k.looking.CompareAndSwap(false, true) {
 		time.AfterFunc(time.Second, func() {
@@ -55,7 +55,7 @@ func (k *kit) look() {
 	}
 }
 
-// observer looks, too, after decisions and changes of published policies.
+// observer returns o, which from now on also looks after decisions and changes of published policies.
 func (k *kit) observer(o throttle.Observer) throttle.Observer {
 	o.Called = func(c throttle.Call) {
 		if c.Script == "decide" {
@@ -72,9 +72,9 @@ func (k *kit) Write(entry []byte) (int, error) {
 	return k.log.Write(entry)
 }
 
-// spare spares calls that a worker makes again and again, while nothing has changed: a script costs six times as
-// much as another command. Heartbeats are those by which an asynq server says every 5 s what it does. One that says
-// the same as the last only lets that live on. Of the looks for pending tasks one a minute is made in any case.
+// spare leaves out calls that a worker repeats while nothing has changed: a script costs six times as much as
+// another command. An asynq server reports every 5 s what it does. If a report is the same as the last, spare
+// only renews that one's expiry. Of the looks for pending tasks, spare makes one a minute in any case.
 func (k *kit) spare(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 	script, ok := cmd.(*redis.Cmd)
 	args := cmd.Args()

@@ -23,11 +23,11 @@ const (
 	OutcomeArchived Outcome = "archived" // it failed for good
 )
 
-// A Run is one run of a handler, and what it did by its job (worker.FromContext). Refusals and
-// Reserved are known only if no other handler ran meanwhile.
+// A Run is one run of a handler, and what the handler did by its job (worker.FromContext). Refusals
+// and Reserved are known only if no other handler ran meanwhile.
 type Run struct {
-	Cancelled bool                // it gave its own cost back
-	Cost      map[string]int64    // of the task in the end, as settled; of units that it named
+	Cancelled bool                // the handler gave the task's cost back
+	Cost      map[string]int64    // of the task in the end, as settled, for the units that it named
 	Decision  throttle.Decision   // by which it ran; zero if no policy matches the task
 	End       time.Time           // when the handler returned; zero while it runs
 	Err       error               // what it returned
@@ -51,7 +51,7 @@ func (r *recorder) lock() func() {
 	return r.mu.Unlock
 }
 
-// recorded is a handler whose runs are recorded.
+// recorded returns a handler whose runs are recorded.
 func (r *recorder) recorded(handler asynq.Handler) asynq.Handler {
 	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 		run := r.begin(ctx, task)
@@ -76,7 +76,7 @@ func (r *recorder) begin(ctx context.Context, task *asynq.Task) *Run {
 	return run
 }
 
-// observer records what handlers do.
+// observer returns an observer that records what handlers do.
 func (r *recorder) observer() throttle.Observer {
 	return throttle.Observer{
 		Corrected: func(c throttle.Correction) {

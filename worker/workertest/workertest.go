@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Config is what Start needs. Limiters and loggers in it are replaced by those of the test.
+// Config configures Start, which replaces the limiters and loggers in it by the test's.
 type Config struct {
 	// Asynq configures the server. The defaults are asynq's own, but Concurrency is 4, JanitorInterval a
 	// minute, and LogLevel FatalLevel.
@@ -31,14 +31,14 @@ type Config struct {
 	// Handler runs the tasks, such as an *asynq.ServeMux. It is required.
 	Handler asynq.Handler
 
-	// Policies are those of the limiter. The default is none.
+	// Policies are the limiter's. The default is none.
 	Policies []throttle.Policy
 
 	// Worker configures how tasks are throttled.
 	Worker worker.Config
 }
 
-// A Worker is a server that runs, with what belongs to it. Its methods are safe for concurrent use.
+// A Worker is a running server with its client and limiter. Its methods are safe for concurrent use.
 type Worker struct {
 	Client    *worker.Client
 	Inspector *asynq.Inspector
@@ -91,7 +91,7 @@ func (w *Worker) must(err error) {
 }
 
 // Enqueue enqueues a task by the worker's client, and returns when it is expected to start. The
-// test fails if that fails: see Client for tasks that are to be refused.
+// test fails if the enqueue fails: use Client for tasks that are to be refused.
 func (w *Worker) Enqueue(task *asynq.Task, opts ...asynq.Option) worker.ExpectedStart {
 	w.t.Helper()
 	var start worker.ExpectedStart
@@ -120,7 +120,7 @@ func (w *Worker) Drain(within time.Duration) {
 	}
 }
 
-// left says how many tasks have not ended.
+// left describes how many tasks have not ended: "" if all have.
 func (w *Worker) left() (string, error) {
 	queues, err := w.Inspector.Queues()
 	if err != nil {
@@ -144,9 +144,9 @@ func (w *Worker) left() (string, error) {
 // Runs returns the runs of handlers so far, in the order in which they began.
 func (w *Worker) Runs() []Run { return w.runs.of("") }
 
-// Run enqueues a task, and returns its first run when that has ended and asynq has put the task
-// down. Let no other task run meanwhile. The test fails if the task does not run within an hour, by
-// the clock of the test.
+// Run enqueues a task, and returns its first run when that has ended and asynq has stored the
+// outcome. Let no other task run meanwhile. The test fails if the task does not run within an hour,
+// by the clock of the test.
 func (w *Worker) Run(task *asynq.Task, opts ...asynq.Option) Run {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Hour)
@@ -169,7 +169,7 @@ func (w *Worker) Run(task *asynq.Task, opts ...asynq.Option) Run {
 	return Run{}
 }
 
-// outcome is what became of the task by its first run. It is empty while asynq puts the task down.
+// outcome returns what became of the task by its first run. It is empty until asynq has stored that.
 func (w *Worker) outcome(task *asynq.TaskInfo, run Run) (Outcome, error) {
 	info, err := w.Inspector.GetTaskInfo(task.Queue, task.ID)
 	switch {

@@ -10,11 +10,11 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// AnswerWithin is how long a task waits for the limiter, and probeWithin while that is silent.
+// AnswerWithin is how long a task waits for the limiter, and probeWithin how long while the limiter is silent.
 const AnswerWithin, probeWithin = 2 * time.Second, 250 * time.Millisecond
 
 // A Backoff delays the next attempt after a failure: by 100 ms, and then by twice as long each time, up to a
-// second. Its zero value is that without a failure.
+// second. Its zero value has seen no failure.
 type Backoff struct {
 	Until time.Time
 	pause time.Duration
@@ -28,18 +28,18 @@ func (b *Backoff) Fail(now time.Time) {
 
 // A Breaker keeps callers from waiting for a limiter that does not answer. The first callers wait
 // for their whole timeout. After that one caller at a time asks, briefly, and all others fail at
-// once. Its zero value is ready.
+// once. The zero Breaker is ready.
 type Breaker struct {
 	mu      sync.Mutex
-	silence Backoff // one caller may ask when it has passed
+	silence Backoff // when it has passed, one caller may ask
 }
 
-// ErrSilent is the cause by which a context has ended because the limiter did not answer in time.
+// ErrSilent is the cause of a context that ended because the limiter did not answer in time.
 var ErrSilent = fmt.Errorf("%w: %w", throttle.ErrUnavailable, context.DeadlineExceeded)
 
 // Do calls ask with a context that ends after timeout, or sooner while the limiter is silent. While
-// another caller finds out whether it answers again, the context has ended already. Its cause then is
-// throttle.ErrUnavailable.
+// another caller finds out whether the limiter answers again, the context has ended from the start. Its
+// cause then is throttle.ErrUnavailable.
 func (b *Breaker) Do(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
 	b.mu.Lock()
 	silent, now := !b.silence.Until.IsZero(), time.Now()

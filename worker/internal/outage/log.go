@@ -11,15 +11,14 @@ import (
 )
 
 const (
-	stillEvery = time.Minute // it is logged that an outage lasts
+	stillEvery = time.Minute // between two logs of an outage that lasts
 
-	// overAfter is how long nothing must have failed before an outage counts as over. Tasks that failed
-	// have come back by then. Otherwise one tenant's failure beside another's success would be logged at
-	// every task.
+	// overAfter is how long nothing must have failed before an outage counts as over. Failed tasks have come
+	// back by then. Otherwise, if one tenant's calls fail and another's succeed, each task would log a change.
 	overAfter = 20 * time.Second
 
-	// tolerance is for how long answers may be late, and how far the clock of Redis may be behind, before that is
-	// an outage. A busy host misses time limits, and the clocks of two servers of a failover differ by less.
+	// tolerance is how long answers may be late, and how far the clock of Redis may be set back, before that is an
+	// outage. A busy host misses time limits, and the clocks of two servers of a failover differ by less.
 	tolerance = 2 * time.Second
 )
 
@@ -33,10 +32,10 @@ type Log struct {
 	since    time.Time // the first failure
 	answered time.Time // the first answer after the last failure, or zero
 	failures int
-	logged   time.Time // that it is unavailable; zero: it is not logged
+	logged   time.Time // when the outage was last logged; zero: no outage is logged
 }
 
-// Failed notes that a Redis failed, or was not asked. Details are those of slog.
+// Failed notes that a Redis failed, or was not asked. Details are attributes for slog.
 func (o *Log) Failed(err error, details ...any) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -61,7 +60,7 @@ func (o *Log) Failed(err error, details ...any) {
 	o.logged = now
 }
 
-// Answered notes that it has answered, and how far its clock is behind that of an answer before.
+// Answered notes that Redis has answered, and how far its clock is behind that of an earlier answer.
 func (o *Log) Answered(behind time.Duration, details ...any) {
 	if behind > tolerance {
 		o.Failed(fmt.Errorf("the clock of Redis was set back by %v: windows stand still until it has caught up", behind), details...)

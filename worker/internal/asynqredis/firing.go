@@ -57,13 +57,11 @@ func IsReport(task Ref) bool {
 	return !member && strings.HasPrefix(task.ID, firingPrefix)
 }
 
-// batchKey returns the key of the firing's batch with this suffix.
-func (f Firing) batchKey(suffix string) string {
-	return prefix(f.Queue) + "sluice:batch:" + f.Batch + suffix
-}
+// batchKey returns the key of the firing's batch that ends so.
+func (f Firing) batchKey(end string) string { return prefix(f.Queue) + "sluice:batch:" + f.Batch + end }
 
-// key returns the key of the firing with this suffix.
-func (f Firing) key(suffix string) string { return f.batchKey(":" + f.Name() + suffix) }
+// key returns the key of the firing that ends so.
+func (f Firing) key(end string) string { return f.batchKey(":" + f.Name() + end) }
 
 // Members are tasks that are enqueued for a firing. Their indexes count up from From.
 type Members struct {

@@ -19,23 +19,23 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Actions of operators that are no kinds of changes in the log.
+// Actions of operators that are not in the log by these names.
 const (
-	setLimit = "limit" // it is published
-	front    = "front" // an override of the weight
+	setLimit = "limit" // logged as published, or overridden
+	front    = "front" // logged as overridden: it sets the weight
 )
 
-// A preview is what an action would do. Nothing has been done yet.
+// A preview shows what an action would do. Nothing has been done yet.
 type preview struct {
 	What, Text string
 	Form       url.Values // of the action, to be sent again
 	Rows       []previewRow
 	Note       string
-	Name       string // to be typed in to confirm; else a tick does
+	Name       string // to be typed in to confirm; if empty, a tick does
 	Danger     bool
 }
 
-// A previewRow is when the last task of a tenant starts, now and then.
+// A previewRow has when the last task of a tenant starts, as things are now and after the action.
 type previewRow struct{ Tenant, Now, Then string }
 
 // An action is what a form asks for.
@@ -46,7 +46,7 @@ type action struct {
 	form                 url.Values
 	config               throttle.Policy // of the policy
 	state                control.State
-	begun                atomic.Bool // it is being done, or it was given up before
+	begun                atomic.Bool // whether it is being done, or was given up before that
 }
 
 var (
@@ -54,7 +54,7 @@ var (
 	errLate    = fmt.Errorf("%w: %w", errSilent, errUnknown)
 )
 
-// dropping is what is said of a drop that takes long: it goes on.
+// dropping is the notice's key for a drop that takes long and goes on.
 const dropping = "dropping"
 
 // change shows what an operator's form would do, or does it if the operator is sure.
@@ -109,7 +109,7 @@ func (p *Page) change(w http.ResponseWriter, r *http.Request) {
 	redirect(w, "./?"+back.Encode(), http.StatusSeeOther)
 }
 
-// inTime waits for act as long as a page does. What has begun then goes on, and what has not never begins.
+// inTime waits for act as long as a page does. An action that has begun by then goes on. Any other never begins.
 func (p *Page) inTime(ctx context.Context, a *action) (*preview, error) {
 	var shown *preview
 	var err error
@@ -251,7 +251,7 @@ func (p *Page) planDrop(ctx context.Context, a *action) (func(context.Context) e
 	}, shown, nil
 }
 
-// planLimit publishes the policies with another limit of a window.
+// planLimit plans to publish another limit of a window, or to override the limit for a while.
 func (p *Page) planLimit(ctx context.Context, a *action, until string) (func(context.Context) error, *preview, error) {
 	if a.state.Version == 0 {
 		return nil, nil, errors.New("no policies are published: publish a policy file first, by sluice limits publish")
@@ -284,7 +284,7 @@ func (p *Page) planLimit(ctx context.Context, a *action, until string) (func(con
 	}, shown, nil
 }
 
-// planOverride overrides one tenant's settings for a while.
+// planOverride plans to override one tenant's settings for a while.
 func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(context.Context) error, *preview, error) {
 	o, err := overrideOf(a.policy, a.tenant, a.form)
 	if a.what == front {
@@ -313,7 +313,7 @@ func (a *action) replaces() string {
 	return ""
 }
 
-const previewRows = 8 // of tenants, beside the one that is changed
+const previewRows = 8 // of tenants, and one more for the changed tenant
 
 // simulate compares when tasks would start.
 func (p *Page) simulate(ctx context.Context, a *action, v inspect.Variant) (*preview, error) {

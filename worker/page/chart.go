@@ -18,14 +18,14 @@ var spans = []struct {
 	Of   time.Duration
 }{{"30m", 30 * time.Minute}, {"6h", 6 * time.Hour}, {"24h", usage.HistorySpan}}
 
-// Run records how many wait, every 10 s until ctx ends. Granting processes record that too, with what
-// they grant, if they have a usage.Counter.
+// Run records how many tasks wait, every 10 s until ctx ends. Processes that grant and have a
+// usage.Counter record that, too, with what they grant.
 func (p *Page) Run(ctx context.Context) {
 	defer usage.New().Start(p.config.Limiter)()
 	<-ctx.Done()
 }
 
-// points returns the last hour of some policies, or more of one.
+// points returns the history of policies, as far back as that.
 func (p *Page) points(ctx context.Context, policies []string, back time.Duration) map[string][]usage.Point {
 	key := fmt.Sprint("history", back, policies)
 	points, _ := remember(&p.recent, ctx, key, func(ctx context.Context) (map[string][]usage.Point, error) {
@@ -60,7 +60,7 @@ const (
 	chartHeight = 100
 )
 
-// A chart is one row of the charts of a policy, over their common time.
+// A chart is one of a policy's charts, which share a time axis.
 type chart struct {
 	Title, Now, Note, Text string
 	Bars, Line, Area       string
@@ -84,7 +84,7 @@ type row struct {
 	Granted, Refused, Waiting int64
 }
 
-// chartsOf draws points; nil if there is nothing to draw.
+// chartsOf draws points, and returns nil if there is nothing to draw.
 func chartsOf(points []usage.Point, span string, pv policyView) *charts {
 	points = points[:max(0, len(points)-1)]
 	group := max(1, len(points)/60) // minutes a point
@@ -158,7 +158,7 @@ func newChart(title, now string, steps []usage.Point, value func(usage.Point) fl
 	return c
 }
 
-// nice returns a round number that is not below.
+// nice returns a round number that is v or the next above it.
 func nice(v float64) float64 {
 	if v <= 0 {
 		return 1

@@ -17,14 +17,14 @@ const (
 	maxQueues   = 50  // for a task
 )
 
-// A foundView is what the search has found.
+// A foundView shows what the search has found.
 type foundView struct {
 	Asked    string
 	Problems []string
 	Tasks    []worker.Explanation
 	Tenants  []foundTenant
 	Policies []string
-	Wider    bool // tenants and policies were looked for too
+	Wider    bool // whether tenants and policies were looked for, too
 }
 
 // A foundTenant is a tenant in a policy.
@@ -33,8 +33,8 @@ type foundTenant struct {
 	Policy string
 }
 
-// find looks for a task of that ID, in one queue or in all. Of a word that was typed in, it also looks
-// for the tenant of that name.
+// find looks for the task with an ID, in one queue or in all. For a word that was typed in, it also looks
+// for a tenant and policies of that name.
 func (p *Page) find(ctx context.Context, q question, policies []string) *foundView {
 	f := &foundView{Asked: q.Task, Wider: q.Task == ""}
 	queues := []string{q.Queue}

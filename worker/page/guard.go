@@ -20,8 +20,8 @@ const (
 	maxForm     = 64 << 10 // bytes
 )
 
-// A guard lets operators who know the token change something. It keeps no sessions: a session is a
-// cookie that the token signs, so that several processes can serve the page.
+// A guard lets operators who know the token make changes. It stores no sessions: a session is a cookie
+// that the token signs, so that several processes can serve the page.
 type guard struct {
 	token  [sha256.Size]byte
 	origin *http.CrossOriginProtection
@@ -35,7 +35,7 @@ func newGuard(token string) *guard {
 type session struct {
 	Nonce string
 	Until time.Time
-	Who   string // as they have called themselves
+	Who   string // the name that the operator gave
 
 	CSRF string `json:"-"` // what each form carries
 }
@@ -47,7 +47,7 @@ func (g *guard) mac(purpose, text string) string {
 	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
 }
 
-// sessionOf returns the session of a request; nil if there is none.
+// sessionOf returns the session of a request, nil if there is none.
 func (p *Page) sessionOf(r *http.Request) *session {
 	cookie, err := r.Cookie(cookieName)
 	if p.guard == nil || err != nil {
@@ -65,7 +65,7 @@ func (p *Page) sessionOf(r *http.Request) *session {
 	return s
 }
 
-// setSession has the browser keep a session, or forget it. The cookie's path is that of the page.
+// setSession makes the browser keep a session, or forget it if s is nil. The cookie's path is the page's.
 func (p *Page) setSession(w http.ResponseWriter, r *http.Request, s *session) {
 	cookie := &http.Cookie{
 		Name: cookieName, MaxAge: -1,
@@ -79,7 +79,7 @@ func (p *Page) setSession(w http.ResponseWriter, r *http.Request, s *session) {
 	http.SetCookie(w, cookie)
 }
 
-// form reads a form of the page itself. If it is not, it has been answered.
+// form reads a form of this page. For any other request it answers with an error, and returns false.
 func (p *Page) form(w http.ResponseWriter, r *http.Request) bool {
 	if err := p.guard.origin.Check(r); err != nil {
 		http.Error(w, "this comes from another site: "+err.Error(), http.StatusForbidden)

@@ -10,9 +10,9 @@ import (
 const (
 	maxViewers = 100
 	liveEvery  = 2 * time.Second
-	liveFor    = 10 * time.Minute // then the browser connects again
-	quietFor   = 15 * time.Second // then a comment keeps the connection alive
-	writeFor   = 10 * time.Second // a browser may take to read
+	liveFor    = 10 * time.Minute // after which the browser connects again
+	quietFor   = 15 * time.Second // after which a comment keeps the connection alive
+	writeFor   = 10 * time.Second // for a browser to read
 )
 
 // live sends the page's content whenever it has changed, as server-sent events.

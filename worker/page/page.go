@@ -1,6 +1,6 @@
 // Package page is a web page for the people on call: which policies deny, who waits and until when,
-// who uses the quota, what was changed. It is one http.Handler with all that it needs, and stays
-// up to date by itself. It changes nothing, unless it is given a token for operators.
+// who uses the quota, what was changed. It is one http.Handler that includes its assets, and the page
+// updates itself in the browser. It changes nothing, unless it is given a token for operators.
 package page
 
 import (
@@ -41,7 +41,7 @@ type Config struct {
 	// The caller closes it.
 	Inspector *asynq.Inspector
 
-	// Limiter has the policies that the page shows. It is required. What it granted is shown if the
+	// Limiter has the policies that the page shows. It is required. The page shows grants if the
 	// processes that grant have a usage.Counter.
 	Limiter *throttle.Limiter
 
@@ -65,7 +65,7 @@ type Page struct {
 	heads   inspect.Heads
 	mux     *http.ServeMux
 	recent  recent
-	viewers chan struct{} // who follows the page, at most maxViewers
+	viewers chan struct{} // one entry for each browser that follows the page, at most maxViewers
 }
 
 // New returns a page. It calls no Redis. The error names the field of the Config that is invalid.
@@ -127,7 +127,7 @@ func isAddress(text string) bool {
 // ServeHTTP serves the page and all that belongs to it.
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
-	// Nothing is loaded from elsewhere, no script or style stands in the page, nobody frames it.
+	// Nothing is loaded from other sites, the page has no inline script or style, nobody frames it.
 	h.Set("Content-Security-Policy", "default-src 'none'; "+
 		"script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "+
 		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
@@ -135,7 +135,7 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Referrer-Policy", "same-origin")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("X-Frame-Options", "DENY")
-	if r.URL.Path == "" { // of StripPrefix: relative links need the slash
+	if r.URL.Path == "" { // StripPrefix left nothing, but relative links need the slash
 		path, query, _ := strings.Cut(r.RequestURI, "?")
 		if query != "" {
 			query = "?" + query
@@ -151,20 +151,20 @@ func (p *Page) asset(w http.ResponseWriter, r *http.Request) {
 	http.ServeFileFS(w, r, assets, "assets"+r.URL.Path)
 }
 
-// likeAsynqmon redirects a path that is a task's in asynqmon too.
+// likeAsynqmon redirects a task's path as asynqmon has it, too.
 func (p *Page) likeAsynqmon(w http.ResponseWriter, r *http.Request) {
 	q := url.Values{"queue": {r.PathValue("queue")}, "task": {r.PathValue("task")}}
 	redirect(w, "../../../?"+q.Encode(), http.StatusFound)
 }
 
-// redirect leads to an address that is relative to the browser's: the path that the page is mounted at
-// is not known.
+// redirect leads to an address relative to the browser's, as the page does not know the path at which it
+// is mounted.
 func redirect(w http.ResponseWriter, to string, status int) {
 	w.Header().Set("Location", to)
 	w.WriteHeader(status)
 }
 
-// render answers with the page, and says what went wrong, or what would be done.
+// render answers with the page, which shows what went wrong, or a preview of an action.
 func (p *Page) render(w http.ResponseWriter, r *http.Request, status int, problem string, shown *preview) {
 	v := p.view(r.Context(), questionOf(r), p.sessionOf(r))
 	v.Preview = shown

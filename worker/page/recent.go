@@ -14,14 +14,14 @@ import (
 const (
 	fresh      = time.Second             // for how long an answer is shown to others too
 	askTimeout = 5 * time.Second         // of a question to Redis
-	viewWithin = 1500 * time.Millisecond // a page waits for its answers
+	viewWithin = 1500 * time.Millisecond // how long a page waits for its answers
 	maxRecent  = 1000                    // answers
 
-	changeWithin = viewWithin + 400*time.Millisecond // for an action, and the page that tells of it
+	changeWithin = viewWithin + 400*time.Millisecond // for an action, and the page after it
 )
 
-// recent keeps answers for a moment: however many follow the page, Redis is asked once a second. A
-// question that Redis has not answered is not asked again meanwhile, and has its last answer.
+// recent caches answers for a moment: however many browsers follow the page, Redis is asked once a second. A
+// question that Redis has not answered yet is not asked again: callers get its last answer.
 type recent struct {
 	mu      sync.Mutex
 	answers map[string]*answer
@@ -31,7 +31,7 @@ type recent struct {
 
 type answer struct {
 	at     time.Time
-	before any // the last value that came
+	before any // the value of the last answer
 	done   chan struct{}
 	value  any
 	err    error
@@ -39,16 +39,16 @@ type answer struct {
 
 var errSilent = errors.New("redis does not answer")
 
-// isSilent reports whether a call has failed as Redis did not answer.
+// isSilent reports whether a call failed because Redis did not answer.
 func isSilent(err error) bool {
 	return errors.Is(err, throttle.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) ||
 		errors.Is(err, io.EOF) || errors.As(err, new(net.Error))
 }
 
-// remember returns the answer to a question, which it asks if nobody has done so just now. With an
-// error it returns the last value that came.
+// remember returns the answer to a question, which it asks unless somebody just did. With an error it
+// returns the value of the last answer.
 func remember[T any](r *recent, ctx context.Context, key string, ask func(context.Context) (T, error)) (T, error) {
-	a, ours := r.of(key)
+	a, ours := r.answer(key)
 	if ours {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTimeout) // others wait for it too
@@ -102,8 +102,8 @@ func (r *recent) outage() (since, good time.Time) {
 	return r.failing, r.good
 }
 
-// of returns the answer to a question, and whether the caller is to ask it.
-func (r *recent) of(key string) (a *answer, ours bool) {
+// answer returns the answer to a question, and whether the caller is to ask it.
+func (r *recent) answer(key string) (a *answer, ours bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()

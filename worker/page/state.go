@@ -17,11 +17,11 @@ import (
 // How much trouble something is in. Only trouble has a colour.
 const (
 	fine  = iota
-	watch // it gets by alone
+	watch // it passes without help
 	act   // it needs a person
 )
 
-// askedWithin is the time within which a server that serves a queue asks for it, while its tasks wait.
+// askedWithin is the time within which a queue's server asks for its tasks while some wait.
 const askedWithin = 3 * time.Second
 
 // A status is the state of a policy or tenant: its trouble, a word, and what to add.
@@ -40,7 +40,7 @@ func (s status) Text() string {
 	return word + ": " + s.How
 }
 
-// Class is that of the status in the style sheet.
+// Class is the status's class in the style sheet.
 func (s status) Class() string {
 	switch {
 	case s.Trouble == act:
@@ -64,7 +64,7 @@ type policyView struct {
 	Status   status
 	Trend    int64 // how many more wait than a minute ago
 	Drains   time.Time
-	Stuck    bool // it never drains
+	Stuck    bool // it does not drain without help
 	Longest  time.Duration
 	Oldest   inspect.TenantState // whose ticket waits longest
 	Window   *throttle.WindowState
@@ -74,7 +74,7 @@ type policyView struct {
 	NoServer string           // a queue that no server asks for
 }
 
-// policy describes how one policy stands.
+// policy describes the state of one policy.
 func (p *Page) policy(ctx context.Context, v *view, q inspect.Query) policyView {
 	q.Limit = tenantsAtOnce
 	state, err := p.state(ctx, q, v.Asked.Like)
@@ -150,7 +150,7 @@ func (p *Page) isPaused(ctx context.Context, queue string) bool {
 	return err == nil && info.Paused
 }
 
-// bind finds the window that binds: the one that is fullest.
+// bind sets the window that binds, the fullest one, and the limit on requests.
 func (pv *policyView) bind() {
 	most := -1.0
 	for i, w := range pv.Windows {
@@ -203,8 +203,8 @@ func (pv *policyView) status() status {
 	return status{Word: "Flowing"}
 }
 
-// isSlow reports whether refusals have lowered a rate below half, as SluiceRateLowered does. A refusal or
-// two only spread the calls, and what is granted recovers by itself: that is no trouble.
+// isSlow reports whether refusals have lowered a rate below half, as the alert SluiceRateLowered does. After
+// a refusal or two calls are only spread, and the rate recovers by itself: that is no trouble.
 func isSlow(a *throttle.Adapted) bool { return a != nil && a.Rate < a.Published/2 }
 
 // tenant describes a tenant in a word.

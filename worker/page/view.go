@@ -23,19 +23,19 @@ import (
 
 const (
 	policiesAtOnce = 20 // in the list of policies
-	tenantsAtOnce  = 50 // in that of a policy's tenants
+	tenantsAtOnce  = 50 // in the list of a policy's tenants
 	changesAtOnce  = 20 // of the log
 
-	tenantsSearched = 5000 // for a part of a name
+	tenantsSearched = 5000 // the most, for a part of a name
 )
 
-// A question is what is asked for in the address of the page.
+// A question has the parameters in the address of the page.
 type question struct {
 	After  string // a page of tenants of Policy
 	Find   string // a task's ID, a tenant's or policy's name
 	From   string // the first policy in the list
 	Like   string // a part of tenants' names
-	Only   string // tenants in that state
+	Only   string // the key of a filter of tenants
 	Policy string
 	Queue  string // of Task
 	Sort   string
@@ -82,8 +82,8 @@ type view struct {
 	history map[string][]usage.Point
 }
 
-// Controlled is what operators have put in force, with the newest changes, and the processes by the
-// policies that they run.
+// controlled has what operators have put in force, the newest changes, and the processes by the policies
+// that they run.
 type controlled struct {
 	InForce   control.State
 	Changes   []control.Change
@@ -105,10 +105,10 @@ type group struct {
 	Policies   []policyView
 }
 
-// A down says that Redis does not answer.
+// A down describes that Redis does not answer.
 type down struct {
-	Since, Good time.Time
-	Open        []string // policies that run without limits
+	Since, Good time.Time // since when, and when it answered last
+	Open        []string  // policies that run without limits
 }
 
 // A chosenView is one policy, in detail.
@@ -116,7 +116,7 @@ type chosenView struct {
 	policyView
 	Charts   *charts
 	Used     []usage.Use // in the last hour, of all tenants
-	Tenant   string      // only this one is shown
+	Tenant   string      // if set, only this tenant is shown
 	Own      *inspect.TenantState
 	Override *throttle.TenantOverride // of Tenant
 	Held     *throttle.Pause          // of Tenant, or else of the policy
@@ -151,7 +151,7 @@ var notices = map[string]string{
 	"out":              "You are signed out.",
 }
 
-// view collects what is asked for, as far as Redis answers in time.
+// view collects the answer to the question, as far as Redis answers in time.
 func (p *Page) view(ctx context.Context, q question, s *session) view {
 	ctx, cancel := context.WithTimeout(ctx, viewWithin)
 	defer cancel()
@@ -243,7 +243,7 @@ func (p *Page) home(ctx context.Context, v *view, names []string, servers []*asy
 	v.Groups = slices.DeleteFunc(groups, func(g group) bool { return len(g.Policies) == 0 })
 }
 
-// headline returns the worst trouble. Policies are in order of their trouble.
+// headline sets the headline: the worst trouble. The policies are in order of their trouble.
 func (v *view) headline(policies []policyView) {
 	troubled := slices.DeleteFunc(slices.Clone(policies), func(pv policyView) bool { return pv.Status.Trouble == fine })
 	if len(troubled) == 0 {
@@ -256,7 +256,7 @@ func (v *view) headline(policies []policyView) {
 	v.Title = v.Headline.Text + " · Sluice"
 }
 
-// strip sums up all policies.
+// strip fills the strip with sums over all policies.
 func (v *view) strip(policies []policyView, servers []*asynq.ServerInfo) {
 	var waiting, trend, refused int64
 	var oldest policyView
@@ -311,7 +311,7 @@ func trendOf(perMinute int64) string {
 	return ""
 }
 
-// chosen describes the policy that is asked for.
+// chosen describes the policy that the question asks for.
 func (p *Page) chosen(ctx context.Context, v *view) *chosenView {
 	q := v.Asked
 	c := &chosenView{Tenant: q.Tenant}
@@ -391,7 +391,7 @@ func (c *chosenView) tenants(v view) {
 	})
 }
 
-// inForce asks the store, if there is one.
+// inForce reads what is in force from the store, if there is one.
 func (p *Page) inForce(ctx context.Context) controlled {
 	if p.config.Control == nil {
 		return controlled{}
@@ -408,7 +408,7 @@ func (p *Page) inForce(ctx context.Context) controlled {
 	return got
 }
 
-// state asks the limiter. With a part of a name it looks through more tenants, for those that have it.
+// state asks the limiter. With a part of a name it searches more tenants for names with that part.
 func (p *Page) state(ctx context.Context, r inspect.Query, like string) (inspect.PolicyState, error) {
 	key := strings.Join([]string{"state", r.Policy, r.After, r.Tenant, like}, "\x00")
 	return remember(&p.recent, ctx, key, func(ctx context.Context) (found inspect.PolicyState, err error) {

@@ -40,16 +40,16 @@ var functions = template.FuncMap{
 	"unchanged": url.QueryEscape,
 }
 
-// name shows a name that is data.
+// name makes a name from data safe to show.
 func name(s string) string { return cmp.Or(words.Name(s), `""`) }
 
-// sentence begins with a capital letter.
+// sentence returns a text with a capital letter.
 func sentence(s string) string {
 	first, size := utf8.DecodeRuneInString(s)
 	return string(unicode.ToUpper(first)) + s[size:]
 }
 
-// short shows a name, or what fits of it.
+// short shows a name, cut if it is long.
 func short(s string) string { return cut(name(s), 60) }
 
 func cut(s string, n int) string {
@@ -77,5 +77,5 @@ func clock(at, now time.Time) string {
 	return at.Format("Jan 2, 15:04")
 }
 
-// queueName leaves out which asynq a queue is of.
+// queueName returns a queue's name without the identity of its asynq.
 func queueName(queue string) string { return queue[strings.Index(queue, "/")+1:] }

@@ -13,8 +13,8 @@ func untilRead(ctx context.Context, resp *http.Response, end func()) {
 		end()
 		return
 	}
-	forget := context.AfterFunc(ctx, end)
-	b := body{resp.Body, func() { forget(); end() }}
+	stop := context.AfterFunc(ctx, end)
+	b := body{resp.Body, func() { stop(); end() }}
 	if w, ok := resp.Body.(io.Writer); ok {
 		resp.Body = &duplex{b, w}
 	} else {

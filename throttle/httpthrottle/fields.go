@@ -19,7 +19,7 @@ const (
 	epochMilliseconds = 1_000_000_000_000
 )
 
-// remainingFields are the beginnings of names such as RateLimit-Remaining.
+// remainingFields are the prefixes of fields such as RateLimit-Remaining.
 var remainingFields = []string{"RateLimit-", "X-RateLimit-", "X-Rate-Limit-"}
 
 const maxUnits = 32
@@ -65,9 +65,9 @@ func unitsNamed(h http.Header) map[string]bool {
 	return units
 }
 
-// RetryAfter returns the time that a response asks to wait, 0 or more, by its field Retry-After-Ms:
-// milliseconds; or else by Retry-After: seconds, or a date by the upstream's clock. It returns false
-// without a valid field, or a response.
+// RetryAfter returns how long a response asks to wait, 0 or more. It reads Retry-After-Ms, in
+// milliseconds, or else Retry-After: seconds, or a date by the upstream's clock. It returns false
+// without a valid field, and for nil.
 func RetryAfter(resp *http.Response) (time.Duration, bool) {
 	if resp == nil {
 		return 0, false
@@ -82,8 +82,8 @@ func RetryAfter(resp *http.Response) (time.Duration, bool) {
 	return number(value, time.Second)
 }
 
-// number parses a number of units of time, 0 or more, with or without a fraction. Numbers above twice
-// throttle.MaxPeriod mean that.
+// number parses a number of units of time, 0 or more, with or without a fraction. Larger ones than
+// twice throttle.MaxPeriod become that.
 func number(value string, unit time.Duration) (time.Duration, bool) {
 	n, err := strconv.ParseFloat(value, 64)
 	if err != nil || math.IsNaN(n) || n < 0 {
@@ -176,7 +176,7 @@ func dictionary(values []string) []remainder {
 	if err != nil {
 		return nil
 	}
-	number := func(key string) (int64, bool) {
+	field := func(key string) (int64, bool) {
 		member, _ := members.Get(key)
 		item, ok := member.(httpsfv.Item)
 		if !ok {
@@ -185,8 +185,8 @@ func dictionary(values []string) []remainder {
 		n, ok := item.Value.(int64)
 		return n, ok
 	}
-	left, ok := number("remaining")
-	reset, timed := number("reset")
+	left, ok := field("remaining")
+	reset, timed := field("reset")
 	if !ok || !timed {
 		return nil
 	}
@@ -226,8 +226,8 @@ func integer(params *httpsfv.Params, key string) (int64, bool) {
 	return n, ok
 }
 
-// resetIn parses when the upstream resets: seconds from now, seconds or milliseconds since 1970, or
-// a duration such as 6m0s.
+// resetIn parses the time until the upstream resets, which fields give as seconds from now, as seconds
+// or milliseconds since 1970, or as a duration such as 6m0s.
 func resetIn(value string, now time.Time) (time.Duration, bool) {
 	value = strings.TrimSpace(value)
 	if d, err := time.ParseDuration(value); err == nil && d > 0 {

@@ -141,7 +141,7 @@ func TestDriftsAreLoggedOnce(t *testing.T) {
 		{0, 2 * time.Hour, true},
 		{0, 2 * time.Hour, false},
 	} {
-		got := l.news("key", row.behind, row.reset)
+		got := l.isNews("key", row.behind, row.reset)
 		expect.Equal(t, got, row.news, i, "behind by", row.behind, "reset in", row.reset, "news")
 		if got {
 			l.note("key", row.behind, row.reset)

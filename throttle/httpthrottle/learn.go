@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A learner reports the upstream's remaining units to Redis when they are news.
+// A learner reports the upstream's remaining units to Redis, unless Redis knows as much already.
 type learner struct {
 	logger *slog.Logger
 
@@ -20,9 +20,9 @@ type learner struct {
 	drifts map[string]drift // by policy, unit and scopes
 }
 
-// A drift is the number of units that our windows had left and the upstream had not, when it was
-// reported. Redis subtracts what we grant from then on. So while the drift stays the same there is
-// no news.
+// A drift is how many more units our windows had left than the upstream, when that was reported.
+// Redis subtracts what we grant from the reported units, so a drift that stays the same is not
+// reported again.
 type drift struct {
 	units int64
 	until time.Time // when the upstream resets
@@ -31,13 +31,13 @@ type drift struct {
 // maxDrifts bounds the memory of a learner: tenants are data.
 const maxDrifts = 10_000
 
-// learn reports the refusals and remaining units in the response to a call that was made at a time.
+// learn reports a refusal, or else the remaining units, that the response to a call tells of.
 func (t *Transport) learn(
-	ctx context.Context, resp *http.Response, caller *throttle.Caller, d throttle.Decision, made time.Time,
+	ctx context.Context, resp *http.Response, caller *throttle.Caller, d throttle.Decision, sentAt time.Time,
 ) {
 	retryIn, refused := t.c.Refusal(resp)
 	if retryIn <= 0 {
-		retryIn = t.c.Pause // 0 if nobody says
+		retryIn = t.c.Pause // 0 leaves it to the policy
 	}
 	if policy, ok := t.c.Limiter.Lookup(d.Policy); ok {
 		retryIn = min(retryIn, policy.MaxPause)
@@ -45,12 +45,12 @@ func (t *Transport) learn(
 	if refused {
 		caller.Refused(d.Policy, retryIn)
 	} else {
-		caller.Answered(made)
+		caller.Answered(sentAt)
 	}
 	switch {
 	case d.FailedOpen != nil: // Redis does not answer, and there are no windows to compare with
 	case refused:
-		afterward(ctx, func(ctx context.Context) {
+		detached(ctx, func(ctx context.Context) {
 			if _, err := d.Reservation.Pause(ctx, retryIn, strconv.Itoa(resp.StatusCode)); err != nil {
 				t.c.Logger.Warn("httpthrottle: a refusal could not be stored: its policy does not pause",
 					"policy", d.Policy, "error", err)
@@ -72,12 +72,12 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 	}
 	type gap struct {
 		remainder
-		behind int64 // our windows
+		excess int64 // of our windows over the upstream
 	}
 	worst := map[string]gap{}
 	for _, r := range remainders(resp.Header, clock(resp), units) {
 		ours, ok := grantable(d, r)
-		if known, seen := worst[r.unit]; ok && (!seen || ours-r.units > known.behind) {
+		if other, seen := worst[r.unit]; ok && (!seen || ours-r.units > other.excess) {
 			worst[r.unit] = gap{r, ours - r.units}
 		}
 	}
@@ -87,16 +87,16 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 			parts = append(parts, w.Scope.Values...)
 		}
 		key := strings.Join(parts, "\x00")
-		if !l.news(key, r.behind, r.reset) {
+		if !l.isNews(key, r.excess, r.reset) {
 			continue
 		}
-		afterward(ctx, func(ctx context.Context) {
+		detached(ctx, func(ctx context.Context) {
 			if err := d.Reservation.ReportRemaining(ctx, unit, r.units, r.reset); err != nil {
 				l.logger.Warn("httpthrottle: the upstream's remaining units could not be stored",
 					"policy", d.Policy, "error", err)
 				return
 			}
-			l.note(key, r.behind, r.reset)
+			l.note(key, r.excess, r.reset)
 		})
 	}
 }
@@ -121,27 +121,27 @@ func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	return least, ok
 }
 
-// news reports whether a drift must be reported: it has grown, or the one reported is far too
-// strict by now.
-func (l *learner) news(key string, behind int64, reset time.Duration) bool {
+// isNews reports whether an excess must be reported: it has grown, or the one reported is far too
+// large by now.
+func (l *learner) isNews(key string, excess int64, reset time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before, ok := l.drifts[key]
-	if !ok || !time.Now().Before(before.until) {
-		return behind > 0
+	reported, ok := l.drifts[key]
+	if !ok || !time.Now().Before(reported.until) {
+		return excess > 0
 	}
-	// A reset that moved is another period of the upstream.
-	moved := time.Now().Add(reset).Sub(before.until).Abs() > max(2*time.Second, reset/10)
-	return behind > before.units || behind < before.units/2 || moved && behind > 0
+	// A reset that has moved belongs to another period of the upstream.
+	moved := time.Now().Add(reset).Sub(reported.until).Abs() > max(2*time.Second, reset/10)
+	return excess > reported.units || excess < reported.units/2 || moved && excess > 0
 }
 
-func (l *learner) note(key string, behind int64, reset time.Duration) {
+func (l *learner) note(key string, excess int64, reset time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.drifts) >= maxDrifts {
 		clear(l.drifts)
 	}
-	l.drifts[key] = drift{behind, time.Now().Add(reset)}
+	l.drifts[key] = drift{excess, time.Now().Add(reset)}
 }
 
 // clock returns the time by the upstream's clock, from the field Date, or else our own time.

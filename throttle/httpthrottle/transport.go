@@ -45,8 +45,8 @@ type TransportConfig struct {
 	// Limiter decides. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger gets releases, cancellations and refusals that Redis did not take. The default is
-	// slog.Default().
+	// Logger gets a record of each release, cancellation and refusal that could not be stored in Redis.
+	// The default is slog.Default().
 	Logger *slog.Logger
 
 	// MaxWait is the longest time that a call waits for its turn, unless Request sets one. The
@@ -128,11 +128,11 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 	return &Transport{c, learner{logger: c.Logger, drifts: map[string]drift{}}}, nil
 }
 
-// RoundTrip makes the call if it fits, and never repeats one. Each call of a chain of redirects
-// counts. A refusal is a response like any other: the job's worker knows of it.
+// RoundTrip makes the call if it fits, and never repeats it. Each call of a chain of redirects
+// counts. A refusal is a response like any other, and the job's worker learns of it too.
 //
 // Slots in Concurrency windows are held until the response's body is read to its end or closed, or
-// the context ends. throttle.ErrLeaseLost ends a call that lost its slot before.
+// the context ends. A call that loses its slot earlier ends with throttle.ErrLeaseLost.
 //
 // After an *UnidentifiedError, a *CountedError or one of throttle.Limiter.Wait, such as a
 // *throttle.DeniedError, the call was not made. Other errors are Base's.
@@ -145,10 +145,10 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	case !ok:
 		return unmade(req, &UnidentifiedError{req.Method, req.URL.Host})
 	case t.c.LearnOnly:
-		made := time.Now()
+		sentAt := time.Now()
 		resp, err := t.c.Base.RoundTrip(req)
 		if resp != nil && err == nil {
-			t.learn(req.Context(), resp, caller, t.granted(caller, r), made)
+			t.learn(req.Context(), resp, caller, t.decisionOf(caller, r), sentAt)
 		}
 		return resp, err
 	case caller.Counted(r.Policy):
@@ -161,9 +161,9 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return t.call(req, caller, d)
 }
 
-// granted returns the decision of a call that reserves nothing: the job's, or one with only the
-// request.
-func (t *Transport) granted(caller *throttle.Caller, r throttle.Request) throttle.Decision {
+// decisionOf returns the decision that stands for a call that reserves nothing: the job's, if it is of
+// the same policy and tenant, and else one with only the request.
+func (t *Transport) decisionOf(caller *throttle.Caller, r throttle.Request) throttle.Decision {
 	d := throttle.Decision{Policy: r.Policy, Reservation: throttle.Reservation{Request: r}}
 	if caller != nil {
 		job := caller.Decision
@@ -220,20 +220,20 @@ func (t *Transport) call(
 		}
 	}()
 
-	var sought, sent atomic.Bool
+	var connects, connected atomic.Bool
 	trace := &httptrace.ClientTrace{
-		GetConn: func(string) { sought.Store(true) },
-		GotConn: func(httptrace.GotConnInfo) { sent.Store(true) }, // from here on the upstream may see the call
+		GetConn: func(string) { connects.Store(true) },
+		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }, // from here on the upstream may see the call
 	}
-	made := time.Now()
+	sentAt := time.Now()
 	resp, err := t.c.Base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
 	if resp == nil || err != nil {
-		if sought.Load() && !sent.Load() {
+		if connects.Load() && !connected.Load() {
 			t.cancel(outer, d.Reservation)
 		}
-		return nil, err // nothing at all is an error of http.Client
+		return nil, err // if both are nil, http.Client makes an error
 	}
-	t.learn(outer, resp, caller, d, made)
+	t.learn(outer, resp, caller, d, sentAt)
 	if reading = d.Reservation.Lease() > 0; reading {
 		untilRead(outer, resp, end)
 	}
@@ -242,7 +242,7 @@ func (t *Transport) call(
 
 // cancel cancels the reservation of a call that was not made.
 func (t *Transport) cancel(ctx context.Context, r throttle.Reservation) {
-	afterward(ctx, func(ctx context.Context) {
+	detached(ctx, func(ctx context.Context) {
 		if _, err := r.Cancel(ctx); err != nil {
 			t.c.Logger.Warn("httpthrottle: the reservation of a call that was not made was not cancelled, and counts",
 				"policy", r.Policy, "error", err)
@@ -258,14 +258,14 @@ func release(ctx context.Context, r throttle.Reservation, logger *slog.Logger) {
 	}
 }
 
-func afterward(ctx context.Context, do func(context.Context)) {
+func detached(ctx context.Context, do func(context.Context)) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	do(ctx)
 }
 
-// unmade is the result of a call that was not made. A RoundTripper closes the request's body even
-// then.
+// unmade returns the error of a call that was not made. A RoundTripper has to close the request's
+// body even then.
 func unmade(req *http.Request, err error) (*http.Response, error) {
 	if req.Body != nil {
 		req.Body.Close()

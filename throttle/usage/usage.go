@@ -8,7 +8,7 @@
 //	...
 //	top, err := usage.Top(ctx, limiter, "github-api", 10)
 //
-// Grants are summed in memory, and written every few seconds, beside the calls of the limiter.
+// Grants are summed in memory, and written every few seconds, apart from the limiter's own calls.
 package usage
 
 import (
@@ -31,13 +31,13 @@ import (
 const Span = time.Hour
 
 const (
-	every      = 10 * time.Second // between two writes
-	maxMembers = 1000             // tenants of a set: the most frequent stay
-	maxSummed  = 10_000
-	timeout    = 5 * time.Second
+	writeEvery   = 10 * time.Second
+	writeTimeout = 5 * time.Second
+	maxMembers   = 1000   // tenants of a set: those with the fewest requests are dropped
+	maxSummed    = 10_000 // sums in memory
 )
 
-// A set is a kind of sorted sets, each of which counts for a span of time.
+// A set is a kind of sorted set in Redis: one for each policy and span of time.
 type set struct {
 	kind string
 	span time.Duration
@@ -51,13 +51,13 @@ func (s set) key(l *throttle.Limiter, policy string, at time.Time) string {
 	return fmt.Sprintf("%ssluice:{%s}:%s:%d", l.Config().Prefix, policy, s.kind, at.Truncate(s.span).Unix())
 }
 
-// A count is of a tenant, or an event.
+// A count names a sum: a tenant's requests, or how often an event happened.
 type count struct {
 	in             set
 	policy, member string
 }
 
-// A Counter counts what the limiter grants that it observes. It is safe for concurrent use.
+// A Counter counts the grants of the limiters that it observes. It is safe for concurrent use.
 type Counter struct {
 	mu   sync.Mutex
 	sums map[count]int64
@@ -66,7 +66,7 @@ type Counter struct {
 // New returns a counter that writes nothing before Start.
 func New() *Counter { return &Counter{sums: map[count]int64{}} }
 
-// Observer returns an observer that counts, and calls another one too, such as that of
+// Observer returns an observer that counts, and then calls another one, such as that of
 // promthrottle.
 func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 	o := next
@@ -84,12 +84,12 @@ func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 	return o
 }
 
-// then calls another function, if there is one, after the own.
-func then[T any](next, own func(T)) func(T) {
+// then returns a function that calls count, and then next if that is not nil.
+func then[T any](next, count func(T)) func(T) {
 	if next == nil {
-		return own
+		return count
 	}
-	return func(t T) { own(t); next(t) }
+	return func(t T) { count(t); next(t) }
 }
 
 func (c *Counter) decided(d throttle.Decision) {
@@ -99,23 +99,23 @@ func (c *Counter) decided(d throttle.Decision) {
 	}
 }
 
-func (c *Counter) add(of count, n int64) {
+func (c *Counter) add(key count, n int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, known := c.sums[of]; n != 0 && (known || of.in == byMinute || len(c.sums) < maxSummed) { // tenants are data
-		c.sums[of] += n
+	if _, known := c.sums[key]; n != 0 && (known || key.in == byMinute || len(c.sums) < maxSummed) { // tenants are data
+		c.sums[key] += n
 	}
 }
 
-// Start writes the observed grants and the number of waiting tickets every 10 seconds, by one pipeline. It
-// uses the limiter's Redis and Logger. Stop ends that, and writes the rest. It waits for Redis for 5 seconds
-// at most.
+// Start writes the observed grants and the number of waiting tickets every 10 seconds, in one pipeline. It
+// uses the limiter's Redis and Logger. Stop ends that and writes the rest. It waits at most 5 seconds for
+// Redis.
 func (c *Counter) Start(l *throttle.Limiter) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
 	ended.Go(func() {
 		defer c.write(l)
-		for tick := time.Tick(every); ctx.Err() == nil; {
+		for tick := time.Tick(writeEvery); ctx.Err() == nil; {
 			select {
 			case <-ctx.Done():
 			case <-tick:
@@ -126,15 +126,15 @@ func (c *Counter) Start(l *throttle.Limiter) (stop func()) {
 	return func() { cancel(); ended.Wait() }
 }
 
-// write writes all sums, if the limiter's Redis answers. What fails after that is lost.
+// write writes all sums. If Redis does not answer they stay for the next time; if it fails later they are lost.
 func (c *Counter) write(l *throttle.Limiter) {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), writeTimeout)
 	defer cancel()
-	inLine := map[string]int64{} // by the policies where something happened
+	inLine := map[string]int64{} // waiting tickets of each policy where anything happened
 	for _, line := range l.Lines() {
 		n, err := l.Line(line).Len(ctx)
 		if err != nil {
-			return // what was counted is written later
+			return
 		}
 		if n > 0 {
 			inLine[throttle.PolicyOf(line)] += n
@@ -146,13 +146,13 @@ func (c *Counter) write(l *throttle.Limiter) {
 	c.mu.Unlock()
 	at, pipe := time.Now(), l.Config().Client.Pipeline()
 	minute := at.UTC().Format("4 ")
-	for of, n := range sums {
-		if of.in == byMinute {
-			of.member = minute + of.member
+	for key, n := range sums {
+		if key.in == byMinute {
+			key.member = minute + key.member
 		}
 		if n != 0 {
-			pipe.ZIncrBy(ctx, of.in.key(l, of.policy, at), float64(n), of.member)
-			inLine[of.policy] += 0
+			pipe.ZIncrBy(ctx, key.in.key(l, key.policy, at), float64(n), key.member)
+			inLine[key.policy] += 0 // so that its sets are kept too
 		}
 	}
 	for policy, n := range inLine {
@@ -171,11 +171,11 @@ func (c *Counter) write(l *throttle.Limiter) {
 type Use struct {
 	Tenant string  `json:"tenant"`
 	Units  int64   `json:"units"`
-	Part   float64 `json:"part"` // of what all were granted: 0 to 1
+	Part   float64 `json:"part"` // of the units granted to all tenants: 0 to 1
 }
 
-// Top returns at most n tenants that were granted most requests of a policy in the last hour, those
-// with most first. It is empty where no Counter writes. The error wraps that of go-redis.
+// Top returns the at most n tenants to which a policy granted most requests in the last hour, in
+// descending order. It is empty where no Counter writes. The error wraps that of go-redis.
 func Top(ctx context.Context, l *throttle.Limiter, policy string, n int) ([]Use, error) {
 	now := time.Now()
 	pipe := l.Config().Client.Pipeline() // no role of lock-down-redis.md may call ZUNION
@@ -210,11 +210,11 @@ const HistorySpan, Step = 24 * time.Hour, time.Minute
 type Point struct {
 	At                        time.Time // when it began
 	Granted, Refused, Waiting int64     // requests, refusals by the upstream, and tickets in line at its end
-	Known                     bool      // something was written
+	Known                     bool      // whether any Counter wrote in it
 }
 
-// History returns the minutes of some policies from a time on. The last one is under way. The error
-// wraps that of go-redis.
+// History returns the minutes of each policy from a time on. The last minute is still under way. The
+// error wraps that of go-redis.
 func History(ctx context.Context, l *throttle.Limiter, policies []string, since time.Time) (map[string][]Point, error) {
 	now := time.Now()
 	since = since.Truncate(Step).UTC()

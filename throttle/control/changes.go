@@ -28,14 +28,14 @@ type Change struct {
 	Author
 
 	At      time.Time `json:"at,omitzero"`       // by the clock of Redis, in whole milliseconds
-	ID      string    `json:"id,omitempty"`      // in the log
+	ID      string    `json:"id,omitempty"`      // of the entry in the log
 	Policy  string    `json:"policy,omitempty"`  // its name; "" if all were published
 	Tenant  string    `json:"tenant,omitempty"`  // its name; "" for all
 	Text    string    `json:"text,omitempty"`    // what has changed, for people
 	Version int64     `json:"version,omitempty"` // of the whole state; it grows by each change
 	Kind    string    `json:"what"`              // such as Published
 
-	Policies []throttle.Policy `json:"policies,omitempty"` // that were published: to publish them again
+	Policies []throttle.Policy `json:"policies,omitempty"` // the published ones: for publishing them again
 }
 
 // Changes returns the last n changes, the newest first. The log keeps MaxChanges. The error wraps that
@@ -60,20 +60,20 @@ func (s *Store) Changes(ctx context.Context, n int) ([]Change, error) {
 	return changes, nil
 }
 
-// Record logs a change that is made elsewhere, such as WasReset by throttle.Limiter.Reset. Use it
-// before the change is made: so none is missing. Errors are SetOverride's.
+// Record logs a change that is made elsewhere, such as WasReset by throttle.Limiter.Reset. Call it
+// before the change, so that no change is missing from the log. Errors are SetOverride's.
 func (s *Store) Record(ctx context.Context, c Change) error {
 	_, err := s.change(ctx, "", "", 0, 0, c)
 	return err
 }
 
-// Differences describes how other policies differ, with the limits of windows before and after,
-// such as "github-api/provider 10/s -> 15/s, added mail". It is empty if nothing differs.
-func Differences(before, now []throttle.Policy) string {
-	was, is := factsOf(before), factsOf(now)
+// Differences describes how policies have changed, with the limits of windows before and after, such
+// as "github-api/provider 10/s -> 15/s, added mail". It is empty if nothing differs.
+func Differences(before, after []throttle.Policy) string {
+	oldFacts, newFacts := factsOf(before), factsOf(after)
 	var parts []string
-	for name, fact := range is {
-		switch old, known := was[name]; {
+	for name, fact := range newFacts {
+		switch old, known := oldFacts[name]; {
 		case !known:
 			parts = append(parts, "added "+name)
 		case old.limit != fact.limit:
@@ -81,16 +81,16 @@ func Differences(before, now []throttle.Policy) string {
 		case old != fact:
 			parts = append(parts, "changed "+name)
 		}
-		delete(was, name)
+		delete(oldFacts, name)
 	}
-	for name := range was {
+	for name := range oldFacts {
 		parts = append(parts, "removed "+name)
 	}
 	slices.Sort(parts)
 	return strings.Join(parts, ", ")
 }
 
-// A policyFact is the text of a policy, or of one of its windows and its limit, to compare.
+// A policyFact is a policy, or one window with its limit, as texts that can be compared.
 type policyFact struct{ text, limit string }
 
 func factsOf(policies []throttle.Policy) map[string]policyFact {

@@ -17,7 +17,7 @@ const (
 	// lookEvery is how often a follower asks whether something has changed.
 	lookEvery = 500 * time.Millisecond
 
-	// reportEvery is how often it says that it is still here.
+	// reportEvery is how often a follower reports that it still follows.
 	reportEvery = 10 * time.Second
 
 	readTimeout = 2 * time.Second
@@ -39,20 +39,19 @@ type Follower struct {
 	done   sync.WaitGroup
 
 	ownPolicies []throttle.Policy // of the program
-	state       State             // as it was read last; if Redis has forgotten the policies, with those it had
+	state       State             // the last one; its policies stay when Redis has forgotten them
 	version     int64             // the published version that is in force here; 0: its own policies
-	reported    time.Time         // when it last said so
+	reported    time.Time         // when report last wrote the version
 	offset      time.Duration     // of the clock of Redis
-	silent      bool              // Redis did not answer last time
+	readFailed  bool              // the last time
 }
 
 // Follow keeps the limiter of a Store up to date with it, from now until Close. It reads the Store
-// once before it returns. While Redis does not answer, or nothing was published, the limiter has its
-// own policies.
+// once before it returns. Until published policies have been read, the limiter has its own.
 //
 // Every change is in force within a second. The limiter's Observer.Followed is called for each version.
-// Policies that cannot be used are logged, and those before stay in force, as they do if Redis forgets
-// what was published.
+// Policies that cannot be used are logged, and the earlier ones stay in force. They also stay if Redis
+// forgets what was published.
 func (s *Store) Follow(ctx context.Context, c FollowConfig) *Follower {
 	f := &Follower{config: c, store: s, logger: s.limiter.Config().Logger, ownPolicies: s.limiter.Policies()}
 	f.look(ctx)
@@ -75,35 +74,35 @@ func (f *Follower) Close() {
 	f.report(false)
 }
 
-// look reads the state, and puts what has changed in force.
+// look reads the state, and puts into force what has changed.
 func (f *Follower) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	before := f.state
-	now, err := f.store.read(ctx, before)
+	state, err := f.store.read(ctx, before)
 	if ctx.Err() == context.Canceled {
 		return
 	}
 	switch {
 	case err != nil:
-		if !f.silent {
+		if !f.readFailed {
 			f.logger.Warn("control: what is in force cannot be read: what was read last stays", "err", err)
 		}
-		now = before
-		now.Interventions = before.InForce(time.Now().Add(f.offset))
-	case now.Version == 0 && before.Version > 0:
+		state = before
+		state.Interventions = before.InForce(time.Now().Add(f.offset))
+	case state.Version == 0 && before.Version > 0:
 		if !f.config.KeepPolicies {
 			f.logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
 		}
-		now.Policies, now.Removed, now.Version = before.Policies, before.Removed, before.Version
+		state.Policies, state.Removed, state.Version = before.Policies, before.Removed, before.Version
 	}
-	f.state, f.silent, f.offset = now, err != nil, time.Until(now.At)
-	was, _ := before.Effective()
-	policies, others := now.Effective()
-	if isNew := now.Version != before.Version; isNew || f.version > 0 && !reflect.DeepEqual(was, policies) {
+	f.state, f.readFailed, f.offset = state, err != nil, time.Until(state.At)
+	policiesBefore, _ := before.Effective()
+	policies, others := state.Effective()
+	if isNew := state.Version != before.Version; isNew || f.version > 0 && !reflect.DeepEqual(policiesBefore, policies) {
 		f.adopt(policies, isNew)
 	}
-	if !reflect.DeepEqual(before.Overrides, now.Overrides) || !reflect.DeepEqual(before.Pauses, now.Pauses) {
+	if !reflect.DeepEqual(before.Overrides, state.Overrides) || !reflect.DeepEqual(before.Pauses, state.Pauses) {
 		f.store.limiter.SetInterventions(others)
 	}
 	if time.Since(f.reported) >= reportEvery {
@@ -111,9 +110,9 @@ func (f *Follower) look(ctx context.Context) {
 	}
 }
 
-// report notes for other processes which policies this one runs, or no longer.
+// report tells other processes which policies this one runs, or with false that it no longer follows.
 func (f *Follower) report(follows bool) {
-	if f.silent {
+	if f.readFailed {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
@@ -135,8 +134,8 @@ func (f *Follower) report(follows bool) {
 	f.reported = time.Now()
 }
 
-// adopt puts published policies in force, as they hold for all tenants now. If the version is new, it warns if they
-// are not those of the program.
+// adopt puts published policies in force, with the overrides for all tenants applied. For a new version it warns if
+// the program's own policies differ.
 func (f *Follower) adopt(policies []throttle.Policy, isNew bool) {
 	err, differs := f.state.PoliciesErr, Differences(f.ownPolicies, f.state.Policies)
 	if isNew && err == nil && len(f.ownPolicies) > 0 && differs != "" {

@@ -16,13 +16,13 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
-// fieldOf returns the field of the state that has an override or a pause. The kind is Overridden or Paused.
+// fieldOf returns the field of the state for an override or a pause. The kind is Overridden or Paused.
 func fieldOf(kind, policy, tenant string) string {
 	return kind + " " + policy + " " + url.QueryEscape(tenant)
 }
 
-// add reads a field of the state: a number, and JSON. Overrides and pauses are read leniently: what an older
-// program does not know has no effect there.
+// add reads a field of the state: a number, and JSON. It ignores parts of overrides and pauses that this program
+// is too old to know.
 func (s *State) add(field, value string) error {
 	kind, names, _ := strings.Cut(field, " ")
 	_, escaped, _ := strings.Cut(names, " ")
@@ -52,9 +52,9 @@ func (s *State) add(field, value string) error {
 	return nil
 }
 
-// SetOverride puts an override of one tenant in force for a time, above 0 and at most MaxTTL, in
-// place of the one before. Its By, Until and Why are ignored. It has to suit policies that were
-// published. For others see throttle.Limiter.ValidateOverride.
+// SetOverride puts an override of one tenant in force for a time, above 0 and at most MaxTTL. It
+// replaces the tenant's earlier one. Its By, Until and Why are ignored. It must fit the published
+// policies. For policies that are not published see throttle.Limiter.ValidateOverride.
 //
 // Without a tenant it changes windows of a published policy, shared ones too, for all tenants.
 //
@@ -92,7 +92,7 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 }
 
 // With returns the published policies with the windows of an override for all tenants. The error is
-// a *throttle.PolicyError. A burst that is the default follows its limit.
+// a *throttle.PolicyError. A burst that has its default changes with its limit.
 func (s State) With(o throttle.TenantOverride) ([]throttle.Policy, error) {
 	policies := slices.Clone(s.Policies)
 	i := slices.IndexFunc(policies, func(p throttle.Policy) bool { return p.Name == o.Policy })
@@ -111,13 +111,13 @@ func (s State) With(o throttle.TenantOverride) ([]throttle.Policy, error) {
 	return policies, nil
 }
 
-// Front returns the override by which a tenant goes before others for a time. What an override in force changes
-// stays as it is. If that would end later, the error is an InputError, unless it has the tenant go first already.
+// Front returns the override by which a tenant goes first for a time. It keeps the other changes of an override in
+// force. If that one ends later, the error is an InputError, unless the tenant goes first by it already.
 func (s State) Front(policy, tenant string, ttl time.Duration) (throttle.TenantOverride, error) {
 	o := throttle.TenantOverride{Policy: policy, Tenant: tenant}
-	for _, in := range s.Overrides {
-		if in.Policy == policy && in.Tenant == tenant {
-			o = in
+	for _, current := range s.Overrides {
+		if current.Policy == policy && current.Tenant == tenant {
+			o = current
 		}
 	}
 	if o.Weight != MaxWeight && o.Until.Sub(s.At) > ttl {
@@ -168,8 +168,8 @@ func DescribeOverride(o throttle.TenantOverride) string {
 	return strings.Join(parts, ", ")
 }
 
-// Describe says which override, or with Paused which pause, of a tenant is in force, until when, by
-// whom and why. It is empty if none is.
+// Describe describes the override of a tenant, or with Paused the pause: its end, author and reason. It
+// is empty if none is in force.
 func (s State) Describe(kind, policy, tenant string) string {
 	until := func(end time.Time, who, why string) string {
 		return fmt.Sprintf(" until %s UTC by %s: %s", end.UTC().Format(time.DateTime), quote.Name(who), quote.Name(why))
@@ -188,8 +188,8 @@ func (s State) Describe(kind, policy, tenant string) string {
 }
 
 // Pause stops grants of a policy to a tenant, or with "" to all, for a time: above 0 and at most
-// MaxTTL. It replaces the pause before. Tasks that run go on. If policies were published, it has to
-// be one of them. Errors are SetOverride's.
+// MaxTTL. It replaces an earlier pause. Tasks that run go on. If policies were published, the policy
+// must be one of them. Errors are SetOverride's.
 func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duration, author Author) error {
 	state, err := s.stateBefore(ctx, policy, tenant, d, author)
 	if err != nil {
@@ -204,9 +204,9 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 	return s.intervene(ctx, Change{Kind: Paused, Author: author, Policy: policy, Tenant: tenant}, pause, d, state)
 }
 
-// End ends what is in force for a tenant, or with "" for all. With Cleared it ends the override, with Resumed
-// the pause by Pause. It reports whether there was one. For pauses by an upstream see
-// throttle.Limiter.Resume. Errors are SetOverride's.
+// End ends the override of a tenant (kind Cleared) or the pause by an operator (Resumed); the tenant "" stands
+// for all. It reports whether there was one. For pauses by an upstream see throttle.Limiter.Resume. Errors are
+// SetOverride's.
 func (s *Store) End(ctx context.Context, kind, policy, tenant string, author Author) (found bool, err error) {
 	field := fieldOf(map[string]string{Cleared: Overridden, Resumed: Paused}[kind], policy, tenant)
 	version, err := s.change(ctx, field, "", 0, 0, Change{Kind: kind, Author: author, Policy: policy, Tenant: tenant})
@@ -224,7 +224,7 @@ func (s *Store) intervene(ctx context.Context, c Change, overrideOrPause any, tt
 	return err
 }
 
-// stateBefore returns what is in force before a valid override or pause is.
+// stateBefore checks the arguments of an override or a pause, and reads what is in force before it.
 func (s *Store) stateBefore(ctx context.Context, policy, tenant string, ttl time.Duration, author Author) (State, error) {
 	switch err := author.validate(); {
 	case policy == "" || len(policy) > 64 || strings.Contains(policy, " "):

@@ -33,8 +33,8 @@ import (
 const (
 	MaxInForce  = 1000 // overrides and pauses together
 	MaxTTL      = throttle.MaxPeriod
-	MaxWeight   = 1e6    // by which a tenant goes before all others
-	MaxChanges  = 10_000 // that the log keeps: of more, the oldest go
+	MaxWeight   = 1e6    // a tenant of this weight goes first
+	MaxChanges  = 10_000 // in the log: older ones are deleted
 	MaxWhoBytes = 200
 	MaxWhyBytes = 500
 )
@@ -47,7 +47,7 @@ func StoreOf(l *throttle.Limiter) *Store { return &Store{l} }
 
 func (s *Store) client() redis.UniversalClient { return s.limiter.Config().Client }
 
-// key returns a key of the store. No policy has a "!" in its name, so none has these keys.
+// key returns a key of the store. No policy has a "!" in its name, so no policy's key is the same.
 func (s *Store) key(name string) string {
 	return s.limiter.Config().Prefix + "sluice:{!control}:" + name
 }
@@ -82,17 +82,17 @@ type State struct {
 	// Policies are the published policies, with their defaults. It is nil if none were published.
 	Policies []throttle.Policy
 
-	// Removed are policies that were published before, with their last windows. Their waiting
-	// tickets still start by these.
+	// Removed are policies that were published before, with their last windows, by which tickets
+	// that still wait start.
 	Removed []throttle.Policy `json:",omitempty"`
 
-	// PoliciesErr says why Policies cannot be read, as by a program that is older than they are.
+	// PoliciesErr says why Policies cannot be read, perhaps because this program is older than they are.
 	PoliciesErr error `json:"-"`
 
-	// Version is that of Policies, for Publish. It is 0 if none were published.
+	// Version is the version of Policies, for Publish. It is 0 if none were published.
 	Version int64 `json:"-"`
 
-	mark string // of the change that was made last
+	mark string // of the last change
 }
 
 var (
@@ -113,8 +113,8 @@ func (s *Store) State(ctx context.Context) (State, error) {
 // read reads what is in force. If nothing has changed since `before` was read, Redis sends only the time.
 func (s *Store) read(ctx context.Context, before State) (state State, err error) {
 	reply, err := readScript.Run(ctx, s.client(), []string{s.key("state")}, before.mark).StringSlice()
-	us, bad := strconv.ParseInt(strings.Join(reply[:min(1, len(reply))], ""), 10, 64)
-	if err = cmp.Or(err, bad); err != nil {
+	us, parseErr := strconv.ParseInt(strings.Join(reply[:min(1, len(reply))], ""), 10, 64)
+	if err = cmp.Or(err, parseErr); err != nil {
 		return state, fmt.Errorf("control: reading what is in force: %w", err)
 	}
 	if len(reply) == 1 {
@@ -131,12 +131,12 @@ func (s *Store) read(ctx context.Context, before State) (state State, err error)
 	return state, nil
 }
 
-// reportedFor is the time after its last report for which a process counts.
+// reportedFor is how long a process is listed after its last report.
 const reportedFor = time.Minute
 
-// Processes returns the names of the processes that follow (throttle.Config.Name), in order, by which
-// policies they run, such as "published version 3" or "its own policies 1a2b3c4d". The error wraps that
-// of Redis.
+// Processes returns the sorted names (throttle.Config.Name) of the processes that follow, keyed by the
+// policies that they run, such as "published version 3" or "its own policies 1a2b3c4d". The error wraps
+// that of Redis.
 func (s *Store) Processes(ctx context.Context) (map[string][]string, error) {
 	members, err := s.client().ZRange(ctx, s.key("processes"), 0, -1).Result()
 	if err != nil {
@@ -154,16 +154,16 @@ func (s *Store) Processes(ctx context.Context) (map[string][]string, error) {
 // ErrConflict is what Publish's error wraps if somebody else has published since the version was read.
 var ErrConflict = errors.New("control: other policies were published meanwhile: look at them, and publish again")
 
-// Publish puts policies in force, on all limiters that follow, in place of those of a version: 0 if
-// none were published. It returns the version of the new ones, or the same if nothing differs.
+// Publish puts policies in force on all limiters that follow. They replace the policies of a version, 0
+// if none were published. It returns the new version, or the same one if nothing differs.
 //
 // Errors are a *throttle.PolicyError, ErrConflict, one that names Author's field, or wrap that of
-// Redis, after which it may have changed.
+// Redis, after which the policies may be in force all the same.
 func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version int64, author Author) (int64, error) {
 	if len(policies) == 0 {
 		return 0, errors.New("control: no policies: must be at least one, as none would guard nothing")
 	}
-	now, err := s.newLimiter(policies)
+	next, err := s.newLimiter(policies)
 	if err = cmp.Or(author.validate(), err); err != nil {
 		return 0, err
 	}
@@ -179,11 +179,11 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	if err != nil {
 		return 0, err
 	}
-	removed, err := s.removed(ctx, before, now.Lines())
+	removed, err := s.removed(ctx, before, next.Lines())
 	if err != nil {
 		return 0, err
 	}
-	text, _ := json.Marshal(State{Policies: now.Policies(), Removed: removed}) // a limiter has taken them
+	text, _ := json.Marshal(State{Policies: next.Policies(), Removed: removed}) // newLimiter has accepted them
 	change := Change{Kind: Published, Author: author, Policies: policies, Text: Differences(before.Policies, policies)}
 	if before.PoliciesErr != nil {
 		change.Text = "replaces policies that could not be read"
@@ -193,8 +193,8 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	return s.change(ctx, "policies", string(text), 0, version, change)
 }
 
-// removed returns the policies that policies with these lines do not replace: those that were in force, and
-// those removed before for which somebody waits still.
+// removed returns the policies that have a line besides these: the published ones, and of those removed
+// earlier the ones for which tickets still wait.
 func (s *Store) removed(ctx context.Context, before State, lines []string) (removed []throttle.Policy, err error) {
 	for i, p := range slices.Concat(before.Policies, before.Removed) {
 		l, err := s.newLimiter([]throttle.Policy{p})
@@ -222,7 +222,7 @@ func (s *Store) newLimiter(policies []throttle.Policy) (*throttle.Limiter, error
 	return throttle.New(throttle.Config{Client: s.client(), Policies: policies, Prefix: s.limiter.Config().Prefix})
 }
 
-// change makes one change, and logs it, or without a field only logs it. It returns the version, 0 if nothing changed.
+// change sets or ends a field, and logs that; without a field it only logs. It returns the version, 0 if nothing changed.
 func (s *Store) change(
 	ctx context.Context, field, value string, ttl time.Duration, version int64, c Change,
 ) (int64, error) {
@@ -251,7 +251,7 @@ func digest(policies []throttle.Policy) string {
 	return fmt.Sprintf("%x", sha256.Sum256(text))[:8]
 }
 
-// decodePolicies reads policies strictly: a program that does not know one of their fields keeps those that it has.
+// decodePolicies reads policies strictly: a program that does not know one of their fields keeps its present policies.
 func (s *State) decodePolicies(text string) {
 	strict := json.NewDecoder(strings.NewReader(text))
 	strict.DisallowUnknownFields()

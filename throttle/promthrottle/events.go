@@ -24,7 +24,7 @@ func (m *Metrics) called(c throttle.Call) {
 	m.call.WithLabelValues(c.Policy, c.Script).Observe(c.Took.Seconds())
 }
 
-// dequeue is the script of calls that package worker reports of asynq's Redis.
+// dequeue is the script that package worker names for its calls to asynq's Redis.
 const dequeue = "dequeue"
 
 // classes are errors, and their names as labels.
@@ -54,7 +54,7 @@ func (m *Metrics) decided(d throttle.Decision) {
 	if d.Observed != nil {
 		m.observed.WithLabelValues(d.Policy, d.Observed.By).Inc()
 		if !d.Observed.NeverFits {
-			m.would.WithLabelValues(d.Policy).Observe(d.Observed.Wait.Seconds())
+			m.observedWait.WithLabelValues(d.Policy).Observe(d.Observed.Wait.Seconds())
 		}
 	}
 	if d.Granted {

@@ -21,7 +21,7 @@ import (
 
 // Metrics are the metrics of one limiter. It is safe for concurrent use.
 type Metrics struct {
-	call, expected, late, wait, would         *prometheus.HistogramVec
+	call, expected, late, observedWait, wait  *prometheus.HistogramVec
 	denials, errors, grants                   *prometheus.CounterVec
 	observed, refusals, unavailable, unusable *prometheus.CounterVec
 	version                                   *prometheus.GaugeVec
@@ -40,8 +40,8 @@ var (
 	forWaits  = []float64{.01, .1, .5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600}
 )
 
-// New returns metrics that a registerer has. Each limiter of a process needs a registerer of its own:
-// prometheus.WrapRegistererWith adds a label that tells them apart. The error is that of the registerer.
+// New registers the metrics of one limiter. Each limiter of a process needs a registerer of its own:
+// prometheus.WrapRegistererWith adds a label that tells them apart. The error wraps the registerer's.
 func New(registerer prometheus.Registerer) (*Metrics, error) {
 	if registerer == nil {
 		return nil, errors.New("promthrottle: the registerer is nil: must be such as prometheus.DefaultRegisterer")
@@ -62,7 +62,7 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 	m.denials = counter("denials_total", "Requests denied, by the window that denied for longest.", "policy", "by")
 	m.observed = counter("observed_denials_total", "Requests that an observing policy would deny, by window.",
 		"policy", "by")
-	m.would = histogram("observed_wait_seconds", "How long these requests would wait.", forWaits, "policy")
+	m.observedWait = histogram("observed_wait_seconds", "How long these requests would wait.", forWaits, "policy")
 	m.expected = histogram("expected_wait_seconds", "Expected wait of tickets when they joined.", forWaits, "policy")
 	m.wait = histogram("wait_seconds", "How long work waited from its join to its start.", forWaits, "policy")
 	m.late = histogram("start_delay_seconds", "How long after it fitted work started.", forStarts, "policy")
@@ -112,7 +112,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.watch(ch)
 	m.events.Collect(ch)
 	for i, redis := range []string{"limiter", "queues"} {
-		up, seconds := m.down[i].now()
+		up, seconds := m.down[i].totals()
 		ch <- prometheus.MustNewConstMetric(m.states["redis_up"], prometheus.GaugeValue, up, redis)
 		ch <- prometheus.MustNewConstMetric(m.states["redis_down_seconds_total"], prometheus.CounterValue, seconds, redis)
 	}

@@ -21,13 +21,13 @@ const (
 	// atOnce is how many policies are read at once.
 	atOnce = 16
 
-	// sampled is how many tenants of a policy are looked at.
+	// sampled is how many tenants of a policy a scrape reads.
 	sampled = 16
 )
 
 // Watch adds the metrics that only Redis knows, such as sluice_waiting. Each scrape then reads the
-// state of every policy, and waits for 1.5 seconds at most. A policy that was not read in time has no
-// such metrics, and counts as a failure of Redis.
+// state of every policy, and waits at most 1.5 seconds for them. A policy that was not read in time
+// has no such metrics, and counts as a failure of Redis.
 func (m *Metrics) Watch(l *throttle.Limiter) { m.watched.Store(l) }
 
 // watch exports the state of each policy, if Redis returns it in time.
@@ -89,17 +89,17 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 	type labels struct{ queue, class string }
 	queues := map[labels]inspect.QueueState{} // several asynqs may have one of the same name
 	for _, q := range s.Queues {
-		_, name, _ := strings.Cut(q.Queue, "/") // package worker puts the asynq's identity before it
-		as := labels{strings.ToValidUTF8(cmp.Or(name, q.Queue), "\uFFFD"), string(q.Class)}
-		q.Waiting += queues[as].Waiting
-		if before := queues[as].Asked; before.After(q.Asked) {
-			q.Asked = before
+		_, name, _ := strings.Cut(q.Queue, "/") // package worker puts the identity of its asynq in front
+		key := labels{strings.ToValidUTF8(cmp.Or(name, q.Queue), "\uFFFD"), string(q.Class)}
+		q.Waiting += queues[key].Waiting
+		if asked := queues[key].Asked; asked.After(q.Asked) {
+			q.Asked = asked
 		}
-		queues[as] = q
+		queues[key] = q
 	}
-	for as, q := range queues {
-		gauge("queue_waiting", float64(q.Waiting), as.queue, as.class)
-		gauge("queue_asked_seconds", s.At.Sub(q.Asked).Seconds(), as.queue, as.class)
+	for key, q := range queues {
+		gauge("queue_waiting", float64(q.Waiting), key.queue, key.class)
+		gauge("queue_asked_seconds", s.At.Sub(q.Asked).Seconds(), key.queue, key.class)
 	}
 	for _, w := range s.Windows {
 		gauge("window_used_ratio", float64(w.Used)/float64(w.Burst), w.Name)
@@ -114,8 +114,8 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 	}
 }
 
-// begin creates series of 0 for events that have not happened yet. Otherwise the first event would
-// go unnoticed.
+// begin creates series of 0 for events that have not happened yet. Prometheus sees no increase from no
+// series to 1, so otherwise the first event would go unnoticed.
 func (m *Metrics) begin(policies []throttle.Policy) {
 	m.unusable.WithLabelValues()
 	for _, p := range policies {
@@ -139,12 +139,12 @@ func (m *Metrics) begin(policies []throttle.Policy) {
 type outages struct {
 	mu     sync.Mutex
 	failed map[string]time.Time // policies whose last call failed, and when
-	since  time.Time            // the first of these calls began, while there are any
-	past   time.Duration
+	since  time.Time            // when the first of these calls began
+	past   time.Duration        // of all outages that have ended
 }
 
-// note records the end of a call about a policy, or with "" of a scrape: its error, or nil for success. What
-// fails is down since the call began: go-redis repeats a call that hangs, for 13 seconds by default.
+// note records the end of a call about a policy, or with "" of a scrape. An outage begins when the call that fails
+// began, not when it ended: go-redis repeats a call that hangs, for 13 seconds by default.
 func (o *outages) note(policy string, took time.Duration, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -154,7 +154,7 @@ func (o *outages) note(policy string, took time.Duration, err error) {
 	case err != nil:
 		o.failed[policy] = time.Now()
 	case before > 0:
-		maps.DeleteFunc(o.failed, func(other string, at time.Time) bool { // perhaps nobody asks about others any more
+		maps.DeleteFunc(o.failed, func(other string, at time.Time) bool { // nobody may ask about others any more
 			return other == policy || time.Since(at) > time.Minute
 		})
 		if len(o.failed) == 0 {
@@ -163,8 +163,8 @@ func (o *outages) note(policy string, took time.Duration, err error) {
 	}
 }
 
-// now returns 1 if Redis answers, else 0, and for how many seconds it has not answered in all.
-func (o *outages) now() (up, seconds float64) {
+// totals returns 1 if Redis answers and 0 if not, and the seconds of all outages together.
+func (o *outages) totals() (up, seconds float64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.failed) == 0 {

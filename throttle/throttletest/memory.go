@@ -21,7 +21,7 @@ import (
 // It is an asynq.RedisConnOpt, so that it also serves clients, servers and inspectors of asynq.
 type Memory struct {
 	*miniredis.Miniredis
-	ends *sync.RWMutex
+	closing *sync.RWMutex
 }
 
 // InMemory starts a Redis in memory, empty. It ends with the test.
@@ -29,23 +29,23 @@ func InMemory(t testing.TB) Memory {
 	t.Helper()
 	m := miniredis.NewMiniRedis()
 	m.ClockTTL(true)
-	ends := &sync.RWMutex{} // miniredis has a data race if a client dials while it closes, and starts again afterwards
+	closing := &sync.RWMutex{} // miniredis has a data race if a client dials while it closes, and starts again afterwards
 	t.Cleanup(func() {
-		ends.Lock()
+		closing.Lock()
 		m.Close()
 	})
-	return Memory{m, ends}
+	return Memory{m, closing}
 }
 
-// Options are those of a new client. They may be changed.
+// Options returns the options of a client. The caller may change them.
 func (m Memory) Options() *redis.Options {
 	return &redis.Options{
 		Addr: "127.0.0.1:6379", // a name would be looked up, which a bubble does not allow
 		Dialer: func(context.Context, string, string) (net.Conn, error) {
-			if !m.ends.TryRLock() {
+			if !m.closing.TryRLock() {
 				return nil, net.ErrClosed
 			}
-			defer m.ends.RUnlock()
+			defer m.closing.RUnlock()
 			return m.Dial()
 		},
 		// Each client needs a config of its own, as it writes to it.
@@ -53,7 +53,7 @@ func (m Memory) Options() *redis.Options {
 	}
 }
 
-// Client returns a client that is closed when the test ends.
+// Client returns a client that is closed when the test closing.
 func (m Memory) Client(t testing.TB) *redis.Client {
 	t.Helper()
 	client := redis.NewClient(m.Options())
@@ -64,9 +64,9 @@ func (m Memory) Client(t testing.TB) *redis.Client {
 // MakeRedisClient returns a client. The caller, such as asynq, closes it.
 func (m Memory) MakeRedisClient() any { return redis.NewClient(m.Options()) }
 
-// NewLimiter returns a limiter in memory, whose log is the test's. In a bubble of testing/synctest
-// it goes by the bubble's clock: time.Sleep brings the next window, and waits take no time. Outside
-// of one it goes by the real clock.
+// NewLimiter returns a limiter in memory, which logs to the test's output. In a bubble of
+// testing/synctest it goes by the bubble's clock: time.Sleep brings the next window, and waits take no
+// time. Outside of one it goes by the real clock.
 func NewLimiter(t testing.TB, policies ...throttle.Policy) *throttle.Limiter {
 	t.Helper()
 	l, err := throttle.New(throttle.Config{
@@ -79,9 +79,9 @@ func NewLimiter(t testing.TB, policies ...throttle.Policy) *throttle.Limiter {
 }
 
 // DenyAfter takes so much capacity that n more requests like r are granted, and the next is denied
-// until windows have room again. With n = 0 the next one is denied. What it takes of Concurrency
-// windows it holds for one lease. The test fails if the windows have room for fewer than n, or if r
-// costs nothing or is never denied.
+// until windows have room again. With n = 0 the next one is denied. It holds units of Concurrency
+// windows for one lease. The test fails if the windows have room for fewer than n, or if r costs
+// nothing or is never denied.
 func DenyAfter(t testing.TB, l *throttle.Limiter, r throttle.Request, n int64) {
 	t.Helper()
 	d, err := l.Peek(t.Context(), r)
@@ -97,10 +97,10 @@ func DenyAfter(t testing.TB, l *throttle.Limiter, r throttle.Request, n int64) {
 	case !slices.ContainsFunc(d.Windows, func(w throttle.WindowState) bool { return r.CostOf(w.Unit) > 0 }):
 		t.Fatalf("throttletest: the request costs nothing in policy %q: give it a Cost", r.Policy)
 	}
-	take := map[string]int64{} // of each unit: what its tightest window has to spare
+	take := map[string]int64{} // by unit, how much its tightest window can spare
 	for _, w := range d.Windows {
 		cost := r.CostOf(w.Unit)
-		spare := min(cost, 1) * (w.Remaining - n*cost) // nothing of what r takes nothing of
+		spare := min(cost, 1) * (w.Remaining - n*cost) // 0 of a unit that r does not cost
 		if spare < 0 {
 			t.Fatalf("throttletest: window %q of policy %q has %d %s left: too few for %d requests of %d",
 				w.Name, r.Policy, w.Remaining, w.Unit, n, cost)

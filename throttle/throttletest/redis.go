@@ -1,5 +1,5 @@
 // Package throttletest starts what tests of throttled code need: a limiter in memory, on fake time
-// if the test wants, a real Redis and an embedded one. Each is for one test, and empty.
+// if the test wants, a real Redis, or an embedded one. Each one starts empty, and serves one test.
 package throttletest
 
 import (
@@ -41,9 +41,9 @@ func Miniredis(t testing.TB) *miniredis.Miniredis {
 	return m
 }
 
-// Redis starts a redis-server of its own on a free loopback port, without persistence, with
-// the further arguments given, and returns its address. It ends with the test. Where redis-server is
-// not installed, the test is skipped. It fails if SLUICE_REQUIRE_REDIS is set.
+// Redis starts a redis-server for this test on a free loopback port, without persistence and with
+// further arguments, and returns its address. It ends with the test. Where redis-server is not
+// installed the test is skipped, or fails if SLUICE_REQUIRE_REDIS is set.
 func Redis(t testing.TB, args ...string) string {
 	t.Helper()
 	return servers.Redis(t, args...).Addr

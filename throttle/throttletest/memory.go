@@ -53,7 +53,7 @@ func (m Memory) Options() *redis.Options {
 	}
 }
 
-// Client returns a client that is closed when the test closing.
+// Client returns a client that is closed when the test ends.
 func (m Memory) Client(t testing.TB) *redis.Client {
 	t.Helper()
 	client := redis.NewClient(m.Options())

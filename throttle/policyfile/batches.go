@@ -2,8 +2,8 @@ package policyfile
 
 import "time"
 
-// A Batch is an entry under the key "batches", as it is written. Package worker/batchfile knows what
-// may stand in its fields. Those that the file leaves out are zero.
+// A Batch is an entry under the key "batches", as it is written. Fields that the file leaves out are
+// zero. Package worker/batchfile knows what the others may hold.
 type Batch struct {
 	Duration     time.Duration
 	Ended        string
@@ -22,7 +22,7 @@ type Batch struct {
 	TenantsFile  string
 	Timezone     string
 
-	from *object
+	object *object
 }
 
 // Hours are the key "hours" of a batch.
@@ -42,7 +42,7 @@ type BatchTasks struct {
 
 // Bad returns an *Error about a field of the batch, such as "schedule".
 func (b Batch) Bad(field, hint string) error {
-	o := b.from
+	o := b.object
 	f, ok := o.fields[field]
 	if !ok {
 		return &Error{o.file, o.line, o.where, field + " is missing", hint}
@@ -50,7 +50,7 @@ func (b Batch) Bad(field, hint string) error {
 	return &Error{o.file, f.line, o.where, field + " " + show(f.node), hint}
 }
 
-// checkBatch reports keys that are missing, and keys that exclude each other.
+// checkBatch reports missing keys, and keys that exclude each other.
 func (o *object) checkBatch(b Batch) {
 	o.must("name")
 	if o.must("tasks") {
@@ -74,7 +74,7 @@ func (o *object) checkBatch(b Batch) {
 	}
 }
 
-// must reports a key that is missing.
+// must reports a missing key, and returns whether it is there.
 func (o *object) must(key string) bool {
 	_, ok := o.fields[key]
 	if !ok && !o.broken {

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A Description is policies with every default written out: as JSON, or by Text as a policy file. Each
-// policy is its mapping in the file.
+// A Description holds policies with every default written out. Each policy is the mapping that a policy
+// file has for it: Text returns such a file.
 type Description struct {
 	Policies []map[string]any `json:"policies" yaml:"policies"`
 }
@@ -28,7 +28,7 @@ func Describe(policies []throttle.Policy) Description {
 	return d
 }
 
-// written is a value as a policy file has it. Zero fields are left out.
+// written returns a value as a policy file has it. Zero fields are left out.
 func written(v reflect.Value) any {
 	switch value := v.Interface().(type) {
 	case time.Duration:
@@ -63,7 +63,7 @@ func written(v reflect.Value) any {
 	return v.Interface()
 }
 
-// short is a duration as people write it: "1m", not "1m0s".
+// short returns a duration as people write it: "1m", not "1m0s".
 func short(d time.Duration) string {
 	text := d.String()
 	for _, zero := range []string{"m0s", "h0m"} {
@@ -95,7 +95,7 @@ func arrange(n *yaml.Node, depth int) {
 	}
 }
 
-// Text returns a policy file.
+// Text returns the policies as the text of a policy file.
 func (d Description) Text() string {
 	var file yaml.Node
 	err := file.Encode(d)

@@ -17,16 +17,16 @@ import (
 )
 
 // An object is a mapping in the file. It is read into a struct whose fields name the keys: see
-// keyOf. Fields without a key stay zero: the default. Fields with a value that cannot be used stay
-// zero too, and are reported. A zero or an empty text in the file cannot be used.
+// keyOf. A field whose key is left out stays zero, which means the default. So the file may not hold
+// a zero or an empty text. A field whose value cannot be used is reported, and stays zero too.
 type object struct {
 	*decoder
-	broken     bool // its keys were reported: others may be missing because of that
-	errors     int  // in it, and in what it holds
+	broken     bool // some of its keys were reported: a key that seems missing may be one of them
+	errors     int  // in it, and in the objects that it holds
 	fields     map[string]field
-	items      map[string][]*object // of lists, by key
+	items      map[string][]*object // the mappings in its lists, by the list's key
 	keys       []string             // of fields, in the order of the file
-	kids       map[string]*object   // mappings that it holds, by key
+	kids       map[string]*object   // the mappings that it holds, by key
 	line       int
 	parent     *object
 	unreadable map[string]bool // keys whose value was reported
@@ -48,7 +48,7 @@ func follow(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// examples are shown by errors about values that must be mappings.
+// examples are shown in errors about values that must be mappings.
 var examples = map[reflect.Type]string{
 	reflect.TypeFor[Batch]():             `{name: nightly, schedule: "0 2 * * *", tenants: [...], tasks: {...}}`,
 	reflect.TypeFor[BatchTasks]():        `{type: "geocode:address", count: 1000}`,
@@ -61,7 +61,7 @@ var examples = map[reflect.Type]string{
 	reflect.TypeFor[throttle.Window]():   "{name: burst, limit: 5, period: 3s}",
 }
 
-// singular has the names of the elements of lists and mappings.
+// singular names one element of a list or mapping, by its key.
 var singular = map[string]string{
 	"batches": "batch", "cost": "unit", "policies": "policy", "tenants": "tenant", "windows": "window",
 }
@@ -90,7 +90,7 @@ func keysOf(t reflect.Type) (keys []string) {
 	return keys
 }
 
-// mapping reads the keys of a mapping that is to be of a type. Errors name it by where.
+// mapping reads the keys of a mapping that must be of a type. Errors call it by where.
 func (d *decoder) mapping(parent *object, where string, line int, n *yaml.Node, t reflect.Type) *object {
 	o := &object{
 		decoder: d, fields: map[string]field{}, items: map[string][]*object{}, kids: map[string]*object{},
@@ -132,7 +132,7 @@ func (d *decoder) mapping(parent *object, where string, line int, n *yaml.Node, 
 	return o
 }
 
-// within names a part of an object.
+// within returns the where of a part of an object.
 func (o *object) within(part string) string {
 	if o.where == "" {
 		return part
@@ -153,7 +153,7 @@ func (o *object) bad(key, hint string) {
 	o.report(f.line, key+" "+show(f.node), hint)
 }
 
-// count returns how many errors are in an object, if there is one.
+// count returns how many errors are in an object, which may be nil.
 func (o *object) count() int {
 	if o == nil {
 		return 0
@@ -161,7 +161,7 @@ func (o *object) count() int {
 	return o.errors
 }
 
-// check reports the errors of package throttle about this object, at the lines of the fields they
+// check reports the errors of package throttle about this object, at the lines of the fields that they
 // name. It leaves out fields that were reported already.
 func (o *object) check(err error) {
 	joined, _ := err.(interface{ Unwrap() []error })
@@ -170,19 +170,19 @@ func (o *object) check(err error) {
 	}
 	for _, err := range joined.Unwrap() {
 		e, ok := errors.AsType[*throttle.PolicyError](err)
-		at := o
+		holder := o
 		if overrides := o.kids["windows"]; ok && e.Window != "" && overrides != nil {
-			at = overrides.kids[e.Window]
+			holder = overrides.kids[e.Window]
 		}
-		if key, item, _ := strings.Cut(e.Field, "["); ok && !at.unreadable[key] {
-			at.checkField(key, strings.TrimSuffix(item, "]"), e)
+		if key, item, _ := strings.Cut(e.Field, "["); ok && !holder.unreadable[key] {
+			holder.checkField(key, strings.TrimSuffix(item, "]"), e)
 		}
 	}
 }
 
 // checkField reports an error about a field, or an item of its list.
 func (o *object) checkField(key, item string, e *throttle.PolicyError) {
-	f, there := o.fields[key]
+	f, given := o.fields[key]
 	line, value := f.line, fmt.Sprint(e.Value)
 	switch v := e.Value.(type) {
 	case string:
@@ -193,18 +193,18 @@ func (o *object) checkField(key, item string, e *throttle.PolicyError) {
 	i, err := strconv.Atoi(item)
 	kid := o.kids[key]
 	switch {
-	case there && err == nil:
+	case given && err == nil:
 		line = f.item(i).Line
-	case there && kid != nil: // one of its keys
+	case given && kid != nil: // the value is one of its keys
 		line = kid.fields[fmt.Sprint(e.Value)].line
-	case there && follow(f.node).Kind == yaml.ScalarNode:
+	case given && follow(f.node).Kind == yaml.ScalarNode:
 		value = show(f.node)
-	case !there && reflect.ValueOf(e.Value).IsZero():
+	case !given && reflect.ValueOf(e.Value).IsZero():
 		line, value = o.line, "is missing"
 		if o.broken {
 			return
 		}
-	case !there: // a default, or a name that is a key
+	case !given: // a default, or a name that the file has as a key
 		line = o.line
 	}
 	o.report(line, key+" "+value, e.Hint)
@@ -214,27 +214,27 @@ func (o *object) checkField(key, item string, e *throttle.PolicyError) {
 func (o *object) into(v reflect.Value) {
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
-		if _, there := o.fields[keyOf(f)]; there && f.IsExported() {
+		if _, given := o.fields[keyOf(f)]; given && f.IsExported() {
 			o.read(keyOf(f), v.Field(i))
 		}
 	}
-	switch to := v.Addr().Interface().(type) {
+	switch target := v.Addr().Interface().(type) {
 	case *File:
-		o.checkFile(to.Policies)
+		o.checkFile(target.Policies)
 	case *throttle.Policy:
-		o.checkPolicy(*to)
+		o.checkPolicy(*target)
 	case *throttle.Window:
-		o.checkWindow(*to)
+		o.checkWindow(*target)
 	case *Batch:
-		to.from = o
-		o.checkBatch(*to)
+		target.object = o
+		o.checkBatch(*target)
 	}
 }
 
-// read reads the value of a key.
-func (o *object) read(key string, to reflect.Value) {
+// read reads the value of a key into a field.
+func (o *object) read(key string, target reflect.Value) {
 	f := o.fields[key]
-	switch v := to.Addr().Interface().(type) {
+	switch v := target.Addr().Interface().(type) {
 	case *time.Duration:
 		*v = o.duration(key)
 		return
@@ -250,33 +250,33 @@ func (o *object) read(key string, to reflect.Value) {
 		}
 		return
 	}
-	switch to.Kind() {
+	switch target.Kind() {
 	case reflect.String:
 		s, _ := o.asText(f.node, f.line, key)
-		to.SetString(s)
+		target.SetString(s)
 	case reflect.Int, reflect.Int64:
 		n, _ := o.whole(key, 1, throttle.MaxLimit)
-		to.SetInt(n)
+		target.SetInt(n)
 	case reflect.Float64:
-		to.SetFloat(o.number(key))
+		target.SetFloat(o.number(key))
 	case reflect.Bool:
-		to.SetBool(o.flag(key))
+		target.SetBool(o.flag(key))
 	case reflect.Struct:
-		o.kids[key] = o.mapping(o, o.within(key), f.line, f.node, to.Type())
-		o.kids[key].into(to)
+		o.kids[key] = o.mapping(o, o.within(key), f.line, f.node, target.Type())
+		o.kids[key].into(target)
 	case reflect.Map:
-		o.readMap(key, to)
+		o.readMap(key, target)
 	case reflect.Slice:
-		o.readList(key, to)
+		o.readList(key, target)
 	}
 }
 
-func (o *object) readMap(key string, to reflect.Value) {
-	all := o.mapping(o, o.within(key), o.fields[key].line, o.fields[key].node, to.Type())
+func (o *object) readMap(key string, target reflect.Value) {
+	all := o.mapping(o, o.within(key), o.fields[key].line, o.fields[key].node, target.Type())
 	o.kids[key] = all
-	to.Set(reflect.MakeMap(to.Type()))
+	target.Set(reflect.MakeMap(target.Type()))
 	for _, name := range all.keys {
-		value := reflect.New(to.Type().Elem()).Elem()
+		value := reflect.New(target.Type().Elem()).Elem()
 		if value.Kind() == reflect.Struct {
 			f, part := all.fields[name], fmt.Sprintf("%s %q", singular[key], quote.Short(name))
 			all.kids[name] = o.mapping(all, o.within(part), f.line, f.node, value.Type())
@@ -284,15 +284,15 @@ func (o *object) readMap(key string, to reflect.Value) {
 		} else {
 			all.read(name, value)
 		}
-		to.SetMapIndex(reflect.ValueOf(name), value)
+		target.SetMapIndex(reflect.ValueOf(name), value)
 	}
 }
 
-// readList reads a list of mappings, which have different names.
-func (o *object) readList(key string, to reflect.Value) {
+// readList reads a list of mappings, whose names must differ.
+func (o *object) readList(key string, target reflect.Value) {
 	lines := map[string]int{}
-	for i, n := range o.list(key, "must be a list such as ["+examples[to.Type().Elem()]+"]") {
-		value := reflect.New(to.Type().Elem()).Elem()
+	for i, n := range o.list(key, "must be a list such as ["+examples[target.Type().Elem()]+"]") {
+		value := reflect.New(target.Type().Elem()).Elem()
 		item := o.mapping(o, o.within(label(singular[key], n, i)), n.Line, n, value.Type())
 		item.into(value)
 		name := value.FieldByName("Name").String()
@@ -303,7 +303,7 @@ func (o *object) readList(key string, to reflect.Value) {
 			lines[name] = item.line
 		}
 		o.items[key] = append(o.items[key], item)
-		to.Set(reflect.Append(to, value))
+		target.Set(reflect.Append(target, value))
 	}
 }
 
@@ -330,10 +330,10 @@ func (o *object) list(key, hint string) []*yaml.Node {
 	return n.Content
 }
 
-// digits is stricter than YAML: its parsers do not agree on the values of 0777 and 1_000. Format writes 1e-05.
+// digits is stricter than YAML, whose parsers do not agree on 0777 and 1_000. It allows 1e-05, as Text writes it.
 var digits = regexp.MustCompile(`^(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-][0-9]+)?$`)
 
-// scalar returns the text of a field, and whether its type is one of the tags.
+// scalar returns the text of a field, and whether it is a scalar with one of the tags.
 func (o *object) scalar(key string, tags ...string) (text string, ok bool) {
 	n := follow(o.fields[key].node)
 	return n.Value, n.Kind == yaml.ScalarNode && slices.Contains(tags, n.ShortTag())
@@ -383,7 +383,7 @@ func (o *object) duration(key string) time.Duration {
 	return duration
 }
 
-// asText returns the text of a node. It reports a node that is not a text, or is empty.
+// asText returns the text of a node. It reports a node that is no text or is empty.
 func (o *object) asText(n *yaml.Node, line int, key string) (string, bool) {
 	n = follow(n)
 	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!str" && n.Value != "" {
@@ -398,7 +398,7 @@ func (o *object) asText(n *yaml.Node, line int, key string) (string, bool) {
 	return "", false
 }
 
-// label names a policy or a window by its name, or by its number if it has no name.
+// label names an element of a list by its name, or by its number if it has no name.
 func label(kind string, n *yaml.Node, i int) string {
 	if n = follow(n); n.Kind == yaml.MappingNode {
 		for j := 0; j < len(n.Content); j += 2 {

@@ -55,7 +55,7 @@ type File struct {
 	Batches  []Batch
 }
 
-// Load reads a policy file. Errors are Parse's, and wrapped errors of reading the file.
+// Load reads a policy file. Errors are Parse's, or wrap the one of reading the file.
 func Load(path string) ([]throttle.Policy, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -64,16 +64,16 @@ func Load(path string) ([]throttle.Policy, error) {
 	return Parse(path, data)
 }
 
-// Parse parses the text of a policy file, which errors call by the name. It returns the policies in
-// the order of the file. They are valid, and throttle.New accepts them together. Fields that the
-// file leaves out are zero. The error joins an *Error for each mistake, by line. After the first 20
-// it only counts them.
+// Parse parses the text of a policy file. It returns the policies in the order of the file. They are
+// valid, and throttle.New accepts them together. Fields that the file leaves out are zero. The error
+// joins an *Error for each mistake, sorted by line; those after the first 20 are only counted. Errors
+// call the file by the name.
 func Parse(name string, data []byte) ([]throttle.Policy, error) {
 	f, err := ParseFile(name, data)
 	return f.Policies, err
 }
 
-// ParseFile is Parse for files whose batches are needed too.
+// ParseFile is Parse, but also returns the file's batches.
 func ParseFile(name string, data []byte) (File, error) {
 	d := &decoder{file: name}
 	var f File
@@ -87,7 +87,7 @@ func ParseFile(name string, data []byte) (File, error) {
 	return f, nil
 }
 
-// A decoder turns one file into policies and collects its mistakes.
+// A decoder reads one file, and collects its mistakes.
 type decoder struct {
 	file string
 	errs []*Error
@@ -109,7 +109,7 @@ func (d *decoder) join() error {
 	return errors.Join(errs...)
 }
 
-// document returns the only document of the file, or nil.
+// document returns the only document of the file. It reports a mistake and returns nil if there is none.
 func (d *decoder) document(data []byte) *yaml.Node {
 	if len(data) > maxBytes {
 		d.report(0, "", "file is too large", fmt.Sprintf("must have at most %d bytes", maxBytes))
@@ -140,7 +140,7 @@ func (d *decoder) document(data []byte) *yaml.Node {
 		if e, ok := errors.AsType[*yaml.LoadError](err); ok {
 			line, hint = e.Mark.Line, e.Message
 		}
-		if strings.Contains(hint, "alphabetic or numeric character") { // of an alias
+		if strings.Contains(hint, "alphabetic or numeric character") { // the name of an alias lacks one
 			hint = `a text that begins with * or & must be quoted, such as "*"`
 		}
 		d.report(line, "", "not YAML", hint)
@@ -152,7 +152,7 @@ func (d *decoder) document(data []byte) *yaml.Node {
 	return root.Content[0]
 }
 
-// checkFile looks at what policies must be together.
+// checkFile checks the rules for all policies together.
 func (o *object) checkFile(policies []throttle.Policy) {
 	lists := make([][]string, len(policies))
 	for i, p := range policies {
@@ -174,8 +174,8 @@ func (o *object) checkFile(policies []throttle.Policy) {
 	}
 }
 
-// checkPolicy validates as much as the errors so far allow: the policy's own fields, the whole
-// policy, and each of its tenants.
+// checkPolicy validates as much as the errors so far allow: first the policy's own fields, then the
+// whole policy, and at last each of its tenants.
 func (o *object) checkPolicy(p throttle.Policy) {
 	alone, whole := p, p
 	alone.Tenants, whole.Tenants = nil, nil

@@ -9,8 +9,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// readable reports whether YAML allows every character of the file. It finds the first other one
-// itself, as the YAML library does not know its line.
+// readable returns whether YAML allows every character of the file. It reports the first that is not
+// allowed itself, as the YAML library does not know its line.
 func (d *decoder) readable(data []byte) bool {
 	line := 1
 	for rest := data; len(rest) > 0; {
@@ -35,20 +35,20 @@ func (d *decoder) readable(data []byte) bool {
 	return true
 }
 
-// expands reports whether the file is small enough with every alias written out. If not, it adds an
-// error with the line.
+// expands returns whether the file is small enough with every alias written out. If not, it reports
+// the line.
 func (d *decoder) expands(root *yaml.Node) bool {
 	left, open := maxNodes, map[*yaml.Node]bool{}
 	var walk func(n *yaml.Node) bool
-	walk = func(at *yaml.Node) bool {
-		n := follow(at)
+	walk = func(written *yaml.Node) bool {
+		n := follow(written)
 		if open[n] {
-			d.report(at.Line, "", "alias *"+quote.Short(at.Value),
-				fmt.Sprintf("must not refer to itself: &%s is on line %d", quote.Short(at.Value), n.Line))
+			d.report(written.Line, "", "alias *"+quote.Short(written.Value),
+				fmt.Sprintf("must not refer to itself: &%s is on line %d", quote.Short(written.Value), n.Line))
 			return false
 		}
 		if left--; left < 0 {
-			d.report(at.Line, "", "file is too large",
+			d.report(written.Line, "", "file is too large",
 				fmt.Sprintf("must hold at most %d values, with every alias written out", maxNodes))
 			return false
 		}

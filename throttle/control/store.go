@@ -222,7 +222,7 @@ func (s *Store) newLimiter(policies []throttle.Policy) (*throttle.Limiter, error
 	return throttle.New(throttle.Config{Client: s.client(), Policies: policies, Prefix: s.limiter.Config().Prefix})
 }
 
-// change sets or ends a field and logs that, or without a field only logs. It returns the version, 0 if nothing changed.
+// change sets or ends a field and logs that; without a field it only logs. The version is 0 if nothing changed.
 func (s *Store) change(
 	ctx context.Context, field, value string, ttl time.Duration, version int64, c Change,
 ) (int64, error) {

@@ -1,5 +1,5 @@
-// Package algorithm has the Go side of the ways in which windows count: one file for each. It knows
-// numbers, and nothing of policies, tenants or Redis. Start with fixed.go, the shortest.
+// Package algorithm has the Go side of the ways in which windows count, one file for each. It knows
+// numbers, but no policies, tenants or Redis. Start with fixed.go, the shortest.
 package algorithm
 
 import (
@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A Window is a window as algorithms see it: see the fields of the same names of
-// throttle.Window.
+// A Window holds the numbers of a window. throttle.Window explains its fields, under the same
+// names.
 type Window struct {
 	Burst, Limit     int64
 	Lease            time.Duration
@@ -25,42 +25,42 @@ const (
 // An Algorithm is the Go side of one way to count. Only File, Kind and Params are
 // required. The Lua side decides; it sees the numbers of Params as p1 to p4.
 type Algorithm struct {
-	// Defaults writes out the fields that only this algorithm has.
+	// Defaults fills in the defaults of the fields that only this algorithm has.
 	Defaults func(*Window)
 
 	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
 	File string
 
-	// ForgetsExcess says that a policy that only observes must count by GCRA instead.
+	// ForgetsExcess is whether units above the limit are not kept: observing policies use GCRA instead.
 	ForgetsExcess bool
 
 	// Kind names the algorithm in Lua and in stored state.
 	Kind string
 
-	// Lately returns the time in which the units were granted that a window counts now, by its period
-	// and the time until it counts none of them.
+	// Lately returns over how long a window granted the units that it counts now. Left is the time
+	// until it counts none of them.
 	Lately func(period, left time.Duration) time.Duration
 
-	// Leases says that units are held until they are given back, or their lease runs out.
+	// Leases is whether units are held until they are given back or their lease runs out.
 	Leases bool
 
-	// Options are the fields that some algorithms have, and this one.
+	// Options are the optional fields that this algorithm has.
 	Options []Option
 
-	// Paced is the time over which batches use the window evenly. Without it they do not.
+	// Paced returns the time over which batches use the window evenly. If nil they do not.
 	Paced func(Window) time.Duration
 
 	// Params turns a valid window into the numbers of the Lua side.
 	Params func(Window) [4]int64
 
-	// Simulate returns a window that has counted so much.
+	// Simulate returns a window that starts from what Redis has counted.
 	Simulate func(Window, Counted) Simulated
 
-	// Ticks makes the list that goes in place of the last parameter.
+	// Ticks, if not nil, makes the list that replaces the last parameter.
 	Ticks func(Window) *Ticks
 
-	// Rule returns a field that breaks a rule of this algorithm, its value, and what it must be, or no
-	// hint if all is well. It may rely on the rules of all algorithms.
+	// Rule returns a field that breaks a rule of this algorithm, its value, and a hint what it must be.
+	// The hint is empty if no rule is broken. The rules that all algorithms share are checked before.
 	Rule func(Window) (field string, value any, hint string)
 }
 

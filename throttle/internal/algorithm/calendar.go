@@ -7,26 +7,26 @@ import (
 	"strings"
 	"sync"
 	"time"
-	_ "time/tzdata" // time zones, also where the machine has no list of them
+	_ "time/tzdata" // time zones for machines that have no list of them
 
 	"github.com/robfig/cron/v3"
 
 	"github.com/sluice-go/sluice/internal/ticks"
 )
 
-// Ticks sent with every call: those within tickSlack of this machine's time, ticksBefore more
-// before them and ticksAfter more after. So they cover the clock of Redis if it differs by up to
-// the slack.
+// Every call carries the ticks within tickSlack of this machine's time, ticksBefore earlier ones and
+// ticksAfter later ones. So they also hold by a clock of Redis that differs by no more than the
+// slack.
 const (
 	tickSlack   = 10 * time.Minute
 	ticksBefore = 2
 	ticksAfter  = 8
 )
 
-// ticksChecked bounds the ticks that a margin is compared with.
+// ticksChecked bounds how many ticks a margin is checked against.
 const ticksChecked = 400
 
-// Calendar is the fixed window counter by the ticks of a calendar: see
+// Calendar is the fixed window counter with a calendar's ticks: see
 // throttle/internal/script/lua/fixed.lua.
 var Calendar = Algorithm{
 	Kind:     "f",
@@ -71,9 +71,9 @@ type Ticks struct {
 	zone     *time.Location
 
 	mu    sync.Mutex
-	list  string    // the ticks as scripts take them, valid
-	from  time.Time // from this time on
-	until time.Time // and before this one
+	list  string    // the ticks as scripts take them
+	from  time.Time // when the list begins to be valid
+	until time.Time // when it ends
 }
 
 func newTicks(w Window) *Ticks {
@@ -108,12 +108,12 @@ func (c *Ticks) Around(now time.Time) string {
 			break
 		}
 	}
-	// Only for seconds, as the slack is for clocks that differ.
+	// The list is valid for a second only: the slack is there for clocks that differ.
 	c.list, c.from, c.until = strings.Join(list, ","), now.Add(-time.Second), now.Add(time.Second)
 	return c.list
 }
 
-// resetAfter returns when the window starts again from 0, first after a time (us).
+// resetAfter returns the first time after another one at which the window starts again from 0 (us).
 func (c *Ticks) resetAfter(t int64) int64 {
 	tick := c.schedule.Next(time.UnixMicro(t).Add(-c.margin).In(c.zone))
 	if tick.IsZero() {

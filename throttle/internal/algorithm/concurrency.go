@@ -25,9 +25,9 @@ var Concurrency = Algorithm{
 	Params:   func(w Window) [4]int64 { return [4]int64{w.Limit, w.Lease.Microseconds()} },
 	Simulate: func(w Window, c Counted) Simulated {
 		s := c.log(w.Limit, 0, 14, 22)
-		for i := range s.log { // they end evenly
+		for i := range s.log { // as if the holds ended evenly
 			if end := c.Now + c.Hold*int64(i+1)/int64(len(s.log)); c.Hold > 0 {
-				s.log[i].at = min(s.log[i].at, end)
+				s.log[i].until = min(s.log[i].until, end)
 			}
 		}
 		return s

@@ -9,17 +9,17 @@ import (
 // A Simulated window counts for a forecast. It never goes back in time. Times are microseconds.
 type Simulated interface {
 	Fits(t, cost int64) int64 // the earliest time, from t on, at which the cost fits
-	Take(t, cost, hold int64) // counts the cost, which fits; hold: how long it is held, if it is
+	Take(t, cost, hold int64) // counts the cost, which must fit; hold is how long a lease is held
 }
 
-// Counted is what Redis has of a window. Times are microseconds.
+// Counted is the state of a window in Redis. Times are microseconds.
 type Counted struct {
-	Payload string // as the window's file in throttle/internal/script/lua has it; empty if it counts nothing
+	Payload string // in the format of the algorithm's file in throttle/internal/script/lua; empty if it counts nothing
 	Now     int64
 	Hold    int64 // how long units are held from Now on, at most; 0 if unknown
 }
 
-// number returns the number of 7 bytes of the payload, 0 if that ends before it.
+// number returns the number in 7 bytes of the payload, or 0 if the payload ends before it does.
 func (c Counted) number(from int) (n int64) {
 	for i := from; i < from+7 && from+7 <= len(c.Payload); i++ {
 		n = n<<8 | int64(c.Payload[i])
@@ -27,17 +27,17 @@ func (c Counted) number(from int) (n int64) {
 	return n
 }
 
-// log returns a log of the entries of that width from a place on: each begins with a time and units.
+// log reads entries of a width from an offset on. Each begins with a time and units.
 func (c Counted) log(limit, period int64, from, width int) *simulatedLog {
 	s := &simulatedLog{limit: limit, period: period}
 	for ; from+width <= len(c.Payload); from += width {
-		units := entry{c.number(from) + period, c.number(from + 7)}
-		s.used, s.log = s.used+units.n, append(s.log, units)
+		e := entry{c.number(from) + period, c.number(from + 7)}
+		s.used, s.log = s.used+e.n, append(s.log, e)
 	}
 	return s
 }
 
-// buckets returns a counter that starts again from 0 at each reset: reset returns the first one after a time.
+// buckets returns a counter that starts again from 0 at each reset. The function returns the first one after a time.
 func (c Counted) buckets(limit int64, reset func(t int64) int64) *simulatedBuckets {
 	return &simulatedBuckets{limit: limit, used: c.number(7), ends: reset(c.number(0)), reset: reset}
 }
@@ -45,26 +45,26 @@ func (c Counted) buckets(limit int64, reset func(t int64) int64) *simulatedBucke
 // Never is a time at which nothing fits any more.
 const Never = math.MaxInt64 / 4
 
-// simulatedLog counts units until they leave: after a period, or after they were held.
+// simulatedLog counts units for a period, or while they are held.
 type simulatedLog struct {
 	limit, period, used int64
 	log                 []entry
 }
 
 // An entry is n units that count until a time.
-type entry struct{ at, n int64 }
+type entry struct{ until, n int64 }
 
-// mergedAbove is the number of entries above which sliding.lua joins them.
+// mergedAbove is the number of entries above which sliding.lua merges them.
 const mergedAbove = 192
 
 func (s *simulatedLog) Fits(t, cost int64) int64 {
 	over := s.used + cost - s.limit
-	for _, units := range s.log {
+	for _, e := range s.log {
 		if over <= 0 {
 			return t
 		}
-		over -= units.n
-		t = max(t, units.at)
+		over -= e.n
+		t = max(t, e.until)
 	}
 	if over > 0 {
 		return Never
@@ -72,21 +72,21 @@ func (s *simulatedLog) Fits(t, cost int64) int64 {
 	return t
 }
 
-// Take drops units that have left. Time goes on by takes, and Fits also looks at later times.
+// Take also drops entries that have ended. Fits may not: it looks at times that may come after the next take.
 func (s *simulatedLog) Take(t, cost, hold int64) {
-	for len(s.log) > 0 && s.log[0].at <= t {
+	for len(s.log) > 0 && s.log[0].until <= t {
 		s.used -= s.log[0].n
 		s.log = s.log[1:]
 	}
 	s.used += cost
 	until, i := t+cmp.Or(s.period, hold), len(s.log)
-	for i > 0 && s.log[i-1].at > until {
+	for i > 0 && s.log[i-1].until > until {
 		i--
 	}
 	merges := s.period > 0 && s.limit > mergedAbove && i > mergedAbove/2 &&
-		s.log[i-1].at-s.period >= t-t%(2*s.period/mergedAbove)
-	if i > 0 && (merges || s.log[i-1].at == until) {
-		s.log[i-1].at = until
+		s.log[i-1].until-s.period >= t-t%(2*s.period/mergedAbove)
+	if i > 0 && (merges || s.log[i-1].until == until) {
+		s.log[i-1].until = until
 		s.log[i-1].n += cost
 		return
 	}
@@ -118,7 +118,7 @@ func (b *simulatedBuckets) Take(t, cost, _ int64) {
 
 type simulatedGCRA struct {
 	burst, each float64 // units, and microseconds a unit
-	empty       float64 // when no unit counts any more
+	empty       float64 // when no unit counts any longer
 }
 
 func (g *simulatedGCRA) Fits(t, cost int64) int64 {

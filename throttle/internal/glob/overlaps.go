@@ -1,9 +1,9 @@
 package glob
 
-// A Pair is two globs that overlap, of different lists.
+// A Pair is two globs of different lists that overlap.
 type Pair struct {
 	First, FirstGlob   int // index of the list, and of its glob
-	Second, SecondGlob int // the same of the later list
+	Second, SecondGlob int // the same for the later list
 }
 
 // Overlaps finds the lists with a glob that overlaps one of an earlier list. For each it returns the
@@ -18,7 +18,7 @@ func Overlaps(lists [][]string) (pairs []Pair) {
 	return pairs
 }
 
-// first finds the first glob of some lists that overlaps one of these.
+// first finds the first glob in the lists that overlaps one of globs.
 func first(lists [][]string, globs []string) (p Pair, found bool) {
 	for p.First = range lists {
 		for p.FirstGlob = range lists[p.First] {

@@ -1,9 +1,9 @@
-// Package quote shows names that are data in messages.
+// Package quote makes names that users chose fit for messages.
 package quote
 
 import "strconv"
 
-// Short cuts a long name.
+// Short cuts a name to 64 bytes.
 func Short(s string) string {
 	if len(s) > 64 {
 		return s[:64] + "..."

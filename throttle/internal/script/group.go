@@ -16,16 +16,16 @@ import (
 const (
 	maxGroup = 64 // requests of one call to Redis
 
-	// maxGroupWindows bounds the windows that all requests of a call look at: a call blocks Redis.
+	// maxGroupWindows bounds the windows that the requests of one call read: a call blocks Redis.
 	maxGroupWindows = 512
 
-	// callTimeout bounds a call, whose callers may wait for less.
+	// callTimeout bounds a call. Its callers may give up earlier.
 	callTimeout = 5 * time.Second
 )
 
 // A Group sends the requests of one policy name, one call to Redis at a time. A request is sent at
-// once if no call is under way. Requests that come meanwhile travel together in the next call.
-// (Databases call it group commit.) It is safe for concurrent use.
+// once if no call is under way. Requests that come during a call travel together in the next one.
+// (Databases call this group commit.) It is safe for concurrent use.
 type Group struct {
 	decide func(ctx context.Context, p *Policy, seq int64, requests []Request, args []any) ([]Answer, error)
 	seq    atomic.Int64 // of the last call
@@ -34,9 +34,9 @@ type Group struct {
 	busy    bool // a call is under way
 	waiting []*ask
 
-	// lost cancels the grants of calls without an answer. The next call begins with it: the script's
-	// record of the last call tells which grants these were.
-	lost []*ask
+	// cancels give back the grants of calls whose answer was lost. The next call begins with them: the
+	// script's record of the last call tells which grants these were.
+	cancels []*ask
 }
 
 // An ask holds the requests of one caller, or a part of them that one call can carry.
@@ -49,10 +49,10 @@ type ask struct {
 	err      error    // the first one
 	done     chan struct{}
 	gone     bool  // the caller gave up
-	call     *call // that carries it
+	call     *call // the one that carries it; nil while the ask waits
 }
 
-// A call is under way with some asks.
+// A call is one to Redis that is under way, with the asks that it carries.
 type call struct {
 	cancel context.CancelFunc
 	asks   []*ask
@@ -60,7 +60,7 @@ type call struct {
 
 // NewGroup returns a group of one policy name.
 func (r *Runner) NewGroup() *Group {
-	process := NewID() // by which the script keeps the results of the last call
+	process := NewID() // the script keeps the results of the last call under this name
 	return &Group{decide: func(
 		ctx context.Context, p *Policy, seq int64, requests []Request, args []any,
 	) (answers []Answer, err error) {
@@ -72,18 +72,18 @@ func (r *Runner) NewGroup() *Group {
 	}}
 }
 
-// group returns how many requests a call may have.
-func (p *Policy) group() int { return max(1, min(maxGroup, maxGroupWindows/max(1, len(p.Windows)))) }
+// room returns how many requests one call may carry.
+func (p *Policy) room() int { return max(1, min(maxGroup, maxGroupWindows/max(1, len(p.Windows)))) }
 
 // Do returns an answer to each of the requests, in order. If the context ends first it returns the
-// context's error then, whatever Redis does, and grants are cancelled. Other errors are those of
-// go-redis, or a *ReplyError. If a single request cannot be decided, its answer has the error.
+// context's error at once, and a later call cancels the grants. Other errors are those of go-redis, or a
+// *ReplyError. If a single request cannot be decided, its answer has the error.
 func (g *Group) Do(ctx context.Context, p *Policy, requests ...Request) (answers []Answer, err error) {
 	if err := ctx.Err(); err != nil || len(requests) == 0 {
 		return nil, err
 	}
 	var asks []*ask
-	for part := range slices.Chunk(requests, p.group()) {
+	for part := range slices.Chunk(requests, p.room()) {
 		asks = append(asks, newAsk(ctx, p, part...)) // not in send, where all others would wait for it
 	}
 	g.mu.Lock()
@@ -113,14 +113,14 @@ func newAsk(ctx context.Context, p *Policy, requests ...Request) *ask {
 	return a
 }
 
-// Gathered returns how many callers wait for the call that is under way.
+// Gathered returns how many asks wait until the call that is under way has ended.
 func (g *Group) Gathered() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.waiting)
 }
 
-// giveUp forgets the caller of some asks, unless all are answered. Then it returns false.
+// giveUp forgets the asks of a caller, whose grants it cancels. If all are answered it does nothing, and returns false.
 func (g *Group) giveUp(asks []*ask) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -138,26 +138,26 @@ func (g *Group) giveUp(asks []*ask) bool {
 	return true
 }
 
-// next starts the next call, if anybody waits, with as many of the waiting asks as fit. The call has a time
-// limit, and the values of a caller's context, such as a trace. The lock is held.
+// next starts the next call, if any ask waits, with as many of them as fit. The call has a time limit, and the
+// values of the first caller's context, such as a trace. The lock is held.
 func (g *Group) next() {
 	if g.busy = len(g.waiting) > 0; !g.busy {
 		return
 	}
 	p := g.waiting[0].policy
-	// After a call by another policy, the script has no record of the lost one.
-	g.lost = slices.DeleteFunc(g.lost, func(a *ask) bool { return a.policy != p })
-	c, room := &call{}, p.group()
-	g.waiting = slices.DeleteFunc(append(g.lost, g.waiting...), func(a *ask) bool {
+	// After a call by another version of the policy, the script has no record of the lost call.
+	g.cancels = slices.DeleteFunc(g.cancels, func(a *ask) bool { return a.policy != p })
+	c, room := &call{}, p.room()
+	g.waiting = slices.DeleteFunc(append(g.cancels, g.waiting...), func(a *ask) bool {
 		if a.policy != p {
 			return false
 		}
-		if room -= len(a.requests); room >= 0 { // else nothing passes it
+		if room -= len(a.requests); room >= 0 { // else later ones wait too: none passes an earlier one
 			c.asks, a.call = append(c.asks, a), c
 		}
 		return room >= 0
 	})
-	g.lost = nil
+	g.cancels = nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.asks[0].ctx), callTimeout)
 	c.cancel = cancel
 	go g.send(ctx, c)
@@ -185,14 +185,14 @@ func (g *Group) send(ctx context.Context, c *call) {
 	}
 }
 
-// deliver keeps the answers to an ask. The next call gives back grants without an answer, or to a caller
-// that gave up. The lock is held.
+// deliver keeps the answers to an ask. It lets the next call cancel grants whose answer was lost, or whose caller
+// gave up. The lock is held.
 func (g *Group) deliver(a *ask, answers []Answer) {
 	a.answers = answers
 	for i, answer := range answers {
 		a.err = cmp.Or(a.err, answer.failed)
-		if cancel, ok := a.requests[i].cancelLost(answer); ok && len(g.lost) < a.policy.group()/2 { // others need room
-			g.lost = append(g.lost, newAsk(a.ctx, a.policy, cancel))
+		if cancel, ok := a.requests[i].cancelLost(answer); ok && len(g.cancels) < a.policy.room()/2 { // leaves room
+			g.cancels = append(g.cancels, newAsk(a.ctx, a.policy, cancel))
 		}
 	}
 	if a.gone {
@@ -200,7 +200,7 @@ func (g *Group) deliver(a *ask, answers []Answer) {
 	}
 }
 
-// cancelGrants lets the next call give back the grants of a caller that gave up. The lock is held.
+// cancelGrants lets the next call cancel the grants of a caller that gave up. The lock is held.
 func (g *Group) cancelGrants(a *ask) {
 	for i, answer := range a.answers {
 		if r := a.requests[i]; grants(r.Op) && answer.Status == Granted {
@@ -209,18 +209,18 @@ func (g *Group) cancelGrants(a *ask) {
 	}
 }
 
-// cancel returns the request that gives back the grant of a request at a time.
+// cancel returns the request that gives back what a request was granted at a time.
 func (r Request) cancel(at int64) Request {
 	return Request{Op: Cancel, ID: r.ID, At: at, Own: r.Own, Keys: r.Keys, Cost: r.Cost}
 }
 
-// cancelLost returns the request that gives back a grant that Redis may have made without an answer.
-// The caller got an error.
+// cancelLost returns the request that gives back what Redis may have granted although the answer was lost,
+// and the caller got an error.
 func (r Request) cancelLost(a Answer) (cancel Request, ok bool) {
 	switch {
 	case a.failed == nil || errors.As(a.failed, new(redis.Error)):
 		return r, false
-	case r.Lost > 0: // of a call before: that is still to be cancelled, unless this one did it
+	case r.Lost > 0: // r is such a cancellation, and was lost itself: the next call repeats it
 		return r, true
 	}
 	cancel = r.cancel(0)
@@ -228,8 +228,8 @@ func (r Request) cancelLost(a Answer) (cancel Request, ok bool) {
 	return cancel, grants(r.Op)
 }
 
-// run makes one call to Redis. If the script fails, any of the requests may be the cause: then each
-// gets a call of its own.
+// run makes one call to Redis. If the script fails because of any one request, each gets a call of its
+// own.
 func (g *Group) run(ctx context.Context, p *Policy, requests []Request, args []any) []Answer {
 	seq := g.seq.Add(1)
 	answers, err := g.decide(ctx, p, seq, requests, args)

@@ -18,7 +18,7 @@ import (
 //	PREFIXsluice:{LINE}:none                  never exists; calls on a Cluster name it too
 //	PREFIXsluice:{POLICY}:y:SECONDS           package usage
 //
-// LINE is the policy's name, and behind it its shard if it has several: NAME/3of4.
+// LINE is the policy's name, followed by the shard if there are several: NAME/3of4.
 //
 // The scripts derive every other key: see lua/scope.lua, lua/decide.lua, lua/verbs.lua
 // and lua/line.lua.
@@ -47,7 +47,7 @@ func escapeAll(values []string) string {
 	return strings.Join(escaped, ",")
 }
 
-// ParseScopes returns the attributes of keys that ScopeKey made, by "+".
+// ParseScopes returns the values by attribute of keys that ScopeKey made, joined by "+".
 func ParseScopes(keys string) map[string]string {
 	all := map[string]string{}
 	for key := range strings.SplitSeq(keys, "+") {
@@ -86,23 +86,23 @@ func parseTicket(name string) (queue, id string, ok bool) {
 	return Unescape(queue), u.String(), err == nil
 }
 
-// FlowMark returns the beginning of the values of a policy's flows, so that tickets which joined by
-// other scopes wait in other flows. The tenant alone, which most policies have, has none. What all
-// share does not differ.
+// FlowMark returns a prefix for the values in the names of a policy's flows, so that tickets which joined by
+// other scopes wait in other flows. Most policies have scopes of the tenant alone, besides shared ones: they have
+// no mark.
 func FlowMark(scopes []Scope) string {
-	by := ""
+	attributes := ""
 	for _, scope := range scopes {
-		by = strings.TrimSpace(by + " " + scope.Attributes)
+		attributes = strings.TrimSpace(attributes + " " + scope.Attributes)
 	}
-	if by == "tenant" {
+	if attributes == "tenant" {
 		return ""
 	}
-	sum := sha256.Sum256([]byte(by))
+	sum := sha256.Sum256([]byte(attributes))
 	return "!" + base64.RawURLEncoding.EncodeToString(sum[:3])
 }
 
-// Flow returns the name of the flow in which tickets of a queue wait that have the same class, mark
-// and values. The queue is escaped, or Taker.Claims.
+// Flow returns the name of a flow: tickets of one queue with the same class, mark and values wait in it. The
+// queue is escaped, or Taker.Claims.
 func Flow(queue string, batch bool, mark string, values []string) string {
 	if batch {
 		queue += "!"
@@ -126,8 +126,8 @@ func ParseFlow(flow string) (queue string, batch bool, mark string, values []str
 	return Unescape(queue), batch, mark, values
 }
 
-// Escape writes a name so that it holds only letters, digits and _ . - ~ %, and is not "-", which stands for
-// an empty word between spaces.
+// Escape writes a name with only letters, digits and _ . - ~ %. Its result is never "-", which stands for an empty
+// word between spaces.
 func Escape(s string) string {
 	if s == "-" {
 		return "%2D"

@@ -10,8 +10,8 @@ import (
 //go:embed lua
 var files embed.FS
 
-// The files of a script, besides those of its algorithms and its own. A file uses only earlier files. The
-// ones after the first stand in functions, as most calls need neither what few calls need nor a line.
+// The files of a script, besides those of its algorithms and its body. A file uses only earlier files. The
+// files of more and line stand in functions, which most calls do not call.
 const (
 	base = " scope windows request"
 	more = "upstream request_more verbs"
@@ -19,8 +19,8 @@ const (
 		"line_eta line_join line_take"
 )
 
-// script returns a script, which all policies share that count by the same algorithms. It holds no other
-// algorithms: each costs time at every call.
+// script returns the script that all policies with the same algorithms share. It holds no other algorithms:
+// each would cost time at every call.
 func (r *Runner) script(p *Policy, body string) *redis.Script {
 	name := body + " " + strings.Join(p.Algorithms, " ")
 	made, known := r.made.Load(name)
@@ -34,7 +34,7 @@ func (r *Runner) script(p *Policy, body string) *redis.Script {
 	return made.(*redis.Script)
 }
 
-// Text puts a script together. Its body is a function, as names of the function outside cost less to capture.
+// Text puts a script together. What follows codec is one function, whose closures capture the names of codec cheaply.
 func Text(algorithms []string, body string) string {
 	return texts("codec") + "return (function()\n" + texts(strings.Join(algorithms, " ")+base) +
 		"function extras(call)\n" + texts(more) +

@@ -8,12 +8,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Flows calls do for pages of the flows that wait in a line. Some may come twice.
+// Flows calls do with pages of the flows that wait in a line. Some flows may come twice.
 func (r *Runner) Flows(ctx context.Context, line string, do func(flows []string) error) error {
 	return r.pages(ctx, Prefix(r.Prefix, line)+"f", 100, func(flows, _ []string) error { return do(flows) })
 }
 
-// Tickets calls do for pages of the tickets in a line, without claims. Some may come twice.
+// Tickets calls do with pages of the tickets in a line, without claims. Some tickets may come twice.
 func (r *Runner) Tickets(ctx context.Context, line string, do func([]Ticket) error) error {
 	return r.pages(ctx, Prefix(r.Prefix, line)+"t", 500, func(names, records []string) error {
 		var tickets []Ticket
@@ -26,12 +26,12 @@ func (r *Runner) Tickets(ctx context.Context, line string, do func([]Ticket) err
 	})
 }
 
-// CountTickets returns how many tickets are in a line, with claims.
+// CountTickets returns how many tickets are in a line, including claims.
 func (r *Runner) CountTickets(ctx context.Context, line string) (int64, error) {
 	return r.Client.HLen(ctx, Prefix(r.Prefix, line)+"t").Result()
 }
 
-// pages calls do for pages of about n fields of a hash, and their values.
+// pages calls do with pages of about n fields of a hash, and their values.
 func (r *Runner) pages(ctx context.Context, key string, n int64, do func(keys, values []string) error) error {
 	for cursor := uint64(0); ; {
 		page, next, err := r.Client.HScan(ctx, key, cursor, "", n).Result()
@@ -48,8 +48,8 @@ func (r *Runner) pages(ctx context.Context, key string, n int64, do func(keys, v
 	}
 }
 
-// Forget deletes the scopes of these attributes, of a tenant or with "" of all, and returns how many
-// there were. If one key is not enough it looks through all of Redis.
+// Forget deletes the scopes with these attributes, of one tenant or with "" of all, and returns how many
+// there were. Unless they have a single key, it scans all keys of Redis.
 func (r *Runner) Forget(
 	ctx context.Context, line string, attributes []string, tenant string,
 ) (n int64, err error) {
@@ -58,7 +58,7 @@ func (r *Runner) Forget(
 	if i := slices.Index(attributes, "tenant"); i >= 0 && tenant != "" {
 		values[i] = tenant
 	}
-	// Escaped, no value has a character of a pattern, nor a comma.
+	// Escaped values hold neither a comma nor a character with a meaning in patterns.
 	key := Prefix(r.Prefix, line) + strings.ReplaceAll(ScopeKey(attributes, values), Escape(any), "*")
 	if !strings.Contains(key, "*") {
 		return r.Client.Del(ctx, key).Result()
@@ -74,9 +74,9 @@ func (r *Runner) Forget(
 	for cursor := uint64(0); ; {
 		keys, next, err := node.Scan(ctx, cursor, key, 1000).Result()
 		if err == nil && len(keys) > 0 {
-			var some int64
-			some, err = r.Client.Del(ctx, keys...).Result()
-			n += some
+			var deleted int64
+			deleted, err = r.Client.Del(ctx, keys...).Result()
+			n += deleted
 		}
 		if cursor = next; err != nil || cursor == 0 {
 			return n, err
@@ -84,7 +84,7 @@ func (r *Runner) Forget(
 	}
 }
 
-// LookAgain lets the next take look at all that waits in a line, as it does when limits have changed.
+// LookAgain lets the next take examine every flow that waits in a line, as after a change of limits.
 func (r *Runner) LookAgain(ctx context.Context, line string) error {
 	return r.Client.SetXX(ctx, Prefix(r.Prefix, line)+"l", "0 -", redis.KeepTTL).Err() // unless nobody waits
 }

@@ -20,8 +20,8 @@ var needed = []any{
 	"del s h z",
 }
 
-// preflight calls each of ARGV, whose keys begin with KEYS[1], and replies with the ones that the user may
-// not call.
+// preflight calls each command in ARGV, with keys that begin with KEYS[1], and replies with those that failed and
+// why.
 var preflight = redis.NewScript(`
 local refused = {}
 for i = 1, #ARGV do
@@ -35,8 +35,8 @@ end
 return refused
 `)
 
-// Preflight returns the commands that the user of Redis may not call, but has to. It leaves nothing
-// behind. Errors are those of go-redis.
+// Preflight returns the commands that the limiter needs and the user of Redis may not call. It leaves
+// nothing in Redis. Errors are those of go-redis.
 func (r *Runner) Preflight(ctx context.Context) (refused []string, err error) {
 	replies, err := preflight.Run(ctx, r.Client, []string{Prefix(r.Prefix, "!")}, needed...).StringSlice()
 	if err != nil {

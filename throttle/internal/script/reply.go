@@ -37,7 +37,7 @@ type Answer struct {
 	Status  int64         `json:"-"`
 	At      int64         `json:"-"`       // when this was decided; when it was granted, if it was before
 	Time    int64         `json:"time"`    // the expected start
-	Latest  int64         `json:"latest"`  // its upper bound; 0 if none is known
+	Latest  int64         `json:"latest"`  // the expected start's upper bound; 0 if none is known
 	Binds   int64         `json:"binds"`   // the number of the window that holds it up for longest, from 1; Slots, or 0
 	Behind  int64         `json:"behind"`  // how far the clock is behind the windows
 	Nudge   bool          `json:"nudge"`   // a server should be woken for the ticket
@@ -99,13 +99,13 @@ type TakenTicket struct {
 	Used      []int64 // by window, its units
 }
 
-// A ReplyError says what of a reply does not have its shape, or by the reply why a request could not be
-// decided: SLUICE_STATE or SLUICE_CLOCK, and a reason.
+// A ReplyError says which value of a reply is malformed, or quotes why the script could not decide a request:
+// SLUICE_STATE or SLUICE_CLOCK, and a reason.
 type ReplyError struct{ Reason string }
 
 func (e *ReplyError) Error() string { return e.Reason }
 
-// ScriptFailed reports whether Redis says that a script failed, rather than that it cannot run now.
+// ScriptFailed reports whether an error of Redis means that a script failed, rather than that it cannot run now.
 func ScriptFailed(err error) bool {
 	text := err.Error()
 	return errors.As(err, new(redis.Error)) && (strings.Contains(text, "SLUICE_") ||
@@ -117,7 +117,7 @@ func hasWindows(op string) bool {
 	return op == Reserve || op == Exempt || op == Observe || op == Peek || op == Expect || op == Cancel
 }
 
-// A reader reads a flat reply from its beginning, up to the first value that is not as it has to be.
+// A reader reads a flat reply value by value, up to the first malformed one.
 type reader struct {
 	reply []any
 	at    int
@@ -126,7 +126,7 @@ type reader struct {
 
 func (r *reader) text() string { return next[string](r) }
 
-// integer reads one that is not below 0, as all are.
+// integer reads an integer. None in a reply may be below 0.
 func (r *reader) integer() int64 {
 	n := next[int64](r)
 	r.bad = r.bad || n < 0
@@ -198,13 +198,13 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 	return t, nil
 }
 
-// LineZero is the rank of time 0 at the end of the line, and lineFront that in front: ranks there are below.
+// A ticket's rank is its time of joining plus LineZero, or at the front of the line plus lineFront.
 const (
 	LineZero  = 1 << 52
 	lineFront = 1e15
 )
 
-// readTicket reads "TICKET RECORD TENANT STATUS:SCOPES". A ticket that was charged gets the ID.
+// readTicket reads "TICKET RECORD TENANT STATUS:SCOPES". The ID is that of the reservation, if it was charged.
 func readTicket(text, id string) (t TakenTicket, ok bool) {
 	f := strings.Split(text, " ")
 	if len(f) != 6 {
@@ -219,7 +219,7 @@ func readTicket(text, id string) (t TakenTicket, ok bool) {
 	return t, err == nil && slices.Contains([]string{"granted", "never", "uncharged"}, status)
 }
 
-// ReadTicket reads "costs |VALUES key", behind its rank of 16 digits, as lua/line.lua keeps it.
+// ReadTicket reads a ticket's record as lua/line.lua keeps it: a rank of 16 digits, then "costs |VALUES key".
 func ReadTicket(name, record string) (t Ticket, err error) {
 	digits := record[:min(16, len(record))]
 	f := strings.Split(record[len(digits):], " ")

@@ -82,7 +82,7 @@ func (o Own) MarshalText() ([]byte, error) {
 	return json.Marshal(fields(o))
 }
 
-// A Place tells a line where the request waits, and under which conditions it joins.
+// A Place says where in a line the request waits, and under which conditions it joins.
 type Place struct {
 	Flow     string `json:"-"` // made by Flow
 	Tenant   string `json:"-"`
@@ -96,7 +96,7 @@ type Place struct {
 	Rank     int64  `json:"rank,omitempty"`     // of a ticket that is put back
 }
 
-// Refuse is a MaxWait or a Deadline by which a request is refused unless it is granted.
+// Refuse, as a MaxWait or a Deadline, refuses a request that is not granted at once.
 const Refuse = -1
 
 // text returns the part of a place that every ticket has.
@@ -105,7 +105,7 @@ func (p *Place) text() string {
 		return ""
 	}
 	text := p.Flow + " " + word(p.Tenant) + " " + strconv.FormatInt(p.Weight, 10) + " " + word(p.Key)
-	if p.Since > 0 { // it is a part of the key to the scripts, which return it
+	if p.Since > 0 { // the scripts keep and return it as a part of the key
 		text += ":" + strconv.FormatInt(p.Since, 10)
 	}
 	return text
@@ -129,5 +129,5 @@ func (r Request) append(args []any, leases bool) []any {
 	return args
 }
 
-// grants reports whether a verb may grant something.
+// grants reports whether a verb may grant units.
 func grants(op string) bool { return op == Reserve || op == Exempt || op == Observe }

@@ -26,26 +26,26 @@ type Runner struct {
 	// Edit, if not nil, changes the text of every script: for tests.
 	Edit func(text string) string
 
-	// Called, if not nil, is called after each call of a script, which is "decide" or "take", for n
-	// requests, or by which n tickets were taken.
+	// Called, if not nil, is called after each call of the script "decide" or "take". n is the number of
+	// requests, or of tickets taken.
 	Called func(ctx context.Context, line, script string, n int, took time.Duration, err error)
 
-	made sync.Map // *redis.Script by their names and algorithms
+	made sync.Map // *redis.Script, by name and algorithms
 }
 
 // NewID returns 16 random hex digits.
 func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 
-// call makes one call of the script of that name, of a process, and has the reply read. It has the same number
-// when it is repeated.
+// call makes one call of the named script for a process, and reads the reply. A repeated call has the same sequence
+// number.
 //
-// While a slot of a Cluster is migrated, its old node has a part of the keys and its new node has
-// the others. A script that derives keys would fail halfway at the one, and find empty windows at
-// the other. A second key that never exists makes both refuse the call as a whole (TRYAGAIN). The
+// While a slot of a Cluster is migrated, its old node has some of the keys and its new node the
+// others. A script that derives keys would fail halfway on the old node, and find empty windows on
+// the new one. A second key that never exists makes both refuse the whole call (TRYAGAIN), and the
 // client repeats it.
 //
-// A client looks once a minute which nodes a Cluster has. If a node does not answer, another one
-// may serve its slots by now.
+// A client asks once a minute which nodes a Cluster has. If a node does not answer, another one may
+// serve its slots by now, so it asks again.
 func (r *Runner) call(
 	ctx context.Context, p *Policy, name, process string, seq int64, args []any, read func(reply []any) (n int, err error),
 ) error {

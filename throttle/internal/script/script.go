@@ -1,6 +1,6 @@
-// Package script has the scripts by which windows and lines change: nothing else writes them. It encodes
-// calls, decodes replies, gathers requests into calls, and assembles the texts in lua/. It knows no
-// policies: package throttle makes the requests.
+// Package script has the scripts that change windows and lines: nothing else writes these. It assembles
+// their texts from lua/, encodes calls, decodes replies, and gathers requests into calls. It does not know
+// throttle.Policy: package throttle makes the requests.
 //
 // A call names the line's count, and on a Cluster a second key that never exists. Its arguments begin with
 // a header (Runner.call) and go on with requests (Request) or the fields of a take (TakeRequest).
@@ -23,8 +23,8 @@ type Policy struct {
 	Windows    []Window
 	Leases     bool // some window holds its grants until they are released, or their leases run out
 
-	scripts map[string]*redis.Script // by their names
-	text    string                   // argument of every call: see Prepare
+	scripts map[string]*redis.Script // by name
+	text    string                   // an argument of every call: see Prepare
 }
 
 // A Scope is the windows that are counted by the same attributes.
@@ -42,7 +42,7 @@ type Window struct {
 	Unit   string
 	Params [4]int64
 
-	// List, if not nil, replaces the last parameter by a list for calls around this time.
+	// List, if not nil, returns a list that replaces the last parameter in calls around a time.
 	List func(now time.Time) string
 }
 
@@ -61,7 +61,7 @@ func (r *Runner) Prepare(p *Policy) *Policy {
 	return p
 }
 
-// toJSON writes numbers and texts, which cannot fail. An object without fields is empty.
+// toJSON encodes numbers and texts, which cannot fail. It returns "" for an object without fields.
 func toJSON(value any) string {
 	text, _ := json.Marshal(value)
 	return strings.TrimPrefix(string(text), "{}")

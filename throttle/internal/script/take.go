@@ -17,7 +17,7 @@ type TakeRequest struct {
 	Max    int
 }
 
-// arguments returns what the script takes, with digits for the IDs of tickets, and the most important queue first.
+// arguments returns the script's arguments. NewID begins the IDs of grants; the most important queue comes first.
 func (q TakeRequest) arguments() []any {
 	names := slices.SortedFunc(maps.Keys(q.Queues), func(a, b string) int {
 		return cmp.Or(cmp.Compare(q.Queues[b], q.Queues[a]), strings.Compare(a, b))
@@ -52,7 +52,7 @@ type Taker struct {
 
 // NewTaker returns a taker of one policy name.
 func (r *Runner) NewTaker() *Taker {
-	process := NewID() // by which the script keeps the last take
+	process := NewID() // the script keeps the last take under this name
 	take := func(ctx context.Context, p *Policy, seq int64, q TakeRequest) (taken Taken, err error) {
 		err = r.call(ctx, p, "take", process, seq, q.arguments(), func(reply []any) (n int, err error) {
 			taken, err = p.readTaken(reply)
@@ -63,9 +63,9 @@ func (r *Runner) NewTaker() *Taker {
 	return &Taker{Claims: "!" + process, take: take, turn: make(chan struct{}, 1), answered: true}
 }
 
-// Take sends one take. It returns when the context ends, whatever Redis does. The next take gets
-// the tickets of this one. Without queues it only says that the tickets of the last take have arrived, and
-// does nothing if that was said.
+// Take sends one take. If the context ends it returns at once, and the next take gets the tickets of this
+// one. Without queues it only acknowledges the tickets of the last take, and does nothing if they are
+// acknowledged.
 func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, error) {
 	if err := ctx.Err(); err != nil {
 		return Taken{}, err

@@ -54,7 +54,7 @@ type (
 	intervention func(ctx context.Context, f *fleet) (done, error)
 )
 
-// whyFlags are of all changes.
+// whyFlags returns the flags that all changes have.
 func (c *ControlCommand) whyFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "why", Usage: "the reason, `TEXT`, is logged; required", Destination: &c.Why},
@@ -87,20 +87,20 @@ func (c *ControlCommand) change(name, usage, args string, do change, flags ...cl
 	}
 }
 
-// intervention is change for a command about a policy, or a tenant of it. What it says of itself
-// stands behind the name of these.
+// intervention is change for a command about a policy, or a tenant of it. The text of its result follows
+// their name.
 func (c *ControlCommand) intervention(name, usage, args string, do intervention, flags ...cli.Flag) *cli.Command {
-	did := func(ctx context.Context, f *fleet, args cli.Args) (done, error) {
+	change := func(ctx context.Context, f *fleet, args cli.Args) (done, error) {
 		if err := c.about(ctx, f, args); err != nil {
 			return done{}, err
 		}
 		made, err := do(ctx, f)
 		return c.lasting(made), err
 	}
-	return c.change(name, usage, args, did, flags...)
+	return c.change(name, usage, args, change, flags...)
 }
 
-// lasting describes the tenant of a change, its end, and the intervention that it replaces.
+// lasting adds to a change its policy and tenant, its end, and the intervention that it replaces.
 func (c *ControlCommand) lasting(made done) done {
 	made.Policy, made.Tenant, made.text = c.policy, c.tenant, c.name()+made.text
 	if c.For > 0 {
@@ -114,13 +114,13 @@ func (c *ControlCommand) lasting(made done) done {
 	return made
 }
 
-// forFlag is of a change that ends by itself.
+// forFlag returns the flag of a change that ends by itself.
 func (c *ControlCommand) forFlag() cli.Flag {
 	c.needFor = true
 	return &cli.DurationFlag{Name: "for", Usage: "it ends by itself after `DURATION`; required", Destination: &c.For}
 }
 
-// sign notes who makes the change, and why, after a look at the flags that all changes have.
+// sign notes who makes the change and why, and checks the flags that all changes have.
 func (c *ControlCommand) sign() error {
 	who, _ := c.Env("USER")
 	c.author = control.Author{Who: cmp.Or(c.By, who), Why: c.Why}
@@ -137,7 +137,7 @@ func (c *ControlCommand) sign() error {
 	return nil
 }
 
-// about reads the arguments POLICY [TENANT]. It warns of what cannot be known to be there.
+// about reads the arguments POLICY [TENANT]. It warns if it cannot tell whether the policy or tenant exists.
 func (c *ControlCommand) about(ctx context.Context, f *fleet, args cli.Args) error {
 	c.policy, c.tenant = args.Get(0), args.Get(1)
 	if len(f.limiter.Policies()) == 0 {
@@ -161,7 +161,7 @@ func (c *ControlCommand) about(ctx context.Context, f *fleet, args cli.Args) err
 	return nil
 }
 
-// seen reports whether anything is known of the tenant, and who else waits or was granted most.
+// seen reports whether anything is known of the tenant, and if not, which others wait or were granted most.
 func (c *ControlCommand) seen(ctx context.Context, f *fleet, p throttle.Policy) (seen bool, others []string, err error) {
 	_, seen = p.Tenants[c.tenant]
 	state, err := inspect.Of(f.limiter).State(ctx, inspect.Query{Policy: p.Name, Tenant: c.tenant})
@@ -192,7 +192,7 @@ func (c *ControlCommand) seen(ctx context.Context, f *fleet, p throttle.Policy) 
 	return seen, others, err
 }
 
-// name names the policy, or the tenant of it.
+// name returns the name of the policy, or of its tenant, for messages.
 func (c *ControlCommand) name() string {
 	if c.tenant == "" {
 		return c.policy
@@ -200,5 +200,5 @@ func (c *ControlCommand) name() string {
 	return fmt.Sprintf("tenant %q of %s", c.tenant, c.policy)
 }
 
-// clockText is a time as people read it.
+// clockText returns a time as people read it.
 func clockText(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }

@@ -83,10 +83,10 @@ func (c *ControlCommand) printState(state control.State) {
 	}
 }
 
-// publish puts policies in force in place of those of a version.
-func (c *ControlCommand) publish(ctx context.Context, f *fleet, now []throttle.Policy, version int64) (done, error) {
-	changes := control.Differences(f.state.Policies, now)
-	published, err := f.store.Publish(ctx, now, version, c.author)
+// publish puts policies in force, which replace those of a version.
+func (c *ControlCommand) publish(ctx context.Context, f *fleet, policies []throttle.Policy, version int64) (done, error) {
+	changes := control.Differences(f.state.Policies, policies)
+	published, err := f.store.Publish(ctx, policies, version, c.author)
 	if published == version {
 		text := fmt.Sprintf("these policies are published already, as version %d", published)
 		return done{Version: published, text: text}, err
@@ -136,11 +136,11 @@ func (m *Main) limitsSet() *cli.Command {
 			replaces := f.state.Describe(control.Overridden, c.policy, "")
 			return c.lasting(done{Replaces: replaces, text: ": " + control.DescribeOverride(o)}), f.store.SetOverride(ctx, o, c.For, c.author)
 		}
-		now, err := f.state.With(o)
+		policies, err := f.state.With(o)
 		if err != nil {
 			return done{}, err
 		}
-		made, err := c.publish(ctx, f, now, f.state.Version)
+		made, err := c.publish(ctx, f, policies, f.state.Version)
 		made.Policy = c.policy
 		return made, err
 	}
@@ -233,7 +233,7 @@ func (m *Main) limitsClear() *cli.Command {
 		})
 }
 
-// A logged change has its policies as a policy file has them.
+// A logged change shows its policies as a policy file has them.
 type logged struct {
 	control.Change
 	Policies []map[string]any `json:"policies,omitempty"`

@@ -80,26 +80,26 @@ func (c *SimulateCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	return c.show(found, func() { c.print(found) })
 }
 
-// changed returns what the flags ask for. A change for one tenant is an override: it wins over the file,
-// and keeps what an override in force says beside it.
-func (c *SimulateCommand) changed(p throttle.Policy, now throttle.Interventions) (inspect.Variant, error) {
+// changed returns the variant that the flags ask for. A change for one tenant is an override: it wins over the
+// file, and keeps the other changes of an override in force.
+func (c *SimulateCommand) changed(p throttle.Policy, inForce throttle.Interventions) (inspect.Variant, error) {
 	v := inspect.Variant{Policy: p.WithDefaults()}
 	for _, flag := range c.Limits {
 		what, number, _ := cutLast(flag)
-		window, tenant, one := strings.Cut(what, "@")
+		window, tenant, ofTenant := strings.Cut(what, "@")
 		limit, err := strconv.ParseInt(number, 10, 64)
-		if err != nil || one && tenant == "" {
+		if err != nil || ofTenant && tenant == "" {
 			return v, badUsage("--limit %q: must be WINDOW=N or WINDOW@TENANT=N, with a whole number", flag)
 		}
 		w, err := windowOf(v.Policy, window)
 		if err != nil {
 			return v, badUsage("--limit %q: %w", flag, err)
 		}
-		if !one {
+		if !ofTenant {
 			setLimit(w, limit)
 			continue
 		}
-		o := overrideOf(&v, tenant, now)
+		o := overrideOf(&v, tenant, inForce)
 		burst := o.Windows[window].Burst
 		o.Windows[window] = throttle.Override{Burst: burst, Limit: limit}
 	}
@@ -109,19 +109,19 @@ func (c *SimulateCommand) changed(p throttle.Policy, now throttle.Interventions)
 		if !ok || err != nil || tenant == "" {
 			return v, badUsage("--weight %q: must be TENANT=W, with a number", flag)
 		}
-		overrideOf(&v, tenant, now).Weight = weight
+		overrideOf(&v, tenant, inForce).Weight = weight
 	}
 	return v, nil
 }
 
 // overrideOf returns the variant's override of a tenant. If it has none, it begins as a copy of the one in force.
-func overrideOf(v *inspect.Variant, tenant string, now throttle.Interventions) *throttle.TenantOverride {
+func overrideOf(v *inspect.Variant, tenant string, inForce throttle.Interventions) *throttle.TenantOverride {
 	match := func(o throttle.TenantOverride) bool { return o.Policy == v.Policy.Name && o.Tenant == tenant }
 	i := slices.IndexFunc(v.Overrides, match)
 	if i < 0 {
 		o := throttle.TenantOverride{Policy: v.Policy.Name, Tenant: tenant}
-		if j := slices.IndexFunc(now.Overrides, match); j >= 0 {
-			o = now.Overrides[j]
+		if j := slices.IndexFunc(inForce.Overrides, match); j >= 0 {
+			o = inForce.Overrides[j]
 		}
 		if o.Windows == nil {
 			o.Windows = map[string]throttle.Override{}
@@ -131,7 +131,7 @@ func overrideOf(v *inspect.Variant, tenant string, now throttle.Interventions) *
 	return &v.Overrides[i]
 }
 
-// cutLast cuts at the last equals sign: names of tenants may hold some.
+// cutLast cuts at the last equals sign, as names of tenants may hold others.
 func cutLast(s string) (before, after string, found bool) {
 	i := strings.LastIndexByte(s, '=')
 	if i < 0 {

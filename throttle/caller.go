@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// A Caller is what the calls of a running job know of it: their context carries it. It records whether the
-// upstream refused one. Its methods are safe for concurrent use. Those of a nil Caller record nothing, and
-// report false. Request must not change once the job runs.
+// A Caller tells the calls of a running job whose they are, and records whether the upstream refused one. Their
+// context carries it. Its methods are safe for concurrent use; on a nil Caller they record nothing, and report
+// false. Request must not change once the job runs.
 //
 // Package worker makes one for each task. A handler uses the worker.Job of its context instead.
 type Caller struct {
@@ -57,8 +57,8 @@ func (c *Caller) do(f func()) {
 // GaveBack records that the job's own cost was given back.
 func (c *Caller) GaveBack() { c.do(func() { c.gaveBack = true }) }
 
-// Counted reports whether the job's own cost is taken, and by this policy. Calls of the job by it are part of
-// that cost, and must not reserve again. A job that is requeued because such a call is denied would take its
+// Counted reports whether the job's own cost is taken, and by this policy. The job's calls by that policy are part
+// of the cost, and must not reserve again. A job that is requeued because such a call is denied would take its
 // cost again, and might never end.
 func (c *Caller) Counted(policy string) (counted bool) {
 	c.do(func() { counted = c.Decision.Granted && !c.gaveBack && policy == c.Request.Policy })
@@ -77,8 +77,8 @@ func (c *Caller) Refused(policy string, retryIn time.Duration) {
 	})
 }
 
-// Answered records that a call was answered that was made at a time: the job has dealt with
-// refusals before that. One that came while the call was under way stands.
+// Answered records the answer to a call that was made at this time. It clears refusals before that: the job has
+// dealt with them. A refusal that came while the call was under way stands.
 func (c *Caller) Answered(made time.Time) {
 	c.do(func() {
 		if !made.Before(c.refused.at) {

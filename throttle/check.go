@@ -8,11 +8,10 @@ import (
 	"github.com/sluice-go/sluice/internal/redischeck"
 )
 
-// CheckRedis looks whether the limiter's Redis is set up for it, and returns what is not, one line
-// each: its eviction policy, its clock, and each command that the user may not call, and has to. Of
-// a Cluster it looks at all primaries. What the server does not say, or the user may not ask, is left
-// out. It makes a few calls: use it at the start of a program. Errors are ErrUnavailable,
-// ErrForbidden and the context's.
+// CheckRedis checks how the limiter's Redis is set up, and returns a line for each problem: its eviction
+// policy, its clock, or a command that the limiter needs and its user may not call. Of a Cluster it checks
+// all primaries. What the server does not say, or the user may not ask, is left out. It makes a few
+// calls: use it at the start of a program. Errors are ErrUnavailable, ErrForbidden and the context's.
 func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 	findings, err := redischeck.Findings(ctx, l.runner.Client)
 	if err != nil {
@@ -21,7 +20,7 @@ func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 	refused, err := l.runner.Preflight(ctx)
 	switch {
 	case err != nil && len(findings) > 0 && !redischeck.Forbidden(err):
-		return findings, nil // such as of a replica
+		return findings, nil // such as that it is a replica
 	case err != nil || len(refused) == 0:
 		return findings, classify(ctx, "", err)
 	}
@@ -30,7 +29,7 @@ func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 	return append(findings, finding), fmt.Errorf("%w: %w: %s", ErrUnavailable, ErrForbidden, finding)
 }
 
-// Ping returns nil if the limiter can decide: Redis answers, and lets its user call all that the
+// Ping returns nil if the limiter can decide: Redis answers, and its user may call all that the
 // limiter needs. It is one call, for readiness probes. Errors are ErrUnavailable, ErrForbidden and
 // the context's. See CheckRedis for more.
 func (l *Limiter) Ping(ctx context.Context) error {

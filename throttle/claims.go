@@ -12,8 +12,8 @@ import (
 type waiter struct {
 	claims *claims           // nil if it has none
 	id     string            // of its claim
-	joins  int               // how often that joined
-	taken  chan *TakenTicket // holds one: that of its claim, or nil if that has to join again
+	joins  int               // how often the claim joined
+	taken  chan *TakenTicket // holds one: the ticket of its claim, or nil if the claim has to join again
 }
 
 const (
@@ -26,8 +26,7 @@ const (
 	claimsLostAfter = 1500 * time.Millisecond
 )
 
-// claims are the tickets of the calls of this process that wait in place for the policies of one line. A
-// timer takes for all of them.
+// claims are the tickets of this process's calls that wait in place, in one line. A timer takes for all of them.
 type claims struct {
 	limiter *Limiter
 	line    string
@@ -50,7 +49,7 @@ func (c *claims) add() *waiter {
 	return w
 }
 
-// end ends the claim, and gives back what it got and nobody read.
+// end ends the claim. A ticket that the call has not read is given back.
 func (w *waiter) end() {
 	if w.claims == nil {
 		return
@@ -93,7 +92,7 @@ func (c *claims) released() {
 	}
 }
 
-// takeBy schedules a take for a time at the latest. A take that is under way does so at its end.
+// takeBy schedules a take for this time at the latest. A take that is under way sets the timer at its end.
 func (c *claims) takeBy(at time.Time) {
 	if at.Before(c.next) {
 		c.next = at
@@ -147,7 +146,7 @@ func (c *claims) take() {
 	c.takeBy(time.Now().Add(max(taken.Next, minTakeInterval)))
 }
 
-// deliver replaces what the call has not read. The lock of its claims is held.
+// deliver hands over a ticket in place of one that the call has not read. The lock of its claims is held.
 func (w *waiter) deliver(ticket *TakenTicket) {
 	select {
 	case <-w.taken:
@@ -156,7 +155,7 @@ func (w *waiter) deliver(ticket *TakenTicket) {
 	w.taken <- ticket
 }
 
-// refundLater gives back, in the background, what a claim got for which nobody waits.
+// refundLater gives back, in the background, the ticket of a claim that nobody waits for any more.
 func (l *Limiter) refundLater(line string, t TakenTicket) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)

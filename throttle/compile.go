@@ -17,12 +17,12 @@ type compiledPolicy struct {
 	Policy            // with defaults
 	line     string   // its name: see lineName
 	flowBy   []string // the attributes that flows differ in: those of all scopes, and the tenant
-	flowMark string   // of the scopes
+	flowMark string   // of the scopes: see script.FlowMark
 	scopes   [][]string
 	script   *script.Policy
 	units    []string // every unit that a window counts
 	upstream []int    // the numbers, from 1, of the scopes that Policy.Upstream names
-	windows  []window // by which it counts
+	windows  []window // as it counts: see Policy.Observe
 
 	*policyState
 
@@ -39,7 +39,7 @@ type window struct {
 // capacity returns the largest cost that can ever fit.
 func (w window) capacity() int64 { return w.algorithm.Capacity(w.numbers()) }
 
-// A policyState is what the compiled policies of one line share, one after the other.
+// A policyState belongs to a line. Each compiled policy of the line takes it over from the one before.
 type policyState struct {
 	group      *script.Group
 	claims     *claims

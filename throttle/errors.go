@@ -70,10 +70,10 @@ func (e *DeniedError) Error() string {
 	var denied *DeniedError
 	switch {
 	case e.Cause == nil:
-	case errors.As(e.Cause, &denied): // which says it all
+	case errors.As(e.Cause, &denied): // its text has the reason
 		text = denied.Error()
 	default:
-		named := fmt.Sprintf("policy %q: ", e.Decision.Policy) // by the reason already
+		named := fmt.Sprintf("policy %q: ", e.Decision.Policy) // the reason names it already
 		text += ": " + strings.Replace(e.Cause.Error(), named, "", 1)
 	}
 	return strings.ToValidUTF8(text, "\uFFFD")
@@ -114,7 +114,7 @@ func (e *TooLateError) Is(target error) bool {
 	return target == context.DeadlineExceeded && e.Backlog == 0
 }
 
-// silent reports whether a context has ended because the limiter does not answer: a caller may say so by its cause.
+// silent reports whether a context has ended because the limiter does not answer, as its cause says.
 func silent(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrUnavailable) }
 
 // contextError returns the error of a context that has ended, with its cause if that is another.
@@ -142,8 +142,8 @@ func classify(ctx context.Context, policy string, err error) error {
 		}
 		return fmt.Errorf("throttle: %s%w", policy, ended)
 	}
-	// What is no answer of Redis is about the way to it: a network, TLS, a closed pipe or pool. OOM,
-	// READONLY and the like are answers that name a line of the script, but they are not its fault.
+	// Errors without an answer of Redis come from the way to it: a network, TLS, a closed pipe or pool. Answers such
+	// as OOM and READONLY name a line of the script, but are not its fault.
 	kind := ErrUnavailable
 	switch text := err.Error(); {
 	case redischeck.Forbidden(err):

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A hold renews the lease of a reservation: see Reservation.Hold. Limiter.holds has it until its
+// A hold renews the lease of a reservation: see Reservation.Hold. It is in Limiter.holds until the
 // reservation is released or cancelled.
 type hold struct {
 	caller  *Caller
@@ -40,7 +40,7 @@ func (r Reservation) Hold(ctx context.Context) context.Context {
 	return work
 }
 
-// end ends the renewing, also one that is under way.
+// end ends the renewing, and waits for a renewal that is under way.
 func (h *hold) end() {
 	h.stop()
 	<-h.stopped
@@ -56,7 +56,7 @@ func (l *Limiter) holdsFrom(policy string, caller *Caller) (found bool) {
 	return found
 }
 
-// endWork ends the work, as the lease is lost, and reports whether it did: not if the reservation is being
+// endWork ends the work, as the lease is lost, and reports true. It does nothing while the reservation is being
 // released or cancelled.
 func (r Reservation) endWork(h *hold) bool {
 	now, _ := r.limiter.holds.Load(r.ID)
@@ -67,11 +67,10 @@ func (r Reservation) endWork(h *hold) bool {
 	return true
 }
 
-// keepRenewing renews three times a lease, until ctx ends. Shortly before a lease runs out that could
-// not be renewed, the work ends, and keepRenewing goes on trying. A renewal that is refused, because
-// others have the room, ends both.
+// keepRenewing renews three times a lease, until ctx ends. If renewals fail, it ends the work shortly before the
+// lease runs out, and goes on trying. A renewal that is refused, because others have the room, ends both.
 func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Duration) {
-	// Not by the end of a renewal, which may wait for Redis for longer than the lease lasts.
+	// A timer ends the work in time, as a renewal may wait for Redis for longer than the lease lasts.
 	expiry := time.AfterFunc(lease-lease/10, func() { r.endWork(h) })
 	defer expiry.Stop()
 	timer := time.NewTimer(lease / 3)

@@ -42,7 +42,7 @@ func (i Interventions) InForce(at time.Time) Interventions {
 // A target names a policy, and a tenant of it, or "" for all.
 type target struct{ policy, tenant string }
 
-// interventions are Interventions, by what they are about.
+// interventions are Interventions, by their policy and tenant.
 type interventions struct {
 	all       Interventions
 	offset    time.Duration // of the clock of Redis from the one of this machine
@@ -74,7 +74,7 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
-	tenants := map[target]bool{} // whose tickets in line follow: they carry settings
+	tenants := map[target]bool{} // to refresh: their tickets in line carry settings
 	for _, some := range []*interventions{l.interventions.Swap(now), now} {
 		for c := range some.overrides {
 			tenants[c] = true
@@ -87,7 +87,7 @@ func (l *Limiter) SetInterventions(i Interventions) {
 		cp, _ := l.policyOfLine(line, true)
 		for c, follow := range tenants {
 			if follow && c.policy == cp.Name && cp.serves.Load() { // else others refresh the tickets
-				cp.refreshAt.Store(time.Now().Add(followWithin).UnixNano())      // clients may join by what was
+				cp.refreshAt.Store(time.Now().Add(followWithin).UnixNano())      // until then clients may join by older settings
 				go func() { _ = l.refresh(context.Background(), cp, tenants) }() // else a take does it then
 				break
 			}

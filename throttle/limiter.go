@@ -28,7 +28,7 @@ type Limiter struct {
 	config        Config   // with defaults
 	holds         sync.Map // *hold by the reservation's ID
 	interventions atomic.Pointer[interventions]
-	panicked      sync.Map // when a function of the Config did last, by its name; two goroutines may log at once
+	panicked      sync.Map // the last logged panic (time.Time), by the function's name in the Config
 	policies      atomic.Pointer[policySet]
 	runner        script.Runner
 	setting       sync.Mutex // held by SetPolicies and SetInterventions
@@ -158,8 +158,7 @@ func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decisi
 }
 
 // Attach returns the reservation bound to this limiter, which needs its policy. It is for a reservation that
-// another limiter granted. One of which only Request is set, for a call that reserved nothing, is good for
-// Reservation.Pause.
+// another limiter granted, or for one with only a Request, to report a Pause for a call that reserved nothing.
 func (l *Limiter) Attach(r Reservation) Reservation {
 	r.limiter = l
 	return r
@@ -216,7 +215,7 @@ func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error)
 	return n, nil
 }
 
-// Check returns the error by which Reserve would fail however much room there is: ErrUnknownPolicy,
+// Check returns the error with which Reserve would fail however much room there is: ErrUnknownPolicy,
 // a *RequestError or that of the TenantFunc. It does not call Redis.
 func (l *Limiter) Check(ctx context.Context, r Request) error {
 	_, err := l.checked(ctx, r)
@@ -246,8 +245,8 @@ func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request)
 	return o, o.checkCosts()
 }
 
-// tenant returns the settings of a tenant. Beside an error they are the policy's. Those have to do for what
-// was granted: own limits matter less than its units.
+// tenant returns the settings of a tenant. With an error it returns those of the policy, which do for corrections
+// and releases: giving the units back matters more than the tenant's own limits.
 func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (effectiveTenant, error) {
 	t, err := l.configuredTenant(ctx, cp, name)
 	if err != nil {

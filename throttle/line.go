@@ -46,7 +46,7 @@ type Place struct {
 	// does not affect the other requests.
 	Err error
 
-	// Nudge says that the ticket fits now, and that no server is about to take: make one call Take.
+	// Nudge says that the ticket fits now, and that no server is about to take: have one server call Take.
 	Nudge bool
 }
 
@@ -64,7 +64,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	}
 	for _, p := range places {
 		if p.Err != nil && !errors.As(p.Err, new(*RequestError)) && !errors.As(p.Err, new(*TooLateError)) {
-			return nil, p.Err // it is not of this request
+			return nil, p.Err // it affects all requests
 		}
 		n.limiter.config.Observer.Joined(p)
 	}
@@ -79,7 +79,7 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]Place, error)
 	})
 }
 
-// ask sends what prepare makes of the requests, unless that has no Op.
+// ask sends what prepare makes of the requests. It sends none without an Op: it is invalid, or never denied.
 func (n *Line) ask(
 	ctx context.Context, requests []Request, former bool, prepare func(*operation) (script.Request, error),
 ) ([]Place, error) {
@@ -91,7 +91,7 @@ func (n *Line) ask(
 	places := make([]Place, len(requests))
 	operations := make([]*operation, 0, len(requests))
 	asks := make([]script.Request, 0, len(requests))
-	var asker []int // by ask: its request
+	var asker []int // the index of its request, for each ask
 	for i, r := range requests {
 		p, ask := &places[i], script.Request{}
 		o, err := n.checked(ctx, cp, r)

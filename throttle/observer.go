@@ -6,10 +6,9 @@ import (
 	"time"
 )
 
-// An Observer has functions that a limiter calls for what it does, for metrics and traces: at once,
-// in the goroutine that it is about, and by many at a time. They must return quickly, and must not
-// call the limiter. Those that are nil cost nothing. A panic is recovered, and logged with its stack:
-// at most once a minute for each function.
+// An Observer has functions for metrics and traces. A limiter calls them as things happen, in the caller's
+// goroutine, so several may run at once. They must return quickly, and must not call the limiter. Nil ones
+// cost nothing. A panic is recovered, and logged with its stack: at most once a minute for each function.
 type Observer struct {
 	// Called is called after each call of a script in Redis. Package worker calls it for each dequeue of
 	// asynq's Redis, too.
@@ -94,7 +93,7 @@ func (l *Limiter) logPanic(function string, value any) {
 		"function", function, "panic", fmt.Sprint(value), "stack", string(debug.Stack()))
 }
 
-// guarded returns an observer that has all functions, which return after a panic.
+// guarded returns an observer without nil functions, whose panics are recovered and logged.
 func (o Observer) guarded(l *Limiter) Observer {
 	return Observer{
 		Called:      guard(l, "Called", o.Called),
@@ -109,7 +108,7 @@ func (o Observer) guarded(l *Limiter) Observer {
 	}
 }
 
-// guard returns a function that calls one of an Observer, if there is one.
+// guard returns a function that calls observe, unless that is nil, and recovers its panics.
 func guard[T any](l *Limiter, name string, observe func(T)) func(T) {
 	return func(event T) {
 		defer func() {

@@ -19,7 +19,7 @@ type operation struct {
 	*compiledPolicy
 	request Request
 	tenant  effectiveTenant
-	windows []window // as they hold for the tenant
+	windows []window // with the tenant's own limits
 
 	free        bool     // the tenant is exempt, or the policy observes
 	neverDenied bool     // it is free, and operators have not paused it
@@ -27,8 +27,8 @@ type operation struct {
 	keys        []string // of the scopes
 }
 
-// newOperation prepares a request. One without a policy is about what all tenants share: nothing is counted by
-// the empty values of the other scopes. Errors are *RequestError.
+// newOperation prepares a request. One without a policy asks about what all tenants share: the values of other
+// scopes may be empty, as nothing counts by them. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
 	ofTenant := r.Policy != ""
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows}
@@ -117,7 +117,7 @@ func (cp *compiledPolicy) unitsHint() string {
 	return "no window counts this unit, but " + strings.Join(cp.units, ", ")
 }
 
-// own returns what differs for the tenant.
+// own returns the tenant's settings that differ from the policy's.
 func (o *operation) own() script.Own {
 	own := script.Own{Free: o.free, Paused: max(0, o.tenant.pausedUntil)}
 	if len(o.tenant.Windows) == 0 {
@@ -193,7 +193,7 @@ func micros(us int64) time.Duration {
 	return time.Duration(min(max(us, 0), most)) * time.Microsecond
 }
 
-// lineRequest returns a request with the fields that all have that ask for capacity, or about the line.
+// lineRequest returns a request with the fields that are common to all verbs about capacity or the line.
 func (o *operation) lineRequest(op, id string) script.Request {
 	r := o.request
 	ask := script.Request{
@@ -252,7 +252,7 @@ func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, 
 	return answers[0], nil
 }
 
-// decide sends requests, and returns an answer to each. An error of one is that of all.
+// decide sends requests, and returns an answer to each. If one fails, its error is returned.
 func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([]script.Answer, error) {
 	answers, err := cp.group.Do(ctx, cp.script, asks...)
 	for _, a := range answers {
@@ -326,7 +326,7 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 	return d, err
 }
 
-// binds returns what holds up a request whose decision this is.
+// binds returns Decision.Binds for a denial.
 func (o *operation) binds(a script.Answer, d Decision) string {
 	switch by := d.Pause.binds(d.At, d.At.Add(d.RetryIn)); {
 	case d.RetryIn <= 0:
@@ -341,7 +341,7 @@ func (o *operation) binds(a script.Answer, d Decision) string {
 	return ByLine
 }
 
-// observed returns what would have become of the request if the policy denied any; nil if that is a grant.
+// observed returns the denial that an enforcing policy would have given; nil if it would have granted.
 func (o *operation) observed(a script.Answer) *Observed {
 	if i := o.neverFits(); i >= 0 {
 		return &Observed{By: o.windows[i].Name, NeverFits: true}
@@ -358,7 +358,7 @@ func (o *operation) observed(a script.Answer) *Observed {
 	return would
 }
 
-// refuseLate has the script refuse a request that cannot start in time.
+// refuseLate sets the bounds by which the script refuses a request that cannot start in time.
 func (o *operation) refuseLate(p *script.Place) {
 	switch most := o.request.MaxWait; {
 	case most > 0:

@@ -78,8 +78,7 @@ func (set *policySet) named(policy string) *compiledPolicy {
 	return set.first(true, func(cp *compiledPolicy) bool { return cp.Name == policy })
 }
 
-// removed returns the policies that were removed, and whose lines are not known to be empty, by the names of
-// the lines.
+// removed returns removed policies whose lines are not known to be empty, in order of the lines' names.
 func (set *policySet) removed() (policies []*compiledPolicy) {
 	for _, cp := range set.byLine {
 		if !set.inForce(cp) && !cp.drained.Load() {
@@ -90,16 +89,16 @@ func (set *policySet) removed() (policies []*compiledPolicy) {
 	return policies
 }
 
-// first returns the first policy in force that is so or, with orRemoved, the first removed one; nil without one.
-func (set *policySet) first(orRemoved bool, is func(*compiledPolicy) bool) *compiledPolicy {
+// first returns the first policy in force that matches or, with orRemoved, the first removed one; nil without one.
+func (set *policySet) first(orRemoved bool, matches func(*compiledPolicy) bool) *compiledPolicy {
 	for _, name := range set.names {
-		if cp := set.byName[name][0]; is(cp) {
+		if cp := set.byName[name][0]; matches(cp) {
 			return cp
 		}
 	}
 	if orRemoved {
 		for _, cp := range set.removed() {
-			if is(cp) {
+			if matches(cp) {
 				return cp
 			}
 		}
@@ -116,7 +115,7 @@ func (cp *compiledPolicy) given() (Policy, bool) {
 	return p, true
 }
 
-// policyFor returns the policy of that name, as it is for a tenant, or for what waits or waited one that was removed.
+// policyFor returns the tenant's shard of a policy. With waited, for work that waits or waited, it may be removed.
 func (l *Limiter) policyFor(policy, tenant string, waited bool) (*compiledPolicy, error) {
 	if shards := l.policies.Load().byName[policy]; shards != nil {
 		return shards[shardOf(tenant, len(shards))], nil
@@ -127,7 +126,7 @@ func (l *Limiter) policyFor(policy, tenant string, waited bool) (*compiledPolicy
 	return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(policy))
 }
 
-// policyOfLine returns the policy that has the line of that name, or with former one that was removed.
+// policyOfLine returns the policy that the line belongs to. With former it may be one that was removed.
 func (l *Limiter) policyOfLine(line string, former bool) (*compiledPolicy, error) {
 	set := l.policies.Load()
 	cp := set.byLine[line]
@@ -197,9 +196,8 @@ func lineName(policy, tenant string, shards int) string {
 	return shardName(policy, shardOf(tenant, shards), shards)
 }
 
-// shardName returns the name of a shard's line. Names of policies hold no slash. The number of
-// shards is in it: tenants that come from another shard would find counts there that are not theirs
-// alone.
+// shardName returns the name of a shard's line. Policies' names hold no slash. It contains the number of
+// shards, as a change of that moves tenants, who must not find the counts of others.
 func shardName(policy string, shard, shards int) string {
 	if shards <= 1 {
 		return policy

@@ -10,10 +10,10 @@ import (
 
 const (
 	refreshTimeout = time.Minute
-	refreshEvery   = time.Minute      // as settings of tenants change, and others join by older ones
+	refreshEvery   = time.Minute      // as tenants' settings change, and other processes join by older ones
 	refreshPart    = 1000             // refreshes take no more than this part of the time
 	refreshAgain   = 10 * time.Second // after an error
-	followWithin   = 2 * time.Second  // in which others learn what operators have put in force
+	followWithin   = 2 * time.Second  // in which other processes learn of interventions
 )
 
 // maintain does the upkeep of a line after a take: it notices that a removed policy's line is
@@ -40,7 +40,7 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 	}()
 }
 
-// refresh applies the present settings of tenants to the tickets in line: of some tenants, or with nil of all.
+// refresh applies tenants' present settings to their tickets in line: those of `only`, or with nil of all tenants.
 func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[target]bool) error {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
@@ -54,7 +54,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[targ
 		for _, flow := range flows {
 			r, ok := cp.requestOf(flow, "")
 			if !ok || only != nil && !only[target{cp.Name, r.Tenant}] {
-				continue // of other scopes than the policy has now, or of others
+				continue // it joined by other scopes than the policy has now, or is of another tenant
 			}
 			t, err := l.tenant(ctx, cp, r.Tenant)
 			if err != nil {

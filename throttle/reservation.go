@@ -72,7 +72,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 		return r, err
 	}
 	if err := r.by.checkUnits("actual", actual); err != nil && o.checkUnits("actual", actual) != nil {
-		return r, err // neither the policy that granted it nor that of now has these units
+		return r, err // neither the policy that granted it nor the present one has these units
 	}
 	costs, never := make([]int64, len(o.windows)), o.neverCounted(r)
 	for i, w := range o.windows {
@@ -221,7 +221,7 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 	return o, err
 }
 
-// askFor sends a request about a reservation. The caller has set the fields that only the verb needs.
+// askFor completes a request about a reservation, and sends it. The caller has set the verb and its fields.
 func (o *operation) askFor(ctx context.Context, r Reservation, ask script.Request) (script.Answer, error) {
 	ask.ID, ask.Own, ask.Keys, ask.Cost = r.ID, o.own(), o.keys, o.costsText(o.request)
 	ask.At = max(0, r.At.UnixMicro())

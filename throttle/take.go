@@ -143,7 +143,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket, tenant effectiveTenant) Ta
 		return ticket // it joined, or was taken, while the policy had other windows
 	}
 	if t.Binds > 0 {
-		ticket.Decision.Binds = o.binds(script.Answer{Binds: t.Binds}, Decision{RetryIn: 1}) // as of a denial
+		ticket.Decision.Binds = o.binds(script.Answer{Binds: t.Binds}, Decision{RetryIn: 1}) // as for a denial
 	}
 	ticket.Decision.Windows = o.states(script.Answer{Used: t.Used}, true)
 	return ticket
@@ -218,7 +218,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 		return Decision{}, err
 	}
 	granted := t.Decision.Reservation
-	// What was granted does not help these.
+	// None of these can use the old grant.
 	if !cp.matches(t, r) || o.neverDenied || o.neverCounted(granted) != nil {
 		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
 			return l.failOpen(ctx, o, err)

@@ -59,8 +59,8 @@ func (p *Pause) describe(at time.Time) string {
 	return text
 }
 
-// binds returns ByPause or ByUpstream if the pause is what holds up, for longest, a request from a time
-// until another. Windows free up during a pause by hand, and grant from its end on.
+// binds returns ByPause or ByUpstream if the pause holds up a request for longest, of all that delays it from at
+// to until; "" if not. Windows free up during a pause by hand, and grant from its end on.
 func (p *Pause) binds(at, until time.Time) string {
 	switch {
 	case p == nil, until.After(p.Until) && !(p.ByHand && until.Sub(p.Until) <= p.Until.Sub(at)):
@@ -96,7 +96,7 @@ func (a Adapted) String() string {
 	return fmt.Sprintf("refused %s since %s UTC, %s", times, a.Since.UTC().Format("15:04"), now)
 }
 
-// adapted returns what an answer says of the rate; nil if it is of another policy.
+// adapted returns the rate in an answer; nil if its window is not one of the policy.
 func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
 	if a.Window < 1 || a.Window > int64(len(o.windows)) {
 		return nil
@@ -113,7 +113,7 @@ func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
 	}
 }
 
-// A Refusal is what a refusal by the upstream led to.
+// A Refusal is the effect of a refusal by the upstream.
 type Refusal struct {
 	// Adapted is the rate in force, or nil unless this refusal changed it or began to spread calls.
 	Adapted *Adapted
@@ -174,7 +174,7 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 		return refusal, err
 	}
 	if a.Status == script.Done {
-		refusal.Pause = pause // if the reply was lost before
+		refusal.Pause = pause // all that is known if an earlier reply was lost
 		if a.Pause.Until > a.At {
 			refusal.Pause = micros(a.Pause.Until - a.At)
 		}

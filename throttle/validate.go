@@ -48,7 +48,7 @@ var (
 
 // problems collects what is invalid in a policy.
 type problems struct {
-	at    PolicyError // the policy, window or tenant that is looked at
+	at    PolicyError // the policy, window or tenant that is being checked
 	found []error
 }
 
@@ -64,12 +64,12 @@ func (c *problems) must(valid bool, field string, value any, hint string) {
 	}
 }
 
-// between requires a number of a range. NaN is in none.
+// between requires a number within a range. NaN is in none.
 func between[T int | int64 | float64](c *problems, field string, value, least, most T) {
 	c.must(value >= least && value <= most, field, value, fmt.Sprintf("must be %v to %v", least, most))
 }
 
-// lasts requires a duration of a range, and reports whether it is one.
+// lasts requires a duration within a range, and reports whether it is.
 func (c *problems) lasts(field string, value, least, most time.Duration) bool {
 	valid := value >= least && value <= most && value%time.Microsecond == 0
 	c.must(valid, field, value, fmt.Sprintf("must be %v to %v, in whole microseconds", least, most))
@@ -86,8 +86,8 @@ func mustBeOneOf[T ~string](c *problems, field string, value T, known ...T) {
 	c.must(slices.Contains(known, value), field, string(value), hint)
 }
 
-// Validate returns a *PolicyError for each invalid value, joined, or nil. What a value must be in view
-// of others is looked at only where these are valid. Fields that are not set have their defaults.
+// Validate returns a *PolicyError for each invalid value, joined, or nil. Rules between
+// values are checked only where each is valid alone. Fields that are not set have their defaults.
 func (p Policy) Validate() error {
 	p = p.WithDefaults()
 	c := problems{at: PolicyError{Policy: p.Name}}

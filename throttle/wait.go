@@ -94,7 +94,7 @@ func (w *waiter) join(ctx context.Context, o *operation, r Request) (Decision, e
 	switch {
 	case errors.As(err, &late):
 		return Decision{}, denial(late.Decision)
-	case err != nil || d.FailedOpen != nil: // it may have joined all the same
+	case err != nil || d.FailedOpen != nil: // the claim may have joined all the same
 		go w.leave(ctx, o)
 	case !d.Granted:
 		d.Queued, d.AlreadyQueued = false, false // it is withdrawn when the call returns
@@ -125,7 +125,7 @@ func (w *waiter) await(
 	if err := ctx.Err(); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return nil, fmt.Errorf("throttle: %s: %w", d.Reason(), contextError(ctx))
 	}
-	// The caller may act on these: they count from now on.
+	// Let these durations count from now, as the caller may act on them.
 	d.RetryIn = max(d.RetryIn-time.Since(asked), time.Millisecond)
 	if d.Latest > 0 {
 		d.Latest = max(d.Latest-time.Since(asked), d.RetryIn)
@@ -133,8 +133,8 @@ func (w *waiter) await(
 	return nil, denial(d)
 }
 
-// use returns the decision of a claim that was taken. It returns false, and gives it back, if the policy is
-// another by now.
+// use returns the decision of a claim that was taken. If it no longer matches the policy, use gives it back and
+// returns false.
 func (w *waiter) use(ctx context.Context, o *operation, t TakenTicket, r Request) (Decision, bool) {
 	l := w.claims.limiter
 	if w.joins > 1 {

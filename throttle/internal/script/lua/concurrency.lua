@@ -35,7 +35,7 @@ local function add_lease(st, expires, units, id)
   st.used = st.used + units
 end
 
--- remove_lease returns its units, 0 if there is none.
+-- remove_lease removes a lease and returns its units, 0 if there is none.
 local function remove_lease(st, id)
   local i = find_lease(st, id)
   if not i then return 0 end

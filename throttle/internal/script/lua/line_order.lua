@@ -201,7 +201,7 @@ local function new_order(L, names, strict)
     return strict and a.side.of_take and a.side.q.priority > b.side.q.priority
   end
 
-  -- leave_room adds to `room` what a flow, whose side has the tag, has to leave to an entry that goes before.
+  -- leave_room adds to `room` the units that a flow, whose side has the tag, leaves to an entry before it.
   local function leave_room(room, standings, e, tag)
     local lapses = e.lapses
     if e.side.of_take then

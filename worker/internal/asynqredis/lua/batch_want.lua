@@ -17,7 +17,7 @@ if ARGV[1] == 'retry' then
 end
 if phase == 'ended' then return 0 end
 if want == 'pause' and ARGV[1] == 'run' then
-  redis.call('HSET', KEYS[1], 'held', 1) -- pick has dropped tickets: the lease's holder makes all tasks join again
+  redis.call('HSET', KEYS[1], 'held', 1) -- tickets were dropped at pick: the lease's holder makes all tasks join again
 end
 redis.call('HSET', KEYS[1], 'want', ARGV[1])
 return 1

@@ -10,7 +10,7 @@ local function keep_lock(lock, id, seconds, exactly)
   end
 end
 
--- hold_task makes a task that was taken from where it waited wait until somebody moves it.
+-- hold_task sets aside a task that was taken from its queue, until somebody moves it.
 local function hold_task(scheduled, key, id, lock, now)
   redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', 'held')
   redis.call('ZADD', scheduled, now + 10 * 366 * 86400, id)

@@ -44,8 +44,8 @@ type Config struct {
 // it reserved. If that was denied, its ticket has joined the line.
 type Verdict struct {
 	throttle.TakenTicket
-	Charged time.Time // when at the earliest, by this machine's clock
-	Due     time.Time // of the first ticket of a take: when it fitted first, as far as this server knows
+	Charged time.Time // its capacity was charged then at the earliest, by this machine's clock
+	Due     time.Time // when the first ticket of a take began to fit, as far as this server knows; zero for others
 	Line    string
 	Taken   bool // the task has waited in a line; else it was pending
 }
@@ -55,9 +55,9 @@ type Task struct {
 	asynqredis.Ref
 	Message asynqredis.Message
 	Verdict *Verdict // nil if it has to reserve
-	Call    string   // by which it was made active
+	Call    string   // made it active
 
-	active time.Time // since when
+	activeSince time.Time
 }
 
 // A Dispatcher serves one asynq server. It is safe for concurrent use.
@@ -73,11 +73,11 @@ type Dispatcher struct {
 	busy    sync.WaitGroup // calls that nobody waits for until it is closed
 
 	asynqLog outage.Log    // whether asynq's Redis answers
-	idle     chan struct{} // serve sends while Next waits and there is nothing to do: nudges are for this server
+	idle     chan struct{} // serve sends while it has nothing to do and Next waits: then this server hears nudges
 	ready    chan struct{} // ends a wait of Next
 	wake     chan struct{} // ends a wait of serve
 
-	// These are serve's alone: its views of all lines, by sets of queues.
+	// Only serve uses these: its views of all lines, by sets of queues, and what it learned from calls.
 	sets           []*queueSet
 	paused         map[string]bool // queues
 	lastTakeFailed bool
@@ -89,7 +89,7 @@ type Dispatcher struct {
 	mu       sync.Mutex
 	buffer   buffer
 	joinNext time.Time // when to look again at the next task that could not join
-	news     []func()  // that serve has to learn
+	news     []func()  // changes of serve's views, which it makes in its next round
 	waiting  bool      // Next waits for a task, and none is ready
 }
 
@@ -148,7 +148,7 @@ func (d *Dispatcher) sleep(pause time.Duration) {
 	}
 }
 
-// inBackground runs a function for which Close waits, unless that is over.
+// inBackground runs a function for which Close waits, unless Close has ended its wait.
 func (d *Dispatcher) inBackground(run func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -176,7 +176,7 @@ func (d *Dispatcher) RetryInBackground(do func(context.Context) error) {
 }
 
 // insist repeats a call on asynq's Redis until it is answered, as it may have changed tasks. If the context ends
-// before that, the answer is the zero value. Observers see all of them as parts of asynq's dequeue.
+// before that, the answer is the zero value. Observers see each call as part of asynq's dequeue.
 func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Context) (T, error)) T {
 	for begun := time.Now(); ; d.sleep(retryAfterError) {
 		answer, err := call(d.ctx)
@@ -202,8 +202,8 @@ func Fallback(p throttle.Policy, startsIn time.Duration) time.Duration {
 	return startsIn + fallbackMin
 }
 
-// Reason is what asynq's tools show of a task that waits in line at a place: until when, as a time that
-// holds whenever somebody looks.
+// Reason is the text that asynq's tools show for a task that waits in line: it names the expected start as a
+// time of day, which stays true however late somebody reads it.
 func Reason(r throttle.Request, p throttle.Place, now time.Time) string {
 	clock := func(d time.Duration) string { return now.Add(d + time.Second - 1).UTC().Format(time.RFC3339) }
 	text := fmt.Sprintf("throttled: %s, tenant %q: waits in line, expected to start at %s",
@@ -221,11 +221,11 @@ func Reason(r throttle.Request, p throttle.Place, now time.Time) string {
 type buffer struct {
 	free   int         // slots
 	ready  []Task      // the next first
-	recent []time.Time // of the last hand-outs
+	recent []time.Time // when tasks were handed out lately
 }
 
 // wanted returns how many tasks to make ready at once: one for each free slot, or more if slots become free
-// quickly. It is 0 unless Next waits, or the tasks that are ready run out: those that slots need next are
+// quickly. It is 0 unless Next waits, or few tasks are left for the slots that become free: then tasks are
 // made ready ahead of time, so that slots do not wait for Redis.
 func (b *buffer) wanted(waiting bool) int {
 	since := time.Now().Add(-lookAhead)

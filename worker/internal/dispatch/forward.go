@@ -22,11 +22,11 @@ const (
 	// joinTimeout bounds the join of forwarded tasks.
 	joinTimeout = 2 * time.Second
 
-	// joinWithin is when forward looks again at a task whose server ended before it had joined.
+	// joinWithin is how long a task has to join before forward looks at it again, as its server may have ended.
 	joinWithin = 5 * time.Second
 
-	// unavailableFor is when forward looks again at a task that could not join, or later, as it looks
-	// at one every unavailableEvery.
+	// Forward looks at a task that could not join again after unavailableFor, or later: at one such task
+	// every unavailableEvery.
 	unavailableFor   = time.Second
 	unavailableEvery = 200 * time.Microsecond
 )
@@ -62,22 +62,22 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 			mark = asynqredis.Mark(r.Key, call)
 		}
 		moves[i].At, moves[i].Line, moves[i].Mark = soon, line, mark
-		joins[i] = joinTask{message: task.Message, request: r, stood: mark == task.Mark}
+		joins[i] = joinTask{message: task.Message, request: r, waited: mark == task.Mark}
 	}
 	defer d.tell(false, func() { d.setOf(queue).lookAt = time.Time{} }) // some may be pending now
 	moved, err := d.Tasks.Apply(ctx, queue, moves)
 	byLine := map[string][]joinTask{}
 	for i, move := range moves {
-		// If the reply was lost it may have moved all the same: a ticket that joined in vain is dropped.
+		// If the reply was lost the task may have moved all the same: a ticket that joins in vain is dropped.
 		if move.Line != "" && (err != nil || moved[i] == asynqredis.Moved) {
 			byLine[move.Line] = append(byLine[move.Line], joins[i])
 		}
 	}
 	// One time limit for all lines: a server that stops waits for it.
-	asking, cancel := context.WithTimeoutCause(ctx, joinTimeout, outage.ErrSilent)
+	joinCtx, cancel := context.WithTimeoutCause(ctx, joinTimeout, outage.ErrSilent)
 	defer cancel()
 	for line, all := range byLine {
-		err = cmp.Or(d.join(ctx, asking, queue, line, all), err)
+		err = cmp.Or(d.join(ctx, joinCtx, queue, line, all), err)
 	}
 	return len(due), err
 }
@@ -86,22 +86,22 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 type joinTask struct {
 	message asynqredis.Message
 	request throttle.Request
-	stood   bool // in a line until now, as far as the task knows
+	waited  bool // its mark says that it stands in a line
 }
 
-// join makes tasks join a line. They are scheduled with their join keys.
-func (d *Dispatcher) join(ctx, asking context.Context, queue, line string, all []joinTask) error {
+// join makes scheduled tasks join a line, and moves them as their places say. joinCtx bounds the join itself.
+func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all []joinTask) error {
 	requests := make([]throttle.Request, len(all))
 	for i, j := range all {
 		requests[i] = j.request
 	}
-	places, err := d.Limiter.Line(line).Join(asking, requests)
+	places, err := d.Limiter.Line(line).Join(joinCtx, requests)
 	policy, _ := d.Limiter.Lookup(line)
 	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
 	if len(all) > 1 && err != nil && !removed && !errors.Is(err, throttle.ErrUnavailable) {
-		err = nil // it may be of one of them
+		err = nil // the error may concern one of them only
 		for one := range slices.Chunk(all, 1) {
-			err = errors.Join(err, d.join(ctx, asking, queue, line, one))
+			err = errors.Join(err, d.join(ctx, joinCtx, queue, line, one))
 		}
 		return err
 	}
@@ -125,9 +125,9 @@ func (d *Dispatcher) join(ctx, asking context.Context, queue, line string, all [
 			if j.request.Front {
 				move.Line, move.Mark = line, asynqredis.FrontMark
 			}
-		case err != nil, places[i].Exempt, places[i].Err != nil: // it becomes pending: the middleware returns it
+		case err != nil, places[i].Exempt, places[i].Err != nil: // the task becomes pending: the middleware returns the error
 		default:
-			if j.stood && !places[i].AlreadyQueued {
+			if j.waited && !places[i].AlreadyQueued {
 				d.logLostTicket(queue, line)
 			}
 			if places[i].Nudge {
@@ -160,8 +160,8 @@ func (d *Dispatcher) logLostTicket(queue, line string) {
 	}
 }
 
-// WakeAt forwards a queue at the given time, when a task that waits in no line becomes due: in the
-// past, at once.
+// WakeAt forwards a queue at the given time, when a task that waits in no line becomes due. It does so at
+// once if the time has passed.
 func (d *Dispatcher) WakeAt(queue string, at time.Time) {
 	if at.After(time.Now()) {
 		at = asynqredis.WholeSecond(at)

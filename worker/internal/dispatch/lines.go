@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	// acknowledgeAfter is when a take is acknowledged by a call of its own: a server that has an
-	// appointment asks within 2 s, and after 5 s others put back what was taken.
+	// acknowledgeAfter is how long a take waits for the next one, which acknowledges it, before a call does:
+	// a server that has an appointment asks within 2 s, and after 5 s others put back what was taken.
 	acknowledgeAfter = 2500 * time.Millisecond
 
-	// askAgain is when to ask a line again that had more to look at and found nothing.
+	// askAgain delays the next take of a line that stopped before it had looked at everything.
 	askAgain = time.Millisecond
 
-	// transitMost bounds how much later a line is asked than it is due, if a reply took long.
+	// transitMost bounds how much a slow reply delays the next take.
 	transitMost = time.Millisecond
 
 	// watchEvery is how often a server says which lines it watches, at most. A watch lapses after
@@ -36,19 +36,19 @@ var never = time.Unix(math.MaxInt32*1000, 0) // a time that does not come
 // A queueSet is the queues that are asked together: all of them, or one with strict priorities.
 type queueSet struct {
 	queues []string
-	named  []string // these, and the queues of more important sets: a take names them, too
+	takes  []string // the queues that a take names: these, and those of more important sets
 
-	goesFirst bool // less important sets follow, and must not go before its pending tasks
+	goesFirst bool // its pending tasks go before less important sets: its queues are looked at in every round
 
 	sinceTurn   int              // tasks from lines since the last turn of pending tasks
 	lines       map[string]*line // by name
-	lookAt      time.Time        // when to look at its queues, after there was nothing
+	lookAt      time.Time        // when to look for pending tasks again, after there were none
 	virtualTime float64          // the start tag of the line whose turn was last
-	watchedAt   time.Time        // when this server said last which lines it watches
+	watchedAt   time.Time        // when this server last told Redis which lines it watches
 }
 
 // round makes up to n tasks ready, and reports whether it found any. It asks, set by set, the lines
-// that are due and the pending tasks. Pending tasks that have earned a turn come first.
+// that are due and the pending tasks. As many pending tasks as have a turn come first.
 func (d *Dispatcher) round(n int) (found bool) {
 	names := d.Limiter.Lines()
 	for _, set := range d.sets {
@@ -56,7 +56,7 @@ func (d *Dispatcher) round(n int) (found bool) {
 		turns := set.sinceTurn / tasksPerPending
 		found = turns > 0 && d.takePending(set, min(n, turns))
 		now := time.Now()
-		for l := d.due(set, now); l != nil && !found; l = d.due(set, now) {
+		for l := d.firstDue(set, now); l != nil && !found; l = d.firstDue(set, now) {
 			found = d.take(l, n)
 		}
 		if found = found || d.takePending(set, n); found {
@@ -66,19 +66,19 @@ func (d *Dispatcher) round(n int) (found bool) {
 	return found
 }
 
-// due returns the line of a set to ask now, or nil.
-func (d *Dispatcher) due(set *queueSet, now time.Time) (first *line) {
+// firstDue returns the line of a set to ask now, or nil.
+func (d *Dispatcher) firstDue(set *queueSet, now time.Time) (first *line) {
 	for _, l := range set.lines {
-		if !d.isStopped() && !now.Before(d.next(l)) && (first == nil || l.before(first)) {
+		if !d.isStopped() && !now.Before(d.dueAt(l)) && (first == nil || l.before(first)) {
 			first = l
 		}
 	}
 	return first
 }
 
-// next returns when to ask a line.
-func (d *Dispatcher) next(l *line) time.Time {
-	return latest(l.ask, l.backoff.Until, d.backoff.Until)
+// dueAt returns when to ask a line.
+func (d *Dispatcher) dueAt(l *line) time.Time {
+	return latest(l.askAt, l.backoff.Until, d.backoff.Until)
 }
 
 // before reports whether a line's turn comes before that of another one of its set. Each line is fair
@@ -91,10 +91,10 @@ func (l *line) before(other *line) bool {
 }
 
 // startTag returns when a line's next task starts, in virtual time: a task of a tenant of weight 1 takes 1.
-// Nobody saves up turns.
+// A line without tickets does not save up turns.
 func (l *line) startTag() float64 { return max(l.lastStart, l.set.virtualTime) }
 
-// noteServed notes tickets that were taken.
+// noteServed charges the line's tenants for tickets that were taken.
 func (l *line) noteServed(tickets []throttle.TakenTicket) {
 	if len(tickets) == 0 {
 		return
@@ -102,9 +102,9 @@ func (l *line) noteServed(tickets []throttle.TakenTicket) {
 	l.lastStart = l.startTag()
 	l.set.virtualTime = l.lastStart
 	for _, t := range tickets {
-		whose := t.Queue + " " + t.Decision.Tenant
-		l.lastStart = max(l.lastStart, l.finishBy[whose])
-		l.finishBy[whose] = l.lastStart + 1/cmp.Or(t.Weight, 1)
+		tenant := t.Queue + " " + t.Decision.Tenant
+		l.lastStart = max(l.lastStart, l.finishBy[tenant])
+		l.finishBy[tenant] = l.lastStart + 1/cmp.Or(t.Weight, 1)
 	}
 	if len(l.finishBy) > maxTenants {
 		clear(l.finishBy)
@@ -120,47 +120,47 @@ func (l *line) noteServed(tickets []throttle.TakenTicket) {
 //	news: a join, a nudge, units that are back,        now, or at a time, but not before that delay ends
 //	  nobody watches the line
 //
-// A take that is on its way may not have seen what is news meanwhile: serve learns that after the answer.
+// News that comes while a take is on its way may be unknown to that take: serve learns it after the answer.
 type line struct {
-	name      string // that of the policy, unless it has shards
+	name      string // the policy's, unless that has shards
 	set       *queueSet
-	ask       time.Time      // when, unless takes fail; never while it is idle
-	due       time.Time      // when its first ticket fits, by the last answer; zero: nobody waited, or it failed
+	askAt     time.Time      // when to ask it next, unless takes fail; never while it is idle
+	fitsAt    time.Time      // when its first ticket fits, by the last answer; zero: nobody waited, or the take failed
 	backoff   outage.Backoff // of takes
-	redisTime time.Time      // the latest of the answers, by the clock of Redis
-	nudged    bool           // nobody else asks it now
+	redisTime time.Time      // of the latest answer, by the clock of Redis
+	nudged    bool           // a nudge was for it: no other server asks it now
 
 	acknowledge *time.Timer // acknowledges the last take, unless another one follows; nil: there was none
 
 	lastStart float64            // the virtual time at which the task that was taken last starts
-	finishBy  map[string]float64 // by queue and tenant: when its last one ends
+	finishBy  map[string]float64 // by queue and tenant: the virtual time at which its last task ends
 }
 
 // line returns the view of a line. A new one is asked at once.
 func (set *queueSet) line(name string) *line {
 	l := set.lines[name]
 	if l == nil {
-		l = &line{name: name, set: set, ask: time.Now(), finishBy: map[string]float64{}}
+		l = &line{name: name, set: set, askAt: time.Now(), finishBy: map[string]float64{}}
 		set.lines[name] = l
 	}
 	return l
 }
 
-// expect notes that there is news, for which to ask at a time.
-func (l *line) expect(at time.Time) { l.ask = earliest(l.ask, at) }
+// askBy has the line asked at a time, or before, as it is now.
+func (l *line) askBy(at time.Time) { l.askAt = earliest(l.askAt, at) }
 
 // noteAnswer notes the answer of a take.
 func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 	l.backoff = outage.Backoff{}
 	l.noteServed(taken.Tickets)
-	l.due, l.ask = time.Time{}, never
+	l.fitsAt, l.askAt = time.Time{}, never
 	if taken.Next >= 0 {
-		// A take that is sent then arrives then, if it takes as long to get there as this one.
-		l.due = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
-		l.ask = l.due
+		// A take that is sent at this time arrives when the ticket fits, if it is on its way as long as this one was.
+		l.fitsAt = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
+		l.askAt = l.fitsAt
 	}
 	if len(taken.Tickets) == 0 && taken.Next == 0 {
-		l.ask = now.Add(askAgain)
+		l.askAt = now.Add(askAgain)
 	}
 }
 
@@ -177,7 +177,7 @@ func (set *queueSet) update(names []string) {
 // watched returns the lines that this server watches.
 func (set *queueSet) watched() (names []any) {
 	for _, l := range set.lines {
-		if !l.due.IsZero() {
+		if !l.fitsAt.IsZero() {
 			names = append(names, l.name)
 		}
 	}
@@ -194,7 +194,7 @@ func queueSetsOf(queues map[string]int, strict bool) (all []*queueSet) {
 	for some := range slices.Chunk(names, together) {
 		n += len(some)
 		all = append(all, &queueSet{
-			queues: some, named: names[:n], goesFirst: n < len(names), lines: map[string]*line{},
+			queues: some, takes: names[:n], goesFirst: n < len(names), lines: map[string]*line{},
 		})
 	}
 	return all

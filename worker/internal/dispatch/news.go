@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// tell has serve learn news before its next round, and at once if it is urgent or Next waits.
+// tell adds news, which serve learns before its next round, and at once if it is urgent or Next waits.
 func (d *Dispatcher) tell(urgent bool, news func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -15,7 +15,7 @@ func (d *Dispatcher) tell(urgent bool, news func()) {
 	}
 }
 
-// learn takes note of the news. A nudge is for another server if this one has no free slot.
+// learn applies the news. A nudge is passed on to another server if this one has no free slot.
 func (d *Dispatcher) learn() {
 	d.mu.Lock()
 	heard, waiting := d.news, d.waiting
@@ -37,36 +37,36 @@ func (d *Dispatcher) learn() {
 	}
 }
 
-// Nudge has a line asked now: by this server if it is idle, else by another one.
+// Nudge makes this server ask a line now if it has a free slot, or else another server.
 func (d *Dispatcher) Nudge(queue, line string) {
 	d.tell(true, func() {
 		l := d.setOf(queue).line(line)
 		l.nudged = true
-		l.expect(time.Now())
+		l.askBy(time.Now())
 	})
 }
 
-// Expect notes that a task waits in a line for a queue, and when to ask for it. Limits may be raised
-// meanwhile.
+// Expect notes that a task of a queue waits in a line, and is expected to start after a time. The line is asked
+// then, but within lookEvery, as limits may be raised meanwhile.
 func (d *Dispatcher) Expect(line, queue string, in time.Duration) {
 	at := time.Now().Add(min(in, lookEvery))
-	d.tell(false, func() { d.setOf(queue).line(line).expect(at) })
+	d.tell(false, func() { d.setOf(queue).line(line).askBy(at) })
 }
 
-// Freed makes lines due now, if tickets wait there: capacity was given back.
+// Freed makes lines due now where tickets wait, as capacity was given back.
 func (d *Dispatcher) Freed(lines ...string) {
 	d.tell(false, func() {
 		for _, set := range d.sets {
 			for _, line := range lines {
-				if l := set.lines[line]; l != nil && !l.due.IsZero() {
-					l.expect(time.Now())
+				if l := set.lines[line]; l != nil && !l.fitsAt.IsZero() {
+					l.askBy(time.Now())
 				}
 			}
 		}
 	})
 }
 
-// hear passes nudges of some queues on to serve. It listens while serve is idle.
+// hear tells serve the nudges of some queues. It listens while serve is idle.
 func (d *Dispatcher) hear(queues []string) {
 	for {
 		select {
@@ -77,7 +77,7 @@ func (d *Dispatcher) hear(queues []string) {
 		switch queue, line, err := d.Tasks.AwaitNudge(d.serving, queues); {
 		case err != nil:
 			d.sleep(retryAfterError)
-		case line != "" && d.isStopped(): // also those that it sent itself
+		case line != "" && d.isStopped(): // passed on, even if this server sent it
 			d.nudgeOthers(d.setOf(queue), []any{line})
 		case line != "":
 			d.Nudge(queue, line)
@@ -85,7 +85,7 @@ func (d *Dispatcher) hear(queues []string) {
 	}
 }
 
-// nudgeOthers has another server of each queue of a set ask lines now.
+// nudgeOthers makes another server of each queue of a set ask lines now.
 func (d *Dispatcher) nudgeOthers(set *queueSet, lines []any) {
 	if len(lines) == 0 {
 		return
@@ -95,7 +95,7 @@ func (d *Dispatcher) nudgeOthers(set *queueSet, lines []any) {
 	}
 }
 
-// signal ends the wait for a channel that is under way, or else the next one.
+// signal ends the wait on a channel, or the next wait if there is none now.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

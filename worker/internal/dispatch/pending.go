@@ -17,7 +17,7 @@ const (
 	// tasks, and for lines that nobody watches.
 	lookEvery = time.Second
 
-	// tasksPerPending is how many tasks from lines earn pending tasks one.
+	// tasksPerPending is after how many tasks from lines one pending task has a turn: it goes before the lines.
 	tasksPerPending = 3
 )
 
@@ -41,7 +41,7 @@ func (d *Dispatcher) takePending(set *queueSet, n int) (found bool) {
 	return false
 }
 
-// draw returns the queues in the order of this round: each is the next with a chance by its
+// draw returns the queues in a random order for this round: the chance of each to be next is by its
 // priority, as in asynq.
 func (set *queueSet) draw(priorities map[string]int) []string {
 	drawn := map[string]float64{}
@@ -51,8 +51,8 @@ func (set *queueSet) draw(priorities map[string]int) []string {
 	return slices.SortedFunc(maps.Keys(drawn), func(a, b string) int { return cmp.Compare(drawn[a], drawn[b]) })
 }
 
-// dequeue makes pending tasks of a queue ready, with what was decided about them. It also looks at the
-// list of the lines in which tasks of the queue wait, with the lines that this server watches.
+// dequeue makes pending tasks of a queue ready, and reserves for them. The same call tells Redis which lines
+// this server watches, and returns those of the queue's lines that no server watches: they are asked now.
 func (d *Dispatcher) dequeue(set *queueSet, queue string, n int, watched []any) bool {
 	call := d.Tasks.NewCall()
 	found := insist(d.ctx, d, func(ctx context.Context) (asynqredis.DequeueReply, error) {

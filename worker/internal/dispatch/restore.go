@@ -8,21 +8,21 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// restore puts back what is ready, if the first of it has been since before a time: tasks, and their tickets to
-// their positions. The last one goes first, so that what was pending keeps its order. It reports whether it
-// could. If not, the others are still ready.
+// restore puts the ready tasks back, and their tickets to their positions, if the first task was made active
+// before a time. The last one goes first, so that pending tasks keep their order. It reports whether it
+// succeeded. If not, the other tasks are still ready.
 func (d *Dispatcher) restore(before time.Time) bool {
 	for {
 		d.mu.Lock()
 		last := len(d.buffer.ready) - 1
-		if last < 0 || d.buffer.ready[0].active.After(before) {
+		if last < 0 || d.buffer.ready[0].activeSince.After(before) {
 			d.mu.Unlock()
 			return true
 		}
 		task := d.buffer.ready[last]
 		d.buffer.ready = d.buffer.ready[:last]
 		d.mu.Unlock()
-		defer d.WakeAt(task.Queue, time.Now()) // it may be due; forwarded only when all are back, in their order
+		defer d.WakeAt(task.Queue, time.Now()) // the task may be due; deferred until all are back, in their order
 		if d.restoreTask(task) != nil {
 			d.makeReady([]Task{task})
 			return false
@@ -31,7 +31,7 @@ func (d *Dispatcher) restore(before time.Time) bool {
 }
 
 // restoreTask puts a ready task back, and its ticket to its position. A ticket that was taken uncharged has
-// none in the line as it is now: its task is due at once, and joins in front.
+// no position there: its task is due at once, and joins in front.
 func (d *Dispatcher) restoreTask(task Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
 	defer cancel()

@@ -9,7 +9,7 @@ const (
 	// waitMax bounds one wait of Next.
 	waitMax = time.Second
 
-	// retryAfterError is when a call is repeated after an error of asynq's Redis.
+	// retryAfterError is how long after an error of asynq's Redis a call is repeated.
 	retryAfterError = 100 * time.Millisecond
 
 	// takeMax is the most tasks that one take or dequeue asks for, and that wait for a slot. More cost
@@ -27,8 +27,8 @@ const (
 )
 
 // Next returns the task that runs next, of any queue of the server. Like asynq's dequeue it is
-// called when a slot is free, once for each queue until there is a task. If there is none, also as a
-// Redis does not answer, it waits up to a second and returns false.
+// called when a slot is free, once for each queue until there is a task. If there is none, or a Redis
+// does not answer, it waits up to a second and returns false.
 func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, waitMax)
 	defer cancel()
@@ -41,7 +41,7 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 			signal(d.wake)
 		}
 		d.mu.Unlock()
-		if ok && task.Message.IsLast() { // that it may have started is noted before it does
+		if ok && task.Message.IsLast() { // its start is noted before it happens
 			ok = insist(d.serving, d, func(ctx context.Context) (bool, error) {
 				return d.Tasks.Start(ctx, task.Ref, task.Call)
 			})
@@ -62,9 +62,9 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 	return Task{}, false
 }
 
-// serve makes tasks ready while Next waits for one, or is about to. All that is known of lines is its own:
-// others tell it the news. When the dispatcher stops, it puts back what is ready, and has other servers keep
-// its appointments.
+// serve makes tasks ready while Next waits for one, or is about to. Only serve reads and changes the views of
+// lines: other goroutines tell it news. When the dispatcher stops, serve puts back what is ready, and asks
+// other servers to keep its appointments.
 func (d *Dispatcher) serve() {
 	defer close(d.emptied)
 	for !d.isStopped() {
@@ -82,13 +82,13 @@ func (d *Dispatcher) serve() {
 	}
 	for _, set := range d.sets {
 		for _, l := range set.lines {
-			d.RetryInBackground(d.Limiter.Line(l.name).Acknowledge) // no call unless it is owed
+			d.RetryInBackground(d.Limiter.Line(l.name).Acknowledge) // makes no call if nothing is unacknowledged
 		}
 		d.nudgeOthers(set, set.watched())
 	}
 }
 
-// wait waits until a time, or for news. Meanwhile nudges are for this server if Next waits.
+// wait waits until a time, or for news. Meanwhile this server hears nudges if Next waits.
 func (d *Dispatcher) wait(until time.Time, waiting bool) {
 	end, idle := time.After(time.Until(until)), d.idle
 	if !waiting {
@@ -113,7 +113,7 @@ func (d *Dispatcher) nextRound(now time.Time) (next time.Time, waiting bool) {
 	defer d.mu.Unlock()
 	next = now.Add(time.Hour)
 	if ready := d.buffer.ready; len(ready) > 0 {
-		next = latest(ready[0].active.Add(bufferFor), now.Add(retryAfterError))
+		next = latest(ready[0].activeSince.Add(bufferFor), now.Add(retryAfterError))
 	}
 	if !d.waiting {
 		return next, false
@@ -121,7 +121,7 @@ func (d *Dispatcher) nextRound(now time.Time) (next time.Time, waiting bool) {
 	for _, set := range d.sets {
 		next = earliest(next, latest(set.lookAt, now))
 		for _, l := range set.lines {
-			next = earliest(next, d.next(l))
+			next = earliest(next, d.dueAt(l))
 		}
 	}
 	return next, true

@@ -19,15 +19,15 @@ const takeTimeout = 250 * time.Millisecond
 func (d *Dispatcher) take(l *line, n int) (found bool) {
 	queues := d.openQueues(l.set)
 	if len(queues) == 0 {
-		l.ask = time.Now().Add(lookEvery)
+		l.askAt = time.Now().Add(lookEvery)
 		return false
 	}
 	if l.acknowledge != nil {
 		l.acknowledge.Stop() // this take does it
 	}
-	due, sent := l.due, time.Now()
-	call, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
-	taken, err := d.Limiter.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
+	fitsAt, sent := l.fitsAt, time.Now()
+	ctx, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
+	taken, err := d.Limiter.Line(l.name).Take(ctx, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
 	cancel()
 	if err != nil {
 		d.noteFailure(l, err)
@@ -37,19 +37,19 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	l.noteAnswer(taken, sent, time.Now())
 	d.LimiterLog.Answered(l.redisTime.Sub(taken.At), "line", l.name)
 	l.redisTime = latest(l.redisTime, taken.At)
-	l.nudged = l.nudged && len(taken.Tickets) >= n // more may fit: without a slot left, it is passed on
+	l.nudged = l.nudged && len(taken.Tickets) >= n // more may fit: the nudge is passed on if no slot is left
 	verdicts := map[string][]*Verdict{}            // by queue
 	for i, t := range taken.Tickets {
 		verdict := &Verdict{TakenTicket: t, Line: l.name, Taken: true}
 		// A take that is repeated returns what it charged when it was sent first.
 		verdict.Charged = sent.Add(-max(0, taken.At.Sub(t.Decision.At)))
 		if i == 0 {
-			verdict.Due = latest(due, sent.Add(-t.Waited))
+			verdict.Due = latest(fitsAt, sent.Add(-t.Waited))
 		}
-		_, queue, _ := strings.Cut(t.Queue, "/") // behind the identity of asynq's Redis
+		_, queue, _ := strings.Cut(t.Queue, "/") // after the identity of asynq's Redis
 		verdicts[queue] = append(verdicts[queue], verdict)
 	}
-	for _, queue := range l.set.named {
+	for _, queue := range l.set.takes {
 		if some := verdicts[queue]; len(some) > 0 {
 			found = d.pick(l, queue, some) || found
 		}
@@ -63,10 +63,10 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 func (d *Dispatcher) openQueues(set *queueSet) map[string]int {
 	identity, err := d.Tasks.Identity(d.ctx)
 	if err != nil {
-		return nil // and so does the call for pending tasks, which is logged
+		return nil // the call for pending tasks fails by it, too, and logs it
 	}
 	queues := map[string]int{}
-	for _, queue := range set.named {
+	for _, queue := range set.takes {
 		if !d.paused[queue] {
 			queues[identity+"/"+queue] = d.Queues[queue]
 		}
@@ -110,23 +110,23 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 		insist(d.ctx, d, func(ctx context.Context) ([]int64, error) { return d.Tasks.Apply(ctx, queue, joins) })
 		d.WakeAt(queue, time.Now())
 	}
-	d.reserve(l.set, tasks) // units that these were taken without
+	d.reserve(l.set, tasks) // for tickets that were taken uncharged
 	l.set.sinceTurn += len(tasks)
 	return d.makeReady(slices.DeleteFunc(tasks, func(t Task) bool {
-		return t.Verdict.Decision.Queued && d.restoreTask(t) == nil // if it cannot go back it wakes to be denied
+		return t.Verdict.Decision.Queued && d.restoreTask(t) == nil // a task that cannot go back wakes to be denied
 	}))
 }
 
 func (d *Dispatcher) newTask(queue, call string, m asynqredis.Message, verdict *Verdict) Task {
 	ref := asynqredis.Ref{Queue: queue, ID: m.ID()}
-	return Task{Ref: ref, Message: m, Verdict: verdict, Call: call, active: time.Now()}
+	return Task{Ref: ref, Message: m, Verdict: verdict, Call: call, activeSince: time.Now()}
 }
 
 // noteFailure notes that a call of a line failed. From a second failure on, no line is asked for a while.
 func (d *Dispatcher) noteFailure(l *line, err error) {
 	now := time.Now()
 	l.backoff.Fail(now)
-	l.ask, l.due = now, time.Time{}
+	l.askAt, l.fitsAt = now, time.Time{}
 	if d.lastTakeFailed {
 		d.backoff.Fail(now)
 	}
@@ -136,8 +136,8 @@ func (d *Dispatcher) noteFailure(l *line, err error) {
 }
 
 // reserve reserves for the tasks of one call about which nothing is decided, in their order, in one call for
-// each line. So no slot waits for it, and a task that is denied has joined. One that gets no decision here gets
-// one in the middleware. Tasks of tickets that were taken reserve, too, if these were not charged, or if their
+// each line. So no slot waits for it, and a task that is denied has joined its line. The middleware decides
+// about tasks that get no decision here. Tasks of tickets that were taken reserve, too, if these were not charged, or if their
 // tenant is in another shard by now.
 func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 	identity, err := d.Tasks.Identity(d.ctx)
@@ -165,22 +165,22 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 		if l == nil || time.Now().Before(latest(l.backoff.Until, d.backoff.Until)) {
 			continue
 		}
-		call, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
+		ctx, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
 		sent := time.Now()
-		places, err := d.Limiter.Line(line).Reserve(call, all)
+		places, err := d.Limiter.Line(line).Reserve(ctx, all)
 		cancel()
 		if errors.Is(err, throttle.ErrUnavailable) {
 			d.noteFailure(l, err)
 		}
 		for i, place := range places {
 			if task := asking[line][i]; place.Err == nil && (place.Granted || place.Queued) {
-				before := task.Verdict
+				previous := task.Verdict
 				ticket := throttle.TakenTicket{Ticket: all[i].Ticket, Key: all[i].Key, Decision: place.Decision}
-				if before != nil {
-					ticket.Since, ticket.Waited = before.Since, before.Waited
-					d.giveBack((*throttle.Line).Refund, before.Line, task.Queue, before.TakenTicket)
+				if previous != nil {
+					ticket.Since, ticket.Waited = previous.Since, previous.Waited
+					d.giveBack((*throttle.Line).Refund, previous.Line, task.Queue, previous.TakenTicket)
 				}
-				task.Verdict = &Verdict{TakenTicket: ticket, Line: line, Charged: sent, Taken: before != nil}
+				task.Verdict = &Verdict{TakenTicket: ticket, Line: line, Charged: sent, Taken: previous != nil}
 			}
 		}
 	}

@@ -105,7 +105,7 @@ type prepared struct {
 	hold      int64 // how long tickets that are no demand hold what they take, 0 if that is unknown
 }
 
-// A work is equal requests of one flow.
+// A work is equal requests of one flow, which become tickets in a simulation.
 type work struct {
 	*throttle.Standing
 	count    int
@@ -181,9 +181,9 @@ func (p *prepared) add(l *snapshot, demanded bool, joined map[string]int) {
 	p.snapshots, p.now = append(p.snapshots, l), l.shared.Decision.At.UnixMicro()
 }
 
-// run returns the plan.
+// run simulates the plan with raised limits, and returns it.
 func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, error) {
-	sim, unknown := p.simulation(raised), map[string]bool{}
+	sim, unknown := p.newSimulation(raised), map[string]bool{}
 	tenants := map[string]*finish{}
 	for _, w := range p.works {
 		var ended *finish
@@ -236,7 +236,7 @@ func (p *prepared) run(ctx context.Context, raised map[string]int64) (Plan, erro
 	return made, nil
 }
 
-// A finish is what becomes of the demands of a tenant.
+// A finish counts how far the demands of a tenant are in a simulation.
 type finish struct {
 	Finish
 	inTime int   // how many end until PlanOptions.By

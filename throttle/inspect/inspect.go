@@ -86,7 +86,7 @@ func (i Inspector) lines(policy string) ([]string, error) {
 	return lines, nil
 }
 
-// Limits are what holds requests up, and until when. As JSON, times are of RFC 3339, and durations are
+// Limits say which windows and pauses hold requests up, and until when. As JSON, times are of RFC 3339, and durations are
 // seconds.
 type Limits struct {
 	Windows []throttle.WindowState `json:"windows"`
@@ -110,7 +110,7 @@ type Limits struct {
 	PerSecond float64             `json:"per_second,omitempty"` // requests, lately; 0 if unknown
 }
 
-// add adds what a standing says, of the windows that all tenants share, or of others, or both.
+// add adds a standing's limits: of the windows that all tenants share, of the other windows, or of both.
 func (l *Limits) add(s *throttle.Standing, shared, others bool) {
 	d := s.Decision
 	l.Pause, l.Adapted, l.Remaining = d.Pause, d.Adapted, d.Remaining
@@ -180,7 +180,7 @@ func (l Limits) Notes(at time.Time) (notes []string) {
 	return notes
 }
 
-// clock writes a time, with its date if that is not that of another.
+// clock formats t, with its date unless that is the date of at.
 func clock(t, at time.Time) string {
 	t, at = t.UTC(), at.UTC()
 	if t.Format(time.DateOnly) == at.Format(time.DateOnly) {

@@ -67,8 +67,8 @@ type Plan struct {
 	Finish            // of all demands together
 	Tenants []Finish  `json:"tenants"` // those with most requests first
 
-	// Fits are the least limits by which none is late, of those that must rise, with PlanOptions.Fit. It
-	// is empty if none is late, or no limit helps.
+	// Fits are the changes by which no request is late: of each limit that must rise, with PlanOptions.Fit.
+	// It is empty if none is late, or no limit helps.
 	Fits []Change `json:"fits,omitempty"`
 
 	// Unknown are windows, and throttle.BySlots, that are not counted, as nobody knows how long requests

@@ -22,8 +22,8 @@ type simulation struct {
 	rank   int                  // of the next ticket
 }
 
-// simulation returns one in which nothing waits.
-func (p *prepared) simulation(raised map[string]int64) *simulation {
+// newSimulation returns a simulation in which nothing waits.
+func (p *prepared) newSimulation(raised map[string]int64) *simulation {
 	s := &simulation{
 		prepared: p, by: p.By.UnixMicro(), end: p.now + MaxPlan.Microseconds(), raised: raised,
 		slots: map[string][]*window{},

@@ -13,7 +13,7 @@ const second = 1_000_000
 
 // simulated begins at 0, and ends after 1000 s.
 func simulated(o PlanOptions) *simulation {
-	s := (&prepared{PlanOptions: o}).simulation(nil)
+	s := (&prepared{PlanOptions: o}).newSimulation(nil)
 	s.end = 1000 * second
 	return s
 }

@@ -42,9 +42,8 @@ type PlanOptions struct {
 	// Fit also finds out by which limits no request would be late.
 	Fit bool
 
-	// Limits are limits to plan by in place of those in force, by the names of windows: of all tenants
-	// without an own limit there. That of throttle.BySlots is the Count of the first Slots: the others
-	// change by as much.
+	// Limits replace those in force, by the names of windows, for tenants without a limit of their own. That
+	// of throttle.BySlots replaces the Count of the first Slots; the Counts of the others change by as much.
 	Limits map[string]int64
 
 	// Open returns the earliest time, from the given one on, at which demands may start. The default,

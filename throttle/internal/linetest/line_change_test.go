@@ -181,6 +181,13 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.at(0).takes("a1", "a2").joins("b1")
 			st.at(s).takes().at(10 * s).takes("b1").asks(-1)
 		}},
+		"limits change after the clock was set back": {limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h}), func(st *story) {
+			st.at(24*h).joins("a1", "a2", "a3")
+			st.set(limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: h}))
+			st.takes("a1", "a2").at(0).joins("b1", "b2", "b3")
+			st.takes("b1", "b2").set(limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: h}))
+			st.at(2*s).takes("a3", "b3").asks(-1)
+		}},
 		"a line that stands for days": {limitertest.Policy(
 			throttle.Window{Name: "own", Algorithm: throttle.AlgorithmGCRA, Limit: 1, Period: 30 * h},
 			limitertest.SharedWindow(1, h),

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -309,11 +308,8 @@ func (cr *crowd) fits(w *standing) bool {
 func (cr *crowd) asks() map[string]bool {
 	asks := map[string]bool{}
 	for queue, record := range limitertest.ReadLine(cr.t, cr.client).Hashes["z"] {
-		fields := strings.Fields(record)
-		asked, err := strconv.ParseInt(fields[0], 10, 64)
-		expect.Must(cr.t, err)
-		last, err := strconv.ParseInt(fields[4], 10, 64)
-		expect.Must(cr.t, err)
+		var asked, n, weights, first, last int64
+		expect.Must(cr.t, expect.ErrOf(fmt.Sscan(record, &asked, &n, &weights, &first, &last)))
 		queue = strings.TrimSuffix(queue, "!") // of either class
 		asks[queue] = asks[queue] || last > cr.now()-leftFor.Microseconds() || asked > cr.now()-s.Microseconds()
 	}

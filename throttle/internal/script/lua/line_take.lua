@@ -206,7 +206,7 @@ local function new_take(L)
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')
-    local soon = known and now < since + CHANGES
+    local soon = known and now >= since + 0 and now < since + CHANGES
     for _, q in pairs(L.queues) do
       if q.asked > now then q.asked, q.changed, changed = now, true, true end
       soon = soon or known and q.rescan ~= '-' -- after this look, as they may have changed since it began

@@ -21,10 +21,9 @@ type operation struct {
 	tenant  effectiveTenant
 	windows []window // with the tenant's own limits
 
-	free        bool     // the tenant is exempt, or the policy observes
-	neverDenied bool     // it is free, and operators have not paused it
-	observes    bool     // it is never denied because the policy observes, not because the tenant is exempt
-	keys        []string // of the scopes
+	free bool     // the tenant is exempt, or the policy observes
+	keys []string // of the scopes
+	verb string   // by which it reserves: script.Reserve, Exempt or Observe
 }
 
 // newOperation prepares a request. One without a policy asks about what all tenants share: the values of other
@@ -33,8 +32,6 @@ func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation
 	ofTenant := r.Policy != ""
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows}
 	o.free = t.Exempt || cp.Observe && ofTenant
-	o.neverDenied = o.free && t.pause == nil
-	o.observes = o.neverDenied && !t.Exempt
 	if len(t.Windows) > 0 {
 		o.windows = slices.Clone(cp.windows)
 		for i, w := range o.windows {
@@ -55,6 +52,14 @@ func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation
 			}
 		}
 		o.keys[i] = script.ScopeKey(attributes, values)
+	}
+	switch {
+	case !o.free || t.pause != nil: // pauses by operators hold all tenants
+		o.verb = script.Reserve
+	case t.Exempt || o.neverFits() >= 0:
+		o.verb = script.Exempt
+	default:
+		o.verb = script.Observe
 	}
 	switch {
 	case len(r.Tenant) > MaxValueBytes:
@@ -215,14 +220,7 @@ func (o *operation) lineRequest(op, id string) script.Request {
 // reserveRequest returns the request that reserves. A reservation that it replaces is given back by
 // the same call.
 func (o *operation) reserveRequest(replaces Reservation) script.Request {
-	op := script.Reserve
-	switch {
-	case o.observes && o.neverFits() < 0:
-		op = script.Observe
-	case o.neverDenied:
-		op = script.Exempt
-	}
-	ask := o.lineRequest(op, script.NewID())
+	ask := o.lineRequest(o.verb, script.NewID())
 	o.refuseLate(ask.Place)
 	if ask.At, ask.Replaces = max(0, replaces.At.UnixMicro()), replaces.ID; ask.At != 0 {
 		ask.Paused = 0 // what it replaces was granted before the pause
@@ -235,7 +233,7 @@ func (o *operation) joinRequest() (ask script.Request, err error) {
 	switch {
 	case o.request.Ticket == (Ticket{}):
 		return ask, o.request.bad("ticket", "", "must have an ID")
-	case o.neverDenied:
+	case o.verb != script.Reserve:
 		return ask, nil
 	}
 	ask = o.lineRequest(script.Join, "")
@@ -262,12 +260,13 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 }
 
 func (o *operation) decision(a script.Answer) Decision {
+	neverDenied := o.verb != script.Reserve
 	d := Decision{
 		AlreadyQueued: a.Status == script.WaitedBefore,
 		At:            time.UnixMicro(a.At),
 		ClockBehind:   micros(a.Behind),
-		Exempt:        o.neverDenied && !o.observes,
-		Granted:       a.Status == script.Granted || o.neverDenied,
+		Exempt:        neverDenied && o.tenant.Exempt,
+		Granted:       a.Status == script.Granted || neverDenied,
 		Policy:        o.Name,
 		Queued:        a.Status == script.Waits || a.Status == script.WaitedBefore,
 		Tenant:        o.request.Tenant,
@@ -288,7 +287,7 @@ func (o *operation) decision(a script.Answer) Decision {
 		}
 		d.Binds = o.binds(a, d)
 	}
-	if o.observes {
+	if neverDenied && !o.tenant.Exempt {
 		d.Observed = o.observed(a)
 	}
 	if a.Adapted.Refusals > 0 {

@@ -219,7 +219,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 	}
 	granted := t.Decision.Reservation
 	// None of these can use the old grant.
-	if !cp.matches(t, r) || o.neverDenied || o.neverCounted(granted) != nil {
+	if !cp.matches(t, r) || o.verb != script.Reserve || o.neverCounted(granted) != nil {
 		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
 			return l.failOpen(ctx, o, err)
 		}

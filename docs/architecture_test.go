@@ -145,7 +145,7 @@ func TestOnlyItsFilesAskForAnAlgorithm(t *testing.T) {
 
 var algorithmFiles = map[string]bool{"sliding": true, "fixed": true, "gcra": true, "calendar": true, "concurrency": true}
 
-// A value of an exported type begins with the type's name: throttle.RequeueWhenFits of a Requeue.
+// A value of an exported type begins with the type's name: throttle.AlgorithmFixed of an Algorithm.
 func TestValuesAreNamedAfterTheirType(t *testing.T) {
 	t.Parallel()
 	value := regexp.MustCompile(`(?m)^(?:\t|const |var )([A-Z]\w*) +(?:= )?([A-Z]\w*)(?: = "|\{\w+\}$)`)

@@ -21,7 +21,7 @@ type compiledPolicy struct {
 	scopes   [][]string
 	script   *script.Policy
 	units    []string // every unit that a window counts
-	upstream []int    // the numbers, from 1, of the scopes that Policy.Upstream names
+	upstream []int    // the numbers, from 1, of the scopes that what the upstream reports applies to
 	windows  []window // as it counts: see Policy.Observe
 
 	*policyState
@@ -86,7 +86,7 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 		sp.Scopes = append(sp.Scopes, script.Scope{
 			Attributes: strings.Join(attributes, ","), OfTenant: ofTenant,
 		})
-		if ofTenant == (p.Upstream == UpstreamTenant) {
+		if ofTenant != p.UpstreamShared {
 			cp.upstream = append(cp.upstream, i+1)
 		}
 	}

@@ -109,7 +109,7 @@ func (w WindowState) MarshalJSON() ([]byte, error) {
 }
 
 // EarliestReset returns the time from At until the first of the windows that denied has room for
-// the cost. Others may still deny then. It is the delay of RequeueEarliestReset.
+// the cost. Others may still deny then. It is the delay of Policy.EarliestReset.
 func (d Decision) EarliestReset() time.Duration {
 	earliest := d.RetryIn
 	for _, w := range d.Windows {

@@ -36,6 +36,10 @@ type Policy struct {
 	// requests wait there too: 0.001 to 0.5. The default is 0.05.
 	BatchShare float64
 
+	// EarliestReset brings a worker's denied task back at Decision.EarliestReset, without a line. By default the
+	// task waits in line, and starts when its whole cost fits.
+	EarliestReset bool
+
 	// FailOpen has Reserve and Wait grant while Redis does not answer, and report it in
 	// Decision.FailedOpen. By default they return ErrUnavailable: nothing runs unthrottled. They wait for
 	// a Redis that hangs for 5 seconds, and for 5 more behind a call that is under way. If their context
@@ -71,9 +75,6 @@ type Policy struct {
 	// that begins starts at once. Pauses by operators hold all the same. The default is false.
 	Observe bool
 
-	// Requeue says when a worker's denied task comes back. The default is RequeueWhenFits.
-	Requeue Requeue
-
 	// Shards spreads the tenants over as many hash tags, each with a line of its own, for several
 	// primaries of a Redis Cluster: 1 to 64. All windows must count by tenant. A change has all
 	// tenants count from 0. The default is 1.
@@ -82,9 +83,10 @@ type Policy struct {
 	// Tenants holds the settings of single tenants, by name, unless Config.Tenants finds them.
 	Tenants map[string]Tenant
 
-	// Upstream says whether what the upstream reports applies to one tenant or to all. The default is
-	// UpstreamTenant if a window counts by tenant, or else UpstreamShared.
-	Upstream Upstream
+	// UpstreamShared applies what the upstream reports to the counts that all tenants share, as where they use one
+	// key of the API. By default it applies to the counts of the call's tenant. Where a policy has no such
+	// count, it applies to all counts of the call.
+	UpstreamShared bool
 
 	// Windows are the limits: 1 to MaxWindows, with different names.
 	Windows []Window
@@ -156,26 +158,6 @@ type Override struct {
 	Limit int64 `json:"limit,omitempty"` // Window.Limit, in units
 }
 
-// An Upstream says which counts the word of the called API applies to. Where a policy has no such
-// count, it applies to all counts of the call.
-type Upstream string
-
-const (
-	UpstreamTenant Upstream = "tenant" // counts whose scope contains the tenant
-	UpstreamShared Upstream = "shared" // counts whose scope does not: all tenants share them
-)
-
-// A Requeue says when a worker's denied task comes back.
-type Requeue string
-
-const (
-	// RequeueWhenFits puts the task in line: it starts when its whole cost fits.
-	RequeueWhenFits Requeue = "when-fits"
-
-	// RequeueEarliestReset retries the task at Decision.EarliestReset, without a line.
-	RequeueEarliestReset Requeue = "earliest-reset"
-)
-
 func (w Window) withDefaults() Window {
 	w.Algorithm, w.Unit = cmp.Or(w.Algorithm, AlgorithmSliding), cmp.Or(w.Unit, Requests)
 	if a := algorithms[w.Algorithm]; a != nil && a.Defaults != nil {
@@ -197,7 +179,6 @@ func (w Window) numbers() algorithm.Window {
 func (p Policy) WithDefaults() Policy {
 	p.BatchShare = cmp.Or(p.BatchShare, 0.05)
 	p.MaxPause = cmp.Or(p.MaxPause, time.Hour)
-	p.Requeue = cmp.Or(p.Requeue, RequeueWhenFits)
 	p.Shards = cmp.Or(p.Shards, 1)
 	p.Match = slices.Clone(p.Match)
 	windows := make([]Window, len(p.Windows))
@@ -205,12 +186,6 @@ func (p Policy) WithDefaults() Policy {
 		windows[i] = w.withDefaults()
 	}
 	p.Windows = windows
-	if p.Upstream == "" {
-		p.Upstream = UpstreamShared
-		if slices.ContainsFunc(windows, func(w Window) bool { return w.Scope.has(TenantAttribute) }) {
-			p.Upstream = UpstreamTenant
-		}
-	}
 	tenants := make(map[string]Tenant, len(p.Tenants))
 	for name, t := range p.Tenants {
 		tenants[name] = t.withDefaults()

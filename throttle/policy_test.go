@@ -38,13 +38,12 @@ func TestPoliciesAreValidated(t *testing.T) {
 		{func(p *throttle.Policy) { p.Name = strings.Repeat("x", 64) }, ``},
 		{func(p *throttle.Policy) { p.Name = strings.Repeat("x", 65) },
 			`throttle: policy "` + strings.Repeat("x", 65) + `": name "` + strings.Repeat("x", 64) + `...": ` + nameHint},
-		{func(p *throttle.Policy) { p.Requeue = "soon" }, `: requeue "soon": must be "when-fits" or "earliest-reset"`},
 		{func(p *throttle.Policy) { p.Match = []string{"a", ""} }, `: match[1] "": must be a task type or a glob such as "http:*"`},
 		{func(p *throttle.Policy) { p.Match = []string{strings.Repeat("a", throttle.MaxGlobBytes)} }, ``},
 		{func(p *throttle.Policy) { p.Match = []string{strings.Repeat("a", throttle.MaxGlobBytes+1)} },
 			`: match[0] "` + strings.Repeat("a", 64) + `...": must be at most 1024 bytes`},
 		{func(p *throttle.Policy) { p.Match = []string{"^b$"} }, `: match[0] "^b$": must be a glob such as "http:*", not a regular expression`},
-		{func(p *throttle.Policy) { p.Requeue, p.Windows[1].Limit = "dry-run", 0 }, `: requeue "dry-run": must be "when-fits" or "earliest-reset"` +
+		{func(p *throttle.Policy) { p.BatchShare, p.Windows[1].Limit = 0.9, 0 }, `: batch_share 0.9: must be 0.001 to 0.5` +
 			"\n" + `throttle: policy "p", window "all": limit 0: must be 1 to 1000000000000`},
 		{func(p *throttle.Policy) { p.Windows = nil }, `: windows 0: must be 1 to 32 windows`},
 		{func(p *throttle.Policy) { p.Windows = make([]window, 33) }, `: windows 33: must be 1 to 32 windows`},
@@ -115,7 +114,6 @@ func TestPoliciesAreValidated(t *testing.T) {
 		{func(p *throttle.Policy) { p.MaxPause = throttle.MaxPeriod + us }, `: max_pause 8784h0m0.000001s: must be 1ms to 8784h0m0s, in whole microseconds`},
 		{func(p *throttle.Policy) { p.MaxRefusedWait = -us }, `: max_refused_wait -1µs: must be 0s to 8784h0m0s, in whole microseconds`},
 		{func(p *throttle.Policy) { p.MaxRefusedWait = throttle.MaxPeriod + us }, `: max_refused_wait 8784h0m0.000001s: must be 0s to 8784h0m0s, in whole microseconds`},
-		{func(p *throttle.Policy) { p.Upstream = "them" }, `: upstream "them": must be "tenant" or "shared"`},
 
 		{tenant("", throttle.Tenant{}), `: tenant "": must be 1 to 512 bytes`},
 		{tenant("any\x00bytes}", throttle.Tenant{Weight: 0.001}), ``},
@@ -168,7 +166,7 @@ func TestPoliciesHaveDefaults(t *testing.T) {
 		},
 	}
 	want := throttle.Policy{
-		BatchShare: 0.05, MaxPause: h, Name: "p", Upstream: throttle.UpstreamTenant, Requeue: throttle.RequeueWhenFits, Shards: 1,
+		BatchShare: 0.05, MaxPause: h, Name: "p", Shards: 1,
 		Tenants: map[string]throttle.Tenant{"acme": {Weight: 1}},
 		Windows: []throttle.Window{
 			{Algorithm: throttle.AlgorithmSliding, Name: "s", Limit: 5, Period: m, Scope: throttle.Per("tenant"), Unit: "requests"},

@@ -76,16 +76,6 @@ func (c *problems) lasts(field string, value, least, most time.Duration) bool {
 	return valid
 }
 
-func mustBeOneOf[T ~string](c *problems, field string, value T, known ...T) {
-	var names []string
-	for _, k := range known {
-		names = append(names, strconv.Quote(string(k)))
-	}
-	last := len(names) - 1
-	hint := "must be " + strings.Join(names[:last], ", ") + " or " + names[last]
-	c.must(slices.Contains(known, value), field, string(value), hint)
-}
-
 // Validate returns a *PolicyError for each invalid value, joined, or nil. Rules between
 // values are checked only where each is valid alone. Fields that are not set have their defaults.
 func (p Policy) Validate() error {
@@ -93,9 +83,7 @@ func (p Policy) Validate() error {
 	c := problems{at: PolicyError{Policy: p.Name}}
 	c.must(nameShape.MatchString(p.Name), "name", p.Name, nameHint)
 	between(&c, "batch_share", p.BatchShare, 0.001, 0.5)
-	mustBeOneOf(&c, "requeue", p.Requeue, RequeueWhenFits, RequeueEarliestReset)
 	between(&c, "shards", p.Shards, 1, 64)
-	mustBeOneOf(&c, "upstream", p.Upstream, UpstreamTenant, UpstreamShared)
 	c.lasts("max_pause", p.MaxPause, time.Millisecond, MaxPeriod)
 	c.lasts("max_refused_wait", p.MaxRefusedWait, 0, MaxPeriod)
 	for i, glob := range p.Match {

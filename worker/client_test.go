@@ -77,7 +77,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 // late already. MaxWait and Backlog would have no effect.
 func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 	reset := sitetest.Policy(5, time.Hour)
-	reset.Name, reset.Match, reset.Requeue = "reset", []string{"reset"}, throttle.RequeueEarliestReset
+	reset.Name, reset.Match, reset.EarliestReset = "reset", []string{"reset"}, true
 	line := sitetest.Policy(5, time.Hour)
 	line.Match = []string{"x"}
 	at := time.Now().Add(time.Hour).Truncate(time.Second)

@@ -37,9 +37,9 @@ type enqueueTask struct {
 // These refuse what would have no effect.
 var (
 	errJoinsLater = errors.New("MaxWait and Backlog need a task that joins a line when it is enqueued: " +
-		"one with ProcessAt, ProcessIn or Group joins later, one of a policy with requeue earliest-reset never")
+		"one with ProcessAt, ProcessIn or Group joins later, one of a policy with earliest_reset never")
 	errMember = errors.New("a task of a batch must join a line when it is enqueued: " +
-		"its type must match a policy, without requeue earliest-reset, " +
+		"its type must match a policy, without earliest_reset, " +
 		"and it must have no ProcessAt, ProcessIn or Group")
 	errNoTask = errors.New("worker: the task is nil")
 )
@@ -109,7 +109,7 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 		}
 		return err
 	}
-	e.joins = matched && policy.Requeue != throttle.RequeueEarliestReset
+	e.joins = matched && !policy.EarliestReset
 	return nil
 }
 
@@ -120,7 +120,7 @@ func (c *Client) RequestOf(task *asynq.Task) (throttle.Request, error) {
 	e := &enqueueTask{task: task}
 	err := c.prepare(context.Background(), e, nil)
 	if err == nil && !e.joins {
-		err = fmt.Errorf("worker: task type %q: must match a policy without requeue earliest-reset", task.Type())
+		err = fmt.Errorf("worker: task type %q: must match a policy without earliest_reset", task.Type())
 	}
 	return e.request, err
 }

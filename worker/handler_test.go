@@ -213,10 +213,9 @@ func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 // A handler whose own reserve is denied waits in no other policy's line. Its task waits for the
 // denial's RetryIn, and then in the line of its own policy, at the front.
 func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
-	both := sitetest.Values(throttle.RequeueWhenFits, throttle.RequeueEarliestReset)
-	sitetest.EachBubble(t, both, func(t *testing.T, requeue throttle.Requeue) {
+	sitetest.EachBubble(t, sitetest.Values(false, true), func(t *testing.T, earliestReset bool) {
 		own := sitetest.Policy(1, 6*time.Minute)
-		own.Requeue = requeue
+		own.EarliestReset = earliestReset
 		slack := sitetest.Policy(4, 4*time.Minute)
 		slack.Name, slack.Match = "slack", nil
 		s := sitetest.NewInBubble(t, own, slack)
@@ -241,11 +240,11 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 		}
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("later"))
 		time.Sleep(4 * time.Minute)
-		if got := s.InLine(); requeue == throttle.RequeueWhenFits && !slices.Equal(got, []string{"default/later", "default/t"}) {
+		if got := s.InLine(); !earliestReset && !slices.Equal(got, []string{"default/later", "default/t"}) {
 			t.Errorf("in line: %q", got)
 		}
 		time.Sleep(2 * time.Minute)
-		if got := s.Runs(); requeue == throttle.RequeueWhenFits && !slices.Equal(got, []string{"t"}) {
+		if got := s.Runs(); !earliestReset && !slices.Equal(got, []string{"t"}) {
 			t.Errorf("ran: %q", got)
 		}
 		time.Sleep(7 * time.Minute)

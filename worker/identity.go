@@ -87,7 +87,7 @@ func IdentityOf(task *asynq.Task) (Identity, error) {
 // waited in a line goes on by a policy that was removed.
 func (s *Server) match(m asynqredis.Message, waited bool) (request throttle.Request, ok bool) {
 	policy, ok := s.limiter.Match(m.Type(), waited)
-	if !ok || policy.Requeue == throttle.RequeueEarliestReset {
+	if !ok || policy.EarliestReset {
 		return throttle.Request{}, false
 	}
 	defer func() {

@@ -68,7 +68,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		return s.runUncounted(ctx, a, enforced, err)
 	}
 	request.Front = request.Front || wasTaken(a.Verdict)
-	if policy.Requeue != throttle.RequeueEarliestReset {
+	if !policy.EarliestReset {
 		identity, err := s.tasks.Identity(ctx)
 		if err != nil {
 			s.noteWait(a, a.Message, request, s.noteUndecided(request, err), err)

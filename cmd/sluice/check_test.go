@@ -26,7 +26,7 @@ policies:
       internal: {exempt: true, weight: 1000000}
   - name: slow
     fail_open: true
-    requeue: earliest-reset
+    earliest_reset: true
     windows:
       - {name: short, limit: 10, period: 10s, per: [user, tenant]}
       - {name: long, limit: 600, period: 600s, per: [user, tenant]}
@@ -37,9 +37,7 @@ policies:
   match: ['http:*', 'github:sync']
   batch_share: 0.05
   max_pause: 1h
-  requeue: when-fits
   shards: 1
-  upstream: tenant
   windows:
   - {name: per-minute, limit: 20, period: 1m, algorithm: sliding, per: [tenant], unit: requests}
   - {name: burst, limit: 5, period: 3s, algorithm: sliding, margin: 50ms, per: [tenant], unit: requests}
@@ -51,11 +49,10 @@ policies:
     internal: {exempt: true, weight: 1e+06}
 - name: slow
   batch_share: 0.05
+  earliest_reset: true
   fail_open: true
   max_pause: 1h
-  requeue: earliest-reset
   shards: 1
-  upstream: tenant
   windows:
   - {name: short, limit: 10, period: 10s, algorithm: sliding, per: [tenant, user], unit: requests}
   - {name: long, limit: 600, period: 10m, algorithm: sliding, per: [tenant, user], unit: requests}
@@ -122,10 +119,10 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 			"MaxRefusedWait": policy("max_refused_wait: 5m"),
 			"Observe":        policy("observe: true"),
 
-			"Upstream": policy("upstream: shared"),
-			"Requeue":  policy("requeue: earliest-reset"),
-			"Tenants":  policy("tenants: {a: {weight: 1}}"),
-			"Windows":  window(one, one+", {name: v, limit: 2, period: 1s}"),
+			"UpstreamShared": policy("upstream_shared: true"),
+			"EarliestReset":  policy("earliest_reset: true"),
+			"Tenants":        policy("tenants: {a: {weight: 1}}"),
+			"Windows":        window(one, one+", {name: v, limit: 2, period: 1s}"),
 		}},
 		{reflect.TypeFor[throttle.Window](), map[string][2]string{
 			"Algorithm": window(one, fixed),

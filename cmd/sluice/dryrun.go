@@ -34,7 +34,7 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 	}
 	defer server.Close()
 	for i := range policies { // the other rule has no line to plan, and is not faster
-		policies[i].Requeue = throttle.RequeueWhenFits
+		policies[i].EarliestReset = false
 	}
 	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies})
 	if err != nil {

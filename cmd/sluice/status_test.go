@@ -26,7 +26,7 @@ const livePolicies = `
 policies:
   - name: api
     match: [call]
-    upstream: shared
+    upstream_shared: true
     windows:
       - {name: own, limit: 1, period: 1h}
       - {name: shared, limit: 2, period: 1h, per: []}

@@ -67,7 +67,7 @@ func cases() []scenario {
 			caseIdleServer},
 		{"servers", "many idle servers at one slow line; their takes, time to start", caseServers},
 		{"bursts", "the same at a fast line that goes in bursts", caseBursts},
-		{"earliest-reset", "requeue: earliest-reset, default settings; time from the reset to the start", caseReset},
+		{"earliest-reset", "earliest_reset, default settings; time from the reset to the start", caseReset},
 		{"slots", "handler slots bind and no limit does: " +
 			"one tenant's backlog, then 100 tasks of each of nine; their shares", caseSlots},
 		{"reserve", "Reserve of two exact windows against one call of redis_rate: 64 goroutines", caseReserve},

@@ -165,7 +165,7 @@ func (s *reserveSite) compare(ctx context.Context, n, tenants, goroutines int, t
 // caseReset: the rule by which a denied task comes back at the earliest reset.
 func caseReset(ctx context.Context, o scenarioOptions) []figure {
 	policy := policyOf(shared("shared", 20, 2300*time.Millisecond)) // resets are rarely on a whole second
-	policy.Requeue = throttle.RequeueEarliestReset
+	policy.EarliestReset = true
 	s := newSite(o)
 	return medians(o.rounds, func(int) []figure {
 		var mu sync.Mutex

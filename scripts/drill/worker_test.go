@@ -62,7 +62,7 @@ func TestMain(m *testing.M) {
 
 // policies are api, and mail where an API is called.
 func (s setup) policies() []throttle.Policy {
-	policies := []throttle.Policy{{Name: "api", Match: []string{"api:*"}, Upstream: throttle.UpstreamShared, Windows: []throttle.Window{
+	policies := []throttle.Policy{{Name: "api", Match: []string{"api:*"}, UpstreamShared: true, Windows: []throttle.Window{
 		{Name: "provider", Limit: s.Limit, Period: time.Second, Scope: throttle.ScopeShared},
 		{Name: "per-minute", Limit: 100_000, Period: time.Minute},
 	}}}

@@ -31,7 +31,7 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 		follow(t, own, false)
 		expect.Equal(t, own.Policies()[0].Windows[0].Limit, 1, "before anything is published")
 		everything := []throttle.Policy{{
-			Name: "p", Match: []string{"a:*"}, Upstream: throttle.UpstreamShared, Windows: []throttle.Window{
+			Name: "p", Match: []string{"a:*"}, UpstreamShared: true, Windows: []throttle.Window{
 				{Name: "hour", Limit: 3, Period: time.Hour},
 				{Name: "all", Limit: 9, Period: time.Minute, Scope: throttle.ScopeShared, Algorithm: throttle.AlgorithmGCRA, Burst: 2},
 				{Name: "user", Limit: 9, Period: time.Minute, Scope: throttle.Per("tenant", "user"), Algorithm: throttle.AlgorithmFixed},

@@ -50,9 +50,7 @@ policies:
 	//   match: ['github:*']
 	//   batch_share: 0.05
 	//   max_pause: 1h
-	//   requeue: when-fits
 	//   shards: 1
-	//   upstream: tenant
 	//   windows:
 	//   - {name: per-minute, limit: 20, period: 1m, algorithm: sliding, per: [tenant], unit: requests}
 }

@@ -176,18 +176,18 @@ func TestOnlyWhatWasRefusedAdapts(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 10, Period: s}
 	type row struct {
-		upstream throttle.Upstream
-		windows  []throttle.Window
-		others   bool
+		upstreamShared bool
+		windows        []throttle.Window
+		others         bool
 	}
 	limitertest.EachCase(t, map[string]row{
-		"the tenant":                         {"", []throttle.Window{own}, false},
-		"the tenant, beside a shared window": {"", []throttle.Window{own, limitertest.SharedWindow(100, s)}, false},
-		"all":                                {throttle.UpstreamShared, []throttle.Window{own, limitertest.SharedWindow(100, s)}, true},
-		"all, of a shared window":            {"", []throttle.Window{limitertest.SharedWindow(100, s)}, true},
+		"the tenant":                         {false, []throttle.Window{own}, false},
+		"the tenant, beside a shared window": {false, []throttle.Window{own, limitertest.SharedWindow(100, s)}, false},
+		"all":                                {true, []throttle.Window{own, limitertest.SharedWindow(100, s)}, true},
+		"all, of a shared window":            {false, []throttle.Window{limitertest.SharedWindow(100, s)}, true},
 	}, func(t *testing.T, client *redis.Client, r row) {
 		p := limitertest.Policy(r.windows...)
-		p.Upstream = r.upstream
+		p.UpstreamShared = r.upstreamShared
 		st := newStory(t, client, p)
 		st.refusedAt(0, "a1")
 		expect.That(t, st.rate("a") > 0, "a does not adapt")

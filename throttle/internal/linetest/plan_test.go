@@ -183,7 +183,7 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 	})
 	t.Run("pauses", func(t *testing.T) {
 		p := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
-		p.Upstream = throttle.UpstreamShared
+		p.UpstreamShared = true
 		st := newStory(t, limitertest.Redis(t), p)
 		st.pause(st.granted("a1").Reservation, 5*s)
 		st.pauses("b") // for an hour

@@ -268,7 +268,7 @@ func TestStateHasOneFormAsJSON(t *testing.T) {
 // What binds beside the windows is named where they are shown: what the upstream has left, and a pause.
 func TestWhatBindsBesideTheWindowsIsNamed(t *testing.T) {
 	p := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
-	p.Upstream = throttle.UpstreamShared
+	p.UpstreamShared = true
 	st := newStory(t, limitertest.Redis(t), p)
 	d := st.granted("a1")
 	st.at(s).remaining(d.Reservation, 2, m)

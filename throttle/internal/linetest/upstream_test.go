@@ -131,7 +131,7 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 // A request that a pause denies learns of it: until when, and why.
 func TestAPauseIsTheReason(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: 10 * s}, limitertest.SharedWindow(10, 10*s))
-	p.Upstream, p.MaxPause, p.KeepRate = throttle.UpstreamShared, 10*m, true
+	p.UpstreamShared, p.MaxPause, p.KeepRate = true, 10*m, true
 	st := newStory(t, limitertest.Redis(t), p)
 	pause := func(tenant string, d, want time.Duration) {
 		t.Helper()

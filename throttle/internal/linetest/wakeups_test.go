@@ -44,7 +44,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		return w
 	}
 	p := limitertest.Policy(throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Lease: 3 * s, Scope: throttle.ScopeShared})
-	p.Upstream = rapid.SampledFrom([]throttle.Upstream{throttle.UpstreamShared, throttle.UpstreamTenant}).Draw(t, "upstream")
+	p.UpstreamShared = rapid.Bool().Draw(t, "upstream shared")
 	for i := range rapid.IntRange(1, 3).Draw(t, "windows") {
 		p.Windows = append(p.Windows, anyWindow(i))
 	}

@@ -141,7 +141,7 @@ func commandsCalled(t *testing.T, admin *redis.Client) map[string]bool {
 // everyAlgorithm is a policy over every task type, with a window of each kind.
 func everyAlgorithm() throttle.Policy {
 	return throttle.Policy{
-		Name: "api", Match: []string{"*"}, Upstream: throttle.UpstreamTenant,
+		Name: "api", Match: []string{"*"},
 		Windows: []throttle.Window{
 			{Name: "sliding", Limit: 4, Period: 200 * time.Millisecond},
 			{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: time.Minute, Scope: throttle.ScopeShared},

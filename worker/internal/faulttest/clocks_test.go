@@ -14,7 +14,6 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -32,11 +31,11 @@ func (o skewed) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook
 // The clocks of all workers are off from that of Redis: nobody notices.
 func TestWorkersClocksAreOff(t *testing.T) {
 	for _, by := range []time.Duration{-5 * time.Minute, 5 * time.Minute} {
-		for _, requeue := range []throttle.Requeue{throttle.RequeueWhenFits, throttle.RequeueEarliestReset} {
-			t.Run(fmt.Sprint(by, " ", requeue), func(t *testing.T) {
+		for _, earliestReset := range []bool{false, true} {
+			t.Run(fmt.Sprint(by, " ", earliestReset), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					p := sitetest.Policy(4, 10*time.Second)
-					p.Requeue = requeue
+					p.EarliestReset = earliestReset
 					s := sitetest.NewInBubble(t, p)
 					s.Limiter = s.AnotherLimiter(hooktest.Hook(skewed{by}.see))
 					s.Serve(s.Ok, sitetest.Calm)
@@ -45,7 +44,7 @@ func TestWorkersClocksAreOff(t *testing.T) {
 					s.WantOnceEach(t, 16)
 					s.WantCounters(sitetest.Counters{Processed: 16})
 					sitetest.WantNeverOver(t, s.Grants(), 4, 10*time.Second)
-					if requeue == throttle.RequeueWhenFits {
+					if !earliestReset {
 						s.WantWakes(sitetest.DeniedAndRun)
 					}
 					expect.Equal(t, s.Logs.String(), "", "nothing was to be noticed")

@@ -167,7 +167,7 @@ func TestARefusedTaskDoesNotSpin(t *testing.T) {
 	exempts.Tenants = map[string]throttle.Tenant{"acme": {Exempt: true}}
 	slots.Windows = []throttle.Window{{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 100, Lease: time.Minute}}
 	fixed.KeepRate = true
-	resets.Requeue = throttle.RequeueEarliestReset
+	resets.EarliestReset = true
 	noPause := func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 		if hooktest.IsScript(cmd) && strings.Contains(fmt.Sprint(cmd.Args()[2:]...), "pause") {
 			cmd.SetErr(errors.New("it is not stored"))

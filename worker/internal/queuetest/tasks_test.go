@@ -42,10 +42,10 @@ func TestGroupsAreThrottledAfterAggregation(t *testing.T) {
 	})
 }
 
-// With requeue: earliest-reset nobody stands in line, and a denied task comes back at the first reset.
+// With earliest_reset nobody stands in line, and a denied task comes back at the first reset.
 func TestEarliestResetKnowsNoLine(t *testing.T) {
 	p := sitetest.Shared(5, 10*time.Second)
-	p.Requeue = throttle.RequeueEarliestReset
+	p.EarliestReset = true
 	p.Windows = append(p.Windows, throttle.Window{Name: "long", Limit: 5, Period: time.Minute})
 	sitetest.Bubble(t, p, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(s.Ok, sitetest.Calm)

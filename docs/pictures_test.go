@@ -63,7 +63,7 @@ func TestThePictureOfPriorities(t *testing.T) {
 		tracks = append(tracks, of[queue])
 	}
 	synctest.Test(t, func(t *testing.T) {
-		shared := throttle.Window{Name: "w", Limit: 20, Period: 3 * time.Second, Scope: throttle.ScopeShared}
+		shared := throttle.Window{Name: "w", Limit: 20, Period: 3 * time.Second, Shared: true}
 		line := throttletest.NewLimiter(t, throttle.Policy{Name: "p", Windows: []throttle.Window{shared}}).Line("p")
 		var requests []throttle.Request
 		for queue := range queues {
@@ -98,7 +98,7 @@ func upToDate(t *testing.T, path, want string) {
 
 // run asks for more than the window ever grants.
 func (tr *track) run(t *testing.T) {
-	tr.window.Name, tr.window.Scope = "w", throttle.ScopeShared
+	tr.window.Name, tr.window.Shared = "w", true
 	limiter := throttletest.NewLimiter(t, throttle.Policy{Name: "p", Windows: []throttle.Window{tr.window}})
 	ctx := context.Background()
 	// Buckets by the clock begin at the full ten seconds.

@@ -68,9 +68,8 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 	cp := &compiledPolicy{Policy: p, line: line, policyState: state}
 	cp.flowBy = []string{TenantAttribute}
 	for _, w := range p.Windows {
-		attributes := w.Scope.Attributes()
-		cp.scopes = append(cp.scopes, attributes)
-		cp.flowBy = append(cp.flowBy, attributes...)
+		cp.scopes = append(cp.scopes, append([]string{}, w.Per...))
+		cp.flowBy = append(cp.flowBy, w.Per...)
 		cp.units = append(cp.units, w.Unit)
 	}
 	slices.SortFunc(cp.scopes, func(a, b []string) int {
@@ -103,8 +102,7 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 			w.Algorithm, w.Burst = AlgorithmGCRA, w.Limit
 		}
 		a := algorithms[w.Algorithm]
-		attributes := w.Scope.Attributes()
-		scope := slices.IndexFunc(cp.scopes, func(s []string) bool { return slices.Equal(s, attributes) })
+		scope := slices.IndexFunc(cp.scopes, func(s []string) bool { return slices.Equal(s, w.Per) })
 		sw := script.Window{Scope: scope + 1, Name: w.Name, Kind: a.Kind, Unit: w.Unit, Params: a.Params(w.numbers())}
 		if a.Ticks != nil {
 			sw.List = a.Ticks(w.numbers()).Around

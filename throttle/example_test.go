@@ -113,7 +113,7 @@ func ExampleLimiter_Wait() {
 func ExampleReservation_Hold() {
 	limiter, end := exampleLimiter(throttle.Policy{
 		Name:    "renders",
-		Windows: []throttle.Window{{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Scope: throttle.ScopeShared}},
+		Windows: []throttle.Window{{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Shared: true}},
 	})
 	defer end()
 	render := func(ctx context.Context) error {
@@ -144,7 +144,7 @@ func ExampleReservation_Hold() {
 func ExampleLine() {
 	limiter, end := exampleLimiter(throttle.Policy{
 		Name:    "llm",
-		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour, Scope: throttle.ScopeShared}},
+		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour, Shared: true}},
 	})
 	defer end()
 	ctx, line := context.Background(), limiter.Line("llm")

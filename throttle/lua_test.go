@@ -96,7 +96,7 @@ func testPolicy() Policy {
 	for i, name := range slices.Sorted(maps.Keys(algorithms)) {
 		w := testWindow(name)
 		w.Name += fmt.Sprint(i)
-		w.Scope = Per([]string{"tenant", "user", "ip", "key", "app", "org", "plan", "site"}[:i+1]...)
+		w.Per = []string{"tenant", "user", "ip", "key", "app", "org", "plan", "site"}[:i+1]
 		p.Windows = append(p.Windows, w)
 	}
 	return p

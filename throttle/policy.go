@@ -119,6 +119,11 @@ type Window struct {
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
+	// Per is the scope: the attributes that the window counts by. It has a count for each combination of their
+	// values. At most MaxAttributes different ones, each 1 to 64 of the characters A-Z a-z 0-9 _ . - in any
+	// order. The default is the tenant.
+	Per []string
+
 	// Period is the time that Limit is for: 1 millisecond to MaxPeriod, in whole microseconds. It is
 	// required, but Calendar and Concurrency windows have none.
 	Period time.Duration
@@ -127,8 +132,8 @@ type Window struct {
 	// of five fields, or @hourly, @daily, @weekly, @monthly or @yearly.
 	Resets string
 
-	// Scope names the attributes that the window counts by. The default is the tenant.
-	Scope Scope
+	// Shared has one count for all tenants, in place of Per. The default is false.
+	Shared bool
 
 	// Timezone is that of Resets: a name of the IANA time zone database. The default is "UTC".
 	Timezone string
@@ -160,6 +165,9 @@ type Override struct {
 
 func (w Window) withDefaults() Window {
 	w.Algorithm, w.Unit = cmp.Or(w.Algorithm, AlgorithmSliding), cmp.Or(w.Unit, Requests)
+	if w.Per = slices.Sorted(slices.Values(w.Per)); len(w.Per) == 0 && !w.Shared {
+		w.Per = []string{TenantAttribute}
+	}
 	if a := algorithms[w.Algorithm]; a != nil && a.Defaults != nil {
 		n := w.numbers()
 		a.Defaults(&n)

@@ -66,12 +66,13 @@ func TestPoliciesAreValidated(t *testing.T) {
 		{change(func(w *window) { w.Margin = m + us }), `, window "a": margin 1m0.000001s: must be 0s to 1m0s, in whole microseconds`},
 		{change(func(w *window) { w.Margin = 1 }), `, window "a": margin 1ns: must be 0s to 1m0s, in whole microseconds`},
 		{change(func(w *window) { w.Unit = "to kens" }), `, window "a": unit "to kens": ` + nameHint},
-		{change(func(w *window) { w.Scope = throttle.Per(strings.Split("abcdefgh", "")...) }), ``},
-		{change(func(w *window) { w.Scope = throttle.Per(strings.Split("abcdefghi", "")...) }), `, window "a": per [a b c d e f g h i]: must be at most 8 attributes`},
-		{change(func(w *window) { w.Scope = throttle.Per("a:b") }), `, window "a": per "a:b": ` + nameHint},
-		{change(func(w *window) { w.Scope = throttle.Per("Tenant") }), `, window "a": per "Tenant": must be "tenant", or an attribute that is called otherwise`},
-		{change(func(w *window) { w.Scope = throttle.Per("") }), `, window "a": per "": ` + nameHint},
-		{change(func(w *window) { w.Scope = throttle.Per("user", "ip", "user") }), `, window "a": per [ip user user]: must name every attribute once`},
+		{change(func(w *window) { w.Per = strings.Split("abcdefgh", "") }), ``},
+		{change(func(w *window) { w.Per = strings.Split("abcdefghi", "") }), `, window "a": per [a b c d e f g h i]: must be at most 8 attributes`},
+		{change(func(w *window) { w.Per = []string{"a:b"} }), `, window "a": per "a:b": ` + nameHint},
+		{change(func(w *window) { w.Per = []string{"Tenant"} }), `, window "a": per "Tenant": must be "tenant", or an attribute that is called otherwise`},
+		{change(func(w *window) { w.Per = []string{""} }), `, window "a": per "": ` + nameHint},
+		{change(func(w *window) { w.Per, w.Shared = []string{"user"}, true }), `, window "a": per [user]: must be left out: the window is shared`},
+		{change(func(w *window) { w.Per = []string{"user", "ip", "user"} }), `, window "a": per [ip user user]: must name every attribute once`},
 		{change(func(w *window) { w.Burst = 3 }), `, window "a": burst 3: is for windows with "algorithm: gcra"`},
 
 		{change(func(w *window) { w.Algorithm, w.Margin = throttle.AlgorithmFixed, 30*s }), `, window "a": margin 30s: must be less than half the period of a fixed window`},
@@ -126,7 +127,7 @@ func TestPoliciesAreValidated(t *testing.T) {
 		{override("a", throttle.Override{Limit: -1}), `, tenant "acme", window "a": limit -1: must be 1 to 1000000000000`},
 		{override("a", throttle.Override{Burst: 7}), `, tenant "acme", window "a": burst 7: is for windows with "algorithm: gcra"`},
 	} {
-		p := limitertest.Policy(window{Name: "a", Limit: 20, Period: m}, window{Name: "all", Limit: 100, Period: s, Scope: throttle.ScopeShared})
+		p := limitertest.Policy(window{Name: "a", Limit: 20, Period: m}, window{Name: "all", Limit: 100, Period: s, Shared: true})
 		tc.change(&p)
 		want := tc.want
 		if strings.HasPrefix(want, ":") || strings.HasPrefix(want, ",") {
@@ -161,17 +162,17 @@ func TestPoliciesHaveDefaults(t *testing.T) {
 		Tenants: map[string]throttle.Tenant{"acme": {}},
 		Windows: []throttle.Window{
 			{Name: "s", Limit: 5, Period: m},
-			{Name: "f", Algorithm: throttle.AlgorithmFixed, Limit: 5, Period: m, Scope: throttle.Per("user", "ip")},
-			{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 5, Period: m, Scope: throttle.ScopeShared, Unit: "tokens"},
+			{Name: "f", Algorithm: throttle.AlgorithmFixed, Limit: 5, Period: m, Per: []string{"user", "ip"}},
+			{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 5, Period: m, Shared: true, Unit: "tokens"},
 		},
 	}
 	want := throttle.Policy{
 		BatchShare: 0.05, MaxPause: h, Name: "p", Shards: 1,
 		Tenants: map[string]throttle.Tenant{"acme": {Weight: 1}},
 		Windows: []throttle.Window{
-			{Algorithm: throttle.AlgorithmSliding, Name: "s", Limit: 5, Period: m, Scope: throttle.Per("tenant"), Unit: "requests"},
-			{Algorithm: throttle.AlgorithmFixed, Name: "f", Limit: 5, Period: m, Scope: throttle.Per("ip", "user"), Unit: "requests"},
-			{Algorithm: throttle.AlgorithmGCRA, Burst: 5, Name: "g", Limit: 5, Period: m, Scope: throttle.ScopeShared, Unit: "tokens"},
+			{Algorithm: throttle.AlgorithmSliding, Name: "s", Limit: 5, Period: m, Per: []string{"tenant"}, Unit: "requests"},
+			{Algorithm: throttle.AlgorithmFixed, Name: "f", Limit: 5, Period: m, Per: []string{"ip", "user"}, Unit: "requests"},
+			{Algorithm: throttle.AlgorithmGCRA, Burst: 5, Name: "g", Limit: 5, Period: m, Shared: true, Unit: "tokens"},
 		},
 	}
 	got := given.WithDefaults()

@@ -106,7 +106,7 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 	}
 	for i, w := range o.windows {
 		if !slices.ContainsFunc(r.by.windows, func(was window) bool {
-			return was.Name == w.Name && was.Algorithm == w.Algorithm && was.Scope == w.Scope && was.Unit == w.Unit &&
+			return was.Name == w.Name && was.Algorithm == w.Algorithm && slices.Equal(was.Per, w.Per) && was.Unit == w.Unit &&
 				was.Period == w.Period && was.Resets == w.Resets && was.Timezone == w.Timezone &&
 				(was.Limit == w.Limit || w.Burst == 0) // a bucket drains by its limit
 		}) {

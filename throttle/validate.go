@@ -104,7 +104,7 @@ func (p Policy) Validate() error {
 		c.must(w.Name == "" || !names[w.Name], "name", w.Name,
 			"is taken: windows of one policy have different names")
 		c.at.Window, names[w.Name] = "", true
-		c.must(p.Shards <= 1 || w.Scope.has(TenantAttribute), "shards", p.Shards, fmt.Sprintf(
+		c.must(p.Shards <= 1 || slices.Contains(w.Per, TenantAttribute), "shards", p.Shards, fmt.Sprintf(
 			"must be left out: tenants share window %q, and so it counts in one place; "+
 				"count it per tenant, or split its limit between policies", w.Name))
 	}
@@ -115,12 +115,13 @@ func (p Policy) Validate() error {
 }
 
 func (w Window) check(c *problems) {
-	before, per := len(c.found), w.Scope.Attributes()
+	before, per := len(c.found), w.Per
 	c.at.Window = w.Name
 	defer func() { c.at.Window = "" }()
 	c.must(nameShape.MatchString(w.Name), "name", w.Name, nameHint)
 	between(c, "limit", w.Limit, 1, MaxLimit)
 	c.must(nameShape.MatchString(w.Unit), "unit", w.Unit, nameHint)
+	c.must(!w.Shared || len(per) == 0, "per", per, "must be left out: the window is shared")
 	c.must(len(per) <= MaxAttributes, "per", per, fmt.Sprintf("must be at most %d attributes", MaxAttributes))
 	c.must(len(slices.Compact(slices.Clone(per))) == len(per), "per", per, "must name every attribute once")
 	for _, attribute := range per {
@@ -173,7 +174,7 @@ func (p Policy) checkTenant(name string, t Tenant) []error {
 		switch {
 		case i < 0:
 			c.bad("windows", window, "must be the name of a window of this policy")
-		case !p.Windows[i].Scope.has(TenantAttribute):
+		case !slices.Contains(p.Windows[i].Per, TenantAttribute):
 			c.bad("windows", window, "is shared: a tenant has a limit of its own only where the scope contains tenant")
 		default:
 			p.Windows[i].With(t.Windows[window]).check(&c)

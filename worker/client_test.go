@@ -18,7 +18,7 @@ import (
 func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 	p := sitetest.Policy(5, time.Hour)
 	p.Match = []string{"x"}
-	p.Windows[0].Scope = throttle.Per("tenant", "user")
+	p.Windows[0].Per = []string{"tenant", "user"}
 	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		limiter, err := throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{p},
 			Tenants: func(_ context.Context, _, tenant string) (throttle.Tenant, bool, error) {

@@ -29,8 +29,8 @@ func Example_shareAQueue() {
 			Name:  "reports",
 			Match: []string{"report:*"},
 			Windows: []throttle.Window{
-				{Name: "all", Limit: 100, Period: time.Second, Scope: throttle.ScopeShared}, // shared by all tenants
-				{Name: "each", Limit: 1000, Period: time.Hour},                              // of each tenant
+				{Name: "all", Limit: 100, Period: time.Second, Shared: true}, // shared by all tenants
+				{Name: "each", Limit: 1000, Period: time.Hour},               // of each tenant
 			},
 			Tenants: map[string]throttle.Tenant{
 				"gold":  {Weight: 2}, // twice the share of another tenant

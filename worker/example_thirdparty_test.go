@@ -36,9 +36,9 @@ func Example_thirdPartyAPI() {
 			Name:  "llm",
 			Match: []string{"llm:*"},
 			Windows: []throttle.Window{
-				{Name: "requests", Limit: 500, Period: time.Minute, Scope: throttle.ScopeShared},
-				{Name: "tokens", Limit: 10_000, Period: time.Minute, Unit: "tokens", Scope: throttle.ScopeShared},
-				{Name: "at-once", Limit: 8, Algorithm: throttle.AlgorithmConcurrency, Scope: throttle.ScopeShared},
+				{Name: "requests", Limit: 500, Period: time.Minute, Shared: true},
+				{Name: "tokens", Limit: 10_000, Period: time.Minute, Unit: "tokens", Shared: true},
+				{Name: "at-once", Limit: 8, Algorithm: throttle.AlgorithmConcurrency, Shared: true},
 			},
 		}},
 	})

@@ -48,7 +48,7 @@ func TestATaskWithoutAnIdentityHasNoHeaders(t *testing.T) {
 func TestIdentityReachesTheHandler(t *testing.T) {
 	p := sitetest.Policy(100, time.Hour)
 	p.Match = []string{"x"}
-	p.Windows = append(p.Windows, throttle.Window{Name: "tokens", Limit: 1000, Period: time.Hour, Unit: "tokens", Scope: throttle.Per("user")})
+	p.Windows = append(p.Windows, throttle.Window{Name: "tokens", Limit: 1000, Period: time.Hour, Unit: "tokens", Per: []string{"user"}})
 	id := worker.Identity{
 		Attributes: map[string]string{"user": "b&=%\x00\xff;b", "ip": "::1"},
 		Cost:       map[string]int64{"tokens": 300},

@@ -104,7 +104,7 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 	p := sitetest.Policy(5, time.Hour)
 	p.Match = []string{"x", "by-user"}
 	byUser := sitetest.Policy(5, time.Hour)
-	byUser.Name, byUser.Match, byUser.Windows[0].Scope = "by-user", []string{"by-user"}, throttle.Per("user")
+	byUser.Name, byUser.Match, byUser.Windows[0].Per = "by-user", []string{"by-user"}, []string{"user"}
 	p.Match = []string{"x"}
 	header := func(text string) *asynq.Task {
 		return asynq.NewTaskWithHeaders("x", nil, map[string]string{"sluice-identity": text})

@@ -18,11 +18,11 @@ policies:
   - name: api
     match: [call]
     windows:
-      - {name: pace, limit: 40, period: 1s, per: []}
+      - {name: pace, limit: 40, period: 1s, shared: true}
   - name: slow
     match: [slow]
     windows:
-      - {name: pace, limit: 1, period: 1s, per: []}
+      - {name: pace, limit: 1, period: 1s, shared: true}
 batches:
   - name: small
     tenants: [acme, zeta]

@@ -18,7 +18,7 @@ policies:
     windows:
       - {name: per-minute, limit: 20, period: 60s}
       - {name: burst, limit: 5, period: 3s, margin: 50ms}
-      - {name: provider, limit: 100, period: 1s, per: []}
+      - {name: provider, limit: 100, period: 1s, shared: true}
       - {name: spend, limit: 90000, period: 1h, unit: tokens, algorithm: gcra, burst: 20000}
       - {name: daily, limit: 1000, period: 24h, algorithm: fixed}
     tenants:
@@ -41,7 +41,7 @@ policies:
   windows:
   - {name: per-minute, limit: 20, period: 1m, algorithm: sliding, per: [tenant], unit: requests}
   - {name: burst, limit: 5, period: 3s, algorithm: sliding, margin: 50ms, per: [tenant], unit: requests}
-  - {name: provider, limit: 100, period: 1s, algorithm: sliding, per: [], unit: requests}
+  - {name: provider, limit: 100, period: 1s, algorithm: sliding, shared: true, unit: requests}
   - {name: spend, limit: 90000, period: 1h, algorithm: gcra, burst: 20000, per: [tenant], unit: tokens}
   - {name: daily, limit: 1000, period: 24h, algorithm: fixed, per: [tenant], unit: requests}
   tenants:
@@ -65,13 +65,13 @@ policies:
 				Name, Period, Unit, Algorithm string
 				Limit, Burst                  int64
 				Per                           []string
+				Shared                        bool
 			}
 			Tenants map[string]throttle.Tenant
 		}
 	}](t, runMain(t.Context(), "", "check", d.path("policies.yml"), "-json").want(t, exitDone))
-	equal(t, fmt.Sprint(got.Policies[0].Windows[3]), "{spend 1h tokens gcra 90000 20000 [tenant]}")
-	per := got.Policies[0].Windows[2].Per
-	that(t, per != nil && len(per) == 0, "provider is per", per)
+	equal(t, fmt.Sprint(got.Policies[0].Windows[3]), "{spend 1h tokens gcra 90000 20000 [tenant] false}")
+	that(t, got.Policies[0].Windows[2].Shared, "provider is not shared")
 	equal(t, got.Policies[0].Tenants["acme"].Windows["per-minute"].Limit, 50)
 
 	d.write("policies.yml", "policies:\n  - name: p\n    windows:\n      - {name: w, limit: 0, period: 1s}\n")
@@ -131,7 +131,8 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 			"Limit":     window(one, strings.Replace(one, "7", "8", 1)),
 			"Margin":    window(one, strings.Replace(one, "}", ", margin: 1s}", 1)),
 			"Name":      window(one, strings.Replace(one, "name: w", "name: v", 1)),
-			"Scope":     window(one, strings.Replace(one, "}", ", per: [user]}", 1)),
+			"Shared":    window(one, strings.Replace(one, "}", ", shared: true}", 1)),
+			"Per":       window(one, strings.Replace(one, "}", ", per: [user]}", 1)),
 			"Period":    window(one, strings.Replace(one, "10s", "20s", 1)),
 			"Resets":    window(daily, strings.Replace(daily, "0 0", "0 1", 1)),
 			"Timezone":  window(daily, strings.Replace(daily, "}", ", timezone: Asia/Tokyo}", 1)),

@@ -21,7 +21,7 @@ policies:
   - name: api
     match: [call]
     windows:
-      - {name: pace, limit: 40, period: 1s, per: []}
+      - {name: pace, limit: 40, period: 1s, shared: true}
       - {name: minute, limit: 20, period: 60s}
 `
 

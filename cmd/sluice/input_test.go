@@ -79,7 +79,7 @@ func TestRunRefusesBadInput(t *testing.T) {
 			`JOBS:2: throttle: policy "api", window "burst": cost requests 501: never fits: the window holds 500 at most`},
 		{"unknown unit", job(`,"cost":{"tonnes":1}`), roomy, nil,
 			`JOBS:1: throttle: policy "api": cost tonnes 1: no window counts this unit, but requests, tokens`},
-		{"attribute", job(""), strings.Replace(roomy, "per: []", "per: [user]", 1), nil,
+		{"attribute", job(""), strings.Replace(roomy, "shared: true", "per: [user]", 1), nil,
 			`JOBS:1: throttle: policy "api": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
 		{"policies", job(""), strings.Replace(roomy, "limit: 500", "limit: 0", 1), nil,
 			`policyfile: POLICIES:6: policy "api", window "burst": limit 0: must be `},

@@ -186,7 +186,7 @@ policies:
     match: ["http:*"]
     windows:
       - {name: burst, limit: 500, period: 1s}
-      - {name: all, limit: 900, period: 1s, per: []}
+      - {name: all, limit: 900, period: 1s, shared: true}
       - {name: spend, limit: 100, period: 1s, unit: tokens}
 `
 

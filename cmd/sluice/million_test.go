@@ -23,7 +23,7 @@ func BenchmarkCommandsAtAMillion(b *testing.B) {
 	client := redis.NewClient(&redis.Options{Addr: addr, ReadTimeout: time.Minute})
 	defer client.Close()
 	policies := []throttle.Policy{{Name: "p", Match: []string{"call"}, Windows: []throttle.Window{
-		{Name: "shared", Limit: 100, Period: time.Second, Scope: throttle.ScopeShared}, {Name: "own", Limit: 5, Period: time.Minute},
+		{Name: "shared", Limit: 100, Period: time.Second, Shared: true}, {Name: "own", Limit: 5, Period: time.Minute},
 	}}}
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
 	must(b, err)

@@ -199,7 +199,7 @@ policies:
   - name: api
     match: ["http:*"]
     windows:
-      - {name: day, limit: 2, period: 24h, per: []}
+      - {name: day, limit: 2, period: 24h, shared: true}
 `
 		d := newWorkspace(t, twoADay, manyJobs(2, r.URL, ""))
 		for _, prefix := range []string{"", "staging:", "prod:"} {

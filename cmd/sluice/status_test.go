@@ -29,7 +29,7 @@ policies:
     upstream_shared: true
     windows:
       - {name: own, limit: 1, period: 1h}
-      - {name: shared, limit: 2, period: 1h, per: []}
+      - {name: shared, limit: 2, period: 1h, shared: true}
 `
 
 // A liveWorkspace is a workspace with a Redis, and a limiter of its policies.

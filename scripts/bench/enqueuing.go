@@ -35,7 +35,7 @@ func inBulk(ctx context.Context, c *worker.Client, all []*asynq.Task) {
 
 // shared returns a window that all tenants share.
 func shared(name string, limit int64, period time.Duration) throttle.Window {
-	return throttle.Window{Name: name, Limit: limit, Period: period, Scope: throttle.ScopeShared}
+	return throttle.Window{Name: name, Limit: limit, Period: period, Shared: true}
 }
 
 // policyOf returns the policy of all tasks.

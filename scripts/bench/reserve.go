@@ -94,11 +94,7 @@ func (s *reserveSite) besideRate(ctx context.Context, n, tenants, goroutines int
 // caseShapes: policies of other shapes against two windows in one scope, by single calls.
 func caseShapes(ctx context.Context, o scenarioOptions) []figure {
 	window := func(name string, period time.Duration, per ...string) throttle.Window {
-		w := throttle.Window{Name: name, Limit: 1_000_000, Period: period}
-		if len(per) > 0 {
-			w.Scope = throttle.Per(per...)
-		}
-		return w
+		return throttle.Window{Name: name, Limit: 1_000_000, Period: period, Per: per}
 	}
 	shapes := [][]throttle.Window{
 		{window("second", time.Second), window("minute", time.Minute)},

@@ -63,12 +63,12 @@ func TestMain(m *testing.M) {
 // policies are api, and mail where an API is called.
 func (s setup) policies() []throttle.Policy {
 	policies := []throttle.Policy{{Name: "api", Match: []string{"api:*"}, UpstreamShared: true, Windows: []throttle.Window{
-		{Name: "provider", Limit: s.Limit, Period: time.Second, Scope: throttle.ScopeShared},
+		{Name: "provider", Limit: s.Limit, Period: time.Second, Shared: true},
 		{Name: "per-minute", Limit: 100_000, Period: time.Minute},
 	}}}
 	if s.API != "" {
 		policies = append(policies, throttle.Policy{Name: "mail", Match: []string{"mail:*"}, Windows: []throttle.Window{
-			{Name: "sender", Limit: 1, Period: 2 * time.Second, Scope: throttle.ScopeShared},
+			{Name: "sender", Limit: 1, Period: 2 * time.Second, Shared: true},
 		}})
 	}
 	return policies

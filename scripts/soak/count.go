@@ -176,7 +176,7 @@ func excess(windows []throttle.Window, runs []run) int64 {
 		by := map[string][]time.Time{}
 		for _, r := range runs {
 			whom := r.Tenant
-			if w.Scope == throttle.ScopeShared {
+			if w.Shared {
 				whom = ""
 			}
 			if !r.Granted.IsZero() {

@@ -20,7 +20,7 @@ func after(d time.Duration) time.Time { return noon.Add(d) }
 func TestUnitsAboveALimitAreCounted(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 2, Period: time.Second}
-	all := throttle.Window{Name: "all", Limit: 3, Period: time.Second, Scope: throttle.ScopeShared}
+	all := throttle.Window{Name: "all", Limit: 3, Period: time.Second, Shared: true}
 	for _, row := range []struct {
 		name    string
 		windows []throttle.Window

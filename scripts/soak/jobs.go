@@ -31,7 +31,7 @@ func soakPolicy() throttle.Policy {
 		Tenants: map[string]throttle.Tenant{"beta": {Weight: 2}, "chip": {Weight: 4}},
 		Windows: []throttle.Window{
 			{Name: "tenant", Limit: tenantLimit, Period: windowPeriod},
-			{Name: "shared", Limit: sharedLimit, Period: windowPeriod, Scope: throttle.ScopeShared},
+			{Name: "shared", Limit: sharedLimit, Period: windowPeriod, Shared: true},
 			{Name: ledgerWindow, Limit: throttle.MaxLimit, Period: 24 * time.Hour},
 		},
 	}

@@ -33,8 +33,8 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 		everything := []throttle.Policy{{
 			Name: "p", Match: []string{"a:*"}, UpstreamShared: true, Windows: []throttle.Window{
 				{Name: "hour", Limit: 3, Period: time.Hour},
-				{Name: "all", Limit: 9, Period: time.Minute, Scope: throttle.ScopeShared, Algorithm: throttle.AlgorithmGCRA, Burst: 2},
-				{Name: "user", Limit: 9, Period: time.Minute, Scope: throttle.Per("tenant", "user"), Algorithm: throttle.AlgorithmFixed},
+				{Name: "all", Limit: 9, Period: time.Minute, Shared: true, Algorithm: throttle.AlgorithmGCRA, Burst: 2},
+				{Name: "user", Limit: 9, Period: time.Minute, Per: []string{"tenant", "user"}, Algorithm: throttle.AlgorithmFixed},
 				{Name: "month", Limit: 9, Algorithm: throttle.AlgorithmCalendar, Resets: "@monthly", Timezone: "Europe/Berlin"},
 				{Name: "now", Limit: 9, Algorithm: throttle.AlgorithmConcurrency},
 			},

@@ -119,7 +119,7 @@ func TestALimitOfAllHoldsForAWhile(t *testing.T) {
 		client := throttletest.InMemory(t).Client(t)
 		s, l := newStore(t, client), newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
 		shared := throttle.Policy{Name: "p", Windows: []throttle.Window{
-			{Name: "all", Limit: 10, Period: time.Hour, Scope: throttle.ScopeShared}, {Name: "hour", Limit: 5, Period: time.Hour},
+			{Name: "all", Limit: 10, Period: time.Hour, Shared: true}, {Name: "hour", Limit: 5, Period: time.Hour},
 		}}
 		version := publish(t, s, 0, shared)
 		follow(t, l, false)

@@ -29,12 +29,12 @@ func policy(name string, windows ...throttle.Window) throttle.Policy {
 
 // perHour is a window that does not move during a test.
 func perHour(limit int64, per ...string) throttle.Window {
-	return throttle.Window{Name: "hour", Limit: limit, Period: time.Hour, Scope: throttle.Per(per...)}
+	return throttle.Window{Name: "hour", Limit: limit, Period: time.Hour, Per: per, Shared: per == nil}
 }
 
 // slots is a window that allows so many calls at once. Its lease is 3 s.
 func slots(limit int64) throttle.Window {
-	return throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: limit, Lease: 3 * time.Second, Scope: throttle.ScopeShared}
+	return throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: limit, Lease: 3 * time.Second, Shared: true}
 }
 
 func newTransport(t testing.TB, c httpthrottle.TransportConfig) *httpthrottle.Transport {

@@ -240,7 +240,7 @@ func TestACallWaitsForItsTurn(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			limitertest.Bubble(t, policy("api", throttle.Window{Name: "w", Limit: 1, Period: 2 * time.Second, Scope: throttle.ScopeShared}), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
+			limitertest.Bubble(t, policy("api", throttle.Window{Name: "w", Limit: 1, Period: 2 * time.Second, Shared: true}), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 				rt := newTransport(t, httpthrottle.TransportConfig{
 					Limiter: l, Policy: "api", MaxWait: row.maxWait, Base: answer(http.NoBody),
 					Request: func(*http.Request) (throttle.Request, bool) { return throttle.Request{MaxWait: row.request}, true },

@@ -30,11 +30,8 @@ func Describe(policies []throttle.Policy) Description {
 
 // written returns a value as a policy file has it. Zero fields are left out.
 func written(v reflect.Value) any {
-	switch value := v.Interface().(type) {
-	case time.Duration:
+	if value, ok := v.Interface().(time.Duration); ok {
 		return short(value)
-	case throttle.Scope:
-		return value.Attributes()
 	}
 	switch v.Kind() {
 	case reflect.Struct:
@@ -42,7 +39,7 @@ func written(v reflect.Value) any {
 		for i := range v.NumField() {
 			value, key := v.Field(i), keyOf(v.Type().Field(i))
 			empty := value.Kind() == reflect.Map && value.Len() == 0
-			if key == "per" || !value.IsZero() && !empty {
+			if !value.IsZero() && !empty {
 				fields[key] = written(value)
 			}
 		}

@@ -70,9 +70,6 @@ var wordEnd = regexp.MustCompile(`([a-z])([A-Z])`)
 
 // keyOf returns the key of a struct's field, such as "max_pause" of MaxPause.
 func keyOf(f reflect.StructField) string {
-	if f.Type == reflect.TypeFor[throttle.Scope]() {
-		return "per"
-	}
 	return strings.ToLower(wordEnd.ReplaceAllString(f.Name, "${1}_$2"))
 }
 
@@ -238,9 +235,6 @@ func (o *object) read(key string, target reflect.Value) {
 	case *time.Duration:
 		*v = o.duration(key)
 		return
-	case *throttle.Scope:
-		*v = throttle.Per(o.texts(key)...)
-		return
 	case *[]string:
 		*v = o.texts(key)
 		return
@@ -317,6 +311,9 @@ func (o *object) texts(key string) []string {
 	for _, n := range o.list(key, hint) {
 		s, _ := o.asText(n, n.Line, key)
 		texts = append(texts, s)
+	}
+	if n := follow(o.fields[key].node); key == "per" && n.Kind == yaml.SequenceNode && len(texts) == 0 {
+		o.bad(key, "must name an attribute: for one count of all write shared: true")
 	}
 	return texts
 }

@@ -110,9 +110,6 @@ var words = regexp.MustCompile(`([a-z])([A-Z])`)
 
 // key returns the key in policy files for a field of package throttle.
 func key(field string) string {
-	if field == "Scope" {
-		return "per"
-	}
 	return strings.ToLower(words.ReplaceAllString(field, "${1}_$2"))
 }
 

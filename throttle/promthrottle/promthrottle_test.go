@@ -59,8 +59,8 @@ func limiter(t *testing.T, client redis.UniversalClient, metrics *promthrottle.M
 	l := limitertest.NewFrom(t, throttle.Config{
 		Client: client, Observer: metrics.Observer(),
 		Policies: []throttle.Policy{{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
-			{Name: "hour", Limit: 2, Period: time.Hour}, {Name: "all", Limit: 10, Period: time.Hour, Scope: throttle.ScopeShared},
-			{Name: "burst", Algorithm: throttle.AlgorithmGCRA, Burst: 3, Limit: 9, Period: 900 * time.Hour, Scope: throttle.ScopeShared},
+			{Name: "hour", Limit: 2, Period: time.Hour}, {Name: "all", Limit: 10, Period: time.Hour, Shared: true},
+			{Name: "burst", Algorithm: throttle.AlgorithmGCRA, Burst: 3, Limit: 9, Period: 900 * time.Hour, Shared: true},
 		}}},
 	})
 	return l

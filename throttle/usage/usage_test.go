@@ -27,8 +27,8 @@ func counted(t *testing.T, client *redis.Client, next throttle.Observer) (write 
 	l := limitertest.NewFrom(t, throttle.Config{Client: client, Logger: silent, Observer: c.Observer(next), Prefix: "test:", Policies: []throttle.Policy{{
 		Name: "api",
 		Windows: []throttle.Window{
-			{Name: "shared", Limit: 1000, Period: time.Hour, Scope: throttle.ScopeShared},
-			{Name: "tokens", Unit: "tokens", Limit: 1000, Period: time.Hour, Scope: throttle.ScopeShared},
+			{Name: "shared", Limit: 1000, Period: time.Hour, Shared: true},
+			{Name: "tokens", Unit: "tokens", Limit: 1000, Period: time.Hour, Shared: true},
 		},
 	}}})
 	return func() { c.Start(l)() }, l
@@ -89,7 +89,7 @@ func ExampleCounter() {
 	defer client.Close()
 	policies := []throttle.Policy{{
 		Name:    "github-api",
-		Windows: []throttle.Window{{Name: "per-hour", Limit: 100, Period: time.Hour, Scope: throttle.ScopeShared}},
+		Windows: []throttle.Window{{Name: "per-hour", Limit: 100, Period: time.Hour, Shared: true}},
 	}}
 
 	counter := usage.New()

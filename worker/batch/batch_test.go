@@ -179,7 +179,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 
 // What waits does not start while a firing is paused, also what comes back. Then it goes on.
 func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
-	windows := []throttle.Window{{Name: "pace", Limit: 10, Period: 10 * time.Second, Scope: throttle.ScopeShared}}
+	windows := []throttle.Window{{Name: "pace", Limit: 10, Period: 10 * time.Second, Shared: true}}
 	inBubble(t, windows, func(t *testing.T, s *site) {
 		b := batch.Batch{Name: "b", Tasks: calls(50), Tenants: batch.List("acme", "zeta")}
 		s.serve(func(context.Context, *asynq.Task) error {
@@ -233,7 +233,7 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 // Nothing starts after Pause has returned, even where no scheduler runs, and nothing outside of
 // the hours. What was paused for a moment goes on at once.
 func TestNothingStartsAfterAPauseOrTheHours(t *testing.T) {
-	windows := []throttle.Window{{Name: "pace", Limit: 3, Period: time.Second, Scope: throttle.ScopeShared}}
+	windows := []throttle.Window{{Name: "pace", Limit: 3, Period: time.Second, Shared: true}}
 	inBubble(t, windows, func(t *testing.T, s *site) {
 		hours := batch.Hours{From: "00:01", To: "00:02"}
 		b := batch.Batch{Name: "b", Hours: hours, Tasks: calls(100), Tenants: batch.List("acme", "zeta")}
@@ -404,7 +404,7 @@ func TestStallsHoldNothingUpForLong(t *testing.T) {
 // All that is kept of a firing has the slot of its queue, and no call reaches across.
 func TestABatchRunsOnARedisCluster(t *testing.T) {
 	t.Parallel()
-	pace := throttle.Window{Name: "pace", Limit: 20, Period: 500 * time.Millisecond, Scope: throttle.ScopeShared}
+	pace := throttle.Window{Name: "pace", Limit: 20, Period: 500 * time.Millisecond, Shared: true}
 	s := newSite(t, throttletest.Client(t, sitetest.Cluster(t)), []throttle.Window{pace})
 	b := batch.Batch{Name: "b", FinishBy: "1h", Tasks: calls(60), Tenants: batch.List("acme", "zeta")}
 	s.serve(succeed)

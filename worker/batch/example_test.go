@@ -26,7 +26,7 @@ func Example() {
 	defer client.Close()
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{
 		Name: "geocoder", Match: []string{"geocode:*"},
-		Windows: []throttle.Window{{Name: "per-hour", Limit: 3, Period: time.Hour, Scope: throttle.ScopeShared}},
+		Windows: []throttle.Window{{Name: "per-hour", Limit: 3, Period: time.Hour, Shared: true}},
 	}}})
 	if err != nil {
 		log.Fatal(err)

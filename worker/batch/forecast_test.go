@@ -38,15 +38,15 @@ type forecast struct {
 }
 
 func shared(name string, algorithm throttle.Algorithm, limit int64, period time.Duration) throttle.Window {
-	return throttle.Window{Name: name, Algorithm: algorithm, Limit: limit, Period: period, Scope: throttle.ScopeShared}
+	return throttle.Window{Name: name, Algorithm: algorithm, Limit: limit, Period: period, Shared: true}
 }
 
 var (
 	own   = throttle.Window{Name: "own", Limit: 4, Period: 4 * time.Second}
 	quota = throttle.Window{
-		Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 60, Resets: "* * * * *", Scope: throttle.ScopeShared,
+		Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 60, Resets: "* * * * *", Shared: true,
 	}
-	held = throttle.Window{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Scope: throttle.ScopeShared}
+	held = throttle.Window{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Shared: true}
 	all  = shared("all", "", 20, 4*time.Second)
 )
 

@@ -223,10 +223,10 @@ func TestPlansCountCosts(t *testing.T) {
 func TestThePlanNamesTheLimitThatHoldsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pace := throttle.Window{
-			Name: "pace", Algorithm: throttle.AlgorithmGCRA, Burst: 1, Limit: 20, Period: time.Minute, Scope: throttle.ScopeShared,
+			Name: "pace", Algorithm: throttle.AlgorithmGCRA, Burst: 1, Limit: 20, Period: time.Minute, Shared: true,
 		}
 		daily := throttle.Window{
-			Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 100, Resets: "@daily", Scope: throttle.ScopeShared,
+			Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 100, Resets: "@daily", Shared: true,
 		}
 		s := fake(t, pace, daily)
 		p := s.idle(batch.Batch{Name: "b", FinishBy: "4h", Late: batch.LateRefuse, Tasks: calls(60), Tenants: batch.List("acme", "zeta")})
@@ -250,7 +250,7 @@ func TestThePlanNamesTheLimitThatHoldsIt(t *testing.T) {
 // What is not known is not counted, and the plan says so. A firing that may be late begins with a warning.
 func TestPlansSayWhatTheyDoNotKnow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, throttle.Window{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 2, Scope: throttle.ScopeShared})
+		s := fake(t, throttle.Window{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 2, Shared: true})
 		b := batch.Batch{FinishBy: "20s", Late: batch.LateRefuse, Tasks: calls(20), Tenants: batch.List("acme")}
 		of := func(name string, change func(*batch.Batch)) batch.Batch {
 			b := b

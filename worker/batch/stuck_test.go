@@ -18,7 +18,7 @@ import (
 // Nothing of a firing that is paused, that was forgotten, or whose hours have ended holds up its batch.
 func TestNothingHoldsABatchUpForEver(t *testing.T) {
 	t.Run("a paused firing is cancelled", func(t *testing.T) {
-		pace := []throttle.Window{{Name: "pace", Limit: 1, Period: 10 * time.Second, Scope: throttle.ScopeShared}}
+		pace := []throttle.Window{{Name: "pace", Limit: 1, Period: 10 * time.Second, Shared: true}}
 		inBubble(t, pace, func(t *testing.T, s *site) {
 			s.serve(succeed)
 			p := s.scheduler(batch.Batch{Name: "b", Tasks: calls(50), Tenants: batch.List("acme")})

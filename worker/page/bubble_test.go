@@ -35,7 +35,7 @@ func inBubble(t *testing.T, test func(t *testing.T, get func() string, p *page.P
 			Observer: throttle.Observer{Called: func(throttle.Call) { calls.Add(1) }},
 			Policies: []throttle.Policy{{Name: "p", Windows: []throttle.Window{
 				{Name: "w", Limit: 1, Period: 10 * time.Hour},
-				{Name: "all", Algorithm: throttle.AlgorithmGCRA, Burst: 1, Limit: 2, Period: 10 * time.Hour, Scope: throttle.ScopeShared},
+				{Name: "all", Algorithm: throttle.AlgorithmGCRA, Burst: 1, Limit: 2, Period: 10 * time.Hour, Shared: true},
 			}}},
 		})
 		sitetest.Must(t, err)

@@ -58,7 +58,7 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 	}
 	windows := []throttle.Window{
 		{Name: "minute", Limit: 2, Period: time.Minute},
-		{Name: "account", Limit: 5000, Period: time.Hour, Scope: throttle.ScopeShared},
+		{Name: "account", Limit: 5000, Period: time.Hour, Shared: true},
 	}
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{
 		{Name: "github", Match: []string{"github:*"}, Windows: windows}, {Name: "idle", Windows: windows},

@@ -172,7 +172,7 @@ func TestAWaitNamesTheWindowThatHeldTheTask(t *testing.T) {
 			Client:  worker.ClientConfig{Headers: tracing.Headers},
 			Handler: tracing.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })),
 			Policies: []throttle.Policy{{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
-				{Name: "burst", Limit: 1, Period: 3 * time.Second}, {Name: "provider", Limit: 2, Period: time.Minute, Scope: throttle.ScopeShared},
+				{Name: "burst", Limit: 1, Period: 3 * time.Second}, {Name: "provider", Limit: 2, Period: time.Minute, Shared: true},
 			}}},
 		})
 		for range 3 {

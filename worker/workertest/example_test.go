@@ -21,7 +21,7 @@ var policies = []throttle.Policy{{
 	Name: "llm", Match: []string{"llm:*"},
 	Windows: []throttle.Window{
 		{Name: "calls", Limit: 2, Period: time.Minute},
-		{Name: "tokens", Unit: "tokens", Limit: 10_000, Period: time.Hour, Scope: throttle.ScopeShared},
+		{Name: "tokens", Unit: "tokens", Limit: 10_000, Period: time.Hour, Shared: true},
 	},
 }, {
 	Name:    "storage",

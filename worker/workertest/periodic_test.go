@@ -65,7 +65,7 @@ func TestPeriodicTasksOfTenants(t *testing.T) {
 			Handler: asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }),
 			Policies: []throttle.Policy{{
 				Name: "reports", Match: []string{"report:*"},
-				Windows: []throttle.Window{{Name: "w", Limit: 1, Period: 10 * time.Second, Scope: throttle.ScopeShared}},
+				Windows: []throttle.Window{{Name: "w", Limit: 1, Period: 10 * time.Second, Shared: true}},
 			}},
 		})
 		var provider tenants

@@ -40,8 +40,8 @@ func main() {
 			Name:  "crm",
 			Match: []string{"crm:*"},
 			Windows: []throttle.Window{
-				{Name: "account", Limit: 3, Period: 2 * time.Second, Margin: 500 * time.Millisecond, Scope: throttle.ScopeShared}, // shared by all tenants
-				{Name: "tenant", Limit: 100, Period: time.Minute},                                                                 // of each tenant
+				{Name: "account", Limit: 3, Period: 2 * time.Second, Margin: 500 * time.Millisecond, Shared: true}, // shared by all tenants
+				{Name: "tenant", Limit: 100, Period: time.Minute},                                                  // of each tenant
 			},
 		}},
 	})

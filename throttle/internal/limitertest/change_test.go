@@ -49,10 +49,10 @@ func TestWhatAWindowNeverCountedIsNotGivenBack(t *testing.T) {
 		"gcra":      {Algorithm: throttle.AlgorithmGCRA, Period: h},
 		"calendar":  {Algorithm: throttle.AlgorithmCalendar, Resets: "@daily"},
 		"same name": {Name: "old", Algorithm: throttle.AlgorithmFixed, Period: h},
-		"scope":     {Name: "old", Algorithm: throttle.AlgorithmFixed, Period: h, Scope: throttle.ScopeShared},
+		"scope":     {Name: "old", Algorithm: throttle.AlgorithmFixed, Period: h, Shared: true},
 	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
 		old := old
-		if w.Scope == throttle.ScopeShared {
+		if w.Shared {
 			old.Algorithm = throttle.AlgorithmFixed
 		}
 		w.Name, w.Limit = cmp.Or(w.Name, "new"), 10
@@ -147,7 +147,7 @@ func TestWorkersOfTwoPoliciesEachHoldTheirLimit(t *testing.T) {
 	for name, w := range map[string]throttle.Window{
 		"sliding":         {Period: h},
 		"sliding, longer": {Period: 24 * h},
-		"sliding, scope":  {Period: h, Scope: throttle.ScopeShared},
+		"sliding, scope":  {Period: h, Shared: true},
 		"fixed":           {Algorithm: throttle.AlgorithmFixed, Period: h},
 		"fixed, longer":   {Algorithm: throttle.AlgorithmFixed, Period: 24 * h},
 		"gcra":            {Algorithm: throttle.AlgorithmGCRA, Period: 100 * h},

@@ -23,7 +23,7 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 	for name, waiting := range map[string]bool{"nobody": false, "one": true} {
 		p := throttle.Policy{Name: name, Windows: []throttle.Window{
 			{Name: "each", Limit: 3, Period: h},
-			{Name: "all", Limit: 4, Period: h, Scope: throttle.ScopeShared},
+			{Name: "all", Limit: 4, Period: h, Shared: true},
 		}}
 		l := New(t, client, p)
 		request := func(tenant string, cost int64) throttle.Request {

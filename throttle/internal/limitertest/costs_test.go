@@ -60,7 +60,7 @@ func TestCostsPerUnit(t *testing.T) {
 func TestRequestsThatCanNeverBeGranted(t *testing.T) {
 	windows := []throttle.Window{
 		{Name: "calls", Limit: 5, Period: m},
-		{Name: "spend", Algorithm: throttle.AlgorithmGCRA, Limit: 1000, Burst: 10, Period: m, Unit: "tokens", Scope: throttle.Per("tenant", "user")},
+		{Name: "spend", Algorithm: throttle.AlgorithmGCRA, Limit: 1000, Burst: 10, Period: m, Unit: "tokens", Per: []string{"tenant", "user"}},
 	}
 	p := Policy(windows...)
 	p.Tenants = map[string]throttle.Tenant{"small": {Windows: map[string]throttle.Override{"calls": {Limit: 2}}}}

@@ -21,7 +21,7 @@ import (
 // with a replica stops when it has not heard of one for so long, and then the limit holds.
 func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 	t.Parallel()
-	w := throttle.Window{Name: "w", Limit: 5, Period: 200 * ms, Scope: throttle.ScopeShared}
+	w := throttle.Window{Name: "w", Limit: 5, Period: 200 * ms, Shared: true}
 	p := throttle.Policy{Name: "p", Windows: []throttle.Window{w}}
 	for name, args := range map[string][]string{
 		"goes on": nil, "stops": {"--min-replicas-to-write", "1", "--min-replicas-max-lag", "2"},

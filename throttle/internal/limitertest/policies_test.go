@@ -6,7 +6,6 @@ import (
 	"errors"
 	"log/slog"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,28 +40,6 @@ func TestPolicyForATaskType(t *testing.T) {
 	want := `throttle: policy "b": match "*:call": must not match a task type that policy "a" matches too, by "http:*"`
 	expect.That(t, errors.As(err, new(*throttle.PolicyError)) && err.Error() == want, err, "want", want)
 	expect.Equal(t, matched("mail:sent"), "all", "policies that were refused hold")
-}
-
-func TestScopesAreEqualIfTheyNameTheSame(t *testing.T) {
-	for _, row := range []struct {
-		scope, same throttle.Scope
-		names       []string
-	}{
-		{"", throttle.Per("tenant"), []string{"tenant"}},
-		{throttle.ScopeShared, throttle.Per(), nil},
-		{throttle.Per("user", "tenant"), throttle.Per("tenant", "user"), []string{"tenant", "user"}},
-		{throttle.Per("shared"), throttle.Per("shared"), []string{"shared"}},
-		{throttle.Per(`a","b`), throttle.Per(`a","b`), []string{`"b`, `a"`}}, // which Validate refuses
-	} {
-		if row.scope != row.same || !slices.Equal(row.scope.Attributes(), row.names) {
-			t.Errorf("%q and %q, %q, %q, want %q", row.scope, row.same, row.scope, row.scope.Attributes(), row.names)
-		}
-	}
-	expect.That(t, throttle.Per("shared") != throttle.ScopeShared &&
-		throttle.Per(`a","b`) != throttle.Per("a", "b") && throttle.Per("user") != "",
-		"different scopes are equal")
-	throttle.Per("b", "a").Attributes()[0] = "c"
-	expect.Equal(t, throttle.Per("b", "a").Attributes()[0], "a")
 }
 
 func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {

@@ -17,7 +17,7 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 		limiter := func(prefix string) *throttle.Limiter {
 			l := NewFrom(t, throttle.Config{
 				Client: client, Prefix: prefix,
-				Policies: []throttle.Policy{Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.ScopeShared})},
+				Policies: []throttle.Policy{Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Shared: true})},
 			})
 			return l
 		}

@@ -62,7 +62,7 @@ func TestDamagedReplies(t *testing.T) {
 	}))
 	p := Policy(
 		throttle.Window{Name: "own", Limit: 5, Period: m},
-		throttle.Window{Name: "all", Limit: 9, Period: m, Scope: throttle.ScopeShared, Algorithm: throttle.AlgorithmGCRA, Burst: 3},
+		throttle.Window{Name: "all", Limit: 9, Period: m, Shared: true, Algorithm: throttle.AlgorithmGCRA, Burst: 3},
 	)
 	p.Tenants = map[string]throttle.Tenant{"exempt": {Exempt: true}}
 	l, ctx := New(t, client, p), t.Context()

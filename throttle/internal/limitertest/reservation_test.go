@@ -107,7 +107,7 @@ func TestWhatIsHeldOutlastsAnAttributeThatItLacks(t *testing.T) {
 	w := throttle.Window{Name: "w", Limit: 9, Period: h}
 	l := New(t, client, Policy(Slots(1), w))
 	r := Reserve(t, l, Acme(1)).Reservation
-	SetPolicy(t, l, Slots(1), w, throttle.Window{Name: "user", Limit: 9, Period: h, Scope: throttle.Per("user")})
+	SetPolicy(t, l, Slots(1), w, throttle.Window{Name: "user", Limit: 9, Period: h, Per: []string{"user"}})
 	held, err := r.Renew(t.Context())
 	expect.That(t, held && err == nil, "held", held, err)
 	for method, err := range methods(t.Context(), r) {

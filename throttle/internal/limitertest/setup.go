@@ -232,13 +232,13 @@ func Dump(t TB, client *redis.Client) map[string]string {
 
 // SharedWindow is a window that all tenants share.
 func SharedWindow(limit int64, period time.Duration) throttle.Window {
-	return throttle.Window{Name: "shared", Limit: limit, Period: period, Scope: throttle.ScopeShared}
+	return throttle.Window{Name: "shared", Limit: limit, Period: period, Shared: true}
 }
 
-// Slots is a Concurrency window with leases of 30 s.
+// Slots is a Concurrency window with leases of 30 s. Without attributes it is shared.
 func Slots(limit int64, per ...string) throttle.Window {
 	return throttle.Window{
-		Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: limit, Lease: 30 * time.Second, Scope: throttle.Per(per...),
+		Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: limit, Lease: 30 * time.Second, Per: per, Shared: per == nil,
 	}
 }
 

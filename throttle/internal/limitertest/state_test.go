@@ -31,7 +31,7 @@ func refused(t *testing.T, l *throttle.Limiter, client *redis.Client, what strin
 
 func TestStateThatCannotBeRead(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := Policy(append(three().Windows, throttle.Window{Name: "all", Limit: 5, Period: m, Scope: throttle.ScopeShared})...)
+		p := Policy(append(three().Windows, throttle.Window{Name: "all", Limit: 5, Period: m, Shared: true})...)
 		p.FailOpen = true // which this is no case of
 		l, _ := NewWithClock(t, client, p)
 		Reserve(t, l, Acme(1))

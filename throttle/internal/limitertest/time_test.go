@@ -113,8 +113,8 @@ func TestKeysLiveAsLongAsTheLongestWindow(t *testing.T) {
 func TestIdleTenantsLeaveNothing(t *testing.T) {
 	p := Policy(
 		throttle.Window{Name: "s", Limit: 9, Period: 100 * ms},
-		throttle.Window{Name: "f", Algorithm: throttle.AlgorithmFixed, Limit: 9, Period: 300 * ms, Scope: throttle.ScopeShared},
-		throttle.Window{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 9, Period: 500 * ms, Scope: throttle.Per("user")},
+		throttle.Window{Name: "f", Algorithm: throttle.AlgorithmFixed, Limit: 9, Period: 300 * ms, Shared: true},
+		throttle.Window{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 9, Period: 500 * ms, Per: []string{"user"}},
 	)
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l := New(t, client, p)

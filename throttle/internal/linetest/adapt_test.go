@@ -60,17 +60,17 @@ func TestAdaptingToRefusals(t *testing.T) {
 			st.costs(4).waits("a2", "a3")
 			st.spreads(125*ms, 400*ms, "a2", "a3")
 		}},
-		"the shortest window is what is spread": {with(false, second, throttle.Window{Name: "hour", Limit: 3600, Period: h, Scope: throttle.ScopeShared}), func(st *story) {
+		"the shortest window is what is spread": {with(false, second, throttle.Window{Name: "hour", Limit: 3600, Period: h, Shared: true}), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 0)
 			st.waits("a2", "a3", "a4")
 			st.spreads(125*ms, 100*ms, "a2", "a3", "a4")
 		}},
-		"a bucket is spread too": {with(false, throttle.Window{Name: "all", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Burst: 5, Period: s, Scope: throttle.ScopeShared}), func(st *story) {
+		"a bucket is spread too": {with(false, throttle.Window{Name: "all", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Burst: 5, Period: s, Shared: true}), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 0)
 			st.waits("a2", "a3", "a4")
 			st.spreads(62500*us, 100*ms, "a2", "a3", "a4")
 		}},
-		"slots are not spread": {with(false, throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 10, Scope: throttle.ScopeShared}), func(st *story) {
+		"slots are not spread": {with(false, throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 10, Shared: true}), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 0)
 			st.denied("a2", throttle.DefaultPause)
 		}},

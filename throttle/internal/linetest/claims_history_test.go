@@ -56,7 +56,7 @@ func claimsBesideJobs(t *testing.T, faults bool) {
 	if faults {
 		slots.Lease = 2 * s // by which a slot ends that nobody knows of
 	}
-	ledger := throttle.Window{Name: "ledger", Limit: 1_000_000, Period: h, Scope: throttle.ScopeShared}
+	ledger := throttle.Window{Name: "ledger", Limit: 1_000_000, Period: h, Shared: true}
 	p := limitertest.Policy(own, all, ledger, slots)
 	hs := &history{T: t, faults: faults, grants: map[string][]limitertest.Grant{}}
 	var proxies []*limitertest.Proxy
@@ -240,7 +240,7 @@ func (hs *history) serve(line *throttle.Line, come <-chan struct{}) {
 func TestClaimsGoByThePolicyAsItIsNow(t *testing.T) {
 	t.Parallel()
 	window := func(limit int64, per ...string) throttle.Window {
-		return throttle.Window{Name: "w", Limit: limit, Period: h, Scope: throttle.Per(per...)}
+		return throttle.Window{Name: "w", Limit: limit, Period: h, Per: per, Shared: per == nil}
 	}
 	limitertest.EachCase(t, map[string]func(limit int64) []throttle.Window{
 		"a window comes": func(limit int64) []throttle.Window {

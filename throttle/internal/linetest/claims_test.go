@@ -52,7 +52,7 @@ func serve(ctx context.Context, l *throttle.Limiter, queue string, taken *atomic
 // Calls that wait in place get their tenant's share, by its weight, beside tickets of a queue.
 func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
 	const weight = 3
-	p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 100, Burst: 1, Period: s, Scope: throttle.ScopeShared})
+	p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 100, Burst: 1, Period: s, Shared: true})
 	p.Tenants = map[string]throttle.Tenant{"b": {Weight: weight}}
 	synctest.Test(t, func(t *testing.T) {
 		client := throttletest.InMemory(t).Client(t)
@@ -119,7 +119,7 @@ func TestClaimsOfAProcessShareTheirTakes(t *testing.T) {
 // each starts the moment it fits.
 func TestClaimsStartTheMomentTheyFit(t *testing.T) {
 	const apart = 2 * ms
-	p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: int64(s / apart), Burst: 1, Period: s, Scope: throttle.ScopeShared})
+	p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: int64(s / apart), Burst: 1, Period: s, Shared: true})
 	limitertest.Bubble(t, p, func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		limitertest.Reserve(t, l, limitertest.Acme(1))
 		begun := time.Now()
@@ -174,7 +174,7 @@ func TestAClaimTakesASlotThatIsGivenBack(t *testing.T) {
 
 // A call waits for all windows, and learns at once that one of them has no room in time.
 func TestWaitGoesByItsPlaceInLine(t *testing.T) {
-	slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: m, Scope: throttle.ScopeShared}
+	slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: m, Shared: true}
 	p := limitertest.Policy(limitertest.SharedWindow(10, m), slots)
 	limitertest.Bubble(t, p, func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		first := limitertest.Reserve(t, l, limitertest.Acme(1))
@@ -213,7 +213,7 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 		"Cancel":  func(ctx context.Context, r throttle.Reservation) error { return expect.ErrOf(r.Cancel(ctx)) },
 	}
 	limitertest.EachCase(t, ways, func(t *testing.T, client *redis.Client, giveBack func(context.Context, throttle.Reservation) error) {
-		slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: h, Scope: throttle.ScopeShared}
+		slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: h, Shared: true}
 		l := limitertest.New(t, client, limitertest.Policy(slots))
 		ctx, cancel := context.WithTimeout(throttle.WithCaller(t.Context(), &throttle.Caller{}), m)
 		defer cancel()

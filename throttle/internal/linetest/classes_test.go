@@ -122,14 +122,14 @@ func TestShareOfABatch(t *testing.T) {
 		most    int   // that one take asks for
 	}{
 		"shared window":       {[]throttle.Window{limitertest.SharedWindow(20, s)}, 1, 16},
-		"one at a time":       {[]throttle.Window{{Name: "w", Limit: 1, Period: 100 * ms, Scope: throttle.ScopeShared}}, 1, 16},
+		"one at a time":       {[]throttle.Window{{Name: "w", Limit: 1, Period: 100 * ms, Shared: true}}, 1, 16},
 		"large tickets":       {[]throttle.Window{limitertest.SharedWindow(10, s)}, 7, 16},
 		"a tenant's own":      {[]throttle.Window{{Name: "own", Limit: 10, Period: s}}, 1, 16},
 		"both":                {[]throttle.Window{{Name: "own", Limit: 10, Period: s}, limitertest.SharedWindow(1000, s)}, 1, 16},
 		"slots":               {[]throttle.Window{limitertest.SharedWindow(1_000_000, s)}, 1, 8},
 		"slots, one by one":   {[]throttle.Window{{Name: "own", Limit: 1_000_000, Period: s}}, 1, 1},
-		"fixed, and by tens":  {[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: s, Scope: throttle.ScopeShared}}, 10, 64},
-		"gcra, evenly spaced": {[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Burst: 7, Period: s, Scope: throttle.ScopeShared}}, 7, 16},
+		"fixed, and by tens":  {[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: s, Shared: true}}, 10, 64},
+		"gcra, evenly spaced": {[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Burst: 7, Period: s, Shared: true}}, 7, 16},
 	} {
 		p := limitertest.Policy(c.windows...)
 		p.BatchShare = 0.1
@@ -216,7 +216,7 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 			expect.That(t, at <= p.Latest,
 				ticket, "starts at", at, "and was told", p.RetryIn, "to", p.Latest)
 		}
-		shared := slices.ContainsFunc(windows, func(w throttle.Window) bool { return w.Scope == throttle.ScopeShared })
+		shared := slices.ContainsFunc(windows, func(w throttle.Window) bool { return w.Shared })
 		if told["a94"].RetryIn < told["a06"].RetryIn || shared && told["d90"].RetryIn < told["b06"].RetryIn {
 			t.Errorf("batches are told %+v and %+v, live tickets before them %+v and %+v", told["a94"], told["d90"], told["a06"], told["b06"])
 		}

@@ -25,11 +25,11 @@ func TestHostileNamesInALine(t *testing.T) {
 	client := limitertest.Redis(t)
 	for _, shared := range []bool{true, false} {
 		p := limitertest.Policy(
-			throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")},
+			throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Per: []string{"tenant", "user"}},
 			throttle.Window{Name: "own", Limit: 100, Period: 10 * s},
 		)
 		if shared {
-			p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: 10 * s, Scope: throttle.ScopeShared})
+			p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: 10 * s, Shared: true})
 		}
 		st := newStory(t, client, p)
 		type names struct{ tenant, user, queue, id, key string }
@@ -94,7 +94,7 @@ func manyWindowsWithALine(t *testing.T, client *redis.Client) {
 	for i := range throttle.MaxWindows {
 		attribute, unit := fmt.Sprint("attribute", i), fmt.Sprint("unit", i)
 		p.Windows = append(p.Windows, throttle.Window{
-			Name: fmt.Sprint("w", i), Limit: 3, Period: 10 * s, Unit: unit, Scope: throttle.Per([]string{attribute, "tenant"}[:1+i%2]...),
+			Name: fmt.Sprint("w", i), Limit: 3, Period: 10 * s, Unit: unit, Per: []string{attribute, "tenant"}[:1+i%2],
 			Algorithm: []throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA}[i%3],
 		})
 		r.Cost[unit], r.Attributes[attribute] = 3, "\xff\n"
@@ -122,7 +122,7 @@ func TestLargestNumbers(t *testing.T) {
 	for _, algorithm := range []throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA} {
 		t.Run(string(algorithm), func(t *testing.T) {
 			client := limitertest.Redis(t)
-			p := limitertest.Policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Scope: throttle.ScopeShared})
+			p := limitertest.Policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Shared: true})
 			p.Tenants = map[string]throttle.Tenant{"a": {Weight: 1e6}, "b": {Weight: 1e-9}, "x": {Exempt: true}}
 			st := newStory(t, client, p)
 			st.costs(most).granted("a1")

@@ -17,7 +17,7 @@ import (
 func TestInterventionsHoldForTheLine(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 1, Period: 10 * s}
-	users := throttle.Window{Name: "users", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")}
+	users := throttle.Window{Name: "users", Limit: 1, Period: 10 * s, Per: []string{"tenant", "user"}}
 	pauseOne := func(st *story) {
 		st.with = map[string]string{"user": "u"}
 		st.granted("a0")

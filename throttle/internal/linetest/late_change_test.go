@@ -133,7 +133,7 @@ func TestARefundAfterAChangeOfRateTakesNobodysUnits(t *testing.T) {
 // Nodes at which tickets wait are counted until their line is empty, whatever scopes the policy has meanwhile.
 func TestScopesGoAndComeBack(t *testing.T) {
 	own := throttle.Window{Name: "own", Limit: 1, Period: 10 * s}
-	users := throttle.Window{Name: "users", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")}
+	users := throttle.Window{Name: "users", Limit: 1, Period: 10 * s, Per: []string{"tenant", "user"}}
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(own, users))
 	st.with = map[string]string{"user": "u"}
 	st.granted("a0", "b0")

@@ -24,7 +24,7 @@ func owning(limit int64, windows ...throttle.Window) throttle.Policy {
 func TestChangesOfAStandingLine(t *testing.T) {
 	t.Parallel()
 	passing := limitertest.Policy(
-		throttle.Window{Name: "region", Limit: 1, Period: 10 * s, Scope: throttle.Per("region")},
+		throttle.Window{Name: "region", Limit: 1, Period: 10 * s, Per: []string{"region"}},
 		throttle.Window{Name: "own", Limit: 2, Period: 30 * s, Unit: "tokens"},
 		limitertest.SharedWindow(1, 15*s),
 	)
@@ -88,12 +88,12 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.at(s).takes("b3")
 			st.at(h).takes("a4").asks(-1)
 		}},
-		"a scope is another": {limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Period: h, Scope: throttle.Per("region")}), func(st *story) {
+		"a scope is another": {limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Period: h, Per: []string{"region"}}), func(st *story) {
 			st.with = map[string]string{"region": "north", "rack": "a"}
 			st.granted("a1")
 			st.waits("a2")
 			st.takes()
-			st.set(limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Period: h, Scope: throttle.Per("rack")}))
+			st.set(limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Period: h, Per: []string{"rack"}}))
 			st.at(s).takes("a2").asks(-1)
 		}},
 		"limits change twice within a second": {limitertest.Policy(limitertest.SharedWindow(1, h)), func(st *story) {

@@ -28,7 +28,7 @@ var etaPolicies = map[string][]throttle.Window{
 	"gcra":       {{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 7, Burst: 3, Period: s}},
 	"two scopes": {{Name: "w", Limit: 4, Period: s}, limitertest.SharedWindow(11, 5*s)},
 	"three scopes": {
-		{Name: "u", Limit: 4, Period: s, Scope: throttle.Per("tenant", "user")}, {Name: "w", Limit: 5, Period: 2 * s},
+		{Name: "u", Limit: 4, Period: s, Per: []string{"tenant", "user"}}, {Name: "w", Limit: 5, Period: 2 * s},
 		limitertest.SharedWindow(11, 5*s),
 	},
 	"with a margin": {{Name: "w", Limit: 3, Period: s, Margin: 30 * ms}},
@@ -107,9 +107,9 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 
 // anyPolicy is one to four windows. Those of many tenants may cross, and tenants have any weights.
 func anyPolicy(random *rand.Rand, many bool) throttle.Policy {
-	scopes := []throttle.Scope{throttle.ScopeShared, ""}
+	scopes := [][]string{nil, {"tenant"}} // nil is shared by all
 	if many && random.IntN(2) == 0 {
-		scopes = append(scopes, throttle.Per("tenant", "user"), throttle.Per("region"), throttle.Per("tenant", "region"))
+		scopes = append(scopes, []string{"tenant", "user"}, []string{"region"}, []string{"tenant", "region"})
 	}
 	algorithms := []throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA, throttle.AlgorithmCalendar}
 	if many {
@@ -119,9 +119,10 @@ func anyPolicy(random *rand.Rand, many bool) throttle.Policy {
 	for i := range 1 + random.IntN(4) {
 		w := throttle.Window{
 			Name: fmt.Sprint("w", i), Limit: 3 + random.Int64N(9), Period: time.Duration(1+random.IntN(6)) * s,
-			Algorithm: algorithms[random.IntN(4)], Scope: scopes[random.IntN(len(scopes))],
+			Algorithm: algorithms[random.IntN(4)], Per: scopes[random.IntN(len(scopes))],
 			Unit: []string{"requests", "requests", "tokens"}[random.IntN(3)],
 		}
+		w.Shared = w.Per == nil
 		switch w.Algorithm {
 		case throttle.AlgorithmCalendar:
 			w.Period, w.Resets = 0, "* * * * *"

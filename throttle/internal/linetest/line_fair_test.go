@@ -92,8 +92,8 @@ func TestFairAtEveryMoment(t *testing.T) {
 func TestSharesOfATenantWithManyFlows(t *testing.T) {
 	client := limitertest.Redis(t)
 	for name, other := range map[string]throttle.Window{
-		"nested":   {Name: "user", Limit: 30, Period: s, Scope: throttle.Per("tenant", "user")},
-		"crossing": {Name: "region", Limit: 30, Period: s, Scope: throttle.Per("region")},
+		"nested":   {Name: "user", Limit: 30, Period: s, Per: []string{"tenant", "user"}},
+		"crossing": {Name: "region", Limit: 30, Period: s, Per: []string{"region"}},
 	} {
 		st := newStory(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1000, Period: s}, other, limitertest.SharedWindow(20, s)))
 		for i := range 8 {
@@ -114,7 +114,7 @@ func TestTagsOfTenantsThatLeft(t *testing.T) {
 	client := limitertest.Redis(t)
 	for name, windows := range map[string][]throttle.Window{
 		"one scope":    {limitertest.SharedWindow(10, s)},
-		"three scopes": {limitertest.SharedWindow(10, s), {Name: "region", Limit: 100, Period: s, Scope: throttle.Per("region")}},
+		"three scopes": {limitertest.SharedWindow(10, s), {Name: "region", Limit: 100, Period: s, Per: []string{"region"}}},
 	} {
 		weights := map[string]float64{}
 		for i := range 25 {

@@ -211,13 +211,13 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.with = map[string]string{"user": "bob"}
 			st.granted("a1", "a2")
 			st.waits("a3", "a4", "b1")
-			st.set(limitertest.Policy(two, own, throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")}))
+			st.set(limitertest.Policy(two, own, throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Per: []string{"tenant", "user"}}))
 			st.waits("a3") // joins again
 			st.at(10*s).takes("a4", "b1", "a3").asks(-1)
 			expect.That(st, !st.took["a4"].Decision.Granted && !st.took["b1"].Decision.Granted &&
 				st.took["a3"].Decision.Granted, "granted is what all windows count, and nothing else")
 		}},
-		"a scope is taken away while they wait": {limitertest.Policy(two, throttle.Window{Name: "region", Limit: 1, Period: h, Scope: throttle.Per("region")}, own), func(st *story) {
+		"a scope is taken away while they wait": {limitertest.Policy(two, throttle.Window{Name: "region", Limit: 1, Period: h, Per: []string{"region"}}, own), func(st *story) {
 			st.with = map[string]string{"region": "north"}
 			st.granted("a1")
 			st.waits("a2", "a3", "b1")

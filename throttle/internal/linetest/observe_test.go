@@ -204,8 +204,8 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.Policy(
 			throttle.Window{Name: "own", Limit: 2, Period: 10 * s},
-			throttle.Window{Name: "all", Limit: 4, Period: 4 * s, Scope: throttle.ScopeShared, Algorithm: throttle.AlgorithmFixed},
-			throttle.Window{Name: "month", Limit: 100, Algorithm: throttle.AlgorithmCalendar, Resets: "@monthly", Scope: throttle.ScopeShared, Unit: "tokens"},
+			throttle.Window{Name: "all", Limit: 4, Period: 4 * s, Shared: true, Algorithm: throttle.AlgorithmFixed},
+			throttle.Window{Name: "month", Limit: 100, Algorithm: throttle.AlgorithmCalendar, Resets: "@monthly", Shared: true, Unit: "tokens"},
 		)
 		p.Observe = true
 		st := newStory(t, client, p)

@@ -39,9 +39,9 @@ func TestPlansComeTrue(t *testing.T) {
 		"shared":   limitertest.Policy(limitertest.SharedWindow(20, s)),
 		"both":     limitertest.Policy(own, limitertest.SharedWindow(20, s)),
 		"weights":  weighted(map[string]float64{"t1": 4, "t2": 0.5}, limitertest.SharedWindow(20, s)),
-		"spaced":   limitertest.Policy(throttle.Window{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 25, Burst: 3, Period: s, Scope: throttle.ScopeShared}),
-		"a minute": limitertest.Policy(throttle.Window{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: m, Scope: throttle.ScopeShared}, own),
-		"a quota":  limitertest.Policy(limitertest.SharedWindow(20, s), throttle.Window{Name: "hourly", Algorithm: throttle.AlgorithmCalendar, Limit: 250, Resets: "@hourly", Scope: throttle.ScopeShared}),
+		"spaced":   limitertest.Policy(throttle.Window{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 25, Burst: 3, Period: s, Shared: true}),
+		"a minute": limitertest.Policy(throttle.Window{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: m, Shared: true}, own),
+		"a quota":  limitertest.Policy(limitertest.SharedWindow(20, s), throttle.Window{Name: "hourly", Algorithm: throttle.AlgorithmCalendar, Limit: 250, Resets: "@hourly", Shared: true}),
 	} {
 		classes := []throttle.Class{throttle.ClassLive, throttle.ClassBatch}
 		if name == "weights" || name == "spaced" || name == "a quota" { // what differs is not of a class
@@ -154,7 +154,7 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 		"gcra, with a fraction": {Algorithm: throttle.AlgorithmGCRA, Limit: 7, Burst: 9, Period: 11 * s},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w.Name, w.Scope = "all", throttle.ScopeShared
+			w.Name, w.Shared = "all", true
 			st := newStory(t, limitertest.Redis(t), limitertest.Policy(w))
 			r := of("a")
 			r.Cost = map[string]int64{throttle.Requests: max(1, w.Limit/100)}
@@ -196,7 +196,7 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 // The own limit of a tenant changes nothing for others.
 func TestAPlanFindsTheLimitsThatFit(t *testing.T) {
 	held := func(name string, limit int64) throttle.Window {
-		return throttle.Window{Name: name, Algorithm: throttle.AlgorithmConcurrency, Limit: limit, Scope: throttle.ScopeShared}
+		return throttle.Window{Name: name, Algorithm: throttle.AlgorithmConcurrency, Limit: limit, Shared: true}
 	}
 	own := limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: 10 * s})
 	own.Tenants = map[string]throttle.Tenant{"big": {Windows: map[string]throttle.Override{"own": {Limit: 100}}}}

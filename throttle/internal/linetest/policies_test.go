@@ -66,13 +66,13 @@ func TestTenantsChangeWhileTheirTicketsWait(t *testing.T) {
 func TestNothingThatIsHandedOutIsLive(t *testing.T) {
 	client := limitertest.Redis(t)
 	p := throttle.Policy{
-		Name: "p", Match: []string{"http:*"}, Windows: []throttle.Window{{Name: "w", Limit: 5, Period: m, Scope: throttle.Per("tenant", "user")}},
+		Name: "p", Match: []string{"http:*"}, Windows: []throttle.Window{{Name: "w", Limit: 5, Period: m, Per: []string{"tenant", "user"}}},
 		Tenants: map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"w": {Limit: 2}}}},
 	}
 	l := limitertest.New(t, client, p)
 	want := l.Policies()
 	for _, got := range []throttle.Policy{l.Policies()[0], p} {
-		got.Match[0], got.Windows[0].Limit, got.Windows[0].Scope.Attributes()[0] = "other", 1, "other"
+		got.Match[0], got.Windows[0].Limit, got.Windows[0].Per[0] = "other", 1, "other"
 		got.Tenants["a"].Windows["w"] = throttle.Override{Limit: 1}
 		got.Tenants["b"] = throttle.Tenant{}
 	}
@@ -127,8 +127,8 @@ func TestCalendarPromises(t *testing.T) {
 func TestAResetLetsGoWhatWaits(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(
 		throttle.Window{Name: "own", Limit: 1, Period: h},
-		throttle.Window{Name: "users", Limit: 2, Period: h, Scope: throttle.Per("tenant", "user")},
-		throttle.Window{Name: "all", Limit: 4, Period: h, Scope: throttle.ScopeShared},
+		throttle.Window{Name: "users", Limit: 2, Period: h, Per: []string{"tenant", "user"}},
+		throttle.Window{Name: "all", Limit: 4, Period: h, Shared: true},
 	))
 	reset := func(tenant string, want int) {
 		t.Helper()

@@ -14,7 +14,7 @@ import (
 )
 
 func tokens(limit int64, period time.Duration) throttle.Window {
-	return throttle.Window{Name: "tokens", Limit: limit, Period: period, Unit: "tokens", Scope: throttle.ScopeShared}
+	return throttle.Window{Name: "tokens", Limit: limit, Period: period, Unit: "tokens", Shared: true}
 }
 
 // A settle whose reply was lost is repeated by go-redis: it counts once, for all algorithms.
@@ -111,7 +111,7 @@ func TestOthersKeepWhatIsCounted(t *testing.T) {
 // What is corrected, paused or released beside a line counts once.
 func TestCorrectionsBesideALine(t *testing.T) {
 	tell(t, map[string]scenario{
-		"settled to nothing": {limitertest.Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Scope: throttle.ScopeShared}, limitertest.SharedWindow(10, 10*s)), func(st *story) {
+		"settled to nothing": {limitertest.Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Shared: true}, limitertest.SharedWindow(10, 10*s)), func(st *story) {
 			first := st.granted("a1")
 			r, err := first.Reservation.Settle(st.Context(), map[string]int64{"requests": 0})
 			expect.Must(st, err)

@@ -129,7 +129,7 @@ func calls(t *testing.T, client *redis.Client) (n int) {
 // A tenant is told of once for each combination of attributes, and a call that waits in place too.
 func TestStateTellsAttributesApart(t *testing.T) {
 	client := limitertest.Redis(t)
-	l := limitertest.New(t, client, limitertest.Policy(throttle.Window{Name: "each", Limit: 1, Period: h, Scope: throttle.Per("tenant", "user")}, limitertest.SharedWindow(100, h)))
+	l := limitertest.New(t, client, limitertest.Policy(throttle.Window{Name: "each", Limit: 1, Period: h, Per: []string{"tenant", "user"}}, limitertest.SharedWindow(100, h)))
 	for i, user := range []string{"bob", "bob", "eve", "bob"} {
 		r := throttle.Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": user}, Ticket: limitertest.Ticket(fmt.Sprint(i))}
 		d := limitertest.Reserve(t, l, r)

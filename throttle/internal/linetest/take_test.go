@@ -128,8 +128,8 @@ func (st *story) again(ticket string, r throttle.Request) throttle.Decision {
 func TestWhatWasTaken(t *testing.T) {
 	t.Parallel()
 	two, three := limitertest.SharedWindow(2, 10*s), limitertest.SharedWindow(3, 10*s)
-	site := throttle.Window{Name: "site", Limit: 1, Period: s, Scope: throttle.Per("site")}
-	user := throttle.Window{Name: "user", Limit: 9, Period: s, Scope: throttle.Per("tenant", "user")}
+	site := throttle.Window{Name: "site", Limit: 1, Period: s, Per: []string{"site"}}
+	user := throttle.Window{Name: "user", Limit: 9, Period: s, Per: []string{"tenant", "user"}}
 	both := limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9))
 	tell(t, map[string]scenario{
 		"a take acknowledges the one before, also if it gets nothing": {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), func(st *story) {
@@ -197,7 +197,7 @@ func TestWhatWasTaken(t *testing.T) {
 		"reserved again, after a window came": {limitertest.Policy(two), func(st *story) {
 			st.joins("a1", "a2")
 			day := limitertest.Quota(2, "@daily", "UTC")
-			day.Scope = throttle.ScopeShared
+			day.Shared = true
 			st.takes("a1", "a2").at(s).set(limitertest.Policy(two, day))
 			limitertest.WantGranted(st, st.again("a1", st.of("a1")), 2, 1)
 			limitertest.WantGranted(st, st.again("a2", st.of("a2")), 2, 2)

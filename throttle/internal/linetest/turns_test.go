@@ -79,12 +79,12 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 		n             int
 		cost          int64
 	}
-	slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 4, Lease: m, Scope: throttle.ScopeShared}
+	slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 4, Lease: m, Shared: true}
 	own, twenty := throttle.Window{Name: "own", Limit: 1000, Period: s}, limitertest.SharedWindow(20, s)
-	spaced := throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 1, Period: s, Scope: throttle.ScopeShared}
+	spaced := throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 1, Period: s, Shared: true}
 	one, two := backlog{"one", "a", 300, 1}, backlog{"two", "b", 300, 1}
 	alone := [][]string{{"one"}, {"two"}}
-	region := throttle.Window{Name: "region", Limit: 3, Period: s, Scope: throttle.Per("region")}
+	region := throttle.Window{Name: "region", Limit: 3, Period: s, Per: []string{"region"}}
 	type row struct {
 		p        throttle.Policy
 		servers  [][]string
@@ -204,12 +204,12 @@ func TestNoTicketPassesALargerOneOfTheSameServer(t *testing.T) {
 func TestPrioritiesHoldInEveryWindow(t *testing.T) {
 	client := limitertest.Redis(t)
 	for _, c := range []struct {
-		scope   throttle.Scope
+		shared  bool
 		tenants int
-	}{{throttle.ScopeShared, 1}, {throttle.ScopeShared, 10}, {"", 1}} {
+	}{{true, 1}, {true, 10}, {false, 1}} {
 		st := newStory(t, client, limitertest.Policy(
-			throttle.Window{Name: "burst", Limit: 20, Period: 3 * s, Scope: c.scope},
-			throttle.Window{Name: "minute", Limit: 20, Period: m, Scope: c.scope}))
+			throttle.Window{Name: "burst", Limit: 20, Period: 3 * s, Shared: c.shared},
+			throttle.Window{Name: "minute", Limit: 20, Period: m, Shared: c.shared}))
 		queues := map[string]int{"critical": 6, "default": 3, "low": 1}
 		for queue := range queues {
 			for i := range c.tenants {

@@ -31,10 +31,10 @@ func wakeups(t *rapid.T, client *redis.Client) {
 	expect.Must(t, client.FlushDB(ctx).Err())
 	anyWindow := func(i int) throttle.Window {
 		w := throttle.Window{
-			Name:  fmt.Sprint("w", i),
-			Limit: rapid.Int64Range(2, 4).Draw(t, "limit"),
-			Scope: rapid.SampledFrom([]throttle.Scope{throttle.ScopeShared, ""}).Draw(t, "per"),
-			Unit:  rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
+			Name:   fmt.Sprint("w", i),
+			Limit:  rapid.Int64Range(2, 4).Draw(t, "limit"),
+			Shared: rapid.Bool().Draw(t, "shared"),
+			Unit:   rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
 		}
 		if rapid.Bool().Draw(t, "slots") {
 			w.Algorithm, w.Lease = throttle.AlgorithmConcurrency, rapid.SampledFrom([]time.Duration{s, 2 * s, 4 * s}).Draw(t, "lease")
@@ -43,7 +43,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		}
 		return w
 	}
-	p := limitertest.Policy(throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Lease: 3 * s, Scope: throttle.ScopeShared})
+	p := limitertest.Policy(throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Lease: 3 * s, Shared: true})
 	p.UpstreamShared = rapid.Bool().Draw(t, "upstream shared")
 	for i := range rapid.IntRange(1, 3).Draw(t, "windows") {
 		p.Windows = append(p.Windows, anyWindow(i))

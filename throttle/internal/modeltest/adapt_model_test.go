@@ -112,7 +112,7 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 	period := rapid.SampledFrom([]time.Duration{time.Second, 2050 * time.Millisecond, 100 * time.Second, time.Hour}).Draw(t, "period")
 	limit := rapid.SampledFrom([]int64{5, 20, 1000}).Draw(t, "limit")
 	l, c := limitertest.NewWithClock(t, client, throttle.Policy{
-		Name: "p", Windows: []throttle.Window{{Name: "w", Limit: limit, Period: period, Scope: throttle.ScopeShared}},
+		Name: "p", Windows: []throttle.Window{{Name: "w", Limit: limit, Period: period, Shared: true}},
 	})
 	model := &adaptModel{cycle: toUS(period), capacity: float64(limit)}
 	spacing := period / time.Duration(limit)

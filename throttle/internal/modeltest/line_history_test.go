@@ -31,15 +31,16 @@ func TestLineHoldsWhateverHappens(t *testing.T) {
 	})
 }
 
-func anyLineWindow(t *rapid.T, i int, per []throttle.Scope, algorithms []throttle.Algorithm) throttle.Window {
+func anyLineWindow(t *rapid.T, i int, scopes [][]string, algorithms []throttle.Algorithm) throttle.Window {
 	w := throttle.Window{
 		Algorithm: rapid.SampledFrom(algorithms).Draw(t, "algorithm"),
 		Limit:     rapid.Int64Range(1, 6).Draw(t, "limit"),
 		Name:      fmt.Sprint("w", i),
-		Scope:     rapid.SampledFrom(per).Draw(t, "per"),
+		Per:       rapid.SampledFrom(scopes).Draw(t, "per"),
 		Period:    rapid.SampledFrom([]time.Duration{100 * ms, s, 3 * s, 10 * s}).Draw(t, "period"),
 		Unit:      rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
 	}
+	w.Shared = w.Per == nil
 	if w.Algorithm == throttle.AlgorithmGCRA {
 		w.Burst = rapid.Int64Range(1, 5).Draw(t, "burst")
 	}
@@ -52,12 +53,12 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 	cr := &crowd{t: t, client: client, c: limitertest.NewClock(), flows: map[string][]*standing{}, lost: map[string]lostTake{}}
 	cr.c.Set(0)
 	cr.nested, cr.same = rapid.Bool().Draw(t, "nested"), rapid.Bool().Draw(t, "all cost the same")
-	all := throttle.ScopeShared
-	tenant, user, region := throttle.Scope(""), throttle.Per("tenant", "user"), throttle.Per("region")
-	per := []throttle.Scope{tenant, user, all, region, throttle.Per("tenant", "region")}
+	var all []string // shared
+	tenant, user, region := []string{"tenant"}, []string{"tenant", "user"}, []string{"region"}
+	scopes := [][]string{tenant, user, all, region, {"tenant", "region"}}
 	if cr.nested {
-		per = rapid.SampledFrom([][]throttle.Scope{
-			{tenant, all}, {tenant}, {all}, {user, tenant, all}, {region, all}, {throttle.Per("region", "user"), region},
+		scopes = rapid.SampledFrom([][][]string{
+			{tenant, all}, {tenant}, {all}, {user, tenant, all}, {region, all}, {{"region", "user"}, region},
 		}).Draw(t, "scopes")
 	}
 	changing := rapid.Bool().Draw(t, "limits change")
@@ -69,7 +70,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 	cr.p.BatchShare = 0.001 // less than one ticket in a history
 	batches := rapid.Bool().Draw(t, "batches")
 	for i := range rapid.IntRange(1, 4).Draw(t, "windows") {
-		cr.p.Windows = append(cr.p.Windows, anyLineWindow(t, i, per, algorithms))
+		cr.p.Windows = append(cr.p.Windows, anyLineWindow(t, i, scopes, algorithms))
 	}
 	cr.p = cr.p.WithDefaults()
 	tokens := slices.ContainsFunc(cr.p.Windows, func(w throttle.Window) bool { return w.Unit == "tokens" })

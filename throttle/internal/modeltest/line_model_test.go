@@ -155,7 +155,7 @@ func (cr *crowd) reserve(r throttle.Request) {
 	fits := cr.m.peek(r, cr.now())
 	if d.Granted {
 		// A ticket that waits only for a slot, where no window is shared, holds up no other.
-		shared := slices.ContainsFunc(cr.p.Windows, func(w throttle.Window) bool { return w.Scope == throttle.ScopeShared })
+		shared := slices.ContainsFunc(cr.p.Windows, func(w throttle.Window) bool { return w.Shared })
 		if flow := cr.flows[cr.flow(r.Ticket, r)]; len(flow) > 0 && flow[0].id != r.Ticket && (shared || !cr.fits(flow[0])) {
 			cr.fatal("%v is let in before %v", r.Ticket, flow[0].id)
 		}

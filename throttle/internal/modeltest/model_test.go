@@ -49,9 +49,8 @@ func (m *model) setWindows(windows []throttle.Window) {
 func (m *model) exempts(r throttle.Request) bool { return r.Tenant == m.exempt }
 
 func scopeOf(w throttle.Window, r throttle.Request) throttle.ScopeValue {
-	attributes := w.Scope.Attributes()
-	scope := throttle.ScopeValue{Attributes: attributes, Values: make([]string, len(attributes))}
-	for i, a := range attributes {
+	scope := throttle.ScopeValue{Attributes: append([]string{}, w.Per...), Values: make([]string, len(w.Per))}
+	for i, a := range w.Per {
 		scope.Values[i] = r.Attributes[a]
 		if a == throttle.TenantAttribute {
 			scope.Values[i] = r.Tenant

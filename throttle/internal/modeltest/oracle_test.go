@@ -23,10 +23,11 @@ func anyWindow(t *rapid.T, i int) throttle.Window {
 		Algorithm: rapid.SampledFrom([]throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA}).Draw(t, "algorithm"),
 		Limit:     rapid.Int64Range(1, 6).Draw(t, "limit"),
 		Name:      fmt.Sprint("w", i),
-		Scope:     rapid.SampledFrom([]throttle.Scope{"", throttle.ScopeShared, throttle.Per("tenant", "user"), throttle.Per("user")}).Draw(t, "per"),
+		Per:       rapid.SampledFrom([][]string{{"tenant"}, nil, {"tenant", "user"}, {"user"}}).Draw(t, "per"),
 		Period:    rapid.SampledFrom([]time.Duration{s, 1900 * ms, 7 * s, 10 * s, m, 24 * h}).Draw(t, "period"),
 		Unit:      rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
 	}
+	w.Shared = w.Per == nil
 	if w.Algorithm == throttle.AlgorithmGCRA {
 		w.Burst = rapid.Int64Range(1, 8).Draw(t, "burst")
 		w.Limit = rapid.SampledFrom([]int64{w.Limit, w.Limit, 999_999_937}).Draw(t, "gcra limit")

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -133,7 +132,7 @@ func TestAServerThatStopsDuringAPickPutsTasksBack(t *testing.T) {
 func TestReadyTasksWithoutUnitsAreForwarded(t *testing.T) {
 	p := perHour(100)
 	region := p.Windows[0]
-	region.Name, region.Scope = "region", throttle.Per("region")
+	region.Name, region.Per = "region", []string{"region"}
 	p.Windows = append(p.Windows, region)
 	inBubble(t, of(perHour(100)), slots(3), func(b *bench) {
 		b.wait("default", "a", "b", "c")

@@ -144,10 +144,10 @@ func everyAlgorithm() throttle.Policy {
 		Name: "api", Match: []string{"*"},
 		Windows: []throttle.Window{
 			{Name: "sliding", Limit: 4, Period: 200 * time.Millisecond},
-			{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: time.Minute, Scope: throttle.ScopeShared},
-			{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 1000, Period: time.Minute, Burst: 1000, Scope: throttle.ScopeShared},
-			{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Scope: throttle.ScopeShared},
-			{Name: "calendar", Algorithm: throttle.AlgorithmCalendar, Limit: 1000, Resets: "@daily", Scope: throttle.ScopeShared},
+			{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: time.Minute, Shared: true},
+			{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 1000, Period: time.Minute, Burst: 1000, Shared: true},
+			{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Shared: true},
+			{Name: "calendar", Algorithm: throttle.AlgorithmCalendar, Limit: 1000, Resets: "@daily", Shared: true},
 		},
 	}
 }

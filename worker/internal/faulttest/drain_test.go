@@ -54,7 +54,7 @@ func drained(names ...string) (policies []throttle.Policy) {
 			Name: name, Match: []string{name + ":*"},
 			Windows: []throttle.Window{
 				{Name: "each", Limit: 1000, Period: drainPeriod},
-				{Name: "all", Limit: drainLimit, Period: drainPeriod, Scope: throttle.ScopeShared},
+				{Name: "all", Limit: drainLimit, Period: drainPeriod, Shared: true},
 			},
 		})
 	}
@@ -159,7 +159,7 @@ func (d *drain) finish(promoted time.Time, twice int) {
 		if first > 30*time.Second {
 			d.Errorf("policy %s: nobody looked for the new primary before the client does so once a minute", p.Name)
 		}
-		if w.Scope == throttle.ScopeShared && over > drainLimit {
+		if w.Shared && over > drainLimit {
 			d.Errorf("policy %s: %d above its limit: a failover can forget one window", p.Name, over)
 		}
 	}

@@ -101,7 +101,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 func TestCutBelowTheCostOfWaitingTasks(t *testing.T) {
 	const costly, small, limit = 20, 80, 6
 	own := throttle.Window{Name: "own", Limit: 10, Period: time.Second}
-	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Scope: throttle.ScopeShared}
+	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Shared: true}
 	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{own, all}}
 	sitetest.EachBubble(t, sitetest.Values(false, true), func(t *testing.T, plain bool) {
 		s := sitetest.NewInBubble(t, p)

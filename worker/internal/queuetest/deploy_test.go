@@ -22,9 +22,9 @@ import (
 // joined.
 func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 	own := throttle.Window{Name: "own", Limit: 20, Period: time.Second}
-	user := throttle.Window{Name: "user", Limit: 5, Period: time.Second, Scope: throttle.Per("tenant", "user")}
-	site := throttle.Window{Name: "site", Limit: 10, Period: time.Second, Scope: throttle.Per("site")}
-	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Scope: throttle.ScopeShared}
+	user := throttle.Window{Name: "user", Limit: 5, Period: time.Second, Per: []string{"tenant", "user"}}
+	site := throttle.Window{Name: "site", Limit: 10, Period: time.Second, Per: []string{"site"}}
+	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Shared: true}
 	api := func(windows ...throttle.Window) throttle.Policy {
 		return throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows}
 	}

@@ -25,7 +25,7 @@ import (
 // longer than the next: as much of the burst is left free, or, where there is none, of the time
 // between any two.
 func zoneWindow(z servers.Zone, name string, jitter time.Duration) throttle.Window {
-	w := throttle.Window{Name: name, Algorithm: throttle.AlgorithmGCRA, Limit: int64(z.Rate), Period: time.Second, Scope: throttle.ScopeShared}
+	w := throttle.Window{Name: name, Algorithm: throttle.AlgorithmGCRA, Limit: int64(z.Rate), Period: time.Second, Shared: true}
 	each := time.Second / time.Duration(z.Rate)
 	free := int64((jitter + each - 1) / each)
 	if w.Burst = int64(z.Burst) + 1 - free; w.Burst < 1 {

@@ -74,7 +74,7 @@ func TestClockOfRedisMovesUnderABacklog(t *testing.T) {
 		client := m.Client(t)
 		p := sitetest.Shared(5, 5*time.Second)
 		// Miniredis counts TTLs down, and does not see that its clock was set back.
-		p.Windows = append(p.Windows, throttle.Window{Name: "hour", Limit: 1000, Period: time.Hour, Scope: throttle.ScopeShared})
+		p.Windows = append(p.Windows, throttle.Window{Name: "hour", Limit: 1000, Period: time.Hour, Shared: true})
 		s := sitetest.New(t, client, p)
 		var ahead atomic.Int64
 		defer sitetest.SetClock(m.Miniredis, &ahead)()

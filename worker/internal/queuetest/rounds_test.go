@@ -33,7 +33,7 @@ func idle(n int) (policies []throttle.Policy) {
 	for i := range n {
 		policies = append(policies, throttle.Policy{
 			Name:    "idle-" + strconv.Itoa(i),
-			Windows: []throttle.Window{{Name: "window", Limit: 1, Period: time.Second, Scope: throttle.ScopeShared}},
+			Windows: []throttle.Window{{Name: "window", Limit: 1, Period: time.Second, Shared: true}},
 		})
 	}
 	return policies

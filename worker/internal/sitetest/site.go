@@ -40,7 +40,7 @@ func Policy(limit int64, period time.Duration) throttle.Policy {
 // Shared is a policy over every task type with one window that all tenants share.
 func Shared(limit int64, period time.Duration) throttle.Policy {
 	p := Policy(limit, period)
-	p.Windows[0].Scope = throttle.ScopeShared
+	p.Windows[0].Shared = true
 	return p
 }
 

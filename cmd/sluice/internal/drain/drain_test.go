@@ -19,7 +19,7 @@ func TestDrainOutlivesALossOfRedis(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := throttletest.InMemory(t)
-		w := throttle.Window{Name: "w", Limit: 2, Period: 2 * time.Minute, Scope: throttle.ScopeShared}
+		w := throttle.Window{Name: "w", Limit: 2, Period: 2 * time.Minute, Shared: true}
 		var calls atomic.Int64
 		time.AfterFunc(30*time.Second, m.FlushAll)
 		start := time.Now()
@@ -39,7 +39,7 @@ func TestDrainOutlivesALossOfRedis(t *testing.T) {
 func TestSlotsAreFewerThanGrants(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := throttle.Window{Name: "w", Limit: 5, Period: 10 * time.Second, Scope: throttle.ScopeShared}
+		w := throttle.Window{Name: "w", Limit: 5, Period: 10 * time.Second, Shared: true}
 		var now, most atomic.Int64
 		start := time.Now()
 		var begun []time.Duration

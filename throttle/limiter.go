@@ -28,6 +28,7 @@ type Limiter struct {
 	config        Config   // with defaults
 	holds         sync.Map // *hold by the reservation's ID
 	interventions atomic.Pointer[interventions]
+	observer      Observer // that of the user; nil if there is none
 	panicked      sync.Map // the last logged panic (time.Time), by the function's name in the Config
 	policies      atomic.Pointer[policySet]
 	runner        script.Runner
@@ -53,7 +54,7 @@ type Config struct {
 	// MaxNameBytes. The default is the host's name, "/" and the process ID.
 	Name string
 
-	// Observer is told what the limiter does. The default has no functions.
+	// Observer is told what the limiter does. The default is none, which costs nothing.
 	Observer Observer
 
 	// Policies are the policies to begin with. The default is none. SetPolicies replaces them.
@@ -89,8 +90,8 @@ func New(c Config) (*Limiter, error) {
 		c.Name = fmt.Sprintf("%s/%d", host[:min(len(host), MaxNameBytes/2)], os.Getpid())
 	}
 	c.Logger = cmp.Or(c.Logger, slog.Default())
-	l := &Limiter{config: c}
-	l.config.Observer = c.Observer.guarded(l)
+	l := &Limiter{config: c, observer: c.Observer}
+	l.config.Observer = func(event any) { tell(l, event) }
 	l.interventions.Store(&interventions{})
 	l.runner.Client, l.runner.Prefix = c.Client, c.Prefix
 	if hooks, ok := c.Client.(*testhook.Client); ok {
@@ -98,7 +99,7 @@ func New(c Config) (*Limiter, error) {
 	}
 	l.runner.Called = func(ctx context.Context, line, script string, n int, took time.Duration, err error) {
 		policy := PolicyOf(line)
-		l.config.Observer.Called(Call{classify(ctx, policy, err), n, policy, script, took})
+		tell(l, Call{classify(ctx, policy, err), n, policy, script, took})
 	}
 	l.config.Policies = nil
 	if err := l.SetPolicies(c.Policies); err != nil {
@@ -117,8 +118,7 @@ func (l *Limiter) hook(hooks *testhook.Client) {
 	}
 }
 
-// Config returns what New got, with defaults, and without the policies. No function of its Observer is
-// nil.
+// Config returns what New got, with defaults, and without the policies. Its Observer is never nil.
 func (l *Limiter) Config() Config { return l.config }
 
 // Reserve takes the cost of a request from all windows of its policy, or from none, without a wait.
@@ -153,7 +153,7 @@ func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decisi
 	r := o.request
 	d := Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}
 	d.Reservation = Reservation{Request: r, At: d.At, limiter: l}
-	l.config.Observer.Decided(d)
+	tell(l, d)
 	return d, nil
 }
 

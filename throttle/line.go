@@ -66,7 +66,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 		if p.Err != nil && !errors.As(p.Err, new(*RequestError)) && !errors.As(p.Err, new(*TooLateError)) {
 			return nil, p.Err // it affects all requests
 		}
-		n.limiter.config.Observer.Joined(p)
+		tell(n.limiter, p)
 	}
 	return places, nil
 }

@@ -6,43 +6,22 @@ import (
 	"time"
 )
 
-// An Observer has functions for metrics and traces. A limiter calls them as things happen, in the caller's
-// goroutine, so several may run at once. They must return quickly, and must not call the limiter. Nil ones
-// cost nothing. A panic is recovered, and logged with its stack: at most once a minute for each function.
-type Observer struct {
-	// Called is called after each call of a script in Redis. Package worker calls it for each dequeue of
-	// asynq's Redis, too.
-	Called func(Call)
-
-	// Corrected is called for each reservation whose cost was settled to another, or that was
-	// cancelled.
-	Corrected func(Correction)
-
-	// Decided is called for each request that was granted or denied, but not for grants from the line, or
-	// that replace another (Line.ReserveAgain).
-	Decided func(Decision)
-
-	// Followed is called, by package control, for each version of the published policies that was
-	// read.
-	Followed func(Publication)
-
-	// Joined is called for each ticket that Line.Join has placed or refused.
-	Joined func(Place)
-
-	// Refused is called for each refusal by an upstream that Reservation.Pause has reported.
-	Refused func(Refusal)
-
-	// Started is called for each grant whose work begins: by Limiter.Wait, and by package worker when
-	// it calls a task's handler.
-	Started func(Start)
-
-	// Taken is called for tickets that left a policy's line with their capacity. Some may be put back.
-	Taken func([]TakenTicket)
-
-	// Unavailable is called, by package worker, for each task that goes back to wait because the limiter
-	// could not decide. Its Cause is the limiter's error.
-	Unavailable func(*DeniedError)
-}
+// An Observer is told what a limiter does, for metrics and traces: as it happens, in the goroutine that does it,
+// so several calls may run at once. It must return quickly, and must not call the limiter. A panic is recovered,
+// and logged with its stack: at most once a minute for each type of event. These are the events:
+//
+//   - Call: a script in Redis was called, or package worker looked for tasks in asynq's Redis.
+//   - Correction: a reservation was settled to another cost, or cancelled.
+//   - Decision: a request was granted or denied, but not a grant from the line, or one that replaces another
+//     (Line.ReserveAgain).
+//   - *DeniedError: in package worker a task goes back to wait because the limiter could not decide. Its Cause
+//     is the limiter's error.
+//   - Place: Line.Join has placed or refused a ticket.
+//   - Publication: package control has read a version of the published policies.
+//   - Refusal: Reservation.Pause has reported that an upstream refused a call.
+//   - Start: work begins, in Limiter.Wait or when package worker calls a task's handler.
+//   - TakenTicket: a ticket left a policy's line with its capacity. It may be put back.
+type Observer func(event any)
 
 // A Call is one call of a script in Redis, which decides requests, or takes tickets.
 type Call struct {
@@ -80,7 +59,7 @@ type Start struct {
 	Waited time.Duration
 }
 
-// panicsEvery is the shortest time between two logged panics of one function.
+// panicsEvery is the shortest time between two logged panics of one function, and one type of event.
 const panicsEvery = time.Minute
 
 // logPanic logs a panic of a function of the Config, with its stack.
@@ -93,31 +72,15 @@ func (l *Limiter) logPanic(function string, value any) {
 		"function", function, "panic", fmt.Sprint(value), "stack", string(debug.Stack()))
 }
 
-// guarded returns an observer without nil functions, whose panics are recovered and logged.
-func (o Observer) guarded(l *Limiter) Observer {
-	return Observer{
-		Called:      guard(l, "Called", o.Called),
-		Corrected:   guard(l, "Corrected", o.Corrected),
-		Decided:     guard(l, "Decided", o.Decided),
-		Followed:    guard(l, "Followed", o.Followed),
-		Joined:      guard(l, "Joined", o.Joined),
-		Refused:     guard(l, "Refused", o.Refused),
-		Started:     guard(l, "Started", o.Started),
-		Taken:       guard(l, "Taken", o.Taken),
-		Unavailable: guard(l, "Unavailable", o.Unavailable),
+// tell tells the observer of an event. If there is none it costs nothing, as the event becomes an interface last.
+func tell[Event any](l *Limiter, event Event) {
+	if l.observer == nil {
+		return
 	}
-}
-
-// guard returns a function that calls observe, unless that is nil, and recovers its panics.
-func guard[T any](l *Limiter, name string, observe func(T)) func(T) {
-	return func(event T) {
-		defer func() {
-			if value := recover(); value != nil {
-				l.logPanic("Observer."+name, value)
-			}
-		}()
-		if observe != nil {
-			observe(event)
+	defer func() {
+		if value := recover(); value != nil {
+			l.logPanic(fmt.Sprintf("Observer(%T)", event), value)
 		}
-	}
+	}()
+	l.observer(event)
 }

@@ -320,7 +320,7 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 		return Decision{}, fmt.Errorf("%w: policy %q: status %d: must be granted, denied or in line", ErrReply, o.Name, a.Status)
 	}
 	if ask.ID != "" && (ask.At == 0 || !d.Granted) { // it asked for capacity, and replaces no grant
-		l.config.Observer.Decided(d)
+		tell(l, d)
 	}
 	return d, err
 }

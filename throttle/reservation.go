@@ -52,8 +52,7 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	o.claims.released()
 	d := o.decision(a)
 	if a.Status == script.Done {
-		c := Correction{Cancelled: true, Reservation: r, Requests: o.change(a.Before, nil)}
-		r.limiter.config.Observer.Corrected(c)
+		tell(r.limiter, Correction{Cancelled: true, Reservation: r, Requests: o.change(a.Before, nil)})
 	}
 	return Refund{d.At, d.ClockBehind, a.Status == script.Done, d.Windows}, nil
 }
@@ -90,8 +89,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	}
 	if a.Status == script.Done {
 		o.claims.released()
-		c := Correction{Cost: maps.Clone(actual), Reservation: r, Requests: o.change(a.Before, costs)}
-		r.limiter.config.Observer.Corrected(c)
+		tell(r.limiter, Correction{Cost: maps.Clone(actual), Reservation: r, Requests: o.change(a.Before, costs)})
 	}
 	r.Cost = maps.Collect(maps.All(r.Cost)) // a copy that is not nil
 	maps.Copy(r.Cost, actual)

@@ -79,8 +79,8 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 		}
 		return !asked
 	})
-	if len(taken.Tickets) > 0 {
-		l.config.Observer.Taken(taken.Tickets)
+	for _, t := range taken.Tickets {
+		tell(l, t)
 	}
 	_ = n.PutBack(ctx, others) // else they are out of the line until their tasks join again
 	return taken, nil

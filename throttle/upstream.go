@@ -189,7 +189,7 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 		}
 		r.limiter.config.Logger.Warn("throttle: the upstream refused a call: its policy pauses", about...)
 	}
-	r.limiter.config.Observer.Refused(refusal)
+	tell(r.limiter, refusal)
 	return refusal, nil
 }
 

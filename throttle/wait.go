@@ -46,7 +46,7 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 		denied.Request = r
 	}
 	if err == nil {
-		l.config.Observer.Started(Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(began)})
+		tell(l, Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(began)})
 	}
 	return d, err
 }
@@ -140,7 +140,7 @@ func (w *waiter) use(ctx context.Context, o *operation, t TakenTicket, r Request
 	if w.joins > 1 {
 		w.leave(ctx, o) // it may have joined again
 	}
-	l.config.Observer.Taken([]TakenTicket{t})
+	tell(l, t)
 	cp, err := l.policyFor(r.Policy, r.Tenant, true)
 	if err != nil || !cp.matches(t, r) {
 		l.refundLater(o.line, t)

@@ -83,7 +83,7 @@ func (s *Server) lineOf(r throttle.Request) string {
 func (s *Server) noteUndecided(r throttle.Request, cause error) throttle.Decision {
 	s.limiterLog.Failed(cause, "policy", r.Policy, "fails_open", false)
 	d := undecidedDecision(r)
-	s.limiter.Config().Observer.Unavailable(&throttle.DeniedError{Cause: cause, Decision: d, Request: r})
+	s.limiter.Config().Observer(&throttle.DeniedError{Cause: cause, Decision: d, Request: r})
 	return d
 }
 

@@ -177,7 +177,7 @@ func (s *Server) started(d throttle.Decision, verdict *dispatch.Verdict) {
 			start.Late = max(0, time.Since(verdict.Due))
 		}
 	}
-	s.limiter.Config().Observer.Started(start)
+	s.limiter.Config().Observer(start)
 }
 
 // runUncounted runs a task that no policy can count, or returns the error if it is to fail by it. It logs the

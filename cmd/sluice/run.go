@@ -48,7 +48,7 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	defer server.Close()
 	counter := usage.New()
 	limiter, err := throttle.New(throttle.Config{
-		Client: server.Client, Logger: progress.Logger(), Observer: counter.Observer(throttle.Observer{}),
+		Client: server.Client, Logger: progress.Logger(), Observer: counter.Observe,
 		Policies: policies, Prefix: c.Prefix,
 	})
 	if err != nil {

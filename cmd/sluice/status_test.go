@@ -48,7 +48,7 @@ func newLiveWorkspace(t *testing.T, policyFile string) liveWorkspace {
 	t.Cleanup(func() { client.Close() })
 	counter := usage.New()
 	if d.limiter, err = throttle.New(throttle.Config{
-		Client: client, Name: "worker-7", Observer: counter.Observer(throttle.Observer{}), Policies: policies,
+		Client: client, Name: "worker-7", Observer: counter.Observe, Policies: policies,
 	}); err != nil {
 		t.Fatal(err)
 	}

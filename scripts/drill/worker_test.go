@@ -83,7 +83,7 @@ func (s setup) limiter() (*throttle.Limiter, *control.Store, http.Handler, error
 	}
 	counter := usage.New()
 	limiter, err := throttle.New(throttle.Config{
-		Client: redis.NewClient(&redis.Options{Addr: s.Redis}), Observer: counter.Observer(metrics.Observer()), Policies: s.policies(),
+		Client: redis.NewClient(&redis.Options{Addr: s.Redis}), Observer: func(event any) { counter.Observe(event); metrics.Observe(event) }, Policies: s.policies(),
 	})
 	if err != nil {
 		return nil, nil, nil, err

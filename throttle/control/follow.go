@@ -49,7 +49,7 @@ type Follower struct {
 // Follow keeps the limiter of a Store up to date with it, from now until Close. It reads the Store
 // once before it returns. Until published policies have been read, the limiter has its own.
 //
-// Every change is in force within a second. The limiter's Observer.Followed is called for each version.
+// Every change is in force within a second. The limiter's Observer is told of each version.
 // Policies that cannot be used are logged, and the earlier ones stay in force. They also stay if Redis
 // forgets what was published.
 func (s *Store) Follow(ctx context.Context, c FollowConfig) *Follower {
@@ -156,6 +156,6 @@ func (f *Follower) adopt(policies []throttle.Policy, isNew bool) {
 		f.version, f.reported = f.state.Version, time.Time{}
 	}
 	if isNew {
-		f.store.limiter.Config().Observer.Followed(throttle.Publication{Err: err, Version: f.state.Version})
+		f.store.limiter.Config().Observer(throttle.Publication{Err: err, Version: f.state.Version})
 	}
 }

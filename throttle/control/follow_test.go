@@ -21,9 +21,9 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		s := newStore(t, client)
 		var followed atomic.Pointer[throttle.Publication]
-		l := newLimiter(t, throttle.Config{Client: client, Observer: throttle.Observer{
-			Followed: func(p throttle.Publication) { followed.Store(&p) },
-		}})
+		l := newLimiter(t, throttle.Config{
+			Client: client, Observer: limitertest.On(func(p throttle.Publication) { followed.Store(&p) }),
+		})
 		publish(t, s, 0, policy("p", 3))
 		follow(t, l, false)
 		f := followed.Load()

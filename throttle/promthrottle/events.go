@@ -8,6 +8,39 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
+// Observe counts an event of the limiter: it is the Observer of the limiter's Config, or a part of it.
+func (m *Metrics) Observe(event any) {
+	switch e := event.(type) {
+	case throttle.Call:
+		m.called(e)
+	case throttle.Decision:
+		m.decided(e)
+	case *throttle.DeniedError:
+		m.unavailable.WithLabelValues(e.Decision.Policy).Inc()
+	case throttle.Place:
+		if e.Err == nil && !e.Exempt && !e.AlreadyQueued {
+			m.expected.WithLabelValues(e.Policy).Observe(e.RetryIn.Seconds())
+		}
+	case throttle.Publication:
+		if e.Err != nil {
+			m.unusable.WithLabelValues().Inc()
+		} else {
+			m.version.WithLabelValues().Set(float64(e.Version))
+		}
+	case throttle.Refusal:
+		m.refusals.WithLabelValues(e.Policy).Inc()
+	case throttle.Start:
+		m.wait.WithLabelValues(e.Policy).Observe(e.Waited.Seconds())
+		if e.Late >= 0 {
+			m.late.WithLabelValues(e.Policy).Observe(e.Late.Seconds())
+		}
+	case throttle.TakenTicket:
+		if e.Decision.Granted {
+			m.grants.WithLabelValues(e.Decision.Policy, "line").Inc()
+		}
+	}
+}
+
 func (m *Metrics) called(c throttle.Call) {
 	class := classOf(c.Err)
 	if class != "" {
@@ -68,34 +101,5 @@ func (m *Metrics) decided(d throttle.Decision) {
 	m.denials.WithLabelValues(d.Policy, cmp.Or(d.Binds, throttle.ByLine)).Inc()
 	if d.Queued && !d.AlreadyQueued {
 		m.expected.WithLabelValues(d.Policy).Observe(d.RetryIn.Seconds())
-	}
-}
-
-func (m *Metrics) followed(p throttle.Publication) {
-	if p.Err != nil {
-		m.unusable.WithLabelValues().Inc()
-		return
-	}
-	m.version.WithLabelValues().Set(float64(p.Version))
-}
-
-func (m *Metrics) joined(p throttle.Place) {
-	if p.Err == nil && !p.Exempt && !p.AlreadyQueued {
-		m.expected.WithLabelValues(p.Policy).Observe(p.RetryIn.Seconds())
-	}
-}
-
-func (m *Metrics) started(s throttle.Start) {
-	m.wait.WithLabelValues(s.Policy).Observe(s.Waited.Seconds())
-	if s.Late >= 0 {
-		m.late.WithLabelValues(s.Policy).Observe(s.Late.Seconds())
-	}
-}
-
-func (m *Metrics) taken(tickets []throttle.TakenTicket) {
-	for _, t := range tickets {
-		if t.Decision.Granted {
-			m.grants.WithLabelValues(t.Decision.Policy, "line").Inc()
-		}
 	}
 }

@@ -33,7 +33,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := throttle.New(throttle.Config{Client: client, Observer: metrics.Observer(), Policies: policies})
+	limiter, err := throttle.New(throttle.Config{Client: client, Observer: metrics.Observe, Policies: policies})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 // Package promthrottle exports Prometheus metrics of a throttle.Limiter.
 //
 //	metrics, err := promthrottle.New(prometheus.DefaultRegisterer)
-//	limiter, err := throttle.New(throttle.Config{Client: client, Observer: metrics.Observer()})
+//	limiter, err := throttle.New(throttle.Config{Client: client, Observer: metrics.Observe})
 //	metrics.Watch(limiter)
 //
 // docs/howto/metrics.md lists the metrics, with a dashboard and alert rules.
@@ -88,15 +88,6 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 		return nil, fmt.Errorf("promthrottle: %w", err)
 	}
 	return m, nil
-}
-
-// Observer returns the observer for throttle.Config.
-func (m *Metrics) Observer() throttle.Observer {
-	return throttle.Observer{
-		Called: m.called, Decided: m.decided, Followed: m.followed, Joined: m.joined, Started: m.started, Taken: m.taken,
-		Refused:     func(r throttle.Refusal) { m.refusals.WithLabelValues(r.Policy).Inc() },
-		Unavailable: func(d *throttle.DeniedError) { m.unavailable.WithLabelValues(d.Decision.Policy).Inc() },
-	}
 }
 
 // Describe is for the Registerer.

@@ -57,7 +57,7 @@ func wantSeries(t *testing.T, registry *prometheus.Registry, want ...string) {
 func limiter(t *testing.T, client redis.UniversalClient, metrics *promthrottle.Metrics) *throttle.Limiter {
 	t.Helper()
 	l := limitertest.NewFrom(t, throttle.Config{
-		Client: client, Observer: metrics.Observer(),
+		Client: client, Observer: metrics.Observe,
 		Policies: []throttle.Policy{{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
 			{Name: "hour", Limit: 2, Period: time.Hour}, {Name: "all", Limit: 10, Period: time.Hour, Shared: true},
 			{Name: "burst", Algorithm: throttle.AlgorithmGCRA, Burst: 3, Limit: 9, Period: 900 * time.Hour, Shared: true},
@@ -112,16 +112,15 @@ func TestMetricsOfALimiter(t *testing.T) {
 		taken, err := l.Line("api").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 10})
 		expect.Require(t, err == nil && len(taken.Tickets) == 1, taken, err)
 		expect.Must(t, expect.ErrOf(granted.Reservation.Pause(ctx, 0, "")))
-		tell := m.Observer()
-		tell.Started(throttle.Start{Late: time.Millisecond, Policy: "api", Tenant: "b", Waited: time.Second})
-		tell.Started(throttle.Start{Late: -1, Policy: "api", Tenant: "b"})
-		tell.Unavailable(&throttle.DeniedError{Cause: throttle.ErrUnavailable, Decision: throttle.Decision{Policy: "api", Tenant: "b"}})
-		tell.Decided(throttle.Decision{FailedOpen: throttle.ErrUnavailable, Granted: true, Policy: "api", Tenant: "b"})
-		tell.Decided(throttle.Decision{Granted: true, Observed: &throttle.Observed{By: "hour", Wait: time.Second}, Policy: "api", Tenant: "b"})
-		tell.Decided(throttle.Decision{Granted: true, Observed: &throttle.Observed{By: "hour", NeverFits: true}, Policy: "api", Tenant: "b"})
-		tell.Followed(throttle.Publication{Version: 7})
-		tell.Followed(throttle.Publication{Err: throttle.ErrUnknownPolicy, Version: 8})
-		tell.Called(throttle.Call{Err: fmt.Errorf("%w: gone", throttle.ErrUnavailable), Policy: "api", Script: "take", Took: time.Second})
+		m.Observe(throttle.Start{Late: time.Millisecond, Policy: "api", Tenant: "b", Waited: time.Second})
+		m.Observe(throttle.Start{Late: -1, Policy: "api", Tenant: "b"})
+		m.Observe(&throttle.DeniedError{Cause: throttle.ErrUnavailable, Decision: throttle.Decision{Policy: "api", Tenant: "b"}})
+		m.Observe(throttle.Decision{FailedOpen: throttle.ErrUnavailable, Granted: true, Policy: "api", Tenant: "b"})
+		m.Observe(throttle.Decision{Granted: true, Observed: &throttle.Observed{By: "hour", Wait: time.Second}, Policy: "api", Tenant: "b"})
+		m.Observe(throttle.Decision{Granted: true, Observed: &throttle.Observed{By: "hour", NeverFits: true}, Policy: "api", Tenant: "b"})
+		m.Observe(throttle.Publication{Version: 7})
+		m.Observe(throttle.Publication{Err: throttle.ErrUnknownPolicy, Version: 8})
+		m.Observe(throttle.Call{Err: fmt.Errorf("%w: gone", throttle.ErrUnavailable), Policy: "api", Script: "take", Took: time.Second})
 		wantSeries(t, registry,
 			`sluice_grants_total{policy="api",source="line"} 1`,
 			`sluice_window_used_ratio{policy="api",window="burst"} 1`,
@@ -170,10 +169,10 @@ func TestACallThatHangsCountsAsDowntime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m, registry := metrics(t)
-		m.Observer().Called(throttle.Call{Err: io.EOF, Script: "dequeue", Took: 13 * time.Second})
+		m.Observe(throttle.Call{Err: io.EOF, Script: "dequeue", Took: 13 * time.Second})
 		time.Sleep(91 * time.Second) // nobody calls
 		wantSeries(t, registry, `sluice_redis_up{redis="queues"} 0`, `sluice_redis_down_seconds_total{redis="queues"} 104`)
-		m.Observer().Called(throttle.Call{Script: "dequeue"})
+		m.Observe(throttle.Call{Script: "dequeue"})
 		wantSeries(t, registry, `sluice_redis_up{redis="queues"} 1`, `sluice_redis_down_seconds_total{redis="queues"} 104`)
 	})
 }

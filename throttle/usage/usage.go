@@ -3,7 +3,7 @@
 // opt-in: each process that grants has a Counter.
 //
 //	counter := usage.New()
-//	limiter, err := throttle.New(throttle.Config{Client: client, Observer: counter.Observer(throttle.Observer{})})
+//	limiter, err := throttle.New(throttle.Config{Client: client, Observer: counter.Observe})
 //	defer counter.Start(limiter)()
 //	...
 //	top, err := usage.Top(ctx, limiter, "github-api", 10)
@@ -66,30 +66,19 @@ type Counter struct {
 // New returns a counter that writes nothing before Start.
 func New() *Counter { return &Counter{sums: map[count]int64{}} }
 
-// Observer returns an observer that counts, and then calls another one, such as that of
-// promthrottle.
-func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
-	o := next
-	o.Decided = then(next.Decided, c.decided)
-	o.Taken = then(next.Taken, func(tickets []throttle.TakenTicket) {
-		for _, t := range tickets {
-			c.decided(t.Decision)
-		}
-	})
-	o.Corrected = then(next.Corrected, func(correction throttle.Correction) {
-		r := correction.Reservation.Request
-		c.add(count{byTenant, r.Policy, r.Tenant}, correction.Requests)
-	})
-	o.Refused = then(next.Refused, func(r throttle.Refusal) { c.add(count{byMinute, r.Policy, refused}, 1) })
-	return o
-}
-
-// then returns a function that calls count, and then next if that is not nil.
-func then[T any](next, count func(T)) func(T) {
-	if next == nil {
-		return count
+// Observe counts an event of a limiter: it is the Observer of the limiter's Config, or a part of it.
+func (c *Counter) Observe(event any) {
+	switch e := event.(type) {
+	case throttle.Correction:
+		r := e.Reservation.Request
+		c.add(count{byTenant, r.Policy, r.Tenant}, e.Requests)
+	case throttle.Decision:
+		c.decided(e)
+	case throttle.Refusal:
+		c.add(count{byMinute, e.Policy, refused}, 1)
+	case throttle.TakenTicket:
+		c.decided(e.Decision)
 	}
-	return func(t T) { count(t); next(t) }
 }
 
 func (c *Counter) decided(d throttle.Decision) {

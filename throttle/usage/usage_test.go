@@ -20,11 +20,17 @@ import (
 	"github.com/sluice-go/sluice/throttle/usage"
 )
 
-// counted returns a limiter whose grants are counted, and written when the function is called.
-func counted(t *testing.T, client *redis.Client, next throttle.Observer) (write func(), _ *throttle.Limiter) {
+// counted returns a limiter whose grants are counted, and written when the function is called. Other observers are
+// told, too.
+func counted(t *testing.T, client *redis.Client, others ...throttle.Observer) (write func(), _ *throttle.Limiter) {
 	t.Helper()
 	c, silent := usage.New(), slog.New(slog.DiscardHandler)
-	l := limitertest.NewFrom(t, throttle.Config{Client: client, Logger: silent, Observer: c.Observer(next), Prefix: "test:", Policies: []throttle.Policy{{
+	observe := func(event any) {
+		for _, o := range append(others, c.Observe) {
+			o(event)
+		}
+	}
+	l := limitertest.NewFrom(t, throttle.Config{Client: client, Logger: silent, Observer: observe, Prefix: "test:", Policies: []throttle.Policy{{
 		Name: "api",
 		Windows: []throttle.Window{
 			{Name: "shared", Limit: 1000, Period: time.Hour, Shared: true},
@@ -47,8 +53,8 @@ func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		decisions := 0
-		writeOne, first := counted(t, client, throttle.Observer{Decided: func(throttle.Decision) { decisions++ }})
-		writeOther, second := counted(t, client, throttle.Observer{})
+		writeOne, first := counted(t, client, limitertest.On(func(throttle.Decision) { decisions++ }))
+		writeOther, second := counted(t, client)
 		reserve := func(l *throttle.Limiter, tenant string, tokens int64) throttle.Reservation {
 			t.Helper()
 			d, err := l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: tenant, Cost: map[string]int64{"tokens": tokens}})
@@ -94,7 +100,7 @@ func ExampleCounter() {
 
 	counter := usage.New()
 	limiter, err := throttle.New(throttle.Config{
-		Client: client, Observer: counter.Observer(throttle.Observer{}), Policies: policies,
+		Client: client, Observer: counter.Observe, Policies: policies,
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -121,7 +127,7 @@ func TestACounterOutlastsRedis(t *testing.T) {
 	t.Parallel()
 	server := throttletest.Miniredis(t)
 	client := throttletest.Client(t, server.Addr())
-	write, l := counted(t, client, throttle.Observer{})
+	write, l := counted(t, client)
 	expect.Must(t, expect.ErrOf(l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})))
 	server.SetError("LOADING")
 	write()
@@ -136,7 +142,7 @@ func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		var changes []int64
-		write, l := counted(t, client, throttle.Observer{Corrected: func(c throttle.Correction) { changes = append(changes, c.Requests) }})
+		write, l := counted(t, client, limitertest.On(func(c throttle.Correction) { changes = append(changes, c.Requests) }))
 		requests := func(n int64) map[string]int64 { return map[string]int64{"requests": n} }
 		r := throttle.Request{Policy: "api", Tenant: "acme", Cost: requests(100)}
 		var stale []throttle.Reservation
@@ -168,12 +174,15 @@ func TestWhatPoliciesDidIsKept(t *testing.T) {
 		decided, want := 0, int64(0)
 		counter := usage.New()
 		limiter := limitertest.NewFrom(t, throttle.Config{
-			Client: client, Observer: counter.Observer(throttle.Observer{Decided: func(d throttle.Decision) {
-				decided++
-				if d.Granted {
-					want++
+			Client: client, Observer: func(event any) {
+				counter.Observe(event)
+				if d, ok := event.(throttle.Decision); ok {
+					decided++
+					if d.Granted {
+						want++
+					}
 				}
-			}}),
+			},
 			Policies: []throttle.Policy{{Name: "p", Windows: []throttle.Window{{Name: "w", Limit: 3, Period: time.Hour}}}, {Name: "idle",
 				Windows: []throttle.Window{{Name: "w", Limit: 3, Period: time.Hour}}}},
 		})

@@ -65,7 +65,7 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 	}})
 	must(err)
 	counter := usage.New() // in a process with other windows
-	granting, err := throttle.New(throttle.Config{Client: client, Observer: counter.Observer(throttle.Observer{}), Policies: []throttle.Policy{
+	granting, err := throttle.New(throttle.Config{Client: client, Observer: counter.Observe, Policies: []throttle.Policy{
 		{Name: "github", Windows: []throttle.Window{{Name: "other", Limit: 1e6, Period: time.Hour}}},
 	}})
 	must(err)

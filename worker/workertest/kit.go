@@ -55,15 +55,16 @@ func (k *kit) look() {
 	}
 }
 
-// observer returns o, which from now on also looks after decisions and changes of published policies.
-func (k *kit) observer(o throttle.Observer) throttle.Observer {
-	o.Called = func(c throttle.Call) {
-		if c.Script == "decide" {
+// observe looks after decisions and changes of published policies.
+func (k *kit) observe(event any) {
+	switch e := event.(type) {
+	case throttle.Call:
+		if e.Script == "decide" {
 			k.look()
 		}
+	case throttle.Publication:
+		k.look()
 	}
-	o.Followed = func(throttle.Publication) { k.look() }
-	return o
 }
 
 // Write writes to the log, and looks, as policies may have been replaced.

@@ -76,34 +76,29 @@ func (r *recorder) begin(ctx context.Context, task *asynq.Task) *Run {
 	return run
 }
 
-// observer returns an observer that records what handlers do.
-func (r *recorder) observer() throttle.Observer {
-	return throttle.Observer{
-		Corrected: func(c throttle.Correction) {
-			defer r.lock()()
-			for _, run := range r.runs {
-				if id := run.Decision.Reservation.ID; id != "" && id == c.Reservation.ID {
-					run.Cancelled = run.Cancelled || c.Cancelled
-					maps.Copy(run.Cost, c.Cost)
-				}
+// observe records what handlers do.
+func (r *recorder) observe(event any) {
+	defer r.lock()()
+	switch e := event.(type) {
+	case throttle.Correction:
+		for _, run := range r.runs {
+			if id := run.Decision.Reservation.ID; id != "" && id == e.Reservation.ID {
+				run.Cancelled = run.Cancelled || e.Cancelled
+				maps.Copy(run.Cost, e.Cost)
 			}
-		},
-		Decided: func(d throttle.Decision) {
-			defer r.lock()()
-			if run := r.running(); run != nil {
-				run.Reserved = append(run.Reserved, d)
-			}
-		},
-		Refused: func(refusal throttle.Refusal) {
-			defer r.lock()()
-			run := r.running()
-			if run == nil && len(r.runs) > 0 {
-				run = r.runs[len(r.runs)-1] // it has returned RetryAfter
-			}
-			if run != nil {
-				run.Refusals = append(run.Refusals, refusal)
-			}
-		},
+		}
+	case throttle.Decision:
+		if run := r.running(); run != nil {
+			run.Reserved = append(run.Reserved, e)
+		}
+	case throttle.Refusal:
+		run := r.running()
+		if run == nil && len(r.runs) > 0 {
+			run = r.runs[len(r.runs)-1] // it has returned RetryAfter
+		}
+		if run != nil {
+			run.Refusals = append(run.Refusals, e)
+		}
 	}
 }
 

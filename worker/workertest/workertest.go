@@ -61,7 +61,8 @@ func Start(t testing.TB, c Config) *Worker {
 	logger := slog.New(slog.NewTextHandler(k, nil))
 	var err error
 	w.Limiter, err = throttle.New(throttle.Config{
-		Client: k.limiterClient(t), Logger: logger, Observer: k.observer(w.runs.observer()), Policies: c.Policies,
+		Client: k.limiterClient(t), Logger: logger, Policies: c.Policies,
+		Observer: func(event any) { w.runs.observe(event); k.observe(event) },
 	})
 	w.must(err)
 	w.Inspector = asynq.NewInspector(w.Memory)

@@ -183,7 +183,7 @@ func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Con
 		if err != nil && ctx.Err() != nil {
 			return answer
 		}
-		d.Limiter.Config().Observer.Called(throttle.Call{Err: err, Script: "dequeue", Took: time.Since(begun)})
+		d.Limiter.Config().Observer(throttle.Call{Err: err, Script: "dequeue", Took: time.Since(begun)})
 		if err == nil {
 			d.asynqLog.Answered(0)
 			return answer

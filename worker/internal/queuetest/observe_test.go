@@ -34,7 +34,11 @@ func limitBy(s *sitetest.Site, c throttle.Config) {
 func TestStartsAreObserved(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		starts := make(chan throttle.Start, 10)
-		limitBy(s, throttle.Config{Client: s.Redis, Observer: throttle.Observer{Started: func(s throttle.Start) { starts <- s }}})
+		limitBy(s, throttle.Config{Client: s.Redis, Observer: func(event any) {
+			if start, ok := event.(throttle.Start); ok {
+				starts <- start
+			}
+		}})
 		client := s.Client(s.Limiter)
 		for range 3 {
 			expect.Must(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask())))
@@ -78,13 +82,15 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 				tell := func(policy, tenant string, err error) {
 					told <- fmt.Sprint(policy, " ", tenant, " ", errors.Is(err, throttle.ErrUnavailable))
 				}
-				limitBy(s, throttle.Config{Client: through, Observer: throttle.Observer{
-					Decided: func(d throttle.Decision) {
-						if d.FailedOpen != nil {
-							tell(d.Policy, "open "+d.Tenant, d.FailedOpen)
+				limitBy(s, throttle.Config{Client: through, Observer: func(event any) {
+					switch e := event.(type) {
+					case throttle.Decision:
+						if e.FailedOpen != nil {
+							tell(e.Policy, "open "+e.Tenant, e.FailedOpen)
 						}
-					},
-					Unavailable: func(d *throttle.DeniedError) { tell(d.Decision.Policy, d.Decision.Tenant, d.Cause) },
+					case *throttle.DeniedError:
+						tell(e.Decision.Policy, e.Decision.Tenant, e.Cause)
+					}
 				}})
 				s.Serve(s.Ok, sitetest.Calm)
 				goesOn := (<-chan struct{})(nil)

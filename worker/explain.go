@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -134,16 +133,6 @@ func (e Explanation) why() string {
 	}
 	if e.Servers == 0 && !e.runs() {
 		text += "; no server serves its queue"
-	}
-	return text
-}
-
-// String is the explanation in lines of text, without an end of line.
-func (e Explanation) String() string {
-	state := cmp.Or(e.State, "unknown")
-	text := fmt.Sprintf("task %q of queue %q: %s\n%s", e.ID, e.Queue, state, e.Why)
-	if e.Line != nil {
-		text += "\n" + e.Line.String()
 	}
 	return text
 }

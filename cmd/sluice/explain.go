@@ -1,12 +1,17 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"io"
 
 	"github.com/hibiken/asynq"
 	"github.com/urfave/cli/v3"
 
+	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
+	"github.com/sluice-go/sluice/internal/words"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
 )
@@ -47,7 +52,10 @@ func (m *Main) explainCommand() *cli.Command {
 				}
 			}
 			err = c.show(found, func() {
-				fmt.Fprintf(c.Stdout, "%v\n", e)
+				fmt.Fprintf(c.Stdout, "task %q of queue %q: %s\n%s\n", e.ID, e.Queue, cmp.Or(e.State, "unknown"), e.Why)
+				if e.Line != nil {
+					printLine(c.Stdout, *e.Line)
+				}
 				if len(found.Used) > 0 {
 					fmt.Fprintln(c.Stdout, usedText(found.Used))
 				}
@@ -59,6 +67,24 @@ func (m *Main) explainCommand() *cli.Command {
 			return err
 		}),
 	}
+}
+
+// printLine shows how a ticket stands in its line, unless it has just left.
+func printLine(w io.Writer, s inspect.TicketState) {
+	place := show.NewTable(w, "TENANT", "POSITION", "WAITS", "STARTS IN", "AT")
+	if s.Position > 0 {
+		place.Row(s.Tenant, fmt.Sprintf("%d of %d", s.Position, s.Of), since(s.Joined, s.At),
+			startText(s.Limits, s.At), clockText(s.Expected))
+	}
+	place.Flush()
+	for _, note := range s.Notes(s.At) {
+		fmt.Fprintln(w, note)
+	}
+	windows := show.NewTable(w, "WINDOW", "SCOPE", "USED", "OF", "UNIT", "ROOM IN")
+	for _, u := range s.Windows {
+		windows.Row(u.Name, u.Scope, u.Used, u.Burst, u.Unit, words.Span(u.RetryIn))
+	}
+	windows.Flush()
 }
 
 // queueWith returns the first queue that has the task, or asynq's default.

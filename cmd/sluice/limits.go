@@ -67,20 +67,16 @@ func (c *ControlCommand) printState(state control.State) {
 	} else {
 		fmt.Fprintf(c.Stdout, "version %d\n%s", state.Version, policyfile.Describe(state.Policies).Text())
 	}
-	if len(state.Overrides) > 0 {
-		t := show.NewTable(c.Stdout, "OVERRIDE", "TENANT", "WHAT", "UNTIL", "BY", "WHY")
-		for _, o := range state.Overrides {
-			t.Row(o.Policy, cmp.Or(o.Tenant, "(all)"), control.DescribeOverride(o), clockText(o.Until), o.By, o.Why)
-		}
-		t.Flush()
+	overrides := show.NewTable(c.Stdout, "OVERRIDE", "TENANT", "WHAT", "UNTIL", "BY", "WHY")
+	for _, o := range state.Overrides {
+		overrides.Row(o.Policy, cmp.Or(o.Tenant, "(all)"), control.DescribeOverride(o), clockText(o.Until), o.By, o.Why)
 	}
-	if len(state.Pauses) > 0 {
-		t := show.NewTable(c.Stdout, "PAUSE", "TENANT", "UNTIL", "BY", "WHY")
-		for _, p := range state.Pauses {
-			t.Row(p.Policy, cmp.Or(p.Tenant, "(all)"), clockText(p.Until), p.By, p.Cause)
-		}
-		t.Flush()
+	overrides.Flush()
+	pauses := show.NewTable(c.Stdout, "PAUSE", "TENANT", "UNTIL", "BY", "WHY")
+	for _, p := range state.Pauses {
+		pauses.Row(p.Policy, cmp.Or(p.Tenant, "(all)"), clockText(p.Until), p.By, p.Cause)
 	}
+	pauses.Flush()
 }
 
 // publish puts policies in force, which replace those of a version.

@@ -190,42 +190,32 @@ func printState(w io.Writer, s policyStatus) {
 	for _, note := range s.Notes(s.At) {
 		fmt.Fprintln(w, note)
 	}
-	if len(s.Windows) > 0 {
-		t := show.NewTable(w, "SHARED WINDOW", "USED", "OF", "UNIT", "EMPTY IN")
-		for _, u := range s.Windows {
-			t.Row(u.Name, u.Used, u.Burst, u.Unit, since(s.At, u.ResetsAt))
-		}
-		t.Flush()
+	windows := show.NewTable(w, "SHARED WINDOW", "USED", "OF", "UNIT", "EMPTY IN")
+	for _, u := range s.Windows {
+		windows.Row(u.Name, u.Used, u.Burst, u.Unit, since(s.At, u.ResetsAt))
 	}
+	windows.Flush()
 	if len(s.Used) > 0 {
 		fmt.Fprintf(w, "%s\n", usedText(s.Used))
 	}
-	if len(s.Queues) > 0 {
-		t := show.NewTable(w, "QUEUE", "CLASS", "WAITING", "TENANTS", "LAST ASKED FOR", "")
-		for _, q := range s.Queues {
-			text := queueText(q)
-			if slices.Contains(s.PausedQueues, q.Queue) {
-				text = "paused by asynq's tools: no server takes from it"
-			}
-			t.Row(queueOf(q.Queue), q.Class, q.Waiting, q.Flows, since(q.Asked, s.At)+" ago", text)
-		}
-		t.Flush()
-	}
-	if len(s.Tenants) == 0 {
-		return
-	}
-	t := show.NewTable(w, "TENANT", "WAITING", "OLDEST", "LAST STARTS IN", "WEIGHT", "SHARE", "WINDOWS", "")
-	tenants := int64(0)
+	queues, flows := show.NewTable(w, "QUEUE", "CLASS", "WAITING", "TENANTS", "LAST ASKED FOR", ""), int64(0)
 	for _, q := range s.Queues {
-		tenants += q.Flows
+		text := queueText(q)
+		if slices.Contains(s.PausedQueues, q.Queue) {
+			text = "paused by asynq's tools: no server takes from it"
+		}
+		queues.Row(queueOf(q.Queue), q.Class, q.Waiting, q.Flows, since(q.Asked, s.At)+" ago", text)
+		flows += q.Flows
 	}
+	queues.Flush()
+	t := show.NewTable(w, "TENANT", "WAITING", "OLDEST", "LAST STARTS IN", "WEIGHT", "SHARE", "WINDOWS", "")
 	for _, tenant := range s.Tenants {
-		t.Row(tenantText(tenant), tenant.Waiting, since(tenant.Oldest, s.At), lastText(tenant, s.At), tenant.Weight,
+		t.Row(tenantText(tenant), tenant.Waiting, since(tenant.Oldest, s.At), startText(tenant.Limits, s.At), tenant.Weight,
 			fmt.Sprintf("%.3g%%", 100*tenant.Share), windowsText(tenant), heldText(tenant, s.PolicyState))
 	}
 	t.Flush()
-	if more := tenants - int64(len(s.Tenants)); more > 0 && s.Next != "" {
-		fmt.Fprintf(w, "and more, of %d: \"sluice status %s TENANT\" shows one\n", tenants, s.Policy)
+	if more := flows - int64(len(s.Tenants)); more > 0 && s.Next != "" {
+		fmt.Fprintf(w, "and more, of %d: \"sluice status %s TENANT\" shows one\n", flows, s.Policy)
 	}
 }
 
@@ -268,15 +258,16 @@ func rateText(perSecond float64) string {
 	return fmt.Sprintf(", %.3g a second", perSecond)
 }
 
-func lastText(t inspect.TenantState, at time.Time) string {
-	text := since(at, t.Expected)
-	if t.Binds == throttle.BySlots {
+// startText says in how long the last ticket starts that limits hold up.
+func startText(l inspect.Limits, at time.Time) string {
+	text := since(at, l.Expected)
+	if l.Binds == throttle.BySlots {
 		return text + ", by slots"
 	}
-	if t.AtMost {
+	if l.AtMost {
 		return "at most " + text
 	}
-	if latest := since(at, t.Latest); t.Latest.After(t.Expected) && latest != text {
+	if latest := since(at, l.Latest); l.Latest.After(l.Expected) && latest != text {
 		return text + " to " + latest
 	}
 	return text

@@ -160,7 +160,7 @@ func TestExplainSaysWhyATaskWaits(t *testing.T) {
 		must(t, errOf(client.EnqueueContext(t.Context(), task, asynq.TaskID(fmt.Sprint("t", i)))))
 	}
 	d.run(t, "explain", "t1").want(t, exitDone).says(t, `task "t1" of queue "default": scheduled`,
-		"\nposition 2 of 2 of its tenant\n", "\ngranted in the last hour to zeta 100%\npolicies: ")
+		"acme 2 of 2 ", "own tenant=acme 0 1 requests", "shared shared 1 2 requests", "\ngranted in the last hour to zeta 100%\npolicies: ")
 	got := decoded[explained](t, d.run(t, "explain", "t1", "--json"))
 	that(t, got.Line != nil && got.Line.Position == 2 && got.Policy == "api", got)
 	that(t, len(got.Used) == 1 && got.Used[0].Tenant == "zeta", got)

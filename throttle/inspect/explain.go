@@ -3,13 +3,10 @@ package inspect
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
-	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -65,40 +62,4 @@ func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (TicketState,
 		break
 	}
 	return s, nil
-}
-
-// String is the state in lines of text, without an end of line, and without DelayedBy. Times are UTC.
-func (s TicketState) String() string {
-	var b strings.Builder
-	line := func(format string, a ...any) { fmt.Fprintf(&b, "\n"+format, a...) }
-	ticket := fmt.Sprintf("ticket %s of queue %s", quote.Name(s.Ticket.ID), quote.Name(s.Ticket.Queue))
-	if !s.Waiting {
-		return ticket + " stands in no line"
-	}
-	fmt.Fprintf(&b, "%s: %s, tenant %s, waits since %s", s.Policy, ticket, quote.Name(s.Tenant), clock(s.Joined, s.At))
-	switch {
-	case s.Position == 0:
-		line("it leaves the line just now")
-		return b.String()
-	case !s.Expected.After(s.At):
-		line("it fits now, and starts as soon as a server takes it")
-	case s.Latest.After(s.Expected):
-		line("expected to start at %s, at the latest at %s", clock(s.Expected, s.At), clock(s.Latest, s.At))
-	case s.AtMost:
-		line("expected to start at %s at most", clock(s.Expected, s.At))
-	default:
-		line("expected to start at %s", clock(s.Expected, s.At))
-	}
-	for _, note := range s.Notes(s.At) {
-		line("%s", note)
-	}
-	line("position %d of %d of its tenant", s.Position, s.Of)
-	for _, w := range s.Windows {
-		state := "has room"
-		if w.Denied {
-			state = "has room for it at " + clock(s.At.Add(w.RetryIn), s.At)
-		}
-		line("window %s (%s): %d of %d %s used, %s", w.Name, w.Scope, w.Used, w.Burst, w.Unit, state)
-	}
-	return b.String()
 }

@@ -2,7 +2,6 @@ package linetest
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -71,7 +70,7 @@ func TestSlotsOfALine(t *testing.T) {
 			expect.That(st, place.Err != nil, place, "it does not fit at once")
 			e := st.explain("a3")
 			expect.Equal(st, e.DelayedBy(), "window slots, whose holds were not measured yet")
-			expect.That(st, strings.Contains(e.String(), "expected to start at 00:01:00 UTC at most\n"), e)
+			expect.That(st, e.AtMost && e.Expected.Equal(limitertest.At(m)), e)
 			st.at(2 * s)
 			limitertest.Release(st, first)
 			st.takes("a2") // a hold of 2 s is known from now on

@@ -41,8 +41,11 @@ const (
 	narrowed = 12 // no column is cut to less
 )
 
-// Flush writes the table. Where it is too wide, the widest columns are cut.
+// Flush writes the table, if it has rows. Where it is too wide, the widest columns are cut.
 func (t *Table) Flush() {
+	if len(t.rows) == 1 {
+		return
+	}
 	widths, all := make([]int, len(t.rows[0])), -gap
 	for i := range widths {
 		for _, row := range t.rows {

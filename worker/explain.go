@@ -83,7 +83,7 @@ func (c *Client) findInLine(ctx context.Context, e *Explanation) error {
 		e.Policy = matched.Name
 	}
 	line, err := inspect.Of(c.limiter).Explain(ctx, throttle.Ticket{Queue: identity + "/" + e.Queue, ID: e.ID})
-	if err == nil && line.Waiting {
+	if err == nil && line.Position > 0 {
 		line.Ticket.Queue = e.Queue // as asynq's tools name it
 		e.Line = &line
 	}

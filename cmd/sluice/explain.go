@@ -69,13 +69,10 @@ func (m *Main) explainCommand() *cli.Command {
 	}
 }
 
-// printLine shows how a ticket stands in its line, unless it has just left.
+// printLine shows how a ticket stands in its line.
 func printLine(w io.Writer, s inspect.TicketState) {
-	place := show.NewTable(w, "TENANT", "POSITION", "WAITS", "STARTS IN", "AT")
-	if s.Position > 0 {
-		place.Row(s.Tenant, fmt.Sprintf("%d of %d", s.Position, s.Of), since(s.Joined, s.At),
-			startText(s.Limits, s.At), clockText(s.Expected))
-	}
+	place := show.NewTable(w, "TENANT", "POSITION", "WAITS", "STARTS IN")
+	place.Row(s.Tenant, fmt.Sprintf("%d of %d", s.Position, s.Of), since(s.Joined, s.At), startText(s.Limits, s.At))
 	place.Flush()
 	for _, note := range s.Notes(s.At) {
 		fmt.Fprintln(w, note)

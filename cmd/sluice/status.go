@@ -246,7 +246,7 @@ func queueText(q inspect.QueueState) string {
 	case !q.Served:
 		return "no server takes from it"
 	case q.Binds == throttle.BySlots:
-		return "waits for handler slots" + rateText(q.PerSecond)
+		return "waits for handler slots"
 	}
 	return ""
 }
@@ -263,9 +263,6 @@ func startText(l inspect.Limits, at time.Time) string {
 	text := since(at, l.Expected)
 	if l.Binds == throttle.BySlots {
 		return text + ", by slots"
-	}
-	if l.AtMost {
-		return "at most " + text
 	}
 	if latest := since(at, l.Latest); l.Latest.After(l.Expected) && latest != text {
 		return text + " to " + latest

@@ -4,7 +4,10 @@ import (
 	"cmp"
 	"context"
 	"maps"
+	"strconv"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/script"
@@ -15,20 +18,17 @@ type TicketState struct {
 	At     time.Time       `json:"at"` // by the clock of Redis
 	Ticket throttle.Ticket `json:"ticket"`
 
-	// Waiting is false if the ticket stands in no line. All that follows is then zero.
-	Waiting bool   `json:"waiting"`
-	Policy  string `json:"policy,omitempty"`
+	// Position is that of the ticket among the Of tickets of its tenant, attributes, queue and class,
+	// from 1. It is 0 if the ticket stands in no line. All that follows is then zero.
+	Position int64 `json:"position"`
+	Of       int64 `json:"of,omitempty"`
 
+	Policy     string            `json:"policy,omitempty"`
 	Tenant     string            `json:"tenant,omitempty"`
 	Attributes map[string]string `json:"attributes,omitempty"` // others that windows count by
 	Class      throttle.Class    `json:"class,omitempty"`
 	Cost       map[string]int64  `json:"cost,omitempty"`  // by unit
 	Joined     time.Time         `json:"joined,omitzero"` // when it began to wait, even if it ran since
-
-	// Position is that of the ticket among the Of tickets of its tenant, attributes, queue and class,
-	// from 1. It is 0 if it has just left.
-	Position int64 `json:"position,omitempty"`
-	Of       int64 `json:"of,omitempty"`
 
 	Limits // Denied and RetryIn of windows: when its turn comes there
 }
@@ -36,30 +36,43 @@ type TicketState struct {
 // Explain returns why a ticket waits, in whichever line of the limiter that is. Its cost does not depend on
 // how many others wait.
 func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (TicketState, error) {
-	s := TicketState{At: time.Now(), Ticket: t}
-	name := script.TicketName(script.Escape(t.Queue), t.ID)
-	for _, lineName := range i.limiter.Lines() {
-		l := i.line(lineName)
-		record, position, tickets, err := l.ticket(ctx, name)
-		if err == nil && position == 0 {
-			continue
-		}
-		standing := &throttle.Standing{Flow: record.Flow, Costs: record.Costs, Ticket: name, Ask: true}
-		if err == nil {
-			err = l.Stand(ctx, standing)
-		}
-		if err != nil {
+	for _, name := range i.limiter.Lines() {
+		if s, err := i.line(name).explain(ctx, t); s.Position > 0 || err != nil {
+			s.Ticket, s.Policy = t, throttle.PolicyOf(name)
 			return s, err
 		}
-		r, d := standing.Request, standing.Decision
-		s.Policy, s.Waiting = throttle.PolicyOf(lineName), true
-		s.Tenant, s.Attributes, s.Cost = r.Tenant, maps.Clone(r.Attributes), r.Cost
-		s.Class, s.Joined = cmp.Or(r.Class, throttle.ClassLive), time.UnixMicro(record.Since)
-		if standing.Err == nil && d.AlreadyQueued { // else it has just left, or joined by scopes of before
-			s.At, s.Position, s.Of = d.At, position, tickets
-			s.Limits.add(standing, true, true)
-		}
-		break
 	}
-	return s, nil
+	return TicketState{At: time.Now(), Ticket: t}, nil
+}
+
+// explain returns why a ticket waits, if it stands in the line.
+func (l *line) explain(ctx context.Context, t throttle.Ticket) (s TicketState, err error) {
+	name := script.TicketName(script.Escape(t.Queue), t.ID)
+	found, err := read(ctx, l, "t", []string{name}, script.ReadTicket)
+	if err != nil || len(found) == 0 {
+		return s, err
+	}
+	ticket := found[0]
+	standing := &throttle.Standing{Flow: ticket.Flow, Costs: ticket.Costs, Ticket: name, Ask: true}
+	err = l.Stand(ctx, standing)
+	r, d := standing.Request, standing.Decision
+	if err != nil || standing.Err == nil && !d.AlreadyQueued { // it has just left
+		return s, err
+	}
+	s = TicketState{
+		At: time.Now(), Tenant: r.Tenant, Attributes: maps.Clone(r.Attributes), Class: cmp.Or(r.Class, throttle.ClassLive),
+		Cost: r.Cost, Joined: time.UnixMicro(ticket.Since),
+	}
+	if standing.Err == nil { // it joined by scopes that the policy has now
+		s.At = d.At
+	}
+	s.Limits.add(standing, true, true)
+	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) (err error) {
+		flow := prefix + "f:" + ticket.Flow
+		if s.Of, err = client.ZCard(ctx, flow).Result(); err == nil {
+			s.Position, err = client.ZCount(ctx, flow, "-inf", strconv.FormatInt(ticket.Rank, 10)).Result()
+		}
+		return err
+	})
+	return s, err
 }

@@ -4,6 +4,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -34,16 +35,14 @@ type Inspector struct{ limiter *throttle.Limiter }
 // Of returns an inspector of a limiter.
 func Of(l *throttle.Limiter) Inspector { return Inspector{l} }
 
-// Policies returns the names of the limiter's policies, and then of those that were removed, for which
-// somebody may wait.
+// Policies returns the names of the limiter's policies, with those that were removed while somebody waits.
 func (i Inspector) Policies() []string {
-	var names []string
-	for _, line := range i.limiter.Lines() {
-		if name := throttle.PolicyOf(line); !slices.Contains(names, name) {
-			names = append(names, name)
-		}
+	names := i.limiter.Lines()
+	for n, line := range names {
+		names[n] = throttle.PolicyOf(line)
 	}
-	return names
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // Orphans returns how many tickets wait in lines of policies that the limiter does not have, by policy.
@@ -51,26 +50,26 @@ func (i Inspector) Policies() []string {
 func (i Inspector) Orphans(ctx context.Context) (map[string]int64, error) {
 	known, orphans := i.Policies(), map[string]int64{}
 	var mu sync.Mutex
-	scan := func(ctx context.Context, client redis.Cmdable) error {
-		keys := client.Scan(ctx, 0, script.Prefix(i.limiter.Config().Prefix, "*")+"q", 5000).Iterator()
-		for keys.Next(ctx) {
-			_, line, _ := strings.Cut(keys.Val(), "{")
-			line, _, _ = strings.Cut(line, "}")
-			n, err := client.HLen(ctx, strings.TrimSuffix(keys.Val(), "q")+"t").Result()
-			if err != nil {
-				return err
-			}
-			if policy := throttle.PolicyOf(line); n > 0 && !slices.Contains(known, policy) {
-				mu.Lock()
+	scan := func(ctx context.Context, node redis.Cmdable) error {
+		mu.Lock()
+		defer mu.Unlock()
+		lines := node.Scan(ctx, 0, script.Prefix(i.limiter.Config().Prefix, "*")+"t", 5000).Iterator()
+		for lines.Next(ctx) {
+			_, name, _ := strings.Cut(lines.Val(), "{")
+			name, _, _ = strings.Cut(name, "}")
+			if policy := throttle.PolicyOf(name); !slices.Contains(known, policy) {
+				n, err := node.HLen(ctx, lines.Val()).Result()
+				if err != nil {
+					return err
+				}
 				orphans[policy] += n
-				mu.Unlock()
 			}
 		}
-		return keys.Err()
+		return lines.Err()
 	}
 	return orphans, i.limiter.Line("").Read(ctx, func(client redis.UniversalClient, _ string) error {
 		if c, ok := client.(*redis.ClusterClient); ok {
-			return c.ForEachMaster(ctx, func(ctx context.Context, master *redis.Client) error { return scan(ctx, master) })
+			return c.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return scan(ctx, node) })
 		}
 		return scan(ctx, client)
 	})
@@ -86,8 +85,8 @@ func (i Inspector) lines(policy string) ([]string, error) {
 	return lines, nil
 }
 
-// Limits say which windows and pauses hold requests up, and until when. As JSON, times are of RFC 3339, and durations are
-// seconds.
+// Limits say which windows and pauses hold requests up, and until when. As JSON, times are of RFC 3339, and
+// durations are seconds.
 type Limits struct {
 	Windows []throttle.WindowState `json:"windows"`
 
@@ -97,10 +96,6 @@ type Limits struct {
 	Binds    string    `json:"binds,omitempty"`
 	Expected time.Time `json:"expected,omitzero"`
 	Latest   time.Time `json:"latest,omitzero"`
-
-	// AtMost says that a Concurrency window binds of which no release was measured yet: Expected takes each
-	// of its slots to be held for its lease.
-	AtMost bool `json:"at_most,omitempty"`
 
 	Pause     *throttle.Pause     `json:"pause,omitempty"`      // nil if there is none
 	Adapted   *throttle.Adapted   `json:"adapted,omitempty"`    // the rate, if it is not the published one
@@ -127,22 +122,17 @@ func (l *Limits) add(s *throttle.Standing, shared, others bool) {
 			l.PerSecond, shortest = rate, w.Period
 		}
 	}
-	if expected := d.At.Add(d.RetryIn); d.AlreadyQueued && expected.After(l.Expected) {
-		l.Binds, l.Expected, l.Latest = s.Decision.Binds, expected, time.Time{}
-		l.AtMost = d.Latest == 0 && slices.ContainsFunc(d.Windows, func(w throttle.WindowState) bool {
-			return w.Name == s.Decision.Binds && w.Algorithm.Leases()
-		})
-		if d.Latest >= d.RetryIn {
-			l.Latest = d.At.Add(d.Latest)
-		}
+	expected, latest := d.At.Add(d.RetryIn), time.Time{}
+	if d.Latest >= d.RetryIn {
+		latest = d.At.Add(d.Latest)
+	}
+	if d.AlreadyQueued && cmp.Or(expected.Compare(l.Expected), latest.Compare(l.Latest)) > 0 {
+		l.Binds, l.Expected, l.Latest = d.Binds, expected, latest
 	}
 }
 
 // DelayedBy says Binds in words, such as "window burst". It is empty if the ticket can start now.
 func (l Limits) DelayedBy() string {
-	if l.AtMost {
-		return "window " + l.Binds + ", whose holds were not measured yet"
-	}
 	switch l.Binds {
 	case "":
 		return ""
@@ -171,20 +161,11 @@ func (l Limits) Notes(at time.Time) (notes []string) {
 		notes = append(notes, l.Pause.Describe(at))
 	}
 	if r := l.Remaining; r != nil {
-		until := clock(r.Until, at)
-		notes = append(notes, fmt.Sprintf("%d %s left until %s by the upstream", r.Units, r.Unit, until))
+		until := r.Until.UTC().Format(time.DateTime)
+		notes = append(notes, fmt.Sprintf("%d %s left until %s UTC by the upstream", r.Units, r.Unit, until))
 	}
 	if l.Adapted != nil {
 		notes = append(notes, l.Adapted.String())
 	}
 	return notes
-}
-
-// clock formats t, with its date unless that is the date of at.
-func clock(t, at time.Time) string {
-	t, at = t.UTC(), at.UTC()
-	if t.Format(time.DateOnly) == at.Format(time.DateOnly) {
-		return t.Format("15:04:05 UTC")
-	}
-	return t.Format(time.DateTime + " UTC")
 }

@@ -16,8 +16,6 @@ func TestWhatHoldsUpIsNamed(t *testing.T) {
 	} {
 		expect.Equal(t, (Limits{Binds: binds}).DelayedBy(), want, binds)
 	}
-	unmeasured := Limits{Binds: "at-once", AtMost: true}
-	expect.Equal(t, unmeasured.DelayedBy(), "window at-once, whose holds were not measured yet")
 }
 
 // A tenant starves whose first ticket stays, unless it is granted others: those of retries go before it.

@@ -3,7 +3,6 @@ package inspect
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -56,31 +55,36 @@ func (f flow) costs() string {
 // readFlow reads "tickets units weight tag suffix rank ...".
 func readFlow(name, record string) (flow, error) {
 	f, suffix := newFlow(name), ""
-	_, err := fmt.Sscan(record, &f.tickets, &f.units, &f.weight, &f.tag, &suffix, &f.rank)
-	if err != nil {
-		err = &script.ReplyError{Reason: fmt.Sprintf("flow %q: %v", name, err)}
-	}
+	err := scan(name, record, &f.tickets, &f.units, &f.weight, &f.tag, &suffix, &f.rank)
 	return f, err
 }
 
-// readQueue reads "asked tickets weights first last server since taken flows ...". Flows begin with the name.
-func readQueue(name, record string) (q QueueState, err error) {
-	asked, skip := int64(0), ""
-	_, err = fmt.Sscan(record, &asked, &q.Waiting, &q.weights, &skip, &skip, &skip, &q.since, &q.taken, &q.Flows)
-	if err != nil {
-		err = &script.ReplyError{Reason: fmt.Sprintf("queue %q: %v", name, err)}
-	}
+// readQueue reads "asked tickets weights first last server since taken flows ...", at a time.
+func readQueue(name, record string, at time.Time) (QueueState, error) {
+	q, skip := QueueState{Class: throttle.ClassLive}, ""
+	var asked, since int64
+	err := scan(name, record, &asked, &q.Waiting, &q.weights, &skip, &skip, &skip, &since, &skip, &q.Flows)
 	name, batch := strings.CutSuffix(name, "!")
-	if q.Asked, q.Class = time.UnixMicro(asked), throttle.ClassLive; batch {
+	if batch {
 		q.Class = throttle.ClassBatch
 	}
 	if !strings.HasPrefix(name, "!") {
 		q.Queue = script.Unescape(name)
 	}
-	if q.since > 0 {
+	q.Asked = time.UnixMicro(asked)
+	q.Served = at.Sub(q.Asked) < servedWithin
+	if since > 0 {
 		q.Binds = throttle.BySlots
 	}
 	return q, err
+}
+
+// scan reads the first fields of a record.
+func scan(name, record string, fields ...any) error {
+	if _, err := fmt.Sscan(record, fields...); err != nil {
+		return &script.ReplyError{Reason: fmt.Sprintf("record %q: %v", name, err)}
+	}
+	return nil
 }
 
 // line returns one that is not read yet.
@@ -88,12 +92,12 @@ func (i Inspector) line(name string) *line {
 	return &line{i.limiter.Line(name), map[string]QueueState{}}
 }
 
-// open reads the queues of a line.
-func (l *line) open(ctx context.Context) error {
+// open reads the queues of a line, at a time.
+func (l *line) open(ctx context.Context, at time.Time) error {
 	return l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
 		records, err := client.HGetAll(ctx, prefix+"z").Result()
 		for name, record := range records {
-			q, bad := readQueue(name, record)
+			q, bad := readQueue(name, record, at)
 			if err = cmp.Or(err, bad); q.Waiting > 0 {
 				l.queues[name] = q
 			}
@@ -132,79 +136,54 @@ func (l *line) all(ctx context.Context) ([]flow, error) {
 	}
 }
 
-// named returns those flows of the names that wait.
-func (l *line) named(ctx context.Context, names []string) (flows []flow, err error) {
-	for part := range slices.Chunk(names, 1000) {
-		err = cmp.Or(err, l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
-			records, err := client.HMGet(ctx, prefix+"f", part...).Result()
+// read reads fields of a hash of a line, and parses those that it has.
+func read[T any](ctx context.Context, l *line, key string, fields []string, parse func(field, record string) (T, error)) (
+	found []T, err error) {
+	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
+		for part := range slices.Chunk(fields, 1000) {
+			records, err := client.HMGet(ctx, prefix+key, part...).Result()
 			for i, record := range records {
 				if text, ok := record.(string); ok {
-					f, bad := readFlow(part[i], text)
-					flows, err = append(flows, f), cmp.Or(err, bad)
+					one, bad := parse(part[i], text)
+					found, err = append(found, one), cmp.Or(err, bad)
 				}
 			}
-			return err
-		}))
-	}
-	return flows, err
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return found, err
 }
 
-// oldest returns when the oldest tickets of flows began to wait, by flow. The oldest is the first ticket that
-// joined at the end, or the first of those in front, which ran before.
+// oldest returns when the oldest tickets of flows began to wait, by the flows' values. The oldest is the first
+// ticket that joined at the end, or the first of those in front, which ran before.
 func (l *line) oldest(ctx context.Context, flows []flow) (map[string]time.Time, error) {
-	oldest := map[string]time.Time{}
-	return oldest, l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
-		pipe := client.Pipeline()
-		first := make([]*redis.StringSliceCmd, 2*len(flows))
-		for i, f := range flows {
-			from := redis.ZRangeArgs{
-				Key: prefix + "f:" + f.name, Start: script.LineZero, Stop: "+inf", ByScore: true, Count: 1,
-			}
-			first[2*i], first[2*i+1] = pipe.ZRangeArgs(ctx, from), pipe.ZRange(ctx, from.Key, 0, 0)
+	var names []string
+	err := l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
+		pipe, first := client.Pipeline(), []*redis.StringSliceCmd{}
+		for _, f := range flows {
+			key := prefix + "f:" + f.name
+			end := redis.ZRangeArgs{Key: key, Start: script.LineZero, Stop: "+inf", ByScore: true, Count: 1}
+			first = append(first, pipe.ZRangeArgs(ctx, end), pipe.ZRange(ctx, key, 0, 0))
 		}
-		if _, err := pipe.Exec(ctx); err != nil {
-			return err
-		}
-		names := []string{"-"}
+		_, err := pipe.Exec(ctx)
 		for _, ticket := range first {
 			names = append(names, ticket.Val()...)
 		}
-		records, err := client.HMGet(ctx, prefix+"t", names...).Result()
-		for i, record := range records {
-			text, ok := record.(string)
-			if !ok {
-				continue
-			}
-			t, bad := script.ReadTicket(names[i], text)
-			since := time.UnixMicro(t.Since)
-			if before, known := oldest[t.Flow]; !known || since.Before(before) {
-				oldest[t.Flow] = since
-			}
-			err = cmp.Or(err, bad)
-		}
 		return err
 	})
-}
-
-// ticket returns the ticket of a name, its position in its flow from 1, and how many wait there; 0 if it does not
-// wait.
-func (l *line) ticket(ctx context.Context, name string) (t script.Ticket, position, tickets int64, err error) {
-	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
-		record, err := client.HGet(ctx, prefix+"t", name).Result()
-		if err == nil {
-			t, err = script.ReadTicket(name, record)
+	if err != nil {
+		return nil, err
+	}
+	tickets, err := read(ctx, l, "t", names, script.ReadTicket)
+	oldest := map[string]time.Time{}
+	for _, t := range tickets {
+		since, values := time.UnixMicro(t.Since), newFlow(t.Flow).values
+		if before, known := oldest[values]; !known || since.Before(before) {
+			oldest[values] = since
 		}
-		if err == nil {
-			tickets, err = client.ZCard(ctx, prefix+"f:"+t.Flow).Result()
-		}
-		if err == nil {
-			position, err = client.ZRank(ctx, prefix+"f:"+t.Flow, name).Result()
-			position++
-		}
-		if errors.Is(err, redis.Nil) { // it does not wait, or has just left
-			position, err = 0, nil
-		}
-		return err
-	})
-	return t, position, tickets, err
+	}
+	return oldest, err
 }

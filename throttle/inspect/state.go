@@ -44,17 +44,14 @@ type PolicyState struct {
 
 // A QueueState is what waits in one queue, of one class.
 type QueueState struct {
-	Queue     string         `json:"queue"` // Ticket.Queue; empty for calls that wait in place
-	Class     throttle.Class `json:"class"`
-	Waiting   int64          `json:"waiting"`
-	Flows     int64          `json:"flows"`                // tenants, each with its other attributes
-	Asked     time.Time      `json:"asked"`                // when a server asked for it last
-	Served    bool           `json:"served"`               // a server asked within the last minute
-	Binds     string         `json:"binds,omitempty"`      // throttle.BySlots, or empty for limits
-	PerSecond float64        `json:"per_second,omitempty"` // taken while slots bind; 0 if unknown
-
-	weights      int64 // of its flows, in thousandths
-	since, taken int64 // since when servers left tickets that fit (us), 0 if they do not; how many they took
+	Queue   string         `json:"queue"` // Ticket.Queue; empty for calls that wait in place
+	Class   throttle.Class `json:"class"`
+	Waiting int64          `json:"waiting"`
+	Flows   int64          `json:"flows"`           // tenants, each with its other attributes
+	Asked   time.Time      `json:"asked"`           // when a server asked for it last
+	Served  bool           `json:"served"`          // a server asked within the last minute
+	Binds   string         `json:"binds,omitempty"` // throttle.BySlots, or empty for limits
+	weights int64          // of its flows, in thousandths
 }
 
 // A TenantState is how one tenant stands that waits, with its other attributes.
@@ -78,50 +75,49 @@ type TenantState struct {
 // Pages are in no order. A tenant that waits all the time comes at least once, and may come twice.
 // A removed policy has a state while somebody waits for it.
 func (i Inspector) State(ctx context.Context, q Query) (PolicyState, error) {
-	s := PolicyState{At: time.Now(), Policy: q.Policy, Tenants: []TenantState{}}
+	s := PolicyState{At: time.Now(), Policy: q.Policy, Queues: []QueueState{}, Tenants: []TenantState{}}
 	names, err := i.lines(q.Policy)
 	if err != nil {
 		return s, err
 	}
-	bad := func(field string, value any, hint string) (PolicyState, error) {
-		return s, &throttle.RequestError{Policy: q.Policy, Field: field, Value: value, Hint: hint}
-	}
 	if q.Limit = cmp.Or(q.Limit, DefaultLimit); q.Limit < 1 || q.Limit > MaxLimit {
-		return bad("limit", q.Limit, fmt.Sprintf("must be 1 to %d", MaxLimit))
+		hint := fmt.Sprintf("must be 1 to %d", MaxLimit)
+		return s, &throttle.RequestError{Policy: q.Policy, Field: "limit", Value: q.Limit, Hint: hint}
 	}
 	at, cursor := 0, uint64(0)
-	if q.After != "" {
-		if n, _ := fmt.Sscanf(q.After, "%d.%d", &at, &cursor); n != 2 || at < 0 || at >= len(names) {
-			return bad("after", q.After, "must be the Next of a page")
-		}
+	if n, _ := fmt.Sscanf(cmp.Or(q.After, "0.0"), "%d.%d", &at, &cursor); n != 2 || at < 0 || at >= len(names) {
+		return s, &throttle.RequestError{Policy: q.Policy, Field: "after", Value: q.After, Hint: "must be the Next of a page"}
 	}
 	if q.Tenant != "" {
 		at = max(0, slices.Index(names, i.limiter.LineOf(q.Policy, q.Tenant)))
 	}
-	var queues []QueueState
-	var here *line
-	for n, name := range names {
-		l := i.line(name)
-		if err := l.open(ctx); err != nil {
-			return s, err
-		}
-		if queues = slices.AppendSeq(queues, maps.Values(l.queues)); n == at {
-			here = l
-		}
-	}
 	shared := &throttle.Standing{Ask: true}
-	if err := here.Stand(ctx, shared); err != nil {
+	if err := i.limiter.Line(names[at]).Stand(ctx, shared); err != nil {
 		return s, err
 	}
 	s.At = shared.Decision.At
 	s.Limits.add(shared, true, false)
-	s.Queues = queueStates(queues, s.At)
-	for _, q := range s.Queues {
-		s.Waiting += q.Waiting
+	var here *line
+	for n, name := range names {
+		l := i.line(name)
+		if err := l.open(ctx, s.At); err != nil {
+			return s, err
+		}
+		if n == at {
+			here = l
+		}
+		for _, q := range l.queues {
+			s.add(q)
+		}
 	}
-	if s.Tenants, cursor, err = here.tenants(ctx, cursor, q); err != nil {
+	slices.SortFunc(s.Queues, func(a, b QueueState) int {
+		return cmp.Or(cmp.Compare(a.Queue, b.Queue), -cmp.Compare(a.Class, b.Class))
+	})
+	tenants, cursor, err := here.tenants(ctx, cursor, q)
+	if err != nil {
 		return s, err
 	}
+	s.Tenants = append(s.Tenants, tenants...)
 	switch {
 	case cursor != 0:
 		s.Next = fmt.Sprintf("%d.%d", at, cursor)
@@ -131,41 +127,32 @@ func (i Inspector) State(ctx context.Context, q Query) (PolicyState, error) {
 	return s, nil
 }
 
-// queueStates adds up queues of several lines.
-func queueStates(queues []QueueState, at time.Time) []QueueState {
-	sums := map[string]QueueState{}
-	for _, q := range queues {
-		if span := at.UnixMicro() - q.since; q.since > 0 && span >= 1_000_000 && q.taken >= 10 {
-			q.PerSecond = float64(q.taken) / float64(span) * 1e6
-		}
-		side := string(q.Class) + q.Queue
-		sum := sums[side]
-		q.Waiting, q.Flows, q.PerSecond = q.Waiting+sum.Waiting, q.Flows+sum.Flows, q.PerSecond+sum.PerSecond
-		if q.Binds = cmp.Or(q.Binds, sum.Binds); sum.Asked.After(q.Asked) {
-			q.Asked = sum.Asked
-		}
-		q.Served = at.Sub(q.Asked) < servedWithin
-		sums[side] = q
+// add adds a queue of one line.
+func (s *PolicyState) add(q QueueState) {
+	s.Waiting += q.Waiting
+	i := slices.IndexFunc(s.Queues, func(sum QueueState) bool { return sum.Queue == q.Queue && sum.Class == q.Class })
+	if i < 0 {
+		s.Queues = append(s.Queues, q)
+		return
 	}
-	states := slices.AppendSeq([]QueueState{}, maps.Values(sums))
-	slices.SortFunc(states, func(a, b QueueState) int {
-		return cmp.Or(cmp.Compare(a.Queue, b.Queue), -cmp.Compare(a.Class, b.Class))
-	})
-	return states
+	sum := &s.Queues[i]
+	sum.Waiting, sum.Flows = sum.Waiting+q.Waiting, sum.Flows+q.Flows
+	sum.Binds, sum.Served = cmp.Or(sum.Binds, q.Binds), sum.Served || q.Served
+	if q.Asked.After(sum.Asked) {
+		sum.Asked = q.Asked
+	}
 }
 
 // tenants returns the page of tenants after a cursor, and the next cursor, 0 at the end.
 func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantState, next uint64, err error) {
-	var found []flow
-	alone := false // it is of one tenant, and no window counts by other attributes
+	asked := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
 	if q.Tenant != "" {
-		asked := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
 		if err := l.Stand(ctx, asked); err != nil {
 			return nil, 0, err
 		}
-		alone, found = asked.Err == nil, []flow{newFlow(asked.Flow)}
 	}
-	if !alone {
+	found := []flow{newFlow(asked.Flow)}
+	if asked.Flow == "" { // windows count by other attributes, too, or all tenants are asked for
 		if found, next, err = l.page(ctx, cursor, int64(q.Limit)); err != nil {
 			return nil, 0, err
 		}
@@ -177,23 +164,21 @@ func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantS
 		}
 	}
 	slices.Sort(names)
-	flows, err := l.named(ctx, slices.Compact(names))
+	flows, err := read(ctx, l, "f", slices.Compact(names), readFlow)
 	if err != nil {
 		return nil, 0, err
 	}
-	if alone && len(flows) == 0 { // it does not wait
+	if asked.Flow != "" && len(flows) == 0 { // it does not wait
 		flows = found
 	}
 	states, err := l.states(ctx, flows)
-	if q.Tenant != "" {
-		states = slices.DeleteFunc(states, func(t TenantState) bool { return t.Tenant != q.Tenant })
-	}
-	return states, next, err
+	other := func(t TenantState) bool { return q.Tenant != "" && t.Tenant != q.Tenant }
+	return slices.DeleteFunc(states, other), next, err
 }
 
-// states returns how the tenants of flows stand, by the order in which State returns them. Weight and share
-// are those of the flow with most tickets.
+// states returns how the tenants of flows stand, by the order in which State returns them.
 func (l *line) states(ctx context.Context, flows []flow) ([]TenantState, error) {
+	slices.SortFunc(flows, func(a, b flow) int { return cmp.Compare(b.tickets, a.tickets) })
 	oldest, err := l.oldest(ctx, flows)
 	if err != nil {
 		return nil, err
@@ -205,39 +190,23 @@ func (l *line) states(ctx context.Context, flows []flow) ([]TenantState, error) 
 	if err := l.Stand(ctx, standings...); err != nil {
 		return nil, err
 	}
-	sums, most := map[string]*TenantState{}, map[string]int64{}
+	sums := map[string]TenantState{}
 	for i, f := range flows {
 		s, t := standings[i], sums[f.values]
-		if t == nil {
-			r := s.Request
-			t = &TenantState{Tenant: r.Tenant, Attributes: maps.Clone(r.Attributes), Weight: cmp.Or(s.Weight, 1)}
-			t.Windows, sums[f.values] = []throttle.WindowState{}, t
-		}
-		t.Waiting, t.tags = t.Waiting+f.tickets, t.tags+f.tag
-		if s.Request.Class == throttle.ClassBatch {
-			t.Batch += f.tickets
-		}
-		if f.tickets > most[f.values] {
-			most[f.values], t.Weight = f.tickets, float64(f.weight)/1000
+		if t.Windows == nil { // the first flow has most tickets
+			t.Tenant, t.Attributes, t.Oldest = s.Request.Tenant, maps.Clone(s.Request.Attributes), oldest[f.values]
+			t.Weight = cmp.Or(float64(f.weight)/1000, s.Weight)
 			t.Share = min(1, float64(f.weight)/float64(max(1, l.queues[f.queue].weights)))
 		}
-		if s.Err != nil {
-			continue
+		if t.Waiting, t.tags = t.Waiting+f.tickets, t.tags+f.tag; s.Request.Class == throttle.ClassBatch {
+			t.Batch += f.tickets
 		}
 		t.Exempt = s.Decision.Exempt
-		at, waits := oldest[f.name]
-		if waits && s.Decision.AlreadyQueued && (t.Oldest.IsZero() || at.Before(t.Oldest)) {
-			t.Oldest = at
-		}
 		t.Limits.add(s, false, true)
+		sums[f.values] = t
 	}
-	states := make([]TenantState, 0, len(sums))
-	for _, t := range sums {
-		states = append(states, *t)
-	}
-	slices.SortFunc(states, func(a, b TenantState) int {
-		return cmp.Or(-cmp.Compare(a.Waiting, b.Waiting), strings.Compare(a.Tenant, b.Tenant),
+	return slices.SortedFunc(maps.Values(sums), func(a, b TenantState) int {
+		return cmp.Or(cmp.Compare(b.Waiting, a.Waiting), strings.Compare(a.Tenant, b.Tenant),
 			strings.Compare(fmt.Sprint(a.Attributes), fmt.Sprint(b.Attributes)))
-	})
-	return states, nil
+	}), nil
 }

@@ -27,7 +27,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 		d := limitertest.Reserve(st, st.l, st.of("a4"))
 		expect.That(st, !d.Granted && d.Queued && d.Binds == throttle.ByPause && d.RetryIn >= h-m, d)
 		e := st.explain("a2")
-		expect.That(st, e.Waiting && e.Binds == throttle.ByPause && e.Pause.By == "anna" &&
+		expect.That(st, e.Position > 0 && e.Binds == throttle.ByPause && e.Pause.By == "anna" &&
 			e.Expected.Sub(e.At) >= h-m, "a2 is explained by", e)
 		for k := range 12 {
 			taken := limitertest.Take(st, st.at(time.Duration(10+10*k)*s).l, 64, "q")

@@ -26,8 +26,8 @@ type Heads struct {
 }
 
 type head struct {
-	first [2]int64 // when it joined, and the tags of its tenant, which move by each grant
-	since time.Time
+	joined, tags int64 // of the first ticket; of its tenant's flows, which move by each grant
+	since        time.Time
 }
 
 // Note notes a state. It returns the tenants of it that starve: no pause and no window of their own holds
@@ -39,14 +39,13 @@ func (h *Heads) Note(s PolicyState) (starving []TenantState) {
 	if h.all == nil || len(h.all) > maxHeads {
 		h.all = map[[3]string]head{}
 	}
+	full := func(w throttle.WindowState) bool { return w.Remaining == 0 }
 	for _, t := range s.Tenants {
 		key := [3]string{s.Policy, t.Tenant, fmt.Sprint(t.Attributes)}
 		first := h.all[key]
-		if is := [2]int64{t.Oldest.UnixMicro(), t.tags}; first.first != is { // retries go before the first ticket
-			first = head{is, s.At}
-			h.all[key] = first
+		if now := (head{t.Oldest.UnixMicro(), t.tags, s.At}); first.joined != now.joined || first.tags != now.tags {
+			first, h.all[key] = now, now // retries go before the first ticket: it may stay for long
 		}
-		full := func(w throttle.WindowState) bool { return w.Remaining == 0 }
 		stood := s.At.Sub(first.since)
 		if !t.Oldest.IsZero() && t.Pause == nil && !slices.ContainsFunc(t.Windows, full) &&
 			stood >= starvesAfter && s.PerSecond*stood.Seconds()*t.Share > starvesDue {

@@ -63,7 +63,7 @@ type TenantState struct {
 	Oldest     time.Time         `json:"oldest,omitzero"`  // when the oldest began to wait; zero if none does
 	Exempt     bool              `json:"exempt,omitempty"` // it is never denied
 	Weight     float64           `json:"weight"`           // as its tickets joined
-	Share      float64           `json:"share"`            // of its weight in all weights of its queue: 0 to 1
+	Share      float64           `json:"share"`            // of its weight in all weights of the queue where most wait: 0 to 1
 	Limits                       // all but those that all tenants share
 	tags       int64             // of its flows, in all
 }
@@ -113,11 +113,9 @@ func (i Inspector) State(ctx context.Context, q Query) (PolicyState, error) {
 	slices.SortFunc(s.Queues, func(a, b QueueState) int {
 		return cmp.Or(cmp.Compare(a.Queue, b.Queue), -cmp.Compare(a.Class, b.Class))
 	})
-	tenants, cursor, err := here.tenants(ctx, cursor, q)
-	if err != nil {
+	if s.Tenants, cursor, err = here.tenants(ctx, cursor, q); err != nil {
 		return s, err
 	}
-	s.Tenants = append(s.Tenants, tenants...)
 	switch {
 	case cursor != 0:
 		s.Next = fmt.Sprintf("%d.%d", at, cursor)
@@ -176,9 +174,11 @@ func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantS
 	return slices.DeleteFunc(states, other), next, err
 }
 
-// states returns how the tenants of flows stand, by the order in which State returns them.
+// states returns how the tenants of flows stand, those with most tickets first.
 func (l *line) states(ctx context.Context, flows []flow) ([]TenantState, error) {
-	slices.SortFunc(flows, func(a, b flow) int { return cmp.Compare(b.tickets, a.tickets) })
+	slices.SortFunc(flows, func(a, b flow) int {
+		return cmp.Or(strings.Compare(a.values, b.values), cmp.Compare(b.tickets, a.tickets))
+	})
 	oldest, err := l.oldest(ctx, flows)
 	if err != nil {
 		return nil, err
@@ -190,23 +190,22 @@ func (l *line) states(ctx context.Context, flows []flow) ([]TenantState, error) 
 	if err := l.Stand(ctx, standings...); err != nil {
 		return nil, err
 	}
-	sums := map[string]TenantState{}
+	states := []TenantState{}
 	for i, f := range flows {
-		s, t := standings[i], sums[f.values]
-		if t.Windows == nil { // the first flow has most tickets
-			t.Tenant, t.Attributes, t.Oldest = s.Request.Tenant, maps.Clone(s.Request.Attributes), oldest[f.values]
-			t.Weight = cmp.Or(float64(f.weight)/1000, s.Weight)
-			t.Share = min(1, float64(f.weight)/float64(max(1, l.queues[f.queue].weights)))
+		s := standings[i]
+		if i == 0 || f.values != flows[i-1].values {
+			states = append(states, TenantState{
+				Tenant: s.Request.Tenant, Attributes: maps.Clone(s.Request.Attributes), Oldest: oldest[f.values],
+				Exempt: s.Decision.Exempt, Weight: cmp.Or(float64(f.weight)/1000, s.Weight),
+				Share: min(1, float64(f.weight)/float64(max(1, l.queues[f.queue].weights))),
+			})
 		}
+		t := &states[len(states)-1]
 		if t.Waiting, t.tags = t.Waiting+f.tickets, t.tags+f.tag; s.Request.Class == throttle.ClassBatch {
 			t.Batch += f.tickets
 		}
-		t.Exempt = s.Decision.Exempt
 		t.Limits.add(s, false, true)
-		sums[f.values] = t
 	}
-	return slices.SortedFunc(maps.Values(sums), func(a, b TenantState) int {
-		return cmp.Or(cmp.Compare(b.Waiting, a.Waiting), strings.Compare(a.Tenant, b.Tenant),
-			strings.Compare(fmt.Sprint(a.Attributes), fmt.Sprint(b.Attributes)))
-	}), nil
+	slices.SortStableFunc(states, func(a, b TenantState) int { return cmp.Compare(b.Waiting, a.Waiting) })
+	return states, nil
 }

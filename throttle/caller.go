@@ -3,32 +3,31 @@ package throttle
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 // A Caller tells the calls of a running job whose they are, and records whether the upstream refused one. Their
-// context carries it. Its methods are safe for concurrent use; on a nil Caller they record nothing, and report
-// false. Request must not change once the job runs.
+// context carries it. Its methods are safe for concurrent use. Decision and Request must not change once the job
+// runs.
 //
 // Package worker makes one for each task. A handler uses the worker.Job of its context instead.
 type Caller struct {
 	// Decision is the grant of the job's own cost, by Request.Policy. An answer to a call is compared
-	// with it. It is zero if the job has none, and must not change once the job runs.
+	// with it. It is zero if the job has none.
 	Decision Decision
+
+	// GaveBack is set when the job's own cost was given back.
+	GaveBack atomic.Bool
 
 	// Request has the tenant, attributes and policy of the job's calls. If its Policy is empty, each
 	// call must name one.
 	Request Request
 
-	mu       sync.Mutex
-	gaveBack bool
-	refused  refusal // zero if there is none
-}
-
-type refusal struct {
-	policy string
-	at     time.Time // when it was recorded
-	until  time.Time
+	mu           sync.Mutex
+	refusedAt    time.Time // when a refusal was recorded last; zero if there is none
+	refusedBy    string    // the policy
+	refusedUntil time.Time
 }
 
 type callerKey struct{}
@@ -38,62 +37,46 @@ func WithCaller(ctx context.Context, c *Caller) context.Context {
 	return context.WithValue(ctx, callerKey{}, c)
 }
 
-// CallerFrom returns the caller that a context carries, or nil.
+// CallerFrom returns the caller that a context carries. It is never nil: without one it is a new one.
 func CallerFrom(ctx context.Context) *Caller {
-	c, _ := ctx.Value(callerKey{}).(*Caller)
-	return c
-}
-
-// do calls f under the lock, unless there is no caller.
-func (c *Caller) do(f func()) {
-	if c == nil {
-		return
+	if c, _ := ctx.Value(callerKey{}).(*Caller); c != nil {
+		return c
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	f()
+	return &Caller{}
 }
-
-// GaveBack records that the job's own cost was given back.
-func (c *Caller) GaveBack() { c.do(func() { c.gaveBack = true }) }
 
 // Counted reports whether the job's own cost is taken, and by this policy. The job's calls by that policy are part
 // of the cost, and must not reserve again. A job that is requeued because such a call is denied would take its
 // cost again, and might never end.
-func (c *Caller) Counted(policy string) (counted bool) {
-	c.do(func() { counted = c.Decision.Granted && !c.gaveBack && policy == c.Request.Policy })
-	return counted
+func (c *Caller) Counted(policy string) bool {
+	return c.Decision.Granted && !c.GaveBack.Load() && policy == c.Request.Policy
 }
 
 // Refused records that the upstream of a policy refused a call of the job, and for how long. Of
 // several refusals the longest counts.
 func (c *Caller) Refused(policy string, retryIn time.Duration) {
-	c.do(func() {
-		now := time.Now()
-		c.refused.at = now
-		if until := now.Add(retryIn); c.refused.until.Before(until) {
-			c.refused.policy, c.refused.until = policy, until
-		}
-	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refusedAt = time.Now()
+	if until := c.refusedAt.Add(retryIn); c.refusedUntil.Before(until) {
+		c.refusedBy, c.refusedUntil = policy, until
+	}
 }
 
 // Answered records the answer to a call that was made at this time. It clears refusals before that: the job has
 // dealt with them. A refusal that came while the call was under way stands.
 func (c *Caller) Answered(made time.Time) {
-	c.do(func() {
-		if !made.Before(c.refused.at) {
-			c.refused = refusal{}
-		}
-	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !made.Before(c.refusedAt) {
+		c.refusedAt, c.refusedBy, c.refusedUntil = time.Time{}, "", time.Time{}
+	}
 }
 
 // Refusal reports whether a call of the job was refused and no later one was answered. It returns
 // the policy and how much longer its upstream refuses calls, 0 if that has passed.
 func (c *Caller) Refusal() (retryIn time.Duration, policy string, ok bool) {
-	c.do(func() {
-		if ok = !c.refused.at.IsZero(); ok {
-			retryIn, policy = max(0, time.Until(c.refused.until)), c.refused.policy
-		}
-	})
-	return retryIn, policy, ok
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return max(0, time.Until(c.refusedUntil)), c.refusedBy, !c.refusedAt.IsZero()
 }

@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"time"
 )
@@ -8,11 +9,10 @@ import (
 // A hold renews the lease of a reservation: see Reservation.Hold. It is in Limiter.holds until the
 // reservation is released or cancelled.
 type hold struct {
-	caller  *Caller
-	cancel  context.CancelCauseFunc // of the work
-	policy  string
-	stop    context.CancelFunc // of the renewing
-	stopped chan struct{}      // closed when the renewing has ended
+	caller *Caller
+	cancel context.CancelCauseFunc // of the work
+	policy string
+	stop   context.CancelFunc // of the renewing
 }
 
 // Hold keeps what Concurrency windows lend to the reservation: it renews the lease three times a
@@ -29,55 +29,33 @@ func (r Reservation) Hold(ctx context.Context) context.Context {
 	}
 	work, cancel := context.WithCancelCause(ctx)
 	renewing, stop := context.WithCancel(context.WithoutCancel(ctx))
-	h := &hold{CallerFrom(ctx), cancel, r.Policy, stop, make(chan struct{})}
+	h := &hold{CallerFrom(ctx), cancel, r.Policy, stop}
 	if before, held := r.limiter.holds.Swap(r.ID, h); held {
-		before.(*hold).end()
+		before.(*hold).stop()
 	}
-	go func() {
-		defer close(h.stopped)
-		r.keepRenewing(renewing, h, lease)
-	}()
+	go r.keepRenewing(renewing, h, lease)
 	return work
-}
-
-// end ends the renewing, and waits for a renewal that is under way.
-func (h *hold) end() {
-	h.stop()
-	<-h.stopped
 }
 
 // holdsFrom reports whether calls of a job hold slots of this policy or of one later in name order.
 func (l *Limiter) holdsFrom(policy string, caller *Caller) (found bool) {
 	l.holds.Range(func(_, held any) bool {
 		h := held.(*hold)
-		found = caller != nil && h.caller == caller && h.policy >= policy
+		found = h.caller == caller && h.policy >= policy
 		return !found
 	})
 	return found
-}
-
-// endWork ends the work, as the lease is lost, and reports true. It does nothing while the reservation is being
-// released or cancelled.
-func (r Reservation) endWork(h *hold) bool {
-	now, _ := r.limiter.holds.Load(r.ID)
-	if now != h {
-		return false
-	}
-	h.cancel(ErrLeaseLost)
-	return true
 }
 
 // keepRenewing renews three times a lease, until ctx ends. If renewals fail, it ends the work shortly before the
 // lease runs out, and goes on trying. A renewal that is refused, because others have the room, ends both.
 func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Duration) {
 	// A timer ends the work in time, as a renewal may wait for Redis for longer than the lease lasts.
-	expiry := time.AfterFunc(lease-lease/10, func() { r.endWork(h) })
+	expiry := time.AfterFunc(lease-lease/10, func() { h.cancel(ErrLeaseLost) })
 	defer expiry.Stop()
-	timer := time.NewTimer(lease / 3)
-	defer timer.Stop()
-	for {
+	for pause := lease / 3; ; {
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return
 		}
@@ -85,17 +63,17 @@ func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Durat
 		renewal, cancel := context.WithTimeout(ctx, lease/3)
 		held, err := r.Renew(renewal)
 		cancel()
+		_, stands := r.limiter.holds.Load(r.ID) // no Release or Cancel is under way
 		switch {
-		case ctx.Err() != nil || err == nil && !held && r.endWork(h):
+		case err != nil || !held && !stands:
+			pause = lease / 20
+		case !held:
+			h.cancel(ErrLeaseLost)
 			return
-		case err != nil || !held: // if refused, perhaps by a Cancel that is under way
-			timer.Reset(lease / 20)
 		default:
-			if now := r.Lease(); now > 0 {
-				lease = now // the policy's lease may be another by now
-			}
+			lease = cmp.Or(r.Lease(), lease) // the policy's lease may be another by now
 			expiry.Reset(lease - lease/10 - time.Since(asked))
-			timer.Reset(lease / 3)
+			pause = lease / 3
 		}
 	}
 }

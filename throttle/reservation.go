@@ -44,7 +44,7 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	case isHeld && err != nil:
 		r.limiter.holds.Store(r.ID, held)
 	case isHeld:
-		held.(*hold).end()
+		held.(*hold).stop()
 	}
 	if err != nil {
 		return Refund{}, err
@@ -147,7 +147,7 @@ func (r Reservation) Release(ctx context.Context) error {
 	}
 	if held, ok := r.limiter.holds.LoadAndDelete(r.ID); ok {
 		h := held.(*hold)
-		h.end() // a renewal after the release would take the room again
+		h.stop() // Redis refuses a renewal that is still on its way
 		defer h.cancel(context.Canceled)
 	}
 	if !cp.script.Leases { // not by Lease: what is held stays held when the cost is settled to 0

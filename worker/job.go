@@ -98,7 +98,7 @@ func (j *Job) Cancel(ctx context.Context) error {
 	if _, err := j.task.Cancel(ctx); err != nil {
 		return err
 	}
-	j.caller.GaveBack()
+	j.caller.GaveBack.Store(true)
 	return nil
 }
 

@@ -165,27 +165,22 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 // the same policy and tenant, and else one with only the request.
 func (t *Transport) decisionOf(caller *throttle.Caller, r throttle.Request) throttle.Decision {
 	d := throttle.Decision{Policy: r.Policy, Reservation: throttle.Reservation{Request: r}}
-	if caller != nil {
-		job := caller.Decision
-		if job.Reservation.ID != "" && job.Policy == r.Policy && job.Tenant == r.Tenant {
-			d = job
-		}
+	if job := caller.Decision; job.Reservation.ID != "" && job.Policy == r.Policy && job.Tenant == r.Tenant {
+		d = job
 	}
 	d.Reservation = t.c.Limiter.Attach(d.Reservation)
 	return d
 }
 
 func (t *Transport) identify(req *http.Request, caller *throttle.Caller) (throttle.Request, bool) {
-	var r throttle.Request
-	switch {
-	case t.c.Request != nil:
+	r := caller.Request
+	if t.c.Request != nil {
 		var ok bool
 		if r, ok = t.c.Request(req); !ok {
 			return r, false
 		}
 		r.Policy = cmp.Or(r.Policy, t.c.Policy)
-	case caller != nil:
-		r = caller.Request
+	} else {
 		// These are the job's, not the call's. A job waits in no line but its own policy's.
 		r.MaxHold, r.MaxWait, r.Ticket, r.Key, r.Front = 0, 0, throttle.Ticket{}, "", false
 		if t.c.Policy != "" && t.c.Policy != r.Policy {
@@ -194,8 +189,6 @@ func (t *Transport) identify(req *http.Request, caller *throttle.Caller) (thrott
 			}
 			r.Policy = t.c.Policy
 		}
-	default:
-		r.Policy = t.c.Policy
 	}
 	if deadline, ok := req.Context().Deadline(); ok && r.MaxHold == 0 {
 		r.MaxHold = max(0, time.Until(deadline))

@@ -66,6 +66,7 @@ func TestACancelledHoldIsNotLost(t *testing.T) {
 	Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		held := Reserve(t, l, Acme(1)).Reservation
 		work := held.Hold(t.Context())
+		time.Sleep(10 * s) // a renewal is under way, too
 		Cancel(t, l, held)
 		WantUsed(t, l, Acme(1), 0)
 		other := Reserve(t, l, Acme(1))

@@ -15,18 +15,20 @@ import (
 // on a request.
 type compiledPolicy struct {
 	Policy            // with defaults
-	line     string   // its name: see lineName
+	line     string   // its name: see Policy.lineOfShard
 	flowBy   []string // the attributes that flows differ in: those of all scopes, and the tenant
 	flowMark string   // of the scopes: see script.FlowMark
 	scopes   [][]string
 	script   *script.Policy
+	settings Policy   // without its lists: see Limiter.Match
 	units    []string // every unit that a window counts
 	upstream []int    // the numbers, from 1, of the scopes that what the upstream reports applies to
 	windows  []window // as it counts: see Policy.Observe
 
 	*policyState
 
-	drained   atomic.Bool  // it was removed, and its line is empty
+	removed   atomic.Bool  // it is in force no more
+	drained   atomic.Bool  // its line was empty after it was removed
 	refreshAt atomic.Int64 // when to refresh the tickets in line (ns); MaxInt64 once that is done
 }
 
@@ -48,16 +50,15 @@ type policyState struct {
 	taker      *script.Taker
 }
 
-// compilePolicy returns one compiled policy for each shard, or a *PolicyError if the policy is not
-// valid.
-func (l *Limiter) compilePolicy(p Policy) ([]*compiledPolicy, error) {
+// compile returns one compiled policy for each shard, or a *PolicyError if the policy is not valid.
+func (l *Limiter) compile(p Policy) ([]*compiledPolicy, error) {
 	p = p.WithDefaults()
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
 	shards := make([]*compiledPolicy, p.Shards)
 	for i := range shards {
-		shards[i] = l.compileShard(p, shardName(p.Name, i, p.Shards))
+		shards[i] = l.compileShard(p, p.lineOfShard(i))
 	}
 	return shards, nil
 }
@@ -65,7 +66,8 @@ func (l *Limiter) compilePolicy(p Policy) ([]*compiledPolicy, error) {
 func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 	claims := &claims{limiter: l, line: line, taker: l.runner.NewTaker(), waiting: map[string]*waiter{}}
 	state := &policyState{group: l.runner.NewGroup(), claims: claims, taker: l.runner.NewTaker()}
-	cp := &compiledPolicy{Policy: p, line: line, policyState: state}
+	cp := &compiledPolicy{Policy: p, line: line, settings: p, policyState: state}
+	cp.settings.Match, cp.settings.Tenants, cp.settings.Windows = nil, nil, nil
 	cp.flowBy = []string{TenantAttribute}
 	for _, w := range p.Windows {
 		cp.scopes = append(cp.scopes, append([]string{}, w.Per...))
@@ -80,19 +82,19 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 	cp.flowBy = sortedSet(cp.flowBy)
 
 	sp := &script.Policy{BatchShare: p.BatchShare, Line: line}
+	var all []int
 	for i, attributes := range cp.scopes {
 		ofTenant := slices.Contains(attributes, TenantAttribute)
 		sp.Scopes = append(sp.Scopes, script.Scope{
 			Attributes: strings.Join(attributes, ","), OfTenant: ofTenant,
 		})
+		all = append(all, i+1)
 		if ofTenant != p.UpstreamShared {
 			cp.upstream = append(cp.upstream, i+1)
 		}
 	}
 	if cp.upstream == nil {
-		for i := range cp.scopes {
-			cp.upstream = append(cp.upstream, i+1)
-		}
+		cp.upstream = all
 	}
 	cp.flowMark = script.FlowMark(sp.Scopes)
 	for i, w := range p.Windows {

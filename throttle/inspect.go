@@ -50,7 +50,7 @@ func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
 	var asks []script.Request
 	var asked []*Standing
 	for _, s := range standings {
-		s.Policy, s.Removed = cp.Policy, !n.limiter.policies.Load().inForce(cp)
+		s.Policy, s.Removed = cp.Policy, cp.removed.Load()
 		switch err := n.stand(ctx, cp, s); {
 		case errors.As(err, new(*RequestError)):
 			s.Err = err

@@ -23,14 +23,8 @@ func (l *Limiter) Line(name string) *Line { return &Line{l, name} }
 // Lines returns the names of the lines that a server should take from, with those of policies that
 // SetPolicies removed, until nobody waits there.
 func (l *Limiter) Lines() []string {
-	set := l.policies.Load()
 	var names []string
-	for _, name := range set.names {
-		for _, cp := range set.byName[name] {
-			names = append(names, cp.line)
-		}
-	}
-	for _, cp := range set.removed() {
+	for cp := range l.policies.Load().live {
 		names = append(names, cp.line)
 	}
 	return names
@@ -123,7 +117,7 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 	if r.Policy = cp.Name; policy != "" && policy != cp.Name {
 		return nil, r.bad("policy", policy, "must be that of the line, or empty")
 	}
-	if line := lineName(cp.Name, r.Tenant, cp.Shards); line != cp.line {
+	if line := cp.lineOf(r.Tenant); line != cp.line {
 		return nil, r.bad(TenantAttribute, r.Tenant, "must wait in its own line, "+line)
 	}
 	return n.limiter.checkedFor(ctx, cp, r)

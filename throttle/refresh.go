@@ -19,7 +19,7 @@ const (
 // maintain does the upkeep of a line after a take: it notices that a removed policy's line is
 // empty, and starts a refresh after SetPolicies.
 func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Duration) {
-	if !l.policies.Load().inForce(cp) {
+	if cp.removed.Load() {
 		if next < 0 {
 			if waiting, err := l.runner.CountTickets(ctx, cp.line); err == nil && waiting == 0 {
 				cp.drained.Store(true)

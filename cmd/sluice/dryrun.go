@@ -59,7 +59,11 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 		r := throttle.Request{Cost: job.Cost, Policy: policy.Name, Tenant: job.Tenant}
 		demands = append(demands, inspect.Demand{Count: 1, Request: r})
 	}
-	plan, err := inspect.Of(limiter).Plan(ctx, demands, inspect.PlanOptions{})
+	snapshot, err := inspect.Of(limiter).Snapshot(ctx, demands)
+	if err != nil {
+		return err
+	}
+	plan, err := snapshot.Plan(ctx, inspect.PlanOptions{})
 	if err != nil {
 		return err
 	}

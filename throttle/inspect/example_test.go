@@ -66,14 +66,19 @@ func ExampleInspector_State() {
 }
 
 // When would 10 more requests have started, behind what waits already? Nothing joins the line.
-func ExampleInspector_Plan() {
+func ExampleSnapshot_Plan() {
 	limiter, end := exampleLimiter(throttle.Policy{
 		Name:    "geocoder",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 4, Period: time.Hour}},
 	})
 	defer end()
 	demand := inspect.Demand{Count: 10, Request: throttle.Request{Policy: "geocoder", Tenant: "acme"}}
-	plan, err := inspect.Of(limiter).Plan(context.Background(), []inspect.Demand{demand}, inspect.PlanOptions{})
+	ctx := context.Background()
+	snapshot, err := inspect.Of(limiter).Snapshot(ctx, []inspect.Demand{demand})
+	if err != nil {
+		log.Fatal(err)
+	}
+	plan, err := snapshot.Plan(ctx, inspect.PlanOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}

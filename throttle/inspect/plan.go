@@ -3,9 +3,10 @@ package inspect
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
-	"sort"
+	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -24,10 +25,7 @@ type Demand struct {
 	// Joined is how many of them stand in line already. The default is 0.
 	Joined int
 
-	// Queue is that of their tickets (Ticket.Queue). The default is a queue of its own.
-	Queue string
-
-	// Request is one of them. Only its policy, tenant, attributes, class, cost and Exempt are used.
+	// Request is one of them. Only its policy, tenant, attributes, class, cost and Ticket.Queue are used.
 	Request throttle.Request
 
 	// Tenant is the one of Plan.Tenants that they belong to. The default is that of the Request.
@@ -39,22 +37,15 @@ type PlanOptions struct {
 	// By is the time after which requests are late that have not ended. The default, zero, is no such time.
 	By time.Time
 
-	// Fit also finds out by which limits no request would be late.
-	Fit bool
-
-	// Limits replace those in force, by the names of windows, for tenants without a limit of their own. That
-	// of throttle.BySlots replaces the Count of the first Slots; the Counts of the others change by as much.
+	// Limits replace some of Snapshot.Limits. Others of the same name change by as much.
 	Limits map[string]int64
 
 	// Open returns the earliest time, from the given one on, at which demands may start. The default,
 	// nil, has them start at any time.
 	Open func(from time.Time) time.Time
-
-	// Slots is how many requests of some queues run at once. Those of other queues are not counted.
-	Slots []Slots
 }
 
-// Slots are handlers of servers that run requests of some queues.
+// Slots are how many requests of some queues run at once. Those of other queues are not counted.
 type Slots struct {
 	Count  int
 	Queues []string
@@ -65,10 +56,6 @@ type Plan struct {
 	At      time.Time `json:"at"` // of the state that it starts from
 	Finish            // of all demands together
 	Tenants []Finish  `json:"tenants"` // those with most requests first
-
-	// Fits are the changes by which no request is late: of each limit that must rise, with PlanOptions.Fit.
-	// It is empty if none is late, or no limit helps.
-	Fits []Change `json:"fits,omitempty"`
 
 	// Unknown are windows, and throttle.BySlots, that are not counted, as nobody knows how long requests
 	// hold them, or how many there are: it may take longer.
@@ -83,84 +70,40 @@ type Finish struct {
 	Expected  time.Time `json:"expected,omitzero"`    // Plan.At if there is none; zero if not within MaxPlan
 	Late      int       `json:"late,omitempty"`       // how many do not end until PlanOptions.By
 	NeverFits string    `json:"never_fits,omitempty"` // a window that can never grant one of them
-}
-
-// A Change is another limit of a window, or of throttle.BySlots.
-type Change struct {
-	Window string `json:"window"` // or throttle.BySlots
-	Limit  int64  `json:"limit"`  // by which some are late
-	Fits   int64  `json:"fits"`   // by which none is
+	left      int64     // that have not started
 }
 
 // Plan returns when demands would have ended, if nothing else comes and all takers ask in time. It
-// starts from what the windows have counted, from all that waits in the demands' lines and from a pause,
-// and simulates these lines. Others that wait are taken to hold what they get as long as demands do on
-// average. It leaves out how an upstream has slowed the policy down (Policy.KeepRate).
-//
-// It calls Redis for pages of what waits and has counted, and for each 64 demands. An error may be a
-// *throttle.RequestError of a demand.
-func (i Inspector) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan, error) {
-	p, err := i.prepare(ctx, demands, o)
-	if err != nil {
-		return Plan{}, err
-	}
-	made, err := p.run(ctx, nil)
-	if err == nil && o.Fit && made.Late > 0 {
-		made.Fits, err = p.fit(ctx)
-		if ctx.Err() != nil { // the plan is known all the same
-			err = nil
+// simulates the lines, from what their windows had counted, what waited and a pause. Others that wait are taken
+// to hold what they get as long as demands do on average. It leaves out how an upstream has slowed the policy
+// down (Policy.KeepRate). An error may be a *throttle.RequestError of the options.
+func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
+	for name, n := range o.Limits {
+		if s.Limits[name] == 0 || n < 1 {
+			return Plan{}, &throttle.RequestError{Field: "limit", Value: fmt.Sprintf("%s=%d", name, n),
+				Hint: "must be at least 1, of one of " + strings.Join(slices.Sorted(maps.Keys(s.Limits)), ", ")}
 		}
 	}
-	return made, err
-}
-
-// mostRaised is by how much a limit is multiplied at most to see whether that helps.
-const mostRaised = 1 << 20
-
-// limits returns the limits to plan by, of tenants without their own: of several of one name the least.
-func (p *prepared) limits() map[string]int64 {
-	limits := map[string]int64{}
-	for _, l := range p.snapshots {
-		for _, w := range l.shared.Decision.Windows {
-			limit := cmp.Or(p.Limits[w.Name], w.Limit)
-			limits[w.Name] = min(limit, cmp.Or(limits[w.Name], limit))
+	sim := s.simulation(o)
+	if err := sim.run(ctx); err != nil {
+		return Plan{}, fmt.Errorf("throttle: %w", err)
+	}
+	p := Plan{At: time.UnixMicro(s.now), Tenants: sim.tenants, Unknown: slices.Sorted(maps.Keys(sim.unknown))}
+	slices.SortFunc(p.Tenants, func(x, y Finish) int {
+		return cmp.Or(-cmp.Compare(x.Count, y.Count), cmp.Compare(x.Tenant, y.Tenant))
+	})
+	p.Expected = p.At
+	for i, f := range p.Tenants {
+		if f.left > 0 {
+			f.Expected = time.Time{}
+			p.Tenants[i] = f
+		}
+		p.Count, p.Late = p.Count+f.Count, p.Late+f.Late
+		if !p.Expected.IsZero() && (f.Expected.IsZero() || f.Expected.After(p.Expected)) {
+			p.Binds, p.Expected = f.Binds, f.Expected
 		}
 	}
-	if len(p.Slots) > 0 {
-		limits[throttle.BySlots] = cmp.Or(p.Limits[throttle.BySlots], int64(p.Slots[0].Count))
-	}
-	return limits
-}
-
-// fit returns the least limits by which no request is late, of those that must rise.
-func (p *prepared) fit(ctx context.Context) (fits []Change, err error) {
-	limits, raised := p.limits(), map[string]int64{}
-	for name, limit := range limits {
-		raised[name] = limit * mostRaised
-	}
-	late := func() bool {
-		var made Plan
-		if err == nil {
-			made, err = p.run(ctx, raised)
-		}
-		return made.Late > 0
-	}
-	if late() { // no limit helps
-		return nil, err
-	}
-	// Each in turn is lowered to what it takes.
-	for _, name := range slices.Sorted(maps.Keys(limits)) {
-		limit := limits[name]
-		if raised[name] = limit; !late() {
-			continue
-		}
-		raised[name] = limit + 1 + int64(sort.Search(int(limit)*mostRaised, func(more int) bool {
-			raised[name] = limit + 1 + int64(more)
-			return !late()
-		}))
-		fits = append(fits, Change{name, limit, raised[name]})
-	}
-	return fits, err
+	return p, nil
 }
 
 // A Variant is a policy as it could be.
@@ -191,9 +134,18 @@ func (i Inspector) Simulate(ctx context.Context, v Variant) (now, then Plan, err
 	if err != nil {
 		return now, then, err
 	}
-	read := map[string]*snapshot{}
-	if now, err = i.simulate(ctx, lines, read); err == nil {
-		then, err = Of(other).simulate(ctx, lines, read)
+	snapshot, changed := newSnapshot(), newSnapshot()
+	for _, name := range lines {
+		b := &backlog{line: i.line(name)}
+		if err = snapshot.demand(ctx, b); err == nil {
+			err = changed.demand(ctx, &backlog{line: Of(other).line(name), flows: b.flows, values: b.values})
+		}
+		if err != nil {
+			return now, then, err
+		}
+	}
+	if now, err = snapshot.Plan(ctx, PlanOptions{}); err == nil {
+		then, err = changed.Plan(ctx, PlanOptions{})
 	}
 	return now, then, err
 }
@@ -211,26 +163,20 @@ func (v Variant) limiter(base *throttle.Limiter) (*throttle.Limiter, error) {
 		if err := l.ValidateOverride(o); err != nil {
 			return nil, err
 		}
-		in.Overrides = slices.DeleteFunc(in.Overrides, func(other throttle.TenantOverride) bool {
-			return other.Policy == o.Policy && other.Tenant == o.Tenant
-		})
 		o.Until = in.At.Add(MaxPlan)
-		in.Overrides = append(in.Overrides, o)
+		in.Overrides = append(in.Overrides, o) // the last of a tenant holds
 	}
 	l.SetInterventions(in)
 	return l, nil
 }
 
-// simulate is the plan of all that waits in the lines of a policy. It notes lines that it reads.
-func (i Inspector) simulate(ctx context.Context, lines []string, read map[string]*snapshot) (Plan, error) {
-	p := &prepared{now: time.Now().UnixMicro()}
-	for _, name := range lines {
-		l, err := i.snapshot(ctx, name, read[name])
-		if err != nil {
-			return Plan{}, err
-		}
-		read[name] = l
-		p.add(l, true, nil)
+// demand reads a line, and demands all that waits there.
+func (s *Snapshot) demand(ctx context.Context, b *backlog) error {
+	waiting, err := s.read(ctx, b)
+	s.backlogs = append(s.backlogs, b)
+	for i, standing := range waiting {
+		tenant := s.place(standing.Request.Tenant)
+		err = cmp.Or(err, s.add(tickets{Standing: standing, backlog: b, tenant: tenant, left: b.flows[i].tickets}))
 	}
-	return p.run(ctx, nil)
+	return err
 }

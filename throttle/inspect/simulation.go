@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"cmp"
 	"slices"
 	"time"
 
@@ -10,55 +9,74 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A simulation is a run of a prepared plan, which knows nothing of Redis. Times are microseconds since 1970.
+// A simulation is a run of a snapshot, which knows nothing of Redis. Times are microseconds since 1970.
 type simulation struct {
-	*prepared
-	by     int64            // PlanOptions.By
-	end    int64            // of the simulation
-	raised map[string]int64 // limits, by window, unless those to plan by are higher
-	lines  []*simLine
-	slots  map[string][]*window // by queue
-	left   int64                // tickets of demands that have not started
-	rank   int                  // of the next ticket
+	*Snapshot
+	PlanOptions
+	end     int64    // of the simulation
+	tenants []Finish // of demands
+	lines   []*simLine
+	slots   map[string]*scope // by queue
+	unknown map[string]bool   // Plan.Unknown
+	left    int64             // tickets of demands that have not started
 }
 
-// newSimulation returns a simulation in which nothing waits.
-func (p *prepared) newSimulation(raised map[string]int64) *simulation {
-	s := &simulation{
-		prepared: p, by: p.By.UnixMicro(), end: p.now + MaxPlan.Microseconds(), raised: raised,
-		slots: map[string][]*window{},
+// simulation returns one that begins.
+func (s *Snapshot) simulation(o PlanOptions) *simulation {
+	sim := &simulation{
+		Snapshot: s, PlanOptions: o, end: s.now + MaxPlan.Microseconds(), tenants: slices.Clone(s.tenants),
+		slots: map[string]*scope{}, unknown: map[string]bool{},
 	}
-	for _, o := range p.Slots {
-		first := int64(p.Slots[0].Count)
-		n := max(1, int64(o.Count)+s.limit(throttle.BySlots, first)-first)
-		counter := algorithm.Concurrency.Simulate(algorithm.Window{Limit: n}, algorithm.Counted{Now: p.now})
-		w := &window{Simulated: counter, limit: float64(n), name: throttle.BySlots, held: true, place: -1}
-		for _, queue := range o.Queues {
-			s.slots[queue] = append(s.slots[queue], w)
+	for i := range sim.tenants {
+		if f := &sim.tenants[i]; !o.By.IsZero() {
+			f.Late = f.Count
 		}
 	}
-	for _, read := range p.snapshots {
-		s.line(read, read.shared.Policy.BatchShare)
+	for _, o := range s.slots {
+		n := sim.limit(throttle.BySlots, int64(o.Count))
+		counter := algorithm.Concurrency.Simulate(algorithm.Window{Limit: n}, algorithm.Counted{Now: s.now})
+		w := &window{Simulated: counter, limit: n, name: throttle.BySlots}
+		for _, queue := range o.Queues {
+			if sim.slots[queue] == nil {
+				sim.slots[queue] = &scope{}
+			}
+			sim.slots[queue].windows = append(sim.slots[queue].windows, w)
+		}
 	}
-	return s
+	lines := map[*backlog]*simLine{}
+	for _, b := range s.backlogs {
+		l := &simLine{
+			backlog: b, sim: sim, share: b.shared.Policy.BatchShare, byName: map[string]*simFlow{},
+			waited: map[string]int64{}, scopes: map[string]*scope{},
+		}
+		l.root = l.scopeOf(script.ScopeKey(nil, nil))
+		lines[b], sim.lines = l, append(sim.lines, l)
+	}
+	for _, t := range s.tickets {
+		lines[t.backlog].flow(t.Standing).add(t)
+	}
+	return sim
 }
 
+// limit returns a limit to plan by. With another for the least of that name, all change by as much.
 func (s *simulation) limit(window string, inForce int64) int64 {
-	return max(s.raised[window], cmp.Or(s.Limits[window], inForce))
+	if n := s.PlanOptions.Limits[window]; n > 0 {
+		return max(1, inForce+n-s.Snapshot.Limits[window])
+	}
+	return inForce
 }
 
 // A window is one window of one scope, or the handler slots of a queue.
 type window struct {
 	algorithm.Simulated
-	limit  float64       // units
-	name   string        // or throttle.BySlots
-	period time.Duration // over which batches use the limit evenly; 0 if they do not
-	place  int           // of its cost in a ticket's costs; below 0: each costs 1
-	held   bool          // what it grants is held
-	paced  int64         // when the next of a batch goes
+	limit int64   // units
+	name  string  // or throttle.BySlots
+	place int     // of its cost in tickets.costs: slots come first
+	each  float64 // us for which a unit of a batch keeps the next one back
+	paced int64   // when the next of a batch goes
 }
 
-// A scope is the windows that count one value of some attributes.
+// A scope is the windows that count one value of some attributes, or the slots of a queue.
 type scope struct {
 	windows []*window
 	batch   int64   // when one of a batch had room here last
@@ -67,9 +85,9 @@ type scope struct {
 
 // A simLine is what waits for one policy.
 type simLine struct {
-	read   *snapshot
+	*backlog
 	sim    *simulation
-	root   scope             // that all tenants share
+	root   *scope            // that all tenants share
 	scopes map[string]*scope // by key, with the root
 	byName map[string]*simFlow
 
@@ -89,19 +107,12 @@ type side struct {
 	flows flowHeap
 	batch bool
 	queue string
-	slots scope
+	share float64 // of its class
+	slots *scope
 
 	tag  int64             // by when its next ticket has had its turn
 	tags map[string]*int64 // of tenants
 	last int64             // of these: the tag of the last start
-}
-
-// line adds a line with that share of batches.
-func (s *simulation) line(read *snapshot, share float64) *simLine {
-	l := &simLine{read: read, sim: s, share: share, waited: map[string]int64{}, byName: map[string]*simFlow{}}
-	l.scopes = map[string]*scope{script.ScopeKey(nil, nil): &l.root}
-	s.lines = append(s.lines, l)
-	return l
 }
 
 // A simFlow is tickets that go one after the other.
@@ -109,62 +120,39 @@ type simFlow struct {
 	line   *simLine
 	side   *side
 	tag    *int64   // of its tenant
-	batch  bool     // as its side
-	scopes []*scope // that its tickets count in, without the root
-	all    []*scope
-	weight float64 // of its tenant
+	own    []*scope // that its tickets count in, without the root
+	all    []*scope // with its side's slots
+	weight float64  // of its tenant
 
 	opensAt int64 // the end of a pause
-	works   []tickets
+	tickets []tickets
 	key     int64            // until when it waits; on its side the tag by which it stands there
-	window  *window          // what it waits for, nil if for a time only
-	since   int64            // when it began to
 	waited  map[string]int64 // us, by what it waited for; on its side less what its line had waited then
 }
 
-// tickets are equal ones of one flow.
-type tickets struct {
-	finish     *finish // nil for none
-	costs      []int64 // by window.place
-	left, hold int64   // hold: how long each holds what it takes; 0 if unknown, then it ends when it starts
-	lump       int64   // so many go as one
-	rank       int     // of the first one
-}
-
-// flow adds a flow without tickets, of a side that it may begin.
-func (l *simLine) flow(r throttle.Request, weight float64, scopes ...*scope) *simFlow {
-	f := &simFlow{line: l, batch: r.Class == throttle.ClassBatch, scopes: scopes, weight: weight, waited: map[string]int64{}}
-	queue := r.Ticket.Queue
-	i := slices.IndexFunc(l.sides, func(s *side) bool { return s.queue == queue && s.batch == f.batch })
-	if i < 0 {
-		i = len(l.sides)
-		s := &side{batch: f.batch, queue: queue, tag: -1, tags: map[string]*int64{}, slots: scope{windows: l.sim.slots[queue]}}
-		l.sides = append(l.sides, s)
-	}
-	f.side = l.sides[i]
-	if f.tag = f.side.tags[r.Tenant]; f.tag == nil {
-		f.tag = new(int64)
-		f.side.tags[r.Tenant] = f.tag
-	}
-	f.all = append(slices.Clone(scopes), &l.root, &f.side.slots)
-	l.flows = append(l.flows, f)
-	return f
-}
-
-// flowOf returns the flow of a standing.
-func (l *simLine) flowOf(standing *throttle.Standing) *simFlow {
-	d, f := standing.Decision, l.byName[standing.Flow]
+// flow returns the flow of a standing.
+func (l *simLine) flow(s *throttle.Standing) *simFlow {
+	f := l.byName[s.Flow]
 	if f == nil {
-		var own []*scope
-		for i := range d.Windows {
-			if scope := l.scope(standing, i); scope != &l.root && !slices.Contains(own, scope) {
-				own = append(own, scope)
+		f = &simFlow{line: l, side: l.side(s.Request), weight: s.Weight, waited: map[string]int64{}}
+		l.flows, l.byName[s.Flow] = append(l.flows, f), f
+		if f.tag = f.side.tags[s.Request.Tenant]; f.tag == nil {
+			f.tag = new(int64)
+			f.side.tags[s.Request.Tenant] = f.tag
+		}
+		for i, w := range s.Decision.Windows {
+			key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
+			own := l.scopeOf(key)
+			if !slices.ContainsFunc(own.windows, func(made *window) bool { return made.place == i+1 }) {
+				own.windows = append(own.windows, l.window(s, i, l.values[key]))
+			}
+			if own != l.root && !slices.Contains(f.own, own) {
+				f.own = append(f.own, own)
 			}
 		}
-		f = l.flow(standing.Request, standing.Weight, own...)
-		l.byName[standing.Flow] = f
+		f.all = append(slices.Clone(f.own), l.root, f.side.slots)
 	}
-	for _, p := range []*throttle.Pause{l.read.shared.Decision.Pause, d.Pause} {
+	for _, p := range []*throttle.Pause{l.shared.Decision.Pause, s.Decision.Pause} {
 		if p != nil {
 			f.opensAt = max(f.opensAt, p.Until.UnixMicro())
 		}
@@ -172,40 +160,94 @@ func (l *simLine) flowOf(standing *throttle.Standing) *simFlow {
 	return f
 }
 
-// scope returns the scope of a window of a standing, with the window.
-func (l *simLine) scope(standing *throttle.Standing, i int) *scope {
-	w := standing.Decision.Windows[i]
-	key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
+// scopeOf returns the scope of a key.
+func (l *simLine) scopeOf(key string) *scope {
 	if l.scopes[key] == nil {
 		l.scopes[key] = &scope{}
 	}
-	s := l.scopes[key]
-	if slices.ContainsFunc(s.windows, func(made *window) bool { return made.place == i }) {
-		return s
-	}
-	counted := algorithm.Counted{Now: l.read.shared.Decision.At.UnixMicro(), Hold: l.sim.hold}
-	counts, capacity, paced := standing.Simulated(i, l.sim.limit(w.Name, w.Limit), sections(l.read.values[key]), counted)
-	s.windows = append(s.windows, &window{
-		Simulated: counts, limit: float64(capacity), name: w.Name, period: paced, place: i, held: w.Algorithm.Leases(),
-	})
-	return s
+	return l.scopes[key]
 }
 
-// add adds tickets to the end of a flow. They wait after all that were added before, to any flow.
-func (f *simFlow) add(demand *finish, n int64, costs []int64, hold int64) {
-	s := f.line.sim
-	if demand != nil {
-		demand.left += n
-		s.left += n
+// window returns a window of a standing, with what it has counted in the value of its scope.
+func (l *simLine) window(s *throttle.Standing, i int, value string) *window {
+	state, counted := s.Decision.Windows[i], algorithm.Counted{Now: l.shared.Decision.At.UnixMicro(), Hold: l.sim.hold}
+	w := &window{name: state.Name, place: i + 1}
+	var period time.Duration
+	w.Simulated, w.limit, period = s.Simulated(i, l.sim.limit(w.name, state.Limit), sections(value), counted)
+	if period <= pacedPeriod {
+		w.each = float64(period.Microseconds()) / float64(w.limit)
 	}
-	s.rank += int(n)
-	last := len(f.works) - 1
-	if last >= 0 && f.works[last].finish == demand && f.works[last].hold == hold && slices.Equal(f.works[last].costs, costs) {
-		f.works[last].left += n
-		return
-	}
-	f.works = append(f.works, tickets{finish: demand, costs: costs, left: n, hold: hold, rank: s.rank - int(n)})
+	return w
 }
+
+// side returns the side of a request.
+func (l *simLine) side(r throttle.Request) *side {
+	queue, batch := r.Ticket.Queue, r.Class == throttle.ClassBatch
+	i := slices.IndexFunc(l.sides, func(s *side) bool { return s.queue == queue && s.batch == batch })
+	if i < 0 {
+		s := &side{batch: batch, queue: queue, share: 1 - l.share, slots: l.sim.slots[queue], tag: -1, tags: map[string]*int64{}}
+		if batch {
+			s.share = l.share
+		}
+		if s.slots == nil {
+			s.slots = &scope{}
+		}
+		i, l.sides = len(l.sides), append(l.sides, s)
+	}
+	return l.sides[i]
+}
+
+// add adds tickets to the end of a flow.
+func (f *simFlow) add(t tickets) {
+	s, last := f.line.sim, len(f.tickets)-1
+	if t.tenant >= 0 {
+		s.left += t.left
+	}
+	if last >= 0 {
+		if l := &f.tickets[last]; l.Standing == t.Standing && l.tenant == t.tenant && l.hold == t.hold {
+			l.left += t.left
+			return
+		}
+	}
+	unknown := func(name string) {
+		if t.tenant >= 0 {
+			s.unknown[name] = true
+		}
+	}
+	t.costs = make([]int64, 1+len(t.Decision.Windows))
+	if t.hold == 0 || len(f.side.slots.windows) == 0 {
+		unknown(throttle.BySlots)
+	} else {
+		t.costs[0] = 1
+	}
+	for i, w := range t.Decision.Windows {
+		cost := t.Request.CostOf(w.Unit)
+		switch {
+		case t.Decision.Granted: // it is exempt
+		case t.hold == 0 && w.Algorithm.Leases() && cost > 0:
+			unknown(w.Name)
+		default:
+			t.costs[i+1] = cost
+		}
+	}
+	// Several go as one if all of them fit.
+	t.lump = (s.total + maxSteps - 1) / maxSteps
+	for _, scope := range f.all {
+		for _, w := range scope.windows {
+			if cost := t.costs[w.place]; cost > 0 {
+				t.lump = min(t.lump, w.limit/cost)
+			}
+		}
+	}
+	t.lump = max(1, t.lump)
+	f.tickets = append(f.tickets, t)
+}
+
+// next is how many go next, as one.
+func (t *tickets) next() int64 { return min(t.lump, t.left) }
+
+// cost is what the next tickets take of a window.
+func (t *tickets) cost(w *window) int64 { return t.costs[w.place] * t.next() }
 
 // A flowHeap is flows: first the one of the least key, and of these the one that came first.
 type flowHeap []*simFlow
@@ -214,7 +256,7 @@ func (h flowHeap) Less(i, j int) bool {
 	if h[i].key != h[j].key {
 		return h[i].key < h[j].key
 	}
-	return h[i].works[0].rank < h[j].works[0].rank
+	return h[i].tickets[0].rank < h[j].tickets[0].rank
 }
 
 func (h flowHeap) Len() int      { return len(h) }

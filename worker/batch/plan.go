@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -38,8 +39,15 @@ type Plan struct {
 	Overdue  int       `json:"overdue"`            // tasks that are expected to end after FinishBy
 	Begins   bool      `json:"begins"`             // false if Batch.Late would refuse the firing
 
-	Fits    []inspect.Change `json:"fits,omitempty"` // the smallest change of limits with which no task is overdue
-	Tenants []TenantPlan     `json:"tenants"`
+	Fits    []Change     `json:"fits,omitempty"` // by which no task is overdue; none if no limit helps
+	Tenants []TenantPlan `json:"tenants"`
+}
+
+// A Change is the smallest change of a limit that must rise.
+type Change struct {
+	Window string `json:"window"` // or throttle.BySlots
+	Limit  int64  `json:"limit"`  // by which tasks are overdue
+	Fits   int64  `json:"fits"`   // by which none is
 }
 
 // A TenantPlan is the part of a Plan for one tenant.
@@ -80,7 +88,7 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 	plan := Plan{
 		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, FinishBy: b.deadline(f.Tick), Duration: p.Duration,
 		Finish: expected(p.all.Finish), Binds: p.all.Binds, Unknown: p.all.Unknown,
-		Overdue: p.all.Late, Begins: !p.refused, Fits: p.all.Fits, Total: p.total,
+		Overdue: p.all.Late, Begins: !p.refused, Fits: p.all.fits, Total: p.total,
 	}
 	for _, t := range p.Tenants {
 		plan.Tenants = append(plan.Tenants, t.TenantPlan)
@@ -142,8 +150,8 @@ func (s *Scheduler) plan(
 	}
 	allLeft := func(i int) (left, joined int) { return p.Tenants[i].Total, 0 }
 	o := b.planOptions(f.Tick, from)
-	o.Fit, o.Limits = true, limits
-	if p.all, err = s.forecast(ctx, b, p, o, allLeft); err != nil {
+	o.Limits = limits
+	if p.all, err = s.forecast(ctx, b, p, o, true, allLeft); err != nil {
 		return nil, err
 	}
 	p.refused = p.all.Late > 0 && b.Late == LateRefuse
@@ -249,13 +257,14 @@ func (k *planKind) request() throttle.Request {
 // An outlook forecasts a firing, and each of its tenants.
 type outlook struct {
 	inspect.Plan
+	fits    []Change
 	tenants []inspect.Finish
 }
 
-// forecast computes when tasks are expected to end. The function left returns how many of a tenant's tasks
-// have not started, and how many of these stand in line.
+// forecast computes when tasks are expected to end, and with fit by which limits none is late. The function left
+// returns how many of a tenant's tasks have not started, and how many of these stand in line.
 func (s *Scheduler) forecast(
-	ctx context.Context, b *compiled, p *planned, o inspect.PlanOptions,
+	ctx context.Context, b *compiled, p *planned, o inspect.PlanOptions, fit bool,
 	left func(tenant int) (left, joined int),
 ) (outlook, error) {
 	all := outlook{tenants: make([]inspect.Finish, len(p.Tenants))}
@@ -267,23 +276,70 @@ func (s *Scheduler) forecast(
 	for i, t := range p.Tenants {
 		n, joined := left(i)
 		for _, d := range t.left(n, joined, p.Duration.span()) {
-			d.Tenant, d.Queue = strconv.Itoa(i), identity+"/"+b.Queue
+			d.Tenant, d.Request.Ticket.Queue = strconv.Itoa(i), identity+"/"+b.Queue
 			demands = append(demands, d)
 		}
 	}
-	if o.Slots, err = s.slots(identity+"/", b.Queue); err != nil {
+	slots, err := s.slots(identity+"/", b.Queue)
+	if err != nil {
 		return all, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, planTimeout)
 	defer cancel()
-	if all.Plan, err = inspect.Of(s.config.Client.Limiter).Plan(ctx, demands, o); err != nil {
+	snapshot, err := inspect.Of(s.config.Client.Limiter).Snapshot(ctx, demands, slots...)
+	if err != nil {
+		return all, err
+	}
+	if all.Plan, err = snapshot.Plan(ctx, o); err != nil {
 		return all, err
 	}
 	for _, f := range all.Plan.Tenants {
 		i, _ := strconv.Atoi(f.Tenant)
 		all.tenants[i] = f
 	}
-	return all, nil
+	if fit && all.Late > 0 {
+		all.fits, err = fits(ctx, snapshot, o)
+	}
+	if ctx.Err() != nil { // the forecast is known all the same
+		err = nil
+	}
+	return all, err
+}
+
+// mostRaised is by how much a limit is multiplied at most to see whether that helps.
+const mostRaised = 1 << 20
+
+// fits returns the least limits by which no task is late, of those that must rise.
+func fits(ctx context.Context, snapshot *inspect.Snapshot, o inspect.PlanOptions) (fits []Change, err error) {
+	limits := maps.Clone(snapshot.Limits)
+	maps.Copy(limits, o.Limits)
+	o.Limits = map[string]int64{}
+	for name, limit := range limits {
+		o.Limits[name] = limit * mostRaised
+	}
+	late := func() bool {
+		var p inspect.Plan
+		if err == nil {
+			p, err = snapshot.Plan(ctx, o)
+		}
+		return p.Late > 0
+	}
+	if late() { // no limit helps
+		return nil, err
+	}
+	// Each in turn is lowered to what it takes.
+	for _, name := range slices.Sorted(maps.Keys(limits)) {
+		limit := limits[name]
+		if o.Limits[name] = limit; !late() {
+			continue
+		}
+		o.Limits[name] = limit + 1 + int64(sort.Search(int(limit)*mostRaised, func(more int) bool {
+			o.Limits[name] = limit + 1 + int64(more)
+			return !late()
+		}))
+		fits = append(fits, Change{name, limit, o.Limits[name]})
+	}
+	return fits, err
 }
 
 // slots returns how many tasks run at once: of the queue, and of all queues of its servers. It returns none

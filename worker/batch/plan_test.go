@@ -247,6 +247,37 @@ func TestThePlanNamesTheLimitThatHoldsIt(t *testing.T) {
 	})
 }
 
+// A plan finds the least limits by which no task is overdue: of those that must rise, none if no limit helps.
+// The own limit of a tenant changes nothing for others.
+func TestAPlanFindsTheLimitsThatFit(t *testing.T) {
+	held := func(name string, limit int64) throttle.Window {
+		return throttle.Window{Name: name, Algorithm: throttle.AlgorithmConcurrency, Limit: limit, Shared: true}
+	}
+	for want, c := range map[string]struct {
+		windows []throttle.Window
+		tasks   int
+		by      string
+	}{
+		"[{first 9 10}]":               {[]throttle.Window{held("first", 9), held("second", 100)}, 15, "31s"},
+		"[{first 9 10} {second 4 10}]": {[]throttle.Window{held("first", 9), held("second", 4)}, 15, "31s"},
+		"[]":                           {[]throttle.Window{held("first", 9)}, 15, "5s"},
+		"[{own 2 3}]":                  {[]throttle.Window{{Name: "own", Limit: 2, Period: 10 * time.Second}}, 6, "28s"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := fake(t, c.windows...)
+			policies := s.Limiter.Policies()
+			if c.windows[0].Name == "own" {
+				policies[0].Tenants = map[string]throttle.Tenant{"big": {Windows: map[string]throttle.Override{"own": {Limit: 100}}}}
+			}
+			s.ok(s.Limiter.SetPolicies(policies))
+			p := s.idle(batch.Batch{Name: "b", FinishBy: c.by, Duration: 10 * time.Second, Tasks: calls(c.tasks), Tenants: batch.List("a", "big")})
+			defer p.Close()
+			plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
+			expect.That(t, err == nil && fmt.Sprint(plan.Fits) == want, want, plan, err)
+		})
+	}
+}
+
 // What is not known is not counted, and the plan says so. A firing that may be late begins with a warning.
 func TestPlansSayWhatTheyDoNotKnow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -18,7 +18,8 @@ import (
 )
 
 func demand(tenant string, n int, class throttle.Class) inspect.Demand {
-	return inspect.Demand{Count: n, Queue: "q", Request: throttle.Request{Policy: "p", Tenant: tenant, Class: class}}
+	r := throttle.Request{Policy: "p", Tenant: tenant, Class: class, Ticket: throttle.Ticket{Queue: "q"}}
+	return inspect.Demand{Count: n, Request: r}
 }
 
 func opensAt(after time.Duration) func(time.Time) time.Time {
@@ -135,7 +136,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 			t.Errorf("an hour later: %+v", got)
 		}
 		d.Count = 0
-		_, err := inspect.Of(st.l).Plan(t.Context(), []inspect.Demand{d}, inspect.PlanOptions{})
+		_, err := inspect.Of(st.l).Snapshot(t.Context(), []inspect.Demand{d})
 		expect.That(t, err != nil, "a demand of nothing is planned")
 		limitertest.SetPolicy(t, st.l, limitertest.SharedWindow(1_000_000, s))
 		anywhere := inspect.Demand{Count: 50, Request: throttle.Request{Policy: "p", Tenant: "b"}}
@@ -163,7 +164,7 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 			}
 			r.Cost = map[string]int64{throttle.Requests: w.Limit * 2 / 3}
 			denied := limitertest.Reserve(t, st.at(h+3*s).l, r)
-			got := st.plan(inspect.PlanOptions{}, inspect.Demand{Count: 1, Queue: "q", Request: r})
+			got := st.plan(inspect.PlanOptions{}, inspect.Demand{Count: 1, Request: r})
 			off := got.Expected.Sub(denied.At.Add(denied.RetryIn))
 			expect.That(t, !denied.Granted && off.Abs() <= us && got.Binds == "all", got, "is off by", off)
 		})
@@ -192,36 +193,61 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 	})
 }
 
-// A plan finds the least limits by which no request is late: of those that must rise, none if no limit helps.
-// The own limit of a tenant changes nothing for others.
-func TestAPlanFindsTheLimitsThatFit(t *testing.T) {
-	held := func(name string, limit int64) throttle.Window {
-		return throttle.Window{Name: name, Algorithm: throttle.AlgorithmConcurrency, Limit: limit, Shared: true}
+// A batch gets its share of a limit from its beginning, whether live tickets wait in one queue or in several.
+func TestABatchIsPlannedToGetItsShare(t *testing.T) {
+	client := limitertest.Redis(t)
+	for _, queues := range [][]string{{"a"}, {"a", "b"}} {
+		p := limitertest.Policy(limitertest.Slots(10))
+		p.BatchShare = 0.2
+		st := newStory(t, client, p)
+		for _, queue := range queues {
+			st.joinMany(queue, queue, 300)
+		}
+		d := demand("c", 20, throttle.ClassBatch)
+		d.Hold = s
+		got := st.plan(inspect.PlanOptions{Open: opensAt(10 * s)}, d).Expected.Sub(limitertest.At(0))
+		expect.That(t, got >= 20*s && got <= 21*s, "2 of 10 a second, beside", queues, got)
 	}
-	own := limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: 10 * s})
-	own.Tenants = map[string]throttle.Tenant{"big": {Windows: map[string]throttle.Override{"own": {Limit: 100}}}}
-	for name, c := range map[string]struct {
-		policy  throttle.Policy
-		demands []inspect.Demand
-		by      time.Duration
-		want    []inspect.Change
-	}{
-		"one of two": {limitertest.Policy(held("first", 9), held("second", 100)), []inspect.Demand{demand("a", 30, "")}, 30 * s,
-			[]inspect.Change{{Window: "first", Limit: 9, Fits: 10}}},
-		"both": {limitertest.Policy(held("first", 9), held("second", 4)), []inspect.Demand{demand("a", 30, "")}, 30 * s,
-			[]inspect.Change{{Window: "first", Limit: 9, Fits: 10}, {Window: "second", Limit: 4, Fits: 10}}},
-		"none": {limitertest.Policy(held("first", 9)), []inspect.Demand{demand("a", 30, "")}, 5 * s, nil},
-		"beside a higher one": {own, []inspect.Demand{demand("a", 6, ""), demand("big", 1, "")}, 25 * s,
-			[]inspect.Change{{Window: "own", Limit: 2, Fits: 3}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			for i := range c.demands {
-				c.demands[i].Hold = 10 * s
+}
+
+// Tenants take turns, however many flows they have.
+func TestTenantsArePlannedToTakeTurns(t *testing.T) {
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.Slots(1), throttle.Window{Name: "user", Limit: 9, Period: s, Per: []string{"user"}}))
+	var demands []inspect.Demand
+	for i, n := range []int{1, 1, 1, 1, 1, 1, 1, 1, 1, 5} {
+		d := demand([]string{"many", "one"}[i/9], n, "")
+		d.Hold, d.Request.Attributes = s, map[string]string{"user": fmt.Sprint(i)}
+		demands = append(demands, d)
+	}
+	got := st.plan(inspect.PlanOptions{}, demands...).Tenants
+	expect.That(t, got[0].Expected == limitertest.At(14*s) && !got[1].Expected.After(limitertest.At(11*s)), got)
+}
+
+// Tickets that wait for slots hold up the queues of these slots, in all lines, and no others.
+func TestQueuesWithoutSlotsHoldUpNoOther(t *testing.T) {
+	client := limitertest.Redis(t)
+	for also, want := range map[string][2]time.Duration{"beside": {40 * s, 10 * s}, "free": {70 * s, 80 * s}} {
+		other := limitertest.Policy(limitertest.Slots(5))
+		other.Name = "other"
+		st := newStory(t, client, limitertest.Policy(limitertest.Slots(5)))
+		expect.Must(t, st.l.SetPolicies(append(st.l.Policies(), other)))
+		slots := inspect.Slots{Count: 1, Queues: []string{"busy", also}}
+		var demands []inspect.Demand
+		for _, queue := range []string{"busy", "free", "beside"} {
+			d := demand(queue, 4, "")
+			d.Hold, d.Request.Ticket.Queue = 10*s, queue
+			if queue == "beside" {
+				d.Count, d.Hold, d.Request.Policy = 2, 0, "other"
 			}
-			st := newStory(t, limitertest.Redis(t), c.policy)
-			got := st.plan(inspect.PlanOptions{By: limitertest.At(c.by), Fit: true}, c.demands...)
-			expect.Equal(t, got.Fits, c.want, got)
-		})
+			demands = append(demands, d)
+		}
+		snapshot, err := inspect.Of(st.l).Snapshot(t.Context(), demands, slots)
+		expect.Must(t, err)
+		plan, err := snapshot.Plan(t.Context(), inspect.PlanOptions{})
+		expect.Must(t, err)
+		busy, free := plan.Tenants[0], plan.Tenants[1]
+		expect.That(t, busy.Expected == limitertest.At(want[0]) && busy.Binds == throttle.BySlots, "one slot, also for", also, busy)
+		expect.That(t, free.Expected == limitertest.At(want[1]) && (free.Binds == "") == (also == "beside"), free)
 	}
 }
 
@@ -230,6 +256,8 @@ func TestAPlanEndsWithItsContext(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
 	ctx, cancel := context.WithCancel(t.Context())
 	opens := func(t time.Time) time.Time { cancel(); return t }
-	_, err := inspect.Of(st.l).Plan(ctx, []inspect.Demand{demand("a", math.MaxInt, "")}, inspect.PlanOptions{Open: opens})
+	snapshot, err := inspect.Of(st.l).Snapshot(ctx, []inspect.Demand{demand("a", math.MaxInt, "")})
+	expect.Must(t, err)
+	_, err = snapshot.Plan(ctx, inspect.PlanOptions{Open: opens})
 	expect.Err(t, err, context.Canceled)
 }

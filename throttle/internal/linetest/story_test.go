@@ -434,7 +434,9 @@ func (st *story) explain(ticket string) inspect.TicketState {
 
 func (st *story) plan(o inspect.PlanOptions, demands ...inspect.Demand) inspect.Plan {
 	st.Helper()
-	plan, err := inspect.Of(st.l).Plan(st.Context(), demands, o)
+	snapshot, err := inspect.Of(st.l).Snapshot(st.Context(), demands)
+	expect.Must(st, err)
+	plan, err := snapshot.Plan(st.Context(), o)
 	expect.Must(st, err)
 	return plan
 }

@@ -54,7 +54,7 @@ func workOfLimiter(s *sitetest.Site) {
 	must(err)
 	must(line.PutBack(ctx, taken.Tickets))
 	must(errOf(line.Len(ctx)))
-	must(errOf(inspect.Of(s.Limiter).Plan(ctx, []inspect.Demand{{Count: 2, Request: throttle.Request{Policy: "api", Tenant: "acme"}}}, inspect.PlanOptions{})))
+	must(errOf(inspect.Of(s.Limiter).Snapshot(ctx, []inspect.Demand{{Count: 2, Request: throttle.Request{Policy: "api", Tenant: "acme"}}})))
 	must(s.Limiter.SetPolicies(s.Limiter.Policies()))
 	must(errOf(line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 2})))
 	must(s.Limiter.SetPolicies(nil)) // those that wait are looked for

@@ -1,0 +1,211 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/script"
+)
+
+// A Snapshot is how some lines stand, what waits there, and demands. All its plans start from that.
+type Snapshot struct {
+	// Limits are those in force by the names of windows, of tenants without their own: of several of one
+	// name the least. That of throttle.BySlots is the Count of the first Slots.
+	Limits map[string]int64
+
+	backlogs []*backlog
+	slots    []Slots
+	tickets  []tickets      // in the order in which they wait
+	tenants  []Finish       // of demands
+	places   map[string]int // of tenants, by name
+	total    int64          // tickets
+	now      int64          // us since 1970
+	hold     int64          // us for which tickets that are no demand hold what they take; 0 if unknown
+}
+
+// A backlog is all of a line that simulations start from.
+type backlog struct {
+	*line
+	shared  throttle.Standing
+	flows   []flow // that wait, the first one first
+	demands []*throttle.Standing
+	values  map[string]string // of the scopes of all, by key
+}
+
+// Tickets are equal ones of one flow.
+type tickets struct {
+	*throttle.Standing
+	backlog *backlog
+	tenant  int   // the place of Snapshot.tenants; below 0 if they are no demand
+	left    int64 // that have not started
+	hold    int64 // us for which each holds what it takes; 0 if unknown, then it ends when it starts
+	rank    int64 // of the first one
+
+	costs []int64 // by window.place, in a simulation
+	lump  int64   // so many go as one
+}
+
+// Snapshot reads the lines of demands. An error may be a *throttle.RequestError of a demand.
+//
+// It calls Redis for pages of what waits and has counted, and for each 64 demands.
+func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slots) (*Snapshot, error) {
+	s := newSnapshot()
+	if s.slots = slots; len(slots) > 0 {
+		s.Limits[throttle.BySlots] = int64(slots[0].Count)
+	}
+	lines, asked, joined := map[string]*backlog{}, map[string]*throttle.Standing{}, map[*throttle.Standing]int{}
+	var demanded []tickets
+	total := int64(0)
+	for _, d := range demands {
+		r := d.Request
+		r.Key = ""
+		if d.Count < 0 || d.Joined < 0 || d.Joined > d.Count || d.Hold < 0 {
+			return nil, &throttle.RequestError{Policy: r.Policy, Field: "demand",
+				Value: fmt.Sprintf("of %d, %d joined, hold %v", d.Count, d.Joined, d.Hold),
+				Hint:  "must not be below 0; all of them may have joined, and no more"}
+		}
+		if d.Count == 0 {
+			continue
+		}
+		name := i.limiter.LineOf(r.Policy, r.Tenant)
+		b := lines[name]
+		if b == nil {
+			b = &backlog{line: i.line(name)}
+			lines[name], s.backlogs = b, append(s.backlogs, b)
+		}
+		// Equal ones are asked for once.
+		key := fmt.Sprintf("%q %q %q %q %#v %#v", r.Ticket.Queue, r.Policy, r.Tenant, r.Class, r.Attributes, r.Cost)
+		standing := asked[key]
+		if standing == nil {
+			standing = &throttle.Standing{Request: r, Ask: true}
+			asked[key], b.demands = standing, append(b.demands, standing)
+		}
+		joined[standing] += d.Joined
+		n, hold := int64(d.Count), d.Hold.Microseconds()
+		tenant := s.place(cmp.Or(d.Tenant, r.Tenant))
+		demanded = append(demanded, tickets{Standing: standing, backlog: b, tenant: tenant, left: n, hold: hold})
+		s.hold, total = s.hold+n*hold, total+n
+	}
+	s.hold /= max(1, total)
+	for _, b := range s.backlogs {
+		waiting, err := s.read(ctx, b)
+		if err != nil {
+			return nil, err
+		}
+		byFlow := map[string]int{}
+		for _, standing := range b.demands {
+			byFlow[standing.Flow] += joined[standing]
+		}
+		for i, standing := range waiting {
+			left := b.flows[i].tickets - int64(byFlow[standing.Flow])
+			if left > 0 && standing.Err == nil {
+				s.add(tickets{Standing: standing, backlog: b, tenant: -1, left: left, hold: s.hold})
+			}
+		}
+	}
+	for _, t := range demanded {
+		if err := s.add(t); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func newSnapshot() *Snapshot {
+	return &Snapshot{Limits: map[string]int64{}, tenants: []Finish{}, places: map[string]int{}, now: time.Now().UnixMicro()}
+}
+
+// place returns where a tenant is in tenants.
+func (s *Snapshot) place(tenant string) int {
+	i, known := s.places[tenant]
+	if !known {
+		i = len(s.tenants)
+		s.places[tenant], s.tenants = i, append(s.tenants, Finish{Tenant: tenant})
+	}
+	return i
+}
+
+// read reads a line, and returns what waits there, by flow. What is taken while it reads counts twice.
+// A backlog with values was read before, and stands as it did then.
+func (s *Snapshot) read(ctx context.Context, b *backlog) (waiting []*throttle.Standing, err error) {
+	if b.values == nil {
+		b.values = map[string]string{}
+		if b.flows, err = b.all(ctx); err != nil {
+			return nil, err
+		}
+	}
+	for _, f := range b.flows {
+		waiting = append(waiting, &throttle.Standing{Flow: f.name, Costs: f.costs()})
+	}
+	b.shared.Ask = true
+	all := append(waiting[:len(waiting):len(waiting)], b.demands...)
+	if err := b.Stand(ctx, append(all, &b.shared)...); err != nil {
+		return nil, err
+	}
+	s.now = b.shared.Decision.At.UnixMicro()
+	for _, w := range b.shared.Decision.Windows {
+		s.Limits[w.Name] = min(w.Limit, cmp.Or(s.Limits[w.Name], w.Limit))
+	}
+	return waiting, b.readValues(ctx, all)
+}
+
+// add adds tickets, behind all others.
+func (s *Snapshot) add(t tickets) error {
+	if t.tenant >= 0 {
+		f := &s.tenants[t.tenant]
+		f.Count, f.left = f.Count+int(t.left), f.left+t.left
+		if never := new(throttle.RequestError); errors.As(t.Err, &never) {
+			if f.NeverFits = never.Window; never.Window == "" {
+				return never
+			}
+			return nil
+		}
+	}
+	t.rank = s.total
+	s.tickets, s.total = append(s.tickets, t), s.total+t.left
+	return nil
+}
+
+// readValues reads the scopes of standings.
+func (b *backlog) readValues(ctx context.Context, standings []*throttle.Standing) error {
+	return b.Read(ctx, func(client redis.UniversalClient, prefix string) error {
+		pipe, read := client.Pipeline(), map[string]*redis.StringCmd{}
+		for _, standing := range standings {
+			for _, w := range standing.Decision.Windows {
+				key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
+				if _, known := b.values[key]; !known && read[key] == nil {
+					read[key] = pipe.Get(ctx, prefix+key)
+				}
+			}
+		}
+		_, err := pipe.Exec(ctx)
+		if errors.Is(err, redis.Nil) { // some scopes count nothing
+			err = nil
+		}
+		for key, value := range read {
+			b.values[key] = value.Val()
+		}
+		return err
+	})
+}
+
+// sections returns the sections of a scope's value, by name and kind: see internal/script/lua/scope.lua.
+func sections(value string) map[string]string {
+	found := map[string]string{}
+	for i := 8; i+11 <= len(value); {
+		head := i + 11 + int(value[i+10])
+		end := head + int(value[i+7])<<16 + int(value[i+8])<<8 + int(value[i+9])
+		if end > len(value) {
+			break
+		}
+		found[value[i+11:head]] = value[head:end]
+		i = end
+	}
+	return found
+}

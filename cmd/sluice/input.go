@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
-// loadPolicies reads the policies of a policy file. Errors are the user's to correct.
+// loadPolicies returns the policies of a policy file. Its errors are inputErrors.
 func (m *Main) loadPolicies(name string) (policies []throttle.Policy, err error) {
 	name, data, err := m.readPolicyFile(name)
 	if err == nil {
@@ -27,8 +27,8 @@ func (m *Main) loadPolicies(name string) (policies []throttle.Policy, err error)
 	return policies, nil
 }
 
-// readPolicyFile reads a policy file, or stdin if its name is "-". ${NAME} in it stands for a variable
-// of the environment, but not on lines that are a comment.
+// readPolicyFile reads a policy file, or stdin if its name is "-", and replaces references to environment variables,
+// except on lines that are a comment. Messages call the file by the name that it returns.
 func (m *Main) readPolicyFile(name string) (shown string, data []byte, err error) {
 	if name == "-" {
 		name = "stdin"
@@ -52,11 +52,11 @@ func (m *Main) readPolicyFile(name string) (shown string, data []byte, err error
 }
 
 // oneLine refuses a value that would add lines to a policy file.
-func oneLine(value string) (string, error) {
+func oneLine(value string) error {
 	if strings.ContainsAny(value, "\r\n") {
-		return "", errors.New("its value must be one line")
+		return errors.New("its value must be one line")
 	}
-	return value, nil
+	return nil
 }
 
 func (c *RunCommand) readJobs() ([]jobs.Job, error) {
@@ -71,7 +71,7 @@ func (c *RunCommand) readJobs() ([]jobs.Job, error) {
 	return jobs.Read(c.Jobs, file, c.Env)
 }
 
-// readHeaders reads the headers of all calls.
+// readHeaders returns the headers that are sent with all calls.
 func (c *RunCommand) readHeaders() ([]jobs.Header, error) {
 	var headers []jobs.Header
 	for _, text := range c.Headers {
@@ -84,11 +84,11 @@ func (c *RunCommand) readHeaders() ([]jobs.Header, error) {
 	return headers, nil
 }
 
-// name names the jobs of this file alone, the same from wherever it is run.
+// name returns a name of the jobs file that no other file has. It does not depend on the working directory.
 func (c *RunCommand) name() string {
 	if c.Jobs == "-" {
 		return "stdin"
 	}
-	abs, _ := filepath.Abs(c.Jobs) // it was read
+	abs, _ := filepath.Abs(c.Jobs) // no error: the file was read
 	return fmt.Sprintf("%s:%.6x", strings.ToValidUTF8(filepath.Base(abs), "_"), sha256.Sum256([]byte(abs)))
 }

@@ -18,15 +18,15 @@ import (
 
 // Config configures a Caller.
 type Config struct {
-	Concurrency int               // for so many calls to one host a connection is kept open
-	Headers     []jobs.Header     // of all calls; a job's own of the same name go first
+	Concurrency int               // the number of idle connections that stay open to a host
+	Headers     []jobs.Header     // of all calls; a job's header of the same name replaces one
 	Keep        int               // bytes of an answer's body that are kept, up to MaxKeptBody
-	Limiter     *throttle.Limiter // learns what the answers say of limits; nil does not
-	Logger      *slog.Logger      // of what it learns; nil is slog.Default()
+	Limiter     *throttle.Limiter // learns from the answers' limits and refusals
+	Logger      *slog.Logger      // for what the limiter learns; nil is slog.Default()
 	Timeout     time.Duration     // of a call, the body included
 }
 
-// A Caller makes the HTTP calls. It does not follow redirects: they are answers.
+// A Caller makes the HTTP calls. It takes a redirect for an answer, and does not follow it.
 type Caller struct {
 	Client *http.Client
 
@@ -41,29 +41,25 @@ func New(c Config) (*Caller, error) {
 	caller := &Caller{config: c, Client: &http.Client{
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Timeout:       c.Timeout,
-		Transport:     transport,
 	}}
-	if c.Limiter == nil {
-		return caller, nil
-	}
-	learns, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
+	learning, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
 		Base: transport, LearnOnly: true, Limiter: c.Limiter, Logger: c.Logger, PassUnidentified: true,
 	})
-	caller.Client.Transport = learns
+	caller.Client.Transport = learning
 	return caller, err
 }
 
 // An Error says why a call failed, and whether it is worth another try.
 type Error struct {
-	RetryAfter time.Duration // the least time until the next try; 0 if the upstream did not say
+	RetryAfter time.Duration // for how long the upstream wants no other try; 0 if it did not say
 	Retryable  bool
 	Text       string
 }
 
 func (e *Error) Error() string { return e.Text }
 
-// Call makes the job's call. It returns the HTTP code, and what is kept of the answer. Every error is
-// an *Error, unless ctx ended before the answer.
+// Call makes the job's call. It returns the HTTP code, and the part of the answer to keep. An error is an *Error,
+// unless ctx ended before the answer.
 func (c *Caller) Call(ctx context.Context, job jobs.Job) (int, jobs.Answer, error) {
 	req, err := c.request(ctx, job)
 	if err != nil {
@@ -98,11 +94,11 @@ func (c *Caller) request(ctx context.Context, job jobs.Job) (*http.Request, erro
 	for name, value := range job.Headers {
 		req.Header.Set(name, value)
 	}
-	req.Host = cmp.Or(req.Header.Get("Host"), req.Host) // net/http ignores the header
+	req.Host = cmp.Or(req.Header.Get("Host"), req.Host) // net/http sends this one, not the header
 	return req, nil
 }
 
-// failure is nil if the code counts as success.
+// failure returns an *Error unless the answer counts as success.
 func failure(res *http.Response) error {
 	code := res.StatusCode
 	if code >= 200 && code < 400 {
@@ -117,9 +113,8 @@ func failure(res *http.Response) error {
 	return e
 }
 
-// RetryDelay returns how long a job waits for its next try: 1 s, 2 s, 4 s and so on to a minute, with up
-// to half more, so that jobs that failed together do not come back together. It is no less than the
-// upstream asked for.
+// RetryDelay returns the time until a job's next try: 1 s, 2 s, 4 s and so on up to a minute, each with up to half of
+// it added at random, so that jobs that failed together do not come back together. It is at least e.RetryAfter.
 func RetryDelay(retried int, e *Error) time.Duration {
 	delay := min(time.Second<<min(retried, 6), time.Minute)
 	return max(delay+rand.N(delay/2), e.RetryAfter)

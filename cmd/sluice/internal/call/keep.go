@@ -9,11 +9,11 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
 )
 
-// MaxKeptBody bounds how much of a body can be kept. It is also how much of one is read, so that its
-// connection can be used again.
+// MaxKeptBody is the most of a body, in bytes, that can be kept. Up to there a body is read even if it is not kept, as
+// only then its connection can be used again.
 const MaxKeptBody = 1 << 20
 
-// keep reads an answer to its end, or to MaxKeptBody, and returns so many bytes of it.
+// keep reads an answer's body to its end, or to MaxKeptBody, and returns an Answer with up to bytesKept of it.
 func keep(res *http.Response, bytesKept int) (a jobs.Answer, err error) {
 	var body bytes.Buffer
 	if _, err := io.CopyN(&body, res.Body, int64(bytesKept)); err != nil && err != io.EOF {
@@ -30,7 +30,7 @@ func keep(res *http.Response, bytesKept int) (a jobs.Answer, err error) {
 	return a, nil
 }
 
-// text is a body that is UTF-8, without half of a character where it was cut; other bodies are bytes.
+// text returns a body as text if it is UTF-8, without a character that was cut at its end, and else as bytes.
 func text(body []byte, cut bool) (string, []byte) {
 	whole := body
 	if cut {

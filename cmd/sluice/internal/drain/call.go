@@ -10,10 +10,10 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// call makes the call of a job that was granted, and decides what becomes of the job.
+// call makes the call of a job that was granted. Then the job ends, or tries again.
 func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decision) {
 	defer func() { d.slots <- struct{}{} }()
-	if err := d.noteBegun(calls, w, w.used+1); err != nil { // else it could be made too often
+	if err := d.noteBegun(calls, w, w.used+1); err != nil { // a call without the note could be made too often
 		d.Progress.Unanswered(err)
 		_, _ = grant.Reservation.Cancel(calls)
 		d.again(ctx, calls, w, againAfter)
@@ -25,26 +25,26 @@ func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decisio
 	}
 	r.Attempts++
 	caller := &throttle.Caller{Decision: grant, Request: w.request}
-	work := grant.Reservation.Hold(throttle.WithCaller(calls, caller))
+	held := grant.Reservation.Hold(throttle.WithCaller(calls, caller))
 	var err error
-	r.Status, r.Answer, err = d.Caller.Call(work, *w.job)
-	lost := errors.Is(context.Cause(work), throttle.ErrLeaseLost)
-	_ = grant.Reservation.Release(calls) // else it runs out
+	r.Status, r.Answer, err = d.Caller.Call(held, *w.job)
+	leaseLost := errors.Is(context.Cause(held), throttle.ErrLeaseLost)
+	_ = grant.Reservation.Release(calls) // if that fails, the lease expires
 	var failure *call.Error
 	retryIn, _, refused := caller.Refusal()
 	switch {
 	case err == nil:
 		d.end(w, nil)
-	case lost:
+	case leaseLost:
 		d.again(ctx, calls, w, 0)
 	case !errors.As(err, &failure): // the call was stopped: the next run goes on
 	case failure.Retryable && refused:
-		if givenUp := w.refused(retryIn, err); givenUp != nil {
+		if givenUp := w.noteRefusal(retryIn, err); givenUp != nil {
 			d.end(w, givenUp)
 			return
 		}
 		_ = d.noteBegun(calls, w, w.used) // a refusal uses no retry
-		d.again(ctx, calls, w, 0)         // the policy pauses
+		d.again(ctx, calls, w, 0)         // the line waits for the end of the policy's pause
 	case !failure.Retryable || w.used >= w.job.MaxRetry:
 		d.end(w, err)
 	default:
@@ -55,8 +55,8 @@ func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decisio
 	}
 }
 
-// refused notes that the upstream refused the job's call. It returns an error if that goes on for too long.
-func (w *work) refused(retryIn time.Duration, cause error) error {
+// noteRefusal notes that the upstream refused the job's call. It returns an error if it has refused it for too long.
+func (w *work) noteRefusal(retryIn time.Duration, cause error) error {
 	now := time.Now()
 	if w.refusedSince.IsZero() {
 		w.refusedSince = now

@@ -1,4 +1,4 @@
-// Package drain makes the calls of jobs as their policies allow, until each job has its result.
+// Package drain makes the calls of jobs when their policies allow it, until each job has its result.
 package drain
 
 import (
@@ -17,12 +17,11 @@ import (
 
 const (
 	shutdownTimeout = 10 * time.Second    // for calls under way when the drain is interrupted
-	begunFor        = 30 * 24 * time.Hour // without a drain, before Redis forgets which calls began
+	begunTTL        = 30 * 24 * time.Hour // of the record of begun calls, since the last of them
 )
 
-// A Drain makes the calls of jobs until each has its result. Of each tenant's jobs by one policy, the first
-// one waits in line. Results say which jobs are done: by them a drain of the same jobs goes on where one that was
-// killed had come to.
+// A Drain makes the calls of jobs until each has its result. Each tenant has one job at a time in a policy's line, its
+// first one. A job with a result is done: so a drain of the same jobs continues one that was killed.
 type Drain struct {
 	Caller      *call.Caller
 	Client      redis.UniversalClient
@@ -30,18 +29,17 @@ type Drain struct {
 	Jobs        []jobs.Job
 	Limiter     *throttle.Limiter
 	Progress    *Progress
-	Name        string // of the jobs: no other drain works on them
+	Name        string // of the jobs; no two drains of one name may run at a time
 	Results     *jobs.Log
-	RetryFailed bool // jobs that failed before run again
+	RetryFailed bool // run jobs again that failed in an earlier drain
 
 	begun   time.Time
-	slots   chan struct{}  // one for each call that may begin
-	stop    func(error)    // ends the drain, with what keeps it from going on
-	working sync.WaitGroup // all that a Run has started
+	slots   chan struct{}  // holds one value for each call that may begin
+	stop    func(error)    // ends the drain, for the reason given
+	working sync.WaitGroup // of all goroutines of a Run
 
 	mu     sync.Mutex
 	counts Counts
-	open   int // jobs without a result
 }
 
 // A work is a job without a result. One goroutine at a time has it.
@@ -49,20 +47,20 @@ type work struct {
 	job     *jobs.Job
 	policy  throttle.Policy
 	request throttle.Request
-	result  jobs.Result // what is known so far
+	result  jobs.Result // as far as it is known
 	used    int         // retries, those of earlier drains included
 
-	refusedSince time.Time // by the upstream, since the job last failed by something else; zero if it was not
+	refusedSince time.Time // the first refusal by the upstream after the last other failure; zero if there was none
 }
 
-// A Summary is the result of a drain. Its Counts are of all jobs.
+// A Summary is the result of a drain.
 type Summary struct {
 	Counts
-	DoneBefore int     `json:"done_before"` // of these, when the drain began
+	DoneBefore int     `json:"done_before"` // jobs with a result when the drain began
 	Seconds    float64 `json:"seconds"`
 }
 
-// Counts are those of the jobs so far, with those that were done before the drain began.
+// Counts are of all jobs, those included that were done before the drain began.
 type Counts struct {
 	Jobs      int `json:"jobs"`
 	Succeeded int `json:"succeeded"`
@@ -72,7 +70,7 @@ type Counts struct {
 // Done is the number of jobs that have a result.
 func (c Counts) Done() int { return c.Succeeded + c.Failed }
 
-func (c *Counts) ended(r jobs.Result) {
+func (c *Counts) add(r jobs.Result) {
 	if r.Error == "" {
 		c.Succeeded++
 	} else {
@@ -83,12 +81,13 @@ func (c *Counts) ended(r jobs.Result) {
 // errDone ends a drain whose jobs all have results.
 var errDone = errors.New("all jobs are done")
 
-// Run returns when every job has its result. Otherwise the error says why not: the context's cause if
-// that ended; then the calls under way have ended, or were stopped.
+// Run returns when every job has its result, or with an error that says why not. If that is the context's cause, the
+// calls under way have ended, or were stopped.
 func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	start := time.Now()
 	working, stop := context.WithCancelCause(ctx)
 	d.stop = stop
+	// Calls under way outlive working.
 	calls, abort := context.WithCancel(context.WithoutCancel(ctx))
 	defer abort()
 	defer context.AfterFunc(working, func() { time.AfterFunc(shutdownTimeout, abort) })()
@@ -104,7 +103,7 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 		}
 		for working.Err() == nil {
 			d.Progress.Show(d.Counts())
-			pause(working, showEvery)
+			sleep(working, showEvery)
 		}
 		if ctx.Err() != nil {
 			d.Progress.Say("stopping: calls under way have %v to end", shutdownTimeout)
@@ -120,7 +119,8 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	return s, context.Cause(working)
 }
 
-// prepare returns the work that is left: in the order of jobs, by policy and tenant.
+// prepare returns the work that is left, by policy and tenant, in the order of Jobs. It ends jobs whose last try began
+// in an earlier drain.
 func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*work, error) {
 	begun, err := d.Client.HGetAll(ctx, d.begunKey()).Result()
 	if err != nil {
@@ -131,17 +131,16 @@ func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*work, error) {
 	for range d.Concurrency {
 		d.slots <- struct{}{}
 	}
-	var lost []*work
+	var spent []*work
 	flows, repeated := map[[2]string][]*work{}, 0
 	for i := range d.Jobs {
 		job := &d.Jobs[i]
 		r, done := d.Results.Known[job.ID]
 		repeat := done && d.RetryFailed && r.Error != ""
 		if done && !repeat {
-			d.counts.ended(r)
+			d.counts.add(r)
 			continue
 		}
-		d.open++
 		policy, _ := d.Limiter.Match(job.Type, false)
 		w := &work{job: job, policy: policy, result: jobs.Result{ID: job.ID, Tenant: job.Tenant}, request: throttle.Request{
 			Cost: job.Cost, MaxHold: d.Caller.Client.Timeout, Policy: policy.Name, Tenant: job.Tenant,
@@ -152,7 +151,7 @@ func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*work, error) {
 			w.used, _ = strconv.Atoi(begun[job.ID])
 		}
 		if w.used > job.MaxRetry {
-			lost = append(lost, w)
+			spent = append(spent, w)
 		} else {
 			flow := [2]string{policy.Name, job.Tenant}
 			flows[flow] = append(flows[flow], w)
@@ -167,35 +166,36 @@ func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*work, error) {
 	} else if c.Done() > 0 {
 		d.Progress.Say("%d of %d jobs were done before", c.Done(), c.Jobs)
 	}
-	for _, w := range lost {
+	for _, w := range spent {
 		d.end(w, errors.New("an earlier run ended during the call, and no retry is left: the call may have been made"))
 	}
 	return flows, nil
 }
 
-// begunKey holds for each job how many of its retries are used if the end of its last call is not seen.
+// begunKey returns the key of a hash. For each job whose call began it has the retries that are used, unless the drain
+// lives to see the call end.
 func (d *Drain) begunKey() string {
 	return d.Limiter.Config().Prefix + "sluice:{run:" + d.Name + "}:begun"
 }
 
-// noteBegun stores that value.
+// noteBegun stores a job's value there.
 func (d *Drain) noteBegun(ctx context.Context, w *work, used int) error {
 	_, err := d.Client.Pipelined(ctx, func(p redis.Pipeliner) error {
 		p.HSet(ctx, d.begunKey(), w.job.ID, used)
-		p.Expire(ctx, d.begunKey(), begunFor)
+		p.Expire(ctx, d.begunKey(), begunTTL)
 		return nil
 	})
 	return err
 }
 
-// Counts are as of now.
+// Counts returns the counts as of now.
 func (d *Drain) Counts() Counts {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.counts
 }
 
-// end writes the result of a job that succeeded, or failed by an error.
+// end writes the result of a job. It failed if there is an error.
 func (d *Drain) end(w *work, failed error) {
 	if failed != nil {
 		w.result.Error = failed.Error()
@@ -206,8 +206,7 @@ func (d *Drain) end(w *work, failed error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.counts.ended(w.result)
-	if d.open--; d.open == 0 {
+	if d.counts.add(w.result); d.counts.Done() == d.counts.Jobs {
 		d.stop(errDone)
 	}
 }

@@ -9,11 +9,12 @@ import (
 )
 
 const (
-	againAfter  = time.Second            // after Redis did not answer
-	startWithin = 100 * time.Millisecond // an older grant is replaced: its units count from then
+	againAfter  = time.Second            // between two tries to reach Redis
+	startWithin = 100 * time.Millisecond // of the grant: a call that begins later needs a new one
 )
 
-// serve makes the calls of one tenant by one policy, in their order, each when it is granted.
+// serve makes the calls of one tenant and policy, in their order, each when it is granted. No call begins after ctx has
+// ended; those under way go on until calls has.
 func (d *Drain) serve(ctx, calls context.Context, flow []*work) {
 	for _, w := range flow {
 		if grant, ok := d.granted(ctx, calls, w); ok {
@@ -22,7 +23,7 @@ func (d *Drain) serve(ctx, calls context.Context, flow []*work) {
 	}
 }
 
-// granted waits until a job is granted and has a slot. A job that never fits ends.
+// granted waits until a job is granted and has a slot. A job that can never be granted ends.
 func (d *Drain) granted(ctx, calls context.Context, w *work) (grant throttle.Decision, ok bool) {
 	for ctx.Err() == nil {
 		grant, err := d.Limiter.Wait(ctx, w.request)
@@ -32,21 +33,22 @@ func (d *Drain) granted(ctx, calls context.Context, w *work) (grant throttle.Dec
 			return grant, false
 		case err != nil && ctx.Err() == nil:
 			d.Progress.Unanswered(err)
-			pause(ctx, againAfter)
+			sleep(ctx, againAfter)
 			continue
 		case err != nil:
 			return grant, false
 		}
-		since := time.Now()
+		at := time.Now()
 		select {
 		case <-d.slots:
 		case <-ctx.Done():
 			_, _ = grant.Reservation.Cancel(calls)
 			return grant, false
 		}
-		if time.Since(since) <= startWithin {
+		if time.Since(at) <= startWithin {
 			return grant, true
 		}
+		// The windows count the units from the time of the grant, so the upstream could get too many calls.
 		_, _ = grant.Reservation.Cancel(calls)
 		atOnce := w.request
 		atOnce.MaxWait = -1
@@ -58,15 +60,15 @@ func (d *Drain) granted(ctx, calls context.Context, w *work) (grant throttle.Dec
 	return grant, false
 }
 
-// again makes the call of a job once more, after a while.
+// again puts a job back in its line after a delay.
 func (d *Drain) again(ctx, calls context.Context, w *work, after time.Duration) {
 	d.working.Go(func() {
-		pause(ctx, after)
+		sleep(ctx, after)
 		d.serve(ctx, calls, []*work{w})
 	})
 }
 
-func pause(ctx context.Context, d time.Duration) {
+func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(d):

@@ -11,44 +11,45 @@ import (
 	"github.com/sluice-go/sluice/internal/words"
 )
 
-// showEvery is how often a terminal shows how the drain goes on.
+// showEvery is the time between two updates on a terminal.
 const showEvery = 200 * time.Millisecond
 
-// A Progress shows people how a drain goes on. It is safe for concurrent use.
+// A Progress shows people how far a drain is. It is safe for concurrent use.
 type Progress struct {
-	before int // done when it began
-	mu     sync.Mutex
-	shown  *show.Progress
-	silent time.Time // until then a Redis that does not answer is known
-	start  time.Time
-	w      io.Writer
+	w io.Writer
+
+	mu          sync.Mutex
+	doneBefore  int // jobs with a result when the drain began
+	silentUntil time.Time
+	shown       *show.Progress
+	start       time.Time
 }
 
-// NewProgress returns a progress with so much time between two lines, where there is no terminal.
+// NewProgress returns a progress. The interval is that of show.NewProgress.
 func NewProgress(w io.Writer, every time.Duration) *Progress {
 	return &Progress{shown: show.NewProgress(w, every), w: w}
 }
 
-// Logger returns a logger that writes among the lines.
+// Logger returns a logger whose messages appear between the lines of progress.
 func (p *Progress) Logger() *slog.Logger { return slog.New(slog.NewTextHandler(p, nil)) }
 
-// Begin notes where the drain begins.
+// Begin notes the counts with which the drain begins.
 func (p *Progress) Begin(c Counts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.before = c.Done()
+	p.doneBefore = c.Done()
 	p.start = time.Now()
 	p.shown.Restart()
 }
 
-// Show shows where the drain has come to, if it is time.
+// Show shows the counts, if a line is due.
 func (p *Progress) Show(c Counts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.shown.Show(func() string { return p.line(c) })
 }
 
-// End shows where the drain ended.
+// End shows the counts with which the drain ends.
 func (p *Progress) End(c Counts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -56,25 +57,25 @@ func (p *Progress) End(c Counts) {
 	fmt.Fprintln(p.w, p.line(c))
 }
 
-// Say prints a message of its own line.
+// Say prints a message on a line of its own.
 func (p *Progress) Say(format string, args ...any) {
 	fmt.Fprintf(p, "sluice: "+format+"\n", args...)
 }
 
-// Unanswered reports that Redis did not answer, once a minute.
+// Unanswered reports an error of Redis, unless it has reported one in the last minute.
 func (p *Progress) Unanswered(err error) {
 	p.mu.Lock()
-	known := time.Now().Before(p.silent)
-	if !known {
-		p.silent = time.Now().Add(time.Minute)
+	due := !time.Now().Before(p.silentUntil)
+	if due {
+		p.silentUntil = time.Now().Add(time.Minute)
 	}
 	p.mu.Unlock()
-	if !known {
+	if due {
 		p.Say("%v", err)
 	}
 }
 
-// Write lets loggers write whole lines.
+// Write writes a whole line of a log.
 func (p *Progress) Write(line []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,11 +83,11 @@ func (p *Progress) Write(line []byte) (int, error) {
 	return p.w.Write(line)
 }
 
-// line says how far the drain is, how fast, and when all will be done at that rate.
+// line returns the counts, the rate so far, and the time that the rest takes at that rate.
 func (p *Progress) line(c Counts) string {
 	took := time.Since(p.start)
 	text := fmt.Sprintf("%5.0fs  %d of %d jobs done, %d failed", took.Seconds(), c.Done(), c.Jobs, c.Failed)
-	done, left := c.Done()-p.before, c.Jobs-c.Done()
+	done, left := c.Done()-p.doneBefore, c.Jobs-c.Done()
 	if done == 0 {
 		return text
 	}

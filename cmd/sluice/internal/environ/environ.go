@@ -1,5 +1,5 @@
-// Package environ puts environment variables into texts that people write: ${NAME} stands for the
-// value of NAME, and $${ for the text ${.
+// Package environ replaces references to environment variables in texts: ${NAME} stands for the value of NAME, and
+// $${ for the text ${.
 package environ
 
 import (
@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// A Lookup finds a variable, as os.LookupEnv does.
+// A Lookup returns the value of a variable, as os.LookupEnv does.
 type Lookup func(name string) (value string, found bool)
 
 var (
@@ -16,9 +16,9 @@ var (
 	shape     = regexp.MustCompile(`^\$\{[A-Za-z_][A-Za-z0-9_]*\}$`)
 )
 
-// Expand replaces every ${NAME}, by a value that fit has made to fit the text, such as by escaping;
-// nil takes values as they are. The error names a variable that is not set, and never a value.
-func Expand(text string, lookup Lookup, fit func(value string) (string, error)) (string, error) {
+// Expand replaces every ${NAME} by the value of NAME. If check is not nil, a value must pass it. Errors name the first
+// variable that is wrong, and never show a value.
+func Expand(text string, lookup Lookup, check func(value string) error) (string, error) {
 	var first error
 	expanded := reference.ReplaceAllStringFunc(text, func(found string) string {
 		if strings.HasPrefix(found, "$$") {
@@ -33,8 +33,8 @@ func Expand(text string, lookup Lookup, fit func(value string) (string, error)) 
 				"$${ stands for the text ${", cut(found))
 		case !set:
 			err = fmt.Errorf("${%s}: the environment has no such variable: it must be set", name)
-		case fit != nil:
-			if value, err = fit(value); err != nil {
+		case check != nil:
+			if err = check(value); err != nil {
 				err = fmt.Errorf("${%s}: %w", name, err)
 			}
 		}
@@ -49,7 +49,7 @@ func Expand(text string, lookup Lookup, fit func(value string) (string, error)) 
 	return expanded, nil
 }
 
-// cut keeps a message readable.
+// cut shortens a text for an error message.
 func cut(s string) string {
 	if len(s) > 40 {
 		return s[:40] + "..."

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/environ"
 )
 
-// A Header is sent with a call. A job's own replaces one of all calls of the same name.
+// A Header is sent with a call. The header of a job replaces that of all calls with the same name.
 type Header struct{ Name, Value string }
 
 // ParseHeader reads "Name: value".
@@ -28,11 +28,11 @@ func newHeader(name, value string, lookup environ.Lookup) (Header, error) {
 	if strings.ContainsFunc(value, control) {
 		return Header{}, fmt.Errorf("%s %q: must not contain control characters", name, Shorten(value))
 	}
-	value, err := environ.Expand(value, lookup, func(v string) (string, error) {
+	value, err := environ.Expand(value, lookup, func(v string) error {
 		if strings.ContainsFunc(v, control) {
-			return "", errors.New("its value must not contain control characters")
+			return errors.New("its value must not contain control characters")
 		}
-		return v, nil
+		return nil
 	})
 	if err != nil {
 		return Header{}, fmt.Errorf("%s: %w", name, err)
@@ -42,7 +42,7 @@ func newHeader(name, value string, lookup environ.Lookup) (Header, error) {
 
 func control(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
 
-// isToken reports whether s is what RFC 9110 (5.6.2) allows as a method or a header's name.
+// isToken reports whether s is a token, as RFC 9110 (5.6.2) wants methods and names of headers to be.
 func isToken(s string) bool {
 	for i := range len(s) {
 		c := s[i]

@@ -1,4 +1,4 @@
-// Package jobs reads jobs, and keeps their results.
+// Package jobs reads files of jobs, and keeps the jobs' results.
 package jobs
 
 import (
@@ -16,7 +16,7 @@ import (
 // A Job is one line of a jobs file: one HTTP call, made for one tenant.
 type Job struct {
 	Body     string
-	BodyJSON bool // application/json, unless a header says otherwise
+	BodyJSON bool // Content-Type is application/json, unless a header says otherwise
 	Cost     Cost
 	Headers  map[string]string
 	ID       string

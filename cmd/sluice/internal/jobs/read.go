@@ -15,55 +15,43 @@ import (
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
-// mostErrors bounds how many bad lines are reported at once.
+// mostErrors is the number of bad lines that are reported at once.
 const mostErrors = 10
 
-// Read reads one job per line; empty lines are skipped. The error names every bad line (the first
-// mostErrors of them), with a hint. Name stands for the file, and env has the variables in headers.
+// Read reads one job from each line that is not empty. The error names the bad lines, each with a hint. Messages call
+// the file by name. Headers may refer to variables of env.
 func Read(name string, r io.Reader, env environ.Lookup) ([]Job, error) {
 	var jobs []Job
 	var errs []error
-	first := map[string]string{} // id -> where it stands
-	add := func(number int, line []byte) {
+	taken := map[string]string{} // by id: the line that has it
+	lines := bufio.NewReader(r)
+	for number, last := 1, false; !last; number++ {
 		at := fmt.Sprintf("%s:%d", name, number)
+		line, err := lines.ReadBytes('\n')
+		if last = err == io.EOF; err != nil && !last {
+			return nil, fmt.Errorf("%s: %w", at, err)
+		}
+		if line = bytes.TrimSpace(line); len(line) == 0 {
+			continue
+		}
 		job, err := parse(line, env)
 		job.At = at
 		if job.ID == "" {
 			job.ID = fmt.Sprintf("%d-%x", number, sha256.Sum256(line))[:24]
 		}
-		if other, taken := first[job.ID]; taken && err == nil {
+		if other := taken[job.ID]; other != "" && err == nil {
 			err = fmt.Errorf("id %q: is taken by %s: every job has an id of its own", job.ID, other)
 		}
-		first[job.ID] = at
+		taken[job.ID] = at
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", at, err))
 		}
 		jobs = append(jobs, job)
 	}
-	if err := lines(name, r, add); err != nil {
-		return nil, err
-	}
 	return jobs, Join(errs)
 }
 
-// lines hands out the lines that are not empty.
-func lines(name string, r io.Reader, do func(number int, line []byte)) error {
-	lines := bufio.NewReader(r)
-	for number := 1; ; number++ {
-		line, err := lines.ReadBytes('\n')
-		if err != nil && err != io.EOF {
-			return fmt.Errorf("%s:%d: %w", name, number, err)
-		}
-		if line = bytes.TrimSpace(line); len(line) > 0 {
-			do(number, line)
-		}
-		if err == io.EOF {
-			return nil
-		}
-	}
-}
-
-// Join makes one error of many, at most mostErrors of them word for word.
+// Join joins the errors of lines. Of more than mostErrors it only counts the rest.
 func Join(errs []error) error {
 	if more := len(errs) - mostErrors; more > 0 {
 		errs = append(errs[:mostErrors:mostErrors], fmt.Errorf("and %d more bad lines", more))
@@ -71,11 +59,11 @@ func Join(errs []error) error {
 	return errors.Join(errs...)
 }
 
-// A jobField is a key that a job's line may hold.
+// A jobField is a member that a job's JSON object may have.
 type jobField struct {
 	name   string
 	hint   string
-	target func(*Job) any
+	target func(*Job) any // the variable that takes its value
 }
 
 func jobFields() []jobField {
@@ -95,7 +83,7 @@ func jobFields() []jobField {
 	}
 }
 
-// A bodyField takes a text as it is, and an object or a list as JSON.
+// A bodyField sets a body: to a string's text, or to the JSON of an object or a list.
 type bodyField struct{ job *Job }
 
 func (b *bodyField) UnmarshalJSON(data []byte) error {
@@ -136,8 +124,8 @@ func parse(line []byte, env environ.Lookup) (Job, error) {
 	return job, job.validate(hasID, env)
 }
 
-// eachMember calls f for the members of a JSON object in their order. encoding/json would take
-// "URL" for "url", and the last of two.
+// eachMember calls f for the members of a JSON object, in their order. Unmarshalling into a struct would accept "URL"
+// as "url", and of two members of one name keep the last.
 func eachMember(line []byte, f func(name string, value json.RawMessage) error) error {
 	var whole json.RawMessage
 	if err := json.Unmarshal(line, &whole); err != nil {
@@ -148,7 +136,7 @@ func eachMember(line []byte, f func(name string, value json.RawMessage) error) e
 			Shorten(string(line)))
 	}
 	d := json.NewDecoder(bytes.NewReader(line))
-	d.Token() // the brace: the line is known to be a valid object
+	d.Token() // skips the brace; no error is possible, as the line is a valid object
 	for d.More() {
 		name, _ := d.Token()
 		var value json.RawMessage
@@ -162,7 +150,7 @@ func eachMember(line []byte, f func(name string, value json.RawMessage) error) e
 	return nil
 }
 
-// Fields are the names of what a job's line may hold.
+// Fields returns the names of the members that a job's object may have.
 func Fields() []string {
 	var names []string
 	for _, f := range jobFields() {
@@ -179,7 +167,7 @@ func suggestField(name string) string {
 	return "must be one of " + strings.Join(names, ", ")
 }
 
-// Shorten keeps a message readable whatever a line holds.
+// Shorten shortens a text from a job for an error message.
 func Shorten(s string) string {
 	if len(s) > 80 {
 		return s[:80] + "..."

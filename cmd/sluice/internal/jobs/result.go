@@ -17,7 +17,7 @@ type Result struct {
 	Tenant    string    `json:"tenant"`
 	Status    int       `json:"status"`              // the HTTP code of the last answer; 0 if there was none
 	Attempts  int       `json:"attempts"`            // HTTP calls begun
-	WaitedMS  int64     `json:"waited_ms"`           // from the start of the run to that of its first call
+	WaitedMS  int64     `json:"waited_ms"`           // from the start of the run until the first call began
 	StartedAt time.Time `json:"started_at,omitzero"` // of the last call
 	Error     string    `json:"error"`
 	Answer
@@ -32,18 +32,18 @@ type Answer struct {
 
 // A Log holds the results of jobs, one line each. It is safe for concurrent use.
 type Log struct {
-	Known map[string]Result // those that it had when it was opened, by job
+	Known map[string]Result // in the file when it was opened, by job
 
 	file *os.File // nil if the lines go to a stream
 	mu   sync.Mutex
 	w    io.Writer
 }
 
-// NewLog writes to a stream, and knows nothing from before.
+// NewLog returns a log that writes to a stream. It has no earlier results.
 func NewLog(w io.Writer) *Log { return &Log{w: w} }
 
-// OpenLog goes on with a file, or begins it. The end of a last line that a crash tore is
-// cut off.
+// OpenLog opens the log of a file, which it creates if there is none. It removes a last line that was written only
+// in part, as by a crash.
 func OpenLog(path string) (*Log, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
@@ -67,7 +67,7 @@ func (l *Log) load(path string) error {
 		return err
 	}
 	l.Known = known
-	if whole > len(data) { // only the end of the last line is missing, which an editor may have taken away
+	if whole > len(data) { // an editor may have removed the newline at the end
 		_, err = l.file.Write([]byte("\n"))
 	} else if whole < len(data) {
 		err = l.file.Truncate(int64(whole))
@@ -75,7 +75,7 @@ func (l *Log) load(path string) error {
 	return err
 }
 
-// ReadLog returns the results of a file, which need not exist, and leaves it as it is.
+// ReadLog returns the results in a file, none if there is no file. It changes nothing.
 func ReadLog(path string) (map[string]Result, error) {
 	data, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -85,8 +85,8 @@ func ReadLog(path string) (map[string]Result, error) {
 	return known, err
 }
 
-// parseLog returns the last result of each job, and how long the file is to be: shorter if its last
-// line is torn, one longer if only that line's end is missing.
+// parseLog returns the last result of each job, and the length that the file should have: less if its last line was
+// written only in part, and one more if only the newline at its end is missing.
 func parseLog(path string, data []byte) (known map[string]Result, whole int, err error) {
 	known = map[string]Result{}
 	for number := 1; whole < len(data); number++ {
@@ -105,7 +105,7 @@ func parseLog(path string, data []byte) (known map[string]Result, whole int, err
 	return known, whole, nil
 }
 
-// ParseResult is strict, so that no other file is taken for a result log by mistake.
+// ParseResult reads a line of a log. It is strict, so that no other file is taken for a log by mistake.
 func ParseResult(line []byte) (Result, error) {
 	d := json.NewDecoder(bytes.NewReader(line))
 	d.DisallowUnknownFields()
@@ -119,7 +119,7 @@ func ParseResult(line []byte) (Result, error) {
 	return r, nil
 }
 
-// Add writes the result in one write call. The last result of a job counts.
+// Add writes a result, by one call, so that a crash leaves at most one partial line. The last result of a job counts.
 func (l *Log) Add(r Result) error {
 	line, err := json.Marshal(r)
 	if err != nil {

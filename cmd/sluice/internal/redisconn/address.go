@@ -19,22 +19,15 @@ import (
 //	redis-sentinel://HOST,HOST/DB?master=NAME             a master that sentinels know
 //	redis-cluster://USER:PASSWORD@HOST,HOST               a cluster; also redis:// with several hosts
 //
-// rediss-sentinel and rediss-cluster go by TLS. Before sentinels' hosts stand the sentinels' own user and
-// password; those of the Redis servers are the parameters username and password. Further parameters
-// are those of redis.ParseURL, redis.ParseFailoverURL and redis.ParseClusterURL.
+// rediss-sentinel and rediss-cluster use TLS. The USER:PASSWORD of a sentinels' URL are for the sentinels; those for
+// the Redis servers are its parameters username and password. Further parameters are those of redis.ParseURL,
+// redis.ParseFailoverURL and redis.ParseClusterURL.
 type Address struct {
 	Source string // such as "--redis"
 	URL    string
 }
 
-func wrap(source string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", source, err)
-}
-
-// split takes out the hosts: what stands before them ends with "://" or "@".
+// split cuts a URL around its hosts: the text before them ends with "://" or "@".
 func split(text string) (before, hosts, after string, ok bool) {
 	scheme, rest, ok := strings.Cut(text, "://")
 	if !ok {
@@ -52,12 +45,25 @@ func split(text string) (before, hosts, after string, ok bool) {
 var errShape = errors.New("is not a URL: must be such as redis://localhost:6379/0, " +
 	"with %2F for / and the like in a password")
 
-// Parse makes the options of the URL.
+// Parse returns the options for the URL.
 func (a Address) Parse(t TLS) (Opt, error) {
-	before, hosts, after, ok := split(a.URL)
-	// An @ behind the hosts is most likely from a password that holds one of / ? #
+	config, err := t.config()
+	if err != nil {
+		return Opt{}, err
+	}
+	connect, err := parse(a.URL, config, t != TLS{})
+	if err != nil {
+		return Opt{}, fmt.Errorf("%s: %w", a.Source, err)
+	}
+	return Opt{connect}, nil
+}
+
+// parse returns a function that makes clients of the URL. Where that uses TLS, they have the config.
+func parse(text string, config *tls.Config, hasFiles bool) (func() redis.UniversalClient, error) {
+	before, hosts, after, ok := split(text)
+	// An @ after the hosts is most likely from a password that holds one of / ? #
 	if !ok || strings.ContainsAny(after, "@#") {
-		return Opt{}, wrap(a.Source, errShape)
+		return nil, errShape
 	}
 	scheme, user, _ := strings.Cut(before, "://")
 	secure := strings.HasPrefix(scheme, "rediss")
@@ -75,7 +81,7 @@ func (a Address) Parse(t TLS) (Opt, error) {
 	}
 	u, err := url.Parse(plain + user + first + after)
 	if err != nil {
-		return Opt{}, wrap(a.Source, errShape)
+		return nil, errShape
 	}
 	if port := map[string]string{"-cluster": "6379", "-sentinel": "26379"}[kind]; port != "" {
 		q := u.Query()
@@ -91,54 +97,45 @@ func (a Address) Parse(t TLS) (Opt, error) {
 		}
 		u.RawQuery = q.Encode()
 	}
-	text := u.String()
-	config, err := t.config()
-	if err != nil {
-		return Opt{}, err
+	if hasFiles && !secure {
+		return nil, errors.New("goes without TLS, but there are TLS files: must begin with rediss")
 	}
-	if config != nil && !secure {
-		return Opt{}, fmt.Errorf("%s: goes without TLS, but there are TLS files: must begin with rediss", a.Source)
-	}
-	// The address that is dialled is the name that a certificate must have.
-	secured := func(theirs *tls.Config) *tls.Config {
-		if theirs == nil {
+	// A ServerName is left out, so that a certificate must have the name that is dialled: of several hosts each its own.
+	secured := func(parsed *tls.Config) *tls.Config {
+		if parsed == nil {
 			return nil
 		}
-		ours := &tls.Config{MinVersion: tls.VersionTLS12}
-		if config != nil {
-			ours = config.Clone()
-		}
-		ours.InsecureSkipVerify = theirs.InsecureSkipVerify
+		ours := config.Clone()
+		ours.InsecureSkipVerify = parsed.InsecureSkipVerify
 		return ours
 	}
 	switch kind {
 	case "", "unix":
-		o, err := redis.ParseURL(text)
+		o, err := redis.ParseURL(u.String())
 		if err != nil {
-			return Opt{}, wrap(a.Source, err)
+			return nil, err
 		}
 		o.TLSConfig = secured(o.TLSConfig)
-		return Opt{func() redis.UniversalClient { c := *o; return redis.NewClient(&c) }}, nil
+		return func() redis.UniversalClient { c := *o; return redis.NewClient(&c) }, nil
 	case "-cluster":
-		o, err := redis.ParseClusterURL(text)
+		o, err := redis.ParseClusterURL(u.String())
 		if err != nil {
-			return Opt{}, wrap(a.Source, err)
+			return nil, err
 		}
 		o.TLSConfig = secured(o.TLSConfig)
-		return Opt{func() redis.UniversalClient { c := *o; return redis.NewClusterClient(&c) }}, nil
+		return func() redis.UniversalClient { c := *o; return redis.NewClusterClient(&c) }, nil
 	case "-sentinel":
-		o, err := redis.ParseFailoverURL(text)
+		o, err := redis.ParseFailoverURL(u.String())
 		if err == nil && o.MasterName == "" {
 			err = errors.New("master is missing: must be the name that the sentinels know, such as ?master=mymaster")
 		}
 		if err != nil {
-			return Opt{}, wrap(a.Source, err)
+			return nil, err
 		}
 		o.TLSConfig = secured(o.TLSConfig)
-		return Opt{func() redis.UniversalClient { c := *o; return redis.NewFailoverClient(&c) }}, nil
+		return func() redis.UniversalClient { c := *o; return redis.NewFailoverClient(&c) }, nil
 	}
-	return Opt{}, fmt.Errorf("%s: scheme %q: must be redis, rediss, unix, "+
-		"or redis or rediss with -sentinel or -cluster", a.Source, scheme)
+	return nil, fmt.Errorf("scheme %q: must be redis, rediss, unix, or redis or rediss with -sentinel or -cluster", scheme)
 }
 
 // withPort adds the port to a host that has none.
@@ -149,18 +146,14 @@ func withPort(host, port string) string {
 	return host
 }
 
-// TLS names PEM files. All of them may be missing: then the certificates of the system decide.
+// TLS names PEM files. Without a CA the system's certificates decide whether a server is trusted.
 type TLS struct {
-	CA   string // who may have signed the server's certificate
-	Cert string // the client's own certificate
-	Key  string // and its key
+	CA   string // the certificates of those who may sign the server's
+	Cert string // the client's certificate
+	Key  string // of Cert
 }
 
-// config is nil without files.
 func (t TLS) config() (*tls.Config, error) {
-	if t == (TLS{}) {
-		return nil, nil
-	}
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if t.CA != "" {
 		pem, err := os.ReadFile(t.CA)

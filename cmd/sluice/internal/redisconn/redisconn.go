@@ -10,15 +10,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Server is where the queue and the windows are.
+// A Server is a connection to the Redis of a limiter, and of its workers.
 type Server struct {
 	Client redis.UniversalClient
 	Opt    Opt
 
-	embedded *miniredis.Miniredis
+	embedded *miniredis.Miniredis // nil if the server runs elsewhere
 }
 
-// An Opt makes clients. It is an asynq.RedisConnOpt: asynq's own knows no user names.
+// An Opt makes clients. It is an asynq.RedisConnOpt; asynq.ParseRedisURI would drop the name of the user.
 type Opt struct{ connect func() redis.UniversalClient }
 
 // MakeRedisClient returns a new client, a redis.UniversalClient.
@@ -37,9 +37,8 @@ func Embedded() (*Server, error) {
 	return s, nil
 }
 
-// Open connects to a Redis and sees that it answers, within 10 s. go-redis needs 3 s to report what
-// keeps it from connecting, such as a certificate. Errors name the source of its URL, and never show a
-// password.
+// Open connects to a Redis and makes sure that it answers. It waits up to 10 s, as go-redis needs 3 s to report why it
+// cannot connect, such as for a certificate. Errors name the source of the URL, and never show a password.
 func Open(ctx context.Context, source string, opt Opt) (*Server, error) {
 	s := &Server{Opt: opt, Client: opt.connect()}
 	ping, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -51,7 +50,7 @@ func Open(ctx context.Context, source string, opt Opt) (*Server, error) {
 	return s, nil
 }
 
-// Close closes the connection, and ends the server if it is ours.
+// Close closes the connection, and ends an embedded server.
 func (s *Server) Close() {
 	s.Client.Close()
 	if s.embedded != nil {

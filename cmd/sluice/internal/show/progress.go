@@ -19,45 +19,37 @@ func widthOf(w io.Writer) int {
 	return 0
 }
 
-// IsTerminal reports whether people see at once what is written.
+// IsTerminal reports whether a writer is a terminal.
 func IsTerminal(w io.Writer) bool { return widthOf(w) > 0 }
 
-// clearLine goes to the beginning of a terminal's line, which it empties.
+// clearLine empties the terminal's current line.
 const clearLine = "\r\x1b[K"
 
-// A Progress shows people how work goes on by a line from time to time, on a terminal in place of the one
-// before.
+// A Progress shows from time to time how far work is. On a terminal it is one line that changes, elsewhere each time
+// a new line.
 type Progress struct {
-	every time.Duration // between lines
-	shown time.Time     // the last line
+	every time.Duration // between lines, where there is no terminal
+	shown time.Time     // when the last line was
 	w     io.Writer
 }
 
-// NewProgress returns a progress with so much time between two lines, where there is no terminal. The
-// first one is due at once.
+// NewProgress returns a progress that writes a line every so often, the first one at once.
 func NewProgress(w io.Writer, every time.Duration) *Progress { return &Progress{every: every, w: w} }
 
-// Show shows a line if it is due.
+// Show shows a line, on a terminal always, elsewhere if one is due.
 func (p *Progress) Show(line func() string) {
-	if IsTerminal(p.w) || time.Since(p.shown) >= p.every {
-		p.Line(line())
-	}
-}
-
-// Line shows a line although none may be due.
-func (p *Progress) Line(line string) {
-	p.shown = time.Now()
 	if width := widthOf(p.w); width > 0 {
-		fmt.Fprint(p.w, clearLine+cut(line, width-1))
-	} else {
-		fmt.Fprintln(p.w, line)
+		fmt.Fprint(p.w, clearLine+cut(line(), width-1))
+	} else if time.Since(p.shown) >= p.every {
+		p.Restart()
+		fmt.Fprintln(p.w, line())
 	}
 }
 
-// Restart begins to wait for the next line.
+// Restart makes the next line due when a full interval has passed.
 func (p *Progress) Restart() { p.shown = time.Now() }
 
-// Clear takes the line away from a terminal, until the next one.
+// Clear removes the line from a terminal, until the next one.
 func (p *Progress) Clear() {
 	if IsTerminal(p.w) {
 		fmt.Fprint(p.w, clearLine)

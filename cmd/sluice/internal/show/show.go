@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-go/sluice/internal/words"
 )
 
-// A Table aligns cells. On a terminal it is no wider than that, whatever the cells hold.
+// A Table aligns cells. On a terminal it is no wider than the terminal, however long the cells are.
 type Table struct {
-	Width int // in columns of a terminal; 0 for any
+	Width int // at most, in columns of a terminal; 0 for no bound
 
 	rows [][]string
 	w    io.Writer
@@ -37,11 +37,11 @@ func (t *Table) Row(cells ...any) {
 }
 
 const (
-	gap      = 3  // between two columns
-	narrowed = 12 // no column is cut to less
+	gap       = 3  // between two columns
+	narrowest = 12 // to which a column is cut
 )
 
-// Flush writes the table, if it has rows. Where it is too wide, the widest columns are cut.
+// Flush writes the table, if it has rows. It cuts the widest columns as long as the table is too wide.
 func (t *Table) Flush() {
 	if len(t.rows) == 1 {
 		return
@@ -60,7 +60,7 @@ func (t *Table) Flush() {
 				widest = i
 			}
 		}
-		if widths[widest] <= narrowed {
+		if widths[widest] <= narrowest {
 			break
 		}
 		widths[widest]--
@@ -87,7 +87,7 @@ func cut(text string, width int) string {
 	return short + "…"
 }
 
-// JSON writes a value over several lines.
+// JSON writes a value as JSON with indentation.
 func JSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

@@ -75,7 +75,7 @@ type Finish struct {
 
 // Plan returns when demands would have ended, if nothing else comes and all takers ask in time. It
 // simulates the lines, from what their windows had counted, what waited and a pause. Others that wait are taken
-// to hold what they get as long as demands do on average. It leaves out how an upstream has slowed the policy
+// to hold what they get as long as the longest demand. It leaves out how an upstream has slowed the policy
 // down (Policy.KeepRate). An error may be a *throttle.RequestError of the options.
 func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 	for name, n := range o.Limits {
@@ -88,21 +88,16 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 	if err := sim.run(ctx); err != nil {
 		return Plan{}, fmt.Errorf("throttle: %w", err)
 	}
-	p := Plan{At: time.UnixMicro(s.now), Tenants: sim.tenants, Unknown: slices.Sorted(maps.Keys(sim.unknown))}
+	p := Plan{At: time.UnixMicro(s.now), Tenants: sim.finishes[1:], Unknown: slices.Sorted(maps.Keys(sim.unknown))}
+	for i, f := range sim.finishes {
+		if f.left > 0 {
+			sim.finishes[i].Expected = time.Time{}
+		}
+	}
+	p.Finish = sim.finishes[0]
 	slices.SortFunc(p.Tenants, func(x, y Finish) int {
 		return cmp.Or(-cmp.Compare(x.Count, y.Count), cmp.Compare(x.Tenant, y.Tenant))
 	})
-	p.Expected = p.At
-	for i, f := range p.Tenants {
-		if f.left > 0 {
-			f.Expected = time.Time{}
-			p.Tenants[i] = f
-		}
-		p.Count, p.Late = p.Count+f.Count, p.Late+f.Late
-		if !p.Expected.IsZero() && (f.Expected.IsZero() || f.Expected.After(p.Expected)) {
-			p.Binds, p.Expected = f.Binds, f.Expected
-		}
-	}
 	return p, nil
 }
 

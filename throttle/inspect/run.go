@@ -7,7 +7,6 @@ import (
 	"math"
 	"time"
 
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
@@ -21,9 +20,8 @@ const (
 )
 
 const (
-	maxSteps     = 200_000 // starts that are simulated at most, if limits let several tickets of more go as one
-	stepsUnasked = 1000    // after so many, some milliseconds, the context is looked at
-	never        = algorithm.Never
+	maxSteps = 200_000 // starts that are simulated at most, if limits let several tickets of more go as one
+	never    = algorithm.Never
 )
 
 // run simulates until all demands have started, or the context ends. Then it returns its error.
@@ -33,13 +31,9 @@ func (s *simulation) run(ctx context.Context) error {
 			f.wait(s.now)
 		}
 	}
-	steps := 0
-	for t := s.now; s.left > 0 && t < s.end; {
+	for t := s.now; s.finishes[0].left > 0 && t < s.end && ctx.Err() == nil; {
 		next := int64(never)
 		for _, l := range s.lines {
-			if steps++; steps%stepsUnasked == 0 && ctx.Err() != nil {
-				return ctx.Err()
-			}
 			next = min(next, l.startOne(t))
 		}
 		for _, l := range s.lines {
@@ -49,7 +43,7 @@ func (s *simulation) run(ctx context.Context) error {
 		}
 		t = next
 	}
-	return nil
+	return ctx.Err()
 }
 
 // startOne starts the tickets that go first, and returns t; or the next moment at which something may change.
@@ -57,13 +51,27 @@ func (l *simLine) startOne(t int64) int64 {
 	for len(l.waiting) > 0 && l.waiting[0].key <= t {
 		heap.Pop(&l.waiting).(*simFlow).wait(t)
 	}
-	first, next := l.first(t)
+	next := int64(never)
 	if len(l.waiting) > 0 {
-		next = min(next, l.waiting[0].key)
+		next = l.waiting[0].key
+	}
+	l.binds = ""
+	var first *side // whose turn it is, of those with a free slot
+	for _, s := range l.sides {
+		if len(s.flows) == 0 {
+			continue
+		}
+		switch free, by := s.flows[0].fits(t, s.slots); {
+		case free > t:
+			next, l.binds = min(next, free), by
+		case first == nil || s.tag < first.tag:
+			first = s
+		}
 	}
 	if first == nil {
 		return next
 	}
+	l.binds = ""
 	f := first.flows[0]
 	// Others may have taken room of a scope that they share, or moved the tenant's tag.
 	if at, _ := f.opens(t); at > t || *f.tag > f.key {
@@ -71,33 +79,12 @@ func (l *simLine) startOne(t int64) int64 {
 		f.wait(t)
 		return t
 	}
-	if at, by := f.fits(t, l.root); at > t {
+	if at, by := f.fits(t, &l.root); at > t {
 		l.binds = by
 		return min(next, at)
 	}
 	f.start(t)
 	return t
-}
-
-// first returns the side whose turn it is, of those with a free slot. If there is none, it returns when a
-// slot is free.
-func (l *simLine) first(t int64) (first *side, at int64) {
-	at, l.binds = never, ""
-	for _, s := range l.sides {
-		if len(s.flows) == 0 {
-			continue
-		}
-		switch free, _ := s.flows[0].fits(t, s.slots); {
-		case free > t:
-			at, l.binds = min(at, free), throttle.BySlots
-		case first == nil || s.tag < first.tag:
-			first = s
-		}
-	}
-	if first != nil {
-		l.binds = ""
-	}
-	return first, at
 }
 
 // wait has a flow wait for room for its next tickets in its own scopes, or for a time; or else on its side.
@@ -113,7 +100,7 @@ func (f *simFlow) wait(t int64) {
 	for by, us := range l.waited {
 		f.waited[by] -= us
 	}
-	for _, scope := range f.own {
+	for _, scope := range f.own() {
 		if s.batch {
 			scope.batch = t
 		}
@@ -135,15 +122,14 @@ func (f *simFlow) leave() {
 // opens returns from when on the next tickets of a flow may start, by its time and its own scopes, and the
 // window that it waits for: none if for a time only.
 func (f *simFlow) opens(t int64) (at int64, by string) {
-	s := f.line.sim
 	at = max(t, f.opensAt)
-	if f.tickets[0].tenant >= 0 && s.Open != nil && t < s.end {
-		at = max(at, s.Open(time.UnixMicro(at)).UnixMicro())
+	if open := f.line.sim.Open; open != nil && f.tickets[0].tenant > 0 {
+		at = max(at, open(time.UnixMicro(at)).UnixMicro())
 	}
 	if at > t {
 		return at, ""
 	}
-	return f.fits(t, f.own...)
+	return f.fits(t, f.own()...)
 }
 
 // fits returns when the next tickets of a flow have room in scopes, and the window that they wait for: with time
@@ -170,14 +156,14 @@ func (f *simFlow) fits(t int64, scopes ...*scope) (at int64, by string) {
 
 // start starts tickets of the flow, which is the first of its side.
 func (f *simFlow) start(t int64) {
-	s, w, l, side := f.line.sim, &f.tickets[0], f.line, f.side
+	first, l, side := &f.tickets[0], f.line, f.side
 	f.leave()
-	for _, scope := range f.all {
-		for _, window := range scope.windows {
-			if cost := w.cost(window); cost > 0 {
-				window.Take(t, cost, w.hold)
+	for _, scope := range f.scopes {
+		for _, w := range scope.windows {
+			if cost := first.cost(w); cost > 0 {
+				w.Take(t, cost, first.hold)
 				if side.batch {
-					window.paced = max(window.paced, t) + int64(math.Ceil(float64(cost)*window.each))
+					w.paced = max(w.paced, t) + int64(math.Ceil(float64(cost)*w.each))
 				}
 			}
 		}
@@ -186,22 +172,21 @@ func (f *simFlow) start(t int64) {
 	side.tag += f.step()
 	side.last = max(side.last, *f.tag)
 	*f.tag = side.last + int64(math.Ceil(f.part()/f.weight))
-	for _, scope := range f.own {
+	for _, scope := range f.own() {
 		switch {
 		case side.batch:
 			scope.owed = max(0, scope.owed-1)
 		case scope.batch == t:
-			scope.owed += l.share / (1 - l.share)
+			scope.owed += 1/side.share - 1
 		}
 	}
-	n, ends := w.next(), time.UnixMicro(t+w.hold)
-	w.rank += n
-	w.left -= n
-	if w.tenant >= 0 {
-		s.left -= n
-		f.end(&s.tenants[w.tenant], n, ends)
+	n, ends := first.next(), time.UnixMicro(t+first.hold)
+	if first.tenant > 0 {
+		f.end(&l.sim.finishes[first.tenant], n, ends)
+		f.end(&l.sim.finishes[0], n, ends)
 	}
-	if w.left == 0 {
+	first.rank += n
+	if first.left -= n; first.left == 0 {
 		f.tickets = f.tickets[1:]
 	}
 	if len(f.tickets) > 0 {
@@ -209,7 +194,7 @@ func (f *simFlow) start(t int64) {
 	}
 }
 
-// end counts tickets of a demand that have started.
+// end counts tickets of the flow that end at a time.
 func (f *simFlow) end(d *Finish, n int64, at time.Time) {
 	if at.After(d.Expected) {
 		d.Expected = at

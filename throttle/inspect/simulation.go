@@ -13,23 +13,23 @@ import (
 type simulation struct {
 	*Snapshot
 	PlanOptions
-	end     int64    // of the simulation
-	tenants []Finish // of demands
-	lines   []*simLine
-	slots   map[string]*scope // by queue
-	unknown map[string]bool   // Plan.Unknown
-	left    int64             // tickets of demands that have not started
+	end      int64    // of the simulation
+	finishes []Finish // as those of the Snapshot
+	lines    []*simLine
+	slots    map[string]*scope // by queue
+	unknown  map[string]bool   // Plan.Unknown
 }
 
 // simulation returns one that begins.
 func (s *Snapshot) simulation(o PlanOptions) *simulation {
 	sim := &simulation{
-		Snapshot: s, PlanOptions: o, end: s.now + MaxPlan.Microseconds(), tenants: slices.Clone(s.tenants),
+		Snapshot: s, PlanOptions: o, end: s.now + MaxPlan.Microseconds(), finishes: slices.Clone(s.finishes),
 		slots: map[string]*scope{}, unknown: map[string]bool{},
 	}
-	for i := range sim.tenants {
-		if f := &sim.tenants[i]; !o.By.IsZero() {
-			f.Late = f.Count
+	sim.finishes[0].Expected = time.UnixMicro(s.now)
+	for i, f := range s.finishes {
+		if !o.By.IsZero() {
+			sim.finishes[i].Late = f.Count
 		}
 	}
 	for _, o := range s.slots {
@@ -45,11 +45,8 @@ func (s *Snapshot) simulation(o PlanOptions) *simulation {
 	}
 	lines := map[*backlog]*simLine{}
 	for _, b := range s.backlogs {
-		l := &simLine{
-			backlog: b, sim: sim, share: b.shared.Policy.BatchShare, byName: map[string]*simFlow{},
-			waited: map[string]int64{}, scopes: map[string]*scope{},
-		}
-		l.root = l.scopeOf(script.ScopeKey(nil, nil))
+		l := &simLine{backlog: b, sim: sim, byName: map[string]*simFlow{}, waited: map[string]int64{}}
+		l.scopes = map[string]*scope{script.ScopeKey(nil, nil): &l.root}
 		lines[b], sim.lines = l, append(sim.lines, l)
 	}
 	for _, t := range s.tickets {
@@ -87,7 +84,7 @@ type scope struct {
 type simLine struct {
 	*backlog
 	sim    *simulation
-	root   *scope            // that all tenants share
+	root   scope             // that all tenants share
 	scopes map[string]*scope // by key, with the root
 	byName map[string]*simFlow
 
@@ -96,7 +93,6 @@ type simLine struct {
 	sides   []*side  // of the others
 	last    int64    // the tag of the last start
 
-	share  float64          // of batches
 	binds  string           // what all wait for at the root now
 	waited map[string]int64 // us, by what they waited for there
 }
@@ -120,8 +116,7 @@ type simFlow struct {
 	line   *simLine
 	side   *side
 	tag    *int64   // of its tenant
-	own    []*scope // that its tickets count in, without the root
-	all    []*scope // with its side's slots
+	scopes []*scope // that its tickets count in: its side's slots, the root, and its own
 	weight float64  // of its tenant
 
 	opensAt int64 // the end of a pause
@@ -135,6 +130,7 @@ func (l *simLine) flow(s *throttle.Standing) *simFlow {
 	f := l.byName[s.Flow]
 	if f == nil {
 		f = &simFlow{line: l, side: l.side(s.Request), weight: s.Weight, waited: map[string]int64{}}
+		f.scopes = []*scope{f.side.slots, &l.root}
 		l.flows, l.byName[s.Flow] = append(l.flows, f), f
 		if f.tag = f.side.tags[s.Request.Tenant]; f.tag == nil {
 			f.tag = new(int64)
@@ -142,15 +138,17 @@ func (l *simLine) flow(s *throttle.Standing) *simFlow {
 		}
 		for i, w := range s.Decision.Windows {
 			key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
-			own := l.scopeOf(key)
+			if l.scopes[key] == nil {
+				l.scopes[key] = &scope{}
+			}
+			own := l.scopes[key]
 			if !slices.ContainsFunc(own.windows, func(made *window) bool { return made.place == i+1 }) {
 				own.windows = append(own.windows, l.window(s, i, l.values[key]))
 			}
-			if own != l.root && !slices.Contains(f.own, own) {
-				f.own = append(f.own, own)
+			if !slices.Contains(f.scopes, own) {
+				f.scopes = append(f.scopes, own)
 			}
 		}
-		f.all = append(slices.Clone(f.own), l.root, f.side.slots)
 	}
 	for _, p := range []*throttle.Pause{l.shared.Decision.Pause, s.Decision.Pause} {
 		if p != nil {
@@ -160,13 +158,8 @@ func (l *simLine) flow(s *throttle.Standing) *simFlow {
 	return f
 }
 
-// scopeOf returns the scope of a key.
-func (l *simLine) scopeOf(key string) *scope {
-	if l.scopes[key] == nil {
-		l.scopes[key] = &scope{}
-	}
-	return l.scopes[key]
-}
+// own returns the scopes of a flow that not all tenants share.
+func (f *simFlow) own() []*scope { return f.scopes[2:] }
 
 // window returns a window of a standing, with what it has counted in the value of its scope.
 func (l *simLine) window(s *throttle.Standing, i int, value string) *window {
@@ -185,9 +178,9 @@ func (l *simLine) side(r throttle.Request) *side {
 	queue, batch := r.Ticket.Queue, r.Class == throttle.ClassBatch
 	i := slices.IndexFunc(l.sides, func(s *side) bool { return s.queue == queue && s.batch == batch })
 	if i < 0 {
-		s := &side{batch: batch, queue: queue, share: 1 - l.share, slots: l.sim.slots[queue], tag: -1, tags: map[string]*int64{}}
+		s := &side{batch: batch, queue: queue, share: 1 - l.shared.Policy.BatchShare, slots: l.sim.slots[queue], tag: -1, tags: map[string]*int64{}}
 		if batch {
-			s.share = l.share
+			s.share = l.shared.Policy.BatchShare
 		}
 		if s.slots == nil {
 			s.slots = &scope{}
@@ -200,9 +193,6 @@ func (l *simLine) side(r throttle.Request) *side {
 // add adds tickets to the end of a flow.
 func (f *simFlow) add(t tickets) {
 	s, last := f.line.sim, len(f.tickets)-1
-	if t.tenant >= 0 {
-		s.left += t.left
-	}
 	if last >= 0 {
 		if l := &f.tickets[last]; l.Standing == t.Standing && l.tenant == t.tenant && l.hold == t.hold {
 			l.left += t.left
@@ -210,7 +200,7 @@ func (f *simFlow) add(t tickets) {
 		}
 	}
 	unknown := func(name string) {
-		if t.tenant >= 0 {
+		if t.tenant > 0 {
 			s.unknown[name] = true
 		}
 	}
@@ -232,7 +222,7 @@ func (f *simFlow) add(t tickets) {
 	}
 	// Several go as one if all of them fit.
 	t.lump = (s.total + maxSteps - 1) / maxSteps
-	for _, scope := range f.all {
+	for _, scope := range f.scopes {
 		for _, w := range scope.windows {
 			if cost := t.costs[w.place]; cost > 0 {
 				t.lump = min(t.lump, w.limit/cost)

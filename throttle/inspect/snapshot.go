@@ -22,8 +22,8 @@ type Snapshot struct {
 	backlogs []*backlog
 	slots    []Slots
 	tickets  []tickets      // in the order in which they wait
-	tenants  []Finish       // of demands
-	places   map[string]int // of tenants, by name
+	finishes []Finish       // of all demands, and then of tenants
+	places   map[string]int // of finishes, by tenant
 	total    int64          // tickets
 	now      int64          // us since 1970
 	hold     int64          // us for which tickets that are no demand hold what they take; 0 if unknown
@@ -42,7 +42,7 @@ type backlog struct {
 type tickets struct {
 	*throttle.Standing
 	backlog *backlog
-	tenant  int   // the place of Snapshot.tenants; below 0 if they are no demand
+	tenant  int   // the place of its finish; 0 if they are no demand
 	left    int64 // that have not started
 	hold    int64 // us for which each holds what it takes; 0 if unknown, then it ends when it starts
 	rank    int64 // of the first one
@@ -59,9 +59,8 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 	if s.slots = slots; len(slots) > 0 {
 		s.Limits[throttle.BySlots] = int64(slots[0].Count)
 	}
-	lines, asked, joined := map[string]*backlog{}, map[string]*throttle.Standing{}, map[*throttle.Standing]int{}
+	lines, asked, joined := map[string]*backlog{}, map[string]*throttle.Standing{}, map[*throttle.Standing]int64{}
 	var demanded []tickets
-	total := int64(0)
 	for _, d := range demands {
 		r := d.Request
 		r.Key = ""
@@ -86,26 +85,23 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 			standing = &throttle.Standing{Request: r, Ask: true}
 			asked[key], b.demands = standing, append(b.demands, standing)
 		}
-		joined[standing] += d.Joined
-		n, hold := int64(d.Count), d.Hold.Microseconds()
-		tenant := s.place(cmp.Or(d.Tenant, r.Tenant))
-		demanded = append(demanded, tickets{Standing: standing, backlog: b, tenant: tenant, left: n, hold: hold})
-		s.hold, total = s.hold+n*hold, total+n
+		joined[standing] += int64(d.Joined)
+		tenant, hold := s.place(cmp.Or(d.Tenant, r.Tenant)), d.Hold.Microseconds()
+		demanded = append(demanded, tickets{Standing: standing, backlog: b, tenant: tenant, left: int64(d.Count), hold: hold})
+		s.hold = max(s.hold, hold)
 	}
-	s.hold /= max(1, total)
 	for _, b := range s.backlogs {
 		waiting, err := s.read(ctx, b)
 		if err != nil {
 			return nil, err
 		}
-		byFlow := map[string]int{}
+		byFlow := map[string]int64{}
 		for _, standing := range b.demands {
 			byFlow[standing.Flow] += joined[standing]
 		}
 		for i, standing := range waiting {
-			left := b.flows[i].tickets - int64(byFlow[standing.Flow])
-			if left > 0 && standing.Err == nil {
-				s.add(tickets{Standing: standing, backlog: b, tenant: -1, left: left, hold: s.hold})
+			if left := b.flows[i].tickets - byFlow[standing.Flow]; left > 0 {
+				_ = s.add(tickets{Standing: standing, backlog: b, left: left, hold: s.hold}) // no demand fails
 			}
 		}
 	}
@@ -118,17 +114,15 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 }
 
 func newSnapshot() *Snapshot {
-	return &Snapshot{Limits: map[string]int64{}, tenants: []Finish{}, places: map[string]int{}, now: time.Now().UnixMicro()}
+	return &Snapshot{Limits: map[string]int64{}, finishes: []Finish{{}}, places: map[string]int{}, now: time.Now().UnixMicro()}
 }
 
-// place returns where a tenant is in tenants.
+// place returns where the finish of a tenant is.
 func (s *Snapshot) place(tenant string) int {
-	i, known := s.places[tenant]
-	if !known {
-		i = len(s.tenants)
-		s.places[tenant], s.tenants = i, append(s.tenants, Finish{Tenant: tenant})
+	if s.places[tenant] == 0 {
+		s.places[tenant], s.finishes = len(s.finishes), append(s.finishes, Finish{Tenant: tenant})
 	}
-	return i
+	return s.places[tenant]
 }
 
 // read reads a line, and returns what waits there, by flow. What is taken while it reads counts twice.
@@ -155,20 +149,23 @@ func (s *Snapshot) read(ctx context.Context, b *backlog) (waiting []*throttle.St
 	return waiting, b.readValues(ctx, all)
 }
 
-// add adds tickets, behind all others.
+// add adds tickets, behind all others. What never fits is only counted, and left out if it is no demand.
 func (s *Snapshot) add(t tickets) error {
-	if t.tenant >= 0 {
-		f := &s.tenants[t.tenant]
-		f.Count, f.left = f.Count+int(t.left), f.left+t.left
-		if never := new(throttle.RequestError); errors.As(t.Err, &never) {
-			if f.NeverFits = never.Window; never.Window == "" {
-				return never
-			}
-			return nil
+	never := new(throttle.RequestError)
+	errors.As(t.Err, &never)
+	if t.tenant > 0 {
+		for _, f := range []*Finish{&s.finishes[0], &s.finishes[t.tenant]} {
+			f.Count, f.left = f.Count+int(t.left), f.left+t.left
+			f.NeverFits = cmp.Or(never.Window, f.NeverFits)
 		}
 	}
-	t.rank = s.total
-	s.tickets, s.total = append(s.tickets, t), s.total+t.left
+	switch {
+	case t.Err == nil:
+		t.rank = s.total
+		s.tickets, s.total = append(s.tickets, t), s.total+t.left
+	case t.tenant > 0 && never.Window == "":
+		return never
+	}
 	return nil
 }
 

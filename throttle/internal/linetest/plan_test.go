@@ -132,7 +132,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		for i, got := range st.plan(inspect.PlanOptions{}, crowd...).Tenants {
 			expect.Equal(t, got.Expected == limitertest.At(0), got.Binds == "", "the window holds up all that do not start now", i)
 		}
-		if got := st.plan(inspect.PlanOptions{Open: opensAt(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Expected != limitertest.At(h+4*s) || got.Late != 40 {
+		if got := st.plan(inspect.PlanOptions{Open: opensAt(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Expected != limitertest.At(h+4*s) || got.Late != 40 || got.Binds != "shared" {
 			t.Errorf("an hour later: %+v", got)
 		}
 		d.Count = 0
@@ -173,7 +173,8 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 		w := throttle.Window{Name: "all", Algorithm: throttle.AlgorithmFixed, Limit: 9, Period: 20 * s, Margin: 5 * s}
 		st := newStory(t, limitertest.Redis(t), limitertest.Policy(w))
 		st.at(5 * s).granted("a1")
-		expect.Equal(t, st.plan(inspect.PlanOptions{}, demand("a", 9, "")).Expected, limitertest.At(25*s))
+		got := st.plan(inspect.PlanOptions{}, demand("a", 9, ""))
+		expect.That(t, got.Expected == limitertest.At(25*s) && got.Binds == "all", got)
 	})
 	t.Run("concurrency", func(t *testing.T) {
 		st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.Slots(2)))

@@ -19,17 +19,16 @@ import (
 	"github.com/sluice-go/sluice/worker/batchfile"
 )
 
-// BatchCommand fires batches by hand, and follows and steers firings. The tasks are run by the
-// user's own workers.
+// BatchCommand plans and fires a batch, and shows and steers its firings. The user's own workers run the tasks.
 type BatchCommand struct {
 	workersCommand
 
 	Batch  string   // "" for the only one of the file
 	Limits []string // WINDOW=N
-	Tick   string   // "" for the newest firing
+	Tick   string   // "" for the newest firing, or for the next if it is planned
 }
 
-// batchCommand has the flags of its verbs.
+// batchCommand also has the flags of its verbs.
 func (m *Main) batchCommand() *cli.Command {
 	c := &BatchCommand{workersCommand: workersCommand{Main: m}}
 	batch := &cli.Command{
@@ -56,23 +55,23 @@ func (m *Main) batchCommand() *cli.Command {
 	return batch
 }
 
-// A batchVerb is one thing to do with a firing.
+// A batchVerb is a subcommand of batch.
 type batchVerb struct {
 	name, usage string
-	// want asks the scheduler for it; may be nil.
-	want func(*batch.Scheduler, context.Context, batch.Firing) error
-	// done are the states that show that it is done, beside those of firings that have ended.
-	done []batch.State
+	// request asks the scheduler to change the firing; nil if nothing is changed.
+	request func(*batch.Scheduler, context.Context, batch.Firing) error
+	// reached is the state in which the change is done, unless the firing has ended; "" for none.
+	reached batch.State
 }
 
 var batchVerbs = []batchVerb{
-	{"plan", "show when its tasks would be done", nil, nil},
-	{"run", "fire it, and follow it", nil, nil},
-	{"status", "show how far it is", nil, nil},
-	{"pause", "take its waiting tasks out of their lines", (*batch.Scheduler).Pause, []batch.State{batch.StatePaused}},
-	{"resume", "end a pause", (*batch.Scheduler).Resume, []batch.State{batch.StateRunning}},
-	{"retry", "run again what has failed, and follow it", (*batch.Scheduler).Retry, nil},
-	{"cancel", "delete its waiting tasks", (*batch.Scheduler).Cancel, nil},
+	{"plan", "show when its tasks would be done", nil, ""},
+	{"run", "fire it, and follow it", nil, ""},
+	{"status", "show how far it is", nil, ""},
+	{"pause", "take its waiting tasks out of their lines", (*batch.Scheduler).Pause, batch.StatePaused},
+	{"resume", "end a pause", (*batch.Scheduler).Resume, batch.StateRunning},
+	{"retry", "run again what has failed, and follow it", (*batch.Scheduler).Retry, ""},
+	{"cancel", "delete its waiting tasks", (*batch.Scheduler).Cancel, ""},
 }
 
 func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
@@ -84,7 +83,7 @@ func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
 	if err != nil {
 		return inputError{err}
 	}
-	c.Policies = "" // published policies go before the file
+	c.Policies = "" // connect takes the published policies, if there are any
 	f, err := c.connect(ctx)
 	if err != nil {
 		return err
@@ -96,7 +95,7 @@ func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
 		}
 	}
 	scheduler, err := batch.NewScheduler(f.server.Opt, batch.Config{
-		Batches: []batch.Batch{b}, ByHand: verb.name != "plan", // which needs the schedule: it has the next tick
+		Batches: []batch.Batch{b}, ByHand: verb.name != "plan", // a plan needs the schedule, for the next tick
 		Client: worker.ClientConfig{Limiter: f.limiter}, Logger: slog.New(slog.NewTextHandler(c.Stderr, nil)),
 	})
 	if err != nil {
@@ -141,7 +140,7 @@ func (c *BatchCommand) tick(verb batchVerb) (tick time.Time, err error) {
 	return tick, nil
 }
 
-// load reads the batch and the policies.
+// load returns the batch and the policies of the file.
 func (c *BatchCommand) load() (b batch.Batch, policies []throttle.Policy, err error) {
 	name, data, err := c.readPolicyFile(c.Policies)
 	if err != nil {
@@ -166,10 +165,9 @@ func (c *BatchCommand) load() (b batch.Batch, policies []throttle.Policy, err er
 	return b, nil, fmt.Errorf("--batch %q: must be one of %s", c.Batch, strings.Join(names, ", "))
 }
 
-// find returns a firing that is there: the newest one, if it has no tick.
+// find returns the firing, which must exist: without a tick the newest one.
 func (c *BatchCommand) find(ctx context.Context, s *batch.Scheduler, f batch.Firing) (batch.Firing, error) {
-	const named = 10 // in place of one that is not there
-	newest, err := s.Firings(ctx, f.Batch, named)
+	newest, err := s.Firings(ctx, f.Batch, 10) // for the message
 	switch {
 	case err != nil:
 		return f, err
@@ -184,22 +182,24 @@ func (c *BatchCommand) find(ctx context.Context, s *batch.Scheduler, f batch.Fir
 		for i, other := range newest {
 			ticks[i] = other.Tick.Format(time.RFC3339)
 		}
-		err = badInput("--tick %s: batch %q did not fire then: its newest firings are %s", c.Tick, f.Batch, strings.Join(ticks, ", "))
+		err = badInput("--tick %s: batch %q did not fire then: its newest firings are %s",
+			c.Tick, f.Batch, strings.Join(ticks, ", "))
 	}
 	return f, err
 }
 
-// follow does what the verb says, by a scheduler of its own, as none may run elsewhere.
+// follow requests the verb's change, and shows how far it is, until it is done. It runs the scheduler meanwhile, as
+// none may run elsewhere.
 func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.Firing, verb batchVerb) error {
-	if verb.want != nil {
-		if err := verb.want(s, ctx, f); err != nil {
+	if verb.request != nil {
+		if err := verb.request(s, ctx, f); err != nil {
 			return inputError{err}
 		}
 	}
-	working, stop := context.WithCancel(ctx)
-	var all sync.WaitGroup
-	all.Go(func() { _ = s.Run(working) })
-	defer func() { stop(); all.Wait() }()
+	running, stop := context.WithCancel(ctx)
+	var scheduling sync.WaitGroup
+	scheduling.Go(func() { _ = s.Run(running) })
+	defer func() { stop(); scheduling.Wait() }()
 	progress := show.NewProgress(c.Stderr, 2*time.Second)
 	defer progress.Clear()
 	for {
@@ -213,7 +213,8 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 		if err != nil {
 			return err
 		}
-		if status.HasEnded() || status.State == batch.StateStopped && verb.name != "resume" || slices.Contains(verb.done, status.State) {
+		stopped := status.State == batch.StateStopped && verb.name != "resume"
+		if stopped || status.HasEnded() || status.State == verb.reached {
 			progress.Clear()
 			return c.print(ctx, s, status)
 		}

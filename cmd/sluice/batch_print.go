@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-go/sluice/worker/batch"
 )
 
-// plan prints when the batch would be done.
+// plan prints when a firing would be done. If some tasks would be overdue, it fails.
 func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f batch.Firing) error {
 	o := batch.PlanOptions{At: f.Tick, Limits: map[string]int64{}}
 	for _, flag := range c.Limits {
@@ -34,7 +34,7 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 		fmt.Fprintf(c.Stdout, "%v\n\n", p)
 		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "EXPECTED END", "OVERDUE")
 		for _, tenant := range p.Tenants {
-			t.Row(tenant.Tenant, tenant.Total, moment(tenant.Finish), tenant.Overdue)
+			t.Row(tenant.Tenant, tenant.Total, clockText(tenant.Finish), tenant.Overdue)
 		}
 		t.Flush()
 	})
@@ -44,15 +44,8 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 	return err
 }
 
-// moment is a time as people read it.
-func moment(t time.Time) string {
-	if t.IsZero() {
-		return "-"
-	}
-	return clockText(t)
-}
-
-// print prints a status. Tasks that failed or were refused make the exit code.
+// print prints the status of a firing. It fails if the firing was stopped or refused, or some of its tasks failed or
+// were rejected.
 func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s batch.Status) error {
 	tenants, err := scheduler.Tenants(ctx, batch.Firing{Batch: s.Batch, Tick: s.Tick})
 	if err != nil {
@@ -64,7 +57,7 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 	}{s, tenants}, func() {
 		fmt.Fprintf(c.Stdout, "%s of %s: %s\n%v\n", s.Batch, s.Tick.UTC().Format(time.RFC3339), s.State, s)
 		if s.DelayedBy != "" {
-			fmt.Fprintf(c.Stdout, "delayed since %s: %s\n", moment(s.DelayedSince), s.DelayedBy)
+			fmt.Fprintf(c.Stdout, "delayed since %s: %s\n", clockText(s.DelayedSince), s.DelayedBy)
 		}
 		if s.Reason != "" {
 			fmt.Fprintf(c.Stdout, "reason: %s\n", s.Reason)
@@ -77,7 +70,7 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 			"PLANNED END", "EXPECTED END")
 		for _, tenant := range tenants {
 			t.Row(tenant.Tenant, tenant.Total, tenant.Done, tenant.Failed, tenant.Rejected,
-				tenant.Running, tenant.Waiting, moment(tenant.Planned), moment(tenant.Finish))
+				tenant.Running, tenant.Waiting, clockText(tenant.Planned), clockText(tenant.Finish))
 		}
 		t.Flush()
 	})

@@ -17,7 +17,7 @@ import (
 //go:embed help/*.txt
 var helpTexts embed.FS
 
-// help returns the text of a command: a template, into which the library writes the flags.
+// help returns the help of a command: a template, into which the library writes the flags.
 func help(name string) string {
 	text, err := helpTexts.ReadFile("help/" + name + ".txt")
 	if err != nil {
@@ -26,7 +26,7 @@ func help(name string) string {
 	return string(text)
 }
 
-// command is the whole command line.
+// command returns the program's commands and flags.
 func (m *Main) command() *cli.Command {
 	root := &cli.Command{
 		Name:                          "sluice",
@@ -67,7 +67,7 @@ func (m *Main) command() *cli.Command {
 		},
 		DisableSliceFlagSeparator: true, // the value of a header may hold commas
 		ExitErrHandler:            func(context.Context, *cli.Command, error) {},
-		OnUsageError:              usageOf,
+		OnUsageError:              onUsageError,
 		Reader:                    m.Stdin,
 		Writer:                    m.Stdout,
 		ErrWriter:                 m.Stderr,
@@ -78,16 +78,16 @@ func (m *Main) command() *cli.Command {
 	return root
 }
 
-// complete gives a command, and those below it, its help and what all commands have.
+// complete sets for a command and its subcommands the help, and what all commands have in common.
 func complete(c *cli.Command, help string) {
 	for _, f := range c.Flags {
 		f.(interface{ SetStringer(cli.FlagStringFunc) }).SetStringer(flagLine)
 	}
 	c.CustomHelpTemplate, c.HideHelpCommand = help, true
-	c.DisableSliceFlagSeparator, c.OnUsageError = true, usageOf
-	for _, verb := range c.Commands {
-		verb.Hidden = true // the help describes it
-		complete(verb, help)
+	c.DisableSliceFlagSeparator, c.OnUsageError = true, onUsageError
+	for _, sub := range c.Commands {
+		sub.Hidden = true // the text of the help describes it
+		complete(sub, help)
 	}
 	run := c.Action
 	c.Action = func(ctx context.Context, cmd *cli.Command) error {
@@ -103,25 +103,25 @@ func complete(c *cli.Command, help string) {
 	}
 }
 
-// badArguments fails unless the arguments are those of ArgsUsage, such as "POLICY [TENANT]".
+// badArguments returns an error unless the arguments are as many as ArgsUsage names, such as "POLICY [TENANT]".
 func badArguments(cmd *cli.Command) error {
-	words := strings.Fields(cmd.ArgsUsage)
-	least := slices.IndexFunc(append(words, "["), func(word string) bool { return word[0] == '[' })
+	names := strings.Fields(cmd.ArgsUsage)
+	required := slices.IndexFunc(append(names, "["), func(name string) bool { return name[0] == '[' })
 	switch n := cmd.NArg(); {
 	case len(cmd.Commands) > 0:
 		return unknownCommand(cmd)
-	case n > 0 && len(words) == 0:
+	case n > 0 && len(names) == 0:
 		return badUsage("unexpected argument %q: every input has a flag", cmd.Args().First())
-	case n < least || n > len(words) || slices.Contains(cmd.Args().Slice(), ""):
+	case n < required || n > len(names) || slices.Contains(cmd.Args().Slice(), ""):
 		return badUsage("%s needs the arguments %s", cmd.Name, cmd.ArgsUsage)
 	}
 	return nil
 }
 
-// unknownCommand says which commands there are in place of the first argument.
+// unknownCommand returns an error that names the commands that the first argument could be.
 func unknownCommand(cmd *cli.Command) error {
 	commands := cmd.VisibleCommands()
-	if len(commands) == 0 { // the help describes them
+	if len(commands) == 0 { // complete has hidden the subcommands
 		commands = cmd.Commands
 	}
 	var names []string
@@ -139,7 +139,7 @@ func unknownCommand(cmd *cli.Command) error {
 	return badInput("unknown command %q: must be one of %s: see %q", arg, all, cmd.FullName()+" -h")
 }
 
-// flagLine is a flag in a help text. Its placeholder stands in its usage, between backquotes.
+// flagLine returns a flag's line in a help text. The placeholder of its value stands in the usage between backquotes.
 func flagLine(f cli.Flag) string {
 	doc := f.(cli.DocGenerationFlag)
 	name, usage := "--"+f.Names()[0], doc.GetUsage()
@@ -147,14 +147,15 @@ func flagLine(f cli.Flag) string {
 		placeholder, after, _ := strings.Cut(rest, "`")
 		name, usage = name+" "+placeholder, before+placeholder+after
 	}
-	if d := strings.Trim(cmp.Or(doc.GetDefaultText(), doc.GetValue()), `"[]`); d != "" && d != "0" && d != "0s" && doc.TakesValue() {
-		usage += " (default: " + d + ")"
+	value := strings.Trim(cmp.Or(doc.GetDefaultText(), doc.GetValue()), `"[]`)
+	if doc.TakesValue() && value != "" && value != "0" && value != "0s" {
+		usage += " (default: " + value + ")"
 	}
 	return name + "\t" + usage
 }
 
-// usageOf returns a hint after a command line that the library cannot read.
-func usageOf(_ context.Context, cmd *cli.Command, err error, _ bool) error {
+// onUsageError returns the error for a command line that the library cannot parse, with a hint.
+func onUsageError(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 	see := fmt.Sprintf("see %q", cmd.FullName()+" -h")
 	text := err.Error()
 	if name, unknown := strings.CutPrefix(text, "flag provided but not defined: -"); unknown {

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/usage"
 )
 
-// A ControlCommand changes what is in force on all programs that follow.
+// A ControlCommand changes limits, or pauses, for all programs that follow the control.Store.
 type ControlCommand struct {
 	workersCommand
 
@@ -25,36 +25,34 @@ type ControlCommand struct {
 	For time.Duration // how long it lasts
 	Why string
 
+	args           cli.Args
 	author         control.Author
-	needFor        bool   // it ends by itself
-	policy, tenant string // that the change is about; the tenant may be ""
+	needsFor       bool   // the command requires --for
+	policy, tenant string // of an intervention; the tenant may be ""
 }
 
 func (m *Main) control() *ControlCommand {
 	return &ControlCommand{workersCommand: workersCommand{Main: m}}
 }
 
-// A done is the output about a change: as JSON, or by its text.
-type done struct {
+// An outcome is the JSON of a change. Without --json its text is shown.
+type outcome struct {
 	Policy   string `json:"policy,omitempty"`
 	Tenant   string `json:"tenant,omitempty"`
 	Changed  bool   `json:"changed"`
 	Changes  string `json:"changes,omitempty"` // of the policies
 	Count    int    `json:"count,omitempty"`
-	Replaces string `json:"replaces,omitempty"` // an override or a pause, and whose
+	Replaces string `json:"replaces,omitempty"` // the earlier override or pause, and who made it
 	Version  int64  `json:"version,omitempty"`
 	Until    string `json:"until,omitempty"`
 
 	text string
 }
 
-// A change carries out a command with its arguments, an intervention with its policy and tenant.
-type (
-	change       func(ctx context.Context, f *fleet, args cli.Args) (done, error)
-	intervention func(ctx context.Context, f *fleet) (done, error)
-)
+// An action makes the change of a command.
+type action func(ctx context.Context, f *fleet) (outcome, error)
 
-// whyFlags returns the flags that all changes have.
+// whyFlags returns the flags for the author of a change.
 func (c *ControlCommand) whyFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "why", Usage: "the reason, `TEXT`, is logged; required", Destination: &c.Why},
@@ -62,8 +60,8 @@ func (c *ControlCommand) whyFlags() []cli.Flag {
 	}
 }
 
-// change returns the command that makes a change.
-func (c *ControlCommand) change(name, usage, args string, do change, flags ...cli.Flag) *cli.Command {
+// change returns a command that makes a change.
+func (c *ControlCommand) change(name, usage, args string, do action, flags ...cli.Flag) *cli.Command {
 	return &cli.Command{
 		Name: name, Usage: usage, ArgsUsage: args, Flags: c.flags(append(flags, c.whyFlags()...)...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
@@ -75,61 +73,61 @@ func (c *ControlCommand) change(name, usage, args string, do change, flags ...cl
 				return err
 			}
 			defer f.server.Close()
-			made, err := do(ctx, f, cmd.Args())
+			c.args = cmd.Args()
+			out, err := do(ctx, f)
 			if errors.As(err, new(*throttle.PolicyError)) || errors.As(err, new(control.InputError)) {
 				return inputError{err}
 			}
 			if err != nil {
 				return err
 			}
-			return c.show(made, func() { fmt.Fprintln(c.Stdout, made.text) })
+			return c.show(out, func() { fmt.Fprintln(c.Stdout, out.text) })
 		},
 	}
 }
 
-// intervention is change for a command about a policy, or a tenant of it. The text of its result follows
-// their name.
-func (c *ControlCommand) intervention(name, usage, args string, do intervention, flags ...cli.Flag) *cli.Command {
-	change := func(ctx context.Context, f *fleet, args cli.Args) (done, error) {
-		if err := c.about(ctx, f, args); err != nil {
-			return done{}, err
+// intervention returns a command that intervenes in a policy, or for one tenant of it. The text of its outcome has no
+// subject: their name is put before it.
+func (c *ControlCommand) intervention(name, usage, args string, do action, flags ...cli.Flag) *cli.Command {
+	return c.change(name, usage, args, func(ctx context.Context, f *fleet) (outcome, error) {
+		if err := c.readTarget(ctx, f); err != nil {
+			return outcome{}, err
 		}
-		made, err := do(ctx, f)
-		return c.lasting(made), err
-	}
-	return c.change(name, usage, args, change, flags...)
+		out, err := do(ctx, f)
+		return c.complete(out), err
+	}, flags...)
 }
 
-// lasting adds to a change its policy and tenant, its end, and the intervention that it replaces.
-func (c *ControlCommand) lasting(made done) done {
-	made.Policy, made.Tenant, made.text = c.policy, c.tenant, c.name()+made.text
+// complete adds the policy, the tenant and the end of an intervention, and names in its text the one that it replaces.
+func (c *ControlCommand) complete(out outcome) outcome {
+	out.Policy, out.Tenant, out.text = c.policy, c.tenant, c.name()+out.text
 	if c.For > 0 {
 		until := time.Now().Add(c.For)
-		made.Changed, made.Until = true, until.UTC().Format(time.RFC3339)
-		made.text += " until " + clockText(until)
+		out.Changed, out.Until = true, until.UTC().Format(time.RFC3339)
+		out.text += " until " + clockText(until)
 	}
-	if made.Replaces != "" {
-		made.text += ", in place of " + made.Replaces
+	if out.Replaces != "" {
+		out.text += ", in place of " + out.Replaces
 	}
-	return made
+	return out
 }
 
-// forFlag returns the flag of a change that ends by itself.
+// forFlag returns the flag --for, and makes it required.
 func (c *ControlCommand) forFlag() cli.Flag {
-	c.needFor = true
+	c.needsFor = true
 	return &cli.DurationFlag{Name: "for", Usage: "it ends by itself after `DURATION`; required", Destination: &c.For}
 }
 
-// sign notes who makes the change and why, and checks the flags that all changes have.
+// sign sets the author of the change, and checks --why, --by and --for.
 func (c *ControlCommand) sign() error {
-	who, _ := c.Env("USER")
-	c.author = control.Author{Who: cmp.Or(c.By, who), Why: c.Why}
+	user, _ := c.Env("USER")
+	c.author = control.Author{Who: cmp.Or(c.By, user), Why: c.Why}
 	switch {
 	case strings.TrimSpace(c.author.Why) == "":
 		return badInput("--why is missing: must be the reason of the change")
-	case c.needFor && c.For == 0:
+	case c.needsFor && c.For == 0:
 		return badInput("--for is missing: must be how long, such as 10m")
-	case c.needFor && (c.For < 0 || c.For > control.MaxTTL):
+	case c.needsFor && (c.For < 0 || c.For > control.MaxTTL):
 		return badInput("--for %v: must be how long, such as 10m, and at most %v", c.For, control.MaxTTL)
 	case strings.TrimSpace(c.author.Who) == "":
 		return badInput("--by is missing, and $USER is not set: must be who makes the change")
@@ -137,9 +135,9 @@ func (c *ControlCommand) sign() error {
 	return nil
 }
 
-// about reads the arguments POLICY [TENANT]. It warns if it cannot tell whether the policy or tenant exists.
-func (c *ControlCommand) about(ctx context.Context, f *fleet, args cli.Args) error {
-	c.policy, c.tenant = args.Get(0), args.Get(1)
+// readTarget reads the arguments POLICY [TENANT]. It warns where the policy or the tenant may be misspelt.
+func (c *ControlCommand) readTarget(ctx context.Context, f *fleet) error {
+	c.policy, c.tenant = c.args.Get(0), c.args.Get(1)
 	if len(f.limiter.Policies()) == 0 {
 		fmt.Fprintf(c.Stderr, "sluice: warning: no policies are published: "+
 			"whether there is a policy %q is not known\n", c.policy)
@@ -149,8 +147,8 @@ func (c *ControlCommand) about(ctx context.Context, f *fleet, args cli.Args) err
 	if err != nil || c.tenant == "" {
 		return err
 	}
-	seen, others, err := c.seen(ctx, f, p)
-	if err != nil || seen {
+	known, others, err := c.lookUpTenant(ctx, f, p)
+	if err != nil || known {
 		return err
 	}
 	hint := "is it spelt right?"
@@ -161,35 +159,38 @@ func (c *ControlCommand) about(ctx context.Context, f *fleet, args cli.Args) err
 	return nil
 }
 
-// seen reports whether anything is known of the tenant, and if not, which others wait or were granted most.
-func (c *ControlCommand) seen(ctx context.Context, f *fleet, p throttle.Policy) (seen bool, others []string, err error) {
-	_, seen = p.Tenants[c.tenant]
+// lookUpTenant reports whether the policy knows the tenant: by its file, an override, tickets or units used. If not, it
+// returns the names of others.
+func (c *ControlCommand) lookUpTenant(
+	ctx context.Context, f *fleet, p throttle.Policy,
+) (known bool, others []string, err error) {
+	_, known = p.Tenants[c.tenant]
 	state, err := inspect.Of(f.limiter).State(ctx, inspect.Query{Policy: p.Name, Tenant: c.tenant})
 	if err != nil {
 		return false, nil, err
 	}
 	for _, t := range state.Tenants {
-		seen = seen || t.Waiting > 0
+		known = known || t.Waiting > 0
 		for _, w := range t.Windows {
-			seen = seen || w.Used > 0
+			known = known || w.Used > 0
 		}
 	}
 	for _, o := range f.state.Overrides {
-		seen = seen || o.Policy == p.Name && o.Tenant == c.tenant
+		known = known || o.Policy == p.Name && o.Tenant == c.tenant
 	}
 	uses, err := usage.Top(ctx, f.limiter, p.Name, 1000)
-	if err != nil || seen {
-		return seen, nil, err
+	if err != nil || known {
+		return known, nil, err
 	}
 	for _, use := range uses {
-		seen = seen || use.Tenant == c.tenant
+		known = known || use.Tenant == c.tenant
 		others = append(others, use.Tenant)
 	}
 	all, err := inspect.Of(f.limiter).State(ctx, inspect.Query{Limit: inspect.MaxLimit, Policy: p.Name})
 	for _, t := range all.Tenants {
 		others = append(others, t.Tenant)
 	}
-	return seen, others, err
+	return known, others, err
 }
 
 // name returns the name of the policy, or of its tenant, for messages.
@@ -200,5 +201,10 @@ func (c *ControlCommand) name() string {
 	return fmt.Sprintf("tenant %q of %s", c.tenant, c.policy)
 }
 
-// clockText returns a time as people read it.
-func clockText(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }
+// clockText returns a time for people, "-" for none.
+func clockText(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return t.UTC().Format(time.DateTime) + " UTC"
+}

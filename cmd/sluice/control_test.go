@@ -84,7 +84,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		run("pause", "apo", "--for", "10m", "--why", "down").want(t, exitBadInput, `policy "apo": must be one of api`)
 		run("pause", "--for", "10m", "--why", "down").want(t, exitBadInput, "pause needs the arguments POLICY [TENANT]")
 
-		state := decoded[inForce](t, look("limits", "show", "--json").want(t, exitDone))
+		state := decoded[limitsInForce](t, look("limits", "show", "--json").want(t, exitDone))
 		that(t, state.Version == 2 && len(state.Policies) == 1, state)
 		contains(t, fmt.Sprint(state.Policies), "limit:30")
 		require(t, len(state.Overrides) == 1 && len(state.Pauses) == 2, state)
@@ -102,7 +102,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		says(run("limits", "clear", "api", "acme", "--why", "done"), `had no override`)
 		says(look("limits", "log"), "resume")
 		e = look("limits", "log", "--json", "--last", "3").says(t, `"name": "pace"`, `"period": "1s"`)
-		log := decoded[[]logged](t, e)
+		log := decoded[[]loggedChange](t, e)
 		that(t, len(log) == 3 && log[0].Kind == "clear", log)
 		// Tasks of two tenants wait behind a full window.
 		asynqs := asynq.RedisClientOpt{Addr: client.Options().Addr}
@@ -172,7 +172,7 @@ func TestDropSaysWhatAsynqDoesNotKeep(t *testing.T) {
 	must(t, errOf(pipe.Exec(t.Context())))
 	const said = "asynq keeps 9999 archived tasks of a queue: of default it deletes 3 that are archived already, of any tenant, and 0 of these"
 	d.run(t, "drop", "api", "acme").want(t, exitDone, said)
-	got := decoded[dropped](t, d.run(t, "drop", "--json", "api", "acme"))
+	got := decoded[dropReport](t, d.run(t, "drop", "--json", "api", "acme"))
 	that(t, !got.Changed && got.Count == 4 && len(got.Queues) == 1 && got.Queues[0].LostOld == 3, got)
 	d.run(t, "drop", "--yes", "--by", "anna", "--why", "they left", "api", "acme").want(t, exitDone, said)
 	equal(t, client.ZCard(t.Context(), "asynq:{default}:archived").Val(), archiveKeeps, "asynq keeps")

@@ -19,24 +19,24 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// archiveKeeps is the number of archived tasks of a queue that asynq keeps: the newest.
+// archiveKeeps is the number of archived tasks that asynq keeps of a queue: the newest.
 const archiveKeeps = 9_999
 
-// A dropped is the JSON of drop: what it does, or would do.
-type dropped struct {
+// A dropReport is the JSON of drop.
+type dropReport struct {
 	Policy  string         `json:"policy"`
 	Tenant  string         `json:"tenant"`
 	Changed bool           `json:"changed"`
-	Count   int            `json:"count"`  // tasks that were archived or deleted, or wait
+	Count   int            `json:"count"`  // tasks that drop took, or without --yes would take
 	Queues  []droppedQueue `json:"queues"` // as they were before
 }
 
 type droppedQueue struct {
 	Queue    string `json:"queue"`
-	Waiting  int    `json:"waiting"`  // of the tenant
-	Archived int    `json:"archived"` // before, of all tenants
-	Lost     int    `json:"lost"`     // of these, that asynq would not keep
-	LostOld  int    `json:"lost_old"` // tasks that are archived already
+	Waiting  int    `json:"waiting"`  // tasks of the tenant
+	Archived int    `json:"archived"` // tasks of all tenants
+	Lost     int    `json:"lost"`     // of the waiting tasks, those that asynq's archive has no room for
+	LostOld  int    `json:"lost_old"` // of the archived tasks, those that asynq deletes to make room
 }
 
 // dropCommand archives or deletes the waiting tasks of a tenant. Without --yes it prints a preview.
@@ -60,7 +60,8 @@ func (m *Main) dropCommand() *cli.Command {
 				return err
 			}
 			defer f.server.Close()
-			if err := c.about(ctx, f, cmd.Args()); err != nil {
+			c.args = cmd.Args()
+			if err := c.readTarget(ctx, f); err != nil {
 				return err
 			}
 			d, err := c.preview(ctx, f, remove)
@@ -90,14 +91,14 @@ func (m *Main) dropCommand() *cli.Command {
 	}
 }
 
-// preview counts the waiting tasks by queue, and what asynq would not keep.
-func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dropped, error) {
-	d, queues := dropped{Policy: c.policy, Tenant: c.tenant}, map[string]int{}
+// preview counts the waiting tasks of each queue, and the tasks that the archive would lose.
+func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dropReport, error) {
+	d, waiting := dropReport{Policy: c.policy, Tenant: c.tenant}, map[string]int{}
 	line := f.limiter.Line(f.limiter.LineOf(c.policy, c.tenant))
 	err := line.Tickets(ctx, c.tenant, func(tickets []throttle.Ticket) error {
 		for _, t := range tickets {
 			if t.Queue != "" { // else a call that waits in place
-				queues[queueOf(t.Queue)]++
+				waiting[queueOf(t.Queue)]++
 			}
 		}
 		return ctx.Err()
@@ -106,19 +107,18 @@ func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dr
 		return d, err
 	}
 	inspector := asynq.NewInspectorFromRedisClient(f.server.Client)
-	for _, name := range slices.Sorted(maps.Keys(queues)) {
-		q := droppedQueue{Queue: name, Waiting: queues[name]}
+	for _, name := range slices.Sorted(maps.Keys(waiting)) {
 		info, err := inspector.GetQueueInfo(name)
 		if errors.Is(err, asynq.ErrQueueNotFound) {
-			continue // it is not asynq's, as that of "sluice run"
+			continue // the tickets are not of asynq's tasks
 		}
 		if err != nil {
 			return d, err
 		}
-		q.Archived = info.Archived
-		if over := q.Archived + q.Waiting - archiveKeeps; over > 0 && !remove {
-			q.LostOld = min(over, q.Archived)
-			q.Lost = over - q.LostOld
+		q := droppedQueue{Queue: name, Waiting: waiting[name], Archived: info.Archived}
+		if excess := q.Archived + q.Waiting - archiveKeeps; excess > 0 && !remove {
+			q.LostOld = min(excess, q.Archived)
+			q.Lost = excess - q.LostOld
 		}
 		d.Count += q.Waiting
 		d.Queues = append(d.Queues, q)
@@ -126,8 +126,8 @@ func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dr
 	return d, nil
 }
 
-// warn reports the archived tasks that asynq would not keep.
-func (d dropped) warn(m *Main) {
+// warn reports the tasks that the archive would lose.
+func (d dropReport) warn(m *Main) {
 	for _, q := range d.Queues {
 		if q.Lost+q.LostOld > 0 {
 			fmt.Fprintf(m.Stderr, "sluice: warning: asynq keeps %d archived tasks of a queue: of %s it deletes %d that are "+
@@ -136,7 +136,7 @@ func (d dropped) warn(m *Main) {
 	}
 }
 
-// drop archives or deletes the tasks, and shows how far it is.
+// drop archives or deletes the tasks, shows how far it is, and returns their number. All is the number in the preview.
 func (c *ControlCommand) drop(ctx context.Context, f *fleet, verb string, all int64) (n int, err error) {
 	if err := c.record(ctx, f, control.Dropped, fmt.Sprintf("%s %s", verb, count(all, "waiting task"))); err != nil {
 		return 0, err
@@ -162,7 +162,7 @@ func (c *ControlCommand) drop(ctx context.Context, f *fleet, verb string, all in
 		}
 		s, err := inspect.Of(f.limiter).State(ctx, inspect.Query{Policy: c.policy, Tenant: c.tenant})
 		if err != nil {
-			continue
+			continue // Drop meets the error too
 		}
 		left := int64(0)
 		for _, t := range s.Tenants {

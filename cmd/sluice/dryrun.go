@@ -13,27 +13,23 @@ import (
 	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
-// A forecast is the shortest time of the jobs that --out has no result of: if calls take no time,
-// and nobody else calls.
+// A forecast is the JSON of --dry-run: the shortest time in which the jobs without a result can be done, if calls take
+// no time, and nobody else calls.
 type forecast struct {
-	Jobs          int      `json:"jobs"`
-	Done          int      `json:"done"`            // the others
+	Jobs          int      `json:"jobs"`            // without a result
+	Done          int      `json:"done"`            // jobs with a result in --out
 	AtBestSeconds *float64 `json:"at_best_seconds"` // null if it is longer than a plan looks ahead
-	Window        string   `json:"window"`          // that the last one waits for; "" if none waits
+	Window        string   `json:"window"`          // that the last job waits for; "" if no job waits
 }
 
-// dryRun prints the shortest time of the jobs that --out has no result of. It asks no Redis but one
-// of its own.
+// dryRun prints a forecast. It uses an embedded Redis, and connects to no other.
 func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []throttle.Policy) error {
-	if _, _, err := c.address(c.Env); err != nil {
-		return err
-	}
 	server, err := redisconn.Embedded()
 	if err != nil {
 		return err
 	}
 	defer server.Close()
-	for i := range policies { // the other rule has no line to plan, and is not faster
+	for i := range policies { // the other rule has no line that can be planned, and is not faster
 		policies[i].EarliestReset = false
 	}
 	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies})
@@ -68,16 +64,14 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 		return err
 	}
 	f := forecast{Jobs: len(todo), Done: len(list) - len(todo), Window: plan.Binds}
-	took := max(0, plan.Expected.Sub(plan.At))
-	text := fmt.Sprintf("take %s at best: the last one waits for window %s", words.Span(took), f.Window)
-	switch {
-	case plan.Expected.IsZero():
-		text = "take longer than can be planned"
-	case f.Window == "":
-		text = "fit at once: no window makes them wait"
-		fallthrough
-	default:
+	text := "take longer than can be planned"
+	if !plan.Expected.IsZero() {
+		took := max(0, plan.Expected.Sub(plan.At))
 		f.AtBestSeconds = new(took.Round(time.Millisecond).Seconds())
+		text = fmt.Sprintf("take %s at best: the last one waits for window %s", words.Span(took), f.Window)
+		if f.Window == "" {
+			text = "fit at once: no window makes them wait"
+		}
 	}
 	return c.show(f, func() {
 		fmt.Fprintf(c.Stdout, "%d jobs, %d of them done before.\nThe others %s.\n", len(list), f.Done, text)

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/call"
 )
 
-// RunCommand is a durable, throttled bulk HTTP caller.
+// RunCommand makes the HTTP calls of a file, throttled. If it is interrupted, the next run continues.
 type RunCommand struct {
 	*Main
 	redisFlags
@@ -19,7 +19,7 @@ type RunCommand struct {
 	DryRun      bool
 	Headers     []string
 	Jobs        string // file, or "-" for stdin
-	Keep        int    // bytes of a body
+	Keep        int    // bytes of each answer's body
 	Out         string // file, or "" for stdout
 	Policies    string // file, or "-" for stdin
 	Prefix      string // of the limiter
@@ -57,7 +57,7 @@ func (m *Main) runCommand() *cli.Command {
 	}
 }
 
-// validate checks what the flags alone can show.
+// validate checks the flags, without reading any file.
 func (c *RunCommand) validate() error {
 	switch {
 	case c.Jobs == "":

@@ -9,40 +9,39 @@ import (
 	"github.com/sluice-go/sluice/throttle/control"
 )
 
-// pauseCommand stops grants of a policy, or to one tenant of it.
+// pauseCommand pauses a policy, or one tenant of it.
 func (m *Main) pauseCommand() *cli.Command {
 	c := m.control()
 	return c.intervention("pause", "stop a policy, or one tenant of it, for a while", "POLICY [TENANT]",
-		func(ctx context.Context, f *fleet) (done, error) {
-			made := done{Replaces: f.state.Describe(control.Paused, c.policy, c.tenant), text: " is paused"}
-			return made, f.store.Pause(ctx, c.policy, c.tenant, c.For, c.author)
+		func(ctx context.Context, f *fleet) (outcome, error) {
+			out := outcome{Replaces: f.state.Describe(control.Paused, c.policy, c.tenant), text: " is paused"}
+			return out, f.store.Pause(ctx, c.policy, c.tenant, c.For, c.author)
 		}, c.forFlag())
 }
 
-// resumeCommand ends a pause, by an operator or by the upstream.
+// resumeCommand ends a pause, whether an operator or the upstream began it.
 func (m *Main) resumeCommand() *cli.Command {
 	c := m.control()
 	return c.intervention("resume", "end a pause early, an operator's or the upstream's", "POLICY [TENANT]",
-		func(ctx context.Context, f *fleet) (done, error) {
+		func(ctx context.Context, f *fleet) (outcome, error) {
 			found, err := f.store.End(ctx, control.Resumed, c.policy, c.tenant, c.author)
 			if err != nil {
-				return done{}, err
+				return outcome{}, err
 			}
 			ended, err := c.resumeUpstream(ctx, f, found)
 			if !found && !ended {
-				return done{text: " was not paused"}, err
+				return outcome{text: " was not paused"}, err
 			}
-			return done{Changed: true, text: " is not paused any more"}, err
+			return outcome{Changed: true, text: " is not paused any more"}, err
 		})
 }
 
-// resumeUpstream ends a pause that the upstream asked for, where the published policy has a count for
-// it. It is logged, unless that was.
+// resumeUpstream ends the upstream's pause, and reports whether there was one. It logs the change unless that is done.
 func (c *ControlCommand) resumeUpstream(ctx context.Context, f *fleet, logged bool) (bool, error) {
 	r := throttle.Request{Policy: c.policy, Tenant: c.tenant}
 	before, err := f.limiter.Peek(ctx, r)
 	if err != nil || before.Pause == nil && before.Adapted == nil {
-		return false, nil // the policy counts by more than the tenant, or nothing is paused
+		return false, nil // nothing is paused, or the scopes need attributes besides the tenant
 	}
 	if !logged {
 		if err := c.record(ctx, f, control.Resumed, "the upstream's pause"); err != nil {
@@ -52,39 +51,39 @@ func (c *ControlCommand) resumeUpstream(ctx context.Context, f *fleet, logged bo
 	return true, f.limiter.Resume(ctx, r)
 }
 
-// record logs a change that no other call logs.
+// record logs a change that the control.Store does not make itself.
 func (c *ControlCommand) record(ctx context.Context, f *fleet, what, text string) error {
 	return f.store.Record(ctx, control.Change{Author: c.author, Policy: c.policy, Tenant: c.tenant, Text: text, Kind: what})
 }
 
-// resetCommand empties windows.
+// resetCommand empties the windows of a policy, or of one tenant.
 func (m *Main) resetCommand() *cli.Command {
 	c := m.control()
 	cmd := c.intervention("reset", "empty the windows of a policy, or of one tenant", "POLICY [TENANT]",
-		func(ctx context.Context, f *fleet) (done, error) {
+		func(ctx context.Context, f *fleet) (outcome, error) {
 			_, err := f.policy(c.policy)
 			if err == nil {
 				err = c.record(ctx, f, control.WasReset, "")
 			}
 			if err != nil {
-				return done{}, err
+				return outcome{}, err
 			}
 			n, err := f.limiter.Reset(ctx, c.policy, c.tenant)
-			return done{Changed: n > 0, Count: n, text: ": emptied " + count(int64(n), "count")}, err
+			return outcome{Changed: n > 0, Count: n, text: ": emptied " + count(int64(n), "count")}, err
 		})
 	cmd.Flags = c.liveFlags(c.whyFlags()...)
 	return cmd
 }
 
-// frontCommand lets the tasks of a tenant go before those of others.
+// frontCommand serves the waiting tasks of a tenant first.
 func (m *Main) frontCommand() *cli.Command {
 	c := m.control()
 	return c.intervention("front", "let the waiting tasks of a tenant go before those of others", "POLICY TENANT",
-		func(ctx context.Context, f *fleet) (done, error) {
+		func(ctx context.Context, f *fleet) (outcome, error) {
 			o, err := f.state.Front(c.policy, c.tenant, c.For)
 			if err != nil {
-				return done{}, err
+				return outcome{}, err
 			}
-			return done{text: " goes before others"}, f.store.SetOverride(ctx, o, c.For, c.author)
+			return outcome{text: " goes before others"}, f.store.SetOverride(ctx, o, c.For, c.author)
 		}, c.forFlag())
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
-// limitsCommand shows and changes policies and overrides in force.
+// limitsCommand shows and changes the policies and overrides in force.
 func (m *Main) limitsCommand() *cli.Command {
 	return &cli.Command{
 		Name: "limits", Usage: "show and change limits while programs run",
@@ -28,8 +28,8 @@ func (m *Main) limitsCommand() *cli.Command {
 	}
 }
 
-// inForce is the JSON of "limits show --json".
-type inForce struct {
+// A limitsInForce is the JSON of "limits show".
+type limitsInForce struct {
 	At      time.Time `json:"at"`
 	Version int64     `json:"version"`
 	policyfile.Description
@@ -52,7 +52,7 @@ func (m *Main) limitsShow() *cli.Command {
 					return badInput("policy %q: nothing is published of it, or in force", name)
 				}
 			}
-			return c.show(inForce{
+			return c.show(limitsInForce{
 				At: state.At.UTC(), Version: state.Version, Description: policyfile.Describe(state.Policies),
 				Overrides: append([]throttle.TenantOverride{}, state.Overrides...),
 				Pauses:    append([]throttle.Pause{}, state.Pauses...),
@@ -79,24 +79,25 @@ func (c *ControlCommand) printState(state control.State) {
 	pauses.Flush()
 }
 
-// publish puts policies in force, which replace those of a version.
-func (c *ControlCommand) publish(ctx context.Context, f *fleet, policies []throttle.Policy, version int64) (done, error) {
-	changes := control.Differences(f.state.Policies, policies)
-	published, err := f.store.Publish(ctx, policies, version, c.author)
-	if published == version {
-		text := fmt.Sprintf("these policies are published already, as version %d", published)
-		return done{Version: published, text: text}, err
+// publish publishes policies, if those in force are of the version given.
+func (c *ControlCommand) publish(
+	ctx context.Context, f *fleet, policies []throttle.Policy, replaced int64,
+) (out outcome, err error) {
+	if out.Version, err = f.store.Publish(ctx, policies, replaced, c.author); out.Version == replaced {
+		out.text = fmt.Sprintf("these policies are published already, as version %d", replaced)
+		return out, err
 	}
-	text := fmt.Sprintf("published version %d: %s", published, changes)
-	return done{Changed: true, Changes: changes, Version: published, text: text}, err
+	out.Changed, out.Changes = true, control.Differences(f.state.Policies, policies)
+	out.text = fmt.Sprintf("published version %d: %s", out.Version, out.Changes)
+	return out, err
 }
 
 func (m *Main) limitsPublish() *cli.Command {
 	c, replaced := m.control(), int64(-1)
-	publish := func(ctx context.Context, f *fleet, args cli.Args) (done, error) {
-		policies, err := c.loadPolicies(args.First())
+	publish := func(ctx context.Context, f *fleet) (outcome, error) {
+		policies, err := c.loadPolicies(c.args.First())
 		if err != nil {
-			return done{}, err
+			return outcome{}, err
 		}
 		if replaced < 0 {
 			replaced = f.state.Version
@@ -112,33 +113,35 @@ func (m *Main) limitsPublish() *cli.Command {
 func (m *Main) limitsSet() *cli.Command {
 	c := m.control()
 	var limit, burst int64
-	set := func(ctx context.Context, f *fleet, args cli.Args) (done, error) {
+	set := func(ctx context.Context, f *fleet) (outcome, error) {
 		switch {
 		case limit == 0 && burst == 0:
-			return done{}, badUsage("set needs --limit, --burst or both")
+			return outcome{}, badUsage("set needs --limit, --burst or both")
 		case f.state.Version == 0:
-			return done{}, badUsage("no policies are published: publish a policy file first")
+			return outcome{}, badUsage("no policies are published: publish a policy file first")
 		}
-		c.policy = args.Get(0)
+		window := c.args.Get(1)
+		c.policy = c.args.Get(0)
 		p, err := f.policy(c.policy)
 		if err != nil {
-			return done{}, err
+			return outcome{}, err
 		}
-		if _, err := windowOf(p, args.Get(1)); err != nil {
-			return done{}, err
+		if _, err := windowOf(p, window); err != nil {
+			return outcome{}, err
 		}
-		o := throttle.TenantOverride{Policy: c.policy, Windows: map[string]throttle.Override{args.Get(1): {Burst: burst, Limit: limit}}}
+		changed := map[string]throttle.Override{window: {Burst: burst, Limit: limit}}
+		o := throttle.TenantOverride{Policy: c.policy, Windows: changed}
 		if c.For != 0 {
-			replaces := f.state.Describe(control.Overridden, c.policy, "")
-			return c.lasting(done{Replaces: replaces, text: ": " + control.DescribeOverride(o)}), f.store.SetOverride(ctx, o, c.For, c.author)
+			out, err := c.override(ctx, f, o)
+			return c.complete(out), err
 		}
 		policies, err := f.state.With(o)
 		if err != nil {
-			return done{}, err
+			return outcome{}, err
 		}
-		made, err := c.publish(ctx, f, policies, f.state.Version)
-		made.Policy = c.policy
-		return made, err
+		out, err := c.publish(ctx, f, policies, f.state.Version)
+		out.Policy = c.policy
+		return out, err
 	}
 	return c.change("set", "change the numbers of a window", "POLICY WINDOW", set,
 		&cli.Int64Flag{Name: "limit", Usage: "the window grants `N` units", Destination: &limit},
@@ -156,21 +159,21 @@ func (m *Main) limitsSet() *cli.Command {
 
 func (m *Main) limitsRollback() *cli.Command {
 	c, version := m.control(), int64(0)
-	rollback := func(ctx context.Context, f *fleet, _ cli.Args) (done, error) {
+	rollback := func(ctx context.Context, f *fleet) (outcome, error) {
 		changes, err := f.store.Changes(ctx, control.MaxChanges)
 		if err != nil {
-			return done{}, err
+			return outcome{}, err
 		}
-		for _, e := range changes {
-			wanted := e.Version == version || version == 0 && e.Version < f.state.Version
-			if wanted && len(e.Policies) > 0 {
-				return c.publish(ctx, f, e.Policies, f.state.Version)
+		for _, change := range changes { // the newest first
+			wanted := change.Version == version || version == 0 && change.Version < f.state.Version
+			if wanted && len(change.Policies) > 0 {
+				return c.publish(ctx, f, change.Policies, f.state.Version)
 			}
 		}
 		if version == 0 {
-			return done{}, badInput("the log has no policies from before version %d", f.state.Version)
+			return outcome{}, badInput("the log has no policies from before version %d", f.state.Version)
 		}
-		return done{}, badInput("--version %d: the log has no policies of it", version)
+		return outcome{}, badInput("--version %d: the log has no policies of it", version)
 	}
 	return c.change("rollback", "publish earlier policies again", "", rollback, &cli.Int64Flag{
 		Name: "version", Usage: "go back to the policies of version `N`; by default to those before",
@@ -178,18 +181,26 @@ func (m *Main) limitsRollback() *cli.Command {
 	})
 }
 
+// override sets an override, for the time of --for.
+func (c *ControlCommand) override(ctx context.Context, f *fleet, o throttle.TenantOverride) (outcome, error) {
+	out := outcome{
+		Replaces: f.state.Describe(control.Overridden, o.Policy, o.Tenant), text: ": " + control.DescribeOverride(o),
+	}
+	return out, f.store.SetOverride(ctx, o, c.For, c.author)
+}
+
 func (m *Main) limitsOverride() *cli.Command {
 	c := m.control()
 	var exempt string
 	var weight float64
 	var windows []string
-	override := func(ctx context.Context, f *fleet) (done, error) {
+	override := func(ctx context.Context, f *fleet) (outcome, error) {
 		o := throttle.TenantOverride{Policy: c.policy, Tenant: c.tenant, Weight: weight}
 		for _, text := range windows {
 			name, number, ok := strings.Cut(text, "=")
 			limit, err := strconv.ParseInt(number, 10, 64)
 			if !ok || err != nil || limit < 1 {
-				return done{}, badInput("--window %q: must be a window and its limit, such as minute=50", text)
+				return outcome{}, badInput("--window %q: must be a window and its limit, such as minute=50", text)
 			}
 			if o.Windows == nil {
 				o.Windows = map[string]throttle.Override{}
@@ -200,12 +211,11 @@ func (m *Main) limitsOverride() *cli.Command {
 		case exempt == "yes" || exempt == "no":
 			o.Exempt = new(exempt == "yes")
 		case exempt != "":
-			return done{}, badInput("--exempt %q: must be yes or no", exempt)
+			return outcome{}, badInput("--exempt %q: must be yes or no", exempt)
 		case o.Windows == nil && weight == 0:
-			return done{}, badUsage("override needs --window, --weight or --exempt")
+			return outcome{}, badUsage("override needs --window, --weight or --exempt")
 		}
-		replaces := f.state.Describe(control.Overridden, c.policy, c.tenant)
-		return done{Replaces: replaces, text: ": " + control.DescribeOverride(o)}, f.store.SetOverride(ctx, o, c.For, c.author)
+		return c.override(ctx, f, o)
 	}
 	return c.intervention("override", "change limits or the weight of a tenant, for a time", "POLICY TENANT", override,
 		c.forFlag(),
@@ -220,17 +230,17 @@ func (m *Main) limitsOverride() *cli.Command {
 func (m *Main) limitsClear() *cli.Command {
 	c := m.control()
 	return c.intervention("clear", "end an override early", "POLICY [TENANT]",
-		func(ctx context.Context, f *fleet) (done, error) {
+		func(ctx context.Context, f *fleet) (outcome, error) {
 			found, err := f.store.End(ctx, control.Cleared, c.policy, c.tenant, c.author)
 			if !found {
-				return done{text: " had no override"}, err
+				return outcome{text: " had no override"}, err
 			}
-			return done{Changed: true, text: " has no override any more"}, err
+			return outcome{Changed: true, text: " has no override any more"}, err
 		})
 }
 
-// A logged change shows its policies as a policy file has them.
-type logged struct {
+// A loggedChange is the JSON of a change in "limits log": its policies are as in a policy file.
+type loggedChange struct {
 	control.Change
 	Policies []map[string]any `json:"policies,omitempty"`
 }
@@ -248,18 +258,18 @@ func (m *Main) limitsLog() *cli.Command {
 			if err != nil {
 				return err
 			}
-			entries := make([]logged, len(changes))
-			for i, e := range changes {
-				entries[i] = logged{e, policyfile.Describe(e.Policies).Policies}
+			logged := make([]loggedChange, len(changes))
+			for i, change := range changes {
+				logged[i] = loggedChange{change, policyfile.Describe(change.Policies).Policies}
 			}
-			return c.show(entries, func() {
+			return c.show(logged, func() {
 				t := show.NewTable(c.Stdout, "AT", "WHAT", "POLICY", "TENANT", "CHANGE", "BY", "WHY")
-				for _, e := range changes {
-					what := e.Kind
-					if what == control.Published {
-						what = fmt.Sprintf("version %d", e.Version)
+				for _, change := range changes {
+					kind := change.Kind
+					if kind == control.Published {
+						kind = fmt.Sprintf("version %d", change.Version)
 					}
-					t.Row(clockText(e.At), what, e.Policy, e.Tenant, e.Text, e.Who, e.Why)
+					t.Row(clockText(change.At), kind, change.Policy, change.Tenant, change.Text, change.Who, change.Why)
 				}
 				t.Flush()
 			})

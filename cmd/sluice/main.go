@@ -1,5 +1,5 @@
 // Command sluice is the tool for operators of throttled workers: it shows which tasks wait, why and
-// until when, and changes limits. It also runs HTTP calls of a file, throttled.
+// until when, and changes limits. It also makes the HTTP calls of a file, throttled.
 package main
 
 import (
@@ -22,14 +22,14 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	logging.Disable()            // go-redis's own: its errors come back and are reported once
+	logging.Disable()            // go-redis also returns the errors that it would log
 	os.Exit(NewMain().Run(ctx, os.Args[1:]))
 }
 
 // Exit codes.
 const (
-	exitDone        = 0   // every job succeeded
-	exitFailed      = 1   // some did not, or the run broke off
+	exitDone        = 0   // the command, and every job, succeeded
+	exitFailed      = 1   // some job failed, or the command did
 	exitBadInput    = 2   // nothing was run
 	exitInterrupted = 130 // by a signal
 )
@@ -37,38 +37,38 @@ const (
 // errInterrupted ends a command whose context was cancelled.
 var errInterrupted = errors.New("interrupted")
 
-// An inputError is the user's to correct. Nothing was run.
+// An inputError is a mistake in what the user gave. Nothing was run.
 type inputError struct{ error }
 
 func (e inputError) Unwrap() error { return e.error }
 
-// badInput makes any error one that is the user's to correct.
+// badInput returns an inputError.
 func badInput(format string, args ...any) error { return inputError{fmt.Errorf(format, args...)} }
 
-// A usageError is an inputError about flags or arguments. The command's help says more.
+// A usageError is an inputError about flags or arguments: its message refers to the command's help.
 type usageError struct{ error }
 
 func badUsage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// errJobsFailed is in the summary already.
+// errJobsFailed sets the exit code alone: the command's output says what failed.
 var errJobsFailed = errors.New("some jobs failed")
 
-// Main is the program. Tests run it with streams of their own.
+// Main is the program. Tests replace its environment and streams.
 type Main struct {
-	Env    environ.Lookup // of variables of the environment
+	Env    environ.Lookup
 	Stdin  io.Reader
 	Stdout io.Writer
 	Stderr io.Writer
 
-	json bool // the flag that all commands have
+	json bool // the flag --json
 }
 
-// NewMain returns the program as it is run from a shell.
+// NewMain returns the program with the environment and streams of this process.
 func NewMain() *Main {
 	return &Main{Env: os.LookupEnv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 }
 
-// show writes what a command found: as JSON, if that was asked for, or as print does.
+// show writes the result of a command: as JSON if that was asked for, or else as print does.
 func (m *Main) show(found any, print func()) error {
 	if m.json {
 		return show.JSON(m.Stdout, found)
@@ -91,8 +91,8 @@ func (m *Main) Run(ctx context.Context, args []string) int {
 	for line := range strings.Lines(err.Error()) {
 		fmt.Fprintf(m.Stderr, "sluice: %s\n", strings.TrimSuffix(line, "\n"))
 	}
-	var unread cli.ExitCoder // such as for an unknown help topic
-	if errors.As(err, &inputError{}) || errors.As(err, &unread) {
+	var fromLibrary cli.ExitCoder // such as for an unknown help topic
+	if errors.As(err, &inputError{}) || errors.As(err, &fromLibrary) {
 		return exitBadInput
 	}
 	return exitFailed

@@ -16,14 +16,13 @@ import (
 	"github.com/sluice-go/sluice/worker/page"
 )
 
-// tokenVariable holds the token of the page.
+// tokenVariable names the environment variable with the page's token.
 const tokenVariable = "SLUICE_PAGE_TOKEN"
 
-// defaultAddress is where the page is unless an argument says otherwise.
+// defaultAddress is the page's address unless an argument says otherwise.
 const defaultAddress = "localhost:8080"
 
-// pageCommand serves the page until it is interrupted. Who knows the token in the environment may
-// change something.
+// pageCommand serves the page until it is interrupted. Only those who know the token may change something.
 func (m *Main) pageCommand() *cli.Command {
 	c := &workersCommand{Main: m}
 	var asynqmon string
@@ -51,9 +50,8 @@ func (c *workersCommand) servePage(ctx context.Context, addr, asynqmon string, f
 	if err != nil {
 		return inputError{err}
 	}
-	// The page shows the policies, overrides and pauses in force.
-	follower := f.store.Follow(ctx, control.FollowConfig{KeepPolicies: f.file != nil})
-	defer follower.Close()
+	// The page shows what is in force now, also after a change.
+	defer f.store.Follow(ctx, control.FollowConfig{KeepPolicies: f.file != nil}).Close()
 	listener, err := net.Listen("tcp", addr)
 	if err != nil {
 		return badInput("the page's address %q: %w", addr, err)

@@ -11,13 +11,13 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/redisconn"
 )
 
-// redisURLVariable holds the URL of Redis if no flag does.
+// redisURLVariable names the environment variable with the URL of Redis. Flags replace it.
 const redisURLVariable = "SLUICE_REDIS_URL"
 
-// redisFlags say where Redis is.
+// redisFlags say where Redis is, and how to connect by TLS.
 type redisFlags struct {
-	Redis     string // URL, or "" for an embedded one
-	RedisFile string // that holds the URL
+	Redis     string // its URL
+	RedisFile string // a file that holds the URL
 	RedisTLS  redisconn.TLS
 }
 
@@ -35,7 +35,7 @@ func (c *redisFlags) flags(usage string) []cli.Flag {
 	}
 }
 
-// address is where Redis is, and whether anything says so. Errors are the user's to correct.
+// address returns the URL of Redis, and whether one was given. Its errors are inputErrors.
 func (c *redisFlags) address(env environ.Lookup) (a redisconn.Address, found bool, err error) {
 	switch {
 	case c.Redis != "" && c.RedisFile != "":
@@ -58,7 +58,7 @@ func (c *redisFlags) address(env environ.Lookup) (a redisconn.Address, found boo
 	return a, true, nil
 }
 
-// open connects to that Redis, or starts one in this process if nothing says where one is.
+// open connects to Redis. If no URL was given, it starts one in this process.
 func (c *redisFlags) open(ctx context.Context, env environ.Lookup) (*redisconn.Server, error) {
 	address, found, err := c.address(env)
 	switch {

@@ -17,12 +17,15 @@ import (
 	"github.com/sluice-go/sluice/throttle/usage"
 )
 
-// Run checks all input, and only then begins to write.
+// Run checks all input before it writes anything.
 func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	if err := c.validate(); err != nil {
 		return usageError{err}
 	}
-	if _, kept, _ := c.address(c.Env); kept && c.Out == "" && !c.DryRun {
+	switch _, kept, err := c.address(c.Env); {
+	case err != nil:
+		return err
+	case kept && c.Out == "" && !c.DryRun:
 		return badUsage("--out is missing: with a Redis that outlives this run it must say which jobs are done")
 	}
 	progress := drain.NewProgress(c.Stderr, 5*time.Second)
@@ -64,13 +67,13 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	if err := checkJobs(ctx, limiter, c.Policies, list); err != nil {
 		return err
 	}
-	// Another process may have worked on these jobs, and written to --out, up to now.
-	alone, err := c.alone(ctx, server.Client, progress)
+	// The results in --out are read later: until here another process may add some.
+	lock, err := c.lockJobs(ctx, server.Client, progress)
 	if err != nil {
 		return err
 	}
-	ctx = alone.Hold(ctx)
-	defer alone.Release(ctx)
+	ctx = lock.Hold(ctx)
+	defer lock.Release(ctx)
 	results := jobs.NewLog(c.Stdout)
 	if c.Out != "" {
 		if results, err = jobs.OpenLog(c.Out); err != nil {
@@ -79,9 +82,8 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		defer results.Close()
 	}
 
-	store := control.StoreOf(limiter)
-	follower := store.Follow(ctx, control.FollowConfig{KeepPolicies: true}) // operators may pause and override
-	defer follower.Close()
+	// Operators may pause and override the file's policies.
+	defer control.StoreOf(limiter).Follow(ctx, control.FollowConfig{KeepPolicies: true}).Close()
 	defer counter.Start(limiter)()
 	d := &drain.Drain{
 		Caller: caller, Client: server.Client, Concurrency: c.Concurrency, Jobs: list, Limiter: limiter,
@@ -111,10 +113,10 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	return nil
 }
 
-// checkJobs asks the limiter whether every job can be granted at all. Redis is not asked.
+// checkJobs returns the errors of jobs that can never be granted. It needs no Redis.
 func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string, list []jobs.Job) error {
 	var errs []error
-	checked := map[string]error{} // jobs are many, but few of them differ in what they ask for
+	checked := map[string]error{} // many jobs make the same request
 	for _, job := range list {
 		policy, ok := limiter.Match(job.Type, false)
 		if !ok {
@@ -138,15 +140,15 @@ func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string
 	return nil
 }
 
-// aloneLease is how long a process that was killed keeps others from its jobs.
-const aloneLease = 10 * time.Second
+// lockLease is how long the jobs of a process that was killed stay locked.
+const lockLease = 10 * time.Second
 
-// alone waits until no other process works on the jobs. Nobody else does while the reservation is held.
-func (c *RunCommand) alone(
+// lockJobs waits until no other process works on the jobs. Holding the reservation keeps others away.
+func (c *RunCommand) lockJobs(
 	ctx context.Context, client redis.UniversalClient, progress *drain.Progress,
 ) (throttle.Reservation, error) {
 	one := throttle.Policy{Name: "sluice-run", Windows: []throttle.Window{
-		{Name: "processes", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: aloneLease},
+		{Name: "processes", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: lockLease},
 	}}
 	limiter, err := throttle.New(throttle.Config{
 		Client: client, Logger: progress.Logger(), Policies: []throttle.Policy{one}, Prefix: c.Prefix,
@@ -158,7 +160,7 @@ func (c *RunCommand) alone(
 	granted, err := limiter.Wait(ctx, r)
 	if errors.As(err, new(*throttle.DeniedError)) {
 		progress.Say("another process worked on these jobs up to now: waiting until it is known to be gone")
-		r.MaxWait = aloneLease + 5*time.Second
+		r.MaxWait = lockLease + 5*time.Second
 		granted, err = limiter.Wait(ctx, r)
 	}
 	if errors.As(err, new(*throttle.DeniedError)) {

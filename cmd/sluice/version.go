@@ -10,8 +10,8 @@ import (
 	"github.com/urfave/cli/v3"
 )
 
-// thisBuild is what the program was built from: the version of the module, in a clone its revision, and
-// "+dirty" if changed.
+// thisBuild returns the version of the module, the Go release and the platform. In a clone the version has the
+// revision, and "+dirty" if files were changed.
 func thisBuild() string {
 	version := "unknown"
 	if info, ok := debug.ReadBuildInfo(); ok {

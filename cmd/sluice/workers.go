@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/control"
 )
 
-// A workersCommand is about workers that run elsewhere. It asks their Redis.
+// A workersCommand is about workers that run elsewhere. It connects to their Redis.
 type workersCommand struct {
 	*Main
 	redisFlags
@@ -24,7 +24,7 @@ type workersCommand struct {
 	Prefix   string // of the limiter
 }
 
-// flags returns the flags of a command, with those of all such commands.
+// flags returns the flags given, and those of all such commands.
 func (c *workersCommand) flags(flags ...cli.Flag) []cli.Flag {
 	prefix := &cli.StringFlag{Name: "prefix", Destination: &c.Prefix,
 		Usage: "the workers' limiter has the Prefix `TEXT`"}
@@ -32,31 +32,24 @@ func (c *workersCommand) flags(flags ...cli.Flag) []cli.Flag {
 		c.redisFlags.flags("the Redis of the workers, `URL`; by default $SLUICE_REDIS_URL"))
 }
 
-// liveFlags returns flags with --policies, which replaces the published policies.
+// liveFlags is flags with --policies, which replaces the published policies.
 func (c *workersCommand) liveFlags(flags ...cli.Flag) []cli.Flag {
 	return c.flags(append(flags, &cli.StringFlag{Name: "policies", Destination: &c.Policies, TakesFile: true,
 		Usage: "as if the policies of `FILE` were in force, - for stdin; by default those that are published"})...)
 }
 
-func (c *workersCommand) open(ctx context.Context) (*redisconn.Server, error) {
-	if _, found, err := c.address(c.Env); err == nil && !found {
-		return nil, badUsage("there is no Redis: --redis must be the URL of that of your workers")
-	}
-	return c.redisFlags.open(ctx, c.Env)
-}
-
-// A fleet is workers that run elsewhere: their Redis, and what is in force there.
+// A fleet is the workers that run elsewhere: their Redis, and the policies, overrides and pauses in force there.
 type fleet struct {
-	file    []throttle.Policy // in place of the published ones; nil for none
+	file    []throttle.Policy // of --policies; nil without
 	limiter *throttle.Limiter
 	server  *redisconn.Server
-	source  string        // of the limiter's policies
+	source  string        // of the limiter's policies, for people
 	state   control.State // as it was read last
 	store   *control.Store
 }
 
-// connect opens the Redis, and a limiter there with what is in force, or with --policies. It may have
-// no policies: then programs have their own.
+// connect connects to the Redis, and makes a limiter with the policies of --policies, or with those in force. It has
+// none if none are published: then programs have their own.
 func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
 	f = &fleet{}
 	if c.Policies != "" {
@@ -64,7 +57,10 @@ func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
 			return nil, err
 		}
 	}
-	if f.server, err = c.open(ctx); err != nil {
+	if _, found, err := c.address(c.Env); err == nil && !found {
+		return nil, badUsage("there is no Redis: --redis must be the URL of that of your workers")
+	}
+	if f.server, err = c.open(ctx, c.Env); err != nil {
 		return nil, err
 	}
 	warn := slog.New(slog.NewTextHandler(c.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -80,7 +76,7 @@ func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
 	return f, err
 }
 
-// look reads the policies, overrides and pauses in force.
+// look reads what is in force, and sets it in the limiter. The file is the name of that of --policies.
 func (f *fleet) look(ctx context.Context, file string) (err error) {
 	if f.state, err = f.store.State(ctx); err != nil {
 		return err
@@ -114,7 +110,7 @@ func (c *workersCommand) inForce(ctx context.Context) (*fleet, error) {
 	return f, err
 }
 
-// on returns what a command does with a fleet that open returns.
+// on returns the action of a command that works on a fleet, which it opens and closes.
 func on(open func(context.Context) (*fleet, error), do func(context.Context, *fleet, *cli.Command) error) cli.ActionFunc {
 	return func(ctx context.Context, cmd *cli.Command) error {
 		f, err := open(ctx)
@@ -126,7 +122,7 @@ func on(open func(context.Context) (*fleet, error), do func(context.Context, *fl
 	}
 }
 
-// policy returns the policy of a name, or with "" the only one.
+// policy returns the limiter's policy of a name. The name "" is that of the only one.
 func (f *fleet) policy(name string) (throttle.Policy, error) {
 	policies := f.limiter.Policies()
 	names := make([]string, len(policies))
@@ -138,7 +134,7 @@ func (f *fleet) policy(name string) (throttle.Policy, error) {
 	return throttle.Policy{}, badInput("policy %q: must be one of %s", name, strings.Join(names, ", "))
 }
 
-// windowOf returns the window of a name, to be changed in place.
+// windowOf returns a policy's window of a name. The caller may change it in place.
 func windowOf(p throttle.Policy, name string) (*throttle.Window, error) {
 	names := make([]string, len(p.Windows))
 	for i := range p.Windows {
@@ -149,7 +145,7 @@ func windowOf(p throttle.Policy, name string) (*throttle.Window, error) {
 	return nil, badInput("window %q: must be one of %s", name, strings.Join(names, ", "))
 }
 
-// setLimit sets a window's limit. A burst that is the default follows it.
+// setLimit sets a window's limit. A burst that equals the limit, which is its default, changes with it.
 func setLimit(w *throttle.Window, limit int64) {
 	if w.Burst == w.Limit {
 		w.Burst = 0
@@ -157,12 +153,12 @@ func setLimit(w *throttle.Window, limit int64) {
 	w.Limit = limit
 }
 
-// queueOf is the queue of a ticket as asynq knows it: without the identity of its Redis.
+// queueOf returns asynq's name of a ticket's queue: without the identity of its Redis.
 func queueOf(ticket string) string {
 	return cmp.Or(ticket[strings.Index(ticket, "/")+1:], "(calls)")
 }
 
-// count is a number with the noun that it counts.
+// count returns a number and its noun, in the plural unless it is 1.
 func count(n int64, noun string) string {
 	if n == 1 {
 		return "1 " + noun

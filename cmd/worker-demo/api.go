@@ -9,20 +9,20 @@ import (
 	"time"
 )
 
-// An api is the third party: an HTTP handler with published limits, which it enforces by code of its
-// own and by its own clock. It keeps the time of every call that it served, and counts them.
+// An api is the third party: an HTTP handler that publishes limits, and enforces them without Sluice. It keeps the
+// times of all calls that it served.
 type api struct {
-	latency      time.Duration // how long an answer takes
+	latency      time.Duration // of an answer
 	limits       []limit
-	troubleAfter time.Duration // after the first call it grants half of its last limit ...
-	troubleFor   time.Duration // ... for so long
+	troubleAfter time.Duration // since the first call: then the API grants only half of its last limit
+	troubleFor   time.Duration // until it grants the whole limit again
 
 	mu     sync.Mutex
-	begun  time.Time              // the first call
-	served map[string][]time.Time // by tenant, oldest first; "" for all of them
+	begun  time.Time              // when the first call came
+	served map[string][]time.Time // by tenant, oldest first; "" for all tenants
 }
 
-// A limit is one that the API publishes: so many calls in any span of that length.
+// A limit is the most calls that the API serves in any span of time of one length.
 type limit struct {
 	calls     int
 	perTenant bool
@@ -61,7 +61,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintln(w, "done")
 }
 
-// admit returns 0, or for how long the call has to stay away.
+// admit counts a call that may be served and returns 0, or returns the time until it may be.
 func (a *api) admit(tenant string) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -70,14 +70,17 @@ func (a *api) admit(tenant string) time.Duration {
 		a.begun = now
 	}
 	for i, l := range a.limits {
-		log, calls, since := a.served[l.whose(tenant)], l.calls, now.Sub(a.begun)
-		if i == len(a.limits)-1 && since >= a.troubleAfter && since < a.troubleAfter+a.troubleFor {
+		served, calls, age := a.served[""], l.calls, now.Sub(a.begun)
+		if l.perTenant {
+			served = a.served[tenant]
+		}
+		if i == len(a.limits)-1 && age >= a.troubleAfter && age < a.troubleAfter+a.troubleFor {
 			calls /= 2
 		}
-		if len(log) < calls {
+		if len(served) < calls {
 			continue
 		}
-		if wait := log[len(log)-calls].Add(l.span).Sub(now); wait > 0 {
+		if wait := served[len(served)-calls].Add(l.span).Sub(now); wait > 0 {
 			return wait
 		}
 	}
@@ -86,25 +89,17 @@ func (a *api) admit(tenant string) time.Duration {
 	return 0
 }
 
-// whose is the log that counts for the limit.
-func (l limit) whose(tenant string) string {
-	if l.perTenant {
-		return tenant
-	}
-	return ""
-}
-
-// mostServed is the most calls that one span of the limit held.
+// mostServed returns the most calls that the API has served in one span of the limit.
 func (a *api) mostServed(l limit) (most int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for tenant, log := range a.served {
+	for tenant, served := range a.served {
 		if (tenant != "") != l.perTenant {
 			continue
 		}
 		first := 0
-		for i, at := range log {
-			for at.Sub(log[first]) >= l.span {
+		for i, at := range served {
+			for at.Sub(served[first]) >= l.span {
 				first++
 			}
 			most = max(most, i-first+1)

@@ -31,11 +31,11 @@ import (
 //go:embed policies.yml
 var policyFile []byte
 
-// A tenant has jobs. Those of a plain tenant are enqueued by an asynq.Client.
+// A tenant has jobs.
 type tenant struct {
 	name  string
 	jobs  int
-	plain bool
+	plain bool // an asynq.Client enqueues its jobs, not a worker.Client
 }
 
 var tenants = []tenant{
@@ -53,7 +53,7 @@ func main() {
 			"The tool for your own workers is sluice: go run ./cmd/sluice -h")
 		os.Exit(2)
 	}
-	server := miniredis.NewMiniRedis() // an embedded Redis; yours is a server
+	server := miniredis.NewMiniRedis() // a Redis inside this process; yours is a server
 	server.ClockTTL(true)
 	if err := server.Start(); err != nil {
 		log.Fatal(err)
@@ -75,7 +75,7 @@ func main() {
 	}
 }
 
-// A demo is one run. A handler of your own needs the client alone.
+// A demo is one run. Of its fields your own handler would need only the client.
 type demo struct {
 	api    *api
 	client *http.Client
@@ -84,12 +84,12 @@ type demo struct {
 	url    string
 
 	mu      sync.Mutex
-	begun   time.Time
-	denied  map[string]bool            // jobs that did not fit when a worker picked them up
+	begun   time.Time                  // when the first job was enqueued
+	denied  map[string]bool            // by ID: jobs that did not fit when a worker picked them up
 	ended   chan struct{}              // closed when all jobs are done
-	refused map[string]int             // calls, by tenant
-	retries int                        // that jobs have used
-	waits   map[string][]time.Duration // of jobs that are done, by tenant
+	refused map[string]int             // by tenant: calls that the API refused
+	retries int                        // of jobs that are done
+	waits   map[string][]time.Duration // by tenant: from begun to the start of each job that is done
 }
 
 // run enqueues all jobs, and works on them until they are done or the context ends.
@@ -114,7 +114,7 @@ func (d *demo) run(ctx context.Context) error {
 	server, err := worker.NewServer(
 		d.redis,
 		asynq.Config{Concurrency: 16, LogLevel: asynq.FatalLevel},
-		worker.Config{Limiter: limiter, Logger: d.logger(slog.LevelError), OnDecision: d.decided},
+		worker.Config{Limiter: limiter, Logger: d.logger(slog.LevelError), OnDecision: d.onDecision},
 	)
 	if err != nil {
 		return err
@@ -124,7 +124,7 @@ func (d *demo) run(ctx context.Context) error {
 	if err := server.Start(mux); err != nil {
 		return err
 	}
-	defer server.Shutdown() // calls under way may end
+	defer server.Shutdown() // which lets calls under way end
 
 	tick := time.NewTicker(2 * time.Second)
 	defer tick.Stop()
@@ -143,9 +143,9 @@ func (d *demo) run(ctx context.Context) error {
 	}
 }
 
-// enqueue enqueues the jobs of all tenants, in turn.
+// enqueue enqueues the jobs of all tenants, in turns.
 func (d *demo) enqueue(ctx context.Context, limiter *throttle.Limiter) error {
-	// The machine may be busy compiling: a job that finds no limiter in time joins the line later.
+	// The default timeout is short for a machine that still compiles, and a job that misses it joins the line later.
 	client, err := worker.NewClient(d.redis, worker.ClientConfig{Limiter: limiter, LimiterTimeout: 10 * time.Second})
 	if err != nil {
 		return err
@@ -173,7 +173,7 @@ func (d *demo) enqueue(ctx context.Context, limiter *throttle.Limiter) error {
 	return nil
 }
 
-// call is the handler. It is called when the job fits all windows of its policy.
+// call is the handler. It runs when the job fits all windows of its policy.
 func (d *demo) call(ctx context.Context, task *asynq.Task) error {
 	tenant, begun := string(task.Payload()), time.Now()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.url+"/"+tenant, nil)
@@ -203,7 +203,7 @@ func (d *demo) call(ctx context.Context, task *asynq.Task) error {
 	return fmt.Errorf("the API answered %s", resp.Status)
 }
 
-// retryAfter is how long the API refuses calls: 1 s if it does not say.
+// retryAfter returns for how long the API will refuse calls: 1 s if it did not say.
 func retryAfter(resp *http.Response) time.Duration {
 	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
 	if err != nil || seconds < 1 {
@@ -212,21 +212,21 @@ func retryAfter(resp *http.Response) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// decided notes which jobs were denied.
-func (d *demo) decided(ctx context.Context, _ *asynq.Task, decision throttle.Decision) {
+// onDecision notes which jobs were denied.
+func (d *demo) onDecision(ctx context.Context, _ *asynq.Task, decision throttle.Decision) {
 	if id, _ := asynq.GetTaskID(ctx); !decision.Granted {
 		d.note(func() { d.denied[id] = true })
 	}
 }
 
-// note changes what is known of the run.
+// note runs a function that reads or writes the notes of the run, under the mutex.
 func (d *demo) note(change func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	change()
 }
 
-// done counts the jobs that are done, under the mutex.
+// done returns the number of jobs that are done. The mutex must be held.
 func (d *demo) done() (n int) {
 	for _, waits := range d.waits {
 		n += len(waits)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// introduce announces the demo.
+// introduce prints what the demo is going to do.
 func (d *demo) introduce() {
 	fmt.Fprintf(d.out, "%d jobs of %d tenants, for an API that allows\n", allJobs(), len(tenants))
 	for _, l := range d.api.limits {
@@ -24,7 +24,7 @@ func (d *demo) introduce() {
 		d.api.troubleAfter, d.api.troubleFor)
 }
 
-// progress says how far it is.
+// progress prints how many jobs are done.
 func (d *demo) progress() {
 	d.note(func() {
 		fmt.Fprintf(d.out, "%4.0f s: %d of %d jobs done\n", time.Since(d.begun).Seconds(), d.done(), allJobs())

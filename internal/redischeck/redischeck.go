@@ -1,4 +1,4 @@
-// Package redischeck finds how a Redis is not set up for Sluice.
+// Package redischeck finds what is wrong with the setup of a Redis, and what its errors mean.
 package redischeck
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Findings returns what is not set up, one line each: see throttle.Limiter.CheckRedis. The error is
-// that of go-redis, if there is no answer, or the user is unknown.
+// Findings returns one line for each setting that is wrong: see throttle.Limiter.CheckRedis. It returns the error of
+// go-redis if Redis does not answer, or does not know the user.
 func Findings(ctx context.Context, client redis.UniversalClient) ([]string, error) {
 	cluster, ok := client.(*redis.ClusterClient)
 	if !ok {
@@ -33,7 +33,7 @@ func Findings(ctx context.Context, client redis.UniversalClient) ([]string, erro
 	return all, err
 }
 
-// server looks for what breaks promises without an error: what is wrong otherwise, Redis says itself.
+// server checks one server for settings that break promises without an error. Of others Redis itself complains.
 func server(ctx context.Context, client redis.UniversalClient) (findings []string, err error) {
 	name := "redis"
 	if c, ok := client.(*redis.Client); ok {
@@ -45,26 +45,26 @@ func server(ctx context.Context, client redis.UniversalClient) (findings []strin
 		findings = append(findings, fmt.Sprintf("%s: its clock is %v off this machine's: must be within 1s, "+
 			"or deadlines and expected starts are off by that", name, off.Round(time.Millisecond)))
 	}
-	info, noInfo := client.InfoMap(ctx).Result()
+	info, infoErr := client.InfoMap(ctx).Result()
 	if policy := info["Memory"]["maxmemory_policy"]; policy != "" && policy != "noeviction" {
 		findings = append(findings, fmt.Sprintf("%s: maxmemory-policy is %s: must be noeviction, "+
 			"or windows and waiting tasks are forgotten", name, policy))
 	}
 	var refused redis.Error
-	if err = errors.Join(err, noInfo); errors.As(err, &refused) && !redis.IsAuthError(err) {
-		err = nil // the user may not ask
+	if err = errors.Join(err, infoErr); errors.As(err, &refused) && !redis.IsAuthError(err) {
+		err = nil // the user lacks the permission to ask, which is no finding
 	}
 	return findings, err
 }
 
-var mayNot = regexp.MustCompile(`ACL failure in script|The user executing the script can't `) // in scripts, by release
+var lacksPermission = regexp.MustCompile(`ACL failure in script|The user executing the script can't `) // by release
 
-// Forbidden reports whether an error says that Redis does not know the user, or does not let it call something.
+// Forbidden reports whether an error says that Redis does not know the user, or does not let it make a call.
 func Forbidden(err error) bool {
-	return redis.IsAuthError(err) || redis.IsPermissionError(err) || err != nil && mayNot.MatchString(err.Error())
+	return redis.IsAuthError(err) || redis.IsPermissionError(err) || err != nil && lacksPermission.MatchString(err.Error())
 }
 
 var cannotServe = regexp.MustCompile(`(^|-)(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|MOVED|NOREPLICAS|OOM|READONLY|TRYAGAIN) `)
 
-// CannotServe reports whether Redis answered that it cannot serve now. Before 7.0 an error of the script wraps it.
+// CannotServe reports whether Redis answered that it cannot serve now. Before 7.0 the error of a script contains that.
 func CannotServe(err error) bool { return cannotServe.MatchString(err.Error()) }

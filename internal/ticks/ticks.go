@@ -1,4 +1,4 @@
-// Package ticks has the times of cron expressions.
+// Package ticks computes the times of cron expressions.
 package ticks
 
 import (
@@ -7,41 +7,41 @@ import (
 	"github.com/robfig/cron/v3"
 )
 
-// Parse is cron.ParseStandard, but for clocks that are set, in the zone of Next's argument: a time that the clock
-// skips comes when it is set, unless every hour has one; a midnight that it shows twice comes once.
+// Parse is cron.ParseStandard, except where the clock is set in the zone of Next's argument. A time that it skips comes
+// when it is set, unless the expression has one in every hour. A midnight that it shows twice comes once.
 func Parse(expression string) (cron.Schedule, error) {
 	schedule, err := cron.ParseStandard(expression)
 	if spec, ok := schedule.(*cron.SpecSchedule); ok {
-		return shown{spec}, err
+		return wallClock{spec}, err
 	}
 	return schedule, err
 }
 
-// A shown schedule has the times that a clock shows.
-type shown struct{ *cron.SpecSchedule }
+// A wallClock is a schedule of the times that a clock in a zone shows.
+type wallClock struct{ *cron.SpecSchedule }
 
-func (s shown) Next(t time.Time) time.Time {
-	next := s.SpecSchedule.Next(shows(t))
+func (s wallClock) Next(t time.Time) time.Time {
+	next := s.SpecSchedule.Next(shown(t))
 	for !next.IsZero() {
-		_, set := t.ZoneBounds()
-		if !set.After(t) { // it is not, or this is the last day of a leap year, for which Go 1.26 says its begin
+		_, set := t.ZoneBounds() // when the clock is set next
+		if !set.After(t) {       // never, or Go 1.26 returns the begin of the day: the last one of a leap year
 			set = t.AddDate(0, 1, 0)
 		}
-		if at := t.Add(next.Sub(shows(t))); at.Before(set) {
+		if at := t.Add(next.Sub(shown(t))); at.Before(set) {
 			return at
 		}
 		switch t = set; {
-		case next.Before(shows(t)) && s.Hour&0xffffff != 0xffffff: // it is skipped, and is not one of every hour
+		case next.Before(shown(t)) && s.Hour&0xffffff != 0xffffff: // the clock skips it, and not every hour has one
 			return t
-		case s.Hour != 1 || s.Minute != 1: // not midnights alone: what is shown again comes again
-			next = s.SpecSchedule.Next(shows(t).Add(-1))
+		case s.Hour != 1 || s.Minute != 1: // not only midnights: times that the clock shows again come again
+			next = s.SpecSchedule.Next(shown(t).Add(-1))
 		}
 	}
 	return next
 }
 
-// shows returns what the clock shows, as a time of UTC: no clock skips any of these.
-func shows(t time.Time) time.Time {
+// shown returns what the clock shows at t, as a time in UTC, where no time is skipped.
+func shown(t time.Time) time.Time {
 	_, offset := t.Zone()
 	return t.UTC().Add(time.Duration(offset) * time.Second)
 }

@@ -1,4 +1,4 @@
-// Package words shows names and durations to people, the same everywhere.
+// Package words formats names and durations for people, in the same way everywhere.
 package words
 
 import (
@@ -10,16 +10,16 @@ import (
 	"unicode/utf8"
 )
 
-// Name is a name that is data: in quotes if it would break out of a line of text, or turn it around.
+// Name returns a user's name for a line of text: in quotes if it could break the line, or change its direction.
 func Name(s string) string {
-	hidden := func(r rune) bool { return !unicode.IsPrint(r) }
-	if utf8.ValidString(s) && strings.TrimSpace(s) == s && !strings.ContainsFunc(s, hidden) {
+	unprintable := func(r rune) bool { return !unicode.IsPrint(r) }
+	if utf8.ValidString(s) && strings.TrimSpace(s) == s && !strings.ContainsFunc(s, unprintable) {
 		return s
 	}
 	return strconv.QuoteToGraphic(s)
 }
 
-// Span is a duration by its two largest units: "847ms", "2.3s", "1m30s", "3d4h".
+// Span returns a duration in its two largest units: "847ms", "2.3s", "1m30s", "3d4h".
 func Span(d time.Duration) string {
 	switch {
 	case d < time.Second:
@@ -29,13 +29,13 @@ func Span(d time.Duration) string {
 	}
 	left, text, parts := d.Round(time.Second), "", 0
 	for _, unit := range []struct {
-		name string
-		of   time.Duration
+		name   string
+		length time.Duration
 	}{{"y", 365 * 24 * time.Hour}, {"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}} {
-		if n := left / unit.of; n > 0 && parts < 2 {
+		if n := left / unit.length; n > 0 && parts < 2 {
 			text += fmt.Sprintf("%d%s", n, unit.name)
 		}
-		if left %= unit.of; text != "" {
+		if left %= unit.length; text != "" {
 			parts++
 		}
 	}

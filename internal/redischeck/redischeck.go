@@ -66,5 +66,5 @@ func Forbidden(err error) bool {
 
 var cannotServe = regexp.MustCompile(`(^|-)(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|MOVED|NOREPLICAS|OOM|READONLY|TRYAGAIN) `)
 
-// CannotServe reports whether Redis answered that it cannot serve now. Before 7.0 the error of a script contains that.
+// CannotServe reports whether Redis answered that it cannot serve now. Before 7.0 the error of a script contains it.
 func CannotServe(err error) bool { return cannotServe.MatchString(err.Error()) }

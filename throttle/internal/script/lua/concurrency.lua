@@ -1,14 +1,14 @@
--- concurrency.lua: never more than `limit` units at once, each reservation's under a lease.
+-- concurrency.lua: never more than `limit` units at once. Each reservation holds its units by a lease.
 -- Source: the counting semaphore with leases (Gray, Cheriton: "Leases", 1989). A lease is renewed
--- while its holder runs and given back at its end; that of a dead worker runs out.
+-- while its holder runs, and given back when it ends. The lease of a dead worker expires.
 --
 --   parameters  p1 limit (units), p2 lease (us)
 --   payload     used(7) hold(7) entry*
 --   entry       expires(7) units(7) id(8), the soonest to expire first
 --
 -- `hold` estimates how long units are held (us). It begins with the `hold` of the first grant. A longer
--- hold replaces it at once, a shorter one moves it by a quarter of the way. So an expected start is
--- an upper bound as long as holders do not take longer.
+-- hold replaces it at once, a shorter one moves it by a quarter of the difference. So an expected start is
+-- an upper bound unless holders take longer than before.
 
 do
 
@@ -25,7 +25,7 @@ local function find_lease(st, id)
   end
 end
 
--- add_lease puts a lease where its expiry belongs.
+-- add_lease inserts a lease in the order of expiry.
 local function add_lease(st, expires, units, id)
   local entry = pack7(expires) .. pack7(units) .. id
   local i = #st.data + 1 -- leases of another length may be there
@@ -46,7 +46,7 @@ local function remove_lease(st, id)
   return units
 end
 
--- last_end returns when the last lease runs out.
+-- last_end returns when the last lease expires.
 local function last_end(st, now)
   return st.first <= #st.data and unpack7(st.data, #st.data - LEASE + 1) or now
 end
@@ -72,7 +72,7 @@ algorithms['c'] = {
     return now + ceil(over / st.limit) * max(st.hold, st.lease)
   end,
 
-  -- Returned units are noticed by their call. A lease that runs out has to be looked for.
+  -- The call that gives back units makes the line due. Nobody calls when a lease expires.
   opens_at = function(st, now)
     if st.first > #st.data then return now + st.lease end
     return unpack7(st.data, st.first)
@@ -92,7 +92,7 @@ algorithms['c'] = {
     return units
   end,
 
-  -- A lease that ran out is taken again if there is room, and nobody waits for it.
+  -- A lease that has expired begins anew if there is room, and nobody waits for it.
   renew = function(st, now, cost, id, waits)
     local held = remove_lease(st, id)
     if held > 0 then
@@ -106,7 +106,7 @@ algorithms['c'] = {
 
   resets_at = last_end,
 
-  -- `hold` outlives the leases for a while.
+  -- `hold` is kept for the time of a lease after the last one.
   kept_until = function(st, now) return max(last_end(st, now), st.hold > 0 and now + st.lease or now) end,
 
   payload = function(st) return pack7(st.used) .. pack7(st.hold) .. sub(st.data, st.first) end,

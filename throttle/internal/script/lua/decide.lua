@@ -1,11 +1,11 @@
--- decide.lua: decides about requests of one policy, one after the other, as if each came alone.
+-- decide.lua: decides the requests of one policy, one after the other, as if each came alone.
 --
 -- KEYS and the beginning of ARGV: windows.lua. Then any number of requests, each of 5 + S values:
 --   1 op        a verb
 --   2 costs     "requests=1,tokens=5", "-" for none
---   3 ticket    "QUEUE/ID"; empty: does not wait
+--   3 ticket    "QUEUE/ID"; empty for a request that does not wait
 --   4 place     "flow tenant weight key" (line.lua), "-" for an empty word: flow "QUEUE|VALUES",
---               weight in thousandths; empty where no line is asked
+--               weight in thousandths; empty for a request without a place in line
 --   5 more      fields, as JSON; empty for most requests
 --   then S ends of the scopes' keys, narrow to broad
 -- request.go says what each verb does. The tags of Request there are the fields of a request, those of
@@ -28,8 +28,8 @@
 --             pause, resume, remaining   no scope learns anything
 -- A late copy of a call whose caller gave up gets an empty reply, which nobody reads.
 --
--- Keys, behind the prefix P of the policy:
---   r:PROCESS     the results of a process's last call, which answer that call if it is repeated:
+-- Keys, after the prefix P of the policy:
+--   r:PROCESS     the record of a process's last call, which answers that call if it is repeated:
 --                 seq(7), then for every request status(1) at(7), 0 if nothing was granted
 
 local call = read_policy()
@@ -46,16 +46,16 @@ for from = first + 5, #argv, stride do
 end
 scopes.read(call, names)
 call.waiting = call.raw.q
-local known = call.raw[record_name] -- the results of the last call
+local known = call.raw[record_name] -- the record of the last call
 local last = known and unpack7(known, 1) or 0
 if last > seq then return {} end
-local record = last == seq and known -- this very call, which is repeated
+local record = last == seq and known -- if this call is a copy of the last one
 
 local NOT_GRANTED = '\0\0\0\0\0\0\0'
 
--- A verb takes the request, its scopes and their time, a place for when each window fits, and the
--- status that an earlier attempt of the same call got. It returns status, at, and unless it is a
--- plain grant or done: time, latest, binds and nudge. Most calls need only these two verbs.
+-- A verb takes the request, its scopes, their time, a table that gets the time at which each window has room,
+-- and the status that an earlier copy of the call got. It returns status and at, and if there is more to
+-- tell time, latest, binds and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits)
     if r.at > 0 then once(extras, call).replace(r, list, now) end
@@ -78,18 +78,18 @@ local verbs = {
 
   join = function(r, list, now, fits, before)
     local line = call.line or once(extras, call).line_of(r)
-    if before == 3 and not line.waits(r.ticket) then -- it was taken since
+    if before == 3 and not line.waits(r.ticket) then -- a server has taken it since
       return 3, call.now, now, now
     end
     call.dirty = true
     local status, at, low, high, binds, nudge = line.join(r, list, now)
-    if before == 3 then status, nudge = 3, 1 end -- a nudge too many does no harm
+    if before == 3 then status, nudge = 3, 1 end -- a second nudge does no harm
     if nudge == 0 and high == at then return status, at end
     return status, at, low, high, binds, nudge
   end,
 }
 
--- Everything that the line will be asked for in this call is read at once.
+-- All that the requests need of the line is read by few commands.
 local requests
 if call.waiting or argv[first] == 'join' then
   local line = once(extras, call).line_of()
@@ -124,7 +124,7 @@ for from = first, #argv, stride do
     local fits = op == 'reserve' and plain_fits or {}
     local status, decided, time, latest, binds, nudge
     if r.lost then r.known = known end
-    if before == 1 then -- it is done
+    if before == 1 then -- an earlier copy has done it
       status, decided = 1, unpack7(record, 8 * count + 1)
     else
       status, decided, time, latest, binds, nudge = verb(r, list, now, fits, before)
@@ -139,7 +139,7 @@ for from = first, #argv, stride do
     out[m + 1], out[m + 2], out[m + 3] = status, decided, text
     m = m + 3
     if needs_windows then
-      for i = 1, nwindows do -- in this order, as a list that grows in another one costs more
+      for i = 1, nwindows do -- one by one, as a list costs more if it grows in another order
         local algorithm, st = all[i].algorithm, list[scope_of[i]].states[i]
         out[m + 1], out[m + 2] = st.used, algorithm.resets_at(st, now)
         m = m + 2

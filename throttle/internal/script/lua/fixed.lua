@@ -1,22 +1,22 @@
 -- fixed.lua: no span between two resets ever holds more than `limit` units.
 -- Source: the fixed window counter. Without a calendar it resets at multiples of a period since
--- 1970. The ticks of a calendar are worked out by the caller (calendar.go). Redis's clock chooses
--- among them, and a call whose ticks are not around it is refused.
+-- 1970. The caller computes the ticks of a calendar (calendar.go), of which the time of Redis picks two. A
+-- call fails if that time is not between its ticks.
 --
 --   parameters  p1 limit (units), p2 margin (us), p3 period (us; of a calendar a number that tells it
 --               from others), p4 ticks (of a calendar: seconds since 1970 by commas, ascending)
 --   payload     last(7) used(7) late(7): when a unit was last taken, the units since the reset, and
---               those of them that the upstream may count after the next one
+--               how many of them the upstream may count after the next reset
 --
--- A reset takes effect `margin` after its time, and a grant from `margin` before its time on counts
--- on both sides of it: the upstream's clock may differ by as much.
+-- The upstream's clock may differ by `margin`. So a reset takes effect `margin` after its time, and a grant in the
+-- last `margin` before its time counts on both sides of it.
 --
--- In the state, `resets` are the times of the reset that the span began with, and of later ones.
+-- In the state, `resets` are the times of the reset at which the span began, and of later ones.
 
 do
 
--- calendar_resets returns the newest of the ticks that have taken effect, and the later ones, or nil
--- if these are not around `now`.
+-- calendar_resets returns the newest tick that has taken effect and the later ones, or nil if `now` is not
+-- between the ticks.
 local function calendar_resets(ticks, margin, now)
   local resets, began = {}, false
   for seconds in gmatch(ticks, '%d+') do
@@ -41,7 +41,7 @@ algorithms['f'] = {
       st.resets = calendar_resets(p4, p2, now)
       if not st.resets then st.clock_off, st.resets = true, {0, MOST, MOST} end
     end
-    -- By the time of the last unit: period and calendar may have changed since.
+    -- The time of the last unit decides, as period and calendar may have changed since.
     local began, last = st.resets[1] + p2, data and unpack7(data, from) or -MOST
     if last >= began then
       st.last, st.used, st.late = last, unpack7(data, from + 7), unpack7(data, from + 14)
@@ -61,7 +61,7 @@ algorithms['f'] = {
       ahead = max(0, ahead - max(0, room - room % each))
       i = 2 + ceil((ahead + cost) / max(1, limit - limit % each))
     end
-    -- Farther ones are as far apart as the last two that are known.
+    -- Resets that are not known are taken to be as far apart as the last two.
     return resets[min(i, last)] + max(0, i - last) * (resets[last] - resets[last - 1]) + st.margin
   end,
 

@@ -1,4 +1,4 @@
--- gcra.lua: `burst` units at once, then one each period/limit.
+-- gcra.lua: `burst` units at once, then one unit every period/limit.
 -- Source: the generic cell rate algorithm (ITU-T I.371, the virtual scheduling form),
 -- kept as the level of a leaky bucket in integers: no rounding error ever adds up.
 --
@@ -12,8 +12,8 @@ do
 local TOP = 281474976710656 -- 2^48, the weight of the first of nine digits of 6 bits
 
 -- scale_by(a, b, c) -> floor(a * b / c) and the rest, exactly: a and b at most 2^53, c below 2^46
--- (the span is at most twice the longest period). Where the product is too large, a goes in by
--- digits: 64 c + 63 c is below 2^53. A quotient above 2^53 is not exact, and nobody cares: such
+-- (the span is at most twice the longest period). Where the product is too large, it is computed by the
+-- digits of a: 64 c + 63 c is below 2^53. A quotient above 2^53 is not exact, which does not matter: such
 -- times never come, and no bucket is so full.
 local function scale_by(a, b, c)
   local whole = floor(b / c)
@@ -34,13 +34,13 @@ local function scale_by(a, b, c)
   return quotient + a * whole, rest
 end
 
--- drain_time returns how long so much takes to drain, in whole us.
+-- drain_time returns the us in which units and parts drain, rounded up.
 local function drain_time(st, units, parts)
   local time, rest = scale_by(min(units, MOST), st.span, st.drain)
   return time + ceil((rest + parts) / st.drain)
 end
 
--- less returns a level less another one, at least 0.
+-- less subtracts a level from another one, down to 0.
 local function less(st, units, parts, less_units, less_parts)
   units, parts = units - less_units, parts - less_parts
   if parts < 0 then units, parts = units - 1, parts + st.span end
@@ -48,7 +48,7 @@ local function less(st, units, parts, less_units, less_parts)
   return units, parts
 end
 
--- less_drained returns units and parts after a drain of `time`, at least 0.
+-- less_drained returns a level after it has drained for `time`, down to 0.
 local function less_drained(st, units, parts, time)
   if time <= 0 then return units, parts end
   return less(st, units, parts, scale_by(time, st.drain, st.span))
@@ -66,7 +66,7 @@ algorithms['g'] = {
       if to - from ~= 27 then return nil end
       local units, parts = unpack7(data, from + 7), unpack7(data, from + 14)
       local span = unpack7(data, from + 21)
-      -- Another rate: a part of a unit counts as a whole one.
+      -- The rate has changed: a part of a unit counts as a whole one.
       if span ~= p2 and parts > 0 then units, parts = units + 1, 0 end
       fill(st, less_drained(st, units, parts, now - unpack7(data, from)))
     end
@@ -85,7 +85,7 @@ algorithms['g'] = {
     fill(st, min(st.units + cost, MOST), st.parts)
   end,
 
-  -- Units that have drained since the grant may have made room for others: they are not given back.
+  -- Units that have drained since the grant are not given back, as others may have got their room.
   give_back = function(st, now, at, cost)
     fill(st, less(st, st.units, st.parts, less_drained(st, cost, 0, now - at)))
   end,

@@ -1,70 +1,71 @@
--- line.lua: the waiting line of a policy, as it is kept.
+-- line.lua: the waiting line of a policy, as Redis keeps it.
 --
 -- docs/explanation/line.md says what flows, nodes and tags are. At a node of several tenants flows
 -- wait by tag (line_fair.lua), at a tenant's own by the rank of their first ticket. The node that all
 -- share is ROOT. Nodes, tags and V belong to one queue. Windows are counted for all queues together.
 --
--- A queue whose name begins with "!" holds the claims of one process, which alone takes them. Names of
--- other queues are escaped, and hold no "!". Live tickets have the name of their queue, those of
--- batches have "!" behind it: what is said of a QUEUE here is kept for each. A ticket is "QUEUE/ID" in
--- both, and its VALUES begin with the "!".
+-- A queue whose name begins with "!" has the claims of one process, which alone takes them. Names of
+-- other queues are escaped, and contain no "!". A queue has two QUEUEs: its name for live tickets, and its
+-- name with "!" at the end for those of batches. A ticket is "QUEUE/ID" without the "!". The VALUES of a
+-- batch's ticket begin with it.
 --
--- Keys, behind the prefix P of the policy. A SUFFIX is a scope's key behind P, a NODE is
+-- Keys, after the prefix P of the policy. A SUFFIX is a scope's key without P, a NODE is
 -- "QUEUE|SUFFIX".
---   q          "tickets rank": how many tickets are in the line; the last rank given, from the middle
---              of all. No key, no line
---   l          "time limits": by which limits takes looked at the line, since that time; "-" if they differed
+--   q          "tickets rank": how many tickets are in the line, and the last rank given, less ZERO of
+--              line_join.lua. Without the key there is no line
+--   l          "time limits": the limits by which takes have looked at the line since that time; "-" if
+--              these differed
 --   t          hash: ticket "QUEUE/ID" -> "RANKcosts |VALUES key"
 --                RANK       of 16 digits
 --                costs      empty for "requests=1"
---                key        with "+N" behind it if window N delayed it for longest when it joined
+--                key        with "+N" at its end if window N delayed it for longest when it joined
 --   f          hash: flow "QUEUE|VALUES" ->
 --              "tickets units weight tag suffix rank tenant suffixes;own"
---                units      "requests=1" if all tickets cost that, else those of line_units.lua
+--                units      the text of line_units.lua
 --                weight     in thousandths
---                tag        its tenant's at ROOT
---                suffix     the node where it waits, and
---                rank       that of its first ticket there; both are "-" if it waits nowhere
---                suffixes   its scopes, narrow to broad, by "+"
+--                tag        of its tenant at ROOT
+--                suffix     of the node where it waits, and
+--                rank       of its first ticket there; both are "-" if it waits nowhere
+--                suffixes   of its scopes, narrow to broad, joined by "+"
 --                own        the tenant's own parameters (windows.lua)
 --   f:FLOW     sorted set: the tickets of a flow by rank
 --   n:NODE     sorted set: the flows that wait at a node, by tag or rank, as members "RANK FLOW":
---              flows of equal tags go by the rank of their first ticket
+--              RANK, that of the first ticket, is the order of flows with equal tags
 --   d:QUEUE    sorted set: suffixes of nodes by the time at which their first flow may fit (us)
---   g:NODE     sorted set: tenants by their tag, where it is above V and no flow has it
+--   g:NODE     sorted set: tenants by their tag, if it is above V and not in the record of a flow
 --   u          hash: NODE -> "tickets V units", of nodes but ROOT
 --   z          hash: queue -> "asked tickets weights first last server since taken flows priority rescan V
 --              units", with what is counted at its ROOT
 --                asked      when a server asked for it last
---                weights    of its flows together; and how many flows
---                first      the first appointment of servers that will ask, and the last one
---                server     the least name of the queues that are asked for together
---                since      since when slots are what tickets wait for, 0 if they do not; and how many
---                           were taken since (line_appointments.lua)
+--                weights    the sum of its flows' weights; `flows` is their number
+--                first      the first appointment of servers that will ask; `last` is the last one
+--                server     the first name, in the alphabet, of the queues that are asked for together
+--                since      since when tickets wait for slots, 0 if they do not; `taken` is the number of
+--                           those taken since then (line_appointments.lua)
 --                priority   of asynq.Config
---                rescan     how far all nodes were looked at again after limits changed, or "-"
+--                rescan     up to which node all were looked at again after limits changed, or "-"
 --   s:SUFFIX   string: the order of queues and classes at a scope (line_order.lua)
 --   k          sorted set: processes by the time of a take that they have not acknowledged
 --   k:PROCESS  string: what the process took last
--- A line without tickets has no keys. Else they have a TTL of 400 days since they last changed: a ticket may wait
--- as long as its task. k:PROCESS without tickets has one of a minute, s:SUFFIX that of its windows.
+-- A line without tickets has no keys. Its keys expire 400 days after their last change, as a ticket may wait
+-- as long as its task. k:PROCESS without tickets expires after a minute, s:SUFFIX with its windows.
 --
--- new_line(call) -> L. What is read of a line is read once. What changes is noted, and written in the
--- end (line_write.lua). Only calls that find a line, or join one, make it. The other files each have a
+-- new_line(call) -> L. It reads each value of the line at most once. Changes are noted, and written at the
+-- end (line_write.lua). Only calls that find a line, or join one, make L. The other files each have a
 -- function that makes a table of functions, which `once` calls when one of these is needed.
 --
--- call.numbers are the numbers of scopes by their attributes, call.only_tenants says whether no
--- attribute but the tenant counts, or did for those that wait. Where batches wait or join, call.batches
--- is true. In a take of several sides, L.order is the table of line_order.lua.
+-- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if no attribute but
+-- the tenant counts, nor did when the waiting tickets joined. call.batches is true if batches wait or join.
+-- In a take of several sides, L.order is the table of line_order.lua.
 
 local function new_line(call)
   local P, now = call.P, call.now
   call.numbers, call.only_tenants = {}, true
-  for number, of in ipairs(call.scopes) do
-    call.numbers[of.attributes] = number
-    if of.attributes ~= '' and of.attributes ~= 'tenant' then call.only_tenants = false end
+  for number, spec in ipairs(call.scopes) do
+    call.numbers[spec.attributes] = number
+    if spec.attributes ~= '' and spec.attributes ~= 'tenant' then call.only_tenants = false end
   end
-  -- Nodes that tickets joined by other scopes are counted until the line is empty.
+  -- Nodes of other scopes, where tickets joined earlier, are counted until the line is empty.
   if call.only_tenants and call.waiting and redis.call('EXISTS', P .. 'u') == 1 then call.only_tenants = false end
   local fields, written = {t = {}, f = {}, u = {}, z = {}}, {t = {}, f = {}, u = {}, z = {}}
   local nodes, flows = {}, {}
@@ -76,11 +77,11 @@ local function new_line(call)
     tickets = count, stored = count,    -- now, and in Redis
     fields = fields, written = written, -- of the hashes
     nodes = nodes, flows = flows, queues = {},
-    limits = ARGV[4],                   -- the policy: calls by other limits differ in it
+    limits = ARGV[4],                   -- the text of the policy, which differs if the limits do
     read = false, read_all = false, write = false,
   }
 
-  -- read_all reads fields of the hashes t, f or u that will be asked for, in one command.
+  -- read_all reads fields of one of the hashes t, f and u ahead, by one command.
   function L.read_all(key, names)
     local known, unread, n = fields[key], {}, 0
     for i = 1, #names do
@@ -100,7 +101,7 @@ local function new_line(call)
     return fields[key][field]
   end
 
-  -- write sets a field, or deletes it by false, in the end.
+  -- write notes the new value of a field; false deletes it.
   function L.write(key, field, value)
     fields[key][field], written[key][field] = value, value
   end
@@ -125,10 +126,10 @@ local function new_line(call)
     return q
   end
 
-  -- alive tells whether a queue may hold up others.
+  -- alive returns whether a queue may hold up others.
   function L.alive(q) return q.n > 0 and appointments.kept(q, now) end
 
-  -- queue_of returns the record of a queue, which is its ROOT, too.
+  -- queue_of returns the record of a queue, which is also its node ROOT.
   function L.queue_of(name)
     return L.queues[name] or new_queue(name, format('%d 0 0 0 0 %s 0 0 0 1 - 0 -', now, name))
   end
@@ -146,7 +147,7 @@ local function new_line(call)
       shared = not find(',' .. attributes .. ',', ',tenant,', 1, true),
     }
     nodes[key] = node
-    local record = not call.only_tenants and L.read('u', key) -- else flows count what waits there
+    local record = not call.only_tenants and L.read('u', key) -- if only tenants count, flows count their tickets
     if record then
       local n, v, units = match(record, '^(%d+) (%d+) (%S+)$')
       node.n, node.v = n + 0, v + 0
@@ -156,7 +157,7 @@ local function new_line(call)
   end
 
   -- nodes_of returns the nodes that count a flow's tickets, ROOT last. Where only tenants count, the
-  -- flow's own record counts what waits at the tenant's scope.
+  -- flow itself counts those at the tenant's scope.
   function L.nodes_of(flow)
     local q = L.queue_of(flow.queue)
     if call.only_tenants then return q.nodes end
@@ -170,10 +171,9 @@ local function new_line(call)
     return flow.nodes
   end
 
-  -- tickets_at returns the node, or the flow, that counts what waits of a queue at a scope of a flow; nil if
-  -- nothing does.
+  -- tickets_at returns the tally of a queue's tickets at a scope of a flow: a node, a flow, or nil if there is none.
   function L.tickets_at(name, scope, flow)
-    if not (call.only_tenants and scope.of.of_tenant) then return L.node_of(name, scope.suffix) end
+    if not (call.only_tenants and scope.spec.of_tenant) then return L.node_of(name, scope.suffix) end
     return name == flow.queue and flow or L.flow_of(name .. flow.values)
   end
 
@@ -193,11 +193,11 @@ local function new_line(call)
       heads = nil, head = 1, popped = 0, -- the first tickets, and how many of them were taken
       first = nil,                       -- the first one that is left
       scopes = nil, nodes = nil, foreign = nil,
-      aligned = nil,                     -- call.reloads when its scopes stood at one time
+      aligned = nil,                     -- call.reloads when its scopes were aligned
     }
   end
 
-  -- count counts a ticket of a flow (1), or does not any more (-1).
+  -- count adds a ticket of a flow to all tallies (1), or removes it (-1).
   function L.count(flow, costs, sign)
     L.tickets = L.tickets + sign
     line_units.count(flow, costs, sign)
@@ -222,7 +222,8 @@ local function new_line(call)
     return flow
   end
 
-  -- ticket returns the values, costs and rank of a ticket of this record, or of the line; nil without one.
+  -- ticket returns the values, costs, rank and record of a ticket; nil if it does not wait. The caller may
+  -- already have the record.
   function L.ticket(id, record)
     record = record or L.read('t', id)
     if not record then return nil end

@@ -1,11 +1,11 @@
 -- line_appointments.lua: when servers ask a line next.
 --
--- A server that gets less than it could run gets a time to ask again. Of a queue's record, `first`
--- and `last` are the first and the last such time that servers will keep. Idle servers would all
--- ask when the next ticket fits: their appointments are SPACING apart.
+-- A server that gets fewer tickets than it could run gets an appointment: a time to ask again. `first` and
+-- `last` of a queue's record are the first and the last appointment. Idle servers would all ask when the
+-- next ticket fits, so their appointments are SPACING apart.
 --
--- Of a queue's record, `since` is the time since which takes left tickets that fit, 0 if the last
--- one did not, and `taken` counts those that were taken since then, in about a minute.
+-- `since` of a queue's record is the time since which every take has left tickets that fit, 0 if the last
+-- one did not. `taken` is the number of tickets taken since then, in about a minute.
 
 local appointments = {
   SPACING = 7000,   -- us between appointments
@@ -14,23 +14,23 @@ local appointments = {
   SPREAD = 2000000, -- us until the last of many servers asks
 }
 
--- A queue that no server has asked for is dead after a minute, claims after 2 s.
+-- kept returns whether a server still asks for a queue: it did in the last minute, or for claims in 2 s.
 function appointments.kept(q, now) return now - q.asked < (q.claims and 2000000 or 60000000) end
 
--- nudge returns 1 if a server has to be woken for a ticket that is expected to start at `time`. None is
--- if one asks by then.
+-- nudge returns 1 if a server must be woken for a ticket that is expected to start at `time`, or 0 if one asks
+-- by then anyway.
 function appointments.nudge(q, now, time)
-  if q.claims then return 0 end -- their process, which is alone, asks in time
+  if q.claims then return 0 end -- their process asks in time
   local since, spacing = now - appointments.FORGET, appointments.SPACING
   local kept = q.last >= since and not (q.first < since and q.asked < q.first)
   if kept and q.first <= max(time, now) + spacing then return 0 end
-  -- One server wakes: the next tickets need not wake others.
+  -- One server wakes, so that the next tickets need not wake others.
   q.first, q.last, q.changed = now, now, true
   return 1
 end
 
--- next returns when a server asks again if the next ticket may fit at `time`; before: its last
--- appointment.
+-- next returns a server's next appointment, if the next ticket may fit at `time`. `before` is the
+-- last one.
 function appointments.next(q, now, time, before)
   if time <= now then return now end
   local spacing, latest = appointments.SPACING, now + appointments.SPREAD
@@ -47,7 +47,7 @@ function appointments.next(q, now, time, before)
   return q.last
 end
 
--- took notes that n tickets were taken; full: more fit, and the server had no more slots.
+-- took notes that n tickets were taken. full: more fit, but the server had no more slots.
 function appointments.took(q, now, n, full)
   if not full then
     q.since, q.taken = 0, 0
@@ -55,17 +55,17 @@ function appointments.took(q, now, n, full)
     q.since = now
   else
     q.taken = q.taken + n
-    if now - q.since > 60000000 then -- the older half counts no more
+    if now - q.since > 60000000 then -- the older half is forgotten
       q.since, q.taken = now - 30000000, ceil(q.taken * 30000000 / (now - q.since))
     end
   end
 end
 
--- slot_at returns when a slot is expected for a ticket behind so many of its flow, if slots are what
--- tickets wait for; or 0.
+-- slot_at returns when a slot is expected for a ticket at a position in its flow, or 0 if tickets do not
+-- wait for slots.
 function appointments.slot_at(q, now, flow, position)
   local span = now - q.since
   if q.claims or q.since == 0 or span < 1000000 or q.taken < 10 then return 0 end
-  local before = min(q.n, position * q.weights / flow.weight) -- with the shares of others
-  return now + floor(before * span / q.taken)
+  local ahead = min(q.n, position * q.weights / flow.weight) -- tickets, those of others by their shares
+  return now + floor(ahead * span / q.taken)
 end

@@ -2,29 +2,29 @@
 --
 -- new_eta(L) -> expected, a function:
 --   expected(flow, list, at, costs, behind, all_first, fits) -> expected, latest, binds, earliest
---     for costs that stand behind all tickets of the flow, or behind `behind` of them. list are the
+--     of a ticket with these costs after all tickets of the flow, or after `behind` of them. list are the
 --     flow's scopes, and `at` is their time. all_first: all tickets that wait at the scopes go first.
---     fits gets by window when the costs fit there, 0 for at once. nil: nobody asks
+--     fits, unless nil, gets by window the time at which the costs fit there, 0 for at once
 --
 -- Until a ticket starts, one of its windows has no room for the ticket that is first there. So the
--- latest start is the sum of their waits, if all that may go first does. It is 0 if nobody knows how
--- long slots are held. binds is the number of the window that holds it up for longest, or 0. The
--- earliest start is behind the flow's own tickets only, as others may be out of tickets, and slots
+-- latest start is the sum of the windows' waits, if all tickets go first that may. It is 0 if nobody knows
+-- how long slots are held. binds is the number of the window that delays the ticket for longest, or 0. The
+-- earliest start is after the flow's own tickets only, as other flows may be empty by then, and slots
 -- may be given back at any time.
 --
--- Where all that waits fits now, so does the ticket. Tickets that cost differently leave room, as each
--- has to fit whole: both times count as much as they can leave. So they are equal only where the start
--- is exact: one window binds, costs are equal, and no other ticket may change places with this one.
+-- Where all that waits fits now, so does the ticket. Where costs differ, windows are left with room that is too
+-- small for the next ticket: expected and latest assume the most of such room. So they are equal only where the
+-- start is exact: one window binds, costs are equal, and no other ticket may change places with this one.
 
 local function new_eta(L)
-  local PACED = 60000000 -- us: batches are spread over windows of at most this period
-  local MANY = 64        -- tickets that one call has, at most
+  local PACED = 60000000 -- us, the longest period of windows over which batches are spread
+  local MANY = 64        -- the most tickets of one call
 
   local call, units_of = L.call, line_units.of_unit
-  local roomy = {} -- by scope: the costs of which MANY tickets fit besides all that waits
+  local roomy = {} -- by scope: the costs of a ticket, if MANY of it fit besides all that waits
 
-  -- waiting returns what waits at a scope in the queues of a class that are alive: the units, and the
-  -- most and the least of a ticket.
+  -- waiting returns the units that wait at a scope in the queues of a class that are alive, and the most and
+  -- the least of a ticket.
   local function waiting(flow, scope, unit, batch)
     local sum, least, most = 0, MOST, 0
     for name, q in pairs(L.queues) do
@@ -39,16 +39,16 @@ local function new_eta(L)
     return sum, most, least
   end
 
-  -- own_units returns what the tickets of a flow cost that go first: at least, about, and at most.
-  local function own_units(flow, unit, behind)
+  -- flow_units returns the units of a flow's first `behind` tickets, nil for all: at least, about, and at most.
+  local function flow_units(flow, unit, behind)
     local sum, least, most = units_of(flow, unit)
     if behind == nil or behind >= flow.n then return sum, sum, sum end
     return min(sum, behind * least), ceil(sum * behind / flow.n), min(sum, behind * most)
   end
 
-  -- share_of_others returns what the others of its class take at shared scopes while the flow takes a
-  -- unit, as sides share (line_order.lua); and how many flows they are, which are not counted where
-  -- several queues wait.
+  -- share_of_others returns the units that other flows of the class take at shared scopes while the flow takes
+  -- one, as sides share (line_order.lua). It also returns the number of these flows, MOST where several
+  -- queues wait.
   local function share_of_others(flow)
     local queue, new = L.queue_of(flow.queue), flow.n == 0
     local weights, flows = queue.weights + (new and flow.weight or 0), queue.flows - (new and 0 or 1)
@@ -64,20 +64,20 @@ local function new_eta(L)
     return max(0, weights / flow.weight * all / of_server * priorities / queue.priority - 1), flows
   end
 
-  -- ahead_of returns which of the `sum` units of the flow's class go first at a scope: at least, about, and at
-  -- most. No ticket costs more than `largest`.
+  -- ahead_of returns how many of the `sum` units of the flow's class go first at a scope: at least, about, and
+  -- at most. No ticket costs more than `largest`.
   local function ahead_of(flow, scope, unit, cost, behind, sum, largest, all_first, shared_alone)
-    local least, about, most = own_units(flow, unit, behind)
+    local least, about, most = flow_units(flow, unit, behind)
     local others = sum - units_of(flow, unit)
-    if others == 0 or all_first or scope.of.of_tenant then return least, about + others, most + others end
+    if others == 0 or all_first or scope.spec.of_tenant then return least, about + others, most + others end
     local share, flows = share_of_others(flow)
     local most_others = shared_alone and min(others, ceil((about + largest) * share) + flows * largest) or others
     return least, about + min(others, floor(about * share + 1e-6) + ceil(share) * cost), most + most_others
   end
 
-  -- of_class returns what goes first of the other class, of which `sum` units wait, while so many units of a
-  -- flow's own class go: all that is live, or what batches get by their share, and of `idle` units.
-  local function of_class(flow, sum, most, units, idle)
+  -- other_class returns how many of the `sum` units of the other class go first, while `units` of the flow's class
+  -- go: all that are live; of batches their share, of `idle` units too, and the rest of a ticket.
+  local function other_class(flow, sum, most, units, idle)
     if flow.batch or sum == 0 then return sum end
     return min(sum, ceil(units * call.batch_share / (1 - call.batch_share)) + most + idle)
   end
@@ -87,26 +87,26 @@ local function new_eta(L)
     local time, earliest, opens, waits, binds, known = at, at, at, 0, 0, true
     for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
     for s = 1, #list do
-      local scope, numbers = list[s], list[s].of.windows
+      local scope, numbers = list[s], list[s].spec.windows
       local asks = scope.changed or roomy[scope] ~= costs
       local room = not scope.sections and not call.batches
       for j = 1, asks and #numbers or 0 do
         local i = numbers[j]
         local window, st, cost = call.windows[i], scope.states[i], costs.windows[i]
         local algorithm, unit, limit = window.algorithm, window.unit, st.limit
-        local idle = list[2] and limit or 0 -- which live tickets may leave while they wait elsewhere
+        local idle = list[2] and limit or 0 -- which live tickets may leave to batches while they wait elsewhere
         local sum, most, least = waiting(flow, scope, unit, batch)
         local other, other_most = 0, 0
         if call.batches then other, other_most = waiting(flow, scope, unit, not batch) end
-        local all = sum + of_class(flow, other, other_most, sum + cost, idle)
+        local all = sum + other_class(flow, other, other_most, sum + cost, idle)
         room = room and (cost + all == 0 or algorithm.fits_at(st, at, cost, all + MANY * cost, 1) <= at)
         if scope.sections or batch or
           not room and cost + all > 0 and algorithm.fits_at(st, at, cost, all, 1) > at then
           local fits_window, largest = windows.fits_window, max(most, other_most, cost)
           local least_before, ahead, most_ahead =
             ahead_of(flow, scope, unit, cost, behind, sum, largest, all_first, shared_alone)
-          ahead = ahead + of_class(flow, other, other_most, ahead + cost, 0)
-          most_ahead = most_ahead + of_class(flow, other, other_most, most_ahead + cost, idle)
+          ahead = ahead + other_class(flow, other, other_most, ahead + cost, 0)
+          most_ahead = most_ahead + other_class(flow, other, other_most, most_ahead + cost, idle)
           local each, pace, pace_most = 1, 0, 0
           if batch and st.period and st.period <= PACED then
             pace = at + ceil(ahead * st.period / limit)
@@ -135,7 +135,7 @@ local function new_eta(L)
     end
     time = min(time, MOST)
     local latest = min(MOST, max(time, opens + waits))
-    if time == latest and earliest < time and not all_first then latest = latest + 1 end -- it is not exact
+    if time == latest and earliest < time and not all_first then latest = latest + 1 end -- the start is not exact
     return time, known and latest or 0, binds, min(earliest, time)
   end
 end

@@ -1,19 +1,19 @@
 -- line_fair.lua: the order of flows at a node of several tenants.
 -- It is start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queueing", 1996), as
--- docs/explanation/line.md says. A tag moves by what was granted of the node's tightest window.
+-- docs/explanation/line.md says. A grant moves a tag by its part of the node's tightest window.
 --
 -- new_fair(L) returns a table of the functions below.
 
 local function new_fair(L)
-  local WHOLE = 100000000 -- what a tag moves by for all that a window holds
-  local SLOT = 100000     -- the part of a slot
+  local WHOLE = 100000000 -- by which a tag moves for a grant of a window's whole limit
+  local SLOT = 100000     -- by which a tag moves for a handler slot
 
   local call, fair = L.call, {}
 
-  -- part_of returns what costs, by window, are of the scope's tightest window; a slot's part if they
-  -- take nothing of it.
+  -- part_of returns by how much costs, by window, move a tag at a scope: as the window does of which they take
+  -- the largest part, or as a slot if they take nothing of any.
   function fair.part_of(scope, costs)
-    local numbers, part = scope.of.windows, 0
+    local numbers, part = scope.spec.windows, 0
     for j = 1, #numbers do
       local i = numbers[j]
       local of_window = costs[i] / scope.states[i].limit
@@ -22,8 +22,8 @@ local function new_fair(L)
     return part > 0 and part * WHOLE or SLOT
   end
 
-  -- tag_of returns the tag of a flow's tenant. Where only tenants count, it is in the record of the
-  -- flow, as there is one.
+  -- tag_of returns the tag of a flow's tenant. Where only tenants count, a tenant has one flow, whose record
+  -- has the tag.
   function fair.tag_of(node, flow)
     if call.only_tenants and flow.n > 0 then return flow.tag end
     local tag = node.tags[flow.tenant]
@@ -47,7 +47,8 @@ local function new_fair(L)
     if call.only_tenants and flow.tag > node.v then set_tag(node, flow, flow.tag) end
   end
 
-  -- charge moves the tags for a grant (1), or back for one that is put back (-1). Weights are in thousandths.
+  -- charge moves the tags for a grant (1), or moves them back for one that is put back (-1). Weights are in
+  -- thousandths.
   function fair.charge(flow, costs, sign)
     local list = L.nodes_of(flow)
     for i = 1, #list do
@@ -57,7 +58,7 @@ local function new_fair(L)
         if sign > 0 then tag = max(tag, node.v) end
         if sign > 0 and tag > node.v then node.v, node.changed, node.moved = tag, true, true end
         if node.part_costs ~= costs then
-          local scope = node.number and scopes.open(call, node.suffix, node.number, nil) -- else it has no window
+          local scope = node.number and scopes.open(call, node.suffix, node.number, nil) -- nil without a window
           node.part_costs, node.part = costs, scope and fair.part_of(scope, costs.windows) or SLOT
         end
         set_tag(node, flow, max(0, tag + sign * max(1, ceil(node.part * 1000 / flow.weight))))
@@ -65,7 +66,7 @@ local function new_fair(L)
     end
   end
 
-  -- score returns by what a flow stands at a node: at that of one tenant by the rank of its first ticket.
+  -- score returns the score of a flow at a node: its tag, or at a node of one tenant the rank of its first ticket.
   function fair.score(node, flow, rank)
     if not node.shared then return rank + 0 end
     return max(fair.tag_of(node, flow), node.v)

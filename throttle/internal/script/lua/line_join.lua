@@ -1,11 +1,11 @@
 -- line_join.lua: how tickets enter a line, how they leave it untaken, and when they are expected to start.
 --
--- new_join(L) returns a table of the verbs below. A request r is that of request.lua, with its place
--- read; list are its scopes, and `at` is their time.
+-- new_join(L) returns a table of the verbs below. r is a request whose place was read (request.lua), list are its
+-- scopes, and `at` is their time.
 
 local function new_join(L)
-  local SLOTS = -1 -- of what binds
-  local SWEPT = 64 -- claims that one call removes
+  local SLOTS = -1 -- `binds` if handler slots do
+  local SWEPT = 64 -- the most claims that one call removes
   local ZERO, FRONT = 4503599627370496, 1000000000000000 -- ranks of time 0, at the end and in front
 
   local call, expected = L.call, new_eta(L)
@@ -14,16 +14,16 @@ local function new_join(L)
   local function fair() return once(new_fair, L) end
   local function places() return once(new_places, L) end
   local function order() return once(new_order, L, {}, false) end
-  local unwritten = false -- a ticket has joined in this call, and Redis does not know where it waits
+  local unwritten = false -- whether a ticket joined in this call whose place Redis does not know yet
 
-  -- flow_for returns the flow of a request, as it is stored or as it would be.
+  -- flow_for returns the flow of a request: the one that waits, or a new one.
   local function flow_for(r)
     local flow = L.flow_of(r.flow)
     if flow and flow.n > 0 then return flow end
     return L.new_flow(r.flow, r.weight + 0, r.tenant, concat(r.suffixes, '+'), r.own or '')
   end
 
-  -- prefetch reads what these requests will ask for, in few commands.
+  -- prefetch reads what these requests need of the line, by few commands.
   local function prefetch(requests)
     local tickets, flows, nodes = {}, {}, {}
     for i = 1, #requests do
@@ -40,8 +40,8 @@ local function new_join(L)
     L.read_all('u', nodes)
   end
 
-  -- place_first puts a flow where it has to wait, if its new ticket is its first one. A take by other
-  -- limits looks at the flow again.
+  -- place_first puts a flow at its node, if its new ticket is its first one. Where takes go by other limits,
+  -- the next one looks at the flow again.
   local function place_first(flow, id, rank, costs)
     if flow.n > 1 then
       flow.heads, flow.first = nil, nil
@@ -57,21 +57,21 @@ local function new_join(L)
     end
   end
 
-  -- new_rank returns the rank at the end of the line, or of those in front. Ranks have 16 digits and grow
-  -- with time, so that a ticket that is put back in a line that was empty goes before those that came since.
+  -- new_rank returns the next rank, at the end of the line or of the tickets in front. Ranks have 16 digits, and
+  -- grow with time: so a ticket goes before those that joined later even if the line was empty in between.
   local function new_rank(front)
     L.rank = max(L.rank + 1, now)
     return L.rank + (front and FRONT or ZERO)
   end
 
-  -- enter writes a ticket at its rank, with the window that binds, and puts its flow where it has to wait.
+  -- enter puts a ticket in line at its rank. It keeps the window that binds, and puts the flow at its node.
   local function enter(r, q, flow, costs, binds)
     local id, is_first = r.ticket, flow.n == 0
     local rank = format('%d', (r.rank or new_rank(r.front)) + 0)
     if q.claims then q.asked = now end
     unwritten = true
     if is_first then
-      if L.flows[r.flow] then L.flush() end -- it was left in this call, and its place is not written yet
+      if L.flows[r.flow] then L.flush() end -- its last ticket left in this call, and that is not written yet
       L.flows[r.flow] = flow
       q.weights, q.flows = q.weights + flow.weight, q.flows + 1
       if call.only_tenants then flow.tag = fair().tag_of(q, flow) end
@@ -86,14 +86,14 @@ local function new_join(L)
     if is_first or r.front or r.rank then place_first(flow, id, rank, costs) end
   end
 
-  -- with_slots returns its last three arguments, or when a handler slot is expected, if that is later.
+  -- with_slots returns low, high and binds, or those of a handler slot if that is expected later.
   local function with_slots(flow, position, low, high, binds)
     local slot = appointments.slot_at(L.queue_of(flow.queue), now, flow, position)
     if slot > max(low, high) then return slot, 0, SLOTS end
     return low, high, binds
   end
 
-  -- owed_room returns whether the request owes room to a batch at one of its scopes.
+  -- owed_room returns whether a batch is owed room at one of the request's scopes.
   local function owed_room(r)
     for i = 1, #r.suffixes do
       if order().owed(flow_for(r), call.open[r.suffixes[i]]) then return true end
@@ -101,16 +101,16 @@ local function new_join(L)
     return false
   end
 
-  -- granted counts the grant of a request that did not wait, for batches.
+  -- granted counts the grant of a request that did not wait, in the share of batches.
   local function granted(r, list)
     order().charge(flow_for(r), list, windows.costs_of(call, r.costs_text))
     order().write()
   end
 
-  -- somebody_waits tells whether tickets other than `id` wait at the request's scopes.
-  -- Tickets that wait for slots only, where no window is shared, hold up no request that has a
-  -- slot. But the first of the request's own flow may cost more, and have no room any more. Those of
-  -- a batch hold up no live request, unless it owes them.
+  -- somebody_waits returns whether tickets other than `id` hold up the request: they wait at its scopes. Where no
+  -- window is shared, tickets at ROOT wait for slots only, and do not, as the request has a slot. But the first
+  -- one of its own flow may cost more, and lack room by now. Tickets of a batch hold up a live request only if
+  -- it owes them room.
   local function somebody_waits(r, id)
     local batch, own_name = r.batch, id and L.flow_name(id)
     local own = own_name and L.flow_of(own_name)
@@ -135,13 +135,13 @@ local function new_join(L)
     return false
   end
 
-  -- expect returns when a request without a place would start: expected, latest, binds.
+  -- expect returns expected, latest, binds and earliest of a request without a place in line.
   local function expect(r, list, at, fits)
     return expected(flow_for(r), list, at, windows.costs_of(call, r.costs_text), nil, true, fits)
   end
 
-  -- stands returns the same of its ticket, or without one of the last of its flow; nil if that does
-  -- not wait.
+  -- stands returns expected, latest and binds of the request's ticket, or without one of the last ticket of its
+  -- flow; nil if that does not wait.
   local function stands(r, list, at, fits)
     local flow = L.flow_of(r.flow)
     if not flow or flow.n == 0 then return nil end
@@ -158,7 +158,7 @@ local function new_join(L)
     return with_slots(flow, behind, low, high, binds)
   end
 
-  -- remove takes a ticket out of the line. It returns whether it was there.
+  -- remove removes a ticket from the line. It returns whether it waited.
   local function remove(id)
     local name = L.flow_name(id)
     if not name then return false end
@@ -170,7 +170,7 @@ local function new_join(L)
       return true
     end
     local first = redis.call('ZRANGE', P .. 'f:' .. name, '0', '0')[1]
-    if first == id and flow.suffix then -- it may have delayed others
+    if first == id and flow.suffix then -- others may have waited for it
       places().look_again(flow.suffix)
       places().reopen(flow, nil)
     end
@@ -184,7 +184,7 @@ local function new_join(L)
     return true
   end
 
-  -- refresh writes a flow's weight and own parameters as they are now.
+  -- refresh sets a flow's weight and own parameters to the request's.
   local function refresh(r)
     local flow = L.flow_of(r.flow)
     if not flow or flow.n == 0 or flow.weight == r.weight + 0 and flow.own_text == (r.own or '') then return end
@@ -202,7 +202,7 @@ local function new_join(L)
     return false
   end
 
-  -- take_back undoes what a taken ticket moved of its tenant's tags.
+  -- take_back moves the tags of a tenant back, for a grant that is cancelled.
   local function take_back(r)
     local flow = flow_for(r)
     fair().charge(flow, windows.costs_of(call, r.costs_text), -1)
@@ -223,7 +223,7 @@ local function new_join(L)
     list, at = resumed(r, list, at)
     local flow = flow_for(r)
     local behind = nil
-    if r.front then -- only behind those that joined in front
+    if r.front then -- it stands after the tickets in front only
       L.flush()
       behind = redis.call('ZCOUNT', P .. 'f:' .. flow.id, '-inf', format('(%d', ZERO))
     end
@@ -231,7 +231,7 @@ local function new_join(L)
     if r.backlog and flow.n >= r.backlog then return 5, now, low, high, binds, 0 end
     local refused = (r.max_wait or r.deadline) and too_late(r, low, high, earliest)
     if refused then return refused, now, low, high, binds, 0 end
-    if name then -- it leaves another flow: scopes or attributes have changed
+    if name then -- the ticket leaves another flow, as its scopes or attributes have changed
       remove(r.ticket)
       flow = flow_for(r)
     end
@@ -242,7 +242,7 @@ local function new_join(L)
     return 3, now, low, high, binds, nudge
   end
 
-  -- sweep removes claims of a process that is gone.
+  -- sweep removes claims of a process that has ended.
   local function sweep(q)
     local left, last = SWEPT, format('%d', SWEPT)
     for _, suffix in ipairs(redis.call('ZRANGE', P .. q.dues_key, '0', last)) do

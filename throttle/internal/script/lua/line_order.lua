@@ -29,7 +29,7 @@ local function new_order(L, names, strict)
   local call, fair, places = L.call, once(new_fair, L), once(new_places, L)
   local P, now = call.P, call.now
   local order = { -- root: the scope that all share, even if it has no window
-    root = call.numbers[''] and scopes.open(call, ROOT, call.numbers[''], nil) or {suffix = ROOT, of = {windows = {}}},
+    root = call.numbers[''] and scopes.open(call, ROOT, call.numbers[''], nil) or {suffix = ROOT, spec = {windows = {}}},
   }
   local asks_for, sides, all_standings, servers = {}, {}, {}, {}
   for i = 1, #names do asks_for[names[i]] = true end
@@ -73,7 +73,7 @@ local function new_order(L, names, strict)
     if not due then return end
     local tickets = L.tickets_at(name, scope, flow)
     if not tickets or tickets.n == 0 or tickets.suffix ~= suffix and tickets.suffix ~= ROOT then return end
-    local list, slots, lapses = scope.of.windows, false, 0
+    local list, slots, lapses = scope.spec.windows, false, 0
     for j = 1, #list do slots = slots or call.windows[list[j]].algorithm.release end
     if not mine and due > now and not slots then
       lapses = due + LATE
@@ -85,7 +85,7 @@ local function new_order(L, names, strict)
 
   -- average_costs sets what a ticket of an entry costs on average, by unit, and by how much it raises the tag.
   local function average_costs(standings, e)
-    local costs, list = {}, standings.scope.of.windows
+    local costs, list = {}, standings.scope.spec.windows
     e.units = {}
     for j = 1, #list do
       local unit = call.windows[list[j]].unit
@@ -105,7 +105,7 @@ local function new_order(L, names, strict)
   -- weigh sets the weights of all entries. At a tenant's own scope servers weigh the same.
   local function weigh(standings)
     local list, servers_of, flows = standings.list, {{}, {}}, {0, 0}
-    local alike = standings.scope.of.of_tenant or not many_servers
+    local alike = standings.scope.spec.of_tenant or not many_servers
     for k = 1, #list do
       local e, q = list[k], list[k].side.q
       local server = servers_of[e.class][q.server] or {priorities = 0, flows = 0}
@@ -281,7 +281,7 @@ local function new_order(L, names, strict)
     standings.tags[flow.queue] = account.tag
     if entry.class == LIVE then return 0 end
     local longest, until_next = delay, 0
-    for _, i in ipairs(scope.of.windows) do
+    for _, i in ipairs(scope.spec.windows) do
       local st = scope.states[i]
       if st.period and st.period <= PACED then
         longest = max(longest, st.period)
@@ -309,7 +309,7 @@ local function new_order(L, names, strict)
         for name, tag in pairs(tags) do
           if tag >= standings.v then words[#words + 1] = format('%s=%d', name, tag) end
         end
-        for _, i in ipairs(standings.scope.of.windows) do
+        for _, i in ipairs(standings.scope.spec.windows) do
           lasts = max(lasts, call.windows[i].algorithm.resets_at(standings.scope.states[i], now))
         end
         local ms = format('%d', max(TAGS_MS, ceil((lasts - now) / 1000)))

@@ -52,12 +52,12 @@ local function new_places(L)
     local list, at = places.scopes_of(flow)
     local order, by_window, own = L.order, costs.windows, flow.own
     if own and (own.paused or 0) > at then
-      local scope = list[1] and list[1].of.of_tenant and list[1]
+      local scope = list[1] and list[1].spec.of_tenant and list[1]
       return scope or {suffix = 'w:tenant:' .. flow.tenant}, own.paused, false
     end
     if own and own.free then return nil, at, false end
     for s = 1, #list do -- what never fits does not wait, even for a narrower scope
-      for _, i in ipairs(list[s].failed and {} or list[s].of.windows) do
+      for _, i in ipairs(list[s].failed and {} or list[s].spec.windows) do
         if by_window[i] > list[s].states[i].limit then return nil, at, true end
       end
     end
@@ -65,7 +65,7 @@ local function new_places(L)
     for s = 1, last do
       local scope, blocked_until = list[s] or order.root, at
       if scope.failed then return scope, now + appointments.LATEST, false end
-      local numbers, ahead, room = scope.of.windows, scope.ahead, order and order.owed(flow, scope)
+      local numbers, ahead, room = scope.spec.windows, scope.ahead, order and order.owed(flow, scope)
       for j = 1, #numbers do
         local i = numbers[j]
         local window, st, cost, before, reserved = call.windows[i], scope.states[i], by_window[i], 0, 0
@@ -124,7 +124,7 @@ local function new_places(L)
     local list = places.scopes_of(flow)
     for s = 1, #list do
       local other = list[s].suffix
-      if other ~= ROOT and not list[s].of.of_tenant then
+      if other ~= ROOT and not list[s].spec.of_tenant then
         places.look_again(other, other == suffix and flow.queue)
       end
     end

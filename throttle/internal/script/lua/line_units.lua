@@ -1,58 +1,58 @@
--- line_units.lua: how many units the tickets of a flow or of a node cost together.
+-- line_units.lua: the units that the tickets of a flow or a node cost together.
 --
--- What is counted is a table `of` with n, how many tickets, and one of these:
+-- A tally is a flow or a node. It has n, the number of its tickets, and one of these:
 --   same    the costs of every ticket (windows.costs_of), while all cost the same
---   units   by unit {sum, least and most of one ticket's cost}; least and most never shrink again
+--   units   by unit {sum, least, most}: the least and the most cost of one ticket so far
 -- Its text is "requests=1" in the first case, and "requests=3/1/2,..." in the second.
 
 local line_units = {
-  -- parse reads the text into `of`, whose n is known.
-  parse = function(call, of, text)
-    if of.n == 0 then return end
+  -- parse reads the text into a tally whose n is known.
+  parse = function(call, tally, text)
+    if tally.n == 0 then return end
     if not find(text, '/', 1, true) then
-      of.same = windows.costs_of(call, text)
+      tally.same = windows.costs_of(call, text)
       return
     end
-    of.units = {}
+    tally.units = {}
     for unit, sum, least, most in gmatch(text, '([^=,]+)=(%d+)/(%d+)/(%d+)') do
-      of.units[unit] = {sum + 0, least + 0, most + 0}
+      tally.units[unit] = {sum + 0, least + 0, most + 0}
     end
   end,
 
-  text = function(of)
-    if of.same then return of.same.text end
+  text = function(tally)
+    if tally.same then return tally.same.text end
     local parts = {}
-    for unit, u in pairs(of.units or {}) do parts[#parts + 1] = format('%s=%d/%d/%d', unit, unpack(u)) end
+    for unit, u in pairs(tally.units or {}) do parts[#parts + 1] = format('%s=%d/%d/%d', unit, unpack(u)) end
     return parts[1] and concat(parts, ',') or '-'
   end,
 
-  -- count adds a ticket's costs (1), or takes them off (-1).
-  count = function(of, costs, sign)
-    local n = of.n + sign
-    of.n, of.changed = n, true
+  -- count adds a ticket's costs (1), or subtracts them (-1).
+  count = function(tally, costs, sign)
+    local n = tally.n + sign
+    tally.n, tally.changed = n, true
     if n <= 0 then
-      of.n, of.same, of.units, of.moved = 0, false, false, true
+      tally.n, tally.same, tally.units, tally.moved = 0, false, false, true
     elseif n == 1 and sign == 1 then
-      of.same = costs
-    elseif of.same ~= costs then
-      of.units = of.units or {}
-      for unit, cost in pairs(of.same and of.same.units or {}) do
-        of.units[unit] = {cost * (n - sign), cost, cost}
+      tally.same = costs
+    elseif tally.same ~= costs then
+      tally.units = tally.units or {}
+      for unit, cost in pairs(tally.same and tally.same.units or {}) do
+        tally.units[unit] = {cost * (n - sign), cost, cost}
       end
-      of.same = false
+      tally.same = false
       for unit, cost in pairs(costs.units) do
-        local u = of.units[unit] or {0, cost, cost}
-        of.units[unit] = u
+        local u = tally.units[unit] or {0, cost, cost}
+        tally.units[unit] = u
         u[1] = max(0, min(u[1] + sign * cost, MOST))
         u[2], u[3] = min(u[2], cost), max(u[3], cost)
       end
     end
   end,
 
-  -- of_unit returns the sum, and the least and the most of a ticket.
-  of_unit = function(of, unit)
-    local cost, u = of.same and of.same.units[unit], of.units and of.units[unit]
-    if cost then return cost * of.n, cost, cost end
+  -- of_unit returns the sum, the least and the most of a unit.
+  of_unit = function(tally, unit)
+    local cost, u = tally.same and tally.same.units[unit], tally.units and tally.units[unit]
+    if cost then return cost * tally.n, cost, cost end
     if u then return unpack(u) end
     return 0, MOST, 0
   end,

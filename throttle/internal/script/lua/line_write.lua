@@ -1,10 +1,10 @@
--- line_write.lua: writes to Redis what has changed of a line.
--- As all requests of a call only note what changes, each key is written once.
+-- line_write.lua: writes the changes of a line to Redis.
+-- All requests of a call only note their changes, so that each key is written once.
 
 local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
 local function add_writing(L)
-  -- send writes the scores of a sorted set by its members, or the values of a hash by its fields. By
-  -- false they leave.
+  -- send writes the scores of a sorted set by member, or the values of a hash by field. It deletes those that
+  -- are false.
   local function send(key, values, sorted)
     local set, n, gone = {nil, nil, nil, nil}, 0, nil
     for name, value in pairs(values) do
@@ -29,19 +29,19 @@ local function add_writing(L)
   local changes = {} -- of sorted sets: scores by member, by key
   local moved = {}   -- flows, by name
 
-  -- change notes the score that a sorted set gets for a member. By false it leaves.
+  -- change notes the new score of a member of a sorted set; false removes the member.
   function L.change(key, member, score)
     local scores = changes[key] or {}
     changes[key], scores[member] = scores, score
   end
 
-  -- move notes at which node a flow waits, by which rank and score; without a suffix it waits nowhere.
+  -- move notes the node at which a flow waits, and its rank and score there. Without a suffix it waits nowhere.
   function L.move(flow, suffix, rank, score)
     flow.suffix, flow.rank, flow.score = suffix, rank, score
     moved[flow.id] = flow
   end
 
-  -- flush writes these changes, before somebody reads them.
+  -- flush writes the changes of sorted sets, before a command reads these.
   function L.flush()
     for id, flow in pairs(moved) do
       local suffix, rank, stored = flow.suffix, flow.rank, flow.stored_suffix
@@ -74,8 +74,8 @@ local function add_writing(L)
     end
   end
 
-  -- Of tenants' tags those are kept that are above V. The others are the same as V, which passes
-  -- tags of tenants that may never come back.
+  -- A tenant's tag is kept while it is above V. A lower one counts as V, so tags of tenants that never come
+  -- back are deleted.
   local function write_tags(node)
     if not node.shared or not node.moved then return end
     local tags = P .. 'g:' .. node.key
@@ -107,7 +107,7 @@ local function add_writing(L)
     end
   end
 
-  -- finish writes all, when nothing else follows. A line without tickets has no keys.
+  -- finish writes all changes, at the end of the call. A line without tickets has no keys.
   function L.finish()
     L.flush()
     write_flows()

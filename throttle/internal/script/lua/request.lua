@@ -1,17 +1,17 @@
--- request.lua: reads one request of a call, and grants it. request_more.lua has the
--- rest, which most calls do not need.
+-- request.lua: reads one request of a call, and grants it. request_more.lua has functions that most calls do
+-- not need.
 --
--- A request r is a table with the values and fields of decide.lua, where the request says
--- them. ticket is false without one, at and hold are 0. Besides:
+-- A request r is a table with those values and fields of decide.lua that it has. Without them ticket is false, and
+-- at and hold are 0. It also has:
 --   costs, costs_text  by window, and as text
---   suffixes           its scopes; nil where nothing asks
---   known              with `lost`: the record of the last call of the process
---   old_costs          of the reservation, by window, if they were corrected
+--   suffixes           the keys of its scopes; nil in a plain request
+--   known              if `lost` is set: the record of the last call of the process
+--   old_costs          the costs of the reservation before this request, by window, if they were corrected
 -- and of its place, if the call has a line: queue, batch (its class), flow, tenant, weight, key.
 --
 --   read_request(call, argv, from) -> r
---   read_place(r)                      reads its place, which only a line needs
---   lease_id(call, id) -> bytes        of a reservation's, 16 hex digits, as leases keep it: 8 bytes;
+--   read_place(r)                      reads the place, which only a line needs
+--   lease_id(call, id) -> bytes        the 8 bytes by which leases know a reservation, from its 16 hex digits;
 --                                      nil if no window holds its grants
 --   grant(call, r, list, now)          takes the costs
 --
@@ -19,9 +19,9 @@
 --   line    the verbs of line_join.lua, if the call has set them up
 --   dirty   whether something has changed that must not be done twice
 
-local RECORD_MS = 60000 -- for which a repeated call is recognised
+local RECORD_MS = 60000 -- the time in which a repeated call is recognised
 
--- One table serves for all requests without a line: nothing keeps them.
+-- All requests without a line share one table, as nothing keeps them.
 local plain = {op = '', costs = false, costs_text = '', ticket = false, place = '', at = 0, hold = 0}
 
 local function read_place(r)
@@ -34,7 +34,7 @@ local function read_request(call, argv, from)
   local costs_text, ticket, place, more = argv[from + 1], argv[from + 2], argv[from + 3], argv[from + 4]
   local r = plain
   if ticket ~= '' or more ~= '' or call.line then
-    r = { -- all that a place says is named here, as a table that grows is copied
+    r = { -- with the fields of its place, as a table that grows is copied
       op = '', costs = false, costs_text = '', ticket = ticket ~= '' and ticket, place = '', at = 0, hold = 0,
       suffixes = {unpack(argv, from + 5, from + 4 + #call.scopes)},
       flow = nil, tenant = nil, weight = nil, key = nil, queue = nil, batch = nil,

@@ -1,9 +1,9 @@
 -- request_more.lua: functions that verbs and lines share, for requests that are not simply granted.
 --
---   resumed(r, list, at) -> list, at           the scopes of a request as they will stand when operators'
---                                              pause of it ends, and when that is
+--   resumed(r, list, at) -> list, at           the scopes as they will be when the operators' pause of the
+--                                              request ends, and that time
 --   too_late(r, expected, latest, earliest) -> status
---                                              by which a request that waits until then is refused, or nil
+--                                              that refuses a request which would wait too long, or nil
 --   line_of(r) -> J                            the verbs of line_join.lua, set up once; it reads the
 --                                              request's place, if there is one
 --   denied(r, list, now, fits, time) -> status, at, expected, latest, binds
@@ -11,7 +11,7 @@
 --   fields(r, list, now, fits, time, latest, binds, nudge) -> text
 --                                              the fields of the answer; fits: false without windows
 
-local SOON = 100000 -- us after which tickets that wait for slots may have gone
+local SOON = 100000 -- us in which tickets that wait for slots may leave
 
 local function resumed(r, list, at)
   if not r.paused then return list, at end
@@ -22,7 +22,7 @@ end
 
 local function too_late(r, expected, latest, earliest)
   local now = call.now
-  -- If nobody knows, only what may not wait at all is refused.
+  -- If the latest start is not known, only a request that may not wait at all is refused.
   local wait = latest > 0 and latest - now or max(min(expected - now, 2), (r.paused or now) - now)
   if r.max_wait and wait > r.max_wait then return 4 end
   if r.deadline and earliest - now > r.deadline then return 7 end
@@ -46,7 +46,7 @@ local function denied(r, list, now, fits, time)
   local latest, binds, earliest = time, 0, now
   if call.line then
     time, latest, binds, earliest = call.line.expect(r, list, now, fits)
-    -- Everything fits, and others wait for slots.
+    -- Every window has room, but others wait for slots.
     if time <= now and not r.paused then time, latest = now + SOON, max(latest, now + SOON) end
   else
     local longest = now

@@ -1,45 +1,44 @@
--- scope.lua: the value of one scope: all windows that are counted by the same attributes.
+-- scope.lua: the value of one scope, which has all windows that are counted by the same attributes.
 --
 --   value    format(1) last(7) section*
 --   section  expires(7) length of payload(3) length of name kind(1) name kind(1) payload
 --
 -- `last` is the Redis time of the newest change: time never runs backwards from it.
--- Sections of no window of this policy are kept until they expire, in scope.sections by name and kind.
--- Names that no window can have ("!...") belong to the upstream (upstream.lua). The others are windows
--- of an older or a newer policy: processes of two versions never erase each other's counts.
+-- Sections that are not windows of this policy are kept in scope.sections, by name and kind, until they
+-- expire. Those whose names begin with "!" are upstream.lua's. The others are windows of an older or a newer
+-- policy: processes with two versions never erase each other's counts.
 --
 -- algorithms[kind], the file of each, is a table of
 --   load(p1, p2, p3, p4, now, data, from, to) -> st
 --                                  the state at `now`, from the parameters and the payload, if there
---                                  is one: data[from .. to]; nil if that has another shape.
+--                                  is one: data[from .. to]; nil if that is malformed.
 --                                  st.limit: the most units that ever fit; st.used: the units that
---                                  count; st.period, if the window has a rate: how long it takes for
---                                  st.limit units (us)
+--                                  count; st.period, if the window has a rate: the us in which it
+--                                  grants st.limit units
 --   fits_at(st, now, cost, ahead, each) -> time >= now
 --                                  the earliest time from which on `cost` units fit if `ahead` units
 --                                  go first, in tickets of `each` (1: any); it only reads
 --   take(st, now, cost, hold, id)  counts `cost` units; reservation `id` may hold them for `hold`
 --   give_back(st, now, at, cost, id)
 --                                  gives back units that were taken at `at` and still count
---   resets_at(st, now) -> time     when nothing is counted any more
---   payload(st, now) -> bytes      or three strings that follow each other, as every copy of a long
+--   resets_at(st, now) -> time     when no unit is counted any more
+--   payload(st, now) -> bytes      or three strings to be joined by the caller, as every copy of a long
 --                                  one costs time
 -- and, where the algorithm has them:
---   opens_at(st, now) -> time      the next look at a full window, if nothing is given back before
+--   opens_at(st, now) -> time      when a full window may have room, if nothing is given back until then
 --   release(st, now, at, cost, id) -> units, and renew(st, now, cost, id, waits) -> units
---                                  a lease's units are given back, or kept for as long again:
---                                  after its end only if nobody waits
---   kept_until(st, now) -> time    how long the state is of use, if that is longer than resets_at
+--                                  ends a lease, or begins it anew, after its end only if nobody waits;
+--                                  0 if there was no lease, or it was not renewed
+--   kept_until(st, now) -> time    until when the state is of use, if that is later than resets_at
 --   grants(st, at) -> text         the grants at `at` or later: "TIME/UNITS,..."
---   drains                         true if tickets that do not fit in waste nothing
+--   drains                         true if a ticket that waits for its whole cost leaves no room unused
 
 local scopes
 do
 
 local FORMAT = '\1'
 
--- load_window makes a window's state of its payload, by the policy's parameters or the tenant's
--- own.
+-- load_window reads a window's state from its payload, by the policy's parameters or the tenant's own.
 local function load_window(scope, i, data, from, to)
   local window, own = scope.call.windows[i], scope.own
   local p1, p2, p3 = window.p1, window.p2, window.p3
@@ -54,9 +53,9 @@ local function load_window(scope, i, data, from, to)
   return st
 end
 
--- parse reads the value's sections into the windows' states. It returns false if it cannot.
+-- parse reads the value's sections into the windows' states. It returns false for a malformed value.
 local function parse(scope, raw)
-  local len, list, windows = #raw, scope.of.windows, scope.call.windows
+  local len, list, windows = #raw, scope.spec.windows, scope.call.windows
   if len < 8 or sub(raw, 1, 1) ~= FORMAT then return false end
   local last, i = unpack7(raw, 2), 9
   if last > scope.now then scope.now = last end
@@ -83,9 +82,9 @@ local function parse(scope, raw)
   return true
 end
 
--- reload brings the states to a later time, or to other parameters.
+-- reload loads the states again, as of a later time or by other parameters.
 local function reload(scope, now)
-  local list, before, call = scope.of.windows, scope.now, scope.call
+  local list, before, call = scope.spec.windows, scope.now, scope.call
   scope.now, call.reloads = now, call.reloads + 1
   for j = 1, #list do
     local i = list[j]
@@ -96,7 +95,7 @@ local function reload(scope, now)
   end
 end
 
--- read reads values that will be asked for and are not known, in one command: most are those of scopes.
+-- read reads the values that are not known yet into call.raw, by one command. Most are those of scopes.
 local function read(call, suffixes)
   local P, raw, unread, keys, n = call.P, call.raw, {nil}, {nil}, 0
   for i = 1, #suffixes do
@@ -111,12 +110,12 @@ local function read(call, suffixes)
   for i = 1, n do raw[unread[i]] = values[i] end
 end
 
--- open(call, suffix, number, own) -> the scope of that key, with the windows' states. number is its
--- index in the policy. own are the tenant's own parameters by window, or nil: they hold where the
--- scope contains the tenant.
+-- open(call, suffix, number, own) -> the scope of that key, with the windows' states. Its `spec` is
+-- call.scopes[number]. own are the tenant's own parameters by window, or nil: only scopes of the tenant have
+-- them.
 local function open(call, suffix, number, own)
-  local scope, of = call.open[suffix], call.scopes[number]
-  if not of.of_tenant then own = nil end
+  local scope, spec = call.open[suffix], call.scopes[number]
+  if not spec.of_tenant then own = nil end
   if scope then
     if scope.own ~= own then
       scope.own = own
@@ -126,33 +125,33 @@ local function open(call, suffix, number, own)
   end
   if call.raw[suffix] == nil then read(call, {suffix}) end
   local raw = call.raw[suffix]
-  -- Eight fields: a ninth, which few scopes get, makes a table twice as large.
+  -- Eight fields: `failed`, the ninth, which few scopes get, makes the table twice as large.
   scope = {
-    call = call, suffix = suffix, of = of, own = own, now = call.now, states = {nil, nil},
+    call = call, suffix = suffix, spec = spec, own = own, now = call.now, states = {nil, nil},
     changed = false, sections = nil,
   }
   call.open[suffix] = scope
   if raw and not parse(scope, raw) then
     scope.failed = 'SLUICE_STATE key ' .. call.P .. suffix .. ': is damaged, or of a newer release'
   end
-  local list, states = of.windows, scope.states
+  local list, states = spec.windows, scope.states
   for j = 1, #list do
     if not states[list[j]] then load_window(scope, list[j], nil) end
   end
   return scope
 end
 
--- section returns a section up to `first`, the beginning of a payload of that size.
+-- section returns a section that ends with `first`, the beginning of its payload. size is that of all of it.
 local function section(expires, head, first, size)
   local low, mid = size % 256, size % 65536
   return pack_time(expires) .. char((size - mid) / 65536, (mid - low) / 256, low, #head) .. head .. first
 end
 
--- write writes the sections that have not expired, with the TTL of the last one. Redis counts a TTL
--- from the millisecond in which the script began: one more is never too early.
+-- write writes the sections that have not expired. The key lives as long as the last of them, and 1 ms more,
+-- as Redis counts a TTL from the millisecond in which the script began.
 local parts = {nil, nil, nil, nil, nil, nil, nil, nil} -- of a value
 local function write(call, scope)
-  local now, expires, windows, list, n = scope.now, 0, call.windows, scope.of.windows, 1
+  local now, expires, windows, list, n = scope.now, 0, call.windows, scope.spec.windows, 1
   parts[1] = FORMAT .. pack_time(now)
   for j = 1, #list do
     local window, st = windows[list[j]], scope.states[list[j]]
@@ -195,7 +194,7 @@ scopes = {
   read = read,
   reload = reload,
 
-  -- later returns the scope as it will stand at a time, if nothing is granted until then.
+  -- later returns a copy of the scope as it will be at a time, if nothing is granted until then.
   later = function(scope, time)
     local copy = {}
     for name, value in pairs(scope) do copy[name] = value end
@@ -205,7 +204,7 @@ scopes = {
     return copy
   end,
 
-  -- touch notes that a scope has to be written; it then stands at `now`.
+  -- touch loads a scope as of `now`, and notes that it has to be written.
   touch = function(scope, now)
     if now > scope.now then reload(scope, now) end
     scope.changed = true

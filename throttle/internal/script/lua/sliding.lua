@@ -1,34 +1,34 @@
 -- sliding.lua: no span of `period` ever holds more than `limit` units.
--- Source: the sliding window log. Kept are the times of the grants that still count.
+-- Source: the sliding window log. It keeps the times of the grants that still count.
 --
 --   parameters  p1 limit (units), p2 period (us, margin included)
 --   payload     used(7) entry*
 --   entry       time(7) units(7), oldest first; a time occurs once
 --
--- Entries leave by age only, so a limit that is cut and raised again has forgotten nothing.
+-- Entries leave only by age, so a limit that is cut and raised again has forgotten nothing.
 --
--- Above a limit of ENTRIES, and from ENTRIES/2 entries on, a grant joins the newest entry if that is of
--- the same tick of the clock, and the entry takes the later time. Each unit counts up to one tick
--- of 2 * period/ENTRIES longer, never shorter. So a value has at most some 2.7 kB, whatever the
--- limit. The first entries are exact: a burst that comes back in every period, taken in pieces,
--- would else lose the time between its first pieces in each of them.
+-- Above a limit of ENTRIES, and from ENTRIES/2 entries on, a grant joins the newest entry if both are in
+-- the same tick of 2 * period/ENTRIES. The entry gets the later time, so a unit counts up to one tick longer,
+-- never shorter. So a value has at most some 2.7 kB, whatever the limit. The first entries are exact:
+-- otherwise a burst of several grants that comes back in every period would each time start later, by the
+-- time between its first grants.
 --
 -- In the state, `time` and `units` are the newest entry, 0 if there is none. The others are
--- data[first .. last], a part of the scope's value as it was read, and then `tail`: an entry that
--- was the newest one until now, or nothing.
+-- log.data[first .. last], a part of the scope's value as it was read, and then log.tail: the entry that
+-- was the newest one before, or nothing.
 
 do
 
 local ENTRIES, ENTRY = 192, 14 -- how many, and bytes of one
 
--- flatten joins the entries but the newest in one text.
+-- flatten moves the tail into the data.
 local function flatten(log)
   if log.tail == '' then return end
   log.data = sub(log.data, log.first, log.last) .. log.tail
   log.first, log.last, log.tail = 1, #log.data, ''
 end
 
--- same_tick tells whether a time is in the tick of a later one.
+-- same_tick returns whether a time is in the tick of a later one.
 local function same_tick(st, time, later)
   return time >= later - later % floor(2 * st.period / ENTRIES)
 end
@@ -51,8 +51,8 @@ algorithms['s'] = {
     return st
   end,
 
-  -- Unit number u of an endless queue goes one period after unit u - limit does. Where all tickets
-  -- ahead cost `each`, a period holds only whole ones of them.
+  -- In an endless queue a unit goes one period after the unit that is `limit` places ahead of it. Where all
+  -- tickets ahead cost `each`, a period holds only whole tickets.
   fits_at = function(st, now, cost, ahead, each)
     local limit = st.limit
     local unit = st.used + ahead + cost
@@ -132,7 +132,7 @@ algorithms['s'] = {
 
   give_back = function(st, now, at, cost)
     if st.units == 0 or at > st.time or at + st.period <= now then return end
-    local log, time, held, i = st.log, st.time, st.units, nil -- i is the entry's, unless it is the newest
+    local log, time, held, i = st.log, st.time, st.units, nil -- of the entry; i is nil for the newest one
     if log then
       flatten(log)
       i = log.last + 1
@@ -148,7 +148,7 @@ algorithms['s'] = {
       log.first, log.last = 1, #log.data
     elseif back < held then
       st.units = held - back
-    elseif log then -- the newest one is now the last of the others
+    elseif log then -- the last of the others becomes the newest one
       log.last = log.last - ENTRY
       st.time, st.units = unpack7(log.data, log.last + 1), unpack7(log.data, log.last + 8)
     else

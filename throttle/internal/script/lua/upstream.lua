@@ -2,34 +2,34 @@
 -- names begin with "!", and their payloads are fields (codec.lua).
 --
 --   !p      a pause: ends, reported, tenant, cause, by
---           Nothing is granted before `ends`. `reported` is when, `tenant` whose call was refused,
---           `cause` the upstream's word for it, `by` the reporter.
+--           Nothing is granted before `ends`. `reported` is the time of the report, `tenant` is the one whose
+--           call was refused, `cause` the upstream's word for it, and `by` the reporter.
 --   !rUNIT  the units that the upstream has left: left, at, resets, grants
---           So many units are left until `resets`, by the answer to a call that was granted at the
---           time `at`. `grants` are the later ones without an answer: "TIME/UNITS,...".
+--           `left` units are left until `resets`, by the answer to a call that was granted at the time
+--           `at`. `grants` are the later ones without an answer: "TIME/UNITS,...".
 --           They are noted after the reset too, for the first answer of the next period.
 --   !a      the rate of the scope after refusals: next, free, cut, peak, from, last, wait, since, refusals
---           Until `free` grants are spread: the next one may go at `next`. They go at a part of the
---           published rate. It was cut at the time `cut`, and grows again since `from`: fast at
---           first, slowly around `peak`, in parts of PARTS, and faster beyond. `peak` is a little less
---           than was refused; without it there was no cut. `last` is the newest of the `refusals`
---           since `since`, and `wait` the pause after it.
+--           Until `free` grants are spread, at a part of the published rate: the next one may go at `next`.
+--           The rate was cut at the time `cut`, and has grown since `from`: fast at first, slowly around
+--           `peak`, in parts of PARTS, and faster beyond. `peak` is a little less than the refused rate;
+--           without it there was no cut. `last` is the time of the newest of the `refusals` since `since`,
+--           and `wait` the pause after it.
 --           Sources: additive increase, multiplicative decrease (Chiu, Jain: "Analysis of the
 --           Increase and Decrease Algorithms", 1989); the increase is that of CUBIC (Ha, Rhee, Xu,
 --           2008; RFC 9438).
 --
--- Grants are spread, and the rate is meant, by the scope's windows of the shortest period.
+-- Grants are spread over the scope's windows of the shortest period, and the rate is a part of theirs.
 
 local function new_upstream()
   local PAUSE, LEFT, ADAPTED = '!p', '!r', '!a'
   local PARTS = 1e12
-  local KEEP, DIP = 15 / 16, 1 / 15 -- of a refused rate, for the peak; of that, below which the rate begins
-  local GROWTH = 1e-4 -- of the rate, in a unit of time, to the third
+  local KEEP, DIP = 15 / 16, 1 / 15 -- peak / refused rate; how far below the peak, as a part of it, the rate begins
+  local GROWTH = 1e-4 -- of the rate, per cube of the units of time
   local FLOOR = 1 / 64 -- the lowest rate
   local HOLD = 60 -- units of time for which grants are spread after a refusal
   local SECOND, MINUTE = 1000000, 60000000
-  local LATE = 20000 -- us with which late requests catch up
-  local GRANTS = 1500 -- bytes of later grants that are remembered; older ones count as answered
+  local LATE = 20000 -- us by which late requests may catch up
+  local GRANTS = 1500 -- bytes of later grants that are noted; older ones count as answered
 
   -- state_of returns the fields of a section, or false if there is none or it has expired.
   local function state_of(scope, name, now)
@@ -39,7 +39,7 @@ local function new_upstream()
     return section.state
   end
 
-  -- put writes a section.
+  -- put sets a section.
   local function put(scope, name, expires, state)
     scope.sections = scope.sections or {}
     scope.sections[name] = {expires = ceil(expires), state = state}
@@ -49,7 +49,7 @@ local function new_upstream()
   -- unit of time, that of ten calls; nil if no window has a period.
   local function shortest(scope)
     local least, first
-    for _, i in ipairs(scope.of.windows) do
+    for _, i in ipairs(scope.spec.windows) do
       local period = scope.states[i].period
       if period and (not least or period < least) then least, first = period, i end
     end
@@ -57,7 +57,7 @@ local function new_upstream()
     return least, first, min(max(least * 10 / scope.states[first].limit, SECOND), MINUTE)
   end
 
-  -- rate_at returns the part of the published rate.
+  -- rate_at returns the rate at a time, as a part of the published one.
   local function rate_at(adapted, now, unit)
     if not adapted.peak then return 1 end
     local peak = adapted.peak / PARTS
@@ -65,16 +65,16 @@ local function new_upstream()
     return max(FLOOR, min(1, peak + GROWTH * t * t * t))
   end
 
-  -- adapt notes that what was granted at `at` was refused: for `wait`, or for an unknown time if
-  -- `guess`, the longest pause, is above 0. It returns how long to pause, and whether the rate changes, or
-  -- grants begin to be spread; nil if the scope has nothing to adapt. Refusals of earlier grants than the
-  -- last known refusal are one with it.
+  -- adapt notes that the upstream refused a call granted at `at`: for `wait`, or for an unknown time if
+  -- `guess`, the longest pause, is above 0. It returns how long to pause, and whether the rate is cut or
+  -- grants begin to be spread; nil if the scope has no rate. Refusals of calls that were granted before the
+  -- last refusal are merged with that.
   local function adapt(scope, now, at, wait, guess)
     local period, _, unit = shortest(scope)
     if not period then return nil end
     local before, span = state_of(scope, ADAPTED, now), min(period, MINUTE)
     local ended = before and before.last + before.wait -- the pause after the last refusal
-    if at == 0 then at = before and now < ended and before.last or now end -- it is unknown
+    if at == 0 then at = before and now < ended and before.last or now end -- the time of the grant is not known
     if before and at <= before.last then return guess > 0 and 0 or wait, false end
     if guess > 0 then
       wait = min(span / 8, SECOND)
@@ -92,8 +92,8 @@ local function new_upstream()
     return wait, changes
   end
 
-  -- spread_at tells when the next grant of the window may go while grants are spread, behind
-  -- `ahead` units; nil if the window does not adapt.
+  -- spread_at returns when a grant of the window may go after `ahead` units, while grants are spread; nil if
+  -- the window does not adapt.
   local function spread_at(scope, st, now, adapted, ahead)
     local period, _, unit = shortest(scope)
     if not st.period or st.period ~= period then return nil end
@@ -104,23 +104,23 @@ local function new_upstream()
     return min(time, adapted.free)
   end
 
-  -- take_spread notes when the next grant may go after one of these costs.
+  -- take_spread notes when the next grant may go after one with these costs.
   local function take_spread(scope, adapted, costs, now)
     local period, _, unit = shortest(scope)
     local part = 0
-    for _, i in ipairs(scope.of.windows) do
+    for _, i in ipairs(scope.spec.windows) do
       if scope.states[i].period == period then part = max(part, costs[i] / scope.states[i].limit) end
     end
     if part == 0 then return end
-    -- A late request may catch up with some of it, but with little where the rate is cut: there every
-    -- call may have to be apart.
+    -- A request that comes late may catch up by LATE. Where the rate is cut it is less, as the upstream may want
+    -- calls to be apart.
     local rate = rate_at(adapted, now, unit)
     local spacing = part * period / rate
     local late = rate < 1 and min(LATE, 1e8 / spacing) or LATE
     adapted.next = ceil(max(adapted.next, now - late) + spacing)
   end
 
-  -- fits_at tells from when on the upstream lets so many units of a window through, not before `from`.
+  -- fits_at returns when the upstream accepts `cost` units of a window after `ahead` others, at `from` or later.
   local function fits_at(scope, i, now, from, cost, ahead)
     local paused = state_of(scope, PAUSE, now)
     if paused then from = max(from, paused.ends) end
@@ -131,11 +131,11 @@ local function new_upstream()
     return from
   end
 
-  -- take notes a grant: costs by window.
+  -- take notes a grant, with its costs by window.
   local function take(scope, costs, now)
     local adapted, units = state_of(scope, ADAPTED, now), {}
     if adapted then take_spread(scope, adapted, costs, now) end
-    for _, i in ipairs(scope.of.windows) do
+    for _, i in ipairs(scope.spec.windows) do
       if costs[i] > 0 then units[scope.call.windows[i].unit] = costs[i] end
     end
     for unit, cost in pairs(units) do
@@ -147,8 +147,8 @@ local function new_upstream()
     end
   end
 
-  -- pause notes a refusal, to which the scope adapts if the policy does. It returns whether a pause began
-  -- that the upstream asked for, or the rate changed.
+  -- pause notes a refusal, to which the scope adapts if the policy does. It returns whether that is news: a pause
+  -- began that the upstream asked for, or the rate was cut, or grants begin to be spread.
   local function pause(scope, now, r)
     local refused, adapted, changes = r.refused, nil, nil
     local wait, guess, before = refused.wait, refused.guess or 0, state_of(scope, PAUSE, now)
@@ -157,7 +157,7 @@ local function new_upstream()
       if adapted == 0 then return false end
       wait = adapted or wait
     end
-    -- Exempt tenants call, and are refused, meanwhile. The longest pause holds.
+    -- Exempt tenants call during a pause, and may be refused. The longest pause holds.
     if not before or before.ends < now + wait then
       put(scope, PAUSE, now + wait, {
         ends = now + wait, reported = now, tenant = refused.tenant, cause = refused.cause, by = refused.by,
@@ -168,15 +168,15 @@ local function new_upstream()
   end
 
   -- add_reply adds to a reply the longest pause of some scopes; the adapted state of the scope that grants
-  -- least: rate in millionths of the published one, and the window that is meant; and the least units
-  -- that the upstream has left.
+  -- least, with its window and the rate in millionths of the published one; and the least units that the
+  -- upstream has left.
   local function add_reply(list, now, reply)
     local last, least = now, nil
     for i = 1, #list do
       local scope = list[i]
       local paused, adapted = state_of(scope, PAUSE, now), state_of(scope, ADAPTED, now)
       if paused and paused.ends > last then last, reply.pause = paused.ends, paused end
-      for _, w in ipairs(scope.of.windows) do
+      for _, w in ipairs(scope.spec.windows) do
         local rest = state_of(scope, LEFT .. scope.call.windows[w].unit, now)
         if rest and rest.resets > now and (not reply.left or rest.left < reply.left.units) then
           reply.left = {unit = scope.call.windows[w].unit, units = rest.left, reset = rest.resets}
@@ -196,8 +196,8 @@ local function new_upstream()
     end
   end
 
-  -- unanswered returns the grants at the time `at` or later, less what the call of the answer cost,
-  -- and how many units they are.
+  -- unanswered returns the grants at the time `at` or later, less the cost of the call that was answered, and
+  -- the sum of their units.
   local function unanswered(grants, at, cost)
     local left, sum = {}, 0
     for time, units in gmatch(grants, '(%d+)/(%d+),') do
@@ -215,12 +215,12 @@ local function new_upstream()
     return concat(left), sum
   end
 
-  -- remaining notes how many units the upstream has left after a call that was granted at r.at. An answer to
-  -- an earlier call than the last known says nothing new. At the first one, windows that log their
-  -- grants tell which calls are under way.
+  -- remaining notes the units that the upstream has left, by the answer to a call granted at r.at. It ignores
+  -- an answer to an earlier call than the last one. For the first answer the log of a window, if it has one,
+  -- shows which calls are under way.
   local function remaining(scope, now, r)
     local left, at, cost, log = r.left, r.at > 0 and r.at or now, 0, ''
-    for _, i in ipairs(scope.of.windows) do
+    for _, i in ipairs(scope.spec.windows) do
       local window = scope.call.windows[i]
       if window.unit == left.unit then
         cost = r.costs[i]
@@ -235,7 +235,7 @@ local function new_upstream()
     })
   end
 
-  -- resume forgets pauses and the adapted rate.
+  -- resume ends the pause, and restores the published rate.
   local function resume(scope)
     put(scope, PAUSE, 0, {})
     put(scope, ADAPTED, 0, {})

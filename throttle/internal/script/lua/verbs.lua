@@ -1,20 +1,20 @@
 -- verbs.lua: the verbs that few calls use.
 --
--- Key, behind the prefix P of the policy:
+-- Key, after the prefix P of the policy:
 --   n:ID      the fate of a reservation, as fields. Most never have that key:
---               cancelled, released   true at the end
+--               cancelled, released   true if it was
 --               settled               its cost since the last correction, by the names of windows
---               added, added_at       the units that corrections added, less those given back, and when the
---                                     first of them did
+--               added, added_at       the units that corrections added, less those given back, and the time
+--                                     of the first such correction
 --
--- Units are given back as if all that was added had been added at the time of the first correction. So
--- units of a later one may stay until they are too old. Nobody else's are given back.
+-- Added units are given back as if all had been added at the time of the first correction. So units of a later
+-- one may count until they expire, but the units of others are never given back.
 --
 -- new_verbs(call) returns the verbs by their names. verb(op) returns one of them.
 -- replace(r, list, now) gives back the grant that a reserve replaces.
 
 local function new_verbs(call)
-  local FATE_MS = 60000 -- for which the key is kept, at least
+  local FATE_MS = 60000 -- the least time for which the key is kept
   local verbs = {}
 
   function verbs.exempt(r, list, now)
@@ -34,7 +34,7 @@ local function new_verbs(call)
     if time > now or r.paused or line and line.somebody_waits(r, r.ticket) then
       return denied(r, list, now, fits, time)
     end
-    return 1, now, now -- the answer also has what the upstream said
+    return 1, now, now -- an answer with a time also has the upstream's state
   end
 
   function verbs.leave(r, list, now)
@@ -56,20 +56,20 @@ local function new_verbs(call)
     return 8, call.now, windows.fits_at(call, list, r.costs, now, fits)
   end
 
-  -- look_again makes nodes of a request's scopes due, where flows wait.
+  -- look_again makes the nodes of a request's scopes due, so that a take looks at the flows there.
   local function look_again(r)
     for i = 1, call.line and #r.suffixes or 0 do call.line.places().look_again(r.suffixes[i]) end
   end
 
-  -- upstream_verb says something of the scopes that the request names. The status is 8 if none of
-  -- them learns anything.
-  local function upstream_verb(says)
+  -- upstream_verb returns a verb that calls a function of upstream.lua for the scopes that a request names. Its
+  -- status is 8 if that is news for none of them.
+  local function upstream_verb(name)
     return function(r, list, now, fits)
       local status = 8
       for _, number in ipairs(r.scopes) do
         local scope = list[number]
         scopes.touch(scope, now)
-        if upstream()[says](scope, now, r) ~= false then status = 1 end
+        if upstream()[name](scope, now, r) ~= false then status = 1 end
       end
       call.dirty = true
       look_again(r)
@@ -90,7 +90,7 @@ local function new_verbs(call)
     return fate
   end
 
-  -- remember writes the fate, until the time at which nothing of the reservation counts.
+  -- remember writes the fate, which is kept until `time`, when nothing of the reservation counts any more.
   local function remember(r, fate, time)
     local ms = format('%d', max(ceil((time - call.now) / 1000), FATE_MS))
     redis.call('SET', fate_key(r), write_fields(fate), 'PX', ms)
@@ -100,11 +100,11 @@ local function new_verbs(call)
   -- each calls act(scope, i, algorithm, st) for every window of the scopes.
   local function each(list, act)
     for _, scope in ipairs(list) do
-      for _, i in ipairs(scope.of.windows) do act(scope, i, call.windows[i].algorithm, scope.states[i]) end
+      for _, i in ipairs(scope.spec.windows) do act(scope, i, call.windows[i].algorithm, scope.states[i]) end
     end
   end
 
-  -- counted_until tells when nothing of the costs, or of the changes, is counted any more.
+  -- counted_until returns when nothing of the costs, or of the changes, is counted any more.
   local function counted_until(list, now, costs, changes)
     local time = now
     each(list, function(_, i, algorithm, st)
@@ -113,7 +113,8 @@ local function new_verbs(call)
     return time
   end
 
-  -- costs_now returns the costs by window. The caller may know earlier ones: then they are the answer's, too.
+  -- costs_now returns the costs by window. If they were corrected, the answer has them too: the caller may know
+  -- earlier ones.
   local function costs_now(r, fate)
     local costs = {}
     for i, window in ipairs(call.windows) do costs[i] = fate.settled[window.name] or r.costs[i] end
@@ -121,15 +122,15 @@ local function new_verbs(call)
     return costs
   end
 
-  -- refund gives back what was taken at a time. If that is later than now, it is in no state any more, as the
-  -- clock was set back.
+  -- refund gives back units that were taken at a time. A time after now means that the clock was set back: then no
+  -- state has these units any more.
   local function refund(algorithm, st, now, at, units, id)
     if units > 0 and at <= now then algorithm.give_back(st, now, at, units, id) end
   end
 
-  -- correct changes what windows count of a reservation. It returns how many units they count less.
+  -- correct changes the units that windows count for a reservation. It returns by how many they become fewer.
   local function correct(r, list, now, fate, changes)
-    -- Units that are given back count as long for a caller who does not know.
+    -- The fate is kept as if no unit was given back, for a caller who does not know that.
     local time, given, added = counted_until(list, now, r.costs, changes), 0, fate.added
     each(list, function(scope, i, algorithm)
       scopes.touch(scope, now)
@@ -139,7 +140,7 @@ local function new_verbs(call)
       if change > 0 then
         algorithm.take(st, now, change, 0, id)
         added[name], fate.added_at = of_added + change, fate.added_at or now
-      elseif change < 0 then -- the last units first
+      elseif change < 0 then -- added units are given back first
         local last = min(-change, of_added)
         if last > 0 then
           refund(algorithm, st, now, fate.added_at, last, id)
@@ -155,7 +156,7 @@ local function new_verbs(call)
 
   function verbs.cancel(r, list, now)
     if r.lost then
-      call.dirty = true -- a late copy of the call that was lost does nothing
+      call.dirty = true -- so that a late copy of the lost call does nothing
       local known, from = r.known or '', 8 * r.lost
       if byte(known, from) ~= 1 or unpack7(known, 1) ~= r.lost_seq then return 8, now end
       r.at = unpack7(known, from + 1)
@@ -174,18 +175,17 @@ local function new_verbs(call)
     return given > 0 and 1 or 8, now
   end
 
-  -- A put-back that comes again gives nothing back: the ticket may have been taken since, and others
-  -- may have got its units.
+  -- A repeated put_back does nothing: the ticket may have been taken since, and others may have got its units.
   function verbs.put_back(r, list, now)
     local line = line_of(r)
     local _, _, rank = line.ticket(r.ticket)
-    if rank and rank + 0 == r.rank or read_fate(r).cancelled then return 8, now end -- it was put back
+    if rank and rank + 0 == r.rank or read_fate(r).cancelled then return 8, now end
     verbs.cancel(r, list, now)
-    if not rank then line.join(r, list, now) end -- else it joined again, and stays there
+    if not rank then line.join(r, list, now) end -- a ticket that has joined again stays where it is
     return 1, now
   end
 
-  -- each_lease is `each` for the windows that hold their grants.
+  -- each_lease is `each` for windows with leases.
   local function each_lease(list, now, act)
     each(list, function(scope, i, algorithm)
       if not algorithm.release then return end
@@ -209,10 +209,10 @@ local function new_verbs(call)
     return 1, now
   end
 
-  -- A lease that has run out is renewed only where nobody waits: the slot is theirs.
+  -- A lease that has expired is renewed only if nobody waits for its units.
   function verbs.renew(r, list, now)
     local status, fate, never = 1, read_fate(r), {}
-    for _, i in ipairs(r.never or {}) do never[i] = true end -- its slots are others' now
+    for _, i in ipairs(r.never or {}) do never[i] = true end -- windows that never held its units
     each_lease(list, now, function(algorithm, st, i, scope)
       if r.costs[i] == 0 then return end
       local id, waits = lease_id(call, r.id), call.line and call.line.waits_at(scope.suffix)
@@ -235,9 +235,7 @@ local function new_verbs(call)
     end
     if not changed then return 8, now end
     correct(r, list, now, fate, changes)
-    -- Also after units were added: the first flow may have to wait here now, and hold up nobody
-    -- elsewhere.
-    look_again(r)
+    look_again(r) -- also after units were added, as a first flow may have to wait at another node now
     return 1, now
   end
 
@@ -246,8 +244,7 @@ end
 
 local function verb(op) return once(new_verbs, call)[op] end
 
--- replace gives back the grant of r.at. A late cancel, or another such request, gives back
--- nothing.
+-- replace gives back the grant of r.at, once: a cancel or a copy of the request that comes later does nothing.
 local function replace(r, list, now)
   local replaced = {id = r.replaces, at = r.at, costs = r.costs, suffixes = r.suffixes, place = ''}
   verb('cancel')(replaced, list, now)

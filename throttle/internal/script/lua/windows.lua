@@ -1,7 +1,6 @@
--- windows.lua: reads the policy from ARGV, and tells when costs fit its windows.
+-- windows.lua: reads the policy from ARGV, and computes when costs fit its windows.
 --
--- KEYS  1 the count of the policy's line, sluice:{POLICY}:q. Its beginning P is that of all the
---         policy's keys
+-- KEYS  1 the count of the policy's line, sluice:{POLICY}:q. All keys of the policy begin as it does, with P
 -- ARGV  1 now: microseconds, or 0 for the clock of Redis
 --       2 process: 16 hex digits   3 seq: of this process's call, the same only when it is repeated
 --       4 the policy, as JSON: Policy.text in script.go
@@ -11,21 +10,21 @@
 -- A call is a table:
 --   P, now                      as above
 --   leases                      whether some window holds its grants
---   batch_share                 of Policy.BatchShare
+--   batch_share                 Policy.BatchShare
 --   scopes                      list of {attributes, of_tenant, windows}, narrow to broad
 --   windows                     list of {name, unit, algorithm, head, p1 .. p4}; head is the name and
 --                               the kind. See the kind's file for p1 to p4
---   scope_of                    the number of the scope of each window
+--   scope_of                    by window: the number of its scope
 --   open                        the scopes that were opened, by key
 --   raw                         values that were read ahead, by key
---   reloads                     how often scopes were brought to another time, or to other parameters
+--   reloads                     how often the states of a scope were loaded again (scope.lua)
 --   texts                       costs and own parameters that were read, by text
 --   dirty, line                 see request.lua
 --   waiting                     the count of the line (line.lua); nil or false if nobody waits
 
 local windows
 do
--- costs_of("requests=1,tokens=5") -> {text, windows = {1, 5}, units = {requests = 1, tokens = 5}}, one
+-- costs_of("requests=1,tokens=5") -> {text, windows = {1, 5}, units = {requests = 1, tokens = 5}}, the same
 -- table for equal texts.
 local function costs_of(call, text)
   local costs = call.texts[text]
@@ -44,8 +43,8 @@ local function costs_of(call, text)
   return costs
 end
 
--- fits_window is fits_at of one window and of the upstream of its scope. A pause also holds for
--- requests that cost nothing here.
+-- fits_window is an algorithm's fits_at that also asks the upstream of the scope. A pause holds for
+-- requests that cost nothing in the window, too.
 local function fits_window(scope, i, now, cost, ahead, each)
   local call, time = scope.call, now
   if cost > 0 then time = call.windows[i].algorithm.fits_at(scope.states[i], now, cost, ahead, each) end
@@ -57,7 +56,7 @@ windows = {
   costs_of = costs_of,
   fits_window = fits_window,
 
-  -- own_parameters returns a tenant's own fields (request.go), one table for equal texts, or nil.
+  -- own_parameters returns a tenant's own fields (request.go), the same table for equal texts, or nil.
   own_parameters = function(call, text)
     if text == '' then return nil end
     local own = call.texts[text]
@@ -81,14 +80,14 @@ windows = {
     return now
   end,
 
-  -- fits_at returns the earliest time at which the costs fit all windows of the scopes together.
-  -- `fits` gets by window when they would fit it alone, 0 for at once.
+  -- fits_at returns the earliest time at which the costs fit all windows of the scopes. `fits` gets by
+  -- window the time at which they fit that one, 0 for at once.
   fits_at = function(call, list, costs, now, fits)
     local time = now
     for s = 1, #list do
-      local of = list[s].of.windows
-      for j = 1, #of do
-        local i = of[j]
+      local numbers = list[s].spec.windows
+      for j = 1, #numbers do
+        local i = numbers[j]
         local t = fits_window(list[s], i, now, costs[i], 0, 1)
         fits[i] = t > now and t or 0
         if t > time then time = t end
@@ -103,9 +102,9 @@ windows = {
     for s = 1, #list do
       local scope = list[s]
       scopes.touch(scope, now)
-      local of, states = scope.of.windows, scope.states
-      for j = 1, #of do
-        local i = of[j]
+      local numbers, states = scope.spec.windows, scope.states
+      for j = 1, #numbers do
+        local i = numbers[j]
         local cost = costs[i]
         if cost > 0 then all[i].algorithm.take(states[i], now, cost, hold, id) end
       end
@@ -115,7 +114,7 @@ windows = {
 }
 end
 
--- read_policy makes the call of KEYS and ARGV.
+-- read_policy returns the call that KEYS and ARGV describe.
 local function read_policy()
   local argv = ARGV
   local now = argv[1] + 0

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -23,7 +22,7 @@ type compiledPolicy struct {
 	settings Policy   // without its lists: see Limiter.Match
 	units    []string // every unit that a window counts
 	upstream []int    // the numbers, from 1, of the scopes that what the upstream reports applies to
-	windows  []window // as it counts: see Policy.Observe
+	windows  []Window // as it counts: see Policy.Observe
 
 	*policyState
 
@@ -31,15 +30,6 @@ type compiledPolicy struct {
 	drained   atomic.Bool  // its line was empty after it was removed
 	refreshAt atomic.Int64 // when to refresh the tickets in line (ns); MaxInt64 once that is done
 }
-
-// A window is a Window of a compiled policy, or as it holds for a tenant.
-type window struct {
-	Window
-	algorithm *algorithm.Algorithm
-}
-
-// capacity returns the largest cost that can ever fit.
-func (w window) capacity() int64 { return w.algorithm.Capacity(w.numbers()) }
 
 // A policyState belongs to a line. Each compiled policy of the line takes it over from the one before.
 type policyState struct {
@@ -85,9 +75,7 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 	var all []int
 	for i, attributes := range cp.scopes {
 		ofTenant := slices.Contains(attributes, TenantAttribute)
-		sp.Scopes = append(sp.Scopes, script.Scope{
-			Attributes: strings.Join(attributes, ","), OfTenant: ofTenant,
-		})
+		sp.Scopes = append(sp.Scopes, script.Scope{Attributes: strings.Join(attributes, ","), OfTenant: ofTenant})
 		all = append(all, i+1)
 		if ofTenant != p.UpstreamShared {
 			cp.upstream = append(cp.upstream, i+1)
@@ -112,7 +100,7 @@ func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
 		sp.Windows, sp.Leases = append(sp.Windows, sw), sp.Leases || a.Leases
 		sp.Scopes[scope].Windows = append(sp.Scopes[scope].Windows, i+1)
 		sp.Algorithms = append(sp.Algorithms, a.File)
-		cp.windows = append(cp.windows, window{w, a})
+		cp.windows = append(cp.windows, w)
 	}
 	sp.Algorithms = sortedSet(sp.Algorithms)
 	cp.script = l.runner.Prepare(sp)

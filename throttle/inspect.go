@@ -110,7 +110,8 @@ func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err 
 // has its own.
 func (s *Standing) Simulated(i int, limit int64, sections map[string]string, c algorithm.Counted) (
 	w algorithm.Simulated, capacity int64, paced time.Duration) {
-	a, window := s.operation.windows[i].algorithm, s.operation.windows[i].Window
+	window := s.operation.windows[i]
+	a := algorithms[window.Algorithm]
 	if _, overridden := s.operation.tenant.Windows[window.Name]; !overridden {
 		window = window.With(Override{Limit: limit})
 	}

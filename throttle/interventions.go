@@ -32,22 +32,26 @@ type Interventions struct {
 
 // InForce returns those that have not ended at a time.
 func (i Interventions) InForce(at time.Time) Interventions {
-	return Interventions{
-		At:        at,
-		Overrides: slices.DeleteFunc(slices.Clone(i.Overrides), func(o TenantOverride) bool { return !o.Until.After(at) }),
-		Pauses:    slices.DeleteFunc(slices.Clone(i.Pauses), func(p Pause) bool { return !p.Until.After(at) }),
-	}
+	i.At = at
+	i.Overrides = slices.DeleteFunc(slices.Clone(i.Overrides), func(o TenantOverride) bool { return !o.Until.After(at) })
+	i.Pauses = slices.DeleteFunc(slices.Clone(i.Pauses), func(p Pause) bool { return !p.Until.After(at) })
+	return i
 }
 
 // A target names a policy, and a tenant of it, or "" for all.
 type target struct{ policy, tenant string }
 
+// An intervention is what operators have put in force for a target. What they have not is zero.
+type intervention struct {
+	override TenantOverride
+	pause    Pause
+}
+
 // interventions are Interventions, by their policy and tenant.
 type interventions struct {
-	all       Interventions
-	offset    time.Duration // of the clock of Redis from the one of this machine
-	overrides map[target]*TenantOverride
-	pauses    map[target]Pause
+	all     Interventions
+	inForce map[target]intervention
+	offset  time.Duration // of the clock of Redis from the one of this machine
 }
 
 // An effectiveTenant is a tenant as operators have changed it.
@@ -61,34 +65,25 @@ type effectiveTenant struct {
 // later. Each ends by itself. Tickets that wait follow with the next Take. What does not suit the
 // policy, or has no policy, has no effect until it does. Package control calls this.
 func (l *Limiter) SetInterventions(i Interventions) {
-	now := &interventions{
-		all: i.InForce(i.At), offset: time.Until(i.At),
-		overrides: map[target]*TenantOverride{}, pauses: map[target]Pause{},
-	}
+	now := &interventions{all: i.InForce(i.At), inForce: map[target]intervention{}, offset: time.Until(i.At)}
 	for _, o := range now.all.Overrides {
-		now.overrides[target{o.Policy, o.Tenant}] = &o
+		now.inForce[target{o.Policy, o.Tenant}] = intervention{override: o}
 	}
 	for _, p := range now.all.Pauses {
 		p.ByHand = true
-		now.pauses[target{p.Policy, p.Tenant}] = p
+		t := target{p.Policy, p.Tenant}
+		now.inForce[t] = intervention{now.inForce[t].override, p}
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
-	tenants := map[target]bool{} // to refresh: their tickets in line carry settings
-	for _, some := range []*interventions{l.interventions.Swap(now), now} {
-		for c := range some.overrides {
-			tenants[c] = true
-		}
-		for c := range some.pauses {
-			tenants[c] = tenants[c] || c.tenant != ""
-		}
-	}
-	for _, line := range l.Lines() {
-		cp, _ := l.policyOfLine(line, true)
-		for c, follow := range tenants {
-			if follow && c.policy == cp.Name && cp.serves.Load() { // else others refresh the tickets
+	changed := maps.Clone(now.inForce)
+	maps.Copy(changed, l.interventions.Swap(now).inForce)
+	for cp := range l.policies.Load().live {
+		for t := range changed {
+			// Tickets in line carry settings of their tenants. If this process does not serve them, others refresh them.
+			if t.policy == cp.Name && t.tenant != "" && cp.serves.Load() {
 				cp.refreshAt.Store(time.Now().Add(followWithin).UnixNano())      // until then clients may join by older settings
-				go func() { _ = l.refresh(context.Background(), cp, tenants) }() // else a take does it then
+				go func() { _ = l.refresh(context.Background(), cp, changed) }() // else a take does it then
 				break
 			}
 		}
@@ -105,21 +100,20 @@ func (l *Limiter) Interventions() Interventions {
 // applyTo returns a tenant's settings as operators have changed them.
 func (now *interventions) applyTo(cp *compiledPolicy, name string, settings Tenant) effectiveTenant {
 	t := effectiveTenant{Tenant: settings}
-	if len(now.overrides)+len(now.pauses) == 0 {
+	if len(now.inForce) == 0 {
 		return t
 	}
-	tenant := target{cp.Name, name}
-	if o := now.overrides[tenant]; o != nil && now.left(o.Until) > 0 {
-		if changed, err := cp.overridden(name, settings, o); err == nil {
+	alone := now.inForce[target{cp.Name, name}]
+	if now.left(alone.override.Until) > 0 {
+		if changed, err := cp.tenantWith(name, settings, alone.override); err == nil {
 			t.Tenant = changed
 		}
 	}
-	for _, c := range []target{tenant, {cp.Name, ""}} {
-		p := now.pauses[c]
+	for _, p := range []Pause{alone.pause, now.inForce[target{policy: cp.Name}].pause} {
 		if now.left(p.Until) <= 0 { // also if there is none
 			continue
 		}
-		if c.tenant != "" {
+		if p.Tenant != "" {
 			t.pausedUntil = p.Until.UnixMicro()
 		}
 		if t.pause == nil || p.Until.After(t.pause.Until) {
@@ -134,8 +128,8 @@ func (now *interventions) left(until time.Time) time.Duration {
 	return time.Until(until.Add(-now.offset))
 }
 
-// overridden returns a tenant's settings with those of an override, or a *PolicyError.
-func (cp *compiledPolicy) overridden(name string, t Tenant, o *TenantOverride) (Tenant, error) {
+// tenantWith returns a tenant's settings with defaults and those of an override, or a *PolicyError.
+func (cp *compiledPolicy) tenantWith(name string, t Tenant, o TenantOverride) (Tenant, error) {
 	t = t.withDefaults() // a copy
 	t.Weight = cmp.Or(o.Weight, t.Weight)
 	if o.Exempt != nil {
@@ -155,6 +149,6 @@ func (l *Limiter) ValidateOverride(o TenantOverride) error {
 	if err != nil {
 		return &PolicyError{Policy: o.Policy, Field: "name", Value: o.Policy, Hint: "must be a policy in force"}
 	}
-	_, err = cp.overridden(o.Tenant, cp.Tenants[o.Tenant], &o)
+	_, err = cp.tenantWith(o.Tenant, cp.Tenants[o.Tenant], o)
 	return err
 }

@@ -274,6 +274,5 @@ func (l *Limiter) configuredTenant(ctx context.Context, cp *compiledPolicy, name
 	case !found:
 		return cp.Tenants[name], nil
 	}
-	t = t.withDefaults()
-	return t, errors.Join(cp.checkTenant(name, t)...)
+	return cp.tenantWith(name, t, TenantOverride{})
 }

@@ -19,7 +19,7 @@ type operation struct {
 	*compiledPolicy
 	request Request
 	tenant  effectiveTenant
-	windows []window // with the tenant's own limits
+	windows []Window // with the tenant's own limits
 
 	free bool     // the tenant is exempt, or the policy observes
 	keys []string // of the scopes
@@ -35,7 +35,7 @@ func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation
 	if len(t.Windows) > 0 {
 		o.windows = slices.Clone(cp.windows)
 		for i, w := range o.windows {
-			o.windows[i].Window = w.With(t.Windows[w.Name])
+			o.windows[i] = w.With(t.Windows[w.Name])
 		}
 	}
 	o.keys = make([]string, len(cp.scopes))
@@ -129,7 +129,7 @@ func (o *operation) own() script.Own {
 		return own
 	}
 	for i, w := range o.windows {
-		if params := w.algorithm.Params(w.numbers()); params != o.script.Windows[i].Params {
+		if params := algorithms[w.Algorithm].Params(w.numbers()); params != o.script.Windows[i].Params {
 			if own.Windows == nil {
 				own.Windows = map[string][4]int64{}
 			}

@@ -22,6 +22,7 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	defer l.setting.Unlock()
 	set := &policySet{byLine: map[string]*compiledPolicy{}, byName: map[string][]*compiledPolicy{}}
 	var names []string
+	var globs [][]string
 	for i, p := range slices.Concat(policies, removed) {
 		shards, err := l.compile(p)
 		switch {
@@ -32,15 +33,18 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 			return &PolicyError{Policy: p.Name, Field: "name", Value: p.Name,
 				Hint: "is taken: policies have different names"}
 		default:
-			set.byName[p.Name], names = shards, append(names, p.Name)
+			set.byName[p.Name], names, globs = shards, append(names, p.Name), append(globs, p.Match)
 		}
 		for _, cp := range shards {
 			cp.removed.Store(i >= len(policies))
 			set.add(cp)
 		}
 	}
-	if err := checkOverlaps(policies); err != nil {
-		return err
+	if overlaps := glob.Overlaps(globs); len(overlaps) > 0 {
+		first, second := overlaps[0].First, overlaps[0].Second
+		hint := fmt.Sprintf("must not match a task type that policy %q matches too, by %q",
+			names[first], globs[first][overlaps[0].FirstGlob])
+		return &PolicyError{Policy: names[second], Field: "match", Value: globs[second][overlaps[0].SecondGlob], Hint: hint}
 	}
 	before := cmp.Or(l.policies.Load(), &policySet{})
 	for _, cp := range before.lines {
@@ -68,22 +72,6 @@ func (set *policySet) add(cp *compiledPolicy) {
 	if set.byLine[cp.line] == nil {
 		set.byLine[cp.line], set.lines = cp, append(set.lines, cp)
 	}
-}
-
-func checkOverlaps(policies []Policy) error {
-	lists := make([][]string, len(policies))
-	for i, p := range policies {
-		lists[i] = p.Match
-	}
-	overlaps := glob.Overlaps(lists)
-	if len(overlaps) == 0 {
-		return nil
-	}
-	o := overlaps[0]
-	first, second := policies[o.First], policies[o.Second]
-	hint := fmt.Sprintf("must not match a task type that policy %q matches too, by %q",
-		first.Name, first.Match[o.FirstGlob])
-	return &PolicyError{Policy: second.Name, Field: "match", Value: second.Match[o.SecondGlob], Hint: hint}
 }
 
 // Policies returns copies of all policies, in the order of SetPolicies, with their defaults.

@@ -183,6 +183,9 @@ func (w Window) numbers() algorithm.Window {
 	}
 }
 
+// capacity returns the largest cost that can ever fit.
+func (w Window) capacity() int64 { return algorithms[w.Algorithm].Capacity(w.numbers()) }
+
 // WithDefaults returns a deep copy with every default written out.
 func (p Policy) WithDefaults() Policy {
 	p.BatchShare = cmp.Or(p.BatchShare, 0.05)

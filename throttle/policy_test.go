@@ -123,7 +123,7 @@ func TestPoliciesAreValidated(t *testing.T) {
 		{tenant("acme", throttle.Tenant{Weight: math.Inf(1)}), `, tenant "acme": weight +Inf: must be above 0 and at most 1000000`},
 		{override("a", throttle.Override{Limit: 50}), ``},
 		{override("nope", throttle.Override{Limit: 50}), `, tenant "acme": windows "nope": must be the name of a window of this policy`},
-		{override("all", throttle.Override{Limit: 50}), `, tenant "acme": windows "all": is shared: a tenant has a limit of its own only where the scope contains tenant`},
+		{tenant("acme", throttle.Tenant{Windows: map[string]throttle.Override{"a": {Limit: 50}, "all": {Limit: 50}}}), `, tenant "acme": windows "all": is shared: a tenant has a limit of its own only where the scope contains tenant`},
 		{override("a", throttle.Override{Limit: -1}), `, tenant "acme", window "a": limit -1: must be 1 to 1000000000000`},
 		{override("a", throttle.Override{Burst: 7}), `, tenant "acme", window "a": burst 7: is for windows with "algorithm: gcra"`},
 	} {

@@ -41,7 +41,7 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 }
 
 // refresh applies tenants' present settings to their tickets in line: those of `only`, or with nil of all tenants.
-func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[target]bool) error {
+func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[target]intervention) error {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	cp.refreshing.Lock() // an older policy must not be applied last
@@ -53,7 +53,8 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[targ
 		var asks []script.Request
 		for _, flow := range flows {
 			r, ok := cp.requestOf(flow, "")
-			if !ok || only != nil && !only[target{cp.Name, r.Tenant}] {
+			_, meant := only[target{cp.Name, r.Tenant}]
+			if !ok || only != nil && !meant {
 				continue // it joined by other scopes than the policy has now, or is of another tenant
 			}
 			t, err := l.tenant(ctx, cp, r.Tenant)

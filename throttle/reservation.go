@@ -76,7 +76,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	costs, never := make([]int64, len(o.windows)), o.neverCounted(r)
 	for i, w := range o.windows {
 		cost, ok := actual[w.Unit]
-		if costs[i] = cost; !ok || w.algorithm.Leases || slices.Contains(never, i+1) {
+		if costs[i] = cost; !ok || w.Algorithm.Leases() || slices.Contains(never, i+1) {
 			costs[i] = -1
 		}
 	}
@@ -103,7 +103,7 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 		return nil
 	}
 	for i, w := range o.windows {
-		if !slices.ContainsFunc(r.by.windows, func(was window) bool {
+		if !slices.ContainsFunc(r.by.windows, func(was Window) bool {
 			return was.Name == w.Name && was.Algorithm == w.Algorithm && slices.Equal(was.Per, w.Per) && was.Unit == w.Unit &&
 				was.Period == w.Period && was.Resets == w.Resets && was.Timezone == w.Timezone &&
 				(was.Limit == w.Limit || w.Burst == 0) // a bucket drains by its limit
@@ -117,8 +117,8 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 // change returns how many more Requests a correction charged. Before is what Redis says of the cost, by
 // window, or nil. Actual is the corrected one, below 0 where it stays, and nil if all was given back.
 func (o *operation) change(before, actual []int64) int64 {
-	i := slices.IndexFunc(o.windows, func(w window) bool {
-		return w.Unit == Requests && !w.algorithm.Leases // leases keep no correction
+	i := slices.IndexFunc(o.windows, func(w Window) bool {
+		return w.Unit == Requests && !w.Algorithm.Leases() // leases keep no correction
 	})
 	was := o.request.CostOf(Requests)
 	if i >= 0 && before != nil {
@@ -186,7 +186,7 @@ func (r Reservation) Lease() time.Duration {
 	}
 	lease := time.Duration(0)
 	for _, w := range cp.windows {
-		if w.algorithm.Leases && r.CostOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
+		if w.Algorithm.Leases() && r.CostOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
 			lease = w.Lease
 		}
 	}

@@ -91,8 +91,8 @@ func (l *Limiter) take(
 	ctx context.Context, cp *compiledPolicy, by *script.Taker, q script.TakeRequest,
 ) (Taken, error) {
 	cp.serves.Store(true)
-	inForce := l.interventions.Load()
-	paused := max(0, inForce.left(inForce.pauses[target{policy: cp.Name}].Until))
+	now := l.interventions.Load()
+	paused := max(0, now.left(now.inForce[target{policy: cp.Name}].pause.Until))
 	if paused > 0 {
 		q.Max = 0 // the line is asked all the same: it forgets queues that nobody asks for
 	}

@@ -25,20 +25,17 @@ type PolicyError struct {
 }
 
 func (e *PolicyError) Error() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "throttle: policy %q", e.Policy)
+	text, value := fmt.Sprintf("throttle: policy %q", e.Policy), fmt.Sprint(e.Value)
 	if e.Tenant != "" {
-		fmt.Fprintf(&b, ", tenant %q", e.Tenant)
+		text += fmt.Sprintf(", tenant %q", e.Tenant)
 	}
 	if e.Window != "" {
-		fmt.Fprintf(&b, ", window %q", e.Window)
+		text += fmt.Sprintf(", window %q", e.Window)
 	}
-	value := fmt.Sprint(e.Value)
 	if s, ok := e.Value.(string); ok {
 		value = strconv.Quote(quote.Short(s))
 	}
-	fmt.Fprintf(&b, ": %s %s: %s", e.Field, value, e.Hint)
-	return b.String()
+	return text + ": " + e.Field + " " + value + ": " + e.Hint
 }
 
 var (
@@ -52,16 +49,14 @@ type problems struct {
 	found []error
 }
 
-func (c *problems) bad(field string, value any, hint string) {
-	e := c.at
-	e.Field, e.Value, e.Hint = field, value, hint
-	c.found = append(c.found, &e)
-}
-
-func (c *problems) must(valid bool, field string, value any, hint string) {
+// must notes what is invalid, and reports whether it is valid.
+func (c *problems) must(valid bool, field string, value any, hint string) bool {
 	if !valid {
-		c.bad(field, value, hint)
+		e := c.at
+		e.Field, e.Value, e.Hint = field, value, hint
+		c.found = append(c.found, &e)
 	}
+	return valid
 }
 
 // between requires a number within a range. NaN is in none.
@@ -69,11 +64,10 @@ func between[T int | int64 | float64](c *problems, field string, value, least, m
 	c.must(value >= least && value <= most, field, value, fmt.Sprintf("must be %v to %v", least, most))
 }
 
-// lasts requires a duration within a range, and reports whether it is.
+// lasts requires a duration within a range.
 func (c *problems) lasts(field string, value, least, most time.Duration) bool {
-	valid := value >= least && value <= most && value%time.Microsecond == 0
-	c.must(valid, field, value, fmt.Sprintf("must be %v to %v, in whole microseconds", least, most))
-	return valid
+	return c.must(value >= least && value <= most && value%time.Microsecond == 0, field, value,
+		fmt.Sprintf("must be %v to %v, in whole microseconds", least, most))
 }
 
 // Validate returns a *PolicyError for each invalid value, joined, or nil. Rules between
@@ -93,14 +87,14 @@ func (p Policy) Validate() error {
 		c.must(len(glob) <= MaxGlobBytes, field, glob, fmt.Sprintf("must be at most %d bytes", MaxGlobBytes))
 		c.must(!expression, field, glob, `must be a glob such as "http:*", not a regular expression`)
 	}
-	windows, names := p.Windows, map[string]bool{}
-	if len(windows) == 0 || len(windows) > MaxWindows {
-		c.bad("windows", len(windows), fmt.Sprintf("must be 1 to %d windows", MaxWindows))
+	names, windows := map[string]bool{}, p.Windows
+	if !c.must(len(windows) > 0 && len(windows) <= MaxWindows, "windows", len(windows),
+		fmt.Sprintf("must be 1 to %d windows", MaxWindows)) {
 		windows = nil
 	}
 	for _, w := range windows {
-		w.check(&c)
 		c.at.Window = w.Name
+		w.check(&c)
 		c.must(w.Name == "" || !names[w.Name], "name", w.Name,
 			"is taken: windows of one policy have different names")
 		c.at.Window, names[w.Name] = "", true
@@ -116,8 +110,6 @@ func (p Policy) Validate() error {
 
 func (w Window) check(c *problems) {
 	before, per := len(c.found), w.Per
-	c.at.Window = w.Name
-	defer func() { c.at.Window = "" }()
 	c.must(nameShape.MatchString(w.Name), "name", w.Name, nameHint)
 	between(c, "limit", w.Limit, 1, MaxLimit)
 	c.must(nameShape.MatchString(w.Unit), "unit", w.Unit, nameHint)
@@ -132,7 +124,7 @@ func (w Window) check(c *problems) {
 
 	a := algorithms[w.Algorithm]
 	if a == nil {
-		c.bad("algorithm", string(w.Algorithm), "must be one of "+algorithmNames()+`; a token bucket is "gcra"`)
+		c.must(false, "algorithm", string(w.Algorithm), "must be one of "+algorithmNames()+`; a token bucket is "gcra"`)
 		return
 	}
 	longest := MaxPeriod // of a margin
@@ -154,7 +146,7 @@ func (w Window) check(c *problems) {
 	} {
 		if f.set && !a.Has(f.option) {
 			only := strings.ReplaceAll(algorithmNames(f.option), `"`, "")
-			c.bad(string(f.option), f.value, `is for windows with "algorithm: `+only+`"`)
+			c.must(false, string(f.option), f.value, `is for windows with "algorithm: `+only+`"`)
 		}
 	}
 	if a.Rule != nil && len(c.found) == before {
@@ -169,15 +161,14 @@ func (p Policy) checkTenant(name string, t Tenant) []error {
 	c.must(name != "" && len(name) <= MaxValueBytes, "tenant", name,
 		fmt.Sprintf("must be 1 to %d bytes", MaxValueBytes))
 	c.must(t.Weight > 0 && t.Weight <= 1e6, "weight", t.Weight, "must be above 0 and at most 1000000")
-	for _, window := range slices.Sorted(maps.Keys(t.Windows)) {
-		i := slices.IndexFunc(p.Windows, func(w Window) bool { return w.Name == window })
-		switch {
-		case i < 0:
-			c.bad("windows", window, "must be the name of a window of this policy")
-		case !slices.Contains(p.Windows[i].Per, TenantAttribute):
-			c.bad("windows", window, "is shared: a tenant has a limit of its own only where the scope contains tenant")
-		default:
-			p.Windows[i].With(t.Windows[window]).check(&c)
+	for _, name := range slices.Sorted(maps.Keys(t.Windows)) {
+		c.at.Window = ""
+		i := slices.IndexFunc(p.Windows, func(w Window) bool { return w.Name == name })
+		if c.must(i >= 0, "windows", name, "must be the name of a window of this policy") &&
+			c.must(slices.Contains(p.Windows[i].Per, TenantAttribute), "windows", name,
+				"is shared: a tenant has a limit of its own only where the scope contains tenant") {
+			c.at.Window = name
+			p.Windows[i].With(t.Windows[name]).check(&c)
 		}
 	}
 	return c.found

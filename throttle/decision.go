@@ -120,12 +120,12 @@ func (d Decision) EarliestReset() time.Duration {
 	return earliest
 }
 
-// What may bind beside windows.
+// What may bind beside windows, whose names have no spaces.
 const (
-	ByPause    = "(pause)"    // a pause by operators
-	ByUpstream = "(upstream)" // a pause by the upstream
-	ByLine     = "(line)"     // tickets that wait before it, or the limiter itself
-	BySlots    = "(slots)"    // tickets that fit wait for handler slots, of which servers have none free
+	ByPause    = "a pause"                 // by operators
+	ByUpstream = "a pause by the upstream" // after a refusal
+	ByLine     = "earlier tickets"         // that wait before it, or the limiter itself
+	BySlots    = "handler slots"           // of which servers have none free for tickets that fit
 )
 
 // Reason says in one line which window denied which tenant, and for how long, such as "throttled:

@@ -101,7 +101,7 @@ func (e Explanation) why() string {
 	text := "it is scheduled for " + next
 	switch {
 	case e.Line != nil && e.Line.Binds != "":
-		text = "it waits in line for policy " + e.Line.Policy + ", delayed by " + e.Line.DelayedBy()
+		text = "it waits in line for policy " + e.Line.Policy + ", delayed by " + e.Line.Binds
 	case e.Line != nil:
 		text = "it waits in line for policy " + e.Line.Policy +
 			", and fits: the next server with a free slot takes it"

@@ -54,7 +54,7 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 	d.run(t, "batch", "status", "--batch", "small").want(t, exitBadInput, `batch "small" has not fired in the last month`)
 
 	d.run(t, "batch", "plan", "--batch", "large").want(t, exitDone).says(t,
-		", 400 tasks: the last is expected to end at ", "(it waits for the window pace) ", "TENANT TASKS EXPECTED END OVERDUE acme 400 ")
+		", 400 tasks: the last is expected to end at ", "(it waits for pace) ", "TENANT TASKS EXPECTED END OVERDUE acme 400 ")
 	// 40 a second start until the finish, at which the third window opens.
 	tomorrow := time.Now().Add(24 * time.Hour).UTC().Format(time.RFC3339)
 	e := d.run(t, "batch", "plan", "--batch", "late", "--tick", tomorrow, "--json").want(t, exitFailed)

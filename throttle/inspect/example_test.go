@@ -59,10 +59,10 @@ func ExampleInspector_State() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(why.Position, why.Of, why.DelayedBy())
+	fmt.Println(why.Position, why.Of, why.Binds)
 	// Output:
 	// acme 3 2h0m0s 2
-	// 3 3 window per-hour
+	// 3 3 per-hour
 }
 
 // When would 10 more requests have started, behind what waits already? Nothing joins the line.

@@ -131,23 +131,6 @@ func (l *Limits) add(s *throttle.Standing, shared, others bool) {
 	}
 }
 
-// DelayedBy says Binds in words, such as "window burst". It is empty if the ticket can start now.
-func (l Limits) DelayedBy() string {
-	switch l.Binds {
-	case "":
-		return ""
-	case throttle.BySlots:
-		return "handler slots: servers have none free"
-	case throttle.ByPause:
-		return "a pause"
-	case throttle.ByUpstream:
-		return "a pause by the upstream"
-	case throttle.ByLine:
-		return "tickets that wait before it"
-	}
-	return "window " + l.Binds
-}
-
 // Notes say in sentences what changes the numbers of the windows: a pause, an adapted rate, that the
 // policy only observes, or was removed.
 func (l Limits) Notes(at time.Time) (notes []string) {

@@ -5,18 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
-	"github.com/sluice-go/sluice/throttle"
 )
-
-// What holds tickets up has a name.
-func TestWhatHoldsUpIsNamed(t *testing.T) {
-	for binds, want := range map[string]string{
-		"": "", "burst": "window burst", throttle.ByPause: "a pause", throttle.ByUpstream: "a pause by the upstream",
-		throttle.ByLine: "tickets that wait before it", throttle.BySlots: "handler slots: servers have none free",
-	} {
-		expect.Equal(t, (Limits{Binds: binds}).DelayedBy(), want, binds)
-	}
-}
 
 // A tenant starves whose first ticket stays, unless it is granted others: those of retries go before it.
 func TestATenantThatIsGrantedDoesNotStarve(t *testing.T) {

@@ -303,9 +303,9 @@ func TestPlansSayWhatTheyDoNotKnow(t *testing.T) {
 				t.Errorf("%s: %+v", name, plan)
 			}
 		}
-		ends("unknown", "[(slots) at-once]", "", 0, 0)
-		ends("given", "[(slots)]", batch.SourceGiven, 30*time.Second, 8)
-		ends("timeout", "[(slots)]", batch.SourceTimeout, 40*time.Second, 10)
+		ends("unknown", "[at-once handler slots]", "", 0, 0)
+		ends("given", "[handler slots]", batch.SourceGiven, 30*time.Second, 8)
+		ends("timeout", "[handler slots]", batch.SourceTimeout, 40*time.Second, 10)
 		s.serve(func(ctx context.Context, _ *asynq.Task) error { return work(ctx, time.Second) })
 		f := s.fire(p, "unknown")
 		s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/sluice-go/sluice/throttle"
 )
 
 // String returns the plan in sentences, without its tenants. Times are UTC.
@@ -37,13 +35,10 @@ func (p Plan) finish() string {
 func moment(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }
 
 func because(binds string) string {
-	switch binds {
-	case "":
+	if binds == "" {
 		return ""
-	case throttle.BySlots:
-		return " (it waits for a handler slot)"
 	}
-	return " (it waits for the window " + binds + ")"
+	return " (it waits for " + binds + ")"
 }
 
 func (p Plan) verdict() string {

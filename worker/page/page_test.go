@@ -199,12 +199,12 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 		v.wants(v.get("?policy=idle"), "Nothing is recorded")
 		text := v.get("?policy=github&like=globex")
 		expect.That(t, !strings.Contains(text, `data-l="Waiting"`), "a filter lets others through:", text)
-		v.wants(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>5</dd>", "<dt>Delayed by</dt><dd>window minute</dd>",
+		v.wants(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>5</dd>", "<dt>Delayed by</dt><dd>minute</dd>",
 			"<dt>Last starts</dt>", "0 of 2 in 1m")
 		v.wants(v.get("?find=acme"), `<a href="./?policy=github&amp;tenant=acme"><bdi title="acme">acme</bdi></a> in`, "<b>5</b> waiting")
 		v.wants(v.get("?find=GIT"), `Policy <a href="./?policy=github">github</a>`)
 		v.wants(v.get("?find=acme-4"), "<bdi>acme-4</bdi>", "queue default", "github:star", "Starts in about", "Joined the line", "<b>minute</b> has room for it",
-			"position 5", "of 5 of its tenant", "<dt>Delayed by</dt><dd>window minute</dd>", "<b>Binds</b>",
+			"position 5", "of 5 of its tenant", "<dt>Delayed by</dt><dd>minute</dd>", "<b>Binds</b>",
 			`<a href="https://ops.example.com/asynqmon/queues/default/tasks/acme-4">`)
 		v.wants(v.get("queues/default/tasks/acme-4"), "<bdi>acme-4</bdi>", "queue default", "position 5")
 		v.wants(v.get("?find=nobody"), "No task has this ID.")

@@ -182,7 +182,7 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		s.Enqueue(asynq.NewTask("unmatched", nil), asynq.TaskID("free"))
 		s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("fails"), asynq.MaxRetry(0))
 		s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("again"), asynq.MaxRetry(3))
-		says("waits", "scheduled", "policy api, delayed by window window; no server serves its queue")
+		says("waits", "scheduled", "policy api, delayed by window; no server serves its queue")
 		if e := explain("default", "waits"); e.Line == nil ||
 			sitetest.Off(e.Line.Expected, time.Now().Add(time.Hour)) || e.Line.Binds != "window" ||
 			e.Line.Position != 1 || e.Line.Of != 1 || e.Line.Windows[0].Used != 1 || e.Servers != 0 {

@@ -49,22 +49,28 @@ type RequestError PolicyError
 
 func (e *RequestError) Error() string { return (*PolicyError)(e).Error() }
 
-// A DeniedError says that a job or a call did not start, because it does not fit now. Nothing was
-// taken.
+// A DeniedError says that a job or a call did not start, because it does not fit now, or that it was refused,
+// because it cannot start in time, or too many wait before it. Nothing was taken. What was refused has no
+// place in line.
 type DeniedError struct {
-	// Cause is a reason beyond the denial, or nil: context.DeadlineExceeded by Limiter.Wait, an error
-	// of Redis, or the error that a handler returned.
+	// Cause is a reason beyond the denial, or nil: a context.DeadlineExceeded if it cannot start before
+	// Request.Deadline or within Request.MaxWait, that Request.Backlog is reached, an error of Redis, or the
+	// error that a handler returned.
 	Cause error
 
-	// Decision is the denial. With a Cause it may have only Policy, Tenant and RetryIn.
+	// Decision is the denial; with Backlog as if the ticket had joined. With a Cause it may have only
+	// Policy, Tenant and RetryIn.
 	Decision Decision
 
-	// Request is the denied request.
+	// Request is the denied request. Of a Limiter.Wait its Deadline is when that would have ended.
 	Request Request
+
+	// StartsAt is the expected start if that is after Request.Deadline, and else zero.
+	StartsAt time.Time
 }
 
-// Error is the decision's reason, such as "throttled: github-api/burst, tenant acme, 1.8s", and the
-// cause. It is valid UTF-8.
+// Error is the decision's reason and the cause, such as "throttled: api/window, tenant acme, 2m0s: would
+// start 2026-01-02T14:02:00Z, deadline 2026-01-02T14:00:00Z". It is valid UTF-8.
 func (e *DeniedError) Error() string {
 	text := e.Decision.Reason()
 	var denied *DeniedError
@@ -72,6 +78,9 @@ func (e *DeniedError) Error() string {
 	case e.Cause == nil:
 	case errors.As(e.Cause, &denied): // its text has the reason
 		text = denied.Error()
+	case !e.StartsAt.IsZero():
+		text = fmt.Sprintf("%s: would start %s, deadline %s", strings.TrimSuffix(text, ", 0s"),
+			e.StartsAt.UTC().Format(time.RFC3339), e.Request.Deadline.UTC().Format(time.RFC3339))
 	default:
 		named := fmt.Sprintf("policy %q: ", e.Decision.Policy) // the reason names it already
 		text += ": " + strings.Replace(e.Cause.Error(), named, "", 1)
@@ -82,36 +91,10 @@ func (e *DeniedError) Error() string {
 // Unwrap returns Cause.
 func (e *DeniedError) Unwrap() error { return e.Cause }
 
-// A TooLateError says that a ticket, or a task, was refused: it cannot start in time, or too many wait
-// before it. It has no place in line. One of Deadline, MaxWait and Backlog is set. With the first two
-// errors.Is finds context.DeadlineExceeded.
-type TooLateError struct {
-	Decision Decision      // the denial; with Backlog as if the ticket had joined
-	StartsAt time.Time     // with Deadline, the expected start; with MaxWait, the latest
-	Deadline time.Time     // before which it cannot start
-	MaxWait  time.Duration // longer than which it may wait
-	Backlog  int           // how many may wait: Request.Backlog
-}
-
-// Error is the decision's reason and the limit, such as "throttled: api/window, tenant acme, 2m0s:
-// would start 2026-01-02T14:02:00Z, deadline 2026-01-02T14:00:00Z". It is valid UTF-8.
-func (e *TooLateError) Error() string {
-	text := strings.TrimSuffix(e.Decision.Reason(), ", 0s")
-	switch {
-	case e.Backlog > 0:
-		text = fmt.Sprintf("%s: %d wait already", text, e.Backlog)
-	case e.Deadline.IsZero():
-		text = fmt.Sprintf("%s: may wait for %v, longer than %v", text, roundUp(e.Decision.Latest), e.MaxWait)
-	default:
-		text = fmt.Sprintf("%s: would start %s, deadline %s",
-			text, e.StartsAt.UTC().Format(time.RFC3339), e.Deadline.UTC().Format(time.RFC3339))
-	}
-	return strings.ToValidUTF8(text, "\uFFFD")
-}
-
-// Is reports whether target is context.DeadlineExceeded.
-func (e *TooLateError) Is(target error) bool {
-	return target == context.DeadlineExceeded && e.Backlog == 0
+// tooLate returns the denial of a request that cannot start before its deadline.
+func tooLate(r Request, d Decision) *DeniedError {
+	startsAt := time.Now().Add(d.RetryIn)
+	return &DeniedError{Cause: context.DeadlineExceeded, Decision: d, Request: r, StartsAt: startsAt}
 }
 
 // silent reports whether a context has ended because the limiter does not answer, as its cause says.

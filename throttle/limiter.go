@@ -125,7 +125,7 @@ func (l *Limiter) Config() Config { return l.config }
 // A denial is not an error. A denied request that has a ticket joins the line (Decision.Queued).
 //
 // If the request can never be granted, the error is ErrUnknownPolicy or a *RequestError. If its
-// Deadline or MaxWait refuses it, the error is a *TooLateError, and it joins no line. Other errors are
+// Deadline or MaxWait refuses it, the error is a *DeniedError, and it joins no line. Other errors are
 // ErrUnavailable (unless the policy fails open), ErrState, ErrClock, ErrReply, the context's error, and
 // that of the TenantFunc. After an error the work must not run.
 func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {

@@ -36,7 +36,7 @@ func (l *Limiter) Lines() []string {
 type Place struct {
 	Decision
 
-	// Err says why there is no decision, or why the ticket did not join: *RequestError or *TooLateError. It
+	// Err says why there is no decision, or why the ticket did not join: *RequestError or *DeniedError. It
 	// does not affect the other requests.
 	Err error
 
@@ -57,7 +57,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 		return nil, err
 	}
 	for _, p := range places {
-		if p.Err != nil && !errors.As(p.Err, new(*RequestError)) && !errors.As(p.Err, new(*TooLateError)) {
+		if p.Err != nil && !errors.As(p.Err, new(*RequestError)) && !errors.As(p.Err, new(*DeniedError)) {
 			return nil, p.Err // it affects all requests
 		}
 		tell(n.limiter, p)

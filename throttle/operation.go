@@ -307,11 +307,14 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 	d = o.decision(a)
 	switch {
 	case a.Status == script.BacklogFull:
-		err = &TooLateError{Decision: d, Backlog: o.request.Backlog}
+		cause := fmt.Errorf("%d wait already", o.request.Backlog)
+		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
 	case a.Status == script.OverMaxWait:
-		err = &TooLateError{Decision: d, StartsAt: time.Now().Add(max(d.RetryIn, d.Latest)), MaxWait: o.request.MaxWait}
+		cause := fmt.Errorf("may wait for %v, longer than %v: %w",
+			roundUp(d.Latest), o.request.MaxWait, context.DeadlineExceeded)
+		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
 	case a.Status == script.OverDeadline:
-		err = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryIn), Deadline: o.request.Deadline}
+		err = tooLate(o.request, d)
 	case d.Granted && ask.ID != "":
 		d.Reservation = Reservation{
 			Request: o.request, At: d.At, ID: ask.ID, by: o.compiledPolicy, limiter: l,

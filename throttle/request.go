@@ -12,7 +12,7 @@ type Request struct {
 	// Those in a scope of the policy are required: 1 to MaxValueBytes bytes. Others are ignored.
 	Attributes map[string]string
 
-	// Backlog has Line.Join refuse the ticket, by a *TooLateError, if that many of the same tenant,
+	// Backlog has Line.Join refuse the ticket, by a *DeniedError, if that many of the same tenant,
 	// attributes and queue wait already. The default, 0, is no limit.
 	Backlog int
 
@@ -23,7 +23,7 @@ type Request struct {
 	// and 0 of other units.
 	Cost map[string]int64
 
-	// Deadline refuses the request, by a *TooLateError, if it is denied or joins a line and cannot
+	// Deadline refuses the request, by a *DeniedError, if it is denied or joins a line and cannot
 	// start before then, whatever becomes of others: a time by this machine's clock. Limiter.Wait
 	// ignores it. The default, zero, is no limit.
 	Deadline time.Time
@@ -40,7 +40,7 @@ type Request struct {
 	MaxHold time.Duration
 
 	// MaxWait bounds the time in line. Limiter.Wait gives up after it. Others refuse a request that is
-	// denied or joins a line and may have to wait longer, by a *TooLateError. The default, 0, is no
+	// denied or joins a line and may have to wait longer, by a *DeniedError. The default, 0, is no
 	// limit. Below 0, nothing waits.
 	MaxWait time.Duration
 

@@ -42,9 +42,6 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 		asked.Deadline = end
 	}
 	d, err := l.waitInLine(ctx, asked)
-	if denied, ok := err.(*DeniedError); ok {
-		denied.Request = r
-	}
 	if err == nil {
 		tell(l, Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(began)})
 	}
@@ -68,7 +65,7 @@ func (l *Limiter) waitInLine(ctx context.Context, r Request) (Decision, error) {
 		if err != nil || d.Granted {
 			return d, err
 		}
-		ticket, err := w.await(ctx, o, d, r.Deadline)
+		ticket, err := w.await(ctx, o, d, r)
 		switch {
 		case err != nil:
 			return Decision{}, err
@@ -90,10 +87,9 @@ func (w *waiter) join(ctx context.Context, o *operation, r Request) (Decision, e
 	ask.Place.Flow = o.flow(w.claims.taker.Claims, r)
 	w.joins++
 	d, err := w.claims.limiter.send(ctx, o, ask)
-	var late *TooLateError
 	switch {
-	case errors.As(err, &late):
-		return Decision{}, denial(late.Decision)
+	case errors.As(err, new(*DeniedError)):
+		return Decision{}, err
 	case err != nil || d.FailedOpen != nil: // the claim may have joined all the same
 		go w.leave(ctx, o)
 	case !d.Granted:
@@ -103,17 +99,13 @@ func (w *waiter) join(ctx context.Context, o *operation, r Request) (Decision, e
 	return d, err
 }
 
-func denial(d Decision) error { return &DeniedError{Cause: context.DeadlineExceeded, Decision: d} }
-
 // await waits for the claim's ticket. It returns nil if the claim has to join again. After an error the
 // claim has left the line.
-func (w *waiter) await(
-	ctx context.Context, o *operation, d Decision, deadline time.Time,
-) (*TakenTicket, error) {
+func (w *waiter) await(ctx context.Context, o *operation, d Decision, r Request) (*TakenTicket, error) {
 	asked := time.Now()
 	var late <-chan time.Time
-	if !deadline.IsZero() {
-		late = time.After(time.Until(deadline))
+	if !r.Deadline.IsZero() {
+		late = time.After(time.Until(r.Deadline))
 	}
 	select {
 	case ticket := <-w.taken:
@@ -130,7 +122,7 @@ func (w *waiter) await(
 	if d.Latest > 0 {
 		d.Latest = max(d.Latest-time.Since(asked), d.RetryIn)
 	}
-	return nil, denial(d)
+	return nil, tooLate(r, d)
 }
 
 // use returns the decision of a claim that was taken. If it no longer matches the policy, use gives it back and

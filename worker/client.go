@@ -79,7 +79,7 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 //   - that has no tenant,
 //   - whose attributes or cost its policy can never grant: a wrapped *throttle.RequestError,
 //   - that is expected to start only after its asynq.Deadline, or that MaxWait or Backlog
-//     refuse: a wrapped *throttle.TooLateError. So is one whose Deadline is before its ProcessAt.
+//     refuse: a wrapped *throttle.DeniedError. So is one whose Deadline is before its ProcessAt.
 //
 // Before a task is refused for those that wait, tasks that were deleted leave the line. A process
 // looks for them once a second at most.

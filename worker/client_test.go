@@ -99,7 +99,7 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 				"Backlog, group":                 {opts: []asynq.Option{asynq.Group("some"), worker.Backlog(7)}, now: true},
 				"no limits":                      {opts: []asynq.Option{asynq.ProcessAt(at), worker.MaxWait(0), worker.Backlog(0)}},
 			} {
-				var late *throttle.TooLateError
+				var late *throttle.DeniedError
 				task := worker.NewTask(worker.Identity{Tenant: "acme"}, typename, []byte(name))
 				info, err := client.EnqueueContext(t.Context(), task, row.opts...)
 				switch {

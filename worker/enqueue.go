@@ -156,7 +156,8 @@ func (c capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		case e.member && !joinsNow:
 			e.refuse(errMember)
 		case r.Policy != "" && !deadline.IsZero() && !startsAt.Before(deadline):
-			e.refuse(tooLateError(r.Policy, r.Tenant, deadline, startsAt))
+			r.Deadline, r.Ticket.ID = deadline, call.ID
+			e.refuse(tooLate(r, startsAt))
 		case joinsNow:
 			e.call = call
 			script.SetVal(int64(1)) // enqueued, as far as asynq's client knows

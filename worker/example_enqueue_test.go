@@ -39,7 +39,7 @@ func ExampleClient_EnqueueContext() {
 		var start worker.ExpectedStart
 		task := worker.NewTask(worker.Identity{Tenant: "acme"}, "report", nil)
 		_, err := client.EnqueueContext(context.Background(), task, worker.ReportStart(&start), worker.MaxWait(90*time.Minute))
-		var late *throttle.TooLateError
+		var late *throttle.DeniedError
 		switch {
 		case errors.As(err, &late):
 			fmt.Println("refused: would wait for", late.Decision.RetryIn.Round(time.Hour))

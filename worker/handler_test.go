@@ -133,6 +133,18 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 	})
 }
 
+// A task whose handler could not enqueue another one fails by that, and does not wait.
+func TestARefusedTaskIsNoDenialOfItsHandler(t *testing.T) {
+	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
+		client := s.Client(s.Limiter)
+		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
+			return expect.ErrOf(client.EnqueueContext(ctx, sitetest.AcmeTask(), asynq.Deadline(time.Now())))
+		})
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.WaitState(asynq.TaskStateArchived, "t")
+	})
+}
+
 // A handler whose own reserve finds no Redis is requeued like a task that the middleware could not
 // decide.
 func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {

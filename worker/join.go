@@ -93,7 +93,7 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueueTask) err
 	for _, e := range es {
 		if e.place.AlreadyQueued {
 			again, tickets = append(again, e), append(tickets, e.request.Ticket)
-		} else if errors.As(e.place.Err, new(*throttle.TooLateError)) {
+		} else if errors.As(e.place.Err, new(*throttle.DeniedError)) {
 			refused = append(refused, e)
 		}
 	}

@@ -81,7 +81,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	if err == nil { // after an error nobody knows whether the verdict's grant was replaced
 		unused = d
 	}
-	var late *throttle.TooLateError
+	var late *throttle.DeniedError
 	switch {
 	case errors.As(err, &late):
 		a.outcome.Store(nil)
@@ -130,7 +130,7 @@ func wasTaken(v *dispatch.Verdict) bool { return v != nil && v.Taken }
 func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d throttle.Decision, err error) {
 	if s.isLate(a) {
 		s.leave(ctx, r)
-		return d, tooLateError(r.Policy, r.Tenant, r.Deadline, a.begun)
+		return d, tooLate(r, a.begun)
 	}
 	begun := time.Now()
 	reserve := func(ctx context.Context) error {
@@ -150,7 +150,7 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d 
 		}
 	}
 	err = s.breaker.Do(ctx, outage.AnswerWithin, ask)
-	if errors.As(err, new(*throttle.TooLateError)) && s.sweep(ctx, s.lineOf(r), begun) {
+	if errors.As(err, new(*throttle.DeniedError)) && s.sweep(ctx, s.lineOf(r), begun) {
 		err = s.breaker.Do(ctx, outage.AnswerWithin, reserve)
 	}
 	return d, err
@@ -198,16 +198,16 @@ func (s *Server) runUncounted(ctx context.Context, a *attempt, fails bool, err e
 	return s.run(ctx, a, throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}, throttle.Decision{})
 }
 
-// notAgain makes asynq archive the task. A throttle.TooLateError alone does not: a handler may
-// return one of another task, which it could not enqueue.
-type notAgain struct{ *throttle.TooLateError }
+// notAgain makes asynq archive the task. Its denial alone does not: a handler may return that of another task,
+// which it could not enqueue.
+type notAgain struct{ *throttle.DeniedError }
 
-func (e notAgain) Unwrap() []error { return []error{e.TooLateError, asynq.SkipRetry} }
+func (e notAgain) Unwrap() []error { return []error{e.DeniedError, asynq.SkipRetry} }
 
-// tooLateError returns the error for a deadline that will have passed when the task starts.
-func tooLateError(policy, tenant string, deadline, startsAt time.Time) *throttle.TooLateError {
-	d := throttle.Decision{At: time.Now(), Policy: policy, Tenant: tenant}
-	return &throttle.TooLateError{Deadline: deadline, Decision: d, StartsAt: startsAt}
+// tooLate returns the denial of a task whose deadline will have passed when it starts.
+func tooLate(r throttle.Request, startsAt time.Time) *throttle.DeniedError {
+	d := throttle.Decision{At: time.Now(), Policy: r.Policy, Tenant: r.Tenant}
+	return &throttle.DeniedError{Cause: context.DeadlineExceeded, Decision: d, Request: r, StartsAt: startsAt}
 }
 
 // leave withdraws the request's ticket, if it has one.

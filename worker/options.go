@@ -15,7 +15,7 @@ func (option) Type() asynq.OptionType { return -1 }
 func (option) Value() any             { return nil }
 
 // MaxWait is an option of the calls by which a Client enqueues. If the task may have to wait longer than d
-// before it starts, it is refused with a *throttle.TooLateError, and not enqueued. 0 is no limit.
+// before it starts, it is refused with a *throttle.DeniedError, and not enqueued. 0 is no limit.
 // Below 0 a task is refused unless it fits at once. While the limiter's Redis does not answer
 // nothing is refused. With ProcessAt, ProcessIn or Group it is an error.
 func MaxWait(d time.Duration) asynq.Option {
@@ -26,7 +26,7 @@ func MaxWait(d time.Duration) asynq.Option {
 }
 
 // Backlog is an option of the calls by which a Client enqueues. If n tasks of the same tenant, attributes
-// and queue are in line already, the task is refused with a *throttle.TooLateError, and not
+// and queue are in line already, the task is refused with a *throttle.DeniedError, and not
 // enqueued. 0 is no limit. While the limiter's Redis does not answer nothing is refused. With
 // ProcessAt, ProcessIn or Group it is an error.
 func Backlog(n int) asynq.Option {

@@ -121,7 +121,7 @@ func TestOptionsBelowZero(t *testing.T) {
 	if _, err := client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), worker.ReportStart(nil)); err != nil {
 		t.Errorf("it fits at once: %v", err)
 	}
-	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1))), new(*throttle.TooLateError),
+	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1))), new(*throttle.DeniedError),
 		"it does not fit:")
 	if _, err := client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), asynq.Group("g")); err == nil {
 		t.Error("a task of a group never joins")

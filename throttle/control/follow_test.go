@@ -22,7 +22,7 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 		s := newStore(t, client)
 		var followed atomic.Pointer[throttle.Publication]
 		l := newLimiter(t, throttle.Config{
-			Client: client, Observer: limitertest.On(func(p throttle.Publication) { followed.Store(&p) }),
+			Client: client, Observer: expect.On(func(p throttle.Publication) { followed.Store(&p) }),
 		})
 		publish(t, s, 0, policy("p", 3))
 		follow(t, l, false)

@@ -101,8 +101,7 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields 
 
 // isPassing reports whether an error is one of the connection or of the moment, and not of the task.
 func isPassing(err error) bool {
-	var late *throttle.TooLateError
-	if errors.As(err, &late) {
+	if errors.As(err, new(*throttle.DeniedError)) {
 		return false
 	}
 	for _, passing := range []error{

@@ -31,12 +31,8 @@ func inBubble(t *testing.T, test func(t *testing.T, get func() string, p *page.P
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int64
 		limiter, err := throttle.New(throttle.Config{
-			Client: throttletest.InMemory(t).Client(t),
-			Observer: func(event any) {
-				if _, ok := event.(throttle.Call); ok {
-					calls.Add(1)
-				}
-			},
+			Client:   throttletest.InMemory(t).Client(t),
+			Observer: expect.On(func(throttle.Call) { calls.Add(1) }),
 			Policies: []throttle.Policy{{Name: "p", Windows: []throttle.Window{
 				{Name: "w", Limit: 1, Period: 10 * time.Hour},
 				{Name: "all", Algorithm: throttle.AlgorithmGCRA, Burst: 1, Limit: 2, Period: 10 * time.Hour, Shared: true},

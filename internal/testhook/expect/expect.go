@@ -25,6 +25,15 @@ func Must(t TB, err error) {
 	}
 }
 
+// On returns an observer, such as of a limiter, of one type of event.
+func On[Event any](observe func(Event)) func(event any) {
+	return func(event any) {
+		if e, ok := event.(Event); ok {
+			observe(e)
+		}
+	}
+}
+
 // ErrOf returns the error of a call that returns something else, too.
 func ErrOf(_ any, err error) error { return err }
 

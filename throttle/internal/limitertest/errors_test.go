@@ -21,7 +21,7 @@ func TestADenialSaysWhyOnce(t *testing.T) {
 	plain := &throttle.DeniedError{Decision: d}
 	task := throttle.Decision{Policy: "api", Tenant: "acme", RetryIn: 2 * s}
 	at := time.Date(2026, 1, 2, 14, 0, 0, 0, time.UTC)
-	late := &throttle.TooLateError{Decision: d, StartsAt: at.Add(2 * time.Minute), Deadline: at}
+	late := &throttle.DeniedError{Cause: context.DeadlineExceeded, Decision: d, Request: throttle.Request{Deadline: at}, StartsAt: at.Add(2 * time.Minute)}
 	const reason, later = "throttled: api/burst, tenant acme, 1.8s", "throttled: api, tenant acme, 2s"
 	for _, row := range []struct {
 		err  error
@@ -32,7 +32,6 @@ func TestADenialSaysWhyOnce(t *testing.T) {
 		{&throttle.DeniedError{Decision: task, Cause: plain}, reason},
 		{&throttle.DeniedError{Decision: task, Cause: fmt.Errorf("Get %q: %w", "http://x", plain)}, reason},
 		{late, reason + ": would start 2026-01-02T14:02:00Z, deadline 2026-01-02T14:00:00Z"},
-		{&throttle.TooLateError{Decision: task, MaxWait: s}, later + ": may wait for 0s, longer than 1s"},
 		{&throttle.DeniedError{Decision: d, Cause: context.DeadlineExceeded}, reason + ": context deadline exceeded"},
 		{&throttle.DeniedError{Decision: task, Cause: errors.New("\xff")}, later + ": \uFFFD"},
 	} {
@@ -41,6 +40,5 @@ func TestADenialSaysWhyOnce(t *testing.T) {
 	}
 	wrapped := fmt.Errorf("worker: %w", &throttle.DeniedError{Decision: task, Cause: io.EOF})
 	expect.That(t, errors.Is(wrapped, io.EOF) && !errors.Is(wrapped, context.DeadlineExceeded) &&
-		errors.Is(fmt.Errorf("worker: %w", late), context.DeadlineExceeded) &&
-		!errors.Is(&throttle.TooLateError{Backlog: 1}, context.DeadlineExceeded), "an error's class is lost")
+		errors.Is(fmt.Errorf("worker: %w", late), context.DeadlineExceeded), "an error's class is lost")
 }

@@ -69,7 +69,7 @@ func TestDamagedReplies(t *testing.T) {
 	made := 0
 	known := func(verb string, err error) bool {
 		t.Helper()
-		refused := errors.As(err, new(*throttle.TooLateError)) || errors.As(err, new(*throttle.RequestError))
+		refused := errors.As(err, new(*throttle.DeniedError)) || errors.As(err, new(*throttle.RequestError))
 		expect.That(t, err == nil || refused || errors.Is(err, throttle.ErrReply) || errors.Is(err, throttle.ErrState) ||
 			errors.Is(err, throttle.ErrClock), verb, "of", last.Load(), err)
 		return err == nil

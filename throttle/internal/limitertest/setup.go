@@ -117,15 +117,6 @@ func NewFrom(t TB, c throttle.Config) *throttle.Limiter {
 	return l
 }
 
-// On returns an observer of one type of event.
-func On[Event any](observe func(Event)) throttle.Observer {
-	return func(event any) {
-		if e, ok := event.(Event); ok {
-			observe(e)
-		}
-	}
-}
-
 // NewWithClock returns a limiter that goes by a clock in the test's hand. Its keys never expire:
 // they would by the real clock, while the handed one stands still.
 func NewWithClock(t TB, client redis.UniversalClient, policies ...throttle.Policy) (*throttle.Limiter, *Clock) {

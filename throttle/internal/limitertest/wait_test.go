@@ -57,7 +57,8 @@ func wantNotInTime(t *testing.T, d throttle.Decision, err error) {
 	var denied *throttle.DeniedError
 	expect.Require(t, errors.As(err, &denied) && !d.Granted && denied.Decision.RetryIn == m &&
 		errors.Is(err, context.DeadlineExceeded), "granted", d.Granted, err)
-	expect.Equal(t, err.Error(), "throttled: p/w, tenant acme, 1m0s: context deadline exceeded", err)
+	const want = "throttled: p/w, tenant acme, 1m0s: would start 2000-01-01T00:01:00Z, deadline 2000-01-01T00:00:59Z"
+	expect.Equal(t, err.Error(), want, err)
 }
 
 // With a MaxWait below 0, Wait is a Reserve whose denial is an error, and Join refuses what would
@@ -74,7 +75,7 @@ func TestWaitThatMustNotWait(t *testing.T) {
 			t.Errorf("denied: %v", err)
 		}
 		places, err := l.Line("p").Join(t.Context(), []throttle.Request{r})
-		expect.That(t, err == nil && errors.As(places[0].Err, new(*throttle.TooLateError)), "joined", places, err)
+		expect.That(t, err == nil && errors.As(places[0].Err, new(*throttle.DeniedError)), "joined", places, err)
 		expect.Equal(t, time.Since(start), 0)
 	})
 }

@@ -221,7 +221,7 @@ func TestRefusalsAreObserved(t *testing.T) {
 	var told []throttle.Refusal
 	l := limitertest.NewFrom(t, throttle.Config{
 		Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(10, s))},
-		Observer: limitertest.On(func(r throttle.Refusal) { told = append(told, r) }),
+		Observer: expect.On(func(r throttle.Refusal) { told = append(told, r) }),
 	})
 	r := throttle.Request{Policy: "p", Tenant: "a"}
 	calls := []throttle.Decision{limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r)}

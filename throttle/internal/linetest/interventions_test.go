@@ -65,7 +65,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			} {
 				r := st.of("d9")
 				change(&r)
-				expect.Err(st, st.joining(r).Err, new(*throttle.TooLateError), "it cannot start before the pause ends")
+				expect.Err(st, st.joining(r).Err, new(*throttle.DeniedError), "it cannot start before the pause ends")
 			}
 			for _, r := range []throttle.Request{st.of("d1"), st.without("d"), {Policy: "p", Tenant: "e"}} {
 				d := limitertest.Reserve(st, st.l, r)

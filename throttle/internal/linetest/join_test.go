@@ -54,7 +54,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		"10s", `throttle: policy "p": ticket "": must have an ID`,
 		`throttle: policy "p", window "own": cost requests 3: never fits: the window holds 2 at most`, "exempt",
 		`throttle: policy "p", window "own": cost requests 2: never fits: the window holds 1 at most`,
-		`throttled: p/own, tenant a, 10s: may wait for 10s, longer than 9.999999s`, "10s",
+		`throttled: p/own, tenant a, 10s: may wait for 10s, longer than 9.999999s: context deadline exceeded`, "10s",
 		`throttled: p/own, tenant a, 20s: 2 wait already`, "20s",
 		`throttled: p/own, tenant a, 20s: too late for ` + soon.String(),
 		`throttled: p/own, tenant a, 20s: too late for ` + now.String(), "10s again",
@@ -63,10 +63,10 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		`throttle: policy "p": policy "other": must be that of the line, or empty`,
 	} {
 		got := places[i].RetryIn.String()
-		var late *throttle.TooLateError
+		var late *throttle.DeniedError
 		switch p := places[i]; {
-		case errors.As(p.Err, &late) && !late.Deadline.IsZero():
-			got = late.Decision.Reason() + ": too late for " + late.Deadline.String()
+		case errors.As(p.Err, &late) && !late.StartsAt.IsZero():
+			got = late.Decision.Reason() + ": too late for " + late.Request.Deadline.String()
 			wait := late.StartsAt.Sub(now)
 			expect.That(t, wait >= 20*s && wait <= 1*m, "ticket", i, "would start in", wait)
 		case p.Err != nil:
@@ -80,10 +80,10 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		expect.That(t, places[i].Latest >= places[i].RetryIn,
 			"ticket", i, "starts in", places[i].RetryIn, "at least and", places[i].Latest, "at most")
 	}
-	var refused *throttle.TooLateError
-	expect.That(t, errors.As(places[5].Err, &refused) && refused.MaxWait == 10*s-us &&
-		refused.Deadline.IsZero() && errors.Is(refused, context.DeadlineExceeded) &&
-		refused.Decision.Latest == 10*s, refused)
+	var refused *throttle.DeniedError
+	expect.That(t, errors.As(places[5].Err, &refused) && refused.Request.MaxWait == 10*s-us &&
+		errors.Is(refused, context.DeadlineExceeded) && refused.Decision.Latest == 10*s, refused)
+	expect.That(t, !errors.Is(places[7].Err, context.DeadlineExceeded), places[7].Err)
 	st.takes("c1")
 	st.at(10*s).takes("a2", "a4")
 	st.at(20 * s).takes("a5")
@@ -121,7 +121,7 @@ func TestJoinRefusesByADeadlineThatIsOver(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
 	late, now := st.of("a1"), st.of("a2")
 	late.Deadline, now.Deadline = time.Now(), time.Now().Add(h)
-	expect.Err(t, st.joining(late).Err, new(*throttle.TooLateError))
+	expect.Err(t, st.joining(late).Err, new(*throttle.DeniedError))
 	expect.Must(t, st.joining(now).Err)
 }
 

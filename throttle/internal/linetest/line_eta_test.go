@@ -99,7 +99,7 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 	r := st.of("a10")
 	r.MaxWait = between
 	before := lineText(t, client)
-	expect.Err(t, st.joining(r).Err, new(*throttle.TooLateError), "it may wait for longer than", between)
+	expect.Err(t, st.joining(r).Err, new(*throttle.DeniedError), "it may wait for longer than", between)
 	expect.Equal(t, lineText(t, client), before, "after a refusal")
 	r.MaxWait, r.Deadline = 0, time.Now().Add(between)
 	expect.Must(t, st.joining(r).Err)
@@ -247,7 +247,7 @@ func TestDeadlinesRefuseRequestsWithoutATicket(t *testing.T) {
 	r.Deadline = time.Now().Add(60 * s)
 	limitertest.WantDenied(t, limitertest.Reserve(t, st.l, r), 4*s)
 	r.Deadline = time.Now().Add(s / 2)
-	expect.Err(t, expect.ErrOf(st.l.Reserve(t.Context(), r)), new(*throttle.TooLateError))
+	expect.Err(t, expect.ErrOf(st.l.Reserve(t.Context(), r)), new(*throttle.DeniedError))
 }
 
 // Tenants that are delayed by windows of their own make others expect to wait. But a deadline is
@@ -268,7 +268,7 @@ func TestDeadlineOfTicketsBehindThoseDelayedNarrower(t *testing.T) {
 	expect.Equal(t, len(st.take(64)), 10, "fill the shared window")
 	late, soon := st.of("n1"), st.of("n2")
 	late.Deadline, soon.Deadline = time.Now().Add(500*ms), time.Now().Add(1900*ms)
-	expect.Err(t, st.joining(late).Err, new(*throttle.TooLateError), "the shared window is full for longer")
+	expect.Err(t, st.joining(late).Err, new(*throttle.DeniedError), "the shared window is full for longer")
 	expect.Must(t, st.joining(soon).Err)
 	st.at(5 * s).takes("n2")
 }

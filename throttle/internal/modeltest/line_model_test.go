@@ -1,6 +1,7 @@
 package modeltest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -196,14 +197,14 @@ func (cr *crowd) join(r throttle.Request, maxWait time.Duration, backlog int) {
 	r.MaxWait, r.Backlog, r.Key = maxWait, backlog, "key/"+r.Ticket.ID
 	places, err := cr.servers[0].Line("p").Join(cr.t.Context(), []throttle.Request{r})
 	expect.Must(cr.t, err)
-	var late *throttle.TooLateError
+	var late *throttle.DeniedError
 	switch err := places[0].Err; {
 	case err == nil:
 		if n := len(cr.flows[cr.flow(r.Ticket, r)]); backlog > 0 && n >= backlog && !known {
 			cr.fatal("%v joined %d others", r.Ticket, n)
 		}
 		cr.append(r.Ticket, r)
-	case errors.As(err, &late) && (late.Backlog > 0 && late.Backlog == backlog || late.MaxWait > 0 && late.MaxWait == maxWait):
+	case errors.As(err, &late) && (maxWait > 0 && errors.Is(err, context.DeadlineExceeded) || backlog > 0 && late.Cause.Error() == fmt.Sprint(backlog, " wait already")):
 		if after := stands(); after != before && !known {
 			cr.fatal("a refusal made\n%s\nof\n%s", after, before)
 		} else if known {

@@ -133,7 +133,7 @@ func TestARefusalHoldsWhateverElseFails(t *testing.T) {
 		refused, pending := 0, 0
 		for i, r := range client.EnqueueBulk(t.Context(), slices.Repeat([]*asynq.Task{sitetest.AcmeTask()}, 200), worker.Backlog(1)) {
 			switch {
-			case errors.As(r.Err, new(*throttle.TooLateError)):
+			case errors.As(r.Err, new(*throttle.DeniedError)):
 				refused++
 			case r.Err == nil && r.Info.State == asynq.TaskStatePending:
 				pending++

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// wantLate fails unless the task was archived by a TooLateError, for which the user's ErrorHandler
+// wantLate fails unless the task was archived by a DeniedError, for which the user's ErrorHandler
 // was called once and the user's IsFailure was not.
 func wantLate(s *sitetest.Site, id string, retries int, reason string) {
 	s.Helper()
@@ -32,11 +32,11 @@ func wantLate(s *sitetest.Site, id string, retries int, reason string) {
 	if len(s.Reported) != 1 || len(s.Asked) != 0 {
 		s.Fatalf("the user's ErrorHandler was told %q, and IsFailure asked about %q", s.Reported, s.Asked)
 	}
-	var late *throttle.TooLateError
+	var late *throttle.DeniedError
 	if !errors.As(s.Reported[0], &late) {
 		s.Fatalf("the user's ErrorHandler was told %#v", s.Reported[0])
 	}
-	if !late.Deadline.Equal(task.Deadline) || late.StartsAt.Before(late.Deadline) ||
+	if !late.Request.Deadline.Equal(task.Deadline) || late.StartsAt.Before(task.Deadline) ||
 		late.Error() != task.LastErr || late.Decision.Tenant != "acme" {
 		s.Errorf("told %+v of %+v", late, task)
 	}

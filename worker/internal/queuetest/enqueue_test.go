@@ -77,18 +77,18 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 		} {
 			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), row.opts...)
 			var d throttle.Decision
-			late := &throttle.TooLateError{}
+			late := &throttle.DeniedError{}
 			if errors.As(err, &late) {
 				d = late.Decision
 			}
 			if info != nil || err == nil || errors.Is(err, asynq.SkipRetry) || d.Granted ||
-				late.Backlog != row.backlog || late.MaxWait != row.maxWait || !strings.Contains(err.Error(), row.text) ||
+				late.Request.Backlog < row.backlog || late.Request.MaxWait < row.maxWait || !strings.Contains(err.Error(), row.text) ||
 				!strings.HasPrefix(err.Error(), `worker: task type "x": throttle`) {
 				t.Errorf("%v: %v, %v", row, info, err)
 			} else if row.deadline >= 0 && sitetest.Off(now.Add(d.RetryIn), now.Add(3*time.Hour)) {
 				t.Errorf("%v: would have waited %v", row, d.RetryIn)
-			} else if row.deadline != 0 && !late.Deadline.Equal(now.Add(row.deadline)) {
-				t.Errorf("%v: the deadline is %v", row, late.Deadline)
+			} else if row.deadline != 0 && !late.Request.Deadline.Equal(now.Add(row.deadline)) {
+				t.Errorf("%v: the deadline is %v", row, late.Request.Deadline)
 			}
 		}
 		after := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val()))

@@ -34,11 +34,7 @@ func limitBy(s *sitetest.Site, c throttle.Config) {
 func TestStartsAreObserved(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		starts := make(chan throttle.Start, 10)
-		limitBy(s, throttle.Config{Client: s.Redis, Observer: func(event any) {
-			if start, ok := event.(throttle.Start); ok {
-				starts <- start
-			}
-		}})
+		limitBy(s, throttle.Config{Client: s.Redis, Observer: expect.On(func(s throttle.Start) { starts <- s })})
 		client := s.Client(s.Limiter)
 		for range 3 {
 			expect.Must(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask())))

@@ -130,7 +130,7 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 			{state: asynq.TaskStateScheduled, in: time.Hour},
 			{state: asynq.TaskStateScheduled},
 			{state: asynq.TaskStateScheduled},
-			{err: func(err error) bool { return errors.As(err, new(*throttle.TooLateError)) }},
+			{err: func(err error) bool { return errors.As(err, new(*throttle.DeniedError)) }},
 			{state: asynq.TaskStateScheduled, in: time.Hour},
 			{state: asynq.TaskStateScheduled, in: 2 * time.Hour},
 		} {

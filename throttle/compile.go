@@ -54,7 +54,7 @@ func (l *Limiter) compile(p Policy) ([]*compiledPolicy, error) {
 }
 
 func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
-	claims := &claims{limiter: l, line: line, taker: l.runner.NewTaker(), waiting: map[string]*waiter{}}
+	claims := &claims{line: l.Line(line), taker: l.runner.NewTaker(), waiting: map[string]waiter{}}
 	state := &policyState{group: l.runner.NewGroup(), claims: claims, taker: l.runner.NewTaker()}
 	cp := &compiledPolicy{Policy: p, line: line, settings: p, policyState: state}
 	cp.settings.Match, cp.settings.Tenants, cp.settings.Windows = nil, nil, nil

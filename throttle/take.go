@@ -57,15 +57,10 @@ type TakenTicket struct {
 // Take serves removed policies, too. Errors are ErrUnknownPolicy, ErrUnavailable, ErrState,
 // ErrClock, ErrReply and the context's error.
 func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
-	l := n.limiter
-	cp, err := l.policyOfLine(n.name, true)
-	if err != nil {
-		return Taken{}, err
-	}
 	if len(o.Queues) == 0 {
 		return Taken{At: time.Now(), Next: -1}, nil
 	}
-	taken, err := l.take(ctx, cp, cp.taker, script.TakeRequest{
+	taken, err := n.take(ctx, nil, script.TakeRequest{
 		Queues: o.Queues, Strict: o.Strict, Max: max(0, min(o.Max, MaxTake)),
 	})
 	if err != nil {
@@ -80,23 +75,26 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 		return !asked
 	})
 	for _, t := range taken.Tickets {
-		tell(l, t)
+		tell(n.limiter, t)
 	}
 	_ = n.PutBack(ctx, others) // else they are out of the line until their tasks join again
 	return taken, nil
 }
 
-// take takes by one of a line's takers.
-func (l *Limiter) take(
-	ctx context.Context, cp *compiledPolicy, by *script.Taker, q script.TakeRequest,
-) (Taken, error) {
+// take takes by the taker of the line's claims, or by the one of its queues if that is nil.
+func (n *Line) take(ctx context.Context, claims *script.Taker, q script.TakeRequest) (Taken, error) {
+	l := n.limiter
+	cp, err := l.policyOfLine(n.name, true)
+	if err != nil {
+		return Taken{}, err
+	}
 	cp.serves.Store(true)
 	now := l.interventions.Load()
 	paused := max(0, now.left(now.inForce[target{policy: cp.Name}].pause.Until))
 	if paused > 0 {
 		q.Max = 0 // the line is asked all the same: it forgets queues that nobody asks for
 	}
-	reply, err := by.Take(ctx, cp.script, q)
+	reply, err := cmp.Or(claims, cp.taker).Take(ctx, cp.script, q)
 	if err != nil {
 		return Taken{}, classify(ctx, cp.Name, err)
 	}
@@ -136,7 +134,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket, tenant effectiveTenant) Ta
 		return ticket
 	}
 	ticket.Decision.Reservation = Reservation{
-		Request: r, At: ticket.Decision.At, ID: t.Granted, by: cp, limiter: cp.claims.limiter,
+		Request: r, At: ticket.Decision.At, ID: t.Granted, by: cp, limiter: cp.claims.line.limiter,
 	}
 	o, err := cp.newOperation(r, tenant)
 	if err != nil {

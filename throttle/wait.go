@@ -25,129 +25,99 @@ import (
 // slots of any other policy it does not wait, as with a MaxWait below 0.
 func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	r.Ticket, r.Key, r.Front, r.Deadline = Ticket{}, "", false, time.Time{}
-	asked := r
-	asked.MaxWait = 0
 	cp, err := l.policyFor(r.Policy, r.Tenant, false)
 	mayDeadlock := err == nil && cp.script.Leases && l.holdsFrom(r.Policy, CallerFrom(ctx))
-	if r.MaxWait < 0 || mayDeadlock {
-		d, err := l.Reserve(ctx, asked)
-		if err == nil && !d.Granted {
-			err = &DeniedError{Decision: d, Request: r}
-		}
-		return d, err
+	if r.MaxWait >= 0 && !mayDeadlock {
+		return l.waitInLine(ctx, r)
 	}
-	began := time.Now()
-	asked.Deadline, _ = ctx.Deadline()
-	if end := began.Add(r.MaxWait); r.MaxWait > 0 && (asked.Deadline.IsZero() || end.Before(asked.Deadline)) {
-		asked.Deadline = end
-	}
-	d, err := l.waitInLine(ctx, asked)
-	if err == nil {
-		tell(l, Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(began)})
+	asked := r
+	asked.MaxWait = 0
+	d, err := l.Reserve(ctx, asked)
+	if err == nil && !d.Granted {
+		err = &DeniedError{Decision: d, Request: r}
 	}
 	return d, err
 }
 
-// waitInLine waits by a claim, until the request's deadline.
+// waitInLine waits by a claim. What is not granted in time is denied.
 func (l *Limiter) waitInLine(ctx context.Context, r Request) (Decision, error) {
-	w := &waiter{}
-	defer func() { w.end() }()
-	for {
+	began, inTime := time.Now(), ctx
+	if r.MaxWait > 0 {
+		var stop context.CancelFunc
+		inTime, stop = context.WithTimeout(ctx, r.MaxWait)
+		defer stop()
+	}
+	r.Deadline, _ = inTime.Deadline()
+	r.MaxWait = 0
+	id := script.NewID()
+	for joins := 1; ; joins++ {
 		o, err := l.checked(ctx, r)
 		if err != nil {
 			return Decision{}, err
 		}
-		if w.claims != o.claims { // at first, and when Policy.Shards has changed
-			w.end()
-			w = o.claims.add()
-		}
-		d, err := w.join(ctx, o, r)
-		if err != nil || d.Granted {
-			return d, err
-		}
-		ticket, err := w.await(ctx, o, d, r)
-		switch {
-		case err != nil:
-			return Decision{}, err
-		case ticket == nil:
+		d, again, err := o.claims.wait(ctx, o, id, inTime.Done())
+		if again {
 			continue
 		}
-		if d, ok := w.use(ctx, o, *ticket, r); ok {
-			return d, nil
+		if d.Granted {
+			if joins > 1 {
+				o.claims.leave(ctx, o, id) // it may have joined again
+			}
+			tell(l, Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(began)})
 		}
-		w.end()
-		w = &waiter{}
+		return d, err
 	}
 }
 
-// join reserves, and joins the line by the claim if that is denied.
-func (w *waiter) join(ctx context.Context, o *operation, r Request) (Decision, error) {
+// wait joins the line by a claim, and waits for its ticket until it is too late. With again, the claim has to
+// join again, as at first and when Policy.Shards has changed.
+func (c *claims) wait(
+	ctx context.Context, o *operation, id string, late <-chan struct{},
+) (d Decision, again bool, err error) {
+	taken := c.add(id, o.request)
+	defer c.remove(id, taken)
 	ask := o.reserveRequest(Reservation{})
-	ask.Ticket = script.TicketName(w.claims.taker.Claims, w.id)
-	ask.Place.Flow = o.flow(w.claims.taker.Claims, r)
-	w.joins++
-	d, err := w.claims.limiter.send(ctx, o, ask)
+	ask.Ticket = script.TicketName(c.taker.Claims, id)
+	ask.Place.Flow = o.flow(c.taker.Claims, o.request)
+	d, err = c.line.limiter.send(ctx, o, ask)
 	switch {
 	case errors.As(err, new(*DeniedError)):
-		return Decision{}, err
+		return Decision{}, false, err
 	case err != nil || d.FailedOpen != nil: // the claim may have joined all the same
-		go w.leave(ctx, o)
-	case !d.Granted:
-		d.Queued, d.AlreadyQueued = false, false // it is withdrawn when the call returns
-		w.claims.joined(d.RetryIn, o.script.Leases)
+		go c.leave(ctx, o, id)
+		return d, false, err
+	case d.Granted:
+		return d, false, nil
 	}
-	return d, err
-}
-
-// await waits for the claim's ticket. It returns nil if the claim has to join again. After an error the
-// claim has left the line.
-func (w *waiter) await(ctx context.Context, o *operation, d Decision, r Request) (*TakenTicket, error) {
-	asked := time.Now()
-	var late <-chan time.Time
-	if !r.Deadline.IsZero() {
-		late = time.After(time.Until(r.Deadline))
-	}
+	d.Queued, d.AlreadyQueued = false, false // it is withdrawn when the call returns
+	joined := time.Now()
+	c.joined(d.RetryIn, o.script.Leases)
 	select {
-	case ticket := <-w.taken:
-		return ticket, nil
+	case t, ok := <-taken:
+		if ok {
+			tell(c.line.limiter, t)
+			t.Decision.Reservation.Request = o.request
+		}
+		return t.Decision, !ok, nil
 	case <-late:
-	case <-ctx.Done():
 	}
-	w.leave(ctx, o)
+	c.leave(ctx, o, id)
 	if err := ctx.Err(); err != nil && !errors.Is(err, context.DeadlineExceeded) {
-		return nil, fmt.Errorf("throttle: %s: %w", d.Reason(), contextError(ctx))
+		return d, false, fmt.Errorf("throttle: %s: %w", d.Reason(), contextError(ctx))
 	}
 	// Let these durations count from now, as the caller may act on them.
-	d.RetryIn = max(d.RetryIn-time.Since(asked), time.Millisecond)
+	d.RetryIn = max(d.RetryIn-time.Since(joined), time.Millisecond)
 	if d.Latest > 0 {
-		d.Latest = max(d.Latest-time.Since(asked), d.RetryIn)
+		d.Latest = max(d.Latest-time.Since(joined), d.RetryIn)
 	}
-	return nil, tooLate(r, d)
-}
-
-// use returns the decision of a claim that was taken. If it no longer matches the policy, use gives it back and
-// returns false.
-func (w *waiter) use(ctx context.Context, o *operation, t TakenTicket, r Request) (Decision, bool) {
-	l := w.claims.limiter
-	if w.joins > 1 {
-		w.leave(ctx, o) // it may have joined again
-	}
-	tell(l, t)
-	cp, err := l.policyFor(r.Policy, r.Tenant, true)
-	if err != nil || !cp.matches(t, r) {
-		l.refundLater(o.line, t)
-		return Decision{}, false
-	}
-	t.Decision.Reservation.Request = r
-	return t.Decision, true
+	return Decision{}, false, tooLate(o.request, d)
 }
 
 const leaveTimeout = time.Second
 
-// leave withdraws the claim. If Redis does not answer, the claim stays in line. Once taken, it is
-// refunded.
-func (w *waiter) leave(ctx context.Context, o *operation) {
+// leave withdraws a claim. If Redis does not answer, the claim stays in line. Once taken, it is refunded.
+func (c *claims) leave(ctx context.Context, o *operation, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
-	_ = o.compiledPolicy.leave(ctx, script.TicketName(w.claims.taker.Claims, w.id))
+	_ = o.compiledPolicy.leave(ctx, script.TicketName(c.taker.Claims, id))
 }

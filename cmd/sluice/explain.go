@@ -74,7 +74,7 @@ func printLine(w io.Writer, s inspect.TicketState) {
 	place := show.NewTable(w, "TENANT", "POSITION", "WAITS", "STARTS IN")
 	place.Row(s.Tenant, fmt.Sprintf("%d of %d", s.Position, s.Of), since(s.Joined, s.At), startText(s.Limits, s.At))
 	place.Flush()
-	for _, note := range s.Notes(s.At) {
+	for _, note := range notes(s.Limits, s.At) {
 		fmt.Fprintln(w, note)
 	}
 	windows := show.NewTable(w, "WINDOW", "SCOPE", "USED", "OF", "UNIT", "ROOM IN")

@@ -15,7 +15,6 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
 	"github.com/sluice-go/sluice/internal/words"
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/usage"
 )
@@ -187,7 +186,7 @@ func processesText(runs string, names []string) string {
 func printState(w io.Writer, s policyStatus) {
 	fmt.Fprintf(w, "policy %s at %s: %s waiting%s\n",
 		s.Policy, clockText(s.At), count(s.Waiting, "ticket"), rateText(s.PerSecond))
-	for _, note := range s.Notes(s.At) {
+	for _, note := range notes(s.Limits, s.At) {
 		fmt.Fprintln(w, note)
 	}
 	windows := show.NewTable(w, "SHARED WINDOW", "USED", "OF", "UNIT", "EMPTY IN")
@@ -200,10 +199,7 @@ func printState(w io.Writer, s policyStatus) {
 	}
 	queues, flows := show.NewTable(w, "QUEUE", "CLASS", "WAITING", "TENANTS", "LAST ASKED FOR", ""), int64(0)
 	for _, q := range s.Queues {
-		text := queueText(q)
-		if slices.Contains(s.PausedQueues, q.Queue) {
-			text = "paused by asynq's tools: no server takes from it"
-		}
+		text := queueText(q, slices.Contains(s.PausedQueues, q.Queue))
 		queues.Row(queueOf(q.Queue), q.Class, q.Waiting, q.Flows, since(q.Asked, s.At)+" ago", text)
 		flows += q.Flows
 	}
@@ -229,24 +225,21 @@ func usedText(used []usage.Use) string {
 }
 
 func tenantText(t inspect.TenantState) string {
-	scope := throttle.ScopeValue{}
-	for _, w := range t.Windows {
-		if len(w.Scope.Attributes) > len(scope.Attributes) {
-			scope = w.Scope
-		}
+	text := t.Tenant
+	for _, name := range slices.Sorted(maps.Keys(t.Attributes)) {
+		text += ", " + name + "=" + t.Attributes[name]
 	}
-	if len(t.Attributes) > 0 && len(scope.Attributes) > 1 {
-		return scope.String()
-	}
-	return t.Tenant
+	return text
 }
 
-func queueText(q inspect.QueueState) string {
+func queueText(q inspect.QueueState, paused bool) string {
 	switch {
+	case paused:
+		return "paused by asynq's tools: no server takes from it"
 	case !q.Served:
 		return "no server takes from it"
-	case q.Binds == throttle.BySlots:
-		return "waits for handler slots"
+	case q.Binds != "":
+		return "waits for " + q.Binds
 	}
 	return ""
 }
@@ -261,9 +254,6 @@ func rateText(perSecond float64) string {
 // startText says in how long the last ticket starts that limits hold up.
 func startText(l inspect.Limits, at time.Time) string {
 	text := since(at, l.Expected)
-	if l.Binds == throttle.BySlots {
-		return text + ", by slots"
-	}
 	if latest := since(at, l.Latest); l.Latest.After(l.Expected) && latest != text {
 		return text + " to " + latest
 	}
@@ -278,19 +268,34 @@ func windowsText(t inspect.TenantState) string {
 	return strings.Join(parts, ", ")
 }
 
+// notes say in sentences what changes the numbers of windows.
+func notes(l inspect.Limits, at time.Time) (notes []string) {
+	if l.Removed {
+		notes = append(notes, "the policy was removed: what waits goes on by its last windows")
+	}
+	if l.Observes {
+		notes = append(notes, "the policy only observes: nothing is denied")
+	}
+	if l.Pause != nil {
+		notes = append(notes, l.Pause.Describe(at))
+	}
+	if r := l.Remaining; r != nil {
+		notes = append(notes, fmt.Sprintf("%d %s left until %s by the upstream", r.Units, r.Unit, clockText(r.Until)))
+	}
+	if l.Adapted != nil {
+		notes = append(notes, l.Adapted.String())
+	}
+	return notes
+}
+
 // heldText lists the notes of a tenant that do not hold for all tenants.
 func heldText(t inspect.TenantState, s inspect.PolicyState) string {
-	var parts []string
+	shared := notes(s.Limits, s.At)
+	other := slices.DeleteFunc(notes(t.Limits, s.At), func(note string) bool { return slices.Contains(shared, note) })
 	if t.Exempt {
-		parts = append(parts, "exempt")
+		other = append(other, "exempt")
 	}
-	shared := s.Notes(s.At)
-	for _, note := range t.Notes(s.At) {
-		if !slices.Contains(shared, note) {
-			parts = append(parts, note)
-		}
-	}
-	return strings.Join(parts, "; ")
+	return strings.Join(other, "; ")
 }
 
 // since is a time span in two digits or so, "-" if one of its ends is not known.

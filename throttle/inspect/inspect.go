@@ -130,25 +130,3 @@ func (l *Limits) add(s *throttle.Standing, shared, others bool) {
 		l.Binds, l.Expected, l.Latest = d.Binds, expected, latest
 	}
 }
-
-// Notes say in sentences what changes the numbers of the windows: a pause, an adapted rate, that the
-// policy only observes, or was removed.
-func (l Limits) Notes(at time.Time) (notes []string) {
-	if l.Removed {
-		notes = append(notes, "the policy was removed: what waits goes on by its last windows")
-	}
-	if l.Observes {
-		notes = append(notes, "the policy only observes: nothing is denied")
-	}
-	if l.Pause != nil {
-		notes = append(notes, l.Pause.Describe(at))
-	}
-	if r := l.Remaining; r != nil {
-		until := r.Until.UTC().Format(time.DateTime)
-		notes = append(notes, fmt.Sprintf("%d %s left until %s UTC by the upstream", r.Units, r.Unit, until))
-	}
-	if l.Adapted != nil {
-		notes = append(notes, l.Adapted.String())
-	}
-	return notes
-}

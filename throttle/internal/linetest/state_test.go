@@ -272,12 +272,12 @@ func TestWhatBindsBesideTheWindowsIsNamed(t *testing.T) {
 	st.at(s).remaining(d.Reservation, 2, m)
 	st.granted("a2", "a3")
 	st.joins("b1")
-	left := "0 requests left until " + limitertest.At(m+s).UTC().Format(time.DateTime) + " UTC by the upstream"
+	left := throttle.Remaining{Unit: throttle.Requests, Until: limitertest.At(m + s)}
 	got := state(t, st.l, inspect.Query{})
-	expect.Equal(t, got.Notes(got.At), []string{left})
+	expect.Equal(t, *got.Remaining, left)
 	expect.That(t, got.Tenants[0].Remaining != nil, got)
 	e := st.explain("b1")
-	expect.That(t, slices.Equal(e.Notes(e.At), []string{left}) && e.Expected.Equal(limitertest.At(m+s)), e)
+	expect.That(t, *e.Remaining == left && e.Expected.Equal(limitertest.At(m+s)), e)
 	st.at(m + 2*s)
 	expect.That(t, state(t, st.l, inspect.Query{}).Remaining == nil, "it has started again")
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -260,8 +259,7 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		looks := s.AnotherLimiter()
 		sitetest.Must(t, looks.SetPolicies(state.Policies, state.Removed...))
 		st, err := inspect.Of(looks).State(t.Context(), inspect.Query{Policy: p.Name})
-		want := []string{"the policy was removed: what waits goes on by its last windows"}
-		expect.That(t, err == nil && st.Waiting == 60 && slices.Equal(st.Notes(st.At), want), st, err)
+		expect.That(t, err == nil && st.Waiting == 60 && st.Removed, st, err)
 		within("at the end", 5*time.Minute, tasks)
 		expect.Equal(t, len(s.Runs()), tasks, "of", "tasks have run")
 		s.WantNobodyInLine()

@@ -65,11 +65,11 @@ func (c *SimulateCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	changed, err := c.changed(policy, f.limiter.Interventions())
+	changed, overrides, err := c.changed(policy, f.limiter.Interventions())
 	if err != nil {
 		return err
 	}
-	now, then, err := inspect.Of(f.limiter).Simulate(ctx, changed)
+	now, then, err := inspect.Of(f.limiter).Simulate(ctx, changed, overrides...)
 	if errors.As(err, new(*throttle.PolicyError)) {
 		return inputError{err}
 	}
@@ -80,26 +80,27 @@ func (c *SimulateCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	return c.show(found, func() { c.print(found) })
 }
 
-// changed returns the variant that the flags ask for. A change for one tenant is an override: it wins over the
+// changed returns the policy that the flags ask for, and overrides. A change for one tenant is an override: it wins over the
 // file, and keeps the other changes of an override in force.
-func (c *SimulateCommand) changed(p throttle.Policy, inForce throttle.Interventions) (inspect.Variant, error) {
-	v := inspect.Variant{Policy: p.WithDefaults()}
+func (c *SimulateCommand) changed(p throttle.Policy, inForce throttle.Interventions) (
+	changed throttle.Policy, overrides []throttle.TenantOverride, err error) {
+	changed = p.WithDefaults()
 	for _, flag := range c.Limits {
 		what, number, _ := cutLast(flag)
 		window, tenant, ofTenant := strings.Cut(what, "@")
 		limit, err := strconv.ParseInt(number, 10, 64)
 		if err != nil || ofTenant && tenant == "" {
-			return v, badUsage("--limit %q: must be WINDOW=N or WINDOW@TENANT=N, with a whole number", flag)
+			return changed, nil, badUsage("--limit %q: must be WINDOW=N or WINDOW@TENANT=N, with a whole number", flag)
 		}
-		w, err := windowOf(v.Policy, window)
+		w, err := windowOf(changed, window)
 		if err != nil {
-			return v, badUsage("--limit %q: %w", flag, err)
+			return changed, nil, badUsage("--limit %q: %w", flag, err)
 		}
 		if !ofTenant {
 			setLimit(w, limit)
 			continue
 		}
-		o := overrideOf(&v, tenant, inForce)
+		o := overrideOf(&overrides, p.Name, tenant, inForce)
 		burst := o.Windows[window].Burst
 		o.Windows[window] = throttle.Override{Burst: burst, Limit: limit}
 	}
@@ -107,28 +108,28 @@ func (c *SimulateCommand) changed(p throttle.Policy, inForce throttle.Interventi
 		tenant, number, ok := cutLast(flag)
 		weight, err := strconv.ParseFloat(number, 64)
 		if !ok || err != nil || tenant == "" {
-			return v, badUsage("--weight %q: must be TENANT=W, with a number", flag)
+			return changed, nil, badUsage("--weight %q: must be TENANT=W, with a number", flag)
 		}
-		overrideOf(&v, tenant, inForce).Weight = weight
+		overrideOf(&overrides, p.Name, tenant, inForce).Weight = weight
 	}
-	return v, nil
+	return changed, overrides, nil
 }
 
-// overrideOf returns the variant's override of a tenant. If it has none, it begins as a copy of the one in force.
-func overrideOf(v *inspect.Variant, tenant string, inForce throttle.Interventions) *throttle.TenantOverride {
-	match := func(o throttle.TenantOverride) bool { return o.Policy == v.Policy.Name && o.Tenant == tenant }
-	i := slices.IndexFunc(v.Overrides, match)
+// overrideOf returns the override of a tenant. If there is none, it begins as a copy of the one in force.
+func overrideOf(all *[]throttle.TenantOverride, policy, tenant string, inForce throttle.Interventions) *throttle.TenantOverride {
+	match := func(o throttle.TenantOverride) bool { return o.Policy == policy && o.Tenant == tenant }
+	i := slices.IndexFunc(*all, match)
 	if i < 0 {
-		o := throttle.TenantOverride{Policy: v.Policy.Name, Tenant: tenant}
+		o := throttle.TenantOverride{Policy: policy, Tenant: tenant}
 		if j := slices.IndexFunc(inForce.Overrides, match); j >= 0 {
 			o = inForce.Overrides[j]
 		}
 		if o.Windows == nil {
 			o.Windows = map[string]throttle.Override{}
 		}
-		i, v.Overrides = len(v.Overrides), append(v.Overrides, o)
+		i, *all = len(*all), append(*all, o)
 	}
-	return &v.Overrides[i]
+	return &(*all)[i]
 }
 
 // cutLast cuts at the last equals sign, as names of tenants may hold others.

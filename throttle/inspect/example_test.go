@@ -103,7 +103,7 @@ func ExampleInspector_Simulate() {
 	}
 	raised := policy.WithDefaults()
 	raised.Windows[0].Limit = 3
-	now, then, err := inspect.Of(limiter).Simulate(context.Background(), inspect.Variant{Policy: raised})
+	now, then, err := inspect.Of(limiter).Simulate(context.Background(), raised)
 	if err != nil {
 		log.Fatal(err)
 	}

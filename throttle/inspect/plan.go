@@ -101,29 +101,22 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 	return p, nil
 }
 
-// A Variant is a policy as it could be.
-type Variant struct {
-	Policy throttle.Policy
-
-	// Overrides are in force in place of those that operators have set for the same tenants. Their Until
-	// is ignored.
-	Overrides []throttle.TenantOverride
-}
-
-// Simulate returns when all that waits for a policy would be done as it is now, and by a variant, such as
-// one with another limit or weight. A variant begins with what the windows have counted that have the same
-// name, algorithm and scope. What operators have put in force holds in both. For what it leaves out see Plan.
+// Simulate returns when all that waits for a policy would be done as it is now, and by a variant of that name, such
+// as one with another limit or weight. Overrides are in force there in place of those that operators have set for
+// the same tenants. Their Until is ignored. Else what operators have put in force holds in both. A variant begins
+// with what the windows have counted that have the same name, algorithm and scope. For what it leaves out see Plan.
 //
 // It reads all tenants that wait in pages, with what their windows have counted. An error may be a
 // *throttle.PolicyError of the variant.
-func (i Inspector) Simulate(ctx context.Context, v Variant) (now, then Plan, err error) {
-	lines, err := i.lines(v.Policy.Name)
+func (i Inspector) Simulate(ctx context.Context, variant throttle.Policy, overrides ...throttle.TenantOverride) (
+	now, then Plan, err error) {
+	lines, err := i.lines(variant.Name)
 	if err != nil {
 		return now, then, err
 	}
-	other, err := v.limiter(i.limiter)
-	if err == nil && !slices.Equal(other.Lines(), lines) {
-		err = &throttle.PolicyError{Policy: v.Policy.Name, Field: "shards", Value: v.Policy.Shards,
+	other, err := i.other(variant, overrides)
+	if err == nil && !slices.Equal(other.limiter.Lines(), lines) {
+		err = &throttle.PolicyError{Policy: variant.Name, Field: "shards", Value: variant.Shards,
 			Hint: "must be those of the policy in force: a simulation moves no tenant"}
 	}
 	if err != nil {
@@ -133,7 +126,7 @@ func (i Inspector) Simulate(ctx context.Context, v Variant) (now, then Plan, err
 	for _, name := range lines {
 		b := &backlog{line: i.line(name)}
 		if err = snapshot.demand(ctx, b); err == nil {
-			err = changed.demand(ctx, &backlog{line: Of(other).line(name), flows: b.flows, values: b.values})
+			err = changed.demand(ctx, &backlog{line: other.line(name), flows: b.flows, values: b.values})
 		}
 		if err != nil {
 			return now, then, err
@@ -145,24 +138,23 @@ func (i Inspector) Simulate(ctx context.Context, v Variant) (now, then Plan, err
 	return now, then, err
 }
 
-// limiter returns one like another, with the variant in place of its policies.
-func (v Variant) limiter(base *throttle.Limiter) (*throttle.Limiter, error) {
-	c := base.Config()
-	c.Policies = []throttle.Policy{v.Policy}
+// other returns an inspector by a variant of the policies in force.
+func (i Inspector) other(variant throttle.Policy, overrides []throttle.TenantOverride) (Inspector, error) {
+	c, in := i.limiter.Config(), i.limiter.Interventions()
+	c.Policies = []throttle.Policy{variant}
 	l, err := throttle.New(c)
 	if err != nil {
-		return nil, err
+		return i, err
 	}
-	in := base.Interventions()
-	for _, o := range v.Overrides {
+	for _, o := range overrides {
 		if err := l.ValidateOverride(o); err != nil {
-			return nil, err
+			return i, err
 		}
 		o.Until = in.At.Add(MaxPlan)
 		in.Overrides = append(in.Overrides, o) // the last of a tenant holds
 	}
 	l.SetInterventions(in)
-	return l, nil
+	return Of(l), nil
 }
 
 // demand reads a line, and demands all that waits there.
@@ -171,7 +163,7 @@ func (s *Snapshot) demand(ctx context.Context, b *backlog) error {
 	s.backlogs = append(s.backlogs, b)
 	for i, standing := range waiting {
 		tenant := s.place(standing.Request.Tenant)
-		err = cmp.Or(err, s.add(tickets{Standing: standing, backlog: b, tenant: tenant, left: b.flows[i].tickets}))
+		err = cmp.Or(err, s.add(b, tickets{Standing: standing, tenant: tenant, left: b.flows[i].tickets}))
 	}
 	return err
 }

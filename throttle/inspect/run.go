@@ -26,20 +26,11 @@ const (
 
 // run simulates until all demands have started, or the context ends. Then it returns its error.
 func (s *simulation) run(ctx context.Context) error {
-	for _, l := range s.lines {
-		for _, f := range l.flows {
-			f.wait(s.now)
-		}
-	}
-	for t := s.now; s.finishes[0].left > 0 && t < s.end && ctx.Err() == nil; {
+	end := s.now + MaxPlan.Microseconds()
+	for t := s.now; s.finishes[0].left > 0 && t < end && ctx.Err() == nil; {
 		next := int64(never)
 		for _, l := range s.lines {
 			next = min(next, l.startOne(t))
-		}
-		for _, l := range s.lines {
-			if l.binds != "" {
-				l.waited[l.binds] += next - t
-			}
 		}
 		t = next
 	}
@@ -48,6 +39,8 @@ func (s *simulation) run(ctx context.Context) error {
 
 // startOne starts the tickets that go first, and returns t; or the next moment at which something may change.
 func (l *simLine) startOne(t int64) int64 {
+	l.waited[l.binds] += t - l.now
+	l.now, l.binds = t, ""
 	for len(l.waiting) > 0 && l.waiting[0].key <= t {
 		heap.Pop(&l.waiting).(*simFlow).wait(t)
 	}
@@ -55,13 +48,12 @@ func (l *simLine) startOne(t int64) int64 {
 	if len(l.waiting) > 0 {
 		next = l.waiting[0].key
 	}
-	l.binds = ""
 	var first *side // whose turn it is, of those with a free slot
 	for _, s := range l.sides {
 		if len(s.flows) == 0 {
 			continue
 		}
-		switch free, by := s.flows[0].fits(t, s.slots); {
+		switch free, by := s.flows[0].fits(t, &s.slots); {
 		case free > t:
 			next, l.binds = min(next, free), by
 		case first == nil || s.tag < first.tag:
@@ -205,7 +197,7 @@ func (f *simFlow) end(d *Finish, n int64, at time.Time) {
 	if d.left -= n; d.left > 0 {
 		return
 	}
-	delete(f.waited, "")
+	delete(f.waited, "") // neither windows nor slots
 	for by, us := range f.waited {
 		if us > 0 && (us > f.waited[d.Binds] || us == f.waited[d.Binds] && by < d.Binds) {
 			d.Binds = by

@@ -13,18 +13,16 @@ import (
 type simulation struct {
 	*Snapshot
 	PlanOptions
-	end      int64    // of the simulation
 	finishes []Finish // as those of the Snapshot
 	lines    []*simLine
-	slots    map[string]*scope // by queue
-	unknown  map[string]bool   // Plan.Unknown
+	slots    map[string][]*window // by queue
+	unknown  map[string]bool      // Plan.Unknown
 }
 
 // simulation returns one that begins.
 func (s *Snapshot) simulation(o PlanOptions) *simulation {
 	sim := &simulation{
-		Snapshot: s, PlanOptions: o, end: s.now + MaxPlan.Microseconds(), finishes: slices.Clone(s.finishes),
-		slots: map[string]*scope{}, unknown: map[string]bool{},
+		Snapshot: s, PlanOptions: o, finishes: slices.Clone(s.finishes), slots: map[string][]*window{}, unknown: map[string]bool{},
 	}
 	sim.finishes[0].Expected = time.UnixMicro(s.now)
 	for i, f := range s.finishes {
@@ -37,20 +35,16 @@ func (s *Snapshot) simulation(o PlanOptions) *simulation {
 		counter := algorithm.Concurrency.Simulate(algorithm.Window{Limit: n}, algorithm.Counted{Now: s.now})
 		w := &window{Simulated: counter, limit: n, name: throttle.BySlots}
 		for _, queue := range o.Queues {
-			if sim.slots[queue] == nil {
-				sim.slots[queue] = &scope{}
-			}
-			sim.slots[queue].windows = append(sim.slots[queue].windows, w)
+			sim.slots[queue] = append(sim.slots[queue], w)
 		}
 	}
-	lines := map[*backlog]*simLine{}
 	for _, b := range s.backlogs {
-		l := &simLine{backlog: b, sim: sim, byName: map[string]*simFlow{}, waited: map[string]int64{}}
+		l := &simLine{backlog: b, sim: sim, flows: map[string]*simFlow{}, waited: map[string]int64{}}
 		l.scopes = map[string]*scope{script.ScopeKey(nil, nil): &l.root}
-		lines[b], sim.lines = l, append(sim.lines, l)
-	}
-	for _, t := range s.tickets {
-		lines[t.backlog].flow(t.Standing).add(t)
+		sim.lines = append(sim.lines, l)
+		for _, t := range b.tickets {
+			l.flow(t.Standing).add(t)
+		}
 	}
 	return sim
 }
@@ -86,15 +80,15 @@ type simLine struct {
 	sim    *simulation
 	root   scope             // that all tenants share
 	scopes map[string]*scope // by key, with the root
-	byName map[string]*simFlow
+	flows  map[string]*simFlow
 
-	flows   []*simFlow
 	waiting flowHeap // flows without room in their own scopes, or before their time
 	sides   []*side  // of the others
 	last    int64    // the tag of the last start
 
-	binds  string           // what all wait for at the root now
-	waited map[string]int64 // us, by what they waited for there
+	now    int64
+	binds  string           // what all wait for at the root from then on
+	waited map[string]int64 // us, by what they waited for there until then
 }
 
 // A side is the flows of one class in one queue that have room in their own scopes. Sides share the root by
@@ -104,7 +98,7 @@ type side struct {
 	batch bool
 	queue string
 	share float64 // of its class
-	slots *scope
+	slots scope
 
 	tag  int64             // by when its next ticket has had its turn
 	tags map[string]*int64 // of tenants
@@ -127,11 +121,11 @@ type simFlow struct {
 
 // flow returns the flow of a standing.
 func (l *simLine) flow(s *throttle.Standing) *simFlow {
-	f := l.byName[s.Flow]
+	f := l.flows[s.Flow]
 	if f == nil {
 		f = &simFlow{line: l, side: l.side(s.Request), weight: s.Weight, waited: map[string]int64{}}
-		f.scopes = []*scope{f.side.slots, &l.root}
-		l.flows, l.byName[s.Flow] = append(l.flows, f), f
+		f.scopes = []*scope{&f.side.slots, &l.root}
+		l.flows[s.Flow] = f
 		if f.tag = f.side.tags[s.Request.Tenant]; f.tag == nil {
 			f.tag = new(int64)
 			f.side.tags[s.Request.Tenant] = f.tag
@@ -178,12 +172,9 @@ func (l *simLine) side(r throttle.Request) *side {
 	queue, batch := r.Ticket.Queue, r.Class == throttle.ClassBatch
 	i := slices.IndexFunc(l.sides, func(s *side) bool { return s.queue == queue && s.batch == batch })
 	if i < 0 {
-		s := &side{batch: batch, queue: queue, share: 1 - l.shared.Policy.BatchShare, slots: l.sim.slots[queue], tag: -1, tags: map[string]*int64{}}
-		if batch {
-			s.share = l.shared.Policy.BatchShare
-		}
-		if s.slots == nil {
-			s.slots = &scope{}
+		s := &side{batch: batch, queue: queue, share: l.shared.Policy.BatchShare, tag: -1, tags: map[string]*int64{}}
+		if s.slots.windows = l.sim.slots[queue]; !batch {
+			s.share = 1 - s.share
 		}
 		i, l.sides = len(l.sides), append(l.sides, s)
 	}
@@ -230,7 +221,9 @@ func (f *simFlow) add(t tickets) {
 		}
 	}
 	t.lump = max(1, t.lump)
-	f.tickets = append(f.tickets, t)
+	if f.tickets = append(f.tickets, t); last < 0 {
+		f.wait(s.now)
+	}
 }
 
 // next is how many go next, as one.

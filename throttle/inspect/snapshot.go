@@ -21,7 +21,6 @@ type Snapshot struct {
 
 	backlogs []*backlog
 	slots    []Slots
-	tickets  []tickets      // in the order in which they wait
 	finishes []Finish       // of all demands, and then of tenants
 	places   map[string]int // of finishes, by tenant
 	total    int64          // tickets
@@ -36,16 +35,16 @@ type backlog struct {
 	flows   []flow // that wait, the first one first
 	demands []*throttle.Standing
 	values  map[string]string // of the scopes of all, by key
+	tickets []tickets         // in the order in which they wait
 }
 
 // Tickets are equal ones of one flow.
 type tickets struct {
 	*throttle.Standing
-	backlog *backlog
-	tenant  int   // the place of its finish; 0 if they are no demand
-	left    int64 // that have not started
-	hold    int64 // us for which each holds what it takes; 0 if unknown, then it ends when it starts
-	rank    int64 // of the first one
+	tenant int   // the place of its finish; 0 if they are no demand
+	left   int64 // that have not started
+	hold   int64 // us for which each holds what it takes; 0 if unknown, then it ends when it starts
+	rank   int64 // of the first one
 
 	costs []int64 // by window.place, in a simulation
 	lump  int64   // so many go as one
@@ -59,8 +58,8 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 	if s.slots = slots; len(slots) > 0 {
 		s.Limits[throttle.BySlots] = int64(slots[0].Count)
 	}
-	lines, asked, joined := map[string]*backlog{}, map[string]*throttle.Standing{}, map[*throttle.Standing]int64{}
-	var demanded []tickets
+	lines, demanded := map[string]*backlog{}, map[*backlog][]tickets{}
+	asked, joined := map[string]*throttle.Standing{}, map[*throttle.Standing]int64{}
 	for _, d := range demands {
 		r := d.Request
 		r.Key = ""
@@ -87,7 +86,8 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 		}
 		joined[standing] += int64(d.Joined)
 		tenant, hold := s.place(cmp.Or(d.Tenant, r.Tenant)), d.Hold.Microseconds()
-		demanded = append(demanded, tickets{Standing: standing, backlog: b, tenant: tenant, left: int64(d.Count), hold: hold})
+		t := tickets{Standing: standing, tenant: tenant, left: int64(d.Count), hold: hold}
+		demanded[b] = append(demanded[b], t)
 		s.hold = max(s.hold, hold)
 	}
 	for _, b := range s.backlogs {
@@ -101,13 +101,13 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 		}
 		for i, standing := range waiting {
 			if left := b.flows[i].tickets - byFlow[standing.Flow]; left > 0 {
-				_ = s.add(tickets{Standing: standing, backlog: b, left: left, hold: s.hold}) // no demand fails
+				_ = s.add(b, tickets{Standing: standing, left: left, hold: s.hold}) // no demand fails
 			}
 		}
-	}
-	for _, t := range demanded {
-		if err := s.add(t); err != nil {
-			return nil, err
+		for _, t := range demanded[b] {
+			if err := s.add(b, t); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return s, nil
@@ -149,8 +149,8 @@ func (s *Snapshot) read(ctx context.Context, b *backlog) (waiting []*throttle.St
 	return waiting, b.readValues(ctx, all)
 }
 
-// add adds tickets, behind all others. What never fits is only counted, and left out if it is no demand.
-func (s *Snapshot) add(t tickets) error {
+// add adds tickets to a backlog. Of demands that never fit it only counts them; others that do not are left out.
+func (s *Snapshot) add(b *backlog, t tickets) error {
 	never := new(throttle.RequestError)
 	errors.As(t.Err, &never)
 	if t.tenant > 0 {
@@ -162,7 +162,7 @@ func (s *Snapshot) add(t tickets) error {
 	switch {
 	case t.Err == nil:
 		t.rank = s.total
-		s.tickets, s.total = append(s.tickets, t), s.total+t.left
+		b.tickets, s.total = append(b.tickets, t), s.total+t.left
 	case t.tenant > 0 && never.Window == "":
 		return never
 	}

@@ -266,7 +266,7 @@ func (p *Page) planLimit(ctx context.Context, a *action, until string) (func(con
 		return nil, nil, err
 	}
 	i := slices.IndexFunc(policies, func(policy throttle.Policy) bool { return policy.Name == a.policy })
-	shown, err := p.simulate(ctx, a, inspect.Variant{Policy: policies[i]})
+	shown, err := p.simulate(ctx, a, policies[i])
 	if err != nil {
 		return nil, nil, err
 	}
@@ -293,7 +293,7 @@ func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(
 	if err != nil {
 		return nil, nil, err
 	}
-	shown, err := p.simulate(ctx, a, inspect.Variant{Policy: a.config, Overrides: []throttle.TenantOverride{o}})
+	shown, err := p.simulate(ctx, a, a.config, o)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -316,13 +316,13 @@ func (a *action) replaces() string {
 const previewRows = 8 // of tenants, and one more for the changed tenant
 
 // simulate compares when tasks would start.
-func (p *Page) simulate(ctx context.Context, a *action, v inspect.Variant) (*preview, error) {
+func (p *Page) simulate(ctx context.Context, a *action, variant throttle.Policy, overrides ...throttle.TenantOverride) (*preview, error) {
 	if a.form.Get("sure") != "" {
 		return &preview{}, nil // nobody sees it
 	}
 	ctx, cancel := context.WithTimeout(ctx, viewWithin/2)
 	defer cancel()
-	now, then, err := inspect.Of(p.config.Limiter).Simulate(ctx, v)
+	now, then, err := inspect.Of(p.config.Limiter).Simulate(ctx, variant, overrides...)
 	if isSilent(err) {
 		return &preview{Note: "When tasks would start could not be simulated in time."}, nil
 	} else if err != nil {

@@ -43,7 +43,7 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 			{heavier, 25 * s, 22500 * ms, 25 * s},
 			{tighter, 55 * s, 55 * s, 27500 * ms}, // by its own limit, one each 10 s
 		} {
-			now, then, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: c.policy})
+			now, then, err := inspect.Of(st.l).Simulate(t.Context(), c.policy)
 			expect.Require(t, err == nil && now.Expected.Equal(limitertest.At(25*s)) && len(then.Tenants) == 2 && then.Count == 7 &&
 				then.Tenants[0].Tenant == "a" && then.Tenants[0].Count == 5, "variant", i, now, then, err)
 			if all, a, b := then.Expected, then.Tenants[0].Expected, then.Tenants[1].Expected; !all.Equal(limitertest.At(c.all)) || !a.Equal(limitertest.At(c.a)) || !b.Equal(limitertest.At(c.b)) {
@@ -54,15 +54,15 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 		never := p.WithDefaults()
 		never.Windows[0].Limit = 1
 		st.costs(2).joins("c1")
-		_, got, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: never})
+		_, got, err := inspect.Of(st.l).Simulate(t.Context(), never)
 		expect.That(t, err == nil && got.Expected.IsZero() && got.Tenants[2].NeverFits == "own" &&
 			!got.Tenants[0].Expected.IsZero(), got, err)
 		never.Windows[0].Limit = 0
-		_, _, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: never})
+		_, _, err = inspect.Of(st.l).Simulate(t.Context(), never)
 		expect.Err(t, err, new(*throttle.PolicyError))
 		sharded := limitertest.Policy(p.Windows[0])
 		sharded.Shards = 2
-		_, _, err = inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: sharded})
+		_, _, err = inspect.Of(st.l).Simulate(t.Context(), sharded)
 		expect.That(t, errors.As(err, new(*throttle.PolicyError)) && strings.Contains(err.Error(), "shards"), err)
 	})
 }
@@ -79,13 +79,12 @@ func TestSimulateReplacesAnOverride(t *testing.T) {
 		st.joins(ticket)
 	}
 	override.Windows = map[string]throttle.Override{"own": {Limit: 4}}
-	variant := inspect.Variant{Policy: p, Overrides: []throttle.TenantOverride{override}}
-	now, then, err := inspect.Of(st.l).Simulate(t.Context(), variant)
+	now, then, err := inspect.Of(st.l).Simulate(t.Context(), p, override)
 	expect.Must(t, err)
 	expect.That(t, now.Expected.Equal(limitertest.At(20*s)), "now it is done at", now.Expected)
 	expect.That(t, then.Expected.Equal(limitertest.At(10*s)), "with the other override at", then.Expected)
-	variant.Overrides[0].Windows = map[string]throttle.Override{"none": {Limit: 4}}
-	_, _, err = inspect.Of(st.l).Simulate(t.Context(), variant)
+	override.Windows = map[string]throttle.Override{"none": {Limit: 4}}
+	_, _, err = inspect.Of(st.l).Simulate(t.Context(), p, override)
 	expect.Err(t, err, new(*throttle.PolicyError))
 }
 
@@ -95,7 +94,7 @@ func TestSimulationsCountWhatTicketsCostOnAverage(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), p)
 	st.joinMany("q", "a", 90)
 	st.costs(2).joins("a-1", "a-2", "a-3")
-	simulated, _, err := inspect.Of(st.l).Simulate(t.Context(), inspect.Variant{Policy: p})
+	simulated, _, err := inspect.Of(st.l).Simulate(t.Context(), p)
 	expect.Must(t, err)
 	last := time.Duration(0)
 	for _, at := range st.starts() {

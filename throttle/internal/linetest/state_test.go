@@ -197,7 +197,7 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 	expect.That(t, len(seen) == 12 && len(slices.Compact(seen)) == 12, seen)
 	e, err := inspect.Of(l).Explain(t.Context(), limitertest.Ticket("t7"))
 	expect.That(t, err == nil && e.Tenant == "t7" && e.Position == 1, e, err)
-	now, then, err := inspect.Of(l).Simulate(t.Context(), inspect.Variant{Policy: p})
+	now, then, err := inspect.Of(l).Simulate(t.Context(), p)
 	expect.That(t, err == nil && now.Count == 12 && !now.Expected.IsZero() && !then.Expected.IsZero(), now, then, err)
 	expect.Must(t, l.Ping(t.Context()))
 	if got := state(t, l, inspect.Query{Tenant: "t7"}); len(got.Tenants) != 1 || got.Tenants[0].Waiting != 1 || got.Next != "" {

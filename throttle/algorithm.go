@@ -3,7 +3,6 @@ package throttle
 import (
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
@@ -45,13 +44,12 @@ var algorithms = map[Algorithm]*algorithm.Algorithm{
 	AlgorithmConcurrency: &algorithm.Concurrency,
 }
 
-// algorithmNames lists the algorithms that have the options, quoted, in order.
-func algorithmNames(options ...algorithm.Option) string {
-	var names []string
+// algorithmNames lists the algorithms that have the option, or with "" all, in order.
+func algorithmNames(o algorithm.Option) (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(algorithms)) {
-		if !slices.ContainsFunc(options, func(o algorithm.Option) bool { return !algorithms[name].Has(o) }) {
-			names = append(names, `"`+string(name)+`"`)
+		if o == "" || algorithms[name].Has(o) {
+			names = append(names, string(name))
 		}
 	}
-	return strings.Join(names, ", ")
+	return names
 }

@@ -40,20 +40,8 @@ type policyState struct {
 	taker      *script.Taker
 }
 
-// compile returns one compiled policy for each shard, or a *PolicyError if the policy is not valid.
-func (l *Limiter) compile(p Policy) ([]*compiledPolicy, error) {
-	p = p.WithDefaults()
-	if err := p.Validate(); err != nil {
-		return nil, err
-	}
-	shards := make([]*compiledPolicy, p.Shards)
-	for i := range shards {
-		shards[i] = l.compileShard(p, p.lineOfShard(i))
-	}
-	return shards, nil
-}
-
-func (l *Limiter) compileShard(p Policy, line string) *compiledPolicy {
+// compile returns a policy, which is valid and has its defaults, for the line of one of its shards.
+func (l *Limiter) compile(p Policy, line string) *compiledPolicy {
 	claims := &claims{line: l.Line(line), taker: l.runner.NewTaker(), waiting: map[string]waiter{}}
 	state := &policyState{group: l.runner.NewGroup(), claims: claims, taker: l.runner.NewTaker()}
 	cp := &compiledPolicy{Policy: p, line: line, settings: p, policyState: state}

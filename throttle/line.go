@@ -51,7 +51,7 @@ type Place struct {
 // but not one that a policy in force has left for others. After an error some tickets may have joined. Errors
 // are Take's and that of the TenantFunc.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
-	removed := n.limiter.policies.Load().byName[PolicyOf(n.name)] == nil
+	removed := !n.limiter.policies.Load().inForce(PolicyOf(n.name))
 	places, err := n.ask(ctx, requests, removed, (*operation).joinRequest)
 	if err != nil {
 		return nil, err

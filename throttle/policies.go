@@ -24,19 +24,20 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	var names []string
 	var globs [][]string
 	for i, p := range slices.Concat(policies, removed) {
-		shards, err := l.compile(p)
-		switch {
+		p, former := p.WithDefaults(), i >= len(policies)
+		switch err := p.Validate(); {
 		case err != nil:
 			return err
-		case i >= len(policies):
+		case former:
 		case set.byName[p.Name] != nil:
 			return &PolicyError{Policy: p.Name, Field: "name", Value: p.Name,
 				Hint: "is taken: policies have different names"}
 		default:
-			set.byName[p.Name], names, globs = shards, append(names, p.Name), append(globs, p.Match)
+			set.policies, names, globs = append(set.policies, p), append(names, p.Name), append(globs, p.Match)
 		}
-		for _, cp := range shards {
-			cp.removed.Store(i >= len(policies))
+		for shard := range p.Shards {
+			cp := l.compile(p, p.lineOfShard(shard))
+			cp.removed.Store(former)
 			set.add(cp)
 		}
 	}
@@ -55,7 +56,7 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 		cp.removed.Store(true)
 		set.add(cp)
 	}
-	if l.policies.Swap(set) != nil && !reflect.DeepEqual(before.policies(), set.policies()) {
+	if l.policies.Swap(set) != nil && !reflect.DeepEqual(before.policies, set.policies) {
 		l.config.Logger.Info("throttle: the policies were replaced", "policies", names)
 	}
 	return nil
@@ -63,25 +64,27 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 
 // A policySet holds all policies of a limiter. SetPolicies replaces it as a whole.
 type policySet struct {
+	policies []Policy // those in force, in the order of SetPolicies, with their defaults
+
+	lines  []*compiledPolicy // their shards, and then removed ones
 	byLine map[string]*compiledPolicy
-	byName map[string][]*compiledPolicy // those in force, by shard
-	lines  []*compiledPolicy            // those in force, in the order of SetPolicies, then removed ones
+	byName map[string][]*compiledPolicy // their shards; without any those that were removed
 }
 
 func (set *policySet) add(cp *compiledPolicy) {
-	if set.byLine[cp.line] == nil {
-		set.byLine[cp.line], set.lines = cp, append(set.lines, cp)
+	if set.byLine[cp.line] != nil {
+		return
+	}
+	set.byLine[cp.line], set.lines = cp, append(set.lines, cp)
+	if !cp.removed.Load() || !set.inForce(cp.Name) {
+		set.byName[cp.Name] = append(set.byName[cp.Name], cp)
 	}
 }
 
 // Policies returns copies of all policies, in the order of SetPolicies, with their defaults.
-func (l *Limiter) Policies() []Policy { return l.policies.Load().policies() }
-
-func (set *policySet) policies() (all []Policy) {
-	for _, cp := range set.lines {
-		if slices.Index(set.byName[cp.Name], cp) == 0 {
-			all = append(all, cp.WithDefaults())
-		}
+func (l *Limiter) Policies() (all []Policy) {
+	for _, p := range l.policies.Load().policies {
+		all = append(all, p.WithDefaults())
 	}
 	return all
 }
@@ -101,8 +104,8 @@ func (l *Limiter) Match(taskType string, waited bool) (Policy, bool) {
 // Lookup returns the policy of that name, or the one that a line of that name belongs to, or false. It
 // may have been removed.
 func (l *Limiter) Lookup(policyOrLine string) (Policy, bool) {
-	if cp := l.policies.Load().named(PolicyOf(policyOrLine)); cp != nil {
-		return cp.settings, true
+	if shards := l.policies.Load().byName[PolicyOf(policyOrLine)]; shards != nil {
+		return shards[0].settings, true
 	}
 	return Policy{}, false
 }
@@ -116,22 +119,15 @@ func (set *policySet) live(yield func(*compiledPolicy) bool) {
 	}
 }
 
-// named returns a shard of the policy of that name, even if it was removed, or nil.
-func (set *policySet) named(policy string) *compiledPolicy {
-	if shards := set.byName[policy]; shards != nil {
-		return shards[0]
-	}
-	for cp := range set.live {
-		if cp.Name == policy {
-			return cp
-		}
-	}
-	return nil
+func (set *policySet) inForce(policy string) bool {
+	shards := set.byName[policy]
+	return shards != nil && !shards[0].removed.Load()
 }
 
-// policyFor returns the tenant's shard of a policy. With waited, for work that waits or waited, it may be removed.
+// policyFor returns the tenant's shard of a policy. With waited, for work that waits or waited, it may be
+// removed.
 func (l *Limiter) policyFor(policy, tenant string, waited bool) (*compiledPolicy, error) {
-	if !waited && l.policies.Load().byName[policy] == nil {
+	if !waited && !l.policies.Load().inForce(policy) {
 		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(policy))
 	}
 	return l.policyOfLine(l.LineOf(policy, tenant), true)
@@ -153,8 +149,8 @@ func (l *Limiter) policyOfLine(line string, former bool) (*compiledPolicy, error
 // LineOf returns the name of the line in which tickets of a tenant wait for a policy. It is the
 // policy's, unless that has shards. Tickets that joined before these changed wait in other lines.
 func (l *Limiter) LineOf(policy, tenant string) string {
-	if cp := l.policies.Load().named(policy); cp != nil {
-		return cp.lineOf(tenant)
+	if shards := l.policies.Load().byName[policy]; shards != nil {
+		return shards[0].lineOf(tenant)
 	}
 	return policy
 }
@@ -166,9 +162,9 @@ func (p *Policy) lineOf(tenant string) string {
 	return p.lineOfShard(int(h.Sum64() % uint64(p.Shards)))
 }
 
-// lineOfShard returns the name of a shard's line, which is also the hash tag of its windows. Policies' names hold
-// no slash. It contains the number of shards, as a change of that moves tenants, who must not find the counts of
-// others.
+// lineOfShard returns the name of a shard's line, which is also the hash tag of its windows. Policies' names
+// hold no slash. It contains the number of shards, as a change of that moves tenants, who must not find the
+// counts of others.
 func (p *Policy) lineOfShard(shard int) string {
 	if p.Shards == 1 {
 		return p.Name

@@ -29,8 +29,8 @@ const (
 	DefaultPause = time.Second // of a policy that does not adapt, if the upstream does not say
 )
 
-// A Policy is a named set of windows that guards one resource. A request is granted only if it fits
-// all of them. Limiters copy policies.
+// A Policy is a named set of windows that guards one resource. A request is granted only if it fits all of
+// them. Limiters copy policies. Durations in it are whole microseconds.
 type Policy struct {
 	// BatchShare is the share of batches in what a window grants, and in handler slots, while live
 	// requests wait there too: 0.001 to 0.5. The default is 0.05.
@@ -40,27 +40,24 @@ type Policy struct {
 	// task waits in line, and starts when its whole cost fits.
 	EarliestReset bool
 
-	// FailOpen has Reserve and Wait grant while Redis does not answer, and report it in
-	// Decision.FailedOpen. By default they return ErrUnavailable: nothing runs unthrottled. They wait for
-	// a Redis that hangs for 5 seconds, and for 5 more behind a call that is under way. If their context
-	// ends before that, they return its error in any case.
+	// FailOpen has Reserve and Wait grant while Redis does not answer, and report it in Decision.FailedOpen. By
+	// default they return ErrUnavailable. They wait for a Redis that hangs for 5 seconds, and for 5 more behind
+	// a call that is under way. If their context ends before that, they return its error in any case.
 	FailOpen bool
 
-	// KeepRate has windows grant as much as ever after a pause by the upstream. By default grants are
-	// spread evenly over the period, until no call was refused for the time of 600 calls, at least a minute
-	// and at most an hour. If calls are still refused, the rate is lowered by an eighth, down to a 64th of
-	// the limit. It then grows again, slowly around the one that was refused last. All workers adapt so, in
-	// the counts that Upstream names, by the windows of the shortest period; Calendar and Concurrency
-	// windows do not.
+	// KeepRate has windows grant as much as ever after a pause by the upstream. By default grants are spread
+	// evenly over the period, until no call was refused for the time of 600 calls, at least a minute and at most
+	// an hour. Each further refusal lowers the rate by an eighth, down to a 64th of the limit. It then grows
+	// again. All workers adapt so, in the counts that UpstreamShared names, by the windows of the shortest period;
+	// Calendar and Concurrency windows do not.
 	KeepRate bool
 
-	// Match lists globs over task types: the jobs that this policy guards. "*" matches any bytes or
-	// none, "?" one byte, everything else itself. A glob is 1 to MaxGlobBytes bytes. No two policies
-	// of a limiter may match the same task type. The default is none: then requests name the policy.
+	// Match lists globs over the types of tasks that this policy guards: "*" matches any bytes or none, "?" one
+	// byte, everything else itself. A glob is 1 to MaxGlobBytes bytes. No two policies of a limiter may match
+	// the same task type. The default is none: then requests name the policy.
 	Match []string
 
-	// MaxPause bounds pauses, whatever the upstream asks for: 1 millisecond to MaxPeriod, in whole
-	// microseconds. The default is 1 hour.
+	// MaxPause bounds pauses, whatever the upstream asks for: 1ms to MaxPeriod. The default is 1 hour.
 	MaxPause time.Duration
 
 	// MaxRefusedWait fails a worker's task by a worker.GivenUpError if its next start would be so long
@@ -70,14 +67,13 @@ type Policy struct {
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
-	// Observe grants every request, and reports in Decision.Observed what would be denied, and for how
-	// long. Sliding and Fixed windows count as GCRA windows with a Burst of their Limit. What waits when
-	// that begins starts at once. Pauses by operators hold all the same. The default is false.
+	// Observe grants every request, and reports in Decision.Observed what would be denied, and for how long.
+	// Sliding and Fixed windows count as GCRA windows with a Burst of their Limit. What waits when that begins
+	// starts at once. Pauses by operators hold all the same.
 	Observe bool
 
-	// Shards spreads the tenants over as many hash tags, each with a line of its own, for several
-	// primaries of a Redis Cluster: 1 to 64. All windows must count by tenant. A change has all
-	// tenants count from 0. The default is 1.
+	// Shards spreads the tenants over hash tags, each with a line, for several primaries of a Redis Cluster: 1
+	// to 64. All windows must count by tenant. A change has all tenants count from 0. The default is 1.
 	Shards int
 
 	// Tenants holds the settings of single tenants, by name, unless Config.Tenants finds them.
@@ -97,23 +93,21 @@ type Window struct {
 	// Algorithm says how units are counted. The default is AlgorithmSliding.
 	Algorithm Algorithm
 
-	// Burst is how many units a GCRA window grants at once: 1 to MaxLimit. The default is Limit; 1
-	// makes it a leaky bucket.
+	// Burst is how many units a GCRA window grants at once: 1 (a leaky bucket) to MaxLimit. The default is
+	// Limit.
 	Burst int64
 
-	// Lease is how long a Concurrency window holds units without a renewal: 1 second to 24
-	// hours, in whole microseconds. The default is 30 seconds.
+	// Lease is how long a Concurrency window holds units without a renewal: 1s to 24h. The default is 30s.
 	Lease time.Duration
 
-	// Limit is how many units fit in one period: 1 to MaxLimit. For Concurrency it is how many are
-	// held at once: 1 to 10,000. It is required.
+	// Limit is how many units fit in one period: 1 to MaxLimit. For Concurrency it is how many are held at once:
+	// 1 to 10,000. It is required.
 	Limit int64
 
-	// Margin keeps calls that leave on time, but arrive bunched, below the limit of the upstream.
-	// Units count for Period and Margin; Fixed and Calendar windows reset Margin later, and count what
-	// they grant within Margin of a reset on both sides. It is at most Period, in whole microseconds, and
-	// for Calendar and Fixed less than half the time between two resets. The default is 0. Concurrency
-	// windows have none.
+	// Margin keeps calls that leave on time, but arrive bunched, below the limit of the upstream. Units count
+	// for Period and Margin; Fixed and Calendar windows reset Margin later, and count what they grant within
+	// Margin of a reset on both sides. It is at most Period, and for Calendar and Fixed less than half the time
+	// between two resets. The default is 0. Concurrency windows have none.
 	Margin time.Duration
 
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
@@ -124,8 +118,8 @@ type Window struct {
 	// order. The default is the tenant.
 	Per []string
 
-	// Period is the time that Limit is for: 1 millisecond to MaxPeriod, in whole microseconds. It is
-	// required, but Calendar and Concurrency windows have none.
+	// Period is the time that Limit is for: 1ms to MaxPeriod, required. Calendar and Concurrency windows have
+	// none.
 	Period time.Duration
 
 	// Resets says when a Calendar window starts again from 0, and is required there: a cron expression
@@ -138,18 +132,17 @@ type Window struct {
 	// Timezone is that of Resets: a name of the IANA time zone database. The default is "UTC".
 	Timezone string
 
-	// Unit is what the window counts, such as "tokens": 1 to 64 of the characters A-Z a-z 0-9 _ . -
-	// The default is Requests.
+	// Unit is what the window counts, such as "tokens", with the characters of a Name. The default is Requests.
 	Unit string
 }
 
 // A Tenant holds the settings of one tenant in a policy.
 type Tenant struct {
-	// Exempt tenants are counted, but never denied. The default is false.
+	// Exempt tenants are counted, but never denied.
 	Exempt bool
 
-	// Weight is the share of shared windows and handler slots while several tenants wait: above 0 and
-	// at most 1e6. The default is 1.
+	// Weight is the share of shared windows and handler slots while several tenants wait: above 0, at most 1e6.
+	// The default is 1.
 	Weight float64
 
 	// Windows holds own limits, by the names of windows whose scope contains the tenant.
@@ -192,11 +185,10 @@ func (p Policy) WithDefaults() Policy {
 	p.MaxPause = cmp.Or(p.MaxPause, time.Hour)
 	p.Shards = cmp.Or(p.Shards, 1)
 	p.Match = slices.Clone(p.Match)
-	windows := make([]Window, len(p.Windows))
+	p.Windows = slices.Clone(p.Windows)
 	for i, w := range p.Windows {
-		windows[i] = w.withDefaults()
+		p.Windows[i] = w.withDefaults()
 	}
-	p.Windows = windows
 	tenants := make(map[string]Tenant, len(p.Tenants))
 	for name, t := range p.Tenants {
 		tenants[name] = t.withDefaults()

@@ -21,9 +21,8 @@ const (
 func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Duration) {
 	if cp.removed.Load() {
 		if next < 0 {
-			if waiting, err := l.runner.CountTickets(ctx, cp.line); err == nil && waiting == 0 {
-				cp.drained.Store(true)
-			}
+			waiting, err := l.runner.CountTickets(ctx, cp.line)
+			cp.drained.Store(err == nil && waiting == 0)
 		}
 		return
 	}
@@ -40,7 +39,8 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 	}()
 }
 
-// refresh applies tenants' present settings to their tickets in line: those of `only`, or with nil of all tenants.
+// refresh applies tenants' present settings to their tickets in line: those of `only`, or with nil of all
+// tenants.
 func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[target]intervention) error {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()

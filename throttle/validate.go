@@ -124,7 +124,8 @@ func (w Window) check(c *problems) {
 
 	a := algorithms[w.Algorithm]
 	if a == nil {
-		c.must(false, "algorithm", string(w.Algorithm), "must be one of "+algorithmNames()+`; a token bucket is "gcra"`)
+		names := strings.Join(algorithmNames(""), `", "`)
+		c.must(false, "algorithm", string(w.Algorithm), `must be one of "`+names+`"; a token bucket is "gcra"`)
 		return
 	}
 	longest := MaxPeriod // of a margin
@@ -145,7 +146,7 @@ func (w Window) check(c *problems) {
 		{algorithm.OptionTimezone, w.Timezone, w.Timezone != ""},
 	} {
 		if f.set && !a.Has(f.option) {
-			only := strings.ReplaceAll(algorithmNames(f.option), `"`, "")
+			only := strings.Join(algorithmNames(f.option), ", ")
 			c.must(false, string(f.option), f.value, `is for windows with "algorithm: `+only+`"`)
 		}
 	}

@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// forgetAfter ends an attempt whose end was not seen: asynq makes no call for a task whose lease it lost.
-	// By then this server's recoverer has found a denied task that could not be requeued.
+	// forgetAfter is the age at which an attempt is forgotten that no call has ended: asynq makes none for a task
+	// whose lease it lost. By then asynq's recoverer has found the task if it was denied and could not be requeued.
 	forgetAfter = time.Hour
 
-	// lateFor is the time that asynq gives the middleware to fail a task whose deadline has passed.
+	// lateFor is the time in which the middleware fails a task whose deadline has passed.
 	lateFor = time.Minute
 )
 
@@ -34,19 +34,19 @@ func taskOf(ctx context.Context) asynqredis.Ref {
 type attempt struct {
 	dispatch.Task
 	begun       time.Time
-	releaseSlot func()                  // makes its slot free, once
-	outcome     atomic.Pointer[outcome] // nil: asynq decides, but must not delete the task
+	releaseSlot func()                  // frees its slot, at the first call
+	outcome     atomic.Pointer[outcome] // nil: asynq decides what becomes of the task, but must not delete it
 
-	ctx     context.Context // of the handler; nil before the middleware
+	ctx     context.Context // of the handler; nil until the middleware is called
 	task    *asynq.Task
 	handler asynq.Handler
 }
 
-// An outcome replaces what asynq's call would do at the end of an attempt: the task waits, or is done.
+// An outcome says what becomes of a task at the end of an attempt: it waits, or is done.
 type outcome struct {
-	// waits requeues it: it was denied, or its time may run out while the limiter is asked.
+	// waits requeues the task, in place of asynq's call. It was denied, or its time ran out while the limiter was asked.
 	waits func(context.Context) error
-	done  bool // its handler has returned no error, or has revoked it: only now it may be gone
+	done  bool // the handler has returned no error, or has revoked the task: so asynq may delete it
 }
 
 // isWaiting reports whether the task is to wait if its attempt ends now.
@@ -55,8 +55,8 @@ func (a *attempt) isWaiting() bool {
 	return o != nil && !o.done
 }
 
-// isLate reports whether the deadline of a task had passed when it was picked up, and the task only
-// waited: it fails once. A task that ran and failed is asynq's to fail, at every attempt.
+// isLate reports whether the deadline of a task had passed when it was picked up, and the task has only waited
+// until then. The middleware fails it, once. A task that has run and failed is failed by asynq, at every attempt.
 func (s *Server) isLate(a *attempt) bool {
 	deadline := a.Message.Deadline()
 	if deadline.IsZero() || a.begun.Before(deadline) || a.Message.LastError() != "" && !a.Message.Denied() {
@@ -66,16 +66,16 @@ func (s *Server) isLate(a *attempt) bool {
 	return matched
 }
 
-// attempts holds the attempts under way, one per slot, and a few whose end was not seen.
+// attempts holds the attempts under way, one per slot, and a few that no call has ended.
 type attempts struct {
-	onEnd func() // is called once for each attempt, when its slot is free again
+	onEnd func() // is called when an attempt frees its slot
 
 	mu     sync.Mutex
 	byTask map[asynqredis.Ref]*attempt
 	swept  time.Time
 }
 
-// begin notes that a task was picked up, and forgets its attempt before.
+// begin notes that a task was picked up, and frees the slot of an earlier attempt that no call has ended.
 func (as *attempts) begin(task dispatch.Task) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
@@ -97,8 +97,8 @@ func (as *attempts) begin(task dispatch.Task) *attempt {
 	return begun
 }
 
-// enter returns the attempt about which the middleware decides, nil if it has ended. The task may be picked up
-// again meanwhile, as another attempt. The slot is free when ctx ends: asynq may make no call then.
+// enter returns the attempt for the middleware, or nil if it has ended. It frees the slot when ctx ends, as asynq may
+// make no call then. The task may then be picked up again, by another attempt.
 func (as *attempts) enter(
 	ctx context.Context, ref asynqredis.Ref, task *asynq.Task, handler asynq.Handler,
 ) *attempt {
@@ -112,7 +112,7 @@ func (as *attempts) enter(
 	return a
 }
 
-// get returns the attempt of a task, or one that has just begun if none is known.
+// get returns the attempt of a task, or an empty one if none is known.
 func (as *attempts) get(ref asynqredis.Ref) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
@@ -122,13 +122,13 @@ func (as *attempts) get(ref asynqredis.Ref) *attempt {
 	return &attempt{Task: dispatch.Task{Ref: ref}, begun: time.Now(), releaseSlot: func() {}}
 }
 
-// end forgets the attempt, unless the task has been picked up again since, and frees its slot. It returns what
-// was granted to it if it never got to the middleware, such as if the server's base context has ended.
+// end frees the attempt's slot, and forgets it. It returns the grant of an attempt that never got to the middleware,
+// such as if the server's base context has ended.
 func (as *attempts) end(a *attempt) (unused throttle.Reservation) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	a.releaseSlot()
-	if as.byTask[a.Ref] == a {
+	if as.byTask[a.Ref] == a { // the task was not picked up again
 		delete(as.byTask, a.Ref)
 	}
 	if a.ctx == nil && a.Verdict != nil {

@@ -13,30 +13,30 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
-// A link connects a Client or a Server with the two Redises.
+// A link connects a Client or a Server to the two Redises.
 type link struct {
-	tasks   *asynqredis.Client // of the connection to asynq's
+	tasks   *asynqredis.Client // in asynq's Redis
 	limiter *throttle.Limiter
-	breaker outage.Breaker // of the limiter
-	swept   sync.Map       // by line: a channel that holds when that was swept last, and nothing while it is
+	breaker outage.Breaker // for calls of the limiter
+	swept   sync.Map       // by line: a channel with the time of its last sweep, empty during a sweep
 }
 
-// CheckRedis looks whether the Redises of asynq and of the limiter answer, and returns what of them
-// is not set up, one line each: see throttle.Limiter.CheckRedis. A Server logs it at its start. Errors are
+// CheckRedis checks whether the Redises of asynq and of the limiter answer, and returns one line for each setting
+// of them that is wrong: see throttle.Limiter.CheckRedis. A Server logs these when it starts. Errors are
 // throttle.ErrUnavailable, throttle.ErrForbidden and the context's.
 func (l *link) CheckRedis(ctx context.Context) ([]string, error) {
 	findings, err := l.limiter.CheckRedis(ctx)
-	queue, failed := redischeck.Findings(ctx, l.tasks.Redis())
-	for _, finding := range queue {
-		if !slices.Contains(findings, finding) { // they are often the same Redis
+	ofAsynq, asynqErr := redischeck.Findings(ctx, l.tasks.Redis())
+	for _, finding := range ofAsynq {
+		if !slices.Contains(findings, finding) { // often both are the same Redis
 			findings = append(findings, finding)
 		}
 	}
-	return findings, bothFailed(err, failed)
+	return findings, joinErrors(err, asynqErr)
 }
 
-// bothFailed joins the errors of the limiter's Redis and of asynq's, which gets the same kinds of errors.
-func bothFailed(limiterErr, asynqErr error) error {
+// joinErrors joins the errors of the two Redises, and gives asynq's the kinds that the limiter's have.
+func joinErrors(limiterErr, asynqErr error) error {
 	if limiterErr != nil {
 		limiterErr = fmt.Errorf("worker: the limiter's Redis: %w", limiterErr)
 	}
@@ -51,17 +51,16 @@ func bothFailed(limiterErr, asynqErr error) error {
 }
 
 // Ping returns nil if the Redises of asynq and of the limiter answer, and the limiter can decide. It is
-// for readiness probes, and takes 5 seconds at most. Errors are throttle.ErrUnavailable and
+// meant for readiness probes, and takes at most 5 seconds. Errors are throttle.ErrUnavailable and
 // throttle.ErrForbidden.
 func (l *link) Ping() error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanUpTimeout)
 	defer cancel()
-	failed := l.tasks.Redis().Ping(ctx).Err()
-	return bothFailed(l.limiter.Ping(ctx), failed)
+	asynqErr := l.tasks.Redis().Ping(ctx).Err()
+	return joinErrors(l.limiter.Ping(ctx), asynqErr)
 }
 
-// logCheck logs what is wrong with how the Redises of the limiter and of asynq are set up. A Redis
-// that does not answer is not checked.
+// logCheck logs the settings of the two Redises that are wrong. A Redis that does not answer is not checked.
 func (s *Server) logCheck() {
 	ctx, cancel := context.WithTimeout(s.shutdownGrace, cleanUpTimeout)
 	defer cancel()

@@ -16,19 +16,19 @@ import (
 
 // ClientConfig configures a Client.
 type ClientConfig struct {
-	// Headers, if not nil, returns headers to add to a task that is enqueued by this context, such as a trace's:
-	// see package tasktrace. Retries keep them. A task with a Group gets none. Invalid UTF-8 is replaced.
+	// Headers, if not nil, returns headers to add to a task that is enqueued with this context, such as those of a
+	// trace: see package tasktrace. Retries keep them. A task with a Group gets none. Invalid UTF-8 is replaced.
 	Headers func(context.Context, *asynq.Task) map[string]string
 
-	// Identify is that of the workers' Config.
+	// Identify must be the same as in the workers' Config.
 	Identify func(*asynq.Task) (Identity, error)
 
 	// Limiter decides which policy matches a task, and has the policy's line. It is required.
 	Limiter *throttle.Limiter
 
-	// LimiterTimeout is how long an enqueue waits for the limiter's Redis, at most. A task that has not
-	// joined by then is enqueued as asynq does, and joins its line when a worker denies it. After that,
-	// enqueues do not ask the limiter for 100 ms to 1 s. The default is 250 ms.
+	// LimiterTimeout is the longest time for which an enqueue waits for the limiter's Redis. A task that has
+	// not joined by then is enqueued as asynq does, and joins its line when a worker denies it. The next
+	// enqueues do not ask the limiter, for 100 ms to 1 s. The default is 250 ms.
 	LimiterTimeout time.Duration
 }
 
@@ -36,7 +36,7 @@ type ClientConfig struct {
 // refuses tasks that no worker could ever run. It is safe for concurrent use.
 type Client struct {
 	link
-	asking      chan struct{} // has an entry for each call that asks for places
+	asking      chan struct{} // has an entry for each call of ask to the limiter
 	asynqClient *asynq.Client
 	config      ClientConfig
 	gather      gatherer // of single tasks
@@ -71,9 +71,9 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 // ReportStart. A task that a policy matches is stored as scheduled, and joins the policy's line: a
 // worker takes it when it fits, which may be at once.
 //
-// A task with a Group is enqueued as asynq does, and throttled by the type of what it is aggregated
-// to. A task with ProcessAt or ProcessIn in the future joins then. While the limiter's Redis does
-// not answer, all tasks are enqueued as asynq does, and join when a worker denies them.
+// A task with a Group is enqueued as asynq does, and throttled by the type of the task into which it is
+// aggregated. A task with ProcessAt or ProcessIn in the future joins at that time. While the limiter's Redis
+// does not answer, all tasks are enqueued as asynq does, and join when a worker denies them.
 //
 // Before anything is written it returns an error for a matched task
 //   - that has no tenant,
@@ -81,8 +81,8 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 //   - that is expected to start only after its asynq.Deadline, or that MaxWait or Backlog
 //     refuse: a wrapped *throttle.DeniedError. So is one whose Deadline is before its ProcessAt.
 //
-// Before a task is refused for those that wait, tasks that were deleted leave the line. A process
-// looks for them once a second at most.
+// Before a task is refused because of tasks that wait, tickets of deleted tasks leave the line. A process
+// looks for them at most once a second.
 //
 // Tasks that many goroutines enqueue at the same time go to Redis together.
 func (c *Client) EnqueueContext(
@@ -108,18 +108,18 @@ type EnqueueResult struct {
 	Err   error
 }
 
-// maxBulk is how many tasks of one call are on their way to Redis at once.
+// maxBulk is the number of tasks that go to Redis together.
 const maxBulk = 500
 
-// EnqueueBulk enqueues many tasks with the same options in few calls to Redis. Apart from the cost
-// it does what EnqueueContext does for each of them. It returns a result for each task, in order.
+// EnqueueBulk enqueues many tasks with the same options, by few calls to Redis. For each of them it does
+// what EnqueueContext does. It returns a result for each task, in their order.
 func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []EnqueueResult {
 	results := make([]EnqueueResult, 0, len(tasks))
 	members, firing := asynqredis.MembersOf(ctx)
-	for some := range slices.Chunk(tasks, maxBulk) {
-		all := make([]enqueueTask, len(some))
+	for chunk := range slices.Chunk(tasks, maxBulk) {
+		all := make([]enqueueTask, len(chunk))
 		var joining []*enqueueTask
-		for i, task := range some {
+		for i, task := range chunk {
 			e, options := &all[i], opts
 			e.task = task
 			if firing {

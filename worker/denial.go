@@ -15,38 +15,38 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
-// A denied task's way back.
+// How a denied task gets back to its line.
 //
-// The middleware notes as the outcome of the task's attempt that it waits, and returns no error. So asynq calls
-// none of the user's functions, and is about to delete the task, or to complete it. The hook in the server's
-// connection requeues the task in place of that call. It finds the attempt by the task's ID.
+// The middleware notes in the task's attempt that the task waits, and returns no error. So asynq calls none of the
+// user's functions, and sends a call that deletes or completes the task. The hook in the server's connection
+// requeues the task in place of that call. It finds the attempt by the task's ID.
 //
-// This is safe because the hook lets no task go but those whose handler has returned: a call that ends
-// another one is refused, and then asynq's recoverer finds the task. It requeues a denied task in place
-// of any other script that names it, too, which a later asynq might send.
+// This is safe because the hook lets such a call pass only if the task's handler has returned. Otherwise it refuses
+// the call, and then asynq's recoverer finds the task. A later asynq might name a denied task in other scripts:
+// the hook requeues the task in place of those, too.
 //
-// If the task's time runs out while the limiter is asked, asynq goes on at once by the error of the
-// task's context. It asks the user's IsFailure and RetryDelayFunc, and calls to retry or archive the
-// task. The hook requeues it all the same, as a task about which nothing was decided.
+// If the task's time runs out while the limiter is asked, asynq at once fails it with the error of its context.
+// It calls the user's IsFailure and RetryDelayFunc, and sends a call that retries or archives the task. The hook
+// requeues the task all the same, as nothing was decided.
 
-// unavailableFor delays a task when the limiter cannot decide, to asynq's next whole second. Then it joins its line.
+// unavailableFor delays a task if the limiter cannot decide. Then, at asynq's next whole second, it joins its line.
 const unavailableFor = time.Second
 
-// cleanUpTimeout bounds checks, and calls that must be made although the caller's context may have ended.
+// cleanUpTimeout bounds checks, and calls that must be made even if the caller's context has ended.
 const cleanUpTimeout = 5 * time.Second
 
 var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
 
-// noteWait notes that a task waits. The middleware then returns nil: an error would go to the user's ErrorHandler.
-// The task goes back to its line if its ticket is there, or else waits until the decision allows another try. Then it
-// joins its line, at the front if it had its turn. The cause is the error behind a denial, or nil.
+// noteWait notes that a task waits. The middleware then returns nil, as an error would go to the user's ErrorHandler.
+// If the task's ticket is in line, a take picks it up. Otherwise it waits until the decision allows another try, and
+// then joins its line, at the front if it had its turn before. The cause of a denial may be nil.
 func (s *Server) noteWait(a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, cause error) {
 	a.outcome.Store(&outcome{waits: func(ctx context.Context) error {
-		return s.requeue(ctx, s.wayBack(a, m, r, d, cause), d.Queued)
+		return s.requeue(ctx, s.restoreOptions(a, m, r, d, cause), d.Queued)
 	}})
 }
 
-func (s *Server) wayBack(
+func (s *Server) restoreOptions(
 	a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, cause error,
 ) asynqredis.RestoreOptions {
 	now, after := time.Now(), max(d.EarliestReset(), time.Millisecond)
@@ -57,7 +57,7 @@ func (s *Server) wayBack(
 	}
 	at := asynqredis.WholeSecond(now.Add(after))
 	reason := (&throttle.DeniedError{Cause: cause, Decision: d, Request: r}).Error()
-	if d.Queued && d.RetryIn >= time.Second { // the text stays until then
+	if d.Queued && d.RetryIn >= time.Second { // asynq's tools show this text until then
 		reason += ": expected to start at " + now.Add(d.RetryIn+time.Second-1).UTC().Format(time.RFC3339)
 	}
 	mark := ""
@@ -65,7 +65,7 @@ func (s *Server) wayBack(
 	case r.Ticket == (throttle.Ticket{}): // it joins no line
 	case r.Front && !d.Queued:
 		mark = asynqredis.FrontMark
-	default: // it can be picked by this mark when its ticket is taken
+	default: // by this mark it is picked when its ticket is taken
 		mark = asynqredis.Mark(a.Message.JoinKey(), s.tasks.NewCall())
 	}
 	return asynqredis.RestoreOptions{
@@ -91,17 +91,17 @@ func undecidedDecision(r throttle.Request) throttle.Decision {
 	return throttle.Decision{At: time.Now(), Policy: r.Policy, RetryIn: unavailableFor, Tenant: r.Tenant}
 }
 
-// reportErrors wraps the user's ErrorHandler. It is not called for a task that waits, whose time ran out.
+// reportErrors wraps the user's ErrorHandler, which is not called for a task whose time ran out and that waits.
 func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc {
 	return func(ctx context.Context, task *asynq.Task, err error) {
-		// A function of the user's that panics over a denial has a bug to report, though the task waits.
+		// A panic in a function of the user is a bug to report, even if the task waits.
 		if handler != nil && (!s.attempts.get(taskOf(ctx)).isWaiting() || asynq.IsPanicError(err)) {
 			handler.HandleError(ctx, task, err)
 		}
 	}
 }
 
-// finish lets asynq's call end a task, unless the task is to wait.
+// finish lets a call of asynq end a task, unless the task is to wait.
 func (s *Server) finish(
 	ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call,
 ) error {
@@ -112,7 +112,7 @@ func (s *Server) finish(
 	}
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
 	fails := call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry
-	if fails && a.Call == "" { // asynq's recoverer has found it: its server died
+	if fails && a.Call == "" { // the task's server died, and asynq's recoverer has found the task
 		if back, err := s.tasks.Recover(ctx, call.Ref); back || err != nil {
 			return reply(cmd, "OK", err)
 		}
@@ -125,7 +125,7 @@ func (s *Server) finish(
 	}
 	var err error
 	switch {
-	case ended.waits != nil && call.Verb != asynqredis.Requeue: // that of a shutdown loses nothing
+	case ended.waits != nil && call.Verb != asynqredis.Requeue: // asynq's own requeue, at a shutdown, loses nothing
 		err = reply(cmd, "OK", ended.waits(ctx))
 	case call.Verb == asynqredis.Other:
 		return next(ctx, cmd)
@@ -139,7 +139,7 @@ func (s *Server) finish(
 		a.releaseSlot()
 		err = s.conclude(ctx, next, cmd)
 	}
-	if err == nil || asynqredis.IsNotFound(err) { // else asynq calls again, such as if Redis has lost its scripts
+	if err == nil || asynqredis.IsNotFound(err) { // after other errors asynq calls again, as after NOSCRIPT
 		if unused := s.attempts.end(a); unused.ID != "" {
 			s.cancel(unused)
 		}
@@ -147,7 +147,7 @@ func (s *Server) finish(
 	return err
 }
 
-// requeue puts a denied task back to wait. It is repeated as asynq's own calls are.
+// requeue makes a denied task scheduled again. Like the calls of asynq that end a task it is repeated.
 func (s *Server) requeue(ctx context.Context, r asynqredis.RestoreOptions, queued bool) error {
 	due := false
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {
@@ -159,31 +159,30 @@ func (s *Server) requeue(ctx context.Context, r asynqredis.RestoreOptions, queue
 		return err
 	case err != nil:
 		return fmt.Errorf("worker: requeueing task %s, which was denied: %w", r.ID, err)
-	case due: // its ticket was taken, and given up
+	case due: // its ticket was taken meanwhile, and given up
 		s.dispatch.WakeAt(r.Queue, time.Now())
-	case !queued: // it comes back at that time, and by nothing else
+	case !queued: // no take brings it back
 		s.dispatch.WakeAt(r.Queue, r.At)
 	}
 	return nil
 }
 
-// conclude makes the call by which asynq ends a task. Asynq's own repetition uses a context that
-// has ended, and never succeeds: the task would stay active, and asynq's recoverer would take one
-// of its retries.
+// conclude makes the call by which asynq ends a task, and repeats it. Asynq's own repetition uses a context that has
+// ended, and never succeeds: the task would stay active until asynq's recoverer finds it, which costs a retry.
 func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd) error {
 	return s.repeat(ctx, func(ctx context.Context, again bool) error {
 		cmd.SetErr(nil)
 		err := next(ctx, cmd)
-		if again && asynqredis.IsNotFound(err) { // a call before has arrived
+		if again && asynqredis.IsNotFound(err) { // an earlier copy of the call has arrived
 			return reply(cmd, "OK", nil)
 		}
 		return err
 	})
 }
 
-// repeat makes a call that ends an attempt. While asynq's Redis is out, as during a failover, it is
-// repeated until the context ends, which asynq's does with the task's lease, or the server's
-// shutdown waits no longer. A call of asynq's recoverer is not: it comes again.
+// repeat makes a call that ends an attempt. While asynq's Redis does not answer, as during a failover, it repeats the
+// call until the context ends, which asynq's does with the task's lease, or until the shutdown waits no longer. It
+// makes a call of the recoverer, whose context does not end, once: the recoverer comes again.
 func (s *Server) repeat(ctx context.Context, do func(ctx context.Context, again bool) error) error {
 	_, ends := ctx.Deadline()
 	for pause, again := (outage.Backoff{}), false; ; again = true {

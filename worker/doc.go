@@ -1,12 +1,12 @@
 // Package worker puts the limits of package throttle in front of asynq's task handlers.
 //
-// A task that fits runs. One that does not fit waits in its policy's line and runs when it fits.
-// Waiting costs it nothing: it is never archived for it, keeps its retries and its ID, and counts
+// A task that fits runs. A task that does not fit waits in its policy's line, and runs when it fits.
+// Waiting costs it nothing: the task is never archived for it, keeps its retries and its ID, and counts
 // as neither processed nor failed.
 //
 // [NewServer] and [NewClient] replace asynq's constructors and set up everything.
 //
-// A handler gets its [Job] by [FromContext]: to settle what a call really cost, to give back what
+// A handler gets its [Job] by [FromContext]: to settle the real cost of a call, to give back what
 // it did not use, to reserve more, and to pause its policy.
 //
 // To follow a task through the code, read client.go, enqueue.go, gather.go and join.go, hook.go,

@@ -13,32 +13,32 @@ import (
 )
 
 const (
-	// sweepEvery is how often a process sweeps one line, at most.
+	// sweepEvery is the shortest time between two sweeps of a line by one process.
 	sweepEvery = time.Second
 
-	// sweepMost is how many tickets a sweep looks at. Servers drop the others when they take them.
+	// sweepMost is about the number of tickets that a sweep looks at. Servers drop the others when they take them.
 	sweepMost = 10_000
 
-	// sweepTimeout bounds one sweep.
+	// sweepTimeout is the longest time for which a task waits for a sweep.
 	sweepTimeout = 2 * time.Second
 )
 
 // DropOptions are the options of Client.Drop.
 type DropOptions struct {
-	// Delete deletes the tasks. The default archives them: asynq keeps them for 90 days, and of a
+	// Delete deletes the tasks. By default they are archived: asynq keeps them for 90 days, and of each
 	// queue the last 10,000.
 	Delete bool
 
-	// Policy and Tenant say whose tasks are dropped. They are required.
+	// Policy and Tenant select the tasks. Both are required.
 	Policy, Tenant string
 }
 
-// Drop takes the tasks of a tenant that wait in a policy's line off it, and archives or deletes them.
-// It returns how many. Tasks that run, that wait for their ProcessAt, or that come meanwhile stay.
-// asynq's counters of failures and retries do not change.
+// Drop removes the tasks of a tenant from a policy's line, and archives or deletes them. It returns their number.
+// Tasks that run, that wait for their ProcessAt, or that come meanwhile stay. asynq's counters of failures and
+// retries do not change.
 //
-// It works page by page. If it fails, or ctx ends, the rest waits on: repeat it. Every task that has left
-// the line is dropped. The limiter needs the policy. Errors are throttle.ErrUnknownPolicy,
+// It works page by page. If it fails, or ctx ends, the other tasks still wait, and it can be called again. Every task
+// that has left the line is dropped. The limiter needs the policy. Errors are throttle.ErrUnknownPolicy,
 // throttle.ErrUnavailable, the context's, or of asynq's Redis.
 func (c *Client) Drop(ctx context.Context, o DropOptions) (int, error) {
 	if o.Tenant == "" {
@@ -54,8 +54,8 @@ func (c *Client) Drop(ctx context.Context, o DropOptions) (int, error) {
 
 var errSweptEnough = errors.New("worker: a sweep has seen enough tickets")
 
-// sweep drops tickets whose tasks were deleted, before another task is refused because of them. It reports
-// whether a line may have become shorter since a task was refused.
+// sweep removes tickets of deleted tasks from a line, as a task was refused because of those that wait. It reports
+// whether the line may have become shorter since.
 func (l *link) sweep(ctx context.Context, line string, refusedAt time.Time) bool {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -72,14 +72,14 @@ func (l *link) sweep(ctx context.Context, line string, refusedAt time.Time) bool
 	if time.Since(last) < sweepEvery {
 		return last.After(refusedAt)
 	}
-	results, _ := l.drop(ctx, line, "", asynqredis.Look, sweepMost) // some are enough
+	results, _ := l.drop(ctx, line, "", asynqredis.Look, sweepMost) // after an error it has still removed some
 	last = time.Now()
 	return results[asynqredis.NotThere] > 0
 }
 
-// drop drops, or looks at, the tasks whose tickets are in a line and that asynq has, page by page, and
-// counts the results of asynqredis.Client.Apply. Tickets whose tasks wait no longer leave the line. A tenant of ""
-// is all. When ctx ends the page under way is finished. After so many tickets it fails by errSweptEnough.
+// drop drops the tasks of a line, or looks at them, page by page, and counts the results of asynqredis.Client.Apply.
+// It removes the tickets of tasks that wait no longer. The tenant "" is all tenants. When ctx ends, it finishes the
+// page under way. After about `most` tickets it returns errSweptEnough.
 func (l *link) drop(ctx context.Context, line, tenant, to string, most int) (results map[int64]int, err error) {
 	identity, err := l.tasks.Identity(ctx)
 	if err != nil {
@@ -89,7 +89,7 @@ func (l *link) drop(ctx context.Context, line, tenant, to string, most int) (res
 	err = l.limiter.Line(line).Tickets(ctx, tenant, func(tickets []throttle.Ticket) error {
 		byQueue := map[string][]asynqredis.Move{}
 		for _, t := range tickets {
-			if in, queue, _ := strings.Cut(t.Queue, "/"); in == identity {
+			if owner, queue, _ := strings.Cut(t.Queue, "/"); owner == identity {
 				byQueue[queue] = append(byQueue[queue], asynqredis.Move{ID: t.ID, JoinKey: asynqredis.AnyKey, To: to})
 			}
 		}

@@ -15,26 +15,25 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// A task is enqueued in three steps. Asynq's client makes its message (message, capture). The message is
-// stored as scheduled (store). The task joins its line, and its place says what else is to be done (join).
-// In this order no worker can take a task that is not there. Whatever is lost between two steps is found by
-// workers two minutes later.
+// A task is enqueued in three steps. First asynq's client makes its message (message, capture). Then the message
+// is stored as scheduled (store). At last the task joins its line, and is moved or deleted as its place demands
+// (join). In this order a task that is taken always exists. If a step is lost, workers find the task two minutes
+// later.
 
 // An enqueueTask is one task on its way into a line.
 type enqueueTask struct {
 	EnqueueResult
-	task     *asynq.Task
-	reportTo *ExpectedStart   // nil: nobody asks
-	request  throttle.Request // without a policy if none matches
-	member   bool             // of a batch: by default it lets live ones go first
-	joins    bool             // it joins a line when it is to run
+	task      *asynq.Task
+	reportTo  *ExpectedStart   // for ReportStart; may be nil
+	request   throttle.Request // without a policy if none matches
+	isMember  bool             // of a batch
+	joinsLine bool             // now, or when it is due
 
-	call  asynqredis.EnqueueCall // of asynq's client, which was not sent, as the task joins now
+	call  asynqredis.EnqueueCall // of asynq's client; empty if it was sent
 	place throttle.Place         // in line
-	done  chan struct{}          // is closed when it was committed with others
+	done  chan struct{}          // closed when the task was committed with others; nil if it was alone
 }
 
-// These refuse what would have no effect.
 var (
 	errJoinsLater = errors.New("MaxWait and Backlog need a task that joins a line when it is enqueued: " +
 		"one with ProcessAt, ProcessIn or Group joins later, one of a policy with earliest_reset never")
@@ -48,21 +47,21 @@ func (e *enqueueTask) refuse(err error) {
 	e.Info, e.Err = nil, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
 }
 
-// report stores the expected start where ReportStart wants it.
+// report stores the expected start for ReportStart.
 func (e *enqueueTask) report() {
 	if e.reportTo != nil {
 		*e.reportTo = e.Start
 	}
 }
 
-// message makes the task's message by asynq's client, and reports whether the task joins a line. If
-// it does not, it has its result: asynq has enqueued it, or it was refused.
+// message has asynq's client make the task's message, and reports whether the task joins a line now. If not, e has the
+// result: asynq has enqueued the task, or it was refused.
 func (c *Client) message(ctx context.Context, e *enqueueTask, opts []asynq.Option) bool {
 	if e.Err = c.prepare(ctx, e, opts); e.Err != nil {
 		return false
 	}
 	info, err := c.asynqClient.EnqueueContext(context.WithValue(ctx, enqueueTaskKey{}, e), e.task, opts...)
-	if e.Err = cmp.Or(e.Err, err); e.Err != nil { // what capture has refused, or asynq
+	if e.Err = cmp.Or(e.Err, err); e.Err != nil { // capture or asynq refused the task
 		return false
 	}
 	now := time.Now()
@@ -79,7 +78,7 @@ func (c *Client) message(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 	return false
 }
 
-// prepare finds out what the task asks of the policy that matches it.
+// prepare makes the task's request to the policy that matches it.
 func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Option) error {
 	if e.task == nil {
 		return errNoTask
@@ -89,7 +88,7 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 	if matched {
 		e.request, err = requestOf(c.config.Identify, policy.Name, e.task)
 	}
-	if _, e.member = asynqredis.MembersOf(ctx); e.member {
+	if _, e.isMember = asynqredis.MembersOf(ctx); e.isMember {
 		e.request.Class = cmp.Or(e.request.Class, throttle.ClassBatch)
 	}
 	for _, o := range opts {
@@ -105,31 +104,31 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 	if err != nil {
 		e.request = throttle.Request{}
 		if policy.Observe {
-			return nil // a server logs it, and runs the task
+			return nil // a server logs the error, and runs the task
 		}
 		return err
 	}
-	e.joins = matched && !policy.EarliestReset
+	e.joinsLine = matched && !policy.EarliestReset
 	return nil
 }
 
-// RequestOf returns what the task asks of the policy that matches it. It is an error if no policy with a
-// line matches, if the task has no tenant, or if its policy can never grant it: a wrapped
+// RequestOf returns the task's request to the policy that matches it. It returns an error if no policy with a
+// line matches, if the task has no tenant, or if the policy can never grant it: a wrapped
 // *throttle.RequestError.
 func (c *Client) RequestOf(task *asynq.Task) (throttle.Request, error) {
 	e := &enqueueTask{task: task}
 	err := c.prepare(context.Background(), e, nil)
-	if err == nil && !e.joins {
+	if err == nil && !e.joinsLine {
 		err = fmt.Errorf("worker: task type %q: must match a policy without earliest_reset", task.Type())
 	}
 	return e.request, err
 }
 
-// capture is the hook in a client's connection that keeps asynq's calls from being sent, and adds
-// headers to tasks, if the context says so: only asynq's client knows how a task becomes a message.
+// capture is the hook in a client's connection that adds headers to a task, and keeps the call of asynq's client if
+// the task joins a line. So asynq's client makes the message: only it knows how.
 type capture struct {
 	singleCalls
-	headers func(context.Context, *asynq.Task) map[string]string // those of the config
+	headers func(context.Context, *asynq.Task) map[string]string // ClientConfig.Headers
 }
 
 // enqueueTaskKey is the key of the *enqueueTask in the context of asynq's client.
@@ -146,21 +145,21 @@ func (c capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if known {
 			c.addHeaders(ctx, e, &call)
 		}
-		joinsNow := known && e.joins && call.At.IsZero()
+		joinsNow := known && e.joinsLine && call.At.IsZero()
 		deadline, startsAt := call.Message.Deadline(), call.At
 		if startsAt.IsZero() {
 			startsAt = time.Now()
 		}
 		r := e.request
 		switch {
-		case e.member && !joinsNow:
+		case e.isMember && !joinsNow:
 			e.refuse(errMember)
 		case r.Policy != "" && !deadline.IsZero() && !startsAt.Before(deadline):
 			r.Deadline, r.Ticket.ID = deadline, call.ID
 			e.refuse(tooLate(r, startsAt))
 		case joinsNow:
 			e.call = call
-			script.SetVal(int64(1)) // enqueued, as far as asynq's client knows
+			script.SetVal(int64(1)) // tells asynq's client that the task is enqueued
 			return nil
 		case r.Policy != "" && (r.MaxWait != 0 || r.Backlog != 0):
 			e.refuse(errJoinsLater)
@@ -172,15 +171,15 @@ func (c capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// addHeaders adds the headers of the config, and the class of a batch's task. No server could read a task
-// whose headers are not UTF-8.
+// addHeaders adds the configured headers, and the class of a batch's task. It replaces invalid UTF-8, as no server
+// could read such a task.
 func (c capture) addHeaders(ctx context.Context, e *enqueueTask, call *asynqredis.EnqueueCall) {
 	if c.headers != nil {
 		for name, value := range c.headers(ctx, e.task) {
 			call.SetHeader(strings.ToValidUTF8(name, "\uFFFD"), strings.ToValidUTF8(value, "\uFFFD"))
 		}
 	}
-	if e.member && e.request.Policy != "" {
+	if e.isMember && e.request.Policy != "" {
 		id, _ := IdentityOf(e.task)
 		id.Class = e.request.Class
 		call.SetHeader(identityHeader, id.text())

@@ -14,8 +14,8 @@ import (
 )
 
 // A gatherer commits the tasks of many callers together (group commit). A task that comes while no
-// commit is under way is committed at once, alone. Tasks that come meanwhile are in the next
-// commit, and with them those of callers that come again at once.
+// commit is under way is committed alone, at once. Tasks that come during a commit are in the next one,
+// together with the next tasks of that commit's callers, if these come at once.
 type gatherer struct {
 	commit func(ctx context.Context, tasks []*enqueueTask)
 
@@ -25,24 +25,24 @@ type gatherer struct {
 }
 
 const (
-	// gatherFor is how long a commit waits for callers of the one before, since the last of them came.
+	// gatherFor is how long a commit waits for another caller of the previous one.
 	gatherFor = 50 * time.Microsecond
 
-	// maxYields bounds that wait where time stands still.
+	// maxYields bounds that wait where time stands still, as under testing/synctest.
 	maxYields = 1000
 
-	// storedFor delays the workers' look at a stored task whose join was lost.
+	// storedFor is the time after which workers look at a stored task, whose join may have been lost.
 	storedFor = 2 * time.Minute
 )
 
-// do commits a task. If the context ends before the task's commit begins, the task fails by the
-// context's error. A commit that has begun is waited for.
+// do commits a task, and returns when that is done. If the context ends before the task's commit begins, the task
+// fails with the context's error.
 func (g *gatherer) do(ctx context.Context, e *enqueueTask) {
 	g.mu.Lock()
 	if !g.busy {
 		g.busy = true
 		g.mu.Unlock()
-		defer g.next() // even if a hook of the connection panics
+		defer g.next() // also if a hook of the connection panics
 		g.commit(ctx, []*enqueueTask{e})
 		return
 	}
@@ -66,7 +66,7 @@ func (g *gatherer) do(ctx context.Context, e *enqueueTask) {
 	}
 }
 
-// next commits, in the background, the tasks that have come meanwhile.
+// next commits, in the background, the tasks that have come during a commit.
 func (g *gatherer) next() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -104,7 +104,7 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueueTask) {
 	}
 }
 
-// store stores tasks of one queue and line as scheduled, and returns those that were.
+// store stores tasks of one queue and line as scheduled. It returns those that it has stored, and refuses the others.
 func (c *Client) store(ctx context.Context, queue, line string, es []*enqueueTask) (stored []*enqueueTask) {
 	identity, err := c.tasks.Identity(ctx)
 	forwardAt := asynqredis.WholeSecond(time.Now().Add(storedFor))
@@ -133,19 +133,19 @@ func (c *Client) store(ctx context.Context, queue, line string, es []*enqueueTas
 	return stored
 }
 
-// await gives callers of a commit the time to come again, which some do at once. Without them the next
-// commit would have only those few that came last: large and small commits would alternate.
+// await gives the callers of a commit the time to come again, as some do at once. Otherwise the next commit would have
+// only the few tasks that came during this one: large and small commits would alternate.
 func (g *gatherer) await(callers int) {
-	waits := func() int {
+	count := func() int {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		return len(g.waiting)
 	}
-	came, since := waits(), time.Now()
-	for all, yields := callers+came, 0; came < all && yields < maxYields && time.Since(since) < gatherFor; yields++ {
+	came, last := count(), time.Now()
+	for all, yields := callers+came, 0; came < all && yields < maxYields && time.Since(last) < gatherFor; yields++ {
 		runtime.Gosched()
-		if n := waits(); n > came {
-			came, since = n, time.Now()
+		if n := count(); n > came {
+			came, last = n, time.Now()
 		}
 	}
 }

@@ -16,49 +16,48 @@ import (
 // askAgainForSlots is the shortest wait of a task whose handler was denied a slot that others hold.
 const askAgainForSlots = time.Second
 
-// run runs the handler of a task that was granted, or that no policy matches. It returns the error by which
-// the task fails: nil if it succeeded, or is to wait.
+// run runs the handler of a task that was granted, or that no policy matches. It returns the error with which
+// the task fails, or nil if the task succeeded or is to wait.
 func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, d throttle.Decision) error {
-	calls := request // those of the handler stand in no line
+	calls := request // for the handler's calls, which have no ticket
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.Ticket{}
 	caller := &throttle.Caller{Decision: d, Request: calls}
 	j := &Job{caller: caller, limiter: s.limiter, settled: d.Reservation, task: d.Reservation, taskType: a.task.Type()}
 	ctx = throttle.WithCaller(context.WithValue(ctx, jobKey{}, j), j.caller)
 	ctx = j.task.Hold(ctx)
 	err := func() error {
-		defer s.end(j) // even if the handler panics
+		defer s.end(j) // also if the handler panics
 		return a.handler.ProcessTask(ctx, a.task)
 	}()
 	switch {
 	case err == nil:
 		a.outcome.Store(&outcome{done: true})
 		return nil
-	case errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask): // the user's last word
+	case errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask): // the user has decided
 		return err
 	}
 	return s.afterError(ctx, a, j, request, err)
 }
 
-// end releases what a returned handler holds, and wakes the lines that may wait for it.
+// end releases the slots that a handler held until it returned, and wakes the lines that may wait for them.
 func (s *Server) end(j *Job) {
 	j.mu.Lock()
 	j.ended = true
 	held := append([]throttle.Reservation{j.task}, j.extra...)
 	j.mu.Unlock()
 	for _, reservation := range held {
-		_ = reservation.Release(context.Background()) // else it runs out
+		_ = reservation.Release(context.Background()) // if that fails, the lease expires
 		if reservation.Lease() > 0 {
 			s.dispatch.Freed(s.lineOf(reservation.Request))
 		}
 	}
 }
 
-// afterError decides whether a task whose handler returned an error fails by it, or is to wait.
+// afterError returns the error with which a task fails whose handler returned one, or nil if the task is to wait.
 func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request throttle.Request, err error) error {
 	var refused *refusedError
 	var denied *throttle.DeniedError
-	// By d it joins the line of its own policy again, at the front.
-	request.Front = true
+	request.Front = true // a task that waits joins the line of its own policy again
 	d := undecidedDecision(request)
 	retryIn, policy, callRefused := j.caller.Refusal()
 	switch {
@@ -73,9 +72,9 @@ func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request thr
 		d.Policy, d.RetryIn = denied.Decision.Policy, askAgainIn(denied.Decision)
 	case callRefused:
 		return s.noteRefused(ctx, a, request, policy, retryIn, err)
-	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
+	case errors.Is(err, throttle.ErrUnavailable): // for a call of the handler
 		d = s.noteUndecided(request, err)
-	case errors.Is(context.Cause(ctx), throttle.ErrLeaseLost): // the handler was stopped
+	case errors.Is(context.Cause(ctx), throttle.ErrLeaseLost): // which has stopped the handler
 	default:
 		return err
 	}
@@ -83,36 +82,36 @@ func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request thr
 	return nil
 }
 
-// askAgainIn returns when to ask again for what was denied: before leases run out, as others may give
-// slots back long before that.
+// askAgainIn returns the time until a denied request is made again. If slots were denied it does not wait for the end
+// of their leases, as they may be given back long before that.
 func askAgainIn(d throttle.Decision) time.Duration {
-	others, slots := askAgainForSlots, false
+	wait, slotsDenied := askAgainForSlots, false
 	for _, w := range d.Windows {
 		if w.Algorithm.Leases() {
-			slots = slots || w.Denied
+			slotsDenied = slotsDenied || w.Denied
 		} else {
-			others = max(others, w.RetryIn)
+			wait = max(wait, w.RetryIn)
 		}
 	}
-	if slots {
-		return min(d.RetryIn, others)
+	if slotsDenied {
+		return min(d.RetryIn, wait)
 	}
 	return d.RetryIn
 }
 
-// noteRefused notes that a task waits whose call the upstream of a policy refused for a time. If it was
-// refused for too long it returns a *GivenUpError.
+// noteRefused notes that a task waits, as the upstream of a policy refused its call. If calls of the task were refused
+// for too long it returns a *GivenUpError.
 func (s *Server) noteRefused(
 	ctx context.Context, a *attempt, r throttle.Request, policy string, retryIn time.Duration, cause error,
 ) error {
-	p, _ := s.limiter.Lookup(policy) // the zero value, without limits, if it was removed
+	p, _ := s.limiter.Lookup(policy) // zero, without limits, for a removed policy
 	retryIn = min(retryIn, cmp.Or(p.MaxPause, retryIn))
 	now := time.Now()
 	message, since := a.Message.WithRefusal(now)
 	if limit := p.MaxRefusedWait; limit > 0 && now.Add(retryIn).Sub(since) > limit {
 		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Since: since, Tenant: r.Tenant}
 	}
-	// It waits at least as long as a pause of unknown length lasts.
+	// The wait is at least that after a refusal for an unknown time.
 	d := throttle.Decision{At: now, Policy: policy, RetryIn: max(retryIn, throttle.DefaultPause), Tenant: r.Tenant}
 	if policy == r.Policy {
 		s.rejoin(ctx, a, r, &d)
@@ -121,8 +120,8 @@ func (s *Server) noteRefused(
 	return nil
 }
 
-// rejoin makes a task whose handler ran join its line again, in front of its tenant's other tickets, and
-// notes in the decision if it waits there.
+// rejoin makes a task whose handler ran join its line again, in front of its tenant's other tickets. If it waits
+// there, rejoin notes that in the decision.
 func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *throttle.Decision) {
 	if r.Ticket == (throttle.Ticket{}) {
 		return
@@ -135,7 +134,7 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 	places, err := s.limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
 	switch {
 	case err != nil || places[0].Err != nil || places[0].Exempt:
-	case places[0].RetryIn <= 0: // nothing holds it up, such as if the pause could not be stored
+	case places[0].RetryIn <= 0: // it would start at once, such as if the pause could not be stored
 		s.leave(ctx, r)
 	default:
 		d.Queued, d.RetryIn, d.Latest = true, places[0].RetryIn, places[0].Latest
@@ -143,7 +142,7 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 }
 
 type refusedError struct {
-	after time.Duration // below 1 ms, as at 0 and below, it is unknown
+	after time.Duration // unknown if below 1 ms
 }
 
 func (e *refusedError) Error() string {
@@ -154,13 +153,13 @@ func (e *refusedError) Error() string {
 }
 
 // RetryAfter returns the error that a handler returns, wrapped or not, when the upstream refused its call
-// for d. If d is below a millisecond, as at 0 or below, the time is unknown: so time.Until of a reset may
-// be passed on, even if that is over by this machine's clock. The task's policy pauses on every worker, for
-// the task's tenant or for all (throttle.Reservation.Pause). The task is requeued in front of its tenant's
-// other tickets. No retry is burnt. To burn one, call Job.Pause and return an error of another kind.
+// for d. If d is below a millisecond the time is unknown: so d may be time.Until of a reset, even if that is
+// over by this machine's clock. The task's policy pauses on every worker, for the task's tenant or for all
+// (throttle.Reservation.Pause). The task is requeued in front of its tenant's other tickets, and keeps its
+// retries. To use one, call Job.Pause and return an error of another kind.
 //
 // The policy's MaxRefusedWait ends a task that is refused again and again. A task that no policy matches
-// fails by the error as by any other.
+// fails with this error as with any other.
 func RetryAfter(d time.Duration) error { return &refusedError{d} }
 
 // A GivenUpError says that a task failed for good, as the upstream refused its calls for too long:
@@ -169,7 +168,7 @@ type GivenUpError struct {
 	Cause  error         // the handler's error
 	Limit  time.Duration // the policy's MaxRefusedWait
 	Policy string        // whose upstream refused
-	Since  time.Time     // the first refusal since the task last failed by something else
+	Since  time.Time     // the first refusal after the task last failed for another reason
 	Tenant string
 }
 

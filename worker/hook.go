@@ -9,14 +9,14 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// A hook stands between asynq's server and its Redis. It answers dequeue and forward, and requeues a denied
-// task when asynq makes a call that ends it (denial.go).
+// A hook sees the calls of asynq's server to Redis. It answers dequeue and forward itself, and requeues a denied
+// task in place of a call that ends it (denial.go).
 type hook struct {
 	singleCalls
 	server *Server
 }
 
-// singleCalls lets through what is no single call. Asynq moves no task in a pipeline.
+// singleCalls has the parts of a hook for single calls only. Asynq moves no task in a pipeline.
 type singleCalls struct{}
 
 func (singleCalls) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -38,7 +38,7 @@ func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			return h.dequeue(ctx, script)
 		case asynqredis.ForwardScheduled, asynqredis.ForwardRetry:
 			n, err := h.server.dispatch.Forward(ctx, call.Queue, call.Verb == asynqredis.ForwardRetry)
-			return reply(script, int64(n), err) // how many due tasks were moved
+			return reply(script, int64(n), err) // the number of tasks that were moved
 		default:
 			return h.server.finish(ctx, next, script, call)
 		}
@@ -54,7 +54,7 @@ func (h *hook) dequeue(ctx context.Context, cmd *redis.Cmd) error {
 	}
 	message := task.Message
 	if a := s.attempts.begin(task); s.isLate(a) {
-		// Past its deadline asynq would give it to no middleware, and fail it at every attempt.
+		// After its deadline asynq would fail the task at every attempt, before it calls the middleware.
 		message = message.WithDeadline(time.Now().Add(lateFor))
 	}
 	return reply(cmd, string(message), nil)

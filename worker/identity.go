@@ -15,19 +15,19 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// identityHeader carries an Identity, such as "attribute.user=bob&class=batch&cost.tokens=1500&tenant=acme". It is
-// percent-encoded: asynq keeps headers as text, and a tenant's name may be any bytes.
+// identityHeader has an Identity, such as "attribute.user=bob&class=batch&cost.tokens=1500&tenant=acme". It is
+// percent-encoded, as asynq keeps headers as text, and a tenant's name may be any bytes.
 const identityHeader = "sluice-identity"
 
 // An Identity is a task's tenant, attributes, class and cost.
 type Identity struct {
-	Attributes map[string]string // by which other scopes than the tenant count it
-	Class      throttle.Class    // who goes first in line, by the task's header alone; the default is throttle.ClassLive
+	Attributes map[string]string // by which scopes count the task, besides the tenant
+	Class      throttle.Class    // says who goes first in line, if it is in a header; the default is throttle.ClassLive
 	Cost       map[string]int64  // per unit; the default is 1 throttle.Requests
 	Tenant     string            // any bytes
 }
 
-// NewTask is asynq.NewTask for a task that carries its identity in a header, where the middleware
+// NewTask is asynq.NewTask for a task with its identity in a header, where the middleware
 // finds it. Retries keep it.
 func NewTask(id Identity, typename string, payload []byte, opts ...asynq.Option) *asynq.Task {
 	headers := map[string]string{}
@@ -37,7 +37,7 @@ func NewTask(id Identity, typename string, payload []byte, opts ...asynq.Option)
 	return asynq.NewTaskWithHeaders(typename, payload, headers, opts...)
 }
 
-// text returns the identity as its header has it, "" if it is empty.
+// text returns the header for the identity, "" if that is empty.
 func (id Identity) text() string {
 	values := url.Values{"class": {string(id.Class)}, "tenant": {id.Tenant}}
 	maps.DeleteFunc(values, func(_ string, list []string) bool { return list[0] == "" })
@@ -51,7 +51,7 @@ func (id Identity) text() string {
 }
 
 // IdentityOf returns the identity that NewTask put into the task's header. For other tasks it is
-// empty. It is an error if that header has another form.
+// empty. It returns an error if the header is malformed.
 func IdentityOf(task *asynq.Task) (Identity, error) {
 	if task == nil {
 		return Identity{}, errors.New("worker: IdentityOf: task is nil")
@@ -83,24 +83,24 @@ func IdentityOf(task *asynq.Task) (Identity, error) {
 	return id, nil
 }
 
-// match returns the request by which a task that is due joins a line, and false if it joins none. One that
-// waited in a line goes on by a policy that was removed.
+// match returns the request with which a task that is due joins a line, and false if it joins none. A task that has
+// waited in a line may match a policy that was removed.
 func (s *Server) match(m asynqredis.Message, waited bool) (request throttle.Request, ok bool) {
 	policy, ok := s.limiter.Match(m.Type(), waited)
 	if !ok || policy.EarliestReset {
 		return throttle.Request{}, false
 	}
 	defer func() {
-		if recover() != nil { // the middleware calls the function again, and asynq reports it
+		if recover() != nil { // of Identify: in the middleware it panics again, and asynq reports that
 			ok = false
 		}
 	}()
 	task := asynq.NewTaskWithHeaders(m.Type(), m.Payload(), m.Headers())
 	request, err := s.request(policy.Name, task, m)
-	return request, err == nil // else the middleware returns the error
+	return request, err == nil // the middleware meets the error again, and returns it
 }
 
-// request returns what a task asks of a policy, before it has a ticket.
+// request returns a task's request to a policy, without a ticket.
 func (s *Server) request(policy string, task *asynq.Task, m asynqredis.Message) (throttle.Request, error) {
 	r, err := requestOf(s.config.Identify, policy, task)
 	r.Deadline, r.MaxHold = m.Deadline(), m.TimeLimit(time.Now())
@@ -108,8 +108,8 @@ func (s *Server) request(policy string, task *asynq.Task, m asynqredis.Message) 
 	return r, err
 }
 
-// requestOf returns what the task asks of a policy, by its identity. A task without a tenant is an error,
-// even where no window counts by it: fairness does.
+// requestOf returns a task's request to a policy, with its identity. It returns an error for a task without a tenant:
+// even where no window counts by tenant, lines are fair between tenants.
 func requestOf(identify func(*asynq.Task) (Identity, error), policy string, task *asynq.Task) (throttle.Request, error) {
 	header, err := IdentityOf(task)
 	id := header

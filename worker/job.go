@@ -17,7 +17,7 @@ var (
 	// server of this package.
 	ErrNoJob = errors.New("worker: the context is not that of a task's handler")
 
-	// ErrUnmatched is wrapped by an error that names a task's type. It may be misspelt.
+	// ErrUnmatched is wrapped by an error that names a task's type, which may be misspelt.
 	ErrUnmatched = errors.New("no policy matches it: name it in a policy's Match")
 
 	errReturned = errors.New("worker: the task's handler has returned")
@@ -29,18 +29,18 @@ func unmatchedError(taskType string) error {
 
 // A Job is the task whose handler runs. Its methods may be called until the handler returns, by
 // several goroutines at once. Their errors are ErrNoJob, ErrUnmatched if no policy matches the task, and
-// those of the reservation's own methods.
+// those of the reservation's methods.
 type Job struct {
-	caller   *throttle.Caller // as the handler's calls see the task; nil outside of a handler
+	caller   *throttle.Caller // identifies the task to the handler's calls; nil outside of a handler
 	limiter  *throttle.Limiter
 	settling sync.Mutex
-	settled  throttle.Reservation // the task's as it was corrected last: Redis forgets that when nothing of it counts
-	task     throttle.Reservation // what the task itself took
+	settled  throttle.Reservation // of the task, with the latest costs: Redis forgets them when they count no more
+	task     throttle.Reservation // of the task, as it was granted
 	taskType string
 
 	mu    sync.Mutex
 	ended bool                   // the handler has returned
-	extra []throttle.Reservation // what the handler reserved
+	extra []throttle.Reservation // with leases, made by the handler
 }
 
 type jobKey struct{}
@@ -65,8 +65,8 @@ func (j *Job) matched() error {
 	return nil
 }
 
-// Decision returns the decision by which the task runs, and false if there is none, because no
-// policy matches the task or the context is not that of a handler.
+// Decision returns the decision that granted the task. It returns false if no policy matches the task,
+// or the context is not that of a handler.
 func (j *Job) Decision() (throttle.Decision, bool) {
 	if j.matched() != nil {
 		return throttle.Decision{}, false
@@ -74,10 +74,10 @@ func (j *Job) Decision() (throttle.Decision, bool) {
 	return j.caller.Decision, true
 }
 
-// Settle corrects the task's cost of a unit to what it really was, such as 900 or 4000 tokens where
-// 1500 were estimated. An overestimate is given back at once. An underestimate is charged at once,
-// even above the limit, and later tasks wait for it. Settle may be called again with a better
-// figure.
+// Settle corrects the task's cost of a unit to the real one, such as 900 or 4000 tokens where
+// 1500 were estimated. What was estimated too much is given back at once. What was estimated too little
+// is charged at once, even above the limit, and later tasks wait for it. Settle may be called again with a
+// better figure.
 func (j *Job) Settle(ctx context.Context, unit string, actual int64) error {
 	if err := j.matched(); err != nil {
 		return err
@@ -89,7 +89,7 @@ func (j *Job) Settle(ctx context.Context, unit string, actual int64) error {
 	return err
 }
 
-// Cancel gives back what the task took, as it did not make the call that it was for. That includes
+// Cancel gives back what the task took, because it has not made its call. That includes
 // the task's slots in Concurrency windows.
 func (j *Job) Cancel(ctx context.Context) error {
 	if err := j.matched(); err != nil {
@@ -102,10 +102,10 @@ func (j *Job) Cancel(ctx context.Context) error {
 	return nil
 }
 
-// Pause pauses the task's policy, as the upstream refuses calls for d, or for an unknown time if d
-// is below a millisecond, as at 0 or below. It does so for the task's tenant or for all
-// (throttle.Reservation.Pause), even if ctx has ended. The task itself goes on. The limiter logs when a
-// pause begins. The handler has dealt with the refusal then: an error that it returns fails the task.
+// Pause pauses the task's policy because the upstream refuses calls for d, or for an unknown time if d
+// is below a millisecond. It does so for the task's tenant or for all (throttle.Reservation.Pause), even if ctx
+// has ended. The task itself goes on. The limiter logs when a pause begins. After that an error of the handler
+// fails the task, as the refusal has been dealt with.
 func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	if err := j.matched(); err != nil {
 		return err
@@ -121,10 +121,10 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 // denial is a *throttle.DeniedError. The request's policy, tenant and attributes default to the
 // task's own. A task that no policy matches must name a policy.
 //
-// A handler that returns the denial has its task requeued without burning a retry. When the
-// denial's RetryIn is over the task joins the line of its own policy, at the front; after a second,
-// if it was denied a slot that may be given back sooner. It then takes its own policy's cost again:
-// call Cancel before you return, if its own call was not made.
+// If a handler returns the denial its task is requeued, and keeps its retries. After the denial's RetryIn
+// the task joins the line of its own policy, at the front; or after a second, if it was denied a slot that
+// may be given back sooner. It then takes its own policy's cost again: call Cancel before you return, if its
+// own call was not made.
 //
 // Slots of Concurrency windows are held until the handler returns, or until the reservation is
 // released or cancelled. The error is a *throttle.RequestError if the request cannot fit beside
@@ -159,9 +159,9 @@ func (j *Job) Wait(ctx context.Context, r throttle.Request) (throttle.Reservatio
 	if deadline, ok := ctx.Deadline(); ok {
 		r.MaxHold = max(0, time.Until(deadline))
 	}
-	ctx = throttle.WithCaller(ctx, j.caller) // which notes the slots that it holds
+	ctx = throttle.WithCaller(ctx, j.caller) // who notes the slots that the task holds
 	d, err := j.limiter.Wait(ctx, r)
-	if never := j.besideOwn(err); never != nil {
+	if never := j.neverFits(err); never != nil {
 		err = never
 	}
 	if err == nil {
@@ -173,11 +173,10 @@ func (j *Job) Wait(ctx context.Context, r throttle.Request) (throttle.Reservatio
 	return d.Reservation, nil
 }
 
-// besideOwn returns a *throttle.RequestError if a denied request cannot fit beside the slots that
-// the task itself holds. They are held for as long as its handler runs, so that neither a wait nor
-// a requeue would help. Slots of the handler's own calls do not count: others of its goroutines may
-// give them back.
-func (j *Job) besideOwn(err error) error {
+// neverFits returns a *throttle.RequestError if a denied request cannot fit while the task itself holds its
+// slots. It does so until its handler returns, so neither a wait nor a requeue would help. The slots of the
+// handler's calls do not count, as other goroutines of it may give them back.
+func (j *Job) neverFits(err error) error {
 	var denied *throttle.DeniedError
 	task := j.caller.Request
 	if !errors.As(err, &denied) || !j.caller.Counted(denied.Request.Policy) {
@@ -198,7 +197,7 @@ func (j *Job) besideOwn(err error) error {
 	return nil
 }
 
-// keep holds a reservation until the handler returns, or releases it if that has returned.
+// keep holds a reservation until the handler returns, or releases it if the handler has returned.
 func (j *Job) keep(ctx context.Context, reservation throttle.Reservation) error {
 	if reservation.Lease() == 0 {
 		return nil
@@ -206,7 +205,7 @@ func (j *Job) keep(ctx context.Context, reservation throttle.Reservation) error 
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.ended {
-		_ = reservation.Release(ctx) // else it runs out
+		_ = reservation.Release(ctx) // if that fails, the lease expires
 		return errReturned
 	}
 	reservation.Hold(ctx)

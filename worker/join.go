@@ -15,15 +15,15 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// rescoreFrom is the shortest wait for which a stored task gets another time, which asynq's tools show.
+// rescoreFrom is how much longer than storedFor a task must have to wait to get another time, which asynq's tools show.
 const rescoreFrom = time.Minute
 
-// join makes stored tasks of one queue join a line, and does what follows from their places. What fails
-// then is found by workers as it was stored.
+// join makes stored tasks of one queue join a line, and moves or deletes them as their places demand. If that fails,
+// workers find them as they were stored.
 func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask) {
 	err := c.places(ctx, line, es)
 	if _, member := asynqredis.MembersOf(ctx); member && err != nil {
-		// Thousands of them pending would take slots in vain: they join when forward finds them.
+		// The tasks stay scheduled, and join when forward finds them: thousands of pending ones would take slots in vain.
 		for _, e := range es {
 			e.refuse(err)
 		}
@@ -41,7 +41,7 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 		case place.Err != nil:
 			e.refuse(place.Err)
 			move.To = asynqredis.Delete
-		case !place.Queued || err != nil && place.AlreadyQueued: // it joins when it is denied
+		case !place.Queued || err != nil && place.AlreadyQueued: // it becomes pending, and joins when it is denied
 		default:
 			e.Start = ExpectedStart{Joined: true, At: now.Add(place.RetryIn), Binds: place.Binds}
 			if place.Latest >= place.RetryIn {
@@ -61,7 +61,7 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	if nudge {
-		_ = c.tasks.Nudge(ctx, queue, line) // else a worker asks some seconds later
+		_ = c.tasks.Nudge(ctx, queue, line) // else a worker asks by itself, some seconds later
 	}
 	if len(moves) == 0 {
 		return
@@ -78,10 +78,10 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 }
 
 // places makes tasks join. A ticket that was in line already belongs to an earlier task with the same ID:
-// it leaves, and the task joins again. A task that was refused because of others that wait joins again, too,
+// it leaves, and the task joins again. A task that was refused because of others that wait also joins again,
 // if tickets of deleted tasks have left the line since.
 //
-// A ticket that joins after the context has ended is dropped when it is taken, as its task is not
+// A ticket may join after the context has ended. It is dropped when it is taken, as its task is not
 // scheduled then.
 func (c *Client) places(ctx context.Context, line string, es []*enqueueTask) error {
 	begun := time.Now()
@@ -100,7 +100,7 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueueTask) err
 	if len(again) > 0 && c.breaker.Do(ctx, c.config.LimiterTimeout, func(ctx context.Context) error {
 		return c.limiter.Line(line).Leave(ctx, tickets...)
 	}) != nil {
-		again = nil // they stand where the earlier tasks stood
+		again = nil // these tasks keep the places of the earlier ones
 	}
 	if len(refused) > 0 && c.sweep(ctx, line, begun) {
 		again = append(again, refused...)
@@ -108,12 +108,12 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueueTask) err
 	return c.ask(ctx, line, again)
 }
 
-// askMax is how many tickets of one caller join at once, and askers how many callers of a client ask for
-// places: while one is answered, another is on its way.
+// askMax is the most tickets of one call of ask to the limiter. askers is the most such calls of a client at a time:
+// while one is answered, another is on its way.
 const askMax, askers = 128, 2
 
-// ask asks for the places of tasks, unless the limiter did not answer a moment ago. The time limit begins at
-// the caller's turn: the time that others take is no silence.
+// ask asks for the places of tasks, unless the limiter did not answer a moment ago. The timeout begins when the caller
+// has its turn, as a wait for other callers does not mean that the limiter is silent.
 func (c *Client) ask(ctx context.Context, line string, es []*enqueueTask) (err error) {
 	for part := range slices.Chunk(es, askMax) {
 		requests := make([]throttle.Request, len(part))

@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// startWithin bounds the age of a grant when its task starts, as its units count since they were taken.
-	// An older grant is given back and reserved again.
+	// startWithin is the greatest age of a grant at which its task starts. An older one is given back and reserved
+	// again: its units count from the time of the grant, so the upstream could get too many calls.
 	startWithin = 100 * time.Millisecond
 
-	// maxTypesLogged bounds how many task types are logged, and remembered for it.
+	// maxTypesLogged is the number of task types that are logged, and remembered to be logged once.
 	maxTypesLogged = 100
 )
 
-// middleware is the outermost one: asynq gets what it returns.
+// middleware wraps all other middlewares: asynq gets the errors that it returns.
 func (s *Server) middleware(handler asynq.Handler) asynq.Handler {
 	if handler == nil {
 		return nil // asynq returns the error
@@ -31,27 +31,27 @@ func (s *Server) middleware(handler asynq.Handler) asynq.Handler {
 	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 		a := s.attempts.enter(ctx, taskOf(ctx), task, handler)
 		if a == nil {
-			return errLost
+			return errLeaseLost
 		}
 		err := s.process(ctx, a)
-		if errors.Is(err, asynq.RevokeTask) { // by the handler, or Identify
+		if errors.Is(err, asynq.RevokeTask) { // from the handler, or Identify
 			a.outcome.Store(&outcome{done: true})
 		}
 		return err
 	})
 }
 
-// errLost is of a task whose lease ran out before it got here: its attempt has ended.
-var errLost = errors.New("worker: the task's lease was lost before it started")
+// errLeaseLost fails a task whose attempt ended before the middleware was called.
+var errLeaseLost = errors.New("worker: the task's lease was lost before it started")
 
-// process runs the task, or notes with the attempt that it waits. It returns the error by which the task
+// process runs the task, or notes in the attempt that it waits. It returns the error with which the task
 // fails. A grant is given back unless the handler starts.
 func (s *Server) process(ctx context.Context, a *attempt) error {
-	var unused throttle.Decision // whose grant, if it is one, the task does not use
+	var unused throttle.Decision // the last one, until the handler uses its grant
 	if a.Verdict != nil {
 		unused = a.Verdict.Decision
 	}
-	defer func() { // even if a user's function panics
+	defer func() { // also if a user's function panics
 		if unused.Granted {
 			s.cancel(unused.Reservation)
 		}
@@ -76,9 +76,9 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 		request.Ticket = throttle.Ticket{Queue: identity + "/" + a.Queue, ID: a.ID}
 	}
-	s.noteWait(a, a.Message, request, undecidedDecision(request), errOutOfTime) // if its time runs out meanwhile
+	s.noteWait(a, a.Message, request, undecidedDecision(request), errOutOfTime) // if its time runs out during decide
 	d, err := s.decide(ctx, a, request)
-	if err == nil { // after an error nobody knows whether the verdict's grant was replaced
+	if err == nil { // after an error it is not known whether the verdict's grant was replaced
 		unused = d
 	}
 	var late *throttle.DeniedError
@@ -86,7 +86,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	case errors.As(err, &late):
 		a.outcome.Store(nil)
 		s.report(ctx, a, late.Decision)
-		return notAgain{late}
+		return archivedError{late}
 	case errors.As(err, new(*throttle.RequestError)):
 		return s.runUncounted(ctx, a, enforced, fmt.Errorf("worker: task type %q: %w", a.task.Type(), err))
 	case err != nil && ctx.Err() == nil:
@@ -104,12 +104,12 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	}
 	a.outcome.Store(nil)
 	s.report(ctx, a, d)
-	unused = throttle.Decision{} // the handler uses it
+	unused = throttle.Decision{} // from here on the handler uses the grant
 	s.started(d, a.Verdict)
 	return s.run(ctx, a, request, d)
 }
 
-// report tells of a decision before it takes effect.
+// report logs outages of the limiter and their ends, and calls OnDecision, before a decision takes effect.
 func (s *Server) report(ctx context.Context, a *attempt, d throttle.Decision) {
 	if d.FailedOpen != nil {
 		s.limiterLog.Failed(d.FailedOpen, "policy", d.Policy, "fails_open", true)
@@ -124,9 +124,8 @@ func (s *Server) report(ctx context.Context, a *attempt, d throttle.Decision) {
 // wasTaken reports whether the task comes from the line.
 func wasTaken(v *dispatch.Verdict) bool { return v != nil && v.Taken }
 
-// decide returns what was decided for the task before it had a slot, if that is still right, and else
-// asks the limiter. If that refuses the task as too late, tickets of deleted tasks leave the line, and it asks
-// once more.
+// decide returns the decision of the task's verdict, if that is still right, and otherwise asks the limiter. If that
+// refuses the task as too late, decide removes tickets of deleted tasks from the line, and asks once more.
 func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d throttle.Decision, err error) {
 	if s.isLate(a) {
 		s.leave(ctx, r)
@@ -156,8 +155,8 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d 
 	return d, err
 }
 
-// cancel cancels, in the background, what was granted to a task that does not start: other tasks may
-// fit. What cannot be given back counts until its windows have passed.
+// cancel cancels, in the background, the grant of a task that does not start, so that other tasks may fit. Units that
+// cannot be given back count until their windows have passed.
 func (s *Server) cancel(r throttle.Reservation) {
 	s.dispatch.RetryInBackground(func(ctx context.Context) error {
 		_, err := r.Cancel(ctx)
@@ -180,8 +179,8 @@ func (s *Server) started(d throttle.Decision, verdict *dispatch.Verdict) {
 	s.limiter.Config().Observer(start)
 }
 
-// runUncounted runs a task that no policy can count, or returns the error if it is to fail by it. It logs the
-// first of each type, but no report of a batch, which needs no policy.
+// runUncounted runs a task that no policy can count, or returns the error if the task fails. It logs the
+// first task of each type, except a report of a batch, which needs no policy.
 func (s *Server) runUncounted(ctx context.Context, a *attempt, fails bool, err error) error {
 	a.outcome.Store(nil)
 	s.mu.Lock()
@@ -194,17 +193,17 @@ func (s *Server) runUncounted(ctx context.Context, a *attempt, fails bool, err e
 	if fails {
 		return err
 	}
-	id, _ := IdentityOf(a.task) // of the calls that the handler makes
+	id, _ := IdentityOf(a.task) // for the handler's calls
 	return s.run(ctx, a, throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}, throttle.Decision{})
 }
 
-// notAgain makes asynq archive the task. Its denial alone does not: a handler may return that of another task,
-// which it could not enqueue.
-type notAgain struct{ *throttle.DeniedError }
+// archivedError makes asynq archive the task. A plain throttle.DeniedError does not, as a handler may
+// return that of another task, which it could not enqueue.
+type archivedError struct{ *throttle.DeniedError }
 
-func (e notAgain) Unwrap() []error { return []error{e.DeniedError, asynq.SkipRetry} }
+func (e archivedError) Unwrap() []error { return []error{e.DeniedError, asynq.SkipRetry} }
 
-// tooLate returns the denial of a task whose deadline will have passed when it starts.
+// tooLate returns the denial of a task whose deadline passes before it starts.
 func tooLate(r throttle.Request, startsAt time.Time) *throttle.DeniedError {
 	d := throttle.Decision{At: time.Now(), Policy: r.Policy, Tenant: r.Tenant}
 	return &throttle.DeniedError{Cause: context.DeadlineExceeded, Decision: d, Request: r, StartsAt: startsAt}
@@ -217,5 +216,5 @@ func (s *Server) leave(ctx context.Context, r throttle.Request) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	_ = s.limiter.Line(s.lineOf(r)).Leave(ctx, r.Ticket) // else a take finds it gone
+	_ = s.limiter.Line(s.lineOf(r)).Leave(ctx, r.Ticket) // if that fails, a take finds the task gone
 }

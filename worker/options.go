@@ -6,8 +6,8 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// An option is one of ours among asynq's. It works in the calls of a Client. An asynq.Client ignores it.
-// It has no effect among the options of a task, which asynq does not export.
+// An option is an asynq.Option of this package. It works in the calls of a Client. An asynq.Client ignores it.
+// It has no effect among the options of a task, as asynq does not export these.
 type option func(*enqueueTask)
 
 func (option) String() string         { return "an option of worker.Client" }
@@ -16,34 +16,34 @@ func (option) Value() any             { return nil }
 
 // MaxWait is an option of the calls by which a Client enqueues. If the task may have to wait longer than d
 // before it starts, it is refused with a *throttle.DeniedError, and not enqueued. 0 is no limit.
-// Below 0 a task is refused unless it fits at once. While the limiter's Redis does not answer
-// nothing is refused. With ProcessAt, ProcessIn or Group it is an error.
+// If d is below 0 a task is refused unless it fits at once. While the limiter's Redis does not answer,
+// nothing is refused. Together with ProcessAt, ProcessIn or Group it is an error.
 func MaxWait(d time.Duration) asynq.Option {
 	if d < 0 {
-		d = 1 // ns: 0 is no limit, and with less Join would refuse a task that fits now
+		d = 1 // ns: 0 is no limit, and below 0 Join would refuse even a task that fits now
 	}
 	return option(func(e *enqueueTask) { e.request.MaxWait = d })
 }
 
 // Backlog is an option of the calls by which a Client enqueues. If n tasks of the same tenant, attributes
-// and queue are in line already, the task is refused with a *throttle.DeniedError, and not
-// enqueued. 0 is no limit. While the limiter's Redis does not answer nothing is refused. With
+// and queue are already in line, the task is refused with a *throttle.DeniedError, and not
+// enqueued. 0 is no limit. While the limiter's Redis does not answer, nothing is refused. Together with
 // ProcessAt, ProcessIn or Group it is an error.
 func Backlog(n int) asynq.Option {
 	return option(func(e *enqueueTask) { e.request.Backlog = n })
 }
 
 // ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is
-// expected to start. Of several tasks that of the last stays. It has no effect if start is nil.
+// expected to start, or of several tasks the last one. It has no effect if start is nil.
 func ReportStart(start *ExpectedStart) asynq.Option {
 	return option(func(e *enqueueTask) { e.reportTo = start })
 }
 
-// An ExpectedStart is when a task that was enqueued is expected to start, by this machine's clock.
+// An ExpectedStart is the time at which an enqueued task is expected to start, by this machine's clock.
 // The times of a task in line hold if nobody changes limits. It is zero if the limiter did not answer.
 type ExpectedStart struct {
-	// Joined reports whether the task stands in line. Otherwise At is when it runs or joins a line, and
-	// there is no Latest: ProcessAt if that is in the future, and else now, if a worker has a slot.
+	// Joined reports whether the task is in line. Otherwise there is no Latest, and At is when the task runs or
+	// joins a line: at its ProcessAt if that is in the future, or now, if a worker has a slot.
 	Joined bool
 
 	// At is the expected start: now if the task fits now. Where throttle.BySlots binds, it is an
@@ -54,6 +54,6 @@ type ExpectedStart struct {
 	// zero where no bound is known.
 	Latest time.Time
 
-	// Binds is what holds the task up for longest, as in throttle.Place. It is empty if it fits now.
+	// Binds names what delays the task for longest, as in throttle.Place. It is empty if the task fits now.
 	Binds string
 }

@@ -24,23 +24,23 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
-// Defaults of asynq's, for fields that a user leaves empty.
+// Defaults of asynq for fields that a user leaves empty.
 const (
 	taskCheckInterval = time.Second
 	shutdownTimeout   = 8 * time.Second
 )
 
-// asynqDelay is asynq's sleep after it has found no task: short, as our hook has waited already.
+// asynqDelay is asynq's sleep after it has found no task. It is short, as our hook has already waited.
 const asynqDelay = time.Millisecond
 
 // Config configures how tasks are throttled. Its functions may be called at every attempt of a
 // task, by many goroutines at once.
 type Config struct {
-	// Identify returns the task's identity. Its class is always that of the task's header. The default is
-	// IdentityOf: what NewTask was given.
+	// Identify returns the task's identity. The class is always taken from the task's header. The default is
+	// IdentityOf, which returns what NewTask was given.
 	Identify func(*asynq.Task) (Identity, error)
 
-	// Limiter decides. Its policies name the task types that they match. It is required.
+	// Limiter decides about tasks. Its policies name the task types that they match. It is required.
 	Limiter *throttle.Limiter
 
 	// Logger gets outages of the limiter, task types that no policy matches, and mistakes in the setup.
@@ -51,8 +51,8 @@ type Config struct {
 	// metrics of all that a limiter does, see throttle.Observer.
 	OnDecision func(ctx context.Context, t *asynq.Task, d throttle.Decision)
 
-	// RejectUnmatched fails a task whose type no policy matches, by ErrUnmatched. By default it runs
-	// unthrottled. The first task of each such type is logged.
+	// RejectUnmatched fails a task whose type no policy matches, with ErrUnmatched. By default such a task
+	// runs unthrottled. The first task of each such type is logged.
 	RejectUnmatched bool
 }
 
@@ -63,14 +63,14 @@ type Server struct {
 	attempts    *attempts
 	config      Config
 	dispatch    *dispatch.Dispatcher
-	limiterLog  *outage.Log // whether the limiter answers
+	limiterLog  *outage.Log // logs when the limiter does not answer, and when it does again
 	asynqServer *asynq.Server
 
 	mu     sync.Mutex
 	warned map[string]bool // task types
 
 	shutdown        sync.Once
-	shutdownGrace   context.Context // ends when the server's shutdown waits no longer
+	shutdownGrace   context.Context // ends when a shutdown waits no longer
 	endGrace        context.CancelFunc
 	shutdownTimeout time.Duration
 }
@@ -81,10 +81,9 @@ type Server struct {
 //
 // The functions of asynq's config are not called for a denial, which is neither a failure nor an
 // error. If the task's time runs out while the limiter is asked, IsFailure and RetryDelayFunc are
-// called with its context's error, and without effect. So they are, with asynq.ErrLeaseExpired, for a
-// task of a server that died, if it goes back to wait. TaskCheckInterval is how often an idle
-// server looks for tasks that plain clients have enqueued, but about each second, 1.25 s at most.
-// Tasks in line start as soon as they fit, whatever it is.
+// called with its context's error, but without effect. The same happens, with asynq.ErrLeaseExpired, for a
+// task of a server that died, if the task goes back to wait. An idle server looks for tasks of plain clients
+// every TaskCheckInterval, but at least every 1.25 s. Tasks in line start as soon as they fit, whatever it is.
 func NewServer(opt asynq.RedisConnOpt, c asynq.Config, config Config) (*Server, error) {
 	config.Logger = cmp.Or(config.Logger, slog.Default())
 	if config.Limiter == nil {
@@ -128,7 +127,7 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, config Config) (*Server, 
 	return s, nil
 }
 
-// asynqConfig returns the config of the asynq.Server.
+// asynqConfig returns the user's config, with our changes.
 func (s *Server) asynqConfig(c asynq.Config) asynq.Config {
 	c.ErrorHandler = s.reportErrors(c.ErrorHandler)
 	c.DelayedTaskCheckInterval = max(0, c.DelayedTaskCheckInterval) // below 0 asynq would spin
@@ -136,7 +135,7 @@ func (s *Server) asynqConfig(c asynq.Config) asynq.Config {
 	return c
 }
 
-// queuesOf returns the queues that asynq serves by its config, with their priorities.
+// queuesOf returns the queues that asynq would serve, with their priorities.
 func queuesOf(configured map[string]int) map[string]int {
 	queues := maps.Clone(configured)
 	maps.DeleteFunc(queues, func(name string, priority int) bool {
@@ -148,13 +147,13 @@ func queuesOf(configured map[string]int) map[string]int {
 	return queues
 }
 
-// Start starts to process tasks by the handler, and returns. Errors are asynq's.
+// Start begins to process tasks with the handler, and returns. Errors are asynq's.
 func (s *Server) Start(handler asynq.Handler) error {
 	go s.logCheck()
 	return s.asynqServer.Start(s.middleware(handler))
 }
 
-// Run starts, waits for a signal to exit, and shuts down. Errors are asynq's.
+// Run starts the server, waits for a signal to exit, and shuts down. Errors are asynq's.
 func (s *Server) Run(handler asynq.Handler) error {
 	signalled, ignore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer ignore()
@@ -167,17 +166,17 @@ func (s *Server) Run(handler asynq.Handler) error {
 	return nil
 }
 
-// Stop picks up no more tasks. Those that run go on. Shutdown must follow.
+// Stop picks up no more tasks. Running tasks go on. Shutdown must follow.
 func (s *Server) Stop() {
-	s.dispatch.Stop() // asynq's own waits until its dequeue has returned
+	s.dispatch.Stop() // first, as asynq's Stop waits until its dequeue has returned
 	s.asynqServer.Stop()
 }
 
 // Shutdown picks up no more tasks, and waits up to asynq.Config.ShutdownTimeout for the handlers.
-// It makes the tasks of handlers that have not returned pending again, and closes the connection.
+// If handlers have not returned by then, their tasks become pending again. It closes the connection.
 //
-// While asynq's Redis does not answer, denied tasks are requeued again and again, for ShutdownTimeout at
-// most. Asynq recovers a task that could not be requeued as if its worker had died.
+// While asynq's Redis does not answer, it tries to requeue denied tasks, for at most ShutdownTimeout.
+// Asynq recovers a task that could not be requeued as if its worker had died.
 func (s *Server) Shutdown() {
 	s.shutdown.Do(func() {
 		s.beginShutdown()

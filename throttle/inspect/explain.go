@@ -60,11 +60,8 @@ func (l *line) explain(ctx context.Context, t throttle.Ticket) (s TicketState, e
 		return s, err
 	}
 	s = TicketState{
-		At: time.Now(), Tenant: r.Tenant, Attributes: maps.Clone(r.Attributes), Class: cmp.Or(r.Class, throttle.ClassLive),
+		At: cmp.Or(d.At, time.Now()), Tenant: r.Tenant, Attributes: maps.Clone(r.Attributes), Class: cmp.Or(r.Class, throttle.ClassLive),
 		Cost: r.Cost, Joined: time.UnixMicro(ticket.Since),
-	}
-	if standing.Err == nil { // it joined by scopes that the policy has now
-		s.At = d.At
 	}
 	s.Limits.add(standing, true, true)
 	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) (err error) {

@@ -10,12 +10,9 @@ import (
 )
 
 const (
-	// starvesAfter is how long a tenant is granted nothing until it starves, if starvesDue grants of its
-	// policy were its share meanwhile.
-	starvesAfter = 75 * time.Second
-	starvesDue   = 20
-
-	maxHeads = 10_000
+	starvesAfter = 75 * time.Second // without a grant,
+	starvesDue   = 20               // if more grants of its policy were its share meanwhile
+	maxHeads     = 10_000           // after which all are forgotten
 )
 
 // Heads find tenants that starve: others are granted, and they are not. They remember the first ticket of

@@ -21,11 +21,9 @@ import (
 
 // Bounds and defaults.
 const (
-	DefaultLimit = 50
-	MaxLimit     = 500 // of Query.Limit
-
-	// MaxPlan is how far ahead plans and simulations look.
-	MaxPlan = 400 * 24 * time.Hour
+	DefaultLimit = 50                   // of Query.Limit
+	MaxLimit     = 500                  // of Query.Limit
+	MaxPlan      = 400 * 24 * time.Hour // how far ahead plans and simulations look
 )
 
 // An Inspector looks at the lines of a limiter. It is safe for concurrent use. Its errors are those of

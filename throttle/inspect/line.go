@@ -108,10 +108,10 @@ func (l *line) open(ctx context.Context, at time.Time) error {
 
 // page returns about n of the flows that wait, behind a cursor that begins at 0, and the next cursor,
 // 0 at the end. A flow may come twice.
-func (l *line) page(ctx context.Context, cursor uint64, n int64) (flows []flow, next uint64, err error) {
+func (l *line) page(ctx context.Context, cursor uint64, n int) (flows []flow, next uint64, err error) {
 	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) (err error) {
 		var pairs []string
-		pairs, next, err = client.HScan(ctx, prefix+"f", cursor, "", n).Result()
+		pairs, next, err = client.HScan(ctx, prefix+"f", cursor, "", int64(n)).Result()
 		for pair := range slices.Chunk(pairs, 2) {
 			f, bad := readFlow(pair[0], pair[1])
 			flows, err = append(flows, f), cmp.Or(err, bad)

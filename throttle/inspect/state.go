@@ -12,23 +12,15 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// servedWithin is how long a queue counts as served after a server asked: as in
-// internal/script/lua/line.lua.
+// servedWithin is how long a queue counts as served after a server asked: as in internal/script/lua/line.lua.
 const servedWithin = time.Minute
 
 // A Query says what State returns.
 type Query struct {
-	// After is PolicyState.Next of the page before. The default is the first page.
-	After string
-
-	// Limit is about how many tenants a page has: 1 to MaxLimit. The default is DefaultLimit.
-	Limit int
-
-	// Policy is the policy's name. It is required.
-	Policy string
-
-	// Tenant restricts the page to one tenant, even if it does not wait. The default is all that wait.
-	Tenant string
+	After  string // PolicyState.Next of the page before; empty for the first page
+	Limit  int    // about how many tenants a page has; at most MaxLimit; by default DefaultLimit
+	Policy string // required
+	Tenant string // the only one of the page, even if it does not wait; empty for all that wait
 }
 
 // A PolicyState is how a policy stands: what it has granted, and who waits.
@@ -59,7 +51,6 @@ type TenantState struct {
 	Tenant     string            `json:"tenant"`
 	Attributes map[string]string `json:"attributes,omitempty"` // others that windows count by
 	Waiting    int64             `json:"waiting"`
-	Batch      int64             `json:"batch,omitempty"`  // of Waiting, tickets of batches
 	Oldest     time.Time         `json:"oldest,omitzero"`  // when the oldest began to wait; zero if none does
 	Exempt     bool              `json:"exempt,omitempty"` // it is never denied
 	Weight     float64           `json:"weight"`           // as its tickets joined
@@ -79,10 +70,6 @@ func (i Inspector) State(ctx context.Context, q Query) (PolicyState, error) {
 	names, err := i.lines(q.Policy)
 	if err != nil {
 		return s, err
-	}
-	if q.Limit = cmp.Or(q.Limit, DefaultLimit); q.Limit < 1 || q.Limit > MaxLimit {
-		hint := fmt.Sprintf("must be 1 to %d", MaxLimit)
-		return s, &throttle.RequestError{Policy: q.Policy, Field: "limit", Value: q.Limit, Hint: hint}
 	}
 	at, cursor := 0, uint64(0)
 	if n, _ := fmt.Sscanf(cmp.Or(q.After, "0.0"), "%d.%d", &at, &cursor); n != 2 || at < 0 || at >= len(names) {
@@ -151,7 +138,7 @@ func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantS
 	}
 	found := []flow{newFlow(asked.Flow)}
 	if asked.Flow == "" { // windows count by other attributes, too, or all tenants are asked for
-		if found, next, err = l.page(ctx, cursor, int64(q.Limit)); err != nil {
+		if found, next, err = l.page(ctx, cursor, min(cmp.Or(max(0, q.Limit), DefaultLimit), MaxLimit)); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -201,9 +188,7 @@ func (l *line) states(ctx context.Context, flows []flow) ([]TenantState, error) 
 			})
 		}
 		t := &states[len(states)-1]
-		if t.Waiting, t.tags = t.Waiting+f.tickets, t.tags+f.tag; s.Request.Class == throttle.ClassBatch {
-			t.Batch += f.tickets
-		}
+		t.Waiting, t.tags = t.Waiting+f.tickets, t.tags+f.tag
 		t.Limits.add(s, false, true)
 	}
 	slices.SortStableFunc(states, func(a, b TenantState) int { return cmp.Compare(b.Waiting, a.Waiting) })

@@ -55,7 +55,7 @@ func TestStateTellsWhoWaits(t *testing.T) {
 			got.Queues[1].Class == throttle.ClassBatch && got.Queues[1].Waiting == 1, got.Queues)
 		expect.Require(t, len(got.Tenants) == 2, got.Tenants)
 		a, b := got.Tenants[0], got.Tenants[1]
-		expect.That(t, a.Tenant == "a" && a.Waiting == 3 && a.Batch == 1 &&
+		expect.That(t, a.Tenant == "a" && a.Waiting == 3 &&
 			a.Oldest.Equal(limitertest.At(s)) && a.Weight == 1 && a.Share == 0.25 && a.PerSecond == 0.3, a)
 		want := limitertest.At(2*s + last.RetryIn)
 		expect.That(t, a.Expected.Equal(want) &&
@@ -65,6 +65,7 @@ func TestStateTellsWhoWaits(t *testing.T) {
 			a.Windows[0].Used == 3 && a.Windows[0].Limit == 3, a.Windows)
 		expect.That(t, b.Tenant == "b" && b.Waiting == 1 && b.Weight == 3 && b.Share == 0.75 &&
 			b.Expected.Equal(limitertest.At(20*s)), b)
+		expect.Equal(t, len(state(t, st.l, inspect.Query{Limit: -1}).Tenants), 2, "by the default limit")
 		one := state(t, st.l, inspect.Query{Tenant: "a"})
 		expect.That(t, len(one.Tenants) == 1 && fmt.Sprint(one.Tenants[0]) == fmt.Sprint(a),
 			"of a alone", one.Tenants, "want", a)
@@ -208,7 +209,7 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 func TestStateRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	l := limitertest.New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}), limitertest.Policy(limitertest.SharedWindow(1, s)))
-	for _, q := range []inspect.Query{{Policy: "p", Limit: 501}, {Policy: "p", Limit: -1}, {Policy: "p", After: "x"}, {Policy: "p", After: "1.0"}} {
+	for _, q := range []inspect.Query{{Policy: "p", After: "x"}, {Policy: "p", After: "1.0"}} {
 		expect.Err(t, expect.ErrOf(inspect.Of(l).State(t.Context(), q)), new(*throttle.RequestError))
 	}
 	for policy, want := range map[string]error{"q": throttle.ErrUnknownPolicy, "p": throttle.ErrUnavailable} {

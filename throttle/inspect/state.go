@@ -138,7 +138,7 @@ func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantS
 	}
 	found := []flow{newFlow(asked.Flow)}
 	if asked.Flow == "" { // windows count by other attributes, too, or all tenants are asked for
-		if found, next, err = l.page(ctx, cursor, min(cmp.Or(max(0, q.Limit), DefaultLimit), MaxLimit)); err != nil {
+		if found, next, err = l.page(ctx, cursor, min(cmp.Or(q.Limit, DefaultLimit), MaxLimit)); err != nil {
 			return nil, 0, err
 		}
 	}

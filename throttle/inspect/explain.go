@@ -3,7 +3,6 @@ package inspect
 import (
 	"cmp"
 	"context"
-	"maps"
 	"strconv"
 	"time"
 
@@ -60,8 +59,8 @@ func (l *line) explain(ctx context.Context, t throttle.Ticket) (s TicketState, e
 		return s, err
 	}
 	s = TicketState{
-		At: cmp.Or(d.At, time.Now()), Tenant: r.Tenant, Attributes: maps.Clone(r.Attributes), Class: cmp.Or(r.Class, throttle.ClassLive),
-		Cost: r.Cost, Joined: time.UnixMicro(ticket.Since),
+		At: cmp.Or(d.At, time.Now()), Tenant: r.Tenant, Attributes: r.Attributes,
+		Class: cmp.Or(r.Class, throttle.ClassLive), Cost: r.Cost, Joined: time.UnixMicro(ticket.Since),
 	}
 	s.Limits.add(standing, true, true)
 	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) (err error) {

@@ -59,8 +59,8 @@ func readFlow(name, record string) (flow, error) {
 	return f, err
 }
 
-// readQueue reads "asked tickets weights first last server since taken flows ...", at a time.
-func readQueue(name, record string, at time.Time) (QueueState, error) {
+// readQueue reads "asked tickets weights first last server since taken flows ...".
+func readQueue(name, record string) (QueueState, error) {
 	q, skip := QueueState{Class: throttle.ClassLive}, ""
 	var asked, since int64
 	err := scan(name, record, &asked, &q.Waiting, &q.weights, &skip, &skip, &skip, &since, &skip, &q.Flows)
@@ -71,9 +71,7 @@ func readQueue(name, record string, at time.Time) (QueueState, error) {
 	if !strings.HasPrefix(name, "!") {
 		q.Queue = script.Unescape(name)
 	}
-	q.Asked = time.UnixMicro(asked)
-	q.Served = at.Sub(q.Asked) < servedWithin
-	if since > 0 {
+	if q.Asked = time.UnixMicro(asked); since > 0 {
 		q.Binds = throttle.BySlots
 	}
 	return q, err
@@ -92,12 +90,12 @@ func (i Inspector) line(name string) *line {
 	return &line{i.limiter.Line(name), map[string]QueueState{}}
 }
 
-// open reads the queues of a line, at a time.
-func (l *line) open(ctx context.Context, at time.Time) error {
+// open reads the queues of a line.
+func (l *line) open(ctx context.Context) error {
 	return l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
 		records, err := client.HGetAll(ctx, prefix+"z").Result()
 		for name, record := range records {
-			q, bad := readQueue(name, record, at)
+			q, bad := readQueue(name, record)
 			if err = cmp.Or(err, bad); q.Waiting > 0 {
 				l.queues[name] = q
 			}

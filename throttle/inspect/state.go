@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -78,16 +77,10 @@ func (i Inspector) State(ctx context.Context, q Query) (PolicyState, error) {
 	if q.Tenant != "" {
 		at = max(0, slices.Index(names, i.limiter.LineOf(q.Policy, q.Tenant)))
 	}
-	shared := &throttle.Standing{Ask: true}
-	if err := i.limiter.Line(names[at]).Stand(ctx, shared); err != nil {
-		return s, err
-	}
-	s.At = shared.Decision.At
-	s.Limits.add(shared, true, false)
 	var here *line
 	for n, name := range names {
 		l := i.line(name)
-		if err := l.open(ctx, s.At); err != nil {
+		if err := l.open(ctx); err != nil {
 			return s, err
 		}
 		if n == at {
@@ -100,8 +93,14 @@ func (i Inspector) State(ctx context.Context, q Query) (PolicyState, error) {
 	slices.SortFunc(s.Queues, func(a, b QueueState) int {
 		return cmp.Or(cmp.Compare(a.Queue, b.Queue), -cmp.Compare(a.Class, b.Class))
 	})
-	if s.Tenants, cursor, err = here.tenants(ctx, cursor, q); err != nil {
+	shared := &throttle.Standing{Ask: true}
+	if s.Tenants, cursor, err = here.tenants(ctx, cursor, q, shared); err != nil {
 		return s, err
+	}
+	s.At = shared.Decision.At
+	s.Limits.add(shared, true, false)
+	for i, q := range s.Queues {
+		s.Queues[i].Served = s.At.Sub(q.Asked) < servedWithin
 	}
 	switch {
 	case cursor != 0:
@@ -122,14 +121,14 @@ func (s *PolicyState) add(q QueueState) {
 	}
 	sum := &s.Queues[i]
 	sum.Waiting, sum.Flows = sum.Waiting+q.Waiting, sum.Flows+q.Flows
-	sum.Binds, sum.Served = cmp.Or(sum.Binds, q.Binds), sum.Served || q.Served
-	if q.Asked.After(sum.Asked) {
+	if sum.Binds = cmp.Or(sum.Binds, q.Binds); q.Asked.After(sum.Asked) {
 		sum.Asked = q.Asked
 	}
 }
 
-// tenants returns the page of tenants after a cursor, and the next cursor, 0 at the end.
-func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantState, next uint64, err error) {
+// tenants returns the page of tenants after a cursor, and the next cursor, 0 at the end. It fills in what all share.
+func (l *line) tenants(ctx context.Context, cursor uint64, q Query, shared *throttle.Standing) (
+	_ []TenantState, next uint64, err error) {
 	asked := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
 	if q.Tenant != "" {
 		if err := l.Stand(ctx, asked); err != nil {
@@ -156,13 +155,13 @@ func (l *line) tenants(ctx context.Context, cursor uint64, q Query) (_ []TenantS
 	if asked.Flow != "" && len(flows) == 0 { // it does not wait
 		flows = found
 	}
-	states, err := l.states(ctx, flows)
+	states, err := l.states(ctx, flows, shared)
 	other := func(t TenantState) bool { return q.Tenant != "" && t.Tenant != q.Tenant }
 	return slices.DeleteFunc(states, other), next, err
 }
 
 // states returns how the tenants of flows stand, those with most tickets first.
-func (l *line) states(ctx context.Context, flows []flow) ([]TenantState, error) {
+func (l *line) states(ctx context.Context, flows []flow, shared *throttle.Standing) ([]TenantState, error) {
 	slices.SortFunc(flows, func(a, b flow) int {
 		return cmp.Or(strings.Compare(a.values, b.values), cmp.Compare(b.tickets, a.tickets))
 	})
@@ -174,7 +173,7 @@ func (l *line) states(ctx context.Context, flows []flow) ([]TenantState, error) 
 	for i, f := range flows {
 		standings[i] = &throttle.Standing{Flow: f.name, Ask: true}
 	}
-	if err := l.Stand(ctx, standings...); err != nil {
+	if err := l.Stand(ctx, append(standings, shared)...); err != nil {
 		return nil, err
 	}
 	states := []TenantState{}
@@ -182,7 +181,7 @@ func (l *line) states(ctx context.Context, flows []flow) ([]TenantState, error) 
 		s := standings[i]
 		if i == 0 || f.values != flows[i-1].values {
 			states = append(states, TenantState{
-				Tenant: s.Request.Tenant, Attributes: maps.Clone(s.Request.Attributes), Oldest: oldest[f.values],
+				Tenant: s.Request.Tenant, Attributes: s.Request.Attributes, Oldest: oldest[f.values],
 				Exempt: s.Decision.Exempt, Weight: cmp.Or(float64(f.weight)/1000, s.Weight),
 				Share: min(1, float64(f.weight)/float64(max(1, l.queues[f.queue].weights))),
 			})

@@ -89,9 +89,13 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 		return Plan{}, fmt.Errorf("throttle: %w", err)
 	}
 	p := Plan{At: time.UnixMicro(s.now), Tenants: sim.finishes[1:], Unknown: slices.Sorted(maps.Keys(sim.unknown))}
-	for i, f := range sim.finishes {
+	for i := range sim.finishes {
+		f := &sim.finishes[i]
+		if !o.By.IsZero() {
+			f.Late += f.Count
+		}
 		if f.left > 0 {
-			sim.finishes[i].Expected = time.Time{}
+			f.Expected = time.Time{}
 		}
 	}
 	p.Finish = sim.finishes[0]
@@ -125,8 +129,8 @@ func (i Inspector) Simulate(ctx context.Context, variant throttle.Policy, overri
 	snapshot, changed := newSnapshot(), newSnapshot()
 	for _, name := range lines {
 		b := &backlog{line: i.line(name)}
-		if err = snapshot.demand(ctx, b); err == nil {
-			err = changed.demand(ctx, &backlog{line: other.line(name), flows: b.flows, values: b.values})
+		if err = snapshot.read(ctx, b, true); err == nil {
+			err = changed.read(ctx, &backlog{line: other.line(name), flows: b.flows, values: b.values}, true)
 		}
 		if err != nil {
 			return now, then, err
@@ -155,15 +159,4 @@ func (i Inspector) other(variant throttle.Policy, overrides []throttle.TenantOve
 	}
 	l.SetInterventions(in)
 	return Of(l), nil
-}
-
-// demand reads a line, and demands all that waits there.
-func (s *Snapshot) demand(ctx context.Context, b *backlog) error {
-	waiting, err := s.read(ctx, b)
-	s.backlogs = append(s.backlogs, b)
-	for i, standing := range waiting {
-		tenant := s.place(standing.Request.Tenant)
-		err = cmp.Or(err, s.add(b, tickets{Standing: standing, tenant: tenant, left: b.flows[i].tickets}))
-	}
-	return err
 }

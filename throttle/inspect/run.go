@@ -192,7 +192,7 @@ func (f *simFlow) end(d *Finish, n int64, at time.Time) {
 		d.Expected = at
 	}
 	if !at.After(f.line.sim.By) {
-		d.Late -= int(n)
+		d.Late -= int(n) // of all
 	}
 	if d.left -= n; d.left > 0 {
 		return

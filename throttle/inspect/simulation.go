@@ -25,15 +25,10 @@ func (s *Snapshot) simulation(o PlanOptions) *simulation {
 		Snapshot: s, PlanOptions: o, finishes: slices.Clone(s.finishes), slots: map[string][]*window{}, unknown: map[string]bool{},
 	}
 	sim.finishes[0].Expected = time.UnixMicro(s.now)
-	for i, f := range s.finishes {
-		if !o.By.IsZero() {
-			sim.finishes[i].Late = f.Count
-		}
-	}
 	for _, o := range s.slots {
 		n := sim.limit(throttle.BySlots, int64(o.Count))
 		counter := algorithm.Concurrency.Simulate(algorithm.Window{Limit: n}, algorithm.Counted{Now: s.now})
-		w := &window{Simulated: counter, limit: n, name: throttle.BySlots}
+		w := &window{Simulated: counter, limit: n, name: throttle.BySlots, held: true}
 		for _, queue := range o.Queues {
 			sim.slots[queue] = append(sim.slots[queue], w)
 		}
@@ -63,6 +58,7 @@ type window struct {
 	limit int64   // units
 	name  string  // or throttle.BySlots
 	place int     // of its cost in tickets.costs: slots come first
+	held  bool    // what it grants is held
 	each  float64 // us for which a unit of a batch keeps the next one back
 	paced int64   // when the next of a batch goes
 }
@@ -158,7 +154,7 @@ func (f *simFlow) own() []*scope { return f.scopes[2:] }
 // window returns a window of a standing, with what it has counted in the value of its scope.
 func (l *simLine) window(s *throttle.Standing, i int, value string) *window {
 	state, counted := s.Decision.Windows[i], algorithm.Counted{Now: l.shared.Decision.At.UnixMicro(), Hold: l.sim.hold}
-	w := &window{name: state.Name, place: i + 1}
+	w := &window{name: state.Name, place: i + 1, held: state.Algorithm.Leases()}
 	var period time.Duration
 	w.Simulated, w.limit, period = s.Simulated(i, l.sim.limit(w.name, state.Limit), sections(value), counted)
 	if period <= pacedPeriod {
@@ -190,37 +186,29 @@ func (f *simFlow) add(t tickets) {
 			return
 		}
 	}
-	unknown := func(name string) {
-		if t.tenant > 0 {
-			s.unknown[name] = true
-		}
+	if t.tenant > 0 && len(f.side.slots.windows) == 0 {
+		s.unknown[throttle.BySlots] = true
 	}
-	t.costs = make([]int64, 1+len(t.Decision.Windows))
-	if t.hold == 0 || len(f.side.slots.windows) == 0 {
-		unknown(throttle.BySlots)
-	} else {
-		t.costs[0] = 1
-	}
-	for i, w := range t.Decision.Windows {
+	t.costs = []int64{1}
+	for _, w := range t.Decision.Windows {
 		cost := t.Request.CostOf(w.Unit)
-		switch {
-		case t.Decision.Granted: // it is exempt
-		case t.hold == 0 && w.Algorithm.Leases() && cost > 0:
-			unknown(w.Name)
-		default:
-			t.costs[i+1] = cost
+		if t.Decision.Granted { // it is exempt
+			cost = 0
 		}
+		t.costs = append(t.costs, cost)
 	}
-	// Several go as one if all of them fit.
 	t.lump = (s.total + maxSteps - 1) / maxSteps
 	for _, scope := range f.scopes {
 		for _, w := range scope.windows {
-			if cost := t.costs[w.place]; cost > 0 {
-				t.lump = min(t.lump, w.limit/cost)
+			switch cost := t.costs[w.place]; {
+			case cost == 0:
+			case w.held && t.hold == 0:
+				t.costs[w.place], s.unknown[w.name] = 0, true
+			default: // several go as one only if all of them fit
+				t.lump = max(1, min(t.lump, w.limit/cost))
 			}
 		}
 	}
-	t.lump = max(1, t.lump)
 	if f.tickets = append(f.tickets, t); last < 0 {
 		f.wait(s.now)
 	}

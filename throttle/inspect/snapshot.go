@@ -32,8 +32,9 @@ type Snapshot struct {
 type backlog struct {
 	*line
 	shared  throttle.Standing
-	flows   []flow // that wait, the first one first
-	demands []*throttle.Standing
+	flows   []flow               // that wait, the first one first
+	asked   []*throttle.Standing // of demands
+	demands []tickets
 	values  map[string]string // of the scopes of all, by key
 	tickets []tickets         // in the order in which they wait
 }
@@ -45,6 +46,7 @@ type tickets struct {
 	left   int64 // that have not started
 	hold   int64 // us for which each holds what it takes; 0 if unknown, then it ends when it starts
 	rank   int64 // of the first one
+	joined int64 // that wait, of a demand
 
 	costs []int64 // by window.place, in a simulation
 	lump  int64   // so many go as one
@@ -58,8 +60,8 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 	if s.slots = slots; len(slots) > 0 {
 		s.Limits[throttle.BySlots] = int64(slots[0].Count)
 	}
-	lines, demanded := map[string]*backlog{}, map[*backlog][]tickets{}
-	asked, joined := map[string]*throttle.Standing{}, map[*throttle.Standing]int64{}
+	var backlogs []*backlog
+	lines, asked := map[string]*backlog{}, map[string]*throttle.Standing{}
 	for _, d := range demands {
 		r := d.Request
 		r.Key = ""
@@ -75,39 +77,22 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 		b := lines[name]
 		if b == nil {
 			b = &backlog{line: i.line(name)}
-			lines[name], s.backlogs = b, append(s.backlogs, b)
+			lines[name], backlogs = b, append(backlogs, b)
 		}
 		// Equal ones are asked for once.
 		key := fmt.Sprintf("%q %q %q %q %#v %#v", r.Ticket.Queue, r.Policy, r.Tenant, r.Class, r.Attributes, r.Cost)
 		standing := asked[key]
 		if standing == nil {
 			standing = &throttle.Standing{Request: r, Ask: true}
-			asked[key], b.demands = standing, append(b.demands, standing)
+			asked[key], b.asked = standing, append(b.asked, standing)
 		}
-		joined[standing] += int64(d.Joined)
 		tenant, hold := s.place(cmp.Or(d.Tenant, r.Tenant)), d.Hold.Microseconds()
-		t := tickets{Standing: standing, tenant: tenant, left: int64(d.Count), hold: hold}
-		demanded[b] = append(demanded[b], t)
-		s.hold = max(s.hold, hold)
+		t := tickets{Standing: standing, tenant: tenant, left: int64(d.Count), hold: hold, joined: int64(d.Joined)}
+		b.demands, s.hold = append(b.demands, t), max(s.hold, hold)
 	}
-	for _, b := range s.backlogs {
-		waiting, err := s.read(ctx, b)
-		if err != nil {
+	for _, b := range backlogs {
+		if err := s.read(ctx, b, false); err != nil {
 			return nil, err
-		}
-		byFlow := map[string]int64{}
-		for _, standing := range b.demands {
-			byFlow[standing.Flow] += joined[standing]
-		}
-		for i, standing := range waiting {
-			if left := b.flows[i].tickets - byFlow[standing.Flow]; left > 0 {
-				_ = s.add(b, tickets{Standing: standing, left: left, hold: s.hold}) // no demand fails
-			}
-		}
-		for _, t := range demanded[b] {
-			if err := s.add(b, t); err != nil {
-				return nil, err
-			}
 		}
 	}
 	return s, nil
@@ -125,28 +110,45 @@ func (s *Snapshot) place(tenant string) int {
 	return s.places[tenant]
 }
 
-// read reads a line, and returns what waits there, by flow. What is taken while it reads counts twice.
-// A backlog with values was read before, and stands as it did then.
-func (s *Snapshot) read(ctx context.Context, b *backlog) (waiting []*throttle.Standing, err error) {
+// read reads a line, and adds what waits there, as demands or not, and the other demands. What is taken while it
+// reads counts twice. A backlog with values was read before, and stands as it did then.
+func (s *Snapshot) read(ctx context.Context, b *backlog, demand bool) (err error) {
 	if b.values == nil {
 		b.values = map[string]string{}
 		if b.flows, err = b.all(ctx); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	for _, f := range b.flows {
-		waiting = append(waiting, &throttle.Standing{Flow: f.name, Costs: f.costs()})
-	}
 	b.shared.Ask = true
-	all := append(waiting[:len(waiting):len(waiting)], b.demands...)
-	if err := b.Stand(ctx, append(all, &b.shared)...); err != nil {
-		return nil, err
+	all := []*throttle.Standing{&b.shared}
+	for _, f := range b.flows {
+		all = append(all, &throttle.Standing{Flow: f.name, Costs: f.costs()})
 	}
-	s.now = b.shared.Decision.At.UnixMicro()
+	all = append(all, b.asked...)
+	if err := b.Stand(ctx, all...); err != nil {
+		return err
+	}
+	s.backlogs, s.now = append(s.backlogs, b), b.shared.Decision.At.UnixMicro()
 	for _, w := range b.shared.Decision.Windows {
 		s.Limits[w.Name] = min(w.Limit, cmp.Or(s.Limits[w.Name], w.Limit))
 	}
-	return waiting, b.readValues(ctx, all)
+	joined := map[string]int64{}
+	for _, t := range b.demands {
+		joined[t.Flow] += t.joined
+	}
+	for i, f := range b.flows {
+		t := tickets{Standing: all[1+i], left: f.tickets - joined[f.name], hold: s.hold}
+		if demand {
+			t.tenant = s.place(t.Request.Tenant)
+		}
+		if t.left > 0 {
+			err = cmp.Or(err, s.add(b, t))
+		}
+	}
+	for _, t := range b.demands {
+		err = cmp.Or(err, s.add(b, t))
+	}
+	return cmp.Or(err, b.readValues(ctx, all[1:]))
 }
 
 // add adds tickets to a backlog. Of demands that never fit it only counts them; others that do not are left out.

@@ -3,7 +3,6 @@ package throttle
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/sluice-go/sluice/internal/redischeck"
 )
@@ -17,26 +16,19 @@ func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return findings, classify(ctx, "", err)
 	}
-	refused, err := l.runner.Preflight(ctx)
+	err = l.runner.Preflight(ctx)
 	switch {
-	case err != nil && len(findings) > 0 && !redischeck.Forbidden(err):
+	case redischeck.Forbidden(err):
+		findings = append(findings, fmt.Sprintf("redis: %v: see docs/howto/lock-down-redis.md", err))
+	case len(findings) > 0:
 		return findings, nil // such as that it is a replica
-	case err != nil || len(refused) == 0:
-		return findings, classify(ctx, "", err)
 	}
-	finding := "redis: its user may not call " + strings.Join(refused, ", ") +
-		": must be allowed, see docs/howto/lock-down-redis.md"
-	return append(findings, finding), fmt.Errorf("%w: %w: %s", ErrUnavailable, ErrForbidden, finding)
+	return findings, classify(ctx, "", err)
 }
 
 // Ping returns nil if the limiter can decide: Redis answers, and its user may call all that the
 // limiter needs. It is one call, for readiness probes. Errors are ErrUnavailable, ErrForbidden and
 // the context's. See CheckRedis for more.
 func (l *Limiter) Ping(ctx context.Context) error {
-	refused, err := l.runner.Preflight(ctx)
-	if err == nil && len(refused) > 0 {
-		commands := strings.Join(refused, ", ")
-		return fmt.Errorf("%w: %w: its user may not call %s", ErrUnavailable, ErrForbidden, commands)
-	}
-	return classify(ctx, "", err)
+	return classify(ctx, "", l.runner.Preflight(ctx))
 }

@@ -57,7 +57,8 @@ func server(ctx context.Context, client redis.UniversalClient) (findings []strin
 	return findings, err
 }
 
-var lacksPermission = regexp.MustCompile(`ACL failure in script|The user executing the script can't `) // by release
+// lacksPermission is found in errors of scripts, by the release of Redis, and in that of a preflight.
+var lacksPermission = regexp.MustCompile(`ACL failure in script|The user executing the script can't |its user may not call `)
 
 // Forbidden reports whether an error says that Redis does not know the user, or does not let it make a call.
 func Forbidden(err error) bool {

@@ -35,19 +35,20 @@ end
 return refused
 `)
 
-// Preflight returns the commands that the limiter needs and the user of Redis may not call. It leaves
-// nothing in Redis. Errors are those of go-redis.
-func (r *Runner) Preflight(ctx context.Context) (refused []string, err error) {
+// Preflight returns an error with the commands that the limiter needs and the user of Redis may not call. It
+// leaves nothing in Redis. Other errors are those of go-redis.
+func (r *Runner) Preflight(ctx context.Context) error {
 	replies, err := preflight.Run(ctx, r.Client, []string{Prefix(r.Prefix, "!")}, needed...).StringSlice()
-	if err != nil {
-		return nil, err
+	if err != nil || len(replies) == 0 {
+		return err
 	}
+	var refused []string
 	for _, reply := range replies {
 		name, text, _ := strings.Cut(reply, " ")
 		if !redischeck.Forbidden(fmt.Errorf("%s", text)) {
-			return nil, fmt.Errorf("%s: %s", name, text)
+			return fmt.Errorf("%s: %s", name, text)
 		}
 		refused = append(refused, name)
 	}
-	return refused, nil
+	return fmt.Errorf("its user may not call %s: must be allowed", strings.Join(refused, ", "))
 }

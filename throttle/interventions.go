@@ -3,7 +3,6 @@ package throttle
 import (
 	"cmp"
 	"context"
-	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -106,7 +105,7 @@ func (now *interventions) applyTo(cp *compiledPolicy, name string, settings Tena
 	}
 	alone := now.inForce[target{cp.Name, name}]
 	if now.left(alone.override.Until) > 0 {
-		if changed, err := cp.tenantWith(name, settings, alone.override); err == nil {
+		if changed := settings.With(alone.override); len(cp.checkTenant(name, changed)) == 0 {
 			t.Tenant = changed
 		}
 	}
@@ -129,8 +128,8 @@ func (now *interventions) left(until time.Time) time.Duration {
 	return time.Until(until.Add(-now.offset))
 }
 
-// tenantWith returns a tenant's settings with defaults and those of an override, or a *PolicyError.
-func (cp *compiledPolicy) tenantWith(name string, t Tenant, o TenantOverride) (Tenant, error) {
+// With returns the tenant's settings, with defaults, as an override changes them.
+func (t Tenant) With(o TenantOverride) Tenant {
 	t = t.withDefaults() // a copy
 	t.Weight = cmp.Or(o.Weight, t.Weight)
 	if o.Exempt != nil {
@@ -140,16 +139,5 @@ func (cp *compiledPolicy) tenantWith(name string, t Tenant, o TenantOverride) (T
 		t.Windows = map[string]Override{}
 	}
 	maps.Copy(t.Windows, o.Windows)
-	return t, errors.Join(cp.checkTenant(name, t)...)
-}
-
-// ValidateOverride returns a *PolicyError if the override does not suit the policy of its name, as
-// it is here.
-func (l *Limiter) ValidateOverride(o TenantOverride) error {
-	cp, err := l.policyFor(o.Policy, o.Tenant, false)
-	if err != nil {
-		return &PolicyError{Policy: o.Policy, Field: "name", Value: o.Policy, Hint: "must be a policy in force"}
-	}
-	_, err = cp.tenantWith(o.Tenant, cp.Tenants[o.Tenant], o)
-	return err
+	return t
 }

@@ -274,5 +274,6 @@ func (l *Limiter) configuredTenant(ctx context.Context, cp *compiledPolicy, name
 	case !found:
 		return cp.Tenants[name], nil
 	}
-	return cp.tenantWith(name, t, TenantOverride{})
+	t = t.withDefaults()
+	return t, errors.Join(cp.checkTenant(name, t)...)
 }

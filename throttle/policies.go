@@ -64,19 +64,15 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 
 // A policySet holds all policies of a limiter. SetPolicies replaces it as a whole.
 type policySet struct {
-	policies []Policy // those in force, in the order of SetPolicies, with their defaults
-
-	lines  []*compiledPolicy // their shards, and then removed ones
-	byLine map[string]*compiledPolicy
-	byName map[string][]*compiledPolicy // their shards; without any those that were removed
+	policies []Policy          // those in force, in the order of SetPolicies, with their defaults
+	lines    []*compiledPolicy // their shards, and then removed ones
+	byLine   map[string]*compiledPolicy
+	byName   map[string][]*compiledPolicy // in the same order
 }
 
 func (set *policySet) add(cp *compiledPolicy) {
-	if set.byLine[cp.line] != nil {
-		return
-	}
-	set.byLine[cp.line], set.lines = cp, append(set.lines, cp)
-	if !cp.removed.Load() || !set.inForce(cp.Name) {
+	if set.byLine[cp.line] == nil {
+		set.byLine[cp.line], set.lines = cp, append(set.lines, cp)
 		set.byName[cp.Name] = append(set.byName[cp.Name], cp)
 	}
 }
@@ -139,9 +135,9 @@ func (l *Limiter) policyOfLine(line string, former bool) (*compiledPolicy, error
 	if cp := set.byLine[line]; cp != nil && (former || !cp.removed.Load()) {
 		return cp, nil
 	}
-	if shards := set.byName[line]; len(shards) > 1 {
+	if shards := set.byName[line]; shards != nil && shards[0].Shards > 1 {
 		return nil, fmt.Errorf("%w: policy %q has %d shards, each with a line of its own: "+
-			"join the one that LineOf returns, and take from those of Lines", ErrUnknownPolicy, line, len(shards))
+			"join the one that LineOf returns, and take from those of Lines", ErrUnknownPolicy, line, shards[0].Shards)
 	}
 	return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(line))
 }

@@ -53,9 +53,7 @@ func (s *State) add(field, value string) error {
 }
 
 // SetOverride puts an override of one tenant in force for a time, above 0 and at most MaxTTL. It
-// replaces the tenant's earlier one. Its By, Until and Why are ignored. It must fit the published
-// policies. For policies that are not published see throttle.Limiter.ValidateOverride.
-//
+// replaces the tenant's earlier one. Its By, Until and Why are ignored. It must fit the published policies.
 // Without a tenant it changes windows of a published policy, shared ones too, for all tenants.
 //
 // Errors are a *throttle.PolicyError, an InputError, or wrap that of Redis.
@@ -73,16 +71,12 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 	case !(o.Weight >= 0 && o.Weight <= MaxWeight):
 		return invalid("weight %v: must be above 0 and at most 1000000", o.Weight)
 	}
-	if o.Tenant == "" {
+	if o.Tenant == "" || state.Policies != nil { // else followers check it
 		policies, err := state.With(o)
 		if err == nil {
 			_, err = s.newLimiter(policies)
 		}
 		if err != nil {
-			return err
-		}
-	} else if l, err := s.newLimiter(state.Policies); err == nil && state.Policies != nil { // else followers check it
-		if err := l.ValidateOverride(o); err != nil {
 			return err
 		}
 	}
@@ -91,23 +85,26 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 	return s.intervene(ctx, c, o, ttl, state)
 }
 
-// With returns the published policies with the windows of an override for all tenants. The error is
-// a *throttle.PolicyError. A burst that has its default changes with its limit.
+// With returns the published policies with an override of one tenant, or of windows for all. The error is a
+// *throttle.PolicyError. A burst that has its default changes with its limit.
 func (s State) With(o throttle.TenantOverride) ([]throttle.Policy, error) {
 	policies := slices.Clone(s.Policies)
 	i := slices.IndexFunc(policies, func(p throttle.Policy) bool { return p.Name == o.Policy })
 	if i < 0 {
 		return nil, &throttle.PolicyError{Policy: o.Policy, Field: "name", Value: o.Policy, Hint: "must be a published policy"}
 	}
-	windows := slices.Clone(policies[i].Windows)
+	p := policies[i].WithDefaults() // a copy
+	if policies[i] = p; o.Tenant != "" {
+		p.Tenants[o.Tenant] = p.Tenants[o.Tenant].With(o)
+		return policies, nil
+	}
 	for name, change := range o.Windows {
-		w := slices.IndexFunc(windows, func(w throttle.Window) bool { return w.Name == name })
+		w := slices.IndexFunc(p.Windows, func(w throttle.Window) bool { return w.Name == name })
 		if w < 0 {
 			return nil, &throttle.PolicyError{Policy: o.Policy, Field: "window", Value: name, Hint: "must be a window of the policy"}
 		}
-		windows[w] = windows[w].With(change)
+		p.Windows[w] = p.Windows[w].With(change)
 	}
-	policies[i].Windows = windows
 	return policies, nil
 }
 

@@ -144,18 +144,16 @@ func (i Inspector) Simulate(ctx context.Context, variant throttle.Policy, overri
 
 // other returns an inspector by a variant of the policies in force.
 func (i Inspector) other(variant throttle.Policy, overrides []throttle.TenantOverride) (Inspector, error) {
-	c, in := i.limiter.Config(), i.limiter.Interventions()
-	c.Policies = []throttle.Policy{variant}
+	c, in, p := i.limiter.Config(), i.limiter.Interventions(), variant.WithDefaults()
+	for _, o := range overrides {
+		p.Tenants[o.Tenant] = p.Tenants[o.Tenant].With(o) // if it is invalid, so is the policy
+		o.Until = in.At.Add(MaxPlan)
+		in.Overrides = append(in.Overrides, o) // the last of a tenant holds
+	}
+	c.Policies = []throttle.Policy{p}
 	l, err := throttle.New(c)
 	if err != nil {
 		return i, err
-	}
-	for _, o := range overrides {
-		if err := l.ValidateOverride(o); err != nil {
-			return i, err
-		}
-		o.Until = in.At.Add(MaxPlan)
-		in.Overrides = append(in.Overrides, o) // the last of a tenant holds
 	}
 	l.SetInterventions(in)
 	return Of(l), nil

@@ -64,28 +64,24 @@ func (c *claims) end(id string) {
 // joined notes that a claim is in line, and schedules a take for when it is expected to fit.
 func (c *claims) joined(fitsIn time.Duration, leases bool) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.next.IsZero() {
 		c.next, c.timer = time.Now().Add(maxTakeInterval), time.AfterFunc(maxTakeInterval, c.take)
 	}
+	c.mu.Unlock()
 	if leases {
 		fitsIn = min(fitsIn, slotTakeInterval)
 	}
 	c.takeIn(fitsIn)
 }
 
-// released schedules a take at once, as this process gave capacity back.
-func (c *claims) released() {
+// takeIn has the next take come after d at the latest, if a claim is in line: at once where this process gave
+// capacity back.
+func (c *claims) takeIn(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.takeIn(0)
-}
-
-// takeIn has the next take come after this time at the latest, if a claim is in line. The lock is held.
-func (c *claims) takeIn(d time.Duration) {
 	if at := time.Now().Add(d); at.Before(c.next) {
 		c.next = at
-		if c.timer != nil {
+		if c.timer != nil && c.timer.Stop() { // else a take is under way, or begins now
 			c.timer.Reset(d)
 		}
 	}
@@ -95,10 +91,10 @@ func (c *claims) takeIn(d time.Duration) {
 // them what is wrong.
 func (c *claims) take() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	q := script.TakeRequest{Claims: c.taker.Claims, Max: min(len(c.waiting), MaxTake)}
 	if q.Max == 0 {
 		c.next = time.Time{}
+		c.mu.Unlock()
 		return
 	}
 	due := c.next
@@ -114,14 +110,17 @@ func (c *claims) take() {
 		}
 		c.end(t.ID)
 	}
-	if err == nil && taken.Next >= 0 && time.Since(due) < takenTooLate {
-		c.takeIn(max(taken.Next, time.Millisecond))
-	} else {
-		for id := range c.waiting { // Redis may have dropped them; one that joins just now keeps its place
+	lost := err != nil || taken.Next < 0 || time.Since(due) > takenTooLate
+	if lost { // perhaps: a claim that is in line keeps its place
+		for id := range c.waiting {
 			c.end(id)
 		}
 	}
 	c.timer = time.AfterFunc(time.Until(c.next), c.take)
+	c.mu.Unlock()
+	if !lost {
+		c.takeIn(max(taken.Next, time.Millisecond))
+	}
 }
 
 // refund gives back a ticket that nobody waits for any more.

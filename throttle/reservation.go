@@ -49,7 +49,7 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	if err != nil {
 		return Refund{}, err
 	}
-	o.claims.released()
+	o.claims.takeIn(0)
 	d := o.decision(a)
 	if a.Status == script.Done {
 		tell(r.limiter, Correction{Cancelled: true, Reservation: r, Requests: o.change(a.Before, nil)})
@@ -88,7 +88,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 		return r, err
 	}
 	if a.Status == script.Done {
-		o.claims.released()
+		o.claims.takeIn(0)
 		tell(r.limiter, Correction{Cost: maps.Clone(actual), Reservation: r, Requests: o.change(a.Before, costs)})
 	}
 	r.Cost = maps.Collect(maps.All(r.Cost)) // a copy that is not nil
@@ -160,7 +160,7 @@ func (r Reservation) Release(ctx context.Context) error {
 		return err
 	}
 	if _, err = o.askFor(ctx, r, script.Request{Op: script.Release}); err == nil {
-		o.claims.released()
+		o.claims.takeIn(0)
 	}
 	return err
 }

@@ -196,7 +196,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		if _, err := cp.decide(ctx, asks...); err != nil {
 			return err
 		}
-		cp.claims.released()
+		cp.claims.takeIn(0)
 	}
 	return nil
 }

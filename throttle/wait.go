@@ -70,7 +70,7 @@ func (l *Limiter) waitInLine(ctx context.Context, r Request) (Decision, error) {
 }
 
 // wait joins the line by a claim, and waits for its ticket until it is too late. With again, the claim has to
-// join again, as at first and when Policy.Shards has changed.
+// join again: it may be lost, or the policy another.
 func (c *claims) wait(
 	ctx context.Context, o *operation, id string, late <-chan struct{},
 ) (d Decision, again bool, err error) {
@@ -89,7 +89,7 @@ func (c *claims) wait(
 	case d.Granted:
 		return d, false, nil
 	}
-	d.Queued, d.AlreadyQueued = false, false // it is withdrawn when the call returns
+	d.Queued, d.AlreadyQueued, d.Latest = false, false, 0 // the claim is withdrawn when the call returns
 	joined := time.Now()
 	c.joined(d.RetryIn, o.script.Leases)
 	select {
@@ -105,19 +105,13 @@ func (c *claims) wait(
 	if err := ctx.Err(); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return d, false, fmt.Errorf("throttle: %s: %w", d.Reason(), contextError(ctx))
 	}
-	// Let these durations count from now, as the caller may act on them.
-	d.RetryIn = max(d.RetryIn-time.Since(joined), time.Millisecond)
-	if d.Latest > 0 {
-		d.Latest = max(d.Latest-time.Since(joined), d.RetryIn)
-	}
+	d.RetryIn = max(d.RetryIn-time.Since(joined), time.Millisecond) // from now on, as the caller may act on it
 	return Decision{}, false, tooLate(o.request, d)
 }
 
-const leaveTimeout = time.Second
-
-// leave withdraws a claim. If Redis does not answer, the claim stays in line. Once taken, it is refunded.
+// leave withdraws a claim. If Redis does not answer soon, the claim stays in line. Once taken, it is refunded.
 func (c *claims) leave(ctx context.Context, o *operation, id string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_ = o.compiledPolicy.leave(ctx, script.TicketName(c.taker.Claims, id))
 }

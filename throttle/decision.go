@@ -138,7 +138,7 @@ func (d Decision) Reason() string {
 	window, why := "", ""
 	switch d.Binds {
 	case ByPause, ByUpstream:
-		why = ": " + d.Pause.describe(d.At)
+		why = ": " + d.Pause.Describe(d.At)
 	case "", ByLine, BySlots:
 		if d.Queued {
 			why = ": others wait before it"

@@ -27,36 +27,24 @@ type Pause struct {
 // Describe says what the pause means at a time, and who reported or set it, such as "paused until
 // 14:02:10 UTC by the upstream's 429 to acme, reported by worker-7".
 func (p *Pause) Describe(at time.Time) string {
-	verb := "reported"
-	if p.ByHand {
-		verb = "set"
-	}
-	text := p.describe(at)
-	if p.By != "" {
-		text += ", " + verb + " by " + quote.Name(p.By)
-	}
-	return text
-}
-
-// describe says what the pause means to a request that was denied at a time.
-func (p *Pause) describe(at time.Time) string {
 	until := p.Until.Add(time.Second - 1).UTC()
 	layout := "15:04:05"
 	if until.Sub(at) > 12*time.Hour {
 		layout = time.DateTime
 	}
-	text := "paused until " + until.Format(layout) + " UTC"
+	text, verb := "paused until "+until.Format(layout)+" UTC by ", "reported"
 	switch {
 	case p.ByHand && p.Cause != "":
-		return text + " by hand: " + quote.Name(p.Cause)
+		text, verb = text+"hand: "+quote.Name(p.Cause), "set"
 	case p.ByHand:
-		return text + " by hand"
+		text, verb = text+"hand", "set"
+	default:
+		text += "the upstream's " + cmp.Or(quote.Name(p.Cause), "refusal")
+		if p.Tenant != "" {
+			text += " to " + quote.Name(p.Tenant)
+		}
 	}
-	text += " by the upstream's " + cmp.Or(quote.Name(p.Cause), "refusal")
-	if p.Tenant != "" {
-		text += " to " + quote.Name(p.Tenant)
-	}
-	return text
+	return text + ", " + verb + " by " + quote.Name(p.By)
 }
 
 // binds returns ByPause or ByUpstream if the pause holds up a request for longest, of all that delays it from at
@@ -74,7 +62,6 @@ func (p *Pause) binds(at, until time.Time) string {
 // An Adapted is the rate that a policy adapted to, after refusals by the upstream: see
 // Policy.KeepRate.
 type Adapted struct {
-	Changed   time.Time `json:"changed"`   // when a refusal changed the rate last
 	Published float64   `json:"published"` // what the window grants: units per second
 	Rate      float64   `json:"rate"`      // what is granted now: units per second
 	Refusals  int64     `json:"refusals"`  // how often the upstream refused; calls of one moment count once
@@ -103,7 +90,6 @@ func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
 	}
 	w := o.windows[a.Window-1]
 	return &Adapted{
-		Changed:   time.UnixMicro(a.Changed),
 		Published: float64(w.Limit) / w.Period.Seconds(),
 		Rate:      float64(w.Limit) / (w.Period + w.Margin).Seconds() * float64(a.Rate) / 1e6,
 		Refusals:  a.Refusals,

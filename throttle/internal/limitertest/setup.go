@@ -4,6 +4,7 @@
 package limitertest
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -112,6 +113,7 @@ func New(t TB, client redis.UniversalClient, policies ...throttle.Policy) *throt
 // NewFrom is New by a whole configuration.
 func NewFrom(t TB, c throttle.Config) *throttle.Limiter {
 	t.Helper()
+	c.Name = cmp.Or(c.Name, "w")
 	l, err := throttle.New(c)
 	expect.Must(t, err)
 	return l

@@ -128,7 +128,7 @@ func TestTheRateInForceIsTold(t *testing.T) {
 		t.Helper()
 		expect.Equal(t, limitertest.Reserve(t, st.l, st.without("b")).Reason(), want)
 	}
-	reason("throttled: p, tenant b, 125ms: paused until 00:00:02 UTC by the upstream's refusal to a: refused 2 times since 00:00 UTC, now 87.5% of the limit")
+	reason("throttled: p, tenant b, 125ms: paused until 00:00:02 UTC by the upstream's refusal to a, reported by w: refused 2 times since 00:00 UTC, now 87.5% of the limit")
 	st.at(1135 * ms).granted("a3")
 	reason("throttled: p/shared, tenant b, 115ms: refused 2 times since 00:00 UTC, now 87.5% of the limit")
 	st.at(3 * m)
@@ -231,8 +231,7 @@ func TestRefusalsAreObserved(t *testing.T) {
 	expect.Require(t, len(told) == 3 && told[0].Adapted != nil &&
 		told[0].Adapted.Window == "shared" && told[0].Pause == 125*ms, "told", told)
 	a := told[0].Adapted
-	expect.That(t, a.Changed.Equal(a.Since) && a.Until.Sub(a.Changed) == m+125*ms,
-		"changed at", a.Changed, "since", a.Since, "until", a.Until)
+	expect.Equal(t, a.Until.Sub(a.Since), m+125*ms)
 	for _, r := range told[1:] {
 		expect.Equal(t, r, (throttle.Refusal{Policy: "p", Tenant: "a"}))
 	}

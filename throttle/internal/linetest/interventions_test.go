@@ -71,11 +71,8 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 				d := limitertest.Reserve(st, st.l, r)
 				expect.That(st, !d.Granted && d.RetryIn >= h-m && d.Binds == throttle.ByPause &&
 					d.Queued == (r.Ticket.ID != ""), d)
-				if want := ": paused until 01:00:00 UTC by hand: it is down"; !strings.HasSuffix(d.Reason(), want) || d.Pause.By != "anna" {
-					st.Errorf("%s, want %s", d.Reason(), want)
-				}
-				text := d.Pause.Describe(d.At)
-				expect.That(st, strings.HasSuffix(text, ": it is down, set by anna"), text)
+				const want = ": paused until 01:00:00 UTC by hand: it is down, set by anna"
+				expect.That(st, strings.HasSuffix(d.Reason(), want), d.Reason(), "want", want)
 			}
 			peeked := limitertest.Peek(st, st.l, st.without("d"))
 			expect.That(st, !peeked.Granted && peeked.Windows[0].Used == 0, peeked)

@@ -146,18 +146,17 @@ func TestAPauseIsTheReason(t *testing.T) {
 		return d
 	}
 	pause("ac me", h, 10*m) // the policy's longest
-	d := reason(`throttled: p, tenant b, 10m0s: paused until 00:10:00 UTC by the upstream's 429 to ac me`)
+	d := reason(`throttled: p, tenant b, 10m0s: paused until 00:10:00 UTC by the upstream's 429 to ac me, reported by w`)
 	want := throttle.Pause{
-		At: limitertest.At(0), Cause: "429", Policy: "p", Tenant: "ac me", Until: limitertest.At(10 * m),
+		At: limitertest.At(0), By: "w", Cause: "429", Policy: "p", Tenant: "ac me", Until: limitertest.At(10 * m),
 	}
-	expect.Require(t, d.Pause != nil && d.Pause.By != "", d.Pause)
-	want.By = d.Pause.By
+	expect.Require(t, d.Pause != nil, d)
 	expect.Equal(t, *d.Pause, want)
 	st.at(m)
 	pause("c", s, 0) // shorter: the first one's goes on
-	reason(`throttled: p, tenant b, 9m0s: paused until 00:10:00 UTC by the upstream's 429 to ac me`)
+	reason(`throttled: p, tenant b, 9m0s: paused until 00:10:00 UTC by the upstream's 429 to ac me, reported by w`)
 	pause("c", 10*m, 0)
-	reason(`throttled: p, tenant b, 10m0s: paused until 00:11:00 UTC by the upstream's 429 to c`)
+	reason(`throttled: p, tenant b, 10m0s: paused until 00:11:00 UTC by the upstream's 429 to c, reported by w`)
 	st.at(11 * m)
 	st.cost = 3
 	over := limitertest.Reserve(t, st.l, st.without("a"))

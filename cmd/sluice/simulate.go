@@ -80,8 +80,8 @@ func (c *SimulateCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	return c.show(found, func() { c.print(found) })
 }
 
-// changed returns the policy that the flags ask for, and overrides. A change for one tenant is an override: it wins over the
-// file, and keeps the other changes of an override in force.
+// changed returns the policy that the flags ask for, and overrides. A change for one tenant is an override: it
+// wins over the file, and keeps the other changes of an override in force.
 func (c *SimulateCommand) changed(p throttle.Policy, inForce throttle.Interventions) (
 	changed throttle.Policy, overrides []throttle.TenantOverride, err error) {
 	changed = p.WithDefaults()

@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A Demand is equal requests that are to wait in line, or do so already. Those of several wait in the order of
-// these.
+// A Demand is equal requests that are to wait in line, or do so already. Several wait in their order.
 type Demand struct {
 	// Count is how many there are, those that stand in line included. The default is none.
 	Count int
@@ -74,9 +73,9 @@ type Finish struct {
 }
 
 // Plan returns when demands would have ended, if nothing else comes and all takers ask in time. It
-// simulates the lines, from what their windows had counted, what waited and a pause. Others that wait are taken
-// to hold what they get as long as the longest demand. It leaves out how an upstream has slowed the policy
-// down (Policy.KeepRate). An error may be a *throttle.RequestError of the options.
+// simulates the lines, from what their windows had counted, what waited and a pause. What waits and is no
+// demand holds what it gets as long as the longest demand. Plan leaves out how an upstream has slowed the
+// policy down (Policy.KeepRate). An error may be a *throttle.RequestError of the options.
 func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 	for name, n := range o.Limits {
 		if s.Limits[name] == 0 || n < 1 {
@@ -105,10 +104,10 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 	return p, nil
 }
 
-// Simulate returns when all that waits for a policy would be done as it is now, and by a variant of that name, such
-// as one with another limit or weight. Overrides are in force there in place of those that operators have set for
-// the same tenants. Their Until is ignored. Else what operators have put in force holds in both. A variant begins
-// with what the windows have counted that have the same name, algorithm and scope. For what it leaves out see Plan.
+// Simulate returns when all that waits for a policy would be done as it is now, and by a variant of that
+// name, such as one with another limit or weight. It begins with what the windows have counted that have the
+// same name, algorithm and scope. What operators have put in force holds in both, but the variant has the
+// overrides of their tenants, whose Until is ignored. For what it leaves out see Plan.
 //
 // It reads all tenants that wait in pages, with what their windows have counted. An error may be a
 // *throttle.PolicyError of the variant.

@@ -124,8 +124,8 @@ func (f *simFlow) opens(t int64) (at int64, by string) {
 	return f.fits(t, f.own()...)
 }
 
-// fits returns when the next tickets of a flow have room in scopes, and the window that they wait for: with time
-// each has more room.
+// fits returns when the next tickets of a flow have room in scopes, and the window that they wait for: with
+// time each has more room.
 func (f *simFlow) fits(t int64, scopes ...*scope) (at int64, by string) {
 	at = t
 	for _, s := range scopes {
@@ -205,8 +205,8 @@ func (f *simFlow) end(d *Finish, n int64, at time.Time) {
 	}
 }
 
-// step is by what tickets of a flow move the tag of its side. Batches get the line's share of batches, and live
-// tickets the rest. Queues share that evenly.
+// step is by what tickets of a flow move the tag of its side. Batches get the line's share of batches, and
+// live tickets the rest. Queues share that evenly.
 func (f *simFlow) step() int64 {
 	alike := 1.0
 	for _, s := range f.line.sides {

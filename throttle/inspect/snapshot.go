@@ -110,8 +110,8 @@ func (s *Snapshot) place(tenant string) int {
 	return s.places[tenant]
 }
 
-// read reads a line, and adds what waits there, as demands or not, and the other demands. What is taken while it
-// reads counts twice. A backlog with values was read before, and stands as it did then.
+// read reads a line, and adds what waits there, as demands or not, and the other demands. What is taken
+// while it reads counts twice. A backlog with values was read before, and stands as it did then.
 func (s *Snapshot) read(ctx context.Context, b *backlog, demand bool) (err error) {
 	if b.values == nil {
 		b.values = map[string]string{}
@@ -151,7 +151,7 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, demand bool) (err error
 	return cmp.Or(err, b.readValues(ctx, all[1:]))
 }
 
-// add adds tickets to a backlog. Of demands that never fit it only counts them; others that do not are left out.
+// add adds tickets to a backlog. Demands that never fit are only counted, and others are left out then.
 func (s *Snapshot) add(b *backlog, t tickets) error {
 	never := new(throttle.RequestError)
 	errors.As(t.Err, &never)

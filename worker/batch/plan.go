@@ -261,8 +261,8 @@ type outlook struct {
 	tenants []inspect.Finish
 }
 
-// forecast computes when tasks are expected to end, and with fit by which limits none is late. The function left
-// returns how many of a tenant's tasks have not started, and how many of these stand in line.
+// forecast computes when tasks are expected to end, and with fit by which limits none is late. The function
+// left returns how many of a tenant's tasks have not started, and how many of these stand in line.
 func (s *Scheduler) forecast(
 	ctx context.Context, b *compiled, p *planned, o inspect.PlanOptions, fit bool,
 	left func(tenant int) (left, joined int),

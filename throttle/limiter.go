@@ -152,7 +152,7 @@ func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decisi
 	}
 	r := o.request
 	d := Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}
-	d.Reservation = Reservation{Request: r, At: d.At, limiter: l}
+	d.Reservation = Reservation{Request: r, limiter: l}
 	tell(l, d)
 	return d, nil
 }

@@ -330,11 +330,16 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 
 // binds returns Decision.Binds for a denial.
 func (o *operation) binds(a script.Answer, d Decision) string {
-	switch by := d.Pause.binds(d.At, d.At.Add(d.RetryIn)); {
+	p, starts := d.Pause, d.At.Add(d.RetryIn)
+	// Windows free up during a pause by hand, and grant from its end on.
+	paused := p != nil && (!starts.After(p.Until) || p.ByHand && starts.Sub(p.Until) <= p.Until.Sub(d.At))
+	switch {
 	case d.RetryIn <= 0:
 		return ""
-	case by != "":
-		return by
+	case paused && p.ByHand:
+		return ByPause
+	case paused:
+		return ByUpstream
 	case a.Binds == script.Slots:
 		return BySlots
 	case a.Binds > 0 && a.Binds <= int64(len(o.windows)):

@@ -15,7 +15,7 @@ import (
 // Pause does. One that was decoded, such as from JSON, is of no limiter, and cannot be used.
 type Reservation struct {
 	Request
-	At time.Time // when it was granted, by the clock of Redis, to the microsecond
+	At time.Time // when it was granted, by the clock of Redis, to the microsecond; zero if it failed open
 	ID string    // 16 hex digits; empty if nothing was counted, because the request failed open
 
 	by      *compiledPolicy // that granted it; nil if nothing was counted

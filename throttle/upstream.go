@@ -47,18 +47,6 @@ func (p *Pause) Describe(at time.Time) string {
 	return text + ", " + verb + " by " + quote.Name(p.By)
 }
 
-// binds returns ByPause or ByUpstream if the pause holds up a request for longest, of all that delays it from at
-// to until; "" if not. Windows free up during a pause by hand, and grant from its end on.
-func (p *Pause) binds(at, until time.Time) string {
-	switch {
-	case p == nil, until.After(p.Until) && !(p.ByHand && until.Sub(p.Until) <= p.Until.Sub(at)):
-		return ""
-	case p.ByHand:
-		return ByPause
-	}
-	return ByUpstream
-}
-
 // An Adapted is the rate that a policy adapted to, after refusals by the upstream: see
 // Policy.KeepRate.
 type Adapted struct {
@@ -138,9 +126,6 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 		return Refusal{}, fmt.Errorf("%w %q", ErrUnknownPolicy, r.Policy)
 	case len(cause) > MaxCauseBytes:
 		return Refusal{}, r.bad("cause", cause, fmt.Sprintf("must be at most %d bytes", MaxCauseBytes))
-	}
-	if r.ID == "" {
-		r.At = time.Time{} // by this machine's clock
 	}
 	cp, err := r.limiter.policyFor(r.Policy, r.Tenant, true)
 	if err != nil {

@@ -57,10 +57,9 @@ func server(ctx context.Context, client redis.UniversalClient) (findings []strin
 	return findings, err
 }
 
-// lacksPermission is found in errors of scripts, by the release of Redis, and in that of a preflight.
 var lacksPermission = regexp.MustCompile(`ACL failure in script|The user executing the script can't |its user may not call `)
 
-// Forbidden reports whether an error says that Redis does not know the user, or does not let it make a call.
+// Forbidden reports whether Redis, a script or a preflight refuses the user, or what it calls.
 func Forbidden(err error) bool {
 	return redis.IsAuthError(err) || redis.IsPermissionError(err) || err != nil && lacksPermission.MatchString(err.Error())
 }

@@ -11,19 +11,16 @@ import (
 type Algorithm string
 
 const (
-	// AlgorithmSliding counts the last period: no span of that length ever holds more than Limit.
-	// It is the default.
+	// AlgorithmSliding, the default, counts the last period: no span of that length holds more than Limit.
 	AlgorithmSliding Algorithm = "sliding"
 
 	// AlgorithmFixed counts buckets of one period each, from whole multiples of it since 1970, in UTC.
 	AlgorithmFixed Algorithm = "fixed"
 
-	// AlgorithmGCRA grants Burst units at once, and then one each Period/Limit: the generic cell rate
-	// algorithm (ITU-T I.371).
+	// AlgorithmGCRA grants Burst units at once, then one each Period/Limit: generic cell rate (ITU-T I.371).
 	AlgorithmGCRA Algorithm = "gcra"
 
-	// AlgorithmCalendar counts between two ticks of a cron expression, such as the midnights of a time
-	// zone: see Window.Resets.
+	// AlgorithmCalendar counts between two ticks of a cron expression, such as midnights: see Window.Resets.
 	AlgorithmCalendar Algorithm = "calendar"
 
 	// AlgorithmConcurrency counts what runs at once. Units are held until Reservation.Release, or for
@@ -31,8 +28,7 @@ const (
 	AlgorithmConcurrency Algorithm = "concurrency"
 )
 
-// Leases reports whether windows of the algorithm hold units until they are given back, or their
-// lease runs out. Others count units for a time.
+// Leases reports whether windows hold units until they are given back, or their lease runs out.
 func (a Algorithm) Leases() bool { return algorithms[a] != nil && algorithms[a].Leases }
 
 // algorithms is the registry. Each has a Go file of its own, and a Lua file, which several may share.

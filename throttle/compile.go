@@ -10,8 +10,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A compiledPolicy is a policy, or one shard of it, with everything computed that does not depend
-// on a request.
+// A compiledPolicy is one shard of a policy, with all computed that does not depend on a request.
 type compiledPolicy struct {
 	Policy            // with defaults
 	line     string   // its name: see Policy.lineOfShard

@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// A TenantOverride replaces settings of one tenant in a policy, until a time. Zero fields keep what
-// the policy, or the TenantFunc, says.
+// A TenantOverride replaces settings of one tenant in a policy, until a time. Zero fields replace nothing.
 type TenantOverride struct {
 	By      string              `json:"by"`                // who has set it
 	Exempt  *bool               `json:"exempt,omitempty"`  // whether the tenant is exempt
@@ -90,8 +89,7 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	}
 }
 
-// Interventions returns what operators have put in force in this process, as SetInterventions got
-// it. It does not call Redis.
+// Interventions returns what operators have put in force in this process, as SetInterventions got it.
 func (l *Limiter) Interventions() Interventions {
 	now := l.interventions.Load()
 	return now.all.InForce(time.Now().Add(now.offset))

@@ -12,11 +12,10 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
-// SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the
-// policy's name and its own name, algorithm and scope stay. The line of a removed policy can be
-// taken from until it is empty, and its reservations can be corrected and released. So can those of
-// removed policies that only other programs had; one that is in force again is left out. The error is
-// a *PolicyError. Then nothing changes.
+// SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the policy's
+// name and its own name, algorithm and scope stay. The line of a removed policy can be taken from until it is
+// empty, and its reservations can be corrected and released. So can those of removed policies that only other
+// programs had; one that is in force again is left out. The error is a *PolicyError. Then nothing changes.
 func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	l.setting.Lock()
 	defer l.setting.Unlock()
@@ -85,9 +84,8 @@ func (l *Limiter) Policies() (all []Policy) {
 	return all
 }
 
-// Match returns the policy whose Policy.Match matches a task type, or false. For work that waits or waited
-// in line it may be one that was removed. Like Lookup it is cheap: it returns all settings but Match,
-// Tenants and Windows.
+// Match returns the policy whose Policy.Match matches a task type, or false. For work that waits or waited in
+// line it may have been removed. Like Lookup it is cheap, and leaves out Match, Tenants and Windows.
 func (l *Limiter) Match(taskType string, waited bool) (Policy, bool) {
 	for cp := range l.policies.Load().live {
 		if (waited || !cp.removed.Load()) && cp.Matches(taskType) {
@@ -97,8 +95,7 @@ func (l *Limiter) Match(taskType string, waited bool) (Policy, bool) {
 	return Policy{}, false
 }
 
-// Lookup returns the policy of that name, or the one that a line of that name belongs to, or false. It
-// may have been removed.
+// Lookup returns the policy of that name, or of the line of that name, or false. It may have been removed.
 func (l *Limiter) Lookup(policyOrLine string) (Policy, bool) {
 	if shards := l.policies.Load().byName[PolicyOf(policyOrLine)]; shards != nil {
 		return shards[0].settings, true
@@ -158,9 +155,8 @@ func (p *Policy) lineOf(tenant string) string {
 	return p.lineOfShard(int(h.Sum64() % uint64(p.Shards)))
 }
 
-// lineOfShard returns the name of a shard's line, which is also the hash tag of its windows. Policies' names
-// hold no slash. It contains the number of shards, as a change of that moves tenants, who must not find the
-// counts of others.
+// lineOfShard returns the name of a shard's line, and its hash tag. It has the number of shards, as a change
+// of that moves tenants, who must not find the counts of others.
 func (p *Policy) lineOfShard(shard int) string {
 	if p.Shards == 1 {
 		return p.Name

@@ -93,15 +93,13 @@ type Window struct {
 	// Algorithm says how units are counted. The default is AlgorithmSliding.
 	Algorithm Algorithm
 
-	// Burst is how many units a GCRA window grants at once: 1 (a leaky bucket) to MaxLimit. The default is
-	// Limit.
+	// Burst is how many units a GCRA window grants at once: 1 (a leaky bucket) to MaxLimit; by default Limit.
 	Burst int64
 
 	// Lease is how long a Concurrency window holds units without a renewal: 1s to 24h. The default is 30s.
 	Lease time.Duration
 
-	// Limit is how many units fit in one period: 1 to MaxLimit. For Concurrency it is how many are held at once:
-	// 1 to 10,000. It is required.
+	// Limit, required, is how many units fit in one period: 1 to MaxLimit, or at once in Concurrency: to 10,000.
 	Limit int64
 
 	// Margin keeps calls that leave on time, but arrive bunched, below the limit of the upstream. Units count
@@ -118,8 +116,7 @@ type Window struct {
 	// order. The default is the tenant.
 	Per []string
 
-	// Period is the time that Limit is for: 1ms to MaxPeriod, required. Calendar and Concurrency windows have
-	// none.
+	// Period is what Limit is for: 1ms to MaxPeriod. It is required, but Calendar and Concurrency have none.
 	Period time.Duration
 
 	// Resets says when a Calendar window starts again from 0, and is required there: a cron expression
@@ -132,7 +129,7 @@ type Window struct {
 	// Timezone is that of Resets: a name of the IANA time zone database. The default is "UTC".
 	Timezone string
 
-	// Unit is what the window counts, such as "tokens", with the characters of a Name. The default is Requests.
+	// Unit is what the window counts, such as "tokens", spelled like a Name. The default is Requests.
 	Unit string
 }
 
@@ -141,8 +138,7 @@ type Tenant struct {
 	// Exempt tenants are counted, but never denied.
 	Exempt bool
 
-	// Weight is the share of shared windows and handler slots while several tenants wait: above 0, at most 1e6.
-	// The default is 1.
+	// Weight is the share of windows and handler slots while tenants wait: above 0, at most 1e6; by default 1.
 	Weight float64
 
 	// Windows holds own limits, by the names of windows whose scope contains the tenant.

@@ -16,8 +16,7 @@ const (
 	followWithin   = 2 * time.Second  // in which other processes learn of interventions
 )
 
-// maintain does the upkeep of a line after a take: it notices that a removed policy's line is
-// empty, and starts a refresh after SetPolicies.
+// maintain, after a take, notes that a removed policy's line is empty, or refreshes one in force when due.
 func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Duration) {
 	if cp.removed.Load() {
 		if next < 0 {
@@ -39,8 +38,7 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 	}()
 }
 
-// refresh applies tenants' present settings to their tickets in line: those of `only`, or with nil of all
-// tenants.
+// refresh applies tenants' present settings to their tickets in line: with nil to those of all tenants.
 func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[target]intervention) error {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()

@@ -64,7 +64,6 @@ func between[T int | int64 | float64](c *problems, field string, value, least, m
 	c.must(value >= least && value <= most, field, value, fmt.Sprintf("must be %v to %v", least, most))
 }
 
-// lasts requires a duration within a range.
 func (c *problems) lasts(field string, value, least, most time.Duration) bool {
 	return c.must(value >= least && value <= most && value%time.Microsecond == 0, field, value,
 		fmt.Sprintf("must be %v to %v, in whole microseconds", least, most))

@@ -20,8 +20,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/usage"
 )
 
-func ignore(throttle.Correction) {}
-
 // counted returns a limiter whose grants are counted, and written when the function is called.
 func counted(t *testing.T, client *redis.Client, also func(throttle.Correction)) (write func(), _ *throttle.Limiter) {
 	t.Helper()
@@ -49,8 +47,8 @@ func top(t *testing.T, l *throttle.Limiter, n int) string {
 func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		writeOne, first := counted(t, client, ignore)
-		writeOther, second := counted(t, client, ignore)
+		writeOne, first := counted(t, client, func(throttle.Correction) {})
+		writeOther, second := counted(t, client, func(throttle.Correction) {})
 		reserve := func(l *throttle.Limiter, tenant string, tokens int64) throttle.Reservation {
 			t.Helper()
 			d, err := l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: tenant, Cost: map[string]int64{"tokens": tokens}})
@@ -122,7 +120,7 @@ func TestACounterOutlastsRedis(t *testing.T) {
 	t.Parallel()
 	server := throttletest.Miniredis(t)
 	client := throttletest.Client(t, server.Addr())
-	write, l := counted(t, client, ignore)
+	write, l := counted(t, client, func(throttle.Correction) {})
 	expect.Must(t, expect.ErrOf(l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})))
 	server.SetError("LOADING")
 	write()
@@ -168,16 +166,14 @@ func TestWhatPoliciesDidIsKept(t *testing.T) {
 		client := memory.Client(t)
 		decided, want := 0, int64(0)
 		counter := usage.New()
+		count := expect.On(func(d throttle.Decision) {
+			decided++
+			if d.Granted {
+				want++
+			}
+		})
 		limiter := limitertest.NewFrom(t, throttle.Config{
-			Client: client, Observer: func(event any) {
-				counter.Observe(event)
-				if d, ok := event.(throttle.Decision); ok {
-					decided++
-					if d.Granted {
-						want++
-					}
-				}
-			},
+			Client: client, Observer: func(event any) { counter.Observe(event); count(event) },
 			Policies: []throttle.Policy{{Name: "p", Windows: []throttle.Window{{Name: "w", Limit: 3, Period: time.Hour}}}, {Name: "idle",
 				Windows: []throttle.Window{{Name: "w", Limit: 3, Period: time.Hour}}}},
 		})

@@ -44,8 +44,6 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 					tell("join %s %s %v %v", e.Policy, e.Tenant, e.RetryIn, e.Err != nil)
 				case throttle.TakenTicket:
 					tell("taken %s %s %v", e.Decision.Policy, e.ID, e.Waited)
-				default:
-					tell("unknown: %T", e)
 				}
 			},
 		})

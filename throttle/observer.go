@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// An Observer is told what a limiter does, for metrics and traces: as it happens, in the goroutine that does it,
-// so several calls may run at once. It must return quickly, and must not call the limiter. A panic is recovered,
-// and logged with its stack: at most once a minute for each type of event. These are the events:
+// An Observer is told what a limiter does, for metrics and traces: as it happens, in the goroutine that does
+// it, so several calls may run at once. It must return quickly, and must not call the limiter. A panic is
+// recovered, and logged with its stack: at most once a minute for each type of event. These are the events:
 //
 //   - Call: a script in Redis was called, or package worker looked for tasks in asynq's Redis.
 //   - Correction: a reservation was settled to another cost, or cancelled.
-//   - Decision: a request was granted or denied, but not a grant from the line, or one that replaces another
-//     (Line.ReserveAgain).
-//   - *DeniedError: in package worker a task goes back to wait because the limiter could not decide. Its Cause
-//     is the limiter's error.
+//   - Decision: a request was granted or denied, but not a grant from the line, or one that replaces
+//     another (Line.ReserveAgain).
+//   - *DeniedError: in package worker a task goes back to wait because the limiter could not decide. Its
+//     Cause is the limiter's error.
 //   - Place: Line.Join has placed or refused a ticket.
 //   - Publication: package control has read a version of the published policies.
 //   - Refusal: Reservation.Pause has reported that an upstream refused a call.
@@ -72,7 +72,7 @@ func (l *Limiter) logPanic(function string, value any) {
 		"function", function, "panic", fmt.Sprint(value), "stack", string(debug.Stack()))
 }
 
-// tell tells the observer of an event. If there is none it costs nothing, as the event becomes an interface last.
+// tell tells the observer of an event. Without one it costs nothing, as the event becomes an interface last.
 func tell[Event any](l *Limiter, event Event) {
 	if l.observer == nil {
 		return

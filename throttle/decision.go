@@ -3,6 +3,7 @@ package throttle
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/quote"
@@ -96,6 +97,25 @@ type WindowState struct {
 	Scope     ScopeValue    `json:"scope"`              // which count of the window this is
 	Unit      string        `json:"unit"`               // what it counts
 	Used      int64         `json:"used"`               // units counted; may be above a limit that was cut
+}
+
+// A ScopeValue identifies one count of a window: the attributes of its scope, in alphabetical
+// order, with their values.
+type ScopeValue struct {
+	Attributes []string `json:"attributes"`
+	Values     []string `json:"values"` // one for each attribute
+}
+
+// String returns for instance "tenant=acme,user=bob", or "shared" for the count of a shared window.
+func (s ScopeValue) String() string {
+	if len(s.Attributes) == 0 {
+		return "shared"
+	}
+	parts := make([]string, len(s.Attributes))
+	for i, a := range s.Attributes {
+		parts[i] = a + "=" + quote.Name(s.Values[i])
+	}
+	return strings.Join(parts, ",")
 }
 
 // MarshalJSON writes durations in seconds.

@@ -10,6 +10,10 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/glob"
 )
 
+// TenantAttribute is the attribute of tenants. Lines are fair between its values, and windows count by it
+// unless Window.Per or Window.Shared says otherwise.
+const TenantAttribute = "tenant"
+
 // Requests is the default of Window.Unit. A request costs 1 of it by default.
 const Requests = "requests"
 

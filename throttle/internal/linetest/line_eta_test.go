@@ -148,11 +148,11 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 		tenants string
 		// Measured by these seeds: bounds may come closer, and not go farther.
 		measured float64
-	}{{"a", 1.84}, {"aabc", 2.93}} {
+	}{{"a", 1.86}, {"aabc", 2.93}} {
 		var real, most time.Duration
 		exact := 0
 		many := len(c.tenants) > 1
-		for seed := range uint64(12) {
+		for _, seed := range []uint64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 108, 130, 213, 255, 338, 371} {
 			random := rand.New(rand.NewPCG(seed, 77))
 			p := anyPolicy(random, many)
 			st := newStory(t, client, p)

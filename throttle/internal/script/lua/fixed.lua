@@ -55,8 +55,8 @@ algorithms['f'] = {
     local limit, resets, room, i, last = st.limit, st.resets, st.limit - st.used, 2, #st.resets
     if ahead + cost <= room then return now end
     if ahead < each then each = 1 end -- else whole tickets only
-    ahead = max(0, ahead - max(0, room - room % each))
-    room = limit - st.late
+    local first = min(ahead, max(0, room - room % each)) -- which go now, and in the margin count twice
+    ahead, room = ahead - first, limit - st.late - (now >= resets[2] - st.margin and first or 0)
     if ahead + cost > room then
       ahead = max(0, ahead - max(0, room - room % each))
       i = 2 + ceil((ahead + cost) / max(1, limit - limit % each))

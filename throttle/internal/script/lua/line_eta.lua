@@ -84,7 +84,7 @@ local function new_eta(L)
 
   return function(flow, list, at, costs, behind, all_first, fits)
     local batch, shared_alone = flow.batch, call.only_tenants and not list[2]
-    local time, earliest, opens, waits, binds, known = at, at, at, 0, 0, true
+    local time, earliest, opens, waits, binds, known, blocking, elapsed = at, at, at, 0, 0, true, 0, 0
     for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
     for s = 1, #list do
       local scope, numbers = list[s], list[s].spec.windows
@@ -127,6 +127,8 @@ local function new_eta(L)
             earliest = max(earliest, fits_window(scope, i, at, cost, least_before, each))
           end
           opens, waits = max(opens, open), waits + late - open
+          if late > at then blocking = blocking + 1 end
+          if st.resets and open <= at and late > at then elapsed = elapsed + at - st.resets[1] - st.margin end
           if fit > time then time, binds = fit, i end
           if fits and fit > at then fits[i] = fit end
         end
@@ -134,6 +136,7 @@ local function new_eta(L)
       if asks then roomy[scope] = room and costs end
     end
     time = min(time, MOST)
+    if blocking > 1 then waits = waits + elapsed end -- tickets held up elsewhere come into the next bucket
     local latest = min(MOST, max(time, opens + waits))
     if time == latest and earliest < time and not all_first then latest = latest + 1 end -- the start is not exact
     return time, known and latest or 0, binds, min(earliest, time)

@@ -25,8 +25,8 @@ local ROOT = 'w:'
 -- line_files those of lines (library.go).
 local algorithms, extras, line_files = {}, nil, nil
 
--- once returns the result of the first call of `make`. It is the one way to leave functions
--- out of calls that do not need them.
+-- once returns the result of the first call of `make`: later ones ignore their arguments. It is the one way
+-- to leave functions out of calls that do not need them.
 local made = {}
 local function once(make, ...)
   local it = made[make]

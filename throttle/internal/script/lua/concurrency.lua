@@ -78,7 +78,7 @@ algorithms['c'] = {
     return unpack7(st.data, st.first)
   end,
 
-  take = function(st, now, cost, hold, id)
+  charge = function(st, now, cost, hold, id)
     if st.hold == 0 then st.hold = hold end
     add_lease(st, now + st.lease, cost, id)
   end,

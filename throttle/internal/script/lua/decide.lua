@@ -60,7 +60,7 @@ local verbs = {
   reserve = function(r, list, now, fits)
     if r.at > 0 then once(extras, call).replace(r, list, now) end
     local line = call.line
-    local waits = r.ticket and line and line.waits(r.ticket)
+    local waits = r.ticket and line and line.flow_name(r.ticket)
     local time = windows.fits_at(call, list, r.costs, now, fits)
     if time <= now and not r.paused and
       (not line or r.at > 0 or not line.somebody_waits(r, waits and r.ticket)) then
@@ -76,14 +76,14 @@ local verbs = {
     return once(extras, call).denied(r, list, now, fits, time)
   end,
 
-  join = function(r, list, now, fits, before)
+  join = function(r, list, now, fits, earlier_status)
     local line = call.line or once(extras, call).line_of(r)
-    if before == 3 and not line.waits(r.ticket) then -- a server has taken it since
+    if earlier_status == 3 and not line.flow_name(r.ticket) then -- a server has taken it since
       return 3, call.now, now, now
     end
     call.dirty = true
     local status, at, low, high, binds, nudge = line.join(r, list, now)
-    if before == 3 then status, nudge = 3, 1 end -- a second nudge does no harm
+    if earlier_status == 3 then status, nudge = 3, 1 end -- a second nudge does no harm
     if nudge == 0 and high == at then return status, at end
     return status, at, low, high, binds, nudge
   end,
@@ -120,14 +120,14 @@ for from = first, #argv, stride do
   else
     local needs_windows = op == 'reserve' or op == 'exempt' or op == 'observe' or op == 'peek' or
       op == 'cancel' or op == 'expect'
-    local verb, before = verbs[op] or once(extras, call).verb(op), record and byte(record, 8 * count)
+    local verb, earlier_status = verbs[op] or once(extras, call).verb(op), record and byte(record, 8 * count)
     local fits = op == 'reserve' and plain_fits or {}
     local status, decided, time, latest, binds, nudge
     if r.lost then r.known = known end
-    if before == 1 then -- an earlier copy has done it
+    if earlier_status == 1 then -- an earlier copy has done it
       status, decided = 1, unpack7(record, 8 * count + 1)
     else
-      status, decided, time, latest, binds, nudge = verb(r, list, now, fits, before)
+      status, decided, time, latest, binds, nudge = verb(r, list, now, fits, earlier_status)
     end
 
     done[count] = char(status) .. (status == 1 and pack_time(decided) or NOT_GRANTED)

@@ -65,7 +65,7 @@ algorithms['f'] = {
     return resets[min(i, last)] + max(0, i - last) * (resets[last] - resets[last - 1]) + st.margin
   end,
 
-  take = function(st, now, cost)
+  charge = function(st, now, cost)
     st.used, st.last = min(st.used + cost, MOST), now
     if now >= st.resets[2] - st.margin then st.late = min(st.late + cost, MOST) end
   end,

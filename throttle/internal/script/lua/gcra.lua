@@ -81,7 +81,7 @@ algorithms['g'] = {
 
   drains = true,
 
-  take = function(st, now, cost)
+  charge = function(st, now, cost)
     fill(st, min(st.units + cost, MOST), st.parts)
   end,
 

@@ -43,7 +43,7 @@
 --                since      since when tickets wait for slots, 0 if they do not; `taken` is the number of
 --                           those taken since then (line_appointments.lua)
 --                priority   of asynq.Config
---                rescan     up to which node all were looked at again after limits changed, or "-"
+--                rescan     up to which node all were looked at again after limits changed; "-": all were
 --   s:SUFFIX   string: the order of queues and classes at a scope (line_order.lua)
 --   k          sorted set: processes by the time of a take that they have not acknowledged
 --   k:PROCESS  string: what the process took last
@@ -193,7 +193,7 @@ local function new_line(call)
       heads = nil, head = 1, popped = 0, -- the first tickets, and how many of them were taken
       first = nil,                       -- the first one that is left
       scopes = nil, nodes = nil, foreign = nil,
-      aligned = nil,                     -- call.reloads when its scopes were aligned
+      generation = nil,                  -- call.generation when its scopes were aligned
     }
   end
 

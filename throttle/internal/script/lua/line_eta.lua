@@ -3,8 +3,8 @@
 -- new_eta(L) -> expected, a function:
 --   expected(flow, list, at, costs, behind, all_first, fits) -> expected, latest, binds, earliest
 --     of a ticket with these costs after all tickets of the flow, or after `behind` of them. list are the
---     flow's scopes, and `at` is their time. all_first: all tickets that wait at the scopes go first.
---     fits, unless nil, gets by window the time at which the costs fit there, 0 for at once
+--     flow's scopes, and `at` is their time. all_first: all tickets that wait at the scopes go first, as for
+--     a request without a place in line. fits, if any, gets by window when the costs fit there, 0 for at once
 --
 -- Until a ticket starts, one of its windows has no room for the ticket that is first there. So the
 -- latest start is the sum of the windows' waits, if all tickets go first that may. It is 0 if nobody knows
@@ -82,7 +82,7 @@ local function new_eta(L)
     return min(sum, ceil(units * call.batch_share / (1 - call.batch_share)) + most + idle)
   end
 
-  return function(flow, list, at, costs, behind, all_first, fits)
+  return function(flow, list, at, costs, behind, all_first, fits) -- `expected`, as above
     local batch, shared_alone = flow.batch, call.only_tenants and not list[2]
     local time, earliest, opens, waits, binds, known, blocking, elapsed = at, at, at, 0, 0, true, 0, 0
     for i = 1, fits and #call.windows or 0 do fits[i] = 0 end

@@ -47,9 +47,8 @@ local function new_fair(L)
     if call.only_tenants and flow.tag > node.v then set_tag(node, flow, flow.tag) end
   end
 
-  -- charge moves the tags for a grant (1), or moves them back for one that is put back (-1). Weights are in
-  -- thousandths.
-  function fair.charge(flow, costs, sign)
+  -- move_tags moves the tags for a grant (1), or back for a cancelled one (-1). Weights are in thousandths.
+  function fair.move_tags(flow, costs, sign)
     local list = L.nodes_of(flow)
     for i = 1, #list do
       local node = list[i]

@@ -103,7 +103,7 @@ local function new_join(L)
 
   -- granted counts the grant of a request that did not wait, in the share of batches.
   local function granted(r, list)
-    order().charge(flow_for(r), list, windows.costs_of(call, r.costs_text))
+    order().note_grant(flow_for(r), list, windows.costs_of(call, r.costs_text))
     order().write()
   end
 
@@ -112,8 +112,8 @@ local function new_join(L)
   -- one of its own flow may cost more, and lack room by now. Tickets of a batch hold up a live request only if
   -- it owes them room.
   local function somebody_waits(r, id)
-    local batch, own_name = r.batch, id and L.flow_name(id)
-    local own = own_name and L.flow_of(own_name)
+    local batch, flow_name = r.batch, id and L.flow_name(id)
+    local ticket_flow = flow_name and L.flow_of(flow_name)
     if call.batches and not batch and owed_room(r) then return true end
     if unwritten then L.flush() end
     unwritten = false
@@ -122,8 +122,9 @@ local function new_join(L)
         for i = 1, #r.suffixes do
           local suffix = r.suffixes[i]
           local flows = redis.call('ZCARD', P .. 'n:' .. name .. '|' .. suffix)
-          local only_own = flows == 1 and own and own.n == 1 and own.queue == name and own.suffix == suffix
-          if flows > 0 and not only_own then return true end
+          local only_it = flows == 1 and ticket_flow and ticket_flow.n == 1 and
+            ticket_flow.queue == name and ticket_flow.suffix == suffix
+          if flows > 0 and not only_it then return true end
         end
       end
     end
@@ -205,7 +206,7 @@ local function new_join(L)
   -- take_back moves the tags of a tenant back, for a grant that is cancelled.
   local function take_back(r)
     local flow = flow_for(r)
-    fair().charge(flow, windows.costs_of(call, r.costs_text), -1)
+    fair().move_tags(flow, windows.costs_of(call, r.costs_text), -1)
     if flow.n > 0 and flow.suffix then
       L.move(flow, flow.suffix, flow.rank, fair().score(L.node_of(flow.queue, flow.suffix), flow, flow.rank))
     end
@@ -262,8 +263,8 @@ local function new_join(L)
   end
 
   return {
-    ticket = L.ticket, prefetch = prefetch, waits = L.flow_name, join = join, somebody_waits = somebody_waits,
-    granted = granted, expect = expect, stands = stands, remove = remove, take_back = take_back,
+    ticket = L.ticket, prefetch = prefetch, flow_name = L.flow_name, join = join, granted = granted,
+    somebody_waits = somebody_waits, expect = expect, stands = stands, remove = remove, take_back = take_back,
     refresh = refresh, waits_at = waits_at, places = places, finish = finish,
   }
 end

@@ -203,12 +203,12 @@ local function new_order(L, names, strict)
 
   -- leave_room adds to `room` the units that a flow, whose side has the tag, leaves to an entry before it.
   local function leave_room(room, standings, e, tag)
-    local lapses = e.lapses
+    local lapses = e.lapses -- until when they are left; 0: none are
     if e.side.of_take then
       local due = places.due_at(e.side.q.queue, standings.scope.suffix)
       if due and due > now then -- a batch that waits for its time holds up nobody
-        local held = min(due, now + appointments.LATEST) -- its server may have gone by then
-        if e.class == LIVE or standings.time <= now + BURST then room.held = max(room.held or 0, held) end
+        local time = min(due, now + appointments.LATEST) -- its server may have gone by then
+        if e.class == LIVE or standings.time <= now + BURST then room.opens = max(room.opens or 0, time) end
         return
       end
       lapses = standings.scope.suffix ~= ROOT and now + LATE or 0 -- at ROOT it was served before
@@ -220,8 +220,8 @@ local function new_order(L, names, strict)
     room.lapses = min(room.lapses, lapses)
   end
 
-  -- owed returns what the flow has to leave to others at a scope, or nil: {reserved, lapses, held}, units
-  -- until `lapses`, and until `held` it waits whether or not it fits.
+  -- owed returns what the flow has to leave to others at a scope, or nil: {reserved, lapses, opens}, units
+  -- until `lapses`; before `opens` it waits whether or not it fits.
   function order.owed(flow, scope)
     if not sides[2] and not flow.batch then return nil end
     local standings, entry = standings_of(flow, scope)
@@ -233,14 +233,14 @@ local function new_order(L, names, strict)
       if (before or entry.class == BATCH and e.class == LIVE) and waits(standings, e) then
         live = live or e.class == LIVE
         if before then
-          room = room or {reserved = {}, lapses = MOST, held = nil}
+          room = room or {reserved = {}, lapses = MOST, opens = nil}
           leave_room(room, standings, e, entry.account.tag)
         end
       end
     end
     if entry.class == BATCH and not live and standings.time > now + BURST then
-      room = room or {reserved = {}, lapses = MOST, held = nil}
-      room.held = max(room.held or 0, standings.time - BURST)
+      room = room or {reserved = {}, lapses = MOST, opens = nil}
+      room.opens = max(room.opens or 0, standings.time - BURST)
     end
     return room
   end
@@ -262,9 +262,9 @@ local function new_order(L, names, strict)
     return best, first and first.weight or 1
   end
 
-  -- charge_at counts a grant at a scope. delay: for how long live tickets at broader scopes may have delayed
-  -- a batch. It returns that for narrower ones.
-  local function charge_at(flow, scope, costs, delay)
+  -- note_grant_at counts a grant at a scope. delay: for how long live tickets at broader scopes may have
+  -- delayed a batch. It returns that for narrower ones.
+  local function note_grant_at(flow, scope, costs, delay)
     local standings, entry = standings_of(flow, scope)
     if not standings then return delay end
     local list, account, live = standings.list, entry.account, false
@@ -292,11 +292,11 @@ local function new_order(L, names, strict)
     return live and longest or delay
   end
 
-  -- charge counts a grant at the flow's scopes.
-  function order.charge(flow, list, costs)
+  -- note_grant counts a grant at the flow's scopes.
+  function order.note_grant(flow, list, costs)
     if not sides[2] and not flow.batch then return end
-    local delay = call.numbers[''] and 0 or charge_at(flow, order.root, costs, 0)
-    for s = #list, 1, -1 do delay = charge_at(flow, list[s], costs, delay) end
+    local delay = call.numbers[''] and 0 or note_grant_at(flow, order.root, costs, 0)
+    for s = #list, 1, -1 do delay = note_grant_at(flow, list[s], costs, delay) end
   end
 
   -- write writes the tags that have moved. They are kept until the scope's windows are empty.

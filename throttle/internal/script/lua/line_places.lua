@@ -13,10 +13,10 @@ local function new_places(L)
   local P, now = call.P, call.now
 
   -- scopes_of returns the flow's scopes whose windows the policy still has, narrow to broad, and the
-  -- time at which they stand.
+  -- time at which they stand. The list is made again once some scope's states were loaded again.
   function places.scopes_of(flow)
     local list = flow.scopes
-    if flow.aligned == call.reloads then return list, list[1] and list[1].now or now end
+    if flow.generation == call.generation then return list, list[1] and list[1].now or now end
     list = {nil, nil}
     for _, suffix in ipairs(flow.suffixes) do
       local number = call.numbers[suffix == ROOT and '' or match(suffix, '^w:([^:]*)')]
@@ -28,7 +28,7 @@ local function new_places(L)
     end
     if call.numbers[''] then list[#list + 1] = scopes.open(call, ROOT, call.numbers[''], nil) end
     local at = windows.align(call, list)
-    flow.scopes, flow.aligned = list, call.reloads
+    flow.scopes, flow.generation = list, call.generation
     return list, at
   end
 
@@ -78,7 +78,7 @@ local function new_places(L)
         end
         blocked_until = max(blocked_until, opens)
       end
-      if room and room.held then blocked_until = max(blocked_until, room.held) end
+      if room and room.opens then blocked_until = max(blocked_until, room.opens) end
       if blocked_until > at then return scope, blocked_until, false end
     end
     return nil, at, false

@@ -93,9 +93,9 @@ local function new_take(L)
     local status = never and 'never' or uncharged and 'uncharged' or 'granted' -- of take.lua's reply
     if status == 'granted' then
       local id = call.leases and lease_id(call, call.id_base .. format('%06x', taken.n + 1))
-      windows.take(call, list, ticket.costs.windows, at, 0, id)
-      fair.charge(flow, ticket.costs, 1)
-      if L.order then L.order.charge(flow, list, ticket.costs) end
+      windows.charge(call, list, ticket.costs.windows, at, 0, id)
+      fair.move_tags(flow, ticket.costs, 1)
+      if L.order then L.order.note_grant(flow, list, ticket.costs) end
     else
       at = now
       places.reopen(flow, nil)
@@ -168,7 +168,7 @@ local function new_take(L)
     for i = 1, #found do
       local time = q.dues[found[i]]
       if found[i] ~= ROOT and time and time <= now then
-        steps = visit(L.node_of(q.queue, found[i]), steps, 4, taken, 0, false)
+        steps = visit(L.node_of(q.queue, found[i]), steps, 4, taken, 0, false) -- it takes none
       end
     end
     for _, scope in pairs(call.open) do scope.ahead = nil end
@@ -192,6 +192,7 @@ local function new_take(L)
       local q = left[i]
       steps = visit(q, steps, ceil((want - before) * share) + 1, taken, want, one)
       got[q] = (got[q] or 0) + taken.n - before
+      -- After the last ticket each side is visited once more, to learn when its next ticket fits.
       if not one or before >= want or not due_now(q) then table.remove(left, i) end
     end
     for i = 1, #sides do
@@ -201,8 +202,8 @@ local function new_take(L)
   end
 
   -- look_at_changes makes all nodes due after limits have changed, as others may let in more: of each queue
-  -- some in each take. It begins once a second at most; a take by other limits that comes sooner notes "-", and
-  -- then the next one begins. After the clock was set back it begins at once.
+  -- some in each take, until its `rescan` is "-". It begins once a second at most; a take by other limits
+  -- that comes sooner notes "-", and the next one begins then. When the clock was set back it begins at once.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')
@@ -281,9 +282,8 @@ local function new_take(L)
     return sides, names
   end
 
-  -- take takes up to `want` tickets from the queues, a list of {name, priority}. strict: whether
-  -- priorities are; appointment: the last one of the process. It returns when to ask again, 0 if nobody
-  -- waits in these queues.
+  -- take takes up to `want` tickets from the queues, a list of {name, priority}. strict: whether priorities
+  -- are; appointment: the last one of the process. It returns when to ask again, 0 if nobody waits there.
   local function take(queues, strict, want, appointment, taken)
     look_at_changes()
     local sides, names = ask_for(queues)

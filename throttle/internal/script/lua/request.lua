@@ -13,7 +13,7 @@
 --   read_place(r)                      reads the place, which only a line needs
 --   lease_id(call, id) -> bytes        the 8 bytes by which leases know a reservation, from its 16 hex digits;
 --                                      nil if no window holds its grants
---   grant(call, r, list, now)          takes the costs
+--   grant(call, r, list, now)          charges the costs
 --
 -- Of the call, two fields belong to decide.lua and its verbs:
 --   line    the verbs of line_join.lua, if the call has set them up
@@ -54,6 +54,6 @@ local function lease_id(call, id)
 end
 
 local function grant(call, r, list, now)
-  windows.take(call, list, r.costs, now, r.hold, lease_id(call, r.id))
+  windows.charge(call, list, r.costs, now, r.hold, lease_id(call, r.id))
   call.dirty = true
 end

@@ -18,7 +18,8 @@
 --   fits_at(st, now, cost, ahead, each) -> time >= now
 --                                  the earliest time from which on `cost` units fit if `ahead` units
 --                                  go first, in tickets of `each` (1: any); it only reads
---   take(st, now, cost, hold, id)  counts `cost` units; reservation `id` may hold them for `hold`
+--   charge(st, now, cost, hold, id)
+--                                  counts `cost` units; reservation `id` may hold them for `hold`
 --   give_back(st, now, at, cost, id)
 --                                  gives back units that were taken at `at` and still count
 --   resets_at(st, now) -> time     when no unit is counted any more
@@ -85,7 +86,7 @@ end
 -- reload loads the states again, as of a later time or by other parameters.
 local function reload(scope, now)
   local list, before, call = scope.spec.windows, scope.now, scope.call
-  scope.now, call.reloads = now, call.reloads + 1
+  scope.now, call.generation = now, call.generation + 1
   for j = 1, #list do
     local i = list[j]
     local st, algorithm = scope.states[i], call.windows[i].algorithm

@@ -84,7 +84,7 @@ algorithms['s'] = {
     return now + cycles * st.period
   end,
 
-  take = function(st, now, cost)
+  charge = function(st, now, cost)
     if cost > MOST - st.used then cost = MOST - st.used end
     if cost == 0 then return end
     local time, units, log = st.time, st.units, st.log

@@ -44,11 +44,11 @@ end
 
 -- Of the record of the take before only the head is read: the tickets are long.
 local before, appointment = redis.call('GETRANGE', own_key, '0', '31'), 0
-local held = #before > 31
+local unacknowledged = #before > 31 -- it took tickets
 if #before > 0 then
   local last = unpack7(before, 1)
   if last == seq then
-    if not held then return {now, now, id_base} end -- that was then
+    if not unacknowledged then return {now, now, id_base} end -- that was then
     local out, taken_at = {now, unpack7(before, 15), sub(before, 22, 31)}, unpack7(before, 8)
     local tickets = redis.call('GETRANGE', own_key, '31', '-1')
     for text, at in gmatch(tickets, '(%S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
@@ -60,14 +60,14 @@ if #before > 0 then
   end
   if last > seq then return {now, 0, id_base} end -- a late copy: its caller has given up
   appointment = unpack7(before, 15)
-  if held then redis.call('ZREM', P .. 'k', process) end -- this call acknowledges it
+  if unacknowledged then redis.call('ZREM', P .. 'k', process) end -- this call acknowledges it
 end
 
 if not call.waiting and redis.call('EXISTS', P .. 'k') == 0 then
   return remember(0, {}, SEQ_MS)
 end
 call.id_base = id_base
-once(extras, call) -- it sets line_files
+once(extras, call) -- for its side effect: it sets line_files
 local files = once(line_files, call)
 local L = files.new_line(call)
 local T = files.new_take(L)

@@ -104,8 +104,8 @@ local function new_upstream()
     return min(time, adapted.free)
   end
 
-  -- take_spread notes when the next grant may go after one with these costs.
-  local function take_spread(scope, adapted, costs, now)
+  -- charge_spread notes when the next grant may go after one with these costs.
+  local function charge_spread(scope, adapted, costs, now)
     local period, _, unit = shortest(scope)
     local part = 0
     for _, i in ipairs(scope.spec.windows) do
@@ -131,10 +131,10 @@ local function new_upstream()
     return from
   end
 
-  -- take notes a grant, with its costs by window.
-  local function take(scope, costs, now)
+  -- charge notes a grant, with its costs by window.
+  local function charge(scope, costs, now)
     local adapted, units = state_of(scope, ADAPTED, now), {}
-    if adapted then take_spread(scope, adapted, costs, now) end
+    if adapted then charge_spread(scope, adapted, costs, now) end
     for _, i in ipairs(scope.spec.windows) do
       if costs[i] > 0 then units[scope.call.windows[i].unit] = costs[i] end
     end
@@ -242,7 +242,8 @@ local function new_upstream()
   end
 
   return {
-    fits_at = fits_at, take = take, pause = pause, resume = resume, remaining = remaining, add_reply = add_reply,
+    fits_at = fits_at, charge = charge, pause = pause, resume = resume, remaining = remaining,
+    add_reply = add_reply,
   }
 end
 

@@ -138,7 +138,7 @@ local function new_verbs(call)
       local id, of_added = lease_id(call, r.id), added[name] or 0
       given = given + st.used
       if change > 0 then
-        algorithm.take(st, now, change, 0, id)
+        algorithm.charge(st, now, change, 0, id)
         added[name], fate.added_at = of_added + change, fate.added_at or now
       elseif change < 0 then -- added units are given back first
         local last = min(-change, of_added)

@@ -17,7 +17,7 @@
 --   scope_of                    by window: the number of its scope
 --   open                        the scopes that were opened, by key
 --   raw                         values that were read ahead, by key
---   reloads                     how often the states of a scope were loaded again (scope.lua)
+--   generation                  of the states: how often those of a scope were loaded again (scope.lua)
 --   texts                       costs and own parameters that were read, by text
 --   dirty, line                 see request.lua
 --   waiting                     the count of the line (line.lua); nil or false if nobody waits
@@ -96,8 +96,8 @@ windows = {
     return time
   end,
 
-  -- take takes the costs in all scopes, at `now`.
-  take = function(call, list, costs, now, hold, id)
+  -- charge charges the costs in all scopes, at `now`.
+  charge = function(call, list, costs, now, hold, id)
     local all = call.windows
     for s = 1, #list do
       local scope = list[s]
@@ -106,9 +106,9 @@ windows = {
       for j = 1, #numbers do
         local i = numbers[j]
         local cost = costs[i]
-        if cost > 0 then all[i].algorithm.take(states[i], now, cost, hold, id) end
+        if cost > 0 then all[i].algorithm.charge(states[i], now, cost, hold, id) end
       end
-      if scope.sections then once(extras, call).upstream().take(scope, costs, now) end
+      if scope.sections then once(extras, call).upstream().charge(scope, costs, now) end
     end
   end,
 }
@@ -122,18 +122,18 @@ local function read_policy()
     local t = redis.call('TIME')
     now = t[1] * 1000000 + t[2]
   end
-  local all_scopes, list, scope_of, leases, batch_share = unpack(cjson.decode(argv[4]))
+  local all_scopes, all, scope_of, leases, batch_share = unpack(cjson.decode(argv[4]))
   local lists = argv[5] ~= '' and cjson.decode(argv[5]) or {}
-  for i = 1, #list do
-    local w = list[i]
-    list[i] = {
+  for i = 1, #all do
+    local w = all[i]
+    all[i] = {
       name = w[1], unit = w[3], algorithm = algorithms[w[2]], head = w[1] .. w[2],
       p1 = w[4], p2 = w[5], p3 = w[6], p4 = lists[w[1]] or w[7],
     }
   end
   return {
-    P = sub(KEYS[1], 1, -2), now = now, scopes = all_scopes, windows = list, scope_of = scope_of,
-    open = {}, raw = {}, texts = {}, reloads = 0, dirty = false, leases = leases,
+    P = sub(KEYS[1], 1, -2), now = now, scopes = all_scopes, windows = all, scope_of = scope_of,
+    open = {}, raw = {}, texts = {}, generation = 0, dirty = false, leases = leases,
     batch_share = batch_share,
   }
 end

@@ -32,15 +32,15 @@ type Group struct {
 
 	mu      sync.Mutex
 	busy    bool // a call is under way
-	waiting []*ask
+	waiting []*bundle
 
 	// cancels give back the grants of calls whose answer was lost. The next call begins with them: the
 	// script's record of the last call tells which grants these were.
-	cancels []*ask
+	cancels []*bundle
 }
 
-// An ask holds the requests of one caller, or a part of them that one call can carry.
-type ask struct {
+// A bundle holds the requests of one caller, or a part of them that one call can carry.
+type bundle struct {
 	ctx      context.Context
 	policy   *Policy
 	requests []Request
@@ -49,13 +49,13 @@ type ask struct {
 	err      error    // the first one
 	done     chan struct{}
 	gone     bool  // the caller gave up
-	call     *call // the one that carries it; nil while the ask waits
+	call     *call // the one that carries it; nil while the bundle waits
 }
 
-// A call is one to Redis that is under way, with the asks that it carries.
+// A call is one to Redis that is under way, with the bundles that it carries.
 type call struct {
-	cancel context.CancelFunc
-	asks   []*ask
+	cancel  context.CancelFunc
+	bundles []*bundle
 }
 
 // NewGroup returns a group of one policy name.
@@ -82,83 +82,84 @@ func (g *Group) Do(ctx context.Context, p *Policy, requests ...Request) (answers
 	if err := ctx.Err(); err != nil || len(requests) == 0 {
 		return nil, err
 	}
-	var asks []*ask
+	var bundles []*bundle
 	for part := range slices.Chunk(requests, p.room()) {
-		asks = append(asks, newAsk(ctx, p, part...)) // not in send, where all others would wait for it
+		bundles = append(bundles, newBundle(ctx, p, part...)) // not in send, where all others would wait for it
 	}
 	g.mu.Lock()
-	if g.waiting = append(g.waiting, asks...); !g.busy {
+	if g.waiting = append(g.waiting, bundles...); !g.busy {
 		g.next()
 	}
 	g.mu.Unlock()
-	for _, a := range asks {
+	for _, b := range bundles {
 		select {
-		case <-a.done:
+		case <-b.done:
 		case <-ctx.Done():
-			if g.giveUp(asks) {
+			if g.giveUp(bundles) { // else all have answers, even if their `done` is not closed yet
 				return nil, ctx.Err()
 			}
 		}
-		answers, err = append(answers, a.answers...), cmp.Or(err, a.err)
+		answers, err = append(answers, b.answers...), cmp.Or(err, b.err)
 	}
 	return answers, err
 }
 
-func newAsk(ctx context.Context, p *Policy, requests ...Request) *ask {
-	a := &ask{ctx: ctx, policy: p, requests: requests, done: make(chan struct{})}
-	a.args = make([]any, 0, len(requests)*p.size())
+func newBundle(ctx context.Context, p *Policy, requests ...Request) *bundle {
+	b := &bundle{ctx: ctx, policy: p, requests: requests, done: make(chan struct{})}
+	b.args = make([]any, 0, len(requests)*p.size())
 	for i := range requests {
-		a.args = requests[i].append(a.args, p.Leases)
+		b.args = requests[i].append(b.args, p.Leases)
 	}
-	return a
+	return b
 }
 
-// Gathered returns how many asks wait until the call that is under way has ended.
+// Gathered returns how many bundles wait until the call that is under way has ended.
 func (g *Group) Gathered() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.waiting)
 }
 
-// giveUp forgets the asks of a caller, whose grants it cancels. If all are answered it does nothing, and returns false.
-func (g *Group) giveUp(asks []*ask) bool {
+// giveUp forgets a caller's bundles, and cancels their grants. If all are answered it only returns false.
+func (g *Group) giveUp(bundles []*bundle) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if asks[len(asks)-1].answers != nil { // the last one is answered last
+	if bundles[len(bundles)-1].answers != nil { // the last one is answered last
 		return false
 	}
-	for _, a := range asks {
-		a.gone = true
-		g.cancelGrants(a)
-		if a.call != nil && !slices.ContainsFunc(a.call.asks, func(other *ask) bool { return !other.gone }) {
-			a.call.cancel()
+	for _, b := range bundles {
+		b.gone = true
+		g.cancelGrants(b)
+		if b.call != nil && !slices.ContainsFunc(b.call.bundles, func(other *bundle) bool { return !other.gone }) {
+			b.call.cancel()
 		}
 	}
-	g.waiting = slices.DeleteFunc(g.waiting, func(a *ask) bool { return a.gone })
+	g.waiting = slices.DeleteFunc(g.waiting, func(b *bundle) bool { return b.gone })
 	return true
 }
 
-// next starts the next call, if any ask waits, with as many of them as fit. The call has a time limit, and the
-// values of the first caller's context, such as a trace. The lock is held.
+// next starts the next call, if any bundle waits, with as many of them as fit. The call has a time limit, and
+// the values of the first caller's context, such as a trace. The lock is held.
 func (g *Group) next() {
 	if g.busy = len(g.waiting) > 0; !g.busy {
 		return
 	}
 	p := g.waiting[0].policy
 	// After a call by another version of the policy, the script has no record of the lost call.
-	g.cancels = slices.DeleteFunc(g.cancels, func(a *ask) bool { return a.policy != p })
-	c, room := &call{}, p.room()
-	g.waiting = slices.DeleteFunc(append(g.cancels, g.waiting...), func(a *ask) bool {
-		if a.policy != p {
-			return false
+	g.cancels = slices.DeleteFunc(g.cancels, func(b *bundle) bool { return b.policy != p })
+	c, room, all := &call{}, p.room(), append(g.cancels, g.waiting...)
+	g.cancels, g.waiting = nil, nil
+	for _, b := range all {
+		if b.policy == p {
+			room -= len(b.requests) // below 0 later ones wait too: none passes an earlier one
 		}
-		if room -= len(a.requests); room >= 0 { // else later ones wait too: none passes an earlier one
-			c.asks, a.call = append(c.asks, a), c
+		if b.policy == p && room >= 0 {
+			c.bundles, b.call = append(c.bundles, b), c
+		} else {
+			g.waiting = append(g.waiting, b)
 		}
-		return room >= 0
-	})
-	g.cancels = nil
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.asks[0].ctx), callTimeout)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.bundles[0].ctx), callTimeout)
 	c.cancel = cancel
 	go g.send(ctx, c)
 }
@@ -166,45 +167,45 @@ func (g *Group) next() {
 // send makes one call, and starts the next one.
 func (g *Group) send(ctx context.Context, c *call) {
 	defer c.cancel()
-	first := c.asks[0]
+	first := c.bundles[0]
 	requests, args := slices.Clip(first.requests), slices.Clip(first.args)
-	for _, a := range c.asks[1:] {
-		requests, args = append(requests, a.requests...), append(args, a.args...)
+	for _, b := range c.bundles[1:] {
+		requests, args = append(requests, b.requests...), append(args, b.args...)
 	}
 	answers := g.run(ctx, first.policy, requests, args)
 	g.mu.Lock()
-	for _, a := range c.asks {
-		n := len(a.requests)
-		g.deliver(a, answers[:n:n])
+	for _, b := range c.bundles {
+		n := len(b.requests)
+		g.deliver(b, answers[:n:n])
 		answers = answers[n:]
 	}
 	g.next()
 	g.mu.Unlock()
-	for _, a := range c.asks {
-		close(a.done)
+	for _, b := range c.bundles {
+		close(b.done)
 	}
 }
 
-// deliver keeps the answers to an ask. It lets the next call cancel grants whose answer was lost, or whose caller
-// gave up. The lock is held.
-func (g *Group) deliver(a *ask, answers []Answer) {
-	a.answers = answers
+// deliver keeps the answers to a bundle. It lets the next call cancel grants whose answer was lost, or whose
+// caller gave up. The lock is held.
+func (g *Group) deliver(b *bundle, answers []Answer) {
+	b.answers = answers
 	for i, answer := range answers {
-		a.err = cmp.Or(a.err, answer.failed)
-		if cancel, ok := a.requests[i].cancelLost(answer); ok && len(g.cancels) < a.policy.room()/2 { // leaves room
-			g.cancels = append(g.cancels, newAsk(a.ctx, a.policy, cancel))
+		b.err = cmp.Or(b.err, answer.failed)
+		if cancel, ok := b.requests[i].cancelLost(answer); ok && len(g.cancels) < b.policy.room()/2 { // leaves room
+			g.cancels = append(g.cancels, newBundle(b.ctx, b.policy, cancel))
 		}
 	}
-	if a.gone {
-		g.cancelGrants(a)
+	if b.gone {
+		g.cancelGrants(b)
 	}
 }
 
 // cancelGrants lets the next call cancel the grants of a caller that gave up. The lock is held.
-func (g *Group) cancelGrants(a *ask) {
-	for i, answer := range a.answers {
-		if r := a.requests[i]; grants(r.Op) && answer.Status == Granted {
-			g.waiting = append(g.waiting, newAsk(a.ctx, a.policy, r.cancel(answer.At)))
+func (g *Group) cancelGrants(b *bundle) {
+	for i, answer := range b.answers {
+		if r := b.requests[i]; grants(r.Op) && answer.Status == Granted {
+			g.waiting = append(g.waiting, newBundle(b.ctx, b.policy, r.cancel(answer.At)))
 		}
 	}
 }
@@ -228,8 +229,7 @@ func (r Request) cancelLost(a Answer) (cancel Request, ok bool) {
 	return cancel, grants(r.Op)
 }
 
-// run makes one call to Redis. If the script fails because of any one request, each gets a call of its
-// own.
+// run makes one call to Redis. If the script fails because of any one request, each gets a call of its own.
 func (g *Group) run(ctx context.Context, p *Policy, requests []Request, args []any) []Answer {
 	seq := g.seq.Add(1)
 	answers, err := g.decide(ctx, p, seq, requests, args)

@@ -75,9 +75,9 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]Place, error)
 
 // ask sends what prepare makes of the requests. It sends none without an Op: it is invalid, or never denied.
 func (n *Line) ask(
-	ctx context.Context, requests []Request, former bool, prepare func(*operation) (script.Request, error),
+	ctx context.Context, requests []Request, orRemoved bool, prepare func(*operation) (script.Request, error),
 ) ([]Place, error) {
-	cp, err := n.limiter.policyOfLine(n.name, former)
+	cp, err := n.limiter.policyOfLine(n.name, orRemoved)
 	if err != nil {
 		return nil, err
 	}

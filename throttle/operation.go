@@ -304,7 +304,7 @@ func (o *operation) decision(a script.Answer) Decision {
 
 // decided returns the decision in the answer to a request that asked for one.
 func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d Decision, err error) {
-	d = o.decision(a)
+	d, forCapacity := o.decision(a), ask.ID != "" // a peek and a join have no ID
 	switch {
 	case a.Status == script.BacklogFull:
 		cause := fmt.Errorf("%d wait already", o.request.Backlog)
@@ -315,14 +315,14 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
 	case a.Status == script.OverDeadline:
 		err = tooLate(o.request, d)
-	case d.Granted && ask.ID != "":
+	case d.Granted && forCapacity:
 		d.Reservation = Reservation{
 			Request: o.request, At: d.At, ID: ask.ID, by: o.compiledPolicy, limiter: l,
 		}
 	case !d.Granted && !d.Queued && (a.Status != script.Denied || d.RetryIn == 0):
 		return Decision{}, fmt.Errorf("%w: policy %q: status %d: must be granted, denied or in line", ErrReply, o.Name, a.Status)
 	}
-	if ask.ID != "" && (ask.At == 0 || !d.Granted) { // it asked for capacity, and replaces no grant
+	if forCapacity && (ask.At == 0 || !d.Granted) { // it replaces no grant
 		tell(l, d)
 	}
 	return d, err

@@ -23,11 +23,11 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	var names []string
 	var globs [][]string
 	for i, p := range slices.Concat(policies, removed) {
-		p, former := p.WithDefaults(), i >= len(policies)
+		p, isRemoved := p.WithDefaults(), i >= len(policies)
 		switch err := p.Validate(); {
 		case err != nil:
 			return err
-		case former:
+		case isRemoved:
 		case set.byName[p.Name] != nil:
 			return &PolicyError{Policy: p.Name, Field: "name", Value: p.Name,
 				Hint: "is taken: policies have different names"}
@@ -36,7 +36,7 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 		}
 		for shard := range p.Shards {
 			cp := l.compile(p, p.lineOfShard(shard))
-			cp.removed.Store(former)
+			cp.removed.Store(isRemoved)
 			set.add(cp)
 		}
 	}
@@ -117,19 +117,19 @@ func (set *policySet) inForce(policy string) bool {
 	return shards != nil && !shards[0].removed.Load()
 }
 
-// policyFor returns the tenant's shard of a policy. With waited, for work that waits or waited, it may be
-// removed.
-func (l *Limiter) policyFor(policy, tenant string, waited bool) (*compiledPolicy, error) {
-	if !waited && !l.policies.Load().inForce(policy) {
+// policyFor returns the tenant's shard of a policy. With orRemoved, for work that waits or waited, it may be a
+// removed one.
+func (l *Limiter) policyFor(policy, tenant string, orRemoved bool) (*compiledPolicy, error) {
+	if !orRemoved && !l.policies.Load().inForce(policy) {
 		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(policy))
 	}
 	return l.policyOfLine(l.LineOf(policy, tenant), true)
 }
 
-// policyOfLine returns the policy that the line belongs to. With former it may be one that was removed.
-func (l *Limiter) policyOfLine(line string, former bool) (*compiledPolicy, error) {
+// policyOfLine returns the policy that the line belongs to. With orRemoved it may be a removed one.
+func (l *Limiter) policyOfLine(line string, orRemoved bool) (*compiledPolicy, error) {
 	set := l.policies.Load()
-	if cp := set.byLine[line]; cp != nil && (former || !cp.removed.Load()) {
+	if cp := set.byLine[line]; cp != nil && (orRemoved || !cp.removed.Load()) {
 		return cp, nil
 	}
 	if shards := set.byName[line]; shards != nil && shards[0].Shards > 1 {

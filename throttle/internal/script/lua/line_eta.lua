@@ -9,8 +9,7 @@
 -- Until a ticket starts, one of its windows has no room for the ticket that is first there. So the
 -- latest start is the sum of the windows' waits, if all tickets go first that may. It is 0 if nobody knows
 -- how long slots are held. binds is the number of the window that delays the ticket for longest, or 0. The
--- earliest start is after the flow's own tickets only, as other flows may be empty by then, and slots
--- may be given back at any time.
+-- earliest start is after the flow's own tickets only: other flows may be empty by then, and slots given back.
 --
 -- Where all that waits fits now, so does the ticket. Where costs differ, windows are left with room that is too
 -- small for the next ticket: expected and latest assume the most of such room. So they are equal only where the

@@ -18,8 +18,7 @@
 --   fits_at(st, now, cost, ahead, each) -> time >= now
 --                                  the earliest time from which on `cost` units fit if `ahead` units
 --                                  go first, in tickets of `each` (1: any); it only reads
---   charge(st, now, cost, hold, id)
---                                  counts `cost` units; reservation `id` may hold them for `hold`
+--   charge(st, now, cost, hold, id) counts `cost` units; reservation `id` may hold them for `hold`
 --   give_back(st, now, at, cost, id)
 --                                  gives back units that were taken at `at` and still count
 --   resets_at(st, now) -> time     when no unit is counted any more

@@ -124,11 +124,11 @@ func (c *Client) Identity(ctx context.Context) (string, error) {
 func prefix(queue string) string { return "asynq:{" + queue + "}:" }
 
 // keys returns keys of a queue. The names are what follows the prefix.
-func keys(queue string, names ...string) []string {
-	for i, name := range names {
-		names[i] = prefix(queue) + name
+func keys(queue string, names ...string) (all []string) {
+	for _, name := range names {
+		all = append(all, prefix(queue)+name)
 	}
-	return names
+	return all
 }
 
 // IsNotFound reports whether a call that ends an attempt failed because the task is not active.

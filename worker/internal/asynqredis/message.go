@@ -36,13 +36,13 @@ const (
 // A Message is a task as asynq stores it. Fields that cannot be read count as missing.
 type Message []byte
 
-func (m Message) ID() string        { return m.text(fieldID) }
-func (m Message) Type() string      { return m.text(fieldType) }
-func (m Message) LastError() string { return m.text(fieldErrorMsg) }
-func (m Message) UniqueKey() string { return m.text(fieldUniqueKey) }
-func (m Message) GroupKey() string  { return m.text(fieldGroupKey) }
-func (m Message) Retried() int64    { return m.number(fieldRetried) }
-func (m Message) IsLast() bool      { return m.Retried() >= m.number(fieldRetry) } // no retry is left
+func (m Message) ID() string          { return m.text(fieldID) }
+func (m Message) Type() string        { return m.text(fieldType) }
+func (m Message) LastError() string   { return m.text(fieldErrorMsg) }
+func (m Message) UniqueKey() string   { return m.text(fieldUniqueKey) }
+func (m Message) GroupKey() string    { return m.text(fieldGroupKey) }
+func (m Message) Retried() int64      { return m.number(fieldRetried) }
+func (m Message) IsLastAttempt() bool { return m.Retried() >= m.number(fieldRetry) } // no retry is left
 
 // Denied reports whether the task's last attempt ended by a denial.
 func (m Message) Denied() bool { return m.number(fieldDenied) != 0 }

@@ -23,17 +23,17 @@ func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	if len(parts) != 3 || parts[0] == c.process { // asynq made it active, or this process did, which lives
 		return false, nil
 	}
-	started := noted == call
-	if !Message(found["msg"]).IsLast() {
+	stays, wentBack := noted == call, noted != "" && noted != call // of a last attempt, and of others
+	if !Message(found["msg"]).IsLastAttempt() {
 		calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
 		var leaseEnd float64
 		leaseEnd, err = c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
-		started = noted != "" && !started || int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
-		if err == nil && !started {
+		stays = wentBack || int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
+		if err == nil && !stays {
 			_, err = c.Start(ctx, task, call)
 		}
 	}
-	if err != nil || started {
+	if err != nil || stays {
 		return false, err
 	}
 	r := RestoreOptions{Ref: task, Call: call, At: time.Now().Truncate(time.Second), Mark: FrontMark}

@@ -41,7 +41,7 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 			signal(d.wake)
 		}
 		d.mu.Unlock()
-		if ok && task.Message.IsLast() { // its start is noted before it happens
+		if ok && task.Message.IsLastAttempt() { // its start is noted before it happens
 			ok = insist(d.serving, d, func(ctx context.Context) (bool, error) {
 				return d.Tasks.Start(ctx, task.Ref, task.Call)
 			})

@@ -19,7 +19,7 @@ func (w *work) pause(ctx context.Context, r record) error {
 	if r.Phase == phaseNew || r.Held && (w.sweepPause < 0 || time.Since(w.since) < w.sweepPause) {
 		return nil // it is not yet time for the next sweep; the first is at once
 	}
-	if err := w.withdraw(ctx, r, w.move(ctx, asynqredis.Hold)); err != nil {
+	if err := w.withdraw(ctx, r, w.move(ctx, asynqredis.SetAside)); err != nil {
 		return err
 	}
 	_, err := w.redis.Update(ctx, w.f, w.holder, "held", 1)

@@ -195,13 +195,13 @@ func (c *Client) Count(ctx context.Context, f Firing, as string, indexes []int) 
 
 // What Move does with tasks of a firing.
 const (
-	Hold        = "hold"    // takes waiting tasks aside, so that none of them starts
+	SetAside    = "hold"    // sets waiting tasks aside, so that none of them starts
 	Release     = "release" // makes waiting tasks join their lines soon, unless they are in line
 	Delete      = "delete"  // deletes waiting tasks, and counts them as cancelled
 	RetryFailed = "retry"   // makes archived tasks wait again, with all their retries
 )
 
-// Move holds, releases, deletes or retries tasks of a firing.
+// Move sets aside, releases, deletes or retries tasks of a firing.
 func (c *Client) Move(ctx context.Context, f Firing, verb string, indexes []int) error {
 	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.counts()...)
 	head := []any{f.taskPrefix(), f.IDs(), time.Now().Unix(), verb}

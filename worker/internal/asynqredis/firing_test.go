@@ -252,7 +252,7 @@ func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 		if n, err := s.Running(s.Context(), nightly); err != nil || !slices.Equal(n, []int{3}) {
 			s.Errorf("%d run, %v", n, err)
 		}
-		s.ok(s.Move(s.Context(), nightly, asynqredis.Hold, all))
+		s.ok(s.Move(s.Context(), nightly, asynqredis.SetAside, all))
 		picks, err := s.Pick(s.Context(), queue, s.NewCall(), s.waiting(id(0), id(1), id(2), id(4)))
 		s.ok(err)
 		for i, pick := range picks {

@@ -12,7 +12,7 @@ import (
 type DueTask struct {
 	ID      string
 	Message Message
-	Mark    string // of its join, "" if it has joined no line
+	Mark    string // of its join, "" if it has joined no line; or FrontMark
 }
 
 // Due returns up to n due tasks of a queue: those to be retried if retried is true, scheduled ones otherwise.

@@ -62,13 +62,10 @@ type RestoreOptions struct {
 	Ref
 	Call    string
 	At      time.Time // when forward finds it; zero: it becomes pending
-	Mark    string    // of its join, "" if it waits in no line
+	Mark    string    // of its join, "" if it waits in no line; or FrontMark, or KeptMark
 	Line    string    // in which it waits, or ""
 	Message Message   // stored instead of its own if not empty
 }
-
-// KeptMark tells Restore that the task keeps the mark that it has.
-const KeptMark = "keep"
 
 // Restore puts back a task that a call of Pick or DequeuePending made active. It reports whether the task is
 // due now, to join its line once more. A task that is not active, or not by that call, stays as it is: then

@@ -17,8 +17,11 @@ const (
 // Mark returns what a task's hash keeps of its join: the join key, and the key of the call.
 func Mark(joinKey, call string) string { return joinKey + "." + call }
 
-// FrontMark is the mark of a task that is to join at the front, as it has had its turn.
-const FrontMark = "front"
+// Marks of no join. A task that waits in no line has "", and one that a batch has set aside has "held".
+const (
+	FrontMark = "front" // of a task that is to join at the front, as it has had its turn
+	KeptMark  = "keep"  // tells Restore that the task keeps the mark that it has
+)
 
 // Store stores tasks of one queue, before they join a line, as scheduled and ready to be picked. At forwardAt
 // forward looks at those that are still scheduled. It returns a result for each task, in order.

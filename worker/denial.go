@@ -69,7 +69,7 @@ func (s *Server) restoreOptions(
 		mark = asynqredis.Mark(a.Message.JoinKey(), s.tasks.NewCall())
 	}
 	return asynqredis.RestoreOptions{
-		Ref: a.Ref, Call: a.Call, At: at, Line: s.lineOf(r), Mark: mark, Message: m.WithDenial(reason, now),
+		Ref: a.Ref, CallKey: a.CallKey, At: at, Line: s.lineOf(r), Mark: mark, Message: m.WithDenial(reason, now),
 	}
 }
 
@@ -112,7 +112,7 @@ func (s *Server) finish(
 	}
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
 	fails := call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry
-	if fails && a.Call == "" { // the task's server died, and asynq's recoverer has found the task
+	if fails && a.CallKey == "" { // the task's server died, and asynq's recoverer has found the task
 		if back, err := s.tasks.Recover(ctx, call.Ref); back || err != nil {
 			return reply(cmd, "OK", err)
 		}

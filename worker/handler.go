@@ -128,7 +128,7 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	if wasTaken(a.Verdict) {
+	if isFromLine(a.Verdict) {
 		r.Since = a.Verdict.Since
 	}
 	places, err := s.limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})

@@ -67,7 +67,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	if err != nil {
 		return s.runUncounted(ctx, a, enforced, err)
 	}
-	request.Front = request.Front || wasTaken(a.Verdict)
+	request.Front = request.Front || isFromLine(a.Verdict)
 	if !policy.EarliestReset {
 		identity, err := s.tasks.Identity(ctx)
 		if err != nil {
@@ -121,8 +121,8 @@ func (s *Server) report(ctx context.Context, a *attempt, d throttle.Decision) {
 	}
 }
 
-// wasTaken reports whether the task comes from the line.
-func wasTaken(v *dispatch.Verdict) bool { return v != nil && v.Taken }
+// isFromLine reports whether the task comes from the line.
+func isFromLine(v *dispatch.Verdict) bool { return v != nil && v.FromLine }
 
 // decide returns the decision of the task's verdict, if that is still right, and otherwise asks the limiter. If that
 // refuses the task as too late, decide removes tickets of deleted tasks from the line, and asks once more.
@@ -140,7 +140,7 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d 
 	if verdict := a.Verdict; verdict != nil {
 		line := s.limiter.Line(verdict.Line)
 		denied := verdict.Decision.Queued && verdict.Decision.Policy == r.Policy
-		if time.Since(verdict.Charged) <= startWithin && (denied || line.Matches(verdict.TakenTicket, r)) {
+		if time.Since(verdict.DecidedAt) <= startWithin && (denied || line.Matches(verdict.TakenTicket, r)) {
 			return verdict.Decision, nil
 		}
 		ask = func(ctx context.Context) error {
@@ -170,8 +170,8 @@ func (s *Server) cancel(r throttle.Reservation) {
 // started reports to the limiter's observer that a task's handler is about to be called.
 func (s *Server) started(d throttle.Decision, verdict *dispatch.Verdict) {
 	start := throttle.Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant}
-	if wasTaken(verdict) {
-		start.Waited = verdict.Waited + max(0, time.Since(verdict.Charged))
+	if isFromLine(verdict) {
+		start.Waited = verdict.Waited + max(0, time.Since(verdict.DecidedAt))
 		if !verdict.Due.IsZero() {
 			start.Late = max(0, time.Since(verdict.Due))
 		}

@@ -60,7 +60,7 @@ func (c *Client) DequeuePending(
 // RestoreOptions say how a task that a call made active goes back to wait.
 type RestoreOptions struct {
 	Ref
-	Call    string
+	CallKey string    // of the call that made it active
 	At      time.Time // when forward finds it; zero: it becomes pending
 	Mark    string    // of its join, "" if it waits in no line; or FrontMark, or KeptMark
 	Line    string    // in which it waits, or ""
@@ -71,7 +71,7 @@ type RestoreOptions struct {
 // due now, to join its line once more. A task that is not active, or not by that call, stays as it is: then
 // the error is IsNotFound.
 func (c *Client) Restore(ctx context.Context, r RestoreOptions) (due bool, err error) {
-	args := []any{r.ID, r.Call, "", time.Now().Unix(), r.Mark, r.Line, []byte(r.Message)}
+	args := []any{r.ID, r.CallKey, "", time.Now().Unix(), r.Mark, r.Line, []byte(r.Message)}
 	if !r.At.IsZero() {
 		args[2] = score(r.At)
 	}

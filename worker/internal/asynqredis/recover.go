@@ -36,7 +36,7 @@ func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	if err != nil || stays {
 		return false, err
 	}
-	r := RestoreOptions{Ref: task, Call: call, At: time.Now().Truncate(time.Second), Mark: FrontMark}
+	r := RestoreOptions{Ref: task, CallKey: call, At: time.Now().Truncate(time.Second), Mark: FrontMark}
 	_, err = c.Restore(ctx, r)
 	return err == nil, err
 }

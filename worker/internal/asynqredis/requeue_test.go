@@ -15,7 +15,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		picks, err := s.Pick(s.Context(), queue, call, s.waiting("a"))
 		s.ok(err)
 		requeued := asynqredis.RestoreOptions{
-			Ref: asynqredis.Ref{Queue: queue, ID: "a"}, Call: call, Message: picks[0].Message.WithDenial("throttled: x", time.Now()),
+			Ref: asynqredis.Ref{Queue: queue, ID: "a"}, CallKey: call, Message: picks[0].Message.WithDenial("throttled: x", time.Now()),
 			At: at, Mark: asynqredis.Mark(s.key("a"), s.NewCall()),
 		}
 		requeue := func(want bool) {
@@ -37,12 +37,12 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		requeue(false)
 		s.wantStates("a active")
 		// One that waits in no line cannot be picked.
-		requeued.Call, requeued.Mark = again, ""
+		requeued.CallKey, requeued.Mark = again, ""
 		requeue(false)
 		picks, err = s.Pick(s.Context(), queue, s.NewCall(), s.waiting("a"))
 		s.ok(err)
 		expect.That(t, picks[0].Message == nil && !picks[0].Paused, picks[0])
-		requeued.Call = s.NewCall()
+		requeued.CallKey = s.NewCall()
 		if _, err := s.Restore(s.Context(), requeued); !asynqredis.IsNotFound(err) {
 			t.Errorf("requeueing what is not active: %v", err)
 		}
@@ -79,7 +79,7 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 				mark = asynqredis.Mark(s.key(id), s.NewCall())
 			}
 			if row.again {
-				s.restore(asynqredis.RestoreOptions{Call: call, At: at}, id)
+				s.restore(asynqredis.RestoreOptions{CallKey: call, At: at}, id)
 				s.ok(s.redis.HSet(s.Context(), "asynq:{default}:t:"+id, "sluice_join", s.key(id)+".").Err()) // it joins again
 				call = s.NewCall()
 				_, err = s.Pick(s.Context(), queue, call, s.waiting(id))
@@ -87,7 +87,7 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 			}
 			for range 2 {
 				due, err := s.Restore(s.Context(), asynqredis.RestoreOptions{
-					Ref: asynqredis.Ref{Queue: queue, ID: id}, Call: call, Message: picks[0].Message, At: at, Mark: mark})
+					Ref: asynqredis.Ref{Queue: queue, ID: id}, CallKey: call, Message: picks[0].Message, At: at, Mark: mark})
 				info, _ := s.inspector.GetTaskInfo(queue, id)
 				if err != nil || due != row.due || time.Until(info.NextProcessAt) < time.Minute != row.due {
 					t.Errorf("%+v: due now: %v, at %v, %v", row, due, info.NextProcessAt, err)
@@ -106,7 +106,7 @@ func TestARestoredTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 		s.ok(err)
 		_, err = s.Pick(s.Context(), queue, s.NewCall(), s.waiting("left"))
 		s.ok(err)
-		s.restore(asynqredis.RestoreOptions{Call: call, At: time.Now().Add(time.Hour)}, "left", "waits")
+		s.restore(asynqredis.RestoreOptions{CallKey: call, At: time.Now().Add(time.Hour)}, "left", "waits")
 		due, err := s.Due(s.Context(), queue, false, 10)
 		s.ok(err)
 		expect.That(t, len(due) == 1 && due[0].ID == "left" && due[0].Mark == asynqredis.FrontMark,
@@ -141,7 +141,7 @@ func TestARequeueNeverShortensALock(t *testing.T) {
 				s.redis.Set(ctx, "asynq:{default}:unique:x", row.holder, row.ttl)
 			}
 			a := asynqredis.Ref{Queue: queue, ID: "a"}
-			s.ok(expect.ErrOf(s.Restore(ctx, asynqredis.RestoreOptions{Ref: a, Call: "a call", At: time.Now().Add(2 * time.Minute)})))
+			s.ok(expect.ErrOf(s.Restore(ctx, asynqredis.RestoreOptions{Ref: a, CallKey: "a call", At: time.Now().Add(2 * time.Minute)})))
 			got, holder := max(0, s.redis.TTL(ctx, "asynq:{default}:unique:x").Val()), s.redis.Get(ctx, "asynq:{default}:unique:x").Val()
 			wantHolder := row.holder
 			if row.ours && wantHolder == "" {

@@ -157,7 +157,7 @@ func TestAPickKeepsTheLockOfAUniqueTask(t *testing.T) {
 			t.Errorf("picked, its lock holds for %v", ttl)
 		}
 		at := time.Now().Add(2 * time.Minute)
-		s.restore(asynqredis.RestoreOptions{Call: call, At: at}, "u")
+		s.restore(asynqredis.RestoreOptions{CallKey: call, At: at}, "u")
 		if ttl := s.redis.TTL(s.Context(), task.Lock).Val(); (ttl - time.Until(at.Add(time.Hour))).Abs() > wholly {
 			t.Errorf("put back, its lock holds for %v", ttl)
 		}
@@ -185,7 +185,7 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 		s.wantStates("a active, b active, c d:e 5 active, f pending, g pending")
 		s.wantLeases("a", "b", "c d:e 5")
 
-		s.restore(asynqredis.RestoreOptions{Call: call}, "f", "nobody", "c d:e 5", "b")
+		s.restore(asynqredis.RestoreOptions{CallKey: call}, "f", "nobody", "c d:e 5", "b")
 		s.wantStates("a active, b pending, c d:e 5 pending, f pending, g pending")
 		s.ok(s.inspector.PauseQueue(queue))
 		if d := dequeue(s.NewCall(), 4); len(d.Messages) > 0 || !d.Paused {
@@ -249,7 +249,7 @@ func TestOnlyWhatACallMadeActiveIsRestored(t *testing.T) {
 		s.ok(err)
 		_, err = s.Pick(s.Context(), queue, theirs, s.waiting("b"))
 		s.ok(err)
-		s.restore(asynqredis.RestoreOptions{Call: mine, At: time.Now().Add(2 * time.Minute)}, "a", "b")
+		s.restore(asynqredis.RestoreOptions{CallKey: mine, At: time.Now().Add(2 * time.Minute)}, "a", "b")
 		s.wantStates("a scheduled, b active")
 		picks, err := s.Pick(s.Context(), queue, s.NewCall(), s.waiting("a"))
 		s.ok(err)

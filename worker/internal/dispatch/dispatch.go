@@ -43,11 +43,11 @@ type Config struct {
 // A Verdict is what was decided about a task before it has a slot: its ticket was taken with its capacity, or
 // it reserved. If that was denied, its ticket has joined the line.
 type Verdict struct {
-	throttle.TakenTicket
-	Charged time.Time // its capacity was charged then at the earliest, by this machine's clock
-	Due     time.Time // when the first ticket of a take began to fit, as far as this server knows; zero for others
-	Line    string
-	Taken   bool // the task has waited in a line; else it was pending
+	throttle.TakenTicket           // or what Reserve has decided, in the same form
+	DecidedAt            time.Time // at the earliest, by this machine's clock: what was granted was charged then
+	Due                  time.Time // when the first ticket of a take began to fit, as far as this server knows; zero for others
+	FromLine             bool      // the task has waited in a line; else it was pending
+	Line                 string
 }
 
 // A Task is the task that asynq runs next.
@@ -55,7 +55,7 @@ type Task struct {
 	asynqredis.Ref
 	Message asynqredis.Message
 	Verdict *Verdict // nil if it has to reserve
-	Call    string   // made it active
+	CallKey string   // of the call that made it active
 
 	activeSince time.Time
 }
@@ -72,10 +72,10 @@ type Dispatcher struct {
 	emptied chan struct{}  // closed when all that was ready is put back after stop
 	busy    sync.WaitGroup // calls that nobody waits for until it is closed
 
-	asynqLog outage.Log    // whether asynq's Redis answers
-	idle     chan struct{} // serve sends while it has nothing to do and Next waits: then this server hears nudges
-	ready    chan struct{} // ends a wait of Next
-	wake     chan struct{} // ends a wait of serve
+	asynqLog  outage.Log    // whether asynq's Redis answers
+	idle      chan struct{} // serve sends while it has nothing to do and Next waits: then this server hears nudges
+	wakeNext  chan struct{} // ends a wait of Next
+	wakeServe chan struct{} // ends a wait of serve
 
 	// Only serve uses these: its views of all lines, by sets of queues, and what it learned from calls.
 	sets           []*queueSet
@@ -97,15 +97,15 @@ type Dispatcher struct {
 // for nudges, in a Cluster for each queue by itself.
 func New(c Config) *Dispatcher {
 	d := &Dispatcher{
-		Config:   c,
-		emptied:  make(chan struct{}),
-		asynqLog: outage.Log{Logger: c.LimiterLog.Logger, Service: "asynq's Redis"},
-		idle:     make(chan struct{}),
-		ready:    make(chan struct{}, 1),
-		wake:     make(chan struct{}, 1),
-		sets:     queueSetsOf(c.Queues, c.Strict),
-		paused:   map[string]bool{},
-		buffer:   buffer{free: c.Concurrency},
+		Config:    c,
+		emptied:   make(chan struct{}),
+		asynqLog:  outage.Log{Logger: c.LimiterLog.Logger, Service: "asynq's Redis"},
+		idle:      make(chan struct{}),
+		wakeNext:  make(chan struct{}, 1),
+		wakeServe: make(chan struct{}, 1),
+		sets:      queueSetsOf(c.Queues, c.Strict),
+		paused:    map[string]bool{},
+		buffer:    buffer{free: c.Concurrency},
 	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	d.serving, d.stop = context.WithCancel(d.ctx)
@@ -124,9 +124,8 @@ func New(c Config) *Dispatcher {
 // and other servers are asked to keep this one's appointments.
 func (d *Dispatcher) Stop() { d.stop() }
 
-// Close stops, and waits until all tasks that were ready are put back, or the context ends. Asynq recovers
-// the others, as from a worker that died. Then it waits for calls under way. A call that fails is not
-// repeated any more.
+// Close stops, and waits until all tasks that were ready are put back, or the context ends. Asynq recovers the others,
+// as from a worker that died. Then it waits for calls under way. A call that fails is not repeated any more.
 func (d *Dispatcher) Close(ctx context.Context) {
 	d.Stop()
 	select {
@@ -179,7 +178,7 @@ func (d *Dispatcher) RetryInBackground(do func(context.Context) error) {
 // before that, the answer is the zero value. Observers see each call as part of asynq's dequeue.
 func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Context) (T, error)) T {
 	for begun := time.Now(); ; d.sleep(retryAfterError) {
-		answer, err := call(d.ctx)
+		answer, err := call(d.ctx) // not ctx: its end must not lose the answer of a call under way
 		if err != nil && ctx.Err() != nil {
 			return answer
 		}
@@ -192,9 +191,8 @@ func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Con
 	}
 }
 
-// Fallback returns when a waiting task is looked at even if nobody has taken it: two minutes after its
-// expected start, or if its policy fails open, every two minutes. The task runs then if the limiter
-// does not answer.
+// Fallback returns when a waiting task is looked at even if nobody has taken it: two minutes after its expected start,
+// or if its policy fails open, every two minutes. The task runs then if the limiter does not answer.
 func Fallback(p throttle.Policy, startsIn time.Duration) time.Duration {
 	if p.FailOpen {
 		return fallbackMin
@@ -246,7 +244,7 @@ func (d *Dispatcher) makeReady(tasks []Task) bool {
 	d.buffer.ready = append(d.buffer.ready, tasks...)
 	d.waiting = false
 	d.mu.Unlock()
-	signal(d.ready)
+	signal(d.wakeNext)
 	return true
 }
 

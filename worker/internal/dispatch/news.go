@@ -11,7 +11,7 @@ func (d *Dispatcher) tell(urgent bool, news func()) {
 	defer d.mu.Unlock()
 	d.news = append(d.news, news)
 	if urgent || d.waiting {
-		signal(d.wake)
+		signal(d.wakeServe)
 	}
 }
 

@@ -44,7 +44,7 @@ func TestAGrantOfALostTakeIsAsOldAsItsCharge(t *testing.T) {
 		for range 3 {
 			if task, ok := b.Next(b.Context()); ok {
 				b.want("it is handed out late", time.Since(charged) >= dispatch.TakeTimeout, true)
-				after := task.Verdict.Charged.Sub(charged)
+				after := task.Verdict.DecidedAt.Sub(charged)
 				expect.That(b, after <= 0, "it seems to be charged", after, "later than it was")
 				return
 			}
@@ -224,7 +224,7 @@ func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 		time.Sleep(time.Millisecond) // it is refunded in the background
 		b.want("used", b.used(), 1)
 		due, err := b.asynq.Restore(b.Context(), asynqredis.RestoreOptions{
-			Ref: asynqredis.Ref{Queue: "default", ID: "a"}, Call: call, Message: message, At: time.Now().Add(time.Hour),
+			Ref: asynqredis.Ref{Queue: "default", ID: "a"}, CallKey: call, Message: message, At: time.Now().Add(time.Hour),
 			Line: "api", Mark: asynqredis.Mark(message.JoinKey(), b.asynq.NewCall()),
 		})
 		b.ok(err)

@@ -36,8 +36,8 @@ func (d *Dispatcher) restoreTask(task Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
 	defer cancel()
 	verdict, now := task.Verdict, time.Now()
-	r := asynqredis.RestoreOptions{Ref: task.Ref, Call: task.Call, Mark: asynqredis.KeptMark}
-	if verdict != nil && verdict.Taken {
+	r := asynqredis.RestoreOptions{Ref: task.Ref, CallKey: task.CallKey, Mark: asynqredis.KeptMark}
+	if verdict != nil && verdict.FromLine {
 		r.At = now.Add(fallbackMin)
 		if !verdict.Decision.Granted && !verdict.Decision.Queued {
 			r.At, r.Mark = now.Truncate(time.Second), asynqredis.FrontMark
@@ -52,7 +52,7 @@ func (d *Dispatcher) restoreTask(task Task) error {
 	}
 	switch {
 	case verdict == nil:
-	case verdict.Taken:
+	case verdict.FromLine:
 		set := d.setOf(task.Queue)
 		set.sinceTurn = max(0, set.sinceTurn-1)
 		d.giveBack((*throttle.Line).PutBack, verdict.Line, task.Queue, verdict.TakenTicket)

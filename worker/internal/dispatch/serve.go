@@ -38,12 +38,12 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 		ended := ok || ctx.Err() != nil
 		d.waiting = !ended
 		if d.buffer.wanted(d.waiting) > 0 {
-			signal(d.wake)
+			signal(d.wakeServe)
 		}
 		d.mu.Unlock()
 		if ok && task.Message.IsLastAttempt() { // its start is noted before it happens
 			ok = insist(d.serving, d, func(ctx context.Context) (bool, error) {
-				return d.Tasks.Start(ctx, task.Ref, task.Call)
+				return d.Tasks.Start(ctx, task.Ref, task.CallKey)
 			})
 			if !ok { // it has been recovered, or the server stops
 				d.Ended()
@@ -53,7 +53,7 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 			return task, ok
 		}
 		select {
-		case <-d.ready:
+		case <-d.wakeNext:
 		case <-ctx.Done():
 		case <-d.serving.Done():
 		}
@@ -97,7 +97,7 @@ func (d *Dispatcher) wait(until time.Time, waiting bool) {
 	for {
 		select {
 		case idle <- struct{}{}:
-		case <-d.wake:
+		case <-d.wakeServe:
 			return
 		case <-end:
 			return

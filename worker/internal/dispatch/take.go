@@ -3,7 +3,6 @@ package dispatch
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"time"
 
@@ -40,9 +39,8 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	l.nudged = l.nudged && len(taken.Tickets) >= n // more may fit: the nudge is passed on if no slot is left
 	verdicts := map[string][]*Verdict{}            // by queue
 	for i, t := range taken.Tickets {
-		verdict := &Verdict{TakenTicket: t, Line: l.name, Taken: true}
-		// A take that is repeated returns what it charged when it was sent first.
-		verdict.Charged = sent.Add(-max(0, taken.At.Sub(t.Decision.At)))
+		decidedAt := sent.Add(-max(0, taken.At.Sub(t.Decision.At))) // if the take is repeated: when it was sent first
+		verdict := &Verdict{TakenTicket: t, DecidedAt: decidedAt, FromLine: true, Line: l.name}
 		if i == 0 {
 			verdict.Due = latest(fitsAt, sent.Add(-t.Waited))
 		}
@@ -112,14 +110,19 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 	}
 	d.reserve(l.set, tasks) // for tickets that were taken uncharged
 	l.set.sinceTurn += len(tasks)
-	return d.makeReady(slices.DeleteFunc(tasks, func(t Task) bool {
-		return t.Verdict.Decision.Queued && d.restoreTask(t) == nil // a task that cannot go back wakes to be denied
-	}))
+	var ready []Task
+	for _, task := range tasks {
+		if task.Verdict.Decision.Queued && d.restoreTask(task) == nil {
+			continue // it waits in line again; a task that cannot go back wakes to be denied
+		}
+		ready = append(ready, task)
+	}
+	return d.makeReady(ready)
 }
 
 func (d *Dispatcher) newTask(queue, call string, m asynqredis.Message, verdict *Verdict) Task {
 	ref := asynqredis.Ref{Queue: queue, ID: m.ID()}
-	return Task{Ref: ref, Message: m, Verdict: verdict, Call: call, activeSince: time.Now()}
+	return Task{Ref: ref, Message: m, Verdict: verdict, CallKey: call, activeSince: time.Now()}
 }
 
 // noteFailure notes that a call of a line failed. From a second failure on, no line is asked for a while.
@@ -146,17 +149,17 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 	}
 	requests, asking := map[string][]throttle.Request{}, map[string][]*Task{} // by line
 	for i, task := range tasks {
-		taken := task.Verdict
-		if taken != nil && (taken.Decision.Granted || taken.NeverFits) &&
-			taken.Line == d.Limiter.LineOf(throttle.PolicyOf(taken.Line), taken.Decision.Tenant) {
+		verdict := task.Verdict
+		if verdict != nil && (verdict.Decision.Granted || verdict.NeverFits) &&
+			verdict.Line == d.Limiter.LineOf(throttle.PolicyOf(verdict.Line), verdict.Decision.Tenant) {
 			continue
 		}
-		r, line, ok := d.request(identity, task.Queue, task.Message, taken != nil)
+		r, line, ok := d.request(identity, task.Queue, task.Message, verdict != nil)
 		if !ok {
 			continue
 		}
-		if taken != nil {
-			r.Front, r.Since = true, taken.Since
+		if verdict != nil {
+			r.Front, r.Since = true, verdict.Since
 		}
 		requests[line], asking[line] = append(requests[line], r), append(asking[line], &tasks[i])
 	}
@@ -180,7 +183,7 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 					ticket.Since, ticket.Waited = previous.Since, previous.Waited
 					d.giveBack((*throttle.Line).Refund, previous.Line, task.Queue, previous.TakenTicket)
 				}
-				task.Verdict = &Verdict{TakenTicket: ticket, Line: line, Charged: sent, Taken: previous != nil}
+				task.Verdict = &Verdict{TakenTicket: ticket, DecidedAt: sent, FromLine: previous != nil, Line: line}
 			}
 		}
 	}

@@ -59,16 +59,16 @@ var errSweptEnough = errors.New("worker: a sweep has seen enough tickets")
 func (l *link) sweep(ctx context.Context, line string, refusedAt time.Time) bool {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	never := make(chan time.Time, 1)
-	never <- time.Time{}
-	known, _ := l.swept.LoadOrStore(line, never)
-	swept, last := known.(chan time.Time), time.Time{}
+	unlocked := make(chan time.Time, 1)
+	unlocked <- time.Time{}
+	known, _ := l.sweeps.LoadOrStore(line, unlocked)
+	lock, last := known.(chan time.Time), time.Time{} // who has received the time of the last sweep has the lock
 	select {
-	case last = <-swept:
+	case last = <-lock:
 	case <-ctx.Done():
 		return false
 	}
-	defer func() { swept <- last }()
+	defer func() { lock <- last }()
 	if time.Since(last) < sweepEvery {
 		return last.After(refusedAt)
 	}

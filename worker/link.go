@@ -18,7 +18,7 @@ type link struct {
 	tasks   *asynqredis.Client // in asynq's Redis
 	limiter *throttle.Limiter
 	breaker outage.Breaker // for calls of the limiter
-	swept   sync.Map       // by line: a channel with the time of its last sweep, empty during a sweep
+	sweeps  sync.Map       // by line: a lock, which is a channel with the time of its last sweep, empty during a sweep
 }
 
 // CheckRedis checks whether the Redises of asynq and of the limiter answer, and returns one line for each setting
@@ -50,9 +50,8 @@ func joinErrors(limiterErr, asynqErr error) error {
 	return errors.Join(limiterErr, asynqErr)
 }
 
-// Ping returns nil if the Redises of asynq and of the limiter answer, and the limiter can decide. It is
-// meant for readiness probes, and takes at most 5 seconds. Errors are throttle.ErrUnavailable and
-// throttle.ErrForbidden.
+// Ping returns nil if the Redises of asynq and of the limiter answer, and the limiter can decide. It is meant for
+// readiness probes, and takes at most 5 seconds. Errors are throttle.ErrUnavailable and throttle.ErrForbidden.
 func (l *link) Ping() error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanUpTimeout)
 	defer cancel()

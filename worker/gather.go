@@ -31,6 +31,9 @@ const (
 	// maxYields bounds that wait where time stands still, as under testing/synctest.
 	maxYields = 1000
 
+	// commitTimeout bounds a commit of many callers, whose contexts end at different times.
+	commitTimeout = 5 * time.Second
+
 	// storedFor is the time after which workers look at a stored task, whose join may have been lost.
 	storedFor = 2 * time.Minute
 )
@@ -78,7 +81,7 @@ func (g *gatherer) next() {
 	tasks := g.waiting[:n:n]
 	g.waiting = g.waiting[n:]
 	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), cleanUpTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), commitTimeout)
 		g.commit(ctx, tasks)
 		cancel()
 		for _, e := range tasks {

@@ -19,9 +19,9 @@ const askAgainForSlots = time.Second
 // run runs the handler of a task that was granted, or that no policy matches. It returns the error with which
 // the task fails, or nil if the task succeeded or is to wait.
 func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, d throttle.Decision) error {
-	calls := request // for the handler's calls, which have no ticket
-	calls.Front, calls.Key, calls.Ticket = false, "", throttle.Ticket{}
-	caller := &throttle.Caller{Decision: d, Request: calls}
+	base := request // of the handler's calls, which have no ticket
+	base.Front, base.Key, base.Ticket = false, "", throttle.Ticket{}
+	caller := &throttle.Caller{Decision: d, Request: base}
 	j := &Job{caller: caller, limiter: s.limiter, settled: d.Reservation, task: d.Reservation, taskType: a.task.Type()}
 	ctx = throttle.WithCaller(context.WithValue(ctx, jobKey{}, j), j.caller)
 	ctx = j.task.Hold(ctx)

@@ -13,8 +13,7 @@ import (
 )
 
 var (
-	// ErrNoJob is the error of a Job's methods when its context is not that of a handler in a
-	// server of this package.
+	// ErrNoJob is the error of a Job's methods when its context is not that of a handler in a server of this package.
 	ErrNoJob = errors.New("worker: the context is not that of a task's handler")
 
 	// ErrUnmatched is wrapped by an error that names a task's type, which may be misspelt.
@@ -27,9 +26,8 @@ func unmatchedError(taskType string) error {
 	return fmt.Errorf("worker: task type %q: %w", taskType, ErrUnmatched)
 }
 
-// A Job is the task whose handler runs. Its methods may be called until the handler returns, by
-// several goroutines at once. Their errors are ErrNoJob, ErrUnmatched if no policy matches the task, and
-// those of the reservation's methods.
+// A Job is the task whose handler runs. Its methods may be called until the handler returns, by several goroutines at
+// once. Their errors are ErrNoJob, ErrUnmatched if no policy matches the task, and those of the reservation's methods.
 type Job struct {
 	caller   *throttle.Caller // identifies the task to the handler's calls; nil outside of a handler
 	limiter  *throttle.Limiter
@@ -45,8 +43,7 @@ type Job struct {
 
 type jobKey struct{}
 
-// FromContext returns the job of a handler's context. It is never nil. In another context its
-// methods return ErrNoJob.
+// FromContext returns the job of a handler's context. It is never nil. In another context its methods return ErrNoJob.
 func FromContext(ctx context.Context) *Job {
 	if j, ok := ctx.Value(jobKey{}).(*Job); ok {
 		return j
@@ -74,10 +71,9 @@ func (j *Job) Decision() (throttle.Decision, bool) {
 	return j.caller.Decision, true
 }
 
-// Settle corrects the task's cost of a unit to the real one, such as 900 or 4000 tokens where
-// 1500 were estimated. What was estimated too much is given back at once. What was estimated too little
-// is charged at once, even above the limit, and later tasks wait for it. Settle may be called again with a
-// better figure.
+// Settle corrects the task's cost of a unit to the real one, such as 900 or 4000 tokens where 1500 were estimated.
+// What was estimated too much is given back at once. What was estimated too little is charged at once, even above the
+// limit, and later tasks wait for it. Settle may be called again with a better figure.
 func (j *Job) Settle(ctx context.Context, unit string, actual int64) error {
 	if err := j.matched(); err != nil {
 		return err
@@ -121,10 +117,9 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 // denial is a *throttle.DeniedError. The request's policy, tenant and attributes default to the
 // task's own. A task that no policy matches must name a policy.
 //
-// If a handler returns the denial its task is requeued, and keeps its retries. After the denial's RetryIn
-// the task joins the line of its own policy, at the front; or after a second, if it was denied a slot that
-// may be given back sooner. It then takes its own policy's cost again: call Cancel before you return, if its
-// own call was not made.
+// If a handler returns the denial its task is requeued, and keeps its retries. After the denial's RetryIn the task
+// joins the line of its own policy, at the front; or after a second, if it was denied a slot that may be given back
+// sooner. It then takes its own policy's cost again: call Cancel before you return, if its own call was not made.
 //
 // Slots of Concurrency windows are held until the handler returns, or until the reservation is
 // released or cancelled. The error is a *throttle.RequestError if the request cannot fit beside

@@ -34,14 +34,14 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 	var moves []asynqredis.Move
 	var moved []*enqueueTask
 	for _, e := range es {
-		place, move := e.place, asynqredis.Move{ID: e.call.ID, JoinKey: e.request.Key}
+		place, move := e.place, asynqredis.Move{ID: e.call.ID, JoinKey: e.request.Key} // without a time: to pending
 		switch {
 		case place.Exempt:
 			e.Start = ExpectedStart{At: now}
 		case place.Err != nil:
 			e.refuse(place.Err)
 			move.To = asynqredis.Delete
-		case !place.Queued || err != nil && place.AlreadyQueued: // it becomes pending, and joins when it is denied
+		case !place.Queued, err != nil && place.AlreadyQueued: // no place, or an earlier task's: it joins when it is denied
 		default:
 			e.Start = ExpectedStart{Joined: true, At: now.Add(place.RetryIn), Binds: place.Binds}
 			if place.Latest >= place.RetryIn {
@@ -81,8 +81,7 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 // it leaves, and the task joins again. A task that was refused because of others that wait also joins again,
 // if tickets of deleted tasks have left the line since.
 //
-// A ticket may join after the context has ended. It is dropped when it is taken, as its task is not
-// scheduled then.
+// A ticket may join after the context has ended. It is dropped when it is taken, as its task is not scheduled then.
 func (c *Client) places(ctx context.Context, line string, es []*enqueueTask) error {
 	begun := time.Now()
 	if err := c.ask(ctx, line, es); err != nil {

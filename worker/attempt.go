@@ -29,24 +29,27 @@ func taskOf(ctx context.Context) asynqredis.Ref {
 	return asynqredis.Ref{Queue: queue, ID: id}
 }
 
-// An attempt is one run of a task by this server, from asynq's dequeue to the call by which asynq
-// ends it.
+// An attempt is one run of a task by this server, from asynq's dequeue to the call by which asynq ends it.
 type attempt struct {
 	dispatch.Task
 	begun       time.Time
 	releaseSlot func()                  // frees its slot, at the first call
-	outcome     atomic.Pointer[outcome] // nil: asynq decides what becomes of the task, but must not delete it
+	outcome     atomic.Pointer[outcome] // nil: none, see there
 
 	ctx     context.Context // of the handler; nil until the middleware is called
 	task    *asynq.Task
 	handler asynq.Handler
 }
 
-// An outcome says what becomes of a task at the end of an attempt: it waits, or is done.
+// An outcome says what becomes of a task if its attempt ends now. While there is none, asynq decides, but must not
+// delete the task: at first, and again from when process or runUncounted clears it, before the task runs or fails.
 type outcome struct {
-	// waits requeues the task, in place of asynq's call. It was denied, or its time ran out while the limiter was asked.
+	// waits requeues the task, in place of asynq's call. noteWait sets it: for a denial, and in advance, before process
+	// asks the limiter, as the task's time may run out meanwhile.
 	waits func(context.Context) error
-	done  bool // the handler has returned no error, or has revoked the task: so asynq may delete it
+
+	// done lets asynq delete the task. run sets it if the handler returns no error, middleware if the task is revoked.
+	done bool
 }
 
 // isWaiting reports whether the task is to wait if its attempt ends now.
@@ -112,14 +115,14 @@ func (as *attempts) enter(
 	return a
 }
 
-// get returns the attempt of a task, or an empty one if none is known.
-func (as *attempts) get(ref asynqredis.Ref) *attempt {
+// get returns the attempt of a task. If none is known, as after its server has died, it is an empty one.
+func (as *attempts) get(ref asynqredis.Ref) (a *attempt, known bool) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	if a := as.byTask[ref]; a != nil {
-		return a
+	if a = as.byTask[ref]; a != nil {
+		return a, true
 	}
-	return &attempt{Task: dispatch.Task{Ref: ref}, begun: time.Now(), releaseSlot: func() {}}
+	return &attempt{Task: dispatch.Task{Ref: ref}, begun: time.Now(), releaseSlot: func() {}}, false
 }
 
 // end frees the attempt's slot, and forgets it. It returns the grant of an attempt that never got to the middleware,

@@ -101,9 +101,8 @@ func waitForgotten(s *sitetest.Site, server *worker.Server) {
 	s.Wait("no attempt is remembered", func() bool { return server.Attempts() == 0 })
 }
 
-// However an attempt ends that was granted, what it was granted stays granted, once, and its slot is
-// given back when the handler returns. The task fails as it does without throttling, and nothing is
-// remembered of it.
+// However an attempt ends that was granted, what it was granted stays granted, once, and its slot is given back when
+// the handler returns. The task fails as it does without throttling, and nothing is remembered of it.
 func TestAttemptsThatEndBadly(t *testing.T) {
 	p := sitetest.Policy(100, time.Hour)
 	p.Windows = append(p.Windows, throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 4})
@@ -184,8 +183,7 @@ func TestASlotIsFreeWhenItsTaskHasLostItsLease(t *testing.T) {
 	})
 }
 
-// What the middleware says of an attempt whose lease was lost says nothing of the one in which the
-// task runs now.
+// What the middleware says of an attempt whose lease was lost says nothing of the one in which the task runs now.
 func TestAttemptsAreKeptApart(t *testing.T) {
 	s := sitetest.New(t, redis.NewClient(&redis.Options{}), sitetest.Policy(1, time.Hour))
 	server := s.Idle()

@@ -95,7 +95,7 @@ func undecidedDecision(r throttle.Request) throttle.Decision {
 func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc {
 	return func(ctx context.Context, task *asynq.Task, err error) {
 		// A panic in a function of the user is a bug to report, even if the task waits.
-		if handler != nil && (!s.attempts.get(taskOf(ctx)).isWaiting() || asynq.IsPanicError(err)) {
+		if a, _ := s.attempts.get(taskOf(ctx)); handler != nil && (!a.isWaiting() || asynq.IsPanicError(err)) {
 			handler.HandleError(ctx, task, err)
 		}
 	}
@@ -105,14 +105,14 @@ func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc
 func (s *Server) finish(
 	ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call,
 ) error {
-	a := s.attempts.get(call.Ref)
+	a, known := s.attempts.get(call.Ref)
 	ended := a.outcome.Load()
 	if ended == nil {
 		ended = &outcome{}
 	}
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
 	fails := call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry
-	if fails && a.CallKey == "" { // the task's server died, and asynq's recoverer has found the task
+	if fails && !known { // the task's server died, and asynq's recoverer has found the task
 		if back, err := s.tasks.Recover(ctx, call.Ref); back || err != nil {
 			return reply(cmd, "OK", err)
 		}

@@ -20,8 +20,7 @@ func (s *Server) Attempts() int {
 	return len(s.attempts.byTask)
 }
 
-// Attempt does what a dequeue of the task does, and if ctx is not nil, what the middleware does
-// then.
+// Attempt does what a dequeue of the task does, and if ctx is not nil, what the middleware does then.
 func (s *Server) Attempt(id string, ctx context.Context) {
 	s.attempts.begin(dispatch.Task{Ref: defaultRef(id)})
 	if ctx != nil {
@@ -34,7 +33,7 @@ func (s *Server) OnFree(free func()) { s.attempts.onEnd = free }
 
 // EndOf returns what ends the attempt that the task is in now.
 func (s *Server) EndOf(id string) func() {
-	a := s.attempts.get(defaultRef(id))
+	a, _ := s.attempts.get(defaultRef(id))
 	return func() { s.attempts.end(a) }
 }
 
@@ -55,4 +54,7 @@ func (s *Server) Enter(id string) (deny func()) {
 }
 
 // Denied reports whether the attempt that the task is in now is denied.
-func (s *Server) Denied(id string) bool { return s.attempts.get(defaultRef(id)).isWaiting() }
+func (s *Server) Denied(id string) bool {
+	a, _ := s.attempts.get(defaultRef(id))
+	return a.isWaiting()
+}

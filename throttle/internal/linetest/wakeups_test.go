@@ -29,7 +29,7 @@ func TestEveryTicketThatFitsIsTaken(t *testing.T) {
 func wakeups(t *rapid.T, client *redis.Client) {
 	ctx := t.Context()
 	expect.Must(t, client.FlushDB(ctx).Err())
-	anyWindow := func(i int) throttle.Window {
+	slotsOrPeriod := func(i int) throttle.Window {
 		w := throttle.Window{
 			Name:   fmt.Sprint("w", i),
 			Limit:  rapid.Int64Range(2, 4).Draw(t, "limit"),
@@ -46,7 +46,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 	p := limitertest.Policy(throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Lease: 3 * s, Shared: true})
 	p.UpstreamShared = rapid.Bool().Draw(t, "upstream shared")
 	for i := range rapid.IntRange(1, 3).Draw(t, "windows") {
-		p.Windows = append(p.Windows, anyWindow(i))
+		p.Windows = append(p.Windows, slotsOrPeriod(i))
 	}
 	tokens := slices.ContainsFunc(p.Windows, func(w throttle.Window) bool { return w.Unit == "tokens" })
 	l, c := limitertest.NewWithClock(t, client, p)

@@ -1,5 +1,5 @@
 // Package algorithm has the Go side of the ways in which windows count, one file for each. It knows
-// numbers, but no policies, tenants or Redis. Start with fixed.go, the shortest.
+// numbers, but no policies, tenants or Redis. Start with sliding.go, the shortest.
 package algorithm
 
 import (

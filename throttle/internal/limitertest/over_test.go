@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
+// By MostOver other tests judge a limiter: this one judges MostOver.
 func TestTheMostAboveALimitIsFound(t *testing.T) {
-	const us = time.Microsecond
 	sliding := throttle.Window{Limit: 3, Period: 10 * us}
 	fixed := throttle.Window{Algorithm: throttle.AlgorithmFixed, Limit: 3, Period: 10 * us}
 	gcra := throttle.Window{Algorithm: throttle.AlgorithmGCRA, Limit: 5, Burst: 3, Period: 10 * us}

@@ -16,7 +16,7 @@ import (
 //	PREFIXsluice:{LINE}:w:ATTRIBUTES:VALUES   the windows of one scope
 //	PREFIXsluice:{LINE}:q                     the line's count; a call names it
 //	PREFIXsluice:{LINE}:none                  never exists; calls on a Cluster name it too
-//	PREFIXsluice:{POLICY}:y:SECONDS           package usage
+//	PREFIXsluice:{POLICY}:[hy]:SECONDS        package usage
 //
 // LINE is the policy's name, followed by the shard if there are several: NAME/3of4.
 //

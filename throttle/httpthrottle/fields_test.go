@@ -121,9 +121,9 @@ func TestWhatOurWindowsCanGrant(t *testing.T) {
 	}
 }
 
-func TestDriftsAreLoggedOnce(t *testing.T) {
+func TestAnExcessIsReportedOnce(t *testing.T) {
 	t.Parallel()
-	l := &learner{drifts: map[string]drift{}}
+	l := &learner{reported: map[string]excess{}}
 	for i, row := range []struct {
 		behind int64
 		reset  time.Duration
@@ -147,8 +147,8 @@ func TestDriftsAreLoggedOnce(t *testing.T) {
 			l.note("key", row.behind, row.reset)
 		}
 	}
-	for i := range 3 * maxDrifts {
+	for i := range 3 * maxReported {
 		l.note(fmt.Sprint(i), 1, time.Hour)
 	}
-	expect.That(t, len(l.drifts) <= maxDrifts, len(l.drifts), "drifts are remembered")
+	expect.That(t, len(l.reported) <= maxReported, len(l.reported), "excesses are remembered")
 }

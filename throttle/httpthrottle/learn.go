@@ -16,20 +16,20 @@ import (
 type learner struct {
 	logger *slog.Logger
 
-	mu     sync.Mutex
-	drifts map[string]drift // by policy, unit and scopes
+	mu       sync.Mutex
+	reported map[string]excess // by policy, unit and scopes
 }
 
-// A drift is how many more units our windows had left than the upstream, when that was reported.
-// Redis subtracts what we grant from the reported units, so a drift that stays the same is not
+// An excess is how many more units our windows had left than the upstream, when that was reported.
+// Redis subtracts what we grant from the reported units, so an excess that stays the same is not
 // reported again.
-type drift struct {
+type excess struct {
 	units int64
 	until time.Time // when the upstream resets
 }
 
-// maxDrifts bounds the memory of a learner: tenants are data.
-const maxDrifts = 10_000
+// maxReported bounds the memory of a learner: tenants are data.
+const maxReported = 10_000
 
 // learn reports a refusal, or else the remaining units, that the response to a call tells of.
 func (t *Transport) learn(
@@ -70,15 +70,15 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 	for _, w := range d.Windows {
 		units[w.Unit] = true
 	}
-	type gap struct {
+	type reading struct {
 		remainder
 		excess int64 // of our windows over the upstream
 	}
-	worst := map[string]gap{}
+	worst := map[string]reading{}
 	for _, r := range remainders(resp.Header, clock(resp), units) {
 		ours, ok := grantable(d, r)
 		if other, seen := worst[r.unit]; ok && (!seen || ours-r.units > other.excess) {
-			worst[r.unit] = gap{r, ours - r.units}
+			worst[r.unit] = reading{r, ours - r.units}
 		}
 	}
 	for unit, r := range worst {
@@ -121,27 +121,27 @@ func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	return least, ok
 }
 
-// isNews reports whether an excess must be reported: it has grown, or the one reported is far too
-// large by now.
-func (l *learner) isNews(key string, excess int64, reset time.Duration) bool {
+// isNews reports whether an excess of units must be reported: it has grown, or the one reported is far
+// too large by now.
+func (l *learner) isNews(key string, units int64, reset time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	reported, ok := l.drifts[key]
-	if !ok || !time.Now().Before(reported.until) {
-		return excess > 0
+	before, ok := l.reported[key]
+	if !ok || !time.Now().Before(before.until) {
+		return units > 0
 	}
 	// A reset that has moved belongs to another period of the upstream.
-	moved := time.Now().Add(reset).Sub(reported.until).Abs() > max(2*time.Second, reset/10)
-	return excess > reported.units || excess < reported.units/2 || moved && excess > 0
+	moved := time.Now().Add(reset).Sub(before.until).Abs() > max(2*time.Second, reset/10)
+	return units > before.units || units < before.units/2 || moved && units > 0
 }
 
-func (l *learner) note(key string, excess int64, reset time.Duration) {
+func (l *learner) note(key string, units int64, reset time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.drifts) >= maxDrifts {
-		clear(l.drifts)
+	if len(l.reported) >= maxReported {
+		clear(l.reported)
 	}
-	l.drifts[key] = drift{excess, time.Now().Add(reset)}
+	l.reported[key] = excess{units, time.Now().Add(reset)}
 }
 
 // clock returns the time by the upstream's clock, from the field Date, or else our own time.

@@ -125,7 +125,7 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 	if c.Refusal == nil {
 		c.Refusal = refusal
 	}
-	return &Transport{c, learner{logger: c.Logger, drifts: map[string]drift{}}}, nil
+	return &Transport{c, learner{logger: c.Logger, reported: map[string]excess{}}}, nil
 }
 
 // RoundTrip makes the call if it fits, and never repeats it. Each call of a chain of redirects

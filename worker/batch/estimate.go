@@ -31,7 +31,7 @@ const (
 // An estimator keeps the expected finish of a firing true.
 type estimator struct {
 	*work
-	plan *planned
+	plan *firingPlan
 	last string // what it wrote
 }
 
@@ -129,9 +129,9 @@ func expectedFields(f inspect.Finish) []any {
 }
 
 // readPlan reads the plan of a firing.
-func (s *Scheduler) readPlan(ctx context.Context, f asynqredis.Firing) (*planned, error) {
+func (s *Scheduler) readPlan(ctx context.Context, f asynqredis.Firing) (*firingPlan, error) {
 	data, err := s.redis.Kept(ctx, f, keptPlan)
-	p := &planned{}
+	p := &firingPlan{}
 	if err == nil && data != "" {
 		err = json.Unmarshal([]byte(data), p)
 	}
@@ -163,7 +163,7 @@ func (f fates) at(index int) byte {
 
 // counts returns how far the tenants of a firing are, by the fate of each task.
 func (s *Scheduler) counts(
-	ctx context.Context, f asynqredis.Firing, r record, p *planned) ([]TenantStatus, error) {
+	ctx context.Context, f asynqredis.Firing, r record, p *firingPlan) ([]TenantStatus, error) {
 	fates, err := s.fates(ctx, f)
 	if err != nil {
 		return nil, err
@@ -195,7 +195,7 @@ func (s *Scheduler) counts(
 }
 
 // end returns the index after that of the tenant's last task.
-func (t planTenant) end(r record) int {
+func (t tenantTasks) end(r record) int {
 	if r.Phase == phaseEnqueue {
 		return t.Start + t.Total
 	}

@@ -96,27 +96,27 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 	return plan, nil
 }
 
-// A planned firing has its tasks, and when they were expected to end when it began. Its exported fields
+// A firingPlan has a firing's tasks, and when they were expected to end when it began. Its exported fields
 // are kept in Redis.
-type planned struct {
-	Tenants  []planTenant `json:"tenants"`
-	Duration Duration     `json:"duration"`
+type firingPlan struct {
+	Tenants  []tenantTasks `json:"tenants"`
+	Duration Duration      `json:"duration"`
 
 	all     outlook
 	total   int // tasks
 	refused bool
 }
 
-// A planTenant describes the tasks of one tenant, in their order.
-type planTenant struct {
+// tenantTasks describes the tasks of one tenant, in their order.
+type tenantTasks struct {
 	TenantPlan
 	Start int         `json:"start"`           // index of the first task, if Tasks yields what it did when counted
-	Kinds []*planKind `json:"kinds,omitempty"` // of the tasks that can be enqueued
+	Kinds []*taskKind `json:"kinds,omitempty"` // of the tasks that can be enqueued
 	Order string      `json:"order,omitempty"` // a letter for the kind of each task; empty if all are of one kind
 }
 
-// A planKind counts tasks that ask for the same.
-type planKind struct {
+// A taskKind counts tasks that ask for the same.
+type taskKind struct {
 	Attributes map[string]string `json:"attributes,omitempty"`
 	Class      throttle.Class    `json:"class,omitempty"`
 	Count      int               `json:"count"`
@@ -128,8 +128,8 @@ type planKind struct {
 // plan counts the tasks of a firing, and forecasts them if it begins at from.
 func (s *Scheduler) plan(
 	ctx context.Context, b *compiled, f Firing, from time.Time, limits map[string]int64,
-) (*planned, error) {
-	p, seen := &planned{}, map[string]bool{}
+) (*firingPlan, error) {
+	p, seen := &firingPlan{}, map[string]bool{}
 	for name, err := range b.Tenants(ctx, f) {
 		if err != nil {
 			return nil, err
@@ -168,11 +168,11 @@ func (s *Scheduler) plan(
 const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 // count goes through the tasks of a tenant.
-func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant string) (planTenant, error) {
-	t := planTenant{TenantPlan: TenantPlan{Tenant: tenant}}
+func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant string) (tenantTasks, error) {
+	t := tenantTasks{TenantPlan: TenantPlan{Tenant: tenant}}
 	places, byCost := map[string]int{}, true
 	var order []byte
-	add := func(k *planKind) {
+	add := func(k *taskKind) {
 		key := fmt.Sprintf("%q %q %q %v", k.Policy, k.Tenant, k.Class, k.Attributes)
 		if byCost {
 			key += fmt.Sprint(k.Units)
@@ -180,7 +180,7 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 		i, alike := places[key]
 		if !alike {
 			i, places[key] = len(t.Kinds), len(t.Kinds)
-			t.Kinds = append(t.Kinds, &planKind{
+			t.Kinds = append(t.Kinds, &taskKind{
 				Attributes: k.Attributes, Class: k.Class, Policy: k.Policy, Tenant: k.Tenant, Units: map[string]int64{},
 			})
 		}
@@ -201,7 +201,7 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 		}
 		units := map[string]int64{throttle.Requests: 1}
 		maps.Copy(units, r.Cost)
-		add(&planKind{
+		add(&taskKind{
 			Attributes: r.Attributes, Class: cmp.Or(r.Class, throttle.ClassBatch), Count: 1, Policy: r.Policy, Tenant: r.Tenant,
 			Units: units,
 		})
@@ -220,7 +220,7 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 }
 
 // left returns the demands of the last n tasks that can be enqueued. The first joined of these are in line.
-func (t planTenant) left(n, joined int, duration time.Duration) (demands []inspect.Demand) {
+func (t tenantTasks) left(n, joined int, duration time.Duration) (demands []inspect.Demand) {
 	total, requests := 0, make([]throttle.Request, len(t.Kinds))
 	for i, k := range t.Kinds {
 		total, requests[i] = total+k.Count, k.request()
@@ -246,7 +246,7 @@ func (t planTenant) left(n, joined int, duration time.Duration) (demands []inspe
 }
 
 // request returns the request of a task of the kind, with the mean cost.
-func (k *planKind) request() throttle.Request {
+func (k *taskKind) request() throttle.Request {
 	cost := maps.Clone(k.Units)
 	for unit := range cost {
 		cost[unit] = (cost[unit] + int64(k.Count)/2) / int64(k.Count)
@@ -264,7 +264,7 @@ type outlook struct {
 // forecast computes when tasks are expected to end, and with fit by which limits none is late. The function
 // left returns how many of a tenant's tasks have not started, and how many of these stand in line.
 func (s *Scheduler) forecast(
-	ctx context.Context, b *compiled, p *planned, o inspect.PlanOptions, fit bool,
+	ctx context.Context, b *compiled, p *firingPlan, o inspect.PlanOptions, fit bool,
 	left func(tenant int) (left, joined int),
 ) (outlook, error) {
 	all := outlook{tenants: make([]inspect.Finish, len(p.Tenants))}

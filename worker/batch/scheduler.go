@@ -109,12 +109,12 @@ func (s *Scheduler) serve(ctx context.Context, b *compiled) {
 	defer all.Wait()
 	var working sync.Map // firings for which this process works
 	for failed := false; ; {
-		open, pause, err := s.tick(ctx, b)
+		unfinished, pause, err := s.tick(ctx, b)
 		if err != nil && ctx.Err() == nil && !failed {
 			s.config.Logger.Error("batch: Redis does not answer", "batch", b.Name, "error", err)
 		}
 		failed = err != nil
-		for _, f := range open {
+		for _, f := range unfinished {
 			if _, works := working.LoadOrStore(f, true); !works {
 				all.Go(func() {
 					s.work(ctx, b, f)
@@ -130,7 +130,7 @@ func (s *Scheduler) serve(ctx context.Context, b *compiled) {
 
 // tick decides the ticks that are due. It returns the firings that have not ended, and when to ask
 // next.
-func (s *Scheduler) tick(ctx context.Context, b *compiled) (open []asynqredis.Firing, pause time.Duration, err error) {
+func (s *Scheduler) tick(ctx context.Context, b *compiled) (unfinished []asynqredis.Firing, pause time.Duration, err error) {
 	known, err := s.redis.Schedule(ctx, b.Queue, b.Name)
 	if err != nil {
 		return nil, askEvery, err

@@ -46,7 +46,7 @@ type action struct {
 	form                 url.Values
 	config               throttle.Policy // of the policy
 	state                control.State
-	begun                atomic.Bool // whether it is being done, or was given up before that
+	claimed              atomic.Bool // by act, which does it then, or by inTime, which gives it up
 }
 
 var (
@@ -88,8 +88,8 @@ func (p *Page) change(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		shown, err = p.inTime(ctx, &a)
 	}
-	r = r.WithContext(ctx)
-	r.URL.RawQuery = back.Encode()
+	r = r.Clone(ctx)
+	r.URL.RawQuery = back.Encode() // what is shown now: the page of that policy and tenant
 	back.Set("done", a.what)
 	switch {
 	case err == errLate && a.what == control.Dropped:
@@ -125,7 +125,7 @@ func (p *Page) inTime(ctx context.Context, a *action) (*preview, error) {
 		return shown, err
 	case <-time.After(viewWithin):
 	}
-	if a.begun.CompareAndSwap(false, true) {
+	if a.claimed.CompareAndSwap(false, true) {
 		return nil, errSilent
 	}
 	return nil, errLate
@@ -160,7 +160,7 @@ func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
 		if seen := a.form.Get("version"); seen != version {
 			return nil, fmt.Errorf("version %s: somebody has published version %s since", seen, version)
 		}
-		if !a.begun.CompareAndSwap(false, true) {
+		if !a.claimed.CompareAndSwap(false, true) {
 			return nil, errSilent
 		}
 		if err = do(ctx); isSilent(err) || err != nil && a.what == control.Dropped {

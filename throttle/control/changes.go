@@ -32,7 +32,7 @@ type Change struct {
 	Policy  string    `json:"policy,omitempty"`  // its name; "" if all were published
 	Tenant  string    `json:"tenant,omitempty"`  // its name; "" for all
 	Text    string    `json:"text,omitempty"`    // what has changed, for people
-	Version int64     `json:"version,omitempty"` // of the whole state; it grows by each change
+	Version int64     `json:"version,omitempty"` // its number: each change has the next one
 	Kind    string    `json:"what"`              // such as Published
 
 	Policies []throttle.Policy `json:"policies,omitempty"` // the published ones: for publishing them again

@@ -89,7 +89,7 @@ type State struct {
 	// PoliciesErr says why Policies cannot be read, perhaps because this program is older than they are.
 	PoliciesErr error `json:"-"`
 
-	// Version is the version of Policies, for Publish. It is 0 if none were published.
+	// Version is that of Policies, for Publish: Change.Version of the change that published them, or 0.
 	Version int64 `json:"-"`
 
 	mark string // of the last change
@@ -113,7 +113,7 @@ func (s *Store) State(ctx context.Context) (State, error) {
 // read reads what is in force. If nothing has changed since `before` was read, Redis sends only the time.
 func (s *Store) read(ctx context.Context, before State) (state State, err error) {
 	reply, err := readScript.Run(ctx, s.client(), []string{s.key("state")}, before.mark).StringSlice()
-	us, parseErr := strconv.ParseInt(strings.Join(reply[:min(1, len(reply))], ""), 10, 64)
+	us, parseErr := strconv.ParseInt(strings.Join(reply[:min(1, len(reply))], ""), 10, 64) // fails without a reply
 	if err = cmp.Or(err, parseErr); err != nil {
 		return state, fmt.Errorf("control: reading what is in force: %w", err)
 	}

@@ -43,7 +43,7 @@ type set struct {
 	span time.Duration
 }
 
-var byTenant, byMinute = set{"y", 5 * time.Minute}, set{"h", time.Hour} // requests by tenant, and events
+var byTenant, byMinute = set{"y", 5 * time.Minute}, set{"h", time.Hour} // members: a tenant; a minute and an event
 
 const granted, refused, waiting = "granted", "refused", "waiting" // events
 

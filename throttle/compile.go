@@ -20,7 +20,7 @@ type compiledPolicy struct {
 	script   *script.Policy
 	settings Policy   // without its lists: see Limiter.Match
 	units    []string // every unit that a window counts
-	upstream []int    // the numbers, from 1, of the scopes that what the upstream reports applies to
+	upstream []int    // the numbers, from 1, of the scopes that Policy.UpstreamShared selects
 	windows  []Window // as it counts: see Policy.Observe
 
 	*policyState

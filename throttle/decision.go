@@ -99,6 +99,16 @@ type WindowState struct {
 	Used      int64         `json:"used"`               // units counted; may be above a limit that was cut
 }
 
+// MarshalJSON writes durations in seconds.
+func (w WindowState) MarshalJSON() ([]byte, error) {
+	type fields WindowState // without this method
+	return json.Marshal(struct {
+		fields
+		Period  float64 `json:"period_seconds"`
+		RetryIn float64 `json:"retry_in_seconds"`
+	}{fields(w), w.Period.Seconds(), w.RetryIn.Seconds()})
+}
+
 // A ScopeValue identifies one count of a window: the attributes of its scope, in alphabetical
 // order, with their values.
 type ScopeValue struct {
@@ -116,16 +126,6 @@ func (s ScopeValue) String() string {
 		parts[i] = a + "=" + quote.Name(s.Values[i])
 	}
 	return strings.Join(parts, ",")
-}
-
-// MarshalJSON writes durations in seconds.
-func (w WindowState) MarshalJSON() ([]byte, error) {
-	type fields WindowState // without this method
-	return json.Marshal(struct {
-		fields
-		Period  float64 `json:"period_seconds"`
-		RetryIn float64 `json:"retry_in_seconds"`
-	}{fields(w), w.Period.Seconds(), w.RetryIn.Seconds()})
 }
 
 // EarliestReset returns the time from At until the first of the windows that denied has room for

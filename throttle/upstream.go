@@ -44,6 +44,9 @@ func (p *Pause) Describe(at time.Time) string {
 			text += " to " + quote.Name(p.Tenant)
 		}
 	}
+	if p.By == "" {
+		return text
+	}
 	return text + ", " + verb + " by " + quote.Name(p.By)
 }
 
@@ -101,7 +104,7 @@ type Refusal struct {
 }
 
 // Resume ends a pause that the upstream asked for at once, and what the policy adapted to
-// (Policy.KeepRate), in the counts of the request that Policy.UpstreamShared names. Without those it does nothing.
+// (Policy.KeepRate), in the counts of the request that Policy.UpstreamShared selects. Without those it does nothing.
 // Errors are Reserve's.
 func (l *Limiter) Resume(ctx context.Context, r Request) error {
 	_, _, err := Reservation{Request: r, limiter: l}.report(ctx, script.Request{Op: script.Resume})
@@ -109,7 +112,7 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 }
 
 // Pause reports that the upstream refused the reservation's call, and for how long. It stops grants
-// on all workers, in the counts of the reservation that Policy.UpstreamShared names. A later refusal
+// on all workers, in the counts of the reservation that Policy.UpstreamShared selects. A later refusal
 // extends the pause. After it, grants follow Policy.KeepRate. Denied requests find it in
 // Decision.Pause, with the cause, such as "429": at most MaxCauseBytes, or empty.
 //
@@ -192,7 +195,7 @@ func (r Reservation) ReportRemaining(ctx context.Context, unit string, units int
 	return err
 }
 
-// report sends what the upstream says of the scopes that Policy.UpstreamShared names, even if the policy was
+// report sends what the upstream says of the scopes that Policy.UpstreamShared selects, even if the policy was
 // removed.
 func (r Reservation) report(ctx context.Context, ask script.Request) (*operation, script.Answer, error) {
 	cp, err := r.limiter.policyFor(r.Policy, r.Tenant, true)

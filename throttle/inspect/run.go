@@ -53,7 +53,7 @@ func (l *simLine) startOne(t int64) int64 {
 		if len(s.flows) == 0 {
 			continue
 		}
-		switch free, by := s.flows[0].fits(t, &s.slots); {
+		switch free, by := s.flows[0].fits(t, slotLevel); {
 		case free > t:
 			next, l.binds = min(next, free), by
 		case first == nil || s.tag < first.tag:
@@ -65,13 +65,13 @@ func (l *simLine) startOne(t int64) int64 {
 	}
 	l.binds = ""
 	f := first.flows[0]
-	// Others may have taken room of a scope that they share, or moved the tenant's tag.
+	// Others may have taken room of a window that they share, or moved the tenant's tag.
 	if at, _ := f.opens(t); at > t || *f.tag > f.key {
 		f.leave()
 		f.wait(t)
 		return t
 	}
-	if at, by := f.fits(t, &l.root); at > t {
+	if at, by := f.fits(t, sharedLevel); at > t {
 		l.binds = by
 		return min(next, at)
 	}
@@ -79,7 +79,7 @@ func (l *simLine) startOne(t int64) int64 {
 	return t
 }
 
-// wait has a flow wait for room for its next tickets in its own scopes, or for a time; or else on its side.
+// wait has a flow wait for room for its next tickets in its own windows, or for a time; or else on its side.
 func (f *simFlow) wait(t int64) {
 	l, s := f.line, f.side
 	at, by := f.opens(t)
@@ -92,9 +92,9 @@ func (f *simFlow) wait(t int64) {
 	for by, us := range l.waited {
 		f.waited[by] -= us
 	}
-	for _, scope := range f.own() {
-		if s.batch {
-			scope.batch = t
+	for _, w := range f.windows {
+		if s.batch && w.level == ownLevel {
+			w.batch = t
 		}
 	}
 	heap.Push(&s.flows, f)
@@ -111,7 +111,7 @@ func (f *simFlow) leave() {
 	}
 }
 
-// opens returns from when on the next tickets of a flow may start, by its time and its own scopes, and the
+// opens returns from when on the next tickets of a flow may start, by its time and its own windows, and the
 // window that it waits for: none if for a time only.
 func (f *simFlow) opens(t int64) (at int64, by string) {
 	at = max(t, f.opensAt)
@@ -121,26 +121,27 @@ func (f *simFlow) opens(t int64) (at int64, by string) {
 	if at > t {
 		return at, ""
 	}
-	return f.fits(t, f.own()...)
+	return f.fits(t, ownLevel)
 }
 
-// fits returns when the next tickets of a flow have room in scopes, and the window that they wait for: with
+// fits returns when the next tickets of a flow have room at a level, and the window that they wait for: with
 // time each has more room.
-func (f *simFlow) fits(t int64, scopes ...*scope) (at int64, by string) {
+func (f *simFlow) fits(t int64, level int) (at int64, by string) {
 	at = t
-	for _, s := range scopes {
-		for _, w := range s.windows {
-			cost := min(f.tickets[0].cost(w), w.limit) // what costs more delays others no longer than that
-			fits := w.Fits(t, cost)
-			switch {
-			case f.side.batch:
-				fits = max(fits, w.paced-paceBurst)
-			case s.batch == t && s.owed >= 1: // it leaves room for a while
-				fits = min(w.Fits(t, 2*cost), max(fits, t+lapse))
-			}
-			if cost > 0 && fits > at {
-				at, by = fits, w.name
-			}
+	for i, w := range f.windows {
+		if w.level != level {
+			continue
+		}
+		cost := min(f.tickets[0].cost(i), w.limit) // what costs more delays others no longer than that
+		fits := w.Fits(t, cost)
+		switch {
+		case f.side.batch:
+			fits = max(fits, w.paced-paceBurst)
+		case w.batch == t && w.owed >= 1: // it leaves room for a while
+			fits = min(w.Fits(t, 2*cost), max(fits, t+lapse))
+		}
+		if cost > 0 && fits > at {
+			at, by = fits, w.name
 		}
 	}
 	return at, by
@@ -150,28 +151,24 @@ func (f *simFlow) fits(t int64, scopes ...*scope) (at int64, by string) {
 func (f *simFlow) start(t int64) {
 	first, l, side := &f.tickets[0], f.line, f.side
 	f.leave()
-	for _, scope := range f.scopes {
-		for _, w := range scope.windows {
-			if cost := first.cost(w); cost > 0 {
-				w.Take(t, cost, first.hold)
-				if side.batch {
-					w.paced = max(w.paced, t) + int64(math.Ceil(float64(cost)*w.each))
-				}
+	for i, w := range f.windows {
+		if cost := first.cost(i); cost > 0 {
+			w.Take(t, cost, first.hold)
+			if side.batch {
+				w.paced = max(w.paced, t) + int64(math.Ceil(float64(cost)*w.each))
 			}
+		}
+		switch {
+		case side.batch:
+			w.owed = max(0, w.owed-1)
+		case w.batch == t:
+			w.owed += 1/side.share - 1
 		}
 	}
 	l.last = max(l.last, side.tag)
 	side.tag += f.step()
 	side.last = max(side.last, *f.tag)
 	*f.tag = side.last + int64(math.Ceil(f.part()/f.weight))
-	for _, scope := range f.own() {
-		switch {
-		case side.batch:
-			scope.owed = max(0, scope.owed-1)
-		case scope.batch == t:
-			scope.owed += 1/side.share - 1
-		}
-	}
 	n, ends := first.next(), time.UnixMicro(t+first.hold)
 	if first.tenant > 0 {
 		f.end(&l.sim.finishes[first.tenant], n, ends)
@@ -220,8 +217,10 @@ func (f *simFlow) step() int64 {
 // part is what the next tickets take of the tightest window that all share, or of slots.
 func (f *simFlow) part() float64 {
 	part := 0.0
-	for _, w := range f.line.root.windows {
-		part = max(part, whole*float64(f.tickets[0].cost(w))/float64(w.limit))
+	for i, w := range f.windows {
+		if w.level == sharedLevel {
+			part = max(part, whole*float64(f.tickets[0].cost(i))/float64(w.limit))
+		}
 	}
 	return cmp.Or(part, float64(slot*f.tickets[0].next()))
 }

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"encoding/json"
 	"slices"
 	"time"
 
@@ -28,14 +29,13 @@ func (s *Snapshot) simulation(o PlanOptions) *simulation {
 	for _, o := range s.slots {
 		n := sim.limit(throttle.BySlots, int64(o.Count))
 		counter := algorithm.Concurrency.Simulate(algorithm.Window{Limit: n}, algorithm.Counted{Now: s.now})
-		w := &window{Simulated: counter, limit: n, name: throttle.BySlots, held: true}
+		w := &window{Simulated: counter, limit: n, level: slotLevel, name: throttle.BySlots, held: true}
 		for _, queue := range o.Queues {
 			sim.slots[queue] = append(sim.slots[queue], w)
 		}
 	}
 	for _, b := range s.backlogs {
-		l := &simLine{backlog: b, sim: sim, flows: map[string]*simFlow{}, waited: map[string]int64{}}
-		l.scopes = map[string]*scope{script.ScopeKey(nil, nil): &l.root}
+		l := &simLine{backlog: b, sim: sim, flows: map[string]*simFlow{}, windows: map[[2]string]*window{}, waited: map[string]int64{}}
 		sim.lines = append(sim.lines, l)
 		for _, t := range b.tickets {
 			l.flow(t.Standing).add(t)
@@ -52,20 +52,23 @@ func (s *simulation) limit(window string, inForce int64) int64 {
 	return inForce
 }
 
+// Levels of windows. A ticket needs room at all of them.
+const (
+	slotLevel   = iota // the handler slots of its queue
+	sharedLevel        // windows that all tenants share
+	ownLevel           // the others
+)
+
 // A window is one window of one scope, or the handler slots of a queue.
 type window struct {
 	algorithm.Simulated
-	limit int64   // units
-	name  string  // or throttle.BySlots
-	place int     // of its cost in tickets.costs: slots come first
-	held  bool    // what it grants is held
-	each  float64 // us for which a unit of a batch keeps the next one back
-	paced int64   // when the next of a batch goes
-}
-
-// A scope is the windows that count one value of some attributes, or the slots of a queue.
-type scope struct {
-	windows []*window
+	limit   int64 // units
+	level   int
+	name    string  // or throttle.BySlots
+	held    bool    // what it grants is held
+	opensAt int64   // the end of a pause by the upstream
+	each    float64 // us for which a unit of a batch keeps the next one back
+	paced   int64   // when the next of a batch goes
 	batch   int64   // when one of a batch had room here last
 	owed    float64 // tickets of batches that are their share
 }
@@ -73,12 +76,11 @@ type scope struct {
 // A simLine is what waits for one policy.
 type simLine struct {
 	*backlog
-	sim    *simulation
-	root   scope             // that all tenants share
-	scopes map[string]*scope // by key, with the root
-	flows  map[string]*simFlow
+	sim     *simulation
+	windows map[[2]string]*window // by scope and name
+	flows   map[string]*simFlow
 
-	waiting flowHeap // flows without room in their own scopes, or before their time
+	waiting flowHeap // flows without room in their own windows, or before their time
 	sides   []*side  // of the others
 	last    int64    // the tag of the last start
 
@@ -87,14 +89,14 @@ type simLine struct {
 	waited map[string]int64 // us, by what they waited for there until then
 }
 
-// A side is the flows of one class in one queue that have room in their own scopes. Sides share the root by
+// A side is the flows of one class in one queue that have room in their own windows. Sides share the root by
 // tags, as in internal/script/lua/line_order.lua, and tenants share a side, as in line_fair.lua.
 type side struct {
 	flows flowHeap
 	batch bool
 	queue string
 	share float64 // of its class
-	slots scope
+	slots []*window
 
 	tag  int64             // by when its next ticket has had its turn
 	tags map[string]*int64 // of tenants
@@ -103,11 +105,11 @@ type side struct {
 
 // A simFlow is tickets that go one after the other.
 type simFlow struct {
-	line   *simLine
-	side   *side
-	tag    *int64   // of its tenant
-	scopes []*scope // that its tickets count in: its side's slots, the root, and its own
-	weight float64  // of its tenant
+	line    *simLine
+	side    *side
+	tag     *int64    // of its tenant
+	windows []*window // that its tickets count in, with the slots of its side
+	weight  float64   // of its tenant
 
 	opensAt int64 // the end of a pause
 	tickets []tickets
@@ -120,46 +122,48 @@ func (l *simLine) flow(s *throttle.Standing) *simFlow {
 	f := l.flows[s.Flow]
 	if f == nil {
 		f = &simFlow{line: l, side: l.side(s.Request), weight: s.Weight, waited: map[string]int64{}}
-		f.scopes = []*scope{&f.side.slots, &l.root}
+		f.windows = slices.Clone(f.side.slots)
 		l.flows[s.Flow] = f
 		if f.tag = f.side.tags[s.Request.Tenant]; f.tag == nil {
 			f.tag = new(int64)
 			f.side.tags[s.Request.Tenant] = f.tag
 		}
-		for i, w := range s.Decision.Windows {
-			key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
-			if l.scopes[key] == nil {
-				l.scopes[key] = &scope{}
-			}
-			own := l.scopes[key]
-			if !slices.ContainsFunc(own.windows, func(made *window) bool { return made.place == i+1 }) {
-				own.windows = append(own.windows, l.window(s, i, l.values[key]))
-			}
-			if !slices.Contains(f.scopes, own) {
-				f.scopes = append(f.scopes, own)
+		for i := range s.Decision.Windows {
+			w := l.window(s, i)
+			if f.windows = append(f.windows, w); !s.Decision.Granted { // it is not exempt
+				f.opensAt = max(f.opensAt, w.opensAt)
 			}
 		}
-	}
-	for _, p := range []*throttle.Pause{l.shared.Decision.Pause, s.Decision.Pause} {
-		if p != nil {
-			f.opensAt = max(f.opensAt, p.Until.UnixMicro())
+		for _, p := range []*throttle.Pause{l.shared.Decision.Pause, s.Decision.Pause} {
+			if p != nil {
+				f.opensAt = max(f.opensAt, p.Until.UnixMicro())
+			}
 		}
 	}
 	return f
 }
 
-// own returns the scopes of a flow that not all tenants share.
-func (f *simFlow) own() []*scope { return f.scopes[2:] }
-
-// window returns a window of a standing, with what it has counted in the value of its scope.
-func (l *simLine) window(s *throttle.Standing, i int, value string) *window {
-	state, counted := s.Decision.Windows[i], algorithm.Counted{Now: l.shared.Decision.At.UnixMicro(), Hold: l.sim.hold}
-	w := &window{name: state.Name, place: i + 1, held: state.Algorithm.Leases()}
+// window returns a window of a standing, with what it has counted.
+func (l *simLine) window(s *throttle.Standing, i int) *window {
+	state := s.Decision.Windows[i]
+	key := [2]string{script.ScopeKey(state.Scope.Attributes, state.Scope.Values), state.Name}
+	if w := l.windows[key]; w != nil {
+		return w
+	}
+	w := &window{level: sharedLevel, name: state.Name, held: state.Algorithm.Leases()}
+	if len(state.Scope.Attributes) > 0 {
+		w.level = ownLevel
+	}
 	var period time.Duration
-	w.Simulated, w.limit, period = s.Simulated(i, l.sim.limit(w.name, state.Limit), sections(value), counted)
+	counted := algorithm.Counted{Now: l.shared.Decision.At.UnixMicro(), Hold: l.sim.hold}
+	found := sections(l.values[key[0]])
+	w.Simulated, w.limit, period = s.Simulated(i, l.sim.limit(w.name, state.Limit), found, counted)
 	if period <= pacedPeriod {
 		w.each = float64(period.Microseconds()) / float64(w.limit)
 	}
+	var pause struct{ Ends int64 } // see internal/script/lua/upstream.lua
+	json.Unmarshal([]byte(found["!p"]), &pause)
+	w.opensAt, l.windows[key] = pause.Ends, w
 	return w
 }
 
@@ -169,7 +173,7 @@ func (l *simLine) side(r throttle.Request) *side {
 	i := slices.IndexFunc(l.sides, func(s *side) bool { return s.queue == queue && s.batch == batch })
 	if i < 0 {
 		s := &side{batch: batch, queue: queue, share: l.shared.Policy.BatchShare, tag: -1, tags: map[string]*int64{}}
-		if s.slots.windows = l.sim.slots[queue]; !batch {
+		if s.slots = l.sim.slots[queue]; !batch {
 			s.share = 1 - s.share
 		}
 		i, l.sides = len(l.sides), append(l.sides, s)
@@ -186,10 +190,10 @@ func (f *simFlow) add(t tickets) {
 			return
 		}
 	}
-	if t.tenant > 0 && len(f.side.slots.windows) == 0 {
+	if t.tenant > 0 && len(f.side.slots) == 0 {
 		s.unknown[throttle.BySlots] = true
 	}
-	t.costs = []int64{1}
+	t.costs = slices.Repeat([]int64{1}, len(f.side.slots))
 	for _, w := range t.Decision.Windows {
 		cost := t.Request.CostOf(w.Unit)
 		if t.Decision.Granted { // it is exempt
@@ -198,15 +202,13 @@ func (f *simFlow) add(t tickets) {
 		t.costs = append(t.costs, cost)
 	}
 	t.lump = (s.total + maxSteps - 1) / maxSteps
-	for _, scope := range f.scopes {
-		for _, w := range scope.windows {
-			switch cost := t.costs[w.place]; {
-			case cost == 0:
-			case w.held && t.hold == 0:
-				t.costs[w.place], s.unknown[w.name] = 0, true
-			default: // several go as one only if all of them fit
-				t.lump = max(1, min(t.lump, w.limit/cost))
-			}
+	for i, w := range f.windows {
+		switch cost := t.costs[i]; {
+		case cost == 0:
+		case w.held && t.hold == 0:
+			t.costs[i], s.unknown[w.name] = 0, true
+		default: // several go as one only if all of them fit
+			t.lump = max(1, min(t.lump, w.limit/cost))
 		}
 	}
 	if f.tickets = append(f.tickets, t); last < 0 {
@@ -217,8 +219,8 @@ func (f *simFlow) add(t tickets) {
 // next is how many go next, as one.
 func (t *tickets) next() int64 { return min(t.lump, t.left) }
 
-// cost is what the next tickets take of a window.
-func (t *tickets) cost(w *window) int64 { return t.costs[w.place] * t.next() }
+// cost is what the next tickets take of a window of their flow.
+func (t *tickets) cost(window int) int64 { return t.costs[window] * t.next() }
 
 // A flowHeap is flows: first the one of the least key, and of these the one that came first.
 type flowHeap []*simFlow

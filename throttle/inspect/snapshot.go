@@ -32,9 +32,9 @@ type Snapshot struct {
 type backlog struct {
 	*line
 	shared  throttle.Standing
-	flows   []flow               // that wait, the first one first
-	asked   []*throttle.Standing // of demands
+	flows   []flow // that wait, the first one first
 	demands []tickets
+	joined  map[string]int64  // how many of each flow are demands
 	values  map[string]string // of the scopes of all, by key
 	tickets []tickets         // in the order in which they wait
 }
@@ -46,22 +46,21 @@ type tickets struct {
 	left   int64 // that have not started
 	hold   int64 // us for which each holds what it takes; 0 if unknown, then it ends when it starts
 	rank   int64 // of the first one
-	joined int64 // that wait, of a demand
 
-	costs []int64 // by window.place, in a simulation
+	costs []int64 // of each, by simFlow.windows
 	lump  int64   // so many go as one
 }
 
 // Snapshot reads the lines of demands. An error may be a *throttle.RequestError of a demand.
 //
-// It calls Redis for pages of what waits and has counted, and for each 64 demands.
+// It calls Redis for pages of what waits and has counted.
 func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slots) (*Snapshot, error) {
 	s := newSnapshot()
 	if s.slots = slots; len(slots) > 0 {
 		s.Limits[throttle.BySlots] = int64(slots[0].Count)
 	}
 	var backlogs []*backlog
-	lines, asked := map[string]*backlog{}, map[string]*throttle.Standing{}
+	lines, standings := map[string]*backlog{}, map[string]*throttle.Standing{}
 	for _, d := range demands {
 		r := d.Request
 		r.Key = ""
@@ -76,19 +75,21 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 		name := i.limiter.LineOf(r.Policy, r.Tenant)
 		b := lines[name]
 		if b == nil {
-			b = &backlog{line: i.line(name)}
+			b = &backlog{line: i.line(name), joined: map[string]int64{}}
 			lines[name], backlogs = b, append(backlogs, b)
 		}
-		// Equal ones are asked for once.
 		key := fmt.Sprintf("%q %q %q %q %#v %#v", r.Ticket.Queue, r.Policy, r.Tenant, r.Class, r.Attributes, r.Cost)
-		standing := asked[key]
+		standing := standings[key]
 		if standing == nil {
-			standing = &throttle.Standing{Request: r, Ask: true}
-			asked[key], b.asked = standing, append(b.asked, standing)
+			standing = &throttle.Standing{Request: r}
+			if err := b.Stand(ctx, standing); err != nil {
+				return nil, err
+			}
+			standings[key] = standing
 		}
-		tenant, hold := s.place(cmp.Or(d.Tenant, r.Tenant)), d.Hold.Microseconds()
-		t := tickets{Standing: standing, tenant: tenant, left: int64(d.Count), hold: hold, joined: int64(d.Joined)}
-		b.demands, s.hold = append(b.demands, t), max(s.hold, hold)
+		t := tickets{Standing: standing, tenant: s.place(cmp.Or(d.Tenant, r.Tenant)), left: int64(d.Count), hold: d.Hold.Microseconds()}
+		b.demands, s.hold = append(b.demands, t), max(s.hold, t.hold)
+		b.joined[standing.Flow] += int64(d.Joined)
 	}
 	for _, b := range backlogs {
 		if err := s.read(ctx, b, false); err != nil {
@@ -124,7 +125,6 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, demand bool) (err error
 	for _, f := range b.flows {
 		all = append(all, &throttle.Standing{Flow: f.name, Costs: f.costs()})
 	}
-	all = append(all, b.asked...)
 	if err := b.Stand(ctx, all...); err != nil {
 		return err
 	}
@@ -132,12 +132,8 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, demand bool) (err error
 	for _, w := range b.shared.Decision.Windows {
 		s.Limits[w.Name] = min(w.Limit, cmp.Or(s.Limits[w.Name], w.Limit))
 	}
-	joined := map[string]int64{}
-	for _, t := range b.demands {
-		joined[t.Flow] += t.joined
-	}
 	for i, f := range b.flows {
-		t := tickets{Standing: all[1+i], left: f.tickets - joined[f.name], hold: s.hold}
+		t := tickets{Standing: all[1+i], left: f.tickets - b.joined[f.name], hold: s.hold}
 		if demand {
 			t.tenant = s.place(t.Request.Tenant)
 		}
@@ -148,7 +144,7 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, demand bool) (err error
 	for _, t := range b.demands {
 		err = cmp.Or(err, s.add(b, t))
 	}
-	return cmp.Or(err, b.readValues(ctx, all[1:]))
+	return cmp.Or(err, b.readValues(ctx))
 }
 
 // add adds tickets to a backlog. Demands that never fit are only counted, and others are left out then.
@@ -171,12 +167,12 @@ func (s *Snapshot) add(b *backlog, t tickets) error {
 	return nil
 }
 
-// readValues reads the scopes of standings.
-func (b *backlog) readValues(ctx context.Context, standings []*throttle.Standing) error {
+// readValues reads the scopes of all tickets.
+func (b *backlog) readValues(ctx context.Context) error {
 	return b.Read(ctx, func(client redis.UniversalClient, prefix string) error {
 		pipe, read := client.Pipeline(), map[string]*redis.StringCmd{}
-		for _, standing := range standings {
-			for _, w := range standing.Decision.Windows {
+		for _, t := range b.tickets {
+			for _, w := range t.Decision.Windows {
 				key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
 				if _, known := b.values[key]; !known && read[key] == nil {
 					read[key] = pipe.Get(ctx, prefix+key)

@@ -102,3 +102,21 @@ func TestSimulationsCountWhatTicketsCostOnAverage(t *testing.T) {
 	}
 	expect.Equal(t, simulated.Expected.Sub(limitertest.At(0)), last)
 }
+
+// A tenant that its upstream or an operator has paused starts after the pause. An exempt one does not wait for its upstream.
+func TestSimulationsKnowPauses(t *testing.T) {
+	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 4, Period: 10 * s})
+	st := newStory(t, limitertest.Redis(t), p)
+	for _, tenant := range []string{"a", "b", "c", "d"} {
+		st.joins(tenant + "1")
+	}
+	st.pauseOf("a", 5*m).pauseOf("d", 5*m)
+	st.pauses("b") // for an hour
+	p.Tenants = map[string]throttle.Tenant{"d": {Exempt: true}}
+	now, then, err := inspect.Of(st.l).Simulate(t.Context(), p)
+	expect.Must(t, err)
+	for i, want := range []time.Duration{5 * m, h, 0, 5 * m} {
+		expect.Equal(t, now.Tenants[i].Expected, limitertest.At(want), now.Tenants[i].Tenant)
+	}
+	expect.Equal(t, then.Tenants[3].Expected, limitertest.At(0), "exempt")
+}

@@ -69,7 +69,7 @@ func (e *estimator) look(ctx context.Context) error {
 	if r.Done >= measuredTasks && r.Took > 0 {
 		e.plan.Duration = r.duration()
 	}
-	all, before := outlook{}, -1
+	all, before := forecast{}, -1
 	for range 3 { // again if tasks started meanwhile, which would count twice
 		counts, err := e.counts(ctx, e.f, r, e.plan)
 		if err != nil {

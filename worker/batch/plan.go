@@ -39,15 +39,15 @@ type Plan struct {
 	Overdue  int       `json:"overdue"`            // tasks that are expected to end after FinishBy
 	Begins   bool      `json:"begins"`             // false if Batch.Late would refuse the firing
 
-	Fits    []Change     `json:"fits,omitempty"` // by which no task is overdue; none if no limit helps
+	Changes []Change     `json:"changes,omitempty"` // of limits, by which no task is overdue; none if no limit helps
 	Tenants []TenantPlan `json:"tenants"`
 }
 
 // A Change is the smallest change of a limit that must rise.
 type Change struct {
 	Window string `json:"window"` // or throttle.BySlots
-	Limit  int64  `json:"limit"`  // by which tasks are overdue
-	Fits   int64  `json:"fits"`   // by which none is
+	From   int64  `json:"from"`   // the limit in force, by which tasks are overdue
+	To     int64  `json:"to"`     // the limit by which none is
 }
 
 // A TenantPlan is the part of a Plan for one tenant.
@@ -88,7 +88,7 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 	plan := Plan{
 		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, FinishBy: b.deadline(f.Tick), Duration: p.Duration,
 		Finish: expected(p.all.Finish), Binds: p.all.Binds, Unknown: p.all.Unknown,
-		Overdue: p.all.Late, Begins: !p.refused, Fits: p.all.fits, Total: p.total,
+		Overdue: p.all.Late, Begins: !p.refused, Changes: p.all.changes, Total: p.total,
 	}
 	for _, t := range p.Tenants {
 		plan.Tenants = append(plan.Tenants, t.TenantPlan)
@@ -102,7 +102,7 @@ type firingPlan struct {
 	Tenants  []tenantTasks `json:"tenants"`
 	Duration Duration      `json:"duration"`
 
-	all     outlook
+	all     forecast
 	total   int // tasks
 	refused bool
 }
@@ -254,10 +254,10 @@ func (k *taskKind) request() throttle.Request {
 	return throttle.Request{Attributes: k.Attributes, Class: k.Class, Cost: cost, Policy: k.Policy, Tenant: k.Tenant}
 }
 
-// An outlook forecasts a firing, and each of its tenants.
-type outlook struct {
+// A forecast tells when a firing, and each of its tenants, is expected to end.
+type forecast struct {
 	inspect.Plan
-	fits    []Change
+	changes []Change
 	tenants []inspect.Finish
 }
 
@@ -266,8 +266,8 @@ type outlook struct {
 func (s *Scheduler) forecast(
 	ctx context.Context, b *compiled, p *firingPlan, o inspect.PlanOptions, fit bool,
 	left func(tenant int) (left, joined int),
-) (outlook, error) {
-	all := outlook{tenants: make([]inspect.Finish, len(p.Tenants))}
+) (forecast, error) {
+	all := forecast{tenants: make([]inspect.Finish, len(p.Tenants))}
 	identity, err := s.redis.Identity(ctx)
 	if err != nil {
 		return all, err
@@ -298,7 +298,7 @@ func (s *Scheduler) forecast(
 		all.tenants[i] = f
 	}
 	if fit && all.Late > 0 {
-		all.fits, err = fits(ctx, snapshot, o)
+		all.changes, err = changes(ctx, snapshot, o)
 	}
 	if ctx.Err() != nil { // the forecast is known all the same
 		err = nil
@@ -309,8 +309,8 @@ func (s *Scheduler) forecast(
 // mostRaised is by how much a limit is multiplied at most to see whether that helps.
 const mostRaised = 1 << 20
 
-// fits returns the least limits by which no task is late, of those that must rise.
-func fits(ctx context.Context, snapshot *inspect.Snapshot, o inspect.PlanOptions) (fits []Change, err error) {
+// changes returns the smallest changes of limits by which no task is late.
+func changes(ctx context.Context, snapshot *inspect.Snapshot, o inspect.PlanOptions) (changes []Change, err error) {
 	limits := maps.Clone(snapshot.Limits)
 	maps.Copy(limits, o.Limits)
 	o.Limits = map[string]int64{}
@@ -337,9 +337,9 @@ func fits(ctx context.Context, snapshot *inspect.Snapshot, o inspect.PlanOptions
 			o.Limits[name] = limit + 1 + int64(more)
 			return !late()
 		}))
-		fits = append(fits, Change{name, limit, o.Limits[name]})
+		changes = append(changes, Change{name, limit, o.Limits[name]})
 	}
-	return fits, err
+	return changes, err
 }
 
 // slots returns how many tasks run at once: of the queue, and of all queues of its servers. It returns none

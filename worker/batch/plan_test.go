@@ -233,12 +233,12 @@ func TestThePlanNamesTheLimitThatHoldsIt(t *testing.T) {
 		defer p.Close()
 		plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
 		s.ok(err)
-		if plan.Overdue != 20 || plan.Begins || plan.Binds != "quota" || fmt.Sprint(plan.Fits) != "[{quota 100 120}]" {
+		if plan.Overdue != 20 || plan.Begins || plan.Binds != "quota" || fmt.Sprint(plan.Changes) != "[{quota 100 120}]" {
 			t.Errorf("%+v", plan)
 		}
 		plan, err = p.Plan(t.Context(), "b", batch.PlanOptions{Limits: map[string]int64{"quota": 120}})
 		s.ok(err)
-		expect.That(t, plan.Overdue == 0 && plan.Begins && plan.Fits == nil, "with a quota of 120:", plan)
+		expect.That(t, plan.Overdue == 0 && plan.Begins && plan.Changes == nil, "with a quota of 120:", plan)
 		for _, limits := range []map[string]int64{{"quotas": 1}, {"quota": 0}} {
 			if _, err := p.Plan(t.Context(), "b", batch.PlanOptions{Limits: limits}); !errors.As(err, new(*throttle.RequestError)) {
 				t.Errorf("%v: %v", limits, err)
@@ -273,7 +273,7 @@ func TestAPlanFindsTheLimitsThatFit(t *testing.T) {
 			p := s.idle(batch.Batch{Name: "b", FinishBy: c.by, Duration: 10 * time.Second, Tasks: calls(c.tasks), Tenants: batch.List("a", "big")})
 			defer p.Close()
 			plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
-			expect.That(t, err == nil && fmt.Sprint(plan.Fits) == want, want, plan, err)
+			expect.That(t, err == nil && fmt.Sprint(plan.Changes) == want, want, plan, err)
 		})
 	}
 }

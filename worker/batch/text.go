@@ -55,14 +55,14 @@ func (p Plan) verdict() string {
 	if !p.Begins {
 		text += " The firing would be refused."
 	}
-	if len(p.Fits) == 0 {
+	if len(p.Changes) == 0 {
 		return text + "\nNo other limit would have all end in time."
 	}
-	var fits []string
-	for _, c := range p.Fits {
-		fits = append(fits, fmt.Sprintf("%s %d -> %d", c.Window, c.Limit, c.Fits))
+	var changes []string
+	for _, c := range p.Changes {
+		changes = append(changes, fmt.Sprintf("%s %d -> %d", c.Window, c.From, c.To))
 	}
-	return text + "\nAll would end in time with " + strings.Join(fits, " and ") + "."
+	return text + "\nAll would end in time with " + strings.Join(changes, " and ") + "."
 }
 
 // String returns how far the firing is, in a line.

@@ -182,7 +182,7 @@ func (w *work) begin(ctx context.Context, r record) error {
 	fields := append(expectedFields(p.all.Finish), "planned", expected(p.all.Finish), "size", p.total)
 	details := []any{
 		"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "tasks", p.all.Late,
-		"unknown", p.all.Unknown, "binds", p.all.Binds, "fits", p.all.fits,
+		"unknown", p.all.Unknown, "binds", p.all.Binds, "changes", p.all.changes,
 	}
 	switch {
 	case p.refused:

@@ -21,6 +21,8 @@ const (
 	act   // it needs a person
 )
 
+const starves = "Starves:" // the Word of a tenant that inspect.Heads finds
+
 // askedWithin is the time within which a queue's server asks for its tasks while some wait.
 const askedWithin = 3 * time.Second
 
@@ -226,7 +228,7 @@ func (pv *policyView) tenant(v view, t inspect.TenantState) status {
 	st := status{Word: "Flowing", How: strings.Join(how, ", ")}
 	switch {
 	case slices.ContainsFunc(pv.Starving, func(s inspect.TenantState) bool { return s.Tenant == t.Tenant }):
-		st = status{Trouble: watch, Word: "Starves:", How: "its queue or class gives way"}
+		st = status{Trouble: watch, Word: starves, How: "its queue or class gives way"}
 	case t.Pause != nil:
 		st.Trouble, st.Word = watch, "Paused until "+clock(t.Pause.Until, pv.At)
 	case slices.ContainsFunc(t.Windows, func(w throttle.WindowState) bool { return w.Remaining == 0 }):

@@ -353,7 +353,7 @@ func (p *Page) chosen(ctx context.Context, v *view) *chosenView {
 // tenants filters and sorts the tenants that are shown.
 func (c *chosenView) tenants(v view) {
 	is := map[string]func(tenantRow) bool{
-		"starving":   func(r tenantRow) bool { return strings.HasPrefix(r.Status.Word, "Starves") },
+		"starving":   func(r tenantRow) bool { return r.Status.Word == starves },
 		"paused":     func(r tenantRow) bool { return strings.HasPrefix(r.Status.Word, "Paused") },
 		"overridden": func(r tenantRow) bool { return strings.Contains(r.Status.How, "override") },
 		"full":       func(r tenantRow) bool { return r.Status.Full },

@@ -14,33 +14,22 @@ import (
 
 // A Demand is equal requests that are to wait in line, or do so already. Several wait in their order.
 type Demand struct {
-	// Count is how many there are, those that stand in line included. The default is none.
-	Count int
+	Request throttle.Request // one of them: its policy, tenant, attributes, class, cost and Ticket.Queue
+	Tenant  string           // the one of Plan.Tenants that they belong to; by default that of the Request
+	Count   int              // how many there are, including those that stand in line
+	Joined  int              // how many of them stand in line already
 
 	// Hold is how long each holds a handler slot, and what Concurrency windows grant, from its start to its
 	// end. The default, 0, is unknown: neither is counted, and it ends when it starts.
 	Hold time.Duration
-
-	// Joined is how many of them stand in line already. The default is 0.
-	Joined int
-
-	// Request is one of them. Only its policy, tenant, attributes, class, cost and Ticket.Queue are used.
-	Request throttle.Request
-
-	// Tenant is the one of Plan.Tenants that they belong to. The default is that of the Request.
-	Tenant string
 }
 
 // PlanOptions are the options of Plan.
 type PlanOptions struct {
-	// By is the time after which requests are late that have not ended. The default, zero, is no such time.
-	By time.Time
+	By     time.Time        // requests are late that end after it; by default none is
+	Limits map[string]int64 // replace some of Snapshot.Limits; others of the same name change by as much
 
-	// Limits replace some of Snapshot.Limits. Others of the same name change by as much.
-	Limits map[string]int64
-
-	// Open returns the earliest time, from the given one on, at which demands may start. The default,
-	// nil, has them start at any time.
+	// Open returns the earliest time, from the given one on, at which demands may start. By default any may.
 	Open func(from time.Time) time.Time
 }
 

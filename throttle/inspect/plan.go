@@ -64,7 +64,7 @@ type Finish struct {
 // Plan returns when demands would have ended, if nothing else comes and all takers ask in time. It
 // simulates the lines, from what their windows had counted, what waited and pauses. What waits and is no
 // demand holds what it gets as long as the longest demand. Plan leaves out how an upstream has slowed the
-// policy down (Policy.KeepRate), and what it has left. An error may be a *throttle.RequestError of the options.
+// policy down (Policy.KeepRate). An error may be a *throttle.RequestError of the options.
 func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 	for name, n := range o.Limits {
 		if s.Limits[name] == 0 || n < 1 {

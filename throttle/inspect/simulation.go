@@ -157,14 +157,35 @@ func (l *simLine) window(s *throttle.Standing, i int) *window {
 	var period time.Duration
 	counted := algorithm.Counted{Now: l.shared.Decision.At.UnixMicro(), Hold: l.sim.hold}
 	found := sections(l.values[key[0]])
-	w.Simulated, w.limit, period = s.Simulated(i, l.sim.limit(w.name, state.Limit), found, counted)
+	rest := &remaining{}
+	rest.Simulated, w.limit, period = s.Simulated(i, l.sim.limit(w.name, state.Limit), found, counted)
 	if period <= pacedPeriod {
 		w.each = float64(period.Microseconds()) / float64(w.limit)
 	}
-	var pause struct{ Ends int64 } // see internal/script/lua/upstream.lua
+	// What the upstream has said: see internal/script/lua/upstream.lua.
+	var pause struct{ Ends int64 }
 	json.Unmarshal([]byte(found["!p"]), &pause)
-	w.opensAt, l.windows[key] = pause.Ends, w
+	json.Unmarshal([]byte(found["!r"+state.Unit]), rest)
+	w.Simulated, w.opensAt, l.windows[key] = rest, pause.Ends, w
 	return w
+}
+
+// A remaining is a window of which the upstream has only some units left, until they reset.
+type remaining struct {
+	algorithm.Simulated
+	Left, Resets int64 // 0 and 0 if the upstream has not said so
+}
+
+func (r *remaining) Fits(t, cost int64) int64 {
+	if t = r.Simulated.Fits(t, cost); t < r.Resets && cost > r.Left {
+		t = r.Simulated.Fits(r.Resets, cost)
+	}
+	return t
+}
+
+func (r *remaining) Take(t, cost, hold int64) {
+	r.Left -= cost
+	r.Simulated.Take(t, cost, hold)
 }
 
 // side returns the side of a request.

@@ -192,6 +192,12 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 		got := st.plan(inspect.PlanOptions{}, demand("a", 1, ""), demand("b", 1, "")).Tenants
 		expect.That(t, got[0].Expected == limitertest.At(5*s) && got[1].Expected == limitertest.At(h), got)
 	})
+	t.Run("what the upstream has left", func(t *testing.T) {
+		st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
+		st.remaining(st.granted("a1").Reservation, 3, h)
+		got := st.plan(inspect.PlanOptions{By: limitertest.At(0)}, demand("a", 13, ""))
+		expect.That(t, got.Late == 10 && got.Expected == limitertest.At(h) && got.Binds == "shared", got)
+	})
 }
 
 // A batch gets its share of a limit from its beginning, whether live tickets wait in one queue or in several.

@@ -27,6 +27,10 @@ type Taken struct {
 	At      time.Time     // of the take, by the clock of Redis
 	Next    time.Duration // when to take again, from now; below 0 if no ticket waits in these queues
 	Tickets []TakenTicket // in the order in which they should start
+
+	// Others are tickets of an earlier take, whose reply was lost, for queues that this one does not name. They
+	// are out of the line until the caller puts them back.
+	Others []TakenTicket
 }
 
 // A TakenTicket is a ticket that left the line with its capacity. It was not charged if it never fits, if its tenant
@@ -66,18 +70,16 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if err != nil {
 		return taken, err
 	}
-	var others []TakenTicket // of queues not asked for now: this repeats the reply of an earlier take
 	taken.Tickets = slices.DeleteFunc(taken.Tickets, func(t TakenTicket) bool {
 		_, asked := o.Queues[t.Queue]
 		if !asked {
-			others = append(others, t)
+			taken.Others, taken.Next = append(taken.Others, t), 0 // Next was for other queues, too
 		}
 		return !asked
 	})
 	for _, t := range taken.Tickets {
 		tell(n.limiter, t)
 	}
-	_ = n.PutBack(ctx, others) // else they are out of the line until their tasks join again
 	return taken, nil
 }
 

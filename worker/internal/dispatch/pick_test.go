@@ -53,6 +53,29 @@ func TestAGrantOfALostTakeIsAsOldAsItsCharge(t *testing.T) {
 	})
 }
 
+// The reply of a take is lost, and the next take is of other queues. The tickets go back to their line, even if
+// the limiter does not answer at once, and are taken again.
+func TestALostTakeThatIsRepeatedForOtherQueues(t *testing.T) {
+	inBubble(t, of(perHour(1)), func(c *dispatch.Config) {
+		c.Strict, c.Queues = true, map[string]int{"high": 2, "low": 1}
+	}, func(b *bench) {
+		b.want("next", b.next(), "none")
+		isTake := func(args []any) bool { return takenQueue.MatchString(fmt.Sprint(args[len(args)-1])) }
+		isOther := func(args []any) bool { return sitetest.IsScript(args) && !isTake(args) }
+		lost := loses(isTake)
+		lost.Meanwhile = func() {
+			b.toLimiter.Store(&sitetest.Fault{Is: isOther, Hits: func(n int) bool { return n <= 2 }, Err: errLost})
+			b.Nudge("high", "api")
+		}
+		b.wait("low", "a")
+		b.toLimiter.Store(lost)
+		begun := time.Now()
+		b.want("next", b.next(), "a")
+		b.want("it waits for the limiter alone", time.Since(begun) <= 350*time.Millisecond, true)
+		b.want("used", b.used(), 1)
+	})
+}
+
 // A server that stops before a lost pick was repeated puts the tasks back, and their tickets.
 func TestAStopAfterALostPickPutsTasksBack(t *testing.T) {
 	inBubble(t, of(perHour(2)), slots(8), func(b *bench) {

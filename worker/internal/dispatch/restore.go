@@ -55,26 +55,9 @@ func (d *Dispatcher) restoreTask(task Task) error {
 	case verdict.FromLine:
 		set := d.setOf(task.Queue)
 		set.sinceTurn = max(0, set.sinceTurn-1)
-		d.giveBack((*throttle.Line).PutBack, verdict.Line, task.Queue, verdict.TakenTicket)
+		d.giveBack((*throttle.Line).PutBack, verdict.Line, verdict.TakenTicket)
 	default:
-		d.giveBack((*throttle.Line).Refund, verdict.Line, task.Queue, verdict.TakenTicket)
+		d.giveBack((*throttle.Line).Refund, verdict.Line, verdict.TakenTicket)
 	}
 	return nil
-}
-
-// giveBack gives the units of tickets back in the background, and asks their line again: other tickets may fit.
-// give is Line.PutBack for those that go back to their positions, or Line.Refund for those that leave.
-func (d *Dispatcher) giveBack(give func(*throttle.Line, context.Context, []throttle.TakenTicket) error,
-	line, queue string, tickets ...throttle.TakenTicket,
-) {
-	if len(tickets) == 0 {
-		return
-	}
-	d.RetryInBackground(func(ctx context.Context) error {
-		err := give(d.Limiter.Line(line), ctx, tickets)
-		if err == nil {
-			d.Expect(line, queue, 0)
-		}
-		return err
-	})
 }

@@ -34,6 +34,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	}
 	d.lastTakeFailed, d.backoff = false, outage.Backoff{}
 	l.noteAnswer(taken, sent, time.Now())
+	d.giveBack((*throttle.Line).PutBack, l.name, taken.Others...)
 	d.LimiterLog.Answered(l.redisTime.Sub(taken.At), "line", l.name)
 	l.redisTime = latest(l.redisTime, taken.At)
 	l.nudged = l.nudged && len(taken.Tickets) >= n // more may fit: the nudge is passed on if no slot is left
@@ -102,8 +103,8 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 			gone = append(gone, verdict.TakenTicket)
 		}
 	}
-	d.giveBack((*throttle.Line).PutBack, l.name, queue, back...)
-	d.giveBack((*throttle.Line).Refund, l.name, queue, gone...)
+	d.giveBack((*throttle.Line).PutBack, l.name, back...)
+	d.giveBack((*throttle.Line).Refund, l.name, gone...)
 	if len(joins) > 0 {
 		insist(d.ctx, d, func(ctx context.Context) ([]int64, error) { return d.Tasks.Apply(ctx, queue, joins) })
 		d.WakeAt(queue, time.Now())
@@ -118,6 +119,24 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 		ready = append(ready, task)
 	}
 	return d.makeReady(ready)
+}
+
+// giveBack gives the units of tickets of a queue back in the background, and asks their line again: other tickets
+// may fit. give is Line.PutBack for those that go back to their positions, or Line.Refund for those that leave.
+func (d *Dispatcher) giveBack(
+	give func(*throttle.Line, context.Context, []throttle.TakenTicket) error, line string, tickets ...throttle.TakenTicket,
+) {
+	if len(tickets) == 0 {
+		return
+	}
+	d.RetryInBackground(func(ctx context.Context) error {
+		err := give(d.Limiter.Line(line), ctx, tickets)
+		if err == nil {
+			_, queue, _ := strings.Cut(tickets[0].Queue, "/")
+			d.Expect(line, queue, 0)
+		}
+		return err
+	})
 }
 
 func (d *Dispatcher) newTask(queue, call string, m asynqredis.Message, verdict *Verdict) Task {
@@ -181,7 +200,7 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 				ticket := throttle.TakenTicket{Ticket: all[i].Ticket, Key: all[i].Key, Decision: place.Decision}
 				if previous != nil {
 					ticket.Since, ticket.Waited = previous.Since, previous.Waited
-					d.giveBack((*throttle.Line).Refund, previous.Line, task.Queue, previous.TakenTicket)
+					d.giveBack((*throttle.Line).Refund, previous.Line, previous.TakenTicket)
 				}
 				task.Verdict = &Verdict{TakenTicket: ticket, DecidedAt: sent, FromLine: previous != nil, Line: line}
 			}

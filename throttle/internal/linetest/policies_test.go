@@ -128,7 +128,7 @@ func TestAResetLetsGoWhatWaits(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(
 		throttle.Window{Name: "own", Limit: 1, Period: h},
 		throttle.Window{Name: "users", Limit: 2, Period: h, Per: []string{"tenant", "user"}},
-		throttle.Window{Name: "all", Limit: 4, Period: h, Shared: true},
+		throttle.Window{Name: "all", Limit: 5, Period: h, Shared: true},
 	))
 	reset := func(tenant string, want int) {
 		t.Helper()
@@ -142,12 +142,13 @@ func TestAResetLetsGoWhatWaits(t *testing.T) {
 		}
 	}
 	st.with = map[string]string{"user": "u,:%"}
-	st.granted("a1", "b1", "c1")
+	st.granted("a1", "b1", "c1", "\n1")
 	st.waits("a2", "b2")
 	st.at(s).takes()
+	reset("\n", 2)
 	reset("a", 2)
-	used("a", 0, 0, 3)
-	used("b", 1, 1, 3)
+	used("a", 0, 0, 4)
+	used("b", 1, 1, 4)
 	st.at(3 * s).takes("a2")
 	st.at(4 * s).waits("a3")
 	st.takes()

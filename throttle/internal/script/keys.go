@@ -31,11 +31,14 @@ import (
 func Prefix(prefix, line string) string { return prefix + "sluice:{" + line + "}:" }
 
 // ScopeKey returns the key of one scope, without the prefix.
-func ScopeKey(attributes, values []string) string {
-	if len(values) == 0 {
+func ScopeKey(attributes, values []string) string { return scopeKeys(attributes, escapeAll(values)) }
+
+// scopeKeys returns a pattern of such keys. Values are escaped, or patterns.
+func scopeKeys(attributes []string, values string) string {
+	if len(attributes) == 0 {
 		return "w:"
 	}
-	return "w:" + strings.Join(attributes, ",") + ":" + escapeAll(values)
+	return "w:" + strings.Join(attributes, ",") + ":" + values
 }
 
 // escapeAll returns values as a list.

@@ -50,16 +50,13 @@ func (r *Runner) pages(ctx context.Context, key string, n int64, do func(keys, v
 
 // Forget deletes the scopes with these attributes, of one tenant or with "" of all, and returns how many
 // there were. Unless they have a single key, it scans all keys of Redis.
-func (r *Runner) Forget(
-	ctx context.Context, line string, attributes []string, tenant string,
-) (n int64, err error) {
-	const any = "\n"
-	values := slices.Repeat([]string{any}, len(attributes))
+func (r *Runner) Forget(ctx context.Context, line string, attributes []string, tenant string) (n int64, err error) {
+	values := slices.Repeat([]string{"*"}, len(attributes))
 	if i := slices.Index(attributes, "tenant"); i >= 0 && tenant != "" {
-		values[i] = tenant
+		values[i] = Escape(tenant)
 	}
 	// Escaped values hold neither a comma nor a character with a meaning in patterns.
-	key := Prefix(r.Prefix, line) + strings.ReplaceAll(ScopeKey(attributes, values), Escape(any), "*")
+	key := Prefix(r.Prefix, line) + scopeKeys(attributes, strings.Join(values, ","))
 	if !strings.Contains(key, "*") {
 		return r.Client.Del(ctx, key).Result()
 	}

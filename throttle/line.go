@@ -57,23 +57,20 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 		return nil, err
 	}
 	for _, p := range places {
-		if p.Err != nil && !errors.As(p.Err, new(*RequestError)) && !errors.As(p.Err, new(*DeniedError)) {
-			return nil, p.Err // it affects all requests
-		}
 		tell(n.limiter, p)
 	}
 	return places, nil
 }
 
-// Reserve is Limiter.Reserve for several requests, in one call to Redis. It returns a place for each, in order,
-// with what Limiter.Reserve returns. It does not fail open. Errors are Take's.
+// Reserve is Limiter.Reserve for several requests, in few calls to Redis. It returns a place for each, in order,
+// with what Limiter.Reserve returns, also if others fail. It does not fail open. Errors are Take's.
 func (n *Line) Reserve(ctx context.Context, requests []Request) ([]Place, error) {
 	return n.ask(ctx, requests, false, func(o *operation) (script.Request, error) {
 		return o.reserveRequest(Reservation{}), nil
 	})
 }
 
-// ask sends what prepare makes of the requests. It sends none without an Op: it is invalid, or never denied.
+// ask sends what prepare makes of the requests: nothing without an Op. Its error is not of one request alone.
 func (n *Line) ask(
 	ctx context.Context, requests []Request, orRemoved bool, prepare func(*operation) (script.Request, error),
 ) ([]Place, error) {
@@ -92,7 +89,7 @@ func (n *Line) ask(
 		if err == nil {
 			ask, err = prepare(o)
 		}
-		if ask.Op == "" {
+		if ask.Op == "" { // it is invalid, or never denied
 			*p = Place{Decision: Decision{Exempt: err == nil, Policy: cp.Name, Tenant: r.Tenant}, Err: err}
 			continue
 		}
@@ -107,8 +104,11 @@ func (n *Line) ask(
 		if p.Nudge, p.Err = a.Nudge, classify(ctx, cp.Name, a.Err); p.Err == nil {
 			p.Decision, p.Err = n.limiter.decided(operations[j], asks[j], a)
 		}
+		if p.Err != nil && !errors.As(p.Err, new(*RequestError)) && !errors.As(p.Err, new(*DeniedError)) {
+			err = cmp.Or(err, p.Err)
+		}
 	}
-	return places, nil
+	return places, err
 }
 
 // checked prepares a request for capacity of the line's policy.

@@ -67,7 +67,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[targ
 			ask.Place.Flow = flow // the flow of a claim has another name
 			asks = append(asks, ask)
 		}
-		_, err := cp.group.Do(ctx, cp.script, asks...)
+		_, err := cp.decide(ctx, asks...)
 		return err
 	})
 }

@@ -3,10 +3,16 @@ package linetest
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -160,4 +166,31 @@ func TestAFlowIsLeftAndJoinedInOneCall(t *testing.T) {
 	expect.Must(t, err)
 	expect.Require(t, decisions[0].Decision.Granted && decisions[1].Decision.Queued, decisions)
 	st.at(2 * s).takes("a3")
+}
+
+// Many requests reserve by several calls to Redis. If one of them fails, the grants of the others are known.
+func TestAGrantIsKnownIfAnotherCallFails(t *testing.T) {
+	client := limitertest.Redis(t)
+	failing := redis.NewClient(client.Options())
+	defer failing.Close()
+	var windows []throttle.Window
+	for i := range 16 { // so that a call has 32 requests
+		windows = append(windows, throttle.Window{Name: fmt.Sprint("w", i), Limit: 40, Period: h, Shared: true})
+	}
+	l := limitertest.New(t, failing, limitertest.Policy(windows...))
+	limitertest.Reserve(t, l, limitertest.Acme(0)) // loads the script
+	calls := 0
+	failing.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		if calls++; calls == 2 {
+			return io.EOF
+		}
+		return next(ctx, cmd)
+	}))
+	places, err := l.Line("p").Reserve(t.Context(), slices.Repeat([]throttle.Request{limitertest.Acme(1)}, 40))
+	expect.Err(t, err, throttle.ErrUnavailable)
+	expect.Require(t, len(places) == 40, places)
+	for i, place := range places {
+		expect.Equal(t, place.Granted, i < 32, i)
+		expect.Equal(t, errors.Is(place.Err, throttle.ErrUnavailable), i >= 32, i)
+	}
 }

@@ -1,7 +1,6 @@
 package script
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,7 +45,6 @@ type bundle struct {
 	requests []Request
 	args     []any    // of the requests
 	answers  []Answer // nil before the call has ended
-	err      error    // the first one
 	done     chan struct{}
 	gone     bool  // the caller gave up
 	call     *call // the one that carries it; nil while the bundle waits
@@ -76,8 +74,7 @@ func (r *Runner) NewGroup() *Group {
 func (p *Policy) room() int { return max(1, min(maxGroup, maxGroupWindows/max(1, len(p.Windows)))) }
 
 // Do returns an answer to each of the requests, in order. If the context ends first it returns the
-// context's error at once, and a later call cancels the grants. Other errors are those of go-redis, or a
-// *ReplyError. If a single request cannot be decided, its answer has the error.
+// context's error at once, and a later call cancels the grants. The answers have all other errors.
 func (g *Group) Do(ctx context.Context, p *Policy, requests ...Request) (answers []Answer, err error) {
 	if err := ctx.Err(); err != nil || len(requests) == 0 {
 		return nil, err
@@ -99,9 +96,9 @@ func (g *Group) Do(ctx context.Context, p *Policy, requests ...Request) (answers
 				return nil, ctx.Err()
 			}
 		}
-		answers, err = append(answers, b.answers...), cmp.Or(err, b.err)
+		answers = append(answers, b.answers...)
 	}
-	return answers, err
+	return answers, nil
 }
 
 func newBundle(ctx context.Context, p *Policy, requests ...Request) *bundle {
@@ -191,7 +188,6 @@ func (g *Group) send(ctx context.Context, c *call) {
 func (g *Group) deliver(b *bundle, answers []Answer) {
 	b.answers = answers
 	for i, answer := range answers {
-		b.err = cmp.Or(b.err, answer.failed)
 		if cancel, ok := b.requests[i].cancelLost(answer); ok && len(g.cancels) < b.policy.room()/2 { // leaves room
 			g.cancels = append(g.cancels, newBundle(b.ctx, b.policy, cancel))
 		}
@@ -219,7 +215,7 @@ func (r Request) cancel(at int64) Request {
 // and the caller got an error.
 func (r Request) cancelLost(a Answer) (cancel Request, ok bool) {
 	switch {
-	case a.failed == nil || errors.As(a.failed, new(redis.Error)):
+	case a.seq == 0 || errors.As(a.Err, new(redis.Error)):
 		return r, false
 	case r.Lost > 0: // r is such a cancellation, and was lost itself: the next call repeats it
 		return r, true
@@ -245,7 +241,7 @@ func (g *Group) run(ctx context.Context, p *Policy, requests []Request, args []a
 		if len(requests) > 1 && ScriptFailed(err) {
 			answers[i] = g.run(ctx, p, requests[i:i+1], args[i*p.size():(i+1)*p.size()])[0]
 		} else {
-			answers[i] = Answer{failed: err, seq: seq, index: int64(i + 1)}
+			answers[i] = Answer{Err: err, seq: seq, index: int64(i + 1)}
 		}
 	}
 	return answers

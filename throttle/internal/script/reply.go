@@ -48,10 +48,9 @@ type Answer struct {
 	Fits    []int64       `json:"fits"`    // by window, when the cost fits it alone, 0 for at once; or nil
 	Used    []int64       `json:"-"`       // by window, its units; nil unless hasWindows
 	Resets  []int64       `json:"-"`       // by window, when nothing is counted any more
-	Err     error         `json:"-"`       // *ReplyError, if the status is Failed
+	Err     error         `json:"-"`       // *ReplyError, if the status is Failed, or of go-redis, if there is no answer
 
-	failed     error // why there is no answer; seq and index say which call, and which of its requests, from 1
-	seq, index int64
+	seq, index int64 // without an answer: of which call, and of which of its requests, from 1
 }
 
 // A PauseAnswer is the pause of a request's scopes.

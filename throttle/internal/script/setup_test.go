@@ -1,6 +1,7 @@
 package script
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"testing"
@@ -97,6 +98,9 @@ func askIn(t *testing.T, g *Group, p *Policy, requests ...Request) *caller {
 	c := &caller{giveUp: cancel}
 	go func() {
 		c.answers, c.err = g.Do(ctx, p, requests...)
+		for _, a := range c.answers {
+			c.err = cmp.Or(c.err, a.Err)
+		}
 		c.done = true
 	}()
 	synctest.Wait()

@@ -21,7 +21,7 @@ func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 	case redischeck.Forbidden(err):
 		findings = append(findings, fmt.Sprintf("redis: %v: see docs/howto/lock-down-redis.md", err))
 	case len(findings) > 0:
-		return findings, nil // such as that it is a replica
+		return findings, nil // they explain the error, if there is one
 	}
 	return findings, classify(ctx, "", err)
 }

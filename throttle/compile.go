@@ -27,7 +27,7 @@ type compiledPolicy struct {
 
 	removed   atomic.Bool  // it is in force no more
 	drained   atomic.Bool  // its line was empty after it was removed
-	refreshAt atomic.Int64 // when to refresh the tickets in line (ns); MaxInt64 once that is done
+	refreshAt atomic.Int64 // when to refresh the tickets in line (ns); MaxInt64 while that is under way
 }
 
 // A policyState belongs to a line. Each compiled policy of the line takes it over from the one before.

@@ -56,7 +56,7 @@ func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation
 	switch {
 	case !o.free || t.pause != nil: // pauses by operators hold all tenants
 		o.verb = script.Reserve
-	case t.Exempt || o.neverFits() >= 0:
+	case t.Exempt || o.neverFits() >= 0: // it has no time at which it fits
 		o.verb = script.Exempt
 	default:
 		o.verb = script.Observe
@@ -157,7 +157,7 @@ func (cp *compiledPolicy) costsText(r Request) string {
 
 // requestOf returns the request of a ticket, as far as its flow and costs contain it.
 func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
-	r := Request{Policy: cp.Name, Cost: map[string]int64{Requests: 0}}
+	r := Request{Policy: cp.Name, Cost: map[string]int64{Requests: 0}} // it would be 1 by default
 	queue, batch, mark, values := script.ParseFlow(flow)
 	r.Ticket.Queue = queue
 	if batch {
@@ -331,7 +331,7 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 // binds returns Decision.Binds for a denial.
 func (o *operation) binds(a script.Answer, d Decision) string {
 	p, starts := d.Pause, d.At.Add(d.RetryIn)
-	// Windows free up during a pause by hand, and grant from its end on.
+	// A pause by hand still binds if the wait after it is no longer than the pause: windows free up meanwhile.
 	paused := p != nil && (!starts.After(p.Until) || p.ByHand && starts.Sub(p.Until) <= p.Until.Sub(d.At))
 	switch {
 	case d.RetryIn <= 0:

@@ -45,8 +45,8 @@ type Policy struct {
 	EarliestReset bool
 
 	// FailOpen has Reserve and Wait grant while Redis does not answer, and report it in Decision.FailedOpen. By
-	// default they return ErrUnavailable. They wait for a Redis that hangs for 5 seconds, and for 5 more behind
-	// a call that is under way. If their context ends before that, they return its error in any case.
+	// default they return ErrUnavailable. If Redis hangs they wait 5 seconds, and 5 more behind a call under
+	// way. If their context ends before that, they return its error in any case.
 	FailOpen bool
 
 	// KeepRate has windows grant as much as ever after a pause by the upstream. By default grants are spread

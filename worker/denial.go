@@ -106,9 +106,9 @@ func (s *Server) finish(
 	ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call,
 ) error {
 	a, known := s.attempts.get(call.Ref)
-	ended := a.outcome.Load()
-	if ended == nil {
-		ended = &outcome{}
+	o := a.outcome.Load()
+	if o == nil {
+		o = &outcome{}
 	}
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
 	fails := call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry
@@ -125,11 +125,11 @@ func (s *Server) finish(
 	}
 	var err error
 	switch {
-	case ended.waits != nil && call.Verb != asynqredis.Requeue: // asynq's own requeue, at a shutdown, loses nothing
-		err = reply(cmd, "OK", ended.waits(ctx))
+	case o.waits != nil && call.Verb != asynqredis.Requeue: // asynq's own requeue, at a shutdown, loses nothing
+		err = reply(cmd, "OK", o.waits(ctx))
 	case call.Verb == asynqredis.Other:
 		return next(ctx, cmd)
-	case deletes && !ended.done:
+	case deletes && !o.done:
 		return reply(cmd, nil, fmt.Errorf("worker: task %s has not ended here: it stays", call.ID))
 	default:
 		if fails && s.isLate(a) {

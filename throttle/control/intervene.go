@@ -140,7 +140,7 @@ func (s State) Effective() ([]throttle.Policy, throttle.Interventions) {
 	return s.Policies, others
 }
 
-// DescribeOverride lists the changes of an override, such as "minute 50, burst 5, weight 3, exempt".
+// DescribeOverride lists the changes of an override, such as "minute 50 burst 5, weight 3, exempt".
 func DescribeOverride(o throttle.TenantOverride) string {
 	var parts []string
 	for name, change := range o.Windows {

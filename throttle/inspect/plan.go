@@ -78,11 +78,7 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 	}
 	p := Plan{At: time.UnixMicro(s.now), Tenants: sim.finishes[1:], Unknown: slices.Sorted(maps.Keys(sim.unknown))}
 	for i := range sim.finishes {
-		f := &sim.finishes[i]
-		if !o.By.IsZero() {
-			f.Late += f.Count
-		}
-		if f.left > 0 {
+		if f := &sim.finishes[i]; f.left > 0 {
 			f.Expected = time.Time{}
 		}
 	}

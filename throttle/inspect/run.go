@@ -115,7 +115,7 @@ func (f *simFlow) leave() {
 // window that it waits for: none if for a time only.
 func (f *simFlow) opens(t int64) (at int64, by string) {
 	at = max(t, f.opensAt)
-	if open := f.line.sim.Open; open != nil && f.tickets[0].tenant > 0 {
+	if open := f.line.sim.Open; open != nil && f.tickets[0].finish > 0 {
 		at = max(at, open(time.UnixMicro(at)).UnixMicro())
 	}
 	if at > t {
@@ -170,8 +170,8 @@ func (f *simFlow) start(t int64) {
 	side.last = max(side.last, *f.tag)
 	*f.tag = side.last + int64(math.Ceil(f.part()/f.weight))
 	n, ends := first.next(), time.UnixMicro(t+first.hold)
-	if first.tenant > 0 {
-		f.end(&l.sim.finishes[first.tenant], n, ends)
+	if first.finish > 0 {
+		f.end(&l.sim.finishes[first.finish], n, ends)
 		f.end(&l.sim.finishes[0], n, ends)
 	}
 	first.rank += n
@@ -189,7 +189,7 @@ func (f *simFlow) end(d *Finish, n int64, at time.Time) {
 		d.Expected = at
 	}
 	if !at.After(f.line.sim.By) {
-		d.Late -= int(n) // of all
+		d.Late -= int(n)
 	}
 	if d.left -= n; d.left > 0 {
 		return

@@ -26,6 +26,11 @@ func (s *Snapshot) simulation(o PlanOptions) *simulation {
 		Snapshot: s, PlanOptions: o, finishes: slices.Clone(s.finishes), slots: map[string][]*window{}, unknown: map[string]bool{},
 	}
 	sim.finishes[0].Expected = time.UnixMicro(s.now)
+	for i := range sim.finishes {
+		if f := &sim.finishes[i]; !o.By.IsZero() {
+			f.Late = f.Count // until they have ended in time
+		}
+	}
 	for _, o := range s.slots {
 		n := sim.limit(throttle.BySlots, int64(o.Count))
 		counter := algorithm.Concurrency.Simulate(algorithm.Window{Limit: n}, algorithm.Counted{Now: s.now})
@@ -206,12 +211,12 @@ func (l *simLine) side(r throttle.Request) *side {
 func (f *simFlow) add(t tickets) {
 	s, last := f.line.sim, len(f.tickets)-1
 	if last >= 0 {
-		if l := &f.tickets[last]; l.Standing == t.Standing && l.tenant == t.tenant && l.hold == t.hold {
+		if l := &f.tickets[last]; l.Standing == t.Standing && l.finish == t.finish && l.hold == t.hold {
 			l.left += t.left
 			return
 		}
 	}
-	if t.tenant > 0 && len(f.side.slots) == 0 {
+	if t.finish > 0 && len(f.side.slots) == 0 {
 		s.unknown[throttle.BySlots] = true
 	}
 	t.costs = slices.Repeat([]int64{1}, len(f.side.slots))

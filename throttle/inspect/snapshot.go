@@ -22,7 +22,7 @@ type Snapshot struct {
 	backlogs []*backlog
 	slots    []Slots
 	finishes []Finish       // of all demands, and then of tenants
-	places   map[string]int // of finishes, by tenant
+	byTenant map[string]int // indexes of finishes
 	total    int64          // tickets
 	now      int64          // us since 1970
 	hold     int64          // us for which tickets that are no demand hold what they take; 0 if unknown
@@ -42,7 +42,7 @@ type backlog struct {
 // Tickets are equal ones of one flow.
 type tickets struct {
 	*throttle.Standing
-	tenant int   // the place of its finish; 0 if they are no demand
+	finish int   // its index in Snapshot.finishes; 0 if they are no demand
 	left   int64 // that have not started
 	hold   int64 // us for which each holds what it takes; 0 if unknown, then it ends when it starts
 	rank   int64 // of the first one
@@ -87,7 +87,7 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 			}
 			standings[key] = standing
 		}
-		t := tickets{Standing: standing, tenant: s.place(cmp.Or(d.Tenant, r.Tenant)), left: int64(d.Count), hold: d.Hold.Microseconds()}
+		t := tickets{Standing: standing, finish: s.finishOf(cmp.Or(d.Tenant, r.Tenant)), left: int64(d.Count), hold: d.Hold.Microseconds()}
 		b.demands, s.hold = append(b.demands, t), max(s.hold, t.hold)
 		b.joined[standing.Flow] += int64(d.Joined)
 	}
@@ -100,15 +100,15 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 }
 
 func newSnapshot() *Snapshot {
-	return &Snapshot{Limits: map[string]int64{}, finishes: []Finish{{}}, places: map[string]int{}, now: time.Now().UnixMicro()}
+	return &Snapshot{Limits: map[string]int64{}, finishes: []Finish{{}}, byTenant: map[string]int{}, now: time.Now().UnixMicro()}
 }
 
-// place returns where the finish of a tenant is.
-func (s *Snapshot) place(tenant string) int {
-	if s.places[tenant] == 0 {
-		s.places[tenant], s.finishes = len(s.finishes), append(s.finishes, Finish{Tenant: tenant})
+// finishOf returns the index of a tenant's finish.
+func (s *Snapshot) finishOf(tenant string) int {
+	if s.byTenant[tenant] == 0 {
+		s.byTenant[tenant], s.finishes = len(s.finishes), append(s.finishes, Finish{Tenant: tenant})
 	}
-	return s.places[tenant]
+	return s.byTenant[tenant]
 }
 
 // read reads a line, and adds what waits there, as demands or not, and the other demands. What is taken
@@ -135,7 +135,7 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, demand bool) (err error
 	for i, f := range b.flows {
 		t := tickets{Standing: all[1+i], left: f.tickets - b.joined[f.name], hold: s.hold}
 		if demand {
-			t.tenant = s.place(t.Request.Tenant)
+			t.finish = s.finishOf(t.Request.Tenant)
 		}
 		if t.left > 0 {
 			err = cmp.Or(err, s.add(b, t))
@@ -151,8 +151,8 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, demand bool) (err error
 func (s *Snapshot) add(b *backlog, t tickets) error {
 	never := new(throttle.RequestError)
 	errors.As(t.Err, &never)
-	if t.tenant > 0 {
-		for _, f := range []*Finish{&s.finishes[0], &s.finishes[t.tenant]} {
+	if t.finish > 0 {
+		for _, f := range []*Finish{&s.finishes[0], &s.finishes[t.finish]} {
 			f.Count, f.left = f.Count+int(t.left), f.left+t.left
 			f.NeverFits = cmp.Or(never.Window, f.NeverFits)
 		}
@@ -161,7 +161,7 @@ func (s *Snapshot) add(b *backlog, t tickets) error {
 	case t.Err == nil:
 		t.rank = s.total
 		b.tickets, s.total = append(b.tickets, t), s.total+t.left
-	case t.tenant > 0 && never.Window == "":
+	case t.finish > 0 && never.Window == "":
 		return never
 	}
 	return nil

@@ -23,11 +23,12 @@ func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	if len(parts) != 3 || parts[0] == c.process { // asynq made it active, or this process did, which lives
 		return false, nil
 	}
-	stays, wentBack := noted == call, noted != "" && noted != call // of a last attempt, and of others
+	stays := noted == call // it has started, if it is a last attempt
 	if !Message(found["msg"]).IsLastAttempt() {
 		calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
 		var leaseEnd float64
 		leaseEnd, err = c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
+		wentBack := noted != "" && noted != call
 		stays = wentBack || int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
 		if err == nil && !stays {
 			_, err = c.Start(ctx, task, call)

@@ -25,7 +25,7 @@ const (
 	// joinWithin is how long a task has to join before forward looks at it again, as its server may have ended.
 	joinWithin = 5 * time.Second
 
-	// Forward looks at a task that could not join again after unavailableFor, or later: at one such task
+	// Forward looks again at a task that could not join, after unavailableFor or later: at one such task
 	// every unavailableEvery.
 	unavailableFor   = time.Second
 	unavailableEvery = 200 * time.Microsecond
@@ -172,9 +172,9 @@ func (d *Dispatcher) WakeAt(queue string, at time.Time) {
 	time.AfterFunc(time.Until(at), func() {
 		d.wakeUps.Delete(second)
 		d.inBackground(func() {
-			for n, err := 1, error(nil); n > 0 && err == nil; {
-				// If it fails asynq's forwarder does it.
-				n, err = d.Forward(context.WithoutCancel(d.ctx), queue, false)
+			for due := true; due; {
+				n, err := d.Forward(context.WithoutCancel(d.ctx), queue, false)
+				due = n > 0 && err == nil // if it fails asynq's forwarder does it
 			}
 		})
 	})

@@ -143,7 +143,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket, tenant effectiveTenant) Ta
 		return ticket // it joined, or was taken, while the policy had other windows
 	}
 	if t.Binds > 0 {
-		ticket.Decision.Binds = o.binds(script.Answer{Binds: t.Binds}, Decision{RetryIn: 1}) // with 0 nothing binds
+		ticket.Decision.Binds = o.binds(script.Answer{Binds: t.Binds}, Decision{RetryIn: 1}) // any wait: with 0 nothing binds
 	}
 	ticket.Decision.Windows = o.states(script.Answer{Used: t.Used}, true)
 	return ticket

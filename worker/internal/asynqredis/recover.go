@@ -26,11 +26,10 @@ func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	stays := noted == call // it has started, if it is a last attempt
 	if !Message(found["msg"]).IsLastAttempt() {
 		calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
-		var leaseEnd float64
-		leaseEnd, err = c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
+		leaseEnd, unknown := c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
 		wentBack := noted != "" && noted != call
 		stays = wentBack || int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
-		if err == nil && !stays {
+		if err = unknown; err == nil && !stays {
 			_, err = c.Start(ctx, task, call)
 		}
 	}

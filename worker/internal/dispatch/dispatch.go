@@ -80,7 +80,7 @@ type Dispatcher struct {
 	// Only serve uses these: its views of all lines, by sets of queues, and what it learned from calls.
 	sets           []*queueSet
 	paused         map[string]bool // queues
-	lastTakeFailed bool
+	lastCallFailed bool
 	backoff        outage.Backoff // of the limiter as a whole
 
 	lostIn  sync.Map // queues of which a lost ticket was logged

@@ -32,7 +32,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 		d.noteFailure(l, err)
 		return false
 	}
-	d.lastTakeFailed, d.backoff = false, outage.Backoff{}
+	d.lastCallFailed, d.backoff = false, outage.Backoff{}
 	l.noteAnswer(taken, sent, time.Now())
 	d.giveBack((*throttle.Line).PutBack, l.name, taken.Others...)
 	d.LimiterLog.Answered(l.redisTime.Sub(taken.At), "line", l.name)
@@ -149,10 +149,10 @@ func (d *Dispatcher) noteFailure(l *line, err error) {
 	now := time.Now()
 	l.backoff.Fail(now)
 	l.askAt, l.fitsAt = now, time.Time{}
-	if d.lastTakeFailed {
+	if d.lastCallFailed {
 		d.backoff.Fail(now)
 	}
-	d.lastTakeFailed = true
+	d.lastCallFailed = true
 	policy, _ := d.Limiter.Lookup(l.name)
 	d.LimiterLog.Failed(err, "line", l.name, "fails_open", policy.FailOpen)
 }

@@ -7,8 +7,8 @@
 --   entry       expires(7) units(7) id(8), the soonest to expire first
 --
 -- `hold` estimates how long units are held (us). It begins with the `hold` of the first grant. A longer
--- hold replaces it at once, a shorter one moves it by a quarter of the difference. So an expected start is
--- an upper bound unless holders take longer than before.
+-- hold replaces it at once, a shorter one moves it by a quarter of the difference. So an expected start, for
+-- which it is at least a lease, is an upper bound unless holders take longer than before.
 
 do
 

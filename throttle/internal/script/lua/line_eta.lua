@@ -113,7 +113,7 @@ local function new_eta(L)
           end
           if other == 0 and (sum == 0 or least == most and least == cost) then
             each = cost
-          elseif not algorithm.drains then
+          elseif not algorithm.drains then -- a ticket that waits for its cost leaves less than that unused
             local used = max(1, limit - largest + 1, limit / 2)
             ahead, most_ahead = ceil(ahead * limit / used), ceil(most_ahead * limit / used)
           end

@@ -112,8 +112,8 @@ local function new_upstream()
       if scope.states[i].period == period then part = max(part, costs[i] / scope.states[i].limit) end
     end
     if part == 0 then return end
-    -- A request that comes late may catch up by LATE. Where the rate is cut it is less, as the upstream may want
-    -- calls to be apart.
+    -- A request that comes late may catch up by LATE. Where the rate is cut it is less, such as 1 ms at a spacing
+    -- of 100 ms, as the upstream may want calls to be apart.
     local rate = rate_at(adapted, now, unit)
     local spacing = part * period / rate
     local late = rate < 1 and min(LATE, 1e8 / spacing) or LATE

@@ -15,7 +15,7 @@ type TenantOverride struct {
 	Policy  string              `json:"policy"`            // its name
 	Tenant  string              `json:"tenant"`            // its name
 	Until   time.Time           `json:"until,omitzero"`    // when it ends, by the clock of Redis
-	Weight  float64             `json:"weight,omitempty"`  // above 0 and at most 1e6
+	Weight  float64             `json:"weight,omitempty"`  // 0.001 to 1e6
 	Why     string              `json:"why"`               // the reason
 	Windows map[string]Override `json:"windows,omitempty"` // by names of windows whose scope contains the tenant
 }

@@ -142,7 +142,7 @@ type Tenant struct {
 	// Exempt tenants are counted, but never denied.
 	Exempt bool
 
-	// Weight is the share of windows and handler slots while tenants wait: above 0, at most 1e6; by default 1.
+	// Weight is the share of windows and handler slots while tenants wait: 0.001 to 1e6; by default 1.
 	Weight float64
 
 	// Windows holds own limits, by the names of windows whose scope contains the tenant.

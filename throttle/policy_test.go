@@ -118,9 +118,9 @@ func TestPoliciesAreValidated(t *testing.T) {
 
 		{tenant("", throttle.Tenant{}), `: tenant "": must be 1 to 512 bytes`},
 		{tenant("any\x00bytes}", throttle.Tenant{Weight: 0.001}), ``},
-		{tenant("acme", throttle.Tenant{Weight: -1}), `, tenant "acme": weight -1: must be above 0 and at most 1000000`},
-		{tenant("acme", throttle.Tenant{Weight: math.NaN()}), `, tenant "acme": weight NaN: must be above 0 and at most 1000000`},
-		{tenant("acme", throttle.Tenant{Weight: math.Inf(1)}), `, tenant "acme": weight +Inf: must be above 0 and at most 1000000`},
+		{tenant("acme", throttle.Tenant{Weight: 0.0009}), `, tenant "acme": weight 0.0009: must be 0.001 to 1000000`},
+		{tenant("acme", throttle.Tenant{Weight: math.NaN()}), `, tenant "acme": weight NaN: must be 0.001 to 1000000`},
+		{tenant("acme", throttle.Tenant{Weight: math.Inf(1)}), `, tenant "acme": weight +Inf: must be 0.001 to 1000000`},
 		{override("a", throttle.Override{Limit: 50}), ``},
 		{override("nope", throttle.Override{Limit: 50}), `, tenant "acme": windows "nope": must be the name of a window of this policy`},
 		{tenant("acme", throttle.Tenant{Windows: map[string]throttle.Override{"a": {Limit: 50}, "all": {Limit: 50}}}), `, tenant "acme": windows "all": is shared: a tenant has a limit of its own only where the scope contains tenant`},

@@ -160,7 +160,7 @@ func (p Policy) checkTenant(name string, t Tenant) []error {
 	c := problems{at: PolicyError{Policy: p.Name, Tenant: name}}
 	c.must(name != "" && len(name) <= MaxValueBytes, "tenant", name,
 		fmt.Sprintf("must be 1 to %d bytes", MaxValueBytes))
-	c.must(t.Weight > 0 && t.Weight <= 1e6, "weight", t.Weight, "must be above 0 and at most 1000000")
+	c.must(t.Weight >= 0.001 && t.Weight <= 1e6, "weight", t.Weight, "must be 0.001 to 1000000")
 	for _, name := range slices.Sorted(maps.Keys(t.Windows)) {
 		c.at.Window = ""
 		i := slices.IndexFunc(p.Windows, func(w Window) bool { return w.Name == name })

@@ -69,7 +69,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 			want(t, exitBadInput, `--window "minute": must be a window and its limit`)
 		run("limits", "override", "api", "acme", "--exempt", "maybe", "--for", "1h", "--why", "x").
 			want(t, exitBadInput, "must be yes or no")
-		run("limits", "override", "api", "acme", "--weight=-1", "--for", "1h", "--why", "x").want(t, exitBadInput, "weight -1: must be above 0")
+		run("limits", "override", "api", "acme", "--weight=-1", "--for", "1h", "--why", "x").want(t, exitBadInput, "weight -1: must be 0.001 to 1000000")
 		run("limits", "override", "api", "acme", "--for", "1h", "--why", "x").want(t, exitBadInput, "needs --window, --weight or --exempt")
 		run("limits", "override", "api", "acme", "--weight", "2", "--why", "x").want(t, exitBadInput, "--for is missing: must be how long")
 		says(run("pause", "api", "--for", "10m", "--why", "down"), "api is paused until ")

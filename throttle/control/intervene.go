@@ -68,8 +68,8 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 	case o.Exempt == nil && o.Weight == 0 && len(o.Windows) == 0:
 		return invalid("the override of tenant %q is empty: "+
 			"must change a limit, the weight or whether it is exempt", quote.Short(o.Tenant))
-	case !(o.Weight >= 0 && o.Weight <= MaxWeight):
-		return invalid("weight %v: must be above 0 and at most 1000000", o.Weight)
+	case o.Weight != 0 && !(o.Weight >= 0.001 && o.Weight <= MaxWeight):
+		return invalid("weight %v: must be 0.001 to 1000000", o.Weight)
 	}
 	if o.Tenant == "" || state.Policies != nil { // else followers check it
 		policies, err := state.With(o)

@@ -77,8 +77,9 @@ func (c *workersCommand) findings(ctx context.Context, warnings *[]string) ([]st
 		return nil, err
 	}
 	for _, policy := range slices.Sorted(maps.Keys(orphans)) {
-		*warnings = append(*warnings, fmt.Sprintf("policy %s is not published, and has %s in line: "+
-			"workers must have it in their files, or nobody takes them", words.Name(policy), count(orphans[policy], "task")))
+		*warnings = append(*warnings, fmt.Sprintf("policy %s is not published, and has %s in line: workers must have "+
+			"it in their files; else each waits until asynq has it due, and goes by the policy that matches then",
+			words.Name(policy), count(orphans[policy], "task")))
 	}
 	client, err := worker.NewClient(f.server.Opt, worker.ClientConfig{Limiter: f.limiter})
 	if err != nil {

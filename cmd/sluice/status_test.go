@@ -263,7 +263,7 @@ func TestLinesWithoutAPolicyAreTold(t *testing.T) {
 		d.reserves(t, "a|b,{c}", ticket)
 	}
 	wantLines(t, look("doctor"),
-		"warning: policy api is not published, and has 2 tasks in line: workers must have it in their files, or nobody takes them")
+		"warning: policy api is not published, and has 2 tasks in line: workers must have it in their files; else each waits until asynq has it due, and goes by the policy that matches then")
 	publish(0, d.limiter.Policies()...)
 	publish(1, throttle.Policy{Name: "other", Windows: d.limiter.Policies()[0].Windows})
 	wantLines(t, look("doctor"), "warning: policy api was removed, and has 2 tasks in line: what waits goes on by its last windows")

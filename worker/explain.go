@@ -33,7 +33,7 @@ type Explanation struct {
 	Servers     int  `json:"servers"`                // that serve the queue
 
 	// Line describes its place in line. It is nil if the task stands in none.
-	Line *inspect.TicketState `json:"line,omitempty"`
+	Line *inspect.TenantState `json:"line,omitempty"`
 
 	// Why is one line of text: why the task is in that state.
 	Why string `json:"why"`
@@ -84,7 +84,7 @@ func (c *Client) findInLine(ctx context.Context, e *Explanation) error {
 	}
 	line, err := inspect.Of(c.limiter).Explain(ctx, throttle.Ticket{Queue: identity + "/" + e.Queue, ID: e.ID})
 	if err == nil && line.Position > 0 {
-		line.Ticket.Queue = e.Queue // as asynq's tools name it
+		line.Queue = e.Queue // as asynq's tools name it
 		e.Line = &line
 	}
 	return err

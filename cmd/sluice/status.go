@@ -51,7 +51,7 @@ func (m *Main) statusCommand() *cli.Command {
 		Name: "status", ArgsUsage: "[POLICY] [TENANT]", Usage: "show who waits, until when, and what is used", Action: c.Run,
 		Flags: c.liveFlags(
 			&cli.IntFlag{Name: "tenants", Value: 20, Destination: &c.Tenants,
-				Usage: "show at most `N` tenants, 1 to 500"},
+				Usage: "show at most `N` rows of tenants, 1 to 500"},
 			&cli.BoolFlag{Name: "watch", Destination: &c.Watch,
 				Usage: "show it again and again, until interrupted"},
 			&cli.DurationFlag{Name: "every", Value: 2 * time.Second, Destination: &c.Every,
@@ -186,7 +186,7 @@ func processesText(runs string, names []string) string {
 func printState(w io.Writer, s policyStatus) {
 	fmt.Fprintf(w, "policy %s at %s: %s waiting%s\n",
 		s.Policy, clockText(s.At), count(s.Waiting, "ticket"), rateText(s.PerSecond))
-	for _, note := range notes(s.Limits, s.At) {
+	for _, note := range notes(s.Limits) {
 		fmt.Fprintln(w, note)
 	}
 	windows := show.NewTable(w, "SHARED WINDOW", "USED", "OF", "UNIT", "EMPTY IN")
@@ -204,10 +204,14 @@ func printState(w io.Writer, s policyStatus) {
 		flows += q.Flows
 	}
 	queues.Flush()
-	t := show.NewTable(w, "TENANT", "WAITING", "OLDEST", "LAST STARTS IN", "WEIGHT", "SHARE", "WINDOWS", "")
+	t := show.NewTable(w, "TENANT", "QUEUE", "CLASS", "WAITING", "OLDEST", "LAST STARTS IN", "WEIGHT", "SHARE", "WINDOWS", "")
 	for _, tenant := range s.Tenants {
-		t.Row(tenantText(tenant), tenant.Waiting, since(tenant.Oldest, s.At), startText(tenant.Limits, s.At), tenant.Weight,
-			fmt.Sprintf("%.3g%%", 100*tenant.Share), windowsText(tenant), heldText(tenant, s.PolicyState))
+		queue := queueOf(tenant.Queue)
+		if tenant.Waiting == 0 {
+			queue = "-"
+		}
+		t.Row(tenantText(tenant), queue, tenant.Class, tenant.Waiting, since(tenant.Oldest, s.At), startText(tenant.Limits),
+			tenant.Weight, fmt.Sprintf("%.3g%%", 100*tenant.Share), windowsText(tenant), heldText(tenant, s.PolicyState))
 	}
 	t.Flush()
 	if more := flows - int64(len(s.Tenants)); more > 0 && s.Next != "" {
@@ -252,9 +256,9 @@ func rateText(perSecond float64) string {
 }
 
 // startText says in how long the last ticket starts that limits hold up.
-func startText(l inspect.Limits, at time.Time) string {
-	text := since(at, l.Expected)
-	if latest := since(at, l.Latest); l.Latest.After(l.Expected) && latest != text {
+func startText(l inspect.Limits) string {
+	text := since(l.At, l.Expected)
+	if latest := since(l.At, l.Latest); l.Latest.After(l.Expected) && latest != text {
 		return text + " to " + latest
 	}
 	return text
@@ -269,7 +273,7 @@ func windowsText(t inspect.TenantState) string {
 }
 
 // notes say in sentences what changes the numbers of windows.
-func notes(l inspect.Limits, at time.Time) (notes []string) {
+func notes(l inspect.Limits) (notes []string) {
 	if l.Removed {
 		notes = append(notes, "the policy was removed: what waits goes on by its last windows")
 	}
@@ -277,7 +281,7 @@ func notes(l inspect.Limits, at time.Time) (notes []string) {
 		notes = append(notes, "the policy only observes: nothing is denied")
 	}
 	if l.Pause != nil {
-		notes = append(notes, l.Pause.Describe(at))
+		notes = append(notes, l.Pause.Describe(l.At))
 	}
 	if r := l.Remaining; r != nil {
 		notes = append(notes, fmt.Sprintf("%d %s left until %s by the upstream", r.Units, r.Unit, clockText(r.Until)))
@@ -290,8 +294,8 @@ func notes(l inspect.Limits, at time.Time) (notes []string) {
 
 // heldText lists the notes of a tenant that do not hold for all tenants.
 func heldText(t inspect.TenantState, s inspect.PolicyState) string {
-	shared := notes(s.Limits, s.At)
-	other := slices.DeleteFunc(notes(t.Limits, s.At), func(note string) bool { return slices.Contains(shared, note) })
+	shared := notes(s.Limits)
+	other := slices.DeleteFunc(notes(t.Limits), func(note string) bool { return slices.Contains(shared, note) })
 	if t.Exempt {
 		other = append(other, "exempt")
 	}

@@ -86,7 +86,7 @@ func TestStatusShowsWhoWaits(t *testing.T) {
 	d.reserves(t, "z\x1bz", "z2")
 	d.flush()
 	d.run(t, "status").want(t, exitDone).says(t,
-		": 4 tickets waiting", " shared ", " default live ", "granted in the last hour to ", "acme 50%", " acme 3 ", ` "z\x1bz" 1 `, "own 1/1")
+		": 4 tickets waiting", " shared ", " default live ", "granted in the last hour to ", "acme 50%", " acme default live 3 ", ` "z\x1bz" default live 1 `, "own 1/1")
 	must(t, errOf(first.Reservation.Pause(t.Context(), time.Hour, "429")))
 	e := d.run(t, "status", "api", "acme").want(t, exitDone).says(t, " by the upstream's 429 to acme, reported by worker-7\n")
 	that(t, !strings.Contains(e.stdout, "z1"), e.stdout)
@@ -319,7 +319,7 @@ func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 			}
 		}, []string{
 			"policies: published version 1", "3 processes run published version 1: w-0, w-1, w-2", "5 tickets waiting", " shared 4 4 requests",
-			"acme 1 ", "a|b,{c} 1 ", "{x}:% 1 ", `"\x1b[2J" 1 `, `zoë "q" 1 `, "default live 5 5 ", "the policy only observes: nothing is denied",
+			"acme default live 1 ", "a|b,{c} default live 1 ", "{x}:% default live 1 ", `"\x1b[2J" default live 1 `, `zoë "q" default live 1 `, "default live 5 5 ", "the policy only observes: nothing is denied",
 		}},
 		{"a limit is raised", func() { act("limits", "set", "api", "shared", "--limit", "15") }, []string{"published version 2", " shared 4 15 requests"}},
 		{"a limit is cut for a while", func() { act("limits", "set", "api", "shared", "--limit", "2", "--for", "2h") },

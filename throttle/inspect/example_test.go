@@ -59,7 +59,7 @@ func ExampleInspector_State() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(why.Position, why.Of, why.Binds)
+	fmt.Println(why.Position, why.Waiting, why.Binds)
 	// Output:
 	// acme 3 2h0m0s 2
 	// 3 3 per-hour

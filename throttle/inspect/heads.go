@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -15,16 +14,11 @@ const (
 	maxHeads     = 10_000           // after which all are forgotten
 )
 
-// Heads find tenants that starve: others are granted, and they are not. They remember the first ticket of
-// each, of states that are noted again and again. The zero value is ready. It is safe for concurrent use.
+// Heads find tenants that starve in a queue: others are granted, and they are not. They remember the oldest
+// ticket of each, of states that are noted again and again. The zero value is ready. It is safe for concurrent use.
 type Heads struct {
 	mu  sync.Mutex
-	all map[[3]string]head // by policy, tenant and attributes
-}
-
-type head struct {
-	joined, tags int64 // of the first ticket; of its tenant's flows, which move by each grant
-	since        time.Time
+	all map[[2]string]TenantState // when its oldest ticket or its tag last changed, by policy and flow
 }
 
 // Note notes a state. It returns the tenants of it that starve: no pause and no window of their own holds
@@ -34,16 +28,16 @@ func (h *Heads) Note(s PolicyState) (starving []TenantState) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.all == nil || len(h.all) > maxHeads {
-		h.all = map[[3]string]head{}
+		h.all = map[[2]string]TenantState{}
 	}
 	full := func(w throttle.WindowState) bool { return w.Remaining == 0 }
 	for _, t := range s.Tenants {
-		key := [3]string{s.Policy, t.Tenant, fmt.Sprint(t.Attributes)}
+		key := [2]string{s.Policy, t.flow.name}
 		first := h.all[key]
-		if now := (head{t.Oldest.UnixMicro(), t.tags, s.At}); first.joined != now.joined || first.tags != now.tags {
-			first, h.all[key] = now, now // retries go before the first ticket: it may stay for long
+		if !first.Oldest.Equal(t.Oldest) || first.flow.tag != t.flow.tag { // retries go before the oldest: it may stay
+			first, h.all[key] = t, t
 		}
-		stood := s.At.Sub(first.since)
+		stood := t.At.Sub(first.At)
 		if !t.Oldest.IsZero() && t.Pause == nil && !slices.ContainsFunc(t.Windows, full) &&
 			stood >= starvesAfter && s.PerSecond*stood.Seconds()*t.Share > starvesDue {
 			starving = append(starving, t)

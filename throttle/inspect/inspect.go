@@ -86,9 +86,10 @@ func (i Inspector) lines(policy string) ([]string, error) {
 // Limits say which windows and pauses hold requests up, and until when. As JSON, times are of RFC 3339, and
 // durations are seconds.
 type Limits struct {
+	At      time.Time              `json:"at"` // by the clock of Redis
 	Windows []throttle.WindowState `json:"windows"`
 
-	// Binds is what holds them up for longest, as throttle.Place.Binds. Expected is when the last one is
+	// Binds is what holds up the last ticket for longest, as throttle.Place.Binds. Expected is when that is
 	// expected to start, and Latest the upper bound of it. They are zero if nobody waits, Latest also
 	// where no bound is known.
 	Binds    string    `json:"binds,omitempty"`
@@ -103,12 +104,19 @@ type Limits struct {
 	PerSecond float64             `json:"per_second,omitempty"` // requests, lately; 0 if unknown
 }
 
-// add adds a standing's limits: of the windows that all tenants share, of the other windows, or of both.
-func (l *Limits) add(s *throttle.Standing, shared, others bool) {
+// limitsOf returns the limits of a standing: by the windows that all tenants share, the other windows, or both.
+func limitsOf(s *throttle.Standing, shared, others bool) Limits {
 	d := s.Decision
-	l.Pause, l.Adapted, l.Remaining = d.Pause, d.Adapted, d.Remaining
-	l.Observes, l.Removed = s.Policy.Observe, s.Removed
-	l.Windows = []throttle.WindowState{}
+	l := Limits{
+		At: cmp.Or(d.At, time.Now()), Windows: []throttle.WindowState{}, Pause: d.Pause, Adapted: d.Adapted,
+		Remaining: d.Remaining, Observes: s.Policy.Observe, Removed: s.Removed,
+	}
+	if d.AlreadyQueued {
+		l.Binds, l.Expected = d.Binds, d.At.Add(d.RetryIn)
+		if d.Latest >= d.RetryIn {
+			l.Latest = d.At.Add(d.Latest)
+		}
+	}
 	shortest := time.Duration(0)
 	for _, w := range d.Windows {
 		if ofAll := len(w.Scope.Attributes) == 0; ofAll && !shared || !ofAll && !others {
@@ -120,11 +128,5 @@ func (l *Limits) add(s *throttle.Standing, shared, others bool) {
 			l.PerSecond, shortest = rate, w.Period
 		}
 	}
-	expected, latest := d.At.Add(d.RetryIn), time.Time{}
-	if d.Latest >= d.RetryIn {
-		latest = d.At.Add(d.Latest)
-	}
-	if d.AlreadyQueued && cmp.Or(expected.Compare(l.Expected), latest.Compare(l.Latest)) > 0 {
-		l.Binds, l.Expected, l.Latest = d.Binds, expected, latest
-	}
+	return l
 }

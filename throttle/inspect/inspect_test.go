@@ -12,10 +12,10 @@ func TestATenantThatIsGrantedDoesNotStarve(t *testing.T) {
 	at := time.Date(2026, 1, 2, 14, 0, 0, 0, time.UTC)
 	for after, starving := range map[int64]int{100: 1, 101: 0} {
 		var h Heads
-		s := PolicyState{Policy: "api", At: at, Tenants: []TenantState{{Tenant: "acme", Oldest: at, Share: 1, tags: 100}}}
-		s.PerSecond = 20
+		s := PolicyState{Policy: "api", Tenants: []TenantState{{Tenant: "acme", Oldest: at, Share: 1, flow: flow{tag: 100}}}}
+		s.Tenants[0].At, s.PerSecond = at, 20
 		h.Note(s)
-		s.At, s.Tenants[0].tags = at.Add(80*time.Second), after
+		s.Tenants[0].At, s.Tenants[0].flow.tag = at.Add(80*time.Second), after
 		expect.Equal(t, len(h.Note(s)), starving, "starve with the tag", after)
 	}
 }

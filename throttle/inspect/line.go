@@ -20,23 +20,34 @@ import (
 // command depends on how many tickets or tenants wait.
 type line struct {
 	*throttle.Line
-	queues map[string]QueueState // by name
+	err error // the first one: nothing is read after it
+}
+
+func (i Inspector) line(name string) *line { return &line{Line: i.limiter.Line(name)} }
+
+// try calls f, unless something has failed.
+func (l *line) try(ctx context.Context, f func(client redis.UniversalClient, prefix string) error) {
+	if l.err == nil {
+		l.err = l.Read(ctx, f)
+	}
+}
+
+func (l *line) stand(ctx context.Context, standings ...*throttle.Standing) {
+	if l.err == nil {
+		l.err = l.Stand(ctx, standings...)
+	}
 }
 
 // A flow is the tickets of one tenant, with its attributes, in one queue.
 type flow struct {
-	name          string
-	queue, values string // its parts; the queue with the class, as queues are named
-	tickets       int64
-	units         string // what each costs, or all together: see internal/script/lua/line_units.lua
-	weight        int64  // in thousandths
-	rank          string // that of its first ticket there, of 16 digits
-	tag           int64  // of its tenant, which moves by each grant
-}
+	name    string
+	tickets int64
+	units   string // what each costs, or all together: see internal/script/lua/line_units.lua
+	weight  int64  // in thousandths
+	rank    string // that of its first ticket there, of 16 digits
+	tag     int64  // of its tenant, which moves by each grant
 
-func newFlow(name string) flow {
-	queue, values, _ := strings.Cut(name, "|")
-	return flow{name: name, queue: queue, values: values}
+	ticket, cost string // of the ticket that is asked about; empty for the last one
 }
 
 // costs are those of one ticket of the flow, on average.
@@ -54,27 +65,33 @@ func (f flow) costs() string {
 
 // readFlow reads "tickets units weight tag suffix rank ...".
 func readFlow(name, record string) (flow, error) {
-	f, suffix := newFlow(name), ""
+	f, suffix := flow{name: name}, ""
 	err := scan(name, record, &f.tickets, &f.units, &f.weight, &f.tag, &suffix, &f.rank)
 	return f, err
 }
 
 // readQueue reads "asked tickets weights first last server since taken flows ...".
-func readQueue(name, record string) (QueueState, error) {
-	q, skip := QueueState{Class: throttle.ClassLive}, ""
-	var asked, since int64
-	err := scan(name, record, &asked, &q.Waiting, &q.weights, &skip, &skip, &skip, &since, &skip, &q.Flows)
-	name, batch := strings.CutSuffix(name, "!")
-	if batch {
-		q.Class = throttle.ClassBatch
-	}
-	if !strings.HasPrefix(name, "!") {
-		q.Queue = script.Unescape(name)
-	}
+func readQueue(name, record string) (q QueueState, err error) {
+	skip, asked, since := "", int64(0), int64(0)
+	err = scan(name, record, &asked, &q.Waiting, &q.weights, &skip, &skip, &skip, &since, &skip, &q.Flows)
+	q.Queue, q.Class = parseQueue(name)
 	if q.Asked = time.UnixMicro(asked); since > 0 {
 		q.Binds = throttle.BySlots
 	}
 	return q, err
+}
+
+// parseQueue returns the queue, empty for calls that wait in place, and the class in the name of a queue or flow.
+func parseQueue(name string) (queue string, class throttle.Class) {
+	name, _, _ = strings.Cut(name, "|")
+	name, batch := strings.CutSuffix(name, "!")
+	if class = throttle.ClassLive; batch {
+		class = throttle.ClassBatch
+	}
+	if !strings.HasPrefix(name, "!") {
+		queue = script.Unescape(name)
+	}
+	return queue, class
 }
 
 // scan reads the first fields of a record.
@@ -85,29 +102,32 @@ func scan(name, record string, fields ...any) error {
 	return nil
 }
 
-// line returns one that is not read yet.
-func (i Inspector) line(name string) *line {
-	return &line{i.limiter.Line(name), map[string]QueueState{}}
-}
-
-// open reads the queues of a line.
-func (l *line) open(ctx context.Context) error {
-	return l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
+// queues adds the queues where tickets wait to those of other lines, by queue and class, and returns their names.
+func (l *line) queues(ctx context.Context, all map[[2]string]QueueState) (names []string) {
+	l.try(ctx, func(client redis.UniversalClient, prefix string) error {
 		records, err := client.HGetAll(ctx, prefix+"z").Result()
 		for name, record := range records {
 			q, bad := readQueue(name, record)
-			if err = cmp.Or(err, bad); q.Waiting > 0 {
-				l.queues[name] = q
+			if err = cmp.Or(err, bad); q.Waiting == 0 {
+				continue
 			}
+			key := [2]string{q.Queue, string(q.Class)}
+			sum := all[key]
+			q.Waiting, q.Flows, q.weights = q.Waiting+sum.Waiting, q.Flows+sum.Flows, q.weights+sum.weights
+			if q.Binds = cmp.Or(q.Binds, sum.Binds); sum.Asked.After(q.Asked) {
+				q.Asked = sum.Asked
+			}
+			names, all[key] = append(names, name), q
 		}
 		return err
 	})
+	return names
 }
 
 // page returns about n of the flows that wait, behind a cursor that begins at 0, and the next cursor,
 // 0 at the end. A flow may come twice.
-func (l *line) page(ctx context.Context, cursor uint64, n int) (flows []flow, next uint64, err error) {
-	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) (err error) {
+func (l *line) page(ctx context.Context, cursor uint64, n int) (flows []flow, next uint64) {
+	l.try(ctx, func(client redis.UniversalClient, prefix string) (err error) {
 		var pairs []string
 		pairs, next, err = client.HScan(ctx, prefix+"f", cursor, "", int64(n)).Result()
 		for pair := range slices.Chunk(pairs, 2) {
@@ -116,50 +136,47 @@ func (l *line) page(ctx context.Context, cursor uint64, n int) (flows []flow, ne
 		}
 		return err
 	})
-	return flows, next, err
+	return flows, next
 }
 
 // all returns all flows that wait, the first one first.
 func (l *line) all(ctx context.Context) ([]flow, error) {
 	byName := map[string]flow{}
 	for cursor := uint64(0); ; {
-		flows, next, err := l.page(ctx, cursor, 1000)
+		flows, next := l.page(ctx, cursor, 1000)
 		for _, f := range flows {
 			byName[f.name] = f
 		}
-		if cursor = next; err != nil || cursor == 0 {
+		if cursor = next; l.err != nil || cursor == 0 {
 			byRank := func(a, b flow) int { return cmp.Compare(a.rank, b.rank) }
-			return slices.SortedFunc(maps.Values(byName), byRank), err
+			return slices.SortedFunc(maps.Values(byName), byRank), l.err
 		}
 	}
 }
 
 // read reads fields of a hash of a line, and parses those that it has.
-func read[T any](ctx context.Context, l *line, key string, fields []string, parse func(field, record string) (T, error)) (
-	found []T, err error) {
-	err = l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
-		for part := range slices.Chunk(fields, 1000) {
-			records, err := client.HMGet(ctx, prefix+key, part...).Result()
-			for i, record := range records {
-				if text, ok := record.(string); ok {
-					one, bad := parse(part[i], text)
-					found, err = append(found, one), cmp.Or(err, bad)
-				}
-			}
-			if err != nil {
-				return err
+func read[T any](ctx context.Context, l *line, key string, parse func(field, record string) (T, error), fields ...string) (found []T) {
+	if len(fields) == 0 {
+		return nil
+	}
+	l.try(ctx, func(client redis.UniversalClient, prefix string) error {
+		records, err := client.HMGet(ctx, prefix+key, fields...).Result()
+		for i, record := range records {
+			if text, ok := record.(string); ok {
+				one, bad := parse(fields[i], text)
+				found, err = append(found, one), cmp.Or(err, bad)
 			}
 		}
-		return nil
+		return err
 	})
-	return found, err
+	return found
 }
 
-// oldest returns when the oldest tickets of flows began to wait, by the flows' values. The oldest is the first
+// oldest returns when the oldest tickets of flows began to wait, by the flows' names. The oldest is the first
 // ticket that joined at the end, or the first of those in front, which ran before.
-func (l *line) oldest(ctx context.Context, flows []flow) (map[string]time.Time, error) {
+func (l *line) oldest(ctx context.Context, flows []flow) map[string]time.Time {
 	var names []string
-	err := l.Read(ctx, func(client redis.UniversalClient, prefix string) error {
+	l.try(ctx, func(client redis.UniversalClient, prefix string) error {
 		pipe, first := client.Pipeline(), []*redis.StringSliceCmd{}
 		for _, f := range flows {
 			key := prefix + "f:" + f.name
@@ -172,16 +189,11 @@ func (l *line) oldest(ctx context.Context, flows []flow) (map[string]time.Time, 
 		}
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	tickets, err := read(ctx, l, "t", names, script.ReadTicket)
 	oldest := map[string]time.Time{}
-	for _, t := range tickets {
-		since, values := time.UnixMicro(t.Since), newFlow(t.Flow).values
-		if before, known := oldest[values]; !known || since.Before(before) {
-			oldest[values] = since
+	for _, t := range read(ctx, l, "t", script.ReadTicket, names...) {
+		if before, known := oldest[t.Flow]; !known || t.Since < before.UnixMicro() {
+			oldest[t.Flow] = time.UnixMicro(t.Since)
 		}
 	}
-	return oldest, err
+	return oldest
 }

@@ -3,12 +3,16 @@ package inspect
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 // servedWithin is how long a queue counts as served after a server asked: as in internal/script/lua/line.lua.
@@ -24,7 +28,6 @@ type Query struct {
 
 // A PolicyState is how a policy stands: what it has granted, and who waits.
 type PolicyState struct {
-	At      time.Time     `json:"at"` // by the clock of Redis
 	Policy  string        `json:"policy"`
 	Waiting int64         `json:"waiting"` // tickets in line, with those of calls that wait in place
 	Queues  []QueueState  `json:"queues"`  // where they wait
@@ -45,151 +48,160 @@ type QueueState struct {
 	weights int64          // of its flows, in thousandths
 }
 
-// A TenantState is how one tenant stands that waits, with its other attributes.
+// A TenantState is how one tenant stands in one queue, of one class, with its other attributes; or one of its
+// tickets there.
 type TenantState struct {
+	Policy     string            `json:"policy"`
 	Tenant     string            `json:"tenant"`
 	Attributes map[string]string `json:"attributes,omitempty"` // others that windows count by
+	Queue      string            `json:"queue"`                // as QueueState.Queue
+	Class      throttle.Class    `json:"class"`                // empty if it does not wait
 	Waiting    int64             `json:"waiting"`
 	Oldest     time.Time         `json:"oldest,omitzero"`  // when the oldest began to wait; zero if none does
 	Exempt     bool              `json:"exempt,omitempty"` // it is never denied
 	Weight     float64           `json:"weight"`           // as its tickets joined
-	Share      float64           `json:"share"`            // of its weight in all weights of the queue where most wait: 0 to 1
-	Limits                       // all but those that all tenants share
-	tags       int64             // of its flows, in all
+	Share      float64           `json:"share,omitempty"`  // of its weight in all weights of the queue: 0 to 1
+
+	// Of a ticket: its position among the Waiting, from 1, its cost by unit, and when it began to wait, even
+	// if it ran since.
+	Position int64            `json:"position,omitempty"`
+	Cost     map[string]int64 `json:"cost,omitempty"`
+	Joined   time.Time        `json:"joined,omitzero"`
+
+	Limits // of State, those that not all tenants share; of a ticket all, with when its turn comes there
+	flow   flow
 }
 
-// State returns how a policy stands, with a page of the tenants that wait. A page costs a few commands,
-// and one call of a script for each 64 tenants, however many wait. Of a page, tenants with most tickets
-// come first.
+// State returns how a policy stands, with a page of the tenants that wait. One that waits in several queues
+// comes once for each. A page costs a few commands, and one call of a script for each 64 of these, however
+// many wait. Of a page, those with most tickets come first.
 //
 // Pages are in no order. A tenant that waits all the time comes at least once, and may come twice.
 // A removed policy has a state while somebody waits for it.
-func (i Inspector) State(ctx context.Context, q Query) (PolicyState, error) {
-	s := PolicyState{At: time.Now(), Policy: q.Policy, Queues: []QueueState{}, Tenants: []TenantState{}}
-	names, err := i.lines(q.Policy)
+func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error) {
+	lines, err := i.lines(q.Policy)
 	if err != nil {
 		return s, err
 	}
 	at, cursor := 0, uint64(0)
-	if n, _ := fmt.Sscanf(cmp.Or(q.After, "0.0"), "%d.%d", &at, &cursor); n != 2 || at < 0 || at >= len(names) {
+	if n, _ := fmt.Sscanf(cmp.Or(q.After, "0.0"), "%d.%d", &at, &cursor); n != 2 || at < 0 || at >= len(lines) {
 		return s, &throttle.RequestError{Policy: q.Policy, Field: "after", Value: q.After, Hint: "must be the Next of a page"}
 	}
 	if q.Tenant != "" {
-		at = max(0, slices.Index(names, i.limiter.LineOf(q.Policy, q.Tenant)))
+		at = max(0, slices.Index(lines, i.limiter.LineOf(q.Policy, q.Tenant)))
 	}
-	var here *line
-	for n, name := range names {
-		l := i.line(name)
-		if err := l.open(ctx); err != nil {
-			return s, err
-		}
-		if n == at {
-			here = l
-		}
-		for _, q := range l.queues {
-			s.add(q)
+	l, queues := i.line(lines[at]), map[[2]string]QueueState{} // by name and class
+	for _, name := range lines {
+		other := i.line(name)
+		other.queues(ctx, queues)
+		l.err = cmp.Or(l.err, other.err)
+	}
+	flows, cursor := l.find(ctx, q, cursor)
+	states := l.tenants(ctx, append([]flow{{}}, flows...)...) // the first one is about what all tenants share
+	if l.err != nil {
+		return s, l.err
+	}
+	s = PolicyState{Policy: q.Policy, Queues: []QueueState{}, Limits: states[0].Limits, Tenants: []TenantState{}}
+	for _, t := range states[1:] {
+		weights := max(1, t.flow.weight, queues[[2]string{t.Queue, string(t.Class)}].weights)
+		if t.Share = float64(t.flow.weight) / float64(weights); q.Tenant == "" || t.Tenant == q.Tenant {
+			s.Tenants = append(s.Tenants, t)
 		}
 	}
+	for _, q := range queues {
+		q.Served = s.At.Sub(q.Asked) < servedWithin
+		s.Queues, s.Waiting = append(s.Queues, q), s.Waiting+q.Waiting
+	}
+	slices.SortFunc(s.Tenants, func(a, b TenantState) int {
+		return cmp.Or(cmp.Compare(b.Waiting, a.Waiting), cmp.Compare(a.flow.name, b.flow.name))
+	})
 	slices.SortFunc(s.Queues, func(a, b QueueState) int {
 		return cmp.Or(cmp.Compare(a.Queue, b.Queue), -cmp.Compare(a.Class, b.Class))
 	})
-	shared := &throttle.Standing{Ask: true}
-	if s.Tenants, cursor, err = here.tenants(ctx, cursor, q, shared); err != nil {
-		return s, err
-	}
-	s.At = shared.Decision.At
-	s.Limits.add(shared, true, false)
-	for i, q := range s.Queues {
-		s.Queues[i].Served = s.At.Sub(q.Asked) < servedWithin
-	}
 	switch {
 	case cursor != 0:
 		s.Next = fmt.Sprintf("%d.%d", at, cursor)
-	case q.Tenant == "" && at+1 < len(names):
+	case q.Tenant == "" && at+1 < len(lines):
 		s.Next = fmt.Sprintf("%d.0", at+1)
 	}
 	return s, nil
 }
 
-// add adds a queue of one line.
-func (s *PolicyState) add(q QueueState) {
-	s.Waiting += q.Waiting
-	i := slices.IndexFunc(s.Queues, func(sum QueueState) bool { return sum.Queue == q.Queue && sum.Class == q.Class })
-	if i < 0 {
-		s.Queues = append(s.Queues, q)
-		return
-	}
-	sum := &s.Queues[i]
-	sum.Waiting, sum.Flows = sum.Waiting+q.Waiting, sum.Flows+q.Flows
-	if sum.Binds = cmp.Or(sum.Binds, q.Binds); q.Asked.After(sum.Asked) {
-		sum.Asked = q.Asked
-	}
-}
-
-// tenants returns the page of tenants after a cursor, and the next cursor, 0 at the end. It fills in what all share.
-func (l *line) tenants(ctx context.Context, cursor uint64, q Query, shared *throttle.Standing) (
-	_ []TenantState, next uint64, err error) {
+// find returns the flows of a page, and the next cursor, 0 at the end. Of a tenant that does not wait it returns
+// one without tickets.
+func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]flow, uint64) {
 	asked := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
 	if q.Tenant != "" {
-		if err := l.Stand(ctx, asked); err != nil {
-			return nil, 0, err
-		}
+		l.stand(ctx, asked)
 	}
-	found := []flow{newFlow(asked.Flow)}
 	if asked.Flow == "" { // windows count by other attributes, too, or all tenants are asked for
-		if found, next, err = l.page(ctx, cursor, min(cmp.Or(q.Limit, DefaultLimit), MaxLimit)); err != nil {
-			return nil, 0, err
-		}
+		return l.page(ctx, cursor, min(cmp.Or(q.Limit, DefaultLimit), MaxLimit))
 	}
-	var names []string // of these tenants in all queues and classes
-	for _, f := range found {
-		for queue := range l.queues {
-			names = append(names, queue+"|"+f.values)
-		}
+	_, values, _ := strings.Cut(asked.Flow, "|")
+	var names []string
+	for _, queue := range l.queues(ctx, map[[2]string]QueueState{}) {
+		names = append(names, queue+"|"+values)
 	}
-	slices.Sort(names)
-	flows, err := read(ctx, l, "f", slices.Compact(names), readFlow)
-	if err != nil {
-		return nil, 0, err
+	flows := read(ctx, l, "f", readFlow, names...)
+	if len(flows) == 0 {
+		flows = []flow{{name: asked.Flow}}
 	}
-	if asked.Flow != "" && len(flows) == 0 { // it does not wait
-		flows = found
-	}
-	states, err := l.states(ctx, flows, shared)
-	other := func(t TenantState) bool { return q.Tenant != "" && t.Tenant != q.Tenant }
-	return slices.DeleteFunc(states, other), next, err
+	return flows, 0
 }
 
-// states returns how the tenants of flows stand, those with most tickets first.
-func (l *line) states(ctx context.Context, flows []flow, shared *throttle.Standing) ([]TenantState, error) {
-	slices.SortFunc(flows, func(a, b flow) int {
-		return cmp.Or(strings.Compare(a.values, b.values), cmp.Compare(b.tickets, a.tickets))
-	})
-	oldest, err := l.oldest(ctx, flows)
-	if err != nil {
-		return nil, err
-	}
+// tenants returns the states of flows, or of one of their tickets. A flow without a name is about what all
+// tenants share.
+func (l *line) tenants(ctx context.Context, flows ...flow) (states []TenantState) {
 	standings := make([]*throttle.Standing, len(flows))
 	for i, f := range flows {
-		standings[i] = &throttle.Standing{Flow: f.name, Ask: true}
+		standings[i] = &throttle.Standing{Flow: f.name, Costs: f.cost, Ticket: f.ticket, Ask: true}
 	}
-	if err := l.Stand(ctx, append(standings, shared)...); err != nil {
-		return nil, err
-	}
-	states := []TenantState{}
+	l.stand(ctx, standings...)
+	oldest := l.oldest(ctx, flows)
 	for i, f := range flows {
 		s := standings[i]
-		if i == 0 || f.values != flows[i-1].values {
-			states = append(states, TenantState{
-				Tenant: s.Request.Tenant, Attributes: s.Request.Attributes, Oldest: oldest[f.values],
-				Exempt: s.Decision.Exempt, Weight: cmp.Or(float64(f.weight)/1000, s.Weight),
-				Share: min(1, float64(f.weight)/float64(max(1, l.queues[f.queue].weights))),
-			})
+		t := TenantState{
+			Policy: s.Policy.Name, Tenant: s.Request.Tenant, Attributes: s.Request.Attributes, Waiting: f.tickets,
+			Oldest: oldest[f.name], Exempt: s.Decision.Exempt, Weight: cmp.Or(float64(f.weight)/1000, s.Weight),
+			Limits: limitsOf(s, f.name == "" || f.ticket != "", f.name != ""), flow: f,
 		}
-		t := &states[len(states)-1]
-		t.Waiting, t.tags = t.Waiting+f.tickets, t.tags+f.tag
-		t.Limits.add(s, false, true)
+		if f.tickets > 0 {
+			t.Queue, t.Class = parseQueue(f.name)
+		}
+		if f.ticket != "" {
+			t.Cost = s.Request.Cost
+		}
+		states = append(states, t)
 	}
-	slices.SortStableFunc(states, func(a, b TenantState) int { return cmp.Compare(b.Waiting, a.Waiting) })
-	return states, nil
+	return states
+}
+
+// Explain returns why a ticket waits, and until when, in whichever line of the limiter that is. It is zero if the
+// ticket stands in none. Its cost does not depend on how many others wait.
+func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (TenantState, error) {
+	name := script.TicketName(script.Escape(t.Queue), t.ID)
+	for _, line := range i.limiter.Lines() {
+		if s, err := i.line(line).explain(ctx, name); s.Position > 0 || err != nil {
+			return s, err
+		}
+	}
+	return TenantState{}, nil
+}
+
+func (l *line) explain(ctx context.Context, name string) (s TenantState, err error) {
+	for _, t := range read(ctx, l, "t", script.ReadTicket, name) {
+		for _, f := range read(ctx, l, "f", readFlow, t.Flow) {
+			f.ticket, f.cost = name, t.Costs
+			s = l.tenants(ctx, f)[0]
+			s.Joined = time.UnixMicro(t.Since)
+		}
+		l.try(ctx, func(client redis.UniversalClient, prefix string) error {
+			before, err := client.ZRank(ctx, prefix+"f:"+t.Flow, name).Result()
+			if s.Position = before + 1; errors.Is(err, redis.Nil) { // it has just left
+				s, err = TenantState{}, nil
+			}
+			return err
+		})
+	}
+	return s, l.err
 }

@@ -51,9 +51,7 @@ func (m *Metrics) watch(ch chan<- prometheus.Metric) {
 			begun := time.Now()
 			s, err := inspect.Of(l).State(ctx, inspect.Query{Policy: policy, Limit: sampled})
 			<-slots
-			if m.down[0].note(policy, time.Since(begun), err); err != nil {
-				s.At = time.Time{}
-			}
+			m.down[0].note(policy, time.Since(begun), err)
 			answers <- s
 		}()
 	}

@@ -22,15 +22,9 @@ type foundView struct {
 	Asked    string
 	Problems []string
 	Tasks    []worker.Explanation
-	Tenants  []foundTenant
+	Tenants  []inspect.TenantState
 	Policies []string
 	Wider    bool // whether tenants and policies were looked for, too
-}
-
-// A foundTenant is a tenant in a policy.
-type foundTenant struct {
-	inspect.TenantState
-	Policy string
 }
 
 // find looks for the task with an ID, in one queue or in all. For a word that was typed in, it also looks
@@ -105,7 +99,7 @@ func (p *Page) findTenant(ctx context.Context, f *foundView, policies []string) 
 		for _, t := range s.Tenants {
 			used := slices.ContainsFunc(t.Windows, func(w throttle.WindowState) bool { return w.Used > 0 })
 			if t.Waiting > 0 || used || t.Pause != nil {
-				f.Tenants = append(f.Tenants, foundTenant{t, policy})
+				f.Tenants = append(f.Tenants, t)
 			}
 		}
 	}

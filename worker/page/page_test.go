@@ -191,7 +191,8 @@ func each(t *testing.T, test func(t *testing.T, client *redis.Client)) {
 // The page says which policies there are, who waits for them, since when, until when and for what.
 func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
-		v := newSite(t, client).visitor()
+		s := newSite(t, client)
+		v := s.visitor()
 		v.wants(v.get(""), `<a href="./?policy=github">github</a>`, `data-l="Waiting" class="r"><b>10</b>`,
 			"Saturated</b> by tenants’ own limits", "idle", "0 of 5,000 in 1h", "Nothing has been changed.", "Nothing needs you")
 		v.wants(v.get("?policy=github"), ">acme</bdi>", `data-l="Waiting" class="r">5<`, "50 %", "0 of 2 in 1m",
@@ -209,6 +210,14 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 		v.wants(v.get("queues/default/tasks/acme-4"), "<bdi>acme-4</bdi>", "queue default", "position 5")
 		v.wants(v.get("?find=nobody"), "No task has this ID.")
 		v.wants(v.get("?policy=none"), "Throttle: unknown policy &#34;none&#34;")
+		var waiting []throttle.Request
+		for _, queue := range []string{"0a/mail", "0a/slow", "0a/slow"} {
+			ticket := throttle.Ticket{Queue: queue, ID: fmt.Sprint(len(waiting))}
+			waiting = append(waiting, throttle.Request{Policy: "idle", Tenant: "initech", Ticket: ticket})
+		}
+		expect.Must(t, expect.ErrOf(s.limiter.Line("idle").Join(t.Context(), waiting)))
+		v.wants(v.get("?policy=idle&tenant=initech"), "<dt>Waiting</dt><dd>3</dd>")
+		v.wants(v.get("?policy=idle&like=initech"), "<small> mail · live</small>", "<small> slow · live</small>")
 	})
 }
 

@@ -227,7 +227,9 @@ func (pv *policyView) tenant(v view, t inspect.TenantState) status {
 	}
 	st := status{Word: "Flowing", How: strings.Join(how, ", ")}
 	switch {
-	case slices.ContainsFunc(pv.Starving, func(s inspect.TenantState) bool { return s.Tenant == t.Tenant }):
+	case slices.ContainsFunc(pv.Starving, func(s inspect.TenantState) bool {
+		return s.Tenant == t.Tenant && s.Queue == t.Queue && s.Class == t.Class
+	}):
 		st = status{Trouble: watch, Word: starves, How: "its queue or class gives way"}
 	case t.Pause != nil:
 		st.Trouble, st.Word = watch, "Paused until "+clock(t.Pause.Until, pv.At)

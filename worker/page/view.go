@@ -115,9 +115,10 @@ type down struct {
 type chosenView struct {
 	policyView
 	Charts   *charts
-	Used     []usage.Use // in the last hour, of all tenants
-	Tenant   string      // if set, only this tenant is shown
-	Own      *inspect.TenantState
+	Used     []usage.Use              // in the last hour, of all tenants
+	Tenant   string                   // if set, only this tenant is shown
+	Own      *inspect.TenantState     // its tickets that are expected to start last
+	OwnAll   int64                    // its tickets that wait, in all queues
 	Override *throttle.TenantOverride // of Tenant
 	Held     *throttle.Pause          // of Tenant, or else of the policy
 	Rows     []tenantRow
@@ -343,8 +344,11 @@ func (p *Page) chosen(ctx context.Context, v *view) *chosenView {
 			c.Override = &v.InForce.Overrides[i]
 		}
 	}
-	if q.Tenant != "" && len(c.Tenants) > 0 {
-		c.Own = &c.Tenants[0]
+	for i, t := range c.Tenants {
+		if q.Tenant != "" && (i == 0 || t.Expected.After(c.Own.Expected)) {
+			c.Own = &c.Tenants[i]
+		}
+		c.OwnAll += t.Waiting
 	}
 	c.tenants(*v)
 	return c

@@ -53,21 +53,21 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		expect.That(t, len(got.Queues) == 2 && got.Queues[0].Waiting == 3 &&
 			got.Queues[0].Flows == 2 && got.Queues[0].Served &&
 			got.Queues[1].Class == throttle.ClassBatch && got.Queues[1].Waiting == 1, got.Queues)
-		expect.Require(t, len(got.Tenants) == 2, got.Tenants)
-		a, b := got.Tenants[0], got.Tenants[1]
-		expect.That(t, a.Tenant == "a" && a.Waiting == 3 &&
+		expect.Require(t, len(got.Tenants) == 3, got.Tenants)
+		a, batch, b := got.Tenants[0], got.Tenants[1], got.Tenants[2]
+		expect.That(t, a.Tenant == "a" && a.Class == throttle.ClassLive && a.Queue == "q" && a.Waiting == 2 &&
 			a.Oldest.Equal(limitertest.At(s)) && a.Weight == 1 && a.Share == 0.25 && a.PerSecond == 0.3, a)
 		want := limitertest.At(2*s + last.RetryIn)
-		expect.That(t, a.Expected.Equal(want) &&
-			a.Latest.Equal(limitertest.At(2*s+last.Latest)) && last.RetryIn >= 18*s,
-			"the last of a is expected at", a.Expected, "to", a.Latest, "want", want, last)
+		expect.That(t, batch.Tenant == "a" && batch.Class == throttle.ClassBatch && batch.Waiting == 1 && batch.Share == 1 &&
+			batch.Expected.Equal(want) && batch.Latest.Equal(limitertest.At(2*s+last.Latest)) && last.RetryIn >= 18*s,
+			"the last of a is expected at", batch.Expected, "to", batch.Latest, "want", want, last)
 		expect.That(t, len(a.Windows) == 1 && a.Windows[0].Name == "own" &&
 			a.Windows[0].Used == 3 && a.Windows[0].Limit == 3, a.Windows)
 		expect.That(t, b.Tenant == "b" && b.Waiting == 1 && b.Weight == 3 && b.Share == 0.75 &&
 			b.Expected.Equal(limitertest.At(20*s)), b)
 		one := state(t, st.l, inspect.Query{Tenant: "a"})
-		expect.That(t, len(one.Tenants) == 1 && fmt.Sprint(one.Tenants[0]) == fmt.Sprint(a),
-			"of a alone", one.Tenants, "want", a)
+		expect.That(t, len(one.Tenants) == 2 && fmt.Sprint(one.Tenants[0]) == fmt.Sprint(a) && fmt.Sprint(one.Tenants[1]) == fmt.Sprint(batch),
+			"of a alone", one.Tenants, "want", a, batch)
 		if got := state(t, st.l, inspect.Query{Tenant: "c"}); len(got.Tenants) != 1 || got.Tenants[0].Waiting != 0 || got.Tenants[0].Windows[0].Used != 1 {
 			t.Errorf("of a tenant that does not wait: %+v", got.Tenants)
 		}
@@ -227,10 +227,10 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	own, shared := st.explain("a4"), st.explain("c2")
 	expect.Equal(t, fmt.Sprint(limitertest.Dump(t, st.client)), fmt.Sprint(before), before)
 	expect.That(t, own.Binds == "own" && own.Expected.Equal(limitertest.At(60*s)) &&
-		own.Position == 1 && own.Of == 1 && own.Joined.Equal(limitertest.At(s)), own)
+		own.Position == 1 && own.Waiting == 1 && own.Joined.Equal(limitertest.At(s)), own)
 	expect.That(t, shared.Expected.Equal(limitertest.At(s+place.RetryIn)), shared, "joined with", place)
 	expect.That(t, shared.Policy == "p" && shared.Tenant == "c" && shared.Joined.Sub(limitertest.At(s)) < ms &&
-		shared.Position == 2 && shared.Of == 2 && len(shared.Windows) == 2 && !shared.Windows[0].Denied &&
+		shared.Position == 2 && shared.Waiting == 2 && len(shared.Windows) == 2 && !shared.Windows[0].Denied &&
 		shared.Windows[1].Used == 4 && shared.Windows[1].RetryIn == 19*s, shared)
 	st.at(20 * s)
 	fits := st.explain("c1")

@@ -180,7 +180,7 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		says("waits", "scheduled", "policy api, delayed by window; no server serves its queue")
 		if e := explain("default", "waits"); e.Line == nil ||
 			sitetest.Off(e.Line.Expected, time.Now().Add(time.Hour)) || e.Line.Binds != "window" ||
-			e.Line.Position != 1 || e.Line.Of != 1 || e.Line.Windows[0].Used != 1 || e.Servers != 0 {
+			e.Line.Position != 1 || e.Line.Waiting != 1 || e.Line.Windows[0].Used != 1 || e.Servers != 0 {
 			t.Errorf("%+v", e)
 		}
 		says("later", "scheduled", "it is scheduled for ", "joins the line of policy api then")

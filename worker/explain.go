@@ -33,7 +33,7 @@ type Explanation struct {
 	Servers     int  `json:"servers"`                // that serve the queue
 
 	// Line describes its place in line. It is nil if the task stands in none.
-	Line *inspect.TenantState `json:"line,omitempty"`
+	Line *inspect.State `json:"line,omitempty"`
 
 	// Why is one line of text: why the task is in that state.
 	Why string `json:"why"`

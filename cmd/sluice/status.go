@@ -186,7 +186,7 @@ func processesText(runs string, names []string) string {
 func printState(w io.Writer, s policyStatus) {
 	fmt.Fprintf(w, "policy %s at %s: %s waiting%s\n",
 		s.Policy, clockText(s.At), count(s.Waiting, "ticket"), rateText(s.PerSecond))
-	for _, note := range notes(s.Limits) {
+	for _, note := range notes(s.State) {
 		fmt.Fprintln(w, note)
 	}
 	windows := show.NewTable(w, "SHARED WINDOW", "USED", "OF", "UNIT", "EMPTY IN")
@@ -210,7 +210,7 @@ func printState(w io.Writer, s policyStatus) {
 		if tenant.Waiting == 0 {
 			queue = "-"
 		}
-		t.Row(tenantText(tenant), queue, tenant.Class, tenant.Waiting, since(tenant.Oldest, s.At), startText(tenant.Limits),
+		t.Row(tenantText(tenant), queue, tenant.Class, tenant.Waiting, since(tenant.Oldest, s.At), startText(tenant),
 			tenant.Weight, fmt.Sprintf("%.3g%%", 100*tenant.Share), windowsText(tenant), heldText(tenant, s.PolicyState))
 	}
 	t.Flush()
@@ -228,7 +228,7 @@ func usedText(used []usage.Use) string {
 	return "granted in the last hour to " + strings.Join(parts, ", ")
 }
 
-func tenantText(t inspect.TenantState) string {
+func tenantText(t inspect.State) string {
 	text := t.Tenant
 	for _, name := range slices.Sorted(maps.Keys(t.Attributes)) {
 		text += ", " + name + "=" + t.Attributes[name]
@@ -256,15 +256,15 @@ func rateText(perSecond float64) string {
 }
 
 // startText says in how long the last ticket starts that limits hold up.
-func startText(l inspect.Limits) string {
-	text := since(l.At, l.Expected)
-	if latest := since(l.At, l.Latest); l.Latest.After(l.Expected) && latest != text {
+func startText(s inspect.State) string {
+	text := since(s.At, s.Expected)
+	if latest := since(s.At, s.Latest); s.Latest.After(s.Expected) && latest != text {
 		return text + " to " + latest
 	}
 	return text
 }
 
-func windowsText(t inspect.TenantState) string {
+func windowsText(t inspect.State) string {
 	parts := make([]string, len(t.Windows))
 	for i, w := range t.Windows {
 		parts[i] = fmt.Sprintf("%s %d/%d", w.Name, w.Used, w.Burst)
@@ -273,29 +273,29 @@ func windowsText(t inspect.TenantState) string {
 }
 
 // notes say in sentences what changes the numbers of windows.
-func notes(l inspect.Limits) (notes []string) {
-	if l.Removed {
+func notes(s inspect.State) (notes []string) {
+	if s.Removed {
 		notes = append(notes, "the policy was removed: what waits goes on by its last windows")
 	}
-	if l.Observes {
+	if s.Observes {
 		notes = append(notes, "the policy only observes: nothing is denied")
 	}
-	if l.Pause != nil {
-		notes = append(notes, l.Pause.Describe(l.At))
+	if s.Pause != nil {
+		notes = append(notes, s.Pause.Describe(s.At))
 	}
-	if r := l.Remaining; r != nil {
+	if r := s.Remaining; r != nil {
 		notes = append(notes, fmt.Sprintf("%d %s left until %s by the upstream", r.Units, r.Unit, clockText(r.Until)))
 	}
-	if l.Adapted != nil {
-		notes = append(notes, l.Adapted.String())
+	if s.Adapted != nil {
+		notes = append(notes, s.Adapted.String())
 	}
 	return notes
 }
 
 // heldText lists the notes of a tenant that do not hold for all tenants.
-func heldText(t inspect.TenantState, s inspect.PolicyState) string {
-	shared := notes(s.Limits)
-	other := slices.DeleteFunc(notes(t.Limits), func(note string) bool { return slices.Contains(shared, note) })
+func heldText(t inspect.State, s inspect.PolicyState) string {
+	shared := notes(s.State)
+	other := slices.DeleteFunc(notes(t), func(note string) bool { return slices.Contains(shared, note) })
 	if t.Exempt {
 		other = append(other, "exempt")
 	}

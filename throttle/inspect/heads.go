@@ -18,17 +18,17 @@ const (
 // ticket of each, of states that are noted again and again. The zero value is ready. It is safe for concurrent use.
 type Heads struct {
 	mu  sync.Mutex
-	all map[[2]string]TenantState // when its oldest ticket or its tag last changed, by policy and flow
+	all map[[2]string]State // when its oldest ticket or its tag last changed, by policy and flow
 }
 
 // Note notes a state. It returns the tenants of it that starve: no pause and no window of their own holds
 // them up, and more than 20 grants were their share by weight since their first ticket is the same. Their
 // queue or class gives way.
-func (h *Heads) Note(s PolicyState) (starving []TenantState) {
+func (h *Heads) Note(s PolicyState) (starving []State) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.all == nil || len(h.all) > maxHeads {
-		h.all = map[[2]string]TenantState{}
+		h.all = map[[2]string]State{}
 	}
 	full := func(w throttle.WindowState) bool { return w.Remaining == 0 }
 	for _, t := range s.Tenants {

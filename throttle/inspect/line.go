@@ -32,12 +32,6 @@ func (l *line) try(ctx context.Context, f func(client redis.UniversalClient, pre
 	}
 }
 
-func (l *line) stand(ctx context.Context, standings ...*throttle.Standing) {
-	if l.err == nil {
-		l.err = l.Stand(ctx, standings...)
-	}
-}
-
 // A flow is the tickets of one tenant, with its attributes, in one queue.
 type flow struct {
 	name    string
@@ -83,13 +77,12 @@ func readQueue(name, record string) (q QueueState, err error) {
 
 // parseQueue returns the queue, empty for calls that wait in place, and the class in the name of a queue or flow.
 func parseQueue(name string) (queue string, class throttle.Class) {
-	name, _, _ = strings.Cut(name, "|")
-	name, batch := strings.CutSuffix(name, "!")
+	queue, batch, _, _ := script.ParseFlow(name)
 	if class = throttle.ClassLive; batch {
 		class = throttle.ClassBatch
 	}
-	if !strings.HasPrefix(name, "!") {
-		queue = script.Unescape(name)
+	if strings.HasPrefix(name, "!") {
+		queue = ""
 	}
 	return queue, class
 }
@@ -155,7 +148,9 @@ func (l *line) all(ctx context.Context) ([]flow, error) {
 }
 
 // read reads fields of a hash of a line, and parses those that it has.
-func read[T any](ctx context.Context, l *line, key string, parse func(field, record string) (T, error), fields ...string) (found []T) {
+func read[T any](
+	ctx context.Context, l *line, key string, parse func(field, record string) (T, error), fields ...string,
+) (found []T) {
 	if len(fields) == 0 {
 		return nil
 	}

@@ -15,25 +15,20 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// servedWithin is how long a queue counts as served after a server asked: as in internal/script/lua/line.lua.
-const servedWithin = time.Minute
-
 // A Query says what State returns.
 type Query struct {
 	After  string // PolicyState.Next of the page before; empty for the first page
-	Limit  int    // about how many tenants a page has; at most MaxLimit; by default DefaultLimit
+	Limit  int    // about how many tenants a page has; at most MaxLimit, which is the default
 	Policy string // required
 	Tenant string // the only one of the page, even if it does not wait; empty for all that wait
 }
 
-// A PolicyState is how a policy stands: what it has granted, and who waits.
+// A PolicyState is how a policy stands: what all tenants share, and who waits.
 type PolicyState struct {
-	Policy  string        `json:"policy"`
-	Waiting int64         `json:"waiting"` // tickets in line, with those of calls that wait in place
-	Queues  []QueueState  `json:"queues"`  // where they wait
-	Limits                // those that all tenants share
-	Tenants []TenantState `json:"tenants"`        // a page of those that wait
-	Next    string        `json:"next,omitempty"` // Query.After of the next page; empty at the end
+	State
+	Queues  []QueueState `json:"queues"`         // where tickets wait
+	Tenants []State      `json:"tenants"`        // a page of those that wait
+	Next    string       `json:"next,omitempty"` // Query.After of the next page; empty at the end
 }
 
 // A QueueState is what waits in one queue, of one class.
@@ -48,19 +43,20 @@ type QueueState struct {
 	weights int64          // of its flows, in thousandths
 }
 
-// A TenantState is how one tenant stands in one queue, of one class, with its other attributes; or one of its
-// tickets there.
-type TenantState struct {
+// A State is how something stands: a policy as a whole, one tenant of it in one queue, of one class, with its other
+// attributes, or one of its tickets there. As JSON, times are of RFC 3339, and durations are seconds.
+type State struct {
+	At         time.Time         `json:"at"` // by the clock of Redis
 	Policy     string            `json:"policy"`
-	Tenant     string            `json:"tenant"`
+	Tenant     string            `json:"tenant,omitempty"`
 	Attributes map[string]string `json:"attributes,omitempty"` // others that windows count by
-	Queue      string            `json:"queue"`                // as QueueState.Queue
-	Class      throttle.Class    `json:"class"`                // empty if it does not wait
-	Waiting    int64             `json:"waiting"`
-	Oldest     time.Time         `json:"oldest,omitzero"`  // when the oldest began to wait; zero if none does
-	Exempt     bool              `json:"exempt,omitempty"` // it is never denied
-	Weight     float64           `json:"weight"`           // as its tickets joined
-	Share      float64           `json:"share,omitempty"`  // of its weight in all weights of the queue: 0 to 1
+	Queue      string            `json:"queue,omitempty"`      // as QueueState.Queue
+	Class      throttle.Class    `json:"class,omitempty"`      // of what waits; empty if nothing does
+	Waiting    int64             `json:"waiting"`              // tickets, with those of calls that wait in place
+	Oldest     time.Time         `json:"oldest,omitzero"`      // of a tenant: when the oldest began to wait
+	Exempt     bool              `json:"exempt,omitempty"`     // the tenant is never denied
+	Weight     float64           `json:"weight,omitempty"`     // as its tickets joined
+	Share      float64           `json:"share,omitempty"`      // of its weight in all weights of the queue: 0 to 1
 
 	// Of a ticket: its position among the Waiting, from 1, its cost by unit, and when it began to wait, even
 	// if it ran since.
@@ -68,8 +64,24 @@ type TenantState struct {
 	Cost     map[string]int64 `json:"cost,omitempty"`
 	Joined   time.Time        `json:"joined,omitzero"`
 
-	Limits // of State, those that not all tenants share; of a ticket all, with when its turn comes there
-	flow   flow
+	// Windows are those that all tenants share, or of a tenant the others. Of a ticket they are all, with
+	// when its turn comes there.
+	Windows []throttle.WindowState `json:"windows"`
+
+	// Binds is what holds the ticket up for longest, or a tenant's last one, as throttle.Place.Binds. Expected
+	// is when that is expected to start, and Latest the upper bound of it: zero where none is known.
+	Binds    string    `json:"binds,omitempty"`
+	Expected time.Time `json:"expected,omitzero"`
+	Latest   time.Time `json:"latest,omitzero"`
+
+	Pause     *throttle.Pause     `json:"pause,omitempty"`      // nil if there is none
+	Adapted   *throttle.Adapted   `json:"adapted,omitempty"`    // the rate, if it is not the published one
+	Remaining *throttle.Remaining `json:"remaining,omitempty"`  // what the upstream has left, if it says so
+	Observes  bool                `json:"observes,omitempty"`   // the policy only observes: nothing is delayed
+	Removed   bool                `json:"removed,omitempty"`    // the policy was: its last windows hold
+	PerSecond float64             `json:"per_second,omitempty"` // requests, lately; 0 if unknown
+
+	flow flow
 }
 
 // State returns how a policy stands, with a page of the tenants that wait. One that waits in several queues
@@ -97,11 +109,11 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 		l.err = cmp.Or(l.err, other.err)
 	}
 	flows, cursor := l.find(ctx, q, cursor)
-	states := l.tenants(ctx, append([]flow{{}}, flows...)...) // the first one is about what all tenants share
+	states := l.states(ctx, append([]flow{{}}, flows...)...)
 	if l.err != nil {
 		return s, l.err
 	}
-	s = PolicyState{Policy: q.Policy, Queues: []QueueState{}, Limits: states[0].Limits, Tenants: []TenantState{}}
+	s = PolicyState{State: states[0], Queues: []QueueState{}, Tenants: []State{}}
 	for _, t := range states[1:] {
 		weights := max(1, t.flow.weight, queues[[2]string{t.Queue, string(t.Class)}].weights)
 		if t.Share = float64(t.flow.weight) / float64(weights); q.Tenant == "" || t.Tenant == q.Tenant {
@@ -109,10 +121,10 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 		}
 	}
 	for _, q := range queues {
-		q.Served = s.At.Sub(q.Asked) < servedWithin
+		q.Served = s.At.Sub(q.Asked) < time.Minute // as in internal/script/lua/line.lua
 		s.Queues, s.Waiting = append(s.Queues, q), s.Waiting+q.Waiting
 	}
-	slices.SortFunc(s.Tenants, func(a, b TenantState) int {
+	slices.SortFunc(s.Tenants, func(a, b State) int {
 		return cmp.Or(cmp.Compare(b.Waiting, a.Waiting), cmp.Compare(a.flow.name, b.flow.name))
 	})
 	slices.SortFunc(s.Queues, func(a, b QueueState) int {
@@ -132,10 +144,10 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]flow, uint64) {
 	asked := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
 	if q.Tenant != "" {
-		l.stand(ctx, asked)
+		l.err = cmp.Or(l.err, l.Stand(ctx, asked))
 	}
 	if asked.Flow == "" { // windows count by other attributes, too, or all tenants are asked for
-		return l.page(ctx, cursor, min(cmp.Or(q.Limit, DefaultLimit), MaxLimit))
+		return l.page(ctx, cursor, min(cmp.Or(q.Limit, MaxLimit), MaxLimit))
 	}
 	_, values, _ := strings.Cut(asked.Flow, "|")
 	var names []string
@@ -149,56 +161,83 @@ func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]flow, uint64
 	return flows, 0
 }
 
-// tenants returns the states of flows, or of one of their tickets. A flow without a name is about what all
-// tenants share.
-func (l *line) tenants(ctx context.Context, flows ...flow) (states []TenantState) {
+// states returns how flows stand, or tickets of them. A flow without a name is about what all tenants share.
+func (l *line) states(ctx context.Context, flows ...flow) (states []State) {
 	standings := make([]*throttle.Standing, len(flows))
 	for i, f := range flows {
 		standings[i] = &throttle.Standing{Flow: f.name, Costs: f.cost, Ticket: f.ticket, Ask: true}
 	}
-	l.stand(ctx, standings...)
+	if l.err == nil {
+		l.err = l.Stand(ctx, standings...)
+	}
 	oldest := l.oldest(ctx, flows)
 	for i, f := range flows {
-		s := standings[i]
-		t := TenantState{
-			Policy: s.Policy.Name, Tenant: s.Request.Tenant, Attributes: s.Request.Attributes, Waiting: f.tickets,
-			Oldest: oldest[f.name], Exempt: s.Decision.Exempt, Weight: cmp.Or(float64(f.weight)/1000, s.Weight),
-			Limits: limitsOf(s, f.name == "" || f.ticket != "", f.name != ""), flow: f,
-		}
-		if f.tickets > 0 {
-			t.Queue, t.Class = parseQueue(f.name)
-		}
-		if f.ticket != "" {
-			t.Cost = s.Request.Cost
-		}
-		states = append(states, t)
+		s := stateOf(f, standings[i])
+		s.Oldest = oldest[f.name]
+		states = append(states, s)
 	}
 	return states
 }
 
+func stateOf(f flow, standing *throttle.Standing) State {
+	r, d := standing.Request, standing.Decision
+	s := State{
+		At: cmp.Or(d.At, time.Now()), Policy: standing.Policy.Name, Tenant: r.Tenant, Attributes: r.Attributes,
+		Waiting: f.tickets, Exempt: d.Exempt, Windows: []throttle.WindowState{}, Pause: d.Pause, Adapted: d.Adapted,
+		Remaining: d.Remaining, Observes: standing.Policy.Observe, Removed: standing.Removed, flow: f,
+	}
+	if f.name != "" {
+		s.Weight = cmp.Or(float64(f.weight)/1000, standing.Weight)
+	}
+	if f.tickets > 0 {
+		s.Queue, s.Class = parseQueue(f.name)
+	}
+	if f.ticket != "" {
+		s.Cost = r.Cost
+	}
+	if d.AlreadyQueued {
+		s.Binds, s.Expected = d.Binds, d.At.Add(d.RetryIn)
+		if d.Latest >= d.RetryIn {
+			s.Latest = d.At.Add(d.Latest)
+		}
+	}
+	shortest := time.Duration(0)
+	for _, w := range d.Windows {
+		if ofTenants := len(w.Scope.Attributes) > 0; f.ticket == "" && ofTenants != (f.name != "") {
+			continue
+		}
+		s.Windows = append(s.Windows, w)
+		first := shortest == 0 || w.Period > 0 && w.Period < shortest
+		if rate := w.PerSecond(d.At); w.Unit == throttle.Requests && rate > 0 && first {
+			s.PerSecond, shortest = rate, w.Period
+		}
+	}
+	return s
+}
+
 // Explain returns why a ticket waits, and until when, in whichever line of the limiter that is. It is zero if the
 // ticket stands in none. Its cost does not depend on how many others wait.
-func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (TenantState, error) {
+func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (State, error) {
 	name := script.TicketName(script.Escape(t.Queue), t.ID)
 	for _, line := range i.limiter.Lines() {
 		if s, err := i.line(line).explain(ctx, name); s.Position > 0 || err != nil {
 			return s, err
 		}
 	}
-	return TenantState{}, nil
+	return State{}, nil
 }
 
-func (l *line) explain(ctx context.Context, name string) (s TenantState, err error) {
+func (l *line) explain(ctx context.Context, name string) (s State, err error) {
 	for _, t := range read(ctx, l, "t", script.ReadTicket, name) {
 		for _, f := range read(ctx, l, "f", readFlow, t.Flow) {
 			f.ticket, f.cost = name, t.Costs
-			s = l.tenants(ctx, f)[0]
+			s = l.states(ctx, f)[0]
 			s.Joined = time.UnixMicro(t.Since)
 		}
 		l.try(ctx, func(client redis.UniversalClient, prefix string) error {
 			before, err := client.ZRank(ctx, prefix+"f:"+t.Flow, name).Result()
 			if s.Position = before + 1; errors.Is(err, redis.Nil) { // it has just left
-				s, err = TenantState{}, nil
+				s, err = State{}, nil
 			}
 			return err
 		})

@@ -76,7 +76,7 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 		ch <- prometheus.MustNewConstMetric(m.states[name], prometheus.GaugeValue, value, labels...)
 	}
 	rate, oldest := 1.0, s.At
-	for _, t := range append(s.Tenants, inspect.TenantState{Limits: s.Limits}) { // what all share is adapted, too
+	for _, t := range append(s.Tenants, s.State) { // what all share is adapted, too
 		if a := t.Adapted; a != nil {
 			rate = min(rate, a.Rate/a.Published)
 		}

@@ -22,7 +22,7 @@ type foundView struct {
 	Asked    string
 	Problems []string
 	Tasks    []worker.Explanation
-	Tenants  []inspect.TenantState
+	Tenants  []inspect.State
 	Policies []string
 	Wider    bool // whether tenants and policies were looked for, too
 }

@@ -68,9 +68,9 @@ type policyView struct {
 	Drains   time.Time
 	Stuck    bool // it does not drain without help
 	Longest  time.Duration
-	Oldest   inspect.TenantState // whose ticket waits longest
+	Oldest   inspect.State // whose ticket waits longest
 	Window   *throttle.WindowState
-	Starving []inspect.TenantState
+	Starving []inspect.State
 	ByHand   []throttle.Pause // of its tenants
 	Refused  int64            // in the last hour
 	NoServer string           // a queue that no server asks for
@@ -197,7 +197,7 @@ func (pv *policyView) status() status {
 		return status{Trouble: watch, Full: true, Word: "Short of handlers:", How: "more workers would use the limit"}
 	case pv.Waiting > 0 && full:
 		return status{Full: true, Word: "Saturated"}
-	case pv.Waiting > 0 && slices.ContainsFunc(pv.Tenants, func(t inspect.TenantState) bool { return len(t.Windows) > 0 }):
+	case pv.Waiting > 0 && slices.ContainsFunc(pv.Tenants, func(t inspect.State) bool { return len(t.Windows) > 0 }):
 		return status{Full: true, Word: "Saturated", How: "by tenants’ own limits"}
 	case pv.Waiting > 0:
 		return status{Full: true, Word: "Waiting"}
@@ -210,7 +210,7 @@ func (pv *policyView) status() status {
 func isSlow(a *throttle.Adapted) bool { return a != nil && a.Rate < a.Published/2 }
 
 // tenant describes a tenant in a word.
-func (pv *policyView) tenant(v view, t inspect.TenantState) status {
+func (pv *policyView) tenant(v view, t inspect.State) status {
 	for _, pause := range v.InForce.Pauses {
 		if pause.Policy == pv.Policy && pause.Tenant == t.Tenant {
 			return status{Trouble: watch, Word: "Paused until " + clock(pause.Until, pv.At), How: "by " + short(pause.By)}
@@ -227,7 +227,7 @@ func (pv *policyView) tenant(v view, t inspect.TenantState) status {
 	}
 	st := status{Word: "Flowing", How: strings.Join(how, ", ")}
 	switch {
-	case slices.ContainsFunc(pv.Starving, func(s inspect.TenantState) bool {
+	case slices.ContainsFunc(pv.Starving, func(s inspect.State) bool {
 		return s.Tenant == t.Tenant && s.Queue == t.Queue && s.Class == t.Class
 	}):
 		st = status{Trouble: watch, Word: starves, How: "its queue or class gives way"}

@@ -117,7 +117,7 @@ type chosenView struct {
 	Charts   *charts
 	Used     []usage.Use              // in the last hour, of all tenants
 	Tenant   string                   // if set, only this tenant is shown
-	Own      *inspect.TenantState     // its tickets that are expected to start last
+	Own      *inspect.State           // its tickets that are expected to start last
 	OwnAll   int64                    // its tickets that wait, in all queues
 	Override *throttle.TenantOverride // of Tenant
 	Held     *throttle.Pause          // of Tenant, or else of the policy
@@ -128,7 +128,7 @@ type chosenView struct {
 
 // A tenantRow is a tenant in the list.
 type tenantRow struct {
-	inspect.TenantState
+	inspect.State
 	Status status
 }
 
@@ -425,7 +425,7 @@ func (p *Page) state(ctx context.Context, r inspect.Query, like string) (inspect
 				return page, err
 			}
 			looked += len(page.Tenants)
-			other := func(t inspect.TenantState) bool { return !strings.Contains(t.Tenant, like) }
+			other := func(t inspect.State) bool { return !strings.Contains(t.Tenant, like) }
 			page.Tenants = append(found.Tenants, slices.DeleteFunc(page.Tenants, other)...)
 			found = page
 			if r.After = page.Next; like == "" || r.After == "" || len(found.Tenants) >= tenantsAtOnce || looked >= tenantsSearched {

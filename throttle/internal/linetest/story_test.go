@@ -425,7 +425,7 @@ func (st *story) remaining(r throttle.Reservation, units int64, reset time.Durat
 }
 
 // explain returns why a ticket waits.
-func (st *story) explain(ticket string) inspect.TenantState {
+func (st *story) explain(ticket string) inspect.State {
 	st.Helper()
 	e, err := inspect.Of(st.l).Explain(st.Context(), limitertest.Ticket(ticket))
 	expect.Must(st, err)

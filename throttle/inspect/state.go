@@ -207,8 +207,8 @@ func stateOf(f flow, standing *throttle.Standing) State {
 			continue
 		}
 		s.Windows = append(s.Windows, w)
-		first := shortest == 0 || w.Period > 0 && w.Period < shortest
-		if rate := w.PerSecond(d.At); w.Unit == throttle.Requests && rate > 0 && first {
+		shorter := shortest == 0 || w.Period > 0 && w.Period < shortest
+		if rate := w.PerSecond(d.At); w.Unit == throttle.Requests && rate > 0 && shorter {
 			s.PerSecond, shortest = rate, w.Period
 		}
 	}

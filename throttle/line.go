@@ -96,14 +96,14 @@ func (n *Line) ask(
 		operations, asks, asker = append(operations, o), append(asks, ask), append(asker, i)
 	}
 	answers, err := cp.group.Do(ctx, cp.script, asks...)
-	if err != nil {
-		return nil, classify(ctx, cp.Name, err)
-	}
+	err = classify(ctx, cp.Name, err)
 	for j, a := range answers {
 		p := &places[asker[j]]
 		if p.Nudge, p.Err = a.Nudge, classify(ctx, cp.Name, a.Err); p.Err == nil {
 			p.Decision, p.Err = n.limiter.decided(operations[j], asks[j], a)
 		}
+	}
+	for _, p := range places {
 		if p.Err != nil && !errors.As(p.Err, new(*RequestError)) && !errors.As(p.Err, new(*DeniedError)) {
 			err = cmp.Or(err, p.Err)
 		}

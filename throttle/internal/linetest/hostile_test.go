@@ -123,7 +123,7 @@ func TestLargestNumbers(t *testing.T) {
 		t.Run(string(algorithm), func(t *testing.T) {
 			client := limitertest.Redis(t)
 			p := limitertest.Policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Shared: true})
-			p.Tenants = map[string]throttle.Tenant{"a": {Weight: 1e6}, "b": {Weight: 1e-9}, "x": {Exempt: true}}
+			p.Tenants = map[string]throttle.Tenant{"a": {Weight: 1e6}, "b": {Weight: 0.001}, "x": {Exempt: true}}
 			st := newStory(t, client, p)
 			st.costs(most).granted("a1")
 			for range 20 {

@@ -121,8 +121,8 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 	return d.makeReady(ready)
 }
 
-// giveBack gives the units of tickets of a queue back in the background, and asks their line again: other tickets
-// may fit. give is Line.PutBack for those that go back to their positions, or Line.Refund for those that leave.
+// giveBack gives the units of tickets back in the background, and asks their line again: other tickets may fit.
+// give is Line.PutBack for those that go back to their positions, or Line.Refund for those that leave.
 func (d *Dispatcher) giveBack(
 	give func(*throttle.Line, context.Context, []throttle.TakenTicket) error, line string, tickets ...throttle.TakenTicket,
 ) {
@@ -131,8 +131,8 @@ func (d *Dispatcher) giveBack(
 	}
 	d.RetryInBackground(func(ctx context.Context) error {
 		err := give(d.Limiter.Line(line), ctx, tickets)
-		if err == nil {
-			_, queue, _ := strings.Cut(tickets[0].Queue, "/")
+		for _, t := range tickets {
+			_, queue, _ := strings.Cut(t.Queue, "/")
 			d.Expect(line, queue, 0)
 		}
 		return err

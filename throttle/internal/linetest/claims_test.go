@@ -232,27 +232,38 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 	})
 }
 
+// A claim whose process is gone holds up no newcomer, and is removed by the next call, which may be a take.
 func TestAClaimWhoseOwnerIsGoneHoldsNobodyUp(t *testing.T) {
-	client := limitertest.Redis(t)
 	p := limitertest.Policy(limitertest.SharedWindow(10, s))
-	var gone atomic.Bool
-	own := throttletest.Client(t, client.Options().Addr)
-	own.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-		if gone.Load() {
-			cmd.SetErr(&net.OpError{Op: "write", Err: errors.New("cut off")})
-			return cmd.Err()
-		}
-		return next(ctx, cmd)
-	}))
-	l, other := limitertest.New(t, client, p), limitertest.New(t, own, p)
-	limitertest.Reserve(t, l, limitertest.Acme(10))
-	ended := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "gone", Cost: map[string]int64{throttle.Requests: 10}})
-	gone.Store(true)
-	expect.Equal(t, limitertest.Reserve(t, l, limitertest.Acme(1)).Granted, false)
-	expect.Err(t, <-ended, throttle.ErrUnavailable)
-	limitertest.Until(t, "a newcomer is let in", func() bool { return limitertest.Reserve(t, l, limitertest.Acme(1)).Granted })
-	limitertest.Reserve(t, l, limitertest.Acme(0))
-	limitertest.IsGone(t, client)
+	limitertest.EachCase(t, map[string]func(*testing.T, *throttle.Limiter){
+		"beside newcomers": func(t *testing.T, l *throttle.Limiter) {
+			limitertest.Until(t, "one is let in", func() bool { return limitertest.Reserve(t, l, limitertest.Acme(1)).Granted })
+			limitertest.Reserve(t, l, limitertest.Acme(0))
+		},
+		"beside takes": func(t *testing.T, l *throttle.Limiter) {
+			time.Sleep(2100 * ms)
+			limitertest.Take(t, l, 1, "q")
+		},
+	}, func(t *testing.T, client *redis.Client, ask func(*testing.T, *throttle.Limiter)) {
+		var gone atomic.Bool
+		own := redis.NewClient(&redis.Options{Addr: client.Options().Addr, DB: client.Options().DB})
+		t.Cleanup(func() { own.Close() })
+		own.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if gone.Load() {
+				cmd.SetErr(&net.OpError{Op: "write", Err: errors.New("cut off")})
+				return cmd.Err()
+			}
+			return next(ctx, cmd)
+		}))
+		l, other := limitertest.New(t, client, p), limitertest.New(t, own, p)
+		limitertest.Reserve(t, l, limitertest.Acme(10))
+		ended := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "gone", Cost: map[string]int64{throttle.Requests: 10}})
+		gone.Store(true)
+		expect.Equal(t, limitertest.Reserve(t, l, limitertest.Acme(1)).Granted, false)
+		expect.Err(t, <-ended, throttle.ErrUnavailable)
+		ask(t, l)
+		limitertest.IsGone(t, client)
+	})
 }
 
 // A process does not acknowledge the take of its last claim. The claim has got what it waited for,

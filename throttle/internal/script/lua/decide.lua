@@ -65,7 +65,7 @@ local verbs = {
     if time <= now and not r.paused and
       (not line or r.at > 0 or not line.somebody_waits(r, waits and r.ticket)) then
       grant(call, r, list, now)
-      if waits then line.remove(r.ticket) end
+      if waits then line.places().remove(r.ticket) end
       if call.batches and line then line.granted(r, list) end
       return 1, now
     end

@@ -1,11 +1,10 @@
--- line_join.lua: how tickets enter a line, how they leave it untaken, and when they are expected to start.
+-- line_join.lua: how tickets enter a line, and when they are expected to start.
 --
 -- new_join(L) returns a table of the verbs below. r is a request whose place was read (request.lua), list are its
 -- scopes, and `at` is their time.
 
 local function new_join(L)
   local SLOTS = -1 -- `binds` if handler slots do
-  local SWEPT = 64 -- the most claims that one call removes
   local ZERO, FRONT = 4503599627370496, 1000000000000000 -- ranks of time 0, at the end and in front
 
   local call, expected = L.call, new_eta(L)
@@ -159,32 +158,6 @@ local function new_join(L)
     return with_slots(flow, behind, low, high, binds)
   end
 
-  -- remove removes a ticket from the line. It returns whether it waited.
-  local function remove(id)
-    local name = L.flow_name(id)
-    if not name then return false end
-    local flow, _, text = L.flow_of(name), L.ticket(id)
-    L.flush()
-    if not flow then
-      L.write('t', id, false)
-      L.tickets = L.tickets - 1
-      return true
-    end
-    local first = redis.call('ZRANGE', P .. 'f:' .. name, '0', '0')[1]
-    if first == id and flow.suffix then -- others may have waited for it
-      places().look_again(flow.suffix)
-      places().reopen(flow, nil)
-    end
-    L.change('f:' .. name, id, false)
-    places().forget(flow, id, windows.costs_of(call, text))
-    if first == id and flow.n > 0 then
-      flow.heads, flow.first = nil, nil
-      local second = places().first_ticket(flow)
-      if second then places().place(flow, second) end
-    end
-    return true
-  end
-
   -- refresh sets a flow's weight and own parameters to the request's.
   local function refresh(r)
     local flow = L.flow_of(r.flow)
@@ -233,7 +206,7 @@ local function new_join(L)
     local refused = (r.max_wait or r.deadline) and too_late(r, low, high, earliest)
     if refused then return refused, now, low, high, binds, 0 end
     if name then -- the ticket leaves another flow, as its scopes or attributes have changed
-      remove(r.ticket)
+      places().remove(r.ticket)
       flow = flow_for(r)
     end
     local q = L.queue_of(r.queue)
@@ -243,28 +216,9 @@ local function new_join(L)
     return 3, now, low, high, binds, nudge
   end
 
-  -- sweep removes claims of a process that has ended.
-  local function sweep(q)
-    local left, last = SWEPT, format('%d', SWEPT)
-    for _, suffix in ipairs(redis.call('ZRANGE', P .. q.dues_key, '0', last)) do
-      for _, member in ipairs(redis.call('ZRANGE', P .. 'n:' .. q.queue .. '|' .. suffix, '0', last)) do
-        for _, id in ipairs(redis.call('ZRANGE', P .. 'f:' .. sub(member, 18), '0', last)) do
-          if left > 0 and remove(id) then left = left - 1 end
-        end
-      end
-    end
-  end
-
-  local function finish()
-    for _, q in pairs(L.queues) do
-      if q.claims and q.n > 0 and not L.alive(q) then sweep(q) end
-    end
-    L.finish()
-  end
-
   return {
     ticket = L.ticket, prefetch = prefetch, flow_name = L.flow_name, join = join, granted = granted,
-    somebody_waits = somebody_waits, expect = expect, stands = stands, remove = remove, take_back = take_back,
-    refresh = refresh, waits_at = waits_at, places = places, finish = finish,
+    somebody_waits = somebody_waits, expect = expect, stands = stands, take_back = take_back,
+    refresh = refresh, waits_at = waits_at, places = places, finish = L.finish,
   }
 end

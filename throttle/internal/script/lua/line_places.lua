@@ -1,4 +1,4 @@
--- line_places.lua: at which node a flow waits, and when a take visits the node.
+-- line_places.lua: at which node a flow waits, when a take visits the node, and how tickets leave it untaken.
 --
 -- A flow waits at the narrowest scope that has no room for its first ticket, or at ROOT if all
 -- have. A node is due when its first flow may fit.
@@ -8,6 +8,7 @@
 local function new_places(L)
   local SLOTS = 100000 -- us between looks for slots on behalf of claims
   local HEADS = 16     -- how many tickets of a flow are read at once
+  local SWEPT = 64     -- the most claims that one call removes
 
   local call, fair, places = L.call, once(new_fair, L), {}
   local P, now = call.P, call.now
@@ -187,6 +188,44 @@ local function new_places(L)
       q.weights, q.flows = max(0, q.weights - flow.weight), q.flows - 1
       L.move(flow, nil, flow.rank, flow.score)
       fair.keep_tag(q, flow)
+    end
+  end
+
+  -- remove removes a ticket from the line. It returns whether it waited.
+  function places.remove(id)
+    local name = L.flow_name(id)
+    if not name then return false end
+    local flow, _, text = L.flow_of(name), L.ticket(id)
+    L.flush()
+    if not flow then
+      L.write('t', id, false)
+      L.tickets = L.tickets - 1
+      return true
+    end
+    local first = redis.call('ZRANGE', P .. 'f:' .. name, '0', '0')[1]
+    if first == id and flow.suffix then -- others may have waited for it
+      places.look_again(flow.suffix)
+      places.reopen(flow, nil)
+    end
+    L.change('f:' .. name, id, false)
+    places.forget(flow, id, windows.costs_of(call, text))
+    if first == id and flow.n > 0 then
+      flow.heads, flow.first = nil, nil
+      local second = places.first_ticket(flow)
+      if second then places.place(flow, second) end
+    end
+    return true
+  end
+
+  -- sweep removes claims of a process that has ended.
+  function places.sweep(q)
+    local left, last = SWEPT, format('%d', SWEPT)
+    for _, suffix in ipairs(redis.call('ZRANGE', P .. q.dues_key, '0', last)) do
+      for _, member in ipairs(redis.call('ZRANGE', P .. 'n:' .. q.queue .. '|' .. suffix, '0', last)) do
+        for _, id in ipairs(redis.call('ZRANGE', P .. 'f:' .. sub(member, 18), '0', last)) do
+          if left > 0 and places.remove(id) then left = left - 1 end
+        end
+      end
     end
   end
 

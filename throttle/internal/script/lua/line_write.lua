@@ -107,8 +107,11 @@ local function add_writing(L)
     end
   end
 
-  -- finish writes all changes, at the end of the call. A line without tickets has no keys.
+  -- finish removes claims of ended processes, and writes all changes. A line without tickets has no keys.
   function L.finish()
+    for _, q in pairs(L.queues) do
+      if q.claims and q.n > 0 and not L.alive(q) then once(new_places, L).sweep(q) end
+    end
     L.flush()
     write_flows()
     write_nodes()

@@ -19,7 +19,7 @@ local function new_verbs(call)
 
   function verbs.exempt(r, list, now)
     grant(call, r, list, now)
-    if call.line and r.ticket then call.line.remove(r.ticket) end
+    if call.line and r.ticket then call.line.places().remove(r.ticket) end
     return 1, now
   end
 
@@ -38,7 +38,7 @@ local function new_verbs(call)
   end
 
   function verbs.leave(r, list, now)
-    if not call.line or not call.line.remove(r.ticket) then return 8, now end
+    if not call.line or not call.line.places().remove(r.ticket) then return 8, now end
     call.dirty = true
     return 1, now
   end

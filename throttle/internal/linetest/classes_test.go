@@ -148,9 +148,8 @@ func TestShareOfABatch(t *testing.T) {
 		// A ticket of the batch goes when the batch is owed it, less what the ticket itself adds. The
 		// other tenant's may have gone before. What live tickets add meanwhile is at most a take.
 		owed := p.BatchShare*float64(live+batch) - float64(batch)
-		if most := (1-p.BatchShare)*float64(2*c.cost) + p.BatchShare*float64(c.most); owed < 0 || owed > most {
-			t.Errorf("%s: the batch is owed %.1f of %v, want 0 to %.1f", name, owed, got, most)
-		}
+		most := (1-p.BatchShare)*float64(2*c.cost) + p.BatchShare*float64(c.most)
+		expect.That(t, owed >= 0 && owed <= most, name, "the batch is owed", owed, "of", got, "want 0 to", most)
 	}
 }
 

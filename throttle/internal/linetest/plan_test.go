@@ -100,16 +100,13 @@ func TestPlansComeTrue(t *testing.T) {
 				expect.Equal(t, len(plan.Tenants), len(tenants))
 				for _, got := range plan.Tenants {
 					end := last[got.Tenant]
-					if off(got.Expected, end) || got.Binds == "" {
-						t.Errorf("%+v, it was over %v after the start", got, end.Sub(limitertest.At(3*h)))
-					}
+					expect.That(t, !off(got.Expected, end) && got.Binds != "", got, "it was over at", end)
 					if end.After(whole) {
 						whole = end
 					}
 				}
-				if off(plan.Expected, whole) || plan.Binds == "" || max(plan.Late-late, late-plan.Late) > 1 {
-					t.Errorf("all: %+v, it was over %v after the start, %d after 10 s", plan.Finish, whole.Sub(limitertest.At(3*h)), late)
-				}
+				expect.That(t, !off(plan.Expected, whole) && plan.Binds != "" && max(plan.Late-late, late-plan.Late) <= 1,
+					"all", plan.Finish, "it was over at", whole, late, "after 10 s")
 			})
 		}
 	}
@@ -132,9 +129,8 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		for i, got := range st.plan(inspect.PlanOptions{}, crowd...).Tenants {
 			expect.Equal(t, got.Expected == limitertest.At(0), got.Binds == "", "the window holds up all that do not start now", i)
 		}
-		if got := st.plan(inspect.PlanOptions{Open: opensAt(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Expected != limitertest.At(h+4*s) || got.Late != 40 || got.Binds != "shared" {
-			t.Errorf("an hour later: %+v", got)
-		}
+		got = st.plan(inspect.PlanOptions{Open: opensAt(h), By: limitertest.At(h)}, demand("b", 50, ""))
+		expect.That(t, got.Expected == limitertest.At(h+4*s) && got.Late == 40 && got.Binds == "shared", "an hour later", got)
 		d.Count = 0
 		_, err := inspect.Of(st.l).Snapshot(t.Context(), []inspect.Demand{d})
 		expect.That(t, err != nil, "a demand of nothing is planned")

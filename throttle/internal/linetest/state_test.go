@@ -68,9 +68,8 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		one := state(t, st.l, inspect.Query{Tenant: "a"})
 		expect.That(t, len(one.Tenants) == 2 && fmt.Sprint(one.Tenants[0]) == fmt.Sprint(a) && fmt.Sprint(one.Tenants[1]) == fmt.Sprint(batch),
 			"of a alone", one.Tenants, "want", a, batch)
-		if got := state(t, st.l, inspect.Query{Tenant: "c"}); len(got.Tenants) != 1 || got.Tenants[0].Waiting != 0 || got.Tenants[0].Windows[0].Used != 1 {
-			t.Errorf("of a tenant that does not wait: %+v", got.Tenants)
-		}
+		idle := state(t, st.l, inspect.Query{Tenant: "c"}).Tenants
+		expect.That(t, len(idle) == 1 && idle[0].Waiting == 0 && idle[0].Windows[0].Used == 1, "does not wait", idle)
 	})
 }
 
@@ -158,9 +157,8 @@ func TestStateTellsAttributesApart(t *testing.T) {
 	expect.Equal(t, named, []string{"acme bob 2 1", "zeta eve 1 1"})
 	expect.That(t, len(got.Queues) == 2 && got.Queues[0].Queue == "" &&
 		got.Queues[0].Waiting == 1 && got.Queues[1].Waiting == 2, got.Queues)
-	if got := state(t, l, inspect.Query{Tenant: "acme"}); len(got.Tenants) != 1 || got.Tenants[0].Attributes["user"] != "bob" {
-		t.Errorf("%+v", got.Tenants)
-	}
+	acme := state(t, l, inspect.Query{Tenant: "acme"}).Tenants
+	expect.That(t, len(acme) == 1 && acme[0].Attributes["user"] == "bob", acme)
 }
 
 // With shards, pages go through all of them, also where these are on several primaries of a Cluster.
@@ -201,9 +199,8 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 	now, then, err := inspect.Of(l).Simulate(t.Context(), p)
 	expect.That(t, err == nil && now.Count == 12 && !now.Expected.IsZero() && !then.Expected.IsZero(), now, then, err)
 	expect.Must(t, l.Ping(t.Context()))
-	if got := state(t, l, inspect.Query{Tenant: "t7"}); len(got.Tenants) != 1 || got.Tenants[0].Waiting != 1 || got.Next != "" {
-		t.Errorf("%+v", got)
-	}
+	one := state(t, l, inspect.Query{Tenant: "t7"})
+	expect.That(t, len(one.Tenants) == 1 && one.Tenants[0].Waiting == 1 && one.Next == "", one)
 }
 
 func TestStateRefusesWhatCannotBe(t *testing.T) {

@@ -170,9 +170,8 @@ func TestWhatWasTaken(t *testing.T) {
 			limitertest.WantGranted(st, d, 2, 2)
 			expect.Equal(st, d.At, limitertest.At(s))
 			st.cost = 2 // above what was taken
-			if d := st.again("a2", st.of("a2")); d.Granted || !d.Queued || !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
-				st.Errorf("%+v", d)
-			}
+			d = st.again("a2", st.of("a2"))
+			expect.That(st, !d.Granted && d.Queued && slices.Equal(limitertest.Used(d), []int64{1, 1}), d)
 			st.costs(1).takes("a3") // the unit that a2 gave back
 			other := st.of("a3")
 			other.Policy = "other"

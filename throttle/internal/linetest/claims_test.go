@@ -198,9 +198,8 @@ func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 		for range 8 {
 			expect.Must(t, waited(s, h))
 		}
-		if err := waited(30*s, h); !errors.As(err, &denied) || denied.Decision.RetryIn < 40*s {
-			t.Errorf("a slot is free, and the minute is used up: %v", err)
-		}
+		err := waited(30*s, h)
+		expect.That(t, errors.As(err, &denied) && denied.Decision.RetryIn >= 40*s, "a slot is free, and the minute is used up", err)
 	})
 }
 
@@ -222,9 +221,8 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 		var denied *throttle.DeniedError
 		r := limitertest.Acme(1)
 		r.Ticket = throttle.Ticket{Queue: "q", ID: "t"}
-		if _, err := l.Wait(ctx, r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued {
-			t.Errorf("it holds a slot: %v", err)
-		}
+		err := expect.ErrOf(l.Wait(ctx, r))
+		expect.That(t, errors.As(err, &denied) && denied.Cause == nil && !denied.Decision.Queued, "it holds a slot", err)
 		expect.Must(t, giveBack(ctx, held))
 		others := limitertest.Reserve(t, l, limitertest.Acme(1)).Reservation
 		ended := waits(ctx, t, client, l, limitertest.Acme(1))

@@ -205,9 +205,8 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 		for ticket, p := range told {
 			// Batches get their share of what goes before, rounded up to one ticket, and one more.
 			later := fmt.Sprintf("%s%d", ticket[:2], int(ticket[2]-'0')+2)
-			if without, live := alone[later]; live && p.RetryIn > without.Latest {
-				t.Errorf("%s is told %v beside a batch, and %s %v without", ticket, p.RetryIn, later, without.Latest)
-			}
+			without, live := alone[later]
+			expect.That(t, !live || p.RetryIn <= without.Latest, ticket, "is told", p, "beside a batch, and", later, without, "without")
 		}
 		starts := st.starts()
 		for ticket, p := range told {
@@ -216,9 +215,8 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 				ticket, "starts at", at, "and was told", p.RetryIn, "to", p.Latest)
 		}
 		shared := slices.ContainsFunc(windows, func(w throttle.Window) bool { return w.Shared })
-		if told["a94"].RetryIn < told["a06"].RetryIn || shared && told["d90"].RetryIn < told["b06"].RetryIn {
-			t.Errorf("batches are told %+v and %+v, live tickets before them %+v and %+v", told["a94"], told["d90"], told["a06"], told["b06"])
-		}
+		expect.That(t, told["a94"].RetryIn >= told["a06"].RetryIn && (!shared || told["d90"].RetryIn >= told["b06"].RetryIn),
+			"batches are told", told["a94"], told["d90"], "live tickets before them", told["a06"], told["b06"])
 	})
 }
 

@@ -44,9 +44,8 @@ func TestSlotsOfALine(t *testing.T) {
 			limitertest.Reserve(st, st.l, of("a1"))
 			a2 := limitertest.Reserve(st, st.l, of("a2"))
 			for i, want := range []time.Duration{10 * m, 10 * m, 20 * m, 20 * m, 30 * m} {
-				if d := limitertest.Reserve(st, st.l, of(fmt.Sprint("b", i))); d.Latest != want+us || d.RetryIn > want {
-					st.Errorf("number %d is expected in %v to %v, want at most %v", i, d.RetryIn, d.Latest, want)
-				}
+				d := limitertest.Reserve(st, st.l, of(fmt.Sprint("b", i)))
+				expect.That(st, d.Latest == want+us && d.RetryIn <= want, "number", i, d, "want at most", want)
 			}
 			st.at(2 * m)
 			limitertest.Release(st, a2) // nothing held so long as was said: a1's lease has run out too

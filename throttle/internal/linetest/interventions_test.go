@@ -47,17 +47,15 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 	tell(t, map[string]scenario{
 		"a policy is paused": {withExempt, func(st *story) {
 			st.pauses("")
-			if d := limitertest.Reserve(st, st.l, st.without("a")); d.Granted || d.Queued || d.RetryIn < h-m {
-				st.Errorf("%+v", d) // although there is room
-			}
+			d := limitertest.Reserve(st, st.l, st.without("a"))
+			expect.That(st, !d.Granted && !d.Queued && d.RetryIn >= h-m, d, "although there is room")
 			st.pauses()
 			st.granted("a0", "b0")
 			st.waits("a1", "b1")
 			st.pauses("")
 			st.at(20 * s).takes().asks(s)
-			if p := st.joins("c1"); p.RetryIn < h-m || p.RetryIn > h || p.Latest < p.RetryIn || p.Binds != throttle.ByPause || p.Nudge {
-				st.Errorf("%+v", p) // the windows have room long before
-			}
+			p := st.joins("c1") // the windows have room long before
+			expect.That(st, p.RetryIn >= h-m && p.RetryIn <= h && p.Latest >= p.RetryIn && p.Binds == throttle.ByPause && !p.Nudge, p)
 			for _, change := range []func(*throttle.Request){
 				func(r *throttle.Request) { r.MaxWait = h / 2 },
 				func(r *throttle.Request) { r.Deadline = time.Now().Add(h / 2) },

@@ -110,9 +110,8 @@ func TestARefusedMoveKeepsThePlace(t *testing.T) {
 		st.waits("a1", "b1")
 		r := st.of("b1")
 		r.Ticket = limitertest.Ticket("a1")
-		if limit(&r); st.joining(r).Err == nil {
-			t.Errorf("%s: want a refusal", name)
-		}
+		limit(&r)
+		expect.That(t, st.joining(r).Err != nil, name)
 		st.at(10*s).takes("a1", "b1").asks(-1)
 		st.waits("a2", "b2")
 		r = st.of("b2")

@@ -46,9 +46,8 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 			now, then, err := inspect.Of(st.l).Simulate(t.Context(), c.policy)
 			expect.Require(t, err == nil && now.Expected.Equal(limitertest.At(25*s)) && len(then.Tenants) == 2 && then.Count == 7 &&
 				then.Tenants[0].Tenant == "a" && then.Tenants[0].Count == 5, "variant", i, now, then, err)
-			if all, a, b := then.Expected, then.Tenants[0].Expected, then.Tenants[1].Expected; !all.Equal(limitertest.At(c.all)) || !a.Equal(limitertest.At(c.a)) || !b.Equal(limitertest.At(c.b)) {
-				t.Errorf("variant %d: all done at %v, a at %v, b at %v; want %v", i, all, a, b, c)
-			}
+			got := []time.Time{then.Expected, then.Tenants[0].Expected, then.Tenants[1].Expected}
+			expect.Equal(t, got, []time.Time{limitertest.At(c.all), limitertest.At(c.a), limitertest.At(c.b)}, "variant", i)
 		}
 		expect.Equal(t, len(limitertest.Dump(t, client)), len(before), before)
 		never := p.WithDefaults()

@@ -129,9 +129,8 @@ func TestCutBelowTheCostOfWaitingTasks(t *testing.T) {
 		archived, err := s.Inspector.ListArchivedTasks("default")
 		sitetest.Must(t, err)
 		for _, task := range archived {
-			if !strings.Contains(task.LastErr, "cost requests 7: never fits: the window holds 6 at most") {
-				t.Errorf("%s failed by %q", task.ID, task.LastErr)
-			}
+			why := strings.Contains(task.LastErr, "cost requests 7: never fits: the window holds 6 at most")
+			expect.That(t, why, task.ID, "failed by", task.LastErr)
 		}
 		s.WantNobodyInLine()
 	})

@@ -45,9 +45,7 @@ func TestATaskKeepsItsClass(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		for _, id := range ids {
-			if got := classes[id]; len(got) != 2 || got[0] != throttle.ClassBatch || got[1] != throttle.ClassBatch {
-				t.Errorf("%s ran as %q", id, got)
-			}
+			expect.Equal(t, classes[id], []throttle.Class{throttle.ClassBatch, throttle.ClassBatch}, id)
 		}
 		night := worker.NewTask(worker.Identity{Class: "night", Tenant: "acme"}, "x", nil)
 		expect.Err(t, expect.ErrOf(client.Enqueue(night)), new(*throttle.RequestError), "a class that there is not:")

@@ -153,9 +153,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 				}
 			}
 		}
-		if tickets := s.InLine(); !slices.Equal(tickets, []string{"my queue/mine/0", "my queue/mine/1"}) {
-			t.Errorf("in line: %q", tickets)
-		}
+		expect.Equal(t, s.InLine(), []string{"my queue/mine/0", "my queue/mine/1"}, "in line")
 		// A time in the future and a group are asynq's: these tasks take their place when they
 		// come.
 		for name, opts := range map[string][]asynq.Option{

@@ -127,7 +127,10 @@ local function new_eta(L)
           end
           opens, waits = max(opens, open), waits + late - open
           if late > at then blocking = blocking + 1 end
-          if st.resets and open <= at and late > at then elapsed = elapsed + at - st.resets[1] - st.margin end
+          if st.resets and late > at then
+            if open <= at then elapsed = elapsed + at - st.resets[1] - st.margin end
+            if st.margin > 0 then elapsed = elapsed + late - open end -- they may count on both sides of a reset
+          end
           if fit > time then time, binds = fit, i end
           if fits and fit > at then fits[i] = fit end
         end

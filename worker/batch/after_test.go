@@ -52,15 +52,9 @@ func TestWhatFailedIsRetried(t *testing.T) {
 		s.ok(p.Retry(t.Context(), f))
 		time.Sleep(30 * time.Second)
 		status = s.status(p, f)
-		if status.State != batch.StateDone || status.Done != 39 || status.Failed != 1 || status.Retried != 19 {
-			t.Errorf("%+v", status)
-		}
-		if len(told) != 2 || told[0].Failed != 20 || told[1].Failed != 1 || told[1].Retried != 19 {
-			t.Errorf("told %+v", told)
-		}
-		if s.Logs.Count("WARN") > 0 {
-			t.Errorf("workers warn:\n%s", s.Logs.String())
-		}
+		expect.That(t, status.State == batch.StateDone && status.Done == 39 && status.Failed == 1 && status.Retried == 19, status)
+		expect.That(t, len(told) == 2 && told[0].Failed == 20 && told[1].Failed == 1 && told[1].Retried == 19, "told", told)
+		expect.That(t, s.Logs.Count("WARN") == 0, "workers warn", s.Logs.String())
 	})
 }
 
@@ -95,9 +89,7 @@ func TestAFiringStopsWhenTooManyTasksFail(t *testing.T) {
 			return status
 		}
 		st := status(15 * time.Second)
-		if st.State != batch.StateStopped || st.Failed < 30 || st.Failed > 70 || st.Waiting != 150-st.Failed {
-			t.Errorf("%+v", st)
-		}
+		expect.That(t, st.State == batch.StateStopped && st.Failed >= 30 && st.Failed <= 70 && st.Waiting == 150-st.Failed, st)
 		expect.That(t, len(told) == 1 && strings.Contains(told[0], `"state":"stopped"`), "told", told)
 		down = false
 		s.ok(p.Retry(t.Context(), f))

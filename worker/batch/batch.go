@@ -153,6 +153,7 @@ func (b Batch) compile() (*compiled, error) {
 		inSchedule, schedule, _ = strings.Cut(rest, " ")
 	}
 	zone, err := time.LoadLocation(cmp.Or(inSchedule, b.Timezone, "UTC"))
+	fmt.Sscanf(b.OnFailed, "stop at %d%%", &c.stopAt)
 	switch {
 	case !nameShape.MatchString(b.Name):
 		return bad("name", b.Name, `must be 1 to 64 of the characters A-Z a-z 0-9 _ . -`)
@@ -181,12 +182,14 @@ func (b Batch) compile() (*compiled, error) {
 		return bad("late", string(b.Late), `must be "warn" or "refuse"`)
 	case b.Late != "" && b.FinishBy == "":
 		return bad("late", string(b.Late), "needs finish_by")
+	case b.OnFailed != "" && (fmt.Sprintf("stop at %d%%", c.stopAt) != b.OnFailed || c.stopAt < 1 || c.stopAt > 100):
+		return bad("on_failed", b.OnFailed, `must be such as "stop at 20%", with 1 to 100`)
+	case b.Ended != "" && strings.TrimSpace(b.Ended) == "":
+		return bad("ended", b.Ended, "must be the type of a task")
 	case b.Duration < 0:
 		return bad("duration", b.Duration, "must not be below 0")
-	case b.Hours.From != "" && b.Hours.To == "":
-		return bad("hours", b.Hours.From, `must have to beside from: a time of day such as "06:00"`)
-	case b.Hours.From == "" && b.Hours.To != "":
-		return bad("hours", b.Hours.To, `must have from beside to: a time of day such as "22:00"`)
+	case (b.Hours.From == "") != (b.Hours.To == ""):
+		return bad("hours", b.Hours.From+b.Hours.To, `must have from and to: times of day such as "22:00" and "06:00"`)
 	}
 	c.zone = zone
 	if b.FinishBy != "" {
@@ -196,12 +199,6 @@ func (b Batch) compile() (*compiled, error) {
 				`or a time after the tick such as "4h", at most 9600h`)
 		}
 		c.finishBy = finishBy
-	}
-	if b.OnFailed != "" {
-		n, err := fmt.Sscanf(b.OnFailed, "stop at %d%%", &c.stopAt)
-		if n != 1 || err != nil || c.stopAt < 1 || c.stopAt > 100 {
-			return bad("on_failed", b.OnFailed, `must be such as "stop at 20%", with 1 to 100`)
-		}
 	}
 	if b.Schedule != "" {
 		if c.schedule, err = ticks.Parse(schedule); err != nil {

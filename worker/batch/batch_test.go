@@ -52,9 +52,7 @@ func TestATickFiresOnce(t *testing.T) {
 		s.WantOnceEach(s, 8*ticks)
 		for _, f := range firings {
 			status, err := schedulers[0].Status(context.Background(), f)
-			if err != nil || status.State != batch.StateDone || status.Done != 8 || status.Total != 8 {
-				t.Errorf("%+v, %v", status, err)
-			}
+			expect.That(t, err == nil && status.State == batch.StateDone && status.Done == 8 && status.Total == 8, status, err)
 		}
 	})
 }
@@ -78,9 +76,7 @@ func TestABatchThatIsKilledWhileItIsEnqueuedGoesOn(t *testing.T) {
 		}
 		s.scheduler(b)
 		status := s.wait(watch, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
-		if status.Done != 2000 || status.Total != 2000 {
-			s.Errorf("%+v", status)
-		}
+		expect.That(s, status.Done == 2000 && status.Total == 2000, status)
 		s.WantOnceEach(s, 2000)
 	})
 }
@@ -159,9 +155,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 		expect.Equal(t, s.status(p, f), want)
 		time.Sleep(time.Minute)
 		status = s.status(p, f)
-		if status.State != batch.StateDone || status.Done != 9 || status.EndedAt.IsZero() {
-			t.Errorf("%+v", status)
-		}
+		expect.That(t, status.State == batch.StateDone && status.Done == 9 && !status.EndedAt.IsZero(), status)
 		if len(told) < 1 || len(told) > 1+25 || told[0] == "" { // asynq's default is 25 retries
 			t.Errorf("told %v", told)
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/worker/batch"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -81,13 +84,10 @@ func TestATemplateThatCannotBeUsedSaysWhy(t *testing.T) {
 		`batch: count -1: must not be below 0`:                 {Type: "call", Count: -1},
 		`batch: cost -1 of unit "tokens": must not be below 0`: {Type: "call", Cost: map[string]int64{"requests": 1, "tokens": -1}},
 	} {
-		if _, err := bad.Tasks(); err == nil || err.Error() != want {
-			t.Errorf("%v, want %s", err, want)
-		}
+		_, err := bad.Tasks()
+		expect.Equal(t, fmt.Sprint(err), want)
 	}
-	if _, err := (batch.Template{Type: "call", Cost: map[string]int64{"requests": 0}}).Tasks(); err != nil {
-		t.Error(err)
-	}
+	expect.Must(t, expect.ErrOf((batch.Template{Type: "call", Cost: map[string]int64{"requests": 0}}).Tasks()))
 }
 
 // Otherwise every task of the tenant would run twice.
@@ -96,17 +96,25 @@ func TestATenantThatComesTwiceHoldsAFiringUp(t *testing.T) {
 		s := fake(t, many()...)
 		s.serve(succeed)
 		p := s.scheduler(batch.Batch{Name: "b", Tasks: calls(3), Tenants: batch.List("a", "b", "a")})
-		want := `batch: batch "b": tenants "a": must not come twice`
-		if _, err := p.Plan(t.Context(), "b", batch.PlanOptions{}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("planned: %v", err)
-		}
+		want := `batch: batch "b": tenants "a": must be UTF-8, and not come twice`
+		_, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
+		expect.That(t, err != nil && strings.Contains(err.Error(), want), "planned", err)
 		f := s.fire(p, "b")
 		time.Sleep(5 * time.Second)
-		if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.StateWaiting || status.DelayedBy != want {
-			t.Errorf("%+v, %v", status, err)
-		}
+		status, err := p.Status(t.Context(), f)
+		expect.That(t, err == nil && status.State == batch.StateWaiting && status.DelayedBy == want, status, err)
 		s.WantOnceEach(s, 0)
 	})
+}
+
+// Otherwise it would be a task of all tenants.
+func TestARowWhoseTenantIsANumberIsRefused(t *testing.T) {
+	path, got := filepath.Join(t.TempDir(), "tasks"), error(nil)
+	expect.Must(t, os.WriteFile(path, []byte(`{"tenant": 7}`), 0o600))
+	for _, err := range (batch.JSONLines{Path: path, Type: "call"}).Tasks()(t.Context(), batch.Firing{}, "8") {
+		got = err
+	}
+	expect.That(t, got != nil && strings.HasSuffix(got.Error(), ":1: tenant: must be text"), got)
 }
 
 func firings(s *site, p *process, n int) []batch.Firing {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/hibiken/asynq"
 
@@ -134,8 +135,8 @@ func (s *Scheduler) plan(
 		if err != nil {
 			return nil, err
 		}
-		if seen[name] { // each of its tasks would run twice
-			return nil, &Error{b.Name, "tenants", name, "must not come twice"}
+		if seen[name] || !utf8.ValidString(name) { // its tasks would run twice, or those of another, as the plan is JSON
+			return nil, &Error{b.Name, "tenants", name, "must be UTF-8, and not come twice"}
 		}
 		seen[name] = true
 		tenant, err := s.count(ctx, b, f, name)
@@ -301,7 +302,7 @@ func (s *Scheduler) forecast(
 		all.changes, err = changes(ctx, snapshot, o)
 	}
 	if ctx.Err() != nil { // the forecast is known all the same
-		err = nil
+		all.changes, err = nil, nil
 	}
 	return all, err
 }

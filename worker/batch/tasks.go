@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -131,12 +132,15 @@ func (l JSONLines) Tasks() Tasks {
 				if err == nil && !json.Valid(line) {
 					err = fmt.Errorf("batch: %s:%d: must be one JSON value", l.Path, n)
 				}
+				var row struct{ Tenant *string }
+				if bad := new(json.UnmarshalTypeError); err == nil && errors.As(json.Unmarshal(line, &row), &bad) && bad.Field != "" {
+					err = fmt.Errorf("batch: %s:%d: tenant: must be text", l.Path, n)
+				}
 				if err != nil {
 					yield(nil, err)
 					return
 				}
-				var row struct{ Tenant *string }
-				if json.Unmarshal(line, &row) == nil && row.Tenant != nil && *row.Tenant != tenant {
+				if row.Tenant != nil && *row.Tenant != tenant {
 					continue
 				}
 				task := worker.NewTask(worker.Identity{Cost: l.Cost, Tenant: tenant}, l.Type, bytes.Clone(line))

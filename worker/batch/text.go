@@ -56,7 +56,7 @@ func (p Plan) verdict() string {
 		text += " The firing would be refused."
 	}
 	if len(p.Changes) == 0 {
-		return text + "\nNo other limit would have all end in time."
+		return text + "\nNo limits were found by which all would end in time."
 	}
 	var changes []string
 	for _, c := range p.Changes {

@@ -26,13 +26,16 @@ func (w *work) pause(ctx context.Context, r record) error {
 	return err
 }
 
-// resume makes the tasks join their lines again, and lets servers pick them until the hours end.
+// resume lets servers pick the tasks until the hours end, and then makes them join their lines again.
 func (w *work) resume(ctx context.Context, r record) error {
 	w.sweepPause = 0
-	if err := w.sweep(r, w.move(ctx, asynqredis.Release)); err != nil {
-		return err
+	_, err := w.redis.Update(ctx, w.f, w.holder, "closes", w.b.closes(w.f.Tick, time.Now()))
+	if err == nil {
+		err = w.sweep(r, w.move(ctx, asynqredis.Release))
 	}
-	_, err := w.redis.Update(ctx, w.f, w.holder, "held", 0, "closes", w.b.closes(w.f.Tick, time.Now()))
+	if err == nil {
+		_, err = w.redis.Update(ctx, w.f, w.holder, "held", 0)
+	}
 	return err
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 
 	"github.com/urfave/cli/v3"
 
@@ -29,8 +30,12 @@ func (m *Main) resumeCommand() *cli.Command {
 				return outcome{}, err
 			}
 			ended, err := c.resumeUpstream(ctx, f, found)
+			text := " was not paused"
+			if errors.As(err, new(*throttle.RequestError)) {
+				err, text = nil, " was not paused by an operator (a pause by the upstream ends by its tenant, or by Limiter.Resume)"
+			}
 			if !found && !ended {
-				return outcome{text: " was not paused"}, err
+				return outcome{text: text}, err
 			}
 			return outcome{Changed: true, text: " is not paused any more"}, err
 		})
@@ -41,7 +46,7 @@ func (c *ControlCommand) resumeUpstream(ctx context.Context, f *fleet, logged bo
 	r := throttle.Request{Policy: c.policy, Tenant: c.tenant}
 	before, err := f.limiter.Peek(ctx, r)
 	if err != nil || before.Pause == nil && before.Adapted == nil {
-		return false, nil // nothing is paused, or the scopes need attributes besides the tenant
+		return false, err // a *throttle.RequestError: the scopes need a tenant, or other attributes
 	}
 	if !logged {
 		if err := c.record(ctx, f, control.Resumed, "the upstream's pause"); err != nil {

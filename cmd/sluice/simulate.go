@@ -89,8 +89,8 @@ func (c *SimulateCommand) changed(p throttle.Policy, inForce throttle.Interventi
 		what, number, _ := cutLast(flag)
 		window, tenant, ofTenant := strings.Cut(what, "@")
 		limit, err := strconv.ParseInt(number, 10, 64)
-		if err != nil || ofTenant && tenant == "" {
-			return changed, nil, badUsage("--limit %q: must be WINDOW=N or WINDOW@TENANT=N, with a whole number", flag)
+		if err != nil || ofTenant && (tenant == "" || limit == 0) {
+			return changed, nil, badUsage("--limit %q: must be WINDOW=N or WINDOW@TENANT=N, with a whole number above 0", flag)
 		}
 		w, err := windowOf(changed, window)
 		if err != nil {
@@ -107,8 +107,8 @@ func (c *SimulateCommand) changed(p throttle.Policy, inForce throttle.Interventi
 	for _, flag := range c.Weights {
 		tenant, number, ok := cutLast(flag)
 		weight, err := strconv.ParseFloat(number, 64)
-		if !ok || err != nil || tenant == "" {
-			return changed, nil, badUsage("--weight %q: must be TENANT=W, with a number", flag)
+		if !ok || err != nil || tenant == "" || weight == 0 {
+			return changed, nil, badUsage("--weight %q: must be TENANT=W, with a number above 0", flag)
 		}
 		overrideOf(&overrides, p.Name, tenant, inForce).Weight = weight
 	}

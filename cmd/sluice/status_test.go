@@ -123,7 +123,9 @@ func TestSimulateSaysWhenTheBacklogIsDone(t *testing.T) {
 		"--limit=own=x":   `--limit "own=x": must be WINDOW=N`,
 		"--limit=other=2": `window "other": must be one of own, shared`,
 		"--limit=own=0":   `limit 0: `,
+		"--limit=own@a=0": `--limit "own@a=0": must be WINDOW=N`,
 		"--weight=acme=x": `--weight "acme=x": must be TENANT=W`,
+		"--weight=acme=0": `--weight "acme=0": must be TENANT=W`,
 	} {
 		d.run(t, "simulate", strings.Fields(flag)...).want(t, exitBadInput, want)
 	}

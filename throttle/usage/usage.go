@@ -115,7 +115,7 @@ func (c *Counter) Start(l *throttle.Limiter) (stop func()) {
 	return func() { cancel(); ended.Wait() }
 }
 
-// write writes all sums. If Redis does not answer they stay for the next time; if it fails later they are lost.
+// write writes all sums. If Redis does not answer they stay for the next time; if the write fails they are lost.
 func (c *Counter) write(l *throttle.Limiter) {
 	ctx, cancel := context.WithTimeout(context.Background(), writeTimeout)
 	defer cancel()
@@ -179,9 +179,10 @@ func Top(ctx context.Context, l *throttle.Limiter, policy string, n int) ([]Use,
 	for _, part := range parts {
 		for _, z := range part.(*redis.ZSliceCmd).Val() {
 			units[z.Member.(string)] += int64(z.Score)
-			all += int64(z.Score)
 		}
 	}
+	// What was given back counts on, for a while, after the grant has left the hour.
+	maps.DeleteFunc(units, func(_ string, n int64) bool { all += max(0, n); return n <= 0 })
 	tenants := slices.SortedFunc(maps.Keys(units), func(a, b string) int {
 		return cmp.Or(-cmp.Compare(units[a], units[b]), cmp.Compare(a, b))
 	})

@@ -69,6 +69,10 @@ func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
 		writeOther()
 		expect.Equal(t, top(t, first, 10), "[{acme 3 0.75} {zeta 1 0.25}]")
 		expect.Equal(t, top(t, first, 1), "[{acme 3 0.75}]")
+		late := usage.New() // of a grant that has left the hour
+		late.Observe(throttle.Correction{Reservation: throttle.Reservation{Request: throttle.Request{Policy: "api", Tenant: "beta"}}, Requests: -8})
+		late.Start(first)()
+		expect.Equal(t, top(t, first, 10), "[{acme 3 0.75} {zeta 1 0.25}]", "after what was given back late")
 		keys := client.Keys(t.Context(), "test:sluice:{api}:y:*").Val()
 		for _, key := range keys {
 			ttl := client.TTL(t.Context(), key).Val()

@@ -203,8 +203,12 @@ func TestATenantThatIsNotTextIsNotPublished(t *testing.T) {
 	p := policy("p", 2)
 	p.Tenants = map[string]throttle.Tenant{"a\xff": {Weight: 2}, "a\ufffd": {Weight: 3}}
 	var invalid *throttle.PolicyError
-	_, err := newStore(t, client).Publish(t.Context(), []throttle.Policy{p}, 0, anna)
+	s := newStore(t, client)
+	_, err := s.Publish(t.Context(), []throttle.Policy{p}, 0, anna)
 	expect.That(t, errors.As(err, &invalid) && invalid.Tenant == "a\xff", err)
+	p.Tenants, p.Match = nil, []string{"b\xff*"}
+	_, err = s.Publish(t.Context(), []throttle.Policy{p}, 0, anna)
+	expect.That(t, errors.As(err, &invalid) && invalid.Field == "match", err)
 }
 
 func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {

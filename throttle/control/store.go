@@ -167,12 +167,15 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	if err = cmp.Or(author.validate(), err); err != nil {
 		return 0, err
 	}
-	for _, p := range policies {
+	for _, p := range policies { // JSON would hold other names
 		for tenant := range p.Tenants {
-			if !utf8.ValidString(tenant) { // JSON would hold another name
+			if !utf8.ValidString(tenant) {
 				return 0, &throttle.PolicyError{Policy: p.Name, Tenant: tenant, Field: "name", Value: tenant,
 					Hint: "must be UTF-8 to be published: use SetOverride"}
 			}
+		}
+		if match := strings.Join(p.Match, " "); !utf8.ValidString(match) {
+			return 0, &throttle.PolicyError{Policy: p.Name, Field: "match", Value: match, Hint: "must be UTF-8 to be published"}
 		}
 	}
 	before, err := s.State(ctx)

@@ -111,8 +111,8 @@ func (s *Snapshot) finishOf(tenant string) int {
 	return s.byTenant[tenant]
 }
 
-// read reads a line, and adds what waits there, as demands or not, and the other demands. What is taken
-// while it reads counts twice. A backlog with values was read before, and stands as it did then.
+// read reads a line, and adds what waits there, with `demand` as demands, and b.demands. What is taken while it
+// reads counts twice. A backlog with values was read before, and stands as it did then.
 func (s *Snapshot) read(ctx context.Context, b *backlog, demand bool) (err error) {
 	if b.values == nil {
 		b.values = map[string]string{}

@@ -20,7 +20,7 @@ type Query struct {
 	After  string // PolicyState.Next of the page before; empty for the first page
 	Limit  int    // about how many tenants a page has; at most MaxLimit, which is the default
 	Policy string // required
-	Tenant string // the only one of the page, even if it does not wait; empty for all that wait
+	Tenant string // the only one; if windows count by the tenant alone, even if it does not wait; empty for all
 }
 
 // A PolicyState is how a policy stands: what all tenants share, and who waits.
@@ -146,8 +146,15 @@ func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]flow, uint64
 	if q.Tenant != "" {
 		l.err = cmp.Or(l.err, l.Stand(ctx, asked))
 	}
-	if asked.Flow == "" { // windows count by other attributes, too, or all tenants are asked for
+	if q.Tenant == "" {
 		return l.page(ctx, cursor, min(cmp.Or(q.Limit, MaxLimit), MaxLimit))
+	}
+	if asked.Flow == "" { // windows count by other attributes, too: its flows are among all
+		flows, _ := l.all(ctx)
+		return slices.DeleteFunc(flows, func(f flow) bool {
+			_, _, _, values := script.ParseFlow(f.name)
+			return !slices.Contains(values, q.Tenant)
+		}), 0
 	}
 	_, values, _ := strings.Cut(asked.Flow, "|")
 	var names []string

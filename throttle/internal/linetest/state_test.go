@@ -157,7 +157,12 @@ func TestStateTellsAttributesApart(t *testing.T) {
 	expect.Equal(t, named, []string{"acme bob 2 1", "zeta eve 1 1"})
 	expect.That(t, len(got.Queues) == 2 && got.Queues[0].Queue == "" &&
 		got.Queues[0].Waiting == 1 && got.Queues[1].Waiting == 2, got.Queues)
-	acme := state(t, l, inspect.Query{Tenant: "acme"}).Tenants
+	var others []throttle.Request
+	for i := range 600 {
+		others = append(others, throttle.Request{Policy: "p", Tenant: fmt.Sprint("t", i), Attributes: map[string]string{"user": "acme"}, Ticket: limitertest.Ticket(fmt.Sprint("t", i))})
+	}
+	limitertest.Join(t, l, others...)
+	acme := state(t, l, inspect.Query{Tenant: "acme", Limit: 1}).Tenants
 	expect.That(t, len(acme) == 1 && acme[0].Attributes["user"] == "bob", acme)
 }
 

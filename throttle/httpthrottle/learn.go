@@ -101,8 +101,7 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 	}
 }
 
-// grantable returns an upper bound of the units that our windows can grant until the upstream
-// resets.
+// grantable returns the units that our windows have left, and grant by whole periods until the upstream resets.
 func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	for _, w := range d.Windows {
 		var refills int64
@@ -121,8 +120,7 @@ func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	return least, ok
 }
 
-// isNews reports whether an excess of units must be reported: it has grown, or the one reported is far
-// too large by now.
+// isNews reports whether an excess of units must be reported: it has grown, or has halved, or is of a new reset.
 func (l *learner) isNews(key string, units int64, reset time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

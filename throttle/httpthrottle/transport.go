@@ -162,7 +162,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // decisionOf returns the decision that stands for a call that reserves nothing: the job's, if it is of
-// the same policy and tenant, and else one with only the request.
+// the same policy and tenant, or else a decision that has only the request.
 func (t *Transport) decisionOf(caller *throttle.Caller, r throttle.Request) throttle.Decision {
 	d := throttle.Decision{Policy: r.Policy, Reservation: throttle.Reservation{Request: r}}
 	if job := caller.Decision; job.Reservation.ID != "" && job.Policy == r.Policy && job.Tenant == r.Tenant {

@@ -46,7 +46,7 @@ type action struct {
 	form                 url.Values
 	config               throttle.Policy // of the policy
 	state                control.State
-	claimed              atomic.Bool // by act, which does it then, or by inTime, which gives it up
+	claimed              atomic.Bool // whoever sets it decides: act does it, inTime gives it up
 }
 
 var (
@@ -139,8 +139,8 @@ func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
 		return nil, fmt.Errorf("policy %q: is none of this page's limiter", a.policy)
 	}
 	a.config = policies[i]
-	if a.author.Why == "" {
-		return nil, errors.New("why: must be given, for the log")
+	if n := len(a.author.Why); n == 0 || n > control.MaxWhyBytes {
+		return nil, fmt.Errorf("why: must be given, for the log, in %d bytes at most", control.MaxWhyBytes)
 	}
 	var err error
 	if text := a.form.Get("for"); text != "" {

@@ -105,7 +105,7 @@ func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
 		return
 	case who == "" || len(who) > control.MaxWhoBytes:
 		p.render(w, r, http.StatusUnprocessableEntity,
-			"Your name is missing: it stands in the log beside what you change.", nil)
+			"Your name is missing, or too long: it stands in the log beside what you change.", nil)
 		return
 	}
 	p.config.Logger.Info("page: somebody has signed in", "who", who, "from", r.RemoteAddr)

@@ -94,7 +94,9 @@ func (p *Page) policy(ctx context.Context, v *view, q inspect.Query) policyView 
 	}
 	if n := len(points); n >= 3 && points[n-2].Known {
 		pv.Granted = float64(points[n-2].Granted) / 60
-		pv.Trend = points[n-2].Waiting - points[n-3].Waiting
+		if points[n-3].Known {
+			pv.Trend = points[n-2].Waiting - points[n-3].Waiting
+		}
 	}
 	pv.Granted = cmp.Or(pv.Granted, pv.PerSecond)
 	pv.Starving = p.heads.Note(state)

@@ -139,13 +139,11 @@ func TestAUniqueLockIsProlongedWhileTheTaskWaits(t *testing.T) {
 				"after", time.Since(begun), "the lock is open, and the task waits:", err)
 			time.Sleep(20 * time.Second)
 		}
-		if in := time.Until(s.Task("unique").NextProcessAt); in < sitetest.FallbackMin || s.WakesOf("unique") > 0 {
-			t.Errorf("workers look after the task in %v, and it came %d times", in, s.WakesOf("unique"))
-		}
+		in := time.Until(s.Task("unique").NextProcessAt)
+		expect.That(t, in >= sitetest.FallbackMin && s.WakesOf("unique") == 0, "workers look after the task in", in)
 		s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Limit = 1000 }, s.Limiter)
 		time.Sleep(time.Minute)
-		if n := s.Redis.Exists(t.Context(), lock).Val(); n != 0 || !slices.Contains(s.Runs(), "unique") {
-			t.Errorf("the task ran: %q; its lock is there: %d", s.Runs(), n)
-		}
+		n := s.Redis.Exists(t.Context(), lock).Val()
+		expect.That(t, n == 0 && slices.Contains(s.Runs(), "unique"), "the task ran", s.Runs(), "its lock is there", n)
 	})
 }

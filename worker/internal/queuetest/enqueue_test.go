@@ -28,9 +28,7 @@ func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
 			at := begun.Add(wait)
 			expect.That(t, info.State == state && !sitetest.Off(info.NextProcessAt, at.Add(2*time.Minute)),
 				"task", i, "is", info.State, ", next at", info.NextProcessAt, ": want", state)
-			if !start.Joined || sitetest.Off(start.At, at) || !start.Latest.Equal(start.At) {
-				t.Errorf("task %d is expected to start %+v, want exactly %v", i, start, at)
-			}
+			expect.That(t, start.Joined && !sitetest.Off(start.At, at) && start.Latest.Equal(start.At), "task", i, start, "want exactly", at)
 			stored := s.Task(info.ID)
 			expect.That(t, stored.State == state && stored.NextProcessAt.Equal(info.NextProcessAt),
 				"task", i, "is stored as", stored.State, ", next at", stored.NextProcessAt)
@@ -121,13 +119,10 @@ func TestAConflictKeepsThePlaceInLine(t *testing.T) {
 			{"unique, with the ID", []asynq.Option{asynq.Unique(time.Minute), asynq.TaskID("unique")}, asynq.ErrDuplicateTask},
 		} {
 			for range 2 {
-				if info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), row.opts...); !errors.Is(err, row.err) {
-					t.Errorf("%s: %v, %v", row.name, info, err)
-				}
+				_, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), row.opts...)
+				expect.That(t, errors.Is(err, row.err), row.name, err)
 			}
-			if got := s.Redis.HGetAll(t.Context(), "sluice:{api}:t").Val(); fmt.Sprint(got) != fmt.Sprint(want) {
-				t.Errorf("%s: the line was\n%v, and is\n%v", row.name, want, got)
-			}
+			expect.Equal(t, s.Redis.HGetAll(t.Context(), "sluice:{api}:t").Val(), want, row.name)
 		}
 	})
 }
@@ -173,9 +168,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 			if name != "group" {
 				least = least.Add(time.Hour)
 			}
-			if start.Joined || sitetest.Off(start.At, least) || !start.Latest.IsZero() {
-				t.Errorf("%s: is expected to start %+v, want at least %v", name, start, least)
-			}
+			expect.That(t, !start.Joined && !sitetest.Off(start.At, least) && start.Latest.IsZero(), name, start, "want at least", least)
 		}
 		expect.Equal(t, len(s.InLine()), 2, "stand in line, want 2")
 		// One whose time has come already is like any other.

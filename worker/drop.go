@@ -55,7 +55,7 @@ func (c *Client) Drop(ctx context.Context, o DropOptions) (int, error) {
 var errSweptEnough = errors.New("worker: a sweep has seen enough tickets")
 
 // sweep removes tickets of deleted tasks from a line, as a task was refused because of those that wait. It reports
-// whether the line may have become shorter since.
+// whether the line may be shorter than at refusedAt.
 func (l *link) sweep(ctx context.Context, line string, refusedAt time.Time) bool {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()

@@ -41,7 +41,7 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 		case place.Err != nil:
 			e.refuse(place.Err)
 			move.To = asynqredis.Delete
-		case !place.Queued, err != nil && place.AlreadyQueued: // no place, or an earlier task's: it joins when it is denied
+		case !place.Queued, err != nil && place.AlreadyQueued: // without a place of its own: it joins when it is denied
 		default:
 			e.Start = ExpectedStart{Joined: true, At: now.Add(place.RetryIn), Binds: place.Binds}
 			if place.Latest >= place.RetryIn {

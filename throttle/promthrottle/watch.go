@@ -146,12 +146,12 @@ type outages struct {
 func (o *outages) note(policy string, took time.Duration, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	switch before := len(o.failed); {
-	case err != nil && before == 0:
+	switch failing := len(o.failed); {
+	case err != nil && failing == 0:
 		o.failed, o.since = map[string]time.Time{policy: time.Now()}, time.Now().Add(-took)
 	case err != nil:
 		o.failed[policy] = time.Now()
-	case before > 0:
+	case failing > 0:
 		maps.DeleteFunc(o.failed, func(other string, at time.Time) bool { // nobody may ask about others any more
 			return other == policy || time.Since(at) > time.Minute
 		})

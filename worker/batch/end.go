@@ -25,7 +25,7 @@ func (w *work) watch(ctx context.Context, r record) error {
 		w.ended, w.since, w.account = r.ended(), time.Now(), accountAfter
 	}
 	if time.Since(w.since) >= w.account {
-		w.account = min(w.account+time.Since(w.since), accountMost+time.Since(w.since))
+		w.account = time.Since(w.since) + min(w.account, accountMost)
 		return w.sweep(r, func(indexes []int) error { return w.redis.Count(ctx, w.f, "failed", indexes) })
 	}
 	return nil

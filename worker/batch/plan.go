@@ -262,7 +262,7 @@ type forecast struct {
 	tenants []inspect.Finish
 }
 
-// forecast computes when tasks are expected to end, and with fit by which limits none is late. The function
+// forecast computes when tasks are expected to end; with fit, also limits by which none is late. The function
 // left returns how many of a tenant's tasks have not started, and how many of these stand in line.
 func (s *Scheduler) forecast(
 	ctx context.Context, b *compiled, p *firingPlan, o inspect.PlanOptions, fit bool,

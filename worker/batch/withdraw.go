@@ -17,7 +17,7 @@ const sweepAgainMost = 30 * time.Second
 // running task may come back.
 func (w *work) pause(ctx context.Context, r record) error {
 	if r.Phase == phaseNew || r.Held && (w.sweepPause < 0 || time.Since(w.since) < w.sweepPause) {
-		return nil // it is not yet time for the next sweep; the first is at once
+		return nil // nothing is enqueued, or it is not yet time for the next sweep
 	}
 	if err := w.withdraw(ctx, r, w.move(ctx, asynqredis.SetAside)); err != nil {
 		return err

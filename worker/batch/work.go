@@ -31,7 +31,7 @@ type work struct {
 	holder string
 
 	ended      int           // tasks that had ended at the last look
-	since      time.Time     // when watch saw ended change, or withdraw swept: account and sweepPause begin then
+	since      time.Time     // when ended last changed, for account, or of the last sweep, for sweepPause
 	account    time.Duration // without progress, the time from since after which watch counts anew
 	sweepPause time.Duration // before the next sweep for tasks that come back; below 0 if none can
 }

@@ -2,7 +2,7 @@
 --
 -- KEYS  1 the firing (hash)  2 fates of its tasks (string): for each index the first letter of stored, done,
 --       failed, rejected or cancelled
--- ARGV  1 prefix of the task keys  2 fate of a task that is gone: done or failed; rejected: not enqueued
+-- ARGV  1 prefix of the task keys  2 done or failed: the fate of tasks that are gone; or rejected: not enqueued
 --       3 how long the task took (us), then the indexes
 -- reply per task 1 counted, 0 not
 

@@ -18,8 +18,8 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', time[1] - ARG
 end
 if ARGV[6] == none then return 0 end
 if redis.call('EXISTS', key) == 0 then
-  local last = redis.call('HGET', KEYS[1], 'last') and 1 or 0 -- the other fields are firings
-  if ARGV[4] == '1' and redis.call('HLEN', KEYS[1]) > last then return -1 end
+  local others = redis.call('HGET', KEYS[1], 'last') and 1 or 0 -- fields that are no firings
+  if ARGV[4] == '1' and redis.call('HLEN', KEYS[1]) > others then return -1 end
   redis.call('HSET', key, 'phase', 'new', 'begun', time[1])
   redis.call('EXPIRE', key, ARGV[3])
   redis.call('HSET', KEYS[1], ARGV[5], 'open')

@@ -86,15 +86,17 @@ func (p *proxy) serve(client net.Conn, holder string) {
 		if call.kind == waiting {
 			waits.Store(false)
 		}
-		delivered := false
-		if call.fate == dropped {
-			gone.Store(true)
-			client.Close()
-		} else if !gone.Load() {
-			_, err := client.Write(reply)
-			delivered = err == nil
-		}
-		p.witness.saw(call, reply, holder, delivered)
+		p.witness.saw(call, reply, holder, func() bool {
+			switch {
+			case call.fate == dropped:
+				gone.Store(true)
+				client.Close()
+			case !gone.Load():
+				_, err := client.Write(reply)
+				return err == nil
+			}
+			return false
+		})
 	}
 }
 

@@ -44,11 +44,12 @@ func (w *witness) died(holder string) {
 	w.killed[holder] = time.Now()
 }
 
-// saw notes a call and its reply, and whether the reply was delivered.
-func (w *witness) saw(call wireCall, reply []byte, holder string, delivered bool) {
-	now := time.Now()
+// saw notes a call and its reply, and whether deliver has delivered the reply. Until that is noted, no other call is: a
+// worker may put a task down as soon as it has it.
+func (w *witness) saw(call wireCall, reply []byte, holder string, deliver func() bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	now, delivered := time.Now(), deliver()
 	var picked []string
 	if call.kind == dequeues {
 		picked = tasksIn(reply)

@@ -132,6 +132,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 // worker died.
 func TestWitnessOfRepeatedCalls(t *testing.T) {
 	t.Parallel()
+	delivered, lost := func() bool { return true }, func() bool { return false }
 	message := protowire.AppendString(protowire.AppendTag(nil, 3, protowire.BytesType), "a")
 	const prefix = "asynq:{default}:"
 	const pending, scheduled, paused = prefix + "pending", prefix + "scheduled", prefix + "paused"
@@ -144,12 +145,12 @@ func TestWitnessOfRepeatedCalls(t *testing.T) {
 	} {
 		w := newWitness()
 		reply := fmt.Appendf(nil, "*3\r\n:1\r\n$%d\r\n%s\r\n:4\r\n", len(message), message)
-		w.saw(begin, reply, "w.1", false)
+		w.saw(begin, reply, "w.1", lost)
 		if story := w.story("a"); len(story) != 1 || !story[0].Lost || story[0].Call != "call" || story[0].Taken != (name == "pick") {
 			t.Errorf("%s: %+v", name, story)
 		}
 		expect.That(t, len(w.excused("a")) == 0 && len(w.orphans()) == 0, name, "a lost reply is an excuse")
-		w.saw(begin, reply, "w.1", true)
+		w.saw(begin, reply, "w.1", delivered)
 		if story := w.story("a"); len(story) != 1 || story[0].Lost {
 			t.Errorf("%s, repeated: %+v", name, story)
 		}
@@ -157,13 +158,13 @@ func TestWitnessOfRepeatedCalls(t *testing.T) {
 			return callOf([]string{"evalsha", "x", "6", active, lease, scheduled, pending, prefix + "sluice:lines", tasks + "a",
 				"a", call, "", "0", "keep", "", ""})
 		}
-		w.saw(restore("another"), []byte(":0\r\n"), "w.1", true)
+		w.saw(restore("another"), []byte(":0\r\n"), "w.1", delivered)
 		if story := w.story("a"); !story[0].Ended.IsZero() {
 			t.Errorf("%s: another call was undone: %+v", name, story)
 		}
 		w.died("w.1")
 		expect.That(t, len(w.excused("a")) == 1 && len(w.orphans()) == 1, name, "a killed worker is no excuse")
-		w.saw(restore("call"), []byte(":1\r\n"), "w.1", false)
+		w.saw(restore("call"), []byte(":1\r\n"), "w.1", lost)
 		if story := w.story("a"); story[0].Ended.IsZero() || len(w.excused("a")) != 0 || len(w.orphans()) != 0 {
 			t.Errorf("%s, undone: %+v", name, story)
 		}

@@ -197,24 +197,18 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		time.Sleep(40 * time.Second)
 		expect.That(t, before >= 2*10 && before <= 3*10, before, "ran in 25 s")
 		st := status()
-		if ran() != before || st.State != batch.StatePaused || st.Waiting != 100-st.Done-st.Failed || st.Running != 0 {
-			t.Errorf("paused: %d and %d ran, %+v", before, ran(), st)
-		}
+		expect.That(t, ran() == before && st.State == batch.StatePaused && st.Waiting == 100-st.Done-st.Failed && st.Running == 0, st, ran(), before)
 		if waiting, err := s.Inspector.ListScheduledTasks("default", asynq.PageSize(1000)); err != nil || len(waiting) != status().Waiting {
 			t.Errorf("%d tasks are scheduled, %v", len(waiting), err)
 		}
 		s.ok(p.Resume(t.Context(), f))
 		time.Sleep(30 * time.Second)
-		if st := status(); ran() < before+2*10 || st.State != batch.StateRunning {
-			t.Errorf("resumed: %d and %d ran, %+v", before, ran(), st)
-		}
+		expect.That(t, ran() >= before+2*10 && status().State == batch.StateRunning, "resumed", ran(), before)
 		s.ok(p.Cancel(t.Context(), f))
 		before = ran()
 		time.Sleep(20 * time.Second)
 		st = status()
-		if st.State != batch.StateCancelled || st.Total != 100 || st.Cancelled == 0 || st.Done+st.Failed+st.Cancelled != 100 {
-			t.Errorf("cancelled: %+v", st)
-		}
+		expect.That(t, st.State == batch.StateCancelled && st.Total == 100 && st.Cancelled > 0 && st.Done+st.Failed+st.Cancelled == 100, st)
 		time.Sleep(40 * time.Second)
 		expect.That(t, ran() == before, ran()-before, "tasks ran after the cancel")
 		expect.Err(t, p.Resume(t.Context(), f), batch.ErrNoFiring)

@@ -41,6 +41,7 @@ type Follower struct {
 	ownPolicies []throttle.Policy // of the program
 	state       State             // the last one; its policies stay when Redis has forgotten them
 	version     int64             // the published version that is in force here; 0: its own policies
+	unusable    int64             // the last published version that cannot be: those before stay
 	reported    time.Time         // when report last wrote the version
 	offset      time.Duration     // of the clock of Redis
 	readFailed  bool              // the last time
@@ -95,12 +96,17 @@ func (f *Follower) look(ctx context.Context) {
 			f.logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
 		}
 		state.Policies, state.Removed, state.Version = before.Policies, before.Removed, before.Version
+	case state.Version == f.unusable:
+		state.Policies, state.Removed, state.PoliciesErr = before.Policies, before.Removed, nil
 	}
 	f.state, f.readFailed, f.offset = state, err != nil, time.Until(state.At)
 	policiesBefore, _ := before.Effective()
 	policies, others := state.Effective()
 	if isNew := state.Version != before.Version; isNew || f.version > 0 && !reflect.DeepEqual(policiesBefore, policies) {
-		f.adopt(policies, isNew)
+		if err := f.adopt(policies, isNew); err != nil && isNew {
+			f.state, f.unusable = before, state.Version // the next look reads it again, for its overrides
+			f.state.Version = state.Version
+		}
 	}
 	if !reflect.DeepEqual(before.Overrides, state.Overrides) || !reflect.DeepEqual(before.Pauses, state.Pauses) {
 		f.store.limiter.SetInterventions(others)
@@ -136,14 +142,14 @@ func (f *Follower) report(follows bool) {
 
 // adopt puts published policies in force, with the overrides for all tenants applied. For a new version it warns if
 // the program's own policies differ.
-func (f *Follower) adopt(policies []throttle.Policy, isNew bool) {
+func (f *Follower) adopt(policies []throttle.Policy, isNew bool) error {
 	err, differs := f.state.PoliciesErr, Differences(f.ownPolicies, f.state.Policies)
 	if isNew && err == nil && len(f.ownPolicies) > 0 && differs != "" {
 		f.logger.Warn("control: the policies of this program are not those that are published",
 			"own", digest(f.ownPolicies), "published", f.state.Version, "keeps its own", f.config.KeepPolicies, "differs", differs)
 	}
 	if f.config.KeepPolicies {
-		return
+		return nil
 	}
 	if err == nil {
 		err = f.store.limiter.SetPolicies(policies, f.state.Removed...)
@@ -158,4 +164,5 @@ func (f *Follower) adopt(policies []throttle.Policy, isNew bool) {
 	if isNew {
 		f.store.limiter.Config().Observer(throttle.Publication{Err: err, Version: f.state.Version})
 	}
+	return err
 }

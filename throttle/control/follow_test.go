@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -24,7 +25,9 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 		l := newLimiter(t, throttle.Config{
 			Client: client, Observer: expect.On(func(p throttle.Publication) { followed.Store(&p) }),
 		})
-		publish(t, s, 0, policy("p", 3))
+		publish(t, s, 0, policy("p", 4))
+		cut := throttle.TenantOverride{Policy: "p", Windows: map[string]throttle.Override{"hour": {Limit: 3}}}
+		expect.Must(t, s.SetOverride(t.Context(), cut, time.Hour, anna))
 		follow(t, l, false)
 		f := followed.Load()
 		expect.Require(t, f != nil && f.Err == nil && f.Version != 0, "the observer was told", f)
@@ -41,19 +44,26 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 			got := l.Policies()
 			expect.Require(t, len(got) == 1 && got[0].Windows[0].Limit == 3, "after", document, "the policies are", got)
 		}
+		limit := func(want int64) {
+			t.Helper()
+			limitertest.Until(t, fmt.Sprint("the limit is ", want), func() bool { return l.Policies()[0].Windows[0].Limit == want })
+		}
+		_, err := s.End(t.Context(), control.Cleared, "p", "", anna)
+		expect.Must(t, err)
+		limit(4)
 		// A good version mends it.
 		state := state(t, s)
-		publish(t, s, state.Version, policy("p", 4))
-		limitertest.Until(t, "the next version is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 4 })
+		publish(t, s, state.Version, policy("p", 5))
+		limit(5)
 
 		// What Redis forgets stays in force, but for overrides and pauses.
 		expect.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
 		limitertest.Until(t, "the pause is in force", func() bool { return len(l.Interventions().Pauses) == 1 })
 		expect.Must(t, client.FlushAll(t.Context()).Err())
 		limitertest.Until(t, "the pause is gone", func() bool { return len(l.Interventions().Pauses) == 0 })
-		expect.Equal(t, l.Policies()[0].Windows[0].Limit, 4, "after Redis was flushed")
-		publish(t, s, 0, policy("p", 5))
-		limitertest.Until(t, "a version of the new state is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 5 })
+		expect.Equal(t, l.Policies()[0].Windows[0].Limit, 5, "after Redis was flushed")
+		publish(t, s, 0, policy("p", 6))
+		limit(6)
 	})
 }
 
@@ -133,8 +143,8 @@ func TestALimitOfAllHoldsForAWhile(t *testing.T) {
 		expect.Must(t, s.SetOverride(t.Context(), cut, 2*time.Minute, anna))
 		limits("2 5 0")
 		follow(t, newLimiter(t, throttle.Config{Client: client}), false) // a process that begins meanwhile
-		shared.Windows[1].Limit = 6
-		publish(t, s, version, shared)
+		shared.Windows[1].Limit, shared.Windows[1].Algorithm = 6, throttle.AlgorithmGCRA
+		version = publish(t, s, version, shared)
 		limits("2 6 0")
 		time.Sleep(2*time.Minute + time.Second)
 		limits("10 6 0")
@@ -148,8 +158,13 @@ func TestALimitOfAllHoldsForAWhile(t *testing.T) {
 		} {
 			expect.That(t, s.SetOverride(t.Context(), wrong, time.Hour, anna) != nil, wrong, "was taken")
 		}
+		cut.Windows = map[string]throttle.Override{"hour": {Burst: 2}}
+		expect.Must(t, s.SetOverride(t.Context(), cut, time.Hour, anna))
+		shared.Windows[1].Limit, shared.Windows[1].Algorithm = 7, throttle.AlgorithmSliding // which has no bursts
+		publish(t, s, version, shared)
+		limits("10 7 0")
 		expect.Must(t, client.FlushAll(t.Context()).Err()) // what was published stays, without the override
 		time.Sleep(11 * time.Second)
-		limits("10 6 0")
+		limits("10 7 0")
 	})
 }

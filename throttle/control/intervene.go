@@ -105,7 +105,7 @@ func (s State) With(o throttle.TenantOverride) ([]throttle.Policy, error) {
 		}
 		p.Windows[w] = p.Windows[w].With(change)
 	}
-	return policies, nil
+	return policies, p.Validate()
 }
 
 // Front returns the override by which a tenant goes first for a time. It keeps the other changes of an override in
@@ -133,7 +133,7 @@ func (s State) Effective() ([]throttle.Policy, throttle.Interventions) {
 	for _, o := range s.Overrides {
 		if o.Tenant != "" {
 			others.Overrides = append(others.Overrides, o)
-		} else if policies, err := s.With(o); err == nil { // else it is of a policy that was removed since
+		} else if policies, err := s.With(o); err == nil { // else it suits no policy of now
 			s.Policies = policies
 		}
 	}

@@ -57,7 +57,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[targ
 			}
 			t, err := l.tenant(ctx, cp, r.Tenant)
 			if err != nil {
-				return err
+				continue // the next refresh asks again
 			}
 			o, err := cp.newOperation(r, t)
 			if err != nil {

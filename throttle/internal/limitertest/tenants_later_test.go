@@ -2,6 +2,7 @@ package limitertest
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -36,12 +37,19 @@ func TestATenantsNewLimitHoldsForCallsThatWait(t *testing.T) {
 					Policies: []throttle.Policy{{
 						Name: "api", Windows: []throttle.Window{{Name: "window", Limit: 1, Period: m}},
 					}},
-					Tenants: func(context.Context, string, string) (throttle.Tenant, bool, error) {
+					Tenants: func(_ context.Context, _, tenant string) (throttle.Tenant, bool, error) {
+						if now.Load() && tenant == "aaa" {
+							return throttle.Tenant{}, false, errors.New("on purpose")
+						}
 						return throttle.Tenant{Windows: more}, now.Load(), nil
 					},
 				})
 				ctx, cancel := context.WithCancel(t.Context())
 				var granted atomic.Int64
+				for range 9 { // another tenant waits before it
+					go l.Wait(ctx, throttle.Request{Policy: "api", Tenant: "aaa"})
+				}
+				time.Sleep(s)
 				for range 30 {
 					go func() {
 						if _, err := l.Wait(ctx, throttle.Request{Policy: "api", Tenant: "acme"}); err == nil {

@@ -77,8 +77,9 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 	worst := map[string]reading{}
 	for _, r := range remainders(resp.Header, clock(resp), units) {
 		ours, ok := grantable(d, r)
-		if other, seen := worst[r.unit]; ok && (!seen || ours-r.units > other.excess) {
-			worst[r.unit] = reading{r, ours - r.units}
+		excess := max(0, ours-r.units)
+		if other, seen := worst[r.unit]; ok && (!seen || excess > other.excess) {
+			worst[r.unit] = reading{r, excess}
 		}
 	}
 	for unit, r := range worst {

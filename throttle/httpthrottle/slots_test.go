@@ -75,6 +75,21 @@ func TestASlotIsHeldForAsLongAsTheCall(t *testing.T) {
 	}
 }
 
+// A call is read to its end though its policy loses its slots meanwhile.
+func TestACallOutlivesTheSlotsOfItsPolicy(t *testing.T) {
+	t.Parallel()
+	limitertest.Bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
+		fake, writer := stream()
+		resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: base(func(req *http.Request) (*http.Response, error) {
+			expect.Must(t, l.SetPolicies([]throttle.Policy{policy("api", perHour(9))}))
+			return fake(req)
+		})}).RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))
+		expect.Must(t, err)
+		time.AfterFunc(time.Minute, func() { writer.Close() })
+		expect.Must(t, expect.ErrOf(io.ReadAll(resp.Body)))
+	})
+}
+
 // A function that panics during a call leaves no slot held.
 func TestAPanicReleasesTheSlot(t *testing.T) {
 	t.Parallel()

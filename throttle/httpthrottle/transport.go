@@ -179,7 +179,7 @@ func (t *Transport) identify(req *http.Request, caller *throttle.Caller) (thrott
 		if r, ok = t.c.Request(req); !ok {
 			return r, false
 		}
-		r.Policy = cmp.Or(r.Policy, t.c.Policy)
+		r.Policy = cmp.Or(r.Policy, t.c.Policy, caller.Request.Policy)
 	} else {
 		// These are the job's, not the call's. A job waits in no line but its own policy's.
 		r.MaxHold, r.MaxWait, r.Ticket, r.Key, r.Front = 0, 0, throttle.Ticket{}, "", false
@@ -205,7 +205,7 @@ func (t *Transport) call(
 		t.cancel(outer, d.Reservation)
 		return unmade(req, fmt.Errorf("httpthrottle: %w", context.Cause(outer)))
 	}
-	ctx := d.Reservation.Hold(outer)
+	ctx, held := d.Reservation.Hold(outer), d.Reservation.Lease() > 0 // by the policy as it is before the call
 	end, reading := func() { release(outer, d.Reservation, t.c.Logger) }, false
 	defer func() {
 		if !reading { // even if Base or Refusal panics
@@ -227,7 +227,7 @@ func (t *Transport) call(
 		return nil, err // if both are nil, http.Client makes an error
 	}
 	t.learn(outer, resp, caller, d, sentAt)
-	if reading = d.Reservation.Lease() > 0; reading {
+	if reading = held; reading {
 		untilRead(outer, resp, end)
 	}
 	return resp, nil

@@ -69,6 +69,8 @@ func TestTheIdentityOfACall(t *testing.T) {
 		{"a job without a policy", job("", map[string]int64{"requests": 3}), httpthrottle.TransportConfig{Policy: "api"}, throttle.Request{Policy: "api", Tenant: "acme"}, 3, false},
 		{"a function", job("jobs", nil), httpthrottle.TransportConfig{Policy: "other", Request: fixed(throttle.Request{Tenant: "beta", Attributes: host}, true)},
 			throttle.Request{Policy: "other", Tenant: "beta", Attributes: host}, 1, false},
+		{"a function that names no policy", job("jobs", nil), httpthrottle.TransportConfig{Request: fixed(throttle.Request{Tenant: "acme"}, true)},
+			throttle.Request{Policy: "jobs", Tenant: "acme"}, 1, false},
 		{"a function that does not know", job("jobs", nil), httpthrottle.TransportConfig{Policy: "api", Request: fixed(throttle.Request{}, false)}, throttle.Request{}, 0, true},
 		{"nobody", t.Context(), httpthrottle.TransportConfig{}, throttle.Request{}, 0, true},
 		{"nobody, and passed", t.Context(), httpthrottle.TransportConfig{PassUnidentified: true}, throttle.Request{}, 0, false},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"time"
 
 	"github.com/sluice-go/sluice/throttle"
 )
@@ -50,11 +51,16 @@ func (m *Metrics) called(c throttle.Call) {
 		m.down[1].note("", c.Took, c.Err)
 		return
 	}
-	switch class {
-	case "", "unavailable", "timeout":
-		m.down[0].note(c.Policy, c.Took, c.Err)
-	}
+	m.ended(c.Policy, c.Took, c.Err)
 	m.call.WithLabelValues(c.Policy, c.Script).Observe(c.Took.Seconds())
+}
+
+// ended notes the end of a call to the limiter's Redis, if that has answered or was to.
+func (m *Metrics) ended(policy string, took time.Duration, err error) {
+	switch classOf(err) {
+	case "", "unavailable", "timeout":
+		m.down[0].note(policy, took, err)
+	}
 }
 
 // dequeue is the script that package worker names for its calls to asynq's Redis.

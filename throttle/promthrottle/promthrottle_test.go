@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -202,6 +203,28 @@ func TestAScrapeWhileRedisHangs(t *testing.T) {
 			expect.That(t, !strings.HasPrefix(line, "sluice_waiting"), "nobody knows", line)
 		}
 		time.Sleep(time.Minute) // until all calls have ended
+	})
+}
+
+// What a lookup of tenants fails by is no outage.
+func TestALookupThatFailsIsNoOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, registry := metrics(t)
+		var failing atomic.Bool
+		l := limitertest.NewFrom(t, throttle.Config{
+			Client: throttletest.InMemory(t).Client(t), Observer: m.Observe,
+			Policies: []throttle.Policy{{Name: "p", Windows: []throttle.Window{{Name: "hour", Limit: 1, Period: time.Hour}}}},
+			Tenants: func(context.Context, string, string) (t throttle.Tenant, found bool, err error) {
+				if failing.Load() {
+					err = io.EOF
+				}
+				return t, false, err
+			},
+		})
+		m.Watch(l)
+		limitertest.Join(t, l, throttle.Request{Policy: "p", Tenant: "acme", Ticket: limitertest.Ticket("a1")})
+		failing.Store(true)
+		wantSeries(t, registry, `sluice_redis_up{redis="limiter"} 1`)
 	})
 }
 

@@ -51,7 +51,7 @@ func (m *Metrics) watch(ch chan<- prometheus.Metric) {
 			begun := time.Now()
 			s, err := inspect.Of(l).State(ctx, inspect.Query{Policy: policy, Limit: sampled})
 			<-slots
-			m.down[0].note(policy, time.Since(begun), err)
+			m.ended(policy, time.Since(begun), err)
 			answers <- s
 		}()
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
-	"github.com/sluice-go/sluice/worker/batchfile"
 )
 
 // BatchCommand plans and fires a batch, and shows and steers its firings. The user's own workers run the tasks.
@@ -142,11 +141,7 @@ func (c *BatchCommand) tick(verb batchVerb) (tick time.Time, err error) {
 
 // load returns the batch and the policies of the file.
 func (c *BatchCommand) load() (b batch.Batch, policies []throttle.Policy, err error) {
-	name, data, err := c.readPolicyFile(c.Policies)
-	if err != nil {
-		return b, nil, err
-	}
-	policies, batches, err := batchfile.Parse(name, data)
+	name, policies, batches, err := c.loadBatches(c.Policies)
 	if err != nil {
 		return b, nil, err
 	}

@@ -14,7 +14,7 @@ func (m *Main) checkCommand() *cli.Command {
 	return &cli.Command{
 		Name: "check", Usage: "validate a policy file and print what it means", ArgsUsage: "FILE",
 		Action: func(_ context.Context, cmd *cli.Command) error {
-			policies, err := m.loadPolicies(cmd.Args().First())
+			_, policies, _, err := m.loadBatches(cmd.Args().First())
 			if err != nil {
 				return err
 			}

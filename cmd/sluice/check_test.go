@@ -77,6 +77,9 @@ policies:
 	d.write("policies.yml", "policies:\n  - name: p\n    windows:\n      - {name: w, limit: 0, period: 1s}\n")
 	runMain(t.Context(), "", "check", d.path("policies.yml")).
 		want(t, exitBadInput, "sluice: policyfile: "+d.path("policies.yml")+":4: ")
+	d.write("policies.yml", nightly+"    schedule: every night\n")
+	runMain(t.Context(), "", "check", d.path("policies.yml")).
+		want(t, exitBadInput, `sluice: policyfile: `+d.path("policies.yml")+`:23: batch "late": schedule`)
 }
 
 // Whatever is set differently is printed differently, as text and as JSON: no setting is left out.

@@ -41,6 +41,10 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 			e.want(t, exitDone).says(t, stdout)
 		}
 		says(look("limits", "show"), "no policies are published")
+		says(run("pause", "api", "--for", "10m", "--why", "down"), "api is paused until ")
+		says(run("resume", "api", "--why", "up"), "api is not paused any more")
+		says(run("resume", "api", "--why", "up"), "api was not paused by an operator")
+		must(t, client.FlushAll(t.Context()).Err())
 		run("limits", "set", "api", "pace", "--limit", "3", "--why", "x").want(t, exitBadInput, "no policies are published: publish")
 		run("reset", "api", "--why", "x").want(t, exitBadInput, `policy "api"`)
 		run("limits", "rollback", "--why", "x").want(t, exitBadInput, "the log has no policies from before version 0")

@@ -100,7 +100,7 @@ func (d diagnosis) print(w io.Writer) {
 		fmt.Fprintf(w, "warning: %s\n", warning)
 	}
 	if d.OK {
-		fmt.Fprintln(w, "ok: Redis answers, is recent enough, evicts nothing, has the right time, "+
+		fmt.Fprintln(w, "ok: Redis answers, evicts nothing, has the right time, "+
 			"and lets its user call what the limiter needs")
 	}
 }

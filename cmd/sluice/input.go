@@ -13,6 +13,8 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
+	"github.com/sluice-go/sluice/worker/batch"
+	"github.com/sluice-go/sluice/worker/batchfile"
 )
 
 // loadPolicies returns the policies of a policy file. Its errors are inputErrors.
@@ -25,6 +27,18 @@ func (m *Main) loadPolicies(name string) (policies []throttle.Policy, err error)
 		return nil, inputError{err}
 	}
 	return policies, nil
+}
+
+// loadBatches returns the batches of a policy file, too, and what messages call it. Its errors are inputErrors.
+func (m *Main) loadBatches(file string) (name string, policies []throttle.Policy, batches []batch.Batch, err error) {
+	name, data, err := m.readPolicyFile(file)
+	if err == nil {
+		policies, batches, err = batchfile.Parse(name, data)
+	}
+	if err != nil {
+		err = inputError{err}
+	}
+	return name, policies, batches, err
 }
 
 // readPolicyFile reads a policy file, or stdin if its name is "-", and replaces references to environment variables,

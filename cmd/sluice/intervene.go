@@ -31,7 +31,7 @@ func (m *Main) resumeCommand() *cli.Command {
 			}
 			ended, err := c.resumeUpstream(ctx, f, found)
 			text := " was not paused"
-			if errors.As(err, new(*throttle.RequestError)) {
+			if errors.As(err, new(*throttle.RequestError)) || errors.Is(err, throttle.ErrUnknownPolicy) {
 				err, text = nil, " was not paused by an operator (a pause by the upstream ends by its tenant, or by Limiter.Resume)"
 			}
 			if !found && !ended {

@@ -316,6 +316,7 @@ func TestHelpShowsWhatWorks(t *testing.T) {
 		_, policies, _ := strings.Cut(string(text), "\n  policies:\n")
 		policies, _, _ = strings.Cut(policies, "\n\n")
 		d := newWorkspace(t, "policies:\n"+strings.ReplaceAll(policies, "\n  ", "\n")[2:], "")
+		d.write("addresses.jsonl", "") // one of them reads it
 		runMain(t.Context(), "", "check", d.path("policies.yml")).want(t, exitDone)
 	}
 	text, err := helpTexts.ReadFile("help/run.txt")

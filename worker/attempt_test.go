@@ -155,9 +155,7 @@ func TestAttemptsThatEndBadly(t *testing.T) {
 func TestATaskWhoseLeaseWasLostDoesNotRun(t *testing.T) {
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
 	err := s.Idle().Process(t.Context(), sitetest.AcmeTask(), s.Ok)
-	if err == nil || !strings.Contains(err.Error(), "lease was lost") || len(s.Runs()) != 0 {
-		t.Errorf("%v, ran %q", err, s.Runs())
-	}
+	expect.That(t, err != nil && strings.Contains(err.Error(), "lease was lost") && len(s.Runs()) == 0, err, "ran", s.Runs())
 }
 
 // Asynq makes no call for a task whose lease it has lost. The slot is free when the task's context

@@ -38,15 +38,12 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 			err.Error() != `worker: task type "x": no tenant, and policy "api" matches it: make the task with worker.NewTask, or set Config.Identify` {
 			t.Errorf("without a tenant: %v", err)
 		}
-		if _, err := client.EnqueueContext(t.Context(), task("acme", 6)); !errors.As(err, &request) || request.Window != "window" {
-			t.Errorf("a cost of 6 of 5: %v", err)
-		}
-		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask()); !errors.As(err, &request) || request.Field != "attribute user" {
-			t.Errorf("without the user: %v", err)
-		}
-		if _, err := client.EnqueueContext(t.Context(), nil); err == nil {
-			t.Error("nil was enqueued")
-		}
+		_, err = client.EnqueueContext(t.Context(), task("acme", 6))
+		expect.That(t, errors.As(err, &request) && request.Window == "window", "a cost of 6 of 5", err)
+		_, err = client.EnqueueContext(t.Context(), sitetest.AcmeTask())
+		expect.That(t, errors.As(err, &request) && request.Field == "attribute user", "without the user", err)
+		_, err = client.EnqueueContext(t.Context(), nil)
+		expect.That(t, err != nil, "nil was enqueued")
 		expect.Equal(t, s.Redis.DBSize(t.Context()).Val(), 0, "keys were written")
 
 		for _, ok := range []*asynq.Task{task("acme", 5), task("unknown", 6), asynq.NewTask("unmatched", nil)} {
@@ -67,9 +64,8 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 		})
 		sitetest.Must(t, err)
 		defer byPayload.Close()
-		if _, err := byPayload.EnqueueContext(t.Context(), asynq.NewTask("x", []byte("acme"))); err != nil {
-			t.Error(err)
-		}
+		_, err = byPayload.EnqueueContext(t.Context(), asynq.NewTask("x", []byte("acme")))
+		expect.That(t, err == nil, err)
 	})
 }
 
@@ -108,17 +104,14 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 				case info != nil || err == nil:
 					t.Errorf("%s, %s: enqueued", typename, name)
 				case row.late:
-					if !errors.As(err, &late) || !late.StartsAt.Equal(at) || late.Decision.Tenant != "acme" {
-						t.Errorf("%s, %s: %v", typename, name, err)
-					}
+					expect.That(t, errors.As(err, &late) && late.StartsAt.Equal(at) && late.Decision.Tenant == "acme", typename, name, err)
 				case !strings.Contains(err.Error(), "need a task that joins a line"):
 					t.Errorf("%s, %s: %v", typename, name, err)
 				}
 			}
 		}
-		if _, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "reset", nil), worker.MaxWait(time.Minute)); err == nil {
-			t.Error("MaxWait of a policy without a line is ignored")
-		}
+		_, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "reset", nil), worker.MaxWait(time.Minute))
+		expect.That(t, err != nil, "MaxWait of a policy without a line is ignored")
 		expect.Equal(t, s.Redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(), 2+2+8,
 			"tasks are scheduled")
 	})

@@ -42,9 +42,8 @@ func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("second"), asynq.MaxRetry(0))
 		s.Enqueue(sitetest.Task("other"), asynq.TaskID("third"), asynq.MaxRetry(0)) // its limit is its own
 		s.WaitGone("third", "first", "second")
-		if ran := s.Starts(); len(ran) != 3 || slices.Index(ran, "first") > slices.Index(ran, "second") {
-			t.Errorf("ran in the order %q", ran)
-		}
+		ran := s.Starts()
+		expect.That(t, len(ran) == 3 && slices.Index(ran, "first") <= slices.Index(ran, "second"), "ran in the order", ran)
 		for _, d := range s.Denials() {
 			expect.Equal(t, d.Tenant, "acme", "a task of", "was denied, and acme's were refused")
 		}
@@ -58,9 +57,8 @@ func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 			job := worker.FromContext(ctx)
-			if err := errors.Join(job.Pause(ctx, time.Minute), job.Pause(ctx, time.Minute)); err != nil {
-				t.Error(err)
-			}
+			err := errors.Join(job.Pause(ctx, time.Minute), job.Pause(ctx, time.Minute))
+			expect.That(t, err == nil, err)
 			return errors.New("429")
 		})
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
@@ -177,9 +175,8 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 		second := sitetest.AtOnce(1)
 		second.Name, second.Match = "second", nil
 		var err error
-		if s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{sitetest.Policy(100, time.Minute), second}}); err != nil {
-			t.Fatal(err)
-		}
+		s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{sitetest.Policy(100, time.Minute), second}})
+		expect.Require(t, err == nil, err)
 		warm, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "second", Tenant: "acme"})
 		sitetest.Must(t, err)
 		sitetest.Must(t, warm.Reservation.Release(t.Context()))
@@ -197,14 +194,11 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		late.Store(false)
 		close(answer)
-		if err := <-left; err == nil {
-			t.Error("reserved after the handler had returned")
-		}
+		err = <-left
+		expect.That(t, err != nil, "reserved after the handler had returned")
 		time.Sleep(5 * time.Minute)
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "second", Tenant: "acme"})
-		if err != nil || d.Windows[0].Used != 0 {
-			t.Errorf("%d are held, %v", d.Windows[0].Used, err)
-		}
+		expect.That(t, err == nil && d.Windows[0].Used == 0, d.Windows[0].Used, "are held", err)
 	})
 }
 
@@ -252,17 +246,14 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 		}
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("later"))
 		time.Sleep(4 * time.Minute)
-		if got := s.InLine(); !earliestReset && !slices.Equal(got, []string{"default/later", "default/t"}) {
-			t.Errorf("in line: %q", got)
-		}
+		got := s.InLine()
+		expect.That(t, earliestReset || slices.Equal(got, []string{"default/later", "default/t"}), "in line", got)
 		time.Sleep(2 * time.Minute)
-		if got := s.Runs(); !earliestReset && !slices.Equal(got, []string{"t"}) {
-			t.Errorf("ran: %q", got)
-		}
+		got = s.Runs()
+		expect.That(t, earliestReset || slices.Equal(got, []string{"t"}), "ran", got)
 		time.Sleep(7 * time.Minute)
-		if got := s.Runs(); !slices.Equal(got, []string{"later", "t"}) {
-			t.Errorf("ran: %q", got)
-		}
+		got = s.Runs()
+		expect.That(t, slices.Equal(got, []string{"later", "t"}), "ran", got)
 		s.WantCounters(sitetest.Counters{Processed: 2})
 	})
 }

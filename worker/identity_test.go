@@ -76,9 +76,7 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 		if ticket := d.Reservation.Ticket; !strings.HasSuffix(ticket.Queue, "/default") || len(ticket.ID) < 20 {
 			t.Errorf("ticket %q, want queue and task ID", ticket)
 		}
-		if <-unmatched {
-			t.Error("an unmatched task has a decision")
-		}
+		expect.That(t, !<-unmatched, "an unmatched task has a decision")
 	})
 }
 
@@ -101,9 +99,7 @@ func FuzzHeaders(f *testing.F) {
 		headers := map[string]string{"sluice-identity": text}
 		id, err := worker.IdentityOf(asynq.NewTaskWithHeaders("x", nil, headers))
 		if err != nil {
-			if !utf8.ValidString(err.Error()) || strings.ContainsAny(err.Error(), "\n\x00") || id.Tenant != "" {
-				t.Errorf("%q: %+v, %q", headers, id, err)
-			}
+			expect.That(t, utf8.ValidString(err.Error()) && !strings.ContainsAny(err.Error(), "\n\x00") && id.Tenant == "", headers, id, err)
 			return
 		}
 		again, err := worker.IdentityOf(worker.NewTask(id, "x", nil))

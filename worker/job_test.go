@@ -103,9 +103,7 @@ func TestATransportDoesNotCountAJobTwice(t *testing.T) {
 		s.WaitState(asynq.TaskStateArchived, "counted")
 		s.Mu.Lock()
 		var counted *httpthrottle.CountedError
-		if len(s.Reported) != 1 || !errors.As(s.Reported[0], &counted) || counted.Policy != "api" {
-			t.Errorf("it failed by %v", s.Reported)
-		}
+		expect.That(t, len(s.Reported) == 1 && errors.As(s.Reported[0], &counted) && counted.Policy == "api", "it failed by", s.Reported)
 		s.Mu.Unlock()
 		s.Enqueue(sitetest.Task("other"), asynq.TaskID("cancels"), asynq.MaxRetry(0))
 		s.WaitGone("cancels")

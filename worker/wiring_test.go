@@ -30,15 +30,12 @@ func TestShutdownClosesTheConnection(t *testing.T) {
 	theirs, ours := s.Configs()
 	idle, err := worker.NewServer(s.Asynq, theirs, ours)
 	sitetest.Must(t, err)
-	if err := idle.Ping(); err != nil {
-		t.Error(err)
-	}
-	if err := server.Ping(); err != nil {
-		t.Error(err)
-	}
-	if err := idle.Start(nil); err == nil {
-		t.Error("started without a handler")
-	}
+	err = idle.Ping()
+	expect.That(t, err == nil, err)
+	err = server.Ping()
+	expect.That(t, err == nil, err)
+	err = idle.Start(nil)
+	expect.That(t, err != nil, "started without a handler")
 	server.Stop()
 	server.Shutdown()
 	idle.Shutdown()
@@ -83,12 +80,10 @@ func TestChecksOfAsynqsRedisHaveClasses(t *testing.T) {
 		}
 		return err
 	}
-	if err := check(t.Context(), locked); !errors.Is(err, throttle.ErrUnavailable) || !errors.Is(err, throttle.ErrForbidden) {
-		t.Errorf("a user that Redis does not know: %v", err)
-	}
-	if err := check(t.Context(), "127.0.0.1:1"); !errors.Is(err, throttle.ErrUnavailable) || errors.Is(err, throttle.ErrForbidden) {
-		t.Errorf("no Redis: %v", err)
-	}
+	err := check(t.Context(), locked)
+	expect.That(t, errors.Is(err, throttle.ErrUnavailable) && errors.Is(err, throttle.ErrForbidden), "a user that Redis does not know", err)
+	err = check(t.Context(), "127.0.0.1:1")
+	expect.That(t, errors.Is(err, throttle.ErrUnavailable) && !errors.Is(err, throttle.ErrForbidden), "no Redis", err)
 }
 
 // Asynq says of a task without retries that these are used up, before anybody can tell it that the
@@ -104,9 +99,7 @@ func TestAsynqsLogKnowsNoDenials(t *testing.T) {
 		})
 		s.WaitState(asynq.TaskStateScheduled, "denied")
 		s.WaitState(asynq.TaskStateArchived, "fails")
-		if log.Count("Retry exhausted for task id=denied") > 0 || log.Count("Retry exhausted for task id=fails") != 1 {
-			t.Errorf("it says:\n%s", log)
-		}
+		expect.That(t, log.Count("Retry exhausted for task id=denied") == 0 && log.Count("Retry exhausted for task id=fails") == 1, "it says", log)
 	})
 }
 
@@ -118,14 +111,12 @@ func TestOptionsBelowZero(t *testing.T) {
 	defer client.Close()
 	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.Backlog(-1))), new(*throttle.RequestError),
 		"a backlog of -1:")
-	if _, err := client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), worker.ReportStart(nil)); err != nil {
-		t.Errorf("it fits at once: %v", err)
-	}
+	_, err = client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), worker.ReportStart(nil))
+	expect.That(t, err == nil, "it fits at once", err)
 	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1))), new(*throttle.DeniedError),
 		"it does not fit:")
-	if _, err := client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), asynq.Group("g")); err == nil {
-		t.Error("a task of a group never joins")
-	}
+	_, err = client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), asynq.Group("g"))
+	expect.That(t, err != nil, "a task of a group never joins")
 }
 
 // What is missing is named.
@@ -212,9 +203,8 @@ func TestAPolicyThatObservesFailsNoTask(t *testing.T) {
 			for _, task := range []*asynq.Task{
 				asynq.NewTask("anonymous", nil), worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": -1}}, "odd", nil),
 			} {
-				if _, err := enqueue(task, asynq.MaxRetry(0)); err != nil {
-					t.Errorf("%s: %v", task.Type(), err)
-				}
+				_, err := enqueue(task, asynq.MaxRetry(0))
+				expect.That(t, err == nil, task.Type(), err)
 			}
 		}
 		s.Wait("all ran", func() bool { return len(s.Runs()) == 4 })

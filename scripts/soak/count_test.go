@@ -185,9 +185,8 @@ func TestAttemptsAreChargedOnce(t *testing.T) {
 		}
 	}
 	uncounted := evidence{excused: func(string) []*attempt { return nil }, runs: []run{{Task: "task", Tenant: "acme"}}, throttled: true}
-	if got := count(uncounted); !slices.Equal(got.uncharged, []string{"task"}) {
-		t.Errorf("runs that were let through uncounted: %q", got.uncharged)
-	}
+	got := count(uncounted)
+	expect.That(t, slices.Equal(got.uncharged, []string{"task"}), "runs that were let through uncounted", got.uncharged)
 }
 
 func TestLocksThatAreLeftAreFound(t *testing.T) {
@@ -208,9 +207,8 @@ func TestRecoveriesAreTimed(t *testing.T) {
 	got := recoveries(disrupted, runs)
 	want := []time.Duration{time.Second, 0, 500 * time.Millisecond}
 	expect.That(t, slices.Equal(got, want), got, "want", want)
-	if p50, most := quantile(got, 0.5), quantile(got, 1); p50 != 500*time.Millisecond || most != time.Second {
-		t.Errorf("p50 %v, most %v", p50, most)
-	}
+	p50, most := quantile(got, 0.5), quantile(got, 1)
+	expect.That(t, p50 == 500*time.Millisecond && most == time.Second, "p50", p50, "most", most)
 	expect.That(t, quantile(nil, 0.5) == 0, "of none")
 }
 

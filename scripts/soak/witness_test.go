@@ -113,13 +113,11 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 				h.Taken == (id == "taken" || id == takenUUID), id, h)
 		}
 		w.witness.died("w.1")
-		if got := w.witness.excused(id); len(got) != 0 {
-			t.Errorf("%s: excused, though it was put down before its worker died: %v", id, got)
-		}
+		got := w.witness.excused(id)
+		expect.That(t, len(got) == 0, id, "excused, though it was put down before its worker died", got)
 	}
-	if got := w.witness.orphans(); len(got) != 0 {
-		t.Errorf("orphans: %q", got)
-	}
+	got := w.witness.orphans()
+	expect.That(t, len(got) == 0, "orphans", got)
 	w.witness.died("w.1")
 	taken := map[string]bool{}
 	for _, one := range w.witness.killedTakes() {
@@ -146,28 +144,24 @@ func TestWitnessOfRepeatedCalls(t *testing.T) {
 		w := newWitness()
 		reply := fmt.Appendf(nil, "*3\r\n:1\r\n$%d\r\n%s\r\n:4\r\n", len(message), message)
 		w.saw(begin, reply, "w.1", lost)
-		if story := w.story("a"); len(story) != 1 || !story[0].Lost || story[0].Call != "call" || story[0].Taken != (name == "pick") {
-			t.Errorf("%s: %+v", name, story)
-		}
+		story := w.story("a")
+		expect.That(t, len(story) == 1 && story[0].Lost && story[0].Call == "call" && story[0].Taken == (name == "pick"), name, story)
 		expect.That(t, len(w.excused("a")) == 0 && len(w.orphans()) == 0, name, "a lost reply is an excuse")
 		w.saw(begin, reply, "w.1", delivered)
-		if story := w.story("a"); len(story) != 1 || story[0].Lost {
-			t.Errorf("%s, repeated: %+v", name, story)
-		}
+		story = w.story("a")
+		expect.That(t, len(story) == 1 && !story[0].Lost, name, "repeated", story)
 		restore := func(call string) wireCall {
 			return callOf([]string{"evalsha", "x", "6", active, lease, scheduled, pending, prefix + "sluice:lines", tasks + "a",
 				"a", call, "", "0", "keep", "", ""})
 		}
 		w.saw(restore("another"), []byte(":0\r\n"), "w.1", delivered)
-		if story := w.story("a"); !story[0].Ended.IsZero() {
-			t.Errorf("%s: another call was undone: %+v", name, story)
-		}
+		story = w.story("a")
+		expect.That(t, story[0].Ended.IsZero(), name, "another call was undone", story)
 		w.died("w.1")
 		expect.That(t, len(w.excused("a")) == 1 && len(w.orphans()) == 1, name, "a killed worker is no excuse")
 		w.saw(restore("call"), []byte(":1\r\n"), "w.1", lost)
-		if story := w.story("a"); story[0].Ended.IsZero() || len(w.excused("a")) != 0 || len(w.orphans()) != 0 {
-			t.Errorf("%s, undone: %+v", name, story)
-		}
+		story = w.story("a")
+		expect.That(t, !story[0].Ended.IsZero() && len(w.excused("a")) == 0 && len(w.orphans()) == 0, name, "undone", story)
 	}
 }
 
@@ -206,18 +200,15 @@ func TestWitnessSeesWhatFaultsHit(t *testing.T) {
 	defer server.Shutdown()
 	defer close(finish)
 	w.wait("a task runs, and was seen", func() bool { return running.Load() && len(w.witness.story("held")) > 0 })
-	if story := w.witness.story("lost"); len(story) != 1 || !story[0].Lost {
-		t.Errorf("lost: %+v", story)
-	}
+	story := w.witness.story("lost")
+	expect.That(t, len(story) == 1 && story[0].Lost, "lost", story)
 	expect.Equal(t, w.witness.orphans(), []string{"lost"}, "orphans")
-	if got := w.witness.excused("held"); len(got) != 0 {
-		t.Errorf("excused before its worker died: %+v", got)
-	}
+	got := w.witness.excused("held")
+	expect.That(t, len(got) == 0, "excused before its worker died", got)
 	w.witness.died("w.1")
 	for _, id := range []string{"lost", "held"} {
-		if got := w.witness.excused(id); len(got) != 1 {
-			t.Errorf("%s: excused %d times, want once", id, len(got))
-		}
+		got := w.witness.excused(id)
+		expect.That(t, len(got) == 1, id, "excused", len(got), "times, want once")
 	}
 }
 

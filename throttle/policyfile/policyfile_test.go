@@ -84,9 +84,7 @@ func TestBadFilesAreRefusedWithTheirLines(t *testing.T) {
 			data, err := os.ReadFile(file)
 			expect.Must(t, err)
 			policies, err := policyfile.Parse(filepath.Base(file), data)
-			if err == nil || policies != nil {
-				t.Fatalf("read as\n%s", describe(policies))
-			}
+			expect.Require(t, err != nil && policies == nil, "read as", describe(policies))
 			expect.Equal(t, err.Error(), strings.Join(wants(data), "\n"), err)
 			if _, ok := errors.AsType[*policyfile.Error](err); !ok {
 				t.Errorf("%T is no *policyfile.Error", err)
@@ -201,9 +199,7 @@ func TestValuesAreBounded(t *testing.T) {
 func TestManyErrorsAreCounted(t *testing.T) {
 	_, err := policyfile.Parse("f", []byte("policies: ["+strings.Repeat("1,", 25)+"]"))
 	lines := strings.Split(err.Error(), "\n")
-	if len(lines) != 21 || lines[20] != "policyfile: f: and 5 more" {
-		t.Errorf("%d lines, the last: %s", len(lines), lines[len(lines)-1])
-	}
+	expect.That(t, len(lines) == 21 && lines[20] == "policyfile: f: and 5 more", len(lines), "lines, the last", lines[len(lines)-1])
 }
 
 func FuzzParse(f *testing.F) {

@@ -64,13 +64,11 @@ func TestManyLookAtOnce(t *testing.T) {
 			go get()
 		}
 		synctest.Wait()
-		if got := calls.Load(); once == 0 || got != once {
-			t.Errorf("51 looked, and made %d calls, want the %d of one", got, once)
-		}
+		got := calls.Load()
+		expect.That(t, once != 0 && got == once, "51 looked, and made", got, "calls, want the", once, "of one")
 		time.Sleep(time.Second)
-		if get(); calls.Load() != 2*once {
-			t.Errorf("a second later the page made %d calls, want %d more", calls.Load()-once, once)
-		}
+		get()
+		expect.That(t, calls.Load() == 2*once, "a second later the page made", calls.Load()-once, "calls, want", once, "more")
 	})
 }
 
@@ -124,9 +122,8 @@ func TestThePageWaitsForRedisInTime(t *testing.T) {
 		for _, path := range []string{"/", "/?policy=p", "/?policy=p&like=a", "/?find=a", "/?task=a&queue=q", "/"} {
 			begun, w := time.Now(), httptest.NewRecorder()
 			p.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", path, nil))
-			if took := time.Since(begun); took > 1500*time.Millisecond || !strings.Contains(w.Body.String(), "Redis does not answer") {
-				t.Errorf("%s: after %v it says\n%s", path, took, w.Body)
-			}
+			took := time.Since(begun)
+			expect.That(t, took <= 1500*time.Millisecond && strings.Contains(w.Body.String(), "Redis does not answer"), path, "after", took, "it says", w.Body)
 		}
 		time.Sleep(time.Minute) // until all calls have ended
 	})
@@ -183,14 +180,12 @@ func TestActionsWaitForRedisInTime(t *testing.T) {
 			ctx = context.WithValue(ctx, slow{}, of)
 			text := do("POST", "/change", url.Values{"csrf": {csrf}, "policy": {"p"}, "what": {"pause"}, "for": {"1h"}, "why": {"a test"},
 				"sure": {"yes"}, "version": {"0"}}).Body.String()
-			if took := time.Since(begun); took > 2*time.Second || !strings.Contains(text, want) {
-				t.Errorf("after %v it does not say %q:\n%s", took, want, text)
-			}
+			took := time.Since(begun)
+			expect.That(t, took <= 2*time.Second && strings.Contains(text, want), "after", took, "it does not say", want, text)
 			time.Sleep(time.Minute)
 			state, err := store.State(t.Context())
-			if unchanged := strings.Contains(want, "Nothing"); err != nil || unchanged != (len(state.Pauses) == 0) {
-				t.Errorf("after %q these are in force: %+v, %v", want, state.Pauses, err)
-			}
+			unchanged := strings.Contains(want, "Nothing")
+			expect.That(t, err == nil && unchanged == (len(state.Pauses) == 0), "after", want, "these are in force", state.Pauses, err)
 		})
 	}
 }

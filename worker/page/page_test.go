@@ -246,9 +246,7 @@ func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 		follow(5)
 		time.Sleep(1100 * time.Millisecond) // what was asked is kept for a second
 		text := s.visitor().get("")
-		if !strings.Contains(text, "version 1") || strings.Count(text, "1 of the processes: its own policies ") != 2 {
-			t.Errorf("it does not name both:\n%s", text)
-		}
+		expect.That(t, strings.Contains(text, "version 1") && strings.Count(text, "1 of the processes: its own policies ") == 2, "it does not name both", text)
 	})
 }
 
@@ -470,9 +468,7 @@ func TestThePageSaysThatRedisDoesNotAnswer(t *testing.T) {
 	for _, path := range []string{"", "?policy=github", "?find=acme-1"} {
 		text := v.get(path) // in time: TestThePageWaitsForRedisInTime
 		v.wants(text, "Redis does not answer", "No task is lost", "No policy says “fail_open: true”")
-		if strings.Contains(text, "No override, and no pause.") || strings.Contains(text, "Nothing needs you") {
-			t.Errorf("%s: nobody knows that:\n%s", path, text)
-		}
+		expect.That(t, !strings.Contains(text, "No override, and no pause.") && !strings.Contains(text, "Nothing needs you"), path, "nobody knows that", text)
 	}
 	v.wants(v.get(""), `<b>10</b>`)
 }
@@ -494,9 +490,7 @@ func TestThePageIsLive(t *testing.T) {
 		t.Helper()
 		for !strings.Contains(text.String(), want) {
 			n, err := resp.Body.Read(buffer)
-			if err != nil {
-				t.Fatalf("%v, want %q in:\n%s", err, want, text.String())
-			}
+			expect.Require(t, err == nil, err, "want", want, "in", text.String())
 			text.Write(buffer[:n])
 		}
 	}

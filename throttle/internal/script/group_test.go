@@ -21,9 +21,8 @@ func TestRequestsDuringACallAreSentTogether(t *testing.T) {
 		alone := make(chan struct{})
 		go func() {
 			defer close(alone)
-			if _, err := g.Do(context.WithValue(t.Context(), key{}, "mine"), p, reserveAs("first")); err != nil {
-				t.Error(err)
-			}
+			_, err := g.Do(context.WithValue(t.Context(), key{}, "mine"), p, reserveAs("first"))
+			expect.That(t, err == nil, err)
 		}()
 		synctest.Wait()
 		var callers []*caller
@@ -51,9 +50,8 @@ func TestRequestsDuringACallAreSentTogether(t *testing.T) {
 			}
 		}
 		go func() { f.gate <- struct{}{} }()
-		if _, err := g.Do(t.Context(), p, reserveAs("last")); err != nil || len(f.calls) != 5 {
-			t.Errorf("after all that %d calls, %v", len(f.calls), err)
-		}
+		_, err := g.Do(t.Context(), p, reserveAs("last"))
+		expect.That(t, err == nil && len(f.calls) == 5, "after all that", len(f.calls), "calls", err)
 	})
 }
 
@@ -73,9 +71,8 @@ func TestManyRequestsOfOneCaller(t *testing.T) {
 		}
 		n := len(f.calls)
 		expect.That(t, n == 3 && len(f.calls[2].requests) == 5, n, "calls")
-		if answers, err := g.Do(t.Context(), p); len(answers) != 0 || err != nil || len(f.calls) != 3 {
-			t.Errorf("nothing asked: %v, %v", answers, err)
-		}
+		answers, err := g.Do(t.Context(), p)
+		expect.That(t, len(answers) == 0 && err == nil && len(f.calls) == 3, "nothing asked", answers, err)
 	})
 }
 
@@ -92,9 +89,8 @@ func TestACallerThatGaveUpIsNotInTheGroup(t *testing.T) {
 		expect.That(t, slices.Equal(got, []string{"a", "c"}) && first.done && third.done, "calls", got)
 		ended, end := context.WithCancel(t.Context())
 		end()
-		if _, err := g.Do(ended, p, reserveAs("d")); !errors.Is(err, context.Canceled) || len(f.calls) != 2 {
-			t.Errorf("%v, %d calls", err, len(f.calls))
-		}
+		_, err := g.Do(ended, p, reserveAs("d"))
+		expect.That(t, errors.Is(err, context.Canceled) && len(f.calls) == 2, err, len(f.calls), "calls")
 	})
 }
 

@@ -168,13 +168,11 @@ func TestWorkerIsKilled(t *testing.T) {
 					}
 					filled := s.Used()
 					_, ended, log := process(s, row.at)
-					if err := waitEnd(s, ended); err == nil || !strings.Contains(err.Error(), "killed") {
-						t.Fatalf("the worker process: %v\n%s", err, log)
-					}
+					err := waitEnd(s, ended)
+					expect.Require(t, err != nil && strings.Contains(err.Error(), "killed"), "the worker process", err, log)
 					active := s.Redis.LRange(t.Context(), "asynq:{default}:active", 0, -1).Val()
-					if n := len(active); n < row.active || n > 2 {
-						t.Errorf("%d tasks are active", n)
-					}
+					n := len(active)
+					expect.That(t, n >= row.active && n <= 2, n, "tasks are active")
 					charged := s.Used() - filled
 					expect.That(t, charged <= row.lost,
 						charged, "units are charged, want", row.lost, "at most")
@@ -188,9 +186,8 @@ func TestWorkerIsKilled(t *testing.T) {
 					started := map[string]bool{} // as far as is known: two handlers race to the end
 					for _, id := range active {
 						task := s.Stored(id)
-						if started[id] = task["sluice_started"] == task["sluice_call"]; started[id] && row.never {
-							t.Errorf("%s has started", id)
-						}
+						started[id] = task["sluice_started"] == task["sluice_call"]
+						expect.That(t, !started[id] || !row.never, id, "has started")
 					}
 					lapse(s)
 					s.Open() // so that nobody waits

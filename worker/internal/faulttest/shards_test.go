@@ -64,9 +64,8 @@ func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 					}
 				}
 				for i, g := range all {
-					if want := fmt.Sprint(tenant[len("tenant"):], "-", i+each-wants); g.ID != want && i+each-wants < 6 {
-						t.Errorf("%s: task %s started before %s", tenant, g.ID, want)
-					}
+					want := fmt.Sprint(tenant[len("tenant"):], "-", i+each-wants)
+					expect.That(t, g.ID == want || i+each-wants >= 6, tenant, "task", g.ID, "started before", want)
 				}
 			}
 			expect.Equal(t, len(byTenant), tenants, "tasks of", "tenants ran")
@@ -80,9 +79,8 @@ func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 		check(changed, each-2*limit)
 		if lines := s.Limiter.Lines(); len(lines) != 2 {
 			time.Sleep(time.Minute)
-			if lines = s.Limiter.Lines(); len(lines) != 2 {
-				t.Errorf("lines %q, and all tasks have run", lines)
-			}
+			lines = s.Limiter.Lines()
+			expect.That(t, len(lines) == 2, "lines", lines, "and all tasks have run")
 		}
 	})
 }

@@ -52,9 +52,8 @@ func TestStartsAreObserved(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		s.Enqueue(sitetest.AcmeTask())
-		if got := <-starts; got.Waited != 0 || got.Late >= 0 {
-			t.Errorf("a task that never was in line: %+v", got)
-		}
+		got := <-starts
+		expect.That(t, got.Waited == 0 && got.Late < 0, "a task that never was in line", got)
 	})
 }
 
@@ -135,9 +134,8 @@ func TestALookupThatPanicsFailsItsTasks(t *testing.T) {
 		s.WaitGone("else-a", "else-b")
 		for _, id := range []string{"a", "b", "later"} {
 			s.WaitState(asynq.TaskStateArchived, id)
-			if got := s.Task(id).LastErr; !strings.Contains(got, `policy "api": tenant "acme": Config.Tenants panicked: on purpose`) {
-				t.Errorf("%s failed by %q", id, got)
-			}
+			got := s.Task(id).LastErr
+			expect.That(t, strings.Contains(got, `policy "api": tenant "acme": Config.Tenants panicked: on purpose`), id, "failed by", got)
 		}
 		expect.Equal(t, s.Logs.Count("function=Tenants"), 1, "it is logged", "times")
 		var invalid *throttle.RequestError
@@ -166,9 +164,8 @@ func TestExplainKnowsEveryState(t *testing.T) {
 				expect.That(t, strings.Contains(e.Why, text), id, text, "is not in", e)
 			}
 		}
-		if e := explain("default", "nothing"); e.State != "" || e.Why == "" || e.Line != nil {
-			t.Errorf("%+v", e)
-		}
+		e := explain("default", "nothing")
+		expect.That(t, e.State == "" && e.Why != "" && e.Line == nil, e)
 		s.Fill("acme")
 		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.TaskID("waits"))))
 		later := sitetest.AcmeTask(asynq.TaskID("later"), asynq.ProcessIn(time.Hour))
@@ -264,9 +261,8 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		expect.Equal(t, len(s.Runs()), tasks, "of", "tasks have run")
 		s.WantNobodyInLine()
 		publish(2, other, throttle.Policy{Name: "third", Windows: p.Windows})
-		if state, err = store.State(t.Context()); err != nil || len(state.Removed) > 0 {
-			t.Errorf("nobody waits for what was removed: %+v, %v", state.Removed, err)
-		}
+		state, err = store.State(t.Context())
+		expect.That(t, err == nil && len(state.Removed) == 0, "nobody waits for what was removed", state.Removed, err)
 	})
 }
 
@@ -288,9 +284,8 @@ func TestTheLongestWaitOutlastsARefusal(t *testing.T) {
 			time.Sleep(wait)
 			st, err := inspect.Of(s.Limiter).State(t.Context(), inspect.Query{Policy: "api"})
 			expect.Require(t, err == nil && len(st.Tenants) == 1 && st.Tenants[0].Waiting == 1, st, err)
-			if waited := st.Tenants[0].Oldest.Sub(begin); waited.Abs() > 2*time.Second {
-				t.Errorf("look %d: the oldest waits since %v after the start: %+v", i, waited, st.Tenants[0])
-			}
+			waited := st.Tenants[0].Oldest.Sub(begin)
+			expect.That(t, waited.Abs() <= 2*time.Second, "look", i, "the oldest waits since", waited, "after the start", st.Tenants[0])
 		}
 	})
 }

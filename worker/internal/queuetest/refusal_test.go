@@ -252,9 +252,7 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 			info.State != asynq.TaskStateArchived || info.LastErr != given.Error() {
 			t.Fatalf("%v: %s; reported %v", info.State, info.LastErr, s.Reported)
 		}
-		if given.Policy != "api" || given.Tenant != "acme" || given.Limit != row.wait || given.Cause == nil {
-			t.Errorf("%+v", given)
-		}
+		expect.That(t, given.Policy == "api" && given.Tenant == "acme" && given.Limit == row.wait && given.Cause != nil, given)
 	})
 }
 

@@ -38,9 +38,8 @@ func TestAnOldGrantIsReservedAgain(t *testing.T) {
 		s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
 		enqueued := time.Now()
 		s.SleepUntil(1, 5*time.Second)
-		if after := s.Grants()[0].At.Sub(enqueued); (after >= row.delay) != row.anew {
-			t.Errorf("it was granted %v after it was enqueued", after)
-		}
+		after := s.Grants()[0].At.Sub(enqueued)
+		expect.That(t, (after >= row.delay) == row.anew, "it was granted", after, "after it was enqueued")
 		expect.Equal(t, s.Used(), 1, "are used")
 	})
 }
@@ -57,9 +56,8 @@ func TestAnOldGrantThatIsDeniedWaitsInFront(t *testing.T) {
 		s.JoinMany(s.Client(s.Limiter), "acme", 0, 4)
 		s.Serve(s.Ok, sitetest.Calm)
 		s.SleepUntil(4, time.Minute)
-		if got := slices.Sorted(slices.Values(s.Order()[:2])); !slices.Equal(got, []string{"acme-0000", "acme-0001"}) {
-			t.Errorf("granted in the order %q", s.Order())
-		}
+		got := slices.Sorted(slices.Values(s.Order()[:2]))
+		expect.That(t, slices.Equal(got, []string{"acme-0000", "acme-0001"}), "granted in the order", s.Order())
 	})
 }
 
@@ -145,9 +143,8 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 				t.Errorf("task %d: %+v, %v", i, got.Info, got.Err)
 			}
 		}
-		if got := s.InLine(); !slices.Equal(got, []string{"default/a", "default/c", "default/u1", "default/u2", "low/b"}) {
-			t.Errorf("in line: %q", got)
-		}
+		got := s.InLine()
+		expect.That(t, slices.Equal(got, []string{"default/a", "default/c", "default/u1", "default/u2", "low/b"}), "in line", got)
 		if n := s.Redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(); n != 5 { // with the later one
 			t.Errorf("%d are scheduled", n)
 		}

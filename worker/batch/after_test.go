@@ -41,12 +41,9 @@ func TestWhatFailedIsRetried(t *testing.T) {
 		expect.Err(t, p.Retry(t.Context(), f), batch.ErrNoFiring, "nothing has failed yet:")
 		time.Sleep(30 * time.Second)
 		status := s.status(p, f)
-		if status.State != batch.StateDone || status.Done != 20 || status.Failed != 20 {
-			t.Fatalf("%+v", status)
-		}
+		expect.Require(t, status.State == batch.StateDone && status.Done == 20 && status.Failed == 20, status)
 		tenants, err := p.Tenants(t.Context(), f)
-		expect.That(t, err == nil && of(t, tenants, 0).Done == 20 && of(t, tenants, 1).Failed == 20,
-			tenants, err)
+		expect.That(t, err == nil && of(t, tenants, 0).Done == 20 && of(t, tenants, 1).Failed == 20, tenants, err)
 		down = false
 		s.ok(s.Inspector.DeleteTask("default", "sluice-batch:b:"+f.Tick.Format("20060102T150405Z")+":25")) // it stays failed
 		s.ok(p.Retry(t.Context(), f))
@@ -85,17 +82,15 @@ func TestAFiringStopsWhenTooManyTasksFail(t *testing.T) {
 		f := s.fire(p, "b")
 		status := func(after time.Duration) batch.Status {
 			time.Sleep(after)
-			status := s.status(p, f)
-			return status
+			return s.status(p, f)
 		}
 		st := status(15 * time.Second)
 		expect.That(t, st.State == batch.StateStopped && st.Failed >= 30 && st.Failed <= 70 && st.Waiting == 150-st.Failed, st)
 		expect.That(t, len(told) == 1 && strings.Contains(told[0], `"state":"stopped"`), "told", told)
 		down = false
 		s.ok(p.Retry(t.Context(), f))
-		if st := status(30 * time.Second); st.State != batch.StateDone || st.Done != 150 || st.Failed != 0 || len(told) != 2 {
-			t.Errorf("%+v, told %v", st, told)
-		}
+		st = status(30 * time.Second)
+		expect.That(t, st.State == batch.StateDone && st.Done == 150 && st.Failed == 0 && len(told) == 2, st, "told", told)
 	})
 }
 
@@ -117,17 +112,14 @@ func TestFiringsOverlap(t *testing.T) {
 				time.Sleep(17500 * time.Millisecond) // a firing takes 20 s
 				var got []batch.State
 				for _, f := range firings(s, p, 9) {
-					status := s.status(p, f)
-					got = append(got, status.State)
+					got = append(got, s.status(p, f).State)
 				}
 				expect.Require(t, len(got) == len(want), got)
 				for i := range want {
 					expect.That(t, got[i] == want[i], got, ", want", want)
 				}
 				for n, want := range map[int]int{-9: 0, -1: 0, 0: 0, 1: 1} {
-					if got := firings(s, p, n); len(got) != want {
-						t.Errorf("at most %d: %v", n, got)
-					}
+					expect.Equal(t, len(firings(s, p, n)), want, "at most", n)
 				}
 				_, err := p.Fire(t.Context(), "b")
 				expect.That(t, errors.Is(err, batch.ErrOverlap) == (overlap == batch.OverlapSkip),
@@ -136,9 +128,7 @@ func TestFiringsOverlap(t *testing.T) {
 					f := firings(s, p, 9)[1] // one that waits is cancelled at once
 					s.ok(p.Cancel(t.Context(), f))
 					time.Sleep(3 * time.Second)
-					if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.StateCancelled {
-						t.Errorf("%+v, %v", status, err)
-					}
+					expect.Equal(t, s.status(p, f).State, batch.StateCancelled)
 				}
 			})
 		})

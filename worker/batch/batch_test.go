@@ -47,8 +47,7 @@ func TestATickFiresOnce(t *testing.T) {
 			ticks++
 		}
 		firings, err := schedulers[0].Firings(context.Background(), "minutely", 100)
-		expect.That(t, err == nil && len(firings) == ticks,
-			len(firings), "firings of", ticks, "ticks:", firings, err)
+		expect.That(t, err == nil && len(firings) == ticks, len(firings), "firings of", ticks, "ticks:", firings, err)
 		s.WantOnceEach(s, 8*ticks)
 		for _, f := range firings {
 			status, err := schedulers[0].Status(context.Background(), f)
@@ -165,9 +164,8 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 			s.ok(s.Inspector.RunTask("default", task.ID)) // it fails again, and is counted already
 		}
 		time.Sleep(10 * time.Second)
-		if status, err = p.Status(t.Context(), f); err != nil || status.Failed != 1 || status.Done != 9 {
-			t.Errorf("%+v, %v", status, err)
-		}
+		status = s.status(p, f)
+		expect.That(t, status.Failed == 1 && status.Done == 9, status)
 	})
 }
 
@@ -186,10 +184,7 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		p := s.scheduler(b)
 		f := s.fire(p, "b")
 		ran := func() int { return len(s.Starts()) }
-		status := func() batch.Status {
-			status := s.status(p, f)
-			return status
-		}
+		status := func() batch.Status { return s.status(p, f) }
 		time.Sleep(25 * time.Second)
 		s.ok(p.Pause(t.Context(), f))
 		time.Sleep(10 * time.Second)
@@ -198,9 +193,8 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		expect.That(t, before >= 2*10 && before <= 3*10, before, "ran in 25 s")
 		st := status()
 		expect.That(t, ran() == before && st.State == batch.StatePaused && st.Waiting == 100-st.Done-st.Failed && st.Running == 0, st, ran(), before)
-		if waiting, err := s.Inspector.ListScheduledTasks("default", asynq.PageSize(1000)); err != nil || len(waiting) != status().Waiting {
-			t.Errorf("%d tasks are scheduled, %v", len(waiting), err)
-		}
+		scheduled, err := s.Inspector.ListScheduledTasks("default", asynq.PageSize(1000))
+		expect.That(t, err == nil && len(scheduled) == status().Waiting, len(scheduled), "tasks are scheduled", err)
 		s.ok(p.Resume(t.Context(), f))
 		time.Sleep(30 * time.Second)
 		expect.That(t, ran() >= before+2*10 && status().State == batch.StateRunning, "resumed", ran(), before)
@@ -212,9 +206,8 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		time.Sleep(40 * time.Second)
 		expect.That(t, ran() == before, ran()-before, "tasks ran after the cancel")
 		expect.Err(t, p.Resume(t.Context(), f), batch.ErrNoFiring)
-		waiting, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-		expect.That(t, err == nil && waiting.RetryIn == 0,
-			"after the cancel a newcomer waits:", waiting, err)
+		newcomer, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+		expect.That(t, err == nil && newcomer.RetryIn == 0, "after the cancel a newcomer waits:", newcomer, err)
 	})
 }
 
@@ -278,9 +271,7 @@ func TestACancelEndsAChunkOnItsWay(t *testing.T) {
 		s.ok(p.Cancel(t.Context(), f))
 		time.Sleep(10 * time.Second)
 		status := s.status(p, f)
-		if status.State != batch.StateCancelled || status.Total != 300 || status.Cancelled != 300 {
-			t.Errorf("%+v", status)
-		}
+		expect.That(t, status.State == batch.StateCancelled && status.Total == 300 && status.Cancelled == 300, status)
 	})
 }
 
@@ -295,30 +286,24 @@ func TestABatchKeepsItsHours(t *testing.T) {
 			time.Sleep(time.Until(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(after)))
 			f, err := p.Firings(t.Context(), name, 1)
 			s.ok(err)
-			status := s.status(p, f[0])
-			return status
+			return s.status(p, f[0])
 		}
 		server := s.serve(succeed)
-		if st := at(90*time.Second, "days"); st.State != batch.StateWaiting || st.Total != 0 {
-			t.Errorf("before its hours: %+v", st)
-		}
-		if st := at(270*time.Second, "days"); st.State != batch.StateRunning || st.Done != 20 {
-			t.Errorf("in its hours: %+v", st)
-		}
-		if st := at(330*time.Second, "days"); st.State != batch.StatePaused || st.Done != 20 || st.Waiting != 10 {
-			t.Errorf("after them: %+v", st)
-		}
+		st := at(90*time.Second, "days")
+		expect.That(t, st.State == batch.StateWaiting && st.Total == 0, "before its hours:", st)
+		st = at(270*time.Second, "days")
+		expect.That(t, st.State == batch.StateRunning && st.Done == 20, "in its hours:", st)
+		st = at(330*time.Second, "days")
+		expect.That(t, st.State == batch.StatePaused && st.Done == 20 && st.Waiting == 10, "after them:", st)
 		p.kill() // a day of idling takes a test minutes
 		server.Shutdown()
 		time.Sleep(23*time.Hour + 55*time.Minute)
 		p = s.scheduler(days)
 		s.serve(succeed)
-		if st := at(24*time.Hour+90*time.Second, "days"); st.State != batch.StatePaused || st.Done != 20 {
-			t.Errorf("on the next day, before its hours: %+v", st)
-		}
-		if st := at(24*time.Hour+150*time.Second, "days"); st.State != batch.StateDone || st.Done != 30 {
-			t.Errorf("on the next day: %+v", st)
-		}
+		st = at(24*time.Hour+90*time.Second, "days")
+		expect.That(t, st.State == batch.StatePaused && st.Done == 20, "on the next day, before its hours:", st)
+		st = at(24*time.Hour+150*time.Second, "days")
+		expect.That(t, st.State == batch.StateDone && st.Done == 30, "on the next day:", st)
 	})
 }
 
@@ -346,9 +331,8 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 		p.deaf.Store(false)
 		time.Sleep(time.Minute)
 		status = s.status(p, f)
-		if status.State != batch.StateRunning || status.Total != 600 || status.Rejected != 0 || status.DelayedBy != "" || !status.DelayedSince.IsZero() {
-			t.Errorf("%+v", status)
-		}
+		expect.That(t, status.State == batch.StateRunning && status.Total == 600 && status.Rejected == 0 &&
+			status.DelayedBy == "" && status.DelayedSince.IsZero(), status)
 	})
 }
 
@@ -405,8 +389,7 @@ func TestABatchRunsOnARedisCluster(t *testing.T) {
 	status := s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
 	expect.That(t, status.Done == 120 && !status.Planned.IsZero(), status)
 	tenants, err := p.Tenants(t.Context(), f)
-	expect.That(t, err == nil && len(tenants) == 2 && tenants[0].Done+tenants[1].Done == status.Done,
-		tenants, err)
+	expect.That(t, err == nil && len(tenants) == 2 && tenants[0].Done+tenants[1].Done == status.Done, tenants, err)
 	s.WantOnceEach(s, 120)
 	f = s.fire(p, "b")
 	s.wait(p, f, "it is planned", func(st batch.Status) bool { return st.State != batch.StateWaiting })

@@ -39,20 +39,15 @@ func TestAPanicHoldsAFiringUp(t *testing.T) {
 		f := s.fire(p, "b")
 		time.Sleep(5 * time.Second)
 		status := s.status(p, f)
-		if status.State != batch.StateWaiting || status.DelayedBy != "batch: a panic: boom at line 7" {
-			t.Errorf("%+v", status)
-		}
-		log := fmt.Sprint(&p.log)
-		if p.log.Count("batch: a firing is delayed") == 0 || !strings.Contains(log, "misuse_test.go") {
-			t.Errorf("want the panic logged with its stack:\n%s", log)
-		}
+		expect.That(t, status.State == batch.StateWaiting && status.DelayedBy == "batch: a panic: boom at line 7", status)
+		expect.Contains(t, p.log.String(), "batch: a firing is delayed")
+		expect.Contains(t, p.log.String(), "misuse_test.go", "the panic's stack:")
 		p.kill()
 		good := batch.Batch{Name: "b", Tasks: calls(3), Tenants: batch.List("acme")}
 		p = s.scheduler(good)
 		time.Sleep(time.Minute)
-		if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.StateDone || status.Done != 3 {
-			t.Errorf("%+v, %v", status, err)
-		}
+		status = s.status(p, f)
+		expect.That(t, status.State == batch.StateDone && status.Done == 3, status)
 	})
 }
 
@@ -71,9 +66,8 @@ func TestATaskThatIsNilIsRefused(t *testing.T) {
 		f := s.fire(p, "b")
 		time.Sleep(time.Minute)
 		status := s.status(p, f)
-		if status.State != batch.StateDone || status.Done != 2 || status.Rejected != 1 || !strings.Contains(status.Reason, "nil") {
-			t.Errorf("%+v", status)
-		}
+		expect.That(t, status.State == batch.StateDone && status.Done == 2 && status.Rejected == 1, status)
+		expect.Contains(t, status.Reason, "nil")
 	})
 }
 

@@ -2,7 +2,6 @@ package batch_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -111,8 +110,7 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 		begun := time.Now()
 		status := func(after time.Duration) batch.Status {
 			time.Sleep(time.Until(begun.Add(after)))
-			status := s.status(p, f)
-			return status
+			return s.status(p, f)
 		}
 		limit := func(n int64) {
 			pace.Limit = n
@@ -212,9 +210,7 @@ func TestPlansCountCosts(t *testing.T) {
 			expect.That(t, want.after <= 0 || (time.Until(plan.Finish)-want.after).Abs() <= want.off,
 				want.name, ": expected after", time.Until(plan.Finish), ", want", want.after)
 		}
-		if _, err := p.Plan(t.Context(), "other", batch.PlanOptions{}); err == nil {
-			t.Error("a batch that nobody knows is planned")
-		}
+		expect.That(t, expect.ErrOf(p.Plan(t.Context(), "other", batch.PlanOptions{})) != nil, "a batch that nobody knows is planned")
 	})
 }
 
@@ -233,16 +229,14 @@ func TestThePlanNamesTheLimitThatHoldsIt(t *testing.T) {
 		defer p.Close()
 		plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
 		s.ok(err)
-		if plan.Overdue != 20 || plan.Begins || plan.Binds != "quota" || fmt.Sprint(plan.Changes) != "[{quota 100 120}]" {
-			t.Errorf("%+v", plan)
-		}
+		expect.That(t, plan.Overdue == 20 && !plan.Begins && plan.Binds == "quota", plan)
+		expect.Equal(t, fmt.Sprint(plan.Changes), "[{quota 100 120}]")
 		plan, err = p.Plan(t.Context(), "b", batch.PlanOptions{Limits: map[string]int64{"quota": 120}})
 		s.ok(err)
 		expect.That(t, plan.Overdue == 0 && plan.Begins && plan.Changes == nil, "with a quota of 120:", plan)
 		for _, limits := range []map[string]int64{{"quotas": 1}, {"quota": 0}} {
-			if _, err := p.Plan(t.Context(), "b", batch.PlanOptions{Limits: limits}); !errors.As(err, new(*throttle.RequestError)) {
-				t.Errorf("%v: %v", limits, err)
-			}
+			err := expect.ErrOf(p.Plan(t.Context(), "b", batch.PlanOptions{Limits: limits}))
+			expect.Err(t, err, new(*throttle.RequestError), limits)
 		}
 	})
 }

@@ -23,9 +23,10 @@ const rescoreFrom = time.Minute
 func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask) {
 	err := c.places(ctx, line, es)
 	if _, member := asynqredis.MembersOf(ctx); member && err != nil {
-		// The tasks stay scheduled, and join when forward finds them: thousands of pending ones would take slots in vain.
+		// The tasks stay scheduled, and keep their Info. They join when forward finds them: thousands of pending ones would
+		// take slots in vain.
 		for _, e := range es {
-			e.refuse(err)
+			e.Err = err
 		}
 		return
 	}

@@ -1,6 +1,7 @@
 package batch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -67,36 +68,36 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields 
 	// A chunk that was begun is finished: a join that is cut off would make its tasks pending.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(w.lease, leaseFor))
 	defer cancel()
-	members := asynqredis.Members{Firing: w.f, From: from}
+	call = asynqredis.WithMembers(call, asynqredis.Members{Firing: w.f, From: from})
 	var rejected, stored []int
-	call = asynqredis.WithMembers(call, members)
+	var passing, reason error
 	for i, result := range w.client.EnqueueBulk(call, chunk, w.b.Options...) {
 		switch {
 		case result.Err == nil:
 		case errors.Is(result.Err, asynq.ErrTaskIDConflict):
 			// A scheduler that was killed may have stored the task without joining it.
 			stored = append(stored, from+i)
-		case isPassing(result.Err):
-			return "", result.Err
+		case result.Info != nil, isPassing(result.Err): // with an Info it is stored, and has not joined
+			passing = result.Err
 		default:
-			rejected, err = append(rejected, from+i), result.Err
+			rejected, reason = append(rejected, from+i), result.Err
 		}
 	}
-	if fields = append(fields, "delayed_by", ""); err != nil {
-		fields = append(fields, "reason", err.Error())
+	// This comes first, as the IDs of tasks that their line refused stay taken: next time they would count as stored.
+	err = w.redis.Count(call, w.f, "rejected", rejected)
+	if err == nil && reason != nil {
+		_, err = w.redis.Update(call, w.f, w.holder, "reason", reason.Error())
 	}
-	if len(stored) > 0 { // servers join them to their lines, for which the limiter must answer
-		if _, err := w.config.Client.Limiter.CheckRedis(ctx); err != nil {
-			return "", err
-		}
+	if err = cmp.Or(err, passing); err == nil && len(stored) > 0 {
+		_, err = w.config.Client.Limiter.CheckRedis(ctx) // servers join them to their lines, for which it must answer
 	}
-	if err := w.move(ctx, asynqredis.Release)(stored); err != nil {
+	if err == nil {
+		err = w.move(ctx, asynqredis.Release)(stored)
+	}
+	if err != nil {
 		return "", err
 	}
-	if err := w.redis.Count(ctx, w.f, "rejected", rejected); err != nil {
-		return "", err
-	}
-	return w.redis.Update(ctx, w.f, w.holder, fields...)
+	return w.redis.Update(ctx, w.f, w.holder, append(fields, "delayed_by", "")...)
 }
 
 // isPassing reports whether an error is one of the connection or of the moment, and not of the task.

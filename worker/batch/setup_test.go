@@ -27,6 +27,8 @@ type site struct {
 	*sitetest.Site
 	slots int    // of a server; the default is 8
 	queue string // that servers serve, too
+
+	tenants throttle.TenantFunc // of the limiters of schedulers
 }
 
 // fake returns a site on a miniredis, for a bubble.
@@ -172,7 +174,7 @@ func (s *site) idle(batches ...batch.Batch) *process {
 	p := &process{stopped: make(chan struct{})}
 	var err error
 	client := mine{s, line{p, true}}.MakeRedisClient().(redis.UniversalClient)
-	p.limiter, err = throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies()})
+	p.limiter, err = throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies(), Tenants: s.tenants})
 	s.ok(err)
 	p.Scheduler, err = batch.NewScheduler(mine{s, line{p, false}}, batch.Config{
 		Batches: batches,

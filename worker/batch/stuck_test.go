@@ -2,7 +2,9 @@ package batch_test
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Nothing of a firing that is paused, that was forgotten, or whose hours have ended holds up its batch.
@@ -105,18 +108,45 @@ func TestAFiringLastsForWeeks(t *testing.T) {
 	})
 }
 
-// What the line refuses is rejected, in all that is told of the firing.
+// What the line refuses is rejected, in all that is told of the firing, also if the scheduler stops then. What could
+// not join runs when it can, and holds nothing else up.
 func TestWhatTheLineRefusesIsRejected(t *testing.T) {
-	inBubble(t, []throttle.Window{{Name: "own", Limit: 1, Period: 10 * time.Second}}, func(t *testing.T, s *site) {
-		refuses := []asynq.Option{worker.MaxWait(25 * time.Second)}
+	sitetest.EachBubble(t, sitetest.Values(false, true), func(t *testing.T, stops bool) {
+		s := fake(t, throttle.Window{Name: "own", Limit: 1, Period: 10 * time.Second})
+		policies, busy := s.Limiter.Policies(), atomic.Bool{}
+		policies[0].Shards = 2 // one for each tenant
+		s.ok(s.Limiter.SetPolicies(policies))
+		s.tenants = func(_ context.Context, _, tenant string) (_ throttle.Tenant, found bool, err error) {
+			if busy.Load() && tenant == "b" {
+				err = errors.New("the pool is busy")
+			}
+			return throttle.Tenant{}, false, err
+		}
+		refuses := []asynq.Option{worker.MaxWait(65 * time.Second)}
 		s.serve(succeed)
-		p := s.scheduler(batch.Batch{Name: "b", Options: refuses, Tasks: calls(10), Tenants: batch.List("acme")})
-		f := s.fire(p, "b")
+		nightly := batch.Batch{Name: "b", Options: refuses, Tasks: slow(calls(10)), Tenants: batch.List("a", "b")}
+		watch := s.idle(nightly)
+		defer watch.Close()
+		f := s.fire(watch, "b")
+		p := s.scheduler(nightly)
+		time.Sleep(30 * time.Millisecond) // it has planned for 20 ms
+		busy.Store(true)
+		if stops {
+			p.latency.Store(int64(100 * time.Millisecond))
+			time.Sleep(50 * time.Millisecond)
+			p.stop()
+			p = s.scheduler(nightly)
+		}
+		time.Sleep(2 * time.Second)
+		expect.That(t, stops || strings.Contains(p.log.String(), "the pool is busy"), p.log.String())
+		expect.Equal(t, s.status(p, f).State, batch.StateRunning)
+		busy.Store(false)
 		time.Sleep(100 * time.Second)
 		status := s.status(p, f)
 		tenants, err := p.Tenants(t.Context(), f)
 		s.ok(err)
-		got := tenants[0]
-		expect.That(t, got.Rejected > 0 && got.Rejected == status.Rejected && got.Failed == status.Failed && got.Done == status.Done, status, got)
+		a, b := of(t, tenants, 0), of(t, tenants, 1)
+		expect.That(t, a.Done == 2 && a.Rejected == 8 && b.Done == 10, a, b)
+		expect.That(t, status.State == batch.StateDone && status.Done == 12 && status.Rejected == 8 && status.Reason != "", status)
 	})
 }

@@ -89,7 +89,7 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 	plan := Plan{
 		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, FinishBy: b.deadline(f.Tick), Duration: p.Duration,
 		Finish: expected(p.all.Finish), Binds: p.all.Binds, Unknown: p.all.Unknown,
-		Overdue: p.all.Late, Begins: !p.refused, Changes: p.all.changes, Total: p.total,
+		Overdue: p.all.Late, Begins: !p.refused, Changes: p.all.changes, Total: p.total, Tenants: []TenantPlan{},
 	}
 	for _, t := range p.Tenants {
 		plan.Tenants = append(plan.Tenants, t.TenantPlan)

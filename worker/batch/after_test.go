@@ -73,6 +73,9 @@ func TestAFiringStopsWhenTooManyTasksFail(t *testing.T) {
 				told = append(told, string(task.Payload()))
 				return nil
 			}
+			if string(task.Payload()) == "acme 0" && down {
+				time.Sleep(10 * time.Second)
+			}
 			if down {
 				return errors.New("the upstream is down")
 			}
@@ -86,7 +89,8 @@ func TestAFiringStopsWhenTooManyTasksFail(t *testing.T) {
 		}
 		st := status(15 * time.Second)
 		expect.That(t, st.State == batch.StateStopped && st.Failed >= 30 && st.Failed <= 70 && st.Waiting == 150-st.Failed, st)
-		expect.That(t, len(told) == 1 && strings.Contains(told[0], `"state":"stopped"`), "told", told)
+		expect.That(t, len(told) == 1 && strings.Contains(told[0], `"state":"stopped"`) &&
+			!strings.Contains(told[0], `"running":0`), "told", told)
 		down = false
 		s.ok(p.Retry(t.Context(), f))
 		st = status(30 * time.Second)

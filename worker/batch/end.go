@@ -44,18 +44,22 @@ func (w *work) stop(ctx context.Context, r record) error {
 	if _, err := w.redis.Want(ctx, w.f, wantPause); err != nil {
 		return err
 	}
-	r.Stopped, r.Want = 1, wantPause
-	if err := w.report(ctx, r, "stopped"); err != nil {
+	running, err := w.redis.Running(ctx, w.f)
+	if err != nil {
 		return err
 	}
-	_, err := w.redis.Update(ctx, w.f, w.holder, "stopped", 1)
+	r.Stopped, r.Want = 1, wantPause
+	if err := w.report(ctx, r, len(running), "stopped"); err != nil {
+		return err
+	}
+	_, err = w.redis.Update(ctx, w.f, w.holder, "stopped", 1)
 	return err
 }
 
 // end ends the firing, and enqueues the task that reports it.
 func (w *work) end(ctx context.Context, r record, outcome State) error {
 	r.Phase, r.Outcome, r.Finished, r.DelayedBy = phaseEnded, outcome, time.Now().Unix(), ""
-	if err := w.report(ctx, r, "ended"); err != nil {
+	if err := w.report(ctx, r, 0, "ended"); err != nil {
 		return err
 	}
 	_, err := w.redis.Update(ctx, w.f, w.holder, "phase", phaseEnded, "outcome", string(outcome), "delayed_by", "")
@@ -66,11 +70,11 @@ func (w *work) end(ctx context.Context, r record, outcome State) error {
 const endedRetention = 24 * time.Hour
 
 // report enqueues the task of Batch.Ended. A firing that was retried ends, and reports, once more.
-func (w *work) report(ctx context.Context, r record, what string) error {
+func (w *work) report(ctx context.Context, r record, running int, what string) error {
 	if w.b.Ended == "" {
 		return nil
 	}
-	payload, err := json.Marshal(w.b.status(w.f, r, 0))
+	payload, err := json.Marshal(w.b.status(w.f, r, running))
 	if err != nil {
 		return err
 	}

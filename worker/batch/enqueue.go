@@ -28,8 +28,7 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 	flush := func(phase string, tenant, offset int) (want string, err error) {
 		from := r.Index
 		r.Index += len(chunk)
-		want, err = w.flush(ctx, chunk, from,
-			"phase", phase, "index", r.Index, "tenant", tenant, "offset", offset)
+		want, err = w.flush(ctx, chunk, from, "phase", phase, "index", r.Index, "tenant", tenant, "offset", offset)
 		chunk = chunk[:0]
 		return want, err
 	}
@@ -63,8 +62,7 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 }
 
 // flush enqueues a chunk of tasks, whose indexes count up from from, and then writes the fields of the cursor.
-func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields ...any) (
-	want string, err error) {
+func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields ...any) (want string, err error) {
 	// A chunk that was begun is finished: a join that is cut off would make its tasks pending.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(w.lease, leaseFor))
 	defer cancel()

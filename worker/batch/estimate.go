@@ -162,8 +162,7 @@ func (f fates) at(index int) byte {
 }
 
 // counts returns how far the tenants of a firing are, by the fate of each task.
-func (s *Scheduler) counts(
-	ctx context.Context, f asynqredis.Firing, r record, p *firingPlan) ([]TenantStatus, error) {
+func (s *Scheduler) counts(ctx context.Context, f asynqredis.Firing, r record, p *firingPlan) ([]TenantStatus, error) {
 	fates, err := s.fates(ctx, f)
 	if err != nil {
 		return nil, err

@@ -211,8 +211,7 @@ type TenantStatus struct {
 }
 
 // Tenants returns how far the tenants of a firing are, in their order: none before the firing is planned.
-// It reads the firing's plan: some 150 bytes a tenant, and a byte for each task of a tenant whose tasks ask
-// for different things. It also reads a byte a task, and which tasks run in the queue.
+// It reads some 150 bytes a tenant, one or two a task, and which tasks of the queue run.
 func (s *Scheduler) Tenants(ctx context.Context, f Firing) ([]TenantStatus, error) {
 	_, firing, r, err := s.record(ctx, f)
 	if err != nil {

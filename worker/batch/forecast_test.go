@@ -171,9 +171,7 @@ func TestForecasts(t *testing.T) {
 					seconds := func(d time.Duration) float64 { return d.Round(100 * time.Millisecond).Seconds() }
 					row := fmt.Sprintf("| %s | %d x %d | %s | %.1f s |", f.name, f.tenants, f.each, plan.Binds, seconds(predicted))
 					rows[i] = fmt.Sprintf("%s %.1f s | %.1f %% |", row, seconds(real), math.Abs(off))
-					if math.Abs(off) > max(f.most, 0.1) {
-						t.Errorf("predicted %v, and it was %v: off by %.1f %%", predicted, real, off)
-					}
+					expect.That(t, math.Abs(off) <= max(f.most, 0.1), "predicted", predicted, "and it was", real)
 				})
 			})
 		}

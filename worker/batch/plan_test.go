@@ -120,18 +120,15 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 				s.ok(l.SetPolicies(policies))
 			}
 		}
-		if st := status(10 * time.Second); !within(st.Finish, begun.Add(101*time.Second)) || st.Binds != "pace" {
-			t.Errorf("at two a second: %+v", st)
-		}
+		st := status(10 * time.Second)
+		expect.That(t, within(st.Finish, begun.Add(101*time.Second)) && st.Binds == "pace", "at two a second:", st)
 		limit(1)
-		if st := status(12 * time.Second); !within(st.Finish, begun.Add(191*time.Second)) ||
-			(st.Behind()-91*time.Second).Abs() > follows {
-			t.Errorf("at one a second: %+v", st)
-		}
+		st = status(12 * time.Second)
+		expect.That(t, within(st.Finish, begun.Add(191*time.Second)) && (st.Behind()-91*time.Second).Abs() <= follows,
+			"at one a second:", st)
 		s.ok(p.Pause(t.Context(), f))
-		if st := status(15 * time.Second); !st.Finish.IsZero() || st.Planned.IsZero() {
-			t.Errorf("paused: %+v", st)
-		}
+		st = status(15 * time.Second)
+		expect.That(t, st.Finish.IsZero() && !st.Planned.IsZero(), "paused:", st)
 		limit(1000) // there are eight slots, of one second
 		s.ok(p.Resume(t.Context(), f))
 		// Tasks that were picked up and wait for a slot are not counted: up to as many as there are slots.

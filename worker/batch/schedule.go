@@ -33,8 +33,7 @@ func (b *compiled) due(last, now time.Time) (fire, upTo time.Time) {
 	return fire, fire
 }
 
-// start returns the time after which due looks for ticks: the last one, or a later time in step
-// with it.
+// start returns the time after which due looks for ticks: the last one, or a later time in step with it.
 func (b *compiled) start(last, from time.Time) time.Time {
 	if !last.Before(from) {
 		return last
@@ -129,8 +128,9 @@ func (b *compiled) opening(tick time.Time) func(from time.Time) time.Time {
 	}
 }
 
-// startsWithin is how long a server keeps a task that it has picked up before it starts, at most.
-const startsWithin = time.Second
+// startsWithin is how long after it was picked up a task starts, at most: it waits for a slot for half a second, and for
+// the limiter's answer for two. The rest is for calls on the way.
+const startsWithin = 3 * time.Second
 
 // closes returns when servers pick up tasks for the last time in the current hours (s), so that all tasks
 // start before the hours end. It returns 0 if there are no hours.

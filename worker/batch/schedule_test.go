@@ -171,7 +171,5 @@ func TestABatchThatCannotBeUsedSaysWhy(t *testing.T) {
 			t.Errorf("%v, want %s", err, row.want)
 		}
 	}
-	if err := good.Validate(); err != nil {
-		t.Error(err)
-	}
+	expect.Must(t, good.Validate())
 }

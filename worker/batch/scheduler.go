@@ -180,7 +180,7 @@ func (s *Scheduler) Fire(ctx context.Context, batch string) (Firing, error) {
 	return Firing{batch, f.Tick}, nil
 }
 
-// Pause stops the start of tasks of a firing: none starts after it has returned, which takes a second while
+// Pause stops the start of tasks of a firing: none starts after it has returned, which takes 3 seconds while
 // tasks run. Running tasks go on. Waiting tasks leave their lines within seconds, if a scheduler runs: then
 // the state is StatePaused.
 func (s *Scheduler) Pause(ctx context.Context, f Firing) error { return s.want(ctx, f, wantPause) }
@@ -219,7 +219,7 @@ func (s *Scheduler) want(ctx context.Context, f Firing, want string) error {
 	}
 	for end := time.Now().Add(startsWithin); time.Now().Before(end); { // servers start what they have picked up
 		running, err := s.redis.Running(ctx, firing)
-		if err == nil && len(running) == 0 || !sleep(ctx, startsWithin/20) {
+		if err == nil && len(running) == 0 || !sleep(ctx, 50*time.Millisecond) {
 			break
 		}
 	}

@@ -2,7 +2,6 @@ package batchfile_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -67,8 +66,6 @@ func TestBadFilesSayWhatIsWrong(t *testing.T) {
 		expect.Require(t, err != nil && batches == nil, file, "was read")
 		expect.That(t, err.Error() == strings.Join(want, "\n"),
 			"got:", err, "want:", strings.Join(want, "\n"))
-		if _, ok := errors.AsType[*policyfile.Error](err); !ok {
-			t.Errorf("%T is no *policyfile.Error", err)
-		}
+		expect.Err(t, err, new(*policyfile.Error))
 	}
 }

@@ -88,9 +88,7 @@ func TestTheNightOfTheDocs(t *testing.T) {
 		if expected := status.Finish.UTC().Format(time.TimeOnly); expected < last || expected > follows {
 			t.Errorf("at three past two it is expected to start its last task at %s", expected)
 		}
-		if behind := status.Behind(); behind.Abs() > 2*time.Second {
-			t.Errorf("at three past two it is %v behind its plan", behind)
-		}
+		expect.That(t, status.Behind().Abs() <= 2*time.Second, "at three past two it is behind its plan:", status.Behind())
 		time.Sleep(6 * time.Minute)
 		if len(told) != 1 || told[0].State != batch.StateDone || told[0].Done != 120 || told[0].EndedAt.UTC().Format(time.TimeOnly) > follows {
 			t.Errorf("at nine past two: %+v", told)
@@ -100,8 +98,6 @@ func TestTheNightOfTheDocs(t *testing.T) {
 			expect.Equal(t, times, 1, payload, "was called", "times")
 		}
 		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		expect.Must(t, <-done)
 	})
 }

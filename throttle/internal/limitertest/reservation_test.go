@@ -121,7 +121,13 @@ func TestWhatIsHeldOutlastsAnAttributeThatItLacks(t *testing.T) {
 // Ten calls are under way when the first of them is answered: 12 are left, and nine will be used. So
 // three more are granted. That holds for the first answer ever, and after a reset.
 func TestWhatIsUnderWayIsNoPartOfWhatIsLeft(t *testing.T) {
-	for name, apart := range map[string]time.Duration{"at once": 0, "one by one": ms} {
+	for name, row := range map[string]struct {
+		apart time.Duration
+		first int // that is answered
+		more  int
+	}{
+		"at once": {0, 0, 3}, "one by one": {ms, 0, 3}, "at once, and the answers cross": {0, 1, 2}, "one by one, and they cross": {ms, 1, 3},
+	} {
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 				l, c := NewWithClock(t, client, Policy(throttle.Window{Name: "w", Limit: 100, Period: 10 * s}))
@@ -133,14 +139,14 @@ func TestWhatIsUnderWayIsNoPartOfWhatIsLeft(t *testing.T) {
 					var calls []throttle.Reservation
 					begun := time.Duration(period) * (m + 10*s)
 					for i := range 10 {
-						c.Set(begun + time.Duration(i)*apart)
+						c.Set(begun + time.Duration(i)*row.apart)
 						calls = append(calls, Reserve(t, l, Acme(1)).Reservation)
 					}
 					c.Set(begun + s)
-					report(calls[0], 12)
-					report(calls[1], 11)
+					report(calls[row.first], int64(12-row.first))
+					report(calls[1-row.first], int64(11+row.first))
 					for i := range 4 {
-						expect.Equal(t, Reserve(t, l, Acme(1)).Granted, i < 3, "period", period, "call after ten", i+1)
+						expect.Equal(t, Reserve(t, l, Acme(1)).Granted, i < row.more, "period", period, "call after ten", i+1)
 					}
 				}
 			})

@@ -284,6 +284,19 @@ func TestDeadlineOfTicketsBehindThoseDelayedNarrower(t *testing.T) {
 	st.at(5 * s).takes("n2")
 }
 
+// A rate that is cut is restored meanwhile: what is told goes by the rate of now, and a deadline by that of then.
+func TestDeadlineWhileTheRateIsCut(t *testing.T) {
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(100, s)))
+	for i := range 20 {
+		st.refusedAt(time.Duration(i)*1500*ms, "x1")
+	}
+	st.at(35*s).joinMany("q", "a", 900)
+	r := st.of("a901")
+	r.Deadline = time.Now().Add(40 * s)
+	p := st.joining(r)
+	expect.That(t, p.Err == nil && p.RetryIn > 45*s, p)
+}
+
 // Where slots delay tickets, and not limits, they are expected at the rate of the takes.
 func TestExpectedStartsWhereSlotsBind(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1_000_000, s)))

@@ -123,7 +123,7 @@ local function new_eta(L)
           if algorithm.release then
             known = known and (st.hold > 0 or late <= at)
           else
-            earliest = max(earliest, fits_window(scope, i, at, cost, least_before, each))
+            earliest = max(earliest, open, cost > 0 and algorithm.fits_at(st, at, cost, least_before, each) or at)
           end
           opens, waits = max(opens, open), waits + late - open
           if late > at then blocking = blocking + 1 end

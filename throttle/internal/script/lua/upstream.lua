@@ -216,8 +216,8 @@ local function new_upstream()
   end
 
   -- remaining notes the units that the upstream has left, by the answer to a call granted at r.at. It ignores
-  -- an answer to an earlier call than the last one. For the first answer the log of a window, if it has one,
-  -- shows which calls are under way.
+  -- an answer to an earlier call than the last one; of one time, whose answers may cross, the least holds. For
+  -- the first answer the log of a window, if it has one, shows which calls are under way.
   local function remaining(scope, now, r)
     local left, at, cost, log = r.left, r.at > 0 and r.at or now, 0, ''
     for _, i in ipairs(scope.spec.windows) do
@@ -231,7 +231,8 @@ local function new_upstream()
     if before and at < before.at then return end
     local grants, sum = unanswered(before and before.grants or log, at, cost)
     put(scope, LEFT .. left.unit, resets + left.reset, {
-      left = max(0, left.units - sum), at = at, resets = resets, grants = grants,
+      left = max(0, min(left.units - sum, before and at == before.at and now < before.resets and before.left or MOST)),
+      at = at, resets = resets, grants = grants,
     })
   end
 

@@ -187,8 +187,12 @@ func (c *BatchCommand) find(ctx context.Context, s *batch.Scheduler, f batch.Fir
 // none may run elsewhere.
 func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.Firing, verb batchVerb) error {
 	if verb.request != nil {
-		if err := verb.request(s, ctx, f); err != nil {
+		err := verb.request(s, ctx, f)
+		if errors.Is(err, batch.ErrNoFiring) {
 			return inputError{err}
+		}
+		if err != nil {
+			return err
 		}
 	}
 	running, stop := context.WithCancel(ctx)

@@ -36,6 +36,7 @@ type policyStatus struct {
 	inspect.PolicyState
 	PausedQueues []string    `json:"paused_queues,omitempty"` // by asynq's tools: no server takes from them
 	Used         []usage.Use `json:"used,omitempty"`          // requests of the last hour, where package usage counts them
+	more         bool        // tenants wait
 }
 
 // A fleetStatus is the JSON of status.
@@ -153,6 +154,7 @@ func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant stri
 			break
 		}
 	}
+	s.more = s.Next != "" || len(s.Tenants) > c.Tenants
 	s.Tenants = s.Tenants[:min(len(s.Tenants), c.Tenants)]
 	inspector := asynq.NewInspectorFromRedisClient(f.server.Client)
 	for _, q := range s.Queues {
@@ -214,7 +216,7 @@ func printState(w io.Writer, s policyStatus) {
 			tenant.Weight, fmt.Sprintf("%.3g%%", 100*tenant.Share), windowsText(tenant), heldText(tenant, s.PolicyState))
 	}
 	t.Flush()
-	if more := flows - int64(len(s.Tenants)); more > 0 && s.Next != "" {
+	if s.more {
 		fmt.Fprintf(w, "and more, of %d: \"sluice status %s TENANT\" shows one\n", flows, s.Policy)
 	}
 }

@@ -270,6 +270,8 @@ func TestLinesWithoutAPolicyAreTold(t *testing.T) {
 	publish(1, throttle.Policy{Name: "other", Windows: d.limiter.Policies()[0].Windows})
 	wantLines(t, look("doctor"), "warning: policy api was removed, and has 2 tasks in line: what waits goes on by its last windows")
 	wantLines(t, look("status"), "the policy was removed: what waits goes on by its last windows")
+	look("pause", "api", "--for", "1h", "--by", "anna", "--why", "x")
+	wantLines(t, look("resume", "api", "--by", "anna", "--why", "x"), "api is not paused any more")
 }
 
 // What a fleet of three workers obeys is what status says, at each step of a bad day.

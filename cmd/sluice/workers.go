@@ -124,7 +124,7 @@ func on(open func(context.Context) (*fleet, error), do func(context.Context, *fl
 
 // policy returns the limiter's policy of a name. The name "" is that of the only one.
 func (f *fleet) policy(name string) (throttle.Policy, error) {
-	policies := f.limiter.Policies()
+	policies := append(f.limiter.Policies(), f.state.Removed...)
 	names := make([]string, len(policies))
 	for i, p := range policies {
 		if names[i] = p.Name; p.Name == name || name == "" && len(policies) == 1 {

@@ -133,7 +133,11 @@ func (p *Page) inTime(ctx context.Context, a *action) (*preview, error) {
 
 // act returns what an action would do, or does it and returns nil.
 func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
-	policies := p.config.Limiter.Policies()
+	var err error
+	if a.state, err = p.config.Control.State(ctx); err != nil {
+		return nil, err
+	}
+	policies := append(p.config.Limiter.Policies(), a.state.Removed...)
 	i := slices.IndexFunc(policies, func(policy throttle.Policy) bool { return policy.Name == a.policy })
 	if i < 0 {
 		return nil, fmt.Errorf("policy %q: is none of this page's limiter", a.policy)
@@ -142,14 +146,10 @@ func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
 	if n := len(a.author.Why); n == 0 || n > control.MaxWhyBytes {
 		return nil, fmt.Errorf("why: must be given, for the log, in %d bytes at most", control.MaxWhyBytes)
 	}
-	var err error
 	if text := a.form.Get("for"); text != "" {
 		if a.length, err = time.ParseDuration(text); err != nil || a.length <= 0 {
 			return nil, fmt.Errorf("for %q: must be a duration such as 30m or 2h", text)
 		}
-	}
-	if a.state, err = p.config.Control.State(ctx); err != nil {
-		return nil, err
 	}
 	do, shown, err := p.plan(ctx, a)
 	if err != nil {

@@ -408,6 +408,14 @@ func TestThePageSaysWhatWasRemovedAndPaused(t *testing.T) {
 		text := v.get("")
 		v.wants(text, "<b>Removed:</b> what waits goes on by its last windows")
 		expect.That(t, !strings.Contains(text, "policy-idle"), "nobody waits for it:", text)
+		for i := range 60 {
+			p := former[0]
+			p.Name = fmt.Sprint("a-", i)
+			former = append(former, p)
+		}
+		sitetest.Must(t, s.limiter.SetPolicies(former[2:]))
+		time.Sleep(1100 * time.Millisecond)
+		v.wants(v.get(""), "None of these policies needs you")
 	})
 }
 

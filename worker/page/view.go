@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	policiesAtOnce = 20 // in the list of policies
+	policiesAtOnce = 50 // in the list of policies
 	tenantsAtOnce  = 50 // in the list of a policy's tenants
 	changesAtOnce  = 20 // of the log
 
@@ -248,7 +248,7 @@ func (p *Page) home(ctx context.Context, v *view, names []string, servers []*asy
 func (v *view) headline(policies []policyView) {
 	troubled := slices.DeleteFunc(slices.Clone(policies), func(pv policyView) bool { return pv.Status.Trouble == fine })
 	if len(troubled) == 0 {
-		v.Headline.Text = "Nothing needs you"
+		v.Headline.Text = map[bool]string{true: "Nothing needs you", false: "None of these policies needs you"}[v.First && v.From == ""]
 		return
 	}
 	first := troubled[0]
@@ -316,7 +316,7 @@ func trendOf(perMinute int64) string {
 func (p *Page) chosen(ctx context.Context, v *view) *chosenView {
 	q := v.Asked
 	c := &chosenView{Tenant: q.Tenant}
-	for _, policy := range p.config.Limiter.Policies() {
+	for _, policy := range append(p.config.Limiter.Policies(), v.InForce.Removed...) {
 		if policy.Name == q.Policy {
 			c.Config = policy
 		}

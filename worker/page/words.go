@@ -26,6 +26,7 @@ var functions = template.FuncMap{
 	"long":      words.Span,
 	"name":      name,
 	"number":    number,
+	"path":      url.PathEscape,
 	"percent":   func(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) },
 	"queue":     queueName,
 	"perSecond": perSecond,

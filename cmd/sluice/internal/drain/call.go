@@ -3,6 +3,7 @@ package drain
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/call"
@@ -35,6 +36,8 @@ func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decisio
 	switch {
 	case err == nil:
 		d.end(w, nil)
+	case leaseLost && w.job.MaxRetry == 0:
+		d.end(w, fmt.Errorf("%w during the call, and it has no retries: the call may have been made", throttle.ErrLeaseLost))
 	case leaseLost:
 		d.again(ctx, calls, w, 0)
 	case !errors.As(err, &failure): // the call was stopped: the next run goes on

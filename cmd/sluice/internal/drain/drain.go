@@ -204,6 +204,7 @@ func (d *Drain) end(w *work, failed error) {
 		d.stop(err)
 		return
 	}
+	_ = d.Client.HDel(context.Background(), d.begunKey(), w.job.ID).Err() // a run with another log begins anew
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.counts.add(w.result); d.counts.Done() == d.counts.Jobs {

@@ -2,6 +2,7 @@ package drain
 
 import (
 	"bytes"
+	"context"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -23,7 +24,7 @@ func TestDrainOutlivesALossOfRedis(t *testing.T) {
 		var calls atomic.Int64
 		time.AfterFunc(30*time.Second, m.FlushAll)
 		start := time.Now()
-		s, results := drained(t, m, publishedPolicy(w), 5, func(*http.Request) (int, string) {
+		s, results := drained(t.Context(), t, m, publishedPolicy(w), 5, func(*http.Request) (int, string) {
 			calls.Add(1)
 			return http.StatusOK, ""
 		})
@@ -44,7 +45,7 @@ func TestSlotsAreFewerThanGrants(t *testing.T) {
 		start := time.Now()
 		var begun []time.Duration
 		var mu sync.Mutex
-		s, _ := drained(t, throttletest.InMemory(t), publishedPolicy(w), 20, func(*http.Request) (int, string) {
+		s, _ := drained(t.Context(), t, throttletest.InMemory(t), publishedPolicy(w), 20, func(*http.Request) (int, string) {
 			mu.Lock()
 			begun = append(begun, time.Since(start))
 			mu.Unlock()
@@ -62,6 +63,41 @@ func TestSlotsAreFewerThanGrants(t *testing.T) {
 	})
 }
 
+// An interrupted run that begins anew, with another log, makes all calls.
+func TestARunWithAnotherLogBeginsAnew(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m, p := throttletest.InMemory(t), publishedPolicy(throttle.Window{Name: "w", Limit: 5, Period: 10 * time.Second, Shared: true})
+		succeeds := func(*http.Request) (int, string) { return http.StatusOK, "" }
+		ctx, interrupt := context.WithCancel(t.Context())
+		time.AfterFunc(15*time.Second, interrupt)
+		s, _ := drained(ctx, t, m, p, 12, succeeds)
+		expect.Equal(t, s.Succeeded, 10, "before the interrupt")
+		s, _ = drained(t.Context(), t, m, p, 12, succeeds)
+		expect.Equal(t, s.Succeeded, 12, "anew")
+	})
+}
+
+// A call that loses its slot may have been made: it is not made again, as it has no retries.
+func TestACallThatLosesItsSlotIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m, p := throttletest.InMemory(t), publishedPolicy(throttle.Window{
+			Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: 3 * time.Second, Shared: true,
+		})
+		other, err := throttle.New(throttle.Config{Client: m.Client(t), Policies: []throttle.Policy{p}})
+		expect.Must(t, err)
+		s, results := drained(t.Context(), t, m, p, 1, func(*http.Request) (int, string) {
+			m.FlushAll()
+			expect.Must(t, expect.ErrOf(other.Reserve(t.Context(), throttle.Request{Policy: "p"})))
+			time.Sleep(10 * time.Second)
+			return http.StatusOK, ""
+		})
+		expect.Require(t, s.Failed == 1 && results[0].Attempts == 1, s, results)
+		expect.Contains(t, results[0].Error, "it has no retries: the call may have been made")
+	})
+}
+
 func TestProgressLooksAhead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -74,9 +110,13 @@ func TestProgressLooksAhead(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		p.Show(Counts{Jobs: 100, Succeeded: 55, Failed: 5})
 		p.End(Counts{Jobs: 100, Succeeded: 95, Failed: 5})
+		p.Begin(Counts{Jobs: 200_000})
+		time.Sleep(100_000 * time.Second)
+		p.Show(Counts{Jobs: 200_000, Succeeded: 100_000})
 		want := "   10s  10 of 100 jobs done, 0 failed\n" +
 			"   20s  60 of 100 jobs done, 5 failed, 2.5 a second, done in about 16s\n" +
-			"   20s  100 of 100 jobs done, 5 failed, 4.5 a second\n"
+			"   20s  100 of 100 jobs done, 5 failed, 4.5 a second\n" +
+			"100000s  100000 of 200000 jobs done, 0 failed, 1 a second, done in about 1d3h\n"
 		expect.That(t, out.String() == want, "got", out.String(), "want", want)
 	})
 }

@@ -95,5 +95,5 @@ func (p *Progress) line(c Counts) string {
 	if left == 0 {
 		return text
 	}
-	return text + ", done in about " + words.Span(took*time.Duration(left)/time.Duration(done))
+	return text + ", done in about " + words.Span(time.Duration(took.Seconds()/float64(done)*float64(left)*float64(time.Second)))
 }

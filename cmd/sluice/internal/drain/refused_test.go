@@ -2,6 +2,7 @@ package drain
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -25,6 +26,9 @@ type api func(r *http.Request) (status int, retryAfter string)
 func (a api) RoundTrip(r *http.Request) (*http.Response, error) {
 	status, retryAfter := a(r)
 	time.Sleep(20 * time.Millisecond)
+	if err := r.Context().Err(); err != nil {
+		return nil, err
+	}
 	h := http.Header{}
 	if retryAfter != "" {
 		h.Set("Retry-After", retryAfter)
@@ -32,8 +36,8 @@ func (a api) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Body: http.NoBody, Header: h, Request: r}, nil
 }
 
-// drained drains so many jobs of two tenants in a bubble. They have no retries.
-func drained(t *testing.T, m throttletest.Memory, p throttle.Policy, n int, a api) (Summary, []jobs.Result) {
+// drained drains so many jobs of two tenants in a bubble, until the context ends. They have no retries.
+func drained(ctx context.Context, t *testing.T, m throttletest.Memory, p throttle.Policy, n int, a api) (Summary, []jobs.Result) {
 	t.Helper()
 	client := m.Client(t)
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}})
@@ -48,18 +52,17 @@ func drained(t *testing.T, m throttletest.Memory, p throttle.Policy, n int, a ap
 	progress := NewProgress(io.Discard, time.Minute)
 	caller, err := call.New(call.Config{Concurrency: 1, Limiter: limiter, Logger: progress.Logger(), Timeout: time.Minute})
 	expect.Must(t, err)
-	if caller.Client.Transport, err = httpthrottle.NewTransport(httpthrottle.TransportConfig{
+	caller.Client.Transport, err = httpthrottle.NewTransport(httpthrottle.TransportConfig{
 		Base: a, LearnOnly: true, Limiter: limiter, Logger: progress.Logger(),
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
+	expect.Must(t, err)
 	var out bytes.Buffer
 	d := &Drain{
 		Caller: caller, Client: client, Concurrency: 8, Jobs: list, Limiter: limiter, Progress: progress,
 		Name: "q", Results: jobs.NewLog(&out),
 	}
-	s, err := d.Run(t.Context())
-	expect.Must(t, err)
+	s, err := d.Run(ctx)
+	expect.That(t, err == nil || ctx.Err() != nil, err)
 	var results []jobs.Result
 	for decoder := json.NewDecoder(&out); decoder.More(); {
 		var r jobs.Result
@@ -79,7 +82,7 @@ func TestAJobThatIsRefusedForEverFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := publishedPolicy(throttle.Window{Name: "all", Limit: 20, Period: time.Second})
 		p.MaxRefusedWait = 2500 * time.Millisecond
-		s, results := drained(t, throttletest.InMemory(t), p, 2, func(r *http.Request) (int, string) {
+		s, results := drained(t.Context(), t, throttletest.InMemory(t), p, 2, func(r *http.Request) (int, string) {
 			if r.URL.Path == "/1" {
 				return http.StatusOK, ""
 			}

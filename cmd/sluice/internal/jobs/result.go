@@ -92,7 +92,8 @@ func parseLog(path string, data []byte) (known map[string]Result, whole int, err
 	for number := 1; whole < len(data); number++ {
 		line, _, ended := bytes.Cut(data[whole:], []byte("\n"))
 		r, err := ParseResult(line)
-		if err != nil && !ended {
+		const begin = `{"id":`
+		if err != nil && !ended && !json.Valid(line) && bytes.HasPrefix(line, []byte(begin[:min(len(line), len(begin))])) {
 			break
 		}
 		if err != nil {

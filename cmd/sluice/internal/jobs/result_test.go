@@ -57,6 +57,7 @@ func TestLogRefusesOtherFiles(t *testing.T) {
 		"# notes\n",
 		`{"tenant":"a"}` + "\n",
 		`{"id":"a"}{"id":"b"}` + "\n",
+		`{"tenant":"a","url":"http://x/"}`, `{"id":"a","url":"http://x/"}`, "token",
 	} {
 		path := filepath.Join(t.TempDir(), "out.jsonl")
 		os.WriteFile(path, []byte(text), 0o644)

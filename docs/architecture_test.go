@@ -80,9 +80,8 @@ func TestNamedFilesAndFunctionsExist(t *testing.T) {
 				if !path.MatchString(m[1]) || !slices.Contains(folders, top) {
 					continue // no path, or that of another module
 				}
-				if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
-					t.Errorf("%s:%d: there is no %s", name, i+1, m[1])
-				}
+				_, err := os.Stat(filepath.Join(root, m[1]))
+				expect.That(t, err == nil, name, i+1, "there is no", m[1])
 			}
 			if !inSteps || !strings.Contains(cells[1], "`") {
 				continue
@@ -135,9 +134,7 @@ func TestOnlyItsFilesAskForAnAlgorithm(t *testing.T) {
 				continue
 			}
 			for i, line := range strings.Split(text, "\n") {
-				if asks.MatchString(line) {
-					t.Errorf("%s:%d asks for one algorithm: make it a trait: %s", name, i+1, strings.TrimSpace(line))
-				}
+				expect.That(t, !asks.MatchString(line), name, i+1, "asks for one algorithm: make it a trait", strings.TrimSpace(line))
 			}
 		}
 	}
@@ -155,9 +152,8 @@ func TestValuesAreNamedAfterTheirType(t *testing.T) {
 			continue
 		}
 		for _, m := range value.FindAllStringSubmatch(text, -1) {
-			if seen++; !strings.HasPrefix(m[1], m[2]) {
-				t.Errorf("%s: %s is a %s: begin its name with that", name, m[1], m[2])
-			}
+			seen++
+			expect.That(t, strings.HasPrefix(m[1], m[2]), name, m[1], "is a", m[2], "begin its name with that")
 		}
 	}
 	expect.That(t, seen >= 30, seen, "values: is the test looking for another notation?")

@@ -159,12 +159,10 @@ func TestHeadersOfScripts(t *testing.T) {
 	}
 	for i, windows := range []int{len(p.Windows), len(p.Windows), 0} { // of Reserve, Cancel and Join
 		args := spied.calls[i] // command, script, number of keys, key, arguments
-		if want := 4 + head + len(requests) + len(p.Windows); len(args) != want || fmt.Sprint(args[2]) != "1" {
-			t.Errorf("call %d: Go sends %d values, the headers say %d", i, len(args), want)
-		}
-		if want := form("answer") + form("window")*windows; len(spied.replies[i]) != want {
-			t.Errorf("call %d: decide.lua replies %d values, the header says %d", i, len(spied.replies[i]), want)
-		}
+		want := 4 + head + len(requests) + len(p.Windows)
+		expect.That(t, len(args) == want && fmt.Sprint(args[2]) == "1", "call", i, "Go sends", len(args), "values, the headers say", want)
+		want = form("answer") + form("window")*windows
+		expect.That(t, len(spied.replies[i]) == want, "call", i, "decide.lua replies", len(spied.replies[i]), "values, the header says", want)
 	}
 	verbs := all(code(decide+script.File("verbs")), `(?m)^(?:  function verbs\.|  verbs\.|  )(\w+)(?: = upstream_verb| = function\(r|\(r)`)
 	ops := []string{script.Reserve, script.Exempt, script.Observe, script.Peek, script.Join, script.Leave, script.PutBack, script.Cancel, script.Settle,
@@ -221,9 +219,7 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 			}
 			found[f[1]] = true
 			takes, given := strings.Split(f[2], ", "), functions[f[1]]
-			if given == nil {
-				t.Errorf("%s has the function %s, which scope.lua does not list", name, f[1])
-			}
+			expect.That(t, given != nil, name, "has the function", f[1], "which scope.lua does not list")
 			if f[2] != "" && (len(takes) > len(given) || !slices.Equal(takes, given[:len(takes)])) {
 				t.Errorf("%s: %s takes %q, scope.lua says %q", name, f[1], takes, given)
 			}

@@ -35,9 +35,7 @@ func TestAFailureEndsACase(t *testing.T) {
 
 func TestNothingMeasuredClearsNoBar(t *testing.T) {
 	for _, f := range []figure{{Value: math.NaN(), AtMost: new(1.)}, {Value: math.NaN(), AtLeast: new(1.)}} {
-		if !f.missed() {
-			t.Errorf("NaN clears %s", f.bar())
-		}
+		expect.That(t, f.missed(), "NaN clears", f.bar())
 	}
 }
 
@@ -58,9 +56,8 @@ func TestUtilizationAndLatenessByGrants(t *testing.T) {
 	expect.That(t, math.Abs(u-2000./2011) <= 1e-9, "utilization", u, "want 2 s of 2.011 s")
 	expect.Equal(t, r.excess(starts), 0, "excess", "want 0")
 	taken, running := r.fits(starts)
-	if q := quantile(taken, 1); len(taken) != 4 || q != 10*time.Millisecond {
-		t.Errorf("%d fits, the last taken after %v; want 4, 10 ms", len(taken), q)
-	}
+	q := quantile(taken, 1)
+	expect.That(t, len(taken) == 4 && q == 10*time.Millisecond, len(taken), "fits, the last taken after", q, "want 4, 10 ms")
 	expect.Equal(t, quantile(running, 0.5), 12*time.Millisecond, "running after", "want 12 ms")
 	starts[2].granted = starts[2].granted.Add(-time.Millisecond)
 	expect.Equal(t, r.excess(starts), 1, "excess of a grant that is 1 ms early", "want 1")
@@ -83,9 +80,8 @@ func TestAGrantIsMatchedToItsCall(t *testing.T) {
 	at := func(ms int64) time.Time { return time.UnixMilli(ms) }
 	calls := []scriptCall{{sent: at(0), answered: at(10)}, {sent: at(20), answered: at(40)}, {sent: at(30), answered: at(35)}}
 	for granted, sent := range map[int64]int64{5: 0, 15: 15, 25: 20, 32: 30, 38: 20, 50: 50} {
-		if got := sentFor(calls, at(granted)); !got.Equal(at(sent)) {
-			t.Errorf("granted at %d: sent at %d, want %d", granted, got.UnixMilli(), sent)
-		}
+		got := sentFor(calls, at(granted))
+		expect.That(t, got.Equal(at(sent)), "granted at", granted, "sent at", got.UnixMilli(), "want", sent)
 	}
 }
 

@@ -35,9 +35,8 @@ func FuzzEscape(f *testing.F) {
 					"Flow", a, batch, mark, b, "says", marked, values, queue, also)
 			}
 		}
-		if queue, id, ok := parseTicket(TicketName(Escape(a), b)); !ok || queue != a || id != b {
-			t.Errorf("TicketName(%q, %q) = %q, which says %q and %q", a, b, TicketName(a, b), queue, id)
-		}
+		queue, id, ok := parseTicket(TicketName(Escape(a), b))
+		expect.That(t, ok && queue == a && id == b, "TicketName(", a, b, ") =", TicketName(a, b), "which says", queue, "and", id)
 	})
 }
 
@@ -51,13 +50,11 @@ func TestTicketsOfUUIDs(t *testing.T) {
 		queue, got, ok := parseTicket(TicketName(Escape("my queue"), id))
 		expect.That(t, ok && queue == "my queue" && got == id, id, "comes back as", got, queue, ok)
 	}
-	if name := TicketName("q", id); len(name) != 25 || strings.ContainsAny(name, " \n\t+") {
-		t.Errorf("%q is called %q", id, name)
-	}
+	name := TicketName("q", id)
+	expect.That(t, len(name) == 25 && !strings.ContainsAny(name, " \n\t+"), id, "is called", name)
 	for _, name := range []string{"q", "q/!", "q/!AAAA", "q/!ASNFZ4mrTN6PASNFZ4mrz?"} {
-		if _, id, ok := parseTicket(name); ok {
-			t.Errorf("%q was read as %q", name, id)
-		}
+		_, id, ok := parseTicket(name)
+		expect.That(t, !ok, name, "was read as", id)
 	}
 }
 

@@ -33,14 +33,12 @@ func TestALogGoesOnWhereItEnded(t *testing.T) {
 			expect.Must(t, err)
 			defer l.Close()
 			for _, id := range []string{"a", "b"} {
-				if _, known := l.Known[id]; known != strings.Contains(c.known, id) {
-					t.Errorf("%s is known: %v", id, known)
-				}
+				_, known := l.Known[id]
+				expect.That(t, known == strings.Contains(c.known, id), id, "is known", known)
 			}
 			r := Result{ID: "c", Tenant: "t", Status: 404, Attempts: 1, StartedAt: time.Unix(0, 0).UTC(), Error: "404 Not Found"}
-			if err := l.Add(r); err != nil {
-				t.Error(err)
-			}
+			err = l.Add(r)
+			expect.That(t, err == nil, err)
 			want := c.after + `{"id":"c","tenant":"t","status":404,"attempts":1,"waited_ms":0,` +
 				`"started_at":"1970-01-01T00:00:00Z","error":"404 Not Found"}` + "\n"
 			got, _ := os.ReadFile(path)
@@ -116,10 +114,8 @@ func TestTheLastResultOfAJobCounts(t *testing.T) {
 	torn := string(whole) + `{"id":"b`
 	os.WriteFile(path, []byte(torn), 0o644)
 	known, err := ReadLog(path)
-	if left, _ := os.ReadFile(path); err != nil || len(known) != 2 || known["bad"].Status != 201 || string(left) != torn {
-		t.Errorf("%v: %v; the file is %q", err, known, left)
-	}
-	if known, err := ReadLog(path + "none"); err != nil || len(known) != 0 {
-		t.Errorf("no file: %v, %v", known, err)
-	}
+	left, _ := os.ReadFile(path)
+	expect.That(t, err == nil && len(known) == 2 && known["bad"].Status == 201 && string(left) == torn, err, known, "the file is", left)
+	known, err = ReadLog(path + "none")
+	expect.That(t, err == nil && len(known) == 0, "no file", known, err)
 }

@@ -65,6 +65,8 @@ func (s *Server) restoreOptions(
 	case r.Ticket == (throttle.Ticket{}): // it joins no line
 	case r.Front && !d.Queued:
 		mark = asynqredis.FrontMark
+	case !d.Queued: // it may stand in line
+		mark = asynqredis.Mark(a.Message.JoinKey(), "")
 	default: // by this mark it is picked when its ticket is taken
 		mark = asynqredis.Mark(a.Message.JoinKey(), s.tasks.NewCall())
 	}

@@ -61,7 +61,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 			mark = asynqredis.Mark(r.Key, call)
 		}
 		moves[i].At, moves[i].Line, moves[i].Mark = soon, line, mark
-		joins[i] = joinTask{message: task.Message, request: r, waited: mark == task.Mark}
+		joins[i] = joinTask{message: task.Message, request: r, waited: mark == task.Mark && mark != asynqredis.Mark(r.Key, "")}
 	}
 	defer d.tell(false, func() { d.setOf(queue).lookAt = time.Time{} }) // some may be pending now
 	moved, err := d.Tasks.Apply(ctx, queue, moves)
@@ -120,9 +120,9 @@ func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all 
 		move.ID, move.JoinKey = j.request.Ticket.ID, j.request.Key
 		switch {
 		case err != nil && !removed && !policy.FailOpen:
-			move.At = again
+			move.At, move.Line, move.Mark = again, line, asynqredis.Mark(j.request.Key, "")
 			if j.request.Front {
-				move.Line, move.Mark = line, asynqredis.FrontMark
+				move.Mark = asynqredis.FrontMark
 			}
 		case err != nil, places[i].Exempt, places[i].Err != nil: // the task becomes pending: the middleware returns the error
 		default:
@@ -143,18 +143,11 @@ func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all 
 	return err
 }
 
-// logLostTicket logs, once for each queue, that a task which had stood in a line stands in none. If others
-// could not join a moment ago, that may have been one of them.
+// logLostTicket logs, once for each queue, that a task which had stood in a line stands in none.
 func (d *Dispatcher) logLostTicket(queue, line string) {
-	d.mu.Lock()
-	since := time.Since(d.joinNext)
-	d.mu.Unlock()
-	if since <= fallbackMin {
-		return
-	}
 	if _, logged := d.lostIn.LoadOrStore(queue, true); !logged {
 		d.LimiterLog.Logger.Warn("worker: a waiting task stood in no line that this server knows, and starts two minutes late or more: "+
-			"its client's limiter has another Prefix, another Redis or another policy name, or Redis has lost the line",
+			"its client's limiter has another Prefix, another Redis or another policy name, or did not answer, or Redis has lost the line",
 			"queue", queue, "line", line)
 	}
 }

@@ -100,9 +100,8 @@ func TestAsManyAreTakenAsSlotsAreFree(t *testing.T) {
 		b.run(64)
 		synctest.Wait()
 		takes, used = len(b.asked())-takes, b.used()-used
-		if used > int64(dispatch.TakeMax*takes) || takes > (64+dispatch.TakeMax-1)/dispatch.TakeMax+1 { // one is ahead of time
-			t.Errorf("%d takes of %d tasks for 64 of no time", takes, used)
-		}
+		few := takes <= (64+dispatch.TakeMax-1)/dispatch.TakeMax+1 // one is ahead of time
+		expect.That(t, few && used <= int64(dispatch.TakeMax*takes), takes, "takes of", used, "tasks for 64 of no time")
 		for range 40 { // slow tasks
 			b.next()
 			time.Sleep(time.Second)
@@ -116,9 +115,8 @@ func TestAsManyAreTakenAsSlotsAreFree(t *testing.T) {
 		takes = len(b.asked())
 		b.run(32)
 		// By the four slots alone it would be one for every 4. It is one for twice as many, at least.
-		if takes = len(b.asked()) - takes; takes > 32/4/2 {
-			t.Errorf("%d takes for 32 of no time after slow ones", takes)
-		}
+		takes = len(b.asked()) - takes
+		expect.That(t, takes <= 32/4/2, takes, "takes for 32 of no time after slow ones")
 	})
 }
 
@@ -151,9 +149,7 @@ func TestTasksAreFetchedAhead(t *testing.T) {
 		b.toLimiter.during(func() { time.Sleep(50 * time.Millisecond) })
 		b.run(14) // of the 16 that the first take got
 		synctest.Wait()
-		if n := len(b.asked()); n != 2 {
-			t.Fatalf("%d takes: nothing is fetched ahead", n)
-		}
+		expect.Require(t, len(b.asked()) == 2, len(b.asked()), "takes: nothing is fetched ahead")
 		b.run(1)
 		b.want("ran next", b.run(1), "[t016]")
 		b.want("takes", len(b.asked()), 2)
@@ -163,9 +159,8 @@ func TestTasksAreFetchedAhead(t *testing.T) {
 			synctest.Wait()
 		}
 		// A take of the next begins when a third is left of the 64 that become free soon, at most.
-		if n := b.used() - (17 + 50); n > 64/3+dispatch.TakeMax {
-			t.Errorf("%d are ready", n)
-		}
+		n := b.used() - (17 + 50)
+		expect.That(t, n <= 64/3+dispatch.TakeMax, n, "are ready")
 	})
 }
 
@@ -224,9 +219,8 @@ func TestALineThatFailsIsSkippedForAWhile(t *testing.T) {
 		for i, pause := range pauses {
 			pause *= time.Millisecond
 			expect.Require(t, i+1 < len(asked), "it was asked", len(asked), "times in 5 s")
-			if took := asked[i+1].Sub(asked[i]); took < pause || took > pause+every {
-				t.Errorf("pause %d took %v, want %v", i, took, pause)
-			}
+			took := asked[i+1].Sub(asked[i])
+			expect.That(t, took >= pause && took <= pause+every, "pause", i, "took", took, ", want", pause)
 		}
 	})
 }
@@ -346,6 +340,14 @@ func TestTakesAreAcknowledged(t *testing.T) {
 		b.want("acknowledged", b.acknowledged(), 2)
 		time.Sleep(10 * time.Second)
 		b.want("in line", b.inLine(), "[]")
+		b.wait("default", "f")
+		b.toAsynq.Store(&sitetest.Fault{Is: sitetest.IsPick, Err: errLost})
+		b.Next(b.Context())
+		ended, end := context.WithCancel(b.Context())
+		end()
+		b.Close(ended)
+		time.Sleep(3 * time.Second)
+		b.want("acknowledged, and never picked", b.acknowledged(), 2)
 	})
 }
 

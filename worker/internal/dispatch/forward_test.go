@@ -57,9 +57,8 @@ func TestTasksThatAreDueJoinTheirLine(t *testing.T) {
 		b.want("ran", b.run(1), "[in line]")
 		// A task is looked at two minutes after its expected start, however far away that is.
 		for i, id := range b.inLine() {
-			if in := b.dueIn(id) - time.Duration(i+1)*time.Hour; in < time.Minute || in > 3*time.Minute {
-				t.Errorf("%s is looked after %v after its expected start", id, in)
-			}
+			in := b.dueIn(id) - time.Duration(i+1)*time.Hour
+			expect.That(t, in >= time.Minute && in <= 3*time.Minute, id, "is looked after", in, "after its expected start")
 		}
 	})
 }
@@ -193,9 +192,8 @@ func TestATaskThatHasNotJoinedYetIsDueSoon(t *testing.T) {
 		b.later("a", time.Second)
 		time.Sleep(2 * time.Second)
 		b.want("forwarded", b.forward(), 1)
-		if after := b.dueIn("a"); before > 5*time.Second || after < time.Minute {
-			t.Errorf("it is due in %v while it joins, and then in %v", before, after)
-		}
+		after := b.dueIn("a")
+		expect.That(t, before <= 5*time.Second && after >= time.Minute, "it is due in", before, "while it joins, and then in", after)
 	})
 }
 

@@ -82,7 +82,9 @@ func (d *Dispatcher) serve() {
 	}
 	for _, set := range d.sets {
 		for _, l := range set.lines {
-			d.RetryInBackground(d.Limiter.Line(l.name).Acknowledge) // makes no call if nothing is unacknowledged
+			if d.ctx.Err() == nil { // see take
+				d.RetryInBackground(d.Limiter.Line(l.name).Acknowledge) // makes no call if nothing is unacknowledged
+			}
 		}
 		d.nudgeOthers(set, set.watched())
 	}

@@ -53,7 +53,9 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 			found = d.pick(l, queue, some) || found
 		}
 	}
-	l.acknowledge = time.AfterFunc(acknowledgeAfter, func() { d.RetryInBackground(d.Limiter.Line(l.name).Acknowledge) })
+	if d.ctx.Err() == nil { // or else they may not be picked: another server puts the tickets back
+		l.acknowledge = time.AfterFunc(acknowledgeAfter, func() { d.RetryInBackground(d.Limiter.Line(l.name).Acknowledge) })
+	}
 	return found
 }
 

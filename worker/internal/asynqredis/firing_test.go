@@ -85,9 +85,7 @@ func TestATickIsDecidedOnce(t *testing.T) {
 		decide := func(tick, after, upTo time.Time, alone, skipped bool) {
 			s.Helper()
 			n, err := s.Fire(s.Context(), asynqredis.Firing{Queue: queue, Batch: "b", Tick: tick}, after, upTo, alone)
-			if err != nil || n < 0 != skipped {
-				s.Errorf("%d, %v, skipped: %v", n, err, skipped)
-			}
+			expect.That(s, err == nil && n < 0 == skipped, n, err, "skipped:", skipped)
 		}
 		first, second := nightly.Tick, nightly.Tick.Add(time.Hour)
 		decide(time.Time{}, time.Time{}, first, false, false)
@@ -110,9 +108,7 @@ func TestALeaseHasOneHolder(t *testing.T) {
 		lease := func(holder string, d time.Duration, want bool) {
 			s.Helper()
 			err := s.Lease(s.Context(), nightly, holder, d)
-			if err == nil != want || err != nil && !errors.Is(err, asynqredis.ErrNotHolder) {
-				s.Errorf("%s has the lease: %v, %v", holder, !want, err)
-			}
+			expect.That(s, err == nil == want && (want || errors.Is(err, asynqredis.ErrNotHolder)), holder, "has the lease:", !want, err)
 		}
 		lease("other", time.Minute, false)
 		lease("holder", time.Minute, true)
@@ -137,24 +133,16 @@ func TestALeaseHasOneHolder(t *testing.T) {
 // The ID of a task is taken when it has been stored once, though the task is gone, or was rejected.
 func TestATaskOfAFiringIsStoredOnce(t *testing.T) {
 	each(t, func(s *site) {
-		if stored := s.storeOf(nightly, 0, 3); stored != nil {
-			s.Errorf("stored %v without a firing", stored)
-		}
+		expect.Equal(s, s.storeOf(nightly, 0, 3), nil, "stored without a firing")
 		s.begun()
-		if stored := s.storeOf(nightly, 0, 3); !slices.Equal(stored, []int{0, 1, 2}) {
-			s.Errorf("stored %v", stored)
-		}
+		expect.Equal(s, s.storeOf(nightly, 0, 3), []int{0, 1, 2}, "stored")
 		s.ok(s.inspector.DeleteTask(queue, nightly.ID(1)))
 		s.ok(s.inspector.DeleteTask(queue, nightly.ID(2)))
 		s.ok(s.Count(s.Context(), nightly, "rejected", []int{2}))
-		if stored := s.storeOf(nightly, 0, 5); !slices.Equal(stored, []int{3, 4}) {
-			s.Errorf("stored %v", stored)
-		}
+		expect.Equal(s, s.storeOf(nightly, 0, 5), []int{3, 4}, "stored")
 		_, err := s.Want(s.Context(), nightly, "cancel")
 		s.ok(err)
-		if stored := s.storeOf(nightly, 5, 7); stored != nil {
-			s.Errorf("stored %v of a cancelled firing", stored)
-		}
+		expect.Equal(s, s.storeOf(nightly, 5, 7), nil, "stored of a cancelled firing")
 		_, err = s.Update(s.Context(), nightly, "holder", "index", 7)
 		s.ok(err)
 		for range 2 {
@@ -256,9 +244,7 @@ func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 		picks, err := s.Pick(s.Context(), queue, s.NewCall(), s.waiting(id(0), id(1), id(2), id(4)))
 		s.ok(err)
 		for i, pick := range picks {
-			if pick.Message != nil {
-				s.Errorf("task %d is held, and was picked", i)
-			}
+			expect.That(s, pick.Message == nil, "task", i, "is held, and was picked")
 		}
 		if tasks, err := s.inspector.ListScheduledTasks(queue); err != nil || len(tasks) != 4 ||
 			tasks[0].NextProcessAt.Before(time.Now().Add(time.Minute)) {
@@ -287,14 +273,10 @@ func TestTasksThatWereOnlyStoredAreDueAtOnce(t *testing.T) {
 	each(t, func(s *site) {
 		s.begun()
 		s.storeOf(nightly, 0, 3)
-		if stored := s.storeOf(nightly, 0, 4); !slices.Equal(stored, []int{3}) {
-			s.Errorf("%d were stored by the next scheduler", stored)
-		}
+		expect.Equal(s, s.storeOf(nightly, 0, 4), []int{3}, "stored by the next scheduler")
 		s.ok(s.Move(s.Context(), nightly, asynqredis.Release, []int{0, 1, 2}))
 		due, err := s.Due(s.Context(), queue, false, 10)
-		if err != nil || len(due) != 3 || due[0].Mark == "" {
-			s.Errorf("%+v are due, %v", due, err)
-		}
+		expect.That(s, err == nil && len(due) == 3 && due[0].Mark != "", due, "are due,", err)
 	})
 }
 
@@ -318,9 +300,7 @@ func TestTasksOfAFiringThatIsStoppedDoNotStart(t *testing.T) {
 		want := func(what string) {
 			s.Helper()
 			ok, err := s.Want(s.Context(), nightly, what)
-			if !ok || err != nil {
-				s.Error(ok, err)
-			}
+			expect.That(s, ok && err == nil, ok, err)
 		}
 		want("pause")
 		starts(false, 0)
@@ -363,8 +343,6 @@ func TestTasksOfAFiringThatFailedAreRetried(t *testing.T) {
 			s.Errorf("%+v are due, %v", due, err)
 		}
 		schedule, err := s.Schedule(s.Context(), queue, nightly.Batch)
-		if err != nil || len(schedule.Open) != 1 {
-			s.Errorf("%+v, %v", schedule, err)
-		}
+		expect.That(s, err == nil && len(schedule.Open) == 1, schedule, err)
 	})
 }

@@ -41,9 +41,7 @@ func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 		s.wantStates("a scheduled, pending scheduled, renewed active")
 		due, err := s.Due(s.Context(), queue, false, 10)
 		s.ok(err)
-		if len(due) != 2 || due[0].Mark != asynqredis.FrontMark || due[1].Mark != asynqredis.FrontMark {
-			t.Errorf("due: %+v", due)
-		}
+		expect.That(t, len(due) == 2 && due[0].Mark == asynqredis.FrontMark && due[1].Mark == asynqredis.FrontMark, "due:", due)
 		_, err = s.Apply(s.Context(), queue, []asynqredis.Move{{ID: "a"}, {ID: "pending"}})
 		s.ok(err)
 		_, err = dead.DequeuePending(s.Context(), queue, dead.NewCall(), 2)

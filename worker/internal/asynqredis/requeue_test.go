@@ -148,9 +148,7 @@ func TestARequeueNeverShortensALock(t *testing.T) {
 				wantHolder = "a"
 			}
 			// Redis rounds to seconds, and calls take time: but less than what tells 5 s from none.
-			if (got-row.want).Abs() >= 5*time.Second || holder != wantHolder {
-				s.Errorf("%s: %q holds it for %v, want %q for %v", name, holder, got, wantHolder, row.want)
-			}
+			expect.That(s, (got-row.want).Abs() < 5*time.Second && holder == wantHolder, name, holder, "holds it for", got, ", want", wantHolder, row.want)
 		}
 	})
 }

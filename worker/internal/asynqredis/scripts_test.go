@@ -90,9 +90,7 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 			arrange(s.waiting("a"), asynqredis.Move{At: later, Message: call.Message, Reason: told.reason})
 			info, err := s.inspector.GetTaskInfo(queue, "a")
 			s.ok(err)
-			if info.LastErr != told.want || string(info.Payload) != string(call.Message.Payload()) {
-				t.Errorf("the task says %q, want %q: %+v", info.LastErr, told.want, info)
-			}
+			expect.That(t, info.LastErr == told.want && string(info.Payload) == string(call.Message.Payload()), info, ", want", told.want)
 		}
 		info, err := s.inspector.GetTaskInfo(queue, "w")
 		s.ok(err)
@@ -188,18 +186,15 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 		s.restore(asynqredis.RestoreOptions{CallKey: call}, "f", "nobody", "c d:e 5", "b")
 		s.wantStates("a active, b pending, c d:e 5 pending, f pending, g pending")
 		s.ok(s.inspector.PauseQueue(queue))
-		if d := dequeue(s.NewCall(), 4); len(d.Messages) > 0 || !d.Paused {
-			t.Errorf("of a paused queue: %v", d)
-		}
+		d := dequeue(s.NewCall(), 4)
+		expect.That(t, len(d.Messages) == 0 && d.Paused, "of a paused queue:", d)
 		s.ok(s.inspector.UnpauseQueue(queue))
-		if d := dequeue(s.NewCall(), 0); len(d.Messages) > 0 {
-			t.Errorf("of those asked for: %v", d)
-		}
+		d = dequeue(s.NewCall(), 0)
+		expect.That(t, len(d.Messages) == 0, "of those asked for:", d)
 		rest := dequeue(s.NewCall(), 64)
 		expect.Equal(t, ids(rest.Messages), "[b c d:e 5 f g]", "what was put back is not the next")
-		if d := dequeue(s.NewCall(), 64); len(d.Messages) > 0 || d.Paused {
-			t.Errorf("of an empty queue: %v", d)
-		}
+		d = dequeue(s.NewCall(), 64)
+		expect.That(t, len(d.Messages) == 0 && !d.Paused, "of an empty queue:", d)
 	})
 }
 
@@ -347,9 +342,7 @@ func TestWhatWaitsIsDropped(t *testing.T) {
 			got, err := s.Apply(s.Context(), queue, moves)
 			s.ok(err)
 			for i, n := range got { // of those that it has dropped a repeated call says that they are not there
-				if (n != 0) != want[i] {
-					t.Errorf("%q: %d for the task %q", to, n, moves[i].ID)
-				}
+				expect.That(t, (n != 0) == want[i], to, n, "for the task", moves[i].ID)
 			}
 			left, archived := s.redis.Exists(s.Context(), key("t:retry"), "lock-retry").Val(), s.redis.ZCard(s.Context(), key("archived")).Val()
 			if want := map[string][2]int64{asynqredis.Look: {2, 1}, asynqredis.Archive: {2, 3}, asynqredis.Delete: {0, 1}}[to]; want != [2]int64{left, archived} {

@@ -248,15 +248,19 @@ func (d *Dispatcher) makeReady(tasks []Task) bool {
 	return true
 }
 
-// handOut returns the next task that is ready.
-func (b *buffer) handOut() (task Task, ok bool) {
-	if len(b.ready) == 0 {
-		return Task{}, false
+// handOut returns the next task that is ready, and removes it if it starts. A last attempt does only once that is
+// noted: then noted is its CallKey and ID.
+func (b *buffer) handOut(noted string) (task Task, found, starts bool) {
+	if len(b.ready) == 0 || time.Since(b.ready[0].activeSince) > staleAfter {
+		return Task{}, false, false
 	}
-	task, b.ready = b.ready[0], b.ready[1:]
-	b.recent = append(b.recent, time.Now())
-	b.free--
-	return task, true
+	task = b.ready[0]
+	if starts = !task.Message.IsLastAttempt() || noted == task.CallKey+task.ID; starts {
+		b.ready = b.ready[1:]
+		b.recent = append(b.recent, time.Now())
+		b.free--
+	}
+	return task, true, starts
 }
 
 // Ended frees the slot of a task that was handed out.

@@ -3,6 +3,7 @@ package dispatch_test
 import (
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -209,6 +210,8 @@ func TestReadyTasksOutlastAnOutage(t *testing.T) {
 		b.toAsynq.Store(&sitetest.Fault{Is: func([]any) bool { return true }, Err: errLost})
 		time.Sleep(5 * time.Second)
 		b.want("next", b.next(), "b")
+		time.Sleep(11 * time.Second)
+		b.want("next, when its lease may soon end", b.next(), "none")
 		b.toAsynq.Store(nil)
 		time.Sleep(2 * time.Second)
 		b.want("c", b.state("default", "c"), "scheduled")
@@ -230,6 +233,37 @@ func TestALastAttemptIsNotedBeforeItStarts(t *testing.T) {
 		b.client.HSet(b.Context(), "asynq:{default}:t:b", "state", "scheduled")
 		b.want("next", b.next(), "c")
 	})
+}
+
+// While asynq's Redis is away, the start of a last attempt cannot be noted. It stays ready meanwhile, and a call for
+// the next task ends in time. Then it starts with a new lease, or goes back if the server stops.
+func TestALastAttemptOutlastsAnOutage(t *testing.T) {
+	for _, stops := range []bool{false, true} {
+		inBubble(t, nil, nil, func(b *bench) {
+			var away atomic.Bool
+			isStart := scriptOf(":t:a", ":t:a")
+			b.toAsynq.Store(&sitetest.Fault{Err: errLost, Is: func(args []any) bool {
+				return away.Load() || isStart(args) && away.CompareAndSwap(false, true)
+			}})
+			b.enqueue("plain", "default", "a")
+			for range 20 {
+				begun := time.Now()
+				_, ok := b.Next(b.Context())
+				expect.That(t, !ok && time.Since(begun) < 2*dispatch.WaitMax, ok, "after", time.Since(begun))
+			}
+			if stops {
+				b.Stop()
+			}
+			b.toAsynq.Store(nil)
+			if time.Sleep(time.Second); stops {
+				b.want("a", b.state("default", "a"), "pending")
+				return
+			}
+			b.want("next", b.next(), "a")
+			lease := b.client.ZScore(b.Context(), "asynq:{default}:lease", "a").Val() - float64(time.Now().Unix())
+			expect.That(t, lease > 25, "its lease ends in", lease, "s")
+		})
+	}
 }
 
 // A task that is active when its ticket is taken runs elsewhere, or is on its way back to wait. Its ticket

@@ -10,7 +10,7 @@ import (
 
 // restore puts the ready tasks back, and their tickets to their positions, if the first task was made active
 // before a time. The last one goes first, so that pending tasks keep their order. It reports whether it
-// succeeded. If not, the other tasks are still ready.
+// succeeded. If not, it pauses, and the other tasks are still ready.
 func (d *Dispatcher) restore(before time.Time) bool {
 	for {
 		d.mu.Lock()
@@ -25,6 +25,7 @@ func (d *Dispatcher) restore(before time.Time) bool {
 		defer d.WakeAt(task.Queue, time.Now()) // the task may be due; deferred until all are back, in their order
 		if d.restoreTask(task) != nil {
 			d.makeReady([]Task{task})
+			d.sleep(retryAfterError)
 			return false
 		}
 	}

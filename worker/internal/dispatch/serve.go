@@ -3,6 +3,8 @@ package dispatch
 import (
 	"context"
 	"time"
+
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
 const (
@@ -22,8 +24,9 @@ const (
 	// aheadFrom: from so many slots that become free within lookAhead, tasks are taken before Next asks.
 	aheadFrom = 8
 
-	// bufferFor is how long a task is kept ready for a slot.
-	bufferFor = 500 * time.Millisecond
+	// bufferFor is how long a task is kept ready for a slot. After staleAfter it is not handed out: its lease ends soon.
+	bufferFor  = 500 * time.Millisecond
+	staleAfter = asynqredis.LeaseFor / 2
 )
 
 // Next returns the task that runs next, of any queue of the server. Like asynq's dequeue it is
@@ -32,30 +35,28 @@ const (
 func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, waitMax)
 	defer cancel()
-	for !d.isStopped() {
+	defer context.AfterFunc(d.serving, cancel)()
+	for noted := ""; !d.isStopped(); {
 		d.mu.Lock()
-		task, ok = d.buffer.handOut()
-		ended := ok || ctx.Err() != nil
-		d.waiting = !ended
+		task, found, starts := d.buffer.handOut(noted)
+		ended := starts || ctx.Err() != nil
+		d.waiting = !found && !ended
 		if d.buffer.wanted(d.waiting) > 0 {
 			signal(d.wakeServe)
 		}
 		d.mu.Unlock()
-		if ok && task.Message.IsLastAttempt() { // its start is noted before it happens
-			ok = insist(d.serving, d, func(ctx context.Context) (bool, error) {
-				return d.Tasks.Start(ctx, task.Ref, task.CallKey)
-			})
-			if !ok { // it has been recovered, or the server stops
-				d.Ended()
+		switch {
+		case ended:
+			return task, starts
+		case !found:
+			select {
+			case <-d.wakeNext:
+			case <-ctx.Done():
 			}
-		}
-		if ended {
-			return task, ok
-		}
-		select {
-		case <-d.wakeNext:
-		case <-ctx.Done():
-		case <-d.serving.Done():
+		case insist(ctx, d, func(context.Context) (bool, error) { return d.Tasks.Start(ctx, task.Ref, task.CallKey) }):
+			noted = task.CallKey + task.ID
+		default: // it has been recovered, or asynq's Redis does not answer: serve puts it back
+			d.sleep(retryAfterError)
 		}
 	}
 	d.sleep(retryAfterError) // asynq calls again at once
@@ -77,8 +78,7 @@ func (d *Dispatcher) serve() {
 			d.wait(d.nextRound(time.Now()))
 		}
 	}
-	for !d.restore(time.Now()) && d.ctx.Err() == nil {
-		d.sleep(retryAfterError)
+	for !d.restore(time.Now()) && d.ctx.Err() == nil { // it pauses after an error
 	}
 	for _, set := range d.sets {
 		for _, l := range set.lines {
@@ -90,12 +90,9 @@ func (d *Dispatcher) serve() {
 	}
 }
 
-// wait waits until a time, or for news. Meanwhile this server hears nudges if Next waits.
-func (d *Dispatcher) wait(until time.Time, waiting bool) {
-	end, idle := time.After(time.Until(until)), d.idle
-	if !waiting {
-		idle = nil
-	}
+// wait waits until a time, or for news. Meanwhile this server hears nudges, unless idle is nil.
+func (d *Dispatcher) wait(until time.Time, idle chan<- struct{}) {
+	end := time.After(time.Until(until))
 	for {
 		select {
 		case idle <- struct{}{}:
@@ -109,8 +106,8 @@ func (d *Dispatcher) wait(until time.Time, waiting bool) {
 	}
 }
 
-// nextRound returns when to make the next round, or to put back what is ready then, and whether Next waits.
-func (d *Dispatcher) nextRound(now time.Time) (next time.Time, waiting bool) {
+// nextRound returns when to make the next round, or to put back what is ready then, and d.idle if Next waits.
+func (d *Dispatcher) nextRound(now time.Time) (next time.Time, idle chan<- struct{}) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	next = now.Add(time.Hour)
@@ -118,7 +115,7 @@ func (d *Dispatcher) nextRound(now time.Time) (next time.Time, waiting bool) {
 		next = latest(ready[0].activeSince.Add(bufferFor), now.Add(retryAfterError))
 	}
 	if !d.waiting {
-		return next, false
+		return next, nil
 	}
 	for _, set := range d.sets {
 		next = earliest(next, latest(set.lookAt, now))
@@ -126,5 +123,5 @@ func (d *Dispatcher) nextRound(now time.Time) (next time.Time, waiting bool) {
 			next = earliest(next, d.dueAt(l))
 		}
 	}
-	return next, true
+	return next, d.idle
 }

@@ -81,9 +81,7 @@ func TestADeniedTaskWaits(t *testing.T) {
 					since := time.Since(task.LastFailedAt)
 					expect.That(t, since >= 0 && since <= time.Minute, id, ": last error", since, "ago")
 					task.State, task.LastErr, task.LastFailedAt, task.NextProcessAt = before[id].State, "", time.Time{}, before[id].NextProcessAt
-					if got, want := fmt.Sprint(task), fmt.Sprint(before[id]); got != want {
-						t.Errorf("the task has changed:\n%v\nwas\n%v", got, want)
-					}
+					expect.Equal(t, fmt.Sprint(task), fmt.Sprint(before[id]), "the task has changed")
 				}
 				s.WantCounters(sitetest.Counters{Scheduled: int64(len(ids))})
 				if _, err := s.Plain.Enqueue(worker.NewTask(worker.Identity{}, "unique", []byte("payload of unique")), asynq.Unique(time.Hour)); !errors.Is(err, asynq.ErrDuplicateTask) {

@@ -75,9 +75,7 @@ func (s *site) fields(names ...string) (values []string) {
 
 func (s *site) wantFields(values []string, names ...string) {
 	s.Helper()
-	if got := s.fields(names...); !slices.Equal(got, values) {
-		s.Errorf("%v: %v, want %v", names, got, values)
-	}
+	expect.Equal(s, s.fields(names...), values, names)
 }
 
 func TestATickIsDecidedOnce(t *testing.T) {

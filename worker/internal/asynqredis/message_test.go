@@ -108,9 +108,7 @@ func TestAMessageIsReadAsAsynqWroteIt(t *testing.T) {
 		now  time.Time
 		want time.Duration
 	}{{deadline.Add(-time.Hour), time.Minute}, {deadline.Add(-time.Second), time.Second}, {deadline.Add(time.Second), 0}} {
-		if got := m.TimeLimit(row.now); got != row.want {
-			t.Errorf("%v before the deadline it may run for %v, want %v", deadline.Sub(row.now), got, row.want)
-		}
+		expect.Equal(t, m.TimeLimit(row.now), row.want, deadline.Sub(row.now), "before the deadline")
 	}
 }
 

@@ -74,9 +74,7 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 			"the lock outlives its task")
 		arrange(append(s.waiting("d", "c", "v"), another...), asynqredis.Move{})
 		s.wantStates("a scheduled, c pending, d pending, v pending, w scheduled")
-		if got := fmt.Sprint(s.redis.LRange(s.Context(), "asynq:{default}:pending", 0, -1).Val()); got != "[v c d]" {
-			t.Errorf("pending, the next last: %s", got)
-		}
+		expect.Equal(t, s.redis.LRange(s.Context(), "asynq:{default}:pending", 0, -1).Val(), []string{"v", "c", "d"}, "pending, the next last")
 		if ttl := s.redis.TTL(s.Context(), s.captured("v", unique).Lock).Val(); ttl > time.Hour {
 			t.Errorf("the lock of a pending task holds for %v", ttl)
 		}

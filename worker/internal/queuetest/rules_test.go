@@ -44,6 +44,23 @@ func TestAnOldGrantIsReservedAgain(t *testing.T) {
 	})
 }
 
+// An old grant cannot be reserved again while the limiter is silent. If the policy fails open the task runs, and the
+// slot of the old grant is given back.
+func TestAnOldGrantOfAPolicyThatFailsOpenHoldsNoSlot(t *testing.T) {
+	p := sitetest.AtOnce(10)
+	p.FailOpen = true
+	sitetest.Bubble(t, p, func(t *testing.T, s *sitetest.Site) {
+		picks := &sitetest.Fault{Is: sitetest.IsPick, Lost: true, Meanwhile: func() { time.Sleep(300 * time.Millisecond) }}
+		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(picks.See))
+		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, 1)
+		silent := &sitetest.Fault{Is: sitetest.WithArg("reserve"), Err: context.DeadlineExceeded}
+		s.Limiter = s.AnotherLimiter(hooktest.Hook(silent.See))
+		s.Serve(s.Ok, sitetest.Calm)
+		time.Sleep(5 * time.Second)
+		expect.Equal(t, fmt.Sprint(len(s.Runs()), " ran, used: ", s.Used()), "1 ran, used: 0")
+	})
+}
+
 // A limit is cut while tasks that were taken wait, so that their old grants are not all renewed. What
 // is denied then goes before the tasks that stood behind it.
 func TestAnOldGrantThatIsDeniedWaitsInFront(t *testing.T) {
@@ -56,8 +73,7 @@ func TestAnOldGrantThatIsDeniedWaitsInFront(t *testing.T) {
 		s.JoinMany(s.Client(s.Limiter), "acme", 0, 4)
 		s.Serve(s.Ok, sitetest.Calm)
 		s.SleepUntil(4, time.Minute)
-		got := slices.Sorted(slices.Values(s.Order()[:2]))
-		expect.That(t, slices.Equal(got, []string{"acme-0000", "acme-0001"}), "granted in the order", s.Order())
+		expect.Equal(t, slices.Sorted(slices.Values(s.Order()[:2])), []string{"acme-0000", "acme-0001"}, "granted", s.Order())
 	})
 }
 
@@ -143,8 +159,7 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 				t.Errorf("task %d: %+v, %v", i, got.Info, got.Err)
 			}
 		}
-		got := s.InLine()
-		expect.That(t, slices.Equal(got, []string{"default/a", "default/c", "default/u1", "default/u2", "low/b"}), "in line", got)
+		expect.Equal(t, s.InLine(), []string{"default/a", "default/c", "default/u1", "default/u2", "low/b"}, "in line")
 		if n := s.Redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(); n != 5 { // with the later one
 			t.Errorf("%d are scheduled", n)
 		}

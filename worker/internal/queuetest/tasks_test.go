@@ -82,9 +82,7 @@ func TestAFailedTaskComesBackInFront(t *testing.T) {
 		})
 		s.EnqueueMany("acme", 0, 6)
 		s.SleepUntil(7, 90*time.Second) // it is back before the third of them starts, at 20 s
-		if want := []string{"acme-0000", "acme-0001", "acme-0000"}; !slices.Equal(s.Order()[:3], want) {
-			t.Errorf("granted: %q", s.Order())
-		}
+		expect.Equal(t, s.Order()[:3], []string{"acme-0000", "acme-0001", "acme-0000"}, "granted")
 		want := sitetest.Counters{Processed: 6}
 		if failure {
 			want = sitetest.Counters{Processed: 7, Failed: 1}

@@ -26,7 +26,7 @@ const (
 // DropOptions are the options of Client.Drop.
 type DropOptions struct {
 	// Delete deletes the tasks. By default they are archived: asynq keeps them for 90 days, and of each
-	// queue the last 10,000.
+	// queue the last 9,999.
 	Delete bool
 
 	// Policy and Tenant select the tasks. Both are required.

@@ -139,7 +139,7 @@ func (s *Server) finish(
 			call.Args[1] = []byte(asynqredis.Message(message).WithDeadline(a.Message.Deadline()))
 		}
 		a.releaseSlot()
-		err = s.conclude(ctx, next, cmd)
+		err = s.conclude(ctx, next, cmd, a)
 	}
 	if err == nil || asynqredis.IsNotFound(err) { // after other errors asynq calls again, as after NOSCRIPT
 		if unused := s.attempts.end(a); unused.ID != "" {
@@ -171,11 +171,16 @@ func (s *Server) requeue(ctx context.Context, r asynqredis.RestoreOptions, queue
 
 // conclude makes the call by which asynq ends a task, and repeats it. Asynq's own repetition uses a context that has
 // ended, and never succeeds: the task would stay active until asynq's recoverer finds it, which costs a retry.
-func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd) error {
+func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, a *attempt) error {
 	return s.repeat(ctx, func(ctx context.Context, again bool) error {
+		if again { // an earlier copy of the call may have arrived: then the task may run elsewhere by now
+			if active, err := s.tasks.IsActive(ctx, a.Ref, a.CallKey, false); err != nil || !active {
+				return reply(cmd, "OK", err)
+			}
+		}
 		cmd.SetErr(nil)
 		err := next(ctx, cmd)
-		if again && asynqredis.IsNotFound(err) { // an earlier copy of the call has arrived
+		if again && asynqredis.IsNotFound(err) { // it has arrived meanwhile
 			return reply(cmd, "OK", nil)
 		}
 		return err

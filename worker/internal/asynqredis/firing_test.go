@@ -110,9 +110,7 @@ func TestALeaseHasOneHolder(t *testing.T) {
 		}
 		lease("other", time.Minute, false)
 		lease("holder", time.Minute, true)
-		if _, err := s.Update(s.Context(), nightly, "other", "index", 1); !errors.Is(err, asynqredis.ErrNotHolder) {
-			s.Error(err)
-		}
+		expect.Err(s, expect.ErrOf(s.Update(s.Context(), nightly, "other", "index", 1)), asynqredis.ErrNotHolder)
 		lease("holder", 0, true)
 		lease("other", time.Minute, true)
 		lease("holder", time.Minute, false)
@@ -201,9 +199,7 @@ func TestOnlyTheHolderWritesBesideAFiring(t *testing.T) {
 		}
 		_, err := s.Update(s.Context(), nightly, holder, ":plan", "{}", "late", 3)
 		s.ok(err)
-		if _, err := s.Update(s.Context(), nightly, "other", ":plan", "none"); !errors.Is(err, asynqredis.ErrNotHolder) {
-			s.Error(err)
-		}
+		expect.Err(s, expect.ErrOf(s.Update(s.Context(), nightly, "other", ":plan", "none")), asynqredis.ErrNotHolder)
 		if data, err := s.Kept(s.Context(), nightly, "plan"); data != "{}" || err != nil {
 			s.Errorf("%q, %v", data, err)
 		}
@@ -259,9 +255,7 @@ func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 		if info, err := s.inspector.GetQueueInfo(queue); err != nil || info.Size != 1 || info.Active != 1 {
 			s.Errorf("%+v, %v", info, err)
 		}
-		if _, err := s.inspector.GetTaskInfo(queue, id(0)); !errors.Is(err, asynq.ErrTaskNotFound) {
-			s.Error(err)
-		}
+		expect.Err(s, expect.ErrOf(s.inspector.GetTaskInfo(queue, id(0))), asynq.ErrTaskNotFound)
 	})
 }
 

@@ -83,10 +83,10 @@ func (c *Client) Restore(ctx context.Context, r RestoreOptions) (due bool, err e
 	return n == 2, err
 }
 
-// Start notes that a task that a call made active may start from now on: see Recover. It reports false if
-// the task is not active by that call any more.
-func (c *Client) Start(ctx context.Context, task Ref, call string) (bool, error) {
-	return c.run(ctx, "start", task.Queue, keys(task.Queue, "t:"+task.ID), call).Bool()
+// IsActive reports whether a task is still active by a call. If so, and if starts is true, it notes that the
+// task may start from now on: see Recover.
+func (c *Client) IsActive(ctx context.Context, task Ref, call string, starts bool) (bool, error) {
+	return c.run(ctx, "start", task.Queue, keys(task.Queue, "t:"+task.ID), call, starts).Bool()
 }
 
 // IsPaused reports whether a queue is paused.

@@ -63,11 +63,11 @@ func TestALastAttemptThatNeverStartedGoesBack(t *testing.T) {
 		_, err := dead.DequeuePending(s.Context(), queue, call, 3)
 		s.ok(err)
 		for id, want := range map[string]bool{"started": true, "nobody": false} {
-			if is, err := dead.Start(s.Context(), asynqredis.Ref{Queue: queue, ID: id}, call); err != nil || is != want {
+			if is, err := dead.IsActive(s.Context(), asynqredis.Ref{Queue: queue, ID: id}, call, true); err != nil || is != want {
 				t.Errorf("%s may start: %v, %v", id, is, err)
 			}
 		}
-		if is, err := dead.Start(s.Context(), asynqredis.Ref{Queue: queue, ID: "first"}, dead.NewCall()); is || err != nil {
+		if is, err := dead.IsActive(s.Context(), asynqredis.Ref{Queue: queue, ID: "first"}, dead.NewCall(), true); is || err != nil {
 			t.Errorf("by another call: %v, %v", is, err)
 		}
 		s.recovers(s.Client, "[first second]", "started", "first", "second", "nobody")

@@ -210,9 +210,7 @@ func TestLinesThatNobodyWatchesAreFound(t *testing.T) {
 		}
 		nudge := func(lines ...any) {
 			t.Helper()
-			if err := c.Nudge(t.Context(), queue, lines...); err != nil {
-				t.Error(err)
-			}
+			expect.Equal(t, c.Nudge(t.Context(), queue, lines...), nil)
 		}
 		lapse := func() { time.Sleep(1600 * time.Millisecond) }
 		look("[]")

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
@@ -93,9 +94,7 @@ func (s *site) capturedTask(task *asynq.Task, opts ...asynq.Option) asynqredis.E
 			return nil
 		})))
 	defer client.Close()
-	if _, err := client.Enqueue(task, opts...); err != nil {
-		s.Fatal(err)
-	}
+	s.ok(expect.ErrOf(client.Enqueue(task, opts...)))
 	return call
 }
 
@@ -108,9 +107,7 @@ func (s *site) store(ids ...string) {
 	results, err := s.Store(s.Context(), queue, "line", calls, time.Now().Add(2*time.Minute))
 	s.ok(err)
 	for i, result := range results {
-		if result != asynqredis.Stored {
-			s.Fatalf("storing %s: %v", ids[i], result)
-		}
+		expect.Require(s, result == asynqredis.Stored, "storing", ids[i], result)
 	}
 }
 
@@ -139,9 +136,7 @@ func (s *site) restore(r asynqredis.RestoreOptions, ids ...string) {
 
 func (s *site) ok(err error) {
 	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
+	expect.Must(s, err)
 }
 
 // wantStates fails unless asynq's tools show just these tasks: "ID STATE, ID STATE", by ID. It also
@@ -163,18 +158,14 @@ func (s *site) wantStates(want string) {
 			"scheduled":   s.redis.ZScore(ctx, prefix+"scheduled", id).Err() == nil,
 		}
 		for place, in := range places {
-			if in != (place == state) {
-				s.Errorf("task %s is %s; in %s: %v", id, state, place, in)
-			}
+			expect.That(s, in == (place == state), "task", id, "is", state, "; in", place, in)
 		}
 		if leased := s.redis.ZScore(ctx, prefix+"lease", id).Err() == nil; leased != (state == "active") {
 			s.Errorf("task %s is %s; leased: %v", id, state, leased)
 		}
 	}
 	slices.Sort(states)
-	if got := strings.Join(states, ", "); got != want {
-		s.Errorf("tasks %q, want %q", got, want)
-	}
+	expect.Equal(s, strings.Join(states, ", "), want, "tasks")
 }
 
 func ids(messages []asynqredis.Message) string {

@@ -53,7 +53,9 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 			case <-d.wakeNext:
 			case <-ctx.Done():
 			}
-		case insist(ctx, d, func(context.Context) (bool, error) { return d.Tasks.Start(ctx, task.Ref, task.CallKey) }):
+		case insist(ctx, d, func(context.Context) (bool, error) {
+			return d.Tasks.IsActive(ctx, task.Ref, task.CallKey, true)
+		}):
 			noted = task.CallKey + task.ID
 		default: // it has been recovered, or asynq's Redis does not answer: serve puts it back
 			d.sleep(retryAfterError)
@@ -92,13 +94,12 @@ func (d *Dispatcher) serve() {
 
 // wait waits until a time, or for news. Meanwhile this server hears nudges, unless idle is nil.
 func (d *Dispatcher) wait(until time.Time, idle chan<- struct{}) {
-	end := time.After(time.Until(until))
 	for {
 		select {
 		case idle <- struct{}{}:
 		case <-d.wakeServe:
 			return
-		case <-end:
+		case <-time.After(time.Until(until)):
 			return
 		case <-d.serving.Done():
 			return

@@ -2,6 +2,7 @@ package faulttest
 
 import (
 	"context"
+	"errors"
 	"io"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -82,32 +84,50 @@ func TestRequeueThatIsLaterThanItsTicket(t *testing.T) {
 	})
 }
 
-// The requeue went through, but its reply was lost, and the task was picked up again before it
-// is repeated: the worker that runs it now must keep it.
-func TestRequeueWhoseReplyWasLost(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+// A denied task was requeued, or a failed one is to be retried, but the reply was lost, and the task was picked up
+// again before the call is repeated: the worker that runs it now must keep it.
+func TestAnEndWhoseReplyWasLost(t *testing.T) {
+	type row struct {
+		is    func(args []any) bool
+		fails int64
+	}
+	sitetest.EachBubble(t, map[string]row{
+		"requeue": {sitetest.IsRequeue, 0},
+		"retry":   {func(args []any) bool { return asynqredis.CallOf(args).Verb == asynqredis.Retry }, 1},
+	}, func(t *testing.T, row row) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
 		running, finish := make(chan struct{}), make(chan struct{})
 		lost := &sitetest.Fault{
-			Is: sitetest.IsRequeue, Hits: sitetest.Only(1), Lost: true, Err: io.ErrUnexpectedEOF,
+			Is: row.is, Hits: sitetest.Only(1), Lost: true, Err: io.ErrUnexpectedEOF,
 			Meanwhile: func() {
 				s.Open("a")
 				<-running
 			},
 		}
-		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(lost.See))
-		s.Fill("acme")
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			s.Ok(ctx, task)
+		if row.fails == 0 {
+			s.Fill("acme")
+		}
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(int(row.fails)))
+		theirs, ours := s.Configs()
+		theirs.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
+		inside := &kept{RedisConnOpt: s.Asynq}
+		server, err := worker.NewServer(inside, theirs, ours)
+		sitetest.Must(t, err)
+		t.Cleanup(server.Shutdown)
+		inside.made.AddHook(hooktest.Hook(lost.See))
+		sitetest.Must(t, server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+			if s.Ok(ctx, task); len(s.Runs()) <= int(row.fails) {
+				return errors.New("no")
+			}
 			close(running)
 			<-finish
 			return nil
-		})
-		s.Wait("the requeue is repeated", func() bool { return lost.Calls() > 1 })
-		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1})
+		})))
+		time.Sleep(10 * time.Second)
+		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1, Processed: row.fails, Failed: row.fails})
 		close(finish)
-		s.WaitGone("a")
-		s.WantCounters(sitetest.Counters{Processed: 1})
-		expect.That(t, len(s.Runs()) == 1, "ran", s.Runs(), ", want once")
+		time.Sleep(time.Second)
+		s.WantCounters(sitetest.Counters{Processed: 1 + row.fails, Failed: row.fails})
+		expect.Equal(t, len(s.Runs()), 1+int(row.fails), "ran")
 	})
 }

@@ -24,9 +24,8 @@ func TestFatesAreDrawnAtTheirRates(t *testing.T) {
 		part := got[f] / n
 		expect.That(t, math.Abs(part-rate) <= 4*math.Sqrt(rate*(1-rate)/n), f, part, "of all calls, want about", rate)
 	}
-	if f, _ := fateOf(7, dequeues, 1, 0); f != passes {
-		t.Errorf("no faults asked for, and %q", f)
-	}
+	f, _ := fateOf(7, dequeues, 1, 0)
+	expect.That(t, f == passes, "no faults asked for, and", f)
 }
 
 func TestJobsAndDisruptionsComeFromTheSeed(t *testing.T) {

@@ -117,9 +117,8 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 				told = append(told, string(task.Payload()))
 				return errors.New("told, and fails: it is retried")
 			}
-			if id, err := worker.IdentityOf(task); err != nil || id.Class != throttle.ClassBatch {
-				t.Errorf("a task of class %q, %v", id.Class, err)
-			}
+			id, err := worker.IdentityOf(task)
+			expect.That(t, err == nil && id.Class == throttle.ClassBatch, "a task of class", id.Class, err)
 			s.Mu.Lock()
 			defer s.Mu.Unlock()
 			failed[string(task.Payload())]++
@@ -366,9 +365,8 @@ func TestStallsHoldNothingUpForLong(t *testing.T) {
 					disturb(p)
 				}
 				var err error // Redis stalls
-				if status, err = p.Status(t.Context(), f); time.Since(begun) > time.Hour {
-					t.Fatalf("%s: %+v, %v", name, status, err)
-				}
+				status, err = p.Status(t.Context(), f)
+				expect.Require(t, time.Since(begun) <= time.Hour, name, status, err)
 			}
 			defer p.kill()
 			expect.That(t, status.Total == 5_000 && status.DelayedBy == "", name, status)

@@ -132,9 +132,8 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 		limit(1000) // there are eight slots, of one second
 		s.ok(p.Resume(t.Context(), f))
 		// Tasks that were picked up and wait for a slot are not counted: up to as many as there are slots.
-		if st := status(27 * time.Second); st.Binds != throttle.BySlots || begun.Add(40*time.Second).Sub(st.Finish).Abs() > follows+time.Second {
-			t.Errorf("eight slots: %+v", st)
-		}
+		st = status(27 * time.Second)
+		expect.That(t, st.Binds == throttle.BySlots && begun.Add(40*time.Second).Sub(st.Finish).Abs() <= follows+time.Second, "eight slots", st)
 		last := status(43 * time.Second)
 		expect.That(t, last.State == batch.StateDone && last.Behind() <= (43-100)*time.Second, last)
 		s.WantOnceEach(s, 200)

@@ -167,9 +167,8 @@ func TestABatchThatCannotBeUsedSaysWhy(t *testing.T) {
 	} {
 		b := good
 		row.change(&b)
-		if err := b.Validate(); err == nil || err.Error() != "batch: "+row.want {
-			t.Errorf("%v, want %s", err, row.want)
-		}
+		err := b.Validate()
+		expect.That(t, err != nil && err.Error() == "batch: "+row.want, err, "want", row.want)
 	}
 	expect.Must(t, good.Validate())
 }

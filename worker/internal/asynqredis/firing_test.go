@@ -18,18 +18,16 @@ var nightly = asynqredis.Firing{Queue: queue, Batch: "night.ly-1", Tick: time.Da
 func TestATaskIDSaysItsFiring(t *testing.T) {
 	id := nightly.ID(17)
 	expect.Equal(t, id, "sluice-batch:night.ly-1:20260102T020000Z:17")
-	if f, index, ok := asynqredis.FiringOf(asynqredis.Ref{Queue: queue, ID: id}); f != nightly || index != 17 || !ok {
-		t.Error(f, index, ok)
-	}
+	f, index, ok := asynqredis.FiringOf(asynqredis.Ref{Queue: queue, ID: id})
+	expect.That(t, f == nightly && index == 17 && ok, f, index, ok)
 	for _, id := range []string{
 		"", "17", "sluice-batch:", "sluice-batch:b:20260102T020000Z:",
 		"sluice-batch:b:20260102T020000Z:ended", "sluice-batch:b:20260102T020000Z:-1",
 		"sluice-batch:b:20260102T020000Z:017", "sluice-batch::20260102T020000Z:1",
 		"sluice-batch:b:2026:1", "sluice-batch:b:c:20260102T020000Z:1",
 	} {
-		if f, index, ok := asynqredis.FiringOf(asynqredis.Ref{Queue: queue, ID: id}); ok {
-			t.Error(id, f, index)
-		}
+		f, index, ok := asynqredis.FiringOf(asynqredis.Ref{Queue: queue, ID: id})
+		expect.That(t, !ok, id, f, index)
 	}
 }
 

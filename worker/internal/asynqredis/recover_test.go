@@ -63,13 +63,11 @@ func TestALastAttemptThatNeverStartedGoesBack(t *testing.T) {
 		_, err := dead.DequeuePending(s.Context(), queue, call, 3)
 		s.ok(err)
 		for id, want := range map[string]bool{"started": true, "nobody": false} {
-			if is, err := dead.IsActive(s.Context(), asynqredis.Ref{Queue: queue, ID: id}, call, true); err != nil || is != want {
-				t.Errorf("%s may start: %v, %v", id, is, err)
-			}
+			is, err := dead.IsActive(s.Context(), asynqredis.Ref{Queue: queue, ID: id}, call, true)
+			expect.That(t, err == nil && is == want, id, "may start", is, err)
 		}
-		if is, err := dead.IsActive(s.Context(), asynqredis.Ref{Queue: queue, ID: "first"}, dead.NewCall(), true); is || err != nil {
-			t.Errorf("by another call: %v, %v", is, err)
-		}
+		is, err := dead.IsActive(s.Context(), asynqredis.Ref{Queue: queue, ID: "first"}, dead.NewCall(), true)
+		expect.That(t, !is && err == nil, "by another call", is, err)
 		s.recovers(s.Client, "[first second]", "started", "first", "second", "nobody")
 		s.wantStates("first scheduled, second scheduled, started active")
 	})

@@ -20,9 +20,8 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		}
 		requeue := func(want bool) {
 			t.Helper()
-			if due, err := s.Restore(s.Context(), requeued); err != nil || due != want {
-				t.Errorf("due now: %v, %v", due, err)
-			}
+			due, err := s.Restore(s.Context(), requeued)
+			expect.That(t, err == nil && due == want, "due now", due, err)
 		}
 		requeue(false)
 		s.wantStates("a scheduled")
@@ -43,9 +42,8 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		s.ok(err)
 		expect.That(t, picks[0].Message == nil && !picks[0].Paused, picks[0])
 		requeued.CallKey = s.NewCall()
-		if _, err := s.Restore(s.Context(), requeued); !asynqredis.IsNotFound(err) {
-			t.Errorf("requeueing what is not active: %v", err)
-		}
+		_, err = s.Restore(s.Context(), requeued)
+		expect.That(t, asynqredis.IsNotFound(err), "requeueing what is not active", err)
 	})
 }
 

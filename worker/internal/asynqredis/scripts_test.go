@@ -75,9 +75,8 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 		arrange(append(s.waiting("d", "c", "v"), another...), asynqredis.Move{})
 		s.wantStates("a scheduled, c pending, d pending, v pending, w scheduled")
 		expect.Equal(t, s.redis.LRange(s.Context(), "asynq:{default}:pending", 0, -1).Val(), []string{"v", "c", "d"}, "pending, the next last")
-		if ttl := s.redis.TTL(s.Context(), s.captured("v", unique).Lock).Val(); ttl > time.Hour {
-			t.Errorf("the lock of a pending task holds for %v", ttl)
-		}
+		ttl := s.redis.TTL(s.Context(), s.captured("v", unique).Lock).Val()
+		expect.That(t, ttl <= time.Hour, "the lock of a pending task holds for", ttl)
 
 		later := time.Now().Add(5 * time.Hour)
 		arrange(append(s.waiting("w", "c"), another...), asynqredis.Move{At: later})
@@ -93,9 +92,8 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 		info, err := s.inspector.GetTaskInfo(queue, "w")
 		s.ok(err)
 		expect.That(t, !info.NextProcessAt.Before(later), "next at", info.NextProcessAt, ", want", later)
-		if ttl := s.redis.TTL(s.Context(), s.captured("w", unique).Lock).Val(); (ttl - time.Until(later.Add(time.Hour))).Abs() > wholly {
-			t.Errorf("the lock of a task that waits for 5 h holds for %v", ttl)
-		}
+		ttl = s.redis.TTL(s.Context(), s.captured("w", unique).Lock).Val()
+		expect.That(t, (ttl-time.Until(later.Add(time.Hour))).Abs() <= wholly, "the lock of a task that waits for 5 h holds for", ttl)
 	})
 }
 
@@ -149,14 +147,12 @@ func TestAPickKeepsTheLockOfAUniqueTask(t *testing.T) {
 		call := s.NewCall()
 		_, err = s.Pick(s.Context(), queue, call, s.waiting("u"))
 		s.ok(err)
-		if ttl := s.redis.TTL(s.Context(), task.Lock).Val(); ttl > time.Hour || ttl < time.Hour-slow {
-			t.Errorf("picked, its lock holds for %v", ttl)
-		}
+		ttl := s.redis.TTL(s.Context(), task.Lock).Val()
+		expect.That(t, ttl <= time.Hour && ttl >= time.Hour-slow, "picked, its lock holds for", ttl)
 		at := time.Now().Add(2 * time.Minute)
 		s.restore(asynqredis.RestoreOptions{CallKey: call, At: at}, "u")
-		if ttl := s.redis.TTL(s.Context(), task.Lock).Val(); (ttl - time.Until(at.Add(time.Hour))).Abs() > wholly {
-			t.Errorf("put back, its lock holds for %v", ttl)
-		}
+		ttl = s.redis.TTL(s.Context(), task.Lock).Val()
+		expect.That(t, (ttl-time.Until(at.Add(time.Hour))).Abs() <= wholly, "put back, its lock holds for", ttl)
 	})
 }
 
@@ -280,9 +276,8 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 		s.ok(err)
 		expect.That(t, moved[0] == asynqredis.Moved && moved[3] == asynqredis.MayRun && moved[4] == asynqredis.NotThere, "moved", moved)
 		s.wantStates("group aggregating, line scheduled, other scheduled, plain pending")
-		if due, err := s.Due(ctx, queue, false, 100); len(due) > 0 || err != nil {
-			t.Errorf("still due: %v, %v", due, err)
-		}
+		due, err = s.Due(ctx, queue, false, 100)
+		expect.That(t, len(due) == 0 && err == nil, "still due", due, err)
 
 		// From the tasks to retry too.
 		s.redis.ZRem(ctx, "asynq:{default}:scheduled", "line")
@@ -311,9 +306,8 @@ func TestNudgesNameEachPolicyOnce(t *testing.T) {
 		}
 		want := "[default b default a default c]"
 		expect.That(t, fmt.Sprint(got) == want, "nudges", got, ", want", want, ": each policy at most once")
-		if _, policy, err := s.AwaitNudge(ctx, []string{queue}); policy != "" || err != nil {
-			t.Errorf("nudged by %q, %v", policy, err)
-		}
+		_, policy, err := s.AwaitNudge(ctx, []string{queue})
+		expect.That(t, policy == "" && err == nil, "nudged by", policy, err)
 	})
 }
 
@@ -341,9 +335,8 @@ func TestWhatWaitsIsDropped(t *testing.T) {
 				expect.That(t, (n != 0) == want[i], to, n, "for the task", moves[i].ID)
 			}
 			left, archived := s.redis.Exists(s.Context(), key("t:retry"), "lock-retry").Val(), s.redis.ZCard(s.Context(), key("archived")).Val()
-			if want := map[string][2]int64{asynqredis.Look: {2, 1}, asynqredis.Archive: {2, 3}, asynqredis.Delete: {0, 1}}[to]; want != [2]int64{left, archived} {
-				t.Errorf("%q: %d of a task and its lock are left, and %d archived, want %v", to, left, archived, want)
-			}
+			kept := map[string][2]int64{asynqredis.Look: {2, 1}, asynqredis.Archive: {2, 3}, asynqredis.Delete: {0, 1}}[to]
+			expect.That(t, kept == [2]int64{left, archived}, to, left, "of a task and its lock are left, and", archived, "archived; want", kept)
 			s.redis.FlushAll(s.Context())
 		}
 	})

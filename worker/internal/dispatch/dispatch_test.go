@@ -307,9 +307,8 @@ func TestQueuesAreAskedByTheirWeights(t *testing.T) {
 			b.Ended()
 		}
 		// Draws of a coin with 3 of 4 parts: 1 of 3 million runs is further off.
-		if off := 5 * math.Sqrt(320*3./4*1/4); math.Abs(float64(n)-240) > off {
-			t.Errorf("%d of 320 were of the queue with 3 of 4 parts, want 240 within %.0f", n, off)
-		}
+		off := 5 * math.Sqrt(320*3./4*1/4)
+		expect.That(t, math.Abs(float64(n)-240) <= off, n, "of 320 were of the queue with 3 of 4 parts, want 240 within", off)
 	})
 }
 

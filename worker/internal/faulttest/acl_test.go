@@ -93,9 +93,7 @@ func TestARoleNeedsNoMoreThanItsUser(t *testing.T) {
 			called := commandsCalled(t, admin)
 			for _, word := range user {
 				command, allowed := strings.CutPrefix(word, "+")
-				if allowed && command != role.without && !role.scripts[command] && !called[command] {
-					t.Errorf("%s may call %s, and need not", role.user, command)
-				}
+				expect.That(t, !allowed || command == role.without || role.scripts[command] || called[command], role.user, "may call", command, "and need not")
 			}
 		})
 	}
@@ -174,9 +172,8 @@ func TestARefusedUserIsTold(t *testing.T) {
 	s.Limiter = s.LimiterOn(limits)
 	server, client := s.Serve(s.Ok), s.Client(s.Limiter)
 	for _, ping := range []func() error{server.Ping, client.Ping} {
-		if err := ping(); !errors.Is(err, throttle.ErrForbidden) || !strings.Contains(err.Error(), "may not call set") {
-			t.Errorf("%v", err)
-		}
+		err := ping()
+		expect.That(t, errors.Is(err, throttle.ErrForbidden) && strings.Contains(err.Error(), "may not call set"), err)
 	}
 	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"))
 	s.Wait("it is logged", func() bool {
@@ -184,7 +181,6 @@ func TestARefusedUserIsTold(t *testing.T) {
 	})
 	sitetest.Must(t, admin.Do(t.Context(), "acl", "setuser", "half", "+set").Err())
 	s.WaitGone("a")
-	if err := server.Ping(); err != nil {
-		t.Error(err)
-	}
+	err := server.Ping()
+	expect.That(t, err == nil, err)
 }

@@ -61,9 +61,7 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 					for range 100 {
 						start := worker.ExpectedStart{Joined: true}
 						info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), worker.ReportStart(&start))
-						if err != nil || info.State != asynq.TaskStatePending || start != (worker.ExpectedStart{}) {
-							t.Fatalf("%+v, %+v, %v", info, start, err)
-						}
+						expect.Require(t, err == nil && info.State == asynq.TaskStatePending && start == (worker.ExpectedStart{}), info, start, err)
 					}
 					took := time.Since(begun)
 					expect.That(t, took <= most, "took", took, ", want at most", most)

@@ -287,9 +287,8 @@ func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 		m, err := c.Migrate(ctx, slot, c.Nodes[2])
 		expect.Must(t, err)
 		for n := 1; n > 0; {
-			if n, err = m.Move(ctx, 10); err != nil {
-				t.Fatal(err)
-			}
+			n, err = m.Move(ctx, 10)
+			expect.Require(t, err == nil, err)
 		}
 		expect.Must(t, m.Finish(ctx))
 	}

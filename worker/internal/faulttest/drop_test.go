@@ -55,12 +55,10 @@ func TestADropOfManyTasks(t *testing.T) {
 	expect.Require(t, err == nil && first+rest == all, "dropped", first, "and", rest, "of", all, err)
 	var calls int
 	_, stats, _ := strings.Cut(s.Redis.Info(t.Context(), "commandstats").Val(), "cmdstat_evalsha:")
-	if _, err := fmt.Sscanf(stats, "calls=%d", &calls); err != nil || calls > rest/20 {
-		t.Errorf("%d calls for %d tasks: %v", calls, rest, err)
-	}
+	_, err = fmt.Sscanf(stats, "calls=%d", &calls)
+	expect.That(t, err == nil && calls <= rest/20, calls, "calls for", rest, "tasks", err)
 	t.Logf("%d in %v, by %d calls", rest, time.Since(begun), calls)
 	q, err := s.Inspector.GetQueueInfo("default")
-	if wait := left(); err != nil || q.Archived != 9999 || q.Scheduled != times || wait != times {
-		t.Errorf("%d wait, and the queue is %+v, %v", wait, q, err)
-	}
+	wait := left()
+	expect.That(t, err == nil && q.Archived == 9999 && q.Scheduled == times && wait == times, wait, "wait, and the queue is", q, err)
 }

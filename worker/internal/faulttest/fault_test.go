@@ -64,9 +64,8 @@ func TestShutdownWithoutRedis(t *testing.T) {
 		begun := time.Now()
 		server.Shutdown()
 		// A requeue that failed is repeated after 2 s at most.
-		if took := time.Since(begun); took < 3*time.Second || took > (3+2)*time.Second {
-			t.Errorf("shut down in %v, want 3 s and a bit", took)
-		}
+		took := time.Since(begun)
+		expect.That(t, took >= 3*time.Second && took <= (3+2)*time.Second, "shut down in", took, "want 3 s and a bit")
 		proxy.Mend()
 		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1}) // as after the death of a worker
 		time.Sleep(2 * time.Second)                             // go-redis tries to connect in the background
@@ -120,9 +119,8 @@ func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
 					server = asynq.NewServer(inside, theirs)
 				} else {
 					var err error
-					if server, err = worker.NewServer(inside, theirs, ours); err != nil {
-						t.Fatal(err)
-					}
+					server, err = worker.NewServer(inside, theirs, ours)
+					expect.Require(t, err == nil, err)
 				}
 				inside.made.AddHook(hooktest.Hook(f.See))
 				err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {

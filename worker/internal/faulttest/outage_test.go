@@ -138,9 +138,7 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 		late.Store(false)
 		time.Sleep(time.Minute)
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-		if err != nil || d.Windows[0].Used != int64(len(s.Runs())) {
-			t.Errorf("%d units are used by %d runs, %v", d.Windows[0].Used, len(s.Runs()), err)
-		}
+		expect.That(t, err == nil && d.Windows[0].Used == int64(len(s.Runs())), d.Windows[0].Used, "units are used by", len(s.Runs()), "runs", err)
 		time.Sleep(10 * time.Minute)
 		s.WantCounters(sitetest.Counters{Processed: 1})
 		s.Mu.Lock()

@@ -175,9 +175,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 		var start worker.ExpectedStart
 		task := sitetest.AcmeTask(asynq.Queue("my queue"), asynq.ProcessAt(time.Now().Add(-time.Hour)))
 		info, err := client.EnqueueContext(t.Context(), task, worker.ReportStart(&start))
-		if err != nil || info.State != asynq.TaskStateScheduled || sitetest.Off(start.At, time.Now().Add(2*time.Hour)) {
-			t.Errorf("in the past: %+v, %v", info, err)
-		}
+		expect.That(t, err == nil && info.State == asynq.TaskStateScheduled && !sitetest.Off(start.At, time.Now().Add(2*time.Hour)), "in the past", info, err)
 	})
 }
 
@@ -197,9 +195,8 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 		client.Close()
 		client.Close()
 		server.Shutdown()
-		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask()); err == nil {
-			t.Error("a closed client enqueues")
-		}
+		_, err = client.EnqueueContext(t.Context(), sitetest.AcmeTask())
+		expect.That(t, err != nil, "a closed client enqueues")
 
 		never := s.Idle()
 		never.Shutdown()
@@ -234,8 +231,7 @@ func TestAClientWithAnotherLimiterIsNoticed(t *testing.T) {
 			expect.Must(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id))))
 		}
 		time.Sleep(3 * time.Minute)
-		if n := s.Logs.Count("stood in no line"); n != row.logged || len(s.Runs()) != 2 {
-			t.Errorf("logged %d times, want %d; ran %q\n%s", n, row.logged, s.Runs(), s.Logs)
-		}
+		n := s.Logs.Count("stood in no line")
+		expect.That(t, n == row.logged && len(s.Runs()) == 2, "logged", n, "times, want", row.logged, "ran", s.Runs(), s.Logs)
 	})
 }

@@ -169,9 +169,8 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 				s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 					job := worker.FromContext(ctx)
 					if row.cancels {
-						if err := job.Cancel(ctx); err != nil {
-							t.Error(err)
-						}
+						err := job.Cancel(ctx)
+						expect.That(t, err == nil, err)
 					}
 					if !row.never && row.tenant == "" {
 						hold("acme", 1)
@@ -213,9 +212,8 @@ func TestHandlerThatHoldsASlotWaitsForARate(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{slots, rate}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			for range 3 {
-				if _, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "a-rate", MaxWait: time.Minute}); err != nil {
-					t.Error(err)
-				}
+				_, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "a-rate", MaxWait: time.Minute})
+				expect.That(t, err == nil, err)
 			}
 			return s.Ok(ctx, task)
 		})

@@ -122,9 +122,8 @@ func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []servers.
 		return nil
 	}, func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 16 })
 	for range jobs {
-		if _, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil))
+		expect.Require(t, err == nil, err)
 	}
 	s.Wait("all jobs are done", func() bool { mu.Lock(); defer mu.Unlock(); return done == jobs })
 	server.Shutdown()

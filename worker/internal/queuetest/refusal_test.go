@@ -201,9 +201,8 @@ func TestARefusedTaskDoesNotSpin(t *testing.T) {
 				}, sitetest.Calm)
 				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 				time.Sleep(10 * time.Second)
-				if n := runs.Load(); n < 2 || n > 11 {
-					t.Errorf("%d runs in 10 s: %s", n, s.Task("t").LastErr)
-				}
+				n := runs.Load()
+				expect.That(t, n >= 2 && n <= 11, n, "runs in 10 s", s.Task("t").LastErr)
 			})
 		})
 	}
@@ -241,9 +240,8 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 		}
 		time.Sleep(time.Minute) // time for another run
 		info := s.Task("t")
-		if gone := info.ID == ""; runs != row.runs || gone == row.fails {
-			t.Fatalf("%d runs, want %d; %v: %s", runs, row.runs, info.State, info.LastErr)
-		}
+		gone := info.ID == ""
+		expect.Require(t, runs == row.runs && gone != row.fails, runs, "runs, want", row.runs, info.State, info.LastErr)
 		if !row.fails {
 			return
 		}
@@ -268,8 +266,7 @@ func TestATaskIsGivenUpByThePolicyOfItsCalls(t *testing.T) {
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(9))
 		s.WaitState(asynq.TaskStateArchived, "t")
 		want := `worker: policy "calls", tenant "acme": given up by max_refused_wait 2ms: refused since 20`
-		if got := s.Task("t").LastErr; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "Z: 429") {
-			t.Errorf("%s, want %s...: 429", got, want)
-		}
+		got := s.Task("t").LastErr
+		expect.That(t, strings.HasPrefix(got, want) && strings.HasSuffix(got, "Z: 429"), got, "want", want, "...: 429")
 	})
 }

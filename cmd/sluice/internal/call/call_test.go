@@ -50,9 +50,8 @@ func TestARetryWaitsAsLongAsTheAPIAsks(t *testing.T) {
 		{0, 100 * time.Second, 100 * time.Second, 100 * time.Second},
 	} {
 		for range 100 {
-			if d := RetryDelay(c.retried, &Error{Retryable: true, RetryAfter: c.asked}); d < c.least || d > c.most {
-				t.Errorf("retried %d, asked for %v: %v, want %v to %v", c.retried, c.asked, d, c.least, c.most)
-			}
+			d := RetryDelay(c.retried, &Error{Retryable: true, RetryAfter: c.asked})
+			expect.That(t, d >= c.least && d <= c.most, "retried", c.retried, "asked for", c.asked, d, "want", c.least, "to", c.most)
 		}
 	}
 }

@@ -25,14 +25,12 @@ func TestATableFitsTheTerminal(t *testing.T) {
 	for _, line := range lines {
 		n := uniseg.StringWidth(line)
 		expect.That(t, n <= 60, n, "columns:", line)
-		if at := strings.Index(line, "12   per-minute"); at >= 0 && uniseg.StringWidth(line[:at]) != uniseg.StringWidth(lines[1][:strings.Index(lines[1], "12   per")]) {
-			t.Errorf("is not aligned: %s", line)
-		}
+		at := strings.Index(line, "12   per-minute")
+		expect.That(t, at < 0 || uniseg.StringWidth(line[:at]) == uniseg.StringWidth(lines[1][:strings.Index(lines[1], "12   per")]), "is not aligned", line)
 	}
 	b.Reset()
 	table = show.NewTable(&b, "TENANT")
 	table.Row(strings.Repeat("x", 512))
-	if table.Flush(); !strings.Contains(b.String(), strings.Repeat("x", 512)+"\n") {
-		t.Error("a file is cut like a terminal")
-	}
+	table.Flush()
+	expect.That(t, strings.Contains(b.String(), strings.Repeat("x", 512)+"\n"), "a file is cut like a terminal")
 }

@@ -32,12 +32,9 @@ func TestCalendarFollowsItsTimeZone(t *testing.T) {
 			l, c := NewWithClock(t, client, Policy(Quota(2, tc.resets, tc.zone)))
 			now, reset := Day(t, tc.now), Day(t, tc.reset)
 			c.Set(now)
-			Reserve(t, l, Acme(1))
-			Reserve(t, l, Acme(1))
+			Reserve(t, l, Acme(2))
 			d := Reserve(t, l, Acme(1))
-			if d.Granted || d.RetryIn != reset-now || !d.Windows[0].ResetsAt.Equal(At(reset)) {
-				t.Errorf("%+v: granted %v, denied for %v until %v, want %v", tc, d.Granted, d.RetryIn, d.Windows[0].ResetsAt, reset-now)
-			}
+			expect.That(t, !d.Granted && d.RetryIn == reset-now && d.Windows[0].ResetsAt.Equal(At(reset)), tc, d, "want", reset-now)
 			c.Set(reset - us)
 			expect.That(t, !Reserve(t, l, Acme(1)).Granted, tc, "granted before the reset")
 			c.Set(reset)
@@ -53,8 +50,7 @@ func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 	quota := Quota(5, "* * * * *", "")
 	quota.Margin = s
 	p := Policy(quota, throttle.Window{Name: "day", Limit: 5, Period: 24 * time.Hour})
-	l := New(t, client, p)
-	expect.Require(t, Reserve(t, l, Acme(1)).Granted, "denied")
+	expect.Require(t, Reserve(t, New(t, client, p), Acme(1)).Granted, "denied")
 	before := Dump(t, client)
 	for _, off := range []time.Duration{time.Hour, -time.Hour} {
 		if off < 0 { // or time stands still
@@ -65,11 +61,16 @@ func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 		expect.Err(t, expect.ErrOf(l.Reserve(t.Context(), Acme(1))), throttle.ErrClock, "Redis's clock is off by")
 		expect.Equal(t, Dump(t, client), before)
 	}
+	// Nor does one whose other scope was changed by a clock that has been set back since.
+	shared := Policy(SharedWindow(5, 24*time.Hour))
+	Reserve(t, NewEdited(t, client, nil, []func(string) string{ShiftClock(time.Hour.Microseconds())}, shared).Limiter, Acme(1))
+	before, shared.Windows = Dump(t, client), append(shared.Windows, quota)
+	expect.Err(t, expect.ErrOf(New(t, client, shared).Reserve(t.Context(), Acme(1))), throttle.ErrClock)
+	expect.Equal(t, Dump(t, client), before)
 	for _, off := range []time.Duration{-5 * m, 5 * m} {
 		expect.Must(t, client.FlushAll(t.Context()).Err())
 		l := NewEdited(t, client, nil, []func(string) string{ShiftClock(off.Microseconds())}, p)
-		d, err := l.Reserve(t.Context(), Acme(1))
-		expect.That(t, err == nil && d.Granted, "Redis's clock is off by", off, "granted", d.Granted, err)
+		expect.That(t, Reserve(t, l.Limiter, Acme(1)).Granted, "denied, Redis's clock is off by", off)
 	}
 }
 
@@ -87,11 +88,7 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 			zone, err := time.LoadLocation(w.Timezone)
 			expect.Must(t, err)
 			l, c := NewWithClock(t, client, Policy(w))
-			type grant struct {
-				throttle.Decision
-				cost int64
-			}
-			var log []grant
+			var log []throttle.Decision
 			now := time.Duration(rapid.Int64Range(0, int64(400*24*h)).Draw(t, "begin")).Truncate(us)
 			c.Set(now)
 			ticks := []time.Time{schedule.Next(At(now - 32*24*h).In(zone))}
@@ -110,7 +107,7 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 					units := map[int]int64{}
 					for _, g := range log {
 						span := spanOf(g.At.Add(off))
-						units[span] += g.cost
+						units[span] += g.Reservation.Cost[throttle.Requests]
 						most = max(most, units[span])
 					}
 				}
@@ -128,20 +125,15 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 				"reserve": func(t *rapid.T) {
 					cost := rapid.Int64Range(1, w.Limit).Draw(t, "cost")
 					d := Reserve(t, l, Acme(cost))
-					if d.Granted {
-						log = append(log, grant{d, cost})
-						return
+					if !d.Granted { // the truth: a microsecond before RetryIn, it would be denied
+						c.Set(now + d.RetryIn - us)
+						expect.Require(t, !Peek(t, l, Acme(cost)).Granted, "granted before", d.RetryIn, "have passed")
+						now += d.RetryIn
+						c.Set(now)
+						d = Reserve(t, l, Acme(cost))
+						expect.Require(t, d.Granted, "denied at its own RetryIn, for more:", d.RetryIn)
 					}
-					// The truth: a microsecond before, it would be denied.
-					c.Set(now + d.RetryIn - us)
-					expect.Require(t, !Peek(t, l, Acme(cost)).Granted, "granted before", d.RetryIn, "have passed")
-					now += d.RetryIn
-					c.Set(now)
-					if d := Reserve(t, l, Acme(cost)); !d.Granted {
-						t.Fatalf("denied at its own RetryIn, for %v more", d.RetryIn)
-					} else {
-						log = append(log, grant{d, cost})
-					}
+					log = append(log, d)
 				},
 				"cancel": func(t *rapid.T) {
 					if len(log) == 0 {

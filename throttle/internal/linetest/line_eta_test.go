@@ -2,6 +2,7 @@ package linetest
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -39,43 +40,38 @@ var etaPolicies = map[string][]throttle.Window{
 // nobody can use: none starts more than a period after its expected start, nor after its latest one.
 func TestExpectedStartsAreKept(t *testing.T) {
 	t.Parallel()
-	type row struct {
-		windows []throttle.Window
-		most    int64 // that a ticket costs
-	}
-	rows := map[string]row{
-		"whole, sliding": {[]throttle.Window{{Name: "w", Limit: 12, Period: s}}, 12},
-		"whole, fixed":   {[]throttle.Window{{Name: "w", Limit: 12, Period: s, Algorithm: throttle.AlgorithmFixed}}, 12},
-		"whole, gcra":    {[]throttle.Window{{Name: "w", Limit: 12, Period: s, Algorithm: throttle.AlgorithmGCRA, Burst: 12}}, 12},
-	}
-	for name, windows := range etaPolicies {
-		rows[name] = row{windows, 1}
-	}
-	limitertest.EachCase(t, rows, func(t *testing.T, client *redis.Client, r row) {
+	rows := maps.Clone(etaPolicies)
+	rows["whole, sliding"] = []throttle.Window{{Name: "w", Limit: 12, Period: s}}
+	rows["whole, fixed"] = []throttle.Window{{Name: "w", Limit: 12, Period: s, Algorithm: throttle.AlgorithmFixed}}
+	rows["whole, gcra"] = []throttle.Window{{Name: "w", Limit: 12, Period: s, Algorithm: throttle.AlgorithmGCRA, Burst: 12}}
+	limitertest.EachCase(t, rows, func(t *testing.T, client *redis.Client, windows []throttle.Window) {
+		whole := windows[0].Limit == 12
 		for seed := range uint64(4) {
 			random, now := rand.New(rand.NewPCG(seed, 24)), time.Duration(0)
-			st := newStory(t, client, limitertest.Policy(r.windows...))
+			st := newStory(t, client, limitertest.Policy(windows...))
 			st.with = map[string]string{"user": "bob"}
 			told, starts := map[string]estimate{}, map[string]time.Duration{}
 			for i := range 60 {
 				ticket := fmt.Sprintf("a%02d", i)
-				st.cost = 1 + random.Int64N(r.most)
+				if whole {
+					st.cost = 1 + random.Int64N(12)
+				}
 				told[ticket] = estimate{st.at(now).joins(ticket), now}
 				if seed%2 == 1 && random.IntN(4) == 0 { // else all join at once
 					now = st.takesUntil(now+time.Duration(random.IntN(1_000_000))*us, starts)
 				}
 			}
 			st.at(now).takesUntil(h, starts)
-			one, rounding := len(r.windows) == 1, time.Duration(0)
-			if r.windows[0].Algorithm == throttle.AlgorithmGCRA {
+			one, rounding := len(windows) == 1, time.Duration(0)
+			if windows[0].Algorithm == throttle.AlgorithmGCRA {
 				rounding = 60 * us // each start is rounded up
 			}
 			for ticket, e := range told {
 				start, ok := starts[ticket]
 				start -= e.at
 				kept := start >= e.RetryIn && (!one || e.Latest == e.RetryIn)
-				if r.most > 1 {
-					kept = start <= e.RetryIn+r.windows[0].Period
+				if whole {
+					kept = start <= e.RetryIn+windows[0].Period
 				}
 				expect.That(t, ok && kept && start <= e.Latest+rounding, "seed", seed, ticket, "starts after", start, ok, "and was told", e)
 			}
@@ -207,6 +203,38 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 		t.Logf("of the tenants %s the latest starts are %.2f times the real ones", c.tenants, most.Seconds()/real.Seconds())
 		expect.That(t, float64(most) <= c.measured*float64(real),
 			"of the tenants", c.tenants, "the latest starts are", most, "in all, the real ones", real)
+	}
+}
+
+// A ticket that waits for several resets learns the right one, by the calendar and not by the length of today, and no
+// later deadline refuses it. That also holds beyond the ticks that a call gets: where two of these are a weekend
+// apart, and behind a long pause.
+func TestCalendarPromises(t *testing.T) {
+	client := limitertest.Redis(t)
+	for _, tc := range []struct {
+		resets, now, start string
+		ahead              int
+		paused             []string
+	}{
+		{"0 0 1 * *", "2027-01-31T00:00:00Z", "2027-02-01T00:00:00Z", 0, nil},
+		{"0 0 1 * *", "2027-01-31T00:00:00Z", "2027-05-01T00:00:00Z", 3, nil},
+		{"0 9-17 * * 1-5", "2027-03-05T10:05:30Z", "2027-03-08T17:00:00Z", 15, nil},
+		{"* * * * *", "2027-03-05T10:05:30Z", "2027-03-05T11:05:30Z", 0, []string{""}},
+		{"* * * * *", "2027-03-05T10:05:30Z", "2027-03-05T11:07:00Z", 2, []string{""}},
+	} {
+		st := newStory(t, client, limitertest.Policy(limitertest.Quota(1, tc.resets, "")))
+		st.at(limitertest.Day(t, tc.now)).granted("a")
+		st.pauses(tc.paused...)
+		st.joinMany("q", "a", tc.ahead)
+		r, start := st.of("a99"), limitertest.Day(t, tc.start)
+		wait := start - st.now()
+		r.Deadline = time.Now().Add(wait + m)
+		place := st.joining(r)
+		expect.That(t, place.Err == nil && place.RetryIn == wait && place.Latest == wait, tc, "is told", place)
+		if tc.ahead == 0 {
+			st.at(start - us).takes().at(start).pauses()
+			st.takes("a99")
+		}
 	}
 }
 

@@ -109,20 +109,6 @@ func TestRefundOfWhatWasTakenWhileTheClockIsBehind(t *testing.T) {
 	limitertest.WantUsed(t, st.l, limitertest.Acme(1), 1)
 }
 
-// A ticket that waits for several resets learns the right one, by the calendar and not by the
-// length of today. Beyond the ticks that are sent, the pace is the same.
-func TestCalendarPromises(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.Quota(1, "0 0 1 * *", "UTC")))
-	st.at(limitertest.Day(t, "2027-01-31T00:00:00Z")).granted("a0")
-	for i, want := range []string{"2027-02-01T00:00:00Z", "2027-03-01T00:00:00Z", "2027-04-01T00:00:00Z", "2027-05-01T00:00:00Z"} {
-		ticket := []string{"a1", "a2", "a3", "a4"}[i]
-		st.denied(ticket, limitertest.Day(t, want)-limitertest.Day(t, "2027-01-31T00:00:00Z"))
-	}
-	st.at(limitertest.Day(t, "2027-02-01T00:00:00Z") - us).takes()
-	st.at(limitertest.Day(t, "2027-02-01T00:00:00Z")).takes("a1")
-	st.at(limitertest.Day(t, "2027-03-01T00:00:00Z")).takes("a2")
-}
-
 // A reset empties what it is asked for, and what waits behind it starts.
 func TestAResetLetsGoWhatWaits(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(

@@ -107,11 +107,9 @@ for from = first, #argv, stride do
   count = count + 1
   local r, failed = requests and requests[count] or read_request(call, argv, from), nil
   local op, own = r.op, r.own and windows.own_parameters(call, r.own)
-  for i = 1, nscopes do
-    list[i] = scopes.open(call, argv[from + 4 + i], i, own)
-    failed = failed or list[i].failed
-  end
-  local now = windows.align(call, list)
+  for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, own) end
+  local now = windows.align(call, list) -- which may fail a scope
+  for i = 1, nscopes do failed = failed or list[i].failed end
   if r.paused and r.paused <= now then r.paused = nil end
   if failed and op ~= 'leave' then
     out[m + 1], out[m + 2] = 9, failed

@@ -11,44 +11,43 @@
 -- The upstream's clock may differ by `margin`. So a reset takes effect `margin` after its time, and a grant in the
 -- last `margin` before its time counts on both sides of it.
 --
--- In the state, `resets` are the times of the reset at which the span began, and of later ones.
+-- In the state, `resets` are the times of the reset at which the span began, and of later ones. Those that are not
+-- known are taken to be `gap` apart, the least time between ticks: so a deadline refuses nobody who may meet it.
 
 do
 
 -- calendar_resets returns the newest tick that has taken effect and the later ones, or nil if `now` is not
--- between the ticks.
+-- between the ticks; the last tick; and the least time between two.
 local function calendar_resets(ticks, margin, now)
-  local resets, began = {}, false
+  local resets, last, gap = {false}, -MOST, MOST
   for seconds in gmatch(ticks, '%d+') do
     local tick = seconds * 1000000
-    if tick + margin > now then
-      resets[#resets + 1] = tick
-    else
-      resets[1], began = tick, true
-    end
+    if tick - last < gap then gap = tick - last end
+    last = tick
+    resets[tick + margin > now and #resets + 1 or 1] = tick
   end
-  return began and resets[3] and resets
+  return resets[1] and resets[3] and resets, last, gap
 end
 
 algorithms['f'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
     if data and to - from ~= 20 then return nil end
-    local st = {limit = p1, margin = p2, period = nil, resets = nil, last = 0, used = 0, late = 0, clock_off = false}
-    if p4 == 0 then
-      local began = floor((now - p2) / p3) * p3
-      st.period, st.resets = p3, {began, began + p3, began + 2 * p3}
-    else
-      st.resets = calendar_resets(p4, p2, now)
-      if not st.resets then st.clock_off, st.resets = true, {0, MOST, MOST} end
+    local resets, tick, gap = nil, 0, p3
+    if p4 ~= 0 then resets, tick, gap = calendar_resets(p4, p2, now) end
+    local clock_off, period = p4 ~= 0 and not resets, p4 == 0 and p3 or nil
+    if not resets then
+      local began = tick + floor((now - p2 - tick) / gap) * gap
+      resets = {began, began + gap, began + 2 * gap}
     end
+    local st = {limit = p1, margin = p2, period = period, gap = gap, resets = resets, last = 0, used = 0, late = 0}
     -- The time of the last unit decides, as period and calendar may have changed since.
-    local began, last = st.resets[1] + p2, data and unpack7(data, from) or -MOST
+    local began, last = resets[1] + p2, data and unpack7(data, from) or -MOST
     if last >= began then
       st.last, st.used, st.late = last, unpack7(data, from + 7), unpack7(data, from + 14)
     elseif last >= began - 2 * p2 then
       st.last, st.used = began, unpack7(data, from + 14)
     end
-    return st
+    return st, clock_off
   end,
 
   fits_at = function(st, now, cost, ahead, each)
@@ -61,8 +60,7 @@ algorithms['f'] = {
       ahead = max(0, ahead - max(0, room - room % each))
       i = 2 + ceil((ahead + cost) / max(1, limit - limit % each))
     end
-    -- Resets that are not known are taken to be as far apart as the last two.
-    return resets[min(i, last)] + max(0, i - last) * (resets[last] - resets[last - 1]) + st.margin
+    return resets[min(i, last)] + max(0, i - last) * st.gap + st.margin
   end,
 
   charge = function(st, now, cost)

@@ -9,9 +9,10 @@
 -- policy: processes with two versions never erase each other's counts.
 --
 -- algorithms[kind], the file of each, is a table of
---   load(p1, p2, p3, p4, now, data, from, to) -> st
+--   load(p1, p2, p3, p4, now, data, from, to) -> st, clock_off
 --                                  the state at `now`, from the parameters and the payload, if there
---                                  is one: data[from .. to]; nil if that is malformed.
+--                                  is one: data[from .. to]; nil if that is malformed. clock_off: if
+--                                  `now` is not among the ticks that were sent, and st is a guess
 --                                  st.limit: the most units that ever fit; st.used: the units that
 --                                  count; st.period, if the window has a rate: the us in which it
 --                                  grants st.limit units
@@ -44,8 +45,8 @@ local function load_window(scope, i, data, from, to)
   local p1, p2, p3 = window.p1, window.p2, window.p3
   own = own and own.windows[window.name]
   if own then p1, p2, p3 = own[1], own[2], own[3] end
-  local st = window.algorithm.load(p1, p2, p3, window.p4, scope.now, data, from, to)
-  if st and st.clock_off then
+  local st, clock_off = window.algorithm.load(p1, p2, p3, window.p4, scope.now, data, from, to)
+  if clock_off then
     scope.failed = 'SLUICE_CLOCK window ' .. window.name ..
       ': the time of Redis is not among the ticks that were sent'
   end

@@ -66,7 +66,7 @@ func (l *simLine) startOne(t int64) int64 {
 	l.binds = ""
 	f := first.flows[0]
 	// Others may have taken room of a window that they share, or moved the tenant's tag.
-	if at, _ := f.opens(t); at > t || *f.tag > f.key {
+	if at, _ := f.fits(t, ownLevel); at > t || *f.tag > f.key {
 		f.leave()
 		f.wait(t)
 		return t
@@ -82,7 +82,7 @@ func (l *simLine) startOne(t int64) int64 {
 // wait has a flow wait for room for its next tickets in its own windows, or for a time; or else on its side.
 func (f *simFlow) wait(t int64) {
 	l, s := f.line, f.side
-	at, by := f.opens(t)
+	at, by := f.fits(t, ownLevel)
 	if f.key = at; at > t {
 		f.waited[by] += at - t
 		heap.Push(&l.waiting, f)
@@ -111,23 +111,13 @@ func (f *simFlow) leave() {
 	}
 }
 
-// opens returns from when on the next tickets of a flow may start, by its time and its own windows, and the
-// window that it waits for: none if for a time only.
-func (f *simFlow) opens(t int64) (at int64, by string) {
-	at = max(t, f.opensAt)
-	if open := f.line.sim.Open; open != nil && f.tickets[0].finish > 0 {
-		at = max(at, open(time.UnixMicro(at)).UnixMicro())
-	}
-	if at > t {
-		return at, ""
-	}
-	return f.fits(t, ownLevel)
-}
-
 // fits returns when the next tickets of a flow have room at a level, and the window that they wait for: with
-// time each has more room.
+// time each has more room. Pauses, and the time from which on demands may start, have no name.
 func (f *simFlow) fits(t int64, level int) (at int64, by string) {
 	at = t
+	if open := f.line.sim.Open; level == ownLevel && open != nil && f.tickets[0].finish > 0 {
+		at = max(t, open(time.UnixMicro(t)).UnixMicro())
+	}
 	for i, w := range f.windows {
 		if w.level != level {
 			continue
@@ -135,13 +125,15 @@ func (f *simFlow) fits(t int64, level int) (at int64, by string) {
 		cost := min(f.tickets[0].cost(i), w.limit) // what costs more delays others no longer than that
 		fits := w.Fits(t, cost)
 		switch {
-		case f.side.batch:
+		case f.side.batch && cost > 0:
 			fits = max(fits, w.paced-paceBurst)
 		case w.batch == t && w.owed >= 1: // it leaves room for a while
 			fits = min(w.Fits(t, 2*cost), max(fits, t+lapse))
 		}
-		if cost > 0 && fits > at {
-			at, by = fits, w.name
+		if fits > at {
+			if at, by = fits, w.name; at == w.Ends {
+				by = ""
+			}
 		}
 	}
 	return at, by
@@ -152,14 +144,14 @@ func (f *simFlow) start(t int64) {
 	first, l, side := &f.tickets[0], f.line, f.side
 	f.leave()
 	for i, w := range f.windows {
-		if cost := first.cost(i); cost > 0 {
+		cost := first.cost(i)
+		if cost > 0 {
 			w.Take(t, cost, first.hold)
-			if side.batch {
-				w.paced = max(w.paced, t) + int64(math.Ceil(float64(cost)*w.each))
-			}
+			w.Left -= cost
 		}
 		switch {
 		case side.batch:
+			w.paced = max(w.paced, t) + int64(math.Ceil(float64(cost)*w.each))
 			w.owed = max(0, w.owed-1)
 		case w.batch == t:
 			w.owed += 1/side.share - 1

@@ -64,18 +64,32 @@ const (
 	ownLevel           // the others
 )
 
-// A window is one window of one scope, or the handler slots of a queue.
+// A window is one window of one scope, the handler slots of a queue, or a pause by operators.
 type window struct {
 	algorithm.Simulated
-	limit   int64 // units
-	level   int
-	name    string  // or throttle.BySlots
-	held    bool    // what it grants is held
-	opensAt int64   // the end of a pause by the upstream
-	each    float64 // us for which a unit of a batch keeps the next one back
-	paced   int64   // when the next of a batch goes
-	batch   int64   // when one of a batch had room here last
-	owed    float64 // tickets of batches that are their share
+	limit int64 // units
+	level int
+	name  string  // or throttle.BySlots; empty for a pause
+	unit  string  // empty for slots, and for a pause
+	held  bool    // what it grants is held
+	each  float64 // us for which a unit of a batch keeps the next one back
+	paced int64   // when the next of a batch goes
+	batch int64   // when one of a batch had room here last
+	owed  float64 // tickets of batches that are their share
+
+	Ends         int64 // of a pause, also by the upstream
+	Left, Resets int64 // units that the upstream has left, until they reset; 0 and 0 if it has not said so
+}
+
+// Fits heeds the upstream as fits_at in internal/script/lua/upstream.lua does.
+func (w *window) Fits(t, cost int64) int64 {
+	if t = max(t, w.Ends); cost == 0 {
+		return t
+	}
+	if t = w.Simulated.Fits(t, cost); t < w.Resets && cost > w.Left {
+		t = w.Simulated.Fits(w.Resets, cost)
+	}
+	return t
 }
 
 // A simLine is what waits for one policy.
@@ -116,7 +130,6 @@ type simFlow struct {
 	windows []*window // that its tickets count in, with the slots of its side
 	weight  float64   // of its tenant
 
-	opensAt int64 // the end of a pause
 	tickets []tickets
 	key     int64            // until when it waits; on its side the tag by which it stands there
 	waited  map[string]int64 // us, by what it waited for; on its side less what its line had waited then
@@ -133,15 +146,12 @@ func (l *simLine) flow(s *throttle.Standing) *simFlow {
 			f.tag = new(int64)
 			f.side.tags[s.Request.Tenant] = f.tag
 		}
-		for i := range s.Decision.Windows {
-			w := l.window(s, i)
-			if f.windows = append(f.windows, w); !s.Decision.Granted { // it is not exempt
-				f.opensAt = max(f.opensAt, w.opensAt)
-			}
+		if p := s.Decision.Pause; p != nil {
+			f.windows = append(f.windows, &window{level: ownLevel, Ends: p.Until.UnixMicro()})
 		}
-		for _, p := range []*throttle.Pause{l.shared.Decision.Pause, s.Decision.Pause} {
-			if p != nil {
-				f.opensAt = max(f.opensAt, p.Until.UnixMicro())
+		for i := range s.Decision.Windows {
+			if !s.Decision.Granted { // it is not exempt
+				f.windows = append(f.windows, l.window(s, i))
 			}
 		}
 	}
@@ -155,42 +165,22 @@ func (l *simLine) window(s *throttle.Standing, i int) *window {
 	if w := l.windows[key]; w != nil {
 		return w
 	}
-	w := &window{level: sharedLevel, name: state.Name, held: state.Algorithm.Leases()}
+	w := &window{level: sharedLevel, name: state.Name, unit: state.Unit, held: state.Algorithm.Leases()}
 	if len(state.Scope.Attributes) > 0 {
 		w.level = ownLevel
 	}
 	var period time.Duration
 	counted := algorithm.Counted{Now: l.shared.Decision.At.UnixMicro(), Hold: l.sim.hold}
 	found := sections(l.values[key[0]])
-	rest := &remaining{}
-	rest.Simulated, w.limit, period = s.Simulated(i, l.sim.limit(w.name, state.Limit), found, counted)
+	w.Simulated, w.limit, period = s.Simulated(i, l.sim.limit(w.name, state.Limit), found, counted)
 	if period <= pacedPeriod {
 		w.each = float64(period.Microseconds()) / float64(w.limit)
 	}
 	// What the upstream has said: see internal/script/lua/upstream.lua.
-	var pause struct{ Ends int64 }
-	json.Unmarshal([]byte(found["!p"]), &pause)
-	json.Unmarshal([]byte(found["!r"+state.Unit]), rest)
-	w.Simulated, w.opensAt, l.windows[key] = rest, pause.Ends, w
+	json.Unmarshal([]byte(found["!p"]), w)
+	json.Unmarshal([]byte(found["!r"+state.Unit]), w)
+	l.windows[key] = w
 	return w
-}
-
-// A remaining is a window of which the upstream has only some units left, until they reset.
-type remaining struct {
-	algorithm.Simulated
-	Left, Resets int64 // 0 and 0 if the upstream has not said so
-}
-
-func (r *remaining) Fits(t, cost int64) int64 {
-	if t = r.Simulated.Fits(t, cost); t < r.Resets && cost > r.Left {
-		t = r.Simulated.Fits(r.Resets, cost)
-	}
-	return t
-}
-
-func (r *remaining) Take(t, cost, hold int64) {
-	r.Left -= cost
-	r.Simulated.Take(t, cost, hold)
 }
 
 // side returns the side of a request.
@@ -219,23 +209,19 @@ func (f *simFlow) add(t tickets) {
 	if t.finish > 0 && len(f.side.slots) == 0 {
 		s.unknown[throttle.BySlots] = true
 	}
-	t.costs = slices.Repeat([]int64{1}, len(f.side.slots))
-	for _, w := range t.Decision.Windows {
-		cost := t.Request.CostOf(w.Unit)
-		if t.Decision.Granted { // it is exempt
-			cost = 0
-		}
-		t.costs = append(t.costs, cost)
-	}
 	t.lump = (s.total + maxSteps - 1) / maxSteps
-	for i, w := range f.windows {
-		switch cost := t.costs[i]; {
-		case cost == 0:
-		case w.held && t.hold == 0:
-			t.costs[i], s.unknown[w.name] = 0, true
-		default: // several go as one only if all of them fit
+	for _, w := range f.windows {
+		cost := t.Request.CostOf(w.unit)
+		if w.level == slotLevel {
+			cost = 1
+		}
+		if cost > 0 && w.held && t.hold == 0 {
+			cost, s.unknown[w.name] = 0, true
+		}
+		if cost > 0 { // several go as one only if all of them fit
 			t.lump = max(1, min(t.lump, w.limit/cost))
 		}
+		t.costs = append(t.costs, cost)
 	}
 	if f.tickets = append(f.tickets, t); last < 0 {
 		f.wait(s.now)

@@ -159,8 +159,7 @@ func (f *simFlow) start(t int64) {
 	}
 	l.last = max(l.last, side.tag)
 	side.tag += f.step()
-	side.last = max(side.last, *f.tag)
-	*f.tag = side.last + int64(math.Ceil(f.part()/f.weight))
+	side.last, *f.tag = f.key, f.key+int64(math.Ceil(f.part()/first.Weight))
 	n, ends := first.next(), time.UnixMicro(t+first.hold)
 	if first.finish > 0 {
 		f.end(&l.sim.finishes[first.finish], n, ends)

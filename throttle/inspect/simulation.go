@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 	"time"
@@ -115,7 +116,6 @@ type side struct {
 	batch bool
 	queue string
 	share float64 // of its class
-	slots []*window
 
 	tag  int64             // by when its next ticket has had its turn
 	tags map[string]*int64 // of tenants
@@ -128,7 +128,6 @@ type simFlow struct {
 	side    *side
 	tag     *int64    // of its tenant
 	windows []*window // that its tickets count in, with the slots of its side
-	weight  float64   // of its tenant
 
 	tickets []tickets
 	key     int64            // until when it waits; on its side the tag by which it stands there
@@ -139,13 +138,11 @@ type simFlow struct {
 func (l *simLine) flow(s *throttle.Standing) *simFlow {
 	f := l.flows[s.Flow]
 	if f == nil {
-		f = &simFlow{line: l, side: l.side(s.Request), weight: s.Weight, waited: map[string]int64{}}
-		f.windows = slices.Clone(f.side.slots)
+		f = &simFlow{line: l, side: l.side(s), waited: map[string]int64{}}
+		f.windows = slices.Clone(l.sim.slots[f.side.queue])
 		l.flows[s.Flow] = f
-		if f.tag = f.side.tags[s.Request.Tenant]; f.tag == nil {
-			f.tag = new(int64)
-			f.side.tags[s.Request.Tenant] = f.tag
-		}
+		f.tag = cmp.Or(f.side.tags[s.Request.Tenant], new(int64))
+		f.side.tags[s.Request.Tenant] = f.tag
 		if p := s.Decision.Pause; p != nil {
 			f.windows = append(f.windows, &window{level: ownLevel, Ends: p.Until.UnixMicro()})
 		}
@@ -170,7 +167,7 @@ func (l *simLine) window(s *throttle.Standing, i int) *window {
 		w.level = ownLevel
 	}
 	var period time.Duration
-	counted := algorithm.Counted{Now: l.shared.Decision.At.UnixMicro(), Hold: l.sim.hold}
+	counted := algorithm.Counted{Now: l.sim.now, Hold: l.sim.hold}
 	found := sections(l.values[key[0]])
 	w.Simulated, w.limit, period = s.Simulated(i, l.sim.limit(w.name, state.Limit), found, counted)
 	if period <= pacedPeriod {
@@ -183,13 +180,13 @@ func (l *simLine) window(s *throttle.Standing, i int) *window {
 	return w
 }
 
-// side returns the side of a request.
-func (l *simLine) side(r throttle.Request) *side {
-	queue, batch := r.Ticket.Queue, r.Class == throttle.ClassBatch
+// side returns the side of a standing.
+func (l *simLine) side(of *throttle.Standing) *side {
+	queue, batch := of.Request.Ticket.Queue, of.Request.Class == throttle.ClassBatch
 	i := slices.IndexFunc(l.sides, func(s *side) bool { return s.queue == queue && s.batch == batch })
 	if i < 0 {
-		s := &side{batch: batch, queue: queue, share: l.shared.Policy.BatchShare, tag: -1, tags: map[string]*int64{}}
-		if s.slots = l.sim.slots[queue]; !batch {
+		s := &side{batch: batch, queue: queue, share: of.Policy.BatchShare, tag: -1, tags: map[string]*int64{}}
+		if !batch {
 			s.share = 1 - s.share
 		}
 		i, l.sides = len(l.sides), append(l.sides, s)
@@ -206,7 +203,7 @@ func (f *simFlow) add(t tickets) {
 			return
 		}
 	}
-	if t.finish > 0 && len(f.side.slots) == 0 {
+	if t.finish > 0 && len(s.slots[f.side.queue]) == 0 {
 		s.unknown[throttle.BySlots] = true
 	}
 	t.lump = (s.total + maxSteps - 1) / maxSteps

@@ -31,7 +31,6 @@ type Snapshot struct {
 // A backlog is all of a line that simulations start from.
 type backlog struct {
 	*line
-	shared  throttle.Standing
 	flows   []flow // that wait, the first one first
 	demands []tickets
 	joined  map[string]int64  // how many of each flow are demands
@@ -120,16 +119,15 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, demand bool) (err error
 			return err
 		}
 	}
-	b.shared.Ask = true
-	all := []*throttle.Standing{&b.shared}
+	all := []*throttle.Standing{{Ask: true}} // the first one is what all tenants share
 	for _, f := range b.flows {
 		all = append(all, &throttle.Standing{Flow: f.name, Costs: f.costs()})
 	}
 	if err := b.Stand(ctx, all...); err != nil {
 		return err
 	}
-	s.backlogs, s.now = append(s.backlogs, b), b.shared.Decision.At.UnixMicro()
-	for _, w := range b.shared.Decision.Windows {
+	s.backlogs, s.now = append(s.backlogs, b), all[0].Decision.At.UnixMicro()
+	for _, w := range all[0].Decision.Windows {
 		s.Limits[w.Name] = min(w.Limit, cmp.Or(s.Limits[w.Name], w.Limit))
 	}
 	for i, f := range b.flows {

@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"cmp"
-	"container/heap"
 	"context"
 	"math"
 	"time"
@@ -42,7 +41,9 @@ func (l *simLine) startOne(t int64) int64 {
 	l.waited[l.binds] += t - l.now
 	l.now, l.binds = t, ""
 	for len(l.waiting) > 0 && l.waiting[0].key <= t {
-		heap.Pop(&l.waiting).(*simFlow).wait(t)
+		f := l.waiting[0]
+		l.waiting = l.waiting[1:]
+		f.wait(t)
 	}
 	next := int64(never)
 	if len(l.waiting) > 0 {
@@ -85,7 +86,7 @@ func (f *simFlow) wait(t int64) {
 	at, by := f.fits(t, ownLevel)
 	if f.key = at; at > t {
 		f.waited[by] += at - t
-		heap.Push(&l.waiting, f)
+		insert(&l.waiting, f)
 		return
 	}
 	f.key = max(*f.tag, s.last)
@@ -97,7 +98,7 @@ func (f *simFlow) wait(t int64) {
 			w.batch = t
 		}
 	}
-	heap.Push(&s.flows, f)
+	insert(&s.flows, f)
 	if s.tag < l.last { // it has not waited
 		s.tag = l.last + f.step()
 	}
@@ -105,7 +106,7 @@ func (f *simFlow) wait(t int64) {
 
 // leave takes a flow from its side, where it is the first.
 func (f *simFlow) leave() {
-	heap.Pop(&f.side.flows)
+	f.side.flows = f.side.flows[1:]
 	for by, us := range f.line.waited {
 		f.waited[by] += us
 	}

@@ -100,9 +100,9 @@ type simLine struct {
 	windows map[[2]string]*window // by scope and name
 	flows   map[string]*simFlow
 
-	waiting flowHeap // flows without room in their own windows, or before their time
-	sides   []*side  // of the others
-	last    int64    // the tag of the last start
+	waiting []*simFlow // flows without room in their own windows, or before their time
+	sides   []*side    // of the others
+	last    int64      // the tag of the last start
 
 	now    int64
 	binds  string           // what all wait for at the root from then on
@@ -112,7 +112,7 @@ type simLine struct {
 // A side is the flows of one class in one queue that have room in their own windows. Sides share the root by
 // tags, as in internal/script/lua/line_order.lua, and tenants share a side, as in line_fair.lua.
 type side struct {
-	flows flowHeap
+	flows []*simFlow
 	batch bool
 	queue string
 	share float64 // of its class
@@ -231,21 +231,10 @@ func (t *tickets) next() int64 { return min(t.lump, t.left) }
 // cost is what the next tickets take of a window of their flow.
 func (t *tickets) cost(window int) int64 { return t.costs[window] * t.next() }
 
-// A flowHeap is flows: first the one of the least key, and of these the one that came first.
-type flowHeap []*simFlow
-
-func (h flowHeap) Less(i, j int) bool {
-	if h[i].key != h[j].key {
-		return h[i].key < h[j].key
-	}
-	return h[i].tickets[0].rank < h[j].tickets[0].rank
-}
-
-func (h flowHeap) Len() int      { return len(h) }
-func (h flowHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-func (h *flowHeap) Push(x any)   { *h = append(*h, x.(*simFlow)) }
-func (h *flowHeap) Pop() any {
-	last := (*h)[len(*h)-1]
-	*h = (*h)[:len(*h)-1]
-	return last
+// insert puts a flow in a list: first comes the one of the least key, and of these the one that came first.
+func insert(list *[]*simFlow, f *simFlow) {
+	i, _ := slices.BinarySearchFunc(*list, f, func(a, b *simFlow) int {
+		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.tickets[0].rank, b.tickets[0].rank))
+	})
+	*list = slices.Insert(*list, i, f)
 }

@@ -99,11 +99,8 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 func (i Inspector) Simulate(ctx context.Context, variant throttle.Policy, overrides ...throttle.TenantOverride) (
 	now, then Plan, err error) {
 	lines, err := i.lines(variant.Name)
-	if err != nil {
-		return now, then, err
-	}
-	other, err := i.other(variant, overrides)
-	if err == nil && !slices.Equal(other.limiter.Lines(), lines) {
+	other, invalid := i.other(variant, overrides)
+	if err = cmp.Or(err, invalid); err == nil && !slices.Equal(other.limiter.Lines(), lines) {
 		err = &throttle.PolicyError{Policy: variant.Name, Field: "shards", Value: variant.Shards,
 			Hint: "must be those of the policy in force: a simulation moves no tenant"}
 	}

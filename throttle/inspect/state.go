@@ -142,13 +142,11 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 // find returns the flows of a page, and the next cursor, 0 at the end. Of a tenant that does not wait it returns
 // one without tickets.
 func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]flow, uint64) {
-	asked := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
-	if q.Tenant != "" {
-		l.err = cmp.Or(l.err, l.Stand(ctx, asked))
-	}
 	if q.Tenant == "" {
 		return l.page(ctx, cursor, min(cmp.Or(q.Limit, MaxLimit), MaxLimit))
 	}
+	asked := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
+	l.err = cmp.Or(l.err, l.Stand(ctx, asked))
 	if asked.Flow == "" { // windows count by other attributes, too: its flows are among all
 		flows, _ := l.all(ctx)
 		return slices.DeleteFunc(flows, func(f flow) bool {
@@ -179,19 +177,17 @@ func (l *line) states(ctx context.Context, flows ...flow) (states []State) {
 	}
 	oldest := l.oldest(ctx, flows)
 	for i, f := range flows {
-		s := stateOf(f, standings[i])
-		s.Oldest = oldest[f.name]
-		states = append(states, s)
+		states = append(states, stateOf(f, standings[i], oldest[f.name]))
 	}
 	return states
 }
 
-func stateOf(f flow, standing *throttle.Standing) State {
+func stateOf(f flow, standing *throttle.Standing, oldest time.Time) State {
 	r, d := standing.Request, standing.Decision
 	s := State{
 		At: cmp.Or(d.At, time.Now()), Policy: standing.Policy.Name, Tenant: r.Tenant, Attributes: r.Attributes,
-		Waiting: f.tickets, Exempt: d.Exempt, Windows: []throttle.WindowState{}, Pause: d.Pause, Adapted: d.Adapted,
-		Remaining: d.Remaining, Observes: standing.Policy.Observe, Removed: standing.Removed, flow: f,
+		Waiting: f.tickets, Oldest: oldest, Exempt: d.Exempt, Windows: []throttle.WindowState{}, Pause: d.Pause,
+		Adapted: d.Adapted, Remaining: d.Remaining, Observes: standing.Policy.Observe, Removed: standing.Removed, flow: f,
 	}
 	if f.name != "" {
 		s.Weight = cmp.Or(float64(f.weight)/1000, standing.Weight)
@@ -224,30 +220,27 @@ func stateOf(f flow, standing *throttle.Standing) State {
 
 // Explain returns why a ticket waits, and until when, in whichever line of the limiter that is. It is zero if the
 // ticket stands in none. Its cost does not depend on how many others wait.
-func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (State, error) {
+func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (s State, err error) {
 	name := script.TicketName(script.Escape(t.Queue), t.ID)
 	for _, line := range i.limiter.Lines() {
-		if s, err := i.line(line).explain(ctx, name); s.Position > 0 || err != nil {
-			return s, err
-		}
-	}
-	return State{}, nil
-}
-
-func (l *line) explain(ctx context.Context, name string) (s State, err error) {
-	for _, t := range read(ctx, l, "t", script.ReadTicket, name) {
-		for _, f := range read(ctx, l, "f", readFlow, t.Flow) {
-			f.ticket, f.cost = name, t.Costs
-			s = l.states(ctx, f)[0]
-			s.Joined = time.UnixMicro(t.Since)
-		}
-		l.try(ctx, func(client redis.UniversalClient, prefix string) error {
-			before, err := client.ZRank(ctx, prefix+"f:"+t.Flow, name).Result()
-			if s.Position = before + 1; errors.Is(err, redis.Nil) { // it has just left
-				s, err = State{}, nil
+		l := i.line(line)
+		for _, t := range read(ctx, l, "t", script.ReadTicket, name) {
+			for _, f := range read(ctx, l, "f", readFlow, t.Flow) {
+				f.ticket, f.cost = name, t.Costs
+				s = l.states(ctx, f)[0]
+				s.Joined = time.UnixMicro(t.Since)
 			}
-			return err
-		})
+			l.try(ctx, func(client redis.UniversalClient, prefix string) error {
+				before, err := client.ZRank(ctx, prefix+"f:"+t.Flow, name).Result()
+				if s.Position = before + 1; errors.Is(err, redis.Nil) { // it has just left
+					s, err = State{}, nil
+				}
+				return err
+			})
+		}
+		if s.Position > 0 || l.err != nil {
+			return s, l.err
+		}
 	}
-	return s, l.err
+	return s, nil
 }

@@ -19,9 +19,7 @@ func TestNamedCommandsFindTests(t *testing.T) {
 	for name, page := range files(t, ".md") {
 		for _, m := range testCommand.FindAllStringSubmatch(page, -1) {
 			seen++
-			if !findsTests(t, m[1], m[2]) {
-				t.Errorf("%s: %q finds no test in %s", name, m[0], m[2])
-			}
+			expect.That(t, findsTests(t, m[1], m[2]), name, m[0], "finds no test in", m[2])
 		}
 	}
 	expect.That(t, seen != 0, seen, "commands run tests: is the test looking in the wrong place?")

@@ -137,14 +137,11 @@ func TestWaitsAreSpans(t *testing.T) {
 					id, s.name, s.begun.Sub(begun), s.end.Sub(begun), s.parent.SpanID(), want)
 			}
 			matched, a := id[2] != 'u' || id == "e-unique", s.attributes
-			if matched != (a["sluice.policy"] == "api") || matched != (a["sluice.tenant"] == "acme") {
-				t.Errorf("%s: attributes %v", id, s.attributes)
-			}
+			expect.That(t, matched == (a["sluice.policy"] == "api") && matched == (a["sluice.tenant"] == "acme"), id, "attributes", s.attributes)
 		}
 		runs.Range(func(id, traceID any) bool {
-			if delete(wants, id.(string)); traceID != enqueuer.TraceID() {
-				t.Errorf("%v ran in the trace %v", id, traceID)
-			}
+			delete(wants, id.(string))
+			expect.That(t, traceID == enqueuer.TraceID(), id, "ran in the trace", traceID)
 			return true
 		})
 		expect.That(t, len(wants) <= 0, "did not run:", wants)
@@ -156,9 +153,8 @@ func TestConfigIsChecked(t *testing.T) {
 		"tasktrace: Config.Propagator is nil: must be such as propagation.TraceContext{}":   {},
 		"tasktrace: Config.TracerProvider is nil: must be such as otel.GetTracerProvider()": {Propagator: propagation.TraceContext{}},
 	} {
-		if _, err := tasktrace.New(c); err == nil || err.Error() != want {
-			t.Errorf("%v, want %s", err, want)
-		}
+		_, err := tasktrace.New(c)
+		expect.That(t, err != nil && err.Error() == want, err, "want", want)
 	}
 }
 

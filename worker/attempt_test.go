@@ -170,9 +170,8 @@ func TestASlotIsFreeWhenItsTaskHasLostItsLease(t *testing.T) {
 		server.Attempt("a", ctx)
 		want := func(n int64) {
 			t.Helper()
-			if synctest.Wait(); freed.Load() != n {
-				t.Errorf("freed %d times, want %d", freed.Load(), n)
-			}
+			synctest.Wait()
+			expect.Equal(t, freed.Load(), n, "freed")
 		}
 		want(0)
 		lose()
@@ -188,12 +187,10 @@ func TestAttemptsAreKeptApart(t *testing.T) {
 	server := s.Idle()
 	denyOld := server.Enter("a")
 	denyNew := server.Enter("a")
-	if denyOld(); server.Denied("a") {
-		t.Error("the new attempt is denied by the old one")
-	}
-	if denyNew(); !server.Denied("a") {
-		t.Error("the new attempt is not denied")
-	}
+	denyOld()
+	expect.That(t, !server.Denied("a"), "the new attempt is denied by the old one")
+	denyNew()
+	expect.That(t, server.Denied("a"), "the new attempt is not denied")
 }
 
 // A task that goes back at shutdown is not a denied one any more.

@@ -65,9 +65,8 @@ func TestADeniedTaskWaits(t *testing.T) {
 				for _, id := range ids {
 					task := s.Task(id)
 					text, start, _ := strings.Cut(task.LastErr, ": expected to start at ")
-					if text != reason[id] || !strings.HasPrefix(reason[id], "throttled: api/window, tenant ") {
-						t.Errorf("%s: last error %q, want %q", id, task.LastErr, reason[id])
-					}
+					told := text == reason[id] && strings.HasPrefix(reason[id], "throttled: api/window, tenant ")
+					expect.That(t, told, id, "last error", task.LastErr, "want", reason[id])
 					if at, err := time.Parse(time.RFC3339, start); err != nil || sitetest.Off(at, time.Now().Add(time.Hour)) {
 						t.Errorf("%s: last error %q, want the time of the start, in an hour", id, task.LastErr)
 					}
@@ -91,9 +90,7 @@ func TestADeniedTaskWaits(t *testing.T) {
 
 				s.Open() // RunTask would run those that are kept again, if they have run by then
 				s.Wait("all have run", func() bool { return s.Counters().Processed == int64(len(ids)) })
-				if got := s.Runs(); len(got) != len(ids) {
-					t.Errorf("ran %q, want each once", got)
-				}
+				expect.That(t, len(s.Runs()) == len(ids), "ran", s.Runs(), "want each once")
 				s.WantCounters(sitetest.Counters{Processed: int64(len(ids))})
 				s.Mu.Lock()
 				defer s.Mu.Unlock()

@@ -50,12 +50,11 @@ func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 	open := three()
 	open.Name, open.FailOpen = "open", true
 	l := New(t, client, closed, open)
-	if d, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrUnavailable) || d.Granted {
-		t.Errorf("%s: Reserve: granted %v, %v", what, d.Granted, err)
-	}
+	d, err := l.Reserve(t.Context(), Acme(1))
+	expect.That(t, errors.Is(err, throttle.ErrUnavailable) && !d.Granted, what, "granted", d.Granted, err)
 	r := Acme(1)
 	r.Policy = "open"
-	d, err := l.Reserve(t.Context(), r)
+	d, err = l.Reserve(t.Context(), r)
 	expect.That(t, err == nil && d.Granted && errors.Is(d.FailedOpen, throttle.ErrUnavailable) &&
 		d.Windows == nil && !d.At.IsZero(), what, "fail open", d, err)
 	expect.Must(t, expect.ErrOf(d.Reservation.Cancel(t.Context())))
@@ -134,9 +133,8 @@ func TestRedisThatCannotServe(t *testing.T) {
 		} {
 			before := Dump(t, client)
 			do(state.on...)
-			if _, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrUnavailable) || !strings.Contains(err.Error(), state.name) {
-				t.Errorf("%s: %v", state.name, err)
-			}
+			err := expect.ErrOf(l.Reserve(t.Context(), Acme(1)))
+			expect.That(t, errors.Is(err, throttle.ErrUnavailable) && strings.Contains(err.Error(), state.name), state.name, err)
 			expect.Must(t, expect.ErrOf(l.Peek(t.Context(), Acme(1))))
 			do(state.off...)
 			expect.Equal(t, Dump(t, client), before, state.name)

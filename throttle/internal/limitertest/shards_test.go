@@ -58,22 +58,19 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 		denied := Reserve(t, l, r)
 		expect.That(t, !denied.Granted && denied.Queued, line, "a third got a slot, or no place", denied)
 		joins := []throttle.Request{{Tenant: tenant, Ticket: Ticket("joined")}}
-		if places, err := l.Line(line).Join(ctx, joins); err != nil || places[0].Err != nil {
-			t.Fatal(places, err)
-		}
+		places, err := l.Line(line).Join(ctx, joins)
+		expect.Require(t, err == nil && places[0].Err == nil, places, err)
 		other := l.Line(lines[(slices.Index(lines, line)+1)%4])
 		var wrong *throttle.RequestError
-		if places, err := other.Join(ctx, joins); err != nil || !errors.As(places[0].Err, &wrong) || !strings.Contains(wrong.Error(), line) {
-			t.Errorf("%s: another line let it in: %+v, %v", line, places, err)
-		}
+		places, err = other.Join(ctx, joins)
+		expect.That(t, err == nil && errors.As(places[0].Err, &wrong) && strings.Contains(wrong.Error(), line), "another line let it in", places, err)
 		got, err := other.Reserve(ctx, []throttle.Request{{Tenant: tenant, Ticket: Ticket("astray")}})
 		expect.That(t, err == nil && got[0].Err != nil, line, "another line decided", got, err)
 		Release(t, d)
 		refusal, err := d.Reservation.Pause(ctx, m, "")
 		expect.That(t, err == nil && refusal.Pause == m, line, "a pause of", refusal, err)
-		if d := Peek(t, l, throttle.Request{Policy: "p", Tenant: tenant}); d.Pause == nil || d.Windows[0].Used != 2 {
-			t.Errorf("%s: no pause in %+v", line, d)
-		}
+		d = Peek(t, l, throttle.Request{Policy: "p", Tenant: tenant})
+		expect.That(t, d.Pause != nil && d.Windows[0].Used == 2, line, "has no pause", d)
 		expect.Equal(t, len(takeFrom(t, l, line)), 0, line)
 		expect.Must(t, l.Resume(ctx, throttle.Request{Policy: "p", Tenant: tenant}))
 		taken := takeFrom(t, l, line)

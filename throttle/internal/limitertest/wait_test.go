@@ -70,9 +70,8 @@ func TestWaitThatMustNotWait(t *testing.T) {
 		d, err := l.Wait(t.Context(), r)
 		expect.Require(t, err == nil && d.Granted, "granted", d.Granted, err)
 		var denied *throttle.DeniedError
-		if _, err := l.Wait(t.Context(), r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued || denied.Decision.RetryIn != m {
-			t.Errorf("denied: %v", err)
-		}
+		_, err = l.Wait(t.Context(), r)
+		expect.That(t, errors.As(err, &denied) && denied.Cause == nil && !denied.Decision.Queued && denied.Decision.RetryIn == m, "denied", err)
 		places, err := l.Line("p").Join(t.Context(), []throttle.Request{r})
 		expect.That(t, err == nil && errors.As(places[0].Err, new(*throttle.DeniedError)), "joined", places, err)
 		expect.Equal(t, time.Since(start), 0)

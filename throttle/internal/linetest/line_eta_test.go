@@ -325,6 +325,22 @@ func TestDeadlineWhileTheRateIsCut(t *testing.T) {
 	expect.That(t, p.Err == nil && p.RetryIn > 45*s, p)
 }
 
+// What goes first, and costs nothing of a unit, holds up nobody there.
+func TestDeadlineBehindOtherUnits(t *testing.T) {
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(
+		throttle.Window{Name: "tokens", Limit: 500, Period: 10 * s, Unit: "tokens"}, limitertest.SharedWindow(100, s)))
+	st.tokens = 100
+	st.granted("a0")
+	st.tokens = 500
+	st.joins("a1", "a2")
+	st.front, st.tokens = true, 0
+	st.joins("a3")
+	st.tokens = 200
+	r := st.of("a4")
+	r.Deadline = time.Now().Add(s)
+	expect.Must(t, st.joining(r).Err)
+}
+
 // Where slots delay tickets, and not limits, they are expected at the rate of the takes.
 func TestExpectedStartsWhereSlotsBind(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1_000_000, s)))

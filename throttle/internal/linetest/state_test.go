@@ -255,9 +255,8 @@ func TestStateHasOneFormAsJSON(t *testing.T) {
 			Windows  []map[string]any
 		}
 	}
-	if err := json.Unmarshal(text, &got); err != nil || len(got.Tenants) != 1 {
-		t.Fatalf("%v\n%s", err, text)
-	}
+	err = json.Unmarshal(text, &got)
+	expect.Require(t, err == nil && len(got.Tenants) == 1, err, string(text))
 	own := got.Tenants[0]
 	last, err := time.Parse(time.RFC3339, own.Expected)
 	expect.That(t, err == nil && last.UTC().Format("2006-01-02 15:04:05") == day+" 00:03:00", text)

@@ -40,8 +40,9 @@ local line_units = {
         tally.units[unit] = {cost * (n - sign), cost, cost}
       end
       tally.same = false
+      for unit, u in pairs(tally.units) do if not costs.units[unit] then u[2] = 0 end end
       for unit, cost in pairs(costs.units) do
-        local u = tally.units[unit] or {0, cost, cost}
+        local u = tally.units[unit] or {0, 0, cost} -- the others cost nothing of it
         tally.units[unit] = u
         u[1] = max(0, min(u[1] + sign * cost, MOST))
         u[2], u[3] = min(u[2], cost), max(u[3], cost)

@@ -11,7 +11,7 @@ import (
 const (
 	refreshTimeout = time.Minute
 	refreshEvery   = time.Minute      // as tenants' settings change, and other processes join by older ones
-	refreshPart    = 1000             // refreshes take no more than this part of the time
+	refreshPart    = 1000             // refreshes take at most 1/refreshPart of the time
 	refreshAgain   = 10 * time.Second // after an error
 	followWithin   = 2 * time.Second  // in which other processes learn of interventions
 )

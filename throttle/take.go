@@ -91,8 +91,8 @@ func (n *Line) take(ctx context.Context, claims *script.Taker, q script.TakeRequ
 		return Taken{}, err
 	}
 	cp.serves.Store(true)
-	now := l.interventions.Load()
-	paused := max(0, now.left(now.inForce[target{policy: cp.Name}].pause.Until))
+	in := l.interventions.Load()
+	paused := max(0, in.left(in.inForce[target{policy: cp.Name}].pause.Until))
 	if paused > 0 {
 		q.Max = 0 // the line is asked all the same: it forgets queues that nobody asks for
 	}

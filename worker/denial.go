@@ -46,6 +46,7 @@ func (s *Server) noteWait(a *attempt, m asynqredis.Message, r throttle.Request, 
 	}})
 }
 
+// restoreOptions says how the task goes back. A line that it waits in is asked when its turn is expected.
 func (s *Server) restoreOptions(
 	a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, cause error,
 ) asynqredis.RestoreOptions {
@@ -65,7 +66,7 @@ func (s *Server) restoreOptions(
 	case r.Ticket == (throttle.Ticket{}): // it joins no line
 	case r.Front && !d.Queued:
 		mark = asynqredis.FrontMark
-	case !d.Queued: // it may stand in line
+	case !d.Queued: // undecided: it may stand in line all the same
 		mark = asynqredis.Mark(a.Message.JoinKey(), "")
 	default: // by this mark it is picked when its ticket is taken
 		mark = asynqredis.Mark(a.Message.JoinKey(), s.tasks.NewCall())

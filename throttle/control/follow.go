@@ -41,7 +41,7 @@ type Follower struct {
 	ownPolicies []throttle.Policy // of the program
 	state       State             // the last one; its policies stay when Redis has forgotten them
 	version     int64             // the published version that is in force here; 0: its own policies
-	unusable    int64             // the last published version that cannot be: those before stay
+	unusable    int64             // the last version that could not be put in force: the policies before it stay
 	reported    time.Time         // when report last wrote the version
 	offset      time.Duration     // of the clock of Redis
 	readFailed  bool              // the last time
@@ -116,7 +116,7 @@ func (f *Follower) look(ctx context.Context) {
 	}
 }
 
-// report tells other processes which policies this one runs, or with false that it no longer follows.
+// report lists this process under the policies that it runs, for others, or with false removes it there.
 func (f *Follower) report(follows bool) {
 	if f.readFailed {
 		return
@@ -158,7 +158,7 @@ func (f *Follower) adopt(policies []throttle.Policy, isNew bool) error {
 		f.logger.Error("control: published policies cannot be used: those before stay in force",
 			"version", f.state.Version, "err", err)
 	} else if isNew {
-		f.report(false)
+		f.report(false) // the old entry: look writes the new one
 		f.version, f.reported = f.state.Version, time.Time{}
 	}
 	if isNew {

@@ -99,7 +99,7 @@ func (f *simFlow) wait(t int64) {
 		}
 	}
 	insert(&s.flows, f)
-	if s.tag < l.last { // it has not waited
+	if s.tag < l.last { // the side waits anew, or had no slot: it saves up no turns
 		s.tag = l.last + f.step()
 	}
 }
@@ -128,7 +128,7 @@ func (f *simFlow) fits(t int64, level int) (at int64, by string) {
 		switch {
 		case f.side.batch && cost > 0:
 			fits = max(fits, w.paced-paceBurst)
-		case w.batch == t && w.owed >= 1: // it leaves room for a while
+		case w.batch == t && w.owed >= 1: // a live ticket leaves room for one of a batch for a while, of the same cost
 			fits = min(w.Fits(t, 2*cost), max(fits, t+lapse))
 		}
 		if fits > at {

@@ -76,9 +76,9 @@ type window struct {
 	each  float64 // us for which a unit of a batch keeps the next one back
 	paced int64   // when the next of a batch goes
 	batch int64   // when one of a batch had room here last
-	owed  float64 // tickets of batches that are their share
+	owed  float64 // tickets that live ones owe to batches, for their share
 
-	Ends         int64 // of a pause, also by the upstream
+	Ends         int64 // of a pause, also by the upstream: JSON fills it and the next two, as in upstream.lua
 	Left, Resets int64 // units that the upstream has left, until they reset; 0 and 0 if it has not said so
 }
 
@@ -109,8 +109,8 @@ type simLine struct {
 	waited map[string]int64 // us, by what they waited for there until then
 }
 
-// A side is the flows of one class in one queue that have room in their own windows. Sides share the root by
-// tags, as in internal/script/lua/line_order.lua, and tenants share a side, as in line_fair.lua.
+// A side is the flows of one class in one queue that have room in their own windows. Sides share the root by tags,
+// as in internal/script/lua/line_order.lua, but of ends, not starts; tenants share a side as in line_fair.lua.
 type side struct {
 	flows []*simFlow
 	batch bool

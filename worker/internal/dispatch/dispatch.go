@@ -248,8 +248,8 @@ func (d *Dispatcher) makeReady(tasks []Task) bool {
 	return true
 }
 
-// handOut returns the next task that is ready, and removes it if it starts. A last attempt does only once that is
-// noted: then noted is its CallKey and ID.
+// handOut returns the next task that is ready, and removes it if it starts. A last attempt starts only after Next has
+// noted that in Redis: then noted is its CallKey and ID.
 func (b *buffer) handOut(noted string) (task Task, found, starts bool) {
 	if len(b.ready) == 0 || time.Since(b.ready[0].activeSince) > staleAfter {
 		return Task{}, false, false

@@ -122,7 +122,7 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 // prepare returns the work that is left, by policy and tenant, in the order of Jobs. It ends jobs whose last try began
 // in an earlier drain.
 func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*work, error) {
-	begun, err := d.Client.HGetAll(ctx, d.begunKey()).Result()
+	inCall, err := d.Client.HGetAll(ctx, d.begunKey()).Result()
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*work, error) {
 		if repeat {
 			repeated++
 		} else {
-			w.used, _ = strconv.Atoi(begun[job.ID])
+			w.used, _ = strconv.Atoi(inCall[job.ID])
 		}
 		if w.used > job.MaxRetry {
 			spent = append(spent, w)
@@ -172,8 +172,8 @@ func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*work, error) {
 	return flows, nil
 }
 
-// begunKey returns the key of a hash. For each job whose call began it has the retries that are used, unless the drain
-// lives to see the call end.
+// begunKey returns the key of a hash: by job whose call began, how many retries are used if the drain dies during that
+// call.
 func (d *Drain) begunKey() string {
 	return d.Limiter.Config().Prefix + "sluice:{run:" + d.Name + "}:begun"
 }

@@ -24,7 +24,7 @@ local function calendar_resets(ticks, margin, now)
     local tick = seconds * 1000000
     if tick - last < gap then gap = tick - last end
     last = tick
-    resets[tick + margin > now and #resets + 1 or 1] = tick
+    resets[tick + margin > now and #resets + 1 or 1] = tick -- 1: the newest in effect, then the later ones
   end
   return resets[1] and resets[3] and resets, last, gap
 end
@@ -44,7 +44,7 @@ algorithms['f'] = {
     local began, last = resets[1] + p2, data and unpack7(data, from) or -MOST
     if last >= began then
       st.last, st.used, st.late = last, unpack7(data, from + 7), unpack7(data, from + 14)
-    elseif last >= began - 2 * p2 then
+    elseif last >= began - 2 * p2 then -- within the margin before the reset: only what came late counts on
       st.last, st.used = began, unpack7(data, from + 14)
     end
     return st, clock_off

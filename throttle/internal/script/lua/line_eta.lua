@@ -75,7 +75,7 @@ local function new_eta(L)
   end
 
   -- other_class returns how many of the `sum` units of the other class go first, while `units` of the flow's class
-  -- go: all that are live; of batches their share, of `idle` units too, and the rest of a ticket.
+  -- go: all that are live; or of batches their share, `idle` units, and one ticket more.
   local function other_class(flow, sum, most, units, idle)
     if flow.batch or sum == 0 then return sum end
     return min(sum, ceil(units * call.batch_share / (1 - call.batch_share)) + most + idle)
@@ -100,7 +100,7 @@ local function new_eta(L)
         local all = sum + other_class(flow, other, other_most, sum + cost, idle)
         room = room and (cost + all == 0 or algorithm.fits_at(st, at, cost, all + MANY * cost, 1) <= at)
         if scope.sections or batch or
-          not room and cost + all > 0 and algorithm.fits_at(st, at, cost, all, 1) > at then
+          (not room and cost + all > 0 and algorithm.fits_at(st, at, cost, all, 1) > at) then -- else all fits now
           local fits_window, largest = windows.fits_window, max(most, other_most, cost)
           local least_before, ahead, most_ahead =
             ahead_of(flow, scope, unit, cost, behind, sum, largest, all_first, shared_alone)

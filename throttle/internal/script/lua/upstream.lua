@@ -66,9 +66,9 @@ local function new_upstream()
   end
 
   -- adapt notes that the upstream refused a call granted at `at`: for `wait`, or for an unknown time if
-  -- `guess`, the longest pause, is above 0. It returns how long to pause, and whether the rate is cut or
-  -- grants begin to be spread; nil if the scope has no rate. Refusals of calls that were granted before the
-  -- last refusal are merged with that.
+  -- `guess`, the longest pause, is above 0. It returns how long to pause, 0 if it was known already,
+  -- and whether the rate is cut or grants begin to be spread; nil if the scope has no rate. Refusals of calls
+  -- that were granted before the last refusal are merged with that.
   local function adapt(scope, now, at, wait, guess)
     local period, _, unit = shortest(scope)
     if not period then return nil end
@@ -150,12 +150,12 @@ local function new_upstream()
   -- pause notes a refusal, to which the scope adapts if the policy does. It returns whether that is news: a pause
   -- began that the upstream asked for, or the rate was cut, or grants begin to be spread.
   local function pause(scope, now, r)
-    local refused, adapted, changes = r.refused, nil, nil
+    local refused, spread, changes = r.refused, nil, nil
     local wait, guess, before = refused.wait, refused.guess or 0, state_of(scope, PAUSE, now)
     if refused.adapt then
-      adapted, changes = adapt(scope, now, r.at, wait, guess)
-      if adapted == 0 then return false end
-      wait = adapted or wait
+      spread, changes = adapt(scope, now, r.at, wait, guess)
+      if spread == 0 then return false end
+      wait = spread or wait
     end
     -- Exempt tenants call during a pause, and may be refused. The longest pause holds.
     if not before or before.ends < now + wait then
@@ -163,7 +163,7 @@ local function new_upstream()
         ends = now + wait, reported = now, tenant = refused.tenant, cause = refused.cause, by = refused.by,
       })
     end
-    if adapted and guess > 0 then return changes end
+    if spread and guess > 0 then return changes end
     return not before or changes or false
   end
 

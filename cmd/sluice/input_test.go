@@ -92,7 +92,7 @@ func TestRunRefusesBadInput(t *testing.T) {
 			`--redis: is not a URL: must be such as redis://localhost:6379/0, `},
 		{"--redis of another kind", job(""), roomy, []string{"--redis", "http://:secret@x"},
 			`--redis: scheme "http": must be redis, rediss, unix, or redis or rediss with -sentinel or -cluster`},
-		{"--redis does not answer", job(""), roomy, []string{"--redis", "redis://:secret@" + closedPort(t)},
+		{"--redis does not answer", job(""), roomy, []string{"--redis", "redis://:secret@" + closed},
 			`connect: connection refused: must be a Redis that answers`},
 		{"--redis twice", job(""), roomy, []string{"--redis", "redis://x", "--redis-file", "DIR/f"},
 			`--redis and --redis-file: must not be given together`},

@@ -90,7 +90,7 @@ func TestRedisIsReachedByTLS(t *testing.T) {
 		return []string{"--tls-port", port, "--tls-auth-clients", "yes",
 			"--tls-ca-cert-file", certs.ca, "--tls-cert-file", certs.server, "--tls-key-file", certs.serverKey}
 	}
-	one, node, sentinel := closedPort(t), closedPort(t), closedPort(t)
+	one, node, sentinel := freePort(t), freePort(t), freePort(t)
 	admin := throttletest.Client(t, throttletest.Redis(t, secure(portOf(one))...))
 	cluster := newCluster(t, append(secure(portOf(node)), "--tls-cluster", "yes")...)
 	newSentinel(t, one, append(secure(portOf(sentinel)), "--tls-replication", "yes")...)
@@ -142,7 +142,7 @@ func newCluster(t *testing.T, args ...string) *redis.Client {
 // without TLS.
 func newSentinel(t *testing.T, master string, args ...string) string {
 	host, port, _ := net.SplitHostPort(master)
-	addr := closedPort(t)
+	addr := freePort(t)
 	config := filepath.Join(t.TempDir(), "sentinel.conf")
 	text := fmt.Sprintf("port %s\nbind 127.0.0.1\ndir %s\nsentinel monitor mymaster %s %s 1\n",
 		portOf(addr), filepath.Dir(config), host, port)
@@ -175,13 +175,13 @@ func TestRedisIsReachedOnEveryTopology(t *testing.T) {
 	addr := throttletest.Redis(t, "--unixsocket", socket)
 	one, second := throttletest.Client(t, addr), redis.NewClient(&redis.Options{Addr: addr, DB: 2})
 	defer second.Close()
-	cluster, sentinels := newCluster(t), "redis-sentinel://"+closedPort(t)+","+newSentinel(t, addr)
+	cluster, sentinels := newCluster(t), "redis-sentinel://"+closed+","+newSentinel(t, addr)
 	node := cluster.Options().Addr
 	for url, admin := range map[string]*redis.Client{
-		"redis-cluster://" + node:               cluster,
-		"redis://" + closedPort(t) + "," + node: cluster,
-		sentinels + "/2?master=mymaster":        second,
-		"unix://" + socket:                      one,
+		"redis-cluster://" + node:        cluster,
+		"redis://" + closed + "," + node: cluster,
+		sentinels + "/2?master=mymaster": second,
+		"unix://" + socket:               one,
 	} {
 		admin.FlushAll(t.Context())
 		d := newWorkspace(t, roomy, manyJobs(2, r.URL, ""))

@@ -34,7 +34,7 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 {"id":"flaky","tenant":"a","url":"URL/flaky","max_retry":1}
 {"id":"busy","tenant":"a","url":"URL/busy","max_retry":0}
 {"id":"broken","tenant":"b","url":"URL/broken","max_retry":1}
-{"id":"nobody","tenant":"b","url":"http://`+closedPort(t)+`/","max_retry":0}
+{"id":"nobody","tenant":"b","url":"http://`+closed+`/","max_retry":0}
 `, "URL", r.URL))
 		args := d.args("--redis", "redis://"+client.Options().Addr, "--json")
 		e := runMain(t.Context(), "", args...)
@@ -70,8 +70,11 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 	})
 }
 
-// closedPort is the address of a port that nobody listens on.
-func closedPort(t *testing.T) string {
+// closed is an address where no test listens, unlike a free port: a test beside this one may get that.
+const closed = "127.0.0.1:1"
+
+// freePort is the address of a port for a server.
+func freePort(t *testing.T) string {
 	t.Helper()
 	port, err := servers.FreePort()
 	must(t, err)
@@ -126,7 +129,7 @@ func TestADryRunCallsNobody(t *testing.T) {
 `
 	d.write("out.jsonl", before)
 	// The Redis does not exist: it is not asked.
-	args := d.args("--redis", "redis://"+closedPort(t), "--dry-run")
+	args := d.args("--redis", "redis://"+closed, "--dry-run")
 	equal(t, runMain(t.Context(), "", args...).want(t, exitDone).stdout, `9 jobs, 2 of them done before.
 The others take 3s at best: the last one waits for window all.
 `)

@@ -55,7 +55,7 @@ func (m *Metrics) called(c throttle.Call) {
 	m.call.WithLabelValues(c.Policy, c.Script).Observe(c.Took.Seconds())
 }
 
-// ended notes the end of a call to the limiter's Redis, if that has answered or was to.
+// ended notes whether the limiter's Redis answered a call. What fails by anything else says nothing of that.
 func (m *Metrics) ended(policy string, took time.Duration, err error) {
 	switch classOf(err) {
 	case "", "unavailable", "timeout":

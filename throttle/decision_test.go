@@ -37,9 +37,8 @@ func TestADenialSaysItsReason(t *testing.T) {
 // A rounded wait is never shorter, and no more than a tenth longer.
 func TestAWaitIsNeverRoundedDown(t *testing.T) {
 	for d := time.Duration(1); d < 1000*time.Hour; d += d/7 + 1 {
-		if got := roundUp(d); got < d || d > time.Microsecond && got-d > max(d/10, time.Microsecond) {
-			t.Errorf("%v is rounded to %v", d, got)
-		}
+		got := roundUp(d)
+		expect.That(t, got >= d && (d <= time.Microsecond || got-d <= max(d/10, time.Microsecond)), d, "is rounded to", got)
 	}
 	for d, want := range map[time.Duration]string{
 		0: "0s", 1: "1µs", 9999 * time.Microsecond: "9.999ms", 10001 * time.Microsecond: "11ms",

@@ -86,9 +86,8 @@ func TestBadFilesAreRefusedWithTheirLines(t *testing.T) {
 			policies, err := policyfile.Parse(filepath.Base(file), data)
 			expect.Require(t, err != nil && policies == nil, "read as", describe(policies))
 			expect.Equal(t, err.Error(), strings.Join(wants(data), "\n"), err)
-			if _, ok := errors.AsType[*policyfile.Error](err); !ok {
-				t.Errorf("%T is no *policyfile.Error", err)
-			}
+			_, ok := errors.AsType[*policyfile.Error](err)
+			expect.That(t, ok, err, "is no *policyfile.Error")
 		})
 	}
 }

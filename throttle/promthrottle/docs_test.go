@@ -55,9 +55,7 @@ func TestDocsNameWhatIsExported(t *testing.T) {
 				metric = suffix.ReplaceAllString(metric, "")
 			}
 			own, ok := all[metric]
-			if !ok {
-				t.Errorf("%s: there is no metric %s", name, use[1])
-			}
+			expect.That(t, ok, name, "there is no metric", use[1])
 			named[metric] = true
 			for _, label := range matcher.FindAllStringSubmatch(use[2], -1) {
 				expect.That(t, slices.Contains(own, label[1]) || label[1] == "le",
@@ -66,9 +64,8 @@ func TestDocsNameWhatIsExported(t *testing.T) {
 		}
 		for _, group := range grouping.FindAllStringSubmatch(string(text), -1) {
 			for label := range strings.SplitSeq(group[1], ",") {
-				if label = strings.TrimSpace(label); label != "" && !slices.Contains(labels, label) {
-					t.Errorf("%s: no metric has a label %s", name, label)
-				}
+				label = strings.TrimSpace(label)
+				expect.That(t, label == "" || slices.Contains(labels, label), name, "no metric has a label", label)
 			}
 		}
 		for metric := range all {

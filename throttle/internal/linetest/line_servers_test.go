@@ -119,6 +119,15 @@ func TestAJoinThatFitsWakesOneServer(t *testing.T) {
 			st.at(1400*ms).nudges(false, "b0")           // somebody asks at 1.5 s
 			st.at(1520*ms).nudges(true, "b1")            // nobody came
 		}},
+		"whose servers ask ahead of them": {one, func(st *story) {
+			st.joins("a0", "a1")
+			st.takes("a0").asks(500 * ms)
+			other := st.server()
+			other.takes().asks(507 * ms)
+			st.at(100 * ms).takes().asks(400 * ms)
+			other.takes().asks(407 * ms)
+			st.takes().asks(400 * ms)
+		}},
 		"of which the first is late": {one, func(st *story) {
 			st.joins("a0", "a1")
 			st.takes("a0").asks(500 * ms)

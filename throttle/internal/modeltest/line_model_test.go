@@ -30,11 +30,10 @@ type crowd struct {
 	failed    []had               // what was taken to fail, as it never fits
 	lost      map[string]lostTake // by ticket: taken by a process that is gone
 	seq       int
-	asked     int     // servers that ever were
-	takes     []int64 // when each was
-	nested    bool    // of two scopes of a request one contains the other
-	same      bool    // all cost the same
-	light     bool    // a tenant weighed as little as batches do
+	asked     int  // servers that ever were
+	nested    bool // of two scopes of a request one contains the other
+	same      bool // all cost the same
+	light     bool // a tenant weighed as little as batches do
 	changedAt int64
 }
 
@@ -251,8 +250,6 @@ func (cr *crowd) pass(d time.Duration) {
 func (cr *crowd) take(server *limitertest.Hooked, most int, queues ...string) throttle.Taken {
 	taken, err := server.Line("p").Take(cr.t.Context(), throttle.TakeOptions{Queues: limitertest.Queues(queues...), Max: most})
 	expect.Must(cr.t, err)
-	cr.takes = slices.DeleteFunc(cr.takes, func(at int64) bool { return at < cr.now()-s.Microseconds() })
-	cr.takes = append(cr.takes, cr.now())
 	cr.lostAreBack()
 	for _, ticket := range taken.Tickets {
 		flow, i := cr.find(ticket.Ticket)
@@ -335,10 +332,9 @@ func (cr *crowd) conserves(next time.Duration, queues []string) {
 		if !slices.Contains(queues, w.id.Queue) || w.request.Class == throttle.ClassBatch || cr.afterOthers(w, queues) {
 			continue // a batch has its pace
 		}
-		// Each other server may have an appointment before, and so may one that was nudged, or that asked again
-		// before its own. Room is left for a while to a side that had its turn, also if its ticket went on to
-		// another scope.
-		most := leftFor + time.Duration(cr.asked+len(cr.takes))*spacing
+		// Each other server may have an appointment before. Room is left for a while to a side that had its turn,
+		// also if its ticket went on to another scope.
+		most := leftFor + time.Duration(cr.asked)*spacing
 		if exact := cr.same; exact {
 			if cr.m.neverFits(w.request) {
 				cr.fatal("%v never fits, and was not handed out", w.id)

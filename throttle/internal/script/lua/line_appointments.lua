@@ -30,19 +30,19 @@ function appointments.nudge(q, now, time)
 end
 
 -- next returns a server's next appointment, if the next ticket may fit at `time`. `before` is the
--- last one.
+-- last one: a server that asks ahead of it keeps it.
 function appointments.next(q, now, time, before)
   if time <= now then return now end
-  local spacing, latest = appointments.SPACING, now + appointments.SPREAD
+  local spacing = appointments.SPACING
   time = min(time, now + appointments.LATEST)
+  if q.first <= time and time <= before and before <= q.last then return before end
   if q.last == before or time < q.first then
     q.first, q.last = time, time
   else
     local last = q.last
-    q.last = max(time, last + spacing)
+    q.last = min(max(time, last + spacing), now + appointments.SPREAD)
     if q.last > last + spacing then q.first = q.last end
   end
-  q.last = min(q.last, latest)
   q.changed = true
   return q.last
 end

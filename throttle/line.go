@@ -40,7 +40,7 @@ type Place struct {
 	// does not affect the other requests.
 	Err error
 
-	// Nudge says that the ticket fits now, and that no server is about to take: have one server call Take.
+	// Nudge says that no server asks by the time at which the ticket may start: have one server call Take.
 	Nudge bool
 }
 
@@ -62,15 +62,15 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	return places, nil
 }
 
-// Reserve is Limiter.Reserve for several requests, in few calls to Redis. It returns a place for each, in order,
-// with what Limiter.Reserve returns, also if others fail. It does not fail open. Errors are Take's.
+// Reserve is Limiter.Reserve for several requests, in few calls to Redis. It returns a place for each, in order, with
+// what Limiter.Reserve returns, also if others fail. It never fails open. Errors are Take's and the TenantFunc's.
 func (n *Line) Reserve(ctx context.Context, requests []Request) ([]Place, error) {
 	return n.ask(ctx, requests, false, func(o *operation) (script.Request, error) {
 		return o.reserveRequest(Reservation{}), nil
 	})
 }
 
-// ask sends what prepare makes of the requests: nothing without an Op. Its error is not of one request alone.
+// ask sends what prepare makes of the requests: nothing without an Op. Its error may be that of a TenantFunc.
 func (n *Line) ask(
 	ctx context.Context, requests []Request, orRemoved bool, prepare func(*operation) (script.Request, error),
 ) ([]Place, error) {
@@ -123,9 +123,9 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 	return n.limiter.checkedFor(ctx, cp, r)
 }
 
-// Tickets calls do for pages of some hundred tickets in line, until do returns an error: those of
-// one tenant, or with "" all. It reads all in any case. Calls that wait in place are left out, and
-// a ticket may come twice. Errors are Take's and those of do.
+// Tickets calls do for pages of some hundred tickets in line, until do returns an error: those of one tenant, or with
+// "" all. It reads all in any case. It leaves out calls that wait in place, and of one tenant the tickets that joined
+// by other scopes than the policy has now. A ticket may come twice. Errors are Take's and those of do.
 func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) error) error {
 	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {
@@ -135,7 +135,7 @@ func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) err
 	err = n.limiter.runner.Tickets(ctx, cp.line, func(page []script.Ticket) error {
 		var tickets []Ticket
 		for _, t := range page {
-			if r, _ := cp.requestOf(t.Flow, ""); tenant == "" || r.Tenant == tenant {
+			if r, ok := cp.requestOf(t.Flow, ""); tenant == "" || ok && r.Tenant == tenant {
 				tickets = append(tickets, Ticket{Queue: t.Queue, ID: t.ID})
 			}
 		}

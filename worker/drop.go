@@ -34,8 +34,8 @@ type DropOptions struct {
 }
 
 // Drop removes the tasks of a tenant from a policy's line, and archives or deletes them. It returns their number.
-// Tasks that run, that wait for their ProcessAt, or that come meanwhile stay. asynq's counters of failures and
-// retries do not change.
+// Tasks that run, that wait for their ProcessAt, that joined by other scopes than the policy has now, or that come
+// meanwhile stay. asynq's counters of failures and retries do not change.
 //
 // It works page by page. If it fails, or ctx ends, the other tasks still wait, and it can be called again. Every task
 // that has left the line is dropped. The limiter needs the policy. Errors are throttle.ErrUnknownPolicy,

@@ -222,7 +222,7 @@ func TestTicketsOfALine(t *testing.T) {
 	for i := range 700 {
 		id := throttle.Ticket{Queue: "a/b c", ID: fmt.Sprintf("%08x-0000-4000-8000-000000000000", i)}
 		if i%2 == 0 {
-			id = throttle.Ticket{Queue: "q", ID: fmt.Sprint("!é/", i)}
+			id = throttle.Ticket{Queue: "!q", ID: fmt.Sprint("!é/", i)}
 		}
 		requests = append(requests, throttle.Request{Tenant: "acme", Ticket: id})
 		waiting[id] = true
@@ -244,6 +244,18 @@ func TestTicketsOfALine(t *testing.T) {
 	enough := errors.New("enough")
 	expect.Equal(t, line.Tickets(t.Context(), "", func([]throttle.Ticket) error { return enough }), enough)
 	expect.Err(t, l.Line("other").Tickets(t.Context(), "", nil), throttle.ErrUnknownPolicy)
+	// Of one tenant it leaves out what joined by other scopes: the user of some is called as the tenant of others.
+	by := func(a ...string) []throttle.Policy {
+		return []throttle.Policy{limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Per: a, Period: h})}
+	}
+	expect.Must(t, l.SetPolicies(by("tenant", "user")))
+	bob := throttle.Request{Tenant: "acme", Attributes: map[string]string{"user": "bob"}, Ticket: limitertest.Ticket("b")}
+	expect.Must(t, expect.ErrOf(line.Join(t.Context(), []throttle.Request{bob})))
+	expect.Must(t, l.SetPolicies(by("region", "tenant")))
+	expect.Must(t, line.Tickets(t.Context(), "bob", func(page []throttle.Ticket) error {
+		expect.Equal(t, page, nil)
+		return nil
+	}))
 }
 
 // Only the line that a ticket was taken from has its place and its units.

@@ -18,7 +18,7 @@ func (r *Runner) Tickets(ctx context.Context, line string, do func([]Ticket) err
 	return r.pages(ctx, Prefix(r.Prefix, line)+"t", 500, func(names, records []string) error {
 		var tickets []Ticket
 		for i, name := range names {
-			if t, err := ReadTicket(name, records[i]); err == nil && !strings.HasPrefix(t.Queue, "!") {
+			if t, err := ReadTicket(name, records[i]); err == nil && !strings.HasPrefix(name, "!") {
 				tickets = append(tickets, t)
 			}
 		}

@@ -280,9 +280,7 @@ func TestProgramsPrintWhatThePageSays(t *testing.T) {
 			var stderr strings.Builder
 			run.Stderr = &stderr
 			got, err := run.Output()
-			if err != nil {
-				t.Fatalf("%v\n%s", err, stderr.String())
-			}
+			expect.Require(t, err == nil, err, stderr.String())
 			expect.That(t, string(got) == p.want, p.where, "differs from what the program says:", string(got))
 		})
 	}

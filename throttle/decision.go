@@ -29,7 +29,7 @@ type Decision struct {
 	// 0. If it was set back, the windows stand still until it has caught up.
 	ClockBehind time.Duration
 
-	// Exempt says that the tenant is exempt: it is counted, but never denied.
+	// Exempt says that the tenant is counted, but never denied. Line.Join also sets it if the policy observes.
 	Exempt bool
 
 	// FailedOpen is an ErrUnavailable if the request was granted uncounted, by Policy.FailOpen, or else nil.
@@ -46,7 +46,7 @@ type Decision struct {
 	// Observed, if not nil, says why the request would have been denied, but for Policy.Observe.
 	Observed *Observed
 
-	// Pause, if not nil, is what holds the request back.
+	// Pause, if not nil, is in force for the request. A window may hold it up for longer: see Binds.
 	Pause *Pause
 
 	// Policy is the name of the policy.

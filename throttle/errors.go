@@ -53,9 +53,9 @@ func (e *RequestError) Error() string { return (*PolicyError)(e).Error() }
 // because it cannot start in time, or too many wait before it. Nothing was taken. What was refused has no
 // place in line.
 type DeniedError struct {
-	// Cause is a reason beyond the denial, or nil: a context.DeadlineExceeded if it cannot start before
-	// Request.Deadline or within Request.MaxWait, that Request.Backlog is reached, an error of Redis, or the
-	// error that a handler returned.
+	// Cause is a reason beyond the denial, or nil. It is context.DeadlineExceeded if the work cannot start before
+	// Request.Deadline or within Request.MaxWait. Else it says that Request.Backlog is reached, or is an error of
+	// Redis or of a handler.
 	Cause error
 
 	// Decision is the denial; with Backlog as if the ticket had joined. With a Cause it may have only

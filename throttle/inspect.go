@@ -41,7 +41,7 @@ type Standing struct {
 	operation *operation
 }
 
-// Stand fills in the other fields of standings. It writes nothing to Redis. Errors are Take's and that of the TenantFunc.
+// Stand fills in the other fields. It grants and places nothing. Errors are Take's and the TenantFunc's.
 func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
 	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {

@@ -164,8 +164,8 @@ func (l *Limiter) Attach(r Reservation) Reservation {
 	return r
 }
 
-// Peek returns the decision that Reserve would make, and changes nothing. It never fails open. Errors
-// are Reserve's.
+// Peek returns the decision that Reserve would make. It takes nothing, joins no line, ignores Deadline and MaxWait,
+// and never fails open. Errors are Reserve's.
 func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	o, err := l.checked(ctx, r)
 	if err != nil {
@@ -184,9 +184,9 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 // policy adapted to, end there too. Concurrency windows forget who runs now: others start, and what
 // finds no room when it renews its lease is ended by ErrLeaseLost. Tickets in line keep their places.
 //
-// It returns how many counts it has emptied. It looks through all keys of a Redis, some thousand a
-// call, unless the windows count by the tenant alone, or by nothing. If it fails or ctx ends, some
-// counts are empty: repeat it. Errors are Take's.
+// It returns how many counts it has emptied. It looks through all keys of a Redis, a thousand a call, unless windows
+// count by nothing, or a tenant is named and they count by the tenant alone. If it fails or ctx ends, some counts are
+// empty: repeat it. Errors are Take's.
 func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error) {
 	cp, err := l.policyFor(policy, tenant, false)
 	if err != nil {

@@ -220,9 +220,8 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 			found[f[1]] = true
 			takes, given := strings.Split(f[2], ", "), functions[f[1]]
 			expect.That(t, given != nil, name, "has the function", f[1], "which scope.lua does not list")
-			if f[2] != "" && (len(takes) > len(given) || !slices.Equal(takes, given[:len(takes)])) {
-				t.Errorf("%s: %s takes %q, scope.lua says %q", name, f[1], takes, given)
-			}
+			expect.That(t, f[2] == "" || len(takes) <= len(given) && slices.Equal(takes, given[:len(takes)]),
+				name, f[1], "takes", takes, "scope.lua says", given)
 		}
 		for f := range functions {
 			optional := slices.Contains([]string{"grants", "kept_until", "opens_at", "release", "renew"}, f)
@@ -291,9 +290,8 @@ func TestScriptsUseNothingSpecial(t *testing.T) {
 			case lua.OP_SETGLOBAL:
 				t.Errorf("%s, line %d of %d: sets the global %s", name, line, strings.Count(text, "\n"), global)
 			case lua.OP_GETGLOBAL:
-				if !slices.Contains(allowed, global) && !read[global] {
-					t.Errorf("%s, line %d of %d: reads the global %s", name, line, strings.Count(text, "\n"), global)
-				}
+				expect.That(t, slices.Contains(allowed, global) || read[global],
+					name, "line", line, "reads the global", global)
 				read[global] = true
 			}
 		})

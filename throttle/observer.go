@@ -48,8 +48,8 @@ type Publication struct {
 
 // A Start is work that begins, as it was granted.
 type Start struct {
-	// Late is how long after the work fitted first it begins, with the wait for a free slot. It is
-	// below 0 if unknown. Of the tickets of one take it is known for the first.
+	// Late is the time from when the work first fitted until it begins, with the wait for a free slot. It is below 0
+	// if unknown. Of the tickets of one take it is known for the first.
 	Late time.Duration
 
 	Policy string

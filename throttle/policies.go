@@ -12,10 +12,10 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
-// SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the policy's
-// name and its own name, algorithm and scope stay. The line of a removed policy can be taken from until it is
-// empty, and its reservations can be corrected and released. So can those of removed policies that only other
-// programs had; one that is in force again is left out. The error is a *PolicyError. Then nothing changes.
+// SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the policy's name and
+// its own name, algorithm and scope stay. The line of a removed policy can be taken from until it is empty, and its
+// reservations can be corrected and released. Name in `removed` those that only other programs had; one that is in
+// force again is ignored. The error is a *PolicyError. Then nothing changes.
 func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	l.setting.Lock()
 	defer l.setting.Unlock()
@@ -155,8 +155,8 @@ func (p *Policy) lineOf(tenant string) string {
 	return p.lineOfShard(int(h.Sum64() % uint64(p.Shards)))
 }
 
-// lineOfShard returns the name of a shard's line, and its hash tag. It has the number of shards, as a change
-// of that moves tenants, who must not find the counts of others.
+// lineOfShard returns the name of a shard's line, which is its hash tag. The number of shards is a part of it: if
+// that changes, tenants move, and all count from 0.
 func (p *Policy) lineOfShard(shard int) string {
 	if p.Shards == 1 {
 		return p.Name

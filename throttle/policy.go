@@ -51,9 +51,9 @@ type Policy struct {
 
 	// KeepRate has windows grant as much as ever after a pause by the upstream. By default grants are spread
 	// evenly over the period, until no call was refused for the time of 600 calls, at least a minute and at most
-	// an hour. Each further refusal lowers the rate by an eighth, down to a 64th of the limit. It then grows
-	// again. All workers adapt so, in the counts that UpstreamShared selects, by the windows of the shortest period;
-	// Calendar and Concurrency windows do not.
+	// an hour. Later refusals lower the rate by an eighth, at most once in half a period, down to a 64th of the
+	// limit. It then grows again. All workers adapt so, in the counts that UpstreamShared selects, by the windows
+	// of the shortest period; Calendar and Concurrency windows do not.
 	KeepRate bool
 
 	// Match lists globs over the types of tasks that this policy guards: "*" matches any bytes or none, "?" one

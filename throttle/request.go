@@ -23,9 +23,9 @@ type Request struct {
 	// and 0 of other units.
 	Cost map[string]int64
 
-	// Deadline refuses the request, by a *DeniedError, if it is denied or joins a line and cannot
-	// start before then, whatever becomes of others: a time by this machine's clock. Limiter.Wait
-	// ignores it. The default, zero, is no limit.
+	// Deadline is a time by this machine's clock. A request that is denied or joins a line is refused, by a
+	// *DeniedError, if it cannot start before then, even if all others leave. Limiter.Wait ignores it. The default,
+	// zero, is no limit.
 	Deadline time.Time
 
 	// Front lets a ticket join before the others of its tenant, attributes and queue. It is for a job
@@ -35,8 +35,8 @@ type Request struct {
 	// Key is data that Line.Take returns with the ticket: at most MaxKeyBytes bytes.
 	Key string
 
-	// MaxHold bounds how long the work holds what Concurrency windows grant, such as a job's timeout.
-	// Expected starts of others use it. The default, 0, is not known.
+	// MaxHold bounds how long the work holds what Concurrency windows grant, such as a job's timeout. Expected
+	// starts of others use it, unless Line.Take grants the request. The default, 0, is not known.
 	MaxHold time.Duration
 
 	// MaxWait bounds the time in line. Limiter.Wait gives up after it. Others refuse a request that is

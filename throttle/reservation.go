@@ -30,8 +30,8 @@ type Refund struct {
 	Windows     []WindowState // after it, in the policy's order
 }
 
-// Cancel gives back the units of the reservation that still count. It does so once, however often
-// it is called. It ends a Hold. After an error, the reservation is still held. Errors are
+// Cancel gives back the units of the reservation that still count. It does so once, however often it is called. It
+// ends a Hold. After an error the Hold goes on, and the units may still count: call it again. Errors are
 // Limiter.Reserve's.
 func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	o, err := r.operation(ctx)
@@ -165,9 +165,9 @@ func (r Reservation) Release(ctx context.Context) error {
 	return err
 }
 
-// Renew extends what Concurrency windows hold for the reservation to one lease from now. It returns
-// false if the lease expired or was given back: the work must end, as others may have the room.
-// Hold calls it in time. Errors are Limiter.Reserve's.
+// Renew extends what Concurrency windows hold for the reservation to one lease from now. It returns false if that was
+// given back, or if the lease expired and others have the room or wait for it: the work must end. Hold calls it in
+// time. Errors are Limiter.Reserve's.
 func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 	o, err := r.operation(ctx)
 	if err != nil || r.Lease() == 0 {

@@ -34,7 +34,7 @@ type Taken struct {
 }
 
 // A TakenTicket is a ticket that left the line with its capacity. It was not charged if it never fits, if its tenant
-// is exempt by now, or if it joined when the policy had other scopes: then Line.Matches is false.
+// is exempt or the policy observes by now, or if the policy has gained a scope since: then Line.Matches is false.
 type TakenTicket struct {
 	Ticket
 	Key        string   // Request.Key
@@ -160,8 +160,8 @@ func (n *Line) Acknowledge(ctx context.Context) error {
 	return classify(ctx, cp.Name, err)
 }
 
-// PutBack returns taken tickets to their positions in the line that they were taken from, and refunds
-// them. Errors are Take's.
+// PutBack returns taken tickets to their positions in the line that they were taken from, and refunds them. It skips
+// tickets that were not charged. Errors are Take's.
 func (n *Line) PutBack(ctx context.Context, tickets []TakenTicket) error {
 	return n.giveBack(ctx, tickets, script.PutBack)
 }

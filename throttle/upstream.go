@@ -95,17 +95,17 @@ type Refusal struct {
 	// Adapted is the rate in force, or nil unless this refusal changed it or began to spread calls.
 	Adapted *Adapted
 
-	// Pause is the length of a pause that begins by this refusal. It is 0 if it only extends one, or
-	// if the length is a guess and the rate did not change.
+	// Pause is the length of a pause that begins by this refusal. It is 0 if the refusal only extends one, or if the
+	// policy adapts, the length is a guess, and Adapted is nil.
 	Pause time.Duration
 
 	Policy string
 	Tenant string // whose call was refused; empty if it had no tenant
 }
 
-// Resume ends a pause that the upstream asked for at once, and what the policy adapted to
-// (Policy.KeepRate), in the counts of the request that Policy.UpstreamShared selects. Without those it does nothing.
-// Errors are Reserve's.
+// Resume ends at once a pause that the upstream asked for, and restores the rate that the policy adapted
+// (Policy.KeepRate), in those counts of the request that Policy.UpstreamShared selects. If there is neither, it does
+// nothing. Errors are Reserve's.
 func (l *Limiter) Resume(ctx context.Context, r Request) error {
 	_, _, err := Reservation{Request: r, limiter: l}.report(ctx, script.Request{Op: script.Resume})
 	return err
@@ -171,13 +171,12 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 type Remaining struct {
 	Unit  string    `json:"unit"`  // what it counts, as a window of the policy does
 	Units int64     `json:"units"` // how many are left
-	Until time.Time `json:"until"` // when it starts again from 0
+	Until time.Time `json:"until"` // when the upstream counts from 0 again
 }
 
-// ReportRemaining reports how many units the upstream has left, by its answer to the reservation's
-// call: 0 to MaxLimit, for more than 0 and at most MaxPeriod. Until the reset, windows of the unit grant
-// no more than that, less what they granted since the reservation. It applies to the counts of Pause.
-// Errors are those of Pause.
+// ReportRemaining reports what the upstream has left, by its answer to the reservation's call: 0 to MaxLimit units,
+// until a reset that comes in more than 0 and at most MaxPeriod. Until then windows of the unit grant no more than
+// that, less what they granted since the reservation. It applies to the counts of Pause. Errors are those of Pause.
 func (r Reservation) ReportRemaining(ctx context.Context, unit string, units int64, reset time.Duration) error {
 	cp, err := r.policy()
 	switch {

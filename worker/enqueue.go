@@ -68,7 +68,6 @@ func (c *Client) message(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 	e.Info = info
 	if message := e.call.Message; message != nil {
 		e.request.Key, e.request.Deadline = message.JoinKey(), message.Deadline()
-		e.request.MaxHold = message.TimeLimit(now)
 		return true
 	}
 	e.Start = ExpectedStart{At: now}

@@ -63,9 +63,8 @@ func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.WaitState(asynq.TaskStateArchived, "t")
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-		if err != nil || d.Granted || sitetest.Off(time.Now().Add(d.RetryIn), time.Now().Add(time.Minute)) {
-			t.Errorf("granted %v, denied for %v, %v", d.Granted, d.RetryIn, err)
-		}
+		expect.That(t, err == nil && !d.Granted && !sitetest.Off(time.Now().Add(d.RetryIn), time.Now().Add(time.Minute)),
+			"granted", d.Granted, "denied for", d.RetryIn, err)
 		expect.Equal(t, s.Logs.Count(`msg="throttle: the upstream refused a call: its policy pauses" policy=api tenant=acme for=1m0s`), 1, s.Logs)
 	})
 }

@@ -21,9 +21,9 @@ type Heads struct {
 	all map[[2]string]State // when its oldest ticket or its tag last changed, by policy and flow
 }
 
-// Note notes a state. It returns the tenants of it that starve: no pause and no window of their own holds
-// them up, and more than 20 grants were their share by weight since their first ticket is the same. Their
-// queue or class gives way.
+// Note notes a state. It returns the tenants of it that starve: for starvesAfter their first ticket and their tag have
+// been the same, no pause and no window of their own holds them up, and more than starvesDue grants would have been
+// their share by weight. Others go first.
 func (h *Heads) Note(s PolicyState) (starving []State) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package inspect shows how the lines of a throttle.Limiter stand: who waits, since when, why and
-// until when, and what would be if limits were others. A line is read by several commands: what changes
-// meanwhile may show twice. Nothing is changed.
+// Package inspect shows how the lines of a throttle.Limiter stand: who waits, since when, why and until when, and
+// what would be if limits were others. A line is read by several commands: what changes meanwhile may show twice. It
+// changes no position and no count, but it may remove claims of ended processes.
 package inspect
 
 import (

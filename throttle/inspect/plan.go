@@ -56,7 +56,7 @@ type Finish struct {
 	Count     int       `json:"waiting"`              // requests
 	Binds     string    `json:"binds,omitempty"`      // what the last waits for longest: a window, or throttle.BySlots
 	Expected  time.Time `json:"expected,omitzero"`    // Plan.At if there is none; zero if not within MaxPlan
-	Late      int       `json:"late,omitempty"`       // how many do not end until PlanOptions.By
+	Late      int       `json:"late,omitempty"`       // how many have not ended by PlanOptions.By
 	NeverFits string    `json:"never_fits,omitempty"` // a window that can never grant one of them
 	left      int64     // that have not started
 }

@@ -38,7 +38,7 @@ type QueueState struct {
 	Waiting int64          `json:"waiting"`
 	Flows   int64          `json:"flows"`           // tenants, each with its other attributes
 	Asked   time.Time      `json:"asked"`           // when a server asked for it last
-	Served  bool           `json:"served"`          // a server asked within the last minute
+	Served  bool           `json:"served"`          // somebody asked within the last minute
 	Binds   string         `json:"binds,omitempty"` // throttle.BySlots, or empty for limits
 	weights int64          // of its flows, in thousandths
 }
@@ -55,7 +55,7 @@ type State struct {
 	Waiting    int64             `json:"waiting"`              // tickets, with those of calls that wait in place
 	Oldest     time.Time         `json:"oldest,omitzero"`      // of a tenant: when the oldest began to wait
 	Exempt     bool              `json:"exempt,omitempty"`     // the tenant is never denied
-	Weight     float64           `json:"weight,omitempty"`     // as its tickets joined
+	Weight     float64           `json:"weight,omitempty"`     // by which the line counts it
 	Share      float64           `json:"share,omitempty"`      // of its weight in all weights of the queue: 0 to 1
 
 	// Of a ticket: its position among the Waiting, from 1, its cost by unit, and when it began to wait, even
@@ -84,9 +84,9 @@ type State struct {
 	flow flow
 }
 
-// State returns how a policy stands, with a page of the tenants that wait. One that waits in several queues
-// comes once for each. A page costs a few commands, and one call of a script for each 64 of these, however
-// many wait. Of a page, those with most tickets come first.
+// State returns how a policy stands, with a page of the tenants that wait: those with most tickets first. One that
+// waits in several queues comes once for each. A page costs a few commands, and a call of a script for each 64 of
+// these or fewer. Only for a Query.Tenant, where windows also count by other attributes, it reads all flows.
 //
 // Pages are in no order. A tenant that waits all the time comes at least once, and may come twice.
 // A removed policy has a state while somebody waits for it.
@@ -121,7 +121,7 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 		}
 	}
 	for _, q := range queues {
-		q.Served = s.At.Sub(q.Asked) < time.Minute // as in internal/script/lua/line.lua
+		q.Served = s.At.Sub(q.Asked) < time.Minute // as line_appointments.lua, where claims have 2 s
 		s.Queues, s.Waiting = append(s.Queues, q), s.Waiting+q.Waiting
 	}
 	slices.SortFunc(s.Tenants, func(a, b State) int {

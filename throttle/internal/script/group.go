@@ -22,7 +22,7 @@ const (
 	callTimeout = 5 * time.Second
 )
 
-// A Group sends the requests of one policy name, one call to Redis at a time. A request is sent at
+// A Group sends the requests of one line, one call to Redis at a time. A request is sent at
 // once if no call is under way. Requests that come during a call travel together in the next one.
 // (Databases call this group commit.) It is safe for concurrent use.
 type Group struct {
@@ -56,7 +56,7 @@ type call struct {
 	bundles []*bundle
 }
 
-// NewGroup returns a group of one policy name.
+// NewGroup returns a group of one line.
 func (r *Runner) NewGroup() *Group {
 	process := NewID() // the script keeps the results of the last call under this name
 	return &Group{decide: func(
@@ -183,8 +183,8 @@ func (g *Group) send(ctx context.Context, c *call) {
 	}
 }
 
-// deliver keeps the answers to a bundle. It lets the next call cancel grants whose answer was lost, or whose
-// caller gave up. The lock is held.
+// deliver keeps the answers to a bundle. The next call cancels grants whose caller gave up, or whose answer was lost:
+// of these as many as half a call carries. The others stay charged. The lock is held.
 func (g *Group) deliver(b *bundle, answers []Answer) {
 	b.answers = answers
 	for i, answer := range answers {

@@ -297,9 +297,8 @@ func TestGroupsOfManyWindowsAreSmall(t *testing.T) {
 			}
 			answers, err := g.Do(t.Context(), p, requests...)
 			expect.That(t, err == nil && len(answers) == c.requests, len(answers), "answers", err)
-			if len(f.calls) != c.calls || len(f.calls[0].requests) != c.most {
-				t.Errorf("%d windows: %d calls, the first of %d requests", c.windows, len(f.calls), len(f.calls[0].requests))
-			}
+			expect.That(t, len(f.calls) == c.calls && len(f.calls[0].requests) == c.most,
+				c.windows, "windows:", len(f.calls), "calls, the first of", len(f.calls[0].requests))
 		})
 	}
 }

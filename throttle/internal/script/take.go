@@ -50,7 +50,7 @@ type Taker struct {
 	owing    bool  // its tickets are not acknowledged
 }
 
-// NewTaker returns a taker of one policy name.
+// NewTaker returns a taker of one line.
 func (r *Runner) NewTaker() *Taker {
 	process := NewID() // the script keeps the last take under this name
 	take := func(ctx context.Context, p *Policy, seq int64, q TakeRequest) (taken Taken, err error) {

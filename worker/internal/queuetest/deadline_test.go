@@ -33,9 +33,7 @@ func wantLate(s *sitetest.Site, id string, retries int, reason string) {
 		s.Fatalf("the user's ErrorHandler was told %q, and IsFailure asked about %q", s.Reported, s.Asked)
 	}
 	var late *throttle.DeniedError
-	if !errors.As(s.Reported[0], &late) {
-		s.Fatalf("the user's ErrorHandler was told %#v", s.Reported[0])
-	}
+	expect.Require(s, errors.As(s.Reported[0], &late), "the user's ErrorHandler was told", s.Reported[0])
 	if !late.Request.Deadline.Equal(task.Deadline) || late.StartsAt.Before(task.Deadline) ||
 		late.Error() != task.LastErr || late.Decision.Tenant != "acme" {
 		s.Errorf("told %+v of %+v", late, task)

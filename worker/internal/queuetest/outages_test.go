@@ -63,9 +63,8 @@ func TestLimiterHangsAndPlainTasksRun(t *testing.T) {
 		t.Logf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
 		// The first guarded tasks wait for the limiter for 2 s in their slots. Meanwhile it is asked
 		// four times for 250 ms, as the pauses between double from 100 ms.
-		if during > before+2*time.Second+4*250*time.Millisecond {
-			t.Errorf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
-		}
+		expect.That(t, during <= before+2*time.Second+4*250*time.Millisecond,
+			"the slowest plain task started after", before, "before, after", during, "while the limiter hung")
 		<-goesOn
 		for range 100 { // forward looks at waiting tasks within two minutes
 			if time.Sleep(2 * time.Second); s.Counters().Processed == waiting+2*plain+guarded {

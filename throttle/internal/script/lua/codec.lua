@@ -2,7 +2,7 @@
 -- fields are written. Integers are big-endian. All times are microseconds since 1970. miniredis has
 -- neither struct nor bit, hence char and byte.
 --
--- Every file of a script puts its functions in one table. Redis keeps none of them. At every call a
+-- Redis keeps no function from one call to the next. So most files put theirs in one table. At every call a
 -- closure costs 400 instructions, a table of 8 names 3,000, and a local that a closure captures
 -- 500, unless another closure has captured it already. So the names below are shared by all files,
 -- few functions are made at every call, and `once` makes the others when a call needs them.

@@ -53,9 +53,9 @@ local record = last == seq and known -- if this call is a copy of the last one
 
 local NOT_GRANTED = '\0\0\0\0\0\0\0'
 
--- A verb takes the request, its scopes, their time, a table that gets the time at which each window has room,
--- and the status that an earlier copy of the call got. It returns status and at, and if there is more to
--- tell time, latest, binds and nudge. Most calls need only these two verbs.
+-- A verb takes the request, its scopes, their time, a table that gets the time at which each window has room, and the
+-- status that an earlier copy of the call got. It returns status and at, followed where needed by time, latest, binds
+-- and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits)
     if r.at > 0 then once(extras, call).replace(r, list, now) end

@@ -8,8 +8,8 @@
 --   payload     last(7) used(7) late(7): when a unit was last taken, the units since the reset, and
 --               how many of them the upstream may count after the next reset
 --
--- The upstream's clock may differ by `margin`. So a reset takes effect `margin` after its time, and a grant in the
--- last `margin` before its time counts on both sides of it.
+-- The upstream's clock may differ by `margin`. So a reset takes effect `margin` after its time, and a grant within
+-- `margin` of its time, before or after, counts on both sides of it.
 --
 -- In the state, `resets` are the times of the reset at which the span began, and of later ones. Those that are not
 -- known are taken to be `gap` apart, the least time between ticks: so a deadline refuses nobody who may meet it.
@@ -44,7 +44,7 @@ algorithms['f'] = {
     local began, last = resets[1] + p2, data and unpack7(data, from) or -MOST
     if last >= began then
       st.last, st.used, st.late = last, unpack7(data, from + 7), unpack7(data, from + 14)
-    elseif last >= began - 2 * p2 then -- within the margin before the reset: only what came late counts on
+    elseif last >= began - 2 * p2 then -- within the margin of the reset: only what came late counts on
       st.last, st.used = began, unpack7(data, from + 14)
     end
     return st, clock_off

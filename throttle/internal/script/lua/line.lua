@@ -18,7 +18,7 @@
 --   t          hash: ticket "QUEUE/ID" -> "RANKcosts |VALUES key"
 --                RANK       of 16 digits
 --                costs      empty for "requests=1"
---                key        with "+N" at its end if window N delayed it for longest when it joined
+--                key        then ":SINCE" if that was given, and "+N" if window N delayed it for longest
 --   f          hash: flow "QUEUE|VALUES" ->
 --              "tickets units weight tag suffix rank tenant suffixes;own"
 --                units      the text of line_units.lua
@@ -47,8 +47,8 @@
 --   s:SUFFIX   string: the order of queues and classes at a scope (line_order.lua)
 --   k          sorted set: processes by the time of a take that they have not acknowledged
 --   k:PROCESS  string: what the process took last
--- A line without tickets has no keys. Its keys expire 400 days after their last change, as a ticket may wait
--- as long as its task. k:PROCESS without tickets expires after a minute, s:SUFFIX with its windows.
+-- A line without tickets has no keys but k, k:PROCESS and s:SUFFIX. Keys expire 400 days after their last change, as
+-- a ticket may wait as long as its task; k:PROCESS without tickets after a minute, s:SUFFIX with its windows.
 --
 -- new_line(call) -> L. It reads each value of the line at most once. Changes are noted, and written at the
 -- end (line_write.lua). Only calls that find a line, or join one, make L. The other files each have a

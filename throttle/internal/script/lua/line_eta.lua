@@ -6,10 +6,10 @@
 --     flow's scopes, and `at` is their time. all_first: all tickets that wait at the scopes go first, as for
 --     a request without a place in line. fits, if any, gets by window when the costs fit there, 0 for at once
 --
--- Until a ticket starts, one of its windows has no room for the ticket that is first there. So the latest start
--- is the sum of the windows' waits, if all tickets go first that may, and miss a reset where several windows
--- bind. It is 0 if nobody knows how long slots are held. binds is the number of the window that delays the
--- ticket for longest, or 0. The earliest start is after the flow's own tickets: others may be gone by then.
+-- Until a ticket starts, the first of all waiting tickets lacks room in a window. So the latest start is the sum of
+-- the windows' waits, if all go first that may, plus resets missed in one window while another holds tickets up. It
+-- is 0 if nobody knows how long leases are held. binds is the number of the window that delays the ticket for
+-- longest, or 0. The earliest start is after the flow's own tickets: others may be gone by then.
 --
 -- Where all that waits fits now, so does the ticket. Where costs differ, windows are left with room that is too
 -- small for the next ticket: expected and latest assume the most of such room. So they are equal only where the

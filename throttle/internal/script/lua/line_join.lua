@@ -106,10 +106,10 @@ local function new_join(L)
     order().write()
   end
 
-  -- somebody_waits returns whether tickets other than `id` hold up the request: they wait at its scopes. Where no
-  -- window is shared, tickets at ROOT wait for slots only, and do not, as the request has a slot. But the first
-  -- one of its own flow may cost more, and lack room by now. Tickets of a batch hold up a live request only if
-  -- it owes them room.
+  -- somebody_waits returns whether tickets other than `id` hold up the request: those that wait at its scopes.
+  -- Tickets at ROOT do not if no window is shared: they wait for a handler slot, which the request has. But the
+  -- first ticket of its own flow does, if its costs differ and lack room by now. Tickets of a batch hold up a live
+  -- request only if it owes them room.
   local function somebody_waits(r, id)
     local batch, flow_name = r.batch, id and L.flow_name(id)
     local ticket_flow = flow_name and L.flow_of(flow_name)
@@ -140,8 +140,8 @@ local function new_join(L)
     return expected(flow_for(r), list, at, windows.costs_of(call, r.costs_text), nil, true, fits)
   end
 
-  -- stands returns expected, latest and binds of the request's ticket, or without one of the last ticket of its
-  -- flow; nil if that does not wait.
+  -- stands returns expected, latest and binds of the request's ticket, or of its flow's last ticket if the request
+  -- has none; nil if that ticket does not wait.
   local function stands(r, list, at, fits)
     local flow = L.flow_of(r.flow)
     if not flow or flow.n == 0 then return nil end

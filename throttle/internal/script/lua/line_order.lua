@@ -6,9 +6,9 @@
 -- A side that begins to wait starts at V, the least tag of those that wait. A batch starts one
 -- ticket later, so that live tickets go first.
 --
--- Of the sides of a take, the least tag at ROOT is served. While it waits for a window, no side
--- behind it passes. For a side of another server room is left until it is LATE: by its appointment or,
--- where no slots are granted, by when its ticket fits. Then it holds up nobody, and gets no credit.
+-- Of the sides of a take, the least tag at ROOT is served. While it waits for a window, no side behind it passes.
+-- Room is also left for a side of another server, until LATE after its appointment or, where no window has leases,
+-- after its ticket fits. From then on that side holds up nobody, and gets no credit.
 -- A batch that live tickets delay at a broader scope keeps its time at narrower ones.
 --
 -- Key, behind the prefix P of the policy:

@@ -16,10 +16,10 @@
 --          had not all its scopes, or its tenant is exempt by now. If it joined by scopes that the
 --          policy has not, ":SUFFIX+SUFFIX..." follows: all of its scopes
 --
--- What was taken is kept until the next call of the process acknowledges it. The same call, repeated,
--- gets the same answer, with the time of now, and zeros for what windows have counted. What is not
--- acknowledged for 5 s is put back by the next take of another process. The number of the last call
--- is kept for a minute: a copy of a call that comes late takes nothing.
+-- What was taken is kept until the next call of the process acknowledges it. The same call, repeated, gets the same
+-- tickets, with the time of now, and zeros for what windows have counted; if it took none, `next` is now. What is
+-- not acknowledged for 5 s is put back by the next take of another process. The number of the last call is kept for
+-- a minute: a copy of a call that comes late takes nothing.
 --
 -- Keys: k and k:PROCESS (line.lua). The latter begins with seq(7) at(7) next(7) id_base(10). Then
 -- come for each ticket "TEXT weight suffixes;own", a tab and when it was granted unless that is
@@ -48,7 +48,7 @@ local unacknowledged = #before > 31 -- it took tickets
 if #before > 0 then
   local last = unpack7(before, 1)
   if last == seq then
-    if not unacknowledged then return {now, now, id_base} end -- that was then
+    if not unacknowledged then return {now, now, id_base} end -- it took none: ask at once
     local out, taken_at = {now, unpack7(before, 15), sub(before, 22, 31)}, unpack7(before, 8)
     local tickets = redis.call('GETRANGE', own_key, '31', '-1')
     for text, at in gmatch(tickets, '(%S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do

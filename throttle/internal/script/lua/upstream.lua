@@ -65,10 +65,10 @@ local function new_upstream()
     return max(FLOOR, min(1, peak + GROWTH * t * t * t))
   end
 
-  -- adapt notes that the upstream refused a call granted at `at`: for `wait`, or for an unknown time if
-  -- `guess`, the longest pause, is above 0. It returns how long to pause, 0 if it was known already,
-  -- and whether the rate is cut or grants begin to be spread; nil if the scope has no rate. Refusals of calls
-  -- that were granted before the last refusal are merged with that.
+  -- adapt notes that the upstream refused a call granted at `at`: for `wait`, or for an unknown time if `guess`, the
+  -- longest pause, is above 0. It returns how long to pause, and whether the rate is cut or grants begin to be
+  -- spread; nil if the scope has no rate. For a call that was granted before the last refusal it returns `wait`, or
+  -- 0 for a guess, and false.
   local function adapt(scope, now, at, wait, guess)
     local period, _, unit = shortest(scope)
     if not period then return nil end

@@ -75,11 +75,11 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 // aggregated. A task with ProcessAt or ProcessIn in the future joins at that time. While the limiter's Redis
 // does not answer, all tasks are enqueued as asynq does, and join when a worker denies them.
 //
-// Before anything is written it returns an error for a matched task
-//   - that has no tenant,
-//   - whose attributes or cost its policy can never grant: a wrapped *throttle.RequestError,
-//   - that is expected to start only after its asynq.Deadline, or that MaxWait or Backlog
-//     refuse: a wrapped *throttle.DeniedError. So is one whose Deadline is before its ProcessAt.
+// For a matched task it returns an error, and the task is not enqueued, if the task
+//   - has no tenant,
+//   - has attributes or a cost that its policy can never grant: a wrapped *throttle.RequestError,
+//   - is to start after its asynq.Deadline, or is refused by MaxWait or Backlog: a wrapped *throttle.DeniedError.
+//     Unless the Deadline is before its ProcessAt, the task and its unique lock were stored for a moment.
 //
 // Before a task is refused because of tasks that wait, tickets of deleted tasks leave the line. A process
 // looks for them at most once a second.

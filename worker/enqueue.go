@@ -26,6 +26,7 @@ type enqueueTask struct {
 	task      *asynq.Task
 	reportTo  *ExpectedStart   // for ReportStart; may be nil
 	request   throttle.Request // without a policy if none matches
+	ignored   error            // why the request has none, where it only observes
 	isMember  bool             // of a batch
 	joinsLine bool             // now, or when it is due
 
@@ -102,7 +103,7 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 	}
 	if err != nil {
 		e.request = throttle.Request{}
-		if policy.Observe {
+		if e.ignored = err; policy.Observe && !e.isMember {
 			return nil // a server logs the error, and runs the task
 		}
 		return err
@@ -118,7 +119,7 @@ func (c *Client) RequestOf(task *asynq.Task) (throttle.Request, error) {
 	e := &enqueueTask{task: task}
 	err := c.prepare(context.Background(), e, nil)
 	if err == nil && !e.joinsLine {
-		err = fmt.Errorf("worker: task type %q: must match a policy without earliest_reset", task.Type())
+		err = cmp.Or(e.ignored, fmt.Errorf("worker: task type %q: must match a policy without earliest_reset", task.Type()))
 	}
 	return e.request, err
 }

@@ -23,7 +23,7 @@ type Explanation struct {
 	State string `json:"state"`
 
 	Type      string    `json:"type,omitempty"`
-	Policy    string    `json:"policy,omitempty"` // that matches its type; empty if none does
+	Policy    string    `json:"policy,omitempty"` // that matches its type; empty if none does, or it runs or ran
 	LastError string    `json:"last_error,omitempty"`
 	NextAt    time.Time `json:"next_at,omitzero"` // when workers look at it, if nothing takes it before
 	Retried   int       `json:"retried,omitempty"`

@@ -68,7 +68,7 @@ func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request thr
 			s.limiterLog.Failed(pauseErr, "policy", request.Policy)
 		}
 		return s.noteRefused(ctx, a, request, request.Policy, max(0, refused.after), err)
-	case errors.As(err, &denied) && denied.Request.Ticket == (throttle.Ticket{}): // else it could not enqueue a task
+	case errors.As(err, &denied) && denied.Request.Ticket == (throttle.Ticket{}): // with one, an enqueue was refused
 		d.Policy, d.RetryIn = denied.Decision.Policy, askAgainIn(denied.Decision)
 	case callRefused:
 		return s.noteRefused(ctx, a, request, policy, retryIn, err)
@@ -111,7 +111,7 @@ func (s *Server) noteRefused(
 	if limit := p.MaxRefusedWait; limit > 0 && now.Add(retryIn).Sub(since) > limit {
 		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Since: since, Tenant: r.Tenant}
 	}
-	// The wait is at least that after a refusal for an unknown time.
+	// A task waits at least DefaultPause, as after a refusal for an unknown time.
 	d := throttle.Decision{At: now, Policy: policy, RetryIn: max(retryIn, throttle.DefaultPause), Tenant: r.Tenant}
 	if policy == r.Policy {
 		s.rejoin(ctx, a, r, &d)

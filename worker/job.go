@@ -125,17 +125,17 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 // released or cancelled. The error is a *throttle.RequestError if the request cannot fit beside
 // the slots that the task itself took. Other errors are throttle.Limiter.Wait's.
 //
-// A second call by the task's own policy belongs into the task's cost. A window of another
-// algorithm whose limit is too small for both denies the second at every attempt.
+// A second call by the task's own policy belongs into the task's cost. A window that is no Concurrency
+// window, and whose limit is too small for both calls, denies the second one at every attempt.
 func (j *Job) Reserve(ctx context.Context, r throttle.Request) (throttle.Reservation, error) {
 	r.MaxWait = -1
 	return j.Wait(ctx, r)
 }
 
 // Wait is Reserve, but a request that does not fit waits in line, as throttle.Limiter.Wait has it:
-// until ctx ends, and for Request.MaxWait at most. It keeps the task's slot of the server busy
-// meanwhile. If the task holds slots of Concurrency windows, and those that it would wait for may
-// be held by others that wait for its own, it is denied at once.
+// until ctx ends, and for Request.MaxWait at most. It keeps the task's slot of the server busy meanwhile.
+// A request is denied at once if it would wait for slots of Concurrency windows whose holders may wait for
+// slots that this task holds.
 func (j *Job) Wait(ctx context.Context, r throttle.Request) (throttle.Reservation, error) {
 	if j.caller == nil {
 		return throttle.Reservation{}, ErrNoJob

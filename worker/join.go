@@ -18,8 +18,8 @@ import (
 // rescoreFrom is how much longer than storedFor a task must have to wait to get another time, which asynq's tools show.
 const rescoreFrom = time.Minute
 
-// join makes stored tasks of one queue join a line, and moves or deletes them as their places demand. If that fails,
-// workers find them as they were stored.
+// join makes stored tasks of one queue join a line, and moves or deletes them as their places demand. Tasks without a
+// place become pending. If the move fails, workers find the tasks as they were stored.
 func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask) {
 	err := c.places(ctx, line, es)
 	if _, member := asynqredis.MembersOf(ctx); member && err != nil {

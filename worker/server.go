@@ -80,10 +80,10 @@ type Server struct {
 // what opt.MakeRedisClient returned, which must be a client of this server alone.
 //
 // The functions of asynq's config are not called for a denial, which is neither a failure nor an
-// error. If the task's time runs out while the limiter is asked, IsFailure and RetryDelayFunc are
-// called with its context's error, but without effect. The same happens, with asynq.ErrLeaseExpired, for a
+// error. If a task's time runs out while the limiter is asked, IsFailure and RetryDelayFunc are called with the
+// error of the task's context, but without effect. The same happens, with asynq.ErrLeaseExpired, for a
 // task of a server that died, if the task goes back to wait. An idle server looks for tasks of plain clients
-// every TaskCheckInterval, but at least every 1.25 s. Tasks in line start as soon as they fit, whatever it is.
+// every TaskCheckInterval, but at least every 1.25 s. Tasks in line need no such look: they start when they fit.
 func NewServer(opt asynq.RedisConnOpt, c asynq.Config, config Config) (*Server, error) {
 	config.Logger = cmp.Or(config.Logger, slog.Default())
 	if config.Limiter == nil {

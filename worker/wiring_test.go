@@ -121,7 +121,10 @@ func TestOptionsBelowZero(t *testing.T) {
 
 // What is missing is named.
 func TestNilIsAnError(t *testing.T) {
-	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+	observes := sitetest.Policy(1, time.Hour)
+	observes.Observe = true
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), observes)
+	_, noTenant := s.Client(s.Limiter).RequestOf(asynq.NewTask("x", nil))
 	_, dropped := s.Client(s.Limiter).Drop(t.Context(), worker.DropOptions{Policy: "api"})
 	_, identity := worker.IdentityOf(nil)
 	_, request := s.Client(s.Limiter).RequestOf(nil)
@@ -129,6 +132,7 @@ func TestNilIsAnError(t *testing.T) {
 		"worker: DropOptions.Tenant is empty: must be the name of a tenant": dropped,
 		"worker: IdentityOf: task is nil":                                   identity,
 		"worker: the task is nil":                                           request,
+		`worker: task type "x": no tenant, and policy "api" matches it: make the task with worker.NewTask, or set Config.Identify`: noTenant,
 	} {
 		expect.That(t, err != nil && err.Error() == want, err, ", want", want)
 	}

@@ -36,7 +36,7 @@ type policyStatus struct {
 	inspect.PolicyState
 	PausedQueues []string    `json:"paused_queues,omitempty"` // by asynq's tools: no server takes from them
 	Used         []usage.Use `json:"used,omitempty"`          // requests of the last hour, where package usage counts them
-	more         bool        // tenants wait than Tenants has
+	more         bool        // whether more tenants wait than Tenants has
 }
 
 // A fleetStatus is the JSON of status.
@@ -97,7 +97,7 @@ func (c *StatusCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	}
 }
 
-// showOnce shows how a policy stands, or with "" each, for a tenant, or with "" all that wait.
+// showOnce shows the state of one policy, or of each if it is "", for one tenant, or for all that wait if it is "".
 func (c *StatusCommand) showOnce(ctx context.Context, f *fleet, policy, tenant string) error {
 	policies := inspect.Of(f.limiter).Policies()
 	if policy != "" {
@@ -138,10 +138,10 @@ func (c *StatusCommand) showOnce(ctx context.Context, f *fleet, policy, tenant s
 	})
 }
 
-// state reads one page of tenants: of a few hundred it is all of them, and shows those with most
-// tickets first. It may be more than what is shown.
+// state reads pages until it has enough tenants, as the page of a shard may be empty. Of up to 500 in one line it
+// keeps those with most tickets, of more, or of shards, those of the first pages.
 func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant string) (s policyStatus, err error) {
-	for after := ""; ; { // a shard may have nobody that waits
+	for after := ""; ; {
 		page, err := inspect.Of(f.limiter).State(ctx, inspect.Query{
 			After: after, Limit: inspect.MaxLimit, Policy: policy, Tenant: tenant,
 		})
@@ -257,7 +257,7 @@ func rateText(perSecond float64) string {
 	return fmt.Sprintf(", %.3g a second", perSecond)
 }
 
-// startText says in how long the last ticket starts that limits hold up.
+// startText says in how long the last ticket is expected to start, and at the latest if that differs.
 func startText(s inspect.State) string {
 	text := since(s.At, s.Expected)
 	if latest := since(s.At, s.Latest); s.Latest.After(s.Expected) && latest != text {

@@ -23,7 +23,7 @@ type Client struct {
 	// Gathered returns how many requests of a policy wait for the call that is under way. New sets it.
 	Gathered func(policy string) int
 
-	// Look has the worker ask its lines where tasks wait. NewServer sets it.
+	// Look has the worker ask those of its lines in which tasks wait. NewServer sets it.
 	Look func()
 
 	// Refresh does at once what the first take after SetPolicies does in the background: tenants'

@@ -7,8 +7,8 @@ import (
 	"github.com/robfig/cron/v3"
 )
 
-// Parse is cron.ParseStandard, except where the clock is set in the zone of Next's argument. A time that it skips comes
-// when it is set, unless the expression has one in every hour. A midnight that it shows twice comes once.
+// Parse is cron.ParseStandard, except where the clock is set in the zone of Next's argument. A time that the clock
+// skips comes when the clock is set, unless the expression has one in every hour. A midnight shown twice comes once.
 func Parse(expression string) (cron.Schedule, error) {
 	schedule, err := cron.ParseStandard(expression)
 	if spec, ok := schedule.(*cron.SpecSchedule); ok {
@@ -24,7 +24,7 @@ func (s wallClock) Next(t time.Time) time.Time {
 	next := s.SpecSchedule.Next(shown(t))
 	for !next.IsZero() {
 		_, set := t.ZoneBounds() // when the clock is set next
-		if !set.After(t) {       // never, or Go 1.26 returns the begin of the day: the last one of a leap year
+		if !set.After(t) {       // never; or Go 1.26, on the last day of a leap year, returns the begin of that day
 			set = t.AddDate(0, 1, 0)
 		}
 		if at := t.Add(next.Sub(shown(t))); at.Before(set) {

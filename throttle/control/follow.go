@@ -25,7 +25,7 @@ const (
 
 // FollowConfig configures Store.Follow.
 type FollowConfig struct {
-	// KeepPolicies has the limiter keep its own policies, and follow overrides and pauses only.
+	// KeepPolicies has the limiter keep its own policies, and follow pauses and overrides of single tenants only.
 	KeepPolicies bool
 }
 

@@ -108,8 +108,8 @@ func (s State) With(o throttle.TenantOverride) ([]throttle.Policy, error) {
 	return policies, p.Validate()
 }
 
-// Front returns the override by which a tenant goes first for a time. It keeps the other changes of an override in
-// force. If that one ends later, the error is an InputError, unless the tenant goes first by it already.
+// Front returns the override by which a tenant goes first for a time. It keeps what the tenant's present override
+// changes. If that override ends later, the error is an InputError, unless the tenant goes first by it already.
 func (s State) Front(policy, tenant string, ttl time.Duration) (throttle.TenantOverride, error) {
 	o := throttle.TenantOverride{Policy: policy, Tenant: tenant}
 	for _, current := range s.Overrides {

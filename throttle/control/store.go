@@ -196,7 +196,7 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	return s.change(ctx, "policies", string(text), 0, version, change)
 }
 
-// removed returns the policies that have a line besides these: the published ones, and of those removed
+// removed returns the policies that have a line which is not among lines: published ones, and of those removed
 // earlier the ones for which tickets still wait.
 func (s *Store) removed(ctx context.Context, before State, lines []string) (removed []throttle.Policy, err error) {
 	for i, p := range slices.Concat(before.Policies, before.Removed) {

@@ -39,7 +39,7 @@ type TransportConfig struct {
 	Base http.RoundTripper
 
 	// LearnOnly reserves nothing. It is for calls of jobs that took their cost when they began.
-	// Refusals pause the policy all the same. Remaining units are learnt if the Job has its Decision.
+	// Refusals pause the policy all the same. Remaining units are learnt if the Caller has its Decision.
 	LearnOnly bool
 
 	// Limiter decides. It is required.

@@ -97,8 +97,8 @@ func (c *Counter) add(key count, n int64) {
 }
 
 // Start writes the observed grants and the number of waiting tickets every 10 seconds, in one pipeline. It
-// uses the limiter's Redis and Logger. Stop ends that and writes the rest. It waits at most 5 seconds for
-// Redis.
+// uses the limiter's Redis and Logger. Stop ends that and writes the rest. It waits at most 10 seconds for
+// Redis: 5 for a write under way, and 5 for the last.
 func (c *Counter) Start(l *throttle.Limiter) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
@@ -159,8 +159,8 @@ func (c *Counter) write(l *throttle.Limiter) {
 // A Use is the grants to one tenant.
 type Use struct {
 	Tenant string  `json:"tenant"`
-	Units  int64   `json:"units"`
-	Part   float64 `json:"part"` // of the units granted to all tenants: 0 to 1
+	Units  int64   `json:"units"` // of throttle.Requests
+	Part   float64 `json:"part"`  // of the units granted to all tenants: 0 to 1
 }
 
 // Top returns the at most n tenants to which a policy granted most requests in the last hour, in
@@ -181,7 +181,7 @@ func Top(ctx context.Context, l *throttle.Limiter, policy string, n int) ([]Use,
 			units[z.Member.(string)] += int64(z.Score)
 		}
 	}
-	// What was given back counts on, for a while, after the grant has left the hour.
+	// A refund stays in its bucket after its grant's bucket has left the hour: a sum may be 0 or below.
 	maps.DeleteFunc(units, func(_ string, n int64) bool { all += max(0, n); return n <= 0 })
 	tenants := slices.SortedFunc(maps.Keys(units), func(a, b string) int {
 		return cmp.Or(-cmp.Compare(units[a], units[b]), cmp.Compare(a, b))

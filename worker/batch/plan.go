@@ -135,7 +135,7 @@ func (s *Scheduler) plan(
 		if err != nil {
 			return nil, err
 		}
-		if seen[name] || !utf8.ValidString(name) { // its tasks would run twice, or those of another, as the plan is JSON
+		if seen[name] || !utf8.ValidString(name) { // else tasks would run twice, or JSON would store another name
 			return nil, &Error{b.Name, "tenants", name, "must be UTF-8, and not come twice"}
 		}
 		seen[name] = true
@@ -164,8 +164,8 @@ func (s *Scheduler) plan(
 	return p, nil
 }
 
-// letters name the kinds of a tenant's tasks in their order. If there are more, all of them count as
-// their mean.
+// letters name the kinds of a tenant's tasks in their order. With more kinds than letters, tasks that differ only in
+// their cost are one kind, which counts with their mean cost.
 const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 // count goes through the tasks of a tenant.

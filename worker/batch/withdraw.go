@@ -26,7 +26,7 @@ func (w *work) pause(ctx context.Context, r record) error {
 	return err
 }
 
-// resume lets servers pick the tasks until the hours end, and then makes them join their lines again.
+// resume writes until when servers may pick the tasks, and makes the tasks join their lines again at once.
 func (w *work) resume(ctx context.Context, r record) error {
 	w.sweepPause = 0
 	_, err := w.redis.Update(ctx, w.f, w.holder, "closes", w.b.closes(w.f.Tick, time.Now()))

@@ -31,8 +31,8 @@ type work struct {
 	holder string
 
 	ended      int           // tasks that had ended at the last look
-	since      time.Time     // when ended last changed, for account, or of the last sweep, for sweepPause
-	account    time.Duration // without progress, the time from since after which watch counts anew
+	since      time.Time     // in watch, when ended last changed; in withdraw, when the last sweep was
+	account    time.Duration // without progress, how long after since watch counts anew
 	sweepPause time.Duration // before the next sweep for tasks that come back; below 0 if none can
 }
 

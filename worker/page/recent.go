@@ -133,7 +133,7 @@ func (r *recent) answer(key string) (a *answer, ours bool) {
 	return a, true
 }
 
-// forget makes later callers ask anew, after a change: about what is being asked, once that is answered.
+// forget makes later callers ask anew after a change. A question under way is asked again once it is answered.
 func (r *recent) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

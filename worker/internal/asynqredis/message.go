@@ -29,7 +29,7 @@ const (
 // Our own fields. Asynq skips them when it reads a message, and drops them when it stores the task
 // after a failure.
 const (
-	fieldDenied       protowire.Number = 1077 // the task's last attempt ended by a denial
+	fieldDenied       protowire.Number = 1077 // the last error is no failure: see Denied
 	fieldRefusedSince protowire.Number = 1079 // the first refusal by the upstream, in milliseconds since 1970
 )
 
@@ -44,7 +44,7 @@ func (m Message) GroupKey() string    { return m.text(fieldGroupKey) }
 func (m Message) Retried() int64      { return m.number(fieldRetried) }
 func (m Message) IsLastAttempt() bool { return m.Retried() >= m.number(fieldRetry) } // no retry is left
 
-// Denied reports whether the task's last attempt ended by a denial.
+// Denied reports whether the last error is no failure of the task: a denial, or why the task waits in line.
 func (m Message) Denied() bool { return m.number(fieldDenied) != 0 }
 
 // Payload is what the task's handler gets.

@@ -80,9 +80,8 @@ func TestMessagesDoNotGrow(t *testing.T) {
 	for i := range int64(10) {
 		noted, since := refused.WithRefusal(time.UnixMilli(1_800_000_000_000 + i))
 		refused = noted.WithDenial("one", time.Unix(1_800_000_000, 0))
-		if since.UnixMilli() != 1_800_000_000_000 || i > 0 && len(refused) != size {
-			t.Fatalf("refused since %v, in %d bytes", since, len(refused))
-		}
+		expect.Require(t, since.UnixMilli() == 1_800_000_000_000 && (i == 0 || len(refused) == size),
+			"refused since", since, "in", len(refused), "bytes")
 		size = len(refused)
 	}
 	if got, _ := asynqredis.Message("\x0a\x09x").WithRefusal(time.Now()); string(got) != "\x0a\x09x" {

@@ -38,7 +38,7 @@ type DequeueReply struct {
 }
 
 // DequeuePending makes up to n pending tasks of one queue active. The key call identifies it, as with
-// Pick. watched are lines in which tasks of the queue wait, and that this server goes on asking.
+// Pick. watched are lines that this server goes on asking, as tasks of this or another of its queues wait there.
 func (c *Client) DequeuePending(
 	ctx context.Context, queue, call string, n int, watched ...any) (d DequeueReply, err error) {
 	all := keys(queue, "sluice:dequeued:"+c.process, lines, "pending", "paused", "active", "scheduled", "lease")

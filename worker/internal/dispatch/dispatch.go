@@ -40,8 +40,8 @@ type Config struct {
 	Tasks  *asynqredis.Client // of the server's connection
 }
 
-// A Verdict is what was decided about a task before it has a slot: its ticket was taken with its capacity, or
-// it reserved. If that was denied, its ticket has joined the line.
+// A Verdict is what was decided about a task before it has a slot: its ticket was taken, or it reserved. If neither
+// Granted nor Queued, the ticket was taken uncharged: nothing is decided. If Queued, it has joined the line.
 type Verdict struct {
 	throttle.TakenTicket           // or what Reserve has decided, in the same form
 	DecidedAt            time.Time // at the earliest, by this machine's clock: what was granted was charged then
@@ -177,7 +177,8 @@ func (d *Dispatcher) RetryInBackground(do func(context.Context) error) {
 // insist repeats a call on asynq's Redis until it is answered, as it may have changed tasks. If the context ends
 // before that, the answer is the zero value. Observers see each call as part of asynq's dequeue.
 func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Context) (T, error)) T {
-	for begun := time.Now(); ; d.sleep(retryAfterError) {
+	for ; ; d.sleep(retryAfterError) {
+		begun := time.Now()
 		answer, err := call(d.ctx) // not ctx: its end must not lose the answer of a call under way
 		if err != nil && ctx.Err() != nil {
 			return answer

@@ -124,7 +124,7 @@ func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all 
 			if j.request.Front {
 				move.Mark = asynqredis.FrontMark
 			}
-		case err != nil, places[i].Exempt, places[i].Err != nil: // the task becomes pending: the middleware returns the error
+		case err != nil, places[i].Exempt, places[i].Err != nil: // the task becomes pending: the middleware decides
 		default:
 			if j.waited && !places[i].AlreadyQueued {
 				d.logLostTicket(queue, line)

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// acknowledgeAfter is how long a take waits for the next one, which acknowledges it, before a call does:
-	// a server that has an appointment asks within 2 s, and after 5 s others put back what was taken.
+	// acknowledgeAfter is how long after a take a call acknowledges it, unless the next take has done so. A
+	// server with an appointment asks within 2 s. After 5 s others put back what was taken.
 	acknowledgeAfter = 2500 * time.Millisecond
 
 	// askAgain delays the next take of a line that stopped before it had looked at everything.
@@ -23,8 +23,7 @@ const (
 	// transitMost bounds how much a slow reply delays the next take.
 	transitMost = time.Millisecond
 
-	// watchEvery is how often a server says which lines it watches, at most. A watch lapses after
-	// 1.5 s: worker/internal/asynqredis/lua/dequeue.lua.
+	// watchEvery: servers say which lines they watch at most this often. A watch lapses after 1.5 s (dequeue.lua).
 	watchEvery = 750 * time.Millisecond
 
 	// maxTenants bounds the tenants of a line that are remembered. Beyond it, all are forgotten.
@@ -146,7 +145,7 @@ func (set *queueSet) line(name string) *line {
 	return l
 }
 
-// askBy has the line asked at a time, or before, as it is now.
+// askBy has the line asked at a time, or when it is to be asked already if that is sooner.
 func (l *line) askBy(at time.Time) { l.askAt = earliest(l.askAt, at) }
 
 // noteAnswer notes the answer of a take.
@@ -155,7 +154,7 @@ func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 	l.noteServed(taken.Tickets)
 	l.fitsAt, l.askAt = time.Time{}, never
 	if taken.Next >= 0 {
-		// A take that is sent at this time arrives when the ticket fits, if it is on its way as long as this one was.
+		// A take that is sent then arrives once the ticket fits, if it is on its way as long as this one was.
 		l.fitsAt = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 		l.askAt = l.fitsAt
 	}

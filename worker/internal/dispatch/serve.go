@@ -14,8 +14,8 @@ const (
 	// retryAfterError is how long after an error of asynq's Redis a call is repeated.
 	retryAfterError = 100 * time.Millisecond
 
-	// takeMax is the most tasks that one take or dequeue asks for, and that wait for a slot. More cost
-	// Redis less for each, and each waits longer for the others.
+	// takeMax is the most tasks that one take or dequeue asks for, and about the most that wait for a slot. If
+	// it were more, a task would cost Redis less, but would wait longer for others.
 	takeMax = 48
 
 	// lookAhead is about how long a taken task may wait for a slot.

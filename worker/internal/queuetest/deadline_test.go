@@ -29,9 +29,7 @@ func wantLate(s *sitetest.Site, id string, retries int, reason string) {
 	}
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	if len(s.Reported) != 1 || len(s.Asked) != 0 {
-		s.Fatalf("the user's ErrorHandler was told %q, and IsFailure asked about %q", s.Reported, s.Asked)
-	}
+	expect.Require(s, len(s.Reported) == 1 && len(s.Asked) == 0, "ErrorHandler was told", s.Reported, "IsFailure asked of", s.Asked)
 	var late *throttle.DeniedError
 	expect.Require(s, errors.As(s.Reported[0], &late), "the user's ErrorHandler was told", s.Reported[0])
 	if !late.Request.Deadline.Equal(task.Deadline) || late.StartsAt.Before(task.Deadline) ||

@@ -75,7 +75,7 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 // aggregated. A task with ProcessAt or ProcessIn in the future joins at that time. While the limiter's Redis
 // does not answer, all tasks are enqueued as asynq does, and join when a worker denies them.
 //
-// For a matched task it returns an error, and the task is not enqueued, if the task
+// For a task that an enforcing policy matches it returns an error, and does not enqueue, if the task
 //   - has no tenant,
 //   - has attributes or a cost that its policy can never grant: a wrapped *throttle.RequestError,
 //   - is to start after its asynq.Deadline, or is refused by MaxWait or Backlog: a wrapped *throttle.DeniedError.
@@ -108,15 +108,15 @@ type EnqueueResult struct {
 	Err   error
 }
 
-// maxBulk is the number of tasks that go to Redis together.
-const maxBulk = 500
+// maxCommit is the most tasks that are enqueued together. A call to Redis has fewer.
+const maxCommit = 500
 
 // EnqueueBulk enqueues many tasks with the same options, by few calls to Redis. For each of them it does
 // what EnqueueContext does. It returns a result for each task, in their order.
 func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []EnqueueResult {
 	results := make([]EnqueueResult, 0, len(tasks))
 	members, firing := asynqredis.MembersOf(ctx)
-	for chunk := range slices.Chunk(tasks, maxBulk) {
+	for chunk := range slices.Chunk(tasks, maxCommit) {
 		all := make([]enqueueTask, len(chunk))
 		var joining []*enqueueTask
 		for i, task := range chunk {

@@ -23,7 +23,7 @@ type Explanation struct {
 	State string `json:"state"`
 
 	Type      string    `json:"type,omitempty"`
-	Policy    string    `json:"policy,omitempty"` // that matches its type; empty if none does, or it runs or ran
+	Policy    string    `json:"policy,omitempty"` // that matches its type; empty if none does, or it waits no longer
 	LastError string    `json:"last_error,omitempty"`
 	NextAt    time.Time `json:"next_at,omitzero"` // when workers look at it, if nothing takes it before
 	Retried   int       `json:"retried,omitempty"`
@@ -63,7 +63,7 @@ func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, er
 	if err == nil {
 		e.QueuePaused, err = c.tasks.IsPaused(ctx, queue)
 	}
-	if err == nil && !e.runs() {
+	if err == nil && e.waits() {
 		err = c.findInLine(ctx, &e)
 	}
 	if err != nil {
@@ -90,9 +90,9 @@ func (c *Client) findInLine(ctx context.Context, e *Explanation) error {
 	return err
 }
 
-// runs reports whether the task runs, or has run.
-func (e Explanation) runs() bool {
-	return e.State == "active" || e.State == "completed" || e.State == "archived"
+// waits reports whether the task waits.
+func (e Explanation) waits() bool {
+	return e.State != "active" && e.State != "completed" && e.State != "archived"
 }
 
 // why explains the state in one line of text.
@@ -113,7 +113,7 @@ func (e Explanation) why() string {
 	case e.State == "completed":
 		text = "it has run, and is retained"
 	case e.State == "archived":
-		text = "it has failed for good: " + words.Name(e.LastError)
+		text = "it is archived, as it failed for good or was dropped: " + words.Name(e.LastError)
 	case e.State == "aggregating":
 		text = "its group is not complete"
 	case e.State == "pending" && e.Policy == "":
@@ -128,10 +128,10 @@ func (e Explanation) why() string {
 	case e.Policy != "":
 		text += ", and joins the line of policy " + e.Policy + " then"
 	}
-	if e.QueuePaused && !e.runs() {
+	if e.QueuePaused && e.waits() {
 		text += "; its queue is paused by asynq's tools"
 	}
-	if e.Servers == 0 && !e.runs() {
+	if e.Servers == 0 && e.waits() {
 		text += "; no server serves its queue"
 	}
 	return text

@@ -73,7 +73,7 @@ func (g *gatherer) do(ctx context.Context, e *enqueueTask) {
 func (g *gatherer) next() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	n := min(len(g.waiting), maxBulk)
+	n := min(len(g.waiting), maxCommit)
 	if n == 0 {
 		g.busy = false
 		return

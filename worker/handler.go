@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// askAgainForSlots is the shortest wait of a task whose handler was denied a slot that others hold.
+// askAgainForSlots is the longest wait of a task whose handler was denied only slots that others hold.
 const askAgainForSlots = time.Second
 
 // run runs the handler of a task that was granted, or that no policy matches. It returns the error with which
@@ -156,7 +156,7 @@ func (e *refusedError) Error() string {
 // for d. If d is below a millisecond the time is unknown: so d may be time.Until of a reset, even if that is
 // over by this machine's clock. The task's policy pauses on every worker, for the task's tenant or for all
 // (throttle.Reservation.Pause). The task is requeued in front of its tenant's other tickets, and keeps its
-// retries. To use one, call Job.Pause and return an error of another kind.
+// retries. To use a retry all the same, call Job.Pause and return an error of another kind.
 //
 // The policy's MaxRefusedWait ends a task that is refused again and again. A task that no policy matches
 // fails with this error as with any other.

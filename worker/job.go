@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -178,11 +178,12 @@ func (j *Job) neverFits(err error) error {
 		return nil
 	}
 	r := denied.Request
-	same := r.Tenant == task.Tenant && maps.Equal(r.Attributes, task.Attributes)
 	for _, w := range denied.Decision.Windows {
 		held, cost := task.CostOf(w.Unit), r.CostOf(w.Unit)
-		isShared := len(w.Scope.Attributes) == 0
-		if w.Denied && w.Algorithm.Leases() && (same || isShared) && held > 0 && held+cost > w.Limit {
+		isOwn := slices.ContainsFunc(j.caller.Decision.Windows, func(own throttle.WindowState) bool {
+			return own.Name == w.Name && own.Scope.String() == w.Scope.String()
+		})
+		if w.Denied && w.Algorithm.Leases() && isOwn && held > 0 && held+cost > w.Limit {
 			hint := fmt.Sprintf("never fits beside the %d that the job holds: the window holds %d at most", held, w.Limit)
 			return &throttle.RequestError{
 				Policy: task.Policy, Window: w.Name, Field: "cost " + w.Unit, Value: cost, Hint: hint,

@@ -100,8 +100,8 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		says(look("limits", "show"), "40")
 		run("limits", "rollback", "--version", "77", "--why", "x").want(t, exitBadInput, "--version 77: the log has no policies of it")
 
+		says(run("resume", "api", "acme", "--why", "up"), `tenant "acme" of api was not paused`)
 		says(run("resume", "api", "--why", "up"), "api is not paused any more")
-		says(run("resume", "api", "--why", "up"), "api was not paused")
 		says(run("limits", "clear", "api", "acme", "--why", "done"), `tenant "acme" of api has no override any more`)
 		says(run("limits", "clear", "api", "acme", "--why", "done"), `had no override`)
 		says(look("limits", "log"), "resume")

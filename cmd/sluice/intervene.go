@@ -44,6 +44,7 @@ func (m *Main) resumeCommand() *cli.Command {
 // resumeUpstream ends the upstream's pause, and reports whether there was one. It logs the change unless that is done.
 func (c *ControlCommand) resumeUpstream(ctx context.Context, f *fleet, logged bool) (bool, error) {
 	r := throttle.Request{Policy: c.policy, Tenant: c.tenant}
+	f.limiter.SetInterventions(throttle.Interventions{}) // a pause by operators would hide the upstream's
 	before, err := f.limiter.Peek(ctx, r)
 	if err != nil || before.Pause == nil && before.Adapted == nil {
 		return false, err // a *throttle.RequestError: the scopes need a tenant, or other attributes

@@ -82,7 +82,7 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		defer results.Close()
 	}
 
-	// Operators may pause and override the file's policies.
+	// Operators may pause the file's policies, and override them for single tenants.
 	defer control.StoreOf(limiter).Follow(ctx, control.FollowConfig{KeepPolicies: true}).Close()
 	defer counter.Start(limiter)()
 	d := &drain.Drain{

@@ -138,8 +138,8 @@ func (c *StatusCommand) showOnce(ctx context.Context, f *fleet, policy, tenant s
 	})
 }
 
-// state reads pages until it has enough tenants, as the page of a shard may be empty. Of up to 500 in one line it
-// keeps those with most tickets, of more, or of shards, those of the first pages.
+// state reads pages until it has enough tenants, as the page of a shard may be empty. If one page has all, it keeps
+// those with most tickets, else those of the first pages.
 func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant string) (s policyStatus, err error) {
 	for after := ""; ; {
 		page, err := inspect.Of(f.limiter).State(ctx, inspect.Query{
@@ -304,7 +304,7 @@ func heldText(t inspect.State, s inspect.PolicyState) string {
 	return strings.Join(other, "; ")
 }
 
-// since is a time span in two digits or so, "-" if one of its ends is not known.
+// since is a time span as words.Span has it, "-" if one of its ends is not known.
 func since(from, to time.Time) string {
 	if from.IsZero() || to.IsZero() {
 		return "-"

@@ -146,7 +146,7 @@ const (
 )
 
 // makeDisruptions returns the disruptions of a soak of a length, with that time between them on
-// average. The last fifth of this time before the end has none, so that tasks run after each.
+// average. None is in the last every/5 before the end, so that tasks run after each.
 func makeDisruptions(seed uint64, length, every time.Duration, workers int) []disruption {
 	if every <= 0 {
 		return nil

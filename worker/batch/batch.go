@@ -53,7 +53,7 @@ type Batch struct {
 	Options []asynq.Option
 
 	// OnFailed bounds how many tasks may fail for good. "stop at 20%" stops the firing as soon as so many of
-	// its tasks have failed: waiting tasks are held, and the task of Ended is enqueued. After Resume the
+	// its tasks have failed: waiting tasks are set aside, and the task of Ended is enqueued. After Resume the
 	// firing goes on to its end. The default, empty, never stops it.
 	OnFailed string
 

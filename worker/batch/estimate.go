@@ -15,7 +15,7 @@ const (
 	// estimateEvery is how often the holder forecasts its firing.
 	estimateEvery = time.Second
 
-	// estimatePart bounds forecasts to 1/20 of all time. With some 100,000 tasks they take less.
+	// estimatePart bounds forecasts to 1/20 of all time, if one takes up to 1.5 s: see estimateMost.
 	estimatePart = 20
 
 	// estimateMost is the longest pause between two forecasts.

@@ -192,8 +192,8 @@ func (s *Scheduler) Resume(ctx context.Context, f Firing) error { return s.want(
 // has returned. Running tasks go on, and are deleted if they fail and would be retried.
 func (s *Scheduler) Cancel(ctx context.Context, f Firing) error { return s.want(ctx, f, wantCancel) }
 
-// Retry makes all failed tasks of a firing wait again, with all their retries, once all tasks are enqueued.
-// Tasks that have left asynq's archive stay failed. A firing that had ended, or was stopped, goes on, and
+// Retry makes all failed tasks of a firing wait again, with all their retries. It is an error before all are
+// enqueued. Tasks that have left asynq's archive stay failed. A firing that had ended, or was stopped, goes on, and
 // enqueues the task of Batch.Ended again when it ends. A scheduler that runs does the work.
 func (s *Scheduler) Retry(ctx context.Context, f Firing) error { return s.want(ctx, f, wantRetry) }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// ErrNoFiring is the error if there is no such firing, or not any more: firings are kept for a month.
+// ErrNoFiring is the error if there is no such firing that can do what was asked. Firings are kept for a month.
 var ErrNoFiring = errors.New("batch: there is no such firing")
 
 // A Firing is one run of a batch.

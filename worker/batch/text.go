@@ -84,7 +84,7 @@ func (s Status) String() string {
 
 // behind describes how far the firing is behind its plan, or ahead of it.
 func (s Status) behind() string {
-	if s.State == StateRefused || s.State == StateCancelled || s.Planned.IsZero() || s.Finish.IsZero() {
+	if s.State == StateRefused || s.State == StateCancelled || s.Planned.IsZero() || s.Finish.IsZero() && !s.HasEnded() {
 		return ""
 	}
 	behind := s.Behind().Round(time.Second)

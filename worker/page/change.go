@@ -233,7 +233,9 @@ func (p *Page) planDrop(ctx context.Context, a *action) (func(context.Context) e
 	}
 	waiting := int64(0)
 	for _, t := range s.Tenants {
-		waiting += t.Waiting
+		if t.Queue != "" { // else they are calls that wait in place
+			waiting += t.Waiting
+		}
 	}
 	o := worker.DropOptions{Delete: a.form.Get("then") == "delete", Policy: a.policy, Tenant: a.tenant}
 	does, then := "archive", "archived: of each queue asynq keeps the last 9,999, for 90 days"

@@ -48,7 +48,7 @@ type Config struct {
 	// Logger gets sign-ins, changes and errors. The default is slog.Default().
 	Logger *slog.Logger
 
-	// Token lets operators who know it set overrides, pause and resume, by Control. It has at least
+	// Token lets operators who know it change limits, pause, reset windows and drop tasks. It has at least
 	// MinTokenBytes. The default, empty, makes the page read-only. The page has no login for
 	// readers: put it behind your own access control.
 	Token string
@@ -151,7 +151,7 @@ func (p *Page) asset(w http.ResponseWriter, r *http.Request) {
 	http.ServeFileFS(w, r, assets, "assets"+r.URL.Path)
 }
 
-// likeAsynqmon redirects a task's path as asynqmon has it, too.
+// likeAsynqmon redirects from the path that a task has in asynqmon to the task on this page.
 func (p *Page) likeAsynqmon(w http.ResponseWriter, r *http.Request) {
 	q := url.Values{"queue": {r.PathValue("queue")}, "task": {r.PathValue("task")}}
 	redirect(w, "../../../?"+q.Encode(), http.StatusFound)

@@ -350,15 +350,19 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		v.wants(sure("The override of github, all tenants, ends now", "what", "clear"), "The override has ended.")
 		version = "1" // of before
 		v.wants(change(http.StatusUnprocessableEntity, "what", "limit", "window", "account", "limit", "7000", "sure", "yes"), "Nothing has changed.")
-		if state, err = s.control.State(t.Context()); err != nil || state.Policies[0].Windows[1].Limit != 6000 {
-			t.Errorf("published: %+v, %v", state.Policies, err)
+		state, err = s.control.State(t.Context())
+		expect.That(t, err == nil && state.Policies[0].Windows[1].Limit == 6000, "published:", state.Policies, err)
+		call := throttle.Request{Cost: map[string]int64{throttle.Requests: 2}, Policy: "github", Tenant: "acme"}
+		expect.Must(t, expect.ErrOf(s.limiter.Reserve(t.Context(), call)))
+		go s.limiter.Wait(t.Context(), call) // in place: it is not dropped
+		for !strings.Contains(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>6</dd>") {
 		}
 		drop := []string{"what", "drop", "tenant", "acme", "then", "archive"}
 		v.wants(change(200, drop...), "5 waiting tasks of acme in github are archived", "Type the tenant’s name again")
 		version = fmt.Sprint(state.Version)
 		v.wants(change(200, append(drop, "sure", "yes")...), "nothing has been done yet") // that is not its name
 		v.wants(change(200, append(drop, "sure", "acme")...), "The tasks were dropped.")
-		v.wants(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>0</dd>")
+		v.wants(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>1</dd>")
 		for _, bad := range [][]string{
 			{"what", "rob"},
 			{"what", "drop"},
@@ -376,9 +380,8 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		}
 		changes, err := s.control.Changes(t.Context(), 100)
 		dropped := slices.IndexFunc(changes, func(c control.Change) bool { return c.Kind == control.Dropped })
-		if err != nil || len(changes) != 11 || changes[dropped].Text != "archive 5 waiting tasks" {
-			t.Errorf("%d changes are logged, want 11: %+v, %v", len(changes), changes, err)
-		}
+		expect.That(t, err == nil && len(changes) == 11, changes, err)
+		expect.Equal(t, changes[dropped].Text, "archive 5 waiting tasks", "the change")
 	})
 }
 

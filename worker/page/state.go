@@ -60,7 +60,7 @@ type policyView struct {
 	inspect.PolicyState
 	Error    string // why the state is not known, or not up to date
 	FailOpen bool
-	Granted  float64 // in a second, in the last minutes
+	Granted  float64 // in a second, in the last whole minute or as its windows say
 	Limit    string  // of Granted
 	History  string  // the line of a chart
 	Status   status

@@ -376,18 +376,16 @@ func (c *chosenView) tenants(v view) {
 		}
 		c.Counts = append(c.Counts, count{key, sentence(key), n})
 	}
-	for _, r := range rows {
-		only := is[v.Asked.Only]
-		if only == nil || only(r) {
-			c.Rows = append(c.Rows, r)
-		}
-	}
+	only := is[v.Asked.Only]
+	c.Rows = slices.DeleteFunc(rows, func(r tenantRow) bool { return only != nil && !only(r) })
 	slices.SortStableFunc(c.Rows, func(a, b tenantRow) int {
 		switch v.Asked.Sort {
 		case "name":
 			return cmp.Compare(a.Tenant, b.Tenant)
 		case "waiting":
 			return cmp.Compare(b.Waiting, a.Waiting)
+		case "longest":
+			return a.Oldest.Compare(b.Oldest)
 		case "last":
 			return b.Expected.Compare(a.Expected)
 		}

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Config configures Start, which replaces the limiters and loggers in it by the test's.
+// Config configures Start, which replaces the limiters and Worker.Logger by the test's.
 type Config struct {
 	// Asynq configures the server. The defaults are asynq's own, but Concurrency is 4, JanitorInterval a
 	// minute, and LogLevel FatalLevel.

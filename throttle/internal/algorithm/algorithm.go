@@ -22,8 +22,8 @@ const (
 	MaxPeriod = 366 * 24 * time.Hour
 )
 
-// An Algorithm is the Go side of one way to count. Only File, Kind and Params are
-// required. The Lua side decides; it sees the numbers of Params as p1 to p4.
+// An Algorithm is the Go side of one way to count. Only File, Kind, Params and
+// Simulate are required. The Lua side decides; it sees the numbers of Params as p1 to p4.
 type Algorithm struct {
 	// Defaults fills in the defaults of the fields that only this algorithm has.
 	Defaults func(*Window)
@@ -37,8 +37,8 @@ type Algorithm struct {
 	// Kind names the algorithm in Lua and in stored state.
 	Kind string
 
-	// Lately returns over how long a window granted the units that it counts now. Left is the time
-	// until it counts none of them.
+	// Lately returns how long before now a window granted the first of the units that it counts. Left is the
+	// time until it counts none of them.
 	Lately func(period, left time.Duration) time.Duration
 
 	// Leases is whether units are held until they are given back or their lease runs out.

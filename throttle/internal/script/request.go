@@ -8,14 +8,14 @@ import (
 
 // The verbs of requests.
 const (
-	Reserve   = "reserve"   // takes the costs in all windows, or in none; then a ticket joins the line
+	Reserve   = "reserve"   // takes the costs in all windows; if one has no room, in none, and a ticket joins the line
 	Exempt    = "exempt"    // takes them in any case
 	Observe   = "observe"   // takes them in any case, and answers when they would have fitted
 	Peek      = "peek"      // answers as Reserve would, and changes nothing
 	Join      = "join"      // puts a ticket in line
 	Leave     = "leave"     // takes it out
 	PutBack   = "put_back"  // puts a taken ticket back at its rank, once, with the units of its grant
-	Cancel    = "cancel"    // gives back all of a reservation, once; with a Place also its tenant's turns
+	Cancel    = "cancel"    // gives back all of a reservation, once; with a Place its tenant's tag moves back
 	Settle    = "settle"    // corrects the units of a reservation
 	Release   = "release"   // gives back its leases
 	Renew     = "renew"     // keeps its leases for as long again
@@ -32,7 +32,7 @@ type Request struct {
 	Op       string   `json:"-"`
 	ID       string   `json:"id,omitempty"`       // of the reservation, 16 hex digits
 	At       int64    `json:"at,omitempty"`       // when the reservation was granted; for Reserve: when Replaces was
-	Replaces string   `json:"replaces,omitempty"` // for Reserve: the ID of a grant to give back first, once. Others that wait go after it
+	Replaces string   `json:"replaces,omitempty"` // for Reserve: the ID of a grant to give back first, once. Others that wait go after this request
 	Hold     int64    `json:"hold,omitempty"`     // how long it may hold units by leases, 0 if unknown
 	Own      Own      `json:"own,omitzero"`
 	Paused   int64    `json:"paused,omitempty"` // when operators' pause of the policy or the tenant ends; 0 is no pause

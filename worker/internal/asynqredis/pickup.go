@@ -12,8 +12,8 @@ type Pick struct {
 	Paused  bool    // whether that is because its queue is paused, and the task could be picked otherwise
 }
 
-// Pick makes waiting tasks of one queue active. The key call identifies it: repeat it with the same
-// key and tasks until it is answered, or take it back by Restore.
+// Pick makes waiting tasks of one queue active. `call` is its key: repeat it with the same key
+// and tasks until it is answered, or take it back by Restore.
 func (c *Client) Pick(ctx context.Context, queue, call string, tasks []WaitingTask) ([]Pick, error) {
 	head := []any{prefix(queue) + "t:", time.Now().Add(LeaseFor).Unix(), call}
 	all := keys(queue, "scheduled", "active", "lease", "paused")
@@ -37,7 +37,7 @@ type DequeueReply struct {
 	Unwatched []any // lines that nobody watched: this server is to ask them
 }
 
-// DequeuePending makes up to n pending tasks of one queue active. The key call identifies it, as with
+// DequeuePending makes up to n pending tasks of one queue active. `call` is its key, as with
 // Pick. watched are lines that this server goes on asking, as tasks of this or another of its queues wait there.
 func (c *Client) DequeuePending(
 	ctx context.Context, queue, call string, n int, watched ...any) (d DequeueReply, err error) {
@@ -83,10 +83,10 @@ func (c *Client) Restore(ctx context.Context, r RestoreOptions) (due bool, err e
 	return n == 2, err
 }
 
-// IsActive reports whether a task is still active by a call. If so, and if starts is true, it notes that the
-// task may start from now on: see Recover.
-func (c *Client) IsActive(ctx context.Context, task Ref, call string, starts bool) (bool, error) {
-	return c.run(ctx, "start", task.Queue, keys(task.Queue, "t:"+task.ID), call, starts).Bool()
+// CheckActive reports whether a task is still active by a call. If so, and if noteStart is true, it notes that
+// the task may start from now on: see Recover.
+func (c *Client) CheckActive(ctx context.Context, task Ref, call string, noteStart bool) (bool, error) {
+	return c.run(ctx, "start", task.Queue, keys(task.Queue, "t:"+task.ID), call, noteStart).Bool()
 }
 
 // IsPaused reports whether a queue is paused.

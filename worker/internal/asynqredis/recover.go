@@ -10,7 +10,7 @@ import (
 // Recover puts back a task whose server died, once asynq's recoverer has found it, and reports whether it did.
 // So asynq neither counts a retry for it nor archives it: it becomes due, and joins its line at the front.
 //
-// A task without retries left goes back if it has not started: IsActive notes that. Any other task goes back
+// A task without retries left goes back if it has not started: CheckActive notes that. Any other task goes back
 // once in its life, unless asynq has renewed its lease, as it does every five seconds for started tasks. So
 // a task that kills its server does not come back for ever.
 func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
@@ -30,7 +30,7 @@ func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 		wentBack := noted != "" && noted != call
 		stays = wentBack || int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
 		if err = unknown; err == nil && !stays {
-			_, err = c.IsActive(ctx, task, call, true)
+			_, err = c.CheckActive(ctx, task, call, true)
 		}
 	}
 	if err != nil || stays {

@@ -63,10 +63,10 @@ func TestALastAttemptThatNeverStartedGoesBack(t *testing.T) {
 		_, err := dead.DequeuePending(s.Context(), queue, call, 3)
 		s.ok(err)
 		for id, want := range map[string]bool{"started": true, "nobody": false} {
-			is, err := dead.IsActive(s.Context(), asynqredis.Ref{Queue: queue, ID: id}, call, true)
+			is, err := dead.CheckActive(s.Context(), asynqredis.Ref{Queue: queue, ID: id}, call, true)
 			expect.That(t, err == nil && is == want, id, "may start", is, err)
 		}
-		is, err := dead.IsActive(s.Context(), asynqredis.Ref{Queue: queue, ID: "first"}, dead.NewCall(), true)
+		is, err := dead.CheckActive(s.Context(), asynqredis.Ref{Queue: queue, ID: "first"}, dead.NewCall(), true)
 		expect.That(t, !is && err == nil, "by another call", is, err)
 		s.recovers(s.Client, "[first second]", "started", "first", "second", "nobody")
 		s.wantStates("first scheduled, second scheduled, started active")

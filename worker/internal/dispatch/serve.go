@@ -54,7 +54,7 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 			case <-ctx.Done():
 			}
 		case insist(ctx, d, func(context.Context) (bool, error) {
-			return d.Tasks.IsActive(ctx, task.Ref, task.CallKey, true) // which notes in Redis that it starts
+			return d.Tasks.CheckActive(ctx, task.Ref, task.CallKey, true) // which notes in Redis that it starts
 		}):
 			noted = task.CallKey + task.ID
 		default: // it has been recovered, or asynq's Redis does not answer: serve puts it back

@@ -1,6 +1,7 @@
 package queuetest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -144,13 +145,17 @@ func TestHandlersThatWantEachOthersSlotsNeverDeadlock(t *testing.T) {
 func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 	own := sitetest.AtOnceOf("api", 2)
 	own.Match = []string{"*"}
+	each := throttle.Window{Name: "each", Limit: 100, Period: time.Minute, Per: []string{"tenant", "repo"}}
+	own.Windows = append(own.Windows, each)
 	for _, row := range []struct {
 		name, tenant   string
+		repo           string
 		cost, reserve  int64
 		cancels, never bool
 	}{
 		{name: "beside its own", cost: 1, reserve: 2, never: true},
 		{name: "all is its own", cost: 2, reserve: 1, never: true},
+		{name: "for another attribute", cost: 1, reserve: 2, repo: "b", never: true},
 		{name: "others hold the rest", cost: 1, reserve: 1},
 		{name: "of another tenant", cost: 2, reserve: 1, tenant: "other"},
 		{name: "after Cancel", cost: 1, reserve: 2, cancels: true},
@@ -158,8 +163,10 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			sitetest.OnRedis(t, []throttle.Policy{own}, func(t *testing.T, s *sitetest.Site) {
 				slots := func(n int64) map[string]int64 { return map[string]int64{throttle.Requests: n} }
+				repo := map[string]string{"repo": "a"}
 				hold := func(tenant string, n int64) {
-					d, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: tenant, Cost: slots(n)})
+					r := throttle.Request{Policy: "api", Tenant: tenant, Cost: slots(n), Attributes: repo}
+					d, err := s.Limiter.Reserve(t.Context(), r)
 					expect.That(t, err == nil && d.Granted, "granted", d.Granted, err)
 				}
 				if row.tenant != "" {
@@ -179,14 +186,17 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 					if row.never {
 						reserve = job.Wait
 					}
-					_, err := reserve(ctx, throttle.Request{Tenant: row.tenant, Cost: slots(row.reserve)})
+					repo := map[string]string{"repo": cmp.Or(row.repo, "a")}
+					r := throttle.Request{Attributes: repo, Cost: slots(row.reserve), Tenant: row.tenant}
+					_, err := reserve(ctx, r)
 					select {
 					case reserved <- err:
 					default:
 					}
 					return err
 				})
-				s.Enqueue(sitetest.Task("acme", slots(row.cost)), asynq.TaskID("t"), asynq.MaxRetry(0))
+				id := worker.Identity{Tenant: "acme", Attributes: repo, Cost: slots(row.cost)}
+				s.Enqueue(worker.NewTask(id, "x", nil), asynq.TaskID("t"), asynq.MaxRetry(0))
 				if err := <-reserved; row.never {
 					var never *throttle.RequestError
 					want := throttle.RequestError{

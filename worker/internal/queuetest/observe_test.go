@@ -196,7 +196,7 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		s.WaitState(asynq.TaskStateArchived, "fails")
 		s.WaitState(asynq.TaskStateRetry, "again")
 		s.WaitState(asynq.TaskStateScheduled, "plain")
-		says("fails", "archived", `it has failed for good: "boom\x1b\r"`)
+		says("fails", "archived", `it is archived, as it failed for good or was dropped: "boom\x1b\r"`)
 		says("again", "retry", "it has failed (1 of 3 retries used)", `: "boom\x1b\r"`)
 		says("plain", "scheduled", "it waits in line for policy api")
 		expect.Equal(t, explain("default", "plain").Line.Position, 2)

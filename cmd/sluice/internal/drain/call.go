@@ -41,7 +41,7 @@ func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decisio
 	case leaseLost:
 		d.again(ctx, calls, w, 0)
 	case !errors.As(err, &failure): // the call was stopped: the next run goes on
-	case failure.Retryable && refused:
+	case refused:
 		if givenUp := w.noteRefusal(retryIn, err); givenUp != nil {
 			d.end(w, givenUp)
 			return

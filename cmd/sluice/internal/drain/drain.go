@@ -20,8 +20,8 @@ const (
 	begunTTL        = 30 * 24 * time.Hour // of the record of begun calls, since the last of them
 )
 
-// A Drain makes the calls of jobs until each has its result. Each tenant has one job at a time in a policy's line, its
-// first one. A job with a result is done: so a drain of the same jobs continues one that was killed.
+// A Drain makes the calls of jobs until each has its result. Each tenant has one new job at a time in a policy's line,
+// beside those that try again. A job with a result is done: so a drain of the same jobs continues one that was killed.
 type Drain struct {
 	Caller      *call.Caller
 	Client      redis.UniversalClient
@@ -172,13 +172,13 @@ func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*work, error) {
 	return flows, nil
 }
 
-// begunKey returns the key of a hash: by job whose call began, how many retries are used if the drain dies during that
-// call.
+// begunKey returns the key of a hash. Of each job whose call began it has the retries that are used if the drain dies
+// during that call.
 func (d *Drain) begunKey() string {
 	return d.Limiter.Config().Prefix + "sluice:{run:" + d.Name + "}:begun"
 }
 
-// noteBegun stores a job's value there.
+// noteBegun stores a job's value in the hash of begunKey.
 func (d *Drain) noteBegun(ctx context.Context, w *work, used int) error {
 	_, err := d.Client.Pipelined(ctx, func(p redis.Pipeliner) error {
 		p.HSet(ctx, d.begunKey(), w.job.ID, used)

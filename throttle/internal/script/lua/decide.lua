@@ -60,12 +60,12 @@ local verbs = {
   reserve = function(r, list, now, fits)
     if r.at > 0 then once(extras, call).replace(r, list, now) end
     local line = call.line
-    local waits = r.ticket and line and line.flow_name(r.ticket)
+    local joined = r.ticket and line and line.flow_name(r.ticket)
     local time = windows.fits_at(call, list, r.costs, now, fits)
     if time <= now and not r.paused and
-      (not line or r.at > 0 or not line.somebody_waits(r, waits and r.ticket)) then
+      (not line or r.at > 0 or not line.somebody_waits(r, joined and r.ticket)) then
       grant(call, r, list, now)
-      if waits then line.places().remove(r.ticket) end
+      if joined then line.places().remove(r.ticket) end
       if call.batches and line then line.granted(r, list) end
       return 1, now
     end
@@ -84,7 +84,7 @@ local verbs = {
     call.dirty = true
     local status, at, low, high, binds, nudge = line.join(r, list, now)
     if earlier_status == 3 then status, nudge = 3, 1 end -- a second nudge does no harm
-    if nudge == 0 and high == at then return status, at end
+    if nudge == 0 and high == at then return status, at end -- it is expected now: no more is to be said
     return status, at, low, high, binds, nudge
   end,
 }

@@ -107,7 +107,7 @@ local function new_line(call)
   end
 
   local function new_queue(name, record)
-    local claims, batch = byte(name) == 33 and #name > 1, byte(name, -1) == 33
+    local claims, batch = byte(name) == 33 and #name > 1, byte(name, -1) == 33 -- "!"
     if batch then call.batches = true end
     local asked, n, weights, first, last, server, since, taken, count, priority, rescan, v, units = match(
       record, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S*) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')

@@ -7,8 +7,8 @@
 -- ticket later, so that live tickets go first.
 --
 -- Of the sides of a take, the least tag at ROOT is served. While it waits for a window, no side behind it passes.
--- Room is also left for a side of another server, until LATE after its appointment or, where no window has leases,
--- after its ticket fits. From then on that side holds up nobody, and gets no credit.
+-- Room is also left for a side of another server: until LATE after its ticket fits, if that is still to come and no
+-- window has leases, else until LATE after its appointment. Then that side holds up nobody, and gets no credit.
 -- A batch that live tickets delay at a broader scope keeps its time at narrower ones.
 --
 -- Key, behind the prefix P of the policy:

@@ -84,9 +84,9 @@ local function new_take(L)
     if L.order then L.order.moved(suffix) end
   end
 
-  -- hand_out charges the first ticket of the first flow at ROOT, unless it never fits or is exempt, and adds it to
-  -- `taken`: its text, when it was granted, and how much each window has counted then. The next one of its flow
-  -- then waits. at: the time of the flow's scopes, in which nothing blocks it.
+  -- hand_out charges the first ticket of the first flow at ROOT, unless it never fits, is exempt or has fewer
+  -- scopes. It adds it to `taken`: its text, when it was granted, and how much each window has counted then. The next
+  -- one of its flow then waits. at: the time of the flow's scopes, in which nothing blocks it.
   local function hand_out(root, flow, ticket, taken, at, never)
     local list, all, scope_of, own = flow.scopes, call.windows, call.scope_of, flow.own
     local uncharged = #list < #call.scopes or own and own.free
@@ -192,7 +192,7 @@ local function new_take(L)
       local q = left[i]
       steps = visit(q, steps, ceil((want - before) * share) + 1, taken, want, one)
       got[q] = (got[q] or 0) + taken.n - before
-      -- After the last ticket each side is visited once more, to learn when its next ticket fits.
+      -- One visit after the take's last ticket tells when the side's next one fits. A side that is alone has one visit.
       if not one or before >= want or not due_now(q) then table.remove(left, i) end
     end
     for i = 1, #sides do

@@ -27,7 +27,7 @@ local plain = {op = '', costs = false, costs_text = '', ticket = false, place = 
 local function read_place(r)
   if r.flow or r.place == '' then return end
   r.flow, r.queue, r.tenant, r.weight, r.key = match(r.place, '^(([^|]*)%S+) (%S+) (%S+) (%S+)$')
-  r.batch = byte(r.queue, -1) == 33
+  r.batch = byte(r.queue, -1) == 33 -- "!"
 end
 
 local function read_request(call, argv, from)

@@ -1,4 +1,4 @@
--- verbs.lua: the verbs that few calls use.
+-- verbs.lua: the verbs that few calls use. It is a part of the function extras(call): see library.go.
 --
 -- Key, after the prefix P of the policy:
 --   n:ID      the fate of a reservation, as fields. Most never have that key:
@@ -164,7 +164,7 @@ local function new_verbs(call)
     local fate, changes = read_fate(r), {}
     if fate.cancelled then return 8, now end
     for i, cost in ipairs(costs_now(r, fate)) do
-      -- A lease holds the cost before settlements.
+      -- A lease is given back whole, whatever the number.
       changes[i] = call.windows[i].algorithm.release and -1 or -cost
     end
     for _, i in ipairs(r.never or {}) do changes[i] = 0 end

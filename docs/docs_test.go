@@ -270,9 +270,8 @@ func TestProgramsPrintWhatThePageSays(t *testing.T) {
 	for _, p := range programs {
 		build.Args = append(build.Args, "./"+p.folder)
 	}
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out, err := build.CombinedOutput()
+	expect.Require(t, err == nil, err, out)
 	for _, p := range programs {
 		t.Run(p.folder, func(t *testing.T) {
 			t.Parallel()

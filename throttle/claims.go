@@ -12,8 +12,8 @@ const (
 	maxTakeInterval  = time.Second            // keeps the claims in line
 	slotTakeInterval = 100 * time.Millisecond // for slots that other processes release
 
-	// Other processes remove claims for which nobody has taken for 2 s. A take that ends so long after
-	// it was due may be too late.
+	// Other processes remove claims for which nobody has taken for 2 s, and takes are up to 1 s apart. One that
+	// ends this long after it was due may be too late.
 	takenTooLate = 500 * time.Millisecond
 )
 

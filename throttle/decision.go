@@ -71,13 +71,13 @@ type Decision struct {
 	Tenant string
 
 	// Windows holds the state of every window after the decision, in the policy's order. It is empty
-	// if FailedOpen, or if a ticket was taken by another version of the policy.
+	// if FailedOpen, by Line.Join, and for tickets taken uncharged or by another version of the policy.
 	Windows []WindowState
 }
 
 // An Observed is what a policy would have done that only observes: see Policy.Observe.
 type Observed struct {
-	By        string        // the window that would have denied for longest
+	By        string        // the window that would have denied for longest, or ByUpstream
 	NeverFits bool          // the cost is above the window's limit: the request would have failed
 	Wait      time.Duration // how long the request would have waited; 0 if NeverFits
 }
@@ -91,7 +91,7 @@ type WindowState struct {
 	Limit     int64         `json:"limit"`              // units per period, for this tenant
 	Name      string        `json:"name"`               // of the window
 	Period    time.Duration `json:"-"`                  // 0 for Calendar and Concurrency
-	Remaining int64         `json:"remaining"`          // units below the limit, whatever a pause; at least 0
+	Remaining int64         `json:"remaining"`          // units below Burst, whatever a pause; at least 0
 	ResetsAt  time.Time     `json:"resets_at,omitzero"` // when nothing counts any more; zero by Line.Take
 	RetryIn   time.Duration `json:"-"`                  // from Decision.At until the cost fits; 0 unless Denied
 	Scope     ScopeValue    `json:"scope"`              // which count of the window this is

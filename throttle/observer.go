@@ -16,10 +16,10 @@ import (
 //     another (Line.ReserveAgain).
 //   - *DeniedError: in package worker a task goes back to wait because the limiter could not decide. Its
 //     Cause is the limiter's error.
-//   - Place: Line.Join has placed or refused a ticket.
+//   - Place: Line.Join has answered for a ticket.
 //   - Publication: package control has read a version of the published policies.
 //   - Refusal: Reservation.Pause has reported that an upstream refused a call.
-//   - Start: work begins, in Limiter.Wait or when package worker calls a task's handler.
+//   - Start: work begins, in a Limiter.Wait that may wait or when package worker calls a task's handler.
 //   - TakenTicket: a ticket left a policy's line with its capacity. It may be put back.
 type Observer func(event any)
 

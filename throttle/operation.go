@@ -356,7 +356,7 @@ func (o *operation) observed(a script.Answer) *Observed {
 	if a.Time <= a.At {
 		return nil
 	}
-	would, longest := &Observed{By: ByPause, Wait: micros(a.Time - a.At)}, a.At
+	would, longest := &Observed{By: ByUpstream, Wait: micros(a.Time - a.At)}, max(a.At, a.Pause.Until)
 	for i, fits := range a.Fits {
 		if fits > longest {
 			would.By, longest = o.windows[i].Name, fits

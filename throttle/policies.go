@@ -48,12 +48,12 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	}
 	before := cmp.Or(l.policies.Load(), &policySet{})
 	for _, cp := range before.lines {
-		if now := set.byLine[cp.line]; now != nil {
-			now.policyState = cp.policyState
-			continue
+		if set.byLine[cp.line] == nil {
+			gone := l.compile(cp.Policy, cp.line) // another one, as cp is in force until the swap
+			gone.removed.Store(true)
+			set.add(gone)
 		}
-		cp.removed.Store(true)
-		set.add(cp)
+		set.byLine[cp.line].policyState = cp.policyState
 	}
 	if l.policies.Swap(set) != nil && !reflect.DeepEqual(before.policies, set.policies) {
 		l.config.Logger.Info("throttle: the policies were replaced", "policies", names)

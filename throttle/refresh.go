@@ -34,7 +34,7 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 		if err := l.refresh(context.WithoutCancel(ctx), cp, nil); err == nil {
 			again = max(refreshEvery, refreshPart*time.Since(now))
 		}
-		cp.refreshAt.Store(time.Now().Add(again).UnixNano())
+		cp.refreshAt.CompareAndSwap(math.MaxInt64, time.Now().Add(again).UnixNano()) // else one is due sooner
 	}()
 }
 

@@ -24,8 +24,8 @@ type Request struct {
 	Cost map[string]int64
 
 	// Deadline is a time by this machine's clock. A request that is denied or joins a line is refused, by a
-	// *DeniedError, if it cannot start before then, even if all others leave. Limiter.Wait ignores it. The default,
-	// zero, is no limit.
+	// *DeniedError, if it cannot start before then, even if all leave but those of its tenant, attributes and queue.
+	// Limiter.Wait ignores it. The default, zero, is no limit.
 	Deadline time.Time
 
 	// Front lets a ticket join before the others of its tenant, attributes and queue. It is for a job

@@ -52,9 +52,8 @@ func TestFaultsCostNothing(t *testing.T) {
 						s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(f.See))
 					}
 					if failures == 0 {
-						if d, err := s.LimiterOn(s.Redis).Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil || !d.Granted {
-							t.Fatal(d, err)
-						}
+						d, err := s.LimiterOn(s.Redis).Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+						expect.Require(t, err == nil && d.Granted, d, err)
 					}
 					s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(failures))
 					server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
@@ -82,9 +81,8 @@ func TestFaultsCostNothing(t *testing.T) {
 						s.WaitState(asynq.TaskStateArchived, "a")
 						s.WantCounters(sitetest.Counters{Processed: 2, Failed: 2, Archived: 1})
 						s.WantReported([]string{"boom", "boom"}, []string{"boom"})
-						if task := s.Task("a"); task.Retried != 1 || task.LastErr != "boom" {
-							t.Errorf("archived after %d retries by %q", task.Retried, task.LastErr)
-						}
+						task := s.Task("a")
+						expect.That(t, task.Retried == 1 && task.LastErr == "boom", task.Retried, task.LastErr)
 					}
 					expect.Equal(t, len(s.Runs()), failures+1, "ran", "times")
 					s.WaitUsed(2)

@@ -67,9 +67,8 @@ func TestADeniedTaskWaits(t *testing.T) {
 					text, start, _ := strings.Cut(task.LastErr, ": expected to start at ")
 					told := text == reason[id] && strings.HasPrefix(reason[id], "throttled: api/window, tenant ")
 					expect.That(t, told, id, "last error", task.LastErr, "want", reason[id])
-					if at, err := time.Parse(time.RFC3339, start); err != nil || sitetest.Off(at, time.Now().Add(time.Hour)) {
-						t.Errorf("%s: last error %q, want the time of the start, in an hour", id, task.LastErr)
-					}
+					at, err := time.Parse(time.RFC3339, start)
+					expect.That(t, err == nil && !sitetest.Off(at, time.Now().Add(time.Hour)), id, task.LastErr)
 					s.Mu.Lock()
 					promise := promised[id]
 					s.Mu.Unlock()
@@ -83,9 +82,8 @@ func TestADeniedTaskWaits(t *testing.T) {
 					expect.Equal(t, fmt.Sprint(task), fmt.Sprint(before[id]), "the task has changed")
 				}
 				s.WantCounters(sitetest.Counters{Scheduled: int64(len(ids))})
-				if _, err := s.Plain.Enqueue(worker.NewTask(worker.Identity{}, "unique", []byte("payload of unique")), asynq.Unique(time.Hour)); !errors.Is(err, asynq.ErrDuplicateTask) {
-					t.Errorf("the unique task has lost its lock: %v", err)
-				}
+				_, err := s.Plain.Enqueue(worker.NewTask(worker.Identity{}, "unique", []byte("payload of unique")), asynq.Unique(time.Hour))
+				expect.That(t, errors.Is(err, asynq.ErrDuplicateTask), err)
 				waitForgotten(s, server)
 
 				s.Open() // RunTask would run those that are kept again, if they have run by then

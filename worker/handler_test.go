@@ -36,9 +36,8 @@ func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 		s.Serve(handler, one)
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("first"), asynq.MaxRetry(0))
 		s.WaitState(asynq.TaskStateScheduled, "first")
-		if text := s.Task("first").LastErr; !strings.Contains(text, "throttled: api") || !strings.Contains(text, "the upstream refuses calls for 1.5s") {
-			t.Errorf("the task's last error is %q", text)
-		}
+		text := s.Task("first").LastErr
+		expect.That(t, strings.Contains(text, "throttled: api") && strings.Contains(text, "the upstream refuses calls for 1.5s"), text)
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("second"), asynq.MaxRetry(0))
 		s.Enqueue(sitetest.Task("other"), asynq.TaskID("third"), asynq.MaxRetry(0)) // its limit is its own
 		s.WaitGone("third", "first", "second")
@@ -234,12 +233,10 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 		time.Sleep(time.Minute)
 		s.WantNobodyInLine()
-		if info := s.Task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-3*time.Minute).Abs() > time.Second {
-			t.Errorf("it is %v, next in %v", info.State, time.Until(info.NextProcessAt))
-		}
-		if text := s.Task("t").LastErr; strings.Count(text, "throttled") != 1 || !strings.HasPrefix(text, "throttled: slack/window, tenant bot, ") {
-			t.Errorf("the reason is to be there once: last error %q", text)
-		}
+		info := s.Task("t")
+		next, text := time.Until(info.NextProcessAt), info.LastErr
+		expect.That(t, info.State == asynq.TaskStateScheduled && (next-3*time.Minute).Abs() <= time.Second, info.State, next)
+		expect.That(t, strings.Count(text, "throttled") == 1 && strings.HasPrefix(text, "throttled: slack/window, tenant bot, "), text)
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("later"))
 		time.Sleep(4 * time.Minute)
 		got := s.InLine()

@@ -39,9 +39,8 @@ func FuzzIdentityComesBack(f *testing.F) {
 func TestATaskWithoutAnIdentityHasNoHeaders(t *testing.T) {
 	headers := worker.NewTask(worker.Identity{}, "x", nil).Headers()
 	expect.That(t, len(headers) == 0, "headers", headers)
-	if id, err := worker.IdentityOf(asynq.NewTask("x", nil)); err != nil || !reflect.DeepEqual(id, worker.Identity{}) {
-		t.Errorf("a plain task has the identity %+v, %v", id, err)
-	}
+	id, err := worker.IdentityOf(asynq.NewTask("x", nil))
+	expect.That(t, err == nil && reflect.DeepEqual(id, worker.Identity{}), id, err)
 }
 
 // The handler sees the decision, and a name of any bytes arrives as it was given.
@@ -73,9 +72,8 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 			d.Windows[1].Scope.Values[0] != id.Attributes["user"] {
 			t.Errorf("decision %+v", d)
 		}
-		if ticket := d.Reservation.Ticket; !strings.HasSuffix(ticket.Queue, "/default") || len(ticket.ID) < 20 {
-			t.Errorf("ticket %q, want queue and task ID", ticket)
-		}
+		ticket := d.Reservation.Ticket
+		expect.That(t, strings.HasSuffix(ticket.Queue, "/default") && len(ticket.ID) >= 20, ticket)
 		expect.That(t, !<-unmatched, "an unmatched task has a decision")
 	})
 }

@@ -46,9 +46,7 @@ func TestAContextWithoutATaskHasNoJob(t *testing.T) {
 	for name, err := range methods(t.Context(), job) {
 		expect.Err(t, err, worker.ErrNoJob, name)
 	}
-	if _, err := job.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); !errors.Is(err, worker.ErrNoJob) {
-		t.Errorf("Reserve by a policy: %v", err)
-	}
+	expect.Err(t, expect.ErrOf(job.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})), worker.ErrNoJob)
 }
 
 // The methods of a job whose type may be misspelt say so. By a policy that it names its handler may
@@ -85,9 +83,8 @@ func TestATransportDoesNotCountAJobTwice(t *testing.T) {
 		sitetest.Must(t, err)
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if id, _ := asynq.GetTaskID(ctx); id == "cancels" {
-				if err := worker.FromContext(ctx).Cancel(ctx); err != nil {
-					t.Error(err)
-				}
+				err := worker.FromContext(ctx).Cancel(ctx)
+				expect.That(t, err == nil, err)
 			}
 			request, err := http.NewRequestWithContext(ctx, http.MethodGet, upstream.URL, nil)
 			if err != nil {

@@ -145,9 +145,8 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 
 		must(t, errOf(limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})))
 		says(run("reset", "api", "acme", "--why", "new key"), `tenant "acme" of api: emptied 1 count`)
-		if d, err := limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil || d.Windows[1].Used != 0 {
-			t.Errorf("after a reset %+v, %v", d.Windows, err)
-		}
+		after, err := limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+		that(t, err == nil && after.Windows[1].Used == 0, after.Windows, err)
 		says(run("reset", "api", "--why", "new quota"), `api: emptied `)
 		run("reset", "apo", "--why", "x").want(t, exitBadInput, `policy "apo": must be one of api`)
 		says(run("front", "api", "acme", "--for", "10m", "--why", "release"), `tenant "acme" of api goes before others until `)

@@ -131,9 +131,8 @@ func TestJobsAreNamedByTheirFile(t *testing.T) {
 	t.Chdir(dir)
 	name := func(file string) string { return (&RunCommand{Jobs: file}).name() }
 	names := []string{name("a.jsonl"), name("b.jsonl"), name("sub/a.jsonl"), name("-")}
-	if abs := name(filepath.Join(dir, "a.jsonl")); abs != names[0] || !strings.HasPrefix(abs, "a.jsonl:") {
-		t.Errorf("%q by its absolute path, %q by its relative one", abs, names[0])
-	}
+	abs := name(filepath.Join(dir, "a.jsonl"))
+	that(t, abs == names[0] && strings.HasPrefix(abs, "a.jsonl:"), abs, names[0])
 	slices.Sort(names)
 	equal(t, len(slices.Compact(names)), 4, names)
 }

@@ -115,9 +115,8 @@ policies:
 		if out, err := program(args...).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		if results := d.results("out.jsonl"); len(results) != 60 || r.total() != 60 {
-			t.Errorf("%d results, %d calls", len(results), r.total())
-		}
+		results := d.results("out.jsonl")
+		that(t, len(results) == 60 && r.total() == 60, len(results), r.total())
 	})
 }
 

@@ -176,9 +176,7 @@ func TestRunRetriesFailed(t *testing.T) {
 		called := map[string]int{"/0": 1, "/1": 1, "/2": 1, "/flaky": 2, "/missing": 2}
 		that(t, maps.Equal(r.calls, called), "calls", r.calls, "want", called)
 		known, err := jobs.ReadLog(d.path("out.jsonl"))
-		if err != nil || len(known) != 5 || known["flaky"].Error != "" || known["missing"].Error != "404 Not Found" {
-			t.Errorf("%v: %+v", err, known)
-		}
+		that(t, err == nil && len(known) == 5 && known["flaky"].Error == "" && known["missing"].Error == "404 Not Found", err, known)
 	})
 }
 
@@ -196,9 +194,7 @@ func TestRunTakesOver(t *testing.T) {
 			want(t, exitFailed, "2 jobs: 1 succeeded, 1 failed")
 		want := "an earlier run ended during the call, and no retry is left: the call may have been made"
 		equal(t, d.results("out.jsonl")["/once"].Error, want)
-		if !maps.Equal(r.calls, map[string]int{"/twice": 1}) || client.Exists(t.Context(), begun).Val() != 0 {
-			t.Errorf("calls %v", r.calls)
-		}
+		that(t, maps.Equal(r.calls, map[string]int{"/twice": 1}) && client.Exists(t.Context(), begun).Val() == 0, r.calls)
 	})
 }
 
@@ -220,9 +216,7 @@ func TestRunWaitsToBeAlone(t *testing.T) {
 	code := (&Main{Env: noEnv, Stdout: io.Discard, Stderr: told}).Run(ctx, args)
 	close(answer)
 	first.Wait()
-	if code != exitInterrupted || r.total() != 1 {
-		t.Errorf("exit code %d, %d calls, stderr:\n%s", code, r.total(), told.String())
-	}
+	that(t, code == exitInterrupted && r.total() == 1, code, r.total(), told.String())
 }
 
 // An interrupter is a stderr that cancels when it is told something.

@@ -42,9 +42,8 @@ func tell(t *testing.T, ctx context.Context) (*demo, string) {
 	var out output
 	api := newAPI()
 	d := &demo{api: api, client: &http.Client{Transport: wire{api}}, out: &out, redis: throttletest.InMemory(t), url: "http://api"}
-	if err := d.run(ctx); err != nil {
-		t.Fatalf("%v\n%s", err, out.String())
-	}
+	err := d.run(ctx)
+	expect.Require(t, err == nil, err, out.String())
 	return d, strings.Join(strings.Fields(out.String()), " ")
 }
 

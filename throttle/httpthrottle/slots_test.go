@@ -149,9 +149,8 @@ func TestASwitchedConnectionIsHeldToo(t *testing.T) {
 		go func() { io.Copy(far, far); far.Close() }()
 		heard := make([]byte, 5)
 		expect.Must(t, expect.ErrOf(both.Write([]byte("hello"))))
-		if _, err := io.ReadFull(both, heard); err != nil || string(heard) != "hello" {
-			t.Errorf("heard %q, %v", heard, err)
-		}
+		_, err = io.ReadFull(both, heard)
+		expect.That(t, err == nil && string(heard) == "hello", heard, err)
 		limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 1)
 		both.Close()
 		limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 0)

@@ -135,7 +135,7 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 // the context ends. A call that loses its slot earlier ends with throttle.ErrLeaseLost.
 //
 // After an *UnidentifiedError, a *CountedError or one of throttle.Limiter.Wait, such as a
-// *throttle.DeniedError, the call was not made. Other errors are Base's.
+// *throttle.DeniedError, or if the context ended before, the call was not made. Other errors are Base's.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	caller := throttle.CallerFrom(req.Context())
 	r, ok := t.identify(req, caller)

@@ -109,9 +109,8 @@ func TestADeniedCallOfAJobJoinsNoLine(t *testing.T) {
 		expect.Must(t, expect.ErrOf(get(t.Context(), rt, server.URL)))
 		job := &throttle.Caller{Request: throttle.Request{Ticket: throttle.Ticket{Queue: "default", ID: "7"}, Key: "key", Front: true}}
 		var denied *throttle.DeniedError
-		if _, err := get(throttle.WithCaller(t.Context(), job), rt, server.URL); !errors.As(err, &denied) || denied.Decision.Queued {
-			t.Fatal(err)
-		}
+		_, err := get(throttle.WithCaller(t.Context(), job), rt, server.URL)
+		expect.Require(t, errors.As(err, &denied) && !denied.Decision.Queued, err)
 		taken, err := limiter.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"default": 1}, Max: 1})
 		expect.That(t, err == nil && taken.Next < 0, "somebody waits", taken, err)
 	})
@@ -165,9 +164,8 @@ func TestAContextThatEndsWithTheGrantCostsNothing(t *testing.T) {
 			called = true
 			return nil, errors.New("called")
 		})})
-		if _, err := get(ctx, rt, "http://upstream"); !errors.Is(err, context.Canceled) || called {
-			t.Errorf("called %v: %v", called, err)
-		}
+		_, err := get(ctx, rt, "http://upstream")
+		expect.That(t, errors.Is(err, context.Canceled) && !called, called, err)
 		// A caller that leaves before the reply does not wait until its grant is given back.
 		limitertest.Until(t, "nothing is used", func() bool {
 			return slices.Equal(limitertest.Used(limitertest.Peek(t, limiter, throttle.Request{Policy: "api"})), []int64{0, 0})
@@ -216,9 +214,8 @@ func TestNoCallIsMadeWhileRedisIsAway(t *testing.T) {
 	limiter := limitertest.New(t, client, closed, open)
 	_, err := get(t.Context(), newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "closed"}), server.URL)
 	var wrapped *url.Error
-	if !errors.Is(err, throttle.ErrUnavailable) || !errors.As(err, &wrapped) || server.calls.Load() != 0 {
-		t.Errorf("fail_open: false: %v, after %d calls", err, server.calls.Load())
-	}
+	expect.That(t, errors.Is(err, throttle.ErrUnavailable) && errors.As(err, &wrapped) && server.calls.Load() == 0,
+		err, server.calls.Load())
 	opens := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "open"})
 	expect.Must(t, expect.ErrOf(get(t.Context(), opens, server.URL)))
 }

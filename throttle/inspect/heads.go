@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	starvesAfter = 75 * time.Second // without a grant,
-	starvesDue   = 20               // if more grants of its policy were its share meanwhile
+	starvesAfter = 75 * time.Second // for which a tenant's first ticket has stood
+	starvesDue   = 20               // more grants than that were the tenant's share meanwhile
 	maxHeads     = 10_000           // after which all are forgotten
 )
 
@@ -30,8 +30,8 @@ func (h *Heads) Note(s PolicyState) (starving []State) {
 	if h.all == nil || len(h.all) > maxHeads {
 		h.all = map[[2]string]State{}
 	}
-	full := func(w throttle.WindowState) bool { return w.Remaining == 0 }
 	for _, t := range s.Tenants {
+		full := func(w throttle.WindowState) bool { return w.Remaining < max(1, t.Cost[w.Unit]) }
 		key := [2]string{s.Policy, t.flow.name}
 		first := h.all[key]
 		if !first.Oldest.Equal(t.Oldest) || first.flow.tag != t.flow.tag { // retries go before the oldest: it may stay

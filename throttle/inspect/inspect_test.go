@@ -5,17 +5,24 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
+	"github.com/sluice-go/sluice/throttle"
 )
 
 // A tenant starves whose first ticket stays, unless it is granted others: those of retries go before it.
 func TestATenantThatIsGrantedDoesNotStarve(t *testing.T) {
 	at := time.Date(2026, 1, 2, 14, 0, 0, 0, time.UTC)
-	for after, starving := range map[int64]int{100: 1, 101: 0} {
+	own := []throttle.WindowState{{Remaining: 300, Unit: "tokens"}} // where one that costs more waits
+	for _, row := range []struct {
+		after, cost int64
+		starving    int
+	}{{100, 300, 1}, {101, 300, 0}, {100, 301, 0}} {
 		var h Heads
-		s := PolicyState{State: State{Policy: "api"}, Tenants: []State{{Tenant: "acme", Oldest: at, Share: 1, flow: flow{tag: 100}}}}
+		cost := map[string]int64{"tokens": row.cost}
+		acme := State{Tenant: "acme", Oldest: at, Share: 1, Windows: own, Cost: cost, flow: flow{tag: 100}}
+		s := PolicyState{State: State{Policy: "api"}, Tenants: []State{acme}}
 		s.Tenants[0].At, s.PerSecond = at, 20
 		h.Note(s)
-		s.Tenants[0].At, s.Tenants[0].flow.tag = at.Add(80*time.Second), after
-		expect.Equal(t, len(h.Note(s)), starving, "starve with the tag", after)
+		s.Tenants[0].At, s.Tenants[0].flow.tag = at.Add(80*time.Second), row.after
+		expect.Equal(t, len(h.Note(s)), row.starving, "starve:", row)
 	}
 }

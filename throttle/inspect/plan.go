@@ -91,8 +91,8 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 
 // Simulate returns when all that waits for a policy would be done as it is now, and by a variant of that
 // name, such as one with another limit or weight. It begins with what the windows have counted that have the
-// same name, algorithm and scope. What operators have put in force holds in both, but the variant has the
-// overrides of their tenants, whose Until is ignored. For what it leaves out see Plan.
+// same name, algorithm and scope. What operators have put in force holds in both, but in the variant
+// `overrides` replace those of their tenants; their Until is ignored. For what it leaves out see Plan.
 //
 // It reads all tenants that wait in pages, with what their windows have counted. An error may be a
 // *throttle.PolicyError of the variant.

@@ -110,7 +110,7 @@ func (s *Snapshot) finishOf(tenant string) int {
 	return s.byTenant[tenant]
 }
 
-// read reads a line, and adds what waits there, with `demand` as demands, and b.demands. What is taken while it
+// read reads a line, and adds what waits there, as demands if `demand` is set, and b.demands. What is taken while it
 // reads counts twice. A backlog with values was read before, and stands as it did then.
 func (s *Snapshot) read(ctx context.Context, b *backlog, demand bool) (err error) {
 	if b.values == nil {

@@ -58,8 +58,8 @@ type State struct {
 	Weight     float64           `json:"weight,omitempty"`     // by which the line counts it
 	Share      float64           `json:"share,omitempty"`      // of its weight in all weights of the queue: 0 to 1
 
-	// Of a ticket: its position among the Waiting, from 1, its cost by unit, and when it began to wait, even
-	// if it ran since.
+	// Of a ticket: its position among the Waiting, from 1, when it began to wait, even if it ran since, and
+	// its cost by unit. Of a tenant that is the average of one of its tickets.
 	Position int64            `json:"position,omitempty"`
 	Cost     map[string]int64 `json:"cost,omitempty"`
 	Joined   time.Time        `json:"joined,omitzero"`
@@ -86,7 +86,7 @@ type State struct {
 
 // State returns how a policy stands, with a page of the tenants that wait: those with most tickets first. One that
 // waits in several queues comes once for each. A page costs a few commands, and a call of a script for each 64 of
-// these or fewer. Only for a Query.Tenant, where windows also count by other attributes, it reads all flows.
+// these, or for fewer if there are many windows. Only for a Query.Tenant, where windows also count by other attributes, it reads all flows.
 //
 // Pages are in no order. A tenant that waits all the time comes at least once, and may come twice.
 // A removed policy has a state while somebody waits for it.
@@ -186,7 +186,7 @@ func stateOf(f flow, standing *throttle.Standing, oldest time.Time) State {
 	r, d := standing.Request, standing.Decision
 	s := State{
 		At: cmp.Or(d.At, time.Now()), Policy: standing.Policy.Name, Tenant: r.Tenant, Attributes: r.Attributes,
-		Waiting: f.tickets, Oldest: oldest, Exempt: d.Exempt, Windows: []throttle.WindowState{}, Pause: d.Pause,
+		Waiting: f.tickets, Oldest: oldest, Cost: r.Cost, Exempt: d.Exempt, Windows: []throttle.WindowState{}, Pause: d.Pause,
 		Adapted: d.Adapted, Remaining: d.Remaining, Observes: standing.Policy.Observe, Removed: standing.Removed, flow: f,
 	}
 	if f.name != "" {
@@ -194,9 +194,6 @@ func stateOf(f flow, standing *throttle.Standing, oldest time.Time) State {
 	}
 	if f.tickets > 0 {
 		s.Queue, s.Class = parseQueue(f.name)
-	}
-	if f.ticket != "" {
-		s.Cost = r.Cost
 	}
 	if d.AlreadyQueued {
 		s.Binds, s.Expected = d.Binds, d.At.Add(d.RetryIn)

@@ -377,7 +377,7 @@ func (o *object) duration(key string) time.Duration {
 		o.bad(key, "must be a duration such as 500ms, 90s, 1m30s or 24h; h is the largest unit")
 		return 0
 	}
-	if duration == 0 && key != "margin" && key != "period" { // which says so itself
+	if duration == 0 && key != "margin" && key != "period" { // a margin may be 0s, and package throttle reports a period
 		o.bad(key, "must be above 0s: leave it out for the default")
 	}
 	return duration

@@ -31,7 +31,7 @@ const (
 type Error struct {
 	File  string // the name given to Load or Parse
 	Line  int    // from 1; 0 if the error has no line
-	Where string // such as `policy "github-api", window "burst"`; empty outside of policies
+	Where string // such as `policy "github-api", window "burst"`; empty outside of policies and batches
 	What  string // the field and its value as in the file, such as `period "0s"`
 	Hint  string // what it must be
 }

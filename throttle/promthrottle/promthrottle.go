@@ -83,7 +83,7 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 	state("oldest_wait_seconds", "How long the ticket has waited that waits longest.", "policy")
 	state("starving_tenants", "Tenants that are granted nothing, though others are.", "policy")
 	state("paused", "Whether the upstream or an operator pauses the policy.", "policy", "by")
-	state("window_used_ratio", "Units counted by a shared window, as a part of its limit.", "policy", "window")
+	state("window_used_ratio", "Units counted by a shared window, as a part of its limit, or of its burst.", "policy", "window")
 	if err := registerer.Register(m); err != nil {
 		return nil, fmt.Errorf("promthrottle: %w", err)
 	}

@@ -142,7 +142,7 @@ type outages struct {
 }
 
 // note records the end of a call about a policy, or with "" of a scrape. An outage begins when the call that fails
-// began, not when it ended: go-redis repeats a call that hangs, for 13 seconds by default.
+// began, not when it ended: go-redis may repeat a call that hangs.
 func (o *outages) note(policy string, took time.Duration, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

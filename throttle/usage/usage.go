@@ -97,8 +97,8 @@ func (c *Counter) add(key count, n int64) {
 }
 
 // Start writes the observed grants and the number of waiting tickets every 10 seconds, in one pipeline. It
-// uses the limiter's Redis and Logger. Stop ends that and writes the rest. It waits at most 10 seconds for
-// Redis: 5 for a write under way, and 5 for the last.
+// uses the limiter's Redis and Logger. Stop ends that and writes the rest. If Redis hangs it waits
+// 5 seconds, or longer by the client's ReadTimeout, for a write under way, and as long for the last.
 func (c *Counter) Start(l *throttle.Limiter) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var ended sync.WaitGroup

@@ -51,9 +51,8 @@ func TestThePageWorksInABrowser(t *testing.T) {
 	b.call("Input.insertText", map[string]any{"text": "50"})
 	s.pause(t.Context(), "acme")
 	b.until("document.getElementById('content').innerText.includes('acme is paused until')")
-	if got := b.eval("document.activeElement.name + '=' + document.activeElement.value"); got != "limit minute=50" {
-		t.Errorf("after news the focus is on %v", got)
-	}
+	got := b.eval("document.activeElement.name + '=' + document.activeElement.value")
+	expect.That(t, got == "limit minute=50", got)
 	b.eval("document.querySelector('#change-override [name=why]').value = 'a large customer'; " +
 		"document.querySelector('#change-override button').click()")
 	b.until("document.getElementById('confirm')?.innerText.includes('nothing has been done yet')")
@@ -76,9 +75,8 @@ func TestThePageWorksInABrowser(t *testing.T) {
 	b.eval("document.getElementById('hold').click()")
 	expect.Must(t, expect.ErrOf(s.control.End(t.Context(), control.Resumed, "github", "", control.Author{Who: "bob", Why: "it is back"})))
 	b.until("latest !== null && latest.includes('resume')")
-	if b.eval("document.getElementById('policy-github').innerText.includes('Paused until')") != true {
-		t.Error("held still, the page has changed")
-	}
+	expect.That(t, b.eval("document.getElementById('policy-github').innerText.includes('Paused until')") == true,
+		"held still, the page has changed")
 	b.eval("document.getElementById('hold').click()")
 	b.until("!document.getElementById('policy-github').innerText.includes('Paused until')")
 
@@ -96,9 +94,8 @@ func TestThePageWorksInABrowser(t *testing.T) {
 				b.open(s.url + path)
 				b.shoot(name + "-" + kind + "-" + colours)
 				b.axe()
-				if got := b.eval("document.documentElement.scrollWidth").(float64); got > float64(width) {
-					t.Errorf("%s on a %s is %v pixels wide, and the screen %d", name, kind, got, width)
-				}
+				got := b.eval("document.documentElement.scrollWidth").(float64)
+				expect.That(t, got <= float64(width), name, kind, got, width)
 			}
 		}
 	}

@@ -236,16 +236,15 @@ func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 			t.Cleanup(func() { f.Close() })
 		}
 		follow(4)
-		if text := s.visitor().get(""); !strings.Contains(text, "none published") || strings.Contains(text, "of the processes") {
-			t.Errorf("it finds trouble:\n%s", text)
-		}
+		text := s.visitor().get("")
+		expect.That(t, strings.Contains(text, "none published") && !strings.Contains(text, "of the processes"), text)
 		published := s.limiter.Policies()
 		published[0].Windows[0].Limit = 3
 		_, err := s.control.Publish(t.Context(), published, 0, control.Author{Who: "ada", Why: "test"})
 		sitetest.Must(t, err)
 		follow(5)
 		time.Sleep(1100 * time.Millisecond) // what was asked is kept for a second
-		text := s.visitor().get("")
+		text = s.visitor().get("")
 		expect.That(t, strings.Contains(text, "version 1") && strings.Count(text, "1 of the processes: its own policies ") == 2, "it does not name both", text)
 	})
 }

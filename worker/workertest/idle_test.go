@@ -50,9 +50,8 @@ func TestIdleTimeCostsNoMoreThanWithPlainAsynq(t *testing.T) {
 	for _, waiting := range []int{0, 2} {
 		synctest.Test(t, func(t *testing.T) {
 			w := idle(t, waiting)
-			if ours := idleTime(w.Memory); ours > plain*12/10 {
-				t.Errorf("with %d tasks waiting: %d commands, plain asynq %d", waiting, ours, plain)
-			}
+			ours := idleTime(w.Memory)
+			expect.That(t, ours <= plain*12/10, waiting, ours, plain)
 		})
 	}
 }

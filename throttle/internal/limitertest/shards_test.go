@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,6 +39,24 @@ func tenantIn(l *throttle.Limiter, line string) string {
 		if tenant := fmt.Sprint("tenant", i); l.LineOf("p", tenant) == line {
 			return tenant
 		}
+	}
+}
+
+// While a policy gets other shards it goes on matching.
+func TestAPolicyThatGetsOtherShardsIsInForce(t *testing.T) {
+	p, changed := sharded(1), atomic.Bool{}
+	p.Match = []string{"*"}
+	l := New(t, Redis(t), p)
+	go func() {
+		defer changed.Store(true)
+		for i := range 1000 {
+			p.Shards = 1 + 3*(i%2)
+			expect.Must(t, l.SetPolicies([]throttle.Policy{p}))
+		}
+	}()
+	for !changed.Load() {
+		_, matches := l.Match("p", false)
+		expect.Require(t, matches, "no policy is in force")
 	}
 }
 
@@ -77,9 +96,8 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 		expect.That(t, len(taken) == 1 && taken[0].Ticket == Ticket("denied") &&
 			l.Line(line).Matches(taken[0], r), line, "took", taken)
 	}
-	if _, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); !errors.Is(err, throttle.ErrUnknownPolicy) || !strings.Contains(err.Error(), "4 shards") {
-		t.Errorf("a take from the policy as a whole: %v", err)
-	}
+	_, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1})
+	expect.That(t, errors.Is(err, throttle.ErrUnknownPolicy) && strings.Contains(err.Error(), "4 shards"), err)
 	info, ok := l.Lookup("p/2of4")
 	expect.That(t, ok && info.Name == "p", "the policy of a line is", info, ok)
 }

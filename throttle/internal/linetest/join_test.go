@@ -167,6 +167,25 @@ func TestAFlowIsLeftAndJoinedInOneCall(t *testing.T) {
 	st.at(2 * s).takes("a3")
 }
 
+// A reservation joins, and its answer is lost. A server takes the ticket before the call is repeated: it costs once.
+func TestATicketThatWasTakenIsNotChargedByARepeat(t *testing.T) {
+	client := limitertest.Redis(t)
+	own := redis.NewClient(client.Options())
+	defer own.Close()
+	st := newStory(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: s}))
+	st.granted("a1", "a2")
+	lost := limitertest.NewByClock(t, own, st.c, st.l.Policies()...)
+	own.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		if err := next(ctx, cmd); !hooktest.IsScript(cmd) || err != nil || st.now() > 0 {
+			return err
+		}
+		st.at(s).takes("a3")
+		return next(ctx, cmd)
+	}))
+	d := limitertest.Reserve(t, lost, st.of("a3"))
+	expect.That(t, d.Queued && !d.Granted && d.Windows[0].Used == 1, d)
+}
+
 // Many requests reserve by several calls to Redis. If one of them fails, the grants of the others are known.
 func TestAGrantIsKnownIfAnotherCallFails(t *testing.T) {
 	client := limitertest.Redis(t)

@@ -232,6 +232,8 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 		// A reservation can be given back.
 		d := limitertest.Reserve(t, st.at(h).l, st.of("a8"))
 		expect.Equal(t, limitertest.Cancel(t, st.l, d.Reservation).Windows[0].Used, 0)
+		st.pause(d.Reservation, s)
+		expect.Equal(t, limitertest.Reserve(t, st.l, st.of("a9")).Observed.By, throttle.ByUpstream)
 	})
 }
 

@@ -168,7 +168,8 @@ func (cr *crowd) reserve(r throttle.Request) {
 	}) {
 		cr.fatal("%v is denied for %v, fits, and nobody waits beside it", r.Ticket, d.RetryIn)
 	}
-	if d.RetryIn < fits.RetryIn || d.Latest < d.RetryIn {
+	noBound := fits.Granted && d.Latest == 0 // it waits for slots of others
+	if d.RetryIn < fits.RetryIn || d.Latest < d.RetryIn && !noBound {
 		cr.fatal("%v is denied for %v to %v, it fits in %v", r.Ticket, d.RetryIn, d.Latest, fits.RetryIn)
 	}
 	if d.Queued != (r.Ticket != throttle.Ticket{}) {

@@ -18,7 +18,7 @@ const (
 	// maxGroupWindows bounds the windows that the requests of one call read: a call blocks Redis.
 	maxGroupWindows = 512
 
-	// callTimeout bounds a call. Its callers may give up earlier.
+	// callTimeout ends the repeats of a call. A hanging one ends by the client's ReadTimeout. Its callers may give up.
 	callTimeout = 5 * time.Second
 )
 

@@ -42,7 +42,7 @@ type Request struct {
 	*Place            // nil if no line is asked
 
 	Actual  []int64  `json:"actual,omitempty"`  // of Settle: units by window, below 0 if they stay
-	Never   []int    `json:"never,omitempty"`   // of Cancel: the windows, by their numbers from 1, that never counted it
+	Never   []int    `json:"never,omitempty"`   // of Cancel and Renew: the windows, by their numbers from 1, that never counted it
 	Scopes  []int    `json:"scopes,omitempty"`  // of Pause, Resume and Remaining: the scopes that are meant, from 1
 	Refused *Refused `json:"refused,omitempty"` // of Pause
 	Left    *Left    `json:"left,omitempty"`    // of Remaining

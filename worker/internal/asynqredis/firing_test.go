@@ -112,15 +112,12 @@ func TestALeaseHasOneHolder(t *testing.T) {
 		lease("holder", 0, true)
 		lease("other", time.Minute, true)
 		lease("holder", time.Minute, false)
-		if wanted, err := s.Want(s.Context(), nightly, "pause"); err != nil || !wanted {
-			s.Error(wanted, err)
-		}
-		if want, err := s.Update(s.Context(), nightly, "other", "index", 1); err != nil || want != "pause" {
-			s.Error(want, err)
-		}
-		if ttl := s.redis.TTL(s.Context(), "asynq:{default}:sluice:batch:night.ly-1:20260102T020000Z").Val(); ttl < 30*24*time.Hour {
-			s.Errorf("it is kept for %v", ttl)
-		}
+		wanted, err := s.Want(s.Context(), nightly, "pause")
+		expect.That(s, err == nil && wanted, wanted, err)
+		want, err := s.Update(s.Context(), nightly, "other", "index", 1)
+		expect.That(s, err == nil && want == "pause", want, err)
+		ttl := s.redis.TTL(s.Context(), "asynq:{default}:sluice:batch:night.ly-1:20260102T020000Z").Val()
+		expect.That(s, ttl >= 30*24*time.Hour, ttl)
 	})
 }
 
@@ -173,9 +170,7 @@ func TestATaskOfAFiringIsCountedOnce(t *testing.T) {
 		end(2, "") // it was run again
 		s.wantFields([]string{"3", "0"}, "done", "failed")
 		refused := redis.NewIntCmd(s.Context(), "zadd", "asynq:{default}:t:"+nightly.ID(4), 1, "x")
-		if err := s.End(s.Context(), refused, nightly, 4, 0); err == nil {
-			s.Error("asynq's call failed, and no error is told")
-		}
+		expect.That(s, s.End(s.Context(), refused, nightly, 4, 0) != nil, "asynq's call failed, and no error is told")
 		s.wantFields([]string{"3", "0"}, "done", "failed")
 
 		set(5, "archived")
@@ -198,20 +193,17 @@ func TestOnlyTheHolderWritesBesideAFiring(t *testing.T) {
 		_, err := s.Update(s.Context(), nightly, holder, ":plan", "{}", "late", 3)
 		s.ok(err)
 		expect.Err(s, expect.ErrOf(s.Update(s.Context(), nightly, "other", ":plan", "none")), asynqredis.ErrNotHolder)
-		if data, err := s.Kept(s.Context(), nightly, "plan"); data != "{}" || err != nil {
-			s.Errorf("%q, %v", data, err)
-		}
+		data, err := s.Kept(s.Context(), nightly, "plan")
+		expect.That(s, data == "{}" && err == nil, data, err)
 		s.wantFields([]string{"3", ""}, "late", ":plan")
-		if ttl := s.redis.TTL(s.Context(), "asynq:{default}:sluice:batch:night.ly-1:20260102T020000Z:plan").Val(); ttl < 30*24*time.Hour {
-			s.Errorf("it is kept for %v", ttl)
-		}
+		ttl := s.redis.TTL(s.Context(), "asynq:{default}:sluice:batch:night.ly-1:20260102T020000Z:plan").Val()
+		expect.That(s, ttl >= 30*24*time.Hour, ttl)
 		s.storeOf(nightly, 0, 20)
 		s.ok(s.Count(s.Context(), nightly, "rejected", []int{1, 9}))
 		s.redis.Del(s.Context(), "asynq:{default}:t:"+nightly.ID(19))
 		s.ok(s.End(s.Context(), redis.NewIntCmd(s.Context(), "del", "none"), nightly, 19, 0))
-		if fates, err := s.Kept(s.Context(), nightly, "fates"); err != nil || fates != "srsssssssrsssssssssd" {
-			s.Errorf("%q, %v", fates, err)
-		}
+		fates, err := s.Kept(s.Context(), nightly, "fates")
+		expect.That(s, err == nil && fates == "srsssssssrsssssssssd", fates, err)
 	})
 }
 
@@ -229,9 +221,8 @@ func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 		s.redis.LPush(s.Context(), "asynq:{default}:active", id(3))
 		s.redis.ZAdd(s.Context(), "asynq:{default}:lease", redis.Z{Score: 1, Member: id(3)}, redis.Z{Score: 1, Member: "other"})
 		s.redis.HSet(s.Context(), "asynq:{default}:t:"+id(3), "state", "active")
-		if n, err := s.Running(s.Context(), nightly); err != nil || !slices.Equal(n, []int{3}) {
-			s.Errorf("%d run, %v", n, err)
-		}
+		n, err := s.Running(s.Context(), nightly)
+		expect.That(s, err == nil && slices.Equal(n, []int{3}), n, err)
 		s.ok(s.Move(s.Context(), nightly, asynqredis.SetAside, all))
 		picks, err := s.Pick(s.Context(), queue, s.NewCall(), s.waiting(id(0), id(1), id(2), id(4)))
 		s.ok(err)
@@ -243,16 +234,14 @@ func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 			s.Errorf("%d are scheduled, %v", len(tasks), err)
 		}
 		s.ok(s.Move(s.Context(), nightly, asynqredis.Release, all))
-		if due, err := s.Due(s.Context(), queue, false, 10); err != nil || len(due) != 4 || due[0].Mark != "" {
-			s.Errorf("%d are due, %v", len(due), err)
-		}
+		due, err := s.Due(s.Context(), queue, false, 10)
+		expect.That(s, err == nil && len(due) == 4 && due[0].Mark == "", len(due), err)
 		s.redis.SetRange(s.Context(), "asynq:{default}:sluice:batch:night.ly-1:20260102T020000Z:fates", 2, "f") // and was run again
 		s.ok(s.Move(s.Context(), nightly, asynqredis.Delete, all))
 		s.ok(s.Move(s.Context(), nightly, asynqredis.Delete, all))
 		s.wantFields([]string{"3"}, "cancelled") // the other one stays failed
-		if info, err := s.inspector.GetQueueInfo(queue); err != nil || info.Size != 1 || info.Active != 1 {
-			s.Errorf("%+v, %v", info, err)
-		}
+		info, err := s.inspector.GetQueueInfo(queue)
+		expect.That(s, err == nil && info.Size == 1 && info.Active == 1, info, err)
 		expect.Err(s, expect.ErrOf(s.inspector.GetTaskInfo(queue, id(0))), asynq.ErrTaskNotFound)
 	})
 }
@@ -309,9 +298,8 @@ func TestTasksOfAFiringThatFailedAreRetried(t *testing.T) {
 	each(t, func(s *site) {
 		s.begun()
 		s.storeOf(nightly, 0, 4)
-		if ok, err := s.Want(s.Context(), nightly, "retry"); ok || err != nil {
-			s.Errorf("nothing has failed, and is retried: %v", err)
-		}
+		ok, err := s.Want(s.Context(), nightly, "retry")
+		expect.That(s, !ok && err == nil, err)
 		for index := range 3 {
 			s.ok(s.inspector.ArchiveTask(queue, nightly.ID(index)))
 		}
@@ -321,17 +309,15 @@ func TestTasksOfAFiringThatFailedAreRetried(t *testing.T) {
 		if schedule, err := s.Schedule(s.Context(), queue, nightly.Batch); err != nil || len(schedule.Open) != 0 {
 			s.Errorf("it has ended: %+v, %v", schedule, err)
 		}
-		if ok, err := s.Want(s.Context(), nightly, "retry"); !ok || err != nil {
-			s.Error(ok, err)
-		}
+		ok, err = s.Want(s.Context(), nightly, "retry")
+		expect.That(s, ok && err == nil, ok, err)
 		for range 2 {
 			s.ok(s.Move(s.Context(), nightly, asynqredis.RetryFailed, []int{0, 1, 2, 3}))
 		}
 		s.wantFields([]string{"retry", "1", "1", "2"}, "phase", "round", "failed", "retried")
 		due, err := s.Due(s.Context(), queue, false, 10)
-		if err != nil || len(due) != 2 || due[0].Message.Retried() != 0 || due[0].Message.ID() != nightly.ID(0) {
-			s.Errorf("%+v are due, %v", due, err)
-		}
+		expect.That(s, err == nil && len(due) == 2 && due[0].Message.Retried() == 0 && due[0].Message.ID() == nightly.ID(0),
+			due, err)
 		schedule, err := s.Schedule(s.Context(), queue, nightly.Batch)
 		expect.That(s, err == nil && len(schedule.Open) == 1, schedule, err)
 	})

@@ -84,12 +84,9 @@ func TestMessagesDoNotGrow(t *testing.T) {
 			"refused since", since, "in", len(refused), "bytes")
 		size = len(refused)
 	}
-	if got, _ := asynqredis.Message("\x0a\x09x").WithRefusal(time.Now()); string(got) != "\x0a\x09x" {
-		t.Errorf("what is no message becomes %q", got)
-	}
-	if got := asynqredis.Message("\x0a\x09x").WithDenial("one", time.Now()); string(got) != "\x0a\x09x" {
-		t.Errorf("what is no message becomes %q", got)
-	}
+	got, _ := asynqredis.Message("\x0a\x09x").WithRefusal(time.Now())
+	expect.That(t, string(got) == "\x0a\x09x", got)
+	expect.Equal(t, string(asynqredis.Message("\x0a\x09x").WithDenial("one", time.Now())), "\x0a\x09x")
 }
 
 // What is read of a message is what asynq's client has put into it.
@@ -121,9 +118,7 @@ func TestAJoinKeyTellsTasksOfOneIDApart(t *testing.T) {
 		t.Errorf("keys %s, %s, %s", key("x", "y"), key("x", "z"), key("xy", ""))
 	}
 	m := s.capturedTask(asynq.NewTask("x", []byte("y")), asynq.TaskID("a")).Message
-	if again := m.WithDenial("throttled", time.Now()); again.JoinKey() != m.JoinKey() {
-		t.Error("a denial changes the join key")
-	}
+	expect.Equal(t, m.WithDenial("throttled", time.Now()).JoinKey(), m.JoinKey(), "the join key after a denial")
 	mark := asynqredis.Mark(m.JoinKey(), "call")
 	expect.That(t, strings.HasPrefix(mark, m.JoinKey()+"."), "the mark is", mark)
 }
@@ -139,9 +134,8 @@ func FuzzCallOf(f *testing.F) {
 	f.Fuzz(func(t *testing.T, queue, id string) {
 		prefix := "asynq:{" + queue + "}:"
 		done := []any{"evalsha", "sha", 3, prefix + "active", prefix + "lease", prefix + "t:" + id, id, []byte("task")}
-		if call := asynqredis.CallOf(done); call.Verb != asynqredis.Done || call.Queue != queue || call.ID != id {
-			t.Errorf("queue %q, ID %q: %+v", queue, id, call)
-		}
+		call := asynqredis.CallOf(done)
+		expect.That(t, call.Verb == asynqredis.Done && call.Queue == queue && call.ID == id, queue, id, call)
 		message := protowire.AppendString(protowire.AppendTag(nil, 3, protowire.BytesType), id)
 		enqueue := []any{"eval", "script", 2, prefix + "t:" + id, prefix + "pending", message, id, int64(1)}
 		if call, ok := asynqredis.EnqueueOf(enqueue); ok != (id != "") || ok && (call.Queue != queue || call.ID != id) {
@@ -163,8 +157,7 @@ func TestSecondsAreRoundedUp(t *testing.T) {
 	for in, want := range map[time.Duration]time.Duration{
 		0: 0, 1: time.Second, time.Microsecond: time.Second, 999 * time.Millisecond: time.Second, time.Second: time.Second,
 	} {
-		if got := asynqredis.WholeSecond(second.Add(in)); !got.Equal(second.Add(want)) {
-			t.Errorf("%v becomes %v, want %v", in, got.Sub(second), want)
-		}
+		got := asynqredis.WholeSecond(second.Add(in))
+		expect.That(t, got.Equal(second.Add(want)), in, got.Sub(second), want)
 	}
 }

@@ -87,9 +87,8 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 				due, err := s.Restore(s.Context(), asynqredis.RestoreOptions{
 					Ref: asynqredis.Ref{Queue: queue, ID: id}, CallKey: call, Message: picks[0].Message, At: at, Mark: mark})
 				info, _ := s.inspector.GetTaskInfo(queue, id)
-				if err != nil || due != row.due || time.Until(info.NextProcessAt) < time.Minute != row.due {
-					t.Errorf("%+v: due now: %v, at %v, %v", row, due, info.NextProcessAt, err)
-				}
+				expect.That(t, err == nil && due == row.due && time.Until(info.NextProcessAt) < time.Minute == row.due,
+					row, due, info.NextProcessAt, err)
 			}
 		}
 	})

@@ -160,9 +160,8 @@ func (s *site) wantStates(want string) {
 		for place, in := range places {
 			expect.That(s, in == (place == state), "task", id, "is", state, "; in", place, in)
 		}
-		if leased := s.redis.ZScore(ctx, prefix+"lease", id).Err() == nil; leased != (state == "active") {
-			s.Errorf("task %s is %s; leased: %v", id, state, leased)
-		}
+		leased := s.redis.ZScore(ctx, prefix+"lease", id).Err() == nil
+		expect.That(s, leased == (state == "active"), id, state, leased)
 	}
 	slices.Sort(states)
 	expect.Equal(s, strings.Join(states, ", "), want, "tasks")
@@ -184,8 +183,7 @@ func (s *site) wantLeases(ids ...string) {
 	for _, id := range ids {
 		end, err := s.redis.ZScore(s.Context(), "asynq:{"+queue+"}:lease", id).Result()
 		s.ok(err)
-		if left := time.Until(time.Unix(int64(end), 0)); left > asynqredis.LeaseFor || left < asynqredis.LeaseFor/2 {
-			s.Errorf("the lease of %s ends in %v, want %v", id, left, asynqredis.LeaseFor)
-		}
+		left := time.Until(time.Unix(int64(end), 0))
+		expect.That(s, left <= asynqredis.LeaseFor && left >= asynqredis.LeaseFor/2, id, left, asynqredis.LeaseFor)
 	}
 }

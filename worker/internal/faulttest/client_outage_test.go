@@ -180,8 +180,7 @@ func TestACallThatEndsWhileItJoinsHasEnqueued(t *testing.T) {
 		fault := &sitetest.Fault{Is: sitetest.WithArg("sluice:{api}:q"), Meanwhile: cancel, Err: context.Canceled}
 		client := s.Client(s.AnotherLimiter(hooktest.Hook(fault.See)))
 		info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut")))
-		if err != nil || info.State != asynq.TaskStatePending || s.Task("cut").State != asynq.TaskStatePending {
-			t.Errorf("%v, %v; it is %v", info, err, s.Task("cut").State)
-		}
+		expect.That(t, err == nil && info.State == asynq.TaskStatePending && s.Task("cut").State == asynq.TaskStatePending,
+			info, err, s.Task("cut").State)
 	})
 }

@@ -135,9 +135,8 @@ func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []servers.
 		return n
 	}
 	s.Wait("nginx has logged all calls", func() bool { return logged(200)+logged(503) >= jobs })
-	if refused := logged(503); refused != run.refused || int(served.Load()) != jobs-refused {
-		t.Errorf("nginx refused %d calls by its log, the upstream served %d; the jobs saw %d refusals", refused, served.Load(), run.refused)
-	}
+	refused := logged(503)
+	expect.That(t, refused == run.refused && int(served.Load()) == jobs-refused, refused, served.Load(), run.refused)
 	// It does refuse callers that do not keep to its limits.
 	s.Wait("nginx refuses somebody", func() bool {
 		var herd sync.WaitGroup

@@ -48,9 +48,8 @@ func TestRepliesThatCrossStrandNobody(t *testing.T) {
 						if client := rand.N(2 * len(clients)); client < len(clients) {
 							enqueue = clients[client].Enqueue
 						}
-						if _, err := enqueue(worker.NewTask(who, typename, nil), asynq.TaskID(id)); err != nil {
-							s.Error(err)
-						}
+						_, err := enqueue(worker.NewTask(who, typename, nil), asynq.TaskID(id))
+						expect.That(s, err == nil, err)
 						return id
 					}
 					starts := func(id string) bool {

@@ -106,7 +106,7 @@ algorithms['c'] = {
 
   resets_at = last_end,
 
-  -- `hold` is kept for the time of a lease after the last one.
+  -- `hold` is kept for one lease after the last change.
   kept_until = function(st, now) return max(last_end(st, now), st.hold > 0 and now + st.lease or now) end,
 
   payload = function(st) return pack7(st.used) .. pack7(st.hold) .. sub(st.data, st.first) end,

@@ -25,7 +25,7 @@
 --             renew                      a lease is lost
 --             settle                     nothing changes
 --             leave, refresh, expect     nothing waits
---             pause, resume, remaining   no scope learns anything
+--             pause                      no scope learns anything
 -- A late copy of a call whose caller gave up gets an empty reply, which nobody reads.
 --
 -- Keys, after the prefix P of the policy:
@@ -57,10 +57,11 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 -- status that an earlier copy of the call got. It returns status and at, followed where needed by time, latest, binds
 -- and nudge. Most calls need only these two verbs.
 local verbs = {
-  reserve = function(r, list, now, fits)
+  reserve = function(r, list, now, fits, earlier_status)
     if r.at > 0 then once(extras, call).replace(r, list, now) end
     local line = call.line
     local joined = r.ticket and line and line.flow_name(r.ticket)
+    if earlier_status == 3 and not joined then return 3, now, now, now end -- a server has taken it since
     local time = windows.fits_at(call, list, r.costs, now, fits)
     if time <= now and not r.paused and
       (not line or r.at > 0 or not line.somebody_waits(r, joined and r.ticket)) then

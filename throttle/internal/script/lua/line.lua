@@ -71,7 +71,7 @@ local function new_line(call)
   local nodes, flows = {}, {}
   local count, rank = match(call.waiting or '0 0', '^(%d+) (%d+)$')
   count = count + 0
-  -- With the functions below 32 fields: one more makes the table twice as large.
+  -- With the functions below at most 32 fields: more make the table twice as large.
   local L = {
     call = call, ttl = '34560000', order = false, rank = rank + 0,
     tickets = count, stored = count,    -- now, and in Redis
@@ -111,7 +111,7 @@ local function new_line(call)
     if batch then call.batches = true end
     local asked, n, weights, first, last, server, since, taken, count, priority, rescan, v, units = match(
       record, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S*) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
-    local q = { -- 32 fields with those of line_take.lua, as one more makes the table twice as large
+    local q = { -- at most 32 fields with those of line_take.lua, as more make the table twice as large
       claims = claims, batch = batch, asked = asked + 0, weights = weights + 0, flows = count + 0,
       first = first + 0, last = last + 0, server = server, since = since + 0, taken = taken + 0,
       priority = priority + 0, rescan = rescan,
@@ -183,7 +183,7 @@ local function new_line(call)
       n = n + 1
       list[n] = suffix
     end
-    return { -- 32 fields, as one more makes the table twice as large
+    return { -- at most 32 fields, as more make the table twice as large
       id = id, queue = queue, values = sub(id, #queue + 1), batch = byte(queue, -1) == 33,
       n = 0, same = false, units = false, -- line_units.lua
       weight = weight, tag = 0, tenant = tenant, suffixes_text = suffixes, suffixes = list,

@@ -62,7 +62,7 @@ function appointments.took(q, now, n, full)
 end
 
 -- slot_at returns when a slot is expected for a ticket at a position in its flow, or 0 if tickets do not
--- wait for slots.
+-- wait for slots, or too little is known.
 function appointments.slot_at(q, now, flow, position)
   local span = now - q.since
   if q.claims or q.since == 0 or span < 1000000 or q.taken < 10 then return 0 end

@@ -84,8 +84,8 @@ local function new_take(L)
     if L.order then L.order.moved(suffix) end
   end
 
-  -- hand_out charges the first ticket of the first flow at ROOT, unless it never fits, is exempt or has fewer
-  -- scopes. It adds it to `taken`: its text, when it was granted, and how much each window has counted then. The next
+  -- hand_out charges the first ticket of the first flow at ROOT, unless it never fits or goes
+  -- uncharged. It adds it to `taken`: its text, when it was granted, and how much each window has counted then. The next
   -- one of its flow then waits. at: the time of the flow's scopes, in which nothing blocks it.
   local function hand_out(root, flow, ticket, taken, at, never)
     local list, all, scope_of, own = flow.scopes, call.windows, call.scope_of, flow.own
@@ -203,7 +203,7 @@ local function new_take(L)
 
   -- look_at_changes makes all nodes due after limits have changed, as others may let in more: of each queue
   -- some in each take, until its `rescan` is "-". It begins once a second at most; a take by other limits
-  -- that comes sooner notes "-", and the next one begins then. When the clock was set back it begins at once.
+  -- that comes sooner notes "-", so that the first take after that second begins. When the clock was set back it begins at once.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')

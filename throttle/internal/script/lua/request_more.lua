@@ -46,8 +46,8 @@ local function denied(r, list, now, fits, time)
   local latest, binds, earliest = time, 0, now
   if call.line then
     time, latest, binds, earliest = call.line.expect(r, list, now, fits)
-    -- Every window has room, but others wait for slots.
-    if time <= now and not r.paused then time, latest = now + SOON, max(latest, now + SOON) end
+    -- Every window has room, but others wait for slots: nobody knows for how long.
+    if time <= now and not r.paused then time, latest = now + SOON, 0 end
   else
     local longest = now
     for i = 1, #call.windows do

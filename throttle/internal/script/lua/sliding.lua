@@ -7,9 +7,9 @@
 --
 -- Entries leave only by age, so a limit that is cut and raised again has forgotten nothing.
 --
--- Above a limit of ENTRIES, and from ENTRIES/2 entries on, a grant joins the newest entry if both are in
+-- From ENTRIES entries on, or ENTRIES/2 if the limit is above ENTRIES, a grant joins the newest entry if both are in
 -- the same tick of 2 * period/ENTRIES. The entry gets the later time, so a unit counts up to one tick longer,
--- never shorter. So a value has at most some 2.7 kB, whatever the limit. The first entries are exact:
+-- never shorter. So a value has at most some 4 kB, whatever the limit. The first entries are exact:
 -- otherwise a burst of several grants that comes back in every period would each time start later, by the
 -- time between its first grants.
 --

@@ -13,8 +13,8 @@
 --   next   when to ask again (us), `at` for at once; 0: nobody waits in these queues
 --   text   "ticket rankcosts values key tenant status", in the middle the record of line.lua
 --          status 'granted', 'never' if it never fits, or 'uncharged': it joined when the policy
---          had not all its scopes, or its tenant is exempt by now. If it joined by scopes that the
---          policy has not, ":SUFFIX+SUFFIX..." follows: all of its scopes
+--          had not all its scopes, or by now its tenant is exempt or the policy observes. If it joined by
+--          scopes that the policy has not, ":SUFFIX+SUFFIX..." follows: all of its scopes
 --
 -- What was taken is kept until the next call of the process acknowledges it. The same call, repeated, gets the same
 -- tickets, with the time of now, and zeros for what windows have counted; if it took none, `next` is now. What is

@@ -62,7 +62,7 @@ local function new_verbs(call)
   end
 
   -- upstream_verb returns a verb that calls a function of upstream.lua for the scopes that a request names. Its
-  -- status is 8 if that is news for none of them.
+  -- status is 8 if the function returns false for all.
   local function upstream_verb(name)
     return function(r, list, now, fits)
       local status = 8
@@ -164,7 +164,7 @@ local function new_verbs(call)
     local fate, changes = read_fate(r), {}
     if fate.cancelled then return 8, now end
     for i, cost in ipairs(costs_now(r, fate)) do
-      -- A lease is given back whole, whatever the number.
+      -- A lease is given back whole, by any number below 0: settlements do not change it.
       changes[i] = call.windows[i].algorithm.release and -1 or -cost
     end
     for _, i in ipairs(r.never or {}) do changes[i] = 0 end

@@ -48,7 +48,7 @@ type Place struct {
 // each, in order: a few hundred at once. A ticket that is in line keeps its place. With another
 // tenant, class or attribute of a scope it leaves that place, and joins as if it came new, unless it is
 // refused. One of an exempt tenant does not join (Decision.Exempt). The line may be that of a removed policy,
-// but not one that a policy in force has left for others. After an error some tickets may have joined. Errors
+// but not one from before a policy in force changed its shards. After an error some tickets may have joined. Errors
 // are Take's and that of the TenantFunc.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	removed := !n.limiter.policies.Load().inForce(PolicyOf(n.name))

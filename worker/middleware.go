@@ -57,7 +57,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 	}()
 
-	policy, ok := s.limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a)) // for a task that waited also a removed one
+	policy, ok := s.limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a)) // once decided, also a removed policy
 	if !ok {
 		fails := s.config.RejectUnmatched && !asynqredis.IsReport(a.Ref)
 		return s.runUncounted(ctx, a, fails, unmatchedError(a.task.Type()))

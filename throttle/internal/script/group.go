@@ -142,7 +142,7 @@ func (g *Group) next() {
 		return
 	}
 	p := g.waiting[0].policy
-	// After a call by another version of the policy, the script has no record of the lost call.
+	// A call by another version of the policy has replaced the script's record of the lost call.
 	g.cancels = slices.DeleteFunc(g.cancels, func(b *bundle) bool { return b.policy != p })
 	c, room, all := &call{}, p.room(), append(g.cancels, g.waiting...)
 	g.cancels, g.waiting = nil, nil

@@ -11,7 +11,7 @@ import (
 var files embed.FS
 
 // The files of a script, besides those of its algorithms and its body. A file uses only earlier files. The
-// files of more and line stand in functions, which most calls do not call.
+// files of `more` and `line` stand in the functions extras and line_files, which most calls do not call.
 const (
 	base = " scope windows request"
 	more = "upstream request_more verbs"

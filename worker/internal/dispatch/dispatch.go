@@ -44,7 +44,7 @@ type Config struct {
 // Granted nor Queued, the ticket was taken uncharged: nothing is decided. If Queued, it has joined the line.
 type Verdict struct {
 	throttle.TakenTicket           // or what Reserve has decided, in the same form
-	DecidedAt            time.Time // at the earliest, by this machine's clock: what was granted was charged then
+	DecidedAt            time.Time // by this machine's clock; a grant was charged then or later
 	Due                  time.Time // when the first ticket of a take began to fit, as far as this server knows; zero for others
 	FromLine             bool      // the task has waited in a line; else it was pending
 	Line                 string

@@ -6,8 +6,8 @@
 --
 -- A queue whose name begins with "!" has the claims of one process, which alone takes them. Names of
 -- other queues are escaped, and contain no "!". A queue has two QUEUEs: its name for live tickets, and its
--- name with "!" at the end for those of batches. A ticket is "QUEUE/ID" without the "!". The VALUES of a
--- batch's ticket begin with it.
+-- name with "!" at the end for those of batches. A ticket is "QUEUE/ID" without the "!". In its
+-- record a batch's "!" is before the "|".
 --
 -- Keys, after the prefix P of the policy. A SUFFIX is a scope's key without P, a NODE is
 -- "QUEUE|SUFFIX".
@@ -15,7 +15,7 @@
 --              line_join.lua. Without the key there is no line
 --   l          "time limits": the limits by which takes have looked at the line since that time; "-" if
 --              these differed
---   t          hash: ticket "QUEUE/ID" -> "RANKcosts |VALUES key"
+--   t          hash: ticket "QUEUE/ID" -> "RANKcosts !|VALUES key"
 --                RANK       of 16 digits
 --                costs      empty for "requests=1"
 --                key        then ":SINCE" if that was given, and "+N" if window N delayed it for longest
@@ -23,7 +23,7 @@
 --              "tickets units weight tag suffix rank tenant suffixes;own"
 --                units      the text of line_units.lua
 --                weight     in thousandths
---                tag        of its tenant at ROOT
+--                tag        of its tenant at ROOT, if no window counts by other attributes; else 0
 --                suffix     of the node where it waits, and
 --                rank       of its first ticket there; both are "-" if it waits nowhere
 --                suffixes   of its scopes, narrow to broad, joined by "+"

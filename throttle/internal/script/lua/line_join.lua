@@ -107,9 +107,9 @@ local function new_join(L)
   end
 
   -- somebody_waits returns whether tickets other than `id` hold up the request: those that wait at its scopes.
-  -- Tickets at ROOT do not if no window is shared: they wait for a handler slot, which the request has. But the
-  -- first ticket of its own flow does, if its costs differ and lack room by now. Tickets of a batch hold up a live
-  -- request only if it owes them room.
+  -- ROOT is one only if a window is shared; else they wait there for a slot, which the request has. The first ticket
+  -- of the request's own flow holds it up, too, if its costs differ and lack room by now. Tickets of a batch hold up a
+  -- live request only if it owes them room.
   local function somebody_waits(r, id)
     local batch, flow_name = r.batch, id and L.flow_name(id)
     local ticket_flow = flow_name and L.flow_of(flow_name)

@@ -9,7 +9,7 @@
 -- Of the sides of a take, the least tag at ROOT is served. While it waits for a window, no side behind it passes.
 -- Room is also left for a side of another server: until LATE after its ticket fits, if that is still to come and no
 -- window has leases, else until LATE after its appointment. Then that side holds up nobody, and gets no credit.
--- A batch that live tickets delay at a broader scope keeps its time at narrower ones.
+-- A batch that live tickets delay at a broader scope catches up at narrower ones: the delay counts as time there.
 --
 -- Key, behind the prefix P of the policy:
 --   s:SUFFIX   "V time mixed side=tag ...": the tags from V on, when the next ticket of a batch goes (us),
@@ -170,8 +170,8 @@ local function new_order(L, names, strict)
     begin(standings)
   end
 
-  -- standings_of returns the standings of a scope, and the entry of a flow's side; nil if that waits there alone.
-  -- The time of a batch counts there also if it is alone.
+  -- standings_of returns the standings of a scope, and the entry of a flow's side; nil if that waits there alone
+  -- and is no batch: the time of a batch counts all the same.
   local function standings_of(flow, scope)
     if not narrow and scope.suffix ~= ROOT and not flow.batch then return nil end
     local standings = all_standings[scope.suffix]
@@ -201,7 +201,7 @@ local function new_order(L, names, strict)
     return strict and a.side.of_take and a.side.q.priority > b.side.q.priority
   end
 
-  -- leave_room adds to `room` the units that a flow, whose side has the tag, leaves to an entry before it.
+  -- leave_room adds to `room` the units that a flow leaves to e, which goes before it. tag: that of the flow's side.
   local function leave_room(room, standings, e, tag)
     local lapses = e.lapses -- until when they are left; 0: none are
     if e.side.of_take then

@@ -118,8 +118,8 @@ local function new_places(L)
     end
   end
 
-  -- reopen makes the shared nodes due that a flow has passed, as it does not take the room there. At the scope
-  -- where it waits now only other queues look again.
+  -- reopen makes the shared nodes due that a flow has passed without taking the room there. Of the one where it
+  -- waits now, SUFFIX, only those of other queues.
   function places.reopen(flow, suffix)
     if call.only_tenants then return end
     local list = places.scopes_of(flow)

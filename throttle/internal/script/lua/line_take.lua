@@ -192,7 +192,7 @@ local function new_take(L)
       local q = left[i]
       steps = visit(q, steps, ceil((want - before) * share) + 1, taken, want, one)
       got[q] = (got[q] or 0) + taken.n - before
-      -- One visit after the take's last ticket tells when the side's next one fits. A side that is alone has one visit.
+      -- Of several sides each has one more visit after the take's last ticket, to learn when its next one fits.
       if not one or before >= want or not due_now(q) then table.remove(left, i) end
     end
     for i = 1, #sides do
@@ -202,8 +202,8 @@ local function new_take(L)
   end
 
   -- look_at_changes makes all nodes due after limits have changed, as others may let in more: of each queue
-  -- some in each take, until its `rescan` is "-". It begins once a second at most; a take by other limits
-  -- that comes sooner notes "-", so that the first take after that second begins. When the clock was set back it begins at once.
+  -- some in each take, until its `rescan` is "-". A scan begins once a second at most: a take by other limits that
+  -- comes sooner puts "-" into the key l, so that the first take after that second begins one. When the clock was set back it begins at once.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')

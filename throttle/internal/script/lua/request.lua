@@ -21,7 +21,7 @@
 
 local RECORD_MS = 60000 -- the time in which a repeated call is recognised
 
--- All requests without a line share one table, as nothing keeps them.
+-- All plain requests share one table, as nothing keeps them.
 local plain = {op = '', costs = false, costs_text = '', ticket = false, place = '', at = 0, hold = 0}
 
 local function read_place(r)

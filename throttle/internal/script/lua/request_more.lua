@@ -1,4 +1,4 @@
--- request_more.lua: functions that verbs and lines share, for requests that are not simply granted.
+-- request_more.lua: what verbs and lines share for requests that are not simply granted; a part of extras(call).
 --
 --   resumed(r, list, at) -> list, at           the scopes as they will be when the operators' pause of the
 --                                              request ends, and that time

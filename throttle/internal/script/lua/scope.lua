@@ -15,7 +15,8 @@
 --                                  `now` is not among the ticks that were sent, and st is a guess
 --                                  st.limit: the most units that ever fit; st.used: the units that
 --                                  count; st.period, if the window has a rate: the us in which it
---                                  grants st.limit units
+--                                  grants st.limit units; st.resets and st.margin as in fixed.lua;
+--                                  st.lease and st.hold, with release, as in concurrency.lua
 --   fits_at(st, now, cost, ahead, each) -> time >= now
 --                                  the earliest time from which on `cost` units fit if `ahead` units
 --                                  go first, in tickets of `each` (1: any); it only reads
@@ -32,7 +33,7 @@
 --                                  0 if there was no lease, or it was not renewed
 --   kept_until(st, now) -> time    until when the state is of use, if that is later than resets_at
 --   grants(st, at) -> text         the grants at `at` or later: "TIME/UNITS,..."
---   drains                         true if a ticket that waits for its whole cost leaves no room unused
+--   drains                         true if room comes back evenly: a ticket too large for the rest wastes none
 
 local scopes
 do

@@ -35,7 +35,7 @@ local process, seq, id_base = ARGV[2], ARGV[3] + 0, ARGV[first + 1]
 local own_key = P .. 'k:' .. process
 call.waiting = redis.call('MGET', P .. 'q')[1]
 
--- remember writes the record of this call, with what it took: a list, behind a place for the head.
+-- remember writes the record of this call, with what it took, by `tickets`: its first entry is for the head.
 local function remember(next_time, tickets, ttl)
   tickets[1] = pack7(seq) .. pack7(now) .. pack7(next_time) .. id_base
   redis.call('SET', own_key, concat(tickets), 'PX', ttl)

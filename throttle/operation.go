@@ -133,7 +133,7 @@ func (o *operation) own() script.Own {
 			if own.Windows == nil {
 				own.Windows = map[string][4]int64{}
 			}
-			own.Windows[w.Name] = params
+			own.Windows[w.Name+o.script.Windows[i].Kind] = params
 		}
 	}
 	return own

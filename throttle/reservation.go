@@ -105,7 +105,7 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 	for i, w := range o.windows {
 		if !slices.ContainsFunc(r.by.windows, func(was Window) bool {
 			return was.Name == w.Name && was.Algorithm == w.Algorithm && slices.Equal(was.Per, w.Per) && was.Unit == w.Unit &&
-				was.Period == w.Period && was.Resets == w.Resets && was.Timezone == w.Timezone &&
+				was.Period == w.Period && was.Margin == w.Margin && was.Resets == w.Resets && was.Timezone == w.Timezone &&
 				(was.Limit == w.Limit || w.Burst == 0) // a bucket drains by its limit
 		}) {
 			windows = append(windows, i+1)
@@ -213,8 +213,9 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 	}
 	tenant, _ := r.limiter.tenant(ctx, cp, r.Tenant)
 	o, err := cp.newOperation(r.Request, tenant)
-	if err != nil { // the policy has other scopes by now
-		return r.by.newOperation(r.Request, tenant)
+	if err != nil { // the policy has other scopes by now: they have not counted it
+		r.Request.Policy = ""
+		return cp.newOperation(r.Request, tenant)
 	}
 	return o, err
 }

@@ -175,23 +175,22 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 	asks := map[*compiledPolicy][]script.Request{}
 	for _, t := range tickets {
 		r := t.Decision.Reservation
-		if r.by == nil {
-			continue // it has no units, and no position to go back to
+		o, err := r.operation(ctx)
+		if o != nil && op == script.PutBack && o.flowMark != r.by.flowMark {
+			o, err = r.by.newOperation(r.Request, o.tenant) // the flow has the scopes of the policy as it was
 		}
-		tenant, _ := n.limiter.tenant(ctx, r.by, r.Tenant)
-		o, err := r.by.newOperation(r.Request, tenant)
-		if err != nil {
-			continue // it joined while the policy had other scopes: its units expire
+		if o == nil || err != nil {
+			continue // it has no units, and no position to go back to; or other scopes: its units expire
 		}
 		ask := o.lineRequest(op, r.ID)
-		ask.At = r.At.UnixMicro()
+		ask.At, ask.Never = r.At.UnixMicro(), o.neverCounted(r)
 		ask.Place.Flow, ask.Cost = cmp.Or(t.Flow, ask.Place.Flow), cmp.Or(t.Cost, ask.Cost)
 		if op == script.PutBack {
 			ask.Place.Rank, ask.Place.Since = t.Rank, t.Since.UnixMicro()
 		} else {
 			ask.Ticket = ""
 		}
-		asks[r.by] = append(asks[r.by], ask)
+		asks[o.compiledPolicy] = append(asks[o.compiledPolicy], ask)
 	}
 	for cp, asks := range asks {
 		cp.drained.Store(false)

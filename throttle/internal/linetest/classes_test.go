@@ -154,6 +154,28 @@ func TestShareOfABatch(t *testing.T) {
 }
 
 // The share holds also where several tenants of each class wait, some for their own window.
+func TestAGrantThatIsReplacedCountsOnceInTheShareOfABatch(t *testing.T) {
+	p := limitertest.Policy(limitertest.SharedWindow(2, s))
+	p.BatchShare = 0.5
+	st, batch := newStory(t, limitertest.Redis(t), p), 0
+	for i := range 40 {
+		st.live().joins(fmt.Sprint("a", i))
+		st.batch().joins(fmt.Sprint("b", i))
+	}
+	for range 40 {
+		for _, ticket := range st.take(1) {
+			if ticket.Decision.Reservation.Class == throttle.ClassBatch {
+				batch++
+			}
+			st.pass(200 * ms)
+			d, err := st.line().ReserveAgain(t.Context(), ticket, ticket.Decision.Reservation.Request)
+			expect.Require(t, err == nil && d.Granted, d, err)
+		}
+		st.pass(s)
+	}
+	expect.That(t, batch >= 19, "of 40 the batch got", batch)
+}
+
 func TestShareOfABatchOfManyTenants(t *testing.T) {
 	client := limitertest.Redis(t)
 	for _, c := range []struct {

@@ -126,6 +126,19 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			}
 			st.leave("b1").at(3 * s).takes().asks(-1)
 		}},
+		"a tenant that is exempt waits for the end of a pause alone": {limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 24 * h}, throttle.Window{Name: "slot", Algorithm: throttle.AlgorithmConcurrency, Limit: 1}), func(st *story) {
+			st.granted("a0")
+			st.intervene(throttle.Interventions{
+				Overrides: []throttle.TenantOverride{{Tenant: "a", Exempt: new(true)}}, Pauses: []throttle.Pause{{Tenant: "a"}},
+			})
+			r := st.of("a1")
+			r.Deadline = time.Now().Add(2 * h)
+			for _, r.Ticket = range []throttle.Ticket{{}, r.Ticket} {
+				d := limitertest.Reserve(st, st.l, r)
+				expect.That(st, d.RetryIn == h && d.Latest == h && d.Binds == throttle.ByPause, d)
+			}
+			st.at(h + s).takes("a1").asks(-1)
+		}},
 		"a weight changes": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(st *story) {
 			st.granted("x0")
 			st.waits("a1", "b1", "a2", "b2", "a3", "b3")

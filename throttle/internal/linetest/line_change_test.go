@@ -294,6 +294,55 @@ func TestChangesOfAStandingLine(t *testing.T) {
 // Redis loses a line, its windows or both, by a restart without persistence or by hand. All waiting
 // tickets are taken all the same, from the line or after forward has let them join again. No limit
 // is exceeded by what is still counted, and nothing is left behind.
+func TestWhatIsGivenBackAfterAChangeIsNotThatOfOthers(t *testing.T) {
+	fast := throttle.Window{Name: "own", Algorithm: throttle.AlgorithmGCRA, Limit: 100, Period: s}
+	slow := throttle.Window{Name: "own", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: h}
+	fixed := throttle.Window{Name: "own", Algorithm: throttle.AlgorithmFixed, Limit: 10, Period: m}
+	changed := func(give func(st *story)) scenario {
+		return scenario{limitertest.Policy(fast), func(st *story) {
+			st.joins("a1")
+			st.takes("a1").set(limitertest.Policy(slow))
+			st.costs(9).granted("a2")
+			give(st.at(200 * ms))
+			st.used(10).leave("a1")
+		}}
+	}
+	tell(t, map[string]scenario{
+		"put back": changed(func(st *story) { st.putBack("a1") }),
+		"refunded": changed(func(st *story) { st.refunds("a1") }),
+		"reserved again": changed(func(st *story) {
+			expect.Must(st, expect.ErrOf(st.line().ReserveAgain(st.Context(), st.took["a1"], st.of("a1"))))
+		}),
+		"by another margin": {limitertest.Policy(fixed), func(st *story) {
+			first := st.at(59 * s).costs(10).granted("a1")
+			wider := fixed
+			wider.Margin = 5 * s
+			st.set(limitertest.Policy(wider))
+			st.at(66 * s).granted("a2")
+			limitertest.Cancel(st, st.l, first.Reservation)
+			st.used(10)
+		}},
+		"a removed policy, whose line was empty, is asked again": {limitertest.Policy(fast), func(st *story) {
+			st.joins("a1")
+			st.takes("a1")
+			expect.Must(st, st.l.SetPolicies(nil))
+			st.takes().asks(-1)
+			st.putBack("a1")
+			expect.Equal(st, st.l.Lines(), []string{"p"})
+			st.takes("a1").asks(-1)
+		}},
+		"a tenant's own limit is not read by another algorithm": {limitertest.Policy(slow), func(st *story) {
+			p := limitertest.Policy(fixed)
+			p.Tenants = map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"own": {Limit: 2}}}}
+			st.set(p)
+			st.joins("a1", "a2", "a3", "a4")
+			p.Windows = []throttle.Window{{Name: "own", Limit: 1, Period: h}}
+			st.set(p)
+			st.takes("a1")
+		}},
+	})
+}
+
 func TestKeysOfALineVanish(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: 7 * s}, limitertest.SharedWindow(3, 10*s))
 	client := limitertest.Redis(t)

@@ -71,7 +71,7 @@ type Left struct {
 
 // Own is what differs for a tenant. Lines keep it as a text, as calls carry it.
 type Own struct {
-	Windows map[string][4]int64 `json:"windows,omitempty"` // parameters, by the names of windows that differ
+	Windows map[string][4]int64 `json:"windows,omitempty"` // parameters, by names and kinds of windows that differ
 	Paused  int64               `json:"paused,omitempty"`  // no ticket leaves the line before
 	Free    bool                `json:"free,omitempty"`    // tickets leave the line at once, uncharged
 }

@@ -67,7 +67,7 @@ local verbs = {
       (not line or r.at > 0 or not line.somebody_waits(r, joined and r.ticket)) then
       grant(call, r, list, now)
       if joined then line.places().remove(r.ticket) end
-      if call.batches and line then line.granted(r, list) end
+      if call.batches and line and r.at == 0 then line.granted(r, list) end
       return 1, now
     end
     if r.ticket then

@@ -15,8 +15,8 @@ local SOON = 100000 -- us in which tickets that wait for slots may leave
 
 local function resumed(r, list, at)
   if not r.paused then return list, at end
-  local later = {}
-  for s = 1, #list do later[s] = scopes.later(list[s], r.paused) end
+  local later, own = {}, r.own and windows.own_parameters(call, r.own)
+  for s = 1, own and own.free and 0 or #list do later[s] = scopes.later(list[s], r.paused) end -- a free one never waits
   return later, r.paused
 end
 
@@ -50,7 +50,7 @@ local function denied(r, list, now, fits, time)
     if time <= now and not r.paused then time, latest = now + SOON, 0 end
   else
     local longest = now
-    for i = 1, #call.windows do
+    for i = 1, list[1] and #call.windows or 0 do
       if fits[i] > longest then longest, binds = fits[i], i end
       if not call.windows[i].algorithm.release then
         earliest = max(earliest, fits[i])
@@ -59,7 +59,7 @@ local function denied(r, list, now, fits, time)
       end
     end
   end
-  return too_late(r, time, latest, earliest) or 0, call.now, time, latest, binds
+  return too_late(r, time, latest, min(earliest, time)) or 0, call.now, time, latest, binds
 end
 
 local function fields(r, list, now, fits, time, latest, binds, nudge)

@@ -44,7 +44,7 @@ local FORMAT = '\1'
 local function load_window(scope, i, data, from, to)
   local window, own = scope.call.windows[i], scope.own
   local p1, p2, p3 = window.p1, window.p2, window.p3
-  own = own and own.windows[window.name]
+  own = own and own.windows[window.head]
   if own then p1, p2, p3 = own[1], own[2], own[3] end
   local st, clock_off = window.algorithm.load(p1, p2, p3, window.p4, scope.now, data, from, to)
   if clock_off then

@@ -48,18 +48,17 @@ type Place struct {
 // each, in order: a few hundred at once. A ticket that is in line keeps its place. With another
 // tenant, class or attribute of a scope it leaves that place, and joins as if it came new, unless it is
 // refused. One of an exempt tenant does not join (Decision.Exempt). The line may be that of a removed policy,
-// but not one from before a policy in force changed its shards. After an error some tickets may have joined. Errors
-// are Take's and that of the TenantFunc.
+// but not one from before a policy in force changed its shards. With an error, places tell which have joined.
+// Errors are Take's and that of the TenantFunc.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	removed := !n.limiter.policies.Load().inForce(PolicyOf(n.name))
 	places, err := n.ask(ctx, requests, removed, (*operation).joinRequest)
-	if err != nil {
-		return nil, err
-	}
 	for _, p := range places {
-		tell(n.limiter, p)
+		if err == nil || p.Queued {
+			tell(n.limiter, p)
+		}
 	}
-	return places, nil
+	return places, err
 }
 
 // Reserve is Limiter.Reserve for several requests, in few calls to Redis. It returns a place for each, in order, with

@@ -65,8 +65,8 @@ func (s *Server) isLate(a *attempt) bool {
 	if deadline.IsZero() || a.begun.Before(deadline) || a.Message.LastError() != "" && !a.Message.Denied() {
 		return false
 	}
-	_, matched := s.limiter.Match(a.Message.Type(), true)
-	return matched
+	policy, matched := s.limiter.Match(a.Message.Type(), true)
+	return matched && !policy.Observe
 }
 
 // attempts holds the attempts under way, one per slot, and a few that no call has ended.

@@ -26,6 +26,7 @@ type enqueueTask struct {
 	task      *asynq.Task
 	reportTo  *ExpectedStart   // for ReportStart; may be nil
 	request   throttle.Request // without a policy if none matches
+	observed  bool             // by a policy that denies nothing
 	ignored   error            // why the request has none, where it only observes
 	isMember  bool             // of a batch
 	joinsLine bool             // now, or when it is due
@@ -84,6 +85,7 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 		return errNoTask
 	}
 	policy, matched := c.limiter.Match(e.task.Type(), false)
+	e.observed = policy.Observe
 	var err error
 	if matched {
 		e.request, err = requestOf(c.config.Identify, policy.Name, e.task)
@@ -154,7 +156,7 @@ func (c capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		switch {
 		case e.isMember && !joinsNow:
 			e.refuse(errMember)
-		case r.Policy != "" && !deadline.IsZero() && !startsAt.Before(deadline):
+		case r.Policy != "" && !e.observed && !deadline.IsZero() && !startsAt.Before(deadline):
 			r.Deadline, r.Ticket.ID = deadline, call.ID
 			e.refuse(tooLate(r, startsAt))
 		case joinsNow:

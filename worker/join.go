@@ -39,7 +39,7 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 		switch {
 		case place.Exempt:
 			e.Start = ExpectedStart{At: now}
-		case place.Err != nil:
+		case errors.As(place.Err, new(*throttle.RequestError)), errors.As(place.Err, new(*throttle.DeniedError)):
 			e.refuse(place.Err)
 			move.To = asynqredis.Delete
 		case !place.Queued, err != nil && place.AlreadyQueued: // without a place of its own: it joins when it is denied

@@ -34,10 +34,8 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 	}
 	for i := r.Tenant; i < len(p.Tenants); i++ {
 		tenant := p.Tenants[i]
-		n, skip := 0, 0
-		if i == r.Tenant {
-			skip = r.Offset
-		}
+		n, skip := 0, r.Offset
+		r.Offset = 0 // for the next tenants
 		for task, err := range w.b.Tasks(ctx, Firing{w.f.Batch, w.f.Tick}, tenant.Tenant) {
 			if err != nil {
 				return err
@@ -50,6 +48,9 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 			}
 			want, err := flush(phaseEnqueue, i, n)
 			if err != nil || want != wantRun || !w.b.open(w.f.Tick, time.Now()) {
+				return err
+			}
+			if now, err := w.read(ctx); err != nil || w.stops(now) {
 				return err
 			}
 		}

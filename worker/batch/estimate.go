@@ -50,11 +50,7 @@ func (w *work) estimate(ctx context.Context) {
 // look forecasts the rest of the firing, and writes when it is expected to end. An error is one of Redis:
 // the next look is soon.
 func (e *estimator) look(ctx context.Context) error {
-	fields, err := e.redis.Fields(ctx, e.f)
-	if err != nil {
-		return err
-	}
-	r, err := recordOf(fields)
+	r, err := e.read(ctx)
 	if err != nil || r.Phase != phaseEnqueue && r.Phase != phaseDrain {
 		return err
 	}

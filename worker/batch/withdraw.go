@@ -29,7 +29,7 @@ func (w *work) pause(ctx context.Context, r record) error {
 // resume writes until when servers may pick the tasks, and makes the tasks join their lines again at once.
 func (w *work) resume(ctx context.Context, r record) error {
 	w.sweepPause = 0
-	_, err := w.redis.Update(ctx, w.f, w.holder, "closes", w.b.closes(w.f.Tick, time.Now()))
+	_, err := w.redis.Update(ctx, w.f, w.holder, "again", 0, "closes", w.b.closes(w.f.Tick, time.Now()))
 	if err == nil {
 		err = w.sweep(r, w.move(ctx, asynqredis.Release))
 	}
@@ -78,10 +78,7 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 	if err != nil || w.sweepPause > 0 {
 		return false, err
 	}
-	fields, err := w.redis.Fields(ctx, w.f)
-	if err == nil {
-		r, err = recordOf(fields)
-	}
+	r, err = w.read(ctx)
 	if err != nil || r.ended() < r.Index {
 		w.sweepPause = lookEvery
 		return false, err

@@ -79,17 +79,23 @@ func (w *work) renew(ctx context.Context, cancel context.CancelCauseFunc) {
 	}
 }
 
+// read reads the firing.
+func (w *work) read(ctx context.Context) (record, error) {
+	fields, err := w.redis.Fields(ctx, w.f)
+	if err != nil {
+		return record{}, err
+	}
+	return recordOf(fields)
+}
+
 // loop does step after step, until the firing has ended.
 func (w *work) loop(ctx context.Context) error {
 	pause, index := pauseLeast, -1
 	for {
-		fields, again, r := map[string]string(nil), false, record{}
+		again, r := false, record{}
 		err := w.redis.Lease(ctx, w.f, w.holder, w.lease)
 		if err == nil {
-			fields, err = w.redis.Fields(ctx, w.f)
-		}
-		if err == nil {
-			r, err = recordOf(fields)
+			r, err = w.read(ctx)
 		}
 		if r.Index != index {
 			pause, index = pauseLeast, r.Index

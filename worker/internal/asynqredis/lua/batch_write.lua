@@ -23,7 +23,7 @@ for i = 5, #ARGV, 2 do
   if value == 'ended' and found[1] == 'retry' and redis.call('HGET', KEYS[1], 'want') ~= 'cancel' then return 'run' end
   if string.sub(name, 1, 1) == ':' then
     redis.call('SET', KEYS[1] .. name, value, 'EX', kept)
-  else
+  elseif name ~= 'held' or value ~= '0' or redis.call('HGET', KEYS[1], 'again') ~= '1' then
     redis.call('HSET', KEYS[1], name, value)
   end
   if name == 'phase' and value == 'ended' then

@@ -47,21 +47,21 @@ end
 if record and not ids then redis.call('DEL', KEYS[1]) end -- the reply of the recorded call has come
 for _, id in ipairs(ids or {}) do
   local key = prefix .. id
-  local found = redis.call('HMGET', key, 'msg', 'state', 'sluice_call', 'unique_key')
+  local found = redis.call('HMGET', key, 'msg', 'state', 'sluice_call', 'unique_key', 'sluice_lock')
   local message, mine = found[1], found[2] == 'active' and found[3] == call
   if message and not again and is_stopped(prefix, id) then
     hold_task(KEYS[6], key, id, found[4], ARGV[2])
   elseif message and not again then -- or else the task was removed and its ID left behind
     redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
     redis.call('HDEL', key, 'pending_since')
+    keep_lock(found[4], id, found[5], true)
     active[#active + 1] = id
     new_record[#new_record + 1] = id
     mine = true
   end
   if mine then
     messages[#messages + 1] = message
-    leases[#leases + 1] = ARGV[2]
-    leases[#leases + 1] = id
+    leases[#leases + 1], leases[#leases + 2] = ARGV[2], id
   end
 end
 if #leases > 0 then redis.call('ZADD', KEYS[7], unpack(leases)) end

@@ -15,8 +15,7 @@
 -- If the stored message has another length, the task has run since, and the message stays. Comparing the
 -- bytes would cost as much as all the rest.
 
-local now, archived = tonumber(ARGV[3]), false
-local reply, moved, pending, scores, lines = {}, {}, {}, {}, {}
+local now, reply, moved, pending, scores, lines = tonumber(ARGV[3]), {}, {}, {}, {}, {}
 for i = 5, #ARGV, 7 do
   local id, which, to, mark, message = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 5]
   local key = ARGV[1] .. id
@@ -36,13 +35,12 @@ for i = 5, #ARGV, 7 do
     if to == 'delete' then
       delete_task(key, id, lock)
     elseif to == 'archive' then
-      archived = true
       redis.call('HSET', key, 'state', 'archived')
       redis.call('ZADD', KEYS[3], now, id)
+      keep_lock(lock, id, seconds, true)
     elseif to ~= 'pending' then
       redis.call('HSET', key, 'state', 'scheduled')
-      scores[#scores + 1] = to
-      scores[#scores + 1] = id
+      scores[#scores + 1], scores[#scores + 2] = to, id
       if mark ~= '' and lock and not seconds and redis.call('GET', lock) == id then -- asynq's client stored it
         seconds = redis.call('TTL', lock)
         redis.call('HSET', key, 'sluice_lock', seconds)
@@ -73,9 +71,12 @@ if #moved > 0 then
 end
 if #pending > 0 then redis.call('LPUSH', KEYS[4], unpack(pending)) end
 if #scores > 0 then redis.call('ZADD', KEYS[1], unpack(scores)) end
-if archived then
-  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now - 90 * 86400)
-  redis.call('ZREMRANGEBYRANK', KEYS[3], 0, -10000) -- asynq's bounds: 9,999 stay
+local old = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - 90 * 86400)
+for _, ids in ipairs({old, redis.call('ZRANGE', KEYS[3], 0, -10000)}) do -- asynq's bounds: 9,999 stay
+  for _, id in ipairs(ids) do
+    delete_task(ARGV[1] .. id, id)
+    redis.call('ZREM', KEYS[3], id)
+  end
 end
 for line in pairs(lines) do join_line(KEYS[5], line) end
 return reply

@@ -33,8 +33,7 @@ for i = 4, #ARGV, 2 do
     redis.call('HSET', key, 'sluice_left', found[3] or '')
   end
   if type(answer) == 'string' then
-    leases[#leases + 1] = ARGV[2]
-    leases[#leases + 1] = id
+    leases[#leases + 1], leases[#leases + 2] = ARGV[2], id
   end
   reply[#reply + 1] = answer
 end

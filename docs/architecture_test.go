@@ -108,8 +108,7 @@ func TestDependenciesAreListed(t *testing.T) {
 	for _, m := range required.FindAllStringSubmatch(string(text), -1) { // no "// indirect" behind it
 		needed = append(needed, m[1])
 	}
-	page := files(t, ".md")["docs/architecture.md"]
-	_, table, _ := strings.Cut(page, "## Direct dependencies")
+	_, table, _ := strings.Cut(files(t, ".md")["docs/architecture.md"], "## Direct dependencies")
 	for _, line := range strings.Split(table, "\n") {
 		if m := code.FindStringSubmatch(line); m != nil && strings.HasPrefix(line, "| `") {
 			listed = append(listed, m[1])

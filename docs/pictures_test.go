@@ -72,8 +72,7 @@ func TestThePictureOfPriorities(t *testing.T) {
 				requests = append(requests, throttle.Request{Policy: "p", Tenant: "acme", Ticket: ticket})
 			}
 		}
-		_, err := line.Join(t.Context(), requests)
-		expect.Must(t, err)
+		expect.Must(t, expect.ErrOf(line.Join(t.Context(), requests)))
 		for begin := time.Now(); time.Since(begin) < trackFor-2*time.Second; time.Sleep(trackStep) {
 			taken, err := line.Take(t.Context(), throttle.TakeOptions{Queues: queues, Max: throttle.MaxTake})
 			expect.Must(t, err)

@@ -117,8 +117,7 @@ func (s *spy) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) 
 
 // What the headers say of KEYS, ARGV and the reply is what Go sends and reads.
 func TestHeadersOfScripts(t *testing.T) {
-	server := miniredis.RunT(t)
-	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	client := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
 	defer client.Close()
 	spied := &spy{}
 	client.AddHook(hooktest.Hook(spied.see))
@@ -130,8 +129,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	joining.Ticket, joining.Key = Ticket{Queue: "q", ID: "1"}, "key"
 	d, err := l.Reserve(t.Context(), r)
 	expect.Must(t, err)
-	_, err = d.Reservation.Cancel(t.Context())
-	expect.Must(t, err)
+	expect.Must(t, expect.ErrOf(d.Reservation.Cancel(t.Context())))
 	_, err = l.Line("p").Join(t.Context(), []Request{joining})
 	expect.Must(t, err)
 	taken, err := l.Line("p").Take(t.Context(), TakeOptions{Queues: map[string]int{"q": 1, "r": 1}, Max: 3})

@@ -175,8 +175,7 @@ func TestPoliciesHaveDefaults(t *testing.T) {
 			{Algorithm: throttle.AlgorithmGCRA, Burst: 5, Name: "g", Limit: 5, Period: m, Shared: true, Unit: "tokens"},
 		},
 	}
-	got := given.WithDefaults()
-	expect.Equal(t, got, want)
+	expect.Equal(t, given.WithDefaults(), want)
 	expect.That(t, given.Windows[0].Algorithm == "" && given.Tenants["acme"].Weight == 0,
 		"the policy given was changed", given)
 	// Written out once they stay: a shared window does not become a tenant's.

@@ -54,6 +54,10 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 			}
 		}
 
+		bulk := client.EnqueueBulk(t.Context(), []*asynq.Task{task("acme", 5), task("unknown", 5)}, worker.MaxWait(time.Minute))
+		expect.Err(t, bulk[0].Err, new(*throttle.DeniedError), "together with a tenant whose limits are not known")
+		expect.That(t, bulk[1].Err == nil, bulk[1].Err)
+
 		byPayload, err := worker.NewClient(s.Asynq, worker.ClientConfig{
 			Identify: func(task *asynq.Task) (worker.Identity, error) {
 				return worker.Identity{
@@ -74,12 +78,13 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 	reset := sitetest.Policy(5, time.Hour)
 	reset.Name, reset.Match, reset.EarliestReset = "reset", []string{"reset"}, true
-	line := sitetest.Policy(5, time.Hour)
+	line, observes := sitetest.Policy(5, time.Hour), sitetest.Policy(5, time.Hour)
 	line.Match = []string{"x"}
+	observes.Name, observes.Match, observes.Observe = "observes", []string{"observed"}, true
 	at := time.Now().Add(time.Hour).Truncate(time.Second)
-	sitetest.OnRedis(t, []throttle.Policy{line, reset}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{line, observes, reset}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
-		for _, typename := range []string{"x", "reset", "unmatched"} {
+		for _, typename := range []string{"x", "reset", "observed", "unmatched"} {
 			for name, row := range map[string]struct {
 				opts      []asynq.Option
 				late, now bool // refused, as it is too late, or as it joins no line now
@@ -99,7 +104,7 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 				task := worker.NewTask(worker.Identity{Tenant: "acme"}, typename, []byte(name))
 				info, err := client.EnqueueContext(t.Context(), task, row.opts...)
 				switch {
-				case typename == "unmatched" || !row.late && !row.now:
+				case typename == "unmatched" || typename == "observed" && row.late || !row.late && !row.now:
 					expect.That(t, err == nil, typename, name, err)
 				case info != nil || err == nil:
 					t.Errorf("%s, %s: enqueued", typename, name)
@@ -112,7 +117,6 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 		}
 		_, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "reset", nil), worker.MaxWait(time.Minute))
 		expect.That(t, err != nil, "MaxWait of a policy without a line is ignored")
-		expect.Equal(t, s.Redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(), 2+2+8,
-			"tasks are scheduled")
+		expect.Equal(t, s.Redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(), 2+2+5+8, "tasks are scheduled")
 	})
 }

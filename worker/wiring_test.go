@@ -212,6 +212,8 @@ func TestAPolicyThatObservesFailsNoTask(t *testing.T) {
 			}
 		}
 		s.Wait("all ran", func() bool { return len(s.Runs()) == 4 })
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("late"), asynq.Deadline(time.Now().Add(-time.Second)), asynq.MaxRetry(3))
+		s.WaitState(asynq.TaskStateRetry, "late") // as asynq has it
 		expect.That(t, s.Logs.Count("fails=false") == 2 && s.Logs.Count("no tenant") == 1,
 			"want each type logged once:", s.Logs)
 	})

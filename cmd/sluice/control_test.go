@@ -196,6 +196,5 @@ func TestWhatIsInForceIsShown(t *testing.T) {
 	look("status").want(t, exitDone).says(t, "policies: published version 2\n", " shared 0 7 requests ")
 	d.run(t, "status").want(t, exitDone).says(t,
 		"policies: as if "+d.path("policies.yml")+" were in force in place of published version 2\n", " shared 0 2 requests ")
-	got := decoded[simulated](t, look("simulate", "--limit", "shared=8", "--json"))
-	equal(t, got.Source, "published version 2")
+	equal(t, decoded[simulated](t, look("simulate", "--limit", "shared=8", "--json")).Source, "published version 2")
 }

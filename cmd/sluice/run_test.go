@@ -36,8 +36,7 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 {"id":"broken","tenant":"b","url":"URL/broken","max_retry":1}
 {"id":"nobody","tenant":"b","url":"http://`+closed+`/","max_retry":0}
 `, "URL", r.URL))
-		args := d.args("--redis", "redis://"+client.Options().Addr, "--json")
-		e := runMain(t.Context(), "", args...)
+		e := runMain(t.Context(), "", d.args("--redis", "redis://"+client.Options().Addr, "--json")...)
 		e.want(t, exitFailed, "8 of 8 jobs done, 3 failed", "8 jobs: 5 succeeded, 3 failed, in ")
 
 		got := d.results("out.jsonl")
@@ -110,8 +109,7 @@ func TestRunOfNoJobsSucceeds(t *testing.T) {
 // With --json the summary goes to stdout, and the results must go elsewhere.
 func TestRunPrintsItsSummaryAsJSON(t *testing.T) {
 	t.Parallel()
-	r := newRemote(t)
-	d := newWorkspace(t, roomy, manyJobs(3, r.URL, ""))
+	d := newWorkspace(t, roomy, manyJobs(3, newRemote(t).URL, ""))
 	d.write("out.jsonl", `{"id":"/0","tenant":"t0","status":200,"attempts":1,"waited_ms":0,"error":""}`+"\n")
 	s := decoded[drain.Summary](t, runMain(t.Context(), "", d.args("--json")...).want(t, exitDone))
 	that(t, s.Jobs == 3 && s.Succeeded == 3 && s.DoneBefore == 1, s)
@@ -204,8 +202,7 @@ func TestRunWaitsToBeAlone(t *testing.T) {
 	r := newRemote(t)
 	answer := make(chan struct{})
 	r.onCall = func(string) { <-answer }
-	d := newWorkspace(t, roomy, manyJobs(1, r.URL, ""))
-	args := d.args("--redis", "redis://"+throttletest.Miniredis(t).Addr())
+	args := newWorkspace(t, roomy, manyJobs(1, r.URL, "")).args("--redis", "redis://"+throttletest.Miniredis(t).Addr())
 	var first sync.WaitGroup
 	first.Go(func() { runMain(t.Context(), "", args...).want(t, exitDone) })
 	waitFor(t, "the first run", func() bool { return r.total() == 1 })

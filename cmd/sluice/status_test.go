@@ -115,8 +115,7 @@ func TestSimulateSaysWhenTheBacklogIsDone(t *testing.T) {
 	got := decoded[simulated](t, d.run(t, "simulate", "--limit", "own=4", "--limit", "shared=4", "--weight", "acme=2", "--json"))
 	equal(t, got.Now.Expected.Sub(got.Now.At).Round(time.Minute), 3*time.Hour)
 	that(t, got.If.Expected.Equal(got.If.At), got.If)
-	waits := d.reserves(t, "acme", "w1")
-	that(t, !waits.Granted, "it changed the policy")
+	that(t, !d.reserves(t, "acme", "w1").Granted, "it changed the policy")
 	for flag, want := range map[string]string{
 		"":                `--limit and --weight are missing`,
 		"--limit=own":     `--limit "own": must be WINDOW=N`,

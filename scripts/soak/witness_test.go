@@ -57,8 +57,7 @@ func quick(concurrency int) asynq.Config {
 func TestWitnessSeesHowTasksEnd(t *testing.T) {
 	t.Parallel()
 	const takenUUID = "0b6e1a5c-7d1f-4c0e-9a53-1f0e2d3c4b5a" // as asynq makes them
-	client := throttletest.Client(t, throttletest.Redis(t))
-	w := newWatched(t, client, 1, 0)
+	w := newWatched(t, throttletest.Client(t, throttletest.Redis(t)), 1, 0)
 	limits := redis.NewClient(&redis.Options{Addr: w.opt("w.1").Addr})
 	defer limits.Close()
 	limiter, err := throttle.New(throttle.Config{Client: limits, Policies: []throttle.Policy{{
@@ -90,8 +89,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 	}) {
 		expect.Must(t, result.Err)
 	}
-	after := w.proxy.drawn(enqueues)
-	expect.That(t, after != before, "EnqueueBulk was called, and nobody saw it")
+	expect.That(t, w.proxy.drawn(enqueues) != before, "EnqueueBulk was called, and nobody saw it")
 	expect.Must(t, server.Start(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 		if task.Type() == "archived" || task.Type() == "retried" {
 			return errFault
@@ -214,8 +212,7 @@ func TestWitnessSeesWhatFaultsHit(t *testing.T) {
 
 func TestLostRepliesOfEnqueues(t *testing.T) {
 	t.Parallel()
-	client := throttletest.Client(t, throttletest.Redis(t))
-	w := newWatched(t, client, seedFor(enqueues), 0.1)
+	w := newWatched(t, throttletest.Client(t, throttletest.Redis(t)), seedFor(enqueues), 0.1)
 	plain := asynq.NewClient(w.opt("producer"))
 	defer plain.Close()
 	for _, id := range []string{"a", "b"} {

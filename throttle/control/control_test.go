@@ -153,8 +153,7 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 }
 
 func TestAPauseNamesAPublishedPolicy(t *testing.T) {
-	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
-	s := newStore(t, client)
+	s := newStore(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	expect.Must(t, s.Pause(t.Context(), "githb-api", "", time.Hour, anna)) // while none are published, programs have their own
 	publish(t, s, 0, policy("github-api", 1))
 	var bad *throttle.PolicyError
@@ -166,8 +165,7 @@ func TestAPauseNamesAPublishedPolicy(t *testing.T) {
 }
 
 func TestInputIsCheckedBeforeWhatIsInForce(t *testing.T) {
-	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
-	s := newStore(t, client)
+	s := newStore(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	policies := []throttle.Policy{policy("p", 1)}
 	publish(t, s, 0, policies...)
 	weight := throttle.TenantOverride{Policy: "unknown", Tenant: "acme", Weight: 2}
@@ -259,8 +257,7 @@ func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 		for i := range 3 {
 			requests = append(requests, throttle.Request{Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}})
 		}
-		_, err := line.Join(t.Context(), requests)
-		expect.Must(t, err)
+		expect.Must(t, expect.ErrOf(line.Join(t.Context(), requests)))
 		var at []time.Duration
 		for range 29 { // a server asks each second
 			taken, err := line.Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 8})

@@ -48,12 +48,10 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 			t.Helper()
 			limitertest.Until(t, fmt.Sprint("the limit is ", want), func() bool { return l.Policies()[0].Windows[0].Limit == want })
 		}
-		_, err := s.End(t.Context(), control.Cleared, "p", "", anna)
-		expect.Must(t, err)
+		expect.Must(t, expect.ErrOf(s.End(t.Context(), control.Cleared, "p", "", anna)))
 		limit(4)
 		// A good version mends it.
-		state := state(t, s)
-		publish(t, s, state.Version, policy("p", 5))
+		publish(t, s, state(t, s).Version, policy("p", 5))
 		limit(5)
 
 		// What Redis forgets stays in force, but for overrides and pauses.
@@ -150,8 +148,7 @@ func TestALimitOfAllHoldsForAWhile(t *testing.T) {
 		limits("10 6 0")
 		expect.Must(t, s.SetOverride(t.Context(), cut, 2*time.Minute, anna))
 		limits("2 6 0")
-		changes := changes(t, s, 10)
-		expect.Equal(t, changes[2].Text, "all 2 for 2m", "the log says")
+		expect.Equal(t, changes(t, s, 10)[2].Text, "all 2 for 2m", "the log says")
 		for _, wrong := range []throttle.TenantOverride{
 			{Policy: "q", Windows: cut.Windows}, {Policy: "p", Weight: 2},
 			{Policy: "p", Windows: map[string]throttle.Override{"none": {Limit: 2}}},

@@ -35,8 +35,7 @@ func newLimiter(t testing.TB, c throttle.Config) *throttle.Limiter {
 
 func follow(t testing.TB, l *throttle.Limiter, keepPolicies bool) {
 	t.Helper()
-	s := control.StoreOf(l)
-	f := s.Follow(t.Context(), control.FollowConfig{KeepPolicies: keepPolicies})
+	f := control.StoreOf(l).Follow(t.Context(), control.FollowConfig{KeepPolicies: keepPolicies})
 	t.Cleanup(func() { f.Close() })
 }
 

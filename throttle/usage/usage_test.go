@@ -166,8 +166,7 @@ func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
 // Grants, refusals and tickets in line are kept by the minute, for a day.
 func TestWhatPoliciesDidIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		memory := throttletest.InMemory(t)
-		client := memory.Client(t)
+		client := throttletest.InMemory(t).Client(t)
 		decided, want := 0, int64(0)
 		counter := usage.New()
 		count := expect.On(func(d throttle.Decision) {

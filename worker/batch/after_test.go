@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"iter"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -99,6 +100,29 @@ func TestAFiringStopsWhenTooManyTasksFail(t *testing.T) {
 }
 
 // While a firing has not ended, the next one begins, waits, or does not come.
+func TestAFiringStopsWhileItIsEnqueued(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, many()...)
+		s.serve(func(context.Context, *asynq.Task) error { return errors.New("the upstream is down") })
+		slow := func(ctx context.Context, f batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
+			return func(yield func(*asynq.Task, error) bool) {
+				for task, err := range calls(3000)(ctx, f, tenant) {
+					if time.Sleep(20 * time.Millisecond); !yield(task, err) {
+						return
+					}
+				}
+			}
+		}
+		p := s.scheduler(batch.Batch{
+			Name: "b", OnFailed: "stop at 20%", Options: []asynq.Option{asynq.MaxRetry(0)}, Tasks: slow, Tenants: batch.List("acme"),
+		})
+		f := s.fire(p, "b")
+		time.Sleep(3 * time.Minute)
+		st := s.status(p, f)
+		expect.That(t, st.State == batch.StateStopped && st.Failed >= 600 && st.Failed <= 1500, st)
+	})
+}
+
 func TestFiringsOverlap(t *testing.T) {
 	for overlap, want := range map[batch.Overlap][]batch.State{
 		batch.OverlapAllow: {batch.StateRunning, batch.StateRunning, batch.StateRunning},

@@ -121,8 +121,7 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 	time.Sleep(time.Second)
 	for i := range f.live {
 		task := worker.NewTask(worker.Identity{Tenant: fmt.Sprint("live-", i%3)}, "call", nil)
-		_, err := client.Enqueue(task, asynq.Queue(cmp.Or(f.queue, "default")))
-		s.ok(err)
+		s.ok(expect.ErrOf(client.Enqueue(task, asynq.Queue(cmp.Or(f.queue, "default")))))
 	}
 	plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
 	s.ok(err)

@@ -231,8 +231,7 @@ func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 			policies[0].Windows[0].Limit = limit
 			l, err := throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.DiscardHandler), Policies: policies})
 			sitetest.Must(t, err)
-			store := control.StoreOf(l)
-			f := store.Follow(t.Context(), control.FollowConfig{KeepPolicies: true})
+			f := control.StoreOf(l).Follow(t.Context(), control.FollowConfig{KeepPolicies: true})
 			t.Cleanup(func() { f.Close() })
 		}
 		follow(4)
@@ -442,8 +441,7 @@ func TestTheFilterLooksBeyondAPage(t *testing.T) {
 	for i := range 120 {
 		requests = append(requests, throttle.Request{Policy: "idle", Tenant: fmt.Sprint("tenant-", i), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}})
 	}
-	_, err := s.limiter.Line("idle").Join(t.Context(), requests)
-	sitetest.Must(t, err)
+	sitetest.Must(t, expect.ErrOf(s.limiter.Line("idle").Join(t.Context(), requests)))
 	for _, i := range []int{0, 77, 119} {
 		s.visitor().wants(s.visitor().get(fmt.Sprintf("?policy=idle&like=nant-%d", i)), fmt.Sprintf(">tenant-%d</bdi>", i))
 	}

@@ -49,8 +49,7 @@ func TestIdleTimeCostsNoMoreThanWithPlainAsynq(t *testing.T) {
 	})
 	for _, waiting := range []int{0, 2} {
 		synctest.Test(t, func(t *testing.T) {
-			w := idle(t, waiting)
-			ours := idleTime(w.Memory)
+			ours := idleTime(idle(t, waiting).Memory)
 			expect.That(t, ours <= plain*12/10, waiting, ours, plain)
 		})
 	}

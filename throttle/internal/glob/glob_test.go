@@ -32,8 +32,7 @@ func TestGlobsByBruteForce(t *testing.T) {
 	matched := make([]map[string]bool, len(globs))
 	for i, glob := range globs {
 		matched[i] = map[string]bool{}
-		pattern := strings.NewReplacer("*", ".*", "?", ".").Replace(glob)
-		re := regexp.MustCompile("^" + pattern + "$")
+		re := regexp.MustCompile("^" + strings.NewReplacer("*", ".*", "?", ".").Replace(glob) + "$")
 		for _, name := range names {
 			if re.MatchString(name) {
 				matched[i][name] = true

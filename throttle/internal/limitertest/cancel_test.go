@@ -128,8 +128,7 @@ func TestSettleAndCancelGoByTheLastCorrection(t *testing.T) {
 			expect.That(t, slices.Min(got) == step.used && slices.Max(got) == step.used, step, "used", got)
 		}
 	}
-	client := Redis(t)
-	l, c := NewWithClock(t, client, threeHours())
+	l, c := NewWithClock(t, Redis(t), threeHours())
 	run(t, l, func() { c.Set(2 * time.Minute) })
 	t.Run("keys expire", func(t *testing.T) {
 		Bubble(t, threeHours(), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {

@@ -18,8 +18,7 @@ func TestWindowsComeAndGo(t *testing.T) {
 	g := throttle.Window{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: m}
 	renamed := a
 	renamed.Name = "z"
-	client := Redis(t)
-	l, c := NewWithClock(t, client, Policy(a, b))
+	l, c := NewWithClock(t, Redis(t), Policy(a, b))
 	for i, step := range []struct {
 		at        time.Duration
 		windows   []throttle.Window
@@ -119,8 +118,7 @@ func TestOlderWorkersKeepWhatNewerOnesCount(t *testing.T) {
 	older, c := NewWithClock(t, client, Policy(known))
 	newer := NewByClock(t, client, c, Policy(known, added))
 	Reserve(t, newer, Acme(3))
-	r := Reserve(t, older, Acme(1)).Reservation
-	Cancel(t, older, r)
+	Cancel(t, older, Reserve(t, older, Acme(1)).Reservation)
 	c.Set(2 * m) // what the older one knows has ended
 	Reserve(t, older, Acme(1))
 	WantUsed(t, newer, Acme(1), 1, 3)

@@ -39,8 +39,7 @@ func TestAHoldRenewsUntilItIsReleased(t *testing.T) {
 func TestALostLeaseEndsTheWork(t *testing.T) {
 	for name, lose := range map[string]func(TB, *throttle.Limiter, throttle.Decision, throttletest.Memory){
 		"others have the room": func(t TB, l *throttle.Limiter, d throttle.Decision, _ throttletest.Memory) {
-			other := New(t, l.Config().Client, l.Policies()...)
-			expect.Must(t, other.Attach(d.Reservation).Release(t.Context()))
+			expect.Must(t, New(t, l.Config().Client, l.Policies()...).Attach(d.Reservation).Release(t.Context()))
 			Reserve(t, l, Acme(1))
 		},
 		"it cannot be renewed": func(_ TB, _ *throttle.Limiter, _ throttle.Decision, redis throttletest.Memory) {

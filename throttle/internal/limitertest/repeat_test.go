@@ -15,8 +15,7 @@ import (
 
 // go-redis repeats a call whose connection broke.
 func TestLostReplyIsChargedOnce(t *testing.T) {
-	client := Redis(t)
-	p := NewProxy(t, client.Options().Addr)
+	p := NewProxy(t, Redis(t).Options().Addr)
 	l := New(t, throttletest.Client(t, p.Addr), Policy(throttle.Window{Name: "w", Limit: 10, Period: 24 * h}))
 	Peek(t, l, Acme(1)) // loads the script
 

@@ -42,8 +42,7 @@ func TestAReservationOfNoLimiterIsRefused(t *testing.T) {
 }
 
 func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
-	client := Redis(t)
-	l := New(t, client, Policy(Slots(1)))
+	l := New(t, Redis(t), Policy(Slots(1)))
 	never := Policy(Slots(1))
 	never.Name = "never"
 	r := Acme(1)

@@ -15,8 +15,7 @@ import (
 )
 
 func TestClockThatStepsBackReopensNothing(t *testing.T) {
-	client := Redis(t)
-	l, c := NewWithClock(t, client, three())
+	l, c := NewWithClock(t, Redis(t), three())
 	c.Set(100 * s)
 	Reserve(t, l, Acme(7))
 
@@ -146,7 +145,6 @@ func TestIdleTenantsLeaveNothing(t *testing.T) {
 func TestCancelTakesTheEmptyKeyAway(t *testing.T) {
 	client := Redis(t)
 	l, _ := NewWithClock(t, client, three())
-	d := Reserve(t, l, Acme(1))
-	Cancel(t, l, d.Reservation)
+	Cancel(t, l, Reserve(t, l, Acme(1)).Reservation)
 	expect.Equal(t, len(client.Keys(t.Context(), "*:w:*").Val()), 0)
 }

@@ -27,8 +27,7 @@ func TestSlotsOfALine(t *testing.T) {
 		"per tenant and shared": {limitertest.Policy(limitertest.Slots(3), throttle.Window{Name: "own", Algorithm: throttle.AlgorithmConcurrency, Limit: 1}), func(st *story) {
 			a1, b1 := st.granted("a1"), st.granted("b1")
 			st.waits("a2", "b2")
-			c1 := st.granted("c1")
-			limitertest.Release(st, c1)
+			limitertest.Release(st, st.granted("c1"))
 			st.takes() // neither's own slot is free
 			limitertest.Release(st, b1)
 			st.takes("b2")

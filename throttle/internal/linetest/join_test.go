@@ -134,8 +134,7 @@ func TestJoinRefusesByADeadlineThatIsOver(t *testing.T) {
 // nothing. A small one does not pass one that has just begun to wait. What was granted can be handled as if
 // it was taken.
 func TestTicketsReserveTogether(t *testing.T) {
-	client := limitertest.Redis(t)
-	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(4, h)))
+	l := limitertest.New(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(4, h)))
 	var requests []throttle.Request
 	for i, cost := range []int64{1, 5, 1, 3, 1} { // 5 never fits
 		r := limitertest.Acme(cost)
@@ -188,8 +187,7 @@ func TestATicketThatWasTakenIsNotChargedByARepeat(t *testing.T) {
 
 // Many requests reserve by several calls to Redis. If one of them fails, the grants of the others are known.
 func TestAGrantIsKnownIfAnotherCallFails(t *testing.T) {
-	client := limitertest.Redis(t)
-	failing := redis.NewClient(client.Options())
+	failing := redis.NewClient(limitertest.Redis(t).Options())
 	defer failing.Close()
 	var windows []throttle.Window
 	for i := range 16 { // so that a call has 32 requests

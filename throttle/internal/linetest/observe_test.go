@@ -92,8 +92,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		wants("a grant in place of another", "call p decide 1")
 		tickets, err := line.Reserve(t.Context(), []throttle.Request{st.of("c1"), st.of("c2")})
 		expect.Require(t, err == nil && len(tickets) == 2, tickets, err)
-		n := len(told)
-		expect.That(t, n == 3 && told[0] == "call p decide 2", "two requests in one call: told", told)
+		expect.That(t, len(told) == 3 && told[0] == "call p decide 2", "two requests in one call: told", told)
 	})
 }
 

@@ -131,8 +131,7 @@ func TestCorrectionsBesideALine(t *testing.T) {
 			limitertest.WantUsed(st, st.l, st.of("x"), 2)
 		}},
 		"a pause holds for what costs nothing there": {limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: s}, tokens(100, s)), func(st *story) {
-			d := st.granted("a1")
-			st.pause(d.Reservation, 10*s)
+			st.pause(st.granted("a1").Reservation, 10*s)
 			st.denied("a2", 10*s)
 		}},
 	})
@@ -143,8 +142,7 @@ func TestReleasedIsRememberedForALease(t *testing.T) {
 	client := limitertest.Redis(t)
 	w := limitertest.Slots(1)
 	w.Lease = h
-	l := limitertest.New(t, client, limitertest.Policy(w))
-	d := limitertest.Reserve(t, l, limitertest.Acme(1))
+	d := limitertest.Reserve(t, limitertest.New(t, client, limitertest.Policy(w)), limitertest.Acme(1))
 	limitertest.Release(t, d)
 	keys, err := client.Keys(t.Context(), "sluice:{p}:n:*").Result()
 	expect.Require(t, err == nil && len(keys) == 1, keys, err)

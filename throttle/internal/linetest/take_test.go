@@ -215,8 +215,7 @@ func TestWhatWasTaken(t *testing.T) {
 
 // Tickets lists all that wait, whatever their names, without calls that wait in place.
 func TestTicketsOfALine(t *testing.T) {
-	client := limitertest.Redis(t)
-	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(1, h)))
+	l := limitertest.New(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, h)))
 	line, waiting := l.Line("p"), map[throttle.Ticket]bool{}
 	var requests []throttle.Request
 	for i := range 700 {

@@ -27,8 +27,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 	}
 	tell(t, map[string]scenario{
 		"a pause is for the tenant that was refused": {ofTenant, func(st *story) {
-			d := st.granted("a1")
-			st.pause(d.Reservation, 5*s)
+			st.pause(st.granted("a1").Reservation, 5*s)
 			st.denied("a2", 5*s)
 			st.granted("b1", "b2")
 		}},
@@ -50,8 +49,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			st.at(12 * s).takes("a2")
 		}},
 		"an upstream that has fewer left is believed": {limitertest.Policy(shared), func(st *story) {
-			d := st.granted("a1")
-			st.remaining(d.Reservation, 2, 30*s)
+			st.remaining(st.granted("a1").Reservation, 2, 30*s)
 			st.granted("a2", "b1")
 			st.denied("a3", 30*s)
 			st.at(30*s - us).takes()
@@ -76,8 +74,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			st.denied("a3", 10*s)
 		}},
 		"costs": {limitertest.Policy(shared), func(st *story) {
-			d := st.granted("a1")
-			st.remaining(d.Reservation, 5, 30*s)
+			st.remaining(st.granted("a1").Reservation, 5, 30*s)
 			st.costs(4).granted("a2")
 			st.denied("a3", 30*s)
 		}},
@@ -89,8 +86,7 @@ func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 	client := limitertest.Redis(t)
 	p := limitertest.Policy(limitertest.SharedWindow(10, time.Second))
 	p.KeepRate = true
-	l := limitertest.New(t, client, p)
-	d := limitertest.Reserve(t, l, of("a"))
+	d := limitertest.Reserve(t, limitertest.New(t, client, p), of("a"))
 	expect.Must(t, expect.ErrOf(d.Reservation.Pause(t.Context(), 50*ms, "")))
 	expect.Must(t, d.Reservation.ReportRemaining(t.Context(), throttle.Requests, 3, 50*ms))
 	keys, err := client.Keys(t.Context(), "*").Result()
@@ -171,8 +167,7 @@ func TestAPauseIsTheReason(t *testing.T) {
 
 // A pause whose reply was lost began all the same.
 func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
-	client := limitertest.Redis(t)
-	repeating := throttletest.Client(t, client.Options().Addr)
+	repeating := throttletest.Client(t, limitertest.Redis(t).Options().Addr)
 	repeating.AddHook(hooktest.Hook(hooktest.Twice))
 	p := limitertest.Policy(limitertest.SharedWindow(10, s))
 	p.KeepRate = true

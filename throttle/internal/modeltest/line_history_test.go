@@ -156,8 +156,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 		},
 		"join again": func(t *rapid.T) { cr.join(waiting(t).request, time.Duration(0), 1) },
 		"join as another user": func(t *rapid.T) {
-			w := waiting(t)
-			r := w.request
+			r := waiting(t).request
 			r.Attributes = map[string]string{"user": "bob", "region": "south"}
 			cr.join(r, 0, 0)
 		},

@@ -93,8 +93,7 @@ func (cr *crowd) append(id throttle.Ticket, r throttle.Request) {
 		}
 		cr.remove(id)
 	}
-	st := limitertest.ReadLine(cr.t, cr.client)
-	record := st.Hashes["t"][id.Queue+"/"+id.ID]
+	record := limitertest.ReadLine(cr.t, cr.client).Hashes["t"][id.Queue+"/"+id.ID]
 	expect.Require(cr.t, record != "", id, "does not stand in line")
 	rank := limitertest.RankOf(record)
 	cr.insert(standing{id, r, rank - limitertest.LineZero})

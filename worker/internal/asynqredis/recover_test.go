@@ -28,13 +28,10 @@ func (s *site) recovers(c *asynqredis.Client, want string, ids ...string) {
 func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("a", "renewed")
-		_, err := s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID("pending"))
-		s.ok(err)
+		s.ok(expect.ErrOf(s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID("pending"))))
 		dead := asynqredis.New(s.redis)
-		_, err = dead.Pick(s.Context(), queue, dead.NewCall(), s.waiting("a", "renewed"))
-		s.ok(err)
-		_, err = dead.DequeuePending(s.Context(), queue, dead.NewCall(), 1)
-		s.ok(err)
+		s.ok(expect.ErrOf(dead.Pick(s.Context(), queue, dead.NewCall(), s.waiting("a", "renewed"))))
+		s.ok(expect.ErrOf(dead.DequeuePending(s.Context(), queue, dead.NewCall(), 1)))
 		s.redis.ZAdd(s.Context(), "asynq:{default}:lease", z("renewed", time.Now().Add(asynqredis.LeaseFor+5*time.Second)))
 		s.recovers(dead, "[]", "a", "pending", "renewed") // it lives
 		s.recovers(s.Client, "[a pending]", "a", "pending", "renewed")
@@ -44,8 +41,7 @@ func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 		expect.That(t, len(due) == 2 && due[0].Mark == asynqredis.FrontMark && due[1].Mark == asynqredis.FrontMark, "due:", due)
 		_, err = s.Apply(s.Context(), queue, []asynqredis.Move{{ID: "a"}, {ID: "pending"}})
 		s.ok(err)
-		_, err = dead.DequeuePending(s.Context(), queue, dead.NewCall(), 2)
-		s.ok(err)
+		s.ok(expect.ErrOf(dead.DequeuePending(s.Context(), queue, dead.NewCall(), 2)))
 		s.recovers(s.Client, "[]", "a", "pending", "renewed")
 		s.wantStates("a active, pending active, renewed active")
 	})
@@ -55,13 +51,11 @@ func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 func TestALastAttemptThatNeverStartedGoesBack(t *testing.T) {
 	each(t, func(s *site) {
 		for _, id := range []string{"started", "first", "second"} {
-			_, err := s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID(id), asynq.MaxRetry(0))
-			s.ok(err)
+			s.ok(expect.ErrOf(s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID(id), asynq.MaxRetry(0))))
 		}
 		dead := asynqredis.New(s.redis)
 		call := dead.NewCall()
-		_, err := dead.DequeuePending(s.Context(), queue, call, 3)
-		s.ok(err)
+		s.ok(expect.ErrOf(dead.DequeuePending(s.Context(), queue, call, 3)))
 		for id, want := range map[string]bool{"started": true, "nobody": false} {
 			is, err := dead.CheckActive(s.Context(), asynqredis.Ref{Queue: queue, ID: id}, call, true)
 			expect.That(t, err == nil && is == want, id, "may start", is, err)

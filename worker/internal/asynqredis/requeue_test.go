@@ -31,8 +31,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 			"asynq's tools show", info)
 		// Picked again: a requeue that is repeated leaves it to the server that has it now.
 		again := s.NewCall()
-		_, err = s.Pick(s.Context(), queue, again, s.waiting("a"))
-		s.ok(err)
+		s.ok(expect.ErrOf(s.Pick(s.Context(), queue, again, s.waiting("a"))))
 		requeue(false)
 		s.wantStates("a active")
 		// One that waits in no line cannot be picked.
@@ -69,8 +68,7 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 			picks, err := s.Pick(s.Context(), queue, call, s.waiting(id))
 			s.ok(err)
 			if row.left {
-				_, err = s.Pick(s.Context(), queue, s.NewCall(), s.waiting(id))
-				s.ok(err)
+				s.ok(expect.ErrOf(s.Pick(s.Context(), queue, s.NewCall(), s.waiting(id))))
 			}
 			mark := row.mark
 			if mark == "its join" {
@@ -80,8 +78,7 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 				s.restore(asynqredis.RestoreOptions{CallKey: call, At: at}, id)
 				s.ok(s.redis.HSet(s.Context(), "asynq:{default}:t:"+id, "sluice_join", s.key(id)+".").Err()) // it joins again
 				call = s.NewCall()
-				_, err = s.Pick(s.Context(), queue, call, s.waiting(id))
-				s.ok(err)
+				s.ok(expect.ErrOf(s.Pick(s.Context(), queue, call, s.waiting(id))))
 			}
 			for range 2 {
 				due, err := s.Restore(s.Context(), asynqredis.RestoreOptions{
@@ -99,10 +96,8 @@ func TestARestoredTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("left", "waits")
 		call := s.NewCall()
-		_, err := s.Pick(s.Context(), queue, call, s.waiting("left", "waits"))
-		s.ok(err)
-		_, err = s.Pick(s.Context(), queue, s.NewCall(), s.waiting("left"))
-		s.ok(err)
+		s.ok(expect.ErrOf(s.Pick(s.Context(), queue, call, s.waiting("left", "waits"))))
+		s.ok(expect.ErrOf(s.Pick(s.Context(), queue, s.NewCall(), s.waiting("left"))))
 		s.restore(asynqredis.RestoreOptions{CallKey: call, At: time.Now().Add(time.Hour)}, "left", "waits")
 		due, err := s.Due(s.Context(), queue, false, 10)
 		s.ok(err)

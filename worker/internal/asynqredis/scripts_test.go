@@ -59,14 +59,12 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 				move.ID, move.JoinKey = task.ID, task.JoinKey
 				all = append(all, move)
 			}
-			_, err := s.Apply(s.Context(), queue, all)
-			s.ok(err)
+			s.ok(expect.ErrOf(s.Apply(s.Context(), queue, all)))
 		}
 		unique := asynq.Unique(time.Hour)
 		s.store("a", "b", "c", "d")
 		stored := []asynqredis.EnqueueCall{s.captured("u", unique), s.captured("v", unique), s.captured("w", unique)}
-		_, err := s.Store(s.Context(), queue, "line", stored, time.Now().Add(2*time.Minute))
-		s.ok(err)
+		s.ok(expect.ErrOf(s.Store(s.Context(), queue, "line", stored, time.Now().Add(2*time.Minute))))
 		another := []asynqredis.WaitingTask{{ID: "a", JoinKey: "0123456789abcdef"}, {ID: "nobody", JoinKey: "0123456789abcdef"}}
 		arrange(append(s.waiting("b", "u"), another...), asynqredis.Move{To: asynqredis.Delete})
 		s.wantStates("a scheduled, c scheduled, d scheduled, v scheduled, w scheduled")
@@ -106,8 +104,7 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 		s.ok(s.inspector.ArchiveTask(queue, "d"))
 		_, err = s.plain.Enqueue(asynq.NewTask("call", []byte("payload of later")), asynq.TaskID("later"), asynq.ProcessIn(time.Hour))
 		s.ok(err)
-		_, err = s.Pick(s.Context(), queue, s.NewCall(), s.waiting("e"))
-		s.ok(err)
+		s.ok(expect.ErrOf(s.Pick(s.Context(), queue, s.NewCall(), s.waiting("e"))))
 
 		call := s.NewCall()
 		wanted := append(s.waiting("a", "b", "c", "d", "e", "later", "gone"), asynqredis.WaitingTask{ID: "f", JoinKey: "0123456789abcdef"})
@@ -140,13 +137,11 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 // The lock of a unique task holds while it waits, and from the pick on for as long as it was to.
 func TestAPickKeepsTheLockOfAUniqueTask(t *testing.T) {
 	each(t, func(s *site) {
-		unique := asynq.Unique(time.Hour)
-		task := s.captured("u", unique)
+		task := s.captured("u", asynq.Unique(time.Hour))
 		_, err := s.Store(s.Context(), queue, "line", []asynqredis.EnqueueCall{task}, time.Now().Add(3*time.Hour))
 		s.ok(err)
 		call := s.NewCall()
-		_, err = s.Pick(s.Context(), queue, call, s.waiting("u"))
-		s.ok(err)
+		s.ok(expect.ErrOf(s.Pick(s.Context(), queue, call, s.waiting("u"))))
 		ttl := s.redis.TTL(s.Context(), task.Lock).Val()
 		expect.That(t, ttl <= time.Hour && ttl >= time.Hour-slow, "picked, its lock holds for", ttl)
 		at := time.Now().Add(2 * time.Minute)
@@ -156,11 +151,36 @@ func TestAPickKeepsTheLockOfAUniqueTask(t *testing.T) {
 	})
 }
 
+// What an archive has no room for is deleted. A lock that was kept for longer lasts for its own time, archived or run.
+func TestAnArchiveKeepsItsBounds(t *testing.T) {
+	each(t, func(s *site) {
+		old := make([]redis.Z, 9999)
+		for i := range old {
+			old[i] = z(fmt.Sprint("old", i), time.Now().Add(-time.Hour))
+		}
+		s.redis.ZAdd(s.Context(), "asynq:{default}:archived", old...)
+		s.redis.HSet(s.Context(), "asynq:{default}:t:old0", "state", "archived")
+		s.store("a", "b")
+		for _, id := range []string{"a", "b"} {
+			s.redis.HSet(s.Context(), "asynq:{default}:t:"+id, "unique_key", "lock-"+id, "sluice_lock", 10)
+			s.redis.Set(s.Context(), "lock-"+id, id, time.Hour)
+		}
+		s.ok(expect.ErrOf(s.Apply(s.Context(), queue, []asynqredis.Move{{ID: "a", JoinKey: asynqredis.AnyKey, To: asynqredis.Archive}})))
+		expect.Equal(t, s.redis.ZCard(s.Context(), "asynq:{default}:archived").Val(), 9999)
+		expect.Equal(t, s.redis.Exists(s.Context(), "asynq:{default}:t:old0").Val(), 0)
+		s.ok(s.inspector.RunTask(queue, "b"))
+		s.ok(expect.ErrOf(s.DequeuePending(s.Context(), queue, s.NewCall(), 1)))
+		for _, id := range []string{"a", "b"} {
+			ttl := s.redis.TTL(s.Context(), "lock-"+id).Val()
+			expect.That(t, ttl > 0 && ttl <= 10*time.Second, id, ttl)
+		}
+	})
+}
+
 func TestADequeueTakesWhatIsPending(t *testing.T) {
 	each(t, func(s *site) {
 		for _, id := range []string{"a", "b", "c d:e 5", "f", "g"} {
-			_, err := s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID(id))
-			s.ok(err)
+			s.ok(expect.ErrOf(s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID(id))))
 		}
 		s.redis.RPush(s.Context(), "asynq:{default}:pending", "left behind")
 		call := s.NewCall()
@@ -172,8 +192,7 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 		first := dequeue(call, 4)
 		got := ids(first.Messages)
 		expect.That(t, got == "[a b c d:e 5]" && !first.Paused, "dequeued", got, ", paused", first.Paused)
-		again := dequeue(call, 4)
-		expect.Equal(t, ids(again.Messages), "[a b c d:e 5]", "repeated")
+		expect.Equal(t, ids(dequeue(call, 4).Messages), "[a b c d:e 5]", "repeated")
 		s.wantStates("a active, b active, c d:e 5 active, f pending, g pending")
 		s.wantLeases("a", "b", "c d:e 5")
 
@@ -185,8 +204,7 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 		s.ok(s.inspector.UnpauseQueue(queue))
 		d = dequeue(s.NewCall(), 0)
 		expect.That(t, len(d.Messages) == 0, "of those asked for:", d)
-		rest := dequeue(s.NewCall(), 64)
-		expect.Equal(t, ids(rest.Messages), "[b c d:e 5 f g]", "what was put back is not the next")
+		expect.Equal(t, ids(dequeue(s.NewCall(), 64).Messages), "[b c d:e 5 f g]", "what was put back is not the next")
 		d = dequeue(s.NewCall(), 64)
 		expect.That(t, len(d.Messages) == 0 && !d.Paused, "of an empty queue:", d)
 	})
@@ -232,10 +250,8 @@ func TestOnlyWhatACallMadeActiveIsRestored(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("a", "b")
 		mine, theirs := s.NewCall(), s.NewCall()
-		_, err := s.Pick(s.Context(), queue, mine, s.waiting("a"))
-		s.ok(err)
-		_, err = s.Pick(s.Context(), queue, theirs, s.waiting("b"))
-		s.ok(err)
+		s.ok(expect.ErrOf(s.Pick(s.Context(), queue, mine, s.waiting("a"))))
+		s.ok(expect.ErrOf(s.Pick(s.Context(), queue, theirs, s.waiting("b"))))
 		s.restore(asynqredis.RestoreOptions{CallKey: mine, At: time.Now().Add(2 * time.Minute)}, "a", "b")
 		s.wantStates("a scheduled, b active")
 		picks, err := s.Pick(s.Context(), queue, s.NewCall(), s.waiting("a"))
@@ -250,8 +266,7 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 		s.store("line", "other")
 		_, err := s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID("plain"), asynq.ProcessIn(time.Second))
 		s.ok(err)
-		_, err = s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID("group"), asynq.Group("g"))
-		s.ok(err)
+		s.ok(expect.ErrOf(s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID("group"), asynq.Group("g"))))
 		ctx := s.Context()
 		s.redis.ZRem(ctx, "asynq:{default}:g:g", "group")
 		s.redis.HSet(ctx, "asynq:{default}:t:group", "state", "scheduled")

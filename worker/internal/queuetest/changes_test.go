@@ -60,8 +60,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 					serve := func() {
 						limiter := s.AnotherLimiter()
 						limiters = append(limiters, limiter)
-						own := sitetest.By(limiter)
-						servers = append(servers, s.Serve(s.Ok, sitetest.Calm, own))
+						servers = append(servers, s.Serve(s.Ok, sitetest.Calm, sitetest.By(limiter)))
 					}
 					serve()
 					serve()
@@ -115,8 +114,7 @@ func TestCutBelowTheCostOfWaitingTasks(t *testing.T) {
 			if i < costly {
 				task = sitetest.Task("big", map[string]int64{throttle.Requests: 7})
 			}
-			_, err := enqueue(task, asynq.TaskID(fmt.Sprintf("t%02d", i)), asynq.MaxRetry(0))
-			sitetest.Must(t, err)
+			sitetest.Must(t, expect.ErrOf(enqueue(task, asynq.TaskID(fmt.Sprintf("t%02d", i)), asynq.MaxRetry(0))))
 		}
 		time.Sleep(1500 * time.Millisecond)
 		s.SetPolicy(func(p *throttle.Policy) { p.Windows[1].Limit = limit }, s.Limiter)

@@ -53,8 +53,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 			return made
 		}
 		for _, p := range []throttle.Policy{row.before, row.after, row.before, row.after} {
-			own := limiter(p)
-			s.Serve(s.Ok, sitetest.Calm, sitetest.By(own))
+			s.Serve(s.Ok, sitetest.Calm, sitetest.By(limiter(p)))
 		}
 		clients := []*worker.Client{s.Client(limiter(row.before)), s.Client(limiter(row.after))}
 		const n = 48

@@ -106,8 +106,7 @@ func TestTwoAsynqsByOneLimiter(t *testing.T) {
 				if n%4 == 0 {
 					enqueue = plain.Enqueue
 				}
-				_, err := enqueue(sitetest.AcmeTask(), asynq.TaskID(fmt.Sprint(n)))
-				sitetest.Must(t, err)
+				sitetest.Must(t, expect.ErrOf(enqueue(sitetest.AcmeTask(), asynq.TaskID(fmt.Sprint(n)))))
 			}
 		}
 		for i := range ran {

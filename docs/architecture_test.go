@@ -28,8 +28,7 @@ var (
 func functions(t *testing.T, name string) (names []string) {
 	t.Helper()
 	if strings.HasSuffix(name, ".lua") {
-		text, err := os.ReadFile(filepath.Join(root, name))
-		expect.Must(t, err)
+		text := expect.Got(os.ReadFile(filepath.Join(root, name)))(t)
 		for _, m := range luaFunction.FindAllStringSubmatch(string(text), -1) {
 			names = append(names, m[1]+m[2])
 		}
@@ -61,8 +60,7 @@ func functions(t *testing.T, name string) (names []string) {
 func TestNamedFilesAndFunctionsExist(t *testing.T) {
 	pages := files(t, ".md")
 	var folders []string
-	entries, err := os.ReadDir(root)
-	expect.Must(t, err)
+	entries := expect.Got(os.ReadDir(root))(t)
 	for _, entry := range entries {
 		if entry.IsDir() {
 			folders = append(folders, entry.Name())
@@ -102,8 +100,7 @@ func TestNamedFilesAndFunctionsExist(t *testing.T) {
 
 // The table of direct dependencies is that of go.mod.
 func TestDependenciesAreListed(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "go.mod"))
-	expect.Must(t, err)
+	text := expect.Got(os.ReadFile(filepath.Join(root, "go.mod")))(t)
 	var needed, listed []string
 	for _, m := range required.FindAllStringSubmatch(string(text), -1) { // no "// indirect" behind it
 		needed = append(needed, m[1])

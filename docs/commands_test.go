@@ -29,11 +29,9 @@ func TestNamedCommandsFindTests(t *testing.T) {
 func findsTests(t *testing.T, pattern, folder string) bool {
 	t.Helper()
 	matches := regexp.MustCompile(`^(Test|Example).*` + pattern + `|^` + pattern)
-	paths, err := filepath.Glob(filepath.Join(root, folder, "*_test.go"))
-	expect.Must(t, err)
+	paths := expect.Got(filepath.Glob(filepath.Join(root, folder, "*_test.go")))(t)
 	for _, path := range paths {
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-		expect.Must(t, err)
+		file := expect.Got(parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution))(t)
 		for _, decl := range file.Decls {
 			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil && matches.MatchString(f.Name.Name) {
 				return true

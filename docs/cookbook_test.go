@@ -105,8 +105,7 @@ func policiesOfCookbook(t *testing.T) []throttle.Policy {
 
 func TestTheCookbookWorks(t *testing.T) {
 	policies := policiesOfCookbook(t)
-	limiter, err := limiterOf(throttletest.InMemory(t).Client(t), policies)
-	expect.Must(t, err)
+	limiter := expect.Got(limiterOf(throttletest.InMemory(t).Client(t), policies))(t)
 	ctx := t.Context()
 	for i, granted := range []bool{true, true, false} {
 		d, err := limiter.Reserve(ctx, throttle.Request{Policy: "reports", Tenant: "acme"})
@@ -116,8 +115,7 @@ func TestTheCookbookWorks(t *testing.T) {
 
 	api := httptest.NewServer(http.NotFoundHandler())
 	defer api.Close()
-	transport, err := transportOf(limiter)
-	expect.Must(t, err)
+	transport := expect.Got(transportOf(limiter))(t)
 	resp, err := (&http.Client{Transport: transport}).Get(api.URL)
 	expect.Must(t, err)
 	resp.Body.Close()

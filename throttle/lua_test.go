@@ -127,8 +127,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	r := Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": "bob", "ip": "1", "key": "k", "app": "a", "org": "o", "plan": "p", "site": "s"}}
 	joining := r
 	joining.Ticket, joining.Key = Ticket{Queue: "q", ID: "1"}, "key"
-	d, err := l.Reserve(t.Context(), r)
-	expect.Must(t, err)
+	d := expect.Got(l.Reserve(t.Context(), r))(t)
 	expect.Must(t, expect.ErrOf(d.Reservation.Cancel(t.Context())))
 	_, err = l.Line("p").Join(t.Context(), []Request{joining})
 	expect.Must(t, err)
@@ -278,10 +277,8 @@ func TestScriptsUseNothingSpecial(t *testing.T) {
 		for _, word := range []string{"goto", "struct", "bit", "cmsgpack", "pcall", "KEYS *=", "ARGV *=", `redis\.replicate_commands`} {
 			expect.Equal(t, regexp.MustCompile(`\b`+word+`\b`).FindString(code(text)), "", name, "uses")
 		}
-		chunk, err := parse.Parse(strings.NewReader(text), name)
-		expect.Must(t, err)
-		proto, err := lua.Compile(chunk, name)
-		expect.Must(t, err)
+		chunk := expect.Got(parse.Parse(strings.NewReader(text), name))(t)
+		proto := expect.Got(lua.Compile(chunk, name))(t)
 		read := map[string]bool{}
 		walk(proto, func(p *lua.FunctionProto, line, op int, global string) {
 			switch op {

@@ -47,8 +47,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 		expect.Equal(t, s.Redis.DBSize(t.Context()).Val(), 0, "keys were written")
 
 		for _, ok := range []*asynq.Task{task("acme", 5), task("unknown", 6), asynq.NewTask("unmatched", nil)} {
-			info, err := client.EnqueueContext(t.Context(), ok, asynq.MaxRetry(7))
-			sitetest.Must(t, err)
+			info := expect.Got(client.EnqueueContext(t.Context(), ok, asynq.MaxRetry(7)))(t)
 			if got := s.Task(info.ID); got.MaxRetry != 7 || ok.Type() == "unmatched" && got.State != asynq.TaskStatePending {
 				t.Errorf("enqueued %+v", got)
 			}

@@ -33,12 +33,9 @@ func TestTicksOfAClockThatIsSet(t *testing.T) {
 		{"Africa/Cairo", "0 0 30 2 *", "2024-04-25T12:00:00+02:00", ""},
 		{"Africa/Cairo", "@every 1h", "2024-04-25T23:30:00+02:00", "2024-04-26T01:30:00+03:00"},
 	} {
-		zone, err := time.LoadLocation(c.zone)
-		expect.Must(t, err)
-		schedule, err := ticks.Parse(c.expression)
-		expect.Must(t, err)
-		after, err := time.Parse(time.RFC3339, c.after)
-		expect.Must(t, err)
+		zone := expect.Got(time.LoadLocation(c.zone))(t)
+		schedule := expect.Got(ticks.Parse(c.expression))(t)
+		after := expect.Got(time.Parse(time.RFC3339, c.after))(t)
 		got := ""
 		if next := schedule.Next(after.In(zone)); !next.IsZero() {
 			got = next.Format(time.RFC3339)

@@ -28,8 +28,7 @@ func newLimiter(t testing.TB, c throttle.Config) *throttle.Limiter {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	l, err := throttle.New(c)
-	expect.Must(t, err)
+	l := expect.Got(throttle.New(c))(t)
 	return l
 }
 
@@ -57,15 +56,13 @@ func publish(t testing.TB, s *control.Store, version int64, policies ...throttle
 
 func state(t testing.TB, s *control.Store) control.State {
 	t.Helper()
-	state, err := s.State(t.Context())
-	expect.Must(t, err)
+	state := expect.Got(s.State(t.Context()))(t)
 	return state
 }
 
 // changes are the last ones of the log.
 func changes(t testing.TB, s *control.Store, n int) []control.Change {
 	t.Helper()
-	changes, err := s.Changes(t.Context(), n)
-	expect.Must(t, err)
+	changes := expect.Got(s.Changes(t.Context(), n))(t)
 	return changes
 }

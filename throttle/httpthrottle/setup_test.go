@@ -47,8 +47,7 @@ func newTransport(t testing.TB, c httpthrottle.TransportConfig) *httpthrottle.Tr
 		t.Cleanup(base.CloseIdleConnections)
 		c.Base = base
 	}
-	transport, err := httpthrottle.NewTransport(c)
-	expect.Must(t, err)
+	transport := expect.Got(httpthrottle.NewTransport(c))(t)
 	return transport
 }
 

@@ -122,8 +122,7 @@ func TestACallThatWasNeverMadeCostsNothing(t *testing.T) {
 		limiter := limitertest.New(t, client, policy("api", perHour(9), slots(9)))
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"})
 
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		expect.Must(t, err)
+		listener := expect.Got(net.Listen("tcp", "127.0.0.1:0"))(t)
 		address := "http://" + listener.Addr().String()
 		go func() {
 			for {
@@ -135,7 +134,7 @@ func TestACallThatWasNeverMadeCostsNothing(t *testing.T) {
 				conn.Close()
 			}
 		}()
-		_, err = get(t.Context(), rt, address)
+		_, err := get(t.Context(), rt, address)
 		expect.That(t, err != nil, "a call that the server hung up on succeeded")
 		limitertest.WantUsed(t, limiter, throttle.Request{Policy: "api"}, 1, 0)
 		listener.Close()

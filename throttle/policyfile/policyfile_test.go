@@ -54,8 +54,7 @@ func TestGoodFilesSayWhatTheyMean(t *testing.T) {
 	expect.Require(t, len(files) > 0, "no good files")
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
-			policies, err := policyfile.Load(file)
-			expect.Must(t, err)
+			policies := expect.Got(policyfile.Load(file))(t)
 			usable(t, policies)
 			golden := strings.TrimSuffix(file, ".good.yml") + ".golden"
 			want, _ := os.ReadFile(golden)
@@ -81,8 +80,7 @@ func TestBadFilesAreRefusedWithTheirLines(t *testing.T) {
 	expect.Require(t, len(files) > 0, "no bad files")
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
-			data, err := os.ReadFile(file)
-			expect.Must(t, err)
+			data := expect.Got(os.ReadFile(file))(t)
 			policies, err := policyfile.Parse(filepath.Base(file), data)
 			expect.Require(t, err != nil && policies == nil, "read as", describe(policies))
 			expect.Equal(t, err.Error(), strings.Join(wants(data), "\n"), err)
@@ -112,10 +110,8 @@ func key(field string) string {
 
 // Policy files have a key for each field of package throttle.
 func TestEveryFieldCanBeWritten(t *testing.T) {
-	policies, err := policyfile.Load("testdata/everything.good.yml")
-	expect.Must(t, err)
-	reference, err := os.ReadFile("../../docs/reference/policies.md")
-	expect.Must(t, err)
+	policies := expect.Got(policyfile.Load("testdata/everything.good.yml"))(t)
+	reference := expect.Got(os.ReadFile("../../docs/reference/policies.md"))(t)
 	written := map[string]bool{}
 	note := func(value any) {
 		v := reflect.ValueOf(value)
@@ -144,8 +140,7 @@ func TestEveryFieldCanBeWritten(t *testing.T) {
 }
 
 func TestReferenceExamples(t *testing.T) {
-	reference, err := os.ReadFile("../../docs/reference/policies.md")
-	expect.Must(t, err)
+	reference := expect.Got(os.ReadFile("../../docs/reference/policies.md"))(t)
 	examples := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```").FindAllSubmatch(reference, -1)
 	expect.Require(t, len(examples) > 0, "no examples")
 	for i, example := range examples {
@@ -160,14 +155,12 @@ func TestReferenceExamples(t *testing.T) {
 
 // Each message that the reference shows is caused by some bad file.
 func TestReferenceMessages(t *testing.T) {
-	reference, err := os.ReadFile("../../docs/reference/policies.md")
-	expect.Must(t, err)
+	reference := expect.Got(os.ReadFile("../../docs/reference/policies.md"))(t)
 	place := regexp.MustCompile(`^policyfile: [^ :]+(:\d+)?: `)
 	known := map[string]bool{}
 	files, _ := filepath.Glob("testdata/*.bad.yml")
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		expect.Must(t, err)
+		data := expect.Got(os.ReadFile(file))(t)
 		for _, message := range wants(data) {
 			known[place.ReplaceAllString(message, "")] = true
 		}
@@ -227,15 +220,13 @@ func TestProviderFiles(t *testing.T) {
 	const dir = "../../docs/reference/providers/"
 	files, _ := filepath.Glob(dir + "*.yml")
 	expect.Require(t, len(files) >= 5, len(files), "files in", dir)
-	readme, err := os.ReadFile(dir + "README.md")
-	expect.Must(t, err)
+	readme := expect.Got(os.ReadFile(dir + "README.md"))(t)
 	var all []throttle.Policy
 	for _, file := range files {
 		policies, err := policyfile.Load(file)
 		expect.That(t, err == nil, err)
 		all = append(all, policies...)
-		text, err := os.ReadFile(file)
-		expect.Must(t, err)
+		text := expect.Got(os.ReadFile(file))(t)
 		for _, shape := range []string{`(?m)^# Source: https://\S+$`, `(?m)^# Read:   20\d\d-\d\d-\d\d\b`} {
 			expect.That(t, regexp.MustCompile(shape).Match(text), file, "no line matches", shape)
 		}

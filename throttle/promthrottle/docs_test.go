@@ -46,8 +46,7 @@ func TestDocsNameWhatIsExported(t *testing.T) {
 		labels = append(labels, own...)
 	}
 	for name, leaveOut := range map[string]int{"metrics.md": 0, "metrics/alerts.yml": 12, "metrics/dashboard.json": 16} {
-		text, err := os.ReadFile("../../docs/howto/" + name)
-		expect.Must(t, err)
+		text := expect.Got(os.ReadFile("../../docs/howto/" + name))(t)
 		named := map[string]bool{}
 		for _, use := range used.FindAllStringSubmatch(strings.ReplaceAll(string(text), `\"`, `"`), -1) {
 			metric := use[1]

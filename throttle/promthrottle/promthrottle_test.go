@@ -29,8 +29,7 @@ import (
 // counts.
 func series(t *testing.T, registry *prometheus.Registry) (lines []string) {
 	t.Helper()
-	families, err := registry.Gather()
-	expect.Must(t, err)
+	families := expect.Got(registry.Gather())(t)
 	for _, family := range families {
 		for _, m := range family.GetMetric() {
 			var labels []string
@@ -70,8 +69,7 @@ func limiter(t *testing.T, client redis.UniversalClient, metrics *promthrottle.M
 func metrics(t *testing.T) (*promthrottle.Metrics, *prometheus.Registry) {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
-	m, err := promthrottle.New(registry)
-	expect.Must(t, err)
+	m := expect.Got(promthrottle.New(registry))(t)
 	return m, registry
 }
 
@@ -92,8 +90,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 		}
 		var granted throttle.Decision
 		for i := range 3 { // the third joins the line
-			d, err := l.Reserve(ctx, ticket("a", fmt.Sprint(i)))
-			expect.Must(t, err)
+			d := expect.Got(l.Reserve(ctx, ticket("a", fmt.Sprint(i))))(t)
 			if d.Granted {
 				granted = d
 			}
@@ -139,8 +136,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 			`sluice_script_errors_total{class="unavailable",policy="api",script="take"} 1`,
 		)
 
-		families, err := registry.Gather()
-		expect.Must(t, err)
+		families := expect.Got(registry.Gather())(t)
 		problems, err := promlint.NewWithMetricFamilies(families).Lint()
 		expect.That(t, err == nil && len(problems) == 0, "promlint", problems, err)
 		expect.Equal(t, len(families), len(exported(m)), "metrics were tested")

@@ -37,8 +37,7 @@ func counted(t *testing.T, client *redis.Client, also func(throttle.Correction))
 
 func top(t *testing.T, l *throttle.Limiter, n int) string {
 	t.Helper()
-	uses, err := usage.Top(t.Context(), l, "api", n)
-	expect.Must(t, err)
+	uses := expect.Got(usage.Top(t.Context(), l, "api", n))(t)
 	return fmt.Sprint(uses)
 }
 
@@ -144,14 +143,12 @@ func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
 		r := throttle.Request{Policy: "api", Tenant: "acme", Cost: requests(100)}
 		var stale []throttle.Reservation
 		for range 2 {
-			d, err := l.Reserve(t.Context(), r)
-			expect.Must(t, err)
+			d := expect.Got(l.Reserve(t.Context(), r))(t)
 			stale = append(stale, d.Reservation)
 			for _, actual := range []int64{40, 70, 70, 100} {
 				expect.Must(t, expect.ErrOf(d.Reservation.Settle(t.Context(), requests(actual))))
 			}
-			settled, err := d.Reservation.Settle(t.Context(), requests(10))
-			expect.Must(t, err)
+			settled := expect.Got(d.Reservation.Settle(t.Context(), requests(10)))(t)
 			expect.Must(t, expect.ErrOf(settled.Settle(t.Context(), requests(30))))
 		}
 		expect.Must(t, expect.ErrOf(stale[0].Cancel(t.Context())))
@@ -183,8 +180,7 @@ func TestWhatPoliciesDidIsKept(t *testing.T) {
 		stop := counter.Start(limiter)
 		for i := range 5 {
 			r := throttle.Request{Policy: "p", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
-			d, err := limiter.Reserve(t.Context(), r)
-			expect.Must(t, err)
+			d := expect.Got(limiter.Reserve(t.Context(), r))(t)
 			if i == 0 {
 				expect.Must(t, expect.ErrOf(d.Reservation.Pause(t.Context(), time.Second, "")))
 				time.Sleep(2 * time.Second)

@@ -104,8 +104,7 @@ func TestATaskOfABatchMayBeLive(t *testing.T) {
 func TestStatusCountsEachTaskOnce(t *testing.T) {
 	inBubble(t, many(), func(t *testing.T, s *site) {
 		tasks := batch.Template{Type: "call", Count: 10, Payload: "{{.Number}}"}
-		of, err := tasks.Tasks()
-		s.ok(err)
+		of := expect.Got(tasks.Tasks())(s)
 		b := batch.Batch{
 			Name: "b", Ended: "batch:ended", Options: []asynq.Option{asynq.MaxRetry(1)},
 			Tasks: of, Tenants: batch.List("acme", ""),
@@ -159,8 +158,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 		if len(told) < 1 || len(told) > 1+25 || told[0] == "" { // asynq's default is 25 retries
 			t.Errorf("told %v", told)
 		}
-		archived, err := s.Inspector.ListArchivedTasks("default")
-		s.ok(err)
+		archived := expect.Got(s.Inspector.ListArchivedTasks("default"))(s)
 		for _, task := range archived {
 			s.ok(s.Inspector.RunTask("default", task.ID)) // it fails again, and is counted already
 		}
@@ -295,8 +293,7 @@ func TestABatchKeepsItsHours(t *testing.T) {
 		p := s.scheduler(days)
 		at := func(after time.Duration, name string) batch.Status {
 			time.Sleep(time.Until(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(after)))
-			f, err := p.Firings(t.Context(), name, 1)
-			s.ok(err)
+			f := expect.Got(p.Firings(t.Context(), name, 1))(s)
 			return s.status(p, f[0])
 		}
 		server := s.serve(succeed)
@@ -332,8 +329,7 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 		stopped := time.Now().Truncate(time.Second)
 		p.deaf.Store(true)
 		time.Sleep(5 * time.Second)
-		info, err := s.Inspector.GetQueueInfo("default")
-		s.ok(err)
+		info := expect.Got(s.Inspector.GetQueueInfo("default"))(s)
 		status, err := p.Status(t.Context(), f)
 		if err != nil || info.Pending != 0 || info.Scheduled != 500 || status.State != batch.StateEnqueuing || status.DelayedBy == "" ||
 			status.DelayedSince.Before(stopped) || status.DelayedSince.After(stopped.Add(2*time.Second)) {

@@ -141,8 +141,7 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 		if f.more == 0 {
 			continue
 		}
-		parts, err := p.Tenants(t.Context(), firing)
-		s.ok(err)
+		parts := expect.Got(p.Tenants(t.Context(), firing))(s)
 		for _, part := range parts {
 			expect.That(t, part.Total == part.Done+part.Waiting+part.Running && part.Total == f.size(part.Tenant) &&
 				(part.Waiting == 0 || within(part.Finish, part.Planned)), "after", time.Since(tick), part)

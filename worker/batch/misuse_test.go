@@ -113,7 +113,6 @@ func TestARowWhoseTenantIsANumberIsRefused(t *testing.T) {
 
 func firings(s *site, p *process, n int) []batch.Firing {
 	s.Helper()
-	all, err := p.Firings(context.Background(), "b", n)
-	s.ok(err)
+	all := expect.Got(p.Firings(context.Background(), "b", n))(s)
 	return all
 }

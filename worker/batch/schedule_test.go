@@ -19,8 +19,7 @@ func noTasks(context.Context, batch.Firing, string) iter.Seq2[*asynq.Task, error
 
 func at(t *testing.T, s string) time.Time {
 	t.Helper()
-	parsed, err := time.Parse(time.RFC3339, s)
-	sitetest.Must(t, err)
+	parsed := expect.Got(time.Parse(time.RFC3339, s))(t)
 	return parsed
 }
 

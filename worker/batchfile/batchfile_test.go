@@ -54,8 +54,7 @@ func TestBadFilesSayWhatIsWrong(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.bad.yml")
 	expect.Require(t, len(files) != 0, "no bad files")
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		sitetest.Must(t, err)
+		data := expect.Got(os.ReadFile(file))(t)
 		var want []string
 		for line := range strings.Lines(string(data)) {
 			if message, ok := strings.CutPrefix(strings.TrimSpace(line), "# want: "); ok {

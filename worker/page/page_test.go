@@ -101,8 +101,7 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 // serveSite serves a page, and returns its address.
 func serveSite(t testing.TB, c page.Config) string {
 	t.Helper()
-	p, err := page.New(c)
-	sitetest.Must(t, err)
+	p := expect.Got(page.New(c))(t)
 	mux := http.NewServeMux()
 	mux.Handle("/sluice/", http.StripPrefix("/sluice", p))
 	mux.Handle("/sluice", http.StripPrefix("/sluice", p))
@@ -455,8 +454,7 @@ func TestTheFilterLooksBeyondAPage(t *testing.T) {
 // While Redis does not answer, the page says so in time, and shows what was known.
 func TestThePageSaysThatRedisDoesNotAnswer(t *testing.T) {
 	t.Parallel()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	sitetest.Must(t, err)
+	listener := expect.Got(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer listener.Close() // a Redis that hangs: nobody accepts
 	server := throttletest.Miniredis(t)
 	var hangs atomic.Bool
@@ -487,8 +485,7 @@ func TestThePageIsLive(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	r, _ := http.NewRequestWithContext(ctx, "GET", s.url+"live", nil)
-	resp, err := http.DefaultClient.Do(r)
-	sitetest.Must(t, err)
+	resp := expect.Got(http.DefaultClient.Do(r))(t)
 	defer resp.Body.Close()
 	expect.Equal(t, resp.Header.Get("Content-Type"), "text/event-stream")
 	var text strings.Builder
@@ -511,8 +508,7 @@ func TestThePageIsLive(t *testing.T) {
 func TestThePageTrustsNobody(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
-	resp, err := http.Get(strings.TrimSuffix(s.url, "/"))
-	sitetest.Must(t, err)
+	resp := expect.Got(http.Get(strings.TrimSuffix(s.url, "/")))(t)
 	defer resp.Body.Close()
 	expect.That(t, resp.Request.URL.Path == "/sluice/", "without a slash:", resp.Request.URL)
 	policy := resp.Header.Get("Content-Security-Policy")

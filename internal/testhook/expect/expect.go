@@ -37,6 +37,15 @@ func On[Event any](observe func(Event)) func(event any) {
 // ErrOf returns the error of a call that returns something else, too.
 func ErrOf(_ any, err error) error { return err }
 
+// Got returns the value of a call, and ends the test if the call failed: expect.Got(l.Reserve(ctx, r))(t).
+func Got[V any](v V, err error) func(TB) V {
+	return func(t TB) V {
+		t.Helper()
+		Must(t, err)
+		return v
+	}
+}
+
 // Equal fails the test unless it got what it wants. The rest says what that is about.
 func Equal[V any](t TB, got, want V, about ...any) {
 	t.Helper()

@@ -83,10 +83,8 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 			w := Quota(rapid.Int64Range(1, 6).Draw(t, "limit"), rapid.SampledFrom([]string{"0 * * * *", "0 0 * * *", "30 2 * * *", "0 0 1 * *"}).Draw(t, "resets"),
 				rapid.SampledFrom([]string{"UTC", "America/Los_Angeles", "America/St_Johns", "Asia/Kathmandu"}).Draw(t, "zone"))
 			w.Margin = time.Duration(rapid.IntRange(0, 25).Draw(t, "margin")) * m
-			schedule, err := cron.ParseStandard(w.Resets)
-			expect.Must(t, err)
-			zone, err := time.LoadLocation(w.Timezone)
-			expect.Must(t, err)
+			schedule := expect.Got(cron.ParseStandard(w.Resets))(t)
+			zone := expect.Got(time.LoadLocation(w.Timezone))(t)
 			l, c := NewWithClock(t, client, Policy(w))
 			var log []throttle.Decision
 			now := time.Duration(rapid.Int64Range(0, int64(400*24*h)).Draw(t, "begin")).Truncate(us)

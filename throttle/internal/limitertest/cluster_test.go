@@ -51,8 +51,7 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 			to = nodes.Nodes[1]
 		}
 		before := keysOf(t, client)
-		m, err := nodes.Migrate(ctx, slot, to)
-		expect.Must(t, err)
+		m := expect.Got(nodes.Migrate(ctx, slot, to))(t)
 		refused := func(stage string) {
 			t.Helper()
 			for _, tenant := range []string{"acme", "new"} {

@@ -218,8 +218,7 @@ func TestContextThatEnds(t *testing.T) {
 	})
 	t.Run("cancelled while Redis is down", func(t *testing.T) {
 		t.Parallel()
-		server, err := miniredis.Run()
-		expect.Must(t, err)
+		server := expect.Got(miniredis.Run())(t)
 		addr := server.Addr()
 		server.Close()
 		ctx, end := context.WithCancelCause(t.Context())

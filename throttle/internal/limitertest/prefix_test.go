@@ -37,8 +37,7 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 		expect.Must(t, expect.ErrOf(staging.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 1}, Max: 1})))
 		expect.Equal(t, len(staging.Lines()), 1)
 		counts := map[string]int{}
-		keys, err := client.Keys(t.Context(), "*").Result()
-		expect.Must(t, err)
+		keys := expect.Got(client.Keys(t.Context(), "*").Result())(t)
 		for _, key := range keys {
 			prefix, rest, found := strings.Cut(key, "sluice:{p}:")
 			counts[prefix]++

@@ -171,8 +171,7 @@ func TestACallWaitsOnWhileShardsChange(t *testing.T) {
 // waiting counts the tickets in all lines.
 func waiting(t *testing.T, client *redis.Client) (n int64) {
 	t.Helper()
-	keys, err := client.Keys(t.Context(), "sluice:*:t").Result()
-	expect.Must(t, err)
+	keys := expect.Got(client.Keys(t.Context(), "sluice:*:t").Result())(t)
 	for _, key := range keys {
 		n += client.HLen(t.Context(), key).Val()
 	}

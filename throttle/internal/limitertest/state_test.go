@@ -36,8 +36,7 @@ func TestStateThatCannotBeRead(t *testing.T) {
 		l, _ := NewWithClock(t, client, p)
 		Reserve(t, l, Acme(1))
 		key := acmeKey
-		good, err := client.Get(t.Context(), key).Result()
-		expect.Must(t, err)
+		good := expect.Got(client.Get(t.Context(), key).Result())(t)
 		put := func(value string) {
 			t.Helper()
 			expect.Must(t, client.Set(t.Context(), key, value, 0).Err())

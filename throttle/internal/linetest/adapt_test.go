@@ -95,8 +95,7 @@ func TestTheRateInForceIsTold(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
 	tell := func(want string) {
 		t.Helper()
-		d, err := st.l.Peek(t.Context(), st.without("b"))
-		expect.Must(t, err)
+		d := expect.Got(st.l.Peek(t.Context(), st.without("b")))(t)
 		got := ""
 		if d.Adapted != nil {
 			got = d.Adapted.String()

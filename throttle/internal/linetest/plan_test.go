@@ -244,8 +244,7 @@ func TestQueuesWithoutSlotsHoldUpNoOther(t *testing.T) {
 			}
 			demands = append(demands, d)
 		}
-		snapshot, err := inspect.Of(st.l).Snapshot(t.Context(), demands, slots)
-		expect.Must(t, err)
+		snapshot := expect.Got(inspect.Of(st.l).Snapshot(t.Context(), demands, slots))(t)
 		plan, err := snapshot.Plan(t.Context(), inspect.PlanOptions{})
 		expect.Must(t, err)
 		busy, free := plan.Tenants[0], plan.Tenants[1]

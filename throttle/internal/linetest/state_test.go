@@ -23,8 +23,7 @@ import (
 func state(t *testing.T, l *throttle.Limiter, q inspect.Query) inspect.PolicyState {
 	t.Helper()
 	q.Policy = "p"
-	got, err := inspect.Of(l).State(t.Context(), q)
-	expect.Must(t, err)
+	got := expect.Got(inspect.Of(l).State(t.Context(), q))(t)
 	return got
 }
 
@@ -114,8 +113,7 @@ func TestAPageOfTheStateCostsTheSame(t *testing.T) {
 // calls is how many commands a Redis has run, with those inside of scripts.
 func calls(t *testing.T, client *redis.Client) (n int) {
 	t.Helper()
-	text, err := client.Info(t.Context(), "commandstats").Result()
-	expect.Must(t, err)
+	text := expect.Got(client.Info(t.Context(), "commandstats").Result())(t)
 	for line := range strings.Lines(text) {
 		if _, stats, ok := strings.Cut(line, ":calls="); ok {
 			count, _, _ := strings.Cut(stats, ",")
@@ -299,8 +297,7 @@ func TestPagesLeaveNoTenantOut(t *testing.T) {
 	limitertest.Join(t, st.l, all...)
 	seen, q := map[string]bool{}, inspect.Query{Policy: "p"}
 	for page := 0; page == 0 || q.After != ""; page++ {
-		state, err := inspect.Of(st.l).State(t.Context(), q)
-		expect.Must(t, err)
+		state := expect.Got(inspect.Of(st.l).State(t.Context(), q))(t)
 		for _, tenant := range state.Tenants {
 			seen[tenant.Tenant] = true
 		}

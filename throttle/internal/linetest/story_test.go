@@ -427,17 +427,14 @@ func (st *story) remaining(r throttle.Reservation, units int64, reset time.Durat
 // explain returns why a ticket waits.
 func (st *story) explain(ticket string) inspect.State {
 	st.Helper()
-	e, err := inspect.Of(st.l).Explain(st.Context(), limitertest.Ticket(ticket))
-	expect.Must(st, err)
+	e := expect.Got(inspect.Of(st.l).Explain(st.Context(), limitertest.Ticket(ticket)))(st)
 	return e
 }
 
 func (st *story) plan(o inspect.PlanOptions, demands ...inspect.Demand) inspect.Plan {
 	st.Helper()
-	snapshot, err := inspect.Of(st.l).Snapshot(st.Context(), demands)
-	expect.Must(st, err)
-	plan, err := snapshot.Plan(st.Context(), o)
-	expect.Must(st, err)
+	snapshot := expect.Got(inspect.Of(st.l).Snapshot(st.Context(), demands))(st)
+	plan := expect.Got(snapshot.Plan(st.Context(), o))(st)
 	return plan
 }
 

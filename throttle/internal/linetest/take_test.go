@@ -120,8 +120,7 @@ func TestATakeIsRememberedWhileItHoldsTickets(t *testing.T) {
 func (st *story) again(ticket string, r throttle.Request) throttle.Decision {
 	st.Helper()
 	st.next = 0
-	d, err := st.line().ReserveAgain(st.Context(), st.took[ticket], r)
-	expect.Must(st, err)
+	d := expect.Got(st.line().ReserveAgain(st.Context(), st.took[ticket], r))(st)
 	return d
 }
 

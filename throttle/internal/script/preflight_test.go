@@ -13,8 +13,7 @@ import (
 func TestPreflightKnowsAllCommands(t *testing.T) {
 	t.Parallel()
 	used := []string{"hlen", "hscan"}
-	entries, err := files.ReadDir("lua")
-	expect.Must(t, err)
+	entries := expect.Got(files.ReadDir("lua"))(t)
 	calls := regexp.MustCompile(`redis\.p?call\((?:sorted and '(\w+)' or )?'(\w+)'`)
 	for _, entry := range entries {
 		for _, call := range calls.FindAllStringSubmatch(File(strings.TrimSuffix(entry.Name(), ".lua")), -1) {

@@ -39,8 +39,7 @@ func (s *site) storeOf(f asynqredis.Firing, from, to int) (stored []int) {
 		calls = append(calls, s.captured(f.ID(i)))
 	}
 	ctx := asynqredis.WithMembers(s.Context(), asynqredis.Members{Firing: f, From: from})
-	results, err := s.Store(ctx, queue, "line", calls, time.Now().Add(2*time.Minute))
-	s.ok(err)
+	results := expect.Got(s.Store(ctx, queue, "line", calls, time.Now().Add(2*time.Minute)))(s)
 	for i, result := range results {
 		if result == asynqredis.Stored {
 			stored = append(stored, from+i)
@@ -62,8 +61,7 @@ func (s *site) begun() (holder string) {
 
 func (s *site) fields(names ...string) (values []string) {
 	s.Helper()
-	fields, err := s.Fields(s.Context(), nightly)
-	s.ok(err)
+	fields := expect.Got(s.Fields(s.Context(), nightly))(s)
 	for _, name := range names {
 		values = append(values, fields[name])
 	}
@@ -88,8 +86,7 @@ func TestATickIsDecidedOnce(t *testing.T) {
 		decide(second.Add(time.Minute), first, second.Add(time.Minute), false, false) // too late
 		decide(second.Add(time.Minute), time.Time{}, time.Time{}, true, true)         // the second one is open
 		decide(second, time.Time{}, time.Time{}, true, false)                         // by hand: it fires already
-		schedule, err := s.Schedule(s.Context(), queue, "b")
-		s.ok(err)
+		schedule := expect.Got(s.Schedule(s.Context(), queue, "b"))(s)
 		if want := []asynqredis.Firing{{Queue: queue, Batch: "b", Tick: second}}; !slices.Equal(schedule.Open, want) ||
 			!schedule.Last.Equal(second) || time.Since(schedule.Now).Abs() > time.Minute {
 			s.Errorf("%+v", schedule)
@@ -237,8 +234,7 @@ func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 		n, err := s.Running(s.Context(), nightly)
 		expect.That(s, err == nil && slices.Equal(n, []int{3}), n, err)
 		s.ok(s.Move(s.Context(), nightly, asynqredis.SetAside, all))
-		picks, err := s.Pick(s.Context(), queue, s.NewCall(), s.waiting(id(0), id(1), id(2), id(4)))
-		s.ok(err)
+		picks := expect.Got(s.Pick(s.Context(), queue, s.NewCall(), s.waiting(id(0), id(1), id(2), id(4))))(s)
 		for i, pick := range picks {
 			expect.That(s, pick.Message == nil, "task", i, "is held, and was picked")
 		}
@@ -282,8 +278,7 @@ func TestTasksOfAFiringThatIsStoppedDoNotStart(t *testing.T) {
 		starts := func(want bool, index int) {
 			s.Helper()
 			s.ok(s.inspector.RunTask(queue, id(index+1))) // pending
-			picks, err := s.Pick(s.Context(), queue, s.NewCall(), s.waiting(id(index)))
-			s.ok(err)
+			picks := expect.Got(s.Pick(s.Context(), queue, s.NewCall(), s.waiting(id(index))))(s)
 			dequeued, err := s.DequeuePending(s.Context(), queue, s.NewCall(), 9)
 			if picked := picks[0].Message != nil; err != nil || picked != want || len(dequeued.Messages) == 1 != want {
 				s.Errorf("picked: %v, %d dequeued, %v; want %v", picked, len(dequeued.Messages), err, want)

@@ -17,8 +17,7 @@ func TestHeadersOfScriptsSayWhatTheyUse(t *testing.T) {
 	files, err := filepath.Glob("lua/*.lua")
 	expect.Require(t, err == nil && len(files) != 0, files, err)
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		expect.Must(t, err)
+		text := expect.Got(os.ReadFile(file))(t)
 		name := filepath.Base(file)
 		if name == "functions.lua" {
 			continue // functions, with which other scripts begin with

@@ -36,10 +36,9 @@ func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 		s.recovers(dead, "[]", "a", "pending", "renewed") // it lives
 		s.recovers(s.Client, "[a pending]", "a", "pending", "renewed")
 		s.wantStates("a scheduled, pending scheduled, renewed active")
-		due, err := s.Due(s.Context(), queue, false, 10)
-		s.ok(err)
+		due := expect.Got(s.Due(s.Context(), queue, false, 10))(s)
 		expect.That(t, len(due) == 2 && due[0].Mark == asynqredis.FrontMark && due[1].Mark == asynqredis.FrontMark, "due:", due)
-		_, err = s.Apply(s.Context(), queue, []asynqredis.Move{{ID: "a"}, {ID: "pending"}})
+		_, err := s.Apply(s.Context(), queue, []asynqredis.Move{{ID: "a"}, {ID: "pending"}})
 		s.ok(err)
 		s.ok(expect.ErrOf(dead.DequeuePending(s.Context(), queue, dead.NewCall(), 2)))
 		s.recovers(s.Client, "[]", "a", "pending", "renewed")

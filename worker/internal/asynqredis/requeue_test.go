@@ -12,8 +12,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("a")
 		call, at := s.NewCall(), time.Now().Add(time.Minute)
-		picks, err := s.Pick(s.Context(), queue, call, s.waiting("a"))
-		s.ok(err)
+		picks := expect.Got(s.Pick(s.Context(), queue, call, s.waiting("a")))(s)
 		requeued := asynqredis.RestoreOptions{
 			Ref: asynqredis.Ref{Queue: queue, ID: "a"}, CallKey: call, Message: picks[0].Message.WithDenial("throttled: x", time.Now()),
 			At: at, Mark: asynqredis.Mark(s.key("a"), s.NewCall()),
@@ -25,8 +24,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		}
 		requeue(false)
 		s.wantStates("a scheduled")
-		info, err := s.inspector.GetTaskInfo(queue, "a")
-		s.ok(err)
+		info := expect.Got(s.inspector.GetTaskInfo(queue, "a"))(s)
 		expect.That(t, info.LastErr == "throttled: x" && !info.NextProcessAt.Before(at),
 			"asynq's tools show", info)
 		// Picked again: a requeue that is repeated leaves it to the server that has it now.
@@ -37,7 +35,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		// One that waits in no line cannot be picked.
 		requeued.CallKey, requeued.Mark = again, ""
 		requeue(false)
-		picks, err = s.Pick(s.Context(), queue, s.NewCall(), s.waiting("a"))
+		picks, err := s.Pick(s.Context(), queue, s.NewCall(), s.waiting("a"))
 		s.ok(err)
 		expect.That(t, picks[0].Message == nil && !picks[0].Paused, picks[0])
 		requeued.CallKey = s.NewCall()
@@ -65,8 +63,7 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 			id := string(rune('a' + i))
 			s.store(id)
 			call, at := s.NewCall(), time.Now().Add(time.Hour)
-			picks, err := s.Pick(s.Context(), queue, call, s.waiting(id))
-			s.ok(err)
+			picks := expect.Got(s.Pick(s.Context(), queue, call, s.waiting(id)))(s)
 			if row.left {
 				s.ok(expect.ErrOf(s.Pick(s.Context(), queue, s.NewCall(), s.waiting(id))))
 			}
@@ -99,8 +96,7 @@ func TestARestoredTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 		s.ok(expect.ErrOf(s.Pick(s.Context(), queue, call, s.waiting("left", "waits"))))
 		s.ok(expect.ErrOf(s.Pick(s.Context(), queue, s.NewCall(), s.waiting("left"))))
 		s.restore(asynqredis.RestoreOptions{CallKey: call, At: time.Now().Add(time.Hour)}, "left", "waits")
-		due, err := s.Due(s.Context(), queue, false, 10)
-		s.ok(err)
+		due := expect.Got(s.Due(s.Context(), queue, false, 10))(s)
 		expect.That(t, len(due) == 1 && due[0].ID == "left" && due[0].Mark == asynqredis.FrontMark,
 			"due:", due)
 	})

@@ -22,8 +22,7 @@ func TestStoreSchedulesAsAsynqDoes(t *testing.T) {
 		s.ok(err)
 		expect.Equal(t, fmt.Sprint(results), "[1 1 1 0]", "results")
 		s.wantStates("a scheduled, b scheduled, c scheduled")
-		info, err := s.inspector.GetTaskInfo(queue, "b")
-		s.ok(err)
+		info := expect.Got(s.inspector.GetTaskInfo(queue, "b"))(s)
 		if info.NextProcessAt.Before(at) || info.NextProcessAt.After(at.Add(time.Second)) || string(info.Payload) != "payload of b" {
 			t.Errorf("asynq's tools show %+v, stored for %v", info, at)
 		}
@@ -83,12 +82,10 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 		for _, told := range []struct{ reason, want string }{{"first", "first"}, {"second", "first"}} {
 			// The second time the message is another one by now, and stays.
 			arrange(s.waiting("a"), asynqredis.Move{At: later, Message: call.Message, Reason: told.reason})
-			info, err := s.inspector.GetTaskInfo(queue, "a")
-			s.ok(err)
+			info := expect.Got(s.inspector.GetTaskInfo(queue, "a"))(s)
 			expect.That(t, info.LastErr == told.want && string(info.Payload) == string(call.Message.Payload()), info, ", want", told.want)
 		}
-		info, err := s.inspector.GetTaskInfo(queue, "w")
-		s.ok(err)
+		info := expect.Got(s.inspector.GetTaskInfo(queue, "w"))(s)
 		expect.That(t, !info.NextProcessAt.Before(later), "next at", info.NextProcessAt, ", want", later)
 		ttl = s.redis.TTL(s.Context(), s.captured("w", unique).Lock).Val()
 		expect.That(t, (ttl-time.Until(later.Add(time.Hour))).Abs() <= wholly, "the lock of a task that waits for 5 h holds for", ttl)
@@ -108,8 +105,7 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 
 		call := s.NewCall()
 		wanted := append(s.waiting("a", "b", "c", "d", "e", "later", "gone"), asynqredis.WaitingTask{ID: "f", JoinKey: "0123456789abcdef"})
-		picks, err := s.Pick(s.Context(), queue, call, wanted)
-		s.ok(err)
+		picks := expect.Got(s.Pick(s.Context(), queue, call, wanted))(s)
 		for i, pick := range picks {
 			if i < 2 && pick.Message.ID() != wanted[i].ID || i >= 2 && pick.Message != nil || pick.Paused {
 				t.Errorf("%s: %+v", wanted[i].ID, pick)
@@ -119,17 +115,14 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 		s.wantLeases("a", "b", "e")
 
 		// Asked again by the same call, it answers as before; to another they are active.
-		again, err := s.Pick(s.Context(), queue, call, wanted)
-		s.ok(err)
+		again := expect.Got(s.Pick(s.Context(), queue, call, wanted))(s)
 		expect.That(t, fmt.Sprint(again) == fmt.Sprint(picks), picks, ", repeated", again)
-		others, err := s.Pick(s.Context(), queue, s.NewCall(), wanted[:1])
-		s.ok(err)
+		others := expect.Got(s.Pick(s.Context(), queue, s.NewCall(), wanted[:1]))(s)
 		expect.That(t, others[0].Message == nil && !others[0].Paused, "another call is answered", others[0])
 
 		s.ok(s.inspector.PauseQueue(queue))
 		s.store("g")
-		paused, err := s.Pick(s.Context(), queue, s.NewCall(), s.waiting("g", "c"))
-		s.ok(err)
+		paused := expect.Got(s.Pick(s.Context(), queue, s.NewCall(), s.waiting("g", "c")))(s)
 		expect.That(t, paused[0].Paused && !paused[1].Paused, "of a paused queue:", paused)
 	})
 }
@@ -185,8 +178,7 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 		s.redis.RPush(s.Context(), "asynq:{default}:pending", "left behind")
 		call := s.NewCall()
 		dequeue := func(call string, n int) asynqredis.DequeueReply {
-			d, err := s.DequeuePending(s.Context(), queue, call, n)
-			s.ok(err)
+			d := expect.Got(s.DequeuePending(s.Context(), queue, call, n))(s)
 			return d
 		}
 		first := dequeue(call, 4)
@@ -254,8 +246,7 @@ func TestOnlyWhatACallMadeActiveIsRestored(t *testing.T) {
 		s.ok(expect.ErrOf(s.Pick(s.Context(), queue, theirs, s.waiting("b"))))
 		s.restore(asynqredis.RestoreOptions{CallKey: mine, At: time.Now().Add(2 * time.Minute)}, "a", "b")
 		s.wantStates("a scheduled, b active")
-		picks, err := s.Pick(s.Context(), queue, s.NewCall(), s.waiting("a"))
-		s.ok(err)
+		picks := expect.Got(s.Pick(s.Context(), queue, s.NewCall(), s.waiting("a")))(s)
 		expect.That(t, picks[0].Message != nil, "what was put back cannot be picked:", picks[0])
 	})
 }
@@ -273,8 +264,7 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 		for _, id := range []string{"line", "plain", "group", "left behind"} {
 			s.redis.ZAdd(ctx, "asynq:{default}:scheduled", z(id, past))
 		}
-		due, err := s.Due(ctx, queue, false, 100)
-		s.ok(err)
+		due := expect.Got(s.Due(ctx, queue, false, 100))(s)
 		var got []string
 		for _, d := range due {
 			got = append(got, fmt.Sprint(d.ID, " ", d.Message.ID(), " ", d.Mark != ""))
@@ -298,8 +288,7 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 		s.redis.ZRem(ctx, "asynq:{default}:scheduled", "line")
 		s.redis.ZAdd(ctx, "asynq:{default}:retry", z("line", past))
 		s.redis.HSet(ctx, "asynq:{default}:t:line", "state", "retry")
-		due, err = s.Due(ctx, queue, true, 100)
-		s.ok(err)
+		due = expect.Got(s.Due(ctx, queue, true, 100))(s)
 		expect.That(t, len(due) == 1 && due[0].ID == "line" && due[0].Mark == mark, "due", due)
 		_, err = s.Apply(ctx, queue, []asynqredis.Move{{ID: "line", At: time.Now().Add(time.Minute), Mark: mark}})
 		s.ok(err)
@@ -344,8 +333,7 @@ func TestWhatWaitsIsDropped(t *testing.T) {
 			for i := range moves {
 				moves[i].JoinKey, moves[i].To = asynqredis.AnyKey, to
 			}
-			got, err := s.Apply(s.Context(), queue, moves)
-			s.ok(err)
+			got := expect.Got(s.Apply(s.Context(), queue, moves))(s)
 			for i, n := range got { // of those that it has dropped a repeated call says that they are not there
 				expect.That(t, (n != 0) == want[i], to, n, "for the task", moves[i].ID)
 			}
@@ -359,10 +347,8 @@ func TestWhatWaitsIsDropped(t *testing.T) {
 
 func TestARedisHasOneIdentity(t *testing.T) {
 	each(t, func(s *site) {
-		mine, err := s.Identity(s.Context())
-		s.ok(err)
-		theirs, err := asynqredis.New(s.redis).Identity(s.Context())
-		s.ok(err)
+		mine := expect.Got(s.Identity(s.Context()))(s)
+		theirs := expect.Got(asynqredis.New(s.redis).Identity(s.Context()))(s)
 		expect.That(t, mine == theirs && len(mine) >= 8, "identities", mine, "and", theirs, "of one Redis")
 		const year = 366 * 24 * time.Hour // the longest period of a window; a line lives for two
 		ttl := s.redis.TTL(s.Context(), "sluice:asynq").Val()

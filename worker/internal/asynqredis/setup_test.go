@@ -104,8 +104,7 @@ func (s *site) store(ids ...string) {
 	for _, id := range ids {
 		calls = append(calls, s.captured(id))
 	}
-	results, err := s.Store(s.Context(), queue, "line", calls, time.Now().Add(2*time.Minute))
-	s.ok(err)
+	results := expect.Got(s.Store(s.Context(), queue, "line", calls, time.Now().Add(2*time.Minute)))(s)
 	for i, result := range results {
 		expect.Require(s, result == asynqredis.Stored, "storing", ids[i], result)
 	}

@@ -21,8 +21,7 @@ import (
 // usersOfDocs returns the users that the docs create, by their names: the words of ACL SETUSER.
 func usersOfDocs(t *testing.T) map[string][]string {
 	t.Helper()
-	text, err := os.ReadFile("../../../docs/howto/lock-down-redis.md")
-	sitetest.Must(t, err)
+	text := expect.Got(os.ReadFile("../../../docs/howto/lock-down-redis.md"))(t)
 	users := map[string][]string{}
 	for _, user := range regexp.MustCompile(`(?m)^ACL SETUSER (.*\\\n)*.*$`).FindAllString(string(text), -1) {
 		words := strings.Fields(strings.ReplaceAll(user, "\\\n", " "))
@@ -36,11 +35,9 @@ func commandsOfScripts(t *testing.T, dirs ...string) map[string]bool {
 	t.Helper()
 	commands := map[string]bool{}
 	for _, dir := range dirs {
-		files, err := os.ReadDir(dir)
-		sitetest.Must(t, err)
+		files := expect.Got(os.ReadDir(dir))(t)
 		for _, file := range files {
-			text, err := os.ReadFile(dir + "/" + file.Name())
-			sitetest.Must(t, err)
+			text := expect.Got(os.ReadFile(dir + "/" + file.Name()))(t)
 			for _, call := range regexp.MustCompile(`(?:redis\.p?call|call_in_parts)\('(\w+)'`).FindAllStringSubmatch(string(text), -1) {
 				commands[strings.ToLower(call[1])] = true
 			}
@@ -112,8 +109,7 @@ func setUser(t *testing.T, admin *redis.Client, words []string) {
 // may not introduce itself.
 func wantRefused(t *testing.T, admin *redis.Client, command string) {
 	t.Helper()
-	log, err := admin.ACLLog(t.Context(), 100).Result()
-	sitetest.Must(t, err)
+	log := expect.Got(admin.ACLLog(t.Context(), 100).Result())(t)
 	refused := false
 	for _, entry := range log {
 		object := strings.ToLower(entry.Object)
@@ -127,8 +123,7 @@ func wantRefused(t *testing.T, admin *redis.Client, command string) {
 // commandsCalled returns the commands that Redis has run, also in scripts.
 func commandsCalled(t *testing.T, admin *redis.Client) map[string]bool {
 	t.Helper()
-	text, err := admin.Info(t.Context(), "commandstats").Result()
-	sitetest.Must(t, err)
+	text := expect.Got(admin.Info(t.Context(), "commandstats").Result())(t)
 	called := map[string]bool{}
 	for _, stat := range regexp.MustCompile(`cmdstat_(\S+?):calls=`).FindAllStringSubmatch(text, -1) {
 		called[stat[1]] = true

@@ -156,8 +156,7 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 		defer cancel()
 		fault := &sitetest.Fault{Is: sitetest.WithArg("asynq:{default}:scheduled"), Lost: sent, Meanwhile: cancel, Err: context.Canceled}
 		config := worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute}
-		client, err := worker.NewClient(hooktest.With(s.Asynq, hooktest.Hook(fault.See)), config)
-		sitetest.Must(t, err)
+		client := expect.Got(worker.NewClient(hooktest.With(s.Asynq, hooktest.Hook(fault.See)), config))(t)
 		defer client.Close()
 		if info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut"))); err == nil ||
 			!strings.Contains(err.Error(), context.Canceled.Error()) {

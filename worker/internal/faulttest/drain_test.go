@@ -241,8 +241,7 @@ func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 		t.Helper()
 		slot, err := c.Slot(ctx, key)
 		expect.Must(t, err)
-		primary, err := c.Primary(ctx, slot)
-		expect.Must(t, err)
+		primary := expect.Got(c.Primary(ctx, slot))(t)
 		return slot, slices.Index(c.Nodes, primary)
 	}
 	// named returns a name for each of the first primaries, whose slot it has.
@@ -287,8 +286,7 @@ func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 		m, err := c.Migrate(ctx, slot, c.Nodes[2])
 		expect.Must(t, err)
 		for n := 1; n > 0; {
-			n, err = m.Move(ctx, 10)
-			expect.Require(t, err == nil, err)
+			n = expect.Got(m.Move(ctx, 10))(t)
 		}
 		expect.Must(t, m.Finish(ctx))
 	}

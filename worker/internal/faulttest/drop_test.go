@@ -33,8 +33,7 @@ func TestADropOfManyTasks(t *testing.T) {
 		}
 	}
 	left := func() int {
-		n, err := s.Limiter.Line("api").Len(t.Context())
-		sitetest.Must(t, err)
+		n := expect.Got(s.Limiter.Line("api").Len(t.Context()))(t)
 		return int(n)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -96,8 +96,7 @@ func (p *place) options() *redis.Options {
 // start starts a redis-server in the directory, which its last one has left. It keeps what it writes.
 func (p *place) start(t *testing.T) {
 	t.Helper()
-	process, err := servers.StartRedis(p.dir, "--appendonly", "yes", "--appendfsync", "always")
-	sitetest.Must(t, err)
+	process := expect.Got(servers.StartRedis(p.dir, "--appendonly", "yes", "--appendfsync", "always"))(t)
 	t.Cleanup(process.Stop)
 	p.process = process
 	p.addr.Store(process.Addr)

@@ -110,8 +110,7 @@ func TestAnEndWhoseReplyWasLost(t *testing.T) {
 		theirs, ours := s.Configs()
 		theirs.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
 		inside := &kept{RedisConnOpt: s.Asynq}
-		server, err := worker.NewServer(inside, theirs, ours)
-		sitetest.Must(t, err)
+		server := expect.Got(worker.NewServer(inside, theirs, ours))(t)
 		t.Cleanup(server.Shutdown)
 		inside.made.AddHook(hooktest.Hook(lost.See))
 		sitetest.Must(t, server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {

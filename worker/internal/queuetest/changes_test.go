@@ -124,8 +124,7 @@ func TestCutBelowTheCostOfWaitingTasks(t *testing.T) {
 		time.Sleep(3 * time.Minute)
 		failed := int64(costly - big)
 		s.WantCounters(sitetest.Counters{Processed: costly + small, Failed: failed, Archived: failed})
-		archived, err := s.Inspector.ListArchivedTasks("default")
-		sitetest.Must(t, err)
+		archived := expect.Got(s.Inspector.ListArchivedTasks("default"))(t)
 		for _, task := range archived {
 			why := strings.Contains(task.LastErr, "cost requests 7: never fits: the window holds 6 at most")
 			expect.That(t, why, task.ID, "failed by", task.LastErr)

@@ -137,8 +137,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Queue("my queue"), asynq.TaskID(id), asynq.MaxRetry(3),
 				asynq.Retention(time.Hour), asynq.Timeout(time.Minute), asynq.Deadline(deadline)))
 			sitetest.Must(t, err)
-			stored, err := s.Inspector.GetTaskInfo("my queue", id)
-			sitetest.Must(t, err)
+			stored := expect.Got(s.Inspector.GetTaskInfo("my queue", id))(t)
 			for _, got := range []*asynq.TaskInfo{info, stored} {
 				if got.Queue != "my queue" || got.ID != id || got.MaxRetry != 3 || got.Retention != time.Hour ||
 					got.Timeout != time.Minute ||

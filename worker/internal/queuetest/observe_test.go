@@ -24,8 +24,7 @@ import (
 func limitBy(s *sitetest.Site, c throttle.Config) {
 	s.Helper()
 	c.Logger, c.Policies = slog.New(slog.NewTextHandler(s.Logs, nil)), s.Limiter.Policies()
-	limiter, err := throttle.New(c)
-	sitetest.Must(s, err)
+	limiter := expect.Got(throttle.New(c))(s)
 	s.Limiter = limiter
 }
 
@@ -152,8 +151,7 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		client := s.Client(s.Limiter)
 		explain := func(queue, id string) worker.Explanation {
 			t.Helper()
-			e, err := client.Explain(t.Context(), queue, id)
-			sitetest.Must(t, err)
+			e := expect.Got(client.Explain(t.Context(), queue, id))(t)
 			return e
 		}
 		says := func(id, state string, why ...string) {
@@ -251,8 +249,7 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		time.Sleep(10 * time.Minute) // all that wait come back by themselves
 		serve()
 		within("after the restart", 10*time.Second, 3*limit)
-		state, err := store.State(t.Context())
-		sitetest.Must(t, err)
+		state := expect.Got(store.State(t.Context()))(t)
 		looks := s.AnotherLimiter()
 		sitetest.Must(t, looks.SetPolicies(state.Policies, state.Removed...))
 		st, err := inspect.Of(looks).State(t.Context(), inspect.Query{Policy: p.Name})

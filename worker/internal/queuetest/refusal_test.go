@@ -78,8 +78,7 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 				t.Cleanup(upstream.Close)
 				config := row.config
 				config.Base, config.Limiter, config.Logger = upstream.Client().Transport, s.Limiter, slog.New(slog.DiscardHandler)
-				transport, err := httpthrottle.NewTransport(config)
-				sitetest.Must(t, err)
+				transport := expect.Got(httpthrottle.NewTransport(config))(t)
 				client := &http.Client{Transport: transport}
 				s.Serve(func(ctx context.Context, task *asynq.Task) error {
 					if err := fetch(ctx, client, upstream.URL); err != nil {

@@ -176,8 +176,7 @@ func TestEnqueueBulkTakesFewCalls(t *testing.T) {
 			return next(ctx, cmd)
 		})
 		config := worker.ClientConfig{Limiter: s.AnotherLimiter(count), LimiterTimeout: time.Minute}
-		client, err := worker.NewClient(hooktest.With(s.Asynq, count), config)
-		sitetest.Must(t, err)
+		client := expect.Got(worker.NewClient(hooktest.With(s.Asynq, count), config))(t)
 		defer client.Close()
 		tasks := make([]*asynq.Task, 510) // two chunks
 		for i := range tasks {

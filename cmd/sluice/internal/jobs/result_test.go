@@ -29,15 +29,14 @@ func TestALogGoesOnWhereItEnded(t *testing.T) {
 			if c.before != "" {
 				os.WriteFile(path, []byte(c.before), 0o644)
 			}
-			l, err := OpenLog(path)
-			expect.Must(t, err)
+			l := expect.Got(OpenLog(path))(t)
 			defer l.Close()
 			for _, id := range []string{"a", "b"} {
 				_, known := l.Known[id]
 				expect.That(t, known == strings.Contains(c.known, id), id, "is known", known)
 			}
 			r := Result{ID: "c", Tenant: "t", Status: 404, Attempts: 1, StartedAt: time.Unix(0, 0).UTC(), Error: "404 Not Found"}
-			err = l.Add(r)
+			err := l.Add(r)
 			expect.That(t, err == nil, err)
 			want := c.after + `{"id":"c","tenant":"t","status":404,"attempts":1,"waited_ms":0,` +
 				`"started_at":"1970-01-01T00:00:00Z","error":"404 Not Found"}` + "\n"
@@ -104,8 +103,7 @@ func TestLogWritesWholeLines(t *testing.T) {
 func TestTheLastResultOfAJobCounts(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "out.jsonl")
-	l, err := OpenLog(path)
-	expect.Must(t, err)
+	l := expect.Got(OpenLog(path))(t)
 	defer l.Close()
 	for _, r := range []Result{{ID: "good"}, {ID: "bad", Error: "500"}, {ID: "bad", Status: 201}} {
 		expect.Must(t, l.Add(r))

@@ -92,6 +92,7 @@ func (f *Follower) look(ctx context.Context) {
 		state = before
 		state.Interventions = before.InForce(time.Now().Add(f.offset))
 	case state.Version == 0 && before.Version > 0:
+		f.unusable = 0 // numbers begin anew
 		if !f.config.KeepPolicies {
 			f.logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
 		}

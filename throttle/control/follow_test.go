@@ -60,8 +60,19 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 		expect.Must(t, client.FlushAll(t.Context()).Err())
 		limitertest.Until(t, "the pause is gone", func() bool { return len(l.Interventions().Pauses) == 0 })
 		expect.Equal(t, l.Policies()[0].Windows[0].Limit, 5, "after Redis was flushed")
-		publish(t, s, 0, policy("p", 6))
+		version := publish(t, s, 0, policy("p", 6))
 		limit(6)
+
+		// Redis forgets them again, with a version that was not to be used. Its number comes again.
+		expect.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
+		expect.Must(t, client.HSet(t.Context(), "sluice:{!control}:state", "policies", fmt.Sprint(version+1, " {"), "mark", "{").Err())
+		limitertest.Until(t, "it cannot be used", func() bool { return followed.Load().Version == version+1 })
+		time.Sleep(1100 * time.Millisecond) // another look, and one more
+		expect.Equal(t, len(l.Interventions().Pauses), 1)
+		expect.Must(t, client.FlushAll(t.Context()).Err())
+		limitertest.Until(t, "the pause is gone", func() bool { return len(l.Interventions().Pauses) == 0 })
+		publish(t, s, publish(t, s, 0, policy("p", 7)), policy("p", 8))
+		limit(8)
 	})
 }
 

@@ -56,6 +56,11 @@ func (o *object) checkBatch(b Batch) {
 	if o.must("tasks") {
 		o.kids["tasks"].must("type")
 	}
+	for key, d := range map[string]time.Duration{"retention": b.Tasks.Retention, "timeout": b.Tasks.Timeout} {
+		if d != 0 && d < time.Second {
+			o.kids["tasks"].bad(key, "must be at least 1s")
+		}
+	}
 	if hours := o.kids["hours"]; hours != nil {
 		hours.must("from")
 		hours.must("to")

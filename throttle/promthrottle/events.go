@@ -25,6 +25,7 @@ func (m *Metrics) Observe(event any) {
 	case throttle.Publication:
 		if e.Err != nil {
 			m.unusable.WithLabelValues().Inc()
+			m.version.WithLabelValues() // 0 before the first one: SluiceVersionsDiffer sees that
 		} else {
 			m.version.WithLabelValues().Set(float64(e.Version))
 		}

@@ -36,9 +36,10 @@ func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decisio
 	switch {
 	case err == nil:
 		d.end(w, nil)
-	case leaseLost && w.job.MaxRetry == 0:
-		d.end(w, fmt.Errorf("%w during the call, and it has no retries: the call may have been made", throttle.ErrLeaseLost))
+	case leaseLost && w.used >= w.job.MaxRetry:
+		d.end(w, fmt.Errorf("%w during the call, and no retry is left: the call may have been made", throttle.ErrLeaseLost))
 	case leaseLost:
+		w.used++
 		d.again(ctx, calls, w, 0)
 	case !errors.As(err, &failure): // the call was stopped: the next run goes on
 	case refused:

@@ -24,7 +24,7 @@ func TestDrainOutlivesALossOfRedis(t *testing.T) {
 		var calls atomic.Int64
 		time.AfterFunc(30*time.Second, m.FlushAll)
 		start := time.Now()
-		s, results := drained(t.Context(), t, m, publishedPolicy(w), 5, func(*http.Request) (int, string) {
+		s, results := drained(t.Context(), t, m, publishedPolicy(w), 5, 0, func(*http.Request) (int, string) {
 			calls.Add(1)
 			return http.StatusOK, ""
 		})
@@ -44,7 +44,7 @@ func TestSlotsAreFewerThanGrants(t *testing.T) {
 		start := time.Now()
 		var begun []time.Duration
 		var mu sync.Mutex
-		s, _ := drained(t.Context(), t, throttletest.InMemory(t), publishedPolicy(w), 20, func(*http.Request) (int, string) {
+		s, _ := drained(t.Context(), t, throttletest.InMemory(t), publishedPolicy(w), 20, 0, func(*http.Request) (int, string) {
 			mu.Lock()
 			begun = append(begun, time.Since(start))
 			mu.Unlock()
@@ -70,31 +70,33 @@ func TestARunWithAnotherLogBeginsAnew(t *testing.T) {
 		succeeds := func(*http.Request) (int, string) { return http.StatusOK, "" }
 		ctx, interrupt := context.WithCancel(t.Context())
 		time.AfterFunc(15*time.Second, interrupt)
-		s, _ := drained(ctx, t, m, p, 12, succeeds)
+		s, _ := drained(ctx, t, m, p, 12, 0, succeeds)
 		expect.Equal(t, s.Succeeded, 10, "before the interrupt")
-		s, _ = drained(t.Context(), t, m, p, 12, succeeds)
+		s, _ = drained(t.Context(), t, m, p, 12, 0, succeeds)
 		expect.Equal(t, s.Succeeded, 12, "anew")
 	})
 }
 
-// A call that loses its slot may have been made: it is not made again, as it has no retries.
+// A call that loses its slot may have been made: it is made again only as long as it has retries.
 func TestACallThatLosesItsSlotIsNotRepeated(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		m, p := throttletest.InMemory(t), publishedPolicy(throttle.Window{
-			Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: 3 * time.Second, Shared: true,
+	for retries := range 2 {
+		synctest.Test(t, func(t *testing.T) {
+			m, p := throttletest.InMemory(t), publishedPolicy(throttle.Window{
+				Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: 3 * time.Second, Shared: true,
+			})
+			other, err := throttle.New(throttle.Config{Client: m.Client(t), Policies: []throttle.Policy{p}})
+			expect.Must(t, err)
+			s, results := drained(t.Context(), t, m, p, 1, retries, func(*http.Request) (int, string) {
+				m.FlushAll()
+				expect.Must(t, expect.ErrOf(other.Reserve(t.Context(), throttle.Request{Policy: "p"})))
+				time.Sleep(10 * time.Second)
+				return http.StatusOK, ""
+			})
+			expect.Require(t, s.Failed == 1 && results[0].Attempts == 1+retries, s, results)
+			expect.Contains(t, results[0].Error, "no retry is left: the call may have been made")
 		})
-		other, err := throttle.New(throttle.Config{Client: m.Client(t), Policies: []throttle.Policy{p}})
-		expect.Must(t, err)
-		s, results := drained(t.Context(), t, m, p, 1, func(*http.Request) (int, string) {
-			m.FlushAll()
-			expect.Must(t, expect.ErrOf(other.Reserve(t.Context(), throttle.Request{Policy: "p"})))
-			time.Sleep(10 * time.Second)
-			return http.StatusOK, ""
-		})
-		expect.Require(t, s.Failed == 1 && results[0].Attempts == 1, s, results)
-		expect.Contains(t, results[0].Error, "it has no retries: the call may have been made")
-	})
+	}
 }
 
 func TestProgressLooksAhead(t *testing.T) {

@@ -38,7 +38,7 @@ func (a api) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // drained drains so many jobs of two tenants in a bubble, until the context ends. They have no retries.
-func drained(ctx context.Context, t *testing.T, m throttletest.Memory, p throttle.Policy, n int, a api) (Summary, []jobs.Result) {
+func drained(ctx context.Context, t *testing.T, m throttletest.Memory, p throttle.Policy, n, retries int, a api) (Summary, []jobs.Result) {
 	t.Helper()
 	client := m.Client(t)
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}})
@@ -47,7 +47,7 @@ func drained(ctx context.Context, t *testing.T, m throttletest.Memory, p throttl
 	for i := range n {
 		list = append(list, jobs.Job{
 			ID: fmt.Sprint(i), Tenant: fmt.Sprint("t", i%2), Type: "x",
-			Method: "GET", URL: fmt.Sprint("http://x/", i),
+			Method: "GET", URL: fmt.Sprint("http://x/", i), MaxRetry: retries,
 		})
 	}
 	progress := NewProgress(io.Discard, time.Minute)
@@ -85,7 +85,7 @@ func TestAJobThatIsRefusedForEverFails(t *testing.T) {
 		p.MaxRefusedWait = 2500 * time.Millisecond
 		var once atomic.Int64
 		once.Store(http.StatusForbidden)
-		s, results := drained(t.Context(), t, throttletest.InMemory(t), p, 2, func(r *http.Request) (int, string) {
+		s, results := drained(t.Context(), t, throttletest.InMemory(t), p, 2, 0, func(r *http.Request) (int, string) {
 			if r.URL.Path == "/1" { // refused once, as GitHub does that
 				return int(once.Swap(http.StatusOK)), "1"
 			}

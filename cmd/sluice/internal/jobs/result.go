@@ -128,7 +128,10 @@ func (l *Log) Add(r Result) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, err := l.w.Write(append(line, '\n')); err != nil {
+	if n, err := l.w.Write(append(line, '\n')); err != nil {
+		if info, _ := l.file.Stat(); n > 0 && info != nil { // else the next result would stand in the same line
+			_ = l.file.Truncate(info.Size() - int64(n))
+		}
 		return fmt.Errorf("writing a result: %w", err)
 	}
 	return nil

@@ -177,9 +177,8 @@ func (j *Job) neverFits(err error) error {
 	if !errors.As(err, &denied) || !j.caller.Counted(denied.Request.Policy) {
 		return nil
 	}
-	r := denied.Request
 	for _, w := range denied.Decision.Windows {
-		held, cost := task.CostOf(w.Unit), r.CostOf(w.Unit)
+		held, cost := task.CostOf(w.Unit), denied.Request.CostOf(w.Unit)
 		isOwn := slices.ContainsFunc(j.caller.Decision.Windows, func(own throttle.WindowState) bool {
 			return own.Name == w.Name && own.Scope.String() == w.Scope.String()
 		})

@@ -9,8 +9,8 @@ import (
 
 // CheckRedis checks how the limiter's Redis is set up, and returns a line for each problem: its eviction
 // policy, its clock, or a command that the limiter needs and its user may not call. Of a Cluster it checks
-// all primaries, but commands on one. What the server does not say, or the user may not ask, is left out. It makes a few
-// calls: use it at the start of a program. Errors are ErrUnavailable, ErrForbidden and the context's.
+// all primaries, but commands on one. What the server does not say, or the user may not ask, is left out. It
+// makes a few calls: use it at the start of a program. Errors are ErrUnavailable, ErrForbidden and the context's.
 func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 	findings, err := redischeck.Findings(ctx, l.runner.Client)
 	if err != nil {

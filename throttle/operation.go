@@ -26,8 +26,8 @@ type operation struct {
 	verb string   // by which it reserves: script.Reserve, Exempt or Observe
 }
 
-// newOperation prepares a request. The zero Request asks about what all tenants share: the values of other scopes
-// may be empty then, as nothing counts by them. Errors are *RequestError.
+// newOperation prepares a request. One without a policy is about what all tenants share, or a grant by other scopes:
+// values of scopes may be empty then, as nothing counts by them. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
 	ofTenant := r.Policy != ""
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows}

@@ -46,13 +46,13 @@ type Policy struct {
 
 	// FailOpen has Reserve and Wait grant while Redis does not answer, and report it in Decision.FailedOpen. By
 	// default they return ErrUnavailable. If Redis hangs they wait 5 seconds, or longer by the client's
-	// ReadTimeout, and as long again for a call under way. If their context ends before that, they return its error in any case.
+	// ReadTimeout, and as long again for a call under way. If their context ends first, they return its error.
 	FailOpen bool
 
 	// KeepRate has windows grant as much as ever after a pause by the upstream. By default grants are spread
 	// evenly over the period, until no call was refused for the time of 600 calls, at least a minute and at most
 	// an hour. Later refusals lower the rate by an eighth, at most once in half a period or 30 seconds, down to a
-	// 64th of the limit. It then grows again. All workers adapt so, in the counts that UpstreamShared selects, by the windows
+	// 64th of the limit. It then grows again. All workers adapt so, in the counts that UpstreamShared selects, by windows
 	// of the shortest period; Calendar and Concurrency windows do not.
 	KeepRate bool
 

@@ -86,7 +86,7 @@ type State struct {
 
 // State returns how a policy stands, with a page of the tenants that wait: those with most tickets first. One that
 // waits in several queues comes once for each. A page costs a few commands, and a call of a script for each 64 of
-// these, or for fewer if there are many windows. Only for a Query.Tenant, where windows also count by other attributes, it reads all flows.
+// these or, of many windows, fewer. Only for a Query.Tenant, if windows also count by other attributes, it reads all.
 //
 // Pages are in no order. A tenant that waits all the time comes at least once, and may come twice.
 // A removed policy has a state while somebody waits for it.

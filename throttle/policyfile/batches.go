@@ -56,9 +56,9 @@ func (o *object) checkBatch(b Batch) {
 	if o.must("tasks") {
 		o.kids["tasks"].must("type")
 	}
-	for key, d := range map[string]time.Duration{"retention": b.Tasks.Retention, "timeout": b.Tasks.Timeout} {
+	for i, d := range []time.Duration{b.Tasks.Retention, b.Tasks.Timeout} {
 		if d != 0 && d < time.Second {
-			o.kids["tasks"].bad(key, "must be at least 1s")
+			o.kids["tasks"].bad([]string{"retention", "timeout"}[i], "must be at least 1s")
 		}
 	}
 	if hours := o.kids["hours"]; hours != nil {

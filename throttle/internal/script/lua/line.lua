@@ -15,7 +15,7 @@
 --              line_join.lua. Without the key there is no line
 --   l          "time limits": the limits by which takes have looked at the line since that time; "-" if
 --              these differed
---   t          hash: ticket "QUEUE/ID" -> "RANKcosts !|VALUES key"
+--   t          hash: ticket "QUEUE/ID" -> "RANKcosts [!]|VALUES key"
 --                RANK       of 16 digits
 --                costs      empty for "requests=1"
 --                key        then ":SINCE" if that was given, and "+N" if window N delayed it for longest

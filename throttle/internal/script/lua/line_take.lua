@@ -202,8 +202,8 @@ local function new_take(L)
   end
 
   -- look_at_changes makes all nodes due after limits have changed, as others may let in more: of each queue
-  -- some in each take, until its `rescan` is "-". A scan begins once a second at most: a take by other limits that
-  -- comes sooner puts "-" into the key l, so that the first take after that second begins one. When the clock was set back it begins at once.
+  -- some in each take, until its `rescan` is "-". A scan begins once a second at most, or when the clock was set
+  -- back: a take by other limits that comes sooner puts "-" into the key l, so that the first one after it scans.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')

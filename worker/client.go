@@ -79,7 +79,7 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 //   - has no tenant,
 //   - has attributes or a cost that its policy can never grant: a wrapped *throttle.RequestError,
 //   - is to start after its asynq.Deadline, or is refused by MaxWait or Backlog: a wrapped *throttle.DeniedError.
-//     Unless the Deadline is before its ProcessAt, the task and its unique lock were stored for a moment.
+//     Unless the Deadline is past, or before its ProcessAt, the task and its unique lock were stored for a moment.
 //
 // Before a task is refused because of tasks that wait, tickets of deleted tasks leave the line. A process
 // looks for them at most once a second.

@@ -21,9 +21,9 @@ import (
 // user's functions, and sends a call that deletes or completes the task. The hook in the server's connection
 // requeues the task in place of that call. It finds the attempt by the task's ID.
 //
-// This is safe because the hook lets such a call pass only if the task's handler has returned. Otherwise it refuses
-// the call, and then asynq's recoverer finds the task. A later asynq might name a denied task in other scripts:
-// the hook requeues the task in place of those, too.
+// This is safe because the hook lets such a call pass only if the task's handler has returned, or the task is revoked.
+// Otherwise it refuses the call, and asynq's recoverer finds the task. A later asynq might name a denied task in
+// other scripts: the hook requeues the task in place of those, too.
 //
 // If the task's time runs out while the limiter is asked, asynq at once fails it with the error of its context.
 // It calls the user's IsFailure and RetryDelayFunc, and sends a call that retries or archives the task. The hook

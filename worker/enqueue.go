@@ -27,7 +27,7 @@ type enqueueTask struct {
 	reportTo  *ExpectedStart   // for ReportStart; may be nil
 	request   throttle.Request // without a policy if none matches
 	observed  bool             // by a policy that denies nothing
-	ignored   error            // why the request has none, where it only observes
+	ignored   error            // why the request is empty, if its policy only observes
 	isMember  bool             // of a batch
 	joinsLine bool             // now, or when it is due
 

@@ -16,7 +16,7 @@ import (
 // askAgainForSlots is the longest wait of a task whose handler was denied only slots that others hold.
 const askAgainForSlots = time.Second
 
-// run runs the handler of a task that was granted, or that no policy matches. It returns the error with which
+// run runs the handler of a task that was granted, or that no policy can count. It returns the error with which
 // the task fails, or nil if the task succeeded or is to wait.
 func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, d throttle.Decision) error {
 	base := request // of the handler's calls, which have no ticket

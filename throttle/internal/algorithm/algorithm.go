@@ -31,7 +31,7 @@ type Algorithm struct {
 	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
 	File string
 
-	// ForgetsExcess is whether units above the limit go with their period: observing policies use GCRA instead.
+	// ForgetsExcess is whether units above the limit expire as others do: observing policies use GCRA then.
 	ForgetsExcess bool
 
 	// Kind names the algorithm in Lua and in stored state.

@@ -10,8 +10,8 @@ local function new_fair(L)
 
   local call, fair = L.call, {}
 
-  -- part_of returns by how much costs, by window, move a tag at a scope: as the window does of which they take
-  -- the largest part, or as a slot if they take nothing of any.
+  -- part_of returns by how much costs, by window, move a tag at a scope: by the largest part of a window's limit
+  -- that they take, or as a handler slot does if they take nothing.
   function fair.part_of(scope, costs)
     local numbers, part = scope.spec.windows, 0
     for j = 1, #numbers do

@@ -39,8 +39,8 @@ local function new_join(L)
     L.read_all('u', nodes)
   end
 
-  -- place_first puts a flow at its node, if its new ticket is its first one. Where takes go by other limits,
-  -- the next one looks at the flow again.
+  -- place_first puts a flow at its node, if its new ticket is its first one. If the last take went by other limits,
+  -- the next take looks at the flow again.
   local function place_first(flow, id, rank, costs)
     if flow.n > 1 then
       flow.heads, flow.first = nil, nil
@@ -100,7 +100,7 @@ local function new_join(L)
     return false
   end
 
-  -- granted counts the grant of a request that did not wait, in the share of batches.
+  -- granted counts a grant by reserve, not by a take, in the share of batches.
   local function granted(r, list)
     order().note_grant(flow_for(r), list, windows.costs_of(call, r.costs_text))
     order().write()

@@ -118,7 +118,7 @@ local function new_places(L)
     end
   end
 
-  -- reopen makes the shared nodes due that a flow has passed without taking the room there. Of the one where it
+  -- reopen makes the shared nodes due that a flow has passed without taking the room there: at the scope where it
   -- waits now, SUFFIX, only those of other queues.
   function places.reopen(flow, suffix)
     if call.only_tenants then return end

@@ -201,16 +201,16 @@ local function new_take(L)
     end
   end
 
-  -- look_at_changes makes all nodes due after limits have changed, as others may let in more: of each queue
-  -- some in each take, until its `rescan` is "-". A scan begins once a second at most, or when the clock was set
-  -- back: a take by other limits that comes sooner puts "-" into the key l, so that the first one after it scans.
+  -- look_at_changes makes all nodes due after limits have changed, as they may let in more: of each queue some in
+  -- each take, until its `rescan` is "-". A scan begins once a second at most, or when the clock was set back: a
+  -- take by other limits within the second puts "-" into the key l, and the first take after the second scans.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')
     local soon = known and now >= since + 0 and now < since + CHANGES
     for _, q in pairs(L.queues) do
       if q.asked > now then q.asked, q.changed, changed = now, true, true end
-      soon = soon or known and q.rescan ~= '-' -- after this look, as they may have changed since it began
+      soon = soon or known and q.rescan ~= '-' -- a scan is under way: the next one begins after it
     end
     if known ~= limits and not (soon and known == '-') then
       redis.call('SET', P .. 'l', soon and since .. ' -' or format('%d ', now) .. limits, 'EX', L.ttl)

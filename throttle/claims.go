@@ -12,7 +12,7 @@ const (
 	maxTakeInterval  = time.Second            // keeps the claims in line
 	slotTakeInterval = 100 * time.Millisecond // for slots that other processes release
 
-	// Other processes remove claims for which nobody has taken for 2 s, and takes are up to 1 s apart. One that
+	// Other processes remove claims for which nobody has taken for 2 s, and takes are up to 1 s apart. A take that
 	// ends this long after it was due may be too late.
 	takenTooLate = 500 * time.Millisecond
 )
@@ -74,8 +74,8 @@ func (c *claims) joined(fitsIn time.Duration, leases bool) {
 	c.takeIn(fitsIn)
 }
 
-// takeIn has the next take come after d at the latest, if a claim is in line: at once where this process gave
-// capacity back.
+// takeIn has the next take come after d at the latest, if a claim is in line. Whoever gives capacity back calls it
+// with 0.
 func (c *claims) takeIn(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -38,7 +38,7 @@ type Taken struct {
 type TakenTicket struct {
 	Ticket
 	Key        string   // Request.Key
-	Flow, Cost string   // as recorded at the join, for Line.PutBack and Refund; the default is as it would join
+	Flow, Cost string   // as recorded at the join, for Line.PutBack and Refund; if empty, as it would join now
 	Rank       int64    // its position, for Line.PutBack
 	NeverFits  bool     // its cost is above a limit by now: it was not charged, and its work must fail
 	Weight     float64  // of its tenant, above 0, by which lines of shards share slots; 0 without shards
@@ -83,7 +83,7 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	return taken, nil
 }
 
-// take takes by the taker of the line's claims, or by the one of its queues if that is nil.
+// take takes by `claims`, the taker for calls that wait in place. If that is nil it takes for queues, by cp.taker.
 func (n *Line) take(ctx context.Context, claims *script.Taker, q script.TakeRequest) (Taken, error) {
 	l := n.limiter
 	cp, err := l.policyOfLine(n.name, true)

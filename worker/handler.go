@@ -68,7 +68,7 @@ func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request thr
 			s.limiterLog.Failed(pauseErr, "policy", request.Policy)
 		}
 		return s.noteRefused(ctx, a, request, request.Policy, max(0, refused.after), err)
-	case errors.As(err, &denied) && denied.Request.Ticket == (throttle.Ticket{}): // with one, an enqueue was refused
+	case errors.As(err, &denied) && denied.Request.Ticket == (throttle.Ticket{}): // else an enqueue was refused
 		d.Policy, d.RetryIn = denied.Decision.Policy, askAgainIn(denied.Decision)
 	case callRefused:
 		return s.noteRefused(ctx, a, request, policy, retryIn, err)

@@ -38,7 +38,7 @@ func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			return h.dequeue(ctx, script)
 		case asynqredis.ForwardScheduled, asynqredis.ForwardRetry:
 			n, err := h.server.dispatch.Forward(ctx, call.Queue, call.Verb == asynqredis.ForwardRetry)
-			return reply(script, int64(n), err) // the number of tasks that were moved
+			return reply(script, int64(n), err) // how many were due: asynq calls again until it is 0
 		default:
 			return h.server.finish(ctx, next, script, call)
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// rescoreFrom is how much longer than storedFor a task must have to wait to get another time, which asynq's tools show.
+// rescoreFrom: a task is looked at later, as asynq's tools show, if that is so much later than storedFor.
 const rescoreFrom = time.Minute
 
 // join makes stored tasks of one queue join a line, and moves or deletes them as their places demand. Tasks without a

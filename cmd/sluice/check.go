@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"io"
+	"strings"
 
 	"github.com/urfave/cli/v3"
 
@@ -19,7 +20,7 @@ func (m *Main) checkCommand() *cli.Command {
 				return err
 			}
 			found := policyfile.Describe(policies)
-			return m.show(found, func() { io.WriteString(m.Stdout, found.Text()) })
+			return m.show(found, func() { io.WriteString(m.Stdout, strings.ReplaceAll(found.Text(), "${", "$${")) })
 		},
 	}
 }

@@ -144,6 +144,10 @@ func (c *ControlCommand) readTarget(ctx context.Context, f *fleet) error {
 		return nil
 	}
 	p, err := f.policy(c.policy)
+	inForce := f.state.Describe(control.Overridden, c.policy, c.tenant) + f.state.Describe(control.Paused, c.policy, c.tenant)
+	if err != nil && inForce != "" {
+		return nil // of a policy that was removed since: it can be ended
+	}
 	if err != nil || c.tenant == "" {
 		return err
 	}

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -97,7 +95,7 @@ func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dr
 	line := f.limiter.Line(f.limiter.LineOf(c.policy, c.tenant))
 	err := line.Tickets(ctx, c.tenant, func(tickets []throttle.Ticket) error {
 		for _, t := range tickets {
-			if t.Queue != "" { // else a call that waits in place
+			if t.Queue != "" { // else it is no task of asynq's
 				waiting[queueOf(t.Queue)]++
 			}
 		}
@@ -107,11 +105,12 @@ func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dr
 		return d, err
 	}
 	inspector := asynq.NewInspectorFromRedisClient(f.server.Client)
-	for _, name := range slices.Sorted(maps.Keys(waiting)) {
-		info, err := inspector.GetQueueInfo(name)
-		if errors.Is(err, asynq.ErrQueueNotFound) {
-			continue // the tickets are not of asynq's tasks
+	queues, err := inspector.Queues()
+	for _, name := range slices.Sorted(slices.Values(queues)) {
+		if waiting[name] == 0 { // tickets of other queues are not of asynq's tasks
+			continue
 		}
+		info, err := inspector.GetQueueInfo(name)
 		if err != nil {
 			return d, err
 		}
@@ -123,7 +122,7 @@ func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dr
 		d.Count += q.Waiting
 		d.Queues = append(d.Queues, q)
 	}
-	return d, nil
+	return d, err
 }
 
 // warn reports the tasks that the archive would lose.

@@ -65,7 +65,7 @@ func (c *ControlCommand) printState(state control.State) {
 	if state.Version == 0 {
 		fmt.Fprintln(c.Stdout, "no policies are published: programs have their own")
 	} else {
-		fmt.Fprintf(c.Stdout, "version %d\n%s", state.Version, policyfile.Describe(state.Policies).Text())
+		fmt.Fprintf(c.Stdout, "version %d\n%s", state.Version, strings.ReplaceAll(policyfile.Describe(state.Policies).Text(), "${", "$${"))
 	}
 	overrides := show.NewTable(c.Stdout, "OVERRIDE", "TENANT", "WHAT", "UNTIL", "BY", "WHY")
 	for _, o := range state.Overrides {

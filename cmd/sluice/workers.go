@@ -76,15 +76,13 @@ func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
 	return f, err
 }
 
-// look reads what is in force, and sets it in the limiter. The file is the name of that of --policies.
+// look reads what is in force, and sets it in the limiter. `file` is the name of the file that --policies gives.
 func (f *fleet) look(ctx context.Context, file string) (err error) {
 	if f.state, err = f.store.State(ctx); err != nil {
 		return err
 	}
 	policies, rest := f.state.Effective()
 	switch published := fmt.Sprintf("published version %d", f.state.Version); {
-	case f.file == nil && f.state.PoliciesErr != nil:
-		return f.state.PoliciesErr
 	case f.file == nil:
 		f.source = published
 	case f.state.Version > 0:
@@ -104,8 +102,8 @@ func (c *workersCommand) inForce(ctx context.Context) (*fleet, error) {
 	f, err := c.connect(ctx)
 	if err == nil && len(f.limiter.Policies()) == 0 {
 		f.server.Close()
-		return nil, badInput("no policies are published: --policies must be the workers' policy file, " +
-			"or publish it by \"sluice limits publish\"")
+		return nil, cmp.Or(f.state.PoliciesErr, badInput("no policies are published: "+
+			"--policies must be the workers' policy file, or publish it by \"sluice limits publish\""))
 	}
 	return f, err
 }

@@ -38,10 +38,10 @@ type flow struct {
 	tickets int64
 	units   string // what each costs, or all together: see internal/script/lua/line_units.lua
 	weight  int64  // in thousandths
-	rank    string // that of its first ticket there, of 16 digits
+	rank    string // of its first ticket, 16 digits; "-" if the flow waits at no node
 	tag     int64  // of its tenant, which moves by each grant
 
-	ticket, cost string // of the ticket that is asked about; empty for the last one
+	ticket, cost string // of the ticket that is asked about; if empty, that is the last one of the flow
 }
 
 // costs are those of one ticket of the flow, on average.

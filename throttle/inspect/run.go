@@ -19,7 +19,7 @@ const (
 )
 
 const (
-	maxSteps = 200_000 // starts that are simulated at most, if limits let several tickets of more go as one
+	maxSteps = 200_000 // about the most starts: if more tickets wait, several go as one, where limits let them
 	never    = algorithm.Never
 )
 
@@ -112,8 +112,8 @@ func (f *simFlow) leave() {
 	}
 }
 
-// fits returns when the next tickets of a flow have room at a level, and the window that they wait for: with
-// time each has more room. Pauses, and the time from which on demands may start, have no name.
+// fits returns when the next tickets of a flow have room at a level, and the window that has room last: one that
+// has room keeps it while the flow waits. Pauses, and the time from which on demands may start, have no name.
 func (f *simFlow) fits(t int64, level int) (at int64, by string) {
 	at = t
 	if open := f.line.sim.Open; level == ownLevel && open != nil && f.tickets[0].finish > 0 {

@@ -50,7 +50,7 @@ func (s *Snapshot) simulation(o PlanOptions) *simulation {
 	return sim
 }
 
-// limit returns a limit to plan by. With another for the least of that name, all change by as much.
+// limit returns a window's limit to plan by. The options may set the least limit of a name: all change by as much.
 func (s *simulation) limit(window string, inForce int64) int64 {
 	if n := s.PlanOptions.Limits[window]; n > 0 {
 		return max(1, inForce+n-s.Snapshot.Limits[window])
@@ -101,12 +101,12 @@ type simLine struct {
 	flows   map[string]*simFlow
 
 	waiting []*simFlow // flows without room in their own windows, or before their time
-	sides   []*side    // of the others
+	sides   []*side    // of the flows that have room in their own windows, and whose time has come
 	last    int64      // the tag of the last start
 
 	now    int64
-	binds  string           // what all wait for at the root from then on
-	waited map[string]int64 // us, by what they waited for there until then
+	binds  string           // what all wait for at the root since `now`
+	waited map[string]int64 // us that all waited there until `now`, by what they waited for
 }
 
 // A side is the flows of one class in one queue that have room in their own windows. Sides share the root by tags,

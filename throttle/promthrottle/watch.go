@@ -152,8 +152,8 @@ func (o *outages) note(policy string, took time.Duration, err error) {
 	case err != nil:
 		o.failed[policy] = time.Now()
 	case failing > 0:
-		maps.DeleteFunc(o.failed, func(other string, at time.Time) bool { // nobody may ask about others any more
-			return other == policy || time.Since(at) > time.Minute
+		maps.DeleteFunc(o.failed, func(other string, at time.Time) bool { // others may be asked about seldom
+			return other == policy || time.Since(at) > 10*time.Second
 		})
 		if len(o.failed) == 0 {
 			o.past += time.Since(o.since)

@@ -220,7 +220,7 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 	return t, ctx.Err()
 }
 
-// left returns the demands of the last n tasks that can be enqueued. The first joined of these are in line.
+// left returns the demands of the last n tasks that can be enqueued. Of these n the first `joined` are in line.
 func (t tenantTasks) left(n, joined int, duration time.Duration) (demands []inspect.Demand) {
 	total, requests := 0, make([]throttle.Request, len(t.Kinds))
 	for i, k := range t.Kinds {

@@ -32,7 +32,7 @@ type work struct {
 
 	ended      int           // tasks that had ended at the last look
 	since      time.Time     // in watch, when ended last changed; in withdraw, when the last sweep was
-	account    time.Duration // without progress, how long after since watch counts anew
+	account    time.Duration // without progress, watch counts anew when `since` is so long ago
 	sweepPause time.Duration // before the next sweep for tasks that come back; below 0 if none can
 }
 

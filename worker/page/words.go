@@ -72,8 +72,11 @@ func number(n int64) string {
 // clock writes a time in UTC, as the page says, with its date if that is not today's.
 func clock(at, now time.Time) string {
 	at, now = at.UTC(), now.UTC()
-	if at.Format(time.DateOnly) == now.Format(time.DateOnly) {
+	switch {
+	case at.Format(time.DateOnly) == now.Format(time.DateOnly):
 		return at.Format("15:04:05")
+	case at.Year() != now.Year():
+		return at.Format("Jan 2 2006, 15:04")
 	}
 	return at.Format("Jan 2, 15:04")
 }

@@ -39,7 +39,7 @@ if value ~= '' and field ~= 'policies' and not known[field] and count >= tonumbe
 end
 
 version = string.format('%d', version + 1)
-if #ended > 0 then redis.call('HDEL', KEYS[1], unpack(ended)) end -- of those that were in force: not too many
+if #ended > 0 then redis.call('HDEL', KEYS[1], unpack(ended)) end -- at most ARGV[5]: unpack can take so many
 local mark = redis.call('XADD', KEYS[2], 'MAXLEN', ARGV[7], '*', 'change', ARGV[6], 'version', version)
 redis.call('HSET', KEYS[1], 'version', version, 'mark', mark)
 if value ~= '' then

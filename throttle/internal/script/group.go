@@ -142,7 +142,7 @@ func (g *Group) next() {
 		return
 	}
 	p := g.waiting[0].policy
-	// A call by another version of the policy has replaced the script's record of the lost call.
+	// If this call goes by another version of the policy, it replaces the script's record of the lost call.
 	g.cancels = slices.DeleteFunc(g.cancels, func(b *bundle) bool { return b.policy != p })
 	c, room, all := &call{}, p.room(), append(g.cancels, g.waiting...)
 	g.cancels, g.waiting = nil, nil

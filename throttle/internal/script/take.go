@@ -12,7 +12,7 @@ import (
 // A TakeRequest asks a line for tickets.
 type TakeRequest struct {
 	Claims string         // Taker.Claims, in place of Queues
-	Queues map[string]int // by priority
+	Queues map[string]int // their priorities, by name
 	Strict bool           // a queue gets only the room that queues of higher priority leave
 	Max    int
 }

@@ -92,7 +92,7 @@ func (c *Client) NewCall() string {
 	return c.process + "/" + strconv.FormatInt(time.Now().Unix(), 36) + "/" + strconv.FormatUint(c.calls.Add(1), 36)
 }
 
-// identityKept is how long an identity is cached. A Redis that was emptied gets another one.
+// identityKept is how long an identity is cached. A Redis that was emptied may get another one.
 const identityKept = time.Second
 
 // identityTTL is how long Redis keeps an identity: longer than any line. A process that knows it writes it again.

@@ -27,7 +27,7 @@ func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	if !Message(found["msg"]).IsLastAttempt() {
 		calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
 		leaseEnd, unknown := c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
-		wentBack := noted != "" && noted != call
+		wentBack := noted != "" && noted != call // by an earlier call: below, CheckActive notes that it goes back
 		stays = wentBack || int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
 		if err = unknown; err == nil && !stays {
 			_, err = c.CheckActive(ctx, task, call, true)

@@ -154,7 +154,7 @@ func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 	l.noteServed(taken.Tickets)
 	l.fitsAt, l.askAt = time.Time{}, never
 	if taken.Next >= 0 {
-		// A take that is sent then arrives once the ticket fits, if it is on its way as long as this one was.
+		// Sent then, a take arrives once the ticket fits, even if it travels faster than this one by transitMost.
 		l.fitsAt = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 		l.askAt = l.fitsAt
 	}

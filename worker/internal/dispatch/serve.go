@@ -15,7 +15,7 @@ const (
 	retryAfterError = 100 * time.Millisecond
 
 	// takeMax is the most tasks that one take or dequeue asks for, and about the most that wait for a slot. If
-	// it were more, a task would cost Redis less, but would wait longer for others.
+	// it were more, a task would cost Redis less, but would wait longer for the tasks of the same call.
 	takeMax = 48
 
 	// lookAhead is about how long a taken task may wait for a slot.

@@ -29,8 +29,8 @@ function appointments.nudge(q, now, time)
   return 1
 end
 
--- next returns a server's next appointment, if the next ticket may fit at `time`. `before` is the
--- last one: a server that asks ahead of it keeps it.
+-- next returns a server's next appointment, if the next ticket may fit at `time`. `before` is the one
+-- that this server had until now: if it asks ahead of that, it keeps it.
 function appointments.next(q, now, time, before)
   if time <= now then return now end
   local spacing = appointments.SPACING

@@ -65,12 +65,12 @@ local function new_eta(L)
 
   -- ahead_of returns how many of the `sum` units of the flow's class go first at a scope: at least, about, and
   -- at most. No ticket costs more than `largest`.
-  local function ahead_of(flow, scope, unit, cost, behind, sum, largest, all_first, shared_alone)
+  local function ahead_of(flow, scope, unit, cost, behind, sum, largest, all_first, one_scope)
     local least, about, most = flow_units(flow, unit, behind)
     local others = sum - units_of(flow, unit)
     if others == 0 or all_first or scope.spec.of_tenant then return least, about + others, most + others end
     local share, flows = share_of_others(flow)
-    local most_others = shared_alone and min(others, ceil((about + largest) * share) + flows * largest) or others
+    local most_others = one_scope and min(others, ceil((about + largest) * share) + flows * largest) or others
     return least, about + min(others, floor(about * share + 1e-6) + ceil(share) * cost), most + most_others
   end
 
@@ -82,7 +82,7 @@ local function new_eta(L)
   end
 
   return function(flow, list, at, costs, behind, all_first, fits) -- `expected`, as above
-    local batch, shared_alone = flow.batch, call.only_tenants and not list[2]
+    local batch, one_scope = flow.batch, call.only_tenants and not list[2] -- the policy has only one
     local time, earliest, opens, waits, binds, known, blocking, elapsed = at, at, at, 0, 0, true, 0, 0
     for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
     for s = 1, #list do
@@ -103,7 +103,7 @@ local function new_eta(L)
           (not room and cost + all > 0 and algorithm.fits_at(st, at, cost, all, 1) > at) then -- else all fits now
           local fits_window, largest = windows.fits_window, max(most, other_most, cost)
           local least_before, ahead, most_ahead =
-            ahead_of(flow, scope, unit, cost, behind, sum, largest, all_first, shared_alone)
+            ahead_of(flow, scope, unit, cost, behind, sum, largest, all_first, one_scope)
           ahead = ahead + other_class(flow, other, other_most, ahead + cost, 0)
           most_ahead = most_ahead + other_class(flow, other, other_most, most_ahead + cost, idle)
           local each, pace, pace_most = 1, 0, 0

@@ -35,7 +35,7 @@ local function new_order(L, names, strict)
   for i = 1, #names do asks_for[names[i]] = true end
   for name, q in pairs(L.queues) do
     local since = now - LATE
-    local asks = q.first > since and q.first or q.last > since and q.last
+    local asks = q.first > since and q.first or q.last > since and q.last -- the appointment that is next, or false
     if q.n > 0 and (asks_for[name] or asks and L.alive(q)) then
       sides[#sides + 1] = {q = q, of_take = asks_for[name], asks = asks}
       servers[q.server] = true
@@ -104,21 +104,21 @@ local function new_order(L, names, strict)
 
   -- weigh sets the weights of all entries. At a tenant's own scope servers weigh the same.
   local function weigh(standings)
-    local list, servers_of, flows = standings.list, {{}, {}}, {0, 0}
+    local list, servers_of, weights = standings.list, {{}, {}}, {0, 0}
     local alike = standings.scope.spec.of_tenant or not many_servers
     for k = 1, #list do
       local e, q = list[k], list[k].side.q
-      local server = servers_of[e.class][q.server] or {priorities = 0, flows = 0}
-      local weight = server.flows == 0 and 1 or 0
+      local server = servers_of[e.class][q.server] or {priorities = 0, weight = 0}
+      local weight = server.weight == 0 and 1 or 0
       if not alike then weight = flows_weight(q, standings.scope.suffix) end
-      server.priorities, server.flows = server.priorities + q.priority, server.flows + weight
-      flows[e.class] = flows[e.class] + weight
+      server.priorities, server.weight = server.priorities + q.priority, server.weight + weight
+      weights[e.class] = weights[e.class] + weight
       servers_of[e.class][q.server], e.server = server, server
     end
-    standings.both = flows[LIVE] > 0 and flows[BATCH] > 0
+    standings.both = weights[LIVE] > 0 and weights[BATCH] > 0
     for k = 1, #list do
       local e = list[k]
-      local weight = e.server.flows / flows[e.class]
+      local weight = e.server.weight / weights[e.class]
       if not (strict and e.side.of_take) then weight = weight * e.side.q.priority / e.server.priorities end
       if standings.both then weight = weight * (e.class == BATCH and call.batch_share or 1 - call.batch_share) end
       e.weight, e.step, e.account.tag = weight, false, -1

@@ -6,7 +6,7 @@
 -- new_places(L) returns a table of the functions below.
 
 local function new_places(L)
-  local SLOTS = 100000 -- us between looks for slots on behalf of claims
+  local SLOTS = 100000 -- us between looks, for claims, at a full window that holds its units by leases
   local HEADS = 16     -- how many tickets of a flow are read at once
   local SWEPT = 64     -- the most claims that one call removes
 
@@ -34,7 +34,7 @@ local function new_places(L)
   end
 
   -- opens_at returns when to look at a window again that may have room then for a flow's costs, if
-  -- so many units go first. Claims look for slots more often, as somebody waits.
+  -- so many units go first. For claims, full windows with leases are looked at more often.
   local function opens_at(flow, scope, i, at, cost, ahead)
     local st, algorithm = scope.states[i], call.windows[i].algorithm
     local time = cost > 0 and algorithm.fits_at(st, at, cost, ahead, 1) or at
@@ -62,7 +62,7 @@ local function new_places(L)
         if by_window[i] > list[s].states[i].limit then return nil, at, true end
       end
     end
-    local last = #list + (order and not call.numbers[''] and 1 or 0)
+    local last = #list + (order and not call.numbers[''] and 1 or 0) -- sides take turns at ROOT in any case
     for s = 1, last do
       local scope, blocked_until = list[s] or order.root, at
       if scope.failed then return scope, now + appointments.LATEST, false end
@@ -119,7 +119,7 @@ local function new_places(L)
   end
 
   -- reopen makes the shared nodes due that a flow has passed without taking the room there: at the scope where it
-  -- waits now, SUFFIX, only those of other queues.
+  -- waits now, `suffix`, only those of other queues.
   function places.reopen(flow, suffix)
     if call.only_tenants then return end
     local list = places.scopes_of(flow)

@@ -4,9 +4,9 @@
 -- more values a ticket, with n, how many tickets, and kept, what the record of the take will say.
 
 local function new_take(L)
-  local STEPS = 128       -- flows that one call visits and takes nothing from
-  local DUE = '128'       -- due nodes that one call visits
-  local LOOKS = '32'      -- nodes that one call makes due after limits have changed
+  local STEPS = 128       -- flows of a side that one call visits and takes nothing from
+  local DUE = '128'       -- due nodes of a side that one call visits
+  local LOOKS = '32'      -- about how many nodes of a queue one call makes due after limits have changed
   local CHANGES = 1000000 -- us between looks after changes of limits
 
   local call, fair, places = L.call, once(new_fair, L), once(new_places, L)
@@ -202,8 +202,8 @@ local function new_take(L)
   end
 
   -- look_at_changes makes all nodes due after limits have changed, as they may let in more: of each queue some in
-  -- each take, until its `rescan` is "-". A scan begins once a second at most, or when the clock was set back: a
-  -- take by other limits within the second puts "-" into the key l, and the first take after the second scans.
+  -- each take, until its `rescan` is "-". A scan begins once in CHANGES at most, or when the clock was set back: a
+  -- take by other limits before CHANGES have passed puts "-" into the key l, and the first take after that scans.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')

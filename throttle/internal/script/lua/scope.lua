@@ -33,7 +33,7 @@
 --                                  0 if there was no lease, or it was not renewed
 --   kept_until(st, now) -> time    until when the state is of use, if that is later than resets_at
 --   grants(st, at) -> text         the grants at `at` or later: "TIME/UNITS,..."
---   drains                         true if room comes back evenly: a ticket too large for the rest wastes none
+--   drains                         true if room comes back evenly: none is lost while a ticket waits for more
 
 local scopes
 do
@@ -143,7 +143,7 @@ local function open(call, suffix, number, own)
   return scope
 end
 
--- section returns a section that ends with `first`, the beginning of its payload. size is that of all of it.
+-- section returns a section that ends with `first`, the beginning of its payload. size: of the whole payload.
 local function section(expires, head, first, size)
   local low, mid = size % 256, size % 65536
   return pack_time(expires) .. char((size - mid) / 65536, (mid - low) / 256, low, #head) .. head .. first

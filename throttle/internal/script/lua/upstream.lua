@@ -148,7 +148,7 @@ local function new_upstream()
   end
 
   -- pause notes a refusal, to which the scope adapts if the policy does. It returns whether that is news: a pause
-  -- began that the upstream asked for, or the rate was cut, or grants begin to be spread.
+  -- began, unless the scope adapts and the length is a guess; or the rate was cut, or grants begin to be spread.
   local function pause(scope, now, r)
     local refused, spread, changes = r.refused, nil, nil
     local wait, guess, before = refused.wait, refused.guess or 0, state_of(scope, PAUSE, now)

@@ -50,6 +50,14 @@ func TestSlotsOfALine(t *testing.T) {
 			limitertest.Release(st, a2) // nothing held so long as was said: a1's lease has run out too
 			expect.That(st, limitertest.Reserve(st, st.l, of("c1")).Latest < 30*m, "after a hold of 2m")
 		}},
+		"a slot that no whole ticket fits is of no use": {limitertest.Policy(limitertest.Slots(3)), func(st *story) {
+			st.costs(2)
+			for i, want := range []time.Duration{-us, 10 * m, 20 * m, 30 * m} {
+				r := st.of(fmt.Sprint("a", i))
+				r.MaxHold = 10 * m
+				expect.Equal(st, limitertest.Reserve(st, st.l, r).Latest, want+us, i)
+			}
+		}},
 		"nobody knows how long slots are held": {limitertest.Policy(limitertest.Slots(1)), func(st *story) {
 			first := st.granted("a1")
 			r := st.of("a2")

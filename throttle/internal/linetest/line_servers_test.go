@@ -72,6 +72,9 @@ func (st *story) nudges(want bool, tickets ...string) {
 func TestAJoinThatFitsWakesOneServer(t *testing.T) {
 	t.Parallel()
 	one := limitertest.Policy(limitertest.SharedWindow(1, 500*ms))
+	gcra := throttle.Window{Name: "own", Algorithm: throttle.AlgorithmGCRA, Limit: 100, Burst: 1, Period: s}
+	slow := limitertest.Policy(gcra)
+	slow.Tenants = map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"own": {Limit: 1, Burst: 1}}}}
 	tell(t, map[string]scenario{
 		"once": {limitertest.Policy(limitertest.SharedWindow(10, 10*s)), func(st *story) {
 			st.nudges(true, "a1") // nobody has an appointment
@@ -127,6 +130,14 @@ func TestAJoinThatFitsWakesOneServer(t *testing.T) {
 			st.at(100 * ms).takes().asks(400 * ms)
 			other.takes().asks(407 * ms)
 			st.takes().asks(400 * ms)
+		}},
+		"whose only server had another one in between": {slow, func(st *story) {
+			st.granted("a0")
+			st.joins("a1")
+			st.from("q", "r").takes().asks(s)
+			st.at(10*ms).joinIn("r", "b1", "b2")
+			st.from("q", "r").takes("b1").asks(10 * ms)
+			st.at(20*ms).from("q", "r").takes("b2").asks(980 * ms)
 		}},
 		"of which the first is late": {one, func(st *story) {
 			st.joins("a0", "a1")

@@ -282,3 +282,26 @@ func TestAPutBackTicketHasWaitedSinceItJoinedFirst(t *testing.T) {
 	st.putBack("a1").at(12 * s).takes("a1")
 	expect.Equal(t, st.took["a1"].Since.UTC(), r.Since.UTC())
 }
+
+// What many takes of many scopes change is more than one command may hold.
+func TestManyLostTakesArePutBack(t *testing.T) {
+	var windows []throttle.Window
+	for i := range 22 {
+		name := fmt.Sprint("x", i)
+		windows = append(windows, throttle.Window{Name: name, Limit: 1000, Period: m, Per: []string{name}})
+	}
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(windows...))
+	for n := range 256 {
+		st.with = map[string]string{}
+		for _, w := range windows {
+			st.with[w.Name] = fmt.Sprint(n)
+		}
+		r := st.of(fmt.Sprint("a", n))
+		r.Tenant = fmt.Sprint(n)
+		st.joining(r)
+		if n%64 == 63 {
+			st.server().take(64)
+		}
+	}
+	expect.Equal(t, len(st.at(20*s).starts()), 256)
+}

@@ -73,6 +73,16 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			st.granted("a2")
 			st.denied("a3", 10*s)
 		}},
+		"what was given back is left, unless an answer came since": {limitertest.Policy(shared), func(st *story) {
+			st.remaining(st.granted("a1").Reservation, 1, 30*s)
+			for i := range steps(2) {
+				limitertest.Cancel(st, st.l, st.at((i+1)*ms).granted("a2").Reservation)
+			}
+			d := st.at(3 * ms).granted("a3")
+			st.remaining(d.Reservation, 0, 30*s)
+			limitertest.Cancel(st, st.l, d.Reservation)
+			st.denied("a4", 30*s)
+		}},
 		"costs": {limitertest.Policy(shared), func(st *story) {
 			st.remaining(st.granted("a1").Reservation, 5, 30*s)
 			st.costs(4).granted("a2")

@@ -66,10 +66,10 @@ algorithms['c'] = {
     return st
   end,
 
-  fits_at = function(st, now, cost, ahead)
-    local over = st.used + ahead + cost - st.limit
-    if over <= 0 then return now end
-    return now + ceil(over / st.limit) * max(st.hold, st.lease)
+  fits_at = function(st, now, cost, ahead, each)
+    local all, room = st.used + ahead + cost, max(1, st.limit - st.limit % each) -- whole tickets only
+    if all <= st.limit then return now end
+    return now + max(1, ceil((all - room) / room)) * max(st.hold, st.lease)
   end,
 
   -- The call that gives back units makes the line due. Nobody calls when a lease expires.

@@ -255,6 +255,8 @@ local function new_take(L)
         local head = redis.call('ZRANGE', P .. 'd:' .. q.queue, '0', '0', 'WITHSCORES')[2]
         local due = head and head + 0 or now + appointments.LATEST
         if q.rescan ~= '-' then due = min(due, now + appointments.SPACING) end -- see look_at_changes
+        local only = q.first == appointment and q.last == appointment -- of this process, which gets another one
+        if only and due > now then q.first, q.last = 0, 0 end
         if not first or due < time then first, time = q, due end
       end
     end

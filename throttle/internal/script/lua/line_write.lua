@@ -19,8 +19,10 @@ local function add_writing(L)
         n = n + 2
       end
     end
-    if n > 0 then redis.call(sorted and 'ZADD' or 'HSET', key, unpack(set)) end
-    if gone then redis.call(sorted and 'ZREM' or 'HDEL', key, unpack(gone)) end
+    for i = 1, n, 4000 do redis.call(sorted and 'ZADD' or 'HSET', key, unpack(set, i, min(n, i + 3999))) end
+    for i = 1, gone and #gone or 0, 4000 do
+      redis.call(sorted and 'ZREM' or 'HDEL', key, unpack(gone, i, min(#gone, i + 3999)))
+    end
     expire(key, L.ttl)
   end
 

@@ -131,16 +131,19 @@ local function new_upstream()
     return from
   end
 
-  -- charge notes a grant, with its costs by window.
-  local function charge(scope, costs, now)
+  -- charge notes a grant, with its costs by window; or that the one of the time `at` was given back.
+  local function charge(scope, costs, now, at)
     local adapted, units = state_of(scope, ADAPTED, now), {}
-    if adapted then charge_spread(scope, adapted, costs, now) end
+    if adapted and not at then charge_spread(scope, adapted, costs, now) end
     for _, i in ipairs(scope.spec.windows) do
       if costs[i] > 0 then units[scope.call.windows[i].unit] = costs[i] end
     end
     for unit, cost in pairs(units) do
-      local rest = state_of(scope, LEFT .. unit, now)
-      if rest then
+      local rest, found = state_of(scope, LEFT .. unit, now), 0
+      if rest and at then
+        rest.grants, found = string.gsub(rest.grants, format('%d/%d,', at, cost), '', 1)
+        rest.left = rest.left + found * cost
+      elseif rest then
         rest.left, rest.grants = max(0, rest.left - cost), rest.grants .. format('%d/%d,', now, cost)
         while #rest.grants > GRANTS do rest.grants = sub(rest.grants, find(rest.grants, ',', 1, true) + 1) end
       end
@@ -243,8 +246,7 @@ local function new_upstream()
   end
 
   return {
-    fits_at = fits_at, charge = charge, pause = pause, resume = resume, remaining = remaining,
-    add_reply = add_reply,
+    fits_at = fits_at, charge = charge, pause = pause, resume = resume, remaining = remaining, add_reply = add_reply,
   }
 end
 

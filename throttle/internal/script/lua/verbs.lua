@@ -170,6 +170,9 @@ local function new_verbs(call)
     for _, i in ipairs(r.never or {}) do changes[i] = 0 end
     fate.cancelled = true
     local given = correct(r, list, now, fate, changes)
+    for _, scope in ipairs(list) do
+      if scope.sections then upstream().charge(scope, r.costs, now, r.at) end
+    end
     if call.line and r.flow then call.line.take_back(r) end
     look_again(r)
     return given > 0 and 1 or 8, now

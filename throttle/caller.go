@@ -2,6 +2,8 @@ package throttle
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,11 +26,12 @@ type Caller struct {
 	// call must name one.
 	Request Request
 
-	mu           sync.Mutex
-	refusedAt    time.Time // when a refusal was recorded last; zero if there is none
-	refusedBy    string    // the policy
-	refusedUntil time.Time
+	mu      sync.Mutex
+	refused map[string]refusal // by policy
 }
+
+// A refusal is when a policy's upstream refused a call last, and until when it refuses others.
+type refusal struct{ at, until time.Time }
 
 type callerKey struct{}
 
@@ -57,26 +60,32 @@ func (c *Caller) Counted(policy string) bool {
 func (c *Caller) Refused(policy string, retryIn time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.refusedAt = time.Now()
-	if until := c.refusedAt.Add(retryIn); c.refusedUntil.Before(until) {
-		c.refusedBy, c.refusedUntil = policy, until
-	}
+	now := time.Now()
+	until := slices.MaxFunc([]time.Time{now.Add(retryIn), c.refused[policy].until}, time.Time.Compare)
+	c.refused = maps.Collect(maps.All(c.refused)) // a copy that is not nil
+	c.refused[policy] = refusal{now, until}
 }
 
-// Answered records the answer to a call that was made at this time. It clears refusals before that: the job has
-// dealt with them. A refusal that came while the call was under way stands.
-func (c *Caller) Answered(made time.Time) {
+// Answered records the answer to a call of a policy that was made at this time. It clears refusals of the policy
+// before that: the job has dealt with them. A refusal that came while the call was under way stands.
+func (c *Caller) Answered(policy string, made time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !made.Before(c.refusedAt) {
-		c.refusedAt, c.refusedBy, c.refusedUntil = time.Time{}, "", time.Time{}
+	if !made.Before(c.refused[policy].at) {
+		delete(c.refused, policy)
 	}
 }
 
-// Refusal reports whether a call of the job was refused and no later one was answered. It returns
-// the policy and how much longer its upstream refuses calls, 0 if that has passed.
+// Refusal reports whether a call of the job was refused and no later one of the same policy was answered. It
+// returns the policy and how much longer its upstream refuses calls, 0 if that has passed: of several the longest.
 func (c *Caller) Refusal() (retryIn time.Duration, policy string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return max(0, time.Until(c.refusedUntil)), c.refusedBy, !c.refusedAt.IsZero()
+	longest := refusal{}
+	for name, r := range c.refused {
+		if !ok || r.until.After(longest.until) {
+			longest, policy, ok = r, name, true
+		}
+	}
+	return max(0, time.Until(longest.until)), policy, ok
 }

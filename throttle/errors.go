@@ -93,8 +93,7 @@ func (e *DeniedError) Unwrap() error { return e.Cause }
 
 // tooLate returns the denial of a request that cannot start before its deadline.
 func tooLate(r Request, d Decision) *DeniedError {
-	startsAt := time.Now().Add(d.RetryIn)
-	return &DeniedError{Cause: context.DeadlineExceeded, Decision: d, Request: r, StartsAt: startsAt}
+	return &DeniedError{Cause: context.DeadlineExceeded, Decision: d, Request: r, StartsAt: time.Now().Add(d.RetryIn)}
 }
 
 // silent reports whether a context has ended because the limiter does not answer, as its cause says.

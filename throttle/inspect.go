@@ -86,8 +86,7 @@ func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err 
 		if !ok {
 			return s.Request.bad("flow", s.Flow, "joined by other scopes than the policy has now")
 		}
-		unknown := func(unit string, _ int64) bool { return !slices.Contains(cp.units, unit) }
-		maps.DeleteFunc(s.Request.Cost, unknown)
+		maps.DeleteFunc(s.Request.Cost, func(unit string, _ int64) bool { return !slices.Contains(cp.units, unit) })
 		queue, s.Request.Ticket = s.Request.Ticket.Queue, Ticket{}
 		s.operation, err = n.limiter.checkedFor(ctx, cp, s.Request)
 	case s.Request.Policy != "":

@@ -82,8 +82,7 @@ func New(c Config) (*Limiter, error) {
 			"must be at most 64 of the characters A-Z a-z 0-9 _ . : -", quote.Short(c.Prefix))
 	}
 	if len(c.Name) > MaxNameBytes {
-		name := quote.Short(c.Name)
-		return nil, fmt.Errorf("throttle: Config.Name %q: must be at most %d bytes", name, MaxNameBytes)
+		return nil, fmt.Errorf("throttle: Config.Name %q: must be at most %d bytes", quote.Short(c.Name), MaxNameBytes)
 	}
 	if c.Name == "" {
 		host, _ := os.Hostname()

@@ -51,8 +51,7 @@ type Place struct {
 // but not one from before a policy in force changed its shards. With an error, places tell which have joined.
 // Errors are Take's and that of the TenantFunc.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
-	removed := !n.limiter.policies.Load().inForce(PolicyOf(n.name))
-	places, err := n.ask(ctx, requests, removed, (*operation).joinRequest)
+	places, err := n.ask(ctx, requests, !n.limiter.policies.Load().inForce(PolicyOf(n.name)), (*operation).joinRequest)
 	for _, p := range places {
 		if err == nil || p.Queued {
 			tell(n.limiter, p)

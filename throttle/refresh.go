@@ -56,12 +56,9 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[targ
 				continue // it joined by other scopes than the policy has now, or is of another tenant
 			}
 			t, err := l.tenant(ctx, cp, r.Tenant)
-			if err != nil {
+			o, invalid := cp.newOperation(r, t)
+			if err != nil || invalid != nil {
 				continue // the next refresh asks again
-			}
-			o, err := cp.newOperation(r, t)
-			if err != nil {
-				continue
 			}
 			ask := o.lineRequest(script.Refresh, "")
 			ask.Place.Flow = flow // the flow of a claim has another name

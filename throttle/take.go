@@ -100,9 +100,7 @@ func (n *Line) take(ctx context.Context, claims *script.Taker, q script.TakeRequ
 	if err != nil {
 		return Taken{}, classify(ctx, cp.Name, err)
 	}
-	taken := Taken{
-		At: time.UnixMicro(reply.At), Next: max(micros(reply.Next-reply.At), min(paused, maxTakeInterval)),
-	}
+	taken := Taken{At: time.UnixMicro(reply.At), Next: max(micros(reply.Next-reply.At), min(paused, maxTakeInterval))}
 	if reply.Next == 0 {
 		taken.Next = -1
 	}

@@ -94,8 +94,7 @@ func (p Policy) Validate() error {
 	for _, w := range windows {
 		c.at.Window = w.Name
 		w.check(&c)
-		c.must(w.Name == "" || !names[w.Name], "name", w.Name,
-			"is taken: windows of one policy have different names")
+		c.must(w.Name == "" || !names[w.Name], "name", w.Name, "is taken: windows of one policy have different names")
 		c.at.Window, names[w.Name] = "", true
 		c.must(p.Shards <= 1 || slices.Contains(w.Per, TenantAttribute), "shards", p.Shards, fmt.Sprintf(
 			"must be left out: tenants share window %q, and so it counts in one place; "+

@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,8 +13,9 @@ import (
 // Wait is Reserve, but a denied request waits in line until it is granted, until ctx ends, or for
 // Request.MaxWait. A request that is not granted in time is a *DeniedError whose Cause is
 // context.DeadlineExceeded, at once where that is known. With a MaxWait below 0, Wait does not
-// wait, and a denial is a *DeniedError without a Cause. If ctx is cancelled, or ends during a call
-// to Redis, the error wraps that of ctx and its cause. Other errors are Reserve's.
+// wait, and a denial is a *DeniedError without a Cause. In a job, Wait denies up to half a second
+// before ctx ends. If ctx is cancelled, or ends during a call to Redis, the error wraps that of ctx
+// and its cause. Other errors are Reserve's.
 //
 // Wait waits by a ticket of its own, a claim, and leaves the line when it returns. Request.Ticket,
 // Key, Front, Backlog and Deadline are ignored. Claims and the tickets of jobs take turns as those
@@ -42,6 +44,11 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 // waitInLine waits by a claim. What is not granted in time is denied.
 func (l *Limiter) waitInLine(ctx context.Context, r Request) (Decision, error) {
 	began, inTime := time.Now(), ctx
+	if end, bound := ctx.Deadline(); bound && ctx.Value(callerKey{}) != nil { // at its end the job's server fails the job
+		left := time.Until(end)
+		left -= min(left/4, 500*time.Millisecond)
+		r.MaxWait = max(1, min(cmp.Or(r.MaxWait, left), left))
+	}
 	if r.MaxWait > 0 {
 		var stop context.CancelFunc
 		inTime, stop = context.WithTimeout(ctx, r.MaxWait)

@@ -66,7 +66,7 @@ func (s *Server) isLate(a *attempt) bool {
 		return false
 	}
 	policy, matched := s.limiter.Match(a.Message.Type(), true)
-	return matched && !policy.Observe
+	return matched && !policy.Observe || a.Message.Denied() // perhaps a call of its handler
 }
 
 // attempts holds the attempts under way, one per slot, and a few that no call has ended.
@@ -102,9 +102,7 @@ func (as *attempts) begin(task dispatch.Task) *attempt {
 
 // enter returns the attempt for the middleware, or nil if it has ended. It frees the slot when ctx ends, as asynq may
 // make no call then. The task may then be picked up again, by another attempt.
-func (as *attempts) enter(
-	ctx context.Context, ref asynqredis.Ref, task *asynq.Task, handler asynq.Handler,
-) *attempt {
+func (as *attempts) enter(ctx context.Context, ref asynqredis.Ref, task *asynq.Task, handler asynq.Handler) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	a := as.byTask[ref]

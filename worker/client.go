@@ -85,9 +85,7 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 // looks for them at most once a second.
 //
 // Tasks that many goroutines enqueue at the same time go to Redis together.
-func (c *Client) EnqueueContext(
-	ctx context.Context, task *asynq.Task, opts ...asynq.Option,
-) (*asynq.TaskInfo, error) {
+func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	e := &enqueueTask{task: task}
 	if c.message(ctx, e, opts) {
 		c.gather.do(ctx, e)

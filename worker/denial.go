@@ -105,9 +105,7 @@ func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc
 }
 
 // finish lets a call of asynq end a task, unless the task is to wait.
-func (s *Server) finish(
-	ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call,
-) error {
+func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call) error {
 	a, known := s.attempts.get(call.Ref)
 	o := a.outcome.Load()
 	if o == nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,7 +28,7 @@ type enqueueTask struct {
 	reportTo  *ExpectedStart   // for ReportStart; may be nil
 	request   throttle.Request // without a policy if none matches
 	observed  bool             // by a policy that denies nothing
-	ignored   error            // why the request is empty, if its policy only observes
+	ignored   error            // why the request is empty, if its policy only observes, or the task is a report
 	isMember  bool             // of a batch
 	joinsLine bool             // now, or when it is due
 
@@ -105,13 +106,19 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 	}
 	if err != nil {
 		e.request = throttle.Request{}
-		if e.ignored = err; policy.Observe && !e.isMember {
+		if e.ignored = err; policy.Observe && !e.isMember || slices.ContainsFunc(opts, isReport) {
 			return nil // a server logs the error, and runs the task
 		}
 		return err
 	}
 	e.joinsLine = matched && !policy.EarliestReset
 	return nil
+}
+
+// isReport reports whether an option makes the task a report of a batch.
+func isReport(o asynq.Option) bool {
+	id, _ := o.Value().(string)
+	return o.Type() == asynq.TaskIDOpt && asynqredis.IsReport(asynqredis.Ref{ID: id})
 }
 
 // RequestOf returns the task's request to the policy that matches it. It returns an error if no policy with a

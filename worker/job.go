@@ -106,7 +106,7 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	if err := j.matched(); err != nil {
 		return err
 	}
-	j.caller.Answered(time.Now())
+	j.caller.Answered(j.caller.Request.Policy, time.Now())
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	_, err := j.task.Pause(ctx, d, "")

@@ -58,11 +58,14 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	}()
 
 	policy, ok := s.limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a)) // once decided, also a removed policy
-	if !ok {
+	switch {
+	case !ok && s.isLate(a):
+		return archivedError{tooLate(throttle.Request{}, a.begun)}
+	case !ok:
 		fails := s.config.RejectUnmatched && !asynqredis.IsReport(a.Ref)
 		return s.runUncounted(ctx, a, fails, unmatchedError(a.task.Type()))
 	}
-	enforced := !policy.Observe
+	enforced := !policy.Observe && !asynqredis.IsReport(a.Ref)
 	request, err := s.request(policy.Name, a.task, a.Message)
 	if err != nil {
 		return s.runUncounted(ctx, a, enforced, err)

@@ -45,7 +45,7 @@ func (t *Transport) learn(
 	if refused {
 		caller.Refused(d.Policy, retryIn)
 	} else {
-		caller.Answered(sentAt)
+		caller.Answered(d.Policy, sentAt)
 	}
 	switch {
 	case d.FailedOpen != nil: // Redis does not answer, and there are no windows to compare with

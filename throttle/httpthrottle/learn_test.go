@@ -68,7 +68,7 @@ func TestARefusalIsLearnt(t *testing.T) {
 			job := &throttle.Caller{}
 			job.Refused("api", time.Hour) // by an earlier call
 			if row.pause > 0 {
-				job.Answered(time.Now())
+				job.Answered("api", time.Now())
 			}
 			rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api", Pause: 7 * time.Second,
 				Base: base(func(req *http.Request) (*http.Response, error) {

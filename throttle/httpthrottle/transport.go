@@ -221,7 +221,8 @@ func (t *Transport) call(
 	sentAt := time.Now()
 	resp, err := t.c.Base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
 	if resp == nil || err != nil {
-		if connects.Load() && !connected.Load() {
+		_, reports := t.c.Base.(*http.Transport) // which fails some calls before it looks for a connection
+		if (reports || connects.Load()) && !connected.Load() {
 			t.cancel(outer, d.Reservation)
 		}
 		return nil, err // if both are nil, http.Client makes an error

@@ -142,6 +142,8 @@ func TestACallThatWasNeverMadeCostsNothing(t *testing.T) {
 		_, err = get(t.Context(), rt, "http://127.0.0.1:1")
 		expect.That(t, errors.As(err, &dial) && dial.Op == "dial", "a call to nobody", err)
 		limitertest.WantUsed(t, limiter, throttle.Request{Policy: "api"}, 1, 0)
+		expect.That(t, expect.ErrOf(get(t.Context(), rt, "gopher://127.0.0.1:1")) != nil, "a call by an unknown scheme")
+		limitertest.WantUsed(t, limiter, throttle.Request{Policy: "api"}, 1, 0)
 	})
 }
 

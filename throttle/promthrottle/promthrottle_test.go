@@ -175,6 +175,20 @@ func TestACallThatHangsCountsAsDowntime(t *testing.T) {
 	})
 }
 
+// One call of a policy fails, about which nobody asks again: other policies' calls show that Redis answers.
+func TestOneLostCallIsNoLongOutage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m, registry := metrics(t)
+		m.Observe(throttle.Call{Err: io.EOF, Policy: "rare", Script: "decide"})
+		for range 20 {
+			time.Sleep(time.Second)
+			m.Observe(throttle.Call{Policy: "busy", Script: "decide"})
+		}
+		wantSeries(t, registry, `sluice_redis_up{redis="limiter"} 1`)
+	})
+}
+
 // While Redis hangs each scrape says so within 1.5 s, also beside others.
 func TestAScrapeWhileRedisHangs(t *testing.T) {
 	t.Parallel()

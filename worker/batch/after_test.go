@@ -123,6 +123,26 @@ func TestAFiringStopsWhileItIsEnqueued(t *testing.T) {
 	})
 }
 
+// A report needs no policy, even if one matches that cannot count it.
+func TestAReportEndsWhateverItsPolicy(t *testing.T) {
+	inBubble(t, many(), func(t *testing.T, s *site) {
+		other := s.Limiter.Policies()[0].WithDefaults()
+		other.Name, other.Match, other.Windows[0].Per = "other", []string{"report"}, []string{"region"}
+		s.ok(s.Limiter.SetPolicies(append(s.Limiter.Policies(), other)))
+		p := s.scheduler(batch.Batch{Name: "b", Ended: "report", Tasks: calls(3), Tenants: batch.List("acme")})
+		reports := make(chan string, 9)
+		s.serve(func(_ context.Context, task *asynq.Task) error {
+			if task.Type() == "report" {
+				reports <- task.Type()
+			}
+			return nil
+		})
+		f := s.fire(p, "b")
+		time.Sleep(time.Minute)
+		expect.That(t, s.status(p, f).State == batch.StateDone && len(reports) == 1, s.status(p, f), len(reports))
+	})
+}
+
 func TestFiringsOverlap(t *testing.T) {
 	for overlap, want := range map[batch.Overlap][]batch.State{
 		batch.OverlapAllow: {batch.StateRunning, batch.StateRunning, batch.StateRunning},

@@ -111,6 +111,18 @@ func TestARowWhoseTenantIsANumberIsRefused(t *testing.T) {
 	expect.That(t, got != nil && strings.HasSuffix(got.Error(), ":1: tenant: must be text"), got)
 }
 
+// Only the field tenant names the tenant of a line, in no other spelling.
+func TestARowIsOfItsTenantAlone(t *testing.T) {
+	path, rows := filepath.Join(t.TempDir(), "tasks"), 0
+	text := `{"Tenant":"x"}` + "\n" + `{"tenant":"8","TENANT":7}` + "\n" + `{"tenant":"9"}` + "\n[1]"
+	expect.Must(t, os.WriteFile(path, []byte(text), 0o600))
+	for _, err := range (batch.JSONLines{Path: path, Type: "call"}).Tasks()(t.Context(), batch.Firing{}, "8") {
+		expect.Must(t, err)
+		rows++
+	}
+	expect.Equal(t, rows, 3)
+}
+
 func firings(s *site, p *process, n int) []batch.Firing {
 	s.Helper()
 	all := expect.Got(p.Firings(context.Background(), "b", n))(s)

@@ -131,7 +131,8 @@ func (s *Scheduler) serve(ctx context.Context, b *compiled) {
 // tick decides the ticks that are due. It returns the firings that have not ended, and when to ask
 // next.
 func (s *Scheduler) tick(ctx context.Context, b *compiled) (unfinished []asynqredis.Firing, pause time.Duration, err error) {
-	known, err := s.redis.Schedule(ctx, b.Queue, b.Name)
+	ticks := b.Schedule + " " + b.zone.String()
+	known, err := s.redis.Schedule(ctx, b.Queue, b.Name, ticks)
 	if err != nil {
 		return nil, askEvery, err
 	}
@@ -144,7 +145,7 @@ func (s *Scheduler) tick(ctx context.Context, b *compiled) (unfinished []asynqre
 		return known.Open, pause, nil
 	}
 	f := asynqredis.Firing{Queue: b.Queue, Batch: b.Name, Tick: fire.UTC()}
-	fires, err := s.redis.Fire(ctx, f, known.Last, upTo, b.Overlap == OverlapSkip)
+	fires, err := s.redis.Fire(ctx, f, ticks, known.Last, upTo, b.Overlap == OverlapSkip)
 	switch {
 	case fires > 0:
 		known.Open = append(known.Open, f)
@@ -166,10 +167,10 @@ func (s *Scheduler) Fire(ctx context.Context, batch string) (Firing, error) {
 		return Firing{}, err
 	}
 	f, fires := asynqredis.Firing{Queue: b.Queue, Batch: b.Name}, 0
-	known, err := s.redis.Schedule(ctx, b.Queue, b.Name)
+	known, err := s.redis.Schedule(ctx, b.Queue, b.Name, "")
 	if err == nil {
 		f.Tick = known.Now.Truncate(time.Second).UTC()
-		fires, err = s.redis.Fire(ctx, f, time.Time{}, time.Time{}, b.Overlap == OverlapSkip)
+		fires, err = s.redis.Fire(ctx, f, "", time.Time{}, time.Time{}, b.Overlap == OverlapSkip)
 	}
 	switch {
 	case err != nil:
@@ -226,9 +227,7 @@ func (s *Scheduler) want(ctx context.Context, f Firing, want string) error {
 	return ctx.Err()
 }
 
-var verbs = map[string]string{
-	wantRun: "go on", wantPause: "pause", wantCancel: "be cancelled", wantRetry: "be retried",
-}
+var verbs = map[string]string{wantRun: "go on", wantPause: "pause", wantCancel: "be cancelled", wantRetry: "be retried"}
 
 func (s *Scheduler) batch(name string) (*compiled, error) {
 	if b := s.batches[name]; b != nil {

@@ -72,13 +72,30 @@ func TestNothingHoldsABatchUpForEver(t *testing.T) {
 	}
 	t.Run("Redis's clock was ahead", func(t *testing.T) {
 		inBubble(t, many(), func(t *testing.T, s *site) {
-			const key = "asynq:{default}:sluice:batch:b"
-			s.ok(s.Redis.HSet(t.Context(), key, "last", time.Now().Add(30*24*time.Hour).Unix()).Err())
+			const key = "asynq:{default}:sluice:batch:b:last"
+			s.ok(s.Redis.HSet(t.Context(), key, "* * * * * UTC", time.Now().Add(30*24*time.Hour).Unix()).Err())
 			p := s.scheduler(batch.Batch{Name: "b", Schedule: "* * * * *", Tasks: calls(3), Tenants: batch.List("acme")})
 			time.Sleep(5 * time.Minute)
 			firings, err := p.Firings(t.Context(), "b", 10)
 			expect.That(t, err == nil && len(firings) >= 4, "it fired", firings, err)
 		})
+	})
+}
+
+// Ticks of a changed schedule that are over do not fire: they begin when the schedule is first known.
+func TestAChangedScheduleBeginsAnew(t *testing.T) {
+	inBubble(t, many(), func(t *testing.T, s *site) {
+		b := batch.Batch{Name: "b", Schedule: "0 23 * * *", Missed: batch.MissedOnce}
+		b.Tasks, b.Tenants = calls(3), batch.List("acme")
+		p := s.scheduler(b)
+		time.Sleep(5 * time.Hour)
+		p.kill()
+		b.Schedule = "0 3 * * *"
+		p = s.scheduler(b)
+		time.Sleep(time.Hour)
+		expect.Equal(t, len(firings(s, p, 9)), 0)
+		time.Sleep(24 * time.Hour)
+		expect.Equal(t, len(firings(s, p, 9)), 1)
 	})
 }
 

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -132,15 +131,16 @@ func (l JSONLines) Tasks() Tasks {
 				if err == nil && !json.Valid(line) {
 					err = fmt.Errorf("batch: %s:%d: must be one JSON value", l.Path, n)
 				}
-				var row struct{ Tenant *string }
-				if bad := new(json.UnmarshalTypeError); err == nil && errors.As(json.Unmarshal(line, &row), &bad) && bad.Field != "" {
+				row, of := map[string]json.RawMessage{}, tenant
+				_ = json.Unmarshal(line, &row) // it stays empty if the line is no object
+				if whose := row["tenant"]; err == nil && whose != nil && json.Unmarshal(whose, &of) != nil {
 					err = fmt.Errorf("batch: %s:%d: tenant: must be text", l.Path, n)
 				}
 				if err != nil {
 					yield(nil, err)
 					return
 				}
-				if row.Tenant != nil && *row.Tenant != tenant {
+				if of != tenant {
 					continue
 				}
 				task := worker.NewTask(worker.Identity{Cost: l.Cost, Tenant: tenant}, l.Type, bytes.Clone(line))

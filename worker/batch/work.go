@@ -175,7 +175,7 @@ func (w *work) waits(ctx context.Context) (bool, error) {
 	if w.b.Overlap != OverlapQueue {
 		return false, nil
 	}
-	known, err := w.redis.Schedule(ctx, w.b.Queue, w.b.Name)
+	known, err := w.redis.Schedule(ctx, w.b.Queue, w.b.Name, "")
 	return slices.ContainsFunc(known.Open, func(f asynqredis.Firing) bool { return f.Tick.Before(w.f.Tick) }), err
 }
 

@@ -95,6 +95,17 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	})
 }
 
+// When the context of a job ends, its server fails it: before that Wait denies, which costs the job nothing.
+func TestWaitDeniesAJobBeforeItsTimeIsOver(t *testing.T) {
+	Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
+		Reserve(t, l, Acme(1)) // nobody knows for how long
+		ctx, cancel := context.WithTimeout(throttle.WithCaller(t.Context(), &throttle.Caller{}), 3*s)
+		defer cancel()
+		err := expect.ErrOf(l.Wait(ctx, Acme(1)))
+		expect.That(t, errors.As(err, new(*throttle.DeniedError)) && ctx.Err() == nil, err, ctx.Err())
+	})
+}
+
 func TestWaitGoesOnWhenItsPolicyLosesAWindow(t *testing.T) {
 	own := throttle.Window{Name: "own", Limit: 1, Period: m}
 	Bubble(t, Policy(own, throttle.Window{Name: "w", Limit: 5, Period: h}), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {

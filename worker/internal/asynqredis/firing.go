@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -89,17 +87,19 @@ type Schedule struct {
 	Open []Firing  // the firings that have not ended
 }
 
-// Schedule reads the Schedule of a batch.
-func (c *Client) Schedule(ctx context.Context, queue, batch string) (s Schedule, err error) {
+// Schedule reads the Schedule of a batch. The ticks name its present one: another one has no Last.
+func (c *Client) Schedule(ctx context.Context, queue, batch, ticks string) (s Schedule, err error) {
 	if s.Now, err = c.redis.Time(ctx).Result(); err != nil {
 		return s, err
 	}
-	key := Firing{Queue: queue, Batch: batch}.batchKey("")
-	fields, err := c.redis.HGetAll(ctx, key).Result()
-	if last, parseErr := strconv.ParseInt(fields["last"], 10, 64); parseErr == nil {
+	f := Firing{Queue: queue, Batch: batch}
+	if last, err := c.redis.HGet(ctx, f.batchKey(":last"), ticks).Int64(); err == nil {
 		s.Last = time.Unix(last, 0)
+	} else if !errors.Is(err, redis.Nil) {
+		return s, err
 	}
-	s.Open = firings(queue, batch, slices.Collect(maps.Keys(fields)))
+	names, err := c.redis.HKeys(ctx, f.batchKey("")).Result()
+	s.Open = firings(queue, batch, names)
 	return s, err
 }
 
@@ -113,14 +113,14 @@ func firings(queue, batch string, names []string) (all []Firing) {
 	return all
 }
 
-// Fire decides all ticks of a batch later than after, up to upTo. Of these f fires, unless its tick is zero.
+// Fire decides the `ticks` of a batch later than after, up to upTo. Of these f fires, unless its tick is zero.
 // If after and upTo are zero, f fires by hand. If alone is true, f is skipped while another firing of the
 // batch has not ended. The result is above 0 if f fires, below 0 if it was skipped, and 0 if none fires or
 // another scheduler has decided.
-func (c *Client) Fire(ctx context.Context, f Firing, after, upTo time.Time, alone bool) (int, error) {
-	all := []string{f.batchKey(""), f.batchKey(":firings")}
+func (c *Client) Fire(ctx context.Context, f Firing, ticks string, after, upTo time.Time, alone bool) (int, error) {
+	all := []string{f.batchKey(""), f.batchKey(":firings"), f.batchKey(":last")}
 	return c.run(ctx, "batch_fire", f.Queue, all,
-		after.Unix(), upTo.Unix(), keptSeconds, alone, f.Name(), f.Tick.Unix()).Int()
+		after.Unix(), upTo.Unix(), keptSeconds, alone, f.Name(), f.Tick.Unix(), ticks).Int()
 }
 
 // Firings returns the newest n firings of a batch, the newest first. n must be above 0.

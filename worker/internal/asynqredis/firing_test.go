@@ -51,7 +51,7 @@ func (s *site) storeOf(f asynqredis.Firing, from, to int) (stored []int) {
 // begun fires the batch, and returns who holds the firing.
 func (s *site) begun() (holder string) {
 	s.Helper()
-	_, err := s.Fire(s.Context(), nightly, time.Time{}, time.Time{}, false)
+	_, err := s.Fire(s.Context(), nightly, "", time.Time{}, time.Time{}, false)
 	s.ok(err)
 	s.ok(s.Lease(s.Context(), nightly, "holder", time.Minute))
 	s.wantFields([]string{"new"}, "phase")
@@ -77,7 +77,7 @@ func TestATickIsDecidedOnce(t *testing.T) {
 	each(t, func(s *site) {
 		decide := func(tick, after, upTo time.Time, alone, skipped bool) {
 			s.Helper()
-			n, err := s.Fire(s.Context(), asynqredis.Firing{Queue: queue, Batch: "b", Tick: tick}, after, upTo, alone)
+			n, err := s.Fire(s.Context(), asynqredis.Firing{Queue: queue, Batch: "b", Tick: tick}, "a", after, upTo, alone)
 			expect.That(s, err == nil && n < 0 == skipped, n, err, "skipped:", skipped)
 		}
 		first, second := nightly.Tick, nightly.Tick.Add(time.Hour)
@@ -86,7 +86,7 @@ func TestATickIsDecidedOnce(t *testing.T) {
 		decide(second.Add(time.Minute), first, second.Add(time.Minute), false, false) // too late
 		decide(second.Add(time.Minute), time.Time{}, time.Time{}, true, true)         // the second one is open
 		decide(second, time.Time{}, time.Time{}, true, false)                         // by hand: it fires already
-		schedule := expect.Got(s.Schedule(s.Context(), queue, "b"))(s)
+		schedule := expect.Got(s.Schedule(s.Context(), queue, "b", "a"))(s)
 		if want := []asynqredis.Firing{{Queue: queue, Batch: "b", Tick: second}}; !slices.Equal(schedule.Open, want) ||
 			!schedule.Last.Equal(second) || time.Since(schedule.Now).Abs() > time.Minute {
 			s.Errorf("%+v", schedule)
@@ -314,7 +314,7 @@ func TestTasksOfAFiringThatFailedAreRetried(t *testing.T) {
 		s.ok(s.Count(s.Context(), nightly, "failed", []int{0, 1, 2, 3}))
 		s.ok(s.inspector.DeleteTask(queue, nightly.ID(2)))
 		_, _ = s.Update(s.Context(), nightly, "holder", "phase", "ended") // repeated it has ended before
-		if schedule, err := s.Schedule(s.Context(), queue, nightly.Batch); err != nil || len(schedule.Open) != 0 {
+		if schedule, err := s.Schedule(s.Context(), queue, nightly.Batch, ""); err != nil || len(schedule.Open) != 0 {
 			s.Errorf("it has ended: %+v, %v", schedule, err)
 		}
 		ok, err = s.Want(s.Context(), nightly, "retry")
@@ -326,7 +326,7 @@ func TestTasksOfAFiringThatFailedAreRetried(t *testing.T) {
 		due, err := s.Due(s.Context(), queue, false, 10)
 		expect.That(s, err == nil && len(due) == 2 && due[0].Message.Retried() == 0 && due[0].Message.ID() == nightly.ID(0),
 			due, err)
-		schedule, err := s.Schedule(s.Context(), queue, nightly.Batch)
+		schedule, err := s.Schedule(s.Context(), queue, nightly.Batch, "")
 		expect.That(s, err == nil && len(schedule.Open) == 1, schedule, err)
 	})
 }

@@ -9,8 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// The fields that matter here of asynq's protobuf message of a task (its
-// internal/proto/asynq.proto).
+// The fields that matter here of asynq's protobuf message of a task (its internal/proto/asynq.proto).
 const (
 	fieldType         protowire.Number = 1
 	fieldPayload      protowire.Number = 2

@@ -1,25 +1,24 @@
 -- batch_fire.lua: decides all ticks of a batch up to a time, once, and records the firing of one of them.
 --
--- KEYS  1 the batch (hash): the last tick that was decided, and its firings that have not ended
---       2 all its firings (sorted set)
+-- KEYS  1 the batch (hash): its firings that have not ended  2 all its firings (sorted set)
+--       3 the last tick that was decided, by schedule (hash)
 -- ARGV  1 the last tick that was decided (s), as the caller knows it  2 the last that is decided now (s),
 --       or none to fire by hand  3 how long a firing is kept (s)
---       4 1 to skip the firing while another has not ended  5 its name  6 its tick (s), or none
+--       4 1 to skip the firing while another has not ended  5 its name  6 its tick (s), or none  7 its schedule
 -- reply 1 it fires, 0 none does or another scheduler was faster, -1 it is skipped
 
 local time, none = redis.call('TIME'), '-62135596800' -- year 1
 local key = KEYS[1] .. ':' .. ARGV[5]
 if ARGV[2] ~= none then
-  if (redis.call('HGET', KEYS[1], 'last') or none) ~= ARGV[1] then return 0 end
-  redis.call('HSET', KEYS[1], 'last', ARGV[2])
+  if (redis.call('HGET', KEYS[3], ARGV[7]) or none) ~= ARGV[1] then return 0 end
+  redis.call('HSET', KEYS[3], ARGV[7], ARGV[2])
 end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', time[1] - ARGV[3])) do
   if redis.call('EXISTS', KEYS[1] .. ':' .. name) == 0 then redis.call('ZREM', KEYS[2], name) end
 end
 if ARGV[6] == none then return 0 end
 if redis.call('EXISTS', key) == 0 then
-  local others = redis.call('HGET', KEYS[1], 'last') and 1 or 0 -- fields that are no firings
-  if ARGV[4] == '1' and redis.call('HLEN', KEYS[1]) > others then return -1 end
+  if ARGV[4] == '1' and redis.call('HLEN', KEYS[1]) > 0 then return -1 end
   redis.call('HSET', key, 'phase', 'new', 'begun', time[1])
   redis.call('EXPIRE', key, ARGV[3])
   redis.call('HSET', KEYS[1], ARGV[5], 'open')

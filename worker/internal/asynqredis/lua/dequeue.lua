@@ -55,9 +55,7 @@ for _, id in ipairs(ids or {}) do
     redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
     redis.call('HDEL', key, 'pending_since')
     keep_lock(found[4], id, found[5], true)
-    active[#active + 1] = id
-    new_record[#new_record + 1] = id
-    mine = true
+    active[#active + 1], new_record[#new_record + 1], mine = id, id, true
   end
   if mine then
     messages[#messages + 1] = message

@@ -10,6 +10,16 @@ local function keep_lock(lock, id, seconds, exactly)
   end
 end
 
+-- keep_waiting keeps a unique task's lock while the task waits for so many seconds, and then for as long as
+-- it was to last. If asynq's client stored the task, that is what is left of it at the first wait.
+local function keep_waiting(key, lock, id, seconds, wait)
+  if lock and not seconds and redis.call('GET', lock) == id then
+    seconds = redis.call('TTL', lock)
+    redis.call('HSET', key, 'sluice_lock', seconds)
+  end
+  keep_lock(lock, id, seconds and seconds + wait)
+end
+
 -- hold_task sets aside a task that was taken from its queue, until somebody moves it.
 local function hold_task(scheduled, key, id, lock, now)
   redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', 'held')

@@ -19,8 +19,8 @@ local now, reply, moved, pending, scores, lines = tonumber(ARGV[3]), {}, {}, {},
 for i = 5, #ARGV, 7 do
   local id, which, to, mark, message = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 5]
   local key = ARGV[1] .. id
-  local found = redis.call('HMGET', key, 'state', 'sluice_join', 'group', 'unique_key', 'sluice_lock')
-  local state, join, group, lock, seconds = unpack(found)
+  local state, join, group, lock, seconds =
+    unpack(redis.call('HMGET', key, 'state', 'sluice_join', 'group', 'unique_key', 'sluice_lock'))
   local moves
   if which == 'due' then
     local due = redis.call('ZSCORE', KEYS[1], id) or redis.call('ZSCORE', KEYS[2], id)
@@ -41,11 +41,7 @@ for i = 5, #ARGV, 7 do
     elseif to ~= 'pending' then
       redis.call('HSET', key, 'state', 'scheduled')
       scores[#scores + 1], scores[#scores + 2] = to, id
-      if mark ~= '' and lock and not seconds and redis.call('GET', lock) == id then -- asynq's client stored it
-        seconds = redis.call('TTL', lock)
-        redis.call('HSET', key, 'sluice_lock', seconds)
-      end
-      keep_lock(lock, id, seconds and to - now + seconds)
+      keep_waiting(key, lock, id, seconds, to - now)
       if mark ~= '' then
         redis.call('HSET', key, 'sluice_join', mark)
         lines[ARGV[i + 4]] = true

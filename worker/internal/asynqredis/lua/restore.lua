@@ -28,8 +28,7 @@ if score == '' then
   redis.call('RPUSH', KEYS[4], id) -- asynq takes from the right: the task is next again
 else
   redis.call('ZADD', KEYS[3], score, id)
-  -- A task of our client keeps its lock while it waits, and then for as long as its lock was to last.
-  keep_lock(found[5], id, found[6] and found[6] + score - ARGV[4])
+  keep_waiting(KEYS[6], found[5], id, found[6], score - ARGV[4])
 end
 if mark ~= '' and ARGV[6] ~= '' then join_line(KEYS[5], ARGV[6]) end
 return reply

@@ -36,8 +36,7 @@ for i = 5, #ARGV, 5 do
     redis.call('HSET', key, 'msg', ARGV[i + 1], 'state', 'scheduled', 'sluice_join', mark)
     if lock ~= '' then redis.call('HSET', key, 'unique_key', lock, 'sluice_lock', seconds) end
     if firing then redis.call('SETRANGE', fates, index, 's') end
-    scheduled[#scheduled + 1] = score
-    scheduled[#scheduled + 1] = id
+    scheduled[#scheduled + 1], scheduled[#scheduled + 2] = score, id
   end
   seen[key] = true
   reply[#reply + 1] = result

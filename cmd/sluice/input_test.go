@@ -114,16 +114,13 @@ func TestRunRefusesBadInput(t *testing.T) {
 				args = append(args, paths.Replace(a))
 			}
 			e := runMain(t.Context(), "", args...).want(t, exitBadInput, paths.Replace(c.want))
-			that(t, !strings.Contains(e.stderr, "secret") && e.stdout == "",
-				"stdout", e.stdout, "stderr", e.stderr)
+			that(t, !strings.Contains(e.stderr, "secret") && e.stdout == "", "stdout", e.stdout, "stderr", e.stderr)
 			out, err := os.ReadFile(d.path("out.jsonl"))
 			that(t, len(out) == 0, "-out holds", out, err)
 			equal(t, d.read("jobs.jsonl"), c.jobs, "the jobs became")
 		})
 	}
-	t.Cleanup(func() {
-		that(t, r.total() == 0, "calls", r.calls)
-	})
+	t.Cleanup(func() { that(t, r.total() == 0, "calls", r.calls) })
 }
 
 func TestJobsAreNamedByTheirFile(t *testing.T) {

@@ -54,10 +54,8 @@ func TestTheDemoTellsItsStory(t *testing.T) {
 		for _, text := range []string{
 			`78 jobs of 4 tenants, for an API that allows 4 calls per 1s of each tenant`,
 			`Those of "plain" come from a plain asynq client.`,
-			`After 2s the API grants half of its last limit, for 5s, without notice.`,
-			`2 s: \d+ of 78 jobs done`,
-			`All 78 jobs are done, in 2\d s.`,
-			`large 40 \d+\.\d s 2\d\.\d s \d`,
+			`After 2s the API grants half of its last limit, for 5s, without notice.`, `2 s: \d+ of 78 jobs done`,
+			`All 78 jobs are done, in 2\d s.`, `large 40 \d+\.\d s 2\d\.\d s \d`,
 			`4 calls per 1s of each tenant [34] 14 calls per 7s of each tenant 14 8 calls per 1s of all tenants together 8`,
 			`6 jobs of the plain client were denied when a worker picked them up.`,
 			`it refused [1-8] calls\..* The jobs have used 0 retries\.`,

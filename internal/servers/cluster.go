@@ -17,9 +17,7 @@ const nodeTimeout = 1000 * time.Millisecond
 
 // A RedisCluster is a running Redis Cluster. The slots are spread evenly over its first nodes, the
 // primaries. The further nodes are their replicas, in turns.
-type RedisCluster struct {
-	Nodes []*Process
-}
+type RedisCluster struct{ Nodes []*Process }
 
 // Cluster starts a Redis Cluster with that many replicas of each primary. It ends with the test.
 func Cluster(t testing.TB, primaries, replicas int, args ...string) *RedisCluster {

@@ -72,8 +72,7 @@ func TestFairSharesHaveNoError(t *testing.T) {
 	if e := shareErrorOf(fair, 3); math.Abs(e-(10./28*3-1)) > 1e-9 { // when the first has run all its ten
 		t.Errorf("in turn: %v, want a turn of 28", e)
 	}
-	expect.Equal(t, shareErrorOf(fifo, 3), 2,
-		"one after the other", "want 2: one tenant has three times its share")
+	expect.Equal(t, shareErrorOf(fifo, 3), 2, "one after the other", "want 2: one tenant has three times its share")
 }
 
 func TestAGrantIsMatchedToItsCall(t *testing.T) {

@@ -115,8 +115,7 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 		more++
 	}
 	expect.Equal(t, more, 2, "the tenant's limit is", 1+more)
-	expect.That(t, granted(t, l, "p", "zeta") && !granted(t, l, "p", "zeta"),
-		"the limit of another tenant is not 1")
+	expect.That(t, granted(t, l, "p", "zeta") && !granted(t, l, "p", "zeta"), "the limit of another tenant is not 1")
 	exempt := throttle.TenantOverride{Policy: "p", Tenant: "acme", Exempt: new(true)}
 	expect.Must(t, s.SetOverride(t.Context(), exempt, time.Hour, anna))
 	limitertest.Until(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
@@ -181,8 +180,7 @@ func TestInputIsCheckedBeforeWhatIsInForce(t *testing.T) {
 			row.name, row.err, "want", row.want)
 	}
 	changes, err := s.Changes(t.Context(), 10)
-	expect.That(t, err == nil && len(changes) == 1,
-		"the log has", changes, "want the published policies alone", err)
+	expect.That(t, err == nil && len(changes) == 1, "the log has", changes, "want the published policies alone", err)
 }
 
 // Tenants are bytes. JSON knows text only.
@@ -229,8 +227,7 @@ func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
 			expect.That(t, i <= 0 || c.Version == all[i-1].Version-1 && !c.At.IsZero(), "change", i, c)
 		}
 		want := []string{
-			`reset p/"" by anna: incident 7 ()`,
-			`resume p/"" by anna: incident 7 ()`,
+			`reset p/"" by anna: incident 7 ()`, `resume p/"" by anna: incident 7 ()`,
 			`pause p/"" by anna: incident 7 (for 1h)`,
 			`override p/"a b\n" by anna: incident 7 (hour 7, weight 2, not exempt for 1m)`,
 			`publish /"" by ben: more (added r, added r/hour, p/hour 1/h -> 2/h, removed q, removed q/hour)`,
@@ -298,6 +295,5 @@ func TestTheLogHasOldAndNewValues(t *testing.T) {
 	}
 	// Earlier policies can be published again.
 	got := control.Differences(changes[6].Policies, before)
-	expect.That(t, got == "" && len(changes[6].Policies) == 1,
-		"the log has other policies than were published", got)
+	expect.That(t, got == "" && len(changes[6].Policies) == 1, "the log has other policies than were published", got)
 }

@@ -104,9 +104,7 @@ func wants(data []byte) (messages []string) {
 var words = regexp.MustCompile(`([a-z])([A-Z])`)
 
 // key returns the key in policy files for a field of package throttle.
-func key(field string) string {
-	return strings.ToLower(words.ReplaceAllString(field, "${1}_$2"))
-}
+func key(field string) string { return strings.ToLower(words.ReplaceAllString(field, "${1}_$2")) }
 
 // Policy files have a key for each field of package throttle.
 func TestEveryFieldCanBeWritten(t *testing.T) {

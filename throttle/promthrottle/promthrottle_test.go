@@ -98,15 +98,10 @@ func TestMetricsOfALimiter(t *testing.T) {
 		join, full := ticket("b", "4"), ticket("a", "5")
 		full.Backlog = 1
 		expect.Must(t, expect.ErrOf(l.Line("api").Join(ctx, []throttle.Request{join, join, full})))
-		wantSeries(t, registry,
-			`sluice_grants_total{policy="api",source="reserve"} 2`,
-			`sluice_denials_total{by="hour",policy="api"} 1`,
-			`sluice_expected_wait_seconds{policy="api"} 2`,
-			`sluice_waiting{policy="api"} 2`,
-			`sluice_queue_waiting{class="live",policy="api",queue="q"} 2`,
-			`sluice_window_used_ratio{policy="api",window="all"} 0.2`,
-			`sluice_paused{by="upstream",policy="api"} 0`,
-		)
+		wantSeries(t, registry, `sluice_grants_total{policy="api",source="reserve"} 2`,
+			`sluice_denials_total{by="hour",policy="api"} 1`, `sluice_expected_wait_seconds{policy="api"} 2`,
+			`sluice_waiting{policy="api"} 2`, `sluice_queue_waiting{class="live",policy="api",queue="q"} 2`,
+			`sluice_window_used_ratio{policy="api",window="all"} 0.2`, `sluice_paused{by="upstream",policy="api"} 0`)
 		taken, err := l.Line("api").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 10})
 		expect.Require(t, err == nil && len(taken.Tickets) == 1, taken, err)
 		expect.Must(t, expect.ErrOf(granted.Reservation.Pause(ctx, 0, "")))
@@ -120,22 +115,15 @@ func TestMetricsOfALimiter(t *testing.T) {
 		wantSeries(t, registry, `sluice_policies_version{} 0`)
 		m.Observe(throttle.Publication{Version: 7})
 		m.Observe(throttle.Call{Err: fmt.Errorf("%w: gone", throttle.ErrUnavailable), Policy: "api", Script: "take", Took: time.Second})
-		wantSeries(t, registry,
-			`sluice_grants_total{policy="api",source="line"} 1`,
-			`sluice_window_used_ratio{policy="api",window="burst"} 1`,
-			`sluice_waiting{policy="api"} 1`,
-			`sluice_refusals_total{policy="api"} 1`,
-			`sluice_adapted_rate_ratio{policy="api"} 1`,
-			`sluice_wait_seconds{policy="api"} 2`,
-			`sluice_start_delay_seconds{policy="api"} 1`,
+		wantSeries(t, registry, `sluice_grants_total{policy="api",source="line"} 1`,
+			`sluice_window_used_ratio{policy="api",window="burst"} 1`, `sluice_waiting{policy="api"} 1`,
+			`sluice_refusals_total{policy="api"} 1`, `sluice_adapted_rate_ratio{policy="api"} 1`,
+			`sluice_wait_seconds{policy="api"} 2`, `sluice_start_delay_seconds{policy="api"} 1`,
 			`sluice_unavailable_requeues_total{policy="api"} 1`,
-			`sluice_observed_denials_total{by="hour",policy="api"} 2`,
-			`sluice_observed_wait_seconds{policy="api"} 1`,
-			`sluice_policies_version{} 7`,
-			`sluice_policies_unusable_total{} 1`,
+			`sluice_observed_denials_total{by="hour",policy="api"} 2`, `sluice_observed_wait_seconds{policy="api"} 1`,
+			`sluice_policies_version{} 7`, `sluice_policies_unusable_total{} 1`,
 			`sluice_grants_total{policy="api",source="failed_open"} 1`,
-			`sluice_script_errors_total{class="unavailable",policy="api",script="take"} 1`,
-		)
+			`sluice_script_errors_total{class="unavailable",policy="api",script="take"} 1`)
 
 		families := expect.Got(registry.Gather())(t)
 		problems, err := promlint.NewWithMetricFamilies(families).Lint()

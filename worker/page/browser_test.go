@@ -20,8 +20,7 @@ func TestThePageWorksInABrowser(t *testing.T) {
 	// Search, by keys.
 	b.open(s.url + "?policy=github")
 	b.key("Tab", 9, "")
-	expect.Equal(t, b.eval("document.activeElement.innerText"), "Skip to the content",
-		"the first key leads to")
+	expect.Equal(t, b.eval("document.activeElement.innerText"), "Skip to the content", "the first key leads to")
 	b.eval("document.getElementById('find').focus()")
 	b.call("Input.insertText", map[string]any{"text": "acme-4"})
 

@@ -23,10 +23,7 @@ var policies = []throttle.Policy{{
 		{Name: "calls", Limit: 2, Period: time.Minute},
 		{Name: "tokens", Unit: "tokens", Limit: 10_000, Period: time.Hour, Shared: true},
 	},
-}, {
-	Name:    "storage",
-	Windows: []throttle.Window{{Name: "writes", Limit: 10, Period: time.Second}},
-}}
+}, {Name: "storage", Windows: []throttle.Window{{Name: "writes", Limit: 10, Period: time.Second}}}}
 
 var errFull = errors.New("the disk is full")
 

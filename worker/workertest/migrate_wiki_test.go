@@ -38,9 +38,7 @@ func retryDelay(n int, err error, task *asynq.Task) time.Duration {
 }
 
 // retryAfter is what replaces all three.
-func retryAfter(d time.Duration) error {
-	return worker.RetryAfter(d)
-}
+func retryAfter(d time.Duration) error { return worker.RetryAfter(d) }
 
 // An api allows five calls in any ten seconds, of which a stranger takes the first two.
 type api struct {
@@ -79,8 +77,7 @@ func runAgainst(t *testing.T, c asynq.Config, policies []throttle.Policy, refuse
 	synctest.Test(t, func(t *testing.T) {
 		a.calls = []time.Time{time.Now(), time.Now()}
 		w := workertest.Start(t, workertest.Config{
-			Asynq: c, Policies: policies,
-			Handler: asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
+			Asynq: c, Policies: policies, Handler: asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 				time.Sleep(rand.N(10 * time.Millisecond))
 				number, err := strconv.Atoi(string(task.Payload()))
 				if err != nil {

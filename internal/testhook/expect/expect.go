@@ -89,6 +89,4 @@ func Err(t TB, err error, want any, about ...any) {
 }
 
 // told is what a failure is about, by its fields.
-func told(about []any) string {
-	return fmt.Sprintf(strings.Repeat("%+v ", len(about)), about...)
-}
+func told(about []any) string { return fmt.Sprintf(strings.Repeat("%+v ", len(about)), about...) }

@@ -25,8 +25,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		requeue(false)
 		s.wantStates("a scheduled")
 		info := expect.Got(s.inspector.GetTaskInfo(queue, "a"))(s)
-		expect.That(t, info.LastErr == "throttled: x" && !info.NextProcessAt.Before(at),
-			"asynq's tools show", info)
+		expect.That(t, info.LastErr == "throttled: x" && !info.NextProcessAt.Before(at), "asynq's tools show", info)
 		// Picked again: a requeue that is repeated leaves it to the server that has it now.
 		again := s.NewCall()
 		s.ok(expect.ErrOf(s.Pick(s.Context(), queue, again, s.waiting("a"))))
@@ -97,8 +96,7 @@ func TestARestoredTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 		s.ok(expect.ErrOf(s.Pick(s.Context(), queue, s.NewCall(), s.waiting("left"))))
 		s.restore(asynqredis.RestoreOptions{CallKey: call, At: time.Now().Add(time.Hour)}, "left", "waits")
 		due := expect.Got(s.Due(s.Context(), queue, false, 10))(s)
-		expect.That(t, len(due) == 1 && due[0].ID == "left" && due[0].Mark == asynqredis.FrontMark,
-			"due:", due)
+		expect.That(t, len(due) == 1 && due[0].ID == "left" && due[0].Mark == asynqredis.FrontMark, "due:", due)
 	})
 }
 

@@ -111,9 +111,7 @@ func (s *site) store(ids ...string) {
 }
 
 // key is the join key of a task that captured made.
-func (s *site) key(id string) string {
-	return s.captured(id).Message.JoinKey()
-}
+func (s *site) key(id string) string { return s.captured(id).Message.JoinKey() }
 
 func (s *site) waiting(ids ...string) (tasks []asynqredis.WaitingTask) {
 	for _, id := range ids {

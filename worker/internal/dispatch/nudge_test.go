@@ -35,8 +35,7 @@ func TestANudgeWakesAnIdleServer(t *testing.T) {
 		b.quiet = false
 		b.wait("default", "c")
 		time.Sleep(10 * time.Millisecond)
-		expect.Equal(t, b.client.LLen(b.Context(), "asynq:{default}:sluice:nudge").Val(), 1,
-			"nudges are left")
+		expect.Equal(t, b.client.LLen(b.Context(), "asynq:{default}:sluice:nudge").Val(), 1, "nudges are left")
 	})
 }
 

@@ -59,9 +59,7 @@ type bench struct {
 }
 
 // A wire is a connection with a fault, or nil.
-type wire struct {
-	atomic.Pointer[sitetest.Fault]
-}
+type wire struct{ atomic.Pointer[sitetest.Fault] }
 
 func (w *wire) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 	if fault := w.Load(); fault != nil {

@@ -24,8 +24,7 @@ import (
 // callsOfAsynq are the calls of asynq 0.26 that move a task: the SHA-1 of the script, its keys,
 // and its arguments ("task" is the encoded message; keys without "asynq:{QUEUE}").
 var callsOfAsynq = map[string]string{
-	"dequeue": "a8153319360adc71cdc370107f8ab9786f204765 " +
-		"keys :pending :paused :active :lease args int64 | :t:",
+	"dequeue": "a8153319360adc71cdc370107f8ab9786f204765 " + "keys :pending :paused :active :lease args int64 | :t:",
 	"forward scheduled": "522b1a6ae66fe79ea2f24a9af58798ab71879035 " +
 		"keys :scheduled :pending args int64 | :t: | int64 | :g:",
 	"forward retry": "522b1a6ae66fe79ea2f24a9af58798ab71879035 " +
@@ -45,8 +44,7 @@ var callsOfAsynq = map[string]string{
 	"complete, unique": "ce6833ccce362a8c0ee53beee413341daf52e39c " +
 		"keys :active :lease :completed :t:ID :processed:* :processed :unique:TYPE: " +
 		"args ID | int64 | int64 | task | int64",
-	"requeue": "f34cbfd11d1fc8019af55b50c447fc68eb8b29e5 " +
-		"keys :active :lease :pending :t:ID args ID",
+	"requeue": "f34cbfd11d1fc8019af55b50c447fc68eb8b29e5 " + "keys :active :lease :pending :t:ID args ID",
 }
 
 // The hook knows asynq's calls by their shape, and our scripts do in place of them what they do to

@@ -180,9 +180,7 @@ func (d *drain) finish(promoted time.Time, twice int) {
 // new one then waits for the old one to become its replica.
 func TestADrainGoesOnAfterASentinelFailover(t *testing.T) {
 	t.Parallel()
-	asked := func(t *testing.T, s *servers.Sentinels) {
-		expect.Must(t, s.Failover(t.Context()))
-	}
+	asked := func(t *testing.T, s *servers.Sentinels) { expect.Must(t, s.Failover(t.Context())) }
 	const some, any = 2 * drainSlots, 1000
 	for _, row := range []struct {
 		name  string

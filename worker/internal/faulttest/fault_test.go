@@ -42,8 +42,7 @@ func TestCallsAreLost(t *testing.T) {
 		expect.That(t, f.Count() != 0, "no call was lost")
 		sitetest.WantNeverOver(t, s.Grants(), 4, 5*time.Second)
 		s.WantCounters(sitetest.Counters{Processed: 30})
-		expect.Equal(t, s.Redis.ZCard(t.Context(), "asynq:{default}:completed").Val(), 30,
-			"tasks are completed")
+		expect.Equal(t, s.Redis.ZCard(t.Context(), "asynq:{default}:completed").Val(), 30, "tasks are completed")
 		keys := s.Redis.Keys(t.Context(), "sluice:{*}:*").Val()
 		expect.That(t, len(keys) <= 0, "left behind:", keys)
 	})

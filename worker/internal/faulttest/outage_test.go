@@ -133,8 +133,7 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 			!strings.Contains(task.LastErr, "time ran out before the limiter had answered") {
 			t.Errorf("the task is %v, last error %q", task.State, task.LastErr)
 		}
-		expect.That(t, len(s.Runs()) == 0 && s.Logs.Count("time ran out") == 1,
-			"ran", s.Runs(), ", log:", s.Logs)
+		expect.That(t, len(s.Runs()) == 0 && s.Logs.Count("time ran out") == 1, "ran", s.Runs(), ", log:", s.Logs)
 		late.Store(false)
 		time.Sleep(time.Minute)
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})

@@ -174,8 +174,7 @@ func TestWorkerIsKilled(t *testing.T) {
 					n := len(active)
 					expect.That(t, n >= row.active && n <= 2, n, "tasks are active")
 					charged := s.Used() - filled
-					expect.That(t, charged <= row.lost,
-						charged, "units are charged, want", row.lost, "at most")
+					expect.That(t, charged <= row.lost, charged, "units are charged, want", row.lost, "at most")
 					waits := s.Redis.ZRange(t.Context(), "asynq:{default}:scheduled", 0, -1).Val()
 					for _, id := range waits {
 						if task := s.Task(id); task.Retried != 0 || !strings.HasPrefix(task.LastErr, "throttled: ") {

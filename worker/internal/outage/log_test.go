@@ -59,13 +59,11 @@ func TestAnOutageIsLoggedWhileItLasts(t *testing.T) {
 		time.Sleep(overAfter)
 		o.Answered(0)
 		o.Failed(errGone, "policy", "mail")
-	}),
-		`level=ERROR msg="worker: asynq's Redis is unavailable" policy=api`,
+	}), `level=ERROR msg="worker: asynq's Redis is unavailable" policy=api`,
 		`level=ERROR msg="worker: asynq's Redis is still unavailable" for=1m0s failures=7 policy=api`,
 		`level=ERROR msg="worker: asynq's Redis is still unavailable" for=2m0s failures=13 policy=api`,
 		`level=INFO msg="worker: asynq's Redis is available again" after=3m10s failures=16`,
-		`level=ERROR msg="worker: asynq's Redis is unavailable" policy=mail`,
-	)
+		`level=ERROR msg="worker: asynq's Redis is unavailable" policy=mail`)
 }
 
 // A take that a busy host answers too late is no outage. Takes that miss for two seconds are one.
@@ -95,8 +93,6 @@ func TestAClockThatWasSetBackIsLogged(t *testing.T) {
 		o.Answered(0)
 		time.Sleep(time.Minute)
 		o.Answered(0)
-	}),
-		`level=ERROR msg="worker: the limiter is unavailable" policy=api`,
-		`level=INFO msg="worker: the limiter is available again" after=30s failures=1`,
-	)
+	}), `level=ERROR msg="worker: the limiter is unavailable" policy=api`,
+		`level=INFO msg="worker: the limiter is available again" after=30s failures=1`)
 }

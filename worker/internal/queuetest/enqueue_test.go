@@ -140,8 +140,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 			stored := expect.Got(s.Inspector.GetTaskInfo("my queue", id))(t)
 			for _, got := range []*asynq.TaskInfo{info, stored} {
 				if got.Queue != "my queue" || got.ID != id || got.MaxRetry != 3 || got.Retention != time.Hour ||
-					got.Timeout != time.Minute ||
-					!got.Deadline.Equal(deadline) || got.State != state {
+					got.Timeout != time.Minute || !got.Deadline.Equal(deadline) || got.State != state {
 					t.Errorf("%+v, want it %v", got, state)
 				}
 			}

@@ -203,8 +203,7 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 						Policy: "api", Window: own.Windows[0].Name, Field: "cost requests", Value: row.reserve,
 						Hint: fmt.Sprintf("never fits beside the %d that the job holds: the window holds 2 at most", row.cost),
 					}
-					expect.That(t, errors.As(err, &never) && *never == want,
-						"reserved:", err, ", want", &want)
+					expect.That(t, errors.As(err, &never) && *never == want, "reserved:", err, ", want", &want)
 					s.WaitState(asynq.TaskStateArchived, "t")
 				} else {
 					expect.Err(t, err, new(*throttle.DeniedError), "reserved:")

@@ -138,8 +138,7 @@ func TestALookupThatPanicsFailsItsTasks(t *testing.T) {
 		}
 		expect.Equal(t, s.Logs.Count("function=Tenants"), 1, "it is logged", "times")
 		var invalid *throttle.RequestError
-		expect.Err(t, expect.ErrOf(s.Client(s.Limiter).Enqueue(sitetest.AcmeTask())), &invalid,
-			"a client's lookup:")
+		expect.Err(t, expect.ErrOf(s.Client(s.Limiter).Enqueue(sitetest.AcmeTask())), &invalid, "a client's lookup:")
 	})
 }
 

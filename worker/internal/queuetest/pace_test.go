@@ -91,8 +91,7 @@ func TestClockOfRedisMovesUnderABacklog(t *testing.T) {
 		ran(15, "5 s after the clock went ahead") // the window opened at once
 		ahead.Store(int64(-39 * time.Second))
 		time.Sleep(3 * time.Second)
-		expect.Equal(t, s.Logs.Count("the clock of Redis was set back"), 1,
-			"want it logged within 3 s", s.Logs)
+		expect.Equal(t, s.Logs.Count("the clock of Redis was set back"), 1, "want it logged within 3 s", s.Logs)
 		before := s.Granted()
 		time.Sleep(90 * time.Second)
 		ran(before, "while the clock is behind")

@@ -116,15 +116,11 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 			return worker.NewTask(identity, typename, []byte(fmt.Sprint(opts)), opts...)
 		}
 		tasks := []*asynq.Task{
-			task("x", 1, asynq.TaskID("a")),
-			nil,
-			task("x", 1, asynq.TaskID("a"), asynq.Retention(time.Hour)),
-			task("x", 2, asynq.TaskID("never")),
-			asynq.NewTask("x", nil, asynq.TaskID("nobody's")),
+			task("x", 1, asynq.TaskID("a")), nil, task("x", 1, asynq.TaskID("a"), asynq.Retention(time.Hour)),
+			task("x", 2, asynq.TaskID("never")), asynq.NewTask("x", nil, asynq.TaskID("nobody's")),
 			task("unmatched", 1, asynq.TaskID("plain")),
 			task("x", 1, asynq.TaskID("later"), asynq.ProcessIn(time.Hour)),
-			task("other", 1, asynq.TaskID("b"), asynq.Queue("low")),
-			task("other", 1, asynq.TaskID("c")),
+			task("other", 1, asynq.TaskID("b"), asynq.Queue("low")), task("other", 1, asynq.TaskID("c")),
 			task("x", 1, asynq.TaskID("late"), asynq.Deadline(time.Now().Add(time.Minute))),
 			task("x", 1, asynq.TaskID("u1"), asynq.Unique(time.Hour)),
 			task("x", 1, asynq.TaskID("u2"), asynq.Unique(time.Hour)),
@@ -150,8 +146,7 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 		} {
 			got := results[i]
 			if want.err != nil {
-				expect.That(t, got.Info == nil && got.Err != nil && want.err(got.Err),
-					"task", i, got.Info, got.Err)
+				expect.That(t, got.Info == nil && got.Err != nil && want.err(got.Err), "task", i, got.Info, got.Err)
 				continue
 			}
 			if got.Err != nil || got.Info.State != want.state ||

@@ -52,8 +52,7 @@ func TestEarliestResetKnowsNoLine(t *testing.T) {
 		s.EnqueueMany("acme", 0, 15)
 		begun := time.Now()
 		e := s.JoinMany(s.Client(s.Limiter), "acme", 15, 1)[0]
-		expect.That(t, e.Info.State == asynq.TaskStatePending && !e.Start.Joined,
-			"enqueued as", e.Info.State)
+		expect.That(t, e.Info.State == asynq.TaskStatePending && !e.Start.Joined, "enqueued as", e.Info.State)
 		time.Sleep(5 * time.Second)
 		s.WantNobodyInLine()
 		if tasks, err := s.Inspector.ListScheduledTasks("default"); err != nil || len(tasks) != 11 ||

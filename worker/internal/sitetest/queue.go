@@ -70,8 +70,7 @@ func (s *Site) Counters() Counters {
 		return n
 	}
 	return Counters{
-		Processed: number("processed"),
-		Failed:    number("failed"),
+		Processed: number("processed"), Failed: number("failed"),
 		Active:    s.Redis.LLen(ctx, "asynq:{default}:active").Val(),
 		Leases:    s.Redis.ZCard(ctx, "asynq:{default}:lease").Val(),
 		Scheduled: s.Redis.ZCard(ctx, "asynq:{default}:scheduled").Val(),

@@ -125,27 +125,23 @@ func NewInBubble(t *testing.T, policies ...throttle.Policy) *Site {
 // Configs are those of a server that records the calls of the user's functions.
 func (s *Site) Configs() (asynq.Config, worker.Config) {
 	return asynq.Config{
-			Concurrency:              4,
-			DelayedTaskCheckInterval: 100 * time.Millisecond,
-			ErrorHandler: asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) {
-				s.Mu.Lock()
-				defer s.Mu.Unlock()
-				s.Reported = append(s.Reported, err)
-			}),
-			IsFailure: func(err error) bool {
-				s.Mu.Lock()
-				defer s.Mu.Unlock()
-				s.Asked = append(s.Asked, err)
-				return true
-			},
-			LogLevel:          asynq.FatalLevel,
-			RetryDelayFunc:    func(int, error, *asynq.Task) time.Duration { return 0 },
-			TaskCheckInterval: 20 * time.Millisecond,
-		}, worker.Config{
-			Limiter:    s.Limiter,
-			Logger:     slog.New(slog.NewTextHandler(s.Logs, nil)),
-			OnDecision: s.Note,
-		}
+		Concurrency:              4,
+		DelayedTaskCheckInterval: 100 * time.Millisecond,
+		ErrorHandler: asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) {
+			s.Mu.Lock()
+			defer s.Mu.Unlock()
+			s.Reported = append(s.Reported, err)
+		}),
+		IsFailure: func(err error) bool {
+			s.Mu.Lock()
+			defer s.Mu.Unlock()
+			s.Asked = append(s.Asked, err)
+			return true
+		},
+		LogLevel:          asynq.FatalLevel,
+		RetryDelayFunc:    func(int, error, *asynq.Task) time.Duration { return 0 },
+		TaskCheckInterval: 20 * time.Millisecond,
+	}, worker.Config{Limiter: s.Limiter, Logger: slog.New(slog.NewTextHandler(s.Logs, nil)), OnDecision: s.Note}
 }
 
 // Serve starts a server of ours that ends with the test.

@@ -28,8 +28,7 @@ func TestDrainOutlivesALossOfRedis(t *testing.T) {
 			calls.Add(1)
 			return http.StatusOK, ""
 		})
-		expect.That(t, s.Succeeded == 5 && len(results) == 5 && calls.Load() == 5,
-			s, results, calls.Load(), "calls")
+		expect.That(t, s.Succeeded == 5 && len(results) == 5 && calls.Load() == 5, s, results, calls.Load(), "calls")
 		took := time.Since(start)
 		expect.That(t, took >= 150*time.Second && took <= 155*time.Second, "it took", took, "2 jobs at once, 2 after the loss, 1 two minutes later")
 	})
@@ -53,8 +52,7 @@ func TestSlotsAreFewerThanGrants(t *testing.T) {
 			now.Add(-1)
 			return http.StatusOK, ""
 		})
-		expect.That(t, s.Succeeded == 20 && most.Load() == 8,
-			s, "at most", most.Load(), "calls at a time")
+		expect.That(t, s.Succeeded == 20 && most.Load() == 8, s, "at most", most.Load(), "calls at a time")
 		for i := range begun[5:] {
 			span := begun[i+5] - begun[i]
 			expect.That(t, span >= 9*time.Second, "6 calls within", span)

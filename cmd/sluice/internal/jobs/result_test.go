@@ -50,17 +50,13 @@ func TestALogGoesOnWhereItEnded(t *testing.T) {
 func TestLogRefusesOtherFiles(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{
-		`{"tenant":"a","url":"http://x/"}` + "\n",
-		"# notes\n",
-		`{"tenant":"a"}` + "\n",
-		`{"id":"a"}{"id":"b"}` + "\n",
-		`{"tenant":"a","url":"http://x/"}`, `{"id":"a","url":"http://x/"}`, "token",
+		`{"tenant":"a","url":"http://x/"}` + "\n", "# notes\n", `{"tenant":"a"}` + "\n",
+		`{"id":"a"}{"id":"b"}` + "\n", `{"tenant":"a","url":"http://x/"}`, `{"id":"a","url":"http://x/"}`, "token",
 	} {
 		path := filepath.Join(t.TempDir(), "out.jsonl")
 		os.WriteFile(path, []byte(text), 0o644)
 		_, err := OpenLog(path)
-		expect.That(t, err != nil && strings.HasPrefix(err.Error(), path+":1: is not a result: "),
-			text, err)
+		expect.That(t, err != nil && strings.HasPrefix(err.Error(), path+":1: is not a result: "), text, err)
 		got, _ := os.ReadFile(path)
 		expect.That(t, string(got) == text, text, "became", got)
 	}

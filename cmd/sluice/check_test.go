@@ -162,9 +162,7 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 				for i, p := range pair {
 					printed[i] = runMain(t.Context(), "policies: ["+p+"]\n", args...).want(t, exitDone).stdout
 				}
-				if printed[0] == printed[1] {
-					t.Errorf("%s.%s: %q prints the same for %s and %s:\n%s", c.of.Name(), field.Name, args, pair[0], pair[1], printed[0])
-				}
+				that(t, printed[0] != printed[1], c.of.Name(), field.Name, args, "is the same for", pair, printed[0])
 			}
 		}
 	}

@@ -110,8 +110,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		that(t, len(log) == 3 && log[0].Kind == "clear", log)
 		// Tasks of two tenants wait behind a full window.
 		asynqs := asynq.RedisClientOpt{Addr: client.Options().Addr}
-		policies, err := policyfile.Load(d.path("policies.yml"))
-		must(t, err)
+		policies := valueOf(policyfile.Load(d.path("policies.yml")))(t)
 		policies[0].Windows[1].Limit = 1
 		limiter, err := throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.DiscardHandler), Policies: policies})
 		must(t, err)
@@ -124,8 +123,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 			must(t, errOf(limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: id.Tenant})))
 		}
 		wait := func() int64 {
-			n, err := limiter.Line("api").Len(t.Context())
-			must(t, err)
+			n := valueOf(limiter.Line("api").Len(t.Context()))(t)
 			return n
 		}
 		says(run("drop", "api", "acme"), `tenant "acme" of api: would archive 3 waiting tasks. Nothing is changed: --yes does it.`)

@@ -206,9 +206,7 @@ func (d workspace) write(name, text string) {
 
 func (d workspace) read(name string) string {
 	d.t.Helper()
-	data, err := os.ReadFile(d.path(name))
-	must(d.t, err)
-	return string(data)
+	return string(valueOf(os.ReadFile(d.path(name)))(d.t))
 }
 
 // args are those of a run with all files of the workspace.
@@ -246,11 +244,10 @@ func TestHelpTeachesByExample(t *testing.T) {
 		for _, args := range same {
 			e := runMain(t.Context(), "", args...)
 			// It teaches by example, and says what the exit codes mean.
-			if e.code != 0 || e.stderr != "" || strings.Contains(e.stdout, "{{") ||
-				!strings.HasPrefix(e.stdout, strings.TrimSpace("sluice "+page)+" ") ||
-				!strings.Contains(e.stdout, "\n  sluice "+page) || !strings.Contains(e.stdout, "\nExit code") {
-				t.Errorf("%q: exit code %d, stderr %q, stdout:\n%s", args, e.code, e.stderr, e.stdout)
-			}
+			that(t, e.code == 0 && e.stderr == "" && !strings.Contains(e.stdout, "{{") &&
+				strings.HasPrefix(e.stdout, strings.TrimSpace("sluice "+page)+" ") &&
+				strings.Contains(e.stdout, "\n  sluice "+page) && strings.Contains(e.stdout, "\nExit code"), args,
+				"exit code", e.code, "stderr", e.stderr, "stdout:", e.stdout)
 			for line := range strings.Lines(e.stdout) {
 				width := len([]rune(strings.TrimSuffix(line, "\n")))
 				that(t, width <= 120, args, "a line is too wide for a terminal", line)
@@ -266,9 +263,7 @@ func TestHelpTeachesByExample(t *testing.T) {
 // docs/reference/sluice.md is the reference: it knows every command, flag and field of a job.
 func TestDocsKnowEveryFlag(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/reference/sluice.md")
-	must(t, err)
-	docs := string(text)
+	docs := string(valueOf(os.ReadFile("../../docs/reference/sluice.md"))(t))
 	var know func(commands []*cli.Command)
 	know = func(commands []*cli.Command) {
 		for _, c := range commands {
@@ -311,16 +306,14 @@ func TestVersionIsPrinted(t *testing.T) {
 func TestHelpShowsWhatWorks(t *testing.T) {
 	t.Parallel()
 	for _, page := range []string{"run", "batch", "check"} {
-		text, err := helpTexts.ReadFile("help/" + page + ".txt")
-		must(t, err)
+		text := valueOf(helpTexts.ReadFile("help/" + page + ".txt"))(t)
 		_, policies, _ := strings.Cut(string(text), "\n  policies:\n")
 		policies, _, _ = strings.Cut(policies, "\n\n")
 		d := newWorkspace(t, "policies:\n"+strings.ReplaceAll(policies, "\n  ", "\n")[2:], "")
 		d.write("addresses.jsonl", "") // one of them reads it
 		runMain(t.Context(), "", "check", d.path("policies.yml")).want(t, exitDone)
 	}
-	text, err := helpTexts.ReadFile("help/run.txt")
-	must(t, err)
+	text := valueOf(helpTexts.ReadFile("help/run.txt"))(t)
 	between := func(begin, end string) string {
 		_, rest, _ := strings.Cut(string(text), begin)
 		part, _, found := strings.Cut(rest, end)
@@ -382,6 +375,9 @@ func TestUnknownCommands(t *testing.T) {
 
 // columns takes the padding out of a table.
 func columns(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+// valueOf is expect.Got.
+func valueOf[V any](v V, err error) func(expect.TB) V { return expect.Got(v, err) }
 
 var (
 	contains = expect.Contains

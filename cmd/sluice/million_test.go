@@ -25,8 +25,7 @@ func BenchmarkCommandsAtAMillion(b *testing.B) {
 	policies := []throttle.Policy{{Name: "p", Match: []string{"call"}, Windows: []throttle.Window{
 		{Name: "shared", Limit: 100, Period: time.Second, Shared: true}, {Name: "own", Limit: 5, Period: time.Minute},
 	}}}
-	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
-	must(b, err)
+	limiter := valueOf(throttle.New(throttle.Config{Client: client, Policies: policies}))(b)
 	const tenants, each, chunk = 100_000, 10, 500
 	for at := 0; at < tenants*each; at += chunk {
 		requests := make([]throttle.Request, chunk)
@@ -34,12 +33,10 @@ func BenchmarkCommandsAtAMillion(b *testing.B) {
 			n := at + i
 			requests[i] = throttle.Request{Policy: "p", Tenant: fmt.Sprint("tenant-", n%tenants), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(n)}}
 		}
-		_, err := limiter.Line("p").Join(b.Context(), requests)
-		must(b, err)
+		must(b, errOf(limiter.Line("p").Join(b.Context(), requests)))
 	}
 	store := control.StoreOf(limiter)
-	_, err = store.Publish(b.Context(), policies, 0, control.Author{Who: "ada", Why: "test"})
-	must(b, err)
+	must(b, errOf(store.Publish(b.Context(), policies, 0, control.Author{Who: "ada", Why: "test"})))
 	tasks, err := worker.NewClient(asynq.RedisClientOpt{Addr: addr}, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
 	must(b, err)
 	defer tasks.Close()

@@ -58,9 +58,8 @@ policies:
 		}
 		cmd.Process.Signal(signal)
 		var exit *exec.ExitError
-		if err := cmd.Wait(); !errors.As(err, &exit) {
-			t.Fatalf("it ended by itself: %v; stderr:\n%s", err, stderr.String())
-		}
+		err := cmd.Wait()
+		require(t, errors.As(err, &exit), "it ended by itself:", err, "stderr:", stderr.String())
 		r.CloseClientConnections() // no call is still on its way
 		underWay = map[string]bool{}
 		out, _ := os.ReadFile(d.path("out.jsonl"))
@@ -94,9 +93,9 @@ policies:
 			lost := strings.HasSuffix(res.Error, "no retry is left: the call may have been made")
 			// It may have been killed after it noted that it calls, and before it did.
 			that(t, res.Error == "" || once && lost && (underWay[id] || calls == 0), res)
-			if calls > 1 && (once || !underWay[id]) || calls > 2 || res.Error == "" && calls < 1 {
-				t.Errorf("called %d times (under way at the kill: %v, may be repeated: %v): %+v", calls, underWay[id], !once, res)
-			}
+			that(t, calls <= 1 || calls == 2 && !once && underWay[id], calls, "calls of", res,
+				"under way at the kill:", underWay[id], "may be repeated:", !once)
+			that(t, res.Error != "" || calls >= 1, "it has a result, and was not called", res)
 		}
 	})
 
@@ -112,9 +111,8 @@ policies:
 			that(t, !open, id, "was called and has no result")
 		}
 		e.says(t, `"jobs": 60,`)
-		if out, err := program(args...).CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		out, err := program(args...).CombinedOutput()
+		require(t, err == nil, err, string(out))
 		results := d.results("out.jsonl")
 		that(t, len(results) == 60 && r.total() == 60, len(results), r.total())
 	})
@@ -125,8 +123,7 @@ func TestTimesAreUTC(t *testing.T) {
 	t.Parallel()
 	cmd := program("pause", "api", "--for", "1h", "--by", "anna", "--why", "x", "--redis", "redis://"+throttletest.Miniredis(t).Addr())
 	cmd.Env = append(cmd.Env, "TZ=Asia/Tokyo")
-	out, err := cmd.Output()
-	must(t, err)
+	out := valueOf(cmd.Output())(t)
 	until, err := time.Parse("api is paused until 2006-01-02 15:04:05 UTC\n", string(out))
 	that(t, err == nil && time.Until(until).Round(time.Minute) == time.Hour, string(out), err)
 }

@@ -210,8 +210,7 @@ policies:
 				want(t, exitDone, "2 jobs: 2 succeeded")
 		}
 		equal(t, r.total(), 6, "calls")
-		keys, err := client.Keys(t.Context(), "*sluice:{api}:*").Result()
-		must(t, err)
+		keys := valueOf(client.Keys(t.Context(), "*sluice:{api}:*").Result())(t)
 		seen := map[string]bool{}
 		for _, key := range keys {
 			prefix, _, _ := strings.Cut(key, "sluice:{")
@@ -241,18 +240,15 @@ func newCerts(t *testing.T) certs {
 	}
 	serial := int64(0)
 	sign := func(name string, template, parent *x509.Certificate, by *ecdsa.PrivateKey) (cert, keyFile string, key *ecdsa.PrivateKey) {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		must(t, err)
+		key = valueOf(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 		if by == nil {
 			by = key
 		}
 		serial++
 		template.SerialNumber, template.Subject = big.NewInt(serial), pkix.Name{CommonName: name}
 		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
-		der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by)
-		must(t, err)
-		keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-		must(t, err)
+		der := valueOf(x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by))(t)
+		keyDER := valueOf(x509.MarshalPKCS8PrivateKey(key))(t)
 		return write(name+".crt", "CERTIFICATE", der), write(name+".key", "PRIVATE KEY", keyDER), key
 	}
 	ca := &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}

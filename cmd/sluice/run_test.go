@@ -55,9 +55,8 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 			if want.ID == "nobody" && strings.Contains(r.Error, "connection refused") {
 				r.Error = ""
 			}
-			if r.WaitedMS, r.StartedAt = 0, (time.Time{}); !reflect.DeepEqual(r, want) {
-				t.Errorf("got  %+v\nwant %+v", r, want)
-			}
+			r.WaitedMS, r.StartedAt = 0, (time.Time{})
+			that(t, reflect.DeepEqual(r, want), "got", r, "want", want)
 		}
 		post := r.last["/post"]
 		that(t, post.Method == "POST" && post.Host == "example.org" && post.Header.Get("X-Own") == "yes", post)
@@ -75,8 +74,7 @@ const closed = "127.0.0.1:1"
 // freePort is the address of a port for a server.
 func freePort(t *testing.T) string {
 	t.Helper()
-	port, err := servers.FreePort()
-	must(t, err)
+	port := valueOf(servers.FreePort())(t)
 	return fmt.Sprint("127.0.0.1:", port)
 }
 

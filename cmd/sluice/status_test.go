@@ -42,16 +42,13 @@ type liveWorkspace struct {
 
 func newLiveWorkspace(t *testing.T, policyFile string) liveWorkspace {
 	d := liveWorkspace{workspace: newWorkspace(t, policyFile, ""), addr: throttletest.Redis(t)}
-	policies, err := policyfile.Load(d.path("policies.yml"))
-	must(t, err)
+	policies := valueOf(policyfile.Load(d.path("policies.yml")))(t)
 	client := redis.NewClient(&redis.Options{Addr: d.addr})
 	t.Cleanup(func() { client.Close() })
 	counter := usage.New()
-	if d.limiter, err = throttle.New(throttle.Config{
+	d.limiter = valueOf(throttle.New(throttle.Config{
 		Client: client, Name: "worker-7", Observer: counter.Observe, Policies: policies,
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	d.flush = counter.Start(d.limiter)
 	return d
 }
@@ -60,8 +57,7 @@ func newLiveWorkspace(t *testing.T, policyFile string) liveWorkspace {
 func (d liveWorkspace) reserves(t *testing.T, tenant, ticket string) throttle.Decision {
 	t.Helper()
 	r := throttle.Request{Policy: "api", Tenant: tenant, Ticket: throttle.Ticket{Queue: "0a/default", ID: ticket}}
-	decision, err := d.limiter.Reserve(t.Context(), r)
-	must(t, err)
+	decision := valueOf(d.limiter.Reserve(t.Context(), r))(t)
 	return decision
 }
 
@@ -227,8 +223,7 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 	var log bytes.Buffer
 	follow := func(name string, keep bool) {
 		c.Logger, c.Name, c.Policies = slog.New(slog.NewTextHandler(&log, nil)), name, d.limiter.Policies()
-		l, err := throttle.New(c)
-		must(t, err)
+		l := valueOf(throttle.New(c))(t)
 		f := control.StoreOf(l).Follow(t.Context(), control.FollowConfig{KeepPolicies: keep})
 		t.Cleanup(func() { f.Close() })
 	}
@@ -241,10 +236,8 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 	digest, _, _ = strings.Cut(digest, " ")
 	for i, text := range []string{log.String()[:own], log.String()[own:]} {
 		want := []string{`keeps its own"=false`, `keeps its own"=true`}[i]
-		if !strings.Contains(text, "level=WARN") || !strings.Contains(text, "own="+digest+" published=1 \""+want) ||
-			!strings.Contains(text, `differs="api/shared 2/h -> 3/h"`) {
-			t.Errorf("%s", text)
-		}
+		that(t, strings.Contains(text, "level=WARN") && strings.Contains(text, "own="+digest+" published=1 \""+want) &&
+			strings.Contains(text, `differs="api/shared 2/h -> 3/h"`), text)
 	}
 	e := d.look("status").want(t, exitDone)
 	wantLines(t, e.stdout, "1 process runs its own policies "+digest+": w-3", `2 processes run published version 1: "w\x1b2", w-1`)
@@ -285,16 +278,14 @@ func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 	watch := throttle.Policy{Name: "watch", Match: []string{"w"}, Observe: true, Windows: published[0].Windows[1:]}
 	publish := func(version int64, policies ...throttle.Policy) {
 		t.Helper()
-		_, err := store.Publish(t.Context(), policies, version, control.Author{Who: "ada", Why: "test"})
-		must(t, err)
+		must(t, errOf(store.Publish(t.Context(), policies, version, control.Author{Who: "ada", Why: "test"})))
 	}
 	publish(0, published[0], watch)
 	fleet := make([]*throttle.Limiter, 3)
 	for i := range fleet {
 		c := d.limiter.Config()
 		c.Logger, c.Name, c.Policies = slog.New(slog.DiscardHandler), fmt.Sprint("w-", i), nil
-		limiter, err := throttle.New(c)
-		must(t, err)
+		limiter := valueOf(throttle.New(c))(t)
 		fleet[i] = limiter
 		f := control.StoreOf(limiter).Follow(t.Context(), control.FollowConfig{})
 		t.Cleanup(func() { f.Close() })
@@ -317,8 +308,7 @@ func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 			}
 			for i, tenant := range tenants {
 				task := worker.NewTask(worker.Identity{Tenant: tenant}, "call", nil)
-				_, err := client.EnqueueContext(t.Context(), task, asynq.TaskID(fmt.Sprint("t", i)))
-				must(t, err)
+				must(t, errOf(client.EnqueueContext(t.Context(), task, asynq.TaskID(fmt.Sprint("t", i)))))
 			}
 		}, []string{
 			"policies: published version 1", "3 processes run published version 1: w-0, w-1, w-2", "5 tickets waiting", " shared 4 4 requests",
@@ -332,8 +322,7 @@ func TestStatusTellsWhatTheFleetObeys(t *testing.T) {
 			must(t, fleet[1].Attach(granted.Reservation).ReportRemaining(t.Context(), throttle.Requests, 1, time.Hour))
 		}, []string{"1 requests left until "}},
 		{"it refuses", func() {
-			_, err := fleet[1].Attach(granted.Reservation).Pause(t.Context(), time.Hour, "429")
-			must(t, err)
+			must(t, errOf(fleet[1].Attach(granted.Reservation).Pause(t.Context(), time.Hour, "429")))
 		}, []string{`by the upstream's 429 to "\x1b[2J", reported by w-1`, "refused once since "}},
 		{"an operator pauses", func() { act("pause", "api", "--for", "3h") }, []string{"by hand: INC-7, set by anna"}},
 		{"the policy is removed", func() { publish(2, watch) }, []string{"the policy was removed: what waits goes on by its last windows"}},

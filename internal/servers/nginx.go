@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 // A Zone is one limit_req of nginx: a leaky bucket that leaks Rate requests a second and, as it has
@@ -26,9 +28,7 @@ type NginxProcess struct {
 func Nginx(t testing.TB, upstream string, zones ...Zone) *NginxProcess {
 	t.Helper()
 	if _, err := exec.LookPath("nginx"); err != nil {
-		if os.Getenv(requireEnv) != "" {
-			t.Fatalf("nginx is not installed, and %s is set", requireEnv)
-		}
+		expect.Require(t, os.Getenv(requireEnv) == "", "nginx is not installed, and", requireEnv, "is set")
 		t.Skip("nginx is not installed: scripts/test installs it")
 	}
 	dir := t.TempDir()
@@ -42,15 +42,12 @@ func Nginx(t testing.TB, upstream string, zones ...Zone) *NginxProcess {
 		apply.WriteString(";\n")
 	}
 	log := filepath.Join(dir, "error.log")
-	p, err := startOnFreePort(log, func(port int) (*exec.Cmd, error) {
+	p := expect.Got(startOnFreePort(log, func(port int) (*exec.Cmd, error) {
 		text := strings.NewReplacer("DIR", dir, "LISTEN", fmt.Sprintf("127.0.0.1:%d", port), "UPSTREAM", upstream,
 			"DEFINE", define.String(), "APPLY", apply.String()).Replace(nginxConfig)
 		config := filepath.Join(dir, "nginx.conf")
 		return exec.Command("nginx", "-p", dir, "-c", config, "-e", log), os.WriteFile(config, []byte(text), 0o600)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	t.Cleanup(p.Stop)
 	return &NginxProcess{p, dir}
 }

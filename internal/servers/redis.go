@@ -12,6 +12,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 // requireEnv names the environment variable that, when not empty, makes a test fail instead of
@@ -29,10 +31,7 @@ func Redis(t testing.TB, args ...string) *Process {
 func started[S interface{ Stop() }](t testing.TB, start func(dir string) (S, error)) S {
 	t.Helper()
 	requireRedis(t)
-	servers, err := start(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	servers := expect.Got(start(t.TempDir()))(t)
 	t.Cleanup(servers.Stop)
 	return servers
 }
@@ -43,9 +42,7 @@ func requireRedis(t testing.TB) {
 	if _, err := exec.LookPath("redis-server"); err == nil {
 		return
 	}
-	if os.Getenv(requireEnv) != "" {
-		t.Fatalf("redis-server is not installed, and %s is set", requireEnv)
-	}
+	expect.Require(t, os.Getenv(requireEnv) == "", "redis-server is not installed, and", requireEnv, "is set")
 	t.Skip("redis-server is not installed: scripts/test installs it")
 }
 

@@ -130,10 +130,12 @@ func work(text string) error {
 		return err
 	}
 	logger := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: s.Redis}, asynq.Config{
-		Concurrency: 16, Queues: s.Queues, StrictPriority: s.Strict, LogLevel: asynq.FatalLevel,
-		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 2 * time.Second },
-	}, worker.Config{Limiter: limiter, Logger: logger})
+	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: s.Redis},
+		asynq.Config{
+			Concurrency: 16, Queues: s.Queues, StrictPriority: s.Strict, LogLevel: asynq.FatalLevel,
+			RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 2 * time.Second },
+		},
+		worker.Config{Limiter: limiter, Logger: logger})
 	if err != nil {
 		return err
 	}

@@ -33,8 +33,7 @@ func newWatched(t *testing.T, client *redis.Client, seed uint64, rate float64) *
 
 func (w *watched) opt(holder string) asynq.RedisClientOpt {
 	w.Helper()
-	l, err := w.proxy.listen(holder)
-	expect.Must(w, err)
+	l := expect.Got(w.proxy.listen(holder))(w)
 	w.Cleanup(func() { l.Close() })
 	return asynq.RedisClientOpt{Addr: l.Addr().String()}
 }
@@ -68,8 +67,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 	expect.Must(t, err)
 	d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 	expect.Require(t, err == nil && d.Granted, d, err)
-	server, err := worker.NewServer(w.opt("w.1"), quick(2), worker.Config{Limiter: limiter})
-	expect.Must(t, err)
+	server := expect.Got(worker.NewServer(w.opt("w.1"), quick(2), worker.Config{Limiter: limiter}))(t)
 	plain := asynq.NewClient(w.opt("producer"))
 	defer plain.Close()
 	for id, opts := range map[string][]asynq.Option{

@@ -256,8 +256,7 @@ func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 		expect.Must(t, expect.ErrOf(line.Join(t.Context(), requests)))
 		var at []time.Duration
 		for range 29 { // a server asks each second
-			taken, err := line.Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 8})
-			expect.Must(t, err)
+			taken := expect.Got(line.Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 8}))(t)
 			for range taken.Tickets {
 				at = append(at, time.Since(begun))
 			}

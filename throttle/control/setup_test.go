@@ -41,16 +41,14 @@ func follow(t testing.TB, l *throttle.Limiter, keepPolicies bool) {
 // granted reports whether one request of a tenant is granted.
 func granted(t testing.TB, l *throttle.Limiter, policy, tenant string) bool {
 	t.Helper()
-	d, err := l.Reserve(t.Context(), throttle.Request{Policy: policy, Tenant: tenant})
-	expect.Must(t, err)
+	d := expect.Got(l.Reserve(t.Context(), throttle.Request{Policy: policy, Tenant: tenant}))(t)
 	return d.Granted
 }
 
 // publish publishes in place of a version, and returns the new one.
 func publish(t testing.TB, s *control.Store, version int64, policies ...throttle.Policy) int64 {
 	t.Helper()
-	version, err := s.Publish(t.Context(), policies, version, anna)
-	expect.Must(t, err)
+	version = expect.Got(s.Publish(t.Context(), policies, version, anna))(t)
 	return version
 }
 

@@ -195,8 +195,7 @@ func TestManyErrorsAreCounted(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	files, _ := filepath.Glob("testdata/*.yml")
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		expect.Must(f, err)
+		data := expect.Got(os.ReadFile(file))(f)
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -186,8 +186,7 @@ func TestWhatPoliciesDidIsKept(t *testing.T) {
 		}
 		time.Sleep(3 * time.Minute)
 		stop()
-		points, err := usage.History(t.Context(), limiter, []string{"p", "idle"}, time.Now().Add(-time.Hour))
-		expect.Must(t, err)
+		points := expect.Got(usage.History(t.Context(), limiter, []string{"p", "idle"}, time.Now().Add(-time.Hour)))(t)
 		var granted, refused int64
 		for _, p := range points["p"] {
 			granted, refused = granted+p.Granted, refused+p.Refused

@@ -64,10 +64,8 @@ func TestThePageWorksInABrowser(t *testing.T) {
 		b.open(s.url + path)
 		b.until("document.body.innerText.includes('<script>document.title=')")
 	}
-	if title := b.eval("document.title"); strings.Contains(title.(string), "harmed") ||
-		b.eval("document.querySelectorAll('main img, main script').length") != 0.0 {
-		t.Errorf("a tenant's name became a part of the page: title %v", title)
-	}
+	title, parts := b.eval("document.title"), b.eval("document.querySelectorAll('main img, main script').length")
+	expect.That(t, !strings.Contains(title.(string), "harmed") && parts == 0.0, "a tenant's name became a part:", title)
 
 	// Held still, nothing moves until it is let go.
 	b.open(s.url)

@@ -43,8 +43,7 @@ func inBubble(t *testing.T, test func(t *testing.T, get func() string, p *page.P
 			r := throttle.Request{Policy: "p", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
 			expect.Must(t, expect.ErrOf(limiter.Reserve(t.Context(), r)))
 		}
-		p, err := page.New(page.Config{Limiter: limiter})
-		sitetest.Must(t, err)
+		p := expect.Got(page.New(page.Config{Limiter: limiter}))(t)
 		get := func() string {
 			w := httptest.NewRecorder()
 			p.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/?policy=p", nil))
@@ -112,8 +111,7 @@ func TestThePageWaitsForRedisInTime(t *testing.T) {
 			Windows: []throttle.Window{{Name: "w", Limit: 1, Period: time.Hour}}}}})
 		sitetest.Must(t, err)
 		store := control.StoreOf(limiter)
-		enqueuer, err := worker.NewClient(hanging{}, worker.ClientConfig{Limiter: limiter})
-		sitetest.Must(t, err)
+		enqueuer := expect.Got(worker.NewClient(hanging{}, worker.ClientConfig{Limiter: limiter}))(t)
 		defer enqueuer.Close()
 		inspector := asynq.NewInspector(hanging{})
 		defer inspector.Close()
@@ -159,12 +157,10 @@ func TestActionsWaitForRedisInTime(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			client := throttletest.InMemory(t).Client(t)
 			client.AddHook(slow{})
-			limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{Name: "p",
-				Windows: []throttle.Window{{Name: "w", Limit: 1, Period: time.Hour}}}}})
-			sitetest.Must(t, err)
+			limiter := expect.Got(throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{Name: "p",
+				Windows: []throttle.Window{{Name: "w", Limit: 1, Period: time.Hour}}}}}))(t)
 			store := control.StoreOf(limiter)
-			p, err := page.New(page.Config{Control: store, Limiter: limiter, Token: token})
-			sitetest.Must(t, err)
+			p := expect.Got(page.New(page.Config{Control: store, Limiter: limiter, Token: token}))(t)
 			cookie, ctx := "", t.Context()
 			do := func(method, path string, form url.Values) *httptest.ResponseRecorder {
 				r, w := httptest.NewRequestWithContext(ctx, method, path, strings.NewReader(form.Encode())), httptest.NewRecorder()

@@ -86,8 +86,7 @@ func (b *browser) call(method string, params map[string]any) map[string]any {
 	if b.session != "" {
 		message["sessionId"] = b.session
 	}
-	text, err := json.Marshal(message)
-	expect.Must(b, err)
+	text := expect.Got(json.Marshal(message))(b)
 	expect.Must(b, expect.ErrOf(b.in.Write(append(text, 0))))
 	for {
 		text, err := b.replies.ReadBytes(0)
@@ -189,8 +188,7 @@ func (b *browser) axe() {
 	if path == "" {
 		return
 	}
-	text, err := os.ReadFile(path)
-	expect.Must(b, err)
+	text := expect.Got(os.ReadFile(path))(b)
 	b.eval(string(text) + "; 0")
 	b.eval("window.found = null; axe.run().then((r) => { window.found = r.violations.map((v) => v.id + ': ' + v.nodes[0].html + ' ' + v.nodes[0].failureSummary).join('\\n') }); 0")
 	b.until("window.found !== null")

@@ -52,37 +52,30 @@ type site struct {
 // newSite returns a page on a Redis where tasks of acme wait and a hostile tenant's do.
 func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *site {
 	t.Helper()
-	must := func(err error) {
-		t.Helper()
-		sitetest.Must(t, err)
-	}
 	windows := []throttle.Window{
 		{Name: "minute", Limit: 2, Period: time.Minute},
 		{Name: "account", Limit: 5000, Period: time.Hour, Shared: true},
 	}
-	limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{
+	limiter := expect.Got(throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{
 		{Name: "github", Match: []string{"github:*"}, Windows: windows}, {Name: "idle", Windows: windows},
-	}})
-	must(err)
+	}}))(t)
 	counter := usage.New() // in a process with other windows
-	granting, err := throttle.New(throttle.Config{Client: client, Observer: counter.Observe, Policies: []throttle.Policy{
-		{Name: "github", Windows: []throttle.Window{{Name: "other", Limit: 1e6, Period: time.Hour}}},
-	}})
-	must(err)
+	other := throttle.Policy{Name: "github", Windows: []throttle.Window{{Name: "other", Limit: 1e6, Period: time.Hour}}}
+	config := throttle.Config{Client: client, Observer: counter.Observe, Policies: []throttle.Policy{other}}
+	granting := expect.Got(throttle.New(config))(t)
 	for tenant, n := range map[string]int64{"globex": 1200, hostile: 400} {
-		_, err := granting.Reserve(t.Context(), throttle.Request{Cost: map[string]int64{throttle.Requests: n}, Policy: "github", Tenant: tenant})
-		must(err)
+		r := throttle.Request{Cost: map[string]int64{throttle.Requests: n}, Policy: "github", Tenant: tenant}
+		expect.Must(t, expect.ErrOf(granting.Reserve(t.Context(), r)))
 	}
 	counter.Start(granting)()
 	opt := asynq.RedisClientOpt{Addr: client.Options().Addr}
-	enqueuer, err := worker.NewClient(opt, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
-	must(err)
+	enqueuer := expect.Got(worker.NewClient(opt, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute}))(t)
 	t.Cleanup(func() { enqueuer.Close() })
 	for _, tenant := range []string{"acme", hostile} {
 		for i := range 5 {
 			task := worker.NewTask(worker.Identity{Tenant: tenant}, "github:star", nil)
-			_, err := enqueuer.EnqueueContext(t.Context(), task, asynq.TaskID(fmt.Sprintf("%.4s-%d", tenant, i)))
-			must(err)
+			id := asynq.TaskID(fmt.Sprintf("%.4s-%d", tenant, i))
+			expect.Must(t, expect.ErrOf(enqueuer.EnqueueContext(t.Context(), task, id)))
 		}
 	}
 	store := control.StoreOf(limiter)
@@ -131,19 +124,11 @@ func (s *site) visitor() *visitor {
 
 func (v *visitor) do(r *http.Request, status int) string {
 	v.Helper()
-	resp, err := v.http.Do(r)
-	if err != nil {
-		v.Fatal(err)
-	}
+	resp := expect.Got(v.http.Do(r))(v)
 	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		v.Fatal(err)
-	}
-	if resp.StatusCode != status {
-		v.Errorf("%s %s: %s, want %d:\n%s", r.Method, r.URL, resp.Status, status, text)
-	}
-	return string(text)
+	text := string(expect.Got(io.ReadAll(resp.Body))(v))
+	expect.That(v, resp.StatusCode == status, r.Method, r.URL, resp.Status, "want", status, text)
+	return text
 }
 
 func (v *visitor) get(path string) string {
@@ -166,18 +151,14 @@ func (v *visitor) signIn() (csrf string) {
 	v.post("sign-in", http.StatusOK, url.Values{"token": {token}, "who": {"anna"}})
 	_, rest, _ := strings.Cut(v.get("?policy=github"), `name="csrf" value="`)
 	csrf, _, _ = strings.Cut(rest, `"`)
-	if csrf == "" {
-		v.Fatal("no form of the page has a CSRF token")
-	}
+	expect.Require(v, csrf != "", "no form of the page has a CSRF token")
 	return csrf
 }
 
 func (v *visitor) wants(text string, wants ...string) {
 	v.Helper()
 	for _, want := range wants {
-		if !strings.Contains(text, want) {
-			v.Errorf("%q is missing in:\n%s", want, text)
-		}
+		expect.That(v, strings.Contains(text, want), want, "is missing in:", text)
 	}
 }
 
@@ -332,10 +313,9 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		v.wants(change(http.StatusUnprocessableEntity, "what", "front", "whom", "acme", "for", "10m"), "has an override by")
 		v.wants(sure("acme goes before other tenants until ", "what", "front", "whom", "acme", "for", "40m"), "The tenant goes first.")
 		state, err := s.control.State(t.Context())
-		if err != nil || len(state.Pauses) != 1 || len(state.Overrides) != 1 ||
-			state.Overrides[0].Windows["minute"].Limit != 50 || state.Overrides[0].Weight != control.MaxWeight || state.Overrides[0].By != "anna" {
-			t.Errorf("in force: %+v, %v", state.Interventions, err)
-		}
+		expect.That(t, err == nil && len(state.Pauses) == 1 && len(state.Overrides) == 1 &&
+			state.Overrides[0].Windows["minute"].Limit == 50 && state.Overrides[0].Weight == control.MaxWeight &&
+			state.Overrides[0].By == "anna", "in force:", state.Interventions, err)
 		v.wants(sure("ends now", "what", "resume"), "The pause has ended.")
 		v.wants(sure("The override of github, tenant acme, ends now", "what", "clear", "tenant", "acme"), "The override has ended.")
 		v.wants(v.get(""), "No override, and no pause.")

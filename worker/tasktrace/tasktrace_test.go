@@ -85,8 +85,7 @@ func TestWaitsAreSpans(t *testing.T) {
 		var spans recorder
 		tracing, err := tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: &spans})
 		sitetest.Must(t, err)
-		client, err := worker.NewClient(opt, worker.ClientConfig{Headers: tracing.Headers, Limiter: limiter})
-		sitetest.Must(t, err)
+		client := expect.Got(worker.NewClient(opt, worker.ClientConfig{Headers: tracing.Headers, Limiter: limiter}))(t)
 		defer client.Close()
 		ctx := trace.ContextWithSpanContext(t.Context(), enqueuer)
 		begun := time.Now()
@@ -100,11 +99,10 @@ func TestWaitsAreSpans(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second)
 
-		server, err := worker.NewServer(opt, asynq.Config{
+		server := expect.Got(worker.NewServer(opt, asynq.Config{
 			DelayedTaskCheckInterval: 100 * time.Millisecond, LogLevel: asynq.FatalLevel,
 			RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Second },
-		}, worker.Config{Limiter: limiter})
-		sitetest.Must(t, err)
+		}, worker.Config{Limiter: limiter}))(t)
 		var runs sync.Map
 		if err := server.Start(tracing.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 			id, _ := asynq.GetTaskID(ctx)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -58,9 +59,8 @@ func TestAFullQueueIsThrottledAndGoesBack(t *testing.T) {
 			if i%10 == 9 {
 				opts = append(opts, asynq.ProcessIn(time.Minute))
 			}
-			if _, err := plain.Enqueue(asynq.NewTask("crm:sync", fmt.Appendf(nil, "tenant%d/%d", i%2, i)), opts...); err != nil {
-				t.Fatal(err)
-			}
+			task := asynq.NewTask("crm:sync", fmt.Appendf(nil, "tenant%d/%d", i%2, i))
+			expect.Must(t, expect.ErrOf(plain.Enqueue(task, opts...)))
 		}
 		var mu sync.Mutex
 		ran := map[string]int{}
@@ -80,9 +80,8 @@ func TestAFullQueueIsThrottledAndGoesBack(t *testing.T) {
 		server := startThrottled(redisOpt, config, limiter, handler)
 		for minute := range 5 {
 			time.Sleep(time.Second)
-			if got, want := count(), 4*(minute+1); got != want {
-				t.Errorf("after minute %d %d tasks have run, want %d", minute, got, want)
-			}
+			got, want := count(), 4*(minute+1)
+			expect.That(t, got == want, "after minute", minute, got, "tasks have run, want", want)
 			time.Sleep(59 * time.Second)
 		}
 		server.Shutdown()
@@ -92,18 +91,14 @@ func TestAFullQueueIsThrottledAndGoesBack(t *testing.T) {
 		sitetest.Must(t, back.Start(handler))
 		defer back.Shutdown()
 		time.Sleep(15 * time.Minute)
-		if got := count(); got != tasks || before > 6*4 { // the sixth minute may have begun
-			t.Errorf("%d tasks have run throttled, and %d in the end, want all %d", before, got, tasks)
-		}
+		expect.Equal(t, count(), tasks, "tasks have run in the end")
+		expect.That(t, before <= 6*4, before, "tasks have run throttled") // the sixth minute may have begun
 		for payload, times := range ran {
-			if times != 1 {
-				t.Errorf("%s ran %d times", payload, times)
-			}
+			expect.That(t, times == 1, payload, "ran", times, "times")
 		}
 		inspector := asynq.NewInspector(redisOpt)
 		defer inspector.Close()
-		if info, err := inspector.GetQueueInfo("default"); err != nil || info.Size != 0 || info.FailedTotal != 0 {
-			t.Errorf("%+v, %v", info, err)
-		}
+		info := expect.Got(inspector.GetQueueInfo("default"))(t)
+		expect.That(t, info.Size == 0 && info.FailedTotal == 0, info)
 	})
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/workertest"
@@ -111,11 +112,8 @@ func TestTheWikisIdiomAndWhatReplacesIt(t *testing.T) {
 		api  *api
 	}{{"asynq alone", old}, {"the idiom left as it is", left}, {"worker.RetryAfter", replaced}} {
 		t.Logf("%s: %d of %d calls refused, %d overtaken", c.name, c.api.refused, c.api.refused+len(c.api.served), c.api.overtaken())
-		if len(c.api.served) != 20 {
-			t.Errorf("%s: %d calls were served, want 20", c.name, len(c.api.served))
-		}
+		expect.That(t, len(c.api.served) == 20, c.name, len(c.api.served), "calls were served, want 20")
 	}
-	if replaced.refused >= old.refused {
-		t.Errorf("RetryAfter: %d refusals, the idiom alone %d", replaced.refused, old.refused)
-	}
+	expect.That(t, replaced.refused < old.refused,
+		"RetryAfter:", replaced.refused, "refusals, the idiom alone", old.refused)
 }

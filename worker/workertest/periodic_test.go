@@ -11,6 +11,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/workertest"
@@ -80,16 +81,11 @@ func TestPeriodicTasksOfTenants(t *testing.T) {
 			return tenants
 		}
 		time.Sleep(12 * time.Minute) // it was midnight
-		if got := ran(0); !slices.Equal(got, []string{"acme", "beta"}) {
-			t.Fatalf("tasks of %q ran, want one of acme and one of beta", got)
-		}
-		if runs := w.Runs(); runs[1].Start.Sub(runs[0].Start).Round(time.Millisecond) != 10*time.Second {
-			t.Errorf("they ran at %v and %v", runs[0].Start, runs[1].Start)
-		}
+		expect.Require(t, slices.Equal(ran(0), []string{"acme", "beta"}), "tasks ran of", ran(0))
+		runs := w.Runs()
+		expect.Equal(t, runs[1].Start.Sub(runs[0].Start).Round(time.Millisecond), 10*time.Second, "they ran apart by")
 		provider.set("beta", "gamma")
 		time.Sleep(10 * time.Minute)
-		if got := ran(2); !slices.Equal(got, []string{"beta", "gamma"}) {
-			t.Errorf("then tasks of %q ran, want one of beta and one of gamma", got)
-		}
+		expect.Equal(t, ran(2), []string{"beta", "gamma"}, "then tasks ran of")
 	})
 }

@@ -51,8 +51,7 @@ func (s *site) storeOf(f asynqredis.Firing, from, to int) (stored []int) {
 // begun fires the batch, and returns who holds the firing.
 func (s *site) begun() (holder string) {
 	s.Helper()
-	_, err := s.Fire(s.Context(), nightly, "", time.Time{}, time.Time{}, false)
-	s.ok(err)
+	s.ok(expect.ErrOf(s.Fire(s.Context(), nightly, "", time.Time{}, time.Time{}, false)))
 	s.ok(s.Lease(s.Context(), nightly, "holder", time.Minute))
 	s.wantFields([]string{"new"}, "phase")
 	s.ok(expect.ErrOf(s.Update(s.Context(), nightly, "holder", "phase", "enqueue")))
@@ -87,10 +86,9 @@ func TestATickIsDecidedOnce(t *testing.T) {
 		decide(second.Add(time.Minute), time.Time{}, time.Time{}, true, true)         // the second one is open
 		decide(second, time.Time{}, time.Time{}, true, false)                         // by hand: it fires already
 		schedule := expect.Got(s.Schedule(s.Context(), queue, "b", "a"))(s)
-		if want := []asynqredis.Firing{{Queue: queue, Batch: "b", Tick: second}}; !slices.Equal(schedule.Open, want) ||
-			!schedule.Last.Equal(second) || time.Since(schedule.Now).Abs() > time.Minute {
-			s.Errorf("%+v", schedule)
-		}
+		want := []asynqredis.Firing{{Queue: queue, Batch: "b", Tick: second}}
+		expect.That(s, slices.Equal(schedule.Open, want) && schedule.Last.Equal(second) &&
+			time.Since(schedule.Now).Abs() <= time.Minute, schedule)
 	})
 }
 
@@ -197,11 +195,8 @@ func TestATaskOfAFiringIsCountedOnce(t *testing.T) {
 func TestOnlyTheHolderWritesBesideAFiring(t *testing.T) {
 	each(t, func(s *site) {
 		holder := s.begun()
-		if data, err := s.Kept(s.Context(), nightly, "plan"); data != "" || err != nil {
-			s.Errorf("%q, %v", data, err)
-		}
-		_, err := s.Update(s.Context(), nightly, holder, ":plan", "{}", "late", 3)
-		s.ok(err)
+		expect.Equal(s, expect.Got(s.Kept(s.Context(), nightly, "plan"))(s), "", "before a plan")
+		s.ok(expect.ErrOf(s.Update(s.Context(), nightly, holder, ":plan", "{}", "late", 3)))
 		expect.Err(s, expect.ErrOf(s.Update(s.Context(), nightly, "other", ":plan", "none")), asynqredis.ErrNotHolder)
 		data, err := s.Kept(s.Context(), nightly, "plan")
 		expect.That(s, data == "{}" && err == nil, data, err)
@@ -238,10 +233,9 @@ func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 		for i, pick := range picks {
 			expect.That(s, pick.Message == nil, "task", i, "is held, and was picked")
 		}
-		if tasks, err := s.inspector.ListScheduledTasks(queue); err != nil || len(tasks) != 4 ||
-			tasks[0].NextProcessAt.Before(time.Now().Add(time.Minute)) {
-			s.Errorf("%d are scheduled, %v", len(tasks), err)
-		}
+		held := expect.Got(s.inspector.ListScheduledTasks(queue))(s)
+		later := time.Now().Add(time.Minute)
+		expect.That(s, len(held) == 4 && !held[0].NextProcessAt.Before(later), len(held), "are scheduled")
 		s.ok(s.Move(s.Context(), nightly, asynqredis.Release, all))
 		due, err := s.Due(s.Context(), queue, false, 10)
 		expect.That(s, err == nil && len(due) == 4 && due[0].Mark == "", len(due), err)
@@ -314,9 +308,7 @@ func TestTasksOfAFiringThatFailedAreRetried(t *testing.T) {
 		s.ok(s.Count(s.Context(), nightly, "failed", []int{0, 1, 2, 3}))
 		s.ok(s.inspector.DeleteTask(queue, nightly.ID(2)))
 		_, _ = s.Update(s.Context(), nightly, "holder", "phase", "ended") // repeated it has ended before
-		if schedule, err := s.Schedule(s.Context(), queue, nightly.Batch, ""); err != nil || len(schedule.Open) != 0 {
-			s.Errorf("it has ended: %+v, %v", schedule, err)
-		}
+		expect.Equal(s, len(expect.Got(s.Schedule(s.Context(), queue, nightly.Batch, ""))(s).Open), 0, "it has ended")
 		ok, err = s.Want(s.Context(), nightly, "retry")
 		expect.That(s, ok && err == nil, ok, err)
 		for range 2 {

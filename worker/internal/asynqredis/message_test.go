@@ -71,10 +71,8 @@ func protowireValid(b []byte) bool {
 func TestMessagesDoNotGrow(t *testing.T) {
 	message := asynqredis.Message("\x0a\x01x\x1a\x01a").WithDenial("one", time.Unix(1_800_000_000, 0))
 	for range 10 {
-		if again := message.WithDenial("two", time.Unix(1_800_000_001, 0)); len(again) != len(message) ||
-			!bytes.Contains(again, []byte("two")) {
-			t.Fatalf("%q becomes %q", message, again)
-		}
+		again := message.WithDenial("two", time.Unix(1_800_000_001, 0))
+		expect.Require(t, len(again) == len(message) && bytes.Contains(again, []byte("two")), message, "becomes", again)
 	}
 	refused, size := message, 0
 	for i := range int64(10) {
@@ -114,9 +112,8 @@ func TestAJoinKeyTellsTasksOfOneIDApart(t *testing.T) {
 	key := func(typename, payload string) string {
 		return s.capturedTask(asynq.NewTask(typename, []byte(payload)), asynq.TaskID("a")).Message.JoinKey()
 	}
-	if first, again := key("x", "y"), key("x", "y"); first != again || first == key("x", "z") || first == key("xy", "") {
-		t.Errorf("keys %s, %s, %s", key("x", "y"), key("x", "z"), key("xy", ""))
-	}
+	xy, xz, other := key("x", "y"), key("x", "z"), key("xy", "")
+	expect.That(t, xy == key("x", "y") && xy != xz && xy != other, "keys", xy, xz, other)
 	m := s.capturedTask(asynq.NewTask("x", []byte("y")), asynq.TaskID("a")).Message
 	expect.Equal(t, m.WithDenial("throttled", time.Now()).JoinKey(), m.JoinKey(), "the join key after a denial")
 	mark := asynqredis.Mark(m.JoinKey(), "call")
@@ -138,9 +135,8 @@ func FuzzCallOf(f *testing.F) {
 		expect.That(t, call.Verb == asynqredis.Done && call.Queue == queue && call.ID == id, queue, id, call)
 		message := protowire.AppendString(protowire.AppendTag(nil, 3, protowire.BytesType), id)
 		enqueue := []any{"eval", "script", 2, prefix + "t:" + id, prefix + "pending", message, id, int64(1)}
-		if call, ok := asynqredis.EnqueueOf(enqueue); ok != (id != "") || ok && (call.Queue != queue || call.ID != id) {
-			t.Errorf("queue %q, ID %q: %+v", queue, id, call)
-		}
+		stores, ok := asynqredis.EnqueueOf(enqueue)
+		expect.That(t, ok == (id != "") && (!ok || stores.Queue == queue && stores.ID == id), queue, id, stores)
 		done[3], done[5] = done[5], done[3] // as no asynq that is known
 		if call := asynqredis.CallOf(done); !strings.Contains(queue+id, "}:") && (call.Verb != asynqredis.Other || call.Queue != queue || call.ID != id) {
 			t.Errorf("queue %q, ID %q: %+v", queue, id, call)

@@ -16,8 +16,7 @@ import (
 func (s *site) recovers(c *asynqredis.Client, want string, ids ...string) {
 	s.Helper()
 	back := slices.DeleteFunc(ids, func(id string) bool {
-		is, err := c.Recover(s.Context(), asynqredis.Ref{Queue: queue, ID: id})
-		s.ok(err)
+		is := expect.Got(c.Recover(s.Context(), asynqredis.Ref{Queue: queue, ID: id}))(s)
 		return !is
 	})
 	expect.Equal(s, fmt.Sprint(back), want, "what goes back")
@@ -38,8 +37,7 @@ func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 		s.wantStates("a scheduled, pending scheduled, renewed active")
 		due := expect.Got(s.Due(s.Context(), queue, false, 10))(s)
 		expect.That(t, len(due) == 2 && due[0].Mark == asynqredis.FrontMark && due[1].Mark == asynqredis.FrontMark, "due:", due)
-		_, err := s.Apply(s.Context(), queue, []asynqredis.Move{{ID: "a"}, {ID: "pending"}})
-		s.ok(err)
+		s.ok(expect.ErrOf(s.Apply(s.Context(), queue, []asynqredis.Move{{ID: "a"}, {ID: "pending"}})))
 		s.ok(expect.ErrOf(dead.DequeuePending(s.Context(), queue, dead.NewCall(), 2)))
 		s.recovers(s.Client, "[]", "a", "pending", "renewed")
 		s.wantStates("a active, pending active, renewed active")

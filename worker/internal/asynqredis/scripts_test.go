@@ -23,9 +23,8 @@ func TestStoreSchedulesAsAsynqDoes(t *testing.T) {
 		expect.Equal(t, fmt.Sprint(results), "[1 1 1 0]", "results")
 		s.wantStates("a scheduled, b scheduled, c scheduled")
 		info := expect.Got(s.inspector.GetTaskInfo(queue, "b"))(s)
-		if info.NextProcessAt.Before(at) || info.NextProcessAt.After(at.Add(time.Second)) || string(info.Payload) != "payload of b" {
-			t.Errorf("asynq's tools show %+v, stored for %v", info, at)
-		}
+		expect.That(t, !info.NextProcessAt.Before(at) && !info.NextProcessAt.After(at.Add(time.Second)) &&
+			string(info.Payload) == "payload of b", "asynq's tools show", info, "stored for", at)
 		lock := s.captured("b", unique).Lock
 		ttl := s.redis.TTL(s.Context(), lock).Val()
 		expect.That(t, (ttl-time.Until(at.Add(time.Hour))).Abs() <= wholly, "the lock holds for", ttl)

@@ -125,9 +125,8 @@ func (s *site) restore(r asynqredis.RestoreOptions, ids ...string) {
 	s.Helper()
 	r.Queue, r.Mark = queue, asynqredis.KeptMark
 	for _, r.ID = range ids {
-		if _, err := s.Restore(s.Context(), r); err != nil && !asynqredis.IsNotFound(err) {
-			s.Fatal(err)
-		}
+		_, err := s.Restore(s.Context(), r)
+		expect.Require(s, err == nil || asynqredis.IsNotFound(err), err)
 	}
 }
 
@@ -178,8 +177,7 @@ func z(id string, at time.Time) redis.Z { return redis.Z{Score: float64(at.Unix(
 func (s *site) wantLeases(ids ...string) {
 	s.Helper()
 	for _, id := range ids {
-		end, err := s.redis.ZScore(s.Context(), "asynq:{"+queue+"}:lease", id).Result()
-		s.ok(err)
+		end := expect.Got(s.redis.ZScore(s.Context(), "asynq:{"+queue+"}:lease", id).Result())(s)
 		left := time.Until(time.Unix(int64(end), 0))
 		expect.That(s, left <= asynqredis.LeaseFor && left >= asynqredis.LeaseFor/2, id, left, asynqredis.LeaseFor)
 	}

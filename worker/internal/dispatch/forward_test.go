@@ -25,16 +25,14 @@ func (b *bench) later(id string, in time.Duration) {
 
 func (b *bench) forward() int {
 	b.Helper()
-	n, err := b.Forward(b.Context(), "default", false)
-	b.ok(err)
+	n := expect.Got(b.Forward(b.Context(), "default", false))(b)
 	return n
 }
 
 // next score of a scheduled task, from now on.
 func (b *bench) dueIn(id string) time.Duration {
 	b.Helper()
-	score, err := b.client.ZScore(b.Context(), "asynq:{default}:scheduled", id).Result()
-	b.ok(err)
+	score := expect.Got(b.client.ZScore(b.Context(), "asynq:{default}:scheduled", id).Result())(b)
 	return time.Until(time.Unix(int64(score), 0))
 }
 
@@ -132,9 +130,8 @@ func TestWhatJoinsNoLineIsForwardedAsByAsynq(t *testing.T) {
 		b.ok(err)
 		_, err = b.plain.Enqueue(asynq.NewTask("throttled", nil), asynq.TaskID("no tenant"), asynq.ProcessIn(time.Second))
 		b.ok(err)
-		_, err = b.plain.Enqueue(asynq.NewTask("throttled", []byte("acme")), asynq.TaskID("too late"),
-			asynq.ProcessIn(time.Second), asynq.Deadline(time.Now().Add(3*time.Second)))
-		b.ok(err)
+		b.ok(expect.ErrOf(b.plain.Enqueue(asynq.NewTask("throttled", []byte("acme")), asynq.TaskID("too late"),
+			asynq.ProcessIn(time.Second), asynq.Deadline(time.Now().Add(3*time.Second)))))
 		b.wait("default", "first", "second")
 		time.Sleep(2 * time.Second)
 		b.want("forwarded", b.forward(), 4)

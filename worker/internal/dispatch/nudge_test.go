@@ -103,8 +103,7 @@ func TestWhatIsFreedDuringATakeIsAskedFor(t *testing.T) {
 		b.wait("default", "a", "b")
 		a, _ := b.Next(b.Context())
 		b.toLimiter.during(func() {
-			_, err := a.Verdict.Decision.Reservation.Cancel(b.Context())
-			b.ok(err)
+			b.ok(expect.ErrOf(a.Verdict.Decision.Reservation.Cancel(b.Context())))
 			b.Freed("api")
 		})
 		b.Nudge("default", "api")

@@ -273,9 +273,8 @@ func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 		b.wait("default", "a", "b", "c", "d")
 		call := b.asynq.NewCall()
 		message := b.message("default", "a").Message
-		_, err := b.asynq.Pick(b.Context(), "default", call,
-			[]asynqredis.WaitingTask{{ID: "a", JoinKey: message.JoinKey()}})
-		b.ok(err)
+		b.ok(expect.ErrOf(b.asynq.Pick(b.Context(), "default", call,
+			[]asynqredis.WaitingTask{{ID: "a", JoinKey: message.JoinKey()}})))
 		b.want("ran", b.run(1), "[b]")
 		b.want("in line", b.inLine(), "[c d]")
 		time.Sleep(time.Millisecond) // it is refunded in the background

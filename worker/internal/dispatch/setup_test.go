@@ -124,8 +124,7 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 		limiting := m.Client(t)
 		limiting.AddHook(hooktest.Hook(b.seeLimiter))
 		limiting.AddHook(hooktest.Hook(b.toLimiter.see))
-		limiter, err := throttle.New(throttle.Config{Client: limiting, Policies: policies})
-		expect.Must(t, err)
+		limiter := expect.Got(throttle.New(throttle.Config{Client: limiting, Policies: policies}))(t)
 		b.limiter, b.asynq = limiter, asynqredis.New(b.client)
 		b.plain, b.tools = asynq.NewClientFromRedisClient(b.client), asynq.NewInspectorFromRedisClient(b.client)
 		c := dispatch.Config{
@@ -191,8 +190,7 @@ func (b *bench) wait(queue string, ids ...string) {
 func (b *bench) waitIn(line, queue string, ids ...string) {
 	b.Helper()
 	ctx := b.Context()
-	identity, err := b.asynq.Identity(ctx)
-	b.ok(err)
+	identity := expect.Got(b.asynq.Identity(ctx))(b)
 	var requests []throttle.Request
 	for _, id := range ids {
 		call := b.message(queue, id)
@@ -203,8 +201,7 @@ func (b *bench) waitIn(line, queue string, ids ...string) {
 			Key: call.Message.JoinKey(), Tenant: "acme", Ticket: throttle.Ticket{Queue: identity + "/" + queue, ID: id},
 		})
 	}
-	places, err := b.limiter.Line(line).Join(ctx, requests)
-	b.ok(err)
+	places := expect.Got(b.limiter.Line(line).Join(ctx, requests))(b)
 	for _, place := range places {
 		b.ok(place.Err)
 		if place.Nudge && !b.quiet {
@@ -297,8 +294,7 @@ func (b *bench) inLine() (ids []string) {
 	for _, key := range b.client.Keys(b.Context(), "sluice:{*}:f:*").Val() {
 		for _, z := range b.client.ZRangeWithScores(b.Context(), key, 0, -1).Val() {
 			_, id, _ := strings.Cut(fmt.Sprint(z.Member), "/")
-			id, err := url.PathUnescape(id)
-			b.ok(err)
+			id = expect.Got(url.PathUnescape(id))(b)
 			all = append(all, ranked{id, z.Score})
 		}
 	}
@@ -317,8 +313,7 @@ func (b *bench) want(what string, got, want any) {
 // used is how many units are counted for acme.
 func (b *bench) used() int64 {
 	b.Helper()
-	d, err := b.limiter.Peek(b.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-	b.ok(err)
+	d := expect.Got(b.limiter.Peek(b.Context(), throttle.Request{Policy: "api", Tenant: "acme"}))(b)
 	return d.Windows[0].Used
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	limits "github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/inspect"
@@ -23,9 +24,7 @@ func errOf[T any](_ T, err error) error { return err }
 // wantAllowed reports the error of a call by the role's user, and goes on.
 func wantAllowed(s *sitetest.Site, err error) {
 	s.Helper()
-	if err != nil {
-		s.Error(err)
-	}
+	expect.That(s, err == nil, err)
 }
 
 func workOfLimiter(s *sitetest.Site) {
@@ -34,12 +33,10 @@ func workOfLimiter(s *sitetest.Site) {
 	ctx := s.Context()
 	must := func(err error) { s.Helper(); wantAllowed(s, err) }
 	r := throttle.Request{Policy: "api", Tenant: "acme"}
-	d, err := s.Limiter.Reserve(ctx, r)
-	must(err)
+	d := expect.Got(s.Limiter.Reserve(ctx, r))(s)
 	must(errOf(d.Reservation.Renew(ctx)))
 	must(d.Reservation.Release(ctx))
-	d, err = s.Limiter.Wait(ctx, throttle.Request{Policy: "api", Tenant: "acme"})
-	must(err)
+	d = expect.Got(s.Limiter.Wait(ctx, throttle.Request{Policy: "api", Tenant: "acme"}))(s)
 	must(errOf(d.Reservation.Cancel(ctx)))
 	must(errOf(d.Reservation.Pause(ctx, time.Millisecond, "")))
 	must(s.Limiter.Resume(ctx, r))
@@ -50,8 +47,7 @@ func workOfLimiter(s *sitetest.Site) {
 		requests = append(requests, throttle.Request{Tenant: fmt.Sprint("tenant", i%2), Ticket: ticket})
 	}
 	must(errOf(line.Join(ctx, requests)))
-	taken, err := line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 2})
-	must(err)
+	taken := expect.Got(line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 2}))(s)
 	must(line.PutBack(ctx, taken.Tickets))
 	must(errOf(line.Len(ctx)))
 	must(errOf(inspect.Of(s.Limiter).Snapshot(ctx, []inspect.Demand{{Count: 2, Request: throttle.Request{Policy: "api", Tenant: "acme"}}})))
@@ -76,9 +72,7 @@ func workOfClient(s *sitetest.Site) {
 	wantAllowed(s, plain.Ping())
 	firesABatch(s)
 	scheduler := asynq.NewScheduler(s.Asynq, &asynq.SchedulerOpts{LogLevel: asynq.FatalLevel})
-	if _, err := scheduler.Register("@every 1h", sitetest.AcmeTask()); err != nil {
-		s.Fatal(err)
-	}
+	expect.Must(s, expect.ErrOf(scheduler.Register("@every 1h", sitetest.AcmeTask())))
 	sitetest.Must(s, scheduler.Start())
 	scheduler.Shutdown()
 }
@@ -87,8 +81,7 @@ func workOfClient(s *sitetest.Site) {
 // firing, and tell how far it is. It returns how many tasks there are.
 func firesABatch(s *sitetest.Site) (n int) {
 	s.Helper()
-	of, err := batch.Template{Type: "x", Count: 3}.Tasks()
-	sitetest.Must(s, err)
+	of := expect.Got(batch.Template{Type: "x", Count: 3}.Tasks())(s)
 	scheduler, err := batch.NewScheduler(s.Asynq, batch.Config{
 		Batches: []batch.Batch{{Name: "b", Tasks: of, Tenants: batch.List("acme", "")}}, Client: worker.ClientConfig{Limiter: s.Limiter},
 	})
@@ -97,8 +90,7 @@ func firesABatch(s *sitetest.Site) (n int) {
 	var running sync.WaitGroup
 	running.Go(func() { _ = scheduler.Run(ctx) })
 	defer func() { cancel(); running.Wait(); scheduler.Close() }()
-	f, err := scheduler.Fire(ctx, "b")
-	sitetest.Must(s, err)
+	f := expect.Got(scheduler.Fire(ctx, "b"))(s)
 	is := func(state batch.State) func() bool {
 		return func() bool {
 			status, err := scheduler.Status(ctx, f)
@@ -110,9 +102,7 @@ func firesABatch(s *sitetest.Site) (n int) {
 	s.Wait("it is paused", is(batch.StatePaused))
 	_ = scheduler.Resume(ctx, f)
 	s.Wait("it goes on", is(batch.StateRunning))
-	if firings, err := scheduler.Firings(ctx, "b", 1); err != nil || len(firings) != 1 {
-		s.Errorf("firings %v, %v", firings, err)
-	}
+	expect.Equal(s, len(expect.Got(scheduler.Firings(ctx, "b", 1))(s)), 1, "firings")
 	return 3
 }
 
@@ -131,9 +121,7 @@ func enqueueAll(s *sitetest.Site, client *worker.Client) (n int) {
 		if errors.As(err, new(*throttle.DeniedError)) {
 			continue
 		}
-		if err != nil {
-			s.Error(err)
-		}
+		expect.That(s, err == nil, err)
 		n++
 	}
 	return n
@@ -144,9 +132,8 @@ func workOfWorker(s *sitetest.Site) {
 	follows(s)
 	failed := errors.New("fails")
 	server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
-		if _, err := task.ResultWriter().Write([]byte("result")); err != nil && task.Type() != "group" {
-			s.Error(err)
-		}
+		_, err := task.ResultWriter().Write([]byte("result"))
+		expect.That(s, err == nil || task.Type() == "group", err)
 		if n := asynqRetried(ctx); task.Type() == "fails" && n == 0 {
 			return failed
 		}
@@ -164,9 +151,7 @@ func workOfWorker(s *sitetest.Site) {
 	n := 6 + enqueueAll(s, s.Client(s.Limiter)) + firesABatch(s)
 	s.Wait("all but the one without retries have run", func() bool { return s.Done() >= n-1 })
 	s.Wait("none is active", func() bool { c := s.Counters(); return c.Active == 0 && c.Archived == 1 })
-	if n, err := s.Limiter.Line("api").Len(s.Context()); err != nil || n != 0 { // for metrics
-		s.Errorf("%d wait, %v", n, err)
-	}
+	expect.Equal(s, expect.Got(s.Limiter.Line("api").Len(s.Context()))(s), 0, "wait, for metrics")
 }
 
 func asynqRetried(ctx context.Context) int {
@@ -227,11 +212,8 @@ func workOfOperator(s *sitetest.Site) {
 	must(errOf(of.End(s.Context(), limits.Resumed, "api", "acme", by)))
 	must(errOf(s.Limiter.Reset(s.Context(), "api", "")))
 	must(errOf(s.Client(s.Limiter).Drop(s.Context(), worker.DropOptions{Policy: "api", Tenant: "acme"})))
-	changes, err := of.Changes(s.Context(), 10)
-	must(err)
-	if len(changes) != 3 {
-		s.Errorf("the log: %+v", changes)
-	}
+	changes := expect.Got(of.Changes(s.Context(), 10))(s)
+	expect.That(s, len(changes) == 3, "the log:", changes)
 }
 
 // inspectorAs is an inspector by the site's user.

@@ -106,8 +106,7 @@ func TestManyThatJoinAreNoOutage(t *testing.T) {
 			}
 			return next(ctx, cmd)
 		})
-		client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.AnotherLimiter(slow)})
-		sitetest.Must(t, err)
+		client := expect.Got(worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.AnotherLimiter(slow)}))(t)
 		defer client.Close()
 		var callers sync.WaitGroup
 		for range 10 {
@@ -158,10 +157,8 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 		config := worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute}
 		client := expect.Got(worker.NewClient(hooktest.With(s.Asynq, hooktest.Hook(fault.See)), config))(t)
 		defer client.Close()
-		if info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut"))); err == nil ||
-			!strings.Contains(err.Error(), context.Canceled.Error()) {
-			t.Fatalf("%v, %v", info, err)
-		}
+		info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut")))
+		expect.Require(t, err != nil && strings.Contains(err.Error(), context.Canceled.Error()), info, err)
 		s.WantNobodyInLine()
 		expect.Equal(t, s.Task("cut").ID != "", sent, "the task is there")
 		s.Serve(s.Ok, sitetest.Calm)

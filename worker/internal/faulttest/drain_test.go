@@ -73,8 +73,7 @@ func (d *drain) start() {
 	for i := range 2 {
 		connection := d.limits()
 		d.Cleanup(func() { connection.Close() })
-		limiter, err := throttle.New(throttle.Config{Client: connection, Policies: d.policies})
-		sitetest.Must(d, err)
+		limiter := expect.Got(throttle.New(throttle.Config{Client: connection, Policies: d.policies}))(d)
 		if i == 0 {
 			d.enqueue(limiter)
 		}
@@ -103,9 +102,7 @@ func (d *drain) enqueue(limiter *throttle.Limiter) {
 				task := worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant", i%d.tenants)}, p.Name+":x", nil)
 				_, err := client.EnqueueContext(d.Context(), task, asynq.MaxRetry(3),
 					asynq.TaskID(fmt.Sprint(p.Name, "-", i)), asynq.Queue(d.queues[(i+j)%len(d.queues)]))
-				if err != nil {
-					d.Error(err)
-				}
+				expect.That(d, err == nil, err)
 			})
 		}
 		wait.Wait()
@@ -143,9 +140,7 @@ func (d *drain) finish(promoted time.Time, twice int) {
 	d.until("all have run", func() bool { return d.ledger.Done() == n })
 	again := len(d.ledger.Runs()) - n
 	d.Logf("%d tasks have run, %d of them twice", n, again)
-	if again > twice {
-		d.Errorf("%d tasks ran twice, want at most %d", again, twice)
-	}
+	expect.That(d, again <= twice, again, "tasks ran twice, want at most", twice)
 	for _, p := range d.policies {
 		grants, first := d.grants(p.Name), time.Duration(-1)
 		for _, g := range grants {
@@ -156,20 +151,16 @@ func (d *drain) finish(promoted time.Time, twice int) {
 		w := p.Windows[len(p.Windows)-1]
 		over := sitetest.Excess(grants, int(w.Limit), w.Period)
 		d.Logf("policy %s: first grant %v after the promotion, %d above the limit", p.Name, first.Round(time.Millisecond), over)
-		if first > 30*time.Second {
-			d.Errorf("policy %s: nobody looked for the new primary before the client does so once a minute", p.Name)
-		}
-		if w.Shared && over > drainLimit {
-			d.Errorf("policy %s: %d above its limit: a failover can forget one window", p.Name, over)
-		}
+		expect.That(d, first <= 30*time.Second,
+			"policy", p.Name, "nobody looked for the new primary before the client does so once a minute")
+		expect.That(d, !w.Shared || over <= drainLimit,
+			"policy", p.Name, over, "above its limit: a failover can forget one window")
 	}
 	for _, queue := range d.queues {
-		info, err := d.inspector.GetQueueInfo(queue)
-		sitetest.Must(d, err)
+		info := expect.Got(d.inspector.GetQueueInfo(queue))(d)
 		d.Logf("queue %s: %d left active, %d failed, %d archived", queue, info.Active, info.FailedTotal, info.Archived)
-		if info.Archived+info.FailedTotal > 0 {
-			d.Errorf("queue %s: %d archived, %d failed", queue, info.Archived, info.FailedTotal)
-		}
+		expect.That(d, info.Archived+info.FailedTotal <= 0,
+			"queue", queue, info.Archived, "archived,", info.FailedTotal, "failed")
 	}
 }
 
@@ -237,8 +228,7 @@ func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 	ctx := t.Context()
 	at := func(key string) (slot, node int) {
 		t.Helper()
-		slot, err := c.Slot(ctx, key)
-		expect.Must(t, err)
+		slot = expect.Got(c.Slot(ctx, key))(t)
 		primary := expect.Got(c.Primary(ctx, slot))(t)
 		return slot, slices.Index(c.Nodes, primary)
 	}
@@ -281,8 +271,7 @@ func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 	d.part(0.1)
 	for _, key := range []string{"sluice:{" + d.policies[0].Name + "}:q", "asynq:{" + d.queues[0] + "}:pending"} {
 		slot, _ := at(key)
-		m, err := c.Migrate(ctx, slot, c.Nodes[2])
-		expect.Must(t, err)
+		m := expect.Got(c.Migrate(ctx, slot, c.Nodes[2]))(t)
 		for n := 1; n > 0; {
 			n = expect.Got(m.Move(ctx, 10))(t)
 		}

@@ -122,18 +122,16 @@ func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
 					expect.Require(t, err == nil, err)
 				}
 				inside.made.AddHook(hooktest.Hook(f.See))
-				err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+				sitetest.Must(t, server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 					s.Ok(ctx, task)
 					return row.err
-				}))
-				sitetest.Must(t, err)
+				})))
 				t.Cleanup(server.Shutdown)
 				time.Sleep(20 * time.Second)
 				s.WantCounters(row.want)
-				if !row.plain && f.Count() != row.fails || f.Count() == 0 || len(s.Runs()) != 1 ||
-					said.Count("retry syncing") > 0 != row.plain {
-					t.Errorf("%d calls have failed, want %d; ran %q; asynq says %q", f.Count(), row.fails, s.Runs(), said)
-				}
+				expect.That(t, (row.plain || f.Count() == row.fails) && f.Count() != 0 && len(s.Runs()) == 1 &&
+					said.Count("retry syncing") > 0 == row.plain, f.Count(), "calls have failed, want", row.fails,
+					"ran", s.Runs(), "asynq says", said)
 			})
 		})
 	}

@@ -57,7 +57,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		lookup := errors.New("the database of plans: \xff")
 		var failing atomic.Bool
 		failing.Store(true)
-		limiter, err := throttle.New(throttle.Config{
+		limiter := expect.Got(throttle.New(throttle.Config{
 			Client: s.Redis, Policies: s.Limiter.Policies(),
 			Tenants: func(_ context.Context, _, tenant string) (throttle.Tenant, bool, error) {
 				if failing.Load() && tenant == "unlucky" {
@@ -65,8 +65,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 				}
 				return throttle.Tenant{}, false, nil
 			},
-		})
-		sitetest.Must(t, err)
+		}))(t)
 		enqueue := func(n int, tenant string) {
 			for range n {
 				s.Enqueue(sitetest.Task(tenant), asynq.MaxRetry(0))
@@ -74,10 +73,9 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		}
 		logged := func(begun, again int) {
 			t.Helper()
-			if s.Logs.Count("worker: the limiter is unavailable") != begun ||
-				s.Logs.Count("worker: the limiter is available again") != again {
-				t.Errorf("want %d outages begun and %d over in the log:\n%s", begun, again, s.Logs)
-			}
+			expect.That(t, s.Logs.Count("worker: the limiter is unavailable") == begun &&
+				s.Logs.Count("worker: the limiter is available again") == again, "want", begun, "outages begun and",
+				again, "over in the log:", s.Logs)
 		}
 
 		server := s.Serve(s.Ok, sitetest.Calm)

@@ -198,9 +198,8 @@ func TestWorkerIsKilled(t *testing.T) {
 								task, err := s.Inspector.GetTaskInfo("default", id)
 								return err != nil || task.State == asynq.TaskStateArchived
 							})
-							if task := s.Task(id); task.LastErr != asynq.ErrLeaseExpired.Error() || task.Retried != 0 {
-								t.Errorf("%s was archived after %d retries by %q", id, task.Retried, task.LastErr)
-							}
+							a := s.Task(id)
+							expect.That(t, a.LastErr == asynq.ErrLeaseExpired.Error() && a.Retried == 0, "archived:", a)
 							archived++
 							continue
 						}
@@ -212,9 +211,8 @@ func TestWorkerIsKilled(t *testing.T) {
 					s.Wait("units are given back", func() bool {
 						return len(s.InLine()) == 0 && s.Used() == filled+charged+int64(len(s.Runs()))
 					})
-					if n := int64(len(s.Runs())); n != 3-archived || s.Used() != filled+charged+n {
-						t.Errorf("ran %q, %d used after %d filled and %d charged by the killed", s.Runs(), s.Used(), filled, charged)
-					}
+					expect.Equal(t, int64(len(s.Runs())), 3-archived, s.Runs(), "ran")
+					expect.Equal(t, s.Used(), filled+charged+3-archived, "used; filled, charged:", filled, charged)
 					expect.That(t, row.at != "in the handler" || retries != 0 || archived != 0,
 						"no task was archived, and one had started")
 					s.WantCounters(sitetest.Counters{Processed: 3, Failed: archived, Archived: archived})

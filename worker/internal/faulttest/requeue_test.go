@@ -38,10 +38,9 @@ func TestRequeueOutlastsABrokenConnection(t *testing.T) {
 		time.Sleep(away - time.Millisecond)
 		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1})
 		time.Sleep(2 * away)
-		if task := s.Task("a"); task.State != asynq.TaskStateScheduled || task.Retried != 0 ||
-			!strings.HasPrefix(task.LastErr, "throttled: api/window") {
-			t.Errorf("the task is %v after %d retries by %q", task.State, task.Retried, task.LastErr)
-		}
+		a := s.Task("a")
+		throttled := strings.HasPrefix(a.LastErr, "throttled: api/window")
+		expect.That(t, a.State == asynq.TaskStateScheduled && a.Retried == 0 && throttled, a)
 		time.Sleep(10 * time.Minute)
 		s.WantCounters(sitetest.Counters{Processed: 1})
 	})

@@ -155,8 +155,7 @@ func TestHeadersAreText(t *testing.T) {
 		bad := func(context.Context, *asynq.Task) map[string]string {
 			return map[string]string{"x": "a\xff", "\xfe": ""}
 		}
-		client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Headers: bad, Limiter: s.Limiter})
-		expect.Must(t, err)
+		client := expect.Got(worker.NewClient(s.Asynq, worker.ClientConfig{Headers: bad, Limiter: s.Limiter}))(t)
 		defer client.Close()
 		expect.Must(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(asynq.TaskID("a")))))
 		expect.That(t, s.Task("a").Headers["x"] == "a\uFFFD", s.Task("a").Headers)

@@ -23,19 +23,16 @@ func wantLate(s *sitetest.Site, id string, retries int, reason string) {
 	s.Helper()
 	s.WaitState(asynq.TaskStateArchived, id)
 	task := s.Task(id)
-	if !strings.HasPrefix(task.LastErr, reason) || !strings.Contains(task.LastErr, ": would start 20") ||
-		task.Retried != 0 || task.MaxRetry != retries {
-		s.Errorf("archived by %q after %d of %d retries", task.LastErr, task.Retried, task.MaxRetry)
-	}
+	expect.That(s, strings.HasPrefix(task.LastErr, reason) && strings.Contains(task.LastErr, ": would start 20") &&
+		task.Retried == 0 && task.MaxRetry == retries, "archived by", task.LastErr, "after", task.Retried, "of",
+		task.MaxRetry, "retries")
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	expect.Require(s, len(s.Reported) == 1 && len(s.Asked) == 0, "ErrorHandler was told", s.Reported, "IsFailure asked of", s.Asked)
 	var late *throttle.DeniedError
 	expect.Require(s, errors.As(s.Reported[0], &late), "the user's ErrorHandler was told", s.Reported[0])
-	if !late.Request.Deadline.Equal(task.Deadline) || late.StartsAt.Before(task.Deadline) ||
-		late.Error() != task.LastErr || late.Decision.Tenant != "acme" {
-		s.Errorf("told %+v of %+v", late, task)
-	}
+	expect.That(s, late.Request.Deadline.Equal(task.Deadline) && !late.StartsAt.Before(task.Deadline) &&
+		late.Error() == task.LastErr && late.Decision.Tenant == "acme", "told", late, "of", task)
 }
 
 // A task that can only start after its deadline fails once, at its denial, and leaves nothing

@@ -48,8 +48,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 			return next(ctx, cmd)
 		}))
 		limiter := func(p throttle.Policy) *throttle.Limiter {
-			made, err := throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{p}})
-			sitetest.Must(t, err)
+			made := expect.Got(throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{p}}))(t)
 			return made
 		}
 		for _, p := range []throttle.Policy{row.before, row.after, row.before, row.after} {

@@ -35,10 +35,8 @@ func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
 			reason, told, _ := strings.Cut(stored.LastErr, ", expected to start at ")
 			expected, err := time.Parse(time.RFC3339, told)
 			const waits = `throttled: api, tenant "acme": waits in line`
-			if wait == 0 && stored.LastErr != "" ||
-				wait > 0 && (err != nil || sitetest.Off(expected, at) || reason != waits) {
-				t.Errorf("task %d says %q, want that it starts at %v", i, stored.LastErr, at)
-			}
+			right := wait > 0 && err == nil && !sitetest.Off(expected, at) && reason == waits
+			expect.That(t, right || wait == 0 && stored.LastErr == "", i, "says", stored.LastErr, "want", at)
 		}
 		s.WantStates("default", 0, 7)
 		tickets := s.InLine()
@@ -139,10 +137,9 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 			sitetest.Must(t, err)
 			stored := expect.Got(s.Inspector.GetTaskInfo("my queue", id))(t)
 			for _, got := range []*asynq.TaskInfo{info, stored} {
-				if got.Queue != "my queue" || got.ID != id || got.MaxRetry != 3 || got.Retention != time.Hour ||
-					got.Timeout != time.Minute || !got.Deadline.Equal(deadline) || got.State != state {
-					t.Errorf("%+v, want it %v", got, state)
-				}
+				expect.That(t, got.Queue == "my queue" && got.ID == id && got.MaxRetry == 3 &&
+					got.Retention == time.Hour && got.Timeout == time.Minute && got.Deadline.Equal(deadline) &&
+					got.State == state, got, "want it", state)
 			}
 		}
 		expect.Equal(t, s.InLine(), []string{"my queue/mine/0", "my queue/mine/1"}, "in line")
@@ -181,9 +178,7 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Shared(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		config, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
 		sitetest.Must(t, err)
-		if err := config.Close(); err != nil { // that was never used
-			t.Error(err)
-		}
+		sitetest.Must(t, config.Close()) // that was never used
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 3)
 		server := s.Serve(s.Ok, sitetest.Brisk)

@@ -44,10 +44,9 @@ func TestStartsAreObserved(t *testing.T) {
 		} {
 			got := <-starts
 			// Places in line are a microsecond apart.
-			if got.Policy != "api" || got.Tenant != "acme" ||
-				got.Waited != want.waited-time.Duration(i)*time.Microsecond || got.Late != want.late {
-				t.Errorf("start %d: %+v, want %v", i+1, got, want)
-			}
+			expect.That(t, got.Policy == "api" && got.Tenant == "acme" &&
+				got.Waited == want.waited-time.Duration(i)*time.Microsecond && got.Late == want.late, "start", i+1, got,
+				"want", want)
 		}
 		time.Sleep(10 * time.Second)
 		s.Enqueue(sitetest.AcmeTask())
@@ -102,9 +101,8 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 				}
 				synctest.Wait()
 				open := map[bool]int{true: 1}[row.open]
-				if s.Logs.Count("worker: the limiter is unavailable") != 1 || s.Logs.Count("fails_open=true") != open || len(s.Runs()) != open {
-					t.Errorf("ran %q; want it logged once:\n%s", s.Runs(), s.Logs)
-				}
+				expect.Equal(t, s.Logs.Count("worker: the limiter is unavailable"), 1, s.Logs)
+				expect.That(t, s.Logs.Count("fails_open=true") == open && len(s.Runs()) == open, s.Runs(), s.Logs)
 				proxy.Mend()
 				if row.silent {
 					<-goesOn
@@ -172,11 +170,11 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("fails"), asynq.MaxRetry(0))
 		s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("again"), asynq.MaxRetry(3))
 		says("waits", "scheduled", "policy api, delayed by window; no server serves its queue")
-		if e := explain("default", "waits"); e.Line == nil ||
-			sitetest.Off(e.Line.Expected, time.Now().Add(time.Hour)) || e.Line.Binds != "window" ||
-			e.Line.Position != 1 || e.Line.Waiting != 1 || e.Line.Windows[0].Used != 1 || e.Servers != 0 {
-			t.Errorf("%+v", e)
-		}
+		waits := explain("default", "waits")
+		line := waits.Line
+		expect.That(t, line != nil && !sitetest.Off(line.Expected, time.Now().Add(time.Hour)) &&
+			line.Binds == "window" && line.Position == 1 && line.Waiting == 1 && line.Windows[0].Used == 1, waits)
+		expect.Equal(t, waits.Servers, 0, "servers")
 		says("later", "scheduled", "it is scheduled for ", "joins the line of policy api then")
 		says("plain", "pending", "policy api decides about it")
 		sitetest.Must(t, s.Inspector.PauseQueue("default"))

@@ -245,10 +245,9 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 			return
 		}
 		var given *worker.GivenUpError
-		if len(s.Reported) != 1 || !errors.As(s.Reported[0], &given) ||
-			info.State != asynq.TaskStateArchived || info.LastErr != given.Error() {
-			t.Fatalf("%v: %s; reported %v", info.State, info.LastErr, s.Reported)
-		}
+		expect.Require(t, len(s.Reported) == 1 && errors.As(s.Reported[0], &given) &&
+			info.State == asynq.TaskStateArchived && info.LastErr == given.Error(), info.State, info.LastErr,
+			"reported", s.Reported)
 		expect.That(t, given.Policy == "api" && given.Tenant == "acme" && given.Limit == row.wait && given.Cause != nil, given)
 	})
 }

@@ -149,10 +149,9 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 				expect.That(t, got.Info == nil && got.Err != nil && want.err(got.Err), "task", i, got.Info, got.Err)
 				continue
 			}
-			if got.Err != nil || got.Info.State != want.state ||
-				sitetest.Off(got.Start.At, time.Now().Add(want.in)) || got.Info.MaxRetry != 3 {
-				t.Errorf("task %d: %+v, %v", i, got.Info, got.Err)
-			}
+			expect.That(t, got.Err == nil && got.Info.State == want.state &&
+				!sitetest.Off(got.Start.At, time.Now().Add(want.in)) && got.Info.MaxRetry == 3, "task", i, got.Info,
+				got.Err)
 		}
 		expect.Equal(t, s.InLine(), []string{"default/a", "default/c", "default/u1", "default/u2", "low/b"}, "in line")
 		if n := s.Redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(); n != 5 { // with the later one
@@ -179,9 +178,8 @@ func TestEnqueueBulkTakesFewCalls(t *testing.T) {
 		}
 		last := time.Time{}
 		for i, result := range client.EnqueueBulk(t.Context(), tasks) {
-			if result.Err != nil || result.Info.ID != fmt.Sprint("t", i) || result.Start.At.Before(last) {
-				t.Fatalf("task %d: %+v, %v, after one that starts %v", i, result.Info, result.Err, last)
-			}
+			expect.Require(t, result.Err == nil && result.Info.ID == fmt.Sprint("t", i) &&
+				!result.Start.At.Before(last), "task", i, result.Info, result.Err, "after one that starts", last)
 			last = result.Start.At.Add(-time.Second)
 		}
 		// One of asynq's client for each task, which is never sent. A store, a join and an arrangement for

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 )
@@ -24,9 +25,8 @@ const (
 // WantWakes fails if a task came to the middleware more often than that.
 func (s *Site) WantWakes(want int) {
 	s.Helper()
-	if wakes := s.Wakes(); slices.Max(wakes) > want {
-		s.Errorf("a task woke %d times, want %d at most: %v", slices.Max(wakes), want, wakes)
-	}
+	wakes := s.Wakes()
+	expect.That(s, slices.Max(wakes) <= want, "a task woke", slices.Max(wakes), "times, want", want, "at most:", wakes)
 }
 
 // Spacing is the time between two appointments of a line's servers, as line_appointments.lua has it.
@@ -61,9 +61,8 @@ func (s *Site) WantOnTime(tasks []worker.EnqueueResult, late time.Duration) {
 		granted[g.ID] = g.At
 	}
 	for _, e := range tasks {
-		if off := granted[e.Info.ID].Sub(e.Start.At); off < 0 || off > late {
-			s.Errorf("%s was granted %v after it was to start: want 0 to %v", e.Info.ID, off, late)
-		}
+		off := granted[e.Info.ID].Sub(e.Start.At)
+		expect.That(s, off >= 0 && off <= late, e.Info.ID, "was granted", off, "after it was to start: want 0 to", late)
 	}
 }
 
@@ -87,9 +86,7 @@ func (s *Site) InLine() (tickets []string) {
 			queue, id, _ := strings.Cut(field, "/")
 			queue, err := url.PathUnescape(queue)
 			id, wrong := url.PathUnescape(id)
-			if err != nil || wrong != nil {
-				s.Fatal(err, wrong)
-			}
+			expect.Require(s, err == nil && wrong == nil, err, wrong)
 			_, queue, _ = strings.Cut(queue, "/") // behind the identity of asynq's Redis
 			tickets = append(tickets, queue+"/"+id)
 		}
@@ -103,13 +100,10 @@ func (s *Site) WantNobodyInLine() {
 	s.Helper()
 	for _, key := range s.Redis.Keys(context.Background(), "*sluice*").Val() {
 		forEver := s.Redis.PTTL(context.Background(), key).Val() == -1 // in nanoseconds: no TTL
-		if forEver && !strings.Contains(key, "{!control}") {
-			s.Errorf("%s does not expire", key)
-		}
+		expect.That(s, !forEver || strings.Contains(key, "{!control}"), key, "does not expire")
 	}
-	if left := s.InLine(); len(left) > 0 {
-		s.Errorf("left in the line: %q", left)
-	}
+	left := s.InLine()
+	expect.That(s, len(left) == 0, "left in the line:", left)
 }
 
 // Tasks that two quick servers have in their hands at once, or that are called at one moment, are
@@ -125,8 +119,7 @@ func (s *Site) WantInOrder() {
 	s.Helper()
 	grants := s.Grants()
 	number := func(g Grant) int {
-		n, err := strconv.Atoi(strings.TrimPrefix(g.ID, g.Tenant+"-"))
-		Must(s, err)
+		n := expect.Got(strconv.Atoi(strings.TrimPrefix(g.ID, g.Tenant+"-")))(s)
 		return n
 	}
 	for i, late := range grants {
@@ -160,9 +153,7 @@ func (s *Site) JoinMany(
 		id := asynq.TaskID(fmt.Sprintf("%s-%04d", tenant, i))
 		e.Info, e.Err = client.EnqueueContext(context.Background(), task,
 			append([]asynq.Option{id, worker.ReportStart(&e.Start)}, opts...)...)
-		if e.Err != nil {
-			s.Fatal(e.Err)
-		}
+		expect.Require(s, e.Err == nil, e.Err)
 		all = append(all, e)
 	}
 	return all

@@ -9,6 +9,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -18,12 +19,9 @@ func (s *Site) WantStates(queue string, pending, scheduled int) {
 	ctx := context.Background()
 	key := "asynq:{" + queue + "}:"
 	p, n := int(s.Redis.LLen(ctx, key+"pending").Val()), int(s.Redis.ZCard(ctx, key+"scheduled").Val())
-	if p != pending || n != scheduled {
-		s.Errorf("queue %s: %d pending and %d scheduled, want %d and %d", queue, p, n, pending, scheduled)
-	}
-	if n := len(s.Redis.Keys(ctx, key+"t:*").Val()); n != pending+scheduled {
-		s.Errorf("queue %s: %d tasks are stored, want %d", queue, n, pending+scheduled)
-	}
+	expect.That(s, p == pending && n == scheduled,
+		"queue", queue, p, "pending and", n, "scheduled, want", pending, "and", scheduled)
+	expect.Equal(s, len(s.Redis.Keys(ctx, key+"t:*").Val()), pending+scheduled, "queue", queue, "tasks that are stored")
 }
 
 // Task returns the task, or an empty one if there is none.
@@ -64,9 +62,7 @@ func (s *Site) Counters() Counters {
 	ctx := context.Background()
 	number := func(key string) int64 {
 		n, err := s.Redis.Get(ctx, "asynq:{default}:"+key).Int64()
-		if err != nil && err != redis.Nil {
-			s.Fatal(err)
-		}
+		expect.Require(s, err == nil || err == redis.Nil, err)
 		return n
 	}
 	return Counters{
@@ -82,16 +78,14 @@ func (s *Site) Counters() Counters {
 // WantCounters fails unless the counters are these.
 func (s *Site) WantCounters(want Counters) {
 	s.Helper()
-	if got := s.Counters(); got != want {
-		s.Errorf("counters %+v, want %+v", got, want)
-	}
+	got := s.Counters()
+	expect.That(s, got == want, "counters", got, "want", want)
 }
 
 // Stored returns the fields by which asynq keeps a task.
 func (s *Site) Stored(id string) map[string]string {
 	s.Helper()
-	fields, err := s.Redis.HGetAll(context.Background(), "asynq:{default}:t:"+id).Result()
-	Must(s, err)
+	fields := expect.Got(s.Redis.HGetAll(context.Background(), "asynq:{default}:t:"+id).Result())(s)
 	return fields
 }
 

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -70,8 +69,7 @@ func New(t testing.TB, client *redis.Client, policies ...throttle.Policy) *Site 
 	}
 	log := &Logs{}
 	logger := slog.New(slog.NewTextHandler(log, nil))
-	limiter, err := throttle.New(throttle.Config{Client: limits, Logger: logger, Policies: policies})
-	Must(t, err)
+	limiter := expect.Got(throttle.New(throttle.Config{Client: limits, Logger: logger, Policies: policies}))(t)
 	s := &Site{TB: t, Asynq: Dialed{SameRedis(client)}, Limiter: limiter, Logs: log, Redis: client}
 	s.Inspector = asynq.NewInspector(s.Asynq)
 	s.Plain = asynq.NewClient(s.Asynq)
@@ -151,8 +149,7 @@ func (s *Site) Serve(handler asynq.HandlerFunc, change ...func(*asynq.Config, *w
 	for _, f := range change {
 		f(&theirs, &ours)
 	}
-	server, err := worker.NewServer(s.Asynq, theirs, ours)
-	Must(s, err)
+	server := expect.Got(worker.NewServer(s.Asynq, theirs, ours))(s)
 	Must(s, server.Start(handler))
 	s.Cleanup(server.Shutdown)
 	return server
@@ -162,8 +159,7 @@ func (s *Site) Serve(handler asynq.HandlerFunc, change ...func(*asynq.Config, *w
 func (s *Site) Idle() *worker.Server {
 	s.Helper()
 	theirs, ours := s.Configs()
-	server, err := worker.NewServer(s.Asynq, theirs, ours)
-	Must(s, err)
+	server := expect.Got(worker.NewServer(s.Asynq, theirs, ours))(s)
 	s.Cleanup(server.Shutdown)
 	return server
 }
@@ -194,9 +190,7 @@ func By(l *throttle.Limiter) func(*asynq.Config, *worker.Config) {
 // Enqueue enqueues by a plain client.
 func (s *Site) Enqueue(task *asynq.Task, opts ...asynq.Option) {
 	s.Helper()
-	if _, err := s.Plain.Enqueue(task, opts...); err != nil {
-		s.Fatal(err)
-	}
+	expect.Must(s, expect.ErrOf(s.Plain.Enqueue(task, opts...)))
 }
 
 // Fill takes all of the tenant's window, whose limit is 1.
@@ -204,9 +198,7 @@ func (s *Site) Fill(tenants ...string) {
 	s.Helper()
 	for _, tenant := range tenants {
 		d, err := s.Limiter.Reserve(context.Background(), throttle.Request{Policy: "api", Tenant: tenant})
-		if err != nil || !d.Granted {
-			s.Fatalf("filling the window: granted %v, %v", d.Granted, err)
-		}
+		expect.Require(s, err == nil && d.Granted, "filling the window: granted", d.Granted, err)
 	}
 }
 
@@ -230,9 +222,7 @@ func (s *Site) Wait(what string, condition func() bool) {
 	s.Helper()
 	pause := 2 * time.Millisecond
 	for end := time.Now().Add(50 * time.Second); !condition(); time.Sleep(pause) {
-		if time.Now().After(end) {
-			s.Fatalf("waited in vain until %s\n%s", what, s.Logs)
-		}
+		expect.Require(s, !time.Now().After(end), "waited in vain until", what, s.Logs)
 		pause = min(2*pause, 50*time.Millisecond) // each look costs as much as a task
 	}
 }
@@ -249,19 +239,14 @@ func (s *Site) WantReported(reported, asked []string) {
 		}
 		return texts
 	}
-	if got := texts(s.Reported); !slices.Equal(got, reported) {
-		s.Errorf("the user's ErrorHandler was told %q, want %q", got, reported)
-	}
-	if got := texts(s.Asked); !slices.Equal(got, asked) {
-		s.Errorf("the user's IsFailure was asked %q, want %q", got, asked)
-	}
+	expect.Equal(s, texts(s.Reported), reported, "the user's ErrorHandler was told")
+	expect.Equal(s, texts(s.Asked), asked, "the user's IsFailure was asked")
 }
 
 // LimiterOn returns a limiter with the policies of the site.
 func (s *Site) LimiterOn(client redis.UniversalClient) *throttle.Limiter {
 	s.Helper()
-	limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies()})
-	Must(s, err)
+	limiter := expect.Got(throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies()}))(s)
 	return limiter
 }
 
@@ -309,8 +294,7 @@ func (s *Site) SetPolicy(change func(*throttle.Policy), limiters ...*throttle.Li
 // Used is how much of acme's window is used.
 func (s *Site) Used() int64 {
 	s.Helper()
-	d, err := s.Limiter.Peek(context.Background(), throttle.Request{Policy: "api", Tenant: "acme"})
-	Must(s, err)
+	d := expect.Got(s.Limiter.Peek(context.Background(), throttle.Request{Policy: "api", Tenant: "acme"}))(s)
 	return d.Windows[0].Used
 }
 

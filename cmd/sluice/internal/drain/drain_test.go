@@ -83,8 +83,7 @@ func TestACallThatLosesItsSlotIsNotRepeated(t *testing.T) {
 			m, p := throttletest.InMemory(t), publishedPolicy(throttle.Window{
 				Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: 3 * time.Second, Shared: true,
 			})
-			other, err := throttle.New(throttle.Config{Client: m.Client(t), Policies: []throttle.Policy{p}})
-			expect.Must(t, err)
+			other := expect.Got(throttle.New(throttle.Config{Client: m.Client(t), Policies: []throttle.Policy{p}}))(t)
 			s, results := drained(t.Context(), t, m, p, 1, retries, func(*http.Request) (int, string) {
 				m.FlushAll()
 				expect.Must(t, expect.ErrOf(other.Reserve(t.Context(), throttle.Request{Policy: "p"})))

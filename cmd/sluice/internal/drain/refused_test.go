@@ -41,8 +41,7 @@ func (a api) RoundTrip(r *http.Request) (*http.Response, error) {
 func drained(ctx context.Context, t *testing.T, m throttletest.Memory, p throttle.Policy, n, retries int, a api) (Summary, []jobs.Result) {
 	t.Helper()
 	client := m.Client(t)
-	limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}})
-	expect.Must(t, err)
+	limiter := expect.Got(throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}}))(t)
 	var list []jobs.Job
 	for i := range n {
 		list = append(list, jobs.Job{
@@ -53,10 +52,9 @@ func drained(ctx context.Context, t *testing.T, m throttletest.Memory, p throttl
 	progress := NewProgress(io.Discard, time.Minute)
 	caller, err := call.New(call.Config{Concurrency: 1, Limiter: limiter, Logger: progress.Logger(), Timeout: time.Minute})
 	expect.Must(t, err)
-	caller.Client.Transport, err = httpthrottle.NewTransport(httpthrottle.TransportConfig{
+	caller.Client.Transport = expect.Got(httpthrottle.NewTransport(httpthrottle.TransportConfig{
 		Base: a, LearnOnly: true, Limiter: limiter, Logger: progress.Logger(),
-	})
-	expect.Must(t, err)
+	}))(t)
 	var out bytes.Buffer
 	d := &Drain{
 		Caller: caller, Client: client, Concurrency: 8, Jobs: list, Limiter: limiter, Progress: progress,

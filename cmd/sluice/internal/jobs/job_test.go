@@ -17,12 +17,11 @@ const ownJob = `{"id":"own","tenant":"b","method":"POST","url":"https://x/y?z","
 
 func TestJobsAreReadFromLines(t *testing.T) {
 	t.Parallel()
-	jobs, err := Read("jobs.jsonl", strings.NewReader(`{"tenant":"a","url":"http://x/"}
+	jobs := expect.Got(Read("jobs.jsonl", strings.NewReader(`{"tenant":"a","url":"http://x/"}
 
   `+ownJob+`
 {"tenant":"a","url":"http://x/"}
-{"tenant":"a","url":"http://x/","cost":2,"id":null}`), nil)
-	expect.Must(t, err)
+{"tenant":"a","url":"http://x/","cost":2,"id":null}`), nil))(t)
 	for i := range jobs {
 		expect.That(t, jobs[i].ID != "", "job", i, "has no id")
 	}
@@ -39,10 +38,9 @@ func TestJobsAreReadFromLines(t *testing.T) {
 	expect.That(t, reflect.DeepEqual(jobs, want), "got", jobs, "want", want)
 
 	// The same line has the same id in the next run, and no other line has it.
-	once, err := Read("other", strings.NewReader(`{"tenant":"a","url":"http://x/"}`), nil)
-	if err != nil || once[0].ID != jobs[0].ID || jobs[0].ID == jobs[2].ID || jobs[2].ID == jobs[3].ID {
-		t.Errorf("%v: ids %q and %q", err, once[0].ID, []string{jobs[0].ID, jobs[2].ID, jobs[3].ID})
-	}
+	once := expect.Got(Read("other", strings.NewReader(`{"tenant":"a","url":"http://x/"}`), nil))(t)[0].ID
+	ids := []string{jobs[0].ID, jobs[2].ID, jobs[3].ID}
+	expect.That(t, once == ids[0] && ids[0] != ids[1] && ids[1] != ids[2], "ids", once, ids)
 }
 
 func TestBadJobsAreRefusedByLineAndField(t *testing.T) {

@@ -29,6 +29,4 @@ func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 // Ping returns nil if the limiter can decide: Redis answers, and its user may call all that the
 // limiter needs. It is one call, for readiness probes. Errors are ErrUnavailable, ErrForbidden and
 // the context's. See CheckRedis for more.
-func (l *Limiter) Ping(ctx context.Context) error {
-	return classify(ctx, "", l.runner.Preflight(ctx))
-}
+func (l *Limiter) Ping(ctx context.Context) error { return classify(ctx, "", l.runner.Preflight(ctx)) }

@@ -77,9 +77,7 @@ func (s *Server) restoreOptions(
 }
 
 // lineOf returns the name of the line in which a request waits.
-func (s *Server) lineOf(r throttle.Request) string {
-	return s.limiter.LineOf(r.Policy, r.Tenant)
-}
+func (s *Server) lineOf(r throttle.Request) string { return s.limiter.LineOf(r.Policy, r.Tenant) }
 
 // noteUndecided logs that the limiter could not decide about a request, and returns the decision by which its
 // task waits: it fails closed. The task may have joined the line all the same.

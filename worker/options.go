@@ -29,9 +29,7 @@ func MaxWait(d time.Duration) asynq.Option {
 // and queue are already in line, the task is refused with a *throttle.DeniedError, and not
 // enqueued. 0 is no limit. While the limiter's Redis does not answer, nothing is refused. Together with
 // ProcessAt, ProcessIn or Group it is an error.
-func Backlog(n int) asynq.Option {
-	return option(func(e *enqueueTask) { e.request.Backlog = n })
-}
+func Backlog(n int) asynq.Option { return option(func(e *enqueueTask) { e.request.Backlog = n }) }
 
 // ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is
 // expected to start, or of several tasks the last one. It has no effect if start is nil.

@@ -24,6 +24,7 @@ policies:
     tenants:
       acme: {weight: 2, windows: {per-minute: {limit: 50}, spend: {burst: 9}}}
       internal: {exempt: true, weight: 1000000}
+      $${HOME}: {weight: 3}
   - name: slow
     fail_open: true
     earliest_reset: true
@@ -45,6 +46,7 @@ policies:
   - {name: spend, limit: 90000, period: 1h, algorithm: gcra, burst: 20000, per: [tenant], unit: tokens}
   - {name: daily, limit: 1000, period: 24h, algorithm: fixed, per: [tenant], unit: requests}
   tenants:
+    $${HOME}: {weight: 3}
     acme: {weight: 2, windows: {per-minute: {limit: 50}, spend: {burst: 9}}}
     internal: {exempt: true, weight: 1e+06}
 - name: slow

@@ -149,6 +149,18 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		run("reset", "apo", "--why", "x").want(t, exitBadInput, `policy "apo": must be one of api`)
 		says(run("front", "api", "acme", "--for", "10m", "--why", "release"), `tenant "acme" of api goes before others until `)
 		says(look("limits", "show"), "goes first")
+		// Of a policy that was removed, what is in force can be ended.
+		d.write("other.yml", strings.ReplaceAll(controlled, "name: api", "name: other"))
+		says(run("limits", "publish", d.path("other.yml"), "--why", "renamed"), "published version ")
+		says(run("limits", "set", "other", "pace", "--limit", "9", "--why", "x"), "published version ") // forgets api
+		says(run("limits", "clear", "api", "acme", "--why", "gone"), `tenant "acme" of api has no override any more`)
+		run("limits", "clear", "api", "acme", "--why", "x").want(t, exitBadInput, `policy "api": must be one of other`)
+		// Policies that this program cannot read can be replaced, and others' pauses ended.
+		says(run("pause", "other", "--for", "1h", "--why", "x"), "other is paused until ")
+		must(t, client.HSet(t.Context(), "sluice:{!control}:state", "policies", `0 {"new": 1}`).Err())
+		look("status").want(t, exitFailed, "published policies cannot be read")
+		says(run("resume", "other", "--why", "x"), "other is not paused any more")
+		says(run("limits", "publish", d.path("policies.yml"), "--why", "repair"), "published version ")
 		runMain(t.Context(), "", "limits", "show").want(t, exitBadInput, "there is no Redis: --redis must be")
 		runMain(t.Context(), "", "limits", "shoe").want(t, exitBadInput, `unknown command "shoe": did you mean "show"?`)
 	})

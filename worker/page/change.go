@@ -139,10 +139,12 @@ func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
 	}
 	policies := append(p.config.Limiter.Policies(), a.state.Removed...)
 	i := slices.IndexFunc(policies, func(policy throttle.Policy) bool { return policy.Name == a.policy })
-	if i < 0 {
+	switch ends := a.what == control.Resumed || a.what == control.Cleared; { // also of a policy that was removed
+	case i >= 0:
+		a.config = policies[i]
+	case !ends:
 		return nil, fmt.Errorf("policy %q: is none of this page's limiter", a.policy)
 	}
-	a.config = policies[i]
 	if n := len(a.author.Why); n == 0 || n > control.MaxWhyBytes {
 		return nil, fmt.Errorf("why: must be given, for the log, in %d bytes at most", control.MaxWhyBytes)
 	}

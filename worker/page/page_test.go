@@ -318,6 +318,11 @@ func TestOperatorsChangeLimits(t *testing.T) {
 			state.Overrides[0].By == "anna", "in force:", state.Interventions, err)
 		v.wants(sure("ends now", "what", "resume"), "The pause has ended.")
 		v.wants(sure("The override of github, tenant acme, ends now", "what", "clear", "tenant", "acme"), "The override has ended.")
+		author := control.Author{Who: "ci", Why: "of another program"}
+		expect.Must(t, s.control.Pause(t.Context(), "gone", "", 366*24*time.Hour, author))
+		year := time.Now().UTC().AddDate(0, 0, 366).Format("Jan 2 2006")
+		v.wants(change(200, "what", "pause", "for", "8784h"), "starts until "+year)
+		sure("The pause of gone, all tenants, ends now", "what", "resume", "policy", "gone")
 		v.wants(v.get(""), "No override, and no pause.")
 		v.wants(sure("forget what they have counted for all tenants", "what", "reset"), "The windows were reset.")
 		expect.Must(t, expect.ErrOf(s.control.Publish(t.Context(), s.limiter.Policies(), 0, control.Author{Who: "ci", Why: "first"})))
@@ -361,7 +366,7 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		}
 		changes, err := s.control.Changes(t.Context(), 100)
 		dropped := slices.IndexFunc(changes, func(c control.Change) bool { return c.Kind == control.Dropped })
-		expect.That(t, err == nil && len(changes) == 11, changes, err)
+		expect.That(t, err == nil && len(changes) == 13, changes, err)
 		expect.Equal(t, changes[dropped].Text, "archive 5 waiting tasks", "the change")
 	})
 }

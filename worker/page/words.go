@@ -72,13 +72,10 @@ func number(n int64) string {
 // clock writes a time in UTC, as the page says, with its date if that is not today's.
 func clock(at, now time.Time) string {
 	at, now = at.UTC(), now.UTC()
-	switch {
-	case at.Format(time.DateOnly) == now.Format(time.DateOnly):
+	if at.Format(time.DateOnly) == now.Format(time.DateOnly) {
 		return at.Format("15:04:05")
-	case at.Year() != now.Year():
-		return at.Format("Jan 2 2006, 15:04")
 	}
-	return at.Format("Jan 2, 15:04")
+	return at.Format(map[bool]string{true: "Jan 2, 15:04", false: "Jan 2 2006, 15:04"}[at.Year() == now.Year()])
 }
 
 // queueName returns a queue's name without the identity of its asynq.

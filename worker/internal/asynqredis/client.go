@@ -132,9 +132,7 @@ func keys(queue string, names ...string) (all []string) {
 }
 
 // IsNotFound reports whether a call that ends an attempt failed because the task is not active.
-func IsNotFound(err error) bool {
-	return err != nil && strings.HasPrefix(err.Error(), "NOT FOUND")
-}
+func IsNotFound(err error) bool { return err != nil && strings.HasPrefix(err.Error(), "NOT FOUND") }
 
 // IsOutage reports whether a call failed that may succeed later: Redis did not answer, or answered
 // that it cannot serve now.
@@ -148,9 +146,7 @@ func IsOutage(err error) bool {
 
 // WholeSecond rounds up to a whole second. Asynq truncates times to seconds, so a task would start
 // too early.
-func WholeSecond(at time.Time) time.Time {
-	return at.Add(time.Second - 1).Truncate(time.Second)
-}
+func WholeSecond(at time.Time) time.Time { return at.Add(time.Second - 1).Truncate(time.Second) }
 
 // score returns a time as asynq stores it.
 func score(at time.Time) int64 { return WholeSecond(at).Unix() }

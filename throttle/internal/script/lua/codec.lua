@@ -46,9 +46,7 @@ local function write_fields(value)
     open, close = '[', ']'
     for i = 1, #value do parts[i] = write_fields(value[i]) end
   else
-    for name, field in pairs(value) do
-      parts[#parts + 1] = '"' .. name .. '":' .. write_fields(field)
-    end
+    for name, field in pairs(value) do parts[#parts + 1] = '"' .. name .. '":' .. write_fields(field) end
   end
   return open .. concat(parts, ',') .. close
 end

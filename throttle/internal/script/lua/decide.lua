@@ -149,7 +149,5 @@ end
 
 scopes.write_all(call)
 if call.line then call.line.finish() end
-if call.dirty then
-  redis.call('SET', call.P .. record_name, pack7(seq) .. concat(done), 'PX', RECORD_MS)
-end
+if call.dirty then redis.call('SET', call.P .. record_name, pack7(seq) .. concat(done), 'PX', RECORD_MS) end
 return out

@@ -54,8 +54,7 @@ algorithms['s'] = {
   -- In an endless queue a unit goes one period after the unit that is `limit` places ahead of it. Where all
   -- tickets ahead cost `each`, a period holds only whole tickets.
   fits_at = function(st, now, cost, ahead, each)
-    local limit = st.limit
-    local unit = st.used + ahead + cost
+    local limit, unit = st.limit, st.used + ahead + cost
     if unit <= limit then return now end
     local cycles = 0
     if each > 1 and ahead >= each then

@@ -63,9 +63,7 @@ if #before > 0 then
   if unacknowledged then redis.call('ZREM', P .. 'k', process) end -- this call acknowledges it
 end
 
-if not call.waiting and redis.call('EXISTS', P .. 'k') == 0 then
-  return remember(0, {}, SEQ_MS)
-end
+if not call.waiting and redis.call('EXISTS', P .. 'k') == 0 then return remember(0, {}, SEQ_MS) end
 call.id_base = id_base
 once(extras, call) -- for its side effect: it sets line_files
 local files = once(line_files, call)

@@ -98,9 +98,7 @@ local function new_upstream()
     local period, _, unit = shortest(scope)
     if not st.period or st.period ~= period then return nil end
     local time = adapted.next
-    if ahead > 0 then
-      time = max(time, now) + ceil(ahead / st.limit * period / rate_at(adapted, now, unit))
-    end
+    if ahead > 0 then time = max(time, now) + ceil(ahead / st.limit * period / rate_at(adapted, now, unit)) end
     return min(time, adapted.free)
   end
 

@@ -47,7 +47,7 @@ func ReadLine(t TB, client *redis.Client) LineState {
 			return !strings.Contains(name, "|")
 		}
 		return !part && !slices.Contains([]string{"f", "k", "l", "q", "t", "u", "z"}, kind) ||
-			part && !slices.Contains([]string{"d", "f", "g"}, kind)
+			part && !slices.Contains([]string{"d", "f", "g", "m"}, kind)
 	}))
 }
 

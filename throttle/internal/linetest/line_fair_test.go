@@ -109,6 +109,32 @@ func TestSharesOfATenantWithManyFlows(t *testing.T) {
 	}
 }
 
+// A grant moves the tag of all flows of its tenant. Nevertheless a take gets as many tickets as of one flow, in the
+// order in which these came, and the other tenant has its share.
+func TestTakesOfATenantWithManyFlows(t *testing.T) {
+	client := limitertest.Redis(t)
+	for _, per := range [][]string{{"tenant", "user"}, {"user"}} {
+		st := newStory(t, client, limitertest.Policy(
+			throttle.Window{Name: "user", Limit: 100, Period: s, Per: per}, limitertest.SharedWindow(1e6, s)))
+		var requests []throttle.Request
+		var ofA, ofB, want []string
+		for i := range 2048 {
+			st.with = map[string]string{"user": fmt.Sprint("u", i)}
+			ofA = append(ofA, fmt.Sprint("a", i))
+			requests = append(requests, st.of(ofA[i]))
+		}
+		for i := range 32 {
+			ofB = append(ofB, fmt.Sprint("b", i))
+			requests = append(requests, st.of(ofB[i]))
+			want = append(want, ofA[i], ofB[i])
+		}
+		limitertest.Join(t, st.l, requests...)
+		for want = append(want, ofA[32:]...); len(want) > 0; want = want[min(64, len(want)):] {
+			wantTaken(t, st.l, 64, strings.Join(want[:min(64, len(want))], " "), "q")
+		}
+	}
+}
+
 // What a tenant was ahead by when it left is kept until the others have caught up, and no longer.
 func TestTagsOfTenantsThatLeft(t *testing.T) {
 	client := limitertest.Redis(t)

@@ -31,6 +31,8 @@
 --   f:FLOW     sorted set: the tickets of a flow by rank
 --   n:NODE     sorted set: the flows that wait at a node, by tag or rank, as members "RANK FLOW":
 --              RANK, that of the first ticket, is the order of flows with equal tags
+--   m:NODE     sorted set: all flows at a node of several tenants where a tenant may have several, as members
+--              "TENANT RANK FLOW". Only the first one of each tenant competes, in n:NODE
 --   d:QUEUE    sorted set: suffixes of nodes by the time at which their first flow may fit (us)
 --   g:NODE     sorted set: tenants by their tag, if it is above V and not in the record of a flow
 --   u          hash: NODE -> "tickets V units", of nodes but ROOT
@@ -143,7 +145,7 @@ local function new_line(call)
     node = {
       key = key, queue = queue, suffix = suffix, number = call.numbers[attributes],
       n = 0, same = false, units = false, -- line_units.lua
-      v = 0, tags = {}, changed = false, moved = false, list = nil, more = nil,
+      v = 0, tags = {}, changed = false, moved = false, list = nil, crowded = nil,
       shared = not find(',' .. attributes .. ',', ',tenant,', 1, true),
     }
     nodes[key] = node
@@ -189,7 +191,7 @@ local function new_line(call)
       weight = weight, tag = 0, tenant = tenant, suffixes_text = suffixes, suffixes = list,
       own_text = own_text, own = windows.own_parameters(call, own_text),
       changed = false, suffix = nil, rank = nil, score = nil, opened = false,
-      stored_suffix = nil, stored_rank = nil, stored_score = nil,
+      stored_suffix = nil, stored_rank = nil,
       heads = nil, head = 1, popped = 0, -- the first tickets, and how many of them were taken
       first = nil,                       -- the first one that is left
       scopes = nil, nodes = nil, foreign = nil,

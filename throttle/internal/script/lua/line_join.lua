@@ -120,7 +120,7 @@ local function new_join(L)
       if (batch or not q.batch) and (name == r.queue and q.n > 0 or name ~= r.queue and L.alive(q)) then
         for i = 1, #r.suffixes do
           local suffix = r.suffixes[i]
-          local flows = redis.call('ZCARD', P .. 'n:' .. name .. '|' .. suffix)
+          local flows = L.count_flows(name .. '|' .. suffix)
           local only_it = flows == 1 and ticket_flow and ticket_flow.n == 1 and
             ticket_flow.queue == name and ticket_flow.suffix == suffix
           if flows > 0 and not only_it then return true end

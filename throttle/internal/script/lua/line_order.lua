@@ -97,8 +97,8 @@ local function new_order(L, names, strict)
 
   -- flows_weight returns the weight of a side's flows that wait at a scope, or at ROOT if none does.
   local function flows_weight(q, suffix)
-    local flows = redis.call('ZCARD', P .. 'n:' .. q.queue .. '|' .. suffix)
-    if flows == 0 then flows = redis.call('ZCARD', P .. 'n:' .. q.key) end
+    local flows = L.count_flows(q.queue .. '|' .. suffix)
+    if flows == 0 then flows = L.count_flows(q.key) end
     return max(1, flows * q.weights / max(1, q.flows))
   end
 

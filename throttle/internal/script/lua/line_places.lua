@@ -221,9 +221,11 @@ local function new_places(L)
   function places.sweep(q)
     local left, last = SWEPT, format('%d', SWEPT)
     for _, suffix in ipairs(redis.call('ZRANGE', P .. q.dues_key, '0', last)) do
-      for _, member in ipairs(redis.call('ZRANGE', P .. 'n:' .. q.queue .. '|' .. suffix, '0', last)) do
-        for _, id in ipairs(redis.call('ZRANGE', P .. 'f:' .. sub(member, 18), '0', last)) do
-          if left > 0 and places.remove(id) then left = left - 1 end
+      for _, kind in ipairs(call.only_tenants and {'n:'} or {'m:', 'n:'}) do
+        for _, member in ipairs(redis.call('ZRANGE', P .. kind .. q.queue .. '|' .. suffix, '0', last)) do
+          for _, id in ipairs(redis.call('ZRANGE', P .. 'f:' .. match(member, '%S+$'), '0', last)) do
+            if left > 0 and places.remove(id) then left = left - 1 end
+          end
         end
       end
     end

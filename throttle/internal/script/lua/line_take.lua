@@ -14,33 +14,39 @@ local function new_take(L)
 
   -- load_list reads the first n flows of a node, in order, with their scopes and first tickets.
   local function load_list(node, n)
-    local key = P .. 'n:' .. node.key
+    local key, several = P .. 'n:' .. node.key, node.shared and not call.only_tenants
+    if node.crowded then n = 1 end
     local found = redis.call('ZRANGE', key, '0', format('%d', n - 1), 'WITHSCORES')
-    local ids, list, suffixes, stale = {}, {}, {}, {}
+    local ids, list, suffixes = {}, {}, {}
     for i = 1, #found, 2 do ids[#ids + 1] = sub(found[i], 18) end
     L.read_all('f', ids)
     for k = 1, #ids do
       local flow, member, score = L.flow_of(ids[k]), found[2 * k - 1], found[2 * k] + 0
       if not flow or flow.suffix ~= node.suffix or flow.stored_rank ~= sub(member, 1, 16) then
-        stale[#stale + 1] = member
+        redis.call('ZREM', key, member)
       else
         flow.score = flow.score or score
-        flow.stored_score = score
         list[#list + 1] = flow
         for i = 1, #flow.suffixes do suffixes[#suffixes + 1] = flow.suffixes[i] end
       end
     end
-    if stale[1] then redis.call('ZREM', key, unpack(stale)) end
-    node.list, node.more = list, #ids == n
+    node.list, list.full, list.more = list, #ids == n, #ids == n or several and ids[1]
+    if several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) then node.crowded = true end
     scopes.read(call, suffixes)
     places.load_heads(list, ceil((n - 1) / max(1, #list)) + 1)
+  end
+
+  -- drop takes the first flow out of a node's list. Where a tenant has several flows, the list is read again for each
+  -- step, as another one of the tenant may go first now.
+  local function drop(node)
+    if node.crowded then node.list = nil else table.remove(node.list, 1) end
   end
 
   -- head_of returns the first flow of a node and its first ticket, nil if nobody waits there. It reads n
   -- flows at a time. Flows without tickets are dropped.
   local function head_of(node, n)
     while true do
-      if not node.list or not node.list[1] and node.more then
+      if not node.list or not node.list[1] and node.list.more then
         L.flush()
         load_list(node, n)
       end
@@ -48,39 +54,31 @@ local function new_take(L)
       if flow then
         local ticket = flow.suffix == node.suffix and places.first_ticket(flow)
         if ticket then return flow, ticket end
-        table.remove(node.list, 1)
+        drop(node)
         if flow.suffix == node.suffix then L.move(flow, nil, flow.rank, flow.score) end
-      elseif not node.more then
+      elseif not node.list.more then
         return nil
       end
     end
   end
 
-  local function insert(node, flow)
-    local list, score = node.list, flow.score
-    local i = #list
-    while i > 0 and
-      (list[i].score > score or list[i].score == score and list[i].rank > flow.rank) do
-      i = i - 1
-    end
-    if i == #list and node.more then return end -- it stands behind flows that were not read
-    table.insert(list, i + 1, flow)
-  end
-
   -- settle_in puts a flow that is first at its place by another rank and score.
   local function settle_in(node, flow, rank, score)
-    table.remove(node.list, 1)
+    drop(node)
     L.move(flow, node.suffix, rank, score)
-    insert(node, flow)
+    local list = node.list
+    local i = list and #list or 0
+    while i > 0 and (list[i].score > score or list[i].score == score and list[i].rank > rank) do i = i - 1 end
+    -- At the end it stands behind flows that were not read.
+    if list and not (i == #list and list.full) then table.insert(list, i + 1, flow) end
   end
 
   -- move lets the first flow of a node wait at another one of its queue, until a time.
   local function move(node, flow, ticket, suffix, time)
-    table.remove(node.list, 1)
+    drop(node)
     flow.opened = true
     places.wait(flow, ticket.rank, suffix, time)
-    local other = L.node_of(flow.queue, suffix)
-    if other.list then insert(other, flow) end
+    L.node_of(flow.queue, suffix).list = nil
     if L.order then L.order.moved(suffix) end
   end
 
@@ -116,7 +114,7 @@ local function new_take(L)
     if second then
       settle_in(root, flow, second.rank, fair.score(root, flow, second.rank))
     else
-      table.remove(root.list, 1)
+      drop(root)
     end
   end
 
@@ -132,7 +130,7 @@ local function new_take(L)
         places.set_due(node.queue, node.suffix, false)
         return steps
       elseif tag > flow.score then
-        settle_in(node, flow, flow.rank, tag) -- it has moved since, by a grant to another flow of the tenant
+        settle_in(node, flow, flow.rank, tag) -- it has moved since, by a grant at another node
       else
         local blocked, time, never = places.blocker(flow, ticket.costs)
         local suffix = blocked and blocked.suffix or ROOT

@@ -30,6 +30,7 @@ local function add_writing(L)
   local P, now = call.P, call.now
   local changes = {} -- of sorted sets: scores by member, by key
   local moved = {}   -- flows, by name
+  local crowds = {}  -- by node: changes of m:NODE, and whose these are
 
   -- change notes the new score of a member of a sorted set; false removes the member.
   function L.change(key, member, score)
@@ -43,21 +44,57 @@ local function add_writing(L)
     moved[flow.id] = flow
   end
 
+  -- stand notes the score of a flow at a node; false: it leaves. Where a tenant may have several flows, these stand in
+  -- m:NODE, and flush puts the first one into n:NODE.
+  local function stand(flow, suffix, rank, score)
+    local key, member = flow.queue .. '|' .. suffix, rank .. ' ' .. flow.id
+    local node = not call.only_tenants and L.node_of(flow.queue, suffix)
+    if node and node.shared then
+      local crowd = crowds[node] or {members = {}, tenants = {}}
+      crowds[node], crowd.tenants[flow.tenant] = crowd, true
+      crowd.members[flow.tenant .. ' ' .. member], score = score and 0, false
+    end
+    L.change('n:' .. key, member, score)
+  end
+
+  local function put_first(node, tenant)
+    local key, from, to = P .. 'm:' .. node.key, '[' .. tenant .. ' ', '(' .. tenant .. '!'
+    local found = redis.call('ZRANGE', key, from, to, 'BYLEX', 'LIMIT', '0', '2')
+    if not found[1] then return end
+    local rank, id = match(found[1], ' (%S+) (%S+)$')
+    local flow = L.flow_of(id)
+    if not flow or flow.stored_suffix ~= node.suffix or flow.stored_rank ~= rank then
+      redis.call('ZREM', key, found[1]) -- a leftover of a line that expired
+      return put_first(node, tenant)
+    end
+    flow.score = once(new_fair, L).score(node, flow)
+    L.change('n:' .. node.key, rank .. ' ' .. id, flow.score)
+    if found[2] then L.change('n:' .. node.key, sub(found[2], #tenant + 2), false) end -- it was the first one, maybe
+  end
+
   -- flush writes the changes of sorted sets, before a command reads these.
   function L.flush()
-    for id, flow in pairs(moved) do
+    for _, flow in pairs(moved) do
       local suffix, rank, stored = flow.suffix, flow.rank, flow.stored_suffix
-      local nodes, elsewhere = 'n:' .. flow.queue .. '|', stored ~= suffix or rank ~= flow.stored_rank
-      if stored and elsewhere then L.change(nodes .. stored, flow.stored_rank .. ' ' .. id, false) end
-      if suffix and (elsewhere or flow.score ~= flow.stored_score) then
-        L.change(nodes .. suffix, rank .. ' ' .. id, flow.score)
-      end
+      local elsewhere = stored ~= suffix or rank ~= flow.stored_rank
+      if stored and elsewhere then stand(flow, stored, flow.stored_rank, false) end
+      if suffix then stand(flow, suffix, rank, flow.score) end
       flow.changed = flow.changed or elsewhere
-      flow.stored_suffix, flow.stored_rank, flow.stored_score = suffix, rank, flow.score
+      flow.stored_suffix, flow.stored_rank = suffix, rank
     end
-    moved = {}
+    for node, crowd in pairs(crowds) do
+      send(P .. 'm:' .. node.key, crowd.members, true)
+      for tenant in pairs(crowd.tenants) do put_first(node, tenant) end
+    end
+    moved, crowds = {}, {}
     for key, scores in pairs(changes) do send(P .. key, scores, true) end
     changes = {}
+  end
+
+  -- count_flows returns how many flows wait at a node. Those that came when only tenants counted are not in m:NODE.
+  function L.count_flows(key)
+    local n = redis.call('ZCARD', P .. 'n:' .. key)
+    return (n == 0 or call.only_tenants) and n or max(n, redis.call('ZCARD', P .. 'm:' .. key))
   end
 
   local function write_flows()

@@ -31,8 +31,8 @@
 --   f:FLOW     sorted set: the tickets of a flow by rank
 --   n:NODE     sorted set: the flows that wait at a node, by tag or rank, as members "RANK FLOW":
 --              RANK, that of the first ticket, is the order of flows with equal tags
---   m:NODE     sorted set: all flows at a node of several tenants where a tenant may have several, as members
---              "TENANT RANK FLOW". Only the first one of each tenant competes, in n:NODE
+--   m:NODE     sorted set: "TENANT RANK FLOW" of all flows, if n:NODE has the first one of each tenant only: at a
+--              node of several tenants, if attributes count besides the tenant
 --   d:QUEUE    sorted set: suffixes of nodes by the time at which their first flow may fit (us)
 --   g:NODE     sorted set: tenants by their tag, if it is above V and not in the record of a flow
 --   u          hash: NODE -> "tickets V units", of nodes but ROOT

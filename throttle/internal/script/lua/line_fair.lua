@@ -67,8 +67,7 @@ local function new_fair(L)
 
   -- score returns the score of a flow at a node: its tag, or at a node of one tenant the rank of its first ticket.
   function fair.score(node, flow, rank)
-    if not node.shared then return rank + 0 end
-    return max(fair.tag_of(node, flow), node.v)
+    return node.shared and max(fair.tag_of(node, flow), node.v) or rank + 0
   end
 
   return fair

@@ -92,14 +92,6 @@ local function new_join(L)
     return low, high, binds
   end
 
-  -- owed_room returns whether a batch is owed room at one of the request's scopes.
-  local function owed_room(r)
-    for i = 1, #r.suffixes do
-      if order().owed(flow_for(r), call.open[r.suffixes[i]]) then return true end
-    end
-    return false
-  end
-
   -- granted counts a grant by reserve, not by a take, in the share of batches.
   local function granted(r, list)
     order().note_grant(flow_for(r), list, windows.costs_of(call, r.costs_text))
@@ -113,17 +105,17 @@ local function new_join(L)
   local function somebody_waits(r, id)
     local batch, flow_name = r.batch, id and L.flow_name(id)
     local ticket_flow = flow_name and L.flow_of(flow_name)
-    if call.batches and not batch and owed_room(r) then return true end
+    for i = 1, call.batches and not batch and #r.suffixes or 0 do
+      if order().owed(flow_for(r), call.open[r.suffixes[i]]) then return true end
+    end
     if unwritten then L.flush() end
     unwritten = false
     for name, q in pairs(L.queues) do
       if (batch or not q.batch) and (name == r.queue and q.n > 0 or name ~= r.queue and L.alive(q)) then
         for i = 1, #r.suffixes do
           local suffix = r.suffixes[i]
-          local flows = L.count_flows(name .. '|' .. suffix)
-          local only_it = flows == 1 and ticket_flow and ticket_flow.n == 1 and
-            ticket_flow.queue == name and ticket_flow.suffix == suffix
-          if flows > 0 and not only_it then return true end
+          local own = ticket_flow and ticket_flow.n == 1 and ticket_flow.queue == name and ticket_flow.suffix
+          if L.count_flows(name .. '|' .. suffix) > (own == suffix and 1 or 0) then return true end
         end
       end
     end

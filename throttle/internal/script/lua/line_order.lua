@@ -95,14 +95,8 @@ local function new_order(L, names, strict)
     e.step = max(1, ceil(fair.part_of(standings.scope, costs) / e.weight))
   end
 
-  -- flows_weight returns the weight of a side's flows that wait at a scope, or at ROOT if none does.
-  local function flows_weight(q, suffix)
-    local flows = L.count_flows(q.queue .. '|' .. suffix)
-    if flows == 0 then flows = L.count_flows(q.key) end
-    return max(1, flows * q.weights / max(1, q.flows))
-  end
-
-  -- weigh sets the weights of all entries. At a tenant's own scope servers weigh the same.
+  -- weigh sets the weights of all entries, by those of a side's flows that wait at the scope, or at ROOT if none
+  -- does. At a tenant's own scope servers weigh the same.
   local function weigh(standings)
     local list, servers_of, weights = standings.list, {{}, {}}, {0, 0}
     local alike = standings.scope.spec.of_tenant or not many_servers
@@ -110,7 +104,11 @@ local function new_order(L, names, strict)
       local e, q = list[k], list[k].side.q
       local server = servers_of[e.class][q.server] or {priorities = 0, weight = 0}
       local weight = server.weight == 0 and 1 or 0
-      if not alike then weight = flows_weight(q, standings.scope.suffix) end
+      if not alike then
+        local flows = L.count_flows(q.queue .. '|' .. standings.scope.suffix)
+        if flows == 0 then flows = L.count_flows(q.key) end
+        weight = max(1, flows * q.weights / max(1, q.flows))
+      end
       server.priorities, server.weight = server.priorities + q.priority, server.weight + weight
       weights[e.class] = weights[e.class] + weight
       servers_of[e.class][q.server], e.server = server, server
@@ -184,7 +182,6 @@ local function new_order(L, names, strict)
     end
     if standings.stale or standings.loaded and not standings.entries[flow.queue] then read_standings(standings, flow) end
     if standings.loaded then return standings, standings.entries[flow.queue] end
-    return nil
   end
 
   -- waits tells whether an entry's side waits at the scope now. A tenant's flow that had room there in

@@ -88,13 +88,11 @@ local function new_places(L)
   -- due_at returns when a node is due; false if nobody waits there.
   function places.due_at(queue, suffix)
     local q = L.queue_of(queue)
-    local time = q.dues[suffix]
-    if time == nil then
-      time = L.stored > 0 and redis.call('ZSCORE', P .. q.dues_key, suffix)
-      time = time and time + 0
-      q.dues[suffix] = time
+    if q.dues[suffix] == nil then
+      local time = L.stored > 0 and redis.call('ZSCORE', P .. q.dues_key, suffix)
+      q.dues[suffix] = time and time + 0
     end
-    return time
+    return q.dues[suffix]
   end
 
   function places.set_due(queue, suffix, time)
@@ -131,16 +129,12 @@ local function new_places(L)
     end
   end
 
-  -- wait puts a flow with a first ticket of this rank at a node, which is due at that time.
-  function places.wait(flow, rank, suffix, time)
-    L.move(flow, suffix, rank, fair.score(L.node_of(flow.queue, suffix), flow, rank))
-    places.due_by(flow.queue, suffix, time)
-  end
-
   -- place puts a flow where its first ticket has to wait.
   function places.place(flow, ticket)
     local blocked, time = places.blocker(flow, ticket.costs)
-    places.wait(flow, ticket.rank, blocked and blocked.suffix or ROOT, blocked and time or now)
+    local suffix = blocked and blocked.suffix or ROOT
+    L.move(flow, suffix, ticket.rank, fair.score(L.node_of(flow.queue, suffix), flow, ticket.rank))
+    places.due_by(flow.queue, suffix, blocked and time or now)
   end
 
   -- load_heads reads the first tickets of flows, up to n of each. Tickets that were taken stay in the

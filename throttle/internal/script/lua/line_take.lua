@@ -15,7 +15,6 @@ local function new_take(L)
   -- load_list reads the first n flows of a node, in order, with their scopes and first tickets.
   local function load_list(node, n)
     local key, several = P .. 'n:' .. node.key, node.shared and not call.only_tenants
-    if node.crowded then n = 1 end
     local found = redis.call('ZRANGE', key, '0', format('%d', n - 1), 'WITHSCORES')
     local ids, list, suffixes = {}, {}, {}
     for i = 1, #found, 2 do ids[#ids + 1] = sub(found[i], 18) end
@@ -31,15 +30,25 @@ local function new_take(L)
       end
     end
     node.list, list.full, list.more = list, #ids == n, #ids == n or several and ids[1]
-    if several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) then node.crowded = true end
+    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key)
     scopes.read(call, suffixes)
     places.load_heads(list, ceil((n - 1) / max(1, #list)) + 1)
   end
 
-  -- drop takes the first flow out of a node's list. Where a tenant has several flows, the list is read again for each
-  -- step, as another one of the tenant may go first now.
-  local function drop(node)
-    if node.crowded then node.list = nil else table.remove(node.list, 1) end
+  -- settle lets the first flow of a node wait by another rank and score, at another node, or nowhere. Where a
+  -- tenant has several flows, the list is read again, as another one of the tenant may go first now.
+  local function settle(node, flow, suffix, rank, score)
+    local list = node.list
+    table.remove(list, 1)
+    L.move(flow, suffix, rank, score)
+    if node.crowded then
+      node.list = nil
+    elseif suffix == node.suffix then
+      local i = #list
+      while i > 0 and (list[i].score > score or list[i].score == score and list[i].rank > rank) do i = i - 1 end
+      -- At the end it stands behind flows that were not read.
+      if i < #list or not list.full then table.insert(list, i + 1, flow) end
+    end
   end
 
   -- head_of returns the first flow of a node and its first ticket, nil if nobody waits there. It reads n
@@ -48,38 +57,18 @@ local function new_take(L)
     while true do
       if not node.list or not node.list[1] and node.list.more then
         L.flush()
-        load_list(node, n)
+        load_list(node, node.crowded and 1 or n)
       end
       local flow = node.list[1]
       if flow then
-        local ticket = flow.suffix == node.suffix and places.first_ticket(flow)
+        local elsewhere = flow.suffix ~= node.suffix and flow.suffix or nil
+        local ticket = not elsewhere and places.first_ticket(flow)
         if ticket then return flow, ticket end
-        drop(node)
-        if flow.suffix == node.suffix then L.move(flow, nil, flow.rank, flow.score) end
+        settle(node, flow, elsewhere, flow.rank, flow.score)
       elseif not node.list.more then
         return nil
       end
     end
-  end
-
-  -- settle_in puts a flow that is first at its place by another rank and score.
-  local function settle_in(node, flow, rank, score)
-    drop(node)
-    L.move(flow, node.suffix, rank, score)
-    local list = node.list
-    local i = list and #list or 0
-    while i > 0 and (list[i].score > score or list[i].score == score and list[i].rank > rank) do i = i - 1 end
-    -- At the end it stands behind flows that were not read.
-    if list and not (i == #list and list.full) then table.insert(list, i + 1, flow) end
-  end
-
-  -- move lets the first flow of a node wait at another one of its queue, until a time.
-  local function move(node, flow, ticket, suffix, time)
-    drop(node)
-    flow.opened = true
-    places.wait(flow, ticket.rank, suffix, time)
-    L.node_of(flow.queue, suffix).list = nil
-    if L.order then L.order.moved(suffix) end
   end
 
   -- hand_out charges the first ticket of the first flow at ROOT, unless it never fits or goes
@@ -110,12 +99,8 @@ local function new_take(L)
     end
     flow.head, flow.popped = flow.head + 1, flow.popped + 1
     places.forget(flow, ticket.id, ticket.costs)
-    local second = flow.n > 0 and places.first_ticket(flow)
-    if second then
-      settle_in(root, flow, second.rank, fair.score(root, flow, second.rank))
-    else
-      drop(root)
-    end
+    local second = flow.n > 0 and places.first_ticket(flow) or nil
+    settle(root, flow, second and ROOT, (second or flow).rank, second and fair.score(root, flow, second.rank))
   end
 
   -- visit looks at the flows of a node, in order. Those that have room there go where they wait next, and
@@ -130,12 +115,16 @@ local function new_take(L)
         places.set_due(node.queue, node.suffix, false)
         return steps
       elseif tag > flow.score then
-        settle_in(node, flow, flow.rank, tag) -- it has moved since, by a grant at another node
+        settle(node, flow, node.suffix, flow.rank, tag) -- it has moved since, by a grant at another node
       else
         local blocked, time, never = places.blocker(flow, ticket.costs)
         local suffix = blocked and blocked.suffix or ROOT
         if suffix ~= node.suffix then
-          move(node, flow, ticket, suffix, blocked and time or now)
+          local other = L.node_of(node.queue, suffix)
+          flow.opened, other.list = true, nil
+          settle(node, flow, suffix, ticket.rank, fair.score(other, flow, ticket.rank))
+          places.due_by(node.queue, suffix, blocked and time or now)
+          if L.order then L.order.moved(suffix) end
           local scope = node.shared and suffix == ROOT and call.open[node.suffix]
           if scope then -- what the flow will take is not free for the next
             local ahead = scope.ahead or {}

@@ -11,11 +11,8 @@ local function add_writing(L)
       if not value then
         gone = gone or {}
         gone[#gone + 1] = name
-      elseif sorted then
-        set[n + 1], set[n + 2] = format('%d', value), name
-        n = n + 2
       else
-        set[n + 1], set[n + 2] = name, value
+        set[n + 1], set[n + 2] = sorted and format('%d', value) or name, sorted and name or value
         n = n + 2
       end
     end
@@ -44,8 +41,8 @@ local function add_writing(L)
     moved[flow.id] = flow
   end
 
-  -- stand notes the score of a flow at a node; false: it leaves. Where a tenant may have several flows, these stand in
-  -- m:NODE, and flush puts the first one into n:NODE.
+  -- stand notes the score of a flow at a node; false: it leaves. Where a tenant may have several flows, these
+  -- stand in m:NODE, and flush puts the first one into n:NODE.
   local function stand(flow, suffix, rank, score)
     local key, member = flow.queue .. '|' .. suffix, rank .. ' ' .. flow.id
     local node = not call.only_tenants and L.node_of(flow.queue, suffix)
@@ -69,7 +66,7 @@ local function add_writing(L)
     end
     flow.score = once(new_fair, L).score(node, flow)
     L.change('n:' .. node.key, rank .. ' ' .. id, flow.score)
-    if found[2] then L.change('n:' .. node.key, sub(found[2], #tenant + 2), false) end -- it was the first one, maybe
+    if found[2] then L.change('n:' .. node.key, sub(found[2], #tenant + 2), false) end -- it may have been first
   end
 
   -- flush writes the changes of sorted sets, before a command reads these.
@@ -91,7 +88,7 @@ local function add_writing(L)
     changes = {}
   end
 
-  -- count_flows returns how many flows wait at a node. Those that came when only tenants counted are not in m:NODE.
+  -- count_flows returns how many flows wait at a node. Those that joined when only tenants counted are in n:NODE.
   function L.count_flows(key)
     local n = redis.call('ZCARD', P .. 'n:' .. key)
     return (n == 0 or call.only_tenants) and n or max(n, redis.call('ZCARD', P .. 'm:' .. key))

@@ -26,7 +26,6 @@ local function too_late(r, expected, latest, earliest)
   local wait = latest > 0 and latest - now or max(min(expected - now, 2), (r.paused or now) - now)
   if r.max_wait and wait > r.max_wait then return 4 end
   if r.deadline and earliest - now > r.deadline then return 7 end
-  return nil
 end
 
 local function line_of(r)

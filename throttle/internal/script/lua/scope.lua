@@ -162,12 +162,10 @@ local function write(call, scope)
     if kept > now then
       local first, log, last = algorithm.payload(st, now)
       n = n + 1
+      parts[n] = section(kept, window.head, first, #first + (log and #log + #last or 0))
       if log then
-        parts[n] = section(kept, window.head, first, #first + #log + #last)
         parts[n + 1], parts[n + 2] = log, last
         n = n + 2
-      else
-        parts[n] = section(kept, window.head, first, #first)
       end
       if kept > expires then expires = kept end
     end

@@ -98,10 +98,8 @@ algorithms['s'] = {
         st.time, st.units = max(time, now), units + cost
         return
       end
-      if not log then
-        log = {data = '', first = 1, last = 0, tail = ''}
-        st.log = log
-      end
+      log = log or {data = '', first = 1, last = 0, tail = ''}
+      st.log = log
       flatten(log)
       log.tail = pack_time(time) .. pack7(units)
     end

@@ -61,25 +61,23 @@ local function new_verbs(call)
     for i = 1, call.line and #r.suffixes or 0 do call.line.places().look_again(r.suffixes[i]) end
   end
 
-  -- upstream_verb returns a verb that calls a function of upstream.lua for the scopes that a request names. Its
-  -- status is 8 if the function returns false for all.
-  local function upstream_verb(name)
-    return function(r, list, now, fits)
-      local status = 8
-      for _, number in ipairs(r.scopes) do
-        local scope = list[number]
-        scopes.touch(scope, now)
-        if upstream()[name](scope, now, r) ~= false then status = 1 end
-      end
-      call.dirty = true
-      look_again(r)
-      return status, now, now
+  -- tell calls a function of upstream.lua for the scopes that a request names. The status is 8 if it returns
+  -- false for all.
+  local function tell(act, r, list, now)
+    local status = 8
+    for _, number in ipairs(r.scopes) do
+      local scope = list[number]
+      scopes.touch(scope, now)
+      if act(scope, now, r) ~= false then status = 1 end
     end
+    call.dirty = true
+    look_again(r)
+    return status, now, now
   end
 
-  verbs.pause = upstream_verb('pause')
-  verbs.resume = upstream_verb('resume')
-  verbs.remaining = upstream_verb('remaining')
+  function verbs.pause(r, list, now) return tell(upstream().pause, r, list, now) end
+  function verbs.resume(r, list, now) return tell(upstream().resume, r, list, now) end
+  function verbs.remaining(r, list, now) return tell(upstream().remaining, r, list, now) end
 
   local function fate_key(r) return call.P .. 'n:' .. r.id end
 

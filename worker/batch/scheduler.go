@@ -93,7 +93,7 @@ func (s *Scheduler) Close() error { return errors.Join(s.client.Close(), s.redis
 // Run fires the batches on time and works for their firings, until the context ends. It returns nil.
 // While Redis does not answer it tries again.
 //
-// A batch's ticks begin when a scheduler that knows the batch runs for the first time.
+// A batch's ticks begin when a scheduler that knows its schedule runs for the first time.
 func (s *Scheduler) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	for _, b := range s.batches {

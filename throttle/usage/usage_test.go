@@ -95,7 +95,9 @@ func ExampleCounter() {
 	}}
 
 	counter := usage.New()
-	limiter, err := throttle.New(throttle.Config{Client: client, Observer: counter.Observe, Policies: policies})
+	limiter, err := throttle.New(throttle.Config{
+		Client: client, Observer: counter.Observe, Policies: policies,
+	})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -39,7 +39,9 @@ func retryDelay(n int, err error, task *asynq.Task) time.Duration {
 }
 
 // retryAfter is what replaces all three.
-func retryAfter(d time.Duration) error { return worker.RetryAfter(d) }
+func retryAfter(d time.Duration) error {
+	return worker.RetryAfter(d)
+}
 
 // An api allows five calls in any ten seconds, of which a stranger takes the first two.
 type api struct {

@@ -135,6 +135,25 @@ func TestTakesOfATenantWithManyFlows(t *testing.T) {
 	}
 }
 
+// A policy that counts by users for a while leaves nothing behind, and holds nobody up, when only tenants count again.
+func TestOtherAttributesCountForAWhile(t *testing.T) {
+	shared, own := limitertest.SharedWindow(2, 10*s), throttle.Window{Name: "own", Limit: 1000, Period: s}
+	byUser := throttle.Window{Name: "user", Limit: 1000, Period: s, Per: []string{"tenant", "user"}}
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(shared))
+	st.joins("a1", "a2", "a3", "a4", "a5")
+	st.set(limitertest.Policy(own, shared))
+	st.joins("a6", "a7", "a8", "b1", "b2")
+	st.set(limitertest.Policy(byUser, own, shared))
+	n := len(st.take(1))
+	st.leave("a6")
+	st.set(limitertest.Policy(own, shared))
+	for i := range steps(20) {
+		n += len(st.at((i + 1) * 10 * s).take(16))
+	}
+	expect.Equal(t, n, 9)
+	limitertest.IsGone(t, st.client)
+}
+
 // What a tenant was ahead by when it left is kept until the others have caught up, and no longer.
 func TestTagsOfTenantsThatLeft(t *testing.T) {
 	client := limitertest.Redis(t)

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -98,8 +100,8 @@ func (c *Client) Schedule(ctx context.Context, queue, batch, ticks string) (s Sc
 	} else if !errors.Is(err, redis.Nil) {
 		return s, err
 	}
-	names, err := c.redis.HKeys(ctx, f.batchKey("")).Result()
-	s.Open = firings(queue, batch, names)
+	open, err := c.redis.HGetAll(ctx, f.batchKey("")).Result()
+	s.Open = firings(queue, batch, slices.Collect(maps.Keys(open)))
 	return s, err
 }
 

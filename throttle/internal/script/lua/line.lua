@@ -67,8 +67,6 @@ local function new_line(call)
     call.numbers[spec.attributes] = number
     if spec.attributes ~= '' and spec.attributes ~= 'tenant' then call.only_tenants = false end
   end
-  -- Nodes of other scopes, where tickets joined earlier, are counted until the line is empty.
-  if call.only_tenants and call.waiting and redis.call('EXISTS', P .. 'u') == 1 then call.only_tenants = false end
   local fields, written = {t = {}, f = {}, u = {}, z = {}}, {t = {}, f = {}, u = {}, z = {}}
   local nodes, flows = {}, {}
   local count, rank = match(call.waiting or '0 0', '^(%d+) (%d+)$')
@@ -242,6 +240,9 @@ local function new_line(call)
 
   add_writing(L)
   local all = L.stored > 0 and redis.call('HGETALL', P .. 'z') or {}
-  for i = 1, #all, 2 do new_queue(all[i], all[i + 1]) end
+  local keys = {P .. 'u'}
+  for i = 1, #all, 2 do keys[#keys + 1] = P .. 'm:' .. new_queue(all[i], all[i + 1]).key end
+  -- Other attributes count while tickets wait that joined by them, or that a call by them has moved.
+  if call.only_tenants and call.waiting and redis.call('EXISTS', unpack(keys)) > 0 then call.only_tenants = false end
   return L
 end

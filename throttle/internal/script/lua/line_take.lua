@@ -94,9 +94,7 @@ local function new_take(L)
     kept[#kept + 1] = format(' %d %s;%s', flow.weight, flow.suffixes_text, flow.own_text) ..
       (at == now and '\n' or format('\t%d\n', at))
     taken[n + 1], taken[n + 2], taken.n = text, at, taken.n + 1
-    for i = 1, #all do
-      taken[n + 2 + i] = status == 'granted' and list[scope_of[i]].states[i].used or 0
-    end
+    for i = 1, #all do taken[n + 2 + i] = status == 'granted' and list[scope_of[i]].states[i].used or 0 end
     flow.head, flow.popped = flow.head + 1, flow.popped + 1
     places.forget(flow, ticket.id, ticket.costs)
     local second = flow.n > 0 and places.first_ticket(flow) or nil

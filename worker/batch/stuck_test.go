@@ -88,13 +88,13 @@ func TestAChangedScheduleBeginsAnew(t *testing.T) {
 		b := batch.Batch{Name: "b", Schedule: "0 23 * * *", Missed: batch.MissedOnce}
 		b.Tasks, b.Tenants = calls(3), batch.List("acme")
 		p := s.scheduler(b)
-		time.Sleep(5 * time.Hour)
+		time.Sleep(5 * time.Minute)
 		p.kill()
-		b.Schedule = "0 3 * * *"
+		b.Schedule = "2,7 0 * * *"
 		p = s.scheduler(b)
-		time.Sleep(time.Hour)
+		time.Sleep(time.Minute)
 		expect.Equal(t, len(firings(s, p, 9)), 0)
-		time.Sleep(24 * time.Hour)
+		time.Sleep(2 * time.Minute)
 		expect.Equal(t, len(firings(s, p, 9)), 1)
 	})
 }

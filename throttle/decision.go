@@ -52,7 +52,7 @@ type Decision struct {
 	// Policy is the name of the policy.
 	Policy string
 
-	// Queued says that the ticket waits in line: the request was denied, and joined.
+	// Queued says that the ticket waits in line: the request was denied, or came by Line.Join.
 	Queued bool
 
 	// Remaining, if not nil, is what the upstream has left, less what was granted since it said so. Grants

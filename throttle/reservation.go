@@ -150,7 +150,7 @@ func (r Reservation) Release(ctx context.Context) error {
 		h.stop() // Redis refuses a renewal that is still on its way
 		defer h.cancel(context.Canceled)
 	}
-	if !cp.script.Leases { // not by Lease: what is held stays held when the cost is settled to 0
+	if !cp.script.Leases { // not Lease() == 0: it is 0 when the cost was settled to 0, and units stay held
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// rescoreFrom: a task is looked at later, as asynq's tools show, if that is so much later than storedFor.
+// rescoreFrom: forward's look at a stored task is put off only if it would come so long after storedFor.
 const rescoreFrom = time.Minute
 
 // join makes stored tasks of one queue join a line, and moves or deletes them as their places demand. Tasks without a

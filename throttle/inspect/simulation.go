@@ -131,7 +131,7 @@ type simFlow struct {
 
 	tickets []tickets
 	key     int64            // until when it waits; on its side the tag by which it stands there
-	waited  map[string]int64 // us, by what it waited for; on its side less what its line had waited then
+	waited  map[string]int64 // us, by what it waited for; on its side less simLine.waited of then: see wait, leave
 }
 
 // flow returns the flow of a standing.

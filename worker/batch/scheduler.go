@@ -44,8 +44,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// A Scheduler fires batches, and follows their firings. Any number of processes may run one of the
-// same batches. It is safe for concurrent use.
+// A Scheduler fires batches, and follows their firings. Any number of processes may run a Scheduler
+// of the same batches. It is safe for concurrent use.
 type Scheduler struct {
 	batches map[string]*compiled
 	client  *worker.Client

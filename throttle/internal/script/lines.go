@@ -81,7 +81,7 @@ func (r *Runner) Forget(ctx context.Context, line string, attributes []string, t
 	}
 }
 
-// LookAgain lets the next take examine every flow that waits in a line, as after a change of limits.
+// LookAgain lets the next takes look at all nodes of a line again, as after a change of limits.
 func (r *Runner) LookAgain(ctx context.Context, line string) error {
 	return r.Client.SetXX(ctx, Prefix(r.Prefix, line)+"l", "0 -", redis.KeepTTL).Err() // unless nobody waits
 }

@@ -14,7 +14,7 @@ const (
 	Peek      = "peek"      // answers as Reserve would, and changes nothing
 	Join      = "join"      // puts a ticket in line
 	Leave     = "leave"     // takes it out
-	PutBack   = "put_back"  // puts a taken ticket back at its rank, once, with the units of its grant
+	PutBack   = "put_back"  // puts a taken ticket back at its rank, and gives back the units of its grant, once
 	Cancel    = "cancel"    // gives back all of a reservation, once; with a Place its tenant's tag moves back
 	Settle    = "settle"    // corrects the units of a reservation
 	Release   = "release"   // gives back its leases
@@ -42,7 +42,7 @@ type Request struct {
 	*Place            // nil if no line is asked
 
 	Actual  []int64  `json:"actual,omitempty"`  // of Settle: units by window, below 0 if they stay
-	Never   []int    `json:"never,omitempty"`   // of Cancel and Renew: the windows, by their numbers from 1, that never counted it
+	Never   []int    `json:"never,omitempty"`   // of Cancel, PutBack and Renew: windows, by numbers from 1, that never counted it
 	Scopes  []int    `json:"scopes,omitempty"`  // of Pause, Resume and Remaining: the scopes that are meant, from 1
 	Refused *Refused `json:"refused,omitempty"` // of Pause
 	Left    *Left    `json:"left,omitempty"`    // of Remaining

@@ -1,4 +1,4 @@
-// Package script has the scripts that change windows and lines: nothing else writes these. It assembles
+// Package script alone writes windows and lines, by scripts and, for a reset, by commands. It assembles
 // their texts from lua/, encodes calls, decodes replies, and gathers requests into calls. It does not know
 // throttle.Policy: package throttle makes the requests.
 //

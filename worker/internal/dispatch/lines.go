@@ -124,7 +124,7 @@ type line struct {
 	name      string // the policy's, unless that has shards
 	set       *queueSet
 	askAt     time.Time      // when to ask it next, unless takes fail; never while it is idle
-	fitsAt    time.Time      // when its first ticket fits, by the last answer; zero: nobody waited, or the take failed
+	fitsAt    time.Time      // its appointment, by the last answer; zero: nobody waited, or the take failed
 	backoff   outage.Backoff // of takes
 	redisTime time.Time      // of the latest answer, by the clock of Redis
 	nudged    bool           // a nudge was for it: no other server asks it now

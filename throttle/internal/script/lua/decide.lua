@@ -30,7 +30,7 @@
 --
 -- Keys, after the prefix P of the policy:
 --   r:PROCESS     the record of a process's last call, which answers that call if it is repeated:
---                 seq(7), then for every request status(1) at(7), 0 if nothing was granted
+--                 seq(7), then for every request status(1) at(7), which only counts if the status is 1
 
 local call = read_policy()
 

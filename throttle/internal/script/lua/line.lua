@@ -56,9 +56,9 @@
 -- end (line_write.lua). Only calls that find a line, or join one, make L. The other files each have a
 -- function that makes a table of functions, which `once` calls when one of these is needed.
 --
--- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if no attribute but
--- the tenant counts, nor did when the waiting tickets joined. call.batches is true if batches wait or join.
--- In a take of several sides, L.order is the table of line_order.lua.
+-- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if no attribute but the
+-- tenant counts, nor did in a call that put waiting flows where they stand. call.batches is true if batches wait
+-- or join. In a take of several sides, L.order is the table of line_order.lua.
 
 local function new_line(call)
   local P, now = call.P, call.now
@@ -242,7 +242,7 @@ local function new_line(call)
   local all = L.stored > 0 and redis.call('HGETALL', P .. 'z') or {}
   local keys = {P .. 'u'}
   for i = 1, #all, 2 do keys[#keys + 1] = P .. 'm:' .. new_queue(all[i], all[i + 1]).key end
-  -- Other attributes count while tickets wait that joined by them, or that a call by them has moved.
+  -- Other attributes count while u or m:ROOT exists: a call in whose policy they count has put flows there.
   if call.only_tenants and call.waiting and redis.call('EXISTS', unpack(keys)) > 0 then call.only_tenants = false end
   return L
 end

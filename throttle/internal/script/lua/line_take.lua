@@ -269,8 +269,8 @@ local function new_take(L)
     return sides, names
   end
 
-  -- take takes up to `want` tickets from the queues, a list of {name, priority}. strict: whether priorities
-  -- are; appointment: the last one of the process. It returns when to ask again, 0 if nobody waits there.
+  -- take takes up to `want` tickets from the queues, a list of {name, priority}. strict: priorities are strict;
+  -- appointment: the last one of the process. It returns when to ask again, 0 if nobody waits there.
   local function take(queues, strict, want, appointment, taken)
     look_at_changes()
     local sides, names = ask_for(queues)

@@ -88,7 +88,7 @@ local function add_writing(L)
     changes = {}
   end
 
-  -- count_flows returns how many flows wait at a node. Those that joined when only tenants counted are in n:NODE.
+  -- count_flows returns how many flows wait at a node, at least: those of only_tenants are in n:NODE alone.
   function L.count_flows(key)
     local n = redis.call('ZCARD', P .. 'n:' .. key)
     return (n == 0 or call.only_tenants) and n or max(n, redis.call('ZCARD', P .. 'm:' .. key))
@@ -143,7 +143,7 @@ local function add_writing(L)
     end
   end
 
-  -- finish removes claims of ended processes, and writes all changes. A line without tickets has no keys.
+  -- finish removes claims of ended processes, and writes all changes. Without tickets few keys stay: line.lua.
   function L.finish()
     for _, q in pairs(L.queues) do
       if q.claims and q.n > 0 and not L.alive(q) then once(new_places, L).sweep(q) end

@@ -1,7 +1,7 @@
 -- scope.lua: the value of one scope, which has all windows that are counted by the same attributes.
 --
 --   value    format(1) last(7) section*
---   section  expires(7) length of payload(3) length of name kind(1) name kind(1) payload
+--   section  expires(7) length of payload(3) length of head(1) head payload; a head is a name and its kind(1)
 --
 -- `last` is the Redis time of the newest change: time never runs backwards from it.
 -- Sections that are not windows of this policy are kept in scope.sections, by name and kind, until they

@@ -17,7 +17,7 @@ if ARGV[1] == 'retry' then
 end
 if phase == 'ended' then return 0 end
 if want == 'pause' and ARGV[1] == 'run' then
-  redis.call('HSET', KEYS[1], 'held', 1, 'again', 1) -- all join again, as tickets were dropped at pick, maybe again
+  redis.call('HSET', KEYS[1], 'held', 1, 'again', 1) -- all join anew: picks dropped tickets, maybe during a resume
 end
 redis.call('HSET', KEYS[1], 'want', ARGV[1])
 return 1

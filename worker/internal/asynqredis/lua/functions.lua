@@ -10,8 +10,8 @@ local function keep_lock(lock, id, seconds, exactly)
   end
 end
 
--- keep_waiting keeps a unique task's lock while the task waits for so many seconds, and then for as long as
--- it was to last. If asynq's client stored the task, that is what is left of it at the first wait.
+-- keep_waiting keeps a unique task's lock while the task waits, for `wait` seconds, and then for `seconds`, as it
+-- was to last. If asynq's client stored the task, `seconds` are those that are left at the first wait.
 local function keep_waiting(key, lock, id, seconds, wait)
   if lock and not seconds and redis.call('GET', lock) == id then
     seconds = redis.call('TTL', lock)

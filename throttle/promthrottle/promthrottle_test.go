@@ -168,7 +168,7 @@ func TestOneLostCallIsNoLongOutage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m, registry := metrics(t)
-		m.Observe(throttle.Call{Err: io.EOF, Policy: "rare", Script: "decide"})
+		m.Observe(throttle.Call{Err: throttle.ErrUnavailable, Policy: "rare", Script: "decide"})
 		for range 20 {
 			time.Sleep(time.Second)
 			m.Observe(throttle.Call{Policy: "busy", Script: "decide"})

@@ -117,7 +117,7 @@ func TestDependenciesAreListed(t *testing.T) {
 		strings.Join(needed, "\n"), strings.Join(listed, "\n"))
 }
 
-// A new algorithm is two files and a line of the registry. So no other code asks which one it is,
+// A new algorithm is two files, a constant and a line of the registry. So no other product code asks which one it is,
 // but for tests and benchmarks.
 func TestOnlyItsFilesAskForAnAlgorithm(t *testing.T) {
 	t.Parallel()

@@ -88,7 +88,7 @@ func TestSomeModulesHaveOneDoor(t *testing.T) {
 	}
 }
 
-// Who calls Redis, or passes a client on. docs/architecture.md says which of these call.
+// Who calls Redis, passes a client on, or uses its types and errors. docs/architecture.md says which of these call.
 func TestOnlyTheseImportTheRedisClient(t *testing.T) {
 	importers := strings.Fields(`
 		throttle throttle/control throttle/inspect throttle/internal/script throttle/usage

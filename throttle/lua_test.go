@@ -161,7 +161,7 @@ func TestHeadersOfScripts(t *testing.T) {
 		want = form("answer") + form("window")*windows
 		expect.That(t, len(spied.replies[i]) == want, "call", i, "decide.lua replies", len(spied.replies[i]), "values, the header says", want)
 	}
-	verbs := all(code(decide+script.File("verbs")), `(?m)^(?:  function verbs\.|  verbs\.|  )(\w+)(?: = upstream_verb| = function\(r|\(r)`)
+	verbs := all(code(decide+script.File("verbs")), `(?m)^(?:  function verbs\.|  verbs\.|  )(\w+)(?: = function\(r|\(r)`)
 	ops := []string{script.Reserve, script.Exempt, script.Observe, script.Peek, script.Join, script.Leave, script.PutBack, script.Cancel, script.Settle,
 		script.Release, script.Renew, script.Pause, script.Resume, script.Remaining, script.Refresh, script.Expect}
 	slices.Sort(verbs)

@@ -41,8 +41,8 @@ type attempt struct {
 	handler asynq.Handler
 }
 
-// An outcome says what becomes of a task if its attempt ends now. Without one, asynq decides, but must not delete the
-// task. There is none at first, and after process or runUncounted cleared it, before the task runs or fails.
+// An outcome says what becomes of a task if its attempt ends now. Without one asynq's call goes through, but may
+// not delete the task. There is none at first. process and runUncounted clear it just before the task runs or fails.
 type outcome struct {
 	// waits requeues the task, in place of asynq's call. noteWait sets it: for a denial, and in advance, before process
 	// asks the limiter, as the task's time may run out meanwhile.

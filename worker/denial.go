@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
-// How a denied task gets back to its line.
+// How a denied task goes back to asynq's scheduled tasks. Its ticket is in line by then, unless it could not join.
 //
 // The middleware notes in the task's attempt that the task waits, and returns no error. So asynq calls none of the
 // user's functions, and sends a call that deletes or completes the task. The hook in the server's connection
@@ -46,7 +46,7 @@ func (s *Server) noteWait(a *attempt, m asynqredis.Message, r throttle.Request, 
 	}})
 }
 
-// restoreOptions says how the task goes back. A line that it waits in is asked when its turn is expected.
+// restoreOptions returns how the task goes back. It also sees to it that its line is asked when its turn is expected.
 func (s *Server) restoreOptions(
 	a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, cause error,
 ) asynqredis.RestoreOptions {
@@ -146,7 +146,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	return err
 }
 
-// requeue makes a denied task scheduled again. Like the calls of asynq that end a task it is repeated.
+// requeue makes a denied task scheduled again, by Client.Restore. Like asynq's calls that end a task it is repeated.
 func (s *Server) requeue(ctx context.Context, r asynqredis.RestoreOptions, queued bool) error {
 	due := false
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {

@@ -39,7 +39,7 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 		t.Flush()
 	})
 	if err == nil && p.Overdue > 0 {
-		return errJobsFailed
+		return errShown
 	}
 	return err
 }
@@ -78,7 +78,7 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 		return err
 	}
 	if s.Failed+s.Rejected > 0 || s.State == batch.StateStopped || s.State == batch.StateRefused {
-		return errJobsFailed
+		return errShown
 	}
 	return nil
 }

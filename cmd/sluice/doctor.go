@@ -47,7 +47,7 @@ func (m *Main) doctorCommand() *cli.Command {
 				return err
 			}
 			if !d.OK {
-				return errJobsFailed // the findings say so
+				return errShown // the findings say so
 			}
 			return nil
 		},

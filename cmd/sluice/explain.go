@@ -62,7 +62,7 @@ func (m *Main) explainCommand() *cli.Command {
 				fmt.Fprintln(c.Stdout, "policies: "+f.source)
 			})
 			if err == nil && e.State == "" {
-				err = errJobsFailed // the answer says so
+				err = errShown // the answer says so
 			}
 			return err
 		}),

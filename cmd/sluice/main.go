@@ -50,8 +50,8 @@ type usageError struct{ error }
 
 func badUsage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// errJobsFailed sets the exit code alone: the command's output says what failed.
-var errJobsFailed = errors.New("some jobs failed")
+// errShown sets the exit code alone: the command's output says what failed.
+var errShown = errors.New("failed, as the output says")
 
 // Main is the program. Tests replace its environment and streams.
 type Main struct {
@@ -85,7 +85,7 @@ func (m *Main) Run(ctx context.Context, args []string) int {
 		return exitDone
 	case errors.Is(err, errInterrupted), errors.Is(err, context.Canceled):
 		return exitInterrupted
-	case errors.Is(err, errJobsFailed):
+	case errors.Is(err, errShown):
 		return exitFailed
 	}
 	for line := range strings.Lines(err.Error()) {

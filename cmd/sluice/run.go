@@ -108,7 +108,7 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		return errInterrupted
 	}
 	if summary.Failed > 0 {
-		return errJobsFailed
+		return errShown
 	}
 	return nil
 }

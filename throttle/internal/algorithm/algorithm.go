@@ -31,14 +31,14 @@ type Algorithm struct {
 	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
 	File string
 
-	// ForgetsExcess is whether units above the limit expire as others do: observing policies use GCRA then.
+	// ForgetsExcess is whether units above the limit expire as others do. If so, observing policies count by GCRA.
 	ForgetsExcess bool
 
 	// Kind names the algorithm in Lua and in stored state.
 	Kind string
 
-	// Lately returns how long before now a window granted the first of the units that it counts. Left is the
-	// time until it counts none of them.
+	// Lately returns over how long, until now, a window has granted what it counts: a rate's divisor. Left is the
+	// time until it counts nothing.
 	Lately func(period, left time.Duration) time.Duration
 
 	// Leases is whether units are held until they are given back or their lease runs out.
@@ -47,7 +47,7 @@ type Algorithm struct {
 	// Options are the optional fields that this algorithm has.
 	Options []Option
 
-	// Paced returns the time over which batches use the window evenly. If nil they do not.
+	// Paced returns, for forecasts, the time over which batches use the window evenly; nil if they do not.
 	Paced func(Window) time.Duration
 
 	// Params turns a valid window into the numbers of the Lua side.

@@ -19,7 +19,7 @@ const (
 	Settle    = "settle"    // corrects the units of a reservation
 	Release   = "release"   // gives back its leases
 	Renew     = "renew"     // keeps its leases for as long again
-	Pause     = "pause"     // notes that the upstream refused: nothing is granted for a while
+	Pause     = "pause"     // notes that the upstream refused: nothing is granted for a while. Operators' pauses are Request.Paused
 	Resume    = "resume"    // ends a pause, and the adapted rates
 	Remaining = "remaining" // notes the units that the upstream has left
 	Refresh   = "refresh"   // writes a flow's weight and own parameters as they are now

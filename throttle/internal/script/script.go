@@ -2,7 +2,7 @@
 // their texts from lua/, encodes calls, decodes replies, and gathers requests into calls. It does not know
 // throttle.Policy: package throttle makes the requests.
 //
-// A call names the line's count, and on a Cluster a second key that never exists. Its arguments begin with
+// The KEYS of a call are that of the line's count and, on a Cluster, one that never exists. Its arguments begin with
 // a header (Runner.call) and go on with requests (Request) or the fields of a take (TakeRequest).
 package script
 

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The verbs of asynq's calls.
+// Kinds of asynq's calls.
 const (
 	Dequeue  = "dequeue"
 	Retry    = "retry"

@@ -39,7 +39,7 @@ type queueSet struct {
 
 	goesFirst bool // its pending tasks go before less important sets: its queues are looked at in every round
 
-	sinceTurn   int              // tasks from lines since the last turn of pending tasks
+	sinceTurn   int              // tasks from lines, less those that turns of pending tasks have made up for
 	lines       map[string]*line // by name
 	lookAt      time.Time        // when to look for pending tasks again, after there were none
 	virtualTime float64          // the start tag of the line whose turn was last
@@ -127,7 +127,7 @@ type line struct {
 	fitsAt    time.Time      // its appointment, by the last answer; zero: nobody waited, or the take failed
 	backoff   outage.Backoff // of takes
 	redisTime time.Time      // of the latest answer, by the clock of Redis
-	nudged    bool           // a nudge was for it: no other server asks it now
+	nudged    bool           // this server got its nudge, and no other one did: it asks, or passes the nudge on
 
 	acknowledge *time.Timer // acknowledges the last take, unless another one follows; nil: there was none
 

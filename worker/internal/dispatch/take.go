@@ -159,8 +159,8 @@ func (d *Dispatcher) noteFailure(l *line, err error) {
 	d.LimiterLog.Failed(err, "line", l.name, "fails_open", policy.FailOpen)
 }
 
-// reserve reserves for the tasks of one call about which nothing is decided, in their order, in one call for
-// each line. So no slot waits for it, and a task that is denied has joined its line. The middleware decides
+// reserve reserves for those tasks of a dequeue or pick about which nothing is decided: by one Line.Reserve for each
+// line, in their order. So no slot waits for it, and a task that is denied has joined its line. The middleware decides
 // about tasks that get no decision here. A task whose ticket was taken reserves, too, if that was not charged
 // (unless it never fits), or if its tenant is in another shard by now.
 func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {

@@ -58,7 +58,7 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 -- and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, earlier_status)
-    if r.at > 0 then once(extras, call).replace(r, list, now) end
+    if r.at > 0 then once(extras, call).replace(r, list, now) end -- `at` of an earlier grant
     local line = call.line
     local joined = r.ticket and line and line.flow_name(r.ticket)
     if earlier_status == 3 and not joined then return 3, now, now, now end -- a server has taken it since

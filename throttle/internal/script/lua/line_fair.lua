@@ -1,6 +1,6 @@
 -- line_fair.lua: the order of flows at a node of several tenants.
 -- It is start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queueing", 1996), as
--- docs/explanation/line.md says. A grant moves a tag by its part of the node's tightest window.
+-- docs/explanation/line.md says. A taken ticket moves a tag by its part of the node's tightest window.
 --
 -- new_fair(L) returns a table of the functions below.
 
@@ -47,7 +47,7 @@ local function new_fair(L)
     if call.only_tenants and flow.tag > node.v then set_tag(node, flow, flow.tag) end
   end
 
-  -- move_tags moves the tags for a grant (1), or back for a cancelled one (-1). Weights are in thousandths.
+  -- move_tags moves the tags for a taken ticket (1), or back for a cancelled grant (-1). Weights are in thousandths.
   function fair.move_tags(flow, costs, sign)
     local list = L.nodes_of(flow)
     for i = 1, #list do

@@ -1,6 +1,6 @@
 -- line_join.lua: how tickets enter a line, and when they are expected to start.
 --
--- new_join(L) returns a table of the verbs below. r is a request whose place was read (request.lua), list are its
+-- new_join(L) returns a table of the functions below. r is a request whose place was read (request.lua), list are its
 -- scopes, and `at` is their time.
 
 local function new_join(L)

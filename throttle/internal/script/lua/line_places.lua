@@ -1,4 +1,4 @@
--- line_places.lua: at which node a flow waits, when a take visits the node, and how tickets leave it untaken.
+-- line_places.lua: at which node a flow waits, when a take visits the node, and how tickets leave the line.
 --
 -- A flow waits at the narrowest scope that has no room for its first ticket, or at ROOT if all
 -- have. A node is due when its first flow may fit.

@@ -16,7 +16,7 @@
 --   grant(call, r, list, now)          charges the costs
 --
 -- Of the call, two fields belong to decide.lua and its verbs:
---   line    the verbs of line_join.lua, if the call has set them up
+--   line    the functions of line_join.lua, if the call has set them up
 --   dirty   whether something has changed that must not be done twice
 
 local RECORD_MS = 60000 -- the time in which a repeated call is recognised

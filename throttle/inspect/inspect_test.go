@@ -13,12 +13,13 @@ func TestATenantThatIsGrantedDoesNotStarve(t *testing.T) {
 	at := time.Date(2026, 1, 2, 14, 0, 0, 0, time.UTC)
 	own := []throttle.WindowState{{Remaining: 300, Unit: "tokens"}} // where one that costs more waits
 	for _, row := range []struct {
-		after, cost int64
-		starving    int
-	}{{100, 300, 1}, {101, 300, 0}, {100, 301, 0}} {
+		after    string
+		cost     int64
+		starving int
+	}{{"100", 300, 1}, {"100.5", 300, 0}, {"100", 301, 0}} {
 		var h Heads
 		cost := map[string]int64{"tokens": row.cost}
-		acme := State{Tenant: "acme", Oldest: at, Share: 1, Windows: own, Cost: cost, flow: flow{tag: 100}}
+		acme := State{Tenant: "acme", Oldest: at, Share: 1, Windows: own, Cost: cost, flow: flow{tag: "100"}}
 		s := PolicyState{State: State{Policy: "api"}, Tenants: []State{acme}}
 		s.Tenants[0].At, s.PerSecond = at, 20
 		h.Note(s)

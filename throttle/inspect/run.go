@@ -14,8 +14,8 @@ const (
 	pacedPeriod = time.Minute
 	paceBurst   = int64(100 * time.Millisecond / time.Microsecond)
 	lapse       = int64(20 * time.Millisecond / time.Microsecond)
-	whole       = 100_000_000 // what a tag moves by for all that a window holds
-	slot        = 100_000     // and for a slot
+	whole       = 1e10 // what a tag moves by for all that a window holds: here 100 times as much, as tags are integers
+	slot        = 1e7  // and for a slot
 )
 
 const (

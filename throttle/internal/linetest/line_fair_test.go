@@ -46,6 +46,16 @@ func TestSharesOfSlots(t *testing.T) {
 	}
 }
 
+// Weights hold however small a part of a window a ticket takes.
+func TestSharesOfAHugeWindow(t *testing.T) {
+	weights := map[string]float64{"a": 10, "b": 100, "c": 1000}
+	st := newStory(t, limitertest.Redis(t), weighted(weights, limitertest.SharedWindow(throttle.MaxLimit, s)))
+	for tenant := range weights {
+		st.joinMany("q", tenant, 1200)
+	}
+	st.inShares(st.shares(1110, 16, "q"), weights, st.cost)
+}
+
 // Weights hold in each queue, independently of other queues.
 func TestSharesOfQueues(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), weighted(map[string]float64{"b": 3}, limitertest.SharedWindow(40, s)))

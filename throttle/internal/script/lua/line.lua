@@ -149,7 +149,7 @@ local function new_line(call)
     nodes[key] = node
     local record = not call.only_tenants and L.read('u', key) -- if only tenants count, flows count their tickets
     if record then
-      local n, v, units = match(record, '^(%d+) (%d+) (%S+)$')
+      local n, v, units = match(record, '^(%d+) (%S+) (%S+)$')
       node.n, node.v = n + 0, v + 0
       line_units.parse(call, node, units)
     end
@@ -211,7 +211,7 @@ local function new_line(call)
     local record = L.read('f', id)
     if not record then return nil end
     local n, units, weight, tag, suffix, rank, tenant, suffixes, own =
-      match(record, '^(%d+) (%S+) (%d+) (%d+) (%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
+      match(record, '^(%d+) (%S+) (%d+) (%S+) (%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
     flow = L.new_flow(id, weight + 0, tenant, suffixes, own)
     flow.n, flow.tag = n + 0, tag + 0
     line_units.parse(call, flow, units)

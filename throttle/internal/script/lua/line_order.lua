@@ -92,7 +92,7 @@ local function new_order(L, names, strict)
       e.units[unit] = ceil(line_units.of_unit(e.tickets, unit) / max(1, e.tickets.n))
       costs[list[j]] = e.units[unit]
     end
-    e.step = max(1, ceil(fair.part_of(standings.scope, costs) / e.weight))
+    e.step = fair.part_of(standings.scope, costs) / e.weight
   end
 
   -- weigh sets the weights of all entries, by those of a side's flows that wait at the scope, or at ROOT if none
@@ -159,9 +159,9 @@ local function new_order(L, names, strict)
       standings.loaded = true
       local text = redis.call('GET', P .. 's:' .. standings.scope.suffix)
       if text then
-        local v, time, mixed = match(text, '^(%d+) (%d+) (%d)')
+        local v, time, mixed = match(text, '^(%S+) (%d+) (%d)')
         standings.v, standings.time, standings.mixed = v + 0, time + 0, mixed == '1'
-        for name, tag in gmatch(text, '([^ =]*)=(%d+)') do standings.tags[name] = tag + 0 end
+        for name, tag in gmatch(text, '([^ =]*)=(%S+)') do standings.tags[name] = tag + 0 end
       end
     end
     weigh(standings)
@@ -212,7 +212,7 @@ local function new_order(L, names, strict)
     end
     if lapses == 0 then return end
     if not e.step then average_costs(standings, e) end
-    local n = min(e.tickets.n, max(1, ceil((tag - e.account.tag) / e.step)))
+    local n = min(e.tickets.n, max(1, ceil((tag - e.account.tag) / e.step - 1e-6)))
     for unit, cost in pairs(e.units) do room.reserved[unit] = (room.reserved[unit] or 0) + n * cost end
     room.lapses = min(room.lapses, lapses)
   end
@@ -274,7 +274,7 @@ local function new_order(L, names, strict)
     end
     standings.mixed = standings.both and (live or entry.class == LIVE)
     standings.v, standings.changed = max(standings.v, v), true
-    account.tag = account.tag + max(1, ceil(fair.part_of(scope, costs.windows) / entry.weight))
+    account.tag = account.tag + max(2 * account.tag / MOST, fair.part_of(scope, costs.windows) / entry.weight)
     standings.tags[flow.queue] = account.tag
     if entry.class == LIVE then return 0 end
     local longest, until_next = delay, 0
@@ -301,10 +301,10 @@ local function new_order(L, names, strict)
     for suffix, standings in pairs(all_standings) do
       if standings.changed then
         local tags, mixed, lasts = standings.tags, standings.mixed and 1 or 0, now
-        local words = {format('%d %d %d', standings.v, standings.time, mixed)}
+        local words = {format('%.17g %d %d', standings.v, standings.time, mixed)}
         for name, e in pairs(standings.entries) do tags[name] = e.account.tag end
         for name, tag in pairs(tags) do
-          if tag >= standings.v then words[#words + 1] = format('%s=%d', name, tag) end
+          if tag >= standings.v then words[#words + 1] = format('%s=%.17g', name, tag) end
         end
         for _, i in ipairs(standings.scope.spec.windows) do
           lasts = max(lasts, call.windows[i].algorithm.resets_at(standings.scope.states[i], now))

@@ -12,7 +12,7 @@ local function add_writing(L)
         gone = gone or {}
         gone[#gone + 1] = name
       else
-        set[n + 1], set[n + 2] = sorted and format('%d', value) or name, sorted and name or value
+        set[n + 1], set[n + 2] = sorted and format('%.17g', value) or name, sorted and name or value
         n = n + 2
       end
     end
@@ -103,7 +103,7 @@ local function add_writing(L)
       if flow.n == 0 then
         L.write('f', id, false)
       elseif flow.changed then
-        L.write('f', id, format('%d %s %d %d ', flow.n, line_units.text(flow), flow.weight, flow.tag) ..
+        L.write('f', id, format('%d %s %d %.17g ', flow.n, line_units.text(flow), flow.weight, flow.tag) ..
           (flow.suffix or '-') .. ' ' .. (flow.rank or '-') .. ' ' .. flow.tenant ..
           ' ' .. flow.suffixes_text .. ';' .. flow.own_text)
       end
@@ -116,7 +116,7 @@ local function add_writing(L)
     if not node.shared or not node.moved then return end
     local tags = P .. 'g:' .. node.key
     if node.n > 0 then
-      redis.call('ZREMRANGEBYSCORE', tags, '-inf', format('%d', node.v))
+      redis.call('ZREMRANGEBYSCORE', tags, '-inf', format('%.17g', node.v))
     else -- nobody is left to be fair to
       redis.call('DEL', tags)
       node.v = 0
@@ -127,7 +127,7 @@ local function add_writing(L)
     for key, node in pairs(L.nodes) do
       write_tags(node)
       if node.changed then
-        L.write('u', key, node.n > 0 and format('%d %d %s', node.n, node.v, line_units.text(node)))
+        L.write('u', key, node.n > 0 and format('%d %.17g %s', node.n, node.v, line_units.text(node)))
       end
     end
     for name, q in pairs(L.queues) do
@@ -136,7 +136,7 @@ local function add_writing(L)
         L.write('z', name, false)
         redis.call('DEL', P .. q.dues_key)
       elseif q.changed then
-        L.write('z', name, format('%d %d %d %d %d %s %d %d %d %d %s %d %s', q.asked, q.n, q.weights,
+        L.write('z', name, format('%d %d %d %d %d %s %d %d %d %d %s %.17g %s', q.asked, q.n, q.weights,
           q.first, q.last, q.server, q.since, q.taken, q.flows, q.priority, q.rescan, q.v,
           line_units.text(q)))
       end

@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strconv"
 	"time"
 
-	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -49,9 +47,6 @@ func (o options) awaitEnd(ctx context.Context, stacks []*stack, say *progress) e
 // waiting returns how many tasks asynq has that have not ended, and how many tickets are in line.
 func (s *stack) waiting(ctx context.Context) (tasks int, tickets int64, err error) {
 	q, err := s.inspector.GetQueueInfo(queue)
-	if errors.Is(err, asynq.ErrQueueNotFound) {
-		return 0, 0, nil
-	}
 	if err != nil {
 		return 0, 0, err
 	}
